@@ -1,0 +1,135 @@
+// Package comm is the contract between code that communicates and the
+// backends that move the bytes.
+//
+// A [Communicator] is one rank's handle on a group of ranks. Backends live in
+// packages below this one (comm/noop, comm/local, comm/mpi, comm/nccl) and
+// pass the suite in comm/commtest; code that uses them sees only this package.
+//
+// # Buffers
+//
+// A buffer is an address (uintptr), an element count and a [dtype.DType]. Host
+// backends take host addresses that the garbage collector does not move
+// (runtime/cpu), GPU backends device addresses. Package distributed puts a
+// safe, tensor-level layer on top.
+//
+// # Order and completion
+//
+// Operations of one communicator behave as if executed in the order in which
+// the rank submitted them: an operation may use the result of an earlier one
+// without a Sync in between. A method returns when its operation is submitted;
+// from then until the next Sync or Barrier returns, its buffers belong to the
+// communicator. All ranks of a communicator submit the same collectives in the
+// same order.
+//
+// Send and Recv match by source, destination and tag, in submission order. A
+// send may wait for its receive, so an exchange (each of two ranks sends to
+// the other) must put both calls into one [Communicator.Group] to be portable.
+// A backend that cannot match tags (NCCL) matches by order alone: portable code
+// also receives from a rank in the order in which that rank sends.
+//
+// # Errors
+//
+// Arguments are checked before anything is sent ([Check]). Errors are
+// [*OpError] wrapping a sentinel, to be tested with errors.Is. After an error
+// that leaves ranks out of step (a timeout, a dead peer, a mismatch) the
+// communicator is broken: every later call fails with [ErrBroken] and the
+// first cause.
+package comm
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// ReduceOp is the reduction of AllReduce, Reduce and ReduceScatter.
+type ReduceOp = dtype.ReduceOp
+
+// The reductions; see [dtype.ReduceOp] for what is defined on which type.
+const (
+	Sum  = dtype.Sum
+	Prod = dtype.Prod
+	Min  = dtype.Min
+	Max  = dtype.Max
+	Avg  = dtype.Avg
+)
+
+// Communicator is one rank's handle on a group of ranks.
+//
+// Counts are in elements and may be zero. send == recv means in place where a
+// method has both and they have the same size; for AllGather in place means
+// send == recv + rank*count elements, for ReduceScatter recv == send +
+// rank*count elements (the conventions of NCCL). Any other overlap is
+// [ErrArgument]. Where only the root uses a buffer, the others may pass 0.
+//
+// Reductions of f16, bf16 and fp8 accumulate in float32 and round once; the
+// result is bit-identical on every rank.
+//
+// All methods may be called from any goroutine; the order between goroutines
+// is theirs to set.
+type Communicator interface {
+	// Rank is this participant's number, 0 <= Rank < WorldSize.
+	Rank() int
+	// WorldSize is the number of ranks.
+	WorldSize() int
+
+	// AllReduce reduces count elements across ranks; all get the result.
+	AllReduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error
+	// Broadcast copies root's count elements to every rank's buf.
+	Broadcast(buf uintptr, count int, dt dtype.DType, root int) error
+	// Reduce reduces count elements across ranks into root's recv.
+	Reduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp, root int) error
+	// AllGather collects count elements of every rank, in rank order, into
+	// every rank's recv of WorldSize*count elements.
+	AllGather(send, recv uintptr, count int, dt dtype.DType) error
+	// AllGatherV is AllGather with a length per rank: rank r contributes
+	// counts[r] elements (so send holds counts[Rank] of them), which land at
+	// element displs[r] of every rank's recv. All ranks pass equal counts.
+	AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error
+	// ReduceScatter reduces WorldSize*count elements across ranks; rank r gets
+	// elements [r*count, (r+1)*count) of the result in its recv.
+	ReduceScatter(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error
+	// AllToAll sends elements [r*count, (r+1)*count) of send to rank r, and
+	// receives rank r's share for this rank at the same place of recv. It has
+	// no in-place form.
+	AllToAll(send, recv uintptr, count int, dt dtype.DType) error
+	// AllToAllV is AllToAll with a length and a displacement per peer, in
+	// elements. sendCounts[r] here equals recvCounts[Rank] on rank r.
+	AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error
+	// Gather collects count elements of every rank, in rank order, in root's
+	// recv of WorldSize*count elements. In place at the root: send == recv +
+	// root*count elements.
+	Gather(send, recv uintptr, count int, dt dtype.DType, root int) error
+	// Scatter sends elements [r*count, (r+1)*count) of root's send to rank r's
+	// recv. In place at the root: recv == send + root*count elements.
+	Scatter(send, recv uintptr, count int, dt dtype.DType, root int) error
+
+	// Send sends count elements to rank dest, itself included.
+	Send(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error
+	// Recv receives count elements from rank src. A message of another length
+	// or type is [ErrMismatch].
+	Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error
+	// Group runs submit and starts everything it submitted on this
+	// communicator together, so that the operations may wait for each other.
+	// An error of submit, or of a call in it, submits nothing. Groups nest
+	// (the outermost starts everything) and belong to one goroutine: another
+	// goroutine's submission waits until the group ends.
+	Group(submit func() error) error
+
+	// Sync waits until everything this rank submitted is done, or ctx is. In
+	// the latter case the communicator is broken ([ErrTimeout] for a deadline,
+	// [ErrCanceled] for a cancellation).
+	Sync(ctx context.Context) error
+	// Barrier returns after every rank has called it. It implies Sync.
+	Barrier(ctx context.Context) error
+
+	// Split makes smaller communicators, and is collective: ranks that pass
+	// the same color form a group, ordered by key, then by rank. A rank with a
+	// negative color gets (nil, nil).
+	Split(ctx context.Context, color, key int) (Communicator, error)
+
+	// Close gives up the communicator. Pending work gets a bounded time to
+	// finish; what could not is logged with log/slog. It never panics and may
+	// be called twice. Peers that still need this rank get [ErrPeerFailed].
+	Close() error
+}

@@ -1,0 +1,71 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Sentinels that errors of communicators wrap.
+var (
+	// ErrArgument: an argument is out of range; nothing was sent.
+	ErrArgument = errors.New("invalid argument")
+	// ErrUnsupported: the backend cannot do this for that type; nothing was
+	// sent.
+	ErrUnsupported = errors.New("unsupported")
+	// ErrClosed: the communicator was closed.
+	ErrClosed = errors.New("communicator is closed")
+	// ErrBroken: an earlier error left the ranks out of step. It comes with
+	// that error.
+	ErrBroken = errors.New("communicator is broken")
+	// ErrMismatch: ranks disagree on what they called.
+	ErrMismatch = errors.New("ranks disagree")
+	// ErrPeerFailed: another rank died, panicked, closed or left.
+	ErrPeerFailed = errors.New("peer failed")
+	// ErrTimeout: the deadline passed before the peers came.
+	ErrTimeout = errors.New("timed out")
+	// ErrCanceled: the context was canceled before the peers came.
+	ErrCanceled = errors.New("canceled")
+	// ErrDevice: the backend cannot reach memory of that device.
+	ErrDevice = errors.New("wrong device")
+	// ErrUnavailable: a library or device that the backend needs is not there.
+	ErrUnavailable = errors.New("not available")
+)
+
+// OpError tells which operation failed, where, and why.
+type OpError struct {
+	Backend string // "local", "mpi", …
+	Op      string // "allreduce", "sync", …
+	Rank    int    // the rank that reports, -1 before there is one
+	Err     error  // wraps a sentinel
+}
+
+// Error returns "backend: op on rank r: cause".
+func (e *OpError) Error() string {
+	var b strings.Builder
+	if e.Backend != "" {
+		b.WriteString(e.Backend + ": ")
+	}
+	b.WriteString(e.Op)
+	if e.Rank >= 0 {
+		fmt.Fprintf(&b, " on rank %d", e.Rank)
+	}
+	b.WriteString(": ")
+	b.WriteString(e.Err.Error())
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (e *OpError) Unwrap() error { return e.Err }
+
+// ContextError turns the error of a finished context into the sentinel that a
+// communicator reports ([ErrTimeout] or [ErrCanceled]), keeping the context's
+// error and cause in the chain.
+func ContextError(ctx context.Context) error {
+	sentinel := ErrCanceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		sentinel = ErrTimeout
+	}
+	return fmt.Errorf("%w: %w", sentinel, context.Cause(ctx))
+}

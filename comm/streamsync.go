@@ -1,0 +1,59 @@
+package comm
+
+// StreamSyncOps orders a communicator's stream against other streams of the
+// device, without blocking the host: what lets communication overlap with
+// compute. Handles are native (CUevent, CUstream on CUDA).
+//
+// The life of an event:
+//
+//  1. CreateEvent
+//  2. RecordOnStream on the compute stream: the gradient is ready
+//  3. CommStreamWaitEvent: the communicator waits for it
+//  4. AllReduce, which runs on the communicator's stream
+//  5. RecordOnCommStream: the result is ready
+//  6. StreamWaitEvent: the compute stream waits for it
+//  7. DestroyEvent
+//
+// The contract is numr's StreamSyncOps
+// (https://docs.rs/numr, runtime::communicator).
+type StreamSyncOps interface {
+	// CreateEvent makes an event for ordering only (no timing).
+	CreateEvent() (event uintptr, err error)
+	// DestroyEvent frees it.
+	DestroyEvent(event uintptr) error
+	// RecordOnCommStream records event after everything submitted so far.
+	RecordOnCommStream(event uintptr) error
+	// RecordOnStream records event on another stream.
+	RecordOnStream(event, stream uintptr) error
+	// CommStreamWaitEvent makes later communication wait for event.
+	CommStreamWaitEvent(event uintptr) error
+	// StreamWaitEvent makes later work of another stream wait for event.
+	StreamWaitEvent(stream, event uintptr) error
+	// SyncCommStream blocks the host until the communicator's stream is idle.
+	SyncCommStream() error
+}
+
+// AsStreamSync finds the stream operations of c, through decorators.
+func AsStreamSync(c Communicator) (StreamSyncOps, bool) { return As[StreamSyncOps](c) }
+
+// Unwrapper is implemented by decorators: communicators that wrap another.
+type Unwrapper interface {
+	Unwrap() Communicator
+}
+
+// As finds the first communicator in c's chain of decorators that is a T, as
+// errors.As does for errors.
+func As[T any](c Communicator) (T, bool) {
+	for c != nil {
+		if t, ok := c.(T); ok {
+			return t, true
+		}
+		u, ok := c.(Unwrapper)
+		if !ok {
+			break
+		}
+		c = u.Unwrap()
+	}
+	var zero T
+	return zero, false
+}

@@ -1,0 +1,45 @@
+// Package hostmem is the one place where a uintptr becomes a pointer.
+//
+// Everything else in this module passes host memory around as uintptr (the
+// same currency as device memory) and comes here to look at it. The rules that
+// make this sound:
+//
+//   - An address given to [Slice] lies in memory that the Go garbage collector
+//     neither moves nor frees while the slice is in use: memory mapped outside
+//     the Go heap (runtime/cpu), memory of a C library, or Go memory that the
+//     caller keeps alive ([Addr] and a later runtime.KeepAlive).
+//   - Addresses inside Go's stack are never used: stacks move.
+package hostmem
+
+import "unsafe"
+
+// Slice returns the n elements of type T that start at address p.
+// It returns nil for n == 0, whatever p is.
+func Slice[T any](p uintptr, n int) []T {
+	if n == 0 {
+		return nil
+	}
+	return unsafe.Slice((*T)(pointer(p)), n)
+}
+
+// Addr returns the address of the first element of s, 0 for an empty slice
+// without backing memory. The caller keeps s alive while the address is used.
+func Addr[T any](s []T) uintptr {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(s)))
+}
+
+// Bytes returns the memory of s as bytes; both share it.
+func Bytes[T any](s []T) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(t)))
+}
+
+// pointer turns an address into a pointer. The address is reinterpreted
+// instead of converted because the compiler's unsafe-pointer rules (and go
+// vet) know only memory that Go itself allocated.
+func pointer(p uintptr) unsafe.Pointer {
+	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
+}

@@ -1,0 +1,34 @@
+package runtime
+
+import "errors"
+
+// Sentinels that errors of this package and of every Runtime wrap.
+var (
+	// ErrClosed: the runtime was closed.
+	ErrClosed = errors.New("runtime is closed")
+	// ErrOutOfMemory: the system has no memory of the size asked for, also
+	// after the cache was flushed.
+	ErrOutOfMemory = errors.New("out of memory")
+	// ErrFrozen: the pool is frozen and holds no block of that size.
+	ErrFrozen = errors.New("allocator is frozen")
+	// ErrDoubleFree: the block was given back already.
+	ErrDoubleFree = errors.New("memory was freed already")
+	// ErrForeignPointer: the runtime never handed out that address.
+	ErrForeignPointer = errors.New("pointer was not allocated by this runtime")
+	// ErrLeak: memory was still live at Close.
+	ErrLeak = errors.New("memory still live")
+	// ErrArgument: an argument is out of range.
+	ErrArgument = errors.New("invalid argument")
+	// ErrFreed: a tensor was used after Free.
+	ErrFreed = errors.New("tensor was freed")
+	// ErrShape: shapes, strides or element counts do not fit.
+	ErrShape = errors.New("shape mismatch")
+	// ErrDType: the element type does not fit.
+	ErrDType = errors.New("dtype mismatch")
+	// ErrDevice: tensors of different devices were mixed.
+	ErrDevice = errors.New("device mismatch")
+	// ErrNotContiguous: the operation needs contiguous elements.
+	ErrNotContiguous = errors.New("tensor is not contiguous")
+	// ErrUnsupported: this device cannot do that.
+	ErrUnsupported = errors.New("unsupported")
+)

@@ -1,0 +1,109 @@
+// Package runtime defines what a device-tensor runtime is: something that
+// hands out memory as uintptr, copies it, and reports what it holds.
+//
+// The contract is small on purpose. What only some devices can do is an
+// interface of its own, found by type assertion on a [Runtime]: [Kernels] for
+// the sparse patterns, [Freezer] for allocators that can be frozen.
+// Implementations: runtime/cpu (host memory) and runtime/cuda (GPU memory).
+// Every implementation passes the suite in runtime/runtimetest.
+package runtime
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Kind says which sort of memory a device has.
+type Kind string
+
+// The kinds of devices this module ships runtimes for.
+const (
+	CPU  Kind = "cpu"
+	CUDA Kind = "cuda"
+)
+
+// Device identifies one memory space, such as cpu:0 or cuda:3.
+type Device struct {
+	Kind  Kind
+	Index int
+}
+
+// String returns the device as "kind:index".
+func (d Device) String() string { return fmt.Sprintf("%s:%d", d.Kind, d.Index) }
+
+// Runtime owns the memory of one device.
+//
+// Work on memory is ordered on the runtime's compute stream: a method returns
+// once its work is submitted, later methods see its effect, and Synchronize
+// waits for all of it. On a device without streams every method finishes
+// before it returns. Copies between host and device return when the host
+// slice may be reused (CopyIn) or holds the data (CopyOut).
+//
+// All methods are safe for concurrent use. Errors wrap the sentinels of this
+// package ([ErrClosed], [ErrOutOfMemory], …).
+type Runtime interface {
+	// Name is a short human-readable name, such as "cpu" or "NVIDIA H200".
+	Name() string
+	// Device identifies the memory that Allocate hands out.
+	Device() Device
+
+	// Allocate returns the address of at least bytes bytes, aligned to 64
+	// bytes or better, with undefined content. Zero bytes gives address 0,
+	// which Deallocate accepts.
+	Allocate(bytes int) (uintptr, error)
+	// Deallocate gives memory back to the runtime's pool. A pointer that was
+	// given back before, or that this runtime never handed out, is an error
+	// ([ErrDoubleFree], [ErrForeignPointer]) and changes nothing.
+	Deallocate(ptr uintptr) error
+
+	// CopyIn copies host bytes to device memory.
+	CopyIn(dst uintptr, src []byte) error
+	// CopyOut copies device memory to host bytes.
+	CopyOut(dst []byte, src uintptr) error
+	// Copy copies within the device. The regions must not overlap unless they
+	// are the same.
+	Copy(dst, src uintptr, bytes int) error
+	// CopyStrided copies an array of the given shape between two layouts.
+	// Strides are in elements and may be zero (broadcast, source only) or
+	// negative; elemSize is in bytes.
+	CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStrides []int, shape []int, elemSize int) error
+	// Fill stores value, rounded to dt, in count consecutive elements.
+	Fill(dst uintptr, count int, dt dtype.DType, value float64) error
+
+	// Synchronize waits until all submitted work is done, or ctx is.
+	Synchronize(ctx context.Context) error
+	// ComputeStream is the native handle of the stream that work is ordered
+	// on, 0 where there is none (CPU).
+	ComputeStream() uintptr
+
+	// Stats reports the allocator's counters.
+	Stats() Stats
+	// Close gives all memory back to the system, also what is still live
+	// (which it reports as an error wrapping [ErrLeak]). Closing twice is fine.
+	Close() error
+}
+
+// Stats are the counters of a pooled allocator. Bytes are counted after
+// rounding to the allocator's size classes.
+type Stats struct {
+	LiveBytes   int64 // handed out now
+	PeakBytes   int64 // highest LiveBytes so far
+	CachedBytes int64 // held for reuse, not handed out
+	LiveBlocks  int64 // allocations handed out now
+	Allocations int64 // calls of Allocate that succeeded
+	PoolHits    int64 // of these, served without asking the system
+	Frozen      bool  // see Freezer
+}
+
+// Freezer is implemented by runtimes whose pool can be frozen: while frozen,
+// Allocate serves only from cached memory (otherwise [ErrFrozen]) and nothing
+// goes back to the system. A captured graph needs that: the addresses it
+// recorded must stay valid and no allocation may reach the driver.
+type Freezer interface {
+	Freeze()
+	Unfreeze()
+	// Trim returns cached memory to the system and reports how many bytes.
+	Trim() (int64, error)
+}
