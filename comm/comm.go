@@ -62,7 +62,8 @@ const (
 // rank*count elements (the conventions of NCCL). Any other overlap is
 // [ErrArgument]. Where only the root uses a buffer, the others may pass 0.
 //
-// Reductions of f16, bf16 and fp8 accumulate in float32 and round once; the
+// Reductions of f16, bf16 and fp8 are computed in float32; how often a partial
+// result is rounded is the backend's to say (comm/local rounds once). The
 // result is bit-identical on every rank.
 //
 // All methods may be called from any goroutine; the order between goroutines
