@@ -8,7 +8,8 @@
 //     neither moves nor frees while the slice is in use: memory mapped outside
 //     the Go heap (runtime/cpu), memory of a C library, or Go memory that the
 //     caller keeps alive ([Addr] and a later runtime.KeepAlive).
-//   - Addresses inside Go's stack are never used: stacks move.
+//   - Addresses inside Go's stack are never used, because stacks move: [Addr]
+//     and [AddrOf] make what they are given escape to the heap.
 package hostmem
 
 import "unsafe"
@@ -25,7 +26,23 @@ func Slice[T any](p uintptr, n int) []T {
 // Addr returns the address of the first element of s, 0 for an empty slice
 // without backing memory. The caller keeps s alive while the address is used.
 func Addr[T any](s []T) uintptr {
-	return uintptr(unsafe.Pointer(unsafe.SliceData(s)))
+	return address(unsafe.Pointer(unsafe.SliceData(s)))
+}
+
+// AddrOf returns the address of a value. The caller keeps it alive while the
+// address is used.
+func AddrOf[T any](p *T) uintptr { return address(unsafe.Pointer(p)) }
+
+// CString returns a copy of the zero-terminated string at p, "" for p == 0.
+func CString(p uintptr) string {
+	if p == 0 {
+		return ""
+	}
+	n := 0
+	for *(*byte)(pointer(p + uintptr(n))) != 0 {
+		n++
+	}
+	return string(Slice[byte](p, n))
 }
 
 // Bytes returns the memory of s as bytes; both share it.
@@ -43,3 +60,17 @@ func Bytes[T any](s []T) []byte {
 func pointer(p uintptr) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
 }
+
+// address is the way back. What p points to escapes to the heap, where it stays
+// in its place: the compiler cannot know that never is false.
+func address(p unsafe.Pointer) uintptr {
+	if never {
+		sink = p
+	}
+	return uintptr(p)
+}
+
+var (
+	never bool
+	sink  unsafe.Pointer
+)
