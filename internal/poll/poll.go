@@ -1,0 +1,41 @@
+// Package poll waits for things that can only be asked whether they are done,
+// such as the work of a device.
+package poll
+
+import (
+	"context"
+	"runtime"
+	"time"
+)
+
+// The phases of waiting: looks without a pause while an answer is likely any
+// moment, then giving up the processor between looks, then sleeping, longer
+// each time up to maxSleep.
+const (
+	spins    = 200
+	yields   = 200
+	minSleep = 5 * time.Microsecond
+	maxSleep = 200 * time.Microsecond
+)
+
+// Until asks done until it says yes or fails, or until ctx ends, whose cause it
+// returns then.
+func Until(ctx context.Context, done func() (bool, error)) error {
+	sleep := minSleep
+	for i := 0; ; i++ {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		switch {
+		case i < spins:
+		case i < spins+yields:
+			runtime.Gosched()
+		default:
+			time.Sleep(sleep)
+			sleep = min(2*sleep, maxSleep)
+		}
+	}
+}
