@@ -1,0 +1,31 @@
+//go:build (linux || darwin) && amd64
+
+package dl
+
+import "unsafe"
+
+// frame is a call for enterC, in call_amd64.s, which knows its layout.
+type frame struct {
+	fn   uintptr
+	args [maxArgs]uintptr
+}
+
+// enterCAddress is the entry of enterC.
+var enterCAddress uintptr
+
+// cgocall calls a C function with one argument on the system's stack. It is
+// the runtime's part of every cgo call, open to packages that do without cgo's
+// tool (purego, which keeps the rest of cgo's runtime in place, does the same).
+//
+//go:linkname cgocall runtime.cgocall
+//go:noescape
+func cgocall(fn, arg unsafe.Pointer) int32
+
+// callInt calls f by the shortest way there is: without the argument blocks
+// that purego takes from a pool and clears, a call takes half the time, and
+// that is most of a short collective's overhead.
+func callInt(f Func, args []uintptr) int32 {
+	call := frame{fn: uintptr(f)}
+	copy(call.args[:], args)
+	return cgocall(*(*unsafe.Pointer)(unsafe.Pointer(&enterCAddress)), unsafe.Pointer(&call))
+}

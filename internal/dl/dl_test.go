@@ -1,0 +1,165 @@
+package dl
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// libc names the C library of the systems that the tests know.
+func libc(t testing.TB) *Library {
+	t.Helper()
+	name, ok := map[string]string{
+		"linux":   "libc.so.6",
+		"darwin":  "/usr/lib/libSystem.B.dylib",
+		"windows": "msvcrt.dll",
+	}[runtime.GOOS]
+	if !ok {
+		t.Skipf("no known C library on %s", runtime.GOOS)
+	}
+	lib, err := Open("libtutti-absent-1.so", name)
+	require.NoError(t, err)
+	assert.Equal(t, name, lib.Name(), "the first candidate that opens is taken")
+	return lib
+}
+
+func TestOpenListsEveryCandidate(t *testing.T) {
+	_, err := Open("libtutti-absent-1.so", "libtutti-absent-2.so")
+	require.ErrorIs(t, err, ErrNotFound)
+	assert.ErrorContains(t, err, "libtutti-absent-1.so")
+	assert.ErrorContains(t, err, "libtutti-absent-2.so")
+
+	_, err = Open()
+	require.ErrorIs(t, err, ErrNotFound)
+}
+
+func TestBind(t *testing.T) {
+	lib := libc(t)
+	var table struct {
+		Abs     Func `sym:"abs"`
+		Missing Func `sym:"tutti_absent_symbol,optional"`
+		Other   int
+	}
+	require.NoError(t, lib.Bind(&table))
+	assert.EqualValues(t, 7, table.Abs.Int(^uintptr(6)))
+	assert.Zero(t, table.Missing)
+	address, ok := lib.Lookup("abs")
+	assert.True(t, ok)
+	assert.EqualValues(t, table.Abs, address)
+}
+
+func TestBindNamesEveryMissingSymbol(t *testing.T) {
+	var table struct {
+		Abs Func `sym:"abs"`
+		A   Func `sym:"tutti_absent_a"`
+		B   Data `sym:"tutti_absent_b"`
+	}
+	err := libc(t).Bind(&table)
+	require.ErrorIs(t, err, ErrNotFound)
+	assert.ErrorContains(t, err, "tutti_absent_a, tutti_absent_b")
+}
+
+func TestBindRefusesOtherTables(t *testing.T) {
+	lib := libc(t)
+	assert.Error(t, lib.Bind(struct{}{}))
+	var wrong struct {
+		Abs string `sym:"abs"`
+	}
+	assert.Error(t, lib.Bind(&wrong))
+}
+
+func TestCallAllocatesNothing(t *testing.T) {
+	address, ok := libc(t).Lookup("abs")
+	require.True(t, ok)
+	abs := Func(address)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { abs.Int(^uintptr(6)) }))
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { abs.Call(^uintptr(6)) }))
+}
+
+// TestArguments passes arguments in registers and on the stack, and reads the
+// text that C made of them.
+func TestArguments(t *testing.T) {
+	lib := libc(t)
+	address, ok := lib.Lookup("snprintf")
+	if !ok || runtime.GOOS == "windows" || runtime.GOOS == "darwin" && runtime.GOARCH == "arm64" {
+		t.Skip("snprintf takes its arguments in another way here")
+	}
+	format := []byte("%d %d %d %d %d %d %d %d %d %d %d %d %d\x00")
+	const want = "1 -2 3 4 5 6 7 8 9 10 11 12 13"
+	args := func(out []byte) []uintptr {
+		a := []uintptr{hostmem.Addr(out), uintptr(len(out)), hostmem.Addr(format)}
+		for i := range 13 {
+			a = append(a, uintptr(i+1))
+		}
+		a[4] = ^uintptr(1) // -2
+		return a
+	}
+	for name, call := range map[string]func(Func, []uintptr) int32{
+		"int":  func(f Func, a []uintptr) int32 { return f.Int(a...) },
+		"call": func(f Func, a []uintptr) int32 { return int32(f.Call(a...)) },
+	} {
+		out := make([]byte, 64)
+		n := call(Func(address), args(out))
+		assert.EqualValues(t, len(want), n, name)
+		assert.Equal(t, want, string(out[:len(want)]), name)
+		runtime.KeepAlive(format)
+	}
+}
+
+// TestConcurrentCalls calls C from many goroutines while the garbage collector
+// moves their stacks.
+func TestConcurrentCalls(t *testing.T) {
+	address, ok := libc(t).Lookup("abs")
+	require.True(t, ok)
+	abs := Func(address)
+	var wg sync.WaitGroup
+	var wrong atomic.Int32
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 2000 {
+				if deep(i%50, func() int32 { return abs.Int(uintptr(int32(-g - i))) }) != int32(g+i) {
+					wrong.Add(1)
+				}
+			}
+		})
+	}
+	for range 5 {
+		runtime.GC()
+	}
+	wg.Wait()
+	assert.Zero(t, wrong.Load())
+}
+
+// deep calls f below n more frames of stack.
+func deep(n int, f func() int32) int32 {
+	if n == 0 {
+		return f()
+	}
+	var room [256]byte
+	room[n] = byte(n)
+	return deep(n-1, f) + int32(room[n]) - int32(n)
+}
+
+func BenchmarkCall(b *testing.B) {
+	address, ok := libc(b).Lookup("abs")
+	require.True(b, ok)
+	abs := Func(address)
+	b.Run("int", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			abs.Int(1, 2, 3, 4, 5, 6, 7)
+		}
+	})
+	b.Run("call", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			abs.Call(1, 2, 3, 4, 5, 6, 7)
+		}
+	})
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// instruction is an instruction with its operands in Go's order: sources from
+// the last to the first, then the destination.
+type instruction = func(ops ...Op)
+
+// combiner emits acc = acc op next on registers of w bytes.
+type combiner func(w int, acc, next reg.VecVirtual)
+
+// floatOps are the instructions of a float type.
+type floatOps struct {
+	add, mul, min, max, div, compare instruction
+	blend                            func(mask, set, clear, dst Op)
+	// quietNaN returns the NaN that has only the quiet bit set, in every lane.
+	quietNaN func() reg.VecVirtual
+	// broadcastInt returns the integer as a float in every lane.
+	broadcastInt func(value reg.GPVirtual) reg.VecVirtual
+}
+
+var float32s = floatOps{
+	add: VADDPS, mul: VMULPS, min: VMINPS, max: VMAXPS, div: VDIVPS,
+	compare:  VCMPPS,
+	blend:    VBLENDVPS,
+	quietNaN: func() reg.VecVirtual { return broadcast32(0x7fc00000) },
+	broadcastInt: func(value reg.GPVirtual) reg.VecVirtual {
+		v := YMM()
+		VPXOR(v, v, v)
+		VCVTSI2SSQ(value, v.AsX(), v.AsX())
+		VBROADCASTSS(v.AsX(), v)
+		return v
+	},
+}
+
+var float64s = floatOps{
+	add: VADDPD, mul: VMULPD, min: VMINPD, max: VMAXPD, div: VDIVPD,
+	compare:  VCMPPD,
+	blend:    VBLENDVPD,
+	quietNaN: func() reg.VecVirtual { return broadcast64(0x7ff8 << 48) },
+	broadcastInt: func(value reg.GPVirtual) reg.VecVirtual {
+		v := YMM()
+		VPXOR(v, v, v)
+		VCVTSI2SDQ(value, v.AsX(), v.AsX())
+		VBROADCASTSD(v.AsX(), v)
+		return v
+	},
+}
+
+// arithmetic returns how an op combines accumulators and what it does to the
+// final ones. count is the register with the number of sources.
+func (f floatOps) arithmetic(op string, count reg.GPVirtual) (combiner, func(w int, acc reg.VecVirtual)) {
+	nothing := func(int, reg.VecVirtual) {}
+	switch op {
+	case "Mul":
+		return inPlace(f.mul), nothing
+	case "Min":
+		return f.extremum(f.min, VORPS), nothing
+	case "Max":
+		return f.extremum(f.max, VANDPS), nothing
+	case "Avg":
+		by := f.broadcastInt(count)
+		return inPlace(f.add), func(w int, acc reg.VecVirtual) { f.div(sized(w, by), acc, acc) }
+	}
+	return inPlace(f.add), nothing
+}
+
+// extremum returns the combiner of a minimum or maximum. The processor's gives
+// its second operand when both are zeros, so it is asked twice and the signs
+// are merged; it would also give the second operand if one were a NaN.
+func (f floatOps) extremum(pick, mergeSigns instruction) combiner {
+	nan := f.quietNaN()
+	return func(w int, acc, next reg.VecVirtual) {
+		const isUnordered = 3
+		unordered, swapped := sized(w, YMM()), sized(w, YMM())
+		f.compare(Imm(isUnordered), next, acc, unordered)
+		pick(acc, next, swapped)
+		pick(next, acc, acc)
+		mergeSigns(swapped, acc, acc)
+		f.blend(unordered, sized(w, nan), acc, acc)
+	}
+}
+
+// inPlace returns the combiner of an instruction.
+func inPlace(i instruction) combiner {
+	return func(_ int, acc, next reg.VecVirtual) { i(next, acc, acc) }
+}
+
+// integerOp returns the combiner of an op on integers of a kind.
+func integerOp(op, kind string) combiner {
+	simple := map[string]instruction{
+		"AddI8": VPADDB, "AddI16": VPADDW, "AddI32": VPADDD, "AddI64": VPADDQ,
+		"MulI16": VPMULLW, "MulI32": VPMULLD,
+		"MinI8": VPMINSB, "MinI16": VPMINSW, "MinI32": VPMINSD,
+		"MinU8": VPMINUB, "MinU16": VPMINUW, "MinU32": VPMINUD,
+		"MaxI8": VPMAXSB, "MaxI16": VPMAXSW, "MaxI32": VPMAXSD,
+		"MaxU8": VPMAXUB, "MaxU16": VPMAXUW, "MaxU32": VPMAXUD,
+	}
+	if i, ok := simple[op+kind]; ok {
+		return inPlace(i)
+	}
+	switch op + kind {
+	case "MulI8":
+		return multiplyBytes()
+	case "MulI64":
+		return multiplyQuads
+	case "MinU64", "MaxU64":
+		return extremumQuads(op, broadcast64(1<<63))
+	}
+	return extremumQuads(op, nil)
+}
+
+// multiplyBytes returns the combiner of 8-bit products. There is no such
+// instruction: the even and odd bytes are multiplied as 16-bit numbers.
+func multiplyBytes() combiner {
+	evenBytes := broadcast32(0x00ff00ff)
+	return func(w int, acc, next reg.VecVirtual) {
+		odd := sized(w, YMM())
+		VPSRLW(Imm(8), acc, odd)
+		VPMULLW(next, acc, acc)
+		VPAND(sized(w, evenBytes), acc, acc)
+		VPSRLW(Imm(8), next, next)
+		VPMULLW(next, odd, odd)
+		VPSLLW(Imm(8), odd, odd)
+		VPOR(odd, acc, acc)
+	}
+}
+
+// multiplyQuads emits the lower halves of 64-bit products from those of the
+// 32-bit halves: lo·lo + 2^32 (lo·hi + hi·lo).
+func multiplyQuads(w int, acc, next reg.VecVirtual) {
+	cross, crossed := sized(w, YMM()), sized(w, YMM())
+	VPSRLQ(Imm(32), next, cross)
+	VPMULUDQ(cross, acc, cross)
+	VPSRLQ(Imm(32), acc, crossed)
+	VPMULUDQ(next, crossed, crossed)
+	VPADDQ(crossed, cross, cross)
+	VPSLLQ(Imm(32), cross, cross)
+	VPMULUDQ(next, acc, acc)
+	VPADDQ(cross, acc, acc)
+}
+
+// extremumQuads returns the combiner of the minimum or maximum of 64-bit
+// integers by a signed comparison. Unsigned numbers are compared with their
+// upper bit, flip, inverted.
+func extremumQuads(op string, flip reg.VecVirtual) combiner {
+	return func(w int, acc, next reg.VecVirtual) {
+		greater := sized(w, YMM()) // all ones where acc > next
+		if flip == nil {
+			VPCMPGTQ(next, acc, greater)
+		} else {
+			flipped := sized(w, YMM())
+			VPXOR(sized(w, flip), acc, greater)
+			VPXOR(sized(w, flip), next, flipped)
+			VPCMPGTQ(flipped, greater, greater)
+		}
+		if op == "Max" {
+			VBLENDVPD(greater, acc, next, acc)
+		} else {
+			VBLENDVPD(greater, next, acc, acc)
+		}
+	}
+}

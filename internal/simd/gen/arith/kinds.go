@@ -1,0 +1,173 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// reductions lists the kernels of all kinds and ops.
+func reductions() []kernel {
+	var all []kernel
+	for _, op := range []string{"Add", "Mul", "Min", "Max", "Avg"} {
+		all = append(all,
+			floats("F64", 8, op, float64s), floats("F32", 4, op, float32s),
+			halves(op), bfloats(op))
+		for _, f := range fp8Formats {
+			all = append(all, f.reduction(op))
+		}
+	}
+	for _, bits := range []int{8, 16, 32, 64} {
+		for _, op := range []string{"Add", "Mul"} {
+			// Modulo 2^bits, signed and unsigned numbers are the same.
+			all = append(all, integers(bits, op, "I", "U"))
+		}
+		for _, op := range []string{"Min", "Max"} {
+			all = append(all, integers(bits, op, "I"), integers(bits, op, "U"))
+		}
+	}
+	return append(all,
+		bools("Or", func(ops ...Op) { VPOR(ops[0], ops[1], ops[2]) }, "Add", "Max"),
+		bools("And", VPMINUB, "Mul", "Min"))
+}
+
+// newKernel returns the kernel of an op on the kinds, without its steps.
+func newKernel(op string, size, lanes int, kinds ...string) kernel {
+	k := kernel{name: strings.ToLower(op) + kinds[0], size: size, lanes: lanes, unroll: 4}
+	for _, kind := range kinds {
+		k.cases = append(k.cases, kindOp{kind, "Op" + op})
+	}
+	k.doc = fmt.Sprintf("%s is Op%s on %s.", k.name, op, strings.Join(kinds, " and "))
+	return k
+}
+
+// floats returns a kernel of floats that are computed with as they are stored.
+func floats(kind string, size int, op string, f floatOps) kernel {
+	k := newKernel(op, size, ymmBytes/size, kind)
+	k.steps = func(count reg.GPVirtual) steps {
+		combine, finish := f.arithmetic(op, count)
+		return steps{
+			load: loadOne,
+			combine: func(w int, acc vector, from Mem) {
+				combine(w, acc[0], loadVector(w, from))
+			},
+			finish: func(w int, acc vector) reg.VecVirtual {
+				finish(w, acc[0])
+				return acc[0]
+			},
+		}
+	}
+	return k
+}
+
+// halves returns a kernel of binary16, which F16C converts. The accumulators
+// are twice as wide as the elements.
+func halves(op string) kernel {
+	k := newKernel(op, 2, ymmBytes/4, "F16")
+	k.steps = func(count reg.GPVirtual) steps {
+		combine, finish := float32s.arithmetic(op, count)
+		return steps{
+			load: func(w int, from Mem) vector { return vector{widenF16(w, from)} },
+			combine: func(w int, acc vector, from Mem) {
+				combine(2*w, acc[0], widenF16(w, from))
+			},
+			finish: func(w int, acc vector) reg.VecVirtual {
+				finish(2*w, acc[0])
+				return narrowF16(w, acc[0])
+			},
+		}
+	}
+	return k
+}
+
+// bfloats returns a kernel of bfloat16. Two neighbors share a 32-bit lane, so
+// the even elements are widened by a shift and the odd ones by a mask, and no
+// element leaves its lane.
+//
+// Rounding needs no care for NaNs here: the lower halves of their payloads are
+// zero, as they were widened or made by the processor, so nothing carries.
+func bfloats(op string) kernel {
+	k := newKernel(op, 2, ymmBytes/2, "BF16")
+	k.unroll = 2
+	k.steps = func(count reg.GPVirtual) steps {
+		combine, finish := float32s.arithmetic(op, count)
+		upper := broadcast32(0xffff0000)
+		rounding := newBF16Rounding()
+		load := func(w int, from Mem) vector {
+			odd := loadVector(w, from)
+			even := sized(w, YMM())
+			VPSLLD(Imm(16), odd, even)
+			VPAND(sized(w, upper), odd, odd)
+			return vector{even, odd}
+		}
+		return steps{
+			load: load,
+			combine: func(w int, acc vector, from Mem) {
+				next := load(w, from)
+				combine(w, acc[0], next[0])
+				combine(w, acc[1], next[1])
+			},
+			finish: func(w int, acc vector) reg.VecVirtual {
+				even, odd := acc[0], acc[1]
+				for _, v := range acc {
+					finish(w, v)
+					rounding.add(w, v)
+				}
+				VPSRLD(Imm(16), even, even)
+				VPBLENDW(Imm(0xaa), odd, even, even)
+				return even
+			},
+		}
+	}
+	return k
+}
+
+// integers returns a kernel of integers of the signednesses "I" and "U".
+func integers(bits int, op string, signs ...string) kernel {
+	kinds := make([]string, len(signs))
+	for i, sign := range signs {
+		kinds[i] = fmt.Sprintf("%s%d", sign, bits)
+	}
+	k := newKernel(op, bits/8, ymmBytes*8/bits, kinds...)
+	k.steps = func(reg.GPVirtual) steps {
+		combine := integerOp(op, kinds[0])
+		return steps{
+			load: loadOne,
+			combine: func(w int, acc vector, from Mem) {
+				combine(w, acc[0], loadVector(w, from))
+			},
+			finish: func(_ int, acc vector) reg.VecVirtual { return acc[0] },
+		}
+	}
+	return k
+}
+
+// bools returns a kernel of truth values that combines bytes so that they are
+// zero exactly when the result is false, and stores 0 or 1.
+func bools(name string, combine instruction, ops ...string) kernel {
+	k := newKernel(ops[0], 1, ymmBytes, "Bool")
+	k.name = strings.ToLower(name) + "Bool"
+	k.doc = fmt.Sprintf("%s is Op%s and Op%s on Bool.", k.name, ops[0], ops[1])
+	k.cases = append(k.cases, kindOp{"Bool", "Op" + ops[1]})
+	k.steps = func(reg.GPVirtual) steps {
+		ones, zero := broadcast32(0x01010101), YMM()
+		VPXOR(zero, zero, zero)
+		return steps{
+			load: loadOne,
+			combine: func(w int, acc vector, from Mem) {
+				combine(loadVector(w, from), acc[0], acc[0])
+			},
+			finish: func(w int, acc vector) reg.VecVirtual {
+				VPCMPEQB(sized(w, zero), acc[0], acc[0])
+				VPANDN(sized(w, ones), acc[0], acc[0])
+				return acc[0]
+			},
+		}
+	}
+	return k
+}
+
+func loadOne(w int, from Mem) vector { return vector{loadVector(w, from)} }

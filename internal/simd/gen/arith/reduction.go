@@ -1,0 +1,178 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// A kernel combines all sources and stores to all destinations. Its registers
+// hold one group of elements at a time: loaded from the first source, combined
+// with every other source, finished, stored to every destination. So each
+// source is read once, each destination written once, and a destination may be
+// a source.
+type kernel struct {
+	name  string
+	doc   string
+	cases []kindOp
+	size  int // bytes of an element in memory
+	// lanes is the number of elements of a full vector in memory, and unroll
+	// the number of these that one turn of the main loop handles.
+	lanes, unroll int
+	// steps loads constants and returns the parts of the loops; count is the
+	// register with the number of sources.
+	steps func(count reg.GPVirtual) steps
+}
+
+// kindOp is a reduction as package simd names it.
+type kindOp struct{ kind, op string }
+
+// steps are the parts of a kernel that depend on the kind and op. A vector of
+// elements takes one or more registers while it is being combined; w says how
+// many bytes of it are in memory.
+type steps struct {
+	// load reads w bytes into accumulators.
+	load func(w int, from Mem) vector
+	// combine folds w bytes of the next source into the accumulators.
+	combine func(w int, acc vector, from Mem)
+	// finish turns the accumulators into one register of w bytes to be stored.
+	finish func(w int, acc vector) reg.VecVirtual
+}
+
+// vector is a vector of elements while it is being combined.
+type vector []reg.VecVirtual
+
+// arguments are the parameters of a kernel in registers.
+type arguments struct {
+	dsts, dstsEnd, srcs, srcsEnd, offset, left reg.GPVirtual
+	stream                                     reg.GPVirtual
+}
+
+func (k kernel) generate() {
+	TEXT(k.name, nosplit, "func(dsts, srcs []uintptr, from, n int, stream bool)")
+	Doc(k.doc)
+	Pragma("noescape")
+
+	count := Load(Param("srcs").Len(), GP64()).(reg.GPVirtual)
+	s := k.steps(count)
+	a := k.arguments(count)
+
+	width, group := k.lanes*k.size, k.unroll*k.lanes
+	TESTB(a.stream.As8(), a.stream.As8())
+	JZ(LabelRef("groups"))
+	Label("streams")
+	CMPQ(a.left, U32(group))
+	JLT(LabelRef("streamed"))
+	k.group("stream", a, s, width, k.unroll, true)
+	JMP(LabelRef("streams"))
+	Label("streamed")
+	SFENCE()
+
+	Label("groups")
+	CMPQ(a.left, U32(group))
+	JLT(LabelRef("vectors"))
+	k.group("group", a, s, width, k.unroll, false)
+	JMP(LabelRef("groups"))
+
+	Label("vectors")
+	if k.unroll > 1 {
+		CMPQ(a.left, U32(k.lanes))
+		JLT(LabelRef("tail"))
+		k.group("vector", a, s, width, 1, false)
+		JMP(LabelRef("vectors"))
+		Label("tail")
+	}
+	for lanes := k.lanes / 2; lanes > 0; lanes /= 2 {
+		next := labelf("below%d", lanes)
+		TESTQ(U32(lanes), a.left)
+		JZ(LabelRef(next))
+		k.group(labelf("tail%d", lanes), a, s, lanes*k.size, 1, false)
+		Label(next)
+	}
+
+	VZEROUPPER()
+	RET()
+}
+
+func (k kernel) arguments(count reg.GPVirtual) arguments {
+	a := arguments{
+		dsts:    Load(Param("dsts").Base(), GP64()).(reg.GPVirtual),
+		dstsEnd: Load(Param("dsts").Len(), GP64()).(reg.GPVirtual),
+		srcs:    Load(Param("srcs").Base(), GP64()).(reg.GPVirtual),
+		srcsEnd: GP64(),
+		offset:  Load(Param("from"), GP64()).(reg.GPVirtual),
+		left:    Load(Param("n"), GP64()).(reg.GPVirtual),
+		stream:  Load(Param("stream"), GP8()).(reg.GPVirtual),
+	}
+	LEAQ(Mem{Base: a.dsts, Index: a.dstsEnd, Scale: 8}, a.dstsEnd)
+	LEAQ(Mem{Base: a.srcs, Index: count, Scale: 8}, a.srcsEnd)
+	for size := 1; size < k.size; size *= 2 {
+		ADDQ(a.offset, a.offset)
+	}
+	return a
+}
+
+// prefetchAhead is how far before its use a streaming kernel asks for a source,
+// in bytes. The hint says that it will not be used again, as the destinations.
+const prefetchAhead = 512
+
+// group handles unroll vectors of w bytes and advances past them, with
+// streaming stores, which need aligned destinations, or ordinary ones. Labels
+// start with name.
+func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream bool) {
+	buffer, next := GP64(), GP64()
+	at := func(displacement int) Mem {
+		return Mem{Base: buffer, Index: a.offset, Scale: 1, Disp: displacement}
+	}
+	prefetch := func() {
+		for line := 0; stream && line < unroll*w; line += cacheLine {
+			PREFETCHNTA(at(prefetchAhead + line))
+		}
+	}
+	store := storeVector
+	if stream {
+		store = storeStream
+	}
+
+	MOVQ(Mem{Base: a.srcs}, buffer)
+	prefetch()
+	accs := make([]vector, unroll)
+	for i := range accs {
+		accs[i] = s.load(w, at(i*w))
+	}
+	LEAQ(Mem{Base: a.srcs, Disp: 8}, next)
+	each(name+"_sources", next, a.srcsEnd, func() {
+		MOVQ(Mem{Base: next}, buffer)
+		prefetch()
+		for i, acc := range accs {
+			s.combine(w, acc, at(i*w))
+		}
+	})
+
+	results := make(vector, unroll)
+	for i, acc := range accs {
+		results[i] = s.finish(w, acc)
+	}
+	MOVQ(a.dsts, next)
+	each(name+"_stores", next, a.dstsEnd, func() {
+		MOVQ(Mem{Base: next}, buffer)
+		for i, result := range results {
+			store(w, result, at(i*w))
+		}
+	})
+
+	ADDQ(U32(unroll*w), a.offset)
+	SUBQ(U32(unroll*w/k.size), a.left)
+}
+
+// each runs body while next, which advances by one address a turn, is below end.
+func each(label string, next, end reg.GPVirtual, body func()) {
+	CMPQ(next, end)
+	JGE(LabelRef(label + "_end"))
+	Label(label)
+	body()
+	ADDQ(Imm(8), next)
+	CMPQ(next, end)
+	JLT(LabelRef(label))
+	Label(label + "_end")
+}

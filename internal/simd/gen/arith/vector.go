@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/mmcloughlin/avo/attr"
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+const nosplit = attr.NOSPLIT
+
+const (
+	ymmBytes  = 32 // the width of an AVX2 register
+	cacheLine = 64 // of every amd64 processor
+)
+
+func labelf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
+
+// sized returns the part of the register that vectors of w bytes are computed
+// in: all of it, or the lower half.
+func sized(w int, v reg.VecVirtual) reg.VecVirtual {
+	if w == ymmBytes {
+		return v.AsY().(reg.VecVirtual)
+	}
+	return v.AsX().(reg.VecVirtual)
+}
+
+// loadVector reads w bytes, a power of two, into a new register. Bytes above
+// them are zero.
+func loadVector(w int, from Mem) reg.VecVirtual {
+	v := sized(w, YMM())
+	switch w {
+	case 32, 16:
+		VMOVDQU(from, v)
+	case 8:
+		VMOVQ(from, v)
+	case 4:
+		VMOVD(from, v)
+	case 2:
+		VPXOR(v, v, v)
+		VPINSRW(Imm(0), from, v, v)
+	case 1:
+		VPXOR(v, v, v)
+		VPINSRB(Imm(0), from, v, v)
+	}
+	return v
+}
+
+// storeVector writes the lower w bytes of a register.
+func storeVector(w int, v reg.VecVirtual, to Mem) {
+	switch w {
+	case 32:
+		VMOVDQU(v.AsY(), to)
+	case 16:
+		VMOVDQU(v.AsX(), to)
+	case 8:
+		VMOVQ(v.AsX(), to)
+	case 4:
+		VMOVD(v.AsX(), to)
+	case 2:
+		VPEXTRW(Imm(0), v.AsX(), to)
+	case 1:
+		VPEXTRB(Imm(0), v.AsX(), to)
+	}
+}
+
+// storeStream writes a whole register past the caches, to an aligned address.
+func storeStream(w int, v reg.VecVirtual, to Mem) {
+	VMOVNTDQ(sized(w, v), to)
+}
+
+// broadcast32 returns a register with the value in every 32-bit lane.
+func broadcast32(value uint32) reg.VecVirtual {
+	bits, v := GP32(), YMM()
+	MOVL(U32(value), bits)
+	VMOVD(bits, v.AsX())
+	VPBROADCASTD(v.AsX(), v)
+	return v
+}
+
+// broadcast64 returns a register with the value in every 64-bit lane.
+func broadcast64(value uint64) reg.VecVirtual {
+	bits, v := GP64(), YMM()
+	MOVQ(U64(value), bits)
+	VMOVQ(bits, v.AsX())
+	VPBROADCASTQ(v.AsX(), v)
+	return v
+}
+
+// constant32 returns the address of a constant in memory that is as wide as a
+// register, with the value in every 32-bit lane: for kernels that need more
+// constants than there are registers.
+func constant32(value uint32) Mem {
+	return constant(fmt.Sprintf("lanes%08x", value), value, value, value, value, value, value, value, value)
+}
+
+// constant returns the address of a constant in memory, by a name that stands
+// for its lanes.
+func constant(name string, lanes ...uint32) Mem {
+	if m, ok := constants[name]; ok {
+		return m
+	}
+	m := GLOBL(name, attr.RODATA|attr.NOPTR)
+	for i, lane := range lanes {
+		DATA(4*i, U32(lane))
+	}
+	constants[name] = m
+	return m
+}
+
+var constants = map[string]Mem{}

@@ -1,0 +1,13 @@
+// Generators of the assembly in internal/simd. A module of its own, so that
+// the tool (avo) stays out of the module graph that users of tutti inherit.
+module github.com/tutti-go/tutti/internal/simd/gen
+
+go 1.25.0
+
+require github.com/mmcloughlin/avo v0.5.0
+
+require (
+	golang.org/x/mod v0.6.0 // indirect
+	golang.org/x/sys v0.1.0 // indirect
+	golang.org/x/tools v0.2.0 // indirect
+)

@@ -1,0 +1,328 @@
+// Command select writes the AVX2 kernels that search and sum float32 arrays:
+// selection and counting by magnitude key, sums, squared deviations, scaling.
+//
+// Each kernel handles whole blocks from the start of its slices and returns
+// how many elements that were; the Go code that calls it does the rest.
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+func main() {
+	selectRange()
+	countRange()
+	sum()
+	squaredDeviations()
+	scale()
+	Generate()
+}
+
+const vector = 8 // float32 in one register
+
+// kernel starts a function. Its slices do not escape: it keeps no pointer.
+func kernel(name, signature string, doc ...string) {
+	TEXT(name, NOSPLIT, signature)
+	Pragma("noescape")
+	Doc(doc...)
+}
+
+// loop walks over the slice parameter of the given name, step elements at a
+// time, as long as a whole step is left and goOn, if any, does not jump to the
+// label that it gets. body receives the address of the current element 0. The
+// register returned counts the elements done.
+func loop(name string, step int, goOn func(stop LabelRef), body func(x Mem, done Register)) Register {
+	x := Load(Param(name).Base(), GP64())
+	last := Load(Param(name).Len(), GP64())
+	done := GP64()
+	SUBQ(Imm(uint64(step)), last)
+	XORQ(done, done)
+	Label("loop")
+	CMPQ(done, last)
+	JGT(LabelRef("end"))
+	if goOn != nil {
+		goOn("end")
+	}
+	body(Mem{Base: x, Index: done, Scale: 4}, done)
+	ADDQ(Imm(uint64(step)), done)
+	JMP(LabelRef("loop"))
+	Label("end")
+	return done
+}
+
+// keys tells which elements have a key in the range [lo, lo+width].
+type keys struct {
+	magnitude, lo, width VecVirtual
+}
+
+// loadKeys loads the range from the parameters lo and width.
+func loadKeys() keys {
+	magnitude := YMM()
+	VPCMPEQD(magnitude, magnitude, magnitude)
+	VPSRLD(Imm(1), magnitude, magnitude)
+	return keys{
+		magnitude: magnitude,
+		lo:        spread(Load(Param("lo"), GP32())),
+		width:     spread(Load(Param("width"), GP32())),
+	}
+}
+
+// spread returns a vector with the 32 bits of r in all lanes.
+func spread(r Register) VecVirtual {
+	x, v := XMM(), YMM()
+	VMOVD(r, x)
+	VPBROADCASTD(x, v)
+	return v
+}
+
+// float returns the address of a floating-point parameter.
+func float(param string) Mem {
+	m, err := Param(param).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	return m.Addr
+}
+
+// match returns all ones in the lanes of x (a register or memory) that have a
+// key in the range. As unsigned integers, key-lo <= width says it.
+func (k keys) match(x Op) VecVirtual {
+	hit, low := YMM(), YMM()
+	VPAND(x, k.magnitude, hit)
+	VPSUBD(k.lo, hit, hit)
+	VPMINUD(k.width, hit, low)
+	VPCMPEQD(low, hit, hit)
+	return hit
+}
+
+// selectRange works in two steps on tiles that stay in the first-level cache,
+// so that no branch depends on where matches are. The first step lists the
+// blocks that have any: it writes each block to the list and moves on by the
+// outcome of the test. The second step compresses the matching lanes of every
+// vector of these blocks to the front, with a permutation looked up by the mask
+// of matches, stores all lanes, and moves on by the number of matches.
+func selectRange() {
+	const (
+		vectors = 4
+		block   = vectors * vector
+		tile    = 64 // blocks
+	)
+	kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (done, found int)",
+		"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.")
+	k := loadKeys()
+	idx := Load(Param("idx").Base(), GP64())
+	val := Load(Param("val").Base(), GP64())
+	room := Load(Param("idx").Len(), GP64())
+	SUBQ(Imm(block), room)
+	found, done, last := GP64(), GP64(), GP64()
+	XORQ(found, found)
+	XORQ(done, done)
+	Load(Param("x").Len(), last)
+	SUBQ(Imm(block), last)
+	x := Mem{Base: Load(Param("x").Base(), GP64()), Scale: 4}
+	list := AllocLocal(4 * tile)
+
+	table := GP64()
+	LEAQ(permutationTable(), table)
+	positions := YMM()
+	VPADDD(iota8(), spread(Load(Param("base"), GP32())), positions)
+	eight := GP32()
+	MOVL(U32(vector), eight)
+	step := spread(eight)
+
+	Label("tile")
+	CMPQ(done, last)
+	JGT(LabelRef("end"))
+	tileLast, listed := GP64(), GP64()
+	LEAQ(Mem{Base: done, Disp: (tile - 1) * block}, tileLast)
+	CMPQ(tileLast, last)
+	CMOVQGT(last, tileLast)
+	XORQ(listed, listed)
+
+	Label("test")
+	hits := make([]VecVirtual, vectors)
+	for i := range hits {
+		hits[i] = k.match(x.Idx(done, 4).Offset(i * vector * 4))
+	}
+	for n := vectors / 2; n > 0; n /= 2 {
+		for i := range n {
+			VPOR(hits[i], hits[i+n], hits[i])
+		}
+	}
+	anyHit := GP32()
+	VPMOVMSKB(hits[0], anyHit)
+	MOVL(done.As32(), list.Idx(listed, 4))
+	NEGL(anyHit) // carries unless it is zero
+	ADCQ(Imm(0), listed)
+	ADDQ(Imm(block), done)
+	CMPQ(done, tileLast)
+	JLE(LabelRef("test"))
+
+	next := GP64()
+	XORQ(next, next)
+	Label("compress")
+	CMPQ(next, listed)
+	JGE(LabelRef("tile"))
+	at := GP64()
+	MOVL(list.Idx(next, 4), at.As32())
+	CMPQ(found, room)
+	JGT(LabelRef("full"))
+	position := spread(at.As32())
+	VPADDD(positions, position, position)
+	for i := range vectors {
+		value, order, packed := YMM(), YMM(), YMM()
+		mask, count := GP32(), GP32()
+		VMOVUPS(x.Idx(at, 4).Offset(i*vector*4), value)
+		VMOVMSKPS(k.match(value), mask)
+		POPCNTL(mask, count)
+		VPMOVZXBD(Mem{Base: table, Index: mask, Scale: 8}, order)
+		VPERMD(position, order, packed)
+		VMOVDQU(packed, Mem{Base: idx, Index: found, Scale: 4})
+		VPERMPS(value, order, packed)
+		VMOVUPS(packed, Mem{Base: val, Index: found, Scale: 4})
+		ADDQ(count.As64(), found)
+		if i < vectors-1 {
+			VPADDD(step, position, position)
+		}
+	}
+	INCQ(next)
+	JMP(LabelRef("compress"))
+
+	Label("full")
+	MOVQ(at, done)
+	Label("end")
+	VZEROUPPER()
+	Store(done, Return("done"))
+	Store(found, Return("found"))
+	RET()
+}
+
+// permutationTable returns a table of eight bytes for each mask of eight bits:
+// the positions of the bits that are set, in ascending order.
+func permutationTable() Mem {
+	table := GLOBL("permutations", RODATA|NOPTR)
+	for mask := range 256 {
+		var entry uint64
+		n := 0
+		for bit := range vector {
+			if mask>>bit&1 == 1 {
+				entry |= uint64(bit) << (8 * n)
+				n++
+			}
+		}
+		DATA(mask*8, U64(entry))
+	}
+	return table
+}
+
+// iota8 returns a table of the numbers 0 to 7.
+func iota8() Mem {
+	table := GLOBL("iota8", RODATA|NOPTR)
+	for i := range vector {
+		DATA(i*4, U32(i))
+	}
+	return table
+}
+
+// countRange subtracts the matches (all ones, that is -1) from counters in
+// each lane, which 2^31 elements cannot overflow.
+func countRange() {
+	const vectors = 4
+	kernel("countAVX2", "func(x []float32, lo, width uint32) (done, found int)",
+		"countAVX2 counts in whole blocks of 32 elements.")
+	k := loadKeys()
+	counts := zeros(vectors)
+	done := loop("x", vectors*vector, nil, func(x Mem, _ Register) {
+		for i, count := range counts {
+			VPSUBD(k.match(x.Offset(i*vector*4)), count, count)
+		}
+	})
+	VPADDD(counts[0], counts[1], counts[0])
+	VPADDD(counts[2], counts[3], counts[2])
+	VPADDD(counts[0], counts[2], counts[0])
+	low, high := XMM(), XMM()
+	VEXTRACTI128(Imm(1), counts[0], high)
+	VPADDD(counts[0].AsX(), high, low)
+	VPSHUFD(U8(0b01_00_11_10), low, high)
+	VPADDD(low, high, low)
+	VPSHUFD(U8(0b00_00_00_01), low, high)
+	VPADDD(low, high, low)
+	found := GP32()
+	VMOVD(low, found)
+	VZEROUPPER()
+	Store(done, Return("done"))
+	Store(found.As64(), Return("found"))
+	RET()
+}
+
+// zeros returns n vectors of zeros.
+func zeros(n int) []VecVirtual {
+	list := make([]VecVirtual, n)
+	for i := range list {
+		list[i] = YMM()
+		VPXOR(list[i], list[i], list[i])
+	}
+	return list
+}
+
+// sums writes the loop and the end of a kernel that adds terms in float64 to
+// sixteen partial sums, four to a register, and stores these in acc. term turns
+// four elements, as float64, into what is added.
+func sums(term func(x VecVirtual)) {
+	const vectors, doubles = 4, 4
+	acc := zeros(vectors)
+	done := loop("x", vectors*doubles, nil, func(x Mem, _ Register) {
+		for i := range acc {
+			v := YMM()
+			VCVTPS2PD(x.Offset(i*doubles*4), v)
+			term(v)
+			VADDPD(v, acc[i], acc[i])
+		}
+	})
+	target := Mem{Base: Load(Param("acc"), GP64())}
+	for i := range acc {
+		VMOVUPD(acc[i], target.Offset(i*doubles*8))
+	}
+	VZEROUPPER()
+	Store(done, ReturnIndex(0))
+	RET()
+}
+
+func sum() {
+	kernel("sumAVX2", "func(x []float32, acc *[16]float64) (done int)",
+		"sumAVX2 stores the partial sums of whole blocks of 16 elements in acc.")
+	sums(func(VecVirtual) {})
+}
+
+func squaredDeviations() {
+	kernel("squareAVX2", "func(x []float32, center float64, acc *[16]float64) (done int)",
+		"squareAVX2 stores the partial sums of (x-center)^2 of whole blocks of 16 elements in acc.",
+		"It rounds products before it adds them, as the portable code does.")
+	center := YMM()
+	VBROADCASTSD(float("center"), center)
+	sums(func(x VecVirtual) {
+		VSUBPD(center, x, x)
+		VMULPD(x, x, x)
+	})
+}
+
+func scale() {
+	const vectors = 4
+	kernel("scaleAVX2", "func(dst, src []float32, s float32) (done int)",
+		"scaleAVX2 scales whole blocks of 32 elements.")
+	factor := YMM()
+	VBROADCASTSS(float("s"), factor)
+	dst := Load(Param("dst").Base(), GP64())
+	done := loop("src", vectors*vector, nil, func(x Mem, done Register) {
+		for i := range vectors {
+			v := YMM()
+			VMULPS(x.Offset(i*vector*4), factor, v)
+			VMOVUPS(v, Mem{Base: dst, Index: done, Scale: 4}.Offset(i*vector*4))
+		}
+	})
+	VZEROUPPER()
+	Store(done, ReturnIndex(0))
+	RET()
+}
