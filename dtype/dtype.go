@@ -4,6 +4,11 @@
 // read (float, signed, unsigned, boolean). Backends always receive the DType
 // and never guess it from the size: f16, bf16 and i16 are all two bytes wide,
 // but reduce differently.
+//
+// [Of] maps Go types to DTypes, [Parse] reads names, [ToFloat32] and
+// [FromFloat32] convert in bulk, [ToFloat64] and [FromFloat64] one element.
+// All conversions round once, to nearest even, and keep a NaN a NaN; integers
+// and the FP8 types saturate.
 package dtype
 
 // DType identifies an element type. The zero value is [Invalid], so a

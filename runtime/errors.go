@@ -31,4 +31,8 @@ var (
 	ErrNotContiguous = errors.New("tensor is not contiguous")
 	// ErrUnsupported: this device cannot do that.
 	ErrUnsupported = errors.New("unsupported")
+	// ErrUnavailable: the driver or the device is not there.
+	ErrUnavailable = errors.New("not available")
+	// ErrBroken: an earlier fault made the device unusable for this process.
+	ErrBroken = errors.New("device is broken")
 )

@@ -3,7 +3,9 @@
 //
 // The contract is small on purpose. What only some devices can do is an
 // interface of its own, found by type assertion on a [Runtime]: [Kernels] for
-// the sparse patterns, [Freezer] for allocators that can be frozen.
+// the sparse patterns, [Freezer] for allocators that can be frozen. A [Tensor]
+// is an array in the memory of a Runtime.
+//
 // Implementations: runtime/cpu (host memory) and runtime/cuda (GPU memory).
 // Every implementation passes the suite in runtime/runtimetest.
 package runtime
@@ -42,7 +44,9 @@ func (d Device) String() string { return fmt.Sprintf("%s:%d", d.Kind, d.Index) }
 // slice may be reused (CopyIn) or holds the data (CopyOut).
 //
 // All methods are safe for concurrent use. Errors wrap the sentinels of this
-// package ([ErrClosed], [ErrOutOfMemory], …).
+// package ([ErrClosed], [ErrOutOfMemory], …). A negative length, and a nil
+// pointer with a length above zero, is [ErrArgument]; after Close everything
+// but Stats and Close is [ErrClosed].
 type Runtime interface {
 	// Name is a short human-readable name, such as "cpu" or "NVIDIA H200".
 	Name() string
@@ -54,8 +58,10 @@ type Runtime interface {
 	// which Deallocate accepts.
 	Allocate(bytes int) (uintptr, error)
 	// Deallocate gives memory back to the runtime's pool. A pointer that was
-	// given back before, or that this runtime never handed out, is an error
-	// ([ErrDoubleFree], [ErrForeignPointer]) and changes nothing.
+	// given back before, or that this runtime never handed out (one into the
+	// middle of a block, for instance), is an error ([ErrDoubleFree],
+	// [ErrForeignPointer]) and changes nothing. A block whose memory went back
+	// to the system since is foreign.
 	Deallocate(ptr uintptr) error
 
 	// CopyIn copies host bytes to device memory.
@@ -67,12 +73,16 @@ type Runtime interface {
 	Copy(dst, src uintptr, bytes int) error
 	// CopyStrided copies an array of the given shape between two layouts.
 	// Strides are in elements and may be zero (broadcast, source only) or
-	// negative; elemSize is in bytes.
+	// negative; dst and src are the addresses of the first elements, which with
+	// negative strides are not the lowest. elemSize is in bytes: 1, 2, 4 or 8 on
+	// every device. The regions must not overlap.
 	CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStrides []int, shape []int, elemSize int) error
-	// Fill stores value, rounded to dt, in count consecutive elements.
+	// Fill stores value, rounded to dt as [dtype.FromFloat64] does, in count
+	// consecutive elements.
 	Fill(dst uintptr, count int, dt dtype.DType, value float64) error
 
-	// Synchronize waits until all submitted work is done, or ctx is.
+	// Synchronize waits until all submitted work is done, or ctx is. A ctx that
+	// is done already is an error even if no work is pending.
 	Synchronize(ctx context.Context) error
 	// ComputeStream is the native handle of the stream that work is ordered
 	// on, 0 where there is none (CPU).
@@ -104,6 +114,7 @@ type Stats struct {
 type Freezer interface {
 	Freeze()
 	Unfreeze()
-	// Trim returns cached memory to the system and reports how many bytes.
+	// Trim returns cached memory to the system and reports how many bytes. While
+	// frozen it returns none, and [ErrFrozen].
 	Trim() (int64, error)
 }

@@ -1,0 +1,130 @@
+// Package runtimetest is the conformance suite of [runtime.Runtime]: whoever
+// writes a runtime, in this module or outside it, runs it from a test.
+//
+//	func TestConformance(t *testing.T) {
+//		runtimetest.Run(t, func(t *testing.T) runtime.Runtime { return mydevice.New() })
+//	}
+//
+// The suite never looks at device memory itself: data goes in by CopyIn and
+// out by CopyOut, so it serves devices whose memory the host cannot address.
+// What a runtime implements beyond the contract ([runtime.Freezer],
+// [runtime.Kernels]) is found by type assertion and tested too.
+//
+// Results are compared with plain Go programs that share no code with any
+// runtime. Random inputs come from a fixed seed, which failures name.
+package runtimetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Seed starts every random number generator of the suite.
+const Seed = 20260101
+
+// Run runs the suite. open makes a new runtime; it may skip the test, when a
+// device is missing for instance. The suite closes every runtime it opened,
+// and has several open at once.
+func Run(t *testing.T, open func(t *testing.T) runtime.Runtime) {
+	t.Helper()
+	for _, group := range []struct {
+		name  string
+		tests []test
+	}{
+		{"memory", memoryTests},
+		{"lifecycle", lifecycleTests},
+		{"copy", copyTests},
+		{"tensor", tensorTests},
+		{"kernels", kernelTests},
+	} {
+		t.Run(group.name, func(t *testing.T) {
+			for _, test := range group.tests {
+				t.Run(test.name, func(t *testing.T) { test.run(newDevice(t, open)) })
+			}
+		})
+	}
+}
+
+// test is one test of the suite; each gets a runtime of its own.
+type test struct {
+	name string
+	run  func(d *device)
+}
+
+// device is a runtime under test and what the tests need to work with it.
+type device struct {
+	*testing.T
+	runtime.Runtime
+	open func(t *testing.T) runtime.Runtime
+	rng  *rand.Rand
+}
+
+func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime) *device {
+	t.Helper()
+	rt := open(t)
+	require.NotNil(t, rt)
+	t.Cleanup(func() {
+		require.NoError(t, rt.Close(), "closing the runtime after the test")
+		if t.Failed() {
+			t.Logf("seed %d", Seed)
+		}
+	})
+	return &device{T: t, Runtime: rt, open: open, rng: rand.New(rand.NewPCG(Seed, 0))}
+}
+
+// Name is the test's; both embedded types have one.
+func (d *device) Name() string { return d.T.Name() }
+
+// allocate returns memory that the end of the test gives back.
+func (d *device) allocate(bytes int) uintptr {
+	d.Helper()
+	ptr, err := d.Allocate(bytes)
+	require.NoError(d, err, "allocate %d bytes", bytes)
+	d.Cleanup(func() { require.NoError(d, d.Deallocate(ptr)) })
+	return ptr
+}
+
+// upload returns device memory that holds data.
+func (d *device) upload(data []byte) uintptr {
+	d.Helper()
+	ptr := d.allocate(len(data))
+	require.NoError(d, d.CopyIn(ptr, data))
+	return ptr
+}
+
+// download returns the content of device memory.
+func (d *device) download(ptr uintptr, bytes int) []byte {
+	d.Helper()
+	data := make([]byte, bytes)
+	require.NoError(d, d.CopyOut(data, ptr))
+	return data
+}
+
+func (d *device) synchronize() {
+	d.Helper()
+	require.NoError(d, d.Synchronize(context.Background()))
+}
+
+func (d *device) randomBytes(n int) []byte {
+	data := make([]byte, n)
+	for i := range data {
+		data[i] = byte(d.rng.Uint32())
+	}
+	return data
+}
+
+// each runs f as a subtest of its own, with a name made like by Sprintf. The
+// runtime is shared.
+func (d *device) each(f func(d *device), format string, args ...any) {
+	d.T.Run(fmt.Sprintf(format, args...), func(t *testing.T) {
+		sub := *d
+		sub.T = t
+		f(&sub)
+	})
+}
