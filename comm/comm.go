@@ -59,8 +59,9 @@ const (
 // Counts are in elements and may be zero. send == recv means in place where a
 // method has both and they have the same size; for AllGather in place means
 // send == recv + rank*count elements, for ReduceScatter recv == send +
-// rank*count elements (the conventions of NCCL). Any other overlap is
-// [ErrArgument]. Where only the root uses a buffer, the others may pass 0.
+// rank*count elements (the conventions of NCCL), and the rest of send keeps its
+// content. Any other overlap is [ErrArgument]. Where only the root uses a
+// buffer, the others may pass 0.
 //
 // Reductions of f16, bf16 and fp8 are computed in float32; how often a partial
 // result is rounded is the backend's to say (comm/local rounds once). The
@@ -111,10 +112,13 @@ type Communicator interface {
 	// or type is [ErrMismatch].
 	Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error
 	// Group runs submit and starts everything it submitted on this
-	// communicator together, so that the operations may wait for each other.
-	// An error of submit, or of a call in it, submits nothing. Groups nest
-	// (the outermost starts everything) and belong to one goroutine: another
-	// goroutine's submission waits until the group ends.
+	// communicator together, so that the operations may wait for each other;
+	// they are not ordered among themselves, so none may use another's result.
+	// An error of submit, or of a call in it, submits nothing, whether submit
+	// passes it on or not. Groups nest (the outermost starts everything, an
+	// error at any depth submits nothing) and belong to one goroutine: another
+	// goroutine's submission waits until the group ends. [Grouping] does the
+	// bookkeeping for a backend.
 	Group(submit func() error) error
 
 	// Sync waits until everything this rank submitted is done, or ctx is. In

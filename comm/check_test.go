@@ -1,0 +1,128 @@
+package comm_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Addresses are only compared, so any will do: far apart.
+const (
+	bufA = uintptr(0x10000)
+	bufB = uintptr(0x90000)
+)
+
+func TestCheck(t *testing.T) {
+	const f32, sum = dtype.F32, comm.Sum
+	check := &comm.Check{Backend: "b", Rank: 1, WorldSize: 3}
+	full, displs := []int{4, 4, 4}, []int{0, 4, 8}
+	for _, test := range []struct {
+		name string
+		err  error
+		want error  // nil: the call is right
+		text string // part of the message
+	}{
+		{"allreduce", check.AllReduce(bufA, bufB, 4, f32, sum), nil, ""},
+		{"allreduce in place", check.AllReduce(bufA, bufA, 4, f32, sum), nil, ""},
+		{"allreduce of nothing", check.AllReduce(0, 0, 0, f32, sum), nil, ""},
+		{"allreduce side by side", check.AllReduce(bufA, bufA+16, 4, f32, sum), nil, ""},
+		{"allreduce overlapping", check.AllReduce(bufA, bufA+12, 4, f32, sum), comm.ErrArgument, "overlap"},
+		{"allreduce overlapping from below", check.AllReduce(bufA+12, bufA, 4, f32, sum), comm.ErrArgument, "overlap"},
+		{"allreduce negative", check.AllReduce(bufA, bufB, -1, f32, sum), comm.ErrArgument, "count -1"},
+		{"allreduce huge", check.AllReduce(bufA, bufB, math.MaxInt/8+1, f32, sum), comm.ErrArgument, "address space"},
+		{"allreduce nil send", check.AllReduce(0, bufB, 4, f32, sum), comm.ErrArgument, "send is nil"},
+		{"allreduce nil recv", check.AllReduce(bufA, 0, 4, f32, sum), comm.ErrArgument, "recv is nil"},
+		{"allreduce no type", check.AllReduce(bufA, bufB, 4, dtype.Invalid, sum), comm.ErrArgument, "dtype 0"},
+		{"allreduce no op", check.AllReduce(bufA, bufB, 4, f32, 99), comm.ErrArgument, "ReduceOp(99)"},
+		{"allreduce integer average", check.AllReduce(bufA, bufB, 4, dtype.I32, comm.Avg), comm.ErrUnsupported, "avg of i32"},
+		{"broadcast", check.Broadcast(bufA, 4, f32, 2), nil, ""},
+		{"broadcast root", check.Broadcast(bufA, 4, f32, 3), comm.ErrArgument, "root 3 is not in [0, 3)"},
+		{"broadcast nil", check.Broadcast(0, 4, f32, 2), comm.ErrArgument, "buf is nil for 4 elements"},
+		{"reduce at the root", check.Reduce(bufA, 0, 4, f32, sum, 1), comm.ErrArgument, "recv is nil"},
+		{"reduce elsewhere", check.Reduce(bufA, 0, 4, f32, sum, 0), nil, ""},
+		{"reduce elsewhere without data", check.Reduce(0, 0, 4, f32, sum, 0), comm.ErrArgument, "send is nil"},
+		{"allgather", check.AllGather(bufA, bufB, 4, f32), nil, ""},
+		{"allgather in place", check.AllGather(bufB+16, bufB, 4, f32), nil, ""},
+		{"allgather in the wrong place", check.AllGather(bufB, bufB, 4, f32), comm.ErrArgument, "overlap"},
+		{"allgather whole is too large", check.AllGather(bufA, bufB, math.MaxInt/16, f32), comm.ErrArgument, "address space"},
+		{"reducescatter in place", check.ReduceScatter(bufB, bufB+16, 4, f32, sum), nil, ""},
+		{"reducescatter in the wrong place", check.ReduceScatter(bufB, bufB+32, 4, f32, sum), comm.ErrArgument, "overlap"},
+		{"alltoall", check.AllToAll(bufA, bufB, 4, f32), nil, ""},
+		{"alltoall in place", check.AllToAll(bufA, bufA, 4, f32), comm.ErrArgument, "overlap"},
+		{"gather elsewhere", check.Gather(bufA, 0, 4, f32, 0), nil, ""},
+		{"gather at the root", check.Gather(bufA, 0, 4, f32, 1), comm.ErrArgument, "recv is nil"},
+		{"gather in place", check.Gather(bufA+16, bufA, 4, f32, 1), nil, ""},
+		{"scatter elsewhere", check.Scatter(0, bufB, 4, f32, 0), nil, ""},
+		{"scatter at the root", check.Scatter(0, bufB, 4, f32, 1), comm.ErrArgument, "send is nil"},
+		{"scatter in place", check.Scatter(bufA, bufA+16, 4, f32, 1), nil, ""},
+		{"send to oneself", check.Send(bufA, 4, f32, 1), nil, ""},
+		{"send to nobody", check.Send(bufA, 4, f32, -1), comm.ErrArgument, "dest -1"},
+		{"recv from nobody", check.Recv(bufA, 4, f32, 3), comm.ErrArgument, "src 3"},
+		{"recv nil", check.Recv(0, 4, f32, 0), comm.ErrArgument, "buf is nil"},
+		{"allgatherv", check.AllGatherV(bufA, bufB, full, displs, f32), nil, ""},
+		{"allgatherv in place", check.AllGatherV(bufB+16, bufB, full, displs, f32), nil, ""},
+		{"allgatherv in the wrong place", check.AllGatherV(bufB+20, bufB, full, displs, f32), comm.ErrArgument, "overlap"},
+		{"allgatherv sends nothing", check.AllGatherV(0, bufB, []int{4, 0, 4}, displs, f32), nil, ""},
+		{"allgatherv receives nothing", check.AllGatherV(0, 0, []int{0, 0, 0}, displs, f32), nil, ""},
+		{"allgatherv counts", check.AllGatherV(bufA, bufB, full[1:], displs, f32), comm.ErrArgument, "counts has 2 entries for 3 ranks"},
+		{"allgatherv displs", check.AllGatherV(bufA, bufB, full, nil, f32), comm.ErrArgument, "displs has 0 entries"},
+		{"allgatherv negative count", check.AllGatherV(bufA, bufB, []int{4, 4, -2}, displs, f32), comm.ErrArgument, "counts[2] = -2"},
+		{"allgatherv negative displacement", check.AllGatherV(bufA, bufB, full, []int{0, -4, 8}, f32), comm.ErrArgument, "displs[1] = -4"},
+		{"allgatherv beyond", check.AllGatherV(bufA, bufB, full, []int{0, 4, math.MaxInt}, f32), comm.ErrArgument, "address space"},
+		{"alltoallv", check.AllToAllV(bufA, full, displs, bufB, full, displs, f32), nil, ""},
+		{"alltoallv in place", check.AllToAllV(bufA, full, displs, bufA, full, displs, f32), comm.ErrArgument, "overlap"},
+		{"alltoallv to oneself", check.AllToAllV(bufA, full, displs, bufB, []int{4, 3, 4}, displs, f32), comm.ErrArgument, "sends itself 4 elements but receives 3"},
+		{"alltoallv recv counts", check.AllToAllV(bufA, full, displs, bufB, nil, displs, f32), comm.ErrArgument, "recvCounts has 0 entries"},
+		{"alltoallv send displs", check.AllToAllV(bufA, full, displs[:2], bufB, full, displs, f32), comm.ErrArgument, "sendDispls has 2 entries"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.want == nil {
+				assert.NoError(t, test.err)
+				return
+			}
+			require.ErrorIs(t, test.err, test.want)
+			assert.ErrorContains(t, test.err, test.text)
+			var e *comm.OpError
+			require.ErrorAs(t, test.err, &e)
+			assert.Equal(t, "b", e.Backend)
+			assert.Equal(t, 1, e.Rank)
+		})
+	}
+}
+
+func TestCheckAsksTheBackendLast(t *testing.T) {
+	check := &comm.Check{
+		Backend: "b", WorldSize: 1,
+		Supports: func(dt dtype.DType, op comm.ReduceOp) error {
+			return fmt.Errorf("%w: %v of %v here", comm.ErrUnsupported, op, dt)
+		},
+		SupportsType: func(dt dtype.DType) error {
+			if dt == dtype.FP8E4M3 {
+				return fmt.Errorf("%w: no %v here", comm.ErrUnsupported, dt)
+			}
+			return nil
+		},
+	}
+	assert.ErrorContains(t, check.AllReduce(bufA, bufB, 1, dtype.F32, comm.Prod), "prod of f32 here")
+	assert.ErrorContains(t, check.Broadcast(bufA, 1, dtype.FP8E4M3, 0), "no fp8e4m3 here")
+	assert.NoError(t, check.Broadcast(bufA, 1, dtype.F32, 0))
+	assert.ErrorIs(t, check.AllReduce(bufA, bufB, -1, dtype.F32, comm.Prod), comm.ErrArgument)
+}
+
+func TestCheckDoesNotAllocate(t *testing.T) {
+	check := &comm.Check{Backend: "b", Rank: 1, WorldSize: 3}
+	counts, displs := []int{4, 4, 4}, []int{0, 4, 8}
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if errors.Join(check.AllReduce(bufA, bufB, 4, dtype.F32, comm.Sum),
+			check.AllToAllV(bufA, counts, displs, bufB, counts, displs, dtype.F32)) != nil {
+			t.Error("calls are right")
+		}
+	}))
+}

@@ -1,0 +1,206 @@
+package commtest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"strings"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// guard is the number of bytes kept before and behind every buffer, filled
+// with poison: who writes beyond its buffer is found out.
+const guard = 64
+
+// poisonBlock is what buffers hold that nobody has written.
+var poisonBlock = payload(4093, 0xdead)
+
+// label names a call in messages; it is only formatted when there is one.
+type label struct {
+	call  string
+	dt    dtype.DType
+	op    comm.ReduceOp
+	count int
+	root  int
+	what  string
+}
+
+// plain is the label of a call without a reduction or a root.
+func plain(call, what string, count int, dt dtype.DType) label {
+	return label{call: call, what: what, count: count, dt: dt, root: noRoot, op: noOp}
+}
+
+// noOp and noRoot mark a label without a reduction or a root.
+const (
+	noOp   = comm.ReduceOp(255)
+	noRoot = -1
+)
+
+func (l label) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s of %d %v", l.call, l.count, l.dt)
+	if l.op != noOp {
+		fmt.Fprintf(&b, ", %v", l.op)
+	}
+	if l.root != noRoot {
+		fmt.Fprintf(&b, ", root %d", l.root)
+	}
+	if l.what != "" {
+		fmt.Fprintf(&b, ", %s", l.what)
+	}
+	return b.String()
+}
+
+// batch is a list of operations that are submitted one after the other, waited
+// for once, and then verified: each output against what it must hold, each
+// input and everything around the buffers against what it held before.
+type batch struct {
+	p      *probe
+	c      comm.Communicator
+	calls  []call
+	views  []view
+	digest []byte
+}
+
+type call struct {
+	label  label
+	submit func() error
+}
+
+// view is a buffer and what must be in it afterwards.
+type view struct {
+	label label
+	ptr   uintptr
+	front int // guard bytes before ptr
+	bytes int
+	check func(got []byte) error
+	// same says that the content must be the same bits on every rank.
+	same bool
+}
+
+// batch starts a list of operations on c.
+func (p *probe) batch(c comm.Communicator) *batch { return &batch{p: p, c: c} }
+
+// input makes a buffer with the given content, which must not change.
+func (b *batch) input(l label, content []byte) uintptr {
+	return b.buffer(l, content, len(content), func(got []byte) error {
+		if !bytes.Equal(got, content) {
+			return fmt.Errorf("input has changed: %w", diff(got, content, l.dt))
+		}
+		return nil
+	}, false)
+}
+
+// output makes a buffer of n bytes that nobody has written yet.
+func (b *batch) output(l label, n int, check func(got []byte) error) uintptr {
+	return b.buffer(l, nil, n, check, false)
+}
+
+// untouched makes a buffer that the operation has no business with.
+func (b *batch) untouched(l label, n int) uintptr {
+	return b.input(l, tile(poisonBlock, 0, n))
+}
+
+// unused is the address for a buffer that only the root uses: nil, or memory
+// that must stay as it is.
+func (b *batch) unused(l label, n int) uintptr {
+	if l.count%2 == 0 {
+		return 0
+	}
+	return b.untouched(l, n)
+}
+
+// want returns the check for exactly these bytes.
+func want(content []byte, dt dtype.DType) func([]byte) error {
+	return func(got []byte) error { return diff(got, content, dt) }
+}
+
+// buffer makes a guarded buffer of n bytes that starts with content and is
+// verified when the batch ends. Buffers start at changing distances from the
+// allocator's alignment, as slices of larger tensors do.
+func (b *batch) buffer(l label, content []byte, n int, check func([]byte) error, same bool) uintptr {
+	front := guard + len(b.views)%4*l.dt.Size()
+	image := b.p.image(front + n + guard)
+	copy(image[front:], content)
+	base := b.p.alloc(image)
+	b.views = append(b.views, view{label: l, ptr: base + uintptr(front), front: front, bytes: n, check: check, same: same})
+	return base + uintptr(front)
+}
+
+// call adds an operation.
+func (b *batch) call(l label, submit func() error) {
+	b.calls = append(b.calls, call{l, submit})
+}
+
+// run submits all calls, waits for them once, and verifies.
+func (b *batch) run() {
+	b.submit()
+	b.p.must(b.c.Sync(b.p.ctx))
+	b.verify()
+}
+
+// submit submits all calls.
+func (b *batch) submit() {
+	b.p.settle()
+	for _, c := range b.calls {
+		if err := c.submit(); err != nil {
+			b.p.fatalf("%v: %w", c.label, err)
+		}
+	}
+	b.calls = nil
+}
+
+// verify checks all buffers and gives them back.
+func (b *batch) verify() {
+	for _, v := range b.views {
+		base := v.ptr - uintptr(v.front)
+		total := v.front + v.bytes + guard
+		poison := b.p.poison(total)
+		image := b.p.scratch[:total]
+		b.p.must(b.p.rt.CopyOut(image, base))
+		got := image[v.front : v.front+v.bytes]
+		if err := v.check(got); err != nil {
+			b.p.errorf("%v: %w", v.label, err)
+		}
+		if !bytes.Equal(image[:v.front], poison[:v.front]) {
+			b.p.errorf("%v: wrote before its buffer", v.label)
+		}
+		if tail := v.front + v.bytes; !bytes.Equal(image[tail:], poison[tail:]) {
+			b.p.errorf("%v: wrote behind its buffer", v.label)
+		}
+		if v.same {
+			sum := crc32.Checksum(got, castagnoli)
+			b.digest = binary.LittleEndian.AppendUint32(b.digest, sum)
+		}
+		b.p.free(base)
+	}
+	b.compareDigests()
+	b.views, b.digest = b.views[:0], b.digest[:0]
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// compareDigests checks that results marked so are bit-identical on all ranks.
+func (b *batch) compareDigests() {
+	if len(b.digest) == 0 {
+		return
+	}
+	all := b.p.exchange(b.c, b.digest)
+	for r, theirs := range all {
+		if bytes.Equal(theirs, b.digest) {
+			continue
+		}
+		n := -1
+		for _, v := range b.views {
+			if !v.same {
+				continue
+			}
+			if n++; !bytes.Equal(theirs[4*n:4*n+4], b.digest[4*n:4*n+4]) {
+				b.p.errorf("%v: result differs in bits from rank %d's", v.label, r)
+			}
+		}
+	}
+}

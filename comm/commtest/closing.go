@@ -1,0 +1,64 @@
+package commtest
+
+import (
+	"errors"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+var closingCases = []testCase{
+	{name: "close: twice", body: closeTwice},
+	{name: "close: later calls fail", body: useAfterClose},
+	{name: "close: finishes what is under way", body: closePending},
+}
+
+// closeTwice closes a communicator again and again.
+func closeTwice(p *probe) {
+	c := p.split(0, p.rank)
+	for i := range 3 {
+		if err := c.Close(); err != nil {
+			p.errorf("Close number %d: %v", i+1, err)
+		}
+	}
+	p.exercise(p.c)
+}
+
+// useAfterClose calls everything on a closed communicator.
+func useAfterClose(p *probe) {
+	c := p.split(0, p.rank)
+	p.must(c.Barrier(p.ctx))
+	p.must(c.Close())
+	p.refuses(c, comm.ErrClosed)
+	if c.Rank() != p.rank || c.WorldSize() != p.size {
+		p.errorf("closed communicator says rank %d of %d", c.Rank(), c.WorldSize())
+	}
+	p.exercise(p.c)
+}
+
+// refuses checks that every method of c fails with all of the given errors.
+func (p *probe) refuses(c comm.Communicator, want ...error) {
+	for _, call := range everyMethod(p.ctx, p.operands(p.sumType(), 3)) {
+		err := call.submit(c)
+		for _, w := range want {
+			if !errors.Is(err, w) {
+				p.errorf("%s afterwards: got %v, want %v", call.name, err, w)
+			}
+		}
+		var e *comm.OpError
+		if err != nil && !errors.As(err, &e) {
+			p.errorf("%s afterwards: error %q is no *comm.OpError", call.name, err)
+		}
+	}
+}
+
+// closePending closes a communicator without waiting for its operations. Every
+// rank has submitted them, so there is nothing that could keep them.
+func closePending(p *probe) {
+	c := p.split(0, p.rank)
+	b := p.batch(c)
+	addAllGather(b, plain("allgather", "under way when closed", 2000, p.word()))
+	b.submit()
+	p.must(p.c.Barrier(p.ctx))
+	p.must(c.Close())
+	b.verify()
+}

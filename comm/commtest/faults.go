@@ -1,0 +1,319 @@
+package commtest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+var faultCases = []testCase{
+	{name: "fault: sync ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
+		if err := c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum); err != nil {
+			return err
+		}
+		return c.Sync(ctx)
+	}), needs: all(faults, asynchrony), minRanks: 2},
+	{name: "fault: receive ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
+		if err := c.Recv(a.recv, a.count, a.dt, c.WorldSize()-1, 1); err != nil {
+			return err
+		}
+		return c.Sync(ctx)
+	}), needs: faults},
+	{name: "fault: barrier ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
+		return c.Barrier(ctx)
+	}), needs: faults, minRanks: 2},
+	{name: "fault: split ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
+		_, err := c.Split(ctx, 0, 0)
+		return err
+	}), needs: faults, minRanks: 2},
+	{name: "fault: a rank leaves", body: peerLeaves, needs: faults, minRanks: 2},
+	{name: "fault: a rank leaves while others wait", body: peerLeavesMeanwhile, needs: faults, minRanks: 2},
+	{name: "fault: ranks disagree", body: disagreements, needs: detection, minRanks: 2},
+	{name: "fault: message of another length or type", body: wrongMessage, needs: detection, minRanks: 2},
+}
+
+func faults(b Backend) string {
+	if b.NoFaults {
+		return "the backend cannot go on when ranks stay away"
+	}
+	return ""
+}
+
+func asynchrony(b Backend) string {
+	if b.Synchronous {
+		return "collectives wait for the other ranks when they are called"
+	}
+	return ""
+}
+
+// all combines needs.
+func all(needs ...func(Backend) string) func(Backend) string {
+	return func(b Backend) string {
+		for _, need := range needs {
+			if reason := need(b); reason != "" {
+				return reason
+			}
+		}
+		return ""
+	}
+}
+
+func detection(b Backend) string {
+	if b.NoMismatch {
+		return "the backend does not notice when ranks disagree"
+	}
+	return ""
+}
+
+// patience is how long a context waits for ranks that never come. They do not
+// come however long it is, so no test depends on it.
+const patience = 50 * time.Millisecond
+
+// endings are the ways in which a context ends, and the error of each.
+var endings = []struct {
+	want error
+	ctx  func(parent context.Context) (context.Context, context.CancelFunc)
+}{
+	{comm.ErrTimeout, func(parent context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(parent, patience)
+	}},
+	{comm.ErrCanceled, func(parent context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(parent)
+		time.AfterFunc(patience, cancel)
+		return ctx, cancel
+	}},
+	{comm.ErrCanceled, func(parent context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(parent)
+		cancel()
+		return ctx, cancel
+	}},
+}
+
+// interrupted lets rank 0 alone call something that needs all ranks, with a
+// context that ends. The call must end with it, and the communicator must be
+// broken from then on: for rank 0, and for the others who come too late. The
+// communicator that it was split from is not.
+func interrupted(call func(ctx context.Context, c comm.Communicator, a operands) error) func(p *probe) {
+	return func(p *probe) {
+		a := p.operands(p.sumType(), 5)
+		for _, end := range endings {
+			c := p.split(0, p.rank)
+			if p.rank == 0 {
+				ctx, cancel := end.ctx(p.ctx)
+				err := call(ctx, c, a)
+				cancel()
+				p.wantOneOf("waiting for ranks that do not come", err, end.want)
+				p.refuses(c, comm.ErrBroken, end.want)
+			}
+			p.must(p.c.Barrier(p.ctx))
+			if p.rank != 0 {
+				ctx, cancel := context.WithTimeout(p.ctx, 10*patience)
+				p.wantOneOf("coming too late", c.Barrier(ctx), comm.ErrPeerFailed, comm.ErrBroken, comm.ErrTimeout)
+				cancel()
+			}
+			p.must(p.c.Barrier(p.ctx))
+			if err := c.Close(); err != nil {
+				p.errorf("closing a broken communicator: %v", err)
+			}
+		}
+		p.exercise(p.c)
+	}
+}
+
+// wantOneOf checks that err is an OpError that wraps one of the given errors.
+func (p *probe) wantOneOf(when string, err error, want ...error) {
+	var e *comm.OpError
+	if err != nil && !errors.As(err, &e) {
+		p.errorf("%s: error %q is no *comm.OpError", when, err)
+	}
+	for _, w := range want {
+		if errors.Is(err, w) {
+			return
+		}
+	}
+	p.errorf("%s: got %v, want one of %q", when, err, want)
+}
+
+// leaving returns what the peers of a rank that has left get, and a context to
+// wait for it.
+func (p *probe) leaving() (context.Context, context.CancelFunc, []error) {
+	if p.NoPeerFailure {
+		ctx, cancel := context.WithTimeout(p.ctx, 4*patience)
+		return ctx, cancel, []error{comm.ErrPeerFailed, comm.ErrTimeout}
+	}
+	ctx, cancel := context.WithCancel(p.ctx)
+	return ctx, cancel, []error{comm.ErrPeerFailed}
+}
+
+// allReduceAndSync submits an allreduce, waits for it, and returns whichever
+// error comes first.
+func allReduceAndSync(ctx context.Context, c comm.Communicator, a operands) error {
+	if err := c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum); err != nil {
+		return err
+	}
+	return c.Sync(ctx)
+}
+
+// peerLeaves lets the last rank close before the others need it.
+func peerLeaves(p *probe) {
+	a := p.operands(p.sumType(), 5)
+	c := p.split(0, p.rank)
+	if p.rank == p.size-1 {
+		p.must(c.Close())
+	}
+	p.must(p.c.Barrier(p.ctx))
+	if p.rank != p.size-1 {
+		ctx, cancel, want := p.leaving()
+		p.wantOneOf("a rank has closed", allReduceAndSync(ctx, c, a), want...)
+		cancel()
+		p.refuses(c, comm.ErrBroken)
+	}
+	p.must(p.c.Barrier(p.ctx))
+	p.must(c.Close())
+	p.exercise(p.c)
+}
+
+// peerLeavesMeanwhile lets the last rank close while the others wait for it.
+func peerLeavesMeanwhile(p *probe) {
+	a := p.operands(p.sumType(), 5)
+	c := p.split(0, p.rank)
+	if p.rank == p.size-1 {
+		p.must(c.Close())
+	} else {
+		ctx, cancel, want := p.leaving()
+		p.wantOneOf("a rank closes", allReduceAndSync(ctx, c, a), want...)
+		cancel()
+	}
+	p.must(p.c.Barrier(p.ctx))
+	p.must(c.Close())
+	p.exercise(p.c)
+}
+
+// disagreement is a call in which the last rank does something else.
+type disagreement struct {
+	name string
+	call func(ctx context.Context, c comm.Communicator, a operands, odd bool) error
+}
+
+func pick[T any](odd bool, yes, no T) T {
+	if odd {
+		return yes
+	}
+	return no
+}
+
+// disagreementsAbout returns the ways in which ranks can be out of step.
+func (p *probe) disagreementsAbout(other dtype.DType) []disagreement {
+	all := []disagreement{
+		{"count", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			return c.AllReduce(a.send, a.recv, a.count-pick(odd, 1, 0), a.dt, comm.Sum)
+		}},
+		{"count zero", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			return c.AllGather(a.send, a.recv, pick(odd, 0, a.count), a.dt)
+		}},
+		{"operation", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			return c.AllReduce(a.send, a.recv, a.count, a.dt, pick(odd, comm.Max, comm.Sum))
+		}},
+		{"root", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			return c.Broadcast(a.recv, a.count, a.dt, pick(odd, 1, 0))
+		}},
+		{"collective", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			if odd {
+				return c.AllGather(a.send, a.recv, a.count, a.dt)
+			}
+			return c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum)
+		}},
+		{"barrier or collective", func(ctx context.Context, c comm.Communicator, a operands, odd bool) error {
+			if odd {
+				return c.Barrier(ctx)
+			}
+			return c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum)
+		}},
+		{"barrier or split", func(ctx context.Context, c comm.Communicator, _ operands, odd bool) error {
+			if odd {
+				_, err := c.Split(ctx, 0, 0)
+				return err
+			}
+			return c.Barrier(ctx)
+		}},
+		{"counts of allgatherv", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			counts := append([]int{}, a.counts...)
+			counts[0] -= pick(odd, 1, 0)
+			return c.AllGatherV(a.send, a.recv, counts, a.displs, a.dt)
+		}},
+		{"counts of alltoallv", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			counts := append([]int{}, a.counts...)
+			counts[0] -= pick(odd, 1, 0)
+			return c.AllToAllV(a.send, counts, a.displs, a.recv, a.counts, a.displs, a.dt)
+		}},
+	}
+	if other != dtype.Invalid {
+		all = append(all, disagreement{"type", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
+			return c.AllToAll(a.send, a.recv, a.count, pick(odd, other, a.dt))
+		}})
+	}
+	return all
+}
+
+// otherType is a type of the same size as dt, or Invalid.
+func (p *probe) otherType(dt dtype.DType) dtype.DType {
+	for _, other := range p.types() {
+		if other != dt && other.Size() == dt.Size() {
+			return other
+		}
+	}
+	return dtype.Invalid
+}
+
+// disagreements lets the last rank call something else than the others, in all
+// ways: every rank must be told.
+func disagreements(p *probe) {
+	a := p.operands(p.sumType(), 5)
+	for _, d := range p.disagreementsAbout(p.otherType(a.dt)) {
+		c := p.split(0, p.rank)
+		err := d.call(p.ctx, c, a, p.rank == p.size-1)
+		if err == nil {
+			err = c.Sync(p.ctx)
+		}
+		p.wantOneOf("ranks disagree about "+d.name, err, comm.ErrMismatch)
+		p.refuses(c, comm.ErrBroken, comm.ErrMismatch)
+		p.must(p.c.Barrier(p.ctx))
+		p.must(c.Close())
+	}
+	p.exercise(p.c)
+}
+
+// wrongMessage sends rank 0 what it does not expect.
+func wrongMessage(p *probe) {
+	a := p.operands(p.sumType(), 5)
+	other := p.otherType(a.dt)
+	for _, sent := range []operands{{dt: a.dt, count: 4}, {dt: a.dt, count: 6}, {dt: other, count: 5}} {
+		if sent.dt == dtype.Invalid {
+			continue
+		}
+		c := p.split(0, p.rank)
+		switch p.rank {
+		case 0:
+			err := c.Recv(a.recv, a.count, a.dt, 1, 7)
+			if err == nil {
+				err = c.Sync(p.ctx)
+			}
+			p.wantOneOf("a message of another length or type", err, comm.ErrMismatch)
+		case 1:
+			// The sender may be told, or be done before it could be.
+			err := c.Send(a.send, sent.count, sent.dt, 0, 7)
+			if err == nil {
+				err = c.Sync(p.ctx)
+			}
+			if err != nil {
+				p.wantOneOf("sending another length or type", err, comm.ErrMismatch, comm.ErrPeerFailed)
+			}
+		}
+		p.must(p.c.Barrier(p.ctx))
+		p.must(c.Close())
+	}
+	p.exercise(p.c)
+}

@@ -1,0 +1,325 @@
+package commtest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+var orderingCases = []testCase{
+	{name: "rank and size", body: identity},
+	{name: "zero counts with nil buffers", body: zeroCounts},
+	{name: "operations use earlier results", body: chained},
+	{name: "many operations before one sync", body: manySmall},
+	{name: "group of collectives and messages", body: mixedGroup},
+	{name: "nested groups", body: nestedGroups},
+	{name: "group that fails submits nothing", body: failedGroup},
+	{name: "barrier holds until the last rank comes", body: barrier, minRanks: 2},
+	{name: "barrier implies sync", body: barrierSyncs},
+	{name: "goroutines take turns", body: handOver},
+	{name: "goroutines share a communicator", body: concurrent},
+	{name: "goroutines with a communicator each", body: concurrentSplits},
+}
+
+// identity checks that ranks are numbered 0, 1, … .
+func identity(p *probe) {
+	if p.size < 1 || p.rank < 0 || p.rank >= p.size {
+		p.fatalf("rank %d of %d is out of range", p.rank, p.size)
+	}
+	for r, got := range p.exchange(p.c, []byte{byte(p.rank), byte(p.size)}) {
+		if got[0] != byte(r) || got[1] != byte(p.size) {
+			p.errorf("place %d is taken by rank %d of %d", r, got[0], got[1])
+		}
+	}
+}
+
+// zeroCounts calls everything with nothing to move.
+func zeroCounts(p *probe) {
+	zeros := make([]int, p.size)
+	for _, dt := range p.types() {
+		for _, call := range everyCall(operands{dt: dt, counts: zeros, displs: zeros}) {
+			if reducing(call.name) && !p.reduces(dt, comm.Max) {
+				continue
+			}
+			if err := call.submit(p.c); err != nil {
+				p.fatalf("%s of 0 %v with nil buffers: %w", call.name, dt, err)
+			}
+		}
+	}
+	p.must(p.c.Sync(p.ctx))
+}
+
+// sumType is a type that the backend sums, and which holds small integers.
+func (p *probe) sumType() dtype.DType {
+	for _, dt := range []dtype.DType{dtype.F32, dtype.I32, dtype.I64, dtype.F64, dtype.U32, dtype.U64} {
+		if p.reduces(dt, comm.Sum) {
+			return dt
+		}
+	}
+	p.fatalf("the backend sums none of the common types")
+	return dtype.Invalid
+}
+
+// number encodes a small integer.
+func number(dt dtype.DType, x int) []byte {
+	if dt.IsFloat() {
+		return encodeFloats(dt, []float64{float64(x)})
+	}
+	return appendInt(nil, uint64(x), dt)
+}
+
+// numbers is n times the same small integer.
+func numbers(dt dtype.DType, n, x int) []byte { return tile(number(dt, x), 0, n*dt.Size()) }
+
+// ranksSum is 0 + 1 + … + size-1.
+func (p *probe) ranksSum() int { return p.size * (p.size - 1) / 2 }
+
+// chained lets each operation take what the one before has left, without a
+// Sync in between.
+func chained(p *probe) {
+	const n = 3000
+	dt := p.sumType()
+	size := dt.Size()
+	l := plain("chain", "", n, dt)
+	root := p.size - 1
+	for range p.rounds(3) {
+		b := p.batch(p.c)
+		x := b.buffer(l, numbers(dt, n, p.rank), n*size, want(numbers(dt, n, p.size*p.ranksSum()), dt), true)
+		y := b.output(l, n*size, want(numbers(dt, n, p.ranksSum()), dt))
+		all := b.output(l, p.size*n*size, want(numbers(dt, p.size*n, p.ranksSum()), dt))
+		z := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
+		last := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
+		next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+		b.call(l, func() error {
+			return errors.Join(
+				b.c.Reduce(x, y, n, dt, comm.Sum, root), // y at root: Σ
+				b.c.Broadcast(y, n, dt, root),           // y: Σ
+				b.c.AllGather(y, all, n, dt),            // all: Σ, size times
+				b.c.AllReduce(y, x, n, dt, comm.Sum),    // x: size Σ
+				b.c.AllReduce(x, z, n, dt, comm.Sum),    // z: size² Σ
+				b.c.Group(func() error {
+					return errors.Join(b.c.Recv(last, n, dt, prev, 1), b.c.Send(z, n, dt, next, 1))
+				}),
+			)
+		})
+		b.run()
+	}
+}
+
+// rounds is how often a case repeats something.
+func (p *probe) rounds(n int) int {
+	if p.extended {
+		return 10 * n
+	}
+	return n
+}
+
+// manySmall submits a thousand operations of all kinds and waits once.
+func manySmall(p *probe) {
+	dt := p.sumType()
+	l := plain("allreduce", "one of many", 1, dt)
+	b := p.batch(p.c)
+	for i := range p.rounds(100) {
+		send := b.input(l, number(dt, p.rank+i))
+		recv := b.output(l, dt.Size(), want(number(dt, p.ranksSum()+p.size*i), dt))
+		b.call(l, func() error { return b.c.AllReduce(send, recv, 1, dt, comm.Sum) })
+		addBroadcast(b, label{call: "broadcast", count: 2, dt: dt, op: noOp, root: i % p.size})
+		addAllGather(b, plain("allgather", "", 1, dt))
+		addAllToAll(b, plain("alltoall", "", 1, dt))
+	}
+	b.run()
+}
+
+// mixedGroup starts collectives and messages together.
+func mixedGroup(p *probe) {
+	dt := p.word()
+	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	b := p.batch(p.c)
+	b.recv(500, dt, prev, 1, 1)
+	addAllGather(b, plain("allgather", "", 40, dt))
+	addBroadcast(b, label{call: "broadcast", count: 700, dt: dt, op: noOp, root: p.size - 1})
+	b.send(500, dt, next, 1, 1)
+	b.runGroup()
+}
+
+// nestedGroups puts the two halves of an exchange into inner groups: nothing
+// may start before the outermost group ends.
+func nestedGroups(p *probe) {
+	dt := p.word()
+	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	b := p.batch(p.c)
+	b.recv(1000, dt, prev, 2, 6)
+	b.send(1000, dt, next, 2, 6)
+	for i := range b.calls {
+		submit := b.calls[i].submit
+		b.calls[i].submit = func() error { return p.c.Group(func() error { return p.c.Group(submit) }) }
+	}
+	b.runGroup()
+}
+
+// failedGroup lets groups fail in all ways; afterwards everything still goes as
+// if they had never been.
+func failedGroup(p *probe) {
+	dt := p.word()
+	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	mine := errors.New("submit failed")
+	b := p.batch(p.c)
+	l := plain("group", "that fails", 100, dt)
+	stale := b.input(l, message(100, dt, -1, -1, -1))
+	never := b.untouched(l, 100*dt.Size())
+	valid := func() error {
+		return errors.Join(p.c.Send(stale, 100, dt, next, 8), p.c.Recv(never, 100, dt, prev, 8))
+	}
+	err := p.c.Group(func() error { return errors.Join(valid(), mine) })
+	if !errors.Is(err, mine) {
+		p.errorf("group whose submit fails: got %v, want its error", err)
+	}
+	err = p.c.Group(func() error { return errors.Join(valid(), p.c.Send(stale, -1, dt, next, 8)) })
+	if !errors.Is(err, comm.ErrArgument) {
+		p.errorf("group with a bad call: got %v, want ErrArgument", err)
+	}
+	err = p.c.Group(func() error {
+		_ = p.c.Send(stale, 100, dt, p.size, 8) // ignored by submit, not by the group
+		return valid()
+	})
+	if !errors.Is(err, comm.ErrArgument) {
+		p.errorf("group whose submit ignores the error of a call: got %v, want ErrArgument", err)
+	}
+	err = p.c.Group(func() error {
+		_ = p.c.Group(func() error { return errors.Join(valid(), mine) })
+		return valid()
+	})
+	if !errors.Is(err, mine) {
+		p.errorf("group that ignores the error of an inner group: got %v, want that error", err)
+	}
+	b.send(100, dt, next, 3, 8)
+	b.recv(100, dt, prev, 3, 8)
+	b.runGroup()
+}
+
+// barrier proves by the order of events that nobody leaves before everybody
+// came: all ranks note when they entered and when they left, and the last to
+// enter must not be later than the first to leave. The clock is that of one
+// host. A late rank, a different one each round, gives a wrong barrier the
+// time to show itself; a right one never fails, however slow the machine.
+func barrier(p *probe) {
+	for round := range p.rounds(3) * p.size {
+		late := round % p.size
+		p.must(p.c.Sync(p.ctx))
+		if p.rank == late {
+			time.Sleep(time.Millisecond)
+		}
+		entered := time.Now().UnixNano()
+		p.must(p.c.Barrier(p.ctx))
+		left := time.Now().UnixNano()
+
+		var mine []byte
+		mine = binary.LittleEndian.AppendUint64(mine, uint64(entered))
+		mine = binary.LittleEndian.AppendUint64(mine, uint64(left))
+		for r, theirs := range p.exchange(p.c, mine) {
+			if came := int64(binary.LittleEndian.Uint64(theirs)); left < came {
+				p.errorf("round %d: left the barrier %v before rank %d came", round, time.Duration(came-left), r)
+			}
+		}
+	}
+}
+
+// barrierSyncs reads results after a Barrier without a Sync.
+func barrierSyncs(p *probe) {
+	b := p.batch(p.c)
+	addAllGather(b, plain("allgather", "", 5000, p.word()))
+	b.submit()
+	p.must(p.c.Barrier(p.ctx))
+	b.verify()
+}
+
+// handOver uses the communicator from a new goroutine each time.
+func handOver(p *probe) {
+	for range 10 {
+		b := p.batch(p.c)
+		addAllGather(b, plain("allgather", "from another goroutine", 300, p.word()))
+		p.settle()
+		for _, c := range b.calls {
+			err := make(chan error)
+			go func() { err <- c.submit() }()
+			p.must(<-err)
+		}
+		b.calls = nil
+		err := make(chan error)
+		go func() { err <- p.c.Sync(p.ctx) }()
+		p.must(<-err)
+		b.verify()
+	}
+}
+
+// concurrent lets goroutines call the same collective at the same time. Which
+// call of one rank meets which of another is open, so all of them carry the
+// same data.
+func concurrent(p *probe) {
+	const goroutines, rounds, n = 4, 25, 100
+	dt := p.sumType()
+	l := plain("allreduce", "from several goroutines", n, dt)
+	b := p.batch(p.c)
+	var wg sync.WaitGroup
+	errs := make([]error, goroutines)
+	var buffers [goroutines][rounds][2]uintptr
+	for g := range buffers {
+		for i := range rounds {
+			buffers[g][i] = [2]uintptr{
+				b.input(l, numbers(dt, n, p.rank)),
+				b.output(l, n*dt.Size(), want(numbers(dt, n, p.ranksSum()), dt)),
+			}
+		}
+	}
+	p.settle()
+	for g := range goroutines {
+		wg.Go(func() {
+			for _, buf := range buffers[g] {
+				err := p.c.AllReduce(buf[0], buf[1], n, dt, comm.Sum)
+				if err == nil {
+					err = p.c.Sync(p.ctx)
+				}
+				if err != nil {
+					errs[g] = err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p.must(errors.Join(errs...))
+	b.verify()
+}
+
+// concurrentSplits gives each of several goroutines a communicator of its own.
+func concurrentSplits(p *probe) {
+	const goroutines = 3
+	probes := make([]*probe, goroutines)
+	for g := range probes {
+		c := p.split(0, p.rank)
+		probes[g] = newProbe(p.ctx, p.suite, Rank{Comm: c, Runtime: p.rt})
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, goroutines)
+	for g, q := range probes {
+		wg.Go(func() {
+			errs[g] = q.guard(func() {
+				for i := range 20 {
+					b := q.batch(q.c)
+					addAllGather(b, plain("allgather", fmt.Sprintf("goroutine %d", g), 100+10*g+i, q.word()))
+					b.run()
+				}
+			})
+		})
+	}
+	wg.Wait()
+	for g, q := range probes {
+		p.adopt(q, errs[g])
+		p.must(q.c.Close())
+	}
+}

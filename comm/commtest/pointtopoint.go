@@ -1,0 +1,177 @@
+package commtest
+
+import (
+	"fmt"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+var messageCases = []testCase{
+	{name: "send and receive: ring", body: ring},
+	{name: "send and receive: pairs in turn", body: pairs, minRanks: 2},
+	{name: "send and receive: everybody with everybody", body: exchangeAll},
+	{name: "send and receive: to oneself", body: toOneself},
+	{name: "send and receive: one tag keeps its order", body: sameTag},
+	{name: "send and receive: tags out of order", body: tagsOutOfOrder, needs: tags},
+	{name: "send and receive: all types", body: messageTypes},
+}
+
+func tags(b Backend) string {
+	if b.NoTags {
+		return "the backend matches messages in order alone"
+	}
+	return ""
+}
+
+// send adds a send of n elements whose content tells source, destination and
+// serial number.
+func (b *batch) send(n int, dt dtype.DType, dest, serial int, tag uint32) {
+	l := plain("send", fmt.Sprintf("to %d, tag %d, number %d", dest, tag, serial), n, dt)
+	buf := b.input(l, message(n, dt, b.c.Rank(), dest, serial))
+	b.call(l, func() error { return b.c.Send(buf, n, dt, dest, tag) })
+}
+
+// recv adds the receive that matches a send with the same serial number.
+func (b *batch) recv(n int, dt dtype.DType, src, serial int, tag uint32) {
+	l := plain("recv", fmt.Sprintf("from %d, tag %d, number %d", src, tag, serial), n, dt)
+	content := message(n, dt, src, b.c.Rank(), serial)
+	buf := b.output(l, len(content), want(content, dt))
+	b.call(l, func() error { return b.c.Recv(buf, n, dt, src, tag) })
+}
+
+func message(n int, dt dtype.DType, src, dest, serial int) []byte {
+	return payload(n*dt.Size(), src, dest, serial)
+}
+
+// runGroup submits all calls in one group, waits, and verifies.
+func (b *batch) runGroup() {
+	b.p.settle()
+	b.p.must(b.c.Group(func() error {
+		for _, c := range b.calls {
+			if err := c.submit(); err != nil {
+				return fmt.Errorf("%v: %w", c.label, err)
+			}
+		}
+		return nil
+	}))
+	b.calls = nil
+	b.p.must(b.c.Sync(b.p.ctx))
+	b.verify()
+}
+
+// ring shifts data by every distance, for all counts, as an exchange.
+func ring(p *probe) {
+	dt := p.word()
+	for distance := range p.size {
+		for i, n := range p.counts(1) {
+			b := p.batch(p.c)
+			dest, src := (p.rank+distance)%p.size, (p.rank+p.size-distance)%p.size
+			b.send(n, dt, dest, i, 5)
+			b.recv(n, dt, src, i, 5)
+			b.runGroup()
+		}
+	}
+}
+
+// pairs sends without a group: the lower rank of every pair sends first, so
+// that no two wait for each other even if a send waits for its receive.
+func pairs(p *probe) {
+	dt := p.word()
+	for low := range p.size {
+		for high := low + 1; high < p.size; high++ {
+			b := p.batch(p.c)
+			switch p.rank {
+			case low:
+				b.send(1000, dt, high, 0, 1)
+				b.recv(70, dt, high, 1, 2)
+			case high:
+				b.recv(1000, dt, low, 0, 1)
+				b.send(70, dt, low, 1, 2)
+			}
+			b.run()
+		}
+	}
+}
+
+// exchangeAll lets everybody send to everybody in one group, the receives
+// submitted first on odd ranks.
+func exchangeAll(p *probe) {
+	dt := p.word()
+	for _, n := range []int{1, 1000} {
+		b := p.batch(p.c)
+		sends := func() {
+			for r := range p.size {
+				b.send(n+r, dt, r, n, uint32(10+r))
+			}
+		}
+		recvs := func() {
+			for r := range p.size {
+				b.recv(n+p.rank, dt, r, n, uint32(10+p.rank))
+			}
+		}
+		if p.rank%2 == 0 {
+			sends()
+			recvs()
+		} else {
+			recvs()
+			sends()
+		}
+		b.runGroup()
+	}
+}
+
+// toOneself exchanges several messages with oneself, in both orders.
+func toOneself(p *probe) {
+	dt := p.word()
+	for _, n := range []int{0, 1, 1000} {
+		b := p.batch(p.c)
+		b.send(n, dt, p.rank, 0, 3)
+		b.recv(n, dt, p.rank, 0, 3)
+		b.recv(n, dt, p.rank, 1, 4)
+		b.send(n, dt, p.rank, 1, 4)
+		b.runGroup()
+	}
+}
+
+// sameTag sends many messages with one tag, which must arrive in order.
+func sameTag(p *probe) {
+	const messages = 20
+	dt := p.word()
+	b := p.batch(p.c)
+	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	for i := range messages {
+		b.send(50, dt, next, i, 9)
+	}
+	for i := range messages {
+		b.recv(50, dt, prev, i, 9)
+	}
+	b.runGroup()
+}
+
+// tagsOutOfOrder receives in another order than was sent; the extreme tags are
+// among them.
+func tagsOutOfOrder(p *probe) {
+	dt := p.word()
+	tags := []uint32{0, 7, 1<<32 - 1, 1 << 31, 3, 1 << 16}
+	b := p.batch(p.c)
+	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	for i, tag := range tags {
+		b.send(30, dt, next, i, tag)
+	}
+	for i := range tags {
+		j := (i*5 + 2) % len(tags)
+		b.recv(30, dt, prev, j, tags[j])
+	}
+	b.runGroup()
+}
+
+// messageTypes sends every type that the backend carries.
+func messageTypes(p *probe) {
+	b := p.batch(p.c)
+	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	for i, dt := range p.types() {
+		b.send(33, dt, next, i, 1)
+		b.recv(33, dt, prev, i, 1)
+	}
+	b.runGroup()
+}

@@ -1,0 +1,89 @@
+package commtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// suite is one backend under test.
+type suite struct {
+	Backend
+	config
+}
+
+func newSuite(b Backend, opts ...Option) *suite {
+	s := &suite{Backend: b, config: config{timeout: 60 * time.Second, grace: 15 * time.Second}}
+	for _, o := range opts {
+		o(&s.config)
+	}
+	return s
+}
+
+// testCase is one named part of the suite. Its body runs on every rank of a
+// world; all ranks go through the same communication, whatever they find.
+type testCase struct {
+	name string
+	body func(p *probe)
+	// needs, if set, returns why a backend cannot run the case, or "".
+	needs func(b Backend) string
+	// minRanks is the smallest world in which the case means anything.
+	minRanks int
+}
+
+// skip returns why the case does not run, or "".
+func (c testCase) skip(b Backend, size int) string {
+	if size < c.minRanks {
+		return fmt.Sprintf("needs at least %d ranks", c.minRanks)
+	}
+	if c.needs != nil {
+		return c.needs(b)
+	}
+	return ""
+}
+
+// cases is the suite, in the order in which it runs.
+var cases = slices.Concat(
+	reductionCases,
+	movementCases,
+	messageCases,
+	orderingCases,
+	splitCases,
+	misuseCases,
+	closingCases,
+	faultCases,
+	streamCases,
+)
+
+// run executes one case in a world of the given size and returns everything
+// that the ranks of this process found wrong, or why they skipped it.
+func (s *suite) run(ctx context.Context, c testCase, size int) (skipped string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	var reason atomic.Value
+	done := make(chan error, 1)
+	go func() {
+		done <- s.Run(ctx, size, func(ctx context.Context, r Rank) error {
+			if r.Comm.WorldSize() != size {
+				return fmt.Errorf("world has %d ranks, want %d", r.Comm.WorldSize(), size)
+			}
+			p := newProbe(ctx, s, r)
+			err := p.guard(func() { c.body(p) })
+			if p.skipped != "" {
+				reason.Store(p.skipped)
+			}
+			return err
+		})
+	}()
+	hang := time.NewTimer(s.timeout + s.grace)
+	defer hang.Stop()
+	select {
+	case err = <-done:
+	case <-hang.C:
+		err = fmt.Errorf("%s: ranks still running %v after the deadline of %v", c.name, s.grace, s.timeout)
+	}
+	skipped, _ = reason.Load().(string)
+	return skipped, err
+}

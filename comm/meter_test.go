@@ -1,0 +1,158 @@
+package comm_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+func TestMeterConformance(t *testing.T) {
+	rt := newRuntime(t)
+	commtest.Run(t, commtest.Backend{
+		Name:  "local",
+		Sizes: []int{2},
+		Run: decorated(rt, func(c comm.Communicator) (comm.Communicator, error) {
+			return comm.NewMeter(c), nil
+		}),
+	})
+}
+
+func TestMeterCountsByTheRule(t *testing.T) {
+	const ranks, n, root = 3, 10, 1
+	counts, displs := []int{4, 0, 5}, []int{0, 4, 4}
+	toAll := []int{1, 2, 3} // to rank 0, 1, 2 from everybody
+	rt := newRuntime(t)
+	for name, test := range map[string]struct {
+		call func(c comm.Communicator, send, recv uintptr) error
+		want [ranks]int64 // elements by rank
+	}{
+		"allreduce":     {func(c comm.Communicator, s, r uintptr) error { return c.AllReduce(s, r, n, dtype.F64, comm.Sum) }, [3]int64{13, 13, 13}},
+		"reducescatter": {func(c comm.Communicator, s, r uintptr) error { return c.ReduceScatter(s, r, n, dtype.F64, comm.Sum) }, [3]int64{20, 20, 20}},
+		"allgather":     {func(c comm.Communicator, s, r uintptr) error { return c.AllGather(s, r, n, dtype.F64) }, [3]int64{20, 20, 20}},
+		"allgatherv":    {func(c comm.Communicator, s, r uintptr) error { return c.AllGatherV(s, r, counts, displs, dtype.F64) }, [3]int64{5, 9, 4}},
+		"alltoall":      {func(c comm.Communicator, s, r uintptr) error { return c.AllToAll(s, r, n, dtype.F64) }, [3]int64{20, 20, 20}},
+		"alltoallv": {func(c comm.Communicator, s, r uintptr) error {
+			mine := toAll[c.Rank()]
+			return c.AllToAllV(s, toAll, []int{0, 3, 6}, r, []int{mine, mine, mine}, []int{0, 3, 6}, dtype.F64)
+		}, [3]int64{5, 4, 3}},
+		"broadcast": {func(c comm.Communicator, s, _ uintptr) error { return c.Broadcast(s, n, dtype.F64, root) }, [3]int64{10, 0, 10}},
+		"reduce":    {func(c comm.Communicator, s, r uintptr) error { return c.Reduce(s, r, n, dtype.F64, comm.Sum, root) }, [3]int64{10, 0, 10}},
+		"gather":    {func(c comm.Communicator, s, r uintptr) error { return c.Gather(s, r, n, dtype.F64, root) }, [3]int64{10, 0, 10}},
+		"scatter":   {func(c comm.Communicator, s, r uintptr) error { return c.Scatter(s, r, n, dtype.F64, root) }, [3]int64{0, 20, 0}},
+		"send": {func(c comm.Communicator, s, r uintptr) error {
+			return c.Group(func() error {
+				// To oneself, and from 0 to 2.
+				if err := c.Send(s, 7, dtype.F64, c.Rank(), 1); err != nil {
+					return err
+				}
+				if err := c.Recv(r, 7, dtype.F64, c.Rank(), 1); err != nil {
+					return err
+				}
+				switch c.Rank() {
+				case 0:
+					return c.Send(s, n, dtype.F64, 2, 2)
+				case 2:
+					return c.Recv(r+512, n, dtype.F64, 0, 2)
+				}
+				return nil
+			})
+		}, [3]int64{10, 0, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			send, recv := make([]uintptr, ranks), make([]uintptr, ranks)
+			for r := range ranks {
+				send[r], recv[r] = allocate(t, rt, 1024), allocate(t, rt, 1024)
+			}
+			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+				r := c.Rank()
+				m := comm.NewMeter(c)
+				if err := test.call(m, send[r], recv[r]); err != nil {
+					return err
+				}
+				if err := m.Sync(ctx); err != nil {
+					return err
+				}
+				total := m.Totals()
+				assert.Equal(t, test.want[r], total.SentElements, "rank %d", r)
+				assert.Equal(t, 8*test.want[r], total.SentBytes, "rank %d", r)
+				assert.Equal(t, test.want[r], m.ByOperation()[name].SentElements, "rank %d", r)
+				assert.Equal(t, int64(1), m.ByOperation()["sync"].Calls)
+				return nil
+			}))
+		})
+	}
+}
+
+func TestMeterCountsCallsAndTime(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	m := comm.NewMeter(noop.New(rt))
+	require.NoError(t, m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
+	require.NoError(t, m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
+	require.Error(t, m.AllReduce(buf, buf, -4, dtype.F32, comm.Sum))
+	require.NoError(t, m.Barrier(t.Context()))
+	assert.Equal(t, int64(3), m.Totals().Calls, "a failed call does not count")
+	assert.Equal(t, int64(2), m.ByOperation()["allreduce"].Calls)
+	assert.Positive(t, m.Totals().Time)
+	assert.Less(t, m.Totals().Time, time.Minute)
+	m.Reset()
+	assert.Equal(t, comm.Traffic{}, m.Totals())
+	assert.Empty(t, m.ByOperation())
+}
+
+func TestMeterCountsItsSplits(t *testing.T) {
+	rt := newRuntime(t)
+	require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
+		m := comm.NewMeter(c)
+		half, err := m.Split(ctx, c.Rank()%2, 0)
+		if err != nil {
+			return err
+		}
+		none, err := m.Split(ctx, -1, 0)
+		if err != nil {
+			return err
+		}
+		assert.Nil(t, none)
+		quarter, err := half.Split(ctx, 0, 0)
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(64)
+		if err != nil {
+			return err
+		}
+		for _, c := range []comm.Communicator{m, half, quarter} {
+			if err := c.Broadcast(buf, 3, dtype.I16, 0); err != nil {
+				return err
+			}
+			if err := c.Sync(ctx); err != nil {
+				return err
+			}
+		}
+		in := func(c comm.Communicator) int64 { return c.(*comm.Meter).ByOperation()["broadcast"].Calls }
+		assert.Equal(t, []int64{3, 2, 1}, []int64{in(m), in(half), in(quarter)})
+		return rt.Deallocate(buf)
+	}))
+}
+
+func TestMeterDoesNotAllocate(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	m := comm.NewMeter(noop.New(rt))
+	counts, displs := []int{4}, []int{0}
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		_ = m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum)
+		_ = m.AllGatherV(buf, buf, counts, displs, dtype.F32)
+		_ = m.Sync(context.Background())
+		_ = m.Totals()
+	}))
+}
