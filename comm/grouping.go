@@ -15,12 +15,14 @@ import (
 //   - calls Enter first in every submission, and keeps the operation for later
 //     if it reports true;
 //   - calls Refuse with the error of every submission that it turns down;
-//   - implements Group by Run.
+//   - implements Group by Run;
+//   - calls Free when it has closed or broken.
 type Grouping struct {
 	owner atomic.Uintptr // the goroutine in a group, 0 if there is none
 
 	mu    sync.Mutex
-	ended sync.Cond // owner has become 0; uses mu
+	ended sync.Cond // owner has become 0, or free has become true; uses mu
+	free  bool      // nobody waits for a turn any more
 	err   error     // first error in the open group
 }
 
@@ -42,18 +44,35 @@ func (g *Grouping) Enter() (inside bool) {
 	return false
 }
 
+// Inside reports whether the caller is in a group that it has opened itself.
+// Calls that wait (Sync, Barrier, Split) cannot work there.
+func (g *Grouping) Inside() bool {
+	owner := g.owner.Load()
+	return owner != 0 && owner == goroutine.ID()
+}
+
 // await waits for the end of an open group. The caller holds mu.
 func (g *Grouping) await() {
 	g.ended.L = &g.mu
-	for g.owner.Load() != 0 {
+	for g.owner.Load() != 0 && !g.free {
 		g.ended.Wait()
 	}
+}
+
+// Free ends all waiting for the end of a group, for good: a backend calls it
+// when it has closed or broken, so that waiting calls go on and say so.
+func (g *Grouping) Free() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.free = true
+	g.ended.L = &g.mu
+	g.ended.Broadcast()
 }
 
 // Refuse notes the error of a call: if the caller is in a group, that group is
 // given up. It returns err.
 func (g *Grouping) Refuse(err error) error {
-	if err == nil || g.owner.Load() != goroutine.ID() {
+	if err == nil || !g.Inside() {
 		return err
 	}
 	g.mu.Lock()
@@ -69,11 +88,15 @@ func (g *Grouping) Refuse(err error) error {
 // it. Run returns that error, or what finish returns. A panic of submit passes
 // through, after the group was given up.
 func (g *Grouping) Run(submit func() error, finish func(err error) error) (err error) {
-	if g.owner.Load() == goroutine.ID() {
+	if g.Inside() {
 		return g.Refuse(submit())
 	}
 	g.mu.Lock()
 	g.await()
+	if g.free {
+		g.mu.Unlock()
+		return submit() // in which every call fails
+	}
 	g.err = nil
 	g.owner.Store(goroutine.ID())
 	g.mu.Unlock()

@@ -1,0 +1,29 @@
+package local_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+func TestConformance(t *testing.T) {
+	rt := cpu.New()
+	t.Cleanup(func() {
+		if err := rt.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	commtest.Run(t, commtest.Backend{
+		Name:  "local",
+		Sizes: []int{1, 2, 3, 4, 8},
+		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+			})
+		},
+	})
+}

@@ -1,0 +1,83 @@
+// Package local is a communicator whose ranks are goroutines of one process.
+// They share memory, so nothing is packed or sent: an allreduce reads every
+// rank's input where it lies and writes every rank's output once.
+//
+// # How it works
+//
+// The collectives of a world form one sequence. A rank submits one by writing
+// its arguments into the slot of the next sequence number, in a ring of slots,
+// and counting down what the slot still misses: one arrival per rank, and the
+// end of the preceding collective. Whoever brings that count to zero compares
+// the arguments of all ranks, so a disagreement is found before any memory is
+// touched, and starts the work. Small work is done on the spot. Larger work is
+// cut into chunks, which any rank that waits in Sync claims one after the
+// other; a rank that computes meanwhile need not take part.
+//
+// Messages (Send, Recv) are matched in mailboxes and copied once, from the
+// sender's buffer into the receiver's.
+//
+// A rank that waits first helps with chunks, then looks for a while, then
+// gives up its processor, then sleeps until it is woken, so worlds of more
+// ranks than processors stay live. Submitting never blocks, except for the
+// group of another goroutine, and does not allocate in the steady state.
+//
+// # Guarantees
+//
+//   - Sources are combined in rank order by one goroutine per element: results
+//     are reproducible and bit-identical on all ranks. f16, bf16 and fp8 are
+//     accumulated in float32 and rounded once.
+//   - Ranks that disagree on what they called all get [comm.ErrMismatch].
+//   - When a call returns an error because the communicator broke, nobody
+//     touches this rank's buffers any more.
+//   - The operations of one [comm.Communicator.Group] are not ordered among
+//     each other, except that collectives keep their order; overlapping
+//     buffers of messages in one group are [comm.ErrArgument].
+package local
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// backend is what errors of this package say they come from.
+const backend = "local"
+
+// closeLimit is how long Close waits for pending work unless WithTimeout says
+// otherwise.
+const closeLimit = 5 * time.Second
+
+// Option changes how a world works.
+type Option func(*options)
+
+type options struct {
+	timeout time.Duration // 0: none
+}
+
+// WithTimeout bounds every wait whose context has no deadline of its own, and
+// the time that Close gives pending work. Without it, such waits take as long
+// as the slowest rank, and Close waits 5 seconds. The communicators that Split
+// makes inherit it.
+func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
+
+// New makes a world of n ranks and returns their communicators, in rank order.
+// Each rank closes its own; a communicator that is garbage collected without
+// having been closed is logged, and its peers see it leave.
+func New(n int, opts ...Option) ([]comm.Communicator, error) {
+	if n < 1 {
+		return nil, &comm.OpError{Backend: backend, Op: "new", Rank: -1,
+			Err: fmt.Errorf("%w: world of %d ranks", comm.ErrArgument, n)}
+	}
+	var o options
+	for _, opt := range opts {
+		opt(&o)
+	}
+	w := newWorld(n, n <= runtime.GOMAXPROCS(0), o)
+	comms := make([]comm.Communicator, n)
+	for r, e := range w.ranks {
+		comms[r] = newCommunicator(e)
+	}
+	return comms, nil
+}

@@ -1,0 +1,125 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// lot is where waiting ranks sleep.
+type lot struct {
+	mu      sync.Mutex
+	waiting []*waiter
+	idle    []*waiter
+}
+
+// waiter is one sleeping goroutine.
+type waiter struct {
+	endpoint *endpoint
+	place    int           // in lot.waiting
+	wake     chan struct{} // has room for one
+	timer    *time.Timer   // made when first needed
+}
+
+// sleep waits until there may be something to do for the rank. It returns an
+// error if ctx ends or the limit passes before.
+func (e *endpoint) sleep(ctx context.Context, limit time.Time) error {
+	w := e.world
+	p := w.enterLot(e)
+	defer w.leaveLot(p)
+	// What happened before others could see that this one sleeps.
+	if e.done() || w.failure.Load() != nil || w.front.claim.any() || w.front.jobs.Load() > 0 {
+		return nil
+	}
+	var timeout <-chan time.Time
+	if limit != noLimit {
+		timeout = p.startTimer(time.Until(limit))
+		defer p.timer.Stop()
+	}
+	select {
+	case <-p.wake:
+		return nil
+	case <-ctx.Done():
+		return comm.ContextError(ctx)
+	case <-timeout:
+		return fmt.Errorf("%w after %v", comm.ErrTimeout, w.options.timeout)
+	}
+}
+
+func (p *waiter) startTimer(d time.Duration) <-chan time.Time {
+	if p.timer == nil {
+		p.timer = time.NewTimer(d)
+	} else {
+		p.timer.Reset(d)
+	}
+	return p.timer.C
+}
+
+func (w *world) enterLot(e *endpoint) *waiter {
+	l := &w.lot
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var p *waiter
+	if last := len(l.idle) - 1; last >= 0 {
+		p, l.idle = l.idle[last], l.idle[:last]
+	} else {
+		p = &waiter{wake: make(chan struct{}, 1)}
+	}
+	p.endpoint, p.place = e, len(l.waiting)
+	l.waiting = append(l.waiting, p)
+	w.sleepers.Add(1)
+	return p
+}
+
+func (w *world) leaveLot(p *waiter) {
+	l := &w.lot
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w.sleepers.Add(-1)
+	last := len(l.waiting) - 1
+	moved := l.waiting[last]
+	l.waiting[p.place], moved.place = moved, p.place
+	l.waiting[last] = nil
+	l.waiting = l.waiting[:last]
+	select {
+	case <-p.wake: // came too late
+	default:
+	}
+	l.idle = append(l.idle, p)
+}
+
+// rouse wakes up to n of the sleepers that should wake, all if n is negative.
+func (w *world) rouse(n int, should func(*endpoint) bool) {
+	if w.sleepers.Load() == 0 {
+		return
+	}
+	w.lot.mu.Lock()
+	defer w.lot.mu.Unlock()
+	for _, p := range w.lot.waiting {
+		if n == 0 {
+			return
+		}
+		if !should(p.endpoint) {
+			continue
+		}
+		n--
+		select {
+		case p.wake <- struct{}{}:
+		default: // is being woken
+		}
+	}
+}
+
+func anyone(*endpoint) bool { return true }
+
+// wakeDone wakes the ranks whose operations are all done.
+func (w *world) wakeDone() { w.rouse(-1, (*endpoint).done) }
+
+// wakeHelpers wakes as many ranks as can work on so many chunks.
+func (w *world) wakeHelpers(chunks int) { w.rouse(min(chunks, w.workers)-1, anyone) }
+
+// wakeAll wakes all sleepers.
+func (w *world) wakeAll() { w.rouse(-1, anyone) }

@@ -1,0 +1,131 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+const (
+	// minSpin and maxSpin bound how often a rank looks for an end of its waiting
+	// before it gives up its processor, in worlds that have a processor per
+	// rank: some microseconds, more than the peers take for a small collective
+	// if they come at the same time, to some tens, more than it takes to wake a
+	// sleeping thread. In between, the limit follows what was worth it lately.
+	minSpin, maxSpin = 500, 10000
+	// yieldLooks is how often it looks then, letting other goroutines run in
+	// between, before it sleeps.
+	yieldLooks = 16
+)
+
+// sync waits until everything the rank submitted is done.
+func (e *endpoint) sync(ctx context.Context, name string) error {
+	if e.closed.Load() {
+		return e.check.Fail(name, comm.ErrClosed)
+	}
+	if e.group.Inside() {
+		return e.group.Refuse(e.check.Fail(name,
+			fmt.Errorf("%w: inside a group it would wait for what has not started", comm.ErrArgument)))
+	}
+	submitted := e.submitted.Load()
+	if f := e.world.failure.Load(); f != nil && submitted == e.settled.Load() {
+		return e.check.Fail(name, e.broken(f))
+	}
+	if err := e.wait(ctx); err != nil {
+		return e.check.Fail(name, err)
+	}
+	e.settled.Store(submitted)
+	return nil
+}
+
+// wait helps until everything is done. If that fails, the world is broken and
+// nobody touches the rank's buffers any more.
+func (e *endpoint) wait(ctx context.Context) error {
+	w := e.world
+	var limit time.Time
+	spin := int(e.spin.Load())
+	for looks := 0; ; looks++ {
+		if e.done() {
+			e.learn(spin, looks)
+			return nil
+		}
+		if f := w.failure.Load(); f != nil {
+			e.quiesce()
+			return e.failed(f)
+		}
+		if e.help() {
+			looks = 0
+			continue
+		}
+		switch {
+		case looks < spin:
+		case looks < spin+yieldLooks:
+			runtime.Gosched()
+		default:
+			if limit.IsZero() {
+				limit = w.limit(ctx)
+			}
+			if err := e.sleep(ctx, limit); err != nil && !e.done() {
+				e.giveUp(err)
+			}
+			looks = 0
+		}
+	}
+}
+
+// learn adapts how long the rank spins to how a wait ended.
+func (e *endpoint) learn(spin, looks int) {
+	switch {
+	case spin == 0 || looks == 0:
+	case looks < spin:
+		e.spin.Store(int32(min(2*spin, maxSpin)))
+	default:
+		e.spin.Store(int32(max(spin/2, minSpin)))
+	}
+}
+
+// noLimit is the limit of a wait that only its context ends.
+var noLimit = time.Unix(1<<40, 0)
+
+// limit returns when a wait ends if its context does not end it.
+func (w *world) limit(ctx context.Context) time.Time {
+	if _, ok := ctx.Deadline(); ok || w.options.timeout <= 0 {
+		return noLimit
+	}
+	return time.Now().Add(w.options.timeout)
+}
+
+// waitsFor describes what keeps the rank waiting.
+func (e *endpoint) waitsFor() string {
+	w := e.world
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var what []string
+	if seq := w.front.completed.Load(); seq < e.arrivals.Load() {
+		var late []int
+		for _, other := range w.ranks {
+			if other.arrivals.Load() <= seq {
+				late = append(late, other.rank)
+			}
+		}
+		text := fmt.Sprintf("%v (operation %d)", &w.slot(seq).calls[e.rank], seq)
+		if len(late) > 0 {
+			text += ", not called by " + ranksText(late)
+		}
+		what = append(what, text)
+	}
+	for _, o := range e.open {
+		what = append(what, fmt.Sprintf("%v, peer rank %d, tag %d", &o.call, o.root, o.tag))
+	}
+	if n := len(e.backlog.all()); n > 0 {
+		what = append(what, fmt.Sprintf("%d operations behind that", n))
+	}
+	if len(what) == 0 {
+		return "nothing"
+	}
+	return strings.Join(what, "; ")
+}
