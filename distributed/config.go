@@ -1,0 +1,184 @@
+package distributed
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Dense is the name of the pattern that sends everything.
+const Dense = "dense"
+
+// Config says how a [Sparse] reduces a gradient. The zero value of each field
+// but Density is its default. All ranks use the same values.
+type Config struct {
+	// Pattern is one of [Patterns], "dense" unless set.
+	Pattern string
+	// Density is the share of a rank's entries that it picks per step, in
+	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
+	// it.
+	Density float64
+	// NoErrorFeedback forgets what was not sent, instead of adding it to the
+	// next step's gradient. It is there for comparison: training with it off
+	// usually converges worse.
+	NoErrorFeedback bool
+
+	// ClipNorm bounds the L2 norm of the gradient before it is added to the
+	// residual; 0 does not clip, and neither does a norm that is not finite.
+	ClipNorm float64
+	// Clip says whose norm ClipNorm bounds.
+	Clip ClipMode
+
+	// Schedule varies the density over the steps.
+	Schedule Schedule
+
+	// ThresholdInterval is for how many steps a threshold is reused before it
+	// is computed exactly again (topkAopt, oktopk), 32 unless set, as in the
+	// Ok-Topk paper. A threshold that picks more than 2k or fewer than k/4
+	// entries is recomputed at once.
+	ThresholdInterval int
+	// ThresholdStep is the factor by which a reused threshold is corrected
+	// after a step that picked fewer than 2k/3 or more than 5k/4 entries,
+	// 1.02 unless set.
+	ThresholdStep float64
+	// RebalanceInterval is after how many steps oktopk balances the regions
+	// again, 64 unless set, as in the paper.
+	RebalanceInterval int
+	// Throttle is with how many peers at a time oktopk, topkSA and gaussiankSA
+	// exchange entries when they split the reduction by region, 4 unless set,
+	// as in the published code.
+	Throttle int
+	// BalanceFactor: oktopk spreads the reduced entries evenly before it
+	// gathers them if a rank has more than this many times the average, 4
+	// unless set, as in the paper.
+	BalanceFactor float64
+	// FitSteps is how often the Gaussian patterns may correct a threshold that
+	// picks fewer than 3k/4 or more than 5k/4 entries, 20 unless set, as in
+	// the published code. 0 means the default, a negative number none.
+	FitSteps int
+}
+
+// ClipMode says which norm [Config.ClipNorm] bounds.
+type ClipMode uint8
+
+const (
+	// ClipLocal scales each rank's gradient to at most ClipNorm/sqrt(P), as in
+	// Deep Gradient Compression (Lin et al., ICLR 2018, section 3.2): if the
+	// ranks' gradients are independent, their sum has at most norm ClipNorm.
+	ClipLocal ClipMode = iota
+	// ClipGlobal scales all ranks' gradients by one factor, so that the root
+	// mean square of their norms is at most ClipNorm. The norm of the averaged
+	// gradient is never larger than that. It costs an allreduce of one
+	// number.
+	ClipGlobal
+	numClipModes
+)
+
+// Schedule varies the density over the steps. The zero value does not.
+type Schedule struct {
+	// WarmupSteps steps at the start are dense.
+	WarmupSteps int
+	// Densities are the densities of the epochs after the warm-up, in [0, 1];
+	// later epochs use Config.Density. In an epoch of density 0 nothing is
+	// sent: gradients add up in the residuals and results are 0.
+	Densities []float64
+	// StepsPerEpoch is the length of an epoch of Densities, in steps.
+	StepsPerEpoch int
+}
+
+// WarmupDensities returns the exponential warm-up of Deep Gradient Compression
+// (Lin et al., ICLR 2018, section 3.3), for [Schedule.Densities].
+func WarmupDensities() []float64 { return []float64{0.25, 0.0625, 0.015625, 0.004, 0.001} }
+
+// density returns the density of a step, and whether the step is dense.
+func (s *Schedule) density(step int, after float64) (density float64, dense bool) {
+	if step < s.WarmupSteps {
+		return 1, true
+	}
+	if len(s.Densities) > 0 {
+		if epoch := (step - s.WarmupSteps) / s.StepsPerEpoch; epoch < len(s.Densities) {
+			return s.Densities[epoch], false
+		}
+	}
+	return after, false
+}
+
+// withDefaults checks c and fills in what was left out.
+func (c Config) withDefaults() (Config, error) {
+	if c.Pattern == "" {
+		c.Pattern = Dense
+	}
+	if _, ok := patterns[c.Pattern]; !ok {
+		return c, configError("unknown pattern %q (want one of %s)", c.Pattern, strings.Join(Patterns(), ", "))
+	}
+	if c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1) {
+		return c, configError("Density is %v, want a share in (0, 1]", c.Density)
+	}
+	if !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0) {
+		return c, configError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)
+	}
+	if c.Clip >= numClipModes {
+		return c, configError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
+	}
+	if err := c.Schedule.check(); err != nil {
+		return c, err
+	}
+	c.Schedule.Densities = slices.Clone(c.Schedule.Densities)
+	for _, f := range []struct {
+		name  string
+		value *int
+		std   int
+	}{
+		{"ThresholdInterval", &c.ThresholdInterval, 32},
+		{"RebalanceInterval", &c.RebalanceInterval, 64},
+		{"Throttle", &c.Throttle, 4},
+	} {
+		if *f.value < 0 {
+			return c, configError("%s is %d, want at least 1", f.name, *f.value)
+		}
+		if *f.value == 0 {
+			*f.value = f.std
+		}
+	}
+	for _, f := range []struct {
+		name  string
+		value *float64
+		std   float64
+	}{
+		{"ThresholdStep", &c.ThresholdStep, 1.02},
+		{"BalanceFactor", &c.BalanceFactor, 4},
+	} {
+		if *f.value == 0 {
+			*f.value = f.std
+		}
+		if !(*f.value >= 1) || math.IsInf(*f.value, 0) {
+			return c, configError("%s is %v, want a finite factor of at least 1", f.name, *f.value)
+		}
+	}
+	if c.FitSteps == 0 {
+		c.FitSteps = 20
+	}
+	return c, nil
+}
+
+func (s *Schedule) check() error {
+	if s.WarmupSteps < 0 {
+		return configError("Schedule.WarmupSteps is %d, want at least 0", s.WarmupSteps)
+	}
+	for i, d := range s.Densities {
+		if !(d >= 0 && d <= 1) {
+			return configError("Schedule.Densities[%d] is %v, want a share in [0, 1]", i, d)
+		}
+	}
+	if s.StepsPerEpoch < 0 || len(s.Densities) > 0 && s.StepsPerEpoch == 0 {
+		return configError("Schedule.StepsPerEpoch is %d, want at least 1", s.StepsPerEpoch)
+	}
+	return nil
+}
+
+func configError(format string, args ...any) error {
+	return fmt.Errorf("distributed: config: %w: %s", comm.ErrArgument, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,314 @@
+package distributed
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// AllReduce reduces t element by element across the ranks of c, in place;
+// every rank gets the result, with the same bits. All ranks pass a tensor of
+// the same length and type.
+//
+// Like all functions of this file it returns an error before anything is sent
+// if a tensor is nil, freed ([runtime.ErrFreed]), not contiguous
+// ([runtime.ErrNotContiguous]) or in memory that c does not reach
+// ([comm.ErrDevice]). When it returns, the host may go on to submit work on t
+// to the tensor's runtime; with a backend that has no streams the data is
+// there already.
+func AllReduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm.ReduceOp) error {
+	x, err := begin(ctx, "allreduce", c, t, t)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.AllReduce(x.src, x.dst, x.count, x.dt, op))
+}
+
+// Broadcast copies root's t to every rank's t.
+func Broadcast(ctx context.Context, c comm.Communicator, t *runtime.Tensor, root int) error {
+	x, err := begin(ctx, "broadcast", c, t, t)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.Broadcast(x.dst, x.count, x.dt, root))
+}
+
+// Reduce is [AllReduce] whose result only root gets, in place; the other
+// ranks' t stay as they are.
+func Reduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm.ReduceOp, root int) error {
+	x, err := begin(ctx, "reduce", c, t, t)
+	if err != nil {
+		return err
+	}
+	recv := x.dst
+	if c.Rank() != root {
+		recv = 0
+	}
+	return x.end(ctx, c.Reduce(x.src, recv, x.count, x.dt, op, root))
+}
+
+// AllGather collects every rank's src, in rank order, in every rank's dst,
+// which has WorldSize times as many elements. src may be this rank's part of
+// dst (a view): then nothing is copied.
+func AllGather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor) error {
+	x, err := beginParts(ctx, "allgather", c, dst, src, src, dst)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.AllGather(x.src, x.dst, x.count, x.dt))
+}
+
+// AllGatherV is [AllGather] with a length per rank: rank r contributes
+// counts[r] elements. All ranks pass equal counts, which sum up to dst's
+// length; src has counts[Rank] elements.
+func AllGatherV(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, counts []int) error {
+	const op = "allgatherv"
+	displs, err := layout(op, c, "counts", counts, "dst", dst)
+	if err != nil {
+		return err
+	}
+	if src != nil && src.Len() != counts[c.Rank()] {
+		return shapeError(op, "src has %d elements, counts[%d] says %d", src.Len(), c.Rank(), counts[c.Rank()])
+	}
+	x, err := begin(ctx, op, c, dst, src)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.AllGatherV(x.src, x.dst, counts, displs, x.dt))
+}
+
+// ReduceScatter reduces src across the ranks and leaves part number Rank of
+// the result in dst. src has WorldSize times as many elements as dst, which
+// may be this rank's part of src (a view).
+func ReduceScatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, op comm.ReduceOp) error {
+	x, err := beginParts(ctx, "reducescatter", c, dst, src, dst, src)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.ReduceScatter(x.src, x.dst, x.count, x.dt, op))
+}
+
+// AllToAll cuts src into WorldSize equal parts, sends part r to rank r, and
+// collects what the ranks sent here, in rank order, in dst.
+func AllToAll(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor) error {
+	const op = "alltoall"
+	x, err := begin(ctx, op, c, dst, src)
+	if err != nil {
+		return err
+	}
+	p := c.WorldSize()
+	if dst.Len() != src.Len() || src.Len()%p != 0 {
+		return x.fail(shapeError(op, "src has %d elements and dst %d; want equal multiples of the %d ranks", src.Len(), dst.Len(), p))
+	}
+	return x.end(ctx, c.AllToAll(x.src, x.dst, src.Len()/p, x.dt))
+}
+
+// AllToAllV is [AllToAll] with a length per peer: sendCounts[r] elements of
+// src go to rank r, recvCounts[r] elements of dst come from it. The parts lie
+// one after the other and fill the tensors.
+func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, recvCounts []int, src *runtime.Tensor, sendCounts []int) error {
+	const op = "alltoallv"
+	sendDispls, err := layout(op, c, "sendCounts", sendCounts, "src", src)
+	if err != nil {
+		return err
+	}
+	recvDispls, err := layout(op, c, "recvCounts", recvCounts, "dst", dst)
+	if err != nil {
+		return err
+	}
+	x, err := begin(ctx, op, c, dst, src)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.AllToAllV(x.src, sendCounts, sendDispls, x.dst, recvCounts, recvDispls, x.dt))
+}
+
+// Gather collects every rank's src, in rank order, in root's dst, which has
+// WorldSize times as many elements. The others' dst may be nil.
+func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
+	const op = "gather"
+	if c.Rank() != root {
+		x, err := begin(ctx, op, c, src, src)
+		if err != nil {
+			return err
+		}
+		return x.end(ctx, c.Gather(x.src, 0, x.count, x.dt, root))
+	}
+	x, err := beginParts(ctx, op, c, dst, src, src, dst)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.Gather(x.src, x.dst, x.count, x.dt, root))
+}
+
+// Scatter sends part r of root's src to rank r's dst. src has WorldSize times
+// as many elements as dst; the others' src may be nil.
+func Scatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
+	const op = "scatter"
+	if c.Rank() != root {
+		x, err := begin(ctx, op, c, dst, dst)
+		if err != nil {
+			return err
+		}
+		return x.end(ctx, c.Scatter(0, x.dst, x.count, x.dt, root))
+	}
+	x, err := beginParts(ctx, op, c, dst, src, dst, src)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.Scatter(x.src, x.dst, x.count, x.dt, root))
+}
+
+// Send sends t to rank dest and may wait for the matching [Recv]. Ranks that
+// exchange data use [SendRecv] instead: two ranks that both send first would
+// wait for each other.
+func Send(ctx context.Context, c comm.Communicator, t *runtime.Tensor, dest int, tag uint32) error {
+	x, err := begin(ctx, "send", c, t, t)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.Send(x.src, x.count, x.dt, dest, tag))
+}
+
+// Recv receives t from rank src.
+func Recv(ctx context.Context, c comm.Communicator, t *runtime.Tensor, src int, tag uint32) error {
+	x, err := begin(ctx, "recv", c, t, t)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.Recv(x.dst, x.count, x.dt, src, tag))
+}
+
+// SendRecv sends src to rank dest while it receives dst from rank source.
+// The tensors must not overlap; their lengths may differ.
+func SendRecv(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, source int, src *runtime.Tensor, dest int, tag uint32) error {
+	x, err := begin(ctx, "sendrecv", c, dst, src)
+	if err != nil {
+		return err
+	}
+	return x.end(ctx, c.Group(func() error {
+		if err := c.Send(x.src, src.Len(), x.dt, dest, tag); err != nil {
+			return err
+		}
+		return c.Recv(x.dst, dst.Len(), x.dt, source, tag)
+	}))
+}
+
+// call is a collective that passed the checks and whose buffers are ordered
+// against the device.
+type call struct {
+	op       string
+	src, dst uintptr
+	count    int // elements of src
+	dt       dtype.DType
+	order    order
+}
+
+// begin checks the tensors of a collective and makes communication wait for
+// what computes them.
+func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor) (call, error) {
+	x := call{op: op}
+	var err error
+	if x.src, err = address(op, "source", c, src); err != nil {
+		return x, err
+	}
+	if x.dst, err = address(op, "destination", c, dst); err != nil {
+		return x, err
+	}
+	if dst.DType() != src.DType() {
+		return x, opError(op, fmt.Errorf("%w: source is %v, destination %v", runtime.ErrDType, src.DType(), dst.DType()))
+	}
+	if dst.Device() != src.Device() {
+		return x, opError(op, fmt.Errorf("%w: source is on %v, destination on %v", runtime.ErrDevice, src.Device(), dst.Device()))
+	}
+	x.count, x.dt = src.Len(), src.DType()
+	if x.order, err = newOrder(dst.Runtime(), c); err != nil {
+		return x, opError(op, err)
+	}
+	if err := x.order.commAfterCompute(ctx); err != nil {
+		return x, x.fail(opError(op, err))
+	}
+	return x, nil
+}
+
+// beginParts is begin for collectives between a part and a whole of WorldSize
+// parts; the call's count is that of the part.
+func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor) (call, error) {
+	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
+		return call{}, shapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
+			c.WorldSize(), part.Len(), part.Len()*c.WorldSize(), whole.Len())
+	}
+	x, err := begin(ctx, op, c, dst, src)
+	if err != nil {
+		return x, err
+	}
+	x.count = part.Len()
+	return x, nil
+}
+
+// end takes the error of the submission and makes the device wait for the
+// communication.
+func (x *call) end(ctx context.Context, err error) error {
+	if err == nil {
+		err = x.order.computeAfterComm(ctx)
+	}
+	if err != nil {
+		return x.fail(opError(x.op, err))
+	}
+	return x.order.close()
+}
+
+// fail frees what the call holds and returns err.
+func (x *call) fail(err error) error {
+	_ = x.order.close() // err is the error to tell
+	return err
+}
+
+// address checks one tensor and returns its address.
+func address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, error) {
+	if t == nil {
+		return 0, opError(op, fmt.Errorf("%w: %s tensor is nil", comm.ErrArgument, role))
+	}
+	p, err := t.Ptr()
+	if err != nil {
+		return 0, opError(op, fmt.Errorf("%s: %w", role, err))
+	}
+	if !t.IsContiguous() {
+		return 0, opError(op, fmt.Errorf("%w: %s has shape %v and strides %v; make a copy with Contiguous",
+			runtime.ErrNotContiguous, role, t.Shape(), t.Strides()))
+	}
+	if err := reaches(c, t.Device()); err != nil {
+		return 0, opError(op, fmt.Errorf("%s: %w", role, err))
+	}
+	return p, nil
+}
+
+// layout checks the counts of a V-collective against a tensor that they fill
+// and returns the displacements.
+func layout(op string, c comm.Communicator, countsRole string, counts []int, role string, t *runtime.Tensor) ([]int, error) {
+	if len(counts) != c.WorldSize() {
+		return nil, opError(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
+	}
+	displs := make([]int, len(counts))
+	sum := 0
+	for r, n := range counts {
+		if n < 0 {
+			return nil, opError(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, countsRole, r, n))
+		}
+		displs[r] = sum
+		sum += n
+	}
+	if t != nil && t.Len() != sum {
+		return nil, shapeError(op, "%s sum up to %d, %s has %d elements", countsRole, sum, role, t.Len())
+	}
+	return displs, nil
+}
+
+func opError(op string, err error) error { return fmt.Errorf("distributed: %s: %w", op, err) }
+
+func shapeError(op, format string, args ...any) error {
+	return opError(op, fmt.Errorf("%w: %s", runtime.ErrShape, fmt.Sprintf(format, args...)))
+}

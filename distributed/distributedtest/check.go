@@ -1,0 +1,60 @@
+package distributedtest
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// CheckPattern reduces a sequence of F32 gradients of n elements and checks
+// that all ranks get the same bits, that the statistics agree with a meter,
+// that oktopk keeps its volume, and, unless NoErrorFeedback is set, that
+// nothing gets lost. gradient returns the gradient of any rank in any step.
+// After a gradient with a NaN, an infinity or numbers so large that sums may
+// overflow, only the bits are compared.
+//
+// All ranks of r's world call it together.
+func CheckPattern(ctx context.Context, r commtest.Rank, cfg distributed.Config, n, steps int, gradient func(rank, step int) []float32) error {
+	p := newRank(ctx, &suite{}, r)
+	return p.run(func(*rank) error {
+		u, err := p.newRun(cfg.Pattern, n, dtype.F32, cfg)
+		if err != nil {
+			return err
+		}
+		for step := range steps {
+			for peer := range p.size {
+				u.notFinite = u.notFinite || !finite(gradient(peer, step))
+			}
+			if err := u.step(gradient(p.rank, step)); err != nil {
+				return u.close(err)
+			}
+		}
+		return u.close(nil)
+	})
+}
+
+// finite reports whether sums of such gradients are finite.
+func finite(x []float32) bool {
+	for _, v := range x {
+		if !(math.Abs(float64(v)) < 1e36) {
+			return false
+		}
+	}
+	return true
+}
+
+// inBudget checks oktopk's bound on what a rank sends in a step.
+func (u *run) inBudget() error {
+	stats := u.sparse.Stats()
+	if u.cfg.Pattern != "oktopk" || stats.Dense {
+		return nil
+	}
+	if bound := 6 * int64(stats.K) * int64(u.size-1) / int64(u.size); stats.SentElements > bound {
+		return fmt.Errorf("step %d: %d elements sent, more than 6k(P-1)/P = %d", stats.Step, stats.SentElements, bound)
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+package distributedtest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// testGradientSync runs a small model's gradients through buckets: dense and
+// sparse, in backward and in random order.
+func testGradientSync(r *rank) error {
+	configs := map[string]distributed.GradientConfig{
+		"one bucket":    {},
+		"small buckets": {BucketBytes: 3000},
+		"each its own":  {BucketBytes: 1},
+		"sparse":        {BucketBytes: 3000, Config: often("oktopk", 0.9)},
+		"mixed": {BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
+			return often(distributed.Patterns()[bucket%10], 1)
+		}},
+	}
+	for _, name := range []string{"one bucket", "small buckets", "each its own", "sparse", "mixed"} {
+		if err := errors.Join(r.trainSteps(configs[name]), r.free()); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return testGradientMisuse(r)
+}
+
+// trainSteps runs steps and compares the averages with a float64 reference.
+// All configurations send everything, so that they are exact.
+func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
+	lengths := []int{500, 10, 0, 300, 400, 1, 700}
+	types := []dtype.DType{dtype.F32, dtype.F32, dtype.F32, dtype.BF16, dtype.F32, dtype.F32, dtype.F32}
+	params := make([]*runtime.Tensor, len(lengths))
+	for i, n := range lengths {
+		t, err := r.tensor(types[i], make([]float32, n))
+		if err != nil {
+			return err
+		}
+		params[i] = t
+	}
+	g, err := distributed.NewGradientSync(r.rt, r.c, params, cfg)
+	if err != nil {
+		return err
+	}
+	for step := range 4 {
+		for i, n := range lengths {
+			if err := r.write(params[i], r.gradient(kinds[0], n, r.rank, r.size, 10*step+i)); err != nil {
+				return err
+			}
+		}
+		order := rand.New(rand.NewPCG(r.seed, uint64(r.rank))).Perm(len(params))
+		if step == 0 {
+			for i := range order {
+				order[i] = len(params) - 1 - i
+			}
+		}
+		for _, i := range order {
+			if err := g.Ready(r.ctx, i); err != nil {
+				return err
+			}
+		}
+		if err := g.Wait(r.ctx); err != nil {
+			return err
+		}
+		for i, n := range lengths {
+			got, err := r.read(params[i])
+			if err != nil {
+				return err
+			}
+			want, scale := r.average(kinds[0], n, 10*step+i)
+			tolerance := 1e-6
+			if types[i] == dtype.BF16 {
+				tolerance = 0x1p-7
+			}
+			for j := range got {
+				if math.Abs(float64(got[j])-want[j]) > scale[j]*tolerance {
+					return fmt.Errorf("step %d: gradient %d is %v at %d, want %v", step, i, got[j], j, want[j])
+				}
+			}
+		}
+		if stats := g.Stats(); stats.Step != step || stats.Buckets != len(g.Buckets()) || (stats.SentElements > 0) != (r.size > 1) {
+			return fmt.Errorf("step %d: stats %+v", step, stats)
+		}
+	}
+	return errors.Join(g.Close(), g.Close())
+}
+
+func testGradientMisuse(r *rank) error {
+	a, err := r.tensor(dtype.F32, make([]float32, 4))
+	if err != nil {
+		return err
+	}
+	i32, err := runtime.New(r.rt, dtype.I32, 4)
+	if err != nil {
+		return err
+	}
+	r.live = append(r.live, i32)
+	g, err := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{})
+	if err != nil {
+		return err
+	}
+	_, nilGradient := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a, nil}, distributed.GradientConfig{})
+	_, integers := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{i32}, distributed.GradientConfig{})
+	_, bytes := distributed.NewGradientSync(r.rt, r.c, nil, distributed.GradientConfig{BucketBytes: -1})
+	_, pattern := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Config: distributed.Config{Pattern: "none"}})
+	missing := g.Wait(r.ctx)
+	number := g.Ready(r.ctx, 1)
+	first := g.Ready(r.ctx, 0)
+	twice := g.Ready(r.ctx, 0)
+	wait := g.Wait(r.ctx)
+	if err := errors.Join(first, wait, g.Close()); err != nil {
+		return err
+	}
+	closed := g.Ready(r.ctx, 0)
+	var errs []error
+	for _, k := range []struct {
+		name      string
+		got, want error
+	}{
+		{"nil gradient", nilGradient, comm.ErrArgument},
+		{"integers", integers, comm.ErrUnsupported},
+		{"bucket bytes", bytes, comm.ErrArgument},
+		{"pattern", pattern, comm.ErrArgument},
+		{"missing", missing, comm.ErrArgument},
+		{"number", number, comm.ErrArgument},
+		{"twice", twice, comm.ErrArgument},
+		{"closed", closed, comm.ErrClosed},
+	} {
+		if !errors.Is(k.got, k.want) {
+			errs = append(errs, fmt.Errorf("%s: got error %v, want %v", k.name, k.got, k.want))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// testMesh splits the world into a grid and checks who is together with whom,
+// and that the communicators work.
+func testMesh(r *rank) error {
+	for columns := 1; columns <= r.size; columns++ {
+		if r.size%columns != 0 {
+			continue
+		}
+		m, err := distributed.NewMesh(r.ctx, r.c,
+			distributed.Dim{Name: "data", Size: -1}, distributed.Dim{Name: "tensor", Size: columns})
+		if err != nil {
+			return err
+		}
+		row, column := r.rank/columns, r.rank%columns
+		for _, k := range []struct {
+			name                    string
+			coord, size, first, gap int
+		}{
+			{"data", row, r.size / columns, column, columns},
+			{"tensor", column, columns, row * columns, 1},
+		} {
+			c, err := m.Comm(k.name)
+			if err != nil {
+				return err
+			}
+			coord, err := m.Coord(k.name)
+			if err != nil {
+				return err
+			}
+			if coord != k.coord || c.Rank() != k.coord || c.WorldSize() != k.size {
+				return fmt.Errorf("mesh with %d columns: %s has coordinate %d, rank %d of %d; want %d of %d",
+					columns, k.name, coord, c.Rank(), c.WorldSize(), k.coord, k.size)
+			}
+			var want []float32
+			for i := range k.size {
+				want = append(want, float32(k.first+i*k.gap))
+			}
+			src, err := r.tensor(dtype.F32, []float32{float32(r.rank)})
+			if err != nil {
+				return err
+			}
+			dst, err := r.tensor(dtype.F32, make([]float32, k.size))
+			if err != nil {
+				return err
+			}
+			if err := distributed.AllGather(r.ctx, c, dst, src); err != nil {
+				return err
+			}
+			if got, err := r.read(dst); err != nil || !slices.Equal(got, want) {
+				return errors.Join(err, fmt.Errorf("mesh with %d columns: %s joins ranks %v, want %v", columns, k.name, got, want))
+			}
+		}
+		if rank, err := m.Rank(row, column); err != nil || rank != r.rank {
+			return errors.Join(err, fmt.Errorf("mesh: coordinates %d, %d are rank %d, want %d", row, column, rank, r.rank))
+		}
+		if err := errors.Join(m.Close(), m.Close()); err != nil {
+			return err
+		}
+	}
+	return testMeshMisuse(r)
+}
+
+func testMeshMisuse(r *rank) error {
+	for name, dims := range map[string][]distributed.Dim{
+		"none":      nil,
+		"no name":   {{Size: r.size}},
+		"twice":     {{Name: "a", Size: r.size}, {Name: "a", Size: 1}},
+		"zero":      {{Name: "a", Size: 0}},
+		"too many":  {{Name: "a", Size: r.size + 1}},
+		"too few":   {{Name: "a", Size: r.size}, {Name: "b", Size: 2}},
+		"two open":  {{Name: "a", Size: -1}, {Name: "b", Size: -1}},
+		"remainder": {{Name: "a", Size: -1}, {Name: "b", Size: r.size + 1}},
+	} {
+		if _, err := distributed.NewMesh(r.ctx, r.c, dims...); !errors.Is(err, comm.ErrArgument) {
+			return fmt.Errorf("mesh %s: got error %v, want %v", name, err, comm.ErrArgument)
+		}
+	}
+	m, err := distributed.NewMesh(r.ctx, r.c, distributed.Dim{Name: "data", Size: r.size})
+	if err != nil {
+		return err
+	}
+	_, unknown := m.Comm("tensor")
+	_, coord := m.Coord("tensor")
+	_, tooFew := m.Rank()
+	_, outside := m.Rank(r.size)
+	for _, err := range []error{unknown, coord, tooFew, outside} {
+		if !errors.Is(err, comm.ErrArgument) {
+			return fmt.Errorf("mesh: got error %v, want %v", err, comm.ErrArgument)
+		}
+	}
+	return m.Close()
+}

@@ -1,0 +1,477 @@
+package distributedtest
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// patternCases are the cases of every pattern.
+func patternCases() []testCase {
+	bodies := []struct {
+		name string
+		body func(r *rank, pattern string) error
+	}{
+		{"Conservation", testConservation},
+		{"Large", testLarge},
+		{"NoFeedback", testNoFeedback},
+		{"FullDensity", testFullDensity},
+		{"HalfTypes", testHalfTypes},
+		{"Special", testSpecial},
+		{"Schedule", testSchedule},
+		{"Clipping", testClipping},
+	}
+	var cases []testCase
+	for _, pattern := range distributed.Patterns() {
+		for _, b := range bodies {
+			cases = append(cases, testCase{pattern + "/" + b.name, func(r *rank) error { return b.body(r, pattern) }})
+		}
+	}
+	return append(cases, testCase{"oktopk/Volume", testVolume})
+}
+
+// run is a Sparse under test, with what the checks need to know about it.
+type run struct {
+	*rank
+	label  string
+	cfg    distributed.Config
+	sparse *distributed.Sparse
+	meter  *comm.Meter
+	t      *runtime.Tensor
+	result []float32
+
+	notFinite bool // there was a NaN or an infinity, sums are not conserved
+}
+
+// newRun makes a Sparse for n elements of type dt.
+func (r *rank) newRun(label string, n int, dt dtype.DType, cfg distributed.Config) (*run, error) {
+	label = fmt.Sprintf("%s, %v, n=%d, density %v", label, dt, n, cfg.Density)
+	t, err := r.tensor(dt, make([]float32, n))
+	if err != nil {
+		return nil, err
+	}
+	meter := comm.NewMeter(r.c)
+	sparse, err := distributed.NewSparse(r.rt, meter, n, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", label, err)
+	}
+	return &run{rank: r, label: label, cfg: cfg, sparse: sparse, meter: meter, t: t}, nil
+}
+
+// close ends a run and adds its label to err.
+func (u *run) close(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%s: %w", u.label, err)
+	}
+	return errors.Join(err, u.sparse.Close())
+}
+
+// reduce runs one step on a gradient and reads the result.
+func (u *run) reduce(gradient []float32) error {
+	if err := u.write(u.t, gradient); err != nil {
+		return err
+	}
+	if err := u.sparse.AllReduce(u.ctx, u.t); err != nil {
+		return err
+	}
+	var err error
+	u.result, err = u.read(u.t)
+	return err
+}
+
+// residual returns this rank's residual, zeros if the pattern has none.
+func (u *run) residual() ([]float32, error) {
+	t, err := u.sparse.Residual()
+	if err != nil || t == nil {
+		return make([]float32, u.t.Len()), err
+	}
+	return u.read(t)
+}
+
+// step runs one step and checks everything that holds for finite gradients:
+// same bits everywhere, conservation (with error feedback) and statistics.
+func (u *run) step(gradient []float32) error {
+	before, err := u.residual()
+	if err != nil {
+		return err
+	}
+	sent := u.meter.Totals()
+	if err := u.write(u.t, gradient); err != nil {
+		return err
+	}
+	// What counts is the gradient as its type holds it.
+	gradient, err = u.read(u.t)
+	if err != nil {
+		return err
+	}
+	if err := u.reduce(gradient); err != nil {
+		return err
+	}
+	total := u.meter.Totals()
+	if err := u.sameBits(); err != nil {
+		return err
+	}
+	stats := u.sparse.Stats()
+	if got, want := stats.SentElements, total.SentElements-sent.SentElements; got != want {
+		return fmt.Errorf("stats say %d elements were sent, a meter counted %d", got, want)
+	}
+	if got, want := stats.SentBytes, total.SentBytes-sent.SentBytes; got != want {
+		return fmt.Errorf("stats say %d bytes were sent, a meter counted %d", got, want)
+	}
+	if err := u.inBudget(); err != nil {
+		return err
+	}
+	if u.cfg.NoErrorFeedback || u.notFinite {
+		return nil
+	}
+	return u.conserved(before, gradient)
+}
+
+// sameBits checks that all ranks have the same result.
+func (u *run) sameBits() error {
+	raw, err := u.bytes(u.t)
+	if err != nil {
+		return err
+	}
+	h := fnv.New32a()
+	h.Write(raw)
+	sums := make([]float64, u.size)
+	sums[u.rank.rank] = float64(h.Sum32())
+	if err := u.sum(sums); err != nil {
+		return err
+	}
+	for peer, sum := range sums {
+		if sum != sums[0] {
+			return fmt.Errorf("result of rank %d differs from that of rank 0", peer)
+		}
+	}
+	return nil
+}
+
+// conserved checks for every index that what the ranks put in (gradient and
+// old residual) is what came out (P times the result, and the new residuals).
+func (u *run) conserved(before, gradient []float32) error {
+	after, err := u.residual()
+	if err != nil {
+		return err
+	}
+	n := len(gradient)
+	// One exchange for both: the difference, and the magnitude that rounding
+	// errors are measured against.
+	sums := make([]float64, 2*n)
+	for i, g := range gradient {
+		in := float64(g) + float64(before[i])
+		sums[i] = in - float64(u.result[i]) - float64(after[i])
+		sums[n+i] = math.Abs(float64(g)) + math.Abs(float64(before[i]))
+	}
+	if err := u.sum(sums); err != nil {
+		return err
+	}
+	// Float32 sums of 2P numbers, divided and multiplied by P; then rounded to
+	// the type of the tensor.
+	relative := float64(2*u.size+4) * 0x1p-24
+	smallest := float64(2*u.size+4) * 0x1p-149
+	switch u.t.DType() {
+	case dtype.BF16:
+		relative += 0x1p-8
+	case dtype.F16:
+		relative += 0x1p-11
+		smallest += float64(u.size) * 0x1p-24
+	}
+	for i, diff := range sums[:n] {
+		if tolerance := sums[n+i]*relative + smallest; !(math.Abs(diff) <= tolerance) {
+			return fmt.Errorf("step %d: %v got lost at index %d of %d, tolerance %v (result %v)",
+				u.sparse.Stats().Step, diff, i, n, tolerance, u.result[i])
+		}
+	}
+	return nil
+}
+
+// often is a configuration in which thresholds and regions are computed anew,
+// and reused, within a few steps.
+func often(pattern string, density float64) distributed.Config {
+	return distributed.Config{Pattern: pattern, Density: density, ThresholdInterval: 3, RebalanceInterval: 4}
+}
+
+// sequence runs steps of a kind of gradient.
+func (r *rank) sequence(k kind, n, steps int, dt dtype.DType, cfg distributed.Config) error {
+	u, err := r.newRun(k.name, n, dt, cfg)
+	if err != nil {
+		return err
+	}
+	for step := range steps {
+		if err := u.step(r.gradient(k, n, r.rank, r.size, step)); err != nil {
+			return u.close(err)
+		}
+	}
+	return errors.Join(u.close(nil), r.free())
+}
+
+// testConservation runs all kinds of gradients through small tensors: from no
+// element at all over fewer than ranks to enough for every part of a pattern.
+func testConservation(r *rank, pattern string) error {
+	shapes := []struct {
+		n       int
+		density float64
+	}{{0, 0.5}, {1, 1}, {3, 0.4}, {64, 0.05}, {1000, 0.01}, {1000, 0.25}}
+	steps := 6
+	if r.extended {
+		steps = 20
+	}
+	for _, k := range kinds {
+		for _, s := range shapes {
+			if err := r.sequence(k, s.n, steps, dtype.F32, often(pattern, s.density)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// testLarge runs some kinds through tensors of 100,000 elements.
+func testLarge(r *rank, pattern string) error {
+	steps := 3
+	if r.extended {
+		steps = 6
+	}
+	for _, k := range kinds {
+		if r.extended || slices.Contains([]string{"normal", "own cluster"}, k.name) {
+			if err := r.sequence(k, 100_000, steps, dtype.F32, often(pattern, 0.01)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// testNoFeedback checks that without error feedback nothing is carried over:
+// two steps with the same gradient have the same result, which holds only
+// averages of entries of that gradient.
+func testNoFeedback(r *rank, pattern string) error {
+	cfg := often(pattern, 0.1)
+	cfg.NoErrorFeedback = true
+	cfg.ThresholdInterval = 1 // a corrected threshold would be state
+	u, err := r.newRun("no feedback", 2000, dtype.F32, cfg)
+	if err != nil {
+		return err
+	}
+	g := r.gradient(kinds[0], 2000, r.rank, r.size, 0)
+	if err := u.step(g); err != nil {
+		return u.close(err)
+	}
+	first := slices.Clone(u.result)
+	// Regions are balanced in the first step only, and which entries are cut
+	// depends on regions: compare without cuts.
+	if err := u.step(g); err != nil {
+		return u.close(err)
+	}
+	if pattern != "oktopk" && !slices.Equal(first, u.result) {
+		return u.close(errors.New("the second step with the same gradient has another result"))
+	}
+	return u.close(nil)
+}
+
+// testFullDensity compares every pattern at density 1 with a dense average in
+// float64.
+func testFullDensity(r *rank, pattern string) error {
+	for _, n := range []int{1, 5, 1000} {
+		u, err := r.newRun("full", n, dtype.F32, often(pattern, 1))
+		if err != nil {
+			return err
+		}
+		for step := range 3 {
+			if err := u.step(r.gradient(kinds[0], n, r.rank, r.size, step)); err != nil {
+				return u.close(err)
+			}
+			want, scale := r.average(kinds[0], n, step)
+			for i, got := range u.result {
+				if diff := math.Abs(float64(got) - want[i]); diff > scale[i]*1e-6 {
+					return u.close(fmt.Errorf("step %d: result %v at index %d, want %v", step, got, i, want[i]))
+				}
+			}
+		}
+		if err := u.close(nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// average returns the dense average of all ranks' gradients in float64, and
+// the mean of their magnitudes.
+func (r *rank) average(k kind, n, step int) (mean, magnitude []float64) {
+	mean, magnitude = make([]float64, n), make([]float64, n)
+	for peer := range r.size {
+		for i, g := range r.gradient(k, n, peer, r.size, step) {
+			mean[i] += float64(g) / float64(r.size)
+			magnitude[i] += math.Abs(float64(g)) / float64(r.size)
+		}
+	}
+	return mean, magnitude
+}
+
+// testHalfTypes runs gradients of 16 bits.
+func testHalfTypes(r *rank, pattern string) error {
+	for _, dt := range []dtype.DType{dtype.F16, dtype.BF16} {
+		if err := r.sequence(kinds[0], 3000, 4, dt, often(pattern, 0.1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// testSpecial puts a NaN on one rank and an infinity on another: every rank
+// sees them in the same step, at their place and nowhere else, and later steps
+// are clean again.
+func testSpecial(r *rank, pattern string) error {
+	const n, nan, inf = 3000, 17, 2900
+	u, err := r.newRun("special", n, dtype.F32, often(pattern, 0.1))
+	if err != nil {
+		return err
+	}
+	for step := range 6 {
+		g := r.gradient(kinds[0], n, r.rank, r.size, step)
+		special := step%3 == 1
+		if special && r.rank == 0 {
+			g[nan] = float32(math.NaN())
+		}
+		if special && r.rank == r.size-1 {
+			g[inf] = float32(math.Inf(-1))
+		}
+		if err := u.reduce(g); err != nil {
+			return u.close(err)
+		}
+		if err := u.sameBits(); err != nil {
+			return u.close(err)
+		}
+		for i, v := range u.result {
+			x := float64(v)
+			ok := !math.IsNaN(x) && !math.IsInf(x, 0)
+			if special && i == nan {
+				ok = math.IsNaN(x)
+			}
+			if special && i == inf {
+				ok = math.IsInf(x, -1)
+			}
+			if !ok {
+				return u.close(fmt.Errorf("step %d: result %v at index %d", step, v, i))
+			}
+		}
+	}
+	return u.close(nil)
+}
+
+// testSchedule checks warm-up steps, densities by epoch, and an epoch of
+// density 0.
+func testSchedule(r *rank, pattern string) error {
+	const n = 2000
+	cfg := often(pattern, 0.01)
+	cfg.Schedule = distributed.Schedule{WarmupSteps: 2, Densities: []float64{0.25, 0}, StepsPerEpoch: 2}
+	u, err := r.newRun("schedule", n, dtype.F32, cfg)
+	if err != nil {
+		return err
+	}
+	wantK := []int{n, n, 500, 500, 0, 0, 20, 20}
+	for step, k := range wantK {
+		if err := u.step(r.gradient(kinds[0], n, r.rank, r.size, step)); err != nil {
+			return u.close(err)
+		}
+		stats := u.sparse.Stats()
+		if pattern == distributed.Dense {
+			k = n
+		}
+		if stats.Step != step || stats.K != k || stats.Dense != (step < 2 || pattern == distributed.Dense) {
+			return u.close(fmt.Errorf("step %d: stats %+v, want k %d", step, stats, k))
+		}
+		if k == 0 && stats.SentElements != 0 {
+			return u.close(fmt.Errorf("step %d sent %d elements at density 0", step, stats.SentElements))
+		}
+	}
+	return u.close(nil)
+}
+
+// testClipping checks the norm of what goes into result and residual.
+func testClipping(r *rank, pattern string) error {
+	for _, mode := range []distributed.ClipMode{distributed.ClipLocal, distributed.ClipGlobal} {
+		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
+			if pattern == distributed.Dense && dt == dtype.BF16 {
+				continue // there, clipped gradients are rounded before they are summed
+			}
+			cfg := often(pattern, 0.1)
+			cfg.ClipNorm, cfg.Clip = 0.5, mode
+			u, err := r.newRun(fmt.Sprintf("clip mode %d", mode), 2000, dt, cfg)
+			if err != nil {
+				return err
+			}
+			if err := u.close(u.clip()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// clip runs one step and checks that the gradient counts as clipped.
+func (u *run) clip() error {
+	n := u.t.Len()
+	// Rank 0's gradient is small, so that it is scaled only with the others.
+	g := u.gradient(kinds[0], n, u.rank.rank, u.size, 0)
+	if u.rank.rank == 0 {
+		for i := range g {
+			g[i] *= 1e-4
+		}
+	}
+	if err := u.write(u.t, g); err != nil {
+		return err
+	}
+	g, err := u.read(u.t)
+	if err != nil {
+		return err
+	}
+	norms := make([]float64, u.size)
+	for _, x := range g {
+		norms[u.rank.rank] += float64(x) * float64(x)
+	}
+	factor := min(1, u.cfg.ClipNorm/math.Sqrt(float64(u.size)*norms[u.rank.rank]))
+	if u.cfg.Clip == distributed.ClipGlobal {
+		if err := u.sum(norms); err != nil {
+			return err
+		}
+		mean := 0.0
+		for _, square := range norms {
+			mean += square / float64(u.size)
+		}
+		factor = min(1, u.cfg.ClipNorm/math.Sqrt(mean))
+	}
+	if err := u.reduce(g); err != nil {
+		return err
+	}
+	for i := range g {
+		g[i] = float32(float64(g[i]) * factor)
+	}
+	return u.conserved(make([]float32, n), g)
+}
+
+// testVolume runs oktopk with various sizes of k through all kinds of
+// gradients; every step is checked against its bound.
+func testVolume(r *rank) error {
+	shapes := []struct {
+		n       int
+		density float64
+	}{{300, 0.01}, {3000, 0.02}, {20_000, 0.01}, {20_000, 0.1}}
+	for _, k := range kinds {
+		for _, s := range shapes {
+			if err := r.sequence(k, s.n, 7, dtype.F32, often("oktopk", s.density)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,38 @@
+// Package distributed is the safe, tensor-level layer on top of packages
+// runtime and comm: collectives on tensors, sparse allreduce with error
+// feedback, gradient buckets that overlap with the backward pass, and meshes
+// of ranks with named dimensions.
+//
+// # Dense
+//
+// [AllReduce], [Broadcast] and the other functions check what the communicator
+// cannot see from an address (element types, shapes, contiguity, freed
+// tensors, memory that the backend does not reach) and order communication
+// against the device: if the communicator has a stream of its own
+// ([comm.StreamSyncOps]) and so has the runtime, by events, without blocking
+// the host; otherwise by waiting.
+//
+// # Sparse
+//
+// [Sparse] reduces one gradient tensor per step and sends only its largest
+// entries. Its patterns are not programs of their own but a grid: a selector
+// picks entries of gradient + residual, an exchange combines the picks of all
+// ranks, and error feedback keeps in the residual what did not go. [Patterns]
+// lists the named combinations; docs/sparse.md describes them, their volume
+// and how they differ from the published code.
+//
+// What holds for each of them:
+//
+//   - The result is the average over the ranks, bit-identical on every rank.
+//   - Nothing gets lost: the sum over the ranks of gradient + old residual is
+//     P times the result plus the sum of the new residuals, up to rounding.
+//   - Indices travel as 32-bit integers. A tensor has at most 2^31-1 elements.
+//   - NaN and infinities rank above all numbers, so they are picked first and
+//     reach every rank as they would in a dense allreduce.
+//
+// # Gradients of a model
+//
+// [GradientSync] puts many tensors into buckets and reduces each as soon as
+// the backward pass has filled it. [Mesh] names the dimensions of a world
+// (data, tensor, pipeline, ...) and has a communicator for each.
+package distributed

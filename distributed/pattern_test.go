@@ -1,0 +1,378 @@
+package distributed_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/distributedtest"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+func TestConfig(t *testing.T) {
+	rt := cpu.New()
+	defer rt.Close()
+	comms, err := local.New(1)
+	require.NoError(t, err)
+	defer comms[0].Close()
+	for name, cfg := range map[string]distributed.Config{
+		"unknown pattern":      {Pattern: "topk", Density: 0.1},
+		"no density":           {Pattern: "topkA"},
+		"negative density":     {Pattern: "topkA", Density: -0.1},
+		"density above 1":      {Pattern: "topkA", Density: 1.1},
+		"density NaN":          {Pattern: "topkA", Density: math.NaN()},
+		"clip norm":            {ClipNorm: -1},
+		"clip norm NaN":        {ClipNorm: math.NaN()},
+		"clip mode":            {Clip: 7},
+		"warm-up":              {Schedule: distributed.Schedule{WarmupSteps: -1}},
+		"scheduled density":    {Schedule: distributed.Schedule{Densities: []float64{0.1, 2}, StepsPerEpoch: 1}},
+		"no steps per epoch":   {Schedule: distributed.Schedule{Densities: []float64{0.1}}},
+		"threshold interval":   {ThresholdInterval: -1},
+		"rebalance interval":   {RebalanceInterval: -1},
+		"throttle":             {Throttle: -1},
+		"threshold step":       {ThresholdStep: 0.5},
+		"infinite step":        {ThresholdStep: math.Inf(1)},
+		"balance factor":       {BalanceFactor: math.NaN()},
+		"small balance factor": {BalanceFactor: 0.9},
+	} {
+		_, err := distributed.NewSparse(rt, comms[0], 10, cfg)
+		assert.ErrorIs(t, err, comm.ErrArgument, name)
+	}
+	for _, n := range []int{-1, math.MaxInt32 + 1} {
+		_, err := distributed.NewSparse(rt, comms[0], n, distributed.Config{Pattern: "topkA", Density: 0.1})
+		assert.ErrorIs(t, err, comm.ErrArgument, "n = %d", n)
+	}
+	_, err = distributed.NewSparse(withoutKernels{rt}, comms[0], 1, distributed.Config{})
+	assert.ErrorIs(t, err, runtime.ErrUnsupported)
+	_, err = distributed.NewSparse(nil, comms[0], 1, distributed.Config{})
+	assert.ErrorIs(t, err, comm.ErrArgument)
+	assert.Len(t, distributed.Patterns(), 10)
+	assert.Equal(t, distributed.Dense, distributed.Patterns()[0])
+	assert.IsDecreasing(t, distributed.WarmupDensities())
+}
+
+// withoutKernels is a runtime that cannot do sparse patterns.
+type withoutKernels struct{ runtime.Runtime }
+
+// TestManyIndices reduces tensors of 2^25 elements, whose indices float32
+// cannot hold exactly. All but a few entries are zero, so every pattern sends
+// everything, and results are compared entry by entry.
+func TestManyIndices(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs 512 MiB")
+	}
+	const n, ranks, entries, density = 1<<25 + 3, 2, 300, 400.0 / (1 << 25)
+	rng := rand.New(rand.NewPCG(1, 25))
+	idx := []int32{0, 1<<24 + 1, 1 << 25, n - 2, n - 1}
+	seen := map[int32]bool{}
+	for _, i := range idx {
+		seen[i] = true
+	}
+	for len(idx) < entries {
+		if i := int32(rng.IntN(n)) | 1; i < n && !seen[i] {
+			seen[i] = true
+			idx = append(idx, i)
+		}
+	}
+	slices.Sort(idx)
+	values := make([][]float32, ranks+1)
+	for r := range values {
+		values[r] = make([]float32, entries)
+	}
+	for i := range entries {
+		for r := range ranks {
+			values[r][i] = float32(1 + rng.IntN(1000))
+			values[ranks][i] += values[r][i] / ranks
+		}
+	}
+
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		grad, err := runtime.New(rt, dtype.F32, n)
+		if err != nil {
+			return err
+		}
+		defer grad.Free()
+		list, err := runtime.FromSlice(rt, idx, entries)
+		if err != nil {
+			return err
+		}
+		defer list.Free()
+		val, err := runtime.FromSlice(rt, values[c.Rank()], entries)
+		if err != nil {
+			return err
+		}
+		defer val.Free()
+		for _, pattern := range distributed.Patterns() {
+			if err := reduceFew(ctx, rt, c, pattern, density, grad, list, val, idx, values[ranks]); err != nil {
+				return fmt.Errorf("%s: %w", pattern, err)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+}
+
+// reduceFew reduces a gradient with few entries and compares the result.
+func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, pattern string, density float64,
+	grad, list, val *runtime.Tensor, wantIdx []int32, want []float32) error {
+	s, err := distributed.NewSparse(rt, c, grad.Len(), distributed.Config{Pattern: pattern, Density: density})
+	if err != nil {
+		return err
+	}
+	if err := grad.Fill(0); err != nil {
+		return err
+	}
+	g, l, v := pointer(grad), pointer(list), pointer(val)
+	if err := rt.ScatterSet(g, l, v, list.Len()); err != nil {
+		return err
+	}
+	if err := s.AllReduce(ctx, grad); err != nil {
+		return err
+	}
+	room := 2 * len(want)
+	out, err := rt.Allocate(8 * room)
+	if err != nil {
+		return err
+	}
+	count, err := rt.Select(g, grad.Len(), math.SmallestNonzeroFloat32, out, out+uintptr(4*room), room)
+	if err != nil {
+		return err
+	}
+	if count != len(want) {
+		return fmt.Errorf("result has %d entries, want %d", count, len(want))
+	}
+	for i, index := range hostmem.Slice[int32](out, count) {
+		if value := hostmem.Slice[float32](out+uintptr(4*room), count)[i]; index != wantIdx[i] || value != want[i] {
+			return fmt.Errorf("entry %d is %v at %d, want %v at %d", i, value, index, want[i], wantIdx[i])
+		}
+	}
+	return errors.Join(rt.Deallocate(out), s.Close())
+}
+
+// pointer returns the address of a tensor that the test has not freed.
+func pointer(t *runtime.Tensor) uintptr {
+	p, err := t.Ptr()
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// TestThresholdReuse counts how often a threshold pattern sorts the tensor.
+func TestThresholdReuse(t *testing.T) {
+	for _, k := range []struct {
+		pattern string
+		scale   float32 // of the gradient from step 5 on
+		want    int32   // exact selections in 12 steps
+	}{
+		{"topkA", 1, 12},
+		{"topkAopt", 1, 2},    // steps 0 and 10
+		{"topkAopt", 1000, 3}, // steps 0, 5 and 6: the threshold fits no more, once in each direction
+	} {
+		rt := &countingKernels{Runtime: cpu.New()}
+		err := local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+			cfg := distributed.Config{Pattern: k.pattern, Density: 0.05, NoErrorFeedback: true, ThresholdInterval: 10}
+			return distributedtest.CheckPattern(ctx, commtest.Rank{Comm: c, Runtime: rt}, cfg, 5000, 12, func(_, step int) []float32 {
+				g := normal(5000, step)
+				if step == 5 {
+					for i := range g {
+						g[i] *= k.scale
+					}
+				}
+				return g
+			})
+		})
+		require.NoError(t, err)
+		assert.Equal(t, k.want, rt.topK.Load(), "%s, scale %v", k.pattern, k.scale)
+		require.NoError(t, rt.Close())
+	}
+}
+
+// countingKernels counts calls of TopK.
+type countingKernels struct {
+	*cpu.Runtime
+	topK atomic.Int32
+}
+
+func (c *countingKernels) TopK(x uintptr, n, k int, idx, val uintptr) (int, float32, error) {
+	c.topK.Add(1)
+	return c.Runtime.TopK(x, n, k, idx, val)
+}
+
+// normal returns n normally distributed numbers of a seed.
+func normal(n int, seeds ...int) []float32 {
+	var seed uint64
+	for _, s := range seeds {
+		seed = seed*1_000_003 + uint64(s)
+	}
+	rng := rand.New(rand.NewPCG(seed, 99))
+	g := make([]float32, n)
+	for i := range g {
+		g[i] = float32(rng.NormFloat64())
+	}
+	return g
+}
+
+// TestSpread gives one region most of the largest sums, so that oktopk evens
+// them out before it gathers them.
+func TestSpread(t *testing.T) {
+	const ranks, n = 8, 40_000
+	gradient := func(rank, step int) []float32 {
+		g := normal(n, rank, step)
+		for i := range g[:n/ranks] {
+			g[i] *= 1 + 0.5*float32(i%3)
+		}
+		return g
+	}
+	var spreads atomic.Int32
+	b := backend(t, ranks)
+	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+		r.Comm = &countingSpreads{Communicator: r.Comm, calls: &spreads}
+		// Regions of equal length, as the first gradient has them, stay.
+		cfg := distributed.Config{Pattern: "oktopk", Density: 0.05, RebalanceInterval: 1 << 30, BalanceFactor: 1.5}
+		return distributedtest.CheckPattern(ctx, r, cfg, n, 8, func(rank, step int) []float32 {
+			if step == 0 {
+				return normal(n, rank, step)
+			}
+			return gradient(rank, step)
+		})
+	})
+	require.NoError(t, err)
+	assert.Positive(t, spreads.Load(), "no spreading took place")
+}
+
+// countingSpreads counts the calls of AllToAllV, which only spreading uses.
+type countingSpreads struct {
+	comm.Communicator
+	calls *atomic.Int32
+}
+
+func (c *countingSpreads) Unwrap() comm.Communicator { return c.Communicator }
+
+func (c *countingSpreads) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
+	c.calls.Add(1)
+	return c.Communicator.AllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt)
+}
+
+// TestPeerFailure checks that a failed exchange is an error, then and later.
+func TestPeerFailure(t *testing.T) {
+	rt := cpu.New()
+	left := errors.New("left")
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		if c.Rank() == 1 {
+			return left
+		}
+		s, err := distributed.NewSparse(rt, c, 100, distributed.Config{Pattern: "gtopk", Density: 0.1})
+		if err != nil {
+			return err
+		}
+		g, err := runtime.FromSlice(rt, normal(100, 1), 100)
+		if err != nil {
+			return err
+		}
+		first, second := s.AllReduce(ctx, g), s.AllReduce(ctx, g)
+		assert.ErrorIs(t, first, comm.ErrPeerFailed)
+		assert.ErrorIs(t, second, comm.ErrPeerFailed)
+		return errors.Join(s.Close(), g.Free())
+	})
+	assert.ErrorIs(t, err, left)
+	assert.NoError(t, rt.Close())
+}
+
+// TestAllocations checks that steps make no garbage, all ranks together, once
+// everything has settled: buffers grow to the largest list, and the backend
+// allocates what it keeps for an operation when it first needs it. An
+// allocation of every step would show in every round.
+func TestAllocations(t *testing.T) {
+	const ranks, n, rounds, steps = 2, 20_000, 10, 40
+	rt := cpu.New()
+	defer rt.Close()
+	grad := normal(n, 5)
+	for _, pattern := range distributed.Patterns() {
+		var perStep float64
+		err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: pattern, Density: 0.02})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dtype.F32, n)
+			if err != nil {
+				return err
+			}
+			step := func() {
+				if err == nil {
+					err = runtime.CopyIn(g, grad)
+				}
+				if err == nil {
+					err = s.AllReduce(ctx, g)
+				}
+			}
+			if c.Rank() == 0 {
+				perStep = math.Inf(1)
+				for range rounds {
+					perStep = min(perStep, testing.AllocsPerRun(steps, step))
+				}
+			} else {
+				for range rounds * (steps + 1) { // AllocsPerRun adds one
+					step()
+				}
+			}
+			return errors.Join(err, s.Close(), g.Free())
+		})
+		require.NoError(t, err)
+		assert.Zero(t, perStep, "%s: allocations per step", pattern)
+	}
+}
+
+// FuzzPatterns interprets bytes as gradients.
+func FuzzPatterns(f *testing.F) {
+	f.Add(uint8(1), uint8(3), uint8(20), []byte("any bytes are numbers of all magnitudes, some of them not numbers"))
+	f.Add(uint8(4), uint8(5), uint8(120), binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(math.NaN()))))
+	f.Add(uint8(9), uint8(2), uint8(1), make([]byte, 4000))
+	for p := range 10 {
+		data := make([]byte, 0, 1200)
+		for i := range 300 {
+			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(i*i%17-8)))
+		}
+		f.Add(uint8(p), uint8(p), uint8(10*p+3), data)
+	}
+	f.Fuzz(func(t *testing.T, pattern, size, density uint8, data []byte) {
+		ranks := 1 + int(size)%6
+		words := len(data) / 4
+		n := words / ranks
+		gradient := func(rank, step int) []float32 {
+			g := make([]float32, n)
+			for i := range g {
+				word := (rank*n + i + step*7) % words
+				g[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*word:]))
+			}
+			return g
+		}
+		cfg := distributed.Config{
+			Pattern: distributed.Patterns()[int(pattern)%10],
+			Density: (1 + float64(density)) / 256, ThresholdInterval: 2, RebalanceInterval: 2,
+		}
+		b := backend(t, ranks)
+		require.NoError(t, b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+			return distributedtest.CheckPattern(ctx, r, cfg, n, 4, gradient)
+		}))
+	})
+}

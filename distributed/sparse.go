@@ -1,0 +1,275 @@
+package distributed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Sparse averages one gradient tensor over the ranks, step after step, with
+// one of the [Patterns]. It keeps what is particular to that tensor: the
+// residual, thresholds, regions and scratch memory. Make one per tensor (or
+// per bucket, see [GradientSync]) with [NewSparse].
+//
+// A Sparse belongs to one goroutine at a time, and so do the calls of its
+// communicator during a step.
+type Sparse struct {
+	*engine
+	meter    *comm.Meter
+	pattern  pattern
+	selector selector
+	exchange exchange
+
+	steps   int        // all steps, also dense ones
+	picks   listBuffer // what the selector picked
+	remains buffer     // the residual
+	scratch buffer     // work memory for gradients that are not F32
+	number  [1]float64 // of sumOverRanks
+	closed  bool
+}
+
+// StepStats tells what the last step of a [Sparse] did on this rank.
+type StepStats struct {
+	Step     int  // number of the step, from 0
+	Dense    bool // the step sent everything
+	Elements int  // length of the tensor
+	K        int  // entries that a rank was to pick
+	// PickedLocal is how many entries this rank picked.
+	PickedLocal int
+	// PickedGlobal is how many entries the result was put together from: the
+	// number of entries that it has, or, where an exchange does not merge the
+	// ranks' lists before it gathers them, the sum of their lengths.
+	PickedGlobal int
+	// Threshold is the magnitude that the picked entries have at least,
+	// GlobalThreshold (oktopk) that of the sums that went into the result.
+	Threshold, GlobalThreshold float32
+	// SentElements and SentBytes are what this rank sent as comm.Meter counts:
+	// a value and an index are one element each, an allgather counts what the
+	// rank receives.
+	SentElements, SentBytes int64
+	// SelectTime is the host's time for adding the gradient to the residual
+	// and picking, ExchangeTime for everything after. On a device with streams
+	// the host runs ahead, and each may contain the device's work of the other.
+	SelectTime, ExchangeTime time.Duration
+}
+
+// NewSparse prepares the reduction of a tensor of n elements in rt's memory.
+// It does not communicate. All ranks of c pass the same n and cfg.
+//
+// Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
+// negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
+// without [runtime.Kernels]; [comm.ErrDevice] if c does not reach rt's memory.
+func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Sparse, error) {
+	if rt == nil || c == nil {
+		return nil, opError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if n < 0 || n > math.MaxInt32 {
+		return nil, opError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
+	}
+	kernels, ok := rt.(runtime.Kernels)
+	if !ok {
+		return nil, opError("sparse", fmt.Errorf("%w: runtime %s has no sparse kernels (runtime.Kernels)", runtime.ErrUnsupported, rt.Name()))
+	}
+	if err := reaches(c, rt.Device()); err != nil {
+		return nil, opError("sparse", err)
+	}
+	meter := comm.NewMeter(c)
+	e, err := newEngine(rt, kernels, meter, n, cfg)
+	s := &Sparse{engine: e, meter: meter}
+	if err == nil && cfg.Pattern != Dense {
+		e.allocate(&s.remains, n*wordSize)
+		e.residual = s.remains.ptr
+		e.fill(e.residual, n)
+		err = e.err
+	}
+	e.permanent = len(e.buffers)
+	if err != nil {
+		return nil, opError("sparse", errors.Join(err, e.close()))
+	}
+	return s, nil
+}
+
+// AllReduce replaces t by (an approximation of) the average of all ranks' t:
+// the same bits on every rank, zero where no rank's entry made it into the
+// result. t has the n elements that NewSparse was told, in any shape; F32, F16
+// or BF16 ([comm.ErrUnsupported] otherwise). What was not sent is kept, in
+// F32, and added to the next step's gradient.
+//
+// A wrong argument is an error before anything happened. After any other
+// error t's content is undefined, the ranks may be out of step, and later
+// calls return that error again.
+func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
+	const op = "sparse allreduce"
+	if s.closed {
+		return opError(op, comm.ErrClosed)
+	}
+	if s.err != nil {
+		return opError(op, s.err)
+	}
+	ptr, err := s.checkTensor(op, t)
+	if err != nil {
+		return err
+	}
+	before := s.meter.Totals()
+	s.stats = StepStats{Step: s.steps, Elements: s.n}
+	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
+	if dense || s.cfg.Pattern == Dense {
+		s.reduceDense(ctx, ptr, t.DType())
+	} else {
+		s.reduceSparse(ctx, ptr, t.DType(), density)
+	}
+	if s.err != nil {
+		return opError(op, s.err)
+	}
+	s.steps++
+	after := s.meter.Totals()
+	s.stats.SentElements = after.SentElements - before.SentElements
+	s.stats.SentBytes = after.SentBytes - before.SentBytes
+	return nil
+}
+
+// Stats returns what the last step did.
+func (s *Sparse) Stats() StepStats { return s.stats }
+
+// Residual returns this rank's residual as a tensor of n F32 elements (a view,
+// valid until Close), for checkpoints and inspection. It is nil for the dense
+// pattern, which has none.
+func (s *Sparse) Residual() (*runtime.Tensor, error) {
+	if s.closed {
+		return nil, opError("residual", comm.ErrClosed)
+	}
+	if s.cfg.Pattern == Dense {
+		return nil, nil
+	}
+	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil)
+}
+
+// Close frees the memory. The communicator and tensors stay as they are.
+// Closing twice is fine.
+func (s *Sparse) Close() error {
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	if err := s.engine.close(); err != nil {
+		return opError("sparse close", err)
+	}
+	return nil
+}
+
+// checkTensor checks a gradient and returns its address.
+func (s *Sparse) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
+	ptr, err := address(op, "gradient", s.c, t)
+	if err != nil {
+		return 0, err
+	}
+	if err := checkGradientType(t.DType()); err != nil {
+		return 0, opError(op, err)
+	}
+	if t.Len() != s.n {
+		return 0, shapeError(op, "gradient has %d elements, want %d", t.Len(), s.n)
+	}
+	if t.Device() != s.rt.Device() {
+		return 0, opError(op, fmt.Errorf("%w: gradient is on %v, want %v", runtime.ErrDevice, t.Device(), s.rt.Device()))
+	}
+	return ptr, nil
+}
+
+// checkGradientType refuses what the kernels cannot add to a residual.
+func checkGradientType(dt dtype.DType) error {
+	switch dt {
+	case dtype.F32, dtype.F16, dtype.BF16:
+		return nil
+	}
+	return fmt.Errorf("%w: gradient is %v, want f32, f16 or bf16", comm.ErrUnsupported, dt)
+}
+
+// reduceDense averages the gradient itself. Residuals are not touched: dense
+// steps come before sparse ones, so there is nothing in them yet.
+func (s *Sparse) reduceDense(ctx context.Context, grad uintptr, dt dtype.DType) {
+	started := time.Now()
+	s.stats.Dense, s.stats.K = true, s.n
+	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
+	if clipped, _ := s.clip(ctx, grad, dt); clipped != grad {
+		s.store(grad, dt, clipped)
+	}
+	exchanging := time.Now()
+	s.fence(ctx)
+	if s.err == nil && s.n > 0 {
+		s.check(s.c.AllReduce(grad, grad, s.n, dt, comm.Avg))
+	}
+	s.join(ctx)
+	s.stats.SelectTime = exchanging.Sub(started)
+	s.stats.ExchangeTime = time.Since(exchanging)
+}
+
+func (s *Sparse) reduceSparse(ctx context.Context, grad uintptr, dt dtype.DType, density float64) {
+	started := time.Now()
+	k := count(density, s.n)
+	s.plan(k)
+	s.stats.K = k
+	if s.cfg.NoErrorFeedback {
+		s.fill(s.residual, s.n)
+	}
+	clipped, clippedType := s.clip(ctx, grad, dt)
+	s.accumulate(s.residual, clipped, clippedType)
+	// The gradient is in the residual now, so a tensor of F32 can hold the
+	// result while it is put together.
+	s.work = grad
+	if dt != dtype.F32 {
+		s.allocate(&s.scratch, s.n*wordSize)
+		s.work = s.scratch.ptr
+	}
+	s.fill(s.work, s.n)
+	var picks list
+	if k > 0 {
+		picks = s.pick(k)
+	}
+	exchanging := time.Now()
+	if k > 0 {
+		s.stats.PickedGlobal = s.exchange.run(ctx, picks)
+	}
+	if dt != dtype.F32 {
+		s.store(grad, dt, s.work)
+	}
+	s.stats.SelectTime = exchanging.Sub(started)
+	s.stats.ExchangeTime = time.Since(exchanging)
+}
+
+// count returns how many of n entries a density stands for.
+func count(density float64, n int) int {
+	if density == 0 || n == 0 {
+		return 0
+	}
+	return min(n, max(1, int(math.Round(density*float64(n)))))
+}
+
+// plan chooses what serves k entries. When k changes, thresholds and regions
+// start anew and scratch memory is fitted to the new size.
+func (s *Sparse) plan(k int) {
+	if k == s.k {
+		return
+	}
+	s.release(s.permanent)
+	s.k = k
+	if k > 0 {
+		p := find(s.cfg.Pattern, s.engine, k)
+		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
+	}
+}
+
+func (s *Sparse) pick(k int) list {
+	picks, threshold := s.selector.pick(k, s.list(&s.picks, s.selector.capacity(k)))
+	s.stats.PickedLocal, s.stats.Threshold = picks.n, threshold
+	return picks
+}

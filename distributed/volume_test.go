@@ -1,0 +1,123 @@
+package distributed_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// volume is what ranks sent per step, in elements.
+type volume struct{ mean, most float64 }
+
+// measureVolume runs steps of a pattern and returns what a rank sent per step,
+// on average and at most, as a meter around the backend counts it.
+func measureVolume(t *testing.T, pattern string, ranks, n, steps int, density float64, gradient func(rank, step int) []float32) volume {
+	t.Helper()
+	var mu sync.Mutex
+	var v volume
+	b := backend(t, ranks)
+	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+		meter := comm.NewMeter(r.Comm)
+		s, err := distributed.NewSparse(r.Runtime, meter, n, distributed.Config{Pattern: pattern, Density: density})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		g, err := runtime.New(r.Runtime, dtype.F32, n)
+		if err != nil {
+			return err
+		}
+		defer g.Free()
+		for step := range steps {
+			if err := runtime.CopyIn(g, gradient(r.Comm.Rank(), step)); err != nil {
+				return err
+			}
+			before := meter.Totals().SentElements
+			if err := s.AllReduce(ctx, g); err != nil {
+				return err
+			}
+			sent := float64(meter.Totals().SentElements - before)
+			mu.Lock()
+			v.mean += sent / float64(ranks*steps)
+			v.most = max(v.most, sent)
+			mu.Unlock()
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	return v
+}
+
+// TestVolumeTable measures every pattern and prints the table of
+// docs/sparse.md.
+func TestVolumeTable(t *testing.T) {
+	const n, density, steps = 100_000, 0.01, 3
+	k := int(n * density)
+	worlds := []int{2, 4, 8, 16, 32}
+	gradients := map[string]func(rank, step int) []float32{
+		"spread": func(rank, step int) []float32 { return normal(n, rank, step) },
+		"clustered": func(rank, step int) []float32 {
+			g := normal(n, rank, step)
+			for i := range g {
+				if i < n*6/10 || i >= n*65/100 {
+					g[i] *= 1e-3
+				}
+			}
+			return g
+		},
+	}
+	for _, name := range []string{"spread", "clustered"} {
+		var table strings.Builder
+		fmt.Fprintf(&table, "elements sent per rank and step, mean (most), in units of k; n = %d, k = %d, %s\n", n, k, name)
+		fmt.Fprintf(&table, "| %-15s |", "pattern")
+		for _, p := range worlds {
+			fmt.Fprintf(&table, " %13s |", fmt.Sprintf("P=%d", p))
+		}
+		bounds := fmt.Sprintf("| %-15s |", "6(P-1)/P")
+		for _, p := range worlds {
+			bounds += fmt.Sprintf(" %13.2f |", 6*float64(p-1)/float64(p))
+		}
+		fmt.Fprintf(&table, "\n%s\n", bounds)
+		volumes := map[string][]volume{}
+		for _, pattern := range distributed.Patterns() {
+			fmt.Fprintf(&table, "| %-15s |", pattern)
+			for _, p := range worlds {
+				v := measureVolume(t, pattern, p, n, steps, density, gradients[name])
+				volumes[pattern] = append(volumes[pattern], v)
+				fmt.Fprintf(&table, " %13s |", fmt.Sprintf("%.2f (%.2f)", v.mean/float64(k), v.most/float64(k)))
+			}
+			table.WriteByte('\n')
+		}
+		t.Log(table.String())
+		for i, p := range worlds {
+			assert.LessOrEqual(t, volumes["oktopk"][i].most, 6*float64(k)*float64(p-1)/float64(p), "oktopk, P=%d, %s", p, name)
+			assert.Equal(t, float64(2*k*(p-1)), volumes["topkA"][i].most, "topkA, P=%d", p)
+		}
+		last := len(worlds) - 1
+		assert.Greater(t, volumes["topkA"][last].most, 8*volumes["oktopk"][last].most, name)
+	}
+}
+
+// TestFillUp checks that topkSA gathers whole regions when the ranks' picks
+// together are most of the tensor: a value per element instead of two words
+// per entry.
+func TestFillUp(t *testing.T) {
+	const ranks, n, density = 8, 10_000, 0.25
+	gradient := func(rank, step int) []float32 { return normal(n, rank, step) }
+	sparse := measureVolume(t, "gaussiankSA", ranks, n, 2, density, gradient)
+	dense := measureVolume(t, "topkSA", ranks, n, 2, density, gradient)
+	const split = 2 * density * n
+	assert.Less(t, dense.most, split+n)
+	assert.Greater(t, sparse.most, split+n)
+}

@@ -1,0 +1,108 @@
+// Command sparse-allreduce averages a gradient over four ranks and sends only
+// the largest 5 % of the entries per step. What is not sent stays in a residual on its
+// rank (error feedback) and is sent later, so the sum of the results approaches
+// the dense one.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"math"
+	"math/rand/v2"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+const (
+	ranks    = 4
+	elements = 100_000
+	steps    = 200
+)
+
+func main() {
+	rt := cpu.New()
+	fmt.Printf("%d ranks average the same gradients of %d elements in each of %d steps.\n\n", ranks, elements, steps)
+	fmt.Printf("%-30s %24s %24s\n", "", "elements sent per step", "error of the sum so far")
+	for _, run := range []struct {
+		label string
+		cfg   distributed.Config
+	}{
+		{"dense", distributed.Config{}},
+		{"oktopk, 5 %", distributed.Config{Pattern: "oktopk", Density: 0.05}},
+		{"oktopk, 5 %, no feedback", distributed.Config{Pattern: "oktopk", Density: 0.05, NoErrorFeedback: true}},
+	} {
+		err := local.Run(context.Background(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			sent, deviation, err := train(ctx, rt, c, run.cfg)
+			if err == nil && c.Rank() == 0 {
+				fmt.Printf("%-30s %24d %22.1f %%\n", run.label, sent/steps, 100*deviation)
+			}
+			return err
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := rt.Close(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// train adds up the averaged gradients of all steps, as an optimizer does, and
+// compares the sum with the exact one. It returns how many elements this rank
+// sent and how far the sum is off, relative to its norm.
+func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg distributed.Config) (sent int64, deviation float64, err error) {
+	sparse, err := distributed.NewSparse(rt, c, elements, cfg)
+	if err != nil {
+		return 0, 0, err
+	}
+	tensor, err := runtime.New(rt, dtype.F32, elements)
+	if err != nil {
+		return 0, 0, err
+	}
+	sum := make([]float32, elements)
+	average := make([]float32, elements)
+	for range steps {
+		if err := runtime.CopyIn(tensor, gradient(c.Rank())); err != nil {
+			return 0, 0, err
+		}
+		if err := sparse.AllReduce(ctx, tensor); err != nil {
+			return 0, 0, err
+		}
+		if err := runtime.CopyOut(average, tensor); err != nil {
+			return 0, 0, err
+		}
+		for i, x := range average {
+			sum[i] += x
+		}
+		sent += sparse.Stats().SentElements
+	}
+	exact := make([]float64, elements)
+	for rank := range ranks {
+		for i, g := range gradient(rank) {
+			exact[i] += float64(g) * steps / ranks
+		}
+	}
+	var off, norm float64
+	for i, x := range exact {
+		off += (float64(sum[i]) - x) * (float64(sum[i]) - x)
+		norm += x * x
+	}
+	return sent, math.Sqrt(off / norm), errors.Join(sparse.Close(), tensor.Free())
+}
+
+// gradient returns a rank's gradient: normal noise.
+func gradient(rank int) []float32 {
+	rng := rand.New(rand.NewPCG(1, uint64(rank)))
+	g := make([]float32, elements)
+	for i := range g {
+		g[i] = float32(rng.NormFloat64())
+	}
+	return g
+}
