@@ -53,19 +53,24 @@ func (f format) value(bits int) float64 {
 	return sign * math.Ldexp(1+float64(m)/float64(int(1)<<f.man), e-bias)
 }
 
-// convert runs the bulk conversions on one element.
+// toFloat32 runs the bulk conversion on one element. It and what else is called
+// for every pattern do without require and Helper, which would take most of the
+// time.
 func toFloat32(t *testing.T, d dtype.DType, bits uint64) float32 {
-	t.Helper()
 	var dst [1]float32
-	src := binary.NativeEndian.AppendUint64(nil, bits)
-	require.NoError(t, dtype.ToFloat32(dst[:], src[:d.Size()], d))
+	var src [8]byte
+	binary.NativeEndian.PutUint64(src[:], bits)
+	if err := dtype.ToFloat32(dst[:], src[:d.Size()], d); err != nil {
+		t.Fatal(err)
+	}
 	return dst[0]
 }
 
 func fromFloat32(t *testing.T, d dtype.DType, v float32) uint64 {
-	t.Helper()
 	var dst [8]byte
-	require.NoError(t, dtype.FromFloat32(dst[:d.Size()], d, []float32{v}))
+	if err := dtype.FromFloat32(dst[:d.Size()], d, []float32{v}); err != nil {
+		t.Fatal(err)
+	}
 	return binary.NativeEndian.Uint64(dst[:])
 }
 
@@ -82,7 +87,9 @@ func TestEveryPatternDecodes(t *testing.T) {
 			for bits := range 1 << f.bits() {
 				want := f.value(bits)
 				got, err := dtype.ToFloat64(f.dt, uint64(bits))
-				require.NoError(t, err)
+				if err != nil {
+					t.Fatal(err)
+				}
 				if !sameFloat(want, got) {
 					t.Fatalf("%#x: got %v, want %v", bits, got, want)
 				}
@@ -97,7 +104,6 @@ func TestEveryPatternDecodes(t *testing.T) {
 
 // checkEncodes checks that v, which the pattern bits decodes to, encodes to it.
 func (f format) checkEncodes(t *testing.T, v float32, bits int) {
-	t.Helper()
 	encoded := int(fromFloat32(t, f.dt, v))
 	switch {
 	case v != v:
@@ -143,14 +149,15 @@ func TestRoundsToNearestEven(t *testing.T) {
 // checkRounds checks the rounding of v and -v, directly and, if v is a
 // float32, in bulk.
 func (f format) checkRounds(t *testing.T, v float64, want int) {
-	t.Helper()
 	sign := 1 << (f.bits() - 1)
 	for _, c := range []struct {
 		v    float64
 		want int
 	}{{v, want}, {-v, want | sign}} {
 		got, err := dtype.FromFloat64(f.dt, c.v)
-		require.NoError(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if int(got) != c.want {
 			t.Fatalf("%v rounds to %#x = %v, want %#x = %v", c.v, got, f.value(int(got)), c.want, f.value(c.want))
 		}
@@ -306,7 +313,9 @@ func TestWideToFloat32(t *testing.T) {
 				n.Sub(n, new(big.Int).Lsh(big.NewInt(1), uint(top)+1))
 			}
 			want, _ := new(big.Float).SetInt(n).Float32()
-			require.Equal(t, want, toFloat32(t, d, bits), "seed %d: %v of %v", seed, d, n)
+			if got := toFloat32(t, d, bits); got != want {
+				t.Fatalf("seed %d: %v of %v: got %v, want %v", seed, d, n, got, want)
+			}
 		}
 		v := math.Float64frombits(rng.Uint64())
 		if got, want := toFloat32(t, dtype.F64, math.Float64bits(v)), float32(v); !sameFloat(float64(got), float64(want)) {

@@ -111,6 +111,9 @@ type Stats struct {
 // Allocate serves only from cached memory (otherwise [ErrFrozen]) and nothing
 // goes back to the system. A captured graph needs that: the addresses it
 // recorded must stay valid and no allocation may reach the driver.
+//
+// Freezing nests: the pool thaws when Unfreeze was called as often as Freeze.
+// An Unfreeze too many does nothing.
 type Freezer interface {
 	Freeze()
 	Unfreeze()

@@ -72,5 +72,6 @@ func address(p unsafe.Pointer) uintptr {
 
 var (
 	never bool
-	sink  unsafe.Pointer
+	//lint:ignore U1000 storing to it is what it is for
+	sink unsafe.Pointer
 )

@@ -3,6 +3,7 @@ package runtimetest
 import (
 	"encoding/binary"
 	"math"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/stretchr/testify/require"
@@ -33,9 +34,6 @@ func (d *device) kernels() runtime.Kernels {
 	}
 	return k
 }
-
-// kernelSizes straddle the block sizes that kernels work in.
-var kernelSizes = []int{0, 1, 2, 7, 64, 1000, 4097, 65537, 100_003}
 
 // floats uploads values.
 func (d *device) floats(values []float32) uintptr {
@@ -84,48 +82,59 @@ func sameFloat32(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
-// gradients are the inputs that kernels are tried on, by name.
-func (d *device) gradients(n int) map[string][]float32 {
-	special := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 0,
-		float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, -math.MaxFloat32, 0x1p-126}
-	generate := func(f func(i int) float32) []float32 {
-		x := make([]float32, n)
-		for i := range x {
-			x[i] = f(i)
+// specialValues are numbers that arithmetic treats in ways of their own.
+var specialValues = []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 0,
+	float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, -math.MaxFloat32, 0x1p-126}
+
+// gradients are the inputs that kernels are tried on: element i of n.
+var gradients = []struct {
+	name string
+	at   func(rng *rand.Rand, i, n int) float32
+}{
+	{"normal", func(rng *rand.Rand, _, _ int) float32 { return float32(rng.NormFloat64()) }},
+	{"ties", func(rng *rand.Rand, _, _ int) float32 { return float32(rng.IntN(7) - 3) }},
+	{"equal", func(*rand.Rand, int, int) float32 { return -1.5 }},
+	{"zero", func(*rand.Rand, int, int) float32 { return 0 }},
+	{"ascending", func(_ *rand.Rand, i, _ int) float32 { return float32(i) }},
+	{"descending", func(_ *rand.Rand, i, n int) float32 { return float32(n - i) }},
+	{"wide", func(rng *rand.Rand, _, _ int) float32 { return float32(math.Exp2(float64(rng.IntN(250) - 125))) }},
+	{"sparse", func(rng *rand.Rand, _, _ int) float32 {
+		if rng.IntN(100) == 0 {
+			return float32(rng.NormFloat64())
 		}
-		return x
-	}
-	return map[string][]float32{
-		"normal":     generate(func(int) float32 { return float32(d.rng.NormFloat64()) }),
-		"ties":       generate(func(int) float32 { return float32(d.rng.IntN(7) - 3) }),
-		"equal":      generate(func(int) float32 { return -1.5 }),
-		"zero":       generate(func(int) float32 { return 0 }),
-		"ascending":  generate(func(i int) float32 { return float32(i) }),
-		"descending": generate(func(i int) float32 { return float32(n - i) }),
-		"wide":       generate(func(int) float32 { return float32(math.Exp2(float64(d.rng.IntN(250) - 125))) }),
-		"sparse": generate(func(int) float32 {
-			if d.rng.IntN(100) == 0 {
-				return float32(d.rng.NormFloat64())
+		return 0
+	}},
+	{"clustered", func(rng *rand.Rand, i, n int) float32 {
+		return float32(rng.NormFloat64() * math.Exp(-float64(i)/(1+float64(n)/20)))
+	}},
+	{"special", func(rng *rand.Rand, _, _ int) float32 {
+		if rng.IntN(3) == 0 {
+			return specialValues[rng.IntN(len(specialValues))]
+		}
+		return float32(rng.NormFloat64())
+	}},
+}
+
+// gradient draws n elements of one of the gradients.
+func (d *device) gradient(name string, n int) []float32 {
+	for _, g := range gradients {
+		if g.name == name {
+			x := make([]float32, n)
+			for i := range x {
+				x[i] = g.at(d.rng, i, n)
 			}
-			return 0
-		}),
-		"clustered": generate(func(i int) float32 {
-			return float32(d.rng.NormFloat64() * math.Exp(-float64(i)/(1+float64(n)/20)))
-		}),
-		"special": generate(func(i int) float32 {
-			if d.rng.IntN(3) == 0 {
-				return special[d.rng.IntN(len(special))]
-			}
-			return float32(d.rng.NormFloat64())
-		}),
+			return x
+		}
 	}
+	d.Fatalf("no gradient is named %q", name)
+	return nil
 }
 
 // eachGradient runs f on every gradient of every size.
 func (d *device) eachGradient(f func(d *device, x []float32)) {
 	for _, n := range kernelSizes {
-		for name, x := range d.gradients(n) {
-			d.each(func(d *device) { f(d, x) }, "%d %s", n, name)
+		for _, g := range gradients {
+			d.each(func(d *device) { f(d, d.gradient(g.name, n)) }, "%d %s", n, g.name)
 		}
 	}
 }
@@ -138,7 +147,7 @@ func testAccumulate(d *device) {
 	d.eachGradient(func(d *device, x []float32) {
 		for _, dt := range gradientTypes {
 			grad, narrow := d.narrow(x, dt)
-			acc := d.gradients(len(x))["normal"]
+			acc := d.gradient("normal", len(x))
 			ptr := d.floats(acc)
 			require.NoError(d, k.Accumulate(ptr, d.upload(grad), len(x), dt))
 			for i := range acc {
@@ -339,7 +348,7 @@ func testScatter(d *device) {
 			d.each(func(d *device) {
 				list := d.randomList(m, n)
 				m := len(list)
-				x, v := d.gradients(n)["special"], d.gradients(m)["special"]
+				x, v := d.gradient("special", n), d.gradient("special", m)
 				idx, val := d.indices(list), d.floats(v)
 				added, set, zeroed := slices.Clone(x), slices.Clone(x), slices.Clone(x)
 				for j, i := range list {
@@ -405,7 +414,7 @@ func testMergeAdd(d *device) {
 
 func (d *device) randomEntries(m, n int) entries {
 	e := entries{idx: d.randomList(m, n)}
-	e.val = d.gradients(len(e.idx))["special"]
+	e.val = d.gradient("special", len(e.idx))
 	return e
 }
 

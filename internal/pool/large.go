@@ -1,0 +1,85 @@
+package pool
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+)
+
+// large holds the blocks that are mappings of their own.
+type large struct {
+	mu sync.Mutex
+	counters
+	blocks map[*region]struct{} // all of them
+	cached []*region            // those given back, by size, then by address
+	colors int                  // how many blocks got their color
+}
+
+// colorStep is by how much the colors of large blocks differ: an odd number of
+// cache lines, so that they fall into different sets of a cache.
+const colorStep = 5 * alignment
+
+// take hands out the smallest cached block that holds size bytes and is at
+// most limit bytes large.
+func (l *large) take(size, limit int) (r *region, ok bool) {
+	i, _ := slices.BinarySearchFunc(l.cached, size, func(r *region, size int) int { return r.block - size })
+	if i == len(l.cached) || l.cached[i].block > limit {
+		return nil, false
+	}
+	r = l.cached[i]
+	l.cached = slices.Delete(l.cached, i, i+1)
+	r.take()
+	l.took(r.block, true, true)
+	return r, true
+}
+
+// add registers a new block of size bytes, with the next of that many colors,
+// and hands it out.
+func (l *large) add(m Mapping, size, colors int) *region {
+	r := newRegion(m, l.colors%colors*colorStep, size, nil)
+	l.colors++
+	l.blocks[r] = struct{}{}
+	r.take()
+	l.took(r.block, false, false)
+	return r
+}
+
+// give takes a block back into the cache.
+func (l *large) give(r *region, ptr uintptr) error {
+	if err := r.give(ptr); err != nil {
+		return err
+	}
+	i, _ := slices.BinarySearchFunc(l.cached, r, func(a, b *region) int {
+		return cmp.Or(cmp.Compare(a.block, b.block), cmp.Compare(a.start, b.start))
+	})
+	l.cached = slices.Insert(l.cached, i, r)
+	l.gave(r.block)
+	return nil
+}
+
+// remove takes out one cached block.
+func (l *large) remove(r *region) {
+	if i := slices.Index(l.cached, r); i >= 0 {
+		l.cached = slices.Delete(l.cached, i, i+1)
+		l.cachedBytes -= int64(r.block)
+	}
+	delete(l.blocks, r)
+	r.gone = true
+}
+
+// removeUnused takes out the cached blocks, all blocks if force.
+func (l *large) removeUnused(force bool) (unused []*region) {
+	for r := range l.blocks {
+		if force || r.liveCount() == 0 {
+			unused = append(unused, r)
+		}
+	}
+	for _, r := range unused {
+		delete(l.blocks, r)
+		l.liveBlocks -= int64(r.liveCount())
+		r.gone = true
+	}
+	l.cached = l.cached[:0]
+	l.cachedBytes = 0
+	return unused
+}

@@ -1,0 +1,105 @@
+// Package strided checks and simplifies the layouts of a strided copy, so that
+// every runtime refuses the same arguments and a kernel sees few dimensions.
+package strided
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Axis is one dimension of a strided copy: its size, and by how many elements
+// a step along it moves in the destination and in the source.
+type Axis struct{ Size, Dst, Src int }
+
+// Axes checks the arguments of CopyStrided of [runtime.Runtime], all but the
+// addresses. It appends the dimensions worth looping over to all, in the order
+// of shape, and returns how many elements there are.
+//
+// The errors wrap [runtime.ErrShape] or [runtime.ErrArgument]. Where there is
+// none, all distances in bytes between elements, also those one step further
+// along an axis, fit an int.
+func Axes(all []Axis, dstStrides, srcStrides, shape []int, elemSize int) (axes []Axis, count int, err error) {
+	if len(dstStrides) != len(shape) || len(srcStrides) != len(shape) {
+		return nil, 0, fmt.Errorf("%d destination and %d source strides for rank %d: %w",
+			len(dstStrides), len(srcStrides), len(shape), runtime.ErrShape)
+	}
+	if elemSize <= 0 || elemSize > maxExtent {
+		return nil, 0, fmt.Errorf("elements of %d bytes: %w", elemSize, runtime.ErrArgument)
+	}
+	// The array itself has to be addressable too: a product of sizes may be
+	// larger than what overlapping strides reach.
+	total := extent(elemSize)
+	var dst, src extent
+	empty := false
+	for i, size := range shape {
+		x := Axis{size, dstStrides[i], srcStrides[i]}
+		switch {
+		case size < 0:
+			return nil, 0, fmt.Errorf("dimension %d has size %d: %w", i, size, runtime.ErrShape)
+		case size == 0:
+			empty = true
+			continue
+		case size == 1:
+			continue
+		case x.Dst == 0:
+			return nil, 0, fmt.Errorf("destination stride 0 in dimension %d of size %d: %w", i, size, runtime.ErrArgument)
+		}
+		if !dst.reach(x.Dst, size-1, elemSize) || !src.reach(x.Src, size-1, elemSize) || !total.multiply(size) {
+			return nil, 0, fmt.Errorf("shape %v with strides %v or %v reaches beyond the address space: %w",
+				shape, dstStrides, srcStrides, runtime.ErrArgument)
+		}
+		all = append(all, x)
+	}
+	if empty {
+		return all, 0, nil
+	}
+	return all, int(total) / elemSize, nil
+}
+
+// extent is a number of bytes. Half of what an int holds is the limit, so that
+// one step beyond is no overflow.
+type extent uint64
+
+const maxExtent = math.MaxInt / 2
+
+// reach adds a number of steps and reports whether the extent is addressable.
+func (e *extent) reach(stride, steps, elemSize int) bool {
+	way := extent(Distance(stride))
+	ok := way.multiply(steps) && way.multiply(elemSize)
+	*e += way
+	return ok && *e <= maxExtent
+}
+
+// multiply reports whether the product is addressable.
+func (e *extent) multiply(n int) bool {
+	high, low := bits.Mul64(uint64(*e), uint64(n))
+	*e = extent(low)
+	return high == 0 && low <= maxExtent
+}
+
+// Join sorts axes so that the destination is written as nearly in sequence as
+// its layout allows, and joins those that are one in both layouts. It works in
+// place; the last axis of the result is the one to go along fastest.
+func Join(all []Axis) []Axis {
+	slices.SortStableFunc(all, func(x, y Axis) int {
+		return cmp.Or(cmp.Compare(Distance(y.Dst), Distance(x.Dst)), cmp.Compare(Distance(y.Src), Distance(x.Src)))
+	})
+	joined := all[:0]
+	for _, x := range all {
+		if last := len(joined) - 1; last >= 0 && joined[last].Dst == x.Dst*x.Size && joined[last].Src == x.Src*x.Size {
+			x.Size *= joined[last].Size
+			joined[last] = x
+			continue
+		}
+		joined = append(joined, x)
+	}
+	return joined
+}
+
+// Distance is the magnitude of a stride.
+func Distance(stride int) int { return max(stride, -stride) }

@@ -1,0 +1,22 @@
+// Package cpu is the [runtime.Runtime] of host memory.
+//
+// Memory comes from the operating system, not from the Go heap: the garbage
+// collector neither moves, scans nor frees it, so its uintptrs stay valid. A
+// pool stands between Allocate and the system:
+//
+//   - Blocks up to 256 KiB are cut from 2 MiB slabs, one list per size class;
+//     the classes waste at most 1/8 of a request. Larger blocks are mappings of
+//     their own, reused by best fit, on transparent huge pages where Linux has
+//     them.
+//   - An Allocate and Deallocate that the pool serves takes tens of nanoseconds
+//     and no Go memory. Size classes have locks of their own.
+//   - The bookkeeping is not in the blocks, so writing out of bounds or after
+//     Deallocate does not corrupt it, and a pointer that is freed twice, is
+//     foreign or lies inside a block is an error and nothing else.
+//   - [Runtime.Freeze] keeps the pool from the system, [Runtime.Trim] returns
+//     what is unused, [WithCacheLimit] bounds it, and [Runtime.Close] returns
+//     everything and reports what was still live.
+//
+// The kernels of [runtime.Kernels] and the reductions ([Reduce]) use vector
+// instructions where the processor has them.
+package cpu

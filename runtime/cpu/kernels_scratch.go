@@ -1,0 +1,64 @@
+package cpu
+
+import (
+	"sync"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/simd"
+)
+
+// scratch is the working memory of one kernel call.
+type scratch struct {
+	chunk      [chunk]float32       // elements of another type, as float32
+	hist       [histBins + 1]uint32 // counts of narrow
+	sample     []float32            // elements that guess looked at
+	candidates entries              // elements of x that may be selected
+	compacted  entries              // elements that kth still has to look at
+	dst        [1]uintptr           // arguments of a reduction
+	src        [2]uintptr
+}
+
+// resize gives e the length n. Its content is undefined.
+func (e *entries) resize(n int) {
+	if cap(e.idx) < n {
+		e.idx, e.val = make([]int32, n), make([]float32, n)
+	}
+	e.idx, e.val = e.idx[:n], e.val[:n]
+}
+
+// add adds the len(acc) float32 at x to acc.
+func (s *scratch) add(acc []float32, x uintptr) {
+	s.dst[0] = hostmem.Addr(acc)
+	s.src = [2]uintptr{s.dst[0], x}
+	simd.Reduce(simd.F32, simd.OpAdd, s.dst[:], s.src[:], len(acc), false)
+}
+
+var scratches freelist[scratch]
+
+// freelist keeps working memory between calls, as many pieces as were ever in
+// use at once, so that in a steady state nothing is allocated. (A sync.Pool
+// would be emptied by the garbage collector now and then.) The piece used last
+// is used first: its memory is in the cache, and has grown to the sizes asked
+// for.
+type freelist[T any] struct {
+	mu   sync.Mutex
+	free []*T
+}
+
+func (f *freelist[T]) get() *T {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	last := len(f.free) - 1
+	if last < 0 {
+		return new(T)
+	}
+	piece := f.free[last]
+	f.free = f.free[:last]
+	return piece
+}
+
+func (f *freelist[T]) put(piece *T) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.free = append(f.free, piece)
+}

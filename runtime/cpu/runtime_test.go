@@ -1,0 +1,13 @@
+package cpu_test
+
+import (
+	"testing"
+
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/runtimetest"
+)
+
+func TestConformance(t *testing.T) {
+	runtimetest.Run(t, func(*testing.T) runtime.Runtime { return cpu.New() })
+}

@@ -1,0 +1,160 @@
+package cuda
+
+import (
+	"bytes"
+	"fmt"
+	goruntime "runtime"
+
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Device attributes, CUdevice_attribute of the driver API.
+const (
+	attrMultiprocessors = 16
+	attrCapabilityMajor = 75
+	attrCapabilityMinor = 76
+)
+
+// Peer attributes, CUdevice_P2PAttribute.
+const (
+	p2pAccessSupported = 2
+	p2pNativeAtomic    = 3
+)
+
+// DeviceInfo describes one GPU.
+type DeviceInfo struct {
+	Index           int    `json:"index"`
+	Name            string `json:"name"`
+	MemoryBytes     int64  `json:"memory_bytes"`
+	Major           int    `json:"compute_major"` // compute capability
+	Minor           int    `json:"compute_minor"`
+	Multiprocessors int    `json:"multiprocessors"`
+	PCIBus          string `json:"pci_bus"`
+	// Peers says, for every device, whether this one can read and write its
+	// memory directly; PeerAtomics whether over a link with native atomics
+	// (NVLink). Both are false for the device itself.
+	Peers       []bool `json:"peers"`
+	PeerAtomics []bool `json:"peer_atomics"`
+}
+
+// Count returns the number of GPUs; the error wraps [runtime.ErrUnavailable]
+// and says what is missing where there is no driver or no GPU.
+func Count() (int, error) {
+	d, err := open()
+	if err != nil {
+		return 0, err
+	}
+	n, err := d.get("cuDeviceGetCount", -1, d.sym.DeviceGetCount)
+	return int(int32(n)), err
+}
+
+// DriverVersion returns the newest CUDA version that the driver supports, such
+// as 13 and 0.
+func DriverVersion() (major, minor int, err error) {
+	d, err := open()
+	if err != nil {
+		return 0, 0, err
+	}
+	v, err := d.get("cuDriverGetVersion", -1, d.sym.DriverGetVersion)
+	return int(v) / 1000, int(v) % 1000 / 10, err
+}
+
+// Devices describes all GPUs of this machine.
+func Devices() ([]DeviceInfo, error) {
+	n, err := Count()
+	if err != nil {
+		return nil, err
+	}
+	d, err := open()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]DeviceInfo, n)
+	for i := range all {
+		if all[i], err = d.describe(i, n); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// handle returns the CUdevice of an ordinal.
+func (d *driver) handle(index int) (uintptr, error) {
+	h, err := d.get("cuDeviceGet", index, d.sym.DeviceGet, uintptr(index))
+	if err != nil {
+		return 0, fmt.Errorf("%w (there is no GPU number %d)", err, index)
+	}
+	return uintptr(h), nil
+}
+
+// describe fills a DeviceInfo for one of n devices.
+func (d *driver) describe(index, n int) (DeviceInfo, error) {
+	info := DeviceInfo{Index: index, Peers: make([]bool, n), PeerAtomics: make([]bool, n)}
+	dev, err := d.handle(index)
+	if err != nil {
+		return info, err
+	}
+	if info.Name, err = d.text("cuDeviceGetName", index, d.sym.DeviceGetName, dev); err != nil {
+		return info, err
+	}
+	if info.PCIBus, err = d.text("cuDeviceGetPCIBusId", index, d.sym.DeviceGetPCIBusID, dev); err != nil {
+		return info, err
+	}
+	total, err := d.get("cuDeviceTotalMem", index, d.sym.DeviceTotalMem, dev)
+	if err != nil {
+		return info, err
+	}
+	info.MemoryBytes = int64(total)
+	for _, a := range []struct {
+		attribute uintptr
+		to        *int
+	}{
+		{attrMultiprocessors, &info.Multiprocessors},
+		{attrCapabilityMajor, &info.Major},
+		{attrCapabilityMinor, &info.Minor},
+	} {
+		v, err := d.get("cuDeviceGetAttribute", index, d.sym.DeviceGetAttribute, a.attribute, dev)
+		if err != nil {
+			return info, err
+		}
+		*a.to = int(int32(v))
+	}
+	for peer := range n {
+		if peer == index {
+			continue
+		}
+		other, err := d.handle(peer)
+		if err != nil {
+			return info, err
+		}
+		access, err := d.get("cuDeviceGetP2PAttribute", index, d.sym.DeviceGetP2P, p2pAccessSupported, dev, other)
+		if err != nil {
+			return info, err
+		}
+		atomics, err := d.get("cuDeviceGetP2PAttribute", index, d.sym.DeviceGetP2P, p2pNativeAtomic, dev, other)
+		if err != nil {
+			return info, err
+		}
+		info.Peers[peer], info.PeerAtomics[peer] = int32(access) != 0, int32(atomics) != 0
+	}
+	return info, nil
+}
+
+// text makes a call of the form f(char *out, int length, CUdevice).
+func (d *driver) text(call string, device int, fn dl.Func, dev uintptr) (string, error) {
+	buf := make([]byte, 256)
+	status := fn.Call(hostmem.Addr(buf), uintptr(len(buf)), dev)
+	goruntime.KeepAlive(buf)
+	if err := d.check(call, device, status); err != nil {
+		return "", err
+	}
+	if end := bytes.IndexByte(buf, 0); end >= 0 {
+		buf = buf[:end]
+	}
+	return string(buf), nil
+}
+
+// deviceOf is the runtime.Device of an ordinal.
+func deviceOf(index int) runtime.Device { return runtime.Device{Kind: runtime.CUDA, Index: index} }

@@ -1,0 +1,111 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Status is a CUresult, the status code of a driver call.
+// https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
+type Status int32
+
+// The status codes that this package itself distinguishes.
+const (
+	statusSuccess       Status = 0
+	statusInvalidValue  Status = 1
+	statusOutOfMemory   Status = 2
+	statusNoDevice      Status = 100
+	statusInvalidDevice Status = 101
+	statusNotReady      Status = 600
+)
+
+// sticky are the codes after which a context refuses all further work; the
+// process has to give it up. (From the descriptions in the driver API's
+// cudaError_enum: "This leaves the process in an inconsistent state".)
+var sticky = map[Status]bool{
+	214: true, // CUDA_ERROR_ECC_UNCORRECTABLE
+	220: true, // CUDA_ERROR_NVLINK_UNCORRECTABLE
+	700: true, // CUDA_ERROR_ILLEGAL_ADDRESS
+	702: true, // CUDA_ERROR_LAUNCH_TIMEOUT
+	710: true, // CUDA_ERROR_ASSERT
+	714: true, // CUDA_ERROR_HARDWARE_STACK_ERROR
+	715: true, // CUDA_ERROR_ILLEGAL_INSTRUCTION
+	716: true, // CUDA_ERROR_MISALIGNED_ADDRESS
+	717: true, // CUDA_ERROR_INVALID_ADDRESS_SPACE
+	718: true, // CUDA_ERROR_INVALID_PC
+	719: true, // CUDA_ERROR_LAUNCH_FAILED
+	721: true, // CUDA_ERROR_TENSOR_MEMORY_LEAK
+}
+
+// Error is a failed driver call.
+type Error struct {
+	Status Status
+	Name   string // "CUDA_ERROR_ILLEGAL_ADDRESS"
+	Text   string // the driver's description
+	Call   string // "cuMemAlloc"
+	Device int    // the device's ordinal, -1 before there is one
+	// Sticky: the context is unusable from here on and so is every runtime on
+	// this device in this process.
+	Sticky bool
+}
+
+// Error returns "cuda:0: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory".
+func (e *Error) Error() string {
+	where := "cuda"
+	if e.Device >= 0 {
+		where = fmt.Sprintf("cuda:%d", e.Device)
+	}
+	s := fmt.Sprintf("%s: %s: %s (%d): %s", where, e.Call, e.Name, e.Status, e.Text)
+	if e.Sticky {
+		s += "; the CUDA context is unusable from here on, restart the process"
+	}
+	return s
+}
+
+// Is reports whether the failure is what a sentinel of package runtime names.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case runtime.ErrOutOfMemory:
+		return e.Status == statusOutOfMemory
+	case runtime.ErrBroken:
+		return e.Sticky
+	case runtime.ErrArgument:
+		return e.Status == statusInvalidValue
+	case runtime.ErrUnavailable:
+		return e.Status == statusNoDevice || e.Status == statusInvalidDevice
+	}
+	return false
+}
+
+// check turns the status of a call into an error, nil for success.
+func (d *driver) check(call string, device int, status uintptr) error {
+	if s := Status(status); s != statusSuccess {
+		return d.newError(call, device, s)
+	}
+	return nil
+}
+
+// newError is apart from check so that check can be inlined.
+func (d *driver) newError(call string, device int, s Status) error {
+	return &Error{
+		Status: s,
+		Name:   d.statusString(d.sym.GetErrorName, s, "CUDA_ERROR"),
+		Text:   d.statusString(d.sym.GetErrorString, s, "no description"),
+		Call:   call,
+		Device: device,
+		Sticky: sticky[s],
+	}
+}
+
+// statusString asks the driver for the name or text of a status.
+func (d *driver) statusString(fn dl.Func, s Status, unknown string) string {
+	out := d.out()
+	defer d.release(out)
+	if st := fn.Call(uintptr(s), out.addr(0)); Status(st) != statusSuccess || out[0] == 0 {
+		return unknown
+	}
+	return hostmem.CString(uintptr(out[0]))
+}
