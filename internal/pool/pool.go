@@ -69,9 +69,9 @@ type Pool struct {
 	large   large
 	index   index
 
-	live, peak     atomic.Int64
-	frozen atomic.Int32 // how often Freeze was called without Unfreeze
-	closed atomic.Bool
+	live, peak atomic.Int64
+	frozen     atomic.Int32 // how often Freeze was called without Unfreeze
+	closed     atomic.Bool
 
 	// exchange is held for reading while memory moves from or to the system:
 	// Freeze and Close wait for that to end. It is locked before any other.

@@ -1,0 +1,234 @@
+package nccl_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// openGPUs opens every GPU, or skips the test where NCCL or GPUs are missing.
+func openGPUs(t testing.TB) []*cuda.Runtime {
+	t.Helper()
+	if j := job(t); j.WorldSize > 1 {
+		t.Skip("a process of a job has one GPU to itself")
+	}
+	n, err := cuda.Count()
+	if err != nil {
+		t.Skipf("needs NVIDIA GPUs: %v", err)
+	}
+	if _, _, err := nccl.Version(); err != nil {
+		t.Skipf("needs NCCL: %v", err)
+	}
+	runtimes := make([]*cuda.Runtime, n)
+	for i := range runtimes {
+		runtimes[i], err = cuda.Open(i)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, runtimes[i].Close()) })
+	}
+	return runtimes
+}
+
+// reduces says what NCCL computes on.
+func reduces(dt dtype.DType, op comm.ReduceOp) bool {
+	switch dt {
+	case dtype.I16, dtype.U16, dtype.Bool:
+		return false
+	case dtype.FP8E4M3, dtype.FP8E5M2:
+		return op != comm.Avg
+	}
+	return true
+}
+
+// job is what a launcher says of this process.
+func job(t testing.TB) rendezvous.Job {
+	t.Helper()
+	j, err := rendezvous.FromEnv(os.Getenv)
+	require.NoError(t, err)
+	return j
+}
+
+// TestConformanceOfProcesses runs the suite with a process per GPU, when the
+// test binary itself was started by a launcher:
+//
+//	go test -c ./comm/nccl && mpirun -n 2 ./nccl.test -test.run OfProcesses
+func TestConformanceOfProcesses(t *testing.T) {
+	j := job(t)
+	if j.WorldSize == 1 {
+		t.Skip("not started by mpirun, torchrun or srun with several processes")
+	}
+	rt, err := cuda.Open(j.LocalRank)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := nccl.FromEnv(ctx, rt)
+	require.NoError(t, err)
+	suite := conforms
+	suite.Sizes = []int{j.WorldSize}
+	suite.Run = func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
+		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+	}
+	commtest.Run(t, suite, commtest.Timeout(20*time.Second))
+	assert.NoError(t, c.Close())
+	assert.NoError(t, rt.Close())
+}
+
+// conforms is what the suite has to know of this backend.
+var conforms = commtest.Backend{
+	Name:          "nccl",
+	Unsupported:   func(dt dtype.DType, op comm.ReduceOp) bool { return !reduces(dt, op) },
+	NoTags:        true,
+	NoMismatch:    true,
+	NoPeerFailure: true,
+}
+
+// TestConformance runs the suite over all GPUs of this process, a goroutine
+// each.
+func TestConformance(t *testing.T) {
+	runtimes := openGPUs(t)
+	worlds := map[int][]*nccl.Comm{}
+	t.Cleanup(func() {
+		for _, world := range worlds {
+			for _, c := range world {
+				assert.NoError(t, c.Close())
+			}
+		}
+	})
+	var sizes []int
+	for n := 1; n <= len(runtimes); n++ {
+		sizes = append(sizes, n)
+	}
+	suite := conforms
+	suite.Sizes = sizes
+	suite.Run = func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+		if worlds[size] == nil {
+			world, err := nccl.Local(ctx, runtimes[:size])
+			if err != nil {
+				return err
+			}
+			worlds[size] = world
+		}
+		return each(worlds[size], func(c *nccl.Comm) error {
+			return body(ctx, commtest.Rank{Comm: c, Runtime: c.Runtime()})
+		})
+	}
+	commtest.Run(t, suite, commtest.Timeout(20*time.Second))
+}
+
+// each runs f for every communicator on a goroutine of its own.
+func each(world []*nccl.Comm, f func(c *nccl.Comm) error) error {
+	errs := make([]error, len(world))
+	var wg sync.WaitGroup
+	for i, c := range world {
+		wg.Go(func() { errs[i] = f(c) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func TestWithoutNCCL(t *testing.T) {
+	if _, _, err := nccl.Version(); err == nil {
+		t.Skip("this machine has NCCL")
+	}
+	_, err := nccl.Local(t.Context(), nil)
+	assert.ErrorIs(t, err, comm.ErrUnavailable)
+	assert.ErrorContains(t, err, "TUTTI_NCCL_LIB")
+}
+
+func TestHostMemoryIsRefused(t *testing.T) {
+	runtimes := openGPUs(t)
+	world, err := nccl.Local(t.Context(), runtimes[:1])
+	require.NoError(t, err)
+	defer world[0].Close() //nolint:errcheck
+	assert.NoError(t, world[0].CheckDevice(runtimes[0].Device()))
+	assert.ErrorIs(t, world[0].CheckDevice(runtime.Device{Kind: runtime.CPU}), comm.ErrDevice)
+}
+
+// A rank that never joins must not hold up the others beyond their deadline.
+func TestInitEndsAtTheDeadline(t *testing.T) {
+	runtimes := openGPUs(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err := nccl.From(ctx, lonely{}, runtimes[0])
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+}
+
+// lonely pretends to be rank 0 of two, of which the other never comes.
+type lonely struct{ comm.Communicator }
+
+func (lonely) Rank() int                                                           { return 0 }
+func (lonely) WorldSize() int                                                      { return 2 }
+func (lonely) AllReduce(_, _ uintptr, _ int, _ dtype.DType, _ comm.ReduceOp) error { return nil }
+func (lonely) Broadcast(uintptr, int, dtype.DType, int) error                      { return nil }
+func (lonely) Sync(context.Context) error                                          { return nil }
+
+// The other rank of two stops submitting: the survivor's wait ends at its
+// deadline, and it goes on alone.
+func TestShrinkAfterALostPeer(t *testing.T) {
+	runtimes := openGPUs(t)
+	if len(runtimes) < 2 {
+		t.Skip("needs two GPUs")
+	}
+	world, err := nccl.Local(t.Context(), runtimes[:2])
+	require.NoError(t, err)
+	survivor := world[0]
+	rt := survivor.Runtime()
+	const n = 1 << 20
+	buf, err := rt.Allocate(n * 4)
+	require.NoError(t, err)
+	require.NoError(t, rt.Fill(buf, n, dtype.F32, 3))
+	require.NoError(t, rt.Synchronize(t.Context()))
+
+	require.NoError(t, survivor.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.ErrorIs(t, survivor.Sync(ctx), comm.ErrTimeout)
+	require.ErrorIs(t, survivor.AllReduce(buf, buf, n, dtype.F32, comm.Sum), comm.ErrBroken)
+
+	ctx, cancel = context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	alone, err := survivor.Shrink(ctx, 1)
+	require.NoError(t, err)
+	assert.Equal(t, 1, alone.WorldSize())
+	require.NoError(t, rt.Fill(buf, n, dtype.F32, 3))
+	require.NoError(t, rt.Synchronize(ctx))
+	require.NoError(t, alone.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
+	require.NoError(t, alone.Sync(ctx))
+	got, err := read(rt, buf, n)
+	require.NoError(t, err)
+	assert.EqualValues(t, 3, got[n-1])
+	for _, c := range []*nccl.Comm{alone, survivor, world[1]} {
+		assert.NoError(t, c.Close())
+	}
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+func TestAllReduceDoesNotAllocate(t *testing.T) {
+	runtimes := openGPUs(t)
+	world, err := nccl.Local(t.Context(), runtimes[:1])
+	require.NoError(t, err)
+	c := world[0]
+	defer c.Close() //nolint:errcheck
+	buf, err := runtimes[0].Allocate(4096)
+	require.NoError(t, err)
+	defer runtimes[0].Deallocate(buf) //nolint:errcheck
+	ctx := context.Background()
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if err := errors.Join(c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum), c.Sync(ctx)); err != nil {
+			t.Fatal(err)
+		}
+	}))
+}

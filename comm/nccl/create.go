@@ -1,0 +1,285 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	goruntime "runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// uniqueID is an ncclUniqueId: what the ranks of a new communicator share.
+type uniqueID [128]byte
+
+// config is ncclConfig_t as of NCCL 2.18. The library reads as much as the
+// size and version fields say, so newer ones accept it.
+type config struct {
+	size       uintptr
+	magic      uint32
+	version    uint32
+	blocking   int32
+	cgaCluster int32
+	minCTAs    int32
+	maxCTAs    int32
+	netName    uintptr
+	splitShare int32
+	_          int32
+}
+
+// The values that ncclConfig_t starts with: the magic number of its
+// initializer, and "not set".
+const (
+	configMagic = 0xcafebeef
+	undefined   = math.MinInt32
+)
+
+// Option changes how a communicator is made.
+type Option func(*options)
+
+type options struct{ minCTAs, maxCTAs int }
+
+// WithCTAs bounds the number of thread blocks (CTAs) that a collective may
+// occupy, and so the multiprocessors it takes away from compute that runs
+// beside it. Zero leaves a bound to NCCL. All ranks pass the same.
+func WithCTAs(minimum, maximum int) Option {
+	return func(o *options) { o.minCTAs, o.maxCTAs = minimum, maximum }
+}
+
+// config makes NCCL's configuration, on the heap, so that its address may be
+// passed on.
+func (o options) config(blocking bool) *config {
+	mode := int32(0)
+	if blocking {
+		mode = 1
+	}
+	bound := func(n int) int32 {
+		if n <= 0 {
+			return undefined
+		}
+		return int32(n)
+	}
+	return &config{
+		size:       unsafe.Sizeof(config{}),
+		magic:      configMagic,
+		version:    oldest,
+		blocking:   mode,
+		cgaCluster: undefined,
+		minCTAs:    bound(o.minCTAs),
+		maxCTAs:    bound(o.maxCTAs),
+		splitShare: undefined,
+	}
+}
+
+func collect(opts []Option) (o options) {
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return o
+}
+
+// Local makes one communicator per runtime, for the goroutines of this process:
+// number i is rank i of len(runtimes), on runtimes[i].
+func Local(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([]*Comm, error) {
+	lib, err := open()
+	if err != nil {
+		return nil, err
+	}
+	if len(runtimes) == 0 {
+		return nil, fmt.Errorf("nccl: %w: no runtimes", comm.ErrArgument)
+	}
+	id, err := lib.newID()
+	if err != nil {
+		return nil, err
+	}
+	comms := make([]*Comm, len(runtimes))
+	errs := make([]error, len(runtimes))
+	var wg sync.WaitGroup
+	for rank, rt := range runtimes {
+		wg.Go(func() { comms[rank], errs[rank] = lib.join(ctx, rt, id, rank, len(runtimes), collect(opts)) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		for _, c := range comms {
+			if c != nil {
+				err = errors.Join(err, c.Close())
+			}
+		}
+		return nil, err
+	}
+	return comms, nil
+}
+
+// From makes a communicator of the ranks of base, each on its own rt, and is
+// collective on base. The unique id travels over base, which may be any
+// communicator (MPI, local, another NCCL) and stays open.
+func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
+	lib, err := open()
+	var id uniqueID
+	if err == nil && base.Rank() == 0 {
+		id, err = lib.newID()
+	}
+	// A rank without NCCL still takes part, so that the others hear of it.
+	id, failed, shareErr := shareID(ctx, base, rt, id, err != nil)
+	switch {
+	case err != nil:
+		return nil, err
+	case shareErr != nil:
+		return nil, fmt.Errorf("nccl: sharing the unique id: %w", shareErr)
+	case failed > 0:
+		return nil, fmt.Errorf("nccl: %w: %d of %d ranks cannot use NCCL", comm.ErrPeerFailed, failed, base.WorldSize())
+	}
+	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), collect(opts))
+}
+
+// shareID broadcasts rank 0's id over base and counts the ranks that failed.
+func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, id uniqueID, failed bool) (uniqueID, int, error) {
+	mem := memory(base, rt)
+	if host, ok := mem.(*cpu.Runtime); ok {
+		defer host.Close() //nolint:errcheck // its only block is freed below
+	}
+	const flag = len(id) // an int32 behind the id
+	buf, err := mem.Allocate(flag + dtype.I32.Size())
+	if err != nil {
+		return id, 0, err
+	}
+	defer mem.Deallocate(buf) //nolint:errcheck // allocated above
+
+	message := append(id[:], 0, 0, 0, 0)
+	if failed {
+		message[flag] = 1
+	}
+	if err := mem.CopyIn(buf, message); err != nil {
+		return id, 0, err
+	}
+	if err := mem.Synchronize(ctx); err != nil {
+		return id, 0, err
+	}
+	if err := base.AllReduce(buf+uintptr(flag), buf+uintptr(flag), 1, dtype.I32, comm.Sum); err != nil {
+		return id, 0, err
+	}
+	if err := base.Broadcast(buf, len(id), dtype.U8, 0); err != nil {
+		return id, 0, err
+	}
+	if err := base.Sync(ctx); err != nil {
+		return id, 0, err
+	}
+	if err := mem.CopyOut(message, buf); err != nil {
+		return id, 0, err
+	}
+	copy(id[:], message)
+	return id, int(message[flag]) | int(message[flag+1])<<8, nil
+}
+
+// newID asks NCCL for a unique id.
+func (l *library) newID() (uniqueID, error) {
+	id := new(uniqueID)
+	result := l.sym.GetUniqueID.Call(hostmem.Addr(id[:]))
+	goruntime.KeepAlive(id)
+	if s := Status(int32(result)); s != statusSuccess {
+		return *id, l.newError("ncclGetUniqueId", s, 0)
+	}
+	return *id, nil
+}
+
+// join makes rank's communicator; all ranks call it with the same id.
+func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
+	cfg := o.config(false)
+	control, err := l.create(ctx, rt, 0, "ncclCommInitRankConfig", func(cell uintptr) uintptr {
+		return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
+	})
+	goruntime.KeepAlive(cfg)
+	if err != nil {
+		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: err}
+	}
+	return newComm(ctx, l, rt, control, o)
+}
+
+// create makes a native communicator by a call that stores its handle in a
+// cell, and waits for NCCL to finish it, or for ctx. One that is made out of a
+// parent gets its handle only when the parent has finished the call. The handle
+// is 0 for a split that leaves this rank out.
+func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, name string, init func(cell uintptr) uintptr) (handle uintptr, err error) {
+	cell := new(uint64) // NCCL writes here, perhaps after the call
+	var s Status
+	if err := rt.Current(func() error {
+		s = Status(int32(init(hostmem.AddrOf(cell))))
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	// Also when the call itself reports success: it only means "launched".
+	if parent != 0 && (s == statusSuccess || s == statusInProgress) {
+		if s, err = l.await(ctx, parent); err != nil {
+			return 0, err
+		}
+	}
+	if s != statusSuccess && s != statusInProgress {
+		return 0, l.newError(name, s, parent)
+	}
+	handle = uintptr(*cell)
+	if handle == 0 {
+		return 0, nil
+	}
+	s, err = l.await(ctx, handle)
+	if err == nil && s != statusSuccess {
+		err = l.newError(name, s, handle)
+	}
+	if err != nil {
+		// Aborting is the only way to give an unfinished communicator back.
+		_ = rt.Current(func() error { l.sym.Abort.Call(handle); return nil })
+		return 0, err
+	}
+	return handle, nil
+}
+
+// await waits until a communicator is not "in progress" any more, or for ctx.
+func (l *library) await(ctx context.Context, handle uintptr) (s Status, err error) {
+	err = poll.Until(ctx, func() (bool, error) {
+		s = l.asyncError(handle)
+		return s != statusInProgress, nil
+	})
+	if err != nil {
+		err = comm.ContextError(ctx)
+	}
+	return s, err
+}
+
+// FromEnv makes a communicator of the processes that a launcher started
+// (torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
+// [rendezvous.FromEnv] for the variables. rank 0's unique id travels over TCP.
+func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
+	lib, err := open()
+	if err != nil {
+		return nil, err
+	}
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	var id uniqueID
+	if job.Rank == 0 {
+		if id, err = lib.newID(); err != nil {
+			return nil, err
+		}
+	}
+	payload, err := job.Broadcast(ctx, id[:])
+	if err != nil {
+		return nil, err
+	}
+	if len(payload) != len(id) {
+		return nil, fmt.Errorf("nccl: %w: rank 0 sent %d bytes as unique id", comm.ErrMismatch, len(payload))
+	}
+	copy(id[:], payload)
+	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, collect(opts))
+}

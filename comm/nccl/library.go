@@ -1,0 +1,199 @@
+package nccl
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// symbols are the functions of libnccl that this package calls. What came
+// after 2.18 is optional and used when it is there.
+// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+type symbols struct {
+	GetVersion     dl.Func `sym:"ncclGetVersion"`
+	GetUniqueID    dl.Func `sym:"ncclGetUniqueId"`
+	GetErrorString dl.Func `sym:"ncclGetErrorString"`
+	GetLastError   dl.Func `sym:"ncclGetLastError"`
+
+	InitRankConfig dl.Func `sym:"ncclCommInitRankConfig"`
+	Split          dl.Func `sym:"ncclCommSplit"`
+	Shrink         dl.Func `sym:"ncclCommShrink,optional"` // 2.27
+	Finalize       dl.Func `sym:"ncclCommFinalize"`
+	Destroy        dl.Func `sym:"ncclCommDestroy"`
+	Abort          dl.Func `sym:"ncclCommAbort"`
+	GetAsyncError  dl.Func `sym:"ncclCommGetAsyncError"`
+	Count          dl.Func `sym:"ncclCommCount"`
+	UserRank       dl.Func `sym:"ncclCommUserRank"`
+
+	GroupStart dl.Func `sym:"ncclGroupStart"`
+	GroupEnd   dl.Func `sym:"ncclGroupEnd"`
+
+	AllReduce     dl.Func `sym:"ncclAllReduce"`
+	Broadcast     dl.Func `sym:"ncclBroadcast"`
+	Reduce        dl.Func `sym:"ncclReduce"`
+	AllGather     dl.Func `sym:"ncclAllGather"`
+	ReduceScatter dl.Func `sym:"ncclReduceScatter"`
+	Send          dl.Func `sym:"ncclSend"`
+	Recv          dl.Func `sym:"ncclRecv"`
+	AllToAll      dl.Func `sym:"ncclAlltoAll,optional"` // 2.28
+	Gather        dl.Func `sym:"ncclGather,optional"`   // 2.28
+	Scatter       dl.Func `sym:"ncclScatter,optional"`  // 2.28
+
+	MemAlloc         dl.Func `sym:"ncclMemAlloc,optional"`             // 2.19
+	MemFree          dl.Func `sym:"ncclMemFree,optional"`              // 2.19
+	WindowRegister   dl.Func `sym:"ncclCommWindowRegister,optional"`   // 2.27
+	WindowDeregister dl.Func `sym:"ncclCommWindowDeregister,optional"` // 2.27
+}
+
+// library is the opened NCCL.
+type library struct {
+	sym     symbols
+	name    string
+	version int // NCCL_VERSION_CODE, 22803 for 2.28.3
+	cells   sync.Pool
+}
+
+// libraryVariable names an environment variable with the library to use.
+const libraryVariable = "TUTTI_NCCL_LIB"
+
+// oldest is the first version that has everything this package needs
+// (ncclCommSplit and the configuration that goes with it).
+const oldest = 21800
+
+// open loads libnccl, once a process.
+var open = sync.OnceValues(func() (*library, error) {
+	names := []string{"libnccl.so.2", "libnccl.so"}
+	if own := os.Getenv(libraryVariable); own != "" {
+		names = []string{own}
+	}
+	lib, err := dl.Open(names...)
+	if err != nil {
+		return nil, fmt.Errorf("nccl: no library: %w: %w; install NCCL or set %s", comm.ErrUnavailable, err, libraryVariable)
+	}
+	l := &library{name: lib.Name()}
+	l.cells.New = func() any { return new(uint64) }
+	bindErr := lib.Bind(&l.sym)
+	if l.sym.GetVersion != 0 {
+		l.version = int(int32(l.out(func(p uintptr) { l.sym.GetVersion.Call(p) })))
+	}
+	switch {
+	case l.version != 0 && l.version < oldest:
+		return nil, fmt.Errorf("nccl: %w: %s is version %s, older than 2.18", comm.ErrUnavailable, l.name, versionText(l.version))
+	case bindErr != nil:
+		return nil, fmt.Errorf("nccl: %w: %w", comm.ErrUnavailable, bindErr)
+	}
+	return l, nil
+})
+
+// out runs a call that stores a result of at most eight bytes, and returns it.
+func (l *library) out(call func(p uintptr)) uint64 {
+	cell := l.cells.Get().(*uint64)
+	*cell = 0
+	call(hostmem.AddrOf(cell))
+	v := *cell
+	l.cells.Put(cell)
+	return v
+}
+
+// Version returns the version of the NCCL that would be used, such as
+// "2.28.3", and the name it was opened under.
+func Version() (version, library string, err error) {
+	l, err := open()
+	if err != nil {
+		return "", "", err
+	}
+	return versionText(l.version), l.name, nil
+}
+
+func versionText(code int) string {
+	return fmt.Sprintf("%d.%d.%d", code/10000, code/100%100, code%100)
+}
+
+// Status is an ncclResult_t.
+type Status int32
+
+const (
+	statusSuccess    Status = 0
+	statusRemote     Status = 6
+	statusInProgress Status = 7
+	statusInvalidArg Status = 4
+	statusUsage      Status = 5
+	statusTimeout    Status = 8
+)
+
+// Error is a failed call of the library.
+type Error struct {
+	Status Status
+	Text   string // the library's description of the status
+	Detail string // what the library remembers of its last error, often empty
+	Call   string
+}
+
+// Error returns "ncclAllReduce: unhandled cuda error (1): detail".
+func (e *Error) Error() string {
+	s := fmt.Sprintf("%s: %s (%d)", e.Call, e.Text, e.Status)
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}
+
+// Is reports whether the failure is what a sentinel of package comm names.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case comm.ErrPeerFailed:
+		return e.Status == statusRemote
+	case comm.ErrTimeout:
+		return e.Status == statusTimeout
+	case comm.ErrArgument:
+		return e.Status == statusInvalidArg || e.Status == statusUsage
+	}
+	return false
+}
+
+// newError describes a status; handle may be 0.
+func (l *library) newError(call string, status Status, handle uintptr) error {
+	return &Error{
+		Status: status,
+		Text:   hostmem.CString(l.sym.GetErrorString.Call(uintptr(status))),
+		Detail: hostmem.CString(l.sym.GetLastError.Call(handle)),
+		Call:   call,
+	}
+}
+
+// unsupported marks what has no ncclDataType_t.
+const unsupported = -1
+
+// nativeTypes are the ncclDataType_t of each element type.
+var nativeTypes = map[dtype.DType]int{
+	dtype.I8: 0, dtype.U8: 1, dtype.I32: 2, dtype.U32: 3, dtype.I64: 4, dtype.U64: 5,
+	dtype.F16: 6, dtype.F32: 7, dtype.F64: 8, dtype.BF16: 9,
+	dtype.FP8E4M3: 10, dtype.FP8E5M2: 11,
+}
+
+// typeTable is nativeTypes as an array: the hot path indexes it.
+var typeTable = func() (t [32]int) {
+	for i := range t {
+		t[i] = unsupported
+	}
+	for d, n := range nativeTypes {
+		t[d] = n
+	}
+	return t
+}()
+
+// opTable are the ncclRedOp_t of the reductions.
+var opTable = [...]uintptr{comm.Sum: 0, comm.Prod: 1, comm.Max: 2, comm.Min: 3, comm.Avg: 4}
+
+// fp8Version is the first NCCL with FP8 types (it also needs compute capability
+// 9.0).
+const fp8Version = 22400
+
+// nativeByte is the type in which elements travel when nothing is computed, so
+// that every type can be moved.
+const nativeByte = 1

@@ -1,0 +1,80 @@
+package nccl
+
+import (
+	"context"
+	"fmt"
+	"math"
+	goruntime "runtime"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// noColor is NCCL_SPLIT_NOCOLOR.
+const noColor = -1
+
+// Split implements [comm.Communicator] by ncclCommSplit. Colors and keys must
+// fit in 32 bits.
+func (c *Comm) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	const op = "split"
+	if err := c.waitable(op); err != nil {
+		return nil, err
+	}
+	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
+		return nil, c.Fail(op, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key))
+	}
+	cfg := c.options.config(false)
+	child, err := c.derive(ctx, op, "ncclCommSplit", func(cell uintptr) uintptr {
+		return c.lib.sym.Split.Call(c.control, uintptr(max(color, noColor)), uintptr(key), cell, hostmem.AddrOf(cfg))
+	})
+	goruntime.KeepAlive(cfg)
+	if child == nil {
+		return nil, err // a nil *Comm must not become a non-nil interface
+	}
+	return child, nil
+}
+
+// shrinkAbort is NCCL_SHRINK_ABORT: end the parent's operations first.
+const shrinkAbort = 1
+
+// Shrink makes a communicator of the ranks that are not excluded, so that the
+// survivors of a failure go on. All of them, and only they, call it with the
+// same list; ranks keep their order. It works on a broken communicator, which
+// is to be closed afterwards, and needs NCCL 2.27.
+func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
+	const op = "shrink"
+	if c.lib.sym.Shrink == 0 {
+		return nil, c.Fail(op, fmt.Errorf("%w: NCCL %s has no ncclCommShrink, 2.27 does", comm.ErrUnsupported, versionText(c.lib.version)))
+	}
+	ranks := make([]int32, len(excluded))
+	for i, r := range excluded {
+		if r < 0 || r >= c.WorldSize() || r == c.Rank() {
+			return nil, c.Fail(op, fmt.Errorf("%w: rank %d cannot be excluded by rank %d of %d", comm.ErrArgument, r, c.Rank(), c.WorldSize()))
+		}
+		ranks[i] = int32(r)
+	}
+	cfg := c.options.config(false)
+	child, err := c.derive(ctx, op, "ncclCommShrink", func(cell uintptr) uintptr {
+		return c.lib.sym.Shrink.Call(c.control, hostmem.Addr(ranks), uintptr(len(ranks)), cell, hostmem.AddrOf(cfg), shrinkAbort)
+	})
+	goruntime.KeepAlive(cfg)
+	goruntime.KeepAlive(ranks)
+	return child, err
+}
+
+// derive makes a communicator out of this one.
+func (c *Comm) derive(ctx context.Context, op, name string, call func(cell uintptr) uintptr) (*Comm, error) {
+	if c.closed.Load() {
+		return nil, c.Fail(op, comm.ErrClosed)
+	}
+	c.controlMu.Lock()
+	defer c.controlMu.Unlock()
+	control, err := c.lib.create(ctx, c.rt, c.control, name, call)
+	if err != nil {
+		return nil, c.breakDown(op, err)
+	}
+	if control == 0 {
+		return nil, nil
+	}
+	return newComm(ctx, c.lib, c.rt, control, c.options)
+}

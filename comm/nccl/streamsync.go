@@ -1,0 +1,57 @@
+package nccl
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Stream is the stream that this communicator submits to.
+func (c *Comm) Stream() *cuda.Stream { return c.stream }
+
+// CreateEvent implements [comm.StreamSyncOps].
+func (c *Comm) CreateEvent() (uintptr, error) {
+	e, err := c.rt.NewEvent()
+	if err != nil {
+		return 0, c.Fail("create event", err)
+	}
+	return e.Handle(), nil
+}
+
+// DestroyEvent implements [comm.StreamSyncOps].
+func (c *Comm) DestroyEvent(event uintptr) error {
+	return c.explain("destroy event", c.rt.WrapEvent(event).Close())
+}
+
+// RecordOnCommStream implements [comm.StreamSyncOps].
+func (c *Comm) RecordOnCommStream(event uintptr) error {
+	return c.explain("record event", c.rt.RecordEvent(event, c.stream.Handle()))
+}
+
+// RecordOnStream implements [comm.StreamSyncOps].
+func (c *Comm) RecordOnStream(event, stream uintptr) error {
+	return c.explain("record event", c.rt.RecordEvent(event, stream))
+}
+
+// CommStreamWaitEvent implements [comm.StreamSyncOps].
+func (c *Comm) CommStreamWaitEvent(event uintptr) error {
+	return c.explain("wait for event", c.rt.StreamWaitEvent(c.stream.Handle(), event))
+}
+
+// StreamWaitEvent implements [comm.StreamSyncOps].
+func (c *Comm) StreamWaitEvent(stream, event uintptr) error {
+	return c.explain("wait for event", c.rt.StreamWaitEvent(stream, event))
+}
+
+// SyncCommStream implements [comm.StreamSyncOps].
+func (c *Comm) SyncCommStream() error {
+	return c.sync(context.Background(), "sync comm stream")
+}
+
+// explain wraps the error of an operation, if there is one.
+func (c *Comm) explain(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return c.Fail(op, err)
+}
