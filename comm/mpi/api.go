@@ -1,0 +1,196 @@
+package mpi
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// api is the part of the MPI library that this package calls. The names and
+// argument orders are those of the MPI standard; a name that ends in _c takes
+// MPI_Count where the other takes int, and exists from MPI 4.0 on.
+type api struct {
+	GetLibraryVersion dl.Func `sym:"MPI_Get_library_version"`
+	Initialized       dl.Func `sym:"MPI_Initialized"`
+	Finalized         dl.Func `sym:"MPI_Finalized"`
+	InitThread        dl.Func `sym:"MPI_Init_thread"`
+	QueryThread       dl.Func `sym:"MPI_Query_thread"`
+	Finalize          dl.Func `sym:"MPI_Finalize"`
+	Abort             dl.Func `sym:"MPI_Abort"`
+	ErrorString       dl.Func `sym:"MPI_Error_string"`
+	ErrorClass        dl.Func `sym:"MPI_Error_class"`
+
+	CommRank          dl.Func `sym:"MPI_Comm_rank"`
+	CommSize          dl.Func `sym:"MPI_Comm_size"`
+	CommDup           dl.Func `sym:"MPI_Comm_dup"`
+	CommSplit         dl.Func `sym:"MPI_Comm_split"`
+	CommFree          dl.Func `sym:"MPI_Comm_free"`
+	CommSetErrhandler dl.Func `sym:"MPI_Comm_set_errhandler"`
+	CommGetAttr       dl.Func `sym:"MPI_Comm_get_attr"`
+
+	Isend    dl.Func `sym:"MPI_Isend"`
+	IsendC   dl.Func `sym:"MPI_Isend_c,optional"`
+	Irecv    dl.Func `sym:"MPI_Irecv"`
+	IrecvC   dl.Func `sym:"MPI_Irecv_c,optional"`
+	Ibarrier dl.Func `sym:"MPI_Ibarrier"`
+	Testall  dl.Func `sym:"MPI_Testall"`
+	Testsome dl.Func `sym:"MPI_Testsome"`
+
+	// GetCountC is called where the layout of a status is private, that is in
+	// the MPI-5 ABI, which has it.
+	GetCountC dl.Func `sym:"MPI_Get_count_c,optional"`
+
+	Iallreduce           dl.Func `sym:"MPI_Iallreduce"`
+	IallreduceC          dl.Func `sym:"MPI_Iallreduce_c,optional"`
+	Ireduce              dl.Func `sym:"MPI_Ireduce"`
+	IreduceC             dl.Func `sym:"MPI_Ireduce_c,optional"`
+	IreduceScatterBlock  dl.Func `sym:"MPI_Ireduce_scatter_block"`
+	IreduceScatterBlockC dl.Func `sym:"MPI_Ireduce_scatter_block_c,optional"`
+	Ibcast               dl.Func `sym:"MPI_Ibcast"`
+	IbcastC              dl.Func `sym:"MPI_Ibcast_c,optional"`
+	Iallgather           dl.Func `sym:"MPI_Iallgather"`
+	IallgatherC          dl.Func `sym:"MPI_Iallgather_c,optional"`
+	Iallgatherv          dl.Func `sym:"MPI_Iallgatherv"`
+	IallgathervC         dl.Func `sym:"MPI_Iallgatherv_c,optional"`
+	Ialltoall            dl.Func `sym:"MPI_Ialltoall"`
+	IalltoallC           dl.Func `sym:"MPI_Ialltoall_c,optional"`
+	Ialltoallv           dl.Func `sym:"MPI_Ialltoallv"`
+	IalltoallvC          dl.Func `sym:"MPI_Ialltoallv_c,optional"`
+	Igather              dl.Func `sym:"MPI_Igather"`
+	IgatherC             dl.Func `sym:"MPI_Igather_c,optional"`
+	Iscatter             dl.Func `sym:"MPI_Iscatter"`
+	IscatterC            dl.Func `sym:"MPI_Iscatter_c,optional"`
+
+	QueryCUDA dl.Func `sym:"MPIX_Query_cuda_support,optional"`
+}
+
+// library is an open MPI library: its functions, and its constants as the
+// table of its ABI has them.
+type library struct {
+	api
+	abi     *abi
+	handles handles
+	file    string // under which it was opened
+	version string // what MPI_Get_library_version says
+	cuda    bool   // it takes device memory; MPICH can only be asked after Init
+
+	// serial is set when the library provides MPI_THREAD_SERIALIZED only; mu
+	// then keeps its callers apart.
+	serial bool
+	mu     sync.Mutex
+}
+
+// handles are the library's predefined objects, as it wants them passed.
+type handles struct {
+	world        uintptr
+	errorsReturn uintptr
+	bytes        uintptr
+	types        [numTypes]uintptr
+	ops          [numNative]uintptr
+}
+
+// call calls a function that returns an MPI error code.
+func (l *library) call(f dl.Func, args ...uintptr) int32 {
+	if l.serial {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+	}
+	return f.Int(args...)
+}
+
+// must is call for functions off the hot path; a failure becomes an error that
+// names the function.
+func (l *library) must(name string, f dl.Func, args ...uintptr) error {
+	if code := l.call(f, args...); code != success {
+		return l.error(name, code)
+	}
+	return nil
+}
+
+// success is MPI_SUCCESS, in every ABI.
+const success = 0
+
+// callError is an error code that an MPI function returned.
+type callError struct {
+	function string
+	code     int32
+	class    int32
+	text     string
+}
+
+// Error returns the function and the library's own description.
+func (e *callError) Error() string {
+	return fmt.Sprintf("%s: %s (code %d)", e.function, e.text, e.code)
+}
+
+// error describes an error code in the library's words (MPI_Error_string).
+func (l *library) error(function string, code int32) *callError {
+	out := newCells()
+	defer out.free()
+	e := &callError{function: function, code: code, class: code}
+	if l.call(l.ErrorClass, uintptr(code), out.at(0)) == success {
+		e.class = out.int32(0)
+	}
+	e.text = l.text(func(buffer, length uintptr) int32 {
+		return l.call(l.ErrorString, uintptr(code), buffer, length)
+	})
+	return e
+}
+
+// text calls a function that fills in a string and its length.
+func (l *library) text(fill func(buffer, length uintptr) int32) string {
+	const longest = 8192 // MPI_MAX_LIBRARY_VERSION_STRING of any ABI, or less
+	buffer, err := host.Allocate(longest)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = host.Deallocate(buffer) }()
+	length := newCells()
+	defer length.free()
+	if fill(buffer, length.at(0)) != success {
+		return "no description"
+	}
+	n := min(max(length.int32(0), 0), longest)
+	return strings.TrimRight(string(hostmem.Slice[byte](buffer, int(n))), "\x00\n ")
+}
+
+// cells is a little memory outside the Go heap for results that a C function
+// stores.
+type cells struct{ base uintptr }
+
+const cellSize, numCells = 8, 8
+
+// newCells returns zeroed cells. Without memory for 64 bytes nothing can go on.
+func newCells() cells {
+	base, err := host.Allocate(cellSize * numCells)
+	if err != nil {
+		panic("mpi: " + err.Error())
+	}
+	clear(hostmem.Slice[byte](base, cellSize*numCells))
+	return cells{base}
+}
+
+func (c cells) free()                 { _ = host.Deallocate(c.base) }
+func (c cells) at(i int) uintptr      { return c.base + uintptr(i)*cellSize }
+func (c cells) int32(i int) int32     { return hostmem.Slice[int32](c.at(i), 1)[0] }
+func (c cells) uintptr(i int) uintptr { return hostmem.Slice[uintptr](c.at(i), 1)[0] }
+
+// set stores a handle; one of 32 bits takes the first half on the
+// little-endian machines that this module supports.
+func (c cells) set(i int, handle uintptr) { hostmem.Slice[uintptr](c.at(i), 1)[0] = handle }
+
+// handle reads an MPI object handle that the library stored in cell i.
+func (l *library) handle(c cells, i int) uintptr {
+	if l.abi.handleSize == 4 {
+		return uintptr(uint32(c.int32(i)))
+	}
+	return c.uintptr(i)
+}
+
+// typeOf returns the MPI datatype of elements of type dt. MPI has none for the
+// 16-bit and 8-bit floats: they travel as unsigned integers of their size.
+func (l *library) typeOf(dt dtype.DType) uintptr { return l.handles.types[nativeTypes[dt]] }

@@ -1,0 +1,52 @@
+package mpi_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestConformance runs the contract's suite under every MPI of the machine, in
+// jobs of one to five processes.
+func TestConformance(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		for ranks := 1; ranks <= 5; ranks++ {
+			t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
+				t.Parallel()
+				l.mustRun(t, job{ranks: ranks, test: "TestRankConformance"})
+			})
+		}
+	})
+}
+
+// TestRankConformance is one rank of TestConformance.
+func TestRankConformance(t *testing.T) {
+	onlyChild(t)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	rt := cpu.New()
+	commtest.Run(t, backend(world, rt), commtest.Timeout(30*time.Second))
+	require.NoError(t, rt.Close())
+	require.NoError(t, mpi.Finalize())
+}
+
+// backend is this process's part of an MPI job, for the suites.
+func backend(world comm.Communicator, rt *cpu.Runtime) commtest.Backend {
+	return commtest.Backend{
+		Name:  "mpi",
+		Sizes: []int{world.WorldSize()},
+		Run: func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
+			return body(ctx, commtest.Rank{Comm: world, Runtime: rt})
+		},
+		NoMismatch:    true,
+		NoPeerFailure: true,
+	}
+}

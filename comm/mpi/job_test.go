@@ -1,0 +1,121 @@
+package mpi_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
+)
+
+// The tests in this file launch jobs; rank_test.go has what the ranks do.
+
+func TestLifecycle(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankLifecycle"}) })
+}
+
+func TestSteadyState(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSteadyState"}) })
+}
+
+func TestSendFirst(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSendFirst"}) })
+}
+
+func TestProgress(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankProgress"}) })
+}
+
+func TestWrongLength(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankWrongLength"}) })
+}
+
+func TestSerialized(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSerialized"}) })
+}
+
+func TestNative(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankNative"}) })
+}
+
+// TestKilledRank kills a process in the middle of a collective. The launcher
+// is told to let the others live, so that they can tell what they saw.
+func TestKilledRank(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		dir := t.TempDir()
+		// Whether such a job succeeds is the launcher's to say, and whether
+		// the launcher waits for the survivors.
+		if l.keepAway != "" {
+			if _, err := exec.LookPath(l.keepAway); err != nil {
+				t.Skipf("needs %s", l.keepAway)
+			}
+		}
+		out, _ := l.run(t, job{ranks: 3, test: "TestRankVictim", options: l.keep, env: l.keepEnv, through: l.keepAway, dir: dir})
+		for rank := range 2 {
+			var verdict []byte
+			require.Eventually(t, func() (found bool) {
+				var err error
+				verdict, err = os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, rank))
+				return err == nil
+			}, 20*time.Second, 10*time.Millisecond, "rank %d has left no verdict:\n%s", rank, out)
+			assert.Equal(t, "ok", string(verdict), "rank %d", rank)
+		}
+	})
+}
+
+func TestAbort(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		out, err := l.run(t, job{ranks: 2, test: "TestRankAbort"})
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit, "%s", out)
+		assert.Equal(t, 7, exit.ExitCode(), "%s", out)
+	})
+}
+
+// TestMixedUp opens one implementation's library under the other's launcher.
+func TestMixedUp(t *testing.T) {
+	for _, l := range launchers {
+		if _, ok := l.mpirunPath(); !ok {
+			t.Skip("needs both Open MPI and MPICH")
+		}
+	}
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		other := map[string]string{"openmpi": "libmpich.so.12", "mpich": "libmpi.so.40"}[l.name]
+		l.mustRun(t, job{ranks: 2, test: "TestRankMixedUp", env: []string{mpi.LibraryVariable + "=" + other}})
+	})
+}
+
+// TestWithoutLauncher starts the test binary by itself, a world of one.
+func TestWithoutLauncher(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		self, err := os.Executable()
+		require.NoError(t, err)
+		library := map[string]string{"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}[l.name]
+		cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestRankLifecycle$")
+		cmd.Env = append(append(os.Environ(), l.env...), childVariable+"="+t.TempDir(), mpi.LibraryVariable+"="+library)
+		out, err := cmd.CombinedOutput()
+		assert.NoError(t, err, "%s", out)
+	})
+}
+
+func TestMissingLibrary(t *testing.T) {
+	if isChild() {
+		t.Skip("this is a process of an MPI job")
+	}
+	t.Setenv(mpi.LibraryVariable, "libtutti-no-such-mpi.so")
+	for name, open := range map[string]func() error{
+		"Library": func() error { _, err := mpi.Library(); return err },
+		"Init":    func() error { _, err := mpi.Init(); return err },
+	} {
+		err := open()
+		require.ErrorIs(t, err, comm.ErrUnavailable, name)
+		assert.ErrorContains(t, err, "libtutti-no-such-mpi.so", name)
+		assert.ErrorContains(t, err, "install Open MPI", name)
+	}
+}

@@ -1,0 +1,189 @@
+package mpi_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// launcher starts processes of one MPI implementation.
+type launcher struct {
+	name string
+	// mpirun and mpicc are names to look up, the implementation's own first:
+	// Debian installs several side by side.
+	mpirun, mpicc []string
+	// keep are options that leave the other processes alone when one dies.
+	keep []string
+	// keepEnv does the same for the library: UCX, under MPICH, ends a process
+	// that finds its peer's memory gone. keepAway is a program that starts
+	// another one out of the launcher's reach, as Hydra kills the process
+	// groups of the survivors whatever it is told.
+	keepEnv  []string
+	keepAway string
+	// crowded makes the library get along with more processes than processors.
+	crowded []string
+	env     []string
+	// version is text that `mpirun --version` prints.
+	version string
+}
+
+var launchers = []launcher{
+	{
+		name:   "openmpi",
+		mpirun: []string{"mpirun.openmpi", "mpirun"}, mpicc: []string{"mpicc.openmpi", "mpicc"},
+		keep: []string{"--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"},
+		env: []string{
+			"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+			"OMPI_MCA_rmaps_base_oversubscribe=1",
+		},
+		crowded: []string{"OMPI_MCA_mpi_yield_when_idle=1", "OMPI_MCA_hwloc_base_binding_policy=none"},
+		version: "Open MPI",
+	},
+	{
+		name:   "mpich",
+		mpirun: []string{"mpirun.mpich", "mpiexec.hydra", "mpirun"}, mpicc: []string{"mpicc.mpich", "mpicc"},
+		keep:    []string{"-disable-auto-cleanup"},
+		keepEnv: []string{"UCX_TLS=^cma"}, keepAway: "setsid",
+		version: "HYDRA",
+	},
+}
+
+// installHint is what a skipped test says.
+const installHint = "no MPI launcher found; install Open MPI (openmpi-bin libopenmpi3) or MPICH (mpich libmpich12)"
+
+// mpirunPath finds the launcher's mpirun.
+func (l launcher) mpirunPath() (string, bool) {
+	for _, name := range l.mpirun {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		out, err := exec.Command(path, "--version").CombinedOutput()
+		if err == nil && strings.Contains(string(out), l.version) {
+			return path, true
+		}
+	}
+	return "", false
+}
+
+// forEachMPI runs a test under every MPI implementation of the machine.
+func forEachMPI(t *testing.T, test func(t *testing.T, l launcher)) {
+	t.Helper()
+	if isChild() {
+		t.Skip("this is a process of an MPI job")
+	}
+	t.Parallel()
+	found := false
+	for _, l := range launchers {
+		if _, ok := l.mpirunPath(); !ok {
+			continue
+		}
+		found = true
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, l)
+		})
+	}
+	if !found {
+		t.Skip(installHint)
+	}
+}
+
+// childVariable marks processes that a test of this package has launched; its
+// value is the directory for their files.
+const childVariable = "TUTTI_MPI_TEST_CHILD"
+
+func isChild() bool { return os.Getenv(childVariable) != "" }
+
+// onlyChild skips a test that is one rank's part of another.
+func onlyChild(t *testing.T) {
+	t.Helper()
+	if !isChild() {
+		t.Skip("runs inside an MPI job that another test launches")
+	}
+}
+
+// job is an MPI job of this test binary.
+type job struct {
+	ranks   int
+	test    string   // the test that the ranks run
+	options []string // for mpirun
+	env     []string
+	dir     string // for the ranks' files, a new one if empty
+	limit   time.Duration
+	program string // or the program that they are
+	plain   bool   // with the library's own idea of when to yield and where to run
+	through string // a program that starts the ranks
+	// first is a program that is rank 0 instead of this test binary.
+	first string
+}
+
+// slots limits how many jobs run side by side: most of the suites' time is
+// waiting for deadlines, but their ranks also keep processors busy.
+var slots = make(chan struct{}, 4)
+
+// run runs a job and returns its output and how it ended.
+func (l launcher) run(t testing.TB, j job) (string, error) {
+	t.Helper()
+	mpirun, ok := l.mpirunPath()
+	if !ok {
+		t.Skip(installHint)
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	if j.limit == 0 {
+		j.limit = 2 * time.Minute
+	}
+	slots <- struct{}{}
+	defer func() { <-slots }()
+	ctx, cancel := context.WithTimeout(t.Context(), j.limit)
+	defer cancel()
+
+	args := append([]string{}, j.options...)
+	ranks := j.ranks
+	if j.first != "" {
+		args = append(args, "-n", "1", j.first, ":")
+		ranks--
+	}
+	args = append(args, "-n", fmt.Sprint(ranks))
+	if j.through != "" {
+		args = append(args, j.through)
+	}
+	if j.program != "" {
+		args = append(args, j.program)
+	} else {
+		args = append(args, self, "-test.run=^"+j.test+"$", "-test.v=false", "-test.timeout="+j.limit.String())
+	}
+	cmd := exec.CommandContext(ctx, mpirun, args...)
+	cmd.Env = append(append(os.Environ(), l.env...), j.env...)
+	if !j.plain {
+		cmd.Env = append(cmd.Env, l.crowded...)
+	}
+	if j.dir == "" {
+		j.dir = t.TempDir()
+	}
+	cmd.Env = append(cmd.Env, childVariable+"="+j.dir)
+	cmd.WaitDelay = 5 * time.Second
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("job did not end within %v: %w", j.limit, err)
+	}
+	return out.String(), err
+}
+
+// mustRun runs a job that has to succeed.
+func (l launcher) mustRun(t *testing.T, j job) string {
+	t.Helper()
+	out, err := l.run(t, j)
+	require.NoError(t, err, "%s, %d ranks of %s:\n%s", l.name, j.ranks, j.test, out)
+	return out
+}

@@ -1,0 +1,322 @@
+// Package mpi is the communicator of MPI programs. The MPI library (Open MPI,
+// MPICH and its relatives, or one with the ABI of MPI 5) is opened at run time:
+// one binary, built without cgo and without an MPI installation, runs under
+// each of them.
+//
+//	world, err := mpi.Init()
+//	if err != nil { … }
+//	defer mpi.Finalize()
+//	err = world.AllReduce(send, recv, n, dtype.F32, comm.Sum)
+//	err = world.Sync(ctx)
+//
+// Start the program with the launcher of the library (mpirun -n 4 ./program);
+// without a launcher it is a world of one. docs/mpi.md tells how the library
+// is found, how collectives work, and how fast they are.
+package mpi
+
+import (
+	"fmt"
+	"os"
+	goruntime "runtime"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// state is MPI in this process.
+type state struct {
+	lib      *library
+	native   bool   // collectives are the library's own
+	threads  string // the thread level that the library provides
+	ours     bool   // this package initialized MPI and has to finalize it
+	tagLimit uint64
+	progress *progress
+	world    *communicator
+	thread   mainThread
+
+	mu     sync.Mutex
+	splits []*communicator // open communicators other than the world
+}
+
+// process guards the state of this process: MPI can be initialized once.
+var process struct {
+	sync.Mutex
+	state     *state
+	finalized bool
+}
+
+// Info describes the MPI library.
+type Info struct {
+	Library string // its own description, as MPI_Get_library_version gives it
+	File    string // the file name under which it was opened
+	ABI     string // "Open MPI", "MPICH" or "MPI-5"
+	// Threads is the thread level that it provides, "" before Init.
+	Threads string
+	// LargeCounts: one message or collective can carry more than 2^31-1
+	// elements.
+	LargeCounts bool
+	// CUDA: the library says that it accepts device memory; false before Init.
+	CUDA bool
+}
+
+// Library opens the MPI library, without initializing MPI, and describes it.
+// The error says what was tried.
+func Library() (Info, error) {
+	process.Lock()
+	defer process.Unlock()
+	if s := process.state; s != nil {
+		info := s.lib.info()
+		info.Threads = s.threads
+		return info, nil
+	}
+	lib, err := openLibrary()
+	if err != nil {
+		return Info{}, &comm.OpError{Backend: backend, Op: "open", Rank: -1, Err: err}
+	}
+	return lib.info(), nil
+}
+
+func (l *library) info() Info {
+	return Info{
+		Library:     firstLine(l.version),
+		File:        l.file,
+		ABI:         l.abi.name,
+		LargeCounts: l.IsendC != 0,
+		CUDA:        l.cuda,
+	}
+}
+
+// CollectivesVariable is the environment variable that chooses the
+// collectives: "native" does what [WithNativeCollectives] does.
+const CollectivesVariable = "TUTTI_MPI_COLLECTIVES"
+
+// Option changes how [Init] works.
+type Option func(*state)
+
+// WithNativeCollectives makes every collective one call of the MPI library
+// (MPI_Iallreduce, …). All ranks have to agree on it. Ranks may then be other
+// MPI programs that call the same functions on MPI_COMM_WORLD, and networks
+// and GPUs that the library knows how to use are used. Reductions are combined
+// in the library's order and end with its precision; those that MPI does not
+// define (Avg, 16-bit and 8-bit floats), tags above MPI_TAG_UB, ReduceScatter
+// in place, and, where the library lacks MPI 4's large counts, more than 2^31-1
+// elements at once are [comm.ErrUnsupported].
+func WithNativeCollectives() Option { return func(s *state) { s.native = true } }
+
+// Init opens the MPI library, initializes MPI and returns the world
+// communicator. A second Init returns the same, whatever its options. If the program has initialized
+// MPI by other means, Init uses it as it is and leaves MPI_Finalize to the
+// program. After Finalize, MPI cannot be initialized again: [comm.ErrClosed].
+func Init(opts ...Option) (comm.Communicator, error) {
+	process.Lock()
+	defer process.Unlock()
+	if process.finalized {
+		return nil, &comm.OpError{Backend: backend, Op: "init", Rank: -1, Err: comm.ErrClosed}
+	}
+	if process.state == nil {
+		s, err := start(opts)
+		if err != nil {
+			return nil, &comm.OpError{Backend: backend, Op: "init", Rank: -1, Err: err}
+		}
+		process.state = s
+	}
+	return process.state.world, nil
+}
+
+// World returns the world communicator that Init made.
+func World() (comm.Communicator, error) {
+	process.Lock()
+	defer process.Unlock()
+	switch {
+	case process.finalized:
+		return nil, &comm.OpError{Backend: backend, Op: "world", Rank: -1, Err: comm.ErrClosed}
+	case process.state == nil:
+		err := fmt.Errorf("%w: call mpi.Init first", comm.ErrUnavailable)
+		return nil, &comm.OpError{Backend: backend, Op: "world", Rank: -1, Err: err}
+	}
+	return process.state.world, nil
+}
+
+// Finalize closes all communicators and finalizes MPI. It is collective, as
+// MPI_Finalize is, and waits a bounded time for the other ranks. Later calls
+// return nil and do nothing.
+//
+// When a communicator is broken, because a rank died or did not come in time,
+// MPI_Finalize would wait for that rank as well: Finalize then leaves it out
+// and returns an error wrapping [comm.ErrBroken]. The process should exit with
+// a non-zero status, which makes the launcher end the job.
+func Finalize() error {
+	process.Lock()
+	defer process.Unlock()
+	s := process.state
+	if process.finalized || s == nil {
+		return nil
+	}
+	process.finalized = true
+	if err := s.finalize(); err != nil {
+		return &comm.OpError{Backend: backend, Op: "finalize", Rank: s.world.rank, Err: err}
+	}
+	return nil
+}
+
+// Abort ends all processes of the job at once (MPI_Abort) with the given exit
+// code: the way out when going on makes no sense and the other ranks may be
+// waiting. Without MPI it ends this process.
+func Abort(code int) {
+	process.Lock()
+	s := process.state
+	process.Unlock()
+	if s != nil {
+		s.lib.call(s.lib.Abort, s.lib.handles.world, uintptr(code))
+	}
+	os.Exit(code)
+}
+
+// finalizeTimeout bounds the wait for the other ranks in Finalize.
+const finalizeTimeout = 30 * time.Second
+
+// mainThread is the operating system's thread that initialized MPI: the
+// standard wants MPI_Finalize to be called there.
+type mainThread struct {
+	calls chan func()
+}
+
+func newMainThread() mainThread {
+	t := mainThread{calls: make(chan func())}
+	go func() {
+		goruntime.LockOSThread()
+		defer goruntime.UnlockOSThread()
+		for call := range t.calls {
+			call()
+		}
+	}()
+	return t
+}
+
+// do runs f on the thread, and reports whether it came back in time.
+func (t mainThread) do(limit time.Duration, f func()) bool {
+	done := make(chan struct{})
+	t.calls <- func() { f(); close(done) }
+	if limit == 0 {
+		<-done
+		return true
+	}
+	select {
+	case <-done:
+		return true
+	case <-time.After(limit):
+		return false
+	}
+}
+
+// start initializes MPI and makes the world communicator.
+func start(opts []Option) (*state, error) {
+	lib, err := openLibrary()
+	if err != nil {
+		return nil, err
+	}
+	s := &state{lib: lib, native: os.Getenv(CollectivesVariable) == "native", thread: newMainThread()}
+	for _, opt := range opts {
+		opt(s)
+	}
+	s.thread.do(0, func() { err = s.initialize() })
+	if err != nil {
+		close(s.thread.calls)
+		return nil, err
+	}
+	s.progress = newProgress()
+	inner, err := s.duplicate(lib.handles.world)
+	if err != nil {
+		return nil, err
+	}
+	if s.world, err = s.wrap(lib.handles.world, inner); err != nil {
+		return nil, err
+	}
+	s.world.world = true
+	if n := launchedSize(os.Getenv); n > 1 && s.world.size == 1 {
+		return nil, fmt.Errorf("%w: %w: %d processes were launched, but each is a world of one under %s (%s); use the launcher of that library, or set %s",
+			comm.ErrUnavailable, errMixed, n, firstLine(lib.version), lib.file, LibraryVariable)
+	}
+	return s, nil
+}
+
+// initialize brings MPI up, with as much thread support as there is.
+func (s *state) initialize() error {
+	lib := s.lib
+	out := newCells()
+	defer out.free()
+	if err := lib.must("MPI_Finalized", lib.Finalized, out.at(0)); err != nil {
+		return err
+	}
+	if out.int32(0) != 0 {
+		return fmt.Errorf("%w: the program has finalized MPI", comm.ErrClosed)
+	}
+	if err := lib.must("MPI_Initialized", lib.Initialized, out.at(0)); err != nil {
+		return err
+	}
+	if out.int32(0) != 0 {
+		if err := lib.must("MPI_Query_thread", lib.QueryThread, out.at(1)); err != nil {
+			return err
+		}
+	} else {
+		if err := lib.must("MPI_Init_thread", lib.InitThread, 0, 0, uintptr(lib.abi.threadMultiple), out.at(1)); err != nil {
+			return err
+		}
+		s.ours = true
+	}
+	switch level := out.int32(1); {
+	case level >= lib.abi.threadMultiple:
+		s.threads = "MPI_THREAD_MULTIPLE"
+	case level >= lib.abi.threadSerialized:
+		s.threads = "MPI_THREAD_SERIALIZED"
+		lib.serial = true
+	default:
+		return fmt.Errorf("%w: %s provides thread level %d, less than MPI_THREAD_SERIALIZED (%d)",
+			comm.ErrUnavailable, firstLine(lib.version), level, lib.abi.threadSerialized)
+	}
+	lib.cuda = lib.QueryCUDA != 0 && lib.QueryCUDA.Int() == 1
+	return s.readTagLimit(out)
+}
+
+// readTagLimit asks for MPI_TAG_UB, the highest tag: the attribute's value is
+// the address of an int.
+func (s *state) readTagLimit(out cells) error {
+	lib := s.lib
+	err := lib.must("MPI_Comm_get_attr", lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.at(2), out.at(3))
+	if err != nil {
+		return err
+	}
+	s.tagLimit = 32767 // the least that the standard allows
+	if out.int32(3) != 0 {
+		s.tagLimit = uint64(hostmem.Slice[int32](out.uintptr(2), 1)[0])
+	}
+	return nil
+}
+
+// finalize closes everything.
+func (s *state) finalize() error {
+	s.mu.Lock()
+	splits := s.splits
+	s.mu.Unlock()
+	broken := s.world.shut()
+	for _, c := range splits {
+		if err := c.shut(); broken == nil {
+			broken = err
+		}
+	}
+	s.progress.close()
+	if !s.ours {
+		return broken
+	}
+	if broken != nil {
+		return fmt.Errorf("%w: MPI_Finalize left out: %w", comm.ErrBroken, broken)
+	}
+	var err error
+	if !s.thread.do(finalizeTimeout, func() { err = s.lib.must("MPI_Finalize", s.lib.Finalize) }) {
+		return fmt.Errorf("%w: the other ranks did not call MPI_Finalize within %v", comm.ErrTimeout, finalizeTimeout)
+	}
+	close(s.thread.calls)
+	return err
+}

@@ -1,0 +1,36 @@
+package mpi_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/distributed/distributedtest"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestPatterns runs the suite of package distributed (conservation, identical
+// bits, volume) over MPI.
+func TestPatterns(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		for _, ranks := range []int{2, 3} {
+			t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
+				t.Parallel()
+				l.mustRun(t, job{ranks: ranks, test: "TestRankPatterns"})
+			})
+		}
+	})
+}
+
+// TestRankPatterns is one rank of TestPatterns.
+func TestRankPatterns(t *testing.T) {
+	onlyChild(t)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	rt := cpu.New()
+	distributedtest.Run(t, backend(world, rt))
+	require.NoError(t, rt.Close())
+	require.NoError(t, mpi.Finalize())
+}

@@ -1,0 +1,116 @@
+package mpi
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// progress is the goroutine that lets communication go on while its submitters
+// compute: MPI libraries move most data only inside MPI calls. It looks now
+// and then at communicators that have operations pending and nobody waiting,
+// and goes on for as long as it finds messages done. It sleeps when nothing
+// was submitted for a while.
+type progress struct {
+	parked atomic.Bool
+	wake   chan struct{}
+	stop   chan struct{}
+	done   chan struct{}
+
+	mu      sync.Mutex
+	engines []*engine
+}
+
+const (
+	// busyTick is the pause between two looks while there is something to
+	// move on, idleTick while there is not; the latter costs a loop of short
+	// collectives about one percent.
+	busyTick = 100 * time.Microsecond
+	idleTick = time.Millisecond
+	// idleTicks is how many looks find nothing before the goroutine parks.
+	idleTicks = 50
+)
+
+func newProgress() *progress {
+	p := &progress{wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	go p.run()
+	return p
+}
+
+// notify wakes the goroutine up if it is parked.
+func (p *progress) notify() {
+	if p.parked.Load() && p.parked.CompareAndSwap(true, false) {
+		p.wake <- struct{}{}
+	}
+}
+
+func (p *progress) add(e *engine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.engines = append(p.engines, e)
+}
+
+func (p *progress) remove(e *engine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, have := range p.engines {
+		if have == e {
+			p.engines = append(p.engines[:i], p.engines[i+1:]...)
+			return
+		}
+	}
+}
+
+// close ends the goroutine and waits for it.
+func (p *progress) close() {
+	close(p.stop)
+	<-p.done
+}
+
+func (p *progress) run() {
+	defer close(p.done)
+	timer := time.NewTimer(idleTick)
+	defer timer.Stop()
+	for idle := 0; ; {
+		tick := idleTick
+		switch pending := p.look(); {
+		case pending:
+			tick, idle = busyTick, 0
+		case idle < idleTicks:
+			idle++
+		default:
+			idle = 0
+			p.parked.Store(true)
+			select {
+			case <-p.wake:
+			case <-p.stop:
+				return
+			}
+		}
+		timer.Reset(tick)
+		select {
+		case <-timer.C:
+		case <-p.stop:
+			return
+		}
+	}
+}
+
+// look moves every communicator on that nobody waits for, and reports whether
+// one of them has operations pending.
+func (p *progress) look() (pending bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.engines {
+		if e.inFlight.Load() == 0 || e.waiters.Load() > 0 || !e.mu.TryLock() {
+			continue
+		}
+		for moved := true; moved && e.waiters.Load() == 0; {
+			// An error breaks the communicator, which its next call reports.
+			moved, _ = e.poll()
+		}
+		pending = pending || e.broken == nil && len(e.active) > 0
+		e.mu.Unlock()
+	}
+	return pending
+}

@@ -1,0 +1,274 @@
+package mpi_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	tuttirt "github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// The tests in this file are what one rank does in a job that a test in
+// job_test.go launches.
+
+// rank is what most of them need.
+type rank struct {
+	t     *testing.T
+	world comm.Communicator
+	rt    *cpu.Runtime
+	ctx   context.Context
+}
+
+// newRank initializes MPI, and finalizes it when the test ends.
+func newRank(t *testing.T, opts ...mpi.Option) rank {
+	t.Helper()
+	onlyChild(t)
+	world, err := mpi.Init(opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, mpi.Finalize()) })
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return rank{t, world, cpu.New(), ctx}
+}
+
+// floats allocates n float32 values that start as value(i).
+func (r rank) floats(n int, value func(i int) float32) (uintptr, []float32) {
+	r.t.Helper()
+	p, err := r.rt.Allocate(4 * n)
+	require.NoError(r.t, err)
+	s := hostmem.Slice[float32](p, n)
+	for i := range s {
+		s[i] = value(i)
+	}
+	return p, s
+}
+
+func (r rank) sync() {
+	r.t.Helper()
+	require.NoError(r.t, r.world.Sync(r.ctx))
+}
+
+func TestRankLifecycle(t *testing.T) {
+	onlyChild(t)
+	_, err := mpi.World()
+	require.ErrorIs(t, err, comm.ErrUnavailable, "World before Init")
+	require.NoError(t, mpi.Finalize(), "Finalize before Init does nothing")
+
+	before, err := mpi.Library()
+	require.NoError(t, err)
+	assert.Empty(t, before.Threads)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	again, err := mpi.Init()
+	require.NoError(t, err)
+	assert.Same(t, world, again)
+	got, err := mpi.World()
+	require.NoError(t, err)
+	assert.Same(t, world, got)
+	after, err := mpi.Library()
+	require.NoError(t, err)
+	assert.Equal(t, "MPI_THREAD_MULTIPLE", after.Threads)
+	assert.Equal(t, before.Library, after.Library)
+
+	var reacher comm.Reacher = world.(comm.Reacher)
+	assert.NoError(t, reacher.CheckDevice(tuttirt.Device{Kind: tuttirt.CPU}))
+	err = reacher.CheckDevice(tuttirt.Device{Kind: tuttirt.CUDA})
+	require.ErrorIs(t, err, comm.ErrDevice)
+	assert.ErrorContains(t, err, "nccl")
+	assert.ErrorContains(t, err, "stage through host memory")
+
+	require.NoError(t, mpi.Finalize())
+	require.NoError(t, mpi.Finalize(), "Finalize twice")
+	ctx := context.Background()
+	for name, call := range map[string]func() error{
+		"Init":      func() error { _, err := mpi.Init(); return err },
+		"World":     func() error { _, err := mpi.World(); return err },
+		"AllReduce": func() error { return world.AllReduce(0, 0, 0, dtype.F32, comm.Sum) },
+		"Send":      func() error { return world.Send(0, 0, dtype.F32, 0, 0) },
+		"Group":     func() error { return world.Group(func() error { return nil }) },
+		"Sync":      func() error { return world.Sync(ctx) },
+		"Barrier":   func() error { return world.Barrier(ctx) },
+		"Split":     func() error { _, err := world.Split(ctx, 0, 0); return err },
+	} {
+		assert.ErrorIs(t, call(), comm.ErrClosed, "%s after Finalize", name)
+	}
+	assert.NoError(t, world.Close())
+}
+
+// TestRankSteadyState does a hundred thousand small collectives: no Go
+// allocation in any of them, and no growth of the process.
+func TestRankSteadyState(t *testing.T) {
+	const warmUp, rounds = 2000, 100_000
+	r := newRank(t)
+	send, in := r.floats(64, func(i int) float32 { return float32(i) })
+	recv, out := r.floats(64*r.world.WorldSize(), func(int) float32 { return 0 })
+	half, err := r.rt.Allocate(2 * 64)
+	require.NoError(t, err)
+	hostmem.Slice[uint16](half, 1)[0] = 0
+	step := func() {
+		err := errors.Join(
+			r.world.AllReduce(send, recv, 64, dtype.F32, comm.Sum),
+			r.world.AllReduce(half, half, 1, dtype.F16, comm.Avg),
+			r.world.AllGather(send, recv, 16, dtype.F32),
+			r.world.Sync(r.ctx),
+		)
+		if err != nil {
+			panic(err)
+		}
+	}
+	for range warmUp {
+		step()
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	resident := residentBytes(t)
+	for range rounds / 3 {
+		step()
+	}
+	grown := residentBytes(t) - resident
+	runtime.ReadMemStats(&after)
+	// A few allocations are the runtime's own: timers, and the goroutine that
+	// keeps communication going.
+	assert.Less(t, after.Mallocs-before.Mallocs, uint64(500), "Go allocations in %d collectives", rounds)
+	assert.Less(t, grown, int64(4<<20), "growth of resident memory in bytes")
+	assert.Equal(t, in[5], out[5])
+	require.NoError(t, r.world.Barrier(r.ctx))
+}
+
+// residentBytes is the process's resident memory.
+func residentBytes(t *testing.T) int64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0 // not this system's way
+	}
+	pages, err := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
+	require.NoError(t, err)
+	return pages * int64(os.Getpagesize())
+}
+
+// TestRankSendFirst lets both ranks send a long message before they receive,
+// without a group.
+func TestRankSendFirst(t *testing.T) {
+	const n = 1 << 20
+	r := newRank(t)
+	send, _ := r.floats(n, func(i int) float32 { return float32(r.world.Rank()*n + i) })
+	recv, got := r.floats(n, func(int) float32 { return -1 })
+	peer := 1 - r.world.Rank()
+	require.NoError(t, r.world.Send(send, n, dtype.F32, peer, 9))
+	require.NoError(t, r.world.Recv(recv, n, dtype.F32, peer, 9))
+	r.sync()
+	assert.Equal(t, float32(peer*n), got[0])
+	assert.Equal(t, float32(peer*n+n-1), got[n-1])
+}
+
+// TestRankProgress submits an allreduce of several steps and waits for its end
+// without calling the communicator: communication goes on by itself.
+func TestRankProgress(t *testing.T) {
+	const n = 3 << 20
+	r := newRank(t)
+	buf, got := r.floats(n, func(i int) float32 { return float32(i % 100) })
+	require.NoError(t, r.world.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
+	require.Eventually(t, func() bool { return mpi.InFlight(r.world) == 0 }, 30*time.Second, time.Millisecond)
+	r.sync()
+	assert.Equal(t, float32(99*r.world.WorldSize()), got[99])
+	require.NoError(t, r.world.Barrier(r.ctx))
+}
+
+// TestRankWrongLength receives less, and more, than it expects.
+func TestRankWrongLength(t *testing.T) {
+	r := newRank(t)
+	send, _ := r.floats(8, func(int) float32 { return 1 })
+	recv, _ := r.floats(8, func(int) float32 { return 0 })
+	for _, tag := range []uint32{3, 1<<32 - 1} {
+		for _, sent := range []int{4, 8} {
+			c, err := r.world.Split(r.ctx, 0, 0)
+			require.NoError(t, err)
+			if c.Rank() == 0 {
+				require.NoError(t, c.Send(send, sent, dtype.F32, 1, tag))
+				require.NoError(t, c.Sync(r.ctx))
+			} else {
+				require.NoError(t, c.Recv(recv, 6, dtype.F32, 0, tag))
+				err := c.Sync(r.ctx)
+				require.ErrorIs(t, err, comm.ErrMismatch, "%d elements, tag %d", sent, tag)
+				assert.ErrorIs(t, c.Sync(r.ctx), comm.ErrBroken)
+			}
+			require.NoError(t, r.world.Barrier(r.ctx))
+			require.NoError(t, c.Close())
+		}
+	}
+}
+
+// TestRankAbort ends a job in which the other ranks would wait for ever.
+func TestRankAbort(t *testing.T) {
+	onlyChild(t)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	if world.Rank() == 0 {
+		mpi.Abort(7)
+	}
+	_ = world.Barrier(context.Background())
+	t.Error("the barrier without rank 0 has returned")
+}
+
+// TestRankMixedUp is launched by another MPI's launcher.
+func TestRankMixedUp(t *testing.T) {
+	onlyChild(t)
+	_, err := mpi.Init()
+	require.ErrorIs(t, err, comm.ErrUnavailable)
+	assert.ErrorContains(t, err, "processes were launched")
+	assert.ErrorContains(t, err, mpi.LibraryVariable)
+	os.Exit(0) // MPI is initialized and cannot be finalized through this package
+}
+
+// initThread is MPI as another part of the program would initialize it.
+type initThread struct {
+	Init     dl.Func `sym:"MPI_Init_thread"`
+	Finalize dl.Func `sym:"MPI_Finalize"`
+}
+
+// TestRankSerialized finds MPI initialized by another part of the program, with
+// less thread support than Init would have asked for.
+func TestRankSerialized(t *testing.T) {
+	onlyChild(t)
+	info, err := mpi.Library()
+	require.NoError(t, err)
+	lib, err := dl.Open(info.File)
+	require.NoError(t, err)
+	var other initThread
+	require.NoError(t, lib.Bind(&other))
+	const serialized = 2 // MPI_THREAD_SERIALIZED of Open MPI and MPICH
+	provided := make([]int32, 1)
+	require.Zero(t, other.Init.Int(0, 0, serialized, hostmem.Addr(provided)))
+
+	r := newRank(t)
+	info, err = mpi.Library()
+	require.NoError(t, err)
+	if provided[0] == serialized {
+		assert.Equal(t, "MPI_THREAD_SERIALIZED", info.Threads)
+	}
+	buf, got := r.floats(1000, func(i int) float32 { return float32(i) })
+	require.NoError(t, r.world.AllReduce(buf, buf, 1000, dtype.F32, comm.Sum))
+	sub, err := r.world.Split(r.ctx, r.world.Rank(), 0)
+	require.NoError(t, err)
+	require.NoError(t, sub.Close())
+	r.sync()
+	assert.Equal(t, float32(999*r.world.WorldSize()), got[999])
+	require.NoError(t, r.world.Barrier(r.ctx))
+	require.NoError(t, mpi.Finalize())
+	require.Zero(t, other.Finalize.Int(), "MPI_Finalize is left to who initialized MPI")
+}

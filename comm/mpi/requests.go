@@ -1,0 +1,207 @@
+package mpi
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// sent is what a request expects that receives nothing.
+const sent = -1
+
+// requests are the messages in flight: MPI's requests in one dense array, as
+// MPI_Testall and MPI_Testsome want it, and whose they are.
+type requests struct {
+	owners   []*op
+	expected []int64 // bytes to be received, or sent
+	failed   string  // the operation whose message failed last
+
+	handleSize, statusSize int
+	memory                 uintptr // the arrays below, outside the Go heap
+	capacity               int
+	handles                uintptr
+	statuses               uintptr
+	indices                uintptr
+	flag                   uintptr
+}
+
+// add makes room for a request of o and returns where MPI is to store it.
+func (r *requests) add(o *op, expected int64) uintptr {
+	n := len(r.owners)
+	if n == r.capacity {
+		r.grow()
+	}
+	r.owners = append(r.owners, o)
+	r.expected = append(r.expected, expected)
+	o.pending++
+	return r.handles + uintptr(n*r.handleSize)
+}
+
+// posted takes the last request back if posting it failed.
+func (r *requests) posted(lib *library, function string, code int32) error {
+	if code == success {
+		return nil
+	}
+	last := len(r.owners) - 1
+	r.owners[last].pending--
+	r.owners, r.expected = r.owners[:last], r.expected[:last]
+	return translate(lib, lib.error(function, code))
+}
+
+// grow doubles the arrays. Without memory for requests nothing can go on.
+func (r *requests) grow() {
+	capacity := max(16, 2*r.capacity)
+	size := capacity * (8 + r.statusSize + 4)
+	memory, err := host.Allocate(size + 8)
+	if err != nil {
+		panic("mpi: " + err.Error())
+	}
+	old := hostmem.Slice[byte](r.handles, len(r.owners)*r.handleSize)
+	copy(hostmem.Slice[byte](memory+8, len(old)), old)
+	_ = host.Deallocate(r.memory)
+	r.memory, r.capacity = memory, capacity
+	r.flag = memory
+	r.handles = memory + 8
+	r.statuses = r.handles + uintptr(capacity*8)
+	r.indices = r.statuses + uintptr(capacity*r.statusSize)
+}
+
+func (r *requests) release() {
+	_ = host.Deallocate(r.memory)
+	*r = requests{handleSize: r.handleSize, statusSize: r.statusSize}
+}
+
+// test asks MPI which requests are done, forgets these, and returns how many
+// there were. all says that they only matter together.
+func (r *requests) test(lib *library, all bool) (int, error) {
+	n := len(r.owners)
+	if n == 0 {
+		return 0, nil
+	}
+	if n > math.MaxInt32 {
+		return 0, fmt.Errorf("%d messages at once are more than MPI can count", n)
+	}
+	var code int32
+	function := "MPI_Testsome"
+	if all {
+		function = "MPI_Testall"
+		code = lib.call(lib.Testall, uintptr(n), r.handles, r.flag, r.statuses)
+	} else {
+		code = lib.call(lib.Testsome, uintptr(n), r.handles, r.flag, r.indices, r.statuses)
+	}
+	done := int(hostmem.Slice[int32](r.flag, 1)[0])
+	if code != success {
+		return 0, r.failure(lib, function, code, n, all, done)
+	}
+	if done <= 0 {
+		return 0, nil // for Testsome, MPI_UNDEFINED is negative
+	}
+	if all {
+		return n, r.completeAll(lib)
+	}
+	return done, r.completeSome(lib, done)
+}
+
+func (r *requests) completeAll(lib *library) error {
+	for i, o := range r.owners {
+		if err := r.check(lib, i, i); err != nil {
+			return err
+		}
+		o.pending--
+		r.owners[i] = nil
+	}
+	r.owners, r.expected = r.owners[:0], r.expected[:0]
+	return nil
+}
+
+func (r *requests) completeSome(lib *library, done int) error {
+	for i, index := range hostmem.Slice[int32](r.indices, done) {
+		if err := r.check(lib, int(index), i); err != nil {
+			return err
+		}
+		r.owners[index].pending--
+		r.owners[index] = nil
+	}
+	r.compact()
+	return nil
+}
+
+// compact closes the gaps that requests left which are done.
+func (r *requests) compact() {
+	handles := hostmem.Slice[byte](r.handles, len(r.owners)*r.handleSize)
+	kept := 0
+	for i, o := range r.owners {
+		if o == nil {
+			continue
+		}
+		if kept < i {
+			r.owners[kept], r.expected[kept] = o, r.expected[i]
+			copy(handles[kept*r.handleSize:(kept+1)*r.handleSize], handles[i*r.handleSize:])
+		}
+		kept++
+	}
+	clear(r.owners[kept:])
+	r.owners, r.expected = r.owners[:kept], r.expected[:kept]
+}
+
+// status is the memory of one status.
+func (r *requests) status(i int) []byte {
+	return hostmem.Slice[byte](r.statuses+uintptr(i*r.statusSize), r.statusSize)
+}
+
+// check compares the length of a message with what was expected.
+func (r *requests) check(lib *library, request, status int) error {
+	want := r.expected[request]
+	if want == sent {
+		return nil
+	}
+	got := int64(0)
+	if lib.abi.received != nil {
+		got = lib.abi.received(r.status(status))
+	} else {
+		lib.call(lib.GetCountC, r.statuses+uintptr(status*r.statusSize), lib.handles.bytes, r.flag)
+		got = hostmem.Slice[int64](r.flag, 1)[0]
+	}
+	if got != want {
+		r.failed = r.owners[request].name
+		return fmt.Errorf("%w: received %d bytes, expected %d", comm.ErrMismatch, got, want)
+	}
+	return nil
+}
+
+// failure finds the message that made a test fail.
+func (r *requests) failure(lib *library, function string, code int32, n int, all bool, done int) error {
+	err := lib.error(function, code)
+	r.failed = function
+	if err.class != lib.abi.errInStatus {
+		return translate(lib, err)
+	}
+	indices := hostmem.Slice[int32](r.indices, n)
+	if !all {
+		n = max(min(n, done), 0)
+	}
+	for i := range n {
+		code := hostmem.Slice[int32](r.statuses+uintptr(i*r.statusSize+lib.abi.statusError), 1)[0]
+		if code == success || code == lib.abi.errPending {
+			continue
+		}
+		request := i
+		if !all {
+			request = int(indices[i])
+		}
+		r.failed = r.owners[request].name
+		return translate(lib, lib.error(function, code))
+	}
+	return translate(lib, err)
+}
+
+// translate wraps an MPI error in the sentinel that says what it means.
+func translate(lib *library, err *callError) error {
+	sentinel := comm.ErrPeerFailed
+	if err.class == lib.abi.errTruncate {
+		sentinel = comm.ErrMismatch
+	}
+	return fmt.Errorf("%w: %w", sentinel, err)
+}

@@ -1,0 +1,64 @@
+//go:build unix
+
+package mpi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// victimReport is the file in which the survivors of TestRankVictim tell what
+// they saw.
+func victimReport(rank int) string {
+	return filepath.Join(os.Getenv(childVariable), fmt.Sprintf("survivor-%d", rank))
+}
+
+// TestRankVictim kills the last rank in the middle of a collective; the others
+// have to come back from Sync.
+func TestRankVictim(t *testing.T) {
+	onlyChild(t)
+	// The launcher may be gone when the survivors write to it.
+	signal.Ignore(syscall.SIGPIPE)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	r := rank{t, world, cpu.New(), context.Background()}
+	const n = 8 << 20
+	buf, _ := r.floats(n, func(int) float32 { return 1 })
+	require.NoError(t, world.Barrier(r.ctx))
+	err = world.AllReduce(buf, buf, n, dtype.F32, comm.Sum)
+	if world.Rank() == world.WorldSize()-1 {
+		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGKILL))
+		select {}
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+	defer cancel()
+	if err == nil { // or the peer was dead already
+		err = world.Sync(ctx)
+	}
+	verdict := fmt.Sprintf("Sync returned %v", err)
+	if errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed) {
+		verdict = "ok"
+	}
+	if err := mpi.Finalize(); !errors.Is(err, comm.ErrBroken) {
+		verdict = fmt.Sprintf("after %q, Finalize returned %v", verdict, err)
+	}
+	// Renamed when it is complete: the parent looks for it all the time.
+	report := victimReport(world.Rank())
+	require.NoError(t, os.WriteFile(report+".part", []byte(verdict), 0o600))
+	require.NoError(t, os.Rename(report+".part", report))
+	os.Exit(1) // as a program does that cannot go on
+}
