@@ -3,11 +3,9 @@ package mpi
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/goroutine"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -38,12 +36,13 @@ func (c *communicator) WorldSize() int { return c.size }
 // enter locks the engine for a submission, unless the communicator cannot
 // take one.
 func (c *communicator) enter(name string) error {
+	inside := c.group.Enter()
 	c.mu.Lock()
-	c.group.enter()
 	if err := c.usable(name); err != nil {
 		c.mu.Unlock()
-		return err
+		return c.group.Refuse(err)
 	}
+	c.group.inside = inside
 	return nil
 }
 
@@ -58,9 +57,9 @@ func (c *communicator) usable(name string) error {
 	return nil
 }
 
-// add takes an operation: for the engine, or for the open group.
+// add takes an operation: for the engine, or for the caller's group.
 func (c *communicator) add(o *op) {
-	if c.group.depth > 0 {
+	if c.group.inside {
 		c.group.ops = append(c.group.ops, o)
 		return
 	}
@@ -70,22 +69,11 @@ func (c *communicator) add(o *op) {
 // leave starts what was added and unlocks the engine.
 func (c *communicator) leave() error {
 	defer c.mu.Unlock()
-	if c.group.depth > 0 {
+	if c.group.inside {
 		return nil
 	}
 	c.state.progress.notify()
 	return c.start()
-}
-
-// refuse returns err, the reason why a call submits nothing; a group around it
-// submits nothing either.
-func (c *communicator) refuse(err error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.group.depth > 0 && c.group.owner == goroutine.ID() && c.group.err == nil {
-		c.group.err = err
-	}
-	return err
 }
 
 // reduction fills in what all reductions have in common.
@@ -99,7 +87,7 @@ func (c *communicator) reduction(name string, send, recv uintptr, dt dtype.DType
 // AllReduce implements [comm.Communicator].
 func (c *communicator) AllReduce(send, recv uintptr, count int, dt dtype.DType, red comm.ReduceOp) error {
 	if err := c.check.AllReduce(send, recv, count, dt, red); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeAllReduce(send, recv, count, dt, red)
@@ -110,7 +98,7 @@ func (c *communicator) AllReduce(send, recv uintptr, count int, dt dtype.DType, 
 // Reduce implements [comm.Communicator].
 func (c *communicator) Reduce(send, recv uintptr, count int, dt dtype.DType, red comm.ReduceOp, root int) error {
 	if err := c.check.Reduce(send, recv, count, dt, red, root); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeReduceTo(send, recv, count, dt, red, root)
@@ -160,7 +148,7 @@ func (c *communicator) reduce(name string, send, recv uintptr, count int, dt dty
 func (c *communicator) ReduceScatter(send, recv uintptr, count int, dt dtype.DType, red comm.ReduceOp) error {
 	const name = "reducescatter"
 	if err := c.check.ReduceScatter(send, recv, count, dt, red); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeReduceScatter(send, recv, count, dt, red)
@@ -218,7 +206,7 @@ func extent(at, bytes []int) int {
 func (c *communicator) AllGather(send, recv uintptr, count int, dt dtype.DType) error {
 	const name = "allgather"
 	if err := c.check.AllGather(send, recv, count, dt); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeAllGather(send, recv, count, dt)
@@ -239,7 +227,7 @@ func (c *communicator) AllGather(send, recv uintptr, count int, dt dtype.DType) 
 func (c *communicator) AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
 	const name = "allgatherv"
 	if err := c.check.AllGatherV(send, recv, counts, displs, dt); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeAllGatherV(send, recv, counts, displs, dt)
@@ -260,7 +248,7 @@ func (c *communicator) AllGatherV(send, recv uintptr, counts, displs []int, dt d
 func (c *communicator) AllToAll(send, recv uintptr, count int, dt dtype.DType) error {
 	const name = "alltoall"
 	if err := c.check.AllToAll(send, recv, count, dt); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeAllToAll(send, recv, count, dt)
@@ -281,7 +269,7 @@ func (c *communicator) AllToAll(send, recv uintptr, count int, dt dtype.DType) e
 func (c *communicator) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
 	const name = "alltoallv"
 	if err := c.check.AllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeAllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt)
@@ -302,7 +290,7 @@ func (c *communicator) AllToAllV(send uintptr, sendCounts, sendDispls []int, rec
 func (c *communicator) Gather(send, recv uintptr, count int, dt dtype.DType, root int) error {
 	const name = "gather"
 	if err := c.check.Gather(send, recv, count, dt, root); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeGather(send, recv, count, dt, root)
@@ -325,7 +313,7 @@ func (c *communicator) Gather(send, recv uintptr, count int, dt dtype.DType, roo
 func (c *communicator) Scatter(send, recv uintptr, count int, dt dtype.DType, root int) error {
 	const name = "scatter"
 	if err := c.check.Scatter(send, recv, count, dt, root); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeScatter(send, recv, count, dt, root)
@@ -353,7 +341,7 @@ const treeLimit = 64 << 10
 func (c *communicator) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error {
 	const name = "broadcast"
 	if err := c.check.Broadcast(buf, count, dt, root); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	if c.native {
 		return c.nativeBroadcast(buf, count, dt, root)
@@ -409,7 +397,7 @@ func (c *communicator) broadcastParts(buf uintptr, bytes int, dt dtype.DType, ro
 // elements' type, so the receiver may be any MPI program.
 func (c *communicator) Send(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error {
 	if err := c.check.Send(buf, count, dt, dest); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	return c.pointToPoint("send", buf, count, dt, dest, tag)
 }
@@ -418,7 +406,7 @@ func (c *communicator) Send(buf uintptr, count int, dt dtype.DType, dest int, ta
 // the receiver the sender's type.
 func (c *communicator) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error {
 	if err := c.check.Recv(buf, count, dt, src); err != nil {
-		return c.refuse(err)
+		return c.group.Refuse(err)
 	}
 	return c.pointToPoint("recv", buf, count, dt, src, tag)
 }
@@ -426,7 +414,7 @@ func (c *communicator) Recv(buf uintptr, count int, dt dtype.DType, src int, tag
 func (c *communicator) pointToPoint(name string, buf uintptr, count int, dt dtype.DType, peer int, tag uint32) error {
 	wide := uint64(tag) > c.state.tagLimit
 	if wide && c.native {
-		return c.refuse(c.check.Fail(name, fmt.Errorf("%w: tag %d; the highest of this MPI library is %d",
+		return c.group.Refuse(c.check.Fail(name, fmt.Errorf("%w: tag %d; the highest of this MPI library is %d",
 			comm.ErrUnsupported, tag, c.state.tagLimit)))
 	}
 	if err := c.enter(name); err != nil {
@@ -453,51 +441,19 @@ func (c *communicator) Group(submit func() error) error {
 	if err := c.enter("group"); err != nil {
 		return err
 	}
-	g := &c.group
-	if g.depth == 0 {
-		g.owner, g.err = goroutine.ID(), nil
-	}
-	g.depth++
 	c.mu.Unlock()
-
-	failed := true // also when submit panics
-	defer func() {
-		if failed {
-			_ = c.endGroup(false)
-		}
-	}()
-	err := submit()
-	failed = false
-	if err != nil {
-		c.refuse(err)
-	}
-	ended := c.endGroup(true)
-	if err != nil {
-		return err
-	}
-	return ended
+	return c.group.Run(submit, c.endGroup)
 }
 
-// endGroup closes one level of a group. The end of the outermost hands the
-// operations to the engine, unless one of the calls or the caller failed.
-func (c *communicator) endGroup(ok bool) error {
+// endGroup hands the operations of a group to the engine, or forgets them if
+// the group failed.
+func (c *communicator) endGroup(failed error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	g := &c.group
-	g.depth--
-	if !ok && g.err == nil {
-		g.err = comm.ErrCanceled
-	}
-	if g.depth > 0 {
-		return nil
-	}
-	defer g.closed.Broadcast()
-	ops, err := g.ops, g.err
-	g.ops, g.err = g.ops[:0], nil
-	if err == nil {
-		err = c.usable("group")
-	}
-	if err != nil {
+	ops := c.group.ops
+	c.group.ops = ops[:0]
+	err := c.usable("group")
+	if failed != nil || err != nil {
 		for _, o := range ops {
 			o.reset()
 			c.free = append(c.free, o)
@@ -514,7 +470,14 @@ func (c *communicator) endGroup(ok bool) error {
 
 // Sync implements [comm.Communicator].
 func (c *communicator) Sync(ctx context.Context) error {
-	const name = "sync"
+	return c.sync(ctx, "sync")
+}
+
+// sync is Sync under the name of the call that waits, which no group can hold.
+func (c *communicator) sync(ctx context.Context, name string) error {
+	if err := c.group.Outside(); err != nil {
+		return c.group.Refuse(c.check.Fail(name, err))
+	}
 	c.mu.Lock()
 	err := c.usable(name)
 	c.mu.Unlock()
@@ -530,7 +493,7 @@ func (c *communicator) Sync(ctx context.Context) error {
 // single MPI barrier on the others. With native collectives it is one.
 func (c *communicator) Barrier(ctx context.Context) error {
 	const name = "barrier"
-	if err := c.Sync(ctx); err != nil {
+	if err := c.sync(ctx, name); err != nil {
 		return err
 	}
 	if err := c.enter(name); err != nil {
@@ -567,6 +530,3 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 		"%w: %v: %s; use the nccl backend, or stage through host memory (copy out, communicate, copy in)",
 		comm.ErrDevice, d, reason))
 }
-
-// newGroup prepares the group of a communicator.
-func (c *communicator) newGroup() { c.group.closed = sync.NewCond(&c.mu) }

@@ -61,7 +61,6 @@ func (s *state) wrap(pub, inner uintptr) (*communicator, error) {
 	if s.native {
 		c.check.Supports = nativeSupports
 	}
-	c.newGroup()
 	s.progress.add(&c.engine)
 	return c, nil
 }
@@ -72,6 +71,9 @@ func (s *state) wrap(pub, inner uintptr) (*communicator, error) {
 // the call behind.
 func (c *communicator) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
 	const name = "split"
+	if err := c.group.Outside(); err != nil {
+		return nil, c.group.Refuse(c.check.Fail(name, err))
+	}
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
 		return nil, c.check.Fail(name, fmt.Errorf("%w: color %d or key %d is no 32-bit number", comm.ErrArgument, color, key))
 	}
@@ -150,8 +152,8 @@ func (c *communicator) Close() error {
 // can be freed. It returns why operations are left pending, also if that was
 // found before.
 func (c *communicator) shut() error {
+	c.group.Free()
 	c.mu.Lock()
-	c.group.enter()
 	if c.closed {
 		defer c.mu.Unlock()
 		return c.broken

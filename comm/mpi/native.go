@@ -47,7 +47,7 @@ func (c *communicator) nativeOp(name string, mpi collective, count int, args ...
 	f := mpi.small
 	if count > math.MaxInt32 {
 		if f = mpi.large; f == 0 {
-			return nil, c.refuse(c.check.Fail(name, fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1",
+			return nil, c.group.Refuse(c.check.Fail(name, fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1",
 				comm.ErrUnsupported, count, mpi.function)))
 		}
 	}
@@ -133,7 +133,7 @@ func (c *communicator) nativeReduceScatter(send, recv uintptr, count int, dt dty
 	bytes := count * dt.Size()
 	reads, writes := spanOf(send, c.size*bytes), spanOf(recv, bytes)
 	if reads.overlaps(writes) {
-		return c.refuse(c.check.Fail(name, fmt.Errorf(
+		return c.group.Refuse(c.check.Fail(name, fmt.Errorf(
 			"%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)))
 	}
 	o, err := c.nativeOp(name, collective{"MPI_Ireduce_scatter_block", l.IreduceScatterBlock, l.IreduceScatterBlockC}, count,

@@ -32,7 +32,7 @@ type config struct {
 	cgaCluster int32
 	minCTAs    int32
 	maxCTAs    int32
-	netName    uintptr
+	_          uintptr // netName: not set
 	splitShare int32
 	_          int32
 }

@@ -528,11 +528,10 @@ func (c *Comm) Barrier(ctx context.Context) error {
 	return c.sync(ctx, "barrier")
 }
 
-// waitable reports why the caller cannot wait now: also inside its own group,
-// where it would wait for what has not started.
+// waitable reports why the caller cannot wait now.
 func (c *Comm) waitable(op string) error {
-	if c.group.Inside() {
-		return c.group.Refuse(c.Fail(op, fmt.Errorf("%w: inside a group it would wait for what has not started", comm.ErrArgument)))
+	if err := c.group.Outside(); err != nil {
+		return c.group.Refuse(c.Fail(op, err))
 	}
 	return c.usable(op)
 }
