@@ -86,6 +86,9 @@ func (c *Check) AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DT
 	if err != nil {
 		return err
 	}
+	if err := c.apart(name, "counts", counts, "displs", displs); err != nil {
+		return err
+	}
 	own := counts[c.Rank]
 	if err := c.pointer(name, "send", send, own); err != nil {
 		return err
@@ -137,6 +140,9 @@ func (c *Check) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintp
 	}
 	recvExtent, err := c.layout(name, "recvCounts", recvCounts, "recvDispls", recvDispls, dt)
 	if err != nil {
+		return err
+	}
+	if err := c.apart(name, "recvCounts", recvCounts, "recvDispls", recvDispls); err != nil {
 		return err
 	}
 	if err := c.pointer(name, "send", send, sendExtent); err != nil {
@@ -311,6 +317,31 @@ func (c *Check) layout(name, countsRole string, counts []int, displsRole string,
 		}
 	}
 	return extent, nil
+}
+
+// apart checks that the regions of a receive buffer do not overlap: what
+// several ranks write has no defined content. Regions in the order of the ranks
+// take one look at each.
+func (c *Check) apart(name, countsRole string, counts []int, displsRole string, displs []int) error {
+	end, ordered := 0, true
+	for r, n := range counts {
+		if n > 0 {
+			ordered = ordered && displs[r] >= end
+			end = displs[r] + n
+		}
+	}
+	if ordered {
+		return nil
+	}
+	for r, n := range counts {
+		for s, m := range counts[:r] {
+			if max(displs[r], displs[s]) < min(displs[r]+n, displs[s]+m) {
+				return c.Fail(name, fmt.Errorf("%w: what ranks %d and %d send overlaps: %s %d and %d, %s %d and %d",
+					ErrArgument, s, r, displsRole, displs[s], displs[r], countsRole, m, n))
+			}
+		}
+	}
+	return nil
 }
 
 // disjoint checks that two buffers do not overlap.

@@ -35,8 +35,6 @@ import (
 type Checked struct {
 	Communicator
 	side    Communicator // for the descriptors
-	send    uintptr      // buffers of exchange
-	recv    uintptr
 	rt      runtime.Runtime
 	check   Check
 	timeout time.Duration
@@ -46,6 +44,10 @@ type Checked struct {
 	// it from beginning to end.
 	mu       sync.Mutex
 	sequence uint64
+
+	memory sync.Mutex // guards what follows, from beginning to end of an exchange
+	send   uintptr    // 0 when it was given back
+	recv   uintptr
 
 	stateMu sync.Mutex // guards what follows
 	closed  bool
@@ -92,7 +94,10 @@ func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Che
 
 // release gives up what NewChecked has made.
 func (k *Checked) release() error {
-	err := errors.Join(k.side.Close(), k.rt.Deallocate(k.send), k.rt.Deallocate(k.recv))
+	err := k.side.Close() // ends an exchange that is under way
+	k.memory.Lock()
+	defer k.memory.Unlock()
+	err = errors.Join(err, k.rt.Deallocate(k.send), k.rt.Deallocate(k.recv))
 	k.send, k.recv = 0, 0
 	return err
 }
@@ -275,6 +280,11 @@ func whoCalledWhat(descriptors []descriptor) string {
 
 // exchange gathers equally long bytes from all ranks.
 func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
+	k.memory.Lock()
+	defer k.memory.Unlock()
+	if k.send == 0 {
+		return nil, ErrClosed
+	}
 	if err := k.rt.CopyIn(k.send, mine); err != nil {
 		return nil, err
 	}
@@ -437,20 +447,38 @@ func (k *Checked) Group(submit func() error) error {
 
 // Sync implements [Communicator].
 func (k *Checked) Sync(ctx context.Context) error {
+	if err := k.outside(opSync); err != nil {
+		return err
+	}
 	if err := k.usable(opSync); err != nil {
 		return err
 	}
 	return k.observe(k.Communicator.Sync(ctx))
 }
 
+// outside refuses a call that waits if the caller is in a group, before the
+// other ranks, which may not be, are waited for.
+func (k *Checked) outside(op operation) error {
+	if err := k.group.Outside(); err != nil {
+		return k.group.Refuse(k.check.Fail(op.String(), err))
+	}
+	return nil
+}
+
 // Barrier implements [Communicator].
 func (k *Checked) Barrier(ctx context.Context) error {
+	if err := k.outside(opBarrier); err != nil {
+		return err
+	}
 	return k.collective(ctx, descriptor{call: opBarrier}, nil, nil,
 		func() error { return k.Communicator.Barrier(ctx) })
 }
 
 // Split implements [Communicator]. What it makes is checked, too.
 func (k *Checked) Split(ctx context.Context, color, key int) (Communicator, error) {
+	if err := k.outside(opSplit); err != nil {
+		return nil, err
+	}
 	var child *Checked
 	err := k.collective(ctx, descriptor{call: opSplit}, nil, nil, func() error {
 		c, err := k.Communicator.Split(ctx, color, key)

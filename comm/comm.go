@@ -60,12 +60,15 @@ const (
 // method has both and they have the same size; for AllGather in place means
 // send == recv + rank*count elements, for ReduceScatter recv == send +
 // rank*count elements (the conventions of NCCL), and the rest of send keeps its
-// content. Any other overlap is [ErrArgument]. Where only the root uses a
-// buffer, the others may pass 0.
+// content. Any other overlap is [ErrArgument], also of what a V-collective
+// receives from two ranks. Where only the root uses a buffer, the others may
+// pass 0.
 //
 // Reductions of f16, bf16 and fp8 are computed in float32; how often a partial
 // result is rounded is the backend's to say (comm/local rounds once). The
-// result is bit-identical on every rank.
+// result is bit-identical on every rank. A Bool is true if its byte is not zero,
+// and what a reduction gives is 0 or 1, in a world of one rank too; collectives
+// and messages that only move data keep the byte.
 //
 // All methods may be called from any goroutine; the order between goroutines
 // is theirs to set.
@@ -117,12 +120,15 @@ type Communicator interface {
 	// An error of submit, or of a call in it, submits nothing, whether submit
 	// passes it on or not. Groups nest (the outermost starts everything, an
 	// error at any depth submits nothing) and belong to one goroutine: another
-	// goroutine's submission waits until the group ends. [Grouping] does the
-	// bookkeeping for a backend.
+	// goroutine's submission waits until the group ends. Sync, Barrier and Split
+	// inside a group would wait for what has not started: they are [ErrArgument].
+	// So are messages of one group that touch the same memory, unless all of
+	// them send it, where a backend can see that. [Grouping] does the bookkeeping
+	// for a backend.
 	Group(submit func() error) error
 
-	// Sync waits until everything this rank submitted is done, or ctx is. In
-	// the latter case the communicator is broken ([ErrTimeout] for a deadline,
+	// Sync waits until everything this rank submitted is done, from whichever
+	// goroutine, or ctx is done. In the latter case the communicator is broken ([ErrTimeout] for a deadline,
 	// [ErrCanceled] for a cancellation).
 	Sync(ctx context.Context) error
 	// Barrier returns after every rank has called it. It implies Sync.

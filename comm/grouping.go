@@ -2,6 +2,7 @@ package comm
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -14,6 +15,7 @@ import (
 //
 //   - calls Enter first in every submission, and keeps the operation for later
 //     if it reports true;
+//   - calls Outside first in every method that waits (Sync, Barrier, Split);
 //   - calls Refuse with the error of every submission that it turns down;
 //   - implements Group by Run;
 //   - calls Free when it has closed or broken.
@@ -44,11 +46,19 @@ func (g *Grouping) Enter() (inside bool) {
 	return false
 }
 
-// Inside reports whether the caller is in a group that it has opened itself.
-// Calls that wait (Sync, Barrier, Split) cannot work there.
-func (g *Grouping) Inside() bool {
+// inside reports whether the caller is in a group that it has opened itself.
+func (g *Grouping) inside() bool {
 	owner := g.owner.Load()
 	return owner != 0 && owner == goroutine.ID()
+}
+
+// Outside returns an error wrapping [ErrArgument] if the caller is in a group
+// that it has opened itself.
+func (g *Grouping) Outside() error {
+	if g.inside() {
+		return fmt.Errorf("%w: inside a group it would wait for what has not started", ErrArgument)
+	}
+	return nil
 }
 
 // await waits for the end of an open group. The caller holds mu.
@@ -72,7 +82,7 @@ func (g *Grouping) Free() {
 // Refuse notes the error of a call: if the caller is in a group, that group is
 // given up. It returns err.
 func (g *Grouping) Refuse(err error) error {
-	if err == nil || !g.Inside() {
+	if err == nil || !g.inside() {
 		return err
 	}
 	g.mu.Lock()
@@ -86,10 +96,14 @@ func (g *Grouping) Refuse(err error) error {
 // Run runs submit inside a group. When the outermost group ends, finish is
 // called: with nil to start what was kept, or with the first error to forget
 // it. Run returns that error, or what finish returns. A panic of submit passes
-// through, after the group was given up.
+// through, after the group was given up; so is the group around it, even if
+// the panic is recovered there.
 func (g *Grouping) Run(submit func() error, finish func(err error) error) (err error) {
-	if g.Inside() {
-		return g.Refuse(submit())
+	if g.inside() {
+		err = errUnfinished
+		defer func() { _ = g.Refuse(err) }()
+		err = submit()
+		return err
 	}
 	g.mu.Lock()
 	g.await()

@@ -90,3 +90,27 @@ func TestGroupingSurvivesAPanic(t *testing.T) {
 	assert.False(t, g.Enter())
 	assert.NoError(t, g.Refuse(nil))
 }
+
+// An inner group that panics gives up the outer one, also if that recovers.
+func TestGroupingDoesNotForgetAPanic(t *testing.T) {
+	var g comm.Grouping
+	assert.Error(t, g.Run(func() error {
+		assert.Panics(t, func() { _ = g.Run(func() error { panic("oops") }, nil) })
+		return nil
+	}, func(err error) error {
+		assert.Error(t, err)
+		return nil
+	}))
+}
+
+func TestGroupingKnowsWhereWaitingIsInVain(t *testing.T) {
+	var g comm.Grouping
+	assert.NoError(t, g.Outside())
+	require.NoError(t, g.Run(func() error {
+		assert.ErrorIs(t, g.Outside(), comm.ErrArgument)
+		other := make(chan error)
+		go func() { other <- g.Outside() }()
+		assert.NoError(t, <-other)
+		return nil
+	}, func(error) error { return nil }))
+}

@@ -85,11 +85,15 @@ type Backend struct {
 	// operations are not detected (MPI and NCCL without comm.Checked).
 	NoMismatch bool
 	// NoPeerFailure: a rank that leaves is noticed by its peers' deadlines
-	// alone, not by [comm.ErrPeerFailed].
+	// alone, not by [comm.ErrPeerFailed], and what it gave up may complete on a
+	// peer that comes late.
 	NoPeerFailure bool
 	// NoFaults: a wait that is given up, or a rank that leaves, breaks more
 	// than one communicator. Cases that let ranks stay away are skipped.
 	NoFaults bool
+	// NoLoneSelfReceive: a receive from oneself is refused unless the send is in
+	// the same group, and may break the communicator (NCCL).
+	NoLoneSelfReceive bool
 	// Synchronous: a collective waits for the other ranks when it is called
 	// (comm.Checked), not only in Sync.
 	Synchronous bool

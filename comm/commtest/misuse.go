@@ -235,6 +235,17 @@ func (p *probe) badLayouts(a operands, add addBadCall) {
 	huge[p.size-1] = math.MaxInt - 1
 	layouts("displacement beyond the address space", a.counts, huge)
 
+	if p.size > 1 {
+		same := slices.Clone(a.displs)
+		same[0] = same[1] + a.counts[1] - 1
+		add("allgatherv", "regions that overlap", comm.ErrArgument, func(c comm.Communicator) error {
+			return c.AllGatherV(a.send, a.recv, a.counts, same, a.dt)
+		})
+		add("alltoallv", "regions of recv that overlap", comm.ErrArgument, func(c comm.Communicator) error {
+			return c.AllToAllV(a.send, a.counts, a.displs, a.recv, a.counts, same, a.dt)
+		})
+	}
+
 	other := slices.Clone(a.counts)
 	other[p.rank]--
 	add("alltoallv", "sends itself more than it receives", comm.ErrArgument, func(c comm.Communicator) error {

@@ -19,6 +19,7 @@ var orderingCases = []testCase{
 	{name: "group of collectives and messages", body: mixedGroup},
 	{name: "nested groups", body: nestedGroups},
 	{name: "group that fails submits nothing", body: failedGroup},
+	{name: "group in which somebody waits submits nothing", body: waitingGroup},
 	{name: "barrier holds until the last rank comes", body: barrier, minRanks: 2},
 	{name: "barrier implies sync", body: barrierSyncs},
 	{name: "goroutines take turns", body: handOver},
@@ -200,6 +201,32 @@ func failedGroup(p *probe) {
 	b.send(100, dt, next, 3, 8)
 	b.recv(100, dt, prev, 3, 8)
 	b.runGroup()
+}
+
+// waitingGroup waits inside a group for what has not started, in all ways.
+func waitingGroup(p *probe) {
+	dt := p.word()
+	b := p.batch(p.c)
+	l := plain("group", "in which somebody waits", 100, dt)
+	stale, never := b.untouched(l, 100*dt.Size()), b.untouched(l, 100*dt.Size())
+	for name, wait := range map[string]func() error{
+		"sync":    func() error { return p.c.Sync(p.ctx) },
+		"barrier": func() error { return p.c.Barrier(p.ctx) },
+		"split":   func() error { _, err := p.c.Split(p.ctx, 0, 0); return err },
+	} {
+		err := p.c.Group(func() error {
+			p.must(p.c.Send(stale, 100, dt, p.rank, 8))
+			p.must(p.c.Recv(never, 100, dt, p.rank, 8))
+			if err := wait(); !errors.Is(err, comm.ErrArgument) {
+				p.errorf("%s in a group: got %v, want ErrArgument", name, err)
+			}
+			return nil
+		})
+		if !errors.Is(err, comm.ErrArgument) {
+			p.errorf("group that ignores the error of %s: got %v, want that error", name, err)
+		}
+	}
+	b.run()
 }
 
 // barrier proves by the order of events that nobody leaves before everybody

@@ -12,7 +12,10 @@ import (
 
 // close finishes what is pending, within a bounded time, and leaves.
 func (e *endpoint) close() error {
-	if !e.closed.CompareAndSwap(false, true) {
+	e.mu.Lock() // a submission comes before, and is waited for, or is refused
+	closed := e.closed.Swap(true)
+	e.mu.Unlock()
+	if closed {
 		return nil
 	}
 	e.group.Free()
@@ -43,9 +46,15 @@ func (e *endpoint) depart() {
 	e.world.left.Add(1)
 	e.world.checkLeft()
 	e.world.checkMailboxes()
-	if e.parent != nil {
-		e.parent.forget(e)
+	if e.root != e {
+		e.root.forget(e)
 	}
+}
+
+func (e *endpoint) remember(child *endpoint) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.children = append(e.children, child)
 }
 
 func (e *endpoint) forget(child *endpoint) {
@@ -77,7 +86,7 @@ func (e *endpoint) abort(err error) {
 	e.depart()
 }
 
-// closeAll closes the communicator and those split from it.
+// closeAll closes the communicator and those split off below it.
 func (e *endpoint) closeAll() error {
 	var errs []error
 	for _, child := range e.takeChildren() {

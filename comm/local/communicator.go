@@ -154,11 +154,11 @@ func (c *communicator) CheckDevice(d device.Device) error {
 // rendezvous submits a collective and waits for it, which no group can hold.
 func (e *endpoint) rendezvous(ctx context.Context, c *call, d *details) error {
 	name := kinds[c.kind].name
-	if e.group.Inside() {
-		return e.group.Refuse(e.check.Fail(name, fmt.Errorf("%w: inside a group it would wait for what has not started", comm.ErrArgument)))
+	if err := e.group.Outside(); err != nil {
+		return e.group.Refuse(e.check.Fail(name, err))
 	}
 	if err := e.submit(c, 0, d); err != nil {
 		return err
 	}
-	return e.sync(ctx, name)
+	return e.settle(ctx, name)
 }

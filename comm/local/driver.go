@@ -63,13 +63,14 @@ func (d *driver) start(seq uint64) {
 		w.split(s)
 	default:
 		s.prepare(w.workers)
-		if s.plan.chunks > 1 {
-			s.left.Store(int32(s.plan.chunks))
-			w.front.claim.offer(seq, s.plan.chunks)
-			w.wakeHelpers(s.plan.chunks)
+		chunks := s.plan.chunks
+		if chunks > 1 {
+			s.left.Store(int32(chunks))
+			w.front.claim.offer(seq, chunks) // from here on, the slot may be used anew at any time
+			w.wakeHelpers(chunks, anyone)
 			return
 		}
-		if s.plan.chunks == 1 {
+		if chunks == 1 {
 			scratch := d.takeScratch()
 			s.execute(0, scratch)
 			d.returnScratch(scratch)

@@ -46,12 +46,13 @@ type endpoint struct {
 	group   group
 	scratch atomic.Pointer[scratch]
 
-	parent   *endpoint // of the communicator that this one was split from
-	children []*endpoint
+	root     *endpoint   // where the Splits that led here began; itself for what New made
+	children []*endpoint // of a root: all that was split off below it and has not departed
 }
 
 func newEndpoint(w *world, rank int) *endpoint {
 	e := &endpoint{world: w, rank: rank}
+	e.root = e
 	e.check = comm.Check{Backend: backend, Rank: rank, WorldSize: w.size}
 	if w.spins {
 		e.spin.Store(minSpin)
@@ -81,7 +82,7 @@ func (e *endpoint) submit(c *call, tag uint32, d *details) error {
 	e.mu.Lock()
 	if err := e.usable(); err != nil {
 		e.mu.Unlock()
-		return e.group.Refuse(e.check.Fail(kinds[c.kind].name, err))
+		return e.turnDown(kinds[c.kind].name, err)
 	}
 	if inGroup {
 		e.group.held = append(e.group.held, e.newOp(c, tag, d))
@@ -124,6 +125,15 @@ func (e *endpoint) usable() error {
 		return e.broken(f)
 	}
 	return nil
+}
+
+// turnDown returns the error of a call that submits nothing. If that is because
+// the communicator broke, nobody touches the rank's buffers any more.
+func (e *endpoint) turnDown(name string, err error) error {
+	if e.world.failure.Load() != nil {
+		e.quiesce()
+	}
+	return e.group.Refuse(e.check.Fail(name, err))
 }
 
 // newOp takes an operation from those that are idle. The caller holds e.mu.

@@ -115,6 +115,57 @@ func TestNobodyTouchesMemoryAfterAnError(t *testing.T) {
 	}
 }
 
+// TestNobodyTouchesMemoryAfterARefusal has a collective ready to be carried out
+// when a rank is lost. A rank that hears of it from a later call, not from
+// Sync, may use its buffers at once, whatever the others do then.
+func TestNobodyTouchesMemoryAfterARefusal(t *testing.T) {
+	const n = 1 << 20
+	capturedLog(t)
+	ctx := within(t)
+	data, addr := perRank(newMemory(t), 3, n, rankPlusOne)
+	comms, err := local.New(3)
+	require.NoError(t, err)
+	defer comms[0].Close()
+	defer comms[2].Close()
+	for r, c := range comms {
+		require.NoError(t, c.AllReduce(addr[r], addr[r], n, dtype.I32, comm.Sum))
+	}
+	comms[1] = nil
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		err = comms[0].Broadcast(addr[0], 1, dtype.I32, 0)
+		return err != nil
+	}, patience, time.Millisecond)
+	require.ErrorIs(t, err, comm.ErrPeerFailed)
+	for i := range data[0] {
+		data[0][i] = -7
+	}
+	_ = comms[2].Sync(ctx)
+	requireFilled(t, data[0], n, -7)
+}
+
+// TestCloseDuringSplit closes a communicator that another goroutine splits:
+// whatever comes first, nothing is lost.
+func TestCloseDuringSplit(t *testing.T) {
+	logged := capturedLog(t)
+	for range 200 {
+		ctx := within(t)
+		comms := world(t, 1)
+		closed := make(chan error, 1)
+		go func() { closed <- comms[0].Close() }()
+		child, err := comms[0].Split(ctx, 0, 0)
+		require.NoError(t, <-closed)
+		if err != nil {
+			require.ErrorIs(t, err, comm.ErrClosed)
+			require.Nil(t, child)
+			continue
+		}
+		require.NoError(t, child.Close())
+	}
+	runtime.GC()
+	require.NotContains(t, logged(), "never closed")
+}
+
 // TestClosedPeer lets a rank leave while others need it.
 func TestClosedPeer(t *testing.T) {
 	for name, call := range map[string]func(c comm.Communicator, buf uintptr) error{

@@ -15,7 +15,7 @@ type group struct {
 // runGroup collects what submit submits and starts it together.
 func (e *endpoint) runGroup(submit func() error) error {
 	if err := e.usable(); err != nil {
-		return e.group.Refuse(e.check.Fail("group", err))
+		return e.turnDown("group", err)
 	}
 	return e.group.Run(submit, e.endGroup)
 }
@@ -43,7 +43,7 @@ func (e *endpoint) endGroup(given error) error {
 	case given != nil:
 		return nil // Group returns it
 	case err != nil:
-		return e.check.Fail("group", err)
+		return e.turnDown("group", err)
 	}
 	d := driver{endpoint: e}
 	d.kick(e)

@@ -116,6 +116,21 @@ func TestGroupErrors(t *testing.T) {
 	require.Equal(t, data[0], data[1])
 }
 
+// TestEmptyMessagesOverlapNothing groups messages without elements, which point
+// into the buffer of another.
+func TestEmptyMessagesOverlapNothing(t *testing.T) {
+	ctx := within(t)
+	c := world(t, 1)[0]
+	data, addr := perRank(newMemory(t), 2, 8, rankPlusOne)
+	require.NoError(t, c.Group(func() error {
+		return errors.Join(
+			c.Recv(addr[1], 8, dtype.I32, 0, 0), c.Send(at(addr[1], 4), 0, dtype.I32, 0, 1),
+			c.Recv(at(addr[1], 3), 0, dtype.I32, 0, 1), c.Send(addr[0], 8, dtype.I32, 0, 0))
+	}))
+	require.NoError(t, c.Sync(ctx))
+	requireFilled(t, data[1], 8, 1)
+}
+
 // TestGroupKeepsOthersOut lets another goroutine submit while a group is open:
 // its call must come after those of the group.
 func TestGroupKeepsOthersOut(t *testing.T) {

@@ -118,8 +118,13 @@ func anyone(*endpoint) bool { return true }
 // wakeDone wakes the ranks whose operations are all done.
 func (w *world) wakeDone() { w.rouse(-1, (*endpoint).done) }
 
-// wakeHelpers wakes as many ranks as can work on so many chunks.
-func (w *world) wakeHelpers(chunks int) { w.rouse(min(chunks, w.workers)-1, anyone) }
+// wakeHelpers wakes as many ranks as can work on so many chunks beside the
+// caller, but at least one, as the caller may do something else first. Those
+// that should wake wait for these chunks themselves: another rank might find
+// that it has nothing to wait for any more, and leave without helping.
+func (w *world) wakeHelpers(chunks int, should func(*endpoint) bool) {
+	w.rouse(max(min(chunks, w.workers)-1, 1), should)
+}
 
 // wakeAll wakes all sleepers.
 func (w *world) wakeAll() { w.rouse(-1, anyone) }

@@ -56,7 +56,7 @@ func (o *op) conflicts(other *op) bool {
 	}
 	a, aEnd := o.buffer()
 	b, bEnd := other.buffer()
-	return a < bEnd && b < aEnd
+	return max(a, b) < min(aEnd, bEnd) // nothing overlaps an empty buffer
 }
 
 // post looks for the other side of a message and otherwise leaves it to be
@@ -104,10 +104,11 @@ func (d *driver) posted(o, match *op) {
 		d.copyChunk(to, 0)
 		return
 	}
-	to.left.Store(int32(to.chunks))
+	chunks, sender, receiver := to.chunks, from.owner, to.owner
+	to.left.Store(int32(chunks))
 	w.jobs.push(to)
-	w.front.jobs.Add(1)
-	w.wakeHelpers(to.chunks)
+	w.front.jobs.Add(1) // from here on, the message may be done at any time
+	w.wakeHelpers(chunks, func(e *endpoint) bool { return e == sender || e == receiver })
 }
 
 // copyChunk copies a part of a matched message and ends it after the last.

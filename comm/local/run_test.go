@@ -66,9 +66,16 @@ func TestRun(t *testing.T) {
 func TestRunCloses(t *testing.T) {
 	var kept []comm.Communicator
 	require.NoError(t, local.Run(within(t), 1, func(ctx context.Context, c comm.Communicator) error {
-		child, err := c.Split(ctx, 0, 0)
-		kept = append(kept, c, child)
-		return err
+		for range 3 {
+			kept = append(kept, c)
+			child, err := c.Split(ctx, 0, 0)
+			if err != nil {
+				return err
+			}
+			c = child
+		}
+		kept = append(kept, c)
+		return kept[1].Close() // what was split from it goes on
 	}))
 	for _, c := range kept {
 		require.ErrorIs(t, c.Sync(context.Background()), comm.ErrClosed)

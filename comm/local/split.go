@@ -22,9 +22,7 @@ func (e *endpoint) split(ctx context.Context, color, key int) (*communicator, er
 		sc.child.e.depart()
 		return nil, err
 	}
-	e.mu.Lock()
-	e.children = append(e.children, sc.child.e)
-	e.mu.Unlock()
+	e.root.remember(sc.child.e)
 	return sc.child, nil
 }
 
@@ -42,7 +40,7 @@ func (w *world) split(s *slot) {
 		})
 		child := newWorld(len(ranks), w.spins, w.options) // as many ranks as before
 		for i, r := range ranks {
-			child.ranks[i].parent = w.ranks[r]
+			child.ranks[i].root = w.ranks[r].root
 			s.extras[r].split.child = newCommunicator(child.ranks[i])
 		}
 	}

@@ -27,10 +27,15 @@ func (e *endpoint) sync(ctx context.Context, name string) error {
 	if e.closed.Load() {
 		return e.check.Fail(name, comm.ErrClosed)
 	}
-	if e.group.Inside() {
-		return e.group.Refuse(e.check.Fail(name,
-			fmt.Errorf("%w: inside a group it would wait for what has not started", comm.ErrArgument)))
+	if err := e.group.Outside(); err != nil {
+		return e.group.Refuse(e.check.Fail(name, err))
 	}
+	return e.settle(ctx, name)
+}
+
+// settle is sync for an operation that was submitted before the communicator
+// was closed, if it was: whoever closes it waits as well.
+func (e *endpoint) settle(ctx context.Context, name string) error {
 	submitted := e.submitted.Load()
 	if f := e.world.failure.Load(); f != nil && submitted == e.settled.Load() {
 		return e.check.Fail(name, e.broken(f))
@@ -38,7 +43,9 @@ func (e *endpoint) sync(ctx context.Context, name string) error {
 	if err := e.wait(ctx); err != nil {
 		return e.check.Fail(name, err)
 	}
-	e.settled.Store(submitted)
+	for known := e.settled.Load(); known < submitted && !e.settled.CompareAndSwap(known, submitted); {
+		known = e.settled.Load() // another goroutine knows more now
+	}
 	return nil
 }
 

@@ -58,7 +58,7 @@ func (c *communicator) WorldSize() int { return 1 }
 
 // AllReduce implements [comm.Communicator].
 func (c *communicator) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-	return c.copy("allreduce", send, recv, count, dt, c.check.AllReduce(send, recv, count, dt, op))
+	return c.reduce("allreduce", send, recv, count, dt, c.check.AllReduce(send, recv, count, dt, op))
 }
 
 // Broadcast implements [comm.Communicator].
@@ -68,7 +68,7 @@ func (c *communicator) Broadcast(buf uintptr, count int, dt dtype.DType, root in
 
 // Reduce implements [comm.Communicator].
 func (c *communicator) Reduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp, root int) error {
-	return c.copy("reduce", send, recv, count, dt, c.check.Reduce(send, recv, count, dt, op, root))
+	return c.reduce("reduce", send, recv, count, dt, c.check.Reduce(send, recv, count, dt, op, root))
 }
 
 // AllGather implements [comm.Communicator].
@@ -87,7 +87,7 @@ func (c *communicator) AllGatherV(send, recv uintptr, counts, displs []int, dt d
 
 // ReduceScatter implements [comm.Communicator].
 func (c *communicator) ReduceScatter(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-	return c.copy("reducescatter", send, recv, count, dt, c.check.ReduceScatter(send, recv, count, dt, op))
+	return c.reduce("reducescatter", send, recv, count, dt, c.check.ReduceScatter(send, recv, count, dt, op))
 }
 
 // AllToAll implements [comm.Communicator].
@@ -125,7 +125,12 @@ func (c *communicator) Recv(buf uintptr, count int, dt dtype.DType, src int, tag
 	return c.submit(operation{kind: recv, dst: buf, count: count, dt: dt, tag: tag}, c.check.Recv(buf, count, dt, src))
 }
 
-// copy submits what is left of a collective when there is one rank.
+// reduce submits what is left of a reduction when there is one rank.
+func (c *communicator) reduce(name string, src, dst uintptr, count int, dt dtype.DType, err error) error {
+	return c.submit(operation{kind: collective, name: name, src: src, dst: dst, count: count, dt: dt, truth: dt == dtype.Bool}, err)
+}
+
+// copy submits what is left of any other collective.
 func (c *communicator) copy(name string, src, dst uintptr, count int, dt dtype.DType, err error) error {
 	return c.submit(operation{kind: collective, name: name, src: src, dst: dst, count: count, dt: dt}, err)
 }
@@ -185,7 +190,9 @@ func (c *communicator) Barrier(ctx context.Context) error { return c.finish(ctx,
 
 // finish waits until messages have found their partners and copies are done.
 func (c *communicator) finish(ctx context.Context, name string) error {
-	c.group.Enter()
+	if err := c.group.Outside(); err != nil {
+		return c.group.Refuse(c.check.Fail(name, err))
+	}
 	for {
 		c.mu.Lock()
 		if err := c.usableLocked(name); err != nil {
@@ -232,6 +239,7 @@ func (c *communicator) fail(err error) {
 	}
 	c.waiting = nil
 	c.announce()
+	c.group.Free()
 }
 
 // announce wakes those who wait in Sync. The caller holds mu.
@@ -245,8 +253,11 @@ func (c *communicator) announce() {
 // Split implements [comm.Communicator]. It does not wait, as there is nobody to
 // wait for.
 func (c *communicator) Split(_ context.Context, color, _ int) (comm.Communicator, error) {
+	if err := c.group.Outside(); err != nil {
+		return nil, c.group.Refuse(c.check.Fail("split", err))
+	}
 	if err := c.usable("split"); err != nil {
-		return nil, c.group.Refuse(err)
+		return nil, err
 	}
 	if color < 0 {
 		return nil, nil
@@ -264,6 +275,7 @@ func (c *communicator) Close() error {
 	c.closed, c.waiting = true, nil
 	c.announce()
 	c.mu.Unlock()
+	c.group.Free()
 	if closed {
 		return nil
 	}

@@ -24,6 +24,7 @@ type operation struct {
 	count    int
 	dt       dtype.DType
 	tag      uint32
+	truth    bool // bytes that are not zero become 1, as in any reduction of Bool
 }
 
 func (o operation) isMessage() bool { return o.kind != collective }
@@ -66,11 +67,35 @@ func (o operation) describe() string {
 
 // do copies, on the runtime's stream.
 func (c *communicator) do(op operation) error {
-	if op.src == op.dst || op.count == 0 {
-		return nil
+	var err error
+	switch {
+	case op.count == 0:
+	case op.truth:
+		err = c.copyTruth(op)
+	case op.src != op.dst:
+		err = c.rt.Copy(op.dst, op.src, op.bytes())
 	}
-	if err := c.rt.Copy(op.dst, op.src, op.bytes()); err != nil {
+	if err != nil {
 		return c.check.Fail(op.describe(), err)
+	}
+	return nil
+}
+
+// copyTruth reduces Bool elements. It does so on the host, piece by piece, as
+// no runtime has a kernel for it.
+func (c *communicator) copyTruth(op operation) error {
+	piece := make([]byte, min(op.count, 64<<10))
+	for at := 0; at < op.count; at += len(piece) {
+		piece = piece[:min(len(piece), op.count-at)]
+		if err := c.rt.CopyOut(piece, op.src+uintptr(at)); err != nil {
+			return err
+		}
+		for i, b := range piece {
+			piece[i] = min(b, 1)
+		}
+		if err := c.rt.CopyIn(op.dst+uintptr(at), piece); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -238,6 +238,9 @@ func (c *Communicator) Split(ctx context.Context, color, key int) (comm.Communic
 
 // finish submits n, if there is one, and waits for everything submitted.
 func (c *Communicator) finish(ctx context.Context, call string, n *note) error {
+	if err := c.group.Outside(); err != nil {
+		return c.group.Refuse(c.check.Fail(call, err))
+	}
 	if n != nil {
 		if err := c.submit(n, nil); err != nil {
 			return err
