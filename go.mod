@@ -3,8 +3,10 @@ module github.com/tutti-go/tutti
 go 1.25.0
 
 require (
-	github.com/ebitengine/purego v0.11.3 // indirect
-	github.com/stretchr/testify v1.12.1 // indirect
-	github.com/x448/float16 v0.8.4 // indirect
-	golang.org/x/sys v0.40.0 // indirect
+	github.com/ebitengine/purego v0.11.3
+	github.com/stretchr/testify v1.12.1
+	github.com/x448/float16 v0.8.4
+	golang.org/x/sys v0.40.0
 )
+
+require go.yaml.in/yaml/v3 v3.0.5 // indirect

@@ -176,25 +176,26 @@ func (e *engine) accumulate(acc, grad uintptr, dt dtype.DType) {
 
 func (e *engine) scatterAdd(dst uintptr, l list) {
 	if e.err == nil && l.n > 0 {
-		e.check(e.kernels.ScatterAdd(dst, l.idx, l.val, l.n))
+		e.check(e.kernels.ScatterAdd(dst, e.n, l.idx, l.val, l.n))
 	}
 }
 
 func (e *engine) scatterSet(dst uintptr, l list) {
 	if e.err == nil && l.n > 0 {
-		e.check(e.kernels.ScatterSet(dst, l.idx, l.val, l.n))
+		e.check(e.kernels.ScatterSet(dst, e.n, l.idx, l.val, l.n))
 	}
 }
 
-func (e *engine) gather(src uintptr, idx uintptr, n int, val uintptr) {
-	if e.err == nil && n > 0 {
-		e.check(e.kernels.Gather(src, idx, n, val))
+// gather reads m elements of src, which has n.
+func (e *engine) gather(src uintptr, n int, idx uintptr, m int, val uintptr) {
+	if e.err == nil && m > 0 {
+		e.check(e.kernels.Gather(src, n, idx, m, val))
 	}
 }
 
 func (e *engine) zeroAt(dst uintptr, l list) {
 	if e.err == nil && l.n > 0 {
-		e.check(e.kernels.ZeroAt(dst, l.idx, l.n))
+		e.check(e.kernels.ZeroAt(dst, e.n, l.idx, l.n))
 	}
 }
 
@@ -215,7 +216,7 @@ func (e *engine) topKOf(l list, k int, dst list) list {
 	top, _ := e.topK(l.val, l.n, k, list{idx: e.positions.ptr, val: dst.val, n: k})
 	// Gather moves 4-byte words whatever they mean, so it reads indices as well
 	// as values.
-	e.gather(l.idx, e.positions.ptr, top.n, dst.idx)
+	e.gather(l.idx, l.n, e.positions.ptr, top.n, dst.idx)
 	return dst.part(0, top.n)
 }
 
@@ -248,7 +249,7 @@ func (e *engine) giveBack(l, taken list) {
 	}
 	e.scatterSet(e.work, l)
 	e.zeroAt(e.work, taken)
-	e.gather(e.work, l.idx, l.n, l.val)
+	e.gather(e.work, e.n, l.idx, l.n, l.val)
 	e.zeroAt(e.work, l)
 	e.scatterAdd(e.residual, l)
 }

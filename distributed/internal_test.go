@@ -75,6 +75,7 @@ func TestLimits(t *testing.T) {
 				require.Positive(t, l.outgoing, "k=%d P=%d", k, size)
 				require.Positive(t, l.global, "k=%d P=%d", k, size)
 				require.LessOrEqual(t, l.global, k)
+				require.GreaterOrEqual(t, l.global, size, "k=%d P=%d: not one entry per rank", k, size)
 				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.LessOrEqual(t, 2*l.outgoing+l.gather+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.GreaterOrEqual(t, 4*l.global, k, "k=%d P=%d: too little of the budget is left", k, size)

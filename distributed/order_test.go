@@ -2,6 +2,7 @@ package distributed_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -158,6 +159,27 @@ func TestStreams(t *testing.T) {
 		assert.ErrorIs(t, distributed.AllReduce(ctx, c, g, comm.Sum), comm.ErrDevice)
 		_, err = distributed.NewSparse(s, c, 64, distributed.Config{})
 		assert.ErrorIs(t, err, comm.ErrDevice)
+	})
+}
+
+// TestCloseInFlight checks that Close frees no bucket that the communicator
+// still works on: memory of the compute stream is reused after the stream has
+// waited for it.
+func TestCloseInFlight(t *testing.T) {
+	withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
+		var params []*runtime.Tensor
+		for range 2 {
+			p, err := runtime.New(s, dtype.F32, 100)
+			require.NoError(t, err)
+			defer p.Free()
+			params = append(params, p)
+		}
+		g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{})
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)))
+		s.take()
+		require.NoError(t, g.Close())
+		assert.Equal(t, "comm-records 77-waits", s.take())
 	})
 }
 

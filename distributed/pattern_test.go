@@ -141,7 +141,7 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 		return err
 	}
 	g, l, v := pointer(grad), pointer(list), pointer(val)
-	if err := rt.ScatterSet(g, l, v, list.Len()); err != nil {
+	if err := rt.ScatterSet(g, grad.Len(), l, v, list.Len()); err != nil {
 		return err
 	}
 	if err := s.AllReduce(ctx, grad); err != nil {
@@ -295,6 +295,175 @@ func TestPeerFailure(t *testing.T) {
 	})
 	assert.ErrorIs(t, err, left)
 	assert.NoError(t, rt.Close())
+}
+
+// TestSelectionFailure checks what a rank's failing kernel does: its own step
+// reports it, then and later, and when it leaves, its peers' steps end too.
+func TestSelectionFailure(t *testing.T) {
+	broken := errors.New("kernel failed")
+	for _, pattern := range distributed.Patterns()[1:] {
+		rt := cpu.New()
+		err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+			var mine runtime.Runtime = rt
+			if c.Rank() == 1 {
+				mine = failingKernels{rt, broken}
+			}
+			s, err := distributed.NewSparse(mine, c, 3000, distributed.Config{Pattern: pattern, Density: 0.1})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.FromSlice(mine, normal(3000, c.Rank()), 3000)
+			if err != nil {
+				return err
+			}
+			want := comm.ErrPeerFailed
+			if c.Rank() == 1 {
+				want = broken
+			}
+			first := s.AllReduce(ctx, g)
+			assert.ErrorIs(t, first, want, "%s, rank %d", pattern, c.Rank())
+			assert.ErrorIs(t, s.AllReduce(ctx, g), want, "%s, rank %d, again", pattern, c.Rank())
+			return errors.Join(first, s.Close(), g.Free())
+		})
+		assert.ErrorIs(t, err, broken)
+		assert.NoError(t, rt.Close())
+	}
+}
+
+// failingKernels cannot select.
+type failingKernels struct {
+	*cpu.Runtime
+	err error
+}
+
+func (f failingKernels) TopK(uintptr, int, int, uintptr, uintptr) (int, float32, error) {
+	return 0, 0, f.err
+}
+
+func (f failingKernels) Select(uintptr, int, float32, uintptr, uintptr, int) (int, error) {
+	return 0, f.err
+}
+
+// TestCloseAfterPeerLeft closes a GradientSync whose bucket can never be
+// completed.
+func TestCloseAfterPeerLeft(t *testing.T) {
+	rt := cpu.New()
+	left := errors.New("left")
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		if c.Rank() == 1 {
+			return left
+		}
+		var params []*runtime.Tensor
+		for range 2 {
+			p, err := runtime.New(rt, dtype.F32, 100)
+			if err != nil {
+				return err
+			}
+			defer p.Free()
+			params = append(params, p)
+		}
+		g, err := distributed.NewGradientSync(rt, c, params, distributed.GradientConfig{})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)); err != nil {
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+			return g.Close()
+		}
+		assert.ErrorIs(t, g.Close(), comm.ErrPeerFailed)
+		return nil
+	})
+	assert.ErrorIs(t, err, left)
+	assert.NoError(t, rt.Close(), "all memory is free")
+}
+
+// TestNaNAmongManySums has oktopk cut the sums of all regions, one of which
+// holds nothing but a NaN: every rank sees it in that step.
+func TestNaNAmongManySums(t *testing.T) {
+	const ranks, n, density = 8, 40_000, 0.025
+	b := backend(t, ranks)
+	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+		rank := r.Comm.Rank()
+		s, err := distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: "oktopk", Density: density, NoErrorFeedback: true})
+		if err != nil {
+			return err
+		}
+		first := normal(n, rank)
+		second := make([]float32, n)
+		for i := n * 7 / 8; i < n; i++ {
+			if i%ranks == rank {
+				second[i] = 100
+			}
+		}
+		if rank == ranks-1 {
+			second[0] = float32(math.NaN())
+		}
+		g, err := runtime.FromSlice(r.Runtime, first, n)
+		if err != nil {
+			return err
+		}
+		for _, gradient := range [][]float32{first, second} {
+			if err := errors.Join(runtime.CopyIn(g, gradient), s.AllReduce(ctx, g)); err != nil {
+				return err
+			}
+		}
+		result, err := runtime.ToSlice[float32](g)
+		stats := s.Stats()
+		assert.Less(t, stats.PickedGlobal, n/ranks, "the sums were cut")
+		assert.True(t, math.IsNaN(float64(result[0])), "rank %d: %v at index 0 (%+v)", rank, result[0], stats)
+		return errors.Join(err, s.Close(), g.Free())
+	})
+	require.NoError(t, err)
+}
+
+// TestAllNaN checks what a gradient of nothing but NaN leaves behind, and that
+// filling the residual with zeros makes a fresh start.
+func TestAllNaN(t *testing.T) {
+	const ranks, n = 3, 3000
+	isNaN := func(x float32) bool { return x != x }
+	for _, pattern := range distributed.Patterns()[1:] {
+		b := backend(t, ranks)
+		err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+			s, err := distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: pattern, Density: 0.1})
+			if err != nil {
+				return err
+			}
+			residual, err := s.Residual()
+			if err != nil {
+				return err
+			}
+			gradient := normal(n, r.Comm.Rank())
+			if r.Comm.Rank() == 1 {
+				for i := range gradient {
+					gradient[i] = float32(math.NaN())
+				}
+			}
+			g, err := runtime.FromSlice(r.Runtime, gradient, n)
+			if err != nil {
+				return err
+			}
+			for step := range 3 { // NaN in the gradient, then in the residual, then nowhere
+				if step == 1 {
+					gradient = normal(n, r.Comm.Rank(), step)
+				}
+				if step == 2 {
+					if err := residual.Fill(0); err != nil {
+						return err
+					}
+				}
+				if err := errors.Join(runtime.CopyIn(g, gradient), s.AllReduce(ctx, g)); err != nil {
+					return err
+				}
+				result, err := runtime.ToSlice[float32](g)
+				if err != nil {
+					return err
+				}
+				assert.Equal(t, step < 2, slices.ContainsFunc(result, isNaN), "%s, rank %d, step %d", pattern, r.Comm.Rank(), step)
+			}
+			return errors.Join(s.Close(), residual.Free(), g.Free())
+		})
+		require.NoError(t, err)
+	}
 }
 
 // TestAllocations checks that steps make no garbage, all ranks together, once

@@ -8,9 +8,14 @@ import "github.com/tutti-go/tutti/dtype"
 //
 //   - Buffers are device memory. acc, x and val hold F32, idx holds I32 (so an
 //     array has at most 2^31-1 elements; more is [ErrArgument]); lengths are in
-//     elements. Index lists are strictly ascending unless a method says
-//     otherwise, and their entries are in range (a device may check, and then
-//     returns [ErrArgument]).
+//     elements. Addresses are aligned to 4 bytes (a gradient of 2-byte elements
+//     to 2) and to nothing more: lists are cut anywhere.
+//   - Index lists are strictly ascending unless a method says otherwise. They
+//     may come from another rank, so the methods that follow them through an
+//     array take its length n: an index outside [0, n) is [ErrArgument] before
+//     anything is written. Of a list that has to ascend, a device may look at
+//     the first and the last index only, if it skips what is out of range in
+//     between: whatever a list holds, no memory outside the arrays is touched.
 //   - Work is ordered on the compute stream. A method that returns a number
 //     waits for it.
 //   - Magnitude is compared by the bits of |x| as an unsigned integer:
@@ -45,16 +50,19 @@ type Kernels interface {
 	// than float32 by blocks.
 	SumSquares(x uintptr, n int) (float64, error)
 
-	// ScatterAdd adds dst[idx[i]] += val[i] for the m entries. Indices are
-	// distinct within a call; calling once per rank in rank order gives the
-	// same bits everywhere.
-	ScatterAdd(dst, idx, val uintptr, m int) error
-	// ScatterSet stores dst[idx[i]] = val[i]; indices are distinct.
-	ScatterSet(dst, idx, val uintptr, m int) error
-	// Gather reads val[i] = src[idx[i]]; any order, repeats allowed.
-	Gather(src, idx uintptr, m int, val uintptr) error
-	// ZeroAt stores 0 at the m indices.
-	ZeroAt(dst, idx uintptr, m int) error
+	// ScatterAdd adds dst[idx[i]] += val[i] for the m entries; dst has n
+	// elements. Indices are distinct within a call; calling once per rank in
+	// rank order gives the same bits everywhere.
+	ScatterAdd(dst uintptr, n int, idx, val uintptr, m int) error
+	// ScatterSet stores dst[idx[i]] = val[i]; dst has n elements, indices are
+	// distinct.
+	ScatterSet(dst uintptr, n int, idx, val uintptr, m int) error
+	// Gather reads val[i] = src[idx[i]]; src has n elements. Indices may come in
+	// any order and repeat, so all of them are checked. It moves 4-byte words
+	// bit for bit: src and val may as well hold I32.
+	Gather(src uintptr, n int, idx uintptr, m int, val uintptr) error
+	// ZeroAt stores 0 at the m indices; dst has n elements.
+	ZeroAt(dst uintptr, n int, idx uintptr, m int) error
 	// OffsetIndices adds offset to every index: idx[i] += offset.
 	OffsetIndices(idx uintptr, m int, offset int32) error
 	// MergeAdd merges two index lists into one; values of an index that both

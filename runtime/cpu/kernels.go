@@ -14,8 +14,9 @@ var _ runtime.Kernels = (*Runtime)(nil)
 
 // The kernels of [runtime.Kernels]: each method checks its arguments, turns
 // addresses into slices and leaves the work to a function on slices. They run
-// on the calling goroutine and are done when they return. Lists of indices are
-// checked as far as a list alone allows: no index is negative.
+// on the calling goroutine and are done when they return. Every index of a list
+// is checked against the array that it points into: that costs little beside
+// following it there, and holds for lists that do not ascend as they should.
 
 // Accumulate implements [runtime.Kernels].
 func (rt *Runtime) Accumulate(acc, grad uintptr, n int, dt dtype.DType) error {
@@ -107,8 +108,8 @@ func (rt *Runtime) SumSquares(x uintptr, n int) (float64, error) {
 }
 
 // ScatterAdd implements [runtime.Kernels].
-func (rt *Runtime) ScatterAdd(dst, idx, val uintptr, m int) error {
-	list, target, err := rt.checkList("ScatterAdd", idx, m, array{"dst", dst, m}, array{"val", val, m})
+func (rt *Runtime) ScatterAdd(dst uintptr, n int, idx, val uintptr, m int) error {
+	list, target, err := rt.checkList("ScatterAdd", array{"dst", dst, n}, array{"idx", idx, m}, array{"val", val, m})
 	if err != nil {
 		return err
 	}
@@ -117,8 +118,8 @@ func (rt *Runtime) ScatterAdd(dst, idx, val uintptr, m int) error {
 }
 
 // ScatterSet implements [runtime.Kernels].
-func (rt *Runtime) ScatterSet(dst, idx, val uintptr, m int) error {
-	list, target, err := rt.checkList("ScatterSet", idx, m, array{"dst", dst, m}, array{"val", val, m})
+func (rt *Runtime) ScatterSet(dst uintptr, n int, idx, val uintptr, m int) error {
+	list, target, err := rt.checkList("ScatterSet", array{"dst", dst, n}, array{"idx", idx, m}, array{"val", val, m})
 	if err != nil {
 		return err
 	}
@@ -127,8 +128,8 @@ func (rt *Runtime) ScatterSet(dst, idx, val uintptr, m int) error {
 }
 
 // Gather implements [runtime.Kernels].
-func (rt *Runtime) Gather(src, idx uintptr, m int, val uintptr) error {
-	list, source, err := rt.checkList("Gather", idx, m, array{"src", src, m}, array{"val", val, m})
+func (rt *Runtime) Gather(src uintptr, n int, idx uintptr, m int, val uintptr) error {
+	list, source, err := rt.checkList("Gather", array{"src", src, n}, array{"idx", idx, m}, array{"val", val, m})
 	if err != nil {
 		return err
 	}
@@ -137,8 +138,8 @@ func (rt *Runtime) Gather(src, idx uintptr, m int, val uintptr) error {
 }
 
 // ZeroAt implements [runtime.Kernels].
-func (rt *Runtime) ZeroAt(dst, idx uintptr, m int) error {
-	list, target, err := rt.checkList("ZeroAt", idx, m, array{"dst", dst, m})
+func (rt *Runtime) ZeroAt(dst uintptr, n int, idx uintptr, m int) error {
+	list, target, err := rt.checkList("ZeroAt", array{"dst", dst, n}, array{"idx", idx, m})
 	if err != nil {
 		return err
 	}
@@ -226,22 +227,21 @@ func checkGradient(op string, dt dtype.DType) error {
 	return fmt.Errorf("cpu: %s: element type is %s, want f32, f16 or bf16: %w", op, dt, runtime.ErrDType)
 }
 
-// checkList checks m indices at idx and arrays, the first of which is the one
-// that they point into. It returns the indices and as much of that array as
-// they reach: no element outside is touched, whatever else is wrong.
-func (rt *Runtime) checkList(op string, idx uintptr, m int, arrays ...array) ([]int32, []float32, error) {
-	if err := rt.checkArrays(op, array{"idx", idx, m}); err != nil {
+// checkList checks target, a list of indices idx that point into it, and other
+// arrays. It returns the indices and the target.
+func (rt *Runtime) checkList(op string, target, idx array, others ...array) ([]int32, []float32, error) {
+	if err := rt.checkArrays(op, target, idx); err != nil {
 		return nil, nil, err
 	}
-	if err := rt.checkArrays(op, arrays...); err != nil {
+	if err := rt.checkArrays(op, others...); err != nil {
 		return nil, nil, err
 	}
-	list := indices(idx, m)
-	end := extent(list)
-	if end > math.MaxInt32+1 {
-		return nil, nil, fmt.Errorf("cpu: %s: an index is negative: %w", op, runtime.ErrArgument)
+	list := indices(idx.p, idx.n)
+	if i, ok := outside(list, target.n); ok {
+		return nil, nil, fmt.Errorf("cpu: %s: %s[%d] is %d, %s has %d elements: %w",
+			op, idx.name, i, list[i], target.name, target.n, runtime.ErrArgument)
 	}
-	return list, floats(arrays[0].p, end), nil
+	return list, floats(target.p, target.n), nil
 }
 
 // thresholdKey returns the smallest key that counts as at least t.

@@ -11,17 +11,17 @@ type entries struct {
 	val []float32
 }
 
-// extent returns the length an array needs for all indices of list to be in
-// range. A negative index, read as unsigned, gives more than 2^31.
-func extent(list []int32) int {
-	if len(list) == 0 {
-		return 0
-	}
+// outside returns the position of an index in list that is not in [0, n), if
+// there is one. A negative index, read as unsigned, is larger than any n.
+func outside(list []int32, n int) (position int, found bool) {
 	var top uint32
 	for _, i := range list {
 		top = max(top, uint32(i))
 	}
-	return int(int64(top) + 1)
+	if len(list) == 0 || int64(top) < int64(n) {
+		return 0, false
+	}
+	return slices.Index(list, int32(top)), true
 }
 
 func scatterAdd(dst []float32, idx []int32, val []float32) {

@@ -280,9 +280,9 @@ func TestScatterGather(t *testing.T) {
 		run  func(dst uintptr) error
 		want func(old, v float32) float32
 	}{
-		{"ScatterAdd", func(dst uintptr) error { return w.ScatterAdd(dst, idx, val, m) }, func(old, v float32) float32 { return old + v }},
-		{"ScatterSet", func(dst uintptr) error { return w.ScatterSet(dst, idx, val, m) }, func(_, v float32) float32 { return v }},
-		{"ZeroAt", func(dst uintptr) error { return w.ZeroAt(dst, idx, m) }, func(float32, float32) float32 { return 0 }},
+		{"ScatterAdd", func(dst uintptr) error { return w.ScatterAdd(dst, n, idx, val, m) }, func(old, v float32) float32 { return old + v }},
+		{"ScatterSet", func(dst uintptr) error { return w.ScatterSet(dst, n, idx, val, m) }, func(_, v float32) float32 { return v }},
+		{"ZeroAt", func(dst uintptr) error { return w.ZeroAt(dst, n, idx, m) }, func(float32, float32) float32 { return 0 }},
 	} {
 		dst := put(w, dense)
 		require.NoError(t, test.run(dst))
@@ -299,7 +299,7 @@ func TestScatterGather(t *testing.T) {
 		anyOrder[j] = rng.Int32N(n)
 	}
 	out := room[float32](w, len(anyOrder))
-	require.NoError(t, w.Gather(put(w, dense), put(w, anyOrder), len(anyOrder), out))
+	require.NoError(t, w.Gather(put(w, dense), n, put(w, anyOrder), len(anyOrder), out))
 	for j, got := range read[float32](out, len(anyOrder)) {
 		require.Equal(t, dense[anyOrder[j]], got, "entry %d, seed %d", j, seed)
 	}
@@ -315,7 +315,7 @@ func TestSparsePastFloatIntegers(t *testing.T) {
 	dst, err := w.Allocate(4 * n)
 	require.NoError(t, err)
 	require.NoError(t, w.Fill(dst, n, dtype.F32, 0))
-	require.NoError(t, w.ScatterSet(dst, put(w, list), put(w, values), m))
+	require.NoError(t, w.ScatterSet(dst, n, put(w, list), put(w, values), m))
 
 	idx, val := room[int32](w, m), room[float32](w, m)
 	total, err := w.Select(dst, n, 1, idx, val, m)
@@ -324,10 +324,10 @@ func TestSparsePastFloatIntegers(t *testing.T) {
 	assert.Equal(t, list, read[int32](idx, m))
 	assert.Equal(t, values, read[float32](val, m))
 
-	require.NoError(t, w.ScatterAdd(dst, idx, val, m))
-	require.NoError(t, w.Gather(dst, idx, m, val))
+	require.NoError(t, w.ScatterAdd(dst, n, idx, val, m))
+	require.NoError(t, w.Gather(dst, n, idx, m, val))
 	assert.Equal(t, []float32{2, 4, 6, 8, 10}, read[float32](val, m))
-	require.NoError(t, w.ZeroAt(dst, idx, m))
+	require.NoError(t, w.ZeroAt(dst, n, idx, m))
 	sum, err := w.SumSquares(dst, n)
 	require.NoError(t, err)
 	assert.Zero(t, sum)
@@ -413,10 +413,10 @@ func kernelCalls(w workbench, p uintptr, n int) map[string]func() error {
 		"CountAbove":    func() error { _, err := w.CountAbove(p, n, 1); return err },
 		"MeanStd":       func() error { _, _, err := w.MeanStd(p, n); return err },
 		"SumSquares":    func() error { _, err := w.SumSquares(p, n); return err },
-		"ScatterAdd":    func() error { return w.ScatterAdd(p, p, p, n) },
-		"ScatterSet":    func() error { return w.ScatterSet(p, p, p, n) },
-		"Gather":        func() error { return w.Gather(p, p, n, p) },
-		"ZeroAt":        func() error { return w.ZeroAt(p, p, n) },
+		"ScatterAdd":    func() error { return w.ScatterAdd(p, n, p, p, n) },
+		"ScatterSet":    func() error { return w.ScatterSet(p, n, p, p, n) },
+		"Gather":        func() error { return w.Gather(p, n, p, n, p) },
+		"ZeroAt":        func() error { return w.ZeroAt(p, n, p, n) },
 		"OffsetIndices": func() error { return w.OffsetIndices(p, n, 0) },
 		"MergeAdd":      func() error { _, err := w.MergeAdd(p, p, n, p, p, n, p, p); return err },
 		"LowerBounds":   func() error { return w.LowerBounds(p, n, []int32{1}, []int{0}) },
@@ -443,7 +443,7 @@ func TestKernelArguments(t *testing.T) {
 	assert.ErrorIs(t, err, runtime.ErrArgument)
 	_, err = w.Select(p, 8, 1, p, p, -1)
 	assert.ErrorIs(t, err, runtime.ErrArgument)
-	assert.ErrorIs(t, w.ZeroAt(0, p, 8), runtime.ErrArgument, "nil destination")
+	assert.ErrorIs(t, w.ZeroAt(0, 8, p, 8), runtime.ErrArgument, "nil destination")
 	_, err = w.MergeAdd(p, p, math.MaxInt32, p, p, 1, p, p)
 	assert.ErrorIs(t, err, runtime.ErrArgument, "a result of 2^31 elements")
 	for _, dt := range []dtype.DType{dtype.Invalid, dtype.F64, dtype.I32, dtype.I16, dtype.FP8E4M3} {
@@ -452,20 +452,25 @@ func TestKernelArguments(t *testing.T) {
 	}
 }
 
-func TestKernelsRefuseNegativeIndices(t *testing.T) {
+// TestListsThatDoNotAscend checks that also the inside of a list is checked,
+// before anything is written.
+func TestListsThatDoNotAscend(t *testing.T) {
 	w := newWorkbench(t)
-	dst, val := put(w, []float32{1, 2, 3}), put(w, []float32{9, 9})
-	idx := put(w, []int32{1, -1})
-	for name, err := range map[string]error{
-		"ScatterAdd": w.ScatterAdd(dst, idx, val, 2),
-		"ScatterSet": w.ScatterSet(dst, idx, val, 2),
-		"Gather":     w.Gather(dst, idx, 2, val),
-		"ZeroAt":     w.ZeroAt(dst, idx, 2),
-	} {
-		assert.ErrorIs(t, err, runtime.ErrArgument, name)
+	dst, val := put(w, []float32{1, 2, 3}), put(w, []float32{9, 9, 9})
+	for _, wrong := range []int32{3, -1, math.MaxInt32, math.MinInt32} {
+		idx := put(w, []int32{0, wrong, 1})
+		for name, err := range map[string]error{
+			"ScatterAdd": w.ScatterAdd(dst, 3, idx, val, 3),
+			"ScatterSet": w.ScatterSet(dst, 3, idx, val, 3),
+			"Gather":     w.Gather(dst, 3, idx, 3, val),
+			"ZeroAt":     w.ZeroAt(dst, 3, idx, 3),
+		} {
+			assert.ErrorIs(t, err, runtime.ErrArgument, "%s of %d", name, wrong)
+			assert.ErrorContains(t, err, fmt.Sprintf("idx[1] is %d", wrong), name)
+		}
 	}
 	assert.Equal(t, []float32{1, 2, 3}, read[float32](dst, 3))
-	assert.Equal(t, []float32{9, 9}, read[float32](val, 2))
+	assert.Equal(t, []float32{9, 9, 9}, read[float32](val, 3))
 }
 
 func TestKernelsAfterClose(t *testing.T) {
@@ -500,10 +505,10 @@ func TestKernelsAllocateNothing(t *testing.T) {
 		"CountAbove":      func() error { _, err := w.CountAbove(x, n, 2); return err },
 		"MeanStd":         func() error { _, _, err := w.MeanStd(x, n); return err },
 		"SumSquares":      func() error { _, err := w.SumSquares(x, n); return err },
-		"ScatterAdd":      func() error { return w.ScatterAdd(x, idx, val, k) },
-		"ScatterSet":      func() error { return w.ScatterSet(x, idx, val, k) },
-		"Gather":          func() error { return w.Gather(x, idx, k, val) },
-		"ZeroAt":          func() error { return w.ZeroAt(x, idx, k) },
+		"ScatterAdd":      func() error { return w.ScatterAdd(x, n, idx, val, k) },
+		"ScatterSet":      func() error { return w.ScatterSet(x, n, idx, val, k) },
+		"Gather":          func() error { return w.Gather(x, n, idx, k, val) },
+		"ZeroAt":          func() error { return w.ZeroAt(x, n, idx, k) },
 		"OffsetIndices":   func() error { return w.OffsetIndices(idx, k, 0) },
 		"MergeAdd":        func() error { _, err := w.MergeAdd(idx, val, k, idxB, valB, k, idxOut, valOut); return err },
 		"LowerBounds":     func() error { return w.LowerBounds(idx, k, bounds, positions) },

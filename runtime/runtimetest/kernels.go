@@ -20,6 +20,7 @@ var kernelTests = []test{
 	{"select and count", testSelect},
 	{"mean, deviation, sum of squares", testMoments},
 	{"scatter, gather, zero", testScatter},
+	{"indices out of range", testOutside},
 	{"offset indices", testOffsetIndices},
 	{"merge add", testMergeAdd},
 	{"lower bounds", testLowerBounds},
@@ -357,13 +358,13 @@ func testScatter(d *device) {
 					zeroed[i] = 0
 				}
 				dst := d.floats(x)
-				require.NoError(d, k.ScatterAdd(dst, idx, val, m))
+				require.NoError(d, k.ScatterAdd(dst, n, idx, val, m))
 				d.equalFloats(added, d.readFloats(dst, n), "ScatterAdd")
 				dst = d.floats(x)
-				require.NoError(d, k.ScatterSet(dst, idx, val, m))
+				require.NoError(d, k.ScatterSet(dst, n, idx, val, m))
 				d.equalFloats(set, d.readFloats(dst, n), "ScatterSet")
 				dst = d.floats(x)
-				require.NoError(d, k.ZeroAt(dst, idx, m))
+				require.NoError(d, k.ZeroAt(dst, n, idx, m))
 				d.equalFloats(zeroed, d.readFloats(dst, n), "ZeroAt")
 
 				// Gather takes any order and repeats.
@@ -372,10 +373,61 @@ func testScatter(d *device) {
 					list[j] = int32(d.rng.IntN(n))
 					want[j] = x[list[j]]
 				}
-				require.NoError(d, k.Gather(d.floats(x), d.indices(list), m, val))
+				require.NoError(d, k.Gather(d.floats(x), n, d.indices(list), m, val))
 				d.equalFloats(want, d.readFloats(val, m), "Gather")
 			}, "%d of %d", m, n)
 		}
+	}
+}
+
+// testOutside checks that a list with an index outside the array, as a peer
+// whose memory was corrupted might send it, is refused before anything is
+// written, and that nothing outside the array is written in any case.
+func testOutside(d *device) {
+	k := d.kernels()
+	const n, around = 1000, 64
+	x := d.gradient("normal", around+n+around) // the array, and what lies around it
+	v := d.gradient("normal", n)
+	idx, val := d.allocate(4*n), d.floats(v)
+	whole := d.floats(x)
+	array := whole + 4*around
+	for _, test := range []struct {
+		name     string
+		list     []int32
+		ascended bool // so that its ends show what is wrong
+	}{
+		{"above, alone", []int32{n}, true},
+		{"negative, alone", []int32{-1}, true},
+		{"above", []int32{0, 5, n - 1, n + 7}, true},
+		{"negative", []int32{-3, 0, 5, n - 1}, true},
+		{"far above", []int32{0, math.MaxInt32}, true},
+		{"far below", []int32{math.MinInt32, 0}, true},
+		{"above, inside the list", []int32{0, n + 7, 5}, false},
+		{"negative, inside the list", []int32{0, -7, 5}, false},
+	} {
+		d.each(func(d *device) {
+			bytes, err := binary.Append(nil, binary.NativeEndian, test.list)
+			require.NoError(d, err)
+			require.NoError(d, d.CopyIn(idx, bytes))
+			m := len(test.list)
+			for name, err := range map[string]error{
+				"ScatterAdd": k.ScatterAdd(array, n, idx, val, m),
+				"ScatterSet": k.ScatterSet(array, n, idx, val, m),
+				"ZeroAt":     k.ZeroAt(array, n, idx, m),
+			} {
+				if test.ascended || err != nil {
+					require.ErrorIs(d, err, runtime.ErrArgument, name)
+				}
+			}
+			require.ErrorIs(d, k.Gather(array, n, idx, m, val), runtime.ErrArgument)
+			d.equalFloats(v, d.readFloats(val, n), "the values")
+			after := d.readFloats(whole, len(x))
+			d.equalFloats(x[:around], after[:around], "before the array")
+			d.equalFloats(x[around+n:], after[around+n:], "behind the array")
+			if test.ascended {
+				d.equalFloats(x, after, "the array")
+			}
+		}, "%s", test.name)
 	}
 }
 
@@ -482,17 +534,21 @@ func testKernelArguments(d *device) {
 			k.Accumulate(p, p, n, dtype.F32),
 			k.Store(p, dtype.F32, p, n, 1),
 			k.Scale(p, n, 1),
-			k.ScatterAdd(p, q, p, n),
-			k.ScatterSet(p, q, p, n),
-			k.Gather(p, q, n, p),
-			k.ZeroAt(p, q, n),
+			k.ScatterAdd(p, 8, q, p, n),
+			k.ScatterAdd(p, n, q, p, 1),
+			k.ScatterSet(p, 8, q, p, n),
+			k.ScatterSet(p, n, q, p, 1),
+			k.Gather(p, 8, q, n, p),
+			k.Gather(p, n, q, 1, p),
+			k.ZeroAt(p, 8, q, n),
+			k.ZeroAt(p, n, q, 1),
 			k.OffsetIndices(q, n, 1),
 			k.LowerBounds(q, n, []int32{1}, []int{0}))
 	}
 	_, _, negativeK := k.TopK(p, 8, -1, q, p)
 	_, negativeCapacity := k.Select(p, 8, 0, q, p, -1)
 	failures = append(failures, negativeK, negativeCapacity,
-		k.Scale(0, 1, 1), k.Accumulate(p, 0, 1, dtype.F32), k.ZeroAt(p, 0, 1),
+		k.Scale(0, 1, 1), k.Accumulate(p, 0, 1, dtype.F32), k.ZeroAt(p, 8, 0, 1), k.ZeroAt(0, 8, q, 1),
 		k.LowerBounds(q, 8, []int32{1, 2}, []int{0}))
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)

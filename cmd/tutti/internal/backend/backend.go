@@ -1,0 +1,85 @@
+// Package backend is how the commands get ranks: one file for each
+// communication backend, all behind one interface.
+//
+// A backend that needs something the machine lacks is listed as unavailable
+// with its reason; it is never an error to have it in the list.
+package backend
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Options say which world to make.
+type Options struct {
+	// Ranks is the number of ranks that was asked for, 0 for the backend's
+	// default. A backend whose launcher sets the number refuses another one.
+	Ranks int
+	// Timeout bounds each wait for the peers, 0 for the backend's default.
+	Timeout time.Duration
+	// Prepare runs in the process of rank 0 before that rank does anything, nil
+	// for nothing; its error ends the world.
+	Prepare func() error
+}
+
+// prepare runs Prepare.
+func (o Options) prepare() error {
+	if o.Prepare == nil {
+		return nil
+	}
+	return o.Prepare()
+}
+
+// A Backend makes ranks.
+type Backend interface {
+	// Name is what --backend takes.
+	Name() string
+	// Summary says in a few words what the ranks are.
+	Summary() string
+	// Probe finds out whether the backend works on this machine: a line about
+	// what it would use, or an error wrapping [comm.ErrUnavailable] that says
+	// what is missing.
+	Probe(ctx context.Context) (detail string, err error)
+	// Run calls body once for every rank that lives in this process, each in
+	// a goroutine of its own, and returns when all have, with their errors
+	// joined. When one fails, the others are not left waiting. Options that the
+	// backend cannot serve are an [OptionError].
+	Run(ctx context.Context, opts Options, body func(ctx context.Context, r Rank) error) error
+}
+
+// OptionError says that a backend cannot serve the options it was given: the
+// user's mistake, not a failure.
+type OptionError struct {
+	Backend string
+	Reason  string
+}
+
+// Error returns "backend: reason".
+func (e *OptionError) Error() string { return e.Backend + ": " + e.Reason }
+
+// All returns every backend, in the order in which they are shown.
+func All() []Backend {
+	return []Backend{localBackend{}, noopBackend{}, mpiBackend{}, ncclBackend}
+}
+
+// Names returns the names of all backends.
+func Names() []string {
+	var names []string
+	for _, b := range All() {
+		names = append(names, b.Name())
+	}
+	return names
+}
+
+// Find returns the backend of that name.
+func Find(name string) (Backend, error) {
+	all := All()
+	i := slices.IndexFunc(all, func(b Backend) bool { return b.Name() == name })
+	if i < 0 {
+		return nil, fmt.Errorf("unknown backend %q (want %s)", name, strings.Join(Names(), ", "))
+	}
+	return all[i], nil
+}

@@ -1,0 +1,43 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// localBackend runs all ranks as goroutines of this process (comm/local).
+type localBackend struct{}
+
+// defaultLocalRanks is the world size where the user names none.
+const defaultLocalRanks = 4
+
+func (localBackend) Name() string    { return "local" }
+func (localBackend) Summary() string { return "goroutines of this process, shared memory" }
+
+func (localBackend) Probe(context.Context) (string, error) {
+	return fmt.Sprintf("any number of ranks (%d unless --ranks says otherwise)", defaultLocalRanks), nil
+}
+
+func (localBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+	ranks := opts.Ranks
+	if ranks == 0 {
+		ranks = defaultLocalRanks
+	}
+	var options []local.Option
+	if opts.Timeout > 0 {
+		options = append(options, local.WithTimeout(opts.Timeout))
+	}
+	if err := opts.prepare(); err != nil {
+		return err
+	}
+	rt := cpu.New()
+	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
+		return body(ctx, Rank{Comm: c, Runtime: rt})
+	}, options...)
+	return errors.Join(err, rt.Close())
+}

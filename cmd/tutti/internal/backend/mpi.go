@@ -1,0 +1,143 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// mpiBackend is one rank of an MPI job (comm/mpi): mpirun starts a process for
+// each.
+type mpiBackend struct{}
+
+func (mpiBackend) Name() string    { return "mpi" }
+func (mpiBackend) Summary() string { return "processes started by mpirun" }
+
+// ProbeMPI is the program that tells MPI's thread level when it is called with
+// ProbeCommand: tutti itself. It is known only after MPI_Init, which may end a
+// process outside of a job and cannot be undone, so another process calls it.
+// Empty, as in tests, it is not asked for.
+var ProbeMPI string
+
+// ProbeCommand is the hidden command of that program.
+const ProbeCommand = "probe-mpi"
+
+// probeTime is how long MPI_Init may take there.
+const probeTime = 10 * time.Second
+
+// ThreadLevel initializes MPI in this process and returns the level of threads.
+func ThreadLevel() (string, error) {
+	if _, err := mpi.Init(); err != nil {
+		return "", err
+	}
+	info, err := mpi.Library()
+	return info.Threads, errors.Join(err, mpi.Finalize())
+}
+
+// Probe describes the library without initializing MPI here.
+func (mpiBackend) Probe(ctx context.Context) (string, error) {
+	info, err := mpi.Library()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s; %s; ABI of %s; %s", info.Library, info.File, info.ABI, probeThreads(ctx, info)), nil
+}
+
+// probeThreads describes the thread level.
+func probeThreads(ctx context.Context, info mpi.Info) string {
+	const unknown = "thread level not known before a job starts"
+	switch job, err := rendezvous.FromEnv(os.Getenv); {
+	case info.Threads != "":
+		return info.Threads
+	case ProbeMPI == "" || err != nil || job.Launcher != "none": // another process would claim this one's rank
+		return unknown
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, ProbeMPI, ProbeCommand).Output()
+	if err != nil {
+		return fmt.Sprintf("%s (MPI_Init alone: %v)", unknown, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Run runs body for this process's rank. When that fails, MPI is not finalized:
+// the other ranks may be waiting for this one for ever, and launchers end a job
+// of which a process exits with a failure and without MPI_Finalize.
+func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+	world, err := mpi.Init()
+	if err != nil {
+		return err
+	}
+	if err := b.checkRanks(opts.Ranks, world.WorldSize()); err != nil {
+		return errors.Join(err, mpi.Finalize()) // every rank is here
+	}
+	if world.Rank() == 0 {
+		err = opts.prepare()
+	}
+	rt := cpu.New()
+	if err == nil {
+		err = body(ctx, Rank{Comm: bounded(world, opts.Timeout), Runtime: rt})
+	}
+	if err != nil && world.WorldSize() > 1 {
+		return err
+	}
+	return errors.Join(err, mpi.Finalize(), rt.Close())
+}
+
+// checkRanks compares --ranks, 0 if it was left out, with the size of the job.
+func (b mpiBackend) checkRanks(asked, started int) error {
+	if asked == 0 || asked == started {
+		return nil
+	}
+	reason := fmt.Sprintf("--ranks %d but mpirun started %d; leave --ranks out, or use mpirun -n %d", asked, started, asked)
+	return &OptionError{Backend: b.Name(), Reason: reason}
+}
+
+// boundedComm is a communicator whose waits end after a time.
+type boundedComm struct {
+	comm.Communicator
+	limit time.Duration
+}
+
+// bounded bounds each wait of c, 0 for not at all.
+func bounded(c comm.Communicator, limit time.Duration) comm.Communicator {
+	if limit == 0 {
+		return c
+	}
+	return &boundedComm{Communicator: c, limit: limit}
+}
+
+// Unwrap lets [comm.As] find what c can do beyond a communicator.
+func (b *boundedComm) Unwrap() comm.Communicator { return b.Communicator }
+
+func (b *boundedComm) Sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, b.limit)
+	defer cancel()
+	return b.Communicator.Sync(ctx)
+}
+
+func (b *boundedComm) Barrier(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, b.limit)
+	defer cancel()
+	return b.Communicator.Barrier(ctx)
+}
+
+func (b *boundedComm) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.limit)
+	defer cancel()
+	c, err := b.Communicator.Split(ctx, color, key)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	return bounded(c, b.limit), nil
+}

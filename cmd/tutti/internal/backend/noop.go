@@ -1,0 +1,31 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// noopBackend is a world of one rank (comm/noop).
+type noopBackend struct{}
+
+func (noopBackend) Name() string    { return "noop" }
+func (noopBackend) Summary() string { return "one rank, nothing to communicate" }
+
+func (noopBackend) Probe(context.Context) (string, error) { return "always one rank", nil }
+
+func (b noopBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+	if opts.Ranks > 1 {
+		return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf("has one rank, not %d", opts.Ranks)}
+	}
+	if err := opts.prepare(); err != nil {
+		return err
+	}
+	rt := cpu.New()
+	c := noop.New(rt)
+	err := body(ctx, Rank{Comm: c, Runtime: rt})
+	return errors.Join(err, c.Close(), rt.Close())
+}

@@ -1,0 +1,233 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// quick measures as little as possible.
+var quick = Repeats{Warmup: 1, Iterations: 1, Rounds: 1}
+
+// onRanks runs body on local ranks. wrap, if not nil, replaces communicators.
+func onRanks(t *testing.T, ranks int, wrap func(comm.Communicator) comm.Communicator, body func(ctx context.Context, r backend.Rank) error) {
+	t.Helper()
+	local, err := backend.Find("local")
+	require.NoError(t, err)
+	require.NoError(t, local.Run(t.Context(), backend.Options{Ranks: ranks}, func(ctx context.Context, r backend.Rank) error {
+		if wrap != nil {
+			r.Comm = wrap(r.Comm)
+		}
+		return body(ctx, r)
+	}))
+}
+
+func measureAll(t *testing.T, ranks int, cfg Config, wrap func(comm.Communicator) comm.Communicator) []Result {
+	t.Helper()
+	var all []Result
+	onRanks(t, ranks, wrap, func(ctx context.Context, r backend.Rank) error {
+		return Run(ctx, r, cfg, func(results []Result) { all = append(all, results...) })
+	})
+	return all
+}
+
+func TestNothingIsWrongOnLocal(t *testing.T) {
+	for _, name := range Collectives() {
+		for _, dt := range dtype.All() {
+			for _, op := range dtype.ReduceOps() {
+				if !op.Defined(dt) || !Reduces(name) && op != comm.Sum {
+					continue
+				}
+				for _, ranks := range []int{1, 3, 4} {
+					cfg := Config{Collective: name, Sizes: []int{1, 4000, 200_000}, DType: dt, Op: op, Places: Places(name), Repeats: quick, Check: true}
+					results := measureAll(t, ranks, cfg, nil)
+					require.Len(t, results, 3*len(Places(name)))
+					for _, r := range results {
+						require.NotNil(t, r.Wrong)
+						assert.Zero(t, *r.Wrong, "%s %v %v, %d ranks, %d bytes, %s", name, dt, op, ranks, r.Bytes, r.Place)
+						assert.Positive(t, r.Time)
+					}
+				}
+			}
+		}
+	}
+}
+
+// liar spoils what one rank receives: an element of a reduction, and what it
+// hands on in the other collectives.
+type liar struct {
+	comm.Communicator
+	damage func(recv uintptr)
+}
+
+func (l liar) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
+	if err := l.Communicator.AllReduce(send, recv, count, dt, op); err != nil {
+		return err
+	}
+	if err := l.Communicator.Sync(context.Background()); err != nil {
+		return err
+	}
+	if l.Rank() == 1 && count > 2 {
+		l.damage(recv)
+	}
+	return nil
+}
+
+// AllGather does nothing: it leaves the result as it was.
+func (l liar) AllGather(_, _ uintptr, _ int, _ dtype.DType) error { return nil }
+
+func TestWrongIsCounted(t *testing.T) {
+	const elements = 5000
+	for _, place := range []Place{OutOfPlace, InPlace} {
+		cfg := Config{Collective: "allreduce", Sizes: []int{4 * elements}, DType: dtype.F32, Op: comm.Sum, Places: []Place{place}, Repeats: quick, Check: true}
+		var results []Result
+		onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
+			r.Comm = liar{r.Comm, func(recv uintptr) {
+				// The second element becomes wrong, the third slightly so.
+				_ = r.Runtime.Fill(recv+4, 1, dtype.F32, 77)
+				_ = r.Runtime.Fill(recv+8, 1, dtype.F32, 0.001)
+			}}
+			return Run(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
+		})
+		require.Len(t, results, 1)
+		assert.EqualValues(t, 2, *results[0].Wrong, place)
+	}
+
+	cfg := Config{Collective: "allgather", Sizes: []int{4 * elements}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick, Check: true}
+	results := measureAll(t, 2, cfg, func(c comm.Communicator) comm.Communicator { return liar{Communicator: c} })
+	assert.EqualValues(t, 2*elements, *results[0].Wrong, "what was never written is wrong on both ranks")
+}
+
+func TestSizesAndBandwidthsAreThoseOfNCCLTests(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		bytes, count int
+		factor       float64
+	}{
+		{"allreduce", 4096, 1024, 1.5},
+		{"allgather", 4096, 256, 0.75},
+		{"reducescatter", 4096, 256, 0.75},
+		{"alltoall", 4096, 256, 0.75},
+		{"broadcast", 4096, 1024, 1},
+		{"sendrecv", 4096, 1024, 1},
+	} {
+		cfg := Config{Collective: c.name, Backend: "local", Sizes: []int{4096}, DType: dtype.F32, Op: comm.Max, Places: Places(c.name)[:1], Repeats: quick}
+		r := measureAll(t, 4, cfg, nil)[0]
+		assert.Equal(t, c.bytes, r.Bytes, c.name)
+		assert.Equal(t, c.count, r.Count, c.name)
+		assert.InEpsilon(t, float64(r.Bytes)/r.Time/1e3, r.AlgBW, 1e-3, c.name)
+		assert.InEpsilon(t, c.factor*r.AlgBW, r.BusBW, 1e-3, c.name)
+		assert.Nil(t, r.Wrong, "not checked")
+	}
+}
+
+func TestSmallSizesRoundUpOnce(t *testing.T) {
+	cfg := Config{Collective: "alltoall", Sizes: []int{1, 2, 16, 64}, DType: dtype.F64, Places: []Place{OutOfPlace}, Repeats: quick}
+	var bytes []int
+	for _, r := range measureAll(t, 3, cfg, nil) {
+		bytes = append(bytes, r.Bytes)
+	}
+	assert.Equal(t, []int{24, 48}, bytes)
+}
+
+func TestChosenIterationsFillARound(t *testing.T) {
+	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
+		for perCall, want := range map[float64]int{1e-9: maxIterations, 2e-5: 1000, 1: minIterations} {
+			got, err := fitIterations(ctx, r, func(_ context.Context, n int) (float64, error) { return float64(n) * perCall, nil })
+			assert.NoError(t, err)
+			assert.Equal(t, want, got, "%g s a call", perCall)
+		}
+		return nil
+	})
+}
+
+func TestMedianOfRoundsOnTheSlowestRank(t *testing.T) {
+	n := Repeats{Rounds: 3}
+	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
+		times := [][]float64{{10, 2, 6}, {4, 8, 2}}[r.Comm.Rank()]
+		i := 0
+		got, err := n.medianTime(ctx, r, func(context.Context, int) (float64, error) { i++; return times[i-1], nil }, 2)
+		assert.NoError(t, err)
+		assert.InDelta(t, 4, got, 1e-12, "the median of 10, 8 and 6, for two iterations")
+		return nil
+	})
+}
+
+func TestSparseKeepsItsPromises(t *testing.T) {
+	cfg := SparseConfig{Backend: "local", Patterns: distributed.Patterns(), Density: 0.02, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Check: true}
+	var results []SparseResult
+	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
+		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
+	})
+	require.Len(t, results, 2*len(cfg.Patterns))
+	for _, r := range results {
+		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Elements)
+		if r.Elements == 10_000 && r.Pattern == "topkA" {
+			assert.InDelta(t, 2*200*2, r.SentElements, 1e-9, "200 values and indices of two other ranks")
+		}
+	}
+	line, err := json.Marshal(results[0])
+	require.NoError(t, err)
+	var keys map[string]any
+	require.NoError(t, json.Unmarshal(line, &keys))
+	assert.ElementsMatch(t, []string{"collective", "backend", "ranks", "bytes", "count", "dtype", "op", "time_us", "algbw_gbps", "busbw_gbps", "wrong",
+		"pattern", "density", "elements", "sent_elements_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
+}
+
+func TestBrokenPromisesAreCounted(t *testing.T) {
+	gone := []float32{4, 0, 2, -6, float32(math.NaN())}
+	size := []float32{4, 1, 2, 6, 1}
+	result := []float32{2, 0, 1.5, -3, 1}
+	rank0 := []float32{2, 0, 1.5, -3.0000002, 1}
+	assert.EqualValues(t, 3, brokenPromises(gone, size, result, rank0, 2), "a lost half, another bit pattern and a NaN")
+}
+
+func TestConfigNamesBadSettings(t *testing.T) {
+	good := Config{Collective: "allreduce", DType: dtype.F32, Op: comm.Sum, Places: []Place{OutOfPlace}, Repeats: DefaultRepeats()}
+	require.NoError(t, good.Validate())
+	for want, change := range map[string]func(*Config){
+		"unknown collective": func(c *Config) { c.Collective = "all" },
+		"avg":                func(c *Config) { c.DType, c.Op = dtype.I32, comm.Avg },
+		"in-place form":      func(c *Config) { c.Collective, c.Places = "alltoall", []Place{InPlace} },
+		"rounds":             func(c *Config) { c.Rounds = 0 },
+		"iters":              func(c *Config) { c.Iterations = -1 },
+		"warmup":             func(c *Config) { c.Warmup = -1 },
+	} {
+		cfg := good
+		change(&cfg)
+		assert.ErrorContains(t, cfg.Validate(), want)
+	}
+	assert.ErrorContains(t, SparseConfig{Repeats: DefaultRepeats(), Density: 2}.Validate(), "density 2")
+}
+
+func TestSizes(t *testing.T) {
+	sizes, err := Sizes(8, 600, 4)
+	require.NoError(t, err)
+	assert.Equal(t, []int{8, 32, 128, 512}, sizes)
+	sizes, err = Sizes(1<<60, math.MaxInt, 5)
+	require.NoError(t, err)
+	assert.Equal(t, []int{1 << 60, 5 << 60}, sizes, "no overflow at the end")
+	for want, args := range map[string][3]int{"smallest": {0, 8, 2}, "largest": {16, 8, 2}, "step": {8, 16, 1}} {
+		_, err := Sizes(args[0], args[1], args[2])
+		assert.ErrorContains(t, err, want)
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	assert.InDelta(t, 2, median([]float64{9, 2, 1}), 0)
+	assert.InDelta(t, 1.5, median([]float64{2, 1}), 0)
+	assert.InDelta(t, 0.0012346, significant(0.00123456), 1e-12)
+	assert.InDelta(t, 98765, significant(98765.4321), 1e-9)
+	assert.Zero(t, significant(0))
+}

@@ -1,0 +1,106 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Config is what to measure.
+type Config struct {
+	// Collective is one of [Collectives].
+	Collective string
+	// Backend is the name that results carry.
+	Backend string
+	// Sizes to measure, in bytes as nccl-tests counts them, see [Sizes].
+	Sizes []int
+	DType dtype.DType
+	Op    comm.ReduceOp
+	// Places says which forms to measure: one or both of them.
+	Places []Place
+
+	Repeats
+	// Check compares every element of a result with a reference.
+	Check bool
+}
+
+// Place says where a collective puts its result.
+type Place string
+
+// The forms of a collective.
+const (
+	OutOfPlace Place = "out-of-place"
+	InPlace    Place = "in-place"
+)
+
+// Validate names the first setting that cannot be used.
+func (c Config) Validate() error {
+	kind, err := find(c.Collective)
+	if err != nil {
+		return err
+	}
+	if err := c.Repeats.Validate(); err != nil {
+		return err
+	}
+	if kind.reduces && !c.Op.Defined(c.DType) {
+		return fmt.Errorf("op %v is not defined on dtype %v", c.Op, c.DType)
+	}
+	if slices.Equal(c.Places, []Place{InPlace}) && !slices.Contains(kind.places, InPlace) {
+		return fmt.Errorf("%s has no in-place form", kind.name)
+	}
+	return nil
+}
+
+// Collectives returns the names of what can be measured as a plain collective.
+func Collectives() []string {
+	var names []string
+	for _, k := range kinds {
+		names = append(names, k.name)
+	}
+	return names
+}
+
+// find returns the collective of that name.
+func find(name string) (*kind, error) {
+	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("unknown collective %q (want %s)", name, strings.Join(Collectives(), ", "))
+	}
+	return &kinds[i], nil
+}
+
+// Sizes returns low, low·factor, low·factor², … up to high.
+func Sizes(low, high, factor int) ([]int, error) {
+	switch {
+	case low < 1:
+		return nil, fmt.Errorf("smallest size %d is not 1 byte or more", low)
+	case high < low:
+		return nil, fmt.Errorf("largest size %d is below the smallest, %d", high, low)
+	case factor < 2:
+		return nil, fmt.Errorf("step %d is not a factor of 2 or more", factor)
+	}
+	sizes := []int{low}
+	for size := low; size <= high/factor; {
+		size *= factor
+		sizes = append(sizes, size)
+	}
+	return sizes, nil
+}
+
+// Reduces tells whether the collective of that name reduces.
+func Reduces(name string) bool {
+	k, err := find(name)
+	return err == nil && k.reduces
+}
+
+// Places returns the forms that the collective of that name has.
+func Places(name string) []Place {
+	k, err := find(name)
+	if err != nil {
+		return nil
+	}
+	return k.places
+}

@@ -1,0 +1,261 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// reference knows what every rank puts in and what every rank must get out.
+//
+// Element i of a rank's input is entry i mod period of a table of that rank, so
+// the expected result is a table too, however large the buffers. The period is
+// a prime: a result that is shifted, or comes from another rank, differs.
+type reference struct {
+	kind     *kind
+	dt       dtype.DType
+	op       comm.ReduceOp
+	ranks    int
+	inputs   [][]byte // the table of each rank
+	reduced  []byte   // the table of the reduction over all ranks
+	tolerate float64  // relative error allowed in a reduction of floats
+}
+
+// period of the tables, in elements.
+const period = 1021
+
+// chunkPeriods is how many periods are compared or copied at a time.
+const chunkPeriods = 64
+
+func newReference(k *kind, dt dtype.DType, op comm.ReduceOp, ranks int) (*reference, error) {
+	r := &reference{kind: k, dt: dt, op: op, ranks: ranks, inputs: make([][]byte, ranks)}
+	values := make([][]float64, ranks)
+	for rank := range ranks {
+		values[rank] = inputValues(rank, ranks, dt, op, k.reduces)
+		table, err := encode(dt, values[rank])
+		if err != nil {
+			return nil, err
+		}
+		r.inputs[rank] = table
+	}
+	if !k.reduces {
+		return r, nil
+	}
+	result := make([]float64, period)
+	column := make([]float64, ranks)
+	for i := range result {
+		for rank := range ranks {
+			column[rank] = values[rank][i]
+		}
+		result[i] = reduce(op, dt, column)
+	}
+	var err error
+	r.reduced, err = encode(dt, result)
+	if dt.IsFloat() {
+		// Each of the ranks-1 additions, and the division, may round.
+		r.tolerate = float64(ranks) * epsilon(dt)
+	}
+	return r, err
+}
+
+// inputValues is the table of one rank. Reductions get small integers, whose
+// sums no type overflows (at most 32·3 or 100·1), whatever the number of ranks;
+// a movement gets larger ones.
+func inputValues(rank, ranks int, dt dtype.DType, op comm.ReduceOp, reduces bool) []float64 {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(dt)))
+	values := make([]float64, period)
+	for i := range values {
+		switch {
+		case !reduces:
+			values[i] = float64(rng.IntN(127))
+		case op == comm.Prod:
+			// Ones, and a two from at most three ranks.
+			values[i] = 1
+			if rank < 3 {
+				values[i] += float64(rng.IntN(2))
+			}
+		case ranks <= 32:
+			values[i] = float64(rng.IntN(4))
+		case rank < 100:
+			values[i] = float64(rng.IntN(2))
+		}
+	}
+	return values
+}
+
+// reduce combines the values of the ranks in float64, which is exact for those
+// of [inputValues].
+func reduce(op comm.ReduceOp, dt dtype.DType, values []float64) float64 {
+	if dt == dtype.Bool {
+		// Any value but zero is true; sum and max are "or", the others "and".
+		for i, v := range values {
+			values[i] = min(v, 1)
+		}
+	}
+	acc := values[0]
+	for _, v := range values[1:] {
+		switch op {
+		case comm.Prod:
+			acc *= v
+		case comm.Min:
+			acc = min(acc, v)
+		case comm.Max:
+			acc = max(acc, v)
+		default:
+			acc += v
+		}
+	}
+	if op == comm.Avg {
+		acc /= float64(len(values))
+	}
+	return acc
+}
+
+// encode writes values as elements of type dt, in native byte order.
+func encode(dt dtype.DType, values []float64) ([]byte, error) {
+	out := make([]byte, 0, len(values)*dt.Size())
+	for _, v := range values {
+		bits, err := dtype.FromFloat64(dt, v)
+		if err != nil {
+			return nil, err
+		}
+		switch dt.Size() {
+		case 1:
+			out = append(out, uint8(bits))
+		case 2:
+			out = binary.NativeEndian.AppendUint16(out, uint16(bits))
+		case 4:
+			out = binary.NativeEndian.AppendUint32(out, uint32(bits))
+		default:
+			out = binary.NativeEndian.AppendUint64(out, bits)
+		}
+	}
+	return out, nil
+}
+
+// decode reads one element, the inverse of [encode].
+func decode(dt dtype.DType, element []byte) (float64, error) {
+	var bits uint64
+	switch dt.Size() {
+	case 1:
+		bits = uint64(element[0])
+	case 2:
+		bits = uint64(binary.NativeEndian.Uint16(element))
+	case 4:
+		bits = uint64(binary.NativeEndian.Uint32(element))
+	default:
+		bits = binary.NativeEndian.Uint64(element)
+	}
+	return dtype.ToFloat64(dt, bits)
+}
+
+// epsilon is the distance from 1 to the next larger number of a float type.
+func epsilon(dt dtype.DType) float64 {
+	bits := map[dtype.DType]int{
+		dtype.F64: 52, dtype.F32: 23, dtype.F16: 10, dtype.BF16: 7, dtype.FP8E4M3: 3, dtype.FP8E5M2: 2,
+	}
+	return math.Ldexp(1, -bits[dt])
+}
+
+// fill writes the input of a rank, count elements a part.
+func (r *reference) fill(rt runtime.Runtime, rank int, send uintptr, count int) error {
+	return tile(rt, r.inputs[rank], send, count*r.kind.sendParts(r.ranks), r.dt.Size())
+}
+
+// poison overwrites memory with a value that no table contains, so that an
+// element which was not written counts as wrong.
+func poison(rt runtime.Runtime, ptr uintptr, elements, size int) error {
+	return tile(rt, bytes.Repeat([]byte{0xa5}, period*size), ptr, elements, size)
+}
+
+// tile writes a table again and again to elements elements of memory.
+func tile(rt runtime.Runtime, table []byte, ptr uintptr, elements, size int) error {
+	chunk := bytes.Repeat(table, min(chunkPeriods, elements/period+1))
+	for left := elements * size; left > 0; left -= len(chunk) {
+		chunk = chunk[:min(len(chunk), left)]
+		if err := rt.CopyIn(ptr, chunk); err != nil {
+			return err
+		}
+		ptr += uintptr(len(chunk))
+	}
+	return nil
+}
+
+// wrong counts the elements of a rank's result that are not what they must be.
+func (r *reference) wrong(rt runtime.Runtime, rank int, recv uintptr, count int) (int64, error) {
+	var total int64
+	for part := range r.kind.recvParts(r.ranks) {
+		from, fromPart := r.kind.origin(rank, r.ranks, part)
+		table := r.reduced
+		if !r.kind.reduces {
+			table = r.inputs[from]
+		}
+		n, err := r.wrongInPart(rt, table, fromPart*count%period, recv+uintptr(part*count*r.dt.Size()), count)
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	return total, nil
+}
+
+// wrongInPart compares count elements with a table, from its entry phase on.
+func (r *reference) wrongInPart(rt runtime.Runtime, table []byte, phase int, recv uintptr, count int) (int64, error) {
+	size := r.dt.Size()
+	turned := append(append([]byte{}, table[phase*size:]...), table[:phase*size]...)
+	want := bytes.Repeat(turned, min(chunkPeriods, count/period+1))
+	got := make([]byte, len(want))
+	var total int64
+	for left := count * size; left > 0; left -= len(got) {
+		got = got[:min(len(got), left)]
+		if err := rt.CopyOut(got, recv); err != nil {
+			return 0, err
+		}
+		recv += uintptr(len(got))
+		if bytes.Equal(got, want[:len(got)]) {
+			continue
+		}
+		n, err := r.differences(got, want[:len(got)])
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	return total, nil
+}
+
+// differences counts the elements that differ by more than rounding.
+func (r *reference) differences(got, want []byte) (int64, error) {
+	size := r.dt.Size()
+	var count int64
+	for at := 0; at < len(got); at += size {
+		g, w := got[at:at+size], want[at:at+size]
+		if bytes.Equal(g, w) {
+			continue
+		}
+		near, err := r.near(g, w)
+		if err != nil {
+			return 0, err
+		}
+		if !near {
+			count++
+		}
+	}
+	return count, nil
+}
+
+// near tells whether two elements that are not the same differ only by the
+// rounding that a reduction may do.
+func (r *reference) near(got, want []byte) (bool, error) {
+	g, err := decode(r.dt, got)
+	if err != nil {
+		return false, err
+	}
+	w, err := decode(r.dt, want)
+	return r.tolerate > 0 && math.Abs(g-w) <= r.tolerate*math.Abs(w), err
+}

@@ -1,0 +1,323 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// SparseConfig is what to measure of the sparse allreduce, on float32 tensors
+// of normally distributed random numbers, new ones in every step.
+type SparseConfig struct {
+	// Backend is the name that results carry.
+	Backend string
+	// Patterns of package distributed, each measured at each size.
+	Patterns []string
+	// Density is the part of the entries that a rank picks, in (0, 1].
+	Density float64
+	// Sizes of the tensor in bytes.
+	Sizes []int
+	Repeats
+	// Check verifies a step, see [SparseResult].
+	Check bool
+}
+
+// Validate names the first setting that cannot be used.
+func (c SparseConfig) Validate() error {
+	if !(c.Density > 0 && c.Density <= 1) {
+		return fmt.Errorf("density %v is not in (0, 1]", c.Density)
+	}
+	return c.Repeats.Validate()
+}
+
+// SparseResult is one line of `tutti bench sparse --json`. Bandwidths are those
+// that a dense allreduce would have to reach to take the same time. Wrong
+// counts the elements that break one of the promises of every pattern: what
+// goes into a step comes out of it, in the result or in the residuals; and all
+// ranks have the same bits.
+type SparseResult struct {
+	Result
+	Pattern  string  `json:"pattern"`
+	Density  float64 `json:"density"`
+	Elements int     `json:"elements"`
+	// SentElements in a step, as comm.Meter counts, the mean over ranks and
+	// steps.
+	SentElements float64 `json:"sent_elements_per_rank"`
+	// SelectTime and ExchangeTime are the parts of a step, in microseconds: the
+	// mean over ranks and the steps of a round, of these the median.
+	SelectTime   float64 `json:"select_us"`
+	ExchangeTime float64 `json:"exchange_us"`
+}
+
+// freshShift is how many different gradients are cut out of one row of random
+// numbers: step t sees them shifted by t mod freshShift elements.
+const freshShift = 4096
+
+// RunSparse measures. It is collective, like [Run].
+func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report func(SparseResult)) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	for _, bytes := range cfg.Sizes {
+		for _, pattern := range cfg.Patterns {
+			result, err := measureSparse(ctx, r, cfg, pattern, max(1, bytes/dtype.F32.Size()))
+			if err != nil {
+				return fmt.Errorf("pattern %s on %d bytes: %w", pattern, bytes, err)
+			}
+			if r.Comm.Rank() == 0 {
+				report(result)
+			}
+		}
+	}
+	return nil
+}
+
+// sparseRun is one rank's state while a pattern is measured at a size.
+type sparseRun struct {
+	backend.Rank
+	sparse *distributed.Sparse
+	random *runtime.Tensor // n + freshShift elements
+	tensor *runtime.Tensor // n elements: the gradient, then the result
+	step   int
+	rounds []sparseRound
+}
+
+// sparseRound are the means of a round on one rank.
+type sparseRound struct {
+	sent, choose, exchange float64 // elements, seconds, seconds
+}
+
+func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern string, n int) (_ SparseResult, err error) {
+	s, err := newSparseRun(r, cfg, pattern, n)
+	if err != nil {
+		return SparseResult{}, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	iterations, err := cfg.settle(ctx, r, s.round)
+	if err != nil {
+		return SparseResult{}, err
+	}
+	s.rounds = nil // those so far were to warm up
+	seconds, err := cfg.medianTime(ctx, r, s.round, iterations)
+	if err != nil {
+		return SparseResult{}, err
+	}
+	parts, err := s.meanRounds(ctx)
+	if err != nil {
+		return SparseResult{}, err
+	}
+	p := float64(r.Comm.WorldSize())
+	result := SparseResult{
+		Result: Result{
+			Collective: "sparse",
+			Backend:    cfg.Backend,
+			Ranks:      r.Comm.WorldSize(),
+			Bytes:      n * dtype.F32.Size(),
+			Count:      n,
+			DType:      dtype.F32.String(),
+			Op:         comm.Avg.String(),
+			Place:      InPlace,
+			Root:       -1,
+		},
+		Pattern:      pattern,
+		Density:      cfg.Density,
+		Elements:     n,
+		SentElements: significant(parts.sent),
+		SelectTime:   significant(parts.choose * 1e6),
+		ExchangeTime: significant(parts.exchange * 1e6),
+	}
+	if pattern == distributed.Dense {
+		result.Density = 1
+	}
+	result.setTime(seconds, 2*(p-1)/p)
+	if cfg.Check {
+		wrong, err := s.check(ctx)
+		if err != nil {
+			return SparseResult{}, err
+		}
+		result.Wrong = &wrong
+	}
+	return result, nil
+}
+
+// newSparseRun makes the tensors and the reduction of one rank.
+func newSparseRun(r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *sparseRun, err error) {
+	s := &sparseRun{Rank: r}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(n)))
+	values := make([]float32, n+freshShift)
+	for i := range values {
+		values[i] = float32(rng.NormFloat64())
+	}
+	if s.random, err = runtime.FromSlice(r.Runtime, values); err != nil {
+		return nil, err
+	}
+	if s.tensor, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
+		return nil, err
+	}
+	s.sparse, err = distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: pattern, Density: cfg.Density})
+	return s, err
+}
+
+// close frees what newSparseRun made.
+func (s *sparseRun) close() error {
+	var err error
+	if s.sparse != nil {
+		err = s.sparse.Close()
+	}
+	for _, t := range []*runtime.Tensor{s.tensor, s.random} {
+		if t != nil {
+			err = errors.Join(err, t.Free())
+		}
+	}
+	return err
+}
+
+// round measures the steps alone, without the preparation of their gradients.
+func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64, err error) {
+	var mean sparseRound
+	for range iterations {
+		if err := s.nextGradient(); err != nil {
+			return 0, err
+		}
+		if err := s.Comm.Barrier(ctx); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		if err := s.sparse.AllReduce(ctx, s.tensor); err != nil {
+			return 0, err
+		}
+		if err := s.Runtime.Synchronize(ctx); err != nil {
+			return 0, err
+		}
+		seconds += time.Since(start).Seconds()
+
+		stats := s.sparse.Stats()
+		mean.sent += float64(stats.SentElements) / float64(iterations)
+		mean.choose += stats.SelectTime.Seconds() / float64(iterations)
+		mean.exchange += stats.ExchangeTime.Seconds() / float64(iterations)
+	}
+	s.rounds = append(s.rounds, mean)
+	return seconds, nil
+}
+
+// meanRounds returns the mean of the elements sent, and the medians over
+// rounds of the times, each of them the mean over ranks.
+func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
+	n := len(s.rounds)
+	values := make([]float64, 3*n)
+	for i, r := range s.rounds {
+		values[i], values[n+i], values[2*n+i] = r.sent, r.choose, r.exchange
+	}
+	values, err := backend.Reduce(ctx, s.Rank, values, comm.Avg)
+	if err != nil {
+		return sparseRound{}, err
+	}
+	var sent float64
+	for _, v := range values[:n] {
+		sent += v / float64(n)
+	}
+	return sparseRound{sent: sent, choose: median(values[n : 2*n]), exchange: median(values[2*n:])}, nil
+}
+
+// nextGradient puts the gradient of the next step into the tensor.
+func (s *sparseRun) nextGradient() (err error) {
+	shift := s.step % freshShift
+	s.step++
+	gradient, err := s.random.Slice(0, shift, shift+s.tensor.Len())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, gradient.Free()) }()
+	return s.tensor.CopyFrom(gradient)
+}
+
+// check makes one more step and counts wrong elements over all ranks.
+func (s *sparseRun) check(ctx context.Context) (int64, error) {
+	if err := s.nextGradient(); err != nil {
+		return 0, err
+	}
+	gradient, err := runtime.ToSlice[float32](s.tensor)
+	if err != nil {
+		return 0, err
+	}
+	before, err := s.residual()
+	if err != nil {
+		return 0, err
+	}
+	if err := s.sparse.AllReduce(ctx, s.tensor); err != nil {
+		return 0, err
+	}
+	result, err := runtime.ToSlice[float32](s.tensor)
+	if err != nil {
+		return 0, err
+	}
+	after, err := s.residual()
+	if err != nil {
+		return 0, err
+	}
+
+	// gone is what left this rank, size the scale of its rounding errors.
+	gone, size := make([]float32, len(gradient)), make([]float32, len(gradient))
+	for i, g := range gradient {
+		in := before[i] + g
+		gone[i], size[i] = in-after[i], float32(math.Abs(float64(in)))
+	}
+	if gone, err = backend.Reduce(ctx, s.Rank, gone, comm.Sum); err != nil {
+		return 0, err
+	}
+	if size, err = backend.Reduce(ctx, s.Rank, size, comm.Sum); err != nil {
+		return 0, err
+	}
+	if err := distributed.Broadcast(ctx, s.Comm, s.tensor, 0); err != nil {
+		return 0, err
+	}
+	rank0, err := runtime.ToSlice[float32](s.tensor)
+	if err != nil {
+		return 0, err
+	}
+	total, err := backend.Reduce(ctx, s.Rank, []int64{brokenPromises(gone, size, result, rank0, s.Comm.WorldSize())}, comm.Sum)
+	if err != nil {
+		return 0, err
+	}
+	return total[0], nil
+}
+
+// residual returns this rank's residual, zeros where a pattern has none.
+func (s *sparseRun) residual() ([]float32, error) {
+	t, err := s.sparse.Residual()
+	if err != nil {
+		return nil, err
+	}
+	if t == nil {
+		return make([]float32, s.tensor.Len()), nil
+	}
+	return runtime.ToSlice[float32](t)
+}
+
+// brokenPromises counts the elements of a rank's result that are not what left
+// all ranks divided by their number, up to rounding, or differ from rank 0's.
+func brokenPromises(gone, size, result, rank0 []float32, ranks int) int64 {
+	tolerance := 4 * float64(ranks) * epsilon(dtype.F32)
+	var count int64
+	for i, v := range result {
+		difference := math.Abs(float64(gone[i]) - float64(v)*float64(ranks))
+		if !(difference <= tolerance*float64(size[i])) || math.Float32bits(v) != math.Float32bits(rank0[i]) {
+			count++
+		}
+	}
+	return count
+}

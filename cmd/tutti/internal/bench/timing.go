@@ -1,0 +1,115 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Repeats says how often something is measured.
+type Repeats struct {
+	// Warmup is how many calls precede the measurement.
+	Warmup int
+	// Iterations of a round, 0 for as many as take about [roundTime].
+	Iterations int
+	// Rounds are measured, and the median of their means is reported.
+	Rounds int
+}
+
+// DefaultRepeats are those of `tutti bench` without flags.
+func DefaultRepeats() Repeats { return Repeats{Warmup: 5, Rounds: 7} }
+
+// roundTime is how long a round takes when Repeats.Iterations is 0.
+const roundTime = 20 * time.Millisecond
+
+// Limits of the iterations of a round, when they are chosen.
+const (
+	minIterations = 3
+	maxIterations = 20000
+)
+
+// Validate names the first number that cannot be used.
+func (n Repeats) Validate() error {
+	switch {
+	case n.Warmup < 0:
+		return fmt.Errorf("warmup %d is negative", n.Warmup)
+	case n.Iterations < 0:
+		return fmt.Errorf("iters %d is negative (0 chooses)", n.Iterations)
+	case n.Rounds < 1:
+		return fmt.Errorf("rounds %d is not 1 or more", n.Rounds)
+	}
+	return nil
+}
+
+// A round runs a number of iterations, which the ranks begin together, and
+// returns how long all of them took on this rank, in seconds.
+type round func(ctx context.Context, iterations int) (seconds float64, err error)
+
+// timeCalls makes a round of calls one after the other.
+func timeCalls(r backend.Rank, call func() error) round {
+	return func(ctx context.Context, iterations int) (float64, error) {
+		if err := r.Comm.Barrier(ctx); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		for range iterations {
+			if err := call(); err != nil {
+				return 0, err
+			}
+		}
+		return time.Since(start).Seconds(), nil
+	}
+}
+
+// settle warms up and returns the iterations of a round. It is collective.
+func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterations int, err error) {
+	iterations = n.Iterations
+	if iterations == 0 {
+		if iterations, err = fitIterations(ctx, r, run); err != nil {
+			return 0, err
+		}
+	}
+	_, err = run(ctx, n.Warmup)
+	return iterations, err
+}
+
+// medianTime returns the seconds of one iteration: of each round the mean over
+// its iterations on the slowest rank, of these the median. It is collective.
+func (n Repeats) medianTime(ctx context.Context, r backend.Rank, run round, iterations int) (float64, error) {
+	means := make([]float64, n.Rounds)
+	for i := range means {
+		seconds, err := run(ctx, iterations)
+		if err != nil {
+			return 0, err
+		}
+		means[i] = seconds / float64(iterations)
+	}
+	slowest, err := backend.Reduce(ctx, r, means, comm.Max)
+	if err != nil {
+		return 0, err
+	}
+	return median(slowest), nil
+}
+
+// fitIterations finds out, together with the other ranks, how many iterations
+// take about roundTime.
+func fitIterations(ctx context.Context, r backend.Rank, run round) (int, error) {
+	for iterations := 2; ; iterations *= 8 {
+		own, err := run(ctx, iterations)
+		if err != nil {
+			return 0, err
+		}
+		slowest, err := backend.Reduce(ctx, r, []float64{own}, comm.Max)
+		if err != nil {
+			return 0, err
+		}
+		if seconds := slowest[0]; seconds > roundTime.Seconds()/16 || iterations >= maxIterations {
+			fit := float64(iterations) * roundTime.Seconds() / seconds
+			return int(math.Round(min(max(fit, minIterations), maxIterations))), nil
+		}
+	}
+}

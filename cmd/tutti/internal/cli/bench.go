@@ -1,0 +1,240 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+func newBench() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench COLLECTIVE",
+		Short: "Measure collectives: time, bandwidth and wrong elements",
+		Long: `bench measures a collective over a range of sizes and prints the table of
+nccl-tests. Time is that of one call until its result is there, on the slowest
+rank, the median over rounds. algbw is size over time; busbw is what a link
+carries, by the factors of nccl-tests, and so comparable between numbers of ranks.
+#wrong counts elements that differ from an independent reference, over all ranks.`,
+		Example: `  tutti bench allreduce --ranks 2
+  tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
+  tutti bench sparse --pattern oktopk --density 0.01 --min 1M
+  mpirun -n 2 tutti bench allreduce --backend mpi --json`,
+	}
+	for _, name := range bench.Collectives() {
+		cmd.AddCommand(newBenchCollective(name))
+	}
+	cmd.AddCommand(newBenchSparse())
+	onlySubcommands(cmd, "collective")
+	return cmd
+}
+
+// benchFlags are the flags that all measurements have.
+type benchFlags struct {
+	world
+	low, high, step int
+	repeats         bench.Repeats
+	check           bool
+	json            bool
+}
+
+// newBenchFlags adds the flags to a command.
+func newBenchFlags(flags *pflag.FlagSet) *benchFlags {
+	b := &benchFlags{world: newWorld(), low: 8, high: 64 << 20, step: 4, repeats: bench.DefaultRepeats(), check: true}
+	flags.SortFlags = false
+	b.register(flags)
+	flags.Var(sizeFlag(&b.low), "min", "smallest size: bytes, or with K, M, G")
+	flags.Var(sizeFlag(&b.high), "max", "largest size")
+	flags.IntVar(&b.step, "step", b.step, "`factor` from one size to the next")
+	flags.IntVar(&b.repeats.Warmup, "warmup", b.repeats.Warmup, "calls before the measurement of a size")
+	flags.IntVar(&b.repeats.Iterations, "iters", b.repeats.Iterations, "calls of a round; 0 for as many as take about 20 ms")
+	flags.IntVar(&b.repeats.Rounds, "rounds", b.repeats.Rounds, "rounds, of which the median counts")
+	flags.BoolVar(&b.check, "check", b.check, "compare every element of a result with a reference")
+	flags.BoolVar(&b.json, "json", false, "print one JSON object a line instead of the table")
+	return b
+}
+
+// sizes are those between the flags.
+func (b *benchFlags) sizes() ([]int, error) {
+	sizes, err := bench.Sizes(b.low, b.high, b.step)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return sizes, nil
+}
+
+// tally counts what was reported, for the lines under a table and the exit code.
+type tally struct {
+	lines  int
+	wrong  int64
+	busBW  float64
+	failed error // of writing
+}
+
+// add counts a result.
+func (t *tally) add(r bench.Result) {
+	t.lines++
+	t.busBW += r.BusBW
+	if r.Wrong != nil {
+		t.wrong += *r.Wrong
+	}
+}
+
+// finish prints the lines under a table and returns an error when results were
+// wrong.
+func (t *tally) finish(out io.Writer, b *benchFlags) error {
+	if t.failed != nil || t.lines == 0 {
+		return t.failed
+	}
+	if !b.json {
+		fmt.Fprintln(out, "#")
+		if b.check {
+			fmt.Fprintf(out, "# Wrong elements   : %d\n", t.wrong)
+		}
+		fmt.Fprintf(out, "# Avg bus bandwidth: %.4g GB/s\n", t.busBW/float64(t.lines))
+	}
+	if t.wrong > 0 {
+		return fmt.Errorf("%d elements of the results are wrong", t.wrong)
+	}
+	return nil
+}
+
+// about describes a collective for the help.
+var about = map[string]string{
+	"allreduce":     "Every rank gets the reduction of all ranks' elements",
+	"allgather":     "Every rank gets all ranks' elements",
+	"reducescatter": "Every rank gets its part of the reduction of all ranks' elements",
+	"alltoall":      "Every rank sends a part to every other",
+	"broadcast":     "Every rank gets rank 0's elements",
+	"sendrecv":      "Every rank sends to the next and receives from the one before",
+}
+
+func newBenchCollective(name string) *cobra.Command {
+	cfg := bench.Config{Collective: name, DType: dtype.F32, Op: comm.Sum}
+	var flags *benchFlags
+	var inPlace bool
+	cmd := &cobra.Command{
+		Use:   name,
+		Short: about[name],
+		Example: fmt.Sprintf(`  tutti bench %[1]s --ranks 2
+  tutti bench %[1]s --ranks 8 --min 1M --max 1M --dtype f16 --json`, name),
+		Args: cobra.NoArgs,
+	}
+	flags = newBenchFlags(cmd.Flags())
+	cmd.Flags().Var(flagValue[dtype.DType]{target: &cfg.DType, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
+		"dtype", "element type: "+joinNames(dtype.All()))
+	if bench.Reduces(name) {
+		cmd.Flags().Var(flagValue[comm.ReduceOp]{target: &cfg.Op, parse: dtype.ParseReduceOp, format: comm.ReduceOp.String, kind: "name"},
+			"op", "reduction: "+joinNames(dtype.ReduceOps()))
+	}
+	places := bench.Places(name)
+	if len(places) > 1 {
+		cmd.Flags().BoolVar(&inPlace, "in-place", false, "measure in place only; without it the table has both forms, JSON the out-of-place one")
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var err error
+		if cfg.Sizes, err = flags.sizes(); err != nil {
+			return err
+		}
+		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		switch {
+		case inPlace:
+			cfg.Places = []bench.Place{bench.InPlace}
+		case flags.json:
+			cfg.Places = places[:1]
+		default:
+			cfg.Places = places
+		}
+		if err := cfg.Validate(); err != nil {
+			return usageError{err}
+		}
+		var t tally
+		out := cmd.OutOrStdout()
+		report := func(results []bench.Result) {
+			if !flags.json && t.lines == 0 {
+				printHeader(out, results)
+			}
+			for _, r := range results {
+				t.add(r)
+				if flags.json {
+					t.failed = errors.Join(t.failed, writeJSON(out, r))
+				}
+			}
+			if !flags.json {
+				printLine(out, results)
+			}
+		}
+		err = flags.run(cmd.Context(), cmd.Flags(), nil, func(ctx context.Context, r backend.Rank) error {
+			return bench.Run(ctx, r, cfg, report)
+		})
+		return errors.Join(err, t.finish(out, flags))
+	}
+	return cmd
+}
+
+// joinNames lists named things.
+func joinNames[T fmt.Stringer](all []T) string {
+	var names []string
+	for _, v := range all {
+		names = append(names, v.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+func newBenchSparse() *cobra.Command {
+	cfg := bench.SparseConfig{Patterns: []string{distributed.Dense, "topkA", "oktopk"}, Density: 0.01}
+	var flags *benchFlags
+	cmd := &cobra.Command{
+		Use:   "sparse",
+		Short: "Average tensors by sending only their largest entries",
+		Long: `sparse measures the sparse allreduce of float32 tensors with normally distributed
+random entries, new ones in every step. sent is the number of elements that a rank
+sends in a step (a value and an index count one each); algbw and busbw are what a
+dense allreduce would need to take the same time. #wrong counts elements that got
+lost between result and residuals, or are not the same on all ranks.`,
+		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
+  tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json`,
+		Args: cobra.NoArgs,
+	}
+	flags = newBenchFlags(cmd.Flags())
+	cmd.Flags().Var(patternsFlag(&cfg.Patterns), "pattern", "patterns, separated by commas, or all")
+	cmd.Flags().Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var err error
+		if cfg.Sizes, err = flags.sizes(); err != nil {
+			return err
+		}
+		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		if err := cfg.Validate(); err != nil {
+			return usageError{err}
+		}
+		var t tally
+		out := cmd.OutOrStdout()
+		report := func(r bench.SparseResult) {
+			if flags.json {
+				t.failed = errors.Join(t.failed, writeJSON(out, r))
+			} else {
+				if t.lines == 0 {
+					printSparseHeader(out, r)
+				}
+				printSparseLine(out, r)
+			}
+			t.add(r.Result)
+		}
+		err = flags.run(cmd.Context(), cmd.Flags(), nil, func(ctx context.Context, r backend.Rank) error {
+			return bench.RunSparse(ctx, r, cfg, report)
+		})
+		return errors.Join(err, t.finish(out, flags))
+	}
+	return cmd
+}

@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+)
+
+// The tables of `tutti bench` have the columns of nccl-tests, which everybody
+// in the field reads, and are printed line by line as the results come.
+
+// timeColumns are the columns that every measured form has.
+const timeColumns = " %10s %7s %7s %7s"
+
+func printHeader(out io.Writer, results []bench.Result) {
+	first := results[0]
+	fmt.Fprintf(out, "# %s over %d ranks, backend %s\n#\n", first.Collective, first.Ranks, first.Backend)
+	places, names, units := "", "", ""
+	for _, r := range results {
+		places += fmt.Sprintf(" %34s", r.Place)
+		names += fmt.Sprintf(timeColumns, "time", "algbw", "busbw", "#wrong")
+		units += fmt.Sprintf(timeColumns, "(us)", "(GB/s)", "(GB/s)", "")
+	}
+	writeComment(out, fmt.Sprintf("%58s%s", "", places))
+	writeComment(out, fmt.Sprintf("%12s %12s %8s %8s %8s    %s", "size", "count", "type", "redop", "root", names))
+	writeComment(out, fmt.Sprintf("%12s %12s %8s %8s %8s    %s", "(B)", "(elements)", "", "", "", units))
+}
+
+func printLine(out io.Writer, results []bench.Result) {
+	first := results[0]
+	fmt.Fprintf(out, "  %12d %12d %8s %8s %8d    ", first.Bytes, first.Count, first.DType, first.Op, first.Root)
+	for _, r := range results {
+		printTimes(out, r)
+	}
+	fmt.Fprintln(out)
+}
+
+func printSparseHeader(out io.Writer, first bench.SparseResult) {
+	fmt.Fprintf(out, "# sparse allreduce over %d ranks, backend %s, average of %s\n#\n", first.Ranks, first.Backend, first.DType)
+	const columns = "%12s %12s  %-15s %8s %12s %9s %10s %10s"
+	writeComment(out, fmt.Sprintf(columns+timeColumns, "size", "count", "pattern", "density", "sent", "of dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
+	writeComment(out, fmt.Sprintf(columns+timeColumns, "(B)", "(elements)", "", "", "(elements)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
+}
+
+func printSparseLine(out io.Writer, r bench.SparseResult) {
+	ofDense := "-"
+	if r.Ranks > 1 {
+		dense := 2 * float64(r.Elements) * float64(r.Ranks-1) / float64(r.Ranks)
+		ofDense = fmt.Sprintf("%.2f%%", 100*r.SentElements/dense)
+	}
+	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, r.Pattern, r.Density,
+		r.SentElements, ofDense, formatTime(r.SelectTime), formatTime(r.ExchangeTime))
+	printTimes(out, r.Result)
+	fmt.Fprintln(out)
+}
+
+// printTimes prints the values of timeColumns.
+func printTimes(out io.Writer, r bench.Result) {
+	wrong := "N/A"
+	if r.Wrong != nil {
+		wrong = strconv.FormatInt(*r.Wrong, 10)
+	}
+	fmt.Fprintf(out, timeColumns, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrong)
+}
+
+// formatTime writes microseconds with about as many digits as they are worth.
+func formatTime(us float64) string {
+	switch {
+	case us < 10:
+		return fmt.Sprintf("%.3f", us)
+	case us < 1000:
+		return fmt.Sprintf("%.2f", us)
+	default:
+		return fmt.Sprintf("%.0f", us)
+	}
+}
+
+// writeComment writes a line that readers of the table skip.
+func writeComment(out io.Writer, line string) {
+	fmt.Fprintln(out, strings.TrimRight("# "+line, " "))
+}

@@ -1,0 +1,262 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+)
+
+// execute runs a command line and returns its exit code and output.
+func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = run(t.Context(), args, &out, &err)
+	return code, out.String(), err.String()
+}
+
+// jsonLines reads an object from each line.
+func jsonLines(t *testing.T, text string) []map[string]any {
+	t.Helper()
+	var objects []map[string]any
+	for line := range strings.Lines(text) {
+		var object map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &object), line)
+		objects = append(objects, object)
+	}
+	return objects
+}
+
+func keys(object map[string]any) []string { return slices.Collect(maps.Keys(object)) }
+
+func TestWrongUsage(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want string
+	}{
+		{"trian", `did you mean "train"?`},
+		{"train --pattern topk", `did you mean "topkA"?`},
+		{"train --pattern dense,ok-topk", `did you mean "oktopk"?`},
+		{"train --pattern nonsense", `unknown pattern "nonsense" (want one of dense, topkA`},
+		{"train --ranks 0", "--ranks is 0, want 1 or more"},
+		{"train --ranks -2", "--ranks is -2"},
+		{"train --ranks many", "many"},
+		{"train --density 0", "density 0 is not in (0, 1]"},
+		{"train --epochs 0", "epochs 0"},
+		{"train --timeout -1s", "--timeout is -1s"},
+		{"train --backend locale", `did you mean "local"?`},
+		{"train --backend noop --ranks 2", "noop: has one rank, not 2"},
+		{"train --speed", "unknown flag: --speed"},
+		{"train now", "now"},
+		{"info now", "now"},
+		{"bench allreduc", `did you mean "allreduce"?`},
+		{"bench allreduce --dtype f31", `unknown element type "f31"`},
+		{"bench allreduce --op mean", `unknown reduce op "mean"`},
+		{"bench allreduce --op avg --dtype i32", "op avg is not defined on dtype i32"},
+		{"bench allreduce --min 64Q", `"64Q" is not a size`},
+		{"bench allreduce --min 1M --max 1K", "largest size 1024 is below the smallest, 1048576"},
+		{"bench allreduce --step 1", "step 1"},
+		{"bench allreduce --rounds 0", "rounds 0"},
+		{"bench alltoall --in-place", "unknown flag: --in-place"},
+		{"bench broadcast --op sum", "unknown flag: --op"},
+		{"bench sparse --density 1.5", "density 1.5"},
+	} {
+		args := strings.Fields(c.args)
+		if args[0] == "train" {
+			args = append(args, "--out", t.TempDir())
+		}
+		code, stdout, stderr := execute(t, args...)
+		assert.Equal(t, exitUsage, code, c.args)
+		assert.Empty(t, stdout, c.args)
+		assert.Contains(t, stderr, c.want, c.args)
+		assert.Contains(t, stderr, "--help' for usage", c.args)
+	}
+}
+
+func TestEveryCommandHasHelpWithExamples(t *testing.T) {
+	root, _ := newRoot()
+	var visit func(cmd *cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
+		code, stdout, stderr := execute(t, args...)
+		assert.Equal(t, exitOK, code, args)
+		assert.Empty(t, stderr, args)
+		assert.Contains(t, stdout, "Usage:", args)
+		assert.Contains(t, stdout, "Examples:", args)
+		for _, sub := range cmd.Commands() {
+			visit(sub)
+		}
+	}
+	visit(root)
+	code, stdout, _ := execute(t)
+	assert.Equal(t, exitOK, code)
+	assert.Contains(t, stdout, "Available Commands:")
+}
+
+func TestInfo(t *testing.T) {
+	code, stdout, stderr := execute(t, "info", "--json")
+	require.Equal(t, exitOK, code, stderr)
+	info := jsonLines(t, stdout)[0]
+	assert.Len(t, info["patterns"], 10)
+	assert.Len(t, info["dtypes"], 15)
+	assert.Positive(t, info["memory_bytes"])
+	available := map[any]any{}
+	for _, b := range info["backends"].([]any) {
+		backend := b.(map[string]any)
+		available[backend["name"]] = backend["available"]
+		assert.NotEmpty(t, backend["detail"])
+	}
+	assert.Equal(t, true, available["local"])
+	assert.Equal(t, true, available["noop"])
+	assert.Contains(t, available, "mpi")
+	assert.Contains(t, available, "nccl")
+
+	code, stdout, _ = execute(t, "info")
+	assert.Equal(t, exitOK, code)
+	assert.Contains(t, stdout, "oktopk")
+	assert.Contains(t, stdout, "bf16")
+}
+
+func TestTrain(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "new", "directory")
+	args := []string{"train", "--pattern", "dense,TOPKA", "--epochs", "1", "--hidden", "16", "--ranks", "2", "--out", out}
+	code, stdout, stderr := execute(t, args...)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Empty(t, stderr, "no progress bars where there is no terminal")
+	for _, want := range []string{"pattern", "dense", "topkA", "100.00 %", "loss-vs-bytes.png"} {
+		assert.Contains(t, stdout, want)
+	}
+	for _, name := range []string{"loss-vs-bytes.png", "loss-vs-bytes.svg"} {
+		file, err := os.Stat(filepath.Join(out, name))
+		require.NoError(t, err)
+		assert.Greater(t, file.Size(), int64(1000))
+	}
+
+	code, stdout, stderr = execute(t, append(args, "--json")...)
+	require.Equal(t, exitOK, code, stderr)
+	lines := jsonLines(t, stdout)
+	require.Len(t, lines, 2)
+	for _, line := range lines {
+		assert.ElementsMatch(t, []string{"pattern", "ranks", "density", "accuracy", "sent_elements_per_rank_step",
+			"sent_bytes_per_rank_step", "ratio_to_dense", "comm_s", "total_s"}, keys(line))
+		assert.EqualValues(t, 2, line["ranks"])
+	}
+	// A dense step over two ranks sends every parameter once.
+	assert.EqualValues(t, 64*16+16+16*10+10, lines[0]["sent_elements_per_rank_step"])
+}
+
+func TestTrainOnOneRankDrawsNothing(t *testing.T) {
+	out := t.TempDir()
+	code, stdout, stderr := execute(t, "train", "--backend", "noop", "--pattern", "dense", "--epochs", "1", "--out", out)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, stdout, "dense")
+	assert.NotContains(t, stdout, "wrote")
+}
+
+func TestTrainFindsOutBeforeThatItCannotWrite(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	code, stdout, stderr := execute(t, "train", "--out", filepath.Join(file, "x"))
+	assert.Equal(t, exitFailure, code)
+	assert.Empty(t, stdout)
+	assert.Contains(t, stderr, "cannot use --out")
+}
+
+func TestBackendThatIsNotThereIsAFailure(t *testing.T) {
+	t.Setenv("TUTTI_MPI_LIB", filepath.Join(t.TempDir(), "libmpi.so"))
+	for _, b := range []string{"mpi", "nccl"} {
+		code, _, stderr := execute(t, "bench", "allreduce", "--backend", b, "--max", "8")
+		assert.Equal(t, exitFailure, code, b)
+		assert.Contains(t, stderr, "not available")
+	}
+}
+
+func TestInterruptEndsCleanly(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errInterrupted)
+	for _, args := range [][]string{
+		{"train", "--out", t.TempDir()},
+		{"bench", "allreduce"},
+	} {
+		var stdout, stderr bytes.Buffer
+		assert.Equal(t, exitInterrupted, run(ctx, args, &stdout, &stderr), args)
+		assert.Equal(t, "tutti: interrupted\n", stderr.String(), args)
+	}
+}
+
+func TestBench(t *testing.T) {
+	common := []string{"--ranks", "2", "--min", "8", "--max", "2K", "--step", "16", "--iters", "2", "--rounds", "1", "--warmup", "0"}
+	for _, name := range append(bench.Collectives(), "sparse") {
+		code, stdout, stderr := execute(t, append([]string{"bench", name, "--json"}, common...)...)
+		require.Equal(t, exitOK, code, stderr)
+		lines := jsonLines(t, stdout)
+		assert.GreaterOrEqual(t, len(lines), 3, name)
+		for _, line := range lines {
+			assert.Subset(t, keys(line), []string{"collective", "backend", "ranks", "bytes", "count", "dtype", "op", "time_us", "algbw_gbps", "busbw_gbps", "wrong"})
+			assert.Equal(t, name, line["collective"])
+			assert.Equal(t, "local", line["backend"])
+			assert.EqualValues(t, 0, line["wrong"], name)
+			if name != "sparse" {
+				assert.Len(t, line, 11, name)
+			}
+		}
+		code, stdout, stderr = execute(t, append([]string{"bench", name}, common...)...)
+		require.Equal(t, exitOK, code, stderr)
+		assert.Contains(t, stdout, "# Wrong elements   : 0")
+		assert.Contains(t, stdout, "busbw")
+	}
+}
+
+func TestBenchPlaces(t *testing.T) {
+	args := []string{"bench", "allreduce", "--ranks", "2", "--max", "8", "--iters", "1", "--rounds", "1"}
+	_, both, _ := execute(t, args...)
+	assert.Contains(t, both, "out-of-place")
+	assert.Contains(t, both, "in-place\n")
+	_, one, _ := execute(t, append(args, "--in-place")...)
+	assert.NotContains(t, one, "out-of-place")
+	_, unchecked, _ := execute(t, append(args, "--check=false")...)
+	assert.Contains(t, unchecked, "N/A")
+	_, line, _ := execute(t, append(args, "--check=false", "--json")...)
+	assert.Contains(t, line, `"wrong":null`)
+}
+
+func TestWrongResultsAreAFailure(t *testing.T) {
+	wrong := int64(3)
+	counted := tally{}
+	counted.add(bench.Result{Wrong: &wrong})
+	var out bytes.Buffer
+	assert.ErrorContains(t, counted.finish(&out, &benchFlags{check: true}), "3 elements")
+	assert.Contains(t, out.String(), "# Wrong elements   : 3")
+}
+
+func TestParseSize(t *testing.T) {
+	for text, want := range map[string]int{"8": 8, "64K": 64 << 10, "64k": 64 << 10, "16MiB": 16 << 20, "1.5M": 3 << 19, "1G": 1 << 30, "4KB": 4096, "0": 0} {
+		got, err := parseSize(text)
+		assert.NoError(t, err, text)
+		assert.Equal(t, want, got, text)
+	}
+	for _, text := range []string{"", "K", "-1", "1.3", "8T", "NaN", "1e30G"} {
+		_, err := parseSize(text)
+		assert.Error(t, err, text)
+	}
+	for bytes, want := range map[int]string{8: "8", 1 << 10: "1K", 3 << 19: "1536K", 64 << 20: "64M", 1 << 30: "1G"} {
+		assert.Equal(t, want, formatSize(bytes))
+	}
+}
+
+func TestMessageSaysThingsOnce(t *testing.T) {
+	err := errors.Join(errors.New("rank failed"), errors.New("other"), errors.New("rank failed"))
+	assert.Equal(t, "rank failed\nother", message(err))
+}

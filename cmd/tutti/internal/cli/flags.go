@@ -1,0 +1,192 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/distributed"
+)
+
+// flagValue is a flag of any type that has a parser.
+type flagValue[T any] struct {
+	target *T
+	parse  func(string) (T, error)
+	format func(T) string
+	kind   string // shown in the help
+}
+
+// Set implements [pflag.Value].
+func (f flagValue[T]) Set(text string) error {
+	v, err := f.parse(text)
+	if err == nil {
+		*f.target = v
+	}
+	return err
+}
+
+// String implements [pflag.Value]. The flag package calls it on a zero value.
+func (f flagValue[T]) String() string {
+	if f.target == nil {
+		return ""
+	}
+	return f.format(*f.target)
+}
+
+// Type implements [pflag.Value].
+func (f flagValue[T]) Type() string { return f.kind }
+
+// sizeFlag is a number of bytes, such as 8, 64K, 1.5M or 1G (powers of 1024).
+func sizeFlag(target *int) pflag.Value {
+	return flagValue[int]{target: target, parse: parseSize, format: formatSize, kind: "size"}
+}
+
+var sizeUnits = []struct {
+	suffix string
+	bytes  int
+}{{"G", 1 << 30}, {"M", 1 << 20}, {"K", 1 << 10}}
+
+func parseSize(text string) (int, error) {
+	number, unit := strings.ToUpper(strings.TrimSpace(text)), 1
+	number = strings.TrimSuffix(strings.TrimSuffix(number, "B"), "I")
+	for _, u := range sizeUnits {
+		if rest, ok := strings.CutSuffix(number, u.suffix); ok {
+			number, unit = rest, u.bytes
+			break
+		}
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	bytes := v * float64(unit)
+	if err != nil || !(bytes >= 0 && bytes < math.MaxInt64) || bytes != math.Trunc(bytes) {
+		return 0, fmt.Errorf("%q is not a size (want bytes such as 8, 64K, 16M or 1G)", text)
+	}
+	return int(bytes), nil
+}
+
+func formatSize(bytes int) string {
+	for _, u := range sizeUnits {
+		if bytes >= u.bytes && bytes%u.bytes == 0 {
+			return strconv.Itoa(bytes/u.bytes) + u.suffix
+		}
+	}
+	return strconv.Itoa(bytes)
+}
+
+// patternsFlag is "all" or a list of pattern names.
+func patternsFlag(target *[]string) pflag.Value {
+	return flagValue[[]string]{target: target, parse: parsePatterns, kind: "names", format: func(names []string) string {
+		if slices.Equal(names, distributed.Patterns()) {
+			return "all"
+		}
+		return strings.Join(names, ",")
+	}}
+}
+
+func parsePatterns(text string) ([]string, error) {
+	if strings.EqualFold(text, "all") {
+		return distributed.Patterns(), nil
+	}
+	var names []string
+	for name := range strings.SplitSeq(text, ",") {
+		pattern, err := oneOf("pattern", strings.TrimSpace(name), distributed.Patterns())
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(names, pattern) {
+			names = append(names, pattern)
+		}
+	}
+	return names, nil
+}
+
+// oneOf finds a name in a list, in any case; where there is none it suggests
+// the nearest.
+func oneOf(what, name string, names []string) (string, error) {
+	if i := slices.IndexFunc(names, func(n string) bool { return strings.EqualFold(n, name) }); i >= 0 {
+		return names[i], nil
+	}
+	hint := ""
+	if near := nearest(name, names); near != "" {
+		hint = fmt.Sprintf("; did you mean %q?", near)
+	}
+	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", what, name, strings.Join(names, ", "), hint)
+}
+
+// nearest returns the name with the fewest edits to text, "" when all are too
+// different to be a slip.
+func nearest(text string, names []string) string {
+	edits := func(name string) int { return editDistance(strings.ToLower(text), strings.ToLower(name)) }
+	best := slices.MinFunc(names, func(a, b string) int { return cmp.Compare(edits(a), edits(b)) })
+	if edits(best) > max(2, len(best)/3) {
+		return ""
+	}
+	return best
+}
+
+// editDistance is the number of letters to insert, delete or change to turn a
+// into b (Levenshtein's distance).
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// world are the flags that say on which ranks a command runs.
+type world struct {
+	backend string
+	ranks   int
+	timeout time.Duration
+}
+
+// register adds the flags.
+func (w *world) register(flags *pflag.FlagSet) {
+	flags.Var(flagValue[string]{
+		target: &w.backend,
+		parse:  func(text string) (string, error) { return oneOf("backend", text, backend.Names()) },
+		format: func(name string) string { return name },
+		kind:   "name",
+	}, "backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
+	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local, 1 for noop, what mpirun started for mpi")
+	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it gives up, such as 30s; 0 for ever")
+}
+
+// newWorld is the world of a command without flags.
+func newWorld() world { return world{backend: "local"} }
+
+// run runs body on every rank of this process, after prepare (nil for nothing)
+// in the process of rank 0.
+func (w *world) run(ctx context.Context, flags *pflag.FlagSet, prepare func() error, body func(ctx context.Context, r backend.Rank) error) error {
+	b, err := backend.Find(w.backend)
+	if err != nil {
+		return usageError{err}
+	}
+	if flags.Changed("ranks") && w.ranks < 1 {
+		return usagef("--ranks is %d, want 1 or more", w.ranks)
+	}
+	if w.timeout < 0 {
+		return usagef("--timeout is %v, want 0 or more", w.timeout)
+	}
+	return b.Run(ctx, backend.Options{Ranks: w.ranks, Timeout: w.timeout, Prepare: prepare}, body)
+}

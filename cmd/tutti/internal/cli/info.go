@@ -1,0 +1,173 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/klauspost/cpuid/v2"
+	"github.com/pbnjay/memory"
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// information is what `tutti info --json` prints.
+type information struct {
+	Version    string `json:"version"`
+	Go         string `json:"go"`
+	OS         string `json:"os"`
+	Arch       string `json:"arch"`
+	CPU        string `json:"cpu"`
+	Cores      int    `json:"logical_cores"`
+	GoMaxProcs int    `json:"gomaxprocs"`
+	// Features are the instruction sets that tutti has code for and this
+	// processor has.
+	Features []string      `json:"cpu_features"`
+	Memory   uint64        `json:"memory_bytes"`
+	Free     uint64        `json:"memory_free_bytes"`
+	Backends []backendInfo `json:"backends"`
+	Patterns []string      `json:"patterns"`
+	DTypes   []string      `json:"dtypes"`
+}
+
+// backendInfo tells whether a backend works on this machine.
+type backendInfo struct {
+	Name      string `json:"name"`
+	Summary   string `json:"summary"`
+	Available bool   `json:"available"`
+	// Detail is what the backend would use, or why it does not work.
+	Detail string `json:"detail"`
+}
+
+func newInfo() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "info",
+		Short: "Show the machine, the backends and what tutti supports",
+		Example: `  tutti info
+  tutti info --json | jq '.backends[] | select(.available) | .name'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			info := gather(cmd)
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), info)
+			}
+			return info.print(cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+// newProbe is what the info command starts in a process of its own; see
+// [backend.ProbeMPI].
+func newProbe() *cobra.Command {
+	return &cobra.Command{
+		Use:    backend.ProbeCommand,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			threads, err := backend.ThreadLevel()
+			if err == nil {
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), threads)
+			}
+			return err
+		},
+	}
+}
+
+func gather(cmd *cobra.Command) information {
+	info := information{
+		Version:    version(),
+		Go:         runtime.Version(),
+		OS:         runtime.GOOS,
+		Arch:       runtime.GOARCH,
+		CPU:        cpuid.CPU.BrandName,
+		Cores:      runtime.NumCPU(),
+		GoMaxProcs: runtime.GOMAXPROCS(0),
+		Features:   []string{},
+		Memory:     memory.TotalMemory(),
+		Free:       memory.FreeMemory(),
+		Patterns:   distributed.Patterns(),
+	}
+	for _, f := range []cpuid.FeatureID{cpuid.AVX2, cpuid.F16C, cpuid.POPCNT} {
+		if cpuid.CPU.Has(f) {
+			info.Features = append(info.Features, f.String())
+		}
+	}
+	for _, b := range backend.All() {
+		detail, err := b.Probe(cmd.Context())
+		if err != nil {
+			detail = err.Error()
+		}
+		info.Backends = append(info.Backends, backendInfo{
+			Name: b.Name(), Summary: b.Summary(), Available: err == nil, Detail: detail,
+		})
+	}
+	for _, d := range dtype.All() {
+		info.DTypes = append(info.DTypes, d.String())
+	}
+	return info
+}
+
+func (info information) print(out io.Writer) error {
+	features := strings.Join(info.Features, " ")
+	if features == "" {
+		features = "none, portable code only"
+	}
+	machine := newTable(out)
+	machine.AppendRows([]table.Row{
+		{"tutti", info.Version},
+		{"go", fmt.Sprintf("%s %s/%s", info.Go, info.OS, info.Arch)},
+		{"cpu", fmt.Sprintf("%s, %d logical cores, GOMAXPROCS %d", info.CPU, info.Cores, info.GoMaxProcs)},
+		{"instruction sets used", features},
+		{"memory", fmt.Sprintf("%s, %s free", gibibytes(info.Memory), gibibytes(info.Free))},
+		{"patterns", strings.Join(info.Patterns, " ")},
+		{"dtypes", strings.Join(info.DTypes, " ")},
+	})
+	machine.Render()
+	fmt.Fprintln(out)
+
+	backends := newTable(out)
+	backends.SetColumnConfigs([]table.ColumnConfig{{Number: 4, WidthMax: 72}})
+	backends.AppendHeader(table.Row{"backend", "ranks are", "available", ""})
+	for _, b := range info.Backends {
+		available := "no"
+		if b.Available {
+			available = "yes"
+		}
+		backends.AppendRow(table.Row{b.Name, b.Summary, available, b.Detail})
+	}
+	backends.Render()
+	return nil
+}
+
+func gibibytes(bytes uint64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
+
+// version is the module's version and, when it was built in a checkout, the
+// revision.
+func version() string {
+	build, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := strings.Trim(build.Main.Version, "()")
+	for _, s := range build.Settings {
+		if s.Key == "vcs.revision" && !strings.Contains(v, s.Value[:min(12, len(s.Value))]) {
+			v += " " + s.Value[:min(12, len(s.Value))]
+		}
+	}
+	return v
+}
+
+// writeJSON writes v as one line.
+func writeJSON(out io.Writer, v any) error {
+	return json.NewEncoder(out).Encode(v)
+}

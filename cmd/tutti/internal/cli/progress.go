@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"io"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/progress"
+)
+
+// bars shows a bar for each piece of a long work, if out is a terminal. It
+// shows nothing before the first step.
+type bars struct {
+	out     io.Writer
+	pieces  int
+	writer  progress.Writer
+	tracker *progress.Tracker
+	stopped chan struct{}
+}
+
+// messageWidth aligns the bars; it is that of the longest pattern name.
+const messageWidth = 16
+
+// start begins the display.
+func (b *bars) start() {
+	w := progress.NewWriter()
+	w.SetOutputWriter(b.out)
+	w.SetNumTrackersExpected(b.pieces)
+	w.SetMessageLength(messageWidth)
+	w.SetUpdateFrequency(100 * time.Millisecond)
+	w.SetTrackerPosition(progress.PositionRight)
+	w.SetStyle(progress.StyleBlocks)
+	w.Style().Visibility.Value = false
+	b.writer, b.stopped = w, make(chan struct{})
+	go func() {
+		defer close(b.stopped)
+		w.Render()
+	}()
+}
+
+// set moves the bar of the current piece; its first step begins a new bar.
+func (b *bars) set(piece string, step, steps int) {
+	if !onTerminal(b.out) {
+		return
+	}
+	if b.writer == nil {
+		b.start()
+	}
+	if b.tracker == nil {
+		b.tracker = &progress.Tracker{Message: piece, Total: int64(steps)}
+		b.writer.AppendTracker(b.tracker)
+	}
+	b.tracker.SetValue(int64(step))
+	if step == steps {
+		b.tracker.MarkAsDone()
+		b.tracker = nil
+	}
+}
+
+// stop ends the display, so that other output can follow.
+func (b *bars) stop() {
+	if b.writer == nil {
+		return
+	}
+	if b.tracker != nil {
+		b.tracker.MarkAsErrored()
+	}
+	b.writer.Stop()
+	<-b.stopped
+}

@@ -1,0 +1,136 @@
+// Package cli is the command line of tutti: flags, tables, progress and exit
+// codes. What the commands do is in the packages beside it.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+)
+
+// Exit codes.
+const (
+	exitOK          = 0
+	exitFailure     = 1   // something went wrong
+	exitUsage       = 2   // the command line is wrong; nothing was done
+	exitInterrupted = 130 // 128 + SIGINT, as shells have it
+)
+
+// usageError marks an error as the user's: wrong flags or arguments.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// usagef makes a [usageError].
+func usagef(format string, args ...any) error {
+	return usageError{fmt.Errorf(format, args...)}
+}
+
+// errInterrupted is the cause of the context that a signal cancels.
+var errInterrupted = errors.New("interrupted")
+
+// Main runs the command line and returns the exit code. The first interrupt
+// ends what runs cleanly, the second one at once.
+func Main(args []string, stdout, stderr io.Writer) int {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-signals
+		signal.Stop(signals)
+		cancel(errInterrupted)
+	}()
+	return run(ctx, args, stdout, stderr)
+}
+
+// run is Main without signals.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root, started := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	var usage usageError
+	var options *backend.OptionError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(context.Cause(ctx), errInterrupted):
+		fmt.Fprintln(stderr, "tutti: interrupted")
+		return exitInterrupted
+	case !*started || errors.As(err, &usage) || errors.As(err, &options):
+		// Cobra's own errors come before a command has started.
+		fmt.Fprintf(stderr, "tutti: %s\nRun '%s --help' for usage.\n", message(err), cmd.CommandPath())
+		return exitUsage
+	default:
+		fmt.Fprintf(stderr, "tutti: %s\n", message(err))
+		return exitFailure
+	}
+}
+
+// message is an error's text, each line once: ranks often fail with the same.
+func message(err error) string {
+	var lines []string
+	for line := range strings.Lines(err.Error()) {
+		if line = strings.TrimRight(line, "\n"); !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// newRoot makes the command tree. started becomes true when a command's own
+// code begins to run.
+func newRoot() (root *cobra.Command, started *bool) {
+	started = new(bool)
+	root = &cobra.Command{
+		Use:   "tutti",
+		Short: "Collective communication and sparse gradient exchange in Go",
+		Long: `tutti shows what this machine offers for collective communication, trains a
+small network with every gradient exchange pattern, and measures collectives.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.`,
+		Example: `  tutti info
+  tutti train --pattern dense,topkA,oktopk
+  tutti bench allreduce --ranks 2 --max 16M`,
+		Version:           version(),
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		PersistentPreRun:  func(*cobra.Command, []string) { *started = true },
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	root.SetVersionTemplate("tutti {{.Version}}\n")
+	root.AddCommand(newInfo(), newTrain(), newBench(), newProbe())
+	onlySubcommands(root, "command")
+	return root, started
+}
+
+// onlySubcommands makes a command show its help when it is called alone, and
+// refuse what is not one of its subcommands, suggesting one.
+func onlySubcommands(cmd *cobra.Command, what string) {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		var names []string
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() {
+				names = append(names, sub.Name())
+			}
+		}
+		_, err := oneOf(what, args[0], names)
+		return err
+	}
+}

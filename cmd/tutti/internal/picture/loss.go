@@ -1,0 +1,214 @@
+// Package picture draws what the commands measured.
+package picture
+
+import (
+	"errors"
+	"fmt"
+	"image/color"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
+)
+
+// ErrNothingToDraw: no result sent anything.
+var ErrNothingToDraw = errors.New("nothing to draw: no bytes were sent")
+
+// Formats are the file name extensions that [LossAgainstBytes] can write.
+func Formats() []string { return []string{".png", ".svg"} }
+
+// The picture's size and how finely a curve is drawn.
+const (
+	width  = 8 * vg.Inch
+	height = 5 * vg.Inch
+
+	fontVariant = "Sans"
+
+	// pointsPerCurve spread evenly over the logarithm of the bytes.
+	pointsPerCurve = 60
+
+	pngResolution = 150 // dots per inch
+)
+
+// LossAgainstBytes draws the training loss of each result against the bytes
+// that a rank had sent by then, both on logarithmic axes, and writes it to
+// path. The extension (one of [Formats]) says how.
+func LossAgainstBytes(results []train.Result, path string) error {
+	if ext := strings.ToLower(filepath.Ext(path)); !slices.Contains(Formats(), ext) {
+		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
+	}
+	p := plot.New()
+	p.Title.Text = "Training loss against bytes sent (with the test accuracy)"
+	p.Title.Padding = vg.Points(8)
+	p.X.Label.Text = "sent per rank since the start (bytes)"
+	p.Y.Label.Text = "training loss (mean over recent steps)"
+	p.X.Tick.Marker, p.Y.Tick.Marker = decades{format: formatBytes}, decades{format: formatNumber}
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		axis.Label.Padding = vg.Points(6)
+		axis.Label.TextStyle.Font.Variant = fontVariant
+		axis.Tick.Label.Font.Variant = fontVariant
+	}
+	p.Title.TextStyle.Font.Variant = fontVariant
+	p.Legend.TextStyle.Font.Variant = fontVariant
+	grid := plotter.NewGrid()
+	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 215}, color.Gray{Y: 215}
+	p.Add(grid)
+	// Losses fall from the upper left to the lower right: the lower left is free.
+	p.Legend.Left = true
+	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(6)
+	p.Legend.Padding = vg.Points(2)
+	p.Legend.ThumbnailWidth = vg.Points(24)
+
+	drawn := 0
+	for i, r := range results {
+		points := smooth(r.Curve, pointsPerCurve)
+		if len(points) < 2 {
+			continue
+		}
+		line, err := plotter.NewLine(points)
+		if err != nil {
+			return fmt.Errorf("curve of %s: %w", r.Pattern, err)
+		}
+		line.LineStyle = lineStyle(i)
+		p.Add(line)
+		p.Legend.Add(fmt.Sprintf("%s (%.1f %%)", r.Pattern, r.Accuracy), line)
+		drawn++
+	}
+	if drawn == 0 {
+		return ErrNothingToDraw
+	}
+	if err := save(p, path); err != nil {
+		return fmt.Errorf("writing the picture: %w", err)
+	}
+	return nil
+}
+
+// save writes a picture in the format that the extension names.
+func save(p *plot.Plot, path string) (err error) {
+	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)
+	if strings.EqualFold(filepath.Ext(path), ".png") {
+		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
+	}
+	area := draw.New(canvas)
+	p.Draw(draw.Crop(area, vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = canvas.WriteTo(file)
+	return errors.Join(err, file.Close())
+}
+
+// colors are black and Paul Tol's "muted" scheme, which readers with any form
+// of colour vision can tell apart (https://sronpersonalpages.nl/~pault/).
+var colors = []color.RGBA{
+	{A: 255},
+	{R: 0x33, G: 0x22, B: 0x88, A: 255},
+	{R: 0x88, G: 0xcc, B: 0xee, A: 255},
+	{R: 0x44, G: 0xaa, B: 0x99, A: 255},
+	{R: 0x11, G: 0x77, B: 0x33, A: 255},
+	{R: 0x99, G: 0x99, B: 0x33, A: 255},
+	{R: 0xdd, G: 0xcc, B: 0x77, A: 255},
+	{R: 0xcc, G: 0x66, B: 0x77, A: 255},
+	{R: 0x88, G: 0x22, B: 0x55, A: 255},
+	{R: 0xaa, G: 0x44, B: 0x99, A: 255},
+}
+
+// lineStyle gives each curve a colour, and dashes once the colours come back.
+func lineStyle(i int) draw.LineStyle {
+	style := draw.LineStyle{Color: colors[i%len(colors)], Width: vg.Points(1.7)}
+	if i >= len(colors) {
+		style.Dashes = []vg.Length{vg.Points(6), vg.Points(2.5)}
+	}
+	return style
+}
+
+// smooth reduces a curve to at most n points, evenly spread over the logarithm
+// of the bytes. Each is the mean of the steps since the point before it, so that
+// the noise of single batches does not hide the trend. Steps before the first
+// byte, and losses that a logarithm does not take, are left out. The points are
+// base-10 logarithms: the plot package reserves room for the label of an axis
+// with a logarithmic scale as if the label stood at its far end.
+func smooth(curve []train.Point, n int) plotter.XYs {
+	usable := func(p train.Point) bool {
+		return p.SentBytes > 0 && p.Loss > 0 && !math.IsInf(p.Loss, 0)
+	}
+	first := slices.IndexFunc(curve, usable)
+	if first < 0 {
+		return nil
+	}
+	low, high := math.Log10(curve[first].SentBytes), math.Log10(curve[len(curve)-1].SentBytes)
+	var out plotter.XYs
+	var sum float64
+	var count int
+	next := low
+	for _, p := range curve[first:] {
+		if !usable(p) {
+			continue
+		}
+		sum += p.Loss
+		count++
+		x := math.Log10(p.SentBytes)
+		if x < next {
+			continue
+		}
+		out = append(out, plotter.XY{X: x, Y: math.Log10(sum / float64(count))})
+		sum, count = 0, 0
+		next = x + (high-low)/float64(n)
+	}
+	return out
+}
+
+// decades puts labelled ticks at 1, and where there is room also at 2 and 5,
+// times powers of ten, and small ticks between, on an axis of base-10
+// logarithms.
+type decades struct {
+	format func(v float64) string
+}
+
+// Ticks implements [plot.Ticker].
+func (d decades) Ticks(low, high float64) []plot.Tick {
+	labelled := map[int]bool{1: true}
+	if high-low < 2.5 {
+		labelled[2], labelled[5] = true, true
+	}
+	var ticks []plot.Tick
+	for exponent := math.Floor(low); exponent <= high; exponent++ {
+		for digit := 1; digit <= 9; digit++ {
+			v := float64(digit) * math.Pow(10, exponent)
+			tick := plot.Tick{Value: math.Log10(v)}
+			if tick.Value < low || tick.Value > high {
+				continue
+			}
+			if labelled[digit] {
+				tick.Label = d.format(v)
+			}
+			ticks = append(ticks, tick)
+		}
+	}
+	return ticks
+}
+
+// formatBytes writes a number of bytes with a decimal unit.
+func formatBytes(v float64) string {
+	units := []string{"B", "kB", "MB", "GB", "TB"}
+	i := 0
+	for v >= 999.5 && i < len(units)-1 {
+		v /= 1000
+		i++
+	}
+	return formatNumber(v) + " " + units[i]
+}
+
+// formatNumber writes a number without trailing zeros.
+func formatNumber(v float64) string { return fmt.Sprintf("%.4g", v) }

@@ -1,0 +1,93 @@
+package picture
+
+import (
+	"bytes"
+	"image/png"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
+)
+
+// results makes n curves that fall like a power of the bytes.
+func results(n int) []train.Result {
+	var out []train.Result
+	for i := range n {
+		r := train.Result{Pattern: string(rune('a' + i)), Accuracy: 97.5}
+		for step := 1; step <= 500; step++ {
+			sent := float64(step) * 800 * math.Pow(1.6, float64(i))
+			r.Curve = append(r.Curve, train.Point{SentBytes: sent, Loss: 2.3 / math.Sqrt(float64(step))})
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func TestLossAgainstBytesWritesBothFormats(t *testing.T) {
+	dir := t.TempDir()
+	for _, ext := range Formats() {
+		path := filepath.Join(dir, "loss"+ext)
+		require.NoError(t, LossAgainstBytes(results(10), path))
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		if ext == ".svg" {
+			assert.Contains(t, string(data), "sent per rank since the start")
+			continue
+		}
+		image, err := png.Decode(bytes.NewReader(data))
+		require.NoError(t, err)
+		colours := map[[3]uint32]bool{}
+		for y := range image.Bounds().Dy() {
+			for x := range image.Bounds().Dx() {
+				r, g, b, _ := image.At(x, y).RGBA()
+				colours[[3]uint32{r >> 8, g >> 8, b >> 8}] = true
+			}
+		}
+		for _, c := range colors {
+			assert.Contains(t, colours, [3]uint32{uint32(c.R), uint32(c.G), uint32(c.B)}, "a curve is missing")
+		}
+	}
+}
+
+func TestLossAgainstBytesRefuses(t *testing.T) {
+	dir := t.TempDir()
+	assert.ErrorContains(t, LossAgainstBytes(results(1), filepath.Join(dir, "loss.bmp")), `".bmp"`)
+	assert.Error(t, LossAgainstBytes(results(1), filepath.Join(dir, "missing", "loss.png")))
+
+	silent := []train.Result{{Pattern: "dense", Curve: []train.Point{{Loss: 1}, {Loss: 0.5}}}}
+	assert.ErrorIs(t, LossAgainstBytes(silent, filepath.Join(dir, "loss.png")), ErrNothingToDraw)
+}
+
+func TestSmoothSkipsWhatALogarithmCannotShow(t *testing.T) {
+	var curve []train.Point
+	for _, p := range [][2]float64{{0, 2}, {10, 0}, {100, 4}, {1000, math.NaN()}, {1000, 2}, {1001, 1}, {10000, 3}} {
+		curve = append(curve, train.Point{SentBytes: p[0], Loss: p[1]})
+	}
+	points := smooth(curve, 2)
+	// The step at 1001 is too near to 1000 for a point of its own and is
+	// averaged into the one at 10000.
+	require.Len(t, points, 3)
+	for i, want := range [][2]float64{{100, 4}, {1000, 2}, {10000, 2}} {
+		assert.InDelta(t, math.Log10(want[0]), points[i].X, 1e-12)
+		assert.InDelta(t, math.Log10(want[1]), points[i].Y, 1e-12)
+	}
+	assert.Empty(t, smooth(nil, 5))
+}
+
+func TestTickLabels(t *testing.T) {
+	for v, want := range map[float64]string{1: "1 B", 1000: "1 kB", 2e5: "200 kB", 1e6: "1 MB", 5e9: "5 GB"} {
+		assert.Equal(t, want, formatBytes(v))
+	}
+	var labels []string
+	for _, tick := range (decades{format: formatNumber}).Ticks(math.Log10(0.05), math.Log10(3)) {
+		if tick.Label != "" {
+			labels = append(labels, tick.Label)
+		}
+	}
+	assert.Equal(t, []string{"0.05", "0.1", "0.2", "0.5", "1", "2"}, labels)
+}

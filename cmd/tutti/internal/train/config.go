@@ -1,0 +1,99 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
+)
+
+// Config is what to train and how.
+type Config struct {
+	// Patterns are trained one after the other, each from the same start.
+	Patterns []string
+	// Density is the part of the gradient that a sparse pattern picks, in
+	// (0, 1].
+	Density float64
+	// NoErrorFeedback forgets what was not picked, instead of keeping it for
+	// the next step.
+	NoErrorFeedback bool
+	// WarmupSteps is how many steps at the beginning are exchanged dense.
+	WarmupSteps int
+
+	// Epochs is how often every training image is seen.
+	Epochs int
+	// Batch is the number of images of one step, over all ranks.
+	Batch int
+	// Hidden is the width of the hidden layer.
+	Hidden int
+	// LearningRate is the highest step size, after the first epoch; see
+	// [schedule].
+	LearningRate float64
+	// Momentum of each rank's velocity, in [0, 1).
+	Momentum float64
+	// Seed determines the division of the images, the initial weights and the
+	// order of the images. Equal seeds give equal results.
+	Seed uint64
+}
+
+// Default is the configuration of `tutti train` without flags, for the given
+// patterns.
+func Default(patterns ...string) Config {
+	return Config{
+		Patterns:     patterns,
+		Density:      0.01,
+		Epochs:       40,
+		Batch:        32,
+		Hidden:       256,
+		LearningRate: 0.05,
+		Momentum:     0.9,
+		Seed:         1,
+	}
+}
+
+// Validate names the first setting that cannot be used.
+func (c Config) Validate() error {
+	bad := func(name string, value any, want string) error {
+		return fmt.Errorf("%s %v is not %s", name, value, want)
+	}
+	switch {
+	case len(c.Patterns) == 0:
+		return errors.New("no pattern was given")
+	case !(c.Density > 0 && c.Density <= 1):
+		return bad("density", c.Density, "in (0, 1]")
+	case c.WarmupSteps < 0:
+		return bad("warm-up steps", c.WarmupSteps, "0 or more")
+	case c.Epochs < 1:
+		return bad("epochs", c.Epochs, "1 or more")
+	case c.Batch < 1 || c.Batch > trainingImages:
+		return bad("batch", c.Batch, fmt.Sprintf("in [1, %d], the number of training images", trainingImages))
+	case c.Hidden < 1 || c.Hidden > maxHidden:
+		return bad("hidden width", c.Hidden, fmt.Sprintf("in [1, %d]", maxHidden))
+	case !(c.LearningRate > 0) || math.IsInf(c.LearningRate, 0):
+		return bad("learning rate", c.LearningRate, "a positive number")
+	case !(c.Momentum >= 0 && c.Momentum < 1):
+		return bad("momentum", c.Momentum, "in [0, 1)")
+	}
+	return nil
+}
+
+// trainingImages is the size of the training set.
+const trainingImages = digits.Images - digits.TestImages
+
+// maxHidden keeps a mistyped width from asking for all memory: 2^20 units are
+// 75 million parameters.
+const maxHidden = 1 << 20
+
+// schedule is the learning rate of each step: it rises in equal steps during
+// the first epoch and then falls along a half cosine to nearly zero
+// (I. Loshchilov, F. Hutter, "SGDR", 2017, without restarts). The fall gives
+// error feedback the time to deliver what it still holds.
+func (c Config) schedule(step, stepsPerEpoch int) float32 {
+	if step < stepsPerEpoch {
+		return float32(c.LearningRate * float64(step+1) / float64(stepsPerEpoch))
+	}
+	total := stepsPerEpoch * c.Epochs
+	progress := float64(step-stepsPerEpoch) / float64(total-stepsPerEpoch)
+	return float32(c.LearningRate * (1 + math.Cos(math.Pi*progress)) / 2)
+}

@@ -1,0 +1,42 @@
+package train
+
+// Result is what training with one pattern gave. The JSON form is one line of
+// `tutti train --json`.
+type Result struct {
+	Pattern string `json:"pattern"`
+	Ranks   int    `json:"ranks"`
+	// Density that was asked for; the dense pattern has 1.
+	Density float64 `json:"density"`
+	// Accuracy on the test images, in percent.
+	Accuracy float64 `json:"accuracy"`
+	// SentElements and SentBytes are what a rank sends in a step to exchange
+	// the gradient: the mean over ranks and steps, as comm.Meter counts.
+	SentElements float64 `json:"sent_elements_per_rank_step"`
+	SentBytes    float64 `json:"sent_bytes_per_rank_step"`
+	// RatioToDense is SentBytes over what a dense allreduce sends.
+	RatioToDense float64 `json:"ratio_to_dense"`
+	// CommSeconds is the time in the exchange of gradients, waiting for other
+	// ranks included, without the selection of entries: the mean over ranks.
+	CommSeconds float64 `json:"comm_s"`
+	// TotalSeconds is the time of the training, without the test.
+	TotalSeconds float64 `json:"total_s"`
+
+	// Curve has a point for every step.
+	Curve []Point `json:"-"`
+}
+
+// Point is the state after a step.
+type Point struct {
+	// SentBytes a rank has sent since the start, the mean over ranks.
+	SentBytes float64
+	// Loss is the mean over the step's images, before the update.
+	Loss float64
+}
+
+// Observer is told of the progress, on rank 0.
+type Observer interface {
+	// Step is called after each step of a pattern; steps is their number.
+	Step(pattern string, step, steps int)
+	// Finished is called after each pattern.
+	Finished(r Result)
+}

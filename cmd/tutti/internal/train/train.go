@@ -1,0 +1,279 @@
+// Package train is data-parallel training of a small network on the digits
+// data set: every rank computes the gradient of its part of a batch, a pattern
+// of package distributed averages the gradients, and every rank applies the
+// same update to the same weights.
+//
+// # The update
+//
+// Each rank keeps a velocity v ← momentum·v + gradient of its own, and what
+// is exchanged is learningRate·v: momentum and learning rate act before the
+// selection, so that entries which error feedback delivers late carry the
+// momentum and the step size of the time they arose ("momentum correction" of
+// Y. Lin et al., "Deep Gradient Compression", 2018; learning rate inside error
+// feedback as in S. P. Karimireddy et al., "Error Feedback Fixes SignSGD",
+// 2019). With the dense pattern this is ordinary SGD with momentum.
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"time"
+
+	"gonum.org/v1/gonum/blas/blas32"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Run trains once for each pattern of cfg. It is collective: every rank calls
+// it with the same configuration. observer is used on rank 0 and may be nil.
+func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	trainSet, testSet, err := digits.Split(cfg.Seed)
+	if err != nil {
+		return err
+	}
+	if observer == nil || r.Comm.Rank() != 0 {
+		observer = silent{}
+	}
+	for _, pattern := range cfg.Patterns {
+		result, err := trainPattern(ctx, r, cfg, pattern, trainSet, testSet, observer)
+		if err != nil {
+			return fmt.Errorf("training with pattern %s: %w", pattern, err)
+		}
+		observer.Finished(result)
+	}
+	return nil
+}
+
+// silent is the observer of ranks that report nothing.
+type silent struct{}
+
+func (silent) Step(string, int, int) {}
+func (silent) Finished(Result)       {}
+
+// trainer is one rank's state while it trains with one pattern.
+type trainer struct {
+	cfg   Config
+	rank  backend.Rank
+	data  digits.Set
+	model *model
+	rng   *rand.Rand // the same stream on every rank
+
+	velocity []float32
+	gradient []float32
+	update   *runtime.Tensor // exchanged, in memory of the rank's runtime
+	meter    *comm.Meter
+	sparse   *distributed.Sparse
+
+	order    []int // of the training images, in this epoch
+	losses   []float64
+	sent     []float64 // bytes, cumulative, per step
+	elements int64     // sent, in all steps
+	exchange time.Duration
+}
+
+// trainPattern trains with one pattern and tests the result.
+func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern string, trainSet, testSet digits.Set, observer Observer) (_ Result, err error) {
+	t, err := newTrainer(ctx, r, cfg, pattern, trainSet)
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { err = errors.Join(err, t.close()) }()
+	if err := r.Comm.Barrier(ctx); err != nil {
+		return Result{}, err
+	}
+
+	start := time.Now()
+	stepsPerEpoch := trainSet.Len() / cfg.Batch
+	steps := stepsPerEpoch * cfg.Epochs
+	for step := range steps {
+		if err := t.step(ctx, step, stepsPerEpoch); err != nil {
+			return Result{}, fmt.Errorf("step %d of %d: %w", step+1, steps, err)
+		}
+		observer.Step(pattern, step+1, steps)
+	}
+	total := time.Since(start)
+
+	if err := t.checkAgreement(ctx); err != nil {
+		return Result{}, err
+	}
+	return t.result(ctx, pattern, testSet, total)
+}
+
+// newTrainer makes a rank's state, with rank 0's initial weights.
+func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string, data digits.Set) (*trainer, error) {
+	n := parameterCount(cfg.Hidden)
+	t := &trainer{
+		cfg:      cfg,
+		rank:     r,
+		data:     data,
+		model:    newModel(cfg.Hidden, cfg.Batch),
+		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x0bde5)),
+		velocity: make([]float32, n),
+		gradient: make([]float32, n),
+		meter:    comm.NewMeter(r.Comm),
+		order:    make([]int, data.Len()),
+	}
+	for i := range t.order {
+		t.order[i] = i
+	}
+	var err error
+	if t.update, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
+		return nil, err
+	}
+	t.sparse, err = distributed.NewSparse(r.Runtime, t.meter, n, distributed.Config{
+		Pattern:         pattern,
+		Density:         cfg.Density,
+		NoErrorFeedback: cfg.NoErrorFeedback,
+		Schedule:        distributed.Schedule{WarmupSteps: cfg.WarmupSteps},
+	})
+	if err != nil {
+		return nil, errors.Join(err, t.update.Free())
+	}
+	if err := t.shareWeights(ctx); err != nil {
+		return nil, errors.Join(err, t.close())
+	}
+	return t, nil
+}
+
+// close frees what the trainer allocated.
+func (t *trainer) close() error {
+	return errors.Join(t.sparse.Close(), t.update.Free())
+}
+
+// shareWeights gives every rank the initial weights of rank 0.
+func (t *trainer) shareWeights(ctx context.Context) error {
+	if t.rank.Comm.Rank() == 0 {
+		t.model.initialize(t.cfg.Seed)
+	}
+	return t.through(t.model.params, func() error {
+		return distributed.Broadcast(ctx, t.rank.Comm, t.update, 0)
+	})
+}
+
+// through copies values to the tensor that is exchanged, runs exchange on it,
+// and copies the result back.
+func (t *trainer) through(values []float32, exchange func() error) error {
+	if err := runtime.CopyIn(t.update, values); err != nil {
+		return err
+	}
+	if err := exchange(); err != nil {
+		return err
+	}
+	return runtime.CopyOut(values, t.update)
+}
+
+// step trains on one batch.
+func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
+	inEpoch := step % stepsPerEpoch
+	if inEpoch == 0 {
+		t.rng.Shuffle(len(t.order), func(i, j int) { t.order[i], t.order[j] = t.order[j], t.order[i] })
+	}
+	batch := t.order[inEpoch*t.cfg.Batch : (inEpoch+1)*t.cfg.Batch]
+	ranks, rank := t.rank.Comm.WorldSize(), t.rank.Comm.Rank()
+	own := batch[rank*len(batch)/ranks : (rank+1)*len(batch)/ranks]
+
+	// Ranks may have different numbers of images. Scaled like this, the average
+	// over ranks is the mean gradient over the batch whatever the division.
+	scale := float32(ranks) / float32(len(batch))
+	loss := t.model.gradient(t.gradient, t.data, own, scale) * float64(scale)
+
+	velocity := vector(t.velocity)
+	blas32.Scal(float32(t.cfg.Momentum), velocity)
+	blas32.Axpy(1, vector(t.gradient), velocity)
+	blas32.Copy(velocity, vector(t.gradient))
+	blas32.Scal(t.cfg.schedule(step, stepsPerEpoch), vector(t.gradient))
+
+	err := t.through(t.gradient, func() error { return t.sparse.AllReduce(ctx, t.update) })
+	if err != nil {
+		return err
+	}
+	blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
+
+	t.record(loss)
+	return nil
+}
+
+// record keeps the statistics of the step that was just made.
+func (t *trainer) record(loss float64) {
+	stats, traffic := t.sparse.Stats(), t.meter.Totals()
+	t.losses = append(t.losses, loss)
+	t.sent = append(t.sent, float64(traffic.SentBytes))
+	t.elements = traffic.SentElements
+	t.exchange += stats.ExchangeTime
+}
+
+// checkAgreement returns an error when the ranks do not hold the same weights,
+// bit for bit.
+func (t *trainer) checkAgreement(ctx context.Context) error {
+	h := fnv.New64a()
+	h.Write(hostmem.Bytes(t.model.params)) // never fails
+	own := h.Sum64()
+	// One reduction gives both bounds: the minimum of ^x is ^ of the maximum.
+	bounds, err := backend.Reduce(ctx, t.rank, []uint64{own, ^own}, comm.Min)
+	if err != nil {
+		return err
+	}
+	if bounds[0] != ^bounds[1] {
+		return fmt.Errorf("%w: the weights are not the same on all ranks after %d steps", comm.ErrMismatch, len(t.losses))
+	}
+	return nil
+}
+
+// result averages the statistics over ranks and tests the model.
+func (t *trainer) result(ctx context.Context, pattern string, testSet digits.Set, total time.Duration) (Result, error) {
+	steps := len(t.losses)
+	values := append(append([]float64{float64(t.elements), t.exchange.Seconds()}, t.losses...), t.sent...)
+	values, err := backend.Reduce(ctx, t.rank, values, comm.Avg)
+	if err != nil {
+		return Result{}, err
+	}
+	losses, sent := values[2:2+steps], values[2+steps:]
+	density := t.cfg.Density
+	if pattern == distributed.Dense {
+		density = 1
+	}
+
+	r := Result{
+		Pattern:      pattern,
+		Ranks:        t.rank.Comm.WorldSize(),
+		Density:      density,
+		Accuracy:     t.model.accuracy(testSet),
+		SentElements: values[0] / float64(steps),
+		SentBytes:    sent[steps-1] / float64(steps),
+		CommSeconds:  values[1],
+		TotalSeconds: total.Seconds(),
+		Curve:        make([]Point, steps),
+	}
+	if dense := t.denseBytes(); dense > 0 {
+		r.RatioToDense = r.SentBytes / dense
+	}
+	for i := range r.Curve {
+		r.Curve[i] = Point{SentBytes: sent[i], Loss: losses[i]}
+	}
+	return r, nil
+}
+
+// denseBytes is what a rank sends in a dense allreduce of the gradient: 2n(P-1)/P
+// elements, the least that any algorithm needs
+// (P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms", 2009).
+func (t *trainer) denseBytes() float64 {
+	p := float64(t.rank.Comm.WorldSize())
+	return 2 * float64(len(t.gradient)*dtype.F32.Size()) * (p - 1) / p
+}
+
+// vector looks at v as a BLAS vector.
+func vector(v []float32) blas32.Vector {
+	return blas32.Vector{N: len(v), Inc: 1, Data: v}
+}

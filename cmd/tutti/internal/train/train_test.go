@@ -1,0 +1,182 @@
+package train
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/distributed"
+)
+
+// collector is an observer that keeps results by pattern.
+type collector struct {
+	results map[string]Result
+	onStep  func(step int)
+}
+
+func (c *collector) Step(_ string, step, _ int) {
+	if c.onStep != nil {
+		c.onStep(step)
+	}
+}
+
+func (c *collector) Finished(r Result) { c.results[r.Pattern] = r }
+
+// trainLocal trains over a number of ranks in this process.
+func trainLocal(t *testing.T, ranks int, cfg Config) map[string]Result {
+	t.Helper()
+	local, err := backend.Find("local")
+	require.NoError(t, err)
+	c := &collector{results: map[string]Result{}}
+	err = local.Run(t.Context(), backend.Options{Ranks: ranks}, func(ctx context.Context, r backend.Rank) error {
+		return Run(ctx, r, cfg, c)
+	})
+	require.NoError(t, err, "seed %d", cfg.Seed)
+	return c.results
+}
+
+// finalLoss is the mean over the last tenth of the steps.
+func finalLoss(r Result) float64 {
+	tail := r.Curve[len(r.Curve)*9/10:]
+	var sum float64
+	for _, p := range tail {
+		sum += p.Loss
+	}
+	return sum / float64(len(tail))
+}
+
+// The claim of the sparse patterns: at a hundredth of the gradient they reach
+// what sending everything reaches, within a point.
+func TestEveryPatternReachesDenseAccuracy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("trains for minutes under the race detector")
+	}
+	cfg := Default(distributed.Patterns()...)
+	results := trainLocal(t, 4, cfg)
+	require.Len(t, results, len(cfg.Patterns))
+	dense := results[distributed.Dense]
+	assert.Greater(t, dense.Accuracy, 97.0, "seed %d", cfg.Seed)
+	assert.InDelta(t, 1, dense.RatioToDense, 1e-9)
+	assert.Equal(t, 1.0, dense.Density)
+	for _, pattern := range cfg.Patterns {
+		r := results[pattern]
+		assert.GreaterOrEqual(t, r.Accuracy, dense.Accuracy-1, "%s, seed %d", pattern, cfg.Seed)
+		assert.Equal(t, 4, r.Ranks)
+		if pattern != distributed.Dense {
+			assert.Less(t, r.RatioToDense, 0.06, pattern)
+		}
+	}
+	// topkA gathers k indices and k values of each other rank, oktopk promises
+	// at most 6k(P-1)/P.
+	k, p := 192.0, 4.0
+	assert.InDelta(t, 2*k*(p-1), results["topkA"].SentElements, 1e-9)
+	assert.LessOrEqual(t, results["oktopk"].SentElements, 6*k*(p-1)/p)
+}
+
+func TestErrorFeedbackMatters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("trains for minutes under the race detector")
+	}
+	cfg := Default("topkA")
+	cfg.Seed = 2
+	with := trainLocal(t, 4, cfg)["topkA"]
+	cfg.NoErrorFeedback = true
+	without := trainLocal(t, 4, cfg)["topkA"]
+	assert.Greater(t, with.Accuracy, without.Accuracy, "seed %d", cfg.Seed)
+	assert.Greater(t, finalLoss(without), 3*finalLoss(with), "seed %d", cfg.Seed)
+}
+
+// short is a training that is over in a moment.
+func short(patterns ...string) Config {
+	cfg := Default(patterns...)
+	cfg.Epochs, cfg.Hidden = 2, 32
+	return cfg
+}
+
+func TestSameSeedSameResult(t *testing.T) {
+	cfg := short(distributed.Patterns()...)
+	timeless := func(results map[string]Result) map[string]Result {
+		for name, r := range results {
+			r.CommSeconds, r.TotalSeconds = 0, 0
+			results[name] = r
+		}
+		return results
+	}
+	first := timeless(trainLocal(t, 3, cfg))
+	assert.Equal(t, first, timeless(trainLocal(t, 3, cfg)))
+	cfg.Seed++
+	assert.NotEqual(t, first, timeless(trainLocal(t, 3, cfg)))
+}
+
+// Dense data-parallel training is the same computation for any number of ranks,
+// also one that does not divide the batch.
+func TestDenseDoesNotDependOnRanks(t *testing.T) {
+	cfg := short("dense")
+	alone := trainLocal(t, 1, cfg)["dense"]
+	assert.Zero(t, alone.SentBytes, "one rank sends nothing")
+	for _, ranks := range []int{2, 3, 5} {
+		r := trainLocal(t, ranks, cfg)["dense"]
+		require.Len(t, r.Curve, len(alone.Curve))
+		for step, p := range r.Curve {
+			assert.InEpsilon(t, alone.Curve[step].Loss, p.Loss, 1e-3, "%d ranks, step %d", ranks, step)
+		}
+	}
+}
+
+func TestWarmupStepsAreDense(t *testing.T) {
+	cfg := short("topkA")
+	cfg.WarmupSteps = 5
+	curve := trainLocal(t, 2, cfg)["topkA"].Curve
+	n := float64(parameterCount(cfg.Hidden))
+	assert.InDelta(t, 5*4*n, curve[4].SentBytes, 1e-6, "2n(P-1)/P elements in each of 5 steps")
+	assert.Less(t, curve[5].SentBytes-curve[4].SentBytes, 0.1*4*n)
+}
+
+func TestCancellationEndsTheTraining(t *testing.T) {
+	local, err := backend.Find("local")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := &collector{results: map[string]Result{}, onStep: func(step int) {
+		if step == 10 {
+			cancel()
+		}
+	}}
+	err = local.Run(ctx, backend.Options{Ranks: 3}, func(ctx context.Context, r backend.Rank) error {
+		return Run(ctx, r, short("dense", "topkA"), c)
+	})
+	assert.ErrorIs(t, err, context.Canceled)
+	assert.Empty(t, c.results)
+}
+
+func TestRunNamesBadSettings(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"no pattern":    func(c *Config) { c.Patterns = nil },
+		"density":       func(c *Config) { c.Density = 0 },
+		"epochs":        func(c *Config) { c.Epochs = 0 },
+		"batch":         func(c *Config) { c.Batch = trainingImages + 1 },
+		"hidden":        func(c *Config) { c.Hidden = 0 },
+		"learning rate": func(c *Config) { c.LearningRate = -1 },
+		"momentum":      func(c *Config) { c.Momentum = 1 },
+		"warm-up":       func(c *Config) { c.WarmupSteps = -1 },
+	} {
+		cfg := Default("dense")
+		change(&cfg)
+		assert.ErrorContains(t, Run(t.Context(), backend.Rank{}, cfg, nil), want)
+	}
+}
+
+func TestScheduleRisesAndFalls(t *testing.T) {
+	cfg := Config{LearningRate: 2, Epochs: 5}
+	const perEpoch = 10
+	assert.InDelta(t, 0.2, cfg.schedule(0, perEpoch), 1e-6)
+	assert.InDelta(t, 2, cfg.schedule(perEpoch-1, perEpoch), 1e-6)
+	for step := perEpoch; step < 5*perEpoch; step++ {
+		assert.Less(t, cfg.schedule(step+1, perEpoch), cfg.schedule(step, perEpoch), "step %d", step)
+	}
+	assert.InDelta(t, 1, cfg.schedule(3*perEpoch, perEpoch), 1e-6, "half way")
+	assert.Less(t, cfg.schedule(5*perEpoch-1, perEpoch), float32(0.01))
+}
