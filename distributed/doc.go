@@ -27,8 +27,9 @@
 //   - Nothing gets lost: the sum over the ranks of gradient + old residual is
 //     P times the result plus the sum of the new residuals, up to rounding.
 //   - Indices travel as 32-bit integers. A tensor has at most 2^31-1 elements.
-//   - NaN and infinities rank above all numbers, so they are picked first and
-//     reach every rank as they would in a dense allreduce.
+//   - NaN and infinities rank above all numbers, so they are picked first: if
+//     any rank's gradient has one, every rank's result of that step has one,
+//     as with a dense allreduce.
 //
 // # Gradients of a model
 //

@@ -321,14 +321,22 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 // Stats returns what the last complete step did.
 func (g *GradientSync) Stats() GradientStats { return g.stats }
 
+// closeLimit is how long Close waits for buckets that were launched.
+const closeLimit = 5 * time.Second
+
 // Close frees the buckets. Gradients and communicator stay as they are.
 // Closing twice is fine.
+//
+// In the middle of a step it waits for the buckets that were launched, because
+// the communicator still reads and writes them. If the peers do not reduce
+// theirs within 5 seconds, that is [comm.ErrTimeout], and the communicator is
+// broken.
 func (g *GradientSync) Close() error {
 	if g.closed {
 		return nil
 	}
 	g.closed = true
-	errs := []error{g.order.close()}
+	errs := []error{g.settle(), g.order.close()}
 	for _, b := range g.buckets {
 		if b.sparse != nil {
 			errs = append(errs, b.sparse.Close())
@@ -339,6 +347,19 @@ func (g *GradientSync) Close() error {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return opError("gradient sync close", err)
+	}
+	return nil
+}
+
+// settle waits for the buckets that were launched in this step.
+func (g *GradientSync) settle() error {
+	if g.next == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	if err := g.order.computeAfterComm(ctx); g.err == nil { // or it was told already
+		return err
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ import (
 //     the rest stays in its residual.
 //  3. At most G = min(k, floor((B-2S)/2)) entries make up the result. If more
 //     sums pass the global threshold, each rank's share is cut in proportion
-//     and it keeps its largest; the lengths that all ranks know say so without
+//     (but not to nothing) and it keeps its largest; the lengths that all ranks know say so without
 //     a further message. A rank receives at most all G of them: 2G elements.
 //     2S + 2G <= B, so the bound holds for each rank and each step.
 //  4. Spreading the sums before they are gathered would cost a rank up to
@@ -238,13 +238,22 @@ func (x *okExchange) pickGlobal(ctx context.Context, added int, limit limits) (m
 	if total <= limit.global {
 		return reduced, total
 	}
-	// Every rank gets its share of the limit. Rounding the running sums makes
-	// the shares add up to it exactly, and no share exceeds its length.
-	counts, passed, granted := x.gather.counts, 0, 0
+	// Every rank that has any sum gets one, and its share of the rest of the
+	// limit. So the largest of each region goes, and with it a NaN or infinity.
+	// Rounding the running sums makes the shares add up to the limit exactly,
+	// and no share exceeds its length. (The limit is never below x.size, and
+	// total is above it.)
+	counts := x.gather.counts
+	sure := 0
+	for _, n := range counts {
+		sure += min(n, 1)
+	}
+	passed, granted := 0, 0
 	for r, n := range counts {
-		passed += n
-		share := passed*limit.global/total - granted
-		counts[r] = share
+		first := min(n, 1)
+		passed += n - first
+		share := passed*(limit.global-sure)/(total-sure) - granted
+		counts[r] = first + share
 		granted += share
 	}
 	if mine := counts[x.rank]; mine < count {

@@ -22,7 +22,6 @@ import (
 type Sparse struct {
 	*engine
 	meter    *comm.Meter
-	pattern  pattern
 	selector selector
 	exchange exchange
 
@@ -107,7 +106,9 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 //
 // A wrong argument is an error before anything happened. After any other
 // error t's content is undefined, the ranks may be out of step, and later
-// calls return that error again.
+// calls return that error again. The other ranks wait for this one then, until
+// their contexts end or this rank closes its communicator, which is
+// [comm.ErrPeerFailed] on them: so close it.
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
 	if s.closed {
@@ -142,8 +143,8 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 func (s *Sparse) Stats() StepStats { return s.stats }
 
 // Residual returns this rank's residual as a tensor of n F32 elements (a view,
-// valid until Close), for checkpoints and inspection. It is nil for the dense
-// pattern, which has none.
+// valid until Close), for checkpoints, inspection, and to forget what was not
+// sent (fill it with zeros). It is nil for the dense pattern, which has none.
 func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, opError("residual", comm.ErrClosed)

@@ -143,14 +143,6 @@ func (s *splitter) inRegion(threshold float32, dst list) (list, int) {
 	return picks, total
 }
 
-// topOfRegion picks the k entries of largest magnitude of the region.
-func (s *splitter) topOfRegion(k int, dst list) list {
-	start, n := s.region()
-	picks, _ := s.topK(at(s.work, start), n, k, dst)
-	s.offset(picks, start)
-	return picks
-}
-
 func (s *splitter) offset(l list, by int) {
 	if s.err == nil && l.n > 0 && by != 0 {
 		s.check(s.kernels.OffsetIndices(l.idx, l.n, int32(by)))

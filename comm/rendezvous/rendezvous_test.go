@@ -162,9 +162,8 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 	for _, say := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat("x", 1000)} {
 		c := dial()
-		_, err := io.WriteString(c, say)
-		require.NoError(t, err)
-		require.NoError(t, c.(*net.TCPConn).CloseWrite())
+		_, _ = io.WriteString(c, say) // fails if the refusal is faster
+		_ = c.(*net.TCPConn).CloseWrite()
 		answer, _ := io.ReadAll(c)
 		assert.NotContains(t, string(answer), "treasure")
 		require.NoError(t, c.Close())
