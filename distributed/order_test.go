@@ -162,18 +162,30 @@ func TestStreams(t *testing.T) {
 	})
 }
 
+// gradients returns tensors of 100 elements.
+func gradients(t *testing.T, rt runtime.Runtime, count int) []*runtime.Tensor {
+	tensors := make([]*runtime.Tensor, count)
+	for i := range tensors {
+		g, err := runtime.New(rt, dtype.F32, 100)
+		require.NoError(t, err)
+		tensors[i] = g
+	}
+	return tensors
+}
+
+func free(t *testing.T, tensors []*runtime.Tensor) {
+	for _, g := range tensors {
+		assert.NoError(t, g.Free())
+	}
+}
+
 // TestCloseInFlight checks that Close frees no bucket that the communicator
 // still works on: memory of the compute stream is reused after the stream has
 // waited for it.
 func TestCloseInFlight(t *testing.T) {
 	withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
-		var params []*runtime.Tensor
-		for range 2 {
-			p, err := runtime.New(s, dtype.F32, 100)
-			require.NoError(t, err)
-			defer p.Free()
-			params = append(params, p)
-		}
+		params := gradients(t, s, 2)
+		defer free(t, params)
 		g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{})
 		require.NoError(t, err)
 		require.NoError(t, errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)))
@@ -187,13 +199,8 @@ func TestCloseInFlight(t *testing.T) {
 // before it are ready, and that the compute stream waits only in Wait.
 func TestBucketsOverlap(t *testing.T) {
 	withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
-		var params []*runtime.Tensor
-		for range 4 {
-			p, err := runtime.New(s, dtype.F32, 100)
-			require.NoError(t, err)
-			defer p.Free()
-			params = append(params, p)
-		}
+		params := gradients(t, s, 4)
+		defer free(t, params)
 		g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{BucketBytes: 800})
 		require.NoError(t, err)
 		assert.Equal(t, [][]int{{3, 2}, {1, 0}}, g.Buckets())

@@ -353,15 +353,8 @@ func TestCloseAfterPeerLeft(t *testing.T) {
 		if c.Rank() == 1 {
 			return left
 		}
-		var params []*runtime.Tensor
-		for range 2 {
-			p, err := runtime.New(rt, dtype.F32, 100)
-			if err != nil {
-				return err
-			}
-			defer p.Free()
-			params = append(params, p)
-		}
+		params := gradients(t, rt, 2)
+		defer free(t, params)
 		g, err := distributed.NewGradientSync(rt, c, params, distributed.GradientConfig{})
 		if err != nil {
 			return err
