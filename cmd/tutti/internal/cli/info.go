@@ -70,9 +70,11 @@ func newInfo() *cobra.Command {
 // [backend.ProbeMPI].
 func newProbe() *cobra.Command {
 	return &cobra.Command{
-		Use:    backend.ProbeCommand,
-		Hidden: true,
-		Args:   cobra.NoArgs,
+		Use:     backend.ProbeCommand,
+		Short:   "Initialize MPI and print the level of threads that it provides",
+		Example: "  tutti " + backend.ProbeCommand,
+		Hidden:  true,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			threads, err := backend.ThreadLevel()
 			if err == nil {
