@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,6 +67,23 @@ func BenchmarkCopy(b *testing.B) {
 	benchEachSize(b, 2, dtype.U8, func(addrs []uintptr, bytes int, streaming bool) {
 		Copy(addrs[0], addrs[1], bytes, streaming)
 	})
+}
+
+// BenchmarkCopyAllCores copies on all cores at once: what the machine's memory
+// gives, and so the floor of collectives between goroutines.
+func BenchmarkCopyAllCores(b *testing.B) {
+	const bytes = 64 << 20
+	cores := runtime.GOMAXPROCS(0)
+	addrs, keep := benchBuffers(b, 2*cores, bytes, dtype.U8)
+	b.SetBytes(int64(2 * bytes * cores)) // read and written
+	for b.Loop() {
+		var wg sync.WaitGroup
+		for i := range cores {
+			wg.Go(func() { Copy(addrs[2*i], addrs[2*i+1], bytes, true) })
+		}
+		wg.Wait()
+	}
+	runtime.KeepAlive(keep)
 }
 
 // BenchmarkReduce combines buffers into one more.
