@@ -7,7 +7,7 @@ import "unsafe"
 // frame is a call for enterC, in call_amd64.s, which knows its layout.
 type frame struct {
 	fn   uintptr
-	args [maxArgs]uintptr
+	args [maxIntArgs]uintptr
 }
 
 // enterCAddress is the entry of enterC.
@@ -26,6 +26,6 @@ func cgocall(fn, arg unsafe.Pointer) int32
 // that is most of a short collective's overhead.
 func callInt(f Func, args []uintptr) int32 {
 	call := frame{fn: uintptr(f)}
-	copy(call.args[:], args)
+	copy(call.args[:len(args)], args)
 	return cgocall(*(*unsafe.Pointer)(unsafe.Pointer(&enterCAddress)), unsafe.Pointer(&call))
 }

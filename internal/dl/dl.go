@@ -33,7 +33,7 @@ var ErrNotFound = errors.New("not found")
 // Func is the address of a C function; zero means that the library lacks it.
 type Func uintptr
 
-// Call calls the function with integer or pointer arguments (at most 16) and
+// Call calls the function with integer or pointer arguments (at most 24) and
 // returns its result register. Narrower results occupy the low bits; see
 // [Func.Int].
 //
@@ -44,19 +44,25 @@ func (f Func) Call(args ...uintptr) uintptr {
 	// purego makes its argument list escape. Copied to a recycled one, the
 	// caller's stays on the stack.
 	block := blocks.Get().(*[maxArgs]uintptr)
-	n := copy(block[:], args)
-	r, _, _ := purego.SyscallN(uintptr(f), block[:n]...)
+	list := block[:len(args)]
+	copy(list, args)
+	r, _, _ := purego.SyscallN(uintptr(f), list...)
 	blocks.Put(block)
 	return r
 }
 
-// maxArgs is the longest argument list that a library wrapped here needs.
-const maxArgs = 16
+// maxArgs bounds the argument list of Call. The longest that a library wrapped
+// here needs has 22 words: a structure of 128 bytes, passed by value on the
+// stack, behind six registers.
+const maxArgs = 24
+
+// maxIntArgs bounds that of Int.
+const maxIntArgs = 16
 
 var blocks = sync.Pool{New: func() any { return new([maxArgs]uintptr) }}
 
-// Int is Call for a function that returns a C int or enum, and the faster of
-// the two.
+// Int is Call for a function that returns a C int or enum and takes at most 16
+// arguments, and the faster of the two.
 func (f Func) Int(args ...uintptr) int32 { return callInt(f, args) }
 
 // Data is the address of a variable that a library exports; zero means that

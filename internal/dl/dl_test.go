@@ -1,7 +1,9 @@
 package dl
 
 import (
+	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -90,25 +92,34 @@ func TestArguments(t *testing.T) {
 	if !ok || runtime.GOOS == "windows" || runtime.GOOS == "darwin" && runtime.GOARCH == "arm64" {
 		t.Skip("snprintf takes its arguments in another way here")
 	}
-	format := []byte("%d %d %d %d %d %d %d %d %d %d %d %d %d\x00")
-	const want = "1 -2 3 4 5 6 7 8 9 10 11 12 13"
-	args := func(out []byte) []uintptr {
-		a := []uintptr{hostmem.Addr(out), uintptr(len(out)), hostmem.Addr(format)}
-		for i := range 13 {
-			a = append(a, uintptr(i+1))
-		}
-		a[4] = ^uintptr(1) // -2
-		return a
-	}
-	for name, call := range map[string]func(Func, []uintptr) int32{
-		"int":  func(f Func, a []uintptr) int32 { return f.Int(a...) },
-		"call": func(f Func, a []uintptr) int32 { return int32(f.Call(a...)) },
+	for name, f := range map[string]struct {
+		most int // arguments
+		call func(Func, []uintptr) int32
+	}{
+		"int":  {maxIntArgs, func(f Func, a []uintptr) int32 { return f.Int(a...) }},
+		"call": {maxArgs, func(f Func, a []uintptr) int32 { return int32(f.Call(a...)) }},
 	} {
-		out := make([]byte, 64)
-		n := call(Func(address), args(out))
-		assert.EqualValues(t, len(want), n, name)
-		assert.Equal(t, want, string(out[:len(want)]), name)
-		runtime.KeepAlive(format)
+		t.Run(name, func(t *testing.T) {
+			numbers := f.most - 3 // behind the buffer, its length and the format
+			format := []byte(strings.Repeat("%d ", numbers) + "\x00")
+			out := make([]byte, 128)
+			args := []uintptr{hostmem.Addr(out), uintptr(len(out)), hostmem.Addr(format)}
+			var want string
+			for i := range numbers {
+				value := i + 1
+				if i == 1 {
+					value = -2
+				}
+				args = append(args, uintptr(value))
+				want += fmt.Sprint(value, " ")
+			}
+			n := f.call(Func(address), args)
+			require.EqualValues(t, len(want), n)
+			assert.Equal(t, want, string(out[:n]))
+			runtime.KeepAlive(format)
+
+			assert.Panics(t, func() { f.call(Func(address), append(args, 0)) }, "more arguments than there is room for")
+		})
 	}
 }
 
