@@ -58,8 +58,18 @@ func TestConfig(t *testing.T) {
 		_, err := distributed.NewSparse(rt, comms[0], n, distributed.Config{Pattern: "topkA", Density: 0.1})
 		assert.ErrorIs(t, err, comm.ErrArgument, "n = %d", n)
 	}
-	_, err = distributed.NewSparse(withoutKernels{rt}, comms[0], 1, distributed.Config{})
-	assert.ErrorIs(t, err, runtime.ErrUnsupported)
+	for name, cfg := range map[string]distributed.Config{
+		"sparse": {Pattern: "topkA", Density: 0.1}, "clipped": {ClipNorm: 1},
+	} {
+		_, err = distributed.NewSparse(withoutKernels{rt}, comms[0], 1, cfg)
+		assert.ErrorIs(t, err, runtime.ErrUnsupported, name)
+	}
+	dense, err := distributed.NewSparse(withoutKernels{rt}, comms[0], 3, distributed.Config{})
+	require.NoError(t, err)
+	gradient, err := runtime.FromSlice(rt, []float32{1, 2, 3})
+	require.NoError(t, err)
+	require.NoError(t, dense.AllReduce(t.Context(), gradient), "dense needs no kernels")
+	require.NoError(t, errors.Join(gradient.Free(), dense.Close()))
 	_, err = distributed.NewSparse(nil, comms[0], 1, distributed.Config{})
 	assert.ErrorIs(t, err, comm.ErrArgument)
 	assert.Len(t, distributed.Patterns(), 10)

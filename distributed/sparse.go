@@ -63,7 +63,8 @@ type StepStats struct {
 //
 // Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
 // negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
-// without [runtime.Kernels]; [comm.ErrDevice] if c does not reach rt's memory.
+// without [runtime.Kernels], which only the dense pattern without clipping does
+// not need; [comm.ErrDevice] if c does not reach rt's memory.
 func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Sparse, error) {
 	if rt == nil || c == nil {
 		return nil, opError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
@@ -76,7 +77,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		return nil, opError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
 	}
 	kernels, ok := rt.(runtime.Kernels)
-	if !ok {
+	if !ok && (cfg.Pattern != Dense || cfg.ClipNorm > 0) {
 		return nil, opError("sparse", fmt.Errorf("%w: runtime %s has no sparse kernels (runtime.Kernels)", runtime.ErrUnsupported, rt.Name()))
 	}
 	if err := reaches(c, rt.Device()); err != nil {

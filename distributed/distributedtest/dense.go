@@ -192,7 +192,7 @@ func testRing(r *rank) error {
 // leave the communicator usable.
 func testMisuse(r *rank) error {
 	c, ctx := r.c, r.ctx
-	f32, err := r.tensor(dtype.F32, make([]float32, 4))
+	m, err := r.newMisuse()
 	if err != nil {
 		return err
 	}
@@ -200,25 +200,27 @@ func testMisuse(r *rank) error {
 	if err != nil {
 		return err
 	}
-	long, err := r.tensor(dtype.F32, make([]float32, 4*r.size+1))
+	short := make([]int, r.size-1)
+	return errors.Join(unexpected([]expectation{
+		{"nil tensor", distributed.AllReduce(ctx, c, nil, comm.Sum), comm.ErrArgument},
+		{"freed tensor", distributed.AllReduce(ctx, c, m.freed, comm.Sum), runtime.ErrFreed},
+		{"strided tensor", distributed.AllReduce(ctx, c, m.strided, comm.Sum), runtime.ErrNotContiguous},
+		{"other type", distributed.AllToAll(ctx, c, m.good, bf16), runtime.ErrDType},
+		{"gather length", distributed.AllGather(ctx, c, m.long, m.good), runtime.ErrShape},
+		{"scatter length", distributed.ReduceScatter(ctx, c, m.good, m.long, comm.Sum), runtime.ErrShape},
+		{"alltoall length", distributed.AllToAll(ctx, c, m.long, m.good), runtime.ErrShape},
+		{"root", distributed.Broadcast(ctx, c, m.good, r.size), comm.ErrArgument},
+		{"peer", distributed.Send(ctx, c, m.good, -1, 0), comm.ErrArgument},
+		{"counts", distributed.AllGatherV(ctx, c, m.good, m.good, short), comm.ErrArgument},
+		{"sum of counts", distributed.AllToAllV(ctx, c, m.good, make([]int, r.size), m.good, make([]int, r.size)), runtime.ErrShape},
+	}), distributed.AllReduce(ctx, c, m.good, comm.Sum))
+}
+
+// testSparseMisuse is testMisuse of a Sparse.
+func testSparseMisuse(r *rank) error {
+	c, ctx := r.c, r.ctx
+	m, err := r.newMisuse()
 	if err != nil {
-		return err
-	}
-	matrix, err := long.Slice(0, 0, 4)
-	if err != nil {
-		return err
-	}
-	if matrix, err = matrix.Reshape(2, 2); err != nil {
-		return err
-	}
-	if matrix, err = matrix.Transpose(0, 1); err != nil {
-		return err
-	}
-	freed, err := r.tensor(dtype.F32, make([]float32, 4))
-	if err != nil {
-		return err
-	}
-	if err := freed.Free(); err != nil {
 		return err
 	}
 	f64, err := r.tensor(dtype.F64, make([]float32, 4))
@@ -236,39 +238,57 @@ func testMisuse(r *rank) error {
 	if err := errors.Join(closed.Close(), closed.Close()); err != nil {
 		return err
 	}
-	short := make([]int, r.size-1)
-	cases := []struct {
-		name string
-		got  error
-		want error
-	}{
-		{"nil tensor", distributed.AllReduce(ctx, c, nil, comm.Sum), comm.ErrArgument},
-		{"freed tensor", distributed.AllReduce(ctx, c, freed, comm.Sum), runtime.ErrFreed},
-		{"strided tensor", distributed.AllReduce(ctx, c, matrix, comm.Sum), runtime.ErrNotContiguous},
-		{"other type", distributed.AllToAll(ctx, c, f32, bf16), runtime.ErrDType},
-		{"gather length", distributed.AllGather(ctx, c, long, f32), runtime.ErrShape},
-		{"scatter length", distributed.ReduceScatter(ctx, c, f32, long, comm.Sum), runtime.ErrShape},
-		{"alltoall length", distributed.AllToAll(ctx, c, long, f32), runtime.ErrShape},
-		{"root", distributed.Broadcast(ctx, c, f32, r.size), comm.ErrArgument},
-		{"peer", distributed.Send(ctx, c, f32, -1, 0), comm.ErrArgument},
-		{"counts", distributed.AllGatherV(ctx, c, f32, f32, short), comm.ErrArgument},
-		{"sum of counts", distributed.AllToAllV(ctx, c, f32, make([]int, r.size), f32, make([]int, r.size)), runtime.ErrShape},
-		{"sparse type", sparse.AllReduce(ctx, f64), comm.ErrUnsupported},
-		{"sparse length", sparse.AllReduce(ctx, long), runtime.ErrShape},
-		{"sparse nil", sparse.AllReduce(ctx, nil), comm.ErrArgument},
-		{"sparse strided", sparse.AllReduce(ctx, matrix), runtime.ErrNotContiguous},
-		{"sparse freed", sparse.AllReduce(ctx, freed), runtime.ErrFreed},
-		{"sparse closed", closed.AllReduce(ctx, f32), comm.ErrClosed},
+	return errors.Join(unexpected([]expectation{
+		{"type", sparse.AllReduce(ctx, f64), comm.ErrUnsupported},
+		{"length", sparse.AllReduce(ctx, m.long), runtime.ErrShape},
+		{"nil", sparse.AllReduce(ctx, nil), comm.ErrArgument},
+		{"strided", sparse.AllReduce(ctx, m.strided), runtime.ErrNotContiguous},
+		{"freed", sparse.AllReduce(ctx, m.freed), runtime.ErrFreed},
+		{"closed", closed.AllReduce(ctx, m.good), comm.ErrClosed},
+	}), sparse.AllReduce(ctx, m.good), sparse.Close())
+}
+
+// misuse are tensors of four float32, but for one that is longer, of which all
+// but the good one are refused.
+type misuse struct {
+	good, long, strided, freed *runtime.Tensor
+}
+
+func (r *rank) newMisuse() (m misuse, err error) {
+	if m.good, err = r.tensor(dtype.F32, make([]float32, 4)); err != nil {
+		return m, err
 	}
+	if m.long, err = r.tensor(dtype.F32, make([]float32, 4*r.size+1)); err != nil {
+		return m, err
+	}
+	if m.strided, err = m.long.Slice(0, 0, 4); err != nil {
+		return m, err
+	}
+	if m.strided, err = m.strided.Reshape(2, 2); err != nil {
+		return m, err
+	}
+	if m.strided, err = m.strided.Transpose(0, 1); err != nil {
+		return m, err
+	}
+	if m.freed, err = r.tensor(dtype.F32, make([]float32, 4)); err != nil {
+		return m, err
+	}
+	return m, m.freed.Free()
+}
+
+// expectation is a call's error, and what it should wrap.
+type expectation struct {
+	name      string
+	got, want error
+}
+
+// unexpected returns an error for each that was not met.
+func unexpected(all []expectation) error {
 	var errs []error
-	for _, k := range cases {
-		if !errors.Is(k.got, k.want) {
-			errs = append(errs, fmt.Errorf("%s: got error %v, want %v", k.name, k.got, k.want))
+	for _, e := range all {
+		if !errors.Is(e.got, e.want) {
+			errs = append(errs, fmt.Errorf("%s: got error %v, want %v", e.name, e.got, e.want))
 		}
 	}
-	errs = append(errs,
-		distributed.AllReduce(ctx, c, f32, comm.Sum),
-		sparse.AllReduce(ctx, f32),
-		sparse.Close())
 	return errors.Join(errs...)
 }

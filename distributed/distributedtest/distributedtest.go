@@ -11,12 +11,15 @@
 // The ranks' inputs are functions of a seed, so processes that run the suite
 // together compute each other's inputs, and every failure names what it needs
 // to be repeated.
+//
+// On a runtime without [runtime.Kernels] the sparse parts are skipped.
 package distributedtest
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,8 +50,9 @@ const caseTimeout = 2 * time.Minute
 
 // testCase is one named part of the suite; body runs on every rank.
 type testCase struct {
-	name string
-	body func(*rank) error
+	name   string
+	body   func(*rank) error
+	sparse bool // needs runtime.Kernels
 }
 
 // Run runs the suite as subtests of t, for each world size of b.
@@ -59,10 +63,11 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		o(s)
 	}
 	cases := []testCase{
-		{"Collectives", testCollectives},
-		{"Misuse", testMisuse},
-		{"Gradients", testGradientSync},
-		{"Mesh", testMesh},
+		{name: "Collectives", body: testCollectives},
+		{name: "Misuse", body: testMisuse},
+		{name: "SparseMisuse", body: testSparseMisuse, sparse: true},
+		{name: "Gradients", body: testGradientSync},
+		{name: "Mesh", body: testMesh},
 	}
 	cases = append(cases, patternCases()...)
 	for _, size := range b.Sizes {
@@ -71,11 +76,20 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 				t.Run(c.name, func(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), caseTimeout)
 					defer cancel()
-					err := b.Run(ctx, size, func(ctx context.Context, r commtest.Rank) error {
-						return newRank(ctx, s, r).run(c.body)
+					var skipped atomic.Bool
+					err := b.Run(ctx, size, func(ctx context.Context, cr commtest.Rank) error {
+						r := newRank(ctx, s, cr)
+						if c.sparse && !r.hasKernels() {
+							skipped.Store(true)
+							return nil
+						}
+						return r.run(c.body)
 					})
 					if err != nil {
 						t.Errorf("seed %d: %v", s.seed, err)
+					}
+					if skipped.Load() {
+						t.Skip("the runtime has no sparse kernels")
 					}
 				})
 			}
@@ -96,6 +110,12 @@ type rank struct {
 
 func newRank(ctx context.Context, s *suite, r commtest.Rank) *rank {
 	return &rank{suite: s, ctx: ctx, c: r.Comm, rt: r.Runtime, rank: r.Comm.Rank(), size: r.Comm.WorldSize()}
+}
+
+// hasKernels reports whether sparse patterns work on the rank's runtime.
+func (r *rank) hasKernels() bool {
+	_, ok := r.rt.(runtime.Kernels)
+	return ok
 }
 
 // run executes a body and frees what it made.

@@ -16,18 +16,24 @@ import (
 // testGradientSync runs a small model's gradients through buckets: dense and
 // sparse, in backward and in random order.
 func testGradientSync(r *rank) error {
-	configs := map[string]distributed.GradientConfig{
-		"one bucket":    {},
-		"small buckets": {BucketBytes: 3000},
-		"each its own":  {BucketBytes: 1},
-		"sparse":        {BucketBytes: 3000, Config: often("oktopk", 0.9)},
-		"mixed": {BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
+	for _, k := range []struct {
+		name   string
+		cfg    distributed.GradientConfig
+		sparse bool
+	}{
+		{name: "one bucket"},
+		{name: "small buckets", cfg: distributed.GradientConfig{BucketBytes: 3000}},
+		{name: "each its own", cfg: distributed.GradientConfig{BucketBytes: 1}},
+		{name: "sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often("oktopk", 0.9)}, sparse: true},
+		{name: "mixed", cfg: distributed.GradientConfig{BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
 			return often(distributed.Patterns()[bucket%10], 1)
-		}},
-	}
-	for _, name := range []string{"one bucket", "small buckets", "each its own", "sparse", "mixed"} {
-		if err := errors.Join(r.trainSteps(configs[name]), r.free()); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		}}, sparse: true},
+	} {
+		if k.sparse && !r.hasKernels() {
+			continue
+		}
+		if err := errors.Join(r.trainSteps(k.cfg), r.free()); err != nil {
+			return fmt.Errorf("%s: %w", k.name, err)
 		}
 	}
 	return testGradientMisuse(r)
@@ -78,7 +84,8 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 			want, scale := r.average(kinds[0], n, 10*step+i)
 			tolerance := 1e-6
 			if types[i] == dtype.BF16 {
-				tolerance = 0x1p-7
+				// A backend may round each input, and each sum on its way.
+				tolerance = float64(r.size+1) * 0x1p-9
 			}
 			for j := range got {
 				if math.Abs(float64(got[j])-want[j]) > scale[j]*tolerance {
@@ -120,11 +127,7 @@ func testGradientMisuse(r *rank) error {
 		return err
 	}
 	closed := g.Ready(r.ctx, 0)
-	var errs []error
-	for _, k := range []struct {
-		name      string
-		got, want error
-	}{
+	return unexpected([]expectation{
 		{"nil gradient", nilGradient, comm.ErrArgument},
 		{"integers", integers, comm.ErrUnsupported},
 		{"bucket bytes", bytes, comm.ErrArgument},
@@ -133,12 +136,7 @@ func testGradientMisuse(r *rank) error {
 		{"number", number, comm.ErrArgument},
 		{"twice", twice, comm.ErrArgument},
 		{"closed", closed, comm.ErrClosed},
-	} {
-		if !errors.Is(k.got, k.want) {
-			errs = append(errs, fmt.Errorf("%s: got error %v, want %v", k.name, k.got, k.want))
-		}
-	}
-	return errors.Join(errs...)
+	})
 }
 
 // testMesh splits the world into a grid and checks who is together with whom,

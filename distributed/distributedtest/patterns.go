@@ -31,10 +31,11 @@ func patternCases() []testCase {
 	var cases []testCase
 	for _, pattern := range distributed.Patterns() {
 		for _, b := range bodies {
-			cases = append(cases, testCase{pattern + "/" + b.name, func(r *rank) error { return b.body(r, pattern) }})
+			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: pattern != distributed.Dense,
+				body: func(r *rank) error { return b.body(r, pattern) }})
 		}
 	}
-	return append(cases, testCase{"oktopk/Volume", testVolume})
+	return append(cases, testCase{name: "oktopk/Volume", sparse: true, body: testVolume})
 }
 
 // run is a Sparse under test, with what the checks need to know about it.

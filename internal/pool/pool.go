@@ -110,16 +110,44 @@ func (p *Pool) Allocate(bytes int) (ptr uintptr, err error) {
 	case bytes <= p.largestClass:
 		ptr, size, err = p.allocateSmall(bytes)
 	default:
-		ptr, size, err = p.allocateLarge(bytes)
+		_, size = roundSize(bytes)
+		size = p.roundToPages(size)
+		limit := max(size, bytes+bytes/8)
+		if p.frozen.Load() > 0 {
+			limit = math.MaxInt // any block that fits is better than none
+		}
+		ptr, size, err = p.allocateLarge(bytes, size, limit)
 	}
 	if err != nil {
 		return 0, err
 	}
+	p.countLive(size)
+	return ptr, nil
+}
+
+// AllocateMapping returns a block that shares its mapping with no other, of
+// exactly bytes rounded up to pages, however few these are: for libraries that
+// map the memory of one device into others, which goes by whole mappings and,
+// where the devices have to agree, by their exact size.
+func (p *Pool) AllocateMapping(bytes int) (uintptr, error) {
+	if bytes <= 0 || bytes > math.MaxInt-2*Granule {
+		return p.Allocate(bytes) // nothing, or an error
+	}
+	size := p.roundToPages(bytes)
+	ptr, size, err := p.allocateLarge(size, size, size)
+	if err != nil {
+		return 0, err
+	}
+	p.countLive(size)
+	return ptr, nil
+}
+
+// countLive counts a block that is handed out.
+func (p *Pool) countLive(size int) {
 	live := p.live.Add(int64(size))
 	for peak := p.peak.Load(); live > peak && !p.peak.CompareAndSwap(peak, live); {
 		peak = p.peak.Load()
 	}
-	return ptr, nil
 }
 
 func (p *Pool) allocateSmall(bytes int) (ptr uintptr, size int, err error) {
@@ -145,17 +173,13 @@ func (p *Pool) allocateSmall(bytes int) (ptr uintptr, size int, err error) {
 	return ptr, c.size, nil
 }
 
-func (p *Pool) allocateLarge(bytes int) (ptr uintptr, size int, err error) {
-	_, size = roundSize(bytes)
-	size = p.roundToPages(size)
-	limit := bytes + bytes/8
-	if p.frozen.Load() > 0 {
-		limit = math.MaxInt // any block that fits is better than none
-	}
+// allocateLarge hands out a cached block of at least bytes and at most limit
+// bytes, or else a new one of size bytes.
+func (p *Pool) allocateLarge(bytes, size, limit int) (ptr uintptr, got int, err error) {
 	l := &p.large
 
 	l.mu.Lock()
-	r, ok := l.take(bytes, max(size, limit))
+	r, ok := l.take(bytes, limit)
 	l.mu.Unlock()
 	if ok {
 		return r.start, r.block, nil

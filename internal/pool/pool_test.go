@@ -315,3 +315,30 @@ func TestFreezingNests(t *testing.T) {
 		free(t, p, allocate(t, p, 64))
 	})
 }
+
+// A block with a mapping of its own has it, and its size, whatever the pool
+// caches.
+func TestAllocateMappingIsExact(t *testing.T) {
+	p, s := newTestPool(t, configs["device"], 1<<30)
+	free(t, p, allocate(t, p, 5*Granule)) // cached and large enough for the next
+	for range 2 {
+		var ptrs []uintptr
+		for pages := 1; pages <= 5; pages++ {
+			ptr, err := p.AllocateMapping(pages*Granule - 17)
+			require.NoError(t, err)
+			assert.Equal(t, pages*Granule, s.mapped[ptr])
+			ptrs = append(ptrs, ptr)
+		}
+		assert.EqualValues(t, 15*Granule, p.Stats().LiveBytes)
+		free(t, p, ptrs...)
+	}
+	assert.Equal(t, 5, s.calls, "one mapping for each size, reused in the second round")
+
+	none, err := p.AllocateMapping(0)
+	require.NoError(t, err)
+	assert.Zero(t, none)
+	_, err = p.AllocateMapping(-1)
+	assert.ErrorIs(t, err, runtime.ErrArgument)
+	_, err = p.AllocateMapping(math.MaxInt)
+	assert.ErrorIs(t, err, runtime.ErrOutOfMemory)
+}
