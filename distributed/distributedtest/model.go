@@ -84,8 +84,7 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 			want, scale := r.average(kinds[0], n, 10*step+i)
 			tolerance := 1e-6
 			if types[i] == dtype.BF16 {
-				// A backend may round each input, and each sum on its way.
-				tolerance = float64(r.size+1) * 0x1p-9
+				tolerance = halfRoundings(r.size) * 0x1p-8
 			}
 			for j := range got {
 				if math.Abs(float64(got[j])-want[j]) > scale[j]*tolerance {
