@@ -1,7 +1,9 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
+	goruntime "runtime"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/pool"
@@ -23,7 +25,31 @@ func (r *Runtime) Allocate(bytes int) (uintptr, error) {
 	if err := r.usable(); err != nil {
 		return 0, err
 	}
-	return r.pool.Allocate(bytes)
+	ptr, err := r.pool.Allocate(bytes)
+	return ptr, r.explain(err)
+}
+
+// AllocateMapping is Allocate for memory that shares its mapping with nothing
+// else, of exactly bytes rounded up to pages of 2 MiB. Libraries that map memory
+// of one GPU into the others, as NCCL does for symmetric windows, need that.
+func (r *Runtime) AllocateMapping(bytes int) (uintptr, error) {
+	if err := r.usable(); err != nil {
+		return 0, err
+	}
+	ptr, err := r.pool.AllocateMapping(bytes)
+	return ptr, r.explain(err)
+}
+
+// explain replaces an error of the pool, which takes everything that the driver
+// refuses for a lack of memory, if the device broke or the runtime was closed.
+func (r *Runtime) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	if unusable := r.usable(); unusable != nil {
+		return unusable
+	}
+	return err
 }
 
 // Deallocate implements [runtime.Runtime].
@@ -73,10 +99,10 @@ type accessDesc struct {
 
 const (
 	allocationPinned    = 1 // CU_MEM_ALLOCATION_TYPE_PINNED
+	handleNone          = 0 // CU_MEM_HANDLE_TYPE_NONE
 	handlePosixFD       = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 	locationDevice      = 1 // CU_MEM_LOCATION_TYPE_DEVICE
 	accessReadWrite     = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-	attrRDMAWithVMM     = 110
 	granularityMinimum  = 0 // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 	maxGranularityKnown = pool.Granule
 )
@@ -91,30 +117,25 @@ type deviceMemory struct{ rt *Runtime }
 func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {
 	r := m.rt
 	size := uintptr(bytes)
-	prop := &allocationProp{
-		kind:         allocationPinned,
-		handleTypes:  handlePosixFD,
-		locationKind: locationDevice,
-		locationID:   int32(r.index),
-		rdma:         r.rdma,
-	}
 	addr, err := r.get("cuMemAddressReserve", r.drv.sym.MemAddressReserve, size, pool.Granule, 0, 0)
 	if err != nil {
 		return pool.Mapping{}, err
 	}
-	handle, err := r.get("cuMemCreate", r.drv.sym.MemCreate, size, hostmem.AddrOf(prop), 0)
+	handle, err := r.get("cuMemCreate", r.drv.sym.MemCreate, size, hostmem.AddrOf(r.memory), 0)
 	if err != nil {
-		_ = r.do("cuMemAddressFree", r.drv.sym.MemAddressFree, addr, size)
+		_ = r.giveBack("cuMemAddressFree", r.drv.sym.MemAddressFree, addr, size)
 		return pool.Mapping{}, err
 	}
 	mapping := pool.Mapping{Addr: addr, Handle: handle, Bytes: bytes}
 	if err := r.do("cuMemMap", r.drv.sym.MemMap, addr, size, 0, handle, 0); err != nil {
-		_ = r.do("cuMemRelease", r.drv.sym.MemRelease, handle)
-		_ = r.do("cuMemAddressFree", r.drv.sym.MemAddressFree, addr, size)
+		_ = r.giveBack("cuMemRelease", r.drv.sym.MemRelease, handle)
+		_ = r.giveBack("cuMemAddressFree", r.drv.sym.MemAddressFree, addr, size)
 		return pool.Mapping{}, err
 	}
 	access := &accessDesc{locationKind: locationDevice, locationID: int32(r.index), flags: accessReadWrite}
-	if err := r.do("cuMemSetAccess", r.drv.sym.MemSetAccess, addr, size, hostmem.AddrOf(access), 1); err != nil {
+	err = r.do("cuMemSetAccess", r.drv.sym.MemSetAccess, addr, size, hostmem.AddrOf(access), 1)
+	goruntime.KeepAlive(access)
+	if err != nil {
 		_ = m.Unmap(mapping)
 		return pool.Mapping{}, err
 	}
@@ -122,37 +143,58 @@ func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {
 }
 
 // Unmap implements [pool.System]. The memory may still be in use by work that
-// was submitted before it was given back, which is waited for.
+// was submitted before it was given back, which is waited for. On a broken
+// device nothing runs any more, and as much is given back as the driver takes.
 func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 	r := m.rt
 	size := uintptr(mapping.Bytes)
-	if err := r.do("cuCtxSynchronize", r.drv.sym.CtxSynchronize); err != nil {
+	if err := r.giveBack("cuCtxSynchronize", r.drv.sym.CtxSynchronize); err != nil {
 		return err
 	}
-	if err := r.do("cuMemUnmap", r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
+	if err := r.giveBack("cuMemUnmap", r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
 		return err
 	}
-	if err := r.do("cuMemRelease", r.drv.sym.MemRelease, mapping.Handle); err != nil {
-		return err
-	}
-	return r.do("cuMemAddressFree", r.drv.sym.MemAddressFree, mapping.Addr, size)
+	return errors.Join(
+		r.giveBack("cuMemRelease", r.drv.sym.MemRelease, mapping.Handle),
+		r.giveBack("cuMemAddressFree", r.drv.sym.MemAddressFree, mapping.Addr, size))
 }
 
 // prepareMemory learns what deviceMemory needs to know of the device.
 func (r *Runtime) prepareMemory() error {
-	granularity, err := r.get("cuMemGetAllocationGranularity", r.drv.sym.MemGranularity, hostmem.AddrOf(&allocationProp{
-		kind: allocationPinned, handleTypes: handlePosixFD, locationKind: locationDevice, locationID: int32(r.index),
-	}), granularityMinimum)
+	r.memory = &allocationProp{
+		kind:         allocationPinned,
+		handleTypes:  handleNone,
+		locationKind: locationDevice,
+		locationID:   int32(r.index),
+	}
+	var mappable, shareable, rdma int
+	for _, a := range []struct {
+		attribute uintptr
+		to        *int
+	}{
+		{attrVirtualMemory, &mappable},
+		{attrPosixFileDescriptor, &shareable},
+		{attrRDMAWithVMM, &rdma},
+	} {
+		v, err := r.drv.attribute(r.index, r.device, a.attribute)
+		if err != nil {
+			return err
+		}
+		*a.to = v
+	}
+	if mappable == 0 {
+		return fmt.Errorf("cuda:%d: %w: the driver has no virtual memory management for this GPU", r.index, runtime.ErrUnsupported)
+	}
+	if shareable != 0 {
+		r.memory.handleTypes = handlePosixFD
+	}
+	r.memory.rdma = uint8(rdma & 1)
+	granularity, err := r.get("cuMemGetAllocationGranularity", r.drv.sym.MemGranularity, hostmem.AddrOf(r.memory), granularityMinimum)
 	if err != nil {
 		return err
 	}
 	if granularity > maxGranularityKnown {
 		return fmt.Errorf("cuda:%d: %w: memory comes in pages of %d bytes", r.index, runtime.ErrUnsupported, granularity)
 	}
-	rdma, err := r.get("cuDeviceGetAttribute", r.drv.sym.DeviceGetAttribute, attrRDMAWithVMM, r.device)
-	if err != nil {
-		return err
-	}
-	r.rdma = uint8(rdma & 1)
 	return nil
 }

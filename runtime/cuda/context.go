@@ -16,14 +16,11 @@ import (
 // is put back afterwards; on a thread that had none, ours stays, which makes
 // the next call cheaper.
 func (r *Runtime) do(call string, fn dl.Func, args ...uintptr) error {
-	if err := r.usable(); err != nil {
-		return err
-	}
 	previous, err := r.enter()
 	if err != nil {
 		return err
 	}
-	status := Status(fn.Call(args...))
+	status := Status(fn.Int(args...))
 	r.leave(previous)
 	if status == statusSuccess {
 		return nil
@@ -33,9 +30,6 @@ func (r *Runtime) do(call string, fn dl.Func, args ...uintptr) error {
 
 // get is do for a call whose first parameter receives its result.
 func (r *Runtime) get(call string, fn dl.Func, args ...uintptr) (uintptr, error) {
-	if err := r.usable(); err != nil {
-		return 0, err
-	}
 	previous, err := r.enter()
 	if err != nil {
 		return 0, err
@@ -50,10 +44,9 @@ func (r *Runtime) get(call string, fn dl.Func, args ...uintptr) (uintptr, error)
 
 // Current runs f, which makes calls of its own to libraries on top of CUDA, with
 // the device's primary context current and the goroutine locked to its thread.
+// What was current there before is put back. Close waits for f; a call of this
+// runtime's that f makes once Close has begun fails with [runtime.ErrClosed].
 func (r *Runtime) Current(f func() error) error {
-	if err := r.usable(); err != nil {
-		return err
-	}
 	previous, err := r.enter()
 	if err != nil {
 		return err
@@ -62,37 +55,84 @@ func (r *Runtime) Current(f func() error) error {
 	return f()
 }
 
-// enter locks the goroutine to its thread and makes the context current there.
-// It returns the context to put back, 0 if none.
+// enter begins a call: it keeps Close from taking the context away, locks the
+// goroutine to its thread and makes the context current there. It returns the
+// context to put back, 0 if none.
 func (r *Runtime) enter() (previous uintptr, err error) {
+	if !r.gate.enter() {
+		return 0, r.usable()
+	}
+	if r.broken.Load() != nil {
+		err = r.usable()
+	} else {
+		previous, err = r.makeCurrent()
+	}
+	if err != nil {
+		r.gate.leave()
+	}
+	return previous, err
+}
+
+// leave undoes enter.
+func (r *Runtime) leave(previous uintptr) {
+	r.putBack(previous)
+	r.gate.leave()
+}
+
+// makeCurrent is the part of enter that Close needs too.
+func (r *Runtime) makeCurrent() (previous uintptr, err error) {
 	goruntime.LockOSThread()
 	out := r.drv.out()
-	r.drv.sym.CtxGetCurrent.Call(out.addr(0))
+	r.drv.sym.CtxGetCurrent.Int(out.addr(0))
 	previous = uintptr(out[0])
 	r.drv.release(out)
 	if previous == r.ctx {
 		return 0, nil
 	}
-	if status := Status(r.drv.sym.CtxSetCurrent.Call(r.ctx)); status != statusSuccess {
+	if status := Status(r.drv.sym.CtxSetCurrent.Int(r.ctx)); status != statusSuccess {
 		goruntime.UnlockOSThread()
 		return 0, r.fail("cuCtxSetCurrent", status)
 	}
 	return previous, nil
 }
 
-// leave undoes enter.
-func (r *Runtime) leave(previous uintptr) {
+// putBack undoes makeCurrent.
+func (r *Runtime) putBack(previous uintptr) {
 	if previous != 0 {
-		r.drv.sym.CtxSetCurrent.Call(previous)
+		r.drv.sym.CtxSetCurrent.Int(previous)
 	}
 	goruntime.UnlockOSThread()
 }
 
+// giveBack makes a call that frees something. Unlike do it also works while
+// Close runs, and it tries on a broken device, where the driver refuses most
+// calls: what matters there is that the device is broken, so a failure is not
+// reported.
+func (r *Runtime) giveBack(call string, fn dl.Func, args ...uintptr) error {
+	previous, err := r.makeCurrent()
+	if err == nil {
+		status := Status(fn.Int(args...))
+		r.putBack(previous)
+		if status != statusSuccess {
+			err = r.fail(call, status)
+		}
+	}
+	if r.broken.Load() != nil {
+		return nil
+	}
+	return err
+}
+
 // usable reports why no call can be made any more, nil if one can.
 func (r *Runtime) usable() error {
-	if r.closed.Load() {
+	if r.gate.isShut() {
 		return fmt.Errorf("cuda:%d: %w", r.index, runtime.ErrClosed)
 	}
+	return r.sound()
+}
+
+// sound reports the fault that broke the device, nil if there was none.
+func (r *Runtime) sound() error {
 	if cause := r.broken.Load(); cause != nil {
 		return fmt.Errorf("cuda:%d: %w: %w", r.index, runtime.ErrBroken, *cause)
 	}

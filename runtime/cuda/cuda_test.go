@@ -187,6 +187,65 @@ func TestACanceledContextEndsTheWait(t *testing.T) {
 	require.NoError(t, rt.Synchronize(context.Background()))
 }
 
+func TestPointersAreRecognised(t *testing.T) {
+	rt := openGPU(t)
+	p, err := rt.Allocate(4 << 20)
+	require.NoError(t, err)
+	defer rt.Deallocate(p) //nolint:errcheck
+	own, err := rt.WrapTensor(p+1024, dtype.F32, []int{3, 4}, nil)
+	require.NoError(t, err)
+	require.NoError(t, own.Fill(1))
+	for what, ptr := range map[string]uintptr{
+		"page-locked memory of the host": hostmem.Addr(pinned(t, rt, 100)),
+		"no memory that the driver":      hostmem.Addr(make([]byte, 100)),
+	} {
+		_, err := rt.WrapTensor(ptr, dtype.U8, []int{10}, nil)
+		require.ErrorIs(t, err, runtime.ErrDevice, what)
+		assert.ErrorContains(t, err, what)
+	}
+}
+
+func TestAdoptedComputeStream(t *testing.T) {
+	rt := openGPU(t)
+	own, err := rt.NewStream(0)
+	require.NoError(t, err)
+	for _, handle := range []uintptr{0, streamLegacy, own.Handle()} {
+		adopting, err := Open(0, WithComputeStream(handle))
+		require.NoError(t, err)
+		p, err := adopting.Allocate(8)
+		require.NoError(t, err)
+		require.NoError(t, adopting.Fill(p, 1, dtype.F64, 1.5))
+		out := make([]float64, 1)
+		require.NoError(t, adopting.CopyOut(hostmem.Bytes(out), p))
+		assert.Equal(t, 1.5, out[0])
+		require.NoError(t, adopting.Deallocate(p))
+		require.NoError(t, adopting.Close())
+	}
+	require.NoError(t, own.Close(), "it outlived the runtime that adopted it")
+	_, err = Open(0, WithComputeStream(streamPerThread))
+	assert.ErrorIs(t, err, runtime.ErrArgument)
+}
+
+func TestClosingAfterTheRuntime(t *testing.T) {
+	openGPU(t)
+	rt, err := Open(0)
+	require.NoError(t, err)
+	stream, err := rt.NewStream(0)
+	require.NoError(t, err)
+	event, err := rt.NewEvent()
+	require.NoError(t, err)
+	graph, err := stream.Capture(func() error { return stream.Record(event) })
+	require.NoError(t, err)
+	require.NoError(t, rt.Close())
+	for range 2 {
+		assert.NoError(t, stream.Close())
+		assert.NoError(t, event.Close())
+		assert.NoError(t, graph.Close())
+	}
+	assert.ErrorIs(t, stream.Record(event), runtime.ErrClosed)
+	assert.ErrorIs(t, rt.Current(func() error { return nil }), runtime.ErrClosed)
+}
+
 func TestHotPathsDoNotAllocate(t *testing.T) {
 	rt := openGPU(t)
 	p, err := rt.Allocate(4096)
@@ -263,6 +322,9 @@ func BenchmarkBandwidth(b *testing.B) {
 		{"scale-bf16", 2 * bytes, func() error { return rt.Scale(p, bytes/2, dtype.BF16, 1) }},
 		{"transpose-f32", 2 * bytes, func() error {
 			return rt.CopyStrided(q, []int{columns, 1}, p, []int{1, rows}, []int{rows, columns}, 4)
+		}},
+		{"transpose-bf16", 2 * bytes, func() error {
+			return rt.CopyStrided(q, []int{2 * columns, 1}, p, []int{1, rows}, []int{rows, 2 * columns}, 2)
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {

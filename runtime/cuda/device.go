@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"bytes"
-	"fmt"
 	goruntime "runtime"
 
 	"github.com/tutti-go/tutti/internal/dl"
@@ -12,9 +11,12 @@ import (
 
 // Device attributes, CUdevice_attribute of the driver API.
 const (
-	attrMultiprocessors = 16
-	attrCapabilityMajor = 75
-	attrCapabilityMinor = 76
+	attrMultiprocessors     = 16
+	attrCapabilityMajor     = 75
+	attrCapabilityMinor     = 76
+	attrVirtualMemory       = 102 // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+	attrPosixFileDescriptor = 103 // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+	attrRDMAWithVMM         = 110 // GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
 )
 
 // Peer attributes, CUdevice_P2PAttribute.
@@ -57,8 +59,8 @@ func DriverVersion() (major, minor int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	v, err := d.get("cuDriverGetVersion", -1, d.sym.DriverGetVersion)
-	return int(v) / 1000, int(v) % 1000 / 10, err
+	v := d.version()
+	return v / 1000, v % 1000 / 10, nil
 }
 
 // Devices describes all GPUs of this machine.
@@ -84,7 +86,7 @@ func Devices() ([]DeviceInfo, error) {
 func (d *driver) handle(index int) (uintptr, error) {
 	h, err := d.get("cuDeviceGet", index, d.sym.DeviceGet, uintptr(index))
 	if err != nil {
-		return 0, fmt.Errorf("%w (there is no GPU number %d)", err, index)
+		return 0, err
 	}
 	return uintptr(h), nil
 }
@@ -115,11 +117,9 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 		{attrCapabilityMajor, &info.Major},
 		{attrCapabilityMinor, &info.Minor},
 	} {
-		v, err := d.get("cuDeviceGetAttribute", index, d.sym.DeviceGetAttribute, a.attribute, dev)
-		if err != nil {
+		if *a.to, err = d.attribute(index, dev, a.attribute); err != nil {
 			return info, err
 		}
-		*a.to = int(int32(v))
 	}
 	for peer := range n {
 		if peer == index {
@@ -142,10 +142,16 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 	return info, nil
 }
 
+// attribute asks for a number that describes a device.
+func (d *driver) attribute(index int, dev, attribute uintptr) (int, error) {
+	v, err := d.get("cuDeviceGetAttribute", index, d.sym.DeviceGetAttribute, attribute, dev)
+	return int(int32(v)), err
+}
+
 // text makes a call of the form f(char *out, int length, CUdevice).
 func (d *driver) text(call string, device int, fn dl.Func, dev uintptr) (string, error) {
 	buf := make([]byte, 256)
-	status := fn.Call(hostmem.Addr(buf), uintptr(len(buf)), dev)
+	status := fn.Int(hostmem.Addr(buf), uintptr(len(buf)), dev)
 	goruntime.KeepAlive(buf)
 	if err := d.check(call, device, status); err != nil {
 		return "", err

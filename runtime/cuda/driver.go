@@ -32,7 +32,6 @@ type symbols struct {
 	PrimaryCtxRelease dl.Func `sym:"cuDevicePrimaryCtxRelease_v2"`
 	CtxGetCurrent     dl.Func `sym:"cuCtxGetCurrent"`
 	CtxSetCurrent     dl.Func `sym:"cuCtxSetCurrent"`
-	CtxGetDevice      dl.Func `sym:"cuCtxGetDevice"`
 	CtxSynchronize    dl.Func `sym:"cuCtxSynchronize"`
 	CtxPriorityRange  dl.Func `sym:"cuCtxGetStreamPriorityRange"`
 
@@ -40,6 +39,7 @@ type symbols struct {
 	StreamDestroy      dl.Func `sym:"cuStreamDestroy_v2"`
 	StreamSynchronize  dl.Func `sym:"cuStreamSynchronize"`
 	StreamQuery        dl.Func `sym:"cuStreamQuery"`
+	StreamGetCtx       dl.Func `sym:"cuStreamGetCtx"`
 	StreamWaitEvent    dl.Func `sym:"cuStreamWaitEvent"`
 	StreamBeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`
 	StreamEndCapture   dl.Func `sym:"cuStreamEndCapture"`
@@ -108,14 +108,39 @@ var open = sync.OnceValues(func() (*driver, error) {
 	}
 	d := &driver{}
 	d.outs.New = func() any { return new(outs) }
-	if err := lib.Bind(&d.sym); err != nil {
-		return nil, fmt.Errorf("cuda: %w: %w; this driver is too old, one for CUDA 11.4 or newer is needed", runtime.ErrUnavailable, err)
+	err = lib.Bind(&d.sym)
+	if err == nil {
+		err = d.check("cuInit", -1, d.sym.Init.Int(0))
 	}
-	if err := d.check("cuInit", -1, d.sym.Init.Call(0)); err != nil {
-		return nil, fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
+	// What a driver that is too old answers first is a matter of its age.
+	if v := d.version(); v != 0 && v < oldestDriver {
+		return nil, fmt.Errorf("cuda: %w: %s is a driver for CUDA %s, one for %s or newer is needed",
+			runtime.ErrUnavailable, lib.Name(), versionText(v), versionText(oldestDriver))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cuda: %w: %s: %w", runtime.ErrUnavailable, lib.Name(), err)
 	}
 	return d, nil
 })
+
+// oldestDriver is the version (1000 * major + 10 * minor) of the first driver
+// that has all symbols and compiles PTX ISA 7.5, in which the kernels are.
+const oldestDriver = 11050
+
+// version returns the newest CUDA version that the driver supports, 0 if it
+// does not say. It may be asked before cuInit.
+func (d *driver) version() int {
+	if d.sym.DriverGetVersion == 0 {
+		return 0
+	}
+	v, err := d.get("cuDriverGetVersion", -1, d.sym.DriverGetVersion)
+	if err != nil {
+		return 0
+	}
+	return int(int32(v))
+}
+
+func versionText(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
 
 // outs are cells that a call stores results in. They come from a pool and so
 // lie on the heap, where the garbage collector does not move them.
@@ -137,18 +162,20 @@ func (d *driver) release(o *outs) { d.outs.Put(o) }
 func (d *driver) get(call string, device int, fn dl.Func, args ...uintptr) (uint64, error) {
 	out := d.out()
 	defer d.release(out)
-	var status uintptr
+	var status int32
 	switch len(args) {
 	case 0:
-		status = fn.Call(out.addr(0))
+		status = fn.Int(out.addr(0))
 	case 1:
-		status = fn.Call(out.addr(0), args[0])
+		status = fn.Int(out.addr(0), args[0])
 	case 2:
-		status = fn.Call(out.addr(0), args[0], args[1])
+		status = fn.Int(out.addr(0), args[0], args[1])
 	case 3:
-		status = fn.Call(out.addr(0), args[0], args[1], args[2])
+		status = fn.Int(out.addr(0), args[0], args[1], args[2])
+	case 4:
+		status = fn.Int(out.addr(0), args[0], args[1], args[2], args[3])
 	default:
-		status = fn.Call(out.addr(0), args[0], args[1], args[2], args[3])
+		panic("cuda: get with more arguments than any getter has")
 	}
 	if err := d.check(call, device, status); err != nil {
 		return 0, err

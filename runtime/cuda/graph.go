@@ -13,59 +13,76 @@ import (
 const captureThreadLocal = 1
 
 // Graph is captured work that can be launched again and again.
-type Graph struct {
-	rt   *Runtime
-	exec uintptr
-}
+type Graph struct{ object }
 
 // Capture records the work that submit puts into the stream (kernels, copies
 // and collectives on streams that wait for it by events) instead of running
 // it. The allocator is frozen meanwhile: the graph keeps the addresses it saw.
 // Memory that a captured operation uses must stay allocated while the graph
-// lives.
+// lives. submit makes all its calls on the goroutine that it is called on.
 func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	r := s.rt
+	stream, err := s.use("stream")
+	if err != nil {
+		return nil, err
+	}
+	if !r.gate.enter() {
+		return nil, r.usable()
+	}
+	defer r.gate.leave() // Close waits for the capture to end
 	// A thread-local capture belongs to the thread that began it.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	r.Freeze()
 	defer r.Unfreeze()
-	if err := r.do("cuStreamBeginCapture", r.drv.sym.StreamBeginCapture, s.handle, captureThreadLocal); err != nil {
+	if err := r.do("cuStreamBeginCapture", r.drv.sym.StreamBeginCapture, stream, captureThreadLocal); err != nil {
 		return nil, err
 	}
-	submitErr := submit()
-	out := r.drv.out()
-	defer r.drv.release(out)
-	endErr := r.do("cuStreamEndCapture", r.drv.sym.StreamEndCapture, s.handle, out.addr(0))
-	graph := uintptr(out[0])
-	if graph != 0 {
-		// The executable graph is a copy.
-		defer r.do("cuGraphDestroy", r.drv.sym.GraphDestroy, graph) //nolint:errcheck // nothing to do about it
-	}
-	if err := errors.Join(submitErr, endErr); err != nil {
+	var graph uintptr
+	defer func() {
+		if graph != 0 { // the executable graph is a copy
+			_ = r.giveBack("cuGraphDestroy", r.drv.sym.GraphDestroy, graph)
+		}
+	}()
+	if err := r.captured(stream, submit, &graph); err != nil {
 		return nil, err
 	}
-	exec, err := r.get("cuGraphInstantiate", r.drv.sym.GraphInstantiate, graph, 0)
+	exec, err := r.create("cuGraphInstantiate", r.drv.sym.GraphInstantiate,
+		destructor{call: "cuGraphExecDestroy", fn: r.drv.sym.GraphExecDestroy}, graph, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &Graph{rt: r, exec: exec}, nil
+	return &Graph{object{rt: r, handle: exec}}, nil
+}
+
+// captured runs submit, ends the capture and stores the graph, also if submit
+// panics: a stream that goes on capturing is of no other use.
+func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) (err error) {
+	defer func() {
+		out := r.drv.out()
+		endErr := r.do("cuStreamEndCapture", r.drv.sym.StreamEndCapture, stream, out.addr(0))
+		*graph, err = uintptr(out[0]), errors.Join(err, endErr)
+		r.drv.release(out)
+	}()
+	return submit()
 }
 
 // Launch runs the graph in a stream.
 func (g *Graph) Launch(s *Stream) error {
-	return g.rt.do("cuGraphLaunch", g.rt.drv.sym.GraphLaunch, g.exec, s.handle)
+	exec, err := g.use("graph")
+	if err != nil {
+		return err
+	}
+	stream, err := g.rt.on(s)
+	if err != nil {
+		return err
+	}
+	return g.rt.do("cuGraphLaunch", g.rt.drv.sym.GraphLaunch, exec, stream)
 }
 
-// Close destroys the graph.
-func (g *Graph) Close() error {
-	if g.exec == 0 {
-		return nil
-	}
-	err := g.rt.do("cuGraphExecDestroy", g.rt.drv.sym.GraphExecDestroy, g.exec)
-	g.exec = 0
-	return err
-}
+// Close destroys the graph. Closing twice, or after the runtime, which
+// destroyed the graph then, is fine.
+func (g *Graph) Close() error { return g.close() }
 
 // milliseconds converts a float32 number of milliseconds, given by its bits.
 func milliseconds(bits uint32) time.Duration {

@@ -25,6 +25,10 @@ const (
 	copyStrided2
 	copyStrided4
 	copyStrided8
+	transpose1
+	transpose2
+	transpose4
+	transpose8
 	scaleF64
 	scaleF32
 	scaleF16
@@ -38,44 +42,44 @@ var kernelNames = [kernelCount]string{
 	copyStrided2: "copy_strided_2",
 	copyStrided4: "copy_strided_4",
 	copyStrided8: "copy_strided_8",
+	transpose1:   "transpose_1",
+	transpose2:   "transpose_2",
+	transpose4:   "transpose_4",
+	transpose8:   "transpose_8",
 	scaleF64:     "scale_f64",
 	scaleF32:     "scale_f32",
 	scaleF16:     "scale_f16",
 	scaleBF16:    "scale_bf16",
 }
 
-// kernels are the loaded entry points of one device.
-type kernels struct {
-	modules []uintptr
-	entry   [kernelCount]uintptr
-}
-
-// loadKernels compiles and loads the embedded PTX into the current context.
-func (r *Runtime) loadKernels() (*kernels, error) {
-	k := &kernels{}
+// loadKernels compiles and loads the embedded PTX into the context, and finds
+// the kernels' entry points.
+func (r *Runtime) loadKernels() error {
 	files, err := fs.Glob(ptx, "kernels/*.ptx")
 	if err != nil {
-		return nil, err
+		return err
 	}
+	var modules []uintptr
 	for _, name := range files {
 		text, err := ptx.ReadFile(name)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		text = append(text, 0) // the driver reads a C string
-		module, err := r.get("cuModuleLoadData", r.drv.sym.ModuleLoadData, hostmem.Addr(text))
+		module, err := r.create("cuModuleLoadData", r.drv.sym.ModuleLoadData,
+			destructor{call: "cuModuleUnload", fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
 		goruntime.KeepAlive(text)
 		if err != nil {
-			return nil, fmt.Errorf("load %s: %w", name, err)
+			return fmt.Errorf("load %s: %w", name, err)
 		}
-		k.modules = append(k.modules, module)
+		modules = append(modules, module)
 	}
 	for i, name := range kernelNames {
-		if k.entry[i], err = r.findKernel(k.modules, name); err != nil {
-			return nil, err
+		if r.kernels[i], err = r.findKernel(modules, name); err != nil {
+			return err
 		}
 	}
-	return k, nil
+	return nil
 }
 
 // findKernel looks an entry point up in the modules.
@@ -135,6 +139,6 @@ func (r *Runtime) launchArguments(k kernel, n int, a *arguments) error {
 		return nil
 	}
 	grid := min((n+block-1)/block, r.info.Multiprocessors*blocksPerSM)
-	return r.do(kernelNames[k], r.drv.sym.LaunchKernel, r.kernels.entry[k],
+	return r.do(kernelNames[k], r.drv.sym.LaunchKernel, r.kernels[k],
 		uintptr(grid), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	goruntime "runtime"
+	"sync"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -47,29 +48,87 @@ func (r *Runtime) Copy(dst, src uintptr, bytes int) error {
 }
 
 // CopyInAsync copies from pinned host memory (see AllocatePinned) to the device
-// on a stream of the caller's choice, and returns at once.
+// on a stream of the caller's choice, [Runtime.CopyInStream] for instance, and
+// returns at once: src may be written again when the stream has come that far.
+// Memory that is not pinned is staged by the driver before the call returns.
 func (r *Runtime) CopyInAsync(s *Stream, dst uintptr, src []byte) error {
-	if len(src) == 0 {
-		return nil
+	stream, err := r.on(s)
+	if err == nil {
+		err = r.check("copy in", len(src), dst)
 	}
-	return r.do("cuMemcpyHtoDAsync", r.drv.sym.MemcpyHtoD, dst, hostmem.Addr(src), uintptr(len(src)), s.handle)
+	if err != nil || len(src) == 0 {
+		return err
+	}
+	return r.do("cuMemcpyHtoDAsync", r.drv.sym.MemcpyHtoD, dst, hostmem.Addr(src), uintptr(len(src)), stream)
 }
 
 // CopyOutAsync copies from the device to pinned host memory on a stream of the
-// caller's choice, and returns at once: dst holds the data when the stream has
-// come that far.
+// caller's choice, [Runtime.CopyOutStream] for instance, and returns at once:
+// dst holds the data when the stream has come that far. Into memory that is not
+// pinned the driver copies before the call returns.
 func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
-	if len(dst) == 0 {
-		return nil
+	stream, err := r.on(s)
+	if err == nil {
+		err = r.check("copy out", len(dst), src)
 	}
-	return r.do("cuMemcpyDtoHAsync", r.drv.sym.MemcpyDtoH, hostmem.Addr(dst), src, uintptr(len(dst)), s.handle)
+	if err != nil || len(dst) == 0 {
+		return err
+	}
+	return r.do("cuMemcpyDtoHAsync", r.drv.sym.MemcpyDtoH, hostmem.Addr(dst), src, uintptr(len(dst)), stream)
+}
+
+// CopyInStream returns a stream of the runtime's for copies from the host that
+// run beside the compute stream's work; a GPU has engines of its own for copies
+// in each direction. Its order with the compute stream is the caller's to set:
+//
+//	in.WaitFor(rt.Stream())            // once dst's former content is of no use
+//	err = rt.CopyInAsync(in, dst, src) // src from AllocatePinned
+//	rt.Stream().WaitFor(in)            // before work that reads dst
+//
+// Memory fresh from Allocate needs the first line too, because its last owner's
+// work on the compute stream may be pending, and what a copy reads or writes is
+// given back by Deallocate only after the last.
+//
+// The stream is made at the first call and lives as long as the runtime.
+func (r *Runtime) CopyInStream() (*Stream, error) { return r.copyIn.get(r) }
+
+// CopyOutStream is the counterpart of [Runtime.CopyInStream] for copies to the
+// host:
+//
+//	out.WaitFor(rt.Stream())             // after the work that writes src
+//	err = rt.CopyOutAsync(out, dst, src) // dst from AllocatePinned
+//	rt.Stream().WaitFor(out)             // before src is written again or given back
+//	err = out.Synchronize(ctx)           // before the host reads dst
+func (r *Runtime) CopyOutStream() (*Stream, error) { return r.copyOut.get(r) }
+
+// lazyStream is a stream of the runtime's own, made when it is asked for.
+type lazyStream struct {
+	mu     sync.Mutex
+	stream *Stream
+}
+
+func (l *lazyStream) get(r *Runtime) (*Stream, error) {
+	if err := r.usable(); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stream == nil {
+		s, err := r.newStream(0, true)
+		if err != nil {
+			return nil, err
+		}
+		l.stream = s
+	}
+	return l.stream, nil
 }
 
 // hostAllocPortable is CU_MEMHOSTALLOC_PORTABLE: pinned for every context.
 const hostAllocPortable = 1
 
 // AllocatePinned returns page-locked host memory, which the device copies from
-// and to without staging. It lies outside the Go heap.
+// and to without staging. It lies outside the Go heap and is gone after
+// FreePinned and after Close, which reports it as a leak.
 func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	if bytes < 0 {
 		return nil, r.argument("%d bytes", bytes)
@@ -77,19 +136,29 @@ func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	if bytes == 0 {
 		return nil, nil
 	}
-	p, err := r.get("cuMemHostAlloc", r.drv.sym.MemHostAlloc, uintptr(bytes), hostAllocPortable)
+	p, err := r.create("cuMemHostAlloc", r.drv.sym.MemHostAlloc,
+		destructor{call: "cuMemFreeHost", fn: r.drv.sym.MemFreeHost, bytes: bytes}, uintptr(bytes), hostAllocPortable)
 	if err != nil {
 		return nil, err
 	}
 	return hostmem.Slice[byte](p, bytes), nil
 }
 
-// FreePinned gives pinned memory back.
+// FreePinned gives pinned memory back: a slice that AllocatePinned returned, or
+// one of it that starts at the same place.
 func (r *Runtime) FreePinned(b []byte) error {
-	if len(b) == 0 {
+	if cap(b) == 0 {
 		return nil
 	}
-	return r.do("cuMemFreeHost", r.drv.sym.MemFreeHost, hostmem.Addr(b))
+	if !r.gate.enter() {
+		return r.usable()
+	}
+	defer r.gate.leave()
+	p := hostmem.Addr(b)
+	if !r.owned.has(p) {
+		return fmt.Errorf("cuda:%d: free pinned memory at %#x: %w", r.index, p, runtime.ErrForeignPointer)
+	}
+	return r.destroy(p)
 }
 
 // Fill implements [runtime.Runtime].

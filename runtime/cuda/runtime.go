@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/pool"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -29,16 +30,24 @@ type Runtime struct {
 	device  uintptr // CUdevice
 	ctx     uintptr // CUcontext, the primary one
 	info    DeviceInfo
-	compute *Stream
-	kernels *kernels
-	rdma    uint8 // network cards can read memory of this device
+	memory  *allocationProp // the kind of memory that the pool consists of
 	pool    *pool.Pool
+	kernels [kernelCount]uintptr
+	compute *Stream
+	copyIn  lazyStream
+	copyOut lazyStream
 
-	background sync.WaitGroup
+	gate   gate
+	owned  owned
+	broken atomic.Pointer[error]
 
-	closing sync.Mutex
-	closed  atomic.Bool
-	broken  atomic.Pointer[error]
+	background struct {
+		sync.Mutex
+		sync.WaitGroup
+		awaited bool
+	}
+	closing   sync.Mutex
+	closeTime time.Duration // how long Close waits
 }
 
 var (
@@ -50,13 +59,16 @@ var (
 type Option func(*options)
 
 type options struct {
-	computeStream uintptr
+	adopt  bool
+	stream uintptr
 }
 
 // WithComputeStream makes the runtime order its work on an existing CUstream of
 // the device's primary context, such as a framework's, instead of a new one.
+// The stream has to outlive the runtime; see [Runtime.CheckStream] for what
+// streams it may be. The handle 0 is the legacy default stream.
 func WithComputeStream(handle uintptr) Option {
-	return func(o *options) { o.computeStream = handle }
+	return func(o *options) { o.adopt, o.stream = true, handle }
 }
 
 // Open returns the runtime of GPU number index. Several runtimes may be open
@@ -77,7 +89,7 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Runtime{drv: d, index: index}
+	r := &Runtime{drv: d, index: index, closeTime: closeTimeout}
 	if err := r.init(o, n); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
@@ -88,6 +100,10 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 func (r *Runtime) init(o options, devices int) (err error) {
 	if r.info, err = r.drv.describe(r.index, devices); err != nil {
 		return err
+	}
+	if r.info.Major < oldestMajor {
+		return fmt.Errorf("cuda:%d: %w: %s has compute capability %d.%d, %d.0 or newer is needed",
+			r.index, runtime.ErrUnsupported, r.info.Name, r.info.Major, r.info.Minor, oldestMajor)
 	}
 	if r.device, err = r.drv.handle(r.index); err != nil {
 		return err
@@ -107,14 +123,20 @@ func (r *Runtime) init(o options, devices int) (err error) {
 		PageBytes:  pool.Granule,
 		CacheLimit: -1,
 	})
-	if o.computeStream != 0 {
-		r.compute = r.WrapStream(o.computeStream)
-	} else if r.compute, err = r.NewStream(0); err != nil {
+	if o.adopt {
+		if err := r.CheckStream(o.stream); err != nil {
+			return err
+		}
+		r.compute = r.WrapStream(o.stream)
+	} else if r.compute, err = r.newStream(0, true); err != nil {
 		return err
 	}
-	r.kernels, err = r.loadKernels()
-	return err
+	return r.loadKernels()
 }
+
+// oldestMajor is the compute capability that the kernels' PTX is for: the
+// driver compiles it for any newer GPU, and for no older one.
+const oldestMajor = 8
 
 // Name implements [runtime.Runtime].
 func (r *Runtime) Name() string { return r.info.Name }
@@ -128,7 +150,7 @@ func (r *Runtime) Info() DeviceInfo { return r.info }
 // Context returns the native CUcontext, the device's primary one.
 func (r *Runtime) Context() uintptr { return r.ctx }
 
-// Stream returns the compute stream.
+// Stream returns the compute stream. Its Close does nothing.
 func (r *Runtime) Stream() *Stream { return r.compute }
 
 // ComputeStream implements [runtime.Runtime].
@@ -153,54 +175,118 @@ func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 
 // Background runs f on a goroutine of its own, which Close waits for: for
 // libraries on top of the runtime that free things of theirs.
-func (r *Runtime) Background(f func()) { r.background.Go(f) }
+func (r *Runtime) Background(f func()) {
+	b := &r.background
+	b.Lock()
+	defer b.Unlock()
+	if b.awaited {
+		go f() // too late to be waited for; its calls may fail
+		return
+	}
+	b.Go(f)
+}
 
-// backgroundTimeout bounds how long Close waits for such goroutines.
-const backgroundTimeout = 30 * time.Second
+// closeTimeout bounds each of the waits of Close.
+const closeTimeout = 30 * time.Second
 
+// awaitBackground waits for what Background started.
 func (r *Runtime) awaitBackground() error {
+	b := &r.background
+	b.Lock()
+	b.awaited = true
+	b.Unlock()
 	done := make(chan struct{})
 	go func() {
-		r.background.Wait()
+		b.Wait()
 		close(done)
 	}()
 	select {
 	case <-done:
 		return nil
-	case <-time.After(backgroundTimeout):
-		return fmt.Errorf("cuda:%d: closed while a library still frees its memory, for more than %v", r.index, backgroundTimeout)
+	case <-time.After(r.closeTime):
+		return fmt.Errorf("cuda:%d: closed while a library still frees its memory, for more than %v", r.index, r.closeTime)
 	}
 }
 
-// Close implements [runtime.Runtime]. The primary context lives on while
-// somebody else retains it.
+// Close implements [runtime.Runtime]. It waits for calls under way and for the
+// work of this runtime's streams, and destroys the streams, events and graphs
+// that are left, whose own Close does nothing then. Pinned memory that is left
+// is reported like device memory, as an error wrapping [runtime.ErrLeak].
+//
+// Work that does not end within half a minute is reported, and what it may use
+// is not given back. On a broken device as much is given back as the driver
+// takes; the error wraps [runtime.ErrBroken] and the cause.
+//
+// The primary context lives on while somebody else retains it.
 func (r *Runtime) Close() error {
 	r.closing.Lock()
 	defer r.closing.Unlock()
-	if r.closed.Load() {
+	if r.gate.isShut() {
 		return nil
 	}
-	var errs []error
-	if err := r.awaitBackground(); err != nil {
-		errs = append(errs, err)
+	err := r.awaitBackground()
+	r.gate.shut()
+	if r.ctx == 0 {
+		return err // Open failed before there was anything
 	}
+	if pending := r.awaitWork(); pending != nil {
+		return errors.Join(err, pending)
+	}
+	err = errors.Join(err, r.giveAllBack())
+	return errors.Join(err, r.sound())
+}
+
+// awaitWork waits until no call is under way and this runtime's streams are
+// done. A stream that cannot be asked, as on a broken device, does not count.
+func (r *Runtime) awaitWork() error {
+	ctx, cancel := context.WithTimeout(context.Background(), r.closeTime)
+	defer cancel()
+	streams := r.owned.with(r.drv.sym.StreamDestroy)
 	if r.compute != nil {
-		errs = append(errs, r.compute.Synchronize(context.Background()))
+		streams = append(streams, r.compute.handle)
 	}
+	err := poll.Until(ctx, func() (bool, error) {
+		for len(streams) > 0 && !r.pending(streams[0]) {
+			streams = streams[1:]
+		}
+		return len(streams) == 0 && r.gate.empty(), nil
+	})
+	if err != nil {
+		return fmt.Errorf("cuda:%d: closed with work pending that did not end within %v; its memory is not given back", r.index, r.closeTime)
+	}
+	return nil
+}
+
+// pending reports whether a stream has work to do.
+func (r *Runtime) pending(stream uintptr) bool {
+	previous, err := r.makeCurrent()
+	if err != nil {
+		return false
+	}
+	status := Status(r.drv.sym.StreamQuery.Int(stream))
+	r.putBack(previous)
+	if sticky[status] {
+		_ = r.fail("cuStreamQuery", status)
+	}
+	return status == statusNotReady
+}
+
+// giveAllBack destroys what this runtime made and releases the context.
+func (r *Runtime) giveAllBack() error {
+	var errs []error
 	if r.pool != nil {
 		errs = append(errs, r.pool.Close())
 	}
-	if r.kernels != nil {
-		for _, m := range r.kernels.modules {
-			errs = append(errs, r.do("cuModuleUnload", r.drv.sym.ModuleUnload, m))
+	pinned, bytes := 0, 0
+	for handle, d := range r.owned.drain() {
+		errs = append(errs, r.giveBack(d.call, d.fn, handle))
+		if d.bytes > 0 {
+			pinned, bytes = pinned+1, bytes+d.bytes
 		}
 	}
-	if r.compute != nil {
-		errs = append(errs, r.compute.Close())
+	if pinned > 0 {
+		errs = append(errs, fmt.Errorf("cuda:%d: closed with %d pinned allocations of %d bytes in all: %w", r.index, pinned, bytes, runtime.ErrLeak))
 	}
-	r.closed.Store(true)
-	if r.ctx != 0 {
-		errs = append(errs, r.drv.check("cuDevicePrimaryCtxRelease", r.index, r.drv.sym.PrimaryCtxRelease.Call(r.device)))
-	}
+	errs = append(errs, r.giveBack("cuDevicePrimaryCtxRelease", r.drv.sym.PrimaryCtxRelease, r.device))
 	return errors.Join(errs...)
 }

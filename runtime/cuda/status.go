@@ -20,6 +20,7 @@ const (
 	statusNoDevice      Status = 100
 	statusInvalidDevice Status = 101
 	statusNotReady      Status = 600
+	statusNotSupported  Status = 801
 )
 
 // sticky are the codes after which a context refuses all further work; the
@@ -28,6 +29,7 @@ const (
 var sticky = map[Status]bool{
 	214: true, // CUDA_ERROR_ECC_UNCORRECTABLE
 	220: true, // CUDA_ERROR_NVLINK_UNCORRECTABLE
+	226: true, // CUDA_ERROR_CONTAINED
 	700: true, // CUDA_ERROR_ILLEGAL_ADDRESS
 	702: true, // CUDA_ERROR_LAUNCH_TIMEOUT
 	710: true, // CUDA_ERROR_ASSERT
@@ -76,12 +78,14 @@ func (e *Error) Is(target error) bool {
 		return e.Status == statusInvalidValue
 	case runtime.ErrUnavailable:
 		return e.Status == statusNoDevice || e.Status == statusInvalidDevice
+	case runtime.ErrUnsupported:
+		return e.Status == statusNotSupported
 	}
 	return false
 }
 
 // check turns the status of a call into an error, nil for success.
-func (d *driver) check(call string, device int, status uintptr) error {
+func (d *driver) check(call string, device int, status int32) error {
 	if s := Status(status); s != statusSuccess {
 		return d.newError(call, device, s)
 	}
@@ -104,7 +108,7 @@ func (d *driver) newError(call string, device int, s Status) error {
 func (d *driver) statusString(fn dl.Func, s Status, unknown string) string {
 	out := d.out()
 	defer d.release(out)
-	if st := fn.Call(uintptr(s), out.addr(0)); Status(st) != statusSuccess || out[0] == 0 {
+	if fn == 0 || Status(fn.Int(uintptr(s), out.addr(0))) != statusSuccess || out[0] == 0 {
 		return unknown
 	}
 	return hostmem.CString(uintptr(out[0]))

@@ -2,36 +2,79 @@ package cuda
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // streamNonBlocking is CU_STREAM_NON_BLOCKING: no implicit synchronisation with
 // the legacy default stream.
 const streamNonBlocking = 1
 
+// Handles of streams that every context has.
+const (
+	streamLegacy    = 1 // CU_STREAM_LEGACY, what handle 0 means as well
+	streamPerThread = 2 // CU_STREAM_PER_THREAD
+)
+
 // Stream is an ordered queue of work on a device.
 type Stream struct {
-	rt     *Runtime
-	handle uintptr
-	owned  bool
+	object
+	mark struct { // the event of WaitFor
+		sync.Mutex
+		event *Event
+	}
+}
+
+func newStream(r *Runtime, handle uintptr, kept bool) *Stream {
+	return &Stream{object: object{rt: r, handle: handle, kept: kept}}
 }
 
 // NewStream creates a stream. Priority 0 is normal; negative numbers come
 // first, as far down as the device allows (see StreamPriorities).
-func (r *Runtime) NewStream(priority int) (*Stream, error) {
-	h, err := r.get("cuStreamCreateWithPriority", r.drv.sym.StreamCreate, streamNonBlocking, uintptr(priority))
+func (r *Runtime) NewStream(priority int) (*Stream, error) { return r.newStream(priority, false) }
+
+func (r *Runtime) newStream(priority int, kept bool) (*Stream, error) {
+	h, err := r.create("cuStreamCreateWithPriority", r.drv.sym.StreamCreate,
+		destructor{call: "cuStreamDestroy", fn: r.drv.sym.StreamDestroy}, streamNonBlocking, uintptr(priority))
 	if err != nil {
 		return nil, err
 	}
-	return &Stream{rt: r, handle: h, owned: true}, nil
+	return newStream(r, h, kept), nil
 }
 
-// WrapStream makes a Stream of a native CUstream that somebody else owns; its
-// Close does nothing.
-func (r *Runtime) WrapStream(handle uintptr) *Stream { return &Stream{rt: r, handle: handle} }
+// WrapStream makes a Stream of a native CUstream that somebody else owns, such
+// as a framework's; its Close does nothing. It has to be one that CheckStream
+// accepts. The handle 0 means the legacy default stream, as everywhere in CUDA.
+func (r *Runtime) WrapStream(handle uintptr) *Stream {
+	if handle == 0 {
+		handle = streamLegacy // means the same, and differs from no stream
+	}
+	return newStream(r, handle, true)
+}
+
+// CheckStream reports whether a live stream belongs to the device's primary
+// context; one of another context is [runtime.ErrDevice]. The per-thread default
+// stream is [runtime.ErrArgument]: goroutines have no thread of their own.
+func (r *Runtime) CheckStream(handle uintptr) error {
+	if handle == streamPerThread {
+		return r.argument("the per-thread default stream is another one on every thread")
+	}
+	out := r.drv.out()
+	defer r.drv.release(out)
+	if err := r.do("cuStreamGetCtx", r.drv.sym.StreamGetCtx, handle, out.addr(0)); err != nil {
+		return err
+	}
+	if ctx := uintptr(out[0]); ctx != r.ctx {
+		return fmt.Errorf("cuda:%d: %w: stream %#x belongs to context %#x, not to the device's primary context %#x",
+			r.index, runtime.ErrDevice, handle, ctx, r.ctx)
+	}
+	return nil
+}
 
 // StreamPriorities returns the least and the greatest priority of streams; the
 // greatest is the lowest number.
@@ -47,14 +90,54 @@ func (r *Runtime) StreamPriorities() (least, greatest int, err error) {
 // Handle returns the native CUstream.
 func (s *Stream) Handle() uintptr { return s.handle }
 
-// Wait makes later work of the stream wait for the event.
+// Wait makes later work of the stream wait for the event, which may be one of
+// another GPU.
 func (s *Stream) Wait(e *Event) error {
-	return s.rt.StreamWaitEvent(s.handle, e.handle)
+	stream, err := s.use("stream")
+	if err != nil {
+		return err
+	}
+	event, err := e.use("event")
+	if err != nil {
+		return err
+	}
+	return s.rt.StreamWaitEvent(stream, event)
+}
+
+// WaitFor makes later work of the stream wait for everything that was submitted
+// to other so far. The streams may be of different GPUs.
+func (s *Stream) WaitFor(other *Stream) error {
+	if _, err := s.use("stream"); err != nil {
+		return err
+	}
+	// A wait refers to the latest record before it, so one event serves all
+	// waits, if no other record comes between.
+	other.mark.Lock()
+	defer other.mark.Unlock()
+	if other.mark.event == nil {
+		e, err := other.rt.NewEvent()
+		if err != nil {
+			return err
+		}
+		other.mark.event = e
+	}
+	if err := other.Record(other.mark.event); err != nil {
+		return err
+	}
+	return s.Wait(other.mark.event)
 }
 
 // Record records the event after everything submitted to the stream so far.
 func (s *Stream) Record(e *Event) error {
-	return s.rt.RecordEvent(e.handle, s.handle)
+	stream, err := s.use("stream")
+	if err != nil {
+		return err
+	}
+	event, err := e.use("event")
+	if err != nil {
+		return err
+	}
+	return s.rt.RecordEvent(event, stream)
 }
 
 // StreamWaitEvent is [Stream.Wait] on native handles.
@@ -69,7 +152,11 @@ func (r *Runtime) RecordEvent(event, stream uintptr) error {
 
 // Done reports whether all work of the stream is finished.
 func (s *Stream) Done() (bool, error) {
-	return s.rt.query("cuStreamQuery", s.rt.drv.sym.StreamQuery, s.handle)
+	stream, err := s.use("stream")
+	if err != nil {
+		return false, err
+	}
+	return s.rt.query("cuStreamQuery", s.rt.drv.sym.StreamQuery, stream)
 }
 
 // Synchronize waits until all work of the stream is finished, or ctx is. A
@@ -79,32 +166,38 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if ctx.Done() == nil {
-		return s.rt.do("cuStreamSynchronize", s.rt.drv.sym.StreamSynchronize, s.handle)
+	if ctx.Done() != nil {
+		return poll.Until(ctx, s.Done)
 	}
-	return poll.Until(ctx, s.Done)
+	stream, err := s.use("stream")
+	if err != nil {
+		return err
+	}
+	return s.rt.do("cuStreamSynchronize", s.rt.drv.sym.StreamSynchronize, stream)
 }
 
 // Close destroys the stream; work already submitted is finished by the driver.
+// Streams that the runtime itself works with and wrapped ones stay. Closing
+// twice, or after the runtime, which destroyed the stream then, is fine.
 func (s *Stream) Close() error {
-	if !s.owned || s.handle == 0 {
+	if s.kept {
 		return nil
 	}
-	err := s.rt.do("cuStreamDestroy", s.rt.drv.sym.StreamDestroy, s.handle)
-	s.handle = 0
-	return err
+	s.mark.Lock()
+	defer s.mark.Unlock()
+	if s.mark.event != nil {
+		_ = s.mark.event.Close() // fails where the stream's does
+	}
+	return s.close()
 }
 
 // query makes a call that answers "done" or "not ready".
 func (r *Runtime) query(call string, fn dl.Func, handle uintptr) (bool, error) {
-	if err := r.usable(); err != nil {
-		return false, err
-	}
 	previous, err := r.enter()
 	if err != nil {
 		return false, err
 	}
-	status := Status(fn.Call(handle))
+	status := Status(fn.Int(handle))
 	r.leave(previous)
 	switch status {
 	case statusSuccess:
@@ -119,10 +212,7 @@ func (r *Runtime) query(call string, fn dl.Func, handle uintptr) (bool, error) {
 const eventDisableTiming = 2
 
 // Event is a point in a stream's work.
-type Event struct {
-	rt     *Runtime
-	handle uintptr
-}
+type Event struct{ object }
 
 // NewEvent creates an event for ordering only, the cheapest kind.
 func (r *Runtime) NewEvent() (*Event, error) { return r.newEvent(eventDisableTiming) }
@@ -131,48 +221,62 @@ func (r *Runtime) NewEvent() (*Event, error) { return r.newEvent(eventDisableTim
 func (r *Runtime) NewTimingEvent() (*Event, error) { return r.newEvent(0) }
 
 func (r *Runtime) newEvent(flags uintptr) (*Event, error) {
-	h, err := r.get("cuEventCreate", r.drv.sym.EventCreate, flags)
+	h, err := r.create("cuEventCreate", r.drv.sym.EventCreate,
+		destructor{call: "cuEventDestroy", fn: r.drv.sym.EventDestroy}, flags)
 	if err != nil {
 		return nil, err
 	}
-	return &Event{rt: r, handle: h}, nil
+	return r.WrapEvent(h), nil
 }
 
-// WrapEvent makes an Event of a native CUevent.
-func (r *Runtime) WrapEvent(handle uintptr) *Event { return &Event{rt: r, handle: handle} }
+// WrapEvent makes an Event of a native CUevent. Its Close destroys the event if
+// this runtime made it, and leaves somebody else's alone.
+func (r *Runtime) WrapEvent(handle uintptr) *Event {
+	return &Event{object{rt: r, handle: handle}}
+}
 
 // Handle returns the native CUevent.
 func (e *Event) Handle() uintptr { return e.handle }
 
 // Done reports whether the work before the last record is finished.
 func (e *Event) Done() (bool, error) {
-	return e.rt.query("cuEventQuery", e.rt.drv.sym.EventQuery, e.handle)
+	event, err := e.use("event")
+	if err != nil {
+		return false, err
+	}
+	return e.rt.query("cuEventQuery", e.rt.drv.sym.EventQuery, event)
 }
 
 // Synchronize waits until Done, or until ctx is.
 func (e *Event) Synchronize(ctx context.Context) error {
-	if ctx.Done() == nil {
-		return e.rt.do("cuEventSynchronize", e.rt.drv.sym.EventSynchronize, e.handle)
+	if ctx.Done() != nil {
+		return poll.Until(ctx, e.Done)
 	}
-	return poll.Until(ctx, e.Done)
+	event, err := e.use("event")
+	if err != nil {
+		return err
+	}
+	return e.rt.do("cuEventSynchronize", e.rt.drv.sym.EventSynchronize, event)
 }
 
 // Since returns the device time between two recorded and finished timing
 // events, with a resolution of about half a microsecond.
 func (e *Event) Since(start *Event) (time.Duration, error) {
-	bits, err := e.rt.get("cuEventElapsedTime", e.rt.drv.sym.EventElapsedTime, start.handle, e.handle)
+	from, err := start.use("event")
+	if err != nil {
+		return 0, err
+	}
+	to, err := e.use("event")
+	if err != nil {
+		return 0, err
+	}
+	bits, err := e.rt.get("cuEventElapsedTime", e.rt.drv.sym.EventElapsedTime, from, to)
 	if err != nil {
 		return 0, err
 	}
 	return milliseconds(uint32(bits)), nil
 }
 
-// Close destroys the event.
-func (e *Event) Close() error {
-	if e.handle == 0 {
-		return nil
-	}
-	err := e.rt.do("cuEventDestroy", e.rt.drv.sym.EventDestroy, e.handle)
-	e.handle = 0
-	return err
-}
+// Close destroys the event, if its runtime made it. Closing twice, or after the
+// runtime, which destroyed the event then, is fine.
+func (e *Event) Close() error { return e.close() }

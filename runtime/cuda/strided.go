@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/strided"
@@ -20,27 +21,64 @@ type stridedLayout struct {
 	dims  uint32
 }
 
-// set describes the copy of count elements along axes, at most maxDims.
-func (l *stridedLayout) set(axes []strided.Axis, count int) {
-	l.count, l.dims = uint64(count), uint32(len(axes))
+// set describes the copy along axes, at most maxDims.
+func (l *stridedLayout) set(axes []strided.Axis) {
+	l.count, l.dims = 1, uint32(len(axes))
 	for i, x := range axes {
+		l.count *= uint64(x.Size)
 		l.shape[i], l.dst[i], l.src[i] = uint64(x.Size), int64(x.Dst), int64(x.Src)
 	}
 }
 
-// copyStridedKernel returns the kernel that copies elements of that many bytes.
-func copyStridedKernel(elemSize int) (k kernel, ok bool) {
+// stridedKernels are the kernels that copy elements of one size: any layout,
+// and those that asTransposes accepts.
+type stridedKernels struct{ general, transpose kernel }
+
+// stridedKernelsFor returns the kernels for elements of that many bytes.
+func stridedKernelsFor(elemSize int) (k stridedKernels, ok bool) {
 	switch elemSize {
 	case 1:
-		return copyStrided1, true
+		return stridedKernels{copyStrided1, transpose1}, true
 	case 2:
-		return copyStrided2, true
+		return stridedKernels{copyStrided2, transpose2}, true
 	case 4:
-		return copyStrided4, true
+		return stridedKernels{copyStrided4, transpose4}, true
 	case 8:
-		return copyStrided8, true
+		return stridedKernels{copyStrided8, transpose8}, true
 	}
-	return 0, false
+	return k, false
+}
+
+// tileSize is the number of rows and of columns of a tile of the transposing
+// kernels. Of what has less than half as many, tiles would be mostly empty.
+const tileSize = 32
+
+// asTransposes reports whether a copy is a batch of transposes: contiguous
+// along one axis in the destination and along another in the source. It moves
+// the latter to the place before the former, which is the last, and returns the
+// number of tiles.
+func asTransposes(axes []strided.Axis) (tiles int, ok bool) {
+	last := len(axes) - 1
+	if columns := axes[last]; columns.Size < tileSize/2 || strided.Distance(columns.Dst) != 1 || strided.Distance(columns.Src) <= 1 {
+		return 0, false
+	}
+	row := slices.IndexFunc(axes[:last], func(x strided.Axis) bool {
+		return strided.Distance(x.Src) == 1 && x.Size >= tileSize/2
+	})
+	if row < 0 {
+		return 0, false
+	}
+	rows := axes[row]
+	copy(axes[row:], axes[row+1:last])
+	axes[last-1] = rows
+	tiles = 1
+	for i, x := range axes {
+		if i >= last-1 {
+			x.Size = (x.Size + tileSize - 1) / tileSize
+		}
+		tiles *= x.Size
+	}
+	return tiles, true
 }
 
 // CopyStrided implements [runtime.Runtime]. Elements of 1, 2, 4 and 8 bytes are
@@ -59,7 +97,7 @@ func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStr
 	if err := r.check("copy strided", count, dst, src); err != nil || count == 0 {
 		return err
 	}
-	k, ok := copyStridedKernel(elemSize)
+	k, ok := stridedKernelsFor(elemSize)
 	axes = strided.Join(axes)
 	switch {
 	case !ok:
@@ -71,19 +109,22 @@ func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStr
 	case (dst|src)%uintptr(elemSize) != 0:
 		return r.argument("copy strided: %#x or %#x is no multiple of the element size %d", dst, src, elemSize)
 	}
-	return r.launchStrided(k, dst, src, axes, count)
+	if tiles, ok := asTransposes(axes); ok {
+		return r.launchStrided(k.transpose, dst, src, axes, tiles*block) // a block per tile
+	}
+	return r.launchStrided(k.general, dst, src, axes, count)
 }
 
-// launchStrided runs a strided copy kernel, whose third parameter is not a
-// number but the layout.
-func (r *Runtime) launchStrided(k kernel, dst, src uintptr, axes []strided.Axis, count int) error {
+// launchStrided runs a strided copy kernel with that many threads. Its third
+// parameter is not a number but the layout.
+func (r *Runtime) launchStrided(k kernel, dst, src uintptr, axes []strided.Axis, threads int) error {
 	a := argumentPool.Get().(*arguments)
 	defer argumentPool.Put(a)
 	a.values[0], a.values[1] = uint64(dst), uint64(src)
-	a.layout.set(axes, count)
+	a.layout.set(axes)
 	third := a.params[2]
 	a.params[2] = hostmem.AddrOf(&a.layout)
-	err := r.launchArguments(k, count, a)
+	err := r.launchArguments(k, threads, a)
 	a.params[2] = third
 	return err
 }

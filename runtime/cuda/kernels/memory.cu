@@ -1,5 +1,5 @@
 // Fill, strided copy and scale. Every kernel is a grid-stride loop over a
-// one-dimensional grid, so any launch geometry is right.
+// one-dimensional grid, so any launch geometry is right unless it says otherwise.
 #include "tutti.cuh"
 
 // Eight-byte fill; smaller elements use the driver's memset.
@@ -18,13 +18,15 @@ struct layout {
   u32 dims;
 };
 
+// A 64-bit division is many times as slow as a 32-bit one.
+DEVICE u64 divide(u64 a, u64 b) { return (a | b) >> 32 ? a / b : (u32)a / (u32)b; }
+
 template <typename T> DEVICE void copy_strided(T *dst, const T *src, const layout &l) {
   for (u64 i = thread_index(); i < l.count; i += thread_count()) {
     u64 rest = i;
     i64 to = 0, from = 0;
     for (int d = (int)l.dims - 1; d >= 0; d--) {
-      // A 64-bit division is many times as slow as a 32-bit one.
-      u64 q = (rest | l.shape[d]) >> 32 ? rest / l.shape[d] : (u32)rest / (u32)l.shape[d];
+      u64 q = divide(rest, l.shape[d]);
       i64 at = (i64)(rest - q * l.shape[d]);
       to += at * l.dst[d];
       from += at * l.src[d];
@@ -38,6 +40,56 @@ KERNEL copy_strided_1(u8 *dst, const u8 *src, layout l) { copy_strided(dst, src,
 KERNEL copy_strided_2(u16 *dst, const u16 *src, layout l) { copy_strided(dst, src, l); }
 KERNEL copy_strided_4(u32 *dst, const u32 *src, layout l) { copy_strided(dst, src, l); }
 KERNEL copy_strided_8(u64 *dst, const u64 *src, layout l) { copy_strided(dst, src, l); }
+
+// A strided copy whose last dimension is contiguous in the destination and
+// whose last but one is in the source: a batch of transposes. Each block moves
+// tiles of 32 by 32 elements through shared memory, so that it reads as well as
+// writes neighbours; the 33rd column keeps those it reads apart in different
+// banks. Needs blocks of 256 threads; any number of them is right.
+enum { tile_size = 32, tile_rows = 8 };
+
+template <typename T> DEVICE void transpose(T *dst, const T *src, const layout &l) {
+  static SHARED T tile[tile_size][tile_size + 1];
+  const u32 x = __nvvm_read_ptx_sreg_tid_x() % tile_size, y = __nvvm_read_ptx_sreg_tid_x() / tile_size;
+  const int column = (int)l.dims - 1, row = column - 1;
+  const u64 columns = l.shape[column], rows = l.shape[row];
+  const u64 across = (columns + tile_size - 1) / tile_size, down = (rows + tile_size - 1) / tile_size;
+  u64 tiles = across * down;
+  for (int d = 0; d < row; d++) tiles *= l.shape[d];
+
+  // All threads of a block go round equally often, as barriers demand.
+  for (u64 t = __nvvm_read_ptx_sreg_ctaid_x(); t < tiles; t += __nvvm_read_ptx_sreg_nctaid_x()) {
+    u64 rest = divide(t, across);
+    const u64 c0 = (t - rest * across) * tile_size;
+    u64 q = divide(rest, down);
+    const u64 r0 = (rest - q * down) * tile_size;
+    i64 to = 0, from = 0;
+    for (int d = row - 1; d >= 0; d--) {
+      rest = q;
+      q = divide(rest, l.shape[d]);
+      i64 at = (i64)(rest - q * l.shape[d]);
+      to += at * l.dst[d];
+      from += at * l.src[d];
+    }
+#pragma unroll
+    for (u32 k = 0; k < tile_size; k += tile_rows) {
+      u64 r = r0 + x, c = c0 + y + k;
+      if (r < rows && c < columns) tile[y + k][x] = src[from + (i64)r * l.src[row] + (i64)c * l.src[column]];
+    }
+    barrier();
+#pragma unroll
+    for (u32 k = 0; k < tile_size; k += tile_rows) {
+      u64 r = r0 + y + k, c = c0 + x;
+      if (r < rows && c < columns) dst[to + (i64)r * l.dst[row] + (i64)c * l.dst[column]] = tile[x][y + k];
+    }
+    barrier(); // before the next tile overwrites this one
+  }
+}
+
+KERNEL transpose_1(u8 *dst, const u8 *src, layout l) { transpose(dst, src, l); }
+KERNEL transpose_2(u16 *dst, const u16 *src, layout l) { transpose(dst, src, l); }
+KERNEL transpose_4(u32 *dst, const u32 *src, layout l) { transpose(dst, src, l); }
+KERNEL transpose_8(u64 *dst, const u64 *src, layout l) { transpose(dst, src, l); }
 
 // x[i] *= s, computed in the element's own precision or float32, whichever is
 // greater, and rounded once.

@@ -5,6 +5,8 @@
 #define KERNEL extern "C" __attribute__((global)) void
 #define DEVICE static inline __attribute__((device)) __attribute__((always_inline))
 
+#define SHARED __attribute__((shared))
+
 typedef signed char i8;
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -21,6 +23,9 @@ DEVICE u64 thread_index() {
 DEVICE u64 thread_count() {
   return (u64)__nvvm_read_ptx_sreg_nctaid_x() * __nvvm_read_ptx_sreg_ntid_x();
 }
+
+// Waits until all threads of the block are here, and what they wrote shows.
+DEVICE void barrier() { __syncthreads(); }
 
 // The 16-bit floats by their bits, each a type of its own.
 struct f16 { u16 bits; };

@@ -1,0 +1,461 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	goruntime "runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// everything makes one of each thing that a runtime can make.
+type everything struct {
+	stream *Stream
+	event  *Event
+	graph  *Graph
+	pinned []byte
+}
+
+func makeEverything(t *testing.T, rt *Runtime) (e everything) {
+	t.Helper()
+	p, err := rt.Allocate(4096)
+	require.NoError(t, err)
+	e.stream, err = rt.NewStream(0)
+	require.NoError(t, err)
+	e.event, err = rt.NewTimingEvent()
+	require.NoError(t, err)
+	e.pinned, err = rt.AllocatePinned(100)
+	require.NoError(t, err)
+	e.graph, err = rt.Stream().Capture(func() error { return rt.Scale(p, 10, dtype.F32, 2) })
+	require.NoError(t, err)
+	in, err := rt.CopyInStream()
+	require.NoError(t, err)
+	require.NoError(t, in.WaitFor(rt.Stream()))
+	require.NoError(t, e.stream.WaitFor(in))
+	require.NoError(t, rt.Stream().WaitFor(e.stream))
+	require.NoError(t, rt.Deallocate(p))
+	return e
+}
+
+func TestFakeCloseLeavesNothing(t *testing.T) {
+	f := openFake(t)
+	for index := range 2 {
+		rt := openRuntime(t, index)
+		e := makeEverything(t, rt)
+		assert.Len(t, f.alive(), len(kinds), "one of each kind at least: %v", f.alive())
+		require.NoError(t, rt.FreePinned(e.pinned))
+		require.NoError(t, rt.Close())
+		assert.Empty(t, f.alive())
+
+		for range 2 {
+			assert.NoError(t, e.stream.Close())
+			assert.NoError(t, e.event.Close())
+			assert.NoError(t, e.graph.Close())
+			assert.NoError(t, rt.WrapEvent(e.event.Handle()).Close())
+		}
+		for name, err := range map[string]error{
+			"current":     rt.Current(func() error { return errors.New("was called") }),
+			"launch":      e.graph.Launch(rt.Stream()),
+			"record":      e.stream.Record(e.event),
+			"wait":        e.stream.Wait(e.event),
+			"wait for":    e.stream.WaitFor(rt.Stream()),
+			"synchronize": e.event.Synchronize(t.Context()),
+			"free pinned": rt.FreePinned(e.pinned),
+			"pointer":     rt.CheckPointer(64),
+			"stream":      rt.CheckStream(0),
+		} {
+			assert.ErrorIs(t, err, runtime.ErrClosed, name)
+		}
+		_, err := rt.CopyInStream()
+		assert.ErrorIs(t, err, runtime.ErrClosed)
+		_, err = rt.Stream().Capture(func() error { return nil })
+		assert.ErrorIs(t, err, runtime.ErrClosed)
+	}
+}
+
+func TestFakeCloseReportsPinnedMemory(t *testing.T) {
+	f := openFake(t)
+	rt := openRuntime(t, 0)
+	makeEverything(t, rt)
+	err := rt.Close()
+	assert.ErrorIs(t, err, runtime.ErrLeak)
+	assert.ErrorContains(t, err, "1 pinned allocations of 100 bytes")
+	assert.Empty(t, f.alive())
+}
+
+func TestFakeClosedThingsAreRefused(t *testing.T) {
+	f := openFake(t)
+	rt := openRuntime(t, 0)
+	e := makeEverything(t, rt)
+	before := f.alive()
+	require.NoError(t, e.stream.Close())
+	require.NoError(t, e.event.Close())
+	require.NoError(t, e.graph.Close())
+	require.NoError(t, rt.FreePinned(e.pinned))
+	assert.Equal(t, before["streams"]-1, f.alive()["streams"])
+	assert.Equal(t, before["events"]-2, f.alive()["events"], "with the one of WaitFor")
+
+	_, doneErr := e.stream.Done()
+	for name, err := range map[string]error{
+		"launch":      e.graph.Launch(rt.Stream()),
+		"record":      e.stream.Record(e.event),
+		"wait":        rt.Stream().Wait(e.event),
+		"done":        doneErr,
+		"synchronize": e.stream.Synchronize(context.Background()),
+		"copy":        rt.CopyInAsync(e.stream, 64, []byte{1}),
+		"no stream":   rt.CopyOutAsync(nil, []byte{1}, 64),
+	} {
+		assert.ErrorIs(t, err, runtime.ErrArgument, name)
+	}
+	assert.ErrorIs(t, rt.FreePinned(make([]byte, 10)), runtime.ErrForeignPointer)
+
+	require.NoError(t, rt.Stream().Close(), "does nothing")
+	require.NoError(t, rt.Synchronize(context.Background()))
+	require.NoError(t, rt.Close())
+}
+
+func TestFakeOpenThatFailsLeavesNothing(t *testing.T) {
+	f := openFake(t)
+	for _, call := range []string{"cuMemGetAllocationGranularity", "cuStreamCreateWithPriority", "cuModuleLoadData", "cuModuleGetFunction"} {
+		name := append([]byte(call), 0)
+		f.Fail.Call(hostmem.Addr(name), 400, 1000)
+		_, err := Open(0)
+		goruntime.KeepAlive(name)
+		f.Fail.Call(hostmem.Addr(name), 0, 0)
+
+		var e *Error
+		require.ErrorAs(t, err, &e, call)
+		assert.Equal(t, Error{Status: 400, Name: "CUDA_ERROR_INVALID_HANDLE", Text: "invalid resource handle", Call: call}, *e)
+		assert.Empty(t, f.alive(), call)
+	}
+}
+
+func TestFakeOutOfMemory(t *testing.T) {
+	f := openFake(t)
+	rt := openRuntime(t, 1)
+	const most = 1900 << 20 // of 2 GiB
+	p, err := rt.Allocate(1200 << 20)
+	require.NoError(t, err)
+	require.NoError(t, rt.Deallocate(p))
+	p, err = rt.Allocate(most)
+	require.NoError(t, err, "the cache was flushed and the allocation tried again")
+
+	for _, bytes := range []int{most, 512 << 20} {
+		_, err = rt.Allocate(bytes)
+		require.ErrorIs(t, err, runtime.ErrOutOfMemory)
+		var e *Error
+		require.ErrorAs(t, err, &e)
+		assert.Equal(t, Error{Status: 2, Name: "CUDA_ERROR_OUT_OF_MEMORY", Text: "out of memory", Call: "cuMemCreate", Device: 1}, *e)
+		assert.ErrorContains(t, err, "cuda:1: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory")
+	}
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
+	assert.Empty(t, f.alive())
+}
+
+func TestFakeAStickyErrorBreaksTheRuntime(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		freesFail uintptr
+	}{{"memory can be given back", 0}, {"nothing can", 1}} {
+		t.Run(c.name, func(t *testing.T) {
+			f := openFake(t)
+			before := f.alive()
+			rt := openRuntime(t, 0)
+			e := makeEverything(t, rt)
+			require.NoError(t, rt.FreePinned(e.pinned))
+			var kept []uintptr
+			for _, bytes := range []int{100, 4 << 20} {
+				p, err := rt.Allocate(bytes)
+				require.NoError(t, err)
+				kept = append(kept, p)
+			}
+			p := kept[0]
+			f.Break.Call(700, c.freesFail)
+			first := rt.Scale(p, 10, dtype.F32, 2)
+			var cause *Error
+			require.ErrorAs(t, first, &cause)
+			assert.True(t, cause.Sticky)
+			assert.Equal(t, "scale_f32", cause.Call)
+
+			_, allocateErr := rt.Allocate(1 << 30)
+			_, pinnedErr := rt.AllocatePinned(10)
+			_, streamErr := rt.NewStream(0)
+			_, eventErr := rt.NewEvent()
+			_, _, infoErr := rt.MemoryInfo()
+			_, doneErr := e.stream.Done()
+			_, captureErr := rt.Stream().Capture(func() error { return nil })
+			_, trimErr := rt.Trim()
+			for name, err := range map[string]error{
+				"first":         first,
+				"allocate":      allocateErr,
+				"pinned":        pinnedErr,
+				"stream":        streamErr,
+				"event":         eventErr,
+				"memory info":   infoErr,
+				"done":          doneErr,
+				"capture":       captureErr,
+				"trim":          trimErr,
+				"deallocate":    rt.Deallocate(p),
+				"copy in":       rt.CopyIn(p, []byte{1}),
+				"copy":          rt.Copy(p, p+16, 4),
+				"fill":          rt.Fill(p, 1, dtype.F32, 1),
+				"launch":        e.graph.Launch(rt.Stream()),
+				"synchronize":   rt.Synchronize(t.Context()),
+				"record":        e.stream.Record(e.event),
+				"current":       rt.Current(func() error { return errors.New("was called") }),
+				"close a graph": e.graph.Close(),
+			} {
+				require.ErrorIs(t, err, runtime.ErrBroken, name)
+				require.NotErrorIs(t, err, runtime.ErrOutOfMemory, name)
+				require.ErrorAs(t, err, &cause, name)
+				assert.Equal(t, "CUDA_ERROR_ILLEGAL_ADDRESS", cause.Name)
+				assert.ErrorContains(t, err, "scale_f32", name)
+			}
+
+			err := rt.Close()
+			assert.ErrorIs(t, err, runtime.ErrBroken)
+			assert.ErrorIs(t, err, runtime.ErrLeak)
+			assert.Equal(t, 1, strings.Count(err.Error(), "ILLEGAL_ADDRESS"), "the cause once, not once per mapping: %v", err)
+			if c.freesFail == 0 {
+				assert.Equal(t, before, f.alive())
+			}
+			assert.NoError(t, rt.Close())
+		})
+	}
+}
+
+func TestFakeCloseWaitsForCalls(t *testing.T) {
+	f := openFake(t)
+	before := f.alive()["contexts"]
+	rt := openRuntime(t, 0)
+	f.Hold.Call(1)
+	var wg sync.WaitGroup
+	var waitErr, closeErr error
+	wg.Go(func() { waitErr = rt.Current(func() error { return nil }) })
+	wg.Wait()
+	require.NoError(t, waitErr)
+	inside := make(chan struct{})
+	wg.Go(func() {
+		waitErr = rt.Current(func() error {
+			close(inside)
+			rt.drv.sym.CtxSynchronize.Int()
+			return nil
+		})
+	})
+	<-inside
+	wg.Go(func() { closeErr = rt.Close() })
+	for !rt.gate.isShut() {
+		goruntime.Gosched()
+	}
+	assert.Equal(t, before+1, f.alive()["contexts"], "the context stays while it is in use")
+	assert.ErrorIs(t, rt.Synchronize(t.Context()), runtime.ErrClosed)
+	f.Hold.Call(0)
+	wg.Wait()
+	assert.NoError(t, waitErr)
+	assert.NoError(t, closeErr)
+	assert.Equal(t, before, f.alive()["contexts"])
+}
+
+func TestFakeBackgroundIsAwaited(t *testing.T) {
+	openFake(t)
+	rt := openRuntime(t, 0)
+	var err error
+	rt.Background(func() { err = rt.Current(func() error { return nil }) })
+	require.NoError(t, rt.Close())
+	assert.NoError(t, err)
+	late := make(chan error)
+	rt.Background(func() { late <- rt.Current(func() error { return nil }) })
+	assert.ErrorIs(t, <-late, runtime.ErrClosed)
+}
+
+func TestFakeManyThreads(t *testing.T) {
+	openFake(t)
+	runtimes := []*Runtime{openRuntime(t, 0), openRuntime(t, 1), openRuntime(t, 1)}
+	const workers = 12
+	errs := make([]error, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			rt := runtimes[w%len(runtimes)]
+			if w%2 == 0 { // a goroutine that changes threads, or one that does not
+				goruntime.LockOSThread()
+				defer goruntime.UnlockOSThread()
+			}
+			for range 200 {
+				p, err := rt.Allocate(4096)
+				errs[w] = errors.Join(errs[w], err, rt.Fill(p, 1024, dtype.F32, float64(w)), rt.Scale(p, 1024, dtype.F32, 2))
+				var got [4]byte
+				errs[w] = errors.Join(errs[w], rt.CopyOut(got[:], p), rt.Deallocate(p))
+				if v := hostmem.Slice[float32](hostmem.Addr(got[:]), 1)[0]; v != float32(2*w) {
+					errs[w] = errors.Join(errs[w], errors.New("wrong data"))
+				}
+				goruntime.Gosched()
+			}
+		})
+	}
+	wg.Wait()
+	assert.NoError(t, errors.Join(errs...))
+	for _, rt := range runtimes {
+		assert.NoError(t, rt.Close())
+	}
+}
+
+// inContext runs f on a thread on which a context of somebody else is current,
+// and sees that it still is afterwards.
+func (f *fakeDriver) inContext(t *testing.T, rt *Runtime, do func()) {
+	t.Helper()
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	foreign := f.Context.Call(1)
+	set := rt.drv.sym.CtxSetCurrent
+	defer set.Int(0)
+	set.Int(foreign)
+	do()
+	current, err := rt.drv.get("cuCtxGetCurrent", -1, rt.drv.sym.CtxGetCurrent)
+	require.NoError(t, err)
+	assert.EqualValues(t, foreign, current)
+}
+
+func TestFakeForeignContexts(t *testing.T) {
+	f := openFake(t)
+	rt := openRuntime(t, 0)
+	own, err := rt.NewStream(0)
+	require.NoError(t, err)
+	var foreign uint64
+	f.inContext(t, rt, func() {
+		foreign, err = rt.drv.get("cuStreamCreateWithPriority", 1, rt.drv.sym.StreamCreate, streamNonBlocking, 0)
+		require.NoError(t, err)
+	})
+	f.inContext(t, rt, func() { makeEverything(t, rt) })
+	f.inContext(t, rt, func() {
+		assert.Panics(t, func() { _ = rt.Current(func() error { panic("inside") }) })
+	})
+
+	assert.ErrorIs(t, rt.CheckStream(uintptr(foreign)), runtime.ErrDevice)
+	assert.ErrorIs(t, rt.CheckStream(streamPerThread), runtime.ErrArgument)
+	assert.NoError(t, rt.CheckStream(own.Handle()))
+	_, err = Open(0, WithComputeStream(uintptr(foreign)))
+	require.ErrorIs(t, err, runtime.ErrDevice)
+	assert.ErrorContains(t, err, "primary context")
+
+	for _, handle := range []uintptr{0, own.Handle()} {
+		adopting := openRuntime(t, 0, WithComputeStream(handle))
+		assert.NotZero(t, adopting.ComputeStream(), "a CPU's runtime answers 0")
+		p, err := adopting.Allocate(8)
+		require.NoError(t, err)
+		require.NoError(t, adopting.Fill(p, 1, dtype.F64, 1))
+		require.NoError(t, adopting.Deallocate(p))
+		require.NoError(t, adopting.Close())
+	}
+	require.NoError(t, rt.Stream().WaitFor(own), "closing the other runtime left the stream")
+	assert.ErrorIs(t, rt.Close(), runtime.ErrLeak)
+}
+
+func TestFakeForeignPointers(t *testing.T) {
+	openFake(t)
+	rt, other := openRuntime(t, 0), openRuntime(t, 1)
+	mine, err := rt.Allocate(4 << 20)
+	require.NoError(t, err)
+	theirs, err := other.Allocate(100)
+	require.NoError(t, err)
+	pinned, err := rt.AllocatePinned(100)
+	require.NoError(t, err)
+	host := make([]byte, 100)
+
+	tensor, err := rt.WrapTensor(mine+4, dtype.F32, []int{5, 5}, nil)
+	require.NoError(t, err)
+	require.NoError(t, tensor.Fill(1))
+	_, err = rt.WrapTensor(0, dtype.F32, []int{0}, nil)
+	require.NoError(t, err, "nothing lies nowhere")
+	for what, ptr := range map[string]uintptr{
+		"memory of cuda:1":               theirs,
+		"page-locked memory of the host": hostmem.Addr(pinned),
+		"no memory that the driver":      hostmem.Addr(host),
+	} {
+		_, err := rt.WrapTensor(ptr, dtype.U8, []int{10}, nil)
+		require.ErrorIs(t, err, runtime.ErrDevice, what)
+		assert.ErrorContains(t, err, what)
+	}
+	assert.ErrorIs(t, rt.CheckPointer(0), runtime.ErrArgument)
+	s, err := other.CopyInStream()
+	require.NoError(t, err)
+	assert.ErrorIs(t, rt.CopyInAsync(s, mine, host), runtime.ErrDevice)
+
+	require.NoError(t, rt.FreePinned(pinned))
+	require.NoError(t, rt.Deallocate(mine))
+	require.NoError(t, other.Deallocate(theirs))
+	require.NoError(t, rt.Close())
+	require.NoError(t, other.Close())
+}
+
+func TestFakeStreamsWaitForEachOther(t *testing.T) {
+	f := openFake(t)
+	rt := openRuntime(t, 0)
+	p, err := rt.Allocate(64)
+	require.NoError(t, err)
+	in, err := rt.CopyInStream()
+	require.NoError(t, err)
+	out, err := rt.CopyOutStream()
+	require.NoError(t, err)
+	again, err := rt.CopyInStream()
+	require.NoError(t, err)
+	assert.Same(t, in, again)
+	compute := rt.Stream()
+
+	waited := func(s, other *Stream) uintptr { return f.Waited.Call(s.Handle(), other.Handle()) }
+	for round := range uintptr(3) {
+		require.NoError(t, rt.Fill(p, 64, dtype.U8, 1))
+		require.NoError(t, in.WaitFor(compute))
+		assert.Equal(t, f.Submitted.Call(compute.Handle()), waited(in, compute))
+		require.NoError(t, rt.CopyInAsync(in, p, make([]byte, 8)))
+		require.NoError(t, compute.WaitFor(in))
+		assert.Equal(t, round+1, waited(compute, in))
+		assert.Zero(t, waited(compute, out))
+	}
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
+}
+
+func TestFakeCaptureEnds(t *testing.T) {
+	f := openFake(t)
+	before := f.alive()
+	rt := openRuntime(t, 0)
+	p, err := rt.Allocate(64)
+	require.NoError(t, err)
+	s := rt.Stream()
+
+	refused := errors.New("refused")
+	_, err = s.Capture(func() error { return refused })
+	assert.ErrorIs(t, err, refused)
+	assert.Panics(t, func() { _, _ = s.Capture(func() error { panic("inside") }) })
+	_, err = s.Capture(func() error { return rt.CopyIn(p, []byte{1}) })
+	var e *Error
+	require.ErrorAs(t, err, &e, "a capture cannot be waited for")
+	assert.EqualValues(t, 900, e.Status)
+	require.NoError(t, rt.Fill(p, 64, dtype.U8, 1), "the stream works again")
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
+	assert.Equal(t, before, f.alive())
+}
+
+func TestFakeCloseGivesUp(t *testing.T) {
+	f := openFake(t)
+	before := f.alive()
+	rt := openRuntime(t, 0)
+	rt.closeTime = time.Millisecond
+	f.Hold.Call(1)
+	err := rt.Close()
+	require.ErrorContains(t, err, "did not end within 1ms")
+	assert.NotEqual(t, before, f.alive(), "what the work may use stays")
+	assert.ErrorIs(t, rt.Synchronize(t.Context()), runtime.ErrClosed)
+}

@@ -1,0 +1,169 @@
+package cuda
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// The driver is opened once a process, so tests with the stand-in of
+// testdata/driver.c run in processes of their own: this test binary again, with
+// these variables.
+const (
+	fakeVariable   = "TUTTI_TEST_FAKE_DRIVER" // set in such a process
+	wantedVariable = "TUTTI_TEST_WANTED"      // what the error of Open says there
+)
+
+// TestOnAFakeDriver runs the tests that need a driver, and those that provoke
+// what a GPU does not do on request, without a GPU.
+func TestOnAFakeDriver(t *testing.T) {
+	if os.Getenv(fakeVariable) != "" {
+		t.Skip("is in the process of a fake driver already")
+	}
+	dir := t.TempDir()
+	library, old := buildFakeDriver(t, dir, "driver.so"), buildFakeDriver(t, dir, "old.so", "-DTOO_OLD")
+	unavailable := []string{"-test.run=^TestOpenSaysWhatIsMissing$"}
+	for name, c := range map[string]struct {
+		library string
+		env     []string
+		args    []string
+	}{
+		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
+			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing)",
+				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Scale only
+		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
+			unavailable},
+		"driver that lacks functions": {old, []string{"FAKE_CUDA_VERSION=11020", wantedVariable + "=old.so|CUDA 11.2|11.5 or newer"},
+			unavailable},
+		"driver that lacks functions it should have": {old, []string{wantedVariable + "=old.so|cuMemCreate|cuGraphInstantiateWithFlags"},
+			unavailable},
+		"driver that is too old for the kernels": {library, []string{"FAKE_CUDA_VERSION=11040", wantedVariable + "=CUDA 11.4|11.5 or newer"},
+			unavailable},
+		"no driver": {filepath.Join(dir, "absent.so"), []string{wantedVariable + "=absent.so|install the NVIDIA driver|" + libraryVariable},
+			unavailable},
+		"GPU that is too old": {library, []string{"FAKE_CUDA_MAJOR=7"},
+			[]string{"-test.run=^TestOpenRefusesAnOldGPU$"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			self, err := os.Executable()
+			require.NoError(t, err)
+			cmd := exec.Command(self, append(c.args, "-test.v", "-test.timeout=2m")...)
+			cmd.Env = append(append(os.Environ(), fakeVariable+"=1", libraryVariable+"="+c.library), c.env...)
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Contains(t, string(out), "--- PASS", "at least one test ran")
+			require.NotRegexp(t, "(?m)^--- SKIP", string(out))
+		})
+	}
+}
+
+// buildFakeDriver compiles testdata/driver.c, or skips the test on a machine
+// that cannot.
+func buildFakeDriver(t *testing.T, dir, name string, flags ...string) string {
+	t.Helper()
+	if goruntime.GOOS != "linux" {
+		t.Skipf("the fake driver is for Linux, not %s", goruntime.GOOS)
+	}
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	source := filepath.Join("testdata", "driver.c")
+	if _, err := os.Stat(source); err != nil {
+		t.Skipf("is a test binary away from its sources: %v", err)
+	}
+	library := filepath.Join(dir, name)
+	args := append(flags, "-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread")
+	out, err := exec.Command(cc, args...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return library
+}
+
+func TestOpenSaysWhatIsMissing(t *testing.T) {
+	wanted := os.Getenv(wantedVariable)
+	if wanted == "" {
+		t.Skip("needs a driver that does not work; see TestOnAFakeDriver")
+	}
+	_, countErr := Count()
+	_, openErr := Open(0)
+	_, devicesErr := Devices()
+	for _, err := range []error{countErr, openErr, devicesErr} {
+		require.ErrorIs(t, err, runtime.ErrUnavailable)
+		for text := range strings.SplitSeq(wanted, "|") {
+			assert.ErrorContains(t, err, text)
+		}
+	}
+}
+
+func TestOpenRefusesAnOldGPU(t *testing.T) {
+	if os.Getenv(fakeVariable) == "" {
+		t.Skip("needs an old GPU; see TestOnAFakeDriver")
+	}
+	_, err := Open(0)
+	require.ErrorIs(t, err, runtime.ErrUnsupported)
+	assert.ErrorContains(t, err, "compute capability 7.0, 8.0 or newer is needed")
+}
+
+// fakeDriver is what testdata/driver.c exports beside the driver API.
+type fakeDriver struct {
+	Alive      dl.Func `sym:"fake_alive"`
+	Violations dl.Func `sym:"fake_violations"`
+	Break      dl.Func `sym:"fake_break"`
+	Fail       dl.Func `sym:"fake_fail"`
+	Hold       dl.Func `sym:"fake_hold"`
+	Context    dl.Func `sym:"fake_context"`
+	Submitted  dl.Func `sym:"fake_submitted"`
+	Waited     dl.Func `sym:"fake_waited"`
+}
+
+// kinds are the things that the fake driver counts, in its order.
+var kinds = []string{"contexts", "streams", "events", "graphs", "modules", "mappings", "pinned"}
+
+// alive returns what exists now, by kind; what does not is left out.
+func (f *fakeDriver) alive() map[string]int {
+	counts := make(map[string]int)
+	for i, kind := range kinds {
+		if n := int(f.Alive.Int(uintptr(i))); n != 0 {
+			counts[kind] = n
+		}
+	}
+	return counts
+}
+
+// openFake binds the fake driver, or skips the test where there is none, and
+// sees at the test's end that no call was made that a driver would refuse for
+// its context or crash on.
+func openFake(t *testing.T) *fakeDriver {
+	t.Helper()
+	if os.Getenv(fakeVariable) == "" {
+		t.Skip("needs the fake driver; see TestOnAFakeDriver")
+	}
+	lib, err := dl.Open(os.Getenv(libraryVariable))
+	require.NoError(t, err)
+	f := &fakeDriver{}
+	require.NoError(t, lib.Bind(f))
+	before := f.Violations.Int()
+	t.Cleanup(func() {
+		f.Break.Call(0, 0)
+		f.Hold.Call(0)
+		assert.Zero(t, f.Violations.Int()-before, "calls that a driver would refuse or crash on")
+	})
+	return f
+}
+
+// openRuntime opens a runtime that the test closes itself.
+func openRuntime(t *testing.T, index int, opts ...Option) *Runtime {
+	t.Helper()
+	rt, err := Open(index, opts...)
+	require.NoError(t, err)
+	return rt
+}

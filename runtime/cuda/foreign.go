@@ -1,0 +1,83 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Pointer attributes, CUpointer_attribute.
+const (
+	pointerMemoryType = 2
+	pointerIsManaged  = 8
+	pointerOrdinal    = 9
+)
+
+// Values of pointerMemoryType, CUmemorytype.
+const (
+	memoryTypeHost   = 1
+	memoryTypeDevice = 2
+)
+
+// WrapTensor makes a tensor of memory on this GPU that somebody else allocated,
+// as [runtime.Wrap] does, after asking the driver whether it is that: memory of
+// the host or of another GPU is [runtime.ErrDevice].
+func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int) (*runtime.Tensor, error) {
+	t, err := runtime.Wrap(r, ptr, dt, shape, strides)
+	if err != nil || t.Len() == 0 {
+		return t, err
+	}
+	if err := r.CheckPointer(ptr); err != nil {
+		return nil, fmt.Errorf("wrap %v: %w", t, err)
+	}
+	return t, nil
+}
+
+// CheckPointer reports whether an address lies in memory of this GPU, or in
+// managed memory, whoever allocated it. Any other is [runtime.ErrDevice], and
+// the error says what it is: page-locked host memory, memory of another GPU, or
+// nothing that the driver knows. It takes about as long as a launch.
+func (r *Runtime) CheckPointer(ptr uintptr) error {
+	refuse := func(what string) error {
+		return fmt.Errorf("cuda:%d: %w: %#x is %s", r.index, runtime.ErrDevice, ptr, what)
+	}
+	const unknown = "no memory that the driver knows: it is the host's, not page-locked, or was freed"
+	if ptr == 0 {
+		return r.argument("nil pointer")
+	}
+	managed, err := r.pointerAttribute(pointerIsManaged, ptr)
+	var e *Error
+	switch {
+	case errors.As(err, &e) && e.Status == statusInvalidValue:
+		return refuse(unknown)
+	case err != nil:
+		return err
+	case managed&0xff != 0: // a C bool
+		return nil
+	}
+	kind, err := r.pointerAttribute(pointerMemoryType, ptr)
+	if err != nil {
+		return err
+	}
+	switch uint32(kind) {
+	case memoryTypeDevice:
+	case memoryTypeHost:
+		return refuse("page-locked memory of the host")
+	default:
+		return refuse(unknown)
+	}
+	ordinal, err := r.pointerAttribute(pointerOrdinal, ptr)
+	if err != nil {
+		return err
+	}
+	if index := int(int32(ordinal)); index != r.index {
+		return refuse(fmt.Sprintf("memory of cuda:%d", index))
+	}
+	return nil
+}
+
+func (r *Runtime) pointerAttribute(attribute, ptr uintptr) (uintptr, error) {
+	return r.get("cuPointerGetAttribute", r.drv.sym.PointerGetAttr, attribute, ptr)
+}

@@ -1,0 +1,142 @@
+package cuda
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// destructor is the call that destroys a native object.
+type destructor struct {
+	call  string
+	fn    dl.Func
+	bytes int // of pinned memory
+}
+
+// owned are the native objects (streams, events, graphs, modules, pinned
+// memory) that a runtime made and that nobody destroyed yet. Close destroys
+// them: the primary context, of which they are part, lives on while a framework
+// or NCCL retains it, and so would they.
+type owned struct {
+	mu      sync.Mutex
+	objects map[uintptr]destructor
+}
+
+func (o *owned) add(handle uintptr, d destructor) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.objects == nil {
+		o.objects = make(map[uintptr]destructor)
+	}
+	o.objects[handle] = d
+}
+
+// remove takes an object out; it is found once.
+func (o *owned) remove(handle uintptr) (d destructor, found bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	d, found = o.objects[handle]
+	delete(o.objects, handle)
+	return d, found
+}
+
+func (o *owned) has(handle uintptr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, found := o.objects[handle]
+	return found
+}
+
+// with returns the objects that fn destroys.
+func (o *owned) with(fn dl.Func) (handles []uintptr) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for h, d := range o.objects {
+		if d.fn == fn {
+			handles = append(handles, h)
+		}
+	}
+	return handles
+}
+
+// drain takes all of them out.
+func (o *owned) drain() map[uintptr]destructor {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.objects
+	o.objects = nil
+	return all
+}
+
+// create makes a call whose first parameter receives a new object, which d
+// destroys.
+func (r *Runtime) create(call string, fn dl.Func, d destructor, args ...uintptr) (uintptr, error) {
+	// Close must not come between the call and the note of it.
+	if !r.gate.enter() {
+		return 0, r.usable()
+	}
+	defer r.gate.leave()
+	handle, err := r.get(call, fn, args...)
+	if err == nil {
+		r.owned.add(handle, d)
+	}
+	return handle, err
+}
+
+// destroy destroys an object that this runtime made. What somebody else made is
+// left alone, and what Close destroyed is gone already.
+func (r *Runtime) destroy(handle uintptr) error {
+	if !r.gate.enter() {
+		return nil
+	}
+	defer r.gate.leave()
+	d, found := r.owned.remove(handle)
+	if !found {
+		return nil
+	}
+	if err := r.giveBack(d.call, d.fn, handle); err != nil {
+		return err
+	}
+	return r.sound()
+}
+
+// object is what streams, events and graphs have in common.
+type object struct {
+	rt     *Runtime
+	handle uintptr
+	kept   bool // Close does nothing
+	closed atomic.Bool
+}
+
+// use returns the native handle, unless the object or its runtime was closed:
+// the driver does not recognise the handle of something destroyed.
+func (o *object) use(what string) (uintptr, error) {
+	switch {
+	case o.rt.gate.isShut():
+		return 0, o.rt.usable()
+	case o.closed.Load():
+		return 0, o.rt.argument("%s was closed", what)
+	}
+	return o.handle, nil
+}
+
+func (o *object) close() error {
+	if o.kept || o.closed.Swap(true) {
+		return nil
+	}
+	return o.rt.destroy(o.handle)
+}
+
+// on returns the native handle of a stream of this GPU.
+func (r *Runtime) on(s *Stream) (uintptr, error) {
+	switch {
+	case s == nil:
+		return 0, r.argument("nil stream")
+	case s.rt.index != r.index:
+		return 0, fmt.Errorf("cuda:%d: %w: stream of cuda:%d", r.index, runtime.ErrDevice, s.rt.index)
+	}
+	return s.use("stream")
+}

@@ -1,0 +1,683 @@
+/* A stand-in for libcuda on host memory, for tests on machines without a GPU.
+ *
+ * It has the functions of the driver API that runtime/cuda calls, with the
+ * documented signatures and answers. Work is done at the call, by plain loops
+ * in place of the kernels. What a test needs to know or provoke is exported as
+ * fake_*: what is alive, calls that a driver would refuse or crash on (no
+ * context, one of another GPU, a stream of another context), work that does not
+ * end, faults.
+ *
+ * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY (bytes per device,
+ * 1 GiB), FAKE_CUDA_VERSION (12040). Compiled with -DTOO_OLD it lacks functions
+ * that came with CUDA 11. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef uint64_t CUdeviceptr;
+
+enum {
+  SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
+  INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+  ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+};
+
+enum { MAX_DEVICES = 8, MAX_STREAMS = 256, MAX_DIMS = 8 };
+static const size_t PAGE = 2u << 20;
+
+struct context {
+  int device, references; /* 0: destroyed */
+  struct stream *legacy;
+};
+
+struct layout { /* of the strided copy kernels */
+  uint64_t shape[MAX_DIMS];
+  int64_t dst[MAX_DIMS], src[MAX_DIMS];
+  uint64_t count;
+  uint32_t dims;
+};
+
+struct operation {
+  enum { COPY, SET, KERNEL } kind;
+  const struct kernel *kernel;
+  uint64_t a, b, c; /* destination, source or count, value */
+  int width;        /* of an element of SET */
+  struct layout layout;
+  struct operation *next;
+};
+
+struct graph { struct operation *first; };
+
+struct stream {
+  struct context *context;
+  int id, alive;
+  uint64_t submitted;            /* operations so far */
+  uint64_t waited[MAX_STREAMS];  /* how many of each other stream's it waited for */
+  struct graph *capture;
+  pthread_t owner; /* of the capture */
+  int invalid;     /* capture */
+};
+
+struct event {
+  struct context *context;
+  int alive, timing;
+  struct stream *stream; /* of the last record */
+  uint64_t position;
+};
+
+struct mapping { /* address range, memory, or both */
+  uint64_t address;
+  size_t bytes;
+  int device, reserved, pinned;
+  struct memory *memory;
+  struct mapping *next;
+};
+
+struct memory { size_t bytes; int device, mapped; };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
+static __thread struct context *current;
+
+static int devices, held, streams_made;
+static size_t limit, used[MAX_DEVICES];
+static struct context primary[MAX_DEVICES];
+static struct mapping *mappings;
+static struct stream *all_streams[MAX_STREAMS];
+
+/* What a test asks for. */
+enum { CONTEXTS, STREAMS, EVENTS, GRAPHS, MODULES, MAPPINGS, PINNED, KINDS };
+static int alive[KINDS], violations, fault, fault_frees;
+static char failing[64];
+static int failing_status, failing_times;
+
+int fake_alive(int kind) { return alive[kind]; }
+int fake_violations(void) { return violations; }
+
+/* From now on all calls in a context fail, those that free things only if asked. */
+void fake_break(int status, int frees) { fault = status, fault_frees = frees; }
+
+/* The next calls of one function fail. */
+void fake_fail(const char *call, int status, int times) {
+  pthread_mutex_lock(&lock);
+  snprintf(failing, sizeof failing, "%s", call);
+  failing_status = status, failing_times = times;
+  pthread_mutex_unlock(&lock);
+}
+
+/* While held, no work ends. */
+void fake_hold(int on) {
+  pthread_mutex_lock(&lock);
+  held = on;
+  pthread_cond_broadcast(&released);
+  pthread_mutex_unlock(&lock);
+}
+
+/* A context that is nobody's primary one. */
+struct context *fake_context(int device) {
+  struct context *c = calloc(1, sizeof *c);
+  c->device = device, c->references = 1;
+  return c;
+}
+
+uint64_t fake_submitted(struct stream *s) { return s->submitted; }
+uint64_t fake_waited(struct stream *s, struct stream *other) { return s->waited[other->id]; }
+
+static uint64_t number(const char *variable, uint64_t otherwise) {
+  const char *text = getenv(variable);
+  return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static CUresult violation(CUresult status) { return violations++, status; }
+
+/* enter begins a call that needs a context. */
+static CUresult enter(const char *call, int frees) {
+  pthread_mutex_lock(&lock);
+  if (failing_times > 0 && strcmp(call, failing) == 0) return failing_times--, failing_status;
+  if (fault && (!frees || fault_frees)) return fault;
+  if (!current || current->references == 0) return violation(INVALID_CONTEXT);
+  return SUCCESS;
+}
+
+static CUresult leave(CUresult status) { return pthread_mutex_unlock(&lock), status; }
+
+#define ENTER() do { CUresult s_ = enter(__func__, 0); if (s_) return leave(s_); } while (0)
+#define ENTER_FREE() do { CUresult s_ = enter(__func__, 1); if (s_) return leave(s_); } while (0)
+
+static struct stream *new_stream(struct context *c) {
+  if (streams_made == MAX_STREAMS) abort();
+  struct stream *s = calloc(1, sizeof *s);
+  s->context = c, s->id = streams_made, s->alive = 1;
+  return all_streams[streams_made++] = s;
+}
+
+/* resolve finds a stream, NULL if the current context has none like it. */
+static struct stream *resolve(struct stream *s) {
+  if ((uintptr_t)s <= 1) {
+    if (!current->legacy) current->legacy = new_stream(current);
+    return current->legacy;
+  }
+  if (!s->alive || s->context != current) return violations++, NULL;
+  return s;
+}
+
+/* --- what the kernels do --- */
+
+static float half_to_float(uint16_t bits) { _Float16 h; memcpy(&h, &bits, 2); return (float)h; }
+static uint16_t float_to_half(float f) { _Float16 h = (_Float16)f; uint16_t bits; memcpy(&bits, &h, 2); return bits; }
+static float brain_to_float(uint16_t bits) { uint32_t w = (uint32_t)bits << 16; float f; memcpy(&f, &w, 4); return f; }
+static uint16_t float_to_brain(float f) {
+  uint32_t w;
+  memcpy(&w, &f, 4);
+  if (f != f) return (uint16_t)(w >> 16 | 0x40);
+  return (uint16_t)((w + 0x7fff + (w >> 16 & 1)) >> 16);
+}
+
+static void fill_u64(struct operation *o) {
+  for (uint64_t i = 0; i < o->b; i++) ((uint64_t *)o->a)[i] = o->c;
+}
+
+static void copy_strided(struct operation *o, int width) {
+  const struct layout *l = &o->layout;
+  for (uint64_t i = 0; i < l->count; i++) {
+    uint64_t rest = i;
+    int64_t to = 0, from = 0;
+    for (int d = (int)l->dims - 1; d >= 0; d--) {
+      to += (int64_t)(rest % l->shape[d]) * l->dst[d];
+      from += (int64_t)(rest % l->shape[d]) * l->src[d];
+      rest /= l->shape[d];
+    }
+    memcpy((char *)o->a + to * width, (char *)o->b + from * width, (size_t)width);
+  }
+}
+static void copy_strided_1(struct operation *o) { copy_strided(o, 1); }
+static void copy_strided_2(struct operation *o) { copy_strided(o, 2); }
+static void copy_strided_4(struct operation *o) { copy_strided(o, 4); }
+static void copy_strided_8(struct operation *o) { copy_strided(o, 8); }
+
+/* The same copy, in another order. */
+static void transpose_1(struct operation *o) { copy_strided(o, 1); }
+static void transpose_2(struct operation *o) { copy_strided(o, 2); }
+static void transpose_4(struct operation *o) { copy_strided(o, 4); }
+static void transpose_8(struct operation *o) { copy_strided(o, 8); }
+
+static float factor(struct operation *o) { float f; uint32_t w = (uint32_t)o->c; memcpy(&f, &w, 4); return f; }
+static void scale_f64(struct operation *o) {
+  for (uint64_t i = 0; i < o->b; i++) ((double *)o->a)[i] *= (double)factor(o);
+}
+static void scale_f32(struct operation *o) {
+  for (uint64_t i = 0; i < o->b; i++) ((float *)o->a)[i] *= factor(o);
+}
+static void scale_f16(struct operation *o) {
+  for (uint64_t i = 0; i < o->b; i++) {
+    uint16_t *x = (uint16_t *)o->a + i;
+    *x = float_to_half(half_to_float(*x) * factor(o));
+  }
+}
+static void scale_bf16(struct operation *o) {
+  for (uint64_t i = 0; i < o->b; i++) {
+    uint16_t *x = (uint16_t *)o->a + i;
+    *x = float_to_brain(brain_to_float(*x) * factor(o));
+  }
+}
+
+static const struct kernel { const char *name; void (*run)(struct operation *); int third; } kernels[] = {
+#define K(name, third) {#name, name, third}
+  K(fill_u64, 8), K(scale_f64, 4), K(scale_f32, 4), K(scale_f16, 4), K(scale_bf16, 4),
+  K(copy_strided_1, sizeof(struct layout)), K(copy_strided_2, sizeof(struct layout)),
+  K(copy_strided_4, sizeof(struct layout)), K(copy_strided_8, sizeof(struct layout)),
+  K(transpose_1, sizeof(struct layout)), K(transpose_2, sizeof(struct layout)),
+  K(transpose_4, sizeof(struct layout)), K(transpose_8, sizeof(struct layout)),
+};
+/* Any other kernel of the PTX does nothing. */
+static const struct kernel other = {"", NULL, 0};
+
+static void execute(struct operation *o) {
+  switch (o->kind) {
+  case COPY: memmove((void *)o->a, (void *)o->b, o->c); return;
+  case SET:
+    if (o->width == 1) { memset((void *)o->a, (int)o->c, o->b); return; }
+    for (uint64_t i = 0; i < o->b; i++) memcpy((char *)o->a + i * (uint64_t)o->width, &o->c, (size_t)o->width);
+    return;
+  case KERNEL:
+    if (o->kernel->run) o->kernel->run(o);
+  }
+}
+
+/* submit executes an operation, or adds it to what the stream captures. */
+static CUresult submit(struct stream *handle, struct operation o) {
+  struct stream *s = resolve(handle);
+  if (!s) return INVALID_HANDLE;
+  s->submitted++;
+  if (!s->capture) return execute(&o), SUCCESS;
+  struct operation **end = &s->capture->first, *copy = malloc(sizeof o);
+  while (*end) end = &(*end)->next;
+  *copy = o, copy->next = NULL;
+  *end = copy;
+  return SUCCESS;
+}
+
+/* --- the library and its devices --- */
+
+CUresult cuInit(unsigned flags) {
+  (void)flags;
+  devices = (int)number("FAKE_CUDA_DEVICES", 1);
+  limit = number("FAKE_CUDA_MEMORY", 1u << 30);
+  for (int i = 0; i < devices; i++) primary[i].device = i;
+  return devices == 0 ? NO_DEVICE : SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *v) { return *v = (int)number("FAKE_CUDA_VERSION", 12040), SUCCESS; }
+
+static const struct { CUresult status; const char *name, *text; } texts[] = {
+  {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+  {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+  {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+  {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+  {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+  {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+};
+
+static CUresult describe(CUresult status, const char **out, int text) {
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+    if (texts[i].status == status) return *out = text ? texts[i].text : texts[i].name, SUCCESS;
+  return *out = NULL, INVALID_VALUE;
+}
+CUresult cuGetErrorName(CUresult s, const char **out) { return describe(s, out, 0); }
+CUresult cuGetErrorString(CUresult s, const char **out) { return describe(s, out, 1); }
+
+CUresult cuDeviceGetCount(int *n) { return *n = devices, SUCCESS; }
+CUresult cuDeviceGet(CUdevice *d, int ordinal) {
+  return ordinal < 0 || ordinal >= devices ? INVALID_DEVICE : (*d = ordinal, SUCCESS);
+}
+CUresult cuDeviceGetName(char *out, int n, CUdevice d) { return snprintf(out, (size_t)n, "Fake GPU %d", d), SUCCESS; }
+CUresult cuDeviceGetPCIBusId(char *out, int n, CUdevice d) { return snprintf(out, (size_t)n, "0000:%02X:00.0", d), SUCCESS; }
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice d) { return (void)d, *bytes = limit, SUCCESS; }
+CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice d) {
+  (void)d;
+  switch (attribute) {
+  case 16: *out = 4; break; /* multiprocessors */
+  case 75: *out = (int)number("FAKE_CUDA_MAJOR", 9); break;
+  case 76: *out = 0; break;
+  default: *out = 1;
+  }
+  return SUCCESS;
+}
+CUresult cuDeviceGetP2PAttribute(int *out, int attribute, CUdevice a, CUdevice b) {
+  return (void)attribute, a == b ? INVALID_DEVICE : (*out = 1, SUCCESS);
+}
+
+/* --- contexts --- */
+
+CUresult cuDevicePrimaryCtxRetain(struct context **out, CUdevice d) {
+  pthread_mutex_lock(&lock);
+  primary[d].references++, alive[CONTEXTS]++;
+  *out = &primary[d];
+  return leave(SUCCESS);
+}
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) {
+  pthread_mutex_lock(&lock);
+  if (primary[d].references == 0) return leave(violation(INVALID_CONTEXT));
+  primary[d].references--, alive[CONTEXTS]--;
+  return leave(SUCCESS);
+}
+CUresult cuCtxGetCurrent(struct context **out) { return *out = current, SUCCESS; }
+CUresult cuCtxSetCurrent(struct context *c) { return current = c, SUCCESS; }
+
+/* finish waits until work ends. The caller holds the lock. */
+static CUresult finish(void) {
+  while (held) pthread_cond_wait(&released, &lock);
+  return fault;
+}
+CUresult cuCtxSynchronize(void) { ENTER(); return leave(finish()); }
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, SUCCESS; }
+
+/* --- streams and events --- */
+
+CUresult cuStreamCreateWithPriority(struct stream **out, unsigned flags, int priority) {
+  (void)flags, (void)priority;
+  ENTER();
+  alive[STREAMS]++;
+  *out = new_stream(current);
+  return leave(SUCCESS);
+}
+CUresult cuStreamDestroy_v2(struct stream *s) {
+  ENTER_FREE();
+  if (!s->alive) return leave(violation(INVALID_HANDLE));
+  s->alive = 0, alive[STREAMS]--;
+  return leave(SUCCESS);
+}
+CUresult cuStreamGetCtx(struct stream *s, struct context **out) {
+  ENTER();
+  *out = (uintptr_t)s <= 2 ? current : s->context;
+  return leave(SUCCESS);
+}
+static CUresult quiet(struct stream *handle) {
+  struct stream *s = resolve(handle);
+  if (!s) return INVALID_HANDLE;
+  if (s->capture) return s->invalid = 1, CAPTURE_UNSUPPORTED;
+  return SUCCESS;
+}
+CUresult cuStreamSynchronize(struct stream *handle) {
+  ENTER();
+  CUresult status = quiet(handle);
+  return leave(status ? status : finish());
+}
+CUresult cuStreamQuery(struct stream *handle) {
+  ENTER();
+  CUresult status = quiet(handle);
+  return leave(status ? status : held ? NOT_READY : SUCCESS);
+}
+CUresult cuStreamWaitEvent(struct stream *handle, struct event *e, unsigned flags) {
+  (void)flags;
+  ENTER();
+  struct stream *s = resolve(handle);
+  if (!s) return leave(INVALID_HANDLE);
+  if (!e->alive) return leave(violation(INVALID_HANDLE));
+  if (e->stream && s->waited[e->stream->id] < e->position) s->waited[e->stream->id] = e->position;
+  return leave(SUCCESS);
+}
+
+CUresult cuEventCreate(struct event **out, unsigned flags) {
+  ENTER();
+  alive[EVENTS]++;
+  struct event *e = calloc(1, sizeof *e);
+  e->context = current, e->alive = 1, e->timing = !(flags & 2);
+  *out = e;
+  return leave(SUCCESS);
+}
+CUresult cuEventDestroy_v2(struct event *e) {
+  ENTER_FREE();
+  if (!e->alive) return leave(violation(INVALID_HANDLE));
+  e->alive = 0, alive[EVENTS]--; /* kept, so that use after this shows */
+  return leave(SUCCESS);
+}
+CUresult cuEventRecord(struct event *e, struct stream *handle) {
+  ENTER();
+  struct stream *s = resolve(handle);
+  if (!s || !e->alive || e->context != s->context) return leave(violation(INVALID_HANDLE));
+  e->stream = s, e->position = s->submitted;
+  return leave(SUCCESS);
+}
+CUresult cuEventQuery(struct event *e) {
+  ENTER();
+  if (!e->alive) return leave(violation(INVALID_HANDLE));
+  return leave(held ? NOT_READY : SUCCESS);
+}
+CUresult cuEventSynchronize(struct event *e) {
+  ENTER();
+  return leave(e->alive ? finish() : violation(INVALID_HANDLE));
+}
+CUresult cuEventElapsedTime(float *ms, struct event *start, struct event *end) {
+  ENTER();
+  if (!start->timing || !end->timing) return leave(INVALID_HANDLE);
+  *ms = 0.25f;
+  return leave(SUCCESS);
+}
+
+/* --- graphs --- */
+
+CUresult cuStreamBeginCapture_v2(struct stream *s, int mode) {
+  (void)mode;
+  ENTER();
+  if (!resolve(s) || s->capture) return leave(INVALID_VALUE);
+  s->capture = calloc(1, sizeof *s->capture), s->owner = pthread_self(), s->invalid = 0;
+  return leave(SUCCESS);
+}
+static void free_graph(struct graph *g) {
+  for (struct operation *o = g->first, *next; o; o = next) next = o->next, free(o);
+  free(g);
+}
+CUresult cuStreamEndCapture(struct stream *s, struct graph **out) {
+  ENTER();
+  struct graph *g = s->capture;
+  *out = NULL;
+  if (!g) return leave(INVALID_VALUE);
+  if (!pthread_equal(s->owner, pthread_self())) return leave(violation(INVALID_VALUE));
+  s->capture = NULL;
+  if (s->invalid) return free_graph(g), leave(CAPTURE_INVALIDATED);
+  alive[GRAPHS]++;
+  *out = g;
+  return leave(SUCCESS);
+}
+CUresult cuGraphDestroy(struct graph *g) {
+  ENTER_FREE();
+  alive[GRAPHS]--;
+  return free_graph(g), leave(SUCCESS);
+}
+CUresult cuGraphExecDestroy(struct graph *g) { return cuGraphDestroy(g); }
+CUresult cuGraphLaunch(struct graph *g, struct stream *handle) {
+  ENTER();
+  struct stream *s = resolve(handle);
+  if (!s) return leave(INVALID_HANDLE);
+  for (struct operation *o = g->first; o; o = o->next) execute(o);
+  s->submitted++;
+  return leave(SUCCESS);
+}
+
+/* --- memory --- */
+
+static struct mapping *find(uint64_t p) {
+  for (struct mapping *m = mappings; m; m = m->next)
+    if (p >= m->address && p < m->address + m->bytes) return m;
+  return NULL;
+}
+static struct mapping *add(uint64_t address, size_t bytes) {
+  struct mapping *m = calloc(1, sizeof *m);
+  m->address = address, m->bytes = bytes, m->next = mappings;
+  return mappings = m;
+}
+static void drop(struct mapping *gone) {
+  struct mapping **m = &mappings;
+  while (*m != gone) m = &(*m)->next;
+  *m = gone->next;
+  free(gone);
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long flags) {
+  (void)at, (void)flags;
+  ENTER();
+  if (bytes == 0 || bytes % PAGE) return leave(INVALID_VALUE);
+  char *p = mmap(NULL, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return leave(OUT_OF_MEMORY);
+  char *start = (char *)(((uintptr_t)p + alignment - 1) / alignment * alignment);
+  if (start > p) munmap(p, (size_t)(start - p));
+  if (start < p + alignment) munmap(start + bytes, (size_t)(p + alignment - start));
+  add((uint64_t)start, bytes)->reserved = 1;
+  alive[MAPPINGS]++;
+  *out = (CUdeviceptr)start;
+  return leave(SUCCESS);
+}
+CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes) {
+  ENTER_FREE();
+  struct mapping *m = find(p);
+  if (!m || m->address != p || m->bytes != bytes || m->memory) return leave(violation(INVALID_VALUE));
+  munmap((void *)p, bytes);
+  drop(m);
+  alive[MAPPINGS]--;
+  return leave(SUCCESS);
+}
+
+struct properties { /* CUmemAllocationProp */
+  int type, handle_types;
+  struct { int type, id; } location;
+  void *windows;
+  struct { uint8_t compression, rdma; uint16_t usage; uint8_t reserved[4]; } flags;
+};
+static int good(const struct properties *p) {
+  return p->type == 1 && p->location.type == 1 && p->location.id >= 0 && p->location.id < devices &&
+         p->flags.rdma <= 1 && p->flags.compression == 0 && p->flags.usage == 0;
+}
+#ifndef TOO_OLD
+CUresult cuMemCreate(struct memory **out, size_t bytes, const struct properties *p, unsigned long long flags) {
+  (void)flags;
+  ENTER();
+  if (!good(p) || bytes % PAGE) return leave(violation(INVALID_VALUE));
+  if (bytes > limit - used[p->location.id]) return leave(OUT_OF_MEMORY);
+  struct memory *m = calloc(1, sizeof *m);
+  m->bytes = bytes, m->device = p->location.id;
+  used[m->device] += bytes;
+  alive[MAPPINGS]++;
+  *out = m;
+  return leave(SUCCESS);
+}
+CUresult cuGraphInstantiateWithFlags(struct graph **out, struct graph *g, unsigned long long flags) {
+  (void)flags;
+  ENTER();
+  struct graph *copy = calloc(1, sizeof *copy);
+  struct operation **end = &copy->first;
+  for (struct operation *o = g->first; o; o = o->next, end = &(*end)->next) {
+    *end = malloc(sizeof *o);
+    **end = *o;
+  }
+  *end = NULL;
+  alive[GRAPHS]++;
+  *out = copy;
+  return leave(SUCCESS);
+}
+#endif
+CUresult cuMemRelease(struct memory *m) {
+  ENTER_FREE();
+  if (m->mapped) return leave(violation(INVALID_VALUE));
+  used[m->device] -= m->bytes;
+  alive[MAPPINGS]--;
+  return free(m), leave(SUCCESS);
+}
+CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, struct memory *memory, unsigned long long flags) {
+  (void)flags;
+  ENTER();
+  struct mapping *m = find(p);
+  if (!m || m->address != p || m->bytes != bytes || m->memory || offset || memory->bytes != bytes)
+    return leave(violation(INVALID_VALUE));
+  m->memory = memory, m->device = memory->device, memory->mapped = 1;
+  return leave(SUCCESS);
+}
+CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
+  ENTER_FREE();
+  struct mapping *m = find(p);
+  if (!m || m->address != p || m->bytes != bytes || !m->memory) return leave(violation(INVALID_VALUE));
+  m->memory->mapped = 0, m->memory = NULL;
+  mmap((void *)p, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return leave(SUCCESS);
+}
+struct access { struct { int type, id; } location; int flags; }; /* CUmemAccessDesc */
+CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const struct access *a, size_t n) {
+  ENTER();
+  struct mapping *m = find(p);
+  if (!m || !m->memory || n != 1 || a->location.type != 1 || a->location.id != m->device || a->flags != 3)
+    return leave(violation(INVALID_VALUE));
+  mprotect((void *)p, bytes, PROT_READ | PROT_WRITE);
+  return leave(SUCCESS);
+}
+CUresult cuMemGetAllocationGranularity(size_t *out, const struct properties *p, int option) {
+  ENTER();
+  if (!good(p) || option != 0) return leave(violation(INVALID_VALUE));
+  *out = PAGE;
+  return leave(SUCCESS);
+}
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+  ENTER();
+  *total = limit, *free_bytes = limit - used[current->device];
+  return leave(SUCCESS);
+}
+
+CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
+  (void)flags;
+  ENTER();
+  if (!(*out = malloc(bytes))) return leave(OUT_OF_MEMORY);
+  add((uint64_t)*out, bytes)->pinned = 1;
+  alive[PINNED]++;
+  return leave(SUCCESS);
+}
+CUresult cuMemFreeHost(void *p) {
+  ENTER_FREE();
+  struct mapping *m = find((uint64_t)p);
+  if (!m || !m->pinned || m->address != (uint64_t)p) return leave(violation(INVALID_VALUE));
+  drop(m);
+  alive[PINNED]--;
+  return free(p), leave(SUCCESS);
+}
+CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {
+  ENTER();
+  struct mapping *m = find(p);
+  if (!m || (m->reserved && !m->memory)) return leave(INVALID_VALUE);
+  switch (attribute) {
+  case 2: *(unsigned *)out = m->pinned ? 1 : 2; break;
+  case 8: *(char *)out = 0; break;
+  case 9: *(int *)out = m->device; break;
+  default: return leave(INVALID_VALUE);
+  }
+  return leave(SUCCESS);
+}
+
+/* on_device checks that memory is mapped and of the current device. */
+static int on_device(uint64_t p, uint64_t bytes) {
+  struct mapping *m = find(p);
+  return m && m->memory && m->device == current->device && p + bytes <= m->address + m->bytes;
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, struct stream *s) {
+  ENTER();
+  if (!on_device(dst, n)) return leave(INVALID_VALUE);
+  return leave(submit(s, (struct operation){.kind = COPY, .a = dst, .b = (uint64_t)src, .c = n}));
+}
+CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, struct stream *s) {
+  ENTER();
+  if (!on_device(src, n)) return leave(INVALID_VALUE);
+  return leave(submit(s, (struct operation){.kind = COPY, .a = (uint64_t)dst, .b = src, .c = n}));
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, struct stream *s) {
+  ENTER();
+  if (!on_device(dst, n) || !on_device(src, n)) return leave(INVALID_VALUE);
+  return leave(submit(s, (struct operation){.kind = COPY, .a = dst, .b = src, .c = n}));
+}
+static CUresult set(CUdeviceptr dst, uint64_t value, size_t n, int width, struct stream *s) {
+  if (dst % (unsigned)width || !on_device(dst, n * (size_t)width)) return INVALID_VALUE;
+  return submit(s, (struct operation){.kind = SET, .a = dst, .b = n, .c = value, .width = width});
+}
+CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, struct stream *s) { ENTER(); return leave(set(p, v, n, 1, s)); }
+CUresult cuMemsetD16Async(CUdeviceptr p, unsigned short v, size_t n, struct stream *s) { ENTER(); return leave(set(p, v, n, 2, s)); }
+CUresult cuMemsetD32Async(CUdeviceptr p, unsigned v, size_t n, struct stream *s) { ENTER(); return leave(set(p, v, n, 4, s)); }
+
+/* --- kernels --- */
+
+CUresult cuModuleLoadData(char **out, const char *ptx) {
+  ENTER();
+  alive[MODULES]++;
+  *out = strdup(ptx);
+  return leave(SUCCESS);
+}
+CUresult cuModuleUnload(char *module) {
+  ENTER_FREE();
+  alive[MODULES]--;
+  return free(module), leave(SUCCESS);
+}
+CUresult cuModuleGetFunction(const struct kernel **out, const char *module, const char *name) {
+  ENTER();
+  char entry[256];
+  snprintf(entry, sizeof entry, ".entry %s(", name);
+  if (!strstr(module, entry)) return leave(NOT_FOUND);
+  *out = &other;
+  for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+    if (strcmp(kernels[i].name, name) == 0) *out = &kernels[i];
+  return leave(SUCCESS);
+}
+CUresult cuLaunchKernel(const struct kernel *k, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, struct stream *s, void **params, void **extra) {
+  (void)shared;
+  ENTER();
+  if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024 || extra) return leave(violation(INVALID_VALUE));
+  struct operation o = {.kind = KERNEL, .kernel = k};
+  if (k->third) {
+    memcpy(&o.a, params[0], 8);
+    memcpy(&o.b, params[1], 8);
+    memcpy(k->third > 8 ? (void *)&o.layout : (void *)&o.c, params[2], (size_t)k->third);
+  }
+  return leave(submit(s, o));
+}
