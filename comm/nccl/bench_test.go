@@ -24,21 +24,30 @@ type bench struct {
 	c          *nccl.Comm
 	rt         *cuda.Runtime
 	buf        uintptr
+	symmetric  bool // buf is from AllocateSymmetric
 	start, end *cuda.Event
 }
 
-func newBench(c *nccl.Comm, bytes int) (*bench, error) {
+func newBench(ctx context.Context, c *nccl.Comm, bytes int, symmetric bool) (*bench, error) {
 	rt := c.Runtime()
-	p := &bench{c: c, rt: rt}
+	p := &bench{c: c, rt: rt, symmetric: symmetric}
 	var err, err1, err2 error
-	p.buf, err = rt.Allocate(bytes)
+	if symmetric {
+		p.buf, err = c.AllocateSymmetric(ctx, bytes)
+	} else {
+		p.buf, err = rt.Allocate(bytes)
+	}
 	p.start, err1 = rt.NewTimingEvent()
 	p.end, err2 = rt.NewTimingEvent()
 	return p, errors.Join(err, err1, err2)
 }
 
-func (p *bench) close() error {
-	return errors.Join(p.start.Close(), p.end.Close(), p.rt.Deallocate(p.buf))
+func (p *bench) close(ctx context.Context) error {
+	free := p.rt.Deallocate
+	if p.symmetric {
+		free = func(buf uintptr) error { return p.c.FreeSymmetric(ctx, buf) }
+	}
+	return errors.Join(p.start.Close(), p.end.Close(), free(p.buf))
 }
 
 // time measures n calls of f on the GPU's clock.
@@ -77,22 +86,22 @@ func BenchmarkAllReduce(b *testing.B) {
 	world, err := nccl.Local(ctx, runtimes)
 	require.NoError(b, err)
 	ranks := float64(len(world))
-	for _, bytes := range []int{8, 1 << 10, 16 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20, 1 << 30} {
-		for _, graph := range []bool{false, true} {
-			b.Run(fmt.Sprintf("ranks=%d/graph=%t/bytes=%d", len(world), graph, bytes), func(b *testing.B) {
+	for _, bytes := range []int{8, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20, 1 << 30} {
+		for _, form := range []struct{ symmetric, graph bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
+			b.Run(fmt.Sprintf("ranks=%d/symmetric=%t/graph=%t/bytes=%d", len(world), form.symmetric, form.graph, bytes), func(b *testing.B) {
 				var mu sync.Mutex
 				var longest time.Duration
 				n := b.N
 				err := each(world, func(c *nccl.Comm) error {
-					p, err := newBench(c, bytes)
+					p, err := newBench(ctx, c, bytes, form.symmetric)
 					if err != nil {
 						return err
 					}
-					d, err := p.allReduces(ctx, n, bytes/4, graph)
+					d, err := p.allReduces(ctx, n, bytes/4, form.graph)
 					mu.Lock()
 					longest = max(longest, d)
 					mu.Unlock()
-					return errors.Join(err, p.close())
+					return errors.Join(err, p.close(ctx))
 				})
 				require.NoError(b, err)
 				us := float64(longest.Nanoseconds()) / 1e3 / float64(n)
@@ -133,7 +142,7 @@ func BenchmarkSubmit(b *testing.B) {
 	world, err := nccl.Local(ctx, runtimes[:1])
 	require.NoError(b, err)
 	c := world[0]
-	p, err := newBench(c, 1024)
+	p, err := newBench(ctx, c, 1024, false)
 	require.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -142,6 +151,6 @@ func BenchmarkSubmit(b *testing.B) {
 		}
 	}
 	require.NoError(b, c.Sync(ctx))
-	require.NoError(b, p.close())
+	require.NoError(b, p.close(ctx))
 	require.NoError(b, c.Close())
 }

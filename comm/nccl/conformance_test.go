@@ -3,6 +3,7 @@ package nccl_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -97,9 +99,9 @@ var conforms = commtest.Backend{
 	NoLoneSelfReceive: true,
 }
 
-// TestConformance runs the suite over all GPUs of this process, a goroutine
-// each.
-func TestConformance(t *testing.T) {
+// goroutines is the backend of the suites over the GPUs of this process, a
+// goroutine each.
+func goroutines(t *testing.T) commtest.Backend {
 	runtimes := openGPUs(t)
 	worlds := map[int][]*nccl.Comm{}
 	t.Cleanup(func() {
@@ -109,12 +111,10 @@ func TestConformance(t *testing.T) {
 			}
 		}
 	})
-	var sizes []int
-	for n := 1; n <= len(runtimes); n++ {
-		sizes = append(sizes, n)
-	}
 	suite := conforms
-	suite.Sizes = sizes
+	for n := 1; n <= len(runtimes); n++ {
+		suite.Sizes = append(suite.Sizes, n)
+	}
 	suite.Run = func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 		if worlds[size] == nil {
 			world, err := nccl.Local(ctx, runtimes[:size])
@@ -127,7 +127,35 @@ func TestConformance(t *testing.T) {
 			return body(ctx, commtest.Rank{Comm: c, Runtime: c.Runtime()})
 		})
 	}
-	commtest.Run(t, suite, commtest.Timeout(20*time.Second))
+	return suite
+}
+
+func TestConformance(t *testing.T) {
+	commtest.Run(t, goroutines(t), commtest.Timeout(20*time.Second))
+}
+
+// TestConformanceWithoutNewerCalls runs the suite on what replaces the calls
+// that NCCL 2.18 does not have.
+func TestConformanceWithoutNewerCalls(t *testing.T) {
+	suite := goroutines(t)
+	most := suite.Sizes[len(suite.Sizes)-1]
+	suite.Sizes = []int{most}
+	require.NoError(t, nccl.WithoutNewerCalls(func() {
+		commtest.Run(t, suite, commtest.Timeout(20*time.Second))
+		assert.NoError(t, suite.Run(t.Context(), most, func(ctx context.Context, r commtest.Rank) error {
+			c := r.Comm.(*nccl.Comm)
+			if _, err := c.Shrink(ctx, most); !errors.Is(err, comm.ErrUnsupported) {
+				return fmt.Errorf("shrink: got error %v", err)
+			}
+			return symmetricCollectives(ctx, c, 1000) // on plain memory
+		}))
+	}))
+}
+
+// TestDistributed runs the suite of package distributed: tensors, and gradient
+// buckets that are ordered against the compute stream by events.
+func TestDistributed(t *testing.T) {
+	distributedtest.Run(t, goroutines(t))
 }
 
 // each runs f for every communicator on a goroutine of its own.

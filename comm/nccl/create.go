@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -95,35 +96,51 @@ func Local(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([]*Co
 	if err != nil {
 		return nil, err
 	}
-	if len(runtimes) == 0 {
-		return nil, fmt.Errorf("nccl: %w: no runtimes", comm.ErrArgument)
+	if len(runtimes) == 0 || slices.Contains(runtimes, nil) {
+		return nil, fmt.Errorf("nccl: %w: no runtimes, or one is nil", comm.ErrArgument)
 	}
 	id, err := lib.newID()
 	if err != nil {
 		return nil, err
 	}
+	// The failure of one ends the wait of the others for it.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	comms := make([]*Comm, len(runtimes))
-	errs := make([]error, len(runtimes))
+	var first error
+	var once sync.Once
 	var wg sync.WaitGroup
 	for rank, rt := range runtimes {
-		wg.Go(func() { comms[rank], errs[rank] = lib.join(ctx, rt, id, rank, len(runtimes), collect(opts)) })
+		wg.Go(func() {
+			c, err := lib.join(ctx, rt, id, rank, len(runtimes), collect(opts))
+			if err != nil {
+				once.Do(func() { first = err })
+				cancel(err)
+				return
+			}
+			comms[rank] = c
+		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		for _, c := range comms {
-			if c != nil {
-				err = errors.Join(err, c.Close())
-			}
-		}
-		return nil, err
+	if first == nil {
+		return comms, nil
 	}
-	return comms, nil
+	errs := []error{first}
+	for _, c := range comms {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	return nil, errors.Join(errs...)
 }
 
 // From makes a communicator of the ranks of base, each on its own rt, and is
 // collective on base. The unique id travels over base, which may be any
 // communicator (MPI, local, another NCCL) and stays open.
 func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
+	if base == nil || rt == nil {
+		return nil, fmt.Errorf("nccl: %w: base communicator or runtime is nil", comm.ErrArgument)
+	}
 	lib, err := open()
 	var id uniqueID
 	if err == nil && base.Rank() == 0 {
@@ -259,6 +276,9 @@ func (l *library) await(ctx context.Context, handle uintptr) (s Status, err erro
 // (torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
 // [rendezvous.FromEnv] for the variables. rank 0's unique id travels over TCP.
 func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
+	if rt == nil {
+		return nil, fmt.Errorf("nccl: %w: runtime is nil", comm.ErrArgument)
+	}
 	lib, err := open()
 	if err != nil {
 		return nil, err

@@ -44,8 +44,6 @@ type symbols struct {
 	Gather        dl.Func `sym:"ncclGather,optional"`   // 2.28
 	Scatter       dl.Func `sym:"ncclScatter,optional"`  // 2.28
 
-	MemAlloc         dl.Func `sym:"ncclMemAlloc,optional"`             // 2.19
-	MemFree          dl.Func `sym:"ncclMemFree,optional"`              // 2.19
 	WindowRegister   dl.Func `sym:"ncclCommWindowRegister,optional"`   // 2.27
 	WindowDeregister dl.Func `sym:"ncclCommWindowDeregister,optional"` // 2.27
 }
@@ -85,7 +83,8 @@ var open = sync.OnceValues(func() (*library, error) {
 	case l.version != 0 && l.version < oldest:
 		return nil, fmt.Errorf("nccl: %w: %s is version %s, older than 2.18", comm.ErrUnavailable, l.name, versionText(l.version))
 	case bindErr != nil:
-		return nil, fmt.Errorf("nccl: %w: %w", comm.ErrUnavailable, bindErr)
+		return nil, fmt.Errorf("nccl: %w: %w; it says it is version %s, 2.18 or newer is needed",
+			comm.ErrUnavailable, bindErr, versionText(l.version))
 	}
 	return l, nil
 })
@@ -111,6 +110,9 @@ func Version() (version, library string, err error) {
 }
 
 func versionText(code int) string {
+	if code == 0 {
+		return "unknown"
+	}
 	return fmt.Sprintf("%d.%d.%d", code/10000, code/100%100, code%100)
 }
 

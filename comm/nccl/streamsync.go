@@ -2,12 +2,45 @@ package nccl
 
 import (
 	"context"
+	"errors"
 
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // Stream is the stream that this communicator submits to.
 func (c *Comm) Stream() *cuda.Stream { return c.stream }
+
+// UseStream makes the communicator submit to an existing CUstream, such as the
+// one that a framework computes on, instead of its own; 0 goes back to that. The
+// new stream waits for what was submitted so far. It belongs to the device's
+// primary context and lives until the communicator is closed or told to use
+// another. Nobody else may call the communicator meanwhile.
+func (c *Comm) UseStream(stream uintptr) error {
+	const op = "use stream"
+	if err := c.waitable(op); err != nil {
+		return err
+	}
+	next := c.own
+	if stream != 0 {
+		if err := c.rt.CheckStream(stream); err != nil {
+			return c.Fail(op, err)
+		}
+		next = c.rt.WrapStream(stream)
+	}
+	event, err := c.rt.NewEvent()
+	if err != nil {
+		return c.Fail(op, err)
+	}
+	// An event may be destroyed while a stream waits for it.
+	err = errors.Join(c.stream.Record(event), next.Wait(event), event.Close())
+	if err != nil {
+		return c.Fail(op, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stream = next
+	return nil
+}
 
 // CreateEvent implements [comm.StreamSyncOps].
 func (c *Comm) CreateEvent() (uintptr, error) {

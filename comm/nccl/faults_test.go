@@ -1,0 +1,202 @@
+package nccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// victimVariable marks the processes of TestAKilledRank.
+const victimVariable = "TUTTI_TEST_VICTIM"
+
+// One process of a job is killed in the middle of collectives: the waits of the
+// others end at their deadlines, and they go on without it.
+func TestAKilledRank(t *testing.T) {
+	if os.Getenv(victimVariable) != "" {
+		rankOfAKilledJob(t)
+		return
+	}
+	if job(t).WorldSize > 1 {
+		t.Skip("starts processes of its own")
+	}
+	n, err := cuda.Count()
+	if err != nil || n < 2 {
+		t.Skip("needs two GPUs")
+	}
+	n = min(n, 3)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+
+	processes := make([]*exec.Cmd, n)
+	outputs := make([]strings.Builder, n)
+	for rank := range processes {
+		p := exec.CommandContext(t.Context(), self, "-test.run", "^TestAKilledRank$", "-test.v")
+		p.Env = append(os.Environ(), victimVariable+"="+strconv.Itoa(n-1),
+			"RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
+			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, rendezvous.SecretVariable+"=a test")
+		p.Stdout, p.Stderr = &outputs[rank], &outputs[rank]
+		require.NoError(t, p.Start())
+		processes[rank] = p
+	}
+	for rank, p := range processes {
+		err := p.Wait()
+		if rank == n-1 {
+			assert.ErrorContains(t, err, "kill", "the victim")
+			continue
+		}
+		assert.NoError(t, err, "rank %d: %s", rank, &outputs[rank])
+		assert.Contains(t, outputs[rank].String(), "went on")
+	}
+}
+
+// rankOfAKilledJob is what each of the processes does.
+func rankOfAKilledJob(t *testing.T) {
+	j := job(t)
+	victim, err := strconv.Atoi(os.Getenv(victimVariable))
+	require.NoError(t, err)
+	rt, err := cuda.Open(j.LocalRank)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := nccl.FromEnv(ctx, rt)
+	require.NoError(t, err)
+	const elements = 1 << 26
+	buf, err := rt.Allocate(elements * 4)
+	require.NoError(t, err)
+	require.NoError(t, c.Barrier(ctx))
+	for i := range 100 {
+		if j.Rank == victim && i == 10 {
+			self, err := os.FindProcess(os.Getpid())
+			require.NoError(t, err)
+			require.NoError(t, self.Kill())
+			select {} // until the signal is there
+		}
+		require.NoError(t, c.AllReduce(buf, buf, elements, dtype.F32, comm.Sum))
+	}
+	const deadline = 5 * time.Second
+	wait, cancelWait := context.WithTimeout(ctx, deadline)
+	defer cancelWait()
+	began := time.Now()
+	err = c.Sync(wait)
+	t.Logf("after %v: %v", time.Since(began).Round(time.Millisecond), err)
+	require.True(t, errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed), "%v", err)
+	require.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrBroken)
+
+	rest, err := c.Shrink(ctx, victim)
+	require.NoError(t, err)
+	require.Equal(t, j.WorldSize-1, rest.WorldSize())
+	const n = 100_000
+	require.NoError(t, write(rt, buf, rest.Rank(), n))
+	require.NoError(t, rest.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
+	require.NoError(t, rest.Sync(ctx))
+	require.NoError(t, wantSum(rt, buf, rest.WorldSize(), 0, n))
+	t.Log("went on")
+	require.NoError(t, rt.Deallocate(buf))
+	assert.NoError(t, rest.Close())
+	assert.NoError(t, c.Close())
+	assert.NoError(t, rt.Close())
+}
+
+// impostor pretends to be rank 1 of two and to receive a unique id that is none.
+type impostor struct {
+	comm.Communicator
+	id []byte
+}
+
+func (impostor) Rank() int                                                           { return 1 }
+func (impostor) WorldSize() int                                                      { return 2 }
+func (impostor) AllReduce(_, _ uintptr, _ int, _ dtype.DType, _ comm.ReduceOp) error { return nil }
+func (impostor) Sync(context.Context) error                                          { return nil }
+func (m impostor) Broadcast(buf uintptr, count int, _ dtype.DType, _ int) error {
+	copy(hostmem.Slice[byte](buf, count), m.id)
+	return nil
+}
+
+// A wrong unique id is an error, at the latest at the deadline.
+func TestAWrongUniqueID(t *testing.T) {
+	runtimes := openGPUs(t)
+	noise := make([]byte, 128)
+	const seed = 5
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for i := range noise {
+		noise[i] = byte(rng.Uint32())
+	}
+	for name, id := range map[string][]byte{"zeros": make([]byte, 128), "noise": noise} {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		_, err := nccl.From(ctx, impostor{id: id}, runtimes[0])
+		cancel()
+		t.Logf("%s: %v", name, err)
+		assert.Error(t, err, "%s, seed %d", name, seed)
+	}
+	// The process goes on.
+	world, err := nccl.Local(t.Context(), runtimes[:1])
+	require.NoError(t, err)
+	assert.NoError(t, world[0].Close())
+}
+
+// Tensors in memory that a communicator does not reach are refused.
+func TestTensorsOfOtherDevices(t *testing.T) {
+	runtimes := openGPUs(t)
+	ctx := t.Context()
+	world, err := nccl.Local(ctx, runtimes[:1])
+	require.NoError(t, err)
+	defer world[0].Close() //nolint:errcheck
+	host := cpu.New()
+	defer host.Close() //nolint:errcheck
+	onHost, err := runtime.New(host, dtype.F32, 8)
+	require.NoError(t, err)
+	defer onHost.Free() //nolint:errcheck
+	onGPU, err := runtime.New(runtimes[0], dtype.F32, 8)
+	require.NoError(t, err)
+	defer onGPU.Free() //nolint:errcheck
+
+	err = distributed.AllReduce(ctx, world[0], onHost, comm.Sum)
+	assert.ErrorIs(t, err, comm.ErrDevice)
+	assert.ErrorContains(t, err, "cpu:0")
+	err = local.Run(ctx, 1, func(ctx context.Context, c comm.Communicator) error {
+		return distributed.AllReduce(ctx, c, onGPU, comm.Sum)
+	})
+	assert.ErrorIs(t, err, comm.ErrDevice)
+	assert.ErrorContains(t, err, fmt.Sprint(runtimes[0].Device()))
+}
+
+// NCCL refuses two ranks on one GPU, which must not end in a wait.
+func TestTwoRanksOnOneGPU(t *testing.T) {
+	runtimes := openGPUs(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := nccl.Local(ctx, []*cuda.Runtime{runtimes[0], runtimes[0]})
+	t.Log(err)
+	var native *nccl.Error
+	assert.ErrorAs(t, err, &native)
+	_, err = nccl.Local(ctx, []*cuda.Runtime{nil})
+	assert.ErrorIs(t, err, comm.ErrArgument)
+}

@@ -1,0 +1,73 @@
+package nccl_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/nccl"
+)
+
+// The library is opened once a process, so each one that does not serve is
+// looked at by a process of its own: this test again, with these variables.
+const (
+	libraryVariable = "TUTTI_NCCL_LIB"
+	wantedVariable  = "TUTTI_TEST_WANTED" // what the error says
+)
+
+func TestALibraryThatDoesNotServe(t *testing.T) {
+	if wanted := os.Getenv(wantedVariable); wanted != "" {
+		checkUnavailable(t, wanted)
+		return
+	}
+	if goruntime.GOOS != "linux" {
+		t.Skipf("the libraries are made for Linux, not %s", goruntime.GOOS)
+	}
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	const version = "int ncclGetVersion(int *v) { return *v = %d, 0; }\n"
+	for name, c := range map[string]struct{ source, wanted string }{
+		"too old":                             {fmt.Sprintf(version, 21703), "2.17.3|2.18"},
+		"before the version numbers of today": {fmt.Sprintf(version, 2708), "2.18"},
+		"functions missing": {fmt.Sprintf(version, 22803) + "int ncclAllReduce(void) { return 0; }\n",
+			"ncclCommInitRankConfig|ncclCommSplit|ncclBroadcast|version 2.28.3, 2.18 or newer"},
+		"another library": {"int nccl;\n", "ncclGetVersion|ncclAllReduce"},
+		"no library":      {"", "no library|install NCCL|" + libraryVariable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			library, source := filepath.Join(dir, "libstub.so"), filepath.Join(dir, "stub.c")
+			if c.source != "" {
+				require.NoError(t, os.WriteFile(source, []byte(c.source), 0o600))
+				out, err := exec.Command(cc, "-shared", "-fPIC", "-o", library, source).CombinedOutput()
+				require.NoError(t, err, "%s", out)
+			}
+			cmd := exec.Command(self, "-test.run=^TestALibraryThatDoesNotServe$", "-test.v", "-test.timeout=1m")
+			cmd.Env = append(os.Environ(), libraryVariable+"="+library, wantedVariable+"="+c.wanted+"|libstub.so")
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Contains(t, string(out), "--- PASS")
+		})
+	}
+}
+
+// checkUnavailable sees that the error says what is wrong with the library.
+func checkUnavailable(t *testing.T, wanted string) {
+	_, _, err := nccl.Version()
+	require.ErrorIs(t, err, comm.ErrUnavailable)
+	for text := range strings.SplitSeq(wanted, "|") {
+		assert.ErrorContains(t, err, text)
+	}
+}
