@@ -20,6 +20,10 @@ type GradientConfig struct {
 	// BucketBytes is how many bytes of gradients are reduced together,
 	// [DefaultBucketBytes] unless set. A larger tensor is a bucket of its own.
 	BucketBytes int
+	// Sum adds gradients up instead of averaging them, for programs that divide
+	// the loss by the world size: a backend may add faster than it averages. It
+	// is for dense buckets without clipping only.
+	Sum bool
 	// Config is how a bucket is reduced, dense unless set.
 	Config
 	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
@@ -38,8 +42,8 @@ type GradientStats struct {
 	LaunchTime, WaitTime time.Duration
 }
 
-// GradientSync averages the gradients of a model over the ranks while the
-// backward pass goes on.
+// GradientSync averages the gradients of a model over the ranks, or adds them
+// up, while the backward pass goes on.
 //
 // Gradients are put into buckets in reverse order of registration, because a
 // backward pass computes the last layer's gradient first. A bucket is reduced
@@ -66,6 +70,7 @@ type GradientSync struct {
 	rt      runtime.Runtime
 	meter   *comm.Meter
 	order   order
+	op      comm.ReduceOp // of dense buckets
 	params  []*runtime.Tensor
 	where   []int // bucket of each parameter
 	ready   []bool
@@ -114,6 +119,10 @@ func NewGradientSync(rt runtime.Runtime, c comm.Communicator, gradients []*runti
 	}
 	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), params: slices.Clone(gradients),
 		where: make([]int, len(gradients)), ready: make([]bool, len(gradients))}
+	g.op = comm.Avg
+	if cfg.Sum {
+		g.op = comm.Sum
+	}
 	g.fillBuckets(cfg.BucketBytes)
 	var err error
 	if g.order, err = newOrder(rt, g.meter); err == nil {
@@ -168,10 +177,13 @@ func (g *GradientSync) prepareBuckets(cfg GradientConfig) error {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
 		if c.Pattern == Dense && c.ClipNorm == 0 {
-			if !comm.Avg.Defined(first.DType()) {
-				return fmt.Errorf("bucket %d: %w: no average of %v", i, comm.ErrUnsupported, first.DType())
+			if !g.op.Defined(first.DType()) {
+				return fmt.Errorf("bucket %d: %w: no %v of %v", i, comm.ErrUnsupported, g.op, first.DType())
 			}
 			continue
+		}
+		if cfg.Sum {
+			return fmt.Errorf("bucket %d: %w: Sum with pattern %s and ClipNorm %v, which average", i, comm.ErrArgument, c.Pattern, c.ClipNorm)
 		}
 		if err := checkGradientType(first.DType()); err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
@@ -256,7 +268,7 @@ func (g *GradientSync) start(ctx context.Context, b *bucket) error {
 	if err := g.order.commAfterCompute(ctx); err != nil {
 		return err
 	}
-	return g.meter.AllReduce(ptr, ptr, b.flat.Len(), b.flat.DType(), comm.Avg)
+	return g.meter.AllReduce(ptr, ptr, b.flat.Len(), b.flat.DType(), g.op)
 }
 
 // copyParts copies a bucket's gradients to its flat tensor, or back.

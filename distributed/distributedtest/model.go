@@ -24,6 +24,7 @@ func testGradientSync(r *rank) error {
 		{name: "one bucket"},
 		{name: "small buckets", cfg: distributed.GradientConfig{BucketBytes: 3000}},
 		{name: "each its own", cfg: distributed.GradientConfig{BucketBytes: 1}},
+		{name: "sums", cfg: distributed.GradientConfig{BucketBytes: 3000, Sum: true}},
 		{name: "sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often("oktopk", 0.9)}, sparse: true},
 		{name: "mixed", cfg: distributed.GradientConfig{BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
 			return often(distributed.Patterns()[bucket%10], 1)
@@ -82,6 +83,12 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 				return err
 			}
 			want, scale := r.average(kinds[0], n, 10*step+i)
+			if cfg.Sum {
+				for j := range want {
+					want[j] *= float64(r.size)
+					scale[j] *= float64(r.size)
+				}
+			}
 			tolerance := 1e-6
 			if types[i] == dtype.BF16 {
 				tolerance = halfRoundings(r.size) * 0x1p-8
@@ -116,6 +123,7 @@ func testGradientMisuse(r *rank) error {
 	_, nilGradient := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a, nil}, distributed.GradientConfig{})
 	_, integers := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{i32}, distributed.GradientConfig{})
 	_, bytes := distributed.NewGradientSync(r.rt, r.c, nil, distributed.GradientConfig{BucketBytes: -1})
+	_, sum := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Sum: true, Config: distributed.Config{ClipNorm: 1}})
 	_, pattern := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Config: distributed.Config{Pattern: "none"}})
 	missing := g.Wait(r.ctx)
 	number := g.Ready(r.ctx, 1)
@@ -131,6 +139,7 @@ func testGradientMisuse(r *rank) error {
 		{"integers", integers, comm.ErrUnsupported},
 		{"bucket bytes", bytes, comm.ErrArgument},
 		{"pattern", pattern, comm.ErrArgument},
+		{"sum and clipping", sum, comm.ErrArgument},
 		{"missing", missing, comm.ErrArgument},
 		{"number", number, comm.ErrArgument},
 		{"twice", twice, comm.ErrArgument},
