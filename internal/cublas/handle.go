@@ -1,0 +1,138 @@
+package cublas
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Values of the library's enumerations, from its headers library_types.h and
+// cublas_api.h.
+const (
+	opN       = 0 // CUBLAS_OP_N
+	opT       = 1 // CUBLAS_OP_T
+	typeBF16  = 14
+	compute32 = 68          // CUBLAS_COMPUTE_32F: products and sums in float32
+	algorithm = ^uintptr(0) // CUBLAS_GEMM_DEFAULT, -1
+	workspace = 32 << 20    // bytes; what the library's manual advises for compute capability 9.0
+)
+
+// Handle multiplies on the compute stream of one runtime. It belongs to one
+// goroutine at a time.
+type Handle struct {
+	lib       *library
+	rt        *cuda.Runtime
+	native    uintptr // cublasHandle_t
+	workspace uintptr
+	// scalars are alpha and beta, which the library reads during a call.
+	scalars [2]float32
+}
+
+// Open makes a handle for a runtime. Its workspace is allocated here, so a
+// product allocates no device memory: it may be captured in a graph, and never
+// waits for kernels of a communicator that wait for this rank.
+func Open(rt *cuda.Runtime) (*Handle, error) {
+	lib, err := open()
+	if err != nil {
+		return nil, err
+	}
+	h := &Handle{lib: lib, rt: rt, scalars: [2]float32{1, 0}}
+	if err := h.init(); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	return h, nil
+}
+
+// init acquires what Close gives back.
+func (h *Handle) init() (err error) {
+	sym := &h.lib.sym
+	cell := new(uint64)
+	if err := h.do("cublasCreate", func() int32 { return sym.Create.Int(hostmem.AddrOf(cell)) }); err != nil {
+		return err
+	}
+	h.native = uintptr(*cell)
+	if h.workspace, err = h.rt.Allocate(workspace); err != nil {
+		return err
+	}
+	// The workspace comes second: setting a stream puts the library's own back.
+	if err := h.do("cublasSetStream", func() int32 { return sym.SetStream.Int(h.native, h.rt.ComputeStream()) }); err != nil {
+		return err
+	}
+	return h.do("cublasSetWorkspace", func() int32 { return sym.SetWorkspace.Int(h.native, h.workspace, workspace) })
+}
+
+// SetMultiprocessors makes later products use n multiprocessors instead of all
+// of the GPU's, 0 for all again. Kernels that run beside them then find the rest
+// free; without that, a product whose kernel has a thread block for every
+// multiprocessor runs its last blocks alone, after the others, and takes twice
+// as long (https://github.com/pytorch/pytorch/issues/143988).
+func (h *Handle) SetMultiprocessors(n int) error {
+	if most := h.rt.Info().Multiprocessors; n < 0 || n > most {
+		return argument("%d multiprocessors of %d", n, most)
+	}
+	if h.lib.sym.SetSMCount == 0 {
+		if n == 0 {
+			return nil
+		}
+		return fmt.Errorf("cublas: %w: %s is too old to be told how many multiprocessors to use", runtime.ErrUnsupported, h.lib.name)
+	}
+	return h.do("cublasSetSmCountTarget", func() int32 { return h.lib.sym.SetSMCount.Int(h.native, uintptr(n)) })
+}
+
+// Multiply submits c = a·b, accumulated in float32, to the runtime's compute
+// stream. c must not overlap the factors. It allocates nothing.
+func (h *Handle) Multiply(c, a, b Matrix) error {
+	g, err := newGEMM(c, a, b)
+	if err != nil {
+		return err
+	}
+	alpha, beta := hostmem.AddrOf(&h.scalars[0]), hostmem.AddrOf(&h.scalars[1])
+	return h.do("cublasGemmEx", func() int32 {
+		return int32(h.lib.sym.GemmEx.Call(h.native, operation(g.a), operation(g.b),
+			uintptr(g.m), uintptr(g.n), uintptr(g.k), alpha,
+			g.a.addr, typeBF16, uintptr(g.a.leading),
+			g.b.addr, typeBF16, uintptr(g.b.leading), beta,
+			g.c.addr, typeBF16, uintptr(g.c.leading),
+			compute32, algorithm))
+	})
+}
+
+// operation is the cublasOperation_t of a factor.
+func operation(o operand) uintptr {
+	if o.transpose {
+		return opT
+	}
+	return opN
+}
+
+// Close destroys the handle, which waits for the device. Closing twice is fine.
+func (h *Handle) Close() error {
+	var errs []error
+	if h.native != 0 {
+		errs = append(errs, h.do("cublasDestroy", func() int32 { return h.lib.sym.Destroy.Int(h.native) }))
+		h.native = 0
+	}
+	if h.workspace != 0 {
+		errs = append(errs, h.rt.Deallocate(h.workspace))
+		h.workspace = 0
+	}
+	return errors.Join(errs...)
+}
+
+// do makes a call of the library with the device's context current.
+func (h *Handle) do(name string, call func() int32) error {
+	status := statusSuccess
+	if err := h.rt.Current(func() error {
+		status = Status(call())
+		return nil
+	}); err != nil {
+		return err
+	}
+	if status != statusSuccess {
+		return h.lib.newError(name, h.rt.Device().Index, status)
+	}
+	return nil
+}

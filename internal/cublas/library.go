@@ -1,0 +1,136 @@
+// Package cublas multiplies matrices on NVIDIA GPUs by cuBLAS, which it opens
+// at run time: what a demonstration of overlap needs to have something to
+// compute. It is no binding of the whole library.
+package cublas
+
+import (
+	"fmt"
+	"os"
+	goruntime "runtime"
+	"sync"
+
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// symbols are the functions of libcublas that this package calls. Several have
+// two signatures in the library, the current one under a name ending in "_v2".
+// https://docs.nvidia.com/cuda/cublas/
+type symbols struct {
+	GetProperty     dl.Func `sym:"cublasGetProperty"`
+	GetStatusString dl.Func `sym:"cublasGetStatusString,optional"` // CUDA 11.4
+	Create          dl.Func `sym:"cublasCreate_v2"`
+	Destroy         dl.Func `sym:"cublasDestroy_v2"`
+	SetStream       dl.Func `sym:"cublasSetStream_v2"`
+	SetWorkspace    dl.Func `sym:"cublasSetWorkspace_v2"`
+	SetSMCount      dl.Func `sym:"cublasSetSmCountTarget,optional"` // not in early versions of 11
+	GemmEx          dl.Func `sym:"cublasGemmEx"`
+}
+
+// library is the opened cuBLAS.
+type library struct {
+	sym  symbols
+	name string
+}
+
+// libraryVariable names an environment variable with the library to use.
+const libraryVariable = "TUTTI_CUBLAS_LIB"
+
+// candidates are the names under which the library is looked for.
+func candidates() []string {
+	if own := os.Getenv(libraryVariable); own != "" {
+		return []string{own}
+	}
+	if goruntime.GOOS == "windows" {
+		return []string{"cublas64_13.dll", "cublas64_12.dll", "cublas64_11.dll"}
+	}
+	return []string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11", "libcublas.so"}
+}
+
+// open loads libcublas, once a process.
+var open = sync.OnceValues(func() (*library, error) { return load(candidates()...) })
+
+// load opens the first candidate that it can.
+func load(names ...string) (*library, error) {
+	lib, err := dl.Open(names...)
+	if err != nil {
+		return nil, fmt.Errorf("cublas: no library: %w: %w; install cuBLAS, or set %s to its file (that of a Python environment is in site-packages/nvidia/cu13/lib or site-packages/nvidia/cublas/lib)",
+			runtime.ErrUnavailable, err, libraryVariable)
+	}
+	l := &library{name: lib.Name()}
+	if err := lib.Bind(&l.sym); err != nil {
+		return nil, fmt.Errorf("cublas: %w: %w; version 11 or newer is needed", runtime.ErrUnavailable, err)
+	}
+	return l, nil
+}
+
+// Version returns the version of the cuBLAS that would be used, such as
+// "13.0.2", and the name it was opened under.
+func Version() (version, library string, err error) {
+	l, err := open()
+	if err != nil {
+		return "", "", err
+	}
+	var parts [3]any // the values of libraryPropertyType: major, minor, patch level
+	for property := range parts {
+		value := new(int32)
+		status := Status(l.sym.GetProperty.Int(uintptr(property), hostmem.AddrOf(value)))
+		if status != statusSuccess {
+			return "", "", l.newError("cublasGetProperty", -1, status)
+		}
+		parts[property] = *value
+	}
+	return fmt.Sprintf("%d.%d.%d", parts[:]...), l.name, nil
+}
+
+// Status is a cublasStatus_t.
+// https://docs.nvidia.com/cuda/cublas/#cublasstatus-t
+type Status int32
+
+const (
+	statusSuccess      Status = 0
+	statusAllocFailed  Status = 3
+	statusInvalidValue Status = 7
+	statusArchMismatch Status = 8
+	statusNotSupported Status = 15
+)
+
+// Error is a failed call of the library.
+type Error struct {
+	Status Status
+	Text   string // the library's name of the status
+	Call   string
+	Device int // the device's ordinal, -1 if none was involved
+}
+
+// Error returns "cuda:0: cublasGemmEx: CUBLAS_STATUS_INVALID_VALUE (7)".
+func (e *Error) Error() string {
+	where := "cublas"
+	if e.Device >= 0 {
+		where = fmt.Sprintf("cuda:%d", e.Device)
+	}
+	return fmt.Sprintf("%s: %s: %s (%d)", where, e.Call, e.Text, e.Status)
+}
+
+// Is reports whether the failure is what a sentinel of package runtime names.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case runtime.ErrOutOfMemory:
+		return e.Status == statusAllocFailed
+	case runtime.ErrArgument:
+		return e.Status == statusInvalidValue
+	case runtime.ErrUnsupported:
+		return e.Status == statusArchMismatch || e.Status == statusNotSupported
+	}
+	return false
+}
+
+// newError describes a status.
+func (l *library) newError(call string, device int, status Status) error {
+	text := "failed"
+	if l.sym.GetStatusString != 0 {
+		text = hostmem.CString(l.sym.GetStatusString.Call(uintptr(status)))
+	}
+	return &Error{Status: status, Text: text, Call: call, Device: device}
+}

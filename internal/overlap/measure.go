@@ -1,0 +1,316 @@
+package overlap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// session is one rank's part of a measurement.
+type session struct {
+	Rank
+	cfg    Config
+	model  *model
+	alone  *link // over Comm
+	beside *link // over Beside, or alone
+	clock  clock
+	trace  *Trace
+	stream uintptr         // the compute stream
+	line   *runtime.Tensor // what ranks reduce to start together
+}
+
+// newSession prepares a measurement. It is collective.
+func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("overlap: %w: %w", comm.ErrArgument, err)
+	}
+	s := &session{Rank: r, cfg: cfg, stream: r.Runtime.ComputeStream(), clock: clock{device: r.Compute}, trace: NewTrace(r.Compute)}
+	if s.stream == 0 {
+		return nil, fmt.Errorf("overlap: %w: %v has no streams", comm.ErrUnsupported, r.Runtime.Device())
+	}
+	if err := s.init(ctx); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// init acquires what close gives back.
+func (s *session) init(ctx context.Context) (err error) {
+	beside := s.Comm
+	if s.Beside != nil {
+		beside = s.Beside
+	}
+	mem := gradientMemory(ctx, s.Runtime, beside)
+	if s.model, err = newModel(s.Runtime, mem, s.cfg, s.Comm.Rank(), s.Comm.WorldSize()); err != nil {
+		return err
+	}
+	if s.line, err = runtime.FromSlice(s.Runtime, []int32{0}); err != nil {
+		return err
+	}
+	if s.alone, err = s.newLink(s.Comm); err != nil {
+		return err
+	}
+	s.beside = s.alone
+	if s.Beside != nil {
+		s.beside, err = s.newLink(s.Beside)
+	}
+	return err
+}
+
+func (s *session) close() error {
+	var errs []error
+	for _, l := range []*link{s.alone, s.beside} {
+		if l != nil {
+			errs = append(errs, l.sync.Close())
+		}
+	}
+	if s.line != nil {
+		errs = append(errs, s.line.Free())
+	}
+	if s.model != nil {
+		errs = append(errs, s.model.free())
+	}
+	return errors.Join(append(errs, s.clock.close(), s.trace.Close())...)
+}
+
+// link is a communicator and the gradients that it adds up.
+type link struct {
+	comm.Communicator
+	ops  comm.StreamSyncOps
+	sync *distributed.GradientSync
+	// closes names the bucket that a gradient completes, if it does: gradients
+	// become ready in the order in which the buckets hold them.
+	closes []string
+}
+
+func (s *session) newLink(c comm.Communicator) (*link, error) {
+	ops, ok := comm.AsStreamSync(c)
+	if !ok {
+		return nil, fmt.Errorf("overlap: %w: the communicator has no streams", comm.ErrUnsupported)
+	}
+	sync, err := distributed.NewGradientSync(s.Runtime, c, s.model.gradients, distributed.GradientConfig{BucketBytes: s.cfg.BucketBytes, Sum: true})
+	if err != nil {
+		return nil, err
+	}
+	l := &link{Communicator: c, ops: ops, sync: sync, closes: make([]string, len(s.model.gradients))}
+	for b, gradients := range sync.Buckets() {
+		l.closes[gradients[len(gradients)-1]] = fmt.Sprintf("bucket %d", b)
+	}
+	return l, nil
+}
+
+// ready hands a gradient over, whose product was submitted.
+func (l *link) ready(ctx context.Context, gradient int, t *Trace) error {
+	if err := l.sync.Ready(ctx, gradient); err != nil {
+		return err
+	}
+	if bucket := l.closes[gradient]; bucket != "" {
+		return t.Reduced(bucket)
+	}
+	return nil
+}
+
+// reduceAll hands all gradients over and completes the step.
+func (l *link) reduceAll(ctx context.Context, t *Trace) error {
+	for i := len(l.closes) - 1; i >= 0; i-- {
+		if err := l.ready(ctx, i, t); err != nil {
+			return err
+		}
+	}
+	return l.sync.Wait(ctx)
+}
+
+// phaseName is what a phase measures.
+type phaseName string
+
+const (
+	computing      phaseName = "compute"
+	reducing       phaseName = "communication"
+	reducingFlat   phaseName = "communication of one buffer"
+	reducingBeside phaseName = "communication of the overlapped step"
+	sequential     phaseName = "one after the other"
+	overlapped     phaseName = "overlapped"
+)
+
+// phase is a kind of step.
+type phase struct {
+	name   phaseName
+	link   *link
+	traced bool
+	// passes is the part until the last product, rest what comes after it.
+	passes, rest func(context.Context, *Trace) error
+}
+
+// phases are all kinds of steps, in the order in which a round runs them. They
+// take turns, so that a drift of the device's clock meets all of them.
+func (s *session) phases() []phase {
+	nothing := func(context.Context, *Trace) error { return nil }
+	compute := func(_ context.Context, t *Trace) error { return s.compute(t, nil) }
+	return []phase{
+		{name: computing, link: s.alone, passes: compute, rest: nothing},
+		{name: reducing, link: s.alone, passes: nothing, rest: s.alone.reduceAll},
+		{name: reducingFlat, link: s.alone, passes: nothing, rest: s.reduceFlat},
+		{name: sequential, link: s.alone, passes: compute, rest: s.alone.reduceAll, traced: true},
+		{name: reducingBeside, link: s.beside, passes: nothing, rest: s.beside.reduceAll},
+		{name: overlapped, link: s.beside, passes: s.overlap, rest: s.finish, traced: true},
+	}
+}
+
+// compute submits the products of a step; ready, if set, is called behind each
+// that completes a gradient.
+func (s *session) compute(t *Trace, ready func(gradient int) error) error {
+	for i := range s.model.products {
+		p := &s.model.products[i]
+		if err := s.Compute.Multiply(p.c, p.a, p.b); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		if err := t.Computed(p.kind, p.name); err != nil {
+			return err
+		}
+		if ready != nil && p.gradient != none {
+			if err := ready(p.gradient); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// reduceFlat adds all gradients up as one buffer.
+func (s *session) reduceFlat(ctx context.Context, _ *Trace) error {
+	return distributed.AllReduce(ctx, s.Comm, s.model.flat, comm.Sum)
+}
+
+// overlap submits the products and each gradient's reduction behind its own.
+// From the first on, products leave room for the reductions.
+func (s *session) overlap(ctx context.Context, t *Trace) error {
+	room := false
+	err := s.compute(t, func(gradient int) error {
+		if err := s.beside.ready(ctx, gradient, t); err != nil || room {
+			return err
+		}
+		room = true
+		return s.Compute.SetMultiprocessors(s.cfg.Multiprocessors)
+	})
+	return errors.Join(err, s.Compute.SetMultiprocessors(0))
+}
+
+// finish completes an overlapped step.
+func (s *session) finish(ctx context.Context, _ *Trace) error { return s.beside.sync.Wait(ctx) }
+
+// timing is a round of one phase: a step's mean time, and that of the part until
+// the last product.
+type timing struct {
+	total, busy time.Duration
+	timeline    Timeline // of a traced phase
+}
+
+// round runs the steps of a round, and behind them, if the phase is traced, one
+// more with an event at every product and bucket.
+func (s *session) round(ctx context.Context, p phase) (t timing, err error) {
+	s.clock.reset()
+	if err := s.startTogether(ctx); err != nil {
+		return t, err
+	}
+	start, err := s.mark(p)
+	if err != nil {
+		return t, err
+	}
+	passed, ended := make([]uintptr, s.cfg.Steps), make([]uintptr, s.cfg.Steps)
+	for i := range s.cfg.Steps {
+		if passed[i], ended[i], err = s.step(ctx, p, nil); err != nil {
+			return t, err
+		}
+	}
+	last := ended[len(ended)-1]
+	if p.traced {
+		if err := s.tracedStep(ctx, p); err != nil {
+			return t, err
+		}
+	}
+	// The communicator watches its peers while it waits; all its work is behind
+	// that of the compute stream, or the other way round.
+	if err := errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx)); err != nil {
+		return t, err
+	}
+	if t.total, err = s.Compute.Elapsed(start, last); err != nil {
+		return t, err
+	}
+	t.busy = t.total
+	for i := range passed {
+		rest, err := s.Compute.Elapsed(passed[i], ended[i])
+		if err != nil {
+			return t, err
+		}
+		t.busy -= rest
+	}
+	t.total /= time.Duration(s.cfg.Steps)
+	t.busy /= time.Duration(s.cfg.Steps)
+	if p.traced {
+		t.timeline, err = s.trace.Timeline(string(p.name))
+	}
+	return t, err
+}
+
+// tracedStep runs a step that the session's trace records.
+func (s *session) tracedStep(ctx context.Context, p phase) error {
+	if err := s.trace.Begin(p.link.ops, s.stream); err != nil {
+		return err
+	}
+	if _, _, err := s.step(ctx, p, s.trace); err != nil {
+		return err
+	}
+	return s.trace.End()
+}
+
+// step runs one step and returns the events behind its passes and its end.
+func (s *session) step(ctx context.Context, p phase, t *Trace) (passed, ended uintptr, err error) {
+	if err := p.passes(ctx, t); err != nil {
+		return 0, 0, err
+	}
+	if passed, err = s.mark(p); err != nil {
+		return 0, 0, err
+	}
+	if err := p.rest(ctx, t); err != nil {
+		return 0, 0, err
+	}
+	ended, err = s.mark(p)
+	return passed, ended, err
+}
+
+// mark records a timer on the compute stream.
+func (s *session) mark(p phase) (uintptr, error) {
+	return s.clock.record(func(event uintptr) error { return p.link.ops.RecordOnStream(event, s.stream) })
+}
+
+// startTogether lets the compute streams of all ranks begin at the same time. A
+// barrier gathers the hosts, which learn of its end at different times; what
+// the devices then reduce ends on all of them at once.
+func (s *session) startTogether(ctx context.Context) error {
+	if err := errors.Join(s.Comm.Barrier(ctx), s.Runtime.Synchronize(ctx)); err != nil {
+		return err
+	}
+	return distributed.AllReduce(ctx, s.Comm, s.line, comm.Sum)
+}
+
+// slowest returns the largest of the ranks' values, element by element. It is
+// collective.
+func (s *session) slowest(ctx context.Context, values []float64) (_ []float64, err error) {
+	t, err := runtime.FromSlice(s.Runtime, values)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, t.Free()) }()
+	if err := distributed.AllReduce(ctx, s.Comm, t, comm.Max); err != nil {
+		return nil, err
+	}
+	if err := s.Comm.Sync(ctx); err != nil {
+		return nil, err
+	}
+	return runtime.ToSlice[float64](t)
+}

@@ -1,0 +1,225 @@
+// Package overlap measures how much of the gradients' communication a data
+// parallel training step can hide behind its backward pass.
+//
+// The model is a chain of linear layers in bfloat16. Each rank computes a step
+// on a batch of its own, of a loss divided by the world size; the gradients are
+// added up by [distributed.GradientSync], either after the backward pass or while
+// it goes on, ordered by events. They lie in symmetric memory where the
+// communicator has that. All times are those of the devices' clocks.
+//
+// It needs streams and timing events, which [Compute] and [comm.StreamSyncOps]
+// stand for: [GPU] has them on NVIDIA GPUs.
+package overlap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/cublas"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Compute is what the measurement needs of a device beyond its runtime.
+type Compute interface {
+	// Multiply submits c = a·b, matrices of [Element], to the runtime's compute
+	// stream.
+	Multiply(c, a, b cublas.Matrix) error
+	// SetMultiprocessors makes later products leave the device's other
+	// multiprocessors to communication; 0 uses all.
+	SetMultiprocessors(n int) error
+
+	// CreateTimer makes an event with a time, which [comm.StreamSyncOps] can
+	// record.
+	CreateTimer() (event uintptr, err error)
+	// DestroyTimer frees it.
+	DestroyTimer(event uintptr) error
+	// Elapsed is the device's time between two such events that have passed.
+	Elapsed(from, to uintptr) (time.Duration, error)
+}
+
+// Element is the type of all matrices.
+const Element = dtype.BF16
+
+// Config is what to measure. All ranks pass the same.
+type Config struct {
+	// Layers is the number of linear layers, Width the size of a layer's input
+	// and output, Batch the rows of a rank's input.
+	Layers, Width, Batch int
+	// BucketBytes is how many bytes of gradients are reduced together, as in
+	// [distributed.GradientConfig]. A layer with more is reduced on its own. The
+	// first layer's gradient, the last to be ready, is then computed and reduced
+	// in parts of at most this size, since all that is reduced after the last
+	// product is not hidden.
+	BucketBytes int
+	// Multiprocessors is how many of them products use while gradients are being
+	// reduced, 0 for all.
+	Multiprocessors int
+	// Steps are run one after the other in each of Rounds, of which the median
+	// counts; a round more warms up.
+	Steps, Rounds int
+	// Seed is that of weights and inputs.
+	Seed uint64
+	// Progress, if set, is told on rank 0 how many rounds are done.
+	Progress func(done, total int)
+}
+
+// Default is the shape on which PyTorch's DistributedDataParallel was measured.
+func Default() Config {
+	return Config{Layers: 32, Width: 4096, Batch: 8192, BucketBytes: 8 << 20, Steps: 5, Rounds: 7, Seed: 1}
+}
+
+// Validate names the first setting that cannot be used.
+func (c Config) Validate() error {
+	for _, n := range []struct {
+		name  string
+		value int
+		least int
+	}{
+		{"layers", c.Layers, 1}, {"width", c.Width, 1}, {"batch", c.Batch, 1}, {"bucket", c.BucketBytes, 1},
+		{"sms", c.Multiprocessors, 0}, {"steps", c.Steps, 1}, {"rounds", c.Rounds, 1},
+	} {
+		if n.value < n.least {
+			return fmt.Errorf("%s is %d, want %d or more", n.name, n.value, n.least)
+		}
+	}
+	return nil
+}
+
+// Rank is what one rank works with.
+type Rank struct {
+	Runtime runtime.Runtime
+	Compute Compute
+	// Comm communicates where nothing runs beside, with the library's own
+	// settings.
+	Comm comm.Communicator
+	// Beside has the same ranks and communicates beside products, perhaps with
+	// fewer thread blocks; nil means Comm.
+	Beside comm.Communicator
+}
+
+// Result is what was measured: milliseconds of a step on the slowest rank,
+// medians over the rounds.
+type Result struct {
+	Device          string `json:"device"`
+	Ranks           int    `json:"ranks"`
+	Layers          int    `json:"layers"`
+	Width           int    `json:"width"`
+	Batch           int    `json:"batch"`
+	BucketBytes     int    `json:"bucket_bytes"`
+	Buckets         int    `json:"buckets"`
+	GradientBytes   int    `json:"gradient_bytes"`
+	Multiprocessors int    `json:"sms"` // 0: all
+
+	// ComputeMS is the forward and backward pass alone.
+	ComputeMS float64 `json:"compute_ms"`
+	// CommMS is the reduction of all buckets, one after the other, alone.
+	CommMS float64 `json:"comm_ms"`
+	// CommFlatMS is one reduction of all gradients as a single buffer, alone.
+	CommFlatMS float64 `json:"comm_flat_ms"`
+	// CommBesideMS is CommMS with the communicator that works beside products.
+	CommBesideMS float64 `json:"comm_beside_ms"`
+	// SequentialMS is the passes and then the buckets.
+	SequentialMS float64 `json:"sequential_ms"`
+	// OverlappedMS is the passes with each bucket reduced as soon as it is ready.
+	OverlappedMS float64 `json:"overlapped_ms"`
+
+	// Hidden is (ComputeMS + CommFlatMS - OverlappedMS) / CommFlatMS: the share of
+	// the communication that takes no extra time, against the fastest way to
+	// communicate the same bytes. 0 if there is nothing to communicate.
+	Hidden float64 `json:"hidden"`
+	// OverlappedMS - ComputeMS is the sum of these two: the passes take longer
+	// beside communication, and what is reduced after the last product.
+	SlowdownMS float64 `json:"slowdown_ms"`
+	TailMS     float64 `json:"tail_ms"`
+	// TFLOPS is 10^12 floating point operations per second of the passes alone.
+	TFLOPS float64 `json:"tflops"`
+
+	// Timelines are a step one after the other and an overlapped one on rank 0,
+	// each the median of those that were recorded.
+	Timelines []Timeline `json:"timelines"`
+}
+
+// Run measures. It is collective; every rank gets the result, with rank 0's
+// timelines on rank 0 only. A communicator or runtime without streams is
+// [comm.ErrUnsupported].
+func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
+	s, err := newSession(ctx, r, cfg)
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	phases := s.phases()
+	recorded := make([]recording, len(phases))
+	for round := range cfg.Rounds + 1 {
+		for i, p := range phases {
+			t, err := s.round(ctx, p)
+			if err != nil {
+				return Result{}, fmt.Errorf("%s: %w", p.name, err)
+			}
+			if round > 0 { // the first warms up
+				recorded[i].add(t)
+			}
+		}
+		if cfg.Progress != nil && r.Comm.Rank() == 0 {
+			cfg.Progress(round+1, cfg.Rounds+1)
+		}
+	}
+	return s.result(ctx, phases, recorded)
+}
+
+// recording is what the rounds of a phase gave on this rank.
+type recording struct {
+	total, busy []float64 // seconds of a step, and of the part until the last product
+	timelines   []Timeline
+}
+
+func (r *recording) add(t timing) {
+	r.total = append(r.total, t.total.Seconds())
+	r.busy = append(r.busy, t.busy.Seconds())
+	r.timelines = append(r.timelines, t.timeline)
+}
+
+// result puts the figures together.
+func (s *session) result(ctx context.Context, phases []phase, recorded []recording) (Result, error) {
+	cfg := s.cfg
+	out := Result{
+		Device: s.Runtime.Name(), Ranks: s.Comm.WorldSize(), Layers: cfg.Layers, Width: cfg.Width, Batch: cfg.Batch,
+		BucketBytes: cfg.BucketBytes, Buckets: len(s.alone.sync.Buckets()), GradientBytes: s.model.flat.Bytes(),
+		Multiprocessors: cfg.Multiprocessors,
+	}
+	medians := make(map[phaseName][2]float64, len(phases)) // total and busy, in milliseconds
+	for i, p := range phases {
+		slowest, err := s.slowest(ctx, append(recorded[i].total, recorded[i].busy...))
+		if err != nil {
+			return Result{}, err
+		}
+		medians[p.name] = [2]float64{1e3 * median(slowest[:cfg.Rounds]), 1e3 * median(slowest[cfg.Rounds:])}
+		if s.Comm.Rank() == 0 && p.traced {
+			out.Timelines = append(out.Timelines, medianTimeline(recorded[i].timelines))
+		}
+	}
+	total := func(name phaseName) float64 { return medians[name][0] }
+	out.ComputeMS, out.CommMS, out.CommFlatMS = total(computing), total(reducing), total(reducingFlat)
+	out.CommBesideMS, out.SequentialMS, out.OverlappedMS = total(reducingBeside), total(sequential), total(overlapped)
+	busy := medians[overlapped][1]
+	out.TailMS, out.SlowdownMS = out.OverlappedMS-busy, busy-out.ComputeMS
+	if out.Ranks > 1 && out.CommFlatMS > 0 {
+		out.Hidden = (out.ComputeMS + out.CommFlatMS - out.OverlappedMS) / out.CommFlatMS
+	}
+	if out.ComputeMS > 0 {
+		out.TFLOPS = s.model.flops / out.ComputeMS / 1e9
+	}
+	return out, nil
+}
+
+// median returns the middle of values, the mean of the two if there are two.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}

@@ -1,0 +1,75 @@
+package overlap
+
+import (
+	"cmp"
+	"image/color"
+	"slices"
+)
+
+// Kind says what a span of a timeline is.
+type Kind string
+
+// The kinds of spans.
+const (
+	Forward   Kind = "forward"
+	Backward  Kind = "backward"
+	AllReduce Kind = "allreduce"
+)
+
+// Kinds returns all kinds.
+func Kinds() []Kind { return []Kind{Forward, Backward, AllReduce} }
+
+// Lane is the stream that a kind of work runs on.
+func (k Kind) Lane() Lane {
+	if k == AllReduce {
+		return CommunicationLane
+	}
+	return ComputeLane
+}
+
+// Color is how pictures show a kind: colours of Paul Tol's "muted" scheme, which
+// readers with any form of colour vision can tell apart
+// (https://sronpersonalpages.nl/~pault/).
+func (k Kind) Color() color.RGBA {
+	switch k {
+	case Forward:
+		return color.RGBA{R: 0x88, G: 0xcc, B: 0xee, A: 255}
+	case Backward:
+		return color.RGBA{R: 0x33, G: 0x22, B: 0x88, A: 255}
+	default:
+		return color.RGBA{R: 0xcc, G: 0x66, B: 0x77, A: 255}
+	}
+}
+
+// Lane is one of the two streams of a rank.
+type Lane string
+
+// The lanes.
+const (
+	ComputeLane       Lane = "compute"
+	CommunicationLane Lane = "communication"
+)
+
+// Lanes returns both, in the order in which pictures show them.
+func Lanes() []Lane { return []Lane{ComputeLane, CommunicationLane} }
+
+// Span is a piece of work on a stream.
+type Span struct {
+	Kind  Kind    `json:"kind"`
+	Name  string  `json:"name"`     // such as "forward 3" or "bucket 0"
+	Start float64 `json:"start_us"` // microseconds since the timeline began
+	End   float64 `json:"end_us"`
+}
+
+// Timeline is what happened on one rank's streams in a step.
+type Timeline struct {
+	Name  string  `json:"name"`
+	Total float64 `json:"total_us"` // the length of the step
+	Spans []Span  `json:"spans"`
+}
+
+// medianTimeline returns the timeline of middle length.
+func medianTimeline(all []Timeline) Timeline {
+	sorted := slices.SortedFunc(slices.Values(all), func(a, b Timeline) int { return cmp.Compare(a.Total, b.Total) })
+	return sorted[(len(sorted)-1)/2]
+}
