@@ -84,6 +84,10 @@ func TestMPIJobs(t *testing.T) {
 			require.NoError(t, err, stderr)
 			assert.Len(t, lines[map[string]any](t, stdout), 1, "of rank 0 alone")
 
+			stdout, stderr, err = execute(t, mpirun, "-n", "2", tutti, "info", "--json")
+			require.NoError(t, err, stderr)
+			assert.Len(t, lines[map[string]any](t, stdout), 1, "of rank 0 alone")
+
 			stdout, stderr, err = execute(t, mpirun, "-n", "2", tutti, "bench", "allreduce", "--backend", "mpi", "--ranks", "4")
 			assert.Error(t, err)
 			assert.NotContains(t, stdout, "# allreduce")

@@ -62,7 +62,7 @@ func (e *OptionError) Error() string { return e.Backend + ": " + e.Reason }
 
 // All returns every backend, in the order in which they are shown.
 func All() []Backend {
-	return []Backend{localBackend{}, noopBackend{}, mpiBackend{}, ncclBackend}
+	return []Backend{localBackend{}, noopBackend{}, mpiBackend{}, ncclBackend{}}
 }
 
 // Names returns the names of all backends.

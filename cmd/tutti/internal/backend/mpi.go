@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -78,7 +77,7 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	if err != nil {
 		return err
 	}
-	if err := b.checkRanks(opts.Ranks, world.WorldSize()); err != nil {
+	if err := checkRanks(b.Name(), "mpirun", opts.Ranks, world.WorldSize()); err != nil {
 		return errors.Join(err, mpi.Finalize()) // every rank is here
 	}
 	if world.Rank() == 0 {
@@ -92,52 +91,4 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 		return err
 	}
 	return errors.Join(err, mpi.Finalize(), rt.Close())
-}
-
-// checkRanks compares --ranks, 0 if it was left out, with the size of the job.
-func (b mpiBackend) checkRanks(asked, started int) error {
-	if asked == 0 || asked == started {
-		return nil
-	}
-	reason := fmt.Sprintf("--ranks %d but mpirun started %d; leave --ranks out, or use mpirun -n %d", asked, started, asked)
-	return &OptionError{Backend: b.Name(), Reason: reason}
-}
-
-// boundedComm is a communicator whose waits end after a time.
-type boundedComm struct {
-	comm.Communicator
-	limit time.Duration
-}
-
-// bounded bounds each wait of c, 0 for not at all.
-func bounded(c comm.Communicator, limit time.Duration) comm.Communicator {
-	if limit == 0 {
-		return c
-	}
-	return &boundedComm{Communicator: c, limit: limit}
-}
-
-// Unwrap lets [comm.As] find what c can do beyond a communicator.
-func (b *boundedComm) Unwrap() comm.Communicator { return b.Communicator }
-
-func (b *boundedComm) Sync(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, b.limit)
-	defer cancel()
-	return b.Communicator.Sync(ctx)
-}
-
-func (b *boundedComm) Barrier(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, b.limit)
-	defer cancel()
-	return b.Communicator.Barrier(ctx)
-}
-
-func (b *boundedComm) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.limit)
-	defer cancel()
-	c, err := b.Communicator.Split(ctx, color, key)
-	if c == nil || err != nil {
-		return nil, err
-	}
-	return bounded(c, b.limit), nil
 }

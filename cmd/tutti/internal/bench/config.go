@@ -25,7 +25,21 @@ type Config struct {
 	Repeats
 	// Check compares every element of a result with a reference.
 	Check bool
+	// Graph measures calls that were captured in a graph and are replayed.
+	Graph bool
+	// Symmetric says whether buffers are symmetric ([comm.SymmetricAllocator]).
+	Symmetric Choice
 }
+
+// Choice is whether to use something that not all backends have.
+type Choice uint8
+
+// The choices. The zero value uses what is there.
+const (
+	IfThere Choice = iota
+	Always         // and fail where it is not
+	Never
+)
 
 // Place says where a collective puts its result.
 type Place string

@@ -29,8 +29,14 @@ type reference struct {
 // period of the tables, in elements.
 const period = 1021
 
-// chunkPeriods is how many periods are compared or copied at a time.
-const chunkPeriods = 64
+// chunkBytes is about how much is compared or copied at a time.
+const chunkBytes = 1 << 20
+
+// chunkOf repeats a table until it covers a chunk, or all elements of a buffer
+// if that has fewer; size is that of an element.
+func chunkOf(table []byte, elements, size int) []byte {
+	return bytes.Repeat(table, min(chunkBytes/(period*size)+1, elements/period+1))
+}
 
 func newReference(k *kind, dt dtype.DType, op comm.ReduceOp, ranks int) (*reference, error) {
 	r := &reference{kind: k, dt: dt, op: op, ranks: ranks, inputs: make([][]byte, ranks)}
@@ -168,14 +174,14 @@ func (r *reference) fill(rt runtime.Runtime, rank int, send uintptr, count int) 
 }
 
 // poison overwrites memory with a value that no table contains, so that an
-// element which was not written counts as wrong.
-func poison(rt runtime.Runtime, ptr uintptr, elements, size int) error {
-	return tile(rt, bytes.Repeat([]byte{0xa5}, period*size), ptr, elements, size)
+// element which was not written counts as wrong. It does not wait for it.
+func poison(rt runtime.Runtime, ptr uintptr, bytes int) error {
+	return rt.Fill(ptr, bytes, dtype.U8, 0xa5)
 }
 
 // tile writes a table again and again to elements elements of memory.
 func tile(rt runtime.Runtime, table []byte, ptr uintptr, elements, size int) error {
-	chunk := bytes.Repeat(table, min(chunkPeriods, elements/period+1))
+	chunk := chunkOf(table, elements, size)
 	for left := elements * size; left > 0; left -= len(chunk) {
 		chunk = chunk[:min(len(chunk), left)]
 		if err := rt.CopyIn(ptr, chunk); err != nil {
@@ -208,7 +214,7 @@ func (r *reference) wrong(rt runtime.Runtime, rank int, recv uintptr, count int)
 func (r *reference) wrongInPart(rt runtime.Runtime, table []byte, phase int, recv uintptr, count int) (int64, error) {
 	size := r.dt.Size()
 	turned := append(append([]byte{}, table[phase*size:]...), table[:phase*size]...)
-	want := bytes.Repeat(turned, min(chunkPeriods, count/period+1))
+	want := chunkOf(turned, count, size)
 	got := make([]byte, len(want))
 	var total int64
 	for left := count * size; left > 0; left -= len(got) {

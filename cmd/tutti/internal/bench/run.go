@@ -17,6 +17,7 @@ import (
 type Result struct {
 	Collective string `json:"collective"`
 	Backend    string `json:"backend"`
+	Device     string `json:"device"` // rank 0's
 	Ranks      int    `json:"ranks"`
 	// Bytes is the size as nccl-tests counts it: of the larger of a rank's two
 	// buffers.
@@ -27,32 +28,75 @@ type Result struct {
 	DType string `json:"dtype"`
 	// Op of a reduction, "none" for other collectives.
 	Op string `json:"op"`
-	// Time of one call until its result is there, in microseconds, on the
-	// slowest rank.
+	// Graph: the calls were captured in a graph and replayed.
+	Graph bool `json:"graph"`
+	// Symmetric: the communicator allocated the buffers ([comm.SymmetricAllocator]).
+	Symmetric bool `json:"symmetric"`
+	// Time of one call in microseconds, on the slowest rank: of the host, until
+	// the result is there, or, on ranks with a [backend.Stream], of the device,
+	// while calls are queued one after the other.
 	Time  float64 `json:"time_us"`
 	AlgBW float64 `json:"algbw_gbps"` // Bytes over Time, in 10^9 bytes per second
 	BusBW float64 `json:"busbw_gbps"`
 	Wrong *int64  `json:"wrong"` // elements, over all ranks; null if not checked
 	Place Place   `json:"-"`
 	Root  int     `json:"-"`
+	// Locations are those of the ranks, see [backend.Locations].
+	Locations []string `json:"-"`
+}
+
+// setup is what the measurements of a run have in common on one rank.
+type setup struct {
+	backend.Rank
+	cfg       Config
+	ref       *reference
+	memory    memory
+	locations []string
+}
+
+// newSetup is collective.
+func newSetup(ctx context.Context, r backend.Rank, cfg Config) (*setup, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Graph && r.Stream == nil {
+		return nil, backend.NeedsGraphs(cfg.Backend)
+	}
+	k, err := find(cfg.Collective)
+	if err != nil {
+		return nil, err
+	}
+	s := &setup{Rank: r, cfg: cfg}
+	if s.memory, err = newMemory(r, cfg); err != nil {
+		return nil, err
+	}
+	if s.ref, err = newReference(k, cfg.DType, cfg.Op, r.Comm.WorldSize()); err != nil {
+		return nil, err
+	}
+	// An operation on nothing is refused if the backend does not have it at
+	// all, and is cheap otherwise.
+	if err := k.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
+		return nil, err
+	}
+	if err := r.Comm.Sync(ctx); err != nil {
+		return nil, err
+	}
+	s.locations, err = backend.Locations(ctx, r)
+	return s, err
 }
 
 // Run measures. It is collective: every rank calls it with the same
 // configuration. On rank 0, report is called for each size with a result for
 // each of the collective's places that was measured; elsewhere it is not
 // called.
+//
+// What the ranks' backend does not have is a [backend.OptionError].
 func Run(ctx context.Context, r backend.Rank, cfg Config, report func([]Result)) error {
-	if err := cfg.Validate(); err != nil {
-		return err
-	}
-	k, err := find(cfg.Collective)
+	s, err := newSetup(ctx, r, cfg)
 	if err != nil {
 		return err
 	}
-	ref, err := newReference(k, cfg.DType, cfg.Op, r.Comm.WorldSize())
-	if err != nil {
-		return err
-	}
+	k := s.ref.kind
 	previous := 0
 	for _, bytes := range cfg.Sizes {
 		count := max(1, bytes/(cfg.DType.Size()*k.sizeParts(r.Comm.WorldSize())))
@@ -60,7 +104,7 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, report func([]Result))
 			continue // several small sizes round to the same count
 		}
 		previous = count
-		results, err := measureSize(ctx, r, cfg, ref, count)
+		results, err := s.measureSize(ctx, count)
 		if err != nil {
 			return fmt.Errorf("%s of %d elements: %w", k.name, count, err)
 		}
@@ -72,13 +116,13 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, report func([]Result))
 }
 
 // measureSize measures one size in each place.
-func measureSize(ctx context.Context, r backend.Rank, cfg Config, ref *reference, count int) ([]Result, error) {
+func (s *setup) measureSize(ctx context.Context, count int) ([]Result, error) {
 	var results []Result
-	for _, place := range cfg.Places {
-		if !slices.Contains(ref.kind.places, place) {
+	for _, place := range s.cfg.Places {
+		if !slices.Contains(s.ref.kind.places, place) {
 			continue
 		}
-		result, err := measure(ctx, r, cfg, ref, count, place)
+		result, err := s.measure(ctx, count, place)
 		if err != nil {
 			return nil, err
 		}
@@ -88,56 +132,62 @@ func measureSize(ctx context.Context, r backend.Rank, cfg Config, ref *reference
 }
 
 // measure measures one size in one place.
-func measure(ctx context.Context, r backend.Rank, cfg Config, ref *reference, count int, place Place) (_ Result, err error) {
-	w, free, err := allocate(r, cfg, ref.kind, count, place)
+func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, err error) {
+	w, free, err := s.allocate(ctx, count, place)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { err = errors.Join(err, free()) }()
-	if err := prepare(r, ref, w); err != nil {
+	defer func() { err = free(err) }()
+	if err := s.prepare(ctx, w); err != nil {
 		return Result{}, err
 	}
-	call := func() error {
-		if err := ref.kind.submit(r.Comm, w); err != nil {
-			return err
-		}
-		return r.Comm.Sync(ctx)
-	}
-	run := timeCalls(r, call)
-	iterations, err := cfg.settle(ctx, r, run)
+	op, err := newOperation(ctx, s.Rank, func() error { return s.ref.kind.submit(s.Comm, w) }, s.cfg.Graph)
 	if err != nil {
 		return Result{}, err
 	}
-	perCall, err := cfg.medianTime(ctx, r, run, iterations)
+	defer func() { err = errors.Join(err, op.close()) }()
+	iterations, err := s.cfg.settle(ctx, s.Rank, op.run)
 	if err != nil {
 		return Result{}, err
 	}
-
-	p := r.Comm.WorldSize()
-	bytes := count * ref.kind.sizeParts(p) * cfg.DType.Size()
-	result := Result{
-		Collective: ref.kind.name,
-		Backend:    cfg.Backend,
-		Ranks:      p,
-		Bytes:      bytes,
-		Count:      count,
-		DType:      cfg.DType.String(),
-		Op:         "none",
-		Place:      place,
-		Root:       ref.kind.root,
+	perCall, err := s.cfg.medianTime(ctx, s.Rank, op.run, iterations)
+	if err != nil {
+		return Result{}, err
 	}
-	if ref.kind.reduces {
-		result.Op = cfg.Op.String()
-	}
-	result.setTime(perCall, ref.kind.busFactor(float64(p)))
-	if cfg.Check {
-		wrong, err := check(ctx, r, ref, w, call)
+	result := s.result(count, place)
+	result.setTime(perCall, s.ref.kind.busFactor(float64(result.Ranks)))
+	if s.cfg.Check {
+		wrong, err := s.check(ctx, w, op)
 		if err != nil {
 			return Result{}, err
 		}
 		result.Wrong = &wrong
 	}
 	return result, nil
+}
+
+// result describes a measurement, without what it gave.
+func (s *setup) result(count int, place Place) Result {
+	k, p := s.ref.kind, s.Comm.WorldSize()
+	result := Result{
+		Collective: k.name,
+		Backend:    s.cfg.Backend,
+		Device:     s.Runtime.Name(),
+		Ranks:      p,
+		Bytes:      count * k.sizeParts(p) * s.cfg.DType.Size(),
+		Count:      count,
+		DType:      s.cfg.DType.String(),
+		Op:         "none",
+		Graph:      s.cfg.Graph,
+		Symmetric:  s.memory.symmetric != nil,
+		Place:      place,
+		Root:       k.root,
+		Locations:  s.locations,
+	}
+	if k.reduces {
+		result.Op = s.cfg.Op.String()
+	}
+	return result
 }
 
 // setTime fills in a time and the bandwidths that follow from it.
@@ -149,69 +199,38 @@ func (r *Result) setTime(seconds, busFactor float64) {
 	}
 }
 
-// allocate makes the buffers of an operation and returns how to free them.
-func allocate(r backend.Rank, cfg Config, k *kind, count int, place Place) (work, func() error, error) {
-	p := r.Comm.WorldSize()
-	part := count * cfg.DType.Size()
-	w := work{count: count, dt: cfg.DType, op: cfg.Op}
-	sendBytes, recvBytes := part*k.sendParts(p), part*k.recvParts(p)
-
-	var err error
-	if place == InPlace {
-		var buf uintptr
-		if buf, err = r.Runtime.Allocate(max(sendBytes, recvBytes)); err != nil {
-			return w, nil, err
-		}
-		w.send, w.recv = buf, buf
-		switch own := uintptr(r.Comm.Rank() * part); {
-		case sendBytes < recvBytes:
-			w.send += own
-		case sendBytes > recvBytes:
-			w.recv += own
-		}
-		return w, func() error { return r.Runtime.Deallocate(buf) }, nil
-	}
-	if w.send, err = r.Runtime.Allocate(sendBytes); err != nil {
-		return w, nil, err
-	}
-	if w.recv, err = r.Runtime.Allocate(recvBytes); err != nil {
-		return w, nil, errors.Join(err, r.Runtime.Deallocate(w.send))
-	}
-	return w, func() error {
-		return errors.Join(r.Runtime.Deallocate(w.send), r.Runtime.Deallocate(w.recv))
-	}, nil
-}
-
 // prepare poisons the result and then writes the input, of which in place the
 // result is a part or the whole.
-func prepare(r backend.Rank, ref *reference, w work) error {
-	p, rank := r.Comm.WorldSize(), r.Comm.Rank()
-	if err := poison(r.Runtime, w.recv, w.count*ref.kind.recvParts(p), w.dt.Size()); err != nil {
+func (s *setup) prepare(ctx context.Context, w work) error {
+	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
+	if err := poison(s.Runtime, w.recv, w.count*s.ref.kind.recvParts(p)*w.dt.Size()); err != nil {
 		return err
 	}
-	if ref.kind.root >= 0 && ref.kind.root != rank {
-		return nil
+	if root := s.ref.kind.root; root < 0 || root == rank {
+		if err := s.ref.fill(s.Runtime, rank, w.send, w.count); err != nil {
+			return err
+		}
 	}
-	return ref.fill(r.Runtime, rank, w.send, w.count)
+	return s.Runtime.Synchronize(ctx)
 }
 
 // check runs the operation once on fresh data and counts wrong elements over
 // all ranks.
-func check(ctx context.Context, r backend.Rank, ref *reference, w work, call func() error) (int64, error) {
-	if err := r.Comm.Barrier(ctx); err != nil {
+func (s *setup) check(ctx context.Context, w work, op *operation) (int64, error) {
+	if err := s.Comm.Barrier(ctx); err != nil {
 		return 0, err
 	}
-	if err := prepare(r, ref, w); err != nil {
+	if err := s.prepare(ctx, w); err != nil {
 		return 0, err
 	}
-	if err := call(); err != nil {
+	if err := op.call(ctx); err != nil {
 		return 0, err
 	}
-	own, err := ref.wrong(r.Runtime, r.Comm.Rank(), w.recv, w.count)
+	own, err := s.ref.wrong(s.Runtime, s.Comm.Rank(), w.recv, w.count)
 	if err != nil {
 		return 0, err
 	}
-	total, err := backend.Reduce(ctx, r, []int64{own}, comm.Sum)
+	total, err := backend.Reduce(ctx, s.Rank, []int64{own}, comm.Sum)
 	if err != nil {
 		return 0, err
 	}

@@ -67,6 +67,10 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
+	locations, err := backend.Locations(ctx, r)
+	if err != nil {
+		return err
+	}
 	for _, bytes := range cfg.Sizes {
 		for _, pattern := range cfg.Patterns {
 			result, err := measureSparse(ctx, r, cfg, pattern, max(1, bytes/dtype.F32.Size()))
@@ -74,6 +78,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 				return fmt.Errorf("pattern %s on %d bytes: %w", pattern, bytes, err)
 			}
 			if r.Comm.Rank() == 0 {
+				result.Locations = locations
 				report(result)
 			}
 		}
@@ -120,6 +125,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 		Result: Result{
 			Collective: "sparse",
 			Backend:    cfg.Backend,
+			Device:     r.Runtime.Name(),
 			Ranks:      r.Comm.WorldSize(),
 			Bytes:      n * dtype.F32.Size(),
 			Count:      n,
@@ -193,11 +199,18 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 		if err := s.nextGradient(); err != nil {
 			return 0, err
 		}
+		if err := s.Runtime.Synchronize(ctx); err != nil {
+			return 0, err
+		}
 		if err := s.Comm.Barrier(ctx); err != nil {
 			return 0, err
 		}
 		start := time.Now()
 		if err := s.sparse.AllReduce(ctx, s.tensor); err != nil {
+			return 0, err
+		}
+		// The communicator first: it ends its work when ctx ends the wait.
+		if err := s.Comm.Sync(ctx); err != nil {
 			return 0, err
 		}
 		if err := s.Runtime.Synchronize(ctx); err != nil {
@@ -261,7 +274,7 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 	if err := s.sparse.AllReduce(ctx, s.tensor); err != nil {
 		return 0, err
 	}
-	result, err := runtime.ToSlice[float32](s.tensor)
+	result, err := backend.Fetch[float32](ctx, s.Rank, s.tensor)
 	if err != nil {
 		return 0, err
 	}
@@ -285,7 +298,7 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 	if err := distributed.Broadcast(ctx, s.Comm, s.tensor, 0); err != nil {
 		return 0, err
 	}
-	rank0, err := runtime.ToSlice[float32](s.tensor)
+	rank0, err := backend.Fetch[float32](ctx, s.Rank, s.tensor)
 	if err != nil {
 		return 0, err
 	}

@@ -65,6 +65,46 @@ func timeCalls(r backend.Rank, call func() error) round {
 	}
 }
 
+// timeSubmissions makes a round of calls of submit one after the other, without
+// a wait in between, by the clock of the device that they run on. One more that
+// is not timed precedes them: it ends on all devices at about the same time,
+// whereas the hosts leave a barrier up to hundreds of microseconds apart.
+func timeSubmissions(r backend.Rank, submit func() error) round {
+	return func(ctx context.Context, iterations int) (float64, error) {
+		if err := r.Comm.Barrier(ctx); err != nil {
+			return 0, err
+		}
+		if err := submit(); err != nil {
+			return 0, err
+		}
+		took, err := r.Stream.Time(ctx, func() error {
+			for range iterations {
+				if ctx.Err() != nil {
+					return comm.ContextError(ctx)
+				}
+				if err := submit(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		return took.Seconds(), err
+	}
+}
+
+// inBatches makes a round of calls out of one of batches of calls, of which it
+// runs as many as the calls need, the last one whole.
+func inBatches(batches round, size int) round {
+	return func(ctx context.Context, iterations int) (float64, error) {
+		n := (iterations + size - 1) / size
+		seconds, err := batches(ctx, n)
+		if n == 0 || err != nil {
+			return 0, err
+		}
+		return seconds * float64(iterations) / float64(n*size), nil
+	}
+}
+
 // settle warms up and returns the iterations of a round. It is collective.
 func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterations int, err error) {
 	iterations = n.Iterations

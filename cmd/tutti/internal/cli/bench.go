@@ -23,18 +23,20 @@ func newBench() *cobra.Command {
 		Short: "Measure collectives: time, bandwidth and wrong elements",
 		Long: `bench measures a collective over a range of sizes and prints the table of
 nccl-tests. Time is that of one call until its result is there, on the slowest
-rank, the median over rounds. algbw is size over time; busbw is what a link
-carries, by the factors of nccl-tests, and so comparable between numbers of ranks.
-#wrong counts elements that differ from an independent reference, over all ranks.`,
+rank, the median over rounds; on GPUs it is the device's, of calls that are queued
+one after the other. algbw is size over time; busbw is what a link carries, by the
+factors of nccl-tests, and so comparable between numbers of ranks. #wrong counts
+elements that differ from an independent reference, over all ranks.`,
 		Example: `  tutti bench allreduce --ranks 2
   tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
   tutti bench sparse --pattern oktopk --density 0.01 --min 1M
+  tutti bench allreduce --backend nccl --max 1G --graph
   mpirun -n 2 tutti bench allreduce --backend mpi --json`,
 	}
 	for _, name := range bench.Collectives() {
 		cmd.AddCommand(newBenchCollective(name))
 	}
-	cmd.AddCommand(newBenchSparse())
+	cmd.AddCommand(newBenchSparse(), newBenchOverlap())
 	onlySubcommands(cmd, "collective")
 	return cmd
 }
@@ -122,7 +124,7 @@ var about = map[string]string{
 func newBenchCollective(name string) *cobra.Command {
 	cfg := bench.Config{Collective: name, DType: dtype.F32, Op: comm.Sum}
 	var flags *benchFlags
-	var inPlace bool
+	var inPlace, symmetric bool
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: about[name],
@@ -141,12 +143,20 @@ func newBenchCollective(name string) *cobra.Command {
 	if len(places) > 1 {
 		cmd.Flags().BoolVar(&inPlace, "in-place", false, "measure in place only; without it the table has both forms, JSON the out-of-place one")
 	}
+	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, fmt.Sprintf("measure calls captured in CUDA graphs of %d (nccl)", bench.GraphCalls))
+	cmd.Flags().BoolVar(&symmetric, "symmetric", true, "allocate buffers by the communicator where it can (nccl: registered windows), instead of by the runtime")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if cfg.Sizes, err = flags.sizes(); err != nil {
 			return err
 		}
 		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		switch {
+		case !symmetric:
+			cfg.Symmetric = bench.Never
+		case cmd.Flags().Changed("symmetric"):
+			cfg.Symmetric = bench.Always
+		}
 		switch {
 		case inPlace:
 			cfg.Places = []bench.Place{bench.InPlace}
@@ -192,7 +202,8 @@ func joinNames[T fmt.Stringer](all []T) string {
 }
 
 func newBenchSparse() *cobra.Command {
-	cfg := bench.SparseConfig{Patterns: []string{distributed.Dense, "topkA", "oktopk"}, Density: 0.01}
+	cfg := bench.SparseConfig{Density: 0.01}
+	patterns := patternChoice{names: []string{distributed.Dense, "topkA", "oktopk"}}
 	var flags *benchFlags
 	cmd := &cobra.Command{
 		Use:   "sparse",
@@ -207,7 +218,7 @@ lost between result and residuals, or are not the same on all ranks.`,
 		Args: cobra.NoArgs,
 	}
 	flags = newBenchFlags(cmd.Flags())
-	cmd.Flags().Var(patternsFlag(&cfg.Patterns), "pattern", "patterns, separated by commas, or all")
+	patterns.register(cmd.Flags(), "patterns, separated by commas, or all")
 	cmd.Flags().Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
@@ -232,6 +243,11 @@ lost between result and residuals, or are not the same on all ranks.`,
 			t.add(r.Result)
 		}
 		err = flags.run(cmd.Context(), cmd.Flags(), nil, func(ctx context.Context, r backend.Rank) error {
+			cfg := cfg // goroutines of this process share it
+			var err error
+			if cfg.Patterns, err = patterns.on(r, cfg.Backend, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
 			return bench.RunSparse(ctx, r, cfg, report)
 		})
 		return errors.Join(err, t.finish(out, flags))

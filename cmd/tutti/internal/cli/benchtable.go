@@ -17,7 +17,12 @@ const timeColumns = " %10s %7s %7s %7s"
 
 func printHeader(out io.Writer, results []bench.Result) {
 	first := results[0]
-	fmt.Fprintf(out, "# %s over %d ranks, backend %s\n#\n", first.Collective, first.Ranks, first.Backend)
+	fmt.Fprintf(out, "# %s over %d ranks, backend %s\n", first.Collective, first.Ranks, first.Backend)
+	if printLocations(out, first) {
+		writeComment(out, "time: "+timeMeaning(first))
+		writeComment(out, "buffers: "+bufferMeaning(first))
+	}
+	writeComment(out, "")
 	places, names, units := "", "", ""
 	for _, r := range results {
 		places += fmt.Sprintf(" %34s", r.Place)
@@ -27,6 +32,29 @@ func printHeader(out io.Writer, results []bench.Result) {
 	writeComment(out, fmt.Sprintf("%58s%s", "", places))
 	writeComment(out, fmt.Sprintf("%12s %12s %8s %8s %8s    %s", "size", "count", "type", "redop", "root", names))
 	writeComment(out, fmt.Sprintf("%12s %12s %8s %8s %8s    %s", "(B)", "(elements)", "", "", "", units))
+}
+
+// printLocations prints where each rank is, on backends that tell, and whether
+// there was something to print.
+func printLocations(out io.Writer, r bench.Result) bool {
+	for rank, location := range r.Locations {
+		writeComment(out, fmt.Sprintf("rank %d: %s", rank, location))
+	}
+	return len(r.Locations) > 0
+}
+
+func timeMeaning(r bench.Result) string {
+	if r.Graph {
+		return fmt.Sprintf("of the device, calls captured in graphs of %d", bench.GraphCalls)
+	}
+	return "of the device, calls queued one after the other"
+}
+
+func bufferMeaning(r bench.Result) string {
+	if r.Symmetric {
+		return "symmetric, of the communicator"
+	}
+	return "plain, of the runtime"
 }
 
 func printLine(out io.Writer, results []bench.Result) {
@@ -39,7 +67,9 @@ func printLine(out io.Writer, results []bench.Result) {
 }
 
 func printSparseHeader(out io.Writer, first bench.SparseResult) {
-	fmt.Fprintf(out, "# sparse allreduce over %d ranks, backend %s, average of %s\n#\n", first.Ranks, first.Backend, first.DType)
+	fmt.Fprintf(out, "# sparse allreduce over %d ranks, backend %s, average of %s\n", first.Ranks, first.Backend, first.DType)
+	printLocations(out, first.Result)
+	writeComment(out, "")
 	const columns = "%12s %12s  %-15s %8s %12s %9s %10s %10s"
 	writeComment(out, fmt.Sprintf(columns+timeColumns, "size", "count", "pattern", "density", "sent", "of dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
 	writeComment(out, fmt.Sprintf(columns+timeColumns, "(B)", "(elements)", "", "", "(elements)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 )
 
@@ -72,6 +73,9 @@ func TestWrongUsage(t *testing.T) {
 		{"bench alltoall --in-place", "unknown flag: --in-place"},
 		{"bench broadcast --op sum", "unknown flag: --op"},
 		{"bench sparse --density 1.5", "density 1.5"},
+		{"bench sparse --graph", "unknown flag: --graph"},
+		{"bench allreduce --graph", "local: --graph needs a backend with CUDA graphs: nccl"},
+		{"bench allreduce --symmetric", "local: --symmetric needs a backend with symmetric memory: nccl"},
 	} {
 		args := strings.Fields(c.args)
 		if args[0] == "train" {
@@ -123,10 +127,31 @@ func TestInfo(t *testing.T) {
 	assert.Contains(t, available, "mpi")
 	assert.Contains(t, available, "nccl")
 
+	gpus, _ := info["gpus"].([]any)
+	assert.NotNil(t, gpus, "a list, not null")
+	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable"} {
+		assert.Contains(t, info, key)
+	}
+
 	code, stdout, _ = execute(t, "info")
 	assert.Equal(t, exitOK, code)
 	assert.Contains(t, stdout, "oktopk")
 	assert.Contains(t, stdout, "bf16")
+	if len(gpus) == 0 {
+		assert.Contains(t, stdout, "\nno GPU: "+info["gpu_unavailable"].(string)+"\n")
+	}
+}
+
+func TestInfoIsPrintedByTheFirstProcess(t *testing.T) {
+	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
+	for rank, empty := range map[string]bool{"0": false, "1": true} {
+		t.Setenv("OMPI_COMM_WORLD_RANK", rank)
+		for _, flag := range []string{"--json=false", "--json"} {
+			code, stdout, stderr := execute(t, "info", flag)
+			assert.Equal(t, exitOK, code, stderr)
+			assert.Equal(t, empty, stdout == "", "rank %s, %s", rank, flag)
+		}
+	}
 }
 
 func TestTrain(t *testing.T) {
@@ -177,6 +202,11 @@ func TestTrainFindsOutBeforeThatItCannotWrite(t *testing.T) {
 func TestBackendThatIsNotThereIsAFailure(t *testing.T) {
 	t.Setenv("TUTTI_MPI_LIB", filepath.Join(t.TempDir(), "libmpi.so"))
 	for _, b := range []string{"mpi", "nccl"} {
+		found, err := backend.Find(b)
+		require.NoError(t, err)
+		if _, err := found.Probe(t.Context()); err == nil {
+			continue
+		}
 		code, _, stderr := execute(t, "bench", "allreduce", "--backend", b, "--max", "8")
 		assert.Equal(t, exitFailure, code, b)
 		assert.Contains(t, stderr, "not available")
@@ -204,12 +234,14 @@ func TestBench(t *testing.T) {
 		lines := jsonLines(t, stdout)
 		assert.GreaterOrEqual(t, len(lines), 3, name)
 		for _, line := range lines {
-			assert.Subset(t, keys(line), []string{"collective", "backend", "ranks", "bytes", "count", "dtype", "op", "time_us", "algbw_gbps", "busbw_gbps", "wrong"})
+			assert.Subset(t, keys(line), []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "time_us", "algbw_gbps", "busbw_gbps", "wrong"})
 			assert.Equal(t, name, line["collective"])
 			assert.Equal(t, "local", line["backend"])
+			assert.Equal(t, "cpu", line["device"])
+			assert.Equal(t, false, line["graph"])
 			assert.EqualValues(t, 0, line["wrong"], name)
 			if name != "sparse" {
-				assert.Len(t, line, 11, name)
+				assert.Len(t, line, 14, name)
 			}
 		}
 		code, stdout, stderr = execute(t, append([]string{"bench", name}, common...)...)

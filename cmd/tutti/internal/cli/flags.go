@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -107,6 +108,37 @@ func parsePatterns(text string) ([]string, error) {
 	return names, nil
 }
 
+// patternChoice is the flag --pattern with its default.
+type patternChoice struct {
+	names []string
+	flag  *pflag.Flag
+}
+
+// register adds the flag.
+func (p *patternChoice) register(flags *pflag.FlagSet, usage string) {
+	flags.Var(patternsFlag(&p.names), "pattern", usage)
+	p.flag = flags.Lookup("pattern")
+}
+
+// on returns the patterns for a rank. Where its runtime has no kernels for the
+// sparse ones, a default that contains them becomes the dense pattern alone,
+// which rank 0 says on notes; if the user asked for one it is an error.
+func (p *patternChoice) on(r backend.Rank, backendName string, notes io.Writer) ([]string, error) {
+	if r.HasKernels() || slices.Equal(p.names, []string{distributed.Dense}) {
+		return p.names, nil
+	}
+	if p.flag.Changed {
+		sparse := slices.DeleteFunc(slices.Clone(p.names), func(name string) bool { return name == distributed.Dense })
+		return nil, &backend.OptionError{Backend: backendName, Reason: fmt.Sprintf(
+			"--pattern %s is unsupported on %s yet, which has no kernels for sparse patterns; use --pattern %s",
+			strings.Join(sparse, ","), r.Runtime.Name(), distributed.Dense)}
+	}
+	if r.Comm.Rank() == 0 {
+		fmt.Fprintf(notes, "tutti: %s has no kernels for sparse patterns yet: pattern %s only\n", r.Runtime.Name(), distributed.Dense)
+	}
+	return []string{distributed.Dense}, nil
+}
+
 // oneOf finds a name in a list, in any case; where there is none it suggests
 // the nearest.
 func oneOf(what, name string, names []string) (string, error) {
@@ -168,7 +200,7 @@ func (w *world) register(flags *pflag.FlagSet) {
 		format: func(name string) string { return name },
 		kind:   "name",
 	}, "backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
-	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local, 1 for noop, what mpirun started for mpi")
+	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local, 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs")
 	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it gives up, such as 30s; 0 for ever")
 }
 

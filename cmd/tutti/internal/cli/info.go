@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -29,9 +31,10 @@ type information struct {
 	GoMaxProcs int    `json:"gomaxprocs"`
 	// Features are the instruction sets that tutti has code for and this
 	// processor has.
-	Features []string      `json:"cpu_features"`
-	Memory   uint64        `json:"memory_bytes"`
-	Free     uint64        `json:"memory_free_bytes"`
+	Features []string `json:"cpu_features"`
+	Memory   uint64   `json:"memory_bytes"`
+	Free     uint64   `json:"memory_free_bytes"`
+	backend.GPUs
 	Backends []backendInfo `json:"backends"`
 	Patterns []string      `json:"patterns"`
 	DTypes   []string      `json:"dtypes"`
@@ -51,10 +54,16 @@ func newInfo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "info",
 		Short: "Show the machine, the backends and what tutti supports",
+		Long: `info shows the machine, its GPUs and how they are linked, which backends work here
+and why the others do not. In a job of several processes the first one prints.`,
 		Example: `  tutti info
   tutti info --json | jq '.backends[] | select(.available) | .name'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// The rank is known even if the rest of the environment is wrong.
+			if job, _ := rendezvous.FromEnv(os.Getenv); job.Rank > 0 {
+				return nil
+			}
 			info := gather(cmd)
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), info)
@@ -97,6 +106,7 @@ func gather(cmd *cobra.Command) information {
 		Features:   []string{},
 		Memory:     memory.TotalMemory(),
 		Free:       memory.FreeMemory(),
+		GPUs:       backend.LookForGPUs(),
 		Patterns:   distributed.Patterns(),
 	}
 	for _, f := range []cpuid.FeatureID{cpuid.AVX2, cpuid.F16C, cpuid.POPCNT} {
@@ -135,6 +145,8 @@ func (info information) print(out io.Writer) error {
 		{"dtypes", strings.Join(info.DTypes, " ")},
 	})
 	machine.Render()
+	fmt.Fprintln(out)
+	printGPUs(out, info.GPUs)
 	fmt.Fprintln(out)
 
 	backends := newTable(out)

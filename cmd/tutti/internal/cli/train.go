@@ -19,7 +19,8 @@ import (
 )
 
 func newTrain() *cobra.Command {
-	cfg := train.Default(distributed.Patterns()...)
+	cfg := train.Default()
+	patterns := patternChoice{names: distributed.Patterns()}
 	w := newWorld()
 	var out string
 	var asJSON bool
@@ -31,7 +32,8 @@ to read the UCI optical digits, 1,797 real images of 8×8 pixels that are built
 into the command. Every rank computes the gradient of its part of each batch, and
 the pattern averages the gradients. It ends with a table: test accuracy and what
 was sent by each pattern. Pictures of the loss against the bytes sent are written
-to the --out directory (` + pictureName + `.png and .svg).
+to the --out directory (` + pictureName + `.png and .svg). With --backend nccl the
+gradients are averaged on GPUs, by the dense pattern; the rest is the host's work.
 
 The same seed gives the same result in every run. Momentum and learning rate act
 on each rank before the exchange, so that entries which error feedback delivers
@@ -40,14 +42,21 @@ late carry them along.`,
   tutti train --pattern dense,oktopk --ranks 8 --density 0.05
   tutti train --pattern topkA --no-error-feedback
   mpirun -n 4 tutti train --backend mpi
+  tutti train --backend nccl
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.Patterns = patterns.names
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
 			r := trainReport{stdout: cmd.OutOrStdout(), json: asJSON, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns)}}
 			err := w.run(cmd.Context(), cmd.Flags(), func() error { return writableDirectory(out) }, func(ctx context.Context, rank backend.Rank) error {
+				cfg := cfg // goroutines of this process share it
+				var err error
+				if cfg.Patterns, err = patterns.on(rank, w.backend, cmd.ErrOrStderr()); err != nil {
+					return err
+				}
 				return train.Run(ctx, rank, cfg, &r)
 			})
 			r.bars.stop()
@@ -57,7 +66,7 @@ late carry them along.`,
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	w.register(flags)
-	flags.Var(patternsFlag(&cfg.Patterns), "pattern", "patterns to train with, separated by commas, or all")
+	patterns.register(flags, "patterns to train with, separated by commas, or all")
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern picks")
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")

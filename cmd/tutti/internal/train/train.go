@@ -144,6 +144,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string,
 	if err := t.shareWeights(ctx); err != nil {
 		return nil, errors.Join(err, t.close())
 	}
+	t.exchange = 0 // that was no gradient
 	return t, nil
 }
 
@@ -157,20 +158,26 @@ func (t *trainer) shareWeights(ctx context.Context) error {
 	if t.rank.Comm.Rank() == 0 {
 		t.model.initialize(t.cfg.Seed)
 	}
-	return t.through(t.model.params, func() error {
+	return t.through(ctx, t.model.params, func() error {
 		return distributed.Broadcast(ctx, t.rank.Comm, t.update, 0)
 	})
 }
 
 // through copies values to the tensor that is exchanged, runs exchange on it,
-// and copies the result back.
-func (t *trainer) through(values []float32, exchange func() error) error {
+// and copies the result back. On a device with streams it waits for the
+// communication before: ctx ends this wait, but not that of a copy.
+func (t *trainer) through(ctx context.Context, values []float32, exchange func() error) error {
 	if err := runtime.CopyIn(t.update, values); err != nil {
 		return err
 	}
 	if err := exchange(); err != nil {
 		return err
 	}
+	start := time.Now()
+	if err := t.rank.Comm.Sync(ctx); err != nil {
+		return err
+	}
+	t.exchange += time.Since(start)
 	return runtime.CopyOut(values, t.update)
 }
 
@@ -195,7 +202,7 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	blas32.Copy(velocity, vector(t.gradient))
 	blas32.Scal(t.cfg.schedule(step, stepsPerEpoch), vector(t.gradient))
 
-	err := t.through(t.gradient, func() error { return t.sparse.AllReduce(ctx, t.update) })
+	err := t.through(ctx, t.gradient, func() error { return t.sparse.AllReduce(ctx, t.update) })
 	if err != nil {
 		return err
 	}

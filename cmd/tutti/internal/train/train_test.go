@@ -9,6 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // collector is an observer that keeps results by pattern.
@@ -124,6 +125,21 @@ func TestDenseDoesNotDependOnRanks(t *testing.T) {
 			assert.InEpsilon(t, alone.Curve[step].Loss, p.Loss, 1e-3, "%d ranks, step %d", ranks, step)
 		}
 	}
+}
+
+// plain is a runtime without the kernels of the sparse patterns.
+type plain struct{ runtime.Runtime }
+
+func TestDenseNeedsNoKernels(t *testing.T) {
+	noop, err := backend.Find("noop")
+	require.NoError(t, err)
+	err = noop.Run(t.Context(), backend.Options{}, func(ctx context.Context, r backend.Rank) error {
+		r.Runtime = plain{r.Runtime}
+		c := &collector{results: map[string]Result{}}
+		assert.ErrorIs(t, Run(ctx, r, short("topkA"), c), runtime.ErrUnsupported)
+		return Run(ctx, r, short("dense"), c)
+	})
+	assert.NoError(t, err)
 }
 
 func TestWarmupStepsAreDense(t *testing.T) {

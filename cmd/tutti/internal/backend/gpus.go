@@ -1,0 +1,93 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// GPUs is what this machine has for the nccl backend. The JSON form is a part
+// of `tutti info --json`; texts are "" for what is not there.
+type GPUs struct {
+	// Driver is the version of the kernel's driver, "" also where it is not
+	// known.
+	Driver string `json:"driver"`
+	// CUDA is the newest version of CUDA that the driver supports.
+	CUDA string `json:"cuda"`
+	// NCCL is the version of the library, and NCCLLibrary its name.
+	NCCL        string `json:"nccl"`
+	NCCLLibrary string `json:"nccl_library"`
+	// Devices are all GPUs that this process sees.
+	Devices []cuda.DeviceInfo `json:"gpus"`
+	// NoGPU and NoNCCL say why there are no devices and no NCCL.
+	NoGPU  string `json:"gpu_unavailable"`
+	NoNCCL string `json:"nccl_unavailable"`
+
+	err error
+}
+
+// LookForGPUs finds out what there is. What is missing is no error.
+func LookForGPUs() GPUs {
+	g := GPUs{Devices: []cuda.DeviceInfo{}}
+	devices, gpuErr := listGPUs()
+	if gpuErr == nil {
+		g.Devices = devices
+		g.Driver = driverVersion(os.ReadFile)
+	} else {
+		g.NoGPU = gpuErr.Error()
+	}
+	if major, minor, err := cuda.DriverVersion(); err == nil {
+		g.CUDA = fmt.Sprintf("%d.%d", major, minor)
+	}
+	var ncclErr error
+	if g.NCCL, g.NCCLLibrary, ncclErr = nccl.Version(); ncclErr != nil {
+		g.NoNCCL = ncclErr.Error()
+	}
+	if gpuErr != nil {
+		g.err = gpuErr // the first thing to see to
+	} else {
+		g.err = ncclErr
+	}
+	return g
+}
+
+// Usable is nil where the nccl backend works, and otherwise an error that
+// wraps [comm.ErrUnavailable] and says what is missing.
+func (g GPUs) Usable() error {
+	if g.err == nil || errors.Is(g.err, comm.ErrUnavailable) {
+		return g.err
+	}
+	return fmt.Errorf("nccl: %w: %w", comm.ErrUnavailable, g.err)
+}
+
+// listGPUs describes the GPUs, of which there is at least one.
+func listGPUs() ([]cuda.DeviceInfo, error) {
+	devices, err := cuda.Devices()
+	if err == nil && len(devices) == 0 {
+		err = errors.New("cuda: the driver shows no GPU (is CUDA_VISIBLE_DEVICES set?)")
+	}
+	return devices, err
+}
+
+// driverFiles are where Linux tells the version of the driver, in words of
+// which one is the version.
+var driverFiles = []string{"/sys/module/nvidia/version", "/proc/driver/nvidia/version"}
+
+var driverNumber = regexp.MustCompile(`\b\d{3,}\.\d+(\.\d+)?\b`)
+
+// driverVersion returns the version of the driver, "" if it is not to be found.
+func driverVersion(read func(name string) ([]byte, error)) string {
+	for _, name := range driverFiles {
+		if text, err := read(name); err == nil {
+			if version := driverNumber.Find(text); version != nil {
+				return string(version)
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,168 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// ncclBackend is a rank per GPU (comm/nccl): goroutines of this process, or,
+// where a launcher started several processes, one rank in each.
+type ncclBackend struct{}
+
+func (ncclBackend) Name() string { return "nccl" }
+func (ncclBackend) Summary() string {
+	return "NVIDIA GPUs of this process, or one of each process of a job"
+}
+
+func (ncclBackend) Probe(context.Context) (string, error) {
+	g := LookForGPUs()
+	if err := g.Usable(); err != nil {
+		return "", err
+	}
+	driver := "driver"
+	if g.Driver != "" {
+		driver += " " + g.Driver
+	}
+	return fmt.Sprintf("%s; %s for CUDA %s; NCCL %s; %s", counted(len(g.Devices), "GPU"), driver, g.CUDA, g.NCCL, g.NCCLLibrary), nil
+}
+
+// Run runs body for every rank of this process.
+func (b ncclBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+	g := LookForGPUs()
+	if err := g.Usable(); err != nil {
+		return err
+	}
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	indices, err := b.choose(job, opts.Ranks, len(g.Devices))
+	if err != nil {
+		return err
+	}
+	if job.Rank == 0 {
+		if err := opts.prepare(); err != nil {
+			return err
+		}
+	}
+	runtimes, err := openGPUs(indices)
+	if err == nil {
+		err = b.runOn(ctx, job, runtimes, opts, body)
+	}
+	for _, rt := range runtimes {
+		err = errors.Join(err, rt.Close())
+	}
+	return err
+}
+
+// choose returns the numbers of the GPUs that this process works on, of as many
+// as it sees.
+func (b ncclBackend) choose(job rendezvous.Job, ranks, gpus int) ([]int, error) {
+	if job.WorldSize > 1 {
+		if err := checkRanks(b.Name(), job.Launcher, ranks, job.WorldSize); err != nil {
+			return nil, err
+		}
+		switch {
+		case job.LocalRank < gpus:
+			return []int{job.LocalRank}, nil
+		case gpus == 1: // the launcher shows each process its own
+			return []int{0}, nil
+		}
+		return nil, b.refuse("rank %d is process %d of this host but sees %s; start at most one process per GPU",
+			job.Rank, job.LocalRank+1, counted(gpus, "GPU"))
+	}
+	if ranks > gpus {
+		return nil, b.refuse("--ranks %d but there are %s, a rank needs one of its own", ranks, counted(gpus, "GPU"))
+	}
+	if ranks == 0 {
+		ranks = gpus
+	}
+	indices := make([]int, ranks)
+	for i := range indices {
+		indices[i] = i
+	}
+	return indices, nil
+}
+
+// refuse makes an [OptionError].
+func (b ncclBackend) refuse(format string, args ...any) error {
+	return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf(format, args...)}
+}
+
+// counted writes a number of things, as in "1 GPU" and "2 GPUs".
+func counted(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
+// openGPUs opens GPUs at the same time, as each takes a while. What was opened
+// is returned also with an error.
+func openGPUs(indices []int) ([]*cuda.Runtime, error) {
+	all := make([]*cuda.Runtime, len(indices))
+	errs := make([]error, len(indices))
+	var wg sync.WaitGroup
+	for i, index := range indices {
+		wg.Go(func() { all[i], errs[i] = cuda.Open(index) })
+	}
+	wg.Wait()
+	return slices.DeleteFunc(all, func(rt *cuda.Runtime) bool { return rt == nil }), errors.Join(errs...)
+}
+
+// runOn makes the communicators and runs body on them.
+func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options, body func(context.Context, Rank) error) error {
+	comms, err := connect(ctx, job, runtimes, opts)
+	if err != nil {
+		return err
+	}
+	ranks := make([]Rank, 0, len(comms))
+	var streams []*cudaStream
+	for _, c := range comms {
+		bound := bounded(c, opts.Timeout)
+		s, streamErr := newCUDAStream(c, bound)
+		streams, err = append(streams, s), errors.Join(err, streamErr)
+		ranks = append(ranks, Rank{Comm: bound, Runtime: c.Runtime(), Stream: s, Location: location(c.Runtime())})
+	}
+	if err == nil {
+		err = runRanks(ctx, ranks, body)
+	}
+	for _, s := range streams {
+		err = errors.Join(err, s.free())
+	}
+	for _, c := range comms {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+// connect makes the communicators of this process.
+func connect(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options) ([]*nccl.Comm, error) {
+	ctx, cancel := within(ctx, opts.Timeout)
+	defer cancel()
+	if job.WorldSize == 1 {
+		return nccl.Local(ctx, runtimes)
+	}
+	c, err := nccl.FromEnv(ctx, runtimes[0])
+	if err != nil {
+		return nil, err
+	}
+	return []*nccl.Comm{c}, nil
+}
+
+// location describes where a rank is, much as nccl-tests does.
+func location(rt *cuda.Runtime) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%v %s, PCI %s, %s, pid %d", rt.Device(), rt.Name(), rt.Info().PCIBus, host, os.Getpid())
+}

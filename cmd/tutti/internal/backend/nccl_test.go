@@ -1,0 +1,98 @@
+package backend
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+)
+
+func TestGPUsOfAProcess(t *testing.T) {
+	alone := rendezvous.Job{Launcher: "none", WorldSize: 1}
+	third := rendezvous.Job{Launcher: "openmpi", Rank: 6, WorldSize: 8, LocalRank: 2}
+	for _, c := range []struct {
+		name        string
+		job         rendezvous.Job
+		ranks, gpus int
+		want        []int
+	}{
+		{"all GPUs", alone, 0, 4, []int{0, 1, 2, 3}},
+		{"the first ones", alone, 2, 4, []int{0, 1}},
+		{"a launcher's only process", rendezvous.Job{Launcher: "openmpi", WorldSize: 1}, 0, 2, []int{0, 1}},
+		{"its number on the host", third, 0, 4, []int{2}},
+		{"ranks as started", third, 8, 3, []int{2}},
+		{"the only one that it is shown", third, 0, 1, []int{0}},
+	} {
+		got, err := ncclBackend{}.choose(c.job, c.ranks, c.gpus)
+		require.NoError(t, err, c.name)
+		assert.Equal(t, c.want, got, c.name)
+	}
+	for want, c := range map[string]struct {
+		job         rendezvous.Job
+		ranks, gpus int
+	}{
+		"nccl: --ranks 5 but there are 4 GPUs":                                        {alone, 5, 4},
+		"nccl: --ranks 2 but there are 1 GPU, ":                                       {alone, 2, 1},
+		"nccl: rank 6 is process 3 of this host but sees 2 GPUs":                      {third, 0, 2},
+		"nccl: --ranks 2 but mpirun started 8; leave --ranks out, or use mpirun -n 2": {third, 2, 4},
+	} {
+		_, err := ncclBackend{}.choose(c.job, c.ranks, c.gpus)
+		var refused *OptionError
+		require.ErrorAs(t, err, &refused)
+		assert.ErrorContains(t, err, want)
+	}
+}
+
+func TestLaunchersAreCalledByTheirNames(t *testing.T) {
+	for launcher, want := range map[string]string{
+		"torchrun": "--ranks 2 but torchrun started 4; leave --ranks out, or use torchrun --nproc-per-node 2",
+		"slurm":    "--ranks 2 but srun started 4; leave --ranks out, or use srun -n 2",
+		"pmi":      "--ranks 2 but mpirun started 4; leave --ranks out, or use mpirun -n 2",
+	} {
+		assert.ErrorContains(t, checkRanks("nccl", launcher, 2, 4), want)
+		assert.NoError(t, checkRanks("nccl", launcher, 0, 4))
+		assert.NoError(t, checkRanks("nccl", launcher, 4, 4))
+	}
+}
+
+func TestDriverVersion(t *testing.T) {
+	for want, files := range map[string]map[string]string{
+		"580.95.05": {driverFiles[0]: "580.95.05\n"},
+		"575.57.08": {driverFiles[1]: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build  (root@x)\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)"},
+		"":          {driverFiles[0]: "gcc 12.2.0"},
+	} {
+		assert.Equal(t, want, driverVersion(func(name string) ([]byte, error) {
+			if text, ok := files[name]; ok {
+				return []byte(text), nil
+			}
+			return nil, fs.ErrNotExist
+		}))
+	}
+}
+
+func TestWhatIsMissingIsSaid(t *testing.T) {
+	g := LookForGPUs()
+	line, err := json.Marshal(g)
+	require.NoError(t, err)
+	var object map[string]any
+	require.NoError(t, json.Unmarshal(line, &object))
+	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable"} {
+		assert.IsType(t, "", object[key], key)
+	}
+	require.IsType(t, []any{}, object["gpus"], "never null")
+	assert.Equal(t, len(g.Devices) == 0, g.NoGPU != "")
+	assert.Equal(t, g.NCCL == "", g.NoNCCL != "")
+	if g.NoGPU != "" {
+		assert.ErrorIs(t, g.Usable(), comm.ErrUnavailable)
+		assert.ErrorContains(t, g.Usable(), g.NoGPU)
+	}
+	cause := errors.New("no driver")
+	assert.ErrorIs(t, GPUs{err: cause}.Usable(), cause)
+	assert.NoError(t, GPUs{}.Usable())
+}

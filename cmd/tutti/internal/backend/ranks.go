@@ -1,0 +1,71 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// runRanks runs body for ranks whose communicators do not know of each other's
+// failures, each in a goroutine of its own, and returns the joined errors. When
+// one fails, the context of all ends, and so do their waits.
+func runRanks(ctx context.Context, ranks []Rank, body func(context.Context, Rank) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	errs := make([]error, len(ranks))
+	var wg sync.WaitGroup
+	for i, r := range ranks {
+		wg.Go(func() {
+			errs[i] = runRank(ctx, r, body)
+			if errs[i] != nil {
+				cancel(fmt.Errorf("%w: rank %d: %w", comm.ErrPeerFailed, r.Comm.Rank(), errs[i]))
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// runRank runs body and sees to it that nothing outlives ctx.
+func runRank(ctx context.Context, r Rank, body func(context.Context, Rank) error) error {
+	returned := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-ctx.Done():
+			abandon(ctx, r.Comm, returned)
+		case <-returned:
+		}
+	})
+	err := body(ctx, r)
+	close(returned)
+	watch.Wait()
+	if err != nil {
+		// What the body left behind waits for peers that may never come.
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = r.Comm.Sync(ended) // err says why
+	}
+	return err
+}
+
+// abandonEvery is how often abandon looks.
+const abandonEvery = 20 * time.Millisecond
+
+// abandon ends what c has submitted, so that the goroutine of its rank, which
+// may be in a call that no context ends (a copy from a device, a submission to
+// a full queue), comes back. A wait with a context that has ended breaks the
+// communicator, unless nothing is pending at that moment.
+func abandon(ctx context.Context, c comm.Communicator, returned <-chan struct{}) {
+	for c.Sync(ctx) == nil {
+		select {
+		case <-returned:
+			return
+		case <-time.After(abandonEvery):
+		}
+	}
+}

@@ -1,0 +1,40 @@
+package backend
+
+import (
+	"context"
+	"time"
+)
+
+// Stream is the queue of a device that a rank's communicator submits to: a
+// backend whose operations run there while the host goes on has it, so that
+// they can be measured by the device's own clock. It belongs to the rank's
+// goroutine.
+type Stream interface {
+	// Time runs submit, waits for what that has submitted through the rank's
+	// communicator, and returns how long the device took, from when it came to
+	// the first operation to when it had finished the last.
+	Time(ctx context.Context, submit func() error) (time.Duration, error)
+	// Capture records what submit submits through the rank's communicator
+	// instead of running it. The buffers must stay allocated as long as the
+	// graph is in use.
+	Capture(submit func() error) (Graph, error)
+}
+
+// Graph is work that was captured, ready to be submitted again and again.
+type Graph interface {
+	// Launch submits all of it to the stream that it was captured on.
+	Launch() error
+	Close() error
+}
+
+// NeedsGraphs is the error of the option --graph on a backend without a
+// [Stream].
+func NeedsGraphs(backend string) error {
+	return &OptionError{Backend: backend, Reason: "--graph needs a backend with CUDA graphs: " + ncclBackend{}.Name()}
+}
+
+// NeedsSymmetric is the error of the option --symmetric on a backend without
+// [comm.SymmetricAllocator].
+func NeedsSymmetric(backend string) error {
+	return &OptionError{Backend: backend, Reason: "--symmetric needs a backend with symmetric memory: " + ncclBackend{}.Name()}
+}

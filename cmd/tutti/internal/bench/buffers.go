@@ -1,0 +1,95 @@
+package bench
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// memory is where buffers come from.
+type memory struct {
+	runtime   runtime.Runtime
+	symmetric comm.SymmetricAllocator // nil: the runtime
+}
+
+// newMemory follows the configuration's choice.
+func newMemory(r backend.Rank, cfg Config) (memory, error) {
+	m := memory{runtime: r.Runtime}
+	if cfg.Symmetric == Never {
+		return m, nil
+	}
+	if symmetric, ok := comm.As[comm.SymmetricAllocator](r.Comm); ok {
+		m.symmetric = symmetric
+	} else if cfg.Symmetric == Always {
+		return m, backend.NeedsSymmetric(cfg.Backend)
+	}
+	return m, nil
+}
+
+func (m memory) allocate(ctx context.Context, bytes int) (uintptr, error) {
+	if m.symmetric != nil {
+		return m.symmetric.AllocateSymmetric(ctx, bytes)
+	}
+	return m.runtime.Allocate(bytes)
+}
+
+func (m memory) free(ctx context.Context, ptr uintptr) error {
+	if m.symmetric != nil {
+		return m.symmetric.FreeSymmetric(ctx, ptr)
+	}
+	return m.runtime.Deallocate(ptr)
+}
+
+// releaseAfter frees buffers after a measurement that ended with err, and
+// returns that joined with what went wrong here. After an error the ranks are
+// out of step: freeing symmetric memory, which takes all of them, must not wait
+// then.
+func (m memory) releaseAfter(ctx context.Context, err error, buffers ...uintptr) error {
+	if err != nil {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		for _, b := range buffers {
+			_ = m.free(ended, b) // err says why
+		}
+		return err
+	}
+	for _, b := range buffers {
+		err = errors.Join(err, m.free(ctx, b))
+	}
+	return err
+}
+
+// allocate makes the buffers of an operation, and returns how to free them
+// after an error or nil. It is collective.
+func (s *setup) allocate(ctx context.Context, count int, place Place) (work, func(error) error, error) {
+	k, p := s.ref.kind, s.Comm.WorldSize()
+	part := count * s.cfg.DType.Size()
+	w := work{count: count, dt: s.cfg.DType, op: s.cfg.Op}
+	sendBytes, recvBytes := part*k.sendParts(p), part*k.recvParts(p)
+
+	if place == InPlace {
+		buf, err := s.memory.allocate(ctx, max(sendBytes, recvBytes))
+		if err != nil {
+			return w, nil, err
+		}
+		w.send, w.recv = buf, buf
+		switch own := uintptr(s.Comm.Rank() * part); {
+		case sendBytes < recvBytes:
+			w.send += own
+		case sendBytes > recvBytes:
+			w.recv += own
+		}
+		return w, func(err error) error { return s.memory.releaseAfter(ctx, err, buf) }, nil
+	}
+	var err error
+	if w.send, err = s.memory.allocate(ctx, sendBytes); err != nil {
+		return w, nil, err
+	}
+	if w.recv, err = s.memory.allocate(ctx, recvBytes); err != nil {
+		return w, nil, s.memory.releaseAfter(ctx, err, w.send)
+	}
+	return w, func(err error) error { return s.memory.releaseAfter(ctx, err, w.send, w.recv) }, nil
+}

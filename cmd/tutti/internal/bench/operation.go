@@ -1,0 +1,88 @@
+package bench
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+)
+
+// GraphCalls is how many calls the graphs hold that are timed: enough that what
+// it takes to start one is spread over many calls.
+const GraphCalls = 20
+
+// operation is a call in the form in which it is measured: made anew each time,
+// or captured in graphs.
+type operation struct {
+	backend.Rank
+	submit func() error // one call
+	run    round        // many, and their time
+	graphs []backend.Graph
+}
+
+// newOperation takes a call that submits.
+func newOperation(ctx context.Context, r backend.Rank, submit func() error, graph bool) (_ *operation, err error) {
+	o := &operation{Rank: r, submit: submit}
+	if r.Stream == nil {
+		o.run = timeCalls(r, func() error { return o.call(ctx) })
+		return o, nil
+	}
+	if !graph {
+		o.run = timeSubmissions(r, submit)
+		return o, nil
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, o.close())
+		}
+	}()
+	// What a backend has to set up for a first call does not belong in a graph.
+	if err := o.call(ctx); err != nil {
+		return nil, err
+	}
+	batch, err := o.capture(submit, GraphCalls)
+	if err != nil {
+		return nil, err
+	}
+	single, err := o.capture(submit, 1)
+	if err != nil {
+		return nil, err
+	}
+	o.submit = single.Launch
+	o.run = inBatches(timeSubmissions(r, batch.Launch), GraphCalls)
+	return o, nil
+}
+
+// capture makes a graph of a number of calls.
+func (o *operation) capture(submit func() error, calls int) (backend.Graph, error) {
+	g, err := o.Stream.Capture(func() error {
+		for range calls {
+			if err := submit(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.graphs = append(o.graphs, g)
+	return g, nil
+}
+
+// call makes one call and waits for its result.
+func (o *operation) call(ctx context.Context) error {
+	if err := o.submit(); err != nil {
+		return err
+	}
+	return o.Comm.Sync(ctx)
+}
+
+// close frees the graphs.
+func (o *operation) close() error {
+	var err error
+	for _, g := range o.graphs {
+		err = errors.Join(err, g.Close())
+	}
+	return err
+}

@@ -1,0 +1,259 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// gpu pretends that a rank's allreduces run on a device, whose clock goes on by
+// a tick for each of them.
+type gpu struct {
+	comm.Communicator
+	tick     time.Duration
+	calls    int             // made so far
+	captured *[]func() error // not nil during a capture
+	graphs   []int           // the number of calls of each
+	closed   int             // graphs
+}
+
+func (g *gpu) Unwrap() comm.Communicator { return g.Communicator }
+
+func (g *gpu) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
+	call := func() error {
+		g.calls++
+		return g.Communicator.AllReduce(send, recv, count, dt, op)
+	}
+	if g.captured != nil {
+		*g.captured = append(*g.captured, call)
+		return nil
+	}
+	return call()
+}
+
+func (g *gpu) Time(ctx context.Context, submit func() error) (time.Duration, error) {
+	before := g.calls
+	if err := submit(); err != nil {
+		return 0, err
+	}
+	if err := g.Sync(ctx); err != nil {
+		return 0, err
+	}
+	return time.Duration(g.calls-before) * g.tick, nil
+}
+
+func (g *gpu) Capture(submit func() error) (backend.Graph, error) {
+	var calls []func() error
+	g.captured = &calls
+	defer func() { g.captured = nil }()
+	if err := submit(); err != nil {
+		return nil, err
+	}
+	g.graphs = append(g.graphs, len(calls))
+	return &replay{g, calls}, nil
+}
+
+// replay is a graph of a gpu.
+type replay struct {
+	gpu   *gpu
+	calls []func() error
+}
+
+func (r *replay) Launch() error {
+	for _, call := range r.calls {
+		if err := call(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *replay) Close() error {
+	r.gpu.closed++
+	return nil
+}
+
+// onGPUs measures on two ranks, of which the second is slower: 2 and 4
+// microseconds a call.
+func onGPUs(t *testing.T, cfg Config) (results []Result, gpus []*gpu) {
+	t.Helper()
+	gpus = make([]*gpu, 2)
+	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
+		g := &gpu{Communicator: r.Comm, tick: time.Duration(2+2*r.Comm.Rank()) * time.Microsecond}
+		gpus[r.Comm.Rank()] = g
+		r.Comm, r.Stream, r.Location = g, g, "a device"
+		return Run(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
+	})
+	return results, gpus
+}
+
+func TestDeviceTimesAreThoseOfItsClock(t *testing.T) {
+	for _, graph := range []bool{false, true} {
+		for _, iterations := range []int{0, 1, GraphCalls, GraphCalls + 7} {
+			cfg := Config{Collective: "allreduce", Sizes: []int{4, 4096}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces,
+				Repeats: Repeats{Warmup: 3, Iterations: iterations, Rounds: 3}, Check: true, Graph: graph}
+			results, gpus := onGPUs(t, cfg)
+			require.Len(t, results, 4)
+			for _, r := range results {
+				assert.InEpsilon(t, 4, r.Time, 1e-9, "graph %t, %d iterations: of the slower rank", graph, iterations)
+				assert.Zero(t, *r.Wrong, "graph %t, %d iterations, %d bytes, %s", graph, iterations, r.Bytes, r.Place)
+				assert.Equal(t, graph, r.Graph)
+				assert.Equal(t, []string{"a device", "a device"}, r.Locations)
+			}
+			for _, g := range gpus {
+				assert.Equal(t, len(g.graphs), g.closed)
+				if graph {
+					assert.Equal(t, []int{GraphCalls, 1, GraphCalls, 1, GraphCalls, 1, GraphCalls, 1}, g.graphs, "one to time and one to check, each time")
+				} else {
+					assert.Empty(t, g.graphs)
+				}
+			}
+		}
+	}
+}
+
+func TestCancellationEndsSubmissions(t *testing.T) {
+	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
+		g := &gpu{Communicator: r.Comm}
+		r.Comm, r.Stream = g, g
+		ctx, cancel := context.WithCancel(ctx)
+		_, err := timeSubmissions(r, func() error {
+			g.calls++
+			if g.calls == 10 {
+				cancel()
+			}
+			return nil
+		})(ctx, 1000)
+		assert.ErrorIs(t, err, comm.ErrCanceled)
+		assert.Equal(t, 10, g.calls)
+		return nil
+	})
+}
+
+func TestBatchesCountTheirCalls(t *testing.T) {
+	for calls, want := range map[int]int{0: 0, 1: 1, 20: 1, 21: 2, 100: 5} {
+		run := 0
+		seconds, err := inBatches(func(_ context.Context, n int) (float64, error) {
+			run = n
+			return 20 * float64(n), nil // a second a call
+		}, 20)(t.Context(), calls)
+		require.NoError(t, err)
+		assert.Equal(t, want, run)
+		assert.InDelta(t, float64(calls), seconds, 1e-9)
+	}
+	failure := errors.New("failure")
+	_, err := inBatches(func(context.Context, int) (float64, error) { return 0, failure }, 20)(t.Context(), 1)
+	assert.ErrorIs(t, err, failure)
+}
+
+// symmetric is a communicator with memory of its own, which counts what is not
+// freed.
+type symmetric struct {
+	comm.Communicator
+	runtime runtime.Runtime
+	live    *sync.Map
+	fail    error // of every allreduce of more than nothing
+}
+
+func (s symmetric) AllocateSymmetric(_ context.Context, bytes int) (uintptr, error) {
+	p, err := s.runtime.Allocate(bytes)
+	s.live.Store(p, true)
+	return p, err
+}
+
+func (s symmetric) FreeSymmetric(ctx context.Context, p uintptr) error {
+	if s.fail != nil && ctx.Err() == nil {
+		return errors.New("would wait for ranks that failed")
+	}
+	s.live.Delete(p)
+	return s.runtime.Deallocate(p)
+}
+
+func (s symmetric) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
+	if s.fail != nil && count > 0 {
+		return s.fail
+	}
+	return s.Communicator.AllReduce(send, recv, count, dt, op)
+}
+
+func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
+	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{64}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Check: true}
+	var failure error
+	measureOn := func(with bool) (results []Result, live int, err error) {
+		var left sync.Map
+		onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
+			if with {
+				r.Comm = symmetric{r.Comm, r.Runtime, &left, failure}
+			}
+			err = Run(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
+			return nil
+		})
+		left.Range(func(_, _ any) bool { live++; return true })
+		return results, live, err
+	}
+	for _, c := range []struct {
+		choice     Choice
+		with, want bool
+	}{{IfThere, true, true}, {IfThere, false, false}, {Always, true, true}, {Never, true, false}} {
+		cfg.Symmetric = c.choice
+		results, live, err := measureOn(c.with)
+		require.NoError(t, err)
+		require.Len(t, results, 2)
+		for _, r := range results {
+			assert.Equal(t, c.want, r.Symmetric, "%+v", c)
+			assert.Zero(t, *r.Wrong)
+		}
+		assert.Zero(t, live)
+	}
+	cfg.Symmetric = Always
+	var refused *backend.OptionError
+	_, _, err := measureOn(false)
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, "fake: --symmetric needs a backend with symmetric memory: nccl", err.Error())
+
+	failure = errors.New("the device fell over")
+	_, live, err := measureOn(true)
+	assert.ErrorIs(t, err, failure)
+	assert.NotContains(t, err.Error(), "would wait")
+	assert.Zero(t, live, "freed without waiting for the others")
+}
+
+func TestGraphsNeedAStream(t *testing.T) {
+	cfg := Config{Collective: "allreduce", Backend: "local", Sizes: []int{8}, DType: dtype.F32, Places: bothPlaces, Repeats: quick, Graph: true}
+	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
+		err := Run(ctx, r, cfg, nil)
+		var refused *backend.OptionError
+		assert.ErrorAs(t, err, &refused)
+		assert.ErrorContains(t, err, "local: --graph needs a backend with CUDA graphs: nccl")
+		return nil
+	})
+}
+
+// What a backend does not reduce is said before buffers are made.
+func TestUnsupportedTypesAreRefusedFirst(t *testing.T) {
+	cfg := Config{Collective: "allreduce", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: bothPlaces, Repeats: quick}
+	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
+		r.Comm = floatsOnly{r.Comm}
+		assert.ErrorIs(t, Run(ctx, r, cfg, nil), comm.ErrUnsupported)
+		return nil
+	})
+}
+
+type floatsOnly struct{ comm.Communicator }
+
+func (floatsOnly) AllReduce(_, _ uintptr, _ int, dt dtype.DType, _ comm.ReduceOp) error {
+	if !dt.IsFloat() {
+		return comm.ErrUnsupported
+	}
+	return nil
+}

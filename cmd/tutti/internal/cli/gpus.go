@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// printGPUs prints the section about GPUs: one line where there are none.
+func printGPUs(out io.Writer, g backend.GPUs) {
+	if len(g.Devices) == 0 {
+		fmt.Fprintf(out, "no GPU: %s\n", g.NoGPU)
+		return
+	}
+	versions := newTable(out)
+	versions.AppendRows([]table.Row{
+		{"GPU driver", known(g.Driver)},
+		{"CUDA", "up to " + known(g.CUDA)},
+	})
+	if g.NoNCCL == "" {
+		versions.AppendRow(table.Row{"NCCL", g.NCCL + ", " + g.NCCLLibrary})
+	} else {
+		versions.AppendRow(table.Row{"NCCL", g.NoNCCL})
+	}
+	versions.Render()
+	fmt.Fprintln(out)
+
+	devices := newTable(out)
+	devices.AppendHeader(table.Row{"GPU", "name", "memory", "compute capability", "multiprocessors", "PCI bus"})
+	for _, d := range g.Devices {
+		devices.AppendRow(table.Row{d.Index, d.Name, gibibytes(uint64(d.MemoryBytes)),
+			fmt.Sprintf("%d.%d", d.Major, d.Minor), d.Multiprocessors, d.PCIBus})
+	}
+	devices.Render()
+	if len(g.Devices) > 1 {
+		fmt.Fprintln(out)
+		printLinks(out, g.Devices)
+	}
+}
+
+// known is a text, or says that there is none.
+func known(s string) string {
+	if s == "" {
+		return "unknown"
+	}
+	return s
+}
+
+// The ways from one GPU to another.
+const (
+	linkSelf   = "-"
+	linkNVLink = "NVLink"
+	linkPeer   = "peer"
+	linkHost   = "host"
+)
+
+// link names the way from one GPU to another.
+func link(from cuda.DeviceInfo, to int) string {
+	switch {
+	case from.Index == to:
+		return linkSelf
+	case from.PeerAtomics[to]:
+		return linkNVLink
+	case from.Peers[to]:
+		return linkPeer
+	}
+	return linkHost
+}
+
+// printLinks prints the way between each two GPUs, and what the names mean.
+func printLinks(out io.Writer, devices []cuda.DeviceInfo) {
+	header := table.Row{"link"}
+	columns := []table.ColumnConfig{{Number: 1, AlignHeader: text.AlignLeft}}
+	for i, d := range devices {
+		header = append(header, strconv.Itoa(d.Index))
+		columns = append(columns, table.ColumnConfig{Number: i + 2, Align: text.AlignLeft, AlignHeader: text.AlignLeft})
+	}
+	links := newTable(out)
+	links.SetColumnConfigs(columns)
+	links.AppendHeader(header)
+	seen := map[string]bool{}
+	for _, d := range devices {
+		row := table.Row{d.Index}
+		for to := range devices {
+			l := link(d, to)
+			seen[l] = true
+			row = append(row, l)
+		}
+		links.AppendRow(row)
+	}
+	links.Render()
+	for _, l := range []struct{ name, meaning string }{
+		{linkNVLink, "direct access with native atomics"},
+		{linkPeer, "direct access without native atomics (PCIe)"},
+		{linkHost, "no direct access, through host memory"},
+	} {
+		if seen[l.name] {
+			fmt.Fprintf(out, "%s: %s\n", l.name, l.meaning)
+		}
+	}
+}

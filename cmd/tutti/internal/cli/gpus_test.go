@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+func TestGPUSection(t *testing.T) {
+	device := func(index int, peers, atomics []bool) cuda.DeviceInfo {
+		return cuda.DeviceInfo{Index: index, Name: "NVIDIA H200", MemoryBytes: 140 << 30, Major: 9, Multiprocessors: 132,
+			PCIBus: "0000:07:00.0", Peers: peers, PeerAtomics: atomics}
+	}
+	no, yes := false, true
+	g := backend.GPUs{Driver: "580.95.05", CUDA: "13.0", NCCL: "2.28.3", NCCLLibrary: "libnccl.so.2", Devices: []cuda.DeviceInfo{
+		device(0, []bool{no, yes, yes}, []bool{no, yes, no}),
+		device(1, []bool{yes, no, no}, []bool{yes, no, no}),
+		device(2, []bool{yes, no, no}, []bool{no, no, no}),
+	}}
+	var out bytes.Buffer
+	printGPUs(&out, g)
+	var rows [][]string
+	for line := range strings.Lines(out.String()) {
+		rows = append(rows, strings.Fields(line))
+	}
+	for _, want := range []string{
+		"GPU driver 580.95.05", "CUDA up to 13.0", "NCCL 2.28.3, libnccl.so.2",
+		"1 NVIDIA H200 140.0 GiB 9.0 132 0000:07:00.0",
+		"link 0 1 2", "0 - NVLink peer", "1 NVLink - host", "2 peer host -",
+		"NVLink: direct access with native atomics",
+	} {
+		assert.Contains(t, rows, strings.Fields(want), out.String())
+	}
+
+	out.Reset()
+	printGPUs(&out, backend.GPUs{Devices: g.Devices[:1], NoNCCL: "nccl: no library"})
+	assert.Contains(t, out.String(), "nccl: no library")
+	assert.Contains(t, out.String(), "unknown", "the version of the driver")
+	assert.NotContains(t, out.String(), "link", "of one GPU to none")
+
+	out.Reset()
+	printGPUs(&out, backend.GPUs{NoGPU: "no driver library"})
+	assert.Equal(t, "no GPU: no driver library\n", out.String())
+}
+
+func TestHeaderSaysWhatItRanOn(t *testing.T) {
+	result := bench.Result{Collective: "allreduce", Backend: "nccl", Ranks: 2, Place: bench.InPlace, Graph: true, Symmetric: true, Locations: []string{"cuda:0 H200", "cuda:1 H200"}}
+	var out bytes.Buffer
+	printHeader(&out, []bench.Result{result})
+	assert.True(t, strings.HasPrefix(out.String(), `# allreduce over 2 ranks, backend nccl
+# rank 0: cuda:0 H200
+# rank 1: cuda:1 H200
+# time: of the device, calls captured in graphs of 20
+# buffers: symmetric, of the communicator
+#
+`), out.String())
+
+	out.Reset()
+	result.Graph, result.Symmetric, result.Locations = false, false, nil
+	printHeader(&out, []bench.Result{result})
+	assert.True(t, strings.HasPrefix(out.String(), "# allreduce over 2 ranks, backend nccl\n#\n#  "), out.String())
+}
+
+// plain is a runtime without kernels, like that of a GPU.
+type plain struct{ runtime.Runtime }
+
+func (plain) Name() string { return "NVIDIA H200" }
+
+func TestPatternsWithoutKernels(t *testing.T) {
+	choose := func(kernels bool, args ...string) (names []string, notes string, err error) {
+		p := patternChoice{names: distributed.Patterns()}
+		cmd := newInfo() // any
+		p.register(cmd.Flags(), "patterns")
+		require.NoError(t, cmd.Flags().Parse(args))
+		var out bytes.Buffer
+		noop, err := backend.Find("noop")
+		require.NoError(t, err)
+		err = noop.Run(t.Context(), backend.Options{}, func(_ context.Context, r backend.Rank) (err error) {
+			if !kernels {
+				r.Runtime = plain{r.Runtime}
+			}
+			names, err = p.on(r, "nccl", &out)
+			return err
+		})
+		return names, out.String(), err
+	}
+
+	names, notes, err := choose(true)
+	require.NoError(t, err)
+	assert.Equal(t, distributed.Patterns(), names)
+	assert.Empty(t, notes)
+
+	names, notes, err = choose(false)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"dense"}, names)
+	assert.Equal(t, "tutti: NVIDIA H200 has no kernels for sparse patterns yet: pattern dense only\n", notes)
+
+	names, notes, err = choose(false, "--pattern", "dense")
+	require.NoError(t, err)
+	assert.Equal(t, []string{"dense"}, names)
+	assert.Empty(t, notes)
+
+	_, _, err = choose(false, "--pattern", "dense,topkA,oktopk")
+	var refused *backend.OptionError
+	require.ErrorAs(t, err, &refused)
+	assert.ErrorContains(t, err, "nccl: --pattern topkA,oktopk is unsupported on NVIDIA H200 yet")
+}

@@ -1,0 +1,211 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/internal/overlap"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// defaultCTAs is few enough to leave the products almost all multiprocessors,
+// and enough to reduce a layer's gradient in less time than its products take.
+const defaultCTAs = 4
+
+func newBenchOverlap() *cobra.Command {
+	cfg := overlap.Default()
+	w := newWorld()
+	w.backend = "nccl"
+	ctas := defaultCTAs
+	var out string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "overlap",
+		Short: "Hide the communication of gradients behind the backward pass",
+		Long: `overlap runs data-parallel training steps of a chain of linear layers in bfloat16
+and averages the gradients over the ranks: after the backward pass, or bucket by
+bucket while it goes on, ordered by events. It prints the time of both, on the
+devices' clocks, and the share of the communication that was hidden:
+
+  (compute + communication - overlapped) / communication
+
+where communication is one allreduce of all gradients as a single buffer, with the
+library's own settings and nothing beside it. Products are cuBLAS's, opened at run
+time (TUTTI_CUBLAS_LIB names another file).
+
+Communication takes multiprocessors away from compute. --ctas says how many it may
+take while products run: fewer are slower, but hidden communication has time.
+Products then use the others. Pictures of a step on rank 0 (` + overlapPicture + `.png and .svg) are
+written to the --out directory.`,
+		Example: `  tutti bench overlap
+  tutti bench overlap --ctas 8 --bucket 4M
+  tutti bench overlap --layers 8 --width 2048 --rounds 3 --json
+  torchrun --nproc-per-node 4 --no-python tutti bench overlap`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ctas < 0 {
+				return usagef("ctas is %d, want 0 or more", ctas)
+			}
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			r := overlapReport{stdout: cmd.OutOrStdout(), json: asJSON, out: out}
+			progress := &bars{out: cmd.ErrOrStderr(), pieces: 1}
+			cfg.Progress = func(done, total int) { progress.set("rounds", done, total) }
+			err := w.run(cmd.Context(), cmd.Flags(), func() error { return writableDirectory(out) }, func(ctx context.Context, rank backend.Rank) error {
+				result, err := runOverlap(ctx, rank, w.backend, ctas, cfg)
+				if err == nil && rank.Comm.Rank() == 0 {
+					r.result = &overlapResult{Backend: w.backend, CTAs: ctas, Result: result}
+				}
+				return err
+			})
+			progress.stop()
+			return errors.Join(err, r.finish())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	w.register(flags)
+	flags.IntVar(&cfg.Layers, "layers", cfg.Layers, "number of linear layers")
+	flags.IntVar(&cfg.Width, "width", cfg.Width, "inputs and outputs of a layer")
+	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "rows of a rank's input")
+	flags.Var(sizeFlag(&cfg.BucketBytes), "bucket", "gradients that are reduced together; a larger layer is reduced on its own, the last one in parts of this size")
+	flags.IntVar(&ctas, "ctas", ctas, "thread blocks (CTAs) of communication beside products; 0 for the library's choice")
+	flags.IntVar(&cfg.Multiprocessors, "sms", 0, "multiprocessors of products beside communication; 0 for those that --ctas leaves")
+	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "steps of a round, one after the other")
+	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "rounds, of which the median counts")
+	flags.StringVar(&out, "out", "tutti-out", "`directory` for the pictures")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON object, the timelines included, instead of the table")
+	return cmd
+}
+
+// runOverlap measures on one rank. A communicator of its own, with the same
+// ranks, works beside the products.
+func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, cfg overlap.Config) (_ overlap.Result, err error) {
+	rt, isGPU := rank.Runtime.(*cuda.Runtime)
+	if _, hasStreams := comm.AsStreamSync(rank.Comm); !isGPU || !hasStreams {
+		return overlap.Result{}, &backend.OptionError{Backend: name, Reason: "bench overlap needs a backend with streams, such as nccl"}
+	}
+	most := rt.Info().Multiprocessors
+	if cfg.Multiprocessors > most || ctas >= most {
+		return overlap.Result{}, usagef("--sms %d and --ctas %d: %s has %d multiprocessors", cfg.Multiprocessors, ctas, rt.Name(), most)
+	}
+	if cfg.Multiprocessors == 0 && ctas > 0 {
+		cfg.Multiprocessors = most - ctas
+	}
+	gpu, err := overlap.NewGPU(rt)
+	if err != nil {
+		return overlap.Result{}, err
+	}
+	defer func() { err = errors.Join(err, gpu.Close()) }()
+	r := overlap.Rank{Runtime: rt, Compute: gpu, Comm: rank.Comm}
+	if ctas > 0 {
+		beside, err := nccl.From(ctx, rank.Comm, rt, nccl.WithCTAs(ctas, ctas))
+		if err != nil {
+			return overlap.Result{}, err
+		}
+		defer func() { err = errors.Join(err, beside.Close()) }()
+		r.Beside = beside
+	}
+	return overlap.Run(ctx, r, cfg)
+}
+
+// overlapResult is a line of --json.
+type overlapResult struct {
+	Backend string `json:"backend"`
+	CTAs    int    `json:"ctas"` // 0: the library's choice
+	overlap.Result
+}
+
+// overlapPicture is the name of the pictures, without extension.
+const overlapPicture = "overlap"
+
+// overlapReport shows what rank 0 measured.
+type overlapReport struct {
+	stdout io.Writer
+	json   bool
+	out    string
+	result *overlapResult // nil in a process without rank 0
+}
+
+// finish prints the result and writes the pictures.
+func (r *overlapReport) finish() error {
+	if r.result == nil {
+		return nil
+	}
+	if r.json {
+		if err := writeJSON(r.stdout, r.result); err != nil {
+			return err
+		}
+	} else {
+		r.print()
+	}
+	title := fmt.Sprintf("A training step of %d layers on rank 0 of %d × %s", r.result.Layers, r.result.Ranks, r.result.Device)
+	for _, ext := range picture.Formats() {
+		path := filepath.Join(r.out, overlapPicture+ext)
+		if err := picture.Timelines(r.result.Timelines, title, path); err != nil {
+			return err
+		}
+		if !r.json {
+			fmt.Fprintf(r.stdout, "wrote %s\n", path)
+		}
+	}
+	return nil
+}
+
+func (r *overlapReport) print() {
+	res := r.result
+	fmt.Fprintf(r.stdout, "%d layers of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %d buckets\n\n",
+		res.Layers, res.Width, res.Width, res.Batch, res.Ranks, res.Device, formatSize(res.GradientBytes), res.Buckets)
+	t := newTable(r.stdout)
+	t.AppendHeader(table.Row{"step", "time", ""})
+	t.SetColumnConfigs([]table.ColumnConfig{{Number: 2, Align: text.AlignRight, AlignHeader: text.AlignRight}})
+	for _, row := range []struct {
+		what string
+		ms   float64
+		note string
+	}{
+		{"compute alone", res.ComputeMS, fmt.Sprintf("%.0f TFLOP/s", res.TFLOPS)},
+		{"communication alone, one buffer", res.CommFlatMS, ""},
+		{"communication alone, buckets", res.CommMS, ""},
+		{"communication alone, as beside compute", res.CommBesideMS, besideText(res)},
+		{"one after the other", res.SequentialMS, ""},
+		{"overlapped", res.OverlappedMS, ""},
+	} {
+		t.AppendRow(table.Row{row.what, formatMS(row.ms), row.note})
+	}
+	t.Render()
+	fmt.Fprintln(r.stdout)
+	if res.Ranks == 1 {
+		fmt.Fprintln(r.stdout, "one rank has nothing to communicate")
+		return
+	}
+	fmt.Fprintf(r.stdout, "hidden: %.1f %% of the communication\n", 100*res.Hidden)
+	fmt.Fprintf(r.stdout, "the rest, %s: compute is slower beside communication by %s, and %s come after the last product\n",
+		formatMS(res.OverlappedMS-res.ComputeMS), formatMS(res.SlowdownMS), formatMS(res.TailMS))
+}
+
+// besideText says how the multiprocessors are shared.
+func besideText(res *overlapResult) string {
+	ctas, sms := "the library's choice of", "all"
+	if res.CTAs > 0 {
+		ctas = fmt.Sprint(res.CTAs)
+	}
+	if res.Multiprocessors > 0 {
+		sms = fmt.Sprint(res.Multiprocessors)
+	}
+	return fmt.Sprintf("%s CTAs; %s multiprocessors for products", ctas, sms)
+}
+
+func formatMS(ms float64) string { return fmt.Sprintf("%.2f ms", ms) }

@@ -1,0 +1,112 @@
+package picture
+
+import (
+	"fmt"
+	"image/color"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/tutti-go/tutti/internal/overlap"
+)
+
+// How a lane lies on the vertical axis, on which lanes are 1 apart.
+const (
+	laneHeight = 0.8
+	// laneGap is between the lanes of one timeline and those of the next, beside
+	// the distance of lanes.
+	laneGap = 0.6
+	// laneEdge is between the outermost lanes and the frame, which leaves room
+	// for the legend at the top.
+	laneEdge      = 0.3
+	legendReserve = 0.7
+)
+
+// Timelines draws timelines one below the other, a lane for each stream, all on
+// one axis of time, and writes the picture to path. The extension (one of
+// [Formats]) says how.
+func Timelines(timelines []overlap.Timeline, title, path string) error {
+	if ext := strings.ToLower(filepath.Ext(path)); !slices.Contains(Formats(), ext) {
+		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
+	}
+	longest := overlap.Longest(timelines)
+	if longest == 0 {
+		return overlap.ErrNothingToDraw
+	}
+	p := plot.New()
+	p.Title.Text = title
+	p.Title.Padding = vg.Points(8)
+	p.X.Label.Text = "time (ms)"
+	p.X.Label.Padding = vg.Points(6)
+	p.X.Min, p.X.Max = 0, longest/1e3
+	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
+	for _, font := range []*string{
+		(*string)(&p.Title.TextStyle.Font.Variant), (*string)(&p.X.Label.TextStyle.Font.Variant),
+		(*string)(&p.X.Tick.Label.Font.Variant), (*string)(&p.Y.Tick.Label.Font.Variant), (*string)(&p.Legend.TextStyle.Font.Variant),
+	} {
+		*font = fontVariant
+	}
+	var bars spans
+	var ticks []plot.Tick
+	y := 0.0
+	for _, t := range timelines {
+		lanes := make(map[overlap.Lane]float64)
+		for _, lane := range overlap.Lanes() {
+			lanes[lane] = y
+			ticks = append(ticks, plot.Tick{Value: y, Label: fmt.Sprintf("%s:\n%s", t.Name, lane)})
+			y--
+		}
+		for _, s := range t.Spans {
+			bars = append(bars, span{start: s.Start / 1e3, end: s.End / 1e3, y: lanes[s.Kind.Lane()], color: s.Kind.Color()})
+		}
+		y -= laneGap
+	}
+	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
+	p.Y.Max, p.Y.Min = laneHeight/2+legendReserve, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
+	p.Add(bars)
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.XOffs = vg.Points(8)
+	for _, kind := range overlap.Kinds() {
+		p.Legend.Add(string(kind), swatch{kind.Color()})
+	}
+	if err := save(p, path); err != nil {
+		return fmt.Errorf("writing the picture: %w", err)
+	}
+	return nil
+}
+
+// span is a piece of work in data coordinates.
+type span struct {
+	start, end float64 // milliseconds
+	y          float64 // of the middle of the lane
+	color      color.Color
+}
+
+// spans implements [plot.Plotter].
+type spans []span
+
+// Plot draws each span as a filled box; a thin white line parts it from the next.
+func (all spans) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	for _, s := range all {
+		box := rectangle(x(s.start), y(s.y-laneHeight/2), x(s.end), y(s.y+laneHeight/2))
+		c.FillPolygon(s.color, box)
+		c.StrokeLine2(draw.LineStyle{Color: color.White, Width: vg.Points(0.4)}, x(s.end), box[0].Y, x(s.end), box[2].Y)
+	}
+}
+
+// swatch is a colour in a legend.
+type swatch struct{ color color.Color }
+
+// Thumbnail implements [plot.Thumbnailer].
+func (s swatch) Thumbnail(c *draw.Canvas) {
+	c.FillPolygon(s.color, rectangle(c.Min.X, c.Min.Y, c.Max.X, c.Max.Y))
+}
+
+func rectangle(left, bottom, right, top vg.Length) []vg.Point {
+	return []vg.Point{{X: left, Y: bottom}, {X: right, Y: bottom}, {X: right, Y: top}, {X: left, Y: top}}
+}
