@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"iter"
 	"slices"
 	"sync"
 )
@@ -29,9 +30,41 @@ func (n *counters) gave(size int) {
 	n.cachedBytes += int64(size)
 }
 
+// lost takes a region out of the account that goes back to the system.
+func (n *counters) lost(r *region) {
+	n.cachedBytes -= int64(len(r.free) * r.block)
+	n.liveBlocks -= int64(r.liveCount())
+}
+
+func (n *counters) counts() *counters { return n }
+
+// owner is a class or the large blocks. All methods but Lock need its lock.
+type owner interface {
+	sync.Locker
+	counts() *counters
+	// regions are all of the owner's.
+	regions() iter.Seq[*region]
+	// forgetGone drops the regions that are marked as gone.
+	forgetGone()
+}
+
+// remove marks the regions of an owner that are to go back to the system, and
+// takes them out.
+func remove(o owner, which func(*region) bool) (removed []*region) {
+	for r := range o.regions() {
+		if which(r) {
+			r.gone = true
+			o.counts().lost(r)
+			removed = append(removed, r)
+		}
+	}
+	o.forgetGone()
+	return removed
+}
+
 // class holds the slabs whose blocks have one size.
 type class struct {
-	mu sync.Mutex
+	sync.Mutex
 	counters
 	size  int
 	slabs []*region // all of them
@@ -75,18 +108,9 @@ func (c *class) add(m Mapping) *region {
 	return r
 }
 
-// removeUnused takes out the slabs without live blocks, all slabs if force.
-func (c *class) removeUnused(force bool) (unused []*region) {
-	gone := func(r *region) bool { return r.gone }
-	for _, r := range c.slabs {
-		if force || r.liveCount() == 0 {
-			r.gone = true
-			c.cachedBytes -= int64(len(r.free) * r.block)
-			c.liveBlocks -= int64(r.liveCount())
-			unused = append(unused, r)
-		}
-	}
-	c.slabs = slices.DeleteFunc(c.slabs, gone)
-	c.open = slices.DeleteFunc(c.open, gone)
-	return unused
+func (c *class) regions() iter.Seq[*region] { return slices.Values(c.slabs) }
+
+func (c *class) forgetGone() {
+	c.slabs = slices.DeleteFunc(c.slabs, (*region).isGone)
+	c.open = slices.DeleteFunc(c.open, (*region).isGone)
 }

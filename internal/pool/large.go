@@ -2,16 +2,18 @@ package pool
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
 	"sync"
 )
 
 // large holds the blocks that are mappings of their own.
 type large struct {
-	mu sync.Mutex
+	sync.Mutex
 	counters
 	blocks map[*region]struct{} // all of them
-	cached []*region            // those given back, by size, then by address
+	cached []*region            // those to hand out again, by size, then by address
 	colors int                  // how many blocks got their color
 }
 
@@ -44,42 +46,25 @@ func (l *large) add(m Mapping, size, colors int) *region {
 	return r
 }
 
-// give takes a block back into the cache.
-func (l *large) give(r *region, ptr uintptr) error {
+// give takes a block back, into the cache if it may be handed out again.
+func (l *large) give(r *region, ptr uintptr, reuse bool) error {
 	if err := r.give(ptr); err != nil {
 		return err
+	}
+	l.gave(r.block)
+	if !reuse {
+		return nil
 	}
 	i, _ := slices.BinarySearchFunc(l.cached, r, func(a, b *region) int {
 		return cmp.Or(cmp.Compare(a.block, b.block), cmp.Compare(a.start, b.start))
 	})
 	l.cached = slices.Insert(l.cached, i, r)
-	l.gave(r.block)
 	return nil
 }
 
-// remove takes out one cached block.
-func (l *large) remove(r *region) {
-	if i := slices.Index(l.cached, r); i >= 0 {
-		l.cached = slices.Delete(l.cached, i, i+1)
-		l.cachedBytes -= int64(r.block)
-	}
-	delete(l.blocks, r)
-	r.gone = true
-}
+func (l *large) regions() iter.Seq[*region] { return maps.Keys(l.blocks) }
 
-// removeUnused takes out the cached blocks, all blocks if force.
-func (l *large) removeUnused(force bool) (unused []*region) {
-	for r := range l.blocks {
-		if force || r.liveCount() == 0 {
-			unused = append(unused, r)
-		}
-	}
-	for _, r := range unused {
-		delete(l.blocks, r)
-		l.liveBlocks -= int64(r.liveCount())
-		r.gone = true
-	}
-	l.cached = l.cached[:0]
-	l.cachedBytes = 0
-	return unused
+func (l *large) forgetGone() {
+	maps.DeleteFunc(l.blocks, func(r *region, _ struct{}) bool { return r.gone })
+	l.cached = slices.DeleteFunc(l.cached, (*region).isGone)
 }

@@ -24,15 +24,23 @@ type model struct {
 }
 
 type modelBlock struct {
-	ptr  uintptr
-	size int
+	ptr     uintptr
+	size    int
+	mapping bool // has one of its own
 }
 
 // add allocates a block and sees that it lies in mapped memory, apart from all
 // others.
 func (m *model) add() {
 	size := 1 + m.rng.IntN(1<<m.rng.IntN(25))
-	b := modelBlock{allocate(m.t, m.pool, size), size}
+	b := modelBlock{size: size, mapping: m.rng.IntN(8) == 0}
+	if b.mapping {
+		var err error
+		b.ptr, err = m.pool.AllocateMapping(size)
+		require.NoError(m.t, err)
+	} else {
+		b.ptr = allocate(m.t, m.pool, size)
+	}
 	require.Zero(m.t, b.ptr%alignment, "seed %d", modelSeed)
 	for _, other := range m.blocks {
 		if b.ptr < other.ptr+uintptr(other.size) && other.ptr < b.ptr+uintptr(b.size) {
@@ -54,7 +62,12 @@ func (m *model) remove() {
 	if inside := m.rng.IntN(b.size); inside > 0 {
 		require.ErrorIs(m.t, m.pool.Deallocate(b.ptr+uintptr(inside)), runtime.ErrForeignPointer, "seed %d", modelSeed)
 	}
-	free(m.t, m.pool, b.ptr)
+	if b.mapping && m.rng.IntN(2) == 0 {
+		require.NoError(m.t, m.pool.Release(b.ptr), "seed %d", modelSeed)
+		require.NotContains(m.t, m.system.mapped, b.ptr&^(Granule-1), "seed %d", modelSeed)
+	} else {
+		free(m.t, m.pool, b.ptr)
+	}
 	require.Error(m.t, m.pool.Deallocate(b.ptr), "seed %d: a second time", modelSeed)
 	m.blocks[i] = m.blocks[len(m.blocks)-1]
 	m.blocks = m.blocks[:len(m.blocks)-1]

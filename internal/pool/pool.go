@@ -7,6 +7,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,12 @@ type System interface {
 	Map(bytes int) (Mapping, error)
 	// Unmap gives it back.
 	Unmap(Mapping) error
+	// Fence returns a function that waits until the work that may use memory,
+	// as far as it was submitted before Fence, has ended, or reports after a
+	// bounded time why it cannot. The pool calls both before it unmaps what
+	// was given back: Fence while it keeps Freeze and Close out, and wait, once,
+	// with no lock held, possibly beyond Close.
+	Fence() (wait func() error)
 }
 
 // Mapping is a piece of memory from the system.
@@ -58,8 +65,7 @@ type Config struct {
 // Pool is safe for concurrent use.
 //
 // Small sizes are cut from slabs, one lock per size class; large ones are
-// mappings of their own. No such lock is held while the system is asked for
-// memory.
+// mappings of their own. No such lock is held while the system works.
 type Pool struct {
 	config       Config
 	largestClass int // the largest block cut from a slab
@@ -154,20 +160,19 @@ func (p *Pool) allocateSmall(bytes int) (ptr uintptr, size int, err error) {
 	i, _ := roundSize(bytes)
 	c := &p.classes[i]
 
-	c.mu.Lock()
+	c.Lock()
 	ptr, ok := c.take(true)
-	c.mu.Unlock()
+	c.Unlock()
 	if ok {
 		return ptr, c.size, nil
 	}
-	p.exchange.RLock()
-	defer p.exchange.RUnlock()
 	m, err := p.mapNew(bytes, p.config.SlabBytes)
 	if err != nil {
 		return 0, 0, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer p.exchange.RUnlock()
+	c.Lock()
+	defer c.Unlock()
 	p.register(c.add(m))
 	ptr, _ = c.take(false)
 	return ptr, c.size, nil
@@ -178,161 +183,248 @@ func (p *Pool) allocateSmall(bytes int) (ptr uintptr, size int, err error) {
 func (p *Pool) allocateLarge(bytes, size, limit int) (ptr uintptr, got int, err error) {
 	l := &p.large
 
-	l.mu.Lock()
+	l.Lock()
 	r, ok := l.take(bytes, limit)
-	l.mu.Unlock()
+	l.Unlock()
 	if ok {
 		return r.start, r.block, nil
 	}
-	p.exchange.RLock()
-	defer p.exchange.RUnlock()
 	m, err := p.mapNew(bytes, size+p.roundToPages(p.colorRoom))
 	if err != nil {
 		return 0, 0, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer p.exchange.RUnlock()
+	l.Lock()
+	defer l.Unlock()
 	r = l.add(m, size, p.config.Colors)
 	p.register(r)
 	return r.start, r.block, nil
 }
 
 // mapNew asks the system for memory, a second time after giving it the cache.
-// bytes is what the caller of Allocate wanted. The caller holds exchange until
-// the memory is registered.
+// bytes is what the caller of Allocate wanted. If it succeeds, it leaves
+// exchange locked for reading until the caller has registered the memory.
 func (p *Pool) mapNew(bytes, size int) (Mapping, error) {
-	if p.closed.Load() {
-		return Mapping{}, p.errClosed("allocate")
+	what := fmt.Sprintf("allocate %d bytes", bytes)
+	m, err := p.tryMap(what, size)
+	if errors.Is(err, runtime.ErrOutOfMemory) {
+		if _, flushErr := p.flush(what); flushErr != nil {
+			return Mapping{}, fmt.Errorf("%w; the cache could not be given back: %w", err, flushErr)
+		}
+		m, err = p.tryMap(what, size)
 	}
-	if p.frozen.Load() > 0 {
-		return Mapping{}, fmt.Errorf("%s: no cached block of %d bytes: %w", p.config.Name, bytes, runtime.ErrFrozen)
+	return m, err
+}
+
+// tryMap is one attempt of mapNew.
+func (p *Pool) tryMap(what string, size int) (Mapping, error) {
+	if err := p.beginExchange(what); err != nil {
+		return Mapping{}, err
 	}
 	m, err := p.config.System.Map(size)
 	if err != nil {
-		if _, err := p.releaseUnused(false); err != nil {
-			return Mapping{}, err
-		}
-		m, err = p.config.System.Map(size)
+		err = fmt.Errorf("%s: %s with %d live: %w: %w", p.config.Name, what, p.live.Load(), runtime.ErrOutOfMemory, err)
+	} else if (m.Addr+uintptr(m.Bytes))>>addressBits != 0 {
+		err = fmt.Errorf("%s: memory at %#x, beyond %d-bit addresses: %w", p.config.Name, m.Addr, addressBits, runtime.ErrUnsupported)
+		err = errors.Join(err, p.config.System.Unmap(m))
 	}
 	if err != nil {
-		return Mapping{}, fmt.Errorf("%s: allocate %d bytes with %d live: %w: %w", p.config.Name,
-			bytes, p.live.Load(), runtime.ErrOutOfMemory, err)
-	}
-	if (m.Addr+uintptr(m.Bytes))>>addressBits != 0 {
-		err := fmt.Errorf("%s: memory at %#x, beyond %d-bit addresses: %w", p.config.Name, m.Addr, addressBits, runtime.ErrUnsupported)
-		return Mapping{}, errors.Join(err, p.config.System.Unmap(m))
+		p.exchange.RUnlock()
+		return Mapping{}, err
 	}
 	return m, nil
+}
+
+// beginExchange locks exchange for reading, if memory may move.
+func (p *Pool) beginExchange(what string) error {
+	p.exchange.RLock()
+	err := p.exchangeable(what)
+	if err != nil {
+		p.exchange.RUnlock()
+	}
+	return err
+}
+
+// exchangeable reports why no memory may move from or to the system.
+func (p *Pool) exchangeable(what string) error {
+	switch {
+	case p.closed.Load():
+		return p.errClosed(what)
+	case p.frozen.Load() > 0:
+		return fmt.Errorf("%s: %s: %w", p.config.Name, what, runtime.ErrFrozen)
+	}
+	return nil
 }
 
 // register makes the addresses of a region known.
 func (p *Pool) register(r *region) { p.index.set(r.Addr, r.indexed(), r) }
 
 // Deallocate takes a block back.
-func (p *Pool) Deallocate(ptr uintptr) error {
+func (p *Pool) Deallocate(ptr uintptr) error { return p.takeBack("deallocate", ptr, true) }
+
+// Release takes a block of AllocateMapping back as Deallocate does, but returns
+// its memory to the system and never hands it out again: for memory that others
+// still have access to. Where that cannot be done now, because the pool is
+// frozen or work does not end, the next flush, Trim or Close does it.
+func (p *Pool) Release(ptr uintptr) error { return p.takeBack("release", ptr, false) }
+
+func (p *Pool) takeBack(what string, ptr uintptr, reuse bool) error {
 	var err error
 	if ptr != 0 {
-		err = p.give(ptr)
+		err = p.give(ptr, reuse)
 	}
 	switch {
 	case err == nil && ptr != 0:
 		return nil
 	case p.closed.Load():
-		return p.errClosed("deallocate")
+		return p.errClosed(what)
 	case err != nil:
-		return fmt.Errorf("%s: deallocate %w", p.config.Name, err)
+		return fmt.Errorf("%s: %s %w", p.config.Name, what, err)
 	}
 	return nil
 }
 
 // give finds the owner of a block and gives it back to that.
-func (p *Pool) give(ptr uintptr) error {
+func (p *Pool) give(ptr uintptr, reuse bool) error {
 	r := p.index.find(ptr)
 	switch {
 	case r == nil:
 		return errForeign(ptr)
-	case r.slab != nil:
-		return p.giveSmall(r, ptr)
+	case r.slab == nil:
+		return p.giveLarge(r, ptr, reuse)
+	case !reuse:
+		return fmt.Errorf("%#x, which shares its mapping with others: %w", ptr, runtime.ErrArgument)
 	}
-	return p.giveLarge(r, ptr)
+	return p.giveSmall(r, ptr)
 }
 
 func (p *Pool) giveSmall(r *region, ptr uintptr) error {
-	r.slab.mu.Lock()
+	r.slab.Lock()
 	err := r.slab.give(r, ptr)
-	r.slab.mu.Unlock()
+	r.slab.Unlock()
 	if err == nil {
 		p.live.Add(-int64(r.block))
 	}
 	return err
 }
 
-func (p *Pool) giveLarge(r *region, ptr uintptr) error {
-	if p.config.CacheLimit >= 0 {
-		p.exchange.RLock()
-		defer p.exchange.RUnlock()
-	}
+// giveLarge takes a large block back, and returns it to the system if it may
+// not be handed out again or the cache is full.
+func (p *Pool) giveLarge(r *region, ptr uintptr, reuse bool) error {
 	l := &p.large
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.give(r, ptr); err != nil {
+	l.Lock()
+	err := l.give(r, ptr, reuse)
+	keep := reuse && (p.config.CacheLimit < 0 || l.cachedBytes <= p.config.CacheLimit)
+	uses := r.uses
+	l.Unlock()
+	if err != nil {
 		return err
 	}
 	p.live.Add(-int64(r.block))
-	if p.config.CacheLimit < 0 || l.cachedBytes <= p.config.CacheLimit || p.frozen.Load() > 0 {
+	if keep {
 		return nil
 	}
-	l.remove(r)
-	return p.unmap(r)
-}
-
-// unmap returns a region to the system that its owner has let go.
-func (p *Pool) unmap(r *region) error {
-	p.index.set(r.Addr, r.indexed(), nil)
-	if err := p.config.System.Unmap(r.Mapping); err != nil {
-		return fmt.Errorf("%#x to the system: %w", r.Addr, err)
+	unused := idle{r: uses}
+	if p.settle("deallocate", unused) != nil {
+		return nil // a later flush, or Close, returns it
 	}
-	return nil
+	_, err = p.returnUnused(unused)
+	return err
 }
 
-// releaseUnused returns what is not live to the system (everything if force)
-// and says how many bytes of it counted as cached. The caller holds exchange.
-func (p *Pool) releaseUnused(force bool) (released int64, err error) {
-	var errs []error
-	release := func(n *counters, remove func(bool) []*region) {
-		cached := n.cachedBytes
-		for _, r := range remove(force) {
-			errs = append(errs, p.unmap(r))
+// idle are regions without live blocks, and how often a block of each had been
+// handed out then: what differs later was in use meanwhile.
+type idle map[*region]uint64
+
+// still reports whether nothing was handed out since. It needs the owner's lock.
+func (i idle) still(r *region) bool {
+	uses, listed := i[r]
+	return listed && uses == r.uses
+}
+
+// flush returns what is not live to the system and says how many bytes that
+// was. What is in the cache stays there while the system's work is waited for.
+func (p *Pool) flush(what string) (released int64, err error) {
+	unused := make(idle)
+	for o := range p.owners() {
+		for r := range o.regions() {
+			if r.liveCount() == 0 {
+				unused[r] = r.uses
+			}
 		}
-		released += cached - n.cachedBytes
 	}
-	for i := range p.classes {
-		c := &p.classes[i]
-		c.mu.Lock()
-		release(&c.counters, c.removeUnused)
-		c.mu.Unlock()
+	if err := p.settle(what, unused); err != nil {
+		return 0, err
 	}
-	p.large.mu.Lock()
-	release(&p.large.counters, p.large.removeUnused)
-	p.large.mu.Unlock()
+	return p.returnUnused(unused)
+}
+
+// settle waits until no work uses these regions any more. It fails if memory
+// may not move.
+func (p *Pool) settle(what string, unused idle) error {
+	if err := p.beginExchange(what); err != nil {
+		return err
+	}
+	if len(unused) == 0 {
+		p.exchange.RUnlock()
+		return nil
+	}
+	wait := p.config.System.Fence()
+	p.exchange.RUnlock()
+	return wait()
+}
+
+// returnUnused returns the regions that are still idle to the system, unless
+// memory may not move by now.
+func (p *Pool) returnUnused(unused idle) (released int64, err error) {
+	if len(unused) == 0 || p.beginExchange("return memory") != nil {
+		return 0, nil
+	}
+	defer p.exchange.RUnlock()
+	return p.unmap(unused.still)
+}
+
+// unmap returns regions to the system, and says how many bytes of them counted
+// as cached. The caller holds exchange.
+func (p *Pool) unmap(which func(*region) bool) (released int64, err error) {
+	var gone []*region
+	for o := range p.owners() {
+		before := o.counts().cachedBytes
+		gone = append(gone, remove(o, which)...)
+		released += before - o.counts().cachedBytes
+	}
+	var errs []error
+	for _, r := range gone {
+		p.index.set(r.Addr, r.indexed(), nil)
+		if err := p.config.System.Unmap(r.Mapping); err != nil {
+			errs = append(errs, fmt.Errorf("%#x: %w", r.Addr, err))
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return released, fmt.Errorf("%s: returning memory: %w", p.config.Name, err)
 	}
 	return released, nil
 }
 
-// Trim returns what is not handed out to the system, and how much that was.
-func (p *Pool) Trim() (int64, error) {
-	p.exchange.RLock()
-	defer p.exchange.RUnlock()
-	if p.closed.Load() {
-		return 0, p.errClosed("trim")
+// owners are the classes and the large blocks, each locked for its turn.
+func (p *Pool) owners() iter.Seq[owner] {
+	return func(yield func(owner) bool) {
+		turn := func(o owner) bool {
+			o.Lock()
+			defer o.Unlock()
+			return yield(o)
+		}
+		for i := range p.classes {
+			if !turn(&p.classes[i]) {
+				return
+			}
+		}
+		turn(&p.large)
 	}
-	if p.frozen.Load() > 0 {
-		return 0, fmt.Errorf("%s: trim: %w", p.config.Name, runtime.ErrFrozen)
-	}
-	return p.releaseUnused(false)
 }
+
+// Trim returns what is not handed out to the system, and how much that was.
+func (p *Pool) Trim() (int64, error) { return p.flush("trim") }
 
 // Freeze stops the pool from exchanging memory with the system. What is under
 // way is over when it returns.
@@ -350,8 +442,8 @@ func (p *Pool) Unfreeze() {
 }
 
 // Close returns everything to the system, which is not asked for anything
-// afterwards. What is still handed out is reported as an error wrapping
-// [runtime.ErrLeak].
+// afterwards; the caller has seen to it that nothing uses the memory. What is
+// still handed out is reported as an error wrapping [runtime.ErrLeak].
 func (p *Pool) Close() error {
 	p.exchange.Lock()
 	defer p.exchange.Unlock()
@@ -362,7 +454,7 @@ func (p *Pool) Close() error {
 	if blocks := p.Stats().LiveBlocks; blocks > 0 {
 		leak = fmt.Errorf("%s: closed with %d allocations of %d bytes in all: %w", p.config.Name, blocks, p.live.Load(), runtime.ErrLeak)
 	}
-	_, err := p.releaseUnused(true)
+	_, err := p.unmap(func(*region) bool { return true })
 	return errors.Join(leak, err)
 }
 
@@ -375,21 +467,13 @@ func (p *Pool) Stats() runtime.Stats {
 	if !p.closed.Load() {
 		s.LiveBytes = p.live.Load()
 	}
-	add := func(n *counters) {
+	for o := range p.owners() {
+		n := o.counts()
 		s.LiveBlocks += n.liveBlocks
 		s.CachedBytes += n.cachedBytes
 		s.Allocations += n.allocations
 		s.PoolHits += n.hits
 	}
-	for i := range p.classes {
-		c := &p.classes[i]
-		c.mu.Lock()
-		add(&c.counters)
-		c.mu.Unlock()
-	}
-	p.large.mu.Lock()
-	add(&p.large.counters)
-	p.large.mu.Unlock()
 	return s
 }
 

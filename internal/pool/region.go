@@ -20,6 +20,7 @@ type region struct {
 	carved int      // blocks handed out at least once: the first ones
 	free   []uint32 // of these, the ones given back; the last is reused first
 	live   []uint64 // one bit per block: handed out now
+	uses   uint64   // how often a block was handed out
 	gone   bool     // returned to the system
 }
 
@@ -41,6 +42,7 @@ func newRegion(m Mapping, offset, block int, owner *class) *region {
 	}
 }
 
+func (r *region) isGone() bool   { return r.gone }
 func (r *region) full() bool     { return r.carved == r.blocks && len(r.free) == 0 }
 func (r *region) liveCount() int { return r.carved - len(r.free) }
 
@@ -64,6 +66,7 @@ func (r *region) take() uintptr {
 		r.carved++
 	}
 	r.live[i/64] |= 1 << (i % 64)
+	r.uses++
 	return r.start + uintptr(i*r.block)
 }
 

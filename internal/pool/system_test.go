@@ -24,9 +24,12 @@ type fakeSystem struct {
 	bytes  int             // the sum of these
 	unused map[int][]uintptr
 	calls  int  // of Map
+	fences int  // calls of Fence
 	stuck  bool // Unmap fails
 	quiet  bool // no call is allowed now
 	noises int  // calls while quiet
+	// pending is what waiting for a fence does, nil for nothing.
+	pending func() error
 }
 
 func newFakeSystem(limit int) *fakeSystem {
@@ -71,6 +74,15 @@ func (s *fakeSystem) Unmap(m Mapping) error {
 	s.bytes -= m.Bytes
 	s.unused[m.Bytes] = append(s.unused[m.Bytes], m.Addr)
 	return nil
+}
+
+func (s *fakeSystem) Fence() (wait func() error) {
+	defer s.enter()()
+	s.fences++
+	if s.pending == nil {
+		return func() error { return nil }
+	}
+	return s.pending
 }
 
 // setQuiet says whether calls are allowed from here on.

@@ -5,5 +5,8 @@ import "github.com/tutti-go/tutti/internal/pool"
 // hostMemory is the pool's source: anonymous memory of the operating system.
 type hostMemory struct{}
 
+// Fence implements [pool.System]: nothing is ever pending.
+func (hostMemory) Fence() (wait func() error) { return func() error { return nil } }
+
 // slabBytes is the size of the mappings that blocks up to 256 KiB are cut from.
 const slabBytes = pool.Granule

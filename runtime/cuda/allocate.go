@@ -1,11 +1,15 @@
 package cuda
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"slices"
+	"time"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/pool"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -20,7 +24,10 @@ import (
 // it.
 const slabBytes = 16 << 20
 
-// Allocate implements [runtime.Runtime].
+// Allocate implements [runtime.Runtime]. If the GPU has no memory left, the
+// cache goes back to the driver first, after a wait of at most five seconds for
+// what was submitted to this runtime's streams; an error says if that did not
+// end. Other goroutines are not held up by that.
 func (r *Runtime) Allocate(bytes int) (uintptr, error) {
 	if err := r.usable(); err != nil {
 		return 0, err
@@ -38,6 +45,21 @@ func (r *Runtime) AllocateMapping(bytes int) (uintptr, error) {
 	}
 	ptr, err := r.pool.AllocateMapping(bytes)
 	return ptr, r.explain(err)
+}
+
+// ReleaseMapping takes a block of AllocateMapping back as Deallocate does, but
+// gives its memory to the driver instead of the cache, so that it is not handed
+// out again: for memory that other GPUs may still write to, because they mapped
+// it. Their mappings keep the physical memory alive for as long as they need it.
+//
+// Like Trim it waits for this runtime's streams. If their work does not end, or
+// the pool is frozen, the memory goes back with a later Trim, with an Allocate
+// that needs it, or with Close.
+func (r *Runtime) ReleaseMapping(ptr uintptr) error {
+	if err := r.usable(); err != nil {
+		return err
+	}
+	return r.pool.Release(ptr)
 }
 
 // explain replaces an error of the pool, which takes everything that the driver
@@ -69,7 +91,8 @@ func (r *Runtime) Freeze() { r.pool.Freeze() }
 // Unfreeze implements [runtime.Freezer].
 func (r *Runtime) Unfreeze() { r.pool.Unfreeze() }
 
-// Trim implements [runtime.Freezer].
+// Trim implements [runtime.Freezer]. It waits at most five seconds for what was
+// submitted to this runtime's streams, and returns nothing if that does not end.
 func (r *Runtime) Trim() (int64, error) {
 	if err := r.usable(); err != nil {
 		return 0, err
@@ -142,21 +165,74 @@ func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {
 	return mapping, nil
 }
 
-// Unmap implements [pool.System]. The memory may still be in use by work that
-// was submitted before it was given back, which is waited for. On a broken
-// device nothing runs any more, and as much is given back as the driver takes.
+// Unmap implements [pool.System]. The driver does not wait for work that uses
+// the memory, which would fault; see Fence. On a broken device nothing runs any
+// more, and as much is given back as the driver takes.
 func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 	r := m.rt
 	size := uintptr(mapping.Bytes)
-	if err := r.giveBack("cuCtxSynchronize", r.drv.sym.CtxSynchronize); err != nil {
-		return err
-	}
 	if err := r.giveBack("cuMemUnmap", r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
 		return err
 	}
 	return errors.Join(
 		r.giveBack("cuMemRelease", r.drv.sym.MemRelease, mapping.Handle),
 		r.giveBack("cuMemAddressFree", r.drv.sym.MemAddressFree, mapping.Addr, size))
+}
+
+// flushTimeout bounds how long a fence waits.
+const flushTimeout = 5 * time.Second
+
+// Fence implements [pool.System]. What was given back is, by the order that the
+// pool relies on, used by nothing but work before the fence on the compute
+// stream. This runtime's other streams are waited for as well: there, a wrong
+// order would otherwise turn into a fault that breaks the GPU. Streams of others
+// are not, since what they run may be without end, or wait for this call.
+func (m deviceMemory) Fence() (wait func() error) {
+	r := m.rt
+	events, err := r.markStreams()
+	return func() error {
+		defer func() {
+			for _, e := range events {
+				_ = e.Close() // fails where the device is broken
+			}
+		}()
+		ctx, cancel := context.WithTimeoutCause(context.Background(), r.flushTime,
+			fmt.Errorf("cuda:%d: work that may use the memory did not end within %v", r.index, r.flushTime))
+		defer cancel()
+		for _, e := range events {
+			if err == nil {
+				err = poll.Until(ctx, e.Done)
+			}
+		}
+		return err
+	}
+}
+
+// markStreams records an event in each of this runtime's streams. Events can be
+// asked whether they are done also while somebody begins to capture the stream.
+func (r *Runtime) markStreams() (events []*Event, err error) {
+	streams := r.owned.with(r.drv.sym.StreamDestroy)
+	if compute := r.compute.handle; !slices.Contains(streams, compute) {
+		streams = append(streams, compute)
+	}
+	for range streams {
+		e, err := r.NewEvent()
+		if err != nil {
+			return events, err
+		}
+		events = append(events, e)
+	}
+	r.owned.mu.Lock() // so that nobody destroys a stream
+	defer r.owned.mu.Unlock()
+	for i, stream := range streams {
+		if _, alive := r.owned.objects[stream]; !alive && stream != r.compute.handle {
+			continue
+		}
+		if err := r.RecordEvent(events[i].handle, stream); err != nil {
+			return events, err
+		}
+	}
+	return events, nil
 }
 
 // prepareMemory learns what deviceMemory needs to know of the device.

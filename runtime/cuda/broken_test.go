@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	goruntime "runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -62,6 +63,14 @@ func TestBreakTheRuntime(t *testing.T) {
 		assert.ErrorIs(t, err, runtime.ErrBroken, name)
 		assert.ErrorContains(t, err, cause.Name, name)
 	}
+	called := make(chan bool, 1)
+	go func() {
+		goruntime.LockOSThread() // and let the thread end with the goroutine
+		rt.drv.sym.CtxSetCurrent.Int(0)
+		rt.CurrentToFree(func() { called <- true })
+		close(called)
+	}()
+	assert.True(t, <-called, "a broken context can be made current, for libraries to free things")
 	err = rt.Close()
 	assert.ErrorIs(t, err, runtime.ErrBroken)
 	t.Log(err)

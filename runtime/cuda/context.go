@@ -55,6 +55,24 @@ func (r *Runtime) Current(f func() error) error {
 	return f()
 }
 
+// CurrentToFree is Current for calls that free what libraries on top of CUDA
+// made. It also runs f on a broken device, and while Close waits: such a library
+// may free the memory of several GPUs together, so that the sound ones get
+// theirs back only if the broken one takes part. Once Close gives the context
+// back, which waits for f, it does nothing.
+func (r *Runtime) CurrentToFree(f func()) {
+	if !r.frees.enter() {
+		return
+	}
+	defer r.frees.leave()
+	previous, err := r.makeCurrent()
+	if err != nil {
+		return
+	}
+	defer r.putBack(previous)
+	f()
+}
+
 // enter begins a call: it keeps Close from taking the context away, locks the
 // goroutine to its thread and makes the context current there. It returns the
 // context to put back, 0 if none.
@@ -79,7 +97,7 @@ func (r *Runtime) leave(previous uintptr) {
 	r.gate.leave()
 }
 
-// makeCurrent is the part of enter that Close needs too.
+// makeCurrent is the part of enter that also works on a closed or broken runtime.
 func (r *Runtime) makeCurrent() (previous uintptr, err error) {
 	goruntime.LockOSThread()
 	out := r.drv.out()
@@ -126,10 +144,12 @@ func (r *Runtime) giveBack(call string, fn dl.Func, args ...uintptr) error {
 // usable reports why no call can be made any more, nil if one can.
 func (r *Runtime) usable() error {
 	if r.gate.isShut() {
-		return fmt.Errorf("cuda:%d: %w", r.index, runtime.ErrClosed)
+		return r.errClosed()
 	}
 	return r.sound()
 }
+
+func (r *Runtime) errClosed() error { return fmt.Errorf("cuda:%d: %w", r.index, runtime.ErrClosed) }
 
 // sound reports the fault that broke the device, nil if there was none.
 func (r *Runtime) sound() error {

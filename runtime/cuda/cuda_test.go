@@ -345,3 +345,22 @@ func BenchmarkBandwidth(b *testing.B) {
 		})
 	}
 }
+
+// What is released goes back to the driver at once, in spite of pending work.
+func TestReleasedMappingsGoBackToTheDriver(t *testing.T) {
+	rt := openGPU(t)
+	const bytes = 512 << 20
+	before, _, err := rt.MemoryInfo()
+	require.NoError(t, err)
+	p, err := rt.AllocateMapping(bytes)
+	require.NoError(t, err)
+	for range 20 {
+		require.NoError(t, rt.Fill(p, bytes, dtype.U8, 1))
+	}
+	require.NoError(t, rt.ReleaseMapping(p))
+	assert.ErrorIs(t, rt.Deallocate(p), runtime.ErrForeignPointer)
+	after, _, err := rt.MemoryInfo()
+	require.NoError(t, err)
+	assert.Greater(t, after, before-bytes/2)
+	assert.NoError(t, rt.Synchronize(context.Background()), "nothing used it any more")
+}

@@ -32,7 +32,6 @@ type symbols struct {
 	PrimaryCtxRelease dl.Func `sym:"cuDevicePrimaryCtxRelease_v2"`
 	CtxGetCurrent     dl.Func `sym:"cuCtxGetCurrent"`
 	CtxSetCurrent     dl.Func `sym:"cuCtxSetCurrent"`
-	CtxSynchronize    dl.Func `sym:"cuCtxSynchronize"`
 	CtxPriorityRange  dl.Func `sym:"cuCtxGetStreamPriorityRange"`
 
 	StreamCreate       dl.Func `sym:"cuStreamCreateWithPriority"`

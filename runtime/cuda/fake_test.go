@@ -248,7 +248,7 @@ func TestFakeCloseWaitsForCalls(t *testing.T) {
 	wg.Go(func() {
 		waitErr = rt.Current(func() error {
 			close(inside)
-			rt.drv.sym.CtxSynchronize.Int()
+			rt.drv.sym.StreamSynchronize.Int(rt.ComputeStream())
 			return nil
 		})
 	})

@@ -38,7 +38,7 @@ func TestOnAFakeDriver(t *testing.T) {
 		args    []string
 	}{
 		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
-			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing)",
+			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased)",
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Scale only
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},
@@ -120,6 +120,7 @@ type fakeDriver struct {
 	Break      dl.Func `sym:"fake_break"`
 	Fail       dl.Func `sym:"fake_fail"`
 	Hold       dl.Func `sym:"fake_hold"`
+	Stall      dl.Func `sym:"fake_stall"`
 	Context    dl.Func `sym:"fake_context"`
 	Submitted  dl.Func `sym:"fake_submitted"`
 	Waited     dl.Func `sym:"fake_waited"`

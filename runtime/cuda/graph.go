@@ -20,16 +20,20 @@ type Graph struct{ object }
 // it. The allocator is frozen meanwhile: the graph keeps the addresses it saw.
 // Memory that a captured operation uses must stay allocated while the graph
 // lives. submit makes all its calls on the goroutine that it is called on.
+//
+// A graph that holds collectives of a communicator is closed before that, whose
+// own Close may otherwise wait for it: NCCL keeps what graphs refer to. After
+// the communicator was closed, or broke, the graph must not be launched again.
 func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	r := s.rt
 	stream, err := s.use("stream")
 	if err != nil {
 		return nil, err
 	}
-	if !r.gate.enter() {
-		return nil, r.usable()
+	if !r.graphs.enter() {
+		return nil, r.errClosed()
 	}
-	defer r.gate.leave() // Close waits for the capture to end
+	defer r.graphs.leave() // Close waits for the capture to end
 	// A thread-local capture belongs to the thread that began it.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
@@ -77,6 +81,10 @@ func (g *Graph) Launch(s *Stream) error {
 	if err != nil {
 		return err
 	}
+	if !g.rt.graphs.enter() { // Close destroys graphs first
+		return g.rt.errClosed()
+	}
+	defer g.rt.graphs.leave()
 	return g.rt.do("cuGraphLaunch", g.rt.drv.sym.GraphLaunch, exec, stream)
 }
 

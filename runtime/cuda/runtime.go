@@ -37,7 +37,9 @@ type Runtime struct {
 	copyIn  lazyStream
 	copyOut lazyStream
 
-	gate   gate
+	gate   gate // calls
+	graphs gate // captures and launches of graphs
+	frees  gate // CurrentToFree
 	owned  owned
 	broken atomic.Pointer[error]
 
@@ -47,7 +49,8 @@ type Runtime struct {
 		awaited bool
 	}
 	closing   sync.Mutex
-	closeTime time.Duration // how long Close waits
+	closeTime time.Duration // how long Close waits for one thing
+	flushTime time.Duration // how long a fence waits
 }
 
 var (
@@ -89,7 +92,7 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Runtime{drv: d, index: index, closeTime: closeTimeout}
+	r := &Runtime{drv: d, index: index, closeTime: closeTimeout, flushTime: flushTimeout}
 	if err := r.init(o, n); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
@@ -174,7 +177,7 @@ func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 }
 
 // Background runs f on a goroutine of its own, which Close waits for: for
-// libraries on top of the runtime that free things of theirs.
+// libraries on top of the runtime that free things of theirs, in CurrentToFree.
 func (r *Runtime) Background(f func()) {
 	b := &r.background
 	b.Lock()
@@ -213,18 +216,21 @@ func (r *Runtime) awaitBackground() error {
 // that are left, whose own Close does nothing then. Pinned memory that is left
 // is reported like device memory, as an error wrapping [runtime.ErrLeak].
 //
-// Work that does not end within half a minute is reported, and what it may use
-// is not given back. On a broken device as much is given back as the driver
-// takes; the error wraps [runtime.ErrBroken] and the cause.
+// None of these waits is longer than half a minute. Work that does not end until
+// then is reported, and what it may use is not given back. On a broken device as
+// much is given back as the driver takes; the error wraps [runtime.ErrBroken] and
+// the cause.
 //
-// The primary context lives on while somebody else retains it.
+// Work of others on the GPU is not waited for, unless the driver itself does in
+// the calls that free things. The primary context lives on while somebody else
+// retains it.
 func (r *Runtime) Close() error {
 	r.closing.Lock()
 	defer r.closing.Unlock()
 	if r.gate.isShut() {
 		return nil
 	}
-	err := r.awaitBackground()
+	err := errors.Join(r.destroyGraphs(), r.awaitBackground())
 	r.gate.shut()
 	if r.ctx == 0 {
 		return err // Open failed before there was anything
@@ -236,25 +242,61 @@ func (r *Runtime) Close() error {
 	return errors.Join(err, r.sound())
 }
 
-// awaitWork waits until no call is under way and this runtime's streams are
-// done. A stream that cannot be asked, as on a broken device, does not count.
-func (r *Runtime) awaitWork() error {
-	ctx, cancel := context.WithTimeout(context.Background(), r.closeTime)
-	defer cancel()
-	streams := r.owned.with(r.drv.sym.StreamDestroy)
-	if r.compute != nil {
-		streams = append(streams, r.compute.handle)
+// destroyGraphs destroys the graphs that are left: libraries that free their
+// memory in the background may wait for that. A graph that is still running
+// then is freed by the driver when it is done.
+func (r *Runtime) destroyGraphs() error {
+	r.graphs.shut()
+	exec := r.drv.sym.GraphExecDestroy
+	_ = r.await(func() bool { return r.graphs.empty() && (len(r.owned.with(exec)) == 0 || r.idle()) })
+	if !r.graphs.empty() {
+		return nil // a capture goes on, and awaitWork reports that
 	}
-	err := poll.Until(ctx, func() (bool, error) {
-		for len(streams) > 0 && !r.pending(streams[0]) {
-			streams = streams[1:]
+	var errs []error
+	for _, handle := range r.owned.with(exec) {
+		if d, found := r.owned.remove(handle); found {
+			errs = append(errs, r.giveBack(d.call, d.fn, handle))
 		}
-		return len(streams) == 0 && r.gate.empty(), nil
-	})
-	if err != nil {
+	}
+	return errors.Join(errs...)
+}
+
+// awaitWork waits until no call is under way and this runtime's streams are
+// done, and then for what frees things.
+func (r *Runtime) awaitWork() error {
+	// First the calls: a stream may be asked neither while it is destroyed nor
+	// while it is captured.
+	if r.await(func() bool { return r.graphs.empty() && r.gate.empty() && r.idle() }) != nil {
 		return fmt.Errorf("cuda:%d: closed with work pending that did not end within %v; its memory is not given back", r.index, r.closeTime)
 	}
+	r.frees.shut()
+	if r.await(r.frees.empty) != nil {
+		return fmt.Errorf("cuda:%d: closed while a library frees its memory, which did not end within %v; nothing is given back", r.index, r.closeTime)
+	}
 	return nil
+}
+
+// await waits for as long as Close does for any one thing.
+func (r *Runtime) await(done func() bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), r.closeTime)
+	defer cancel()
+	return poll.Until(ctx, func() (bool, error) { return done(), nil })
+}
+
+// idle reports whether this runtime's streams are done. A stream that cannot be
+// asked, as on a broken device, counts as done.
+func (r *Runtime) idle() bool {
+	if r.compute != nil && r.pending(r.compute.handle) {
+		return false
+	}
+	r.owned.mu.Lock() // so that nobody destroys a stream
+	defer r.owned.mu.Unlock()
+	for handle, d := range r.owned.objects {
+		if d.fn == r.drv.sym.StreamDestroy && r.pending(handle) {
+			return false
+		}
+	}
+	return true
 }
 
 // pending reports whether a stream has work to do.

@@ -54,6 +54,21 @@ type Error struct {
 	Sticky bool
 }
 
+// Codes of a stream capture, the first and the last, and those of a wait for
+// what is being captured.
+const (
+	statusCaptureUnsupported Status = 900 // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+	statusCapturedEvent      Status = 907 // CUDA_ERROR_CAPTURED_EVENT
+	statusCaptureWrongThread Status = 908 // CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+)
+
+// InCapture reports whether the call failed because of a stream capture, which
+// does not allow it or which a call before broke: a mistake of the program's
+// (see [Stream.Capture]) that leaves the device as it was.
+func (e *Error) InCapture() bool {
+	return e.Status >= statusCaptureUnsupported && e.Status <= statusCaptureWrongThread
+}
+
 // Error returns "cuda:0: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory".
 func (e *Error) Error() string {
 	where := "cuda"
@@ -61,7 +76,10 @@ func (e *Error) Error() string {
 		where = fmt.Sprintf("cuda:%d", e.Device)
 	}
 	s := fmt.Sprintf("%s: %s: %s (%d): %s", where, e.Call, e.Name, e.Status, e.Text)
-	if e.Sticky {
+	switch {
+	case e.Status == statusCaptureUnsupported, e.Status == statusCapturedEvent:
+		s += "; the stream is being captured, wait outside Capture"
+	case e.Sticky:
 		s += "; the CUDA context is unusable from here on, restart the process"
 	}
 	return s

@@ -60,6 +60,7 @@ struct stream {
   uint64_t submitted;            /* operations so far */
   uint64_t waited[MAX_STREAMS];  /* how many of each other stream's it waited for */
   struct graph *capture;
+  uint64_t stalled;              /* 1 + how many operations still end; 0: all */
   pthread_t owner; /* of the capture */
   int invalid;     /* capture */
 };
@@ -118,6 +119,9 @@ void fake_hold(int on) {
   pthread_cond_broadcast(&released);
   pthread_mutex_unlock(&lock);
 }
+
+/* What a stream gets from now on does not end. */
+void fake_stall(struct stream *s, int on) { s->stalled = on ? s->submitted + 1 : 0; }
 
 /* A context that is nobody's primary one. */
 struct context *fake_context(int device) {
@@ -282,6 +286,7 @@ static const struct { CUresult status; const char *name, *text; } texts[] = {
   {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
   {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
   {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+  {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
 };
 
 static CUresult describe(CUresult status, const char **out, int text) {
@@ -335,7 +340,6 @@ static CUresult finish(void) {
   while (held) pthread_cond_wait(&released, &lock);
   return fault;
 }
-CUresult cuCtxSynchronize(void) { ENTER(); return leave(finish()); }
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, SUCCESS; }
 
 /* --- streams and events --- */
@@ -358,6 +362,9 @@ CUresult cuStreamGetCtx(struct stream *s, struct context **out) {
   *out = (uintptr_t)s <= 2 ? current : s->context;
   return leave(SUCCESS);
 }
+static int ended(const struct stream *s, uint64_t operations) {
+  return !held && (!s || s->stalled == 0 || operations < s->stalled);
+}
 static CUresult quiet(struct stream *handle) {
   struct stream *s = resolve(handle);
   if (!s) return INVALID_HANDLE;
@@ -372,7 +379,7 @@ CUresult cuStreamSynchronize(struct stream *handle) {
 CUresult cuStreamQuery(struct stream *handle) {
   ENTER();
   CUresult status = quiet(handle);
-  return leave(status ? status : held ? NOT_READY : SUCCESS);
+  return leave(status ? status : ended(resolve(handle), resolve(handle)->submitted) ? SUCCESS : NOT_READY);
 }
 CUresult cuStreamWaitEvent(struct stream *handle, struct event *e, unsigned flags) {
   (void)flags;
@@ -408,7 +415,7 @@ CUresult cuEventRecord(struct event *e, struct stream *handle) {
 CUresult cuEventQuery(struct event *e) {
   ENTER();
   if (!e->alive) return leave(violation(INVALID_HANDLE));
-  return leave(held ? NOT_READY : SUCCESS);
+  return leave(ended(e->stream, e->position) ? SUCCESS : NOT_READY);
 }
 CUresult cuEventSynchronize(struct event *e) {
   ENTER();
@@ -562,6 +569,7 @@ CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
   ENTER_FREE();
   struct mapping *m = find(p);
   if (!m || m->address != p || m->bytes != bytes || !m->memory) return leave(violation(INVALID_VALUE));
+  if (held) violations++; /* the driver does not wait for work that uses the memory */
   m->memory->mapped = 0, m->memory = NULL;
   mmap((void *)p, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return leave(SUCCESS);
