@@ -26,8 +26,11 @@ func (c *Comm) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error
 	if err := c.Check.Broadcast(buf, count, dt, root); err != nil {
 		return c.group.Refuse(err)
 	}
-	return c.submit("broadcast", count, newCall("ncclBroadcast", c.lib.sym.Broadcast,
-		buf, buf, uintptr(count*dt.Size()), nativeByte, uintptr(root)))
+	return c.submit("broadcast", count, c.broadcast(buf, count*dt.Size(), root))
+}
+
+func (c *Comm) broadcast(buf uintptr, bytes, root int) call {
+	return newCall("ncclBroadcast", c.lib.sym.Broadcast, buf, buf, uintptr(bytes), nativeByte, uintptr(root))
 }
 
 // Reduce implements [comm.Communicator].
@@ -35,8 +38,12 @@ func (c *Comm) Reduce(send, recv uintptr, count int, dt dtype.DType, op comm.Red
 	if err := c.Check.Reduce(send, recv, count, dt, op, root); err != nil {
 		return c.group.Refuse(err)
 	}
-	return c.submit("reduce", count, newCall("ncclReduce", c.lib.sym.Reduce,
-		send, recv, uintptr(count), uintptr(typeTable[dt]), c.nativeOp(op), uintptr(root)))
+	return c.submit("reduce", count, c.reduce(send, recv, count, dt, op, root))
+}
+
+func (c *Comm) reduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp, root int) call {
+	return newCall("ncclReduce", c.lib.sym.Reduce,
+		send, recv, uintptr(count), uintptr(typeTable[dt]), c.nativeOp(op), uintptr(root))
 }
 
 // AllGather implements [comm.Communicator].

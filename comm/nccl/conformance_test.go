@@ -222,10 +222,20 @@ func TestShrinkAfterALostPeer(t *testing.T) {
 	require.NoError(t, rt.Fill(buf, n, dtype.F32, 3))
 	require.NoError(t, rt.Synchronize(t.Context()))
 
+	_, err = survivor.Shrink(t.Context())
+	require.ErrorIs(t, err, comm.ErrArgument, "nobody excluded, and nothing broken by that")
+
 	require.NoError(t, survivor.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
+	patient := make(chan error)
+	go func() { patient <- survivor.Sync(context.Background()) }()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	require.ErrorIs(t, survivor.Sync(ctx), comm.ErrTimeout)
+	require.ErrorIs(t, <-patient, comm.ErrBroken, "who waits beside must not take the abort for the end of the work")
+	event, err := survivor.CreateEvent()
+	require.NoError(t, err)
+	require.ErrorIs(t, survivor.RecordOnCommStream(event), comm.ErrBroken)
+	require.NoError(t, survivor.DestroyEvent(event))
 	require.ErrorIs(t, survivor.AllReduce(buf, buf, n, dtype.F32, comm.Sum), comm.ErrBroken)
 
 	ctx, cancel = context.WithTimeout(t.Context(), 30*time.Second)

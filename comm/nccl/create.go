@@ -15,7 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -162,16 +162,25 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 // shareID broadcasts rank 0's id over base and counts the ranks that failed.
 func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, id uniqueID, failed bool) (uniqueID, int, error) {
 	mem := memory(base, rt)
-	if host, ok := mem.(*cpu.Runtime); ok {
-		defer host.Close() //nolint:errcheck // its only block is freed below
-	}
 	const flag = len(id) // an int32 behind the id
 	buf, err := mem.Allocate(flag + dtype.I32.Size())
 	if err != nil {
 		return id, 0, err
 	}
-	defer mem.Deallocate(buf) //nolint:errcheck // allocated above
+	id, count, err := exchangeID(ctx, base, mem, buf, id, failed)
+	if err != nil {
+		return id, 0, err // base may still write to buf: it is not given back
+	}
+	err = mem.Deallocate(buf)
+	if host, ok := mem.(*cpu.Runtime); ok {
+		err = errors.Join(err, host.Close())
+	}
+	return id, count, err
+}
 
+// exchangeID is shareID on given memory.
+func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, id uniqueID, failed bool) (uniqueID, int, error) {
+	const flag = len(id)
 	message := append(id[:], 0, 0, 0, 0)
 	if failed {
 		message[flag] = 1
@@ -222,56 +231,6 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	return newComm(ctx, l, rt, control, o)
 }
 
-// create makes a native communicator by a call that stores its handle in a
-// cell, and waits for NCCL to finish it, or for ctx. One that is made out of a
-// parent gets its handle only when the parent has finished the call. The handle
-// is 0 for a split that leaves this rank out.
-func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, name string, init func(cell uintptr) uintptr) (handle uintptr, err error) {
-	cell := new(uint64) // NCCL writes here, perhaps after the call
-	var s Status
-	if err := rt.Current(func() error {
-		s = Status(int32(init(hostmem.AddrOf(cell))))
-		return nil
-	}); err != nil {
-		return 0, err
-	}
-	// Also when the call itself reports success: it only means "launched".
-	if parent != 0 && (s == statusSuccess || s == statusInProgress) {
-		if s, err = l.await(ctx, parent); err != nil {
-			return 0, err
-		}
-	}
-	if s != statusSuccess && s != statusInProgress {
-		return 0, l.newError(name, s, parent)
-	}
-	handle = uintptr(*cell)
-	if handle == 0 {
-		return 0, nil
-	}
-	s, err = l.await(ctx, handle)
-	if err == nil && s != statusSuccess {
-		err = l.newError(name, s, handle)
-	}
-	if err != nil {
-		// Aborting is the only way to give an unfinished communicator back.
-		_ = rt.Current(func() error { l.sym.Abort.Call(handle); return nil })
-		return 0, err
-	}
-	return handle, nil
-}
-
-// await waits until a communicator is not "in progress" any more, or for ctx.
-func (l *library) await(ctx context.Context, handle uintptr) (s Status, err error) {
-	err = poll.Until(ctx, func() (bool, error) {
-		s = l.asyncError(handle)
-		return s != statusInProgress, nil
-	})
-	if err != nil {
-		err = comm.ContextError(ctx)
-	}
-	return s, err
-}
-
 // FromEnv makes a communicator of the processes that a launcher started
 // (torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
 // [rendezvous.FromEnv] for the variables. rank 0's unique id travels over TCP.
@@ -288,17 +247,21 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 		return nil, err
 	}
 	var id uniqueID
+	var own []byte // nothing, if rank 0 cannot make an id: so the others hear of it
+	var failed error
 	if job.Rank == 0 {
-		if id, err = lib.newID(); err != nil {
-			return nil, err
+		if id, failed = lib.newID(); failed == nil {
+			own = id[:]
 		}
 	}
-	payload, err := job.Broadcast(ctx, id[:])
-	if err != nil {
+	payload, err := job.Broadcast(ctx, own)
+	switch {
+	case failed != nil:
+		return nil, failed
+	case err != nil:
 		return nil, err
-	}
-	if len(payload) != len(id) {
-		return nil, fmt.Errorf("nccl: %w: rank 0 sent %d bytes as unique id", comm.ErrMismatch, len(payload))
+	case len(payload) != len(id):
+		return nil, fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(payload))
 	}
 	copy(id[:], payload)
 	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, collect(opts))

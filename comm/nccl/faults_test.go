@@ -28,14 +28,21 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// victimVariable marks the processes of TestAKilledRank.
+// victimVariable marks the processes of TestAKilledRank, and says what they do.
 const victimVariable = "TUTTI_TEST_VICTIM"
 
-// One process of a job is killed in the middle of collectives: the waits of the
-// others end at their deadlines, and they go on without it.
+// Ways in which a rank dies.
+const (
+	early     = "early"     // before its first collective
+	inTheMid  = "mid"       // in the middle of collectives
+	symmetric = "symmetric" // the same on symmetric buffers, which NCCL cannot end
+)
+
+// One process of a job is killed: the waits of the others end at their
+// deadlines, and they go on without it, if NCCL can end what they did.
 func TestAKilledRank(t *testing.T) {
-	if os.Getenv(victimVariable) != "" {
-		rankOfAKilledJob(t)
+	if way := os.Getenv(victimVariable); way != "" {
+		rankOfAKilledJob(t, way)
 		return
 	}
 	if job(t).WorldSize > 1 {
@@ -45,7 +52,13 @@ func TestAKilledRank(t *testing.T) {
 	if err != nil || n < 2 {
 		t.Skip("needs two GPUs")
 	}
-	n = min(n, 3)
+	for _, way := range []string{early, inTheMid, symmetric} {
+		t.Run(way, func(t *testing.T) { killARank(t, way, min(n, 3)) })
+	}
+}
+
+// killARank starts n processes, the last of which dies.
+func killARank(t *testing.T, way string, n int) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -58,7 +71,7 @@ func TestAKilledRank(t *testing.T) {
 	outputs := make([]strings.Builder, n)
 	for rank := range processes {
 		p := exec.CommandContext(t.Context(), self, "-test.run", "^TestAKilledRank$", "-test.v")
-		p.Env = append(os.Environ(), victimVariable+"="+strconv.Itoa(n-1),
+		p.Env = append(os.Environ(), victimVariable+"="+way,
 			"RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
 			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, rendezvous.SecretVariable+"=a test")
@@ -69,31 +82,36 @@ func TestAKilledRank(t *testing.T) {
 	for rank, p := range processes {
 		err := p.Wait()
 		if rank == n-1 {
-			assert.ErrorContains(t, err, "kill", "the victim")
+			assert.ErrorContains(t, err, "kill", "the victim: %s", &outputs[rank])
 			continue
 		}
 		assert.NoError(t, err, "rank %d: %s", rank, &outputs[rank])
 		assert.Contains(t, outputs[rank].String(), "went on")
+		t.Log(&outputs[rank])
 	}
 }
 
 // rankOfAKilledJob is what each of the processes does.
-func rankOfAKilledJob(t *testing.T) {
+func rankOfAKilledJob(t *testing.T, way string) {
 	j := job(t)
-	victim, err := strconv.Atoi(os.Getenv(victimVariable))
-	require.NoError(t, err)
+	victim := j.WorldSize - 1
 	rt, err := cuda.Open(j.LocalRank)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := nccl.FromEnv(ctx, rt)
 	require.NoError(t, err)
-	const elements = 1 << 26
-	buf, err := rt.Allocate(elements * 4)
+	elements := 1 << 26
+	allocate := rt.Allocate
+	if way == symmetric {
+		elements = 1 << 10
+		allocate = func(bytes int) (uintptr, error) { return c.AllocateSymmetric(ctx, bytes) }
+	}
+	buf, err := allocate(elements * 4)
 	require.NoError(t, err)
 	require.NoError(t, c.Barrier(ctx))
 	for i := range 100 {
-		if j.Rank == victim && i == 10 {
+		if j.Rank == victim && (i == 10 || way == early) {
 			self, err := os.FindProcess(os.Getpid())
 			require.NoError(t, err)
 			require.NoError(t, self.Kill())
@@ -109,8 +127,13 @@ func rankOfAKilledJob(t *testing.T) {
 	t.Logf("after %v: %v", time.Since(began).Round(time.Millisecond), err)
 	require.True(t, errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed), "%v", err)
 	require.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrBroken)
+	if way == symmetric {
+		require.ErrorContains(t, err, "restart the process")
+		t.Log("went on to say so")
+		return // nothing else can be done with this GPU
+	}
 
-	rest, err := c.Shrink(ctx, victim)
+	rest, err := c.Shrink(ctx, victim, victim) // named twice is excluded once
 	require.NoError(t, err)
 	require.Equal(t, j.WorldSize-1, rest.WorldSize())
 	const n = 100_000

@@ -54,6 +54,11 @@ type library struct {
 	name    string
 	version int // NCCL_VERSION_CODE, 22803 for 2.28.3
 	cells   sync.Pool
+
+	abandoned struct {
+		sync.Mutex
+		cells []*uint64
+	}
 }
 
 // libraryVariable names an environment variable with the library to use.

@@ -10,9 +10,8 @@ import (
 // memory chooses a runtime whose memory base can carry: the host's, unless
 // base says that it cannot reach that.
 func memory(base comm.Communicator, rt *cuda.Runtime) runtime.Runtime {
-	host := cpu.New()
-	if r, ok := comm.As[comm.Reacher](base); ok && r.CheckDevice(host.Device()) != nil {
+	if r, ok := comm.As[comm.Reacher](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
 		return rt
 	}
-	return host
+	return cpu.New()
 }

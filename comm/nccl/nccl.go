@@ -44,12 +44,13 @@ type Comm struct {
 	// takes all ranks: creation, split, shrink. It carries no data, so a peer
 	// that dies leaves nothing unfinished on it and Shrink finds it intact.
 	//
-	// handle, made out of control, carries the data. It is in blocking mode:
+	// data, made out of control, carries the data. It is in blocking mode:
 	// NCCL starts a thread for every call on a non-blocking one, which takes
 	// 100 µs, and cannot be captured in a graph.
-	controlMu sync.Mutex
-	control   uintptr
-	handle    uintptr
+	controlMu    sync.Mutex
+	control      *native
+	controlError error // what left control in the middle of a call
+	data         *native
 
 	group comm.Grouping
 
@@ -58,9 +59,14 @@ type Comm struct {
 	pending messages   // what one submission outside it consists of
 	windows windows
 
-	broken atomic.Pointer[error]
-	gone   atomic.Bool // the native communicator is being freed
-	closed atomic.Bool
+	life    context.Context // ends when Close is called
+	endLife context.CancelFunc
+	broken  atomic.Pointer[error]
+	drained chan struct{} // closed when a broken communicator's kernels have ended
+	stuck   atomic.Bool   // or would not end
+	closed  atomic.Bool
+
+	leakAlarm goruntime.Cleanup
 }
 
 var (
@@ -72,12 +78,14 @@ var (
 // newComm completes a communicator around its control communicator, which it
 // takes over.
 func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, control uintptr, o options) (*Comm, error) {
-	c := &Comm{lib: lib, rt: rt, control: control, options: o}
+	c := &Comm{lib: lib, rt: rt, control: &native{lib: lib, rt: rt, handle: control}, options: o, drained: make(chan struct{})}
+	c.life, c.endLife = context.WithCancel(context.Background())
 	c.Backend = "nccl"
 	c.Check.Rank = int(int32(lib.out(func(p uintptr) { lib.sym.UserRank.Call(control, p) })))
 	c.Check.WorldSize = int(int32(lib.out(func(p uintptr) { lib.sym.Count.Call(control, p) })))
 	c.Supports = c.supports
 	c.pending.c, c.grouped.c = c, c
+	c.leakAlarm = goruntime.AddCleanup(c, leaked, fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()))
 	if err := c.init(ctx); err != nil {
 		return nil, errors.Join(c.Fail("init", err), c.Close())
 	}
@@ -97,41 +105,97 @@ func (c *Comm) init(ctx context.Context) error {
 	if c.scratch, err = c.rt.Allocate(helloOffset + c.WorldSize()); err != nil {
 		return err
 	}
-	if c.handle, err = c.splitControl(ctx); err != nil {
+	if c.data, err = c.splitControl(ctx); err != nil {
 		return err
 	}
 	return c.connect(ctx)
 }
 
 // splitControl makes a native communicator in blocking mode of all ranks.
-func (c *Comm) splitControl(ctx context.Context) (handle uintptr, err error) {
-	cfg := c.options.config(true)
-	handle, err = c.lib.create(ctx, c.rt, c.control, "ncclCommSplit", func(cell uintptr) uintptr {
-		return c.lib.sym.Split.Call(c.control, 0, uintptr(c.Rank()), cell, hostmem.AddrOf(cfg))
+func (c *Comm) splitControl(ctx context.Context) (*native, error) {
+	handle, err := c.fromControl(ctx, true, "ncclCommSplit", func(cell, cfg uintptr) uintptr {
+		return c.lib.sym.Split.Call(c.control.handle, 0, uintptr(c.Rank()), cell, cfg)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &native{lib: c.lib, rt: c.rt, handle: handle}, nil
+}
+
+// fromControl makes a native communicator out of control. A call that does not
+// end leaves control in the middle of it, of no use for another.
+func (c *Comm) fromControl(ctx context.Context, blocking bool, name string, call func(cell, cfg uintptr) uintptr) (handle uintptr, err error) {
+	ctx, cancel := c.untilClosed(ctx)
+	defer cancel()
+	c.controlMu.Lock()
+	defer c.controlMu.Unlock()
+	switch {
+	case c.life.Err() != nil:
+		return 0, comm.ErrClosed
+	case c.controlError != nil:
+		return 0, fmt.Errorf("%w: the communicator cannot make others since one of them failed: %w", comm.ErrBroken, c.controlError)
+	}
+	cfg := c.options.config(blocking)
+	handle, err = c.lib.create(ctx, c.rt, c.control.handle, name, func(cell uintptr) uintptr {
+		return call(cell, hostmem.AddrOf(cfg))
 	})
 	goruntime.KeepAlive(cfg)
+	c.controlError = err
 	return handle, err
 }
 
-// connect runs first operations. NCCL connects ranks in them: such a call needs
-// the peers before it returns, whatever the deadline, and allocates memory, for
-// which the driver may wait for kernels of other communicators. Here all ranks
-// are together anyway, and an abort from outside enforces the deadline.
+// connect runs first operations. NCCL connects ranks in them, for each pair and
+// for each of its algorithms: such a call needs the peers before it returns,
+// whatever the deadline, and allocates memory, for which the driver may wait for
+// kernels of other communicators. Here all ranks are together anyway, and an
+// abort from outside enforces the deadline.
 func (c *Comm) connect(ctx context.Context) error {
-	return c.guarded(ctx, func() error {
+	buf, err := c.rt.AllocateMapping(connectBytes[len(connectBytes)-1])
+	if err != nil {
+		return err
+	}
+	// Earlier owners of the memory may have work pending.
+	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
+		return errors.Join(err, c.rt.Deallocate(buf))
+	}
+	err = c.guarded(ctx, func() error {
 		err := c.together("init", func(m *messages) {
 			for r := range c.WorldSize() {
 				m.send(c.scratch, 1, r)
 				m.recv(c.scratch+uintptr(helloOffset+r), 1, r)
 			}
 		})
+		for _, bytes := range connectBytes {
+			part := bytes / c.WorldSize() / dtype.F32.Size() * dtype.F32.Size()
+			own := buf + uintptr(c.Rank()*part)
+			for _, n := range []call{
+				c.allReduce(buf, buf, bytes/dtype.F32.Size(), dtype.F32, comm.Sum),
+				c.reduceScatter(buf, own, part/dtype.F32.Size(), dtype.F32, comm.Sum),
+				c.allGather(own, buf, part),
+				c.broadcast(buf, bytes, 0),
+				c.reduce(buf, buf, bytes/dtype.F32.Size(), dtype.F32, comm.Sum, 0),
+			} {
+				if err == nil {
+					err = c.submit("init", part, n)
+				}
+			}
+		}
 		return errors.Join(err, c.Barrier(ctx))
 	})
+	if err != nil {
+		err = c.breakDown("init", err) // nothing of this rank writes to the buffer any more
+	}
+	return errors.Join(err, c.freeWindow(window{addr: buf}))
 }
 
+// connectBytes are sizes for which NCCL chooses different algorithms.
+var connectBytes = []int{256, 256 << 10, 32 << 20}
+
 // guarded runs native calls that do not return before the peers made theirs,
-// and ends them by an abort from outside when ctx ends first.
+// and ends them by an abort from outside when ctx ends first, or Close is called.
 func (c *Comm) guarded(ctx context.Context, calls func() error) error {
+	ctx, cancel := c.untilClosed(ctx)
+	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- calls() }()
 	select {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	goruntime "runtime"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -23,28 +24,29 @@ func (c *Comm) Split(ctx context.Context, color, key int) (comm.Communicator, er
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
 		return nil, c.Fail(op, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key))
 	}
-	cfg := c.options.config(false)
-	child, err := c.derive(ctx, op, "ncclCommSplit", func(cell uintptr) uintptr {
-		return c.lib.sym.Split.Call(c.control, uintptr(max(color, noColor)), uintptr(key), cell, hostmem.AddrOf(cfg))
+	child, err := c.derive(ctx, op, "ncclCommSplit", func(cell, cfg uintptr) uintptr {
+		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
-	goruntime.KeepAlive(cfg)
 	if child == nil {
 		return nil, err // a nil *Comm must not become a non-nil interface
 	}
 	return child, nil
 }
 
-// shrinkAbort is NCCL_SHRINK_ABORT: end the parent's operations first.
-const shrinkAbort = 1
-
 // Shrink makes a communicator of the ranks that are not excluded, so that the
 // survivors of a failure go on. All of them, and only they, call it with the
-// same list; ranks keep their order. It works on a broken communicator, which
-// is to be closed afterwards, and needs NCCL 2.27.
+// same list; ranks keep their order. It works on a communicator that broke in a
+// collective, and which is to be closed afterwards, but not on one whose Split
+// or AllocateSymmetric failed. It needs NCCL 2.27.
 func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	const op = "shrink"
-	if c.lib.sym.Shrink == 0 {
+	switch {
+	case c.lib.sym.Shrink == 0:
 		return nil, c.Fail(op, fmt.Errorf("%w: NCCL %s has no ncclCommShrink, 2.27 does", comm.ErrUnsupported, versionText(c.lib.version)))
+	case c.closed.Load():
+		return nil, c.Fail(op, comm.ErrClosed)
+	case len(excluded) == 0:
+		return nil, c.Fail(op, fmt.Errorf("%w: no rank is excluded", comm.ErrArgument))
 	}
 	ranks := make([]int32, len(excluded))
 	for i, r := range excluded {
@@ -53,23 +55,22 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 		}
 		ranks[i] = int32(r)
 	}
-	cfg := c.options.config(false)
-	child, err := c.derive(ctx, op, "ncclCommShrink", func(cell uintptr) uintptr {
-		return c.lib.sym.Shrink.Call(c.control, hostmem.Addr(ranks), uintptr(len(ranks)), cell, hostmem.AddrOf(cfg), shrinkAbort)
+	slices.Sort(ranks)
+	ranks = slices.Compact(ranks) // NCCL counts the entries
+	child, err := c.derive(ctx, op, "ncclCommShrink", func(cell, cfg uintptr) uintptr {
+		return c.lib.sym.Shrink.Call(c.control.handle, hostmem.Addr(ranks), uintptr(len(ranks)), cell, cfg, shrinkAbort)
 	})
-	goruntime.KeepAlive(cfg)
 	goruntime.KeepAlive(ranks)
 	return child, err
 }
 
+// shrinkAbort is NCCL_SHRINK_ABORT: it lets NCCL make a communicator out of a
+// parent that saw an error.
+const shrinkAbort = 1
+
 // derive makes a communicator out of this one.
-func (c *Comm) derive(ctx context.Context, op, name string, call func(cell uintptr) uintptr) (*Comm, error) {
-	if c.closed.Load() {
-		return nil, c.Fail(op, comm.ErrClosed)
-	}
-	c.controlMu.Lock()
-	defer c.controlMu.Unlock()
-	control, err := c.lib.create(ctx, c.rt, c.control, name, call)
+func (c *Comm) derive(ctx context.Context, op, name string, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
+	control, err := c.fromControl(ctx, false, name, call)
 	if err != nil {
 		return nil, c.breakDown(op, err)
 	}

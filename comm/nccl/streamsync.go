@@ -58,6 +58,9 @@ func (c *Comm) DestroyEvent(event uintptr) error {
 
 // RecordOnCommStream implements [comm.StreamSyncOps].
 func (c *Comm) RecordOnCommStream(event uintptr) error {
+	if err := c.usable("record event"); err != nil {
+		return err
+	}
 	return c.explain("record event", c.rt.RecordEvent(event, c.stream.Handle()))
 }
 
@@ -68,6 +71,9 @@ func (c *Comm) RecordOnStream(event, stream uintptr) error {
 
 // CommStreamWaitEvent implements [comm.StreamSyncOps].
 func (c *Comm) CommStreamWaitEvent(event uintptr) error {
+	if err := c.usable("wait for event"); err != nil {
+		return err
+	}
 	return c.explain("wait for event", c.rt.StreamWaitEvent(c.stream.Handle(), event))
 }
 

@@ -3,6 +3,7 @@ package nccl
 import (
 	"errors"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
@@ -75,7 +76,7 @@ func (c *Comm) together(op string, add func(m *messages)) error {
 		return nil
 	}
 	add(&c.pending)
-	return c.flush(op, &c.pending)
+	return c.flush(op, &c.pending, c.pick(c.pending.calls))
 }
 
 // Group implements [comm.Communicator].
@@ -90,13 +91,23 @@ func (c *Comm) Group(submit func() error) error {
 			c.grouped.calls = c.grouped.calls[:0]
 			return nil
 		}
-		return c.flush("group", &c.grouped)
+		// Ranks may have different numbers of calls in a group, so one call alone
+		// does not mean that it is alone on all.
+		return c.flush("group", &c.grouped, c.data)
 	})
+}
+
+// pick chooses the native communicator for what one submission consists of.
+func (c *Comm) pick(calls []call) *native {
+	if len(calls) == 1 && c.windows.serve(&calls[0]) {
+		return c.windows.native.Load()
+	}
+	return c.data
 }
 
 // flush makes native calls, several of them as one NCCL group, and empties the
 // list.
-func (c *Comm) flush(op string, m *messages) error {
+func (c *Comm) flush(op string, m *messages, on *native) error {
 	calls := m.calls
 	m.calls = calls[:0]
 	if len(calls) == 0 {
@@ -105,32 +116,33 @@ func (c *Comm) flush(op string, m *messages) error {
 	if err := c.usable(op); err != nil {
 		return err
 	}
+	if !on.enter() {
+		return c.Fail(op, comm.ErrBroken)
+	}
 	// NCCL's groups belong to the OS thread; Current keeps the goroutine on it.
 	err := c.rt.Current(func() error {
-		if n := &calls[0]; len(calls) == 1 {
-			if c.windows.serve(n) {
-				return c.native(n, c.windows.handle.Load())
-			}
-			return c.native(n, c.handle)
+		if len(calls) == 1 {
+			return c.call(&calls[0], on.handle)
 		}
 		c.lib.sym.GroupStart.Int()
 		var first error
 		for i := range calls {
-			if first = c.native(&calls[i], c.handle); first != nil {
+			if first = c.call(&calls[i], on.handle); first != nil {
 				break
 			}
 		}
-		return errors.Join(first, c.status("ncclGroupEnd", c.handle, c.lib.sym.GroupEnd.Int()))
+		return errors.Join(first, c.status("ncclGroupEnd", on.handle, c.lib.sym.GroupEnd.Int()))
 	})
+	on.leave()
 	if err != nil {
 		return c.breakDown(op, err)
 	}
 	return nil
 }
 
-// native makes a call on a native communicator. Its arguments are all words, so
+// call makes a call on a native communicator. Its arguments are all words, so
 // those that a function does not have do no harm.
-func (c *Comm) native(n *call, handle uintptr) error {
+func (c *Comm) call(n *call, handle uintptr) error {
 	a := &n.args
 	a[n.count], a[n.count+1] = handle, c.stream.Handle()
 	return c.status(n.name, handle, n.fn.Int(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]))

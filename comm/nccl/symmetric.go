@@ -34,9 +34,9 @@ import (
 const windowSymmetric = 1
 
 // windows are the symmetric buffers of a communicator. Comm.mu guards all but
-// the handle.
+// the native communicator.
 type windows struct {
-	handle atomic.Uintptr // the native communicator, 0 before the first buffer
+	native atomic.Pointer[native] // nil before the first buffer
 	list   []window
 	faster [windowKinds][tunedSizes]bool // than without windows
 }
@@ -45,7 +45,7 @@ type windows struct {
 type window struct {
 	addr   uintptr
 	bytes  int
-	native uintptr // ncclWindow_t, 0 for plain memory
+	handle uintptr // ncclWindow_t, 0 for plain memory
 }
 
 // windowKind is a collective for which NCCL has kernels for windows.
@@ -67,7 +67,9 @@ func reductionOnWindows(kind windowKind, dt dtype.DType, op comm.ReduceOp) windo
 	return kind
 }
 
-// serve reports whether a call is to be made with windows.
+// serve reports whether a call is to be made with windows. All ranks have to
+// come to the same answer, so it depends on nothing that differs between them,
+// such as the address of a rank's own part of a buffer.
 func (w *windows) serve(n *call) bool {
 	return len(w.list) > 0 && w.isFaster(n.kind, max(n.sendBytes, n.recvBytes)) &&
 		w.cover(n.args[0], n.sendBytes) && w.cover(n.args[1], n.recvBytes)
@@ -79,7 +81,7 @@ func (w *windows) cover(addr uintptr, bytes int) bool {
 	if !found {
 		i-- // the last that begins before
 	}
-	return i >= 0 && w.list[i].native != 0 && addr+uintptr(bytes) <= w.list[i].addr+uintptr(w.list[i].bytes)
+	return i >= 0 && w.list[i].handle != 0 && addr+uintptr(bytes) <= w.list[i].addr+uintptr(w.list[i].bytes)
 }
 
 // add keeps a window, in the order of addresses.
@@ -104,7 +106,12 @@ var _ comm.SymmetricAllocator = (*Comm)(nil)
 // AllocateSymmetric implements [comm.SymmetricAllocator]. With NCCL 2.27 or
 // newer, sums of floating-point numbers other than float64, and allgathers, are
 // faster on such buffers at the sizes that the first call finds out: it makes
-// measurements for some tenths of a second. Nothing is slower on them.
+// measurements for some tenths of a second, on float32. At other sizes they are
+// plain memory.
+//
+// NCCL cannot end kernels on windows whose peer died: Sync then returns at its
+// deadline as always, but its error says that the GPU still waits, and only a
+// new process can use it again.
 func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error) {
 	const op = "allocate symmetric"
 	if err := c.waitable(op); err != nil {
@@ -113,32 +120,34 @@ func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error
 	if bytes < 0 {
 		return 0, c.Fail(op, fmt.Errorf("%w: %d bytes", comm.ErrArgument, bytes))
 	}
-	buf, err := c.allocateSymmetric(ctx, op, bytes)
+	w, err := c.newWindow(ctx, op, bytes, c.prepareWindows)
 	if err != nil {
 		return 0, c.Fail(op, err)
 	}
-	return buf, nil
-}
-
-func (c *Comm) allocateSymmetric(ctx context.Context, op string, bytes int) (uintptr, error) {
-	buf, err := c.rt.AllocateMapping(bytes)
-	agreed := c.agree(ctx, op, bytes, err != nil)
-	if err == nil {
-		err = agreed
-	}
-	w := window{addr: buf, bytes: bytes}
-	if err == nil && bytes > 0 && c.lib.sym.WindowRegister != 0 && c.WorldSize() > 1 {
-		w.native, err = c.register(ctx, op, buf, bytes)
-	}
-	if err != nil {
-		return 0, errors.Join(err, c.rt.Deallocate(buf))
-	}
-	if buf != 0 {
+	if w.addr != 0 {
 		c.mu.Lock()
 		c.windows.add(w)
 		c.mu.Unlock()
 	}
-	return buf, nil
+	return w.addr, nil
+}
+
+// newWindow allocates memory on all ranks and registers it, after prepare.
+func (c *Comm) newWindow(ctx context.Context, op string, bytes int, prepare func(ctx context.Context, op string) error) (window, error) {
+	addr, err := c.rt.AllocateMapping(bytes)
+	if agreed := c.agree(ctx, op, bytes, err != nil); err == nil {
+		err = agreed
+	}
+	w := window{addr: addr, bytes: bytes}
+	if err == nil && bytes > 0 && c.lib.sym.WindowRegister != 0 && c.WorldSize() > 1 {
+		if err = prepare(ctx, op); err == nil {
+			w.handle, err = c.register(ctx, op, w)
+		}
+	}
+	if err != nil {
+		return window{}, errors.Join(err, c.freeWindow(w))
+	}
+	return w, nil
 }
 
 // agree finds out whether all ranks allocated the same number of bytes.
@@ -161,6 +170,11 @@ func (c *Comm) agree(ctx context.Context, op string, bytes int, failed bool) err
 
 // maximum replaces at most maxVotes numbers by their maxima over all ranks.
 func (c *Comm) maximum(ctx context.Context, op string, votes []int64) error {
+	// Copies wait for the compute stream, which may wait for a peer; this wait
+	// ends with ctx.
+	if err := c.rt.Synchronize(ctx); err != nil {
+		return err
+	}
 	at := c.scratch + voteOffset
 	if err := c.rt.CopyIn(at, hostmem.Bytes(votes)); err != nil {
 		return err
@@ -176,53 +190,52 @@ func (c *Comm) maximum(ctx context.Context, op string, votes []int64) error {
 }
 
 // register makes a window of a mapping, together with all ranks.
-func (c *Comm) register(ctx context.Context, op string, buf uintptr, bytes int) (native uintptr, err error) {
-	if c.windows.handle.Load() == 0 {
-		if err := c.prepareWindows(ctx, op); err != nil {
-			return 0, err
-		}
-	}
-	handle := c.windows.handle.Load()
-	cell := new(uint64) // NCCL writes here during the call
+func (c *Comm) register(ctx context.Context, op string, w window) (handle uintptr, err error) {
+	on := c.windows.native.Load()
+	cell := new(uint64) // NCCL writes here
 	err = c.guarded(ctx, func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if !on.enter() {
+			return comm.ErrBroken
+		}
+		defer on.leave()
 		return c.rt.Current(func() error {
-			return c.status("ncclCommWindowRegister", handle,
-				c.lib.sym.WindowRegister.Int(handle, buf, uintptr(bytes), hostmem.AddrOf(cell), windowSymmetric))
+			return c.status("ncclCommWindowRegister", on.handle,
+				c.lib.sym.WindowRegister.Int(on.handle, w.addr, uintptr(w.bytes), hostmem.AddrOf(cell), windowSymmetric))
 		})
 	})
 	if err != nil {
+		c.lib.abandon(cell)
 		return 0, c.breakDown(op, err)
 	}
 	return uintptr(*cell), nil
 }
 
-// prepareWindows makes the native communicator for windows, and tunes with a
-// window of its own.
+// prepareWindows makes the native communicator for windows, if there is none,
+// and tunes it on a window of its own.
 func (c *Comm) prepareWindows(ctx context.Context, op string) error {
-	w := window{bytes: tunedBytes(tunedSizes - 1)}
-	var err error
-	w.addr, err = c.rt.AllocateMapping(w.bytes)
-	if agreed := c.agree(ctx, op, w.bytes, err != nil); err == nil {
-		err = agreed
+	if c.windows.native.Load() != nil {
+		return nil
 	}
+	w, err := c.newWindow(ctx, op, tunedBytes(tunedSizes-1), c.splitForWindows)
 	if err != nil {
-		return errors.Join(err, c.rt.Deallocate(w.addr))
+		return err
 	}
-	handle, err := c.splitControl(ctx)
+	return errors.Join(c.tune(ctx, op, w.addr), c.deregister(ctx, w), c.freeWindow(w))
+}
+
+func (c *Comm) splitForWindows(ctx context.Context, op string) error {
+	made, err := c.splitControl(ctx)
 	if err != nil {
-		return errors.Join(c.breakDown(op, err), c.rt.Deallocate(w.addr))
+		return c.breakDown(op, err)
 	}
-	c.windows.handle.Store(handle)
-	if c.gone.Load() { // another goroutine broke the communicator meanwhile
-		c.inBackground("ncclCommAbort", c.windows.handle.Swap(0), c.lib.abort)
-		return errors.Join(c.usable(op), c.rt.Deallocate(w.addr))
+	c.windows.native.Store(made)
+	if c.broken.Load() != nil { // another goroutine broke the communicator meanwhile
+		made.abort()
+		return c.sound(op)
 	}
-	if w.native, err = c.register(ctx, op, w.addr, w.bytes); err == nil {
-		err = errors.Join(c.tune(ctx, op, w.addr), c.deregister(ctx, w))
-	}
-	return errors.Join(err, c.rt.Deallocate(w.addr))
+	return nil
 }
 
 // FreeSymmetric implements [comm.SymmetricAllocator]. On a broken communicator,
@@ -231,6 +244,9 @@ func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	const op = "free symmetric"
 	if buf == 0 {
 		return nil
+	}
+	if err := c.group.Outside(); err != nil {
+		return c.group.Refuse(c.Fail(op, err))
 	}
 	if c.closed.Load() {
 		return c.Fail(op, comm.ErrClosed)
@@ -241,7 +257,7 @@ func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	if !known {
 		return c.Fail(op, fmt.Errorf("%w: %#x is not from AllocateSymmetric of this communicator", comm.ErrArgument, buf))
 	}
-	if err := errors.Join(c.deregister(ctx, w), c.rt.Deallocate(buf)); err != nil {
+	if err := errors.Join(c.deregister(ctx, w), c.freeWindow(w)); err != nil {
 		return c.Fail(op, err)
 	}
 	return nil
@@ -252,13 +268,17 @@ func (c *Comm) deregister(ctx context.Context, w window) error {
 	if c.broken.Load() != nil {
 		return nil
 	}
-	if err := c.Barrier(ctx); err != nil || w.native == 0 {
+	if err := c.Barrier(ctx); err != nil || w.handle == 0 {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	handle := c.windows.handle.Load()
+	on := c.windows.native.Load()
+	if !on.enter() {
+		return nil
+	}
+	defer on.leave()
 	return c.rt.Current(func() error {
-		return c.status("ncclCommWindowDeregister", handle, c.lib.sym.WindowDeregister.Int(handle, w.native))
+		return c.status("ncclCommWindowDeregister", on.handle, c.lib.sym.WindowDeregister.Int(on.handle, w.handle))
 	})
 }

@@ -163,12 +163,56 @@ func TestSymmetricMisuse(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		err = c.Group(func() error { return c.FreeSymmetric(ctx, buf) })
+		if err == nil {
+			return errors.New("freed inside a group")
+		}
 		if err := write(c.Runtime(), buf, c.Rank(), 1024); err != nil {
 			return err
 		}
 		return errors.Join(
 			c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum), c.Sync(ctx),
 			wantSum(c.Runtime(), buf, c.WorldSize(), 0, 1024),
+			c.FreeSymmetric(ctx, buf), c.Close())
+	}))
+}
+
+// Ranks may have different numbers of calls in a group. What is one call on
+// some must not take another way than on the others.
+func TestSymmetricBuffersInUnequalGroups(t *testing.T) {
+	runtimes := openGPUs(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	world, err := nccl.Local(ctx, runtimes)
+	require.NoError(t, err)
+	const n = 256
+	require.NoError(t, each(world, func(c *nccl.Comm) error {
+		buf, err := c.AllocateSymmetric(ctx, n*4)
+		if err != nil {
+			return err
+		}
+		if err := write(c.Runtime(), buf, c.Rank(), n); err != nil {
+			return err
+		}
+		message, err := c.Runtime().Allocate(8)
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			c.Group(func() error {
+				err := c.AllReduce(buf, buf, n, dtype.F32, comm.Sum)
+				switch { // only ranks 0 and 1 have a message
+				case c.WorldSize() < 2 || c.Rank() > 1:
+				case c.Rank() == 0:
+					err = errors.Join(err, c.Send(message, 8, dtype.U8, 1, 0))
+				default:
+					err = errors.Join(err, c.Recv(message, 8, dtype.U8, 0, 0))
+				}
+				return err
+			}),
+			c.Sync(ctx),
+			wantSum(c.Runtime(), buf, c.WorldSize(), 0, n),
+			c.Runtime().Deallocate(message),
 			c.FreeSymmetric(ctx, buf), c.Close())
 	}))
 }

@@ -51,24 +51,19 @@ const gain = 0.97
 // tune fills in where windows are faster, by measurements on a window of the
 // largest size, on zeros.
 func (c *Comm) tune(ctx context.Context, op string, buf uintptr) error {
-	if err := errors.Join(c.rt.Fill(buf, tunedBytes(tunedSizes-1), dtype.U8, 0), c.rt.Synchronize(ctx)); err != nil {
-		return err
-	}
-	start, err := c.rt.NewTimingEvent()
+	start, startErr := c.rt.NewTimingEvent()
+	end, endErr := c.rt.NewTimingEvent()
+	err := errors.Join(startErr, endErr, c.rt.Fill(buf, tunedBytes(tunedSizes-1), dtype.U8, 0), c.rt.Synchronize(ctx))
 	if err != nil {
-		return err
-	}
-	end, err := c.rt.NewTimingEvent()
-	if err != nil {
-		return errors.Join(err, start.Close())
+		return c.breakDown(op, err) // the peers go on with the measurements
 	}
 	defer func() { _ = errors.Join(start.Close(), end.Close()) }()
 	for kind := noWindow + 1; kind < windowKinds; kind++ {
 		times := make([]int64, 2*tunedSizes) // nanoseconds, without windows and with
 		for i := range tunedSizes {
 			n := c.tuningCall(kind, buf, tunedBytes(i))
-			for path, handle := range []uintptr{c.handle, c.windows.handle.Load()} {
-				d, err := c.shortest(ctx, op, n, handle, start, end)
+			for path, on := range []*native{c.data, c.windows.native.Load()} {
+				d, err := c.shortest(ctx, op, n, on, start, end)
 				if err != nil {
 					return err
 				}
@@ -102,11 +97,11 @@ func (c *Comm) tuningCall(kind windowKind, buf uintptr, bytes int) call {
 }
 
 // shortest times a call on one of the native communicators.
-func (c *Comm) shortest(ctx context.Context, op string, n call, handle uintptr, start, end *cuda.Event) (time.Duration, error) {
+func (c *Comm) shortest(ctx context.Context, op string, n call, on *native, start, end *cuda.Event) (time.Duration, error) {
 	best := time.Duration(math.MaxInt64)
 	for range tuneRounds {
 		err := c.guarded(ctx, func() error {
-			return c.rt.Current(func() error { return c.repeat(n, handle, start, end) })
+			return c.rt.Current(func() error { return c.repeat(n, on, start, end) })
 		})
 		if err != nil {
 			return 0, c.breakDown(op, err)
@@ -116,7 +111,7 @@ func (c *Comm) shortest(ctx context.Context, op string, n call, handle uintptr, 
 		}
 		d, err := end.Since(start)
 		if err != nil {
-			return 0, err
+			return 0, c.breakDown(op, err)
 		}
 		best = min(best, d)
 	}
@@ -124,16 +119,20 @@ func (c *Comm) shortest(ctx context.Context, op string, n call, handle uintptr, 
 }
 
 // repeat submits the calls of a round.
-func (c *Comm) repeat(n call, handle uintptr, start, end *cuda.Event) error {
+func (c *Comm) repeat(n call, on *native, start, end *cuda.Event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !on.enter() {
+		return comm.ErrBroken
+	}
+	defer on.leave()
 	for i := range tuneWarmup + tuneCalls {
 		if i == tuneWarmup {
 			if err := c.stream.Record(start); err != nil {
 				return err
 			}
 		}
-		if err := c.native(&n, handle); err != nil {
+		if err := c.call(&n, on.handle); err != nil {
 			return err
 		}
 	}

@@ -10,34 +10,25 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// closeTimeout bounds how long Close waits for pending work.
-const closeTimeout = 10 * time.Second
-
-func (l *library) asyncError(handle uintptr) Status {
-	return Status(int32(l.out(func(p uintptr) { l.sym.GetAsyncError.Int(handle, p) })))
-}
-
-// asyncError returns what went wrong in the native communicators that carry data.
-func (c *Comm) asyncError() error {
-	for _, handle := range [...]uintptr{c.handle, c.windows.handle.Load()} {
-		if handle == 0 {
-			continue
-		}
-		if s := c.lib.asyncError(handle); s != statusSuccess {
-			return c.lib.newError("ncclCommGetAsyncError", s, handle)
-		}
-	}
-	return nil
-}
+const (
+	// closeTimeout bounds how long Close waits for pending work.
+	closeTimeout = 10 * time.Second
+	// drainTimeout bounds how long a communicator that broke waits for its
+	// kernels to end. An abort takes milliseconds to reach them.
+	drainTimeout = 3 * time.Second
+)
 
 // asyncErrorEvery is how many looks at the stream Sync takes for one at NCCL's
 // own state, which costs more and changes rarely.
 const asyncErrorEvery = 16
 
 // Sync implements [comm.Communicator]. It watches NCCL's asynchronous error
-// state; when that, or ctx, ends the wait, the communicator is aborted.
+// state; when that, or ctx, ends the wait, the communicator is aborted, and
+// buffers are the caller's again when Sync returns. That does not reach kernels
+// on symmetric buffers, see AllocateSymmetric.
 func (c *Comm) Sync(ctx context.Context) error { return c.sync(ctx, "sync") }
 
 func (c *Comm) sync(ctx context.Context, op string) error {
@@ -56,11 +47,31 @@ func (c *Comm) sync(ctx context.Context, op string) error {
 	})
 	switch {
 	case err == nil:
-		return nil
+		// The stream is also done if another goroutine gave up and aborted.
+		return c.sound(op)
 	case ctx.Err() != nil:
 		return c.breakDown(op, comm.ContextError(ctx))
+	case inCapture(err):
+		return c.Fail(op, err) // the caller's mistake, nothing is wrong with the peers
 	}
 	return c.breakDown(op, err)
+}
+
+// inCapture reports whether the driver refused a call because of a capture.
+func inCapture(err error) bool {
+	var e *cuda.Error
+	return errors.As(err, &e) && e.InCapture()
+}
+
+// asyncError returns what went wrong in the native communicators that carry data.
+func (c *Comm) asyncError() error {
+	if err := c.data.asyncError(); err != nil {
+		return err
+	}
+	if w := c.windows.native.Load(); w != nil {
+		return w.asyncError()
+	}
+	return nil
 }
 
 // Barrier implements [comm.Communicator]: an allreduce of one element, because
@@ -90,89 +101,79 @@ func (c *Comm) usable(op string) error {
 	if c.closed.Load() {
 		return c.Fail(op, comm.ErrClosed)
 	}
+	return c.sound(op)
+}
+
+// sound reports what broke the communicator.
+func (c *Comm) sound(op string) error {
 	if cause := c.broken.Load(); cause != nil {
 		return c.Fail(op, fmt.Errorf("%w: %w", comm.ErrBroken, *cause))
 	}
 	return nil
 }
 
-// breakDown marks the communicator as broken and aborts its work, so that
-// nothing waits for a peer that will not come. The control communicator lives
-// on for Shrink.
+// breakDown marks the communicator as broken, aborts its work, so that nothing
+// waits for a peer that will not come, and waits until its kernels have ended.
+// The control communicator lives on for Shrink.
 func (c *Comm) breakDown(op string, cause error) error {
 	if c.broken.CompareAndSwap(nil, &cause) {
 		c.group.Free()
 		c.abort()
+		c.drain()
+		close(c.drained)
+	}
+	<-c.drained
+	if c.stuck.Load() {
+		cause = fmt.Errorf("%w; the GPU still waits for a peer, in a collective that NCCL cannot end: restart the process", cause)
 	}
 	return c.Fail(op, cause)
 }
 
-// abort ends the communicators that carry data, once: kernels that wait for
-// peers stop. It may be called while another goroutine is inside a call, which
-// then fails.
+// abort ends what carries data.
 func (c *Comm) abort() {
-	if c.gone.CompareAndSwap(false, true) {
-		c.inBackground("ncclCommAbort", c.handle, c.lib.abort)
-		c.inBackground("ncclCommAbort", c.windows.handle.Swap(0), c.lib.abort)
+	c.data.abort()
+	c.windows.native.Load().abort()
+}
+
+// drain waits until the aborted kernels have ended.
+func (c *Comm) drain() {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	// A stream that cannot be asked belongs to a device on which nothing runs.
+	_ = poll.Until(ctx, func() (bool, error) { return c.stream.Done() })
+	c.stuck.Store(ctx.Err() != nil)
+}
+
+// untilClosed returns a context that ends with ctx, and when Close is called.
+func (c *Comm) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.life, func() { cancel(comm.ErrClosed) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
 	}
 }
 
-func (l *library) abort(handle uintptr) Status { return Status(l.sym.Abort.Int(handle)) }
-
-// destroy ends a communicator that has no work left.
-func (l *library) destroy(handle uintptr) Status {
-	if s := Status(l.sym.Finalize.Int(handle)); s != statusSuccess {
-		return s
-	}
-	return Status(l.sym.Destroy.Int(handle))
-}
-
-// inBackground makes a call that frees a native communicator (0 for none). The last rank
-// of a process to do so frees the memory of all of them, on every GPU, and the
-// driver lets that wait for the kernels there. These may be waiting for this
-// very rank to join them in the next collective of another communicator, so
-// the rank must not wait for the call.
-func (c *Comm) inBackground(name string, handle uintptr, free func(handle uintptr) Status) {
-	if handle == 0 {
-		return
-	}
-	c.rt.Background(func() {
-		err := c.rt.Current(func() error {
-			// Afterwards the handle may not be asked for its state any more.
-			if s := free(handle); s != statusSuccess && s != statusInProgress {
-				return c.lib.newError(name, s, 0)
-			}
-			return nil
-		})
-		if err != nil {
-			slog.Error("nccl: communicator not freed", "rank", c.Rank(), "err", err)
-		}
-	})
-}
-
-// Close implements [comm.Communicator].
+// Close implements [comm.Communicator]. Graphs that hold collectives of this
+// communicator are closed before it.
 func (c *Comm) Close() error {
 	if !c.closed.CompareAndSwap(false, true) {
 		return nil
 	}
+	c.leakAlarm.Stop()
 	c.group.Free()
-	if c.broken.Load() == nil && c.handle != 0 {
+	c.endLife() // a Split that waits for a peer ends
+	if c.broken.Load() == nil {
 		c.finish()
 	}
 	c.controlMu.Lock()
-	defer c.controlMu.Unlock()
-	c.inBackground("ncclCommAbort", c.control, c.lib.abort)
-	errs := []error{c.rt.Deallocate(c.scratch)}
-	c.mu.Lock()
-	for _, w := range c.windows.list {
-		errs = append(errs, c.rt.Deallocate(w.addr))
-	}
-	c.windows.list = nil
-	c.mu.Unlock()
+	c.control.abort()
+	c.controlMu.Unlock()
+	err := c.giveBack()
 	if c.own != nil {
-		errs = append(errs, c.own.Close())
+		err = errors.Join(err, c.own.Close())
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return c.Fail("close", err)
 	}
 	return nil
@@ -183,13 +184,49 @@ func (c *Comm) Close() error {
 func (c *Comm) finish() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	if err := c.stream.Synchronize(ctx); err != nil {
-		slog.Error("nccl: closed with work pending", "rank", c.Rank(), "err", err)
-		c.abort()
-		return
+	if c.stream != nil {
+		if err := c.stream.Synchronize(ctx); err != nil {
+			slog.Error("nccl: closed with work pending", "rank", c.Rank(), "err", err)
+			_ = c.breakDown("close", comm.ErrClosed)
+			return
+		}
 	}
-	if c.gone.CompareAndSwap(false, true) {
-		c.inBackground("ncclCommDestroy", c.windows.handle.Swap(0), c.lib.destroy)
-		c.inBackground("ncclCommDestroy", c.handle, c.lib.destroy)
+	c.windows.native.Load().destroy()
+	c.data.destroy()
+}
+
+// giveBack frees the communicator's memory.
+func (c *Comm) giveBack() error {
+	c.mu.Lock()
+	list := c.windows.list
+	c.windows.list = nil
+	c.mu.Unlock()
+	var errs []error
+	for _, w := range list {
+		errs = append(errs, c.freeWindow(w))
 	}
+	if !c.stuck.Load() {
+		errs = append(errs, c.rt.Deallocate(c.scratch))
+	}
+	return errors.Join(errs...)
+}
+
+// freeWindow gives the memory of a symmetric buffer back. That of a broken
+// communicator goes to the system: peers that have not noticed yet may still
+// write to it, to which they hold references of their own, so nobody else may
+// get it. And if a kernel of this rank still uses it, it stays.
+func (c *Comm) freeWindow(w window) error {
+	switch {
+	case c.stuck.Load():
+		return nil
+	case c.broken.Load() != nil:
+		return c.rt.ReleaseMapping(w.addr)
+	}
+	return c.rt.Deallocate(w.addr)
+}
+
+// leaked is called when the garbage collector finds a communicator that was
+// never closed. What it holds of the GPU is lost.
+func leaked(name string) {
+	slog.Error("nccl: a communicator was never closed", "communicator", name)
 }

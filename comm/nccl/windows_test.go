@@ -16,10 +16,10 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 	for i := range tunedSizes { // up to 128 KiB, and from 2 MiB on
 		w.faster[windowAllReduce][i] = tunedBytes(i) <= 128*kib || tunedBytes(i) >= 2*mib
 	}
-	w.add(window{addr: 64 * mib, bytes: 4 * mib, native: 1})
-	w.add(window{addr: 16 * mib, bytes: 2 * mib, native: 2})
+	w.add(window{addr: 64 * mib, bytes: 4 * mib, handle: 1})
+	w.add(window{addr: 16 * mib, bytes: 2 * mib, handle: 2})
 	w.add(window{addr: 32 * mib, bytes: 2 * mib}) // plain memory
-	w.add(window{addr: 128 * mib, bytes: 64 * mib, native: 3})
+	w.add(window{addr: 128 * mib, bytes: 64 * mib, handle: 3})
 	for _, k := range []struct {
 		name       string
 		kind       windowKind
@@ -30,7 +30,8 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 		{"small", windowAllReduce, 64 * mib, 16 * mib, 8, true},
 		{"in place, in the middle", windowAllReduce, 65 * mib, 65 * mib, 4 * kib, true},
 		{"up to the end", windowAllReduce, 66 * mib, 66 * mib, 2 * mib, true},
-		{"beyond the end", windowAllReduce, 66*mib + 4, 66*mib + 4, 2 * mib, false},
+		{"beyond the end", windowAllReduce, 66*mib + 16, 66*mib + 16, 2 * mib, false},
+		{"a rank's own part", windowAllReduce, 65*mib + 4, 65 * mib, 4 * kib, true},
 		{"the last faster size", windowAllReduce, 64 * mib, 64 * mib, 128 * kib, true},
 		{"between two sizes", windowAllReduce, 64 * mib, 64 * mib, 128*kib + 4, false},
 		{"slower", windowAllReduce, 64 * mib, 64 * mib, mib, false},
@@ -50,7 +51,7 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 
 	x, known := w.remove(16 * mib)
 	assert.True(t, known)
-	assert.EqualValues(t, 2, x.native)
+	assert.EqualValues(t, 2, x.handle)
 	assert.False(t, w.cover(16*mib, 8))
 	_, known = w.remove(64*mib + 64)
 	assert.False(t, known, "not the address of a window")

@@ -1,0 +1,166 @@
+package nccl
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// native is an ncclComm_t. NCCL frees it while other goroutines may be about to
+// call it, without a lock of its own; hence this one.
+type native struct {
+	lib    *library
+	rt     *cuda.Runtime
+	handle uintptr
+	calls  sync.RWMutex // held for reading during a call
+	gone   atomic.Bool  // it is being freed: no call may begin
+}
+
+// enter begins a call, which ends by leave, unless the communicator is being
+// freed.
+func (n *native) enter() bool {
+	n.calls.RLock()
+	if n.gone.Load() {
+		n.calls.RUnlock()
+		return false
+	}
+	return true
+}
+
+func (n *native) leave() { n.calls.RUnlock() }
+
+// asyncError returns what went wrong since the last call. A communicator that
+// is being freed has nothing to say.
+func (n *native) asyncError() error {
+	if !n.enter() {
+		return nil
+	}
+	defer n.leave()
+	if s := n.lib.asyncError(n.handle); s != statusSuccess {
+		return n.lib.newError("ncclCommGetAsyncError", s, n.handle)
+	}
+	return nil
+}
+
+// callTimeout is how long freeing waits for a call under way. One that waits for
+// a peer ends only by the abort itself.
+const callTimeout = time.Second
+
+// abort frees a communicator and ends what it does: kernels that wait for peers
+// stop, except those on windows, and calls fail.
+func (n *native) abort() {
+	n.free("ncclCommAbort", func(handle uintptr) Status { return Status(n.lib.sym.Abort.Int(handle)) })
+}
+
+// destroy frees a communicator that has no work left. NCCL waits there until
+// graphs with its collectives are destroyed.
+func (n *native) destroy() {
+	n.free("ncclCommDestroy", func(handle uintptr) Status {
+		if s := Status(n.lib.sym.Finalize.Int(handle)); s != statusSuccess {
+			n.lib.sym.Abort.Int(handle)
+			return s
+		}
+		return Status(n.lib.sym.Destroy.Int(handle))
+	})
+}
+
+// free frees a communicator, once. It does not wait: the last rank of a process
+// to free its own frees the memory of all of them, on every GPU, and the driver
+// lets that wait for the kernels there. These may be waiting for this very rank
+// to join them in the next collective of another communicator.
+func (n *native) free(name string, call func(handle uintptr) Status) {
+	if n == nil || !n.gone.CompareAndSwap(false, true) {
+		return
+	}
+	n.rt.Background(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		defer cancel()
+		_ = poll.Until(ctx, func() (bool, error) { return n.calls.TryLock(), nil })
+		n.rt.CurrentToFree(func() {
+			// Afterwards the handle may not be asked for its state any more.
+			if s := call(n.handle); s != statusSuccess && s != statusInProgress {
+				slog.Error("nccl: communicator not freed", "err", n.lib.newError(name, s, 0))
+			}
+		})
+	})
+}
+
+// create makes a native communicator by a call that stores its handle in a
+// cell, and waits for NCCL to finish it, or for ctx. One that is made out of a
+// parent gets its handle only when the parent has finished the call. The handle
+// is 0 for a split that leaves this rank out.
+func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, name string, init func(cell uintptr) uintptr) (handle uintptr, err error) {
+	cell := new(uint64)
+	defer func() {
+		if err != nil {
+			l.abandon(cell)
+		}
+	}()
+	var s Status
+	if err := rt.Current(func() error {
+		s = Status(int32(init(hostmem.AddrOf(cell))))
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	// Also when the call itself reports success: it only means "launched".
+	if parent != 0 && (s == statusSuccess || s == statusInProgress) {
+		if s, err = l.await(ctx, parent); err != nil {
+			return 0, err
+		}
+	}
+	if s != statusSuccess && s != statusInProgress {
+		return 0, l.newError(name, s, parent)
+	}
+	handle = uintptr(*cell)
+	if handle == 0 {
+		return 0, nil
+	}
+	s, err = l.await(ctx, handle)
+	if err == nil && s != statusSuccess {
+		err = l.newError(name, s, handle)
+	}
+	if err != nil {
+		// Aborting is the only way to give an unfinished communicator back.
+		_ = rt.Current(func() error { l.sym.Abort.Int(handle); return nil })
+		return 0, err
+	}
+	return handle, nil
+}
+
+// abandon keeps a cell for ever: a thread of NCCL's may store its result there
+// long after the call was given up.
+func (l *library) abandon(cell *uint64) {
+	l.abandoned.Lock()
+	defer l.abandoned.Unlock()
+	l.abandoned.cells = append(l.abandoned.cells, cell)
+}
+
+// await waits until a communicator is not "in progress" any more, or for ctx.
+func (l *library) await(ctx context.Context, handle uintptr) (s Status, err error) {
+	err = poll.Until(ctx, func() (bool, error) {
+		s = l.asyncError(handle)
+		return s != statusInProgress, nil
+	})
+	if err != nil {
+		err = comm.ContextError(ctx)
+	}
+	return s, err
+}
+
+// asyncError asks for the state of a communicator.
+func (l *library) asyncError(handle uintptr) Status {
+	answer := statusSuccess
+	state := Status(int32(l.out(func(p uintptr) { answer = Status(l.sym.GetAsyncError.Int(handle, p)) })))
+	if answer != statusSuccess {
+		return answer
+	}
+	return state
+}
