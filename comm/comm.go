@@ -128,8 +128,11 @@ type Communicator interface {
 	Group(submit func() error) error
 
 	// Sync waits until everything this rank submitted is done, from whichever
-	// goroutine, or ctx is done. In the latter case the communicator is broken ([ErrTimeout] for a deadline,
-	// [ErrCanceled] for a cancellation).
+	// goroutine, or ctx is done. In the latter case the communicator is broken
+	// ([ErrTimeout] for a deadline, [ErrCanceled] for a cancellation). It is the
+	// wait that ends when a peer has failed, so the host calls it before it reads
+	// a result: what waits for a device's streams alone (a copy to the host)
+	// looks neither at a context nor at peers.
 	Sync(ctx context.Context) error
 	// Barrier returns after every rank has called it. It implies Sync.
 	Barrier(ctx context.Context) error

@@ -14,11 +14,13 @@ import (
 // the same length and type.
 //
 // Like all functions of this file it returns an error before anything is sent
-// if a tensor is nil, freed ([runtime.ErrFreed]), not contiguous
-// ([runtime.ErrNotContiguous]) or in memory that c does not reach
-// ([comm.ErrDevice]). When it returns, the host may go on to submit work on t
-// to the tensor's runtime; with a backend that has no streams the data is
-// there already.
+// if c or a tensor is nil ([comm.ErrArgument]), a tensor is freed
+// ([runtime.ErrFreed]), not contiguous ([runtime.ErrNotContiguous]) or in memory
+// that c does not reach ([comm.ErrDevice]), or if two tensors are not ordered by
+// one compute stream ([runtime.ErrDevice]: they are on two devices, or of two
+// runtimes that have a stream each). When it returns, the result is ready for
+// work submitted to the tensor's runtime from then on; before the host reads it,
+// see "Completion" in the package's documentation.
 func AllReduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm.ReduceOp) error {
 	x, err := begin(ctx, "allreduce", c, t, t)
 	if err != nil {
@@ -130,6 +132,9 @@ func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, re
 // WorldSize times as many elements. The others' dst may be nil.
 func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
 	const op = "gather"
+	if err := given(c); err != nil {
+		return opError(op, err)
+	}
 	if c.Rank() != root {
 		x, err := begin(ctx, op, c, src, src)
 		if err != nil {
@@ -148,6 +153,9 @@ func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, 
 // as many elements as dst; the others' src may be nil.
 func Scatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
 	const op = "scatter"
+	if err := given(c); err != nil {
+		return opError(op, err)
+	}
 	if c.Rank() != root {
 		x, err := begin(ctx, op, c, dst, dst)
 		if err != nil {
@@ -211,7 +219,10 @@ type call struct {
 // what computes them.
 func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor) (call, error) {
 	x := call{op: op}
-	var err error
+	err := given(c)
+	if err != nil {
+		return x, opError(op, err)
+	}
 	if x.src, err = address(op, "source", c, src); err != nil {
 		return x, err
 	}
@@ -221,8 +232,8 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 	if dst.DType() != src.DType() {
 		return x, opError(op, fmt.Errorf("%w: source is %v, destination %v", runtime.ErrDType, src.DType(), dst.DType()))
 	}
-	if dst.Device() != src.Device() {
-		return x, opError(op, fmt.Errorf("%w: source is on %v, destination on %v", runtime.ErrDevice, src.Device(), dst.Device()))
+	if err := sameStream(dst.Runtime(), src.Runtime()); err != nil {
+		return x, opError(op, fmt.Errorf("destination and source: %w", err))
 	}
 	x.count, x.dt = src.Len(), src.DType()
 	if x.order, err = newOrder(dst.Runtime(), c); err != nil {
@@ -237,6 +248,9 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 // beginParts is begin for collectives between a part and a whole of WorldSize
 // parts; the call's count is that of the part.
 func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor) (call, error) {
+	if err := given(c); err != nil {
+		return call{}, opError(op, err)
+	}
 	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
 		return call{}, shapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
 			c.WorldSize(), part.Len(), part.Len()*c.WorldSize(), whole.Len())
@@ -289,6 +303,9 @@ func address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, 
 // layout checks the counts of a V-collective against a tensor that they fill
 // and returns the displacements.
 func layout(op string, c comm.Communicator, countsRole string, counts []int, role string, t *runtime.Tensor) ([]int, error) {
+	if err := given(c); err != nil {
+		return nil, opError(op, err)
+	}
 	if len(counts) != c.WorldSize() {
 		return nil, opError(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
 	}

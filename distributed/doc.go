@@ -12,6 +12,17 @@
 // ([comm.StreamSyncOps]) and so has the runtime, by events, without blocking
 // the host; otherwise by waiting.
 //
+// # Completion
+//
+// When a function of this package returns, its result is ready for work that is
+// submitted to the tensor's runtime from then on. Without streams that includes
+// the host. With streams the host may be ahead of the device, and should call
+// the communicator's Sync(ctx) before it reads the result, or anything computed
+// from it: Sync ends when ctx does, and when a peer has failed. A copy from the
+// device ([runtime.ToSlice], [runtime.CopyOut]) waits for the streams as well, but
+// for as long as they take: behind a collective that a dead peer never joins,
+// for ever.
+//
 // # Sparse
 //
 // [Sparse] reduces one gradient tensor per step and sends only its largest

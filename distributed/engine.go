@@ -3,6 +3,7 @@ package distributed
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
@@ -59,10 +60,13 @@ func newEngine(rt runtime.Runtime, kernels runtime.Kernels, c comm.Communicator,
 	return e, e.err
 }
 
-// close gives all device memory back. Its errors are not those of a step.
+// close gives all device memory back, if the communicator is done with it. Its
+// errors are not those of a step.
 func (e *engine) close() error {
-	e.err = nil
-	e.release(0)
+	e.err = e.order.settle()
+	if e.err == nil {
+		e.release(0)
+	}
 	return errors.Join(e.err, e.order.close())
 }
 
@@ -289,6 +293,20 @@ func (e *engine) small(ctx context.Context, in, out int, submit func(send, recv 
 		e.check(e.rt.CopyOut(hostmem.Bytes(received), recv))
 	}
 	return received
+}
+
+// checkWords makes it an error if a word that a rank sent (equally many from
+// each) is not in [0, limit]: then the ranks do not reduce the same tensor, and
+// nothing may be sized by what they say. The words are zero then, as after any
+// error.
+func (e *engine) checkWords(words []int32, limit int, what string) {
+	for i, w := range words {
+		if e.err == nil && (w < 0 || int(w) > limit) {
+			e.err = fmt.Errorf("%w: rank %d of %d announces %d as %s, and with a tensor of %d elements it is 0 to %d",
+				comm.ErrMismatch, i*e.size/len(words), e.size, w, what, e.n, limit)
+			clear(words)
+		}
+	}
 }
 
 // allGatherWords collects the first n words of e.host of every rank.

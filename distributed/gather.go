@@ -30,7 +30,9 @@ func newGatherer(e *engine) *gatherer {
 // exchangeCounts fills g.counts with every rank's n and returns their sum.
 func (g *gatherer) exchangeCounts(ctx context.Context, n int) int {
 	g.host[0] = int32(n)
-	for r, count := range g.allGatherWords(ctx, 1) {
+	counts := g.allGatherWords(ctx, 1)
+	g.checkWords(counts, g.n, "its number of entries")
+	for r, count := range counts {
 		g.counts[r] = int(count)
 	}
 	g.equal = false

@@ -97,7 +97,8 @@ type bucket struct {
 // NewGradientSync prepares the reduction of gradients: contiguous tensors of
 // rt's memory, registered in the order of the forward pass, which the program
 // fills anew in every step. It does not communicate. All ranks pass the same
-// shapes, types and configuration.
+// shapes, types and configuration. Gradients whose runtime has another device or
+// another compute stream than rt are [runtime.ErrDevice].
 func NewGradientSync(rt runtime.Runtime, c comm.Communicator, gradients []*runtime.Tensor, cfg GradientConfig) (*GradientSync, error) {
 	const op = "gradient sync"
 	if rt == nil || c == nil {
@@ -113,8 +114,8 @@ func NewGradientSync(rt runtime.Runtime, c comm.Communicator, gradients []*runti
 		if _, err := address(op, fmt.Sprintf("gradient %d", i), c, t); err != nil {
 			return nil, err
 		}
-		if t.Device() != rt.Device() {
-			return nil, opError(op, fmt.Errorf("%w: gradient %d is on %v, want %v", runtime.ErrDevice, i, t.Device(), rt.Device()))
+		if err := sameStream(rt, t.Runtime()); err != nil {
+			return nil, opError(op, fmt.Errorf("the runtime and gradient %d: %w", i, err))
 		}
 	}
 	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), params: slices.Clone(gradients),
@@ -300,8 +301,10 @@ func (g *GradientSync) copyParts(b *bucket, back bool) error {
 
 // Wait completes the step: when it returns, all gradients are averages (for
 // work submitted to the compute stream from then on), and the next step may
-// begin. A gradient that is not ready is [comm.ErrArgument], names it, and
-// changes nothing.
+// begin. On a device with streams the host has not waited: before it reads a
+// gradient, or anything computed from one, it calls the communicator's Sync, as
+// "Completion" in the package's documentation explains. A gradient that is not
+// ready is [comm.ErrArgument], names it, and changes nothing.
 func (g *GradientSync) Wait(ctx context.Context) error {
 	const op = "gradient wait"
 	if err := g.usable(op); err != nil {
@@ -333,45 +336,32 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 // Stats returns what the last complete step did.
 func (g *GradientSync) Stats() GradientStats { return g.stats }
 
-// closeLimit is how long Close waits for buckets that were launched.
-const closeLimit = 5 * time.Second
-
 // Close frees the buckets. Gradients and communicator stay as they are.
 // Closing twice is fine.
 //
-// In the middle of a step it waits for the buckets that were launched, because
-// the communicator still reads and writes them. If the peers do not reduce
-// theirs within 5 seconds, that is [comm.ErrTimeout], and the communicator is
-// broken.
+// In the middle of a step the host waits for the buckets that were launched,
+// because the communicator still reads and writes them. If the peers do not
+// reduce theirs within 5 seconds, that is [comm.ErrTimeout], and the communicator
+// is broken. After this or any other error of that wait the buckets' memory is
+// not given back, because the communicator may still write it. Close the
+// communicator then, and after it the GradientSync again, before the gradients
+// are freed: they may be buckets themselves.
 func (g *GradientSync) Close() error {
-	if g.closed {
-		return nil
-	}
 	g.closed = true
-	errs := []error{g.settle(), g.order.close()}
+	settled := g.order.settle()
+	errs := []error{settled, g.order.close()}
 	for _, b := range g.buckets {
+		err := settled
 		if b.sparse != nil {
-			errs = append(errs, b.sparse.Close())
+			err = b.sparse.Close()
+			errs = append(errs, err)
 		}
-		if b.owned {
+		if b.owned && err == nil {
 			errs = append(errs, b.flat.Free())
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return opError("gradient sync close", err)
-	}
-	return nil
-}
-
-// settle waits for the buckets that were launched in this step.
-func (g *GradientSync) settle() error {
-	if g.next == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
-	defer cancel()
-	if err := g.order.computeAfterComm(ctx); g.err == nil { // or it was told already
-		return err
 	}
 	return nil
 }

@@ -174,6 +174,7 @@ func (x *okExchange) balanceRegions(ctx context.Context, picks list) {
 		}
 	}
 	samples := x.allGatherWords(ctx, sampleCount)
+	x.checkWords(samples, x.n-1, "the index of an entry")
 	slices.Sort(samples)
 	for r := 1; r < x.size; r++ {
 		x.bounds[r] = samples[r*sampleCount]

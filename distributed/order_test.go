@@ -27,6 +27,8 @@ type streamed struct {
 	log   []string
 	open  int // events that were not destroyed
 	reach runtime.Kind
+
+	syncFails, recordFails error // of the communicator
 }
 
 func (s *streamed) note(format string, args ...any) {
@@ -83,7 +85,7 @@ func (c streamedComm) Group(f func() error) error {
 
 func (c streamedComm) Sync(context.Context) error {
 	c.s.note("HOST-WAITS")
-	return nil
+	return c.s.syncFails
 }
 
 func (c streamedComm) CreateEvent() (uintptr, error) {
@@ -97,6 +99,9 @@ func (c streamedComm) DestroyEvent(event uintptr) error {
 }
 
 func (c streamedComm) RecordOnCommStream(event uintptr) error {
+	if c.s.recordFails != nil {
+		return c.s.recordFails
+	}
 	c.s.note("comm-records")
 	return c.Communicator.Sync(context.Background())
 }
@@ -180,19 +185,139 @@ func free(t *testing.T, tensors []*runtime.Tensor) {
 }
 
 // TestCloseInFlight checks that Close frees no bucket that the communicator
-// still works on: memory of the compute stream is reused after the stream has
-// waited for it.
+// still works on. The host waits: an event would bound no time and could fail.
 func TestCloseInFlight(t *testing.T) {
 	withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
 		params := gradients(t, s, 2)
 		defer free(t, params)
+		live := s.Stats().LiveBlocks
 		g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{})
 		require.NoError(t, err)
 		require.NoError(t, errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)))
 		s.take()
 		require.NoError(t, g.Close())
-		assert.Equal(t, "comm-records 77-waits", s.take())
+		assert.Equal(t, "HOST-WAITS", s.take())
+		assert.Equal(t, live, s.Stats().LiveBlocks, "the bucket was given back")
 	})
+}
+
+// TestCloseStuck checks that memory which the communicator may still write is
+// not given back, whether the step was given up before Wait or failed in it.
+func TestCloseStuck(t *testing.T) {
+	unrecorded := errors.New("event lost")
+	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		c = streamedComm{c, s}
+		params := gradients(t, s, 2)
+		defer free(t, params)
+		for _, recordFails := range []error{nil, unrecorded} {
+			live := s.Stats().LiveBlocks
+			g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{})
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)))
+			if recordFails != nil {
+				s.recordFails = recordFails
+				require.ErrorIs(t, g.Wait(ctx), unrecorded)
+			}
+			s.syncFails = comm.ErrTimeout
+			err = g.Close()
+			require.ErrorIs(t, err, comm.ErrTimeout)
+			assert.ErrorContains(t, err, "not given back")
+			assert.Equal(t, live+1, s.Stats().LiveBlocks, "the bucket may still be written")
+			require.ErrorIs(t, g.Close(), comm.ErrTimeout, "again")
+			s.syncFails = comm.ErrClosed
+			require.NoError(t, g.Close(), "nobody writes any more")
+			assert.Equal(t, live, s.Stats().LiveBlocks)
+			s.syncFails, s.recordFails = nil, nil
+		}
+		return nil
+	}))
+	assert.Zero(t, s.open, "events that were not destroyed")
+	assert.NoError(t, s.Close())
+}
+
+// TestSparseCloseWaits is for a step that failed behind its communication: the
+// host waits before the memory is given back, and keeps it if that fails.
+func TestSparseCloseWaits(t *testing.T) {
+	unrecorded := errors.New("event lost")
+	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		c = streamedComm{c, s}
+		for _, syncFails := range []error{nil, comm.ErrTimeout} {
+			g, err := runtime.FromSlice(s, normal(64, 1), 64)
+			require.NoError(t, err)
+			live := s.Stats().LiveBlocks
+			topk, err := distributed.NewSparse(s, c, 64, distributed.Config{Pattern: "topkA", Density: 0.1})
+			require.NoError(t, err)
+			s.recordFails, s.syncFails = unrecorded, syncFails
+			require.ErrorIs(t, topk.AllReduce(ctx, g), unrecorded)
+			s.take()
+			err = topk.Close()
+			assert.Equal(t, "HOST-WAITS", s.take())
+			require.ErrorIs(t, err, syncFails)
+			assert.Equal(t, syncFails == nil, s.Stats().LiveBlocks == live, "memory is given back exactly if nobody writes it")
+			s.recordFails, s.syncFails = nil, comm.ErrClosed
+			require.NoError(t, topk.Close())
+			s.syncFails = nil
+			require.NoError(t, g.Free())
+		}
+		return nil
+	}))
+	assert.Zero(t, s.open, "events that were not destroyed")
+	assert.NoError(t, s.Close())
+}
+
+// otherStream is the runtime of a device on another compute stream.
+type otherStream struct{ *cpu.Runtime }
+
+func (otherStream) ComputeStream() uintptr { return computeStream + 1 }
+
+// TestTwoRuntimesOfOneDevice: events order one compute stream against the
+// communicator, so memory of a runtime with another is refused, before anything
+// is sent.
+func TestTwoRuntimesOfOneDevice(t *testing.T) {
+	withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
+		other := otherStream{cpu.New()}
+		mine, theirs := gradients(t, s, 2), gradients(t, other, 1)
+		defer func() {
+			free(t, mine)
+			free(t, theirs)
+			assert.NoError(t, other.Close())
+		}()
+		assert.ErrorIs(t, distributed.AllGather(ctx, c, mine[0], theirs[0]), runtime.ErrDevice)
+		assert.ErrorIs(t, distributed.AllToAll(ctx, c, theirs[0], mine[0]), runtime.ErrDevice)
+		_, err := distributed.NewGradientSync(s, c, append(mine, theirs...), distributed.GradientConfig{})
+		assert.ErrorIs(t, err, runtime.ErrDevice)
+		assert.ErrorContains(t, err, "gradient 2")
+		topk, err := distributed.NewSparse(s, c, 100, distributed.Config{Pattern: "topkA", Density: 0.1})
+		require.NoError(t, err)
+		assert.ErrorIs(t, topk.AllReduce(ctx, theirs[0]), runtime.ErrDevice)
+		require.NoError(t, topk.Close())
+		assert.Empty(t, s.take())
+
+		// One runtime's tensors, whichever it is, are ordered by its own stream.
+		require.NoError(t, distributed.AllGather(ctx, c, mine[0], mine[1]))
+		assert.Equal(t, fmt.Sprintf(fenced, "allgather"), s.take())
+		require.NoError(t, distributed.AllReduce(ctx, c, theirs[0], comm.Sum))
+		assert.Equal(t, "78-records comm-waits allreduce comm-records 78-waits", s.take())
+	})
+}
+
+// TestTwoRuntimesWithoutStreams: without streams all work is done when a method
+// returns, so there is nothing to order.
+func TestTwoRuntimesWithoutStreams(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		one, two := cpu.New(), cpu.New()
+		dst, src := gradients(t, one, 1), gradients(t, two, 1)
+		require.NoError(t, src[0].Fill(3))
+		require.NoError(t, distributed.AllGather(ctx, c, dst[0], src[0]))
+		values, err := runtime.ToSlice[float32](dst[0])
+		require.NoError(t, err)
+		assert.EqualValues(t, 3, values[99])
+		free(t, dst)
+		free(t, src)
+		return errors.Join(one.Close(), two.Close())
+	}))
 }
 
 // TestBucketsOverlap checks that a bucket is submitted as soon as it and those

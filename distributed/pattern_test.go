@@ -301,7 +301,7 @@ func TestPeerFailure(t *testing.T) {
 		first, second := s.AllReduce(ctx, g), s.AllReduce(ctx, g)
 		assert.ErrorIs(t, first, comm.ErrPeerFailed)
 		assert.ErrorIs(t, second, comm.ErrPeerFailed)
-		return errors.Join(s.Close(), g.Free())
+		return errors.Join(c.Close(), s.Close(), g.Free())
 	})
 	assert.ErrorIs(t, err, left)
 	assert.NoError(t, rt.Close())
@@ -333,7 +333,7 @@ func TestSelectionFailure(t *testing.T) {
 			first := s.AllReduce(ctx, g)
 			assert.ErrorIs(t, first, want, "%s, rank %d", pattern, c.Rank())
 			assert.ErrorIs(t, s.AllReduce(ctx, g), want, "%s, rank %d, again", pattern, c.Rank())
-			return errors.Join(first, s.Close(), g.Free())
+			return errors.Join(first, c.Close(), s.Close(), g.Free())
 		})
 		assert.ErrorIs(t, err, broken)
 		assert.NoError(t, rt.Close())
@@ -371,10 +371,10 @@ func TestCloseAfterPeerLeft(t *testing.T) {
 		}
 		if err := errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)); err != nil {
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)
-			return g.Close()
+		} else {
+			assert.ErrorIs(t, g.Close(), comm.ErrPeerFailed)
 		}
-		assert.ErrorIs(t, g.Close(), comm.ErrPeerFailed)
-		return nil
+		return errors.Join(c.Close(), g.Close())
 	})
 	assert.ErrorIs(t, err, left)
 	assert.NoError(t, rt.Close(), "all memory is free")

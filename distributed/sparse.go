@@ -102,14 +102,17 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 // AllReduce replaces t by (an approximation of) the average of all ranks' t:
 // the same bits on every rank, zero where no rank's entry made it into the
 // result. t has the n elements that NewSparse was told, in any shape; F32, F16
-// or BF16 ([comm.ErrUnsupported] otherwise). What was not sent is kept, in
-// F32, and added to the next step's gradient.
+// or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
+// stream of the one that NewSparse was told ([runtime.ErrDevice] otherwise). What
+// was not sent is kept, in F32, and added to the next step's gradient. The result
+// is ready as that of [AllReduce] is.
 //
 // A wrong argument is an error before anything happened. After any other
 // error t's content is undefined, the ranks may be out of step, and later
 // calls return that error again. The other ranks wait for this one then, until
 // their contexts end or this rank closes its communicator, which is
-// [comm.ErrPeerFailed] on them: so close it.
+// [comm.ErrPeerFailed] on them: so close it. Lengths that another rank announces
+// and that no tensor of n elements has are [comm.ErrMismatch].
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
 	if s.closed {
@@ -158,10 +161,12 @@ func (s *Sparse) Residual() (*runtime.Tensor, error) {
 
 // Close frees the memory. The communicator and tensors stay as they are.
 // Closing twice is fine.
+//
+// If a step has failed in the middle of an exchange, Close waits for the
+// communicator, at most 5 seconds. After an error of that wait the memory is not
+// given back, because the communicator may still write it: close the communicator
+// then, and after it the Sparse again.
 func (s *Sparse) Close() error {
-	if s.closed {
-		return nil
-	}
 	s.closed = true
 	if err := s.engine.close(); err != nil {
 		return opError("sparse close", err)
@@ -181,8 +186,8 @@ func (s *Sparse) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
 	if t.Len() != s.n {
 		return 0, shapeError(op, "gradient has %d elements, want %d", t.Len(), s.n)
 	}
-	if t.Device() != s.rt.Device() {
-		return 0, opError(op, fmt.Errorf("%w: gradient is on %v, want %v", runtime.ErrDevice, t.Device(), s.rt.Device()))
+	if err := sameStream(s.rt, t.Runtime()); err != nil {
+		return 0, opError(op, fmt.Errorf("the runtime of NewSparse and the gradient: %w", err))
 	}
 	return ptr, nil
 }

@@ -68,8 +68,11 @@ func (s *splitter) reduce(ctx context.Context, own, outgoing list) int {
 			s.host[r] = int32(s.positions[r+1] - s.positions[r])
 		}
 	}
+	counts := s.allToAllWords(ctx)
+	_, length := s.region()
+	s.checkWords(counts, length, "its number of entries for this rank's region")
 	incoming := 0
-	for r, n := range s.allToAllWords(ctx) {
+	for r, n := range counts {
 		s.fromWhom[r] = int(n)
 		incoming += int(n)
 	}

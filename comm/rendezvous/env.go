@@ -10,6 +10,7 @@ import (
 	"hash/fnv"
 	"net"
 	"strconv"
+	"strings"
 )
 
 // ErrEnvironment: the launcher's variables are missing or contradict each
@@ -24,11 +25,18 @@ type Job struct {
 	// Rank is this process's number of WorldSize, LocalRank its number among
 	// those of this host.
 	Rank, WorldSize, LocalRank int
-	// Address is where rank 0 listens, as host:port.
+	// Address is where the other ranks reach rank 0, as host:port. Rank 0 listens
+	// on that port of all interfaces, of a loopback address on that alone.
 	Address string
 	// Secret is known to the processes of this job and to nobody else.
 	Secret []byte
 }
+
+// Variables of an address that a user, or a script, sets for any launcher.
+const (
+	addressVariable = "MASTER_ADDR"
+	portVariable    = "MASTER_PORT"
+)
 
 // launcher says how one family of launchers names things. A variable that a
 // family does not have is "".
@@ -37,33 +45,36 @@ type launcher struct {
 	rank, size            string
 	localRank, localSize  string
 	job                   string // a name of the job
-	address               string // of rank 0's host
-	port                  string
-	portServesTheLauncher string // if "True", the launcher listens on port itself
+	hosts, hostCount      string // those of the job, in the order of the ranks
+	portServesTheLauncher string // if "True", the launcher listens on the port itself
 }
 
 // launchers in the order of preference: torchrun may itself have been started
 // by one of the others, and then its ranks count.
+//
+// Slurm's variables are those of the step, which srun sets in the tasks that it
+// starts (https://slurm.schedmd.com/srun.html). A batch script has the job's
+// variables alone, with rank 0 and a number of tasks of which none was started.
+// SLURM_LAUNCH_NODE_IPADDR does not tell where rank 0 is: it is the host that
+// srun ran on, which may be a login node.
 var launchers = []launcher{
 	{
 		name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
 		localRank: "LOCAL_RANK", localSize: "LOCAL_WORLD_SIZE", job: "TORCHELASTIC_RUN_ID",
-		address: "MASTER_ADDR", port: "MASTER_PORT", portServesTheLauncher: "TORCHELASTIC_USE_AGENT_STORE",
+		portServesTheLauncher: "TORCHELASTIC_USE_AGENT_STORE",
 	},
 	{
 		name: "openmpi", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
 		localRank: "OMPI_COMM_WORLD_LOCAL_RANK", localSize: "OMPI_COMM_WORLD_LOCAL_SIZE", job: "PMIX_NAMESPACE",
-		address: "MASTER_ADDR", port: "MASTER_PORT",
 	},
 	{
-		name: "slurm", rank: "SLURM_PROCID", size: "SLURM_NTASKS",
+		name: "slurm", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS",
 		localRank: "SLURM_LOCALID", job: "SLURM_JOB_ID",
-		address: "SLURM_LAUNCH_NODE_IPADDR", port: "MASTER_PORT",
+		hosts: "SLURM_STEP_NODELIST", hostCount: "SLURM_STEP_NUM_NODES",
 	},
 	{
 		name: "pmi", rank: "PMI_RANK", size: "PMI_SIZE",
 		localRank: "MPI_LOCALRANKID", localSize: "MPI_LOCALNRANKS", job: "PMI_JOBID",
-		address: "MASTER_ADDR", port: "MASTER_PORT",
 	},
 }
 
@@ -71,17 +82,26 @@ var launchers = []launcher{
 const SecretVariable = "TUTTI_SECRET"
 
 // FromEnv reads the variables of torchrun, Open MPI, Slurm and PMI launchers
-// (MPICH, Intel MPI), in this order; without any the process is a job of one.
-// getenv is os.Getenv, or stands for it.
+// (MPICH, Intel MPI), in this order; without any the process is a job of one,
+// as it is in a Slurm batch script that does not use srun. getenv is os.Getenv,
+// or stands for it.
 //
 // The secret is TUTTI_SECRET, which is to be set the same for all processes. If
 // it is not, the launcher's name for the job takes its place: that keeps two
 // jobs apart that meet by accident, but not somebody who knows the name.
 //
-// Rank 0 listens on MASTER_ADDR:MASTER_PORT. Where torchrun itself uses that
-// port, it is the next one; where no port is set, one that follows from the
-// job's name; where no address is set, this host's loopback address if all
-// processes are on this host.
+// The ranks reach rank 0 at MASTER_ADDR:MASTER_PORT, whatever the launcher.
+// Where torchrun itself uses that port, it is the next one; where no port is
+// set, one that follows from the job's name. Where no address is set, it is
+// this host's loopback address if all processes are on this host, and with
+// Slurm otherwise the first host of the step, on which rank 0 runs unless the
+// user distributes the tasks arbitrarily.
+//
+// Rank 0 listens on that port of all interfaces, since its host may know its
+// own name by another address than the others do. So hosts outside the job can
+// connect too, and only the secret keeps them out. Where the address is a
+// loopback address, given as a number or as localhost, rank 0 listens on that
+// alone.
 func FromEnv(getenv func(string) string) (Job, error) {
 	for _, l := range launchers {
 		if getenv(l.rank) != "" && getenv(l.size) != "" {
@@ -135,21 +155,45 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 
 // host is where rank 0 runs.
 func (l launcher) host(getenv func(string) string, size int) (string, error) {
-	if host := getenv(l.address); host != "" {
+	if host := getenv(addressVariable); host != "" {
 		return host, nil
 	}
-	if host := getenv("MASTER_ADDR"); host != "" {
-		return host, nil
-	}
-	if size == 1 || l.localSize != "" && getenv(l.localSize) == strconv.Itoa(size) {
+	if size == 1 || l.localSize != "" && getenv(l.localSize) == strconv.Itoa(size) || l.hostCount != "" && getenv(l.hostCount) == "1" {
 		return "127.0.0.1", nil
 	}
-	return "", fmt.Errorf("rendezvous: %w of %s: several hosts, but MASTER_ADDR does not say which one rank 0 runs on", ErrEnvironment, l.name)
+	if l.hosts != "" {
+		if host := firstHost(getenv(l.hosts)); host != "" {
+			return host, nil
+		}
+	}
+	return "", fmt.Errorf("rendezvous: %w of %s: several hosts, but %s does not say which one rank 0 runs on", ErrEnvironment, l.name, addressVariable)
+}
+
+// firstHost returns the first host of a list in Slurm's notation, such as node7
+// of "node[7-9,12],login".
+func firstHost(list string) string {
+	var host strings.Builder
+	for {
+		end := strings.IndexAny(list, ",[")
+		if end < 0 {
+			return host.String() + list
+		}
+		host.WriteString(list[:end])
+		if list[end] == ',' {
+			return host.String()
+		}
+		numbers, rest, _ := strings.Cut(list[end+1:], "]")
+		if end := strings.IndexAny(numbers, ",-"); end >= 0 {
+			numbers = numbers[:end]
+		}
+		host.WriteString(numbers)
+		list = rest
+	}
 }
 
 // listenPort is the port of rank 0.
 func (l launcher) listenPort(getenv func(string) string, job string) (int, error) {
-	text := getenv(l.port)
+	text := getenv(portVariable)
 	if text == "" {
 		// Above the ports that systems hand out to outgoing connections
 		// (32768 to 60999 on Linux) there are some thousand left.
@@ -160,7 +204,7 @@ func (l launcher) listenPort(getenv func(string) string, job string) (int, error
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return 0, fmt.Errorf("rendezvous: %w of %s: %s=%q is no port", ErrEnvironment, l.name, l.port, text)
+		return 0, fmt.Errorf("rendezvous: %w of %s: %s=%q is no port", ErrEnvironment, l.name, portVariable, text)
 	}
 	if l.portServesTheLauncher != "" && getenv(l.portServesTheLauncher) == "True" {
 		port = port%65535 + 1

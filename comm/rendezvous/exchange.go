@@ -57,7 +57,11 @@ func (j Job) Broadcast(ctx context.Context, payload []byte) ([]byte, error) {
 
 // serve answers the other ranks until each has the payload.
 func (j Job) serve(ctx context.Context, payload []byte) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", j.Address)
+	address, err := j.listenAddress()
+	if err != nil {
+		return fmt.Errorf("rendezvous: rank 0: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("rendezvous: rank 0: %w", err)
 	}
@@ -99,6 +103,20 @@ func (j Job) serve(ctx context.Context, payload []byte) error {
 			}
 		})
 	}
+}
+
+// listenAddress is where rank 0 listens. What the others call its host may be no
+// address of the host (behind a translation), or mean another one here: Debian
+// resolves the host's own name to 127.0.1.1.
+func (j Job) listenAddress() (string, error) {
+	host, port, err := net.SplitHostPort(j.Address)
+	if err != nil {
+		return "", err
+	}
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+		return j.Address, nil
+	}
+	return ":" + port, nil
 }
 
 // missing lists the ranks that were not served.

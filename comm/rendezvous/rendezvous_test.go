@@ -39,12 +39,26 @@ func TestFromEnv(t *testing.T) {
 		{"openmpi on one host", []string{"OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "OMPI_COMM_WORLD_LOCAL_RANK", "1",
 			"OMPI_COMM_WORLD_LOCAL_SIZE", "2", "MASTER_PORT", "4000", "PMIX_NAMESPACE", "n"},
 			Job{"openmpi", 1, 2, 1, "127.0.0.1:4000", []byte("openmpi job n")}},
-		{"slurm", []string{"SLURM_PROCID", "5", "SLURM_NTASKS", "6", "SLURM_LOCALID", "0", "SLURM_LAUNCH_NODE_IPADDR", "10.1.2.3",
+		// srun run on the login node 10.1.2.3, in a job of more tasks than the step.
+		{"slurm", []string{"SLURM_PROCID", "5", "SLURM_STEP_NUM_TASKS", "6", "SLURM_NTASKS", "16", "SLURM_LOCALID", "1",
+			"SLURM_LAUNCH_NODE_IPADDR", "10.1.2.3", "SLURM_STEP_NUM_NODES", "3", "SLURM_STEP_NODELIST", "gpu[07-08,12]",
 			"MASTER_PORT", "4000", "SLURM_JOB_ID", "77"},
-			Job{"slurm", 5, 6, 0, "10.1.2.3:4000", []byte("slurm job 77")}},
+			Job{"slurm", 5, 6, 1, "gpu07:4000", []byte("slurm job 77")}},
+		{"slurm with an address", []string{"SLURM_PROCID", "5", "SLURM_STEP_NUM_TASKS", "6", "SLURM_LOCALID", "0",
+			"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1", "SLURM_STEP_NUM_NODES", "3", "SLURM_STEP_NODELIST", "gpu[07-09]",
+			"MASTER_ADDR", "node7", "MASTER_PORT", "4000", "SLURM_JOB_ID", "77"},
+			Job{"slurm", 5, 6, 0, "node7:4000", []byte("slurm job 77")}},
+		{"slurm on one host", []string{"SLURM_PROCID", "1", "SLURM_STEP_NUM_TASKS", "2", "SLURM_LOCALID", "1",
+			"SLURM_STEP_NUM_NODES", "1", "SLURM_STEP_NODELIST", "gpu07", "MASTER_PORT", "4000", "SLURM_JOB_ID", "77"},
+			Job{"slurm", 1, 2, 1, "127.0.0.1:4000", []byte("slurm job 77")}},
+		{"a step of one task", []string{"SLURM_PROCID", "0", "SLURM_STEP_NUM_TASKS", "1", "SLURM_NTASKS", "16", "SLURM_LOCALID", "0",
+			"SLURM_STEP_NUM_NODES", "1", "MASTER_PORT", "4000", "SLURM_JOB_ID", "77"},
+			Job{"slurm", 0, 1, 0, "127.0.0.1:4000", []byte("slurm job 77")}},
+		{"slurm's batch script", []string{"SLURM_PROCID", "0", "SLURM_NTASKS", "16", "SLURM_LOCALID", "0", "SLURM_JOB_ID", "77"},
+			Job{Launcher: "none", WorldSize: 1}},
 		{"pmi", []string{"PMI_RANK", "0", "PMI_SIZE", "2", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS", "2", "MASTER_PORT", "4000"},
 			Job{"pmi", 0, 2, 0, "127.0.0.1:4000", []byte("pmi job ")}},
-		{"torchrun inside slurm", []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", "SLURM_PROCID", "0", "SLURM_NTASKS", "1"},
+		{"torchrun inside slurm", []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", "SLURM_PROCID", "0", "SLURM_STEP_NUM_TASKS", "1"},
 			Job{"torchrun", 1, 2, 0, "h:1", []byte("torchrun job ")}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -64,6 +78,7 @@ func TestFromEnvRefusesNonsense(t *testing.T) {
 		{"negative rank", `RANK="-1"`, []string{"RANK", "-1", "WORLD_SIZE", "2"}},
 		{"rank beyond the size", "WORLD_SIZE=2", []string{"RANK", "2", "WORLD_SIZE", "2"}},
 		{"port that is none", `MASTER_PORT="70000"`, []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "70000"}},
+		{"slurm's hosts without names", "MASTER_ADDR", []string{"SLURM_PROCID", "1", "SLURM_STEP_NUM_TASKS", "4", "SLURM_STEP_NUM_NODES", "2"}},
 		{"several hosts without an address", "MASTER_ADDR", []string{"OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "4", "OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -74,11 +89,27 @@ func TestFromEnvRefusesNonsense(t *testing.T) {
 	}
 }
 
+func TestFirstHost(t *testing.T) {
+	for list, want := range map[string]string{
+		"":                      "",
+		"node7":                 "node7",
+		"node7,node9":           "node7",
+		"node[7-9,12]":          "node7",
+		"node[007,012-014]":     "node007",
+		"node[7]-ib":            "node7-ib",
+		"login,node[7-9]":       "login",
+		"rack[2-3]node[10-11],": "rack2node10",
+		"broken[4":              "broken4",
+	} {
+		assert.Equal(t, want, firstHost(list), "%q", list)
+	}
+}
+
 // The port that follows from a job's name is the same for all its ranks, and
 // another for other jobs (with this pair of names at least).
 func TestPortFollowsTheJob(t *testing.T) {
 	address := func(job, rank string) string {
-		j, err := FromEnv(environment("SLURM_PROCID", rank, "SLURM_NTASKS", "2", "SLURM_JOB_ID", job, "MASTER_ADDR", "h"))
+		j, err := FromEnv(environment("SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS", "2", "SLURM_JOB_ID", job, "MASTER_ADDR", "h"))
 		require.NoError(t, err)
 		return j.Address
 	}
@@ -121,6 +152,43 @@ func TestBroadcastReachesEveryRank(t *testing.T) {
 	for rank := range size {
 		assert.Equal(t, payload, got[rank], "rank %d", rank)
 	}
+}
+
+// Rank 0 cannot bind what the others call its host (an address of documentation,
+// RFC 5737, which no host has), and is reached all the same.
+func TestRankZeroListensOnAllInterfaces(t *testing.T) {
+	local := freeAddress(t)
+	_, port, err := net.SplitHostPort(local)
+	require.NoError(t, err)
+	ctx := deadline(t, 20*time.Second)
+	served := make(chan error, 1)
+	go func() {
+		_, err := Job{WorldSize: 2, Address: net.JoinHostPort("192.0.2.1", port), Secret: []byte("s")}.Broadcast(ctx, []byte("id"))
+		served <- err
+	}()
+	got, err := Job{Rank: 1, WorldSize: 2, Address: local, Secret: []byte("s")}.Broadcast(ctx, nil)
+	require.NoError(t, err)
+	assert.Equal(t, "id", string(got))
+	require.NoError(t, <-served)
+}
+
+// What is given as loopback is not opened to the network.
+func TestListenAddress(t *testing.T) {
+	for address, want := range map[string]string{
+		"127.0.0.1:4000":     "127.0.0.1:4000",
+		"127.0.1.1:4000":     "127.0.1.1:4000",
+		"[::1]:4000":         "[::1]:4000",
+		"localhost:4000":     "localhost:4000",
+		"node7:4000":         ":4000",
+		"10.0.0.1:4000":      ":4000",
+		"[2001:db8::1]:4000": ":4000",
+	} {
+		got, err := Job{Address: address}.listenAddress()
+		require.NoError(t, err)
+		assert.Equal(t, want, got)
+	}
+	_, err := Job{WorldSize: 2, Address: "node7"}.Broadcast(t.Context(), nil)
+	assert.ErrorContains(t, err, "missing port")
 }
 
 func TestAJobOfOneNeedsNobody(t *testing.T) {

@@ -34,7 +34,7 @@ func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
 		return nil, fmt.Errorf("overlap: %w: %v has no streams", comm.ErrUnsupported, r.Runtime.Device())
 	}
 	if err := s.init(ctx); err != nil {
-		return nil, errors.Join(err, s.close())
+		return nil, errors.Join(err, s.close(true))
 	}
 	return s, nil
 }
@@ -62,18 +62,21 @@ func (s *session) init(ctx context.Context) (err error) {
 	return err
 }
 
-func (s *session) close() error {
+// close gives everything back, except memory that is the communicator's to free
+// after this rank has failed, or that it may still write.
+func (s *session) close(failed bool) error {
 	var errs []error
 	for _, l := range []*link{s.alone, s.beside} {
 		if l != nil {
 			errs = append(errs, l.sync.Close())
 		}
 	}
+	inUse := errors.Join(errs...) != nil
 	if s.line != nil {
 		errs = append(errs, s.line.Free())
 	}
 	if s.model != nil {
-		errs = append(errs, s.model.free())
+		errs = append(errs, s.model.free(inUse || failed && s.model.memory.collective))
 	}
 	return errors.Join(append(errs, s.clock.close(), s.trace.Close())...)
 }

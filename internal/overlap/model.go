@@ -47,6 +47,10 @@ type model struct {
 type memory struct {
 	allocate func(bytes int) (uintptr, error)
 	free     func(addr uintptr) error
+	// collective: all ranks call both together. A rank that fails alone does not
+	// call free, because the others may be in the middle of something else, and
+	// leaves the memory to the communicator's Close.
+	collective bool
 }
 
 // gradientMemory takes memory of the communicator if that has faster collectives
@@ -54,11 +58,12 @@ type memory struct {
 func gradientMemory(ctx context.Context, rt runtime.Runtime, c comm.Communicator) memory {
 	symmetric, ok := comm.As[comm.SymmetricAllocator](c)
 	if !ok {
-		return memory{rt.Allocate, rt.Deallocate}
+		return memory{allocate: rt.Allocate, free: rt.Deallocate}
 	}
 	return memory{
-		func(bytes int) (uintptr, error) { return symmetric.AllocateSymmetric(ctx, bytes) },
-		func(addr uintptr) error { return symmetric.FreeSymmetric(ctx, addr) },
+		allocate:   func(bytes int) (uintptr, error) { return symmetric.AllocateSymmetric(ctx, bytes) },
+		free:       func(addr uintptr) error { return symmetric.FreeSymmetric(ctx, addr) },
+		collective: true,
 	}
 }
 
@@ -67,7 +72,7 @@ func gradientMemory(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 func newModel(rt runtime.Runtime, mem memory, cfg Config, rank, ranks int) (*model, error) {
 	m := &model{cfg: cfg, memory: mem}
 	if err := m.build(rt, rank, ranks); err != nil {
-		return nil, errors.Join(err, m.free())
+		return nil, errors.Join(err, m.free(mem.collective))
 	}
 	return m, nil
 }
@@ -245,13 +250,13 @@ func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error 
 	return nil
 }
 
-// free gives the memory back.
-func (m *model) free() error {
+// free gives the memory back, but for that of the gradients if it is to be kept.
+func (m *model) free(keepGradients bool) error {
 	var errs []error
 	for _, t := range m.owned {
 		errs = append(errs, t.Free())
 	}
-	if m.base != 0 {
+	if m.base != 0 && !keepGradients {
 		errs = append(errs, m.memory.free(m.base))
 		m.base = 0
 	}

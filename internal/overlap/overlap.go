@@ -146,13 +146,14 @@ type Result struct {
 
 // Run measures. It is collective; every rank gets the result, with rank 0's
 // timelines on rank 0 only. A communicator or runtime without streams is
-// [comm.ErrUnsupported].
+// [comm.ErrUnsupported]. After an error close the communicators: the others wait
+// for this rank until then, and symmetric memory is freed by that.
 func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 	s, err := newSession(ctx, r, cfg)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() { err = errors.Join(err, s.close(err != nil)) }()
 	phases := s.phases()
 	recorded := make([]recording, len(phases))
 	for round := range cfg.Rounds + 1 {

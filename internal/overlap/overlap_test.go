@@ -246,7 +246,7 @@ func checkGradients(t *testing.T, cfg Config, ranks int, eachRank func(body func
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, s.close()) }()
+		defer func() { err = errors.Join(err, s.close(err != nil)) }()
 		for _, p := range s.phases() {
 			if p.name == overlapped {
 				if _, _, err := s.step(ctx, p, nil); err != nil {
@@ -330,6 +330,39 @@ func reference(inputs, w []float64) []float64 {
 		}
 	}
 	return gradients
+}
+
+// TestSymmetricMemoryIsFreedTogether: all ranks free it when all of them are done.
+// A rank that fails alone leaves it to its communicator's Close, since its peers
+// are calling something else.
+func TestSymmetricMemoryIsFreedTogether(t *testing.T) {
+	failure := errors.New("device failed")
+	for name, k := range map[string]struct {
+		broken brokenDevice // rank 1's
+		want   [testRanks]error
+		frees  int
+	}{
+		"success": {frees: 1},
+		"a rank cannot compute": {brokenDevice{multiply: failure},
+			[testRanks]error{comm.ErrPeerFailed, failure, comm.ErrPeerFailed}, 0},
+		"a rank has no memory": {brokenDevice{allocate: failure},
+			[testRanks]error{comm.ErrPeerFailed, failure, comm.ErrPeerFailed}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachRank(t, func(ctx context.Context, r Rank) error {
+				c := &symmetricComm{simComm: r.Comm.(*simComm)}
+				r.Comm, r.Beside = c, nil
+				if c.Rank() == 1 {
+					k.broken.simDevice = c.device
+					r.Runtime, r.Compute = k.broken, k.broken
+				}
+				_, err := Run(ctx, r, testConfig())
+				assert.ErrorIs(t, err, k.want[c.Rank()], "rank %d", c.Rank())
+				assert.Equal(t, k.frees, c.frees, "rank %d", c.Rank())
+				return c.Close()
+			})
+		})
+	}
 }
 
 func TestWithoutStreams(t *testing.T) {

@@ -3,6 +3,7 @@ package overlap
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -162,3 +163,56 @@ func (c *simComm) StreamWaitEvent(_, event uintptr) error {
 
 // SyncCommStream implements [comm.StreamSyncOps].
 func (c *simComm) SyncCommStream() error { return nil }
+
+// symmetricComm also has memory that all ranks allocate and free together.
+type symmetricComm struct {
+	*simComm
+	live  []uintptr
+	frees int // calls of FreeSymmetric
+}
+
+// AllocateSymmetric implements [comm.SymmetricAllocator].
+func (c *symmetricComm) AllocateSymmetric(_ context.Context, bytes int) (uintptr, error) {
+	addr, err := c.device.Allocate(bytes)
+	c.live = append(c.live, addr)
+	return addr, err
+}
+
+// FreeSymmetric implements [comm.SymmetricAllocator].
+func (c *symmetricComm) FreeSymmetric(ctx context.Context, addr uintptr) error {
+	c.frees++
+	c.live = slices.DeleteFunc(c.live, func(other uintptr) bool { return other == addr })
+	return errors.Join(c.Barrier(ctx), c.device.Deallocate(addr))
+}
+
+// Close implements [comm.Communicator].
+func (c *symmetricComm) Close() error {
+	errs := []error{c.simComm.Close()}
+	for _, addr := range c.live {
+		errs = append(errs, c.device.Deallocate(addr))
+	}
+	c.live = nil
+	return errors.Join(errs...)
+}
+
+// brokenDevice fails in all that its errors are set for.
+type brokenDevice struct {
+	*simDevice
+	multiply, allocate error
+}
+
+// Multiply implements [Compute].
+func (d brokenDevice) Multiply(c, a, b cublas.Matrix) error {
+	if d.multiply != nil {
+		return d.multiply
+	}
+	return d.simDevice.Multiply(c, a, b)
+}
+
+// Allocate implements [runtime.Runtime].
+func (d brokenDevice) Allocate(bytes int) (uintptr, error) {
+	if d.allocate != nil {
+		return 0, d.allocate
+	}
+	return d.simDevice.Allocate(bytes)
+}

@@ -1,0 +1,174 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestNilCommunicator checks that every function names what is missing.
+func TestNilCommunicator(t *testing.T) {
+	rt := cpu.New()
+	tensors := gradients(t, rt, 2)
+	a, b, ctx := tensors[0], tensors[1], t.Context()
+	newSparse := func() error {
+		_, err := distributed.NewSparse(rt, nil, 100, distributed.Config{})
+		return err
+	}
+	newGradientSync := func() error {
+		_, err := distributed.NewGradientSync(rt, nil, tensors, distributed.GradientConfig{})
+		return err
+	}
+	newMesh := func() error {
+		_, err := distributed.NewMesh(ctx, nil, distributed.Dim{Name: "data", Size: 1})
+		return err
+	}
+	for name, call := range map[string]func() error{
+		"AllReduce":       func() error { return distributed.AllReduce(ctx, nil, a, comm.Sum) },
+		"Broadcast":       func() error { return distributed.Broadcast(ctx, nil, a, 0) },
+		"Reduce":          func() error { return distributed.Reduce(ctx, nil, a, comm.Sum, 0) },
+		"AllGather":       func() error { return distributed.AllGather(ctx, nil, a, b) },
+		"AllGatherV":      func() error { return distributed.AllGatherV(ctx, nil, a, b, []int{100}) },
+		"ReduceScatter":   func() error { return distributed.ReduceScatter(ctx, nil, a, b, comm.Sum) },
+		"AllToAll":        func() error { return distributed.AllToAll(ctx, nil, a, b) },
+		"AllToAllV":       func() error { return distributed.AllToAllV(ctx, nil, a, []int{100}, b, []int{100}) },
+		"Gather":          func() error { return distributed.Gather(ctx, nil, a, b, 0) },
+		"Scatter":         func() error { return distributed.Scatter(ctx, nil, a, b, 0) },
+		"Send":            func() error { return distributed.Send(ctx, nil, a, 0, 1) },
+		"Recv":            func() error { return distributed.Recv(ctx, nil, a, 0, 1) },
+		"SendRecv":        func() error { return distributed.SendRecv(ctx, nil, a, 0, b, 0, 1) },
+		"NewSparse":       newSparse,
+		"NewGradientSync": newGradientSync,
+		"NewMesh":         newMesh,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var err error
+			require.NotPanics(t, func() { err = call() })
+			assert.ErrorIs(t, err, comm.ErrArgument)
+			assert.ErrorContains(t, err, "communicator is nil")
+		})
+	}
+	free(t, tensors)
+	require.NoError(t, rt.Close())
+}
+
+// corrupting is a communicator that changes one of the words that a rank gets
+// when ranks exchange a few of them.
+type corrupting struct {
+	comm.Communicator
+	exchange string // "allgather" or "alltoall"
+	words    int    // how many each rank sends
+	value    int32
+}
+
+func (c corrupting) corrupt(exchange string, recv uintptr, words int, dt dtype.DType) error {
+	if err := c.Sync(context.Background()); err != nil || dt != dtype.I32 || exchange != c.exchange || words != c.words {
+		return err
+	}
+	hostmem.Slice[int32](recv, words*c.WorldSize())[words*(c.WorldSize()-1-c.Rank())] = c.value
+	return nil
+}
+
+func (c corrupting) AllGather(send, recv uintptr, n int, dt dtype.DType) error {
+	if err := c.Communicator.AllGather(send, recv, n, dt); err != nil || n > c.words {
+		return err // a list, perhaps in a group, in which nothing can be waited for
+	}
+	return c.corrupt("allgather", recv, n, dt)
+}
+
+func (c corrupting) AllToAll(send, recv uintptr, n int, dt dtype.DType) error {
+	if err := c.Communicator.AllToAll(send, recv, n, dt); err != nil {
+		return err
+	}
+	return c.corrupt("alltoall", recv, n, dt)
+}
+
+// TestImpossibleLengths checks that what a peer announces is compared with the
+// tensor before memory is sized by it: no rank asks for more than a small
+// multiple of what a step takes.
+func TestImpossibleLengths(t *testing.T) {
+	const n, density = 6000, 0.1
+	for _, k := range []struct {
+		pattern  string
+		exchange string
+		words    int
+		value    int32 // one above the largest possible, or far from possible
+	}{
+		{"topkAopt", "allgather", 1, n + 1},
+		{"topkAopt", "allgather", 1, -1},
+		{"topkAopt", "allgather", 1, 1 << 30},
+		{"gaussiank", "allgather", 1, 1 << 30},
+		{"gaussiankconcat", "allgather", 1, 1 << 30},
+		{"topkSA", "alltoall", 1, n/2 + 1},
+		{"topkSA", "alltoall", 1, -1},
+		{"topkSA", "allgather", 1, 1 << 30},
+		{"gaussiankSA", "alltoall", 1, 1 << 30},
+		{"oktopk", "alltoall", 1, 1 << 30},
+		{"oktopk", "allgather", 1, 1 << 30},
+		{"oktopk", "allgather", 4, n},
+		{"oktopk", "allgather", 4, -1},
+	} {
+		t.Run(fmt.Sprintf("%s, %s of %d: %d", k.pattern, k.exchange, k.words, k.value), func(t *testing.T) {
+			rt := cpu.New()
+			require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+				g, err := runtime.FromSlice(rt, normal(n, c.Rank()), n)
+				if err != nil {
+					return err
+				}
+				s, err := distributed.NewSparse(rt, corrupting{c, k.exchange, k.words, k.value}, n, distributed.Config{Pattern: k.pattern, Density: density})
+				if err != nil {
+					return err
+				}
+				for range 2 { // the error stays
+					err = s.AllReduce(ctx, g)
+					assert.ErrorIs(t, err, comm.ErrMismatch)
+					assert.ErrorContains(t, err, fmt.Sprintf("rank %d of 2 announces %d", 1-c.Rank(), k.value))
+				}
+				if err := s.Close(); err != nil {
+					return err
+				}
+				return g.Free()
+			}))
+			assert.Less(t, rt.Stats().PeakBytes, int64(1<<20))
+			require.NoError(t, rt.Close())
+		})
+	}
+}
+
+// TestTensorsOfTwoLengths has a rank reduce a longer tensor than the other.
+func TestTensorsOfTwoLengths(t *testing.T) {
+	const n = 100
+	rt := cpu.New()
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		mine := n * (1 + 99*c.Rank())
+		g, err := runtime.FromSlice(rt, normal(mine, c.Rank()), mine)
+		if err != nil {
+			return err
+		}
+		defer g.Free()
+		s, err := distributed.NewSparse(rt, c, mine, distributed.Config{Pattern: "topkAopt", Density: 0.5})
+		if err != nil {
+			return err
+		}
+		err = s.AllReduce(ctx, g)
+		if c.Rank() == 0 {
+			assert.ErrorIs(t, err, comm.ErrMismatch)
+			assert.ErrorContains(t, err, "rank 1 of 2 announces 5000")
+		}
+		return errors.Join(err, c.Close(), s.Close())
+	})
+	assert.ErrorIs(t, err, comm.ErrMismatch)
+	require.NoError(t, rt.Close())
+}
