@@ -1,13 +1,19 @@
+//go:build unix
+
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,16 +31,23 @@ type result struct {
 	Ratio    float64 `json:"ratio_to_dense"`
 }
 
-// execute runs a program for a bounded time.
-func execute(t *testing.T, program string, args ...string) (stdout, stderr string, err error) {
+// command makes a command with a bounded time.
+func command(t *testing.T, program string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
+	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, program, args...)
 	// Open MPI refuses root and more processes than processors unless told.
 	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// execute runs a program to its end.
+func execute(t *testing.T, program string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	cmd := command(t, program, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
@@ -64,9 +77,7 @@ func TestMPIJobs(t *testing.T) {
 	if len(launchers) == 0 {
 		t.Skip("needs mpirun.openmpi or mpirun.mpich; install Debian's openmpi-bin or mpich")
 	}
-	tutti := filepath.Join(t.TempDir(), "tutti")
-	out, err := exec.Command("go", "build", "-o", tutti, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	tutti := build(t)
 	train := []string{"train", "--epochs", "2", "--pattern", "dense,topkA,oktopk", "--json", "--out"}
 
 	stdout, stderr, err := execute(t, tutti, append(train, t.TempDir(), "--ranks", "4")...)
@@ -80,7 +91,7 @@ func TestMPIJobs(t *testing.T) {
 			require.NoError(t, err, stderr)
 			assert.Equal(t, want, lines[result](t, stdout), "of rank 0 alone")
 
-			stdout, stderr, err = execute(t, mpirun, "-n", "2", tutti, "bench", "allreduce", "--backend", "mpi", "--max", "8", "--rounds", "1", "--json")
+			stdout, stderr, err = execute(t, mpirun, "-n", "2", tutti, "bench", "allreduce", "--backend", "mpi", "--max", "8", "--rounds", "1", "--in-place", "--json")
 			require.NoError(t, err, stderr)
 			assert.Len(t, lines[map[string]any](t, stdout), 1, "of rank 0 alone")
 
@@ -93,6 +104,8 @@ func TestMPIJobs(t *testing.T) {
 			assert.NotContains(t, stdout, "# allreduce")
 			assert.Contains(t, stdout+stderr, "--ranks 4 but mpirun started 2")
 
+			testTimeout(t, mpirun, tutti)
+
 			// Rank 0 fails while the others wait for it: the job ends.
 			file := filepath.Join(t.TempDir(), "file")
 			require.NoError(t, os.WriteFile(file, nil, 0o600))
@@ -102,4 +115,33 @@ func TestMPIJobs(t *testing.T) {
 			assert.Contains(t, stdout+stderr, "cannot use --out")
 		})
 	}
+}
+
+// testTimeout stops a rank in the middle of a measurement: the other one gives
+// up and says after what time.
+func testTimeout(t *testing.T, mpirun, tutti string) {
+	pidFile := filepath.Join(t.TempDir(), "pid")
+	const script = `if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then echo $$ > "$1"; fi
+exec "$0" bench allreduce --backend mpi --timeout 1s --step 2`
+	cmd := command(t, mpirun, "-n", "2", "sh", "-c", script, tutti, pidFile)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	require.NoError(t, cmd.Start())
+	out := bufio.NewReader(stdout)
+	header, err := out.ReadString('\n')
+	require.NoError(t, err)
+	require.Contains(t, header, "# allreduce over 2 ranks", "the first size is measured, twenty are to follow")
+
+	text, err := os.ReadFile(pidFile)
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	defer syscall.Kill(pid, syscall.SIGKILL) //nolint:errcheck // the launcher did
+	_, err = io.Copy(io.Discard, out)
+	require.NoError(t, err)
+	require.ErrorAs(t, cmd.Wait(), new(*exec.ExitError))
+	assert.Contains(t, stderr.String(), "timed out: --timeout 1s")
 }

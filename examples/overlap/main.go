@@ -4,6 +4,10 @@
 // communicator's stream reduces. Events put the two streams in order; the host
 // never waits. It prints both times and draws them in overlap.svg.
 //
+// reducer.go is the part to copy: how events order the two streams, by public
+// packages alone. The rest, which uses internal ones, gives it products to hide
+// communication behind, and measures.
+//
 // `tutti bench overlap` measures a whole training step this way.
 package main
 
@@ -34,7 +38,7 @@ const (
 
 func main() {
 	if err := missing(); err != nil {
-		fmt.Println("this example needs two NVIDIA GPUs, NCCL and cuBLAS:", err)
+		fmt.Fprintln(os.Stderr, "this example needs two NVIDIA GPUs, NCCL and cuBLAS:", err)
 		return
 	}
 	if err := run(); err != nil {
@@ -46,7 +50,7 @@ func main() {
 func missing() error {
 	n, err := cuda.Count()
 	if err == nil && n < 2 {
-		err = fmt.Errorf("there is %d GPU", n)
+		err = fmt.Errorf("GPUs found: %d", n)
 	}
 	if err == nil {
 		_, _, err = nccl.Version()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/cublas"
@@ -20,9 +19,9 @@ func demonstrate(ctx context.Context, c *nccl.Comm) (timelines []overlap.Timelin
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{comm: c, ops: c, symmetric: c, rt: rt, stream: rt.ComputeStream(), gpu: gpu, trace: overlap.NewTrace(gpu)}
+	w := &worker{comm: c, rt: rt, gpu: gpu, trace: overlap.NewTrace(gpu)}
 	defer func() { err = errors.Join(err, w.trace.Close(), gpu.Close()) }()
-	defer func() { err = errors.Join(err, w.free(ctx)) }()
+	defer func() { err = w.free(ctx, err) }()
 	if err := w.allocate(ctx); err != nil {
 		return nil, err
 	}
@@ -30,10 +29,10 @@ func demonstrate(ctx context.Context, c *nccl.Comm) (timelines []overlap.Timelin
 	if err := gpu.SetMultiprocessors(rt.Info().Multiprocessors - ctas); err != nil {
 		return nil, err
 	}
-	if w.event, err = w.ops.CreateEvent(); err != nil {
+	if w.reducer, err = newReducer(c, rt.ComputeStream()); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, w.ops.DestroyEvent(w.event)) }()
+	defer func() { err = errors.Join(err, w.reducer.close()) }()
 
 	for _, name := range []string{sequential, overlapped} {
 		for range 2 { // the first warms up
@@ -58,18 +57,15 @@ const (
 
 // worker is one rank.
 type worker struct {
-	comm      comm.Communicator
-	ops       comm.StreamSyncOps // the same communicator's
+	comm      *nccl.Comm
 	rt        *cuda.Runtime
-	stream    uintptr      // the one that products run on
 	gpu       *overlap.GPU // multiplies by cuBLAS
-	event     uintptr
+	reducer   *reducer
 	trace     *overlap.Trace
 	outputs   cublas.Matrix // how the loss changes with a layer's outputs
 	inputs    cublas.Matrix // of a layer
 	gradients [layers]cublas.Matrix
 
-	symmetric     comm.SymmetricAllocator
 	factors, sums uintptr // where the matrices lie
 }
 
@@ -81,7 +77,7 @@ func (w *worker) allocate(ctx context.Context) (err error) {
 	if w.factors, err = w.rt.Allocate(2 * factor * size); err != nil {
 		return err
 	}
-	if w.sums, err = w.symmetric.AllocateSymmetric(ctx, layers*gradient*size); err != nil {
+	if w.sums, err = w.comm.AllocateSymmetric(ctx, layers*gradient*size); err != nil {
 		return err
 	}
 	w.outputs = cublas.Matrix{Addr: w.factors, Rows: batch, Columns: width}
@@ -92,8 +88,20 @@ func (w *worker) allocate(ctx context.Context) (err error) {
 	return w.rt.Fill(w.factors, 2*factor, dtype.BF16, 0.01)
 }
 
-func (w *worker) free(ctx context.Context) error {
-	return errors.Join(w.rt.Deallocate(w.factors), w.symmetric.FreeSymmetric(ctx, w.sums))
+// free frees the matrices after err or nil, and returns what went wrong. All
+// ranks free symmetric memory together: after an error, this one does not wait
+// for others, which may be waiting for it.
+func (w *worker) free(ctx context.Context, err error) error {
+	if err != nil {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		ctx = ended
+	}
+	freeErr := errors.Join(w.rt.Deallocate(w.factors), w.comm.FreeSymmetric(ctx, w.sums))
+	if err != nil {
+		return err // what came of it is no news
+	}
+	return freeErr
 }
 
 // step computes and adds up all gradients. The two ways differ in one thing:
@@ -102,7 +110,7 @@ func (w *worker) step(ctx context.Context, overlapped bool) error {
 	if err := w.comm.Barrier(ctx); err != nil {
 		return err
 	}
-	if err := w.trace.Begin(w.ops, w.stream); err != nil {
+	if err := w.trace.Begin(w.comm, w.rt.ComputeStream()); err != nil {
 		return err
 	}
 	for i := range w.gradients {
@@ -110,12 +118,12 @@ func (w *worker) step(ctx context.Context, overlapped bool) error {
 			return err
 		}
 		if !overlapped {
-			if err := w.computeWaits(); err != nil {
+			if err := w.reducer.wait(); err != nil {
 				return err
 			}
 		}
 	}
-	if err := w.computeWaits(); err != nil {
+	if err := w.reducer.wait(); err != nil {
 		return err
 	}
 	if err := w.trace.End(); err != nil {
@@ -134,22 +142,8 @@ func (w *worker) layer(i int) error {
 	if err := w.trace.Computed(overlap.Backward, fmt.Sprintf("gradient %d", i)); err != nil {
 		return err
 	}
-	if err := w.ops.RecordOnStream(w.event, w.stream); err != nil {
-		return err
-	}
-	if err := w.ops.CommStreamWaitEvent(w.event); err != nil {
-		return err
-	}
-	if err := w.comm.AllReduce(gradient.Addr, gradient.Addr, width*width, dtype.BF16, comm.Sum); err != nil {
+	if err := w.reducer.add(gradient.Addr, width*width, dtype.BF16); err != nil {
 		return err
 	}
 	return w.trace.Reduced(fmt.Sprintf("allreduce %d", i))
-}
-
-// computeWaits makes later products wait for all reductions so far.
-func (w *worker) computeWaits() error {
-	if err := w.ops.RecordOnCommStream(w.event); err != nil {
-		return err
-	}
-	return w.ops.StreamWaitEvent(w.stream, w.event)
 }

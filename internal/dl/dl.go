@@ -78,20 +78,31 @@ type Library struct {
 
 // Open opens the first of the candidates (file names that the system's loader
 // looks up, or paths) that it can. The error, wrapping [ErrNotFound], lists
-// every candidate with the loader's reason.
+// every candidate with the loader's reason; neighbours with the same reason
+// share it.
 func Open(candidates ...string) (*Library, error) {
-	var tried []string
+	var tried strings.Builder
+	previous := ""
 	for _, name := range candidates {
 		handle, err := open(name)
 		if err == nil {
 			return &Library{name: name, handle: handle}, nil
 		}
-		tried = append(tried, fmt.Sprintf("%s (%v)", name, err))
+		reason := strings.TrimPrefix(err.Error(), name+": ") // glibc begins with the name
+		switch {
+		case tried.Len() == 0:
+		case reason == previous:
+			tried.WriteString(", ")
+		default:
+			fmt.Fprintf(&tried, " (%s), ", previous)
+		}
+		tried.WriteString(name)
+		previous = reason
 	}
-	if len(tried) == 0 {
+	if tried.Len() == 0 {
 		return nil, fmt.Errorf("dl: %w: no candidates", ErrNotFound)
 	}
-	return nil, fmt.Errorf("dl: %w: tried %s", ErrNotFound, strings.Join(tried, ", "))
+	return nil, fmt.Errorf("dl: %w: tried %s (%s)", ErrNotFound, tried.String(), previous)
 }
 
 // Name is the candidate under which the library was opened.
@@ -106,7 +117,7 @@ func (l *Library) Lookup(symbol string) (uintptr, bool) {
 // Bind fills the [Func] and [Data] fields of *table that carry a `sym:"name"`
 // tag with the addresses of those symbols. A symbol marked `sym:"name,optional"`
 // may be missing, its field is then zero; the error, wrapping [ErrNotFound],
-// lists every other missing one.
+// names the first others that are missing, and says how many more there are.
 func (l *Library) Bind(table any) error {
 	v := reflect.ValueOf(table)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
@@ -130,7 +141,19 @@ func (l *Library) Bind(table any) error {
 		v.Field(i).SetUint(uint64(address))
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("dl: %w in %s: %s", ErrNotFound, l.name, strings.Join(missing, ", "))
+		return fmt.Errorf("dl: %w in %s: %s", ErrNotFound, l.name, listed(missing))
 	}
 	return nil
+}
+
+// mostListed is how many symbols an error names: a file that is another library
+// lacks all of them.
+const mostListed = 3
+
+// listed joins names, of which it leaves those beyond mostListed out.
+func listed(names []string) string {
+	if more := len(names) - mostListed; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:mostListed], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }

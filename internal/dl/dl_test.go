@@ -2,6 +2,8 @@ package dl
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -41,6 +43,39 @@ func TestOpenListsEveryCandidate(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotFound)
 }
 
+func TestOpenSaysReasonsOnce(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the texts of glibc's loader")
+	}
+	const absent = "cannot open shared object file: No such file or directory"
+	_, err := Open("libtutti-absent-1.so", "libtutti-absent-2.so")
+	require.EqualError(t, err, "dl: not found: tried libtutti-absent-1.so, libtutti-absent-2.so ("+absent+")")
+
+	text := filepath.Join(t.TempDir(), "text.so")
+	require.NoError(t, os.WriteFile(text, []byte("no library"), 0o600))
+	_, err = Open("libtutti-absent-1.so", text)
+	require.EqualError(t, err, "dl: not found: tried libtutti-absent-1.so ("+absent+"), "+text+" (file too short)")
+}
+
+// The loader's reason belongs to a thread, and goroutines move between threads.
+func TestOpenGivesTheReasonToEveryGoroutine(t *testing.T) {
+	var wg sync.WaitGroup
+	var without atomic.Int32
+	for range 16 {
+		wg.Go(func() {
+			for i := range 200 {
+				name := fmt.Sprintf("libtutti-absent-%d.so", i)
+				if _, err := Open(name); err == nil || strings.HasSuffix(err.Error(), "()") {
+					without.Add(1)
+				}
+				runtime.Gosched()
+			}
+		})
+	}
+	wg.Wait()
+	assert.Zero(t, without.Load(), "errors without a reason")
+}
+
 func TestBind(t *testing.T) {
 	lib := libc(t)
 	var table struct {
@@ -56,7 +91,7 @@ func TestBind(t *testing.T) {
 	assert.EqualValues(t, table.Abs, address)
 }
 
-func TestBindNamesEveryMissingSymbol(t *testing.T) {
+func TestBindNamesMissingSymbols(t *testing.T) {
 	var table struct {
 		Abs Func `sym:"abs"`
 		A   Func `sym:"tutti_absent_a"`
@@ -64,7 +99,19 @@ func TestBindNamesEveryMissingSymbol(t *testing.T) {
 	}
 	err := libc(t).Bind(&table)
 	require.ErrorIs(t, err, ErrNotFound)
-	assert.ErrorContains(t, err, "tutti_absent_a, tutti_absent_b")
+	assert.ErrorContains(t, err, ": tutti_absent_a, tutti_absent_b")
+	assert.NotContains(t, err.Error(), "more")
+
+	var long struct {
+		A Func `sym:"tutti_absent_a"`
+		B Func `sym:"tutti_absent_b"`
+		C Func `sym:"tutti_absent_c"`
+		D Func `sym:"tutti_absent_d"`
+		E Func `sym:"tutti_absent_e"`
+	}
+	err = libc(t).Bind(&long)
+	require.ErrorIs(t, err, ErrNotFound)
+	assert.ErrorContains(t, err, ": tutti_absent_a, tutti_absent_b, tutti_absent_c and 2 more")
 }
 
 func TestBindRefusesOtherTables(t *testing.T) {

@@ -2,14 +2,26 @@
 
 package dl
 
-import "github.com/ebitengine/purego"
+import (
+	"runtime"
+
+	"github.com/ebitengine/purego"
+)
 
 // open loads a library with its symbols visible to libraries loaded later:
 // plugins of an MPI library look for its symbols in the global scope.
+//
+// The loader keeps the reason of a failure for the thread, from which purego
+// asks for it in a second call.
 func open(name string) (uintptr, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	return purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 }
 
+// lookup finds a symbol; of its failures the same holds.
 func lookup(handle uintptr, symbol string) (uintptr, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	return purego.Dlsym(handle, symbol)
 }

@@ -7,10 +7,13 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // Options say which world to make.
@@ -39,6 +42,9 @@ type Backend interface {
 	Name() string
 	// Summary says in a few words what the ranks are.
 	Summary() string
+	// Jobs tells whether the ranks can be the processes that a launcher started;
+	// where not, each process is a world of its own.
+	Jobs() bool
 	// Probe finds out whether the backend works on this machine: a line about
 	// what it would use, or an error wrapping [comm.ErrUnavailable] that says
 	// what is missing.
@@ -60,9 +66,38 @@ type OptionError struct {
 // Error returns "backend: reason".
 func (e *OptionError) Error() string { return e.Backend + ": " + e.Reason }
 
+// Unsupported turns an error that wraps [comm.ErrUnsupported] into an
+// [OptionError] without the rank, which is the same on all ranks. Others are
+// left alone.
+func Unsupported(backend string, err error) error {
+	if !errors.Is(err, comm.ErrUnsupported) {
+		return err
+	}
+	reason := err.Error()
+	var op *comm.OpError
+	if errors.As(err, &op) {
+		reason = fmt.Sprintf("%s: %v", op.Op, op.Err)
+	}
+	return &OptionError{Backend: backend, Reason: reason}
+}
+
+// Counted writes a number of things, as in "1 GPU" and "2 GPUs".
+func Counted(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
 // All returns every backend, in the order in which they are shown.
 func All() []Backend {
 	return []Backend{localBackend{}, noopBackend{}, mpiBackend{}, ncclBackend{}}
+}
+
+// Aliases are names that users may try, with those of the backends that serve
+// them.
+var Aliases = map[string]string{
+	"gpu": "nccl", "cuda": "nccl", "openmpi": "mpi", "mpich": "mpi", "mpirun": "mpi", "cpu": "local",
 }
 
 // Names returns the names of all backends.

@@ -57,6 +57,13 @@ func TestNoopRefusesMoreRanks(t *testing.T) {
 	assert.Equal(t, "noop: has one rank, not 2", err.Error())
 }
 
+func TestLocalRefusesTooManyRanks(t *testing.T) {
+	err := localBackend{}.Run(t.Context(), Options{Ranks: 100_000}, nil)
+	var wrong *OptionError
+	require.ErrorAs(t, err, &wrong)
+	assert.Equal(t, "local: --ranks 100000, at most 1024 work in one process", err.Error())
+}
+
 func TestErrorsOfAnyRankComeBack(t *testing.T) {
 	failure := errors.New("rank 2 has had enough")
 	err := localBackend{}.Run(t.Context(), Options{Ranks: 3}, func(ctx context.Context, r Rank) error {

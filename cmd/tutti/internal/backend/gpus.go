@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -29,6 +30,23 @@ type GPUs struct {
 	NoNCCL string `json:"nccl_unavailable"`
 
 	err error
+}
+
+// CUBLAS is the library that `tutti bench overlap` multiplies by, in the form
+// of [GPUs].
+type CUBLAS struct {
+	Version     string `json:"cublas"`
+	Library     string `json:"cublas_library"`
+	Unavailable string `json:"cublas_unavailable"`
+}
+
+// LookForCUBLAS finds out whether it is there.
+func LookForCUBLAS() CUBLAS {
+	version, library, err := cublas.Version()
+	if err != nil {
+		return CUBLAS{Unavailable: err.Error()}
+	}
+	return CUBLAS{Version: version, Library: library}
 }
 
 // LookForGPUs finds out what there is. What is missing is no error.

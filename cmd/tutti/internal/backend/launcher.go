@@ -2,7 +2,10 @@ package backend
 
 import (
 	"fmt"
+	"os"
 	"strings"
+
+	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
 // processes is how the launchers of package rendezvous are told a number of
@@ -12,16 +15,41 @@ var processes = map[string]string{
 	"slurm":    "srun -n",
 }
 
+// separateWorlds says that every process of a job is a world of its own, "" if
+// there is no such job or another process says it.
+func separateWorlds(b Backend, job rendezvous.Job) string {
+	if b.Jobs() || job.WorldSize < 2 || job.Rank > 0 {
+		return ""
+	}
+	name, _, _ := strings.Cut(processOption(job.Launcher), " ")
+	return fmt.Sprintf("%s started %d processes, and with --backend %s each of them is a world of its own; --backend mpi and --backend nccl make one of all",
+		name, job.WorldSize, b.Name())
+}
+
+// SeparateWorlds returns a note for the user where a launcher started this
+// process with others, of which b does not know; "" where there is nothing to
+// say.
+func SeparateWorlds(b Backend) string {
+	// Rank and size are known even if the rest of the environment is wrong.
+	job, _ := rendezvous.FromEnv(os.Getenv)
+	return separateWorlds(b, job)
+}
+
+// processOption is how a launcher is told a number of processes.
+func processOption(launcher string) string {
+	if command, ok := processes[launcher]; ok {
+		return command
+	}
+	return "mpirun -n"
+}
+
 // checkRanks compares --ranks, 0 if it was left out, with the size of the job
 // that a launcher started.
 func checkRanks(backend, launcher string, asked, started int) error {
 	if asked == 0 || asked == started {
 		return nil
 	}
-	command, ok := processes[launcher]
-	if !ok {
-		command = "mpirun -n"
-	}
+	command := processOption(launcher)
 	name, _, _ := strings.Cut(command, " ")
 	return &OptionError{
 		Backend: backend,

@@ -19,6 +19,7 @@ import (
 type mpiBackend struct{}
 
 func (mpiBackend) Name() string    { return "mpi" }
+func (mpiBackend) Jobs() bool      { return true }
 func (mpiBackend) Summary() string { return "processes started by mpirun" }
 
 // ProbeMPI is the program that tells MPI's thread level when it is called with
@@ -85,7 +86,8 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	}
 	rt := cpu.New()
 	if err == nil {
-		err = body(ctx, Rank{Comm: bounded(world, opts.Timeout), Runtime: rt})
+		g := &guard{limit: opts.Timeout}
+		err = body(ctx, Rank{Comm: g.watch(world), Runtime: rt, HostRanks: 1, guard: g})
 	}
 	if err != nil && world.WorldSize() > 1 {
 		return err

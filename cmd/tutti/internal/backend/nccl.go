@@ -18,6 +18,7 @@ import (
 type ncclBackend struct{}
 
 func (ncclBackend) Name() string { return "nccl" }
+func (ncclBackend) Jobs() bool   { return true }
 func (ncclBackend) Summary() string {
 	return "NVIDIA GPUs of this process, or one of each process of a job"
 }
@@ -31,7 +32,7 @@ func (ncclBackend) Probe(context.Context) (string, error) {
 	if g.Driver != "" {
 		driver += " " + g.Driver
 	}
-	return fmt.Sprintf("%s; %s for CUDA %s; NCCL %s; %s", counted(len(g.Devices), "GPU"), driver, g.CUDA, g.NCCL, g.NCCLLibrary), nil
+	return fmt.Sprintf("%s; %s for CUDA %s; NCCL %s; %s", Counted(len(g.Devices), "GPU"), driver, g.CUDA, g.NCCL, g.NCCLLibrary), nil
 }
 
 // Run runs body for every rank of this process.
@@ -77,10 +78,10 @@ func (b ncclBackend) choose(job rendezvous.Job, ranks, gpus int) ([]int, error) 
 			return []int{0}, nil
 		}
 		return nil, b.refuse("rank %d is process %d of this host but sees %s; start at most one process per GPU",
-			job.Rank, job.LocalRank+1, counted(gpus, "GPU"))
+			job.Rank, job.LocalRank+1, Counted(gpus, "GPU"))
 	}
 	if ranks > gpus {
-		return nil, b.refuse("--ranks %d but there are %s, a rank needs one of its own", ranks, counted(gpus, "GPU"))
+		return nil, b.refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s", ranks, Counted(gpus, "GPU"))
 	}
 	if ranks == 0 {
 		ranks = gpus
@@ -95,14 +96,6 @@ func (b ncclBackend) choose(job rendezvous.Job, ranks, gpus int) ([]int, error) 
 // refuse makes an [OptionError].
 func (b ncclBackend) refuse(format string, args ...any) error {
 	return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf(format, args...)}
-}
-
-// counted writes a number of things, as in "1 GPU" and "2 GPUs".
-func counted(n int, thing string) string {
-	if n != 1 {
-		thing += "s"
-	}
-	return fmt.Sprintf("%d %s", n, thing)
 }
 
 // openGPUs opens GPUs at the same time, as each takes a while. What was opened
@@ -127,10 +120,11 @@ func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*
 	ranks := make([]Rank, 0, len(comms))
 	var streams []*cudaStream
 	for _, c := range comms {
-		bound := bounded(c, opts.Timeout)
+		g := &guard{limit: opts.Timeout}
+		bound := g.watch(c)
 		s, streamErr := newCUDAStream(c, bound)
 		streams, err = append(streams, s), errors.Join(err, streamErr)
-		ranks = append(ranks, Rank{Comm: bound, Runtime: c.Runtime(), Stream: s, Location: location(c.Runtime())})
+		ranks = append(ranks, Rank{Comm: bound, Runtime: c.Runtime(), Stream: s, Location: location(c.Runtime()), guard: g})
 	}
 	if err == nil {
 		err = runRanks(ctx, ranks, body)

@@ -3,6 +3,7 @@ package backend
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"testing"
 
@@ -37,10 +38,10 @@ func TestGPUsOfAProcess(t *testing.T) {
 		job         rendezvous.Job
 		ranks, gpus int
 	}{
-		"nccl: --ranks 5 but there are 4 GPUs":                                        {alone, 5, 4},
-		"nccl: --ranks 2 but there are 1 GPU, ":                                       {alone, 2, 1},
-		"nccl: rank 6 is process 3 of this host but sees 2 GPUs":                      {third, 0, 2},
-		"nccl: --ranks 2 but mpirun started 8; leave --ranks out, or use mpirun -n 2": {third, 2, 4},
+		"nccl: --ranks 5, but a rank needs a GPU of its own and this process sees 4 GPUs": {alone, 5, 4},
+		"nccl: --ranks 2, but a rank needs a GPU of its own and this process sees 1 GPU":  {alone, 2, 1},
+		"nccl: rank 6 is process 3 of this host but sees 2 GPUs":                          {third, 0, 2},
+		"nccl: --ranks 2 but mpirun started 8; leave --ranks out, or use mpirun -n 2":     {third, 2, 4},
 	} {
 		_, err := ncclBackend{}.choose(c.job, c.ranks, c.gpus)
 		var refused *OptionError
@@ -59,6 +60,31 @@ func TestLaunchersAreCalledByTheirNames(t *testing.T) {
 		assert.NoError(t, checkRanks("nccl", launcher, 0, 4))
 		assert.NoError(t, checkRanks("nccl", launcher, 4, 4))
 	}
+}
+
+func TestProcessesWithoutACommonWorldAreNoted(t *testing.T) {
+	pair := rendezvous.Job{Launcher: "openmpi", WorldSize: 2}
+	assert.Equal(t, "mpirun started 2 processes, and with --backend noop each of them is a world of its own; --backend mpi and --backend nccl make one of all",
+		separateWorlds(noopBackend{}, pair))
+	assert.Contains(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "slurm", WorldSize: 3}), "srun started 3")
+	assert.Empty(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "openmpi", WorldSize: 2, Rank: 1}), "said by the first")
+	assert.Empty(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "none", WorldSize: 1}))
+	assert.Empty(t, separateWorlds(mpiBackend{}, pair))
+	assert.Empty(t, separateWorlds(ncclBackend{}, pair))
+
+	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
+	t.Setenv("OMPI_COMM_WORLD_RANK", "0")
+	assert.NotEmpty(t, SeparateWorlds(localBackend{}))
+}
+
+func TestUnsupportedIsTheUsersMistake(t *testing.T) {
+	cause := &comm.OpError{Backend: "nccl", Op: "allreduce", Rank: 3, Err: fmt.Errorf("%w: NCCL does not reduce i16", comm.ErrUnsupported)}
+	var refused *OptionError
+	require.ErrorAs(t, Unsupported("nccl", cause), &refused)
+	assert.EqualError(t, refused, "nccl: allreduce: unsupported: NCCL does not reduce i16")
+	require.ErrorAs(t, Unsupported("x", comm.ErrUnsupported), &refused)
+	assert.EqualError(t, refused, "x: unsupported")
+	assert.Equal(t, comm.ErrBroken, Unsupported("x", comm.ErrBroken))
 }
 
 func TestDriverVersion(t *testing.T) {

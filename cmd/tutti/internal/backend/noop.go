@@ -13,6 +13,7 @@ import (
 type noopBackend struct{}
 
 func (noopBackend) Name() string    { return "noop" }
+func (noopBackend) Jobs() bool      { return false }
 func (noopBackend) Summary() string { return "one rank, nothing to communicate" }
 
 func (noopBackend) Probe(context.Context) (string, error) { return "always one rank", nil }
@@ -26,6 +27,6 @@ func (b noopBackend) Run(ctx context.Context, opts Options, body func(context.Co
 	}
 	rt := cpu.New()
 	c := noop.New(rt)
-	err := body(ctx, Rank{Comm: c, Runtime: rt})
+	err := body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: 1})
 	return errors.Join(err, c.Close(), rt.Close())
 }

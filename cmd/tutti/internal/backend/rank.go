@@ -22,6 +22,32 @@ type Rank struct {
 	// Location says where the rank is, if that is not simply this host: device,
 	// host name and process.
 	Location string
+
+	// HostRanks is the number of ranks of this process if their memory is the
+	// host's, and 0 if it is that of devices.
+	HostRanks int
+
+	guard *guard // of Comm; nil where that bounds its waits itself
+}
+
+// Watch puts c, a communicator that the rank made for itself, on an equal
+// footing with Comm: its waits end after [Options.Timeout], and with the other
+// ranks of this process when one of them fails. It is used and closed through
+// the communicator that is returned.
+func (r Rank) Watch(c comm.Communicator) comm.Communicator {
+	if r.guard == nil {
+		return c
+	}
+	return r.guard.watch(c)
+}
+
+// Within is ctx with the deadline of one wait, for collective calls that are
+// not among those of a communicator, as making another one is.
+func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if r.guard == nil {
+		return context.WithCancel(ctx)
+	}
+	return within(ctx, r.guard.limit)
 }
 
 // HasKernels tells whether the rank's runtime can do sparse patterns.

@@ -12,7 +12,8 @@ import (
 
 // runRanks runs body for ranks whose communicators do not know of each other's
 // failures, each in a goroutine of its own, and returns the joined errors. When
-// one fails, the context of all ends, and so do their waits.
+// one fails, the context of all ends, and so do their waits. The ranks have
+// guards.
 func runRanks(ctx context.Context, ranks []Rank, body func(context.Context, Rank) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -37,7 +38,7 @@ func runRank(ctx context.Context, r Rank, body func(context.Context, Rank) error
 	watch.Go(func() {
 		select {
 		case <-ctx.Done():
-			abandon(ctx, r.Comm, returned)
+			abandon(ctx, r.guard, returned)
 		case <-returned:
 		}
 	})
@@ -48,7 +49,7 @@ func runRank(ctx context.Context, r Rank, body func(context.Context, Rank) error
 		// What the body left behind waits for peers that may never come.
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
-		_ = r.Comm.Sync(ended) // err says why
+		r.guard.abort(ended)
 	}
 	return err
 }
@@ -56,12 +57,12 @@ func runRank(ctx context.Context, r Rank, body func(context.Context, Rank) error
 // abandonEvery is how often abandon looks.
 const abandonEvery = 20 * time.Millisecond
 
-// abandon ends what c has submitted, so that the goroutine of its rank, which
-// may be in a call that no context ends (a copy from a device, a submission to
-// a full queue), comes back. A wait with a context that has ended breaks the
-// communicator, unless nothing is pending at that moment.
-func abandon(ctx context.Context, c comm.Communicator, returned <-chan struct{}) {
-	for c.Sync(ctx) == nil {
+// abandon ends what a rank's communicators have submitted, also those that it
+// makes or uses later, so that its goroutine, which may be in a call that no
+// context ends (a copy from a device, a submission to a full queue), comes back.
+func abandon(ctx context.Context, g *guard, returned <-chan struct{}) {
+	for {
+		g.abort(ctx)
 		select {
 		case <-returned:
 			return

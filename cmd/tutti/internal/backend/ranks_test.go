@@ -30,7 +30,8 @@ func newDevice(rank int, pending bool) *device {
 	return &device{rank: rank, pending: pending, aborted: make(chan struct{})}
 }
 
-func (d *device) Rank() int { return d.rank }
+func (d *device) Rank() int    { return d.rank }
+func (d *device) Close() error { return nil }
 
 func (d *device) Sync(ctx context.Context) error {
 	if !d.pending {
@@ -45,15 +46,25 @@ func (d *device) Sync(ctx context.Context) error {
 	}
 }
 
+// guardedRank is a rank with a guarded communicator.
+func guardedRank(c comm.Communicator, limit time.Duration) Rank {
+	g := &guard{limit: limit}
+	return Rank{Comm: g.watch(c), guard: g}
+}
+
 func TestOneFailureEndsAllRanks(t *testing.T) {
 	failure := errors.New("rank 2 has had enough")
-	ranks := []Rank{{Comm: newDevice(0, true)}, {Comm: newDevice(1, true)}, {Comm: newDevice(2, true)}}
+	devices := []*device{newDevice(0, true), newDevice(1, true), newDevice(2, true)}
+	var ranks []Rank
+	for _, d := range devices {
+		ranks = append(ranks, guardedRank(d, 0))
+	}
 	err := runRanks(t.Context(), ranks, func(ctx context.Context, r Rank) error {
 		switch r.Comm.Rank() {
 		case 0: // waits as it should
 			return r.Comm.Sync(ctx)
 		case 1: // is in a call that no context ends
-			<-r.Comm.(*device).aborted
+			<-devices[1].aborted
 			return errors.New("the call failed")
 		}
 		return failure
@@ -61,8 +72,31 @@ func TestOneFailureEndsAllRanks(t *testing.T) {
 	assert.ErrorIs(t, err, failure)
 	assert.ErrorIs(t, err, comm.ErrPeerFailed)
 	assert.ErrorContains(t, err, "the call failed")
-	for _, r := range ranks {
-		<-r.Comm.(*device).aborted
+	for _, d := range devices {
+		<-d.aborted
+	}
+}
+
+// A communicator that a rank makes for itself ends with the others.
+func TestOneFailureEndsWatchedCommunicators(t *testing.T) {
+	failure := errors.New("rank 1 has had enough")
+	own := newDevice(0, true)
+	closed := newDevice(0, true)
+	err := runRanks(t.Context(), []Rank{guardedRank(newDevice(0, false), 0), guardedRank(newDevice(1, false), 0)}, func(_ context.Context, r Rank) error {
+		if r.Comm.Rank() == 1 {
+			return failure
+		}
+		assert.NoError(t, r.Watch(closed).Close())
+		beside := r.Watch(own)
+		// A wait that only an abort ends, as that of SyncCommStream.
+		return beside.Sync(context.WithoutCancel(t.Context()))
+	})
+	assert.ErrorIs(t, err, failure)
+	assert.ErrorIs(t, err, comm.ErrBroken)
+	select {
+	case <-closed.aborted:
+		t.Error("a communicator that was closed is touched")
+	default:
 	}
 }
 
@@ -72,12 +106,12 @@ func TestAbandonLooksAgain(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	d := newDevice(0, true)
 	looks := 0
-	err := runRanks(ctx, []Rank{{Comm: syncFunc{d, func(ctx context.Context) error {
+	err := runRanks(ctx, []Rank{guardedRank(syncFunc{d, func(ctx context.Context) error {
 		if looks++; looks < 3 {
 			return nil
 		}
 		return d.Sync(ctx)
-	}}}}, func(context.Context, Rank) error {
+	}}, 0)}, func(context.Context, Rank) error {
 		cancel(cause)
 		<-d.aborted
 		return context.Cause(ctx)
@@ -95,7 +129,7 @@ func (s syncFunc) Sync(ctx context.Context) error { return s.sync(ctx) }
 
 func TestRanksThatSucceedAreLeftAlone(t *testing.T) {
 	d := newDevice(0, true)
-	require.NoError(t, runRanks(t.Context(), []Rank{{Comm: d}}, func(context.Context, Rank) error { return nil }))
+	require.NoError(t, runRanks(t.Context(), []Rank{guardedRank(d, 0)}, func(context.Context, Rank) error { return nil }))
 	select {
 	case <-d.aborted:
 		t.Error("aborted")
@@ -107,13 +141,36 @@ func TestWaitsAreBounded(t *testing.T) {
 	comms, err := local.New(2)
 	require.NoError(t, err)
 	defer comms[1].Close() //nolint:errcheck // broken
-	c := bounded(comms[0], time.Millisecond)
-	assert.ErrorIs(t, c.Barrier(t.Context()), comm.ErrTimeout)
+	r := guardedRank(comms[0], time.Millisecond)
+	c := r.Comm
+	err = c.Barrier(t.Context())
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.ErrorContains(t, err, "timed out: --timeout 1ms")
 	found, ok := comm.As[comm.Unwrapper](c)
 	require.True(t, ok)
 	assert.Equal(t, comms[0], found.Unwrap())
-	assert.Equal(t, comms[1], bounded(comms[1], 0))
 	require.NoError(t, c.Close())
+
+	assert.ErrorIs(t, r.Watch(newDevice(0, true)).Sync(t.Context()), comm.ErrTimeout)
+	ctx, cancel := r.Within(t.Context())
+	defer cancel()
+	_, bounded := ctx.Deadline()
+	assert.True(t, bounded)
+
+	ctx, cancel = guardedRank(newDevice(0, true), 0).Within(t.Context())
+	defer cancel()
+	_, bounded = ctx.Deadline()
+	assert.False(t, bounded)
+}
+
+func TestRanksThatBoundTheirOwnWaitsAreNotWatched(t *testing.T) {
+	d := newDevice(0, false)
+	assert.Equal(t, d, Rank{}.Watch(d))
+	ctx, cancel := Rank{}.Within(t.Context())
+	defer cancel()
+	_, bounded := ctx.Deadline()
+	assert.False(t, bounded)
 }
 
 func TestLocationsAreThoseOfAllRanks(t *testing.T) {

@@ -3,9 +3,12 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -35,11 +38,22 @@ func onRanks(t *testing.T, ranks int, wrap func(comm.Communicator) comm.Communic
 
 func measureAll(t *testing.T, ranks int, cfg Config, wrap func(comm.Communicator) comm.Communicator) []Result {
 	t.Helper()
+	m, err := New(cfg)
+	require.NoError(t, err)
 	var all []Result
 	onRanks(t, ranks, wrap, func(ctx context.Context, r backend.Rank) error {
-		return Run(ctx, r, cfg, func(results []Result) { all = append(all, results...) })
+		return m.Run(ctx, r, func(results []Result) { all = append(all, results...) })
 	})
 	return all
+}
+
+// runAlone measures on one rank, which shares nothing with others.
+func runAlone(ctx context.Context, r backend.Rank, cfg Config, report func([]Result)) error {
+	m, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	return m.Run(ctx, r, report)
 }
 
 func TestNothingIsWrongOnLocal(t *testing.T) {
@@ -98,7 +112,7 @@ func TestWrongIsCounted(t *testing.T) {
 				_ = r.Runtime.Fill(recv+4, 1, dtype.F32, 77)
 				_ = r.Runtime.Fill(recv+8, 1, dtype.F32, 0.001)
 			}}
-			return Run(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
+			return runAlone(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
 		})
 		require.Len(t, results, 1)
 		assert.EqualValues(t, 2, *results[0].Wrong, place)
@@ -172,8 +186,8 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 	})
 	require.Len(t, results, 2*len(cfg.Patterns))
 	for _, r := range results {
-		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Elements)
-		if r.Elements == 10_000 && r.Pattern == "topkA" {
+		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
+		if r.Count == 10_000 && r.Pattern == "topkA" {
 			assert.InDelta(t, 2*200*2, r.SentElements, 1e-9, "200 values and indices of two other ranks")
 		}
 	}
@@ -181,8 +195,8 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 	require.NoError(t, err)
 	var keys map[string]any
 	require.NoError(t, json.Unmarshal(line, &keys))
-	assert.ElementsMatch(t, []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "time_us", "algbw_gbps", "busbw_gbps", "wrong",
-		"pattern", "density", "elements", "sent_elements_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
+	assert.ElementsMatch(t, []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root",
+		"pattern", "density", "sent_elements_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
 }
 
 func TestBrokenPromisesAreCounted(t *testing.T) {
@@ -211,13 +225,59 @@ func TestConfigNamesBadSettings(t *testing.T) {
 	assert.ErrorContains(t, SparseConfig{Repeats: DefaultRepeats(), Density: 2}.Validate(), "density 2")
 }
 
+func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
+	const huge = 1 << 52
+	var refused *backend.OptionError
+	cfg := Config{Collective: "alltoall", Backend: "local", Sizes: []int{8, huge}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick}
+	sparse := SparseConfig{Backend: "local", Patterns: []string{distributed.Dense}, Density: 1, Sizes: []int{8, huge}, Repeats: quick}
+	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
+		err := runAlone(ctx, r, cfg, nil)
+		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 16777216.0 GiB, this machine has")
+		assert.True(t, errors.As(err, &refused))
+		err = RunSparse(ctx, r, sparse, nil)
+		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 25165824.0 GiB")
+		r.HostRanks = 0
+		assert.NoError(t, fits(r, "nccl", huge), "of a device nothing is known here")
+		return nil
+	})
+}
+
+// The ranks of a process share the tables, and make those that they need.
+func TestReferenceIsMadeOnce(t *testing.T) {
+	for _, check := range []bool{false, true} {
+		cfg := Config{Collective: "allreduce", Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Check: check}
+		m, err := New(cfg)
+		require.NoError(t, err)
+		const ranks = 5
+		var made [ranks]atomic.Int32
+		var reduced atomic.Int32
+		ref := m.reference(ranks)
+		for rank, input := range ref.inputs {
+			ref.inputs[rank] = sync.OnceValues(func() ([]byte, error) { made[rank].Add(1); return input() })
+		}
+		reduce := ref.reduced
+		ref.reduced = sync.OnceValues(func() ([]byte, error) { reduced.Add(1); return reduce() })
+		onRanks(t, ranks, nil, func(ctx context.Context, r backend.Rank) error { return m.Run(ctx, r, func([]Result) {}) })
+		for rank := range made {
+			assert.EqualValues(t, 1, made[rank].Load(), "rank %d", rank)
+		}
+		assert.Equal(t, check, reduced.Load() == 1, "the result, only to be checked")
+	}
+}
+
 func TestSizes(t *testing.T) {
 	sizes, err := Sizes(8, 600, 4)
 	require.NoError(t, err)
+	assert.Equal(t, []int{8, 32, 128, 512, 600}, sizes, "the largest is always among them")
+	sizes, err = Sizes(8, 512, 4)
+	require.NoError(t, err)
 	assert.Equal(t, []int{8, 32, 128, 512}, sizes)
+	sizes, err = Sizes(8, 8, 4)
+	require.NoError(t, err)
+	assert.Equal(t, []int{8}, sizes)
 	sizes, err = Sizes(1<<60, math.MaxInt, 5)
 	require.NoError(t, err)
-	assert.Equal(t, []int{1 << 60, 5 << 60}, sizes, "no overflow at the end")
+	assert.Equal(t, []int{1 << 60, 5 << 60, math.MaxInt}, sizes, "no overflow at the end")
 	for want, args := range map[string][3]int{"smallest": {0, 8, 2}, "largest": {16, 8, 2}, "step": {8, 16, 1}} {
 		_, err := Sizes(args[0], args[1], args[2])
 		assert.ErrorContains(t, err, want)

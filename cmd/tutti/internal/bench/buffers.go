@@ -3,21 +3,36 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
+
+	sysmem "github.com/pbnjay/memory"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/runtime"
 )
+
+// fits returns an error if the buffers of all ranks of this process, of so many
+// bytes each, cannot be in the memory of the host: the system would end the
+// process when it writes to them.
+func fits(r backend.Rank, name string, bytes int) error {
+	there := float64(sysmem.TotalMemory()) // 0 if not known
+	need := float64(bytes) * float64(r.HostRanks)
+	if there == 0 || need <= there {
+		return nil
+	}
+	return &backend.OptionError{Backend: name, Reason: fmt.Sprintf("the buffers of %s are %.1f GiB, this machine has %.1f GiB; lower --max or --ranks",
+		backend.Counted(r.HostRanks, "rank"), need/(1<<30), there/(1<<30))}
+}
 
 // memory is where buffers come from.
 type memory struct {
-	runtime   runtime.Runtime
-	symmetric comm.SymmetricAllocator // nil: the runtime
+	rank      backend.Rank
+	symmetric comm.SymmetricAllocator // nil: the runtime of the rank
 }
 
 // newMemory follows the configuration's choice.
 func newMemory(r backend.Rank, cfg Config) (memory, error) {
-	m := memory{runtime: r.Runtime}
+	m := memory{rank: r}
 	if cfg.Symmetric == Never {
 		return m, nil
 	}
@@ -31,16 +46,20 @@ func newMemory(r backend.Rank, cfg Config) (memory, error) {
 
 func (m memory) allocate(ctx context.Context, bytes int) (uintptr, error) {
 	if m.symmetric != nil {
+		ctx, cancel := m.rank.Within(ctx)
+		defer cancel()
 		return m.symmetric.AllocateSymmetric(ctx, bytes)
 	}
-	return m.runtime.Allocate(bytes)
+	return m.rank.Runtime.Allocate(bytes)
 }
 
 func (m memory) free(ctx context.Context, ptr uintptr) error {
 	if m.symmetric != nil {
+		ctx, cancel := m.rank.Within(ctx)
+		defer cancel()
 		return m.symmetric.FreeSymmetric(ctx, ptr)
 	}
-	return m.runtime.Deallocate(ptr)
+	return m.rank.Runtime.Deallocate(ptr)
 }
 
 // releaseAfter frees buffers after a measurement that ended with err, and

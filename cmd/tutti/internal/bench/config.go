@@ -86,7 +86,7 @@ func find(name string) (*kind, error) {
 	return &kinds[i], nil
 }
 
-// Sizes returns low, low·factor, low·factor², … up to high.
+// Sizes returns low, low·factor, low·factor², … below high, and high.
 func Sizes(low, high, factor int) ([]int, error) {
 	switch {
 	case low < 1:
@@ -100,6 +100,9 @@ func Sizes(low, high, factor int) ([]int, error) {
 	for size := low; size <= high/factor; {
 		size *= factor
 		sizes = append(sizes, size)
+	}
+	if sizes[len(sizes)-1] < high {
+		sizes = append(sizes, high)
 	}
 	return sizes, nil
 }

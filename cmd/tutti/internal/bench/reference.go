@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -16,14 +17,16 @@ import (
 // Element i of a rank's input is entry i mod period of a table of that rank, so
 // the expected result is a table too, however large the buffers. The period is
 // a prime: a result that is shifted, or comes from another rank, differs.
+//
+// The ranks of a process share it. A table is made when a rank first needs it.
 type reference struct {
 	kind     *kind
 	dt       dtype.DType
 	op       comm.ReduceOp
 	ranks    int
-	inputs   [][]byte // the table of each rank
-	reduced  []byte   // the table of the reduction over all ranks
-	tolerate float64  // relative error allowed in a reduction of floats
+	inputs   []func() ([]byte, error) // the table of each rank
+	reduced  func() ([]byte, error)   // the table of the reduction over all ranks
+	tolerate float64                  // relative error allowed in a reduction of floats
 }
 
 // period of the tables, in elements.
@@ -38,54 +41,36 @@ func chunkOf(table []byte, elements, size int) []byte {
 	return bytes.Repeat(table, min(chunkBytes/(period*size)+1, elements/period+1))
 }
 
-func newReference(k *kind, dt dtype.DType, op comm.ReduceOp, ranks int) (*reference, error) {
-	r := &reference{kind: k, dt: dt, op: op, ranks: ranks, inputs: make([][]byte, ranks)}
-	values := make([][]float64, ranks)
+func newReference(k *kind, dt dtype.DType, op comm.ReduceOp, ranks int) *reference {
+	r := &reference{kind: k, dt: dt, op: op, ranks: ranks, inputs: make([]func() ([]byte, error), ranks)}
 	for rank := range ranks {
-		values[rank] = inputValues(rank, ranks, dt, op, k.reduces)
-		table, err := encode(dt, values[rank])
-		if err != nil {
-			return nil, err
-		}
-		r.inputs[rank] = table
+		r.inputs[rank] = sync.OnceValues(func() ([]byte, error) { return encode(dt, r.inputValues(rank)) })
 	}
-	if !k.reduces {
-		return r, nil
-	}
-	result := make([]float64, period)
-	column := make([]float64, ranks)
-	for i := range result {
-		for rank := range ranks {
-			column[rank] = values[rank][i]
-		}
-		result[i] = reduce(op, dt, column)
-	}
-	var err error
-	r.reduced, err = encode(dt, result)
-	if dt.IsFloat() {
+	r.reduced = sync.OnceValues(func() ([]byte, error) { return encode(dt, r.reducedValues()) })
+	if k.reduces && dt.IsFloat() {
 		// Each of the ranks-1 additions, and the division, may round.
 		r.tolerate = float64(ranks) * epsilon(dt)
 	}
-	return r, err
+	return r
 }
 
 // inputValues is the table of one rank. Reductions get small integers, whose
 // sums no type overflows (at most 32·3 or 100·1), whatever the number of ranks;
 // a movement gets larger ones.
-func inputValues(rank, ranks int, dt dtype.DType, op comm.ReduceOp, reduces bool) []float64 {
-	rng := rand.New(rand.NewPCG(uint64(rank), uint64(dt)))
+func (r *reference) inputValues(rank int) []float64 {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(r.dt)))
 	values := make([]float64, period)
 	for i := range values {
 		switch {
-		case !reduces:
+		case !r.kind.reduces:
 			values[i] = float64(rng.IntN(127))
-		case op == comm.Prod:
+		case r.op == comm.Prod:
 			// Ones, and a two from at most three ranks.
 			values[i] = 1
 			if rank < 3 {
 				values[i] += float64(rng.IntN(2))
 			}
-		case ranks <= 32:
+		case r.ranks <= 32:
 			values[i] = float64(rng.IntN(4))
 		case rank < 100:
 			values[i] = float64(rng.IntN(2))
@@ -94,32 +79,45 @@ func inputValues(rank, ranks int, dt dtype.DType, op comm.ReduceOp, reduces bool
 	return values
 }
 
-// reduce combines the values of the ranks in float64, which is exact for those
-// of [inputValues].
-func reduce(op comm.ReduceOp, dt dtype.DType, values []float64) float64 {
-	if dt == dtype.Bool {
-		// Any value but zero is true; sum and max are "or", the others "and".
+// reducedValues combines the values of the ranks in float64, which is exact for
+// those of inputValues.
+func (r *reference) reducedValues() []float64 {
+	var result []float64
+	for rank := range r.ranks {
+		values := r.inputValues(rank)
+		if r.dt == dtype.Bool {
+			// Any value but zero is true; sum and max are "or", the others "and".
+			for i, v := range values {
+				values[i] = min(v, 1)
+			}
+		}
+		if rank == 0 {
+			result = values
+			continue
+		}
 		for i, v := range values {
-			values[i] = min(v, 1)
+			result[i] = combine(r.op, result[i], v)
 		}
 	}
-	acc := values[0]
-	for _, v := range values[1:] {
-		switch op {
-		case comm.Prod:
-			acc *= v
-		case comm.Min:
-			acc = min(acc, v)
-		case comm.Max:
-			acc = max(acc, v)
-		default:
-			acc += v
+	if r.op == comm.Avg {
+		for i := range result {
+			result[i] /= float64(r.ranks)
 		}
 	}
-	if op == comm.Avg {
-		acc /= float64(len(values))
+	return result
+}
+
+// combine is one step of a reduction.
+func combine(op comm.ReduceOp, a, b float64) float64 {
+	switch op {
+	case comm.Prod:
+		return a * b
+	case comm.Min:
+		return min(a, b)
+	case comm.Max:
+		return max(a, b)
 	}
-	return acc
+	return a + b
 }
 
 // encode writes values as elements of type dt, in native byte order.
@@ -170,7 +168,11 @@ func epsilon(dt dtype.DType) float64 {
 
 // fill writes the input of a rank, count elements a part.
 func (r *reference) fill(rt runtime.Runtime, rank int, send uintptr, count int) error {
-	return tile(rt, r.inputs[rank], send, count*r.kind.sendParts(r.ranks), r.dt.Size())
+	table, err := r.inputs[rank]()
+	if err != nil {
+		return err
+	}
+	return tile(rt, table, send, count*r.kind.sendParts(r.ranks), r.dt.Size())
 }
 
 // poison overwrites memory with a value that no table contains, so that an
@@ -197,9 +199,13 @@ func (r *reference) wrong(rt runtime.Runtime, rank int, recv uintptr, count int)
 	var total int64
 	for part := range r.kind.recvParts(r.ranks) {
 		from, fromPart := r.kind.origin(rank, r.ranks, part)
-		table := r.reduced
+		expected := r.reduced
 		if !r.kind.reduces {
-			table = r.inputs[from]
+			expected = r.inputs[from]
+		}
+		table, err := expected()
+		if err != nil {
+			return 0, err
 		}
 		n, err := r.wrongInPart(rt, table, fromPart*count%period, recv+uintptr(part*count*r.dt.Size()), count)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
@@ -39,13 +40,37 @@ type Result struct {
 	AlgBW float64 `json:"algbw_gbps"` // Bytes over Time, in 10^9 bytes per second
 	BusBW float64 `json:"busbw_gbps"`
 	Wrong *int64  `json:"wrong"` // elements, over all ranks; null if not checked
-	Place Place   `json:"-"`
-	Root  int     `json:"-"`
+	Place Place   `json:"place"`
+	Root  int     `json:"root"` // -1 for none
 	// Locations are those of the ranks, see [backend.Locations].
 	Locations []string `json:"-"`
 }
 
-// setup is what the measurements of a run have in common on one rank.
+// Measurement is what the ranks of a process share when they measure a
+// collective.
+type Measurement struct {
+	cfg  Config
+	kind *kind
+	once sync.Once
+	ref  *reference
+}
+
+// New prepares a measurement. An error names a setting that cannot be used.
+func New(cfg Config) (*Measurement, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	k, err := find(cfg.Collective)
+	return &Measurement{cfg: cfg, kind: k}, err
+}
+
+// reference is that for a number of ranks, which is the same on all of them.
+func (m *Measurement) reference(ranks int) *reference {
+	m.once.Do(func() { m.ref = newReference(m.kind, m.cfg.DType, m.cfg.Op, ranks) })
+	return m.ref
+}
+
+// setup is what the sizes of a measurement have in common on one rank.
 type setup struct {
 	backend.Rank
 	cfg       Config
@@ -55,27 +80,22 @@ type setup struct {
 }
 
 // newSetup is collective.
-func newSetup(ctx context.Context, r backend.Rank, cfg Config) (*setup, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
+func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, err error) {
+	cfg := m.cfg
 	if cfg.Graph && r.Stream == nil {
 		return nil, backend.NeedsGraphs(cfg.Backend)
 	}
-	k, err := find(cfg.Collective)
-	if err != nil {
-		return nil, err
-	}
-	s := &setup{Rank: r, cfg: cfg}
+	s := &setup{Rank: r, cfg: cfg, ref: m.reference(r.Comm.WorldSize())}
 	if s.memory, err = newMemory(r, cfg); err != nil {
-		return nil, err
-	}
-	if s.ref, err = newReference(k, cfg.DType, cfg.Op, r.Comm.WorldSize()); err != nil {
 		return nil, err
 	}
 	// An operation on nothing is refused if the backend does not have it at
 	// all, and is cheap otherwise.
-	if err := k.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
+	if err := m.kind.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
+		return nil, backend.Unsupported(cfg.Backend, err)
+	}
+	parts := m.kind.sendParts(s.ref.ranks) + m.kind.recvParts(s.ref.ranks)
+	if err := fits(r, cfg.Backend, slices.Max(cfg.Sizes)/m.kind.sizeParts(s.ref.ranks)*parts); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {
@@ -85,18 +105,18 @@ func newSetup(ctx context.Context, r backend.Rank, cfg Config) (*setup, error) {
 	return s, err
 }
 
-// Run measures. It is collective: every rank calls it with the same
-// configuration. On rank 0, report is called for each size with a result for
+// Run measures on one rank. It is collective: every rank calls it, those of one
+// process on the same measurement. On rank 0, report is called for each size with a result for
 // each of the collective's places that was measured; elsewhere it is not
 // called.
 //
 // What the ranks' backend does not have is a [backend.OptionError].
-func Run(ctx context.Context, r backend.Rank, cfg Config, report func([]Result)) error {
-	s, err := newSetup(ctx, r, cfg)
+func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Result)) error {
+	s, err := m.newSetup(ctx, r)
 	if err != nil {
 		return err
 	}
-	k := s.ref.kind
+	cfg, k := m.cfg, m.kind
 	previous := 0
 	for _, bytes := range cfg.Sizes {
 		count := max(1, bytes/(cfg.DType.Size()*k.sizeParts(r.Comm.WorldSize())))

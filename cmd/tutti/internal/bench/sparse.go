@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
@@ -46,9 +47,8 @@ func (c SparseConfig) Validate() error {
 // ranks have the same bits.
 type SparseResult struct {
 	Result
-	Pattern  string  `json:"pattern"`
-	Density  float64 `json:"density"`
-	Elements int     `json:"elements"`
+	Pattern string  `json:"pattern"`
+	Density float64 `json:"density"`
 	// SentElements in a step, as comm.Meter counts, the mean over ranks and
 	// steps.
 	SentElements float64 `json:"sent_elements_per_rank"`
@@ -62,9 +62,14 @@ type SparseResult struct {
 // numbers: step t sees them shifted by t mod freshShift elements.
 const freshShift = 4096
 
-// RunSparse measures. It is collective, like [Run].
+// RunSparse measures. It is collective: every rank calls it with the same
+// configuration. On rank 0, report is called for each result.
 func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report func(SparseResult)) error {
 	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	// The random numbers, the tensor and the residual.
+	if err := fits(r, cfg.Backend, 3*slices.Max(cfg.Sizes)); err != nil {
 		return err
 	}
 	locations, err := backend.Locations(ctx, r)
@@ -136,7 +141,6 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 		},
 		Pattern:      pattern,
 		Density:      cfg.Density,
-		Elements:     n,
 		SentElements: significant(parts.sent),
 		SelectTime:   significant(parts.choose * 1e6),
 		ExchangeTime: significant(parts.exchange * 1e6),

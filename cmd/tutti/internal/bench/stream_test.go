@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -92,7 +93,7 @@ func onGPUs(t *testing.T, cfg Config) (results []Result, gpus []*gpu) {
 		g := &gpu{Communicator: r.Comm, tick: time.Duration(2+2*r.Comm.Rank()) * time.Microsecond}
 		gpus[r.Comm.Rank()] = g
 		r.Comm, r.Stream, r.Location = g, g, "a device"
-		return Run(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
+		return runAlone(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
 	})
 	return results, gpus
 }
@@ -195,7 +196,7 @@ func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
 			if with {
 				r.Comm = symmetric{r.Comm, r.Runtime, &left, failure}
 			}
-			err = Run(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
+			err = runAlone(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
 			return nil
 		})
 		left.Range(func(_, _ any) bool { live++; return true })
@@ -231,7 +232,7 @@ func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
 func TestGraphsNeedAStream(t *testing.T) {
 	cfg := Config{Collective: "allreduce", Backend: "local", Sizes: []int{8}, DType: dtype.F32, Places: bothPlaces, Repeats: quick, Graph: true}
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
-		err := Run(ctx, r, cfg, nil)
+		err := runAlone(ctx, r, cfg, nil)
 		var refused *backend.OptionError
 		assert.ErrorAs(t, err, &refused)
 		assert.ErrorContains(t, err, "local: --graph needs a backend with CUDA graphs: nccl")
@@ -241,19 +242,21 @@ func TestGraphsNeedAStream(t *testing.T) {
 
 // What a backend does not reduce is said before buffers are made.
 func TestUnsupportedTypesAreRefusedFirst(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: bothPlaces, Repeats: quick}
+	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: bothPlaces, Repeats: quick}
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
 		r.Comm = floatsOnly{r.Comm}
-		assert.ErrorIs(t, Run(ctx, r, cfg, nil), comm.ErrUnsupported)
+		var refused *backend.OptionError
+		assert.ErrorAs(t, runAlone(ctx, r, cfg, nil), &refused)
+		assert.Equal(t, &backend.OptionError{Backend: "fake", Reason: "allreduce: unsupported: no integers"}, refused, "without the rank")
 		return nil
 	})
 }
 
 type floatsOnly struct{ comm.Communicator }
 
-func (floatsOnly) AllReduce(_, _ uintptr, _ int, dt dtype.DType, _ comm.ReduceOp) error {
+func (f floatsOnly) AllReduce(_, _ uintptr, _ int, dt dtype.DType, _ comm.ReduceOp) error {
 	if !dt.IsFloat() {
-		return comm.ErrUnsupported
+		return &comm.OpError{Backend: "fake", Op: "allreduce", Rank: f.Rank(), Err: fmt.Errorf("%w: no integers", comm.ErrUnsupported)}
 	}
 	return nil
 }

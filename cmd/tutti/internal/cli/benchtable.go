@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 )
 
@@ -17,7 +18,7 @@ const timeColumns = " %10s %7s %7s %7s"
 
 func printHeader(out io.Writer, results []bench.Result) {
 	first := results[0]
-	fmt.Fprintf(out, "# %s over %d ranks, backend %s\n", first.Collective, first.Ranks, first.Backend)
+	fmt.Fprintf(out, "# %s over %s, backend %s\n", first.Collective, backend.Counted(first.Ranks, "rank"), first.Backend)
 	if printLocations(out, first) {
 		writeComment(out, "time: "+timeMeaning(first))
 		writeComment(out, "buffers: "+bufferMeaning(first))
@@ -67,7 +68,7 @@ func printLine(out io.Writer, results []bench.Result) {
 }
 
 func printSparseHeader(out io.Writer, first bench.SparseResult) {
-	fmt.Fprintf(out, "# sparse allreduce over %d ranks, backend %s, average of %s\n", first.Ranks, first.Backend, first.DType)
+	fmt.Fprintf(out, "# sparse allreduce over %s, backend %s, average of %s\n", backend.Counted(first.Ranks, "rank"), first.Backend, first.DType)
 	printLocations(out, first.Result)
 	writeComment(out, "")
 	const columns = "%12s %12s  %-15s %8s %12s %9s %10s %10s"
@@ -78,7 +79,7 @@ func printSparseHeader(out io.Writer, first bench.SparseResult) {
 func printSparseLine(out io.Writer, r bench.SparseResult) {
 	ofDense := "-"
 	if r.Ranks > 1 {
-		dense := 2 * float64(r.Elements) * float64(r.Ranks-1) / float64(r.Ranks)
+		dense := 2 * float64(r.Count) * float64(r.Ranks-1) / float64(r.Ranks)
 		ofDense = fmt.Sprintf("%.2f%%", 100*r.SentElements/dense)
 	}
 	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, r.Pattern, r.Density,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/comm"
 )
 
 // execute runs a command line and returns its exit code and output.
@@ -58,6 +60,15 @@ func TestWrongUsage(t *testing.T) {
 		{"train --epochs 0", "epochs 0"},
 		{"train --timeout -1s", "--timeout is -1s"},
 		{"train --backend locale", `did you mean "local"?`},
+		{"train --backend gpu", `unknown backend "gpu" (want one of local, noop, mpi, nccl); did you mean "nccl"?`},
+		{"train --backend CUDA", `did you mean "nccl"?`},
+		{"train --backend openmpi", `did you mean "mpi"?`},
+		{"train --backend mpich", `did you mean "mpi"?`},
+		{"train --backend nop", `did you mean "noop"?`},
+		{"train --backend udp", `unknown backend "udp" (want one of local, noop, mpi, nccl)` + "\n"},
+		{"train --ranks 100000", "local: --ranks 100000, at most 1024 work in one process"},
+		{"bench allreduce --ranks 1024 --max 1024G", "local: the buffers of 1024 ranks are 2097152.0 GiB"},
+		{"bench sparse --ranks 1024 --max 1024G", "local: the buffers of 1024 ranks are 3145728.0 GiB"},
 		{"train --backend noop --ranks 2", "noop: has one rank, not 2"},
 		{"train --speed", "unknown flag: --speed"},
 		{"train now", "now"},
@@ -129,7 +140,7 @@ func TestInfo(t *testing.T) {
 
 	gpus, _ := info["gpus"].([]any)
 	assert.NotNil(t, gpus, "a list, not null")
-	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable"} {
+	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable", "cublas", "cublas_library", "cublas_unavailable"} {
 		assert.Contains(t, info, key)
 	}
 
@@ -138,7 +149,9 @@ func TestInfo(t *testing.T) {
 	assert.Contains(t, stdout, "oktopk")
 	assert.Contains(t, stdout, "bf16")
 	if len(gpus) == 0 {
-		assert.Contains(t, stdout, "\nno GPU: "+info["gpu_unavailable"].(string)+"\n")
+		words, reason := strings.Join(strings.Fields(stdout), " "), info["gpu_unavailable"].(string)
+		assert.Contains(t, words, "GPU none: "+reason)
+		assert.Equal(t, 1, strings.Count(words, reason), "said once: %s", stdout)
 	}
 }
 
@@ -174,9 +187,11 @@ func TestTrain(t *testing.T) {
 	lines := jsonLines(t, stdout)
 	require.Len(t, lines, 2)
 	for _, line := range lines {
-		assert.ElementsMatch(t, []string{"pattern", "ranks", "density", "accuracy", "sent_elements_per_rank_step",
+		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "density", "accuracy", "sent_elements_per_rank_step",
 			"sent_bytes_per_rank_step", "ratio_to_dense", "comm_s", "total_s"}, keys(line))
 		assert.EqualValues(t, 2, line["ranks"])
+		assert.Equal(t, "local", line["backend"])
+		assert.Equal(t, "cpu", line["device"])
 	}
 	// A dense step over two ranks sends every parameter once.
 	assert.EqualValues(t, 64*16+16+16*10+10, lines[0]["sent_elements_per_rank_step"])
@@ -187,7 +202,15 @@ func TestTrainOnOneRankDrawsNothing(t *testing.T) {
 	code, stdout, stderr := execute(t, "train", "--backend", "noop", "--pattern", "dense", "--epochs", "1", "--out", out)
 	require.Equal(t, exitOK, code, stderr)
 	assert.Contains(t, stdout, "dense")
+	assert.Contains(t, stdout, "\n1 rank; ")
 	assert.NotContains(t, stdout, "wrote")
+	assert.DirExists(t, out, "it was there before")
+
+	for _, more := range [][]string{nil, {"--hidden", "0"}, {"--ranks", "2"}} {
+		out = filepath.Join(t.TempDir(), "new")
+		execute(t, append([]string{"train", "--backend", "noop", "--pattern", "dense", "--epochs", "1", "--out", filepath.Join(out, "a", "b")}, more...)...)
+		assert.NoDirExists(t, out, more)
+	}
 }
 
 func TestTrainFindsOutBeforeThatItCannotWrite(t *testing.T) {
@@ -214,15 +237,62 @@ func TestBackendThatIsNotThereIsAFailure(t *testing.T) {
 }
 
 func TestInterruptEndsCleanly(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errInterrupted)
+	for want, cause := range map[string]*signaled{"tutti: interrupted\n": errInterrupted, "tutti: terminated\n": errTerminated} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		for _, args := range [][]string{
+			{"train", "--out", t.TempDir()},
+			{"bench", "allreduce"},
+		} {
+			var stdout, stderr bytes.Buffer
+			assert.Equal(t, cause.code, run(ctx, args, &stdout, &stderr), args)
+			assert.Equal(t, want, stderr.String(), args)
+		}
+	}
+	assert.Equal(t, []int{130, 143}, []int{exitInterrupted, exitTerminated})
+}
+
+// full is a disk without room.
+type full struct{ room int }
+
+func (f *full) Write(p []byte) (int, error) {
+	n := min(len(p), f.room)
+	f.room -= n
+	if n < len(p) {
+		return n, errors.New("no space left")
+	}
+	return n, nil
+}
+
+func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
+	quick := []string{"--ranks", "2", "--max", "64", "--iters", "1", "--rounds", "1"}
 	for _, args := range [][]string{
-		{"train", "--out", t.TempDir()},
-		{"bench", "allreduce"},
+		{"info"},
+		{"info", "--json"},
+		{"--help"},
+		append([]string{"bench", "allreduce"}, quick...),
+		append([]string{"bench", "allreduce", "--json"}, quick...),
+		append([]string{"bench", "sparse"}, quick...),
+		append([]string{"bench", "sparse", "--json"}, quick...),
+		{"train", "--epochs", "1", "--pattern", "dense", "--out", t.TempDir()},
+		{"train", "--epochs", "1", "--pattern", "dense", "--json", "--out", t.TempDir()},
 	} {
-		var stdout, stderr bytes.Buffer
-		assert.Equal(t, exitInterrupted, run(ctx, args, &stdout, &stderr), args)
-		assert.Equal(t, "tutti: interrupted\n", stderr.String(), args)
+		for _, room := range []int{0, 10} {
+			var stderr bytes.Buffer
+			assert.Equal(t, exitFailure, run(t.Context(), args, &full{room}, &stderr), args)
+			assert.Equal(t, "tutti: writing the output: no space left\n", stderr.String(), args)
+		}
+	}
+}
+
+// Each process that a launcher started is a world of its own on local.
+func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
+	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
+	for rank, notes := range map[string]int{"0": 1, "1": 0} {
+		t.Setenv("OMPI_COMM_WORLD_RANK", rank)
+		code, _, stderr := execute(t, "bench", "allreduce", "--max", "8", "--iters", "1", "--rounds", "1")
+		assert.Equal(t, exitOK, code)
+		assert.Equal(t, notes, strings.Count(stderr, "mpirun started 2 processes"), stderr)
 	}
 }
 
@@ -234,14 +304,14 @@ func TestBench(t *testing.T) {
 		lines := jsonLines(t, stdout)
 		assert.GreaterOrEqual(t, len(lines), 3, name)
 		for _, line := range lines {
-			assert.Subset(t, keys(line), []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "time_us", "algbw_gbps", "busbw_gbps", "wrong"})
+			assert.Subset(t, keys(line), []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root"})
 			assert.Equal(t, name, line["collective"])
 			assert.Equal(t, "local", line["backend"])
 			assert.Equal(t, "cpu", line["device"])
 			assert.Equal(t, false, line["graph"])
 			assert.EqualValues(t, 0, line["wrong"], name)
 			if name != "sparse" {
-				assert.Len(t, line, 14, name)
+				assert.Len(t, line, 16, name)
 			}
 		}
 		code, stdout, stderr = execute(t, append([]string{"bench", name}, common...)...)
@@ -260,8 +330,17 @@ func TestBenchPlaces(t *testing.T) {
 	assert.NotContains(t, one, "out-of-place")
 	_, unchecked, _ := execute(t, append(args, "--check=false")...)
 	assert.Contains(t, unchecked, "N/A")
-	_, line, _ := execute(t, append(args, "--check=false", "--json")...)
-	assert.Contains(t, line, `"wrong":null`)
+	places := func(args ...string) (places []any) {
+		_, stdout, _ := execute(t, append(args, "--check=false", "--json")...)
+		for _, line := range jsonLines(t, stdout) {
+			assert.Nil(t, line["wrong"])
+			assert.EqualValues(t, -1, line["root"])
+			places = append(places, line["place"])
+		}
+		return places
+	}
+	assert.Equal(t, []any{"out-of-place", "in-place"}, places(args...))
+	assert.Equal(t, []any{"in-place"}, places(append(args, "--in-place")...))
 }
 
 func TestWrongResultsAreAFailure(t *testing.T) {
@@ -291,4 +370,25 @@ func TestParseSize(t *testing.T) {
 func TestMessageSaysThingsOnce(t *testing.T) {
 	err := errors.Join(errors.New("rank failed"), errors.New("other"), errors.New("rank failed"))
 	assert.Equal(t, "rank failed\nother", message(err))
+}
+
+func TestMessageLeavesRanksOut(t *testing.T) {
+	var ranks, echoes []error
+	for rank := range 256 {
+		ranks = append(ranks, fmt.Errorf("size: %w", &comm.OpError{Backend: "mpi", Op: "sync", Rank: rank, Err: comm.ErrTimeout}))
+		echoes = append(echoes, &comm.OpError{Backend: "local", Op: "barrier", Rank: rank, Err: fmt.Errorf("%w: rank 7", comm.ErrPeerFailed)})
+	}
+	assert.Equal(t, "size: mpi: sync on rank 0: timed out\nand 255 more ranks", message(errors.Join(ranks...)))
+	assert.Equal(t, "local: barrier on rank 0: peer failed: rank 7\nand 255 more ranks", message(errors.Join(echoes...)), "a rank of another process failed")
+
+	cause := errors.New("rank 7 fell over")
+	assert.Equal(t, "rank 7 fell over\nand 256 more ranks", message(errors.Join(errors.Join(echoes...), cause)))
+	assert.Equal(t, "rank 7 fell over\nand 1 more rank", message(errors.Join(cause, echoes[0])))
+
+	refused := &backend.OptionError{Backend: "local", Reason: "no"}
+	assert.Equal(t, "local: no", message(errors.Join(append(echoes, refused)...)))
+
+	whole := fmt.Errorf("several: %w", errors.Join(cause, echoes[0]))
+	assert.Equal(t, whole.Error(), message(whole), "its text is its own")
+	assert.Equal(t, "ranks 1, 2 and 3 of 8\nand 1 more rank", message(errors.Join(errors.New("ranks 1, 2 and 3 of 8"), errors.New("ranks 4 and 5 of 8"))))
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
@@ -97,7 +98,7 @@ func parsePatterns(text string) ([]string, error) {
 	}
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
-		pattern, err := oneOf("pattern", strings.TrimSpace(name), distributed.Patterns())
+		pattern, err := oneOf("pattern", strings.TrimSpace(name), distributed.Patterns(), nil)
 		if err != nil {
 			return nil, err
 		}
@@ -140,24 +141,32 @@ func (p *patternChoice) on(r backend.Rank, backendName string, notes io.Writer) 
 }
 
 // oneOf finds a name in a list, in any case; where there is none it suggests
-// the nearest.
-func oneOf(what, name string, names []string) (string, error) {
+// what it is an alias of, or the nearest.
+func oneOf(what, name string, names []string, aliases map[string]string) (string, error) {
 	if i := slices.IndexFunc(names, func(n string) bool { return strings.EqualFold(n, name) }); i >= 0 {
 		return names[i], nil
 	}
 	hint := ""
-	if near := nearest(name, names); near != "" {
+	near, ok := aliases[strings.ToLower(name)]
+	if !ok {
+		near = nearest(name, names)
+	}
+	if near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
 	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", what, name, strings.Join(names, ", "), hint)
 }
 
 // nearest returns the name with the fewest edits to text, "" when all are too
-// different to be a slip.
+// different to be a slip: two letters, of short names one, of long ones a third.
 func nearest(text string, names []string) string {
 	edits := func(name string) int { return editDistance(strings.ToLower(text), strings.ToLower(name)) }
 	best := slices.MinFunc(names, func(a, b string) int { return cmp.Compare(edits(a), edits(b)) })
-	if edits(best) > max(2, len(best)/3) {
+	most := max(2, len(best)/3)
+	if len(best) < 5 {
+		most = 1
+	}
+	if edits(best) > most {
 		return ""
 	}
 	return best
@@ -196,11 +205,11 @@ type world struct {
 func (w *world) register(flags *pflag.FlagSet) {
 	flags.Var(flagValue[string]{
 		target: &w.backend,
-		parse:  func(text string) (string, error) { return oneOf("backend", text, backend.Names()) },
+		parse:  func(text string) (string, error) { return oneOf("backend", text, backend.Names(), backend.Aliases) },
 		format: func(name string) string { return name },
 		kind:   "name",
 	}, "backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
-	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local, 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs")
+	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local (at most 1024), 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs")
 	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it gives up, such as 30s; 0 for ever")
 }
 
@@ -209,16 +218,19 @@ func newWorld() world { return world{backend: "local"} }
 
 // run runs body on every rank of this process, after prepare (nil for nothing)
 // in the process of rank 0.
-func (w *world) run(ctx context.Context, flags *pflag.FlagSet, prepare func() error, body func(ctx context.Context, r backend.Rank) error) error {
+func (w *world) run(cmd *cobra.Command, prepare func() error, body func(ctx context.Context, r backend.Rank) error) error {
 	b, err := backend.Find(w.backend)
 	if err != nil {
 		return usageError{err}
 	}
-	if flags.Changed("ranks") && w.ranks < 1 {
+	if cmd.Flags().Changed("ranks") && w.ranks < 1 {
 		return usagef("--ranks is %d, want 1 or more", w.ranks)
 	}
 	if w.timeout < 0 {
 		return usagef("--timeout is %v, want 0 or more", w.timeout)
 	}
-	return b.Run(ctx, backend.Options{Ranks: w.ranks, Timeout: w.timeout, Prepare: prepare}, body)
+	if note := backend.SeparateWorlds(b); note != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", note)
+	}
+	return b.Run(cmd.Context(), backend.Options{Ranks: w.ranks, Timeout: w.timeout, Prepare: prepare}, body)
 }

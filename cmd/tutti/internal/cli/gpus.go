@@ -12,23 +12,24 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// printGPUs prints the section about GPUs: one line where there are none.
-func printGPUs(out io.Writer, g backend.GPUs) {
+// printGPUs prints the section about GPUs: libraries, devices and their links.
+func printGPUs(out io.Writer, g backend.GPUs, cublas backend.CUBLAS) {
+	versions := newTable(out)
+	versions.SetColumnConfigs([]table.ColumnConfig{{Number: 2, WidthMax: proseWidth, WidthMaxEnforcer: text.WrapSoft}})
 	if len(g.Devices) == 0 {
-		fmt.Fprintf(out, "no GPU: %s\n", g.NoGPU)
+		versions.AppendRow(table.Row{"GPU", "none: " + g.NoGPU})
+	} else {
+		versions.AppendRow(table.Row{"GPU driver", known(g.Driver)})
+	}
+	if len(g.Devices) > 0 || g.CUDA != "" {
+		versions.AppendRow(table.Row{"CUDA", "up to " + known(g.CUDA)})
+	}
+	versions.AppendRow(table.Row{"NCCL", library(g.NCCL, g.NCCLLibrary, g.NoNCCL)})
+	versions.AppendRow(table.Row{"cuBLAS", library(cublas.Version, cublas.Library, cublas.Unavailable)})
+	versions.Render()
+	if len(g.Devices) == 0 {
 		return
 	}
-	versions := newTable(out)
-	versions.AppendRows([]table.Row{
-		{"GPU driver", known(g.Driver)},
-		{"CUDA", "up to " + known(g.CUDA)},
-	})
-	if g.NoNCCL == "" {
-		versions.AppendRow(table.Row{"NCCL", g.NCCL + ", " + g.NCCLLibrary})
-	} else {
-		versions.AppendRow(table.Row{"NCCL", g.NoNCCL})
-	}
-	versions.Render()
 	fmt.Fprintln(out)
 
 	devices := newTable(out)
@@ -42,6 +43,14 @@ func printGPUs(out io.Writer, g backend.GPUs) {
 		fmt.Fprintln(out)
 		printLinks(out, g.Devices)
 	}
+}
+
+// library describes one that was found, or says why it was not.
+func library(version, name, unavailable string) string {
+	if unavailable != "" {
+		return "none: " + unavailable
+	}
+	return version + ", " + name
 }
 
 // known is a text, or says that there is none.

@@ -28,13 +28,13 @@ func TestGPUSection(t *testing.T) {
 		device(2, []bool{yes, no, no}, []bool{no, no, no}),
 	}}
 	var out bytes.Buffer
-	printGPUs(&out, g)
+	printGPUs(&out, g, backend.CUBLAS{Version: "13.0.2", Library: "libcublas.so.13"})
 	var rows [][]string
 	for line := range strings.Lines(out.String()) {
 		rows = append(rows, strings.Fields(line))
 	}
 	for _, want := range []string{
-		"GPU driver 580.95.05", "CUDA up to 13.0", "NCCL 2.28.3, libnccl.so.2",
+		"GPU driver 580.95.05", "CUDA up to 13.0", "NCCL 2.28.3, libnccl.so.2", "cuBLAS 13.0.2, libcublas.so.13",
 		"1 NVIDIA H200 140.0 GiB 9.0 132 0000:07:00.0",
 		"link 0 1 2", "0 - NVLink peer", "1 NVLink - host", "2 peer host -",
 		"NVLink: direct access with native atomics",
@@ -43,14 +43,29 @@ func TestGPUSection(t *testing.T) {
 	}
 
 	out.Reset()
-	printGPUs(&out, backend.GPUs{Devices: g.Devices[:1], NoNCCL: "nccl: no library"})
-	assert.Contains(t, out.String(), "nccl: no library")
+	printGPUs(&out, backend.GPUs{Devices: g.Devices[:1], NoNCCL: "nccl: no library"}, backend.CUBLAS{Unavailable: "cublas: no library"})
+	assert.Contains(t, out.String(), "NCCL        none: nccl: no library")
+	assert.Contains(t, out.String(), "cuBLAS      none: cublas: no library")
 	assert.Contains(t, out.String(), "unknown", "the version of the driver")
 	assert.NotContains(t, out.String(), "link", "of one GPU to none")
 
 	out.Reset()
-	printGPUs(&out, backend.GPUs{NoGPU: "no driver library"})
-	assert.Equal(t, "no GPU: no driver library\n", out.String())
+	reason := strings.Repeat("unavailable ", 20)
+	printGPUs(&out, backend.GPUs{NoGPU: reason, NCCL: "2.28.3", NCCLLibrary: "libnccl.so.2"}, backend.CUBLAS{Unavailable: "no library"})
+	assert.Contains(t, out.String(), "NCCL    2.28.3, libnccl.so.2\n", "also without a GPU")
+	words := strings.Fields(out.String())
+	assert.Equal(t, 20, strings.Count(strings.Join(words, " "), "unavailable"), "wrapped between words")
+	for line := range strings.Lines(out.String()) {
+		assert.LessOrEqual(t, len(line), 8+proseWidth+1)
+	}
+}
+
+func TestLongTextsArePrintedOnce(t *testing.T) {
+	info := information{GPUs: backend.GPUs{NoGPU: "the driver is not there", NoNCCL: "the library is not there"}}
+	assert.Equal(t, "no GPU, see above", info.detail(backendInfo{Detail: "nccl: not available: the driver is not there"}))
+	assert.Equal(t, "no NCCL, see above", info.detail(backendInfo{Detail: "nccl: the library is not there"}))
+	assert.Equal(t, "no MPI", info.detail(backendInfo{Detail: "no MPI"}))
+	assert.Equal(t, "all is well", information{}.detail(backendInfo{Available: true, Detail: "all is well"}))
 }
 
 func TestHeaderSaysWhatItRanOn(t *testing.T) {

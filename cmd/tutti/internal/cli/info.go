@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/klauspost/cpuid/v2"
 	"github.com/pbnjay/memory"
 	"github.com/spf13/cobra"
@@ -35,6 +36,7 @@ type information struct {
 	Memory   uint64   `json:"memory_bytes"`
 	Free     uint64   `json:"memory_free_bytes"`
 	backend.GPUs
+	backend.CUBLAS
 	Backends []backendInfo `json:"backends"`
 	Patterns []string      `json:"patterns"`
 	DTypes   []string      `json:"dtypes"`
@@ -66,9 +68,11 @@ and why the others do not. In a job of several processes the first one prints.`,
 			}
 			info := gather(cmd)
 			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), info)
+				writeJSON(cmd.OutOrStdout(), info)
+			} else {
+				info.print(cmd.OutOrStdout())
 			}
-			return info.print(cmd.OutOrStdout())
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -107,6 +111,7 @@ func gather(cmd *cobra.Command) information {
 		Memory:     memory.TotalMemory(),
 		Free:       memory.FreeMemory(),
 		GPUs:       backend.LookForGPUs(),
+		CUBLAS:     backend.LookForCUBLAS(),
 		Patterns:   distributed.Patterns(),
 	}
 	for _, f := range []cpuid.FeatureID{cpuid.AVX2, cpuid.F16C, cpuid.POPCNT} {
@@ -129,7 +134,7 @@ func gather(cmd *cobra.Command) information {
 	return info
 }
 
-func (info information) print(out io.Writer) error {
+func (info information) print(out io.Writer) {
 	features := strings.Join(info.Features, " ")
 	if features == "" {
 		features = "none, portable code only"
@@ -138,7 +143,7 @@ func (info information) print(out io.Writer) error {
 	machine.AppendRows([]table.Row{
 		{"tutti", info.Version},
 		{"go", fmt.Sprintf("%s %s/%s", info.Go, info.OS, info.Arch)},
-		{"cpu", fmt.Sprintf("%s, %d logical cores, GOMAXPROCS %d", info.CPU, info.Cores, info.GoMaxProcs)},
+		{"cpu", fmt.Sprintf("%s, %s, GOMAXPROCS %d", info.CPU, backend.Counted(info.Cores, "logical core"), info.GoMaxProcs)},
 		{"instruction sets used", features},
 		{"memory", fmt.Sprintf("%s, %s free", gibibytes(info.Memory), gibibytes(info.Free))},
 		{"patterns", strings.Join(info.Patterns, " ")},
@@ -146,21 +151,33 @@ func (info information) print(out io.Writer) error {
 	})
 	machine.Render()
 	fmt.Fprintln(out)
-	printGPUs(out, info.GPUs)
+	printGPUs(out, info.GPUs, info.CUBLAS)
 	fmt.Fprintln(out)
 
 	backends := newTable(out)
-	backends.SetColumnConfigs([]table.ColumnConfig{{Number: 4, WidthMax: 72}})
+	backends.SetColumnConfigs([]table.ColumnConfig{{Number: 4, WidthMax: proseWidth, WidthMaxEnforcer: text.WrapSoft}})
 	backends.AppendHeader(table.Row{"backend", "ranks are", "available", ""})
 	for _, b := range info.Backends {
 		available := "no"
 		if b.Available {
 			available = "yes"
 		}
-		backends.AppendRow(table.Row{b.Name, b.Summary, available, b.Detail})
+		backends.AppendRow(table.Row{b.Name, b.Summary, available, info.detail(b)})
 	}
 	backends.Render()
-	return nil
+}
+
+// proseWidth is where texts in tables are wrapped.
+const proseWidth = 72
+
+// detail is that of a backend, without repeating what stands above it.
+func (info information) detail(b backendInfo) string {
+	for _, above := range []struct{ text, short string }{{info.NoGPU, "no GPU, see above"}, {info.NoNCCL, "no NCCL, see above"}} {
+		if !b.Available && above.text != "" && strings.Contains(b.Detail, above.text) {
+			return above.short
+		}
+	}
+	return b.Detail
 }
 
 func gibibytes(bytes uint64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
@@ -181,7 +198,8 @@ func version() string {
 	return v
 }
 
-// writeJSON writes v as one line.
-func writeJSON(out io.Writer, v any) error {
-	return json.NewEncoder(out).Encode(v)
+// writeJSON writes v, which has a JSON form, as one line. An error of out is
+// for [output] to tell.
+func writeJSON(out io.Writer, v any) {
+	_ = json.NewEncoder(out).Encode(v)
 }

@@ -61,9 +61,11 @@ written to the --out directory.`,
 				return usageError{err}
 			}
 			r := overlapReport{stdout: cmd.OutOrStdout(), json: asJSON, out: out}
+			dir := outDir{path: out}
+			defer dir.tidy()
 			progress := &bars{out: cmd.ErrOrStderr(), pieces: 1}
 			cfg.Progress = func(done, total int) { progress.set("rounds", done, total) }
-			err := w.run(cmd.Context(), cmd.Flags(), func() error { return writableDirectory(out) }, func(ctx context.Context, rank backend.Rank) error {
+			err := w.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
 				result, err := runOverlap(ctx, rank, w.backend, ctas, cfg)
 				if err == nil && rank.Comm.Rank() == 0 {
 					r.result = &overlapResult{Backend: w.backend, CTAs: ctas, Result: result}
@@ -111,14 +113,24 @@ func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, c
 	defer func() { err = errors.Join(err, gpu.Close()) }()
 	r := overlap.Rank{Runtime: rt, Compute: gpu, Comm: rank.Comm}
 	if ctas > 0 {
-		beside, err := nccl.From(ctx, rank.Comm, rt, nccl.WithCTAs(ctas, ctas))
-		if err != nil {
+		if r.Beside, err = newBeside(ctx, rank, rt, ctas); err != nil {
 			return overlap.Result{}, err
 		}
-		defer func() { err = errors.Join(err, beside.Close()) }()
-		r.Beside = beside
+		defer func() { err = errors.Join(err, r.Beside.Close()) }()
 	}
 	return overlap.Run(ctx, r, cfg)
+}
+
+// newBeside makes a communicator of a rank's own that takes few multiprocessors.
+// It is collective.
+func newBeside(ctx context.Context, rank backend.Rank, rt *cuda.Runtime, ctas int) (comm.Communicator, error) {
+	ctx, cancel := rank.Within(ctx)
+	defer cancel()
+	c, err := nccl.From(ctx, rank.Comm, rt, nccl.WithCTAs(ctas, ctas))
+	if err != nil {
+		return nil, err
+	}
+	return rank.Watch(c), nil
 }
 
 // overlapResult is a line of --json.
@@ -145,13 +157,14 @@ func (r *overlapReport) finish() error {
 		return nil
 	}
 	if r.json {
-		if err := writeJSON(r.stdout, r.result); err != nil {
-			return err
-		}
+		writeJSON(r.stdout, r.result)
 	} else {
 		r.print()
 	}
-	title := fmt.Sprintf("A training step of %d layers on rank 0 of %d × %s", r.result.Layers, r.result.Ranks, r.result.Device)
+	title := fmt.Sprintf("A training step of %s on rank 0 of %d × %s", backend.Counted(r.result.Layers, "layer"), r.result.Ranks, r.result.Device)
+	if r.result.Ranks > 1 {
+		title += fmt.Sprintf(": %.1f %% of the communication hidden", 100*r.result.Hidden)
+	}
 	for _, ext := range picture.Formats() {
 		path := filepath.Join(r.out, overlapPicture+ext)
 		if err := picture.Timelines(r.result.Timelines, title, path); err != nil {
@@ -166,8 +179,8 @@ func (r *overlapReport) finish() error {
 
 func (r *overlapReport) print() {
 	res := r.result
-	fmt.Fprintf(r.stdout, "%d layers of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %d buckets\n\n",
-		res.Layers, res.Width, res.Width, res.Batch, res.Ranks, res.Device, formatSize(res.GradientBytes), res.Buckets)
+	fmt.Fprintf(r.stdout, "%s of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %s\n\n",
+		backend.Counted(res.Layers, "layer"), res.Width, res.Width, res.Batch, res.Ranks, res.Device, formatSize(res.GradientBytes), backend.Counted(res.Buckets, "bucket"))
 	t := newTable(r.stdout)
 	t.AppendHeader(table.Row{"step", "time", ""})
 	t.SetColumnConfigs([]table.ColumnConfig{{Number: 2, Align: text.AlignRight, AlignHeader: text.AlignRight}})

@@ -21,10 +21,12 @@ func TestOverlapRefuses(t *testing.T) {
 		{"--sms", "-1"}:        "sms is -1",
 		{"--rounds", "0"}:      "rounds is 0",
 	} {
-		code, stdout, stderr := execute(t, "bench", "overlap", "--out", t.TempDir(), flags[0], flags[1])
+		out := filepath.Join(t.TempDir(), "out")
+		code, stdout, stderr := execute(t, "bench", "overlap", "--out", out, flags[0], flags[1])
 		assert.Equal(t, exitUsage, code, flags)
 		assert.Empty(t, stdout)
 		assert.Contains(t, stderr, want)
+		assert.NoDirExists(t, out)
 	}
 }
 

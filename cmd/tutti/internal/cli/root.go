@@ -9,8 +9,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -18,12 +16,13 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 )
 
-// Exit codes.
+// Exit codes. A signal's is 128 and its number, as shells have it.
 const (
 	exitOK          = 0
-	exitFailure     = 1   // something went wrong
-	exitUsage       = 2   // the command line is wrong; nothing was done
-	exitInterrupted = 130 // 128 + SIGINT, as shells have it
+	exitFailure     = 1 // something went wrong
+	exitUsage       = 2 // the command line is wrong; nothing was done
+	exitInterrupted = 128 + int(syscall.SIGINT)
+	exitTerminated  = 128 + int(syscall.SIGTERM)
 )
 
 // usageError marks an error as the user's: wrong flags or arguments.
@@ -36,39 +35,62 @@ func usagef(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// errInterrupted is the cause of the context that a signal cancels.
-var errInterrupted = errors.New("interrupted")
+// signaled is the cause of the context that a signal cancels.
+type signaled struct {
+	text string
+	code int // of the exit
+}
 
-// Main runs the command line and returns the exit code. The first interrupt
-// ends what runs cleanly, the second one at once.
+// Error says what the signal did.
+func (s *signaled) Error() string { return s.text }
+
+// The signals that end what runs.
+var (
+	errInterrupted = &signaled{"interrupted", exitInterrupted}
+	errTerminated  = &signaled{"terminated", exitTerminated}
+)
+
+// Main runs the command line and returns the exit code. The first signal ends
+// what runs cleanly, the second one at once.
 func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
-		<-signals
+		got := <-signals
 		signal.Stop(signals)
-		cancel(errInterrupted)
+		if got == syscall.SIGTERM {
+			cancel(errTerminated)
+		} else {
+			cancel(errInterrupted)
+		}
 	}()
 	return run(ctx, args, stdout, stderr)
 }
 
 // run is Main without signals.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := &output{Writer: stdout, stop: cancel}
 	root, started := newRoot()
 	root.SetArgs(args)
-	root.SetOut(stdout)
+	root.SetOut(out)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage usageError
 	var options *backend.OptionError
+	var stopped *signaled
 	switch {
+	case out.err != nil: // also where the command did not notice
+		fmt.Fprintf(stderr, "tutti: %v\n", out.err)
+		return exitFailure
 	case err == nil:
 		return exitOK
-	case errors.Is(context.Cause(ctx), errInterrupted):
-		fmt.Fprintln(stderr, "tutti: interrupted")
-		return exitInterrupted
+	case errors.As(context.Cause(ctx), &stopped):
+		fmt.Fprintf(stderr, "tutti: %v\n", stopped)
+		return stopped.code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.
 		fmt.Fprintf(stderr, "tutti: %s\nRun '%s --help' for usage.\n", message(err), cmd.CommandPath())
@@ -77,17 +99,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "tutti: %s\n", message(err))
 		return exitFailure
 	}
-}
-
-// message is an error's text, each line once: ranks often fail with the same.
-func message(err error) string {
-	var lines []string
-	for line := range strings.Lines(err.Error()) {
-		if line = strings.TrimRight(line, "\n"); !slices.Contains(lines, line) {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines, "\n")
 }
 
 // newRoot makes the command tree. started becomes true when a command's own
@@ -100,7 +111,8 @@ func newRoot() (root *cobra.Command, started *bool) {
 		Long: `tutti shows what this machine offers for collective communication, trains a
 small network with every gradient exchange pattern, and measures collectives.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.`,
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted (SIGINT),
+143 terminated (SIGTERM).`,
 		Example: `  tutti info
   tutti train --pattern dense,topkA,oktopk
   tutti bench allreduce --ranks 2 --max 16M`,
@@ -130,7 +142,7 @@ func onlySubcommands(cmd *cobra.Command, what string) {
 				names = append(names, sub.Name())
 			}
 		}
-		_, err := oneOf(what, args[0], names)
+		_, err := oneOf(what, args[0], names, nil)
 		return err
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -46,12 +45,14 @@ late carry them along.`,
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.Patterns = patterns.names
+			cfg.Patterns, cfg.Backend = patterns.names, w.backend
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
+			dir := outDir{path: out}
+			defer dir.tidy()
 			r := trainReport{stdout: cmd.OutOrStdout(), json: asJSON, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns)}}
-			err := w.run(cmd.Context(), cmd.Flags(), func() error { return writableDirectory(out) }, func(ctx context.Context, rank backend.Rank) error {
+			err := w.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
 				cfg := cfg // goroutines of this process share it
 				var err error
 				if cfg.Patterns, err = patterns.on(rank, w.backend, cmd.ErrOrStderr()); err != nil {
@@ -60,7 +61,7 @@ late carry them along.`,
 				return train.Run(ctx, rank, cfg, &r)
 			})
 			r.bars.stop()
-			return errors.Join(err, r.err, r.finish(out))
+			return errors.Join(err, r.finish(out))
 		},
 	}
 	flags := cmd.Flags()
@@ -90,7 +91,6 @@ type trainReport struct {
 	json    bool
 	bars    *bars
 	results []train.Result
-	err     error // of writing to stdout
 }
 
 // Step implements [train.Observer].
@@ -100,7 +100,7 @@ func (r *trainReport) Step(pattern string, step, steps int) { r.bars.set(pattern
 func (r *trainReport) Finished(result train.Result) {
 	r.results = append(r.results, result)
 	if r.json {
-		r.err = errors.Join(r.err, writeJSON(r.stdout, result))
+		writeJSON(r.stdout, result)
 	}
 }
 
@@ -148,18 +148,5 @@ func (r *trainReport) printTable() {
 		})
 	}
 	t.Render()
-	fmt.Fprintf(r.stdout, "%d ranks; elements and bytes are those that a rank sends in a step, the mean over ranks and steps\n", r.results[0].Ranks)
-}
-
-// writableDirectory makes a directory and tries to write to it, so that a
-// training does not end in a picture that cannot be kept.
-func writableDirectory(path string) error {
-	if err := os.MkdirAll(path, 0o777); err != nil {
-		return fmt.Errorf("cannot use --out %s: %w", path, err)
-	}
-	probe, err := os.CreateTemp(path, ".tutti-*")
-	if err != nil {
-		return fmt.Errorf("cannot write to --out %s: %w", path, err)
-	}
-	return errors.Join(probe.Close(), os.Remove(probe.Name()))
+	fmt.Fprintf(r.stdout, "%s; elements and bytes are those that a rank sends in a step, the mean over ranks and steps\n", backend.Counted(r.results[0].Ranks, "rank"))
 }

@@ -6,17 +6,12 @@ import (
 	"fmt"
 	"image/color"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
@@ -24,42 +19,20 @@ import (
 // ErrNothingToDraw: no result sent anything.
 var ErrNothingToDraw = errors.New("nothing to draw: no bytes were sent")
 
-// Formats are the file name extensions that [LossAgainstBytes] can write.
-func Formats() []string { return []string{".png", ".svg"} }
-
-// The picture's size and how finely a curve is drawn.
-const (
-	width  = 8 * vg.Inch
-	height = 5 * vg.Inch
-
-	fontVariant = "Sans"
-
-	// pointsPerCurve spread evenly over the logarithm of the bytes.
-	pointsPerCurve = 60
-
-	pngResolution = 150 // dots per inch
-)
+// pointsPerCurve spread evenly over the logarithm of the bytes.
+const pointsPerCurve = 60
 
 // LossAgainstBytes draws the training loss of each result against the bytes
 // that a rank had sent by then, both on logarithmic axes, and writes it to
 // path. The extension (one of [Formats]) says how.
 func LossAgainstBytes(results []train.Result, path string) error {
-	if ext := strings.ToLower(filepath.Ext(path)); !slices.Contains(Formats(), ext) {
-		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
+	if err := checkFormat(path); err != nil {
+		return err
 	}
-	p := plot.New()
-	p.Title.Text = "Training loss against bytes sent (with the test accuracy)"
-	p.Title.Padding = vg.Points(8)
+	p := newPlot("Training loss against bytes sent (with the test accuracy)")
 	p.X.Label.Text = "sent per rank since the start (bytes)"
 	p.Y.Label.Text = "training loss (mean over recent steps)"
 	p.X.Tick.Marker, p.Y.Tick.Marker = decades{format: formatBytes}, decades{format: formatNumber}
-	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
-		axis.Label.Padding = vg.Points(6)
-		axis.Label.TextStyle.Font.Variant = fontVariant
-		axis.Tick.Label.Font.Variant = fontVariant
-	}
-	p.Title.TextStyle.Font.Variant = fontVariant
-	p.Legend.TextStyle.Font.Variant = fontVariant
 	grid := plotter.NewGrid()
 	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 215}, color.Gray{Y: 215}
 	p.Add(grid)
@@ -87,26 +60,7 @@ func LossAgainstBytes(results []train.Result, path string) error {
 	if drawn == 0 {
 		return ErrNothingToDraw
 	}
-	if err := save(p, path); err != nil {
-		return fmt.Errorf("writing the picture: %w", err)
-	}
-	return nil
-}
-
-// save writes a picture in the format that the extension names.
-func save(p *plot.Plot, path string) (err error) {
-	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)
-	if strings.EqualFold(filepath.Ext(path), ".png") {
-		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
-	}
-	area := draw.New(canvas)
-	p.Draw(draw.Crop(area, vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
-	file, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	_, err = canvas.WriteTo(file)
-	return errors.Join(err, file.Close())
+	return save(p, path)
 }
 
 // colors are black and Paul Tol's "muted" scheme, which readers with any form
@@ -124,11 +78,14 @@ var colors = []color.RGBA{
 	{R: 0xaa, G: 0x44, B: 0x99, A: 255},
 }
 
-// lineStyle gives each curve a colour, and dashes once the colours come back.
+// lineStyle gives each curve a colour. Patterns that send the same have curves
+// on top of each other: every second one is dashed, so that the one before it
+// is seen through the gaps.
 func lineStyle(i int) draw.LineStyle {
 	style := draw.LineStyle{Color: colors[i%len(colors)], Width: vg.Points(1.7)}
-	if i >= len(colors) {
-		style.Dashes = []vg.Length{vg.Points(6), vg.Points(2.5)}
+	if i%2 == 1 {
+		style.Width = vg.Points(2)
+		style.Dashes = []vg.Length{vg.Points(7), vg.Points(5)}
 	}
 	return style
 }

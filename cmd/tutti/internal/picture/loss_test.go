@@ -2,6 +2,7 @@ package picture
 
 import (
 	"bytes"
+	"image/color"
 	"image/png"
 	"math"
 	"os"
@@ -52,6 +53,27 @@ func TestLossAgainstBytesWritesBothFormats(t *testing.T) {
 			assert.Contains(t, colours, [3]uint32{uint32(c.R), uint32(c.G), uint32(c.B)}, "a curve is missing")
 		}
 	}
+}
+
+// Two patterns that send the same are both seen.
+func TestCurvesThatCoincideAreToldApart(t *testing.T) {
+	same := results(1)
+	same = append(same, same[0])
+	path := filepath.Join(t.TempDir(), "loss.png")
+	require.NoError(t, LossAgainstBytes(same, path))
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	image, err := png.Decode(bytes.NewReader(data))
+	require.NoError(t, err)
+	seen := map[color.RGBA]int{}
+	// Not the axis with its labels, nor the legend at the lower left.
+	for y := image.Bounds().Dy() / 6; y < image.Bounds().Dy()*2/3; y++ {
+		for x := image.Bounds().Dx() / 6; x < image.Bounds().Dx(); x++ {
+			seen[color.RGBAModel.Convert(image.At(x, y)).(color.RGBA)]++
+		}
+	}
+	assert.Greater(t, seen[colors[0]], 300)
+	assert.Greater(t, seen[colors[1]], 300)
 }
 
 func TestLossAgainstBytesRefuses(t *testing.T) {

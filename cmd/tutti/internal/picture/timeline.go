@@ -3,9 +3,7 @@ package picture
 import (
 	"fmt"
 	"image/color"
-	"path/filepath"
-	"slices"
-	"strings"
+	"math"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/vg"
@@ -23,33 +21,31 @@ const (
 	// laneEdge is between the outermost lanes and the frame, which leaves room
 	// for the legend at the top.
 	laneEdge      = 0.3
-	legendReserve = 0.7
+	legendReserve = 1.1
+)
+
+// How time lies on the horizontal axis.
+const (
+	timeMargin = 1.03 // of the longest timeline: room at the right end
+	timeTicks  = 9    // about as many labels
 )
 
 // Timelines draws timelines one below the other, a lane for each stream, all on
 // one axis of time, and writes the picture to path. The extension (one of
 // [Formats]) says how.
 func Timelines(timelines []overlap.Timeline, title, path string) error {
-	if ext := strings.ToLower(filepath.Ext(path)); !slices.Contains(Formats(), ext) {
-		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
+	if err := checkFormat(path); err != nil {
+		return err
 	}
 	longest := overlap.Longest(timelines)
 	if longest == 0 {
 		return overlap.ErrNothingToDraw
 	}
-	p := plot.New()
-	p.Title.Text = title
-	p.Title.Padding = vg.Points(8)
+	p := newPlot(title)
 	p.X.Label.Text = "time (ms)"
-	p.X.Label.Padding = vg.Points(6)
-	p.X.Min, p.X.Max = 0, longest/1e3
+	p.X.Min, p.X.Max = 0, timeMargin*longest/1e3
+	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
 	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
-	for _, font := range []*string{
-		(*string)(&p.Title.TextStyle.Font.Variant), (*string)(&p.X.Label.TextStyle.Font.Variant),
-		(*string)(&p.X.Tick.Label.Font.Variant), (*string)(&p.Y.Tick.Label.Font.Variant), (*string)(&p.Legend.TextStyle.Font.Variant),
-	} {
-		*font = fontVariant
-	}
 	var bars spans
 	var ticks []plot.Tick
 	y := 0.0
@@ -57,7 +53,7 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 		lanes := make(map[overlap.Lane]float64)
 		for _, lane := range overlap.Lanes() {
 			lanes[lane] = y
-			ticks = append(ticks, plot.Tick{Value: y, Label: fmt.Sprintf("%s:\n%s", t.Name, lane)})
+			ticks = append(ticks, plot.Tick{Value: y, Label: fmt.Sprintf("%s: %.1f ms\n%s", t.Name, t.Total/1e3, lane)})
 			y--
 		}
 		for _, s := range t.Spans {
@@ -69,14 +65,34 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	p.Y.Max, p.Y.Min = laneHeight/2+legendReserve, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
 	p.Add(bars)
 	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Padding = vg.Points(2)
 	p.Legend.XOffs = vg.Points(8)
 	for _, kind := range overlap.Kinds() {
 		p.Legend.Add(string(kind), swatch{kind.Color()})
 	}
-	if err := save(p, path); err != nil {
-		return fmt.Errorf("writing the picture: %w", err)
+	return save(p, path)
+}
+
+// roundTicks puts about timeTicks labels at multiples of 1, 2 or 5 times a power
+// of ten, and small ticks at the fifths between.
+func roundTicks(low, high float64) []plot.Tick {
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/timeTicks)))
+	for _, factor := range []float64{2, 2.5, 2} { // 1, 2, 5, 10
+		if (high-low)/step <= timeTicks {
+			break
+		}
+		step *= factor
 	}
-	return nil
+	const parts = 5
+	var ticks []plot.Tick
+	for i := math.Ceil(low / step * parts); i*step/parts <= high; i++ {
+		tick := plot.Tick{Value: i * step / parts}
+		if math.Mod(i, parts) == 0 {
+			tick.Label = formatNumber(tick.Value)
+		}
+		ticks = append(ticks, tick)
+	}
+	return ticks
 }
 
 // span is a piece of work in data coordinates.

@@ -32,7 +32,7 @@ func TestTimelinesWritesBothFormats(t *testing.T) {
 		data, err := os.ReadFile(path)
 		require.NoError(t, err)
 		if ext == ".svg" {
-			for _, text := range []string{"a step", "overlapped:", "communication", "time (ms)", "allreduce"} {
+			for _, text := range []string{"a step", "one after the other: 38.0 ms", "overlapped: 30.0 ms", "communication", "time (ms)", "allreduce"} {
 				assert.Contains(t, string(data), text)
 			}
 			continue
@@ -54,6 +54,27 @@ func TestTimelinesWritesBothFormats(t *testing.T) {
 		assert.InEpsilon(t, 2, count(overlap.Backward)/count(overlap.Forward), 0.1)
 		assert.InEpsilon(t, 0.8, count(overlap.AllReduce)/count(overlap.Forward), 0.1)
 	}
+}
+
+func TestTicksOfTimeAreRoundAndMany(t *testing.T) {
+	for _, high := range []float64{0.013, 0.4, 1, 7.3, 39.9, 41.2, 99, 123, 5000} {
+		var labels []string
+		for _, tick := range roundTicks(0, high) {
+			assert.LessOrEqual(t, tick.Value, high)
+			if tick.Label != "" {
+				labels = append(labels, tick.Label)
+			}
+		}
+		assert.GreaterOrEqual(t, len(labels), 4, "up to %g: %q", high, labels)
+		assert.LessOrEqual(t, len(labels), timeTicks+1, "up to %g: %q", high, labels)
+	}
+	var labels []string
+	for _, tick := range roundTicks(0, 41.2) {
+		if tick.Label != "" {
+			labels = append(labels, tick.Label)
+		}
+	}
+	assert.Equal(t, []string{"0", "5", "10", "15", "20", "25", "30", "35", "40"}, labels)
 }
 
 func TestTimelinesRefuses(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 
 // Config is what to train and how.
 type Config struct {
+	// Backend is the name that results carry.
+	Backend string
 	// Patterns are trained one after the other, each from the same start.
 	Patterns []string
 	// Density is the part of the gradient that a sparse pattern picks, in

@@ -4,6 +4,8 @@ package train
 // `tutti train --json`.
 type Result struct {
 	Pattern string `json:"pattern"`
+	Backend string `json:"backend"`
+	Device  string `json:"device"` // rank 0's, on which gradients are exchanged
 	Ranks   int    `json:"ranks"`
 	// Density that was asked for; the dense pattern has 1.
 	Density float64 `json:"density"`

@@ -254,6 +254,8 @@ func (t *trainer) result(ctx context.Context, pattern string, testSet digits.Set
 
 	r := Result{
 		Pattern:      pattern,
+		Backend:      t.cfg.Backend,
+		Device:       t.rank.Runtime.Name(),
 		Ranks:        t.rank.Comm.WorldSize(),
 		Density:      density,
 		Accuracy:     t.model.accuracy(testSet),

@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+)
+
+// message is the text of an error that many ranks may share: what went wrong,
+// without the ranks that only report the failure of another, and what differs
+// in nothing but the rank once. How many ranks were left out is said at the end.
+func message(err error) string {
+	all := leaves(err)
+	isEcho := func(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
+	echoes := 0
+	if slices.ContainsFunc(all, func(err error) bool { return !isEcho(err) }) {
+		before := len(all)
+		all = slices.DeleteFunc(all, isEcho)
+		echoes = before - len(all)
+	}
+	var lines []string
+	seen := map[string]bool{} // without the numbers of ranks
+	for _, leaf := range all {
+		line := leaf.Error()
+		alike := rankNumber.ReplaceAllString(line, "rank")
+		switch {
+		case !seen[alike]:
+			seen[alike] = true
+			lines = append(lines, line)
+		case !slices.Contains(lines, line):
+			echoes++
+		}
+	}
+	// An option that cannot be served is no failure of ranks.
+	if echoes > 0 && !errors.As(err, new(*backend.OptionError)) {
+		lines = append(lines, "and "+backend.Counted(echoes, "more rank"))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// rankNumber finds the numbers of ranks in a message.
+var rankNumber = regexp.MustCompile(`\branks? \d+(,? (and )?\d+)*`)
+
+// leaves takes apart what [errors.Join] joined. Other errors with several
+// causes, whose text is their own, stay whole.
+func leaves(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	var parts []error
+	var texts []string
+	for _, e := range joined.Unwrap() {
+		parts = append(parts, leaves(e)...)
+		texts = append(texts, e.Error())
+	}
+	if strings.Join(texts, "\n") != err.Error() {
+		return []error{err}
+	}
+	return parts
+}

@@ -1,0 +1,27 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+)
+
+// output is where the commands print. It remembers the first error, so that
+// they need not look at each line's, and ends what runs: nobody will see it.
+type output struct {
+	io.Writer
+	stop func(cause error)
+	err  error
+}
+
+// Write implements [io.Writer].
+func (o *output) Write(p []byte) (int, error) {
+	if o.err != nil {
+		return 0, o.err
+	}
+	n, err := o.Writer.Write(p)
+	if err != nil {
+		o.err = fmt.Errorf("writing the output: %w", err)
+		o.stop(o.err)
+	}
+	return n, o.err
+}

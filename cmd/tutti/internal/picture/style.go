@@ -1,0 +1,74 @@
+package picture
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+)
+
+// Formats are the file name extensions of the pictures that can be written.
+func Formats() []string { return []string{".png", ".svg"} }
+
+// What all pictures have in common.
+const (
+	width  = 8 * vg.Inch
+	height = 5 * vg.Inch
+
+	fontVariant font.Variant = "Sans"
+
+	pngResolution = 150 // dots per inch
+)
+
+// checkFormat refuses paths without one of the Formats.
+func checkFormat(path string) error {
+	if ext := strings.ToLower(filepath.Ext(path)); !slices.Contains(Formats(), ext) {
+		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
+	}
+	return nil
+}
+
+// newPlot makes an empty picture with a title, in the fonts of all.
+func newPlot(title string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text = title
+	p.Title.Padding = vg.Points(8)
+	p.Title.TextStyle.Font.Variant = fontVariant
+	p.Legend.TextStyle.Font.Variant = fontVariant
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		axis.Label.Padding = vg.Points(6)
+		axis.Label.TextStyle.Font.Variant = fontVariant
+		axis.Tick.Label.Font.Variant = fontVariant
+	}
+	return p
+}
+
+// save writes a picture in the format that the extension names.
+func save(p *plot.Plot, path string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("writing the picture: %w", err)
+		}
+	}()
+	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)
+	if strings.EqualFold(filepath.Ext(path), ".png") {
+		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
+	}
+	area := draw.New(canvas)
+	p.Draw(draw.Crop(area, vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = canvas.WriteTo(file)
+	return errors.Join(err, file.Close())
+}
