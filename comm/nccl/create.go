@@ -48,7 +48,10 @@ const (
 // Option changes how a communicator is made.
 type Option func(*options)
 
-type options struct{ minCTAs, maxCTAs int }
+type options struct {
+	minCTAs, maxCTAs int
+	oneProcess       bool // all ranks are goroutines of this process
+}
 
 // WithCTAs bounds the number of thread blocks (CTAs) that a collective may
 // occupy, and so the multiprocessors it takes away from compute that runs
@@ -112,7 +115,9 @@ func Local(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([]*Co
 	var wg sync.WaitGroup
 	for rank, rt := range runtimes {
 		wg.Go(func() {
-			c, err := lib.join(ctx, rt, id, rank, len(runtimes), collect(opts))
+			o := collect(opts)
+			o.oneProcess = true
+			c, err := lib.join(ctx, rt, id, rank, len(runtimes), o)
 			if err != nil {
 				once.Do(func() { first = err })
 				cancel(err)

@@ -26,7 +26,9 @@ type native struct {
 // enter begins a call, which ends by leave, unless the communicator is being
 // freed.
 func (n *native) enter() bool {
-	n.calls.RLock()
+	if n.gone.Load() || !n.calls.TryRLock() { // the lock of free is never released
+		return false
+	}
 	if n.gone.Load() {
 		n.calls.RUnlock()
 		return false

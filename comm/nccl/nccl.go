@@ -150,21 +150,39 @@ func (c *Comm) fromControl(ctx context.Context, blocking bool, name string, call
 // kernels of other communicators. Here all ranks are together anyway, and an
 // abort from outside enforces the deadline.
 func (c *Comm) connect(ctx context.Context) error {
-	buf, err := c.rt.AllocateMapping(connectBytes[len(connectBytes)-1])
-	if err != nil {
+	// Earlier owners of scratch may have work pending.
+	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
 		return err
 	}
-	// Earlier owners of the memory may have work pending.
-	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
-		return errors.Join(err, c.rt.Deallocate(buf))
-	}
-	err = c.guarded(ctx, func() error {
+	err := c.guarded(ctx, func() error {
 		err := c.together("init", func(m *messages) {
 			for r := range c.WorldSize() {
 				m.send(c.scratch, 1, r)
 				m.recv(c.scratch+uintptr(helloOffset+r), 1, r)
 			}
 		})
+		return errors.Join(err, c.Barrier(ctx))
+	})
+	if err != nil {
+		return c.breakDown("init", err)
+	}
+	if c.oneProcess {
+		return nil // a rank does not die alone, and there would be more to free
+	}
+	return c.connectAlgorithms(ctx)
+}
+
+// connectAlgorithms runs what makes NCCL connect all its algorithms.
+func (c *Comm) connectAlgorithms(ctx context.Context) error {
+	buf, err := c.rt.AllocateMapping(connectBytes[len(connectBytes)-1])
+	if err != nil {
+		return err
+	}
+	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
+		return errors.Join(err, c.rt.Deallocate(buf))
+	}
+	err = c.guarded(ctx, func() error {
+		var err error
 		for _, bytes := range connectBytes {
 			part := bytes / c.WorldSize() / dtype.F32.Size() * dtype.F32.Size()
 			own := buf + uintptr(c.Rank()*part)
