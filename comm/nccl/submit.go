@@ -122,12 +122,12 @@ func (c *Comm) flush(op string, m *messages, on *native) error {
 	// NCCL's groups belong to the OS thread; Current keeps the goroutine on it.
 	err := c.rt.Current(func() error {
 		if len(calls) == 1 {
-			return c.call(&calls[0], on.handle)
+			return c.invoke(&calls[0], on.handle)
 		}
 		c.lib.sym.GroupStart.Int()
 		var first error
 		for i := range calls {
-			if first = c.call(&calls[i], on.handle); first != nil {
+			if first = c.invoke(&calls[i], on.handle); first != nil {
 				break
 			}
 		}
@@ -140,9 +140,9 @@ func (c *Comm) flush(op string, m *messages, on *native) error {
 	return nil
 }
 
-// call makes a call on a native communicator. Its arguments are all words, so
+// invoke makes a call on a native communicator. Its arguments are all words, so
 // those that a function does not have do no harm.
-func (c *Comm) call(n *call, handle uintptr) error {
+func (c *Comm) invoke(n *call, handle uintptr) error {
 	a := &n.args
 	a[n.count], a[n.count+1] = handle, c.stream.Handle()
 	return c.status(n.name, handle, n.fn.Int(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]))

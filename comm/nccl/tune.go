@@ -132,7 +132,7 @@ func (c *Comm) repeat(n call, on *native, start, end *cuda.Event) error {
 				return err
 			}
 		}
-		if err := c.call(&n, on.handle); err != nil {
+		if err := c.invoke(&n, on.handle); err != nil {
 			return err
 		}
 	}

@@ -205,10 +205,19 @@ func (c *Comm) giveBack() error {
 	for _, w := range list {
 		errs = append(errs, c.freeWindow(w))
 	}
-	if !c.stuck.Load() {
+	if c.settled() {
 		errs = append(errs, c.rt.Deallocate(c.scratch))
 	}
 	return errors.Join(errs...)
+}
+
+// settled reports whether no kernel of this rank uses the communicator's memory
+// any more. It waits for those of a communicator that just broke.
+func (c *Comm) settled() bool {
+	if c.broken.Load() != nil {
+		<-c.drained
+	}
+	return !c.stuck.Load()
 }
 
 // freeWindow gives the memory of a symmetric buffer back. That of a broken
@@ -217,7 +226,7 @@ func (c *Comm) giveBack() error {
 // get it. And if a kernel of this rank still uses it, it stays.
 func (c *Comm) freeWindow(w window) error {
 	switch {
-	case c.stuck.Load():
+	case !c.settled():
 		return nil
 	case c.broken.Load() != nil:
 		return c.rt.ReleaseMapping(w.addr)
