@@ -15,12 +15,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/cublas"
+	"github.com/tutti-go/tutti/internal/median"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -199,7 +199,7 @@ func (s *session) result(ctx context.Context, phases []phase, recorded []recordi
 		if err != nil {
 			return Result{}, err
 		}
-		medians[p.name] = [2]float64{1e3 * median(slowest[:cfg.Rounds]), 1e3 * median(slowest[cfg.Rounds:])}
+		medians[p.name] = [2]float64{1e3 * median.Of(slowest[:cfg.Rounds]), 1e3 * median.Of(slowest[cfg.Rounds:])}
 		if s.Comm.Rank() == 0 && p.traced {
 			out.Timelines = append(out.Timelines, medianTimeline(recorded[i].timelines))
 		}
@@ -216,11 +216,4 @@ func (s *session) result(ctx context.Context, phases []phase, recorded []recordi
 		out.TFLOPS = s.model.flops / out.ComputeMS / 1e9
 	}
 	return out, nil
-}
-
-// median returns the middle of values, the mean of the two if there are two.
-func median(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }

@@ -285,8 +285,6 @@ func TestSizes(t *testing.T) {
 }
 
 func TestNumbers(t *testing.T) {
-	assert.InDelta(t, 2, median([]float64{9, 2, 1}), 0)
-	assert.InDelta(t, 1.5, median([]float64{2, 1}), 0)
 	assert.InDelta(t, 0.0012346, significant(0.00123456), 1e-12)
 	assert.InDelta(t, 98765, significant(98765.4321), 1e-9)
 	assert.Zero(t, significant(0))

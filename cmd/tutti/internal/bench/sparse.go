@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/median"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -247,7 +248,7 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	for _, v := range values[:n] {
 		sent += v / float64(n)
 	}
-	return sparseRound{sent: sent, choose: median(values[n : 2*n]), exchange: median(values[2*n:])}, nil
+	return sparseRound{sent: sent, choose: median.Of(values[n : 2*n]), exchange: median.Of(values[2*n:])}, nil
 }
 
 // nextGradient puts the gradient of the next step into the tensor.

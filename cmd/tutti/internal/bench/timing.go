@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/median"
 )
 
 // Repeats says how often something is measured.
@@ -132,7 +133,7 @@ func (n Repeats) medianTime(ctx context.Context, r backend.Rank, run round, iter
 	if err != nil {
 		return 0, err
 	}
-	return median(slowest), nil
+	return median.Of(slowest), nil
 }
 
 // fitIterations finds out, together with the other ranks, how many iterations
