@@ -43,13 +43,19 @@ func runRank(ctx context.Context, r Rank, body func(context.Context, Rank) error
 		}
 	})
 	err := body(ctx, r)
+	ended := ctx.Err() != nil
 	close(returned)
 	watch.Wait()
+	if ended && errors.Is(err, comm.ErrBroken) {
+		// The watcher broke it, unless the body's own wait was first; what ended
+		// the context says why.
+		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
 	if err != nil {
 		// What the body left behind waits for peers that may never come.
-		ended, cancel := context.WithCancel(ctx)
+		over, cancel := context.WithCancel(ctx)
 		cancel()
-		r.guard.abort(ended)
+		r.guard.abort(over)
 	}
 	return err
 }

@@ -119,7 +119,7 @@ func TestAbandonLooksAgain(t *testing.T) {
 	assert.ErrorIs(t, err, cause)
 }
 
-// syncFunc relocations a communicator's Sync.
+// syncFunc is a communicator with another Sync.
 type syncFunc struct {
 	comm.Communicator
 	sync func(context.Context) error
