@@ -33,9 +33,9 @@ func TestOnAFakeDriver(t *testing.T) {
 	library, old := buildFakeDriver(t, dir, "driver.so"), buildFakeDriver(t, dir, "old.so", "-DTOO_OLD")
 	unavailable := []string{"-test.run=^TestOpenSaysWhatIsMissing$"}
 	for name, c := range map[string]struct {
-		library string
-		env     []string
-		args    []string
+		file string
+		env  []string
+		args []string
 	}{
 		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
 			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased)",
@@ -57,7 +57,7 @@ func TestOnAFakeDriver(t *testing.T) {
 			self, err := os.Executable()
 			require.NoError(t, err)
 			cmd := exec.Command(self, append(c.args, "-test.v", "-test.timeout=2m")...)
-			cmd.Env = append(append(os.Environ(), fakeVariable+"=1", libraryVariable+"="+c.library), c.env...)
+			cmd.Env = append(append(os.Environ(), fakeVariable+"=1", libraryVariable+"="+c.file), c.env...)
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			require.Contains(t, string(out), "--- PASS", "at least one test ran")
