@@ -24,30 +24,23 @@ type bench struct {
 	c          *nccl.Comm
 	rt         *cuda.Runtime
 	buf        uintptr
-	symmetric  bool // buf is from AllocateSymmetric
+	free       func(buf uintptr) error
 	start, end *cuda.Event
 }
 
 func newBench(ctx context.Context, c *nccl.Comm, bytes int, symmetric bool) (*bench, error) {
 	rt := c.Runtime()
-	p := &bench{c: c, rt: rt, symmetric: symmetric}
+	allocate, free := buffers(ctx, c, symmetric)
+	p := &bench{c: c, rt: rt, free: free}
 	var err, err1, err2 error
-	if symmetric {
-		p.buf, err = c.AllocateSymmetric(ctx, bytes)
-	} else {
-		p.buf, err = rt.Allocate(bytes)
-	}
+	p.buf, err = allocate(bytes)
 	p.start, err1 = rt.NewTimingEvent()
 	p.end, err2 = rt.NewTimingEvent()
 	return p, errors.Join(err, err1, err2)
 }
 
-func (p *bench) close(ctx context.Context) error {
-	free := p.rt.Deallocate
-	if p.symmetric {
-		free = func(buf uintptr) error { return p.c.FreeSymmetric(ctx, buf) }
-	}
-	return errors.Join(p.start.Close(), p.end.Close(), free(p.buf))
+func (p *bench) close() error {
+	return errors.Join(p.start.Close(), p.end.Close(), p.free(p.buf))
 }
 
 // time measures n calls of f on the GPU's clock.
@@ -101,7 +94,7 @@ func BenchmarkAllReduce(b *testing.B) {
 					mu.Lock()
 					longest = max(longest, d)
 					mu.Unlock()
-					return errors.Join(err, p.close(ctx))
+					return errors.Join(err, p.close())
 				})
 				require.NoError(b, err)
 				us := float64(longest.Nanoseconds()) / 1e3 / float64(n)
@@ -151,6 +144,6 @@ func BenchmarkSubmit(b *testing.B) {
 		}
 	}
 	require.NoError(b, c.Sync(ctx))
-	require.NoError(b, p.close(ctx))
+	require.NoError(b, p.close())
 	require.NoError(b, c.Close())
 }

@@ -102,11 +102,10 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	c, err := nccl.FromEnv(ctx, rt)
 	require.NoError(t, err)
 	elements := 1 << 26
-	allocate := rt.Allocate
 	if way == symmetric {
 		elements = 1 << 10
-		allocate = func(bytes int) (uintptr, error) { return c.AllocateSymmetric(ctx, bytes) }
 	}
+	allocate, _ := buffers(ctx, c, way == symmetric)
 	buf, err := allocate(elements * 4)
 	require.NoError(t, err)
 	require.NoError(t, c.Barrier(ctx))

@@ -33,11 +33,7 @@ func TestGraphOfKernelsAndCollectives(t *testing.T) {
 func replay(ctx context.Context, c *nccl.Comm, symmetric bool) error {
 	const n, replays = 1000, 5
 	rt := c.Runtime()
-	allocate, free := rt.Allocate, rt.Deallocate
-	if symmetric {
-		allocate = func(bytes int) (uintptr, error) { return c.AllocateSymmetric(ctx, bytes) }
-		free = func(buf uintptr) error { return c.FreeSymmetric(ctx, buf) }
-	}
+	allocate, free := buffers(ctx, c, symmetric)
 	buf, err := allocate(n * 4)
 	if err != nil {
 		return err

@@ -124,7 +124,7 @@ func (c *Comm) breakDown(op string, cause error) error {
 	}
 	<-c.drained
 	if c.stuck.Load() {
-		cause = fmt.Errorf("%w; the GPU still waits for a peer, in a collective that NCCL cannot end: restart the process", cause)
+		return c.Fail(op, fmt.Errorf("%w; the GPU still waits for a peer, in a collective that NCCL cannot end: restart the process", cause))
 	}
 	return c.Fail(op, cause)
 }
