@@ -5,10 +5,12 @@
 package rendezvous
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 )
@@ -26,10 +28,15 @@ type Job struct {
 	// those of this host.
 	Rank, WorldSize, LocalRank int
 	// Address is where the other ranks reach rank 0, as host:port. Rank 0 listens
-	// on that port of all interfaces, of a loopback address on that alone.
+	// on that port of all interfaces, of a loopback address on that alone, and on
+	// one of the next three ports if somebody else has this one.
 	Address string
-	// Secret is known to the processes of this job and to nobody else.
+	// Secret is known to the processes of this job and to nobody else. Without
+	// one, only a loopback address is used.
 	Secret []byte
+	// Guessable: Secret is a name of the job, which keeps jobs apart that meet by
+	// accident, but not somebody who finds the name out.
+	Guessable bool
 }
 
 // Variables of an address that a user, or a script, sets for any launcher.
@@ -44,9 +51,11 @@ type launcher struct {
 	name                  string
 	rank, size            string
 	localRank, localSize  string
-	job                   string // a name of the job
-	hosts, hostCount      string // those of the job, in the order of the ranks
-	portServesTheLauncher string // if "True", the launcher listens on the port itself
+	key                   string   // random, and told to the processes of the job alone
+	job                   []string // together a name of the job, unless the first is missing
+	descriptor            string   // the number of a socket that all of this host's processes inherit
+	hosts, hostCount      string   // those of the job, in the order of the ranks
+	portServesTheLauncher string   // if "True", the launcher listens on the port itself
 }
 
 // launchers in the order of preference: torchrun may itself have been started
@@ -57,24 +66,30 @@ type launcher struct {
 // variables alone, with rank 0 and a number of tasks of which none was started.
 // SLURM_LAUNCH_NODE_IPADDR does not tell where rank 0 is: it is the host that
 // srun ran on, which may be a login node.
+//
+// Open MPI's mpirun draws the transports' key from the system's random numbers,
+// so that networks can keep jobs apart. Hydra, MPICH's launcher, names no job,
+// but its processes on one host inherit one socket, to the launcher's proxy.
 var launchers = []launcher{
 	{
 		name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
-		localRank: "LOCAL_RANK", localSize: "LOCAL_WORLD_SIZE", job: "TORCHELASTIC_RUN_ID",
+		localRank: "LOCAL_RANK", localSize: "LOCAL_WORLD_SIZE", job: []string{"TORCHELASTIC_RUN_ID"},
 		portServesTheLauncher: "TORCHELASTIC_USE_AGENT_STORE",
 	},
 	{
 		name: "openmpi", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
-		localRank: "OMPI_COMM_WORLD_LOCAL_RANK", localSize: "OMPI_COMM_WORLD_LOCAL_SIZE", job: "PMIX_NAMESPACE",
+		localRank: "OMPI_COMM_WORLD_LOCAL_RANK", localSize: "OMPI_COMM_WORLD_LOCAL_SIZE", job: []string{"PMIX_NAMESPACE"},
+		key: "OMPI_MCA_orte_precondition_transports",
 	},
 	{
 		name: "slurm", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS",
-		localRank: "SLURM_LOCALID", job: "SLURM_JOB_ID",
+		localRank: "SLURM_LOCALID", job: []string{"SLURM_JOB_ID", "SLURM_STEP_ID"},
 		hosts: "SLURM_STEP_NODELIST", hostCount: "SLURM_STEP_NUM_NODES",
 	},
 	{
 		name: "pmi", rank: "PMI_RANK", size: "PMI_SIZE",
-		localRank: "MPI_LOCALRANKID", localSize: "MPI_LOCALNRANKS", job: "PMI_JOBID",
+		localRank: "MPI_LOCALRANKID", localSize: "MPI_LOCALNRANKS", job: []string{"PMI_JOBID"},
+		descriptor: "HYDI_CONTROL_FD",
 	},
 }
 
@@ -86,22 +101,23 @@ const SecretVariable = "TUTTI_SECRET"
 // as it is in a Slurm batch script that does not use srun. getenv is os.Getenv,
 // or stands for it.
 //
-// The secret is TUTTI_SECRET, which is to be set the same for all processes. If
-// it is not, the launcher's name for the job takes its place: that keeps two
-// jobs apart that meet by accident, but not somebody who knows the name.
+// The secret is TUTTI_SECRET, which is to be set the same for all processes, or
+// the random key that Open MPI's mpirun gives them, together with the
+// launcher's name for the job. Where there is the name alone (Slurm's job and
+// step, torchrun's --rdzv-id), it is the secret, and Guessable.
 //
 // The ranks reach rank 0 at MASTER_ADDR:MASTER_PORT, whatever the launcher.
 // Where torchrun itself uses that port, it is the next one; where no port is
-// set, one that follows from the job's name. Where no address is set, it is
+// set, one that follows from the secret. Where no address is set, it is
 // this host's loopback address if all processes are on this host, and with
 // Slurm otherwise the first host of the step, on which rank 0 runs unless the
 // user distributes the tasks arbitrarily.
 //
 // Rank 0 listens on that port of all interfaces, since its host may know its
 // own name by another address than the others do. So hosts outside the job can
-// connect too, and only the secret keeps them out. Where the address is a
-// loopback address, given as a number or as localhost, rank 0 listens on that
-// alone.
+// connect too, and only the secret keeps them out: without one, [Job.Broadcast]
+// is an error unless the address is a loopback address, given as a number or as
+// localhost, where rank 0 listens on that alone.
 func FromEnv(getenv func(string) string) (Job, error) {
 	for _, l := range launchers {
 		if getenv(l.rank) != "" && getenv(l.size) != "" {
@@ -136,26 +152,52 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 	if j.Rank >= j.WorldSize {
 		return j, fmt.Errorf("rendezvous: %w of %s: %s=%d but %s=%d", ErrEnvironment, l.name, l.rank, j.Rank, l.size, j.WorldSize)
 	}
-	name := getenv(l.job)
-	j.Secret = []byte(getenv(SecretVariable))
-	if len(j.Secret) == 0 {
-		j.Secret = []byte(l.name + " job " + name)
-	}
 	host, err := l.host(getenv, j.WorldSize)
 	if err != nil {
 		return j, err
 	}
-	port, err := l.listenPort(getenv, name)
-	if err != nil {
+	name := l.jobName(getenv, host)
+	secret := getenv(SecretVariable)
+	if secret == "" && l.key != "" {
+		secret = getenv(l.key)
+	}
+	if secret != "" || name != "" {
+		j.Secret = []byte(strings.Join([]string{secret, l.name, name}, "\x00"))
+		j.Guessable = secret == ""
+	}
+	port, err := l.listenPort(getenv, j.Secret)
+	if err != nil && j.WorldSize > 1 {
 		return j, err
 	}
 	j.Address = net.JoinHostPort(host, strconv.Itoa(port))
 	return j, nil
 }
 
+// jobName is the launcher's name for the job, "" if it has none.
+func (l launcher) jobName(getenv func(string) string, host string) string {
+	var parts []string
+	for _, variable := range l.job {
+		parts = append(parts, getenv(variable))
+	}
+	// "none" is the id that torchrun gives to every job by default.
+	if parts[0] != "" && parts[0] != "none" {
+		return strings.Join(parts, ".")
+	}
+	if l.descriptor != "" && isLoopback(host) {
+		socket, _ := os.Readlink("/proc/self/fd/" + getenv(l.descriptor))
+		if strings.HasPrefix(socket, "socket:[") {
+			return socket
+		}
+	}
+	return ""
+}
+
 // host is where rank 0 runs.
 func (l launcher) host(getenv func(string) string, size int) (string, error) {
 	if host := getenv(addressVariable); host != "" {
+		if inside, ok := strings.CutPrefix(host, "["); ok { // as IPv6 addresses are written before a port
+			host = strings.TrimSuffix(inside, "]")
+		}
 		return host, nil
 	}
 	if size == 1 || l.localSize != "" && getenv(l.localSize) == strconv.Itoa(size) || l.hostCount != "" && getenv(l.hostCount) == "1" {
@@ -192,22 +234,34 @@ func firstHost(list string) string {
 }
 
 // listenPort is the port of rank 0.
-func (l launcher) listenPort(getenv func(string) string, job string) (int, error) {
+func (l launcher) listenPort(getenv func(string) string, secret []byte) (int, error) {
 	text := getenv(portVariable)
 	if text == "" {
+		if len(secret) == 0 {
+			return 0, fmt.Errorf("rendezvous: %w of %s: it names no job; set %s to something random, the same for all processes, or %s to a free port of rank 0's host",
+				ErrEnvironment, l.name, SecretVariable, portVariable)
+		}
 		// Above the ports that systems hand out to outgoing connections
 		// (32768 to 60999 on Linux) there are some thousand left.
 		const first, count = 61000, 4000
-		h := fnv.New32a()
-		h.Write([]byte(job))
-		return first + int(h.Sum32()%count), nil
+		sum := sha256.Sum256(append([]byte("port\x00"), secret...))
+		return first + int(binary.BigEndian.Uint32(sum[:])%count), nil
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
+	if err != nil || port == 0 {
 		return 0, fmt.Errorf("rendezvous: %w of %s: %s=%q is no port", ErrEnvironment, l.name, portVariable, text)
 	}
 	if l.portServesTheLauncher != "" && getenv(l.portServesTheLauncher) == "True" {
-		port = port%65535 + 1
+		return portAfter(int(port), 1), nil
 	}
 	return int(port), nil
+}
+
+// portAfter is the port n behind another; behind the last comes the first.
+func portAfter(port, n int) int { return (port-1+n)%65535 + 1 }
+
+// isLoopback reports whether what a host is called is its loopback address.
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }

@@ -1,0 +1,164 @@
+package rendezvous
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func environment(pairs ...string) func(string) string {
+	m := map[string]string{}
+	for i := 0; i < len(pairs); i += 2 {
+		m[pairs[i]] = pairs[i+1]
+	}
+	return func(name string) string { return m[name] }
+}
+
+func TestFromEnv(t *testing.T) {
+	const key = "985b86ee08a9229a-6816565fdf403591"
+	for _, c := range []struct {
+		name string
+		env  []string
+		want Job
+	}{
+		{"alone", nil, Job{Launcher: "none", WorldSize: 1}},
+		{"torchrun", []string{"RANK", "3", "WORLD_SIZE", "8", "LOCAL_RANK", "1", "MASTER_ADDR", "node7", "MASTER_PORT", "29500", "TUTTI_SECRET", "s"},
+			Job{"torchrun", 3, 8, 1, "node7:29500", []byte("s\x00torchrun\x00"), false}},
+		{"torchrun serving its port itself", []string{"RANK", "0", "WORLD_SIZE", "2", "LOCAL_RANK", "0", "MASTER_ADDR", "node7", "MASTER_PORT", "29500",
+			"TORCHELASTIC_USE_AGENT_STORE", "True", "TORCHELASTIC_RUN_ID", "r1"},
+			Job{"torchrun", 0, 2, 0, "node7:29501", []byte("\x00torchrun\x00r1"), true}},
+		{"torchrun without an id of the job", []string{"RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "node7", "MASTER_PORT", "65535",
+			"TORCHELASTIC_USE_AGENT_STORE", "True", "TORCHELASTIC_RUN_ID", "none"},
+			Job{"torchrun", 0, 2, 0, "node7:1", nil, false}},
+		{"an address as in a URL", []string{"RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "[::1]", "MASTER_PORT", "4000"},
+			Job{"torchrun", 0, 2, 0, "[::1]:4000", nil, false}},
+		{"an IPv6 address", []string{"RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "2001:db8::1", "MASTER_PORT", "4000"},
+			Job{"torchrun", 0, 2, 0, "[2001:db8::1]:4000", nil, false}},
+		{"openmpi on one host", []string{"OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "OMPI_COMM_WORLD_LOCAL_RANK", "1",
+			"OMPI_COMM_WORLD_LOCAL_SIZE", "2", "MASTER_PORT", "4000", "PMIX_NAMESPACE", "n", "OMPI_MCA_orte_precondition_transports", key},
+			Job{"openmpi", 1, 2, 1, "127.0.0.1:4000", []byte(key + "\x00openmpi\x00n"), false}},
+		{"the user's secret comes first", []string{"OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "4000",
+			"PMIX_NAMESPACE", "n", "OMPI_MCA_orte_precondition_transports", key, "TUTTI_SECRET", "s"},
+			Job{"openmpi", 1, 2, 0, "h:4000", []byte("s\x00openmpi\x00n"), false}},
+		// srun run on the login node 10.1.2.3, in a job of more tasks than the step.
+		{"slurm", []string{"SLURM_PROCID", "5", "SLURM_STEP_NUM_TASKS", "6", "SLURM_NTASKS", "16", "SLURM_LOCALID", "1",
+			"SLURM_LAUNCH_NODE_IPADDR", "10.1.2.3", "SLURM_STEP_NUM_NODES", "3", "SLURM_STEP_NODELIST", "gpu[07-08,12]",
+			"MASTER_PORT", "4000", "SLURM_JOB_ID", "77", "SLURM_STEP_ID", "0"},
+			Job{"slurm", 5, 6, 1, "gpu07:4000", []byte("\x00slurm\x0077.0"), true}},
+		{"slurm with an address", []string{"SLURM_PROCID", "5", "SLURM_STEP_NUM_TASKS", "6", "SLURM_LOCALID", "0",
+			"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1", "SLURM_STEP_NUM_NODES", "3", "SLURM_STEP_NODELIST", "gpu[07-09]",
+			"MASTER_ADDR", "node7", "MASTER_PORT", "4000", "SLURM_JOB_ID", "77", "SLURM_STEP_ID", "1"},
+			Job{"slurm", 5, 6, 0, "node7:4000", []byte("\x00slurm\x0077.1"), true}},
+		{"slurm on one host", []string{"SLURM_PROCID", "1", "SLURM_STEP_NUM_TASKS", "2", "SLURM_LOCALID", "1",
+			"SLURM_STEP_NUM_NODES", "1", "SLURM_STEP_NODELIST", "gpu07", "MASTER_PORT", "4000", "SLURM_JOB_ID", "77", "SLURM_STEP_ID", "0"},
+			Job{"slurm", 1, 2, 1, "127.0.0.1:4000", []byte("\x00slurm\x0077.0"), true}},
+		{"a step of one task", []string{"SLURM_PROCID", "0", "SLURM_STEP_NUM_TASKS", "1", "SLURM_NTASKS", "16", "SLURM_LOCALID", "0",
+			"SLURM_STEP_NUM_NODES", "1", "MASTER_PORT", "4000", "SLURM_JOB_ID", "77", "SLURM_STEP_ID", "0"},
+			Job{"slurm", 0, 1, 0, "127.0.0.1:4000", []byte("\x00slurm\x0077.0"), true}},
+		{"slurm's batch script", []string{"SLURM_PROCID", "0", "SLURM_NTASKS", "16", "SLURM_LOCALID", "0", "SLURM_JOB_ID", "77"},
+			Job{Launcher: "none", WorldSize: 1}},
+		{"pmi", []string{"PMI_RANK", "0", "PMI_SIZE", "2", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS", "2", "MASTER_PORT", "4000"},
+			Job{"pmi", 0, 2, 0, "127.0.0.1:4000", nil, false}},
+		{"one process that nothing is known of", []string{"PMI_RANK", "0", "PMI_SIZE", "1"}, Job{"pmi", 0, 1, 0, "127.0.0.1:0", nil, false}},
+		{"torchrun inside slurm", []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", "SLURM_PROCID", "0", "SLURM_STEP_NUM_TASKS", "1"},
+			Job{"torchrun", 1, 2, 0, "h:1", nil, false}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := FromEnv(environment(c.env...))
+			require.NoError(t, err)
+			assert.Equal(t, c.want, got)
+		})
+	}
+}
+
+func TestFromEnvRefusesNonsense(t *testing.T) {
+	for _, c := range []struct {
+		name, says string
+		env        []string
+	}{
+		{"rank that is no number", `RANK="x"`, []string{"RANK", "x", "WORLD_SIZE", "2"}},
+		{"negative rank", `RANK="-1"`, []string{"RANK", "-1", "WORLD_SIZE", "2"}},
+		{"rank beyond the size", "WORLD_SIZE=2", []string{"RANK", "2", "WORLD_SIZE", "2"}},
+		{"port that is none", `MASTER_PORT="70000"`, []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "70000"}},
+		{"port zero", `MASTER_PORT="0"`, []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "0"}},
+		{"slurm's hosts without names", "MASTER_ADDR", []string{"SLURM_PROCID", "1", "SLURM_STEP_NUM_TASKS", "4", "SLURM_STEP_NUM_NODES", "2"}},
+		{"several hosts without an address", "MASTER_ADDR", []string{"OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "4", "OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+		{"neither a name nor a port", "TUTTI_SECRET", []string{"PMI_RANK", "0", "PMI_SIZE", "2", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS", "2"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := FromEnv(environment(c.env...))
+			assert.ErrorIs(t, err, ErrEnvironment)
+			assert.ErrorContains(t, err, c.says)
+		})
+	}
+}
+
+// Hydra names no job, but its processes on one host inherit a socket.
+func TestAJobIsKnownByAnInheritedSocket(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("descriptors have names on Linux")
+	}
+	read := func(descriptor uintptr, rank, addr string) (Job, error) {
+		return FromEnv(environment("PMI_RANK", rank, "PMI_SIZE", "2", "MPI_LOCALNRANKS", "2",
+			"HYDI_CONTROL_FD", fmt.Sprint(descriptor), "MASTER_ADDR", addr))
+	}
+	sockets := make([]uintptr, 2)
+	for i := range sockets {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close() //nolint:errcheck
+		raw, err := l.(*net.TCPListener).SyscallConn()
+		require.NoError(t, err)
+		require.NoError(t, raw.Control(func(fd uintptr) { sockets[i] = fd }))
+	}
+	first, err := read(sockets[0], "0", "")
+	require.NoError(t, err)
+	second, err := read(sockets[0], "1", "")
+	require.NoError(t, err)
+	other, err := read(sockets[1], "0", "")
+	require.NoError(t, err)
+	assert.Equal(t, first.Secret, second.Secret)
+	assert.Equal(t, first.Address, second.Address)
+	assert.NotEqual(t, first.Secret, other.Secret)
+	_, err = read(sockets[0], "0", "node7") // says nothing about other hosts
+	assert.ErrorIs(t, err, ErrEnvironment)
+	file, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer file.Close() //nolint:errcheck
+	_, err = read(file.Fd(), "0", "")
+	assert.ErrorIs(t, err, ErrEnvironment)
+}
+
+func TestFirstHost(t *testing.T) {
+	for list, want := range map[string]string{
+		"":                      "",
+		"node7":                 "node7",
+		"node7,node9":           "node7",
+		"node[7-9,12]":          "node7",
+		"node[007,012-014]":     "node007",
+		"node[7]-ib":            "node7-ib",
+		"login,node[7-9]":       "login",
+		"rack[2-3]node[10-11],": "rack2node10",
+		"broken[4":              "broken4",
+	} {
+		assert.Equal(t, want, firstHost(list), "%q", list)
+	}
+}
+
+// The port that follows from the secret is the same for all ranks of a job, and
+// another for other jobs (with these pairs at least).
+func TestPortFollowsTheJob(t *testing.T) {
+	address := func(job, rank, secret string) string {
+		j, err := FromEnv(environment("SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS", "2", "SLURM_JOB_ID", job, "MASTER_ADDR", "h", "TUTTI_SECRET", secret))
+		require.NoError(t, err)
+		return j.Address
+	}
+	assert.Equal(t, address("1", "0", ""), address("1", "1", ""))
+	assert.NotEqual(t, address("1", "0", ""), address("2", "0", ""))
+	assert.NotEqual(t, address("1", "0", ""), address("1", "0", "s"))
+}

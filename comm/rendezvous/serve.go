@@ -1,0 +1,259 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// mostStrangers bounds how many connections may be open at rank 0 whose other
+// side has not said who it is, beyond one for each rank. The oldest gives way.
+const mostStrangers = 256
+
+// serve is rank 0's side.
+func (j Job) serve(ctx context.Context, payload []byte) error {
+	listener, err := j.listen(ctx)
+	if err != nil {
+		return err
+	}
+	return (&server{job: j, payload: payload, claims: make(map[int]*visitor)}).run(ctx, listener)
+}
+
+// listen listens on the first of the doors that is free. What the others call
+// rank 0's host may be no address of the host (behind a translation), or mean
+// another one here: Debian resolves the host's own name to 127.0.1.1. So it is
+// all addresses, of a loopback address that one alone.
+func (j Job) listen(ctx context.Context) (net.Listener, error) {
+	host, _, err := net.SplitHostPort(j.Address)
+	if err != nil {
+		return nil, err
+	}
+	if !isLoopback(host) {
+		host = ""
+		if j.Guessable {
+			slog.Warn("rendezvous: listening to the network, and the job's name is the only secret; set "+SecretVariable+
+				" to something random, the same for all processes", "launcher", j.Launcher)
+		}
+	}
+	var inUse []error
+	for i := range doors {
+		address, err := j.door(host, i)
+		if err != nil {
+			return nil, err
+		}
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		if err == nil {
+			if i > 0 {
+				slog.Warn("rendezvous: the port of rank 0 is in use by others; listening on another one", "at", address, "err", inUse[0])
+			}
+			return listener, nil
+		}
+		inUse = append(inUse, err)
+		// It may be this job's, and then there are two processes of rank 0.
+		var r *refusal
+		if _, err := j.ask(ctx, address, hello{0, j.WorldSize, string(newNonce())}); errors.As(err, &r) && r.proven {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+	return nil, errors.Join(inUse...)
+}
+
+// visitor is a connection to rank 0.
+type visitor struct {
+	conn  net.Conn
+	who   hello // once known
+	known bool
+	has   bool // the payload
+}
+
+// server is rank 0 while it answers the others.
+type server struct {
+	job     Job
+	payload []byte
+
+	mu       sync.Mutex
+	visitors []*visitor       // whose connections are open, the oldest first
+	claims   map[int]*visitor // who came for a rank, and has the payload or is about to
+	log      tally
+	lastly   string // what was refused last of those who know the secret
+}
+
+// run answers until every rank has the payload or ctx ends. It closes the
+// listener.
+func (s *server) run(ctx context.Context, listener net.Listener) error {
+	ctx, finish := context.WithCancel(ctx)
+	defer finish()
+	defer context.AfterFunc(ctx, func() { listener.Close() })()
+	defer listener.Close() //nolint:errcheck // nothing is lost
+
+	var wg sync.WaitGroup
+	for ctx.Err() == nil {
+		conn, err := listener.Accept()
+		if err != nil {
+			// Out of descriptors, for instance: let somebody who keeps one for
+			// nothing go, and try again.
+			s.giveWay()
+			if times, due := s.count("accept"); due && ctx.Err() == nil {
+				slog.Warn("rendezvous: cannot accept a connection now", "err", err, "times", times)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(10 * time.Millisecond):
+			}
+			continue
+		}
+		v := s.admit(conn)
+		wg.Go(func() {
+			defer s.dismiss(v)
+			if reason := s.answer(v); reason != "" {
+				s.note(v, reason)
+			}
+			if len(s.missing()) == 0 {
+				finish()
+			}
+		})
+	}
+	s.mu.Lock()
+	for _, v := range s.visitors {
+		v.conn.Close() //nolint:errcheck // nothing is lost
+	}
+	s.mu.Unlock()
+	wg.Wait()
+	missing := s.missing()
+	if len(missing) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("ranks %v did not come: %w", missing, context.Cause(ctx))
+	if s.lastly != "" {
+		err = fmt.Errorf("%w; refused: %s", err, s.lastly)
+	}
+	return err
+}
+
+// admit notes a new connection, for which an old one may have to give way.
+func (s *server) admit(conn net.Conn) *visitor {
+	v := &visitor{conn: conn}
+	s.mu.Lock()
+	s.visitors = append(s.visitors, v)
+	tooMany := len(s.visitors) > s.job.WorldSize+mostStrangers
+	s.mu.Unlock()
+	if tooMany {
+		s.giveWay()
+	}
+	return v
+}
+
+// giveWay closes the oldest connection of somebody unknown.
+func (s *server) giveWay() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.IndexFunc(s.visitors, func(v *visitor) bool { return !v.known }); i >= 0 {
+		s.visitors[i].conn.Close() //nolint:errcheck // nothing is lost
+		s.visitors = slices.Delete(s.visitors, i, i+1)
+	}
+}
+
+// dismiss ends a connection. A rank that did not take the payload may come
+// again, also as another process.
+func (s *server) dismiss(v *visitor) {
+	v.conn.Close() //nolint:errcheck // nothing is lost
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.visitors = slices.DeleteFunc(s.visitors, func(o *visitor) bool { return o == v })
+	if s.claims[v.who.rank] == v && !v.has {
+		delete(s.claims, v.who.rank)
+	}
+}
+
+// answer is rank 0's side of one connection; it returns why the visitor is
+// refused, "" if it is not.
+func (s *server) answer(v *visitor) (reason string) {
+	t := &talk{conn: v.conn, key: s.job.key()}
+	if v.conn.SetDeadline(time.Now().Add(patience)) != nil || t.greet() != nil {
+		return reasonSilence
+	}
+	who, reason := t.hear()
+	if reason == "" {
+		reason = s.claim(v, who)
+	}
+	switch reason {
+	case "":
+	case reasonSilence, reasonLanguage:
+		return reason
+	default:
+		_ = t.reply(replyRefusal, []byte(reason)) // it may be gone
+		return reason
+	}
+	if err := t.reply(replyPayload, s.payload); err != nil {
+		return fmt.Sprintf("rank %d went away: %v", who.rank, err)
+	}
+	if ok, err := t.check("receipt"); !ok {
+		return fmt.Sprintf("rank %d did not say that it has the payload (%v)", who.rank, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.has = true
+	s.claims[who.rank] = v
+	return ""
+}
+
+// claim notes who a visitor is, unless that cannot be. A process that comes
+// again may have lost its first connection.
+func (s *server) claim(v *visitor, who hello) (reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.who, v.known = who, true
+	first := s.claims[who.rank]
+	switch {
+	case who.size != s.job.WorldSize:
+		return fmt.Sprintf("rank %d of %d in a job of %d", who.rank, who.size, s.job.WorldSize)
+	case who.rank == 0:
+		return "rank 0 is here already: two processes have the same rank"
+	case who.rank >= who.size:
+		return fmt.Sprintf("rank %d in a job of %d", who.rank, who.size)
+	case first != nil && first.who.nonce != who.nonce:
+		return fmt.Sprintf("rank %d is here already, from %v: two processes have the same rank", who.rank, first.conn.RemoteAddr())
+	}
+	s.claims[who.rank] = v
+	return ""
+}
+
+// note logs a refusal.
+func (s *server) note(v *visitor, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	class := reason
+	if v.known {
+		class = reasonKnown
+		s.lastly = fmt.Sprintf("%v: %s", v.conn.RemoteAddr(), reason)
+	}
+	if times, due := s.log.count(class); due {
+		slog.Warn("rendezvous: connection refused", "from", v.conn.RemoteAddr(), "reason", reason, "times", times)
+	}
+}
+
+func (s *server) count(what string) (times int, due bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.log.count(what)
+}
+
+// missing lists the ranks that have no payload yet.
+func (s *server) missing() (ranks []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r := 1; r < s.job.WorldSize; r++ {
+		if v := s.claims[r]; v == nil || !v.has {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
