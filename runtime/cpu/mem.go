@@ -1,6 +1,6 @@
 package cpu
 
-import "github.com/tutti-go/tutti/internal/pool"
+import "github.com/tutti-go/tutti/runtime/internal/pool"
 
 // hostMemory is the pool's source: anonymous memory of the operating system.
 type hostMemory struct{}

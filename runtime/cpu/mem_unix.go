@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/pool"
+	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
 // Map implements [pool.System] with zeroed, private memory. The kernel aligns

@@ -3,7 +3,7 @@ package cpu
 import (
 	"golang.org/x/sys/windows"
 
-	"github.com/tutti-go/tutti/internal/pool"
+	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
 // Map implements [pool.System] with zeroed, private memory: address space for

@@ -7,9 +7,9 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/pool"
-	"github.com/tutti-go/tutti/internal/strided"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/internal/pool"
+	"github.com/tutti-go/tutti/runtime/internal/strided"
 )
 
 // Runtime owns host memory that lives outside the Go heap, so that the

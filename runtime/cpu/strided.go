@@ -4,7 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/strided"
+	"github.com/tutti-go/tutti/runtime/internal/strided"
 )
 
 // maxAxes is how many dimensions are collected without an allocation.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/strided"
+	"github.com/tutti-go/tutti/runtime/internal/strided"
 )
 
 // TestStridedElementsOfAnySize goes beyond the element sizes that every device

@@ -10,8 +10,8 @@ import (
 
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/poll"
-	"github.com/tutti-go/tutti/internal/pool"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
 // The pool is ordered by the compute stream: a block that is given back while

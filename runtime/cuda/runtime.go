@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/internal/poll"
-	"github.com/tutti-go/tutti/internal/pool"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
 // Runtime is one GPU. It is safe for concurrent use.

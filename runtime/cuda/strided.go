@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/strided"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/internal/strided"
 )
 
 // maxDims is the number of dimensions that the strided copy kernel takes.

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/tutti-go/tutti/internal/strided"
+	"github.com/tutti-go/tutti/runtime/internal/strided"
 )
 
 func TestAsTransposes(t *testing.T) {
