@@ -2,13 +2,12 @@
 // computes the gradients of some layers and adds each to those of the other GPUs:
 // first one after the other, then with the compute stream going on while the
 // communicator's stream reduces. Events put the two streams in order; the host
-// never waits. It prints both times and draws them in overlap.svg.
+// never waits. It prints how long both take, and each half alone.
 //
-// reducer.go is the part to copy: how events order the two streams, by public
-// packages alone. The rest, which uses internal ones, gives it products to hide
-// communication behind, and measures.
+// reducer.go is the part to copy: how events order the two streams. worker.go
+// gives it something to hide communication behind.
 //
-// `tutti bench overlap` measures a whole training step this way.
+// `tutti bench overlap` measures and draws a whole training step this way.
 package main
 
 import (
@@ -21,24 +20,12 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/internal/cublas"
-	"github.com/tutti-go/tutti/internal/overlap"
 	"github.com/tutti-go/tutti/runtime/cuda"
-)
-
-// A layer's gradient is the product of two matrices of batch rows.
-const (
-	layers = 16
-	width  = 4096
-	batch  = 16384
-	// ctas is how many multiprocessors the communicator may take away from the
-	// products.
-	ctas = 4
 )
 
 func main() {
 	if err := missing(); err != nil {
-		fmt.Fprintln(os.Stderr, "this example needs two NVIDIA GPUs, NCCL and cuBLAS:", err)
+		fmt.Fprintln(os.Stderr, "this example needs two NVIDIA GPUs and NCCL:", err)
 		return
 	}
 	if err := run(); err != nil {
@@ -54,9 +41,6 @@ func missing() error {
 	}
 	if err == nil {
 		_, _, err = nccl.Version()
-	}
-	if err == nil {
-		_, _, err = cublas.Version()
 	}
 	return err
 }
@@ -75,16 +59,18 @@ func run() error {
 		}
 		defer runtimes[i].Close()
 	}
-	world, err := nccl.Local(ctx, runtimes, nccl.WithCTAs(ctas, ctas))
+	// Few thread blocks reduce fast enough beside compute, and leave it the rest
+	// of the GPU.
+	world, err := nccl.Local(ctx, runtimes, nccl.WithCTAs(4, 4))
 	if err != nil {
 		return err
 	}
-	timelines := make([][]overlap.Timeline, n)
+	measured := make([]times, n)
 	errs := make([]error, n)
 	var ranks sync.WaitGroup
 	for i, c := range world {
 		ranks.Go(func() {
-			if timelines[i], errs[i] = demonstrate(ctx, c); errs[i] != nil {
+			if measured[i], errs[i] = demonstrate(ctx, c); errs[i] != nil {
 				cancel() // the others wait for this rank
 			}
 			errs[i] = errors.Join(errs[i], c.Close())
@@ -94,26 +80,16 @@ func run() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return report(n, timelines[0])
+	report(n, measured[0])
+	return nil
 }
 
-// report prints what happened on rank 0.
-func report(ranks int, timelines []overlap.Timeline) error {
-	reducing := 0.0 // while nothing ran beside it
-	for _, s := range timelines[0].Spans {
-		if s.Kind == overlap.AllReduce {
-			reducing += s.End - s.Start
-		}
+// report prints what was measured on rank 0.
+func report(ranks int, t times) {
+	fmt.Printf("%d GPUs, %d gradients of %d×%d in float32\n", ranks, layers, width, width)
+	for way, name := range wayNames {
+		fmt.Printf("%-20s %7.2f ms\n", name, t[way].Seconds()*1e3)
 	}
-	fmt.Printf("%d GPUs, %d gradients of %d×%d in bf16\n", ranks, layers, width, width)
-	for _, t := range timelines {
-		fmt.Printf("%-20s %7.2f ms\n", t.Name, t.Total/1e3)
-	}
-	fmt.Printf("%.0f %% of %.2f ms of communication are hidden\n", 100*(timelines[0].Total-timelines[1].Total)/reducing, reducing/1e3)
-	file, err := os.Create("overlap.svg")
-	if err != nil {
-		return err
-	}
-	fmt.Println("wrote overlap.svg")
-	return errors.Join(overlap.WriteSVG(file, timelines), file.Close())
+	hidden := t[sequential] - t[overlapped]
+	fmt.Printf("%.0f %% of the communication are hidden\n", 100*hidden.Seconds()/t[reduceOnly].Seconds())
 }

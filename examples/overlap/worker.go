@@ -4,146 +4,161 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/cublas"
-	"github.com/tutti-go/tutti/internal/overlap"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// demonstrate runs both ways on one rank.
-func demonstrate(ctx context.Context, c *nccl.Comm) (timelines []overlap.Timeline, err error) {
-	rt := c.Runtime()
-	gpu, err := overlap.NewGPU(rt)
-	if err != nil {
-		return nil, err
-	}
-	w := &worker{comm: c, rt: rt, gpu: gpu, trace: overlap.NewTrace(gpu)}
-	defer func() { err = errors.Join(err, w.trace.Close(), gpu.Close()) }()
-	defer func() { err = w.free(ctx, err) }()
-	if err := w.allocate(ctx); err != nil {
-		return nil, err
-	}
-	// Products leave the multiprocessors free that the communicator takes.
-	if err := gpu.SetMultiprocessors(rt.Info().Multiprocessors - ctas); err != nil {
-		return nil, err
-	}
-	if w.reducer, err = newReducer(c, rt.ComputeStream()); err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, w.reducer.close()) }()
+// A layer's gradient is a matrix of width rows and columns.
+const (
+	layers = 16
+	width  = 4096
+	count  = width * width // elements of a gradient
+)
 
-	for _, name := range []string{sequential, overlapped} {
-		for range 2 { // the first warms up
-			if err := w.step(ctx, name == overlapped); err != nil {
-				return nil, err
-			}
-		}
-		t, err := w.trace.Timeline(name)
-		if err != nil {
-			return nil, err
-		}
-		timelines = append(timelines, t)
-	}
-	return timelines, nil
+// A way to do a step.
+type way int
+
+const (
+	computeOnly way = iota // gradients, which nobody adds up
+	reduceOnly             // sums, of what lies there
+	sequential             // the compute stream waits for each sum
+	overlapped             // it waits for all sums, once
+	ways
+)
+
+var wayNames = [ways]string{
+	computeOnly: "computing",
+	reduceOnly:  "reducing",
+	sequential:  "one after the other",
+	overlapped:  "overlapped",
 }
 
-// The two ways.
-const (
-	sequential = "one after the other"
-	overlapped = "overlapped"
-)
+// times are how long a step takes each way, by the device's clock.
+type times [ways]time.Duration
 
 // worker is one rank.
 type worker struct {
-	comm      *nccl.Comm
-	rt        *cuda.Runtime
-	gpu       *overlap.GPU // multiplies by cuBLAS
-	reducer   *reducer
-	trace     *overlap.Trace
-	outputs   cublas.Matrix // how the loss changes with a layer's outputs
-	inputs    cublas.Matrix // of a layer
-	gradients [layers]cublas.Matrix
-
-	factors, sums uintptr // where the matrices lie
+	comm       *nccl.Comm
+	rt         *cuda.Runtime
+	reducer    *reducer
+	begin, end *cuda.Event
+	factors    uintptr // what gradients are computed from
+	gradients  uintptr // all of them, one after the other
 }
 
-// allocate makes the matrices: factors in memory of the GPU, gradients in memory
-// on which the communicator is faster, above all with few thread blocks.
-func (w *worker) allocate(ctx context.Context) (err error) {
-	const factor, gradient = batch * width, width * width
-	size := dtype.BF16.Size()
-	if w.factors, err = w.rt.Allocate(2 * factor * size); err != nil {
-		return err
+// demonstrate measures every way on one rank.
+func demonstrate(ctx context.Context, c *nccl.Comm) (t times, err error) {
+	w := &worker{comm: c, rt: c.Runtime()}
+	if err := w.open(ctx); err != nil {
+		return t, err
 	}
-	if w.sums, err = w.comm.AllocateSymmetric(ctx, layers*gradient*size); err != nil {
-		return err
-	}
-	w.outputs = cublas.Matrix{Addr: w.factors, Rows: batch, Columns: width}
-	w.inputs = cublas.Matrix{Addr: w.factors + uintptr(factor*size), Rows: batch, Columns: width}
-	for i := range w.gradients {
-		w.gradients[i] = cublas.Matrix{Addr: w.sums + uintptr(i*gradient*size), Rows: width, Columns: width}
-	}
-	return w.rt.Fill(w.factors, 2*factor, dtype.BF16, 0.01)
-}
-
-// free frees the matrices after err or nil, and returns what went wrong. All
-// ranks free symmetric memory together: after an error, this one does not wait
-// for others, which may be waiting for it.
-func (w *worker) free(ctx context.Context, err error) error {
-	if err != nil {
-		ended, cancel := context.WithCancel(ctx)
-		cancel()
-		ctx = ended
-	}
-	freeErr := errors.Join(w.rt.Deallocate(w.factors), w.comm.FreeSymmetric(ctx, w.sums))
-	if err != nil {
-		return err // what came of it is no news
-	}
-	return freeErr
-}
-
-// step computes and adds up all gradients. The two ways differ in one thing:
-// whether the compute stream waits for each reduction, or for all at the end.
-func (w *worker) step(ctx context.Context, overlapped bool) error {
-	if err := w.comm.Barrier(ctx); err != nil {
-		return err
-	}
-	if err := w.trace.Begin(w.comm, w.rt.ComputeStream()); err != nil {
-		return err
-	}
-	for i := range w.gradients {
-		if err := w.layer(i); err != nil {
-			return err
-		}
-		if !overlapped {
-			if err := w.reducer.wait(); err != nil {
-				return err
+	for way := range ways {
+		for range 2 { // the first warms up
+			if t[way], err = w.step(ctx, way); err != nil {
+				return t, err
 			}
 		}
 	}
+	return t, errors.Join(w.check(), w.close(ctx))
+}
+
+// open makes what the rank needs. The gradients lie in memory on which the
+// communicator is faster, above all with few thread blocks.
+func (w *worker) open(ctx context.Context) (err error) {
+	if w.reducer, err = newReducer(w.comm, w.rt.ComputeStream()); err != nil {
+		return err
+	}
+	if w.begin, err = w.rt.NewTimingEvent(); err != nil {
+		return err
+	}
+	if w.end, err = w.rt.NewTimingEvent(); err != nil {
+		return err
+	}
+	if w.factors, err = w.rt.Allocate(count * dtype.F32.Size()); err != nil {
+		return err
+	}
+	if w.gradients, err = w.comm.AllocateSymmetric(ctx, layers*count*dtype.F32.Size()); err != nil {
+		return err
+	}
+	return w.rt.Fill(w.factors, count, dtype.F32, 0.5)
+}
+
+// close gives back what open made. After an error it is left to the Close of the
+// communicator and of the runtime: ranks free symmetric memory together, and the
+// others may be waiting for this one somewhere else.
+func (w *worker) close(ctx context.Context) error {
+	return errors.Join(w.comm.FreeSymmetric(ctx, w.gradients), w.rt.Deallocate(w.factors),
+		w.end.Close(), w.begin.Close(), w.reducer.close())
+}
+
+// step submits the gradients and their sums, and measures.
+func (w *worker) step(ctx context.Context, how way) (time.Duration, error) {
+	if err := w.comm.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	if err := w.rt.Stream().Record(w.begin); err != nil {
+		return 0, err
+	}
+	for i := range layers {
+		if err := w.layer(i, how); err != nil {
+			return 0, err
+		}
+	}
 	if err := w.reducer.wait(); err != nil {
-		return err
+		return 0, err
 	}
-	if err := w.trace.End(); err != nil {
-		return err
+	if err := w.rt.Stream().Record(w.end); err != nil {
+		return 0, err
 	}
-	return errors.Join(w.comm.Sync(ctx), w.rt.Synchronize(ctx))
+	if err := errors.Join(w.comm.Sync(ctx), w.rt.Synchronize(ctx)); err != nil {
+		return 0, err
+	}
+	return w.end.Since(w.begin)
 }
 
 // layer computes a gradient and adds up the ranks' as soon as it is there.
-func (w *worker) layer(i int) error {
-	gradient, outputs := w.gradients[i], w.outputs
-	outputs.Transposed = true
-	if err := w.gpu.Multiply(gradient, outputs, w.inputs); err != nil {
+func (w *worker) layer(i int, how way) error {
+	gradient := w.gradients + uintptr(i*count*dtype.F32.Size())
+	if how != reduceOnly {
+		if err := w.compute(gradient); err != nil {
+			return err
+		}
+	}
+	if how != computeOnly {
+		if err := w.reducer.add(gradient, count, dtype.F32); err != nil {
+			return err
+		}
+	}
+	if how == sequential {
+		return w.reducer.wait()
+	}
+	return nil
+}
+
+// compute submits the computation of a gradient: a copy.
+func (w *worker) compute(gradient uintptr) error {
+	return w.rt.Copy(gradient, w.factors, count*dtype.F32.Size())
+}
+
+// check looks at the sums of the last step.
+func (w *worker) check() error {
+	sums, err := w.rt.WrapTensor(w.gradients, dtype.F32, []int{layers * count}, nil)
+	if err != nil {
 		return err
 	}
-	if err := w.trace.Computed(overlap.Backward, fmt.Sprintf("gradient %d", i)); err != nil {
+	got, err := runtime.ToSlice[float32](sums)
+	if err != nil {
 		return err
 	}
-	if err := w.reducer.add(gradient.Addr, width*width, dtype.BF16); err != nil {
-		return err
+	want := 0.5 * float32(w.comm.WorldSize())
+	for i, sum := range got {
+		if sum != want {
+			return fmt.Errorf("element %d of gradient %d is %v, want %v", i%count, i/count, sum, want)
+		}
 	}
-	return w.trace.Reduced(fmt.Sprintf("allreduce %d", i))
+	return nil
 }

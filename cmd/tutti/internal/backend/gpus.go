@@ -6,9 +6,9 @@ import (
 	"os"
 	"regexp"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/median"
 	"github.com/tutti-go/tutti/runtime"
 )
 

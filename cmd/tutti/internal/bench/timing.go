@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/median"
 )
 
 // Repeats says how often something is measured.

@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/overlap"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/internal/overlap"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 

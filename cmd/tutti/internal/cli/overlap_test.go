@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/internal/overlap"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/overlap"
 )
 
 func TestOverlapRefuses(t *testing.T) {

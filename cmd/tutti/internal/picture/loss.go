@@ -16,8 +16,8 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
 
-// ErrNothingToDraw: no result sent anything.
-var ErrNothingToDraw = errors.New("nothing to draw: no bytes were sent")
+// ErrNothingToDraw: a picture would be empty.
+var ErrNothingToDraw = errors.New("nothing to draw")
 
 // pointsPerCurve spread evenly over the logarithm of the bytes.
 const pointsPerCurve = 60
@@ -58,7 +58,7 @@ func LossAgainstBytes(results []train.Result, path string) error {
 		drawn++
 	}
 	if drawn == 0 {
-		return ErrNothingToDraw
+		return fmt.Errorf("%w: no bytes were sent", ErrNothingToDraw)
 	}
 	return save(p, path)
 }

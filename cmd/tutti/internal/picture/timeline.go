@@ -9,7 +9,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
-	"github.com/tutti-go/tutti/internal/overlap"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/overlap"
 )
 
 // How a lane lies on the vertical axis, on which lanes are 1 apart.
@@ -37,9 +37,12 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	if err := checkFormat(path); err != nil {
 		return err
 	}
-	longest := overlap.Longest(timelines)
+	longest := 0.0 // microseconds
+	for _, t := range timelines {
+		longest = max(longest, t.Total)
+	}
 	if longest == 0 {
-		return overlap.ErrNothingToDraw
+		return fmt.Errorf("%w: no step took any time", ErrNothingToDraw)
 	}
 	p := newPlot(title)
 	p.X.Label.Text = "time (ms)"

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/internal/overlap"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/overlap"
 )
 
 func timelines() []overlap.Timeline {
@@ -81,5 +81,5 @@ func TestTimelinesRefuses(t *testing.T) {
 	dir := t.TempDir()
 	assert.ErrorContains(t, Timelines(timelines(), "", filepath.Join(dir, "overlap.bmp")), `".bmp"`)
 	assert.Error(t, Timelines(timelines(), "", filepath.Join(dir, "missing", "overlap.png")))
-	assert.ErrorIs(t, Timelines(nil, "", filepath.Join(dir, "overlap.png")), overlap.ErrNothingToDraw)
+	assert.ErrorIs(t, Timelines(nil, "", filepath.Join(dir, "overlap.png")), ErrNothingToDraw)
 }

@@ -17,10 +17,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/cublas"
-	"github.com/tutti-go/tutti/internal/median"
 	"github.com/tutti-go/tutti/runtime"
 )
 

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tutti-go/tutti/internal/cublas"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )

@@ -7,9 +7,9 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/runtime"
 )
 

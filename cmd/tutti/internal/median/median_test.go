@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/tutti-go/tutti/internal/median"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 )
 
 func TestOf(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 

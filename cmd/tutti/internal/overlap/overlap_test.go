@@ -1,12 +1,9 @@
 package overlap
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
-	"io"
 	"math"
 	"testing"
 	"time"
@@ -402,32 +399,4 @@ func TestValidateNamesTheSetting(t *testing.T) {
 func TestMedianTimeline(t *testing.T) {
 	middle := medianTimeline([]Timeline{{Name: "c", Total: 3}, {Name: "a", Total: 1}, {Name: "b", Total: 2}})
 	assert.Equal(t, "b", middle.Name)
-}
-
-func TestWriteSVG(t *testing.T) {
-	result, _ := run(t, testConfig(), func(r *Rank) { r.Beside = nil })
-	result.Timelines[0].Name = "a < b & c"
-	var out bytes.Buffer
-	require.NoError(t, WriteSVG(&out, result.Timelines))
-	spans, texts := 0, ""
-	for decoder := xml.NewDecoder(&out); ; {
-		token, err := decoder.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		require.NoError(t, err, "it is well-formed")
-		switch token := token.(type) {
-		case xml.StartElement:
-			if token.Name.Local == "title" { // what a browser shows for a span
-				spans++
-			}
-		case xml.CharData:
-			texts += string(token) + "\n"
-		}
-	}
-	assert.Equal(t, 2*(8+3), spans)
-	for _, text := range []string{"a < b & c", "overlapped", "compute", "communication", "forward", "backward", "allreduce", "86.0 ms", "bucket 2"} {
-		assert.Contains(t, texts, text)
-	}
-	assert.ErrorContains(t, WriteSVG(&out, nil), "nothing to draw")
 }
