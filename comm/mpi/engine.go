@@ -262,7 +262,7 @@ func (e *engine) message(o *op, name string, f, large dl.Func, buffer uintptr, r
 		n := left
 		post := f
 		if n > math.MaxInt32 {
-			if post = large; post == 0 {
+			if post = large; !post.Found() {
 				post, n = f, maxMessage
 			}
 		}

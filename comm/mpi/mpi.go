@@ -83,7 +83,7 @@ func (l *library) info() Info {
 		Library:     firstLine(l.version),
 		File:        l.file,
 		ABI:         l.abi.name,
-		LargeCounts: l.IsendC != 0,
+		LargeCounts: l.IsendC.Found(),
 		CUDA:        l.cuda,
 	}
 }
@@ -276,7 +276,7 @@ func (s *state) initialize() error {
 		return fmt.Errorf("%w: %s provides thread level %d, less than MPI_THREAD_SERIALIZED (%d)",
 			comm.ErrUnavailable, firstLine(lib.version), level, lib.abi.threadSerialized)
 	}
-	lib.cuda = lib.QueryCUDA != 0 && lib.QueryCUDA.Int() == 1
+	lib.cuda = lib.QueryCUDA.Found() && lib.QueryCUDA.Int() == 1
 	return s.readTagLimit(out)
 }
 

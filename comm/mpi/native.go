@@ -46,7 +46,7 @@ type collective struct {
 func (c *communicator) nativeOp(name string, mpi collective, count int, args ...uintptr) (*op, error) {
 	f := mpi.small
 	if count > math.MaxInt32 {
-		if f = mpi.large; f == 0 {
+		if f = mpi.large; !f.Found() {
 			return nil, c.group.Refuse(c.check.Fail(name, fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1",
 				comm.ErrUnsupported, count, mpi.function)))
 		}

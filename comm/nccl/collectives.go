@@ -83,7 +83,7 @@ func (c *Comm) AllToAll(send, recv uintptr, count int, dt dtype.DType) error {
 		return c.group.Refuse(err)
 	}
 	bytes := count * dt.Size()
-	if c.lib.sym.AllToAll != 0 {
+	if c.lib.sym.AllToAll.Found() {
 		return c.submit("alltoall", count, newCall("ncclAlltoAll", c.lib.sym.AllToAll,
 			send, recv, uintptr(bytes), nativeByte))
 	}
@@ -133,7 +133,7 @@ func (c *Comm) Gather(send, recv uintptr, count int, dt dtype.DType, root int) e
 		return c.group.Refuse(err)
 	}
 	bytes := count * dt.Size()
-	if c.lib.sym.Gather != 0 {
+	if c.lib.sym.Gather.Found() {
 		return c.submit("gather", count, newCall("ncclGather", c.lib.sym.Gather,
 			send, recv, uintptr(bytes), nativeByte, uintptr(root)))
 	}
@@ -166,7 +166,7 @@ func (c *Comm) Scatter(send, recv uintptr, count int, dt dtype.DType, root int) 
 		return c.group.Refuse(err)
 	}
 	bytes := count * dt.Size()
-	if c.lib.sym.Scatter != 0 {
+	if c.lib.sym.Scatter.Found() {
 		return c.submit("scatter", count, newCall("ncclScatter", c.lib.sym.Scatter,
 			send, recv, uintptr(bytes), nativeByte, uintptr(root)))
 	}

@@ -1,5 +1,7 @@
 package nccl
 
+import "github.com/tutti-go/tutti/internal/dl"
+
 // WithoutNewerCalls runs f as if NCCL were version 2.18, without the calls that
 // came later.
 func WithoutNewerCalls(f func()) error {
@@ -10,7 +12,9 @@ func WithoutNewerCalls(f func()) error {
 	saved := lib.sym
 	defer func() { lib.sym = saved }()
 	s := &lib.sym
-	s.Shrink, s.AllToAll, s.Gather, s.Scatter, s.WindowRegister, s.WindowDeregister = 0, 0, 0, 0, 0, 0
+	for _, fn := range []*dl.Func{&s.Shrink, &s.AllToAll, &s.Gather, &s.Scatter, &s.WindowRegister, &s.WindowDeregister} {
+		*fn = dl.Func{}
+	}
 	f()
 	return nil
 }

@@ -81,7 +81,7 @@ var open = sync.OnceValues(func() (*library, error) {
 	l := &library{name: lib.Name()}
 	l.cells.New = func() any { return new(uint64) }
 	bindErr := lib.Bind(&l.sym)
-	if l.sym.GetVersion != 0 {
+	if l.sym.GetVersion.Found() {
 		l.version = int(int32(l.out(func(p uintptr) { l.sym.GetVersion.Call(p) })))
 	}
 	switch {

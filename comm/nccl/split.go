@@ -41,7 +41,7 @@ func (c *Comm) Split(ctx context.Context, color, key int) (comm.Communicator, er
 func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	const op = "shrink"
 	switch {
-	case c.lib.sym.Shrink == 0:
+	case !c.lib.sym.Shrink.Found():
 		return nil, c.Fail(op, fmt.Errorf("%w: NCCL %s has no ncclCommShrink, 2.27 does", comm.ErrUnsupported, versionText(c.lib.version)))
 	case c.closed.Load():
 		return nil, c.Fail(op, comm.ErrClosed)

@@ -139,7 +139,7 @@ func (c *Comm) newWindow(ctx context.Context, op string, bytes int, prepare func
 		err = agreed
 	}
 	w := window{addr: addr, bytes: bytes}
-	if err == nil && bytes > 0 && c.lib.sym.WindowRegister != 0 && c.WorldSize() > 1 {
+	if err == nil && bytes > 0 && c.lib.sym.WindowRegister.Found() && c.WorldSize() > 1 {
 		if err = prepare(ctx, op); err == nil {
 			w.handle, err = c.register(ctx, op, w)
 		}

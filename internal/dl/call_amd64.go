@@ -25,7 +25,7 @@ func cgocall(fn, arg unsafe.Pointer) int32
 // that purego takes from a pool and clears, a call takes half the time, and
 // that is most of a short collective's overhead.
 func callInt(f Func, args []uintptr) int32 {
-	call := frame{fn: uintptr(f)}
+	call := frame{fn: f.address}
 	copy(call.args[:len(args)], args)
 	return cgocall(*(*unsafe.Pointer)(unsafe.Pointer(&enterCAddress)), unsafe.Pointer(&call))
 }

@@ -30,8 +30,22 @@ import (
 // ErrNotFound: no candidate could be opened, or a symbol is not in the library.
 var ErrNotFound = errors.New("not found")
 
-// Func is the address of a C function; zero means that the library lacks it.
-type Func uintptr
+// Func is a C function, found or not.
+type Func struct {
+	address uintptr
+	name    string
+}
+
+// Name is what the library's documentation calls the function: its symbol,
+// without the version that some libraries append ("_v2").
+func (f Func) Name() string { return f.name }
+
+// As is the function under another name: that of what a call stands for, such as
+// a kernel that it launches.
+func (f Func) As(name string) Func { return Func{f.address, name} }
+
+// Found reports whether the library has the function. No other can be called.
+func (f Func) Found() bool { return f.address != 0 }
 
 // Call calls the function with integer or pointer arguments (at most 24) and
 // returns its result register. Narrower results occupy the low bits; see
@@ -46,7 +60,7 @@ func (f Func) Call(args ...uintptr) uintptr {
 	block := blocks.Get().(*[maxArgs]uintptr)
 	list := block[:len(args)]
 	copy(list, args)
-	r, _, _ := purego.SyscallN(uintptr(f), list...)
+	r, _, _ := purego.SyscallN(f.address, list...)
 	blocks.Put(block)
 	return r
 }
@@ -115,9 +129,9 @@ func (l *Library) Lookup(symbol string) (uintptr, bool) {
 }
 
 // Bind fills the [Func] and [Data] fields of *table that carry a `sym:"name"`
-// tag with the addresses of those symbols. A symbol marked `sym:"name,optional"`
-// may be missing, its field is then zero; the error, wrapping [ErrNotFound],
-// names the first others that are missing, and says how many more there are.
+// tag with those symbols. A symbol marked `sym:"name,optional"` may be missing;
+// the error, wrapping [ErrNotFound], names the first others that are missing, and
+// says how many more there are.
 func (l *Library) Bind(table any) error {
 	v := reflect.ValueOf(table)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
@@ -130,20 +144,44 @@ func (l *Library) Bind(table any) error {
 		if !ok {
 			continue
 		}
-		if v.Field(i).Kind() != reflect.Uintptr || !v.Field(i).CanSet() {
-			return fmt.Errorf("dl: field %s of %T is no exported Func or Data", v.Type().Field(i).Name, table)
-		}
 		name, flags, _ := strings.Cut(tag, ",")
 		address, found := l.Lookup(name)
 		if !found && flags != "optional" {
 			missing = append(missing, name)
 		}
-		v.Field(i).SetUint(uint64(address))
+		if !set(v.Field(i), Func{address, unversioned(name)}) {
+			return fmt.Errorf("dl: field %s of %T is no exported Func or Data", v.Type().Field(i).Name, table)
+		}
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("dl: %w in %s: %s", ErrNotFound, l.name, listed(missing))
 	}
 	return nil
+}
+
+// set stores a symbol in an exported field of type Func or Data.
+func set(field reflect.Value, symbol Func) bool {
+	if !field.CanSet() {
+		return false
+	}
+	switch field := field.Addr().Interface().(type) {
+	case *Func:
+		*field = symbol
+	case *Data:
+		*field = Data(symbol.address)
+	default:
+		return false
+	}
+	return true
+}
+
+// unversioned cuts a version such as "_v2" off a symbol.
+func unversioned(symbol string) string {
+	i := strings.LastIndex(symbol, "_v")
+	if i < 0 || len(symbol) == i+2 || strings.Trim(symbol[i+2:], "0123456789") != "" {
+		return symbol
+	}
+	return symbol[:i]
 }
 
 // mostListed is how many symbols an error names: a file that is another library

@@ -33,6 +33,14 @@ func libc(t testing.TB) *Library {
 	return lib
 }
 
+// function finds a function of the C library.
+func function(t testing.TB, symbol string) Func {
+	t.Helper()
+	address, ok := libc(t).Lookup(symbol)
+	require.True(t, ok)
+	return Func{address, symbol}
+}
+
 func TestOpenListsEveryCandidate(t *testing.T) {
 	_, err := Open("libtutti-absent-1.so", "libtutti-absent-2.so")
 	require.ErrorIs(t, err, ErrNotFound)
@@ -81,14 +89,30 @@ func TestBind(t *testing.T) {
 	var table struct {
 		Abs     Func `sym:"abs"`
 		Missing Func `sym:"tutti_absent_symbol,optional"`
+		Data    Data `sym:"abs"`
 		Other   int
 	}
 	require.NoError(t, lib.Bind(&table))
 	assert.EqualValues(t, 7, table.Abs.Int(^uintptr(6)))
-	assert.Zero(t, table.Missing)
+	assert.True(t, table.Abs.Found())
+	assert.False(t, table.Missing.Found())
 	address, ok := lib.Lookup("abs")
 	assert.True(t, ok)
-	assert.EqualValues(t, table.Abs, address)
+	assert.Equal(t, Func{address, "abs"}, table.Abs)
+	assert.EqualValues(t, address, table.Data)
+}
+
+func TestNamesAreThoseOfTheDocumentation(t *testing.T) {
+	for symbol, name := range map[string]string{
+		"cuMemFree_v2": "cuMemFree", "cuMemFree": "cuMemFree", "f_v12": "f", "f_v": "f_v", "f_v2x": "f_v2x", "f_vector": "f_vector",
+	} {
+		assert.Equal(t, name, unversioned(symbol), symbol)
+	}
+	var table struct {
+		Missing Func `sym:"tutti_absent_symbol_v2,optional"`
+	}
+	require.NoError(t, libc(t).Bind(&table))
+	assert.Equal(t, "tutti_absent_symbol", table.Missing.Name())
 }
 
 func TestBindNamesMissingSymbols(t *testing.T) {
@@ -121,12 +145,19 @@ func TestBindRefusesOtherTables(t *testing.T) {
 		Abs string `sym:"abs"`
 	}
 	assert.Error(t, lib.Bind(&wrong))
+	var number struct {
+		Abs uintptr `sym:"abs"`
+	}
+	assert.Error(t, lib.Bind(&number))
+	var hidden struct {
+		abs Func `sym:"abs"`
+	}
+	assert.Error(t, lib.Bind(&hidden))
+	assert.False(t, hidden.abs.Found())
 }
 
 func TestCallAllocatesNothing(t *testing.T) {
-	address, ok := libc(t).Lookup("abs")
-	require.True(t, ok)
-	abs := Func(address)
+	abs := function(t, "abs")
 	assert.Zero(t, testing.AllocsPerRun(1000, func() { abs.Int(^uintptr(6)) }))
 	assert.Zero(t, testing.AllocsPerRun(1000, func() { abs.Call(^uintptr(6)) }))
 }
@@ -134,9 +165,8 @@ func TestCallAllocatesNothing(t *testing.T) {
 // TestArguments passes arguments in registers and on the stack, and reads the
 // text that C made of them.
 func TestArguments(t *testing.T) {
-	lib := libc(t)
-	address, ok := lib.Lookup("snprintf")
-	if !ok || runtime.GOOS == "windows" || runtime.GOOS == "darwin" && runtime.GOARCH == "arm64" {
+	snprintf := function(t, "snprintf")
+	if runtime.GOOS == "windows" || runtime.GOOS == "darwin" && runtime.GOARCH == "arm64" {
 		t.Skip("snprintf takes its arguments in another way here")
 	}
 	for name, f := range map[string]struct {
@@ -160,12 +190,12 @@ func TestArguments(t *testing.T) {
 				args = append(args, uintptr(value))
 				want += fmt.Sprint(value, " ")
 			}
-			n := f.call(Func(address), args)
+			n := f.call(snprintf, args)
 			require.EqualValues(t, len(want), n)
 			assert.Equal(t, want, string(out[:n]))
 			runtime.KeepAlive(format)
 
-			assert.Panics(t, func() { f.call(Func(address), append(args, 0)) }, "more arguments than there is room for")
+			assert.Panics(t, func() { f.call(snprintf, append(args, 0)) }, "more arguments than there is room for")
 		})
 	}
 }
@@ -173,9 +203,7 @@ func TestArguments(t *testing.T) {
 // TestConcurrentCalls calls C from many goroutines while the garbage collector
 // moves their stacks.
 func TestConcurrentCalls(t *testing.T) {
-	address, ok := libc(t).Lookup("abs")
-	require.True(t, ok)
-	abs := Func(address)
+	abs := function(t, "abs")
 	var wg sync.WaitGroup
 	var wrong atomic.Int32
 	for g := range 8 {
@@ -205,9 +233,7 @@ func deep(n int, f func() int32) int32 {
 }
 
 func BenchmarkCall(b *testing.B) {
-	address, ok := libc(b).Lookup("abs")
-	require.True(b, ok)
-	abs := Func(address)
+	abs := function(b, "abs")
 	b.Run("int", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

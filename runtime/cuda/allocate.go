@@ -140,23 +140,23 @@ type deviceMemory struct{ rt *Runtime }
 func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {
 	r := m.rt
 	size := uintptr(bytes)
-	addr, err := r.get("cuMemAddressReserve", r.drv.sym.MemAddressReserve, size, pool.Granule, 0, 0)
+	addr, err := r.get(r.drv.sym.MemAddressReserve, size, pool.Granule, 0, 0)
 	if err != nil {
 		return pool.Mapping{}, err
 	}
-	handle, err := r.get("cuMemCreate", r.drv.sym.MemCreate, size, hostmem.AddrOf(r.memory), 0)
+	handle, err := r.get(r.drv.sym.MemCreate, size, hostmem.AddrOf(r.memory), 0)
 	if err != nil {
-		_ = r.giveBack("cuMemAddressFree", r.drv.sym.MemAddressFree, addr, size)
+		_ = r.giveBack(r.drv.sym.MemAddressFree, addr, size)
 		return pool.Mapping{}, err
 	}
 	mapping := pool.Mapping{Addr: addr, Handle: handle, Bytes: bytes}
-	if err := r.do("cuMemMap", r.drv.sym.MemMap, addr, size, 0, handle, 0); err != nil {
-		_ = r.giveBack("cuMemRelease", r.drv.sym.MemRelease, handle)
-		_ = r.giveBack("cuMemAddressFree", r.drv.sym.MemAddressFree, addr, size)
+	if err := r.do(r.drv.sym.MemMap, addr, size, 0, handle, 0); err != nil {
+		_ = r.giveBack(r.drv.sym.MemRelease, handle)
+		_ = r.giveBack(r.drv.sym.MemAddressFree, addr, size)
 		return pool.Mapping{}, err
 	}
 	access := &accessDesc{locationKind: locationDevice, locationID: int32(r.index), flags: accessReadWrite}
-	err = r.do("cuMemSetAccess", r.drv.sym.MemSetAccess, addr, size, hostmem.AddrOf(access), 1)
+	err = r.do(r.drv.sym.MemSetAccess, addr, size, hostmem.AddrOf(access), 1)
 	goruntime.KeepAlive(access)
 	if err != nil {
 		_ = m.Unmap(mapping)
@@ -171,12 +171,12 @@ func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {
 func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 	r := m.rt
 	size := uintptr(mapping.Bytes)
-	if err := r.giveBack("cuMemUnmap", r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
+	if err := r.giveBack(r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
 		return err
 	}
 	return errors.Join(
-		r.giveBack("cuMemRelease", r.drv.sym.MemRelease, mapping.Handle),
-		r.giveBack("cuMemAddressFree", r.drv.sym.MemAddressFree, mapping.Addr, size))
+		r.giveBack(r.drv.sym.MemRelease, mapping.Handle),
+		r.giveBack(r.drv.sym.MemAddressFree, mapping.Addr, size))
 }
 
 // flushTimeout bounds how long a fence waits.
@@ -265,7 +265,7 @@ func (r *Runtime) prepareMemory() error {
 		r.memory.handleTypes = handlePosixFD
 	}
 	r.memory.rdma = uint8(rdma & 1)
-	granularity, err := r.get("cuMemGetAllocationGranularity", r.drv.sym.MemGranularity, hostmem.AddrOf(r.memory), granularityMinimum)
+	granularity, err := r.get(r.drv.sym.MemGranularity, hostmem.AddrOf(r.memory), granularityMinimum)
 	if err != nil {
 		return err
 	}

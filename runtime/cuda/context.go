@@ -15,7 +15,7 @@ import (
 // else that is current there (a framework's, whose goroutine holds the thread)
 // is put back afterwards; on a thread that had none, ours stays, which makes
 // the next call cheaper.
-func (r *Runtime) do(call string, fn dl.Func, args ...uintptr) error {
+func (r *Runtime) do(fn dl.Func, args ...uintptr) error {
 	previous, err := r.enter()
 	if err != nil {
 		return err
@@ -25,16 +25,16 @@ func (r *Runtime) do(call string, fn dl.Func, args ...uintptr) error {
 	if status == statusSuccess {
 		return nil
 	}
-	return r.fail(call, status)
+	return r.fail(fn, status)
 }
 
 // get is do for a call whose first parameter receives its result.
-func (r *Runtime) get(call string, fn dl.Func, args ...uintptr) (uintptr, error) {
+func (r *Runtime) get(fn dl.Func, args ...uintptr) (uintptr, error) {
 	previous, err := r.enter()
 	if err != nil {
 		return 0, err
 	}
-	value, err := r.drv.get(call, r.index, fn, args...)
+	value, err := r.drv.get(r.index, fn, args...)
 	r.leave(previous)
 	if err != nil {
 		r.note(err)
@@ -109,7 +109,7 @@ func (r *Runtime) makeCurrent() (previous uintptr, err error) {
 	}
 	if status := Status(r.drv.sym.CtxSetCurrent.Int(r.ctx)); status != statusSuccess {
 		goruntime.UnlockOSThread()
-		return 0, r.fail("cuCtxSetCurrent", status)
+		return 0, r.fail(r.drv.sym.CtxSetCurrent, status)
 	}
 	return previous, nil
 }
@@ -126,13 +126,13 @@ func (r *Runtime) putBack(previous uintptr) {
 // Close runs, and it tries on a broken device, where the driver refuses most
 // calls: what matters there is that the device is broken, so a failure is not
 // reported.
-func (r *Runtime) giveBack(call string, fn dl.Func, args ...uintptr) error {
+func (r *Runtime) giveBack(fn dl.Func, args ...uintptr) error {
 	previous, err := r.makeCurrent()
 	if err == nil {
 		status := Status(fn.Int(args...))
 		r.putBack(previous)
 		if status != statusSuccess {
-			err = r.fail(call, status)
+			err = r.fail(fn, status)
 		}
 	}
 	if r.broken.Load() != nil {
@@ -160,8 +160,8 @@ func (r *Runtime) sound() error {
 }
 
 // fail makes the error of a status and remembers a sticky one.
-func (r *Runtime) fail(call string, status Status) error {
-	err := r.drv.newError(call, r.index, status)
+func (r *Runtime) fail(fn dl.Func, status Status) error {
+	err := r.drv.newError(fn, r.index, status)
 	r.note(err)
 	return err
 }

@@ -48,7 +48,7 @@ func Count() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, err := d.get("cuDeviceGetCount", -1, d.sym.DeviceGetCount)
+	n, err := d.get(-1, d.sym.DeviceGetCount)
 	return int(int32(n)), err
 }
 
@@ -84,7 +84,7 @@ func Devices() ([]DeviceInfo, error) {
 
 // handle returns the CUdevice of an ordinal.
 func (d *driver) handle(index int) (uintptr, error) {
-	h, err := d.get("cuDeviceGet", index, d.sym.DeviceGet, uintptr(index))
+	h, err := d.get(index, d.sym.DeviceGet, uintptr(index))
 	if err != nil {
 		return 0, err
 	}
@@ -98,13 +98,13 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 	if err != nil {
 		return info, err
 	}
-	if info.Name, err = d.text("cuDeviceGetName", index, d.sym.DeviceGetName, dev); err != nil {
+	if info.Name, err = d.text(index, d.sym.DeviceGetName, dev); err != nil {
 		return info, err
 	}
-	if info.PCIBus, err = d.text("cuDeviceGetPCIBusId", index, d.sym.DeviceGetPCIBusID, dev); err != nil {
+	if info.PCIBus, err = d.text(index, d.sym.DeviceGetPCIBusID, dev); err != nil {
 		return info, err
 	}
-	total, err := d.get("cuDeviceTotalMem", index, d.sym.DeviceTotalMem, dev)
+	total, err := d.get(index, d.sym.DeviceTotalMem, dev)
 	if err != nil {
 		return info, err
 	}
@@ -129,11 +129,11 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 		if err != nil {
 			return info, err
 		}
-		access, err := d.get("cuDeviceGetP2PAttribute", index, d.sym.DeviceGetP2P, p2pAccessSupported, dev, other)
+		access, err := d.get(index, d.sym.DeviceGetP2P, p2pAccessSupported, dev, other)
 		if err != nil {
 			return info, err
 		}
-		atomics, err := d.get("cuDeviceGetP2PAttribute", index, d.sym.DeviceGetP2P, p2pNativeAtomic, dev, other)
+		atomics, err := d.get(index, d.sym.DeviceGetP2P, p2pNativeAtomic, dev, other)
 		if err != nil {
 			return info, err
 		}
@@ -144,16 +144,16 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 
 // attribute asks for a number that describes a device.
 func (d *driver) attribute(index int, dev, attribute uintptr) (int, error) {
-	v, err := d.get("cuDeviceGetAttribute", index, d.sym.DeviceGetAttribute, attribute, dev)
+	v, err := d.get(index, d.sym.DeviceGetAttribute, attribute, dev)
 	return int(int32(v)), err
 }
 
 // text makes a call of the form f(char *out, int length, CUdevice).
-func (d *driver) text(call string, device int, fn dl.Func, dev uintptr) (string, error) {
+func (d *driver) text(device int, fn dl.Func, dev uintptr) (string, error) {
 	buf := make([]byte, 256)
 	status := fn.Int(hostmem.Addr(buf), uintptr(len(buf)), dev)
 	goruntime.KeepAlive(buf)
-	if err := d.check(call, device, status); err != nil {
+	if err := d.check(fn, device, status); err != nil {
 		return "", err
 	}
 	if end := bytes.IndexByte(buf, 0); end >= 0 {

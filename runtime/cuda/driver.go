@@ -109,7 +109,7 @@ var open = sync.OnceValues(func() (*driver, error) {
 	d.outs.New = func() any { return new(outs) }
 	err = lib.Bind(&d.sym)
 	if err == nil {
-		err = d.check("cuInit", -1, d.sym.Init.Int(0))
+		err = d.check(d.sym.Init, -1, d.sym.Init.Int(0))
 	}
 	// What a driver that is too old answers first is a matter of its age.
 	if v := d.version(); v != 0 && v < oldestDriver {
@@ -129,10 +129,10 @@ const oldestDriver = 11050
 // version returns the newest CUDA version that the driver supports, 0 if it
 // does not say. It may be asked before cuInit.
 func (d *driver) version() int {
-	if d.sym.DriverGetVersion == 0 {
+	if !d.sym.DriverGetVersion.Found() {
 		return 0
 	}
-	v, err := d.get("cuDriverGetVersion", -1, d.sym.DriverGetVersion)
+	v, err := d.get(-1, d.sym.DriverGetVersion)
 	if err != nil {
 		return 0
 	}
@@ -158,7 +158,7 @@ func (d *driver) release(o *outs) { d.outs.Put(o) }
 
 // get makes a call that stores one result, and returns it. The result is the
 // first parameter of fn, as it is of most of the driver's getters.
-func (d *driver) get(call string, device int, fn dl.Func, args ...uintptr) (uint64, error) {
+func (d *driver) get(device int, fn dl.Func, args ...uintptr) (uint64, error) {
 	out := d.out()
 	defer d.release(out)
 	var status int32
@@ -176,7 +176,7 @@ func (d *driver) get(call string, device int, fn dl.Func, args ...uintptr) (uint
 	default:
 		panic("cuda: get with more arguments than any getter has")
 	}
-	if err := d.check(call, device, status); err != nil {
+	if err := d.check(fn, device, status); err != nil {
 		return 0, err
 	}
 	return out[0], nil

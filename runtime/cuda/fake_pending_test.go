@@ -126,7 +126,7 @@ func TestFakeCurrentToFree(t *testing.T) {
 	rt := openRuntime(t, 0)
 	var current uintptr
 	look := func() {
-		c, err := rt.drv.get("cuCtxGetCurrent", -1, rt.drv.sym.CtxGetCurrent)
+		c, err := rt.drv.get(-1, rt.drv.sym.CtxGetCurrent)
 		require.NoError(t, err)
 		current = uintptr(c)
 	}
@@ -241,7 +241,7 @@ func TestFakeCloseWaitsForACapture(t *testing.T) {
 		}
 		_, err := rt.Stream().Capture(func() error { return nil })
 		assert.ErrorIs(t, err, runtime.ErrClosed)
-		return rt.do("cuStreamGetCtx", rt.drv.sym.StreamGetCtx, rt.ComputeStream(), hostmem.AddrOf(new(uint64)))
+		return rt.do(rt.drv.sym.StreamGetCtx, rt.ComputeStream(), hostmem.AddrOf(new(uint64)))
 	})
 	require.NoError(t, err)
 	require.NoError(t, <-closed)

@@ -321,7 +321,7 @@ func (f *fakeDriver) inContext(t *testing.T, rt *Runtime, do func()) {
 	defer set.Int(0)
 	set.Int(foreign)
 	do()
-	current, err := rt.drv.get("cuCtxGetCurrent", -1, rt.drv.sym.CtxGetCurrent)
+	current, err := rt.drv.get(-1, rt.drv.sym.CtxGetCurrent)
 	require.NoError(t, err)
 	assert.EqualValues(t, foreign, current)
 }
@@ -333,7 +333,7 @@ func TestFakeForeignContexts(t *testing.T) {
 	require.NoError(t, err)
 	var foreign uint64
 	f.inContext(t, rt, func() {
-		foreign, err = rt.drv.get("cuStreamCreateWithPriority", 1, rt.drv.sym.StreamCreate, streamNonBlocking, 0)
+		foreign, err = rt.drv.get(1, rt.drv.sym.StreamCreate, streamNonBlocking, 0)
 		require.NoError(t, err)
 	})
 	f.inContext(t, rt, func() { makeEverything(t, rt) })

@@ -79,5 +79,5 @@ func (r *Runtime) CheckPointer(ptr uintptr) error {
 }
 
 func (r *Runtime) pointerAttribute(attribute, ptr uintptr) (uintptr, error) {
-	return r.get("cuPointerGetAttribute", r.drv.sym.PointerGetAttr, attribute, ptr)
+	return r.get(r.drv.sym.PointerGetAttr, attribute, ptr)
 }

@@ -39,20 +39,19 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	defer goruntime.UnlockOSThread()
 	r.Freeze()
 	defer r.Unfreeze()
-	if err := r.do("cuStreamBeginCapture", r.drv.sym.StreamBeginCapture, stream, captureThreadLocal); err != nil {
+	if err := r.do(r.drv.sym.StreamBeginCapture, stream, captureThreadLocal); err != nil {
 		return nil, err
 	}
 	var graph uintptr
 	defer func() {
 		if graph != 0 { // the executable graph is a copy
-			_ = r.giveBack("cuGraphDestroy", r.drv.sym.GraphDestroy, graph)
+			_ = r.giveBack(r.drv.sym.GraphDestroy, graph)
 		}
 	}()
 	if err := r.captured(stream, submit, &graph); err != nil {
 		return nil, err
 	}
-	exec, err := r.create("cuGraphInstantiate", r.drv.sym.GraphInstantiate,
-		destructor{call: "cuGraphExecDestroy", fn: r.drv.sym.GraphExecDestroy}, graph, 0)
+	exec, err := r.create(r.drv.sym.GraphInstantiate, destructor{fn: r.drv.sym.GraphExecDestroy}, graph, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +63,7 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) (err error) {
 	defer func() {
 		out := r.drv.out()
-		endErr := r.do("cuStreamEndCapture", r.drv.sym.StreamEndCapture, stream, out.addr(0))
+		endErr := r.do(r.drv.sym.StreamEndCapture, stream, out.addr(0))
 		*graph, err = uintptr(out[0]), errors.Join(err, endErr)
 		r.drv.release(out)
 	}()
@@ -85,7 +84,7 @@ func (g *Graph) Launch(s *Stream) error {
 		return g.rt.errClosed()
 	}
 	defer g.rt.graphs.leave()
-	return g.rt.do("cuGraphLaunch", g.rt.drv.sym.GraphLaunch, exec, stream)
+	return g.rt.do(g.rt.drv.sym.GraphLaunch, exec, stream)
 }
 
 // Close destroys the graph. Closing twice, or after the runtime, which

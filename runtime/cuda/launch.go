@@ -66,8 +66,7 @@ func (r *Runtime) loadKernels() error {
 			return err
 		}
 		text = append(text, 0) // the driver reads a C string
-		module, err := r.create("cuModuleLoadData", r.drv.sym.ModuleLoadData,
-			destructor{call: "cuModuleUnload", fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
+		module, err := r.create(r.drv.sym.ModuleLoadData, destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
 		goruntime.KeepAlive(text)
 		if err != nil {
 			return fmt.Errorf("load %s: %w", name, err)
@@ -86,7 +85,7 @@ func (r *Runtime) loadKernels() error {
 func (r *Runtime) findKernel(modules []uintptr, name string) (entry uintptr, err error) {
 	cname := append([]byte(name), 0)
 	for _, m := range modules {
-		entry, err = r.get("cuModuleGetFunction", r.drv.sym.ModuleGetFunc, m, hostmem.Addr(cname))
+		entry, err = r.get(r.drv.sym.ModuleGetFunc, m, hostmem.Addr(cname))
 		if err == nil {
 			break
 		}
@@ -139,6 +138,6 @@ func (r *Runtime) launchArguments(k kernel, n int, a *arguments) error {
 		return nil
 	}
 	grid := min((n+block-1)/block, r.info.Multiprocessors*blocksPerSM)
-	return r.do(kernelNames[k], r.drv.sym.LaunchKernel, r.kernels[k],
+	return r.do(r.drv.sym.LaunchKernel.As(kernelNames[k]), r.kernels[k],
 		uintptr(grid), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)
 }

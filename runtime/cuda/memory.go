@@ -44,7 +44,7 @@ func (r *Runtime) Copy(dst, src uintptr, bytes int) error {
 	if err := r.check("copy", bytes, dst, src); err != nil || bytes == 0 || dst == src {
 		return err
 	}
-	return r.do("cuMemcpyDtoDAsync", r.drv.sym.MemcpyDtoD, dst, src, uintptr(bytes), r.compute.handle)
+	return r.do(r.drv.sym.MemcpyDtoD, dst, src, uintptr(bytes), r.compute.handle)
 }
 
 // CopyInAsync copies from pinned host memory (see AllocatePinned) to the device
@@ -59,7 +59,7 @@ func (r *Runtime) CopyInAsync(s *Stream, dst uintptr, src []byte) error {
 	if err != nil || len(src) == 0 {
 		return err
 	}
-	return r.do("cuMemcpyHtoDAsync", r.drv.sym.MemcpyHtoD, dst, hostmem.Addr(src), uintptr(len(src)), stream)
+	return r.do(r.drv.sym.MemcpyHtoD, dst, hostmem.Addr(src), uintptr(len(src)), stream)
 }
 
 // CopyOutAsync copies from the device to pinned host memory on a stream of the
@@ -74,7 +74,7 @@ func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
 	if err != nil || len(dst) == 0 {
 		return err
 	}
-	return r.do("cuMemcpyDtoHAsync", r.drv.sym.MemcpyDtoH, hostmem.Addr(dst), src, uintptr(len(dst)), stream)
+	return r.do(r.drv.sym.MemcpyDtoH, hostmem.Addr(dst), src, uintptr(len(dst)), stream)
 }
 
 // CopyInStream returns a stream of the runtime's for copies from the host that
@@ -136,8 +136,7 @@ func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	if bytes == 0 {
 		return nil, nil
 	}
-	p, err := r.create("cuMemHostAlloc", r.drv.sym.MemHostAlloc,
-		destructor{call: "cuMemFreeHost", fn: r.drv.sym.MemFreeHost, bytes: bytes}, uintptr(bytes), hostAllocPortable)
+	p, err := r.create(r.drv.sym.MemHostAlloc, destructor{fn: r.drv.sym.MemFreeHost, bytes: bytes}, uintptr(bytes), hostAllocPortable)
 	if err != nil {
 		return nil, err
 	}
@@ -179,11 +178,11 @@ func (r *Runtime) Fill(dst uintptr, count int, dt dtype.DType, value float64) er
 	n, w := uintptr(count), uintptr(word)
 	switch dt.Size() {
 	case 1:
-		return r.do("cuMemsetD8Async", r.drv.sym.MemsetD8, dst, w, n, r.compute.handle)
+		return r.do(r.drv.sym.MemsetD8, dst, w, n, r.compute.handle)
 	case 2:
-		return r.do("cuMemsetD16Async", r.drv.sym.MemsetD16, dst, w, n, r.compute.handle)
+		return r.do(r.drv.sym.MemsetD16, dst, w, n, r.compute.handle)
 	case 4:
-		return r.do("cuMemsetD32Async", r.drv.sym.MemsetD32, dst, w, n, r.compute.handle)
+		return r.do(r.drv.sym.MemsetD32, dst, w, n, r.compute.handle)
 	}
 	return r.launch(fillU64, count, uint64(dst), uint64(count), word)
 }

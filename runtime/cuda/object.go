@@ -11,7 +11,6 @@ import (
 
 // destructor is the call that destroys a native object.
 type destructor struct {
-	call  string
 	fn    dl.Func
 	bytes int // of pinned memory
 }
@@ -73,13 +72,13 @@ func (o *owned) drain() map[uintptr]destructor {
 
 // create makes a call whose first parameter receives a new object, which d
 // destroys.
-func (r *Runtime) create(call string, fn dl.Func, d destructor, args ...uintptr) (uintptr, error) {
+func (r *Runtime) create(fn dl.Func, d destructor, args ...uintptr) (uintptr, error) {
 	// Close must not come between the call and the note of it.
 	if !r.gate.enter() {
 		return 0, r.usable()
 	}
 	defer r.gate.leave()
-	handle, err := r.get(call, fn, args...)
+	handle, err := r.get(fn, args...)
 	if err == nil {
 		r.owned.add(handle, d)
 	}
@@ -97,7 +96,7 @@ func (r *Runtime) destroy(handle uintptr) error {
 	if !found {
 		return nil
 	}
-	if err := r.giveBack(d.call, d.fn, handle); err != nil {
+	if err := r.giveBack(d.fn, handle); err != nil {
 		return err
 	}
 	return r.sound()

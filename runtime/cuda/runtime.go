@@ -111,7 +111,7 @@ func (r *Runtime) init(o options, devices int) (err error) {
 	if r.device, err = r.drv.handle(r.index); err != nil {
 		return err
 	}
-	ctx, err := r.drv.get("cuDevicePrimaryCtxRetain", r.index, r.drv.sym.PrimaryCtxRetain, r.device)
+	ctx, err := r.drv.get(r.index, r.drv.sym.PrimaryCtxRetain, r.device)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (r *Runtime) Synchronize(ctx context.Context) error {
 func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
-	err = r.do("cuMemGetInfo", r.drv.sym.MemGetInfo, out.addr(0), out.addr(1))
+	err = r.do(r.drv.sym.MemGetInfo, out.addr(0), out.addr(1))
 	return int64(out[0]), int64(out[1]), err
 }
 
@@ -255,7 +255,7 @@ func (r *Runtime) destroyGraphs() error {
 	var errs []error
 	for _, handle := range r.owned.with(exec) {
 		if d, found := r.owned.remove(handle); found {
-			errs = append(errs, r.giveBack(d.call, d.fn, handle))
+			errs = append(errs, r.giveBack(d.fn, handle))
 		}
 	}
 	return errors.Join(errs...)
@@ -308,7 +308,7 @@ func (r *Runtime) pending(stream uintptr) bool {
 	status := Status(r.drv.sym.StreamQuery.Int(stream))
 	r.putBack(previous)
 	if sticky[status] {
-		_ = r.fail("cuStreamQuery", status)
+		_ = r.fail(r.drv.sym.StreamQuery, status)
 	}
 	return status == statusNotReady
 }
@@ -321,7 +321,7 @@ func (r *Runtime) giveAllBack() error {
 	}
 	pinned, bytes := 0, 0
 	for handle, d := range r.owned.drain() {
-		errs = append(errs, r.giveBack(d.call, d.fn, handle))
+		errs = append(errs, r.giveBack(d.fn, handle))
 		if d.bytes > 0 {
 			pinned, bytes = pinned+1, bytes+d.bytes
 		}
@@ -329,6 +329,6 @@ func (r *Runtime) giveAllBack() error {
 	if pinned > 0 {
 		errs = append(errs, fmt.Errorf("cuda:%d: closed with %d pinned allocations of %d bytes in all: %w", r.index, pinned, bytes, runtime.ErrLeak))
 	}
-	errs = append(errs, r.giveBack("cuDevicePrimaryCtxRelease", r.drv.sym.PrimaryCtxRelease, r.device))
+	errs = append(errs, r.giveBack(r.drv.sym.PrimaryCtxRelease, r.device))
 	return errors.Join(errs...)
 }

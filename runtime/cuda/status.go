@@ -103,20 +103,20 @@ func (e *Error) Is(target error) bool {
 }
 
 // check turns the status of a call into an error, nil for success.
-func (d *driver) check(call string, device int, status int32) error {
+func (d *driver) check(fn dl.Func, device int, status int32) error {
 	if s := Status(status); s != statusSuccess {
-		return d.newError(call, device, s)
+		return d.newError(fn, device, s)
 	}
 	return nil
 }
 
 // newError is apart from check so that check can be inlined.
-func (d *driver) newError(call string, device int, s Status) error {
+func (d *driver) newError(fn dl.Func, device int, s Status) error {
 	return &Error{
 		Status: s,
 		Name:   d.statusString(d.sym.GetErrorName, s, "CUDA_ERROR"),
 		Text:   d.statusString(d.sym.GetErrorString, s, "no description"),
-		Call:   call,
+		Call:   fn.Name(),
 		Device: device,
 		Sticky: sticky[s],
 	}
@@ -126,7 +126,7 @@ func (d *driver) newError(call string, device int, s Status) error {
 func (d *driver) statusString(fn dl.Func, s Status, unknown string) string {
 	out := d.out()
 	defer d.release(out)
-	if fn == 0 || Status(fn.Int(uintptr(s), out.addr(0))) != statusSuccess || out[0] == 0 {
+	if !fn.Found() || Status(fn.Int(uintptr(s), out.addr(0))) != statusSuccess || out[0] == 0 {
 		return unknown
 	}
 	return hostmem.CString(uintptr(out[0]))

@@ -39,8 +39,7 @@ func newStream(r *Runtime, handle uintptr, kept bool) *Stream {
 func (r *Runtime) NewStream(priority int) (*Stream, error) { return r.newStream(priority, false) }
 
 func (r *Runtime) newStream(priority int, kept bool) (*Stream, error) {
-	h, err := r.create("cuStreamCreateWithPriority", r.drv.sym.StreamCreate,
-		destructor{call: "cuStreamDestroy", fn: r.drv.sym.StreamDestroy}, streamNonBlocking, uintptr(priority))
+	h, err := r.create(r.drv.sym.StreamCreate, destructor{fn: r.drv.sym.StreamDestroy}, streamNonBlocking, uintptr(priority))
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +65,7 @@ func (r *Runtime) CheckStream(handle uintptr) error {
 	}
 	out := r.drv.out()
 	defer r.drv.release(out)
-	if err := r.do("cuStreamGetCtx", r.drv.sym.StreamGetCtx, handle, out.addr(0)); err != nil {
+	if err := r.do(r.drv.sym.StreamGetCtx, handle, out.addr(0)); err != nil {
 		return err
 	}
 	if ctx := uintptr(out[0]); ctx != r.ctx {
@@ -81,7 +80,7 @@ func (r *Runtime) CheckStream(handle uintptr) error {
 func (r *Runtime) StreamPriorities() (least, greatest int, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
-	if err := r.do("cuCtxGetStreamPriorityRange", r.drv.sym.CtxPriorityRange, out.addr(0), out.addr(1)); err != nil {
+	if err := r.do(r.drv.sym.CtxPriorityRange, out.addr(0), out.addr(1)); err != nil {
 		return 0, 0, err
 	}
 	return int(int32(out[0])), int(int32(out[1])), nil
@@ -142,12 +141,12 @@ func (s *Stream) Record(e *Event) error {
 
 // StreamWaitEvent is [Stream.Wait] on native handles.
 func (r *Runtime) StreamWaitEvent(stream, event uintptr) error {
-	return r.do("cuStreamWaitEvent", r.drv.sym.StreamWaitEvent, stream, event, 0)
+	return r.do(r.drv.sym.StreamWaitEvent, stream, event, 0)
 }
 
 // RecordEvent is [Stream.Record] on native handles.
 func (r *Runtime) RecordEvent(event, stream uintptr) error {
-	return r.do("cuEventRecord", r.drv.sym.EventRecord, event, stream)
+	return r.do(r.drv.sym.EventRecord, event, stream)
 }
 
 // Done reports whether all work of the stream is finished.
@@ -156,7 +155,7 @@ func (s *Stream) Done() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return s.rt.query("cuStreamQuery", s.rt.drv.sym.StreamQuery, stream)
+	return s.rt.query(s.rt.drv.sym.StreamQuery, stream)
 }
 
 // Synchronize waits until all work of the stream is finished, or ctx is. A
@@ -173,7 +172,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.rt.do("cuStreamSynchronize", s.rt.drv.sym.StreamSynchronize, stream)
+	return s.rt.do(s.rt.drv.sym.StreamSynchronize, stream)
 }
 
 // Close destroys the stream; work already submitted is finished by the driver.
@@ -192,7 +191,7 @@ func (s *Stream) Close() error {
 }
 
 // query makes a call that answers "done" or "not ready".
-func (r *Runtime) query(call string, fn dl.Func, handle uintptr) (bool, error) {
+func (r *Runtime) query(fn dl.Func, handle uintptr) (bool, error) {
 	previous, err := r.enter()
 	if err != nil {
 		return false, err
@@ -205,7 +204,7 @@ func (r *Runtime) query(call string, fn dl.Func, handle uintptr) (bool, error) {
 	case statusNotReady:
 		return false, nil
 	}
-	return false, r.fail(call, status)
+	return false, r.fail(fn, status)
 }
 
 // eventDisableTiming is CU_EVENT_DISABLE_TIMING.
@@ -221,8 +220,7 @@ func (r *Runtime) NewEvent() (*Event, error) { return r.newEvent(eventDisableTim
 func (r *Runtime) NewTimingEvent() (*Event, error) { return r.newEvent(0) }
 
 func (r *Runtime) newEvent(flags uintptr) (*Event, error) {
-	h, err := r.create("cuEventCreate", r.drv.sym.EventCreate,
-		destructor{call: "cuEventDestroy", fn: r.drv.sym.EventDestroy}, flags)
+	h, err := r.create(r.drv.sym.EventCreate, destructor{fn: r.drv.sym.EventDestroy}, flags)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +242,7 @@ func (e *Event) Done() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return e.rt.query("cuEventQuery", e.rt.drv.sym.EventQuery, event)
+	return e.rt.query(e.rt.drv.sym.EventQuery, event)
 }
 
 // Synchronize waits until Done, or until ctx is.
@@ -256,7 +254,7 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return e.rt.do("cuEventSynchronize", e.rt.drv.sym.EventSynchronize, event)
+	return e.rt.do(e.rt.drv.sym.EventSynchronize, event)
 }
 
 // Since returns the device time between two recorded and finished timing
@@ -270,7 +268,7 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	bits, err := e.rt.get("cuEventElapsedTime", e.rt.drv.sym.EventElapsedTime, from, to)
+	bits, err := e.rt.get(e.rt.drv.sym.EventElapsedTime, from, to)
 	if err != nil {
 		return 0, err
 	}

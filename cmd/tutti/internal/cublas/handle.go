@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -50,7 +51,7 @@ func Open(rt *cuda.Runtime) (*Handle, error) {
 func (h *Handle) init() (err error) {
 	sym := &h.lib.sym
 	cell := new(uint64)
-	if err := h.do("cublasCreate", func() int32 { return sym.Create.Int(hostmem.AddrOf(cell)) }); err != nil {
+	if err := h.do(sym.Create, hostmem.AddrOf(cell)); err != nil {
 		return err
 	}
 	h.native = uintptr(*cell)
@@ -58,10 +59,10 @@ func (h *Handle) init() (err error) {
 		return err
 	}
 	// The workspace comes second: setting a stream puts the library's own back.
-	if err := h.do("cublasSetStream", func() int32 { return sym.SetStream.Int(h.native, h.rt.ComputeStream()) }); err != nil {
+	if err := h.do(sym.SetStream, h.native, h.rt.ComputeStream()); err != nil {
 		return err
 	}
-	return h.do("cublasSetWorkspace", func() int32 { return sym.SetWorkspace.Int(h.native, h.workspace, workspace) })
+	return h.do(sym.SetWorkspace, h.native, h.workspace, workspace)
 }
 
 // SetMultiprocessors makes later products use n multiprocessors instead of all
@@ -73,13 +74,13 @@ func (h *Handle) SetMultiprocessors(n int) error {
 	if most := h.rt.Info().Multiprocessors; n < 0 || n > most {
 		return argument("%d multiprocessors of %d", n, most)
 	}
-	if h.lib.sym.SetSMCount == 0 {
+	if !h.lib.sym.SetSMCount.Found() {
 		if n == 0 {
 			return nil
 		}
 		return fmt.Errorf("cublas: %w: %s is too old to be told how many multiprocessors to use", runtime.ErrUnsupported, h.lib.name)
 	}
-	return h.do("cublasSetSmCountTarget", func() int32 { return h.lib.sym.SetSMCount.Int(h.native, uintptr(n)) })
+	return h.do(h.lib.sym.SetSMCount, h.native, uintptr(n))
 }
 
 // Multiply submits c = a·b, accumulated in float32, to the runtime's compute
@@ -90,14 +91,12 @@ func (h *Handle) Multiply(c, a, b Matrix) error {
 		return err
 	}
 	alpha, beta := hostmem.AddrOf(&h.scalars[0]), hostmem.AddrOf(&h.scalars[1])
-	return h.do("cublasGemmEx", func() int32 {
-		return int32(h.lib.sym.GemmEx.Call(h.native, operation(g.a), operation(g.b),
-			uintptr(g.m), uintptr(g.n), uintptr(g.k), alpha,
-			g.a.addr, typeBF16, uintptr(g.a.leading),
-			g.b.addr, typeBF16, uintptr(g.b.leading), beta,
-			g.c.addr, typeBF16, uintptr(g.c.leading),
-			compute32, algorithm))
-	})
+	return h.do(h.lib.sym.GemmEx, h.native, operation(g.a), operation(g.b),
+		uintptr(g.m), uintptr(g.n), uintptr(g.k), alpha,
+		g.a.addr, typeBF16, uintptr(g.a.leading),
+		g.b.addr, typeBF16, uintptr(g.b.leading), beta,
+		g.c.addr, typeBF16, uintptr(g.c.leading),
+		compute32, algorithm)
 }
 
 // operation is the cublasOperation_t of a factor.
@@ -112,7 +111,7 @@ func operation(o operand) uintptr {
 func (h *Handle) Close() error {
 	var errs []error
 	if h.native != 0 {
-		errs = append(errs, h.do("cublasDestroy", func() int32 { return h.lib.sym.Destroy.Int(h.native) }))
+		errs = append(errs, h.do(h.lib.sym.Destroy, h.native))
 		h.native = 0
 	}
 	if h.workspace != 0 {
@@ -123,16 +122,16 @@ func (h *Handle) Close() error {
 }
 
 // do makes a call of the library with the device's context current.
-func (h *Handle) do(name string, call func() int32) error {
+func (h *Handle) do(fn dl.Func, args ...uintptr) error {
 	status := statusSuccess
 	if err := h.rt.Current(func() error {
-		status = Status(call())
+		status = Status(fn.Call(args...))
 		return nil
 	}); err != nil {
 		return err
 	}
 	if status != statusSuccess {
-		return h.lib.newError(name, h.rt.Device().Index, status)
+		return h.lib.newError(fn, h.rt.Device().Index, status)
 	}
 	return nil
 }

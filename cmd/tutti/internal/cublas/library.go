@@ -77,7 +77,7 @@ func Version() (version, library string, err error) {
 		value := new(int32)
 		status := Status(l.sym.GetProperty.Int(uintptr(property), hostmem.AddrOf(value)))
 		if status != statusSuccess {
-			return "", "", l.newError("cublasGetProperty", -1, status)
+			return "", "", l.newError(l.sym.GetProperty, -1, status)
 		}
 		parts[property] = *value
 	}
@@ -127,10 +127,10 @@ func (e *Error) Is(target error) bool {
 }
 
 // newError describes a status.
-func (l *library) newError(call string, device int, status Status) error {
+func (l *library) newError(fn dl.Func, device int, status Status) error {
 	text := "failed"
-	if l.sym.GetStatusString != 0 {
+	if l.sym.GetStatusString.Found() {
 		text = hostmem.CString(l.sym.GetStatusString.Call(uintptr(status)))
 	}
-	return &Error{Status: status, Text: text, Call: call, Device: device}
+	return &Error{Status: status, Text: text, Call: fn.Name(), Device: device}
 }
