@@ -1,9 +1,25 @@
 package dl
 
-import "golang.org/x/sys/windows"
+import (
+	"path/filepath"
 
+	"golang.org/x/sys/windows"
+)
+
+// open loads a library from the system's directory, which is where drivers and
+// MPI put theirs. Windows would otherwise look in the program's directory, the
+// current one and those of PATH, where anybody may have put a file of that name.
+// A path is taken as it is, and what the library itself needs may lie beside it.
 func open(name string) (uintptr, error) {
-	handle, err := windows.LoadLibrary(name)
+	flags := uintptr(windows.LOAD_LIBRARY_SEARCH_SYSTEM32)
+	if filepath.Base(name) != name {
+		path, err := filepath.Abs(name)
+		if err != nil {
+			return 0, err
+		}
+		name, flags = path, flags|windows.LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR
+	}
+	handle, err := windows.LoadLibraryEx(name, 0, flags)
 	return uintptr(handle), err
 }
 
