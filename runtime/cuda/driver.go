@@ -40,6 +40,7 @@ type symbols struct {
 	StreamQuery        dl.Func `sym:"cuStreamQuery"`
 	StreamGetCtx       dl.Func `sym:"cuStreamGetCtx"`
 	StreamWaitEvent    dl.Func `sym:"cuStreamWaitEvent"`
+	StreamIsCapturing  dl.Func `sym:"cuStreamIsCapturing"`
 	StreamBeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`
 	StreamEndCapture   dl.Func `sym:"cuStreamEndCapture"`
 

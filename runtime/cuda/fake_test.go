@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -453,9 +454,16 @@ func TestFakeCloseGivesUp(t *testing.T) {
 	before := f.alive()
 	rt := openRuntime(t, 0)
 	rt.closeTime = time.Millisecond
+	p, err := rt.Allocate(8)
+	require.NoError(t, err)
 	f.Hold.Call(1)
-	err := rt.Close()
+	src := make([]byte, 8)
+	source := weak.Make(&src[0])
+	require.NoError(t, rt.CopyInAsync(rt.Stream(), p, src))
+	err = rt.Close()
 	require.ErrorContains(t, err, "did not end within 1ms")
 	assert.NotEqual(t, before, f.alive(), "what the work may use stays")
 	assert.ErrorIs(t, rt.Synchronize(t.Context()), runtime.ErrClosed)
+	collect(8) // the runtime is of no more use here
+	assert.NotNil(t, source.Value(), "also in the Go heap")
 }

@@ -18,7 +18,7 @@ func (r *Runtime) CopyIn(dst uintptr, src []byte) error {
 	if err := r.check("copy in", len(src), dst); err != nil || len(src) == 0 {
 		return err
 	}
-	err := r.CopyInAsync(r.compute, dst, src)
+	err := r.submitIn(dst, src, r.compute.handle)
 	if err == nil {
 		err = r.compute.Synchronize(context.Background())
 	}
@@ -31,12 +31,20 @@ func (r *Runtime) CopyOut(dst []byte, src uintptr) error {
 	if err := r.check("copy out", len(dst), src); err != nil || len(dst) == 0 {
 		return err
 	}
-	err := r.CopyOutAsync(r.compute, dst, src)
+	err := r.submitOut(dst, src, r.compute.handle)
 	if err == nil {
 		err = r.compute.Synchronize(context.Background())
 	}
 	goruntime.KeepAlive(dst)
 	return err
+}
+
+func (r *Runtime) submitIn(dst uintptr, src []byte, stream uintptr) error {
+	return r.do(r.drv.sym.MemcpyHtoD, dst, hostmem.Addr(src), uintptr(len(src)), stream)
+}
+
+func (r *Runtime) submitOut(dst []byte, src, stream uintptr) error {
+	return r.do(r.drv.sym.MemcpyDtoH, hostmem.Addr(dst), src, uintptr(len(dst)), stream)
 }
 
 // Copy implements [runtime.Runtime].
@@ -47,34 +55,44 @@ func (r *Runtime) Copy(dst, src uintptr, bytes int) error {
 	return r.do(r.drv.sym.MemcpyDtoD, dst, src, uintptr(bytes), r.compute.handle)
 }
 
-// CopyInAsync copies from pinned host memory (see AllocatePinned) to the device
-// on a stream of the caller's choice, [Runtime.CopyInStream] for instance, and
-// returns at once: src may be written again when the stream has come that far.
-// Memory that is not pinned is staged by the driver before the call returns.
+// CopyInAsync copies from host memory to the device on a stream of the caller's
+// choice, [Runtime.CopyInStream] for instance, and returns at once if src is
+// memory of AllocatePinned: it may be written again when the stream has come
+// that far, and given back then.
+//
+// Other memory is staged by the driver, which may take until the copy is done or
+// not; it has to stay as it is until then, and is kept from the garbage
+// collector. It must not be captured in a graph ([runtime.ErrArgument]).
 func (r *Runtime) CopyInAsync(s *Stream, dst uintptr, src []byte) error {
 	stream, err := r.on(s)
 	if err == nil {
 		err = r.check("copy in", len(src), dst)
 	}
-	if err != nil || len(src) == 0 {
+	switch {
+	case err != nil || len(src) == 0:
 		return err
+	case r.owned.isPinned(hostmem.Addr(src)):
+		return r.submitIn(dst, src, stream)
 	}
-	return r.do(r.drv.sym.MemcpyHtoD, dst, hostmem.Addr(src), uintptr(len(src)), stream)
+	return r.copyAsync(s, src, func() error { return r.submitIn(dst, src, stream) })
 }
 
-// CopyOutAsync copies from the device to pinned host memory on a stream of the
-// caller's choice, [Runtime.CopyOutStream] for instance, and returns at once:
-// dst holds the data when the stream has come that far. Into memory that is not
-// pinned the driver copies before the call returns.
+// CopyOutAsync copies from the device to host memory on a stream of the caller's
+// choice, [Runtime.CopyOutStream] for instance, and returns at once if dst is
+// memory of AllocatePinned: it holds the data when the stream has come that far.
+// For other memory holds what [Runtime.CopyInAsync] says.
 func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
 	stream, err := r.on(s)
 	if err == nil {
 		err = r.check("copy out", len(dst), src)
 	}
-	if err != nil || len(dst) == 0 {
+	switch {
+	case err != nil || len(dst) == 0:
 		return err
+	case r.owned.isPinned(hostmem.Addr(dst)):
+		return r.submitOut(dst, src, stream)
 	}
-	return r.do(r.drv.sym.MemcpyDtoH, hostmem.Addr(dst), src, uintptr(len(dst)), stream)
+	return r.copyAsync(s, dst, func() error { return r.submitOut(dst, src, stream) })
 }
 
 // CopyInStream returns a stream of the runtime's for copies from the host that
@@ -144,7 +162,7 @@ func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 }
 
 // FreePinned gives pinned memory back: a slice that AllocatePinned returned, or
-// one of it that starts at the same place.
+// one of it that starts at the same place. Copies from and to it must be done.
 func (r *Runtime) FreePinned(b []byte) error {
 	if cap(b) == 0 {
 		return nil

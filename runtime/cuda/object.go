@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,6 +23,7 @@ type destructor struct {
 type owned struct {
 	mu      sync.Mutex
 	objects map[uintptr]destructor
+	pinned  []uintptr // those that are memory
 }
 
 func (o *owned) add(handle uintptr, d destructor) {
@@ -31,6 +33,9 @@ func (o *owned) add(handle uintptr, d destructor) {
 		o.objects = make(map[uintptr]destructor)
 	}
 	o.objects[handle] = d
+	if d.bytes > 0 {
+		o.pinned = append(o.pinned, handle)
+	}
 }
 
 // remove takes an object out; it is found once.
@@ -39,6 +44,9 @@ func (o *owned) remove(handle uintptr) (d destructor, found bool) {
 	defer o.mu.Unlock()
 	d, found = o.objects[handle]
 	delete(o.objects, handle)
+	if d.bytes > 0 {
+		o.pinned = slices.DeleteFunc(o.pinned, func(p uintptr) bool { return p == handle })
+	}
 	return d, found
 }
 
@@ -47,6 +55,18 @@ func (o *owned) has(handle uintptr) bool {
 	defer o.mu.Unlock()
 	_, found := o.objects[handle]
 	return found
+}
+
+// isPinned reports whether an address lies in pinned memory.
+func (o *owned) isPinned(p uintptr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, start := range o.pinned {
+		if p-start < uintptr(o.objects[start].bytes) {
+			return true
+		}
+	}
+	return false
 }
 
 // with returns the objects that fn destroys.
@@ -66,7 +86,7 @@ func (o *owned) drain() map[uintptr]destructor {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	all := o.objects
-	o.objects = nil
+	o.objects, o.pinned = nil, nil
 	return all
 }
 

@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/internal/pool"
@@ -41,6 +42,7 @@ type Runtime struct {
 	graphs gate // captures and launches of graphs
 	frees  gate // CurrentToFree
 	owned  owned
+	copies keptCopies
 	broken atomic.Pointer[error]
 
 	background struct {
@@ -238,6 +240,7 @@ func (r *Runtime) Close() error {
 	if pending := r.awaitWork(); pending != nil {
 		return errors.Join(err, pending)
 	}
+	r.dropCopies()
 	err = errors.Join(err, r.giveAllBack())
 	return errors.Join(err, r.sound())
 }
@@ -283,32 +286,40 @@ func (r *Runtime) await(done func() bool) error {
 	return poll.Until(ctx, func() (bool, error) { return done(), nil })
 }
 
-// idle reports whether this runtime's streams are done. A stream that cannot be
-// asked, as on a broken device, counts as done.
+// idle reports whether this runtime's streams are done, and its copies on others.
+// What cannot be asked, as on a broken device, counts as done.
 func (r *Runtime) idle() bool {
-	if r.compute != nil && r.pending(r.compute.handle) {
+	stream, event := r.drv.sym.StreamQuery, r.drv.sym.EventQuery
+	if r.compute != nil && r.pending(stream, r.compute.handle) {
 		return false
+	}
+	r.copies.mu.Lock()
+	defer r.copies.mu.Unlock()
+	for _, c := range r.copies.list {
+		if r.pending(event, c.done.handle) {
+			return false
+		}
 	}
 	r.owned.mu.Lock() // so that nobody destroys a stream
 	defer r.owned.mu.Unlock()
 	for handle, d := range r.owned.objects {
-		if d.fn == r.drv.sym.StreamDestroy && r.pending(handle) {
+		if d.fn == r.drv.sym.StreamDestroy && r.pending(stream, handle) {
 			return false
 		}
 	}
 	return true
 }
 
-// pending reports whether a stream has work to do.
-func (r *Runtime) pending(stream uintptr) bool {
+// pending asks a stream, or an event, whether there is work to do.
+func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	previous, err := r.makeCurrent()
 	if err != nil {
 		return false
 	}
-	status := Status(r.drv.sym.StreamQuery.Int(stream))
+	status := Status(query.Int(handle))
 	r.putBack(previous)
 	if sticky[status] {
-		_ = r.fail(r.drv.sym.StreamQuery, status)
+		_ = r.fail(query, status)
 	}
 	return status == statusNotReady
 }

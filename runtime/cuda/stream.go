@@ -155,7 +155,20 @@ func (s *Stream) Done() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return s.rt.query(s.rt.drv.sym.StreamQuery, stream)
+	done, err := s.rt.query(s.rt.drv.sym.StreamQuery, stream)
+	if done {
+		s.rt.sweepCopies()
+	}
+	return done, err
+}
+
+// isCapturing reports whether what is submitted to the stream becomes part of a
+// graph.
+func (s *Stream) isCapturing() (bool, error) {
+	out := s.rt.drv.out()
+	defer s.rt.drv.release(out)
+	err := s.rt.do(s.rt.drv.sym.StreamIsCapturing, s.handle, out.addr(0))
+	return uint32(out[0]) != 0, err
 }
 
 // Synchronize waits until all work of the stream is finished, or ctx is. A
@@ -172,7 +185,9 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.rt.do(s.rt.drv.sym.StreamSynchronize, stream)
+	err = s.rt.do(s.rt.drv.sym.StreamSynchronize, stream)
+	s.rt.sweepCopies()
+	return err
 }
 
 // Close destroys the stream; work already submitted is finished by the driver.
@@ -242,7 +257,11 @@ func (e *Event) Done() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return e.rt.query(e.rt.drv.sym.EventQuery, event)
+	done, err := e.rt.query(e.rt.drv.sym.EventQuery, event)
+	if done {
+		e.rt.sweepCopies()
+	}
+	return done, err
 }
 
 // Synchronize waits until Done, or until ctx is.
@@ -254,7 +273,9 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return e.rt.do(e.rt.drv.sym.EventSynchronize, event)
+	err = e.rt.do(e.rt.drv.sym.EventSynchronize, event)
+	e.rt.sweepCopies()
+	return err
 }
 
 // Since returns the device time between two recorded and finished timing

@@ -1,8 +1,8 @@
 /* A stand-in for libcuda on host memory, for tests on machines without a GPU.
  *
  * It has the functions of the driver API that runtime/cuda calls, with the
- * documented signatures and answers. Work is done at the call, by plain loops
- * in place of the kernels. What a test needs to know or provoke is exported as
+ * documented signatures and answers. Work is done at the call, or while work is
+ * held (fake_hold) when that ends, by plain loops in place of the kernels. What a test needs to know or provoke is exported as
  * fake_*: what is alive, calls that a driver would refuse or crash on (no
  * context, one of another GPU, a stream of another context), work that does not
  * end, faults.
@@ -112,10 +112,19 @@ void fake_fail(const char *call, int status, int times) {
   pthread_mutex_unlock(&lock);
 }
 
-/* While held, no work ends. */
+/* While held, no work ends, nor does what is submitted begin. */
+static struct operation *waiting, **last_waiting = &waiting;
+static void execute(struct operation *o);
 void fake_hold(int on) {
   pthread_mutex_lock(&lock);
   held = on;
+  while (!held && waiting) {
+    struct operation *o = waiting;
+    waiting = o->next;
+    execute(o);
+    free(o);
+  }
+  if (!waiting) last_waiting = &waiting;
   pthread_cond_broadcast(&released);
   pthread_mutex_unlock(&lock);
 }
@@ -259,11 +268,12 @@ static CUresult submit(struct stream *handle, struct operation o) {
   struct stream *s = resolve(handle);
   if (!s) return INVALID_HANDLE;
   s->submitted++;
-  if (!s->capture) return execute(&o), SUCCESS;
-  struct operation **end = &s->capture->first, *copy = malloc(sizeof o);
+  if (!s->capture && !held) return execute(&o), SUCCESS;
+  struct operation **end = s->capture ? &s->capture->first : last_waiting, *copy = malloc(sizeof o);
   while (*end) end = &(*end)->next;
   *copy = o, copy->next = NULL;
   *end = copy;
+  if (!s->capture) last_waiting = &copy->next;
   return SUCCESS;
 }
 
@@ -380,6 +390,11 @@ CUresult cuStreamQuery(struct stream *handle) {
   ENTER();
   CUresult status = quiet(handle);
   return leave(status ? status : ended(resolve(handle), resolve(handle)->submitted) ? SUCCESS : NOT_READY);
+}
+CUresult cuStreamIsCapturing(struct stream *handle, int *status) {
+  ENTER();
+  struct stream *s = resolve(handle);
+  return leave(s ? (*status = s->capture != NULL, SUCCESS) : INVALID_HANDLE);
 }
 CUresult cuStreamWaitEvent(struct stream *handle, struct event *e, unsigned flags) {
   (void)flags;

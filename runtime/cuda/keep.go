@@ -1,0 +1,100 @@
+package cuda
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// A copy that is submitted but not done uses an address that the garbage
+// collector does not see. Memory of AllocatePinned lives until the program gives
+// it back; any other, which may be of the Go heap, is referred to here until an
+// event behind the copy says that it is done. (The heap does not move things.)
+
+// keptCopy is a copy that may be pending.
+type keptCopy struct {
+	done *Event
+	host []byte
+}
+
+// keptCopies are those of a runtime.
+type keptCopies struct {
+	mu    sync.Mutex
+	some  atomic.Bool // any at all
+	list  []keptCopy
+	spare []*Event
+	many  int // how many make the next one look which are done
+}
+
+// fewCopies is how many are not worth a look.
+const fewCopies = 16
+
+// pendingCopies has the runtimes that keep memory, so that they live as long as
+// their copies: also one that was dropped, or whose Close gave up.
+var pendingCopies sync.Map
+
+// copyAsync submits a copy between memory of the host and the device to a
+// stream, and keeps the former alive until it is done.
+func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
+	switch captured, err := s.isCapturing(); {
+	case err != nil:
+		return err
+	case captured:
+		return r.argument("a captured copy, which may run again at any time, takes host memory of AllocatePinned only")
+	}
+	k := &r.copies
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.list) >= max(k.many, fewCopies) {
+		r.sweepLocked()
+		k.many = 2 * len(k.list)
+	}
+	var done *Event
+	var err error
+	if n := len(k.spare); n > 0 {
+		done, k.spare = k.spare[n-1], k.spare[:n-1]
+	} else if done, err = r.NewEvent(); err != nil {
+		return err
+	}
+	if err := submit(); err != nil {
+		k.spare = append(k.spare, done)
+		return err
+	}
+	k.list = append(k.list, keptCopy{done, host})
+	k.some.Store(true)
+	pendingCopies.Store(r, nil)
+	return s.Record(done)
+}
+
+// sweepCopies lets the memory of finished copies go.
+func (r *Runtime) sweepCopies() {
+	if r.copies.some.Load() {
+		r.copies.mu.Lock()
+		defer r.copies.mu.Unlock()
+		r.sweepLocked()
+	}
+}
+
+// sweepLocked is sweepCopies, called with the lock held. Nothing runs any more
+// on a broken device; of a closed one nothing is known.
+func (r *Runtime) sweepLocked() {
+	k := &r.copies
+	k.list = slices.DeleteFunc(k.list, func(c keptCopy) bool {
+		done, err := r.query(r.drv.sym.EventQuery, c.done.handle)
+		if !done && (err == nil || r.sound() == nil) {
+			return false
+		}
+		k.spare = append(k.spare, c.done)
+		return true
+	})
+	if len(k.list) == 0 {
+		r.dropCopies()
+	}
+}
+
+// dropCopies is called when no copy is pending, by Close or with the lock held.
+func (r *Runtime) dropCopies() {
+	r.copies.list = nil
+	r.copies.some.Store(false)
+	pendingCopies.Delete(r)
+}
