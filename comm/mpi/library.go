@@ -102,7 +102,9 @@ func launchedSize(getenv func(string) string) int {
 // openLibrary opens the MPI library and finds out what it is. It does not
 // initialize MPI.
 func openLibrary() (*library, error) {
-	lib, err := dl.Open(candidates(os.Getenv)...)
+	var lib *dl.Library
+	var err error
+	keepSignals(func() { lib, err = dl.Open(candidates(os.Getenv)...) })
 	if err != nil {
 		hint := "install Open MPI (openmpi-bin libopenmpi3) or MPICH (mpich libmpich12), or set " + LibraryVariable
 		return nil, fmt.Errorf("%w: no MPI library: %w; %s", comm.ErrUnavailable, err, hint)

@@ -221,7 +221,7 @@ func start(opts []Option) (*state, error) {
 	for _, opt := range opts {
 		opt(s)
 	}
-	s.thread.do(0, func() { err = s.initialize() })
+	s.thread.do(0, func() { keepSignals(func() { err = s.initialize() }) })
 	if err != nil {
 		close(s.thread.calls)
 		return nil, err

@@ -1,0 +1,63 @@
+//go:build unix
+
+package mpi_test
+
+import (
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/mpi"
+)
+
+// handleErrors tells UCX, which MPICH and Open MPI may work with, what to do on
+// faults.
+const handleErrors = "UCX_HANDLE_ERRORS"
+
+// A fault of a Go program stays a panic, which may be recovered from, also where
+// the library, or one below it, has handlers of its own.
+func TestSignals(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		for _, env := range [][]string{nil, {handleErrors + "=bt"}} {
+			l.mustRun(t, job{ranks: 2, test: "TestRankSignals", env: env})
+		}
+	})
+}
+
+func TestRankSignals(t *testing.T) {
+	onlyChild(t)
+	own, set := os.LookupEnv(handleErrors)
+	fault := func() (caught any) {
+		defer func() { caught = recover() }()
+		var p *int
+		*p = 1
+		return nil
+	}
+	check := func(when string) {
+		assert.Implements(t, (*runtime.Error)(nil), fault(), when)
+	}
+	_, err := mpi.Library()
+	require.NoError(t, err)
+	check("the library is open")
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	check("MPI is initialized")
+	if set {
+		assert.Equal(t, own, os.Getenv(handleErrors))
+	}
+
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, os.Interrupt)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
+	assert.Equal(t, os.Interrupt, <-interrupts)
+
+	require.NoError(t, world.Barrier(t.Context()))
+	check("there was communication")
+	require.NoError(t, mpi.Finalize())
+	check("MPI is finalized")
+}
