@@ -1,8 +1,10 @@
 package comm
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -26,291 +28,317 @@ type Check struct {
 	SupportsType func(dt dtype.DType) error
 }
 
-// Fail wraps err in an [*OpError] of this rank.
+// Fail wraps err in an [*OpError] of this rank, unless it is one.
 func (c *Check) Fail(op string, err error) error {
+	if _, ok := err.(*OpError); ok {
+		return err
+	}
 	return &OpError{Backend: c.Backend, Op: op, Rank: c.Rank, Err: err}
 }
 
-// AllReduce checks the arguments of [Communicator.AllReduce].
-func (c *Check) AllReduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error {
-	const name = "allreduce"
-	if err := c.reduction(name, count, 1, dt, op); err != nil {
+func (c *Check) fail(op Op, err error) error { return c.Fail(op.String(), err) }
+
+// Call checks the arguments of a call.
+func (c *Check) Call(x *Call) error {
+	if !x.Op.MovesData() {
+		return c.fail(x.Op, noCall(x.Op))
+	}
+	parts := 1 // of Count elements in the larger buffer
+	switch x.Op {
+	case OpAllGather, OpReduceScatter, OpAllToAll, OpGather, OpScatter:
+		parts = c.WorldSize
+	}
+	if err := c.elements(x.Op, x.Count, parts, x.DType); err != nil {
 		return err
 	}
-	return c.pair(name, send, recv, count*dt.Size())
+	if x.Op.Reduces() {
+		if err := c.reduction(x.Op, x.DType, x.Reduce); err != nil {
+			return err
+		}
+	}
+	bytes := x.Bytes()
+	switch x.Op {
+	case OpAllReduce:
+		return c.pair(x.Op, x.Send, x.Recv, bytes)
+	case OpAllGather:
+		return c.parts(x.Op, "send", x.Send, "recv", x.Recv, bytes, c.Rank)
+	case OpReduceScatter:
+		return c.parts(x.Op, "recv", x.Recv, "send", x.Send, bytes, c.Rank)
+	case OpAllToAll:
+		return c.allToAll(x.Op, x.Send, x.Recv, bytes)
+	case OpAllGatherV:
+		return c.allGatherV(x)
+	case OpAllToAllV:
+		return c.allToAllV(x)
+	case OpSend:
+		return c.message(x.Op, "dest", x.Send, x)
+	case OpRecv:
+		return c.message(x.Op, "src", x.Recv, x)
+	}
+	if err := c.peer(x.Op, "root", x.Peer); err != nil {
+		return err
+	}
+	isRoot := c.Rank == x.Peer
+	switch x.Op {
+	case OpBroadcast:
+		return c.pointer(x.Op, "buf", x.Recv, x.Count)
+	case OpReduce:
+		if isRoot {
+			return c.pair(x.Op, x.Send, x.Recv, bytes)
+		}
+	case OpGather:
+		if isRoot {
+			return c.parts(x.Op, "send", x.Send, "recv", x.Recv, bytes, x.Peer)
+		}
+	case OpScatter:
+		if isRoot {
+			return c.parts(x.Op, "recv", x.Recv, "send", x.Send, bytes, x.Peer)
+		}
+		return c.pointer(x.Op, "recv", x.Recv, x.Count)
+	}
+	return c.pointer(x.Op, "send", x.Send, x.Count)
 }
 
-// Broadcast checks the arguments of [Communicator.Broadcast].
-func (c *Check) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error {
-	const name = "broadcast"
-	if err := c.elements(name, count, 1, dt); err != nil {
-		return err
+// Group checks the calls of a group, and that none of its messages writes
+// memory that another one uses: they are not ordered.
+func (c *Check) Group(calls []Call) error {
+	messages := 0
+	for i := range calls {
+		if err := c.Call(&calls[i]); err != nil {
+			return err
+		}
+		if calls[i].Op.Message() {
+			messages++
+		}
 	}
-	if err := c.peer(name, "root", root); err != nil {
-		return err
-	}
-	return c.pointer(name, "buf", buf, count)
-}
-
-// Reduce checks the arguments of [Communicator.Reduce].
-func (c *Check) Reduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp, root int) error {
-	const name = "reduce"
-	if err := c.reduction(name, count, 1, dt, op); err != nil {
-		return err
-	}
-	if err := c.peer(name, "root", root); err != nil {
-		return err
-	}
-	if c.Rank != root {
-		return c.pointer(name, "send", send, count)
-	}
-	return c.pair(name, send, recv, count*dt.Size())
-}
-
-// AllGather checks the arguments of [Communicator.AllGather].
-func (c *Check) AllGather(send, recv uintptr, count int, dt dtype.DType) error {
-	const name = "allgather"
-	if err := c.elements(name, count, c.WorldSize, dt); err != nil {
-		return err
-	}
-	return c.parts(name, "send", send, "recv", recv, count*dt.Size(), c.Rank)
-}
-
-// AllGatherV checks the arguments of [Communicator.AllGatherV].
-func (c *Check) AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
-	const name = "allgatherv"
-	if err := c.elements(name, 0, 1, dt); err != nil {
-		return err
-	}
-	extent, err := c.layout(name, "counts", counts, "displs", displs, dt)
-	if err != nil {
-		return err
-	}
-	if err := c.apart(name, "counts", counts, "displs", displs); err != nil {
-		return err
-	}
-	own := counts[c.Rank]
-	if err := c.pointer(name, "send", send, own); err != nil {
-		return err
-	}
-	if err := c.pointer(name, "recv", recv, extent); err != nil {
-		return err
-	}
-	size := uintptr(dt.Size())
-	if send == recv+uintptr(displs[c.Rank])*size {
+	if messages < 2 {
 		return nil
 	}
-	return c.disjoint(name, send, own*dt.Size(), recv, extent*dt.Size())
+	a, b := conflict(calls, messages)
+	if a == nil {
+		return nil
+	}
+	return c.Fail(opGroup, fmt.Errorf("%w: buffers of two messages of one group overlap: %v, %v", ErrArgument, *a, *b))
 }
 
-// ReduceScatter checks the arguments of [Communicator.ReduceScatter].
-func (c *Check) ReduceScatter(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error {
-	const name = "reducescatter"
-	if err := c.reduction(name, count, c.WorldSize, dt, op); err != nil {
-		return err
+// conflict finds two messages that use the same memory, at least one of them
+// writing it.
+func conflict(calls []Call, messages int) (a, b *Call) {
+	// In the order of their addresses, it is enough to know what of those before
+	// reaches farthest. A few messages are put in order where they are.
+	var few [16]*Call
+	list := few[:0]
+	if messages > len(few) {
+		list = make([]*Call, 0, messages)
 	}
-	return c.parts(name, "recv", recv, "send", send, count*dt.Size(), c.Rank)
+	for i := range calls {
+		if calls[i].Op.Message() && calls[i].Count > 0 {
+			list = append(list, &calls[i])
+		}
+	}
+	slices.SortFunc(list, func(x, y *Call) int {
+		from, _ := x.Message()
+		other, _ := y.Message()
+		return cmp.Compare(from, other)
+	})
+	var farthest, written *Call // of all, and of those that write
+	for _, x := range list {
+		start, _ := x.Message()
+		against := written
+		if x.Op == OpRecv {
+			against = farthest
+		}
+		if against != nil {
+			if _, reaches := against.Message(); start < reaches {
+				return against, x
+			}
+		}
+		farthest = farther(farthest, x)
+		if x.Op == OpRecv {
+			written = farther(written, x)
+		}
+	}
+	return nil, nil
 }
 
-// AllToAll checks the arguments of [Communicator.AllToAll].
-func (c *Check) AllToAll(send, recv uintptr, count int, dt dtype.DType) error {
-	const name = "alltoall"
-	if err := c.elements(name, count, c.WorldSize, dt); err != nil {
-		return err
+// farther returns that of two messages whose memory ends later; a may be nil.
+func farther(a, b *Call) *Call {
+	if a != nil {
+		_, aEnd := a.Message()
+		if _, bEnd := b.Message(); aEnd >= bEnd {
+			return a
+		}
 	}
-	if err := c.pointer(name, "send", send, count); err != nil {
-		return err
-	}
-	if err := c.pointer(name, "recv", recv, count); err != nil {
-		return err
-	}
-	bytes := count * c.WorldSize * dt.Size()
-	return c.disjoint(name, send, bytes, recv, bytes)
+	return b
 }
 
-// AllToAllV checks the arguments of [Communicator.AllToAllV].
-func (c *Check) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
-	const name = "alltoallv"
-	if err := c.elements(name, 0, 1, dt); err != nil {
-		return err
-	}
-	sendExtent, err := c.layout(name, "sendCounts", sendCounts, "sendDispls", sendDispls, dt)
+func (c *Check) allGatherV(x *Call) error {
+	extent, err := c.layout(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls, x.DType)
 	if err != nil {
 		return err
 	}
-	recvExtent, err := c.layout(name, "recvCounts", recvCounts, "recvDispls", recvDispls, dt)
+	if err := c.apart(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls); err != nil {
+		return err
+	}
+	own := x.RecvCounts[c.Rank]
+	if err := c.pointer(x.Op, "send", x.Send, own); err != nil {
+		return err
+	}
+	if err := c.pointer(x.Op, "recv", x.Recv, extent); err != nil {
+		return err
+	}
+	size := x.DType.Size()
+	if x.Send == x.Recv+uintptr(x.RecvDispls[c.Rank]*size) {
+		return nil
+	}
+	return c.disjoint(x.Op, x.Send, own*size, x.Recv, extent*size)
+}
+
+func (c *Check) allToAll(op Op, send, recv uintptr, bytes int) error {
+	if err := c.pointer(op, "send", send, bytes); err != nil {
+		return err
+	}
+	if err := c.pointer(op, "recv", recv, bytes); err != nil {
+		return err
+	}
+	return c.disjoint(op, send, bytes*c.WorldSize, recv, bytes*c.WorldSize)
+}
+
+func (c *Check) allToAllV(x *Call) error {
+	sendExtent, err := c.layout(x.Op, "sendCounts", x.SendCounts, "sendDispls", x.SendDispls, x.DType)
 	if err != nil {
 		return err
 	}
-	if err := c.apart(name, "recvCounts", recvCounts, "recvDispls", recvDispls); err != nil {
+	recvExtent, err := c.layout(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls, x.DType)
+	if err != nil {
 		return err
 	}
-	if err := c.pointer(name, "send", send, sendExtent); err != nil {
+	if err := c.apart(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls); err != nil {
 		return err
 	}
-	if err := c.pointer(name, "recv", recv, recvExtent); err != nil {
+	if err := c.pointer(x.Op, "send", x.Send, sendExtent); err != nil {
 		return err
 	}
-	if sendCounts[c.Rank] != recvCounts[c.Rank] {
-		return c.Fail(name, fmt.Errorf("%w: this rank sends itself %d elements but receives %d",
-			ErrArgument, sendCounts[c.Rank], recvCounts[c.Rank]))
+	if err := c.pointer(x.Op, "recv", x.Recv, recvExtent); err != nil {
+		return err
 	}
-	return c.disjoint(name, send, sendExtent*dt.Size(), recv, recvExtent*dt.Size())
+	if sent, received := x.SendCounts[c.Rank], x.RecvCounts[c.Rank]; sent != received {
+		return c.fail(x.Op, fmt.Errorf("%w: this rank sends itself %d elements but receives %d", ErrArgument, sent, received))
+	}
+	size := x.DType.Size()
+	return c.disjoint(x.Op, x.Send, sendExtent*size, x.Recv, recvExtent*size)
 }
 
-// Gather checks the arguments of [Communicator.Gather].
-func (c *Check) Gather(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	const name = "gather"
-	if err := c.elements(name, count, c.WorldSize, dt); err != nil {
+func (c *Check) message(op Op, role string, buf uintptr, x *Call) error {
+	if err := c.peer(op, role, x.Peer); err != nil {
 		return err
 	}
-	if err := c.peer(name, "root", root); err != nil {
-		return err
+	if x.Tag > MaxTag {
+		return c.fail(op, fmt.Errorf("%w: tag %d is above %d", ErrArgument, x.Tag, MaxTag))
 	}
-	if c.Rank != root {
-		return c.pointer(name, "send", send, count)
-	}
-	return c.parts(name, "send", send, "recv", recv, count*dt.Size(), root)
+	return c.pointer(op, "buf", buf, x.Count)
 }
 
-// Scatter checks the arguments of [Communicator.Scatter].
-func (c *Check) Scatter(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	const name = "scatter"
-	if err := c.elements(name, count, c.WorldSize, dt); err != nil {
-		return err
+// reduction checks the reduction of a reducing collective.
+func (c *Check) reduction(op Op, dt dtype.DType, r ReduceOp) error {
+	if !r.Valid() {
+		return c.fail(op, fmt.Errorf("%w: %v is no reduction", ErrArgument, r))
 	}
-	if err := c.peer(name, "root", root); err != nil {
-		return err
-	}
-	if c.Rank != root {
-		return c.pointer(name, "recv", recv, count)
-	}
-	return c.parts(name, "recv", recv, "send", send, count*dt.Size(), root)
-}
-
-// Send checks the arguments of [Communicator.Send].
-func (c *Check) Send(buf uintptr, count int, dt dtype.DType, dest int) error {
-	return c.pointToPoint("send", "dest", buf, count, dt, dest)
-}
-
-// Recv checks the arguments of [Communicator.Recv].
-func (c *Check) Recv(buf uintptr, count int, dt dtype.DType, src int) error {
-	return c.pointToPoint("recv", "src", buf, count, dt, src)
-}
-
-func (c *Check) pointToPoint(name, role string, buf uintptr, count int, dt dtype.DType, rank int) error {
-	if err := c.elements(name, count, 1, dt); err != nil {
-		return err
-	}
-	if err := c.peer(name, role, rank); err != nil {
-		return err
-	}
-	return c.pointer(name, "buf", buf, count)
-}
-
-// reduction checks count, type and operation of a reducing collective.
-func (c *Check) reduction(name string, count, parts int, dt dtype.DType, op ReduceOp) error {
-	if err := c.elements(name, count, parts, dt); err != nil {
-		return err
-	}
-	if !op.Valid() {
-		return c.Fail(name, fmt.Errorf("%w: %v is no reduction", ErrArgument, op))
-	}
-	if !op.Defined(dt) {
-		return c.Fail(name, fmt.Errorf("%w: %v of %v is not defined", ErrUnsupported, op, dt))
+	if !r.Defined(dt) {
+		return c.fail(op, fmt.Errorf("%w: %v of %v is not defined", ErrUnsupported, r, dt))
 	}
 	if c.Supports != nil {
-		if err := c.Supports(dt, op); err != nil {
-			return c.Fail(name, err)
+		if err := c.Supports(dt, r); err != nil {
+			return c.fail(op, err)
 		}
 	}
 	return nil
 }
 
 // elements checks a type and a count, parts of which lie in one buffer.
-func (c *Check) elements(name string, count, parts int, dt dtype.DType) error {
+func (c *Check) elements(op Op, count, parts int, dt dtype.DType) error {
 	if !dt.Valid() {
-		return c.Fail(name, fmt.Errorf("%w: dtype %d is not valid", ErrArgument, uint8(dt)))
+		return c.fail(op, fmt.Errorf("%w: dtype %d is not valid", ErrArgument, uint8(dt)))
 	}
 	if count < 0 {
-		return c.Fail(name, fmt.Errorf("%w: count %d is negative", ErrArgument, count))
+		return c.fail(op, fmt.Errorf("%w: count %d is negative", ErrArgument, count))
 	}
 	if count > math.MaxInt/8/parts {
-		return c.Fail(name, fmt.Errorf("%w: count %d overflows the address space", ErrArgument, count))
+		return c.fail(op, fmt.Errorf("%w: count %d overflows the address space", ErrArgument, count))
 	}
 	if c.SupportsType != nil {
 		if err := c.SupportsType(dt); err != nil {
-			return c.Fail(name, err)
+			return c.fail(op, err)
 		}
 	}
 	return nil
 }
 
 // peer checks a rank argument.
-func (c *Check) peer(name, role string, rank int) error {
+func (c *Check) peer(op Op, role string, rank int) error {
 	if rank < 0 || rank >= c.WorldSize {
-		return c.Fail(name, fmt.Errorf("%w: %s %d is not in [0, %d)", ErrArgument, role, rank, c.WorldSize))
+		return c.fail(op, fmt.Errorf("%w: %s %d is not in [0, %d)", ErrArgument, role, rank, c.WorldSize))
 	}
 	return nil
 }
 
 // pointer checks that a buffer of count elements has an address.
-func (c *Check) pointer(name, role string, p uintptr, count int) error {
+func (c *Check) pointer(op Op, role string, p uintptr, count int) error {
 	if p == 0 && count > 0 {
-		return c.Fail(name, fmt.Errorf("%w: %s is nil for %d elements", ErrArgument, role, count))
+		return c.fail(op, fmt.Errorf("%w: %s is nil for %d elements", ErrArgument, role, count))
 	}
 	return nil
 }
 
 // pair checks two buffers of one size: the same, or apart.
-func (c *Check) pair(name string, send, recv uintptr, bytes int) error {
-	if err := c.pointer(name, "send", send, bytes); err != nil {
+func (c *Check) pair(op Op, send, recv uintptr, bytes int) error {
+	if err := c.pointer(op, "send", send, bytes); err != nil {
 		return err
 	}
-	if err := c.pointer(name, "recv", recv, bytes); err != nil {
+	if err := c.pointer(op, "recv", recv, bytes); err != nil {
 		return err
 	}
 	if send == recv {
 		return nil
 	}
-	return c.disjoint(name, send, bytes, recv, bytes)
+	return c.disjoint(op, send, bytes, recv, bytes)
 }
 
 // parts checks a buffer of one part against one of WorldSize parts: apart, or
 // the former is part number own of the latter (in place).
-func (c *Check) parts(name, partRole string, part uintptr, wholeRole string, whole uintptr, bytes, own int) error {
-	if err := c.pointer(name, partRole, part, bytes); err != nil {
+func (c *Check) parts(op Op, partRole string, part uintptr, wholeRole string, whole uintptr, bytes, own int) error {
+	if err := c.pointer(op, partRole, part, bytes); err != nil {
 		return err
 	}
-	if err := c.pointer(name, wholeRole, whole, bytes); err != nil {
+	if err := c.pointer(op, wholeRole, whole, bytes); err != nil {
 		return err
 	}
 	if part == whole+uintptr(own*bytes) {
 		return nil
 	}
-	return c.disjoint(name, part, bytes, whole, bytes*c.WorldSize)
+	return c.disjoint(op, part, bytes, whole, bytes*c.WorldSize)
 }
 
 // layout checks counts and displacements of a V-collective and returns the
 // number of elements that the buffer spans.
-func (c *Check) layout(name, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
+func (c *Check) layout(op Op, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
 	if len(counts) != c.WorldSize {
-		return 0, c.Fail(name, fmt.Errorf("%w: %s has %d entries for %d ranks", ErrArgument, countsRole, len(counts), c.WorldSize))
+		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", ErrArgument, countsRole, len(counts), c.WorldSize))
 	}
 	if len(displs) != c.WorldSize {
-		return 0, c.Fail(name, fmt.Errorf("%w: %s has %d entries for %d ranks", ErrArgument, displsRole, len(displs), c.WorldSize))
+		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", ErrArgument, displsRole, len(displs), c.WorldSize))
 	}
 	extent := 0
 	for r, n := range counts {
 		d := displs[r]
 		if n < 0 {
-			return 0, c.Fail(name, fmt.Errorf("%w: %s[%d] = %d is negative", ErrArgument, countsRole, r, n))
+			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", ErrArgument, countsRole, r, n))
 		}
 		if d < 0 {
-			return 0, c.Fail(name, fmt.Errorf("%w: %s[%d] = %d is negative", ErrArgument, displsRole, r, d))
+			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", ErrArgument, displsRole, r, d))
 		}
 		if n > math.MaxInt/8-d {
-			return 0, c.Fail(name, fmt.Errorf("%w: %s[%d] + %s[%d] overflows the address space", ErrArgument, countsRole, r, displsRole, r))
+			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] + %s[%d] overflows the address space", ErrArgument, countsRole, r, displsRole, r))
 		}
 		if n > 0 {
 			extent = max(extent, d+n)
@@ -322,7 +350,7 @@ func (c *Check) layout(name, countsRole string, counts []int, displsRole string,
 // apart checks that the regions of a receive buffer do not overlap: what
 // several ranks write has no defined content. Regions in the order of the ranks
 // take one look at each.
-func (c *Check) apart(name, countsRole string, counts []int, displsRole string, displs []int) error {
+func (c *Check) apart(op Op, countsRole string, counts []int, displsRole string, displs []int) error {
 	end, ordered := 0, true
 	for r, n := range counts {
 		if n > 0 {
@@ -336,7 +364,7 @@ func (c *Check) apart(name, countsRole string, counts []int, displsRole string, 
 	for r, n := range counts {
 		for s, m := range counts[:r] {
 			if max(displs[r], displs[s]) < min(displs[r]+n, displs[s]+m) {
-				return c.Fail(name, fmt.Errorf("%w: what ranks %d and %d send overlaps: %s %d and %d, %s %d and %d",
+				return c.fail(op, fmt.Errorf("%w: what ranks %d and %d send overlaps: %s %d and %d, %s %d and %d",
 					ErrArgument, s, r, displsRole, displs[s], displs[r], countsRole, m, n))
 			}
 		}
@@ -345,9 +373,9 @@ func (c *Check) apart(name, countsRole string, counts []int, displsRole string, 
 }
 
 // disjoint checks that two buffers do not overlap.
-func (c *Check) disjoint(name string, a uintptr, aBytes int, b uintptr, bBytes int) error {
+func (c *Check) disjoint(op Op, a uintptr, aBytes int, b uintptr, bBytes int) error {
 	if aBytes > 0 && bBytes > 0 && a < b+uintptr(bBytes) && b < a+uintptr(aBytes) {
-		return c.Fail(name, fmt.Errorf("%w: buffers [%#x, +%d) and [%#x, +%d) overlap", ErrArgument, a, aBytes, b, bBytes))
+		return c.fail(op, fmt.Errorf("%w: buffers [%#x, +%d) and [%#x, +%d) overlap", ErrArgument, a, aBytes, b, bBytes))
 	}
 	return nil
 }

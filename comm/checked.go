@@ -29,19 +29,18 @@ import (
 // Send and Recv pass unchecked: which of them belong together is known only
 // when they have met, and to wait for that would make programs hang that are
 // right. The contract has the receiver find a message of the wrong length or
-// type. For the same reason a collective inside a Group is compared when it is
-// called, before the group starts; a program in which a rank comes to that
-// collective only after a message of the same group has arrived times out.
+// type. For the same reason the collectives of a Group are compared, one after
+// the other, before the group starts; a program in which a rank comes to them only
+// after a message of the same group has arrived times out.
 type Checked struct {
-	Communicator
+	Calls
+	Wrapped
 	side    Communicator // for the descriptors
 	rt      runtime.Runtime
 	check   Check
 	timeout time.Duration
-	group   Grouping
 
-	// mu keeps the comparison and the call it is about together. A group has
-	// it from beginning to end.
+	// mu keeps the comparison and the call it is about together.
 	mu       sync.Mutex
 	sequence uint64
 
@@ -66,11 +65,12 @@ func CheckTimeout(d time.Duration) CheckedOption { return func(k *Checked) { k.t
 // Closing a Checked closes c.
 func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
 	k := &Checked{
-		Communicator: c,
-		rt:           rt,
-		check:        Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
-		timeout:      30 * time.Second,
+		Wrapped: Wrap(c),
+		rt:      rt,
+		check:   Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
+		timeout: 30 * time.Second,
 	}
+	k.Calls = NewCalls(&k.check, k)
 	for _, o := range opts {
 		o(k)
 	}
@@ -102,18 +102,23 @@ func (k *Checked) release() error {
 	return err
 }
 
-// Unwrap returns the communicator that is checked.
-func (k *Checked) Unwrap() Communicator { return k.Communicator }
-
-// descriptor is what all ranks must agree on.
+// descriptor is what all ranks must agree on: the call without its addresses.
 type descriptor struct {
-	sequence uint64 // the number of the call on this rank
-	call     operation
+	sequence uint64 // the number of the collective on this rank
+	op       Op
 	count    int
 	dt       dtype.DType
-	op       ReduceOp
+	reduce   ReduceOp
 	root     int
 	counts   uint64 // hash of the counts of AllGatherV
+}
+
+func describe(c *Call) descriptor {
+	d := descriptor{op: c.Op, count: c.Count, dt: c.DType, reduce: c.Reduce, root: c.Peer}
+	if c.Op == OpAllGatherV {
+		d.counts = hashCounts(c.RecvCounts)
+	}
+	return d
 }
 
 // descriptorBytes is the size of an encoded descriptor.
@@ -121,7 +126,7 @@ const descriptorBytes = 7 * 8
 
 func (d descriptor) encode() []byte {
 	var b []byte
-	for _, x := range []uint64{d.sequence, uint64(d.call), uint64(d.count), uint64(d.dt), uint64(d.op), uint64(d.root), d.counts} {
+	for _, x := range []uint64{d.sequence, uint64(d.op), uint64(d.count), uint64(d.dt), uint64(d.reduce), uint64(d.root), d.counts} {
 		b = binary.LittleEndian.AppendUint64(b, x)
 	}
 	return b
@@ -130,31 +135,17 @@ func (d descriptor) encode() []byte {
 func decodeDescriptor(b []byte) descriptor {
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
 	return descriptor{
-		sequence: word(0), call: operation(word(1)), count: int(word(2)), dt: dtype.DType(word(3)),
-		op: ReduceOp(word(4)), root: int(word(5)), counts: word(6),
+		sequence: word(0), op: Op(word(1)), count: int(word(2)), dt: dtype.DType(word(3)),
+		reduce: ReduceOp(word(4)), root: int(word(5)), counts: word(6),
 	}
 }
 
 func (d descriptor) String() string {
-	var b strings.Builder
-	b.WriteString(d.call.String())
-	switch d.call {
-	case opAllGatherV:
-		fmt.Fprintf(&b, " of %v with counts that hash to %#x", d.dt, d.counts)
-	case opAllToAllV:
-		fmt.Fprintf(&b, " of %v", d.dt)
-	default:
-		if d.call.hasElements() {
-			fmt.Fprintf(&b, " of %d %v", d.count, d.dt)
-		}
+	text := Call{Op: d.op, Count: d.count, DType: d.dt, Reduce: d.reduce, Peer: d.root}.String()
+	if d.op == OpAllGatherV {
+		text += fmt.Sprintf(" with counts that hash to %#x", d.counts)
 	}
-	if d.call.reduces() {
-		fmt.Fprintf(&b, ", %v", d.op)
-	}
-	if d.call.hasRoot() {
-		fmt.Fprintf(&b, ", root %d", d.root)
-	}
-	return b.String()
+	return text
 }
 
 // hashCounts is FNV-1a over 64-bit words.
@@ -166,23 +157,17 @@ func hashCounts(counts []int) uint64 {
 	return h
 }
 
-// usable returns why the communicator takes no more calls, or nil.
-func (k *Checked) usable(call operation) error {
+// Usable implements [Backend].
+func (k *Checked) Usable() error {
 	k.stateMu.Lock()
 	defer k.stateMu.Unlock()
 	switch {
 	case k.closed:
-		return k.check.Fail(call.String(), ErrClosed)
+		return ErrClosed
 	case k.broken != nil:
-		return k.check.Fail(call.String(), fmt.Errorf("%w: %w", ErrBroken, k.broken))
+		return fmt.Errorf("%w: %w", ErrBroken, k.broken)
 	}
 	return nil
-}
-
-// fail breaks the communicator and returns err as this rank's error.
-func (k *Checked) fail(call operation, err error) error {
-	k.breakWith(err)
-	return k.group.Refuse(k.check.Fail(call.String(), err))
 }
 
 // breakWith breaks the communicator; the first cause stays. The peers learn it
@@ -208,34 +193,47 @@ func (k *Checked) observe(err error) error {
 			break
 		}
 	}
-	return k.group.Refuse(err)
+	return err
 }
 
-// collective compares a call with the other ranks' and then makes it. invalid
-// is what is wrong with its arguments. agree, if there is one, compares more
-// than a descriptor holds.
-func (k *Checked) collective(ctx context.Context, d descriptor, invalid error, agree func(ctx context.Context) error, call func() error) error {
-	if !k.group.Enter() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
+// Submit implements [Backend].
+func (k *Checked) Submit(c Call) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.agree(context.Background(), &c); err != nil {
+		return err
 	}
-	if err := k.usable(d.call); err != nil {
-		return k.group.Refuse(err)
+	return k.observe(c.Make(k.Communicator))
+}
+
+// SubmitTogether implements [Backend].
+func (k *Checked) SubmitTogether(calls []Call) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range calls {
+		if err := k.agree(context.Background(), &calls[i]); err != nil {
+			return err
+		}
 	}
-	if invalid != nil {
-		return k.group.Refuse(invalid)
+	return k.observe(k.Communicator.Group(calls...))
+}
+
+// agree compares a collective with what the other ranks called. An error breaks
+// the communicator. The caller holds mu.
+func (k *Checked) agree(ctx context.Context, c *Call) error {
+	if err := k.Usable(); err != nil || c.Op.Message() {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
-	if err := k.compare(ctx, d); err != nil {
-		return k.fail(d.call, err)
+	err := k.compare(ctx, describe(c))
+	if err == nil && c.Op == OpAllToAllV {
+		err = k.compareLengths(ctx, c.SendCounts, c.RecvCounts)
 	}
-	if agree != nil {
-		if err := agree(ctx); err != nil {
-			return k.fail(d.call, err)
-		}
+	if err != nil {
+		k.breakWith(err)
 	}
-	return k.observe(call())
+	return err
 }
 
 // compare exchanges descriptors.
@@ -330,168 +328,36 @@ func (k *Checked) compareLengths(ctx context.Context, sendCounts, recvCounts []i
 	return nil
 }
 
-// AllReduce implements [Communicator].
-func (k *Checked) AllReduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error {
-	return k.collective(context.Background(), descriptor{call: opAllReduce, count: count, dt: dt, op: op},
-		k.check.AllReduce(send, recv, count, dt, op), nil,
-		func() error { return k.Communicator.AllReduce(send, recv, count, dt, op) })
-}
-
-// Broadcast implements [Communicator].
-func (k *Checked) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error {
-	return k.collective(context.Background(), descriptor{call: opBroadcast, count: count, dt: dt, root: root},
-		k.check.Broadcast(buf, count, dt, root), nil,
-		func() error { return k.Communicator.Broadcast(buf, count, dt, root) })
-}
-
-// Reduce implements [Communicator].
-func (k *Checked) Reduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp, root int) error {
-	return k.collective(context.Background(), descriptor{call: opReduce, count: count, dt: dt, op: op, root: root},
-		k.check.Reduce(send, recv, count, dt, op, root), nil,
-		func() error { return k.Communicator.Reduce(send, recv, count, dt, op, root) })
-}
-
-// AllGather implements [Communicator].
-func (k *Checked) AllGather(send, recv uintptr, count int, dt dtype.DType) error {
-	return k.collective(context.Background(), descriptor{call: opAllGather, count: count, dt: dt},
-		k.check.AllGather(send, recv, count, dt), nil,
-		func() error { return k.Communicator.AllGather(send, recv, count, dt) })
-}
-
-// AllGatherV implements [Communicator].
-func (k *Checked) AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
-	return k.collective(context.Background(), descriptor{call: opAllGatherV, dt: dt, counts: hashCounts(counts)},
-		k.check.AllGatherV(send, recv, counts, displs, dt), nil,
-		func() error { return k.Communicator.AllGatherV(send, recv, counts, displs, dt) })
-}
-
-// ReduceScatter implements [Communicator].
-func (k *Checked) ReduceScatter(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error {
-	return k.collective(context.Background(), descriptor{call: opReduceScatter, count: count, dt: dt, op: op},
-		k.check.ReduceScatter(send, recv, count, dt, op), nil,
-		func() error { return k.Communicator.ReduceScatter(send, recv, count, dt, op) })
-}
-
-// AllToAll implements [Communicator].
-func (k *Checked) AllToAll(send, recv uintptr, count int, dt dtype.DType) error {
-	return k.collective(context.Background(), descriptor{call: opAllToAll, count: count, dt: dt},
-		k.check.AllToAll(send, recv, count, dt), nil,
-		func() error { return k.Communicator.AllToAll(send, recv, count, dt) })
-}
-
-// AllToAllV implements [Communicator].
-func (k *Checked) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
-	return k.collective(context.Background(), descriptor{call: opAllToAllV, dt: dt},
-		k.check.AllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt),
-		func(ctx context.Context) error { return k.compareLengths(ctx, sendCounts, recvCounts) },
-		func() error {
-			return k.Communicator.AllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt)
-		})
-}
-
-// Gather implements [Communicator].
-func (k *Checked) Gather(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	return k.collective(context.Background(), descriptor{call: opGather, count: count, dt: dt, root: root},
-		k.check.Gather(send, recv, count, dt, root), nil,
-		func() error { return k.Communicator.Gather(send, recv, count, dt, root) })
-}
-
-// Scatter implements [Communicator].
-func (k *Checked) Scatter(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	return k.collective(context.Background(), descriptor{call: opScatter, count: count, dt: dt, root: root},
-		k.check.Scatter(send, recv, count, dt, root), nil,
-		func() error { return k.Communicator.Scatter(send, recv, count, dt, root) })
-}
-
-// Send implements [Communicator]. It is not compared.
-func (k *Checked) Send(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error {
-	return k.message(opSend, k.check.Send(buf, count, dt, dest),
-		func() error { return k.Communicator.Send(buf, count, dt, dest, tag) })
-}
-
-// Recv implements [Communicator]. It is not compared.
-func (k *Checked) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error {
-	return k.message(opRecv, k.check.Recv(buf, count, dt, src),
-		func() error { return k.Communicator.Recv(buf, count, dt, src, tag) })
-}
-
-// message makes a call that concerns two ranks only.
-func (k *Checked) message(op operation, invalid error, call func() error) error {
-	if !k.group.Enter() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-	}
-	err := k.usable(op)
-	if err == nil {
-		err = invalid
-	}
-	if err != nil {
-		return k.group.Refuse(err)
-	}
-	return k.observe(call())
-}
-
-// Group implements [Communicator].
-func (k *Checked) Group(submit func() error) error {
-	if !k.group.Enter() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-	}
-	if err := k.usable(opGroup); err != nil {
-		return k.group.Refuse(err)
-	}
-	return k.observe(k.Communicator.Group(func() error {
-		return k.group.Run(submit, func(error) error { return nil })
-	}))
-}
-
 // Sync implements [Communicator].
 func (k *Checked) Sync(ctx context.Context) error {
-	if err := k.outside(opSync); err != nil {
-		return err
-	}
-	if err := k.usable(opSync); err != nil {
-		return err
+	if err := k.Usable(); err != nil {
+		return k.check.fail(OpSync, err)
 	}
 	return k.observe(k.Communicator.Sync(ctx))
 }
 
-// outside refuses a call that waits if the caller is in a group, before the
-// other ranks, which may not be, are waited for.
-func (k *Checked) outside(op operation) error {
-	if err := k.group.Outside(); err != nil {
-		return k.group.Refuse(k.check.Fail(op.String(), err))
-	}
-	return nil
-}
-
 // Barrier implements [Communicator].
 func (k *Checked) Barrier(ctx context.Context) error {
-	if err := k.outside(opBarrier); err != nil {
-		return err
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.agree(ctx, &Call{Op: OpBarrier}); err != nil {
+		return k.check.fail(OpBarrier, err)
 	}
-	return k.collective(ctx, descriptor{call: opBarrier}, nil, nil,
-		func() error { return k.Communicator.Barrier(ctx) })
+	return k.observe(k.Communicator.Barrier(ctx))
 }
 
 // Split implements [Communicator]. What it makes is checked, too.
 func (k *Checked) Split(ctx context.Context, color, key int) (Communicator, error) {
-	if err := k.outside(opSplit); err != nil {
-		return nil, err
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.agree(ctx, &Call{Op: OpSplit}); err != nil {
+		return nil, k.check.fail(OpSplit, err)
 	}
-	var child *Checked
-	err := k.collective(ctx, descriptor{call: opSplit}, nil, nil, func() error {
-		c, err := k.Communicator.Split(ctx, color, key)
-		if err != nil || c == nil {
-			return err
-		}
-		child, err = NewChecked(c, k.rt, CheckTimeout(k.timeout))
-		return err
-	})
-	if err != nil || child == nil {
-		return nil, err
+	c, err := k.Communicator.Split(ctx, color, key)
+	if err != nil || c == nil {
+		return nil, k.observe(err)
 	}
-	return child, nil
+	return NewChecked(c, k.rt, CheckTimeout(k.timeout))
 }
 
 // Close implements [Communicator]. It closes the communicator that is checked.

@@ -23,9 +23,16 @@
 //
 // Send and Recv match by source, destination and tag, in submission order. A
 // send may wait for its receive, so an exchange (each of two ranks sends to
-// the other) must put both calls into one [Communicator.Group] to be portable.
+// the other) must put both into one [Communicator.Group] to be portable. Tags go
+// up to [MaxTag].
 // A backend that cannot match tags (NCCL) matches by order alone: portable code
 // also receives from a rank in the order in which that rank sends.
+//
+// # Backends and decorators
+//
+// Each method that moves data stands for a [Call]. A backend takes calls by one
+// door ([Backend], which [NewCalls] makes the methods of), and a decorator is a
+// function of a call ([Methods]).
 //
 // # Errors
 //
@@ -114,18 +121,17 @@ type Communicator interface {
 	// Recv receives count elements from rank src. A message of another length
 	// or type is [ErrMismatch].
 	Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error
-	// Group runs submit and starts everything it submitted on this
-	// communicator together, so that the operations may wait for each other;
-	// they are not ordered among themselves, so none may use another's result.
-	// An error of submit, or of a call in it, submits nothing, whether submit
-	// passes it on or not. Groups nest (the outermost starts everything, an
-	// error at any depth submits nothing) and belong to one goroutine: another
-	// goroutine's submission waits until the group ends. Sync, Barrier and Split
-	// inside a group would wait for what has not started: they are [ErrArgument].
-	// So are messages of one group that touch the same memory, unless all of
-	// them send it, where a backend can see that. [Grouping] does the bookkeeping
-	// for a backend.
-	Group(submit func() error) error
+	// Group starts calls together, so that they may wait for each other; they are
+	// not ordered among themselves, so none may use another's result. All of them
+	// are submitted or, after an error, none: an argument of one that is wrong, or
+	// messages that touch the same memory, unless all of them send it. The calls'
+	// slice and lists belong to the caller again when Group returns.
+	//
+	//	err := c.Group(
+	//		comm.SendCall(mine, n, dtype.F32, right, tag),
+	//		comm.RecvCall(theirs, n, dtype.F32, left, tag),
+	//	)
+	Group(calls ...Call) error
 
 	// Sync waits until everything this rank submitted is done, from whichever
 	// goroutine, or ctx is done. In the latter case the communicator is broken

@@ -6,17 +6,26 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Reacher is implemented by communicators that reach only some memory.
-// CheckDevice returns an error wrapping [ErrDevice] for memory that they
-// cannot read and write, naming what would help. Code that knows the device of
-// a buffer (package distributed) asks before it communicates; a communicator
-// without this method takes anything.
+// Reacher is implemented by communicators that reach only some memory; see
+// [CheckDevice].
 type Reacher interface {
+	// CheckDevice returns an error wrapping [ErrDevice] for memory that the
+	// communicator cannot read and write, naming what would help.
 	CheckDevice(d runtime.Device) error
 }
 
+// CheckDevice returns an error wrapping [ErrDevice] if c, or a communicator that
+// it wraps, is a [Reacher] that does not reach memory of d. Code that knows the
+// device of a buffer (package distributed) asks before it communicates.
+func CheckDevice(c Communicator, d runtime.Device) error {
+	if r, ok := As[Reacher](c); ok {
+		return r.CheckDevice(d)
+	}
+	return nil
+}
+
 // SymmetricAllocator is implemented by communicators that have faster
-// collectives on memory which all ranks allocate together; find it with [As].
+// collectives on memory which all ranks allocate together; see [Allocate].
 //
 // Such a buffer is used symmetrically: every rank passes the same part of the
 // same buffer to a collective, as it would pass the same count. A rank that
@@ -32,4 +41,44 @@ type SymmetricAllocator interface {
 	// what is left; a rank that gives up alone leaves it to that, because its
 	// peers may be calling something else.
 	FreeSymmetric(ctx context.Context, buf uintptr) error
+}
+
+// Buffer is memory for communication; see [Allocate].
+type Buffer struct {
+	Ptr       uintptr // 0 for no bytes, and when it was freed
+	rt        runtime.Runtime
+	symmetric SymmetricAllocator // nil: it is rt's
+}
+
+// Allocate returns memory for collectives of c: symmetric memory if c, or a
+// communicator that it wraps, has such ([SymmetricAllocator]), otherwise rt's,
+// which c reaches. It is collective where there is symmetric memory, so all ranks
+// call it together, with the same number of bytes.
+func Allocate(ctx context.Context, c Communicator, rt runtime.Runtime, bytes int) (*Buffer, error) {
+	b := &Buffer{rt: rt}
+	var err error
+	if a, ok := As[SymmetricAllocator](c); ok {
+		b.symmetric = a
+		b.Ptr, err = a.AllocateSymmetric(ctx, bytes)
+	} else {
+		b.Ptr, err = rt.Allocate(bytes)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Free gives the memory back. It is collective if Allocate was. Freeing twice is
+// fine.
+func (b *Buffer) Free(ctx context.Context) error {
+	ptr := b.Ptr
+	b.Ptr = 0
+	switch {
+	case ptr == 0:
+		return nil
+	case b.symmetric != nil:
+		return b.symmetric.FreeSymmetric(ctx, ptr)
+	}
+	return b.rt.Deallocate(ptr)
 }

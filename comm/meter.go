@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
-
-	"github.com/tutti-go/tutti/dtype"
 )
 
 // Traffic is what one rank has sent, as [Meter] counts it.
@@ -35,8 +33,8 @@ type Traffic struct {
 //	Scatter        count·(P-1) at the root
 //	Send           count, unless it is to oneself
 //
-// Everything else moves nothing. Calls that fail are not counted; those of a
-// group that is given up are, if they were accepted one by one.
+// Everything else moves nothing. Calls that fail are not counted. The time of a
+// group counts for its first call.
 //
 // A communicator that Split makes is metered too. Its traffic counts for
 // itself and for the Meter that it was split from, so that the topmost one has
@@ -44,18 +42,22 @@ type Traffic struct {
 //
 // A Meter can be used from any goroutine and allocates nothing.
 type Meter struct {
-	Communicator
+	Methods
+	Wrapped
 	parent   *Meter
-	counters [numOperations]counter
+	counters [numOps]counter
 }
 
 type counter struct{ elements, bytes, calls, nanoseconds atomic.Int64 }
 
 // NewMeter returns a Meter around c.
-func NewMeter(c Communicator) *Meter { return &Meter{Communicator: c} }
+func NewMeter(c Communicator) *Meter { return newMeter(c, nil) }
 
-// Unwrap returns the communicator that is metered.
-func (m *Meter) Unwrap() Communicator { return m.Communicator }
+func newMeter(c Communicator, parent *Meter) *Meter {
+	m := &Meter{Wrapped: Wrap(c), parent: parent}
+	m.Methods = Methods{Do: m.do, Together: m.together}
+	return m
+}
 
 // Totals returns the traffic of all operations since the start or the last
 // Reset.
@@ -77,7 +79,7 @@ func (m *Meter) ByOperation() map[string]Traffic {
 	out := make(map[string]Traffic)
 	for i := range m.counters {
 		if t := m.counters[i].traffic(); t.Calls > 0 {
-			out[operation(i).String()] = t
+			out[Op(i).String()] = t
 		}
 	}
 	return out
@@ -104,138 +106,94 @@ func (c *counter) traffic() Traffic {
 	}
 }
 
-// count records a call that began at start and sent so many elements, unless it
-// failed. It returns err.
-func (m *Meter) count(op operation, start time.Time, elements int, dt dtype.DType, err error) error {
-	if err != nil {
-		return err
-	}
-	spent := time.Since(start)
+// count records a call that was accepted.
+func (m *Meter) count(c *Call, spent time.Duration) {
+	elements := m.sent(c)
 	for ; m != nil; m = m.parent {
-		c := &m.counters[op]
-		c.elements.Add(int64(elements))
-		c.bytes.Add(int64(elements) * int64(dt.Size()))
-		c.calls.Add(1)
-		c.nanoseconds.Add(int64(spent))
+		n := &m.counters[c.Op]
+		n.elements.Add(int64(elements))
+		n.bytes.Add(int64(elements) * int64(c.DType.Size()))
+		n.calls.Add(1)
+		n.nanoseconds.Add(int64(spent))
 	}
-	return nil
 }
 
-// others is the number of other ranks.
-func (m *Meter) others() int { return m.WorldSize() - 1 }
-
-// unless returns count, or 0 where the rank is root.
-func (m *Meter) unless(root, count int) int {
-	if m.Rank() == root {
-		return 0
+// sent is how many elements of a call count for this rank.
+func (m *Meter) sent(c *Call) int {
+	size := m.WorldSize()
+	others := size - 1
+	isRoot := m.Rank() == c.Peer
+	switch c.Op {
+	case OpAllReduce:
+		return 2 * c.Count * others / size
+	case OpAllGather, OpReduceScatter, OpAllToAll:
+		return c.Count * others
+	case OpAllGatherV:
+		return m.toOthers(c.RecvCounts)
+	case OpAllToAllV:
+		return m.toOthers(c.SendCounts)
+	case OpBroadcast, OpReduce, OpGather, OpSend:
+		if !isRoot {
+			return c.Count
+		}
+	case OpScatter:
+		if isRoot {
+			return c.Count * others
+		}
 	}
-	return count
+	return 0
 }
 
 // toOthers adds up what counts has for the other ranks.
 func (m *Meter) toOthers(counts []int) int {
-	sum := 0
-	for r, n := range counts {
-		sum += m.unless(r, n)
+	sum := -counts[m.Rank()]
+	for _, n := range counts {
+		sum += n
 	}
 	return sum
 }
 
-// AllReduce implements [Communicator].
-func (m *Meter) AllReduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error {
+func (m *Meter) do(c Call) error {
 	start := time.Now()
-	err := m.Communicator.AllReduce(send, recv, count, dt, op)
-	return m.count(opAllReduce, start, 2*count*m.others()/m.WorldSize(), dt, err)
+	if err := c.Make(m.Communicator); err != nil {
+		return err
+	}
+	m.count(&c, time.Since(start))
+	return nil
 }
 
-// Broadcast implements [Communicator].
-func (m *Meter) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error {
+// together counts a group's time for its first call.
+func (m *Meter) together(calls []Call) error {
 	start := time.Now()
-	err := m.Communicator.Broadcast(buf, count, dt, root)
-	return m.count(opBroadcast, start, m.unless(root, count), dt, err)
+	if err := m.Communicator.Group(calls...); err != nil {
+		return err
+	}
+	spent := time.Since(start)
+	for i := range calls {
+		m.count(&calls[i], spent)
+		spent = 0
+	}
+	return nil
 }
 
-// Reduce implements [Communicator].
-func (m *Meter) Reduce(send, recv uintptr, count int, dt dtype.DType, op ReduceOp, root int) error {
-	start := time.Now()
-	err := m.Communicator.Reduce(send, recv, count, dt, op, root)
-	return m.count(opReduce, start, m.unless(root, count), dt, err)
-}
-
-// AllGather implements [Communicator].
-func (m *Meter) AllGather(send, recv uintptr, count int, dt dtype.DType) error {
-	start := time.Now()
-	err := m.Communicator.AllGather(send, recv, count, dt)
-	return m.count(opAllGather, start, count*m.others(), dt, err)
-}
-
-// AllGatherV implements [Communicator].
-func (m *Meter) AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
-	start := time.Now()
-	err := m.Communicator.AllGatherV(send, recv, counts, displs, dt)
-	return m.count(opAllGatherV, start, m.toOthers(counts), dt, err)
-}
-
-// ReduceScatter implements [Communicator].
-func (m *Meter) ReduceScatter(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) error {
-	start := time.Now()
-	err := m.Communicator.ReduceScatter(send, recv, count, dt, op)
-	return m.count(opReduceScatter, start, count*m.others(), dt, err)
-}
-
-// AllToAll implements [Communicator].
-func (m *Meter) AllToAll(send, recv uintptr, count int, dt dtype.DType) error {
-	start := time.Now()
-	err := m.Communicator.AllToAll(send, recv, count, dt)
-	return m.count(opAllToAll, start, count*m.others(), dt, err)
-}
-
-// AllToAllV implements [Communicator].
-func (m *Meter) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
-	start := time.Now()
-	err := m.Communicator.AllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt)
-	return m.count(opAllToAllV, start, m.toOthers(sendCounts), dt, err)
-}
-
-// Gather implements [Communicator].
-func (m *Meter) Gather(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	start := time.Now()
-	err := m.Communicator.Gather(send, recv, count, dt, root)
-	return m.count(opGather, start, m.unless(root, count), dt, err)
-}
-
-// Scatter implements [Communicator].
-func (m *Meter) Scatter(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	start := time.Now()
-	err := m.Communicator.Scatter(send, recv, count, dt, root)
-	sent := count*m.others() - m.unless(root, count*m.others())
-	return m.count(opScatter, start, sent, dt, err)
-}
-
-// Send implements [Communicator].
-func (m *Meter) Send(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error {
-	start := time.Now()
-	err := m.Communicator.Send(buf, count, dt, dest, tag)
-	return m.count(opSend, start, m.unless(dest, count), dt, err)
-}
-
-// Recv implements [Communicator].
-func (m *Meter) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error {
-	start := time.Now()
-	err := m.Communicator.Recv(buf, count, dt, src, tag)
-	return m.count(opRecv, start, 0, dt, err)
+// waited records a call that moved nothing, unless it failed, and returns err.
+func (m *Meter) waited(op Op, start time.Time, err error) error {
+	if err == nil {
+		m.count(&Call{Op: op}, time.Since(start))
+	}
+	return err
 }
 
 // Sync implements [Communicator].
 func (m *Meter) Sync(ctx context.Context) error {
 	start := time.Now()
-	return m.count(opSync, start, 0, dtype.Invalid, m.Communicator.Sync(ctx))
+	return m.waited(OpSync, start, m.Communicator.Sync(ctx))
 }
 
 // Barrier implements [Communicator].
 func (m *Meter) Barrier(ctx context.Context) error {
 	start := time.Now()
-	return m.count(opBarrier, start, 0, dtype.Invalid, m.Communicator.Barrier(ctx))
+	return m.waited(OpBarrier, start, m.Communicator.Barrier(ctx))
 }
 
 // Split implements [Communicator]. What it makes is metered and counts here as
@@ -243,8 +201,8 @@ func (m *Meter) Barrier(ctx context.Context) error {
 func (m *Meter) Split(ctx context.Context, color, key int) (Communicator, error) {
 	start := time.Now()
 	c, err := m.Communicator.Split(ctx, color, key)
-	if err := m.count(opSplit, start, 0, dtype.Invalid, err); err != nil || c == nil {
+	if err := m.waited(OpSplit, start, err); err != nil || c == nil {
 		return nil, err
 	}
-	return &Meter{Communicator: c, parent: m}, nil
+	return newMeter(c, m), nil
 }

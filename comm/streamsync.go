@@ -33,6 +33,21 @@ type StreamSyncOps interface {
 	SyncCommStream() error
 }
 
+// StreamOrder orders a communicator's stream against another stream of the
+// device as [StreamSyncOps] does, without events of the caller's: the
+// communicator keeps what it needs, and records nothing where both are the same
+// stream. Find it with [As].
+type StreamOrder interface {
+	// CommStream is the stream that communication is submitted to.
+	CommStream() uintptr
+	// CommAfter makes communication submitted from now on wait for what stream
+	// was given so far.
+	CommAfter(stream uintptr) error
+	// AfterComm makes work submitted to stream from now on wait for the
+	// communication submitted so far.
+	AfterComm(stream uintptr) error
+}
+
 // AsStreamSync finds the stream operations of c, through decorators.
 func AsStreamSync(c Communicator) (StreamSyncOps, bool) { return As[StreamSyncOps](c) }
 

@@ -1,0 +1,240 @@
+package comm
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Op is what a [Call] does.
+type Op uint8
+
+// The operations: the twelve of a [Call], and those that wait, for decorators
+// and records that tell methods apart.
+const (
+	OpAllReduce Op = iota
+	OpBroadcast
+	OpReduce
+	OpAllGather
+	OpAllGatherV
+	OpReduceScatter
+	OpAllToAll
+	OpAllToAllV
+	OpGather
+	OpScatter
+	OpSend
+	OpRecv
+	OpSync
+	OpBarrier
+	OpSplit
+	numOps
+)
+
+// opInfo is what the package knows of an operation.
+type opInfo struct {
+	name             string
+	reduces, hasRoot bool
+	lists            bool // lengths are in the lists
+}
+
+var ops = [numOps]opInfo{
+	OpAllReduce:     {name: "allreduce", reduces: true},
+	OpBroadcast:     {name: "broadcast", hasRoot: true},
+	OpReduce:        {name: "reduce", reduces: true, hasRoot: true},
+	OpAllGather:     {name: "allgather"},
+	OpAllGatherV:    {name: "allgatherv", lists: true},
+	OpReduceScatter: {name: "reducescatter", reduces: true},
+	OpAllToAll:      {name: "alltoall"},
+	OpAllToAllV:     {name: "alltoallv", lists: true},
+	OpGather:        {name: "gather", hasRoot: true},
+	OpScatter:       {name: "scatter", hasRoot: true},
+	OpSend:          {name: "send"},
+	OpRecv:          {name: "recv"},
+	OpSync:          {name: "sync"},
+	OpBarrier:       {name: "barrier"},
+	OpSplit:         {name: "split"},
+}
+
+// String returns the name that [OpError.Op] has as well, also of a number that
+// came over the network.
+func (o Op) String() string {
+	if o >= numOps {
+		return "unknown operation"
+	}
+	return ops[o].name
+}
+
+// MovesData reports whether the operation is one of the twelve of a [Call].
+func (o Op) MovesData() bool { return o <= OpRecv }
+
+// Message reports whether the operation is a Send or a Recv.
+func (o Op) Message() bool { return o == OpSend || o == OpRecv }
+
+// Reduces reports whether the operation has a reduction.
+func (o Op) Reduces() bool { return o < numOps && ops[o].reduces }
+
+// HasRoot reports whether the operation has a root.
+func (o Op) HasRoot() bool { return o < numOps && ops[o].hasRoot }
+
+// Call is an operation that moves data, as a value: one of the methods of a
+// [Communicator] with its arguments. What is checked, compared between ranks,
+// recorded and printed is a Call, and a backend takes it by one door
+// ([Backend]). Functions such as [SendCall] make one.
+//
+// A field that the operation does not have is zero.
+type Call struct {
+	Op     Op
+	DType  dtype.DType
+	Reduce ReduceOp
+	Tag    uint32 // of a message, at most [MaxTag]
+	Peer   int    // the root; the rank that a message goes to or comes from
+	Count  int    // elements, of all operations but V-collectives
+	// Send is what is read and Recv what is written. They are the same for
+	// Broadcast.
+	Send, Recv uintptr
+	// The lengths and displacements of a V-collective, in elements by rank. Those
+	// of AllGatherV are the Recv ones. A call does not own them: who keeps a call
+	// beyond the method that took it copies them.
+	SendCounts, SendDispls []int
+	RecvCounts, RecvDispls []int
+}
+
+// MaxTag is the highest tag of a message: the highest that MPI guarantees
+// (MPI_TAG_UB is at least 32767).
+const MaxTag = 1<<15 - 1
+
+// AllReduceCall is [Communicator.AllReduce] as a value.
+func AllReduceCall(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) Call {
+	return Call{Op: OpAllReduce, DType: dt, Reduce: op, Count: count, Send: send, Recv: recv}
+}
+
+// BroadcastCall is [Communicator.Broadcast] as a value.
+func BroadcastCall(buf uintptr, count int, dt dtype.DType, root int) Call {
+	return Call{Op: OpBroadcast, DType: dt, Peer: root, Count: count, Send: buf, Recv: buf}
+}
+
+// ReduceCall is [Communicator.Reduce] as a value.
+func ReduceCall(send, recv uintptr, count int, dt dtype.DType, op ReduceOp, root int) Call {
+	return Call{Op: OpReduce, DType: dt, Reduce: op, Peer: root, Count: count, Send: send, Recv: recv}
+}
+
+// AllGatherCall is [Communicator.AllGather] as a value.
+func AllGatherCall(send, recv uintptr, count int, dt dtype.DType) Call {
+	return Call{Op: OpAllGather, DType: dt, Count: count, Send: send, Recv: recv}
+}
+
+// AllGatherVCall is [Communicator.AllGatherV] as a value.
+func AllGatherVCall(send, recv uintptr, counts, displs []int, dt dtype.DType) Call {
+	return Call{Op: OpAllGatherV, DType: dt, Send: send, Recv: recv, RecvCounts: counts, RecvDispls: displs}
+}
+
+// ReduceScatterCall is [Communicator.ReduceScatter] as a value.
+func ReduceScatterCall(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) Call {
+	return Call{Op: OpReduceScatter, DType: dt, Reduce: op, Count: count, Send: send, Recv: recv}
+}
+
+// AllToAllCall is [Communicator.AllToAll] as a value.
+func AllToAllCall(send, recv uintptr, count int, dt dtype.DType) Call {
+	return Call{Op: OpAllToAll, DType: dt, Count: count, Send: send, Recv: recv}
+}
+
+// AllToAllVCall is [Communicator.AllToAllV] as a value.
+func AllToAllVCall(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) Call {
+	return Call{Op: OpAllToAllV, DType: dt, Send: send, Recv: recv,
+		SendCounts: sendCounts, SendDispls: sendDispls, RecvCounts: recvCounts, RecvDispls: recvDispls}
+}
+
+// GatherCall is [Communicator.Gather] as a value.
+func GatherCall(send, recv uintptr, count int, dt dtype.DType, root int) Call {
+	return Call{Op: OpGather, DType: dt, Peer: root, Count: count, Send: send, Recv: recv}
+}
+
+// ScatterCall is [Communicator.Scatter] as a value.
+func ScatterCall(send, recv uintptr, count int, dt dtype.DType, root int) Call {
+	return Call{Op: OpScatter, DType: dt, Peer: root, Count: count, Send: send, Recv: recv}
+}
+
+// SendCall is [Communicator.Send] as a value.
+func SendCall(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) Call {
+	return Call{Op: OpSend, DType: dt, Tag: tag, Peer: dest, Count: count, Send: buf}
+}
+
+// RecvCall is [Communicator.Recv] as a value.
+func RecvCall(buf uintptr, count int, dt dtype.DType, src int, tag uint32) Call {
+	return Call{Op: OpRecv, DType: dt, Tag: tag, Peer: src, Count: count, Recv: buf}
+}
+
+// Make calls the method of a communicator that the call stands for.
+func (c Call) Make(on Communicator) error {
+	switch c.Op {
+	case OpAllReduce:
+		return on.AllReduce(c.Send, c.Recv, c.Count, c.DType, c.Reduce)
+	case OpBroadcast:
+		return on.Broadcast(c.Recv, c.Count, c.DType, c.Peer)
+	case OpReduce:
+		return on.Reduce(c.Send, c.Recv, c.Count, c.DType, c.Reduce, c.Peer)
+	case OpAllGather:
+		return on.AllGather(c.Send, c.Recv, c.Count, c.DType)
+	case OpAllGatherV:
+		return on.AllGatherV(c.Send, c.Recv, c.RecvCounts, c.RecvDispls, c.DType)
+	case OpReduceScatter:
+		return on.ReduceScatter(c.Send, c.Recv, c.Count, c.DType, c.Reduce)
+	case OpAllToAll:
+		return on.AllToAll(c.Send, c.Recv, c.Count, c.DType)
+	case OpAllToAllV:
+		return on.AllToAllV(c.Send, c.SendCounts, c.SendDispls, c.Recv, c.RecvCounts, c.RecvDispls, c.DType)
+	case OpGather:
+		return on.Gather(c.Send, c.Recv, c.Count, c.DType, c.Peer)
+	case OpScatter:
+		return on.Scatter(c.Send, c.Recv, c.Count, c.DType, c.Peer)
+	case OpSend:
+		return on.Send(c.Send, c.Count, c.DType, c.Peer, c.Tag)
+	case OpRecv:
+		return on.Recv(c.Recv, c.Count, c.DType, c.Peer, c.Tag)
+	}
+	return noCall(c.Op)
+}
+
+func noCall(o Op) error { return fmt.Errorf("%w: %v is no call", ErrArgument, o) }
+
+// Bytes is the length of Count elements.
+func (c Call) Bytes() int { return c.Count * c.DType.Size() }
+
+// Message returns the memory that a message uses on this rank.
+func (c Call) Message() (start, end uintptr) {
+	start = c.Send
+	if c.Op == OpRecv {
+		start = c.Recv
+	}
+	return start, start + uintptr(c.Bytes())
+}
+
+// String describes the call as errors do, such as "allreduce of 4 f32, sum".
+// Addresses are left out: ranks that call the same describe it the same, except
+// for the lists of a V-collective, which are left out too.
+func (c Call) String() string {
+	var b strings.Builder
+	b.WriteString(c.Op.String())
+	if !c.Op.MovesData() {
+		return b.String()
+	}
+	if ops[c.Op].lists {
+		fmt.Fprintf(&b, " of %v", c.DType)
+	} else {
+		fmt.Fprintf(&b, " of %d %v", c.Count, c.DType)
+	}
+	switch {
+	case c.Op == OpSend:
+		fmt.Fprintf(&b, " to rank %d, tag %d", c.Peer, c.Tag)
+	case c.Op == OpRecv:
+		fmt.Fprintf(&b, " from rank %d, tag %d", c.Peer, c.Tag)
+	}
+	if c.Op.Reduces() {
+		fmt.Fprintf(&b, ", %v", c.Reduce)
+	}
+	if c.Op.HasRoot() {
+		fmt.Fprintf(&b, ", root %d", c.Peer)
+	}
+	return b.String()
+}
