@@ -21,7 +21,7 @@ const (
 
 func TestCheck(t *testing.T) {
 	const f32, sum = dtype.F32, comm.Sum
-	check := &comm.Check{Backend: "b", Rank: 1, WorldSize: 3}
+	check := methods(comm.Check{Backend: "b", Rank: 1, WorldSize: 3})
 	full, displs := []int{4, 4, 4}, []int{0, 4, 8}
 	for _, test := range []struct {
 		name string
@@ -62,10 +62,12 @@ func TestCheck(t *testing.T) {
 		{"scatter elsewhere", check.Scatter(0, bufB, 4, f32, 0), nil, ""},
 		{"scatter at the root", check.Scatter(0, bufB, 4, f32, 1), comm.ErrArgument, "send is nil"},
 		{"scatter in place", check.Scatter(bufA, bufA+16, 4, f32, 1), nil, ""},
-		{"send to oneself", check.Send(bufA, 4, f32, 1), nil, ""},
-		{"send to nobody", check.Send(bufA, 4, f32, -1), comm.ErrArgument, "dest -1"},
-		{"recv from nobody", check.Recv(bufA, 4, f32, 3), comm.ErrArgument, "src 3"},
-		{"recv nil", check.Recv(0, 4, f32, 0), comm.ErrArgument, "buf is nil"},
+		{"send to oneself", check.Send(bufA, 4, f32, 1, 0), nil, ""},
+		{"send to nobody", check.Send(bufA, 4, f32, -1, 0), comm.ErrArgument, "dest -1"},
+		{"recv from nobody", check.Recv(bufA, 4, f32, 3, 0), comm.ErrArgument, "src 3"},
+		{"send with the highest tag", check.Send(bufA, 4, f32, 1, comm.MaxTag), nil, ""},
+		{"send with a tag too high", check.Send(bufA, 4, f32, 1, comm.MaxTag+1), comm.ErrArgument, "tag 32768"},
+		{"recv nil", check.Recv(0, 4, f32, 0, 0), comm.ErrArgument, "buf is nil"},
 		{"allgatherv", check.AllGatherV(bufA, bufB, full, displs, f32), nil, ""},
 		{"allgatherv in place", check.AllGatherV(bufB+16, bufB, full, displs, f32), nil, ""},
 		{"allgatherv in the wrong place", check.AllGatherV(bufB+20, bufB, full, displs, f32), comm.ErrArgument, "overlap"},
@@ -103,7 +105,7 @@ func TestCheck(t *testing.T) {
 }
 
 func TestCheckAsksTheBackendLast(t *testing.T) {
-	check := &comm.Check{
+	check := methods(comm.Check{
 		Backend: "b", WorldSize: 1,
 		Supports: func(dt dtype.DType, op comm.ReduceOp) error {
 			return fmt.Errorf("%w: %v of %v here", comm.ErrUnsupported, op, dt)
@@ -114,7 +116,7 @@ func TestCheckAsksTheBackendLast(t *testing.T) {
 			}
 			return nil
 		},
-	}
+	})
 	assert.ErrorContains(t, check.AllReduce(bufA, bufB, 1, dtype.F32, comm.Prod), "prod of f32 here")
 	assert.ErrorContains(t, check.Broadcast(bufA, 1, dtype.FP8E4M3, 0), "no fp8e4m3 here")
 	assert.NoError(t, check.Broadcast(bufA, 1, dtype.F32, 0))
@@ -122,7 +124,7 @@ func TestCheckAsksTheBackendLast(t *testing.T) {
 }
 
 func TestCheckDoesNotAllocate(t *testing.T) {
-	check := &comm.Check{Backend: "b", Rank: 1, WorldSize: 3}
+	check := methods(comm.Check{Backend: "b", Rank: 1, WorldSize: 3})
 	counts, displs := []int{4, 4, 4}, []int{0, 4, 8}
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		if errors.Join(check.AllReduce(bufA, bufB, 4, dtype.F32, comm.Sum),
@@ -130,4 +132,12 @@ func TestCheckDoesNotAllocate(t *testing.T) {
 			t.Error("calls are right")
 		}
 	}))
+}
+
+// methods turns a check into methods that do nothing else.
+func methods(check comm.Check) comm.Methods {
+	return comm.Methods{
+		Do:       func(c comm.Call) error { return check.Call(&c) },
+		Together: check.Group,
+	}
 }

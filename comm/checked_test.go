@@ -102,32 +102,6 @@ func TestCheckedTimesOut(t *testing.T) {
 	assert.NoError(t, errs[1])
 }
 
-// A group that one goroutine has opened keeps the calls of another out, and
-// neither waits for the other for ever.
-func TestCheckedGroupAndAnotherGoroutine(t *testing.T) {
-	rt := newRuntime(t)
-	a, b := allocate(t, rt, 64), allocate(t, rt, 64)
-	errs := onCheckedRanks(t, rt, 2, func(ctx context.Context, c *comm.Checked) error {
-		inGroup, other := make(chan struct{}), make(chan error)
-		go func() {
-			<-inGroup
-			other <- c.AllReduce(b, b, 0, dtype.F32, comm.Sum)
-		}()
-		err := c.Group(func() error {
-			close(inGroup)
-			return c.AllReduce(a, a, 0, dtype.F32, comm.Max)
-		})
-		if err != nil {
-			return err
-		}
-		if err := <-other; err != nil {
-			return err
-		}
-		return c.Sync(ctx)
-	})
-	assert.Equal(t, make([]error, 2), errs)
-}
-
 // action is one collective, drawn from a few bytes.
 type action struct {
 	kind, count, root int

@@ -10,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// Two ranks exchange a vector. Both send first, so the calls belong in a group.
+// Two ranks exchange a vector. Each sends and receives, so the calls belong in a group.
 func ExampleCommunicator_group() {
 	rt := cpu.New()
 	defer rt.Close()
@@ -29,12 +29,9 @@ func ExampleCommunicator_group() {
 			return err
 		}
 		peer := 1 - c.Rank()
-		err = c.Group(func() error {
-			if err := c.Send(send, 1, dtype.F32, peer, 0); err != nil {
-				return err
-			}
-			return c.Recv(recv, 1, dtype.F32, peer, 0)
-		})
+		err = c.Group(
+			comm.SendCall(send, 1, dtype.F32, peer, 0),
+			comm.RecvCall(recv, 1, dtype.F32, peer, 0))
 		if err != nil {
 			return err
 		}

@@ -49,22 +49,15 @@ func TestMeterCountsByTheRule(t *testing.T) {
 		"gather":    {func(c comm.Communicator, s, r uintptr) error { return c.Gather(s, r, n, dtype.F64, root) }, [3]int64{10, 0, 10}},
 		"scatter":   {func(c comm.Communicator, s, r uintptr) error { return c.Scatter(s, r, n, dtype.F64, root) }, [3]int64{0, 20, 0}},
 		"send": {func(c comm.Communicator, s, r uintptr) error {
-			return c.Group(func() error {
-				// To oneself, and from 0 to 2.
-				if err := c.Send(s, 7, dtype.F64, c.Rank(), 1); err != nil {
-					return err
-				}
-				if err := c.Recv(r, 7, dtype.F64, c.Rank(), 1); err != nil {
-					return err
-				}
-				switch c.Rank() {
-				case 0:
-					return c.Send(s, n, dtype.F64, 2, 2)
-				case 2:
-					return c.Recv(r+512, n, dtype.F64, 0, 2)
-				}
-				return nil
-			})
+			// To oneself, and from 0 to 2.
+			calls := []comm.Call{comm.SendCall(s, 7, dtype.F64, c.Rank(), 1), comm.RecvCall(r, 7, dtype.F64, c.Rank(), 1)}
+			switch c.Rank() {
+			case 0:
+				calls = append(calls, comm.SendCall(s, n, dtype.F64, 2, 2))
+			case 2:
+				calls = append(calls, comm.RecvCall(r+512, n, dtype.F64, 0, 2))
+			}
+			return c.Group(calls...)
 		}, [3]int64{10, 0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {

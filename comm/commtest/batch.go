@@ -60,14 +60,28 @@ func (l label) String() string {
 type batch struct {
 	p      *probe
 	c      comm.Communicator
-	calls  []call
+	steps  []step
 	views  []view
 	digest []byte
 }
 
-type call struct {
-	label  label
-	submit func() error
+// step is one submission: a call, or several as a group.
+type step struct {
+	label label
+	calls []comm.Call
+}
+
+func (s step) submit(c comm.Communicator) error {
+	var err error
+	if len(s.calls) == 1 {
+		err = s.calls[0].Make(c)
+	} else {
+		err = c.Group(s.calls...)
+	}
+	if err != nil {
+		return fmt.Errorf("%v: %w", s.label, err)
+	}
+	return nil
 }
 
 // view is a buffer and what must be in it afterwards.
@@ -130,27 +144,25 @@ func (b *batch) buffer(l label, content []byte, n int, check func([]byte) error,
 	return base + uintptr(front)
 }
 
-// call adds an operation.
-func (b *batch) call(l label, submit func() error) {
-	b.calls = append(b.calls, call{l, submit})
+// call adds a call, or several as a group.
+func (b *batch) call(l label, calls ...comm.Call) {
+	b.steps = append(b.steps, step{l, calls})
 }
 
-// run submits all calls, waits for them once, and verifies.
+// run submits everything, waits once, and verifies.
 func (b *batch) run() {
 	b.submit()
 	b.p.must(b.c.Sync(b.p.ctx))
 	b.verify()
 }
 
-// submit submits all calls.
+// submit submits everything.
 func (b *batch) submit() {
 	b.p.settle()
-	for _, c := range b.calls {
-		if err := c.submit(); err != nil {
-			b.p.fatalf("%v: %w", c.label, err)
-		}
+	for _, s := range b.steps {
+		b.p.must(s.submit(b.c))
 	}
-	b.calls = nil
+	b.steps = nil
 }
 
 // verify checks all buffers and gives them back.

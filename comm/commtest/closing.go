@@ -37,16 +37,16 @@ func useAfterClose(p *probe) {
 
 // refuses checks that every method of c fails with all of the given errors.
 func (p *probe) refuses(c comm.Communicator, want ...error) {
-	for _, call := range everyMethod(p.ctx, p.operands(p.sumType(), 3)) {
-		err := call.submit(c)
+	for name, method := range p.everyMethod(c, p.operands(p.sumType(), 3)) {
+		err := method()
 		for _, w := range want {
 			if !errors.Is(err, w) {
-				p.errorf("%s afterwards: got %v, want %v", call.name, err, w)
+				p.errorf("%s afterwards: got %v, want %v", name, err, w)
 			}
 		}
 		var e *comm.OpError
 		if err != nil && !errors.As(err, &e) {
-			p.errorf("%s afterwards: error %q is no *comm.OpError", call.name, err)
+			p.errorf("%s afterwards: error %q is no *comm.OpError", name, err)
 		}
 	}
 }

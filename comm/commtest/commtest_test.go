@@ -24,109 +24,75 @@ import (
 
 // faulty is a communicator that can be broken method by method.
 type faulty struct {
-	comm.Communicator
+	comm.Methods
+	comm.Wrapped
 	rt runtime.Runtime
 
-	allReduce  func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error
-	broadcast  func(buf uintptr, count int, dt dtype.DType, root int) error
-	allGather  func(send, recv uintptr, count int, dt dtype.DType) error
-	allGatherV func(send, recv uintptr, counts, displs []int, dt dtype.DType) error
-	send, recv func(buf uintptr, count int, dt dtype.DType, peer int, tag uint32) error
-	group      func(submit func() error) error
-	sync       func(ctx context.Context) error
-	barrier    func(ctx context.Context) error
-	split      func(ctx context.Context, color, key int) (comm.Communicator, error)
-	close      func() error
+	change  func(c *comm.Call)      // changes a call, also one of a group
+	do      func(c comm.Call) error // makes a call
+	group   func(calls []comm.Call) error
+	sync    func(ctx context.Context) error
+	barrier func(ctx context.Context) error
+	split   func(ctx context.Context, color, key int) (comm.Communicator, error)
+	close   func() error
 }
 
-func (f *faulty) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-	if f.allReduce != nil {
-		return f.allReduce(send, recv, count, dt, op)
+func newFaulty(c comm.Communicator, rt runtime.Runtime, fault func(f *faulty)) *faulty {
+	f := &faulty{
+		Wrapped: comm.Wrap(c), rt: rt,
+		change:  func(*comm.Call) {},
+		do:      func(call comm.Call) error { return call.Make(c) },
+		group:   func(calls []comm.Call) error { return c.Group(calls...) },
+		sync:    c.Sync,
+		barrier: c.Barrier,
+		split:   c.Split,
+		close:   c.Close,
 	}
-	return f.Communicator.AllReduce(send, recv, count, dt, op)
-}
-
-func (f *faulty) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error {
-	if f.broadcast != nil {
-		return f.broadcast(buf, count, dt, root)
+	f.Methods = comm.Methods{
+		Do: func(c comm.Call) error {
+			f.change(&c)
+			return f.do(c)
+		},
+		Together: func(calls []comm.Call) error {
+			calls = slices.Clone(calls)
+			for i := range calls {
+				f.change(&calls[i])
+			}
+			return f.group(calls)
+		},
 	}
-	return f.Communicator.Broadcast(buf, count, dt, root)
+	fault(f)
+	return f
 }
 
-func (f *faulty) AllGather(send, recv uintptr, count int, dt dtype.DType) error {
-	if f.allGather != nil {
-		return f.allGather(send, recv, count, dt)
-	}
-	return f.Communicator.AllGather(send, recv, count, dt)
-}
-
-func (f *faulty) AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
-	if f.allGatherV != nil {
-		return f.allGatherV(send, recv, counts, displs, dt)
-	}
-	return f.Communicator.AllGatherV(send, recv, counts, displs, dt)
-}
-
-func (f *faulty) Send(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error {
-	if f.send != nil {
-		return f.send(buf, count, dt, dest, tag)
-	}
-	return f.Communicator.Send(buf, count, dt, dest, tag)
-}
-
-func (f *faulty) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error {
-	if f.recv != nil {
-		return f.recv(buf, count, dt, src, tag)
-	}
-	return f.Communicator.Recv(buf, count, dt, src, tag)
-}
-
-func (f *faulty) Group(submit func() error) error {
-	if f.group != nil {
-		return f.group(submit)
-	}
-	return f.Communicator.Group(submit)
-}
-
-func (f *faulty) Sync(ctx context.Context) error {
-	if f.sync != nil {
-		return f.sync(ctx)
-	}
-	return f.Communicator.Sync(ctx)
-}
-
-func (f *faulty) Barrier(ctx context.Context) error {
-	if f.barrier != nil {
-		return f.barrier(ctx)
-	}
-	return f.Communicator.Barrier(ctx)
-}
-
+func (f *faulty) Sync(ctx context.Context) error    { return f.sync(ctx) }
+func (f *faulty) Barrier(ctx context.Context) error { return f.barrier(ctx) }
 func (f *faulty) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	if f.split != nil {
-		return f.split(ctx, color, key)
-	}
-	return f.Communicator.Split(ctx, color, key)
+	return f.split(ctx, color, key)
 }
+func (f *faulty) Close() error { return f.close() }
 
-func (f *faulty) Close() error {
-	if f.close != nil {
-		return f.close()
+// instead replaces one operation.
+func (f *faulty) instead(op comm.Op, do func(c comm.Call) error) {
+	f.do = func(c comm.Call) error {
+		if c.Op == op {
+			return do(c)
+		}
+		return c.Make(f.Communicator)
 	}
-	return f.Communicator.Close()
 }
 
 // afterAllReduce does something to the buffers of each allreduce, when it is
 // done.
-func (f *faulty) afterAllReduce(do func(send, recv uintptr, count int, dt dtype.DType)) {
+func (f *faulty) afterAllReduce(do func(c comm.Call)) {
 	var pending []func()
-	f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-		if err := f.Communicator.AllReduce(send, recv, count, dt, op); err != nil || count == 0 {
+	f.instead(comm.OpAllReduce, func(c comm.Call) error {
+		if err := c.Make(f.Communicator); err != nil || c.Count == 0 {
 			return err
 		}
-		pending = append(pending, func() { do(send, recv, count, dt) })
+		pending = append(pending, func() { do(c) })
 		return nil
-	}
+	})
 	f.sync = func(ctx context.Context) error {
 		err := f.Communicator.Sync(ctx)
 		for _, p := range pending {
@@ -152,9 +118,7 @@ func (f *faulty) onSplit(fault func(f *faulty)) {
 		if err != nil || c == nil {
 			return nil, err
 		}
-		child := &faulty{Communicator: c, rt: f.rt}
-		fault(child)
-		return child, nil
+		return newFaulty(c, f.rt, fault), nil
 	}
 }
 
@@ -164,9 +128,7 @@ func faulted(rt runtime.Runtime, fault func(f *faulty)) Backend {
 		Name: "local",
 		Run: func(ctx context.Context, size int, body func(context.Context, Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
-				f := &faulty{Communicator: c, rt: rt}
-				fault(f)
-				return body(ctx, Rank{Comm: f, Runtime: rt})
+				return body(ctx, Rank{Comm: newFaulty(c, rt, fault), Runtime: rt})
 			})
 		},
 	}
@@ -186,134 +148,134 @@ func TestSuiteReportsFaults(t *testing.T) {
 		fault  func(f *faulty)
 	}{
 		{"maximum is minimum", "allreduce", "max", func(f *faulty) {
-			f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-				if op == comm.Max {
-					op = comm.Min
+			f.change = func(c *comm.Call) {
+				if c.Reduce == comm.Max {
+					c.Reduce = comm.Min
 				}
-				return f.Communicator.AllReduce(send, recv, count, dt, op)
 			}
 		}},
 		{"average is not divided", "allreduce", "avg", func(f *faulty) {
-			f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-				if op == comm.Avg && dt.IsFloat() {
-					op = comm.Sum
+			f.change = func(c *comm.Call) {
+				if c.Reduce == comm.Avg && c.DType.IsFloat() {
+					c.Reduce = comm.Sum
 				}
-				return f.Communicator.AllReduce(send, recv, count, dt, op)
 			}
 		}},
 		{"average of integers is done", "allreduce", "want ErrUnsupported", func(f *faulty) {
-			f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-				if op == comm.Avg && !dt.IsFloat() {
+			f.instead(comm.OpAllReduce, func(c comm.Call) error {
+				if c.Reduce == comm.Avg && !c.DType.IsFloat() {
 					return nil
 				}
-				return f.Communicator.AllReduce(send, recv, count, dt, op)
-			}
+				return c.Make(f.Communicator)
+			})
 		}},
 		{"signed is compared as unsigned", "allreduce", "i32, min", func(f *faulty) {
-			f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-				if dt == dtype.I32 {
-					dt = dtype.U32
+			f.change = func(c *comm.Call) {
+				if c.Op == comm.OpAllReduce && c.DType == dtype.I32 {
+					c.DType = dtype.U32
 				}
-				return f.Communicator.AllReduce(send, recv, count, dt, op)
 			}
 		}},
 		{"bf16 is taken for f16", "allreduce", "bf16, sum", func(f *faulty) {
-			f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-				if dt == dtype.BF16 {
-					dt = dtype.F16
+			f.change = func(c *comm.Call) {
+				if c.Op == comm.OpAllReduce && c.DType == dtype.BF16 {
+					c.DType = dtype.F16
 				}
-				return f.Communicator.AllReduce(send, recv, count, dt, op)
 			}
 		}},
 		{"the last element is forgotten", "allreduce", "element", func(f *faulty) {
-			f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-				return f.Communicator.AllReduce(send, recv, max(count-1, min(count, 1)), dt, op)
+			f.change = func(c *comm.Call) {
+				if c.Op == comm.OpAllReduce {
+					c.Count = max(c.Count-1, min(c.Count, 1))
+				}
 			}
 		}},
 		{"writes one byte behind the buffer", "allreduce", "wrote behind its buffer", func(f *faulty) {
-			f.afterAllReduce(func(_, recv uintptr, count int, dt dtype.DType) { f.flip(recv + uintptr(count*dt.Size())) })
+			f.afterAllReduce(func(c comm.Call) { f.flip(c.Recv + uintptr(c.Bytes())) })
 		}},
 		{"writes one byte before the buffer", "allreduce", "wrote before its buffer", func(f *faulty) {
-			f.afterAllReduce(func(_, recv uintptr, _ int, _ dtype.DType) { f.flip(recv - 1) })
+			f.afterAllReduce(func(c comm.Call) { f.flip(c.Recv - 1) })
 		}},
 		{"changes its input", "allreduce", "input has changed", func(f *faulty) {
-			f.afterAllReduce(func(send, recv uintptr, _ int, _ dtype.DType) {
-				if send != recv {
-					f.flip(send)
+			f.afterAllReduce(func(c comm.Call) {
+				if c.Send != c.Recv {
+					f.flip(c.Send)
 				}
 			})
 		}},
 		{"results differ in the last bit", "allreduce", "differs in bits from rank", func(f *faulty) {
-			f.afterAllReduce(func(_, recv uintptr, _ int, dt dtype.DType) {
-				if dt == dtype.F32 && f.Rank() == 1 {
-					f.flip(recv)
+			f.afterAllReduce(func(c comm.Call) {
+				if c.DType == dtype.F32 && f.Rank() == 1 {
+					f.flip(c.Recv)
 				}
 			})
 		}},
 		{"root is ignored", "broadcast", "root 1", func(f *faulty) {
-			f.broadcast = func(buf uintptr, count int, dt dtype.DType, _ int) error {
-				return f.Communicator.Broadcast(buf, count, dt, 0)
+			f.change = func(c *comm.Call) {
+				if c.Op == comm.OpBroadcast {
+					c.Peer = 0
+				}
 			}
 		}},
 		{"parts are in the wrong places", "allgather", "element", func(f *faulty) {
-			f.allGather = func(send, recv uintptr, count int, dt dtype.DType) error {
+			f.instead(comm.OpAllGather, func(c comm.Call) error {
 				counts, displs := make([]int, f.WorldSize()), make([]int, f.WorldSize())
 				for r := range counts {
-					counts[r], displs[r] = count, (r+1)%f.WorldSize()*count
+					counts[r], displs[r] = c.Count, (r+1)%f.WorldSize()*c.Count
 				}
-				if send == recv+uintptr(f.Rank()*count*dt.Size()) {
-					return f.Communicator.AllGather(send, recv, count, dt)
+				if c.Send == c.Recv+uintptr(f.Rank()*c.Bytes()) {
+					return c.Make(f.Communicator)
 				}
-				return f.Communicator.AllGatherV(send, recv, counts, displs, dt)
-			}
+				return f.Communicator.AllGatherV(c.Send, c.Recv, counts, displs, c.DType)
+			})
 		}},
 		{"displacements are ignored", "allgatherv", "element", func(f *faulty) {
-			f.allGatherV = func(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
-				if send == recv+uintptr(displs[f.Rank()]*dt.Size()) {
-					return f.Communicator.AllGatherV(send, recv, counts, displs, dt)
+			f.change = func(c *comm.Call) {
+				if c.Op != comm.OpAllGatherV || c.Send == c.Recv+uintptr(c.RecvDispls[f.Rank()]*c.DType.Size()) {
+					return
 				}
-				packed := make([]int, len(counts))
-				for r := 1; r < len(counts); r++ {
-					packed[r] = packed[r-1] + counts[r-1]
+				packed := make([]int, len(c.RecvCounts))
+				for r := 1; r < len(packed); r++ {
+					packed[r] = packed[r-1] + c.RecvCounts[r-1]
 				}
-				return f.Communicator.AllGatherV(send, recv, counts, packed, dt)
+				c.RecvDispls = packed
 			}
 		}},
 		{"tags are lost", "send and receive: tags out of order", "element", func(f *faulty) {
-			f.send = func(buf uintptr, count int, dt dtype.DType, dest int, _ uint32) error {
-				return f.Communicator.Send(buf, count, dt, dest, 0)
-			}
-			f.recv = func(buf uintptr, count int, dt dtype.DType, src int, _ uint32) error {
-				return f.Communicator.Recv(buf, count, dt, src, 0)
-			}
+			f.change = func(c *comm.Call) { c.Tag = 0 }
 		}},
 		{"messages arrive in reverse", "send and receive: one tag keeps its order", "element", func(f *faulty) {
-			serial := uint32(0)
-			f.send = func(buf uintptr, count int, dt dtype.DType, dest int, _ uint32) error {
-				serial++
-				return f.Communicator.Send(buf, count, dt, dest, serial)
-			}
-			last := uint32(21)
-			f.recv = func(buf uintptr, count int, dt dtype.DType, src int, _ uint32) error {
-				last--
-				return f.Communicator.Recv(buf, count, dt, src, last)
+			sent, received := uint32(0), uint32(21)
+			f.change = func(c *comm.Call) {
+				switch c.Op {
+				case comm.OpSend:
+					sent++
+					c.Tag = sent
+				case comm.OpRecv:
+					received--
+					c.Tag = received
+				}
 			}
 		}},
 		{"a group does not start together", "send and receive: ring", "timed out", func(f *faulty) {
-			f.group = func(submit func() error) error { return submit() }
-			f.send = func(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error {
-				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-				defer cancel()
-				return errors.Join(f.Communicator.Send(buf, count, dt, dest, tag), f.Communicator.Sync(ctx))
+			f.group = func(calls []comm.Call) error {
+				for _, c := range calls {
+					ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+					defer cancel()
+					if err := errors.Join(c.Make(f.Communicator), f.Communicator.Sync(ctx)); err != nil {
+						return err
+					}
+				}
+				return nil
 			}
 		}},
 		{"a failed group is started", "group that fails submits nothing", "group", func(f *faulty) {
-			f.group = func(submit func() error) error {
-				var failed error
-				if err := f.Communicator.Group(func() error { failed = submit(); return nil }); err != nil {
-					return err
+			f.group = func(calls []comm.Call) error {
+				var errs []error
+				for _, c := range calls {
+					errs = append(errs, c.Make(f.Communicator))
 				}
-				return failed
+				return errors.Join(errs...)
 			}
 		}},
 		{"a barrier that is none", "barrier holds until the last rank comes", "left the barrier", func(f *faulty) {
@@ -321,10 +283,10 @@ func TestSuiteReportsFaults(t *testing.T) {
 		}},
 		{"a barrier that does not sync", "barrier implies sync", "element", func(f *faulty) {
 			var pending func() error
-			f.allGather = func(send, recv uintptr, count int, dt dtype.DType) error {
-				pending = func() error { return f.Communicator.AllGather(send, recv, count, dt) }
+			f.instead(comm.OpAllGather, func(c comm.Call) error {
+				pending = func() error { return c.Make(f.Communicator) }
 				return nil
-			}
+			})
 			f.sync = func(ctx context.Context) error { return errors.Join(pending(), f.Communicator.Sync(ctx)) }
 		}},
 		{"keys are ignored", "split: keys reverse the order", "want", func(f *faulty) {
@@ -343,37 +305,38 @@ func TestSuiteReportsFaults(t *testing.T) {
 			}
 		}},
 		{"a bad count passes", "misuse: every bad argument has its error", "negative count", func(f *faulty) {
-			f.allReduce = func(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-				if count < 0 {
+			f.instead(comm.OpAllReduce, func(c comm.Call) error {
+				if c.Count < 0 {
 					return nil
 				}
-				return f.Communicator.AllReduce(send, recv, count, dt, op)
-			}
+				return c.Make(f.Communicator)
+			})
 		}},
 		{"a bare sentinel", "misuse: every bad argument has its error", "no *comm.OpError", func(f *faulty) {
-			f.broadcast = func(buf uintptr, count int, dt dtype.DType, root int) error {
-				if root < 0 {
+			f.instead(comm.OpBroadcast, func(c comm.Call) error {
+				if c.Peer < 0 {
 					return comm.ErrArgument
 				}
-				return f.Communicator.Broadcast(buf, count, dt, root)
-			}
+				return c.Make(f.Communicator)
+			})
 		}},
 		{"the error names another operation", "misuse: every bad argument has its error", `OpError says "reduce"`, func(f *faulty) {
-			f.broadcast = func(buf uintptr, count int, dt dtype.DType, root int) error {
-				if root < 0 {
+			f.instead(comm.OpBroadcast, func(c comm.Call) error {
+				if c.Peer < 0 {
 					return &comm.OpError{Backend: "local", Op: "reduce", Rank: f.Rank(), Err: comm.ErrArgument}
 				}
-				return f.Communicator.Broadcast(buf, count, dt, root)
-			}
+				return c.Make(f.Communicator)
+			})
 		}},
 		{"a bad call is sent all the same", "misuse: on one rank alone", "rank", func(f *faulty) {
-			f.broadcast = func(buf uintptr, count int, dt dtype.DType, root int) error {
-				err := f.Communicator.Broadcast(buf, count, dt, root)
-				if root < 0 {
-					_ = f.Communicator.Broadcast(buf, count, dt, 0)
+			f.instead(comm.OpBroadcast, func(c comm.Call) error {
+				err := c.Make(f.Communicator)
+				if c.Peer < 0 {
+					c.Peer = 0
+					_ = c.Make(f.Communicator)
 				}
 				return err
-			}
+			})
 		}},
 		{"closing twice fails", "close: twice", "Close number 2", func(f *faulty) {
 			f.onSplit(func(f *faulty) {
@@ -403,7 +366,7 @@ func TestSuiteReportsFaults(t *testing.T) {
 		}},
 		{"a dead peer is not noticed", "fault: a rank leaves", "peer failed", func(f *faulty) {
 			f.onSplit(func(f *faulty) {
-				f.allReduce = func(uintptr, uintptr, int, dtype.DType, comm.ReduceOp) error { return nil }
+				f.instead(comm.OpAllReduce, func(comm.Call) error { return nil })
 				f.sync = func(context.Context) error { return nil }
 			})
 		}},
@@ -420,7 +383,7 @@ func TestSuiteReportsFaults(t *testing.T) {
 		}},
 		{"one rank fails", "allgather", "rank 2 has a problem", func(f *faulty) {
 			if f.Rank() == 2 {
-				f.allGather = func(uintptr, uintptr, int, dtype.DType) error { return errors.New("rank 2 has a problem") }
+				f.instead(comm.OpAllGather, func(comm.Call) error { return errors.New("rank 2 has a problem") })
 			}
 		}},
 	} {

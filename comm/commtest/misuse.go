@@ -1,7 +1,6 @@
 package commtest
 
 import (
-	"context"
 	"errors"
 	"math"
 	"slices"
@@ -15,12 +14,6 @@ var misuseCases = []testCase{
 	{name: "misuse: on one rank alone", body: badArgumentsOnOneRank, minRanks: 2},
 }
 
-// namedCall is a call that names the operation it belongs to.
-type namedCall struct {
-	name   string
-	submit func(c comm.Communicator) error
-}
-
 // operands are the arguments of a call: memory large enough for all of them.
 type operands struct {
 	dt         dtype.DType
@@ -30,41 +23,38 @@ type operands struct {
 	counts, displs []int
 }
 
-// everyCall returns a call of every collective and of messages to oneself.
-func everyCall(a operands) []namedCall {
-	return []namedCall{
-		{"allreduce", func(c comm.Communicator) error { return c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Max) }},
-		{"broadcast", func(c comm.Communicator) error { return c.Broadcast(a.recv, a.count, a.dt, 0) }},
-		{"reduce", func(c comm.Communicator) error { return c.Reduce(a.send, a.recv, a.count, a.dt, comm.Max, 0) }},
-		{"allgather", func(c comm.Communicator) error { return c.AllGather(a.send, a.recv, a.count, a.dt) }},
-		{"allgatherv", func(c comm.Communicator) error { return c.AllGatherV(a.send, a.recv, a.counts, a.displs, a.dt) }},
-		{"reducescatter", func(c comm.Communicator) error { return c.ReduceScatter(a.send, a.recv, a.count, a.dt, comm.Max) }},
-		{"alltoall", func(c comm.Communicator) error { return c.AllToAll(a.send, a.recv, a.count, a.dt) }},
-		{"alltoallv", func(c comm.Communicator) error {
-			return c.AllToAllV(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt)
-		}},
-		{"gather", func(c comm.Communicator) error { return c.Gather(a.send, a.recv, a.count, a.dt, 0) }},
-		{"scatter", func(c comm.Communicator) error { return c.Scatter(a.send, a.recv, a.count, a.dt, 0) }},
-		{"group", func(c comm.Communicator) error {
-			return c.Group(func() error {
-				return errors.Join(
-					c.Send(a.send, a.count, a.dt, c.Rank(), 1),
-					c.Recv(a.recv, a.count, a.dt, c.Rank(), 1),
-				)
-			})
-		}},
+// everyCollective returns a call of every collective.
+func everyCollective(a operands) []comm.Call {
+	return []comm.Call{
+		comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Max),
+		comm.BroadcastCall(a.recv, a.count, a.dt, 0),
+		comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, 0),
+		comm.AllGatherCall(a.send, a.recv, a.count, a.dt),
+		comm.AllGatherVCall(a.send, a.recv, a.counts, a.displs, a.dt),
+		comm.ReduceScatterCall(a.send, a.recv, a.count, a.dt, comm.Max),
+		comm.AllToAllCall(a.send, a.recv, a.count, a.dt),
+		comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt),
+		comm.GatherCall(a.send, a.recv, a.count, a.dt, 0),
+		comm.ScatterCall(a.send, a.recv, a.count, a.dt, 0),
 	}
 }
 
-// everyMethod is everyCall and the methods that wait.
-func everyMethod(ctx context.Context, a operands) []namedCall {
-	return append(everyCall(a),
-		namedCall{"send", func(c comm.Communicator) error { return c.Send(a.send, a.count, a.dt, c.Rank(), 1) }},
-		namedCall{"recv", func(c comm.Communicator) error { return c.Recv(a.recv, a.count, a.dt, c.Rank(), 1) }},
-		namedCall{"sync", func(c comm.Communicator) error { return c.Sync(ctx) }},
-		namedCall{"barrier", func(c comm.Communicator) error { return c.Barrier(ctx) }},
-		namedCall{"split", func(c comm.Communicator) error { _, err := c.Split(ctx, 0, 0); return err }},
-	)
+// everyMethod returns all methods of a communicator by name, those that move
+// data with the given operands.
+func (p *probe) everyMethod(c comm.Communicator, a operands) map[string]func() error {
+	send := comm.SendCall(a.send, a.count, a.dt, c.Rank(), 1)
+	recv := comm.RecvCall(a.recv, a.count, a.dt, c.Rank(), 1)
+	methods := map[string]func() error{
+		"group":       func() error { return c.Group(send, recv) },
+		"empty group": func() error { return c.Group() },
+		"sync":        func() error { return c.Sync(p.ctx) },
+		"barrier":     func() error { return c.Barrier(p.ctx) },
+		"split":       func() error { _, err := c.Split(p.ctx, 0, 0); return err },
+	}
+	for _, call := range append(everyCollective(a), send, recv) {
+		methods[call.Op.String()] = func() error { return call.Make(c) }
+	}
+	return methods
 }
 
 // operands returns arguments for calls with count elements per rank.
@@ -81,7 +71,7 @@ func (p *probe) operands(dt dtype.DType, count int) operands {
 
 // badCall is a misuse and the error it must give.
 type badCall struct {
-	namedCall
+	comm.Call
 	why  string
 	want error
 }
@@ -90,22 +80,18 @@ type badCall struct {
 // out alone.
 func (p *probe) badCalls() []badCall {
 	var bad []badCall
-	add := func(name, why string, want error, submit func(c comm.Communicator) error) {
-		bad = append(bad, badCall{namedCall{name, submit}, why, want})
-	}
+	add := func(why string, want error, call comm.Call) { bad = append(bad, badCall{call, why, want}) }
 	good := p.operands(p.sumType(), 4)
 	bytes := uintptr(good.dt.Size())
 
 	vary := func(why string, want error, change func(a *operands)) {
 		a := good
 		change(&a)
-		for _, call := range everyCall(a) {
-			if call.name != "group" {
-				add(call.name, why, want, call.submit)
-			}
+		for _, call := range everyCollective(a) {
+			add(why, want, call)
 		}
-		add("send", why, want, func(c comm.Communicator) error { return c.Send(a.send, a.count, a.dt, 0, 0) })
-		add("recv", why, want, func(c comm.Communicator) error { return c.Recv(a.recv, a.count, a.dt, 0, 0) })
+		add(why, want, comm.SendCall(a.send, a.count, a.dt, 0, 0))
+		add(why, want, comm.RecvCall(a.recv, a.count, a.dt, 0, 0))
 	}
 	vary("negative count", comm.ErrArgument, func(a *operands) {
 		a.count = -1
@@ -128,7 +114,7 @@ func (p *probe) badCalls() []badCall {
 	return bad
 }
 
-type addBadCall func(name, why string, want error, submit func(c comm.Communicator) error)
+type addBadCall func(why string, want error, call comm.Call)
 
 // badPairs: one of two buffers is nil, or they overlap.
 func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
@@ -142,65 +128,47 @@ func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
 	} {
 		a := good
 		a.send, a.recv = pair.send, pair.recv
-		for _, call := range []namedCall{
-			{"allreduce", func(c comm.Communicator) error { return c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Max) }},
-			{"reduce", func(c comm.Communicator) error { return c.Reduce(a.send, a.recv, a.count, a.dt, comm.Max, c.Rank()) }},
-			{"alltoall", func(c comm.Communicator) error { return c.AllToAll(a.send, a.recv, a.count, a.dt) }},
-			{"alltoallv", func(c comm.Communicator) error {
-				return c.AllToAllV(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt)
-			}},
+		for _, call := range []comm.Call{
+			comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Max),
+			comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, p.rank),
+			comm.AllToAllCall(a.send, a.recv, a.count, a.dt),
+			comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt),
 		} {
-			add(call.name, pair.why, comm.ErrArgument, call.submit)
+			add(pair.why, comm.ErrArgument, call)
 		}
 	}
 	// Here in place means that the part lies where it belongs in the whole: any
 	// other place is wrong.
 	part := good.send + uintptr(p.rank*good.count)*bytes + bytes
 	whole := good.send
-	add("allgather", "part in the wrong place", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.AllGather(part, whole, good.count, good.dt)
-	})
-	add("gather", "part in the wrong place", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.Gather(part, whole, good.count, good.dt, c.Rank())
-	})
-	add("allgatherv", "part in the wrong place", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.AllGatherV(part, whole, good.counts, good.displs, good.dt)
-	})
-	add("reducescatter", "part in the wrong place", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.ReduceScatter(whole, part, good.count, good.dt, comm.Max)
-	})
-	add("scatter", "part in the wrong place", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.Scatter(whole, part, good.count, good.dt, c.Rank())
-	})
-	add("alltoall", "in place", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.AllToAll(whole, whole, good.count, good.dt)
-	})
-	add("alltoallv", "in place", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.AllToAllV(whole, good.counts, good.displs, whole, good.counts, good.displs, good.dt)
-	})
+	add("part in the wrong place", comm.ErrArgument, comm.AllGatherCall(part, whole, good.count, good.dt))
+	add("part in the wrong place", comm.ErrArgument, comm.GatherCall(part, whole, good.count, good.dt, p.rank))
+	add("part in the wrong place", comm.ErrArgument, comm.AllGatherVCall(part, whole, good.counts, good.displs, good.dt))
+	add("part in the wrong place", comm.ErrArgument, comm.ReduceScatterCall(whole, part, good.count, good.dt, comm.Max))
+	add("part in the wrong place", comm.ErrArgument, comm.ScatterCall(whole, part, good.count, good.dt, p.rank))
+	add("in place", comm.ErrArgument, comm.AllToAllCall(whole, whole, good.count, good.dt))
+	add("in place", comm.ErrArgument, comm.AllToAllVCall(whole, good.counts, good.displs, whole, good.counts, good.displs, good.dt))
 }
 
 // badRoots: the other rank does not exist.
 func (p *probe) badRoots(a operands, add addBadCall) {
 	for _, r := range []int{-1, p.size, math.MaxInt, math.MinInt} {
 		why := "no such rank"
-		add("broadcast", why, comm.ErrArgument, func(c comm.Communicator) error { return c.Broadcast(a.send, a.count, a.dt, r) })
-		add("reduce", why, comm.ErrArgument, func(c comm.Communicator) error {
-			return c.Reduce(a.send, a.recv, a.count, a.dt, comm.Max, r)
-		})
-		add("gather", why, comm.ErrArgument, func(c comm.Communicator) error { return c.Gather(a.send, a.recv, a.count, a.dt, r) })
-		add("scatter", why, comm.ErrArgument, func(c comm.Communicator) error { return c.Scatter(a.send, a.recv, a.count, a.dt, r) })
-		add("send", why, comm.ErrArgument, func(c comm.Communicator) error { return c.Send(a.send, a.count, a.dt, r, 0) })
-		add("recv", why, comm.ErrArgument, func(c comm.Communicator) error { return c.Recv(a.recv, a.count, a.dt, r, 0) })
+		add(why, comm.ErrArgument, comm.BroadcastCall(a.send, a.count, a.dt, r))
+		add(why, comm.ErrArgument, comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, r))
+		add(why, comm.ErrArgument, comm.GatherCall(a.send, a.recv, a.count, a.dt, r))
+		add(why, comm.ErrArgument, comm.ScatterCall(a.send, a.recv, a.count, a.dt, r))
+		add(why, comm.ErrArgument, comm.SendCall(a.send, a.count, a.dt, r, 0))
+		add(why, comm.ErrArgument, comm.RecvCall(a.recv, a.count, a.dt, r, 0))
 	}
 }
 
 // badReductions: the operation does not exist, or not on that type.
 func (p *probe) badReductions(a operands, add addBadCall) {
 	reducing := func(why string, want error, dt dtype.DType, op comm.ReduceOp) {
-		add("allreduce", why, want, func(c comm.Communicator) error { return c.AllReduce(a.send, a.recv, a.count, dt, op) })
-		add("reduce", why, want, func(c comm.Communicator) error { return c.Reduce(a.send, a.recv, a.count, dt, op, 0) })
-		add("reducescatter", why, want, func(c comm.Communicator) error { return c.ReduceScatter(a.send, a.recv, a.count, dt, op) })
+		add(why, want, comm.AllReduceCall(a.send, a.recv, a.count, dt, op))
+		add(why, want, comm.ReduceCall(a.send, a.recv, a.count, dt, op, 0))
+		add(why, want, comm.ReduceScatterCall(a.send, a.recv, a.count, dt, op))
 	}
 	reducing("no such reduction", comm.ErrArgument, a.dt, comm.ReduceOp(77))
 	for _, dt := range p.types() {
@@ -213,15 +181,9 @@ func (p *probe) badReductions(a operands, add addBadCall) {
 // badLayouts: counts and displacements do not fit.
 func (p *probe) badLayouts(a operands, add addBadCall) {
 	layouts := func(why string, counts, displs []int) {
-		add("allgatherv", why, comm.ErrArgument, func(c comm.Communicator) error {
-			return c.AllGatherV(a.send, a.recv, counts, displs, a.dt)
-		})
-		add("alltoallv", why+" of send", comm.ErrArgument, func(c comm.Communicator) error {
-			return c.AllToAllV(a.send, counts, displs, a.recv, a.counts, a.displs, a.dt)
-		})
-		add("alltoallv", why+" of recv", comm.ErrArgument, func(c comm.Communicator) error {
-			return c.AllToAllV(a.send, a.counts, a.displs, a.recv, counts, displs, a.dt)
-		})
+		add(why, comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, counts, displs, a.dt))
+		add(why+" of send", comm.ErrArgument, comm.AllToAllVCall(a.send, counts, displs, a.recv, a.counts, a.displs, a.dt))
+		add(why+" of recv", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, counts, displs, a.dt))
 	}
 	layouts("too few counts", a.counts[1:], a.displs)
 	layouts("too many counts", append(slices.Clone(a.counts), 1), a.displs)
@@ -238,30 +200,21 @@ func (p *probe) badLayouts(a operands, add addBadCall) {
 	if p.size > 1 {
 		same := slices.Clone(a.displs)
 		same[0] = same[1] + a.counts[1] - 1
-		add("allgatherv", "regions that overlap", comm.ErrArgument, func(c comm.Communicator) error {
-			return c.AllGatherV(a.send, a.recv, a.counts, same, a.dt)
-		})
-		add("alltoallv", "regions of recv that overlap", comm.ErrArgument, func(c comm.Communicator) error {
-			return c.AllToAllV(a.send, a.counts, a.displs, a.recv, a.counts, same, a.dt)
-		})
+		add("regions that overlap", comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, a.counts, same, a.dt))
+		add("regions of recv that overlap", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, same, a.dt))
 	}
 
 	other := slices.Clone(a.counts)
 	other[p.rank]--
-	add("alltoallv", "sends itself more than it receives", comm.ErrArgument, func(c comm.Communicator) error {
-		return c.AllToAllV(a.send, a.counts, a.displs, a.recv, other, a.displs, a.dt)
-	})
+	add("sends itself more than it receives", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, other, a.displs, a.dt))
 }
 
 // badArguments calls everything wrongly, alone and in a group, and then checks
 // that the communicator works as if nothing had been.
 func badArguments(p *probe) {
 	for _, bad := range p.badCalls() {
-		p.checkBad(bad, bad.submit(p.c))
-		err := p.c.Group(func() error { return bad.submit(p.c) })
-		if !errors.Is(err, bad.want) {
-			p.errorf("%s with %s in a group: got %v, want %v", bad.name, bad.why, err, bad.want)
-		}
+		p.checkBad(bad, bad.Make(p.c))
+		p.checkBad(bad, p.c.Group(bad.Call))
 	}
 	p.exercise(p.c)
 }
@@ -273,7 +226,7 @@ func badArgumentsOnOneRank(p *probe) {
 	for who := range min(p.size, 3) {
 		if who == p.rank {
 			for _, b := range bad {
-				p.checkBad(b, b.submit(p.c))
+				p.checkBad(b, b.Make(p.c))
 			}
 		}
 		p.exercise(p.c)
@@ -283,16 +236,16 @@ func badArgumentsOnOneRank(p *probe) {
 // checkBad checks what a bad call returned.
 func (p *probe) checkBad(bad badCall, err error) {
 	if !errors.Is(err, bad.want) {
-		p.errorf("%s with %s: got %v, want %v", bad.name, bad.why, err, bad.want)
+		p.errorf("%s with %s: got %v, want %v", bad.Op, bad.why, err, bad.want)
 		return
 	}
 	var e *comm.OpError
 	switch {
 	case !errors.As(err, &e):
-		p.errorf("%s with %s: error %q is no *comm.OpError", bad.name, bad.why, err)
-	case e.Op != bad.name || e.Rank != p.rank:
-		p.errorf("%s with %s: OpError says %q on rank %d", bad.name, bad.why, e.Op, e.Rank)
+		p.errorf("%s with %s: error %q is no *comm.OpError", bad.Op, bad.why, err)
+	case e.Op != bad.Op.String() || e.Rank != p.rank:
+		p.errorf("%s with %s: OpError says %q on rank %d", bad.Op, bad.why, e.Op, e.Rank)
 	case p.Name != "" && e.Backend != p.Name:
-		p.errorf("%s with %s: OpError says backend %q, want %q", bad.name, bad.why, e.Backend, p.Name)
+		p.errorf("%s with %s: OpError says backend %q, want %q", bad.Op, bad.why, e.Backend, p.Name)
 	}
 }

@@ -3,6 +3,7 @@ package commtest
 import (
 	"slices"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -92,13 +93,13 @@ func addBroadcast(b *batch, l label) {
 	} else {
 		buf = b.output(l, len(data), want(data, l.dt))
 	}
-	b.call(l, func() error { return b.c.Broadcast(buf, l.count, l.dt, l.root) })
+	b.call(l, comm.BroadcastCall(buf, l.count, l.dt, l.root))
 }
 
 func addAllGather(b *batch, l label) {
 	all := l.gathered(b.p.size)
 	call := func(l label, send, recv uintptr) {
-		b.call(l, func() error { return b.c.AllGather(send, recv, l.count, l.dt) })
+		b.call(l, comm.AllGatherCall(send, recv, l.count, l.dt))
 	}
 
 	l.what = "out of place"
@@ -113,7 +114,7 @@ func addGather(b *batch, l label) {
 	all := l.gathered(b.p.size)
 	own := l.part(b.p.rank, everyone, l.count)
 	call := func(l label, send, recv uintptr) {
-		b.call(l, func() error { return b.c.Gather(send, recv, l.count, l.dt, l.root) })
+		b.call(l, comm.GatherCall(send, recv, l.count, l.dt, l.root))
 	}
 
 	l.what = "out of place"
@@ -136,7 +137,7 @@ func addScatter(b *batch, l label) {
 	all := l.scattered(l.root, b.p.size)
 	own := l.part(l.root, b.p.rank, l.count)
 	call := func(l label, send, recv uintptr) {
-		b.call(l, func() error { return b.c.Scatter(send, recv, l.count, l.dt, l.root) })
+		b.call(l, comm.ScatterCall(send, recv, l.count, l.dt, l.root))
 	}
 
 	l.what = "out of place"
@@ -162,7 +163,7 @@ func addAllToAll(b *batch, l label) {
 	}
 	send := b.input(l, l.scattered(b.p.rank, b.p.size))
 	recv := b.output(l, len(incoming), want(incoming, l.dt))
-	b.call(l, func() error { return b.c.AllToAll(send, recv, l.count, l.dt) })
+	b.call(l, comm.AllToAllCall(send, recv, l.count, l.dt))
 }
 
 // layout places parts of different lengths in one buffer: not in rank order,
@@ -217,7 +218,7 @@ func addAllGatherV(b *batch, l label) {
 	}
 	after := lay.buffer(l.dt, part)
 	call := func(l label, send, recv uintptr) {
-		b.call(l, func() error { return b.c.AllGatherV(send, recv, lay.counts, lay.displs, l.dt) })
+		b.call(l, comm.AllGatherVCall(send, recv, lay.counts, lay.displs, l.dt))
 	}
 
 	l.what = "out of place"
@@ -237,7 +238,5 @@ func addAllToAllV(b *batch, l label) {
 	after := in.buffer(l.dt, func(src int) []byte { return l.part(src, me, in.counts[src]) })
 	blank := in.buffer(l.dt, func(int) []byte { return nil })
 	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
-	b.call(l, func() error {
-		return b.c.AllToAllV(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt)
-	})
+	b.call(l, comm.AllToAllVCall(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt))
 }

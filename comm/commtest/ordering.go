@@ -17,9 +17,7 @@ var orderingCases = []testCase{
 	{name: "operations use earlier results", body: chained},
 	{name: "many operations before one sync", body: manySmall},
 	{name: "group of collectives and messages", body: mixedGroup},
-	{name: "nested groups", body: nestedGroups},
 	{name: "group that fails submits nothing", body: failedGroup},
-	{name: "group in which somebody waits submits nothing", body: waitingGroup},
 	{name: "barrier holds until the last rank comes", body: barrier, minRanks: 2},
 	{name: "barrier implies sync", body: barrierSyncs},
 	{name: "goroutines take turns", body: handOver},
@@ -43,16 +41,19 @@ func identity(p *probe) {
 func zeroCounts(p *probe) {
 	zeros := make([]int, p.size)
 	for _, dt := range p.types() {
-		for _, call := range everyCall(operands{dt: dt, counts: zeros, displs: zeros}) {
-			if reducing(call.name) && !p.reduces(dt, comm.Max) {
+		for _, call := range everyCollective(operands{dt: dt, counts: zeros, displs: zeros}) {
+			if call.Op.Reduces() && !p.reduces(dt, comm.Max) {
 				continue
 			}
-			if err := call.submit(p.c); err != nil {
-				p.fatalf("%s of 0 %v with nil buffers: %w", call.name, dt, err)
+			if err := call.Make(p.c); err != nil {
+				p.fatalf("%v with nil buffers: %w", call, err)
 			}
 		}
 	}
-	p.must(p.c.Sync(p.ctx))
+	nothing := plain("exchange", "of nothing", 0, p.word())
+	b := p.batch(p.c)
+	b.call(nothing, comm.SendCall(0, 0, p.word(), p.rank, 1), comm.RecvCall(0, 0, p.word(), p.rank, 1))
+	b.run()
 }
 
 // sumType is a type that the backend sums, and which holds small integers.
@@ -96,18 +97,16 @@ func chained(p *probe) {
 		z := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
 		last := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
 		next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
-		b.call(l, func() error {
-			return errors.Join(
-				b.c.Reduce(x, y, n, dt, comm.Sum, root), // y at root: Σ
-				b.c.Broadcast(y, n, dt, root),           // y: Σ
-				b.c.AllGather(y, all, n, dt),            // all: Σ, size times
-				b.c.AllReduce(y, x, n, dt, comm.Sum),    // x: size Σ
-				b.c.AllReduce(x, z, n, dt, comm.Sum),    // z: size² Σ
-				b.c.Group(func() error {
-					return errors.Join(b.c.Recv(last, n, dt, prev, 1), b.c.Send(z, n, dt, next, 1))
-				}),
-			)
-		})
+		for _, call := range []comm.Call{
+			comm.ReduceCall(x, y, n, dt, comm.Sum, root), // y at root: Σ
+			comm.BroadcastCall(y, n, dt, root),           // y: Σ
+			comm.AllGatherCall(y, all, n, dt),            // all: Σ, size times
+			comm.AllReduceCall(y, x, n, dt, comm.Sum),    // x: size Σ
+			comm.AllReduceCall(x, z, n, dt, comm.Sum),    // z: size² Σ
+		} {
+			b.call(l, call)
+		}
+		b.call(l, comm.RecvCall(last, n, dt, prev, 1), comm.SendCall(z, n, dt, next, 1))
 		b.run()
 	}
 }
@@ -128,7 +127,7 @@ func manySmall(p *probe) {
 	for i := range p.rounds(100) {
 		send := b.input(l, number(dt, p.rank+i))
 		recv := b.output(l, dt.Size(), want(number(dt, p.ranksSum()+p.size*i), dt))
-		b.call(l, func() error { return b.c.AllReduce(send, recv, 1, dt, comm.Sum) })
+		b.call(l, comm.AllReduceCall(send, recv, 1, dt, comm.Sum))
 		addBroadcast(b, label{call: "broadcast", count: 2, dt: dt, op: noOp, root: i % p.size})
 		addAllGather(b, plain("allgather", "", 1, dt))
 		addAllToAll(b, plain("alltoall", "", 1, dt))
@@ -148,85 +147,35 @@ func mixedGroup(p *probe) {
 	b.runGroup()
 }
 
-// nestedGroups puts the two halves of an exchange into inner groups: nothing
-// may start before the outermost group ends.
-func nestedGroups(p *probe) {
-	dt := p.word()
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
-	b := p.batch(p.c)
-	b.recv(1000, dt, prev, 2, 6)
-	b.send(1000, dt, next, 2, 6)
-	for i := range b.calls {
-		submit := b.calls[i].submit
-		b.calls[i].submit = func() error { return p.c.Group(func() error { return p.c.Group(submit) }) }
-	}
-	b.runGroup()
-}
-
-// failedGroup lets groups fail in all ways; afterwards everything still goes as
-// if they had never been.
+// failedGroup lets groups fail; afterwards everything still goes as if they had
+// never been.
 func failedGroup(p *probe) {
 	dt := p.word()
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
-	mine := errors.New("submit failed")
 	b := p.batch(p.c)
 	l := plain("group", "that fails", 100, dt)
+	bytes := 100 * dt.Size()
 	stale := b.input(l, message(100, dt, -1, -1, -1))
-	never := b.untouched(l, 100*dt.Size())
-	valid := func() error {
-		return errors.Join(p.c.Send(stale, 100, dt, next, 8), p.c.Recv(never, 100, dt, prev, 8))
+	never, other := b.untouched(l, bytes), b.untouched(l, bytes)
+	send, recv := comm.SendCall(stale, 100, dt, next, 8), comm.RecvCall(never, 100, dt, prev, 8)
+	half := uintptr(bytes / 2)
+	for why, calls := range map[string][]comm.Call{
+		"a bad call at its end":        {send, recv, comm.SendCall(stale, -1, dt, next, 8)},
+		"a bad call at its start":      {comm.SendCall(stale, 100, dt, p.size, 8), send, recv},
+		"a tag that is too high":       {send, recv, comm.SendCall(stale, 100, dt, next, comm.MaxTag+1)},
+		"no call at all":               {send, recv, {Op: comm.OpBarrier}},
+		"two receives into one":        {send, recv, comm.RecvCall(never, 100, dt, prev, 8)},
+		"receives that overlap":        {send, recv, comm.RecvCall(never+half, 1, dt, prev, 8)},
+		"a receive into what it sends": {send, recv, comm.RecvCall(stale+half, 100, dt, prev, 8), comm.SendCall(other, 100, dt, next, 8)},
+	} {
+		if err := p.c.Group(calls...); !errors.Is(err, comm.ErrArgument) {
+			p.errorf("group with %s: got %v, want ErrArgument", why, err)
+		}
 	}
-	err := p.c.Group(func() error { return errors.Join(valid(), mine) })
-	if !errors.Is(err, mine) {
-		p.errorf("group whose submit fails: got %v, want its error", err)
-	}
-	err = p.c.Group(func() error { return errors.Join(valid(), p.c.Send(stale, -1, dt, next, 8)) })
-	if !errors.Is(err, comm.ErrArgument) {
-		p.errorf("group with a bad call: got %v, want ErrArgument", err)
-	}
-	err = p.c.Group(func() error {
-		_ = p.c.Send(stale, 100, dt, p.size, 8) // ignored by submit, not by the group
-		return valid()
-	})
-	if !errors.Is(err, comm.ErrArgument) {
-		p.errorf("group whose submit ignores the error of a call: got %v, want ErrArgument", err)
-	}
-	err = p.c.Group(func() error {
-		_ = p.c.Group(func() error { return errors.Join(valid(), mine) })
-		return valid()
-	})
-	if !errors.Is(err, mine) {
-		p.errorf("group that ignores the error of an inner group: got %v, want that error", err)
-	}
+	p.must(p.c.Group())
 	b.send(100, dt, next, 3, 8)
 	b.recv(100, dt, prev, 3, 8)
 	b.runGroup()
-}
-
-// waitingGroup waits inside a group for what has not started, in all ways.
-func waitingGroup(p *probe) {
-	dt := p.word()
-	b := p.batch(p.c)
-	l := plain("group", "in which somebody waits", 100, dt)
-	stale, never := b.untouched(l, 100*dt.Size()), b.untouched(l, 100*dt.Size())
-	for name, wait := range map[string]func() error{
-		"sync":    func() error { return p.c.Sync(p.ctx) },
-		"barrier": func() error { return p.c.Barrier(p.ctx) },
-		"split":   func() error { _, err := p.c.Split(p.ctx, 0, 0); return err },
-	} {
-		err := p.c.Group(func() error {
-			p.must(p.c.Send(stale, 100, dt, p.rank, 8))
-			p.must(p.c.Recv(never, 100, dt, p.rank, 8))
-			if err := wait(); !errors.Is(err, comm.ErrArgument) {
-				p.errorf("%s in a group: got %v, want ErrArgument", name, err)
-			}
-			return nil
-		})
-		if !errors.Is(err, comm.ErrArgument) {
-			p.errorf("group that ignores the error of %s: got %v, want that error", name, err)
-		}
-	}
-	b.run()
 }
 
 // barrier proves by the order of events that nobody leaves before everybody
@@ -271,12 +220,12 @@ func handOver(p *probe) {
 		b := p.batch(p.c)
 		addAllGather(b, plain("allgather", "from another goroutine", 300, p.word()))
 		p.settle()
-		for _, c := range b.calls {
+		for _, s := range b.steps {
 			err := make(chan error)
-			go func() { err <- c.submit() }()
+			go func() { err <- s.submit(b.c) }()
 			p.must(<-err)
 		}
-		b.calls = nil
+		b.steps = nil
 		err := make(chan error)
 		go func() { err <- p.c.Sync(p.ctx) }()
 		p.must(<-err)

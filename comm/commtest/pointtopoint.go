@@ -3,6 +3,7 @@ package commtest
 import (
 	"fmt"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -28,7 +29,7 @@ func tags(b Backend) string {
 func (b *batch) send(n int, dt dtype.DType, dest, serial int, tag uint32) {
 	l := plain("send", fmt.Sprintf("to %d, tag %d, number %d", dest, tag, serial), n, dt)
 	buf := b.input(l, message(n, dt, b.c.Rank(), dest, serial))
-	b.call(l, func() error { return b.c.Send(buf, n, dt, dest, tag) })
+	b.call(l, comm.SendCall(buf, n, dt, dest, tag))
 }
 
 // recv adds the receive that matches a send with the same serial number.
@@ -36,7 +37,7 @@ func (b *batch) recv(n int, dt dtype.DType, src, serial int, tag uint32) {
 	l := plain("recv", fmt.Sprintf("from %d, tag %d, number %d", src, tag, serial), n, dt)
 	content := message(n, dt, src, b.c.Rank(), serial)
 	buf := b.output(l, len(content), want(content, dt))
-	b.call(l, func() error { return b.c.Recv(buf, n, dt, src, tag) })
+	b.call(l, comm.RecvCall(buf, n, dt, src, tag))
 }
 
 func message(n int, dt dtype.DType, src, dest, serial int) []byte {
@@ -45,18 +46,13 @@ func message(n int, dt dtype.DType, src, dest, serial int) []byte {
 
 // runGroup submits all calls in one group, waits, and verifies.
 func (b *batch) runGroup() {
-	b.p.settle()
-	b.p.must(b.c.Group(func() error {
-		for _, c := range b.calls {
-			if err := c.submit(); err != nil {
-				return fmt.Errorf("%v: %w", c.label, err)
-			}
-		}
-		return nil
-	}))
-	b.calls = nil
-	b.p.must(b.c.Sync(b.p.ctx))
-	b.verify()
+	var group step
+	for _, s := range b.steps {
+		group.calls = append(group.calls, s.calls...)
+	}
+	group.label = plain("group", fmt.Sprintf("%d calls", len(group.calls)), 0, b.p.word())
+	b.steps = []step{group}
+	b.run()
 }
 
 // ring shifts data by every distance, for all counts, as an exchange.
@@ -152,7 +148,7 @@ func sameTag(p *probe) {
 // among them.
 func tagsOutOfOrder(p *probe) {
 	dt := p.word()
-	tags := []uint32{0, 7, 1<<32 - 1, 1 << 31, 3, 1 << 16}
+	tags := []uint32{0, 7, comm.MaxTag, 1 << 14, 3, 1 << 8}
 	b := p.batch(p.c)
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
 	for i, tag := range tags {

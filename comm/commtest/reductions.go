@@ -2,7 +2,6 @@ package commtest
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -41,7 +40,7 @@ type reduction struct {
 	// rooted: the result is the root's alone.
 	rooted bool
 	// call submits one call.
-	call func(c comm.Communicator, l label, send, recv uintptr) error
+	call func(l label, send, recv uintptr) comm.Call
 	// add makes the buffers of one count, out of place and in place, and hands
 	// them to call.
 	add func(b *batch, l label, in reductionData, call func(l label, send, recv uintptr))
@@ -64,8 +63,8 @@ var reductions = []reduction{
 	{
 		name:  "allreduce",
 		parts: one,
-		call: func(c comm.Communicator, l label, send, recv uintptr) error {
-			return c.AllReduce(send, recv, l.count, l.dt, l.op)
+		call: func(l label, send, recv uintptr) comm.Call {
+			return comm.AllReduceCall(send, recv, l.count, l.dt, l.op)
 		},
 		add: addAllReduce,
 	},
@@ -73,16 +72,16 @@ var reductions = []reduction{
 		name:   "reduce",
 		parts:  one,
 		rooted: true,
-		call: func(c comm.Communicator, l label, send, recv uintptr) error {
-			return c.Reduce(send, recv, l.count, l.dt, l.op, l.root)
+		call: func(l label, send, recv uintptr) comm.Call {
+			return comm.ReduceCall(send, recv, l.count, l.dt, l.op, l.root)
 		},
 		add: addReduce,
 	},
 	{
 		name:  "reducescatter",
 		parts: perRank,
-		call: func(c comm.Communicator, l label, send, recv uintptr) error {
-			return c.ReduceScatter(send, recv, l.count, l.dt, l.op)
+		call: func(l label, send, recv uintptr) comm.Call {
+			return comm.ReduceScatterCall(send, recv, l.count, l.dt, l.op)
 		},
 		add: addReduceScatter,
 	},
@@ -113,17 +112,12 @@ func (r reduction) matrix(p *probe) {
 					l.root = (i + int(op)) % p.size
 				}
 				r.add(b, l, in, func(l label, send, recv uintptr) {
-					b.call(l, func() error { return r.call(b.c, l, send, recv) })
+					b.call(l, r.call(l, send, recv))
 				})
 			}
 			b.run()
 		}
 	}
-}
-
-// reducing reports whether a call of that name has an operation.
-func reducing(name string) bool {
-	return slices.ContainsFunc(reductions, func(r reduction) bool { return r.name == name })
 }
 
 // refused checks that what the backend does not do is an error at once.
@@ -134,7 +128,7 @@ func (r reduction) refused(p *probe, l label) {
 	}
 	b := p.batch(p.c)
 	n := l.count * p.size * l.dt.Size()
-	err := r.call(p.c, l, b.untouched(l, n), b.untouched(l, n))
+	err := r.call(l, b.untouched(l, n), b.untouched(l, n)).Make(p.c)
 	if !errors.Is(err, comm.ErrUnsupported) {
 		p.errorf("%v: got error %v, want ErrUnsupported", l, err)
 	}

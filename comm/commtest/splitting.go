@@ -94,7 +94,7 @@ func (p *probe) exercise(c comm.Communicator) {
 		b := q.batch(c)
 		l := plain("allreduce", "on a group of ranks", 500, dt)
 		buf := b.buffer(l, numbers(dt, 500, q.rank), 500*dt.Size(), want(numbers(dt, 500, q.ranksSum()), dt), true)
-		b.call(l, func() error { return c.AllReduce(buf, buf, 500, dt, comm.Sum) })
+		b.call(l, comm.AllReduceCall(buf, buf, 500, dt, comm.Sum))
 		addBroadcast(b, label{call: "broadcast", count: 9, dt: dt, op: noOp, root: q.size - 1})
 		addAllGather(b, plain("allgather", "on a group of ranks", 65, dt))
 		addAllToAll(b, plain("alltoall", "on a group of ranks", 3, dt))
@@ -137,14 +137,7 @@ func independentSplits(p *probe) {
 		send := x.input(l, message(60, dt, p.rank, next, i))
 		incoming := message(60, dt, prev, p.rank, i)
 		recv := x.output(l, len(incoming), want(incoming, dt))
-		x.call(l, func() error {
-			return x.c.Group(func() error {
-				if err := x.c.Send(send, 60, dt, next, 4); err != nil {
-					return err
-				}
-				return x.c.Recv(recv, 60, dt, prev, 4)
-			})
-		})
+		x.call(l, comm.SendCall(send, 60, dt, next, 4), comm.RecvCall(recv, 60, dt, prev, 4))
 	}
 	for i := range batches {
 		batches[(p.rank+i)%len(batches)].submit()

@@ -20,7 +20,7 @@ func TestNoAllocations(t *testing.T) {
 	_, a := perRank(m, 2, 2*n, rankPlusOne)
 	_, b := perRank(m, 2, 2*n, rankPlusOne)
 	counts, displs := []int{n, n / 2}, []int{0, n}
-	var exchange [2]func() error
+	var exchange [2][]comm.Call
 	both := []int{n / 2, n / 2}
 	for name, call := range map[string]func(c comm.Communicator, r int) error{
 		"allreduce":  func(c comm.Communicator, r int) error { return c.AllReduce(a[r], b[r], n, dtype.F32, comm.Sum) },
@@ -31,17 +31,13 @@ func TestNoAllocations(t *testing.T) {
 			return c.AllToAllV(a[r], both, displs, b[r], both, displs, dtype.I32)
 		},
 		"barrier":  func(c comm.Communicator, r int) error { return c.Barrier(ctx) },
-		"exchange": func(c comm.Communicator, r int) error { return c.Group(exchange[r]) },
+		"exchange": func(c comm.Communicator, r int) error { return c.Group(exchange[r]...) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			comms := world(t, 2)
-			for r, c := range comms {
-				exchange[r] = func() error {
-					if err := c.Send(a[r], n, dtype.F32, 1-r, 3); err != nil {
-						return err
-					}
-					return c.Recv(b[r], n, dtype.F32, 1-r, 3)
-				}
+			for r := range exchange {
+				exchange[r] = []comm.Call{
+					comm.SendCall(a[r], n, dtype.F32, 1-r, 3), comm.RecvCall(b[r], n, dtype.F32, 1-r, 3)}
 			}
 			run := func(c comm.Communicator, times int) error {
 				r := c.Rank()

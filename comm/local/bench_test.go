@@ -58,16 +58,12 @@ func BenchmarkExchange(b *testing.B) {
 			comms, m := world(b, 2), newMemory(b)
 			_, src := perRank(m, 2, bytes/4, rankPlusOne)
 			_, dst := perRank(m, 2, bytes/4, constant(0))
-			var submit [2]func() error
-			for r, c := range comms {
-				submit[r] = func() error {
-					if err := c.Send(src[r], bytes/4, dtype.F32, 1-r, 0); err != nil {
-						return err
-					}
-					return c.Recv(dst[r], bytes/4, dtype.F32, 1-r, 0)
-				}
+			var exchange [2][]comm.Call
+			for r := range exchange {
+				exchange[r] = []comm.Call{
+					comm.SendCall(src[r], bytes/4, dtype.F32, 1-r, 0), comm.RecvCall(dst[r], bytes/4, dtype.F32, 1-r, 0)}
 			}
-			collective(b, comms, bytes, func(c comm.Communicator) error { return c.Group(submit[c.Rank()]) })
+			collective(b, comms, bytes, func(c comm.Communicator) error { return c.Group(exchange[c.Rank()]...) })
 		})
 	}
 }

@@ -18,7 +18,6 @@ func (e *endpoint) close() error {
 	if closed {
 		return nil
 	}
-	e.group.Free()
 	limit := e.world.options.timeout
 	if limit <= 0 {
 		limit = closeLimit

@@ -1,5 +1,7 @@
 package local
 
+import "github.com/tutti-go/tutti/comm"
+
 // driver carries out what one event (a submission, the end of an operation)
 // makes possible, one thing after the other instead of one inside the other.
 type driver struct {
@@ -57,9 +59,9 @@ func (d *driver) start(seq uint64) {
 		s.missing.Store(abandoned)
 		return
 	}
-	switch s.calls[0].kind {
-	case barrier:
-	case split:
+	switch s.calls[0].op {
+	case comm.OpBarrier:
+	case comm.OpSplit:
 		w.split(s)
 	default:
 		s.prepare(w.workers)
@@ -114,7 +116,7 @@ func (d *driver) pump(e *endpoint) {
 			return
 		}
 		o := e.backlog.pop()
-		if o.kind.isMessage() {
+		if o.op.Message() {
 			e.open = append(e.open, o)
 			match := e.post(o)
 			e.mu.Unlock()
@@ -123,7 +125,7 @@ func (d *driver) pump(e *endpoint) {
 		}
 		seq := e.arrivals.Load()
 		s := e.world.slot(seq)
-		s.calls[e.rank] = o.call
+		s.calls[e.rank] = o.entry
 		x := &s.extras[e.rank]
 		x.ints, o.ints = o.ints, x.ints
 		x.split = o.split

@@ -43,7 +43,7 @@ type endpoint struct {
 	next   *endpoint // see driver.kicked
 	linked atomic.Bool
 
-	group   group
+	batch   []*op // the group being submitted
 	scratch atomic.Pointer[scratch]
 
 	root     *endpoint   // where the Splits that led here began; itself for what New made
@@ -62,7 +62,7 @@ func newEndpoint(w *world, rank int) *endpoint {
 
 // op is an operation that does not go straight into the ring.
 type op struct {
-	call
+	entry
 	extra
 	owner *endpoint
 	tag   uint32
@@ -76,37 +76,61 @@ type op struct {
 	left   atomic.Int32
 }
 
-// submit takes one operation.
-func (e *endpoint) submit(c *call, tag uint32, d *details) error {
-	inGroup := e.group.Enter()
+// Submit implements [comm.Backend].
+func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil) }
+
+// String describes the operation as errors do.
+func (o *op) String() string {
+	c := o.call()
+	c.Tag = o.tag
+	return c.String()
+}
+
+// submit takes one operation. split is its part of a Split.
+func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 	e.mu.Lock()
-	if err := e.usable(); err != nil {
+	if err := e.Usable(); err != nil {
 		e.mu.Unlock()
-		return e.turnDown(kinds[c.kind].name, err)
-	}
-	if inGroup {
-		e.group.held = append(e.group.held, e.newOp(c, tag, d))
-		e.mu.Unlock()
-		return nil
+		return e.turnDown(err)
 	}
 	e.submitted.Store(e.submitted.Load() + 1)
 	run := driver{endpoint: e}
-	if !c.kind.isMessage() && e.pending.Load() == 0 && e.hasSlot() {
+	if !c.Op.Message() && e.pending.Load() == 0 && e.hasSlot() {
 		seq := e.arrivals.Load()
 		s := e.world.slot(seq)
-		s.calls[e.rank] = *c
-		if d != nil {
-			s.extras[e.rank].set(d)
+		s.calls[e.rank] = newEntry(c)
+		if c.RecvCounts != nil || split != nil {
+			s.extras[e.rank].set(c, split)
 		}
 		e.arrivals.Store(seq + 1)
 		e.mu.Unlock()
 		run.arrive(seq)
 	} else {
-		o := e.newOp(c, tag, d)
-		e.enqueue([]*op{o})
+		e.enqueue([]*op{e.newOp(c, split)})
 		e.mu.Unlock()
 		run.kick(e)
 	}
+	run.run()
+	return nil
+}
+
+// SubmitTogether implements [comm.Backend].
+func (e *endpoint) SubmitTogether(calls []comm.Call) error {
+	e.mu.Lock()
+	if err := e.Usable(); err != nil {
+		e.mu.Unlock()
+		return e.turnDown(err)
+	}
+	e.submitted.Store(e.submitted.Load() + uint64(len(calls)))
+	for i := range calls {
+		e.batch = append(e.batch, e.newOp(&calls[i], nil))
+	}
+	e.enqueue(e.batch)
+	clear(e.batch)
+	e.batch = e.batch[:0]
+	e.mu.Unlock()
+	run := driver{endpoint: e}
+	run.kick(e)
 	run.run()
 	return nil
 }
@@ -116,8 +140,8 @@ func (e *endpoint) hasSlot() bool {
 	return e.arrivals.Load()-e.world.front.completed.Load() < ringSize
 }
 
-// usable returns an error if nothing can be submitted any more.
-func (e *endpoint) usable() error {
+// Usable implements [comm.Backend].
+func (e *endpoint) Usable() error {
 	if e.closed.Load() {
 		return comm.ErrClosed
 	}
@@ -129,25 +153,23 @@ func (e *endpoint) usable() error {
 
 // turnDown returns the error of a call that submits nothing. If that is because
 // the communicator broke, nobody touches the rank's buffers any more.
-func (e *endpoint) turnDown(name string, err error) error {
+func (e *endpoint) turnDown(err error) error {
 	if e.world.failure.Load() != nil {
 		e.quiesce()
 	}
-	return e.group.Refuse(e.check.Fail(name, err))
+	return err
 }
 
 // newOp takes an operation from those that are idle. The caller holds e.mu.
-func (e *endpoint) newOp(c *call, tag uint32, d *details) *op {
+func (e *endpoint) newOp(c *comm.Call, split *splitCall) *op {
 	var o *op
 	if last := len(e.idle) - 1; last >= 0 {
 		o, e.idle = e.idle[last], e.idle[:last]
 	} else {
 		o = &op{owner: e}
 	}
-	o.call, o.tag = *c, tag
-	if d != nil {
-		o.extra.set(d)
-	}
+	o.entry, o.tag = newEntry(c), c.Tag
+	o.extra.set(c, split)
 	return o
 }
 
@@ -164,13 +186,13 @@ func (e *endpoint) enqueue(batch []*op) {
 	e.batches++
 	messages := 0
 	for _, o := range batch {
-		if o.kind.isMessage() {
+		if o.op.Message() {
 			messages++
 		}
 	}
 	for _, pass := range [...]bool{true, false} {
 		for _, o := range batch {
-			if o.kind.isMessage() == pass {
+			if o.op.Message() == pass {
 				o.batch, o.messages, o.collectives = e.batches, messages > 0, messages < len(batch)
 				e.backlog.push(o)
 			}
@@ -197,14 +219,14 @@ func (e *endpoint) startable() bool {
 		}
 		e.released = o.batch
 	}
-	return o.kind.isMessage() || e.hasSlot()
+	return o.op.Message() || e.hasSlot()
 }
 
 // batchConflicts reports whether a message of the batch at the front of the
 // backlog conflicts with an open one.
 func (e *endpoint) batchConflicts(batch uint64) bool {
 	for _, o := range e.backlog.all() {
-		if o.batch != batch || !o.kind.isMessage() {
+		if o.batch != batch || !o.op.Message() {
 			return false
 		}
 		for _, other := range e.open {

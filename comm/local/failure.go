@@ -38,9 +38,6 @@ func (w *world) fail(f *failure) {
 		return
 	}
 	w.wakeAll()
-	for _, e := range w.ranks {
-		e.group.Free()
-	}
 }
 
 // checkLeft breaks the world if a rank needs one that has left: it submitted
@@ -75,7 +72,7 @@ func (w *world) checkMailboxes() {
 		var gone *endpoint
 		box.mu.Lock()
 		for _, o := range box.waiting {
-			if peer := w.ranks[o.root]; peer.gone.Load() {
+			if peer := w.ranks[o.peer]; peer.gone.Load() {
 				gone = peer
 			}
 		}

@@ -31,7 +31,7 @@ func TestDeadline(t *testing.T) {
 		}, "allreduce of 4 i32, sum (operation 0), not called by rank 2"},
 		"message": {func(c comm.Communicator, b uintptr) error {
 			return c.Recv(b, 4, dtype.I32, 2, 5)
-		}, "recv of 4 i32, peer rank 2, tag 5"},
+		}, "recv of 4 i32 from rank 2, tag 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, addr := perRank(newMemory(t), 3, 4, rankPlusOne)

@@ -25,33 +25,37 @@ type mailbox struct {
 
 // source and destination of a message.
 func (o *op) source() int {
-	if o.kind == send {
+	if o.op == comm.OpSend {
 		return o.owner.rank
 	}
-	return int(o.root)
+	return int(o.peer)
 }
 
 func (o *op) destination() int {
-	if o.kind == send {
-		return int(o.root)
+	if o.op == comm.OpSend {
+		return int(o.peer)
 	}
 	return o.owner.rank
 }
 
 // matches reports whether two operations are the sides of one message.
 func (o *op) matches(other *op) bool {
-	return o.kind != other.kind && o.tag == other.tag && o.source() == other.source()
+	return o.op != other.op && o.tag == other.tag && o.source() == other.source()
 }
 
 // buffer returns the memory that a message uses on its side.
 func (o *op) buffer() (start, end uintptr) {
-	return o.call.send, o.call.send + uintptr(o.count*o.dt.Size())
+	start = o.send
+	if o.op == comm.OpRecv {
+		start = o.recv
+	}
+	return start, start + uintptr(o.count*o.dt.Size())
 }
 
 // conflicts reports whether two messages of one rank touch the same memory,
 // at least one of them writing it.
 func (o *op) conflicts(other *op) bool {
-	if o.kind == send && other.kind == send {
+	if o.op == comm.OpSend && other.op == comm.OpSend {
 		return false
 	}
 	a, aEnd := o.buffer()
@@ -86,7 +90,7 @@ func (d *driver) posted(o, match *op) {
 		return
 	}
 	from, to := o, match
-	if o.kind == recv {
+	if o.op == comm.OpRecv {
 		from, to = match, o
 	}
 	if from.count != to.count || from.dt != to.dt {
@@ -120,7 +124,7 @@ func (d *driver) copyChunk(to *op, chunk int) {
 		at := chunk * messageChunk
 		bytes := to.count * to.dt.Size()
 		n := min(bytes-at, messageChunk)
-		cpu.Copy(to.call.send+uintptr(at), to.match.call.send+uintptr(at), n, bytes >= streamBytes)
+		cpu.Copy(to.recv+uintptr(at), to.match.send+uintptr(at), n, bytes >= streamBytes)
 	}
 	w.copying.Add(-1)
 	if ok && to.left.Add(-1) == 0 {

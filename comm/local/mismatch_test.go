@@ -123,7 +123,7 @@ func requireBroken(t *testing.T, comms []comm.Communicator, addr []uintptr, caus
 			c.Send(addr[r], 1, dtype.I32, 0, 0),
 			c.Sync(context.Background()),
 			c.Barrier(context.Background()),
-			c.Group(func() error { return nil }),
+			c.Group(),
 		} {
 			require.ErrorIs(t, err, comm.ErrBroken, "rank %d", r)
 			require.ErrorIs(t, err, cause, "rank %d", r)

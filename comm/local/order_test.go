@@ -138,11 +138,9 @@ func TestConcurrentGoroutinesOfARank(t *testing.T) {
 	requireAll(t, onUsers(users, func(user int, c comm.Communicator) error {
 		r, tag := user%ranks, uint32(user/ranks)
 		for i := range rounds {
-			err := c.Group(func() error {
-				return errors.Join(
-					c.Send(at(outAt[user], i), 1, dtype.I32, (r+1)%ranks, tag),
-					c.Recv(at(inAt[user], i), 1, dtype.I32, (r+ranks-1)%ranks, tag))
-			})
+			err := c.Group(
+				comm.SendCall(at(outAt[user], i), 1, dtype.I32, (r+1)%ranks, tag),
+				comm.RecvCall(at(inAt[user], i), 1, dtype.I32, (r+ranks-1)%ranks, tag))
 			if err != nil {
 				return err
 			}

@@ -3,6 +3,7 @@ package local
 import (
 	"sort"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -45,29 +46,29 @@ func (s *slot) prepare(workers int) {
 	c, n, p := &s.calls[0], len(s.calls), &s.plan
 	p.size, p.row, p.uneven = c.dt.Size(), c.count, false
 	rows, sources, destinations := 1, 1, 1
-	switch c.kind {
-	case allReduce:
+	switch c.op {
+	case comm.OpAllReduce:
 		sources, destinations = n, n
-	case broadcast:
+	case comm.OpBroadcast:
 		destinations = n
-	case reduce:
+	case comm.OpReduce:
 		sources = n
-	case allGather:
+	case comm.OpAllGather:
 		rows, destinations = n, n
-	case allGatherV:
+	case comm.OpAllGatherV:
 		destinations = n
 		p.unevenRows()
-		p.addRows(s.extras[0].list(sendCounts, n))
-	case reduceScatter:
+		p.addRows(s.extras[0].list(recvCounts, n))
+	case comm.OpReduceScatter:
 		rows, sources = n, n
-	case allToAll:
+	case comm.OpAllToAll:
 		rows = n * n
-	case allToAllV:
+	case comm.OpAllToAllV:
 		p.unevenRows()
 		for r := range s.extras {
 			p.addRows(s.extras[r].list(recvCounts, n))
 		}
-	case gather, scatter:
+	case comm.OpGather, comm.OpScatter:
 		rows = n
 	}
 	if !p.uneven {
@@ -145,52 +146,52 @@ func (s *slot) move(row, offset, n int, w *scratch) {
 	c, ranks, size := &s.calls[0], len(s.calls), s.plan.size
 	at := uintptr(offset * size)            // within the row
 	rowAt := uintptr(row*c.count*size) + at // within a buffer of WorldSize rows
-	root := &s.calls[c.root]
+	root := &s.calls[c.peer]
 	dst := w.dst[:0]
 	var src uintptr
-	switch c.kind {
-	case allReduce:
+	switch c.op {
+	case comm.OpAllReduce:
 		for r := range s.calls {
 			dst = append(dst, s.calls[r].recv+at)
 		}
 		s.combine(dst, at, n, w)
 		return
-	case reduce:
+	case comm.OpReduce:
 		s.combine(append(dst, root.recv+at), at, n, w)
 		return
-	case reduceScatter:
+	case comm.OpReduceScatter:
 		s.combine(append(dst, s.calls[row].recv+at), rowAt, n, w)
 		return
-	case broadcast:
+	case comm.OpBroadcast:
 		src = root.send + at
 		for r := range s.calls {
 			dst = append(dst, s.calls[r].recv+at)
 		}
-	case allGather:
+	case comm.OpAllGather:
 		src = s.calls[row].send + at
 		for r := range s.calls {
 			dst = append(dst, s.calls[r].recv+rowAt)
 		}
-	case allGatherV:
+	case comm.OpAllGatherV:
 		src = s.calls[row].send + at
 		for r := range s.calls {
-			displ := s.extras[r].list(sendDispls, ranks)[row]
+			displ := s.extras[r].list(recvDispls, ranks)[row]
 			dst = append(dst, s.calls[r].recv+uintptr(displ*size)+at)
 		}
-	case allToAll:
+	case comm.OpAllToAll:
 		to, from := row/ranks, row%ranks
 		src = s.calls[from].send + uintptr(to*c.count*size) + at
 		dst = append(dst, s.calls[to].recv+uintptr(from*c.count*size)+at)
-	case allToAllV:
+	case comm.OpAllToAllV:
 		to, from := row/ranks, row%ranks
 		sendAt := s.extras[from].list(sendDispls, ranks)[to]
 		recvAt := s.extras[to].list(recvDispls, ranks)[from]
 		src = s.calls[from].send + uintptr(sendAt*size) + at
 		dst = append(dst, s.calls[to].recv+uintptr(recvAt*size)+at)
-	case gather:
+	case comm.OpGather:
 		src = s.calls[row].send + at
 		dst = append(dst, root.recv+rowAt)
-	case scatter:
+	case comm.OpScatter:
 		src = root.send + rowAt
 		dst = append(dst, s.calls[row].recv+at)
 	}
@@ -209,5 +210,5 @@ func (s *slot) combine(dst []uintptr, at uintptr, n int, w *scratch) {
 		src = append(src, s.calls[r].send+at)
 	}
 	c := &s.calls[0]
-	cpu.Reduce(dst, src, n, c.dt, c.op, s.plan.streaming)
+	cpu.Reduce(dst, src, n, c.dt, c.reduce, s.plan.streaming)
 }

@@ -53,7 +53,7 @@ func TestRun(t *testing.T) {
 					}
 				}
 				if name != "error" {
-					var p *local.PanicError
+					var p *comm.PanicError
 					require.ErrorAs(t, err, &p)
 					assert.Equal(t, 1, p.Rank)
 				}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"slices"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // splitCall is one rank's part in a Split.
@@ -14,7 +16,7 @@ type splitCall struct {
 
 func (e *endpoint) split(ctx context.Context, color, key int) (*communicator, error) {
 	sc := &splitCall{color: color, key: key}
-	err := e.rendezvous(ctx, &call{kind: split}, &details{split: sc})
+	err := e.rendezvous(ctx, comm.OpSplit, sc)
 	if sc.child == nil {
 		return nil, err
 	}

@@ -185,28 +185,22 @@ func (p program) message(n int) step {
 	if p.IntN(2) == 0 { // only one message, to rank 0
 		return step{fmt.Sprintf("send %d from %d to 0 tag %d %v", n, sender, tag, s),
 			func(c comm.Communicator, a uintptr) error {
-				return c.Group(func() error {
-					if c.Rank() == sender {
-						if err := c.Send(at(a, s[0]), n, dtype.I32, 0, tag); err != nil {
-							return err
-						}
-					}
-					if c.Rank() == 0 {
-						return c.Recv(at(a, s[1]), n, dtype.I32, sender, tag)
-					}
-					return nil
-				})
+				var calls []comm.Call
+				if c.Rank() == sender {
+					calls = append(calls, comm.SendCall(at(a, s[0]), n, dtype.I32, 0, tag))
+				}
+				if c.Rank() == 0 {
+					calls = append(calls, comm.RecvCall(at(a, s[1]), n, dtype.I32, sender, tag))
+				}
+				return c.Group(calls...)
 			},
 			func(arenas [][]int32) { copy(arenas[0][s[1]:], arenas[sender][s[0]:][:n]) }}
 	}
 	return step{fmt.Sprintf("exchange %d along %v tag %d %v", n, partner, tag, s),
 		func(c comm.Communicator, a uintptr) error {
-			return c.Group(func() error {
-				if err := c.Send(at(a, s[0]), n, dtype.I32, partner[c.Rank()], tag); err != nil {
-					return err
-				}
-				return c.Recv(at(a, s[1]), n, dtype.I32, slices.Index(partner, c.Rank()), tag)
-			})
+			return c.Group(
+				comm.SendCall(at(a, s[0]), n, dtype.I32, partner[c.Rank()], tag),
+				comm.RecvCall(at(a, s[1]), n, dtype.I32, slices.Index(partner, c.Rank()), tag))
 		},
 		func(arenas [][]int32) {
 			for r, from := range arenas {

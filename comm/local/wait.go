@@ -27,9 +27,6 @@ func (e *endpoint) sync(ctx context.Context, name string) error {
 	if e.closed.Load() {
 		return e.check.Fail(name, comm.ErrClosed)
 	}
-	if err := e.group.Outside(); err != nil {
-		return e.group.Refuse(e.check.Fail(name, err))
-	}
 	return e.settle(ctx, name)
 }
 
@@ -126,7 +123,7 @@ func (e *endpoint) waitsFor() string {
 		what = append(what, text)
 	}
 	for _, o := range e.open {
-		what = append(what, fmt.Sprintf("%v, peer rank %d, tag %d", &o.call, o.root, o.tag))
+		what = append(what, o.String())
 	}
 	if n := len(e.backlog.all()); n > 0 {
 		what = append(what, fmt.Sprintf("%d operations behind that", n))

@@ -53,7 +53,7 @@ type slot struct {
 	missing atomic.Int32
 	left    atomic.Int32 // chunks that are not done
 	plan    plan
-	calls   []call  // by rank
+	calls   []entry // by rank
 	extras  []extra // by rank
 	_       cacheLine
 }
@@ -67,7 +67,7 @@ func newWorld(size int, spins bool, o options) *world {
 		ranks:   make([]*endpoint, size),
 		boxes:   make([]mailbox, size),
 	}
-	calls := make([]call, ringSize*size)
+	calls := make([]entry, ringSize*size)
 	extras := make([]extra, ringSize*size)
 	for i := range w.slots {
 		s := &w.slots[i]

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -25,13 +24,12 @@ const backend = "noop"
 
 // communicator is a world of one.
 type communicator struct {
+	comm.Calls
 	rt    runtime.Runtime
 	check comm.Check
-	group comm.Grouping
 
 	mu      sync.Mutex
-	held    []operation   // submitted in the open group
-	waiting []operation   // messages without a partner, and what comes after them
+	waiting []comm.Call   // messages without a partner, and what comes after them
 	changed chan struct{} // closed when something waiting was done; nil if nobody waits
 	closed  bool
 	broken  error // what broke the communicator
@@ -39,7 +37,9 @@ type communicator struct {
 
 // New returns a communicator of one rank for memory of rt.
 func New(rt runtime.Runtime) comm.Communicator {
-	return &communicator{rt: rt, check: comm.Check{Backend: backend, WorldSize: 1}}
+	c := &communicator{rt: rt, check: comm.Check{Backend: backend, WorldSize: 1}}
+	c.Calls = comm.NewCalls(&c.check, c)
+	return c
 }
 
 // CheckDevice implements [comm.Reacher].
@@ -50,134 +50,20 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	return nil
 }
 
-// Rank implements [comm.Communicator].
-func (c *communicator) Rank() int { return 0 }
-
-// WorldSize implements [comm.Communicator].
-func (c *communicator) WorldSize() int { return 1 }
-
-// AllReduce implements [comm.Communicator].
-func (c *communicator) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-	return c.reduce("allreduce", send, recv, count, dt, c.check.AllReduce(send, recv, count, dt, op))
-}
-
-// Broadcast implements [comm.Communicator].
-func (c *communicator) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error {
-	return c.copy("broadcast", buf, buf, count, dt, c.check.Broadcast(buf, count, dt, root))
-}
-
-// Reduce implements [comm.Communicator].
-func (c *communicator) Reduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp, root int) error {
-	return c.reduce("reduce", send, recv, count, dt, c.check.Reduce(send, recv, count, dt, op, root))
-}
-
-// AllGather implements [comm.Communicator].
-func (c *communicator) AllGather(send, recv uintptr, count int, dt dtype.DType) error {
-	return c.copy("allgather", send, recv, count, dt, c.check.AllGather(send, recv, count, dt))
-}
-
-// AllGatherV implements [comm.Communicator].
-func (c *communicator) AllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
-	const name = "allgatherv"
-	if err := c.check.AllGatherV(send, recv, counts, displs, dt); err != nil {
-		return c.group.Refuse(err)
-	}
-	return c.copy(name, send, recv+uintptr(displs[0]*dt.Size()), counts[0], dt, nil)
-}
-
-// ReduceScatter implements [comm.Communicator].
-func (c *communicator) ReduceScatter(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
-	return c.reduce("reducescatter", send, recv, count, dt, c.check.ReduceScatter(send, recv, count, dt, op))
-}
-
-// AllToAll implements [comm.Communicator].
-func (c *communicator) AllToAll(send, recv uintptr, count int, dt dtype.DType) error {
-	return c.copy("alltoall", send, recv, count, dt, c.check.AllToAll(send, recv, count, dt))
-}
-
-// AllToAllV implements [comm.Communicator].
-func (c *communicator) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
-	const name = "alltoallv"
-	if err := c.check.AllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt); err != nil {
-		return c.group.Refuse(err)
-	}
-	size := dt.Size()
-	return c.copy(name, send+uintptr(sendDispls[0]*size), recv+uintptr(recvDispls[0]*size), sendCounts[0], dt, nil)
-}
-
-// Gather implements [comm.Communicator].
-func (c *communicator) Gather(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	return c.copy("gather", send, recv, count, dt, c.check.Gather(send, recv, count, dt, root))
-}
-
-// Scatter implements [comm.Communicator].
-func (c *communicator) Scatter(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	return c.copy("scatter", send, recv, count, dt, c.check.Scatter(send, recv, count, dt, root))
-}
-
-// Send implements [comm.Communicator].
-func (c *communicator) Send(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error {
-	return c.submit(operation{kind: send, src: buf, count: count, dt: dt, tag: tag}, c.check.Send(buf, count, dt, dest))
-}
-
-// Recv implements [comm.Communicator].
-func (c *communicator) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error {
-	return c.submit(operation{kind: recv, dst: buf, count: count, dt: dt, tag: tag}, c.check.Recv(buf, count, dt, src))
-}
-
-// reduce submits what is left of a reduction when there is one rank.
-func (c *communicator) reduce(name string, src, dst uintptr, count int, dt dtype.DType, err error) error {
-	return c.submit(operation{kind: collective, name: name, src: src, dst: dst, count: count, dt: dt, truth: dt == dtype.Bool}, err)
-}
-
-// copy submits what is left of any other collective.
-func (c *communicator) copy(name string, src, dst uintptr, count int, dt dtype.DType, err error) error {
-	return c.submit(operation{kind: collective, name: name, src: src, dst: dst, count: count, dt: dt}, err)
-}
-
-// Group implements [comm.Communicator].
-func (c *communicator) Group(submit func() error) error {
-	if err := c.usable("group"); err != nil {
-		return c.group.Refuse(err)
-	}
-	return c.group.Run(submit, func(err error) error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		held := c.held
-		c.held = c.held[:0]
-		if err != nil || len(held) == 0 {
-			return nil
-		}
-		if err := c.usableLocked("group"); err != nil {
-			return err
-		}
-		// The operations of a group are not ordered among themselves. Messages
-		// go first, lest a collective waits behind one whose partner comes
-		// after it.
-		for _, messages := range []bool{true, false} {
-			for _, op := range held {
-				if op.isMessage() == messages {
-					c.waiting = append(c.waiting, op)
-				}
-			}
-		}
-		return c.progress()
-	})
-}
-
-// usable returns why nothing can be submitted, or nil.
-func (c *communicator) usable(name string) error {
+// Usable implements [comm.Backend].
+func (c *communicator) Usable() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.usableLocked(name)
+	return c.usable()
 }
 
-func (c *communicator) usableLocked(name string) error {
+// usable is Usable for a caller that holds mu.
+func (c *communicator) usable() error {
 	switch {
 	case c.closed:
-		return c.check.Fail(name, comm.ErrClosed)
+		return comm.ErrClosed
 	case c.broken != nil:
-		return c.check.Fail(name, fmt.Errorf("%w: %w", comm.ErrBroken, c.broken))
+		return fmt.Errorf("%w: %w", comm.ErrBroken, c.broken)
 	}
 	return nil
 }
@@ -190,14 +76,11 @@ func (c *communicator) Barrier(ctx context.Context) error { return c.finish(ctx,
 
 // finish waits until messages have found their partners and copies are done.
 func (c *communicator) finish(ctx context.Context, name string) error {
-	if err := c.group.Outside(); err != nil {
-		return c.group.Refuse(c.check.Fail(name, err))
-	}
 	for {
 		c.mu.Lock()
-		if err := c.usableLocked(name); err != nil {
+		if err := c.usable(); err != nil {
 			c.mu.Unlock()
-			return err
+			return c.check.Fail(name, err)
 		}
 		if len(c.waiting) == 0 {
 			c.mu.Unlock()
@@ -239,7 +122,6 @@ func (c *communicator) fail(err error) {
 	}
 	c.waiting = nil
 	c.announce()
-	c.group.Free()
 }
 
 // announce wakes those who wait in Sync. The caller holds mu.
@@ -253,11 +135,8 @@ func (c *communicator) announce() {
 // Split implements [comm.Communicator]. It does not wait, as there is nobody to
 // wait for.
 func (c *communicator) Split(_ context.Context, color, _ int) (comm.Communicator, error) {
-	if err := c.group.Outside(); err != nil {
-		return nil, c.group.Refuse(c.check.Fail("split", err))
-	}
-	if err := c.usable("split"); err != nil {
-		return nil, err
+	if err := c.Usable(); err != nil {
+		return nil, c.check.Fail("split", err)
 	}
 	if color < 0 {
 		return nil, nil
@@ -275,7 +154,6 @@ func (c *communicator) Close() error {
 	c.closed, c.waiting = true, nil
 	c.announce()
 	c.mu.Unlock()
-	c.group.Free()
 	if closed {
 		return nil
 	}

@@ -110,23 +110,6 @@ func TestMessageOfAnotherLength(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrMismatch)
 }
 
-// Close ends the wait for a group of another goroutine.
-func TestCloseEndsTheWaitForAGroup(t *testing.T) {
-	c, _, bufs := world(t, 1)
-	err := c.Group(func() error {
-		begun, other := make(chan struct{}), make(chan error)
-		go func() {
-			close(begun)
-			other <- c.Broadcast(bufs[0], 4, dtype.F32, 0)
-		}()
-		<-begun
-		require.NoError(t, c.Close())
-		require.ErrorIs(t, <-other, comm.ErrClosed)
-		return c.Broadcast(bufs[0], 4, dtype.F32, 0)
-	})
-	require.ErrorIs(t, err, comm.ErrClosed)
-}
-
 func TestCheckDevice(t *testing.T) {
 	c, rt, _ := world(t, 0)
 	reacher, ok := comm.As[comm.Reacher](c)
