@@ -16,7 +16,7 @@ func (c *communicator) Submit(call comm.Call) error {
 		return err
 	}
 	if len(c.waiting) == 0 && !call.Op.Message() {
-		call = alone(call)
+		simplify(&call)
 		return c.do(&call)
 	}
 	c.keep(call)
@@ -42,24 +42,24 @@ func (c *communicator) SubmitTogether(calls []comm.Call) error {
 	return c.progress()
 }
 
-// keep puts a call behind those that wait. What is left of a V-collective is
-// one block, so its lists, which belong to the caller, are not needed later.
+// keep puts a call behind those that wait.
 func (c *communicator) keep(call comm.Call) {
-	c.waiting = append(c.waiting, alone(call))
+	simplify(&call)
+	c.waiting = append(c.waiting, call)
 }
 
-// alone returns what is left of a call when there is one rank: a V-collective is
-// a copy of its only block.
-func alone(call comm.Call) comm.Call {
+// simplify turns a V-collective into what is left of it when there is one rank:
+// a copy of its only block. So its lists, which belong to the caller, are not
+// needed later.
+func simplify(call *comm.Call) {
 	size := call.DType.Size()
 	switch call.Op {
 	case comm.OpAllGatherV:
-		return comm.AllGatherCall(call.Send, call.Recv+uintptr(call.RecvDispls[0]*size), call.RecvCounts[0], call.DType)
+		*call = comm.AllGatherCall(call.Send, call.Recv+uintptr(call.RecvDispls[0]*size), call.RecvCounts[0], call.DType)
 	case comm.OpAllToAllV:
-		return comm.AllToAllCall(call.Send+uintptr(call.SendDispls[0]*size), call.Recv+uintptr(call.RecvDispls[0]*size),
+		*call = comm.AllToAllCall(call.Send+uintptr(call.SendDispls[0]*size), call.Recv+uintptr(call.RecvDispls[0]*size),
 			call.SendCounts[0], call.DType)
 	}
-	return call
 }
 
 // do does a collective: it copies, on the runtime's stream. Any reduction of
