@@ -1,76 +1,205 @@
 package runtime
 
-import "github.com/tutti-go/tutti/dtype"
+import (
+	"fmt"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Entries is a list of sparse elements in device memory.
+type Entries struct {
+	Idx uintptr // I32 indices, strictly ascending
+	Val uintptr // F32 values
+	N   int     // how many there are; the capacity where Len is set
+	// Len is the device address of an I32, how many there are; 0 where that is
+	// N. Who reads a list takes a length below 0 as 0 and one above N as N, as it
+	// may come from another rank.
+	Len uintptr
+}
+
+// Array is what the indices of a list point into.
+type Array struct {
+	Ptr uintptr // F32
+	N   int     // elements, at most 2^31-1
+	// Faults is the device address of an I32 to which every entry adds one that
+	// is skipped because its index is not in [0, N); 0: they are not counted.
+	Faults uintptr
+}
+
+// Source is the array that a selection reads.
+type Source struct {
+	X uintptr // F32
+	N int     // elements, at most 2^31-1
+	// Grad, if not 0, is the address of N elements that are added to X in the same
+	// pass: X[i] += float32(Grad[i]) * factor. The product is rounded before the
+	// sum.
+	Grad  uintptr
+	DType dtype.DType // of Grad: F32, F16 or BF16
+	// Factor is the device address of the F32 factor of Grad; 0: it is 1.
+	Factor uintptr
+	// Take: what is written to the list becomes 0 in X.
+	Take bool
+}
+
+// Near says which thresholds [Kernels.SelectNear] accepts, and what becomes of
+// them.
+type Near struct {
+	Min int // fewest entries that may pass
+	// Interval is for how many calls a threshold serves before it is computed
+	// exactly again; 0: as long as it is accepted.
+	Interval int
+	// Step is the factor by which an accepted threshold is corrected if fewer than
+	// 2k/3 or more than 5k/4 entries passed it; 0: it is not.
+	Step float32
+}
 
 // Kernels is what the sparse patterns of package distributed need of a device.
+// A runtime that has them implements [KernelProvider].
 //
 // Conventions, the same on every device:
 //
-//   - Buffers are device memory. acc, x and val hold F32, idx holds I32 (so an
-//     array has at most 2^31-1 elements; more is [ErrArgument]); lengths are in
-//     elements. Addresses are aligned to 4 bytes (a gradient of 2-byte elements
-//     to 2) and to nothing more: lists are cut anywhere.
-//   - Index lists are strictly ascending unless a method says otherwise. They
-//     may come from another rank, so the methods that follow them through an
-//     array take its length n: an index outside [0, n) is [ErrArgument] before
-//     anything is written. Of a list that has to ascend, a device may look at
-//     the first and the last index only, if it skips what is out of range in
-//     between: whatever a list holds, no memory outside the arrays is touched.
-//   - Work is ordered on the compute stream. A method that returns a number
-//     waits for it.
+//   - Nothing waits for the device. Work is ordered on the compute stream, and
+//     numbers (counts I32, thresholds F32, moments F64) go in and out by device
+//     address, aligned to their size. The host reads them, if at all, when it
+//     has waited for the stream. So whatever a method does can be captured in a
+//     graph.
+//   - Buffers are device memory; lengths are in elements. Addresses are aligned
+//     to 4 bytes (those of 2-byte elements to 2) and to nothing more: lists are
+//     cut anywhere. Buffers do not overlap unless a method says so.
+//   - Arguments that can be seen without waiting are checked before anything is
+//     submitted: a negative length or one above 2^31-1, a nil address with a
+//     length above zero or of a number that is not optional are [ErrArgument],
+//     another type of gradient is [ErrDType].
+//   - Lists may come from another rank. An index out of range is skipped and
+//     counted ([Array].Faults). Whatever a list holds, no memory outside the
+//     arrays is touched. The result of a list that does not ascend is undefined,
+//     but bounded like that.
 //   - Magnitude is compared by the bits of |x| as an unsigned integer:
 //     NaN > +Inf > finite > 0. It equals the order of |x| on numbers, is total,
 //     and lets NaN and Inf travel with the selected entries as they would in a
-//     dense allreduce, instead of hiding in a residual for ever.
-//   - Results are deterministic: the same input gives the same bits.
+//     dense allreduce, instead of hiding in a residual for ever. A negative
+//     threshold lets everything pass, as 0 does.
+//   - Results are deterministic: the same input gives the same bits, on every
+//     device. Sums of F32 round after every addition, in the order given;
+//     products round before they are added. Two things are a device's own: the
+//     order in which it adds up F64, and the payload and sign of a NaN that its
+//     arithmetic produces.
+//   - A selection writes at most dst.N entries, ascending by index, the first
+//     ones by index if there are more; what lies behind them, up to dst.N, is
+//     undefined then. Where dst.Len is set it stores how many there are in all,
+//     also if that is more than dst.N.
 type Kernels interface {
-	// Accumulate adds a gradient to the residual: acc[i] += float32(grad[i]).
-	// dt is the gradient's type: F32, F16 or BF16.
-	Accumulate(acc, grad uintptr, n int, dt dtype.DType) error
+	// Accumulate adds a gradient to x: x[i] += float32(grad[i]) * factor, as
+	// Source describes (src.Take is ignored, src.Grad may not be 0).
+	Accumulate(src Source) error
 	// Store writes dst[i] = dt(src[i] * scale), rounding to nearest even.
 	// dst == src is allowed for F32.
 	Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32) error
-	// Scale multiplies in place: x[i] *= s.
-	Scale(x uintptr, n int, s float32) error
+	// Scale multiplies in place: x[i] = dt(float32(x[i]) * factor), where factor
+	// is the address of an F32.
+	Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error
+	// SumSquares stores the sum of x[i]*x[i] in the F64 at sum, accumulated in
+	// float64. x is F32, F16 or BF16.
+	SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error
+	// ClipFactor stores in the F32 at factor what scales a gradient of norm
+	// sqrt(squares*share) to at most limit: limit/norm if the norm is finite and
+	// above limit, otherwise 1. squares is the address of an F64.
+	ClipFactor(factor, squares uintptr, share, limit float64) error
 
-	// TopK writes the indices and values of the k entries of largest magnitude
-	// (exactly min(k, n); among equals the lower index wins), ascending by
-	// index, and returns how many it wrote and the smallest magnitude among
-	// them (0 when none).
-	TopK(x uintptr, n, k int, idx, val uintptr) (count int, threshold float32, err error)
-	// Select writes the entries with magnitude >= threshold, ascending by
-	// index, at most capacity of them, and returns how many there are in all
-	// (which may exceed capacity; the first ones by index are kept then).
-	Select(x uintptr, n int, threshold float32, idx, val uintptr, capacity int) (total int, err error)
-	// CountAbove returns how many entries have magnitude >= threshold.
-	CountAbove(x uintptr, n int, threshold float32) (int, error)
-	// MeanStd returns the mean and the (population) standard deviation of x.
-	MeanStd(x uintptr, n int) (mean, std float64, err error)
-	// SumSquares returns the sum of x[i]*x[i], accumulated in float64 or better
-	// than float32 by blocks.
-	SumSquares(x uintptr, n int) (float64, error)
+	// TopK selects the min(k, n) entries of largest magnitude; among equals the
+	// lower index wins. dst.N is at least min(k, n). Where dst.Len is set,
+	// zeros are left out. threshold, if not 0, is the address of an F32: what it
+	// holds is taken as a guess of the min(k, n)-th largest magnitude (which
+	// costs or saves time only; 0 is none), and then it is that magnitude; where
+	// zeros are left out, it is at least the smallest number above 0, and if k
+	// or n is 0, it is 0.
+	TopK(src Source, k int, dst Entries, threshold uintptr) error
+	// Select selects the entries of magnitude >= the F32 at threshold.
+	Select(src Source, threshold uintptr, dst Entries) error
+	// SelectNear selects about k entries by a threshold that an earlier call left,
+	// or another method. The state is a threshold (F32), and behind it its age
+	// (I32), in calls. The entries that pass are selected if the threshold is
+	// finite and above 0, its age is below o.Interval-1 (or o.Interval is 0), and
+	// at least o.Min and at most dst.N entries pass; then the age grows by one, and the
+	// threshold is divided by o.Step if 3*passed < 2k, or multiplied by it if
+	// 4*passed > 5k, and not below the smallest number above 0. Otherwise TopK
+	// selects, without zeros, and leaves its threshold, of age 0. dst.Len is set.
+	// used, if not 0, is the address of an F32 for the threshold that was used.
+	SelectNear(src Source, k int, state uintptr, o Near, dst Entries, used uintptr) error
+	// Fit stores in the F32 at threshold |mean| + z*std of the array, in F64 until
+	// it is stored (mean and population standard deviation), and not below the
+	// smallest number above 0; a NaN stays one, and without elements both moments
+	// are 0. It adds src.Grad first and ignores src.Take.
+	Fit(src Source, z float64, threshold uintptr) error
+	// Refine replaces the F32 at threshold, t, unless between 3k/4 and 5k/4 entries
+	// of x pass it or t is not finite: by t*factors[j] for the lowest of these
+	// products that at most 5k/4 entries pass, or the highest if more pass
+	// all of them. factors ascend; there are at most 64 (without any, t stays).
+	Refine(x uintptr, n int, threshold uintptr, k int, factors []float32) error
 
-	// ScatterAdd adds dst[idx[i]] += val[i] for the m entries; dst has n
-	// elements. Indices are distinct within a call; calling once per rank in
-	// rank order gives the same bits everywhere.
-	ScatterAdd(dst uintptr, n int, idx, val uintptr, m int) error
-	// ScatterSet stores dst[idx[i]] = val[i]; dst has n elements, indices are
-	// distinct.
-	ScatterSet(dst uintptr, n int, idx, val uintptr, m int) error
-	// Gather reads val[i] = src[idx[i]]; src has n elements. Indices may come in
-	// any order and repeat, so all of them are checked. It moves 4-byte words
-	// bit for bit: src and val may as well hold I32.
-	Gather(src uintptr, n int, idx uintptr, m int, val uintptr) error
-	// ZeroAt stores 0 at the m indices; dst has n elements.
-	ZeroAt(dst uintptr, n int, idx uintptr, m int) error
-	// OffsetIndices adds offset to every index: idx[i] += offset.
-	OffsetIndices(idx uintptr, m int, offset int32) error
-	// MergeAdd merges two index lists into one; values of an index that both
-	// have are added (a + b). It returns the length of the result, at most
-	// ma+mb, for which idxOut and valOut must have room; the output must not
-	// overlap the inputs.
-	MergeAdd(idxA, valA uintptr, ma int, idxB, valB uintptr, mb int, idxOut, valOut uintptr) (int, error)
-	// LowerBounds returns for each bound b how many of the m indices are < b.
-	// It writes into positions, which has the length of bounds.
-	LowerBounds(idx uintptr, m int, bounds []int32, positions []int) error
+	// TopOf selects the k entries of largest magnitude of a list (all if it has
+	// fewer, zeros too); among equals the earlier wins. dst.N is at least
+	// min(k, l.N).
+	TopOf(l Entries, k int, dst Entries) error
+	// AboveOf selects the entries of a list of magnitude >= the F32 at threshold.
+	AboveOf(l Entries, threshold uintptr, dst Entries) error
+	// CountAbove counts, for m thresholds (F32) at once, how many values of a list
+	// (l.Idx is not looked at) have magnitude >= it. counts are m I32.
+	CountAbove(l Entries, thresholds uintptr, m int, counts uintptr) error
+	// Narrow does a round of a search for the k-th largest magnitude of what
+	// several ranks hold. bracket is the address of two U32, low and high: at
+	// least k magnitudes are >= low, by their bits, and fewer are >= high (low
+	// starts at 1 whatever there is). A round cuts the bracket at
+	// low + (high-low)/(m+1)*(j+1), j = 0 … m-1: these thresholds are stored as F32
+	// in m words, to be counted on all ranks. counts has the sums of these counts
+	// for the m thresholds of the round before, whose part (behind the last one
+	// before the first count below k) becomes the new bracket; 0 starts a search
+	// with {1, 2^31}. Read as F32, low is the threshold found.
+	Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error
+
+	// Merge writes all n elements of dst: 0, plus val * scale of every entry, list
+	// by list in the order given, in F32, rounded to dt at last.
+	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults uintptr) error
+	// Union writes the entries that Merge would make different from what it
+	// started with, those whose sum is 0 included: the union of the lists'
+	// indices, ascending, and the sums. dst.Len is set; dst.N is at least the sum
+	// of the lists' N, or n if that is less.
+	Union(dst Entries, n int, lists []Entries, scale float32, faults uintptr) error
+	// ScatterAdd adds dst[idx[i]] += val[i].
+	ScatterAdd(dst Array, l Entries) error
+	// ScatterSet stores dst[idx[i]] = val[i].
+	ScatterSet(dst Array, l Entries) error
+	// ZeroAt stores 0 at the indices of the list; l.Val is not looked at.
+	ZeroAt(dst Array, l Entries) error
+	// GiveBack adds dst[idx[i]] += val[i] for the entries of l whose index is not
+	// among those of taken. Only entries of l count as faults.
+	GiveBack(dst Array, l, taken Entries) error
+	// LowerBounds stores for each of m bounds (I32) how many indices of the list
+	// are below it, in the I32 at positions; and, if lengths is not 0, there
+	// positions[i+1]-positions[i] for the first m-1.
+	LowerBounds(l Entries, bounds uintptr, m int, positions, lengths uintptr) error
+	// Sample stores an I32 for each of the quantiles, which are in [0, 1) and at
+	// most 64: the index of the list at position len*quantile, rounded down (in
+	// F64); n*quantile if the list is empty.
+	Sample(l Entries, quantiles []float64, n int, dst uintptr) error
+	// Balance sorts m samples (I32) in place and stores parts+1 bounds (I32): 0,
+	// n, and between them samples[r*m/parts], within [0, n]. m and parts are at
+	// least 1.
+	Balance(samples uintptr, m, n int, bounds uintptr, parts int) error
+}
+
+// KernelProvider is implemented by runtimes that have kernels.
+type KernelProvider interface {
+	// Kernels returns the kernels, whose work is ordered on the runtime's compute
+	// stream.
+	Kernels() Kernels
+}
+
+// KernelsOf returns rt's kernels. The error of a runtime that has none wraps
+// [ErrUnsupported].
+func KernelsOf(rt Runtime) (Kernels, error) {
+	if p, ok := rt.(KernelProvider); ok {
+		return p.Kernels(), nil
+	}
+	return nil, fmt.Errorf("runtime %s has no sparse kernels: %w", rt.Name(), ErrUnsupported)
 }

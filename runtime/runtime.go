@@ -2,7 +2,7 @@
 // hands out memory as uintptr, copies it, and reports what it holds.
 //
 // The contract is small on purpose. What only some devices can do is an
-// interface of its own, found by type assertion on a [Runtime]: [Kernels] for
+// interface of its own, found by type assertion on a [Runtime]: [KernelProvider] for
 // the sparse patterns, [Freezer] for allocators that can be frozen. A [Tensor]
 // is an array in the memory of a Runtime.
 //

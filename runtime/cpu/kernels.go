@@ -10,238 +10,484 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-var _ runtime.Kernels = (*Runtime)(nil)
+// kernels are the [runtime.Kernels] of host memory: each method checks its
+// arguments, turns addresses into slices and leaves the work to a function on
+// slices. They run on the calling goroutine and are done when they return.
+type kernels struct{ rt *Runtime }
 
-// The kernels of [runtime.Kernels]: each method checks its arguments, turns
-// addresses into slices and leaves the work to a function on slices. They run
-// on the calling goroutine and are done when they return. Every index of a list
-// is checked against the array that it points into: that costs little beside
-// following it there, and holds for lists that do not ascend as they should.
+var _ runtime.KernelProvider = (*Runtime)(nil)
 
-// Accumulate implements [runtime.Kernels].
-func (rt *Runtime) Accumulate(acc, grad uintptr, n int, dt dtype.DType) error {
-	const op = "Accumulate"
-	if err := rt.checkArrays(op, array{"acc", acc, n}, array{"grad", grad, n}); err != nil {
-		return err
+// Kernels implements [runtime.KernelProvider].
+func (rt *Runtime) Kernels() runtime.Kernels { return kernels{rt} }
+
+// tiny is the smallest magnitude above zero.
+const tiny = math.SmallestNonzeroFloat32
+
+func (k kernels) Accumulate(src runtime.Source) error {
+	c := k.call("Accumulate")
+	from := c.source(src)
+	if src.Grad == 0 {
+		c.floats("grad", 0, src.N)
 	}
-	if err := checkGradient(op, dt); err != nil {
-		return err
+	if c.err == nil {
+		s := scratches.get()
+		s.accumulate(&from, 0, len(from.x))
+		scratches.put(s)
 	}
-	accumulate(floats(acc, n), grad, dt)
-	return nil
+	return c.err
 }
 
-// Store implements [runtime.Kernels].
-func (rt *Runtime) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32) error {
-	const op = "Store"
-	if err := rt.checkArrays(op, array{"dst", dst, n}, array{"src", src, n}); err != nil {
-		return err
+func (k kernels) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32) error {
+	c := k.call("Store")
+	c.elements("dst", dst, dt, n)
+	x := c.floats("src", src, n)
+	if c.err == nil {
+		s := scratches.get()
+		s.store(dst, dt, x, scale)
+		scratches.put(s)
 	}
-	if err := checkGradient(op, dt); err != nil {
-		return err
-	}
-	store(dst, dt, floats(src, n), scale)
-	return nil
+	return c.err
 }
 
-// Scale implements [runtime.Kernels].
-func (rt *Runtime) Scale(x uintptr, n int, s float32) error {
-	if err := rt.checkArrays("Scale", array{"x", x, n}); err != nil {
-		return err
+func (k kernels) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
+	c := k.call("Scale")
+	c.elements("x", x, dt, n)
+	f := number[float32](&c, "factor", factor)
+	if c.err == nil {
+		s := scratches.get()
+		s.scale(x, dt, n, *f)
+		scratches.put(s)
 	}
-	xs := floats(x, n)
-	simd.Scale(xs, xs, s)
-	return nil
+	return c.err
 }
 
-// TopK implements [runtime.Kernels]. It reads x about once where magnitudes
-// are spread, and a bounded number of times whatever x holds.
-func (rt *Runtime) TopK(x uintptr, n, k int, idx, val uintptr) (count int, threshold float32, err error) {
-	if k < 0 {
-		return 0, 0, fmt.Errorf("cpu: TopK: k is %d: %w", k, runtime.ErrArgument)
+func (k kernels) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error {
+	c := k.call("SumSquares")
+	c.elements("x", x, dt, n)
+	out := number[float64](&c, "sum", sum)
+	if c.err == nil {
+		s := scratches.get()
+		*out = s.sumSquares(x, dt, n)
+		scratches.put(s)
 	}
-	k = min(k, max(n, 0))
-	if err := rt.checkArrays("TopK", array{"x", x, n}, array{"idx", idx, k}, array{"val", val, k}); err != nil {
-		return 0, 0, err
-	}
-	if k == 0 {
-		return 0, 0, nil
-	}
-	return k, topK(floats(x, n), indices(idx, k), floats(val, k)), nil
+	return c.err
 }
 
-// Select implements [runtime.Kernels]. A negative threshold selects all, as 0
-// does. Entries of idx and val behind the last one selected, but below
-// capacity, are undefined afterwards.
-func (rt *Runtime) Select(x uintptr, n int, threshold float32, idx, val uintptr, capacity int) (total int, err error) {
-	room := min(capacity, max(n, 0))
-	if err := rt.checkArrays("Select", array{"x", x, n}, array{"idx", idx, room}, array{"val", val, room}); err != nil {
-		return 0, err
-	}
-	return simd.SelectRange(floats(x, n), 0, thresholdKey(threshold), simd.MaxKey, indices(idx, room), floats(val, room)), nil
-}
-
-// CountAbove implements [runtime.Kernels]. A negative threshold counts all.
-func (rt *Runtime) CountAbove(x uintptr, n int, threshold float32) (int, error) {
-	if err := rt.checkArrays("CountAbove", array{"x", x, n}); err != nil {
-		return 0, err
-	}
-	return simd.CountRange(floats(x, n), thresholdKey(threshold), simd.MaxKey), nil
-}
-
-// MeanStd implements [runtime.Kernels]. Both are 0 for no elements, and NaN or
-// infinite where x is.
-func (rt *Runtime) MeanStd(x uintptr, n int) (mean, std float64, err error) {
-	if err := rt.checkArrays("MeanStd", array{"x", x, n}); err != nil {
-		return 0, 0, err
-	}
-	mean, std = meanStd(floats(x, n))
-	return mean, std, nil
-}
-
-// SumSquares implements [runtime.Kernels].
-func (rt *Runtime) SumSquares(x uintptr, n int) (float64, error) {
-	if err := rt.checkArrays("SumSquares", array{"x", x, n}); err != nil {
-		return 0, err
-	}
-	return sumSquares(floats(x, n)), nil
-}
-
-// ScatterAdd implements [runtime.Kernels].
-func (rt *Runtime) ScatterAdd(dst uintptr, n int, idx, val uintptr, m int) error {
-	list, target, err := rt.checkList("ScatterAdd", array{"dst", dst, n}, array{"idx", idx, m}, array{"val", val, m})
-	if err != nil {
-		return err
-	}
-	scatterAdd(target, list, floats(val, m))
-	return nil
-}
-
-// ScatterSet implements [runtime.Kernels].
-func (rt *Runtime) ScatterSet(dst uintptr, n int, idx, val uintptr, m int) error {
-	list, target, err := rt.checkList("ScatterSet", array{"dst", dst, n}, array{"idx", idx, m}, array{"val", val, m})
-	if err != nil {
-		return err
-	}
-	scatterSet(target, list, floats(val, m))
-	return nil
-}
-
-// Gather implements [runtime.Kernels].
-func (rt *Runtime) Gather(src uintptr, n int, idx uintptr, m int, val uintptr) error {
-	list, source, err := rt.checkList("Gather", array{"src", src, n}, array{"idx", idx, m}, array{"val", val, m})
-	if err != nil {
-		return err
-	}
-	gather(floats(val, m), source, list)
-	return nil
-}
-
-// ZeroAt implements [runtime.Kernels].
-func (rt *Runtime) ZeroAt(dst uintptr, n int, idx uintptr, m int) error {
-	list, target, err := rt.checkList("ZeroAt", array{"dst", dst, n}, array{"idx", idx, m})
-	if err != nil {
-		return err
-	}
-	zeroAt(target, list)
-	return nil
-}
-
-// OffsetIndices implements [runtime.Kernels]. An offset that would make the
-// first index negative or the last one overflow is an error.
-func (rt *Runtime) OffsetIndices(idx uintptr, m int, offset int32) error {
-	if err := rt.checkArrays("OffsetIndices", array{"idx", idx, m}); err != nil {
-		return err
-	}
-	if m == 0 {
-		return nil
-	}
-	list := indices(idx, m)
-	first, last := int64(list[0])+int64(offset), int64(list[m-1])+int64(offset)
-	if first < 0 || last > math.MaxInt32 {
-		return fmt.Errorf("cpu: OffsetIndices: %d moves indices %d…%d out of range: %w",
-			offset, list[0], list[m-1], runtime.ErrArgument)
-	}
-	offsetIndices(list, offset)
-	return nil
-}
-
-// MergeAdd implements [runtime.Kernels].
-func (rt *Runtime) MergeAdd(idxA, valA uintptr, ma int, idxB, valB uintptr, mb int, idxOut, valOut uintptr) (int, error) {
-	const op = "MergeAdd"
-	if err := rt.checkArrays(op, array{"idxA", idxA, ma}, array{"valA", valA, ma}, array{"idxB", idxB, mb}, array{"valB", valB, mb}); err != nil {
-		return 0, err
-	}
-	m := ma + mb
-	if err := rt.checkArrays(op, array{"idxOut", idxOut, m}, array{"valOut", valOut, m}); err != nil {
-		return 0, err
-	}
-	return mergeAdd(
-		entries{indices(idxA, ma), floats(valA, ma)},
-		entries{indices(idxB, mb), floats(valB, mb)},
-		entries{indices(idxOut, m), floats(valOut, m)}), nil
-}
-
-// LowerBounds implements [runtime.Kernels]. The bounds may be in any order.
-func (rt *Runtime) LowerBounds(idx uintptr, m int, bounds []int32, positions []int) error {
-	if err := rt.checkArrays("LowerBounds", array{"idx", idx, m}); err != nil {
-		return err
-	}
-	if len(bounds) != len(positions) {
-		return fmt.Errorf("cpu: LowerBounds: %d bounds but room for %d positions: %w",
-			len(bounds), len(positions), runtime.ErrArgument)
-	}
-	lowerBounds(indices(idx, m), bounds, positions)
-	return nil
-}
-
-// array is an argument: n elements at address p.
-type array struct {
-	name string
-	p    uintptr
-	n    int
-}
-
-// checkArrays reports the first array whose length or address cannot be right.
-func (rt *Runtime) checkArrays(op string, arrays ...array) error {
-	if rt.pool.Closed() {
-		return errClosed(op)
-	}
-	for _, a := range arrays {
-		switch {
-		case a.n < 0 || a.n > math.MaxInt32:
-			return fmt.Errorf("cpu: %s: %s has %d elements, want 0 to %d: %w", op, a.name, a.n, math.MaxInt32, runtime.ErrArgument)
-		case a.n > 0 && a.p == 0:
-			return fmt.Errorf("cpu: %s: %s is nil but has %d elements: %w", op, a.name, a.n, runtime.ErrArgument)
+func (k kernels) ClipFactor(factor, squares uintptr, share, limit float64) error {
+	c := k.call("ClipFactor")
+	f, sq := number[float32](&c, "factor", factor), number[float64](&c, "squares", squares)
+	if c.err == nil {
+		*f = 1
+		if norm := math.Sqrt(*sq * share); norm > limit && norm <= math.MaxFloat64 {
+			*f = float32(limit / norm)
 		}
 	}
+	return c.err
+}
+
+func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold uintptr) error {
+	c := k.call("TopK")
+	from, to := c.source(src), c.target("dst", dst)
+	c.room(dst, c.length("k", n), src.N)
+	t := optional[float32](&c, threshold)
+	if c.err == nil {
+		s := scratches.get()
+		var guess float32
+		if t != nil {
+			guess = *t
+		}
+		count, key := s.topK(&from, n, to.entries, guess, dst.Len == 0)
+		scratches.put(s)
+		set(to.length, int32(count))
+		set(t, math.Float32frombits(key))
+	}
+	return c.err
+}
+
+func (k kernels) Select(src runtime.Source, threshold uintptr, dst runtime.Entries) error {
+	c := k.call("Select")
+	from, to := c.source(src), c.target("dst", dst)
+	t := number[float32](&c, "threshold", threshold)
+	if c.err == nil {
+		s := scratches.get()
+		set(to.length, int32(s.pick(&from, thresholdKey(*t), to.entries)))
+		scratches.put(s)
+	}
+	return c.err
+}
+
+func (k kernels) SelectNear(src runtime.Source, n int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+	c := k.call("SelectNear")
+	from, to := c.source(src), c.target("dst", dst)
+	c.room(dst, c.length("k", n), src.N)
+	number[int32](&c, "dst.Len", dst.Len)
+	near, u := number[nearState](&c, "state", state), optional[float32](&c, used)
+	if c.err == nil {
+		s := scratches.get()
+		count, threshold := s.selectNear(&from, n, near, o, to.entries)
+		scratches.put(s)
+		set(to.length, int32(count))
+		set(u, threshold)
+	}
+	return c.err
+}
+
+func (k kernels) Fit(src runtime.Source, z float64, threshold uintptr) error {
+	c := k.call("Fit")
+	from, t := c.source(src), number[float32](&c, "threshold", threshold)
+	if c.err == nil {
+		s := scratches.get()
+		mean, std := s.meanStd(&from)
+		scratches.put(s)
+		*t = max(float32(math.Abs(mean)+float64(z*std)), tiny)
+	}
+	return c.err
+}
+
+func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors []float32) error {
+	c := k.call("Refine")
+	xs, t := c.floats("x", x, n), number[float32](&c, "threshold", threshold)
+	c.length("k", wanted)
+	c.atMost64("factors", len(factors))
+	if c.err == nil {
+		s := scratches.get()
+		*t = s.refine(xs, *t, wanted, factors)
+		scratches.put(s)
+	}
+	return c.err
+}
+
+func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries) error {
+	c := k.call("TopOf")
+	from, to := c.list("l", l), c.target("dst", dst)
+	c.room(dst, c.length("k", n), l.N)
+	if c.err == nil {
+		s := scratches.get()
+		count, _ := s.topK(&source{x: from.val}, n, to.entries, 0, true)
+		scratches.put(s)
+		set(to.length, int32(count))
+		translate(to.idx[:count], from.idx)
+	}
+	return c.err
+}
+
+func (k kernels) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) error {
+	c := k.call("AboveOf")
+	from, to := c.list("l", l), c.target("dst", dst)
+	t := number[float32](&c, "threshold", threshold)
+	if c.err == nil {
+		count := simd.SelectRange(from.val, 0, thresholdKey(*t), simd.MaxKey, to.idx, to.val)
+		set(to.length, int32(count))
+		translate(to.idx[:min(count, len(to.idx))], from.idx)
+	}
+	return c.err
+}
+
+func (k kernels) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts uintptr) error {
+	c := k.call("CountAbove")
+	val := c.floats("l", l.Val, c.listLength("l", l))
+	ts, out := c.floats("thresholds", thresholds, m), c.ints("counts", counts, m)
+	if c.err == nil {
+		s := scratches.get()
+		s.countAbove(val, ts, out)
+		scratches.put(s)
+	}
+	return c.err
+}
+
+func (k kernels) Narrow(bracket uintptr, counts uintptr, wanted int, thresholds uintptr, m int) error {
+	c := k.call("Narrow")
+	b, ts := number[[2]uint32](&c, "bracket", bracket), slice[uint32](&c, "thresholds", thresholds, m)
+	var passed []int32
+	if counts != 0 {
+		passed = c.ints("counts", counts, m)
+	}
+	c.length("k", wanted)
+	if c.err == nil {
+		narrowBracket(b, counts == 0, passed, wanted, ts)
+	}
+	return c.err
+}
+
+func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+	c := k.call("Merge")
+	c.elements("dst", dst, dt, n)
+	f := optional[int32](&c, faults)
+	s := scratches.get()
+	defer scratches.put(s)
+	c.lists(s, lists)
+	if c.err == nil {
+		add(f, s.merge(dst, dt, n, scale))
+	}
+	return c.err
+}
+
+func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+	c := k.call("Union")
+	to, f := c.target("dst", dst), optional[int32](&c, faults)
+	number[int32](&c, "dst.Len", dst.Len)
+	s := scratches.get()
+	defer scratches.put(s)
+	c.room(dst, c.lists(s, lists), c.length("n", n))
+	if c.err == nil {
+		count, outside := s.union(to.entries, n, scale)
+		set(to.length, int32(count))
+		add(f, outside)
+	}
+	return c.err
+}
+
+func (k kernels) ScatterAdd(dst runtime.Array, l runtime.Entries) error {
+	c := k.call("ScatterAdd")
+	x, faults := c.array(dst)
+	if from := c.list("l", l); c.err == nil {
+		add(faults, scatterAdd(x, from))
+	}
+	return c.err
+}
+
+func (k kernels) ScatterSet(dst runtime.Array, l runtime.Entries) error {
+	c := k.call("ScatterSet")
+	x, faults := c.array(dst)
+	if from := c.list("l", l); c.err == nil {
+		add(faults, scatterSet(x, from))
+	}
+	return c.err
+}
+
+func (k kernels) ZeroAt(dst runtime.Array, l runtime.Entries) error {
+	c := k.call("ZeroAt")
+	x, faults := c.array(dst)
+	if idx := c.indices("l", l); c.err == nil {
+		add(faults, zeroAt(x, idx))
+	}
+	return c.err
+}
+
+func (k kernels) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
+	c := k.call("GiveBack")
+	x, faults := c.array(dst)
+	from, without := c.list("l", l), c.indices("taken", taken)
+	if c.err == nil {
+		add(faults, giveBack(x, from, without))
+	}
+	return c.err
+}
+
+func (k kernels) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
+	c := k.call("LowerBounds")
+	idx := c.indices("l", l)
+	bs, ps := c.ints("bounds", bounds, m), c.ints("positions", positions, m)
+	var ls []int32
+	if lengths != 0 {
+		ls = c.ints("lengths", lengths, max(m-1, 0))
+	}
+	if c.err == nil {
+		lowerBounds(idx, bs, ps, ls)
+	}
+	return c.err
+}
+
+func (k kernels) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
+	c := k.call("Sample")
+	idx, out := c.indices("l", l), c.ints("dst", dst, len(quantiles))
+	c.length("n", n)
+	c.atMost64("quantiles", len(quantiles))
+	for i, q := range quantiles {
+		if !(q >= 0 && q < 1) {
+			c.fail("quantiles[%d] is %v, want 0 <= q < 1", i, q)
+		}
+	}
+	if c.err == nil {
+		sample(out, idx, quantiles, n)
+	}
+	return c.err
+}
+
+func (k kernels) Balance(samples uintptr, m, n int, bounds uintptr, parts int) error {
+	c := k.call("Balance")
+	c.length("n", n)
+	if m < 1 || parts < 1 {
+		c.fail("%d samples for %d parts, want at least one of each", m, parts)
+	}
+	from, out := c.ints("samples", samples, m), c.ints("bounds", bounds, max(parts, 0)+1)
+	if c.err == nil {
+		balance(out, from, n)
+	}
+	return c.err
+}
+
+// call checks the arguments of one call. Its first error sticks; from then on
+// what it returns is empty.
+type call struct {
+	op  string
+	err error
+}
+
+func (k kernels) call(op string) call {
+	if k.rt.pool.Closed() {
+		return call{op, errClosed(op)}
+	}
+	return call{op, nil}
+}
+
+// fail makes an error of a bad argument, if it is the first.
+func (c *call) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf("cpu: %s: %s: %w", c.op, fmt.Sprintf(format, args...), runtime.ErrArgument)
+	}
+}
+
+// length checks a number of elements, and returns it.
+func (c *call) length(name string, n int) int {
+	if n < 0 || n > math.MaxInt32 {
+		c.fail("%s is %d, want 0 to %d", name, n, math.MaxInt32)
+	}
+	return n
+}
+
+func (c *call) atMost64(name string, n int) {
+	if n > 64 {
+		c.fail("%d %s, want at most 64", n, name)
+	}
+}
+
+// buffer checks an array of n elements, and tells whether it can be read.
+func (c *call) buffer(name string, p uintptr, n int) bool {
+	if n < 0 || n > math.MaxInt32 {
+		c.fail("%s has %d elements, want 0 to %d", name, n, math.MaxInt32)
+	} else if p == 0 && n > 0 {
+		c.fail("%s is nil but has %d elements", name, n)
+	}
+	return c.err == nil
+}
+
+// elements checks an array of gradients.
+func (c *call) elements(name string, p uintptr, dt dtype.DType, n int) {
+	c.buffer(name, p, n)
+	switch dt {
+	case dtype.F32, dtype.F16, dtype.BF16:
+		return
+	}
+	if c.err == nil {
+		c.err = fmt.Errorf("cpu: %s: element type of %s is %s, want f32, f16 or bf16: %w", c.op, name, dt, runtime.ErrDType)
+	}
+}
+
+// slice returns the array at p.
+func slice[T any](c *call, name string, p uintptr, n int) []T {
+	if !c.buffer(name, p, n) {
+		return nil
+	}
+	return hostmem.Slice[T](p, n)
+}
+
+func (c *call) floats(name string, p uintptr, n int) []float32 { return slice[float32](c, name, p, n) }
+func (c *call) ints(name string, p uintptr, n int) []int32     { return slice[int32](c, name, p, n) }
+
+// number returns what is at address p.
+func number[T any](c *call, name string, p uintptr) *T {
+	if s := slice[T](c, name, p, 1); s != nil {
+		return &s[0]
+	}
 	return nil
 }
 
-// checkGradient refuses element types that gradients do not have.
-func checkGradient(op string, dt dtype.DType) error {
-	switch dt {
-	case dtype.F32, dtype.F16, dtype.BF16:
+// optional returns what is at address p, nil for 0.
+func optional[T any](c *call, p uintptr) *T {
+	if p == 0 {
 		return nil
 	}
-	return fmt.Errorf("cpu: %s: element type is %s, want f32, f16 or bf16: %w", op, dt, runtime.ErrDType)
+	return number[T](c, "", p)
 }
 
-// checkList checks target, a list of indices idx that point into it, and other
-// arrays. It returns the indices and the target.
-func (rt *Runtime) checkList(op string, target, idx array, others ...array) ([]int32, []float32, error) {
-	if err := rt.checkArrays(op, target, idx); err != nil {
-		return nil, nil, err
+// set stores v where an optional number is wanted.
+func set[T any](p *T, v T) {
+	if p != nil {
+		*p = v
 	}
-	if err := rt.checkArrays(op, others...); err != nil {
-		return nil, nil, err
+}
+
+// add adds to a number that may not be wanted.
+func add(p *int32, n int32) {
+	if p != nil {
+		*p += n
 	}
-	list := indices(idx.p, idx.n)
-	if i, ok := outside(list, target.n); ok {
-		return nil, nil, fmt.Errorf("cpu: %s: %s[%d] is %d, %s has %d elements: %w",
-			op, idx.name, i, list[i], target.name, target.n, runtime.ErrArgument)
+}
+
+// source checks the array of a selection.
+func (c *call) source(src runtime.Source) source {
+	s := source{x: c.floats("x", src.X, src.N), take: src.Take}
+	if src.Grad != 0 {
+		c.elements("grad", src.Grad, src.DType, src.N)
+		s.grad, s.dt = src.Grad, src.DType
+		if src.Factor != 0 {
+			if f := number[float32](c, "factor", src.Factor); f != nil {
+				s.factor, s.scaled = *f, true
+			}
+		}
 	}
-	return list, floats(target.p, target.n), nil
+	return s
+}
+
+// listLength returns how many entries a list has that is read.
+func (c *call) listLength(name string, l runtime.Entries) int {
+	n := c.length(name, l.N)
+	if c.err == nil && l.Len != 0 {
+		n = min(max(int(*number[int32](c, name, l.Len)), 0), n)
+	}
+	return n
+}
+
+// list returns the entries of a list that is read. Its addresses are checked
+// for all that it can hold.
+func (c *call) list(name string, l runtime.Entries) entries {
+	e := entries{c.ints(name, l.Idx, l.N), c.floats(name, l.Val, l.N)}
+	if n := c.listLength(name, l); c.err == nil {
+		e = entries{e.idx[:n], e.val[:n]}
+	}
+	return e
+}
+
+// indices returns the indices of a list whose values are not looked at.
+func (c *call) indices(name string, l runtime.Entries) []int32 {
+	idx := c.ints(name, l.Idx, l.N)
+	if n := c.listLength(name, l); c.err == nil {
+		idx = idx[:n]
+	}
+	return idx
+}
+
+// lists makes s.lists the lists, and returns how many entries they may have.
+func (c *call) lists(s *scratch, lists []runtime.Entries) (capacity int) {
+	s.lists = s.lists[:0]
+	for _, l := range lists {
+		s.lists = append(s.lists, c.list("list", l))
+		capacity += l.N
+	}
+	return min(capacity, math.MaxInt32)
+}
+
+// target is where a selection writes.
+type target struct {
+	entries
+	length *int32
+}
+
+func (c *call) target(name string, dst runtime.Entries) target {
+	return target{entries{c.ints(name, dst.Idx, dst.N), c.floats(name, dst.Val, dst.N)}, optional[int32](c, dst.Len)}
+}
+
+// room checks that dst has room for the lesser of a and b.
+func (c *call) room(dst runtime.Entries, a, b int) {
+	if need := min(a, b); dst.N < need {
+		c.fail("dst has room for %d entries, want %d", dst.N, need)
+	}
+}
+
+// array returns what lists point into, and the counter of indices that do not.
+func (c *call) array(a runtime.Array) ([]float32, *int32) {
+	return c.floats("dst", a.Ptr, a.N), optional[int32](c, a.Faults)
 }
 
 // thresholdKey returns the smallest key that counts as at least t.
@@ -253,4 +499,3 @@ func thresholdKey(t float32) uint32 {
 }
 
 func floats(p uintptr, n int) []float32 { return hostmem.Slice[float32](p, n) }
-func indices(p uintptr, n int) []int32  { return hostmem.Slice[int32](p, n) }

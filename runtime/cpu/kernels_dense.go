@@ -2,76 +2,126 @@ package cpu
 
 import (
 	"math"
+	"unsafe"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/simd"
 )
 
-// chunk is the number of elements that are taken through a buffer in the
-// first-level cache at a time.
+// chunk is the number of elements that are handled while they are in the
+// first-level cache.
 const chunk = 4096
 
-// accumulate adds the len(acc) gradients of type dt (F32, F16 or BF16) at grad
-// to acc.
-func accumulate(acc []float32, grad uintptr, dt dtype.DType) {
-	s := scratches.get()
-	defer scratches.put(s)
-	if dt == dtype.F32 {
-		s.add(acc, grad)
+// source is a [runtime.Source] whose numbers have been read.
+type source struct {
+	x      []float32
+	grad   uintptr // 0 if there is none, or it has been added
+	dt     dtype.DType
+	factor float32
+	scaled bool // by factor
+	take   bool
+}
+
+// accumulate adds the gradients of x[from:to] to these elements.
+func (s *scratch) accumulate(src *source, from, to int) {
+	if src.grad == 0 {
 		return
 	}
-	grads := hostmem.Slice[uint16](grad, len(acc))
-	for len(acc) > 0 {
-		n := min(len(acc), chunk)
-		wide := s.chunk[:n]
-		if dt == dtype.F16 {
-			simd.F16ToF32(wide, grads[:n])
-		} else {
-			simd.BF16ToF32(wide, grads[:n])
+	x, grad := src.x[from:to], src.grad+uintptr(from*src.dt.Size())
+	if src.dt == dtype.F32 && !src.scaled {
+		s.add(x, grad)
+		return
+	}
+	for len(x) > 0 {
+		terms := s.widen(grad, src.dt, min(len(x), chunk))
+		if src.scaled {
+			scaled := s.chunk[:len(terms)]
+			simd.Scale(scaled, terms, src.factor)
+			terms = scaled
 		}
-		s.add(acc[:n], hostmem.Addr(wide))
-		acc, grads = acc[n:], grads[n:]
+		s.add(x[:len(terms)], hostmem.Addr(terms))
+		x, grad = x[len(terms):], grad+uintptr(len(terms)*src.dt.Size())
 	}
 }
 
-// store writes src, scaled and rounded to dt (F32, F16 or BF16), to dst.
-func store(dst uintptr, dt dtype.DType, src []float32, scale float32) {
+// block accumulates and returns the elements from the given position on that
+// are to be looked at next: while they are in the cache, or all if that makes
+// no difference.
+func (s *scratch) block(src *source, from int) []float32 {
+	if src.grad == 0 && !src.take {
+		return src.x[from:]
+	}
+	to := min(from+chunk, len(src.x))
+	s.accumulate(src, from, to)
+	return src.x[from:to]
+}
+
+// add adds the len(acc) float32 at x to acc.
+func (s *scratch) add(acc []float32, x uintptr) {
+	s.dst[0] = hostmem.Addr(acc)
+	s.src = [2]uintptr{s.dst[0], x}
+	simd.Reduce(simd.F32, simd.OpAdd, s.dst[:], s.src[:], len(acc), false)
+}
+
+// widen returns the n elements of type dt at x as float32. Those of another
+// type, at most chunk, are in s.chunk then.
+func (s *scratch) widen(x uintptr, dt dtype.DType, n int) []float32 {
+	if dt == dtype.F32 {
+		return floats(x, n)
+	}
+	wide := s.chunk[:n]
+	if dt == dtype.F16 {
+		simd.F16ToF32(wide, hostmem.Slice[uint16](x, n))
+	} else {
+		simd.BF16ToF32(wide, hostmem.Slice[uint16](x, n))
+	}
+	return wide
+}
+
+// store writes src, scaled and rounded to dt, to dst.
+func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float32) {
 	if dt == dtype.F32 {
 		simd.Scale(floats(dst, len(src)), src, scale)
 		return
 	}
-	s := scratches.get()
-	defer scratches.put(s)
-	out := hostmem.Slice[uint16](dst, len(src))
 	for len(src) > 0 {
-		n := min(len(src), chunk)
-		scaled := s.chunk[:n]
-		simd.Scale(scaled, src[:n], scale)
-		if dt == dtype.F16 {
-			simd.F32ToF16(out[:n], scaled)
+		scaled := s.chunk[:min(len(src), chunk)]
+		simd.Scale(scaled, src[:len(scaled)], scale)
+		if out := hostmem.Slice[uint16](dst, len(scaled)); dt == dtype.F16 {
+			simd.F32ToF16(out, scaled)
 		} else {
-			simd.F32ToBF16(out[:n], scaled)
+			simd.F32ToBF16(out, scaled)
 		}
-		src, out = src[n:], out[n:]
+		src, dst = src[len(scaled):], dst+uintptr(len(scaled))*unsafe.Sizeof(uint16(0))
 	}
 }
 
-// statsBlock is the number of elements whose sums are formed before they are
-// merged: their second reading comes from the first-level cache.
-const statsBlock = 4096
+// scale multiplies the n elements at x.
+func (s *scratch) scale(x uintptr, dt dtype.DType, n int, factor float32) {
+	step := n
+	if dt != dtype.F32 {
+		step = chunk
+	}
+	for ; n > 0; n -= step {
+		s.store(x, dt, s.widen(x, dt, min(n, step)), factor)
+		x += uintptr(step * dt.Size())
+	}
+}
 
-// meanStd forms the mean and the squared deviations of each block on their own
+// meanStd adds the gradients of src and returns mean and standard deviation. It
+// forms those of each block on their own
 // and merges them as Chan, Golub and LeVeque do ("Updating Formulae and a
 // Pairwise Algorithm for Computing Sample Variances", 1979), so that a mean far
 // from zero costs no accuracy.
-func meanStd(x []float32) (mean, std float64) {
-	if len(x) == 0 {
+func (s *scratch) meanStd(src *source) (mean, std float64) {
+	if len(src.x) == 0 {
 		return 0, 0
 	}
 	var sum, squares float64
-	for done := 0; done < len(x); {
-		block := x[done:min(done+statsBlock, len(x))]
+	for done := 0; done < len(src.x); {
+		block := src.x[done:min(done+chunk, len(src.x))]
+		s.accumulate(src, done, done+len(block))
 		size := float64(len(block))
 		blockSum := simd.Sum(block)
 		center := blockSum / size
@@ -79,21 +129,21 @@ func meanStd(x []float32) (mean, std float64) {
 		if done > 0 {
 			before := float64(done)
 			delta := center - sum/before
-			squares += delta * delta * (before * size / (before + size))
+			squares += float64(delta * delta * (before * size / (before + size)))
 		}
 		sum += blockSum
 		done += len(block)
 	}
-	n := float64(len(x))
+	n := float64(len(src.x))
 	return sum / n, math.Sqrt(squares / n)
 }
 
 // sumSquares adds the squares block by block, in float64.
-func sumSquares(x []float32) (sum float64) {
-	for len(x) > 0 {
-		block := x[:min(len(x), statsBlock)]
+func (s *scratch) sumSquares(x uintptr, dt dtype.DType, n int) (sum float64) {
+	for n > 0 {
+		block := s.widen(x, dt, min(n, chunk))
 		sum += simd.SquaredDeviations(block, 0)
-		x = x[len(block):]
+		x, n = x+uintptr(len(block)*dt.Size()), n-len(block)
 	}
 	return sum
 }

@@ -1,19 +1,17 @@
 package cpu
 
-import (
-	"sync"
-
-	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/simd"
-)
+import "sync"
 
 // scratch is the working memory of one kernel call.
 type scratch struct {
 	chunk      [chunk]float32       // elements of another type, as float32
+	sums       [chunk]float32       // of the tile that union is at; else zeros
+	marks      [chunk / 64]uint64   // which of them are in the union; else zeros
 	hist       [histBins + 1]uint32 // counts of narrow
 	sample     []float32            // elements that guess looked at
 	candidates entries              // elements of x that may be selected
 	compacted  entries              // elements that kth still has to look at
+	lists      []entries            // what is left to be merged
 	dst        [1]uintptr           // arguments of a reduction
 	src        [2]uintptr
 }
@@ -24,13 +22,6 @@ func (e *entries) resize(n int) {
 		e.idx, e.val = make([]int32, n), make([]float32, n)
 	}
 	e.idx, e.val = e.idx[:n], e.val[:n]
-}
-
-// add adds the len(acc) float32 at x to acc.
-func (s *scratch) add(acc []float32, x uintptr) {
-	s.dst[0] = hostmem.Addr(acc)
-	s.src = [2]uintptr{s.dst[0], x}
-	simd.Reduce(simd.F32, simd.OpAdd, s.dst[:], s.src[:], len(acc), false)
 }
 
 var scratches freelist[scratch]

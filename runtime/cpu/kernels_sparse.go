@@ -2,106 +2,284 @@ package cpu
 
 import (
 	"math"
+	"math/bits"
 	"slices"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/simd"
 )
 
-// entries are sparse elements: strictly ascending indices and their values.
+// entries are sparse elements: indices, strictly ascending if their sender
+// does what he should, and their values.
 type entries struct {
 	idx []int32
 	val []float32
 }
 
-// outside returns the position of an index in list that is not in [0, n), if
-// there is one. A negative index, read as unsigned, is larger than any n.
-func outside(list []int32, n int) (position int, found bool) {
-	var top uint32
-	for _, i := range list {
-		top = max(top, uint32(i))
-	}
-	if len(list) == 0 || int64(top) < int64(n) {
-		return 0, false
-	}
-	return slices.Index(list, int32(top)), true
+// cut returns at most the first n entries.
+func (e entries) cut(n int) entries {
+	n = min(n, len(e.idx))
+	return entries{e.idx[:n], e.val[:n]}
 }
 
-func scatterAdd(dst []float32, idx []int32, val []float32) {
-	val = val[:len(idx)]
-	for j, i := range idx {
-		dst[i] += val[j]
-	}
+// from returns all but the first n entries.
+func (e entries) from(n int) entries {
+	n = min(n, len(e.idx))
+	return entries{e.idx[n:], e.val[n:]}
 }
 
-func scatterSet(dst []float32, idx []int32, val []float32) {
-	val = val[:len(idx)]
-	for j, i := range idx {
-		dst[i] = val[j]
+// The functions that follow indices into an array skip those that are not in
+// it, and return how many these are. A negative index, read as unsigned, is
+// larger than any length.
+
+func scatterAdd(dst []float32, l entries) (outside int32) {
+	val := l.val[:len(l.idx)]
+	for j, i := range l.idx {
+		if uint(uint32(i)) >= uint(len(dst)) {
+			outside++
+			continue
+		}
+		dst[uint32(i)] += val[j]
 	}
+	return outside
 }
 
-func gather(val, src []float32, idx []int32) {
-	val = val[:len(idx)]
-	for j, i := range idx {
-		val[j] = src[i]
+func scatterSet(dst []float32, l entries) (outside int32) {
+	val := l.val[:len(l.idx)]
+	for j, i := range l.idx {
+		if uint(uint32(i)) >= uint(len(dst)) {
+			outside++
+			continue
+		}
+		dst[uint32(i)] = val[j]
 	}
+	return outside
 }
 
-func zeroAt(dst []float32, idx []int32) {
+func zeroAt(dst []float32, idx []int32) (outside int32) {
 	for _, i := range idx {
-		dst[i] = 0
-	}
-}
-
-func offsetIndices(idx []int32, offset int32) {
-	for j := range idx {
-		idx[j] += offset
-	}
-}
-
-// mergeAdd merges a and b into out and returns the length of the result.
-// Which list comes next is as good as random, so nothing in the loop branches
-// on it: the smaller index and its value are chosen by conditional moves, and
-// each list moves on by a comparison's outcome.
-func mergeAdd(a, b, out entries) int {
-	// Equal lengths, said in the compiler's terms: one bounds check for two.
-	idxA, valA := a.idx, a.val[:len(a.idx)]
-	idxB, valB := b.idx, b.val[:len(b.idx)]
-	idxOut, valOut := out.idx, out.val[:len(out.idx)]
-	var i, j, m int
-	for i < len(idxA) && j < len(idxB) {
-		ia, ib := idxA[i], idxB[j]
-		va, vb := valA[i], valB[j]
-		// As bits: conditional moves exist for integers only.
-		first, second, sum := math.Float32bits(va), math.Float32bits(vb), math.Float32bits(va+vb)
-		value := first
-		if ib < ia {
-			value = second
+		if uint(uint32(i)) >= uint(len(dst)) {
+			outside++
+			continue
 		}
-		if ia == ib {
-			value = sum
+		dst[uint32(i)] = 0
+	}
+	return outside
+}
+
+func giveBack(dst []float32, l entries, taken []int32) (outside int32) {
+	val := l.val[:len(l.idx)]
+	for j, i := range l.idx {
+		if uint(uint32(i)) >= uint(len(dst)) {
+			outside++
+			continue
 		}
-		idxOut[m], valOut[m] = min(ia, ib), math.Float32frombits(value)
-		m++
-		i += oneIf(ia <= ib)
-		j += oneIf(ib <= ia)
+		for len(taken) > 0 && taken[0] < i {
+			taken = taken[1:]
+		}
+		if len(taken) == 0 || taken[0] != i {
+			dst[uint32(i)] += val[j]
+		}
 	}
-	for _, rest := range [2]entries{{idxA[i:], valA[i:]}, {idxB[j:], valB[j:]}} {
-		copy(valOut[m:], rest.val)
-		m += copy(idxOut[m:], rest.idx)
-	}
-	return m
+	return outside
 }
 
-// oneIf returns 1 if the condition holds and 0 if not, without branching.
-func oneIf(condition bool) int {
-	var n int
-	if condition {
-		n = 1
+// translate replaces positions in a list by the indices that are there.
+func translate(positions, idx []int32) {
+	for j, p := range positions {
+		positions[j] = idx[p]
 	}
-	return n
 }
 
-func lowerBounds(idx, bounds []int32, positions []int) {
+// merge writes the sums of s.lists, tile by tile of the index space: while a
+// tile is in the cache it is cleared, gets its part of every list, and is
+// rounded to dt.
+func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32) (outside int32) {
+	for from := 0; from < n; from += chunk {
+		size := min(chunk, n-from)
+		tile := s.chunk[:size]
+		if dt == dtype.F32 {
+			tile = floats(dst+uintptr(from*dt.Size()), size)
+		}
+		clear(tile)
+		for j := range s.lists {
+			outside += s.lists[j].addTo(tile, from, scale)
+		}
+		if dt != dtype.F32 {
+			s.store(dst+uintptr(from*dt.Size()), dt, tile, 1)
+		}
+	}
+	return outside + s.restOutside(n)
+}
+
+// addTo adds the entries that come first and belong to a tile of the index
+// space, which starts at from, and removes them from the list. What is below
+// the tile, out of range or out of order, is removed too; it returns how many
+// indices were negative.
+func (e *entries) addTo(tile []float32, from int, scale float32) (negative int32) {
+	idx, val := e.idx, e.val[:len(e.idx)]
+	j := 0
+	for ; j < len(idx); j++ {
+		i := int(idx[j]) - from
+		if uint(i) >= uint(len(tile)) {
+			if i >= 0 {
+				break
+			}
+			negative += int32(uint32(idx[j]) >> 31)
+			continue
+		}
+		tile[i] += float32(val[j] * scale)
+	}
+	e.idx, e.val = idx[j:], val[j:]
+	return negative
+}
+
+// restOutside returns how many indices of what is left of s.lists are not in
+// [0, n), and lets go of the lists.
+func (s *scratch) restOutside(n int) (outside int32) {
+	for j := range s.lists {
+		for _, i := range s.lists[j].idx {
+			if int64(uint32(i)) >= int64(n) {
+				outside++
+			}
+		}
+		s.lists[j] = entries{}
+	}
+	return outside
+}
+
+// union writes the union of s.lists to dst, tile by tile. A tile starts at the
+// least index that is left, so empty ones cost nothing; in the tile, sums are
+// formed by position, and marks tell which positions were met.
+func (s *scratch) union(dst entries, n int, scale float32) (count int, outside int32) {
+	for {
+		from := n
+		for _, l := range s.lists {
+			if len(l.idx) > 0 {
+				from = min(from, int(l.idx[0]))
+			}
+		}
+		if from >= n {
+			return count, outside + s.restOutside(n)
+		}
+		from = max(from, 0)
+		tile := s.sums[:min(chunk, n-from)]
+		var words uint64 // which marks are not zero
+		for j := range s.lists {
+			words |= s.mark(s.lists[j].idx, from, len(tile))
+			outside += s.lists[j].addTo(tile, from, scale)
+		}
+		for ; words != 0; words &= words - 1 {
+			word := bits.TrailingZeros64(words)
+			for marks := s.marks[word]; marks != 0; marks &= marks - 1 {
+				i := word*64 + bits.TrailingZeros64(marks)
+				dst.idx[count], dst.val[count] = int32(from+i), tile[i]
+				tile[i] = 0
+				count++
+			}
+			s.marks[word] = 0
+		}
+	}
+}
+
+// mark marks the positions in a tile of what addTo would add to it, and
+// returns which words of s.marks that touched.
+func (s *scratch) mark(idx []int32, from, size int) (words uint64) {
+	for _, index := range idx {
+		i := int(index) - from
+		if uint(i) >= uint(size) {
+			if i >= 0 {
+				break
+			}
+			continue
+		}
+		s.marks[uint(i)/64%uint(len(s.marks))] |= 1 << (i % 64)
+		words |= 1 << (i / 64)
+	}
+	return words
+}
+
+// countAbove counts block by block, for as many thresholds as there are: those
+// values that are above some and below others are copied together first.
+func (s *scratch) countAbove(x, thresholds []float32, counts []int32) {
+	clear(counts)
+	if len(counts) == 0 {
+		return
+	}
+	least, most := uint32(simd.MaxKey), uint32(0)
+	for _, t := range thresholds {
+		least, most = min(least, thresholdKey(t)), max(most, thresholdKey(t))
+	}
+	if most == least {
+		found := int32(simd.CountRange(x, least, simd.MaxKey))
+		for j := range counts {
+			counts[j] = found
+		}
+		return
+	}
+	const block = 4 * chunk
+	s.candidates.resize(block + blockSlack)
+	for len(x) > 0 {
+		part := x[:min(len(x), block)]
+		above := simd.CountRange(part, most, simd.MaxKey)
+		between := s.candidates.val[:simd.SelectRange(part, 0, least, most-1, s.candidates.idx, s.candidates.val)]
+		for j, t := range thresholds {
+			counts[j] += int32(above + simd.CountRange(between, thresholdKey(t), most-1))
+		}
+		x = x[len(part):]
+	}
+}
+
+// narrowBracket does a round of the search for a threshold, see
+// [runtime.Kernels]. counts are nil in the first one.
+func narrowBracket(bracket *[2]uint32, first bool, counts []int32, k int, thresholds []uint32) {
+	width := func() uint32 { return (bracket[1] - bracket[0]) / uint32(len(thresholds)+1) }
+	if first {
+		*bracket = [2]uint32{1, 1 << 31}
+	} else {
+		passed := 0
+		for passed < len(counts) && int(counts[passed]) >= k {
+			passed++
+		}
+		w := width()
+		if passed < len(counts) {
+			bracket[1] = bracket[0] + w*uint32(passed+1)
+		}
+		bracket[0] += w * uint32(passed)
+	}
+	for j := range thresholds {
+		thresholds[j] = bracket[0] + width()*uint32(j+1)
+	}
+}
+
+func lowerBounds(idx, bounds, positions, lengths []int32) {
 	for j, bound := range bounds {
-		positions[j], _ = slices.BinarySearch(idx, bound)
+		position, _ := slices.BinarySearch(idx, bound)
+		positions[j] = int32(position)
+	}
+	for j := range lengths {
+		lengths[j] = positions[j+1] - positions[j]
 	}
 }
+
+func sample(dst, idx []int32, quantiles []float64, n int) {
+	for j, q := range quantiles {
+		if len(idx) == 0 {
+			dst[j] = int32(float64(n) * q)
+		} else {
+			dst[j] = idx[int(float64(len(idx))*q)]
+		}
+	}
+}
+
+func balance(bounds, samples []int32, n int) {
+	slices.Sort(samples)
+	parts := len(bounds) - 1
+	for r := range bounds {
+		bounds[r] = min(max(samples[min(r*len(samples)/parts, len(samples)-1)], 0), int32(n))
+	}
+	bounds[0], bounds[parts] = 0, int32(n)
+}
+
+// isFinite tells whether x is a number.
+func isFinite(x float32) bool { return math.Abs(float64(x)) <= math.MaxFloat32 }

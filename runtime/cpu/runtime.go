@@ -17,7 +17,7 @@ import (
 // method finishes its work before it returns, and all are safe for concurrent
 // use. Make one with [New].
 //
-// It implements [runtime.Runtime], [runtime.Freezer] and [runtime.Kernels].
+// It implements [runtime.Runtime], [runtime.Freezer] and [runtime.KernelProvider].
 type Runtime struct {
 	pool *pool.Pool
 }

@@ -5,17 +5,18 @@ import (
 	"math/bits"
 
 	"github.com/tutti-go/tutti/internal/simd"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // Exact top-k by magnitude key (the bits of |x|, see simd.Key).
 //
-// A sample of x gives a bracket of keys that almost surely holds the key of
-// the k-th entry. One pass over x copies the candidates, all entries from the
+// A guess or a sample of x gives a bracket of keys that probably holds the key
+// of the k-th entry. One pass over x copies the candidates, all entries from the
 // lower end of the bracket on; what remains happens on these few. This is the
 // idea of Floyd and Rivest ("Expected Time Bounds for Selection", 1975) with a
-// sample of fixed size.
+// sample of fixed size, or, from one step of a training to the next, none.
 //
-// The sample only ever costs time: kth counts before it believes the bracket,
+// The bracket only ever costs time: kth counts before it believes it,
 // and narrows what is left by counting keys digit by digit (a radix selection),
 // three times at most. So the work is linear in len(x) whatever x holds.
 
@@ -31,6 +32,9 @@ const (
 	// of the rank of the k-th entry in the sample. Normally distributed, it
 	// falls outside once in 16,000 times.
 	sampleDeviations = 4
+	// guessMargin is half the width of the bracket around a guess, as a share
+	// of it.
+	guessMargin = 0.125
 
 	// candidatesMax bounds the candidates, and so the scratch memory: 32 MiB.
 	candidatesMax = 1 << 22
@@ -52,42 +56,89 @@ type keyRange struct{ lo, hi uint32 }
 
 var allKeys = keyRange{0, simd.MaxKey}
 
-// topK writes the len(idx) entries of x of largest magnitude to idx and val and
-// returns the smallest magnitude among them. 0 < len(idx) = len(val) <= len(x).
-func topK(x []float32, idx []int32, val []float32) (threshold float32) {
-	s := scratches.get()
-	defer scratches.put(s)
-	k := len(idx)
-	bracket, expected := s.guess(x, k)
-	if expected <= min(len(x)/candidatesShare, candidatesMax) {
-		// Room for a quarter more than expected: the sample may be off.
-		s.candidates.resize(expected + expected/4 + blockSlack)
-		found := simd.SelectRange(x, 0, bracket.lo, simd.MaxKey, s.candidates.idx, s.candidates.val)
-		if k <= found && found <= len(s.candidates.idx) {
-			candidates := s.candidates.val[:found]
-			key, ties := s.kth(candidates, k, bracket)
-			emit(candidates, key, ties, idx, val)
-			for i, position := range idx {
-				idx[i] = s.candidates.idx[position]
-			}
-			return math.Float32frombits(key)
+// pick accumulates src and writes the entries with a key of at least lo to dst,
+// as far as there is room, in one pass. It returns how many there are in all.
+func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
+	for from := 0; from < len(src.x); {
+		block := s.block(src, from)
+		found := simd.SelectRange(block, int32(from), lo, simd.MaxKey, dst.idx, dst.val)
+		if src.take {
+			zeroAt(src.x, dst.cut(found).idx)
+		}
+		dst = dst.from(found)
+		total += found
+		from += len(block)
+	}
+	return total
+}
+
+// topK accumulates src and writes its min(k, n) entries of largest magnitude to
+// dst, with or without those that are zero. It returns how many it wrote, and
+// the least key among those with zeros (1 without them).
+func (s *scratch) topK(src *source, k int, dst entries, guess float32, zeros bool) (count int, key uint32) {
+	x := src.x
+	k = min(k, len(x))
+	if k == 0 {
+		s.accumulate(src, 0, len(x))
+		return 0, 0
+	}
+	// Candidates are worth their copying if they are few.
+	room := min(len(x)/candidatesShare, candidatesMax)
+	bracket, found := allKeys, 0
+	if k <= room && guess > 0 && isFinite(guess) {
+		bracket = keyRange{simd.Key(guess * (1 - guessMargin)), simd.Key(guess * (1 + guessMargin))}
+		found = s.findCandidates(src, bracket.lo, room)
+	} else {
+		s.accumulate(src, 0, len(x))
+	}
+	if found < k || found > room {
+		var expected int
+		if bracket, expected = s.guess(x, k); expected <= room {
+			// Room for a quarter more than expected: the sample may be off.
+			room = expected + expected/4
+			found = s.findCandidates(&source{x: x}, bracket.lo, room)
 		}
 	}
-	key, ties := s.kth(x, k, bracket)
-	emit(x, key, ties, idx, val)
-	return math.Float32frombits(key)
+	if k <= found && found <= room {
+		candidates := s.candidates.cut(found)
+		count, key = s.selectTop(candidates.val, k, bracket, dst, zeros)
+		translate(dst.idx[:count], candidates.idx)
+	} else {
+		count, key = s.selectTop(x, k, bracket, dst, zeros)
+	}
+	if src.take {
+		zeroAt(x, dst.idx[:count])
+	}
+	return count, key
+}
+
+// findCandidates accumulates src and makes s.candidates the entries with a key
+// of at least lo, as far as there is room. It returns how many there are in
+// all.
+func (s *scratch) findCandidates(src *source, lo uint32, room int) (found int) {
+	s.candidates.resize(room + blockSlack)
+	all := *src
+	all.take = false
+	return s.pick(&all, lo, s.candidates)
 }
 
 // blockSlack is free room that keeps the block kernel of simd.SelectRange going
 // to the end.
 const blockSlack = 64
 
-// emit writes the entries above key, and the first ties of those equal to it,
-// to idx and val, which have room for just these.
-func emit(x []float32, key uint32, ties int, idx []int32, val []float32) {
-	end := afterTies(x, key, ties)
-	n := simd.SelectRange(x[:end], 0, key, simd.MaxKey, idx, val)
-	simd.SelectRange(x[end:], int32(end), key+1, simd.MaxKey, idx[n:], val[n:])
+// selectTop is topK without gradients; the k-th key is probably in bracket.
+func (s *scratch) selectTop(x []float32, k int, bracket keyRange, dst entries, zeros bool) (count int, key uint32) {
+	key, ties, equal := s.kth(x, k, bracket)
+	if key == 0 && !zeros {
+		key, ties, equal = 1, 0, 0
+	}
+	end := len(x)
+	if ties < equal {
+		end = afterTies(x, key, ties)
+	}
+	count = simd.SelectRange(x[:end], 0, key, simd.MaxKey, dst.idx, dst.val)
+	dst = dst.from(count)
+	return count + simd.SelectRange(x[end:], int32(end), key+1, simd.MaxKey, dst.idx, dst.val), key
 }
 
 // afterTies returns the position behind the ties-th element equal to key.
@@ -127,10 +178,10 @@ func (s *scratch) guess(x []float32, k int) (bracket keyRange, expected int) {
 	last := size
 	if r := int(math.Ceil(rank + margin)); r < size {
 		last = r
-		bracket.lo, _ = s.kth(s.sample, r, allKeys)
+		bracket.lo, _, _ = s.kth(s.sample, r, allKeys)
 	}
 	if r := int(rank - margin); r > 0 {
-		bracket.hi, _ = s.kth(s.sample, r, keyRange{bracket.lo, simd.MaxKey})
+		bracket.hi, _, _ = s.kth(s.sample, r, keyRange{bracket.lo, simd.MaxKey})
 	}
 	return bracket, int(float64(last) / float64(size) * float64(len(x)))
 }
@@ -153,10 +204,10 @@ func (s *scratch) takeSample(x []float32, size int) {
 	}
 }
 
-// kth returns the key of the k-th largest element of x by key, and how many of
-// the elements equal to it are among the k largest. The key is probably in the
-// range probable; if not, finding it takes longer.
-func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties int) {
+// kth returns the key of the k-th largest element of x by key, how many of the
+// elements equal to it are among the k largest, and how many there are. The
+// key is probably in the range probable; if not, finding it takes longer.
+func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties, equal int) {
 	r, inside := allKeys, len(x)
 	if probable != allKeys {
 		above := simd.CountRange(x, probable.hi+1, simd.MaxKey)
@@ -181,7 +232,7 @@ func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties i
 		}
 		r, inside, k = s.narrow(x, r, k)
 	}
-	return r.lo, k
+	return r.lo, k, inside
 }
 
 // narrow splits the range r into up to histBins equal parts and returns the
@@ -205,4 +256,73 @@ func (s *scratch) narrow(x []float32, r keyRange, k int) (part keyRange, inside,
 	}
 	lo := r.lo + bin<<shift
 	return keyRange{lo, min(lo+(1<<shift-1), r.hi)}, int(s.hist[bin]), k
+}
+
+// nearState is the state of selectNear in memory.
+type nearState struct {
+	threshold float32
+	age       int32
+}
+
+// selectNear implements SelectNear, see [runtime.Kernels].
+func (s *scratch) selectNear(src *source, k int, state *nearState, o runtime.Near, dst entries) (count int, used float32) {
+	t := state.threshold
+	guess := t
+	if isFinite(t) && t > 0 && (o.Interval == 0 || int(state.age) < o.Interval-1) {
+		passed := s.pick(src, simd.Key(t), dst)
+		if o.Min <= passed && passed <= len(dst.idx) {
+			state.age++
+			state.threshold = corrected(t, passed, k, o.Step)
+			return passed, t
+		}
+		// All that happened is undone, except that src is accumulated now.
+		if src.take {
+			scatterSet(src.x, dst.cut(passed))
+		}
+		src.grad, guess = 0, 0
+	}
+	count, key := s.topK(src, k, dst, guess, false)
+	*state = nearState{math.Float32frombits(key), 0}
+	return count, state.threshold
+}
+
+// corrected moves a threshold that passed entries passed where k were wanted, if
+// that is off by more than a third below or a quarter above.
+func corrected(t float32, passed, k int, step float32) float32 {
+	switch {
+	case step == 0:
+		return t
+	case 3*passed < 2*k:
+		t /= step
+	case 4*passed > 5*k:
+		t *= step
+	}
+	return max(t, tiny)
+}
+
+// refine implements Refine, see [runtime.Kernels], by bisection. Once few
+// entries pass a threshold, only these are looked at for those above it.
+func (s *scratch) refine(x []float32, t float32, k int, factors []float32) float32 {
+	passed := simd.CountRange(x, thresholdKey(t), simd.MaxKey)
+	if len(factors) == 0 || !isFinite(t) || 3*k <= 4*passed && 4*passed <= 5*k {
+		return t
+	}
+	room := min(len(x)/candidatesShare, candidatesMax)
+	s.candidates.resize(room + blockSlack)
+	low, high := 0, len(factors)-1 // the one sought
+	for low < high {
+		middle := (low + high) / 2
+		key := thresholdKey(t * factors[middle])
+		passed := simd.CountRange(x, key, simd.MaxKey)
+		if 4*passed <= 5*k {
+			high = middle
+			continue
+		}
+		low = middle + 1
+		if passed <= room {
+			simd.SelectRange(x, 0, key, simd.MaxKey, s.candidates.idx, s.candidates.val)
+			x = s.candidates.val[:passed]
+		}
+	}
+	return t * factors[low]
 }

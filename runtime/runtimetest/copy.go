@@ -19,7 +19,7 @@ var copyTests = []test{
 	{"bad arguments", testCopyArguments},
 }
 
-// guard is how many bytes around a destination are watched.
+// guard is how many bytes around an array are watched.
 const guard = 64
 
 // testCopySizes copies in, within and out, at odd addresses, and sees that the

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,59 +13,91 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
+// kernelTests are in the files kernels_*.go; here is what they share. Every
+// buffer lies at an odd address between bytes that must stay, and lists say in different
+// ways how long they are.
 var kernelTests = []test{
 	{"accumulate", testAccumulate},
 	{"store", testStore},
 	{"scale", testScale},
+	{"sum of squares", testSumSquares},
+	{"clip factor", testClipFactor},
 	{"top k", testTopK},
-	{"select and count", testSelect},
-	{"mean, deviation, sum of squares", testMoments},
-	{"scatter, gather, zero", testScatter},
-	{"indices out of range", testOutside},
-	{"offset indices", testOffsetIndices},
-	{"merge add", testMergeAdd},
+	{"select", testSelect},
+	{"select near", testSelectNear},
+	{"fit", testFit},
+	{"refine", testRefine},
+	{"long array", testLong},
+	{"top of list", testTopOf},
+	{"above of list", testAboveOf},
+	{"count above", testCountAbove},
+	{"narrow", testNarrow},
+	{"merge", testMerge},
+	{"union", testUnion},
+	{"scatter", testScatter},
+	{"give back", testGiveBack},
 	{"lower bounds", testLowerBounds},
+	{"sample", testSample},
+	{"balance", testBalance},
+	{"hostile lists", testHostile},
 	{"bad arguments", testKernelArguments},
 }
 
 // kernels returns the kernels of the runtime, or skips the test.
 func (d *device) kernels() runtime.Kernels {
-	k, ok := d.Runtime.(runtime.Kernels)
+	p, ok := d.Runtime.(runtime.KernelProvider)
 	if !ok {
-		d.Skip("the runtime has no runtime.Kernels")
+		d.Skip("the runtime has no kernels")
 	}
-	return k
+	return p.Kernels()
 }
 
-// floats uploads values.
-func (d *device) floats(values []float32) uintptr {
+// word is an element of an array in device memory.
+type word interface {
+	int32 | uint32 | uint16 | float32 | float64
+}
+
+// place uploads an array to an address that is aligned to its elements only,
+// and lets the end of the test look at the memory around it.
+func place[T word](d *device, values []T) uintptr {
 	d.Helper()
-	bytes, err := binary.Append(nil, binary.NativeEndian, values)
+	var zero T
+	size := int(unsafe.Sizeof(zero))
+	shift := size * d.rng.IntN(guard/size)
+	data := make([]byte, guard+shift, 2*guard+shift+size*len(values))
+	for i := range data {
+		data[i] = 0xa5
+	}
+	data, err := binary.Append(data, binary.NativeEndian, values)
 	require.NoError(d, err)
-	return d.upload(bytes)
+	for range guard {
+		data = append(data, 0xa5)
+	}
+	base, end := d.upload(data), len(data)-guard
+	d.Cleanup(func() {
+		if !d.Failed() {
+			require.Equal(d, data[:guard+shift], d.download(base, guard+shift), "memory before an array, seed %d", Seed)
+			require.Equal(d, data[end:], d.download(base+uintptr(end), guard), "memory behind an array, seed %d", Seed)
+		}
+	})
+	return base + uintptr(guard+shift)
 }
 
-func (d *device) indices(values []int32) uintptr {
+// read returns n elements at an address, when the device is done.
+func read[T word](d *device, ptr uintptr, n int) []T {
 	d.Helper()
-	bytes, err := binary.Append(nil, binary.NativeEndian, values)
-	require.NoError(d, err)
-	return d.upload(bytes)
-}
-
-func (d *device) readFloats(ptr uintptr, n int) []float32 {
-	d.Helper()
-	values := make([]float32, n)
-	_, err := binary.Decode(d.download(ptr, 4*n), binary.NativeEndian, values)
+	d.synchronize()
+	values := make([]T, n)
+	var zero T
+	_, err := binary.Decode(d.download(ptr, n*int(unsafe.Sizeof(zero))), binary.NativeEndian, values)
 	require.NoError(d, err)
 	return values
 }
 
-func (d *device) readIndices(ptr uintptr, n int) []int32 {
+// readOne returns the number at an address.
+func readOne[T word](d *device, ptr uintptr) T {
 	d.Helper()
-	values := make([]int32, n)
-	_, err := binary.Decode(d.download(ptr, 4*n), binary.NativeEndian, values)
-	require.NoError(d, err)
-	return values
+	return read[T](d, ptr, 1)[0]
 }
 
 // equalFloats compares by bits, except that all NaNs are equal.
@@ -83,9 +116,21 @@ func sameFloat32(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
+// sum and product round once: float64 holds both exactly enough, and no
+// compiler fuses them.
+func sum(a, b float32) float32     { return float32(float64(a) + float64(b)) }
+func product(a, b float32) float32 { return float32(float64(a) * float64(b)) }
+
+// tiny is the smallest magnitude above zero.
+const tiny = math.SmallestNonzeroFloat32
+
+var (
+	inf = float32(math.Inf(1))
+	nan = float32(math.NaN())
+)
+
 // specialValues are numbers that arithmetic treats in ways of their own.
-var specialValues = []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 0,
-	float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, -math.MaxFloat32, 0x1p-126}
+var specialValues = []float32{nan, inf, -inf, 0, float32(math.Copysign(0, -1)), tiny, -math.MaxFloat32, 0x1p-126}
 
 // gradients are the inputs that kernels are tried on: element i of n.
 var gradients = []struct {
@@ -99,6 +144,7 @@ var gradients = []struct {
 	{"ascending", func(_ *rand.Rand, i, _ int) float32 { return float32(i) }},
 	{"descending", func(_ *rand.Rand, i, n int) float32 { return float32(n - i) }},
 	{"wide", func(rng *rand.Rand, _, _ int) float32 { return float32(math.Exp2(float64(rng.IntN(250) - 125))) }},
+	{"denormal", func(rng *rand.Rand, _, _ int) float32 { return math.Float32frombits(rng.Uint32N(5000)) }},
 	{"sparse", func(rng *rand.Rand, _, _ int) float32 {
 		if rng.IntN(100) == 0 {
 			return float32(rng.NormFloat64())
@@ -140,419 +186,228 @@ func (d *device) eachGradient(f func(d *device, x []float32)) {
 	}
 }
 
-// gradientTypes are the dtypes that Accumulate reads and Store writes.
+// gradientTypes are the dtypes of gradients.
 var gradientTypes = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
 
-func testAccumulate(d *device) {
-	k := d.kernels()
-	d.eachGradient(func(d *device, x []float32) {
-		for _, dt := range gradientTypes {
-			grad, narrow := d.narrow(x, dt)
-			acc := d.gradient("normal", len(x))
-			ptr := d.floats(acc)
-			require.NoError(d, k.Accumulate(ptr, d.upload(grad), len(x), dt))
-			for i := range acc {
-				acc[i] += narrow[i]
-			}
-			d.equalFloats(acc, d.readFloats(ptr, len(x)), "%v", dt)
-		}
-	})
-}
-
-// narrow returns x in dt, and the values it has there.
-func (d *device) narrow(x []float32, dt dtype.DType) ([]byte, []float32) {
+// narrow returns the values that x has in dt, and the address of an array of
+// them.
+func (d *device) narrow(x []float32, dt dtype.DType) (values []float32, ptr uintptr) {
 	d.Helper()
 	bytes, values := make([]byte, len(x)*dt.Size()), make([]float32, len(x))
 	require.NoError(d, dtype.FromFloat32(bytes, dt, x))
 	require.NoError(d, dtype.ToFloat32(values, bytes, dt))
-	return bytes, values
+	if dt == dtype.F32 {
+		return values, place(d, x)
+	}
+	halves := make([]uint16, len(x))
+	_, err := binary.Decode(bytes, binary.NativeEndian, halves)
+	require.NoError(d, err)
+	return values, place(d, halves)
 }
 
-func testStore(d *device) {
-	k := d.kernels()
-	d.eachGradient(func(d *device, x []float32) {
-		for _, dt := range gradientTypes {
-			for _, scale := range []float32{1, .25, -3.7} {
-				scaled := make([]float32, len(x))
-				for i, v := range x {
-					scaled[i] = v * scale
-				}
-				_, want := d.narrow(scaled, dt)
-				src, dst := d.floats(x), d.allocate(len(x)*dt.Size())
-				require.NoError(d, k.Store(dst, dt, src, len(x), scale))
-				got := make([]float32, len(x))
-				require.NoError(d, dtype.ToFloat32(got, d.download(dst, len(x)*dt.Size()), dt))
-				d.equalFloats(want, got, "%v times %v", dt, scale)
-				if dt == dtype.F32 {
-					require.NoError(d, k.Store(src, dt, src, len(x), scale))
-					d.equalFloats(want, d.readFloats(src, len(x)), "in place, times %v", scale)
-				}
-			}
-		}
-	})
-}
-
-func testScale(d *device) {
-	k := d.kernels()
-	d.eachGradient(func(d *device, x []float32) {
-		for _, s := range []float32{0, 1, -.3, float32(math.Inf(1))} {
-			ptr := d.floats(x)
-			require.NoError(d, k.Scale(ptr, len(x), s))
-			want := make([]float32, len(x))
-			for i, v := range x {
-				want[i] = v * s
-			}
-			d.equalFloats(want, d.readFloats(ptr, len(x)), "times %v", s)
-		}
-	})
+// readNarrow returns n elements of type dt as float32.
+func (d *device) readNarrow(ptr uintptr, dt dtype.DType, n int) []float32 {
+	d.Helper()
+	d.synchronize()
+	values := make([]float32, n)
+	require.NoError(d, dtype.ToFloat32(values, d.download(ptr, n*dt.Size()), dt))
+	return values
 }
 
 // magnitude is the order that the contract of Kernels defines.
 func magnitude(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
 
-// entries are picked entries of an array.
+// passes tells whether v is selected by a threshold.
+func passes(v, threshold float32) bool {
+	return threshold <= 0 || magnitude(v) >= magnitude(threshold)
+}
+
+// above returns the positions of the elements that pass a threshold.
+func above(x []float32, threshold float32) (positions []int32) {
+	for i, v := range x {
+		if passes(v, threshold) {
+			positions = append(positions, int32(i))
+		}
+	}
+	return positions
+}
+
+// ranking returns the positions of x by magnitude, the lower one first among
+// equals.
+func ranking(x []float32) []int32 {
+	order := make([]uint64, len(x))
+	for i, v := range x {
+		order[i] = uint64(^magnitude(v))<<32 | uint64(i)
+	}
+	slices.Sort(order)
+	positions := make([]int32, len(x))
+	for i, o := range order {
+		positions[i] = int32(uint32(o))
+	}
+	return positions
+}
+
+// entries are sparse elements of an array.
 type entries struct {
 	idx []int32
 	val []float32
 }
 
-// pick returns the entries at the positions, which it sorts.
+// pick returns the entries at positions, in ascending order.
 func pick(x []float32, positions []int32) entries {
-	slices.Sort(positions)
-	e := entries{idx: positions}
-	for _, i := range positions {
+	e := entries{idx: slices.Sorted(slices.Values(positions))}
+	for _, i := range e.idx {
 		e.val = append(e.val, x[i])
 	}
 	return e
 }
 
-func (d *device) equalEntries(want entries, idx, val uintptr, what string, args ...any) {
-	d.Helper()
-	got := d.readIndices(idx, len(want.idx))
-	if i := slices.Compare(want.idx, got); i != 0 {
-		d.Logf(what, args...)
-		d.Fatalf("indices differ (seed %d):\ngot  %.200v\nwant %.200v", Seed, got, want.idx)
+// at returns the entries of a list at positions, in ascending order.
+func (e entries) at(positions []int32) (part entries) {
+	for _, p := range slices.Sorted(slices.Values(positions)) {
+		part.idx, part.val = append(part.idx, e.idx[p]), append(part.val, e.val[p])
 	}
-	d.equalFloats(want.val, d.readFloats(val, len(want.val)), what, args...)
+	return part
 }
 
-func testTopK(d *device) {
-	k := d.kernels()
-	d.eachGradient(func(d *device, x []float32) {
-		n := len(x)
-		ptr, idx, val := d.floats(x), d.allocate(4*n), d.allocate(4*n)
-		order := make([]int32, n)
-		for i := range order {
-			order[i] = int32(i)
-		}
-		slices.SortStableFunc(order, func(a, b int32) int { return int(magnitude(x[b])) - int(magnitude(x[a])) })
-		for _, want := range []int{0, 1, 2, n / 100, n / 3, n - 1, n, n + 5} {
-			if want < 0 {
-				continue
-			}
-			top := order[:min(want, n)]
-			threshold := float32(0)
-			if len(top) > 0 {
-				threshold = math.Float32frombits(magnitude(x[top[len(top)-1]]))
-			}
-			count, got, err := k.TopK(ptr, n, want, idx, val)
-			require.NoError(d, err)
-			require.Equal(d, len(top), count)
-			d.equalFloats([]float32{threshold}, []float32{got}, "threshold of top %d", want)
-			d.equalEntries(pick(x, slices.Clone(top)), idx, val, "top %d", want)
-		}
-		d.equalFloats(x, d.readFloats(ptr, n), "the input stays as it was")
-	})
+// first returns at most n entries.
+func (e entries) first(n int) entries {
+	n = min(n, len(e.idx))
+	return entries{e.idx[:n], e.val[:n]}
 }
 
-func testSelect(d *device) {
-	k := d.kernels()
-	d.eachGradient(func(d *device, x []float32) {
-		n := len(x)
-		ptr := d.floats(x)
-		for _, threshold := range []float32{0, math.SmallestNonzeroFloat32, .5, 1.5, 3, 1000, math.MaxFloat32, float32(math.Inf(1))} {
-			var above []int32
-			for i, v := range x {
-				if magnitude(v) >= magnitude(threshold) {
-					above = append(above, int32(i))
-				}
-			}
-			total, err := k.CountAbove(ptr, n, threshold)
-			require.NoError(d, err)
-			require.Equal(d, len(above), total, "above %v", threshold)
-			for _, capacity := range []int{n + 3, len(above), len(above) / 2, min(1, len(above)), 0} {
-				idx, val := d.allocate(4*capacity), d.allocate(4*capacity)
-				total, err := k.Select(ptr, n, threshold, idx, val, capacity)
-				require.NoError(d, err)
-				require.Equal(d, len(above), total, "selected at %v with room for %d", threshold, capacity)
-				kept := above[:min(capacity, len(above))]
-				d.equalEntries(pick(x, slices.Clone(kept)), idx, val, "threshold %v, room for %d", threshold, capacity)
-			}
-		}
-	})
-}
-
-func testMoments(d *device) {
-	k := d.kernels()
-	d.eachGradient(func(d *device, x []float32) {
-		ptr := d.floats(x)
-		var sum, squares, deviations float64
-		for _, v := range x {
-			sum += float64(v)
-			squares += float64(v) * float64(v)
-		}
-		mean := sum / float64(max(len(x), 1))
-		for _, v := range x {
-			deviations += (float64(v) - mean) * (float64(v) - mean)
-		}
-		std := math.Sqrt(deviations / float64(max(len(x), 1)))
-
-		gotMean, gotStd, err := k.MeanStd(ptr, len(x))
-		require.NoError(d, err)
-		gotSquares, err := k.SumSquares(ptr, len(x))
-		require.NoError(d, err)
-		// The mean may cancel; its error is measured against the terms.
-		scale := math.Sqrt(squares / float64(max(len(x), 1)))
-		d.near(mean, gotMean, scale, "mean")
-		d.near(std, gotStd, scale, "standard deviation")
-		d.near(squares, gotSquares, squares, "sum of squares")
-	})
-}
-
-// near compares with a relative error of 1e-5, well above what sums formed in
-// float32 by blocks need; infinite and NaN references only ask for the same
-// kind of result.
-func (d *device) near(want, got, scale float64, what string) {
-	d.Helper()
-	if math.IsNaN(want) || math.IsInf(want, 0) {
-		require.True(d, math.IsNaN(got) || math.IsInf(got, 0), "%s: got %v, want %v", what, got, want)
-		return
-	}
-	require.InDelta(d, want, got, 1e-5*scale, "%s (seed %d)", what, Seed)
-}
-
-// randomList returns m distinct ascending indices below n (all, if m > n).
-func (d *device) randomList(m, n int) []int32 {
-	list := make([]int32, 0, m)
+// random returns m entries (or n, if that is less) with indices below n.
+func (d *device) random(m, n int, values string) entries {
+	e := entries{idx: make([]int32, 0, m)}
 	for i := range n {
-		if d.rng.IntN(n-i) < m-len(list) {
-			list = append(list, int32(i))
+		if d.rng.IntN(n-i) < m-len(e.idx) {
+			e.idx = append(e.idx, int32(i))
 		}
 	}
-	return list
-}
-
-func testScatter(d *device) {
-	k := d.kernels()
-	for _, n := range kernelSizes {
-		for _, m := range []int{0, 1, n / 10, n} {
-			d.each(func(d *device) {
-				list := d.randomList(m, n)
-				m := len(list)
-				x, v := d.gradient("special", n), d.gradient("special", m)
-				idx, val := d.indices(list), d.floats(v)
-				added, set, zeroed := slices.Clone(x), slices.Clone(x), slices.Clone(x)
-				for j, i := range list {
-					added[i] += v[j]
-					set[i] = v[j]
-					zeroed[i] = 0
-				}
-				dst := d.floats(x)
-				require.NoError(d, k.ScatterAdd(dst, n, idx, val, m))
-				d.equalFloats(added, d.readFloats(dst, n), "ScatterAdd")
-				dst = d.floats(x)
-				require.NoError(d, k.ScatterSet(dst, n, idx, val, m))
-				d.equalFloats(set, d.readFloats(dst, n), "ScatterSet")
-				dst = d.floats(x)
-				require.NoError(d, k.ZeroAt(dst, n, idx, m))
-				d.equalFloats(zeroed, d.readFloats(dst, n), "ZeroAt")
-
-				// Gather takes any order and repeats.
-				want := make([]float32, m)
-				for j := range list {
-					list[j] = int32(d.rng.IntN(n))
-					want[j] = x[list[j]]
-				}
-				require.NoError(d, k.Gather(d.floats(x), n, d.indices(list), m, val))
-				d.equalFloats(want, d.readFloats(val, m), "Gather")
-			}, "%d of %d", m, n)
-		}
-	}
-}
-
-// testOutside checks that a list with an index outside the array, as a peer
-// whose memory was corrupted might send it, is refused before anything is
-// written, and that nothing outside the array is written in any case.
-func testOutside(d *device) {
-	k := d.kernels()
-	const n, around = 1000, 64
-	x := d.gradient("normal", around+n+around) // the array, and what lies around it
-	v := d.gradient("normal", n)
-	idx, val := d.allocate(4*n), d.floats(v)
-	whole := d.floats(x)
-	array := whole + 4*around
-	for _, test := range []struct {
-		name     string
-		list     []int32
-		ascended bool // so that its ends show what is wrong
-	}{
-		{"above, alone", []int32{n}, true},
-		{"negative, alone", []int32{-1}, true},
-		{"above", []int32{0, 5, n - 1, n + 7}, true},
-		{"negative", []int32{-3, 0, 5, n - 1}, true},
-		{"far above", []int32{0, math.MaxInt32}, true},
-		{"far below", []int32{math.MinInt32, 0}, true},
-		{"above, inside the list", []int32{0, n + 7, 5}, false},
-		{"negative, inside the list", []int32{0, -7, 5}, false},
-	} {
-		d.each(func(d *device) {
-			bytes, err := binary.Append(nil, binary.NativeEndian, test.list)
-			require.NoError(d, err)
-			require.NoError(d, d.CopyIn(idx, bytes))
-			m := len(test.list)
-			for name, err := range map[string]error{
-				"ScatterAdd": k.ScatterAdd(array, n, idx, val, m),
-				"ScatterSet": k.ScatterSet(array, n, idx, val, m),
-				"ZeroAt":     k.ZeroAt(array, n, idx, m),
-			} {
-				if test.ascended || err != nil {
-					require.ErrorIs(d, err, runtime.ErrArgument, name)
-				}
-			}
-			require.ErrorIs(d, k.Gather(array, n, idx, m, val), runtime.ErrArgument)
-			d.equalFloats(v, d.readFloats(val, n), "the values")
-			after := d.readFloats(whole, len(x))
-			d.equalFloats(x[:around], after[:around], "before the array")
-			d.equalFloats(x[around+n:], after[around+n:], "behind the array")
-			if test.ascended {
-				d.equalFloats(x, after, "the array")
-			}
-		}, "%s", test.name)
-	}
-}
-
-func testOffsetIndices(d *device) {
-	k := d.kernels()
-	for _, n := range kernelSizes {
-		list := d.randomList(n/2, n)
-		idx := d.indices(list)
-		for _, offset := range []int32{0, 1, 1 << 20, -1 << 20, -1} {
-			require.NoError(d, k.OffsetIndices(idx, len(list), offset))
-			for i := range list {
-				list[i] += offset
-			}
-			require.Equal(d, list, d.readIndices(idx, len(list)), "offset %d", offset)
-		}
-	}
-}
-
-func testMergeAdd(d *device) {
-	k := d.kernels()
-	for _, n := range kernelSizes {
-		for _, share := range [][2]int{{0, 0}, {0, 2}, {3, 0}, {1, 1}, {2, 3}, {50, 50}, {1, 100}} {
-			a := d.randomEntries(n/max(share[0], 1)*min(share[0], 1), n)
-			b := d.randomEntries(n/max(share[1], 1)*min(share[1], 1), n)
-			want := mergeAdd(a, b)
-			room := 4 * (len(a.idx) + len(b.idx))
-			idx, val := d.allocate(room), d.allocate(room)
-			m, err := k.MergeAdd(d.indices(a.idx), d.floats(a.val), len(a.idx),
-				d.indices(b.idx), d.floats(b.val), len(b.idx), idx, val)
-			require.NoError(d, err)
-			require.Equal(d, len(want.idx), m)
-			d.equalEntries(want, idx, val, "%d and %d of %d entries", len(a.idx), len(b.idx), n)
-		}
-	}
-}
-
-func (d *device) randomEntries(m, n int) entries {
-	e := entries{idx: d.randomList(m, n)}
-	e.val = d.gradient("special", len(e.idx))
+	e.val = d.gradient(values, len(e.idx))
 	return e
 }
 
-// mergeAdd merges by a map instead of by order.
-func mergeAdd(a, b entries) entries {
-	sums := make(map[int32]float32)
-	for j, i := range a.idx {
-		sums[i] = a.val[j]
+// spoiled adds up to three entries out of range at each end, so that the
+// indices still ascend.
+func (d *device) spoiled(e entries, n int) (spoiled entries, faults int32) {
+	low := []int32{math.MinInt32, -7, -1}[d.rng.IntN(4)%3:]
+	high := []int32{int32(n), math.MaxInt32}
+	high = high[:d.rng.IntN(len(high)+1)]
+	spoiled.idx = slices.Concat(low, e.idx, high)
+	spoiled.val = slices.Concat(make([]float32, len(low)), e.val, make([]float32, len(high)))
+	for i := range low {
+		spoiled.val[i] = 77
 	}
-	for j, i := range b.idx {
-		if v, both := sums[i]; both {
-			sums[i] = v + b.val[j]
-		} else {
-			sums[i] = b.val[j]
-		}
-	}
-	var merged entries
-	for i := range sums {
-		merged.idx = append(merged.idx, i)
-	}
-	slices.Sort(merged.idx)
-	for _, i := range merged.idx {
-		merged.val = append(merged.val, sums[i])
-	}
-	return merged
+	return spoiled, int32(len(low) + len(high))
 }
 
-func testLowerBounds(d *device) {
-	k := d.kernels()
-	for _, n := range kernelSizes {
-		list := d.randomList(n/3, n)
-		bounds := []int32{0, 1, int32(n / 2), int32(n), math.MaxInt32, 0, -1, math.MinInt32}
-		for range 20 {
-			bounds = append(bounds, d.rng.Int32N(int32(n+1)))
+// list uploads a list, and says its length in one of the ways there are.
+func (d *device) list(e entries) runtime.Entries {
+	d.Helper()
+	n := len(e.idx)
+	length, rest := int32(n), 0
+	switch d.rng.IntN(3) {
+	case 0:
+		return runtime.Entries{Idx: place(d, e.idx), Val: place(d, e.val), N: n}
+	case 1: // there is more room than entries
+		if rest = 1 + d.rng.IntN(50); n == 0 {
+			length = -int32(rest)
 		}
-		want := make([]int, len(bounds))
-		for b, bound := range bounds {
-			for _, i := range list {
-				if i < bound {
-					want[b]++
-				}
-			}
-		}
-		got := make([]int, len(bounds))
-		require.NoError(d, k.LowerBounds(d.indices(list), len(list), bounds, got))
-		require.Equal(d, want, got, "seed %d: %d entries, bounds %v", Seed, len(list), bounds)
-		require.NoError(d, k.LowerBounds(d.indices(list), len(list), nil, nil))
+	case 2: // a length above the capacity is as good as that
+		length += d.rng.Int32N(50)
 	}
+	garbage := make([]int32, rest)
+	for i := range garbage {
+		garbage[i] = int32(d.rng.Uint32())
+	}
+	return runtime.Entries{Idx: place(d, append(slices.Clone(e.idx), garbage...)),
+		Val: place(d, append(slices.Clone(e.val), make([]float32, rest)...)), N: n + rest, Len: place(d, []int32{length})}
 }
 
-func testKernelArguments(d *device) {
-	k := d.kernels()
-	p := d.floats(make([]float32, 8))
-	q := d.indices([]int32{0, 1, 2, 3, 4, 5, 6, 7})
-	var failures []error
-	for _, n := range []int{-1, math.MaxInt32 + 1} {
-		_, _, topK := k.TopK(p, n, 1, q, p)
-		_, selected := k.Select(p, n, 1, q, p, 1)
-		_, count := k.CountAbove(p, n, 1)
-		_, _, mean := k.MeanStd(p, n)
-		_, squares := k.SumSquares(p, n)
-		_, mergeA := k.MergeAdd(q, p, n, q, p, 1, q, p)
-		_, mergeB := k.MergeAdd(q, p, 1, q, p, n, q, p)
-		failures = append(failures, topK, selected, count, mean, squares, mergeA, mergeB,
-			k.Accumulate(p, p, n, dtype.F32),
-			k.Store(p, dtype.F32, p, n, 1),
-			k.Scale(p, n, 1),
-			k.ScatterAdd(p, 8, q, p, n),
-			k.ScatterAdd(p, n, q, p, 1),
-			k.ScatterSet(p, 8, q, p, n),
-			k.ScatterSet(p, n, q, p, 1),
-			k.Gather(p, 8, q, n, p),
-			k.Gather(p, n, q, 1, p),
-			k.ZeroAt(p, 8, q, n),
-			k.ZeroAt(p, n, q, 1),
-			k.OffsetIndices(q, n, 1),
-			k.LowerBounds(q, n, []int32{1}, []int{0}))
+// lists uploads several.
+func (d *device) lists(all []entries) (lists []runtime.Entries) {
+	for _, e := range all {
+		lists = append(lists, d.list(e))
 	}
-	_, _, negativeK := k.TopK(p, 8, -1, q, p)
-	_, negativeCapacity := k.Select(p, 8, 0, q, p, -1)
-	failures = append(failures, negativeK, negativeCapacity,
-		k.Scale(0, 1, 1), k.Accumulate(p, 0, 1, dtype.F32), k.ZeroAt(p, 8, 0, 1), k.ZeroAt(0, 8, q, 1),
-		k.LowerBounds(q, 8, []int32{1, 2}, []int{0}))
-	for i, err := range failures {
-		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
+	return lists
+}
+
+// target returns room for n entries, with a length if so wanted.
+func (d *device) target(n int, length bool) runtime.Entries {
+	dst := runtime.Entries{Idx: place(d, make([]int32, n)), Val: place(d, make([]float32, n)), N: n}
+	if length {
+		dst.Len = place(d, []int32{-99})
 	}
-	require.ErrorIs(d, k.Accumulate(p, p, 1, dtype.I32), runtime.ErrDType)
-	require.ErrorIs(d, k.Store(p, dtype.Invalid, p, 1, 1), runtime.ErrDType)
+	return dst
+}
+
+// equalEntries compares what was selected, of which there are total, with
+// entries.
+func (d *device) equalEntries(want entries, total int, dst runtime.Entries, what string, args ...any) {
+	d.Helper()
+	if dst.Len != 0 {
+		require.EqualValues(d, total, readOne[int32](d, dst.Len), "length (seed %d)", Seed)
+	}
+	got := read[int32](d, dst.Idx, len(want.idx))
+	if slices.Compare(want.idx, got) != 0 {
+		d.Logf(what, args...)
+		d.Fatalf("indices differ (seed %d):\ngot  %.200v\nwant %.200v", Seed, got, want.idx)
+	}
+	d.equalFloats(want.val, read[float32](d, dst.Val, len(want.idx)), what, args...)
+}
+
+// number places a factor or threshold.
+func (d *device) number(v float32) uintptr { return place(d, []float32{v}) }
+
+// input is what a kernel with a [runtime.Source] is tried on.
+type input struct {
+	runtime.Source
+	before []float32 // of X
+	x      []float32 // with the gradient
+}
+
+// source places x, which is consumed, with or without a gradient, a factor
+// and Take.
+func (d *device) source(x []float32) input {
+	d.Helper()
+	n := len(x)
+	in := input{Source: runtime.Source{X: place(d, x), N: n, Take: d.rng.IntN(2) == 0}, before: x, x: x}
+	if d.rng.IntN(3) == 0 {
+		return in
+	}
+	// No NaN: which of two an addition returns is not defined.
+	names := []string{"normal", "ties", "zero", "wide", "sparse"}
+	dt := gradientTypes[d.rng.IntN(len(gradientTypes))]
+	grad, ptr := d.narrow(d.gradient(names[d.rng.IntN(len(names))], n), dt)
+	in.Grad, in.DType = ptr, dt
+	factor := float32(1)
+	if d.rng.IntN(2) == 0 {
+		factor = []float32{-0.3, 1, 0, 1e-3}[d.rng.IntN(4)]
+		in.Factor = d.number(factor)
+	}
+	want := make([]float32, n)
+	for i, v := range x {
+		want[i] = sum(v, product(grad[i], factor))
+	}
+	// The bits of a NaN, by which it is ranked, are the device's: so they come
+	// from there.
+	sums := in.Source
+	sums.X = place(d, x)
+	require.NoError(d, d.kernels().Accumulate(sums))
+	in.x = read[float32](d, sums.X, n)
+	d.equalFloats(want, in.x, "accumulated %v times %v", dt, factor)
+	return in
+}
+
+// equalSource compares X with what it should be after taken was selected.
+func (d *device) equalSource(in input, taken entries) {
+	d.Helper()
+	want := slices.Clone(in.x)
+	if in.Take {
+		for _, i := range taken.idx {
+			want[i] = 0
+		}
+	}
+	d.equalFloats(want, read[float32](d, in.X, in.N), "the source afterwards, Take is %v", in.Take)
 }

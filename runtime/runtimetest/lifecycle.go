@@ -80,8 +80,8 @@ func testUseAfterClose(d *device) {
 	} {
 		assert.ErrorIs(d, use(), runtime.ErrClosed, name)
 	}
-	if k, ok := d.Runtime.(runtime.Kernels); ok {
-		assert.ErrorIs(d, k.Scale(ptr, 1, 2), runtime.ErrClosed, "Scale")
+	if p, ok := d.Runtime.(runtime.KernelProvider); ok {
+		assert.ErrorIs(d, p.Kernels().Scale(ptr, dtype.F32, 1, ptr), runtime.ErrClosed, "Scale")
 	}
 }
 

@@ -8,7 +8,7 @@
 // The suite never looks at device memory itself: data goes in by CopyIn and
 // out by CopyOut, so it serves devices whose memory the host cannot address.
 // What a runtime implements beyond the contract ([runtime.Freezer],
-// [runtime.Kernels]) is found by type assertion and tested too.
+// [runtime.KernelProvider]) is found by type assertion and tested too.
 //
 // Results are compared with plain Go programs that share no code with any
 // runtime. Random inputs come from a fixed seed, which failures name.

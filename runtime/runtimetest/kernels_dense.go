@@ -1,0 +1,317 @@
+package runtimetest
+
+import (
+	"math"
+	"slices"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+func testAccumulate(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, dt := range gradientTypes {
+			for _, factor := range []float32{1, -0.3, 0, inf} {
+				grad, ptr := d.narrow(x, dt)
+				acc := d.gradient("normal", len(x))
+				src := runtime.Source{X: place(d, acc), N: len(x), Grad: ptr, DType: dt, Take: true}
+				if factor != 1 {
+					src.Factor = d.number(factor)
+				}
+				require.NoError(d, k.Accumulate(src))
+				for i := range acc {
+					acc[i] = sum(acc[i], product(grad[i], factor))
+				}
+				d.equalFloats(acc, read[float32](d, src.X, len(x)), "%v times %v", dt, factor)
+			}
+		}
+	})
+}
+
+func testStore(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, dt := range gradientTypes {
+			for _, scale := range []float32{1, .25, -3.7} {
+				scaled := make([]float32, len(x))
+				for i, v := range x {
+					scaled[i] = product(v, scale)
+				}
+				want, dst := d.narrow(scaled, dt)
+				src := place(d, x)
+				require.NoError(d, k.Store(dst, dt, src, len(x), scale))
+				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v times %v", dt, scale)
+				d.equalFloats(x, read[float32](d, src, len(x)), "the source")
+				if dt == dtype.F32 {
+					require.NoError(d, k.Store(src, dt, src, len(x), scale))
+					d.equalFloats(want, read[float32](d, src, len(x)), "in place, times %v", scale)
+				}
+			}
+		}
+	})
+}
+
+func testScale(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, dt := range gradientTypes {
+			for _, factor := range []float32{0, 1, -.3, inf} {
+				values, ptr := d.narrow(x, dt)
+				for i, v := range values {
+					values[i] = product(v, factor)
+				}
+				want, _ := d.narrow(values, dt)
+				require.NoError(d, k.Scale(ptr, dt, len(x), d.number(factor)))
+				d.equalFloats(want, d.readNarrow(ptr, dt, len(x)), "%v times %v", dt, factor)
+			}
+		}
+	})
+}
+
+// near compares a result of float64 arithmetic whose order of additions is the
+// device's; infinite and NaN references only ask for the same kind of result.
+func (d *device) near(want, got, scale float64, what string) {
+	d.Helper()
+	if math.IsNaN(want) || math.IsInf(want, 0) {
+		require.True(d, math.IsNaN(got) || math.IsInf(got, 0), "%s: got %v, want %v", what, got, want)
+		return
+	}
+	require.InDelta(d, want, got, scale, "%s (seed %d)", what, Seed)
+}
+
+func testSumSquares(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, dt := range gradientTypes {
+			values, ptr := d.narrow(x, dt)
+			var want float64
+			for _, v := range values {
+				want += float64(v) * float64(v)
+			}
+			sum := place(d, []float64{-1})
+			require.NoError(d, k.SumSquares(ptr, dt, len(x), sum))
+			d.near(want, readOne[float64](d, sum), 1e-12*want, dt.String())
+		}
+	})
+}
+
+func testClipFactor(d *device) {
+	k := d.kernels()
+	for _, squares := range []float64{0, 1e-300, 1, 2, 4, 9e10, 1e300, math.Inf(1), math.NaN()} {
+		for _, share := range []float64{1, 0.25, 1e-8} {
+			for _, limit := range []float64{0, 1e-3, 1, 2, 1e9} {
+				want := float32(1)
+				if norm := math.Sqrt(squares * share); norm > limit && !math.IsInf(norm, 0) {
+					want = float32(limit / norm)
+				}
+				factor := d.number(-1)
+				require.NoError(d, k.ClipFactor(factor, place(d, []float64{squares}), share, limit))
+				d.equalFloats([]float32{want}, read[float32](d, factor, 1), "%v times %v, at most %v", squares, share, limit)
+			}
+		}
+	}
+}
+
+// topKCounts are how many of n elements are selected.
+func topKCounts(n int) []int {
+	return slices.Compact([]int{0, min(1, n), n / 100, n / 3, max(n-1, 0), n, n + 5})
+}
+
+// checkTopK runs TopK, or, with a state, SelectNear when it falls back on it.
+func (d *device) checkTopK(in input, count int, zeros bool, guess float32) {
+	d.Helper()
+	order := ranking(in.x)[:min(count, in.N)]
+	least := float32(0)
+	if len(order) > 0 {
+		least = math.Float32frombits(magnitude(in.x[order[len(order)-1]]))
+		if !zeros {
+			least = max(least, tiny)
+			if math.IsNaN(float64(in.x[order[len(order)-1]])) {
+				least = nan
+			}
+		}
+	}
+	if !zeros {
+		order = slices.DeleteFunc(order, func(i int32) bool { return in.x[i] == 0 })
+	}
+	want := pick(in.x, order)
+	dst, threshold := d.target(min(count, in.N)+d.rng.IntN(50), !zeros), d.number(guess)
+	if guess == 0 && d.rng.IntN(2) == 0 {
+		threshold = 0
+	}
+	require.NoError(d, d.kernels().TopK(in.Source, count, dst, threshold))
+	d.equalEntries(want, len(want.idx), dst, "top %d, guess %v, zeros %v", count, guess, zeros)
+	if threshold != 0 {
+		d.equalFloats([]float32{least}, read[float32](d, threshold, 1), "threshold of top %d, guess %v", count, guess)
+	}
+	d.equalSource(in, want)
+}
+
+func testTopK(d *device) {
+	d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, count := range topKCounts(len(x)) {
+			for _, zeros := range []bool{true, false} {
+				in := d.source(x)
+				good := float32(0)
+				if r := ranking(in.x); 0 < count && count <= len(r) {
+					good = math.Float32frombits(magnitude(in.x[r[count-1]]))
+				}
+				guesses := []float32{0, good, good, good * 0.97, good * 1.05, good / 2, good * 2, tiny, math.MaxFloat32, inf, nan, -1}
+				d.checkTopK(in, count, zeros, guesses[d.rng.IntN(len(guesses))])
+			}
+		}
+	})
+}
+
+// thresholds are such that many, few or no elements of the gradients pass.
+var thresholds = []float32{-1, 0, tiny, .5, 1.5, 3, 1000, math.MaxFloat32, inf, nan}
+
+func testSelect(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, threshold := range thresholds {
+			in := d.source(x)
+			positions := above(in.x, threshold)
+			total := len(positions)
+			room := []int{len(x) + 40, total, total / 2, min(1, total), 0}[d.rng.IntN(5)]
+			want := pick(in.x, positions).first(room)
+			dst := d.target(room, d.rng.IntN(4) > 0)
+			require.NoError(d, k.Select(in.Source, d.number(threshold), dst))
+			d.equalEntries(want, total, dst, "threshold %v, room for %d", threshold, room)
+			d.equalSource(in, want)
+		}
+	})
+}
+
+// nearCase is an account of what SelectNear should do.
+type nearCase struct {
+	threshold float32
+	age       int32
+}
+
+func (s *nearCase) step(x []float32, k int, o runtime.Near, room int) (want entries, total int, used float32) {
+	t := s.threshold
+	if t > 0 && t <= math.MaxFloat32 && (o.Interval == 0 || int(s.age) < o.Interval-1) {
+		if passed := above(x, t); o.Min <= len(passed) && len(passed) <= room {
+			s.age++
+			if o.Step != 0 && 3*len(passed) < 2*k {
+				s.threshold = max(t/o.Step, tiny)
+			} else if o.Step != 0 && 4*len(passed) > 5*k {
+				s.threshold = max(t*o.Step, tiny)
+			}
+			return pick(x, passed), len(passed), t
+		}
+	}
+	order := ranking(x)[:min(k, len(x))]
+	*s = nearCase{}
+	if len(order) > 0 {
+		s.threshold = math.Float32frombits(max(magnitude(x[order[len(order)-1]]), 1))
+	}
+	want = pick(x, slices.DeleteFunc(order, func(i int32) bool { return x[i] == 0 }))
+	return want, len(want.idx), s.threshold
+}
+
+func testSelectNear(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		count := []int{0, len(x) / 100, len(x) / 10, len(x)}[d.rng.IntN(4)]
+		o := runtime.Near{Min: (count + 3) / 4, Interval: d.rng.IntN(6), Step: []float32{0, 1.02}[d.rng.IntN(2)]}
+		room := min(len(x), 2*count)
+		s := nearCase{threshold: thresholds[d.rng.IntN(len(thresholds))], age: d.rng.Int32N(4)}
+		state := place(d, []uint32{math.Float32bits(s.threshold), uint32(s.age)})
+		for step := range 8 {
+			in := d.source(x)
+			want, total, used := s.step(in.x, count, o, room)
+			dst, ptr := d.target(room, true), d.number(-1)
+			require.NoError(d, k.SelectNear(in.Source, count, state, o, dst, ptr))
+			d.equalEntries(want, total, dst, "step %d, %d wanted, %+v", step, count, o)
+			d.equalFloats([]float32{used}, read[float32](d, ptr, 1), "threshold used, step %d", step)
+			got := read[uint32](d, state, 2)
+			d.equalFloats([]float32{s.threshold}, []float32{math.Float32frombits(got[0])}, "threshold, step %d, %+v", step, o)
+			require.EqualValues(d, s.age, got[1], "age, step %d, seed %d", step, Seed)
+			d.equalSource(in, want)
+		}
+	})
+}
+
+func testFit(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, z := range []float64{0, 2.5, -1} {
+			in := d.source(x)
+			n := float64(max(len(x), 1))
+			var sum, deviations, size float64
+			for _, v := range in.x {
+				sum += float64(v)
+				size = max(size, math.Abs(float64(v)))
+			}
+			mean := sum / n
+			for _, v := range in.x {
+				deviations += (float64(v) - mean) * (float64(v) - mean)
+			}
+			want := max(float64(float32(math.Abs(mean)+z*math.Sqrt(deviations/n))), tiny)
+			threshold := d.number(-1)
+			require.NoError(d, k.Fit(in.Source, z, threshold))
+			got := float64(readOne[float32](d, threshold))
+			// Rounding to float32 may go the other way, and the mean may cancel.
+			d.near(want, got, 2e-7*math.Abs(want)+1e-10*size+tiny, "threshold")
+			in.Take = false
+			d.equalSource(in, entries{})
+		}
+	})
+}
+
+func testRefine(d *device) {
+	k := d.kernels()
+	var wide []float32
+	for f := range 64 {
+		wide = append(wide, float32(math.Exp2(float64(f-32)/4)))
+	}
+	d.eachGradient(func(d *device, x []float32) {
+		ptr := place(d, x)
+		for _, count := range topKCounts(len(x)) {
+			threshold := thresholds[d.rng.IntN(len(thresholds))]
+			if d.rng.IntN(3) == 0 && len(x) > 0 {
+				threshold = math.Float32frombits(magnitude(x[d.rng.IntN(len(x))]))
+			}
+			factors := [][]float32{wide, wide[30:34], wide[40:41], nil}[d.rng.IntN(4)]
+			want := threshold
+			enough := func(t float32) bool { return 4*len(above(x, t)) <= 5*count }
+			good := enough(threshold) && 4*len(above(x, threshold)) >= 3*count
+			if !good && math.Abs(float64(threshold)) <= math.MaxFloat32 {
+				for _, f := range factors {
+					if want = product(threshold, f); enough(want) {
+						break
+					}
+				}
+			}
+			t := d.number(threshold)
+			require.NoError(d, k.Refine(ptr, len(x), t, count, factors))
+			d.equalFloats([]float32{want}, read[float32](d, t, 1), "%v, %d wanted, %d factors", threshold, count, len(factors))
+		}
+		d.equalFloats(x, read[float32](d, ptr, len(x)), "the array")
+	})
+}
+
+// testLong goes through more elements than fit in a cache or a grid of threads.
+func testLong(d *device) {
+	k := d.kernels()
+	n := longSize
+	x := d.gradient("normal", n)
+	for range 4 {
+		d.checkTopK(d.source(x), n/100, false, []float32{0, 2.5758}[d.rng.IntN(2)])
+		in := d.source(x)
+		want := pick(in.x, above(in.x, 2.5))
+		dst := d.target(n/20, true)
+		require.NoError(d, k.Select(in.Source, d.number(2.5), dst))
+		d.equalEntries(want.first(n/20), len(want.idx), dst, "select")
+		d.equalSource(in, want.first(n/20))
+	}
+	all := []entries{d.random(n/50, n, "normal"), d.random(n/10, n, "normal"), d.random(3, n, "normal")}
+	d.checkMerge(all, n, 0.5)
+	d.checkUnion(all, n, 0.5)
+}

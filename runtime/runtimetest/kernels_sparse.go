@@ -1,0 +1,481 @@
+package runtimetest
+
+import (
+	"math"
+	"slices"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// eachList runs f on lists of every size and kind of values.
+func (d *device) eachList(f func(d *device, l entries)) {
+	d.eachGradient(func(d *device, x []float32) {
+		l := d.random(len(x), 2*len(x), "zero")
+		l.val = x
+		f(d, l)
+	})
+}
+
+func testTopOf(d *device) {
+	k := d.kernels()
+	d.eachList(func(d *device, l entries) {
+		order := ranking(l.val)
+		for _, count := range topKCounts(len(l.idx)) {
+			want := l.at(order[:min(count, len(order))])
+			list := d.list(l)
+			dst := d.target(min(count, list.N)+d.rng.IntN(40), d.rng.IntN(2) == 0)
+			require.NoError(d, k.TopOf(list, count, dst))
+			d.equalEntries(want, len(want.idx), dst, "top %d", count)
+		}
+	})
+}
+
+func testAboveOf(d *device) {
+	k := d.kernels()
+	d.eachList(func(d *device, l entries) {
+		for _, threshold := range thresholds {
+			want := l.at(above(l.val, threshold))
+			total := len(want.idx)
+			room := []int{total + 40, total, total / 2, 0}[d.rng.IntN(4)]
+			dst := d.target(room, d.rng.IntN(4) > 0)
+			require.NoError(d, k.AboveOf(d.list(l), d.number(threshold), dst))
+			d.equalEntries(want.first(room), total, dst, "threshold %v, room for %d", threshold, room)
+		}
+	})
+}
+
+func testCountAbove(d *device) {
+	k := d.kernels()
+	d.eachList(func(d *device, l entries) {
+		for _, m := range []int{0, 1, 2, 15, 64, 100} {
+			ts, want := make([]float32, m), make([]int32, m)
+			same := d.rng.IntN(4) == 0
+			for j := range ts {
+				ts[j] = thresholds[d.rng.IntN(len(thresholds))]
+				if d.rng.IntN(2) == 0 {
+					ts[j] = float32(math.Abs(3 * d.rng.NormFloat64()))
+				}
+				if same {
+					ts[j] = ts[0]
+				}
+				want[j] = int32(len(above(l.val, ts[j])))
+			}
+			list, counts := d.list(l), place(d, slices.Repeat([]int32{-1}, m))
+			list.Idx = 0
+			require.NoError(d, k.CountAbove(list, place(d, ts), m, counts))
+			require.Equal(d, want, read[int32](d, counts, m), "thresholds %v, seed %d", ts, Seed)
+		}
+	})
+}
+
+// testNarrow searches as several ranks would, and then checks the result.
+func testNarrow(d *device) {
+	k := d.kernels()
+	const ranks = 3
+	for _, name := range []string{"normal", "wide", "ties", "zero", "denormal", "special"} {
+		for _, m := range []int{1, 7, 15, 63} {
+			d.each(func(d *device) {
+				var all []float32
+				var lists [ranks]runtime.Entries
+				for r := range lists {
+					l := d.random(100*r, 1000, name)
+					all = append(all, l.val...)
+					lists[r] = d.list(l)
+				}
+				count := 1 + d.rng.IntN(len(all)+10)
+				low, high := uint64(1), uint64(1)<<31
+				bracket, cuts := place(d, []uint32{5, 5}), place(d, make([]uint32, m))
+				counts := uintptr(0)
+				for round := 0; ; round++ {
+					require.NoError(d, k.Narrow(bracket, counts, count, cuts, m))
+					require.Equal(d, []uint32{uint32(low), uint32(high)}, read[uint32](d, bracket, 2), "round %d, seed %d", round, Seed)
+					want, sums := make([]uint32, m), make([]int32, m)
+					for j := range want {
+						want[j] = uint32(low + (high-low)/uint64(m+1)*uint64(j+1))
+						for _, v := range all {
+							if magnitude(v) >= want[j] {
+								sums[j]++
+							}
+						}
+					}
+					require.Equal(d, want, read[uint32](d, cuts, m), "round %d, seed %d", round, Seed)
+					if (high-low)/uint64(m+1) == 0 {
+						break
+					}
+					got := make([]int32, m)
+					for _, l := range lists {
+						part := place(d, make([]int32, m))
+						require.NoError(d, k.CountAbove(l, cuts, m, part))
+						for j, n := range read[int32](d, part, m) {
+							got[j] += n
+						}
+					}
+					require.Equal(d, sums, got, "round %d, seed %d", round, Seed)
+					counts = place(d, got)
+					passed := 0
+					for passed < m && int(sums[passed]) >= count {
+						passed++
+					}
+					width := (high - low) / uint64(m+1)
+					if passed < m {
+						high = low + width*uint64(passed+1)
+					}
+					low += width * uint64(passed)
+				}
+				// The k-th largest is in the bracket.
+				if order := ranking(all); count <= len(all) {
+					kth := max(uint64(magnitude(all[order[count-1]])), 1)
+					require.True(d, low <= kth && kth < high, "%d is not in [%d, %d), seed %d", kth, low, high, Seed)
+				} else {
+					require.EqualValues(d, 1, low)
+				}
+			}, "%s, %d cuts", name, m)
+		}
+	}
+}
+
+// merged adds up lists as the contract says, by a map.
+func merged(all []entries, n int, scale float32) (sums map[int32]float32, faults int32) {
+	sums = map[int32]float32{}
+	for _, l := range all {
+		for j, i := range l.idx {
+			if i < 0 || int(i) >= n {
+				faults++
+				continue
+			}
+			sums[i] = sum(sums[i], product(l.val[j], scale))
+		}
+	}
+	return sums, faults
+}
+
+func (d *device) checkMerge(all []entries, n int, scale float32) {
+	d.Helper()
+	sums, wrong := merged(all, n, scale)
+	for _, dt := range gradientTypes {
+		dense := make([]float32, n)
+		for i, v := range sums {
+			dense[i] = v
+		}
+		want, _ := d.narrow(dense, dt)
+		_, dst := d.narrow(d.gradient("normal", n), dt)
+		faults := place(d, []int32{1000})
+		require.NoError(d, d.kernels().Merge(dst, dt, n, d.lists(all), scale, faults))
+		d.equalFloats(want, d.readNarrow(dst, dt, n), "%d lists as %v", len(all), dt)
+		require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
+	}
+}
+
+func (d *device) checkUnion(all []entries, n int, scale float32) {
+	d.Helper()
+	sums, wrong := merged(all, n, scale)
+	var want entries
+	for i := range sums {
+		want.idx = append(want.idx, i)
+	}
+	slices.Sort(want.idx)
+	for _, i := range want.idx {
+		want.val = append(want.val, sums[i])
+	}
+	lists, room := d.lists(all), 0
+	for _, l := range lists {
+		room += l.N
+	}
+	dst, faults := d.target(min(n, room), true), place(d, []int32{1000})
+	require.NoError(d, d.kernels().Union(dst, n, lists, scale, faults))
+	d.equalEntries(want, len(want.idx), dst, "%d lists", len(all))
+	require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
+}
+
+// eachLists runs f on several lists of indices below n, some of them spoiled.
+func (d *device) eachLists(f func(d *device, all []entries, n int)) {
+	for _, n := range kernelSizes {
+		for _, ranks := range []int{0, 1, 2, 3, 8} {
+			for _, share := range []int{1, 3, 100, 0} {
+				d.each(func(d *device) {
+					all := make([]entries, ranks)
+					for r := range all {
+						m := 2
+						if share > 0 {
+							m = (n + share - 1) / share
+						}
+						if all[r] = d.random(m, n, "special"); d.rng.IntN(3) == 0 {
+							all[r], _ = d.spoiled(all[r], n)
+						}
+					}
+					f(d, all, n)
+				}, "%d lists of 1/%d of %d", ranks, share, n)
+			}
+		}
+	}
+}
+
+func testMerge(d *device) {
+	d.kernels()
+	d.eachLists(func(d *device, all []entries, n int) {
+		d.checkMerge(all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
+	})
+}
+
+func testUnion(d *device) {
+	d.kernels()
+	d.eachLists(func(d *device, all []entries, n int) {
+		d.checkUnion(all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
+	})
+}
+
+func testScatter(d *device) {
+	k := d.kernels()
+	for _, n := range kernelSizes {
+		for _, m := range []int{0, 1, n / 10, n} {
+			d.each(func(d *device) {
+				x, l := d.gradient("special", n), d.random(m, n, "special")
+				spoiled, wrong := d.spoiled(l, n)
+				list, zero := d.list(spoiled), d.list(spoiled)
+				zero.Val = 0
+				for _, test := range []struct {
+					name string
+					call func(dst runtime.Array) error
+					want func(old, v float32) float32
+				}{
+					{"ScatterAdd", func(dst runtime.Array) error { return k.ScatterAdd(dst, list) }, sum},
+					{"ScatterSet", func(dst runtime.Array) error { return k.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
+					{"ZeroAt", func(dst runtime.Array) error { return k.ZeroAt(dst, zero) }, func(_, _ float32) float32 { return 0 }},
+				} {
+					want := slices.Clone(x)
+					for j, i := range l.idx {
+						want[i] = test.want(want[i], l.val[j])
+					}
+					dst := runtime.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}
+					require.NoError(d, test.call(dst))
+					d.equalFloats(want, read[float32](d, dst.Ptr, n), "%s", test.name)
+					require.Equal(d, 7+wrong, readOne[int32](d, dst.Faults), "%s: faults, seed %d", test.name, Seed)
+					dst.Faults = 0
+					require.NoError(d, test.call(dst), "%s: nobody counts faults", test.name)
+				}
+			}, "%d of %d", m, n)
+		}
+	}
+}
+
+func testGiveBack(d *device) {
+	k := d.kernels()
+	for _, n := range kernelSizes {
+		for _, m := range []int{0, 1, n / 10, n} {
+			for _, share := range []int{0, 1, 2, 20} {
+				d.each(func(d *device) {
+					x, l := d.gradient("special", n), d.random(m, n, "special")
+					taken := d.random(min(3, n), n, "zero") // some that l may not have
+					for _, i := range l.idx {
+						if share > 0 && d.rng.IntN(share) == 0 {
+							taken.idx = append(taken.idx, i)
+						}
+					}
+					slices.Sort(taken.idx)
+					taken.idx = slices.Compact(taken.idx)
+					taken.val = make([]float32, len(taken.idx))
+					want := slices.Clone(x)
+					for j, i := range l.idx {
+						if !slices.Contains(taken.idx, i) {
+							want[i] = sum(want[i], l.val[j])
+						}
+					}
+					spoiled, wrong := d.spoiled(l, n)
+					without, _ := d.spoiled(taken, n)
+					dst := runtime.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}
+					require.NoError(d, k.GiveBack(dst, d.list(spoiled), d.list(without)))
+					d.equalFloats(want, read[float32](d, dst.Ptr, n), "%d taken", len(taken.idx))
+					require.Equal(d, 7+wrong, readOne[int32](d, dst.Faults), "faults, seed %d", Seed)
+				}, "%d of %d, share %d", m, n, share)
+			}
+		}
+	}
+}
+
+func testLowerBounds(d *device) {
+	k := d.kernels()
+	for _, n := range kernelSizes {
+		l := d.random(n/3, n, "zero")
+		bounds := []int32{0, 1, int32(n / 2), int32(n), math.MaxInt32, 0, -1, math.MinInt32}
+		for range 20 {
+			bounds = append(bounds, d.rng.Int32N(int32(n+1)))
+		}
+		for _, m := range []int{0, 1, 2, len(bounds)} {
+			want, lengths := make([]int32, m), make([]int32, max(m-1, 0))
+			for b, bound := range bounds[:m] {
+				for _, i := range l.idx {
+					if i < bound {
+						want[b]++
+					}
+				}
+				if b > 0 {
+					lengths[b-1] = want[b] - want[b-1]
+				}
+			}
+			list, ptr := d.list(l), place(d, bounds)
+			list.Val = 0
+			got, gaps := place(d, make([]int32, m)), place(d, make([]int32, len(lengths)))
+			require.NoError(d, k.LowerBounds(list, ptr, m, got, gaps))
+			require.Equal(d, want, read[int32](d, got, m), "seed %d: %d entries, bounds %v", Seed, len(l.idx), bounds)
+			require.Equal(d, lengths, read[int32](d, gaps, len(lengths)), "lengths, seed %d", Seed)
+			require.NoError(d, k.LowerBounds(list, ptr, m, got, 0))
+		}
+	}
+}
+
+func testSample(d *device) {
+	k := d.kernels()
+	for _, n := range kernelSizes {
+		for _, m := range []int{0, 1, n / 10, n} {
+			for _, count := range []int{0, 1, 16, 64} {
+				l := d.random(m, n, "zero")
+				quantiles, want := make([]float64, count), make([]int32, count)
+				for j := range quantiles {
+					quantiles[j] = []float64{0, 0.5, d.rng.Float64(), math.Nextafter(1, 0)}[d.rng.IntN(4)]
+					if len(l.idx) > 0 {
+						want[j] = l.idx[int(math.Floor(float64(len(l.idx))*quantiles[j]))]
+					} else {
+						want[j] = int32(math.Floor(float64(n) * quantiles[j]))
+					}
+				}
+				list, dst := d.list(l), place(d, make([]int32, count))
+				list.Val = 0
+				require.NoError(d, k.Sample(list, quantiles, n, dst))
+				require.Equal(d, want, read[int32](d, dst, count), "%d of %d, quantiles %v, seed %d", len(l.idx), n, quantiles, Seed)
+			}
+		}
+	}
+}
+
+func testBalance(d *device) {
+	k := d.kernels()
+	const n = 1_000_000
+	for _, parts := range []int{1, 2, 3, 8, 64} {
+		for _, m := range []int{1, 2, 7, parts, 64 * parts} {
+			samples := make([]int32, m)
+			for i := range samples {
+				if samples[i] = d.rng.Int32N(n); d.rng.IntN(10) == 0 {
+					samples[i] = []int32{math.MinInt32, -1, n, math.MaxInt32}[d.rng.IntN(4)]
+				}
+			}
+			ptr, bounds := place(d, samples), place(d, make([]int32, parts+1))
+			require.NoError(d, k.Balance(ptr, m, n, bounds, parts))
+			slices.Sort(samples)
+			want := []int32{0}
+			for r := 1; r < parts; r++ {
+				want = append(want, min(max(samples[r*m/parts], 0), n))
+			}
+			require.Equal(d, append(want, n), read[int32](d, bounds, parts+1), "%d samples, seed %d", m, Seed)
+			require.Equal(d, samples, read[int32](d, ptr, m), "samples, seed %d", Seed)
+		}
+	}
+}
+
+// testHostile passes lists of any content and length to whatever reads lists:
+// nothing around the arrays may be written, and nothing may fail.
+func testHostile(d *device) {
+	k := d.kernels()
+	const rounds = 60
+	for round := range rounds {
+		d.each(func(d *device) {
+			n := 1 + d.rng.IntN(10_000)
+			var lists []runtime.Entries
+			for range 3 {
+				m := d.rng.IntN(3000)
+				l := entries{idx: make([]int32, m), val: d.gradient("special", m)}
+				for j := range l.idx {
+					if l.idx[j] = d.rng.Int32N(int32(n)); d.rng.IntN(20) == 0 {
+						l.idx[j] = int32(d.rng.Uint32())
+					}
+				}
+				list := d.list(l)
+				if d.rng.IntN(2) == 0 {
+					list.Len = place(d, []int32{int32(d.rng.Uint32())})
+				}
+				lists = append(lists, list)
+			}
+			l, dst := lists[0], func(n int) runtime.Entries { return d.target(n, true) }
+			array := runtime.Array{Ptr: place(d, d.gradient("special", n)), N: n, Faults: place(d, []int32{0})}
+			dense, words := place(d, make([]float32, n)), func() uintptr { return place(d, make([]int32, 64)) }
+			bounds := place(d, []int32{0, int32(n / 2), int32(n)})
+			for name, err := range map[string]error{
+				"TopOf":       k.TopOf(l, 100, dst(100)),
+				"AboveOf":     k.AboveOf(l, d.number(1), dst(100)),
+				"CountAbove":  k.CountAbove(l, d.number(1), 1, words()),
+				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults),
+				"Union":       k.Union(dst(n), n, lists, 0.5, array.Faults),
+				"ScatterAdd":  k.ScatterAdd(array, l),
+				"ScatterSet":  k.ScatterSet(array, l),
+				"ZeroAt":      k.ZeroAt(array, lists[1]),
+				"GiveBack":    k.GiveBack(array, l, lists[1]),
+				"LowerBounds": k.LowerBounds(l, bounds, 3, words(), words()),
+				"Sample":      k.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
+			} {
+				require.NoError(d, err, name)
+			}
+			require.GreaterOrEqual(d, readOne[int32](d, array.Faults), int32(0), "faults, seed %d", Seed)
+		}, "%d", round)
+	}
+}
+
+func testKernelArguments(d *device) {
+	k := d.kernels()
+	p := place(d, make([]float32, 64))
+	q := place(d, []int32{0, 1, 2, 3, 4, 5, 6, 7})
+	t, f64 := d.number(1), place(d, []float64{1, 1})
+	src, ok := runtime.Source{X: p, N: 8}, runtime.Entries{Idx: q, Val: p, N: 8, Len: place(d, []int32{8})}
+	array, near := runtime.Array{Ptr: p, N: 8}, runtime.Near{}
+	var failures []error
+	fails := func(errs ...error) { failures = append(failures, errs...) }
+	for _, n := range []int{-1, math.MaxInt32 + 1} {
+		long, far, wide := runtime.Source{X: p, N: n}, runtime.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, runtime.Array{Ptr: p, N: n}
+		withGrad := long
+		withGrad.Grad, withGrad.DType = p, dtype.F32
+		fails(k.Accumulate(withGrad), k.Store(p, dtype.F32, p, n, 1), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
+			k.TopK(long, 1, ok, t), k.TopK(src, n, ok, t), k.TopK(src, 1, far, t),
+			k.Select(long, t, ok), k.Select(src, t, far),
+			k.SelectNear(long, 1, f64, near, ok, t), k.SelectNear(src, n, f64, near, ok, t), k.SelectNear(src, 1, f64, near, far, t),
+			k.Fit(long, 1, t), k.Refine(p, n, t, 1, nil), k.Refine(p, 8, t, n, nil),
+			k.TopOf(far, 1, ok), k.TopOf(ok, n, ok), k.TopOf(ok, 1, far), k.AboveOf(far, t, ok), k.AboveOf(ok, t, far),
+			k.CountAbove(far, t, 1, q), k.CountAbove(ok, t, n, q), k.Narrow(f64, 0, n, t, 1), k.Narrow(f64, 0, 1, t, n),
+			k.Merge(p, dtype.F32, n, nil, 1, 0), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0),
+			k.Union(ok, n, nil, 1, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0), k.Union(far, 8, nil, 1, 0),
+			k.ScatterAdd(wide, ok), k.ScatterAdd(array, far), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
+			k.ZeroAt(wide, ok), k.ZeroAt(array, far), k.GiveBack(wide, ok, ok), k.GiveBack(array, far, ok), k.GiveBack(array, ok, far),
+			k.LowerBounds(far, q, 2, q, q), k.LowerBounds(ok, q, n, q, q),
+			k.Sample(far, []float64{0}, 8, q), k.Sample(ok, []float64{0}, n, q), k.Balance(q, n, 8, q, 1), k.Balance(q, 8, n, q, 1))
+	}
+	none, noX, noPtr := runtime.Entries{N: 1, Len: ok.Len}, runtime.Source{N: 1}, runtime.Array{N: 1}
+	noLen := runtime.Entries{Idx: q, Val: p, N: 8}
+	few := runtime.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
+	fails(k.Accumulate(src), k.Store(0, dtype.F32, p, 1, 1), k.Store(p, dtype.F32, 0, 1, 1), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
+		k.SumSquares(0, dtype.F32, 1, f64), k.SumSquares(p, dtype.F32, 1, 0), k.ClipFactor(0, f64, 1, 1), k.ClipFactor(t, 0, 1, 1),
+		k.TopK(noX, 1, ok, t), k.TopK(src, 1, none, t), k.TopK(src, 3, few, t),
+		k.Select(noX, t, ok), k.Select(src, 0, ok), k.Select(src, t, none),
+		k.SelectNear(noX, 1, f64, near, ok, t), k.SelectNear(src, 1, 0, near, ok, t), k.SelectNear(src, 3, f64, near, few, t), k.SelectNear(src, 1, f64, near, noLen, t),
+		k.Fit(noX, 1, t), k.Fit(src, 1, 0), k.Refine(0, 1, t, 1, nil), k.Refine(p, 1, 0, 1, nil), k.Refine(p, 1, t, 1, make([]float32, 65)),
+		k.TopOf(none, 1, ok), k.TopOf(ok, 1, none), k.TopOf(ok, 3, few), k.AboveOf(none, t, ok), k.AboveOf(ok, 0, ok), k.AboveOf(ok, t, none),
+		k.CountAbove(none, t, 1, q), k.CountAbove(ok, 0, 1, q), k.CountAbove(ok, t, 1, 0), k.Narrow(0, 0, 1, t, 1), k.Narrow(f64, 0, 1, 0, 1),
+		k.Merge(0, dtype.F32, 1, nil, 1, 0), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0),
+		k.Union(none, 1, nil, 1, 0), k.Union(noLen, 1, nil, 1, 0), k.Union(few, 8, []runtime.Entries{ok}, 1, 0),
+		k.ScatterAdd(noPtr, ok), k.ScatterAdd(array, none), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
+		k.ZeroAt(noPtr, ok), k.ZeroAt(array, none), k.GiveBack(noPtr, ok, ok), k.GiveBack(array, none, ok), k.GiveBack(array, ok, none),
+		k.LowerBounds(none, q, 2, q, q), k.LowerBounds(ok, 0, 2, q, q), k.LowerBounds(ok, q, 2, 0, q),
+		k.Sample(none, []float64{0}, 8, q), k.Sample(ok, []float64{0}, 8, 0), k.Sample(ok, []float64{1}, 8, q),
+		k.Sample(ok, []float64{-0.1}, 8, q), k.Sample(ok, []float64{math.NaN()}, 8, q), k.Sample(ok, make([]float64, 65), 8, q),
+		k.Balance(0, 1, 8, q, 1), k.Balance(q, 1, 8, 0, 1), k.Balance(q, 0, 8, q, 1), k.Balance(q, 1, 8, q, 0))
+	for i, err := range failures {
+		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
+	}
+	for _, dt := range []dtype.DType{dtype.Invalid, dtype.F64, dtype.I32, dtype.I16, dtype.FP8E4M3} {
+		typed := runtime.Source{X: p, N: 1, Grad: p, DType: dt}
+		for i, err := range []error{k.Accumulate(typed), k.Select(typed, t, ok), k.TopK(typed, 1, ok, t), k.SelectNear(typed, 1, f64, near, ok, t),
+			k.Fit(typed, 1, t), k.Store(p, dt, p, 1, 1), k.Scale(p, dt, 1, t), k.SumSquares(p, dt, 1, f64), k.Merge(p, dt, 1, nil, 1, 0)} {
+			require.ErrorIs(d, err, runtime.ErrDType, "call %d, %v", i, dt)
+		}
+	}
+	d.synchronize()
+}
