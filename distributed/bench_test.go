@@ -48,7 +48,10 @@ func BenchmarkSparse(b *testing.B) {
 					if err := s.AllReduce(ctx, grad); err != nil {
 						return err
 					}
-					stats := s.Stats()
+					stats, err := s.Stats(ctx)
+					if err != nil {
+						return err
+					}
 					selecting += float64(stats.SelectTime.Nanoseconds()) / float64(b.N)
 					exchanging += float64(stats.ExchangeTime.Nanoseconds()) / float64(b.N)
 					sent += float64(stats.SentElements) / float64(b.N)

@@ -55,9 +55,9 @@ type Config struct {
 	// gathers them if a rank has more than this many times the average, 4
 	// unless set, as in the paper.
 	BalanceFactor float64
-	// FitSteps is how often the Gaussian patterns may correct a threshold that
-	// picks fewer than 3k/4 or more than 5k/4 entries, 20 unless set, as in
-	// the published code. 0 means the default, a negative number none.
+	// FitSteps is in how many rounds the Gaussian patterns may correct a threshold
+	// that picks fewer than 3k/4 or more than 5k/4 entries, 3 unless set. 0 means
+	// the default, a negative number none.
 	FitSteps int
 }
 
@@ -159,7 +159,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	if c.FitSteps == 0 {
-		c.FitSteps = 20
+		c.FitSteps = 3
 	}
 	return c, nil
 }

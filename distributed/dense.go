@@ -26,7 +26,7 @@ func AllReduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op c
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.AllReduce(x.src, x.dst, x.count, x.dt, op))
+	return x.end(ctx, comm.AllReduceCall(x.src, x.dst, x.count, x.dt, op))
 }
 
 // Broadcast copies root's t to every rank's t.
@@ -35,7 +35,7 @@ func Broadcast(ctx context.Context, c comm.Communicator, t *runtime.Tensor, root
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.Broadcast(x.dst, x.count, x.dt, root))
+	return x.end(ctx, comm.BroadcastCall(x.dst, x.count, x.dt, root))
 }
 
 // Reduce is [AllReduce] whose result only root gets, in place; the other
@@ -49,7 +49,7 @@ func Reduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm
 	if c.Rank() != root {
 		recv = 0
 	}
-	return x.end(ctx, c.Reduce(x.src, recv, x.count, x.dt, op, root))
+	return x.end(ctx, comm.ReduceCall(x.src, recv, x.count, x.dt, op, root))
 }
 
 // AllGather collects every rank's src, in rank order, in every rank's dst,
@@ -60,7 +60,7 @@ func AllGather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tenso
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.AllGather(x.src, x.dst, x.count, x.dt))
+	return x.end(ctx, comm.AllGatherCall(x.src, x.dst, x.count, x.dt))
 }
 
 // AllGatherV is [AllGather] with a length per rank: rank r contributes
@@ -79,7 +79,7 @@ func AllGatherV(ctx context.Context, c comm.Communicator, dst, src *runtime.Tens
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.AllGatherV(x.src, x.dst, counts, displs, x.dt))
+	return x.end(ctx, comm.AllGatherVCall(x.src, x.dst, counts, displs, x.dt))
 }
 
 // ReduceScatter reduces src across the ranks and leaves part number Rank of
@@ -90,7 +90,7 @@ func ReduceScatter(ctx context.Context, c comm.Communicator, dst, src *runtime.T
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.ReduceScatter(x.src, x.dst, x.count, x.dt, op))
+	return x.end(ctx, comm.ReduceScatterCall(x.src, x.dst, x.count, x.dt, op))
 }
 
 // AllToAll cuts src into WorldSize equal parts, sends part r to rank r, and
@@ -103,9 +103,9 @@ func AllToAll(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor
 	}
 	p := c.WorldSize()
 	if dst.Len() != src.Len() || src.Len()%p != 0 {
-		return x.fail(shapeError(op, "src has %d elements and dst %d; want equal multiples of the %d ranks", src.Len(), dst.Len(), p))
+		return shapeError(op, "src has %d elements and dst %d; want equal multiples of the %d ranks", src.Len(), dst.Len(), p)
 	}
-	return x.end(ctx, c.AllToAll(x.src, x.dst, src.Len()/p, x.dt))
+	return x.end(ctx, comm.AllToAllCall(x.src, x.dst, src.Len()/p, x.dt))
 }
 
 // AllToAllV is [AllToAll] with a length per peer: sendCounts[r] elements of
@@ -125,7 +125,7 @@ func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, re
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.AllToAllV(x.src, sendCounts, sendDispls, x.dst, recvCounts, recvDispls, x.dt))
+	return x.end(ctx, comm.AllToAllVCall(x.src, sendCounts, sendDispls, x.dst, recvCounts, recvDispls, x.dt))
 }
 
 // Gather collects every rank's src, in rank order, in root's dst, which has
@@ -140,13 +140,13 @@ func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, 
 		if err != nil {
 			return err
 		}
-		return x.end(ctx, c.Gather(x.src, 0, x.count, x.dt, root))
+		return x.end(ctx, comm.GatherCall(x.src, 0, x.count, x.dt, root))
 	}
 	x, err := beginParts(ctx, op, c, dst, src, src, dst)
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.Gather(x.src, x.dst, x.count, x.dt, root))
+	return x.end(ctx, comm.GatherCall(x.src, x.dst, x.count, x.dt, root))
 }
 
 // Scatter sends part r of root's src to rank r's dst. src has WorldSize times
@@ -161,13 +161,13 @@ func Scatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor,
 		if err != nil {
 			return err
 		}
-		return x.end(ctx, c.Scatter(0, x.dst, x.count, x.dt, root))
+		return x.end(ctx, comm.ScatterCall(0, x.dst, x.count, x.dt, root))
 	}
 	x, err := beginParts(ctx, op, c, dst, src, dst, src)
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.Scatter(x.src, x.dst, x.count, x.dt, root))
+	return x.end(ctx, comm.ScatterCall(x.src, x.dst, x.count, x.dt, root))
 }
 
 // Send sends t to rank dest and may wait for the matching [Recv]. Ranks that
@@ -178,7 +178,7 @@ func Send(ctx context.Context, c comm.Communicator, t *runtime.Tensor, dest int,
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.Send(x.src, x.count, x.dt, dest, tag))
+	return x.end(ctx, comm.SendCall(x.src, x.count, x.dt, dest, tag))
 }
 
 // Recv receives t from rank src.
@@ -187,7 +187,7 @@ func Recv(ctx context.Context, c comm.Communicator, t *runtime.Tensor, src int, 
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.Recv(x.dst, x.count, x.dt, src, tag))
+	return x.end(ctx, comm.RecvCall(x.dst, x.count, x.dt, src, tag))
 }
 
 // SendRecv sends src to rank dest while it receives dst from rank source.
@@ -197,17 +197,14 @@ func SendRecv(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, sou
 	if err != nil {
 		return err
 	}
-	return x.end(ctx, c.Group(func() error {
-		if err := c.Send(x.src, src.Len(), x.dt, dest, tag); err != nil {
-			return err
-		}
-		return c.Recv(x.dst, dst.Len(), x.dt, source, tag)
-	}))
+	return x.finish(ctx, c.Group(
+		comm.SendCall(x.src, src.Len(), x.dt, dest, tag),
+		comm.RecvCall(x.dst, dst.Len(), x.dt, source, tag)))
 }
 
-// call is a collective that passed the checks and whose buffers are ordered
-// against the device.
-type call struct {
+// transfer is what moves a tensor, or two: it passed the checks, and its buffers
+// are ordered against the device.
+type transfer struct {
 	op       string
 	src, dst uintptr
 	count    int // elements of src
@@ -217,8 +214,8 @@ type call struct {
 
 // begin checks the tensors of a collective and makes communication wait for
 // what computes them.
-func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor) (call, error) {
-	x := call{op: op}
+func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor) (transfer, error) {
+	x := transfer{op: op}
 	err := given(c)
 	if err != nil {
 		return x, opError(op, err)
@@ -236,23 +233,21 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 		return x, opError(op, fmt.Errorf("destination and source: %w", err))
 	}
 	x.count, x.dt = src.Len(), src.DType()
-	if x.order, err = newOrder(dst.Runtime(), c); err != nil {
-		return x, opError(op, err)
-	}
+	x.order = newOrder(dst.Runtime(), c)
 	if err := x.order.commAfterCompute(ctx); err != nil {
-		return x, x.fail(opError(op, err))
+		return x, opError(op, err)
 	}
 	return x, nil
 }
 
 // beginParts is begin for collectives between a part and a whole of WorldSize
-// parts; the call's count is that of the part.
-func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor) (call, error) {
+// parts; the transfer's count is that of the part.
+func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor) (transfer, error) {
 	if err := given(c); err != nil {
-		return call{}, opError(op, err)
+		return transfer{}, opError(op, err)
 	}
 	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
-		return call{}, shapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
+		return transfer{}, shapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
 			c.WorldSize(), part.Len(), part.Len()*c.WorldSize(), whole.Len())
 	}
 	x, err := begin(ctx, op, c, dst, src)
@@ -263,22 +258,21 @@ func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, p
 	return x, nil
 }
 
-// end takes the error of the submission and makes the device wait for the
-// communication.
-func (x *call) end(ctx context.Context, err error) error {
+// end makes a call, and the device wait for it.
+func (x *transfer) end(ctx context.Context, call comm.Call) error {
+	return x.finish(ctx, call.Make(x.order.c))
+}
+
+// finish takes the error of what was submitted, and makes the device wait for
+// it.
+func (x *transfer) finish(ctx context.Context, err error) error {
 	if err == nil {
 		err = x.order.computeAfterComm(ctx)
 	}
 	if err != nil {
-		return x.fail(opError(x.op, err))
+		return opError(x.op, err)
 	}
-	return x.order.close()
-}
-
-// fail frees what the call holds and returns err.
-func (x *call) fail(err error) error {
-	_ = x.order.close() // err is the error to tell
-	return err
+	return nil
 }
 
 // address checks one tensor and returns its address.
@@ -294,7 +288,7 @@ func address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, 
 		return 0, opError(op, fmt.Errorf("%w: %s has shape %v and strides %v; make a copy with Contiguous",
 			runtime.ErrNotContiguous, role, t.Shape(), t.Strides()))
 	}
-	if err := reaches(c, t.Device()); err != nil {
+	if err := comm.CheckDevice(c, t.Device()); err != nil {
 		return 0, opError(op, fmt.Errorf("%s: %w", role, err))
 	}
 	return p, nil

@@ -5,99 +5,87 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // gatherer collects a list of every rank on every rank.
 type gatherer struct {
 	*engine
-	counts, displs []int
-	equal          bool // all counts are the same
-	recv, packed   listBuffer
-	lists          []list // per rank, in rank order
-
-	// What submit works on: a Group takes a function, and one made per step
-	// would be an allocation per step.
-	mine, all list
-	submit    func() error
+	lengths, displs []int
+	recv, packed    buffer
+	lists           []runtime.Entries // per rank, in rank order
 }
 
 func newGatherer(e *engine) *gatherer {
-	g := &gatherer{engine: e, counts: make([]int, e.size), displs: make([]int, e.size), lists: make([]list, e.size)}
-	g.submit = g.submitLists
-	return g
+	return &gatherer{engine: e, lengths: make([]int, e.size), displs: make([]int, e.size), lists: make([]runtime.Entries, e.size)}
 }
 
-// exchangeCounts fills g.counts with every rank's n and returns their sum.
-func (g *gatherer) exchangeCounts(ctx context.Context, n int) int {
-	g.host[0] = int32(n)
-	counts := g.allGatherWords(ctx, 1)
-	g.checkWords(counts, g.n, "its number of entries")
-	for r, count := range counts {
-		g.counts[r] = int(count)
+// collectEqual gathers lists that are as long as mine on every rank, which is in
+// one piece.
+func (g *gatherer) collectEqual(ctx context.Context, mine runtime.Entries) {
+	words := 2 * mine.N
+	g.allocate(&g.recv, words*g.size*wordSize)
+	g.communicate(ctx, comm.AllGatherCall(mine.Idx, g.recv.ptr, words, dtype.I32))
+	for r := range g.lists {
+		first := at(g.recv.ptr, r*words)
+		g.lists[r] = runtime.Entries{Idx: first, Val: at(first, mine.N), N: mine.N}
 	}
-	g.equal = false
-	return layoutOf(g.counts, g.displs)
 }
 
-// sameCounts fills g.counts with n for every rank.
-func (g *gatherer) sameCounts(n int) {
-	for r := range g.counts {
-		g.counts[r] = n
+// collectPadded gathers messages of equal capacity, with the lengths in front.
+func (g *gatherer) collectPadded(ctx context.Context, mine runtime.Entries) {
+	words := messageWords(mine.N)
+	g.allocate(&g.recv, words*g.size*wordSize)
+	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.recv.ptr, words, dtype.I32))
+	for r := range g.lists {
+		g.lists[r] = entriesAt(at(g.recv.ptr, r*words), mine.N)
 	}
-	g.equal = true
 }
 
-// collect gathers every rank's list, with the lengths in g.counts, indices and
+// exchangeLengths fills g.lengths with the length of every rank's list, which the
+// host waits for, and returns their sum.
+func (g *gatherer) exchangeLengths(ctx context.Context, mine runtime.Entries) int {
+	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.at(g.received), 1, dtype.I32))
+	g.read(ctx)
+	for r, n := range g.checkWords(g.received, g.size, g.n, "its number of entries") {
+		g.lengths[r] = int(n)
+	}
+	return displacements(g.lengths, g.displs)
+}
+
+// collect gathers every rank's list, with the lengths in g.lengths, indices and
 // values apart. The result holds the lists one after the other; g.lists has
 // them one by one.
-func (g *gatherer) collect(ctx context.Context, mine list) list {
-	total := layoutOf(g.counts, g.displs)
-	g.mine, g.all = mine, g.list(&g.recv, total)
-	for r, n := range g.counts {
-		g.lists[r] = g.all.part(g.displs[r], g.displs[r]+n)
+func (g *gatherer) collect(ctx context.Context, mine runtime.Entries) runtime.Entries {
+	total := displacements(g.lengths, g.displs)
+	g.allocate(&g.recv, 2*total*wordSize)
+	all := runtime.Entries{Idx: g.recv.ptr, Val: at(g.recv.ptr, total), N: total}
+	for r, n := range g.lengths {
+		g.lists[r] = part(all, g.displs[r], g.displs[r]+n)
 	}
-	g.fence(ctx)
-	if g.err == nil && total > 0 {
-		g.check(g.c.Group(g.submit))
-	}
-	g.join(ctx)
-	return g.all
-}
-
-func (g *gatherer) submitLists() error {
-	if err := g.submitWords(g.mine.idx, g.all.idx, dtype.I32); err != nil {
-		return err
-	}
-	return g.submitWords(g.mine.val, g.all.val, dtype.F32)
-}
-
-func (g *gatherer) submitWords(send, recv uintptr, dt dtype.DType) error {
-	if g.equal {
-		return g.c.AllGather(send, recv, g.counts[0], dt)
-	}
-	return g.c.AllGatherV(send, recv, g.counts, g.displs, dt)
+	g.add(comm.AllGatherVCall(mine.Idx, all.Idx, g.lengths, g.displs, dtype.I32))
+	g.add(comm.AllGatherVCall(mine.Val, all.Val, g.lengths, g.displs, dtype.F32))
+	g.together(ctx)
+	return all
 }
 
 // collectPacked is collect with one message per rank, which holds its indices
 // and behind them the bits of its values, as I32 words.
-func (g *gatherer) collectPacked(ctx context.Context, mine list) {
-	send := g.list(&g.packed, mine.n).idx
-	g.copy(send, mine.idx, mine.n)
-	g.copy(at(send, mine.n), mine.val, mine.n)
-	for r := range g.counts {
-		g.counts[r] *= 2
+func (g *gatherer) collectPacked(ctx context.Context, mine runtime.Entries) {
+	n := g.lengths[g.rank]
+	g.allocate(&g.packed, 2*n*wordSize)
+	g.copy(g.packed.ptr, mine.Idx, n)
+	g.copy(at(g.packed.ptr, n), mine.Val, n)
+	for r := range g.lengths {
+		g.lengths[r] *= 2
 	}
-	total := layoutOf(g.counts, g.displs)
-	recv := g.list(&g.recv, (total+1)/2).idx
+	total := displacements(g.lengths, g.displs)
+	g.allocate(&g.recv, total*wordSize)
+	g.communicate(ctx, comm.AllGatherVCall(g.packed.ptr, g.recv.ptr, g.lengths, g.displs, dtype.I32))
 	for r := range g.lists {
-		first, n := at(recv, g.displs[r]), g.counts[r]/2
-		g.lists[r] = list{idx: first, val: at(first, n), n: n}
+		first, n := at(g.recv.ptr, g.displs[r]), g.lengths[r]/2
+		g.lists[r] = runtime.Entries{Idx: first, Val: at(first, n), N: n}
 	}
-	g.fence(ctx)
-	if g.err == nil && total > 0 {
-		g.check(g.c.AllGatherV(send, recv, g.counts, g.displs, dtype.I32))
-	}
-	g.join(ctx)
 }
 
 // gatherExchange gathers all picks everywhere, where they are added up.
@@ -106,7 +94,10 @@ type gatherExchange struct {
 	fixed  bool // all ranks pick equally many, so lengths need not travel
 	packed bool // indices and values in one message
 	again  bool // only the top k of the sum go into the result
-	global listBuffer
+
+	sum    message
+	global message
+	top    [1]runtime.Entries
 }
 
 func gatherAll(e *engine) exchange {
@@ -123,35 +114,31 @@ func gatherPacked(e *engine) exchange {
 	return &gatherExchange{gatherer: newGatherer(e), packed: true}
 }
 
-func (x *gatherExchange) run(ctx context.Context, picks list) int {
-	if x.fixed {
-		x.sameCounts(picks.n)
-	} else {
-		x.exchangeCounts(ctx, picks.n)
-	}
-	if x.packed {
-		x.collectPacked(ctx, picks)
-	} else {
-		x.collect(ctx, picks)
-	}
-	x.zeroAt(x.residual, picks)
-	total := 0
-	for _, l := range x.lists {
-		x.scale(l.val, l.n, x.average)
-		x.scatterAdd(x.work, l)
-		total += l.n
+func (x *gatherExchange) run(ctx context.Context, picks runtime.Entries) result {
+	switch {
+	case x.fixed:
+		x.collectEqual(ctx, picks)
+	case x.order.streams != nil:
+		x.collectPadded(ctx, picks)
+	default:
+		x.exchangeLengths(ctx, picks)
+		if x.packed {
+			x.collectPacked(ctx, picks)
+		} else {
+			x.collect(ctx, picks)
+		}
 	}
 	if !x.again {
-		return total
+		return result{lists: x.lists, scale: x.average}
 	}
-	// The sum is the same on every rank, and so are its largest entries.
-	global, _ := x.topK(x.work, x.n, picks.n, x.list(&x.global, picks.n))
-	for _, l := range x.lists {
-		x.zeroAt(x.work, l)
-	}
-	x.giveBack(picks, global)
-	x.scatterSet(x.work, global)
-	return global.n
+	// The sum is the same on every rank, and so are its largest entries: no fewer
+	// than picks, which are as many on each rank.
+	sum := x.message(&x.sum, min(picks.N*x.size, x.n))
+	x.union(sum, x.lists, x.average)
+	x.top[0] = exactly(x.message(&x.global, picks.N), picks.N)
+	x.topOf(sum, picks.N, x.top[0])
+	x.giveBack(picks, x.top[0])
+	return result{lists: x.top[:], scale: 1}
 }
 
 // sumExchange reduces the whole residual, densely, whatever was picked.
@@ -159,14 +146,10 @@ type sumExchange struct{ *engine }
 
 func sumAll(e *engine) exchange { return sumExchange{e} }
 
-func (x sumExchange) run(ctx context.Context, _ list) int {
-	x.copy(x.work, x.residual, x.n)
+func (x sumExchange) run(ctx context.Context, _ runtime.Entries) result {
+	sum := x.dense()
+	x.copy(sum, x.residual, x.n)
 	x.fill(x.residual, x.n)
-	x.fence(ctx)
-	if x.err == nil {
-		x.check(x.c.AllReduce(x.work, x.work, x.n, dtype.F32, comm.Avg))
-	}
-	x.join(ctx)
-	x.stats.PickedLocal = x.n
-	return x.n
+	x.communicate(ctx, comm.AllReduceCall(sum, sum, x.n, dtype.F32, comm.Avg))
+	return result{dense: sum}
 }

@@ -125,11 +125,8 @@ func NewGradientSync(rt runtime.Runtime, c comm.Communicator, gradients []*runti
 		g.op = comm.Sum
 	}
 	g.fillBuckets(cfg.BucketBytes)
-	var err error
-	if g.order, err = newOrder(rt, g.meter); err == nil {
-		err = g.prepareBuckets(cfg)
-	}
-	if err != nil {
+	g.order = newOrder(rt, g.meter)
+	if err := g.prepareBuckets(cfg); err != nil {
 		return nil, opError(op, errors.Join(err, g.Close()))
 	}
 	g.reset()
@@ -349,7 +346,7 @@ func (g *GradientSync) Stats() GradientStats { return g.stats }
 func (g *GradientSync) Close() error {
 	g.closed = true
 	settled := g.order.settle()
-	errs := []error{settled, g.order.close()}
+	errs := []error{settled}
 	for _, b := range g.buckets {
 		err := settled
 		if b.sparse != nil {

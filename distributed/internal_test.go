@@ -52,8 +52,8 @@ func TestRegionsBalance(t *testing.T) {
 			if err := s.AllReduce(ctx, grad); err != nil {
 				return err
 			}
-			for _, m := range s.exchange.(*okExchange).fromWhom {
-				received[c.Rank()] += m
+			for _, l := range s.exchange.(*okExchange).sources[1:] {
+				received[c.Rank()] += l.N
 			}
 			return firstError(s.Close(), grad.Free())
 		}))
@@ -122,7 +122,11 @@ func TestGaussianPicks(t *testing.T) {
 			if err := s.AllReduce(ctx, grad); err != nil {
 				return err
 			}
-			picked := s.Stats().PickedLocal
+			stats, err := s.Stats(ctx)
+			if err != nil {
+				return err
+			}
+			picked := stats.PickedLocal
 			assert.True(t, picked >= 3*k/4 && picked <= 5*k/4, "%s: %d picked, want about %d", name, picked, k)
 			return firstError(s.Close(), grad.Free())
 		}))

@@ -5,8 +5,9 @@ import (
 	"math"
 	"slices"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // okExchange is the exchange of Ok-Topk (Li and Hoefler, "Near-Optimal Sparse
@@ -55,18 +56,16 @@ type okExchange struct {
 	*splitter
 	gather *gatherer
 
-	threshold float32 // of the sums
-	age       int     // steps since it was estimated
-	steps     int
+	age   int // steps since the threshold of the sums was estimated
+	steps int
 
-	rest, trimmed                     listBuffer // limitOutgoing
-	nonzeros, reduced, largest, share listBuffer
-
-	// Of spread; submitSpread is what it gives to Group.
-	sendCounts, sendDispls []int
+	quantiles              []float64 // of the samples that this rank shows
+	rest, trimmed          message   // of limitOutgoing
+	reduced, largest       message
+	spreadTo               buffer
+	sendCounts, sendDispls []int // of spread
 	recvCounts, recvDispls []int
-	from, to               list
-	submitSpread           func() error
+	all                    [1]runtime.Entries
 }
 
 const (
@@ -114,11 +113,13 @@ func oktopk(e *engine) exchange {
 	x := &okExchange{splitter: newSplitter(e), gather: newGatherer(e), age: e.cfg.ThresholdInterval}
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
-	x.submitSpread = x.submitSpreadLists
+	for j := range sampleCount {
+		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
+	}
 	return x
 }
 
-func (x *okExchange) run(ctx context.Context, picks list) int {
+func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	x.age++
 	rebalance := x.steps%x.cfg.RebalanceInterval == 0
 	estimate := x.age >= x.cfg.ThresholdInterval
@@ -127,29 +128,25 @@ func (x *okExchange) run(ctx context.Context, picks list) int {
 	if rebalance {
 		x.balanceRegions(ctx, picks)
 	}
-	own, outgoing := x.limitOutgoing(picks, limit.outgoing)
-	added := x.reduce(ctx, own, outgoing)
+	own, outgoing, rest := x.limitOutgoing(ctx, picks, limit.outgoing)
+	sums := x.reduce(ctx, outgoing, &own)
 	if estimate {
-		x.estimate(ctx, added)
+		x.estimate(ctx, sums)
 	}
-	mine, total := x.pickGlobal(ctx, added, limit)
-	x.clean()
+	mine, total := x.pickGlobal(ctx, sums, limit)
 	mine = x.spread(ctx, mine, total, limit)
 	global := x.gather.collect(ctx, mine)
 
-	sent := [2]list{own, outgoing}
-	if outgoing.idx == picks.idx { // nothing was cut: own is part of it
-		sent = [2]list{picks}
+	if rest.N > 0 { // what was cut was not sent, and the others have no part in it
+		x.giveBack(rest, outgoing)
+		x.giveBack(own, global)
+		x.giveBack(outgoing, global)
+	} else {
+		x.giveBack(picks, global)
 	}
-	for _, l := range sent {
-		x.zeroAt(x.residual, l)
-		x.giveBack(l, global)
-	}
-	x.scale(global.val, global.n, x.average)
-	x.scatterSet(x.work, global)
-	x.stats.GlobalThreshold = x.threshold
 	x.adapt(total)
-	return global.n
+	x.all[0] = global
+	return result{lists: x.all[:], scale: x.average}
 }
 
 // balanceRegions makes regions that hold about equally many of all ranks'
@@ -161,81 +158,78 @@ func (x *okExchange) run(ctx context.Context, picks list) int {
 // The paper averages the ranks' own boundaries instead, which balances ranks
 // with like distributions only: if the entries of each rank cluster at a place
 // of their own, all averages fall between the clusters.
-func (x *okExchange) balanceRegions(ctx context.Context, picks list) {
-	for j := range sampleCount {
-		quantile := (float64(j) + (float64(x.rank)+0.5)/float64(x.size)) / sampleCount
-		if picks.n == 0 {
-			x.host[j] = int32(quantile * float64(x.n))
-			continue
-		}
-		if x.err == nil {
-			position := int(quantile * float64(picks.n))
-			x.check(x.rt.CopyOut(hostmem.Bytes(x.host[j:j+1]), at(picks.idx, position)))
-		}
+func (x *okExchange) balanceRegions(ctx context.Context, picks runtime.Entries) {
+	count := sampleCount * x.size
+	all := x.samples + sampleCount
+	sorted := all + number(count)
+	if x.err == nil {
+		x.check(x.kernels.Sample(picks, x.quantiles, x.n, x.at(x.samples)))
 	}
-	samples := x.allGatherWords(ctx, sampleCount)
-	x.checkWords(samples, x.n-1, "the index of an entry")
-	slices.Sort(samples)
-	for r := 1; r < x.size; r++ {
-		x.bounds[r] = samples[r*sampleCount]
+	x.communicate(ctx, comm.AllGatherCall(x.at(x.samples), x.at(all), sampleCount, dtype.I32))
+	x.copy(x.at(sorted), x.at(all), count)
+	if x.err == nil {
+		x.check(x.kernels.Balance(x.at(sorted), count, x.n, x.at(x.bounds), x.size))
 	}
 }
 
 // limitOutgoing locates the regions in the picks and cuts those for other
 // ranks down to the limit largest. It returns the picks in this rank's own
-// region and the list to send from: all picks if nothing was cut.
-func (x *okExchange) limitOutgoing(picks list, limit int) (own, outgoing list) {
+// region, the list to send from, and, if something was cut, the picks for others
+// before that. If nothing was, that is all picks.
+func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
 	x.locate(picks)
-	from, to := x.positions[x.rank], x.positions[x.rank+1]
-	own = picks.part(from, to)
-	others := picks.n - own.n
+	x.read(ctx)
+	x.checkWords(x.samples+sampleCount, sampleCount*x.size, max(x.n-1, 0), "the index of an entry")
+	positions := x.host[x.positions:]
+	from, to, total := int(positions[x.rank]), int(positions[x.rank+1]), int(positions[x.size])
+	own = part(picks, from, to)
+	others := total - own.N
 	if others <= limit {
-		return own, picks
+		return own, picks, runtime.Entries{}
 	}
-	rest := x.list(&x.rest, others)
-	x.copyList(rest, picks.part(0, from))
-	x.copyList(rest.part(from, others), picks.part(to, picks.n))
-	outgoing = x.topKOf(rest, limit, x.list(&x.trimmed, limit))
+	rest = exactly(x.message(&x.rest, others), others)
+	for _, piece := range [...]struct{ at, from, to int }{{0, 0, from}, {from, to, total}} {
+		n := piece.to - piece.from
+		x.copy(at(rest.Idx, piece.at), at(picks.Idx, piece.from), n)
+		x.copy(at(rest.Val, piece.at), at(picks.Val, piece.from), n)
+	}
+	outgoing = exactly(x.message(&x.trimmed, limit), limit)
+	x.topOf(rest, limit, outgoing)
 	x.locate(outgoing)
-	return own, outgoing
+	return own, outgoing, rest
 }
 
 // estimate finds the threshold that the k largest sums of all ranks pass. All
 // ranks search the same intervals of magnitudes (as bits, so in their order)
 // by counting how many sums pass; a lower end that at least k pass is kept.
-func (x *okExchange) estimate(ctx context.Context, added int) {
-	_, length := x.region()
-	sums, _ := x.inRegion(tiny, x.list(&x.nonzeros, min(added, length)))
-	const parts = bisectFan + 1
-	low, high := uint32(1), uint32(1)<<31
+func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
+	counts := uintptr(0)
+	bracket, fan := x.at(numBracket), x.at(numFan)
 	for range bisectRounds {
-		width := (high - low) / parts
-		for j := range bisectFan {
-			bits := low + width*uint32(j+1)
-			x.host[j] = int32(x.countAbove(sums.val, sums.n, math.Float32frombits(bits)))
+		if x.err == nil {
+			x.check(x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan))
 		}
-		passed := 0
-		for _, count := range x.sumWords(ctx, bisectFan) {
-			if int(count) < x.k {
-				break
-			}
-			passed++
+		counts = x.at(numFanCounts)
+		if x.err == nil {
+			x.check(x.kernels.CountAbove(sums, fan, bisectFan, counts))
 		}
-		if passed < bisectFan {
-			high = low + width*uint32(passed+1)
-		}
-		low += width * uint32(passed)
+		x.communicate(ctx, comm.AllReduceCall(counts, counts, bisectFan, dtype.I32, comm.Sum))
 	}
-	x.threshold, x.age = math.Float32frombits(low), 0
+	if x.err == nil {
+		x.check(x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan))
+	}
+	x.age = 0
 }
 
 // pickGlobal picks the sums of this rank's region that go into the result. It
 // returns them and how many sums of all ranks passed the threshold; x.gather
 // has the lengths of all ranks' lists.
-func (x *okExchange) pickGlobal(ctx context.Context, added int, limit limits) (mine list, total int) {
-	_, length := x.region()
-	reduced, count := x.inRegion(x.threshold, x.list(&x.reduced, min(added, length)))
-	total = x.gather.exchangeCounts(ctx, count)
+func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, limit limits) (mine runtime.Entries, total int) {
+	reduced := x.message(&x.reduced, sums.N)
+	x.aboveOf(sums, x.at(numBracket), reduced)
+	total = x.gather.exchangeLengths(ctx, reduced)
+	count := x.gather.lengths[x.rank]
+	reduced = exactly(reduced, count)
 	if total <= limit.global {
 		return reduced, total
 	}
@@ -244,7 +238,7 @@ func (x *okExchange) pickGlobal(ctx context.Context, added int, limit limits) (m
 	// Rounding the running sums makes the shares add up to the limit exactly,
 	// and no share exceeds its length. (The limit is never below x.size, and
 	// total is above it.)
-	counts := x.gather.counts
+	counts := x.gather.lengths
 	sure := 0
 	for _, n := range counts {
 		sure += min(n, 1)
@@ -258,16 +252,18 @@ func (x *okExchange) pickGlobal(ctx context.Context, added int, limit limits) (m
 		granted += share
 	}
 	if mine := counts[x.rank]; mine < count {
-		reduced = x.topKOf(reduced, mine, x.list(&x.largest, mine))
+		largest := exactly(x.message(&x.largest, mine), mine)
+		x.topOf(reduced, mine, largest)
+		reduced = largest
 	}
 	return reduced, total
 }
 
 // spread moves sums between ranks so that all have equally many, if one has
 // far more than the others: an allgather is as slow as its longest list. It
-// corrects x.gather.counts.
-func (x *okExchange) spread(ctx context.Context, mine list, passed int, limit limits) list {
-	counts := x.gather.counts
+// corrects x.gather.lengths.
+func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed int, limit limits) runtime.Entries {
+	counts := x.gather.lengths
 	total := min(passed, limit.global)
 	if float64(slices.Max(counts)*x.size) <= x.cfg.BalanceFactor*float64(total) {
 		return mine
@@ -291,7 +287,7 @@ func (x *okExchange) spread(ctx context.Context, mine list, passed int, limit li
 		if r == x.rank {
 			for to := range counts {
 				from, n := overlap(start, start+n, to)
-				x.sendCounts[to], x.sendDispls[to] = n, max(0, min(from-start, mine.n))
+				x.sendCounts[to], x.sendDispls[to] = n, max(0, min(from-start, mine.N))
 			}
 		}
 		from, moves := overlap(start, start+n, x.rank)
@@ -302,26 +298,24 @@ func (x *okExchange) spread(ctx context.Context, mine list, passed int, limit li
 		f, t := even(r)
 		counts[r] = t - f
 	}
-	x.from, x.to = mine, x.list(&x.share, myTo-myFrom)
-	x.fence(ctx)
-	if x.err == nil {
-		x.check(x.c.Group(x.submitSpread))
-	}
-	x.join(ctx)
-	return x.to
-}
-
-func (x *okExchange) submitSpreadLists() error {
-	return firstError(
-		x.c.AllToAllV(x.from.idx, x.sendCounts, x.sendDispls, x.to.idx, x.recvCounts, x.recvDispls, dtype.I32),
-		x.c.AllToAllV(x.from.val, x.sendCounts, x.sendDispls, x.to.val, x.recvCounts, x.recvDispls, dtype.F32))
+	n := myTo - myFrom
+	x.allocate(&x.spreadTo, 2*n*wordSize)
+	share := runtime.Entries{Idx: x.spreadTo.ptr, Val: at(x.spreadTo.ptr, n), N: n}
+	x.add(comm.AllToAllVCall(mine.Idx, x.sendCounts, x.sendDispls, share.Idx, x.recvCounts, x.recvDispls, dtype.I32))
+	x.add(comm.AllToAllVCall(mine.Val, x.sendCounts, x.sendDispls, share.Val, x.recvCounts, x.recvDispls, dtype.F32))
+	x.engine.together(ctx)
+	return share
 }
 
 // adapt corrects the threshold after a step in which passed sums passed it,
 // and has it estimated anew when it is far off. All ranks know passed, so they
 // agree.
 func (x *okExchange) adapt(passed int) {
-	x.threshold = correct(x.threshold, passed, x.k, x.cfg.ThresholdStep)
+	used := x.float(numBracket)
+	x.globalThreshold = used
+	if next := correct(used, passed, x.k, x.cfg.ThresholdStep); next != used {
+		x.set(numBracket, int32(math.Float32bits(next)))
+	}
 	if passed > 2*x.k || 4*passed < x.k {
 		x.age = x.cfg.ThresholdInterval
 	}

@@ -1,6 +1,10 @@
 package distributed
 
-import "context"
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/runtime"
+)
 
 // pattern is one cell of the grid: what picks, and what combines the picks.
 type pattern struct {
@@ -8,23 +12,29 @@ type pattern struct {
 	exchange func(e *engine) exchange
 }
 
-// selector picks entries of the residual (which holds gradient + old
-// residual at that time).
+// selector picks entries of gradient + residual.
 type selector interface {
 	// capacity is the largest number of entries that pick may return.
 	capacity(k int) int
-	// pick writes about k entries of large magnitude to dst, ascending by
-	// index, and returns them and the threshold they passed.
-	pick(k int, dst list) (list, float32)
+	// pick adds the gradient to the residual, takes about k entries of large
+	// magnitude out of it, and returns them: dst, or its beginning where the number
+	// is known to the host.
+	pick(g gradient, k int, dst runtime.Entries) runtime.Entries
 }
 
 // exchange combines the picks of all ranks.
 type exchange interface {
-	// run takes the picked entries out of the residual, leaves the average
-	// over the ranks in e.work (zero where nothing was picked), and gives back
-	// to the residual what did not make it into the average. e.work is all
-	// zero before. It returns how many entries the result has.
-	run(ctx context.Context, picks list) int
+	// run makes the result of all ranks' picks, and gives back to the residual what
+	// did not make it into that.
+	run(ctx context.Context, picks runtime.Entries) result
+}
+
+// result is what an exchange makes, the same on every rank: the sum of lists,
+// scaled, or a dense array of F32.
+type result struct {
+	lists []runtime.Entries
+	scale float32
+	dense uintptr // n averages, if not 0
 }
 
 // patterns is the grid. The dense pattern has neither selector nor exchange.
@@ -34,7 +44,7 @@ var patterns = map[string]pattern{
 	"topkA2":          {exactSelector, gatherAgain},
 	"topkAopt":        {reusedSelector, gatherSized},
 	"gtopk":           {exactSelector, tree},
-	"topkSA":          {exactSelector, regionsOrDense},
+	"topkSA":          {nonzeroSelector, regionsOrDense},
 	"gaussiank":       {gaussianSelector, gatherSized},
 	"gaussiankconcat": {gaussianSelector, gatherPacked},
 	"gaussiankSA":     {gaussianSelector, regions},
@@ -78,9 +88,6 @@ func find(name string, e *engine, k int) pattern {
 		case 2*maxOverhead(e.size) >= budget(k, e.size):
 			p = patterns["gtopk"]
 		}
-	}
-	if k == e.n { // there is nothing to choose
-		p.selector = exactSelector
 	}
 	return p
 }

@@ -150,22 +150,26 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 	if err := grad.Fill(0); err != nil {
 		return err
 	}
-	g, l, v := pointer(grad), pointer(list), pointer(val)
-	if err := rt.ScatterSet(g, grad.Len(), l, v, list.Len()); err != nil {
+	g := pointer(grad)
+	entries := runtime.Entries{Idx: pointer(list), Val: pointer(val), N: list.Len()}
+	if err := rt.Kernels().ScatterSet(runtime.Array{Ptr: g, N: grad.Len()}, entries); err != nil {
 		return err
 	}
 	if err := s.AllReduce(ctx, grad); err != nil {
 		return err
 	}
 	room := 2 * len(want)
-	out, err := rt.Allocate(8 * room)
+	out, err := rt.Allocate(8*room + 8) // indices, values, length, threshold
 	if err != nil {
 		return err
 	}
-	count, err := rt.Select(g, grad.Len(), math.SmallestNonzeroFloat32, out, out+uintptr(4*room), room)
-	if err != nil {
+	threshold := out + uintptr(8*room) + 4
+	hostmem.Slice[float32](threshold, 1)[0] = math.SmallestNonzeroFloat32
+	found := runtime.Entries{Idx: out, Val: out + uintptr(4*room), N: room, Len: out + uintptr(8*room)}
+	if err := rt.Kernels().Select(runtime.Source{X: g, N: grad.Len()}, threshold, found); err != nil {
 		return err
 	}
+	count := int(hostmem.Slice[int32](found.Len, 1)[0])
 	if count != len(want) {
 		return fmt.Errorf("result has %d entries, want %d", count, len(want))
 	}
@@ -186,7 +190,7 @@ func pointer(t *runtime.Tensor) uintptr {
 	return p
 }
 
-// TestThresholdReuse counts how often a threshold pattern sorts the tensor.
+// TestThresholdReuse counts how often a threshold pattern selects exactly.
 func TestThresholdReuse(t *testing.T) {
 	for _, k := range []struct {
 		pattern string
@@ -211,20 +215,37 @@ func TestThresholdReuse(t *testing.T) {
 			})
 		})
 		require.NoError(t, err)
-		assert.Equal(t, k.want, rt.topK.Load(), "%s, scale %v", k.pattern, k.scale)
+		assert.Equal(t, k.want, rt.exact.Load(), "%s, scale %v", k.pattern, k.scale)
 		require.NoError(t, rt.Close())
 	}
 }
 
-// countingKernels counts calls of TopK.
+// countingKernels counts exact selections: those that leave a threshold of age 0.
 type countingKernels struct {
 	*cpu.Runtime
-	topK atomic.Int32
+	exact atomic.Int32
 }
 
-func (c *countingKernels) TopK(x uintptr, n, k int, idx, val uintptr) (int, float32, error) {
-	c.topK.Add(1)
-	return c.Runtime.TopK(x, n, k, idx, val)
+func (c *countingKernels) Kernels() runtime.Kernels { return counter{c.Runtime.Kernels(), c} }
+
+type counter struct {
+	runtime.Kernels
+	c *countingKernels
+}
+
+func (k counter) TopK(src runtime.Source, count int, dst runtime.Entries, threshold uintptr) error {
+	k.c.exact.Add(1)
+	return k.Kernels.TopK(src, count, dst, threshold)
+}
+
+func (k counter) SelectNear(src runtime.Source, count int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+	err := k.Kernels.SelectNear(src, count, state, o, dst, used)
+	var age [4]byte
+	err = errors.Join(err, k.c.CopyOut(age[:], state+4))
+	if age == [4]byte{} {
+		k.c.exact.Add(1)
+	}
+	return err
 }
 
 // normal returns n normally distributed numbers of a seed.
@@ -269,7 +290,7 @@ func TestSpread(t *testing.T) {
 	assert.Positive(t, spreads.Load(), "no spreading took place")
 }
 
-// countingSpreads counts the calls of AllToAllV, which only spreading uses.
+// countingSpreads counts the groups of AllToAllV, which only spreading uses.
 type countingSpreads struct {
 	comm.Communicator
 	calls *atomic.Int32
@@ -277,9 +298,11 @@ type countingSpreads struct {
 
 func (c *countingSpreads) Unwrap() comm.Communicator { return c.Communicator }
 
-func (c *countingSpreads) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
-	c.calls.Add(1)
-	return c.Communicator.AllToAllV(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt)
+func (c *countingSpreads) Group(calls ...comm.Call) error {
+	if calls[0].Op == comm.OpAllToAllV {
+		c.calls.Add(1)
+	}
+	return c.Communicator.Group(calls...)
 }
 
 // TestPeerFailure checks that a failed exchange is an error, then and later.
@@ -346,12 +369,17 @@ type failingKernels struct {
 	err error
 }
 
-func (f failingKernels) TopK(uintptr, int, int, uintptr, uintptr) (int, float32, error) {
-	return 0, 0, f.err
+func (f failingKernels) Kernels() runtime.Kernels { return failing{f.Runtime.Kernels(), f.err} }
+
+type failing struct {
+	runtime.Kernels
+	err error
 }
 
-func (f failingKernels) Select(uintptr, int, float32, uintptr, uintptr, int) (int, error) {
-	return 0, f.err
+func (f failing) TopK(runtime.Source, int, runtime.Entries, uintptr) error { return f.err }
+
+func (f failing) SelectNear(runtime.Source, int, uintptr, runtime.Near, runtime.Entries, uintptr) error {
+	return f.err
 }
 
 // TestCloseAfterPeerLeft closes a GradientSync whose bucket can never be
@@ -411,10 +439,10 @@ func TestNaNAmongManySums(t *testing.T) {
 			}
 		}
 		result, err := runtime.ToSlice[float32](g)
-		stats := s.Stats()
+		stats, statsErr := s.Stats(ctx)
 		assert.Less(t, stats.PickedGlobal, n/ranks, "the sums were cut")
 		assert.True(t, math.IsNaN(float64(result[0])), "rank %d: %v at index 0 (%+v)", rank, result[0], stats)
-		return errors.Join(err, s.Close(), g.Free())
+		return errors.Join(err, statsErr, s.Close(), g.Free())
 	})
 	require.NoError(t, err)
 }

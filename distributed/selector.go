@@ -1,69 +1,82 @@
 package distributed
 
-import "math"
+import (
+	"math"
 
-// exact picks exactly the k entries of largest magnitude, of equal ones that
-// with the lower index.
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// exact picks the k entries of largest magnitude, of equal ones that with the
+// lower index.
 type exact struct{ *engine }
 
 func exactSelector(e *engine) selector { return exact{e} }
 
 func (s exact) capacity(k int) int { return k }
 
-func (s exact) pick(k int, dst list) (list, float32) { return s.topK(s.residual, s.n, k, dst) }
+func (s exact) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	s.topK(s.source(g), k, exactly(dst, k), s.at(numState))
+	s.copy(s.at(numUsed), s.at(numState), 1)
+	return exactly(dst, k)
+}
 
-// nonzero is pick without the zeros that fill up a list when the tensor has
+// nonzero is exact without the zeros that fill up a list when the tensor has
 // fewer than k other entries: where list lengths may vary, they need not
 // travel.
-func (s exact) nonzero(k int, dst list) (list, float32) {
-	picks, threshold := s.pick(k, dst)
-	if threshold == 0 {
-		threshold = tiny
-		picks, _ = s.aboveThreshold(s.residual, s.n, threshold, dst)
-	}
-	return picks, threshold
+type nonzero struct{ exact }
+
+func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
+
+func (s nonzero) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	s.topK(s.source(g), k, dst, s.at(numState))
+	s.copy(s.at(numUsed), s.at(numState), 1)
+	return dst
 }
 
 // nothing picks no entry, for an exchange that takes the whole residual.
-type nothing struct{}
+type nothing struct{ *engine }
 
-func noSelector(*engine) selector { return nothing{} }
+func noSelector(e *engine) selector { return nothing{e} }
 
 func (nothing) capacity(int) int { return 0 }
 
-func (nothing) pick(_ int, dst list) (list, float32) { return dst.part(0, 0), 0 }
+func (s nothing) pick(g gradient, _ int, dst runtime.Entries) runtime.Entries {
+	s.accumulate(g)
+	return exactly(dst, 0)
+}
 
 // roomFor is the capacity of selectors that meet k only about: if more
 // entries than that pass a threshold, the threshold is no good.
 func (e *engine) roomFor(k int) int { return min(2*k, e.n) }
 
+// near picks by a threshold, if about k entries pass it, and otherwise exactly.
+func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
+	if e.err == nil {
+		e.check(e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)))
+	}
+}
+
 // reused picks by the threshold of an earlier exact top-k. Gradient
 // distributions change slowly (Li and Hoefler, section 3.1.3), so a threshold
 // serves many steps; between them one pass over the tensor is enough.
-type reused struct {
-	exact
-	k         int
-	threshold float32
-	age       int // steps since the threshold was exact
+type reused struct{ *engine }
+
+func reusedSelector(e *engine) selector {
+	if e.k == e.n {
+		return nonzeroSelector(e) // there is nothing to choose
+	}
+	return reused{e}
 }
 
-func reusedSelector(e *engine) selector { return &reused{exact: exact{e}} }
+func (s reused) capacity(k int) int { return s.roomFor(k) }
 
-func (s *reused) capacity(k int) int { return s.roomFor(k) }
-
-func (s *reused) pick(k int, dst list) (list, float32) {
-	s.age++
-	if s.k == k && s.age < s.cfg.ThresholdInterval {
-		picks, total := s.aboveThreshold(s.residual, s.n, s.threshold, dst)
-		if total <= dst.n && total >= (k+3)/4 {
-			used := s.threshold
-			s.threshold = correct(used, total, k, s.cfg.ThresholdStep)
-			return picks, used
-		}
-	}
-	picks, threshold := s.nonzero(k, dst)
-	s.k, s.threshold, s.age = k, threshold, 0
-	return picks, threshold
+func (s reused) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	s.near(s.source(g), k, runtime.Near{
+		Min:      (k + 3) / 4,
+		Interval: s.cfg.ThresholdInterval,
+		Step:     float32(s.cfg.ThresholdStep),
+	}, dst)
+	return dst
 }
 
 // correct moves a threshold that let total entries pass where k were wanted,
@@ -83,71 +96,60 @@ func correct(threshold float32, total, k int, step float64) float32 {
 //
 // Gradients have heavier tails than the normal distribution, so that the
 // first threshold is often far off. The published code corrects it by 2 % at a
-// time, at most 20 times; here the correction grows, which takes fewer passes
-// over the tensor and gets farther.
-type gaussian struct{ exact }
+// time, at most 20 times, with a pass over the tensor for each. Here a round of
+// correction chooses from a ladder of factors, the first of which spans seven
+// powers of ten either way, and each later one the gap between two steps of the one
+// before.
+type gaussian struct {
+	*engine
+	ladders [][]float32 // by round
+}
 
-func gaussianSelector(e *engine) selector { return gaussian{exact{e}} }
+func gaussianSelector(e *engine) selector {
+	if e.k == e.n {
+		return nonzeroSelector(e) // there is nothing to choose
+	}
+	return gaussian{e, ladders(e.cfg.FitSteps)}
+}
+
+// ladders returns the factors of each round, ascending.
+func ladders(rounds int) [][]float32 {
+	const steps = 31 // up, and as many down
+	var all [][]float32
+	ratio := 1.7
+	for round := range max(rounds, 0) {
+		factors := make([]float32, 2*steps+1)
+		first := -steps
+		if round > 0 {
+			ratio = math.Pow(ratio, 1/float64(2*steps+1))
+			first = -2 * steps
+		}
+		for i := range factors {
+			factors[i] = float32(math.Pow(ratio, float64(first+i)))
+		}
+		all = append(all, factors)
+	}
+	return all
+}
 
 func (s gaussian) capacity(k int) int { return s.roomFor(k) }
 
-func (s gaussian) pick(k int, dst list) (list, float32) {
-	threshold := s.fit(k)
-	if math.IsNaN(float64(threshold)) || math.IsInf(float64(threshold), 0) {
-		return s.nonzero(k, dst) // there is a NaN or an infinity among the entries
+func (s gaussian) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	// t such that a share k/n of a normal distribution with the tensor's mean and
+	// deviation is farther than t from the mean.
+	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
+	state := s.at(numState)
+	if s.err == nil {
+		s.check(s.kernels.Fit(s.source(g), z, state))
 	}
-	picks, total := s.aboveThreshold(s.residual, s.n, threshold, dst)
-	if 4*total < 3*k || 4*total > 5*k {
-		threshold, total = s.adjust(threshold, total, k)
-		if total > 0 && total <= dst.n {
-			picks, total = s.aboveThreshold(s.residual, s.n, threshold, dst)
+	for _, factors := range s.ladders {
+		if s.err == nil {
+			s.check(s.kernels.Refine(s.residual, s.n, state, k, factors))
 		}
 	}
-	// No threshold separates the entries of a constant tensor, and a few
-	// outliers can put the fit out of the correction's reach.
-	if total == 0 || total > dst.n {
-		return s.nonzero(k, dst)
-	}
-	return picks, threshold
-}
-
-// fit returns t such that a share k/n of a normal distribution with the
-// tensor's mean and deviation is farther than t from the mean.
-func (s gaussian) fit(k int) float32 {
-	if s.err != nil {
-		return 0
-	}
-	mean, std, err := s.kernels.MeanStd(s.residual, s.n)
-	s.check(err)
-	t := math.Abs(mean) + std*math.Sqrt2*math.Erfinv(1-float64(k)/float64(s.n))
-	return max(float32(t), tiny)
-}
-
-// adjust searches for a threshold that between 3k/4 and 5k/4 entries pass: it
-// moves by ever larger factors until the goal lies between two thresholds, and
-// halves that interval then.
-func (s gaussian) adjust(threshold float32, total, k int) (float32, int) {
-	factor, bracketed := 1.01, false
-	up := 4*total > 5*k
-	for range s.cfg.FitSteps {
-		above := 4*total > 5*k
-		if !above && (4*total >= 3*k || threshold == tiny) {
-			break
-		}
-		if above != up {
-			bracketed, up = true, above
-		}
-		if bracketed {
-			factor = math.Sqrt(factor)
-		} else {
-			factor *= factor
-		}
-		if up {
-			threshold *= float32(factor)
-		} else {
-			threshold = max(threshold/float32(factor), tiny)
-		}
-		total = s.countAbove(s.residual, s.n, threshold)
-	}
-	return threshold, total
+	// No threshold separates the entries of a constant tensor, a few outliers can
+	// put the fit out of the correction's reach, and that of a NaN is none: then
+	// the picks are exact.
+	s.near(s.source(gradient{}), k, runtime.Near{Min: 1}, dst)
+	return dst
 }

@@ -25,12 +25,16 @@ type Sparse struct {
 	selector selector
 	exchange exchange
 
-	steps   int        // all steps, also dense ones
-	picks   listBuffer // what the selector picked
-	remains buffer     // the residual
-	scratch buffer     // work memory for gradients that are not F32
-	number  [1]float64 // of sumOverRanks
+	steps   int     // all steps, also dense ones
+	picked  message // what the selector picked
+	remains buffer  // the residual
 	closed  bool
+
+	// Of the last step.
+	stats   StepStats
+	counted bool            // stats has what is on the device, too
+	picks   runtime.Entries // unless it was dense
+	result  result
 }
 
 // StepStats tells what the last step of a [Sparse] did on this rank.
@@ -76,11 +80,11 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 	if n < 0 || n > math.MaxInt32 {
 		return nil, opError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
 	}
-	kernels, ok := rt.(runtime.Kernels)
-	if !ok && (cfg.Pattern != Dense || cfg.ClipNorm > 0) {
-		return nil, opError("sparse", fmt.Errorf("%w: runtime %s has no sparse kernels (runtime.Kernels)", runtime.ErrUnsupported, rt.Name()))
+	kernels, err := runtime.KernelsOf(rt)
+	if err != nil && (cfg.Pattern != Dense || cfg.ClipNorm > 0) {
+		return nil, opError("sparse", err)
 	}
-	if err := reaches(c, rt.Device()); err != nil {
+	if err := comm.CheckDevice(c, rt.Device()); err != nil {
 		return nil, opError("sparse", err)
 	}
 	meter := comm.NewMeter(c)
@@ -126,7 +130,7 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		return err
 	}
 	before := s.meter.Totals()
-	s.stats = StepStats{Step: s.steps, Elements: s.n}
+	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
 	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
 	if dense || s.cfg.Pattern == Dense {
 		s.reduceDense(ctx, ptr, t.DType())
@@ -143,8 +147,35 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	return nil
 }
 
-// Stats returns what the last step did.
-func (s *Sparse) Stats() StepStats { return s.stats }
+// Stats returns what the last step did. Numbers that are on the device are
+// waited for, until ctx is done.
+func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
+	if s.counted || s.stats.Dense || s.picks.Idx == 0 || s.closed || s.err != nil {
+		return s.stats, nil
+	}
+	if s.read(ctx); s.err != nil {
+		return s.stats, opError("stats", s.err)
+	}
+	local, err := s.lengthOf(s.picks)
+	global := 0
+	for _, l := range s.result.lists {
+		n, e := s.lengthOf(l)
+		global, err = global+n, errors.Join(err, e)
+	}
+	if s.result.dense != 0 {
+		global = s.n
+		if local == 0 { // it was not asked to pick
+			local = s.n
+		}
+	}
+	s.stats.PickedLocal, s.stats.PickedGlobal = local, global
+	s.stats.Threshold, s.stats.GlobalThreshold = s.float(numUsed), s.globalThreshold
+	if err != nil {
+		return s.stats, opError("stats", err)
+	}
+	s.counted = true
+	return s.stats, nil
+}
 
 // Residual returns this rank's residual as a tensor of n F32 elements (a view,
 // valid until Close), for checkpoints, inspection, and to forget what was not
@@ -207,15 +238,11 @@ func (s *Sparse) reduceDense(ctx context.Context, grad uintptr, dt dtype.DType) 
 	started := time.Now()
 	s.stats.Dense, s.stats.K = true, s.n
 	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
-	if clipped, _ := s.clip(ctx, grad, dt); clipped != grad {
-		s.store(grad, dt, clipped)
+	if factor := s.clip(ctx, grad, dt); factor != 0 && s.err == nil {
+		s.check(s.kernels.Scale(grad, dt, s.n, factor))
 	}
 	exchanging := time.Now()
-	s.fence(ctx)
-	if s.err == nil && s.n > 0 {
-		s.check(s.c.AllReduce(grad, grad, s.n, dt, comm.Avg))
-	}
-	s.join(ctx)
+	s.communicate(ctx, comm.AllReduceCall(grad, grad, s.n, dt, comm.Avg))
 	s.stats.SelectTime = exchanging.Sub(started)
 	s.stats.ExchangeTime = time.Since(exchanging)
 }
@@ -228,26 +255,21 @@ func (s *Sparse) reduceSparse(ctx context.Context, grad uintptr, dt dtype.DType,
 	if s.cfg.NoErrorFeedback {
 		s.fill(s.residual, s.n)
 	}
-	clipped, clippedType := s.clip(ctx, grad, dt)
-	s.accumulate(s.residual, clipped, clippedType)
-	// The gradient is in the residual now, so a tensor of F32 can hold the
-	// result while it is put together.
-	s.work = grad
-	if dt != dtype.F32 {
-		s.allocate(&s.scratch, s.n*wordSize)
-		s.work = s.scratch.ptr
+	s.target = gradient{grad, dt, s.clip(ctx, grad, dt)}
+	s.picks, s.result = runtime.Entries{}, result{}
+	if k == 0 {
+		s.accumulate(s.target)
+		s.merge(grad, dt, nil, 1)
+		s.stats.SelectTime = time.Since(started)
+		return
 	}
-	s.fill(s.work, s.n)
-	var picks list
-	if k > 0 {
-		picks = s.pick(k)
-	}
+	s.picks = s.selector.pick(s.target, k, s.message(&s.picked, s.selector.capacity(k)))
 	exchanging := time.Now()
-	if k > 0 {
-		s.stats.PickedGlobal = s.exchange.run(ctx, picks)
-	}
-	if dt != dtype.F32 {
-		s.store(grad, dt, s.work)
+	s.result = s.exchange.run(ctx, s.picks)
+	if s.result.dense != 0 {
+		s.store(grad, dt, s.result.dense)
+	} else {
+		s.merge(grad, dt, s.result.lists, s.result.scale)
 	}
 	s.stats.SelectTime = exchanging.Sub(started)
 	s.stats.ExchangeTime = time.Since(exchanging)
@@ -269,14 +291,9 @@ func (s *Sparse) plan(k int) {
 	}
 	s.release(s.permanent)
 	s.k = k
+	s.set(numState, 0, 0)
 	if k > 0 {
 		p := find(s.cfg.Pattern, s.engine, k)
 		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
 	}
-}
-
-func (s *Sparse) pick(k int) list {
-	picks, threshold := s.selector.pick(k, s.list(&s.picks, s.selector.capacity(k)))
-	s.stats.PickedLocal, s.stats.Threshold = picks.n, threshold
-	return picks
 }

@@ -49,7 +49,7 @@ func finite(x []float32) bool {
 
 // inBudget checks oktopk's bound on what a rank sends in a step.
 func (u *run) inBudget() error {
-	stats := u.sparse.Stats()
+	stats := u.stats
 	if u.cfg.Pattern != "oktopk" || stats.Dense {
 		return nil
 	}

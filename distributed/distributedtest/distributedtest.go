@@ -114,8 +114,8 @@ func newRank(ctx context.Context, s *suite, r commtest.Rank) *rank {
 
 // hasKernels reports whether sparse patterns work on the rank's runtime.
 func (r *rank) hasKernels() bool {
-	_, ok := r.rt.(runtime.Kernels)
-	return ok
+	_, err := runtime.KernelsOf(r.rt)
+	return err == nil
 }
 
 // run executes a body and frees what it made.

@@ -1,0 +1,85 @@
+package distributed
+
+import "github.com/tutti-go/tutti/runtime"
+
+// buffer is device memory that grows when more is needed.
+type buffer struct {
+	ptr   uintptr
+	bytes int
+}
+
+// allocate makes b hold at least bytes bytes; its content is lost when it has
+// to grow.
+func (e *engine) allocate(b *buffer, bytes int) {
+	if e.err != nil || bytes <= b.bytes {
+		return
+	}
+	if b.ptr == 0 {
+		e.buffers = append(e.buffers, b)
+	}
+	e.check(e.rt.Deallocate(b.ptr))
+	*b = buffer{}
+	ptr, err := e.rt.Allocate(bytes)
+	e.check(err)
+	if err == nil {
+		*b = buffer{ptr: ptr, bytes: bytes}
+	}
+}
+
+// release gives buffers[from:] back; they are empty then and grow again.
+func (e *engine) release(from int) {
+	for _, b := range e.buffers[from:] {
+		e.check(e.rt.Deallocate(b.ptr))
+		*b = buffer{}
+	}
+	e.buffers = e.buffers[:from]
+}
+
+// at returns the address of element i of an array of words.
+func at(p uintptr, i int) uintptr { return p + uintptr(i)*wordSize }
+
+// message is a list in one piece of memory, so that it travels as one: its
+// length in front (a word, and as many more as keep what follows aligned),
+// then its indices, then its values.
+//
+// Lists travel in three ways. Where all ranks know how long they are, indices and
+// values go. Where lengths differ and the host may wait, lengths are sent first
+// ([gatherer.exchangeLengths]), then indices and values of that length. Where the
+// host is not to wait, because the device has streams of its own, a list goes
+// padded to its capacity, with the length in front.
+type message struct{ buffer }
+
+// headerWords is the length of what is in front of a message.
+const headerWords = 4
+
+// messageWords is the length of a message of n entries.
+func messageWords(n int) int { return headerWords + 2*n }
+
+// message returns m's memory as a list of up to n entries, with room for a
+// quarter more if it has to grow (so that sizes that vary from step to step
+// settle). It does not move as long as it does not grow.
+func (e *engine) message(m *message, n int) runtime.Entries {
+	if messageWords(n)*wordSize > m.bytes {
+		e.allocate(&m.buffer, messageWords(n+n/4)*wordSize)
+	}
+	return entriesAt(m.ptr, n)
+}
+
+// entriesAt returns the list of a message of n entries at an address.
+func entriesAt(p uintptr, n int) runtime.Entries {
+	if p == 0 {
+		return runtime.Entries{}
+	}
+	return runtime.Entries{Idx: at(p, headerWords), Val: at(p, headerWords+n), N: n, Len: p}
+}
+
+// exactly returns l where its length is known to be n: the first n entries.
+func exactly(l runtime.Entries, n int) runtime.Entries {
+	l.N, l.Len = n, 0
+	return l
+}
+
+// part returns the entries [from, to).
+func part(l runtime.Entries, from, to int) runtime.Entries {
+	return runtime.Entries{Idx: at(l.Idx, from), Val: at(l.Val, from), N: to - from}
+}

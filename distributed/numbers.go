@@ -1,0 +1,133 @@
+package distributed
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// number is the place of a word among the numbers of an engine.
+type number int
+
+// The numbers that every engine has, in words; those that there are of every
+// rank come behind them.
+const (
+	numSquares   number = 0 // F64: the squared norm of the gradient
+	numFactor    number = 2 // F32: what clipping scales it by
+	numFaults    number = 3 // indices that were out of range
+	numState     number = 4 // threshold (F32) and age of the selector
+	numUsed      number = 6 // F32: the threshold that was used
+	numSelf      number = 7 // a length of this rank, to be sent
+	numBracket   number = 8 // of the search for oktopk's threshold: low, high
+	numFan       number = 10
+	numFanCounts        = numFan + bisectFan
+	numPerRank          = numFanCounts + bisectFan
+)
+
+// numbers are the few numbers of a step that live on the device, where kernels
+// and communication write and read them, and the host's copy. Patterns that need
+// none of them on the host never wait for the device.
+type numbers struct {
+	words buffer
+	host  []int32 // as read last
+
+	// Places of what there is per rank.
+	lengths   number // P: by which this rank's list is cut; P-1 bounds, so lengths
+	positions number // P+1: where regions start in a list
+	received  number // P: lengths that the ranks sent
+	bounds    number // P+1: where regions start
+	samples   number // sampleCount·(2P+1): this rank's, all ranks', these sorted
+}
+
+// prepareNumbers lays the numbers out. They are zero.
+func (e *engine) prepareNumbers() {
+	next := numPerRank
+	for _, place := range []struct {
+		number *number
+		words  int
+	}{
+		{&e.lengths, e.size}, {&e.positions, e.size + 1}, {&e.received, e.size},
+		{&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
+	} {
+		*place.number = next
+		next += number(place.words)
+	}
+	e.host = make([]int32, next)
+	e.allocate(&e.words, len(e.host)*wordSize)
+	e.fill(e.words.ptr, len(e.host))
+}
+
+// at returns the address of a number.
+func (e *engine) at(x number) uintptr { return at(e.words.ptr, int(x)) }
+
+// read has the host wait for the device and copies all numbers. It is the one
+// place where a step does so, and looks at what the kernels have counted.
+func (e *engine) read(ctx context.Context) {
+	if e.err == nil {
+		e.check(e.order.hostAfterAll(ctx))
+	}
+	if e.err == nil {
+		e.check(e.rt.CopyOut(hostmem.Bytes(e.host), e.words.ptr))
+	}
+	if e.err != nil {
+		clear(e.host)
+		return
+	}
+	if faults := e.host[numFaults]; faults != 0 {
+		e.err = fmt.Errorf("%w: %d indices of other ranks are not those of a tensor of %d elements", comm.ErrMismatch, faults, e.n)
+	}
+}
+
+// set stores words in device memory and in the host's copy.
+func (e *engine) set(x number, words ...int32) {
+	copy(e.host[x:], words)
+	if e.err == nil {
+		e.check(e.rt.CopyIn(e.at(x), hostmem.Bytes(e.host[x:int(x)+len(words)])))
+	}
+}
+
+// float reads a number as F32.
+func (e *engine) float(x number) float32 { return math.Float32frombits(uint32(e.host[x])) }
+
+// lengthOf has the host wait for the length of a list.
+func (e *engine) lengthOf(l runtime.Entries) (int, error) {
+	if l.Len == 0 {
+		return l.N, nil
+	}
+	var word [wordSize]byte
+	err := e.rt.CopyOut(word[:], l.Len)
+	return min(max(int(int32(binary.LittleEndian.Uint32(word[:]))), 0), l.N), err
+}
+
+// checkWords makes it an error if a word that a rank sent, equally many from each
+// and in host words from x on, is not in [0, limit]: then the ranks do not reduce
+// the same tensor, and nothing may be sized by what they say. The words are zero
+// then, as after any error.
+func (e *engine) checkWords(x number, count, limit int, what string) []int32 {
+	words := e.host[x:][:count]
+	for i, w := range words {
+		if e.err == nil && (w < 0 || int(w) > limit) {
+			e.err = fmt.Errorf("%w: rank %d of %d announces %d as %s, and with a tensor of %d elements it is 0 to %d",
+				comm.ErrMismatch, i*e.size/count, e.size, w, what, e.n, limit)
+		}
+	}
+	if e.err != nil {
+		clear(words)
+	}
+	return words
+}
+
+// displacements turns lengths into displacements and returns their sum.
+func displacements(lengths, displs []int) int {
+	sum := 0
+	for r, n := range lengths {
+		displs[r] = sum
+		sum += n
+	}
+	return sum
+}
