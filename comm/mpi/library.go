@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dl"
@@ -128,3 +129,12 @@ func openLibrary() (*library, error) {
 // errMixed: the processes were started by another family's launcher than the
 // library's, so that each is alone.
 var errMixed = errors.New("launcher and MPI library do not belong together")
+
+// firstLine returns the first line of a version text, shortened.
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	if len(line) > 120 {
+		line = line[:120]
+	}
+	return strings.Join(strings.Fields(line), " ")
+}

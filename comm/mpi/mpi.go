@@ -37,7 +37,7 @@ type state struct {
 	thread   mainThread
 
 	mu     sync.Mutex
-	splits []*communicator // open communicators other than the world
+	splits []*endpoint // open communicators other than the world
 }
 
 // process guards the state of this process: MPI can be initialized once.
@@ -100,8 +100,7 @@ type Option func(*state)
 // MPI programs that call the same functions on MPI_COMM_WORLD, and networks
 // and GPUs that the library knows how to use are used. Reductions are combined
 // in the library's order and end with its precision; those that MPI does not
-// define (Avg, 16-bit and 8-bit floats), tags above MPI_TAG_UB, ReduceScatter
-// in place, and, where the library lacks MPI 4's large counts, more than 2^31-1
+// define (Avg, 16-bit and 8-bit floats), ReduceScatter in place, and, where the library lacks MPI 4's large counts, more than 2^31-1
 // elements at once are [comm.ErrUnsupported].
 func WithNativeCollectives() Option { return func(s *state) { s.native = true } }
 
@@ -156,7 +155,7 @@ func Finalize() error {
 	}
 	process.finalized = true
 	if err := s.finalize(); err != nil {
-		return &comm.OpError{Backend: backend, Op: "finalize", Rank: s.world.rank, Err: err}
+		return &comm.OpError{Backend: backend, Op: "finalize", Rank: s.world.Rank(), Err: err}
 	}
 	return nil
 }
@@ -231,11 +230,13 @@ func start(opts []Option) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.world, err = s.wrap(lib.handles.world, inner); err != nil {
+	world, err := s.wrap(lib.handles.world, inner)
+	if err != nil {
 		return nil, err
 	}
-	s.world.world = true
-	if n := launchedSize(os.Getenv); n > 1 && s.world.size == 1 {
+	world.world = true
+	s.world = newCommunicator(world)
+	if n := launchedSize(os.Getenv); n > 1 && world.size == 1 {
 		return nil, fmt.Errorf("%w: %w: %d processes were launched, but each is a world of one under %s (%s); use the launcher of that library, or set %s",
 			comm.ErrUnavailable, errMixed, n, firstLine(lib.version), lib.file, LibraryVariable)
 	}
@@ -300,9 +301,9 @@ func (s *state) finalize() error {
 	s.mu.Lock()
 	splits := s.splits
 	s.mu.Unlock()
-	broken := s.world.shut()
-	for _, c := range splits {
-		if err := c.shut(); broken == nil {
+	broken := s.world.e.close()
+	for _, e := range splits {
+		if err := e.close(); broken == nil {
 			broken = err
 		}
 	}

@@ -16,56 +16,141 @@ import (
 // are combined in whatever order the library likes, and are limited to what
 // MPI defines.
 
-// call is an MPI function that starts a collective, with its arguments. The
-// last is the request, which is known when it starts.
-type call struct {
-	function string
-	f        dl.Func
-	args     [10]uintptr // MPI_Ialltoallv has most of them
-	n        int         // of them, without the request
+// invocation is a call of an MPI function that starts a collective. Its last
+// argument is the request, which is known when it starts.
+type invocation struct {
+	f    dl.Func
+	args [10]uintptr // MPI_Ialltoallv has most of them
+	n    int         // of them, without the request
 }
 
 // stepNative starts the collective.
-func stepNative(e *engine, o *op) (bool, error) {
+func stepNative(e *endpoint, o *op) (bool, error) {
 	if o.phase == 1 {
 		return true, nil
 	}
-	o.call.args[o.call.n] = e.table.add(o, sent)
-	code := e.lib.call(o.call.f, o.call.args[:o.call.n+1]...)
-	return false, e.table.posted(e.lib, o.call.function, code)
+	i := &o.native
+	i.args[i.n] = e.table.add(o, sent)
+	code := e.lib.call(i.f, i.args[:i.n+1]...)
+	return false, e.table.posted(e.lib, i.f, code)
 }
 
 // collective is an MPI collective in its two forms.
 type collective struct {
-	function     string
 	small, large dl.Func // with counts of type int, MPI_Count
 }
 
-// nativeOp prepares a native collective. count is the largest number that goes
-// into one of its int arguments.
-func (c *communicator) nativeOp(name string, mpi collective, count int, args ...uintptr) (*op, error) {
-	f := mpi.small
-	if count > math.MaxInt32 {
-		if f = mpi.large; !f.Found() {
-			return nil, c.group.Refuse(c.check.Fail(name, fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1",
-				comm.ErrUnsupported, count, mpi.function)))
-		}
+// collectiveOf returns what does a call.
+func (l *library) collectiveOf(op comm.Op) collective {
+	switch op {
+	case comm.OpAllReduce:
+		return collective{l.Iallreduce, l.IallreduceC}
+	case comm.OpReduce:
+		return collective{l.Ireduce, l.IreduceC}
+	case comm.OpReduceScatter:
+		return collective{l.IreduceScatterBlock, l.IreduceScatterBlockC}
+	case comm.OpBroadcast:
+		return collective{l.Ibcast, l.IbcastC}
+	case comm.OpAllGather:
+		return collective{l.Iallgather, l.IallgatherC}
+	case comm.OpAllGatherV:
+		return collective{l.Iallgatherv, l.IallgathervC}
+	case comm.OpAllToAll:
+		return collective{l.Ialltoall, l.IalltoallC}
+	case comm.OpAllToAllV:
+		return collective{l.Ialltoallv, l.IalltoallvC}
+	case comm.OpGather:
+		return collective{l.Igather, l.IgatherC}
+	default:
+		return collective{l.Iscatter, l.IscatterC}
 	}
-	if err := c.enter(name); err != nil {
-		return nil, err
-	}
-	o := c.newOp()
-	o.name, o.step = name, stepNative
-	o.call.function, o.call.f, o.call.n = mpi.function, f, len(args)
-	copy(o.call.args[:], args)
-	return o, nil
 }
 
-// submit adds an operation that reads and writes the given memory.
-func (c *communicator) submit(o *op, reads, writes span) error {
-	o.reads, o.writes = reads, writes
-	c.add(o)
-	return c.leave()
+// largest is the largest number that goes into an int argument of a call.
+func largest(c *comm.Call) int {
+	n := c.Count
+	for _, list := range [...][]int{c.SendCounts, c.SendDispls, c.RecvCounts, c.RecvDispls} {
+		for _, x := range list {
+			n = max(n, x)
+		}
+	}
+	return n
+}
+
+// nativeAccepts returns why the library has no collective for a call, if so.
+func (e *endpoint) nativeAccepts(c *comm.Call) error {
+	if c.Op.Message() {
+		return nil
+	}
+	if n, mpi := largest(c), e.lib.collectiveOf(c.Op); n > math.MaxInt32 && !mpi.large.Found() {
+		return fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1", comm.ErrUnsupported, n, mpi.small.Name())
+	}
+	if c.Op == comm.OpReduceScatter && spanOf(c.Send, e.size*c.Bytes()).overlaps(spanOf(c.Recv, c.Bytes())) {
+		return fmt.Errorf("%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)
+	}
+	return nil
+}
+
+// native plans a collective of the library.
+func (p planner) native() {
+	c, l, o := p.c, p.lib, p.op(stepNative)
+	mpi, wide := l.collectiveOf(c.Op), largest(c) > math.MaxInt32
+	o.native.f = mpi.small
+	if wide {
+		o.native.f = mpi.large
+	}
+	send, recv := c.Send, c.Recv
+	n, t, root := uintptr(c.Count), l.typeOf(c.DType), uintptr(c.Peer)
+	size, bytes := c.DType.Size(), c.Bytes()
+	atRoot := p.rank == c.Peer
+	switch c.Op {
+	case comm.OpAllReduce:
+		o.reads, o.writes = spanOf(send, bytes), spanOf(recv, bytes)
+		o.native.pass(l.orInPlace(send, send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce))
+	case comm.OpReduce:
+		o.reads, o.writes = spanOf(send, bytes), spanAt(atRoot, recv, bytes)
+		o.native.pass(l.orInPlace(send, atRoot && send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce), root)
+	case comm.OpReduceScatter:
+		o.reads, o.writes = spanOf(send, p.size*bytes), spanOf(recv, bytes)
+		o.native.pass(send, recv, n, t, l.nativeReduce(c.DType, c.Reduce))
+	case comm.OpBroadcast:
+		o.writes = spanOf(recv, bytes)
+		o.native.pass(recv, n, t, root)
+	case comm.OpAllGather:
+		o.reads, o.writes = spanOf(send, bytes), spanOf(recv, p.size*bytes)
+		o.native.pass(l.orInPlace(send, send == recv+uintptr(p.rank*bytes)), n, t, recv, n, t)
+	case comm.OpAllGatherV:
+		own := c.RecvCounts[p.rank]
+		o.reads, o.writes = spanOf(send, own*size), spanOf(recv, extent(c.RecvDispls, c.RecvCounts)*size)
+		o.native.pass(l.orInPlace(send, send == recv+uintptr(c.RecvDispls[p.rank]*size)), uintptr(own), t,
+			recv, o.vector(0, c.RecvCounts, wide), o.vector(1, c.RecvDispls, wide), t)
+	case comm.OpAllToAll:
+		o.reads, o.writes = spanOf(send, p.size*bytes), spanOf(recv, p.size*bytes)
+		o.native.pass(send, n, t, recv, n, t)
+	case comm.OpAllToAllV:
+		o.reads, o.writes = spanOf(send, extent(c.SendDispls, c.SendCounts)*size), spanOf(recv, extent(c.RecvDispls, c.RecvCounts)*size)
+		o.native.pass(send, o.vector(0, c.SendCounts, wide), o.vector(1, c.SendDispls, wide), t,
+			recv, o.vector(2, c.RecvCounts, wide), o.vector(3, c.RecvDispls, wide), t)
+	case comm.OpGather:
+		o.reads, o.writes = spanOf(send, bytes), spanAt(atRoot, recv, p.size*bytes)
+		o.native.pass(l.orInPlace(send, atRoot && send == recv+uintptr(c.Peer*bytes)), n, t, recv, n, t, root)
+	case comm.OpScatter:
+		o.reads, o.writes = spanAt(atRoot, send, p.size*bytes), spanOf(recv, bytes)
+		o.native.pass(send, n, t, l.orInPlace(recv, atRoot && recv == send+uintptr(c.Peer*bytes)), n, t, root)
+	}
+	o.native.pass(p.pub)
+	p.add(o)
+}
+
+// pass appends arguments.
+func (i *invocation) pass(args ...uintptr) { i.n += copy(i.args[i.n:], args) }
+
+// spanAt is a span that only the root uses.
+func spanAt(root bool, address uintptr, bytes int) span {
+	if !root {
+		return span{}
+	}
+	return spanOf(address, bytes)
 }
 
 // nativeSupports says which reductions MPI defines on its own types: no
@@ -96,152 +181,6 @@ func (l *library) orInPlace(buffer uintptr, inPlace bool) uintptr {
 		return l.abi.inPlace
 	}
 	return buffer
-}
-
-func (c *communicator) nativeAllReduce(send, recv uintptr, count int, dt dtype.DType, red dtype.ReduceOp) error {
-	l := c.lib
-	o, err := c.nativeOp("allreduce", collective{"MPI_Iallreduce", l.Iallreduce, l.IallreduceC}, count,
-		l.orInPlace(send, send == recv), recv, uintptr(count), l.typeOf(dt), l.nativeReduce(dt, red), c.pub)
-	if err != nil {
-		return err
-	}
-	return c.submit(o, spanOf(send, count*dt.Size()), spanOf(recv, count*dt.Size()))
-}
-
-func (c *communicator) nativeReduceTo(send, recv uintptr, count int, dt dtype.DType, red dtype.ReduceOp, root int) error {
-	l := c.lib
-	atRoot := c.rank == root
-	o, err := c.nativeOp("reduce", collective{"MPI_Ireduce", l.Ireduce, l.IreduceC}, count,
-		l.orInPlace(send, atRoot && send == recv), recv, uintptr(count), l.typeOf(dt), l.nativeReduce(dt, red), uintptr(root), c.pub)
-	if err != nil {
-		return err
-	}
-	return c.submit(o, spanOf(send, count*dt.Size()), spanAt(atRoot, recv, count*dt.Size()))
-}
-
-// spanAt is a span that only the root uses.
-func spanAt(root bool, address uintptr, bytes int) span {
-	if !root {
-		return span{}
-	}
-	return spanOf(address, bytes)
-}
-
-func (c *communicator) nativeReduceScatter(send, recv uintptr, count int, dt dtype.DType, red dtype.ReduceOp) error {
-	const name = "reducescatter"
-	l := c.lib
-	bytes := count * dt.Size()
-	reads, writes := spanOf(send, c.size*bytes), spanOf(recv, bytes)
-	if reads.overlaps(writes) {
-		return c.group.Refuse(c.check.Fail(name, fmt.Errorf(
-			"%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)))
-	}
-	o, err := c.nativeOp(name, collective{"MPI_Ireduce_scatter_block", l.IreduceScatterBlock, l.IreduceScatterBlockC}, count,
-		send, recv, uintptr(count), l.typeOf(dt), l.nativeReduce(dt, red), c.pub)
-	if err != nil {
-		return err
-	}
-	return c.submit(o, reads, writes)
-}
-
-func (c *communicator) nativeBroadcast(buf uintptr, count int, dt dtype.DType, root int) error {
-	l := c.lib
-	o, err := c.nativeOp("broadcast", collective{"MPI_Ibcast", l.Ibcast, l.IbcastC}, count,
-		buf, uintptr(count), l.typeOf(dt), uintptr(root), c.pub)
-	if err != nil {
-		return err
-	}
-	return c.submit(o, span{}, spanOf(buf, count*dt.Size()))
-}
-
-func (c *communicator) nativeAllGather(send, recv uintptr, count int, dt dtype.DType) error {
-	l := c.lib
-	bytes := count * dt.Size()
-	o, err := c.nativeOp("allgather", collective{"MPI_Iallgather", l.Iallgather, l.IallgatherC}, count,
-		l.orInPlace(send, send == recv+uintptr(c.rank*bytes)), uintptr(count), l.typeOf(dt),
-		recv, uintptr(count), l.typeOf(dt), c.pub)
-	if err != nil {
-		return err
-	}
-	return c.submit(o, spanOf(send, bytes), spanOf(recv, c.size*bytes))
-}
-
-func (c *communicator) nativeAllToAll(send, recv uintptr, count int, dt dtype.DType) error {
-	l := c.lib
-	o, err := c.nativeOp("alltoall", collective{"MPI_Ialltoall", l.Ialltoall, l.IalltoallC}, count,
-		send, uintptr(count), l.typeOf(dt), recv, uintptr(count), l.typeOf(dt), c.pub)
-	if err != nil {
-		return err
-	}
-	bytes := c.size * count * dt.Size()
-	return c.submit(o, spanOf(send, bytes), spanOf(recv, bytes))
-}
-
-func (c *communicator) nativeGather(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	l := c.lib
-	bytes := count * dt.Size()
-	atRoot := c.rank == root
-	o, err := c.nativeOp("gather", collective{"MPI_Igather", l.Igather, l.IgatherC}, count,
-		l.orInPlace(send, atRoot && send == recv+uintptr(root*bytes)), uintptr(count), l.typeOf(dt),
-		recv, uintptr(count), l.typeOf(dt), uintptr(root), c.pub)
-	if err != nil {
-		return err
-	}
-	return c.submit(o, spanOf(send, bytes), spanAt(atRoot, recv, c.size*bytes))
-}
-
-func (c *communicator) nativeScatter(send, recv uintptr, count int, dt dtype.DType, root int) error {
-	l := c.lib
-	bytes := count * dt.Size()
-	atRoot := c.rank == root
-	o, err := c.nativeOp("scatter", collective{"MPI_Iscatter", l.Iscatter, l.IscatterC}, count,
-		send, uintptr(count), l.typeOf(dt),
-		l.orInPlace(recv, atRoot && recv == send+uintptr(root*bytes)), uintptr(count), l.typeOf(dt), uintptr(root), c.pub)
-	if err != nil {
-		return err
-	}
-	return c.submit(o, spanAt(atRoot, send, c.size*bytes), spanOf(recv, bytes))
-}
-
-func (c *communicator) nativeAllGatherV(send, recv uintptr, counts, displs []int, dt dtype.DType) error {
-	l := c.lib
-	largest := largestOf(counts, displs)
-	own := send == recv+uintptr(displs[c.rank]*dt.Size())
-	o, err := c.nativeOp("allgatherv", collective{"MPI_Iallgatherv", l.Iallgatherv, l.IallgathervC}, largest,
-		l.orInPlace(send, own), uintptr(counts[c.rank]), l.typeOf(dt), recv, 0, 0, l.typeOf(dt), c.pub)
-	if err != nil {
-		return err
-	}
-	wide := largest > math.MaxInt32
-	o.call.args[4] = o.vector(0, counts, wide)
-	o.call.args[5] = o.vector(1, displs, wide)
-	return c.submit(o, spanOf(send, counts[c.rank]*dt.Size()), spanOf(recv, extent(displs, counts)*dt.Size()))
-}
-
-func (c *communicator) nativeAllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
-	l := c.lib
-	largest := largestOf(sendCounts, sendDispls, recvCounts, recvDispls)
-	o, err := c.nativeOp("alltoallv", collective{"MPI_Ialltoallv", l.Ialltoallv, l.IalltoallvC}, largest,
-		send, 0, 0, l.typeOf(dt), recv, 0, 0, l.typeOf(dt), c.pub)
-	if err != nil {
-		return err
-	}
-	wide := largest > math.MaxInt32
-	o.call.args[1] = o.vector(0, sendCounts, wide)
-	o.call.args[2] = o.vector(1, sendDispls, wide)
-	o.call.args[5] = o.vector(2, recvCounts, wide)
-	o.call.args[6] = o.vector(3, recvDispls, wide)
-	return c.submit(o, spanOf(send, extent(sendDispls, sendCounts)*dt.Size()), spanOf(recv, extent(recvDispls, recvCounts)*dt.Size()))
-}
-
-func largestOf(lists ...[]int) int {
-	largest := 0
-	for _, list := range lists {
-		for _, n := range list {
-			largest = max(largest, n)
-		}
-	}
-	return largest
 }
 
 // vector stores numbers as MPI wants them (int, or MPI_Count and MPI_Aint) in

@@ -1,49 +1,69 @@
 package mpi
 
 import (
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// op is one operation from submission to completion. What it does is a
-// function that posts one phase of messages at a time; the engine calls it
-// again when these are done.
-type op struct {
-	name string
-	// step posts the messages of the next phase and returns true when there is
-	// none left. It is called whenever no message of the operation is pending.
-	step func(e *engine, o *op) (done bool, err error)
+// entry is what errors tell of a call.
+type entry struct {
+	count  int
+	peer   int32
+	tag    uint16
+	op     comm.Op
+	dt     dtype.DType
+	reduce comm.ReduceOp
+}
 
-	phase   int
+func newEntry(c *comm.Call) entry {
+	return entry{count: c.Count, peer: int32(c.Peer), tag: uint16(c.Tag), op: c.Op, dt: c.DType, reduce: c.Reduce}
+}
+
+// String describes the call as errors do.
+func (e entry) String() string {
+	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: uint32(e.tag), Peer: int(e.peer), Count: e.count}.String()
+}
+
+// op is one operation from submission to completion: a call, or one of several
+// parts of it. What it does is a step at a time, each of which posts messages;
+// the endpoint takes the next one when these are done.
+type op struct {
+	entry
+	step step
+
+	phase   int     // steps taken
 	pending int     // messages posted and not done
 	group   uint64  // operations of one group do not wait for each other
-	tag     uintptr // of a collective's first phase; later ones follow
-	private bool    // a collective, which takes tags of its own
+	msgTag  uintptr // of the first phase's messages; later phases of a collective follow
 	chained bool    // waits for earlier operations in a group, too
 	reads   span    // what the operation reads,
 	writes  span    // and what it writes, for the order between operations
 
 	send, recv uintptr
-	dt         dtype.DType
-	red        dtype.ReduceOp
-	peer       int     // root, destination, source, or one of the constants below
-	mpiType    uintptr // of the elements of a user's message
 
-	// Of operations that only move data: where the message to (from) each rank
-	// starts, from send (recv) on, and its length, in bytes.
+	// Of exchanges: where the message to (from) each rank starts, from send (recv)
+	// on, and its length, in bytes.
 	sendAt, sendBytes, recvAt, recvBytes []int
 
-	// Of reductions: rank r reduces share elements that start at element
-	// r*stride of send; all shares together are total elements.
+	// Of reductions: to whom the result goes, a rank or one of the constants
+	// below. Rank r reduces share elements that start at element r*stride of send;
+	// all shares together are total elements.
+	to                   int
 	share, stride, total int
 
-	call    call    // of native collectives
-	vectors uintptr // their counts and displacements
+	native  invocation // of native collectives
+	vectors uintptr    // their counts and displacements
 
 	memory scratch    // working memory while the operation runs
 	work   int        // bytes of it that the operation needs
 	dst    [1]uintptr // the result of a reduction
 	srcs   []uintptr  // its operands, in rank order
 }
+
+// step posts the messages of an operation's next phase and reports whether
+// there is none left. It is called whenever no message of the operation is
+// pending.
+type step func(e *endpoint, o *op) (done bool, err error)
 
 // newOp returns an empty operation among size ranks.
 func newOp(size int) *op {
@@ -63,11 +83,14 @@ func (o *op) reset() {
 	}
 }
 
-// Values of op.peer of a reduction that does not end at a root.
+// Values of op.to of a reduction that does not end at a root.
 const (
 	everybody = -1 // all ranks get the whole result
 	nobody    = -2 // each rank keeps its share of it
 )
+
+// collective reports whether the operation takes tags of its own.
+func (o *op) collective() bool { return !o.op.Message() }
 
 // span is a range of memory.
 type span struct{ from, to uintptr }

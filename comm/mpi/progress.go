@@ -17,8 +17,8 @@ type progress struct {
 	stop   chan struct{}
 	done   chan struct{}
 
-	mu      sync.Mutex
-	engines []*engine
+	mu        sync.Mutex
+	endpoints []*endpoint
 }
 
 const (
@@ -44,18 +44,18 @@ func (p *progress) notify() {
 	}
 }
 
-func (p *progress) add(e *engine) {
+func (p *progress) add(e *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.engines = append(p.engines, e)
+	p.endpoints = append(p.endpoints, e)
 }
 
-func (p *progress) remove(e *engine) {
+func (p *progress) remove(e *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, have := range p.engines {
+	for i, have := range p.endpoints {
 		if have == e {
-			p.engines = append(p.engines[:i], p.engines[i+1:]...)
+			p.endpoints = append(p.endpoints[:i], p.endpoints[i+1:]...)
 			return
 		}
 	}
@@ -101,7 +101,7 @@ func (p *progress) run() {
 func (p *progress) look() (pending bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, e := range p.engines {
+	for _, e := range p.endpoints {
 		if e.inFlight.Load() == 0 || e.waiters.Load() > 0 || !e.mu.TryLock() {
 			continue
 		}

@@ -99,7 +99,7 @@ func TestRankLifecycle(t *testing.T) {
 		"World":     func() error { _, err := mpi.World(); return err },
 		"AllReduce": func() error { return world.AllReduce(0, 0, 0, dtype.F32, comm.Sum) },
 		"Send":      func() error { return world.Send(0, 0, dtype.F32, 0, 0) },
-		"Group":     func() error { return world.Group(func() error { return nil }) },
+		"Group":     func() error { return world.Group() },
 		"Sync":      func() error { return world.Sync(ctx) },
 		"Barrier":   func() error { return world.Barrier(ctx) },
 		"Split":     func() error { _, err := world.Split(ctx, 0, 0); return err },
@@ -194,7 +194,7 @@ func TestRankWrongLength(t *testing.T) {
 	r := newRank(t)
 	send, _ := r.floats(8, func(int) float32 { return 1 })
 	recv, _ := r.floats(8, func(int) float32 { return 0 })
-	for _, tag := range []uint32{3, 1<<32 - 1} {
+	for _, tag := range []uint32{3, comm.MaxTag} {
 		for _, sent := range []int{4, 8} {
 			c, err := r.world.Split(r.ctx, 0, 0)
 			require.NoError(t, err)

@@ -29,14 +29,68 @@ const cacheLine = 64
 
 func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 
+// reduce plans a reduction whose result goes to one rank or to everybody.
+func (p planner) reduce(to int) {
+	c, size := p.c, p.c.DType.Size()
+	mine := to == everybody || to == p.rank
+	whole := c.Bytes()*(p.size-1) <= wholeLimit
+	block := c.Count
+	if !whole {
+		block = blockBytes / size
+	}
+	for from := 0; from < c.Count; from += block {
+		n := min(block, c.Count-from)
+		o := p.operands(from, to)
+		o.total = n
+		o.reads = spanOf(o.send, n*size)
+		if mine {
+			o.writes = spanOf(o.recv, n*size)
+		}
+		if whole {
+			o.step = stepWhole
+			if mine {
+				o.work = (p.size - 1) * roundUp(n*size, cacheLine)
+			}
+		} else {
+			o.share = roundUp((n+p.size-1)/p.size, cacheLine)
+			o.stride = o.share
+			o.work = (p.size - 1) * roundUp(o.share*size, cacheLine)
+		}
+		p.add(o)
+	}
+}
+
+// reduceScatter plans a ReduceScatter.
+func (p planner) reduceScatter() {
+	c, size := p.c, p.c.DType.Size()
+	block := max(1, blockBytes/size/p.size)
+	for from := 0; from < c.Count; from += block {
+		n := min(block, c.Count-from)
+		o := p.operands(from, nobody)
+		o.share, o.stride, o.total = n, c.Count, n*p.size
+		o.work = (p.size - 1) * roundUp(n*size, cacheLine)
+		o.reads = spanOf(o.send, (o.stride*(p.size-1)+n)*size)
+		o.writes = spanOf(o.recv, n*size)
+		p.add(o)
+	}
+}
+
+// operands returns a reduction by shares of the data from an element on.
+func (p planner) operands(from, to int) *op {
+	o := p.op(stepShares)
+	at := uintptr(from * o.dt.Size())
+	o.send, o.recv, o.to = o.send+at, o.recv+at, to
+	return o
+}
+
 // stepWhole runs the whole schedule.
-func stepWhole(e *engine, o *op) (bool, error) {
-	receives := o.peer == everybody || o.peer == e.rank
+func stepWhole(e *endpoint, o *op) (bool, error) {
+	receives := o.to == everybody || o.to == e.rank
 	bytes := o.total * o.dt.Size()
 	if o.phase == 1 {
 		if receives {
 			o.dst[0] = o.recv
-			cpu.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.red, false)
+			cpu.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.reduce, false)
 		}
 		return true, nil
 	}
@@ -48,10 +102,10 @@ func stepWhole(e *engine, o *op) (bool, error) {
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
-		if o.peer != everybody && o.peer != dest {
+		if o.to != everybody && o.to != dest {
 			continue
 		}
-		if err := e.sendBytes(o, o.tag, o.send, bytes, dest); err != nil {
+		if err := e.sendBytes(o, o.msgTag, o.send, bytes, dest); err != nil {
 			return false, err
 		}
 	}
@@ -59,13 +113,13 @@ func stepWhole(e *engine, o *op) (bool, error) {
 }
 
 // stepShares runs the schedule by shares.
-func stepShares(e *engine, o *op) (bool, error) {
+func stepShares(e *endpoint, o *op) (bool, error) {
 	switch o.phase {
 	case 0:
 		return false, e.exchangeShares(o)
 	case 1:
 		o.dst[0] = o.result(e.rank)
-		cpu.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.red, false)
+		cpu.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.reduce, false)
 		return false, e.spreadShares(o)
 	}
 	return true, nil
@@ -76,7 +130,7 @@ func (o *op) length(r int) int { return max(0, min(o.share, o.total-r*o.share)) 
 
 // result is where this rank puts its share of the result.
 func (o *op) result(rank int) uintptr {
-	switch o.peer {
+	switch o.to {
 	case nobody:
 		return o.recv
 	case everybody, rank:
@@ -86,10 +140,10 @@ func (o *op) result(rank int) uintptr {
 }
 
 // exchangeShares sends every rank its share of this rank's data.
-func (e *engine) exchangeShares(o *op) error {
+func (e *endpoint) exchangeShares(o *op) error {
 	size := o.dt.Size()
 	spare := uintptr(0)
-	if (o.peer == everybody || o.peer == nobody) && !o.reads.overlaps(o.writes) {
+	if (o.to == everybody || o.to == nobody) && !o.reads.overlaps(o.writes) {
 		spare = o.result(e.rank)
 	}
 	if err := e.recvOperands(o, o.length(e.rank)*size, spare); err != nil {
@@ -98,7 +152,7 @@ func (e *engine) exchangeShares(o *op) error {
 	o.srcs[e.rank] = o.send + uintptr(e.rank*o.stride*size)
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
-		if err := e.sendBytes(o, o.tag, o.send+uintptr(dest*o.stride*size), o.length(dest)*size, dest); err != nil {
+		if err := e.sendBytes(o, o.msgTag, o.send+uintptr(dest*o.stride*size), o.length(dest)*size, dest); err != nil {
 			return err
 		}
 	}
@@ -107,7 +161,7 @@ func (e *engine) exchangeShares(o *op) error {
 
 // recvOperands receives bytes from every other rank and notes where in o.srcs.
 // They go to working memory, one of them to spare if there is such a place.
-func (e *engine) recvOperands(o *op, bytes int, spare uintptr) error {
+func (e *endpoint) recvOperands(o *op, bytes int, spare uintptr) error {
 	next := o.memory.address
 	for i := 1; i < e.size; i++ {
 		src := (e.rank + e.size - i) % e.size
@@ -117,7 +171,7 @@ func (e *engine) recvOperands(o *op, bytes int, spare uintptr) error {
 			next += uintptr(roundUp(bytes, cacheLine))
 		}
 		o.srcs[src] = buffer
-		if err := e.recvBytes(o, o.tag, buffer, bytes, src); err != nil {
+		if err := e.recvBytes(o, o.msgTag, buffer, bytes, src); err != nil {
 			return err
 		}
 	}
@@ -126,25 +180,25 @@ func (e *engine) recvOperands(o *op, bytes int, spare uintptr) error {
 
 // spreadShares sends this rank's share of the result to whom it is for, and
 // receives the others'.
-func (e *engine) spreadShares(o *op) error {
+func (e *endpoint) spreadShares(o *op) error {
 	size := o.dt.Size()
-	if o.peer == everybody || o.peer == e.rank {
+	if o.to == everybody || o.to == e.rank {
 		for i := 1; i < e.size; i++ {
 			src := (e.rank + e.size - i) % e.size
-			if err := e.recvBytes(o, o.tag+1, o.recv+uintptr(src*o.stride*size), o.length(src)*size, src); err != nil {
+			if err := e.recvBytes(o, o.msgTag+1, o.recv+uintptr(src*o.stride*size), o.length(src)*size, src); err != nil {
 				return err
 			}
 		}
 	}
-	if o.peer == nobody || o.peer == e.rank {
+	if o.to == nobody || o.to == e.rank {
 		return nil
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
-		if o.peer != everybody && o.peer != dest {
+		if o.to != everybody && o.to != dest {
 			continue
 		}
-		if err := e.sendBytes(o, o.tag+1, o.dst[0], o.length(e.rank)*size, dest); err != nil {
+		if err := e.sendBytes(o, o.msgTag+1, o.dst[0], o.length(e.rank)*size, dest); err != nil {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
@@ -15,8 +16,8 @@ const sent = -1
 // MPI_Testall and MPI_Testsome want it, and whose they are.
 type requests struct {
 	owners   []*op
-	expected []int64 // bytes to be received, or sent
-	failed   string  // the operation whose message failed last
+	expected []int   // bytes to be received, or sent
+	failed   comm.Op // the call whose message failed last
 
 	handleSize, statusSize int
 	memory                 uintptr // the arrays below, outside the Go heap
@@ -28,7 +29,7 @@ type requests struct {
 }
 
 // add makes room for a request of o and returns where MPI is to store it.
-func (r *requests) add(o *op, expected int64) uintptr {
+func (r *requests) add(o *op, expected int) uintptr {
 	n := len(r.owners)
 	if n == r.capacity {
 		r.grow()
@@ -40,14 +41,14 @@ func (r *requests) add(o *op, expected int64) uintptr {
 }
 
 // posted takes the last request back if posting it failed.
-func (r *requests) posted(lib *library, function string, code int32) error {
+func (r *requests) posted(lib *library, f dl.Func, code int32) error {
 	if code == success {
 		return nil
 	}
 	last := len(r.owners) - 1
 	r.owners[last].pending--
 	r.owners, r.expected = r.owners[:last], r.expected[:last]
-	return translate(lib, lib.error(function, code))
+	return translate(lib, lib.error(f.Name(), code))
 }
 
 // grow doubles the arrays. Without memory for requests nothing can go on.
@@ -84,16 +85,16 @@ func (r *requests) test(lib *library, all bool) (int, error) {
 		return 0, fmt.Errorf("%d messages at once are more than MPI can count", n)
 	}
 	var code int32
-	function := "MPI_Testsome"
+	f := lib.Testsome
 	if all {
-		function = "MPI_Testall"
-		code = lib.call(lib.Testall, uintptr(n), r.handles, r.flag, r.statuses)
+		f = lib.Testall
+		code = lib.call(f, uintptr(n), r.handles, r.flag, r.statuses)
 	} else {
-		code = lib.call(lib.Testsome, uintptr(n), r.handles, r.flag, r.indices, r.statuses)
+		code = lib.call(f, uintptr(n), r.handles, r.flag, r.indices, r.statuses)
 	}
 	done := int(hostmem.Slice[int32](r.flag, 1)[0])
 	if code != success {
-		return 0, r.failure(lib, function, code, n, all, done)
+		return 0, r.failure(lib, f.Name(), code, n, all, done)
 	}
 	if done <= 0 {
 		return 0, nil // for Testsome, MPI_UNDEFINED is negative
@@ -157,15 +158,15 @@ func (r *requests) check(lib *library, request, status int) error {
 	if want == sent {
 		return nil
 	}
-	got := int64(0)
+	got := 0
 	if lib.abi.received != nil {
-		got = lib.abi.received(r.status(status))
+		got = int(lib.abi.received(r.status(status)))
 	} else {
 		lib.call(lib.GetCountC, r.statuses+uintptr(status*r.statusSize), lib.handles.bytes, r.flag)
-		got = hostmem.Slice[int64](r.flag, 1)[0]
+		got = hostmem.Slice[int](r.flag, 1)[0]
 	}
 	if got != want {
-		r.failed = r.owners[request].name
+		r.failed = r.owners[request].op
 		return fmt.Errorf("%w: received %d bytes, expected %d", comm.ErrMismatch, got, want)
 	}
 	return nil
@@ -174,7 +175,7 @@ func (r *requests) check(lib *library, request, status int) error {
 // failure finds the message that made a test fail.
 func (r *requests) failure(lib *library, function string, code int32, n int, all bool, done int) error {
 	err := lib.error(function, code)
-	r.failed = function
+	r.failed = comm.OpSync
 	if err.class != lib.abi.errInStatus {
 		return translate(lib, err)
 	}
@@ -191,7 +192,7 @@ func (r *requests) failure(lib *library, function string, code int32, n int, all
 		if !all {
 			request = int(indices[i])
 		}
-		r.failed = r.owners[request].name
+		r.failed = r.owners[request].op
 		return translate(lib, lib.error(function, code))
 	}
 	return translate(lib, err)

@@ -1,0 +1,78 @@
+package mpi
+
+// treeLimit is how many bytes are broadcast along a tree, which needs the
+// fewest steps. Longer data is scattered and gathered by everybody, so that the
+// root sends it about twice instead of once per branch (van de Geijn).
+const treeLimit = 64 << 10
+
+// broadcast plans a broadcast.
+func (p planner) broadcast() {
+	bytes := p.c.Bytes()
+	if p.size > 2 && bytes > treeLimit {
+		p.scatterAndGather(bytes)
+		return
+	}
+	o := p.op(stepTree)
+	o.writes = spanOf(o.recv, bytes)
+	p.add(o)
+}
+
+// scatterAndGather plans a broadcast in two exchanges. The second waits for the
+// first because it uses the same memory, in a group as well.
+func (p planner) scatterAndGather(bytes int) {
+	root := p.c.Peer
+	part := roundUp((bytes+p.size-1)/p.size, cacheLine)
+	length := func(r int) int { return max(0, min(part, bytes-r*part)) }
+	scatter, gather := p.parts(), p.parts()
+	gather.chained = true
+	for r := range p.size {
+		if r == p.rank {
+			continue // a rank keeps its own part where it is
+		}
+		if p.rank == root {
+			scatter.sends(r, r*part, length(r))
+		} else {
+			gather.receives(r, r*part, length(r))
+		}
+		if r == root {
+			scatter.receives(r, p.rank*part, length(p.rank))
+		} else {
+			gather.sends(r, p.rank*part, length(p.rank))
+		}
+	}
+	for _, o := range []*op{scatter, gather} {
+		o.writes = spanOf(o.recv, bytes)
+		p.add(o)
+	}
+}
+
+// stepTree broadcasts along a binomial tree: in the order that starts at the
+// root, rank v receives from v without its lowest set bit, then sends to v
+// plus every lower power of two.
+func stepTree(e *endpoint, o *op) (bool, error) {
+	bytes, root := o.count*o.dt.Size(), int(o.peer)
+	place := (e.rank - root + e.size) % e.size
+	below := place & -place
+	if place == 0 {
+		for below = 1; below < e.size; below *= 2 {
+		}
+	}
+	switch o.phase {
+	case 0:
+		if place == 0 {
+			return false, nil
+		}
+		return false, e.recvBytes(o, o.msgTag, o.recv, bytes, (place-below+root)%e.size)
+	case 1:
+		for step := below / 2; step > 0; step /= 2 {
+			if place+step >= e.size {
+				continue
+			}
+			if err := e.sendBytes(o, o.msgTag, o.recv, bytes, (place+step+root)%e.size); err != nil {
+				return false, err
+			}
+		}
+		return false, nil
+	}
+	return true, nil
+}

@@ -1,0 +1,66 @@
+package mpi
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// backend is what errors of this package name.
+const backend = "mpi"
+
+// communicator is the handle of one rank on a group of MPI processes.
+type communicator struct {
+	comm.Calls
+	e *endpoint
+}
+
+var (
+	_ comm.Communicator = (*communicator)(nil)
+	_ comm.Reacher      = (*communicator)(nil)
+)
+
+func newCommunicator(e *endpoint) *communicator {
+	return &communicator{comm.NewCalls(&e.check, e), e}
+}
+
+// Sync implements [comm.Communicator].
+func (c *communicator) Sync(ctx context.Context) error { return c.e.sync(ctx, comm.OpSync.String()) }
+
+// Barrier implements [comm.Communicator].
+func (c *communicator) Barrier(ctx context.Context) error { return c.e.barrier(ctx, comm.OpBarrier) }
+
+// Split implements [comm.Communicator].
+func (c *communicator) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	child, err := c.e.splitOff(ctx, color, key)
+	if child == nil {
+		return nil, err
+	}
+	return newCommunicator(child), nil
+}
+
+// Close implements [comm.Communicator]. The MPI communicators are freed unless
+// operations are left pending. Closing the world waits for its operations and
+// makes it unusable, but leaves MPI_Finalize to [Finalize].
+func (c *communicator) Close() error {
+	_ = c.e.close()
+	return nil
+}
+
+// CheckDevice implements [comm.Reacher]. Device memory needs a CUDA-aware
+// library, and native collectives: this package's own reduce on the host.
+func (c *communicator) CheckDevice(d runtime.Device) error {
+	lib := c.e.lib
+	if d.Kind == runtime.CPU || d.Kind == runtime.CUDA && lib.cuda && c.e.native {
+		return nil
+	}
+	reason := "this MPI library is not CUDA-aware"
+	if lib.cuda {
+		reason = "mpi reaches it with native collectives only (" + CollectivesVariable + "=native)"
+	}
+	return c.e.check.Fail("device", fmt.Errorf(
+		"%w: %v: %s; use the nccl backend, or stage through host memory (copy out, communicate, copy in)",
+		comm.ErrDevice, d, reason))
+}

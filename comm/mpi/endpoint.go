@@ -1,0 +1,252 @@
+package mpi
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// endpoint is one rank of a communicator: what it submitted, and what has become
+// of that. Operations start in the
+// order in which they were submitted, each as soon as those before it have
+// started and none of these uses memory that it needs (op.conflicts); from
+// then on they run side by side. All messages are non-blocking: submitting
+// starts what can start, and whoever waits (or the progress goroutine) asks
+// MPI what has finished and lets operations go on.
+//
+// Fields below mu belong to who holds it; the methods say so.
+type endpoint struct {
+	state    *state
+	lib      *library
+	native   bool // collectives are the library's own, and there is no inner
+	world    bool
+	check    comm.Check
+	rank     int
+	size     int
+	pub      uintptr      // the communicator that users and other programs see
+	inner    uintptr      // its duplicate for the messages of collectives
+	inFlight atomic.Int32 // operations submitted and not done
+	waiters  atomic.Int32 // goroutines inside wait
+
+	mu      sync.Mutex
+	closed  bool
+	broken  error
+	waiting []*op // submitted, in order
+	active  []*op // started, in order
+	free    []*op
+	seq     uintptr // collectives submitted so far
+	groups  uint64
+	table   requests
+	scratch scratchPool
+}
+
+// maxActive bounds the collectives that run at a time, and with them their
+// working memory.
+const maxActive = 4
+
+// Tags of internal messages: each collective has tagPhases of them, and the
+// tags of tagWindow collectives fit under the smallest MPI_TAG_UB that the
+// standard allows (32767). Messages of two collectives that share a tag, a
+// window apart, stay apart because MPI keeps the order of messages between two
+// ranks and operations start in order.
+const (
+	tagPhases = 2
+	tagWindow = 16383
+)
+
+// newOp returns an operation to fill in and submit. The caller holds mu.
+func (e *endpoint) newOp() *op {
+	if n := len(e.free); n > 0 {
+		o := e.free[n-1]
+		e.free = e.free[:n-1]
+		return o
+	}
+	return newOp(e.size)
+}
+
+// enqueue puts an operation behind those submitted before. The caller holds mu
+// and calls start afterwards.
+func (e *endpoint) enqueue(o *op) {
+	if o.collective() {
+		o.msgTag = e.seq % tagWindow * tagPhases
+		e.seq++
+	}
+	e.waiting = append(e.waiting, o)
+	e.inFlight.Add(1)
+}
+
+// start starts every operation that has not to wait. The caller holds mu.
+func (e *endpoint) start() error {
+	started := 0
+	for _, o := range e.waiting {
+		if !e.ready(o) {
+			break
+		}
+		started++
+		if err := e.begin(o); err != nil {
+			return e.fail(o.op.String(), err)
+		}
+	}
+	if started > 0 {
+		rest := copy(e.waiting, e.waiting[started:])
+		clear(e.waiting[rest:])
+		e.waiting = e.waiting[:rest]
+	}
+	return nil
+}
+
+// ready reports whether o may start.
+func (e *endpoint) ready(o *op) bool {
+	collectives := 0
+	for _, a := range e.active {
+		if o.conflicts(a) {
+			return false
+		}
+		if a.collective() && a.work > 0 {
+			collectives++
+		}
+	}
+	return !o.collective() || o.work == 0 || collectives < maxActive
+}
+
+// begin starts o. The caller holds mu.
+func (e *endpoint) begin(o *op) error {
+	if o.work > 0 {
+		var err error
+		if o.memory, err = e.scratch.take(o.work); err != nil {
+			return err
+		}
+	}
+	done, err := e.advance(o)
+	if err != nil {
+		return err
+	}
+	if done {
+		e.retire(o)
+	} else {
+		e.active = append(e.active, o)
+	}
+	return nil
+}
+
+// advance lets an operation without pending messages go on, as far as it can.
+func (e *endpoint) advance(o *op) (done bool, err error) {
+	for o.pending == 0 && !done && err == nil {
+		done, err = o.step(e, o)
+		o.phase++
+	}
+	return done, err
+}
+
+// retire gives up an operation that is done.
+func (e *endpoint) retire(o *op) {
+	e.scratch.give(o.memory)
+	o.reset()
+	e.free = append(e.free, o)
+	e.inFlight.Add(-1)
+}
+
+// poll asks MPI once which messages are done and lets operations go on. It
+// reports whether anything was. The caller holds mu.
+func (e *endpoint) poll() (moved bool, err error) {
+	if e.broken != nil {
+		return false, e.stopped()
+	}
+	if len(e.active) == 0 {
+		return false, nil
+	}
+	n, err := e.table.test(e.lib, len(e.active) == 1)
+	if err != nil {
+		return false, e.fail(e.table.failed.String(), err)
+	}
+	if n == 0 {
+		return false, nil
+	}
+	if err := e.advanceAll(); err != nil {
+		return true, err
+	}
+	return true, e.start()
+}
+
+// advanceAll lets every active operation go on.
+func (e *endpoint) advanceAll() error {
+	kept := e.active[:0]
+	for i, o := range e.active {
+		done, err := e.advance(o)
+		if err != nil {
+			e.active = append(kept, e.active[i:]...)
+			return e.fail(o.op.String(), err)
+		}
+		if done {
+			e.retire(o)
+		} else {
+			kept = append(kept, o)
+		}
+	}
+	clear(e.active[len(kept):])
+	e.active = kept
+	return nil
+}
+
+// fail marks the communicator broken and returns err as an OpError. What is
+// pending stays with MPI and is never waited for again. The caller holds mu.
+func (e *endpoint) fail(name string, err error) error {
+	err = e.check.Fail(name, err)
+	if e.broken == nil {
+		e.broken = err
+	}
+	return err
+}
+
+// stopped is the error of every call after the one that broke the
+// communicator.
+func (e *endpoint) stopped() error {
+	return fmt.Errorf("%w: %w", comm.ErrBroken, e.broken)
+}
+
+// sync waits until everything that was submitted is done or ctx is, under the
+// name of the call that waits.
+func (e *endpoint) sync(ctx context.Context, name string) error {
+	if err := e.Usable(); err != nil {
+		return e.check.Fail(name, err)
+	}
+	return e.wait(ctx, name)
+}
+
+// wait is sync for an endpoint that may have been closed.
+func (e *endpoint) wait(ctx context.Context, name string) error {
+	e.waiters.Add(1)
+	defer e.waiters.Add(-1)
+	var p pause
+	for {
+		if idle, err := e.drain(p.polls()); err != nil || idle {
+			return err
+		}
+		// The context is looked at after the first tries, so that a
+		// collective whose peers are there costs nothing extra.
+		if ctx.Err() != nil {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.fail(name, comm.ContextError(ctx))
+		}
+		p.next()
+	}
+}
+
+// drain polls up to n times and reports whether nothing is left to do.
+func (e *endpoint) drain(n int) (idle bool, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for range n {
+		if _, err := e.poll(); err != nil {
+			return false, err
+		}
+		if len(e.active) == 0 && len(e.waiting) == 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}

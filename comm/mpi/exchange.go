@@ -1,0 +1,102 @@
+package mpi
+
+import (
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// All collectives that only move data, but for short broadcasts, are an
+// exchange: every rank sends every other one a part of its data.
+
+// exchange plans a call that is one exchange.
+func (p planner) exchange() {
+	o := p.parts()
+	c, size := p.c, p.c.DType.Size()
+	bytes := c.Bytes()
+	atRoot := p.rank == c.Peer
+	for r := range p.size {
+		switch c.Op {
+		case comm.OpAllGather:
+			o.sends(r, 0, bytes)
+			o.receives(r, r*bytes, bytes)
+		case comm.OpAllGatherV:
+			o.sends(r, 0, c.RecvCounts[p.rank]*size)
+			o.receives(r, c.RecvDispls[r]*size, c.RecvCounts[r]*size)
+		case comm.OpAllToAll:
+			o.sends(r, r*bytes, bytes)
+			o.receives(r, r*bytes, bytes)
+		case comm.OpAllToAllV:
+			o.sends(r, c.SendDispls[r]*size, c.SendCounts[r]*size)
+			o.receives(r, c.RecvDispls[r]*size, c.RecvCounts[r]*size)
+		case comm.OpGather:
+			if r == c.Peer {
+				o.sends(r, 0, bytes)
+			}
+			if atRoot {
+				o.receives(r, r*bytes, bytes)
+			}
+		case comm.OpScatter:
+			if r == c.Peer {
+				o.receives(r, 0, bytes)
+			}
+			if atRoot {
+				o.sends(r, r*bytes, bytes)
+			}
+		}
+	}
+	p.addExchange(o)
+}
+
+// parts returns an exchange in which nothing goes anywhere yet.
+func (p planner) parts() *op {
+	o := p.op(stepExchange)
+	clear(o.sendBytes)
+	clear(o.recvBytes)
+	return o
+}
+
+// sends says what rank r gets: so many bytes, from a place in the send buffer.
+func (o *op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
+
+// receives says what rank r sends, and where in the receive buffer it goes.
+func (o *op) receives(r, at, bytes int) { o.recvAt[r], o.recvBytes[r] = at, bytes }
+
+// addExchange adds an exchange after finding the memory that it uses.
+func (p planner) addExchange(o *op) {
+	o.reads = spanOf(o.send, extent(o.sendAt, o.sendBytes))
+	o.writes = spanOf(o.recv, extent(o.recvAt, o.recvBytes))
+	p.add(o)
+}
+
+// extent returns where the last part ends.
+func extent(at, lengths []int) int {
+	end := 0
+	for r, n := range lengths {
+		if n > 0 {
+			end = max(end, at[r]+n)
+		}
+	}
+	return end
+}
+
+// stepExchange sends every rank its part of send and receives every rank's
+// part of recv.
+func stepExchange(e *endpoint, o *op) (bool, error) {
+	if o.phase == 1 {
+		return true, nil
+	}
+	for i := 1; i < e.size; i++ {
+		src := (e.rank + e.size - i) % e.size
+		if err := e.recvBytes(o, o.msgTag, o.recv+uintptr(o.recvAt[src]), o.recvBytes[src], src); err != nil {
+			return false, err
+		}
+	}
+	for i := 1; i < e.size; i++ {
+		dest := (e.rank + i) % e.size
+		if err := e.sendBytes(o, o.msgTag, o.send+uintptr(o.sendAt[dest]), o.sendBytes[dest], dest); err != nil {
+			return false, err
+		}
+	}
+	cpu.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), o.recvBytes[e.rank], false)
+	return false, nil
+}

@@ -1,0 +1,115 @@
+package mpi
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// duplicate makes a communicator of the same ranks, so that messages of
+// collectives never meet those of users. It is collective. Native collectives
+// need none, and other programs would not take part.
+func (s *state) duplicate(pub uintptr) (uintptr, error) {
+	if s.native {
+		return pub, nil
+	}
+	out := newCells()
+	defer out.free()
+	if err := s.lib.must("MPI_Comm_dup", s.lib.CommDup, pub, out.at(0)); err != nil {
+		return 0, err
+	}
+	return s.lib.handle(out, 0), nil
+}
+
+// wrap makes an endpoint of an MPI communicator and its duplicate.
+func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
+	lib := s.lib
+	out := newCells()
+	defer out.free()
+	for _, handle := range []uintptr{pub, inner} {
+		err := lib.must("MPI_Comm_set_errhandler", lib.CommSetErrhandler, handle, lib.handles.errorsReturn)
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := lib.must("MPI_Comm_rank", lib.CommRank, pub, out.at(0)); err != nil {
+		return nil, err
+	}
+	if err := lib.must("MPI_Comm_size", lib.CommSize, pub, out.at(1)); err != nil {
+		return nil, err
+	}
+	rank, size := int(out.int32(0)), int(out.int32(1))
+	e := &endpoint{
+		state: s, lib: lib, native: s.native, rank: rank, size: size, pub: pub, inner: inner,
+		check: comm.Check{Backend: backend, Rank: rank, WorldSize: size},
+		table: requests{handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
+	}
+	if s.native {
+		e.check.Supports = nativeSupports
+	}
+	s.progress.add(e)
+	return e, nil
+}
+
+// splitOff is Split with MPI_Comm_split, after a barrier that ctx can end: the
+// call itself cannot be interrupted. When ctx ends during the call all the same,
+// because a rank died in it, splitOff returns and leaves the call behind.
+func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, error) {
+	const op = comm.OpSplit
+	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
+		return nil, e.check.Fail(op.String(), fmt.Errorf("%w: color %d or key %d is no 32-bit number", comm.ErrArgument, color, key))
+	}
+	if err := e.barrier(ctx, op); err != nil {
+		return nil, err
+	}
+	type result struct {
+		child *endpoint
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		child, err := e.split(color, key)
+		done <- result{child, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, e.check.Fail(op.String(), r.err)
+		}
+		return r.child, nil
+	case <-ctx.Done():
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return nil, e.fail(op.String(), comm.ContextError(ctx))
+	}
+}
+
+// split calls MPI_Comm_split and wraps the result, nil for a negative color.
+func (e *endpoint) split(color, key int) (*endpoint, error) {
+	lib, s := e.lib, e.state
+	mpiColor := int32(max(color, -1))
+	if mpiColor < 0 {
+		mpiColor = lib.abi.undefined
+	}
+	out := newCells()
+	defer out.free()
+	err := lib.must("MPI_Comm_split", lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.at(0))
+	if err != nil || color < 0 {
+		return nil, err
+	}
+	pub := lib.handle(out, 0)
+	inner, err := s.duplicate(pub)
+	if err != nil {
+		return nil, err
+	}
+	child, err := s.wrap(pub, inner)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.splits = append(s.splits, child)
+	return child, nil
+}

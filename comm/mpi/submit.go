@@ -1,0 +1,108 @@
+package mpi
+
+import (
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Submit implements [comm.Backend].
+func (e *endpoint) Submit(c comm.Call) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.accepts(&c); err != nil {
+		return err
+	}
+	e.plan(&c, 0)
+	return e.launch()
+}
+
+// SubmitTogether implements [comm.Backend].
+func (e *endpoint) SubmitTogether(calls []comm.Call) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range calls {
+		if err := e.accepts(&calls[i]); err != nil {
+			return err
+		}
+	}
+	e.groups++
+	for i := range calls {
+		e.plan(&calls[i], e.groups)
+	}
+	return e.launch()
+}
+
+// Usable implements [comm.Backend].
+func (e *endpoint) Usable() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.usable()
+}
+
+// usable is Usable for who holds mu.
+func (e *endpoint) usable() error {
+	switch {
+	case e.closed:
+		return comm.ErrClosed
+	case e.broken != nil:
+		return e.stopped()
+	}
+	return nil
+}
+
+// accepts returns why a call cannot be submitted, if so. The caller holds mu.
+func (e *endpoint) accepts(c *comm.Call) error {
+	if err := e.usable(); err != nil || !e.native {
+		return err
+	}
+	return e.nativeAccepts(c)
+}
+
+// plan makes operations of a call and puts them behind those submitted before.
+// Those of one group other than 0 do not wait for each other. The caller holds
+// mu and calls launch afterwards.
+func (e *endpoint) plan(c *comm.Call, group uint64) {
+	p := planner{e, c, group}
+	switch {
+	case c.Op.Message():
+		p.message()
+	case e.native:
+		p.native()
+	case c.Op == comm.OpAllReduce:
+		p.reduce(everybody)
+	case c.Op == comm.OpReduce:
+		p.reduce(c.Peer)
+	case c.Op == comm.OpReduceScatter:
+		p.reduceScatter()
+	case c.Op == comm.OpBroadcast:
+		p.broadcast()
+	default:
+		p.exchange()
+	}
+}
+
+// launch starts what can start of what was planned. The caller holds mu.
+func (e *endpoint) launch() error {
+	e.state.progress.notify()
+	return e.start()
+}
+
+// planner makes the operations of one call.
+type planner struct {
+	*endpoint
+	c     *comm.Call
+	group uint64
+}
+
+// op returns an operation to fill in and add.
+func (p planner) op(step step) *op {
+	o := p.newOp()
+	o.entry, o.step = newEntry(p.c), step
+	o.send, o.recv = p.c.Send, p.c.Recv
+	return o
+}
+
+// add puts an operation behind those submitted before.
+func (p planner) add(o *op) {
+	o.group = p.group
+	p.enqueue(o)
+}
