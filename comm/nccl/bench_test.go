@@ -76,7 +76,7 @@ func BenchmarkAllReduce(b *testing.B) {
 	runtimes := openGPUs(b)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	world, err := nccl.Local(ctx, runtimes)
+	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(b, err)
 	ranks := float64(len(world))
 	for _, bytes := range []int{8, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20, 1 << 30} {
@@ -132,7 +132,7 @@ func (p *bench) allReduces(ctx context.Context, n, count int, graph bool) (time.
 func BenchmarkSubmit(b *testing.B) {
 	runtimes := openGPUs(b)
 	ctx := context.Background()
-	world, err := nccl.Local(ctx, runtimes[:1])
+	world, err := nccl.InProcess(ctx, runtimes[:1])
 	require.NoError(b, err)
 	c := world[0]
 	p, err := newBench(ctx, c, 1024, false)

@@ -117,7 +117,7 @@ func goroutines(t *testing.T) commtest.Backend {
 	}
 	suite.Run = func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 		if worlds[size] == nil {
-			world, err := nccl.Local(ctx, runtimes[:size])
+			world, err := nccl.InProcess(ctx, runtimes[:size])
 			if err != nil {
 				return err
 			}
@@ -173,14 +173,14 @@ func TestWithoutNCCL(t *testing.T) {
 	if _, _, err := nccl.Version(); err == nil {
 		t.Skip("this machine has NCCL")
 	}
-	_, err := nccl.Local(t.Context(), nil)
+	_, err := nccl.InProcess(t.Context(), nil)
 	assert.ErrorIs(t, err, comm.ErrUnavailable)
 	assert.ErrorContains(t, err, "TUTTI_NCCL_LIB")
 }
 
 func TestHostMemoryIsRefused(t *testing.T) {
 	runtimes := openGPUs(t)
-	world, err := nccl.Local(t.Context(), runtimes[:1])
+	world, err := nccl.InProcess(t.Context(), runtimes[:1])
 	require.NoError(t, err)
 	defer world[0].Close() //nolint:errcheck
 	assert.NoError(t, world[0].CheckDevice(runtimes[0].Device()))
@@ -212,7 +212,7 @@ func TestShrinkAfterALostPeer(t *testing.T) {
 	if len(runtimes) < 2 {
 		t.Skip("needs two GPUs")
 	}
-	world, err := nccl.Local(t.Context(), runtimes[:2])
+	world, err := nccl.InProcess(t.Context(), runtimes[:2])
 	require.NoError(t, err)
 	survivor := world[0]
 	rt := survivor.Runtime()
@@ -258,7 +258,7 @@ func TestShrinkAfterALostPeer(t *testing.T) {
 
 func TestAllReduceDoesNotAllocate(t *testing.T) {
 	runtimes := openGPUs(t)
-	world, err := nccl.Local(t.Context(), runtimes[:1])
+	world, err := nccl.InProcess(t.Context(), runtimes[:1])
 	require.NoError(t, err)
 	c := world[0]
 	defer c.Close() //nolint:errcheck

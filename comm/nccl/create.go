@@ -92,9 +92,9 @@ func collect(opts []Option) (o options) {
 	return o
 }
 
-// Local makes one communicator per runtime, for the goroutines of this process:
-// number i is rank i of len(runtimes), on runtimes[i].
-func Local(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([]*Comm, error) {
+// InProcess makes one communicator per runtime, for the goroutines of this
+// process: number i is rank i of len(runtimes), on runtimes[i].
+func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([]*Comm, error) {
 	lib, err := open()
 	if err != nil {
 		return nil, err
@@ -218,7 +218,7 @@ func (l *library) newID() (uniqueID, error) {
 	result := l.sym.GetUniqueID.Call(hostmem.Addr(id[:]))
 	goruntime.KeepAlive(id)
 	if s := Status(int32(result)); s != statusSuccess {
-		return *id, l.newError("ncclGetUniqueId", s, 0)
+		return *id, l.newError(l.sym.GetUniqueID, s, 0)
 	}
 	return *id, nil
 }
@@ -226,7 +226,7 @@ func (l *library) newID() (uniqueID, error) {
 // join makes rank's communicator; all ranks call it with the same id.
 func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
 	cfg := o.config(false)
-	control, err := l.create(ctx, rt, 0, "ncclCommInitRankConfig", func(cell uintptr) uintptr {
+	control, err := l.create(ctx, rt, 0, l.sym.InitRankConfig, func(cell uintptr) uintptr {
 		return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
 	})
 	goruntime.KeepAlive(cfg)

@@ -179,7 +179,7 @@ func TestAWrongUniqueID(t *testing.T) {
 		assert.Error(t, err, "%s, seed %d", name, seed)
 	}
 	// The process goes on.
-	world, err := nccl.Local(t.Context(), runtimes[:1])
+	world, err := nccl.InProcess(t.Context(), runtimes[:1])
 	require.NoError(t, err)
 	assert.NoError(t, world[0].Close())
 }
@@ -188,7 +188,7 @@ func TestAWrongUniqueID(t *testing.T) {
 func TestTensorsOfOtherDevices(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx := t.Context()
-	world, err := nccl.Local(ctx, runtimes[:1])
+	world, err := nccl.InProcess(ctx, runtimes[:1])
 	require.NoError(t, err)
 	defer world[0].Close() //nolint:errcheck
 	host := cpu.New()
@@ -215,10 +215,10 @@ func TestTwoRanksOnOneGPU(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	_, err := nccl.Local(ctx, []*cuda.Runtime{runtimes[0], runtimes[0]})
+	_, err := nccl.InProcess(ctx, []*cuda.Runtime{runtimes[0], runtimes[0]})
 	t.Log(err)
 	var native *nccl.Error
 	assert.ErrorAs(t, err, &native)
-	_, err = nccl.Local(ctx, []*cuda.Runtime{nil})
+	_, err = nccl.InProcess(ctx, []*cuda.Runtime{nil})
 	assert.ErrorIs(t, err, comm.ErrArgument)
 }

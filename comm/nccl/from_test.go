@@ -80,7 +80,7 @@ func TestUseStream(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	world, err := nccl.Local(ctx, runtimes)
+	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
 	const n = 1 << 22
 	require.NoError(t, each(world, func(c *nccl.Comm) error {

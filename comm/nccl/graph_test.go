@@ -22,7 +22,7 @@ func TestGraphOfKernelsAndCollectives(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	world, err := nccl.Local(ctx, runtimes)
+	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
 	for _, symmetric := range []bool{false, true} {
 		assert.NoError(t, each(world, func(c *nccl.Comm) error { return replay(ctx, c, symmetric) }), "symmetric: %t", symmetric)
@@ -81,7 +81,7 @@ func replay(ctx context.Context, c *nccl.Comm, symmetric bool) error {
 func TestSyncInACapture(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx := t.Context()
-	world, err := nccl.Local(ctx, runtimes[:1])
+	world, err := nccl.InProcess(ctx, runtimes[:1])
 	require.NoError(t, err)
 	c := world[0]
 	var inside error

@@ -164,12 +164,12 @@ func (e *Error) Is(target error) bool {
 }
 
 // newError describes a status; handle may be 0.
-func (l *library) newError(call string, status Status, handle uintptr) error {
+func (l *library) newError(fn dl.Func, status Status, handle uintptr) error {
 	return &Error{
 		Status: status,
 		Text:   hostmem.CString(l.sym.GetErrorString.Call(uintptr(status))),
 		Detail: hostmem.CString(l.sym.GetLastError.Call(handle)),
-		Call:   call,
+		Call:   fn.Name(),
 	}
 }
 
@@ -193,6 +193,9 @@ var typeTable = func() (t [32]int) {
 	}
 	return t
 }()
+
+// nativeType returns the ncclDataType_t of a type that NCCL reduces.
+func nativeType(dt dtype.DType) uintptr { return uintptr(typeTable[dt]) }
 
 // opTable are the ncclRedOp_t of the reductions.
 var opTable = [...]uintptr{comm.Sum: 0, comm.Prod: 1, comm.Max: 2, comm.Min: 3, comm.Avg: 4}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -46,7 +47,7 @@ func (n *native) asyncError() error {
 	}
 	defer n.leave()
 	if s := n.lib.asyncError(n.handle); s != statusSuccess {
-		return n.lib.newError("ncclCommGetAsyncError", s, n.handle)
+		return n.lib.newError(n.lib.sym.GetAsyncError, s, n.handle)
 	}
 	return nil
 }
@@ -57,27 +58,34 @@ const callTimeout = time.Second
 
 // abort frees a communicator and ends what it does: kernels that wait for peers
 // stop, except those on windows, and calls fail.
-func (n *native) abort() {
-	n.free("ncclCommAbort", func(handle uintptr) Status { return Status(n.lib.sym.Abort.Int(handle)) })
-}
+func (n *native) abort() { n.free(func() error { return n.call(n.lib.sym.Abort) }) }
 
 // destroy frees a communicator that has no work left. NCCL waits there until
 // graphs with its collectives are destroyed.
 func (n *native) destroy() {
-	n.free("ncclCommDestroy", func(handle uintptr) Status {
-		if s := Status(n.lib.sym.Finalize.Int(handle)); s != statusSuccess {
-			n.lib.sym.Abort.Int(handle)
-			return s
+	n.free(func() error {
+		if err := n.call(n.lib.sym.Finalize); err != nil {
+			_ = n.call(n.lib.sym.Abort)
+			return err
 		}
-		return Status(n.lib.sym.Destroy.Int(handle))
+		return n.call(n.lib.sym.Destroy)
 	})
+}
+
+// call makes a call that may free the communicator: afterwards the handle may not
+// be asked for its state.
+func (n *native) call(fn dl.Func) error {
+	if s := Status(fn.Int(n.handle)); s != statusSuccess && s != statusInProgress {
+		return n.lib.newError(fn, s, 0)
+	}
+	return nil
 }
 
 // free frees a communicator, once. It does not wait: the last rank of a process
 // to free its own frees the memory of all of them, on every GPU, and the driver
 // lets that wait for the kernels there. These may be waiting for this very rank
 // to join them in the next collective of another communicator.
-func (n *native) free(name string, call func(handle uintptr) Status) {
+func (n *native) free(call func() error) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
 	}
@@ -86,9 +94,8 @@ func (n *native) free(name string, call func(handle uintptr) Status) {
 		defer cancel()
 		_ = poll.Until(ctx, func() (bool, error) { return n.calls.TryLock(), nil })
 		n.rt.CurrentToFree(func() {
-			// Afterwards the handle may not be asked for its state any more.
-			if s := call(n.handle); s != statusSuccess && s != statusInProgress {
-				slog.Error("nccl: communicator not freed", "err", n.lib.newError(name, s, 0))
+			if err := call(); err != nil {
+				slog.Error("nccl: communicator not freed", "err", err)
 			}
 		})
 	})
@@ -98,7 +105,7 @@ func (n *native) free(name string, call func(handle uintptr) Status) {
 // cell, and waits for NCCL to finish it, or for ctx. One that is made out of a
 // parent gets its handle only when the parent has finished the call. The handle
 // is 0 for a split that leaves this rank out.
-func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, name string, init func(cell uintptr) uintptr) (handle uintptr, err error) {
+func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, fn dl.Func, init func(cell uintptr) uintptr) (handle uintptr, err error) {
 	cell := new(uint64)
 	defer func() {
 		if err != nil {
@@ -119,7 +126,7 @@ func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, 
 		}
 	}
 	if s != statusSuccess && s != statusInProgress {
-		return 0, l.newError(name, s, parent)
+		return 0, l.newError(fn, s, parent)
 	}
 	handle = uintptr(*cell)
 	if handle == 0 {
@@ -127,7 +134,7 @@ func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, 
 	}
 	s, err = l.await(ctx, handle)
 	if err == nil && s != statusSuccess {
-		err = l.newError(name, s, handle)
+		err = l.newError(fn, s, handle)
 	}
 	if err != nil {
 		// Aborting is the only way to give an unfinished communicator back.

@@ -3,11 +3,14 @@ package nccl
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	goruntime "runtime"
 	"slices"
+	"sync"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
@@ -18,17 +21,17 @@ const noColor = -1
 // fit in 32 bits.
 func (c *Comm) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
 	const op = "split"
-	if err := c.waitable(op); err != nil {
-		return nil, err
+	if err := c.usable(); err != nil {
+		return nil, c.check.Fail(op, err)
 	}
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
-		return nil, c.Fail(op, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key))
+		return nil, c.check.Fail(op, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key))
 	}
-	child, err := c.derive(ctx, op, "ncclCommSplit", func(cell, cfg uintptr) uintptr {
+	child, err := c.derive(ctx, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
 	if child == nil {
-		return nil, err // a nil *Comm must not become a non-nil interface
+		return nil, c.explain(op, err) // a nil *Comm must not become a non-nil interface
 	}
 	return child, nil
 }
@@ -42,26 +45,26 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	const op = "shrink"
 	switch {
 	case !c.lib.sym.Shrink.Found():
-		return nil, c.Fail(op, fmt.Errorf("%w: NCCL %s has no ncclCommShrink, 2.27 does", comm.ErrUnsupported, versionText(c.lib.version)))
-	case c.closed.Load():
-		return nil, c.Fail(op, comm.ErrClosed)
+		return nil, c.check.Fail(op, fmt.Errorf("%w: NCCL %s has no ncclCommShrink, 2.27 does", comm.ErrUnsupported, versionText(c.lib.version)))
+	case c.closed():
+		return nil, c.check.Fail(op, comm.ErrClosed)
 	case len(excluded) == 0:
-		return nil, c.Fail(op, fmt.Errorf("%w: no rank is excluded", comm.ErrArgument))
+		return nil, c.check.Fail(op, fmt.Errorf("%w: no rank is excluded", comm.ErrArgument))
 	}
 	ranks := make([]int32, len(excluded))
 	for i, r := range excluded {
 		if r < 0 || r >= c.WorldSize() || r == c.Rank() {
-			return nil, c.Fail(op, fmt.Errorf("%w: rank %d cannot be excluded by rank %d of %d", comm.ErrArgument, r, c.Rank(), c.WorldSize()))
+			return nil, c.check.Fail(op, fmt.Errorf("%w: rank %d cannot be excluded by rank %d of %d", comm.ErrArgument, r, c.Rank(), c.WorldSize()))
 		}
 		ranks[i] = int32(r)
 	}
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks) // NCCL counts the entries
-	child, err := c.derive(ctx, op, "ncclCommShrink", func(cell, cfg uintptr) uintptr {
+	child, err := c.derive(ctx, c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Shrink.Call(c.control.handle, hostmem.Addr(ranks), uintptr(len(ranks)), cell, cfg, shrinkAbort)
 	})
 	goruntime.KeepAlive(ranks)
-	return child, err
+	return child, c.explain(op, err)
 }
 
 // shrinkAbort is NCCL_SHRINK_ABORT: it lets NCCL make a communicator out of a
@@ -69,13 +72,46 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 const shrinkAbort = 1
 
 // derive makes a communicator out of this one.
-func (c *Comm) derive(ctx context.Context, op, name string, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
-	control, err := c.fromControl(ctx, false, name, call)
+func (c *Comm) derive(ctx context.Context, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
+	handle, err := c.fromControl(ctx, false, fn, call)
 	if err != nil {
-		return nil, c.breakDown(op, err)
+		return nil, c.breakDown(err)
 	}
-	if control == 0 {
+	if handle == 0 {
 		return nil, nil
 	}
-	return newComm(ctx, c.lib, c.rt, control, c.options)
+	child, err := newComm(ctx, c.lib, c.rt, handle, c.options)
+	if err != nil {
+		return nil, err
+	}
+	child.parent = c
+	c.children.add(child)
+	return child, nil
+}
+
+// children are the open communicators that were made out of one.
+type children struct {
+	mu   sync.Mutex
+	open map[*Comm]struct{}
+}
+
+func (f *children) add(c *Comm) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.open == nil {
+		f.open = make(map[*Comm]struct{})
+	}
+	f.open[c] = struct{}{}
+}
+
+func (f *children) remove(c *Comm) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.open, c)
+}
+
+func (f *children) all() []*Comm {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.open))
 }

@@ -2,7 +2,7 @@ package nccl
 
 import (
 	"context"
-	"errors"
+	"sync"
 
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -17,24 +17,18 @@ func (c *Comm) Stream() *cuda.Stream { return c.stream }
 // another. Nobody else may call the communicator meanwhile.
 func (c *Comm) UseStream(stream uintptr) error {
 	const op = "use stream"
-	if err := c.waitable(op); err != nil {
-		return err
+	if err := c.usable(); err != nil {
+		return c.check.Fail(op, err)
 	}
 	next := c.own
 	if stream != 0 {
 		if err := c.rt.CheckStream(stream); err != nil {
-			return c.Fail(op, err)
+			return c.check.Fail(op, err)
 		}
 		next = c.rt.WrapStream(stream)
 	}
-	event, err := c.rt.NewEvent()
-	if err != nil {
-		return c.Fail(op, err)
-	}
-	// An event may be destroyed while a stream waits for it.
-	err = errors.Join(c.stream.Record(event), next.Wait(event), event.Close())
-	if err != nil {
-		return c.Fail(op, err)
+	if err := c.mark.order(c.rt, c.stream.Handle(), next.Handle()); err != nil {
+		return c.check.Fail(op, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -42,11 +36,61 @@ func (c *Comm) UseStream(stream uintptr) error {
 	return nil
 }
 
+// mark is the event by which one stream waits for another.
+//
+// One is enough for all goroutines and streams: a wait refers to the record
+// before it, and the lock lets no other record come between the two. What is
+// recorded later does not change the wait. That holds in captures as well. There a
+// record stands for nodes of the graph and the wait makes edges of them, at once,
+// so neither the event nor what it was last recorded in is part of the graph; and
+// the next record, in another capture or in none, replaces what the event stood
+// for before any wait sees it. (The driver refuses to wait outside a capture for an
+// event that was last recorded in one: that would be an event kept for later.)
+type mark struct {
+	mu    sync.Mutex
+	event *cuda.Event // made with the communicator: a capture may come first
+}
+
+// order makes later work of the second stream wait for what the first was given
+// so far.
+func (m *mark) order(rt *cuda.Runtime, first, second uintptr) error {
+	if first == second {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := rt.RecordEvent(m.event.Handle(), first); err != nil {
+		return err
+	}
+	return rt.StreamWaitEvent(second, m.event.Handle())
+}
+
+// CommStream implements [comm.StreamOrder].
+func (c *Comm) CommStream() uintptr { return c.stream.Handle() }
+
+// CommAfter implements [comm.StreamOrder].
+func (c *Comm) CommAfter(stream uintptr) error {
+	err := c.usable()
+	if err == nil {
+		err = c.mark.order(c.rt, stream, c.stream.Handle())
+	}
+	return c.explain("order after stream", err)
+}
+
+// AfterComm implements [comm.StreamOrder].
+func (c *Comm) AfterComm(stream uintptr) error {
+	err := c.usable()
+	if err == nil {
+		err = c.mark.order(c.rt, c.stream.Handle(), stream)
+	}
+	return c.explain("order stream", err)
+}
+
 // CreateEvent implements [comm.StreamSyncOps].
 func (c *Comm) CreateEvent() (uintptr, error) {
 	e, err := c.rt.NewEvent()
 	if err != nil {
-		return 0, c.Fail("create event", err)
+		return 0, c.check.Fail("create event", err)
 	}
 	return e.Handle(), nil
 }
@@ -58,10 +102,11 @@ func (c *Comm) DestroyEvent(event uintptr) error {
 
 // RecordOnCommStream implements [comm.StreamSyncOps].
 func (c *Comm) RecordOnCommStream(event uintptr) error {
-	if err := c.usable("record event"); err != nil {
-		return err
+	err := c.usable()
+	if err == nil {
+		err = c.rt.RecordEvent(event, c.stream.Handle())
 	}
-	return c.explain("record event", c.rt.RecordEvent(event, c.stream.Handle()))
+	return c.explain("record event", err)
 }
 
 // RecordOnStream implements [comm.StreamSyncOps].
@@ -71,10 +116,11 @@ func (c *Comm) RecordOnStream(event, stream uintptr) error {
 
 // CommStreamWaitEvent implements [comm.StreamSyncOps].
 func (c *Comm) CommStreamWaitEvent(event uintptr) error {
-	if err := c.usable("wait for event"); err != nil {
-		return err
+	err := c.usable()
+	if err == nil {
+		err = c.rt.StreamWaitEvent(c.stream.Handle(), event)
 	}
-	return c.explain("wait for event", c.rt.StreamWaitEvent(c.stream.Handle(), event))
+	return c.explain("wait for event", err)
 }
 
 // StreamWaitEvent implements [comm.StreamSyncOps].
@@ -84,13 +130,5 @@ func (c *Comm) StreamWaitEvent(stream, event uintptr) error {
 
 // SyncCommStream implements [comm.StreamSyncOps].
 func (c *Comm) SyncCommStream() error {
-	return c.sync(context.Background(), "sync comm stream")
-}
-
-// explain wraps the error of an operation, if there is one.
-func (c *Comm) explain(op string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return c.Fail(op, err)
+	return c.explain("sync comm stream", c.sync(context.Background()))
 }

@@ -54,7 +54,7 @@ func TestSymmetricBuffers(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	world, err := nccl.Local(ctx, runtimes)
+	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
 	for _, n := range []int{1, 3, 1000, 4096, 1<<18 + 5, 1 << 22, 1<<22 + 1} {
 		assert.NoError(t, each(world, func(c *nccl.Comm) error {
@@ -133,7 +133,7 @@ func TestSymmetricMisuse(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	world, err := nccl.Local(ctx, runtimes)
+	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
 	require.NoError(t, each(world, func(c *nccl.Comm) error {
 		if c.WorldSize() > 1 {
@@ -163,10 +163,6 @@ func TestSymmetricMisuse(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		err = c.Group(func() error { return c.FreeSymmetric(ctx, buf) })
-		if err == nil {
-			return errors.New("freed inside a group")
-		}
 		if err := write(c.Runtime(), buf, c.Rank(), 1024); err != nil {
 			return err
 		}
@@ -183,7 +179,7 @@ func TestSymmetricBuffersInUnequalGroups(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	world, err := nccl.Local(ctx, runtimes)
+	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
 	const n = 256
 	require.NoError(t, each(world, func(c *nccl.Comm) error {
@@ -198,18 +194,16 @@ func TestSymmetricBuffersInUnequalGroups(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		group := []comm.Call{comm.AllReduceCall(buf, buf, n, dtype.F32, comm.Sum)}
+		switch { // only ranks 0 and 1 have a message
+		case c.WorldSize() < 2 || c.Rank() > 1:
+		case c.Rank() == 0:
+			group = append(group, comm.SendCall(message, 8, dtype.U8, 1, 0))
+		default:
+			group = append(group, comm.RecvCall(message, 8, dtype.U8, 0, 0))
+		}
 		return errors.Join(
-			c.Group(func() error {
-				err := c.AllReduce(buf, buf, n, dtype.F32, comm.Sum)
-				switch { // only ranks 0 and 1 have a message
-				case c.WorldSize() < 2 || c.Rank() > 1:
-				case c.Rank() == 0:
-					err = errors.Join(err, c.Send(message, 8, dtype.U8, 1, 0))
-				default:
-					err = errors.Join(err, c.Recv(message, 8, dtype.U8, 0, 0))
-				}
-				return err
-			}),
+			c.Group(group...),
 			c.Sync(ctx),
 			wantSum(c.Runtime(), buf, c.WorldSize(), 0, n),
 			c.Runtime().Deallocate(message),

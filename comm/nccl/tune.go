@@ -28,21 +28,27 @@ func tunedBytes(i int) int { return 1 << (smallestTunedBits + i) }
 
 // isFaster reports whether windows win at that size: at both of the measured
 // sizes that it lies between. Above the largest they do not.
-func (w *windows) isFaster(kind windowKind, bytes int) bool {
-	if kind == noWindow || bytes > tunedBytes(tunedSizes-1) {
+func (w *windows) isFaster(op comm.Op, bytes int) bool {
+	if bytes < 1 || bytes > tunedBytes(tunedSizes-1) {
 		return false
 	}
 	above := max(bits.Len(uint(bytes-1))-smallestTunedBits, 0)
 	below := max(bits.Len(uint(bytes))-1-smallestTunedBits, 0)
-	return w.faster[kind][above] && w.faster[kind][below]
+	return w.faster[op][above] && w.faster[op][below]
 }
 
 // How a time is measured: the shortest of some rounds of some calls, because
 // what disturbs only ever adds.
+//
+// The host takes longer to submit a small collective (7 µs with NCCL 2.28) than
+// the GPU to run it, on windows or not. So the calls queue up behind large ones,
+// a gate, and what is timed is the GPU alone: what graphs and a host that is
+// ahead see.
 const (
 	tuneRounds = 4
+	tuneGates  = 2 // before each round, of the largest size: 0.25 ms on two H200s
+	tuneWarmup = 2
 	tuneCalls  = 8
-	tuneWarmup = 2 // before each round, also to bring the ranks together
 )
 
 // gain is how much less time windows must take to be preferred, so that noise
@@ -51,20 +57,21 @@ const gain = 0.97
 
 // tune fills in where windows are faster, by measurements on a window of the
 // largest size, on zeros.
-func (c *Comm) tune(ctx context.Context, op string, buf uintptr) error {
+func (c *Comm) tune(ctx context.Context, buf uintptr) error {
 	start, startErr := c.rt.NewTimingEvent()
 	end, endErr := c.rt.NewTimingEvent()
 	err := errors.Join(startErr, endErr, c.rt.Fill(buf, tunedBytes(tunedSizes-1), dtype.U8, 0), c.rt.Synchronize(ctx))
 	if err != nil {
-		return c.breakDown(op, err) // the peers go on with the measurements
+		return c.breakDown(err) // the peers go on with the measurements
 	}
 	defer func() { _ = errors.Join(start.Close(), end.Close()) }()
-	for kind := noWindow + 1; kind < windowKinds; kind++ {
+	gate := c.tuningCall(comm.OpAllReduce, buf, tunedBytes(tunedSizes-1))
+	for _, op := range windowOps {
 		times := make([]int64, 2*tunedSizes) // nanoseconds, without windows and with
 		for i := range tunedSizes {
-			n := c.tuningCall(kind, buf, tunedBytes(i))
+			x := c.tuningCall(op, buf, tunedBytes(i))
 			for path, on := range []*native{c.data, c.windows.native.Load()} {
-				d, err := c.shortest(ctx, op, n, on, start, end)
+				d, err := c.shortest(ctx, func() error { return c.round(gate, x, on, start, end) }, start, end)
 				if err != nil {
 					return err
 				}
@@ -72,12 +79,12 @@ func (c *Comm) tune(ctx context.Context, op string, buf uintptr) error {
 			}
 		}
 		// The slowest rank counts, and all ranks must decide alike.
-		if err := c.maximum(ctx, op, times); err != nil {
+		if err := c.maximum(ctx, times); err != nil {
 			return err
 		}
 		c.mu.Lock()
 		for i := range tunedSizes {
-			c.windows.faster[kind][i] = float64(times[2*i+1]) < gain*float64(times[2*i])
+			c.windows.faster[op][i] = float64(times[2*i+1]) < gain*float64(times[2*i])
 		}
 		c.mu.Unlock()
 	}
@@ -85,57 +92,50 @@ func (c *Comm) tune(ctx context.Context, op string, buf uintptr) error {
 }
 
 // tuningCall is a collective of that many bytes, in place.
-func (c *Comm) tuningCall(kind windowKind, buf uintptr, bytes int) call {
-	part := bytes / c.WorldSize() / dtype.F32.Size() * dtype.F32.Size()
-	own := buf + uintptr(c.Rank()*part)
-	switch kind {
-	case windowAllGather:
-		return c.allGather(own, buf, part)
-	case windowReduceScatter:
-		return c.reduceScatter(buf, own, part/dtype.F32.Size(), dtype.F32, comm.Sum)
+func (c *Comm) tuningCall(op comm.Op, buf uintptr, bytes int) comm.Call {
+	const dt = dtype.F32
+	part := bytes / c.WorldSize() / dt.Size()
+	own := buf + uintptr(c.Rank()*part*dt.Size())
+	switch op {
+	case comm.OpAllGather:
+		return comm.AllGatherCall(own, buf, part, dt)
+	case comm.OpReduceScatter:
+		return comm.ReduceScatterCall(buf, own, part, dt, comm.Sum)
 	}
-	return c.allReduce(buf, buf, bytes/dtype.F32.Size(), dtype.F32, comm.Sum)
+	return comm.AllReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum)
 }
 
-// shortest times a call on one of the native communicators.
-func (c *Comm) shortest(ctx context.Context, op string, n call, on *native, start, end *cuda.Event) (time.Duration, error) {
+// shortest repeats a round, which records both events, and returns the least
+// time between them.
+func (c *Comm) shortest(ctx context.Context, round func() error, start, end *cuda.Event) (time.Duration, error) {
 	best := time.Duration(math.MaxInt64)
 	for range tuneRounds {
-		err := c.guarded(ctx, func() error {
-			return c.rt.Current(func() error { return c.repeat(n, on, start, end) })
-		})
-		if err != nil {
-			return 0, c.breakDown(op, err)
+		if err := c.guarded(ctx, round); err != nil {
+			return 0, c.breakDown(err)
 		}
-		if err := c.sync(ctx, op); err != nil {
+		if err := c.sync(ctx); err != nil {
 			return 0, err
 		}
 		d, err := end.Since(start)
 		if err != nil {
-			return 0, c.breakDown(op, err)
+			return 0, c.breakDown(err)
 		}
 		best = min(best, d)
 	}
 	return best, nil
 }
 
-// repeat submits the calls of a round.
-func (c *Comm) repeat(n call, on *native, start, end *cuda.Event) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !on.enter() {
-		return comm.ErrBroken
-	}
-	defer on.leave()
-	for i := range tuneWarmup + tuneCalls {
-		if i == tuneWarmup {
-			if err := c.stream.Record(start); err != nil {
-				return err
+// round submits the calls of a round on one of the native communicators.
+func (c *Comm) round(gate, x comm.Call, on *native, start, end *cuda.Event) error {
+	repeat := func(n int, x *comm.Call, on *native) (err error) {
+		for range n {
+			if err == nil {
+				err = c.submit(x, on)
 			}
 		}
-		if err := c.invoke(&n, on.handle); err != nil {
-			return err
-		}
+		return err
 	}
-	return c.stream.Record(end)
+	// The ranks come together in the gate.
+	err := errors.Join(repeat(tuneGates, &gate, c.data), repeat(tuneWarmup, &x, on), c.stream.Record(start))
+	return errors.Join(err, repeat(tuneCalls, &x, on), c.stream.Record(end))
 }

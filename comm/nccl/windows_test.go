@@ -14,7 +14,7 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 	const kib, mib = 1 << 10, 1 << 20
 	w := &windows{}
 	for i := range tunedSizes { // up to 128 KiB, and from 2 MiB on
-		w.faster[windowAllReduce][i] = tunedBytes(i) <= 128*kib || tunedBytes(i) >= 2*mib
+		w.faster[comm.OpAllReduce][i] = tunedBytes(i) <= 128*kib || tunedBytes(i) >= 2*mib
 	}
 	w.add(window{addr: 64 * mib, bytes: 4 * mib, handle: 1})
 	w.add(window{addr: 16 * mib, bytes: 2 * mib, handle: 2})
@@ -22,31 +22,31 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 	w.add(window{addr: 128 * mib, bytes: 64 * mib, handle: 3})
 	for _, k := range []struct {
 		name       string
-		kind       windowKind
+		op         comm.Op
 		send, recv uintptr
 		bytes      int
 		want       bool
 	}{
-		{"small", windowAllReduce, 64 * mib, 16 * mib, 8, true},
-		{"in place, in the middle", windowAllReduce, 65 * mib, 65 * mib, 4 * kib, true},
-		{"up to the end", windowAllReduce, 66 * mib, 66 * mib, 2 * mib, true},
-		{"beyond the end", windowAllReduce, 66*mib + 16, 66*mib + 16, 2 * mib, false},
-		{"a rank's own part", windowAllReduce, 65*mib + 4, 65 * mib, 4 * kib, true},
-		{"the last faster size", windowAllReduce, 64 * mib, 64 * mib, 128 * kib, true},
-		{"between two sizes", windowAllReduce, 64 * mib, 64 * mib, 128*kib + 4, false},
-		{"slower", windowAllReduce, 64 * mib, 64 * mib, mib, false},
-		{"faster again", windowAllReduce, 64 * mib, 64 * mib, 3 * mib, true},
-		{"the largest that was measured", windowAllReduce, 128 * mib, 128 * mib, 32 * mib, true},
-		{"larger", windowAllReduce, 128 * mib, 128 * mib, 32*mib + 4, false},
-		{"before the first window", windowAllReduce, 8 * mib, 64 * mib, 8, false},
-		{"between windows", windowAllReduce, 64 * mib, 20 * mib, 8, false},
-		{"plain memory", windowAllReduce, 32 * mib, 32 * mib, 8, false},
-		{"another collective", windowAllGather, 64 * mib, 64 * mib, 8, false},
-		{"no collective of windows", noWindow, 64 * mib, 64 * mib, 8, false},
+		{"small", comm.OpAllReduce, 64 * mib, 16 * mib, 8, true},
+		{"in place, in the middle", comm.OpAllReduce, 65 * mib, 65 * mib, 4 * kib, true},
+		{"up to the end", comm.OpAllReduce, 66 * mib, 66 * mib, 2 * mib, true},
+		{"beyond the end", comm.OpAllReduce, 66*mib + 16, 66*mib + 16, 2 * mib, false},
+		{"a rank's own part", comm.OpAllReduce, 65*mib + 4, 65 * mib, 4 * kib, true},
+		{"the last faster size", comm.OpAllReduce, 64 * mib, 64 * mib, 128 * kib, true},
+		{"between two sizes", comm.OpAllReduce, 64 * mib, 64 * mib, 128*kib + 4, false},
+		{"slower", comm.OpAllReduce, 64 * mib, 64 * mib, mib, false},
+		{"faster again", comm.OpAllReduce, 64 * mib, 64 * mib, 3 * mib, true},
+		{"the largest that was measured", comm.OpAllReduce, 128 * mib, 128 * mib, 32 * mib, true},
+		{"larger", comm.OpAllReduce, 128 * mib, 128 * mib, 32*mib + 4, false},
+		{"before the first window", comm.OpAllReduce, 8 * mib, 64 * mib, 8, false},
+		{"between windows", comm.OpAllReduce, 64 * mib, 20 * mib, 8, false},
+		{"plain memory", comm.OpAllReduce, 32 * mib, 32 * mib, 8, false},
+		{"another collective", comm.OpAllGather, 64 * mib, 64 * mib, 8, false},
+		{"nothing", comm.OpAllReduce, 64 * mib, 64 * mib, 0, false},
+		{"no collective of windows", comm.OpReduce, 64 * mib, 64 * mib, 8, false},
 	} {
-		n := call{kind: k.kind, sendBytes: k.bytes, recvBytes: k.bytes}
-		n.args[0], n.args[1] = k.send, k.recv
-		assert.Equal(t, k.want, w.serve(&n), k.name)
+		x := comm.Call{Op: k.op, DType: dtype.F32, Reduce: comm.Sum, Count: k.bytes / 4, Send: k.send, Recv: k.recv}
+		assert.Equal(t, k.want, w.serve(&x, 2), k.name)
 	}
 
 	x, known := w.remove(16 * mib)
@@ -57,12 +57,25 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 	assert.False(t, known, "not the address of a window")
 }
 
-func TestReductionsOnWindows(t *testing.T) {
-	assert.Equal(t, windowReduceScatter, reductionOnWindows(windowReduceScatter, dtype.BF16, comm.Sum))
+// What windows have to cover, and which reductions NCCL has on them.
+func TestWindowUse(t *testing.T) {
+	const n, ranks = 12, 3
 	for _, k := range []struct {
-		dt dtype.DType
-		op comm.ReduceOp
-	}{{dtype.F32, comm.Avg}, {dtype.F32, comm.Max}, {dtype.F64, comm.Sum}, {dtype.I32, comm.Sum}} {
-		assert.Equal(t, noWindow, reductionOnWindows(windowAllReduce, k.dt, k.op), "%v of %v", k.op, k.dt)
+		x          comm.Call
+		send, recv int // bytes; 0: none
+	}{
+		{comm.AllReduceCall(0, 0, n, dtype.F32, comm.Sum), 48, 48},
+		{comm.ReduceScatterCall(0, 0, n, dtype.BF16, comm.Sum), 72, 24},
+		{comm.AllGatherCall(0, 0, n, dtype.I64), 96, 288},
+		{comm.AllReduceCall(0, 0, n, dtype.F32, comm.Avg), 0, 0},
+		{comm.AllReduceCall(0, 0, n, dtype.F32, comm.Max), 0, 0},
+		{comm.AllReduceCall(0, 0, n, dtype.F64, comm.Sum), 0, 0},
+		{comm.ReduceScatterCall(0, 0, n, dtype.I32, comm.Sum), 0, 0},
+		{comm.ReduceCall(0, 0, n, dtype.F32, comm.Sum, 0), 0, 0},
+		{comm.BroadcastCall(0, n, dtype.F32, 0), 0, 0},
+	} {
+		send, recv, ok := windowUse(&k.x, ranks)
+		assert.Equal(t, k.send > 0, ok, "%v", k.x)
+		assert.Equal(t, [2]int{k.send, k.recv}, [2]int{send, recv}, "%v", k.x)
 	}
 }

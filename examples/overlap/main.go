@@ -61,7 +61,7 @@ func run() error {
 	}
 	// Few thread blocks reduce fast enough beside compute, and leave it the rest
 	// of the GPU.
-	world, err := nccl.Local(ctx, runtimes, nccl.WithCTAs(4, 4))
+	world, err := nccl.InProcess(ctx, runtimes, nccl.WithCTAs(4, 4))
 	if err != nil {
 		return err
 	}

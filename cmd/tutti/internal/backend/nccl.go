@@ -143,7 +143,7 @@ func connect(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, 
 	ctx, cancel := within(ctx, opts.Timeout)
 	defer cancel()
 	if job.WorldSize == 1 {
-		return nccl.Local(ctx, runtimes)
+		return nccl.InProcess(ctx, runtimes)
 	}
 	c, err := nccl.FromEnv(ctx, runtimes[0])
 	if err != nil {

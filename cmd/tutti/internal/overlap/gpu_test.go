@@ -38,7 +38,7 @@ func onGPUs(t *testing.T) (ranks int, eachRank func(body func(context.Context, R
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	open := func() []*nccl.Comm {
-		world, err := nccl.Local(ctx, runtimes)
+		world, err := nccl.InProcess(ctx, runtimes)
 		require.NoError(t, err)
 		return world
 	}

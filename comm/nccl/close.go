@@ -1,0 +1,107 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// closeTimeout bounds how long Close waits for pending work.
+const closeTimeout = 10 * time.Second
+
+// Close implements [comm.Communicator]. Graphs that hold collectives of this
+// communicator are closed before it.
+func (c *Comm) Close() (err error) {
+	c.closing.Do(func() { err = c.explain("close", c.close()) })
+	return err
+}
+
+func (c *Comm) close() error {
+	c.leakAlarm.Stop()
+	if c.parent != nil {
+		c.parent.children.remove(c)
+	}
+	c.end() // a Split that waits for a peer ends
+	if c.sound() == nil {
+		c.finish()
+	}
+	c.control.mu.Lock()
+	c.control.abort()
+	c.control.mu.Unlock()
+	err := c.giveBack()
+	if c.mark.event != nil {
+		err = errors.Join(err, c.mark.event.Close())
+	}
+	if c.own != nil {
+		err = errors.Join(err, c.own.Close())
+	}
+	return err
+}
+
+// finish gives pending work a bounded time, and frees the communicators that
+// carry data.
+func (c *Comm) finish() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if c.stream != nil {
+		if err := c.stream.Synchronize(ctx); err != nil {
+			slog.Error("nccl: closed with work pending", "rank", c.Rank(), "err", err)
+			_ = c.breakDown(comm.ErrClosed)
+			return
+		}
+	}
+	c.windows.native.Load().destroy()
+	c.data.destroy()
+}
+
+// giveBack frees the communicator's memory.
+func (c *Comm) giveBack() error {
+	c.mu.Lock()
+	list := c.windows.list
+	c.windows.list = nil
+	c.mu.Unlock()
+	var errs []error
+	for _, w := range list {
+		errs = append(errs, c.freeWindow(w))
+	}
+	if c.settled() {
+		errs = append(errs, c.rt.Deallocate(c.scratch))
+	}
+	return errors.Join(errs...)
+}
+
+// freeWindow gives the memory of a symmetric buffer back. That of a broken
+// communicator goes to the system: peers that have not noticed yet may still
+// write to it, to which they hold references of their own, so nobody else may
+// get it. And if a kernel of this rank still uses it, it stays.
+func (c *Comm) freeWindow(w window) error {
+	switch {
+	case !c.settled():
+		return nil
+	case c.sound() != nil:
+		return c.rt.ReleaseMapping(w.addr)
+	}
+	return c.rt.Deallocate(w.addr)
+}
+
+// End implements [comm.Ender]. NCCL cannot tell the other ranks the cause: they
+// get an error when their wait ends, with its context or because NCCL noticed.
+func (c *Comm) End(cause error) error {
+	var errs []error
+	for _, child := range c.children.all() {
+		errs = append(errs, child.End(cause))
+	}
+	if cause != nil && !c.closed() {
+		_ = c.breakDown(cause) // nothing is waited for but the end of the kernels
+	}
+	return errors.Join(append(errs, c.Close())...)
+}
+
+// leaked is called when the garbage collector finds a communicator that was
+// never closed. What it holds of the GPU is lost.
+func leaked(name string) {
+	slog.Error("nccl: a communicator was never closed", "communicator", name)
+}

@@ -1,0 +1,111 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// init acquires what Close gives back.
+func (c *Comm) init(ctx context.Context) error {
+	_, greatest, err := c.rt.StreamPriorities()
+	if err != nil {
+		return err
+	}
+	if c.own, err = c.rt.NewStream(greatest); err != nil {
+		return err
+	}
+	c.stream = c.own
+	if c.mark.event, err = c.rt.NewEvent(); err != nil {
+		return err
+	}
+	if c.scratch, err = c.rt.Allocate(helloOffset + c.WorldSize()); err != nil {
+		return err
+	}
+	if c.data, err = c.splitControl(ctx); err != nil {
+		return err
+	}
+	return c.connect(ctx)
+}
+
+// connect runs first operations. NCCL connects ranks in them, for each pair and
+// for each of its algorithms: such a call needs the peers before it returns,
+// whatever the deadline, and allocates memory, for which the driver may wait for
+// kernels of other communicators. Here all ranks are together anyway, and an
+// abort from outside enforces the deadline.
+func (c *Comm) connect(ctx context.Context) error {
+	// Earlier owners of scratch may have work pending.
+	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
+		return err
+	}
+	var hello []comm.Call
+	for r := range c.WorldSize() {
+		hello = append(hello,
+			comm.SendCall(c.scratch, 1, dtype.U8, r, 0),
+			comm.RecvCall(c.scratch+uintptr(helloOffset+r), 1, dtype.U8, r, 0))
+	}
+	err := c.guarded(ctx, func() error { return errors.Join(c.submitTogether(hello), c.barrier(ctx)) })
+	if err != nil {
+		return c.breakDown(err)
+	}
+	if c.oneProcess {
+		return nil // a rank does not die alone, and there would be more to free
+	}
+	return c.connectAlgorithms(ctx)
+}
+
+// connectAlgorithms runs what makes NCCL connect all its algorithms.
+func (c *Comm) connectAlgorithms(ctx context.Context) error {
+	buf, err := c.rt.AllocateMapping(connectBytes[len(connectBytes)-1])
+	if err != nil {
+		return err
+	}
+	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
+		return errors.Join(err, c.rt.Deallocate(buf))
+	}
+	err = c.guarded(ctx, func() error {
+		var err error
+		for _, bytes := range connectBytes {
+			const dt = dtype.F32
+			part := bytes / c.WorldSize() / dt.Size()
+			own := buf + uintptr(c.Rank()*part*dt.Size())
+			for _, x := range []comm.Call{
+				comm.AllReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum),
+				comm.ReduceScatterCall(buf, own, part, dt, comm.Sum),
+				comm.AllGatherCall(own, buf, part, dt),
+				comm.BroadcastCall(buf, bytes/dt.Size(), dt, 0),
+				comm.ReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum, 0),
+			} {
+				if err == nil {
+					err = c.submit(&x, c.data)
+				}
+			}
+		}
+		return errors.Join(err, c.barrier(ctx))
+	})
+	if err != nil {
+		err = c.breakDown(err) // nothing of this rank writes to the buffer any more
+	}
+	return errors.Join(err, c.freeWindow(window{addr: buf}))
+}
+
+// connectBytes are sizes for which NCCL chooses different algorithms.
+var connectBytes = []int{256, 256 << 10, 32 << 20}
+
+// guarded runs native calls that do not return before the peers made theirs,
+// and ends them by an abort from outside when ctx ends first, or Close is called.
+func (c *Comm) guarded(ctx context.Context, calls func() error) error {
+	ctx, cancel := c.untilClosed(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- calls() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		c.abort()
+		return comm.ContextError(ctx)
+	}
+}

@@ -1,0 +1,100 @@
+package nccl
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// NCCL 2.27 and newer reads and writes the memory of the peers directly where
+// all ranks registered it as a symmetric window, which saves small collectives
+// the way through NCCL's own buffers.
+// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
+//
+// NCCL looks only at the address a collective is called with, and takes equal
+// offsets on all ranks for granted: with a rank whose buffer lies elsewhere the
+// result is silently wrong. So what a program allocates on its own is not
+// registered behind its back. AllocateSymmetric makes windows that are equal on
+// all ranks by construction, and each covers one mapping, so that no other
+// buffer can lie in it.
+//
+// On a window NCCL always uses its kernels for windows, also at the sizes at
+// which its rings are faster. So windows are registered with a third native
+// communicator, and each call goes to the one that was measured to be faster;
+// see tune.go.
+
+// windows are the symmetric buffers of a communicator. Comm.mu guards all but
+// the native communicator.
+type windows struct {
+	native atomic.Pointer[native] // nil before the first buffer
+	list   []window
+	faster [comm.OpReduceScatter + 1][tunedSizes]bool // than without windows, of windowOps
+}
+
+// window is a symmetric buffer.
+type window struct {
+	addr   uintptr
+	bytes  int
+	handle uintptr // ncclWindow_t, 0 for plain memory
+}
+
+// windowOps are the collectives for which NCCL has kernels for windows.
+var windowOps = []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter}
+
+// windowUse returns how many bytes a call reads and writes on every rank, and
+// whether NCCL can do it on windows.
+func windowUse(x *comm.Call, ranks int) (sendBytes, recvBytes int, ok bool) {
+	if x.Op.Reduces() && (x.Reduce != comm.Sum || !x.DType.IsFloat() || x.DType == dtype.F64) {
+		return 0, 0, false
+	}
+	bytes := x.Bytes()
+	switch x.Op {
+	case comm.OpAllReduce:
+		return bytes, bytes, true
+	case comm.OpAllGather:
+		return bytes, bytes * ranks, true
+	case comm.OpReduceScatter:
+		return bytes * ranks, bytes, true
+	}
+	return 0, 0, false
+}
+
+// serve reports whether a call is to be made with windows. All ranks have to
+// come to the same answer, so it depends on nothing that differs between them,
+// such as the address of a rank's own part of a buffer.
+func (w *windows) serve(x *comm.Call, ranks int) bool {
+	if len(w.list) == 0 {
+		return false
+	}
+	sendBytes, recvBytes, ok := windowUse(x, ranks)
+	return ok && w.isFaster(x.Op, max(sendBytes, recvBytes)) && w.cover(x.Send, sendBytes) && w.cover(x.Recv, recvBytes)
+}
+
+// cover reports whether memory lies in a window.
+func (w *windows) cover(addr uintptr, bytes int) bool {
+	i, found := slices.BinarySearchFunc(w.list, addr, func(x window, addr uintptr) int { return cmp.Compare(x.addr, addr) })
+	if !found {
+		i-- // the last that begins before
+	}
+	return i >= 0 && w.list[i].handle != 0 && addr+uintptr(bytes) <= w.list[i].addr+uintptr(w.list[i].bytes)
+}
+
+// add keeps a window, in the order of addresses.
+func (w *windows) add(x window) {
+	i, _ := slices.BinarySearchFunc(w.list, x.addr, func(x window, addr uintptr) int { return cmp.Compare(x.addr, addr) })
+	w.list = slices.Insert(w.list, i, x)
+}
+
+// remove takes out the window that begins at an address.
+func (w *windows) remove(addr uintptr) (window, bool) {
+	i := slices.IndexFunc(w.list, func(x window) bool { return x.addr == addr })
+	if i < 0 {
+		return window{}, false
+	}
+	x := w.list[i]
+	w.list = slices.Delete(w.list, i, i+1)
+	return x, true
+}
