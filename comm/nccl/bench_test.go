@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
@@ -70,18 +71,35 @@ func (p *bench) time(ctx context.Context, n int, f func() error) (time.Duration,
 	return p.end.Since(p.start)
 }
 
-// BenchmarkAllReduce times float32 allreduces in place over all GPUs of this
-// process, a goroutine each, submitted one by one or in a captured graph.
+// benchWorld makes the communicators of this process: all GPUs, a goroutine
+// each, or, started by a launcher, the one of this process. Then give the number
+// of calls (-test.benchtime 200x): all processes must make the same.
+func benchWorld(ctx context.Context, b *testing.B) []*nccl.Comm {
+	j := job(b)
+	if j.WorldSize == 1 {
+		world, err := nccl.InProcess(ctx, openGPUs(b))
+		require.NoError(b, err)
+		return world
+	}
+	rt, err := cuda.Open(j.LocalRank)
+	require.NoError(b, err)
+	b.Cleanup(func() { assert.NoError(b, rt.Close()) })
+	c, err := nccl.FromEnv(ctx, rt)
+	require.NoError(b, err)
+	return []*nccl.Comm{c}
+}
+
+// BenchmarkAllReduce times float32 allreduces in place over all GPUs, submitted
+// one by one or in a captured graph.
 func BenchmarkAllReduce(b *testing.B) {
-	runtimes := openGPUs(b)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	world, err := nccl.InProcess(ctx, runtimes)
-	require.NoError(b, err)
-	ranks := float64(len(world))
-	for _, bytes := range []int{8, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20, 1 << 30} {
+	world := benchWorld(ctx, b)
+	ranks := float64(world[0].WorldSize())
+	for _, bytes := range []int{8, 512, 1 << 10, 2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10,
+		1 << 20, 2 << 20, 8 << 20, 32 << 20, 64 << 20, 1 << 30} {
 		for _, form := range []struct{ symmetric, graph bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
-			b.Run(fmt.Sprintf("ranks=%d/symmetric=%t/graph=%t/bytes=%d", len(world), form.symmetric, form.graph, bytes), func(b *testing.B) {
+			b.Run(fmt.Sprintf("ranks=%v/symmetric=%t/graph=%t/bytes=%d", ranks, form.symmetric, form.graph, bytes), func(b *testing.B) {
 				var mu sync.Mutex
 				var longest time.Duration
 				n := b.N
@@ -128,22 +146,52 @@ func (p *bench) allReduces(ctx context.Context, n, count int, graph bool) (time.
 	return d / perGraph, errors.Join(err, g.Close())
 }
 
-// BenchmarkSubmit is the host's cost of one AllReduce call on one GPU.
+// BenchmarkSubmit is the host's cost of one AllReduce call of 1 KiB: on one GPU,
+// where NCCL has nothing to launch, and on all.
 func BenchmarkSubmit(b *testing.B) {
-	runtimes := openGPUs(b)
 	ctx := context.Background()
-	world, err := nccl.InProcess(ctx, runtimes[:1])
-	require.NoError(b, err)
-	c := world[0]
-	p, err := newBench(ctx, c, 1024, false)
-	require.NoError(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := c.AllReduce(p.buf, p.buf, 256, dtype.F32, comm.Sum); err != nil {
-			b.Fatal(err)
+	b.Run("ranks=1", func(b *testing.B) {
+		if job(b).WorldSize > 1 {
+			b.Skip("a process of a job has more ranks")
 		}
+		world, err := nccl.InProcess(ctx, openGPUs(b)[:1])
+		require.NoError(b, err)
+		b.ReportAllocs()
+		require.NoError(b, submits(ctx, b, world[0], false))
+		require.NoError(b, world[0].Close())
+	})
+	b.Run("all", func(b *testing.B) {
+		world := benchWorld(ctx, b)
+		for _, symmetric := range []bool{false, true} {
+			b.Run(fmt.Sprintf("symmetric=%t", symmetric), func(b *testing.B) {
+				b.ReportAllocs()
+				require.NoError(b, each(world, func(c *nccl.Comm) error { return submits(ctx, b, c, symmetric) }))
+			})
+		}
+		require.NoError(b, each(world, (*nccl.Comm).Close))
+	})
+}
+
+// submits submits in batches, so that the queue of the GPU does not fill up, and
+// reports the time that it takes rank 0.
+func submits(ctx context.Context, b *testing.B, c *nccl.Comm, symmetric bool) error {
+	const batch = 32
+	p, err := newBench(ctx, c, 1024, symmetric)
+	if err != nil {
+		return err
 	}
-	require.NoError(b, c.Sync(ctx))
-	require.NoError(b, p.close())
-	require.NoError(b, c.Close())
+	var took time.Duration
+	for done := 0; done < b.N; done += batch {
+		start := time.Now()
+		for range min(batch, b.N-done) {
+			err = errors.Join(err, c.AllReduce(p.buf, p.buf, 256, dtype.F32, comm.Sum))
+		}
+		took += time.Since(start)
+		err = errors.Join(err, c.Sync(ctx))
+	}
+	if c.Rank() == 0 {
+		b.ReportMetric(float64(took.Nanoseconds())/float64(b.N), "ns/submit")
+		b.ReportMetric(0, "ns/op")
+	}
+	return errors.Join(err, p.close())
 }

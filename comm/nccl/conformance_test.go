@@ -256,6 +256,38 @@ func TestShrinkAfterALostPeer(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// End closes what was split off as well, and waits for nothing that is pending.
+func TestEnd(t *testing.T) {
+	runtimes := openGPUs(t)
+	if len(runtimes) < 2 {
+		t.Skip("needs two GPUs")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	world, err := nccl.InProcess(ctx, runtimes[:2])
+	require.NoError(t, err)
+	parts := make([]comm.Communicator, 2)
+	require.NoError(t, each(world, func(c *nccl.Comm) (err error) {
+		parts[c.Rank()], err = c.Split(ctx, 0, c.Rank())
+		return err
+	}))
+	buf, err := runtimes[0].Allocate(4096)
+	require.NoError(t, err)
+	require.NoError(t, parts[0].AllReduce(buf, buf, 1024, dtype.F32, comm.Sum)) // the peer never comes
+	cause := errors.New("given up")
+	waiting := make(chan error)
+	go func() { waiting <- parts[0].Sync(context.Background()) }()
+	require.NoError(t, world[0].End(cause))
+	err = <-waiting
+	require.True(t, errors.Is(err, cause) || errors.Is(err, comm.ErrClosed), "%v", err)
+	require.NoError(t, world[1].End(nil))
+	for i, c := range []comm.Communicator{world[0], parts[0], world[1], parts[1]} {
+		assert.ErrorIs(t, c.Barrier(ctx), comm.ErrClosed, "%d", i)
+		assert.NoError(t, c.Close(), "twice")
+	}
+	assert.NoError(t, runtimes[0].Deallocate(buf))
+}
+
 func TestAllReduceDoesNotAllocate(t *testing.T) {
 	runtimes := openGPUs(t)
 	world, err := nccl.InProcess(t.Context(), runtimes[:1])
