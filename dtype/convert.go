@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/tutti-go/tutti/internal/simd"
+	"github.com/tutti-go/tutti/internal/convert"
 )
 
 // ToFloat32 converts len(dst) elements of type d, in native byte order, to
@@ -21,9 +21,9 @@ func ToFloat32(dst []float32, src []byte, d DType) error {
 	case F32:
 		copy(dst, view[float32](src))
 	case F16:
-		simd.F16ToF32(dst, view[uint16](src))
+		convert.F16ToF32(dst, view[uint16](src))
 	case BF16:
-		simd.BF16ToF32(dst, view[uint16](src))
+		convert.BF16ToF32(dst, view[uint16](src))
 	case FP8E4M3:
 		for i, v := range src {
 			dst[i] = e4m3Values[v]
@@ -74,17 +74,13 @@ func FromFloat32(dst []byte, d DType, src []float32) error {
 	case F32:
 		copy(view[float32](dst), src)
 	case F16:
-		simd.F32ToF16(view[uint16](dst), src)
+		convert.F32ToF16(view[uint16](dst), src)
 	case BF16:
-		simd.F32ToBF16(view[uint16](dst), src)
+		convert.F32ToBF16(view[uint16](dst), src)
 	case FP8E4M3:
-		for i, v := range src {
-			dst[i] = uint8(Float8E4M3FromFloat32(v))
-		}
+		convert.F32ToE4M3(dst, src)
 	case FP8E5M2:
-		for i, v := range src {
-			dst[i] = uint8(Float8E5M2FromFloat32(v))
-		}
+		convert.F32ToE5M2(dst, src)
 	case I64:
 		round(view[int64](dst), src)
 	case I32:

@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/internal/hostops"
 )
 
 // messageChunk is the length of the pieces that long messages are copied in,
@@ -124,7 +124,7 @@ func (d *driver) copyChunk(to *op, chunk int) {
 		at := chunk * messageChunk
 		bytes := to.count * to.dt.Size()
 		n := min(bytes-at, messageChunk)
-		cpu.Copy(to.recv+uintptr(at), to.match.send+uintptr(at), n, bytes >= streamBytes)
+		hostops.Copy(to.recv+uintptr(at), to.match.send+uintptr(at), n, bytes >= streamBytes)
 	}
 	w.copying.Add(-1)
 	if ok && to.left.Add(-1) == 0 {

@@ -4,7 +4,7 @@ import (
 	"sort"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/internal/hostops"
 )
 
 const (
@@ -197,7 +197,7 @@ func (s *slot) move(row, offset, n int, w *scratch) {
 	}
 	for _, d := range dst {
 		if d != src { // in place
-			cpu.Copy(d, src, n*size, s.plan.streaming)
+			hostops.Copy(d, src, n*size, s.plan.streaming)
 		}
 	}
 }
@@ -210,5 +210,5 @@ func (s *slot) combine(dst []uintptr, at uintptr, n int, w *scratch) {
 		src = append(src, s.calls[r].send+at)
 	}
 	c := &s.calls[0]
-	cpu.Reduce(dst, src, n, c.dt, c.reduce, s.plan.streaming)
+	hostops.Reduce(dst, src, n, c.dt, c.reduce, s.plan.streaming)
 }

@@ -2,7 +2,7 @@ package mpi
 
 import (
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/internal/hostops"
 )
 
 // All collectives that only move data, but for short broadcasts, are an
@@ -97,6 +97,6 @@ func stepExchange(e *endpoint, o *op) (bool, error) {
 			return false, err
 		}
 	}
-	cpu.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), o.recvBytes[e.rank], false)
+	hostops.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), o.recvBytes[e.rank], false)
 	return false, nil
 }

@@ -1,7 +1,7 @@
 package mpi
 
 import (
-	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/internal/hostops"
 )
 
 // Reductions combine the ranks' data on the host, in rank order, with the same
@@ -90,7 +90,7 @@ func stepWhole(e *endpoint, o *op) (bool, error) {
 	if o.phase == 1 {
 		if receives {
 			o.dst[0] = o.recv
-			cpu.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.reduce, false)
+			hostops.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.reduce, false)
 		}
 		return true, nil
 	}
@@ -119,7 +119,7 @@ func stepShares(e *endpoint, o *op) (bool, error) {
 		return false, e.exchangeShares(o)
 	case 1:
 		o.dst[0] = o.result(e.rank)
-		cpu.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.reduce, false)
+		hostops.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.reduce, false)
 		return false, e.spreadShares(o)
 	}
 	return true, nil

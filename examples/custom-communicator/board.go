@@ -140,7 +140,7 @@ func (b *board) message() bool {
 					comm.ErrMismatch, src, s.count, s.dt, dest.rank, r.count, r.dt))
 				return false
 			}
-			cpu.Copy(r.recv, s.send, s.count*s.dt.Size(), false)
+			b.try(memory.Copy(r.recv, s.send, s.count*s.dt.Size()))
 			s.done, r.done = true, true
 			return true
 		}
@@ -170,36 +170,36 @@ func perform(b *board, notes []*note) {
 	recvs := column(func(n *note) uintptr { return n.recv })
 	switch me.call {
 	case "allreduce":
-		cpu.Reduce(recvs, sends, me.count, me.dt, me.op, false)
+		b.try(memory.Reduce(recvs, sends, me.count, me.dt, me.op))
 	case "reduce":
-		cpu.Reduce(recvs[me.root:me.root+1], sends, me.count, me.dt, me.op, false)
+		b.try(memory.Reduce(recvs[me.root:me.root+1], sends, me.count, me.dt, me.op))
 	case "reducescatter":
 		for r := range notes {
 			parts := column(func(n *note) uintptr { return at(n.send, r) })
-			cpu.Reduce(recvs[r:r+1], parts, me.count, me.dt, me.op, false)
+			b.try(memory.Reduce(recvs[r:r+1], parts, me.count, me.dt, me.op))
 		}
 	case "broadcast":
 		for _, recv := range recvs {
-			copyUnlessSame(recv, sends[me.root], bytes)
+			b.copyUnlessSame(recv, sends[me.root], bytes)
 		}
 	case "allgather":
 		for _, recv := range recvs {
 			for r, send := range sends {
-				copyUnlessSame(at(recv, r), send, bytes)
+				b.copyUnlessSame(at(recv, r), send, bytes)
 			}
 		}
 	case "gather":
 		for r, send := range sends {
-			copyUnlessSame(at(recvs[me.root], r), send, bytes)
+			b.copyUnlessSame(at(recvs[me.root], r), send, bytes)
 		}
 	case "scatter":
 		for r, recv := range recvs {
-			copyUnlessSame(recv, at(sends[me.root], r), bytes)
+			b.copyUnlessSame(recv, at(sends[me.root], r), bytes)
 		}
 	case "alltoall":
 		for dest, recv := range recvs {
 			for src, send := range sends {
-				copyUnlessSame(at(recv, src), at(send, dest), bytes)
+				b.copyUnlessSame(at(recv, src), at(send, dest), bytes)
 			}
 		}
 	case "allgatherv", "alltoallv":
@@ -209,7 +209,7 @@ func perform(b *board, notes []*note) {
 				if me.call == "alltoallv" {
 					part += uintptr(from.sendDispls[dest]) * size
 				}
-				copyUnlessSame(to.recv+uintptr(to.recvDispls[src])*size, part, to.recvCounts[src]*me.dt.Size())
+				b.copyUnlessSame(to.recv+uintptr(to.recvDispls[src])*size, part, to.recvCounts[src]*me.dt.Size())
 			}
 		}
 	case "split":
@@ -217,9 +217,19 @@ func perform(b *board, notes []*note) {
 	}
 }
 
-func copyUnlessSame(dst, src uintptr, bytes int) {
+// memory copies and reduces; every buffer of this backend is host memory.
+var memory = cpu.New()
+
+func (b *board) copyUnlessSame(dst, src uintptr, bytes int) {
 	if dst != src && bytes > 0 {
-		cpu.Copy(dst, src, bytes, false)
+		b.try(memory.Copy(dst, src, bytes))
+	}
+}
+
+// try breaks the world if something failed.
+func (b *board) try(err error) {
+	if err != nil {
+		b.fail(err)
 	}
 }
 

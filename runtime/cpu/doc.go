@@ -17,6 +17,6 @@
 //     what is unused, [WithCacheLimit] bounds it, and [Runtime.Close] returns
 //     everything and reports what was still live.
 //
-// The kernels of [runtime.Kernels] and the reductions ([Reduce]) use vector
+// The kernels of [runtime.Kernels] and [Runtime.Reduce] use vector
 // instructions where the processor has them.
 package cpu

@@ -6,8 +6,8 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
 // kernels are the [runtime.Kernels] of host memory: each method checks its
@@ -176,7 +176,7 @@ func (k kernels) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 	from, to := c.list("l", l), c.target("dst", dst)
 	t := number[float32](&c, "threshold", threshold)
 	if c.err == nil {
-		count := simd.SelectRange(from.val, 0, thresholdKey(*t), simd.MaxKey, to.idx, to.val)
+		count := f32.SelectRange(from.val, 0, thresholdKey(*t), f32.MaxKey, to.idx, to.val)
 		set(to.length, int32(count))
 		translate(to.idx[:min(count, len(to.idx))], from.idx)
 	}
@@ -495,7 +495,7 @@ func thresholdKey(t float32) uint32 {
 	if t <= 0 {
 		return 0
 	}
-	return simd.Key(t)
+	return f32.Key(t)
 }
 
 func floats(p uintptr, n int) []float32 { return hostmem.Slice[float32](p, n) }

@@ -5,8 +5,10 @@ import (
 	"unsafe"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/convert"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/simd"
+	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
 // chunk is the number of elements that are handled while they are in the
@@ -37,7 +39,7 @@ func (s *scratch) accumulate(src *source, from, to int) {
 		terms := s.widen(grad, src.dt, min(len(x), chunk))
 		if src.scaled {
 			scaled := s.chunk[:len(terms)]
-			simd.Scale(scaled, terms, src.factor)
+			f32.Scale(scaled, terms, src.factor)
 			terms = scaled
 		}
 		s.add(x[:len(terms)], hostmem.Addr(terms))
@@ -61,7 +63,7 @@ func (s *scratch) block(src *source, from int) []float32 {
 func (s *scratch) add(acc []float32, x uintptr) {
 	s.dst[0] = hostmem.Addr(acc)
 	s.src = [2]uintptr{s.dst[0], x}
-	simd.Reduce(simd.F32, simd.OpAdd, s.dst[:], s.src[:], len(acc), false)
+	hostops.Reduce(s.dst[:], s.src[:], len(acc), dtype.F32, dtype.Sum, false)
 }
 
 // widen returns the n elements of type dt at x as float32. Those of another
@@ -72,9 +74,9 @@ func (s *scratch) widen(x uintptr, dt dtype.DType, n int) []float32 {
 	}
 	wide := s.chunk[:n]
 	if dt == dtype.F16 {
-		simd.F16ToF32(wide, hostmem.Slice[uint16](x, n))
+		convert.F16ToF32(wide, hostmem.Slice[uint16](x, n))
 	} else {
-		simd.BF16ToF32(wide, hostmem.Slice[uint16](x, n))
+		convert.BF16ToF32(wide, hostmem.Slice[uint16](x, n))
 	}
 	return wide
 }
@@ -82,16 +84,16 @@ func (s *scratch) widen(x uintptr, dt dtype.DType, n int) []float32 {
 // store writes src, scaled and rounded to dt, to dst.
 func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float32) {
 	if dt == dtype.F32 {
-		simd.Scale(floats(dst, len(src)), src, scale)
+		f32.Scale(floats(dst, len(src)), src, scale)
 		return
 	}
 	for len(src) > 0 {
 		scaled := s.chunk[:min(len(src), chunk)]
-		simd.Scale(scaled, src[:len(scaled)], scale)
+		f32.Scale(scaled, src[:len(scaled)], scale)
 		if out := hostmem.Slice[uint16](dst, len(scaled)); dt == dtype.F16 {
-			simd.F32ToF16(out, scaled)
+			convert.F32ToF16(out, scaled)
 		} else {
-			simd.F32ToBF16(out, scaled)
+			convert.F32ToBF16(out, scaled)
 		}
 		src, dst = src[len(scaled):], dst+uintptr(len(scaled))*unsafe.Sizeof(uint16(0))
 	}
@@ -123,9 +125,9 @@ func (s *scratch) meanStd(src *source) (mean, std float64) {
 		block := src.x[done:min(done+chunk, len(src.x))]
 		s.accumulate(src, done, done+len(block))
 		size := float64(len(block))
-		blockSum := simd.Sum(block)
+		blockSum := f32.Sum(block)
 		center := blockSum / size
-		squares += simd.SquaredDeviations(block, center)
+		squares += f32.SquaredDeviations(block, center)
 		if done > 0 {
 			before := float64(done)
 			delta := center - sum/before
@@ -142,7 +144,7 @@ func (s *scratch) meanStd(src *source) (mean, std float64) {
 func (s *scratch) sumSquares(x uintptr, dt dtype.DType, n int) (sum float64) {
 	for n > 0 {
 		block := s.widen(x, dt, min(n, chunk))
-		sum += simd.SquaredDeviations(block, 0)
+		sum += f32.SquaredDeviations(block, 0)
 		x, n = x+uintptr(len(block)*dt.Size()), n-len(block)
 	}
 	return sum

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/simd"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
 // entries are sparse elements: indices, strictly ascending if their sender
@@ -206,12 +206,12 @@ func (s *scratch) countAbove(x, thresholds []float32, counts []int32) {
 	if len(counts) == 0 {
 		return
 	}
-	least, most := uint32(simd.MaxKey), uint32(0)
+	least, most := uint32(f32.MaxKey), uint32(0)
 	for _, t := range thresholds {
 		least, most = min(least, thresholdKey(t)), max(most, thresholdKey(t))
 	}
 	if most == least {
-		found := int32(simd.CountRange(x, least, simd.MaxKey))
+		found := int32(f32.CountRange(x, least, f32.MaxKey))
 		for j := range counts {
 			counts[j] = found
 		}
@@ -221,10 +221,10 @@ func (s *scratch) countAbove(x, thresholds []float32, counts []int32) {
 	s.candidates.resize(block + blockSlack)
 	for len(x) > 0 {
 		part := x[:min(len(x), block)]
-		above := simd.CountRange(part, most, simd.MaxKey)
-		between := s.candidates.val[:simd.SelectRange(part, 0, least, most-1, s.candidates.idx, s.candidates.val)]
+		above := f32.CountRange(part, most, f32.MaxKey)
+		between := s.candidates.val[:f32.SelectRange(part, 0, least, most-1, s.candidates.idx, s.candidates.val)]
 		for j, t := range thresholds {
-			counts[j] += int32(above + simd.CountRange(between, thresholdKey(t), most-1))
+			counts[j] += int32(above + f32.CountRange(between, thresholdKey(t), most-1))
 		}
 		x = x[len(part):]
 	}

@@ -4,11 +4,11 @@ import (
 	"math"
 	"math/bits"
 
-	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
-// Exact top-k by magnitude key (the bits of |x|, see simd.Key).
+// Exact top-k by magnitude key (the bits of |x|, see f32.Key).
 //
 // A guess or a sample of x gives a bracket of keys that probably holds the key
 // of the k-th entry. One pass over x copies the candidates, all entries from the
@@ -54,14 +54,14 @@ const (
 // keyRange is a range of magnitude keys, both ends included.
 type keyRange struct{ lo, hi uint32 }
 
-var allKeys = keyRange{0, simd.MaxKey}
+var allKeys = keyRange{0, f32.MaxKey}
 
 // pick accumulates src and writes the entries with a key of at least lo to dst,
 // as far as there is room, in one pass. It returns how many there are in all.
 func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
 	for from := 0; from < len(src.x); {
 		block := s.block(src, from)
-		found := simd.SelectRange(block, int32(from), lo, simd.MaxKey, dst.idx, dst.val)
+		found := f32.SelectRange(block, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
 		if src.take {
 			zeroAt(src.x, dst.cut(found).idx)
 		}
@@ -86,7 +86,7 @@ func (s *scratch) topK(src *source, k int, dst entries, guess float32, zeros boo
 	room := min(len(x)/candidatesShare, candidatesMax)
 	bracket, found := allKeys, 0
 	if k <= room && guess > 0 && isFinite(guess) {
-		bracket = keyRange{simd.Key(guess * (1 - guessMargin)), simd.Key(guess * (1 + guessMargin))}
+		bracket = keyRange{f32.Key(guess * (1 - guessMargin)), f32.Key(guess * (1 + guessMargin))}
 		found = s.findCandidates(src, bracket.lo, room)
 	} else {
 		s.accumulate(src, 0, len(x))
@@ -122,7 +122,7 @@ func (s *scratch) findCandidates(src *source, lo uint32, room int) (found int) {
 	return s.pick(&all, lo, s.candidates)
 }
 
-// blockSlack is free room that keeps the block kernel of simd.SelectRange going
+// blockSlack is free room that keeps the block kernel of f32.SelectRange going
 // to the end.
 const blockSlack = 64
 
@@ -136,16 +136,16 @@ func (s *scratch) selectTop(x []float32, k int, bracket keyRange, dst entries, z
 	if ties < equal {
 		end = afterTies(x, key, ties)
 	}
-	count = simd.SelectRange(x[:end], 0, key, simd.MaxKey, dst.idx, dst.val)
+	count = f32.SelectRange(x[:end], 0, key, f32.MaxKey, dst.idx, dst.val)
 	dst = dst.from(count)
-	return count + simd.SelectRange(x[end:], int32(end), key+1, simd.MaxKey, dst.idx, dst.val), key
+	return count + f32.SelectRange(x[end:], int32(end), key+1, f32.MaxKey, dst.idx, dst.val), key
 }
 
 // afterTies returns the position behind the ties-th element equal to key.
 func afterTies(x []float32, key uint32, ties int) int {
 	start := 0
 	for start+chunk < len(x) {
-		found := simd.CountRange(x[start:start+chunk], key, key)
+		found := f32.CountRange(x[start:start+chunk], key, key)
 		if found >= ties {
 			break
 		}
@@ -153,7 +153,7 @@ func afterTies(x []float32, key uint32, ties int) int {
 		start += chunk
 	}
 	for i, v := range x[start:] {
-		if simd.Key(v) == key {
+		if f32.Key(v) == key {
 			if ties--; ties == 0 {
 				return start + i + 1
 			}
@@ -181,7 +181,7 @@ func (s *scratch) guess(x []float32, k int) (bracket keyRange, expected int) {
 		bracket.lo, _, _ = s.kth(s.sample, r, allKeys)
 	}
 	if r := int(rank - margin); r > 0 {
-		bracket.hi, _, _ = s.kth(s.sample, r, keyRange{bracket.lo, simd.MaxKey})
+		bracket.hi, _, _ = s.kth(s.sample, r, keyRange{bracket.lo, f32.MaxKey})
 	}
 	return bracket, int(float64(last) / float64(size) * float64(len(x)))
 }
@@ -210,8 +210,8 @@ func (s *scratch) takeSample(x []float32, size int) {
 func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties, equal int) {
 	r, inside := allKeys, len(x)
 	if probable != allKeys {
-		above := simd.CountRange(x, probable.hi+1, simd.MaxKey)
-		within := simd.CountRange(x, probable.lo, probable.hi)
+		above := f32.CountRange(x, probable.hi+1, f32.MaxKey)
+		within := f32.CountRange(x, probable.lo, probable.hi)
 		switch {
 		case k <= above:
 			r.lo, inside = probable.hi+1, above
@@ -227,7 +227,7 @@ func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties, 
 		if inside <= min(len(x)/compactedShare, compactedMax) {
 			// In place the second time: x is s.compacted.val then.
 			s.compacted.resize(inside + blockSlack)
-			simd.SelectRange(x, 0, r.lo, r.hi, s.compacted.idx, s.compacted.val)
+			f32.SelectRange(x, 0, r.lo, r.hi, s.compacted.idx, s.compacted.val)
 			x = s.compacted.val[:inside]
 		}
 		r, inside, k = s.narrow(x, r, k)
@@ -243,7 +243,7 @@ func (s *scratch) narrow(x []float32, r keyRange, k int) (part keyRange, inside,
 	shift := max(bits.Len32(width)-histBits, 0) & 31
 	clear(s.hist[:])
 	for _, v := range x {
-		offset := simd.Key(v) - r.lo
+		offset := f32.Key(v) - r.lo
 		bin := offset >> shift
 		if offset > width {
 			bin = histBins // not in r
@@ -269,7 +269,7 @@ func (s *scratch) selectNear(src *source, k int, state *nearState, o runtime.Nea
 	t := state.threshold
 	guess := t
 	if isFinite(t) && t > 0 && (o.Interval == 0 || int(state.age) < o.Interval-1) {
-		passed := s.pick(src, simd.Key(t), dst)
+		passed := s.pick(src, f32.Key(t), dst)
 		if o.Min <= passed && passed <= len(dst.idx) {
 			state.age++
 			state.threshold = corrected(t, passed, k, o.Step)
@@ -303,7 +303,7 @@ func corrected(t float32, passed, k int, step float32) float32 {
 // refine implements Refine, see [runtime.Kernels], by bisection. Once few
 // entries pass a threshold, only these are looked at for those above it.
 func (s *scratch) refine(x []float32, t float32, k int, factors []float32) float32 {
-	passed := simd.CountRange(x, thresholdKey(t), simd.MaxKey)
+	passed := f32.CountRange(x, thresholdKey(t), f32.MaxKey)
 	if len(factors) == 0 || !isFinite(t) || 3*k <= 4*passed && 4*passed <= 5*k {
 		return t
 	}
@@ -313,14 +313,14 @@ func (s *scratch) refine(x []float32, t float32, k int, factors []float32) float
 	for low < high {
 		middle := (low + high) / 2
 		key := thresholdKey(t * factors[middle])
-		passed := simd.CountRange(x, key, simd.MaxKey)
+		passed := f32.CountRange(x, key, f32.MaxKey)
 		if 4*passed <= 5*k {
 			high = middle
 			continue
 		}
 		low = middle + 1
 		if passed <= room {
-			simd.SelectRange(x, 0, key, simd.MaxKey, s.candidates.idx, s.candidates.val)
+			f32.SelectRange(x, 0, key, f32.MaxKey, s.candidates.idx, s.candidates.val)
 			x = s.candidates.val[:passed]
 		}
 	}

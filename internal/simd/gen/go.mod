@@ -1,4 +1,4 @@
-// Generators of the assembly in internal/simd. A module of its own, so that
+// Generators of the assembly of this module. A module of its own, so that
 // the tool (avo) stays out of the module graph that users of tutti inherit.
 module github.com/tutti-go/tutti/internal/simd/gen
 

@@ -56,7 +56,7 @@ var float64s = floatOps{
 func (f floatOps) arithmetic(op string, count reg.GPVirtual) (combiner, func(w int, acc reg.VecVirtual)) {
 	nothing := func(int, reg.VecVirtual) {}
 	switch op {
-	case "Mul":
+	case "Prod":
 		return inPlace(f.mul), nothing
 	case "Min":
 		return f.extremum(f.min, VORPS), nothing
@@ -93,8 +93,8 @@ func inPlace(i instruction) combiner {
 // integerOp returns the combiner of an op on integers of a kind.
 func integerOp(op, kind string) combiner {
 	simple := map[string]instruction{
-		"AddI8": VPADDB, "AddI16": VPADDW, "AddI32": VPADDD, "AddI64": VPADDQ,
-		"MulI16": VPMULLW, "MulI32": VPMULLD,
+		"SumI8": VPADDB, "SumI16": VPADDW, "SumI32": VPADDD, "SumI64": VPADDQ,
+		"ProdI16": VPMULLW, "ProdI32": VPMULLD,
 		"MinI8": VPMINSB, "MinI16": VPMINSW, "MinI32": VPMINSD,
 		"MinU8": VPMINUB, "MinU16": VPMINUW, "MinU32": VPMINUD,
 		"MaxI8": VPMAXSB, "MaxI16": VPMAXSW, "MaxI32": VPMAXSD,
@@ -104,9 +104,9 @@ func integerOp(op, kind string) combiner {
 		return inPlace(i)
 	}
 	switch op + kind {
-	case "MulI8":
+	case "ProdI8":
 		return multiplyBytes()
-	case "MulI64":
+	case "ProdI64":
 		return multiplyQuads
 	case "MinU64", "MaxU64":
 		return extremumQuads(op, broadcast64(1<<63))

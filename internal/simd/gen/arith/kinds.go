@@ -12,7 +12,7 @@ import (
 // reductions lists the kernels of all kinds and ops.
 func reductions() []kernel {
 	var all []kernel
-	for _, op := range []string{"Add", "Mul", "Min", "Max", "Avg"} {
+	for _, op := range []string{"Sum", "Prod", "Min", "Max", "Avg"} {
 		all = append(all,
 			floats("F64", 8, op, float64s), floats("F32", 4, op, float32s),
 			halves(op), bfloats(op))
@@ -21,7 +21,7 @@ func reductions() []kernel {
 		}
 	}
 	for _, bits := range []int{8, 16, 32, 64} {
-		for _, op := range []string{"Add", "Mul"} {
+		for _, op := range []string{"Sum", "Prod"} {
 			// Modulo 2^bits, signed and unsigned numbers are the same.
 			all = append(all, integers(bits, op, "I", "U"))
 		}
@@ -30,17 +30,17 @@ func reductions() []kernel {
 		}
 	}
 	return append(all,
-		bools("Or", func(ops ...Op) { VPOR(ops[0], ops[1], ops[2]) }, "Add", "Max"),
-		bools("And", VPMINUB, "Mul", "Min"))
+		bools("Or", func(ops ...Op) { VPOR(ops[0], ops[1], ops[2]) }, "Sum", "Max"),
+		bools("And", VPMINUB, "Prod", "Min"))
 }
 
 // newKernel returns the kernel of an op on the kinds, without its steps.
 func newKernel(op string, size, lanes int, kinds ...string) kernel {
 	k := kernel{name: strings.ToLower(op) + kinds[0], size: size, lanes: lanes, unroll: 4}
 	for _, kind := range kinds {
-		k.cases = append(k.cases, kindOp{kind, "Op" + op})
+		k.cases = append(k.cases, kindOp{kind, op})
 	}
-	k.doc = fmt.Sprintf("%s is Op%s on %s.", k.name, op, strings.Join(kinds, " and "))
+	k.doc = fmt.Sprintf("%s is %s on %s.", k.name, op, strings.Join(kinds, " and "))
 	return k
 }
 
@@ -150,8 +150,8 @@ func integers(bits int, op string, signs ...string) kernel {
 func bools(name string, combine instruction, ops ...string) kernel {
 	k := newKernel(ops[0], 1, ymmBytes, "Bool")
 	k.name = strings.ToLower(name) + "Bool"
-	k.doc = fmt.Sprintf("%s is Op%s and Op%s on Bool.", k.name, ops[0], ops[1])
-	k.cases = append(k.cases, kindOp{"Bool", "Op" + ops[1]})
+	k.doc = fmt.Sprintf("%s is %s and %s on Bool.", k.name, ops[0], ops[1])
+	k.cases = append(k.cases, kindOp{"Bool", ops[1]})
 	k.steps = func(reg.GPVirtual) steps {
 		ones, zero := broadcast32(0x01010101), YMM()
 		VPXOR(zero, zero, zero)

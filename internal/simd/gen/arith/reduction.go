@@ -24,7 +24,7 @@ type kernel struct {
 	steps func(count reg.GPVirtual) steps
 }
 
-// kindOp is a reduction as package simd names it.
+// kindOp is a reduction as package dtype names it.
 type kindOp struct{ kind, op string }
 
 // steps are the parts of a kernel that depend on the kind and op. A vector of

@@ -1,0 +1,48 @@
+// Package convert converts buffers of floats narrower than 32 bits to float32 and
+// back. It lies below package dtype, which says what a type is.
+//
+// The functions handle min(len(dst), len(src)) elements; dst and src do not
+// overlap. Widening is exact. Narrowing rounds to nearest, ties to even; what is
+// too large becomes an infinity in binary16 and bfloat16, and the largest number
+// in the types of 8 bits. A NaN stays a NaN: its sign and the upper bits of its
+// payload are kept and its quiet bit is set.
+package convert
+
+//go:generate env GOWORK=off go run -C ../simd/gen ./arith -of conversions -out ../../convert/avx2_amd64.s -stubs ../../convert/avx2_amd64.go -pkg convert
+
+// F16ToF32 converts IEEE 754 binary16 values, given as their bits, to float32.
+func F16ToF32(dst []float32, src []uint16) {
+	n := min(len(dst), len(src))
+	f16ToF32(dst[:n], src[:n])
+}
+
+// F32ToF16 converts float32 values to the bits of IEEE 754 binary16 values.
+func F32ToF16(dst []uint16, src []float32) {
+	n := min(len(dst), len(src))
+	f32ToF16(dst[:n], src[:n])
+}
+
+// BF16ToF32 converts bfloat16 values, given as their bits, to float32. It moves
+// bits only: a signaling NaN stays one.
+func BF16ToF32(dst []float32, src []uint16) {
+	n := min(len(dst), len(src))
+	bf16ToF32(dst[:n], src[:n])
+}
+
+// F32ToBF16 converts float32 values to the bits of bfloat16 values.
+func F32ToBF16(dst []uint16, src []float32) {
+	n := min(len(dst), len(src))
+	f32ToBF16(dst[:n], src[:n])
+}
+
+// F32ToE4M3 converts float32 values to the bits of FP8E4M3 values.
+func F32ToE4M3(dst []uint8, src []float32) {
+	n := min(len(dst), len(src))
+	narrow(&e4m3, dst[:n], src[:n])
+}
+
+// F32ToE5M2 converts float32 values to the bits of FP8E5M2 values.
+func F32ToE5M2(dst []uint8, src []float32) {
+	n := min(len(dst), len(src))
+	narrow(&e5m2, dst[:n], src[:n])
+}

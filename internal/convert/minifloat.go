@@ -1,0 +1,86 @@
+package convert
+
+import "math"
+
+// Parts of a float32.
+const (
+	signBit32      = 1 << 31
+	quietBit32     = 1 << 22
+	infBits32      = 0xff << mantissaBits32
+	mantissaBits32 = 23
+	bias32         = 127
+)
+
+// minifloat is a binary float format narrower than float32, with subnormal
+// numbers: a sign, an exponent and mantissaBits bits of mantissa.
+type minifloat struct {
+	mantissaBits, bias uint32
+	// Patterns: the sign bit, the largest number, infinity (0 if there is
+	// none) and the NaN with only the quiet bit set. Above the largest number
+	// and other than infinity, all are NaNs.
+	sign, largest, infinity, nan uint32
+	// limit is what greater magnitudes are replaced by before they are
+	// rounded: the largest number of a format that saturates, and otherwise
+	// the power of two that rounds to the pattern of infinity.
+	limit float32
+}
+
+var (
+	binary16 = minifloat{
+		mantissaBits: 10, bias: 15,
+		sign: 0x8000, largest: 0x7bff, infinity: 0x7c00, nan: 0x7e00, limit: 65536,
+	}
+	e4m3 = minifloat{
+		mantissaBits: 3, bias: 7,
+		sign: 0x80, largest: 0x7e, nan: 0x7f, limit: 448,
+	}
+	e5m2 = minifloat{
+		mantissaBits: 2, bias: 15,
+		sign: 0x80, largest: 0x7b, infinity: 0x7c, nan: 0x7e, limit: 57344,
+	}
+)
+
+// decode returns the value of a pattern.
+func (f *minifloat) decode(pattern uint32) float32 {
+	sign := uint32(0)
+	if pattern&f.sign != 0 {
+		sign = signBit32
+	}
+	magnitude := pattern & (f.sign - 1)
+	// The fields at their places in float32 are the number, subnormal or
+	// not, but for the bias of the exponent.
+	moved := magnitude << (mantissaBits32 - f.mantissaBits)
+	switch {
+	case magnitude <= f.largest:
+		rebias := math.Float32frombits((2*bias32 - f.bias) << mantissaBits32)
+		moved = math.Float32bits(math.Float32frombits(moved) * rebias)
+	case magnitude == f.infinity:
+		moved = infBits32
+	default:
+		moved |= infBits32 | quietBit32
+	}
+	return math.Float32frombits(sign | moved)
+}
+
+// encode returns the pattern of the nearest number, of two the even one.
+func (f *minifloat) encode(v float32) uint32 {
+	bits := math.Float32bits(v)
+	sign, magnitude := bits>>31*f.sign, bits&^signBit32
+	shift := mantissaBits32 - f.mantissaBits
+	if magnitude > infBits32 {
+		return sign | f.nan | magnitude>>shift&(1<<f.mantissaBits-1)
+	}
+	magnitude = min(magnitude, math.Float32bits(f.limit))
+	rebias := (bias32 - f.bias) << mantissaBits32
+	if magnitude < rebias+1<<mantissaBits32 {
+		// The result is subnormal. The unit in the last place of this power
+		// of two is that of the subnormal numbers, so the addition rounds.
+		magic := (bias32 + 1 - f.bias + shift) << mantissaBits32
+		sum := math.Float32frombits(magnitude) + math.Float32frombits(magic)
+		return sign | (math.Float32bits(sum) - magic)
+	}
+	// Add just under half a unit of the last kept bit, and that bit itself
+	// for the ties. A carry moves into the exponent, where it belongs.
+	odd := magnitude >> shift & 1
+	return sign | (magnitude-rebias+1<<(shift-1)-1+odd)>>shift
+}

@@ -1,0 +1,39 @@
+package hostops
+
+import (
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/simd"
+)
+
+// streamAlign is the alignment of streaming stores: a cache line, so that each
+// is written to memory as a whole.
+const streamAlign = 64
+
+func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, stream bool) {
+	if !simd.AVX2 {
+		reducePortable(dsts, srcs, n, dt, op)
+		return
+	}
+	from, size := 0, dt.Size()
+	if stream {
+		if from, stream = streamStart(dsts, size); stream {
+			from = min(from, n)
+			reduceAVX2(dt, op, dsts, srcs, 0, from, false)
+		}
+	}
+	for chunk := simd.Chunk / size; from < n; from += chunk {
+		reduceAVX2(dt, op, dsts, srcs, from, min(chunk, n-from), stream)
+	}
+}
+
+// streamStart returns the number of elements before the first one that is
+// aligned for streaming stores in all dsts, and whether there is one.
+func streamStart(dsts []uintptr, size int) (elements int, ok bool) {
+	bytes := -dsts[0] % streamAlign
+	for _, dst := range dsts[1:] {
+		if -dst%streamAlign != bytes {
+			return 0, false
+		}
+	}
+	return int(bytes) / size, int(bytes)%size == 0
+}

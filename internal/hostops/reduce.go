@@ -1,0 +1,62 @@
+// Package hostops reduces and copies buffers in host memory. Its arguments are
+// trusted: what backends and runtimes get from their users they check first.
+package hostops
+
+//go:generate env GOWORK=off go run -C ../simd/gen ./arith -of reductions -out ../../hostops/avx2_amd64.s -stubs ../../hostops/avx2_amd64.go -dispatch ../../hostops/dispatch_amd64.go -pkg hostops
+
+import (
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// Reduce combines count elements of all srcs, in the order of srcs, and stores
+// the result in every one of dsts. Both hold addresses of host buffers.
+//
+//	dst[i] = srcs[0][i] op srcs[1][i] op … (then / len(srcs) for Avg)
+//
+// F16, BF16 and the FP8 types are accumulated in float32 and rounded once, to
+// nearest even; FP8 saturates as [dtype.FromFloat32] does. Avg divides the sum
+// once. Integers wrap around, Bool follows [dtype.ReduceOp.Defined]. Min and Max
+// of floats are minimum and maximum of IEEE 754-2019: a NaN in any source gives
+// the NaN with only the quiet bit set, and -0 is less than +0. A single source is
+// copied bit by bit (a Bool becomes 0 or 1). All ranks that combine the same
+// sources in the same order store the same bits, whatever their processor's
+// vector instructions, except for the payload and sign of the NaN that an
+// addition or multiplication gives.
+//
+// Each source is read once and each destination written once. A destination may
+// be one of the sources; other overlaps are not allowed.
+//
+// streaming asks for stores that bypass the caches, which pays when the
+// destinations are larger than these and are not read again soon. The stores are
+// visible to other processors when Reduce returns. It is a hint: it is not
+// followed where destinations are aligned differently.
+//
+// There is at least one source, count elements lie behind every address, and op
+// is defined on dt. Reduce allocates nothing and may be called from several
+// goroutines at once.
+func Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op dtype.ReduceOp, streaming bool) {
+	if count <= 0 || len(dsts) == 0 {
+		return
+	}
+	if len(srcs) == 1 && dt != dtype.Bool {
+		// Bytes move as they are: no NaN is quieted, nothing is divided.
+		count *= dt.Size()
+		dt, op = dtype.U8, dtype.Sum
+	}
+	reduce(dsts, srcs, count, dt, op, streaming)
+}
+
+// Copy copies bytes from the host buffer at address src to the one at dst, which
+// do not overlap unless they are equal. streaming is as in [Reduce].
+func Copy(dst, src uintptr, bytes int, streaming bool) {
+	if bytes <= 0 || dst == src {
+		return
+	}
+	if streaming {
+		dsts, srcs := [...]uintptr{dst}, [...]uintptr{src}
+		reduce(dsts[:], srcs[:], bytes, dtype.U8, dtype.Sum, true)
+		return
+	}
+	copy(hostmem.Slice[byte](dst, bytes), hostmem.Slice[byte](src, bytes))
+}

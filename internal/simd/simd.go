@@ -1,0 +1,22 @@
+// Package simd says which vector instructions the assembly of this module may
+// use, and has the generators of that assembly.
+//
+// Packages with assembly (internal/convert, internal/hostops,
+// runtime/cpu/internal/f32) have every function in Go as well. Both give the same
+// bits, except that the payload and sign of a NaN that an addition,
+// multiplication or division produces are the processor's.
+//
+// The generators live in a module of their own, gen, so that users of this module
+// do not inherit the tool that they are written with.
+package simd
+
+//go:generate env GOWORK=off go run -C gen ./arith -of cpuid -out ../cpuid_amd64.s -stubs ../cpuid_amd64.go -pkg simd
+
+// AVX2 reports whether the processor has AVX2 and F16C, on which all assembly of
+// this module relies. It is set when the program starts; only tests change it.
+var AVX2 = detect()
+
+// Chunk is the number of bytes of each buffer that one call of a kernel handles.
+// Assembly cannot be preempted, and a chunk takes some ten microseconds, so the
+// garbage collector does not wait long.
+const Chunk = 256 << 10

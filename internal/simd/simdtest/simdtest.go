@@ -1,0 +1,23 @@
+// Package simdtest is what the tests of all packages with assembly need: both
+// paths through the code, buffers with guarded ends, and a reference for the
+// element types' arithmetic.
+package simdtest
+
+import (
+	"testing"
+
+	"github.com/tutti-go/tutti/internal/simd"
+)
+
+// EachPath runs a test over the portable code and, where the processor can,
+// over the assembly.
+func EachPath(t *testing.T, test func(t *testing.T)) {
+	detected := simd.AVX2
+	t.Cleanup(func() { simd.AVX2 = detected })
+	simd.AVX2 = false
+	t.Run("portable", test)
+	if detected {
+		simd.AVX2 = true
+		t.Run("avx2", test)
+	}
+}

@@ -1,0 +1,119 @@
+// Package f32 walks over arrays of float32, as the sparse kernels do: it selects
+// and counts by magnitude, sums and scales.
+package f32
+
+import "math"
+
+// MaxKey is the largest magnitude key, that of a NaN with all bits set.
+const MaxKey = 1<<31 - 1
+
+// Key returns the magnitude key of v: the bits of |v| as an unsigned integer.
+// It orders numbers by magnitude and puts NaN above +Inf, so comparing keys is
+// a total order where comparing floats is none.
+func Key(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
+
+// SelectRange finds the elements of x whose key lies in [lo, hi], writes the
+// position (plus base) and the value of each to idx and val in ascending order
+// as long as there is room, and returns how many there are in all. idx and val
+// have the same length; what lies behind the last element written may be
+// overwritten. val may be x itself.
+func SelectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
+	if lo > hi {
+		return 0
+	}
+	for {
+		done, found := selectBlocks(x, base, lo, hi-lo, idx[total:], val[total:])
+		x, base, total = x[done:], base+int32(done), total+found
+		if len(x) == 0 {
+			return total
+		}
+		// The tail of x, or less room left than the block kernel needs: go on
+		// element by element, but only where there is something to find.
+		part := x[:min(len(x), selectStep)]
+		if CountRange(part, lo, hi) > 0 {
+			total += selectEach(part, base, lo, hi-lo, idx[total:], val[total:])
+		}
+		x, base = x[len(part):], base+int32(len(part))
+		if total >= len(idx) {
+			return total + CountRange(x, lo, hi)
+		}
+	}
+}
+
+// selectStep is how many elements SelectRange looks at between two attempts
+// of the block kernel.
+const selectStep = 256
+
+// selectEach is SelectRange one element at a time; keys are in [lo, lo+width].
+func selectEach(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (total int) {
+	for i, v := range x {
+		if Key(v)-lo <= width {
+			if total < len(idx) {
+				idx[total], val[total] = base+int32(i), v
+			}
+			total++
+		}
+	}
+	return total
+}
+
+// CountRange returns how many elements of x have a key in [lo, hi].
+func CountRange(x []float32, lo, hi uint32) (total int) {
+	if lo > hi {
+		return 0
+	}
+	done, total := countBlocks(x, lo, hi-lo)
+	for _, v := range x[done:] {
+		if Key(v)-lo <= hi-lo {
+			total++
+		}
+	}
+	return total
+}
+
+// lanes is the number of partial sums of Sum and SquaredDeviations. Element i
+// always goes to partial sum i mod lanes, with or without vector instructions,
+// so that both give the same bits.
+const lanes = 16
+
+// Sum returns the sum of x, accumulated in float64. It and SquaredDeviations
+// are meant for blocks of a few thousand elements: the caller adds those up, and
+// the garbage collector waits for one block at most.
+func Sum(x []float32) float64 {
+	var acc [lanes]float64
+	done := sumBlocks(x, &acc)
+	for i, v := range x[done:] {
+		acc[i%lanes] += float64(v)
+	}
+	return fold(&acc)
+}
+
+// SquaredDeviations returns the sum of (x[i]-center)^2, accumulated in float64.
+func SquaredDeviations(x []float32, center float64) float64 {
+	var acc [lanes]float64
+	done := squareBlocks(x, center, &acc)
+	for i, v := range x[done:] {
+		d := float64(v) - center
+		acc[i%lanes] += float64(d * d) // the conversion keeps the compiler from fusing
+	}
+	return fold(&acc)
+}
+
+// fold adds the partial sums pairwise.
+func fold(acc *[lanes]float64) float64 {
+	for half := lanes / 2; half > 0; half /= 2 {
+		for i := range half {
+			acc[i] += acc[i+half]
+		}
+	}
+	return acc[0]
+}
+
+// Scale writes dst[i] = src[i] * s. dst has the length of src and may be src.
+func Scale(dst, src []float32, s float32) {
+	done := scaleBlocks(dst, src, s)
+	dst = dst[done:len(src)]
+	for i, v := range src[done:] {
+		dst[i] = v * s
+	}
+}

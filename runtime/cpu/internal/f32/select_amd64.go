@@ -1,0 +1,64 @@
+package f32
+
+//go:generate env GOWORK=off go run -C ../../../../internal/simd/gen ./select -out ../../../runtime/cpu/internal/f32/avx2_amd64.s -stubs ../../../runtime/cpu/internal/f32/avx2_amd64.go -pkg f32
+
+import "github.com/tutti-go/tutti/internal/simd"
+
+// selectChunk is the number of elements that one call of a kernel handles: as
+// it bounds the time that the garbage collector waits. It is a
+// multiple of all block sizes.
+const selectChunk = simd.Chunk / 4
+
+func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (done, found int) {
+	if !simd.AVX2 {
+		return 0, 0
+	}
+	for {
+		chunk := x[done:min(len(x), done+selectChunk)]
+		d, f := selectAVX2(chunk, base+int32(done), lo, width, idx[found:], val[found:])
+		done, found = done+d, found+f
+		if d < selectChunk { // the end of x or of the room
+			return done, found
+		}
+	}
+}
+
+func countBlocks(x []float32, lo, width uint32) (done, found int) {
+	if !simd.AVX2 {
+		return 0, 0
+	}
+	for {
+		d, f := countAVX2(x[done:min(len(x), done+selectChunk)], lo, width)
+		done, found = done+d, found+f
+		if d < selectChunk {
+			return done, found
+		}
+	}
+}
+
+func scaleBlocks(dst, src []float32, s float32) (done int) {
+	if !simd.AVX2 {
+		return 0
+	}
+	for {
+		d := scaleAVX2(dst[done:], src[done:min(len(src), done+selectChunk)], s)
+		done += d
+		if d < selectChunk {
+			return done
+		}
+	}
+}
+
+func sumBlocks(x []float32, acc *[lanes]float64) (done int) {
+	if !simd.AVX2 {
+		return 0
+	}
+	return sumAVX2(x, acc)
+}
+
+func squareBlocks(x []float32, center float64, acc *[lanes]float64) (done int) {
+	if !simd.AVX2 {
+		return 0
+	}
+	return squareAVX2(x, center, acc)
+}

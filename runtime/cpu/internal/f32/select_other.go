@@ -1,0 +1,14 @@
+//go:build !amd64
+
+package f32
+
+// Without vector kernels no element is handled in blocks: the functions of
+// select.go do all of them one by one.
+
+func selectBlocks([]float32, int32, uint32, uint32, []int32, []float32) (done, found int) {
+	return 0, 0
+}
+func countBlocks([]float32, uint32, uint32) (done, found int)     { return 0, 0 }
+func sumBlocks([]float32, *[lanes]float64) (done int)             { return 0 }
+func squareBlocks([]float32, float64, *[lanes]float64) (done int) { return 0 }
+func scaleBlocks(dst, src []float32, s float32) (done int)        { return 0 }
