@@ -5,15 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/tutti-go/tutti/runtime"
 )
 
-// Sentinels that errors of communicators wrap.
+// Sentinels that errors of communicators wrap. The first four are those of package
+// runtime. ErrClosed and ErrBroken are not: a communicator that is closed or
+// broken leaves the runtime as it was.
 var (
 	// ErrArgument: an argument is out of range; nothing was sent.
-	ErrArgument = errors.New("invalid argument")
+	ErrArgument = runtime.ErrArgument
 	// ErrUnsupported: the backend cannot do this for that type; nothing was
 	// sent.
-	ErrUnsupported = errors.New("unsupported")
+	ErrUnsupported = runtime.ErrUnsupported
+	// ErrDevice: the backend cannot reach memory of that device.
+	ErrDevice = runtime.ErrDevice
+	// ErrUnavailable: a library or device that the backend needs is not there.
+	ErrUnavailable = runtime.ErrUnavailable
+
 	// ErrClosed: the communicator was closed.
 	ErrClosed = errors.New("communicator is closed")
 	// ErrBroken: an earlier error left the ranks out of step. It comes with
@@ -27,10 +36,6 @@ var (
 	ErrTimeout = errors.New("timed out")
 	// ErrCanceled: the context was canceled before the peers came.
 	ErrCanceled = errors.New("canceled")
-	// ErrDevice: the backend cannot reach memory of that device.
-	ErrDevice = errors.New("wrong device")
-	// ErrUnavailable: a library or device that the backend needs is not there.
-	ErrUnavailable = errors.New("not available")
 )
 
 // OpError tells which operation failed, where, and why.

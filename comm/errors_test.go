@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 func TestOpErrorText(t *testing.T) {
@@ -35,4 +36,20 @@ func TestContextError(t *testing.T) {
 	assert.ErrorIs(t, comm.ContextError(canceled), comm.ErrCanceled)
 	assert.ErrorIs(t, comm.ContextError(canceled), why)
 	assert.NotErrorIs(t, comm.ContextError(canceled), comm.ErrTimeout)
+}
+
+// The four sentinels that runtimes and communicators share are one each. A
+// communicator that is closed or broken is another thing than a runtime that is.
+func TestSentinelsOfRuntimesAndCommunicators(t *testing.T) {
+	for of, same := range map[error]error{
+		runtime.ErrArgument: comm.ErrArgument, runtime.ErrUnsupported: comm.ErrUnsupported,
+		runtime.ErrDevice: comm.ErrDevice, runtime.ErrUnavailable: comm.ErrUnavailable,
+	} {
+		assert.ErrorIs(t, &comm.OpError{Op: "sync", Err: fmt.Errorf("cuda:0: %w", of)}, same)
+		assert.ErrorIs(t, fmt.Errorf("cuda:0: %w", same), of)
+	}
+	for of, other := range map[error]error{runtime.ErrClosed: comm.ErrClosed, runtime.ErrBroken: comm.ErrBroken} {
+		assert.NotErrorIs(t, of, other)
+		assert.NotErrorIs(t, other, of)
+	}
 }

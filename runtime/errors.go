@@ -25,13 +25,13 @@ var (
 	ErrShape = errors.New("shape mismatch")
 	// ErrDType: the element type does not fit.
 	ErrDType = errors.New("dtype mismatch")
-	// ErrDevice: tensors of different devices were mixed.
-	ErrDevice = errors.New("device mismatch")
+	// ErrDevice: memory, a stream or a tensor of a device that does not serve here.
+	ErrDevice = errors.New("wrong device")
 	// ErrNotContiguous: the operation needs contiguous elements.
 	ErrNotContiguous = errors.New("tensor is not contiguous")
 	// ErrUnsupported: this device cannot do that.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrUnavailable: the driver or the device is not there.
+	// ErrUnavailable: the library, the driver or the device is not there.
 	ErrUnavailable = errors.New("not available")
 	// ErrBroken: an earlier fault made the device unusable for this process.
 	ErrBroken = errors.New("device is broken")
