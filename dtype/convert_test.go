@@ -111,7 +111,7 @@ func (f format) checkEncodes(t *testing.T, v float32, bits int) {
 			t.Fatalf("%#x: NaN became %v", bits, f.value(encoded))
 		}
 	case math.IsInf(float64(v), 0) && f.saturates:
-		if want := math.Copysign(f.dt.Limits().Max, float64(v)); f.value(encoded) != want {
+		if want := math.Copysign(limitsOf[f.dt].max, float64(v)); f.value(encoded) != want {
 			t.Fatalf("%#x: infinity became %v, not %v", bits, f.value(encoded), want)
 		}
 	case encoded != bits:
@@ -400,8 +400,8 @@ func FuzzConvert(f *testing.F) {
 			require.True(t, got != got, "%v: NaN became %v", d, got)
 			return
 		}
-		if math.IsInf(got, 0) || math.Abs(v) > d.Limits().Max {
-			require.GreaterOrEqual(t, math.Abs(v), d.Limits().Max, "%v: %v became %v", d, v, got)
+		if math.IsInf(got, 0) || math.Abs(v) > limitsOf[d].max {
+			require.GreaterOrEqual(t, math.Abs(v), limitsOf[d].max, "%v: %v became %v", d, v, got)
 			return
 		}
 		for _, neighbour := range []uint64{bits - 1, bits + 1} {

@@ -42,14 +42,3 @@ func ExampleFromFloat32() {
 	// -3.25
 	// 448
 }
-
-func ExampleDType_Limits() {
-	for _, d := range []dtype.DType{dtype.F16, dtype.FP8E5M2, dtype.I8} {
-		l := d.Limits()
-		fmt.Println(d, l.Lowest, l.Max, l.Epsilon)
-	}
-	// Output:
-	// f16 -65504 65504 0.0009765625
-	// fp8e5m2 -57344 57344 0.25
-	// i8 -128 127 1
-}

@@ -133,8 +133,8 @@ func (t *Tensor) Device() Device { return t.memory.rt.Device() }
 // gaps, from Ptr on, Bytes bytes long.
 func (t *Tensor) IsContiguous() bool { return t.layout.contiguous() }
 
-// Freed reports whether the tensor, or the one it is a view of, was freed.
-func (t *Tensor) Freed() bool { return t.freed.Load() || t.memory.freed.Load() }
+// isFreed reports whether the tensor, or the one it is a view of, was freed.
+func (t *Tensor) isFreed() bool { return t.freed.Load() || t.memory.freed.Load() }
 
 // Free ends the use of the tensor as the type's comment says. Freeing again,
 // also from several goroutines at once, does nothing.
@@ -159,7 +159,7 @@ func (t *Tensor) String() string {
 	if !t.IsContiguous() {
 		fmt.Fprintf(&b, " with strides %v", t.layout.strides)
 	}
-	if t.Freed() {
+	if t.isFreed() {
 		b.WriteString(" (freed)")
 	}
 	return b.String()
@@ -169,7 +169,7 @@ func (t *Tensor) check() error {
 	if t == nil {
 		return fmt.Errorf("runtime: nil tensor: %w", ErrArgument)
 	}
-	if t.Freed() {
+	if t.isFreed() {
 		return fmt.Errorf("runtime: %v: %w", t, ErrFreed)
 	}
 	return nil

@@ -239,7 +239,6 @@ func TestFreed(t *testing.T) {
 	require.NoError(t, freedView.Free())
 
 	for name, x := range map[string]*runtime.Tensor{"base": base, "view of freed base": viewOfFreed, "freed view": freedView} {
-		assert.True(t, x.Freed(), name)
 		for method, call := range map[string]func() error{
 			"Ptr":        func() error { _, err := x.Ptr(); return err },
 			"Slice":      func() error { _, err := x.Slice(0, 0, 1); return err },
@@ -259,8 +258,7 @@ func TestFreed(t *testing.T) {
 		}
 		assert.NoError(t, x.Free(), "free again: %s", name)
 	}
-	assert.False(t, alive.Freed(), "freeing a view leaves its base")
-	require.NoError(t, alive.Fill(1))
+	require.NoError(t, alive.Fill(1), "freeing a view leaves its base")
 	require.NoError(t, alive.Free())
 }
 
