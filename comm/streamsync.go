@@ -53,6 +53,7 @@ func AsStreamSync(c Communicator) (StreamSyncOps, bool) { return As[StreamSyncOp
 
 // Unwrapper is implemented by decorators: communicators that wrap another.
 type Unwrapper interface {
+	// Unwrap returns the wrapped communicator.
 	Unwrap() Communicator
 }
 

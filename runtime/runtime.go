@@ -115,7 +115,9 @@ type Stats struct {
 // Freezing nests: the pool thaws when Unfreeze was called as often as Freeze.
 // An Unfreeze too many does nothing.
 type Freezer interface {
+	// Freeze freezes the pool once more.
 	Freeze()
+	// Unfreeze takes one Freeze back.
 	Unfreeze()
 	// Trim returns cached memory to the system and reports how many bytes. While
 	// frozen it returns none, and [ErrFrozen].

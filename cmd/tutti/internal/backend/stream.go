@@ -24,6 +24,7 @@ type Stream interface {
 type Graph interface {
 	// Launch submits all of it to the stream that it was captured on.
 	Launch() error
+	// Close frees it.
 	Close() error
 }
 
