@@ -1,7 +1,6 @@
 // Command custom-communicator shows how to write a backend of one's own: a
-// type that implements comm.Communicator (communicator.go) on top of a world
-// of ranks in one process (board.go), and a test (main_test.go) that runs the
-// conformance suite on it.
+// type that takes calls by one door (world.go), what it does with them
+// (progress.go), and a test (main_test.go) that runs the conformance suite on it.
 //
 // It is written to be read, not to be fast; comm/local is the fast one.
 package main
@@ -10,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/runtime"
@@ -28,23 +26,11 @@ func main() {
 func run(ctx context.Context, ranks int) error {
 	rt := cpu.New()
 	defer rt.Close()
-	errs := make([]error, ranks)
-	var wg sync.WaitGroup
-	for r, c := range newWorld(ranks) {
-		wg.Go(func() { errs[r] = add(ctx, rt, c) })
-	}
-	wg.Wait()
-	for r, err := range errs {
-		if err != nil {
-			return fmt.Errorf("rank %d: %w", r, err)
-		}
-	}
-	return nil
+	return comm.Run(ctx, communicators(ranks, rt), func(ctx context.Context, c comm.Communicator) error { return add(ctx, rt, c) })
 }
 
 // add is what each rank does: it works on any communicator.
 func add(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
-	defer c.Close()
 	r := float32(c.Rank())
 	t, err := runtime.FromSlice(rt, []float32{1, r, r * r}, 3)
 	if err != nil {
