@@ -81,7 +81,11 @@ func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg dis
 		for i, x := range average {
 			sum[i] += x
 		}
-		sent += sparse.Stats().SentElements
+		stats, err := sparse.Stats(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		sent += stats.SentElements
 	}
 	exact := make([]float64, elements)
 	for rank := range ranks {

@@ -52,8 +52,8 @@ func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) 
 
 // HasKernels tells whether the rank's runtime can do sparse patterns.
 func (r Rank) HasKernels() bool {
-	_, ok := r.Runtime.(runtime.Kernels)
-	return ok
+	_, err := runtime.KernelsOf(r.Runtime)
+	return err == nil
 }
 
 // Reduce reduces values element by element over all ranks of r and returns the

@@ -100,12 +100,9 @@ var kinds = []kind{
 		origin:    func(rank, p, part int) (int, int) { return (rank + p - 1) % p, part },
 		submit: func(c comm.Communicator, w work) error {
 			rank, p := c.Rank(), c.WorldSize()
-			return c.Group(func() error {
-				if err := c.Send(w.send, w.count, w.dt, (rank+1)%p, 0); err != nil {
-					return err
-				}
-				return c.Recv(w.recv, w.count, w.dt, (rank+p-1)%p, 0)
-			})
+			return c.Group(
+				comm.SendCall(w.send, w.count, w.dt, (rank+1)%p, 0),
+				comm.RecvCall(w.recv, w.count, w.dt, (rank+p-1)%p, 0))
 		},
 	},
 }

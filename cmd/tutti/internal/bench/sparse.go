@@ -223,7 +223,10 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 		}
 		seconds += time.Since(start).Seconds()
 
-		stats := s.sparse.Stats()
+		stats, err := s.sparse.Stats(ctx)
+		if err != nil {
+			return 0, err
+		}
 		mean.sent += float64(stats.SentElements) / float64(iterations)
 		mean.choose += stats.SelectTime.Seconds() / float64(iterations)
 		mean.exchange += stats.ExchangeTime.Seconds() / float64(iterations)

@@ -164,6 +164,21 @@ func (c *simComm) StreamWaitEvent(_, event uintptr) error {
 // SyncCommStream implements [comm.StreamSyncOps].
 func (c *simComm) SyncCommStream() error { return nil }
 
+// CommStream implements [comm.StreamOrder].
+func (c *simComm) CommStream() uintptr { return 1 }
+
+// CommAfter implements [comm.StreamOrder].
+func (c *simComm) CommAfter(uintptr) error {
+	c.now = max(c.now, c.device.now)
+	return nil
+}
+
+// AfterComm implements [comm.StreamOrder].
+func (c *simComm) AfterComm(uintptr) error {
+	c.device.now = max(c.device.now, c.now)
+	return nil
+}
+
 // symmetricComm also has memory that all ranks allocate and free together.
 type symmetricComm struct {
 	*simComm

@@ -208,17 +208,18 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	}
 	blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
 
-	t.record(loss)
-	return nil
+	return t.record(ctx, loss)
 }
 
 // record keeps the statistics of the step that was just made.
-func (t *trainer) record(loss float64) {
-	stats, traffic := t.sparse.Stats(), t.meter.Totals()
+func (t *trainer) record(ctx context.Context, loss float64) error {
+	stats, err := t.sparse.Stats(ctx)
+	traffic := t.meter.Totals()
 	t.losses = append(t.losses, loss)
 	t.sent = append(t.sent, float64(traffic.SentBytes))
 	t.elements = traffic.SentElements
 	t.exchange += stats.ExchangeTime
+	return err
 }
 
 // checkAgreement returns an error when the ranks do not hold the same weights,
