@@ -1,0 +1,194 @@
+package nccl_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Tests on the stand-ins for NCCL (testdata/nccl.c) and for the driver run in a
+// process of their own, as the libraries are opened once a process: this test
+// binary again, with these variables.
+const (
+	standInVariable = "TUTTI_TEST_STAND_IN"
+	driverVariable  = "TUTTI_CUDA_LIB"
+)
+
+// TestOnStandIns runs what one rank does without a GPU, and what a GPU does not
+// do on request.
+func TestOnStandIns(t *testing.T) {
+	if os.Getenv(standInVariable) != "" {
+		t.Skip("is in the process of the stand-ins already")
+	}
+	if goruntime.GOOS != "linux" {
+		t.Skipf("the stand-ins are for Linux, not %s", goruntime.GOOS)
+	}
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	dir := t.TempDir()
+	build := func(source string) string {
+		library := filepath.Join(dir, filepath.Base(source)+".so")
+		if _, err := os.Stat(source); err != nil {
+			t.Skipf("is a test binary away from its sources: %v", err)
+		}
+		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread").CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return library
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self, "-test.v", "-test.timeout=2m",
+		"-test.run=^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|TestStreamOrder|TestSymmetric)",
+		"-test.skip=^TestConformanceOfProcesses$")
+	cmd.Env = append(os.Environ(), standInVariable+"=1", "FAKE_CUDA_MAJOR=9", "FAKE_CUDA_MEMORY=2147483648",
+		libraryVariable+"="+build(filepath.Join("testdata", "nccl.c")),
+		driverVariable+"="+build(filepath.Join("..", "..", "runtime", "cuda", "testdata", "driver.c")))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS", "at least one test ran")
+	require.NotRegexp(t, "(?m)^--- SKIP", string(out))
+}
+
+// standIns is what the libraries export beside their API.
+type standIns struct {
+	nccl struct {
+		Alive      dl.Func `sym:"fake_alive"`
+		Violations dl.Func `sym:"fake_violations"`
+	}
+	driver struct {
+		Stall      dl.Func `sym:"fake_stall"`
+		Violations dl.Func `sym:"fake_violations"`
+	}
+}
+
+// openStandIns opens a runtime, and sees at the end that what was made was freed,
+// and that nothing was called that a library would crash on.
+func openStandIns(t *testing.T) (*standIns, *cuda.Runtime) {
+	if os.Getenv(standInVariable) == "" {
+		t.Skip("needs the stand-ins; see TestOnStandIns")
+	}
+	s := &standIns{}
+	for variable, table := range map[string]any{libraryVariable: &s.nccl, driverVariable: &s.driver} {
+		lib, err := dl.Open(os.Getenv(variable))
+		require.NoError(t, err)
+		require.NoError(t, lib.Bind(table))
+	}
+	rt, err := cuda.Open(0)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, rt.Close(), "it would tell of memory that is left")
+		assert.Zero(t, s.nccl.Alive.Int(), "native communicators that are left")
+		assert.Zero(t, s.nccl.Violations.Int()+s.driver.Violations.Int())
+	})
+	return s, rt
+}
+
+func (s *standIns) alone(t *testing.T, rt *cuda.Runtime) *nccl.Comm {
+	world, err := nccl.InProcess(t.Context(), []*cuda.Runtime{rt})
+	require.NoError(t, err)
+	return world[0]
+}
+
+// pend puts work into the stream that does not end before a native communicator
+// is aborted, as that of a collective whose peer died.
+func (s *standIns) pend(t *testing.T, c *nccl.Comm, buf uintptr) {
+	alive := s.nccl.Alive.Int()
+	stream := c.Stream().Handle()
+	s.driver.Stall.Call(stream, 1)
+	require.NoError(t, c.Runtime().CopyInAsync(c.Stream(), buf, make([]byte, 8)))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for s.nccl.Alive.Int() == alive {
+			time.Sleep(time.Millisecond)
+		}
+		s.driver.Stall.Call(stream, 0)
+	}()
+	t.Cleanup(func() { <-done })
+}
+
+// A deadline breaks the communicator for everybody who waits; closing and its
+// memory come after that.
+func TestStandInDeadline(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	s.pend(t, c, buf)
+	patient := make(chan error)
+	go func() { patient <- c.Sync(context.Background()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	err = c.Sync(ctx)
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	require.NotErrorIs(t, err, comm.ErrBroken)
+	require.NotContains(t, err.Error(), "restart")
+	require.ErrorIs(t, <-patient, comm.ErrBroken)
+	for _, err := range []error{
+		c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum), c.Group(), c.Barrier(t.Context()), c.CommAfter(rt.ComputeStream()),
+	} {
+		assert.ErrorIs(t, err, comm.ErrBroken)
+		assert.ErrorIs(t, err, comm.ErrTimeout, "with the first cause")
+	}
+	require.NoError(t, c.Close())
+	assert.ErrorIs(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum), comm.ErrClosed)
+	assert.ErrorIs(t, c.Group(), comm.ErrClosed)
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// What gives up does not wait for what is pending, nor do those split off it.
+func TestStandInEnd(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	part, err := c.Split(t.Context(), 3, 0)
+	require.NoError(t, err)
+	none, err := c.Split(t.Context(), -1, 0)
+	require.NoError(t, err)
+	require.Nil(t, none)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	s.pend(t, part.(*nccl.Comm), buf)
+	waiting := make(chan error)
+	go func() { waiting <- part.Sync(context.Background()) }()
+	cause := errors.New("given up")
+	require.NoError(t, c.End(cause))
+	err = <-waiting
+	assert.True(t, errors.Is(err, cause) || errors.Is(err, comm.ErrClosed), "%v", err)
+	assert.ErrorIs(t, part.Barrier(t.Context()), comm.ErrClosed)
+	assert.ErrorIs(t, c.Barrier(t.Context()), comm.ErrClosed)
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// Close may come from everywhere, and what was split off lives on.
+func TestStandInClose(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	part, err := c.Split(t.Context(), 0, 0)
+	require.NoError(t, err)
+	_, err = c.AllocateSymmetric(t.Context(), 1<<20)
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() { assert.NoError(t, c.Close()) })
+	}
+	all.Wait()
+	assert.NoError(t, part.Barrier(t.Context()))
+	assert.NoError(t, part.Close())
+}

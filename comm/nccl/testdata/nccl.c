@@ -1,0 +1,122 @@
+/* A stand-in for libnccl in worlds of one rank on the memory of the host, for
+ * tests on machines without a GPU, together with the stand-in for the driver.
+ *
+ * It has the functions that comm/nccl calls, with the documented signatures and
+ * answers; all work is done at the call. What a test needs to know is exported as
+ * fake_*: communicators alive, calls on one that was freed, groups that were left
+ * open. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, VERSION = 22803 };
+
+struct comm { int alive; };
+struct id { char bytes[128]; };
+struct message { const void *from; void *to; size_t bytes; };
+
+static int alive, violations;
+static __thread int depth; /* of groups of this thread */
+static __thread struct message sends[64], receives[64];
+static __thread int sent, received;
+
+int fake_alive(void) { return __atomic_load_n(&alive, __ATOMIC_SEQ_CST); }
+int fake_violations(void) { return __atomic_load_n(&violations, __ATOMIC_SEQ_CST); }
+
+static int check(const struct comm *c) {
+  if (c && c->alive) return SUCCESS;
+  __atomic_add_fetch(&violations, 1, __ATOMIC_SEQ_CST);
+  return INVALID_ARGUMENT;
+}
+
+static int make(struct comm **out) {
+  __atomic_add_fetch(&alive, 1, __ATOMIC_SEQ_CST);
+  *out = malloc(sizeof **out);
+  (*out)->alive = 1;
+  return SUCCESS;
+}
+
+static int end(struct comm *c) { /* its memory stays, to notice who calls it */
+  if (check(c)) return INVALID_ARGUMENT;
+  c->alive = 0;
+  __atomic_sub_fetch(&alive, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+
+int ncclGetVersion(int *v) { return *v = VERSION, SUCCESS; }
+int ncclGetUniqueId(struct id *id) { return memset(id, 7, sizeof *id), SUCCESS; }
+const char *ncclGetErrorString(int status) { return status ? "a failure" : "no error"; }
+const char *ncclGetLastError(struct comm *c) { return ""; }
+
+int ncclCommInitRankConfig(struct comm **out, int ranks, struct id id, int rank, void *config) {
+  return ranks == 1 && rank == 0 && id.bytes[127] == 7 && config ? make(out) : INVALID_ARGUMENT;
+}
+int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, void *config) {
+  if (check(c)) return INVALID_ARGUMENT;
+  *out = NULL;
+  return color < 0 ? SUCCESS : make(out);
+}
+int ncclCommFinalize(struct comm *c) { return check(c); }
+int ncclCommDestroy(struct comm *c) { return end(c); }
+int ncclCommAbort(struct comm *c) { return end(c); }
+int ncclCommGetAsyncError(struct comm *c, int *status) { return *status = SUCCESS, check(c); }
+int ncclCommCount(struct comm *c, int *count) { return *count = 1, check(c); }
+int ncclCommUserRank(struct comm *c, int *rank) { return *rank = 0, check(c); }
+
+static size_t size(int type) {
+  static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return type >= 0 && type < 12 ? sizes[type] : 0;
+}
+
+static int copy(struct comm *c, const void *send, void *recv, size_t count, int type, int root) {
+  if (check(c) || !size(type) || root != 0) return INVALID_ARGUMENT;
+  memmove(recv, send, count * size(type));
+  return SUCCESS;
+}
+
+int ncclAllReduce(const void *s, void *r, size_t n, int type, int op, struct comm *c, void *stream) {
+  return op < 4 ? copy(c, s, r, n, type, 0) : INVALID_ARGUMENT; /* no average of one rank is asked for */
+}
+int ncclReduce(const void *s, void *r, size_t n, int type, int op, int root, struct comm *c, void *stream) {
+  return op < 4 ? copy(c, s, r, n, type, root) : INVALID_ARGUMENT;
+}
+int ncclReduceScatter(const void *s, void *r, size_t n, int type, int op, struct comm *c, void *stream) {
+  return op < 4 ? copy(c, s, r, n, type, 0) : INVALID_ARGUMENT;
+}
+int ncclBroadcast(const void *s, void *r, size_t n, int type, int root, struct comm *c, void *stream) {
+  return copy(c, s, r, n, type, root);
+}
+int ncclAllGather(const void *s, void *r, size_t n, int type, struct comm *c, void *stream) { return copy(c, s, r, n, type, 0); }
+int ncclAlltoAll(const void *s, void *r, size_t n, int type, struct comm *c, void *stream) { return copy(c, s, r, n, type, 0); }
+int ncclGather(const void *s, void *r, size_t n, int type, int root, struct comm *c, void *stream) {
+  return copy(c, s, r, n, type, root);
+}
+int ncclScatter(const void *s, void *r, size_t n, int type, int root, struct comm *c, void *stream) {
+  return copy(c, s, r, n, type, root);
+}
+
+/* Messages are matched by order alone, at the end of the outermost group. */
+int ncclGroupStart(void) { return depth++, SUCCESS; }
+
+int ncclGroupEnd(void) {
+  if (--depth > 0) return SUCCESS;
+  int status = depth < 0 || sent != received ? INVALID_USAGE : SUCCESS;
+  for (int i = 0; i < sent && !status; i++) {
+    if (sends[i].bytes != receives[i].bytes) status = INVALID_USAGE;
+    else memmove(receives[i].to, sends[i].from, sends[i].bytes);
+  }
+  sent = received = depth = 0;
+  return status;
+}
+
+static int add(struct message *list, int *length, const void *from, void *to, size_t n, int type, int peer, struct comm *c) {
+  if (check(c) || peer != 0 || !depth || *length == 64) return INVALID_ARGUMENT;
+  list[(*length)++] = (struct message){from, to, n * size(type)};
+  return SUCCESS;
+}
+int ncclSend(const void *buf, size_t n, int type, int peer, struct comm *c, void *stream) {
+  return add(sends, &sent, buf, NULL, n, type, peer, c);
+}
+int ncclRecv(void *buf, size_t n, int type, int peer, struct comm *c, void *stream) {
+  return add(receives, &received, NULL, buf, n, type, peer, c);
+}
