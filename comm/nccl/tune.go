@@ -13,10 +13,10 @@ import (
 )
 
 // Whether a collective is faster on windows depends on its size, the number of
-// ranks and the links between them, and not in a simple way: in allreduces on
-// four H200s windows win up to 64 KiB and from 2 to 8 MiB, and lose at 256 KiB.
-// So it is measured, once for each communicator that has windows, at powers of
-// two.
+// ranks and the links between them, and not in a simple way: on two H200s
+// allreduces on windows win up to 32 KiB and from 2 MiB on, and lose up to 30 % in
+// between; allgathers win at every size. So it is measured, once for each
+// communicator that has windows, at powers of two.
 
 const (
 	smallestTunedBits = 10 // 1 KiB
@@ -40,7 +40,7 @@ func (w *windows) isFaster(op comm.Op, bytes int) bool {
 // How a time is measured: the shortest of some rounds of some calls, because
 // what disturbs only ever adds.
 //
-// The host takes longer to submit a small collective (7 µs with NCCL 2.28) than
+// The host takes longer to submit a small collective (8 µs with NCCL 2.28) than
 // the GPU to run it, on windows or not. So the calls queue up behind large ones,
 // a gate, and what is timed is the GPU alone: what graphs and a host that is
 // ahead see.
