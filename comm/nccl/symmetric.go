@@ -141,7 +141,7 @@ func (c *Comm) splitForWindows(ctx context.Context) error {
 		return c.breakDown(err)
 	}
 	c.windows.native.Store(made)
-	if err := c.sound(); err != nil { // another goroutine broke the communicator meanwhile
+	if err := c.usable(); err != nil { // another goroutine broke or closed the communicator meanwhile
 		made.abort()
 		return err
 	}
