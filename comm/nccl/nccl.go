@@ -15,130 +15,156 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	goruntime "runtime"
+	"slices"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Comm is one rank's handle on a group of GPUs.
-type Comm struct {
-	calls
-	check comm.Check
-	lib   *library
-	rt    *cuda.Runtime
-	options
-	own    *cuda.Stream
-	stream *cuda.Stream // where calls are submitted: own, or one from UseStream
-	mark   mark
-	// scratch is device memory of the communicator's own; the constants below
-	// say what lies where.
-	scratch uintptr
+// Option changes how a communicator is made.
+type Option func(*options)
 
-	// There are two native communicators (ncclComm_t) of the same ranks, and a
-	// third for windows as soon as there are some.
-	//
-	// control is in NCCL's non-blocking mode, in which a deadline can end what
-	// takes all ranks: creation, split, shrink. It carries no data, so a peer
-	// that dies leaves nothing unfinished on it and Shrink finds it intact.
-	//
-	// data, made out of control, carries the data. It is in blocking mode:
-	// NCCL starts a thread for every call on a non-blocking one, which takes
-	// 100 µs, and cannot be captured in a graph.
-	control control
-	data    *native
-
-	mu      sync.Mutex // NCCL allows one call at a time on a communicator
-	plan    plan       // the submission that is being made
-	windows windows
-
-	state
-	parent    *Comm // nil if it was not made out of another
-	children  children
-	leakAlarm goruntime.Cleanup
+type options struct {
+	minCTAs, maxCTAs int
+	oneProcess       bool // all ranks are goroutines of this process
 }
 
-// calls keeps the field of [comm.Calls] to this package.
-type calls = comm.Calls
-
-var (
-	_ comm.Communicator       = (*Comm)(nil)
-	_ comm.StreamSyncOps      = (*Comm)(nil)
-	_ comm.StreamOrder        = (*Comm)(nil)
-	_ comm.Reacher            = (*Comm)(nil)
-	_ comm.SymmetricAllocator = (*Comm)(nil)
-	_ comm.Ender              = (*Comm)(nil)
-)
-
-// newComm completes a communicator around its control communicator, which it
-// takes over.
-func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr, o options) (*Comm, error) {
-	c := &Comm{lib: lib, rt: rt, options: o}
-	c.life, c.end = context.WithCancel(context.Background())
-	c.control.native = &native{lib: lib, rt: rt, handle: handle}
-	c.check = comm.Check{
-		Backend:   "nccl",
-		Rank:      int(int32(lib.out(func(p uintptr) { lib.sym.UserRank.Call(handle, p) }))),
-		WorldSize: int(int32(lib.out(func(p uintptr) { lib.sym.Count.Call(handle, p) }))),
-		Supports:  c.supports,
-	}
-	c.calls = comm.NewCalls(&c.check, door{c})
-	c.leakAlarm = goruntime.AddCleanup(c, leaked, fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()))
-	if err := c.init(ctx); err != nil {
-		return nil, errors.Join(c.explain("init", err), c.Close())
-	}
-	return c, nil
+// WithCTAs bounds the number of thread blocks (CTAs) that a collective may
+// occupy, and so the multiprocessors it takes away from compute that runs
+// beside it. Zero leaves a bound to NCCL. All ranks pass the same.
+func WithCTAs(minimum, maximum int) Option {
+	return func(o *options) { o.minCTAs, o.maxCTAs = minimum, maximum }
 }
 
-// explain wraps the error of an operation, if there is one.
-func (c *Comm) explain(op string, err error) error {
-	if err == nil {
-		return nil
+func collect(opts []Option) (o options) {
+	for _, opt := range opts {
+		opt(&o)
 	}
-	return c.check.Fail(op, err)
+	return o
 }
 
-// What lies where in scratch, in bytes.
-const (
-	barrierOffset = 0                       // the int32 that Barrier reduces
-	voteOffset    = 8                       // what maximum reduces
-	maxVotes      = 2 * tunedSizes          // of int64
-	helloOffset   = voteOffset + 8*maxVotes // a byte per rank, received in connect
-)
-
-// Runtime is the GPU whose memory this communicator reads and writes.
-func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
-
-// CheckDevice implements [comm.Reacher].
-func (c *Comm) CheckDevice(d runtime.Device) error {
-	if d != c.rt.Device() {
-		return fmt.Errorf("%w: this nccl communicator reaches memory of %v, not of %v; host memory goes through comm/local or comm/mpi, or is copied to the GPU first",
-			comm.ErrDevice, c.rt.Device(), d)
+// InProcess makes one communicator per runtime, for the goroutines of this
+// process: number i is rank i of len(runtimes), on runtimes[i].
+func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([]*Comm, error) {
+	lib, err := open()
+	if err != nil {
+		return nil, err
 	}
-	return nil
-}
-
-// supports says which reductions NCCL has.
-func (c *Comm) supports(dt dtype.DType, op comm.ReduceOp) error {
-	if typeTable[dt] == unsupported {
-		return fmt.Errorf("%w: NCCL does not reduce %v", comm.ErrUnsupported, dt)
+	if len(runtimes) == 0 || slices.Contains(runtimes, nil) {
+		return nil, fmt.Errorf("nccl: %w: no runtimes, or one is nil", comm.ErrArgument)
 	}
-	if dt == dtype.FP8E4M3 || dt == dtype.FP8E5M2 {
-		if c.lib.version < fp8Version {
-			return fmt.Errorf("%w: NCCL %s does not reduce %v, 2.24 does", comm.ErrUnsupported, versionText(c.lib.version), dt)
-		}
-		if c.rt.Info().Major < 9 {
-			return fmt.Errorf("%w: NCCL reduces %v on GPUs of compute capability 9.0 or newer, this one has %d.%d",
-				comm.ErrUnsupported, dt, c.rt.Info().Major, c.rt.Info().Minor)
-		}
-		if op == comm.Avg {
-			// NCCL multiplies by 1/P in the type itself, and builds for
-			// several architectures refuse it; Sum and Scale do better.
-			return fmt.Errorf("%w: NCCL does not average %v", comm.ErrUnsupported, dt)
+	id, err := lib.newID()
+	if err != nil {
+		return nil, err
+	}
+	// The failure of one ends the wait of the others for it.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	comms := make([]*Comm, len(runtimes))
+	var first error
+	var once sync.Once
+	var wg sync.WaitGroup
+	for rank, rt := range runtimes {
+		wg.Go(func() {
+			o := collect(opts)
+			o.oneProcess = true
+			c, err := lib.join(ctx, rt, id, rank, len(runtimes), o)
+			if err != nil {
+				once.Do(func() { first = err })
+				cancel(err)
+				return
+			}
+			comms[rank] = c
+		})
+	}
+	wg.Wait()
+	if first == nil {
+		return comms, nil
+	}
+	errs := []error{first}
+	for _, c := range comms {
+		if c != nil {
+			errs = append(errs, c.Close())
 		}
 	}
-	return nil
+	return nil, errors.Join(errs...)
+}
+
+// From makes a communicator of the ranks of base, each on its own rt, and is
+// collective on base. The unique id travels over base, which may be any
+// communicator (MPI, local, another NCCL) and stays open.
+func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
+	if base == nil || rt == nil {
+		return nil, fmt.Errorf("nccl: %w: base communicator or runtime is nil", comm.ErrArgument)
+	}
+	lib, err := open()
+	var id uniqueID
+	if err == nil && base.Rank() == 0 {
+		id, err = lib.newID()
+	}
+	// A rank without NCCL still takes part, so that the others hear of it.
+	id, failed, shareErr := shareID(ctx, base, rt, id, err != nil)
+	switch {
+	case err != nil:
+		return nil, err
+	case shareErr != nil:
+		return nil, fmt.Errorf("nccl: sharing the unique id: %w", shareErr)
+	case failed > 0:
+		return nil, fmt.Errorf("nccl: %w: %d of %d ranks cannot use NCCL", comm.ErrPeerFailed, failed, base.WorldSize())
+	}
+	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), collect(opts))
+}
+
+// join makes rank's communicator; all ranks call it with the same id.
+func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
+	cfg := o.config(false)
+	control, err := l.create(ctx, rt, 0, l.sym.InitRankConfig, func(cell uintptr) uintptr {
+		return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
+	})
+	goruntime.KeepAlive(cfg)
+	if err != nil {
+		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: err}
+	}
+	return newComm(ctx, l, rt, control, o)
+}
+
+// FromEnv makes a communicator of the processes that a launcher started
+// (torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
+// [rendezvous.FromEnv] for the variables. rank 0's unique id travels over TCP.
+func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
+	if rt == nil {
+		return nil, fmt.Errorf("nccl: %w: runtime is nil", comm.ErrArgument)
+	}
+	lib, err := open()
+	if err != nil {
+		return nil, err
+	}
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	var id uniqueID
+	var own []byte // nothing, if rank 0 cannot make an id: so the others hear of it
+	var failed error
+	if job.Rank == 0 {
+		if id, failed = lib.newID(); failed == nil {
+			own = id[:]
+		}
+	}
+	payload, err := job.Broadcast(ctx, own)
+	switch {
+	case failed != nil:
+		return nil, failed
+	case err != nil:
+		return nil, err
+	case len(payload) != len(id):
+		return nil, fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(payload))
+	}
+	copy(id[:], payload)
+	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, collect(opts))
 }

@@ -1,0 +1,53 @@
+package nccl
+
+import (
+	"math"
+	"unsafe"
+)
+
+// config is ncclConfig_t as of NCCL 2.18. The library reads as much as the
+// size and version fields say, so newer ones accept it.
+type config struct {
+	size       uintptr
+	magic      uint32
+	version    uint32
+	blocking   int32
+	cgaCluster int32
+	minCTAs    int32
+	maxCTAs    int32
+	_          uintptr // netName: not set
+	splitShare int32
+	_          int32
+}
+
+// The values that ncclConfig_t starts with: the magic number of its
+// initializer, and "not set".
+const (
+	configMagic = 0xcafebeef
+	undefined   = math.MinInt32
+)
+
+// config makes NCCL's configuration, on the heap, so that its address may be
+// passed on.
+func (o options) config(blocking bool) *config {
+	mode := int32(0)
+	if blocking {
+		mode = 1
+	}
+	bound := func(n int) int32 {
+		if n <= 0 {
+			return undefined
+		}
+		return int32(n)
+	}
+	return &config{
+		size:       unsafe.Sizeof(config{}),
+		magic:      configMagic,
+		version:    oldest,
+		blocking:   mode,
+		cgaCluster: undefined,
+		minCTAs:    bound(o.minCTAs),
+		maxCTAs:    bound(o.maxCTAs),
+		splitShare: undefined,
+	}
+}
