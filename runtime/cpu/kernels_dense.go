@@ -21,7 +21,7 @@ type source struct {
 	grad   uintptr // 0 if there is none, or it has been added
 	dt     dtype.DType
 	factor float32
-	scaled bool // by factor
+	scaled bool // by factor; if not, it is 1
 	take   bool
 }
 
@@ -30,33 +30,21 @@ func (s *scratch) accumulate(src *source, from, to int) {
 	if src.grad == 0 {
 		return
 	}
-	x, grad := src.x[from:to], src.grad+uintptr(from*src.dt.Size())
 	if src.dt == dtype.F32 && !src.scaled {
-		s.add(x, grad)
+		s.add(src.x[from:to], src.grad+uintptr(from*src.dt.Size()))
 		return
 	}
-	for len(x) > 0 {
-		terms := s.widen(grad, src.dt, min(len(x), chunk))
+	for from < to {
+		block := src.x[from:min(to, from+chunk)]
+		terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
 		if src.scaled {
 			scaled := s.chunk[:len(terms)]
 			f32.Scale(scaled, terms, src.factor)
 			terms = scaled
 		}
-		s.add(x[:len(terms)], hostmem.Addr(terms))
-		x, grad = x[len(terms):], grad+uintptr(len(terms)*src.dt.Size())
+		s.add(block, hostmem.Addr(terms))
+		from += len(block)
 	}
-}
-
-// block accumulates and returns the elements from the given position on that
-// are to be looked at next: while they are in the cache, or all if that makes
-// no difference.
-func (s *scratch) block(src *source, from int) []float32 {
-	if src.grad == 0 && !src.take {
-		return src.x[from:]
-	}
-	to := min(from+chunk, len(src.x))
-	s.accumulate(src, from, to)
-	return src.x[from:to]
 }
 
 // add adds the len(acc) float32 at x to acc.

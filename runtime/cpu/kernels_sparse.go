@@ -166,37 +166,57 @@ func (s *scratch) union(dst entries, n int, scale float32) (count int, outside i
 		tile := s.sums[:min(chunk, n-from)]
 		var words uint64 // which marks are not zero
 		for j := range s.lists {
-			words |= s.mark(s.lists[j].idx, from, len(tile))
-			outside += s.lists[j].addTo(tile, from, scale)
+			met, negative := s.lists[j].addMarked(tile, &s.marks, from, scale)
+			words |= met
+			outside += negative
 		}
-		for ; words != 0; words &= words - 1 {
-			word := bits.TrailingZeros64(words)
-			for marks := s.marks[word]; marks != 0; marks &= marks - 1 {
-				i := word*64 + bits.TrailingZeros64(marks)
-				dst.idx[count], dst.val[count] = int32(from+i), tile[i]
-				tile[i] = 0
-				count++
-			}
-			s.marks[word] = 0
-		}
+		count += s.take(words, tile, from, dst.from(count))
 	}
 }
 
-// mark marks the positions in a tile of what addTo would add to it, and
-// returns which words of s.marks that touched.
-func (s *scratch) mark(idx []int32, from, size int) (words uint64) {
-	for _, index := range idx {
-		i := int(index) - from
-		if uint(i) >= uint(size) {
-			if i >= 0 {
+// take moves the marked entries of a tile to dst, and clears their marks. How
+// many marks a word has is as good as random, so the loop does not branch on
+// it: the next word is there before it is needed.
+func (s *scratch) take(words uint64, tile []float32, from int, dst entries) (count int) {
+	idx, val := dst.idx, dst.val[:len(dst.idx)]
+	marks := s.marks[bits.TrailingZeros64(words)%len(s.marks)]
+	for words != 0 {
+		word := bits.TrailingZeros64(words)
+		rest := words & (words - 1)
+		next := s.marks[bits.TrailingZeros64(rest)%len(s.marks)]
+		i := word*64 + bits.TrailingZeros64(marks)
+		idx[count], val[count] = int32(from+i), tile[i]
+		tile[i] = 0
+		count++
+		marks &= marks - 1
+		last := ^uint64(int64(marks|-marks) >> 63) // all ones if there is no mark left
+		words ^= (words ^ rest) & last
+		marks |= next & last
+	}
+	clear(s.marks[:])
+	return count
+}
+
+// addMarked is addTo that marks which positions of the tile it met, and returns
+// which words of marks that touched.
+func (e *entries) addMarked(tile []float32, marks *[chunk / 64]uint64, from int, scale float32) (words uint64, negative int32) {
+	idx, val := e.idx, e.val[:len(e.idx)]
+	j := 0
+	for ; j < len(idx); j++ {
+		i := uint(int(idx[j]) - from)
+		if i >= uint(len(tile)) {
+			if int(i) >= 0 {
 				break
 			}
+			negative += int32(uint32(idx[j]) >> 31)
 			continue
 		}
-		s.marks[uint(i)/64%uint(len(s.marks))] |= 1 << (i % 64)
+		tile[i] += float32(val[j] * scale)
+		marks[i/64%uint(len(marks))] |= 1 << (i % 64)
 		words |= 1 << (i / 64)
 	}
-	return words
+	e.idx, e.val = idx[j:], val[j:]
+	return words, negative
 }
 
 // countAbove counts block by block, for as many thresholds as there are: those

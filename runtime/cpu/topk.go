@@ -4,8 +4,8 @@ import (
 	"math"
 	"math/bits"
 
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // Exact top-k by magnitude key (the bits of |x|, see f32.Key).
@@ -34,7 +34,7 @@ const (
 	sampleDeviations = 4
 	// guessMargin is half the width of the bracket around a guess, as a share
 	// of it.
-	guessMargin = 0.125
+	guessMargin = 1. / 32
 
 	// candidatesMax bounds the candidates, and so the scratch memory: 32 MiB.
 	candidatesMax = 1 << 22
@@ -59,15 +59,24 @@ var allKeys = keyRange{0, f32.MaxKey}
 // pick accumulates src and writes the entries with a key of at least lo to dst,
 // as far as there is room, in one pass. It returns how many there are in all.
 func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
-	for from := 0; from < len(src.x); {
-		block := s.block(src, from)
-		found := f32.SelectRange(block, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
+	step := len(src.x)
+	if src.grad != 0 || src.take { // then what is done twice is done in the cache
+		step = chunk
+	}
+	for from := 0; from < len(src.x); from += step {
+		block := src.x[from:min(len(src.x), from+step)]
+		var found int
+		if src.grad != 0 {
+			terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
+			found = f32.AddSelectRange(block, terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
+		} else {
+			found = f32.SelectRange(block, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
+		}
 		if src.take {
 			zeroAt(src.x, dst.cut(found).idx)
 		}
 		dst = dst.from(found)
 		total += found
-		from += len(block)
 	}
 	return total
 }

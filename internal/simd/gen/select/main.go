@@ -6,13 +6,16 @@
 package main
 
 import (
+	"sync"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
 )
 
 func main() {
-	selectRange()
+	selectRange(false)
+	selectRange(true)
 	countRange()
 	sum()
 	squaredDeviations()
@@ -103,14 +106,23 @@ func (k keys) match(x Op) VecVirtual {
 // outcome of the test. The second step compresses the matching lanes of every
 // vector of these blocks to the front, with a permutation looked up by the mask
 // of matches, stores all lanes, and moves on by the number of matches.
-func selectRange() {
+//
+// With a gradient, the first step adds it, so the second finds the sums in the
+// cache. What is left when there is no room for matches is still added.
+func selectRange(withGrad bool) {
 	const (
 		vectors = 4
 		block   = vectors * vector
 		tile    = 64 // blocks
 	)
-	kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (done, found int)",
-		"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.")
+	if withGrad {
+		kernel("addSelectAVX2", "func(x, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32) (added, done, found int)",
+			"addSelectAVX2 adds grad*factor to x in whole blocks of 32 elements, and selects from",
+			"these blocks while idx and val have room for another 32.")
+	} else {
+		kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (done, found int)",
+			"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.")
+	}
 	k := loadKeys()
 	idx := Load(Param("idx").Base(), GP64())
 	val := Load(Param("val").Base(), GP64())
@@ -122,6 +134,22 @@ func selectRange() {
 	Load(Param("x").Len(), last)
 	SUBQ(Imm(block), last)
 	x := Mem{Base: Load(Param("x").Base(), GP64()), Scale: 4}
+	// sum returns vector i of the block, with the gradient.
+	sum := func(i int) Op { return x.Idx(done, 4).Offset(i * vector * 4) }
+	if withGrad {
+		grad := Mem{Base: Load(Param("grad").Base(), GP64()), Scale: 4}
+		factor := YMM()
+		VBROADCASTSS(float("factor"), factor)
+		element := sum
+		sum = func(i int) Op {
+			v, term := YMM(), YMM()
+			VMULPS(grad.Idx(done, 4).Offset(i*vector*4), factor, term)
+			VMOVUPS(element(i), v)
+			VADDPS(term, v, v)
+			VMOVUPS(v, element(i))
+			return v
+		}
+	}
 	list := AllocLocal(4 * tile)
 
 	table := GP64()
@@ -144,7 +172,7 @@ func selectRange() {
 	Label("test")
 	hits := make([]VecVirtual, vectors)
 	for i := range hits {
-		hits[i] = k.match(x.Idx(done, 4).Offset(i * vector * 4))
+		hits[i] = k.match(sum(i))
 	}
 	for n := vectors / 2; n > 0; n /= 2 {
 		for i := range n {
@@ -191,17 +219,33 @@ func selectRange() {
 	JMP(LabelRef("compress"))
 
 	Label("full")
-	MOVQ(at, done)
+	if withGrad {
+		Store(at, Return("done"))
+		Label("rest")
+		CMPQ(done, last)
+		JGT(LabelRef("added"))
+		for i := range vectors {
+			sum(i)
+		}
+		ADDQ(Imm(block), done)
+		JMP(LabelRef("rest"))
+	} else {
+		MOVQ(at, done)
+	}
 	Label("end")
-	VZEROUPPER()
 	Store(done, Return("done"))
+	Label("added")
+	VZEROUPPER()
+	if withGrad {
+		Store(done, Return("added"))
+	}
 	Store(found, Return("found"))
 	RET()
 }
 
 // permutationTable returns a table of eight bytes for each mask of eight bits:
 // the positions of the bits that are set, in ascending order.
-func permutationTable() Mem {
+var permutationTable = sync.OnceValue(func() Mem {
 	table := GLOBL("permutations", RODATA|NOPTR)
 	for mask := range 256 {
 		var entry uint64
@@ -215,16 +259,16 @@ func permutationTable() Mem {
 		DATA(mask*8, U64(entry))
 	}
 	return table
-}
+})
 
 // iota8 returns a table of the numbers 0 to 7.
-func iota8() Mem {
+var iota8 = sync.OnceValue(func() Mem {
 	table := GLOBL("iota8", RODATA|NOPTR)
 	for i := range vector {
 		DATA(i*4, U32(i))
 	}
 	return table
-}
+})
 
 // countRange subtracts the matches (all ones, that is -1) from counters in
 // each lane, which 2^31 elements cannot overflow.

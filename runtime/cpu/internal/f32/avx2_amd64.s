@@ -139,8 +139,8 @@ full:
 	MOVQ R12, SI
 
 end:
-	VZEROUPPER
 	MOVQ SI, done+88(FP)
+	VZEROUPPER
 	MOVQ BX, found+96(FP)
 	RET
 
@@ -411,6 +411,191 @@ DATA iota8<>+20(SB)/4, $0x00000005
 DATA iota8<>+24(SB)/4, $0x00000006
 DATA iota8<>+28(SB)/4, $0x00000007
 GLOBL iota8<>(SB), RODATA|NOPTR, $32
+
+// func addSelectAVX2(x []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (added int, done int, found int)
+// Requires: AVX, AVX2, CMOV, POPCNT
+TEXT ·addSelectAVX2(SB), NOSPLIT, $256-136
+	VPCMPEQD     Y0, Y0, Y0
+	VPSRLD       $0x01, Y0, Y0
+	MOVL         lo+56(FP), AX
+	VMOVD        AX, X1
+	VPBROADCASTD X1, Y1
+	MOVL         width+60(FP), AX
+	VMOVD        AX, X2
+	VPBROADCASTD X2, Y2
+	MOVQ         idx_base+64(FP), AX
+	MOVQ         val_base+88(FP), CX
+	MOVQ         idx_len+72(FP), DX
+	SUBQ         $0x20, DX
+	XORQ         BX, BX
+	XORQ         SI, SI
+	MOVQ         x_len+8(FP), DI
+	SUBQ         $0x20, DI
+	MOVQ         x_base+0(FP), R8
+	MOVQ         grad_base+24(FP), R9
+	VBROADCASTSS factor+48(FP), Y3
+	LEAQ         permutations<>+0(SB), R10
+	MOVL         base+52(FP), R11
+	VMOVD        R11, X4
+	VPBROADCASTD X4, Y4
+	VPADDD       iota8<>+0(SB), Y4, Y4
+	MOVL         $0x00000008, R11
+	VMOVD        R11, X5
+	VPBROADCASTD X5, Y5
+
+tile:
+	CMPQ    SI, DI
+	JGT     end
+	LEAQ    2016(SI), R11
+	CMPQ    R11, DI
+	CMOVQGT DI, R11
+	XORQ    R12, R12
+
+test:
+	VMULPS    (R9)(SI*4), Y3, Y7
+	VMOVUPS   (R8)(SI*4), Y6
+	VADDPS    Y7, Y6, Y6
+	VMOVUPS   Y6, (R8)(SI*4)
+	VPAND     Y6, Y0, Y6
+	VPSUBD    Y1, Y6, Y6
+	VPMINUD   Y2, Y6, Y7
+	VPCMPEQD  Y7, Y6, Y6
+	VMULPS    32(R9)(SI*4), Y3, Y8
+	VMOVUPS   32(R8)(SI*4), Y7
+	VADDPS    Y8, Y7, Y7
+	VMOVUPS   Y7, 32(R8)(SI*4)
+	VPAND     Y7, Y0, Y7
+	VPSUBD    Y1, Y7, Y7
+	VPMINUD   Y2, Y7, Y8
+	VPCMPEQD  Y8, Y7, Y7
+	VMULPS    64(R9)(SI*4), Y3, Y9
+	VMOVUPS   64(R8)(SI*4), Y8
+	VADDPS    Y9, Y8, Y8
+	VMOVUPS   Y8, 64(R8)(SI*4)
+	VPAND     Y8, Y0, Y8
+	VPSUBD    Y1, Y8, Y8
+	VPMINUD   Y2, Y8, Y9
+	VPCMPEQD  Y9, Y8, Y8
+	VMULPS    96(R9)(SI*4), Y3, Y10
+	VMOVUPS   96(R8)(SI*4), Y9
+	VADDPS    Y10, Y9, Y9
+	VMOVUPS   Y9, 96(R8)(SI*4)
+	VPAND     Y9, Y0, Y9
+	VPSUBD    Y1, Y9, Y9
+	VPMINUD   Y2, Y9, Y10
+	VPCMPEQD  Y10, Y9, Y9
+	VPOR      Y6, Y8, Y6
+	VPOR      Y7, Y9, Y7
+	VPOR      Y6, Y7, Y6
+	VPMOVMSKB Y6, R13
+	MOVL      SI, (SP)(R12*4)
+	NEGL      R13
+	ADCQ      $0x00, R12
+	ADDQ      $0x20, SI
+	CMPQ      SI, R11
+	JLE       test
+	XORQ      R11, R11
+
+compress:
+	CMPQ         R11, R12
+	JGE          tile
+	MOVL         (SP)(R11*4), R13
+	CMPQ         BX, DX
+	JGT          full
+	VMOVD        R13, X6
+	VPBROADCASTD X6, Y6
+	VPADDD       Y4, Y6, Y6
+	VMOVUPS      (R8)(R13*4), Y7
+	VPAND        Y7, Y0, Y8
+	VPSUBD       Y1, Y8, Y8
+	VPMINUD      Y2, Y8, Y9
+	VPCMPEQD     Y9, Y8, Y8
+	VMOVMSKPS    Y8, R14
+	POPCNTL      R14, R15
+	VPMOVZXBD    (R10)(R14*8), Y8
+	VPERMD       Y6, Y8, Y9
+	VMOVDQU      Y9, (AX)(BX*4)
+	VPERMPS      Y7, Y8, Y9
+	VMOVUPS      Y9, (CX)(BX*4)
+	ADDQ         R15, BX
+	VPADDD       Y5, Y6, Y6
+	VMOVUPS      32(R8)(R13*4), Y7
+	VPAND        Y7, Y0, Y8
+	VPSUBD       Y1, Y8, Y8
+	VPMINUD      Y2, Y8, Y9
+	VPCMPEQD     Y9, Y8, Y8
+	VMOVMSKPS    Y8, R14
+	POPCNTL      R14, R15
+	VPMOVZXBD    (R10)(R14*8), Y8
+	VPERMD       Y6, Y8, Y9
+	VMOVDQU      Y9, (AX)(BX*4)
+	VPERMPS      Y7, Y8, Y9
+	VMOVUPS      Y9, (CX)(BX*4)
+	ADDQ         R15, BX
+	VPADDD       Y5, Y6, Y6
+	VMOVUPS      64(R8)(R13*4), Y7
+	VPAND        Y7, Y0, Y8
+	VPSUBD       Y1, Y8, Y8
+	VPMINUD      Y2, Y8, Y9
+	VPCMPEQD     Y9, Y8, Y8
+	VMOVMSKPS    Y8, R14
+	POPCNTL      R14, R15
+	VPMOVZXBD    (R10)(R14*8), Y8
+	VPERMD       Y6, Y8, Y9
+	VMOVDQU      Y9, (AX)(BX*4)
+	VPERMPS      Y7, Y8, Y9
+	VMOVUPS      Y9, (CX)(BX*4)
+	ADDQ         R15, BX
+	VPADDD       Y5, Y6, Y6
+	VMOVUPS      96(R8)(R13*4), Y7
+	VPAND        Y7, Y0, Y8
+	VPSUBD       Y1, Y8, Y8
+	VPMINUD      Y2, Y8, Y9
+	VPCMPEQD     Y9, Y8, Y8
+	VMOVMSKPS    Y8, R13
+	POPCNTL      R13, R14
+	VPMOVZXBD    (R10)(R13*8), Y8
+	VPERMD       Y6, Y8, Y6
+	VMOVDQU      Y6, (AX)(BX*4)
+	VPERMPS      Y7, Y8, Y6
+	VMOVUPS      Y6, (CX)(BX*4)
+	ADDQ         R14, BX
+	INCQ         R11
+	JMP          compress
+
+full:
+	MOVQ R13, done+120(FP)
+
+rest:
+	CMPQ    SI, DI
+	JGT     added
+	VMULPS  (R9)(SI*4), Y3, Y1
+	VMOVUPS (R8)(SI*4), Y0
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, (R8)(SI*4)
+	VMULPS  32(R9)(SI*4), Y3, Y1
+	VMOVUPS 32(R8)(SI*4), Y0
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, 32(R8)(SI*4)
+	VMULPS  64(R9)(SI*4), Y3, Y1
+	VMOVUPS 64(R8)(SI*4), Y0
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, 64(R8)(SI*4)
+	VMULPS  96(R9)(SI*4), Y3, Y1
+	VMOVUPS 96(R8)(SI*4), Y0
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, 96(R8)(SI*4)
+	ADDQ    $0x20, SI
+	JMP     rest
+
+end:
+	MOVQ SI, done+120(FP)
+
+added:
+	VZEROUPPER
+	MOVQ SI, added+112(FP)
+	MOVQ BX, found+128(FP)
+	RET
 
 // func countAVX2(x []float32, lo uint32, width uint32) (done int, found int)
 // Requires: AVX, AVX2

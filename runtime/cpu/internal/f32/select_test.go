@@ -81,6 +81,52 @@ func testSelectRange(t *testing.T) {
 	}
 }
 
+// TestAddSelectRange expects what adding and SelectRange give, wherever the room
+// ends.
+func TestAddSelectRange(t *testing.T) { simdtest.EachPath(t, testAddSelectRange) }
+
+func testAddSelectRange(t *testing.T) {
+	const seed, base = 8, 1000
+	rng := rand.New(rand.NewPCG(seed, 0))
+	inputs := selectInputs(rng)
+	inputs["long"] = make([]float32, 200_003)
+	for name, before := range inputs {
+		grad := make([]float32, len(before))
+		for i := range grad {
+			grad[i] = float32(rng.NormFloat64())
+		}
+		for _, factor := range []float32{1, -0.3} {
+			sum := make([]float32, len(before))
+			for i, v := range before {
+				sum[i] = float32(float64(v) + float64(float32(float64(grad[i])*float64(factor))))
+			}
+			for _, r := range keyRanges() {
+				wantIdx, _ := naiveSelect(sum, base, r[0], r[1])
+				for _, room := range []int{0, 1, 40, len(wantIdx) / 2, len(wantIdx), len(wantIdx) + 40} {
+					what := fmt.Sprintf("%s, keys %#x, room %d, seed %d", name, r, room, seed)
+					x := slices.Clone(before)
+					idx, val := make([]int32, room+40), make([]float32, room+40)
+					require.Equal(t, len(wantIdx), AddSelectRange(x, grad, factor, base, r[0], r[1], idx[:room], val[:room]), what)
+					for i := range x {
+						if math.Float32bits(x[i]) != math.Float32bits(sum[i]) && sum[i] == sum[i] {
+							t.Fatalf("%s: sum %d is %v, want %v", what, i, x[i], sum[i])
+						}
+					}
+					n := min(room, len(wantIdx))
+					require.True(t, slices.Equal(wantIdx[:n], idx[:n]), what)
+					for j, i := range idx[:n] {
+						require.Equal(t, math.Float32bits(x[i-base]), math.Float32bits(val[j]), what)
+					}
+					for j := room; j < len(idx); j++ {
+						require.Zero(t, idx[j], what)
+						require.Zero(t, val[j], what)
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestSelectRangeInPlace(t *testing.T) { simdtest.EachPath(t, testSelectInPlace) }
 
 func testSelectInPlace(t *testing.T) {
