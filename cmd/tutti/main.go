@@ -16,6 +16,7 @@ import (
 )
 
 func main() {
-	backend.ProbeMPI = os.Args[0]
+	// "" if the system does not tell: what argv[0] names may be another program.
+	backend.ProbeMPI, _ = os.Executable()
 	os.Exit(cli.Main(os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -4,6 +4,8 @@ package main
 
 import (
 	"bufio"
+	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -31,6 +33,7 @@ func TestSignalsEndTheCommand(t *testing.T) {
 		text string
 		code int
 	}{
+		syscall.SIGHUP:  {"tutti: hung up\n", 129},
 		syscall.SIGINT:  {"tutti: interrupted\n", 130},
 		syscall.SIGTERM: {"tutti: terminated\n", 143},
 	} {
@@ -53,4 +56,37 @@ func TestSignalsEndTheCommand(t *testing.T) {
 		assert.Equal(t, want.code, exit.ExitCode())
 		assert.Equal(t, want.text, rest.String())
 	}
+}
+
+// What a shell was told to ignore stays ignored.
+func TestNohup(t *testing.T) {
+	tutti := build(t)
+	cmd := command(t, "sh", "-c", `trap "" HUP; exec "$0" "$@"`, tutti, "bench", "allreduce", "--ranks", "2", "--max", "8", "--iters", "1000000000", "--rounds", "1")
+	cmd.Env = append(cmd.Env, "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0")
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewReader(stderr)
+	_, err = lines.ReadString('\n')
+	require.NoError(t, err)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	rest, err := io.ReadAll(lines)
+	require.NoError(t, err)
+	assert.Equal(t, "tutti: terminated\n", string(rest))
+	assert.Error(t, cmd.Wait())
+}
+
+// The command starts itself to look for MPI, and not whatever has the name that
+// it was called by.
+func TestInfoStartsItself(t *testing.T) {
+	tutti := build(t)
+	witness := filepath.Join(t.TempDir(), "tutti-by-another-name")
+	ran := witness + ".ran"
+	require.NoError(t, os.WriteFile(witness, []byte("#!/bin/sh\ntouch "+ran+"\n"), 0o700))
+	cmd := command(t, tutti, "info")
+	cmd.Args[0] = witness
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	assert.NoFileExists(t, ran)
 }

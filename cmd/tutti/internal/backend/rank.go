@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+
+	"github.com/pbnjay/memory"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -48,6 +51,19 @@ func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) 
 		return context.WithCancel(ctx)
 	}
 	return within(ctx, r.guard.limit)
+}
+
+// Fits returns an error if what the ranks of this process need of the host's
+// memory, so many bytes each, is more than there is: the system would end the
+// process when it writes to it. remedy names the options to lower.
+func (r Rank) Fits(backend, what string, bytes float64, remedy string) error {
+	there := float64(memory.TotalMemory()) // 0 if not known
+	need := bytes * float64(r.HostRanks)
+	if there == 0 || need <= there {
+		return nil
+	}
+	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s of %s are %.1f GiB, this machine has %.1f GiB; lower %s",
+		what, Counted(r.HostRanks, "rank"), need/(1<<30), there/(1<<30), remedy)}
 }
 
 // HasKernels tells whether the rank's runtime can do sparse patterns.

@@ -3,25 +3,15 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
-
-	sysmem "github.com/pbnjay/memory"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 )
 
 // fits returns an error if the buffers of all ranks of this process, of so many
-// bytes each, cannot be in the memory of the host: the system would end the
-// process when it writes to them.
+// bytes each, cannot be in the memory of the host.
 func fits(r backend.Rank, name string, bytes int) error {
-	there := float64(sysmem.TotalMemory()) // 0 if not known
-	need := float64(bytes) * float64(r.HostRanks)
-	if there == 0 || need <= there {
-		return nil
-	}
-	return &backend.OptionError{Backend: name, Reason: fmt.Sprintf("the buffers of %s are %.1f GiB, this machine has %.1f GiB; lower --max or --ranks",
-		backend.Counted(r.HostRanks, "rank"), need/(1<<30), there/(1<<30))}
+	return r.Fits(name, "the buffers", float64(bytes), "--max or --ranks")
 }
 
 // memory is where buffers come from.

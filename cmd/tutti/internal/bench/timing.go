@@ -33,15 +33,22 @@ const (
 	maxIterations = 20000
 )
 
+// Limits of what is asked for: each round keeps its time, and calls that take a
+// microsecond each would go on for a month.
+const (
+	mostRounds = 1 << 20
+	mostCalls  = 1 << 41
+)
+
 // Validate names the first number that cannot be used.
 func (n Repeats) Validate() error {
 	switch {
-	case n.Warmup < 0:
-		return fmt.Errorf("warmup %d is negative", n.Warmup)
-	case n.Iterations < 0:
-		return fmt.Errorf("iters %d is negative (0 chooses)", n.Iterations)
-	case n.Rounds < 1:
-		return fmt.Errorf("rounds %d is not 1 or more", n.Rounds)
+	case n.Warmup < 0 || n.Warmup > mostCalls:
+		return fmt.Errorf("warmup %d is not in [0, %d]", n.Warmup, mostCalls)
+	case n.Iterations < 0 || n.Iterations > mostCalls:
+		return fmt.Errorf("iters %d is not in [0, %d] (0 chooses)", n.Iterations, mostCalls)
+	case n.Rounds < 1 || n.Rounds > mostRounds:
+		return fmt.Errorf("rounds %d is not in [1, %d]", n.Rounds, mostRounds)
 	}
 	return nil
 }

@@ -14,8 +14,7 @@ import (
 
 // printGPUs prints the section about GPUs: libraries, devices and their links.
 func printGPUs(out io.Writer, g backend.GPUs, cublas backend.CUBLAS) {
-	versions := newTable(out)
-	versions.SetColumnConfigs([]table.ColumnConfig{{Number: 2, WidthMax: proseWidth, WidthMaxEnforcer: text.WrapSoft}})
+	versions := newTable()
 	if len(g.Devices) == 0 {
 		versions.AppendRow(table.Row{"GPU", "none: " + g.NoGPU})
 	} else {
@@ -26,19 +25,19 @@ func printGPUs(out io.Writer, g backend.GPUs, cublas backend.CUBLAS) {
 	}
 	versions.AppendRow(table.Row{"NCCL", library(g.NCCL, g.NCCLLibrary, g.NoNCCL)})
 	versions.AppendRow(table.Row{"cuBLAS", library(cublas.Version, cublas.Library, cublas.Unavailable)})
-	versions.Render()
+	printTable(out, versions, nil, 2)
 	if len(g.Devices) == 0 {
 		return
 	}
 	fmt.Fprintln(out)
 
-	devices := newTable(out)
-	devices.AppendHeader(table.Row{"GPU", "name", "memory", "compute capability", "multiprocessors", "PCI bus"})
+	devices := newTable()
+	devices.AppendHeader(table.Row{"GPU", "name", "memory", "compute\ncapability", "multi-\nprocessors", "PCI bus"})
 	for _, d := range g.Devices {
 		devices.AppendRow(table.Row{d.Index, d.Name, gibibytes(uint64(d.MemoryBytes)),
 			fmt.Sprintf("%d.%d", d.Major, d.Minor), d.Multiprocessors, d.PCIBus})
 	}
-	devices.Render()
+	printTable(out, devices, nil, 2)
 	if len(g.Devices) > 1 {
 		fmt.Fprintln(out)
 		printLinks(out, g.Devices)
@@ -90,8 +89,7 @@ func printLinks(out io.Writer, devices []cuda.DeviceInfo) {
 		header = append(header, strconv.Itoa(d.Index))
 		columns = append(columns, table.ColumnConfig{Number: i + 2, Align: text.AlignLeft, AlignHeader: text.AlignLeft})
 	}
-	links := newTable(out)
-	links.SetColumnConfigs(columns)
+	links := newTable()
 	links.AppendHeader(header)
 	seen := map[string]bool{}
 	for _, d := range devices {
@@ -103,7 +101,7 @@ func printLinks(out io.Writer, devices []cuda.DeviceInfo) {
 		}
 		links.AppendRow(row)
 	}
-	links.Render()
+	printTable(out, links, columns)
 	for _, l := range []struct{ name, meaning string }{
 		{linkNVLink, "direct access with native atomics"},
 		{linkPeer, "direct access without native atomics (PCIe)"},

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/klauspost/cpuid/v2"
 	"github.com/pbnjay/memory"
 	"github.com/spf13/cobra"
@@ -139,7 +138,7 @@ func (info information) print(out io.Writer) {
 	if features == "" {
 		features = "none, portable code only"
 	}
-	machine := newTable(out)
+	machine := newTable()
 	machine.AppendRows([]table.Row{
 		{"tutti", info.Version},
 		{"go", fmt.Sprintf("%s %s/%s", info.Go, info.OS, info.Arch)},
@@ -149,13 +148,12 @@ func (info information) print(out io.Writer) {
 		{"patterns", strings.Join(info.Patterns, " ")},
 		{"dtypes", strings.Join(info.DTypes, " ")},
 	})
-	machine.Render()
+	printTable(out, machine, nil, 2)
 	fmt.Fprintln(out)
 	printGPUs(out, info.GPUs, info.CUBLAS)
 	fmt.Fprintln(out)
 
-	backends := newTable(out)
-	backends.SetColumnConfigs([]table.ColumnConfig{{Number: 4, WidthMax: proseWidth, WidthMaxEnforcer: text.WrapSoft}})
+	backends := newTable()
 	backends.AppendHeader(table.Row{"backend", "ranks are", "available", ""})
 	for _, b := range info.Backends {
 		available := "no"
@@ -164,11 +162,8 @@ func (info information) print(out io.Writer) {
 		}
 		backends.AppendRow(table.Row{b.Name, b.Summary, available, info.detail(b)})
 	}
-	backends.Render()
+	printTable(out, backends, nil, 2, 4)
 }
-
-// proseWidth is where texts in tables are wrapped.
-const proseWidth = 72
 
 // detail is that of a backend, without repeating what stands above it.
 func (info information) detail(b backendInfo) string {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
@@ -181,9 +180,8 @@ func (r *overlapReport) print() {
 	res := r.result
 	fmt.Fprintf(r.stdout, "%s of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %s\n\n",
 		backend.Counted(res.Layers, "layer"), res.Width, res.Width, res.Batch, res.Ranks, res.Device, formatSize(res.GradientBytes), backend.Counted(res.Buckets, "bucket"))
-	t := newTable(r.stdout)
+	t := newTable()
 	t.AppendHeader(table.Row{"step", "time", ""})
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 2, Align: text.AlignRight, AlignHeader: text.AlignRight}})
 	for _, row := range []struct {
 		what string
 		ms   float64
@@ -198,7 +196,7 @@ func (r *overlapReport) print() {
 	} {
 		t.AppendRow(table.Row{row.what, formatMS(row.ms), row.note})
 	}
-	t.Render()
+	printTable(r.stdout, t, alignRight(2, 2), 3)
 	fmt.Fprintln(r.stdout)
 	if res.Ranks == 1 {
 		fmt.Fprintln(r.stdout, "one rank has nothing to communicate")

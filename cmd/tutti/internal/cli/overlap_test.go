@@ -15,7 +15,7 @@ import (
 func TestOverlapRefuses(t *testing.T) {
 	for flags, want := range map[[2]string]string{
 		{"--backend", "local"}: "local: bench overlap needs a backend with streams, such as nccl",
-		{"--layers", "0"}:      "layers is 0, want 1 or more",
+		{"--layers", "0"}:      "layers is 0, want a number in [1, ",
 		{"--bucket", "0"}:      "bucket is 0",
 		{"--ctas", "-1"}:       "ctas is -1",
 		{"--sms", "-1"}:        "sms is -1",

@@ -7,8 +7,8 @@ import (
 	"github.com/jedib0t/go-pretty/v6/progress"
 )
 
-// bars shows a bar for each piece of a long work, if out is a terminal. It
-// shows nothing before the first step.
+// bars shows a bar for each piece of a long work, if out is a terminal that
+// can be written over. It shows nothing before the first step.
 type bars struct {
 	out     io.Writer
 	pieces  int
@@ -26,6 +26,9 @@ func (b *bars) start() {
 	w.SetOutputWriter(b.out)
 	w.SetNumTrackersExpected(b.pieces)
 	w.SetMessageLength(messageWidth)
+	width, _ := terminalWidth(b.out)
+	w.SetTerminalWidth(width - 1) // a full line begins the next one on some terminals
+	w.SetTrackerLength(min(progress.DefaultLengthTracker, width/4))
 	w.SetUpdateFrequency(100 * time.Millisecond)
 	w.SetTrackerPosition(progress.PositionRight)
 	w.SetStyle(progress.StyleBlocks)
@@ -39,7 +42,7 @@ func (b *bars) start() {
 
 // set moves the bar of the current piece; its first step begins a new bar.
 func (b *bars) set(piece string, step, steps int) {
-	if !onTerminal(b.out) {
+	if b.writer == nil && !canRedraw(b.out) {
 		return
 	}
 	if b.writer == nil {
@@ -64,6 +67,12 @@ func (b *bars) stop() {
 	if b.tracker != nil {
 		b.tracker.MarkAsErrored()
 	}
-	b.writer.Stop()
-	<-b.stopped
+	for { // Stop does nothing before Render has begun
+		b.writer.Stop()
+		select {
+		case <-b.stopped:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }

@@ -21,6 +21,7 @@ const (
 	exitOK          = 0
 	exitFailure     = 1 // something went wrong
 	exitUsage       = 2 // the command line is wrong; nothing was done
+	exitHungUp      = 128 + int(syscall.SIGHUP)
 	exitInterrupted = 128 + int(syscall.SIGINT)
 	exitTerminated  = 128 + int(syscall.SIGTERM)
 )
@@ -46,6 +47,7 @@ func (s *signaled) Error() string { return s.text }
 
 // The signals that end what runs.
 var (
+	errHungUp      = &signaled{"hung up", exitHungUp}
 	errInterrupted = &signaled{"interrupted", exitInterrupted}
 	errTerminated  = &signaled{"terminated", exitTerminated}
 )
@@ -57,12 +59,18 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	defer cancel(nil)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	go func() {
 		got := <-signals
 		signal.Stop(signals)
-		if got == syscall.SIGTERM {
+		switch got {
+		case syscall.SIGHUP:
+			cancel(errHungUp)
+		case syscall.SIGTERM:
 			cancel(errTerminated)
-		} else {
+		default:
 			cancel(errInterrupted)
 		}
 	}()
@@ -111,8 +119,8 @@ func newRoot() (root *cobra.Command, started *bool) {
 		Long: `tutti shows what this machine offers for collective communication, trains a
 small network with every gradient exchange pattern, and measures collectives.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted (SIGINT),
-143 terminated (SIGTERM).`,
+Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP),
+130 interrupted (SIGINT), 143 terminated (SIGTERM).`,
 		Example: `  tutti info
   tutti train --pattern dense,topkA,oktopk
   tutti bench allreduce --ranks 2 --max 16M`,

@@ -3,6 +3,8 @@ package cli
 import (
 	"io"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -10,10 +12,9 @@ import (
 )
 
 // newTable makes a table in the style of all commands: no frame, headers as
-// they are written.
-func newTable(out io.Writer) table.Writer {
+// they are written. It is printed by [printTable].
+func newTable() table.Writer {
 	t := table.NewWriter()
-	t.SetOutputMirror(out)
 	t.SuppressTrailingSpaces()
 	style := table.StyleLight
 	style.Options = table.OptionsNoBordersAndSeparators
@@ -25,8 +26,82 @@ func newTable(out io.Writer) table.Writer {
 	return t
 }
 
-// onTerminal tells whether w is a terminal.
-func onTerminal(w io.Writer) bool {
+// alignRight makes columns of numbers, from one number to another.
+func alignRight(from, to int) (columns []table.ColumnConfig) {
+	for i := from; i <= to; i++ {
+		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight})
+	}
+	return columns
+}
+
+// Widths of the columns with texts, which are wrapped.
+const (
+	proseWidth    = 72
+	leastProse    = 20
+	widthUnseen   = 100 // of a table that no terminal shows
+	leastTerminal = 40
+)
+
+// printTable prints a table. Texts in the columns prose, by their numbers, are
+// wrapped, the widest first, until the table fits the terminal.
+func printTable(out io.Writer, t table.Writer, columns []table.ColumnConfig, prose ...int) {
+	width, shown := terminalWidth(out)
+	if !shown {
+		width = widthUnseen
+	}
+	for _, number := range prose {
+		columns = append(columns, table.ColumnConfig{Number: number, WidthMax: proseWidth, WidthMaxEnforcer: text.WrapSoft})
+	}
+	wrapped := columns[len(columns)-len(prose):]
+	for {
+		t.SetColumnConfigs(columns)
+		lines := t.Render()
+		widest := 0
+		for line := range strings.Lines(lines) {
+			widest = max(widest, text.StringWidth(strings.TrimRight(line, "\n")))
+		}
+		if len(wrapped) > 0 && widest > width {
+			i := 0
+			for j := range wrapped {
+				if wrapped[j].WidthMax > wrapped[i].WidthMax {
+					i = j
+				}
+			}
+			if wrapped[i].WidthMax > leastProse {
+				wrapped[i].WidthMax--
+				continue
+			}
+		}
+		_, _ = io.WriteString(out, lines+"\n")
+		return
+	}
+}
+
+// terminal returns the terminal behind w.
+func terminal(w io.Writer) (fd int, ok bool) {
+	if o, is := w.(*output); is {
+		w = o.Writer
+	}
 	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return 0, false
+	}
+	return int(f.Fd()), true
+}
+
+// terminalWidth is the number of columns of the terminal behind w, and whether
+// there is one that says it.
+func terminalWidth(w io.Writer) (columns int, ok bool) {
+	fd, ok := terminal(w)
+	if !ok {
+		return 0, false
+	}
+	columns, _, err := term.GetSize(fd)
+	return columns, err == nil && columns > 0
+}
+
+// canRedraw tells whether w is a terminal that can show progress in place.
+func canRedraw(w io.Writer) bool {
+	columns, ok := terminalWidth(w)
+	return ok && columns >= leastTerminal && !slices.Contains([]string{"", "dumb"}, os.Getenv("TERM"))
 }

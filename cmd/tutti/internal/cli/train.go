@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
@@ -129,13 +128,8 @@ func (r *trainReport) finish(out string) error {
 }
 
 func (r *trainReport) printTable() {
-	t := newTable(r.stdout)
-	t.AppendHeader(table.Row{"pattern", "test accuracy", "elements sent", "bytes sent", "of dense", "communication", "total"})
-	var columns []table.ColumnConfig
-	for i := 2; i <= 7; i++ {
-		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight})
-	}
-	t.SetColumnConfigs(columns)
+	t := newTable()
+	t.AppendHeader(table.Row{"pattern", "test\naccuracy", "elements\nsent", "bytes\nsent", "of\ndense", "commu-\nnication", "total"})
 	for _, result := range r.results {
 		t.AppendRow(table.Row{
 			result.Pattern,
@@ -147,6 +141,6 @@ func (r *trainReport) printTable() {
 			fmt.Sprintf("%.2f s", result.TotalSeconds),
 		})
 	}
-	t.Render()
-	fmt.Fprintf(r.stdout, "%s; elements and bytes are those that a rank sends in a step, the mean over ranks and steps\n", backend.Counted(r.results[0].Ranks, "rank"))
+	printTable(r.stdout, t, alignRight(2, 7))
+	fmt.Fprintf(r.stdout, "%s; elements and bytes are those that a rank sends in a step, on average\n", backend.Counted(r.results[0].Ranks, "rank"))
 }

@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
@@ -83,8 +84,12 @@ func (c Config) Validate() error {
 		{"layers", c.Layers, 1}, {"width", c.Width, 1}, {"batch", c.Batch, 1}, {"bucket", c.BucketBytes, 1},
 		{"sms", c.Multiprocessors, 0}, {"steps", c.Steps, 1}, {"rounds", c.Rounds, 1},
 	} {
-		if n.value < n.least {
-			return fmt.Errorf("%s is %d, want %d or more", n.name, n.value, n.least)
+		most := 1 << 20 // so that no product of three overflows
+		if n.name == "bucket" {
+			most = math.MaxInt
+		}
+		if n.value < n.least || n.value > most {
+			return fmt.Errorf("%s is %d, want a number in [%d, %d]", n.name, n.value, n.least, most)
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@ package picture
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,10 +66,26 @@ func save(p *plot.Plot, path string) (err error) {
 	}
 	area := draw.New(canvas)
 	p.Draw(draw.Crop(area, vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
-	file, err := os.Create(path)
+	return replace(path, func(w io.Writer) error {
+		_, err := canvas.WriteTo(w)
+		return err
+	})
+}
+
+// replace writes a file beside path and gives it that name once it is complete:
+// what was there stays if that fails.
+func replace(path string, write func(io.Writer) error) error {
+	part := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d", filepath.Base(path), os.Getpid()))
+	file, err := os.Create(part)
 	if err != nil {
 		return err
 	}
-	_, err = canvas.WriteTo(file)
-	return errors.Join(err, file.Close())
+	err = errors.Join(write(file), file.Close())
+	if err == nil {
+		err = os.Rename(part, path)
+	}
+	if err != nil {
+		_ = os.Remove(part)
+	}
+	return err
 }

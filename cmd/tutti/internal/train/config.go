@@ -66,10 +66,10 @@ func (c Config) Validate() error {
 		return bad("density", c.Density, "in (0, 1]")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
-	case c.Epochs < 1:
-		return bad("epochs", c.Epochs, "1 or more")
 	case c.Batch < 1 || c.Batch > trainingImages:
 		return bad("batch", c.Batch, fmt.Sprintf("in [1, %d], the number of training images", trainingImages))
+	case c.Epochs < 1 || c.Epochs > maxSteps/(trainingImages/c.Batch):
+		return bad("epochs", c.Epochs, fmt.Sprintf("in [1, %d]", maxSteps/(trainingImages/c.Batch)))
 	case c.Hidden < 1 || c.Hidden > maxHidden:
 		return bad("hidden width", c.Hidden, fmt.Sprintf("in [1, %d]", maxHidden))
 	case !(c.LearningRate > 0) || math.IsInf(c.LearningRate, 0):
@@ -83,9 +83,19 @@ func (c Config) Validate() error {
 // trainingImages is the size of the training set.
 const trainingImages = digits.Images - digits.TestImages
 
+// maxSteps bounds the curve, which has a point for every step: 160 MB.
+const maxSteps = 10_000_000
+
 // maxHidden keeps a mistyped width from asking for all memory: 2^20 units are
 // 75 million parameters.
 const maxHidden = 1 << 20
+
+// bytes is what a rank needs at least: weights, gradient, velocity, what is
+// exchanged and its residual, two activations, and the curve.
+func (c Config) bytes() float64 {
+	floats := 5*parameterCount(c.Hidden) + 2*c.Batch*c.Hidden
+	return 4*float64(floats) + 16*float64(c.Epochs)*float64(trainingImages/c.Batch)
+}
 
 // schedule is the learning rate of each step: it rises in equal steps during
 // the first epoch and then falls along a half cosine to nearly zero

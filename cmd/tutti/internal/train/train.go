@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -45,6 +46,9 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 	}
 	if observer == nil || r.Comm.Rank() != 0 {
 		observer = silent{}
+	}
+	if err := r.Fits(cfg.Backend, "weights, gradients and activations", cfg.bytes(), "--hidden, --batch or --ranks"); err != nil {
+		return err
 	}
 	for _, pattern := range cfg.Patterns {
 		result, err := trainPattern(ctx, r, cfg, pattern, trainSet, testSet, observer)
@@ -102,6 +106,11 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern strin
 			return Result{}, fmt.Errorf("step %d of %d: %w", step+1, steps, err)
 		}
 		observer.Step(pattern, step+1, steps)
+		if (step+1)%stepsPerEpoch == 0 {
+			if err := t.checkLoss(ctx, stepsPerEpoch); err != nil {
+				return Result{}, err
+			}
+		}
 	}
 	total := time.Since(start)
 
@@ -220,6 +229,26 @@ func (t *trainer) record(ctx context.Context, loss float64) error {
 	t.elements = traffic.SentElements
 	t.exchange += stats.ExchangeTime
 	return err
+}
+
+// ErrDiverged: the loss is no number any more, and further training is of no use.
+var ErrDiverged = errors.New("training diverged")
+
+// checkLoss returns the same error on all ranks when the mean loss of the last
+// steps is not finite. It is collective.
+func (t *trainer) checkLoss(ctx context.Context, last int) error {
+	var sum float64
+	for _, loss := range t.losses[len(t.losses)-last:] {
+		sum += loss
+	}
+	mean, err := backend.Reduce(ctx, t.rank, []float64{sum / float64(last)}, comm.Avg)
+	if err != nil {
+		return err
+	}
+	if math.IsNaN(mean[0]) || math.IsInf(mean[0], 0) {
+		return fmt.Errorf("%w: the loss is %v after %d steps; lower --lr or --momentum", ErrDiverged, mean[0], len(t.losses))
+	}
+	return nil
 }
 
 // checkAgreement returns an error when the ranks do not hold the same weights,

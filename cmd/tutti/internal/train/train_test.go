@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -195,4 +196,42 @@ func TestScheduleRisesAndFalls(t *testing.T) {
 	}
 	assert.InDelta(t, 1, cfg.schedule(3*perEpoch, perEpoch), 1e-6, "half way")
 	assert.Less(t, cfg.schedule(5*perEpoch-1, perEpoch), float32(0.01))
+}
+
+// A learning rate that is far too high ends the training with an error.
+func TestDivergenceIsAnError(t *testing.T) {
+	cfg := Default(distributed.Dense)
+	cfg.Epochs, cfg.LearningRate, cfg.Hidden = 3, 1e30, 16
+	local, err := backend.Find("local")
+	require.NoError(t, err)
+	for _, ranks := range []int{1, 3} {
+		err := local.Run(t.Context(), backend.Options{Ranks: ranks}, func(ctx context.Context, r backend.Rank) error {
+			return Run(ctx, r, cfg, nil)
+		})
+		assert.ErrorIs(t, err, ErrDiverged)
+		assert.ErrorContains(t, err, "the loss is NaN after 44 steps; lower --lr or --momentum")
+	}
+}
+
+// What a machine does not have is said before it is asked for.
+func TestMemoryIsCheckedBeforeTraining(t *testing.T) {
+	cfg := Default(distributed.Dense)
+	cfg.Backend, cfg.Hidden = "local", maxHidden
+	err := Run(t.Context(), backend.Rank{HostRanks: 1 << 20}, cfg, nil)
+	var option *backend.OptionError
+	require.ErrorAs(t, err, &option)
+	assert.ErrorContains(t, err, "of 1048576 ranks are")
+	assert.ErrorContains(t, err, "lower --hidden")
+}
+
+func TestLimits(t *testing.T) {
+	for change, want := range map[string]func(*Config){
+		"epochs":       func(c *Config) { c.Epochs = math.MaxInt },
+		"batch":        func(c *Config) { c.Batch = math.MaxInt },
+		"hidden width": func(c *Config) { c.Hidden = math.MaxInt },
+	} {
+		cfg := Default(distributed.Dense)
+		want(&cfg)
+		assert.ErrorContains(t, cfg.Validate(), change+" 9223372036854775807 is not in [1, ")
+	}
 }
