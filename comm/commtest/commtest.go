@@ -82,8 +82,11 @@ type Backend struct {
 	// NoTags: messages match in order alone, tags are ignored (NCCL).
 	NoTags bool
 	// NoMismatch: ranks that call different collectives, counts, types or
-	// operations are not detected (MPI and NCCL without comm.Checked).
+	// operations are not detected (NCCL without comm.Checked).
 	NoMismatch bool
+	// LateMismatch: a rank whose part of a collective is done before it could be
+	// told that others disagree about it learns so from the next Barrier (MPI).
+	LateMismatch bool
 	// NoPeerFailure: a rank that leaves is noticed by its peers' deadlines
 	// alone, not by [comm.ErrPeerFailed], and what it gave up may complete on a
 	// peer that comes late.

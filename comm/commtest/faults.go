@@ -296,6 +296,9 @@ func disagreements(p *probe) {
 		if err == nil {
 			err = c.Sync(p.ctx)
 		}
+		if err == nil && p.LateMismatch {
+			err = c.Barrier(p.ctx)
+		}
 		p.wantOneOf("ranks disagree about "+d.name, err, comm.ErrMismatch)
 		p.refuses(c, comm.ErrBroken, comm.ErrMismatch)
 		p.must(p.c.Barrier(p.ctx))

@@ -2,15 +2,17 @@ package mpi
 
 import (
 	"context"
+	"math/bits"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
-// barrier waits until every rank has called it, with two of MPI's
-// (MPI_Ibarrier), the second of which starts when the first is done. So no rank
-// leaves the barrier if another gave up before all had come: what that one sent
-// so far would end a single MPI barrier on the others. With native collectives
-// it is one. op is the call that waits.
+// barrier waits until every rank has called it. op is the call that waits.
+//
+// It is a dissemination barrier (Hensgen, Finkel and Manber, 1988) done twice:
+// when the first is done all ranks have come, and no rank leaves the second
+// before all know. So no rank leaves the barrier if another gave up before all
+// had come. With native collectives it is MPI's.
 func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	if err := e.sync(ctx, op.String()); err != nil {
 		return err
@@ -18,8 +20,7 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	e.mu.Lock()
 	err := e.usable()
 	if err == nil {
-		p := planner{e, &comm.Call{Op: op}, 0}
-		p.add(p.op(stepBarrier))
+		e.plan(&comm.Call{Op: op}, 0)
 		err = e.launch()
 	}
 	e.mu.Unlock()
@@ -29,10 +30,25 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	return e.wait(ctx, op.String())
 }
 
+// stepBarrier tells the rank 1, 2, 4, … places ahead that everybody up to this
+// one has come, and hears it from the one as far behind.
 func stepBarrier(e *endpoint, o *op) (bool, error) {
-	if o.phase == 2 || o.phase == 1 && e.native {
+	rounds := bits.Len(uint(e.size - 1))
+	if o.phase == tagPhases*rounds {
 		return true, nil
 	}
-	slot := e.table.add(o, sent)
-	return false, e.table.posted(e.lib, e.lib.Ibarrier, e.lib.call(e.lib.Ibarrier, e.pub, slot))
+	tag, distance := o.msgTag+uintptr(o.phase/rounds), 1<<(o.phase%rounds)
+	if err := e.recvBytes(o, tag, 0, 0, (e.rank+e.size-distance)%e.size); err != nil {
+		return false, err
+	}
+	return false, e.sendBytes(o, tag, 0, 0, (e.rank+distance)%e.size)
+}
+
+func stepNativeBarrier(e *endpoint, o *op) (bool, error) {
+	if o.phase == 1 {
+		return true, nil
+	}
+	f := e.lib.Ibarrier
+	slot := e.table.add(o, everybody, sent)
+	return false, e.table.posted(e.lib, f, e.lib.call(f, e.pub, slot))
 }

@@ -31,10 +31,12 @@ func (p planner) scatterAndGather(bytes int) {
 		}
 		if p.rank == root {
 			scatter.sends(r, r*part, length(r))
+			scatter.receives(r, 0, 0)
 		} else {
 			gather.receives(r, r*part, length(r))
 		}
 		if r == root {
+			scatter.sends(r, 0, 0)
 			scatter.receives(r, p.rank*part, length(p.rank))
 		} else {
 			gather.sends(r, p.rank*part, length(p.rank))
@@ -48,7 +50,8 @@ func (p planner) scatterAndGather(bytes int) {
 
 // stepTree broadcasts along a binomial tree: in the order that starts at the
 // root, rank v receives from v without its lowest set bit, then sends to v
-// plus every lower power of two.
+// plus every lower power of two. Each rank sends an empty message to the one it
+// receives from: a rank that alone takes itself for the root waits for these.
 func stepTree(e *endpoint, o *op) (bool, error) {
 	bytes, root := o.count*o.dt.Size(), int(o.peer)
 	place := (e.rank - root + e.size) % e.size
@@ -62,13 +65,21 @@ func stepTree(e *endpoint, o *op) (bool, error) {
 		if place == 0 {
 			return false, nil
 		}
-		return false, e.recvBytes(o, o.msgTag, o.recv, bytes, (place-below+root)%e.size)
+		from := (place - below + root) % e.size
+		if err := e.sendBytes(o, o.msgTag+1, 0, 0, from); err != nil {
+			return false, err
+		}
+		return false, e.recvBytes(o, o.msgTag, o.recv, bytes, from)
 	case 1:
 		for step := below / 2; step > 0; step /= 2 {
 			if place+step >= e.size {
 				continue
 			}
-			if err := e.sendBytes(o, o.msgTag, o.recv, bytes, (place+step+root)%e.size); err != nil {
+			to := (place + step + root) % e.size
+			if err := e.sendBytes(o, o.msgTag, o.recv, bytes, to); err != nil {
+				return false, err
+			}
+			if err := e.recvBytes(o, o.msgTag+1, 0, 0, to); err != nil {
 				return false, err
 			}
 		}

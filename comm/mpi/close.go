@@ -11,8 +11,8 @@ import (
 // closeTimeout bounds how long Close waits for pending operations.
 const closeTimeout = 5 * time.Second
 
-// close waits for pending operations, frees what can be freed, and leaves. It
-// returns why operations are left pending, also if that was found before.
+// close waits for pending operations and leaves. It returns why operations are
+// left pending, also if that was found before.
 func (e *endpoint) close() error {
 	e.mu.Lock()
 	closed, broken := e.closed, e.broken
@@ -21,26 +21,96 @@ func (e *endpoint) close() error {
 	if closed {
 		return broken
 	}
-	if !e.world {
-		s := e.state
-		s.mu.Lock()
-		s.splits = slices.DeleteFunc(s.splits, func(other *endpoint) bool { return other == e })
-		s.mu.Unlock()
-	}
+	e.state.forget(e)
 	if broken == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		broken = e.wait(ctx, "close")
 	}
-	e.state.progress.remove(e)
 	if broken != nil {
+		e.state.progress.remove(e)
 		e.mu.Lock()
 		pending := len(e.active) + len(e.waiting)
 		e.mu.Unlock()
 		slog.Warn("mpi: communicator closed with operations pending", "rank", e.rank, "operations", pending, "cause", broken)
 		return broken
 	}
-	return e.release()
+	e.mu.Lock()
+	e.tellAll(note{kind: farewell})
+	e.leaving.Store(true)
+	e.mu.Unlock()
+	if e.depart() {
+		e.state.progress.remove(e)
+	}
+	return nil
+}
+
+// depart frees what an endpoint that is leaving holds, when the farewells of all
+// other ranks have come: then nobody sends to it any more, and MPI may use what
+// identifies the communicator for another one. It reports whether the endpoint is
+// left alone.
+func (e *endpoint) depart() bool {
+	if !e.leaving.Load() {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case !e.leaving.Load():
+		return false
+	case e.readNotes() != nil: // of a broken communicator, nothing is freed
+		e.leaving.Store(false)
+		return true
+	case !e.native && (e.notes.left < e.size-1 || len(e.notes.table.list) > 0):
+		return false
+	}
+	e.leaving.Store(false)
+	if err := e.release(); err != nil {
+		slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
+	}
+	return true
+}
+
+// forget takes an endpoint off those that are open.
+func (s *state) forget(e *endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.splits = slices.DeleteFunc(s.splits, func(other *endpoint) bool { return other == e })
+}
+
+// descendants returns the open endpoints that were split off e, and off those.
+func (s *state) descendants(e *endpoint) []*endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var found []*endpoint
+	for _, d := range s.splits {
+		for p := d.parent; p != nil; p = p.parent {
+			if p == e {
+				found = append(found, d)
+			}
+		}
+	}
+	return found
+}
+
+// end is [comm.Ender.End].
+func (e *endpoint) end(cause error) error {
+	var errs []error
+	for _, d := range append(e.state.descendants(e), e) {
+		if cause == nil {
+			errs = append(errs, d.close())
+			continue
+		}
+		d.mu.Lock()
+		if !d.closed && d.broken == nil {
+			_ = d.fail("end", cause)
+		}
+		d.closed = true
+		d.mu.Unlock()
+		d.state.forget(d)
+		d.state.progress.remove(d)
+	}
+	return errors.Join(errs...)
 }
 
 // release frees the memory and the MPI communicators of an idle communicator.
@@ -49,6 +119,9 @@ func (e *endpoint) close() error {
 func (e *endpoint) release() error {
 	e.table.release()
 	e.scratch.release()
+	e.heads.release()
+	e.notes.table.release()
+	_ = host.Deallocate(e.notes.memory)
 	for _, o := range e.free {
 		_ = host.Deallocate(o.vectors)
 	}

@@ -20,6 +20,7 @@ type communicator struct {
 var (
 	_ comm.Communicator = (*communicator)(nil)
 	_ comm.Reacher      = (*communicator)(nil)
+	_ comm.Ender        = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
@@ -41,13 +42,17 @@ func (c *communicator) Split(ctx context.Context, color, key int) (comm.Communic
 	return newCommunicator(child), nil
 }
 
-// Close implements [comm.Communicator]. The MPI communicators are freed unless
-// operations are left pending. Closing the world waits for its operations and
+// Close implements [comm.Communicator]. The MPI communicators are freed when all
+// ranks have closed theirs, unless operations are left pending. Closing the world waits for its operations and
 // makes it unusable, but leaves MPI_Finalize to [Finalize].
 func (c *communicator) Close() error {
 	_ = c.e.close()
 	return nil
 }
+
+// End implements [comm.Ender]. With native collectives the other ranks are not
+// told.
+func (c *communicator) End(cause error) error { return c.e.end(cause) }
 
 // CheckDevice implements [comm.Reacher]. Device memory needs a CUDA-aware
 // library, and native collectives: this package's own reduce on the host.

@@ -46,7 +46,6 @@ func backend(world comm.Communicator, rt *cpu.Runtime) commtest.Backend {
 		Run: func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
 			return body(ctx, commtest.Rank{Comm: world, Runtime: rt})
 		},
-		NoMismatch:    true,
-		NoPeerFailure: true,
+		LateMismatch: true,
 	}
 }

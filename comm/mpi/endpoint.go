@@ -2,6 +2,7 @@ package mpi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ type endpoint struct {
 	lib      *library
 	native   bool // collectives are the library's own, and there is no inner
 	world    bool
+	parent   *endpoint // that it was split from
 	check    comm.Check
 	rank     int
 	size     int
@@ -30,6 +32,7 @@ type endpoint struct {
 	inner    uintptr      // its duplicate for the messages of collectives
 	inFlight atomic.Int32 // operations submitted and not done
 	waiters  atomic.Int32 // goroutines inside wait
+	leaving  atomic.Bool  // has said farewell, and waits for that of the others
 
 	mu      sync.Mutex
 	closed  bool
@@ -37,25 +40,20 @@ type endpoint struct {
 	waiting []*op // submitted, in order
 	active  []*op // started, in order
 	free    []*op
-	seq     uintptr // collectives submitted so far
+	seq     uint64 // operations of collectives submitted so far
 	groups  uint64
 	table   requests
-	scratch scratchPool
+	scratch scratchPool // working memory of collectives,
+	heads   scratchPool // and of messages
+
+	history history
+	peers   []peer
+	notes   notebook
 }
 
 // maxActive bounds the collectives that run at a time, and with them their
 // working memory.
 const maxActive = 4
-
-// Tags of internal messages: each collective has tagPhases of them, and the
-// tags of tagWindow collectives fit under the smallest MPI_TAG_UB that the
-// standard allows (32767). Messages of two collectives that share a tag, a
-// window apart, stay apart because MPI keeps the order of messages between two
-// ranks and operations start in order.
-const (
-	tagPhases = 2
-	tagWindow = 16383
-)
 
 // newOp returns an operation to fill in and submit. The caller holds mu.
 func (e *endpoint) newOp() *op {
@@ -71,7 +69,7 @@ func (e *endpoint) newOp() *op {
 // and calls start afterwards.
 func (e *endpoint) enqueue(o *op) {
 	if o.collective() {
-		o.msgTag = e.seq % tagWindow * tagPhases
+		o.number, o.seq, o.msgTag = e.history.calls-1, e.seq, e.tag(e.seq)
 		e.seq++
 	}
 	e.waiting = append(e.waiting, o)
@@ -107,6 +105,9 @@ func (e *endpoint) ready(o *op) bool {
 		}
 		if a.collective() && a.work > 0 {
 			collectives++
+		}
+		if a.collective() && o.collective() && o.seq-a.seq >= tagWindow {
+			return false
 		}
 	}
 	return !o.collective() || o.work == 0 || collectives < maxActive
@@ -150,15 +151,16 @@ func (e *endpoint) retire(o *op) {
 }
 
 // poll asks MPI once which messages are done and lets operations go on. It
-// reports whether anything was. The caller holds mu.
-func (e *endpoint) poll() (moved bool, err error) {
+// reports whether anything was. Messages of a stalled operation count one by one:
+// the first may show why the others do not come. The caller holds mu.
+func (e *endpoint) poll(stalled bool) (moved bool, err error) {
 	if e.broken != nil {
 		return false, e.stopped()
 	}
 	if len(e.active) == 0 {
 		return false, nil
 	}
-	n, err := e.table.test(e.lib, len(e.active) == 1)
+	n, err := e.table.test(e.lib, !stalled && len(e.active) == 1)
 	if err != nil {
 		return false, e.fail(e.table.failed.String(), err)
 	}
@@ -191,12 +193,16 @@ func (e *endpoint) advanceAll() error {
 	return nil
 }
 
-// fail marks the communicator broken and returns err as an OpError. What is
-// pending stays with MPI and is never waited for again. The caller holds mu.
+// fail marks the communicator broken, tells the other ranks unless one of them
+// has told this one, and returns err as an OpError. What is pending stays with MPI
+// and is never waited for again. The caller holds mu.
 func (e *endpoint) fail(name string, err error) error {
 	err = e.check.Fail(name, err)
 	if e.broken == nil {
 		e.broken = err
+		if by := (*told)(nil); !errors.As(err, &by) {
+			e.tellFailure(err)
+		}
 	}
 	return err
 }
@@ -222,31 +228,49 @@ func (e *endpoint) wait(ctx context.Context, name string) error {
 	defer e.waiters.Add(-1)
 	var p pause
 	for {
-		if idle, err := e.drain(p.polls()); err != nil || idle {
+		if idle, err := e.drain(&p, name); err != nil || idle {
 			return err
 		}
 		// The context is looked at after the first tries, so that a
 		// collective whose peers are there costs nothing extra.
 		if ctx.Err() != nil {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			return e.fail(name, comm.ContextError(ctx))
+			return e.giveUp(ctx, name)
 		}
 		p.next()
 	}
 }
 
-// drain polls up to n times and reports whether nothing is left to do.
-func (e *endpoint) drain(n int) (idle bool, err error) {
+// drain polls a few times and reports whether nothing is left to do.
+func (e *endpoint) drain(p *pause, name string) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for range n {
-		if _, err := e.poll(); err != nil {
+	for range p.polls() {
+		if _, err := e.poll(p.stalled()); err != nil {
 			return false, err
 		}
 		if len(e.active) == 0 && len(e.waiting) == 0 {
 			return true, nil
 		}
 	}
+	if !p.stalled() {
+		return false, nil
+	}
+	if p.long() {
+		e.reportStall()
+	}
+	if err := e.attend(); err != nil {
+		return false, e.fail(name, err)
+	}
 	return false, nil
+}
+
+// giveUp ends a wait whose context is done.
+func (e *endpoint) giveUp(ctx context.Context, name string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	err := e.attend()
+	if err == nil {
+		err = fmt.Errorf("%w, waiting for %s", comm.ContextError(ctx), e.waitsFor())
+	}
+	return e.fail(name, err)
 }

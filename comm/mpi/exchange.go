@@ -6,7 +6,9 @@ import (
 )
 
 // All collectives that only move data, but for short broadcasts, are an
-// exchange: every rank sends every other one a part of its data.
+// exchange: every rank sends every other one a part of its data. Parts without
+// data are sent as well, so that ranks that disagree notice. For that reason the
+// root of a Scatter gets an empty message from every rank.
 
 // exchange plans a call that is one exchange.
 func (p planner) exchange() {
@@ -36,11 +38,16 @@ func (p planner) exchange() {
 				o.receives(r, r*bytes, bytes)
 			}
 		case comm.OpScatter:
-			if r == c.Peer {
-				o.receives(r, 0, bytes)
-			}
-			if atRoot {
+			switch {
+			case atRoot && r == p.rank:
 				o.sends(r, r*bytes, bytes)
+				o.receives(r, 0, bytes)
+			case atRoot:
+				o.sends(r, r*bytes, bytes)
+				o.receives(r, 0, 0)
+			case r == c.Peer:
+				o.sends(r, 0, 0)
+				o.receives(r, 0, bytes)
 			}
 		}
 	}
@@ -50,10 +57,14 @@ func (p planner) exchange() {
 // parts returns an exchange in which nothing goes anywhere yet.
 func (p planner) parts() *op {
 	o := p.op(stepExchange)
-	clear(o.sendBytes)
-	clear(o.recvBytes)
+	for r := range p.size {
+		o.sendBytes[r], o.recvBytes[r] = nothing, nothing
+	}
 	return o
 }
+
+// nothing is the length of a part that is not sent.
+const nothing = -1
 
 // sends says what rank r gets: so many bytes, from a place in the send buffer.
 func (o *op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
@@ -87,16 +98,24 @@ func stepExchange(e *endpoint, o *op) (bool, error) {
 	}
 	for i := 1; i < e.size; i++ {
 		src := (e.rank + e.size - i) % e.size
+		if o.recvBytes[src] == nothing {
+			continue
+		}
 		if err := e.recvBytes(o, o.msgTag, o.recv+uintptr(o.recvAt[src]), o.recvBytes[src], src); err != nil {
 			return false, err
 		}
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
+		if o.sendBytes[dest] == nothing {
+			continue
+		}
 		if err := e.sendBytes(o, o.msgTag, o.send+uintptr(o.sendAt[dest]), o.sendBytes[dest], dest); err != nil {
 			return false, err
 		}
 	}
-	hostops.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), o.recvBytes[e.rank], false)
+	if own := o.recvBytes[e.rank]; own > 0 {
+		hostops.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), own, false)
+	}
 	return false, nil
 }

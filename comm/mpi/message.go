@@ -1,13 +1,20 @@
 package mpi
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// message plans a Send or a Recv.
+// message plans a Send or a Recv. With native collectives it is one MPI message
+// of the elements' own type, as the other end may be any MPI program. Otherwise
+// that is preceded by a head, which tells what is sent; short data travels with it
+// in one message.
 func (p planner) message() {
 	o := p.op(stepMessage)
 	o.msgTag = uintptr(p.c.Tag)
@@ -20,15 +27,82 @@ func (p planner) message() {
 	p.add(o)
 }
 
-// stepMessage posts a user's message: one MPI message of the elements' own type,
-// so that the other end may be any MPI program. Counts beyond an int go through
-// the large-count function, or in pieces where the library has none.
+// head is what precedes a message: what the sender sends.
+type head struct {
+	count uint64
+	dt    uint64
+}
+
+// headBytes is the size of a head, and withHead how much data travels with it at
+// most.
+const (
+	headBytes = 16
+	withHead  = 2 << 10
+)
+
+// stepMessage posts a user's message and, at the receiver, takes short data from
+// behind the head.
 func stepMessage(e *endpoint, o *op) (bool, error) {
+	bytes := o.count * o.dt.Size()
+	receives := o.op == comm.OpRecv
 	if o.phase == 1 {
+		if o.memory.address != 0 {
+			if receives && bytes <= withHead {
+				hostops.Copy(o.recv, o.memory.address+headBytes, bytes, false)
+			}
+			e.heads.give(o.memory)
+			o.memory = scratch{}
+		}
 		return true, nil
 	}
+	if e.native {
+		return false, e.postMessage(o, receives)
+	}
+	var err error
+	if o.memory, err = e.heads.take(headBytes + withHead); err != nil {
+		return false, err
+	}
+	hd := &hostmem.Slice[head](o.memory.address, 1)[0]
+	if receives {
+		*hd = head{}
+		e.peers[o.peer].received++
+		err = e.post(o, e.lib.Irecv, o.memory.address, headBytes+withHead, e.lib.handles.bytes, int(o.peer), o.msgTag, e.pub, headed)
+	} else {
+		*hd = head{uint64(o.count), uint64(o.dt)}
+		n := headBytes
+		if bytes <= withHead {
+			hostops.Copy(o.memory.address+headBytes, o.send, bytes, false)
+			n += bytes
+		}
+		e.peers[o.peer].sent++
+		err = e.post(o, e.lib.Isend, o.memory.address, n, e.lib.handles.bytes, int(o.peer), o.msgTag, e.pub, sent)
+	}
+	if err != nil || bytes <= withHead {
+		return false, err
+	}
+	return false, e.postMessage(o, receives)
+}
+
+// checkHead compares the head of a message that o receives, if it has come, with
+// what o expects.
+func (o *op) checkHead(r *requests) error {
+	if o.op != comm.OpRecv || o.memory.address == 0 {
+		return nil
+	}
+	got := hostmem.Slice[head](o.memory.address, 1)[0]
+	if got == (head{uint64(o.count), uint64(o.dt)}) || dtype.DType(got.dt) == dtype.Invalid {
+		return nil
+	}
+	r.failed = o.op
+	sent := comm.SendCall(0, int(got.count), dtype.DType(got.dt), r.rank, uint32(o.tag))
+	return fmt.Errorf("%w: rank %d called %v, rank %d called %v", comm.ErrMismatch, o.peer, sent, r.rank, o)
+}
+
+// postMessage posts the data of a user's message, elements of their own type.
+// Counts beyond an int go through the large-count function, or in pieces where
+// the library has none.
+func (e *endpoint) postMessage(o *op, receives bool) error {
 	buffer, post, large := o.send, e.lib.Isend, e.lib.IsendC
-	receives := o.op == comm.OpRecv
 	if receives {
 		buffer, post, large = o.recv, e.lib.Irecv, e.lib.IrecvC
 	}
@@ -44,11 +118,11 @@ func stepMessage(e *endpoint, o *op) (bool, error) {
 			expected = n * o.dt.Size()
 		}
 		if err := e.post(o, f, buffer, n, e.lib.typeOf(o.dt), int(o.peer), o.msgTag, e.pub, expected); err != nil {
-			return false, err
+			return err
 		}
 		buffer, left = buffer+uintptr(n*o.dt.Size()), left-n
 	}
-	return false, nil
+	return nil
 }
 
 // maxMessage is the most bytes (of a user's message: elements) that go into one
@@ -63,44 +137,51 @@ const (
 	eagerLimit = 6 << 10
 )
 
-// pieceOf is the size of the messages that carry that many bytes.
-func pieceOf(bytes int) int {
-	if bytes <= eagerLimit {
+// pieceOf is the size of the messages that carry that many bytes of o. Ranks may
+// disagree about the length of a part of an AllToAllV: it is not cut up, so that
+// the length of the message tells.
+func (o *op) pieceOf(bytes int) int {
+	if bytes <= eagerLimit && o.op != comm.OpAllToAllV {
 		return eagerPiece
 	}
 	return maxMessage
 }
 
-// sendBytes posts an internal message, in pieces if it is long.
+// sendBytes posts an internal message, in pieces if it is long; without data, it
+// is an empty one.
 func (e *endpoint) sendBytes(o *op, tag uintptr, buffer uintptr, bytes, dest int) error {
-	piece := pieceOf(bytes)
-	for bytes > 0 {
+	piece := o.pieceOf(bytes)
+	for {
 		n := min(bytes, piece)
 		if err := e.post(o, e.lib.Isend, buffer, n, e.lib.handles.bytes, dest, tag, e.inner, sent); err != nil {
 			return err
 		}
-		buffer, bytes = buffer+uintptr(n), bytes-n
+		if bytes -= n; bytes == 0 {
+			return nil
+		}
+		buffer += uintptr(n)
 	}
-	return nil
 }
 
 // recvBytes posts the receive for sendBytes.
 func (e *endpoint) recvBytes(o *op, tag uintptr, buffer uintptr, bytes, src int) error {
-	piece := pieceOf(bytes)
-	for bytes > 0 {
+	piece := o.pieceOf(bytes)
+	for {
 		n := min(bytes, piece)
 		if err := e.post(o, e.lib.Irecv, buffer, n, e.lib.handles.bytes, src, tag, e.inner, n); err != nil {
 			return err
 		}
-		buffer, bytes = buffer+uintptr(n), bytes-n
+		if bytes -= n; bytes == 0 {
+			return nil
+		}
+		buffer += uintptr(n)
 	}
-	return nil
 }
 
 // post posts one message of o: n elements of an MPI type to or from a rank.
 // expected is how many bytes a receive has to get.
 func (e *endpoint) post(o *op, f dl.Func, buffer uintptr, n int, mpiType uintptr, rank int, tag, over uintptr, expected int) error {
-	slot := e.table.add(o, expected)
+	slot := e.table.add(o, rank, expected)
 	code := e.lib.call(f, buffer, uintptr(n), mpiType, uintptr(rank), tag, over, slot)
 	return e.table.posted(e.lib, f, code)
 }

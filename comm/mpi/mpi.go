@@ -16,8 +16,10 @@ package mpi
 
 import (
 	"fmt"
+	"math/bits"
 	"os"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,7 +33,7 @@ type state struct {
 	native   bool   // collectives are the library's own
 	threads  string // the thread level that the library provides
 	ours     bool   // this package initialized MPI and has to finalize it
-	tagLimit uint64
+	tagShift int    // how far a fingerprint is shifted to fit into a tag
 	progress *progress
 	world    *communicator
 	thread   mainThread
@@ -281,31 +283,35 @@ func (s *state) initialize() error {
 	return s.readTagLimit(out)
 }
 
-// readTagLimit asks for MPI_TAG_UB, the highest tag: the attribute's value is
-// the address of an int.
+// readTagLimit finds out how much of a fingerprint fits into a tag, from
+// MPI_TAG_UB, the highest one: the attribute's value is the address of an int.
 func (s *state) readTagLimit(out cells) error {
 	lib := s.lib
 	err := lib.must("MPI_Comm_get_attr", lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.at(2), out.at(3))
 	if err != nil {
 		return err
 	}
-	s.tagLimit = 32767 // the least that the standard allows
+	limit := int32(comm.MaxTag) // the least that the standard allows
 	if out.int32(3) != 0 {
-		s.tagLimit = uint64(hostmem.Slice[int32](out.uintptr(2), 1)[0])
+		limit = hostmem.Slice[int32](out.uintptr(2), 1)[0]
 	}
+	s.tagShift = 65 - bits.Len32(uint32(limit)/(tagWindow*tagPhases))
 	return nil
 }
 
 // finalize closes everything.
 func (s *state) finalize() error {
 	s.mu.Lock()
-	splits := s.splits
+	splits := slices.Clone(s.splits)
 	s.mu.Unlock()
 	broken := s.world.e.close()
 	for _, e := range splits {
 		if err := e.close(); broken == nil {
 			broken = err
 		}
+	}
+	if broken == nil && !s.progress.awaitDeparture(finalizeTimeout) {
+		broken = fmt.Errorf("%w: not all ranks closed their communicators within %v", comm.ErrTimeout, finalizeTimeout)
 	}
 	s.progress.close()
 	if !s.ours {

@@ -30,7 +30,7 @@ func stepNative(e *endpoint, o *op) (bool, error) {
 		return true, nil
 	}
 	i := &o.native
-	i.args[i.n] = e.table.add(o, sent)
+	i.args[i.n] = e.table.add(o, everybody, sent)
 	code := e.lib.call(i.f, i.args[:i.n+1]...)
 	return false, e.table.posted(e.lib, i.f, code)
 }

@@ -39,3 +39,8 @@ func (p *pause) next() {
 	p.sleep = min(p.sleep+sleepStep, maxSleep)
 	time.Sleep(p.sleep)
 }
+
+// stalled reports whether the wait has come to sleeping, long whether it has
+// taken some milliseconds.
+func (p *pause) stalled() bool { return p.round > yieldRounds }
+func (p *pause) long() bool    { return p.sleep >= 40*sleepStep }

@@ -1,9 +1,12 @@
 package mpi
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // progress is the goroutine that lets communication go on while its submitters
@@ -81,6 +84,10 @@ func (p *progress) run() {
 		default:
 			idle = 0
 			p.parked.Store(true)
+			// What was submitted before that has woken nobody.
+			if p.look() && p.parked.CompareAndSwap(true, false) {
+				break
+			}
 			select {
 			case <-p.wake:
 			case <-p.stop:
@@ -102,15 +109,51 @@ func (p *progress) look() (pending bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.endpoints {
-		if e.inFlight.Load() == 0 || e.waiters.Load() > 0 || !e.mu.TryLock() {
+		if e.waiters.Load() > 0 {
 			continue
 		}
-		for moved := true; moved && e.waiters.Load() == 0; {
+		if !e.mu.TryLock() {
+			pending = true // maybe
+			continue
+		}
+		for moved := e.inFlight.Load() > 0; moved && e.waiters.Load() == 0; {
 			// An error breaks the communicator, which its next call reports.
-			moved, _ = e.poll()
+			moved, _ = e.poll(false)
+		}
+		if e.broken == nil && !e.closed {
+			if err := e.attend(); err != nil {
+				_ = e.fail(comm.OpSync.String(), err)
+			}
 		}
 		pending = pending || e.broken == nil && len(e.active) > 0
 		e.mu.Unlock()
 	}
+	p.departed()
 	return pending
+}
+
+// departed lets go of the endpoints whose other ranks have left as well, and
+// reports whether none is waiting for that. The caller holds mu.
+func (p *progress) departed() bool {
+	waiting := false
+	p.endpoints = slices.DeleteFunc(p.endpoints, func(e *endpoint) bool {
+		done := e.depart()
+		waiting = waiting || e.leaving.Load()
+		return done
+	})
+	return !waiting
+}
+
+// awaitDeparture waits until no endpoint is waiting for farewells of other ranks,
+// and reports whether that came in time.
+func (p *progress) awaitDeparture(limit time.Duration) bool {
+	end := time.Now().Add(limit)
+	for pace := (pause{}); ; pace.next() {
+		p.mu.Lock()
+		done := p.departed()
+		p.mu.Unlock()
+		if done || time.Now().After(end) {
+			return done
+		}
+	}
 }

@@ -38,7 +38,7 @@ func (p planner) reduce(to int) {
 	if !whole {
 		block = blockBytes / size
 	}
-	for from := 0; from < c.Count; from += block {
+	for from, first := 0, true; first || from < c.Count; from, first = from+block, false {
 		n := min(block, c.Count-from)
 		o := p.operands(from, to)
 		o.total = n
@@ -64,7 +64,7 @@ func (p planner) reduce(to int) {
 func (p planner) reduceScatter() {
 	c, size := p.c, p.c.DType.Size()
 	block := max(1, blockBytes/size/p.size)
-	for from := 0; from < c.Count; from += block {
+	for from, first := 0, true; first || from < c.Count; from, first = from+block, false {
 		n := min(block, c.Count-from)
 		o := p.operands(from, nobody)
 		o.share, o.stride, o.total = n, c.Count, n*p.size

@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -9,15 +10,26 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// sent is what a request expects that receives nothing.
-const sent = -1
+// sent is what a request expects that receives nothing;
+// headed means that the message is the first of a user's, which says what it is.
+const (
+	sent   = -1
+	headed = -2
+)
+
+// request is a message in flight.
+type request struct {
+	owner    *op
+	expected int   // bytes to be received, sent or headed
+	rank     int32 // at the other end
+}
 
 // requests are the messages in flight: MPI's requests in one dense array, as
 // MPI_Testall and MPI_Testsome want it, and whose they are.
 type requests struct {
-	owners   []*op
-	expected []int   // bytes to be received, or sent
-	failed   comm.Op // the call whose message failed last
+	list   []request
+	rank   int     // this one
+	failed comm.Op // the call whose message failed last
 
 	handleSize, statusSize int
 	memory                 uintptr // the arrays below, outside the Go heap
@@ -29,13 +41,10 @@ type requests struct {
 }
 
 // add makes room for a request of o and returns where MPI is to store it.
-func (r *requests) add(o *op, expected int) uintptr {
-	n := len(r.owners)
-	if n == r.capacity {
-		r.grow()
-	}
-	r.owners = append(r.owners, o)
-	r.expected = append(r.expected, expected)
+func (r *requests) add(o *op, rank, expected int) uintptr {
+	n := len(r.list)
+	r.reserve(n + 1)
+	r.list = append(r.list, request{o, expected, int32(rank)})
 	o.pending++
 	return r.handles + uintptr(n*r.handleSize)
 }
@@ -45,10 +54,17 @@ func (r *requests) posted(lib *library, f dl.Func, code int32) error {
 	if code == success {
 		return nil
 	}
-	last := len(r.owners) - 1
-	r.owners[last].pending--
-	r.owners, r.expected = r.owners[:last], r.expected[:last]
+	last := len(r.list) - 1
+	r.list[last].owner.pending--
+	r.list = r.list[:last]
 	return translate(lib, lib.error(f.Name(), code))
+}
+
+// reserve makes room for n requests.
+func (r *requests) reserve(n int) {
+	if n > r.capacity {
+		r.grow()
+	}
 }
 
 // grow doubles the arrays. Without memory for requests nothing can go on.
@@ -59,7 +75,7 @@ func (r *requests) grow() {
 	if err != nil {
 		panic("mpi: " + err.Error())
 	}
-	old := hostmem.Slice[byte](r.handles, len(r.owners)*r.handleSize)
+	old := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
 	copy(hostmem.Slice[byte](memory+8, len(old)), old)
 	_ = host.Deallocate(r.memory)
 	r.memory, r.capacity = memory, capacity
@@ -71,13 +87,13 @@ func (r *requests) grow() {
 
 func (r *requests) release() {
 	_ = host.Deallocate(r.memory)
-	*r = requests{handleSize: r.handleSize, statusSize: r.statusSize}
+	*r = requests{rank: r.rank, handleSize: r.handleSize, statusSize: r.statusSize}
 }
 
 // test asks MPI which requests are done, forgets these, and returns how many
 // there were. all says that they only matter together.
 func (r *requests) test(lib *library, all bool) (int, error) {
-	n := len(r.owners)
+	n := len(r.list)
 	if n == 0 {
 		return 0, nil
 	}
@@ -106,14 +122,14 @@ func (r *requests) test(lib *library, all bool) (int, error) {
 }
 
 func (r *requests) completeAll(lib *library) error {
-	for i, o := range r.owners {
+	for i := range r.list {
 		if err := r.check(lib, i, i); err != nil {
 			return err
 		}
-		o.pending--
-		r.owners[i] = nil
+		r.list[i].owner.pending--
+		r.list[i].owner = nil
 	}
-	r.owners, r.expected = r.owners[:0], r.expected[:0]
+	r.list = r.list[:0]
 	return nil
 }
 
@@ -122,8 +138,8 @@ func (r *requests) completeSome(lib *library, done int) error {
 		if err := r.check(lib, int(index), i); err != nil {
 			return err
 		}
-		r.owners[index].pending--
-		r.owners[index] = nil
+		r.list[index].owner.pending--
+		r.list[index].owner = nil
 	}
 	r.compact()
 	return nil
@@ -131,20 +147,20 @@ func (r *requests) completeSome(lib *library, done int) error {
 
 // compact closes the gaps that requests left which are done.
 func (r *requests) compact() {
-	handles := hostmem.Slice[byte](r.handles, len(r.owners)*r.handleSize)
+	handles := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
 	kept := 0
-	for i, o := range r.owners {
-		if o == nil {
+	for i, q := range r.list {
+		if q.owner == nil {
 			continue
 		}
 		if kept < i {
-			r.owners[kept], r.expected[kept] = o, r.expected[i]
+			r.list[kept] = q
 			copy(handles[kept*r.handleSize:(kept+1)*r.handleSize], handles[i*r.handleSize:])
 		}
 		kept++
 	}
-	clear(r.owners[kept:])
-	r.owners, r.expected = r.owners[:kept], r.expected[:kept]
+	clear(r.list[kept:])
+	r.list = r.list[:kept]
 }
 
 // status is the memory of one status.
@@ -152,11 +168,14 @@ func (r *requests) status(i int) []byte {
 	return hostmem.Slice[byte](r.statuses+uintptr(i*r.statusSize), r.statusSize)
 }
 
-// check compares the length of a message with what was expected.
+// check compares a message with what was expected.
 func (r *requests) check(lib *library, request, status int) error {
-	want := r.expected[request]
-	if want == sent {
+	q := &r.list[request]
+	switch q.expected {
+	case sent:
 		return nil
+	case headed:
+		return q.owner.checkHead(r)
 	}
 	got := 0
 	if lib.abi.received != nil {
@@ -165,9 +184,9 @@ func (r *requests) check(lib *library, request, status int) error {
 		lib.call(lib.GetCountC, r.statuses+uintptr(status*r.statusSize), lib.handles.bytes, r.flag)
 		got = hostmem.Slice[int](r.flag, 1)[0]
 	}
-	if got != want {
-		r.failed = r.owners[request].op
-		return fmt.Errorf("%w: received %d bytes, expected %d", comm.ErrMismatch, got, want)
+	if got != q.expected {
+		r.failed = q.owner.op
+		return fmt.Errorf("%w: %v: rank %d sent %d bytes, expected %d", comm.ErrMismatch, q.owner, q.rank, got, q.expected)
 	}
 	return nil
 }
@@ -192,8 +211,16 @@ func (r *requests) failure(lib *library, function string, code int32, n int, all
 		if !all {
 			request = int(indices[i])
 		}
-		r.failed = r.owners[request].op
-		return translate(lib, lib.error(function, code))
+		q := &r.list[request]
+		r.failed = q.owner.op
+		err := translate(lib, lib.error(function, code))
+		if errors.Is(err, comm.ErrMismatch) {
+			err = fmt.Errorf("%w: %v: rank %d sent more than %d bytes", comm.ErrMismatch, q.owner, q.rank, q.expected)
+		}
+		if head := q.owner.checkHead(r); head != nil {
+			err = head
+		}
+		return err
 	}
 	return translate(lib, err)
 }

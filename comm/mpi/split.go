@@ -44,8 +44,10 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	e := &endpoint{
 		state: s, lib: lib, native: s.native, rank: rank, size: size, pub: pub, inner: inner,
 		check: comm.Check{Backend: backend, Rank: rank, WorldSize: size},
-		table: requests{handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
+		table: requests{rank: rank, handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
+		peers: make([]peer, size),
 	}
+	e.notes.table = e.table
 	if s.native {
 		e.check.Supports = nativeSupports
 	}
@@ -108,6 +110,7 @@ func (e *endpoint) split(color, key int) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	child.parent = e
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.splits = append(s.splits, child)

@@ -62,9 +62,18 @@ func (e *endpoint) accepts(c *comm.Call) error {
 // mu and calls launch afterwards.
 func (e *endpoint) plan(c *comm.Call, group uint64) {
 	p := planner{e, c, group}
-	switch {
-	case c.Op.Message():
+	if c.Op.Message() {
 		p.message()
+		return
+	}
+	e.history.add(c)
+	switch {
+	case !c.Op.MovesData():
+		step := stepBarrier
+		if e.native {
+			step = stepNativeBarrier
+		}
+		p.add(p.op(step))
 	case e.native:
 		p.native()
 	case c.Op == comm.OpAllReduce:

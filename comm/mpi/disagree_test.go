@@ -1,0 +1,253 @@
+package mpi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+func TestDisagreement(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		for _, ranks := range []int{2, 3} {
+			t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
+				t.Parallel()
+				l.mustRun(t, job{ranks: ranks, test: "TestRankDisagreement"})
+			})
+		}
+	})
+}
+
+func TestGivingUp(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp"}) })
+}
+
+// disagreement is what the last rank calls and what the others call, and what
+// the errors say.
+type disagreement struct {
+	name       string
+	last, most []comm.Call
+	says       []string
+	// late: a rank that has only sent, or got what it expected, learns of it from
+	// the next barrier.
+	late bool
+}
+
+func disagreements(send, recv uintptr, size int) []disagreement {
+	last := size - 1
+	calls := func(c ...comm.Call) []comm.Call { return c }
+	sum := func(n int, dt dtype.DType) []comm.Call {
+		return calls(comm.AllReduceCall(send, recv, n, dt, comm.Sum))
+	}
+	lists := func(n int) []int {
+		s := make([]int, size)
+		for i := range s {
+			s[i] = n
+		}
+		return s
+	}
+	at := func(n int) []int {
+		s := make([]int, size)
+		for i := range s {
+			s[i] = i * n
+		}
+		return s
+	}
+	v := func(n int) []comm.Call {
+		return calls(comm.AllGatherVCall(send, recv, lists(n), at(1000), dtype.F32))
+	}
+	gather, reduce := comm.AllGatherCall(send, recv, 10, dtype.F32), comm.AllReduceCall(send, recv, 10, dtype.F32, comm.Sum)
+	return []disagreement{
+		{"count, in pieces", sum(512, dtype.F32), sum(1024, dtype.F32), []string{"allreduce of 512 f32, sum", "allreduce of 1024 f32, sum"}, false},
+		{"count, in blocks", sum(2_097_152, dtype.F32), sum(3_000_000, dtype.F32), []string{"of 2097152 f32", "of 3000000 f32"}, false},
+		{"count zero", sum(0, dtype.F32), sum(4, dtype.F32), []string{"of 0 f32", "of 4 f32"}, false},
+		{"type", sum(10, dtype.I32), sum(10, dtype.F32), []string{"of 10 i32", "of 10 f32"}, false},
+		{"reduction", calls(comm.AllReduceCall(send, recv, 10, dtype.F32, comm.Max)), sum(10, dtype.F32), []string{"max", "sum"}, false},
+		{"order", calls(reduce, gather), calls(gather, reduce), []string{"allreduce of 10 f32", "allgather of 10 f32"}, false},
+		{"one more", calls(reduce), calls(gather, reduce), []string{"allreduce of 10 f32", "allgather of 10 f32"}, false},
+		{"counts", v(3), v(4), []string{"allgatherv of f32", "different counts"}, false},
+		{"matrix", calls(comm.AllToAllVCall(send, lists(5), at(1000), recv, lists(5), at(1000), dtype.F32)),
+			calls(comm.AllToAllVCall(send, lists(4), at(1000), recv, lists(4), at(1000), dtype.F32)),
+			[]string{"alltoallv of f32"}, false},
+		{"root of broadcast", calls(comm.BroadcastCall(recv, 10, dtype.F32, last)), calls(comm.BroadcastCall(recv, 10, dtype.F32, 0)),
+			[]string{fmt.Sprintf("rank %d called broadcast of 10 f32, root %d", last, last), "root 0"}, size > 2},
+		{"root of a long broadcast", calls(comm.BroadcastCall(recv, 100_000, dtype.F32, last)), calls(comm.BroadcastCall(recv, 100_000, dtype.F32, 0)),
+			[]string{fmt.Sprintf("root %d", last), "root 0"}, size > 2},
+		{"root of reduce", calls(comm.ReduceCall(send, recv, 10, dtype.F32, comm.Sum, last)), calls(comm.ReduceCall(send, recv, 10, dtype.F32, comm.Sum, 0)),
+			[]string{fmt.Sprintf("root %d", last), "root 0"}, size > 2},
+		{"root of gather", calls(comm.GatherCall(send, recv, 10, dtype.F32, last)), calls(comm.GatherCall(send, recv, 10, dtype.F32, 0)),
+			[]string{fmt.Sprintf("root %d", last), "root 0"}, size > 2},
+		{"root of scatter", calls(comm.ScatterCall(send, recv, 10, dtype.F32, last)), calls(comm.ScatterCall(send, recv, 10, dtype.F32, 0)),
+			[]string{fmt.Sprintf("root %d", last), "root 0"}, size > 2},
+	}
+}
+
+// TestRankDisagreement lets the last rank call something else than the others:
+// all ranks get an error that says what.
+func TestRankDisagreement(t *testing.T) {
+	r := newRank(t)
+	send, _ := r.floats(3_000_000, func(int) float32 { return 1 })
+	recv, _ := r.floats(3_000_000, func(int) float32 { return 0 })
+	me, size := r.world.Rank(), r.world.WorldSize()
+	for _, d := range disagreements(send, recv, size) {
+		t.Run(d.name, func(t *testing.T) {
+			c, err := r.world.Split(r.ctx, 0, me)
+			require.NoError(t, err)
+			calls := d.most
+			if me == size-1 {
+				calls = d.last
+			}
+			for _, call := range calls {
+				err = errors.Join(err, call.Make(c))
+			}
+			if err == nil {
+				err = c.Sync(r.ctx)
+			}
+			if err == nil && d.late {
+				err = c.Barrier(r.ctx)
+			}
+			if assert.ErrorIs(t, err, comm.ErrMismatch, "rank %d", me) {
+				for _, text := range d.says {
+					assert.ErrorContains(t, err, text, "rank %d", me)
+				}
+			}
+			assert.ErrorIs(t, c.Sync(r.ctx), comm.ErrBroken)
+			assert.NoError(t, c.Close())
+			require.NoError(t, r.world.Barrier(r.ctx))
+		})
+	}
+	for _, m := range []struct {
+		name  string
+		n     int
+		dt    dtype.DType
+		wants int
+	}{
+		{"type", 4, dtype.F32, 4}, {"type of long data", 4000, dtype.F32, 4000}, {"shorter", 3, dtype.I32, 4},
+		{"longer", 5, dtype.I32, 4}, {"long data", 5000, dtype.I32, 4}, {"short data", 4, dtype.I32, 5000},
+		{"no data", 0, dtype.I32, 4},
+	} {
+		t.Run("message/"+m.name, func(t *testing.T) {
+			c, err := r.world.Split(r.ctx, 0, me)
+			require.NoError(t, err)
+			switch me {
+			case 0:
+				err = errors.Join(c.Send(send, m.n, m.dt, 1, 9))
+			case 1:
+				err = errors.Join(c.Recv(recv, m.wants, dtype.I32, 0, 9))
+			}
+			if err == nil {
+				err = c.Sync(r.ctx)
+			}
+			if me == 1 || err != nil {
+				require.ErrorIs(t, err, comm.ErrMismatch)
+				assert.ErrorContains(t, err, fmt.Sprintf("rank 0 called send of %d %v to rank 1, tag 9", m.n, m.dt))
+				assert.ErrorContains(t, err, fmt.Sprintf("rank 1 called recv of %d i32 from rank 0, tag 9", m.wants))
+			}
+			assert.ErrorIs(t, c.Barrier(r.ctx), comm.ErrMismatch, "everybody is told")
+			assert.NoError(t, c.Close())
+			require.NoError(t, r.world.Barrier(r.ctx))
+		})
+	}
+}
+
+// TestRankGivingUp lets rank 1 give up in several ways while the others wait for
+// it without a deadline.
+func TestRankGivingUp(t *testing.T) {
+	r := newRank(t)
+	buf, _ := r.floats(100, func(int) float32 { return 1 })
+	me := r.world.Rank()
+	forever := context.Background()
+	for _, g := range []struct {
+		name   string
+		giveUp func(c comm.Communicator) error
+		says   string
+	}{
+		{"close", func(c comm.Communicator) error { return c.Close() }, "rank 1 closed its communicator"},
+		{"error", func(c comm.Communicator) error {
+			_ = comm.Run(forever, []comm.Communicator{c}, func(context.Context, comm.Communicator) error { return errors.New("disk full") })
+			return nil
+		}, "disk full"},
+		{"panic", func(c comm.Communicator) error {
+			_ = comm.Run(forever, []comm.Communicator{c}, func(context.Context, comm.Communicator) error { panic("out of luck") })
+			return nil
+		}, "out of luck"},
+		{"canceled", func(c comm.Communicator) error {
+			ctx, cancel := context.WithCancelCause(forever)
+			cancel(errors.New("changed my mind"))
+			err := c.Barrier(ctx)
+			require.ErrorIs(t, err, comm.ErrCanceled)
+			return nil
+		}, "changed my mind"},
+	} {
+		t.Run(g.name, func(t *testing.T) {
+			c, err := r.world.Split(r.ctx, 0, me)
+			require.NoError(t, err)
+			child, err := c.Split(r.ctx, 0, me)
+			require.NoError(t, err)
+			if me == 1 {
+				require.NoError(t, g.giveUp(c))
+			} else {
+				err := c.AllReduce(buf, buf, 100, dtype.F32, comm.Sum)
+				if err == nil {
+					err = c.Sync(forever)
+				}
+				require.ErrorIs(t, err, comm.ErrPeerFailed)
+				assert.ErrorContains(t, err, g.says)
+				assert.ErrorContains(t, err, "rank 1")
+				assert.ErrorIs(t, c.Sync(forever), comm.ErrBroken)
+				if g.name == "error" {
+					assert.ErrorIs(t, child.Barrier(forever), comm.ErrPeerFailed, "of what was split off")
+				}
+			}
+			assert.NoError(t, child.Close())
+			assert.NoError(t, c.Close())
+			require.NoError(t, r.world.Barrier(r.ctx))
+		})
+	}
+	t.Run("message", func(t *testing.T) {
+		c, err := r.world.Split(r.ctx, 0, me)
+		require.NoError(t, err)
+		if me == 1 {
+			require.NoError(t, c.Close())
+		} else {
+			err := c.Recv(buf, 4, dtype.F32, 1, 3)
+			if err == nil { // or the other one that waits has told already
+				err = c.Sync(forever)
+			}
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		}
+		assert.NoError(t, c.Close())
+		require.NoError(t, r.world.Barrier(r.ctx))
+	})
+	t.Run("deadline", func(t *testing.T) {
+		c, err := r.world.Split(r.ctx, 0, me)
+		require.NoError(t, err)
+		if me == 0 {
+			other, _ := r.floats(100, func(int) float32 { return 1 })
+			require.NoError(t, c.AllReduce(buf, buf, 7, dtype.F32, comm.Max))
+			require.NoError(t, c.Broadcast(buf, 9, dtype.F32, 1))
+			require.NoError(t, c.AllGather(buf, other, 9, dtype.F32))
+			ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
+			defer cancel()
+			err := c.Sync(ctx)
+			require.ErrorIs(t, err, comm.ErrTimeout)
+			assert.ErrorContains(t, err, "waiting for allreduce of 7 f32, max (operation 0), nothing from ranks 1, 2")
+			assert.ErrorContains(t, err, "2 operations behind that")
+		}
+		require.NoError(t, r.world.Barrier(r.ctx))
+		if me != 0 {
+			err := c.Barrier(forever)
+			require.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.ErrorContains(t, err, "rank 0 gave up: sync: timed out")
+		}
+		assert.NoError(t, c.Close())
+		require.NoError(t, r.world.Barrier(r.ctx))
+	})
+}

@@ -1,0 +1,215 @@
+package mpi
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// Ranks write notes to each other, small messages on the internal communicator
+// that nobody waits for: they are looked for by who has waited a while, and now
+// and then by the progress goroutine. So they cost nothing as long as all goes
+// well. With native collectives there are none, since the other ranks may be
+// other programs.
+
+// note is a message that a rank writes to another one.
+type note struct {
+	kind  noteKind
+	calls uint64 // collectives that the writer has called
+	// Messages of users that the writer has sent to the reader, and expects or
+	// has received from it.
+	sent, received uint64
+
+	number uint64               // of a report: the collective that waits,
+	recent [reportCalls]record  // and the calls up to that, the first first
+	length uint64               // of a failure:
+	text   [noteTextLength]byte // its text
+}
+
+// first is the number of the first call that a report tells.
+func (n *note) first() uint64 { return n.number - min(n.number, reportCalls-1) }
+
+// noteKind is what a note tells.
+type noteKind uint64
+
+const (
+	// report: the writer waits for the reader.
+	report noteKind = iota
+	// farewell: the writer closes the communicator. It writes no other note.
+	farewell
+	// failure: the writer's communicator is broken; mismatch: because ranks
+	// disagree. It writes no other note.
+	failure
+	mismatch
+)
+
+const (
+	reportCalls    = 16
+	noteTextLength = 472
+)
+
+var noteBytes = len(hostmem.Bytes(make([]note, 1)))
+
+// peer is what an endpoint knows of another rank.
+type peer struct {
+	sent, received uint64 // messages of users to and from it
+	report         *note  // its last one
+	agreed         bool   // with that
+	left           *note  // its farewell
+	gone           bool   // it writes no more notes
+}
+
+// notebook is an endpoint's end of the exchange of notes.
+type notebook struct {
+	table    requests // of notes that are being sent
+	memory   uintptr  // for a report and a last note to each rank, and one to read
+	reports  op       // whose messages the reports are,
+	last     op       // and the farewells and failures
+	reported uint64   // number of the last collective that was reported, plus one
+	left     int      // ranks that are gone, this one included
+}
+
+// page returns the memory of a note.
+func (b *notebook) page(i int) uintptr { return b.memory + uintptr(i*noteBytes) }
+
+// send starts sending a note. A rank that cannot be reached is not told.
+func (e *endpoint) send(owner *op, page, dest int, n note) {
+	b := &e.notes
+	if b.memory == 0 {
+		var err error
+		if b.memory, err = host.Allocate((2*e.size + 1) * noteBytes); err != nil {
+			return
+		}
+	}
+	p := &e.peers[dest]
+	n.calls, n.sent, n.received = e.history.calls, p.sent, p.received
+	address := b.page(page)
+	hostmem.Slice[note](address, 1)[0] = n
+	slot := b.table.add(owner, dest, sent)
+	code := e.lib.call(e.lib.Isend, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(dest), noteTag, e.inner, slot)
+	_ = b.table.posted(e.lib, e.lib.Isend, code)
+}
+
+// tellAll writes the last note to every other rank.
+func (e *endpoint) tellAll(n note) {
+	if e.native {
+		return
+	}
+	for r := range e.size {
+		if r != e.rank {
+			e.send(&e.notes.last, e.size+r, r, n)
+		}
+	}
+}
+
+// tellFailure tells the other ranks why this one cannot go on.
+func (e *endpoint) tellFailure(err error) {
+	n := note{kind: failure}
+	text := err.Error()
+	var op *comm.OpError
+	if errors.As(err, &op) {
+		text = op.Op + ": " + op.Err.Error()
+	}
+	if errors.Is(err, comm.ErrMismatch) {
+		n.kind = mismatch
+		if op != nil {
+			text = op.Err.Error()
+		}
+	}
+	n.length = uint64(copy(n.text[:], text))
+	e.tellAll(n)
+}
+
+// told is an error of another rank.
+type told struct {
+	text     string
+	sentinel error
+}
+
+func (t *told) Error() string { return t.text }
+func (t *told) Unwrap() error { return t.sentinel }
+
+// attend reads the notes that have come and returns an error if they show that
+// what was submitted cannot be done. The caller holds mu.
+func (e *endpoint) attend() error {
+	if err := e.readNotes(); err != nil {
+		return err
+	}
+	for src := range e.peers {
+		if err := e.compare(src); err != nil {
+			return err
+		}
+		if err := e.needs(src); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readNotes reads the notes that have come.
+func (e *endpoint) readNotes() error {
+	if e.native {
+		return nil
+	}
+	if len(e.notes.table.list) > 0 {
+		_, _ = e.notes.table.test(e.lib, false)
+	}
+	for src := range e.peers {
+		for src != e.rank && !e.peers[src].gone {
+			n, err := e.read(src)
+			if err != nil {
+				return err
+			}
+			if n == nil {
+				break
+			}
+			if err := e.heed(src, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// read returns a note from a rank, nil if there is none.
+func (e *endpoint) read(src int) (*note, error) {
+	t := &e.notes.table
+	t.reserve(1)
+	code := e.lib.call(e.lib.Iprobe, uintptr(src), noteTag, e.inner, t.flag, t.statuses)
+	if code != success {
+		return nil, translate(e.lib, e.lib.error(e.lib.Iprobe.Name(), code))
+	}
+	if hostmem.Slice[int32](t.flag, 1)[0] == 0 {
+		return nil, nil
+	}
+	n := make([]note, 1)
+	address := hostmem.Addr(n)
+	code = e.lib.call(e.lib.Recv, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(src), noteTag, e.inner, t.statuses)
+	if code != success {
+		return nil, translate(e.lib, e.lib.error(e.lib.Recv.Name(), code))
+	}
+	return &n[0], nil
+}
+
+// heed takes a note.
+func (e *endpoint) heed(src int, n *note) error {
+	p := &e.peers[src]
+	if n.kind == report {
+		p.report, p.agreed = n, false
+		return nil
+	}
+	p.gone = true
+	e.notes.left++
+	text := string(n.text[:min(n.length, noteTextLength)])
+	switch n.kind {
+	case farewell:
+		p.left = n
+	case mismatch:
+		return &told{text, comm.ErrMismatch}
+	default:
+		return &told{fmt.Sprintf("%v: rank %d gave up: %s", comm.ErrPeerFailed, src, text), comm.ErrPeerFailed}
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+package mpi
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// oldest returns the collective that has run longest, nil if there is none.
+func (e *endpoint) oldest() *op {
+	for _, o := range e.active {
+		if o.collective() {
+			return o
+		}
+	}
+	return nil
+}
+
+// reportStall tells the ranks that this one waits for in which collective it
+// waits and what it called before, once for each collective. The caller holds mu.
+func (e *endpoint) reportStall() {
+	o, h := e.oldest(), &e.history
+	if e.native || o == nil || e.notes.reported > o.number || e.notes.reports.pending > 0 || !h.knows(o.number) {
+		return
+	}
+	e.notes.reported = o.number + 1
+	n := note{kind: report, number: o.number}
+	for number := n.first(); number <= o.number; number++ {
+		if h.knows(number) {
+			n.recent[number-n.first()] = *h.at(number)
+		}
+	}
+	silent, deaf := e.late(o)
+	for _, r := range append(silent, deaf...) {
+		e.send(&e.notes.reports, r, r, n)
+	}
+}
+
+// late returns the ranks whose messages o waits for, and of the others those that
+// have not received all that o sent them.
+func (e *endpoint) late(o *op) (silent, deaf []int) {
+	const waited, sending = 1, 2
+	state := make([]int, e.size)
+	for _, q := range e.table.list {
+		switch {
+		case q.owner != o || q.rank < 0 || int(q.rank) == e.rank && o.collective():
+		case q.expected == sent:
+			state[q.rank] |= sending
+		default:
+			state[q.rank] |= waited
+		}
+	}
+	for r, s := range state {
+		switch {
+		case s&waited != 0:
+			silent = append(silent, r)
+		case s&sending != 0:
+			deaf = append(deaf, r)
+		}
+	}
+	return silent, deaf
+}
+
+// mostNamed is how many messages the error of a wait names.
+const mostNamed = 4
+
+// waitsFor describes what keeps the rank waiting.
+func (e *endpoint) waitsFor() string {
+	var what []string
+	behind, messages := len(e.waiting), 0
+	oldest := e.oldest()
+	for _, o := range e.active {
+		switch {
+		case o == oldest:
+			what = append(what, e.collectiveState(o))
+		case o.collective():
+			behind++
+		default:
+			if messages++; messages <= mostNamed {
+				what = append(what, o.String())
+			}
+		}
+	}
+	if messages > mostNamed {
+		what = append(what, fmt.Sprintf("%d more messages", messages-mostNamed))
+	}
+	if behind > 0 {
+		what = append(what, fmt.Sprintf("%d operations behind that", behind))
+	}
+	if len(what) == 0 {
+		return "nothing"
+	}
+	return strings.Join(what, "; ")
+}
+
+// collectiveState describes a collective, which ranks it waits for, and where
+// these were last.
+func (e *endpoint) collectiveState(o *op) string {
+	text := fmt.Sprintf("%v (operation %d)", o, o.number)
+	silent, deaf := e.late(o)
+	if len(silent) > 0 {
+		text += ", nothing from " + ranksText(silent)
+	}
+	if len(deaf) > 0 {
+		text += ", not received by " + ranksText(deaf)
+	}
+	for _, r := range append(silent, deaf...) {
+		if n := e.peers[r].report; n != nil {
+			text += fmt.Sprintf(", rank %d waits in %v (operation %d)", r, n.recent[n.number-n.first()], n.number)
+		}
+	}
+	return text
+}
+
+// ranksText returns "rank 3" or "ranks 0, 2, 3".
+func ranksText(ranks []int) string {
+	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
+	if len(ranks) == 1 {
+		return "rank " + text
+	}
+	return "ranks " + text
+}
+
+// compare finds the first call in which this rank and one that has sent a report
+// differ.
+func (e *endpoint) compare(src int) error {
+	p, h := &e.peers[src], &e.history
+	n := p.report
+	if n == nil || p.agreed || !h.knows(n.number) {
+		return nil
+	}
+	first := n.first()
+	if h.at(n.number).chain == n.recent[n.number-first].chain {
+		p.agreed = true
+		return nil
+	}
+	for number := first; number <= n.number; number++ {
+		if theirs := n.recent[number-first]; h.knows(number) && h.at(number).entry != theirs.entry {
+			return e.disagreement(number, src, theirs, h.at(number))
+		}
+	}
+	return fmt.Errorf("%w: ranks %d and %d called different things before operation %d",
+		comm.ErrMismatch, min(src, e.rank), max(src, e.rank), first)
+}
+
+// needs returns an error if this rank needs one that has left: for a collective
+// that the other has not called, or for a message.
+func (e *endpoint) needs(src int) error {
+	p := &e.peers[src]
+	if p.left == nil {
+		return nil
+	}
+	alone := e.history.calls > p.left.calls
+	for _, q := range e.table.list {
+		if int(q.rank) == src && q.owner.op.Message() {
+			alone = alone || p.received > p.left.sent || p.sent > p.left.received
+		}
+	}
+	if alone {
+		return fmt.Errorf("%w: rank %d closed its communicator", comm.ErrPeerFailed, src)
+	}
+	return nil
+}
