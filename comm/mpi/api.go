@@ -106,9 +106,9 @@ func (l *library) call(f dl.Func, args ...uintptr) int32 {
 
 // must is call for functions off the hot path; a failure becomes an error that
 // names the function.
-func (l *library) must(name string, f dl.Func, args ...uintptr) error {
+func (l *library) must(f dl.Func, args ...uintptr) error {
 	if code := l.call(f, args...); code != success {
-		return l.error(name, code)
+		return l.error(f, code)
 	}
 	return nil
 }
@@ -130,10 +130,10 @@ func (e *callError) Error() string {
 }
 
 // error describes an error code in the library's words (MPI_Error_string).
-func (l *library) error(function string, code int32) *callError {
+func (l *library) error(f dl.Func, code int32) *callError {
 	out := newCells()
 	defer out.free()
-	e := &callError{function: function, code: code, class: code}
+	e := &callError{function: f.Name(), code: code, class: code}
 	if l.call(l.ErrorClass, uintptr(code), out.at(0)) == success {
 		e.class = out.int32(0)
 	}

@@ -250,21 +250,21 @@ func (s *state) initialize() error {
 	lib := s.lib
 	out := newCells()
 	defer out.free()
-	if err := lib.must("MPI_Finalized", lib.Finalized, out.at(0)); err != nil {
+	if err := lib.must(lib.Finalized, out.at(0)); err != nil {
 		return err
 	}
 	if out.int32(0) != 0 {
 		return fmt.Errorf("%w: the program has finalized MPI", comm.ErrClosed)
 	}
-	if err := lib.must("MPI_Initialized", lib.Initialized, out.at(0)); err != nil {
+	if err := lib.must(lib.Initialized, out.at(0)); err != nil {
 		return err
 	}
 	if out.int32(0) != 0 {
-		if err := lib.must("MPI_Query_thread", lib.QueryThread, out.at(1)); err != nil {
+		if err := lib.must(lib.QueryThread, out.at(1)); err != nil {
 			return err
 		}
 	} else {
-		if err := lib.must("MPI_Init_thread", lib.InitThread, 0, 0, uintptr(lib.abi.threadMultiple), out.at(1)); err != nil {
+		if err := lib.must(lib.InitThread, 0, 0, uintptr(lib.abi.threadMultiple), out.at(1)); err != nil {
 			return err
 		}
 		s.ours = true
@@ -287,7 +287,7 @@ func (s *state) initialize() error {
 // MPI_TAG_UB, the highest one: the attribute's value is the address of an int.
 func (s *state) readTagLimit(out cells) error {
 	lib := s.lib
-	err := lib.must("MPI_Comm_get_attr", lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.at(2), out.at(3))
+	err := lib.must(lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.at(2), out.at(3))
 	if err != nil {
 		return err
 	}
@@ -321,7 +321,7 @@ func (s *state) finalize() error {
 		return fmt.Errorf("%w: MPI_Finalize left out: %w", comm.ErrBroken, broken)
 	}
 	var err error
-	if !s.thread.do(finalizeTimeout, func() { err = s.lib.must("MPI_Finalize", s.lib.Finalize) }) {
+	if !s.thread.do(finalizeTimeout, func() { err = s.lib.must(s.lib.Finalize) }) {
 		return fmt.Errorf("%w: the other ranks did not call MPI_Finalize within %v", comm.ErrTimeout, finalizeTimeout)
 	}
 	close(s.thread.calls)

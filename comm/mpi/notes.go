@@ -179,7 +179,7 @@ func (e *endpoint) read(src int) (*note, error) {
 	t.reserve(1)
 	code := e.lib.call(e.lib.Iprobe, uintptr(src), noteTag, e.inner, t.flag, t.statuses)
 	if code != success {
-		return nil, translate(e.lib, e.lib.error(e.lib.Iprobe.Name(), code))
+		return nil, translate(e.lib, e.lib.error(e.lib.Iprobe, code))
 	}
 	if hostmem.Slice[int32](t.flag, 1)[0] == 0 {
 		return nil, nil
@@ -188,7 +188,7 @@ func (e *endpoint) read(src int) (*note, error) {
 	address := hostmem.Addr(n)
 	code = e.lib.call(e.lib.Recv, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(src), noteTag, e.inner, t.statuses)
 	if code != success {
-		return nil, translate(e.lib, e.lib.error(e.lib.Recv.Name(), code))
+		return nil, translate(e.lib, e.lib.error(e.lib.Recv, code))
 	}
 	return &n[0], nil
 }

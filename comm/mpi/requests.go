@@ -57,7 +57,7 @@ func (r *requests) posted(lib *library, f dl.Func, code int32) error {
 	last := len(r.list) - 1
 	r.list[last].owner.pending--
 	r.list = r.list[:last]
-	return translate(lib, lib.error(f.Name(), code))
+	return translate(lib, lib.error(f, code))
 }
 
 // reserve makes room for n requests.
@@ -110,7 +110,7 @@ func (r *requests) test(lib *library, all bool) (int, error) {
 	}
 	done := int(hostmem.Slice[int32](r.flag, 1)[0])
 	if code != success {
-		return 0, r.failure(lib, f.Name(), code, n, all, done)
+		return 0, r.failure(lib, f, code, n, all, done)
 	}
 	if done <= 0 {
 		return 0, nil // for Testsome, MPI_UNDEFINED is negative
@@ -192,8 +192,8 @@ func (r *requests) check(lib *library, request, status int) error {
 }
 
 // failure finds the message that made a test fail.
-func (r *requests) failure(lib *library, function string, code int32, n int, all bool, done int) error {
-	err := lib.error(function, code)
+func (r *requests) failure(lib *library, f dl.Func, code int32, n int, all bool, done int) error {
+	err := lib.error(f, code)
 	r.failed = comm.OpSync
 	if err.class != lib.abi.errInStatus {
 		return translate(lib, err)
@@ -213,7 +213,7 @@ func (r *requests) failure(lib *library, function string, code int32, n int, all
 		}
 		q := &r.list[request]
 		r.failed = q.owner.op
-		err := translate(lib, lib.error(function, code))
+		err := translate(lib, lib.error(f, code))
 		if errors.Is(err, comm.ErrMismatch) {
 			err = fmt.Errorf("%w: %v: rank %d sent more than %d bytes", comm.ErrMismatch, q.owner, q.rank, q.expected)
 		}

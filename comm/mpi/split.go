@@ -17,7 +17,7 @@ func (s *state) duplicate(pub uintptr) (uintptr, error) {
 	}
 	out := newCells()
 	defer out.free()
-	if err := s.lib.must("MPI_Comm_dup", s.lib.CommDup, pub, out.at(0)); err != nil {
+	if err := s.lib.must(s.lib.CommDup, pub, out.at(0)); err != nil {
 		return 0, err
 	}
 	return s.lib.handle(out, 0), nil
@@ -29,15 +29,15 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	out := newCells()
 	defer out.free()
 	for _, handle := range []uintptr{pub, inner} {
-		err := lib.must("MPI_Comm_set_errhandler", lib.CommSetErrhandler, handle, lib.handles.errorsReturn)
+		err := lib.must(lib.CommSetErrhandler, handle, lib.handles.errorsReturn)
 		if err != nil {
 			return nil, err
 		}
 	}
-	if err := lib.must("MPI_Comm_rank", lib.CommRank, pub, out.at(0)); err != nil {
+	if err := lib.must(lib.CommRank, pub, out.at(0)); err != nil {
 		return nil, err
 	}
-	if err := lib.must("MPI_Comm_size", lib.CommSize, pub, out.at(1)); err != nil {
+	if err := lib.must(lib.CommSize, pub, out.at(1)); err != nil {
 		return nil, err
 	}
 	rank, size := int(out.int32(0)), int(out.int32(1))
@@ -97,7 +97,7 @@ func (e *endpoint) split(color, key int) (*endpoint, error) {
 	}
 	out := newCells()
 	defer out.free()
-	err := lib.must("MPI_Comm_split", lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.at(0))
+	err := lib.must(lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.at(0))
 	if err != nil || color < 0 {
 		return nil, err
 	}
