@@ -65,6 +65,17 @@ func Patterns() []string {
 		"gaussiank", "gaussiankconcat", "gaussiankSA", "oktopk"}
 }
 
+// NeedsHost reports whether a step of a pattern waits for the device, on one that
+// has streams, because the host needs lengths to size messages. The others only
+// submit work, and can be captured in a graph.
+func NeedsHost(pattern string) bool {
+	switch pattern {
+	case "topkSA", "gaussiankSA", "oktopk":
+		return true
+	}
+	return false
+}
+
 // find returns what reduces k of n entries per rank.
 //
 // oktopk's bound of 6k(P-1)/P elements leaves room for other ways where they

@@ -119,18 +119,24 @@ func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*
 	}
 	ranks := make([]Rank, 0, len(comms))
 	var streams []*cudaStream
+	var computes []*cudaCompute
 	for _, c := range comms {
 		g := &guard{limit: opts.Timeout}
 		bound := g.watch(c)
 		s, streamErr := newCUDAStream(c, bound)
 		streams, err = append(streams, s), errors.Join(err, streamErr)
-		ranks = append(ranks, Rank{Comm: bound, Runtime: c.Runtime(), Stream: s, Location: location(c.Runtime()), guard: g})
+		compute := &cudaCompute{rt: c.Runtime(), bound: bound}
+		computes = append(computes, compute)
+		ranks = append(ranks, Rank{Comm: bound, Runtime: c.Runtime(), Stream: s, Compute: compute, Location: location(c.Runtime()), guard: g})
 	}
 	if err == nil {
 		err = runRanks(ctx, ranks, body)
 	}
 	for _, s := range streams {
 		err = errors.Join(err, s.free())
+	}
+	for _, c := range computes {
+		err = errors.Join(err, c.free())
 	}
 	for _, c := range comms {
 		err = errors.Join(err, c.Close())

@@ -22,6 +22,8 @@ type Rank struct {
 	// Stream is where Comm submits to on a device that works on its own, nil
 	// where every operation is the host's work.
 	Stream Stream
+	// Compute is where Runtime submits to on such a device, nil elsewhere.
+	Compute ComputeStream
 	// Location says where the rank is, if that is not simply this host: device,
 	// host name and process.
 	Location string

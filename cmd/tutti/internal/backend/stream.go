@@ -20,6 +20,17 @@ type Stream interface {
 	Capture(submit func() error) (Graph, error)
 }
 
+// ComputeStream is the queue of a device that a rank's runtime computes on,
+// where the host runs ahead of it. It belongs to the rank's goroutine.
+type ComputeStream interface {
+	// Steps submits n steps one behind the other, prepare before each of them, waits
+	// for all, and returns how long the device took for the steps alone.
+	Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error)
+	// Capture records what submit submits to the stream, and what is ordered
+	// against it, instead of running it.
+	Capture(submit func() error) (Graph, error)
+}
+
 // Graph is work that was captured, ready to be submitted again and again.
 type Graph interface {
 	// Launch submits all of it to the stream that it was captured on.

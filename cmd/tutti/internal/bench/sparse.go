@@ -31,6 +31,9 @@ type SparseConfig struct {
 	Repeats
 	// Check verifies a step, see [SparseResult].
 	Check bool
+	// Graph captures a step in a CUDA graph and replays it, which takes a rank with
+	// a [backend.ComputeStream] and a pattern that needs no number on the host.
+	Graph bool
 }
 
 // Validate names the first setting that cannot be used.
@@ -69,6 +72,9 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
+	if cfg.Graph && r.Compute == nil {
+		return backend.NeedsGraphs(cfg.Backend)
+	}
 	// The random numbers, the tensor and the residual.
 	if err := fits(r, cfg.Backend, 3*slices.Max(cfg.Sizes)); err != nil {
 		return err
@@ -100,6 +106,7 @@ type sparseRun struct {
 	tensor *runtime.Tensor // n elements: the gradient, then the result
 	step   int
 	rounds []sparseRound
+	graph  backend.Graph // of a step, nil: steps are submitted one by one
 }
 
 // sparseRound are the means of a round on one rank.
@@ -113,6 +120,11 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 		return SparseResult{}, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	if cfg.Graph && !distributed.NeedsHost(pattern) {
+		if err := s.capture(ctx); err != nil {
+			return SparseResult{}, err
+		}
+	}
 	iterations, err := cfg.settle(ctx, r, s.round)
 	if err != nil {
 		return SparseResult{}, err
@@ -138,6 +150,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 			DType:      dtype.F32.String(),
 			Op:         comm.Avg.String(),
 			Place:      InPlace,
+			Graph:      s.graph != nil,
 			Root:       -1,
 		},
 		Pattern:      pattern,
@@ -183,9 +196,22 @@ func newSparseRun(r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *s
 	return s, err
 }
 
+// capture makes the graph of a step. The step before allocates what it needs.
+func (s *sparseRun) capture(ctx context.Context) error {
+	if _, err := s.round(ctx, 2); err != nil {
+		return err
+	}
+	var err error
+	s.graph, err = s.Compute.Capture(func() error { return s.sparse.AllReduce(ctx, s.tensor) })
+	return err
+}
+
 // close frees what newSparseRun made.
 func (s *sparseRun) close() error {
 	var err error
+	if s.graph != nil {
+		err = s.graph.Close()
+	}
 	if s.sparse != nil {
 		err = s.sparse.Close()
 	}
@@ -197,8 +223,13 @@ func (s *sparseRun) close() error {
 	return err
 }
 
-// round measures the steps alone, without the preparation of their gradients.
+// round measures the steps alone, without the preparation of their gradients: by
+// the clock of the device where the host runs ahead of it, otherwise by the
+// host's.
 func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64, err error) {
+	if s.Compute != nil {
+		return s.deviceRound(ctx, iterations)
+	}
 	var mean sparseRound
 	for range iterations {
 		if err := s.nextGradient(); err != nil {
@@ -232,6 +263,33 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 		mean.exchange += stats.ExchangeTime.Seconds() / float64(iterations)
 	}
 	s.rounds = append(s.rounds, mean)
+	return seconds, nil
+}
+
+// deviceRound is round on a device. Its parts are those of the host's time for the
+// last step.
+func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds float64, err error) {
+	if err := s.Comm.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	step := func() error { return s.sparse.AllReduce(ctx, s.tensor) }
+	if s.graph != nil {
+		step = s.graph.Launch
+	}
+	const most = 64 // steps that the host is ahead
+	for done := 0; done < iterations; done += most {
+		took, err := s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, step)
+		if err != nil {
+			return 0, err
+		}
+		seconds += took.Seconds()
+	}
+	stats, err := s.sparse.Stats(ctx)
+	if err != nil {
+		return 0, err
+	}
+	s.rounds = append(s.rounds, sparseRound{
+		sent: float64(stats.SentElements), choose: stats.SelectTime.Seconds(), exchange: stats.ExchangeTime.Seconds()})
 	return seconds, nil
 }
 
