@@ -89,7 +89,7 @@ func TestWrongUsage(t *testing.T) {
 		{"bench alltoall --in-place", "unknown flag: --in-place"},
 		{"bench broadcast --op sum", "unknown flag: --op"},
 		{"bench sparse --density 1.5", "density 1.5"},
-		{"bench sparse --graph", "unknown flag: --graph"},
+		{"bench sparse --graph", "--graph needs a backend with CUDA graphs"},
 		{"bench allreduce --graph", "local: --graph needs a backend with CUDA graphs: nccl"},
 		{"bench allreduce --symmetric", "local: --symmetric needs a backend with symmetric memory: nccl"},
 	} {
