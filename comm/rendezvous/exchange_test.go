@@ -303,14 +303,14 @@ func TestStrangersAreRefused(t *testing.T) {
 	_, err := Job{Rank: 1, WorldSize: 2, Address: address, Secret: []byte("wrong")}.ask(ctx, address, hello{1, 2, string(newNonce())})
 	assert.ErrorIs(t, err, ErrRefused)
 	assert.ErrorContains(t, err, "TUTTI_SECRET is not the same everywhere")
-	for _, reason := range []string{reasonSilence, reasonLanguage, reasonSecret} {
-		assert.Contains(t, log.String(), reason)
-	}
 
 	got, err := Job{Rank: 1, WorldSize: 2, Address: address, Secret: []byte("right")}.Broadcast(ctx, nil)
 	require.NoError(t, err)
 	assert.Equal(t, "treasure", string(got))
 	require.NoError(t, await(t, served).err)
+	for _, reason := range []string{reasonSilence, reasonLanguage, reasonSecret} {
+		assert.Contains(t, log.String(), reason)
+	}
 }
 
 // A rank with another secret goes on looking for rank 0, and its error says
@@ -471,7 +471,7 @@ func TestThePortIsInUse(t *testing.T) {
 		logged(t)
 		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
 		occupy(t, job.Address, func(c net.Conn) { c.Close() }, 0, 1, 2, 3)
-		assert.ErrorContains(t, await(t, job.start(t.Context(), "id")).err, "address already in use")
+		assert.ErrorContains(t, await(t, job.start(t.Context(), "id")).err, "listen tcp ")
 		job.Rank = 1
 		err := await(t, job.start(t.Context(), "")).err
 		assert.ErrorIs(t, err, ErrRefused)
