@@ -164,8 +164,8 @@ func TestCandidates(t *testing.T) {
 }
 
 func TestConflicts(t *testing.T) {
-	reads := func(from, to uintptr) *op { return &op{reads: span{from, to}} }
-	writes := func(from, to uintptr) *op { return &op{writes: span{from, to}} }
+	reads := func(from, to uintptr) *op { return &op{plan: plan{reads: span{from, to}}} }
+	writes := func(from, to uintptr) *op { return &op{plan: plan{writes: span{from, to}}} }
 	assert.False(t, reads(0, 8).conflicts(reads(0, 8)), "two readers")
 	assert.True(t, writes(0, 8).conflicts(reads(4, 12)), "write after read")
 	assert.True(t, reads(4, 12).conflicts(writes(0, 8)), "read after write")

@@ -27,7 +27,7 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	if err != nil {
 		return e.check.Fail(op.String(), err)
 	}
-	return e.wait(ctx, op.String())
+	return e.sync(ctx, op.String())
 }
 
 // stepBarrier tells the rank 1, 2, 4, … places ahead that everybody up to this

@@ -25,7 +25,7 @@ func (e *endpoint) close() error {
 	if broken == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
-		broken = e.wait(ctx, "close")
+		broken = e.wait(ctx, "close", true)
 	}
 	if broken != nil {
 		e.state.progress.remove(e)

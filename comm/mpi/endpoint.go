@@ -145,7 +145,7 @@ func (e *endpoint) advance(o *op) (done bool, err error) {
 // retire gives up an operation that is done.
 func (e *endpoint) retire(o *op) {
 	e.scratch.give(o.memory)
-	o.reset()
+	o.plan = plan{}
 	e.free = append(e.free, o)
 	e.inFlight.Add(-1)
 }
@@ -216,19 +216,16 @@ func (e *endpoint) stopped() error {
 // sync waits until everything that was submitted is done or ctx is, under the
 // name of the call that waits.
 func (e *endpoint) sync(ctx context.Context, name string) error {
-	if err := e.Usable(); err != nil {
-		return e.check.Fail(name, err)
-	}
-	return e.wait(ctx, name)
+	return e.wait(ctx, name, false)
 }
 
-// wait is sync for an endpoint that may have been closed.
-func (e *endpoint) wait(ctx context.Context, name string) error {
+// wait is sync; closing says that it is close that waits.
+func (e *endpoint) wait(ctx context.Context, name string, closing bool) error {
 	e.waiters.Add(1)
 	defer e.waiters.Add(-1)
 	var p pause
 	for {
-		if idle, err := e.drain(&p, name); err != nil || idle {
+		if idle, err := e.drain(&p, name, closing); err != nil || idle {
 			return err
 		}
 		// The context is looked at after the first tries, so that a
@@ -241,16 +238,24 @@ func (e *endpoint) wait(ctx context.Context, name string) error {
 }
 
 // drain polls a few times and reports whether nothing is left to do.
-func (e *endpoint) drain(p *pause, name string) (idle bool, err error) {
+func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for range p.polls() {
-		if _, err := e.poll(p.stalled()); err != nil {
-			return false, err
+	if p.first() && !closing {
+		if err := e.usable(); err != nil {
+			return false, e.check.Fail(name, err)
 		}
+	}
+	for range p.polls() {
 		if len(e.active) == 0 && len(e.waiting) == 0 {
 			return true, nil
 		}
+		if _, err := e.poll(p.stalled()); err != nil {
+			return false, err
+		}
+	}
+	if len(e.active) == 0 && len(e.waiting) == 0 {
+		return true, nil
 	}
 	if !p.stalled() {
 		return false, nil

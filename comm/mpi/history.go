@@ -26,11 +26,11 @@ type record struct {
 	chain uint64
 }
 
-// add appends a call.
-func (h *history) add(c *comm.Call) {
-	r := record{entry: newEntry(c)}
-	if c.Op == comm.OpAllGatherV { // the same lengths on all ranks
-		for _, n := range c.RecvCounts {
+// add appends a call. The lengths of an AllGatherV are the same on all ranks.
+func (h *history) add(e entry, counts []int) {
+	r := record{entry: e}
+	if e.op == comm.OpAllGatherV {
+		for _, n := range counts {
 			r.count = int(mix(uint64(r.count), uint64(n)))
 		}
 	}

@@ -95,7 +95,7 @@ func (e *endpoint) nativeAccepts(c *comm.Call) error {
 func (p planner) native() {
 	c, l, o := p.c, p.lib, p.op(stepNative)
 	mpi, wide := l.collectiveOf(c.Op), largest(c) > math.MaxInt32
-	o.native.f = mpi.small
+	o.native = invocation{f: mpi.small}
 	if wide {
 		o.native.f = mpi.large
 	}

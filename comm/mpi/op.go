@@ -28,6 +28,23 @@ func (e entry) String() string {
 // parts of it. What it does is a step at a time, each of which posts messages;
 // the endpoint takes the next one when these are done.
 type op struct {
+	plan
+
+	// What is kept for the next use.
+
+	// Of exchanges: where the message to (from) each rank starts, from send (recv)
+	// on, and its length, in bytes.
+	sendAt, sendBytes, recvAt, recvBytes []int
+
+	native  invocation // of native collectives
+	vectors uintptr    // their counts and displacements
+
+	dst  [1]uintptr // the result of a reduction
+	srcs []uintptr  // its operands, in rank order
+}
+
+// plan is what changes with each use of an op.
+type plan struct {
 	entry
 	step step
 
@@ -43,23 +60,14 @@ type op struct {
 
 	send, recv uintptr
 
-	// Of exchanges: where the message to (from) each rank starts, from send (recv)
-	// on, and its length, in bytes.
-	sendAt, sendBytes, recvAt, recvBytes []int
-
 	// Of reductions: to whom the result goes, a rank or one of the constants
 	// below. Rank r reduces share elements that start at element r*stride of send;
 	// all shares together are total elements.
 	to                   int
 	share, stride, total int
 
-	native  invocation // of native collectives
-	vectors uintptr    // their counts and displacements
-
-	memory scratch    // working memory while the operation runs
-	work   int        // bytes of it that the operation needs
-	dst    [1]uintptr // the result of a reduction
-	srcs   []uintptr  // its operands, in rank order
+	memory scratch // working memory while the operation runs
+	work   int     // bytes of it that the operation needs
 }
 
 // step posts the messages of an operation's next phase and reports whether
@@ -74,14 +82,6 @@ func newOp(size int) *op {
 		sendAt: at[:size], sendBytes: at[size : 2*size],
 		recvAt: at[2*size : 3*size], recvBytes: at[3*size:],
 		srcs: make([]uintptr, size),
-	}
-}
-
-// reset makes o ready for its next use; it keeps its slices' memory.
-func (o *op) reset() {
-	*o = op{
-		sendAt: o.sendAt, sendBytes: o.sendBytes, recvAt: o.recvAt, recvBytes: o.recvBytes,
-		srcs: o.srcs, vectors: o.vectors,
 	}
 }
 

@@ -23,11 +23,14 @@ const (
 
 // polls is how often to ask before the next pause.
 func (p *pause) polls() int {
-	if p.round == 0 {
+	if p.first() {
 		return firstPolls
 	}
 	return laterPolls
 }
+
+// first reports whether nothing was waited yet.
+func (p *pause) first() bool { return p.round == 0 }
 
 // next waits a little.
 func (p *pause) next() {

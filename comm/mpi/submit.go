@@ -61,12 +61,12 @@ func (e *endpoint) accepts(c *comm.Call) error {
 // Those of one group other than 0 do not wait for each other. The caller holds
 // mu and calls launch afterwards.
 func (e *endpoint) plan(c *comm.Call, group uint64) {
-	p := planner{e, c, group}
+	p := planner{e, c, newEntry(c), group}
 	if c.Op.Message() {
 		p.message()
 		return
 	}
-	e.history.add(c)
+	e.history.add(p.entry, c.RecvCounts)
 	switch {
 	case !c.Op.MovesData():
 		step := stepBarrier
@@ -99,13 +99,14 @@ func (e *endpoint) launch() error {
 type planner struct {
 	*endpoint
 	c     *comm.Call
+	entry entry
 	group uint64
 }
 
 // op returns an operation to fill in and add.
 func (p planner) op(step step) *op {
 	o := p.newOp()
-	o.entry, o.step = newEntry(p.c), step
+	o.entry, o.step = p.entry, step
 	o.send, o.recv = p.c.Send, p.c.Recv
 	return o
 }
