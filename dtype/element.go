@@ -1,16 +1,33 @@
 package dtype
 
-import "github.com/x448/float16"
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"github.com/x448/float16"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
 
 // Element is the set of Go types that represent one element: the constraint
-// of generic functions over typed host data. There is one type per [DType];
-// [Of] maps between them.
+// of generic functions over typed host data. [Of] says which DType a type has.
+//
+// Beside the types of the standard library, float16.Float16 and those of this
+// package it holds the 16-bit and 8-bit floats of other libraries, which are
+// named types of uint16 and uint8 with a method
+//
+//	Float32() float32
+//
+// Nothing has to be registered: what the method makes of a few bit patterns tells
+// f16 from bf16, and fp8e4m3 from fp8e5m2. A named type without the method, or
+// whose method reads them as none of these, has no DType: Of gives [Invalid], and
+// what is given one is refused.
 type Element interface {
-	float64 | float32 | float16.Float16 | BFloat16 | Float8E4M3 | Float8E5M2 |
-		int64 | int32 | int16 | int8 | uint64 | uint32 | uint16 | uint8 | bool
+	float64 | float32 | int64 | int32 | int16 | int8 | uint64 | uint32 | ~uint16 | ~uint8 | bool
 }
 
-// Of returns the DType whose elements the Go type T represents.
+// Of returns the DType whose elements the Go type T represents, or [Invalid] for
+// a named type of uint16 or uint8 that [Element] does not know as a float.
 func Of[T Element]() DType {
 	var zero T
 	switch any(zero).(type) {
@@ -45,5 +62,40 @@ func Of[T Element]() DType {
 	case bool:
 		return Bool
 	}
+	return float[T]()
+}
+
+// float returns the DType of a named type that reads ones, and what the other
+// types have in their place, as that DType does.
+func float[T Element]() DType {
+	x := new(T)
+	f, ok := any(x).(interface{ Float32() float32 })
+	if !ok {
+		return Invalid
+	}
+	bits := hostmem.Bytes(unsafe.Slice(x, 1))
+	for _, d := range [...]DType{F16, BF16, FP8E4M3, FP8E5M2} {
+		if d.Size() == len(bits) && readsAs(d, f.Float32, bits) {
+			return d
+		}
+	}
 	return Invalid
+}
+
+// readsAs reports whether read takes some bit patterns for the numbers that they
+// are as d. None of them is subnormal, which some libraries take for zero.
+func readsAs(d DType, read func() float32, bits []byte) bool {
+	patterns := [...]uint64{0x3c00, 0x3f80, 0xc780, 0x4248}
+	for _, p := range patterns {
+		if len(bits) == 1 {
+			p >>= 8 // 0x3c, 0x3f, 0xc7, 0x42
+			bits[0] = byte(p)
+		} else {
+			binary.NativeEndian.PutUint16(bits, uint16(p))
+		}
+		if v, err := ToFloat64(d, p); err != nil || float64(read()) != v {
+			return false
+		}
+	}
+	return true
 }

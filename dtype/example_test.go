@@ -3,6 +3,8 @@ package dtype_test
 import (
 	"fmt"
 
+	"github.com/x448/float16"
+
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -25,6 +27,16 @@ func ExampleParse() {
 func ExampleOf() {
 	fmt.Println(dtype.Of[float64](), dtype.Of[dtype.BFloat16](), dtype.Of[uint8](), dtype.Of[bool]())
 	// Output: f64 bf16 u8 bool
+}
+
+// half is the float16 of another library.
+type half uint16
+
+func (h half) Float32() float32 { return float16.Frombits(uint16(h)).Float32() }
+
+func ExampleOf_otherLibraries() {
+	fmt.Println(dtype.Of[half](), dtype.Of[uint16]())
+	// Output: f16 u16
 }
 
 func ExampleFromFloat32() {
