@@ -27,6 +27,10 @@ type guarded struct {
 
 // watch puts c under the guard, until what is returned is closed.
 func (g *guard) watch(c comm.Communicator) comm.Communicator {
+	return g.add(comm.Limit(c, g.limit, overdue{g.limit}))
+}
+
+func (g *guard) add(c comm.Communicator) comm.Communicator {
 	w := &guarded{Communicator: c, guard: g}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -47,26 +51,12 @@ func (g *guard) abort(ended context.Context) {
 // Unwrap lets [comm.As] find what c can do beyond a communicator.
 func (w *guarded) Unwrap() comm.Communicator { return w.Communicator }
 
-func (w *guarded) Sync(ctx context.Context) error {
-	ctx, cancel := within(ctx, w.guard.limit)
-	defer cancel()
-	return w.Communicator.Sync(ctx)
-}
-
-func (w *guarded) Barrier(ctx context.Context) error {
-	ctx, cancel := within(ctx, w.guard.limit)
-	defer cancel()
-	return w.Communicator.Barrier(ctx)
-}
-
 func (w *guarded) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	ctx, cancel := within(ctx, w.guard.limit)
-	defer cancel()
 	c, err := w.Communicator.Split(ctx, color, key)
 	if c == nil || err != nil {
 		return nil, err
 	}
-	return w.guard.watch(c), nil
+	return w.guard.add(c), nil
 }
 
 func (w *guarded) Close() error {

@@ -147,9 +147,9 @@ func TestWaitsAreBounded(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "timed out: --timeout 1ms")
-	found, ok := comm.As[comm.Unwrapper](c)
+	found, ok := comm.As[comm.Reacher](c)
 	require.True(t, ok)
-	assert.Equal(t, comms[0], found.Unwrap())
+	assert.Equal(t, comms[0], found)
 	require.NoError(t, c.Close())
 
 	assert.ErrorIs(t, r.Watch(newDevice(0, true)).Sync(t.Context()), comm.ErrTimeout)
