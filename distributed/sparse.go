@@ -187,7 +187,7 @@ func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	if s.cfg.Pattern == Dense {
 		return nil, nil
 	}
-	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil)
+	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
 }
 
 // Close frees the memory. The communicator and tensors stay as they are.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -40,18 +39,26 @@ func ExampleTensor() {
 	// true
 }
 
-// Memory of a framework is wrapped where it lies, not copied.
+// Memory of a framework is wrapped where it lies, not copied. Memory of a device
+// or of a C library is wrapped by its address; Free tells the owner.
 func ExampleWrap() {
 	rt := cpu.New()
 	defer rt.Close()
 
-	weights := []float32{1, 2, 3, 4} // on the Go heap, kept alive by its owner
-	t, err := runtime.Wrap(rt, hostmem.Addr(weights), dtype.F32, []int{2, 2}, nil)
+	buffer, err := rt.Allocate(16) // the owner's, who knows only its address
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	column, _ := t.Index(1, 0)
-	fmt.Println(column.Fill(0), weights)
-	// Output: <nil> [0 2 0 4]
+	t, err := runtime.Wrap(rt, buffer, dtype.F32, []int{2, 2}, nil, func() { fmt.Println(rt.Deallocate(buffer)) })
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(t, t.Fill(1))
+	fmt.Println(t.Free())
+	// Output:
+	// f32[2 2] on cpu:0 <nil>
+	// <nil>
+	// <nil>
 }

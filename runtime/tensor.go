@@ -21,7 +21,7 @@ import (
 //
 // Free releases it. The memory of an owning tensor goes back to the runtime,
 // and the views of it are then freed too; freeing a view ends only the view;
-// wrapped memory is never freed. All use after that is [ErrFreed]. Nothing
+// wrapped memory stays its owner's, who is told. All use after that is [ErrFreed]. Nothing
 // frees a tensor that the program forgets, because its address may still be in
 // use (in a captured graph, for instance): it shows in [Stats] and at Close.
 //
@@ -38,10 +38,11 @@ type Tensor struct {
 
 // memory is what a base tensor and all its views share.
 type memory struct {
-	rt    Runtime
-	ptr   uintptr
-	owned bool
-	freed atomic.Bool
+	rt      Runtime
+	ptr     uintptr
+	owned   bool
+	release func() // of wrapped memory, may be nil
+	freed   atomic.Bool
 }
 
 // New allocates a tensor with undefined content; no shape makes a scalar.
@@ -63,9 +64,14 @@ func New(rt Runtime, dt dtype.DType, shape ...int) (*Tensor, error) {
 // Wrap makes a tensor of memory that belongs to somebody else, without copying
 // it. ptr is the address of the first element, on the device of rt and aligned
 // to the element size; it may be 0 if the tensor is empty. Strides are in
-// elements, may be zero or negative, and nil means contiguous. The memory must
-// stay valid until the tensor is no longer used; Free does not touch it.
-func Wrap(rt Runtime, ptr uintptr, dt dtype.DType, shape, strides []int) (*Tensor, error) {
+// elements, may be zero or negative, and nil means contiguous.
+//
+// The memory must stay valid until Free, which calls release once, if it is not
+// nil: it tells the owner that the tensor no longer needs the memory. Until then
+// the tensor keeps reachable what release refers to. An address is no reference:
+// Go memory is wrapped by runtime/cpu's Wrap, because the address of a slice may
+// be one on a stack, which moves, or of memory that the garbage collector takes.
+func Wrap(rt Runtime, ptr uintptr, dt dtype.DType, shape, strides []int, release func()) (*Tensor, error) {
 	if err := checkNew(rt, dt); err != nil {
 		return nil, err
 	}
@@ -82,7 +88,7 @@ func Wrap(rt Runtime, ptr uintptr, dt dtype.DType, shape, strides []int) (*Tenso
 	if ptr%uintptr(dt.Size()) != 0 {
 		return nil, fmt.Errorf("runtime: wrap %s at %#x: not aligned to %d bytes: %w", dt, ptr, dt.Size(), ErrArgument)
 	}
-	return &Tensor{memory: &memory{rt: rt, ptr: ptr}, ptr: ptr, dt: dt, layout: l}, nil
+	return &Tensor{memory: &memory{rt: rt, ptr: ptr, release: release}, ptr: ptr, dt: dt, layout: l}, nil
 }
 
 func checkNew(rt Runtime, dt dtype.DType) error {
@@ -143,10 +149,18 @@ func (t *Tensor) Free() error {
 		t.freed.Store(true)
 		return nil
 	}
-	if t.memory.freed.Swap(true) || !t.memory.owned {
+	m := t.memory
+	if m.freed.Swap(true) {
 		return nil
 	}
-	if err := t.memory.rt.Deallocate(t.memory.ptr); err != nil {
+	if !m.owned {
+		if m.release != nil {
+			m.release()
+			m.release = nil // what it refers to is the garbage collector's now
+		}
+		return nil
+	}
+	if err := m.rt.Deallocate(m.ptr); err != nil {
 		return fmt.Errorf("runtime: free %v: %w", t, err)
 	}
 	return nil

@@ -120,11 +120,11 @@ func TestBadShapes(t *testing.T) {
 	for _, shape := range [][]int{{-1}, {2, -3}, {big}, {1 << 32, 1 << 32}, {0, big, 2}, {math.MaxInt, math.MaxInt}, {math.MinInt}} {
 		_, err := runtime.New(rt, dtype.F64, shape...)
 		assert.ErrorIs(t, err, runtime.ErrShape, "%v", shape)
-		_, err = runtime.Wrap(rt, 64, dtype.F64, shape, nil)
+		_, err = runtime.Wrap(rt, 64, dtype.F64, shape, nil, nil)
 		assert.ErrorIs(t, err, runtime.ErrShape, "%v", shape)
 	}
 	for _, strides := range [][]int{{}, {1, 2, 3}, {math.MaxInt, 1}, {1 << 61, 1}, {1, math.MinInt}, {1 << 59, 1 << 59}} {
-		_, err := runtime.Wrap(rt, 64, dtype.F64, []int{3, 2}, strides)
+		_, err := runtime.Wrap(rt, 64, dtype.F64, []int{3, 2}, strides, nil)
 		assert.ErrorIs(t, err, runtime.ErrShape, "%v", strides)
 	}
 	_, err := runtime.New(rt, dtype.F64, math.MaxInt/16)
@@ -140,11 +140,11 @@ func TestBadArguments(t *testing.T) {
 	assert.ErrorIs(t, err, runtime.ErrArgument)
 	_, err = runtime.New(rt, dtype.Invalid, 1)
 	assert.ErrorIs(t, err, runtime.ErrDType)
-	_, err = runtime.Wrap(nil, 64, dtype.F32, []int{1}, nil)
+	_, err = runtime.Wrap(nil, 64, dtype.F32, []int{1}, nil, nil)
 	assert.ErrorIs(t, err, runtime.ErrArgument)
-	_, err = runtime.Wrap(rt, 0, dtype.F32, []int{1}, nil)
+	_, err = runtime.Wrap(rt, 0, dtype.F32, []int{1}, nil, nil)
 	assert.ErrorIs(t, err, runtime.ErrArgument)
-	_, err = runtime.Wrap(rt, 66, dtype.F32, []int{1}, nil)
+	_, err = runtime.Wrap(rt, 66, dtype.F32, []int{1}, nil, nil)
 	assert.ErrorIs(t, err, runtime.ErrArgument, "misaligned")
 
 	x := counting(t, rt, 3, 4)
@@ -265,7 +265,7 @@ func TestFreed(t *testing.T) {
 func TestWrappedMemoryIsNotFreed(t *testing.T) {
 	rt := open(t)
 	data := []float32{1, 2, 3, 4, 5, 6}
-	x, err := runtime.Wrap(rt, hostmem.Addr(data), dtype.F32, []int{3, 2}, nil)
+	x, err := runtime.Wrap(rt, hostmem.Addr(data), dtype.F32, []int{3, 2}, nil, nil)
 	require.NoError(t, err)
 	view, err := x.Index(0, 1)
 	require.NoError(t, err)
@@ -320,7 +320,7 @@ func TestIsContiguous(t *testing.T) {
 		{[]int{3, 1, 2}, []int{1, 5, 3}, false},
 		{[]int{0, 3}, []int{7, 7}, true},
 	} {
-		x, err := runtime.Wrap(rt, 4096, dtype.F32, c.shape, c.strides)
+		x, err := runtime.Wrap(rt, 4096, dtype.F32, c.shape, c.strides, nil)
 		require.NoError(t, err)
 		assert.Equal(t, c.want, x.IsContiguous(), "%v %v", c.shape, c.strides)
 	}

@@ -146,7 +146,7 @@ func (w *worker) compute(gradient uintptr) error {
 
 // check looks at the sums of the last step.
 func (w *worker) check() error {
-	sums, err := w.rt.WrapTensor(w.gradients, dtype.F32, []int{layers * count}, nil)
+	sums, err := w.rt.WrapTensor(w.gradients, dtype.F32, []int{layers * count}, nil, nil)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -160,9 +161,10 @@ func (rt *Runtime) Unfreeze() { rt.pool.Unfreeze() }
 // Trim returns cached memory to the system and reports how many bytes.
 func (rt *Runtime) Trim() (int64, error) { return rt.pool.Trim() }
 
-// Close returns all memory to the system. What is still live becomes invalid
-// and is reported as an error that wraps [runtime.ErrLeak].
-func (rt *Runtime) Close() error { return rt.pool.Close() }
+// Close returns all memory to the system, and that of wrapped slices to its
+// owners. What is still live becomes invalid and is reported as an error that
+// wraps [runtime.ErrLeak].
+func (rt *Runtime) Close() error { return errors.Join(rt.pool.Close(), rt.unpinAll()) }
 
 // check is what all operations on memory check: that the runtime is open, the
 // length (in bytes or elements) is not negative and, unless it is zero, no

@@ -192,14 +192,14 @@ func TestPointersAreRecognised(t *testing.T) {
 	p, err := rt.Allocate(4 << 20)
 	require.NoError(t, err)
 	defer rt.Deallocate(p) //nolint:errcheck
-	own, err := rt.WrapTensor(p+1024, dtype.F32, []int{3, 4}, nil)
+	own, err := rt.WrapTensor(p+1024, dtype.F32, []int{3, 4}, nil, nil)
 	require.NoError(t, err)
 	require.NoError(t, own.Fill(1))
 	for what, ptr := range map[string]uintptr{
 		"page-locked memory of the host": hostmem.Addr(pinned(t, rt, 100)),
 		"no memory that the driver":      hostmem.Addr(make([]byte, 100)),
 	} {
-		_, err := rt.WrapTensor(ptr, dtype.U8, []int{10}, nil)
+		_, err := rt.WrapTensor(ptr, dtype.U8, []int{10}, nil, nil)
 		require.ErrorIs(t, err, runtime.ErrDevice, what)
 		assert.ErrorContains(t, err, what)
 	}

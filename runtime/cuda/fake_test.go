@@ -373,17 +373,17 @@ func TestFakeForeignPointers(t *testing.T) {
 	require.NoError(t, err)
 	host := make([]byte, 100)
 
-	tensor, err := rt.WrapTensor(mine+4, dtype.F32, []int{5, 5}, nil)
+	tensor, err := rt.WrapTensor(mine+4, dtype.F32, []int{5, 5}, nil, nil)
 	require.NoError(t, err)
 	require.NoError(t, tensor.Fill(1))
-	_, err = rt.WrapTensor(0, dtype.F32, []int{0}, nil)
+	_, err = rt.WrapTensor(0, dtype.F32, []int{0}, nil, nil)
 	require.NoError(t, err, "nothing lies nowhere")
 	for what, ptr := range map[string]uintptr{
 		"memory of cuda:1":               theirs,
 		"page-locked memory of the host": hostmem.Addr(pinned),
 		"no memory that the driver":      hostmem.Addr(host),
 	} {
-		_, err := rt.WrapTensor(ptr, dtype.U8, []int{10}, nil)
+		_, err := rt.WrapTensor(ptr, dtype.U8, []int{10}, nil, nil)
 		require.ErrorIs(t, err, runtime.ErrDevice, what)
 		assert.ErrorContains(t, err, what)
 	}

@@ -22,10 +22,10 @@ const (
 )
 
 // WrapTensor makes a tensor of memory on this GPU that somebody else allocated,
-// as [runtime.Wrap] does, after asking the driver whether it is that: memory of
+// as [runtime.Wrap] does (release is not called after an error), after asking the driver whether it is that: memory of
 // the host or of another GPU is [runtime.ErrDevice].
-func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int) (*runtime.Tensor, error) {
-	t, err := runtime.Wrap(r, ptr, dt, shape, strides)
+func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int, release func()) (*runtime.Tensor, error) {
+	t, err := runtime.Wrap(r, ptr, dt, shape, strides, release)
 	if err != nil || t.Len() == 0 {
 		return t, err
 	}

@@ -146,15 +146,15 @@ func testTensorFill(d *device) {
 	require.NoError(d, scalar.Free())
 
 	// A device may store any non-zero byte for true; a Go bool may not.
-	flags := d.must(runtime.Wrap(d.Runtime, d.upload([]byte{0, 1, 2, 255}), dtype.Bool, []int{4}, nil))
+	flags := d.must(runtime.Wrap(d.Runtime, d.upload([]byte{0, 1, 2, 255}), dtype.Bool, []int{4}, nil, nil))
 	require.Equal(d, []bool{false, true, true, true}, toSlice[bool](d, flags))
 }
 
 func testTensorWrap(d *device) {
 	ptr := d.upload([]byte{1, 2, 3, 4, 5, 6})
-	t := d.must(runtime.Wrap(d.Runtime, ptr+5, dtype.U8, []int{2, 3}, []int{-3, -1}))
+	t := d.must(runtime.Wrap(d.Runtime, ptr+5, dtype.U8, []int{2, 3}, []int{-3, -1}, nil))
 	require.Equal(d, []uint8{6, 5, 4, 3, 2, 1}, toSlice[uint8](d, t))
-	broadcast := d.must(runtime.Wrap(d.Runtime, ptr, dtype.U8, []int{2, 3}, []int{0, 1}))
+	broadcast := d.must(runtime.Wrap(d.Runtime, ptr, dtype.U8, []int{2, 3}, []int{0, 1}, nil))
 	require.Equal(d, []uint8{1, 2, 3, 1, 2, 3}, toSlice[uint8](d, broadcast))
 	require.NoError(d, t.Free())
 	require.Equal(d, []byte{1, 2, 3, 4, 5, 6}, d.download(ptr, 6), "freeing a wrapper leaves the memory")

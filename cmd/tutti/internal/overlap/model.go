@@ -84,7 +84,7 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) (err error) {
 		return err
 	}
 	m.base = addr
-	if m.flat, err = runtime.Wrap(rt, addr, Element, []int{m.cfg.Layers * d * d}, nil); err != nil {
+	if m.flat, err = runtime.Wrap(rt, addr, Element, []int{m.cfg.Layers * d * d}, nil, nil); err != nil {
 		return err
 	}
 	weights, err := m.newMatrices(rt, m.cfg.Layers, d, d)
