@@ -100,6 +100,10 @@ var Aliases = map[string]string{
 	"gpu": "nccl", "cuda": "nccl", "openmpi": "mpi", "mpich": "mpi", "mpirun": "mpi", "cpu": "local",
 }
 
+// DefaultVariable is the environment variable that names the backend of commands
+// that are given none.
+const DefaultVariable = "TUTTI_BACKEND"
+
 // Names returns the names of all backends.
 func Names() []string {
 	var names []string

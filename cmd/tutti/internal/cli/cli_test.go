@@ -145,7 +145,7 @@ func TestInfo(t *testing.T) {
 
 	gpus, _ := info["gpus"].([]any)
 	assert.NotNil(t, gpus, "a list, not null")
-	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable", "cublas", "cublas_library", "cublas_unavailable"} {
+	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable", "cluster_unavailable", "cublas", "cublas_library", "cublas_unavailable"} {
 		assert.Contains(t, info, key)
 	}
 

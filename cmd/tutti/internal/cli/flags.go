@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -214,7 +215,7 @@ func (w *world) register(flags *pflag.FlagSet) {
 }
 
 // newWorld is the world of a command without flags.
-func newWorld() world { return world{backend: "local"} }
+func newWorld() world { return world{backend: cmp.Or(os.Getenv(backend.DefaultVariable), "local")} }
 
 // run runs body on every rank of this process, after prepare (nil for nothing)
 // in the process of rank 0.

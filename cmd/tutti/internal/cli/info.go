@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
@@ -37,8 +39,10 @@ type information struct {
 	backend.GPUs
 	backend.CUBLAS
 	Backends []backendInfo `json:"backends"`
-	Patterns []string      `json:"patterns"`
-	DTypes   []string      `json:"dtypes"`
+	// NoCluster says why `tutti cluster` does not work here, "" where it does.
+	NoCluster string   `json:"cluster_unavailable"`
+	Patterns  []string `json:"patterns"`
+	DTypes    []string `json:"dtypes"`
 }
 
 // backendInfo tells whether a backend works on this machine.
@@ -127,6 +131,9 @@ func gather(cmd *cobra.Command) information {
 			Name: b.Name(), Summary: b.Summary(), Available: err == nil, Detail: detail,
 		})
 	}
+	if err := cluster.Available(""); err != nil {
+		info.NoCluster = err.Error()
+	}
 	for _, d := range dtype.All() {
 		info.DTypes = append(info.DTypes, d.String())
 	}
@@ -147,6 +154,7 @@ func (info information) print(out io.Writer) {
 		{"memory", fmt.Sprintf("%s, %s free", gibibytes(info.Memory), gibibytes(info.Free))},
 		{"patterns", strings.Join(info.Patterns, " ")},
 		{"dtypes", strings.Join(info.DTypes, " ")},
+		{"emulated clusters", cmp.Or(info.NoCluster, "tutti cluster works here")},
 	})
 	printTable(out, machine, nil, 2)
 	fmt.Fprintln(out)

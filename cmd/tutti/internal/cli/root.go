@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 )
 
 // Exit codes. A signal's is 128 and its number, as shells have it.
@@ -90,6 +91,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var usage usageError
 	var options *backend.OptionError
 	var stopped *signaled
+	var job *cluster.ExitError
 	switch {
 	case out.err != nil: // also where the command did not notice
 		fmt.Fprintf(stderr, "tutti: %v\n", out.err)
@@ -99,6 +101,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.As(context.Cause(ctx), &stopped):
 		fmt.Fprintf(stderr, "tutti: %v\n", stopped)
 		return stopped.code
+	case errors.As(err, &job):
+		return job.Code // which has said why
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.
 		fmt.Fprintf(stderr, "tutti: %s\nRun '%s --help' for usage.\n", message(err), cmd.CommandPath())
@@ -120,10 +124,11 @@ func newRoot() (root *cobra.Command, started *bool) {
 small network with every gradient exchange pattern, and measures collectives.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP),
-130 interrupted (SIGINT), 143 terminated (SIGTERM).`,
+130 interrupted (SIGINT), 143 terminated (SIGTERM); cluster has that of its job.`,
 		Example: `  tutti info
   tutti train --pattern dense,topkA,oktopk
-  tutti bench allreduce --ranks 2 --max 16M`,
+  tutti bench allreduce --ranks 2 --max 16M
+  tutti cluster --rate 100mbit bench sparse --min 16M --max 16M`,
 		Version:           version(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -131,7 +136,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP),
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetVersionTemplate("tutti {{.Version}}\n")
-	root.AddCommand(newInfo(), newTrain(), newBench(), newProbe())
+	root.AddCommand(newInfo(), newTrain(), newBench(), newCluster(), newProbe(), newClusterInside())
 	onlySubcommands(root, "command")
 	return root, started
 }

@@ -1,0 +1,148 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+)
+
+// onClusters runs a test with each MPI library that can run jobs on emulated
+// clusters here.
+func onClusters(t *testing.T, test func(t *testing.T, mpi string)) {
+	for _, mpi := range cluster.MPIs() {
+		t.Run(mpi, func(t *testing.T) {
+			if err := cluster.Available(mpi); err != nil {
+				t.Skip(err)
+			}
+			test(t, mpi)
+		})
+	}
+}
+
+func TestClusterHasHosts(t *testing.T) {
+	tutti := build(t)
+	onClusters(t, func(t *testing.T, mpi string) {
+		const script = `echo $(hostname) $(readlink /proc/self/ns/net) $(echo /sys/class/net/*) $TUTTI_NETWORK`
+		stdout, stderr, err := execute(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "--per-host", "2", "--rate", "10gbit", "sh", "-c", script)
+		require.NoError(t, err, stderr)
+		ranks := strings.Split(strings.TrimSpace(stdout), "\n")
+		slices.Sort(ranks)
+		require.Len(t, ranks, 4, stdout)
+		hosts := slices.Compact(slices.Clone(ranks))
+		require.Len(t, hosts, 2, stdout)
+		assert.Equal(t, []string{ranks[0], ranks[2]}, hosts, "two ranks on each")
+		here, err := os.Readlink("/proc/self/ns/net")
+		require.NoError(t, err)
+		networks := []string{here}
+		for i, line := range hosts {
+			words := strings.SplitN(line, " ", 3)
+			assert.Equal(t, []string{"host0", "host1"}[i], words[0])
+			assert.NotContains(t, networks, words[1], "a network of its own")
+			networks = append(networks, words[1])
+			assert.Equal(t, "/sys/class/net/eth0 /sys/class/net/lo 2 hosts, 10gbit", words[2])
+		}
+
+		_, stderr, err = execute(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "sh", "-c", "exit 7")
+		assert.ErrorContains(t, err, "exit status 7", "%s", stderr)
+	})
+}
+
+// Ranks on different hosts talk over their links, which hold the rate. Without
+// them this machine would be some hundred times as fast.
+func TestClusterHoldsTheRate(t *testing.T) {
+	tutti := build(t)
+	onClusters(t, func(t *testing.T, mpi string) {
+		stdout, stderr, err := execute(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "--rate", "100mbit",
+			"bench", "sendrecv", "--min", "2M", "--max", "2M", "--warmup", "0", "--iters", "2", "--rounds", "1", "--json")
+		require.NoError(t, err, stderr)
+		results := lines[struct {
+			Backend   string
+			Ranks     int
+			Wrong     int64
+			AlgBWGBPS float64 `json:"algbw_gbps"`
+		}](t, stdout)
+		require.Len(t, results, 1)
+		r := results[0]
+		assert.Equal(t, "mpi", r.Backend, "unless told otherwise")
+		assert.Equal(t, 2, r.Ranks)
+		assert.Zero(t, r.Wrong)
+		assert.Less(t, r.AlgBWGBPS, 2*0.0125, "100mbit are 0.0125 GB/s")
+		assert.Contains(t, stderr, "tutti: 2 hosts, 100mbit: ")
+	})
+}
+
+// marker is the variable by which the processes of a test are found.
+const marker = "TUTTI_TEST_CLUSTER"
+
+// marked lists the processes on this machine with the marker in their
+// environment.
+func marked(t *testing.T, value string) (commands []string) {
+	t.Helper()
+	environments, err := filepath.Glob("/proc/[0-9]*/environ")
+	require.NoError(t, err)
+	for _, path := range environments {
+		if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(marker+"="+value)) {
+			command, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+			commands = append(commands, string(bytes.ReplaceAll(command, []byte{0}, []byte{' '})))
+		}
+	}
+	return commands
+}
+
+// However a run ends, nothing of it stays.
+func TestClusterLeavesNothing(t *testing.T) {
+	tutti := build(t)
+	onClusters(t, func(t *testing.T, mpi string) {
+		links, err := filepath.Glob("/sys/class/net/*")
+		require.NoError(t, err)
+		for signal, want := range map[syscall.Signal]int{0: 0, syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGKILL: -1} {
+			script := "echo up; exec sleep 1000"
+			if signal == 0 {
+				script = "echo up"
+			}
+			value := t.TempDir()
+			cmd := command(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "sh", "-c", script)
+			cmd.Env = append(cmd.Env, marker+"="+value)
+			stdout, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, cmd.Start())
+			out := bufio.NewScanner(stdout)
+			for range 2 {
+				require.True(t, out.Scan(), "%v", signal)
+				require.Equal(t, "up", out.Text())
+			}
+			if signal != 0 {
+				assert.NotEmpty(t, marked(t, value), "the test would see them")
+				require.NoError(t, cmd.Process.Signal(signal))
+			}
+			for out.Scan() { // to the end of the last process that could write
+			}
+			_ = cmd.Wait()
+			assert.Equal(t, want, cmd.ProcessState.ExitCode(), "%v", signal)
+			if signal == syscall.SIGKILL { // the kernel tidies up by itself
+				assert.Eventually(t, func() bool { return len(marked(t, value)) == 0 }, 30*time.Second, 20*time.Millisecond)
+			}
+			assert.Empty(t, marked(t, value), "%v", signal)
+			mounts, err := os.ReadFile("/proc/self/mounts")
+			require.NoError(t, err)
+			assert.NotContains(t, string(mounts), "/dev/shm/cluster", "%v", signal)
+			assert.NoDirExists(t, "/dev/shm/cluster", "%v", signal)
+			now, err := filepath.Glob("/sys/class/net/*")
+			require.NoError(t, err)
+			assert.Subset(t, links, now, "%v", signal)
+		}
+	})
+}

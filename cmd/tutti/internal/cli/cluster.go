@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+)
+
+func newCluster() *cobra.Command {
+	cfg := cluster.Default()
+	var mpi string
+	cmd := &cobra.Command{
+		Use:   "cluster [flags] COMMAND [ARGUMENT]...",
+		Short: "Run a command on an emulated cluster with slow links",
+		Long: `cluster makes hosts out of namespaces on this Linux machine, joins them by links of
+the given rate, delay and loss, and runs a command on them as a job of Open MPI or
+MPICH. The command is a program, or one of tutti's own (bench, train, info), which
+then has the mpi backend unless told otherwise. Ranks on one host share memory;
+hosts talk over TCP.
+
+The hosts share this machine's processors: what ranks compute takes its time from
+the others. Everything but the files that the command writes is gone when it ends,
+however it ends. It needs the rights to make namespaces, as root has, the programs
+ip, tc, unshare and nsenter, and the kernel's queueing disciplines tbf and, for
+--delay and --loss, netem. The last line, on standard error, says how much went
+over the links. The exit code is that of the job.`,
+		Example: `  sudo tutti cluster bench sparse --min 16M --max 16M
+  sudo tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern dense,oktopk
+  sudo tutti cluster --rate 10gbit --delay 50us --mpi mpich bench allreduce
+  sudo tutti cluster hostname`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			if own, _, err := cmd.Root().Find(args); args[0] == cmd.Root().Name() {
+				args[0] = self
+			} else if err == nil && own.HasParent() {
+				args = append([]string{self}, args...)
+			}
+			return cluster.Run(cmd.Context(), cfg, mpi, self, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.SetInterspersed(false) // what follows the command is the command's
+	flags.IntVar(&cfg.Hosts, "hosts", cfg.Hosts, "number of hosts")
+	flags.IntVar(&cfg.PerHost, "per-host", cfg.PerHost, "ranks on each host")
+	flags.Var(flagValue[cluster.Rate]{target: &cfg.Rate, parse: cluster.ParseRate, format: cluster.Rate.String, kind: "bits/s"},
+		"rate", "what each link carries in each direction, such as 100mbit or 10gbit")
+	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
+	flags.Float64Var(&cfg.Loss, "loss", 0, "`percentage` of packets that are lost")
+	flags.Var(flagValue[string]{
+		target: &mpi,
+		parse:  func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) },
+		format: func(name string) string { return name },
+		kind:   "name",
+	}, "mpi", strings.Join(cluster.MPIs(), " or ")+"; without it the first that is installed")
+	return cmd
+}
+
+// newClusterInside is what the cluster command starts in namespaces of its own.
+func newClusterInside() *cobra.Command {
+	return &cobra.Command{
+		Use:     cluster.Inside + " JOB",
+		Short:   "Make the cluster that JOB describes around this process, and run its job",
+		Example: "  tutti cluster --hosts 2 hostname",
+		Hidden:  true,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if code := cluster.RunInside(args[0], os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()); code != 0 {
+				return &cluster.ExitError{Code: code}
+			}
+			return nil
+		},
+	}
+}

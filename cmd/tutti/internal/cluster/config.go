@@ -1,0 +1,126 @@
+// Package cluster makes an emulated cluster on one Linux machine: each host is a
+// set of namespaces (network, host name, System V IPC) joined to the others by a
+// bridge, over a link that the kernel's queueing disciplines hold to a rate, a
+// delay and a loss. An MPI library starts ranks in the hosts as it would on
+// machines, with a script in the place of ssh.
+//
+// All of it lives in namespaces that belong to the processes inside: mounts,
+// links and processes end with the first of these, which ends when the program
+// that made it does, however that happens. There is nothing to remove, and a
+// killed run leaves nothing for the next to find.
+package cluster
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Config is a cluster.
+type Config struct {
+	Hosts int
+	// PerHost is the number of ranks on each host; they share memory.
+	PerHost int
+	// Rate of each link, in each direction.
+	Rate Rate
+	// Delay from one host to another, in whole microseconds, and Loss, the
+	// percentage of packets that do not arrive. The kernel needs netem for them.
+	Delay time.Duration
+	Loss  float64
+}
+
+// maxHosts fit in the addresses 10.77.0.1 to 10.77.0.250.
+const maxHosts = 250
+
+// Default is the cluster of `tutti cluster` without flags.
+func Default() Config { return Config{Hosts: 4, PerHost: 1, Rate: 1e9} }
+
+// Validate names the first setting that cannot be used.
+func (c Config) Validate() error {
+	switch {
+	case c.Hosts < 1 || c.Hosts > maxHosts:
+		return fmt.Errorf("%d hosts are not in [1, %d]", c.Hosts, maxHosts)
+	case c.PerHost < 1:
+		return fmt.Errorf("%d ranks per host are not 1 or more", c.PerHost)
+	case c.Rate < minRate || c.Rate > maxRate:
+		return fmt.Errorf("rate %v is not in [%v, %v]", c.Rate, minRate, maxRate)
+	case c.Delay < 0 || c.Delay > 10*time.Second || c.Delay%time.Microsecond != 0:
+		return fmt.Errorf("delay %v is not in [0, 10s], in whole microseconds", c.Delay)
+	case !(c.Loss >= 0 && c.Loss < 100):
+		return fmt.Errorf("loss %v is not in [0, 100) percent", c.Loss)
+	}
+	return nil
+}
+
+// Network describes the links, as in "4 hosts, 1gbit, delay 50us, loss 0.1%".
+func (c Config) Network() string {
+	text := "1 host"
+	if c.Hosts > 1 {
+		text = fmt.Sprintf("%d hosts", c.Hosts)
+	}
+	text += ", " + c.Rate.String()
+	if c.Delay > 0 {
+		text += ", delay " + c.delay()
+	}
+	if c.Loss > 0 {
+		text += ", loss " + c.loss()
+	}
+	return text
+}
+
+// delay and loss are written as tc reads them.
+func (c Config) delay() string { return fmt.Sprintf("%dus", c.Delay.Microseconds()) }
+func (c Config) loss() string  { return strconv.FormatFloat(c.Loss, 'g', -1, 64) + "%" }
+
+// Rate is a number of bits per second.
+type Rate uint64
+
+// A link slower than this would need more than a second for a packet of the
+// size that it is given at once.
+const (
+	minRate Rate = 64e3
+	maxRate Rate = 1e12
+)
+
+var rateUnits = []struct {
+	suffix string
+	bits   Rate
+}{{"gbit", 1e9}, {"mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
+
+// ParseRate reads a rate as tc writes it: 100mbit, 1gbit, 2.5gbit.
+func ParseRate(text string) (Rate, error) {
+	for _, unit := range rateUnits {
+		number, ok := strings.CutSuffix(strings.ToLower(text), unit.suffix)
+		if !ok {
+			continue
+		}
+		v, err := strconv.ParseFloat(number, 64)
+		if bits := v * float64(unit.bits); err == nil && bits >= 1 && bits <= float64(maxRate) {
+			return Rate(math.Round(bits)), nil
+		}
+		break
+	}
+	return 0, fmt.Errorf("%q is not a rate (want bits per second such as 100mbit or 1gbit)", text)
+}
+
+// String writes the rate as [ParseRate] reads it, in the largest unit of which
+// it is a multiple.
+func (r Rate) String() string {
+	for _, unit := range rateUnits {
+		if r >= unit.bits && r%unit.bits == 0 {
+			return strconv.FormatUint(uint64(r/unit.bits), 10) + unit.suffix
+		}
+	}
+	return "0bit"
+}
+
+// burst is how many bytes a link that was idle passes at once: what it carries
+// in an eighth of a millisecond, which is little beside what MPI needs for a
+// message, but room for a few packets of Ethernet.
+func (r Rate) burst() int { return max(8192, int(r/8/8000)) }
+
+// segment is the size of the pieces in which the kernel hands data to a link.
+// They have to fit the burst, with the headers of their packets.
+func (r Rate) segment() int { return min(65536, r.burst()*3/4) }

@@ -1,0 +1,145 @@
+package cluster
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// root is where the namespaces and scripts of the cluster are, in a file system
+// of its own that hides what is there on the machine: shared memory that ranks
+// forget is gone with it. A host sees a part of its own instead, with root at
+// the same place.
+const (
+	shared = "/dev/shm"
+	root   = shared + "/cluster"
+)
+
+// head is the name of where mpirun runs: no host, but on the same network, by a
+// link without limits.
+const head = "head"
+
+func host(i int) string    { return fmt.Sprintf("host%d", i) }
+func address(i int) string { return fmt.Sprintf("10.77.0.%d", i+1) }
+
+const (
+	headAddress = "10.77.0.254"
+	netmask     = "/24"
+	// device is the name of a host's link, inside the host. Outside, at the
+	// bridge, it has the host's.
+	device = "eth0"
+	bridge = "br0"
+)
+
+// enterScript runs a shell command on a host, like ssh: enter HOST COMMAND...
+// What the host sees of /sys, where libraries look for network devices, is its
+// own. The mounts belong to the command alone; a namespace of the host for them
+// could not be kept without a process, because the kernel refuses some binds.
+const enterScript = `#!/bin/sh
+host=` + root + `/$1
+shift
+exec nsenter --net=$host/net --uts=$host/uts --ipc=$host/ipc unshare --mount sh -c "
+mount --rbind $host/sys /sys || exit
+mount --rbind $host/shm ` + shared + ` || exit
+$*"
+`
+
+// enter is the path of the script.
+const enter = root + "/enter"
+
+// files are the contents of the cluster's files, by path.
+func (c Config) files() map[string]string {
+	names := fmt.Sprintf("127.0.0.1 localhost\n%s %s\n", headAddress, head)
+	for i := range c.Hosts {
+		names += fmt.Sprintf("%s %s\n", address(i), host(i))
+	}
+	return map[string]string{enter: enterScript, root + "/hosts": names}
+}
+
+// private gives the cluster its place in the file system; the files can be
+// written after it.
+func (c Config) private() [][]string {
+	return [][]string{
+		{"mount", "-t", "tmpfs", "tutti", shared},
+		{"mkdir", root},
+	}
+}
+
+// commands make the cluster, one after the other.
+func (c Config) commands() [][]string {
+	commands := [][]string{
+		{"mount", "--bind", root + "/hosts", "/etc/hosts"},
+		{"hostname", head},
+		{"ip", "link", "set", "lo", "up"},
+		{"ip", "link", "add", bridge, "type", "bridge"},
+		{"ip", "address", "add", headAddress + netmask, "dev", bridge},
+		{"ip", "link", "set", bridge, "up"},
+	}
+	for i := range c.Hosts {
+		commands = append(commands, c.hostCommands(i)...)
+	}
+	return commands
+}
+
+// hostCommands make a host and its link.
+func (c Config) hostCommands(i int) [][]string {
+	name, segment := host(i), fmt.Sprint(c.Rate.segment())
+	dir := path.Join(root, name)
+	net, uts, ipc := dir+"/net", dir+"/uts", dir+"/ipc"
+	inside := func(command ...string) []string { return append([]string{"nsenter", "--net=" + net}, command...) }
+	commands := [][]string{
+		{"mkdir", "-p", dir + "/sys", dir + "/shm/" + path.Base(root)},
+		{"touch", net, uts, ipc},
+		{"mount", "--bind", root, dir + "/shm/" + path.Base(root)},
+		{"unshare", "--net=" + net, "--uts=" + uts, "--ipc=" + ipc, "hostname", name},
+		inside("mount", "-t", "sysfs", "sysfs", dir+"/sys"),
+		// Limits of processors and memory stay what they are.
+		{"mount", "--rbind", "/sys/fs/cgroup", dir + "/sys/fs/cgroup"},
+		{"ip", "link", "add", name, "gso_max_size", segment, "type", "veth", "peer", "name", device, "gso_max_size", segment, "netns", net},
+		{"ip", "link", "set", name, "master", bridge, "up"},
+		inside("ip", "link", "set", "lo", "up"),
+		inside("ip", "address", "add", address(i)+netmask, "dev", device),
+		inside("ip", "link", "set", device, "up"),
+		// Down to the host.
+		append([]string{"tc", "qdisc", "add", "dev", name, "root"}, c.limit()...),
+	}
+	// Up from the host: on the way what was delayed is held to the rate.
+	place := []string{"root"}
+	if netem := c.netem(); netem != nil {
+		commands = append(commands, inside(append([]string{"tc", "qdisc", "add", "dev", device, "root", "handle", "1:"}, netem...)...))
+		place = []string{"parent", "1:1", "handle", "2:"}
+	}
+	up := append([]string{"tc", "qdisc", "add", "dev", device}, place...)
+	return append(commands, inside(append(up, c.limit()...)...))
+}
+
+// limit holds a direction of a link to the rate. The queue is long enough that
+// nothing is lost in it.
+func (c Config) limit() []string {
+	return []string{"tbf", "rate", c.Rate.String(), "burst", fmt.Sprint(c.Rate.burst()), "limit", "64m"}
+}
+
+// netem delays and loses packets, nil if none are.
+func (c Config) netem() []string {
+	if c.Delay == 0 && c.Loss == 0 {
+		return nil
+	}
+	netem := []string{"netem", "limit", "100000"} // packets on the way
+	if c.Delay > 0 {
+		netem = append(netem, "delay", c.delay())
+	}
+	if c.Loss > 0 {
+		netem = append(netem, "loss", c.loss())
+	}
+	return netem
+}
+
+// hostList names the hosts and their numbers of ranks, as both launchers read
+// it.
+func (c Config) hostList() string {
+	var list []string
+	for i := range c.Hosts {
+		list = append(list, fmt.Sprintf("%s:%d", host(i), c.PerHost))
+	}
+	return strings.Join(list, ",")
+}

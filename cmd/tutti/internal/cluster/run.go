@@ -1,0 +1,295 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+)
+
+// tools are the programs that make a cluster: iproute2, util-linux and the name
+// of a host.
+var tools = []string{"ip", "tc", "mount", "unshare", "nsenter", "setsid", "hostname"}
+
+const systemDirs = ":/usr/sbin:/sbin"
+
+// namespaces are the arguments of unshare that make a cluster's own; the user's,
+// in which everybody is root, only for who is not.
+func namespaces() []string {
+	args := []string{"--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"}
+	if os.Geteuid() != 0 {
+		args = append(args, "--user", "--map-root-user")
+	}
+	return args
+}
+
+// Available returns nil where jobs of an MPI library (one of [MPIs], "" for any)
+// can run on clusters, else an error wrapping [comm.ErrUnavailable] that says what
+// is missing.
+func Available(mpi string) error {
+	if err := possible(); err != nil {
+		return err
+	}
+	_, _, err := find(mpi)
+	return err
+}
+
+// possible returns nil where clusters can be made.
+func possible() error {
+	if runtime.GOOS != "linux" {
+		return fmt.Errorf("%w: emulated clusters are made of Linux's namespaces, and this is %s", comm.ErrUnavailable, runtime.GOOS)
+	}
+	// Users other than root often lack the directories of iproute2.
+	if path := os.Getenv("PATH"); !strings.HasSuffix(path, systemDirs) {
+		if err := os.Setenv("PATH", path+systemDirs); err != nil {
+			return err
+		}
+	}
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("%w: emulated clusters need the program %s (Debian's packages iproute2, util-linux and hostname)", comm.ErrUnavailable, tool)
+		}
+	}
+	// The second one as inside, where mounts are made.
+	out, err := exec.Command("unshare", append(namespaces(), "mount", "-t", "tmpfs", "tutti", shared)...).CombinedOutput()
+	if err != nil {
+		hint := ""
+		if os.Geteuid() != 0 {
+			hint = "; root may be permitted to (sudo)"
+		}
+		return fmt.Errorf("%w: emulated clusters need namespaces, which this user or container may not make: %s%s", comm.ErrUnavailable, firstLine(out), hint)
+	}
+	return nil
+}
+
+// Inside is the hidden command of this program that makes the cluster, in
+// namespaces of its own.
+const Inside = "cluster-inside"
+
+// ExitError says that a job ended with an exit code other than 0. What went
+// wrong has been said already.
+type ExitError struct{ Code int }
+
+// Error names the code.
+func (e *ExitError) Error() string { return fmt.Sprintf("the job ended with exit code %d", e.Code) }
+
+// NetworkVariable is the environment variable that tells ranks of their network,
+// see [Config.Network].
+const NetworkVariable = "TUTTI_NETWORK"
+
+// job is what the process inside is told.
+type job struct {
+	Config
+	Args        []string // the launcher's command line
+	Environment []string // besides that of this process
+}
+
+// newJob is a command as a job of a launcher, whose program is at path.
+func newJob(c Config, l launcher, path string, command []string) job {
+	return job{
+		Config: c,
+		Args:   slices.Concat([]string{path}, l.arguments(c), command),
+		Environment: append([]string{
+			// Where launchers leave what they forget: gone with the cluster.
+			"TMPDIR=" + shared,
+			NetworkVariable + "=" + c.Network(),
+			backend.DefaultVariable + "=mpi",
+		}, l.environment...),
+	}
+}
+
+// grace is how long a job may take to end when it is told to.
+const grace = 10 * time.Second
+
+// Run makes a cluster and runs a command on it as a job of the MPI library of
+// that name (see [MPIs]; "" for what is installed), one process for each rank.
+// program is this program, which has the hidden command [Inside]. The cluster is
+// gone when Run returns. When ctx ends, the job is told to end, and ended after
+// a time of grace. A job that fails is an [ExitError].
+func Run(ctx context.Context, c Config, mpi, program string, command []string, stdout, stderr io.Writer) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if err := possible(); err != nil {
+		return err
+	}
+	l, path, err := find(mpi)
+	if err != nil {
+		return err
+	}
+	description, err := json.Marshal(newJob(c, l, path, command))
+	if err != nil {
+		return err
+	}
+	// A session of its own: what the terminal sends goes to this process, which
+	// tells the one inside by its standard input.
+	args := append(append([]string{"unshare"}, namespaces()...), program, Inside, string(description))
+	cmd := exec.Command("setsid", args...)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	control, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		defer control.Close() //nolint:errcheck // it is only to be closed
+		select {
+		case <-ended:
+			return
+		case <-ctx.Done():
+		}
+		_, _ = io.WriteString(control, "end\n")
+		select {
+		case <-ended:
+		case <-time.After(grace):
+		}
+	}()
+	err = cmd.Wait()
+	close(ended)
+	<-told
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.As(err, &exit):
+		return &ExitError{Code: max(exit.ExitCode(), 1)}
+	}
+	return err
+}
+
+// RunInside makes the cluster that description says, runs its job, and returns
+// the exit code. The first byte of control tells it to end the job; the end of
+// control ends this process, and with it, the first of its namespaces,
+// everything inside.
+func RunInside(description string, control io.Reader, stdout, stderr io.Writer) int {
+	end := make(chan struct{})
+	go func() {
+		if n, _ := control.Read(make([]byte, 1)); n > 0 {
+			close(end)
+			_, _ = io.Copy(io.Discard, control)
+		}
+		os.Exit(1)
+	}()
+	var j job
+	if err := json.Unmarshal([]byte(description), &j); err != nil {
+		fmt.Fprintf(stderr, "tutti: %s is not a command to call: %v\n", Inside, err)
+		return 2
+	}
+	if err := j.make(); err != nil {
+		fmt.Fprintf(stderr, "tutti: making the cluster: %v\n", err)
+		return 1
+	}
+	code, err := j.run(end, stdout, stderr)
+	if err == nil {
+		err = j.report(stderr)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "tutti: %v\n", err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// make makes the cluster.
+func (j job) make() error {
+	if err := runAll(j.private()); err != nil {
+		return err
+	}
+	for path, text := range j.files() {
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			return err
+		}
+	}
+	return runAll(j.commands())
+}
+
+// runAll runs commands one after the other, up to the first that fails.
+func runAll(commands [][]string) error {
+	for _, command := range commands {
+		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s%s", strings.Join(command, " "), err, firstLine(out), needs(command))
+		}
+	}
+	return nil
+}
+
+// needs says what a command needs that kernels may lack.
+func needs(command []string) string {
+	for _, word := range command {
+		if word == "tbf" || word == "netem" {
+			return fmt.Sprintf(" (it needs the kernel's queueing discipline %s: CONFIG_NET_SCH_%s, module sch_%s%s)", word, strings.ToUpper(word), word,
+				map[string]string{"netem": "; --delay 0 --loss 0 do without"}[word])
+		}
+	}
+	return ""
+}
+
+// run runs the job and returns its exit code. When end is closed it tells the
+// job to end.
+func (j job) run(end <-chan struct{}, stdout, stderr io.Writer) (int, error) {
+	cmd := exec.Command(j.Args[0], j.Args[1:]...)
+	cmd.Env = append(os.Environ(), j.Environment...)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	if err := cmd.Start(); err != nil {
+		return 1, err
+	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-ended:
+		case <-end:
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+		}
+	}()
+	err := cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1), nil
+	}
+	return 0, err
+}
+
+// report says what the links carried: a job that was to communicate and did so
+// past them would show.
+func (j job) report(out io.Writer) error {
+	text, err := exec.Command("ip", "-json", "-statistics", "link", "show", "master", bridge).Output()
+	if err != nil {
+		return err
+	}
+	var links []struct {
+		Stats struct {
+			Received struct{ Bytes float64 } `json:"rx"`
+		} `json:"stats64"`
+	}
+	if err := json.Unmarshal(text, &links); err != nil {
+		return err
+	}
+	var sum, most float64
+	for _, link := range links {
+		sum += link.Stats.Received.Bytes
+		most = max(most, link.Stats.Received.Bytes)
+	}
+	_, err = fmt.Fprintf(out, "tutti: %s: %.3g MB were sent over the links, at most %.3g MB by a host\n", j.Network(), sum/1e6, most/1e6)
+	return err
+}
