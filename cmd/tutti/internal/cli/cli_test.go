@@ -58,6 +58,12 @@ func TestWrongUsage(t *testing.T) {
 		{"train --ranks many", "many"},
 		{"train --density 0", "density 0 is not in (0, 1]"},
 		{"train --epochs 0", "epochs 0"},
+		{"train --target 0.97", "target accuracy 0.97 is not in [1, 100] percent"},
+		{"cluster", "requires at least 1 arg"},
+		{"cluster --rate fast hostname", `"fast" is not a rate`},
+		{"cluster --hosts 0 hostname", "0 hosts"},
+		{"cluster --loss 100 hostname", "loss 100"},
+		{"cluster --mpi openmp hostname", `did you mean "openmpi"?`},
 		{"train --timeout -1s", "--timeout is -1s"},
 		{"train --backend locale", `did you mean "local"?`},
 		{"train --backend gpu", `unknown backend "gpu" (want one of local, noop, mpi, nccl); did you mean "nccl"?`},
@@ -181,7 +187,8 @@ func TestTrain(t *testing.T) {
 	for _, want := range []string{"pattern", "dense", "topkA", "100.00 %", "loss-vs-bytes.png"} {
 		assert.Contains(t, stdout, want)
 	}
-	for _, name := range []string{"loss-vs-bytes.png", "loss-vs-bytes.svg"} {
+	assert.NotContains(t, stdout, "never")
+	for _, name := range []string{"loss-vs-bytes.png", "loss-vs-bytes.svg", "accuracy-vs-time.png", "accuracy-vs-time.svg"} {
 		file, err := os.Stat(filepath.Join(out, name))
 		require.NoError(t, err)
 		assert.Greater(t, file.Size(), int64(1000))
@@ -193,11 +200,27 @@ func TestTrain(t *testing.T) {
 	require.Len(t, lines, 2)
 	for _, line := range lines {
 		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "density", "accuracy", "sent_elements_per_rank_step",
-			"sent_bytes_per_rank_step", "ratio_to_dense", "comm_s", "total_s"}, keys(line))
+			"sent_bytes_per_rank_step", "ratio_to_dense", "comm_s", "total_s", "tests"}, keys(line))
 		assert.EqualValues(t, 2, line["ranks"])
 		assert.Equal(t, "local", line["backend"])
 		assert.Equal(t, "cpu", line["device"])
 	}
+
+	t.Setenv("TUTTI_NETWORK", "2 tins and a string")
+	code, stdout, stderr = execute(t, append(args, "--target", "100")...)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Regexp(t, `total +to\n.* 100 %\n`, stdout)
+	assert.Contains(t, stdout, "never")
+	assert.Contains(t, stdout, "\n2 ranks on 2 tins and a string; ")
+	code, stdout, stderr = execute(t, append(args, "--target", "1", "--json")...)
+	require.Equal(t, exitOK, code, stderr)
+	for _, line := range jsonLines(t, stdout) {
+		assert.Equal(t, "2 tins and a string", line["network"])
+		assert.EqualValues(t, 1, line["target"])
+		assert.Positive(t, line["target_s"])
+		assert.LessOrEqual(t, line["target_s"], line["total_s"])
+	}
+
 	// A dense step over two ranks sends every parameter once.
 	assert.EqualValues(t, 64*16+16+16*10+10, lines[0]["sent_elements_per_rank_step"])
 }
@@ -288,6 +311,21 @@ func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
 			assert.Equal(t, "tutti: writing the output: no space left\n", stderr.String(), args)
 		}
 	}
+}
+
+// A variable says which backend a command has that is given none.
+func TestDefaultBackendOfTheEnvironment(t *testing.T) {
+	t.Setenv("TUTTI_BACKEND", "noop")
+	quick := []string{"bench", "allreduce", "--max", "8", "--iters", "1", "--rounds", "1", "--json"}
+	for want, args := range map[string][]string{"noop": quick, "local": append(quick, "--backend", "local")} {
+		code, stdout, stderr := execute(t, args...)
+		require.Equal(t, exitOK, code, stderr)
+		assert.Equal(t, want, jsonLines(t, stdout)[0]["backend"])
+	}
+	t.Setenv("TUTTI_BACKEND", "nonsense")
+	code, _, stderr := execute(t, quick...)
+	assert.Equal(t, exitUsage, code)
+	assert.Contains(t, stderr, `unknown backend "nonsense"`)
 }
 
 // Each process that a launcher started is a world of its own on local.

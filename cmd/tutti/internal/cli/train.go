@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 	"github.com/tutti-go/tutti/distributed"
@@ -29,8 +31,9 @@ func newTrain() *cobra.Command {
 to read the UCI optical digits, 1,797 real images of 8×8 pixels that are built
 into the command. Every rank computes the gradient of its part of each batch, and
 the pattern averages the gradients. It ends with a table: test accuracy and what
-was sent by each pattern. Pictures of the loss against the bytes sent are written
-to the --out directory (` + pictureName + `.png and .svg). With --backend nccl the
+was sent by each pattern, and when it reached the --target. Pictures of the loss
+against the bytes sent and of the accuracy against time are written to the --out
+directory (` + lossPicture + ` and ` + accuracyPicture + `, .png and .svg). With --backend nccl the
 gradients are averaged on GPUs, by the dense pattern; the rest is the host's work.
 
 The same seed gives the same result in every run. Momentum and learning rate act
@@ -41,10 +44,11 @@ late carry them along.`,
   tutti train --pattern topkA --no-error-feedback
   mpirun -n 4 tutti train --backend mpi
   tutti train --backend nccl
+  tutti cluster --rate 100mbit train --hidden 4096 --target 97
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.Patterns, cfg.Backend = patterns.names, w.backend
+			cfg.Patterns, cfg.Backend, cfg.Network = patterns.names, w.backend, os.Getenv(cluster.NetworkVariable)
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
@@ -75,14 +79,18 @@ late carry them along.`,
 	flags.IntVar(&cfg.Hidden, "hidden", cfg.Hidden, "width of the hidden layer")
 	flags.Float64Var(&cfg.LearningRate, "lr", cfg.LearningRate, "highest learning rate: it rises to this in the first epoch and falls along a cosine")
 	flags.Float64Var(&cfg.Momentum, "momentum", cfg.Momentum, "momentum of each rank")
+	flags.Float64Var(&cfg.Target, "target", cfg.Target, "test accuracy in `percent`: say when it was reached")
 	flags.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of the data split, the initial weights and the order of the images")
 	flags.StringVar(&out, "out", "tutti-out", "`directory` for the pictures")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object for each pattern instead of the table")
 	return cmd
 }
 
-// pictureName is the name of the pictures, without extension.
-const pictureName = "loss-vs-bytes"
+// Names of the pictures, without extension.
+const (
+	lossPicture     = "loss-vs-bytes"
+	accuracyPicture = "accuracy-vs-time"
+)
 
 // trainReport collects the results on rank 0 and shows them.
 type trainReport struct {
@@ -113,25 +121,49 @@ func (r *trainReport) finish(out string) error {
 	if !r.json {
 		r.printTable()
 	}
-	for _, ext := range picture.Formats() {
-		path := filepath.Join(out, pictureName+ext)
-		switch err := picture.LossAgainstBytes(r.results, path); {
-		case errors.Is(err, picture.ErrNothingToDraw):
-			return nil // one rank: nothing is sent
-		case err != nil:
-			return err
-		case !r.json:
-			fmt.Fprintf(r.stdout, "wrote %s\n", path)
+	for _, drawing := range []struct {
+		name string
+		draw func(path string) error
+	}{
+		{lossPicture, func(path string) error { return picture.LossAgainstBytes(r.results, path) }},
+		{accuracyPicture, func(path string) error {
+			return picture.AccuracyAgainstTime(r.results, "Test accuracy against time: "+r.world(), path)
+		}},
+	} {
+		for _, ext := range picture.Formats() {
+			path := filepath.Join(out, drawing.name+ext)
+			switch err := drawing.draw(path); {
+			case errors.Is(err, picture.ErrNothingToDraw):
+				return nil // one rank: nothing is sent
+			case err != nil:
+				return err
+			case !r.json:
+				fmt.Fprintf(r.stdout, "wrote %s\n", path)
+			}
 		}
 	}
 	return nil
 }
 
+// world describes where was trained, as in "4 ranks on 4 hosts, 1gbit".
+func (r *trainReport) world() string {
+	text := backend.Counted(r.results[0].Ranks, "rank")
+	if network := r.results[0].Network; network != "" {
+		text += " on " + network
+	}
+	return text
+}
+
 func (r *trainReport) printTable() {
 	t := newTable()
-	t.AppendHeader(table.Row{"pattern", "test\naccuracy", "elements\nsent", "bytes\nsent", "of\ndense", "commu-\nnication", "total"})
+	target := r.results[0].Target
+	header := table.Row{"pattern", "test\naccuracy", "elements\nsent", "bytes\nsent", "of\ndense", "commu-\nnication", "total"}
+	if target > 0 {
+		header = append(header, fmt.Sprintf("to\n%g %%", target))
+	}
+	t.AppendHeader(header)
 	for _, result := range r.results {
-		t.AppendRow(table.Row{
+		row := table.Row{
 			result.Pattern,
 			fmt.Sprintf("%.2f %%", result.Accuracy),
 			fmt.Sprintf("%.1f", result.SentElements),
@@ -139,8 +171,15 @@ func (r *trainReport) printTable() {
 			fmt.Sprintf("%.2f %%", 100*result.RatioToDense),
 			fmt.Sprintf("%.2f s", result.CommSeconds),
 			fmt.Sprintf("%.2f s", result.TotalSeconds),
-		})
+		}
+		switch {
+		case result.TargetSeconds != nil:
+			row = append(row, fmt.Sprintf("%.2f s", *result.TargetSeconds))
+		case target > 0:
+			row = append(row, "never")
+		}
+		t.AppendRow(row)
 	}
-	printTable(r.stdout, t, alignRight(2, 7))
-	fmt.Fprintf(r.stdout, "%s; elements and bytes are those that a rank sends in a step, on average\n", backend.Counted(r.results[0].Ranks, "rank"))
+	printTable(r.stdout, t, alignRight(2, len(header)))
+	fmt.Fprintf(r.stdout, "%s; elements and bytes are those that a rank sends in a step, on average\n", r.world())
 }

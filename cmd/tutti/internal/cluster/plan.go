@@ -22,6 +22,8 @@ const head = "head"
 func host(i int) string    { return fmt.Sprintf("host%d", i) }
 func address(i int) string { return fmt.Sprintf("10.77.0.%d", i+1) }
 
+const congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
+
 const (
 	headAddress = "10.77.0.254"
 	netmask     = "/24"
@@ -98,6 +100,8 @@ func (c Config) hostCommands(i int) [][]string {
 		{"ip", "link", "add", name, "gso_max_size", segment, "type", "veth", "peer", "name", device, "gso_max_size", segment, "netns", net},
 		{"ip", "link", "set", name, "master", bridge, "up"},
 		inside("ip", "link", "set", "lo", "up"),
+		// The same on every machine, and without estimates of the rate of its own.
+		inside("sh", "-c", "echo cubic > "+congestion+" || echo reno > "+congestion),
 		inside("ip", "address", "add", address(i)+netmask, "dev", device),
 		inside("ip", "link", "set", device, "up"),
 		// Down to the host.

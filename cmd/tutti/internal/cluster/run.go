@@ -290,6 +290,6 @@ func (j job) report(out io.Writer) error {
 		sum += link.Stats.Received.Bytes
 		most = max(most, link.Stats.Received.Bytes)
 	}
-	_, err = fmt.Fprintf(out, "tutti: %s: %.3g MB were sent over the links, at most %.3g MB by a host\n", j.Network(), sum/1e6, most/1e6)
+	_, err = fmt.Fprintf(out, "tutti: %s: %.1f MB were sent over the links, at most %.1f MB by a host\n", j.Network(), sum/1e6, most/1e6)
 	return err
 }

@@ -44,6 +44,11 @@ func (s Set) Len() int { return len(s.Labels) }
 // Image returns the pixels of image i.
 func (s Set) Image(i int) []float32 { return s.Inputs[i*Pixels : (i+1)*Pixels] }
 
+// Part returns the images from one to before another, in the same memory.
+func (s Set) Part(from, to int) Set {
+	return Set{Inputs: s.Inputs[from*Pixels : to*Pixels], Labels: s.Labels[from:to]}
+}
+
 // Load returns all images, in the order of the file. The caller must not
 // change them.
 var Load = sync.OnceValues(func() (Set, error) {

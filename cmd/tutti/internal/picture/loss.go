@@ -33,14 +33,9 @@ func LossAgainstBytes(results []train.Result, path string) error {
 	p.X.Label.Text = "sent per rank since the start (bytes)"
 	p.Y.Label.Text = "training loss (mean over recent steps)"
 	p.X.Tick.Marker, p.Y.Tick.Marker = decades{format: formatBytes}, decades{format: formatNumber}
-	grid := plotter.NewGrid()
-	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 215}, color.Gray{Y: 215}
-	p.Add(grid)
+	p.Add(newGrid())
 	// Losses fall from the upper left to the lower right: the lower left is free.
-	p.Legend.Left = true
-	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(6)
-	p.Legend.Padding = vg.Points(2)
-	p.Legend.ThumbnailWidth = vg.Points(24)
+	lowerLegend(p, true)
 
 	drawn := 0
 	for i, r := range results {

@@ -3,6 +3,7 @@ package picture
 import (
 	"errors"
 	"fmt"
+	"image/color"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
@@ -51,6 +53,24 @@ func newPlot(title string) *plot.Plot {
 		axis.Tick.Label.Font.Variant = fontVariant
 	}
 	return p
+}
+
+// newGrid makes grey lines at the labelled ticks.
+func newGrid() *plotter.Grid {
+	grid := plotter.NewGrid()
+	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 215}, color.Gray{Y: 215}
+	return grid
+}
+
+// lowerLegend puts the legend into the lower left or right corner.
+func lowerLegend(p *plot.Plot, left bool) {
+	p.Legend.Left = left
+	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(6)
+	if !left {
+		p.Legend.XOffs = -p.Legend.XOffs
+	}
+	p.Legend.Padding = vg.Points(2)
+	p.Legend.ThumbnailWidth = vg.Points(24)
 }
 
 // save writes a picture in the format that the extension names.

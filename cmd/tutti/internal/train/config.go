@@ -10,8 +10,9 @@ import (
 
 // Config is what to train and how.
 type Config struct {
-	// Backend is the name that results carry.
-	Backend string
+	// Backend is the name that results carry, and Network what they say of an
+	// emulated one.
+	Backend, Network string
 	// Patterns are trained one after the other, each from the same start.
 	Patterns []string
 	// Density is the part of the gradient that a sparse pattern picks, in
@@ -34,6 +35,9 @@ type Config struct {
 	LearningRate float64
 	// Momentum of each rank's velocity, in [0, 1).
 	Momentum float64
+	// Target is a test accuracy in percent; results say when it was reached. 0
+	// for none.
+	Target float64
 	// Seed determines the division of the images, the initial weights and the
 	// order of the images. Equal seeds give equal results.
 	Seed uint64
@@ -76,9 +80,18 @@ func (c Config) Validate() error {
 		return bad("learning rate", c.LearningRate, "a positive number")
 	case !(c.Momentum >= 0 && c.Momentum < 1):
 		return bad("momentum", c.Momentum, "in [0, 1)")
+	case c.Target != 0 && !(c.Target >= 1 && c.Target <= 100):
+		return bad("target accuracy", c.Target, "in [1, 100] percent")
 	}
 	return nil
 }
+
+// testsPerEpoch is how often the accuracy is measured, as far as an epoch has
+// steps.
+const testsPerEpoch = 4
+
+// testEvery is the number of steps from one test to the next.
+func testEvery(stepsPerEpoch int) int { return max(1, stepsPerEpoch/testsPerEpoch) }
 
 // trainingImages is the size of the training set.
 const trainingImages = digits.Images - digits.TestImages

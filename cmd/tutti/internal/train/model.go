@@ -123,8 +123,8 @@ func (m *model) gradient(grad []float32, set digits.Set, images []int, scale flo
 	return loss
 }
 
-// accuracy is the part of the set that the model reads right, in percent.
-func (m *model) accuracy(set digits.Set) float64 {
+// right is the number of images of the set that the model reads right.
+func (m *model) right(set digits.Set) int {
 	right := 0
 	batch := make([]int, 0, m.capacity)
 	for i := range set.Len() {
@@ -141,7 +141,7 @@ func (m *model) accuracy(set digits.Set) float64 {
 		}
 		batch = batch[:0]
 	}
-	return 100 * float64(right) / float64(set.Len())
+	return right
 }
 
 // forward computes the class probabilities of the given images.

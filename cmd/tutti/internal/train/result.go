@@ -5,11 +5,12 @@ package train
 type Result struct {
 	Pattern string `json:"pattern"`
 	Backend string `json:"backend"`
-	Device  string `json:"device"` // rank 0's, on which gradients are exchanged
+	Network string `json:"network,omitempty"` // an emulated one
+	Device  string `json:"device"`            // rank 0's, on which gradients are exchanged
 	Ranks   int    `json:"ranks"`
 	// Density that was asked for; the dense pattern has 1.
 	Density float64 `json:"density"`
-	// Accuracy on the test images, in percent.
+	// Accuracy on the test images at the end, in percent.
 	Accuracy float64 `json:"accuracy"`
 	// SentElements and SentBytes are what a rank sends in a step to exchange
 	// the gradient: the mean over ranks and steps, as comm.Meter counts.
@@ -20,9 +21,15 @@ type Result struct {
 	// CommSeconds is the time in the exchange of gradients, waiting for other
 	// ranks included, without the selection of entries: the mean over ranks.
 	CommSeconds float64 `json:"comm_s"`
-	// TotalSeconds is the time of the training, without the test.
+	// TotalSeconds is the time of the training, without the tests.
 	TotalSeconds float64 `json:"total_s"`
+	// Target is the accuracy that was asked for, in percent, and TargetSeconds the
+	// time of the first test that reached it, nil if none did.
+	Target        float64  `json:"target,omitempty"`
+	TargetSeconds *float64 `json:"target_s,omitempty"`
 
+	// Tests are the accuracies during the training, the last one at its end.
+	Tests []Test `json:"tests"`
 	// Curve has a point for every step.
 	Curve []Point `json:"-"`
 }
@@ -33,6 +40,14 @@ type Point struct {
 	SentBytes float64
 	// Loss is the mean over the step's images, before the update.
 	Loss float64
+}
+
+// Test is a measurement of the accuracy.
+type Test struct {
+	// Seconds since the start, without those of tests.
+	Seconds float64 `json:"s"`
+	// Accuracy on the test images, in percent.
+	Accuracy float64 `json:"accuracy"`
 }
 
 // Observer is told of the progress, on rank 0.

@@ -21,6 +21,7 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"gonum.org/v1/gonum/blas/blas32"
@@ -80,6 +81,10 @@ type trainer struct {
 	meter    *comm.Meter
 	sparse   *distributed.Sparse
 
+	own   digits.Set // the test images of this rank
+	tests []Test
+	clock time.Duration // of the training so far, without tests
+
 	order    []int // of the training images, in this epoch
 	losses   []float64
 	sent     []float64 // bytes, cumulative, per step
@@ -89,7 +94,7 @@ type trainer struct {
 
 // trainPattern trains with one pattern and tests the result.
 func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern string, trainSet, testSet digits.Set, observer Observer) (_ Result, err error) {
-	t, err := newTrainer(ctx, r, cfg, pattern, trainSet)
+	t, err := newTrainer(ctx, r, cfg, pattern, trainSet, testSet)
 	if err != nil {
 		return Result{}, err
 	}
@@ -105,6 +110,17 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern strin
 		if err := t.step(ctx, step, stepsPerEpoch); err != nil {
 			return Result{}, fmt.Errorf("step %d of %d: %w", step+1, steps, err)
 		}
+		if (step+1)%testEvery(stepsPerEpoch) == 0 || step+1 == steps {
+			// What counts is when the last rank is here.
+			if err := r.Comm.Barrier(ctx); err != nil {
+				return Result{}, err
+			}
+			t.clock += time.Since(start)
+			if err := t.test(ctx, testSet.Len()); err != nil {
+				return Result{}, fmt.Errorf("test after step %d of %d: %w", step+1, steps, err)
+			}
+			start = time.Now()
+		}
 		observer.Step(pattern, step+1, steps)
 		if (step+1)%stepsPerEpoch == 0 {
 			if err := t.checkLoss(ctx, stepsPerEpoch); err != nil {
@@ -112,21 +128,22 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern strin
 			}
 		}
 	}
-	total := time.Since(start)
 
 	if err := t.checkAgreement(ctx); err != nil {
 		return Result{}, err
 	}
-	return t.result(ctx, pattern, testSet, total)
+	return t.result(ctx, pattern)
 }
 
 // newTrainer makes a rank's state, with rank 0's initial weights.
-func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string, data digits.Set) (*trainer, error) {
+func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string, data, test digits.Set) (*trainer, error) {
 	n := parameterCount(cfg.Hidden)
+	rank, ranks := r.Comm.Rank(), r.Comm.WorldSize()
 	t := &trainer{
 		cfg:      cfg,
 		rank:     r,
 		data:     data,
+		own:      test.Part(rank*test.Len()/ranks, (rank+1)*test.Len()/ranks),
 		model:    newModel(cfg.Hidden, cfg.Batch),
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x0bde5)),
 		velocity: make([]float32, n),
@@ -220,6 +237,15 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	return t.record(ctx, loss)
 }
 
+// test measures the accuracy; every rank tests a part of all images.
+func (t *trainer) test(ctx context.Context, all int) error {
+	right, err := backend.Reduce(ctx, t.rank, []int64{int64(t.model.right(t.own))}, comm.Sum)
+	if err == nil {
+		t.tests = append(t.tests, Test{Seconds: t.clock.Seconds(), Accuracy: 100 * float64(right[0]) / float64(all)})
+	}
+	return err
+}
+
 // record keeps the statistics of the step that was just made.
 func (t *trainer) record(ctx context.Context, loss float64) error {
 	stats, err := t.sparse.Stats(ctx)
@@ -268,8 +294,8 @@ func (t *trainer) checkAgreement(ctx context.Context) error {
 	return nil
 }
 
-// result averages the statistics over ranks and tests the model.
-func (t *trainer) result(ctx context.Context, pattern string, testSet digits.Set, total time.Duration) (Result, error) {
+// result averages the statistics over ranks.
+func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 	steps := len(t.losses)
 	values := append(append([]float64{float64(t.elements), t.exchange.Seconds()}, t.losses...), t.sent...)
 	values, err := backend.Reduce(ctx, t.rank, values, comm.Avg)
@@ -285,18 +311,25 @@ func (t *trainer) result(ctx context.Context, pattern string, testSet digits.Set
 	r := Result{
 		Pattern:      pattern,
 		Backend:      t.cfg.Backend,
+		Network:      t.cfg.Network,
 		Device:       t.rank.Runtime.Name(),
 		Ranks:        t.rank.Comm.WorldSize(),
 		Density:      density,
-		Accuracy:     t.model.accuracy(testSet),
+		Accuracy:     t.tests[len(t.tests)-1].Accuracy,
 		SentElements: values[0] / float64(steps),
 		SentBytes:    sent[steps-1] / float64(steps),
 		CommSeconds:  values[1],
-		TotalSeconds: total.Seconds(),
+		TotalSeconds: t.clock.Seconds(),
+		Target:       t.cfg.Target,
+		Tests:        t.tests,
 		Curve:        make([]Point, steps),
 	}
 	if dense := t.denseBytes(); dense > 0 {
 		r.RatioToDense = r.SentBytes / dense
+	}
+	reached := func(test Test) bool { return t.cfg.Target > 0 && test.Accuracy >= t.cfg.Target }
+	if i := slices.IndexFunc(t.tests, reached); i >= 0 {
+		r.TargetSeconds = &t.tests[i].Seconds
 	}
 	for i := range r.Curve {
 		r.Curve[i] = Point{SentBytes: sent[i], Loss: losses[i]}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -103,6 +104,9 @@ func TestSameSeedSameResult(t *testing.T) {
 	timeless := func(results map[string]Result) map[string]Result {
 		for name, r := range results {
 			r.CommSeconds, r.TotalSeconds = 0, 0
+			for i := range r.Tests {
+				r.Tests[i].Seconds = 0
+			}
 			results[name] = r
 		}
 		return results
@@ -125,6 +129,40 @@ func TestDenseDoesNotDependOnRanks(t *testing.T) {
 		for step, p := range r.Curve {
 			assert.InEpsilon(t, alone.Curve[step].Loss, p.Loss, 1e-3, "%d ranks, step %d", ranks, step)
 		}
+	}
+}
+
+// The tests are those of the weights at their time, on all test images, whatever
+// ranks divide them, and their time goes on.
+func TestAccuracyIsRecordedAgainstTime(t *testing.T) {
+	const ranks = 3 // which do not divide the images evenly
+	cfg := short("dense", "oktopk")
+	cfg.Epochs, cfg.Target = 3, 80
+	for pattern, r := range trainLocal(t, ranks, cfg) {
+		steps := len(r.Curve)
+		every := testEvery(steps / cfg.Epochs)
+		require.Len(t, r.Tests, (steps+every-1)/every, "one at the end, and one every %d steps", every)
+		previous, reached := 0.0, -1.0
+		for _, test := range r.Tests {
+			assert.Greater(t, test.Seconds, previous)
+			previous = test.Seconds
+			images := test.Accuracy / 100 * digits.TestImages
+			assert.InDelta(t, math.Round(images), images, 1e-9, "a number of images")
+			if reached < 0 && test.Accuracy >= cfg.Target {
+				reached = test.Seconds
+			}
+		}
+		assert.Equal(t, r.Accuracy, r.Tests[len(r.Tests)-1].Accuracy)
+		assert.Equal(t, r.TotalSeconds, previous)
+		require.Greater(t, reached, 0.0, "%s, seed %d", pattern, cfg.Seed)
+		assert.Equal(t, reached, *r.TargetSeconds)
+	}
+	cfg.Target = 100
+	assert.Nil(t, trainLocal(t, ranks, cfg)["dense"].TargetSeconds)
+	// A training is the same with more ranks, and so is what the tests find.
+	alone := trainLocal(t, 1, short("dense"))["dense"]
+	for i, test := range trainLocal(t, 4, short("dense"))["dense"].Tests {
+		assert.InDelta(t, alone.Tests[i].Accuracy, test.Accuracy, 1, "test %d", i)
 	}
 }
 
@@ -179,6 +217,7 @@ func TestRunNamesBadSettings(t *testing.T) {
 		"learning rate": func(c *Config) { c.LearningRate = -1 },
 		"momentum":      func(c *Config) { c.Momentum = 1 },
 		"warm-up":       func(c *Config) { c.WarmupSteps = -1 },
+		"target":        func(c *Config) { c.Target = 0.97 },
 	} {
 		cfg := Default("dense")
 		change(&cfg)

@@ -1,0 +1,87 @@
+package picture
+
+import (
+	"fmt"
+	"image/color"
+	"math"
+
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
+)
+
+// accuracyFloor is where the axis of accuracies begins if all curves end above
+// it: the first part of a training looks alike with all patterns.
+const accuracyFloor = 80
+
+// AccuracyAgainstTime draws the best test accuracy of each result so far against
+// the time since its start, on a logarithmic axis, and the target of the results, if they
+// have one, as a horizontal line. It writes the picture to path, whose extension
+// (one of [Formats]) says how.
+func AccuracyAgainstTime(results []train.Result, title, path string) error {
+	if err := checkFormat(path); err != nil {
+		return err
+	}
+	floor := float64(accuracyFloor)
+	for _, r := range results {
+		if r.Accuracy <= floor {
+			floor = 0
+		}
+	}
+	p := newPlot(title)
+	p.X.Label.Text = "time since the start (s)"
+	p.Y.Label.Text = "best test accuracy so far (%)"
+	p.X.Tick.Marker = decades{format: formatNumber}
+	p.Add(newGrid())
+	lowerLegend(p, false)
+
+	drawn, first := 0, math.Inf(1)
+	for i, r := range results {
+		var points plotter.XYs
+		best := 0.0
+		for _, test := range r.Tests {
+			x := math.Log10(test.Seconds)
+			if math.IsInf(x, 0) {
+				continue
+			}
+			if best = max(best, test.Accuracy); best >= floor {
+				first = min(first, x)
+			}
+			points = append(points, plotter.XY{X: x, Y: best})
+		}
+		if len(points) < 2 {
+			continue
+		}
+		line, err := plotter.NewLine(points)
+		if err != nil {
+			return fmt.Errorf("curve of %s: %w", r.Pattern, err)
+		}
+		line.LineStyle, line.StepStyle = lineStyle(i), plotter.PostStep
+		p.Add(line)
+		p.Legend.Add(accuracyLegend(r), line)
+		drawn++
+	}
+	if drawn == 0 {
+		return ErrNothingToDraw
+	}
+	p.X.Min, p.Y.Min, p.Y.Max = min(first, p.X.Max), floor, 100
+	if target := results[0].Target; target > 0 {
+		goal := plotter.NewFunction(func(float64) float64 { return target })
+		goal.Color = color.Gray{Y: 110}
+		goal.Dashes = []vg.Length{vg.Points(2), vg.Points(3)}
+		p.Add(goal)
+	}
+	return save(p, path)
+}
+
+// accuracyLegend names a curve, with the time to its target or its end.
+func accuracyLegend(r train.Result) string {
+	switch {
+	case r.Target == 0:
+		return fmt.Sprintf("%s (%.1f %%)", r.Pattern, r.Accuracy)
+	case r.TargetSeconds == nil:
+		return fmt.Sprintf("%s (not to %g %%)", r.Pattern, r.Target)
+	}
+	return fmt.Sprintf("%s (%.3g s to %g %%)", r.Pattern, *r.TargetSeconds, r.Target)
+}
