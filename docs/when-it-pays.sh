@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Measures what the chapter "When does it pay" of docs/sparse.md shows, on
+# emulated clusters, and prints its tables:
+#
+#	docs/when-it-pays.sh [DIRECTORY]
+#
+# The directory, docs/when-it-pays without one, gets the pictures and what was
+# measured, a JSON object a line. It needs root or the right to make namespaces,
+# Open MPI, Go and jq, and takes about twenty minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-docs/when-it-pays}
+mkdir -p "$out"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+go build -o "$scratch/tutti" ./cmd/tutti
+rates=(100mbit 1gbit 10gbit)
+
+# on RATE HOSTS COMMAND… runs a command of tutti on a cluster.
+on() {
+	local rate=$1 hosts=$2
+	shift 2
+	"$scratch/tutti" cluster --mpi openmpi --rate "$rate" --hosts "$hosts" "$@"
+}
+
+# Time to accuracy.
+for rate in "${rates[@]}"; do
+	on "$rate" 4 train --hidden 2048 --epochs 20 --target 97 --json --out "$scratch/out" |
+		jq -c --arg rate "$rate" '{rate: $rate} + .'
+	mv "$scratch/out/accuracy-vs-time.png" "$out/accuracy-$rate.png"
+done >"$out/train.json"
+
+# One step: the size, the number of ranks and the density each on their own.
+# sparse HOSTS DENSITY SIZE measures all patterns.
+sparse() {
+	for rate in "${rates[@]}"; do
+		on "$rate" "$1" bench sparse --pattern all --density "$2" --min "$3" --max "$3" --warmup 1 --iters 2 --rounds 3 --json |
+			jq -c --arg rate "$rate" --arg density "$2" '{rate: $rate, asked: $density} + .'
+	done
+}
+for size in 64K 512K 4M 16M; do sparse 4 0.01 "$size"; done >"$out/size.json"
+for hosts in 2 4 8; do sparse "$hosts" 0.01 4M; done >"$out/ranks.json"
+for density in 0.001 0.01 0.1; do sparse 4 "$density" 4M; done >"$out/density.json"
+
+# Every element of every result was compared with its reference.
+! grep -hv '"wrong":0[,}]' "$out"/{size,ranks,density}.json
+
+# table TITLE FIELD CELLS FILE prints rows by a field and columns by rate; CELLS
+# makes a cell of the lines of both.
+table() {
+	printf '| %s |' "$1" "${rates[@]}"
+	printf '\n|'
+	printf ' --- |' "$1" "${rates[@]}"
+	jq -rsn --argjson rates "$(printf '%s\n' "${rates[@]}" | jq -R . | jq -sc .)" '
+		def ms: . / 1000 | if . < 10 then . * 10 | round / 10 else round end;
+		[inputs] as $all | reduce $all[].'"$2"' as $v ([]; if index([$v]) then . else . + [$v] end) | .[] as $v
+		| [$v | tostring] + [$rates[] as $rate | [$all[] | select(.'"$2"' == $v and .rate == $rate)] | '"$3"']
+		| "| " + join(" | ") + " |"' "$4" | sed '1s/^/\n/'
+	echo
+}
+
+printf 'Seconds to 97 %%, four ranks, 153,610 parameters:\n\n'
+table pattern pattern '.[0].target_s | if . then . * 10 | round / 10 | tostring else "not reached" end' "$out/train.json"
+dense_and_best='(map(select(.pattern == "dense"))[0].time_us) as $d | (map(select(.pattern != "dense")) | min_by(.time_us)) as $b
+	| "\($d | ms) → \($b.time_us | ms) \($b.pattern), \($d / $b.time_us * 10 | round / 10)×"'
+printf 'Milliseconds of a step, dense → the fastest sparse pattern. By size, 4 ranks, 1 %%:\n\n'
+table bytes bytes "$dense_and_best" "$out/size.json"
+printf 'By ranks, 4 MiB, 1 %%:\n\n'
+table ranks ranks "$dense_and_best" "$out/ranks.json"
+printf 'By density, 4 ranks, 4 MiB:\n\n'
+table density asked "$dense_and_best" "$out/density.json"
