@@ -48,14 +48,16 @@ for density in 0.001 0.01 0.1; do sparse 4 "$density" 4M; done >"$out/density.js
 # table TITLE FIELD CELLS FILE prints rows by a field and columns by rate; CELLS
 # makes a cell of the lines of both.
 table() {
-	printf '| %s |' "$1" "${rates[@]}"
+	printf '|'
+	printf ' %s |' "$1" "${rates[@]}"
 	printf '\n|'
-	printf ' --- |' "$1" "${rates[@]}"
-	jq -rsn --argjson rates "$(printf '%s\n' "${rates[@]}" | jq -R . | jq -sc .)" '
+	printf ' --- |%.0s' "$1" "${rates[@]}"
+	printf '\n'
+	jq -rn --argjson rates "$(printf '%s\n' "${rates[@]}" | jq -R . | jq -sc .)" '
 		def ms: . / 1000 | if . < 10 then . * 10 | round / 10 else round end;
 		[inputs] as $all | reduce $all[].'"$2"' as $v ([]; if index([$v]) then . else . + [$v] end) | .[] as $v
 		| [$v | tostring] + [$rates[] as $rate | [$all[] | select(.'"$2"' == $v and .rate == $rate)] | '"$3"']
-		| "| " + join(" | ") + " |"' "$4" | sed '1s/^/\n/'
+		| "| " + join(" | ") + " |"' "$4"
 	echo
 }
 
