@@ -3,9 +3,12 @@ package nccl_test
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -22,13 +25,14 @@ func ExampleInProcess() {
 	}
 	runtimes := make([]*cuda.Runtime, gpus)
 	for i := range runtimes {
-		if runtimes[i], err = cuda.Open(i); err != nil {
+		runtimes[i], err = cuda.Open(i) // its pool, its compute stream
+		if err != nil {
 			fmt.Println(err)
 			return
 		}
 		defer runtimes[i].Close() //nolint:errcheck
 	}
-	world, err := nccl.InProcess(ctx, runtimes)
+	world, err := nccl.InProcess(ctx, runtimes) // one rank per GPU, for goroutines of this process
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -46,4 +50,50 @@ func ExampleInProcess() {
 		return distributed.AllReduce(ctx, c, gradient, comm.Avg)
 	})
 	fmt.Println(err)
+}
+
+// A process of torchrun, mpirun or srun takes the GPU of its local rank. It needs
+// GPUs, so it is not run here.
+func ExampleFromEnv() {
+	ctx := context.Background()
+	env, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	rt, err := cuda.Open(env.LocalRank)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer rt.Close()                //nolint:errcheck
+	c, err := nccl.FromEnv(ctx, rt) // or: this process is a rank of torchrun, mpirun or srun
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(c.Rank(), c.WorldSize(), c.Close())
+}
+
+// The ranks of an MPI job, with a GPU each. It needs GPUs, so it is not run here.
+func ExampleFrom() {
+	ctx := context.Background()
+	base, err := mpi.Init()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer mpi.Finalize()                  //nolint:errcheck
+	rt, err := cuda.Open(base.Rank() % 8) // eight GPUs in each host
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer rt.Close()                   //nolint:errcheck
+	c, err := nccl.From(ctx, base, rt) // or: of the ranks of any communicator, such as MPI's
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(c.Rank(), c.WorldSize(), c.Close())
 }

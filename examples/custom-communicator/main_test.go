@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,17 +15,16 @@ import (
 // TestConformance is all that a new backend needs to find out whether it keeps
 // the contract.
 func TestConformance(t *testing.T) {
+	commtest.Run(t, commtest.Backend{Name: "custom", Sizes: []int{1, 3}, Run: runWorld})
+}
+
+// runWorld makes a world and calls body for each rank.
+func runWorld(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 	rt := cpu.New()
-	t.Cleanup(func() { require.NoError(t, rt.Close()) })
-	commtest.Run(t, commtest.Backend{
-		Name:  "custom",
-		Sizes: []int{1, 3},
-		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-			return comm.Run(ctx, communicators(size, rt), func(ctx context.Context, c comm.Communicator) error {
-				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
-			})
-		},
+	err := comm.Run(ctx, communicators(size, rt), func(ctx context.Context, c comm.Communicator) error {
+		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 	})
+	return errors.Join(err, rt.Close())
 }
 
 func TestMainProgram(t *testing.T) {

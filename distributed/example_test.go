@@ -1,0 +1,107 @@
+package distributed_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// Four ranks average a gradient that lies in a slice of each.
+func ExampleAllReduce() {
+	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		values := []float32{1, 2, float32(c.Rank())}
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		if err := distributed.AllReduce(ctx, c, gradient, comm.Avg); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			fmt.Println(values)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: [1 2 1.5]
+}
+
+// A quarter of the entries is sent in each step. The rest waits in the residual,
+// so that it is in the average of a later one.
+func ExampleSparse() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		const n = 4
+		s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: "topkA", Density: 0.25})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		for _, values := range [][]float32{{9, 1, 5, 2}, {0, 1, 0, 2}, {0, 0, 0, 0}} {
+			gradient, err := cpu.Wrap(rt, values)
+			if err != nil {
+				return err
+			}
+			defer gradient.Free()
+			err = s.AllReduce(ctx, gradient) // in place: the average over the ranks
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 0 {
+				fmt.Println(values)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// [9 0 0 0]
+	// [0 0 5 0]
+	// [0 0 0 4]
+}
+
+// Six ranks are a grid: three replicas of a model, each in two parts.
+func ExampleMesh() {
+	err := local.Run(context.Background(), 6, func(ctx context.Context, c comm.Communicator) error {
+		mesh, err := distributed.NewMesh(ctx, c, distributed.Dim{Name: "data", Size: -1}, distributed.Dim{Name: "tensor", Size: 2})
+		if err != nil {
+			return err
+		}
+		defer mesh.Close()
+		replicas, err := mesh.Comm("data") // the ranks that have the same part
+		if err != nil {
+			return err
+		}
+		rt := cpu.New()
+		defer rt.Close()
+		ranks := []int32{int32(c.Rank())}
+		sum, err := cpu.Wrap(rt, ranks)
+		if err != nil {
+			return err
+		}
+		defer sum.Free()
+		if err := distributed.AllReduce(ctx, replicas, sum, comm.Sum); err != nil {
+			return err
+		}
+		if c.Rank() == 5 {
+			fmt.Println(mesh.Dims(), "rank", replicas.Rank(), "of", replicas.WorldSize(), "replicas:", ranks)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: [{data 3} {tensor 2}] rank 2 of 3 replicas: [9]
+}

@@ -1,0 +1,80 @@
+package examples
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestDocuments finds each Go block of the documents in a file that is compiled:
+// an example, or a test of one. A line of dots stands for lines left out.
+func TestDocuments(t *testing.T) {
+	if _, err := os.Stat("../README.md"); err != nil {
+		t.Skip("the examples were copied out of the repository")
+	}
+	compiled := map[string][]string{}
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" {
+			return err
+		}
+		if strings.HasPrefix(path, "../examples/") || entry.Name() == "example_test.go" {
+			text, err := os.ReadFile(path)
+			compiled[path] = lines(string(text))
+			return err
+		}
+		return nil
+	})
+	require.NoError(t, err)
+
+	documents, err := filepath.Glob("../docs/*.md")
+	require.NoError(t, err)
+	block := regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```")
+	for _, document := range append(documents, "../README.md") {
+		text, err := os.ReadFile(document)
+		require.NoError(t, err)
+		for _, match := range block.FindAllStringSubmatch(string(text), -1) {
+			found := false
+			for _, file := range compiled {
+				found = found || contains(file, lines(match[1]))
+			}
+			assert.True(t, found, "no example has this block of %s:\n%s", document, match[1])
+		}
+	}
+}
+
+// lines returns the lines of a text that are not blank, without indentation.
+func lines(text string) []string {
+	var all []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" {
+			all = append(all, line)
+		}
+	}
+	return all
+}
+
+// contains reports whether a file has the pieces of a block one after the other.
+func contains(file, block []string) bool {
+	for len(block) > 0 {
+		n := slices.IndexFunc(block, func(line string) bool { return line == "…" || line == "..." })
+		piece, rest := block, []string(nil)
+		if n >= 0 {
+			piece, rest = block[:n], block[n+1:]
+		}
+		at := 0
+		for ; at+len(piece) <= len(file) && !slices.Equal(file[at:at+len(piece)], piece); at++ {
+		}
+		if at+len(piece) > len(file) {
+			return false
+		}
+		file, block = file[at+len(piece):], rest
+	}
+	return true
+}
