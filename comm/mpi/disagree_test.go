@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
 func TestDisagreement(t *testing.T) {
@@ -27,6 +29,10 @@ func TestDisagreement(t *testing.T) {
 
 func TestGivingUp(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp"}) })
+}
+
+func TestLateRanks(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 4, test: "TestRankLateRanks"}) })
 }
 
 // disagreement is what the last rank calls and what the others call, and what
@@ -250,4 +256,80 @@ func TestRankGivingUp(t *testing.T) {
 		assert.NoError(t, c.Close())
 		require.NoError(t, r.world.Barrier(r.ctx))
 	})
+}
+
+// TestRankLateRanks lets ranks come late, so that the others report where they
+// wait, to random calls that all of them agree on: nobody takes that for a
+// disagreement.
+func TestRankLateRanks(t *testing.T) {
+	const n, rounds = 3000, 60
+	r := newRank(t)
+	me, size := r.world.Rank(), r.world.WorldSize()
+	send, mine := r.floats(n*size, func(int) float32 { return 0 })
+	recv, got := r.floats(n*size, func(int) float32 { return 0 })
+	seed := uint64(time.Now().UnixNano())
+	buf, err := r.rt.Allocate(8)
+	require.NoError(t, err)
+	hostmem.Slice[uint64](buf, 1)[0] = seed
+	require.NoError(t, r.world.Broadcast(buf, 1, dtype.U64, 0))
+	r.sync()
+	seed = hostmem.Slice[uint64](buf, 1)[0]
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	c, err := r.world.Split(r.ctx, 0, me)
+	require.NoError(t, err)
+	for round := range rounds {
+		count, root, late := 1+random.IntN(n), random.IntN(size), random.IntN(size)
+		for i := range count {
+			mine[i] = float32(me + round + i%7)
+		}
+		if late == me {
+			time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond)
+		} else {
+			random.IntN(40)
+		}
+		want := func(q, i int) float32 { return float32(q + round + i%7) }
+		check := func(at int, value func(i int) float32) {
+			for i := range count {
+				if got[at+i] != value(i) {
+					t.Fatalf("round %d: element %d is %v, want %v", round, at+i, got[at+i], value(i))
+				}
+			}
+		}
+		next, before := (me+1)%size, (me+size-1)%size
+		switch random.IntN(6) {
+		case 0:
+			require.NoError(t, c.AllReduce(send, recv, count, dtype.F32, comm.Max))
+			require.NoError(t, c.Sync(r.ctx))
+			check(0, func(i int) float32 { return want(size-1, i) })
+		case 1:
+			require.NoError(t, c.Broadcast(send, count, dtype.F32, root))
+			require.NoError(t, c.AllGather(send, recv, count, dtype.F32))
+			require.NoError(t, c.Sync(r.ctx))
+			check(before*count, func(i int) float32 { return want(root, i) })
+		case 2:
+			require.NoError(t, c.Reduce(send, recv, count, dtype.F32, comm.Min, root))
+			if random.IntN(2) == 0 {
+				require.NoError(t, c.Sync(r.ctx))
+			}
+		case 3:
+			require.NoError(t, c.Group(
+				comm.RecvCall(recv, count, dtype.F32, before, 5),
+				comm.AllGatherCall(send, recv+4*n, 0, dtype.F32),
+				comm.SendCall(send, count, dtype.F32, next, 5)))
+			require.NoError(t, c.Sync(r.ctx))
+			check(0, func(i int) float32 { return want(before, i) })
+		case 4:
+			require.NoError(t, c.Barrier(r.ctx))
+		case 5:
+			child, err := c.Split(r.ctx, 0, -me)
+			require.NoError(t, err)
+			require.NoError(t, c.Close())
+			c = child
+			// Ranks are numbered the other way round from here on.
+			me = c.Rank()
+		}
+		require.NoError(t, c.Sync(r.ctx))
+	}
+	require.NoError(t, c.Close())
 }
