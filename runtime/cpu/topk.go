@@ -4,8 +4,8 @@ import (
 	"math"
 	"math/bits"
 
-	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
 // Exact top-k by magnitude key (the bits of |x|, see f32.Key).
