@@ -113,7 +113,8 @@ func (p *progress) look() (pending bool) {
 			continue
 		}
 		if !e.mu.TryLock() {
-			pending = true // maybe
+			// Somebody is at it, and maybe submits: not the time to park.
+			pending = pending || p.parked.Load()
 			continue
 		}
 		for moved := e.inFlight.Load() > 0; moved && e.waiters.Load() == 0; {
