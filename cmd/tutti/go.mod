@@ -9,7 +9,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
 	github.com/stretchr/testify v1.12.1
-	github.com/tutti-go/tutti v0.0.0-00010101000000-000000000000
+	github.com/tutti-go/tutti v0.1.0
 	golang.org/x/sys v0.41.0
 	golang.org/x/term v0.39.0
 	gonum.org/v1/gonum v0.17.0
@@ -32,5 +32,3 @@ require (
 	golang.org/x/image v0.30.0 // indirect
 	golang.org/x/text v0.28.0 // indirect
 )
-
-replace github.com/tutti-go/tutti => ../..
