@@ -3,8 +3,6 @@ package cuda
 import (
 	"context"
 	"errors"
-	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -107,10 +105,11 @@ func TestGraphReplaysWhatWasCaptured(t *testing.T) {
 	require.NoError(t, err)
 	defer rt.Deallocate(p) //nolint:errcheck
 	require.NoError(t, rt.Fill(p, n, dtype.F32, 1))
+	kernels := rt.Kernels() // which allocates
 	graph, err := rt.Stream().Capture(func() error {
 		_, err := rt.Allocate(1 << 30)
 		assert.ErrorIs(t, err, runtime.ErrFrozen)
-		return rt.Scale(p, n, dtype.F32, 2)
+		return kernels.Store(p, dtype.F32, p, n, 2)
 	})
 	require.NoError(t, err)
 	defer graph.Close() //nolint:errcheck
@@ -122,44 +121,6 @@ func TestGraphReplaysWhatWasCaptured(t *testing.T) {
 	for i, v := range out {
 		if v != 32 {
 			t.Fatalf("element %d is %v after five doublings of 1", i, v)
-		}
-	}
-}
-
-func TestScaleRoundsOnce(t *testing.T) {
-	rt := openGPU(t)
-	seed := uint64(time.Now().UnixNano())
-	rng := rand.New(rand.NewPCG(seed, 0))
-	for _, dt := range []dtype.DType{dtype.F64, dtype.F32, dtype.F16, dtype.BF16} {
-		const n = 4099
-		values := make([]float32, n)
-		for i := range values {
-			values[i] = float32(rng.NormFloat64())
-		}
-		raw := make([]byte, n*dt.Size())
-		require.NoError(t, dtype.FromFloat32(raw, dt, values))
-		require.NoError(t, dtype.ToFloat32(values, raw, dt))
-		p, err := rt.Allocate(len(raw))
-		require.NoError(t, err)
-		require.NoError(t, rt.CopyIn(p, raw))
-		require.NoError(t, rt.Scale(p, n, dt, 0.3))
-		require.NoError(t, rt.CopyOut(raw, p))
-		require.NoError(t, rt.Deallocate(p))
-
-		got := make([]float32, n)
-		require.NoError(t, dtype.ToFloat32(got, raw, dt))
-		for i, v := range values {
-			want := v * 0.3
-			if dt == dtype.F64 {
-				want = float32(float64(v) * float64(float32(0.3)))
-			}
-			one := make([]byte, dt.Size())
-			require.NoError(t, dtype.FromFloat32(one, dt, []float32{want}))
-			rounded := make([]float32, 1)
-			require.NoError(t, dtype.ToFloat32(rounded, one, dt))
-			if math.Float32bits(got[i]) != math.Float32bits(rounded[0]) {
-				t.Fatalf("%v, seed %d: %v * 0.3 = %v, want %v", dt, seed, v, got[i], rounded[0])
-			}
 		}
 	}
 }
@@ -259,7 +220,7 @@ func TestHotPathsDoNotAllocate(t *testing.T) {
 			q, err := rt.Allocate(1 << 16)
 			return errors.Join(err, rt.Deallocate(q))
 		},
-		"launch": func() error { return rt.Scale(p, 1024, dtype.F32, 1) },
+		"launch": func() error { return rt.Kernels().Store(p, dtype.F32, p, 1024, 1) },
 		"record": func() error { return rt.Stream().Record(event) },
 		"wait":   func() error { return rt.Stream().Wait(event) },
 		"query":  func() error { _, err := event.Done(); return err },
@@ -294,7 +255,7 @@ func BenchmarkLaunch(b *testing.B) {
 	defer rt.Deallocate(p) //nolint:errcheck
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := rt.Scale(p, 1024, dtype.F32, 1); err != nil {
+		if err := rt.Kernels().Store(p, dtype.F32, p, 1024, 1); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -318,8 +279,7 @@ func BenchmarkBandwidth(b *testing.B) {
 	}{
 		{"copy", 2 * bytes, func() error { return rt.Copy(q, p, bytes) }},
 		{"fill-u64", bytes, func() error { return rt.Fill(p, bytes/8, dtype.F64, 1) }},
-		{"scale-f32", 2 * bytes, func() error { return rt.Scale(p, bytes/4, dtype.F32, 1) }},
-		{"scale-bf16", 2 * bytes, func() error { return rt.Scale(p, bytes/2, dtype.BF16, 1) }},
+		{"store-f32", 2 * bytes, func() error { return rt.Kernels().Store(p, dtype.F32, p, bytes/4, 1) }},
 		{"transpose-f32", 2 * bytes, func() error {
 			return rt.CopyStrided(q, []int{columns, 1}, p, []int{1, rows}, []int{rows, columns}, 4)
 		}},

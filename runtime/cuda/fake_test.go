@@ -36,7 +36,8 @@ func makeEverything(t *testing.T, rt *Runtime) (e everything) {
 	require.NoError(t, err)
 	e.pinned, err = rt.AllocatePinned(100)
 	require.NoError(t, err)
-	e.graph, err = rt.Stream().Capture(func() error { return rt.Scale(p, 10, dtype.F32, 2) })
+	kernels := rt.Kernels() // which allocates
+	e.graph, err = rt.Stream().Capture(func() error { return kernels.Store(p, dtype.F32, p, 10, 2) })
 	require.NoError(t, err)
 	in, err := rt.CopyInStream()
 	require.NoError(t, err)
@@ -182,11 +183,11 @@ func TestFakeAStickyErrorBreaksTheRuntime(t *testing.T) {
 			}
 			p := kept[0]
 			f.Break.Call(700, c.freesFail)
-			first := rt.Scale(p, 10, dtype.F32, 2)
+			first := rt.Kernels().Store(p, dtype.F32, p, 10, 2)
 			var cause *Error
 			require.ErrorAs(t, first, &cause)
 			assert.True(t, cause.Sticky)
-			assert.Equal(t, "scale_f32", cause.Call)
+			assert.Equal(t, "store_f32", cause.Call)
 
 			_, allocateErr := rt.Allocate(1 << 30)
 			_, pinnedErr := rt.AllocatePinned(10)
@@ -220,7 +221,7 @@ func TestFakeAStickyErrorBreaksTheRuntime(t *testing.T) {
 				require.NotErrorIs(t, err, runtime.ErrOutOfMemory, name)
 				require.ErrorAs(t, err, &cause, name)
 				assert.Equal(t, "CUDA_ERROR_ILLEGAL_ADDRESS", cause.Name)
-				assert.ErrorContains(t, err, "scale_f32", name)
+				assert.ErrorContains(t, err, "store_f32", name)
 			}
 
 			err := rt.Close()
@@ -294,7 +295,7 @@ func TestFakeManyThreads(t *testing.T) {
 			}
 			for range 200 {
 				p, err := rt.Allocate(4096)
-				errs[w] = errors.Join(errs[w], err, rt.Fill(p, 1024, dtype.F32, float64(w)), rt.Scale(p, 1024, dtype.F32, 2))
+				errs[w] = errors.Join(errs[w], err, rt.Fill(p, 1024, dtype.F32, float64(w)), rt.Kernels().Store(p, dtype.F32, p, 1024, 2))
 				var got [4]byte
 				errs[w] = errors.Join(errs[w], rt.CopyOut(got[:], p), rt.Deallocate(p))
 				if v := hostmem.Slice[float32](hostmem.Addr(got[:]), 1)[0]; v != float32(2*w) {

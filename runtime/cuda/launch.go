@@ -3,7 +3,6 @@ package cuda
 import (
 	"embed"
 	"fmt"
-	"io/fs"
 	goruntime "runtime"
 	"sync"
 
@@ -16,7 +15,8 @@ import (
 //go:embed kernels/*.ptx
 var ptx embed.FS
 
-// kernel numbers the entry points of the PTX; kernelNames has their names.
+// kernel numbers the entry points of the PTX; kernelNames has their names. They
+// are in groups, a group a file.
 type kernel int
 
 const (
@@ -29,72 +29,103 @@ const (
 	transpose2
 	transpose4
 	transpose8
-	scaleF64
-	scaleF32
-	scaleF16
-	scaleBF16
+
+	kernelScaleF32
+	kernelScaleF16
+	kernelScaleBF16
+	kernelStoreF32
+	kernelStoreF16
+	kernelStoreBF16
+	kernelFit
+	kernelSumSquaresF32
+	kernelSumSquaresF16
+	kernelSumSquaresBF16
+	kernelClipFactor
+	kernelRefine
+
+	kernelScatterAdd
+	kernelScatterSet
+	kernelZeroAt
+	kernelGiveBack
+	kernelLowerBounds
+	kernelSample
+	kernelBalance
+	kernelCountAbove
+	kernelNarrow
+	kernelPutWords
+	kernelMergeF32
+	kernelMergeF16
+	kernelMergeBF16
+	kernelUnite
+
+	kernelPick
+	kernelCut
+
 	kernelCount
 )
 
 var kernelNames = [kernelCount]string{
-	fillU64:      "fill_u64",
-	copyStrided1: "copy_strided_1",
-	copyStrided2: "copy_strided_2",
-	copyStrided4: "copy_strided_4",
-	copyStrided8: "copy_strided_8",
-	transpose1:   "transpose_1",
-	transpose2:   "transpose_2",
-	transpose4:   "transpose_4",
-	transpose8:   "transpose_8",
-	scaleF64:     "scale_f64",
-	scaleF32:     "scale_f32",
-	scaleF16:     "scale_f16",
-	scaleBF16:    "scale_bf16",
+	fillU64:              "fill_u64",
+	copyStrided1:         "copy_strided_1",
+	copyStrided2:         "copy_strided_2",
+	copyStrided4:         "copy_strided_4",
+	copyStrided8:         "copy_strided_8",
+	transpose1:           "transpose_1",
+	transpose2:           "transpose_2",
+	transpose4:           "transpose_4",
+	transpose8:           "transpose_8",
+	kernelScaleF32:       "scale_f32",
+	kernelScaleF16:       "scale_f16",
+	kernelScaleBF16:      "scale_bf16",
+	kernelStoreF32:       "store_f32",
+	kernelStoreF16:       "store_f16",
+	kernelStoreBF16:      "store_bf16",
+	kernelFit:            "fit",
+	kernelSumSquaresF32:  "sum_squares_f32",
+	kernelSumSquaresF16:  "sum_squares_f16",
+	kernelSumSquaresBF16: "sum_squares_bf16",
+	kernelClipFactor:     "clip_factor",
+	kernelRefine:         "refine",
+	kernelScatterAdd:     "scatter_add",
+	kernelScatterSet:     "scatter_set",
+	kernelZeroAt:         "zero_at",
+	kernelGiveBack:       "give_back",
+	kernelLowerBounds:    "lower_bounds",
+	kernelSample:         "sample",
+	kernelBalance:        "balance",
+	kernelCountAbove:     "count_above",
+	kernelNarrow:         "narrow_bracket",
+	kernelPutWords:       "put_words",
+	kernelMergeF32:       "merge_f32",
+	kernelMergeF16:       "merge_f16",
+	kernelMergeBF16:      "merge_bf16",
+	kernelUnite:          "unite",
+	kernelPick:           "pick",
+	kernelCut:            "cut",
 }
 
-// loadKernels compiles and loads the embedded PTX into the context, and finds
-// the kernels' entry points.
-func (r *Runtime) loadKernels() error {
-	files, err := fs.Glob(ptx, "kernels/*.ptx")
+// loadKernels compiles and loads PTX into the context, and finds the entry points
+// of the kernels from first up to end in it.
+func (r *Runtime) loadKernels(file string, first, end kernel) error {
+	text, err := ptx.ReadFile("kernels/" + file)
 	if err != nil {
 		return err
 	}
-	var modules []uintptr
-	for _, name := range files {
-		text, err := ptx.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		text = append(text, 0) // the driver reads a C string
-		module, err := r.create(r.drv.sym.ModuleLoadData, destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
-		goruntime.KeepAlive(text)
-		if err != nil {
-			return fmt.Errorf("load %s: %w", name, err)
-		}
-		modules = append(modules, module)
+	text = append(text, 0) // the driver reads a C string
+	module, err := r.create(r.drv.sym.ModuleLoadData, destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
+	goruntime.KeepAlive(text)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", file, err)
 	}
-	for i, name := range kernelNames {
-		if r.kernels[i], err = r.findKernel(modules, name); err != nil {
-			return err
+	for k := first; k < end; k++ {
+		name := append([]byte(kernelNames[k]), 0)
+		r.kernels[k], err = r.get(r.drv.sym.ModuleGetFunc, module, hostmem.Addr(name))
+		goruntime.KeepAlive(name)
+		if err != nil {
+			return fmt.Errorf("kernel %s: %w", kernelNames[k], err)
 		}
 	}
 	return nil
-}
-
-// findKernel looks an entry point up in the modules.
-func (r *Runtime) findKernel(modules []uintptr, name string) (entry uintptr, err error) {
-	cname := append([]byte(name), 0)
-	for _, m := range modules {
-		entry, err = r.get(r.drv.sym.ModuleGetFunc, m, hostmem.Addr(cname))
-		if err == nil {
-			break
-		}
-	}
-	goruntime.KeepAlive(cname)
-	if err != nil {
-		return 0, fmt.Errorf("kernel %s: %w", name, err)
-	}
-	return entry, nil
 }
 
 // block is the number of threads of a block, and blocksPerSM how many blocks a
@@ -107,12 +138,15 @@ const (
 
 // arguments are the parameters of a launch. cuLaunchKernel takes an array of
 // pointers to them; both lie in one heap object that a pool hands out again,
-// so that a launch allocates nothing.
+// so that a launch allocates nothing. A kernel whose one parameter is a struct
+// of 64-bit fields reads as many values as it has.
 type arguments struct {
-	values [8]uint64
+	values [maxValues]uint64
 	layout stridedLayout
 	params [8]uintptr
 }
+
+const maxValues = 128
 
 var argumentPool = sync.Pool{New: func() any {
 	a := new(arguments)
@@ -126,18 +160,28 @@ var argumentPool = sync.Pool{New: func() any {
 // arguments are passed as 64-bit words, of which the kernel reads as much as
 // its parameter's type has.
 func (r *Runtime) launch(k kernel, n int, values ...uint64) error {
+	if n == 0 {
+		return nil
+	}
+	return r.launchBlocks(k, (n+block-1)/block, blocksPerSM, values...)
+}
+
+// launchBlocks runs a kernel of up to as many blocks as there is work for, and
+// at most perSM on each multiprocessor.
+func (r *Runtime) launchBlocks(k kernel, blocks, perSM int, values ...uint64) error {
 	a := argumentPool.Get().(*arguments)
 	copy(a.values[:], values)
-	err := r.launchArguments(k, n, a)
+	err := r.launchArguments(k, blocks, perSM, a)
 	argumentPool.Put(a)
 	return err
 }
 
-func (r *Runtime) launchArguments(k kernel, n int, a *arguments) error {
-	if n == 0 {
-		return nil
-	}
-	grid := min((n+block-1)/block, r.info.Multiprocessors*blocksPerSM)
+// grid is how many blocks a kernel gets.
+func (r *Runtime) grid(blocks, perSM int) int {
+	return max(min(blocks, r.info.Multiprocessors*perSM), 1)
+}
+
+func (r *Runtime) launchArguments(k kernel, blocks, perSM int, a *arguments) error {
 	return r.do(r.drv.sym.LaunchKernel.As(kernelNames[k]), r.kernels[k],
-		uintptr(grid), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)
+		uintptr(r.grid(blocks, perSM)), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)
 }

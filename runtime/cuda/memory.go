@@ -3,7 +3,6 @@ package cuda
 import (
 	"context"
 	"fmt"
-	"math"
 	goruntime "runtime"
 	"sync"
 
@@ -203,27 +202,6 @@ func (r *Runtime) Fill(dst uintptr, count int, dt dtype.DType, value float64) er
 		return r.do(r.drv.sym.MemsetD32, dst, w, n, r.compute.handle)
 	}
 	return r.launch(fillU64, count, uint64(dst), uint64(count), word)
-}
-
-// scaleKernels are the kernels of Scale.
-var scaleKernels = map[dtype.DType]kernel{
-	dtype.F64: scaleF64, dtype.F32: scaleF32, dtype.F16: scaleF16, dtype.BF16: scaleBF16,
-}
-
-// Scale multiplies count elements in place by s, computed in the type's own
-// precision or float32, whichever is greater, and rounded once.
-func (r *Runtime) Scale(x uintptr, count int, dt dtype.DType, s float32) error {
-	if err := r.check("scale", count, x); err != nil {
-		return err
-	}
-	k, ok := scaleKernels[dt]
-	switch {
-	case !ok:
-		return fmt.Errorf("cuda:%d: %w: scale of %v", r.index, runtime.ErrUnsupported, dt)
-	case x%uintptr(dt.Size()) != 0:
-		return r.argument("scale: %#x is no multiple of the %d bytes of %v", x, dt.Size(), dt)
-	}
-	return r.launch(k, count, uint64(x), uint64(count), uint64(math.Float32bits(s)))
 }
 
 // check is what all operations on memory check: that the runtime can be used,

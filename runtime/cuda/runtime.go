@@ -34,6 +34,7 @@ type Runtime struct {
 	memory  *allocationProp // the kind of memory that the pool consists of
 	pool    *pool.Pool
 	kernels [kernelCount]uintptr
+	sparse  sparse
 	compute *Stream
 	copyIn  lazyStream
 	copyOut lazyStream
@@ -56,8 +57,9 @@ type Runtime struct {
 }
 
 var (
-	_ runtime.Runtime = (*Runtime)(nil)
-	_ runtime.Freezer = (*Runtime)(nil)
+	_ runtime.Runtime        = (*Runtime)(nil)
+	_ runtime.Freezer        = (*Runtime)(nil)
+	_ runtime.KernelProvider = (*Runtime)(nil)
 )
 
 // Option changes how Open makes a runtime.
@@ -136,7 +138,7 @@ func (r *Runtime) init(o options, devices int) (err error) {
 	} else if r.compute, err = r.newStream(0, true); err != nil {
 		return err
 	}
-	return r.loadKernels()
+	return r.loadKernels("memory.ptx", 0, kernelScaleF32)
 }
 
 // oldestMajor is the compute capability that the kernels' PTX is for: the
@@ -328,7 +330,7 @@ func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 func (r *Runtime) giveAllBack() error {
 	var errs []error
 	if r.pool != nil {
-		errs = append(errs, r.pool.Close())
+		errs = append(errs, r.sparse.giveBack(r.pool), r.pool.Close())
 	}
 	pinned, bytes := 0, 0
 	for handle, d := range r.owned.drain() {

@@ -118,13 +118,16 @@ func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStr
 // launchStrided runs a strided copy kernel with that many threads. Its third
 // parameter is not a number but the layout.
 func (r *Runtime) launchStrided(k kernel, dst, src uintptr, axes []strided.Axis, threads int) error {
+	if threads == 0 {
+		return nil
+	}
 	a := argumentPool.Get().(*arguments)
 	defer argumentPool.Put(a)
 	a.values[0], a.values[1] = uint64(dst), uint64(src)
 	a.layout.set(axes)
 	third := a.params[2]
 	a.params[2] = hostmem.AddrOf(&a.layout)
-	err := r.launchArguments(k, threads, a)
+	err := r.launchArguments(k, (threads+block-1)/block, blocksPerSM, a)
 	a.params[2] = third
 	return err
 }

@@ -1,4 +1,4 @@
-// Fill, strided copy and scale. Every kernel is a grid-stride loop over a
+// Fill and strided copy. Every kernel is a grid-stride loop over a
 // one-dimensional grid, so any launch geometry is right unless it says otherwise.
 #include "tutti.cuh"
 
@@ -50,7 +50,7 @@ enum { tile_size = 32, tile_rows = 8 };
 
 template <typename T> DEVICE void transpose(T *dst, const T *src, const layout &l) {
   static SHARED T tile[tile_size][tile_size + 1];
-  const u32 x = __nvvm_read_ptx_sreg_tid_x() % tile_size, y = __nvvm_read_ptx_sreg_tid_x() / tile_size;
+  const u32 x = thread() % tile_size, y = thread() / tile_size;
   const int column = (int)l.dims - 1, row = column - 1;
   const u64 columns = l.shape[column], rows = l.shape[row];
   const u64 across = (columns + tile_size - 1) / tile_size, down = (rows + tile_size - 1) / tile_size;
@@ -58,7 +58,7 @@ template <typename T> DEVICE void transpose(T *dst, const T *src, const layout &
   for (int d = 0; d < row; d++) tiles *= l.shape[d];
 
   // All threads of a block go round equally often, as barriers demand.
-  for (u64 t = __nvvm_read_ptx_sreg_ctaid_x(); t < tiles; t += __nvvm_read_ptx_sreg_nctaid_x()) {
+  for (u64 t = block(); t < tiles; t += blocks()) {
     u64 rest = divide(t, across);
     const u64 c0 = (t - rest * across) * tile_size;
     u64 q = divide(rest, down);
@@ -90,31 +90,3 @@ KERNEL transpose_1(u8 *dst, const u8 *src, layout l) { transpose(dst, src, l); }
 KERNEL transpose_2(u16 *dst, const u16 *src, layout l) { transpose(dst, src, l); }
 KERNEL transpose_4(u32 *dst, const u32 *src, layout l) { transpose(dst, src, l); }
 KERNEL transpose_8(u64 *dst, const u64 *src, layout l) { transpose(dst, src, l); }
-
-// x[i] *= s, computed in the element's own precision or float32, whichever is
-// greater, and rounded once.
-DEVICE double scaled(double x, float s) { return x * (double)s; }
-DEVICE float scaled(float x, float s) { return x * s; }
-DEVICE f16 scaled(f16 x, float s) { return {f32_to_f16(f16_to_f32(x.bits) * s)}; }
-DEVICE bf16 scaled(bf16 x, float s) { return {f32_to_bf16(bf16_to_f32(x.bits) * s)}; }
-
-// Memory is read and written sixteen bytes at a time where x allows it: two to
-// eight elements a thread keep enough loads in flight to fill the bandwidth.
-template <typename T> DEVICE void scale(T *x, u64 n, float s) {
-  const u32 width = 16 / sizeof(T);
-  struct alignas(16) vector { T lane[width]; };
-  u64 vectors = (u64)x % 16 == 0 ? n / width : 0;
-  vector *v = (vector *)x;
-  for (u64 i = thread_index(); i < vectors; i += thread_count()) {
-    vector w = v[i];
-#pragma unroll
-    for (u32 l = 0; l < width; l++) w.lane[l] = scaled(w.lane[l], s);
-    v[i] = w;
-  }
-  for (u64 i = vectors * width + thread_index(); i < n; i += thread_count()) x[i] = scaled(x[i], s);
-}
-
-KERNEL scale_f64(double *x, u64 n, float s) { scale(x, n, s); }
-KERNEL scale_f32(float *x, u64 n, float s) { scale(x, n, s); }
-KERNEL scale_f16(f16 *x, u64 n, float s) { scale(x, n, s); }
-KERNEL scale_bf16(bf16 *x, u64 n, float s) { scale(x, n, s); }

@@ -2,34 +2,113 @@
 // compiled by clang from Debian main, without NVIDIA's headers or libraries.
 #pragma once
 
-#define KERNEL extern "C" __attribute__((global)) void
-#define DEVICE static inline __attribute__((device)) __attribute__((always_inline))
-
-#define SHARED __attribute__((shared))
-
 typedef signed char i8;
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef int i32;
 typedef long long i64;
 typedef unsigned long long u64;
 
 static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2, "type sizes");
 
-// The global thread index and the number of threads of a one-dimensional grid.
-DEVICE u64 thread_index() {
-  return (u64)__nvvm_read_ptx_sreg_ctaid_x() * __nvvm_read_ptx_sreg_ntid_x() + __nvvm_read_ptx_sreg_tid_x();
-}
-DEVICE u64 thread_count() {
-  return (u64)__nvvm_read_ptx_sreg_nctaid_x() * __nvvm_read_ptx_sreg_ntid_x();
-}
-
-// Waits until all threads of the block are here, and what they wrote shows.
-DEVICE void barrier() { __syncthreads(); }
-
 // The 16-bit floats by their bits, each a type of its own.
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
+
+// Words that are loaded and stored together.
+template <u32 n> struct words { u32 word[n]; };
+
+enum { warp_size = 32 };
+
+#ifdef EMULATOR // testdata/emulator.cpp, which runs kernels on the host
+#include EMULATOR
+#else
+
+#define KERNEL extern "C" __attribute__((global)) void
+#define METHOD __attribute__((device)) __attribute__((always_inline))
+#define DEVICE static inline METHOD
+#define SHARED __attribute__((shared))
+
+// Threads of a block, at most, and blocks of a multiprocessor, at least.
+#define BOUNDS(threads, blocks) __attribute__((launch_bounds(threads, blocks)))
+
+DEVICE u32 thread() { return __nvvm_read_ptx_sreg_tid_x(); }
+DEVICE u32 threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
+DEVICE u32 block() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+DEVICE u32 blocks() { return __nvvm_read_ptx_sreg_nctaid_x(); }
+
+// Waits until all threads of the block are here, and what they wrote shows.
+// barrier_count also counts those for which the condition holds.
+DEVICE void barrier() { __syncthreads(); }
+DEVICE u32 barrier_count(bool condition) { return (u32)__nvvm_bar0_popc(condition); }
+
+// What the threads of a warp tell each other; all 32 take part. After warp_barrier
+// they see what the others wrote.
+DEVICE void warp_barrier() { __nvvm_bar_warp_sync(~0u); }
+DEVICE u32 ballot(bool condition) { return __nvvm_vote_ballot_sync(~0u, condition); }
+DEVICE u32 shuffle(u32 v, u32 from) { return (u32)__nvvm_shfl_sync_idx_i32(~0u, (int)v, (int)from, 31); }
+DEVICE u32 shuffle_up(u32 v, u32 by) { return (u32)__nvvm_shfl_sync_up_i32(~0u, (int)v, (int)by, 0); }
+DEVICE u32 shuffle_xor(u32 v, u32 mask) { return (u32)__nvvm_shfl_sync_bfly_i32(~0u, (int)v, (int)mask, 31); }
+DEVICE u32 warp_sum(u32 v) {
+  u32 sum;
+  asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(v));
+  return sum;
+}
+
+DEVICE u32 ones(u32 v) { return (u32)__builtin_popcount(v); }
+DEVICE u32 leading_zeros(u32 v) { return v ? (u32)__builtin_clz(v) : 32; }
+DEVICE u32 trailing_zeros(u32 v) { return v ? (u32)__builtin_ctz(v) : 32; }
+
+// Memory that several blocks work on. What is loaded so comes from the cache
+// that the blocks share. A fence makes what this thread knows of, its own
+// writes and those that a barrier showed it, come before what follows it.
+DEVICE u32 add_to(u32 *p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DEVICE void set_bits(u32 *p, u32 bits) { __atomic_fetch_or(p, bits, __ATOMIC_RELAXED); }
+DEVICE u32 load(const u32 *p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE u64 load(const u64 *p) {
+  u64 v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void store(u32 *p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE void store(u64 *p, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// One access of eight or sixteen bytes, which are aligned like that: of structs
+// the compiler makes several.
+template <u32 n> DEVICE words<n> load_words(const void *p);
+template <> METHOD inline words<2> load_words<2>(const void *p) {
+  words<2> w;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(w.word[0]), "=r"(w.word[1]) : "l"(p) : "memory");
+  return w;
+}
+template <> METHOD inline words<4> load_words<4>(const void *p) {
+  words<4> w;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3]) : "l"(p) : "memory");
+  return w;
+}
+DEVICE void store_words(void *p, const words<2> &w) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w.word[0]), "r"(w.word[1]) : "memory");
+}
+DEVICE void store_words(void *p, const words<4> &w) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.word[0]), "r"(w.word[1]), "r"(w.word[2]), "r"(w.word[3]) : "memory");
+}
+// The same in shared memory.
+DEVICE words<4> load_near(const void *p) {
+  words<4> w;
+  asm volatile("ld.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3]) : "l"(p) : "memory");
+  return w;
+}
+DEVICE void store_near(void *p, const words<4> &w) {
+  asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.word[0]), "r"(w.word[1]), "r"(w.word[2]), "r"(w.word[3]) : "memory");
+}
 
 // Conversions of the 16-bit floats, round to nearest even, as one PTX
 // instruction each (bf16 widens by a shift).
@@ -43,12 +122,50 @@ DEVICE u16 f32_to_f16(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
 }
-DEVICE float bf16_to_f32(u16 h) {
-  u32 bits = (u32)h << 16;
-  return __builtin_bit_cast(float, bits);
-}
 DEVICE u16 f32_to_bf16(float f) {
   u16 h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
+}
+
+DEVICE double square_root(double x) { return __nvvm_sqrt_rn_d(x); }
+
+#endif
+
+DEVICE float bf16_to_f32(u16 h) {
+  u32 bits = (u32)h << 16;
+  return __builtin_bit_cast(float, bits);
+}
+
+// Elements of every type as float32, and back.
+DEVICE float widen(float x) { return x; }
+DEVICE float widen(f16 x) { return f16_to_f32(x.bits); }
+DEVICE float widen(bf16 x) { return bf16_to_f32(x.bits); }
+DEVICE void narrow(float &to, float x) { to = x; }
+DEVICE void narrow(f16 &to, float x) { to.bits = f32_to_f16(x); }
+DEVICE void narrow(bf16 &to, float x) { to.bits = f32_to_bf16(x); }
+
+// The global thread index and the number of threads of a one-dimensional grid.
+DEVICE u64 thread_index() { return (u64)block() * threads() + thread(); }
+DEVICE u64 thread_count() { return (u64)blocks() * threads(); }
+DEVICE u32 lane() { return thread() % warp_size; }
+DEVICE u32 warp() { return thread() / warp_size; }
+
+DEVICE u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }
+DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
+template <typename T> DEVICE T least(T a, T b) { return a < b ? a : b; }
+template <typename T> DEVICE T most(T a, T b) { return a > b ? a : b; }
+
+// The same for words of eight bytes.
+DEVICE u64 shuffle_xor(u64 v, u32 mask) {
+  return (u64)shuffle_xor((u32)(v >> 32), mask) << 32 | shuffle_xor((u32)v, mask);
+}
+DEVICE double shuffle_xor(double v, u32 mask) {
+  return __builtin_bit_cast(double, shuffle_xor(__builtin_bit_cast(u64, v), mask));
+}
+// The sum over a warp, in the same order for every lane.
+DEVICE double warp_sum(double v) {
+#pragma unroll
+  for (u32 mask = warp_size / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+  return v;
 }

@@ -45,10 +45,11 @@ struct layout { /* of the strided copy kernels */
 
 struct operation {
   enum { COPY, SET, KERNEL } kind;
-  const struct kernel *kernel;
   uint64_t a, b, c; /* destination, source or count, value */
   int width;        /* of an element of SET */
-  struct layout layout;
+  const struct kernel *kernel;
+  unsigned grid, block;
+  void **parameters; /* pointers, and behind them what they point to */
   struct operation *next;
 };
 
@@ -122,7 +123,7 @@ void fake_hold(int on) {
     struct operation *o = waiting;
     waiting = o->next;
     execute(o);
-    free(o);
+    free(o->parameters), free(o);
   }
   if (!waiting) last_waiting = &waiting;
   pthread_cond_broadcast(&released);
@@ -182,22 +183,14 @@ static struct stream *resolve(struct stream *s) {
 
 /* --- what the kernels do --- */
 
-static float half_to_float(uint16_t bits) { _Float16 h; memcpy(&h, &bits, 2); return (float)h; }
-static uint16_t float_to_half(float f) { _Float16 h = (_Float16)f; uint16_t bits; memcpy(&bits, &h, 2); return bits; }
-static float brain_to_float(uint16_t bits) { uint32_t w = (uint32_t)bits << 16; float f; memcpy(&f, &w, 4); return f; }
-static uint16_t float_to_brain(float f) {
-  uint32_t w;
-  memcpy(&w, &f, 4);
-  if (f != f) return (uint16_t)(w >> 16 | 0x40);
-  return (uint16_t)((w + 0x7fff + (w >> 16 & 1)) >> 16);
+#define ARGUMENT(type, i) (*(type *)p[i])
+
+static void fill_u64(void **p) {
+  for (uint64_t i = 0; i < ARGUMENT(uint64_t, 1); i++) ARGUMENT(uint64_t *, 0)[i] = ARGUMENT(uint64_t, 2);
 }
 
-static void fill_u64(struct operation *o) {
-  for (uint64_t i = 0; i < o->b; i++) ((uint64_t *)o->a)[i] = o->c;
-}
-
-static void copy_strided(struct operation *o, int width) {
-  const struct layout *l = &o->layout;
+static void copy_strided(void **p, int width) {
+  const struct layout *l = p[2];
   for (uint64_t i = 0; i < l->count; i++) {
     uint64_t rest = i;
     int64_t to = 0, from = 0;
@@ -206,50 +199,63 @@ static void copy_strided(struct operation *o, int width) {
       from += (int64_t)(rest % l->shape[d]) * l->src[d];
       rest /= l->shape[d];
     }
-    memcpy((char *)o->a + to * width, (char *)o->b + from * width, (size_t)width);
+    memcpy(ARGUMENT(char *, 0) + to * width, ARGUMENT(char *, 1) + from * width, (size_t)width);
   }
 }
-static void copy_strided_1(struct operation *o) { copy_strided(o, 1); }
-static void copy_strided_2(struct operation *o) { copy_strided(o, 2); }
-static void copy_strided_4(struct operation *o) { copy_strided(o, 4); }
-static void copy_strided_8(struct operation *o) { copy_strided(o, 8); }
+static void copy_strided_1(void **p) { copy_strided(p, 1); }
+static void copy_strided_2(void **p) { copy_strided(p, 2); }
+static void copy_strided_4(void **p) { copy_strided(p, 4); }
+static void copy_strided_8(void **p) { copy_strided(p, 8); }
 
 /* The same copy, in another order. */
-static void transpose_1(struct operation *o) { copy_strided(o, 1); }
-static void transpose_2(struct operation *o) { copy_strided(o, 2); }
-static void transpose_4(struct operation *o) { copy_strided(o, 4); }
-static void transpose_8(struct operation *o) { copy_strided(o, 8); }
+static void transpose_1(void **p) { copy_strided(p, 1); }
+static void transpose_2(void **p) { copy_strided(p, 2); }
+static void transpose_4(void **p) { copy_strided(p, 4); }
+static void transpose_8(void **p) { copy_strided(p, 8); }
 
-static float factor(struct operation *o) { float f; uint32_t w = (uint32_t)o->c; memcpy(&f, &w, 4); return f; }
-static void scale_f64(struct operation *o) {
-  for (uint64_t i = 0; i < o->b; i++) ((double *)o->a)[i] *= (double)factor(o);
-}
-static void scale_f32(struct operation *o) {
-  for (uint64_t i = 0; i < o->b; i++) ((float *)o->a)[i] *= factor(o);
-}
-static void scale_f16(struct operation *o) {
-  for (uint64_t i = 0; i < o->b; i++) {
-    uint16_t *x = (uint16_t *)o->a + i;
-    *x = float_to_half(half_to_float(*x) * factor(o));
-  }
-}
-static void scale_bf16(struct operation *o) {
-  for (uint64_t i = 0; i < o->b; i++) {
-    uint16_t *x = (uint16_t *)o->a + i;
-    *x = float_to_brain(brain_to_float(*x) * factor(o));
-  }
+static void store_f32(void **p) {
+  for (uint64_t i = 0; i < ARGUMENT(uint64_t, 2); i++) ARGUMENT(float *, 0)[i] = ARGUMENT(float *, 1)[i] * ARGUMENT(float, 3);
 }
 
-static const struct kernel { const char *name; void (*run)(struct operation *); int third; } kernels[] = {
-#define K(name, third) {#name, name, third}
-  K(fill_u64, 8), K(scale_f64, 4), K(scale_f32, 4), K(scale_f16, 4), K(scale_bf16, 4),
-  K(copy_strided_1, sizeof(struct layout)), K(copy_strided_2, sizeof(struct layout)),
-  K(copy_strided_4, sizeof(struct layout)), K(copy_strided_8, sizeof(struct layout)),
-  K(transpose_1, sizeof(struct layout)), K(transpose_2, sizeof(struct layout)),
-  K(transpose_4, sizeof(struct layout)), K(transpose_8, sizeof(struct layout)),
+static const struct kernel {
+  const char *name;
+  void (*run)(void **parameters);
+  unsigned bytes[5]; /* of the parameters */
+} kernels[] = {
+#define K(name, ...) {#name, name, {__VA_ARGS__}}
+  K(fill_u64, 8, 8, 8), K(store_f32, 8, 8, 8, 4),
+  K(copy_strided_1, 8, 8, sizeof(struct layout)), K(copy_strided_2, 8, 8, sizeof(struct layout)),
+  K(copy_strided_4, 8, 8, sizeof(struct layout)), K(copy_strided_8, 8, 8, sizeof(struct layout)),
+  K(transpose_1, 8, 8, sizeof(struct layout)), K(transpose_2, 8, 8, sizeof(struct layout)),
+  K(transpose_4, 8, 8, sizeof(struct layout)), K(transpose_8, 8, 8, sizeof(struct layout)),
 };
-/* Any other kernel of the PTX does nothing. */
-static const struct kernel other = {"", NULL, 0};
+
+/* Of the other kernels of the PTX, the emulator runs those that it knows, if it
+ * was linked, and the rest do nothing. */
+int emulated_find(const char *name) __attribute__((weak));
+unsigned emulated_parameter(int kernel, unsigned i) __attribute__((weak));
+void emulated_run(int kernel, unsigned grid, unsigned block, void **parameters) __attribute__((weak));
+enum { MAX_EMULATED = 64 };
+static const struct kernel emulated[MAX_EMULATED], other = {"", NULL, {0}};
+
+static unsigned parameter(const struct kernel *k, unsigned i) {
+  if (k >= emulated && k < emulated + MAX_EMULATED) return emulated_parameter((int)(k - emulated), i);
+  return i < sizeof k->bytes / sizeof *k->bytes ? k->bytes[i] : 0;
+}
+
+/* keep copies a kernel's arguments. Those of captured work are never freed. */
+static void **keep(const struct kernel *k, void **from) {
+  enum { MAX_PARAMETERS = 8 };
+  size_t bytes = 0;
+  for (unsigned i = 0; parameter(k, i); i++) bytes += (parameter(k, i) + 7) & ~7u;
+  void **to = malloc(MAX_PARAMETERS * sizeof *to + bytes);
+  char *end = (char *)(to + MAX_PARAMETERS);
+  for (unsigned i = 0; parameter(k, i); i++) {
+    to[i] = memcpy(end, from[i], parameter(k, i));
+    end += (parameter(k, i) + 7) & ~7u;
+  }
+  return to;
+}
 
 static void execute(struct operation *o) {
   switch (o->kind) {
@@ -259,7 +265,8 @@ static void execute(struct operation *o) {
     for (uint64_t i = 0; i < o->b; i++) memcpy((char *)o->a + i * (uint64_t)o->width, &o->c, (size_t)o->width);
     return;
   case KERNEL:
-    if (o->kernel->run) o->kernel->run(o);
+    if (o->kernel->run) o->kernel->run(o->parameters);
+    else if (o->kernel != &other) emulated_run((int)(o->kernel - emulated), o->grid, o->block, o->parameters);
   }
 }
 
@@ -268,7 +275,7 @@ static CUresult submit(struct stream *handle, struct operation o) {
   struct stream *s = resolve(handle);
   if (!s) return INVALID_HANDLE;
   s->submitted++;
-  if (!s->capture && !held) return execute(&o), SUCCESS;
+  if (!s->capture && !held) return execute(&o), free(o.parameters), SUCCESS;
   struct operation **end = s->capture ? &s->capture->first : last_waiting, *copy = malloc(sizeof o);
   while (*end) end = &(*end)->next;
   *copy = o, copy->next = NULL;
@@ -687,6 +694,8 @@ CUresult cuModuleGetFunction(const struct kernel **out, const char *module, cons
   snprintf(entry, sizeof entry, ".entry %s(", name);
   if (!strstr(module, entry)) return leave(NOT_FOUND);
   *out = &other;
+  int found = emulated_find ? emulated_find(name) : -1;
+  if (found >= 0) *out = &emulated[found];
   for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
     if (strcmp(kernels[i].name, name) == 0) *out = &kernels[i];
   return leave(SUCCESS);
@@ -696,11 +705,6 @@ CUresult cuLaunchKernel(const struct kernel *k, unsigned gx, unsigned gy, unsign
   (void)shared;
   ENTER();
   if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024 || extra) return leave(violation(INVALID_VALUE));
-  struct operation o = {.kind = KERNEL, .kernel = k};
-  if (k->third) {
-    memcpy(&o.a, params[0], 8);
-    memcpy(&o.b, params[1], 8);
-    memcpy(k->third > 8 ? (void *)&o.layout : (void *)&o.c, params[2], (size_t)k->third);
-  }
+  struct operation o = {.kind = KERNEL, .kernel = k, .grid = gx, .block = bx, .parameters = keep(k, params)};
   return leave(submit(s, o));
 }

@@ -441,6 +441,9 @@ func (p *Pool) Unfreeze() {
 	}
 }
 
+// Frozen reports whether the pool exchanges no memory with the system.
+func (p *Pool) Frozen() bool { return p.frozen.Load() > 0 }
+
 // Close returns everything to the system, which is not asked for anything
 // afterwards; the caller has seen to it that nothing uses the memory. What is
 // still handed out is reported as an error wrapping [runtime.ErrLeak].

@@ -1,0 +1,622 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Blocks of 256 threads that a multiprocessor gets of the kernels that stream
+// arrays, and of those that work on lists.
+const (
+	streamsPerSM = 4
+	mergesPerSM  = 5
+)
+
+// typed are a kernel's variants, by the type of its elements.
+type typed struct{ f32, f16, bf16 kernel }
+
+func (t typed) of(dt dtype.DType) kernel {
+	switch dt {
+	case dtype.F16:
+		return t.f16
+	case dtype.BF16:
+		return t.bf16
+	}
+	return t.f32
+}
+
+var (
+	scaleKernels      = typed{kernelScaleF32, kernelScaleF16, kernelScaleBF16}
+	storeKernels      = typed{kernelStoreF32, kernelStoreF16, kernelStoreBF16}
+	sumSquaresKernels = typed{kernelSumSquaresF32, kernelSumSquaresF16, kernelSumSquaresBF16}
+	mergeKernels      = typed{kernelMergeF32, kernelMergeF16, kernelMergeBF16}
+)
+
+// gradientType numbers the types of a gradient as kernels/elements.cuh does.
+func gradientType(src runtime.Source) uint64 {
+	switch {
+	case src.Grad == 0:
+		return 0
+	case src.DType == dtype.F16:
+		return 2
+	case src.DType == dtype.BF16:
+		return 3
+	}
+	return 1
+}
+
+// What pick does with what passes, as in kernels/select.cu.
+const (
+	pickNone = iota
+	pickList
+	pickNear
+	pickTop
+)
+
+// selection is one call of pick, cut, or both, in kernels/select.cu.
+type selection struct {
+	src         runtime.Source
+	idx, length uintptr // of a list, whose values are src.X
+	mode, k     int
+	dst         runtime.Entries
+	zeros       bool // may be among the k largest
+	threshold   uintptr
+	age         uintptr
+	near        runtime.Near
+	used        uintptr
+
+	blocks, room int // segments: pick's blocks, and entries of each warp of them
+}
+
+func flag(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// tiles is the number of tiles that n elements may lie in.
+func tiles(n int) int { return (n+3)/tileElements + 1 }
+
+// pick launches pick, when there is memory for what it lists.
+func (s *sparse) pick(p *selection) error {
+	p.blocks = s.rt.grid(tiles(p.src.N), streamsPerSM)
+	wanted := 0
+	switch p.mode {
+	case pickList:
+		wanted = p.dst.N
+	case pickTop:
+		wanted = 2*p.k + tileElements
+	case pickNear:
+		wanted = max(p.dst.N, 2*p.k+tileElements)
+	}
+	warps := p.blocks * block / 32
+	if wanted > 0 { // four times as many as there are on average, but not more than a warp looks at
+		p.room = min(4*wanted/warps+64, (tiles(p.src.N)*block/32/warps+1)*tileElements/(block/32))
+	}
+	for _, region := range [...]struct{ which, bytes int }{
+		{segmentIndices, 4 * warps * p.room}, {segmentValues, 4 * warps * p.room}, {segmentCounts, 4 * warps},
+	} {
+		if err := s.grow(region.which, region.bytes); err != nil {
+			return err
+		}
+	}
+	return s.rt.launchBlocks(kernelPick, p.blocks, streamsPerSM,
+		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
+		uint64(p.src.X), uint64(p.idx), uint64(p.src.N), uint64(p.length),
+		uint64(p.src.Grad), gradientType(p.src), uint64(p.src.Factor), flag(p.src.Take), uint64(p.mode), uint64(p.k), uint64(p.threshold),
+		uint64(p.dst.N), uint64(p.dst.Len), uint64(max(p.near.Min, 0)), uint64(max(p.near.Interval, 0)), math.Float64bits(float64(p.near.Step)),
+		uint64(p.used))
+}
+
+// cut launches cut, after pick or without it.
+func (s *sparse) cut(p *selection) error {
+	if err := s.growStatus(p.src.N); err != nil {
+		return err
+	}
+	blocks := p.blocks
+	if p.mode != pickList {
+		blocks = max(blocks, p.src.N/smallTile+1)
+	}
+	return s.rt.launchBlocks(kernelCut, blocks, streamsPerSM,
+		s.at(control), s.at(status), s.at(statusTies),
+		s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
+		uint64(p.src.X), uint64(p.src.N), uint64(p.idx), uint64(p.length), flag(p.blocks > 0),
+		uint64(p.dst.Idx), uint64(p.dst.Val), uint64(p.dst.N), uint64(p.dst.Len),
+		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used))
+}
+
+func (s *sparse) pickAndCut(p selection) error {
+	if err := s.pick(&p); err != nil {
+		return err
+	}
+	return s.cut(&p)
+}
+
+// Accumulate implements [runtime.Kernels].
+func (s *sparse) Accumulate(src runtime.Source) error {
+	c := s.call("Accumulate")
+	c.source(src)
+	if src.Grad == 0 {
+		c.floats("grad", 0, src.N)
+	}
+	return c.submit(func() error {
+		if src.N == 0 {
+			return nil
+		}
+		return s.pick(&selection{src: src, mode: pickNone})
+	})
+}
+
+// Store implements [runtime.Kernels].
+func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32) error {
+	c := s.call("Store")
+	c.elements("dst", dst, dt, n)
+	c.floats("src", src, n)
+	return c.submit(func() error {
+		if n == 0 {
+			return nil
+		}
+		return s.rt.launchBlocks(storeKernels.of(dt), tiles(n), blocksPerSM, uint64(dst), uint64(src), uint64(n), uint64(math.Float32bits(scale)))
+	})
+}
+
+// Scale implements [runtime.Kernels].
+func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
+	c := s.call("Scale")
+	c.elements("x", x, dt, n)
+	c.number("factor", factor, 4)
+	return c.submit(func() error {
+		if n == 0 {
+			return nil
+		}
+		return s.rt.launchBlocks(scaleKernels.of(dt), tiles(n), blocksPerSM, uint64(x), uint64(n), uint64(factor))
+	})
+}
+
+// growPartial makes room for what the segments of n elements add up to.
+func (s *sparse) growPartial(n int) error { return s.grow(partial, momentsBytes*(n/segmentElements+1)) }
+
+// SumSquares implements [runtime.Kernels].
+func (s *sparse) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error {
+	c := s.call("SumSquares")
+	c.elements("x", x, dt, n)
+	c.number("sum", sum, 8)
+	return c.submit(func() error {
+		if err := s.growPartial(n); err != nil {
+			return err
+		}
+		return s.rt.launchBlocks(sumSquaresKernels.of(dt), n/segmentElements+1, streamsPerSM,
+			s.at(control), s.at(partial), uint64(x), uint64(n), uint64(sum))
+	})
+}
+
+// ClipFactor implements [runtime.Kernels].
+func (s *sparse) ClipFactor(factor, squares uintptr, share, limit float64) error {
+	c := s.call("ClipFactor")
+	c.number("factor", factor, 4)
+	c.number("squares", squares, 8)
+	return c.submit(func() error {
+		return s.rt.launchBlocks(kernelClipFactor, 1, 1, uint64(factor), uint64(squares), math.Float64bits(share), math.Float64bits(limit))
+	})
+}
+
+// TopK implements [runtime.Kernels].
+func (s *sparse) TopK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) error {
+	c := s.call("TopK")
+	c.source(src)
+	c.target(dst)
+	c.room(dst, c.length("k", k), src.N)
+	c.optional("threshold", threshold)
+	return c.submit(func() error {
+		p := selection{src: src, mode: pickTop, k: min(k, src.N), dst: dst, zeros: dst.Len == 0, threshold: threshold}
+		if src.Grad == 0 && threshold == 0 {
+			return s.cut(&p)
+		}
+		return s.pickAndCut(p)
+	})
+}
+
+// Select implements [runtime.Kernels].
+func (s *sparse) Select(src runtime.Source, threshold uintptr, dst runtime.Entries) error {
+	c := s.call("Select")
+	c.source(src)
+	c.target(dst)
+	c.number("threshold", threshold, 4)
+	return c.submit(func() error {
+		return s.pickAndCut(selection{src: src, mode: pickList, threshold: threshold, dst: dst})
+	})
+}
+
+// SelectNear implements [runtime.Kernels].
+func (s *sparse) SelectNear(src runtime.Source, k int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+	c := s.call("SelectNear")
+	c.source(src)
+	c.target(dst)
+	c.room(dst, c.length("k", k), src.N)
+	c.number("dst.Len", dst.Len, 4)
+	c.number("state", state, 4)
+	c.optional("used", used)
+	return c.submit(func() error {
+		return s.pickAndCut(selection{src: src, mode: pickNear, k: k, dst: dst, threshold: state, age: state + 4, near: o, used: used})
+	})
+}
+
+// Fit implements [runtime.Kernels].
+func (s *sparse) Fit(src runtime.Source, z float64, threshold uintptr) error {
+	c := s.call("Fit")
+	c.source(src)
+	c.number("threshold", threshold, 4)
+	return c.submit(func() error {
+		if err := s.growPartial(src.N); err != nil {
+			return err
+		}
+		return s.rt.launchBlocks(kernelFit, src.N/segmentElements+1, streamsPerSM,
+			s.at(control), s.at(partial), uint64(src.X), uint64(src.N), uint64(src.Grad), gradientType(src), uint64(src.Factor),
+			math.Float64bits(z), uint64(threshold))
+	})
+}
+
+// Refine implements [runtime.Kernels].
+func (s *sparse) Refine(x uintptr, n int, threshold uintptr, k int, factors []float32) error {
+	c := s.call("Refine")
+	c.floats("x", x, n)
+	c.number("threshold", threshold, 4)
+	c.length("k", k)
+	c.atMost64("factors", len(factors))
+	return c.submit(func() error {
+		a := argumentPool.Get().(*arguments)
+		defer argumentPool.Put(a)
+		fixed := a.put(s.at(control), uint64(x), uint64(n), uint64(threshold), uint64(k), uint64(len(factors)))
+		for i, f := range factors { // two to a word
+			word := &a.values[fixed+i/2]
+			if i%2 == 0 {
+				*word = 0
+			}
+			*word |= uint64(math.Float32bits(f)) << (32 * (i % 2))
+		}
+		return s.rt.launchArguments(kernelRefine, tiles(n), streamsPerSM, a)
+	})
+}
+
+// TopOf implements [runtime.Kernels].
+func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries) error {
+	c := s.call("TopOf")
+	c.list("l", l)
+	c.target(dst)
+	c.room(dst, c.length("k", k), l.N)
+	return c.submit(func() error {
+		return s.cut(&selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickTop, k: k, dst: dst, zeros: true})
+	})
+}
+
+// AboveOf implements [runtime.Kernels].
+func (s *sparse) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) error {
+	c := s.call("AboveOf")
+	c.list("l", l)
+	c.target(dst)
+	c.number("threshold", threshold, 4)
+	return c.submit(func() error {
+		return s.pickAndCut(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickList, threshold: threshold, dst: dst})
+	})
+}
+
+// CountAbove implements [runtime.Kernels].
+func (s *sparse) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts uintptr) error {
+	c := s.call("CountAbove")
+	c.floats("l", l.Val, l.N)
+	c.optional("l.Len", l.Len)
+	c.floats("thresholds", thresholds, m)
+	c.floats("counts", counts, m)
+	return c.submit(func() error {
+		for ; m > 0; m, thresholds, counts = m-maxCounts, thresholds+4*maxCounts, counts+4*maxCounts {
+			if err := s.rt.launchBlocks(kernelCountAbove, (l.N+block-1)/block, streamsPerSM,
+				s.at(control), 0, uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(thresholds), uint64(min(m, maxCounts)), uint64(counts)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Narrow implements [runtime.Kernels].
+func (s *sparse) Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error {
+	c := s.call("Narrow")
+	c.number("bracket", bracket, 4)
+	c.floats("thresholds", thresholds, m)
+	c.optional("counts", counts)
+	c.length("k", k)
+	return c.submit(func() error {
+		return s.rt.launchBlocks(kernelNarrow, 1, 1, uint64(bracket), uint64(counts), uint64(k), uint64(thresholds), uint64(m))
+	})
+}
+
+// Merge implements [runtime.Kernels].
+func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+	c := s.call("Merge")
+	c.elements("dst", dst, dt, n)
+	c.optional("faults", faults)
+	c.lists(lists)
+	return c.submit(func() error {
+		return s.launchLists(mergeKernels.of(dt), n, mergesPerSM, dst, runtime.Entries{}, n, lists, scale, faults)
+	})
+}
+
+// Union implements [runtime.Kernels].
+func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+	c := s.call("Union")
+	c.target(dst)
+	c.number("dst.Len", dst.Len, 4)
+	c.optional("faults", faults)
+	c.room(dst, c.lists(lists), c.length("n", n))
+	return c.submit(func() error {
+		if err := s.growStatus(n); err != nil {
+			return err
+		}
+		return s.launchLists(kernelUnite, n, mergesPerSM, 0, dst, n, lists, scale, faults)
+	})
+}
+
+// launchLists launches merge or unite. Lists that are too many for the
+// arguments are put into memory first.
+func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.Entries, n int, all []runtime.Entries, scale float32, faults uintptr) error {
+	a := argumentPool.Get().(*arguments)
+	defer argumentPool.Put(a)
+	table := uint64(0)
+	if len(all) > inlineLists {
+		if err := s.grow(lists, 8*listWords*len(all)); err != nil {
+			return err
+		}
+		table = s.at(lists)
+		const batch = putWords / listWords
+		for i := 0; i < len(all); i += batch {
+			part := all[i:min(i+batch, len(all))]
+			a.putLists(a.put(table+uint64(8*listWords*i), uint64(listWords*len(part))), part)
+			if err := s.rt.launchArguments(kernelPutWords, 1, 1, a); err != nil {
+				return err
+			}
+		}
+	}
+	fixed := a.put(s.at(control), s.at(status), uint64(dst), uint64(to.Idx), uint64(to.Val), uint64(to.N), uint64(to.Len),
+		uint64(n), math.Float64bits(float64(scale)), uint64(faults), uint64(len(all)), table)
+	if table == 0 {
+		a.putLists(fixed, all)
+	}
+	return s.rt.launchArguments(k, tiles(work), perSM, a)
+}
+
+// put stores the first arguments, and returns how many.
+func (a *arguments) put(values ...uint64) int { return copy(a.values[:], values) }
+
+// putLists stores lists from an argument on.
+func (a *arguments) putLists(at int, lists []runtime.Entries) {
+	for i, l := range lists {
+		copy(a.values[at+listWords*i:], []uint64{uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len)})
+	}
+}
+
+// scatter launches a kernel that follows the indices of a list.
+func (s *sparse) scatter(k kernel, dst runtime.Array, l, taken runtime.Entries) error {
+	if l.N == 0 {
+		return nil
+	}
+	return s.rt.launch(k, l.N, uint64(dst.Ptr), uint64(dst.N), uint64(dst.Faults),
+		uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(taken.Idx), uint64(taken.Val), uint64(taken.N), uint64(taken.Len))
+}
+
+// ScatterAdd implements [runtime.Kernels].
+func (s *sparse) ScatterAdd(dst runtime.Array, l runtime.Entries) error {
+	c := s.call("ScatterAdd")
+	c.array(dst)
+	c.list("l", l)
+	return c.submit(func() error { return s.scatter(kernelScatterAdd, dst, l, runtime.Entries{}) })
+}
+
+// ScatterSet implements [runtime.Kernels].
+func (s *sparse) ScatterSet(dst runtime.Array, l runtime.Entries) error {
+	c := s.call("ScatterSet")
+	c.array(dst)
+	c.list("l", l)
+	return c.submit(func() error { return s.scatter(kernelScatterSet, dst, l, runtime.Entries{}) })
+}
+
+// ZeroAt implements [runtime.Kernels].
+func (s *sparse) ZeroAt(dst runtime.Array, l runtime.Entries) error {
+	c := s.call("ZeroAt")
+	c.array(dst)
+	c.indices("l", l)
+	return c.submit(func() error { return s.scatter(kernelZeroAt, dst, l, runtime.Entries{}) })
+}
+
+// GiveBack implements [runtime.Kernels].
+func (s *sparse) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
+	c := s.call("GiveBack")
+	c.array(dst)
+	c.list("l", l)
+	c.indices("taken", taken)
+	return c.submit(func() error { return s.scatter(kernelGiveBack, dst, l, taken) })
+}
+
+// LowerBounds implements [runtime.Kernels].
+func (s *sparse) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
+	c := s.call("LowerBounds")
+	c.indices("l", l)
+	c.floats("bounds", bounds, m)
+	c.floats("positions", positions, m)
+	c.optional("lengths", lengths)
+	return c.submit(func() error {
+		return s.rt.launch(kernelLowerBounds, m, uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len),
+			uint64(bounds), uint64(m), uint64(positions), uint64(lengths))
+	})
+}
+
+// Sample implements [runtime.Kernels].
+func (s *sparse) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
+	c := s.call("Sample")
+	c.indices("l", l)
+	c.floats("dst", dst, len(quantiles))
+	c.length("n", n)
+	c.atMost64("quantiles", len(quantiles))
+	for i, q := range quantiles {
+		if !(q >= 0 && q < 1) {
+			c.fail("quantiles[%d] is %v, want 0 <= q < 1", i, q)
+		}
+	}
+	return c.submit(func() error {
+		a := argumentPool.Get().(*arguments)
+		defer argumentPool.Put(a)
+		fixed := a.put(uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(n), uint64(len(quantiles)), uint64(dst))
+		for i, q := range quantiles {
+			a.values[fixed+i] = math.Float64bits(q)
+		}
+		return s.rt.launchArguments(kernelSample, 1, 1, a)
+	})
+}
+
+// Balance implements [runtime.Kernels].
+func (s *sparse) Balance(samples uintptr, m, n int, bounds uintptr, parts int) error {
+	c := s.call("Balance")
+	c.length("n", n)
+	if m < 1 || parts < 1 {
+		c.fail("%d samples for %d parts, want at least one of each", m, parts)
+	}
+	c.floats("samples", samples, m)
+	c.floats("bounds", bounds, max(parts, 0)+1)
+	return c.submit(func() error {
+		if err := s.grow(partial, 4*m); err != nil {
+			return err
+		}
+		return s.rt.launchBlocks(kernelBalance, (m+block-1)/block, streamsPerSM,
+			s.at(control), uint64(samples), s.at(partial), uint64(m), uint64(n), uint64(bounds), uint64(parts))
+	})
+}
+
+// call checks the arguments of one call; its first error sticks.
+type call struct {
+	s   *sparse
+	op  string
+	err error
+}
+
+func (s *sparse) call(op string) call { return call{s: s, op: op, err: s.rt.usable()} }
+
+// submit launches what a call needs, unless its arguments are wrong.
+func (c *call) submit(launch func() error) error {
+	if c.err != nil {
+		return c.err
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	err := c.s.err
+	if err == nil {
+		err = launch()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.op, err)
+	}
+	return nil
+}
+
+// fail makes an error of a bad argument, if it is the first.
+func (c *call) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = c.s.rt.argument("%s: %s", c.op, fmt.Sprintf(format, args...))
+	}
+}
+
+// length checks a number of elements, and returns it.
+func (c *call) length(name string, n int) int {
+	if n < 0 || n > math.MaxInt32 {
+		c.fail("%s is %d, want 0 to %d", name, n, math.MaxInt32)
+	}
+	return n
+}
+
+func (c *call) atMost64(name string, n int) {
+	if n > 64 {
+		c.fail("%d %s, want at most 64", n, name)
+	}
+}
+
+// buffer checks an array of n elements of that many bytes.
+func (c *call) buffer(name string, p uintptr, n int, size uintptr) {
+	switch {
+	case n < 0 || n > math.MaxInt32:
+		c.fail("%s has %d elements, want 0 to %d", name, n, math.MaxInt32)
+	case p == 0 && n > 0:
+		c.fail("%s is nil but has %d elements", name, n)
+	case p%size != 0:
+		c.fail("%s at %#x is not aligned to %d bytes", name, p, size)
+	}
+}
+
+// floats checks an array of four-byte elements.
+func (c *call) floats(name string, p uintptr, n int) { c.buffer(name, p, n, 4) }
+
+// number checks the address of a number.
+func (c *call) number(name string, p uintptr, size uintptr) { c.buffer(name, p, 1, size) }
+
+// optional checks the address of a four-byte number that may be missing.
+func (c *call) optional(name string, p uintptr) { c.buffer(name, p, 0, 4) }
+
+// elements checks an array of gradients.
+func (c *call) elements(name string, p uintptr, dt dtype.DType, n int) {
+	switch dt {
+	case dtype.F32, dtype.F16, dtype.BF16:
+		c.buffer(name, p, n, uintptr(dt.Size()))
+		return
+	}
+	c.buffer(name, p, n, 1)
+	if c.err == nil {
+		c.err = fmt.Errorf("cuda:%d: %s: element type of %s is %v, want f32, f16 or bf16: %w", c.s.rt.index, c.op, name, dt, runtime.ErrDType)
+	}
+}
+
+func (c *call) source(src runtime.Source) {
+	c.floats("x", src.X, src.N)
+	if src.Grad != 0 {
+		c.elements("grad", src.Grad, src.DType, src.N)
+		c.optional("factor", src.Factor)
+	}
+}
+
+// list checks a list, for all that it can hold.
+func (c *call) list(name string, l runtime.Entries) {
+	c.floats(name, l.Val, l.N)
+	c.indices(name, l)
+}
+
+// indices checks a list whose values are not looked at.
+func (c *call) indices(name string, l runtime.Entries) {
+	c.floats(name, l.Idx, l.N)
+	c.optional(name, l.Len)
+}
+
+func (c *call) target(dst runtime.Entries) { c.list("dst", dst) }
+
+// lists checks lists, and returns how many entries they may have.
+func (c *call) lists(lists []runtime.Entries) (capacity int) {
+	for _, l := range lists {
+		c.list("list", l)
+		capacity += l.N
+	}
+	if len(lists) > maxLists && c.err == nil {
+		c.err = fmt.Errorf("cuda:%d: %s of %d lists, at most %d: %w", c.s.rt.index, c.op, len(lists), maxLists, runtime.ErrUnsupported)
+	}
+	return min(capacity, math.MaxInt32)
+}
+
+// room checks that dst has room for the lesser of a and b.
+func (c *call) room(dst runtime.Entries, a, b int) {
+	if need := min(a, b); dst.N < need {
+		c.fail("dst has room for %d entries, want %d", dst.N, need)
+	}
+}
+
+func (c *call) array(a runtime.Array) {
+	c.floats("dst", a.Ptr, a.N)
+	c.optional("faults", a.Faults)
+}

@@ -1,0 +1,148 @@
+// Arrays, read by warps in tiles of four elements ("quads") a thread, or a
+// multiple: sixteen bytes at a time, and neighbours read neighbours.
+#pragma once
+#include "order.cuh"
+
+enum { quad = 4 };
+
+template <typename T> struct vector { T lane[quad]; };
+
+// Whether the quad at p, and so those that follow, may be accessed at once.
+template <typename T> DEVICE bool aligned(const T *p) { return (u64)p % (quad * sizeof(T)) == 0; }
+
+// Where tiles begin, so that the quads of an array at p are aligned: that many
+// elements before the first.
+template <typename T> DEVICE u32 lead_of(const T *p) { return (u32)((u64)p / sizeof(T) % quad); }
+
+// A tile of Q quads a thread of one warp, in Q rows.
+template <int Q> struct tile {
+  enum { elements = Q * quad * warp_size };
+  static METHOD u32 count(u64 n, u32 lead) { return n ? (u32)((n + lead + elements - 1) / elements) : 0; }
+  // How many blocks it takes, if each warp has a tile.
+  static METHOD u32 blocks(u64 n, u32 lead) { return (count(n, lead) + block_warps - 1) / block_warps; }
+
+  i64 start; // the first element; those below 0 and from n on do not exist
+  u32 n;
+  METHOD tile(u32 number, u32 lead, u32 n) : start((i64)number * elements - lead), n(n) {}
+  // The first of this thread's elements of a row.
+  METHOD i64 at(u32 row) const { return start + (row * warp_size + lane()) * quad; }
+  METHOD bool whole() const { return start >= 0 && start + elements <= (i64)n; }
+  METHOD bool has(i64 i) const { return (u64)i < n; }
+};
+// The tile of this warp in a tile of the block.
+template <int Q> DEVICE tile<Q> tile_of_block(u32 number, u32 lead, u32 n) {
+  return tile<Q>(number * block_warps + warp(), lead, n);
+}
+
+// load_rows and store_rows move a whole tile between memory and registers: the
+// loads are all on their way before the first is waited for.
+template <int Q, typename T> DEVICE void load_rows(T *to, const tile<Q> &t, const T *p) {
+  if (aligned(p + t.start)) {
+#pragma unroll
+    for (int r = 0; r < Q; r++) {
+      const auto v = __builtin_bit_cast(vector<T>, load_words<sizeof(vector<T>) / 4>(p + t.at(r)));
+#pragma unroll
+      for (int j = 0; j < quad; j++) to[r * quad + j] = v.lane[j];
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < Q * quad; j++) to[j] = p[t.at(j / quad) + j % quad];
+  }
+}
+template <int Q, typename T> DEVICE void store_rows(T *p, const tile<Q> &t, const T *from) {
+  if (aligned(p + t.start)) {
+#pragma unroll
+    for (int r = 0; r < Q; r++) {
+      vector<T> v;
+#pragma unroll
+      for (int j = 0; j < quad; j++) v.lane[j] = from[r * quad + j];
+      store_words(p + t.at(r), __builtin_bit_cast(words<sizeof v / 4>, v));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < Q * quad; j++) p[t.at(j / quad) + j % quad] = from[j];
+  }
+}
+
+// load_tile reads a tile of x, and adds a gradient to it in memory too unless G
+// is none. It returns which of the elements exist, by bits.
+struct none {};
+
+template <int Q, typename G>
+DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const G *grad, float factor) {
+  constexpr bool adds = !__is_same(G, none);
+  if (t.whole()) {
+    load_rows(v, t, x);
+    if constexpr (adds) {
+      G g[Q * quad];
+      load_rows(g, t, grad);
+#pragma unroll
+      for (int j = 0; j < Q * quad; j++) v[j] += widen(g[j]) * factor;
+      store_rows(x, t, v);
+    }
+    return (u32)((1ull << Q * quad) - 1);
+  }
+  u32 exist = 0;
+#pragma unroll
+  for (int j = 0; j < Q * quad; j++) {
+    const i64 i = t.at(j / quad) + j % quad;
+    v[j] = 0;
+    if (!t.has(i)) continue;
+    exist |= 1u << j;
+    v[j] = x[i];
+    if constexpr (adds) x[i] = v[j] += widen(grad[i]) * factor;
+  }
+  return exist;
+}
+
+// The types of a gradient, as the host numbers them.
+enum { type_none, type_f32, type_f16, type_bf16 };
+
+template <int Q>
+DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const void *grad, u64 type, float factor) {
+  switch (type) {
+  case type_f32: return load_tile(v, t, x, (const float *)grad, factor);
+  case type_f16: return load_tile(v, t, x, (const f16 *)grad, factor);
+  case type_bf16: return load_tile(v, t, x, (const bf16 *)grad, factor);
+  }
+  return load_tile(v, t, x, (const none *)nullptr, factor);
+}
+
+// Magnitudes are compared by the bits of |x|.
+enum : u32 { key_end = 1u << 31, key_infinite = 0x7f800000 };
+DEVICE u32 key_of(float x) { return bits_of(x) & (key_end - 1); }
+// The smallest key that is at least the threshold t.
+DEVICE u32 threshold_key(float t) { return t <= 0 ? 0 : key_of(t); }
+DEVICE bool finite(float t) { return key_of(t) < key_infinite; }
+constexpr float tiny = 0x1p-149f;
+
+// What a tile has of something, by bits of flags for each thread: how many come
+// before a thread's first in each row, and in the warp. Counts of a warp's rows
+// are at most 128 and packed into bytes, so Q is at most 4.
+template <int Q> struct ranks {
+  u32 before, rows, all;
+  METHOD ranks(u32 flags) {
+    u32 nibbles = flags - (flags >> 1 & 0x5555);
+    nibbles = (nibbles & 0x3333) + (nibbles >> 2 & 0x3333);
+    const u32 mine = (nibbles & 0xf) | (nibbles & 0xf0) << 4 | (nibbles & 0xf00) << 8 | (nibbles & 0xf000) << 12;
+    u32 inclusive = mine;
+#pragma unroll
+    for (u32 by = 1; by < warp_size; by *= 2) {
+      const u32 below = shuffle_up(inclusive, by);
+      if (lane() >= by) inclusive += below;
+    }
+    before = inclusive - mine;
+    rows = shuffle(inclusive, warp_size - 1);
+    all = 0;
+#pragma unroll
+    for (u32 r = 0; r < Q; r++) all += rows >> 8 * r & 0xff;
+  }
+  // How many come before this thread's first in a row, of those of the warp.
+  METHOD u32 at(u32 row) const {
+    u32 n = before >> 8 * row & 0xff;
+#pragma unroll
+    for (u32 r = 0; r < Q; r++)
+      if (r < row) n += rows >> 8 * r & 0xff;
+    return n;
+  }
+};

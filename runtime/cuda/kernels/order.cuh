@@ -1,0 +1,131 @@
+// What kernels share whose blocks write one list together, in order.
+#pragma once
+#include "tutti.cuh"
+
+// Blocks have 256 threads. The kernels with barriers rely on it.
+enum { block_threads = 256, block_warps = block_threads / warp_size };
+
+// Entries is runtime.Entries: a list, and where its length is.
+struct entries {
+  i32 *idx;
+  float *val;
+  u64 n;
+  const i32 *length;
+};
+
+// How many entries a list has that is read.
+DEVICE u32 length_of(u64 n, const i32 *length) {
+  if (!length) return (u32)n;
+  i32 l = *length;
+  return l < 0 ? 0 : least((u32)l, (u32)n);
+}
+DEVICE u32 length_of(const entries &l) { return length_of(l.n, l.length); }
+
+enum { histogram_bins = 4096, max_phases = 8, max_counts = 64 };
+
+// A phase of cut, see there.
+struct phase {
+  u32 kind, first, units; // its units are the tickets from first on
+  u32 lo, bits, rank;     // the entry sought is the rank-th largest of those with keys in [lo, lo + 2^bits)
+  u32 split;              // not all entries with the key lo are taken, but rank
+};
+
+// What pick leaves to cut.
+struct plan {
+  u32 segments; // the source are the segments that pick filled, not the array
+  u32 close;    // all of them are wanted, and nothing is to be said but how many
+  u32 key;      // that their entries reach
+  u32 restore;  // the segments' entries are back in the array first
+  u32 lo, bits, rank;
+};
+
+// The memory that kernels leave to each other, and to themselves: all of it is
+// zero between two kernels, except the epoch and the plan.
+struct control {
+  u32 epoch;  // of this launch; tags what its blocks tell each other
+  u32 ticket; // next tile
+  u32 done;   // blocks
+  u32 total;  // entries found
+  u32 spilled; // segments that are full
+  u32 phases; // of cut that are known, beyond the first
+  u32 finished;
+  struct plan plan;
+  struct phase phase[max_phases];
+  u32 counts[max_counts + 2];
+  u32 histogram[histogram_bins];
+};
+
+// last_block ends the work of a block, and reports whether it was the last of
+// the grid, which sees what the others wrote and has to reset the control.
+DEVICE bool last_block(control *c) {
+  static SHARED bool last;
+  barrier();
+  if (thread() == 0) {
+    fence();
+    last = add_to(&c->done, 1) == blocks() - 1;
+    fence();
+  }
+  barrier();
+  return last;
+}
+DEVICE void reset(control *c) {
+  barrier();
+  if (thread() == 0) c->ticket = c->done = c->phases = c->finished = c->total = c->spilled = 0, c->epoch++;
+}
+
+// Decoupled look-back (Merrill and Garland, "Single-pass Parallel Prefix Scan
+// with Decoupled Look-back", 2016): tile i of a launch publishes its count, adds
+// up what the tiles before it have published, and publishes the sum. Tiles are
+// tickets, taken by blocks that run, so what a tile waits for is under way, also
+// when not all blocks have room at a time. A status word is | epoch: 31 | kind: 2 | count: 31 |, so words of
+// earlier launches need no clearing.
+enum : u64 { status_count = (1ull << 31) - 1, status_part = 1ull << 31, status_whole = 2ull << 31, status_kind = 3ull << 31 };
+
+DEVICE u64 tag_of(const control *c) { return (u64)load(&c->epoch) << 33; }
+
+// look_back returns how many there are before a tile that has count of them. It
+// is called by one whole warp.
+DEVICE u32 look_back(u64 *status, u32 tile, u32 count, u64 tag) {
+  if (lane() == 0) store(status + tile, tag | (tile == 0 ? status_whole : status_part) | count);
+  if (tile == 0) return 0;
+  u32 sum = 0;
+  for (u32 end = tile;; end -= warp_size) { // of the window, whose lane 0 is nearest
+    const bool inside = lane() < end;
+    u64 word;
+    u32 whole, first; // the nearest lane that knows all before it
+    do {
+      word = inside ? load(status + (end - 1 - lane())) : tag | status_whole;
+      const bool known = (word & ~(status_kind | status_count)) == tag && (word & status_kind) != 0;
+      whole = ballot(known && (word & status_kind) == status_whole);
+      first = trailing_zeros(whole);
+      const u32 unknown = ballot(!known);
+      if (trailing_zeros(unknown) >= least(first, (u32)warp_size)) break;
+    } while (true);
+    sum += warp_sum(lane() <= first ? (u32)(word & status_count) : 0);
+    if (whole) break;
+  }
+  if (lane() == 0) store(status + tile, tag | status_whole | (sum + count));
+  return sum;
+}
+
+// scan returns the sum of v over the threads of the block before this one, and
+// in total that over all. It has a barrier; the next use of totals needs one
+// before it.
+DEVICE u32 scan(u32 v, u32 *totals, u32 &total) {
+  u32 inclusive = v;
+#pragma unroll
+  for (u32 by = 1; by < warp_size; by *= 2) {
+    const u32 below = shuffle_up(inclusive, by);
+    if (lane() >= by) inclusive += below;
+  }
+  if (lane() == warp_size - 1) totals[warp()] = inclusive;
+  barrier();
+  u32 before = 0;
+  total = 0;
+#pragma unroll
+  for (u32 w = 0; w < block_warps; w++) {
+    if (w < warp()) before += totals[w];
+    total += totals[w];
+  }
+  return before + inclusive - v;
+}

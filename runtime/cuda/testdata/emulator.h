@@ -1,0 +1,170 @@
+/* tutti.cuh's other half for the emulator: a block's threads as coroutines, and
+ * what they say to each other. */
+#pragma once
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#define KERNEL extern "C" void
+#define METHOD
+#define DEVICE static inline
+#define SHARED
+#define BOUNDS(threads, blocks)
+
+namespace {
+
+enum { max_threads = 1024, stack_bytes = 128 << 10 };
+enum state { ready, in_warp, in_block, done };
+
+struct coroutine {
+  jmp_buf env;
+  state is;
+  u64 said;
+} all[max_threads];
+
+jmp_buf scheduler;
+char *stacks;
+u32 now, thread_total, block_now, block_total;
+u64 heard[max_threads]; // what the lanes of each warp said last
+u32 conditions;         // for which barrier_count holds
+
+void (*body)(void *);
+void *body_argument;
+
+void failed(const char *what) {
+  fprintf(stderr, "emulator: block %u: %s\n", block_now, what);
+  abort();
+}
+
+void wait_as(state s) {
+  all[now].is = s;
+  if (_setjmp(all[now].env) == 0) _longjmp(scheduler, 1);
+}
+
+void entry() {
+  body(body_argument);
+  all[now].is = done;
+  _longjmp(scheduler, 1);
+}
+
+// start makes a coroutine that enters entry when it is first resumed.
+void start(u32 t) {
+  static ucontext_t back, made;
+  getcontext(&made);
+  made.uc_stack.ss_sp = stacks + (size_t)t * stack_bytes;
+  made.uc_stack.ss_size = stack_bytes;
+  made.uc_link = nullptr;
+  makecontext(&made, [] {
+    if (_setjmp(all[now].env) == 0) swapcontext(&made, &back);
+    entry();
+  }, 0);
+  now = t;
+  swapcontext(&back, &made);
+  all[t].is = ready;
+}
+
+void resume(u32 t) {
+  now = t;
+  if (_setjmp(scheduler) == 0) _longjmp(all[t].env, 1);
+}
+
+void run_block() {
+  for (u32 t = 0; t < thread_total; t++) start(t);
+  for (;;) {
+    bool moved = false;
+    u32 waiting = 0, ended = 0;
+    for (u32 w = 0; w < thread_total; w += 32) {
+      u32 told = 0, size = thread_total - w < 32 ? thread_total - w : 32;
+      for (u32 t = w; t < w + size; t++) {
+        if (all[t].is == ready) resume(t), moved = true;
+        told += all[t].is == in_warp, waiting += all[t].is == in_block, ended += all[t].is == done;
+      }
+      if (!told) continue;
+      if (told != 32) failed("not all threads of a warp take part");
+      for (u32 t = w; t < w + 32; t++) heard[t] = all[t].said, all[t].is = ready;
+      moved = true;
+    }
+    if (ended == thread_total) return;
+    if (waiting == thread_total) {
+      conditions = 0;
+      for (u32 t = 0; t < thread_total; t++) conditions += (u32)all[t].said, all[t].is = ready;
+      moved = true;
+    }
+    if (!moved) failed("not all threads come to a barrier");
+  }
+}
+
+} // namespace
+
+DEVICE u32 thread() { return now; }
+DEVICE u32 threads() { return thread_total; }
+DEVICE u32 block() { return block_now; }
+DEVICE u32 blocks() { return block_total; }
+
+DEVICE u32 barrier_count(bool condition) {
+  all[now].said = condition;
+  wait_as(in_block);
+  return conditions;
+}
+DEVICE void barrier() { barrier_count(false); }
+
+// tell returns what all lanes of the warp said.
+DEVICE const u64 *tell(u64 v) {
+  all[now].said = v;
+  wait_as(in_warp);
+  return heard + now / 32 * 32;
+}
+DEVICE void warp_barrier() { tell(0); }
+DEVICE u32 ballot(bool condition) {
+  const u64 *all_said = tell(condition);
+  u32 bits = 0;
+  for (u32 i = 0; i < 32; i++) bits |= (u32)all_said[i] << i;
+  return bits;
+}
+DEVICE u32 shuffle(u32 v, u32 from) { return (u32)tell(v)[from & 31]; }
+DEVICE u32 shuffle_up(u32 v, u32 by) { return now % 32 < by ? (u32)tell(v)[now % 32] : (u32)tell(v)[now % 32 - by]; }
+DEVICE u32 shuffle_xor(u32 v, u32 mask) { return (u32)tell(v)[(now % 32) ^ mask]; }
+DEVICE u32 warp_sum(u32 v) {
+  const u64 *all_said = tell(v);
+  u32 sum = 0;
+  for (u32 i = 0; i < 32; i++) sum += (u32)all_said[i];
+  return sum;
+}
+
+DEVICE u32 ones(u32 v) { return (u32)__builtin_popcount(v); }
+DEVICE u32 leading_zeros(u32 v) { return v ? (u32)__builtin_clz(v) : 32; }
+DEVICE u32 trailing_zeros(u32 v) { return v ? (u32)__builtin_ctz(v) : 32; }
+
+DEVICE u32 add_to(u32 *p, u32 v) { const u32 before = *p; *p += v; return before; }
+DEVICE void set_bits(u32 *p, u32 bits) { *p |= bits; }
+DEVICE u32 load(const u32 *p) { return *p; }
+DEVICE u64 load(const u64 *p) { return *p; }
+DEVICE void store(u32 *p, u32 v) { *p = v; }
+DEVICE void store(u64 *p, u64 v) { *p = v; }
+DEVICE void fence() {}
+
+template <u32 n> DEVICE words<n> load_words(const void *p) {
+  if ((u64)p % sizeof(words<n>)) failed("a load is not aligned");
+  words<n> w;
+  memcpy(&w, p, sizeof w);
+  return w;
+}
+template <u32 n> DEVICE void store_words(void *p, const words<n> &w) {
+  if ((u64)p % sizeof w) failed("a store is not aligned");
+  memcpy(p, &w, sizeof w);
+}
+
+DEVICE words<4> load_near(const void *p) { return load_words<4>(p); }
+DEVICE void store_near(void *p, const words<4> &w) { store_words(p, w); }
+
+DEVICE float f16_to_f32(u16 h) { return (float)__builtin_bit_cast(_Float16, h); }
+DEVICE u16 f32_to_f16(float f) { return __builtin_bit_cast(u16, (_Float16)f); }
+DEVICE u16 f32_to_bf16(float f) {
+  const u32 w = __builtin_bit_cast(u32, f);
+  return f != f ? (u16)0x7fff : (u16)((w + 0x7fff + (w >> 16 & 1)) >> 16);
+}
+DEVICE double square_root(double x) { return __builtin_sqrt(x); }
