@@ -139,14 +139,20 @@ type deviceMemory struct{ rt *Runtime }
 // Map implements [pool.System].
 func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {
 	r := m.rt
-	size := uintptr(bytes)
-	addr, err := r.get(r.drv.sym.MemAddressReserve, size, pool.Granule, 0, 0)
+	handle, err := r.get(r.drv.sym.MemCreate, uintptr(bytes), hostmem.AddrOf(r.memory), 0)
 	if err != nil {
 		return pool.Mapping{}, err
 	}
-	handle, err := r.get(r.drv.sym.MemCreate, size, hostmem.AddrOf(r.memory), 0)
+	return m.mapHandle(handle, bytes)
+}
+
+// mapHandle maps physical memory, which it takes over, for this GPU.
+func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error) {
+	r := m.rt
+	size := uintptr(bytes)
+	addr, err := r.get(r.drv.sym.MemAddressReserve, size, pool.Granule, 0, 0)
 	if err != nil {
-		_ = r.giveBack(r.drv.sym.MemAddressFree, addr, size)
+		_ = r.giveBack(r.drv.sym.MemRelease, handle)
 		return pool.Mapping{}, err
 	}
 	mapping := pool.Mapping{Addr: addr, Handle: handle, Bytes: bytes}

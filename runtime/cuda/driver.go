@@ -63,6 +63,8 @@ type symbols struct {
 	MemMap            dl.Func `sym:"cuMemMap"`
 	MemUnmap          dl.Func `sym:"cuMemUnmap"`
 	MemSetAccess      dl.Func `sym:"cuMemSetAccess"`
+	MemExport         dl.Func `sym:"cuMemExportToShareableHandle"`
+	MemImport         dl.Func `sym:"cuMemImportFromShareableHandle"`
 	MemGranularity    dl.Func `sym:"cuMemGetAllocationGranularity"`
 	MemGetInfo        dl.Func `sym:"cuMemGetInfo_v2"`
 	MemHostAlloc      dl.Func `sym:"cuMemHostAlloc"`
@@ -79,6 +81,7 @@ type symbols struct {
 	ModuleUnload   dl.Func `sym:"cuModuleUnload"`
 	ModuleGetFunc  dl.Func `sym:"cuModuleGetFunction"`
 	LaunchKernel   dl.Func `sym:"cuLaunchKernel"`
+	LaunchKernelEx dl.Func `sym:"cuLaunchKernelEx,optional"`
 }
 
 // libraryVariable names an environment variable with the driver library to use

@@ -38,7 +38,7 @@ func TestOnAFakeDriver(t *testing.T) {
 		args []string
 	}{
 		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
-			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased)",
+			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared)",
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Scale only
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},

@@ -144,7 +144,8 @@ func (l *lazyStream) get(r *Runtime) (*Stream, error) {
 const hostAllocPortable = 1
 
 // AllocatePinned returns page-locked host memory, which the device copies from
-// and to without staging. It lies outside the Go heap and is gone after
+// and to without staging, and which its kernels read and write at the same
+// address. It lies outside the Go heap and is gone after
 // FreePinned and after Close, which reports it as a leak.
 func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	if bytes < 0 {
@@ -171,7 +172,7 @@ func (r *Runtime) FreePinned(b []byte) error {
 	}
 	defer r.gate.leave()
 	p := hostmem.Addr(b)
-	if !r.owned.has(p) {
+	if _, found := r.owned.get(p); !found {
 		return fmt.Errorf("cuda:%d: free pinned memory at %#x: %w", r.index, p, runtime.ErrForeignPointer)
 	}
 	return r.destroy(p)

@@ -8,16 +8,28 @@ import (
 
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
 // destructor is the call that destroys a native object.
 type destructor struct {
 	fn    dl.Func
 	bytes int // of pinned memory
+	// Of shared memory, which takes more than one call: the handle and the size.
+	memory uintptr
+	size   int
 }
 
-// owned are the native objects (streams, events, graphs, modules, pinned
-// memory) that a runtime made and that nobody destroyed yet. Close destroys
+// undo destroys a native object.
+func (r *Runtime) undo(handle uintptr, d destructor) error {
+	if d.memory != 0 {
+		return deviceMemory{r}.Unmap(pool.Mapping{Addr: handle, Handle: d.memory, Bytes: d.size})
+	}
+	return r.giveBack(d.fn, handle)
+}
+
+// owned are the native objects (streams, events, graphs, modules, pinned and
+// shared memory) that a runtime made and that nobody destroyed yet. Close destroys
 // them: the primary context, of which they are part, lives on while a framework
 // or NCCL retains it, and so would they.
 type owned struct {
@@ -50,11 +62,11 @@ func (o *owned) remove(handle uintptr) (d destructor, found bool) {
 	return d, found
 }
 
-func (o *owned) has(handle uintptr) bool {
+func (o *owned) get(handle uintptr) (d destructor, found bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	_, found := o.objects[handle]
-	return found
+	d, found = o.objects[handle]
+	return d, found
 }
 
 // isPinned reports whether an address lies in pinned memory.
@@ -116,7 +128,7 @@ func (r *Runtime) destroy(handle uintptr) error {
 	if !found {
 		return nil
 	}
-	if err := r.giveBack(d.fn, handle); err != nil {
+	if err := r.undo(handle, d); err != nil {
 		return err
 	}
 	return r.sound()

@@ -334,7 +334,7 @@ func (r *Runtime) giveAllBack() error {
 	}
 	pinned, bytes := 0, 0
 	for handle, d := range r.owned.drain() {
-		errs = append(errs, r.giveBack(d.fn, handle))
+		errs = append(errs, r.undo(handle, d))
 		if d.bytes > 0 {
 			pinned, bytes = pinned+1, bytes+d.bytes
 		}

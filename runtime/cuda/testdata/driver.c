@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -81,7 +83,7 @@ struct mapping { /* address range, memory, or both */
   struct mapping *next;
 };
 
-struct memory { size_t bytes; int device, mapped; };
+struct memory { size_t bytes; int device, mapped, fd; }; /* fd: -1 for none */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
@@ -550,8 +552,35 @@ CUresult cuMemCreate(struct memory **out, size_t bytes, const struct properties 
   if (!good(p) || bytes % PAGE) return leave(violation(INVALID_VALUE));
   if (bytes > limit - used[p->location.id]) return leave(OUT_OF_MEMORY);
   struct memory *m = calloc(1, sizeof *m);
-  m->bytes = bytes, m->device = p->location.id;
+  m->bytes = bytes, m->device = p->location.id, m->fd = -1;
   used[m->device] += bytes;
+  alive[MAPPINGS]++;
+  *out = m;
+  return leave(SUCCESS);
+}
+/* A file stands for memory from its export on, which comes before it is used. */
+CUresult cuMemExportToShareableHandle(int *fd, struct memory *m, int type, unsigned long long flags) {
+  ENTER();
+  if (type != 1 || flags) return leave(violation(INVALID_VALUE));
+  if (m->fd < 0) {
+    struct mapping *at = mappings;
+    while (at && at->memory != m) at = at->next;
+    if (!at || (m->fd = memfd_create("memory", MFD_CLOEXEC)) < 0 || ftruncate(m->fd, (off_t)m->bytes)) return leave(INVALID_VALUE);
+    char *copy = malloc(m->bytes);
+    memcpy(copy, (void *)at->address, m->bytes);
+    mmap((void *)at->address, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->fd, 0);
+    memcpy((void *)at->address, copy, m->bytes);
+    free(copy);
+  }
+  *fd = dup(m->fd);
+  return leave(SUCCESS);
+}
+CUresult cuMemImportFromShareableHandle(struct memory **out, uintptr_t fd, int type) {
+  ENTER();
+  struct stat file;
+  if (type != 1 || fstat((int)fd, &file)) return leave(INVALID_VALUE);
+  struct memory *m = calloc(1, sizeof *m);
+  m->bytes = (size_t)file.st_size, m->device = -1, m->fd = dup((int)fd);
   alive[MAPPINGS]++;
   *out = m;
   return leave(SUCCESS);
@@ -574,7 +603,8 @@ CUresult cuGraphInstantiateWithFlags(struct graph **out, struct graph *g, unsign
 CUresult cuMemRelease(struct memory *m) {
   ENTER_FREE();
   if (m->mapped) return leave(violation(INVALID_VALUE));
-  used[m->device] -= m->bytes;
+  if (m->device >= 0) used[m->device] -= m->bytes;
+  if (m->fd >= 0) close(m->fd);
   alive[MAPPINGS]--;
   return free(m), leave(SUCCESS);
 }
@@ -600,8 +630,12 @@ struct access { struct { int type, id; } location; int flags; }; /* CUmemAccessD
 CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const struct access *a, size_t n) {
   ENTER();
   struct mapping *m = find(p);
-  if (!m || !m->memory || n != 1 || a->location.type != 1 || a->location.id != m->device || a->flags != 3)
-    return leave(violation(INVALID_VALUE));
+  if (!m || !m->memory || n != 1 || a->location.type != 1 || a->flags != 3) return leave(violation(INVALID_VALUE));
+  if (m->device < 0) { /* imported */
+    mmap((void *)p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->memory->fd, 0);
+    m->device = a->location.id;
+  }
+  if (a->location.id != m->device) return leave(violation(INVALID_VALUE));
   mprotect((void *)p, bytes, PROT_READ | PROT_WRITE);
   return leave(SUCCESS);
 }
@@ -704,7 +738,20 @@ CUresult cuLaunchKernel(const struct kernel *k, unsigned gx, unsigned gy, unsign
                         unsigned shared, struct stream *s, void **params, void **extra) {
   (void)shared;
   ENTER();
-  if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024 || extra) return leave(violation(INVALID_VALUE));
+  if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024 || (params && extra)) return leave(violation(INVALID_VALUE));
+  void *packed[8];
+  if (extra) { /* one buffer: its address, and that of its size */
+    if (extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]) return leave(violation(INVALID_VALUE));
+    size_t at = 0;
+    for (unsigned i = 0; parameter(k, i); i++) {
+      unsigned align = parameter(k, i) < 8 ? parameter(k, i) : 8;
+      at = (at + align - 1) / align * align;
+      packed[i] = (char *)extra[1] + at;
+      at += parameter(k, i);
+    }
+    if (k != &other && *(size_t *)extra[3] != at) return leave(INVALID_VALUE);
+    params = packed;
+  }
   struct operation o = {.kind = KERNEL, .kernel = k, .grid = gx, .block = bx, .parameters = keep(k, params)};
   return leave(submit(s, o));
 }

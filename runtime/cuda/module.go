@@ -1,0 +1,173 @@
+package cuda
+
+import (
+	"fmt"
+	goruntime "runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Module is device code, loaded into the GPU's context.
+type Module struct{ object }
+
+// LoadModule compiles PTX for the GPU, which takes up to seconds the first time
+// (the driver keeps the result on disk), and loads it.
+func (r *Runtime) LoadModule(ptx []byte) (*Module, error) {
+	text := append(ptx[:len(ptx):len(ptx)], 0) // the driver reads a C string
+	h, err := r.create(r.drv.sym.ModuleLoadData,
+		destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
+	goruntime.KeepAlive(text)
+	if err != nil {
+		return nil, err
+	}
+	return &Module{object{rt: r, handle: h}}, nil
+}
+
+// Close unloads the module; its kernels must neither run nor be launched any
+// more. Closing twice, or after the runtime, which unloaded it then, is fine.
+func (m *Module) Close() error { return m.close() }
+
+// Kernel is an entry point of a module.
+type Kernel struct {
+	module *Module
+	name   string
+	entry  uintptr // CUfunction
+}
+
+// Kernel finds an entry point.
+func (m *Module) Kernel(name string) (*Kernel, error) {
+	module, err := m.use("module")
+	if err != nil {
+		return nil, err
+	}
+	cname := append([]byte(name), 0)
+	entry, err := m.rt.get(m.rt.drv.sym.ModuleGetFunc, module, hostmem.Addr(cname))
+	goruntime.KeepAlive(cname)
+	if err != nil {
+		return nil, fmt.Errorf("kernel %s: %w", name, err)
+	}
+	return &Kernel{module: m, name: name, entry: entry}, nil
+}
+
+// Dim is a number of blocks or threads in each direction; zero counts as one.
+type Dim struct{ X, Y, Z int }
+
+// Geometry is how many threads run a kernel, and how.
+type Geometry struct {
+	Grid, Block Dim
+	Shared      int // bytes of dynamic shared memory of a block
+	// Cooperative: all blocks run at the same time, so that they may wait for
+	// each other; more than the GPU can hold is an error.
+	Cooperative bool
+	// Dependent: the kernel may start before the one ahead of it in the stream
+	// has ended, if that allows it; it waits itself (griddepcontrol, compute
+	// capability 9.0).
+	Dependent bool
+}
+
+// launchConfig is CUlaunchConfig, for which the driver since CUDA 11.8 has
+// cuLaunchKernelEx.
+type launchConfig struct {
+	grid, block [3]uint32
+	shared      uint32
+	_           uint32
+	stream      uintptr
+	attributes  uintptr
+	count       uint32
+	_           uint32
+}
+
+// launchAttribute is CUlaunchAttribute.
+type launchAttribute struct {
+	id    uint32
+	_     uint32
+	value [64]byte
+}
+
+const (
+	attributeCooperative = 2 // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+	attributeDependent   = 6 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+)
+
+// What the array "extra" of a launch holds.
+const (
+	extraEnd    = 0 // CU_LAUNCH_PARAM_END
+	extraBuffer = 1 // CU_LAUNCH_PARAM_BUFFER_POINTER
+	extraSize   = 2 // CU_LAUNCH_PARAM_BUFFER_SIZE
+)
+
+// maxParameters is the size of all parameters of a kernel, the least that any
+// version of PTX grants.
+const maxParameters = 4096
+
+// launchMemory is what the driver reads in a launch. It lies on the heap, and a
+// pool hands it out again.
+type launchMemory struct {
+	config     launchConfig
+	attributes [2]launchAttribute
+	extra      [5]uintptr
+	size       uintptr
+	buffer     [maxParameters]byte
+}
+
+var launchPool = sync.Pool{New: func() any {
+	m := new(launchMemory)
+	m.config.attributes = hostmem.Addr(m.attributes[:])
+	m.extra = [5]uintptr{extraBuffer, hostmem.Addr(m.buffer[:]), extraSize, hostmem.AddrOf(&m.size), extraEnd}
+	return m
+}}
+
+// Launch submits the kernel to a stream of its GPU. Its parameters are 64-bit
+// words: addresses, 64-bit integers and bits of float64. See LaunchWith for
+// others.
+func (k *Kernel) Launch(s *Stream, g Geometry, words ...uint64) error {
+	return k.LaunchWith(s, g, hostmem.Bytes(words))
+}
+
+// LaunchWith is Launch with the parameters as they lie in memory, one behind the
+// other, each aligned as in C. It allocates nothing.
+func (k *Kernel) LaunchWith(s *Stream, g Geometry, parameters []byte) error {
+	r := k.module.rt
+	if _, err := k.module.use("module"); err != nil {
+		return err
+	}
+	stream, err := r.on(s)
+	if err != nil {
+		return err
+	}
+	if len(parameters) > maxParameters {
+		return r.argument("kernel %s: %d bytes of parameters, %d at most", k.name, len(parameters), maxParameters)
+	}
+	m := launchPool.Get().(*launchMemory)
+	defer launchPool.Put(m)
+	m.size = uintptr(copy(m.buffer[:], parameters))
+	grid, block := g.Grid.words(), g.Block.words()
+	if !g.Cooperative && !g.Dependent {
+		return r.do(r.drv.sym.LaunchKernel.As(k.name), k.entry,
+			uintptr(grid[0]), uintptr(grid[1]), uintptr(grid[2]), uintptr(block[0]), uintptr(block[1]), uintptr(block[2]),
+			uintptr(g.Shared), stream, 0, hostmem.Addr(m.extra[:]))
+	}
+	if !r.drv.sym.LaunchKernelEx.Found() {
+		return fmt.Errorf("cuda:%d: %w: launches with attributes, which need a driver for CUDA 11.8", r.index, runtime.ErrUnsupported)
+	}
+	m.config.grid, m.config.block, m.config.shared, m.config.stream, m.config.count = grid, block, uint32(g.Shared), stream, 0
+	for _, a := range []struct {
+		wanted bool
+		id     uint32
+	}{{g.Cooperative, attributeCooperative}, {g.Dependent, attributeDependent}} {
+		if a.wanted {
+			m.attributes[m.config.count] = launchAttribute{id: a.id, value: [64]byte{1}}
+			m.config.count++
+		}
+	}
+	return r.do(r.drv.sym.LaunchKernelEx.As(k.name), hostmem.AddrOf(&m.config), k.entry, 0, hostmem.Addr(m.extra[:]))
+}
+
+func (d Dim) words() [3]uint32 {
+	return [3]uint32{uint32(max(d.X, 1)), uint32(max(d.Y, 1)), uint32(max(d.Z, 1))}
+}
+
+var _ = [1]struct{}{}[unsafe.Sizeof(launchConfig{})-56] // the size of CUlaunchConfig

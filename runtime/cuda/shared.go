@@ -1,0 +1,89 @@
+package cuda
+
+import (
+	"fmt"
+	goruntime "runtime"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/internal/pool"
+)
+
+// SharedMemory is GPU memory that several GPUs of this machine reach, of this
+// process or of others. Each has a mapping of its own, at an address of its own;
+// the memory lives until the last of them is closed, or their processes end.
+type SharedMemory struct {
+	object
+	bytes int
+}
+
+// AllocateShared makes memory on this GPU that other GPUs can map, of at least
+// that many bytes. It is not of the pool, and nothing is known of its content.
+func (r *Runtime) AllocateShared(bytes int) (*SharedMemory, error) {
+	if bytes <= 0 {
+		return nil, r.argument("%d bytes of shared memory", bytes)
+	}
+	if r.memory.handleTypes != handlePosixFD {
+		return nil, fmt.Errorf("cuda:%d: %w: memory of this GPU cannot be shared by file descriptors", r.index, runtime.ErrUnsupported)
+	}
+	bytes = (bytes + pool.Granule - 1) / pool.Granule * pool.Granule
+	handle, err := r.get(r.drv.sym.MemCreate, uintptr(bytes), hostmem.AddrOf(r.memory), 0)
+	if err != nil {
+		return nil, err
+	}
+	return r.mapShared(handle, bytes)
+}
+
+// ImportShared maps memory of any GPU that this one reaches, given by what Export
+// returned, possibly in another process, and its Bytes. The descriptor stays the
+// caller's and can be closed at once.
+func (r *Runtime) ImportShared(fd, bytes int) (*SharedMemory, error) {
+	handle, err := r.get(r.drv.sym.MemImport, uintptr(fd), handlePosixFD)
+	if err != nil {
+		return nil, err
+	}
+	return r.mapShared(handle, bytes)
+}
+
+// mapShared takes a handle over.
+func (r *Runtime) mapShared(handle uintptr, bytes int) (*SharedMemory, error) {
+	// Close must not come between the calls and the note of what they made.
+	if !r.gate.enter() {
+		return nil, r.usable()
+	}
+	defer r.gate.leave()
+	mapping, err := deviceMemory{r}.mapHandle(handle, bytes)
+	if err != nil {
+		return nil, err
+	}
+	r.owned.add(mapping.Addr, destructor{fn: r.drv.sym.MemUnmap, memory: handle, size: bytes})
+	return &SharedMemory{object: object{rt: r, handle: mapping.Addr}, bytes: bytes}, nil
+}
+
+// Address is where the memory begins for kernels of this runtime's GPU.
+func (m *SharedMemory) Address() uintptr { return m.handle }
+
+// Bytes is the size, a multiple of 2 MiB.
+func (m *SharedMemory) Bytes() int { return m.bytes }
+
+// Export returns a file descriptor that stands for the memory, which the caller
+// closes. It can be sent to another process.
+func (m *SharedMemory) Export() (fd int, err error) {
+	address, err := m.use("shared memory")
+	if err != nil {
+		return -1, err
+	}
+	r := m.rt
+	d, found := r.owned.get(address)
+	if !found {
+		return -1, r.argument("shared memory was closed")
+	}
+	out := r.drv.out()
+	defer r.drv.release(out)
+	err = r.do(r.drv.sym.MemExport, out.addr(0), d.memory, handlePosixFD, 0)
+	goruntime.KeepAlive(out)
+	return int(int32(out[0])), err
+}
+
+// Close gives this mapping up. Nothing may use it any more.
+func (m *SharedMemory) Close() error { return m.close() }
