@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# Compiles every kernel source here to PTX, with clang from Debian main and no
-# NVIDIA software. The PTX is committed; CI runs this and fails on a difference.
-# Products are rounded before they are added: nothing is contracted.
+# Compiles every kernel source of the repository to PTX beside it, with clang from
+# Debian main and no NVIDIA software. The PTX is committed; CI runs this and fails
+# on a difference. It is for compute capability 8.0 and newer, that of *.sm_90.cu
+# for 9.0. In the sparse kernels products are rounded before they are added:
+# nothing is contracted.
 set -euo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")/../../.."
 clang=${CLANG:-clang-16}
-for source in *.cu; do
-  "$clang" -x cuda -nocudainc -nocudalib --cuda-device-only -std=c++17 -ffp-contract=off \
-    --cuda-gpu-arch=sm_80 --cuda-feature=+ptx75 -Xclang -target-feature -Xclang +ptx75 \
+for source in runtime/cuda/kernels/*.cu comm/p2p/kernels/*.cu; do
+  chip=sm_80 version=ptx75 contract=fast
+  if [[ $source == *.sm_90.cu ]]; then chip=sm_90 version=ptx78; fi
+  if [[ $source == runtime/* ]]; then contract=off; fi
+  "$clang" -x cuda -std=c++17 -nocudainc -nocudalib --cuda-device-only -ffp-contract=$contract -Iruntime/cuda/kernels \
+    --cuda-gpu-arch=$chip --cuda-feature=+$version -Xclang -target-feature -Xclang +$version \
     -O3 -S "$source" -o "${source%.cu}.ptx"
 done

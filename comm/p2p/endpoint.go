@@ -1,0 +1,198 @@
+package p2p
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// endpoint is one rank's side of a world: its scratch memory, that of its peers,
+// and the kernels.
+type endpoint struct {
+	planner
+	rt      *cuda.Runtime
+	rank    int
+	library *library
+	scratch *cuda.SharedMemory
+	peers   []*cuda.SharedMemory // nil for this rank
+	pinned  []byte
+	watch   *watch // in pinned
+
+	mu         sync.Mutex
+	parameters []launchParameters // one, which is filled in for every launch
+}
+
+// newEndpoint makes what a rank has on its own.
+func newEndpoint(rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration) (e *endpoint, err error) {
+	e = &endpoint{planner: planner{sizes: s, ranks: ranks}, rt: rt, rank: rank, peers: make([]*cuda.SharedMemory, ranks)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.close())
+			e = nil
+		}
+	}()
+	if e.library, err = openLibrary(rt); err != nil {
+		return e, err
+	}
+	e.kernels = e.library.kernels
+	at, bytes := s.layout(ranks)
+	if e.scratch, err = rt.AllocateShared(bytes); err != nil {
+		return e, err
+	}
+	base := e.scratch.Address()
+	words := base + uintptr(at.words)
+	if err = errors.Join(
+		rt.Fill(base, e.scratch.Bytes(), dtype.U8, 0),
+		rt.Fill(base, maxBlocks, dtype.U64, 1), // the first epoch
+		rt.Fill(words, 2*s.words/4, dtype.I32, -1),
+		rt.Synchronize(context.Background()),
+	); err != nil {
+		return e, err
+	}
+	if e.pinned, err = rt.AllocatePinned(4096); err != nil {
+		return e, err
+	}
+	clear(e.pinned)
+	e.watch = &hostmem.Slice[watch](hostmem.Addr(e.pinned), 1)[0]
+	e.watch.limit = int64(limit)
+	e.parameters = []launchParameters{{world: worldParameters{
+		rank: uint32(rank), ranks: uint32(ranks), host: uint64(hostmem.Addr(e.pinned)), at: at,
+	}}}
+	e.parameters[0].world.scratch[rank] = uint64(base)
+	return e, nil
+}
+
+// attach maps the scratch memory of a peer, which a file descriptor stands for.
+func (e *endpoint) attach(peer, fd int) error {
+	m, err := e.rt.ImportShared(fd, e.scratch.Bytes())
+	if err != nil {
+		return err
+	}
+	e.peers[peer] = m
+	e.parameters[0].world.scratch[peer] = uint64(m.Address())
+	return nil
+}
+
+// loadAll launches every kernel once, idle: a kernel that the driver loads at its
+// first launch would wait for those that wait for it.
+func (e *endpoint) loadAll(s *cuda.Stream) error {
+	var errs []error
+	for _, k := range e.kernels.all() {
+		errs = append(errs, e.submit(s, plan{kernel: k, blocks: 1, width: maxWidth, call: callParameters{idle: 1}}))
+	}
+	return errors.Join(errs...)
+}
+
+// submit launches a planned operation.
+func (e *endpoint) submit(s *cuda.Stream, p plan) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.parameters[0].call = p.call
+	g := cuda.Geometry{Grid: cuda.Dim{X: p.blocks}, Block: cuda.Dim{X: p.width}, Dependent: p.kernel.dependent}
+	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
+}
+
+// drainTime bounds how long aborted kernels take to leave: milliseconds.
+const drainTime = 3 * time.Second
+
+// wait waits until the stream is done or ctx is, which aborts what waits for
+// peers there. The error says what was waited for.
+func (e *endpoint) wait(ctx context.Context, s *cuda.Stream) error {
+	err := poll.Until(ctx, s.Done)
+	if err != nil && ctx.Err() != nil {
+		err = e.abort(s, comm.ContextError(ctx))
+	}
+	if err != nil {
+		return err
+	}
+	return e.fault()
+}
+
+// stopWaiting ends the waits of this rank's kernels for peers, for good.
+func (e *endpoint) stopWaiting() { atomic.AddUint32(&e.watch.abort, 1) }
+
+// stopWith does that when ctx ends, until the function that it returns is called.
+// That one reports whether ctx ended; if no kernel took notice, it did not happen.
+func (e *endpoint) stopWith(ctx context.Context) (ended func() bool) {
+	if ctx.Done() == nil {
+		return never
+	}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		e.stopWaiting()
+		close(stopped)
+	})
+	return func() bool {
+		if stop() {
+			return false
+		}
+		<-stopped
+		if e.awaited() == "" {
+			atomic.AddUint32(&e.watch.abort, ^uint32(0))
+		}
+		return true
+	}
+}
+
+func never() bool { return false }
+
+// abort ends the waits of this rank's kernels and returns cause with what is
+// known of them.
+func (e *endpoint) abort(s *cuda.Stream, cause error) error {
+	e.stopWaiting()
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	_ = poll.Until(ctx, s.Done)
+	if what := e.awaited(); what != "" {
+		return fmt.Errorf("%w: %s", cause, what)
+	}
+	return cause
+}
+
+// fault returns why kernels of this rank gave up, nil if none did.
+func (e *endpoint) fault() error {
+	what := e.awaited()
+	switch {
+	case what == "":
+		return nil
+	case e.watch.timedOut != 0:
+		return fmt.Errorf("%w: %s for more than %v", comm.ErrTimeout, what, time.Duration(e.watch.limit))
+	}
+	return fmt.Errorf("%w: %s", comm.ErrCanceled, what)
+}
+
+// awaited says what the first kernel that gave up was waiting for, "" if none did.
+func (e *endpoint) awaited() string {
+	if atomic.LoadUint32(&e.watch.told) == 0 {
+		return ""
+	}
+	w := e.watch
+	return fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
+}
+
+// close gives everything back. No kernel of this rank runs any more; those of
+// peers may still write to its scratch memory, by mappings of their own.
+func (e *endpoint) close() error {
+	var errs []error
+	for _, m := range append(e.peers, e.scratch) {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
+	}
+	if e.library != nil {
+		errs = append(errs, e.library.close(e.rt))
+	}
+	if e.pinned != nil {
+		errs = append(errs, e.rt.FreePinned(e.pinned))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,406 @@
+package p2p
+
+import (
+	_ "embed"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// The kernels' PTX, compiled from kernels/p2p.cu by runtime/cuda/kernels/generate.sh.
+//
+//go:embed kernels/p2p.ptx
+var ptx []byte
+
+// Those of them for small messages, for compute capability 9.0.
+//
+//go:embed kernels/p2p.sm_90.ptx
+var dependentPTX []byte
+
+// What the kernels are compiled for; see kernels/p2p.cu.
+const (
+	maxRanks  = 8
+	maxBlocks = 256
+	maxWidth  = 512 // threads of a block
+	maxLines  = 128 * maxWidth / lineWidth
+	lineWidth = 32
+	ringSlots = 4
+	packBytes = 16
+	noRank    = maxRanks
+	headBytes = 512 << 10 // the state and the flags
+)
+
+// layout is where the parts of a rank's scratch memory start, in bytes, and how
+// large they are. All ranks have the same. It is a struct of the kernels'.
+type layout struct {
+	words, wordsSize   uint64
+	tagged, taggedSize uint64
+	ring, ringSlot     uint64
+	lines, chunk       uint32
+}
+
+// worldParameters is the kernels' struct world.
+type worldParameters struct {
+	rank, ranks uint32
+	scratch     [maxRanks]uint64
+	host        uint64
+	at          layout
+}
+
+// callParameters is the kernels' struct call.
+type callParameters struct {
+	send, recv                 uint64
+	bytes, total               uint64
+	sendStride, recvStride     uint64
+	reduction, root, operation uint32
+	keeper, aligned, idle      uint32
+}
+
+// launchParameters is the kernels' struct launch.
+type launchParameters struct {
+	world worldParameters
+	call  callParameters
+}
+
+// watch is the kernels' struct watch: words in host memory that both sides see.
+type watch struct {
+	abort, told                     uint32
+	limit                           int64 // nanoseconds
+	rank, peer, operation, timedOut uint32
+	epoch                           uint64
+}
+
+// sizes are what the ranks of a world agree on before they meet.
+type sizes struct {
+	words, tagged     int // bytes of each of the two places of a wire
+	ringBlocks, chunk int // of kernels with rings, and packs of a slot
+	once, twice       int // up to how many bytes an allreduce goes in one step, in two
+	blocks            int // of any kernel, at most
+}
+
+// defaults returns the sizes for a number of ranks.
+func defaults(ranks int) sizes {
+	s := sizes{words: 8 << 20, tagged: 2 << 20, ringBlocks: 128, blocks: maxBlocks}
+	switch {
+	case ranks <= 2:
+		s.once, s.chunk = 8<<20, 256
+	case ranks <= 4:
+		s.once, s.twice, s.chunk = 256<<10, 4<<20, 128
+	default:
+		s.once, s.twice, s.chunk = 96<<10, 4<<20, 64
+	}
+	return s
+}
+
+// layout places everything, and returns the size of it.
+func (s sizes) layout(ranks int) (l layout, bytes int) {
+	at := uint64(headBytes)
+	l.words, l.wordsSize = at, uint64(s.words)
+	at += 2 * l.wordsSize
+	l.tagged, l.taggedSize = at, uint64(s.tagged)
+	at += 2 * l.taggedSize
+	l.ring, l.ringSlot = at, uint64(s.chunk*packBytes)
+	l.lines, l.chunk = uint32(s.ringBlocks*maxWidth/lineWidth), uint32(s.chunk)
+	stages := uint64(min(ranks, 3) - 1) // of an allreduce
+	at += stages * 2 * uint64(l.lines) * ringSlots * uint64(ranks-1) * l.ringSlot
+	return l, int(at)
+}
+
+// element is how the kernels see an element type.
+type element struct {
+	name   string // in those of kernels
+	signed bool
+	words  bool // goes over a sentinel wire, in whose words a value is missing
+}
+
+var elements = [...]element{
+	dtype.F64: {"f64", false, true}, dtype.F32: {"f32", false, true},
+	dtype.F16: {"f16", false, true}, dtype.BF16: {"bf16", false, true},
+	dtype.FP8E4M3: {"e4m3", false, false}, dtype.FP8E5M2: {"e5m2", false, false},
+	dtype.I64: {"i64", true, false}, dtype.U64: {"i64", false, false},
+	dtype.I32: {"i32", true, false}, dtype.U32: {"i32", false, false},
+	dtype.I16: {"i16", true, false}, dtype.U16: {"i16", false, false},
+	dtype.I8: {"i8", true, false}, dtype.U8: {"i8", false, false}, dtype.Bool: {"i8", false, false},
+}
+
+// The kernels' enum reduction.
+const (
+	reduceSum = iota
+	reduceProduct
+	reduceMinimum
+	reduceMaximum
+	reduceAverage
+	reduceSignedMinimum
+	reduceSignedMaximum
+	reduceAny
+	reduceAll
+)
+
+var reductions = [...]uint32{
+	comm.Sum: reduceSum, comm.Prod: reduceProduct, comm.Min: reduceMinimum, comm.Max: reduceMaximum, comm.Avg: reduceAverage,
+}
+
+// reductionOf returns the kernels' number of a reduction.
+func reductionOf(dt dtype.DType, op comm.ReduceOp) uint32 {
+	switch {
+	case dt == dtype.Bool && (op == comm.Sum || op == comm.Max):
+		return reduceAny
+	case dt == dtype.Bool:
+		return reduceAll
+	case elements[dt].signed && op == comm.Min:
+		return reduceSignedMinimum
+	case elements[dt].signed && op == comm.Max:
+		return reduceSignedMaximum
+	}
+	return reductions[op]
+}
+
+// The families of kernels; those that reduce come once for each element.
+const (
+	kernelPair   = iota // sums of aligned buffers, of two ranks
+	kernelAdd           // of more ranks
+	kernelTwice         // of more ranks, in two steps
+	kernelReduce        // everything
+	kernelRing          // everything, of any size
+	kernelFamilies
+)
+
+var familyNames = [kernelFamilies]string{"pair", "add", "twice", "reduce", "ring"}
+
+// kernel is an entry point of the PTX.
+type kernel struct {
+	*cuda.Kernel
+	dependent bool // starts early
+}
+
+// kernelSet are all of them.
+type kernelSet struct {
+	byType         [kernelFamilies][len(elements)]*kernel // by dtype.DType
+	move, moveRing *kernel
+}
+
+// load finds all kernels of a module, and of another one those that start early,
+// unless it is nil.
+func load(m, dependent *cuda.Module) (k kernelSet, err error) {
+	found := map[string]*kernel{}
+	find := func(name string, early bool) *kernel {
+		if found[name] == nil && err == nil {
+			from := &kernel{dependent: dependent != nil && early}
+			if from.dependent {
+				from.Kernel, err = dependent.Kernel(name)
+			} else {
+				from.Kernel, err = m.Kernel(name)
+			}
+			found[name] = from
+		}
+		return found[name]
+	}
+	for _, dt := range dtype.All() {
+		e := elements[dt]
+		for family, name := range familyNames {
+			if e.words || family >= kernelReduce {
+				// Those for small messages also come in a form that starts early.
+				k.byType[family][dt] = find(name+"_"+e.name, family <= kernelAdd)
+			}
+		}
+	}
+	k.move, k.moveRing = find("move", true), find("move_ring", false)
+	return k, err
+}
+
+// all returns every kernel once.
+func (k *kernelSet) all() (list []*kernel) {
+	seen := map[*kernel]bool{nil: true}
+	add := func(k *kernel) {
+		if !seen[k] {
+			seen[k] = true
+			list = append(list, k)
+		}
+	}
+	for _, family := range k.byType {
+		for _, kernel := range family {
+			add(kernel)
+		}
+	}
+	add(k.move)
+	add(k.moveRing)
+	return list
+}
+
+// plan is one operation, as it is launched: a function of its arguments alone,
+// so that all ranks launch the same.
+type plan struct {
+	kernel        *kernel
+	blocks, width int
+	call          callParameters
+}
+
+// planner makes plans for a world.
+type planner struct {
+	sizes
+	ranks   int
+	kernels kernelSet
+}
+
+func packsOf(bytes int) int { return (bytes + packBytes - 1) / packBytes }
+
+// allReduce plans an allreduce of count elements, at least one.
+func (p *planner) allReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) plan {
+	bytes := count * dt.Size()
+	packs := packsOf(bytes)
+	c := callParameters{
+		send: uint64(send), recv: uint64(recv), bytes: uint64(bytes), total: uint64(bytes),
+		reduction: reductionOf(dt, op), root: noRank, keeper: noRank, operation: uint32(comm.OpAllReduce),
+	}
+	if p.ranks == 1 && dt != dtype.Bool {
+		return p.move(c) // bit by bit
+	}
+	if wire, place := p.wire(dt); bytes <= p.once && (p.ranks-1)*packs*wire <= place || p.ranks == 1 {
+		return p.reduce(dt, op, packs, c)
+	}
+	if p.ranks == 2 {
+		return p.inRings(p.kernels.byType[kernelRing][dt], packs, c)
+	}
+	share := (packs + p.ranks - 1) / p.ranks
+	c.bytes = uint64(share * packBytes)
+	c.sendStride, c.recvStride = c.bytes, c.bytes
+	if packs > share*(p.ranks-1) && // every rank has a share to reduce
+		elements[dt].words && bytes <= p.twice && 2*(p.ranks-1)*share*packBytes <= p.words {
+		return p.atOnce(p.kernels.byType[kernelTwice][dt], share, c)
+	}
+	return p.inRings(p.kernels.byType[kernelRing][dt], share, c)
+}
+
+func sums(op comm.ReduceOp) bool { return op == comm.Sum || op == comm.Avg }
+
+// wire returns the bytes that a pack takes on the wire of a type, and those of
+// each of the wire's two places.
+func (p *planner) wire(dt dtype.DType) (pack, place int) {
+	if elements[dt].words {
+		return packBytes, p.words
+	}
+	return 2 * packBytes, p.tagged
+}
+
+// reduce plans a reduction at once.
+func (p *planner) reduce(dt dtype.DType, op comm.ReduceOp, packs int, c callParameters) plan {
+	family := kernelReduce
+	switch {
+	case !elements[dt].words || !sums(op) || !c.isAligned():
+	case p.ranks == 2:
+		family = kernelPair
+	default:
+		family = kernelAdd
+	}
+	return p.atOnce(p.kernels.byType[family][dt], packs, c)
+}
+
+// reduceTo plans a reduction whose result only the root gets, of a type that goes
+// over the tagged wire.
+func (p *planner) reduceTo(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp, root int) plan {
+	l := p.allReduce(send, recv, count, dt, op)
+	l.call.keeper, l.call.operation = uint32(root), uint32(comm.OpReduce)
+	return l
+}
+
+// reduceScatter plans a reduce-scatter of count elements for each rank.
+func (p *planner) reduceScatter(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) plan {
+	bytes := count * dt.Size()
+	packs := packsOf(bytes)
+	c := callParameters{
+		send: uint64(send), recv: uint64(recv), bytes: uint64(bytes), total: uint64(bytes * p.ranks), sendStride: uint64(bytes),
+		reduction: reductionOf(dt, op), root: noRank, keeper: noRank, operation: uint32(comm.OpReduceScatter),
+	}
+	if p.ranks == 1 {
+		return p.allReduce(send, recv, count, dt, op)
+	}
+	if wire, place := p.wire(dt); (p.ranks-1)*packs*wire <= place {
+		return p.reduce(dt, op, packs, c)
+	}
+	return p.inRings(p.kernels.byType[kernelRing][dt], packs, c)
+}
+
+// allGather plans an allgather of so many bytes of each rank.
+func (p *planner) allGather(send, recv uintptr, bytes int) plan {
+	return p.move(callParameters{
+		send: uint64(send), recv: uint64(recv), bytes: uint64(bytes), total: uint64(bytes), recvStride: uint64(bytes),
+		root: noRank, keeper: noRank, operation: uint32(comm.OpAllGather),
+	})
+}
+
+// allToAll plans an exchange of so many bytes between any two ranks.
+func (p *planner) allToAll(send, recv uintptr, bytes int) plan {
+	return p.move(callParameters{
+		send: uint64(send), recv: uint64(recv), bytes: uint64(bytes), total: uint64(bytes * p.ranks),
+		sendStride: uint64(bytes), recvStride: uint64(bytes), root: noRank, keeper: noRank, operation: uint32(comm.OpAllToAll),
+	})
+}
+
+// broadcast plans a broadcast of so many bytes.
+func (p *planner) broadcast(buf uintptr, bytes, root int) plan {
+	return p.move(callParameters{
+		send: uint64(buf), recv: uint64(buf), bytes: uint64(bytes), total: uint64(bytes),
+		root: uint32(root), keeper: noRank, operation: uint32(comm.OpBroadcast),
+	})
+}
+
+// barrier plans an operation after which all ranks have come.
+func (p *planner) barrier() plan {
+	return p.move(callParameters{root: noRank, keeper: noRank, operation: uint32(comm.OpBarrier)})
+}
+
+func (p *planner) move(c callParameters) plan {
+	packs := packsOf(int(c.bytes))
+	if (p.ranks-1)*(packs+1)*2*packBytes <= p.tagged {
+		return p.atOnce(p.kernels.move, packs, c)
+	}
+	return p.inRings(p.kernels.moveRing, packs, c)
+}
+
+// atOnce is a plan in which a thread has few packs of each piece.
+func (p *planner) atOnce(k *kernel, packs int, c callParameters) plan {
+	blocks, width := geometry(packs)
+	return plan{kernel: k, blocks: min(blocks, p.blocks), width: width, call: c.checked()}
+}
+
+// isAligned reports whether all pieces of all buffers start at packs.
+func (c callParameters) isAligned() bool {
+	return (c.send|c.recv|c.sendStride|c.recvStride)%packBytes == 0
+}
+
+// checked notes that for the kernels.
+func (c callParameters) checked() callParameters {
+	c.aligned = 0
+	if c.isAligned() {
+		c.aligned = 1
+	}
+	return c
+}
+
+// geometry returns the number of blocks and of their threads for so many packs,
+// as measured.
+func geometry(packs int) (blocks, width int) {
+	switch {
+	case packs <= 64:
+		return 1, 64
+	case packs <= 256:
+		return 1, (packs + 31) / 32 * 32
+	case packs <= 2048:
+		return (packs + 63) / 64, 64
+	case packs <= 4096:
+		return 64, 64
+	case packs <= 16384:
+		return 128, 128
+	case packs <= 32768:
+		return 256, 128
+	}
+	return 128, maxWidth
+}
+
+// inRings is a plan for what does not fit elsewhere.
+func (p *planner) inRings(k *kernel, packs int, c callParameters) plan {
+	stripe := p.chunk * maxWidth / lineWidth
+	blocks := (packs + stripe - 1) / stripe
+	return plan{kernel: k, blocks: min(max(blocks, 1), p.ringBlocks, p.blocks), width: maxWidth, call: c.checked()}
+}

@@ -1,0 +1,237 @@
+// Element types and their reductions, sixteen bytes at a time, with the meaning
+// of internal/simd: narrow floats are combined as float32 and rounded once,
+// integers wrap around, minimum and maximum are those of IEEE 754-2019, and a
+// truth value is 0 or 1.
+//
+// No result depends on which NaN an operand is: additions and multiplications
+// give the one NaN of the hardware, minimum and maximum the one with only the
+// quiet bit set. So a NaN may be replaced by another on the way.
+#pragma once
+#include "tutti.cuh"
+
+// Sixteen bytes of a buffer.
+struct alignas(16) pack { u32 word[4]; };
+
+// How elements are combined. Must match the constants in kernels.go.
+enum reduction : u32 { sum, product, minimum, maximum, average, signed_minimum, signed_maximum, any, all };
+
+// A NaN is told from a number by its bits: compilers take it that one NaN is as
+// good as another, and choose an instruction that gives that of the hardware.
+DEVICE bool is_nan(float x) { return (__builtin_bit_cast(u32, x) & 0x7fffffff) > 0x7f800000; }
+DEVICE bool is_nan(double x) { return (__builtin_bit_cast(u64, x) & ~0ull >> 1) > 0x7ffull << 52; }
+DEVICE float quiet(bool nan, float x) {
+  float r;
+  asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; selp.b32 %0, 0x7fc00000, %1, p; }" : "=f"(r) : "f"(x), "r"((u32)nan));
+  return r;
+}
+DEVICE double quiet(bool nan, double x) {
+  double r;
+  asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; selp.b64 %0, 0x7ff8000000000000, %1, p; }" : "=d"(r) : "d"(x), "r"((u32)nan));
+  return r;
+}
+
+// Of two zeros PTX takes -0 for the lesser one.
+DEVICE float lesser(float a, float b) {
+  float r;
+  asm("min.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return quiet(is_nan(a) || is_nan(b), r);
+}
+DEVICE float greater(float a, float b) {
+  float r;
+  asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return quiet(is_nan(a) || is_nan(b), r);
+}
+DEVICE double lesser(double a, double b) {
+  double r;
+  asm("min.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
+  return quiet(is_nan(a) || is_nan(b), r);
+}
+DEVICE double greater(double a, double b) {
+  double r;
+  asm("max.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
+  return quiet(is_nan(a) || is_nan(b), r);
+}
+template <typename T> DEVICE T lesser(T a, T b) { return a < b ? a : b; }
+template <typename T> DEVICE T greater(T a, T b) { return a > b ? a : b; }
+
+// Arithmetic on float64 keeps the payload of a NaN.
+DEVICE float single_nan(float x) { return x; }
+DEVICE double single_nan(double x) { return quiet(is_nan(x), x); }
+
+// combine is a op b for floating point.
+template <typename A> DEVICE A combine_floats(u32 op, A a, A b) {
+  switch (op) {
+  case product: return single_nan(a * b);
+  case minimum: return lesser(a, b);
+  case maximum: return greater(a, b);
+  }
+  return single_nan(a + b);
+}
+
+// combine is a op b for integers: A is unsigned, and S its signed counterpart,
+// of elements that fill the upper bits of A. Wrap-around is that of the element
+// then, too.
+template <typename A, typename S> DEVICE A combine_integers(u32 op, A a, A b) {
+  switch (op) {
+  case minimum: return lesser(a, b);
+  case maximum: return greater(a, b);
+  case signed_minimum: return (A)lesser((S)a, (S)b);
+  case signed_maximum: return (A)greater((S)a, (S)b);
+  }
+  return a + b;
+}
+
+// A format of eight bits: mantissa bits, bias, and the patterns of the largest
+// number and of infinity (0 if there is none).
+template <u32 mantissa, u32 bias, u32 largest, u32 infinity> struct minifloat {
+  static const u32 shift = 23 - mantissa;
+  DEVICE float decode(u32 pattern) {
+    u32 sign = (pattern & 0x80) << 24, magnitude = pattern & 0x7f;
+    // The fields at their places in float32 are the number, subnormal or not,
+    // but for the bias of the exponent.
+    u32 moved = magnitude << shift;
+    if (magnitude <= largest)
+      moved = __builtin_bit_cast(u32, __builtin_bit_cast(float, moved) * __builtin_bit_cast(float, (254 - bias) << 23));
+    else
+      moved = magnitude == infinity ? 0x7f800000 : moved | 0x7fc00000;
+    return __builtin_bit_cast(float, sign | moved);
+  }
+  DEVICE u32 encode(float v, u32 nan, u32 limit) {
+    u32 bits = __builtin_bit_cast(u32, v), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return sign | nan | (magnitude >> shift & ((1 << mantissa) - 1));
+    magnitude = magnitude < limit ? magnitude : limit; // saturates
+    const u32 rebias = (127 - bias) << 23;
+    if (magnitude < rebias + (1 << 23)) {
+      // Subnormal: the addition rounds, because the unit in the last place of
+      // this power of two is that of the subnormal numbers.
+      const u32 magic = (128 - bias + shift) << 23;
+      float rounded = __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, magic);
+      return sign | (__builtin_bit_cast(u32, rounded) - magic);
+    }
+    u32 odd = magnitude >> shift & 1;
+    return sign | ((magnitude - rebias + (1u << (shift - 1)) - 1 + odd) >> shift);
+  }
+};
+typedef minifloat<3, 7, 0x7e, 0> e4m3_format;
+typedef minifloat<2, 15, 0x7b, 0x7c> e5m2_format;
+
+// The element types: A is what they are combined in, get and put a lane of a
+// pack, which are constants after the loops over them are unrolled.
+template <u32 size> DEVICE u32 bits_of(const pack &p, u32 lane) {
+  const u32 per = 4 / size;
+  return per == 1 ? p.word[lane] : p.word[lane / per] >> (lane % per * 8 * size) & ((1ull << 8 * size) - 1);
+}
+template <u32 size> DEVICE void set_bits(pack &p, u32 lane, u32 bits) {
+  const u32 per = 4 / size;
+  if (lane % per == 0) p.word[lane / per] = 0;
+  p.word[lane / per] |= bits << (lane % per * 8 * size);
+}
+DEVICE u64 bits64_of(const pack &p, u32 lane) { return (u64)p.word[2 * lane + 1] << 32 | p.word[2 * lane]; }
+DEVICE void set_bits64(pack &p, u32 lane, u64 bits) {
+  p.word[2 * lane] = (u32)bits, p.word[2 * lane + 1] = (u32)(bits >> 32);
+}
+
+// The quotient, for compilers that would divide by one where nothing is divided.
+DEVICE float quotient(float a, float b) {
+  float r;
+  asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+DEVICE double quotient(double a, double b) {
+  double r;
+  asm("div.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
+  return r;
+}
+
+template <typename A, u32 bytes> struct floating {
+  typedef A accumulator;
+  static const u32 size = bytes;
+  DEVICE A combine(u32 op, A a, A b) { return combine_floats(op, a, b); }
+  DEVICE A divide(A a, u32 ranks) { return single_nan(quotient(a, (A)ranks)); }
+};
+struct f64_element : floating<double, 8> {
+  DEVICE double get(const pack &p, u32 lane) { return __builtin_bit_cast(double, bits64_of(p, lane)); }
+  DEVICE void put(pack &p, u32 lane, double v) { set_bits64(p, lane, __builtin_bit_cast(u64, v)); }
+};
+struct f32_element : floating<float, 4> {
+  DEVICE float get(const pack &p, u32 lane) { return __builtin_bit_cast(float, p.word[lane]); }
+  DEVICE void put(pack &p, u32 lane, float v) { p.word[lane] = __builtin_bit_cast(u32, v); }
+};
+// The conversions of the hardware give one NaN; the upper bits of its payload
+// are kept, as the conversions of the host do.
+struct f16_element : floating<float, 2> {
+  DEVICE float get(const pack &p, u32 lane) { return f16_to_f32((u16)bits_of<2>(p, lane)); }
+  DEVICE void put(pack &p, u32 lane, float v) {
+    u32 bits = __builtin_bit_cast(u32, v);
+    set_bits<2>(p, lane, is_nan(v) ? bits >> 16 & 0x8000 | 0x7e00 | bits >> 13 & 0x3ff : f32_to_f16(v));
+  }
+};
+struct bf16_element : floating<float, 2> {
+  DEVICE float get(const pack &p, u32 lane) { return bf16_to_f32((u16)bits_of<2>(p, lane)); }
+  DEVICE void put(pack &p, u32 lane, float v) {
+    set_bits<2>(p, lane, is_nan(v) ? __builtin_bit_cast(u32, v) >> 16 | 0x40 : f32_to_bf16(v));
+  }
+};
+struct e4m3_element : floating<float, 1> {
+  DEVICE float get(const pack &p, u32 lane) { return e4m3_format::decode(bits_of<1>(p, lane)); }
+  DEVICE void put(pack &p, u32 lane, float v) { set_bits<1>(p, lane, e4m3_format::encode(v, 0x7f, 0x43e00000)); }
+};
+struct e5m2_element : floating<float, 1> {
+  DEVICE float get(const pack &p, u32 lane) { return e5m2_format::decode(bits_of<1>(p, lane)); }
+  DEVICE void put(pack &p, u32 lane, float v) { set_bits<1>(p, lane, e5m2_format::encode(v, 0x7e, 0x47600000)); }
+};
+
+// Integers narrower than 32 bits lie in the upper bits of one, so that they wrap
+// and compare as what they are.
+struct i64_element {
+  typedef u64 accumulator;
+  static const u32 size = 8;
+  DEVICE u64 get(const pack &p, u32 lane) { return bits64_of(p, lane); }
+  DEVICE void put(pack &p, u32 lane, u64 v) { set_bits64(p, lane, v); }
+  DEVICE u64 combine(u32 op, u64 a, u64 b) { return op == product ? a * b : combine_integers<u64, i64>(op, a, b); }
+  DEVICE u64 divide(u64 a, u32) { return a; }
+};
+template <u32 bytes> struct narrow_integer {
+  typedef u32 accumulator;
+  static const u32 size = bytes, above = 32 - 8 * bytes;
+  DEVICE u32 get(const pack &p, u32 lane) { return bits_of<bytes>(p, lane) << above; }
+  DEVICE void put(pack &p, u32 lane, u32 v) { set_bits<bytes>(p, lane, v >> above); }
+  DEVICE u32 combine(u32 op, u32 a, u32 b) {
+    switch (op) {
+    case product: return a * (b >> above);
+    case any: return (u32)(a != 0 || b != 0) << above;
+    case all: return (u32)(a != 0 && b != 0) << above;
+    }
+    return combine_integers<u32, int>(op, a, b);
+  }
+  DEVICE u32 divide(u32 a, u32) { return a; }
+};
+typedef narrow_integer<4> i32_element;
+typedef narrow_integer<2> i16_element;
+typedef narrow_integer<1> i8_element;
+
+// lanes are the elements of a pack as they are combined.
+template <typename T> struct lanes {
+  static const u32 count = 16 / T::size;
+  typename T::accumulator lane[count];
+};
+template <typename T> DEVICE lanes<T> widen(const pack &p) {
+  lanes<T> v;
+#pragma unroll
+  for (u32 l = 0; l < lanes<T>::count; l++) v.lane[l] = T::get(p, l);
+  return v;
+}
+template <typename T> DEVICE void combine(u32 op, lanes<T> &a, const pack &b) {
+#pragma unroll
+  for (u32 l = 0; l < lanes<T>::count; l++) a.lane[l] = T::combine(op, a.lane[l], T::get(b, l));
+}
+template <typename T> DEVICE pack finish(u32 op, lanes<T> a, u32 ranks) {
+  if (op == average) {
+#pragma unroll
+    for (u32 l = 0; l < lanes<T>::count; l++) a.lane[l] = T::divide(a.lane[l], ranks);
+  }
+  pack p;
+#pragma unroll
+  for (u32 l = 0; l < lanes<T>::count; l++) T::put(p, l, a.lane[l]);
+  return p;
+}

@@ -1,0 +1,858 @@
+// Collectives over the memory of peers: each rank writes into the scratch memory
+// of the others, and waits for what lands in its own. There is no barrier.
+//
+// Up to some size a message goes at once, and its words say themselves that they
+// have arrived (wires sentinel32, sentinel64, tagged). Beyond that it goes through
+// a ring of chunks, whose arrival a flag tells.
+//
+// Every kernel is one operation of all ranks. It reads the number of the
+// operation, its epoch, from the scratch memory and counts it up, so a launch
+// captured in a graph may be replayed, and mixed with others. A rank at epoch e
+// has heard from every peer in e-1, when that peer was through with e-2: so what
+// the epochs use alternates between two places.
+//
+// Polls are bounded: by a word in the host's memory that aborts them, and by time.
+#include "element.cuh"
+
+enum { max_ranks = 8, max_blocks = 256, max_width = 512, ring_slots = 4, stages = 2 };
+enum { max_lines = 128 * max_width / 32 }; // warps that have rings
+
+// Where the parts of a rank's scratch memory start, in bytes. The same on all ranks.
+struct layout {
+  u64 words, words_size;   // of the sentinel wires; two places
+  u64 tagged, tagged_size; // of the tagged wire; two places
+  u64 ring, ring_slot;     // slots of the rings, see ring_at
+  u32 lines;               // warps that have rings
+  u32 chunk;               // packs a slot holds of each peer
+};
+
+// What lies at the start of the scratch memory. Only its own rank uses it.
+struct state {
+  u64 epoch[max_blocks]; // all the same between kernels
+  u32 broken;            // nothing runs any more
+};
+enum : u64 { flags_at = 4096 }; // u64 flags[stages][max_lines][max_ranks]
+
+// In the host's memory: what it says, and what it is told.
+struct watch {
+  u32 abort;
+  u32 told; // the fields below are valid
+  u64 limit; // nanoseconds that a wait may take
+  u32 rank, peer, code, timed_out;
+  u64 epoch;
+};
+
+struct world {
+  u32 rank, ranks;
+  char *scratch[max_ranks]; // of each rank, as this one reaches it
+  watch *host;
+  layout at;
+};
+
+// One operation. A rank gives each peer a piece and gets one from each: piece p
+// starts p strides into a buffer, and has as many bytes as the total leaves.
+struct call {
+  const char *send;
+  char *recv;
+  u64 bytes, total, send_stride, recv_stride;
+  u32 reduction;
+  u32 root; // who alone sends, max_ranks: all do
+  u32 code; // what the host calls the operation
+  u32 keeper;  // who alone gets the result of a reduction, max_ranks: all do
+  u32 aligned; // all pieces of all buffers, to packs
+  u32 idle; // do nothing: loads the kernel
+};
+
+struct launch {
+  world w;
+  call c;
+};
+
+DEVICE u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
+DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
+
+// Memory accesses that other GPUs, or the host, see or make.
+DEVICE void store(void *p, const pack &v) {
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]), "r"(v.word[1]),
+               "r"(v.word[2]), "r"(v.word[3]) : "memory");
+}
+DEVICE pack load(const void *p) {
+  pack v;
+  asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(p) : "memory");
+  return v;
+}
+struct pair { u64 word[2]; };
+DEVICE void store(void *p, u64 a, u64 b) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+}
+DEVICE pair load_pair(const void *p) {
+  pair v;
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.word[0]), "=l"(v.word[1]) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void store64(u64 *p, u64 v) { asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+DEVICE u64 load64(const u64 *p) {
+  u64 v;
+  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void store32(u32 *p, u32 v) { asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE u32 load32(const u32 *p) {
+  u32 v;
+  asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+DEVICE u64 nanoseconds() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Whether packs are whole and aligned, as most are.
+struct whole { static const bool value = true; };
+struct ragged { static const bool value = false; };
+
+// The pack at p, of which left bytes exist.
+template <typename S> DEVICE pack read(const char *p, u64 left, S) {
+  if constexpr (S::value) return *(const pack *)p;
+  const u32 *word = (const u32 *)p;
+  if (left >= 16 && ((u64)p & 3) == 0) return {{word[0], word[1], word[2], word[3]}};
+  u64 low = 0, high = 0;
+#pragma unroll 1
+  for (u32 i = (u32)least(left, 16); i-- > 0;) high = high << 8 | low >> 56, low = low << 8 | ((const u8 *)p)[i];
+  return {{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)}};
+}
+template <typename S> DEVICE void write(char *p, u64 left, const pack &v, S) {
+  if constexpr (S::value) {
+    *(pack *)p = v;
+  } else if (left >= 16 && ((u64)p & 3) == 0) {
+    u32 *word = (u32 *)p;
+    word[0] = v.word[0], word[1] = v.word[1], word[2] = v.word[2], word[3] = v.word[3];
+  } else {
+    u64 low = bits64_of(v, 0), high = bits64_of(v, 1);
+#pragma unroll 1
+    for (u32 i = 0; i < (u32)least(left, 16); i++) ((u8 *)p)[i] = (u8)low, low = low >> 8 | high << 56, high >>= 8;
+  }
+}
+
+// The wires: how a pack crosses. Each 32-bit or 64-bit word tells by itself
+// whether it is there, because the words of a vector may arrive one by one.
+
+// A word that is there is not all ones, which is a NaN, or two; the sender sends
+// another NaN for it. The reader puts the sentinel back.
+struct sentinel32 {
+  typedef pack arrived;
+  static const u32 size = 16;
+  DEVICE u64 place(const layout &at, u64 epoch) { return at.words + (epoch & 1) * at.words_size; }
+  DEVICE void put(char *to, pack v, u32) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) v.word[i] = v.word[i] == ~0u ? ~1u : v.word[i];
+    store(to, v);
+  }
+  DEVICE pack look(const char *from) { return load(from); }
+  DEVICE bool ready(const pack &v, u32) {
+    return v.word[0] != ~0u && v.word[1] != ~0u && v.word[2] != ~0u && v.word[3] != ~0u;
+  }
+  DEVICE pack value(const pack &v) { return v; }
+  DEVICE void clear(char *from) { store(from, pack{{~0u, ~0u, ~0u, ~0u}}); }
+};
+struct sentinel64 {
+  typedef pair arrived;
+  static const u32 size = 16;
+  DEVICE u64 place(const layout &at, u64 epoch) { return sentinel32::place(at, epoch); }
+  DEVICE u64 other(u64 v) { return v == ~0ull ? ~1ull : v; }
+  DEVICE void put(char *to, const pack &v, u32) { store(to, other(bits64_of(v, 0)), other(bits64_of(v, 1))); }
+  DEVICE pair look(const char *from) { return load_pair(from); }
+  DEVICE bool ready(const pair &v, u32) { return v.word[0] != ~0ull && v.word[1] != ~0ull; }
+  DEVICE void clear(char *from) { store(from, ~0ull, ~0ull); }
+  DEVICE pack value(const pair &v) {
+    pack p;
+    set_bits64(p, 0, v.word[0]);
+    set_bits64(p, 1, v.word[1]);
+    return p;
+  }
+};
+// Each 32-bit word travels with the epoch's lower half, which is never zero.
+struct tagged {
+  struct arrived { pair half[2]; };
+  static const u32 size = 32;
+  DEVICE u64 place(const layout &at, u64 epoch) { return at.tagged + (epoch & 1) * at.tagged_size; }
+  DEVICE void put(char *to, const pack &v, u32 tag) {
+    store(to, (u64)tag << 32 | v.word[0], (u64)tag << 32 | v.word[1]);
+    store(to + 16, (u64)tag << 32 | v.word[2], (u64)tag << 32 | v.word[3]);
+  }
+  DEVICE arrived look(const char *from) { return {{load_pair(from), load_pair(from + 16)}}; }
+  DEVICE bool ready(const arrived &v, u32 tag) {
+    return v.half[0].word[0] >> 32 == tag && v.half[0].word[1] >> 32 == tag && v.half[1].word[0] >> 32 == tag &&
+           v.half[1].word[1] >> 32 == tag;
+  }
+  DEVICE void clear(char *) {}
+  DEVICE pack value(const arrived &v) {
+    return {{(u32)v.half[0].word[0], (u32)v.half[0].word[1], (u32)v.half[1].word[0], (u32)v.half[1].word[1]}};
+  }
+};
+
+// What a thread knows of the operation that it takes part in.
+struct operation {
+  u64 epoch;
+  bool alive; // false: it has given up, and only goes to the barriers
+  DEVICE u32 tag(const operation &o) { return (u32)o.epoch; }
+};
+
+// Starts after everything that the stream did before.
+DEVICE void start() {
+#ifdef DEPENDENT_LAUNCH
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;"); // not before, or kernels without end would wait on the GPU
+#endif
+}
+
+DEVICE operation begin(const world &w) {
+  const state *own = (const state *)w.scratch[w.rank];
+  return {load64(&own->epoch[block()]), load32(&own->broken) == 0};
+}
+
+// Counts the epoch up, for the next kernel, when the whole block knows it. Zero
+// is no tag.
+DEVICE void advance(const world &w, const operation &o) {
+  barrier();
+  u64 next = o.epoch + 1;
+  if ((u32)next == 0) next += 2;
+  state *own = (state *)w.scratch[w.rank];
+  for (u32 b = block() + tid() * blocks(); b < max_blocks; b += threads() * blocks()) store64(&own->epoch[b], next);
+}
+
+// Whether it is time, after so many polls, to look at what may end them: soon at
+// first, then every few thousand.
+DEVICE bool due(u32 tries) {
+  const u32 first = 64, often = 2048;
+  return tries >= first && (tries < often ? (tries & (tries - 1)) == 0 : tries % often == 0);
+}
+
+// Says whether to go on with the wait for a peer, which began at since. The first
+// that gives up tells the host why, and the rest of this rank's threads to leave.
+DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer, u64 &since) {
+  state *own = (state *)w.scratch[w.rank];
+  if (load32(&own->broken)) return false;
+  u64 now = nanoseconds();
+  if (since == 0) since = now;
+  u32 waiting; // one lane of those that wait asks the host
+  asm volatile("activemask.b32 %0;" : "=r"(waiting));
+  if (tid() % 32 != __builtin_ctz(waiting)) return true;
+  bool timed_out = now - since > load64(&w.host->limit);
+  if (!timed_out && !load32(&w.host->abort)) return true;
+  u32 before;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(&own->broken) : "memory");
+  if (before == 0) {
+    store32(&w.host->rank, w.rank);
+    store32(&w.host->peer, peer);
+    store32(&w.host->code, c.code);
+    store32(&w.host->timed_out, timed_out);
+    store64(&w.host->epoch, o.epoch);
+    fence_system();
+    store32(&w.host->told, 1);
+  }
+  return false;
+}
+
+// The place of rank from among the peers of rank to.
+DEVICE u32 seat(u32 from, u32 to) { return from < to ? from : from - 1; }
+
+// Whether this rank gets the result of a reduction. The kernels pair, add and twice
+// give it to all.
+DEVICE bool keeps(const world &w, const call &c) { return c.keeper >= max_ranks || c.keeper == w.rank; }
+
+// The rank that comes step ranks after this one.
+DEVICE u32 after(const world &w, u32 step) {
+  const u32 p = w.rank + step;
+  return p < w.ranks ? p : p - w.ranks;
+}
+
+// The number of bytes of piece p.
+DEVICE u64 piece(const call &c, u32 p) {
+  u64 start = p * c.send_stride;
+  return start < c.total ? least(c.bytes, c.total - start) : 0;
+}
+DEVICE u64 packs(u64 bytes) { return (bytes + 15) / 16; }
+DEVICE u64 whole_packs(const call &c, u64 bytes) { return c.aligned ? bytes / 16 : 0; }
+
+// Goes through the packs first to last of which a thread has every step-th: those
+// below middle, which are whole, by fast(i), which does U of them, and each other
+// one by slow(i).
+template <u32 U, typename F, typename G> DEVICE void go_through(u64 first, u64 middle, u64 last, u64 step, F fast, G slow) {
+  u64 i = first;
+  for (; i < middle; i += U * step) fast(i);
+  while (i >= first + step && i - step >= middle) i -= step;
+#pragma unroll 1
+  for (; i < last; i += step) slow(i);
+}
+
+// Copies packs: put(i, get(i)). Both are told whether the pack is whole.
+template <typename G, typename P> DEVICE void copy(u64 first, u64 middle, u64 last, u64 step, G get, P put) {
+  const u32 U = 4;
+  go_through<U>(
+      first, middle, last, step,
+      [&](u64 i) {
+        pack v[U];
+#pragma unroll
+        for (u32 u = 0; u < U; u++)
+          if (i + u * step < middle) v[u] = get(i + u * step, whole());
+#pragma unroll
+        for (u32 u = 0; u < U; u++)
+          if (i + u * step < middle) put(i + u * step, v[u], whole());
+      },
+      [&](u64 i) { put(i, get(i, ragged()), ragged()); });
+}
+
+// Sends packs of a piece to every peer, in the order after the own rank.
+template <typename W> DEVICE void push(const world &w, const call &c, const operation &o) {
+  if (!o.alive) return;
+  const u64 place = W::place(w.at, o.epoch), size = packs(c.bytes) * W::size;
+#pragma unroll 1
+  for (u32 step = 1; step < w.ranks; step++) {
+    const u32 p = after(w, step);
+    const u64 bytes = piece(c, p), n = packs(bytes);
+    const char *from = c.send + p * c.send_stride;
+    char *to = w.scratch[p] + place + seat(w.rank, p) * size;
+    copy(thread_index(), whole_packs(c, bytes), n, thread_count(),
+         [&](u64 i, auto shape) { return read(from + i * 16, bytes - i * 16, shape); },
+         [&](u64 i, const pack &v, auto) { W::put(to + i * W::size, v, o.tag(o)); });
+  }
+}
+
+// Up to N packs that are to arrive, a stride apart.
+template <typename W, u32 N> struct arrivals {
+  char *base;
+  u64 stride;
+  u32 count;
+  typename W::arrived v[N];
+  DEVICE char *at(const arrivals &a, u32 k) { return a.base + k * a.stride; }
+  DEVICE pack take(const arrivals &a, u32 k) {
+    W::clear(at(a, k));
+    return W::value(a.v[k]);
+  }
+};
+
+// Waits until they are there; peer(k) is where number k comes from.
+template <typename W, u32 N, typename P>
+DEVICE void await(const world &w, const call &c, operation &o, arrivals<W, N> &a, P peer) {
+  u64 since = 0;
+  u32 missing = 0;
+#pragma unroll
+  for (u32 k = 0; k < N; k++)
+    if (k < a.count) a.v[k] = W::look(a.at(a, k));
+  for (u32 tries = 1;; tries++) {
+    bool here = true;
+#pragma unroll
+    for (u32 k = 0; k < N; k++) {
+      const bool ready = k >= a.count || W::ready(a.v[k], o.tag(o));
+      missing = ready ? missing : k;
+      here &= ready;
+    }
+    if (here) return;
+    if (due(tries) && !patient(w, c, o, peer(missing), since)) {
+      o.alive = false;
+      return;
+    }
+#pragma unroll
+    for (u32 k = 0; k < N; k++)
+      if (k < a.count) a.v[k] = W::look(a.at(a, k));
+  }
+}
+
+// Where a reduction in one kernel finds this rank's piece: the own one, of so many
+// bytes, and those of the peers, each of a size on the wire.
+struct share {
+  u64 bytes, size;
+  const char *own;
+  char *in;
+};
+template <typename W> DEVICE share share_of(const world &w, const call &c, const operation &o) {
+  return {piece(c, w.rank), packs(c.bytes) * W::size, c.send + w.rank * c.send_stride, w.scratch[w.rank] + W::place(w.at, o.epoch)};
+}
+// The rank whose seat that is.
+DEVICE u32 sitting(const world &w, u32 seat) { return seat < w.rank ? seat : seat + 1; }
+
+// Reduces pack i of all ranks, whatever it is, one peer after the other. Like the
+// others below it calls each(i, left, result, shape) with the result.
+template <typename T, typename W, typename F>
+DEVICE void reduce_in_turn(const world &w, const call &c, operation &o, const share &p, u32 op, u64 i, F each) {
+  if (!o.alive) return;
+  const u64 left = p.bytes - i * 16;
+  const pack mine = read(p.own + i * 16, left, ragged());
+  lanes<T> sum;
+#pragma unroll 1
+  for (u32 s = 0; s < w.ranks; s++) {
+    pack v = mine;
+    if (s != w.rank) {
+      arrivals<W, 1> a = {p.in + seat(s, w.rank) * p.size + i * W::size, 0, 1};
+      await(w, c, o, a, [=](u32) { return s; });
+      if (!o.alive) return;
+      v = a.take(a, 0);
+    }
+    if (s == 0) sum = widen<T>(v);
+    if (s > 0 || op == any || op == all) combine<T>(op, sum, v); // which makes a truth value of a byte
+  }
+  each(i, left, finish<T>(c.reduction, sum, w.ranks), ragged());
+}
+
+// Adds the whole pack i of more ranks.
+template <typename T, typename W, typename F>
+DEVICE void add_many(const world &w, const call &c, operation &o, const share &p, u64 i, F each) {
+  if (!o.alive) return;
+  arrivals<W, max_ranks - 1> a = {p.in + i * W::size, p.size, w.ranks - 1};
+  const pack mine = read(p.own + i * 16, 16, whole());
+  await(w, c, o, a, [&](u32 k) { return sitting(w, k); });
+  if (!o.alive) return;
+  lanes<T> sum;
+#pragma unroll
+  for (u32 s = 0; s < max_ranks; s++) {
+    if (s < w.ranks) {
+      pack v;
+#pragma unroll
+      for (u32 l = 0; l < 4; l++) {
+        const u32 before = s > 0 ? W::value(a.v[s - 1 + (s == 0)]).word[l] : 0;
+        const u32 at = s + 1 < max_ranks ? W::value(a.v[s - (s + 1 == max_ranks)]).word[l] : 0;
+        v.word[l] = s == w.rank ? mine.word[l] : s < w.rank ? at : before;
+      }
+      if (s == 0) sum = widen<T>(v);
+      else combine<T>(reduction::sum, sum, v);
+    }
+  }
+#pragma unroll
+  for (u32 k = 0; k < max_ranks - 1; k++)
+    if (k < a.count) W::clear(a.at(a, k));
+  each(i, 16, finish<T>(c.reduction, sum, w.ranks), whole());
+}
+
+// The last pack of an aligned piece, if it is not whole.
+template <typename T, typename W, typename F>
+DEVICE void add_rest(const world &w, const call &c, operation &o, const share &p, F each) {
+  const u64 middle = p.bytes / 16;
+  if (p.bytes % 16 != 0 && thread_index() == middle % thread_count()) reduce_in_turn<T, W>(w, c, o, p, sum, middle, each);
+}
+
+// In the kernels reduce, pair and add every rank gets the reduction of its piece.
+// Where the pieces are one and the same, that is an allreduce. reduce does all.
+template <typename T, typename W> DEVICE void reduce(const world &w, const call &c) {
+  start();
+  operation o = begin(w);
+  push<W>(w, c, o);
+  advance(w, o);
+  const share p = share_of<W>(w, c, o);
+  const u64 n = packs(p.bytes);
+#pragma unroll 1
+  for (u64 i = thread_index(); i < n; i += thread_count())
+    reduce_in_turn<T, W>(w, c, o, p, c.reduction, i, [&](u64 i, u64 left, const pack &v, auto shape) {
+      if (keeps(w, c)) write(c.recv + i * 16, left, v, shape);
+    });
+}
+
+// pair adds aligned pieces of two ranks, a few packs of a thread together. What it
+// sends is on its way from memory before it knows the epoch.
+template <typename T, typename W> DEVICE void pair_up(const world &w, const call &c) {
+  const u32 U = 4, n = (u32)(c.bytes / 16), first = (u32)thread_index(), step = (u32)thread_count(), peer = 1 - w.rank;
+  const char *from = c.send + peer * c.send_stride, *own = c.send + w.rank * c.send_stride;
+  start();
+  pack v[U];
+#pragma unroll
+  for (u32 u = 0; u < U; u++)
+    if (first + u * step < n) v[u] = *(const pack *)(from + (u64)(first + u * step) * 16);
+  operation o = begin(w);
+  const u64 place = W::place(w.at, o.epoch);
+  char *out = w.scratch[peer] + place, *in = w.scratch[w.rank] + place;
+  if (o.alive) {
+#pragma unroll 1
+    for (u32 i = first; i < n;) {
+#pragma unroll
+      for (u32 u = 0; u < U; u++)
+        if (i + u * step < n) W::put(out + (u64)(i + u * step) * 16, v[u], 0);
+      i += U * step;
+#pragma unroll
+      for (u32 u = 0; u < U; u++)
+        if (i + u * step < n) v[u] = *(const pack *)(from + (u64)(i + u * step) * 16);
+    }
+    if (c.bytes % 16 != 0 && first == n % step) W::put(out + (u64)n * 16, read(from + (u64)n * 16, c.bytes % 16, ragged()), 0);
+  }
+  advance(w, o);
+#pragma unroll 1
+  for (u32 i = first; i < n && o.alive; i += U * step) {
+    arrivals<W, U> a = {in + (u64)i * 16, (u64)step * 16, 0};
+#pragma unroll
+    for (u32 u = 0; u < U; u++)
+      if (i + u * step < n) a.count = u + 1, v[u] = *(const pack *)(own + (u64)(i + u * step) * 16);
+    await(w, c, o, a, [=](u32) { return peer; });
+    if (!o.alive) return;
+#pragma unroll
+    for (u32 u = 0; u < U; u++) {
+      if (u < a.count) {
+        pack theirs = a.take(a, u);
+#pragma unroll
+        for (u32 l = 0; l < 4; l++) {
+          const u32 mine = v[u].word[l];
+          v[u].word[l] = w.rank == 0 ? mine : theirs.word[l];
+          theirs.word[l] = w.rank == 0 ? theirs.word[l] : mine;
+        }
+        lanes<T> sum = widen<T>(v[u]);
+        combine<T>(reduction::sum, sum, theirs);
+        *(pack *)(c.recv + (u64)(i + u * step) * 16) = finish<T>(c.reduction, sum, 2);
+      }
+    }
+  }
+  const share p = {c.bytes, 0, own, in};
+  add_rest<T, W>(w, c, o, p, [&](u64 i, u64 left, const pack &v, auto shape) { write(c.recv + i * 16, left, v, shape); });
+}
+
+// add adds aligned pieces of more ranks.
+template <typename T, typename W> DEVICE void add(const world &w, const call &c) {
+  start();
+  operation o = begin(w);
+  push<W>(w, c, o);
+  advance(w, o);
+  const share p = share_of<W>(w, c, o);
+  auto keep = [&](u64 i, u64 left, const pack &v, auto shape) { write(c.recv + i * 16, left, v, shape); };
+  for (u64 i = thread_index(); i < p.bytes / 16; i += thread_count()) add_many<T, W>(w, c, o, p, i, keep);
+  add_rest<T, W>(w, c, o, p, keep);
+}
+
+// twice is an allreduce of more ranks: each of them reduces one piece and sends it
+// to all. Only the last piece may be shorter.
+template <typename T, typename W> DEVICE void twice(const world &w, const call &c) {
+  start();
+  operation o = begin(w);
+  push<W>(w, c, o);
+  advance(w, o);
+  const share p = share_of<W>(w, c, o);
+  // The second stage lies behind the first.
+  const u64 second = W::place(w.at, o.epoch) + (w.ranks - 1) * p.size;
+  auto pass_on = [&](u64 i, u64 left, const pack &v, auto shape) {
+#pragma unroll 1
+    for (u32 step = 1; step < w.ranks; step++) {
+      const u32 p2 = after(w, step);
+      W::put(w.scratch[p2] + second + seat(w.rank, p2) * p.size + i * W::size, v, o.tag(o));
+    }
+    write(c.recv + w.rank * c.recv_stride + i * 16, left, v, shape);
+  };
+  const u64 middle = c.aligned && (c.reduction == sum || c.reduction == average) ? p.bytes / 16 : 0;
+  u64 next = thread_index();
+  for (; next < middle; next += thread_count()) add_many<T, W>(w, c, o, p, next, pass_on);
+#pragma unroll 1
+  for (; next < packs(p.bytes); next += thread_count()) reduce_in_turn<T, W>(w, c, o, p, c.reduction, next, pass_on);
+  const u64 most = packs(c.bytes), short_piece = piece(c, w.ranks - 1);
+  for (u64 i = thread_index(); i < most && o.alive; i += thread_count()) {
+    const bool all_have = i < packs(short_piece) || w.rank == w.ranks - 1;
+    arrivals<W, max_ranks - 1> a = {w.scratch[w.rank] + second + i * W::size, p.size, all_have ? w.ranks - 1 : w.ranks - 2};
+    await(w, c, o, a, [&](u32 k) { return sitting(w, k); });
+    if (!o.alive) return;
+#pragma unroll
+    for (u32 k = 0; k < max_ranks - 1; k++) {
+      if (k < a.count) {
+        const u32 s = sitting(w, k);
+        const u64 left = piece(c, s) - i * 16;
+        char *to = c.recv + s * c.recv_stride + i * 16;
+        const pack v = a.take(a, k);
+        if (c.aligned && left >= 16) write(to, left, v, whole());
+        else write(to, left, v, ragged());
+      }
+    }
+  }
+}
+
+// The number of packs that rank from sends to rank to.
+DEVICE u64 sent(const call &c, u32 from, u32 to) { return c.root < max_ranks && c.root != from ? 0 : packs(piece(c, to)); }
+
+// Copies packs first to last of this rank's piece to itself.
+DEVICE void keep_own(const world &w, const call &c, u64 first, u64 last, u64 step) {
+  const char *from = c.send + w.rank * c.send_stride;
+  char *to = c.recv + w.rank * c.recv_stride;
+  if (from == to || !sent(c, w.rank, w.rank)) return;
+  const u64 bytes = piece(c, w.rank);
+  copy(first, least(whole_packs(c, bytes), last), last, step,
+       [&](u64 i, auto shape) { return read(from + i * 16, bytes - i * 16, shape); },
+       [&](u64 i, const pack &v, auto shape) { write(to + i * 16, bytes - i * 16, v, shape); });
+}
+
+// move: every rank gets a piece of every rank, or of the root. A rank that sends
+// nothing says so, because all must hear from all in every epoch.
+DEVICE void move(const world &w, const call &c) {
+  typedef tagged W;
+  start();
+  operation o = begin(w);
+  const u64 place = W::place(w.at, o.epoch), size = (packs(c.bytes) + 1) * W::size;
+  if (o.alive) {
+#pragma unroll 1
+    for (u32 step = 1; step < w.ranks; step++) {
+      const u32 p = after(w, step);
+      const u64 bytes = piece(c, p), n = sent(c, w.rank, p);
+      const char *from = c.send + p * c.send_stride;
+      char *to = w.scratch[p] + place + seat(w.rank, p) * size;
+      if (n == 0 && thread_index() == 0) W::put(to, pack{{0, 0, 0, 0}}, o.tag(o));
+      copy(thread_index(), least(whole_packs(c, bytes), n), n, thread_count(),
+           [&](u64 i, auto shape) { return read(from + i * 16, bytes - i * 16, shape); },
+           [&](u64 i, const pack &v, auto) { W::put(to + i * W::size, v, o.tag(o)); });
+    }
+  }
+  advance(w, o);
+  if (o.alive) keep_own(w, c, thread_index(), packs(piece(c, w.rank)), thread_count());
+#pragma unroll 1
+  for (u32 s = 0; s < w.ranks; s++) {
+    if (s == w.rank) continue;
+    const u64 bytes = piece(c, w.rank), n = sent(c, s, w.rank);
+    char *in = w.scratch[w.rank] + place + seat(s, w.rank) * size, *to = c.recv + s * c.recv_stride;
+    for (u64 i = thread_index(); i < (n ? n : 1) && o.alive; i += thread_count()) {
+      arrivals<W, 1> a = {in + i * W::size, 0, 1};
+      await(w, c, o, a, [=](u32) { return s; });
+      if (o.alive && n) {
+        if (i < whole_packs(c, bytes)) write(to + i * 16, 16, W::value(a.v[0]), whole());
+        else write(to + i * 16, bytes - i * 16, W::value(a.v[0]), ragged());
+      }
+    }
+  }
+}
+
+// The rings. Every warp has, for each stage and peer, a few slots of chunks, in
+// two places, by epoch, and handles every so many-th chunk of a piece; the same
+// warps of all ranks belong together: a line. A line writes its chunk of a round,
+// then reads the peers' of the round before, and then tells of the first. So it
+// fills a slot again, three rounds and more later, when the peers are through
+// with it.
+struct line {
+  u32 index, lane;
+  u64 rounds;
+  bool alive; // the same in all lanes
+};
+DEVICE line line_of(const world &w, const call &c, const operation &o) {
+  const u32 warps = threads() / 32;
+  const u64 stripe = (u64)blocks() * warps * w.at.chunk;
+  return {block() * warps + tid() / 32, tid() % 32, (packs(c.bytes) + stripe - 1) / stripe, (bool)__nvvm_vote_all_sync(~0u, o.alive)};
+}
+DEVICE u64 slot_at(const world &w, const operation &o, const line &l, u32 stage, u64 round, u32 seat) {
+  u64 slot = ((2 * stage + (o.epoch & 1)) * w.at.lines + l.index) * ring_slots + round % ring_slots;
+  return w.at.ring + (slot * (w.ranks - 1) + seat) * w.at.ring_slot;
+}
+// How far a peer's chunks are here. It only grows.
+DEVICE u64 *flag_at(const world &w, const line &l, u32 rank, u32 stage, u32 seat) {
+  return (u64 *)(w.scratch[rank] + flags_at) + (stage * max_lines + l.index) * max_ranks + seat;
+}
+DEVICE u64 count(const operation &o, u64 round) { return o.epoch << 20 | (round + 1); }
+
+// Tells all peers that the line has written the chunks before.
+DEVICE void tell(const world &w, const operation &o, const line &l, u32 stage, u64 round) {
+  if (l.lane >= w.ranks - 1) return;
+  const u32 p = l.lane + (l.lane >= w.rank);
+  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(flag_at(w, l, p, stage, seat(w.rank, p))), "l"(count(o, round)) : "memory");
+}
+
+// Waits for a chunk of every peer. False: the line gives up.
+DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32 stage, u64 round) {
+  bool here = true;
+  if (l.lane < w.ranks - 1) {
+    u64 since = 0, now = 0;
+    const u64 *flag = flag_at(w, l, w.rank, stage, l.lane);
+    for (u32 tries = 1;; tries++) {
+      asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(now) : "l"(flag) : "memory");
+      if (now >= count(o, round)) break;
+      if (due(tries) && !patient(w, c, o, l.lane + (l.lane >= w.rank), since)) {
+        here = false;
+        break;
+      }
+    }
+  }
+  l.alive = __nvvm_vote_all_sync(~0u, here);
+  __nvvm_bar_warp_sync(~0u);
+  return l.alive;
+}
+
+// A line's part of a piece in one round.
+struct part { u64 first, last; };
+DEVICE part part_of(const world &w, const line &l, u64 n, u64 round) {
+  u64 first = (round * blocks() * (threads() / 32) + l.index) * w.at.chunk;
+  return {least(first, n), least(first + w.at.chunk, n)};
+}
+
+// Fills this round's slots of the peers with their pieces.
+DEVICE void fill(const world &w, const call &c, const operation &o, const line &l, u64 round) {
+#pragma unroll 1
+  for (u32 step = 1; step < w.ranks; step++) {
+    const u32 p = after(w, step);
+    const u64 bytes = piece(c, p);
+    const part range = part_of(w, l, sent(c, w.rank, p), round);
+    const char *from = c.send + p * c.send_stride;
+    char *to = w.scratch[p] + slot_at(w, o, l, 0, round, seat(w.rank, p)) - range.first * 16;
+    copy(range.first + l.lane, least(whole_packs(c, bytes), range.last), range.last, 32,
+         [&](u64 i, auto shape) { return read(from + i * 16, bytes - i * 16, shape); },
+         [&](u64 i, const pack &v, auto) { *(pack *)(to + i * 16) = v; });
+  }
+}
+
+// Reduces U packs from i on, below n, of which all ranks' are here; onward sends
+// the result to all.
+template <typename T, u32 U, typename S>
+DEVICE void reduce_here(const world &w, const call &c, const operation &o, const line &l, u64 round, const part &range, u64 i, u64 n, bool onward, S shape) {
+  const u64 bytes = piece(c, w.rank);
+  const char *own = c.send + w.rank * c.send_stride;
+  char *to = c.recv + w.rank * c.recv_stride;
+  lanes<T> sum[U];
+#pragma unroll 1
+  for (u32 s = 0; s < w.ranks; s++) {
+    const char *in = w.scratch[w.rank] + slot_at(w, o, l, 0, round, seat(s, w.rank)) - range.first * 16;
+    pack p[U];
+#pragma unroll
+    for (u32 u = 0; u < U; u++) {
+      const u64 k = i + u * 32;
+      if (k < n) p[u] = s == w.rank ? read(own + k * 16, bytes - k * 16, shape) : load(in + k * 16);
+    }
+#pragma unroll
+    for (u32 u = 0; u < U; u++)
+      if (s == 0) sum[u] = widen<T>(p[u]);
+      else combine<T>(U > 1 ? reduction::sum : c.reduction, sum[u], p[u]);
+  }
+#pragma unroll
+  for (u32 u = 0; u < U; u++) {
+    const u64 k = i + u * 32;
+    if (k < n) {
+      pack v = finish<T>(c.reduction, sum[u], w.ranks);
+      if (keeps(w, c)) write(to + k * 16, bytes - k * 16, v, shape);
+#pragma unroll 1
+      for (u32 step = 1; onward && step < w.ranks; step++) {
+        const u32 p = after(w, step);
+        *(pack *)(w.scratch[p] + slot_at(w, o, l, 1, round, seat(w.rank, p)) + (k - range.first) * 16) = v;
+      }
+    }
+  }
+}
+
+// Reduces this rank's part of a round.
+template <typename T> DEVICE void reduce_round(const world &w, const call &c, const operation &o, const line &l, u64 round, bool onward) {
+  const u64 bytes = piece(c, w.rank);
+  const part range = part_of(w, l, packs(bytes), round);
+  const bool sums = T::size > 1 && (c.reduction == sum || c.reduction == average);
+  const u64 middle = sums ? least(whole_packs(c, bytes), range.last) : 0;
+  const u32 U = T::size < 4 ? 2 : 4;
+  auto fast = [&](u64 i) { reduce_here<T, U>(w, c, o, l, round, range, i, middle, onward, whole()); };
+  auto slow = [&](u64 i) { reduce_here<T, 1>(w, c, o, l, round, range, i, range.last, onward, ragged()); };
+  if constexpr (T::size > 1) go_through<U>(range.first + l.lane, middle, range.last, 32, fast, slow);
+  else go_through<U>(range.first + l.lane, 0, range.last, 32, [](u64) {}, slow);
+}
+
+// Copies what the peers sent in a round to where it belongs. At stage 1 these are
+// their own pieces, reduced; at stage 0 the pieces for this rank.
+DEVICE void collect(const world &w, const call &c, const operation &o, const line &l, u32 stage, u64 round) {
+#pragma unroll 1
+  for (u32 s = 0; s < w.ranks; s++) {
+    if (s == w.rank) continue;
+    const u64 bytes = piece(c, stage ? s : w.rank);
+    const part range = part_of(w, l, stage ? packs(bytes) : sent(c, s, w.rank), round);
+    const char *in = w.scratch[w.rank] + slot_at(w, o, l, stage, round, seat(s, w.rank)) - range.first * 16;
+    char *to = c.recv + s * c.recv_stride;
+    copy(range.first + l.lane, least(whole_packs(c, bytes), range.last), range.last, 32,
+         [&](u64 i, auto) { return load(in + i * 16); },
+         [&](u64 i, const pack &v, auto shape) {
+           if (keeps(w, c)) write(to + i * 16, bytes - i * 16, v, shape);
+         });
+  }
+}
+
+// ring is reduce through the rings; with a stride of recv, it is twice.
+template <typename T> DEVICE void ring(const world &w, const call &c) {
+  start();
+  operation o = begin(w);
+  advance(w, o);
+  line l = line_of(w, c, o);
+  const bool onward = c.recv_stride != 0;
+  const u64 last = l.rounds + (onward ? 2 : 1);
+  for (u64 k = 0; k < last && l.alive; k++) {
+    const bool fills = k < l.rounds, reduces = k >= 1 && k - 1 < l.rounds;
+    if (fills) fill(w, c, o, l, k);
+    if (reduces) {
+      if (!hear(w, c, o, l, 0, k - 1)) return;
+      reduce_round<T>(w, c, o, l, k - 1, onward);
+    }
+    if (onward && k >= 2) {
+      if (!hear(w, c, o, l, 1, k - 2)) return;
+      collect(w, c, o, l, 1, k - 2);
+    }
+    __nvvm_bar_warp_sync(~0u);
+    if (fills) tell(w, o, l, 0, k);
+    if (reduces && onward) tell(w, o, l, 1, k - 1);
+  }
+}
+
+// move_ring is move through the rings.
+DEVICE void move_ring(const world &w, const call &c) {
+  start();
+  operation o = begin(w);
+  advance(w, o);
+  line l = line_of(w, c, o);
+  for (u64 k = 0; k < l.rounds + 1 && l.alive; k++) {
+    if (k < l.rounds) fill(w, c, o, l, k);
+    if (k >= 1) {
+      if (!hear(w, c, o, l, 0, k - 1)) return;
+      const part own = part_of(w, l, packs(piece(c, w.rank)), k - 1);
+      keep_own(w, c, own.first + l.lane, own.last, 32);
+      collect(w, c, o, l, 0, k - 1);
+    }
+    __nvvm_bar_warp_sync(~0u);
+    if (k < l.rounds) tell(w, o, l, 0, k);
+  }
+}
+
+// A kernel is launched by a rank for itself; for tests also for all ranks
+// together, each of them a row of blocks.
+#define WIDTH __attribute__((launch_bounds(max_width, 1)))
+#ifdef ALL_RANKS
+#define OPERATION(name, run)                                                                                         \
+  KERNEL WIDTH name(const launch *all) {                                                                            \
+    const launch &l = all[__nvvm_read_ptx_sreg_ctaid_y()];                                                           \
+    if (!l.c.idle) run(l.w, l.c);                                                                                    \
+  }
+#else
+#define OPERATION(name, run)                                                                                         \
+  KERNEL WIDTH name(launch l) {                                                                                     \
+    if (!l.c.idle) run(l.w, l.c);                                                                                    \
+  }
+#endif
+
+// Those for small messages also come in a form that starts early.
+OPERATION(pair_f64, (pair_up<f64_element, sentinel64>))
+OPERATION(pair_f32, (pair_up<f32_element, sentinel32>))
+OPERATION(pair_f16, (pair_up<f16_element, sentinel32>))
+OPERATION(pair_bf16, (pair_up<bf16_element, sentinel32>))
+OPERATION(add_f64, (add<f64_element, sentinel64>))
+OPERATION(add_f32, (add<f32_element, sentinel32>))
+OPERATION(add_f16, (add<f16_element, sentinel32>))
+OPERATION(add_bf16, (add<bf16_element, sentinel32>))
+OPERATION(move, move)
+
+#ifndef DEPENDENT_LAUNCH
+OPERATION(reduce_f64, (reduce<f64_element, sentinel64>))
+OPERATION(reduce_f32, (reduce<f32_element, sentinel32>))
+OPERATION(reduce_f16, (reduce<f16_element, sentinel32>))
+OPERATION(reduce_bf16, (reduce<bf16_element, sentinel32>))
+OPERATION(reduce_e4m3, (reduce<e4m3_element, tagged>))
+OPERATION(reduce_e5m2, (reduce<e5m2_element, tagged>))
+OPERATION(reduce_i64, (reduce<i64_element, tagged>))
+OPERATION(reduce_i32, (reduce<i32_element, tagged>))
+OPERATION(reduce_i16, (reduce<i16_element, tagged>))
+OPERATION(reduce_i8, (reduce<i8_element, tagged>))
+
+OPERATION(twice_f64, (twice<f64_element, sentinel64>))
+OPERATION(twice_f32, (twice<f32_element, sentinel32>))
+OPERATION(twice_f16, (twice<f16_element, sentinel32>))
+OPERATION(twice_bf16, (twice<bf16_element, sentinel32>))
+
+OPERATION(ring_f64, ring<f64_element>)
+OPERATION(ring_f32, ring<f32_element>)
+OPERATION(ring_f16, ring<f16_element>)
+OPERATION(ring_bf16, ring<bf16_element>)
+OPERATION(ring_e4m3, ring<e4m3_element>)
+OPERATION(ring_e5m2, ring<e5m2_element>)
+OPERATION(ring_i64, ring<i64_element>)
+OPERATION(ring_i32, ring<i32_element>)
+OPERATION(ring_i16, ring<i16_element>)
+OPERATION(ring_i8, ring<i8_element>)
+
+OPERATION(move_ring, move_ring)
+#endif

@@ -1,0 +1,132 @@
+package p2p
+
+import (
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// named returns a planner whose kernels are made up.
+func named(ranks int, s sizes) (*planner, map[*kernel]string) {
+	p := &planner{sizes: s, ranks: ranks}
+	names := map[*kernel]string{}
+	for family, name := range familyNames {
+		for _, dt := range dtype.All() {
+			k := &kernel{Kernel: new(cuda.Kernel)}
+			p.kernels.byType[family][dt] = k
+			names[k] = name
+		}
+	}
+	p.kernels.move, p.kernels.moveRing = &kernel{}, &kernel{}
+	names[p.kernels.move], names[p.kernels.moveRing] = "move", "move_ring"
+	return p, names
+}
+
+// The structs have the size and the offsets of those in kernels/p2p.cu.
+func TestParametersAreLaidOutAsTheKernelsReadThem(t *testing.T) {
+	assert.EqualValues(t, 56, unsafe.Sizeof(layout{}))
+	assert.EqualValues(t, 136, unsafe.Sizeof(worldParameters{}))
+	assert.EqualValues(t, 72, unsafe.Sizeof(callParameters{}))
+	assert.EqualValues(t, 208, unsafe.Sizeof(launchParameters{}))
+	assert.EqualValues(t, 40, unsafe.Sizeof(watch{}))
+	assert.EqualValues(t, 32, unsafe.Offsetof(watch{}.epoch))
+}
+
+// What every plan has to fulfil, whatever the operation: its data fits into its
+// place of the scratch memory, all ranks write what the others wait for, and
+// differently aligned buffers make no difference that a peer would see.
+func TestPlans(t *testing.T) {
+	const seed = 3
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for ranks := 1; ranks <= maxRanks; ranks++ {
+		for _, s := range []sizes{defaults(ranks), small(ranks)} {
+			p, names := named(ranks, s)
+			at, _ := s.layout(ranks)
+			for range 2000 {
+				x := randomStep(rng, ranks, 64<<20)
+				l, off := p.planOf(x, 1<<30, 2<<30), p.planOf(x, 1<<30+4, 2<<30+8)
+				require.Equal(t, [2]int{l.blocks, l.width}, [2]int{off.blocks, off.width}, "seed %d: %v", seed, x)
+				require.LessOrEqual(t, l.blocks, s.blocks, "%v", x)
+				require.LessOrEqual(t, l.width, maxWidth, "%v", x)
+				require.Positive(t, l.blocks*l.width, "%v", x)
+				packs := uint64(packsOf(int(l.call.bytes)))
+				peers := uint64(ranks - 1)
+				words := elements[x.dt].words
+				switch name := names[l.kernel]; name {
+				case "ring", "move_ring":
+					require.Equal(t, name, names[off.kernel], "%v", x)
+					require.LessOrEqual(t, l.blocks*l.width/lineWidth, int(at.lines), "%v", x)
+				case "twice":
+					require.Equal(t, name, names[off.kernel], "%v", x)
+					require.LessOrEqual(t, 2*peers*packs*packBytes, at.wordsSize, "%v", x)
+					// Every rank has a piece, of which the last may be shorter.
+					require.Greater(t, l.call.total, peers*l.call.bytes, "%v", x)
+					require.LessOrEqual(t, l.call.total, (peers+1)*l.call.bytes, "%v", x)
+				case "move":
+					require.Equal(t, name, names[off.kernel], "%v", x)
+					require.LessOrEqual(t, peers*(packs+1)*2*packBytes, at.taggedSize, "%v", x)
+				case "pair", "add":
+					require.Equal(t, "reduce", names[off.kernel], "%v", x)
+					require.True(t, words && sums(x.op) && (name == "pair") == (ranks == 2), "%v", x)
+					require.LessOrEqual(t, peers*packs*packBytes, at.wordsSize, "%v", x)
+				case "reduce":
+					require.Equal(t, name, names[off.kernel], "%v", x)
+					if words {
+						require.LessOrEqual(t, peers*packs*packBytes, at.wordsSize, "%v", x)
+					} else {
+						require.LessOrEqual(t, peers*packs*2*packBytes, at.taggedSize, "%v", x)
+					}
+				default:
+					t.Fatalf("seed %d: %v has no kernel", seed, x)
+				}
+			}
+		}
+	}
+}
+
+// The parts of the scratch memory follow each other, behind the state and the flags.
+func TestScratchMemory(t *testing.T) {
+	for ranks := 1; ranks <= maxRanks; ranks++ {
+		s := defaults(ranks)
+		at, bytes := s.layout(ranks)
+		flags := 4096 + 2*maxLines*maxRanks*8
+		assert.LessOrEqual(t, uint64(flags), at.words)
+		assert.Equal(t, at.words+2*at.wordsSize, at.tagged)
+		assert.Equal(t, at.tagged+2*at.taggedSize, at.ring)
+		assert.Less(t, bytes, 256<<20, "%d ranks", ranks)
+		assert.LessOrEqual(t, int(at.lines), maxLines)
+	}
+}
+
+func TestWhatIsTakenOver(t *testing.T) {
+	var none takes
+	none.lacks[dtype.I16][comm.Sum] = true
+	most := takes{limit: [classes]int{reduceSums: 1 << 20, gathers: 100}}
+	for _, c := range []struct {
+		call     comm.Call
+		by       takes
+		expected bool
+	}{
+		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Sum), most, true},
+		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Avg), most, true},
+		{comm.AllReduceCall(0, 0, 1<<18+1, dtype.F32, comm.Sum), most, false},
+		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Min), most, false},
+		{comm.AllReduceCall(0, 0, 1<<18, dtype.I32, comm.Sum), most, false},
+		{comm.AllGatherCall(0, 0, 25, dtype.F32), most, true},
+		{comm.AllGatherCall(0, 0, 26, dtype.F32), most, false},
+		{comm.SendCall(0, 1, dtype.F32, 0, 0), most, false},
+		{comm.AllReduceCall(0, 0, 1<<30, dtype.I16, comm.Sum), none, true},
+		{comm.ReduceCall(0, 0, 1<<30, dtype.I16, comm.Sum, 0), none, true},
+		{comm.AllReduceCall(0, 0, 1, dtype.I16, comm.Max), none, false},
+		{comm.AllReduceCall(0, 0, 1, dtype.I16, comm.ReduceOp(77)), none, false},
+	} {
+		assert.Equal(t, c.expected, c.by.call(&c.call), "%v", c.call)
+	}
+}

@@ -1,0 +1,310 @@
+package p2p
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// timesVariable asks for the measurements, which are not tests.
+const timesVariable = "TUTTI_TEST_TIMES"
+
+// perGraph is how many operations one captured graph holds.
+const perGraph = 20
+
+// timing is one rank's part of a measurement.
+type timing struct {
+	rt         *cuda.Runtime
+	stream     *cuda.Stream
+	start, end *cuda.Event
+}
+
+func newTiming(rt *cuda.Runtime, s *cuda.Stream) (m timing, err error) {
+	start, err1 := rt.NewTimingEvent()
+	end, err2 := rt.NewTimingEvent()
+	return timing{rt, s, start, end}, errors.Join(err1, err2)
+}
+
+// microseconds returns the median time of one call of f, of some rounds of n
+// calls, of which a graph holds perGraph if asked for.
+func (m timing) microseconds(ctx context.Context, n int, graph bool, f func() error) (float64, error) {
+	per := 1
+	if graph {
+		g, err := m.stream.Capture(func() error {
+			for range perGraph {
+				if err := f(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+		defer g.Close() //nolint:errcheck
+		f = func() error { return g.Launch(m.stream) }
+		per, n = perGraph, max(n/perGraph, 1)
+	}
+	var all, host []float64
+	for range 7 {
+		began := time.Now()
+		for i := range n + 2 {
+			if i == 2 {
+				if err := m.stream.Record(m.start); err != nil {
+					return 0, err
+				}
+			}
+			if err := f(); err != nil {
+				return 0, err
+			}
+		}
+		host = append(host, float64(time.Since(began).Nanoseconds())/1e3/float64(n*per))
+		if err := errors.Join(m.stream.Record(m.end), m.stream.Synchronize(ctx)); err != nil {
+			return 0, err
+		}
+		d, err := m.end.Since(m.start)
+		if err != nil {
+			return 0, err
+		}
+		all = append(all, float64(d.Nanoseconds())/1e3/float64(n*per))
+	}
+	if slices.Max(all) > 5*slices.Min(all) {
+		fmt.Printf("[graph %t, rounds %.1f, host %.1f]\n", graph, all, host)
+	}
+	slices.Sort(all)
+	return all[len(all)/2], nil
+}
+
+// calls is how often an operation of that size is timed in a round.
+func calls(bytes int) int {
+	switch {
+	case bytes <= 1<<20:
+		return 400
+	case bytes <= 16<<20:
+		return 100
+	}
+	return 20
+}
+
+// timeWorld times allreduces of float32 in place, the slowest rank.
+func timeWorld(ctx context.Context, ends []*endpoint, bytes int, graph bool, reshape func(*plan)) (float64, error) {
+	times := make([]float64, len(ends))
+	err := each(ends, func(e *endpoint) error {
+		m, err := newTiming(e.rt, e.rt.Stream())
+		if err != nil {
+			return err
+		}
+		buf, err := e.rt.Allocate(bytes)
+		if err != nil {
+			return err
+		}
+		defer e.rt.Deallocate(buf) //nolint:errcheck
+		if err := e.rt.Fill(buf, bytes/4, dtype.F32, 0.5); err != nil {
+			return err
+		}
+		p := e.allReduce(buf, buf, bytes/4, dtype.F32, comm.Sum)
+		if reshape != nil {
+			reshape(&p)
+		}
+		times[e.rank], err = m.microseconds(ctx, calls(bytes), graph, func() error { return e.submit(m.stream, p) })
+		return errors.Join(err, e.fault(), m.start.Close(), m.end.Close())
+	})
+	return slices.Max(times), err
+}
+
+// timeNCCL does the same over package nccl.
+func timeNCCL(ctx context.Context, world []*nccl.Comm, bytes int, graph, symmetric bool) (float64, error) {
+	times := make([]float64, len(world))
+	errs := make(chan error, len(world))
+	for _, c := range world {
+		go func() {
+			errs <- func() error {
+				rt := c.Runtime()
+				m, err := newTiming(rt, c.Stream())
+				if err != nil {
+					return err
+				}
+				var buf uintptr
+				if symmetric {
+					buf, err = c.AllocateSymmetric(ctx, bytes)
+				} else {
+					buf, err = rt.Allocate(bytes)
+				}
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(rt.Fill(buf, bytes/4, dtype.F32, 0.5), rt.Synchronize(ctx)); err != nil {
+					return err
+				}
+				times[c.Rank()], err = m.microseconds(ctx, calls(bytes), graph, func() error {
+					return c.AllReduce(buf, buf, bytes/4, dtype.F32, comm.Sum)
+				})
+				if symmetric {
+					err = errors.Join(err, c.FreeSymmetric(ctx, buf))
+				} else {
+					err = errors.Join(err, rt.Deallocate(buf))
+				}
+				return errors.Join(err, m.start.Close(), m.end.Close())
+			}()
+		}()
+	}
+	var err error
+	for range world {
+		err = errors.Join(err, <-errs)
+	}
+	return slices.Max(times), err
+}
+
+func sizeText(bytes int) string {
+	switch {
+	case bytes >= 1<<30:
+		return fmt.Sprintf("%d GiB", bytes>>30)
+	case bytes >= 1<<20:
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	case bytes >= 1<<10:
+		return fmt.Sprintf("%d KiB", bytes>>10)
+	}
+	return fmt.Sprintf("%d B", bytes)
+}
+
+// twoGPUs opens two for a measurement.
+func twoGPUs(t *testing.T, what string) []*cuda.Runtime {
+	if !strings.Contains(os.Getenv(timesVariable), what) {
+		t.Skipf("a measurement, made if %s has %q in it", timesVariable, what)
+	}
+	return []*cuda.Runtime{openGPU(t, 0), openGPU(t, 1)}
+}
+
+// TestTimes prints the times of allreduces on two GPUs, beside NCCL's.
+func TestTimes(t *testing.T) {
+	gpus := twoGPUs(t, "table")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	ends := world(t, gpus, 2, defaults(2), 20*time.Second)
+	others, err := nccl.InProcess(ctx, gpus)
+	require.NoError(t, err)
+	fmt.Printf("%10s %10s %10s %12s %12s %12s %12s\n", "float32", "p2p graph", "p2p eager", "nccl graph", "nccl eager", "window graph", "window eager")
+	for _, bytes := range []int{256, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20, 16 << 20, 64 << 20, 1 << 30} {
+		var row []float64
+		for _, graph := range []bool{true, false} {
+			us, err := timeWorld(ctx, ends, bytes, graph, nil)
+			require.NoError(t, err)
+			row = append(row, us)
+		}
+		for _, symmetric := range []bool{false, true} {
+			for _, graph := range []bool{true, false} {
+				us, err := timeNCCL(ctx, others, bytes, graph, symmetric)
+				require.NoError(t, err)
+				row = append(row, us)
+			}
+		}
+		fmt.Printf("%10s %10.2f %10.2f %12.2f %12.2f %12.2f %12.2f\n", sizeText(bytes), row[0], row[1], row[2], row[3], row[4], row[5])
+	}
+	for _, c := range others {
+		defer c.Close() //nolint:errcheck
+	}
+}
+
+// TestGeometries prints which grids are best for what goes at once.
+func TestGeometries(t *testing.T) {
+	gpus := twoGPUs(t, "geometry")
+	ends := world(t, gpus, 2, defaults(2), 20*time.Second)
+	for _, bytes := range []int{256, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20} {
+		type result struct {
+			us            float64
+			blocks, width int
+		}
+		var all []result
+		for blocks := 1; blocks <= maxBlocks; blocks *= 2 {
+			for _, width := range []int{64, 128, 256, 512} {
+				if n := blocks * width; n > max(2*packsOf(bytes), 64) || n*64 < packsOf(bytes) {
+					continue
+				}
+				us, err := timeWorld(t.Context(), ends, bytes, true, func(p *plan) { p.blocks, p.width = blocks, width })
+				require.NoError(t, err)
+				all = append(all, result{us, blocks, width})
+			}
+		}
+		slices.SortFunc(all, func(a, b result) int { return int((a.us - b.us) * 1e4) })
+		fmt.Printf("%10s", sizeText(bytes))
+		for _, r := range all[:min(6, len(all))] {
+			fmt.Printf("  %3d x %3d %7.2f", r.blocks, r.width, r.us)
+		}
+		fmt.Println()
+	}
+}
+
+// TestRings prints which rings are best for large messages.
+func TestRings(t *testing.T) {
+	gpus := twoGPUs(t, "rings")
+	for _, blocks := range []int{64, 96, 128} {
+		for _, chunk := range []int{128, 256, 512} {
+			s := defaults(2)
+			s.ringBlocks, s.chunk, s.once = blocks, chunk, 0
+			t.Run(fmt.Sprintf("%d blocks of %d packs", blocks, chunk), func(t *testing.T) {
+				ends := world(t, gpus, 2, s, 20*time.Second)
+				fmt.Printf("%4d x %4d", blocks, chunk)
+				for _, bytes := range []int{1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20, 1 << 30} {
+					us, err := timeWorld(t.Context(), ends, bytes, false, nil)
+					require.NoError(t, err)
+					fmt.Printf("  %s %8.2f", sizeText(bytes), us)
+				}
+				fmt.Println()
+			})
+		}
+	}
+}
+
+// TestStalls repeats what once took a thousand times as long as it should.
+func TestStalls(t *testing.T) {
+	gpus := twoGPUs(t, "stalls")
+	for _, bytes := range []int{256 << 10, 16 << 20} {
+		ends := world(t, gpus, 2, defaults(2), 20*time.Second)
+		for range 12 {
+			us, err := timeWorld(t.Context(), ends, bytes, false, nil)
+			require.NoError(t, err)
+			fmt.Printf("%s %.1f\n", sizeText(bytes), us)
+		}
+	}
+}
+
+// TestHostCost prints what a submission costs the host.
+func TestHostCost(t *testing.T) {
+	gpus := twoGPUs(t, "host")
+	ends := world(t, gpus, 2, defaults(2), 20*time.Second)
+	require.NoError(t, each(ends, func(e *endpoint) error {
+		buf, err := e.rt.Allocate(1024)
+		if err != nil {
+			return err
+		}
+		p := e.allReduce(buf, buf, 256, dtype.F32, comm.Sum)
+		p.call.idle = 1
+		const n = 500
+		for range 3 {
+			began := time.Now()
+			for range n {
+				if err := e.submit(e.rt.Stream(), p); err != nil {
+					return err
+				}
+			}
+			took := time.Since(began)
+			if err := e.rt.Synchronize(t.Context()); err != nil {
+				return err
+			}
+			fmt.Printf("rank %d: %v a submission, %v an idle kernel\n", e.rank, took/n, time.Since(began)/n)
+		}
+		return e.rt.Deallocate(buf)
+	}))
+}
