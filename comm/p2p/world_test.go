@@ -216,11 +216,12 @@ func (b buffers) free() error { return errors.Join(b.rt.Deallocate(b.send), b.rt
 func (b buffers) prepare(s step, rank, ranks int) (send, recv uintptr, err error) {
 	ns, nr := s.lengths(ranks)
 	size := s.dt.Size()
-	send, recv = b.send+guard+uintptr(s.sendAt), b.recv+guard+uintptr(s.recvAt)
+	skew := rank * int(s.seed%3) * 4 // so that ranks' buffers are aligned differently
+	send, recv = b.send+guard+uintptr(s.sendAt+skew), b.recv+guard+uintptr(s.recvAt+skew)
 	err = errors.Join(b.rt.Fill(b.send, b.bytes, dtype.U8, 0x5a), b.rt.Fill(b.recv, b.bytes, dtype.U8, 0x5a))
 	if s.inPlace {
 		sendOff, recvOff := s.offset(rank)
-		send, recv = b.recv+guard+uintptr(s.recvAt+sendOff), b.recv+guard+uintptr(s.recvAt+recvOff)
+		send, recv = b.recv+guard+uintptr(s.recvAt+skew+sendOff), b.recv+guard+uintptr(s.recvAt+skew+recvOff)
 	}
 	return send, recv, errors.Join(err, b.rt.CopyIn(send, s.input(rank, ns)[:ns*size]), b.checkSize(max(ns, nr)*size))
 }
