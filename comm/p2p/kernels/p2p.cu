@@ -224,12 +224,12 @@ DEVICE void advance(const world &w, const operation &o) {
   for (u32 b = block() + tid() * blocks(); b < max_blocks; b += threads() * blocks()) store64(&own->epoch[b], next);
 }
 
-// Whether it is time, after so many polls, to look at what may end them: soon at
-// first, then every few thousand.
-DEVICE bool due(u32 tries) {
-  const u32 first = 64, often = 2048;
-  return tries >= first && (tries < often ? (tries & (tries - 1)) == 0 : tries % often == 0);
-}
+// Whether it is time, after so many polls, to look at what may end them: after
+// some 30 ms. A look reads the host's memory, which takes about a microsecond, one
+// warp after the other. If waits came to it that are shorter than all warps'
+// looks together (5 ms), those of one rank would make the other wait long enough
+// to look as well, and so on, call after call.
+DEVICE bool due(u32 tries) { return tries % (1u << 16) == 0; }
 
 // Says whether to go on with the wait for a peer, which began at since. The first
 // that gives up tells the host why, and the rest of this rank's threads to leave.
