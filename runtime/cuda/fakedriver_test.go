@@ -31,6 +31,9 @@ func TestOnAFakeDriver(t *testing.T) {
 	}
 	dir := t.TempDir()
 	library, old := buildFakeDriver(t, dir, "driver.so"), buildFakeDriver(t, dir, "old.so", "-DTOO_OLD")
+	emulating := func(t *testing.T) string {
+		return buildFakeDriver(t, dir, "emulating.so", buildEmulator(t, dir), "-lm")
+	}
 	unavailable := []string{"-test.run=^TestOpenSaysWhatIsMissing$"}
 	for name, c := range map[string]struct {
 		file string
@@ -39,7 +42,10 @@ func TestOnAFakeDriver(t *testing.T) {
 	}{
 		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
 			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared)",
-				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Scale only
+				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
+		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
+			[]string{"-test.run=^TestConformance$/^kernels$/top_k|select|fit|refine|above|merge|union|scatter|give|bal|sample|hostile|bad"}},
+		"kernels beside the CPU's": {"", nil, []string{"-test.short", "-test.run=^TestKernels(Equal|DoNot|InA)"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},
 		"driver that lacks functions": {old, []string{"FAKE_CUDA_VERSION=11020", wantedVariable + "=old.so|CUDA 11.2|11.5 or newer"},
@@ -56,7 +62,10 @@ func TestOnAFakeDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			self, err := os.Executable()
 			require.NoError(t, err)
-			cmd := exec.Command(self, append(c.args, "-test.v", "-test.timeout=2m")...)
+			if c.file == "" {
+				c.file = emulating(t)
+			}
+			cmd := exec.Command(self, append(c.args, "-test.v", "-test.timeout=5m")...)
 			cmd.Env = append(append(os.Environ(), fakeVariable+"=1", libraryVariable+"="+c.file), c.env...)
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s", out)
@@ -82,10 +91,25 @@ func buildFakeDriver(t *testing.T, dir, name string, flags ...string) string {
 		t.Skipf("is a test binary away from its sources: %v", err)
 	}
 	library := filepath.Join(dir, name)
-	args := append(flags, "-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread")
+	args := append([]string{"-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread"}, flags...)
 	out, err := exec.Command(cc, args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return library
+}
+
+// buildEmulator compiles the kernels for the host, with the compiler that writes
+// their PTX.
+func buildEmulator(t *testing.T, dir string) string {
+	t.Helper()
+	clang, err := exec.LookPath("clang-16")
+	if err != nil {
+		t.Skipf("needs a compiler of the kernels: %v", err)
+	}
+	object := filepath.Join(dir, "emulator.o")
+	out, err := exec.Command(clang, "-x", "c++", "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
+		"-Wno-unknown-pragmas", "-c", filepath.Join("testdata", "emulator.cpp"), "-o", object).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return object
 }
 
 func TestOpenSaysWhatIsMissing(t *testing.T) {
