@@ -7,6 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -104,4 +105,57 @@ func ExampleMesh() {
 		fmt.Println(err)
 	}
 	// Output: [{data 3} {tensor 2}] rank 2 of 3 replicas: [9]
+}
+
+// Two ranks train a model of two layers. The second rank does not use the first
+// layer in this step.
+func ExampleGradientSync() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		var layers []*runtime.Tensor // the parameters, in the order of the forward pass
+		for range 2 {
+			parameters, err := cpu.Wrap(rt, make([]float32, 3))
+			if err != nil {
+				return err
+			}
+			defer parameters.Free()
+			layers = append(layers, parameters)
+		}
+		sync, err := distributed.NewGradientSync(ctx, rt, c, layers, distributed.GradientConfig{})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+
+		for i := len(layers) - 1; i >= c.Rank(); i-- { // a backward pass
+			gradient, err := cpu.Wrap(rt, []float32{1, float32(i), float32(c.Rank())})
+			if err != nil {
+				return err
+			}
+			defer gradient.Free()
+			if err := sync.Ready(ctx, i, gradient); err != nil {
+				return err
+			}
+		}
+		if err := sync.Wait(ctx); err != nil {
+			return err
+		}
+		for i := range layers {
+			average, err := cpu.Slice[float32](sync.Result(i))
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 1 {
+				fmt.Println("layer", i, average)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// layer 0 [0.5 0 0]
+	// layer 1 [1 1 0.5]
 }

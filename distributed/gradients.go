@@ -8,17 +8,24 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// DefaultBucketBytes is the size of a gradient bucket unless set, that of
-// PyTorch's DistributedDataParallel.
-const DefaultBucketBytes = 25 << 20
+// The size of a gradient bucket unless set. Where streams overlap it is that of
+// PyTorch's DistributedDataParallel: a bucket is one call, which has to be large
+// to be fast. On the host it is smaller: the calls of a bucket are one group,
+// which is to stay in the caches and to leave work behind which it hides.
+const (
+	DefaultBucketBytes     = 25 << 20
+	DefaultHostBucketBytes = 1 << 20
+)
 
 // GradientConfig says how a [GradientSync] works. All ranks use the same.
 type GradientConfig struct {
 	// BucketBytes is how many bytes of gradients are reduced together,
-	// [DefaultBucketBytes] unless set. A larger tensor is a bucket of its own.
+	// [DefaultBucketBytes] or [DefaultHostBucketBytes] unless set. A larger tensor
+	// is a bucket of its own.
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide
 	// the loss by the world size: a backend may add faster than it averages. It
@@ -27,7 +34,7 @@ type GradientConfig struct {
 	// Config is how a bucket is reduced, dense unless set.
 	Config
 	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
-	// first and holds the gradients registered last.
+	// first and holds gradients registered last.
 	PerBucket func(bucket, elements int) Config
 }
 
@@ -45,24 +52,28 @@ type GradientStats struct {
 // GradientSync averages the gradients of a model over the ranks, or adds them
 // up, while the backward pass goes on.
 //
-// Gradients are put into buckets in reverse order of registration, because a
-// backward pass computes the last layer's gradient first. A bucket is reduced
-// as soon as all its gradients, and all buckets before it, are ready: so all
-// ranks reduce the same buckets in the same order, whatever the order in which
-// their gradients become ready.
+// Gradients are put into buckets of one type each, in reverse order of
+// registration, because a backward pass computes the last layer's gradient first.
+// A bucket is reduced as soon as all its gradients, and all buckets before it,
+// are ready: so all ranks reduce the same buckets in the same order, whatever the
+// order in which their gradients become ready.
 //
 // A dense bucket is submitted in Ready and completed in Wait; meanwhile the
 // communicator works on it if it has a stream of its own (then buckets and
 // compute are ordered by events and the host never waits) or makes progress by
-// itself. A sparse bucket needs numbers on the host, so Ready reduces it
+// itself. With streams its gradients are put together, in symmetric memory if
+// there is such ([comm.Allocate]); otherwise they are reduced where they are, as
+// one group. A sparse bucket needs numbers on the host, so Ready reduces it
 // before it returns.
 //
 //	for step := range steps {
 //		// backward pass: after the gradient of parameter i is complete
-//		err := sync.Ready(ctx, i)
+//		err := sync.Ready(ctx, i, gradient)
 //		...
 //		err = sync.Wait(ctx) // all gradients are averages now
 //	}
+//
+// or, without overlap, [GradientSync.ReduceAll].
 //
 // A GradientSync belongs to one goroutine at a time, and so does its
 // communicator between the first Ready and the end of Wait.
@@ -70,10 +81,12 @@ type GradientSync struct {
 	rt      runtime.Runtime
 	meter   *comm.Meter
 	order   order
-	op      comm.ReduceOp // of dense buckets
-	params  []*runtime.Tensor
-	where   []int // bucket of each parameter
-	ready   []bool
+	op      comm.ReduceOp     // of dense buckets
+	lens    []int             // of each gradient
+	where   []int             // its bucket
+	given   []*runtime.Tensor // nil: not ready in this step
+	results []*runtime.Tensor // what was given in the last complete step
+	spares  []*runtime.Tensor // in the place of what was left out; nil: never yet
 	buckets []*bucket
 	next    int // first bucket that is not launched
 	steps   int // complete steps
@@ -87,19 +100,25 @@ type GradientSync struct {
 
 // bucket is a group of gradients that are reduced together.
 type bucket struct {
+	dt      dtype.DType
 	params  []int
+	bytes   int
 	missing int             // gradients that are not ready
-	flat    *runtime.Tensor // all of them, or the only one itself
-	owned   bool            // flat is a copy
-	sparse  *Sparse         // nil: a plain allreduce
+	memory  *comm.Buffer    // where they are put together; nil: they stay where they are
+	flat    *runtime.Tensor // of memory
+	cfg     Config
+	sparse  *Sparse     // nil: a plain allreduce
+	calls   []comm.Call // reused
 }
 
-// NewGradientSync prepares the reduction of gradients: contiguous tensors of
-// rt's memory, registered in the order of the forward pass, which the program
-// fills anew in every step. It does not communicate. All ranks pass the same
-// shapes, types and configuration. Gradients whose runtime has another device or
-// another compute stream than rt are [runtime.ErrDevice].
-func NewGradientSync(rt runtime.Runtime, c comm.Communicator, gradients []*runtime.Tensor, cfg GradientConfig) (*GradientSync, error) {
+// NewGradientSync prepares the reduction of gradients that have the lengths and
+// the types of params, in the order of the forward pass: the parameters
+// themselves, for example, contiguous and in memory of rt's device and compute
+// stream ([runtime.ErrDevice]). Params are neither written nor kept.
+//
+// All ranks call it together, with the same lengths, types and configuration: it
+// allocates symmetric memory where the communicator has such.
+func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg GradientConfig) (*GradientSync, error) {
 	const op = "gradient sync"
 	if rt == nil || c == nil {
 		return nil, opError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
@@ -107,86 +126,116 @@ func NewGradientSync(rt runtime.Runtime, c comm.Communicator, gradients []*runti
 	if cfg.BucketBytes < 0 {
 		return nil, configError("BucketBytes is %d, want at least 1", cfg.BucketBytes)
 	}
-	if cfg.BucketBytes == 0 {
-		cfg.BucketBytes = DefaultBucketBytes
-	}
-	for i, t := range gradients {
-		if _, err := address(op, fmt.Sprintf("gradient %d", i), c, t); err != nil {
-			return nil, err
-		}
-		if err := sameStream(rt, t.Runtime()); err != nil {
-			return nil, opError(op, fmt.Errorf("the runtime and gradient %d: %w", i, err))
-		}
-	}
-	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), params: slices.Clone(gradients),
-		where: make([]int, len(gradients)), ready: make([]bool, len(gradients))}
-	g.op = comm.Avg
+	n := len(params)
+	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), where: make([]int, n),
+		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n)}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
-	g.fillBuckets(cfg.BucketBytes)
 	g.order = newOrder(rt, g.meter)
-	if err := g.prepareBuckets(cfg); err != nil {
-		return nil, opError(op, errors.Join(err, g.Close()))
+	if cfg.BucketBytes == 0 {
+		cfg.BucketBytes = DefaultBucketBytes
+		if g.order.streams == nil {
+			cfg.BucketBytes = DefaultHostBucketBytes
+		}
+	}
+	for i, t := range params {
+		if _, err := g.address(t); err != nil {
+			return nil, opError(op, fmt.Errorf("gradient %d: %w", i, err))
+		}
+		g.lens[i] = t.Len()
+	}
+	g.fillBuckets(params, cfg.BucketBytes)
+	if err := g.configure(cfg); err != nil {
+		return nil, opError(op, err)
+	}
+	if g.err = g.allocate(ctx); g.err != nil {
+		return nil, opError(op, errors.Join(g.err, g.Close()))
 	}
 	g.reset()
 	return g, nil
 }
 
-// fillBuckets puts the parameters into buckets of one type each.
-func (g *GradientSync) fillBuckets(limit int) {
-	bytes := 0
-	for i := len(g.params) - 1; i >= 0; i-- {
-		t := g.params[i]
-		last := len(g.buckets) - 1
-		if last < 0 || bytes+t.Bytes() > limit || g.params[g.buckets[last].params[0]].DType() != t.DType() {
-			g.buckets = append(g.buckets, &bucket{})
-			last++
-			bytes = 0
+// address checks a tensor and returns its address.
+func (g *GradientSync) address(t *runtime.Tensor) (uintptr, error) {
+	p, err := address("gradient", "source", g.meter, t)
+	if err == nil {
+		err = sameStream(g.rt, t.Runtime())
+	}
+	return p, err
+}
+
+// fillBuckets puts the parameters into buckets, a filling one for each type. They
+// are reduced in the order in which a backward pass completes them.
+func (g *GradientSync) fillBuckets(params []*runtime.Tensor, limit int) {
+	filling := make(map[dtype.DType]*bucket)
+	for i, t := range slices.Backward(params) {
+		b := filling[t.DType()]
+		if b == nil || b.bytes+t.Bytes() > limit {
+			b = &bucket{dt: t.DType()}
+			filling[b.dt] = b
+			g.buckets = append(g.buckets, b)
 		}
-		g.buckets[last].params = append(g.buckets[last].params, i)
-		g.where[i] = last
-		bytes += t.Bytes()
+		b.params = append(b.params, i)
+		b.bytes += t.Bytes()
+	}
+	slices.SortFunc(g.buckets, func(a, b *bucket) int { return slices.Min(b.params) - slices.Min(a.params) })
+	for at, b := range g.buckets {
+		for _, i := range b.params {
+			g.where[i] = at
+		}
 	}
 }
 
-// prepareBuckets allocates what the buckets need.
-func (g *GradientSync) prepareBuckets(cfg GradientConfig) error {
+// configure decides how the buckets are reduced.
+func (g *GradientSync) configure(cfg GradientConfig) error {
 	for i, b := range g.buckets {
-		n := 0
-		for _, p := range b.params {
-			n += g.params[p].Len()
-		}
-		first := g.params[b.params[0]]
-		b.flat = first
-		if len(b.params) > 1 {
-			flat, err := runtime.New(g.rt, first.DType(), n)
-			if err != nil {
-				return err
-			}
-			b.flat, b.owned = flat, true
-		}
 		c := cfg.Config
 		if cfg.PerBucket != nil {
-			c = cfg.PerBucket(i, n)
+			c = cfg.PerBucket(i, b.bytes/b.dt.Size())
 		}
 		c, err := c.withDefaults()
+		switch {
+		case err != nil:
+		case c.dense():
+			if !g.op.Defined(b.dt) {
+				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.dt)
+			}
+		case cfg.Sum:
+			err = fmt.Errorf("%w: Sum with pattern %s and ClipNorm %v, which average", comm.ErrArgument, c.Pattern, c.ClipNorm)
+		default:
+			err = checkGradientType(b.dt)
+		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
-		if c.Pattern == Dense && c.ClipNorm == 0 {
-			if !g.op.Defined(first.DType()) {
-				return fmt.Errorf("bucket %d: %w: no %v of %v", i, comm.ErrUnsupported, g.op, first.DType())
-			}
+		b.cfg = c
+	}
+	return nil
+}
+
+// dense reports whether an allreduce does it.
+func (c *Config) dense() bool { return c.Pattern == Dense && c.ClipNorm == 0 }
+
+// allocate allocates what the buckets need.
+func (g *GradientSync) allocate(ctx context.Context) error {
+	for i, b := range g.buckets {
+		if len(b.params) == 1 || b.cfg.dense() && g.order.streams == nil {
 			continue
 		}
-		if cfg.Sum {
-			return fmt.Errorf("bucket %d: %w: Sum with pattern %s and ClipNorm %v, which average", i, comm.ErrArgument, c.Pattern, c.ClipNorm)
+		var err error
+		if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, b.bytes); err == nil {
+			b.flat, err = runtime.Wrap(g.rt, b.memory.Ptr, b.dt, []int{b.bytes / b.dt.Size()}, nil, nil)
 		}
-		if err := checkGradientType(first.DType()); err != nil {
+		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
-		sparse, err := NewSparse(g.rt, g.meter, n, c)
+	}
+	for i, b := range g.buckets {
+		if b.cfg.dense() {
+			continue
+		}
+		sparse, err := NewSparse(g.rt, g.meter, b.bytes/b.dt.Size(), b.cfg)
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
@@ -197,7 +246,7 @@ func (g *GradientSync) prepareBuckets(cfg GradientConfig) error {
 
 // reset prepares for the next step.
 func (g *GradientSync) reset() {
-	clear(g.ready)
+	clear(g.given)
 	for _, b := range g.buckets {
 		b.missing = len(b.params)
 	}
@@ -216,39 +265,51 @@ func (g *GradientSync) Buckets() [][]int {
 	return all
 }
 
-// Ready says that gradient i is complete (or that the work that completes it
-// has been submitted to the runtime's compute stream). It must not be written
-// again before Wait returned.
+// Ready says that t, this step's gradient i, is complete (or that the work that
+// completes it has been submitted to the runtime's compute stream). It must be
+// neither written nor freed before Wait returned, which leaves the average in it.
+// In another step it may be another tensor.
 //
-// A number that is out of range, or a gradient that is ready already, is
-// [comm.ErrArgument] and changes nothing. An error of the communication stays:
-// later calls return it too.
-func (g *GradientSync) Ready(ctx context.Context, i int) error {
+// A number that is out of range, a gradient that is ready already, or a tensor
+// that is not as the one registered, is an error and changes nothing. An error of
+// the communication stays: later calls return it too.
+func (g *GradientSync) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	const op = "gradient ready"
 	if err := g.usable(op); err != nil {
 		return err
 	}
-	if i < 0 || i >= len(g.params) {
-		return opError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.params)))
+	if i < 0 || i >= len(g.given) {
+		return opError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.given)))
 	}
-	if g.ready[i] {
+	if g.given[i] != nil {
 		return opError(op, fmt.Errorf("%w: gradient %d is ready already in this step", comm.ErrArgument, i))
 	}
-	if _, err := g.params[i].Ptr(); err != nil {
+	if _, err := g.address(t); err != nil {
 		return opError(op, fmt.Errorf("gradient %d: %w", i, err))
 	}
-	started := time.Now()
-	g.ready[i] = true
-	g.buckets[g.where[i]].missing--
-	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil {
-		g.err = g.start(ctx, g.buckets[g.next])
-		g.next++
+	if dt := g.buckets[g.where[i]].dt; t.DType() != dt {
+		return opError(op, fmt.Errorf("%w: gradient %d is %v, registered was %v", runtime.ErrDType, i, t.DType(), dt))
 	}
+	if t.Len() != g.lens[i] {
+		return shapeError(op, "gradient %d has %d elements, registered were %d", i, t.Len(), g.lens[i])
+	}
+	started := time.Now()
+	g.accept(ctx, i, t)
 	g.launch += time.Since(started)
 	if g.err != nil {
 		return opError(op, g.err)
 	}
 	return nil
+}
+
+// accept takes a gradient and reduces the buckets that it completes.
+func (g *GradientSync) accept(ctx context.Context, i int, t *runtime.Tensor) {
+	g.given[i] = t
+	g.buckets[g.where[i]].missing--
+	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil {
+		g.err = g.start(ctx, g.buckets[g.next])
+		g.next++
+	}
 }
 
 // start reduces a bucket, or submits its reduction.
@@ -257,29 +318,45 @@ func (g *GradientSync) start(ctx context.Context, b *bucket) error {
 		return err
 	}
 	if b.sparse != nil {
+		if b.flat == nil {
+			return b.sparse.AllReduce(ctx, g.given[b.params[0]])
+		}
 		return b.sparse.AllReduce(ctx, b.flat)
 	}
-	ptr, err := b.flat.Ptr()
-	if err != nil {
+	b.calls = b.calls[:0]
+	add := func(t *runtime.Tensor) error {
+		p, err := t.Ptr()
+		b.calls = append(b.calls, comm.AllReduceCall(p, p, t.Len(), b.dt, g.op))
 		return err
+	}
+	if b.flat != nil {
+		if err := add(b.flat); err != nil {
+			return err
+		}
+	} else {
+		for _, i := range b.params {
+			if err := add(g.given[i]); err != nil {
+				return fmt.Errorf("gradient %d: %w", i, err)
+			}
+		}
 	}
 	if err := g.order.commAfterCompute(ctx); err != nil {
 		return err
 	}
-	return g.meter.AllReduce(ptr, ptr, b.flat.Len(), b.flat.DType(), g.op)
+	if len(b.calls) == 1 {
+		return b.calls[0].Make(g.meter)
+	}
+	return g.meter.Group(b.calls...)
 }
 
-// copyParts copies a bucket's gradients to its flat tensor, or back.
+// copyParts puts a bucket's gradients together, or copies them back.
 func (g *GradientSync) copyParts(b *bucket, back bool) error {
-	if !b.owned {
+	if b.flat == nil {
 		return nil
 	}
-	flat, err := b.flat.Ptr()
-	if err != nil {
-		return err
-	}
+	flat := b.memory.Ptr
 	for _, i := range b.params {
-		t := g.params[i]
+		t := g.given[i]
 		param, err := t.Ptr()
 		if err != nil {
 			return fmt.Errorf("gradient %d: %w", i, err)
@@ -300,18 +377,27 @@ func (g *GradientSync) copyParts(b *bucket, back bool) error {
 // work submitted to the compute stream from then on), and the next step may
 // begin. On a device with streams the host has not waited: before it reads a
 // gradient, or anything computed from one, it calls the communicator's Sync, as
-// "Completion" in the package's documentation explains. A gradient that is not
-// ready is [comm.ErrArgument], names it, and changes nothing.
+// "Completion" in the package's documentation explains.
+//
+// A gradient that was left out, because this rank did not use the parameter,
+// counts as zero. The average over the ranks need not be zero; [GradientSync.Result]
+// has it, for ranks are to change their parameters alike.
 func (g *GradientSync) Wait(ctx context.Context) error {
 	const op = "gradient wait"
 	if err := g.usable(op); err != nil {
 		return err
 	}
-	if i := slices.Index(g.ready, false); i >= 0 {
-		return opError(op, fmt.Errorf("%w: gradient %d is not ready", comm.ErrArgument, i))
-	}
 	started := time.Now()
-	g.err = g.order.computeAfterComm(ctx)
+	for i, t := range slices.Backward(g.given) {
+		if t == nil && g.err == nil {
+			if t, g.err = g.zero(i); g.err == nil {
+				g.accept(ctx, i, t)
+			}
+		}
+	}
+	if g.err == nil {
+		g.err = g.order.computeAfterComm(ctx)
+	}
 	for _, b := range g.buckets {
 		if g.err == nil {
 			g.err = g.copyParts(b, true)
@@ -326,15 +412,51 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 		SentElements: after.SentElements - g.before.SentElements, SentBytes: after.SentBytes - g.before.SentBytes,
 	}
 	g.steps++
+	g.given, g.results = g.results, g.given
 	g.reset()
 	return nil
 }
+
+// zero returns a tensor of zeros in the place of gradient i.
+func (g *GradientSync) zero(i int) (*runtime.Tensor, error) {
+	if g.spares[i] == nil {
+		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.lens[i])
+		if err != nil {
+			return nil, err
+		}
+		g.spares[i] = t
+	}
+	return g.spares[i], g.spares[i].Fill(0)
+}
+
+// ReduceAll is a step at once: Ready for all gradients, of which one that is nil
+// is left out, and Wait.
+func (g *GradientSync) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
+	if len(gradients) != len(g.given) {
+		return opError("gradient reduce", fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.given)))
+	}
+	for i, t := range slices.Backward(gradients) {
+		if t != nil {
+			if err := g.Ready(ctx, i, t); err != nil {
+				return err
+			}
+		}
+	}
+	return g.Wait(ctx)
+}
+
+// Result returns the average of gradient i in the last complete step: the tensor
+// that was given or, if it was left out, a vector that is valid until the next
+// step's Wait and Close. It is nil before the first step.
+func (g *GradientSync) Result(i int) *runtime.Tensor { return g.results[i] }
 
 // Stats returns what the last complete step did.
 func (g *GradientSync) Stats() GradientStats { return g.stats }
 
 // Close frees the buckets. Gradients and communicator stay as they are.
-// Closing twice is fine.
+// Closing twice is fine. Where the communicator has symmetric memory, all ranks
+// close together; after an error that memory is left to the communicator's Close,
+// because the peers may be calling something else.
 //
 // In the middle of a step the host waits for the buckets that were launched,
 // because the communicator still reads and writes them. If the peers do not
@@ -347,14 +469,25 @@ func (g *GradientSync) Close() error {
 	g.closed = true
 	settled := g.order.settle()
 	errs := []error{settled}
+	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
+	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+	defer cancel()
 	for _, b := range g.buckets {
 		err := settled
 		if b.sparse != nil {
 			err = b.sparse.Close()
 			errs = append(errs, err)
 		}
-		if b.owned && err == nil {
-			errs = append(errs, b.flat.Free())
+		if b.memory != nil && err == nil && !(symmetric && g.err != nil) {
+			// A communicator that was closed has freed its memory.
+			if err := b.memory.Free(ctx); !errors.Is(err, comm.ErrClosed) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	for _, t := range g.spares {
+		if t != nil && settled == nil {
+			errs = append(errs, t.Free())
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

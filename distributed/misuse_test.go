@@ -28,7 +28,7 @@ func TestNilCommunicator(t *testing.T) {
 		return err
 	}
 	newGradientSync := func() error {
-		_, err := distributed.NewGradientSync(rt, nil, tensors, distributed.GradientConfig{})
+		_, err := distributed.NewGradientSync(t.Context(), rt, nil, tensors, distributed.GradientConfig{})
 		return err
 	}
 	newMesh := func() error {

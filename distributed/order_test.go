@@ -169,9 +169,9 @@ func TestCloseInFlight(t *testing.T) {
 		params := gradients(t, s, 2)
 		defer free(t, params)
 		live := s.Stats().LiveBlocks
-		g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{})
+		g, err := distributed.NewGradientSync(ctx, s, c, params, distributed.GradientConfig{})
 		require.NoError(t, err)
-		require.NoError(t, errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)))
+		require.NoError(t, errors.Join(g.Ready(ctx, 0, params[0]), g.Ready(ctx, 1, params[1])))
 		s.take()
 		require.NoError(t, g.Close())
 		assert.Equal(t, "HOST-WAITS", s.take())
@@ -190,9 +190,9 @@ func TestCloseStuck(t *testing.T) {
 		defer free(t, params)
 		for _, orderFails := range []error{nil, unordered} {
 			live := s.Stats().LiveBlocks
-			g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{})
+			g, err := distributed.NewGradientSync(ctx, s, c, params, distributed.GradientConfig{})
 			require.NoError(t, err)
-			require.NoError(t, errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)))
+			require.NoError(t, errors.Join(g.Ready(ctx, 0, params[0]), g.Ready(ctx, 1, params[1])))
 			if orderFails != nil {
 				s.orderFails = orderFails
 				require.ErrorIs(t, g.Wait(ctx), unordered)
@@ -262,7 +262,7 @@ func TestTwoRuntimesOfOneDevice(t *testing.T) {
 		}()
 		assert.ErrorIs(t, distributed.AllGather(ctx, c, mine[0], theirs[0]), runtime.ErrDevice)
 		assert.ErrorIs(t, distributed.AllToAll(ctx, c, theirs[0], mine[0]), runtime.ErrDevice)
-		_, err := distributed.NewGradientSync(s, c, append(mine, theirs...), distributed.GradientConfig{})
+		_, err := distributed.NewGradientSync(ctx, s, c, append(mine, theirs...), distributed.GradientConfig{})
 		assert.ErrorIs(t, err, runtime.ErrDevice)
 		assert.ErrorContains(t, err, "gradient 2")
 		topk, err := distributed.NewSparse(s, c, 100, distributed.Config{Pattern: "topkA", Density: 0.1})
@@ -302,7 +302,7 @@ func TestBucketsOverlap(t *testing.T) {
 	withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
 		params := gradients(t, s, 4)
 		defer free(t, params)
-		g, err := distributed.NewGradientSync(s, c, params, distributed.GradientConfig{BucketBytes: 800})
+		g, err := distributed.NewGradientSync(ctx, s, c, params, distributed.GradientConfig{BucketBytes: 800})
 		require.NoError(t, err)
 		assert.Equal(t, [][]int{{3, 2}, {1, 0}}, g.Buckets())
 		const launch = "comm-after-77 allreduce"
@@ -315,7 +315,7 @@ func TestBucketsOverlap(t *testing.T) {
 			{1, ""}, // bucket 1 is full, but waits for bucket 0
 			{2, launch + " " + launch},
 		} {
-			require.NoError(t, g.Ready(ctx, k.ready))
+			require.NoError(t, g.Ready(ctx, k.ready, params[k.ready]))
 			assert.Equal(t, k.want, s.take(), "ready %d", k.ready)
 		}
 		require.NoError(t, g.Wait(ctx))

@@ -393,11 +393,11 @@ func TestCloseAfterPeerLeft(t *testing.T) {
 		}
 		params := gradients(t, rt, 2)
 		defer free(t, params)
-		g, err := distributed.NewGradientSync(rt, c, params, distributed.GradientConfig{})
+		g, err := distributed.NewGradientSync(ctx, rt, c, params, distributed.GradientConfig{})
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(g.Ready(ctx, 0), g.Ready(ctx, 1)); err != nil {
+		if err := errors.Join(g.Ready(ctx, 0, params[0]), g.Ready(ctx, 1, params[1])); err != nil {
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)
 		} else {
 			assert.ErrorIs(t, g.Close(), comm.ErrPeerFailed)

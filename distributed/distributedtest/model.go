@@ -45,19 +45,22 @@ func testGradientSync(r *rank) error {
 func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 	lengths := []int{500, 10, 0, 300, 400, 1, 700}
 	types := []dtype.DType{dtype.F32, dtype.F32, dtype.F32, dtype.BF16, dtype.F32, dtype.F32, dtype.F32}
-	params := make([]*runtime.Tensor, len(lengths))
-	for i, n := range lengths {
-		t, err := r.tensor(types[i], make([]float32, n))
-		if err != nil {
-			return err
+	var sets [2][]*runtime.Tensor // gradients move from step to step
+	for s := range sets {
+		for i, n := range lengths {
+			t, err := r.tensor(types[i], make([]float32, n))
+			if err != nil {
+				return err
+			}
+			sets[s] = append(sets[s], t)
 		}
-		params[i] = t
 	}
-	g, err := distributed.NewGradientSync(r.rt, r.c, params, cfg)
+	g, err := distributed.NewGradientSync(r.ctx, r.rt, r.c, sets[0], cfg)
 	if err != nil {
 		return err
 	}
-	for step := range 4 {
+	for step := range 5 {
+		params := slices.Clone(sets[step%2])
 		for i, n := range lengths {
 			if err := r.write(params[i], r.gradient(kinds[0], n, r.rank, r.size, 10*step+i)); err != nil {
 				return err
@@ -69,20 +72,45 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 				order[i] = len(params) - 1 - i
 			}
 		}
-		for _, i := range order {
-			if err := g.Ready(r.ctx, i); err != nil {
+		// In the last steps all ranks but the last leave a gradient out.
+		leftOut := -1
+		if step >= 3 {
+			leftOut = 2 + step%3
+			if r.rank < r.size-1 {
+				params[leftOut] = nil
+			}
+		}
+		if step == 4 {
+			if err := g.ReduceAll(r.ctx, params); err != nil {
+				return err
+			}
+		} else {
+			for _, i := range order {
+				if params[i] == nil {
+					continue
+				}
+				if err := g.Ready(r.ctx, i, params[i]); err != nil {
+					return err
+				}
+			}
+			if err := g.Wait(r.ctx); err != nil {
 				return err
 			}
 		}
-		if err := g.Wait(r.ctx); err != nil {
-			return err
-		}
 		for i, n := range lengths {
-			got, err := r.read(params[i])
+			if params[i] != nil && g.Result(i) != params[i] {
+				return fmt.Errorf("step %d: the result of gradient %d is not where it was given", step, i)
+			}
+			got, err := r.read(g.Result(i))
 			if err != nil {
 				return err
 			}
 			want, scale := r.average(kinds[0], n, 10*step+i)
+			if i == leftOut {
+				for j, v := range r.gradient(kinds[0], n, r.size-1, r.size, 10*step+i) {
+					want[j], scale[j] = float64(v)/float64(r.size), math.Abs(float64(v))
+				}
+			}
 			if cfg.Sum {
 				for j := range want {
 					want[j] *= float64(r.size)
@@ -116,31 +144,41 @@ func testGradientMisuse(r *rank) error {
 		return err
 	}
 	r.live = append(r.live, i32)
-	g, err := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{})
+	g, err := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{})
 	if err != nil {
 		return err
 	}
-	_, nilGradient := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a, nil}, distributed.GradientConfig{})
-	_, integers := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{i32}, distributed.GradientConfig{})
-	_, bytes := distributed.NewGradientSync(r.rt, r.c, nil, distributed.GradientConfig{BucketBytes: -1})
-	_, sum := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Sum: true, Config: distributed.Config{ClipNorm: 1}})
-	_, pattern := distributed.NewGradientSync(r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Config: distributed.Config{Pattern: "none"}})
-	missing := g.Wait(r.ctx)
-	number := g.Ready(r.ctx, 1)
-	first := g.Ready(r.ctx, 0)
-	twice := g.Ready(r.ctx, 0)
+	_, nilGradient := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a, nil}, distributed.GradientConfig{})
+	_, integers := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{i32}, distributed.GradientConfig{})
+	_, bytes := distributed.NewGradientSync(r.ctx, r.rt, r.c, nil, distributed.GradientConfig{BucketBytes: -1})
+	_, sum := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Sum: true, Config: distributed.Config{ClipNorm: 1}})
+	_, pattern := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Config: distributed.Config{Pattern: "none"}})
+	long, err := r.tensor(dtype.F32, make([]float32, 5))
+	if err != nil {
+		return err
+	}
+	number := g.Ready(r.ctx, 1, a)
+	none := g.Ready(r.ctx, 0, nil)
+	length := g.Ready(r.ctx, 0, long)
+	kind := g.Ready(r.ctx, 0, i32)
+	many := g.ReduceAll(r.ctx, []*runtime.Tensor{a, a})
+	first := g.Ready(r.ctx, 0, a)
+	twice := g.Ready(r.ctx, 0, a)
 	wait := g.Wait(r.ctx)
 	if err := errors.Join(first, wait, g.Close()); err != nil {
 		return err
 	}
-	closed := g.Ready(r.ctx, 0)
+	closed := g.Ready(r.ctx, 0, a)
 	return unexpected([]expectation{
 		{"nil gradient", nilGradient, comm.ErrArgument},
 		{"integers", integers, comm.ErrUnsupported},
 		{"bucket bytes", bytes, comm.ErrArgument},
 		{"pattern", pattern, comm.ErrArgument},
 		{"sum and clipping", sum, comm.ErrArgument},
-		{"missing", missing, comm.ErrArgument},
+		{"no tensor", none, comm.ErrArgument},
+		{"another length", length, runtime.ErrShape},
+		{"another type", kind, runtime.ErrDType},
+		{"too many", many, comm.ErrArgument},
 		{"number", number, comm.ErrArgument},
 		{"twice", twice, comm.ErrArgument},
 		{"closed", closed, comm.ErrClosed},

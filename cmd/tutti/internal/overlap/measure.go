@@ -52,12 +52,12 @@ func (s *session) init(ctx context.Context) (err error) {
 	if s.line, err = runtime.FromSlice(s.Runtime, []int32{0}); err != nil {
 		return err
 	}
-	if s.alone, err = s.newLink(s.Comm); err != nil {
+	if s.alone, err = s.newLink(ctx, s.Comm); err != nil {
 		return err
 	}
 	s.beside = s.alone
 	if s.Beside != nil {
-		s.beside, err = s.newLink(s.Beside)
+		s.beside, err = s.newLink(ctx, s.Beside)
 	}
 	return err
 }
@@ -86,21 +86,23 @@ type link struct {
 	comm.Communicator
 	ops  comm.StreamSyncOps
 	sync *distributed.GradientSync
+	// gradients are what it adds up.
+	gradients []*runtime.Tensor
 	// closes names the bucket that a gradient completes, if it does: gradients
 	// become ready in the order in which the buckets hold them.
 	closes []string
 }
 
-func (s *session) newLink(c comm.Communicator) (*link, error) {
+func (s *session) newLink(ctx context.Context, c comm.Communicator) (*link, error) {
 	ops, ok := comm.AsStreamSync(c)
 	if !ok {
 		return nil, fmt.Errorf("overlap: %w: the communicator has no streams", comm.ErrUnsupported)
 	}
-	sync, err := distributed.NewGradientSync(s.Runtime, c, s.model.gradients, distributed.GradientConfig{BucketBytes: s.cfg.BucketBytes, Sum: true})
+	sync, err := distributed.NewGradientSync(ctx, s.Runtime, c, s.model.gradients, distributed.GradientConfig{BucketBytes: s.cfg.BucketBytes, Sum: true})
 	if err != nil {
 		return nil, err
 	}
-	l := &link{Communicator: c, ops: ops, sync: sync, closes: make([]string, len(s.model.gradients))}
+	l := &link{Communicator: c, ops: ops, sync: sync, gradients: s.model.gradients, closes: make([]string, len(s.model.gradients))}
 	for b, gradients := range sync.Buckets() {
 		l.closes[gradients[len(gradients)-1]] = fmt.Sprintf("bucket %d", b)
 	}
@@ -109,7 +111,7 @@ func (s *session) newLink(c comm.Communicator) (*link, error) {
 
 // ready hands a gradient over, whose product was submitted.
 func (l *link) ready(ctx context.Context, gradient int, t *Trace) error {
-	if err := l.sync.Ready(ctx, gradient); err != nil {
+	if err := l.sync.Ready(ctx, gradient, l.gradients[gradient]); err != nil {
 		return err
 	}
 	if bucket := l.closes[gradient]; bucket != "" {
