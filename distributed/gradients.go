@@ -12,10 +12,10 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// The size of a gradient bucket unless set. Where streams overlap it is that of
-// PyTorch's DistributedDataParallel: a bucket is one call, which has to be large
-// to be fast. On the host it is smaller: the calls of a bucket are one group,
-// which is to stay in the caches and to leave work behind which it hides.
+// The size of a gradient bucket unless set. With streams it is that of PyTorch's
+// DistributedDataParallel: a bucket is one call, which has to be large to be fast.
+// Without, the calls of a bucket are one group, which gains nothing by being
+// large, and a small one begins earlier.
 const (
 	DefaultBucketBytes     = 25 << 20
 	DefaultHostBucketBytes = 1 << 20

@@ -1,0 +1,180 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestBucketsByType: types that alternate fill a bucket each, and the bucket that
+// a backward pass completes first is reduced first.
+func TestBucketsByType(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		var params []*runtime.Tensor
+		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F32, dtype.BF16, dtype.F32} {
+			p, err := runtime.New(rt, dt, 100)
+			require.NoError(t, err)
+			params = append(params, p)
+		}
+		g, err := distributed.NewGradientSync(ctx, rt, c, params, distributed.GradientConfig{BucketBytes: 800})
+		require.NoError(t, err)
+		assert.Equal(t, [][]int{{4, 2}, {3, 1}, {0}}, g.Buckets())
+		require.NoError(t, g.Close())
+		free(t, params)
+		return rt.Close()
+	}))
+}
+
+// grouped writes down the groups that a communicator is given.
+type grouped struct {
+	comm.Communicator
+	groups [][]comm.Call
+}
+
+func (c *grouped) Group(calls ...comm.Call) error {
+	c.groups = append(c.groups, append([]comm.Call(nil), calls...))
+	return c.Communicator.Group(calls...)
+}
+
+// TestHostBucketIsOneGroup: without streams the gradients of a bucket are reduced
+// together where they are, in no memory but their own.
+func TestHostBucketIsOneGroup(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		params := gradients(t, rt, 3)
+		allocations := rt.Stats().Allocations
+		made := &grouped{Communicator: c}
+		g, err := distributed.NewGradientSync(ctx, rt, made, params, distributed.GradientConfig{})
+		require.NoError(t, err)
+		for i, p := range params {
+			require.NoError(t, p.Fill(float64(i+c.Rank())))
+		}
+		require.NoError(t, g.ReduceAll(ctx, params))
+		var want []comm.Call
+		for _, i := range []int{2, 1, 0} {
+			p, err := params[i].Ptr()
+			require.NoError(t, err)
+			want = append(want, comm.AllReduceCall(p, p, 100, dtype.F32, comm.Avg))
+			values, err := cpu.Slice[float32](params[i])
+			require.NoError(t, err)
+			assert.Equal(t, float32(i)+0.5, values[99])
+		}
+		assert.Equal(t, [][]comm.Call{want}, made.groups)
+		assert.Equal(t, allocations, rt.Stats().Allocations)
+		require.NoError(t, g.Close())
+		free(t, params)
+		return rt.Close()
+	}))
+}
+
+// symmetric is a communicator with streams that has symmetric memory.
+type symmetric struct {
+	streamedComm
+	live map[uintptr]int
+}
+
+func (c symmetric) AllocateSymmetric(_ context.Context, bytes int) (uintptr, error) {
+	p, err := c.s.Runtime.Allocate(bytes)
+	c.live[p] = bytes
+	return p, err
+}
+
+func (c symmetric) FreeSymmetric(_ context.Context, p uintptr) error {
+	delete(c.live, p)
+	return c.s.Runtime.Deallocate(p)
+}
+
+// TestBucketsInSymmetricMemory: where there are streams, what is put together is
+// put in memory that makes collectives faster. A rank that failed does not free
+// it, because its peers may not be freeing theirs.
+func TestBucketsInSymmetricMemory(t *testing.T) {
+	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		world := symmetric{streamedComm: streamedComm{c, s}, live: map[uintptr]int{}}
+		params := gradients(t, s, 3)
+		for _, lost := range []error{nil, errors.New("order lost")} {
+			g, err := distributed.NewGradientSync(ctx, s, world, params, distributed.GradientConfig{BucketBytes: 800})
+			require.NoError(t, err)
+			require.Len(t, world.live, 1, "of two gradients; the third stays where it is")
+			for p, bytes := range world.live {
+				assert.Equal(t, 800, bytes)
+				defer s.Runtime.Deallocate(p) //nolint:errcheck // what the communicator's Close does
+			}
+			s.orderFails = lost
+			for i, p := range params {
+				require.NoError(t, p.Fill(float64(i)))
+			}
+			require.ErrorIs(t, g.ReduceAll(ctx, params), lost)
+			require.NoError(t, g.Close())
+			assert.Equal(t, lost != nil, len(world.live) == 1)
+			for i, p := range params {
+				values, err := cpu.Slice[float32](p)
+				require.NoError(t, err)
+				assert.EqualValues(t, i, values[99])
+			}
+		}
+		free(t, params)
+		return nil
+	}))
+	assert.NoError(t, s.Close())
+}
+
+// BenchmarkGradientSync measures a step of a model whose gradients are ready at
+// once: 24 of 256 KiB, and as many of 4 KiB, between 2 ranks.
+func BenchmarkGradientSync(b *testing.B) {
+	const ranks, count = 2, 24
+	for _, n := range []int{1 << 10, 1 << 16} {
+		for _, bucket := range []int{256 << 10, 1 << 20, 4 << 20, 25 << 20} {
+			b.Run(fmt.Sprintf("%dKiB/bucket=%dKiB", n*4>>10, bucket>>10), func(b *testing.B) {
+				b.ReportAllocs()
+				b.SetBytes(4 * int64(n) * count)
+				err := backend(b, ranks).Run(b.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+					var params []*runtime.Tensor
+					for range count {
+						p, err := runtime.New(r.Runtime, dtype.F32, n)
+						if err != nil {
+							return err
+						}
+						if err := p.Fill(1); err != nil {
+							return err
+						}
+						params = append(params, p)
+					}
+					g, err := distributed.NewGradientSync(ctx, r.Runtime, r.Comm, params, distributed.GradientConfig{BucketBytes: bucket})
+					if err != nil {
+						return err
+					}
+					for i := range b.N + 3 {
+						if i == 3 && r.Comm.Rank() == 0 {
+							b.ResetTimer()
+						}
+						if err := g.ReduceAll(ctx, params); err != nil {
+							return err
+						}
+					}
+					errs := []error{g.Close()}
+					for _, p := range params {
+						errs = append(errs, p.Free())
+					}
+					return errors.Join(errs...)
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
