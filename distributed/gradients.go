@@ -21,6 +21,11 @@ const (
 	DefaultHostBucketBytes = 1 << 20
 )
 
+// smallBytes is the size up to which a gradient is put together with others on the
+// host as well: copying it takes less than a call of its own, some microseconds
+// over MPI.
+const smallBytes = 16 << 10
+
 // GradientConfig says how a [GradientSync] works. All ranks use the same.
 type GradientConfig struct {
 	// BucketBytes is how many bytes of gradients are reduced together,
@@ -62,8 +67,8 @@ type GradientStats struct {
 // communicator works on it if it has a stream of its own (then buckets and
 // compute are ordered by events and the host never waits) or makes progress by
 // itself. With streams its gradients are put together, in symmetric memory if
-// there is such ([comm.Allocate]); otherwise they are reduced where they are, as
-// one group. A sparse bucket needs numbers on the host, so Ready reduces it
+// there is such ([comm.Allocate]); otherwise all but the small ones are reduced
+// where they are, as one group. A sparse bucket needs numbers on the host, so Ready reduces it
 // before it returns.
 //
 //	for step := range steps {
@@ -104,7 +109,9 @@ type bucket struct {
 	params  []int
 	bytes   int
 	missing int             // gradients that are not ready
-	memory  *comm.Buffer    // where they are put together; nil: they stay where they are
+	joined  []int           // gradients that are put together
+	apart   []int           // and those that are reduced where they are
+	memory  *comm.Buffer    // of those that are joined; nil: none are
 	flat    *runtime.Tensor // of memory
 	cfg     Config
 	sparse  *Sparse     // nil: a plain allreduce
@@ -220,12 +227,22 @@ func (c *Config) dense() bool { return c.Pattern == Dense && c.ClipNorm == 0 }
 // allocate allocates what the buckets need.
 func (g *GradientSync) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
-		if len(b.params) == 1 || b.cfg.dense() && g.order.streams == nil {
+		n := 0
+		for _, p := range b.params {
+			if !b.cfg.dense() || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+				b.joined = append(b.joined, p)
+				n += g.lens[p]
+			} else {
+				b.apart = append(b.apart, p)
+			}
+		}
+		if len(b.joined) < 2 {
+			b.joined, b.apart = nil, b.params
 			continue
 		}
 		var err error
-		if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, b.bytes); err == nil {
-			b.flat, err = runtime.Wrap(g.rt, b.memory.Ptr, b.dt, []int{b.bytes / b.dt.Size()}, nil, nil)
+		if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.dt.Size()); err == nil {
+			b.flat, err = runtime.Wrap(g.rt, b.memory.Ptr, b.dt, []int{n}, nil, nil)
 		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
@@ -333,11 +350,10 @@ func (g *GradientSync) start(ctx context.Context, b *bucket) error {
 		if err := add(b.flat); err != nil {
 			return err
 		}
-	} else {
-		for _, i := range b.params {
-			if err := add(g.given[i]); err != nil {
-				return fmt.Errorf("gradient %d: %w", i, err)
-			}
+	}
+	for _, i := range b.apart {
+		if err := add(g.given[i]); err != nil {
+			return fmt.Errorf("gradient %d: %w", i, err)
 		}
 	}
 	if err := g.order.commAfterCompute(ctx); err != nil {
@@ -349,13 +365,13 @@ func (g *GradientSync) start(ctx context.Context, b *bucket) error {
 	return g.meter.Group(b.calls...)
 }
 
-// copyParts puts a bucket's gradients together, or copies them back.
+// copyParts puts gradients of a bucket together, or copies them back.
 func (g *GradientSync) copyParts(b *bucket, back bool) error {
 	if b.flat == nil {
 		return nil
 	}
 	flat := b.memory.Ptr
-	for _, i := range b.params {
+	for _, i := range b.joined {
 		t := g.given[i]
 		param, err := t.Ptr()
 		if err != nil {
