@@ -1,0 +1,21 @@
+package p2p_test
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/p2p"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// A communicator of GPUs whose smaller collectives go over peer memory.
+func ExampleNew() {
+	overPeerMemory := func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (comm.Communicator, error) {
+		c, err := p2p.New(ctx, base, rt) // base: a communicator of comm/nccl on rt
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+	_ = overPeerMemory
+}
