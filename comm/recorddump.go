@@ -1,0 +1,305 @@
+package comm
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// RecordVersion is the version of PyTorch's flight recorder whose fields the dump
+// has.
+const RecordVersion = "2.10"
+
+// Dump is what a [Recorder] writes: the fields of PyTorch's flight recorder
+// (torch/csrc/distributed/c10d/FlightRecorder.hpp), and what it has no place for
+// under "tutti". Process groups are communicators; the ranks of one that Split
+// made are known to the others' dumps only, so "ranks" has this one alone.
+type Dump struct {
+	Version  string                `json:"version"`
+	Library  string                `json:"comm_lib_version"`
+	Groups   map[string]DumpGroup  `json:"pg_config"` // by name
+	Statuses map[string]DumpStatus `json:"pg_status"` // by pg_id
+	Entries  []DumpEntry           `json:"entries"`
+	Tutti    *DumpRank             `json:"tutti"`
+}
+
+// DumpGroup describes a communicator.
+type DumpGroup struct {
+	Name  string `json:"name"`
+	Desc  string `json:"desc"`
+	Ranks string `json:"ranks"`
+}
+
+// DumpStatus has the numbers of a communicator's collectives, as text.
+type DumpStatus struct {
+	Enqueued  string `json:"last_enqueued_collective"`
+	Started   string `json:"last_started_collective"`
+	Completed string `json:"last_completed_collective"`
+}
+
+// DumpEntry is a call. Times are in nanoseconds since 1970, 0 if unknown.
+type DumpEntry struct {
+	RecordID      uint64      `json:"record_id"`
+	PgID          int         `json:"pg_id"`
+	ProcessGroup  [2]string   `json:"process_group"` // name and description
+	ThreadName    string      `json:"thread_name"`
+	ThreadID      string      `json:"thread_id"`
+	CollectiveSeq uint64      `json:"collective_seq_id"`
+	P2PSeq        uint64      `json:"p2p_seq_id"`
+	OpID          uint64      `json:"op_id"`
+	ProfilingName string      `json:"profiling_name"`
+	Created       int64       `json:"time_created_ns"`
+	InputSizes    [][]int     `json:"input_sizes"`
+	InputDTypes   []string    `json:"input_dtypes"`
+	OutputSizes   [][]int     `json:"output_sizes"`
+	OutputDTypes  []string    `json:"output_dtypes"`
+	State         string      `json:"state"` // scheduled or completed
+	Started       int64       `json:"time_discovered_started_ns"`
+	Completed     int64       `json:"time_discovered_completed_ns"`
+	Retired       bool        `json:"retired"`
+	Timeout       int         `json:"timeout_ms"`
+	P2P           bool        `json:"is_p2p"`
+	Frames        []DumpFrame `json:"frames"` // innermost first, without this package's
+	Tutti         *DumpCall   `json:"tutti"`
+}
+
+// DumpFrame is a line of a call's stack.
+type DumpFrame struct {
+	Name     string `json:"name"`
+	Filename string `json:"filename"`
+	Line     int    `json:"line"`
+}
+
+// DumpRank says whose dump it is, in which communicators.
+type DumpRank struct {
+	Rank  int                   `json:"rank"`
+	Size  int                   `json:"world_size"`
+	Comms map[string]DumpMember `json:"communicators"` // by name
+}
+
+// DumpMember is a rank of a communicator.
+type DumpMember struct {
+	Rank int       `json:"rank"`
+	Size int       `json:"size"`
+	Sync *DumpSync `json:"sync,omitempty"` // the last one
+}
+
+// DumpSync is a Sync.
+type DumpSync struct {
+	Created   int64       `json:"time_created_ns"`
+	Completed int64       `json:"time_discovered_completed_ns"`
+	Pending   bool        `json:"pending"`
+	Error     string      `json:"error,omitempty"`
+	Frames    []DumpFrame `json:"frames"`
+}
+
+// DumpCall is a [Call] in tutti's terms.
+type DumpCall struct {
+	Call  string `json:"call"` // what [Call.String] says
+	Op    string `json:"op"`
+	DType string `json:"dtype,omitempty"`
+	Count int    `json:"count"` // elements; of a V-collective what is sent
+	// Received is what a V-collective receives, in elements.
+	Received int    `json:"received,omitempty"`
+	Reduce   string `json:"reduce,omitempty"`
+	Peer     int    `json:"peer"`
+	Tag      uint32 `json:"tag"`
+	Error    string `json:"error,omitempty"`
+	// Left says that the call failed before the rank took part in it: it has no
+	// number of its own.
+	Left bool `json:"left,omitempty"`
+}
+
+// WriteJSON writes what is remembered of this communicator and of all that share
+// its record, oldest call first. It can be called at any time.
+func (r *Recorder) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode(r.Dump()) }
+
+// Dump is what WriteJSON writes.
+func (r *Recorder) Dump() *Dump {
+	r.flight.mu.Lock()
+	open := slices.Clone(r.open)
+	r.flight.mu.Unlock()
+
+	top := open[0] // is never forgotten
+	d := &Dump{Version: RecordVersion, Groups: map[string]DumpGroup{}, Statuses: map[string]DumpStatus{}, Entries: []DumpEntry{},
+		Tutti: &DumpRank{Rank: top.Rank(), Size: top.WorldSize(), Comms: map[string]DumpMember{}}}
+	for id, one := range open {
+		one.addTo(d, id)
+	}
+	slices.SortStableFunc(d.Entries, func(a, b DumpEntry) int { return int(min(max(a.Created-b.Created, -1), 1)) })
+	return d
+}
+
+// groupDesc is the description of all groups.
+const groupDesc = "tutti"
+
+func (r *Recorder) addTo(d *Dump, id int) {
+	r.mu.Lock()
+	kept := min(r.calls, uint64(len(r.ring)))
+	records := make([]record, 0, kept)
+	for i := r.calls - kept; i < r.calls; i++ {
+		records = append(records, *r.at(i))
+	}
+	first, number, last, sync := r.calls-kept, r.number, r.last, r.waits
+	r.mu.Unlock()
+
+	ranks := []string{strconv.Itoa(d.Tutti.Rank)}
+	if id == 0 {
+		ranks = nil
+		for rank := range r.WorldSize() {
+			ranks = append(ranks, strconv.Itoa(rank))
+		}
+	}
+	d.Groups[r.name] = DumpGroup{r.name, groupDesc, "[" + strings.Join(ranks, ", ") + "]"}
+	enqueued := strconv.FormatUint(number.collective, 10)
+	d.Statuses[strconv.Itoa(id)] = DumpStatus{enqueued, enqueued, strconv.FormatUint(last.collective, 10)}
+
+	member := DumpMember{Rank: r.Rank(), Size: r.WorldSize()}
+	if sync.submitted > 0 {
+		member.Sync = &DumpSync{Created: r.unix(sync.submitted), Completed: r.unix(sync.done), Pending: sync.pending,
+			Error: errorText(sync.err), Frames: framesOf(&sync.record)}
+	}
+	d.Tutti.Comms[r.name] = member
+	for i := range records {
+		d.Entries = append(d.Entries, r.entry(&records[i], id, first+uint64(i)))
+	}
+}
+
+// unix is a time of a record in nanoseconds since 1970, 0 for none.
+func (r *Recorder) unix(t time.Duration) int64 {
+	if t == 0 {
+		return 0
+	}
+	return r.begun.Add(t).UnixNano()
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func (r *Recorder) entry(e *record, group int, id uint64) DumpEntry {
+	c := &e.call
+	out := DumpEntry{
+		RecordID: id, PgID: group, ProcessGroup: [2]string{r.name, groupDesc},
+		CollectiveSeq: e.number.collective, P2PSeq: e.number.message, OpID: id,
+		Created: r.unix(e.submitted), Completed: r.unix(e.done), State: "scheduled", Retired: e.done > 0,
+		P2P: c.Op.Message(), Frames: framesOf(e),
+		Tutti: &DumpCall{Call: c.String(), Op: c.Op.String(), Count: c.Count, Received: e.received, Peer: c.Peer, Tag: c.Tag,
+			Error: errorText(e.err), Left: e.err != nil && neverMade(e.err)},
+	}
+	if e.done > 0 {
+		out.State = "completed"
+	}
+	if c.Op.Reduces() {
+		out.Tutti.Reduce = c.Reduce.String()
+	}
+	sent, received := sizes(e, r.WorldSize())
+	out.InputSizes, out.OutputSizes = [][]int{sent}, [][]int{received}
+	out.InputDTypes, out.OutputDTypes = []string{}, []string{}
+	if c.Op.MovesData() {
+		out.Tutti.DType = c.DType.String()
+		out.InputDTypes, out.OutputDTypes = []string{torchType(c.DType)}, []string{torchType(c.DType)}
+	}
+	// The analyser knows the names of NCCL's backend only.
+	out.ProfilingName = "nccl:" + torchNames[c.Op]
+	switch c.Op {
+	case OpSend:
+		out.ProfilingName += fmt.Sprintf(" %d->%d", r.Rank(), c.Peer)
+	case OpRecv:
+		out.ProfilingName += fmt.Sprintf(" %d<-%d", r.Rank(), c.Peer)
+	}
+	return out
+}
+
+// sizes are the elements that a call reads and writes, on any rank: those of the
+// root where only it has a buffer.
+func sizes(e *record, ranks int) (sent, received []int) {
+	n := e.call.Count
+	switch e.call.Op {
+	case OpAllGather, OpGather:
+		return []int{n}, []int{n * ranks}
+	case OpReduceScatter, OpScatter:
+		return []int{n * ranks}, []int{n}
+	case OpAllToAll:
+		return []int{n * ranks}, []int{n * ranks}
+	case OpAllGatherV: // ranks send different lengths
+		return []int{e.received}, []int{e.received}
+	case OpAllToAllV:
+		return []int{n}, []int{e.received}
+	case OpBarrier, OpSplit:
+		return []int{}, []int{}
+	}
+	return []int{n}, []int{n}
+}
+
+// torchNames are the names of operations in PyTorch's flight recorder.
+var torchNames = [numOps]string{
+	OpAllReduce: "all_reduce", OpBroadcast: "broadcast", OpReduce: "reduce",
+	OpAllGather: "_all_gather_base", OpAllGatherV: "all_gather_v", OpReduceScatter: "_reduce_scatter_base",
+	OpAllToAll: "all_to_all", OpAllToAllV: "all_to_all", OpGather: "gather", OpScatter: "scatter",
+	OpSend: "send", OpRecv: "recv", OpBarrier: "barrier", OpSplit: "split",
+}
+
+// torchType is the name of a type in PyTorch's flight recorder.
+func torchType(d dtype.DType) string {
+	switch d {
+	case dtype.F64:
+		return "Double"
+	case dtype.F32:
+		return "Float"
+	case dtype.F16:
+		return "Half"
+	case dtype.BF16:
+		return "BFloat16"
+	case dtype.FP8E4M3:
+		return "Float8_e4m3fn"
+	case dtype.FP8E5M2:
+		return "Float8_e5m2"
+	case dtype.I64:
+		return "Long"
+	case dtype.I32:
+		return "Int"
+	case dtype.I16:
+		return "Short"
+	case dtype.I8:
+		return "Char"
+	case dtype.U64:
+		return "UInt64"
+	case dtype.U32:
+		return "UInt32"
+	case dtype.U16:
+		return "UInt16"
+	case dtype.U8:
+		return "Byte"
+	case dtype.Bool:
+		return "Bool"
+	}
+	return d.String()
+}
+
+// framesOf is where a call came from, without the functions of this package.
+func framesOf(e *record) []DumpFrame {
+	out := []DumpFrame{}
+	for _, f := range e.from.Frames() {
+		if !ownFrame(f) {
+			out = append(out, DumpFrame{f.Function, f.File, f.Line})
+		}
+	}
+	return out
+}
+
+func ownFrame(f runtime.Frame) bool {
+	return strings.HasPrefix(f.Function, "github.com/tutti-go/tutti/comm.") ||
+		strings.HasPrefix(f.Function, "github.com/tutti-go/tutti/internal/callers.") ||
+		strings.HasPrefix(f.Function, "runtime.") || f.File == "<autogenerated>"
+}

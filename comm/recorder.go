@@ -1,0 +1,381 @@
+package comm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/internal/callers"
+)
+
+// Recorder is a communicator that remembers the last calls made to another one,
+// for the day a program hangs: what was called, from where, when, whether it is
+// known to be done, and the error. Its dump ([Recorder.WriteJSON]) has the form of
+// PyTorch's flight recorder; `tutti diagnose` puts the dumps of all ranks
+// together.
+//
+// A call is known to be done when a later Sync or a Barrier has returned. A dump
+// is written to a file when a wait fails (Sync, Barrier, Split), when a rank gives
+// up because of an error ([Ender]), and by [Recorder.NotifyOn] on a signal.
+//
+// What Split makes is recorded too, under a name of its own, and is in the dump
+// of the Recorder that it was split from until it is closed.
+//
+// A Recorder can be used from any goroutine, costs tens of nanoseconds a call, and
+// allocates nothing.
+type Recorder struct {
+	Methods
+	Wrapped
+	*flight
+	name  string // of the group, the same on all its ranks
+	begun time.Time
+
+	mu     sync.Mutex
+	ring   []record
+	calls  uint64 // recorded so far; call i is in ring[i % len(ring)]
+	done   uint64 // the calls before this one have been seen by a Sync
+	number numbers
+	last   numbers // of what was done
+	waits  wait
+}
+
+// flight is what a Recorder shares with those split from it.
+type flight struct {
+	path string // of the dump, "" for none
+
+	mu     sync.Mutex
+	open   []*Recorder
+	stops  []func() // of NotifyOn
+	writes sync.Mutex
+}
+
+// numbers count collectives and messages; the first is 1.
+type numbers struct{ collective, message uint64 }
+
+// record is one call.
+type record struct {
+	call      Call // without addresses and lists
+	received  int  // elements that a V-collective receives; Count is what it sends
+	number    numbers
+	submitted time.Duration // since begun
+	done      time.Duration // the same, 0 if it is not known
+	from      callers.Stack
+	err       error
+}
+
+// wait is the last Sync.
+type wait struct {
+	record
+	pending bool
+}
+
+// NewRecorder returns a Recorder of the last n calls (at least one) around c,
+// which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
+func NewRecorder(c Communicator, n int, dir string) *Recorder {
+	f := new(flight)
+	if dir != "" {
+		f.path = filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", c.Rank()))
+	}
+	return newRecorder(c, max(n, 1), "0", f)
+}
+
+func newRecorder(c Communicator, n int, name string, f *flight) *Recorder {
+	r := &Recorder{Wrapped: Wrap(c), flight: f, name: name, begun: time.Now(), ring: make([]record, n)}
+	r.Methods = Methods{Do: r.do, Together: r.together}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open = append(f.open, r)
+	return r
+}
+
+// The environment variables of [RecordFromEnv].
+const (
+	RecordVariable    = "TUTTI_RECORD"
+	RecordDirVariable = "TUTTI_RECORD_DIR"
+)
+
+// RecordFromEnv returns a [Recorder] of the last TUTTI_RECORD calls around c, which
+// writes its dump to the directory TUTTI_RECORD_DIR (without it the current one)
+// also on SIGUSR1, where there is such a signal. Without TUTTI_RECORD it returns c.
+func RecordFromEnv(c Communicator) Communicator {
+	text := os.Getenv(RecordVariable)
+	if text == "" || text == "0" {
+		return c
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > 1<<24 {
+		slog.Warn("comm: nothing is recorded", RecordVariable, text, "want", "a number of calls, such as 1000")
+		return c
+	}
+	r := NewRecorder(c, n, cmp.Or(os.Getenv(RecordDirVariable), "."))
+	r.NotifyOn(dumpSignals...)
+	return r
+}
+
+// NotifyOn writes the dump to the file whenever the process gets one of the
+// signals, until the Recorder is closed.
+func (r *Recorder) NotifyOn(signals ...os.Signal) {
+	if len(signals) == 0 {
+		return // Notify would take all
+	}
+	got, stop := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(got, signals...)
+	go func() {
+		defer signal.Stop(got)
+		for {
+			select {
+			case s := <-got:
+				r.dump(s.String())
+			case <-stop:
+				return
+			}
+		}
+	}()
+	r.flight.mu.Lock()
+	defer r.flight.mu.Unlock()
+	r.stops = append(r.stops, sync.OnceFunc(func() { close(stop) }))
+}
+
+// enter records a call that is about to be made.
+func (r *Recorder) enter(c *Call) uint64 {
+	r.mu.Lock()
+	id := r.calls
+	r.calls++
+	e := &r.ring[id%uint64(len(r.ring))]
+	r.fill(e, c)
+	if c.Op.Message() {
+		r.number.message++
+	} else {
+		r.number.collective++
+	}
+	e.number = r.number
+	r.mu.Unlock()
+	return id
+}
+
+func (r *Recorder) fill(e *record, c *Call) {
+	e.from.Fill()
+	e.call = Call{Op: c.Op, DType: c.DType, Reduce: c.Reduce, Tag: c.Tag, Peer: c.Peer, Count: c.Count}
+	e.received = 0
+	if c.Op == OpAllGatherV || c.Op == OpAllToAllV {
+		for _, n := range c.SendCounts {
+			e.call.Count += n
+		}
+		for _, n := range c.RecvCounts {
+			e.received += n
+		}
+	}
+	e.submitted, e.done, e.err = time.Since(r.begun), 0, nil
+}
+
+// neverMade reports whether a call that failed did not get as far as to take part
+// in what the ranks do together.
+func neverMade(err error) bool {
+	for _, sentinel := range []error{ErrArgument, ErrUnsupported, ErrDevice, ErrUnavailable, ErrBroken, ErrClosed} {
+		if errors.Is(err, sentinel) {
+			return true
+		}
+	}
+	return false
+}
+
+// failed records the error of call id. A call that was not made gives its number
+// to the next one.
+func (r *Recorder) failed(id uint64, message bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.at(id)
+	if neverMade(err) {
+		if message {
+			r.number.message--
+		} else {
+			r.number.collective--
+		}
+	}
+	if e != nil {
+		e.err = err
+	}
+}
+
+// at returns call id, nil if it is forgotten.
+func (r *Recorder) at(id uint64) *record {
+	if r.calls-id > uint64(len(r.ring)) {
+		return nil
+	}
+	return &r.ring[id%uint64(len(r.ring))]
+}
+
+func (r *Recorder) do(c Call) error {
+	id := r.enter(&c)
+	err := c.Make(r.Communicator)
+	if err != nil {
+		r.failed(id, c.Op.Message(), err)
+	}
+	return err
+}
+
+func (r *Recorder) together(calls []Call) error {
+	var first uint64
+	for i := range calls {
+		id := r.enter(&calls[i])
+		if i == 0 {
+			first = id
+		}
+	}
+	err := r.Communicator.Group(calls...)
+	if err != nil {
+		for i := range calls {
+			r.failed(first+uint64(i), calls[i].Op.Message(), err)
+		}
+	}
+	return err
+}
+
+// Sync implements [Communicator].
+func (r *Recorder) Sync(ctx context.Context) error {
+	r.mu.Lock()
+	before := r.calls
+	r.fill(&r.waits.record, &Call{Op: OpSync})
+	r.waits.pending = true
+	r.mu.Unlock()
+
+	err := r.Communicator.Sync(ctx)
+	r.mu.Lock()
+	r.waits.pending, r.waits.err = false, err
+	if err == nil {
+		r.waits.done = r.finish(before)
+	}
+	r.mu.Unlock()
+	return r.waited(err)
+}
+
+// finish marks the calls before that one as done. The lock is held.
+func (r *Recorder) finish(before uint64) time.Duration {
+	now := time.Since(r.begun)
+	if oldest := r.calls - min(r.calls, uint64(len(r.ring))); r.done < oldest {
+		r.done = oldest
+	}
+	for ; r.done < before; r.done++ {
+		if e := r.at(r.done); e.err == nil {
+			e.done, r.last = now, e.number
+		}
+	}
+	return now
+}
+
+// waited writes the dump when a wait has failed, and returns err.
+func (r *Recorder) waited(err error) error {
+	if err != nil && !errors.Is(err, ErrClosed) {
+		r.dump(err.Error())
+	}
+	return err
+}
+
+// Barrier implements [Communicator].
+func (r *Recorder) Barrier(ctx context.Context) error {
+	id := r.enter(&Call{Op: OpBarrier})
+	err := r.Communicator.Barrier(ctx)
+	if err != nil {
+		r.failed(id, false, err)
+		return r.waited(err)
+	}
+	r.mu.Lock()
+	r.finish(id + 1)
+	r.mu.Unlock()
+	return nil
+}
+
+// Split implements [Communicator]. What it makes is recorded too.
+func (r *Recorder) Split(ctx context.Context, color, key int) (Communicator, error) {
+	id := r.enter(&Call{Op: OpSplit})
+	c, err := r.Communicator.Split(ctx, color, key)
+	if err != nil {
+		r.failed(id, false, err)
+		return nil, r.waited(err)
+	}
+	r.mu.Lock()
+	number := r.number.collective
+	if e := r.at(id); e != nil {
+		e.done, number = time.Since(r.begun), e.number.collective
+	}
+	r.mu.Unlock()
+	if c == nil {
+		return nil, nil
+	}
+	return newRecorder(c, len(r.ring), fmt.Sprintf("%s/%d.%d", r.name, number, color), r.flight), nil
+}
+
+// Close implements [Communicator].
+func (r *Recorder) Close() error {
+	r.forget()
+	return r.Communicator.Close()
+}
+
+// End implements [Ender], whether the communicator does or not.
+func (r *Recorder) End(cause error) error {
+	if cause != nil {
+		r.dump(cause.Error())
+	}
+	r.forget()
+	return end(r.Communicator, cause)
+}
+
+// forget takes the Recorder out of the dump, and ends NotifyOn with the first one.
+func (r *Recorder) forget() {
+	f := r.flight
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.name == "0" {
+		for _, stop := range f.stops {
+			stop()
+		}
+		return // its history stays for those split from it
+	}
+	for i, other := range f.open {
+		if other == r {
+			f.open = append(f.open[:i:i], f.open[i+1:]...)
+			return
+		}
+	}
+}
+
+// dump writes the dump to the file, if there is one, and logs its path.
+func (r *Recorder) dump(why string) {
+	if r.path == "" {
+		return
+	}
+	r.writes.Lock()
+	defer r.writes.Unlock()
+	if err := r.writeFile(); err != nil {
+		slog.Error("comm: the flight record cannot be written", "path", r.path, "error", err)
+		return
+	}
+	slog.Warn("comm: wrote the flight record; see it with tutti diagnose", "path", r.path, "why", why)
+}
+
+// writeFile replaces the file whole.
+func (r *Recorder) writeFile() error {
+	if err := os.MkdirAll(filepath.Dir(r.path), 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(r.path), ".tutti-record-*")
+	if err != nil {
+		return err
+	}
+	err = errors.Join(r.WriteJSON(f), f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), r.path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}

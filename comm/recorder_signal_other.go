@@ -1,0 +1,8 @@
+//go:build !unix
+
+package comm
+
+import "os"
+
+// dumpSignals: this system has none for programs to use.
+var dumpSignals []os.Signal

@@ -1,0 +1,28 @@
+//go:build unix
+
+package comm_test
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/noop"
+)
+
+func TestRecorderWritesOnASignal(t *testing.T) {
+	dir := t.TempDir()
+	r := comm.NewRecorder(noop.New(newRuntime(t)), 5, dir)
+	r.NotifyOn(syscall.SIGUSR1)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(dir, "tutti-record-0.json"))
+		return err == nil
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, r.Close())
+}

@@ -1,0 +1,255 @@
+package comm_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+func TestRecorderConformance(t *testing.T) {
+	rt := newRuntime(t)
+	commtest.Run(t, commtest.Backend{
+		Name:  "local",
+		Sizes: []int{2},
+		Run: decorated(rt, func(c comm.Communicator) (comm.Communicator, error) {
+			return comm.NewRecorder(c, 100, ""), nil
+		}),
+	})
+}
+
+func TestRecorderRemembersTheLastCalls(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 4096)
+	for range 20 {
+		n := 1 + random.IntN(30)
+		r := comm.NewRecorder(noop.New(rt), n, "")
+		// The reference: everything that was called, in plain lists.
+		type called struct {
+			text, err       string
+			collective, p2p int
+			done            bool
+		}
+		var want []called
+		collective, p2p := 0, 0
+		add := func(text string, message bool, err error) {
+			number := &collective
+			if message {
+				number = &p2p
+			}
+			*number++
+			one := called{text: text, collective: collective, p2p: p2p}
+			if err != nil {
+				*number--
+				one.err = err.Error()
+			}
+			want = append(want, one)
+		}
+		for range random.IntN(80) {
+			switch k := random.IntN(30); random.IntN(7) {
+			case 0:
+				c := comm.AllReduceCall(buf, buf, k, dtype.F32, comm.Sum)
+				add(c.String(), false, c.Make(r))
+			case 1:
+				c := comm.BroadcastCall(buf, k, dtype.U8, random.IntN(2)) // root 1 is none
+				add(c.String(), false, c.Make(r))
+			case 2:
+				c := comm.AllGatherVCall(buf, buf, []int{k}, []int{0}, dtype.I16)
+				add(c.String(), false, c.Make(r))
+			case 3:
+				calls := []comm.Call{comm.SendCall(buf, k, dtype.F64, 0, 1), comm.RecvCall(buf+2048, k, dtype.F64, 0, 1)}
+				err := r.Group(calls...)
+				add(calls[0].String(), true, err)
+				add(calls[1].String(), true, err)
+			case 4, 5:
+				require.NoError(t, r.Sync(t.Context()))
+				for i := range want {
+					want[i].done = want[i].err == ""
+				}
+			case 6:
+				require.NoError(t, r.Barrier(t.Context()))
+				add("barrier", false, nil)
+				for i := range want {
+					want[i].done = want[i].err == ""
+				}
+			}
+		}
+		d := r.Dump()
+		want = want[max(0, len(want)-n):]
+		require.Len(t, d.Entries, len(want))
+		for i, e := range d.Entries {
+			got := called{e.Tutti.Call, e.Tutti.Error, int(e.CollectiveSeq), int(e.P2PSeq), e.Completed > 0}
+			if e.Tutti.Error != "" { // its number is the next one's
+				assert.True(t, e.Tutti.Left)
+			}
+			assert.Equal(t, want[i], got, "call %d", i)
+			assert.Equal(t, got.done, e.State == "completed")
+			if got.done {
+				assert.GreaterOrEqual(t, e.Completed, e.Created)
+			}
+		}
+	}
+}
+
+// TestRecorderDumpHasThePyTorchFields compares with the names that the analyser of
+// PyTorch 2.10's format reads.
+func TestRecorderDumpHasThePyTorchFields(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	r := comm.NewRecorder(noop.New(rt), 10, "")
+	_, _, line, _ := runtime.Caller(0)
+	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.BF16, comm.Sum)) // line + 1
+	var c comm.Communicator = comm.NewMeter(r)
+	require.NoError(t, c.Group(comm.SendCall(buf, 2, dtype.F32, 0, 9), comm.RecvCall(buf+32, 2, dtype.F32, 0, 9))) // line + 3
+	var text bytes.Buffer
+	require.NoError(t, r.WriteJSON(&text))
+	var d map[string]any
+	require.NoError(t, json.Unmarshal(text.Bytes(), &d))
+	assert.Equal(t, "2.10", d["version"])
+	assert.Equal(t, map[string]any{"0": map[string]any{"name": "0", "desc": "tutti", "ranks": "[0]"}}, d["pg_config"])
+	assert.Equal(t, map[string]any{"0": map[string]any{"last_enqueued_collective": "1", "last_started_collective": "1", "last_completed_collective": "0"}}, d["pg_status"])
+	entries := d["entries"].([]any)
+	require.Len(t, entries, 3)
+	e := entries[0].(map[string]any)
+	for name, want := range map[string]any{
+		"record_id": 0.0, "pg_id": 0.0, "process_group": []any{"0", "tutti"}, "collective_seq_id": 1.0, "p2p_seq_id": 0.0, "op_id": 0.0,
+		"profiling_name": "nccl:all_reduce", "input_sizes": []any{[]any{4.0}}, "output_sizes": []any{[]any{4.0}},
+		"input_dtypes": []any{"BFloat16"}, "output_dtypes": []any{"BFloat16"}, "state": "scheduled",
+		"time_discovered_started_ns": 0.0, "time_discovered_completed_ns": 0.0, "retired": false, "timeout_ms": 0.0, "is_p2p": false,
+		"thread_name": "", "thread_id": "",
+	} {
+		assert.Equal(t, want, e[name], name)
+	}
+	assert.InDelta(t, time.Now().UnixNano(), e["time_created_ns"], float64(time.Hour))
+	for i, want := range []int{line + 1, line + 3, line + 3} {
+		frame := entries[i].(map[string]any)["frames"].([]any)[0].(map[string]any)
+		assert.Equal(t, float64(want), frame["line"], "call %d", i)
+		assert.Equal(t, "recorder_test.go", filepath.Base(frame["filename"].(string)))
+		assert.Contains(t, frame["name"], "comm_test.TestRecorderDumpHasThePyTorchFields")
+	}
+	assert.Equal(t, "nccl:send 0->0", entries[1].(map[string]any)["profiling_name"])
+	assert.Equal(t, "nccl:recv 0<-0", entries[2].(map[string]any)["profiling_name"])
+	assert.Equal(t, true, entries[2].(map[string]any)["is_p2p"])
+}
+
+func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
+	rt := newRuntime(t)
+	require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
+		r := comm.NewRecorder(c, 10, "")
+		half, err := r.Split(ctx, r.Rank()%2, 0)
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(64)
+		if err != nil {
+			return err
+		}
+		if err := half.Broadcast(buf, 3, dtype.I16, 0); err != nil {
+			return err
+		}
+		if err := half.Sync(ctx); err != nil {
+			return err
+		}
+		name := fmt.Sprintf("0/1.%d", c.Rank()%2)
+		d := r.Dump()
+		assert.Equal(t, "split", d.Entries[0].Tutti.Op)
+		assert.Equal(t, [2]string{name, "tutti"}, d.Entries[1].ProcessGroup)
+		assert.Equal(t, comm.DumpMember{Rank: c.Rank() / 2, Size: 2, Sync: d.Tutti.Comms[name].Sync}, d.Tutti.Comms[name])
+		assert.NotNil(t, d.Tutti.Comms[name].Sync)
+		if err := half.Close(); err != nil {
+			return err
+		}
+		assert.Len(t, r.Dump().Entries, 1, "closed")
+		return rt.Deallocate(buf)
+	}))
+}
+
+func TestRecorderWritesWhenAWaitFails(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	t.Setenv(comm.RecordVariable, "5")
+	t.Setenv(comm.RecordDirVariable, dir)
+	rt := newRuntime(t)
+	c := comm.RecordFromEnv(noop.New(rt))
+	buf := allocate(t, rt, 64)
+	require.NoError(t, c.AllReduce(buf, buf, 2, dtype.F32, comm.Sum))
+	require.NoError(t, c.Sync(t.Context()))
+	path := filepath.Join(dir, "tutti-record-0.json")
+	require.NoFileExists(t, path)
+	require.NoError(t, c.Recv(buf, 2, dtype.F32, 0, 3)) // nobody sends
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.Error(t, c.Sync(ctx))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var d comm.Dump
+	require.NoError(t, json.Unmarshal(text, &d))
+	require.Len(t, d.Entries, 2)
+	assert.Equal(t, "completed", d.Entries[0].State)
+	assert.Equal(t, "scheduled", d.Entries[1].State)
+	assert.Contains(t, d.Tutti.Comms["0"].Sync.Error, "canceled")
+	require.NoError(t, c.Close())
+}
+
+func TestRecordFromEnvIsOffWithoutTheVariable(t *testing.T) {
+	rt := newRuntime(t)
+	for _, text := range []string{"", "0", "-1", "many"} {
+		t.Setenv(comm.RecordVariable, text)
+		c := noop.New(rt)
+		assert.Same(t, c, comm.RecordFromEnv(c), text)
+	}
+}
+
+func TestRecorderDoesNotAllocate(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	r := comm.NewRecorder(noop.New(rt), 16, "")
+	counts, displs := []int{4}, []int{0}
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		_ = r.AllReduce(buf, buf, 4, dtype.F32, comm.Sum)
+		_ = r.AllGatherV(buf, buf, counts, displs, dtype.F32)
+		_ = r.Sync(context.Background())
+		_ = r.Barrier(context.Background())
+	}))
+}
+
+// nothing is a communicator whose AllReduce is free.
+type nothing struct{ comm.Communicator }
+
+func (nothing) AllReduce(_, _ uintptr, _ int, _ dtype.DType, _ comm.ReduceOp) error { return nil }
+
+func BenchmarkRecorder(b *testing.B) {
+	rt := newRuntime(b)
+	bare := nothing{noop.New(rt)}
+	var sink time.Duration
+	start := time.Now()
+	b.Run("clock", func(b *testing.B) {
+		for b.Loop() {
+			sink += time.Since(start)
+		}
+	})
+	for name, c := range map[string]comm.Communicator{"bare": bare, "recorded": comm.NewRecorder(bare, 1000, "")} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				_ = c.AllReduce(0, 0, 4, dtype.F32, comm.Sum)
+			}
+		})
+	}
+}
