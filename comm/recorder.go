@@ -147,6 +147,13 @@ func (r *Recorder) NotifyOn(signals ...os.Signal) {
 // enter records a call that is about to be made.
 func (r *Recorder) enter(c *Call) uint64 {
 	r.mu.Lock()
+	id := r.add(c)
+	r.mu.Unlock()
+	return id
+}
+
+// add is enter with the lock held.
+func (r *Recorder) add(c *Call) uint64 {
 	id := r.calls
 	r.calls++
 	e := &r.ring[id%uint64(len(r.ring))]
@@ -157,13 +164,14 @@ func (r *Recorder) enter(c *Call) uint64 {
 		r.number.collective++
 	}
 	e.number = r.number
-	r.mu.Unlock()
 	return id
 }
 
+// fill sets a record of a call that is made now.
 func (r *Recorder) fill(e *record, c *Call) {
 	e.from.Fill()
-	e.call = Call{Op: c.Op, DType: c.DType, Reduce: c.Reduce, Tag: c.Tag, Peer: c.Peer, Count: c.Count}
+	k := &e.call // whose addresses and lists stay empty
+	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = c.Op, c.DType, c.Reduce, c.Tag, c.Peer, c.Count
 	e.received = 0
 	if c.Op == OpAllGatherV || c.Op == OpAllToAllV {
 		for _, n := range c.SendCounts {
@@ -223,13 +231,12 @@ func (r *Recorder) do(c Call) error {
 }
 
 func (r *Recorder) together(calls []Call) error {
-	var first uint64
+	r.mu.Lock()
+	first := r.calls
 	for i := range calls {
-		id := r.enter(&calls[i])
-		if i == 0 {
-			first = id
-		}
+		r.add(&calls[i])
 	}
+	r.mu.Unlock()
 	err := r.Communicator.Group(calls...)
 	if err != nil {
 		for i := range calls {

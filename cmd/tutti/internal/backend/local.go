@@ -46,7 +46,7 @@ func (b localBackend) Run(ctx context.Context, opts Options, body func(context.C
 	}
 	rt := cpu.New()
 	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
-		return body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: ranks})
+		return body(ctx, Rank{Comm: comm.RecordFromEnv(c), Runtime: rt, HostRanks: ranks})
 	}, options...)
 	return errors.Join(err, rt.Close())
 }

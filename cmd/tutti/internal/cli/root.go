@@ -136,7 +136,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP),
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetVersionTemplate("tutti {{.Version}}\n")
-	root.AddCommand(newInfo(), newTrain(), newBench(), newCluster(), newProbe(), newClusterInside())
+	root.AddCommand(newInfo(), newTrain(), newBench(), newCluster(), newDiagnose(), newProbe(), newClusterInside())
 	onlySubcommands(root, "command")
 	return root, started
 }

@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
+)
+
+func newDiagnose() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "diagnose DUMP...",
+		Short: "Say from the ranks' flight records why a program hangs",
+		Long: `diagnose reads the flight records of a job, the files tutti-record-RANK.json of its
+ranks or the directories they are in, and says which rank has not called what the
+others wait for, and where ranks disagree.
+
+A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as tutti
+does and all that use comm.RecordFromEnv: to TUTTI_RECORD_DIR, or the current
+directory, when a wait fails and on the signal USR1.`,
+		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s
+  tutti diagnose tutti-record-*.json
+  tutti diagnose --json . | jq -r '.findings[].text'`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			records, err := diagnose.ReadFiles(args)
+			if err != nil {
+				return err
+			}
+			report, out := diagnose.Diagnose(records), cmd.OutOrStdout()
+			if asJSON {
+				writeJSON(out, report)
+				return nil
+			}
+			for _, f := range report.Findings {
+				fmt.Fprintln(out, f.Text)
+			}
+			if len(report.Findings) == 0 {
+				fmt.Fprintln(out, "nothing waits: all ranks have called the same")
+			}
+			fmt.Fprintln(out)
+			t := newTable()
+			t.AppendHeader(table.Row{"rank", "last call", "done", "waits in", "error"})
+			for _, s := range report.States {
+				done := "no"
+				if s.Done {
+					done = "yes"
+				}
+				t.AppendRow(table.Row{s.Rank, s.Last, done, s.Waits, s.Error})
+			}
+			printTable(out, t, alignRight(1, 1), 2, 5)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}

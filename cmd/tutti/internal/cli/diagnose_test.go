@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// TestDiagnose reads the dumps of two ranks, one of which has called nothing.
+func TestDiagnose(t *testing.T) {
+	dir := t.TempDir()
+	comms, err := local.New(2)
+	require.NoError(t, err)
+	for rank, c := range comms {
+		r := comm.NewRecorder(c, 10, "")
+		if rank == 1 {
+			require.NoError(t, r.Broadcast(0, 0, dtype.F32, 0))
+		}
+		f, err := os.Create(filepath.Join(dir, "tutti-record-"+string(rune('0'+rank))+".json"))
+		require.NoError(t, err)
+		require.NoError(t, r.WriteJSON(f))
+		require.NoError(t, f.Close())
+	}
+	for _, c := range comms {
+		_ = c.Close() // the broadcast has not ended
+	}
+	code, out, stderr := execute(t, "diagnose", dir)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, out, "rank 0 has not called broadcast #1 (0 B f32, root 0, diagnose_test.go:")
+	assert.Contains(t, out, "it has called none; rank 1 waits\n")
+	code, out, _ = execute(t, "diagnose", "--json", dir)
+	require.Equal(t, exitOK, code)
+	report := jsonLines(t, out)[0]
+	assert.Equal(t, "not_called", report["findings"].([]any)[0].(map[string]any)["kind"])
+
+	code, _, stderr = execute(t, "diagnose", filepath.Join(dir, "none"))
+	assert.Equal(t, exitFailure, code)
+	assert.Contains(t, stderr, "none")
+	code, _, _ = execute(t, "diagnose")
+	assert.Equal(t, exitUsage, code)
+}

@@ -1,0 +1,131 @@
+// Package diagnose puts the flight records of all ranks together ([comm.Recorder])
+// and says which rank has not called what the others wait for.
+package diagnose
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// maxRanks is beyond any world; what says more is no record.
+const maxRanks = 1 << 20
+
+// Record is a dump with the name of its file.
+type Record struct {
+	Name string
+	*comm.Dump
+}
+
+// ReadFiles reads dumps, and all those in directories, and sorts them by rank.
+func ReadFiles(paths []string) ([]Record, error) {
+	var files []string
+	for _, path := range paths {
+		if info, err := os.Stat(path); err != nil || !info.IsDir() {
+			files = append(files, path) // where reading it says what is wrong
+			continue
+		}
+		found, _ := filepath.Glob(filepath.Join(path, "tutti-record-*.json"))
+		if len(found) == 0 {
+			return nil, fmt.Errorf("%s: has no file tutti-record-*.json", path)
+		}
+		files = append(files, found...)
+	}
+	var records []Record
+	var errs []error
+	for _, path := range files {
+		r, err := readFile(path)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		records = append(records, r)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(records, func(a, b Record) int { return a.Tutti.Rank - b.Tutti.Rank })
+	for i := 1; i < len(records); i++ {
+		a, b := records[i-1], records[i]
+		if a.Tutti.Rank == b.Tutti.Rank {
+			return nil, fmt.Errorf("%s and %s: both are of rank %d", a.Name, b.Name, a.Tutti.Rank)
+		}
+		if a.Tutti.Size != b.Tutti.Size {
+			return nil, fmt.Errorf("%s and %s: are of different jobs, of %d and %d ranks", a.Name, b.Name, a.Tutti.Size, b.Tutti.Size)
+		}
+	}
+	return records, nil
+}
+
+func readFile(path string) (Record, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Record{}, err
+	}
+	defer f.Close()
+	return Read(path, f)
+}
+
+// Read reads a dump. Errors begin with its name.
+func Read(name string, from io.Reader) (Record, error) {
+	in := bufio.NewReader(from)
+	if first, _ := in.Peek(1); len(first) == 1 && first[0] == 0x80 {
+		return Record{}, fmt.Errorf("%s: is a pickle, want the JSON that comm.Recorder writes", name)
+	}
+	d := new(comm.Dump)
+	decoder := json.NewDecoder(in)
+	switch err := decoder.Decode(d); {
+	case errors.Is(err, io.EOF):
+		return Record{}, fmt.Errorf("%s: is empty", name)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return Record{}, fmt.Errorf("%s: is truncated", name)
+	case err != nil:
+		return Record{}, fmt.Errorf("%s: is no flight record: %w", name, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return Record{}, fmt.Errorf("%s: is no flight record: something follows it", name)
+	}
+	if err := valid(d); err != nil {
+		return Record{}, fmt.Errorf("%s: is no flight record of tutti: %w", name, err)
+	}
+	return Record{name, d}, nil
+}
+
+// valid checks what the diagnosis relies on.
+func valid(d *comm.Dump) error {
+	if major, _, _ := strings.Cut(d.Version, "."); major != "2" {
+		return fmt.Errorf("version %q, want 2", d.Version)
+	}
+	t := d.Tutti
+	switch {
+	case t == nil:
+		return errors.New(`it has no "tutti"`)
+	case t.Size < 1 || t.Size > maxRanks || t.Rank < 0 || t.Rank >= t.Size:
+		return fmt.Errorf("rank %d of %d", t.Rank, t.Size)
+	}
+	for name, m := range t.Comms {
+		if m.Size < 1 || m.Size > t.Size || m.Rank < 0 || m.Rank >= m.Size {
+			return fmt.Errorf("rank %d of %d in communicator %q", m.Rank, m.Size, name)
+		}
+	}
+	for i, e := range d.Entries {
+		if e.Tutti == nil {
+			return fmt.Errorf(`entry %d has no "tutti"`, i)
+		}
+		if _, ok := t.Comms[e.ProcessGroup[0]]; !ok {
+			return fmt.Errorf("entry %d is of the unknown communicator %q", i, e.ProcessGroup[0])
+		}
+		if e.Tutti.Count < 0 || e.Tutti.Received < 0 {
+			return fmt.Errorf("entry %d has the count %d", i, min(e.Tutti.Count, e.Tutti.Received))
+		}
+	}
+	return nil
+}
