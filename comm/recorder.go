@@ -24,7 +24,8 @@ import (
 //
 // A call is known to be done when a later Sync or a Barrier has returned. A dump
 // is written to a file when a wait fails (Sync, Barrier, Split), when a rank gives
-// up because of an error ([Ender]), and by [Recorder.NotifyOn] on a signal.
+// up because of an error ([Ender]), by [Recorder.NotifyOn] on a signal, and by
+// [Recorder.Save].
 //
 // What Split makes is recorded too, under a name of its own, and is in the dump
 // of the Recorder that it was split from until it is closed.
@@ -133,7 +134,7 @@ func (r *Recorder) NotifyOn(signals ...os.Signal) {
 		for {
 			select {
 			case s := <-got:
-				r.dump(s.String())
+				r.Save(s.String())
 			case <-stop:
 				return
 			}
@@ -281,7 +282,7 @@ func (r *Recorder) finish(before uint64) time.Duration {
 // waited writes the dump when a wait has failed, and returns err.
 func (r *Recorder) waited(err error) error {
 	if err != nil && !errors.Is(err, ErrClosed) {
-		r.dump(err.Error())
+		r.Save(err.Error())
 	}
 	return err
 }
@@ -329,7 +330,7 @@ func (r *Recorder) Close() error {
 // End implements [Ender], whether the communicator does or not.
 func (r *Recorder) End(cause error) error {
 	if cause != nil {
-		r.dump(cause.Error())
+		r.Save(cause.Error())
 	}
 	r.forget()
 	return end(r.Communicator, cause)
@@ -354,8 +355,8 @@ func (r *Recorder) forget() {
 	}
 }
 
-// dump writes the dump to the file, if there is one, and logs its path.
-func (r *Recorder) dump(why string) {
+// Save writes the dump to the file, if there is one, and logs its path and why.
+func (r *Recorder) Save(why string) {
 	if r.path == "" {
 		return
 	}

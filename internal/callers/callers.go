@@ -7,7 +7,7 @@ import "runtime"
 
 // Stack is the innermost return addresses of a goroutine, ended by a 0 if there
 // are fewer.
-type Stack [16]uintptr
+type Stack [32]uintptr
 
 // Fill notes where its caller was called from. What was called from C shows no
 // further than to C.

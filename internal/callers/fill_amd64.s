@@ -24,7 +24,7 @@ next:
 	JZ   done
 	MOVQ DX, (DI)(AX*8)
 	INCQ AX
-	CMPQ AX, $16
+	CMPQ AX, $32
 	JEQ  done
 	MOVQ BX, R8             // outer frames are above
 	ADDQ $16, R8

@@ -21,7 +21,7 @@ next:
 	CBZ  R5, done
 	MOVD.P R5, 8(R0)
 	ADD  $1, R4
-	CMP  $16, R4
+	CMP  $32, R4
 	BEQ  done
 	ADD  $16, R3, R1             // outer frames are above
 	MOVD (R3), R3

@@ -46,7 +46,12 @@ func (b localBackend) Run(ctx context.Context, opts Options, body func(context.C
 	}
 	rt := cpu.New()
 	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
-		return body(ctx, Rank{Comm: comm.RecordFromEnv(c), Runtime: rt, HostRanks: ranks})
+		c = comm.RecordFromEnv(c)
+		err := body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: ranks})
+		if r, ok := comm.As[*comm.Recorder](c); ok && err != nil {
+			r.Save(err.Error()) // the records of all ranks end together
+		}
+		return err
 	}, options...)
 	return errors.Join(err, rt.Close())
 }
