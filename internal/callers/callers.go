@@ -12,8 +12,9 @@ type Stack [32]uintptr
 // Fill notes where its caller was called from. What was called from C shows no
 // further than to C.
 func (s *Stack) Fill() {
-	n := fill(s)
-	clear(s[n:])
+	if n := fill(s); n < len(s) {
+		s[n] = 0
+	}
 }
 
 // Frames resolves the stack, innermost first. Where functions were inlined into
