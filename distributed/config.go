@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -31,6 +32,14 @@ type Config struct {
 	ClipNorm float64
 	// Clip says whose norm ClipNorm bounds.
 	Clip ClipMode
+
+	// Undo makes a step a transaction, which can be repeated after an error (see
+	// [Sparse.AllReduce]) and dropped after an overflow. It takes 4 bytes per element
+	// and a copy of the residual in every step. Without it, an error of a step stays.
+	Undo bool
+	// Overflow says what becomes of a step in which a rank's gradient is not
+	// finite. Other policies than [OverflowPass] need Undo.
+	Overflow OverflowPolicy
 
 	// Schedule varies the density over the steps.
 	Schedule Schedule
@@ -77,6 +86,30 @@ const (
 	numClipModes
 )
 
+// OverflowPolicy says what becomes of a step whose result has, or may have from
+// additions of that size (from the largest F32 divided by P), an entry that is
+// not finite. As every rank's result is made of the same entries, all ranks find
+// the same.
+type OverflowPolicy uint8
+
+const (
+	// OverflowPass passes NaN and infinities on, as a dense allreduce does.
+	OverflowPass OverflowPolicy = iota
+	// OverflowDrop undoes the step on every rank: the gradients are not added,
+	// residuals and thresholds are as before, bit for bit, the result is zero, and
+	// [StepStats] has Skipped set. It costs no message, and where the host has not
+	// waited for the device in the step, no wait. In an epoch of density 0, which
+	// sends nothing, a rank drops its own gradient.
+	OverflowDrop
+	// OverflowError is [ErrOverflow] on every rank, and as after any error nothing
+	// has happened. The host waits for the device in every step.
+	OverflowError
+	numOverflowPolicies
+)
+
+// ErrOverflow: a gradient is not finite.
+var ErrOverflow = errors.New("gradient is not finite")
+
 // Schedule varies the density over the steps. The zero value does not.
 type Schedule struct {
 	// WarmupSteps steps at the start are dense.
@@ -122,6 +155,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Clip >= numClipModes {
 		return c, configError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
+	}
+	if c.Overflow != OverflowPass && !c.Undo {
+		return c, configError("Overflow is %d, which needs Undo", c.Overflow)
+	}
+	if c.Overflow >= numOverflowPolicies {
+		return c, configError("Overflow is %d, want OverflowPass, OverflowDrop or OverflowError", c.Overflow)
 	}
 	if err := c.Schedule.check(); err != nil {
 		return c, err

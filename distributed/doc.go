@@ -39,8 +39,10 @@
 //     P times the result plus the sum of the new residuals, up to rounding.
 //   - Indices travel as 32-bit integers. A tensor has at most 2^31-1 elements.
 //   - NaN and infinities rank above all numbers, so they are picked first: if
-//     any rank's gradient has one, every rank's result of that step has one,
-//     as with a dense allreduce.
+//     any rank's gradient has one, every rank finds one in the lists of that step.
+//     What follows is the same on all of them ([OverflowPolicy]).
+//   - With [Config].Undo a step is a transaction: after an error, gradient and
+//     residual are as before it, bit for bit, and the step can be repeated.
 //
 // # Gradients of a model
 //

@@ -3,6 +3,7 @@ package distributed
 import (
 	"context"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -20,7 +21,7 @@ const tiny = math.SmallestNonzeroFloat32
 //
 // Its first error sticks, as in a bufio.Writer: later methods do nothing and
 // return zeros, so that an algorithm reads as what it does. Whoever runs a
-// step looks at err at its end.
+// step looks at err at its end, and undoes the step.
 type engine struct {
 	rt      runtime.Runtime
 	kernels runtime.Kernels
@@ -35,9 +36,13 @@ type engine struct {
 	average    float32 // 1/P
 	residual   uintptr // n F32: what was not sent yet
 
-	target          gradient // of the step: where the result goes
-	scratch         buffer   // for a dense result, where that is not F32
-	globalThreshold float32  // of oktopk
+	target gradient // of the step: where the result goes
+	before buffer   // the residual and the numbers before the step
+	past   past     // what earlier steps left on the host
+	ago    past     // that before the step
+	undoes bool     // the step may be undone: before has what was
+	waited bool     // the host has waited for the device in this step
+	flat   buffer   // a dense result, until the step is sure to succeed
 
 	numbers
 	buffers   []*buffer
@@ -46,10 +51,101 @@ type engine struct {
 }
 
 func newEngine(rt runtime.Runtime, kernels runtime.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
-	e := &engine{rt: rt, kernels: kernels, c: c, cfg: cfg, n: n, rank: c.Rank(), size: c.WorldSize(), order: newOrder(rt, c)}
+	e := &engine{rt: rt, kernels: kernels, cfg: cfg, n: n}
+	e.bind(c)
+	return e, e.err
+}
+
+// bind makes c the communicator. What depends on the ranks starts anew.
+func (e *engine) bind(c comm.Communicator) {
+	e.c, e.order = c, newOrder(e.rt, c)
+	e.rank, e.size = c.Rank(), c.WorldSize()
 	e.average = 1 / float32(e.size)
 	e.prepareNumbers()
-	return e, e.err
+}
+
+// past is what steps leave on the host to later ones.
+type past struct {
+	age             int // steps since oktopk estimated the threshold of the sums
+	steps           int // that oktopk's exchange made
+	globalThreshold float32
+}
+
+// begin keeps what undo brings back: the numbers but for the overflows, which
+// say whether it is to, and the residual. Without error feedback there is none to
+// keep.
+func (e *engine) begin() {
+	if !e.cfg.Undo {
+		return
+	}
+	words := int(e.overflows)
+	e.allocate(&e.before, (words+e.n)*wordSize)
+	e.copy(e.before.ptr, e.words.ptr, words)
+	if !e.cfg.NoErrorFeedback {
+		e.copy(at(e.before.ptr, words), e.residual, e.n)
+	}
+	e.fill(e.at(e.overflows), e.size)
+	e.ago, e.undoes = e.past, e.err == nil
+}
+
+// undo makes the residual and the numbers what they were at begin, bit for bit.
+func (e *engine) undo() {
+	words := int(e.overflows)
+	e.copy(e.words.ptr, e.before.ptr, words)
+	if !e.cfg.NoErrorFeedback {
+		e.copy(e.residual, at(e.before.ptr, words), e.n)
+	}
+	e.past = e.ago
+}
+
+// undoIfOverflow has the device undo the step, and make the gradient zero, if
+// there were overflows. There is no past then: what uses it has the host wait.
+func (e *engine) undoIfOverflow(g gradient) {
+	words := int(e.overflows)
+	e.copyIfOverflow(e.words.ptr, e.before.ptr, dtype.F32, words)
+	if !e.cfg.NoErrorFeedback {
+		e.copyIfOverflow(e.residual, at(e.before.ptr, words), dtype.F32, e.n)
+	}
+	e.copyIfOverflow(g.ptr, 0, g.dt, e.n)
+}
+
+func (e *engine) copyIfOverflow(dst, src uintptr, dt dtype.DType, n int) {
+	if e.err == nil {
+		e.check(e.kernels.CopyIf(dst, src, dt, n, e.at(e.overflows), e.size))
+	}
+}
+
+// countResult counts the overflows of a result: the same on every rank, as it is.
+func (e *engine) countResult(r result) {
+	for i, l := range r.lists {
+		e.countList(l, i)
+	}
+	if r.dense != 0 {
+		e.countArray(r.dense, dtype.F32)
+	}
+}
+
+func (e *engine) countList(l runtime.Entries, i int) {
+	if e.err == nil {
+		e.check(e.kernels.CountAbove(l, e.at(numLimit), 1, e.at(e.overflows+number(i))))
+	}
+}
+
+// countArray counts one overflow if an array has any. Its sum of squares is not
+// finite then, and the high word of such an F64, read as an F32, is a NaN, while
+// that of no sum of squares of F32 reaches numLimit.
+func (e *engine) countArray(p uintptr, dt dtype.DType) {
+	if e.err == nil {
+		e.check(e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)))
+	}
+	e.countList(runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, 0)
+}
+
+// overflowed has the host wait for the overflows, and reports whether there are
+// any.
+func (e *engine) overflowed(ctx context.Context) bool {
+	e.read(ctx)
+	return slices.ContainsFunc(e.host[e.overflows:][:e.size], func(n int32) bool { return n != 0 })
 }
 
 // close gives all device memory back, if the communicator is done with it. Its
@@ -87,14 +183,14 @@ type gradient struct {
 	factor uintptr // of an F32, 0 for none
 }
 
-// dense is memory for a dense result: the gradient, which is in the residual
-// by now, if it is F32.
+// dense is memory for a dense result: the gradient's, which is in the residual by
+// then, unless the step may be undone.
 func (e *engine) dense() uintptr {
-	if e.target.dt == dtype.F32 {
+	if e.target.dt == dtype.F32 && !e.cfg.Undo {
 		return e.target.ptr
 	}
-	e.allocate(&e.scratch, e.n*wordSize)
-	return e.scratch.ptr
+	e.allocate(&e.flat, e.n*wordSize)
+	return e.flat.ptr
 }
 
 // The kernels, with sticky errors.
@@ -105,9 +201,11 @@ func (e *engine) fill(p uintptr, n int) {
 	}
 }
 
-func (e *engine) copy(dst, src uintptr, words int) {
-	if e.err == nil && words > 0 && dst != src {
-		e.check(e.rt.Copy(dst, src, words*wordSize))
+func (e *engine) copy(dst, src uintptr, words int) { e.copyBytes(dst, src, words*wordSize) }
+
+func (e *engine) copyBytes(dst, src uintptr, bytes int) {
+	if e.err == nil && bytes > 0 && dst != src {
+		e.check(e.rt.Copy(dst, src, bytes))
 	}
 }
 
@@ -117,7 +215,7 @@ func (e *engine) accumulate(g gradient) {
 	}
 }
 
-// store writes the result to a gradient of another type than F32.
+// store writes a dense result to the gradient.
 func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 	if e.err == nil && dst != src {
 		e.check(e.kernels.Store(dst, dt, src, e.n, 1))

@@ -17,14 +17,15 @@ type number int
 // The numbers that every engine has, in words; those that there are of every
 // rank come behind them.
 const (
-	numSquares   number = 0 // F64: the squared norm of the gradient
-	numFactor    number = 2 // F32: what clipping scales it by
-	numFaults    number = 3 // indices that were out of range
-	numState     number = 4 // threshold (F32) and age of the selector
-	numUsed      number = 6 // F32: the threshold that was used
-	numSelf      number = 7 // a length of this rank, to be sent
-	numBracket   number = 8 // of the search for oktopk's threshold: low, high
-	numFan       number = 10
+	numSquares   number = 0  // F64: the squared norm of the gradient
+	numFactor    number = 2  // F32: what clipping scales it by
+	numFaults    number = 3  // indices that were out of range
+	numState     number = 4  // threshold (F32) and age of the selector
+	numUsed      number = 6  // F32: the threshold that was used
+	numSelf      number = 7  // a length of this rank, to be sent
+	numBracket   number = 8  // of the search for oktopk's threshold: low, high
+	numLimit     number = 10 // F32: magnitudes from here on may overflow when P are added
+	numFan       number = 11
 	numFanCounts        = numFan + bisectFan
 	numPerRank          = numFanCounts + bisectFan
 )
@@ -42,6 +43,7 @@ type numbers struct {
 	received  number // P: lengths that the ranks sent
 	bounds    number // P+1: where regions start
 	samples   number // sampleCount·(2P+1): this rank's, all ranks', these sorted
+	overflows number // P: of each list of the result, how many are not below numLimit
 }
 
 // prepareNumbers lays the numbers out. They are zero.
@@ -53,6 +55,7 @@ func (e *engine) prepareNumbers() {
 	}{
 		{&e.lengths, e.size}, {&e.positions, e.size + 1}, {&e.received, e.size},
 		{&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
+		{&e.overflows, e.size},
 	} {
 		*place.number = next
 		next += number(place.words)
@@ -60,6 +63,7 @@ func (e *engine) prepareNumbers() {
 	e.host = make([]int32, next)
 	e.allocate(&e.words, len(e.host)*wordSize)
 	e.fill(e.words.ptr, len(e.host))
+	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))))
 }
 
 // at returns the address of a number.
@@ -74,6 +78,7 @@ func (e *engine) read(ctx context.Context) {
 	if e.err == nil {
 		e.check(e.rt.CopyOut(hostmem.Bytes(e.host), e.words.ptr))
 	}
+	e.waited = true
 	if e.err != nil {
 		clear(e.host)
 		return

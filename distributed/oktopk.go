@@ -56,9 +56,6 @@ type okExchange struct {
 	*splitter
 	gather *gatherer
 
-	age   int // steps since the threshold of the sums was estimated
-	steps int
-
 	quantiles              []float64 // of the samples that this rank shows
 	rest, trimmed          message   // of limitOutgoing
 	reduced, largest       message
@@ -110,7 +107,8 @@ func newLimits(k, size, overhead int) limits {
 }
 
 func oktopk(e *engine) exchange {
-	x := &okExchange{splitter: newSplitter(e), gather: newGatherer(e), age: e.cfg.ThresholdInterval}
+	x := &okExchange{splitter: newSplitter(e), gather: newGatherer(e)}
+	e.past = past{age: e.cfg.ThresholdInterval}
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
 	for j := range sampleCount {
@@ -120,11 +118,11 @@ func oktopk(e *engine) exchange {
 }
 
 func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
-	x.age++
-	rebalance := x.steps%x.cfg.RebalanceInterval == 0
-	estimate := x.age >= x.cfg.ThresholdInterval
+	x.past.age++
+	rebalance := x.past.steps%x.cfg.RebalanceInterval == 0
+	estimate := x.past.age >= x.cfg.ThresholdInterval
 	limit := newLimits(x.k, x.size, overhead(x.size, rebalance, estimate))
-	x.steps++
+	x.past.steps++
 	if rebalance {
 		x.balanceRegions(ctx, picks)
 	}
@@ -218,7 +216,7 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 	if x.err == nil {
 		x.check(x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan))
 	}
-	x.age = 0
+	x.past.age = 0
 }
 
 // pickGlobal picks the sums of this rank's region that go into the result. It
@@ -312,11 +310,11 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed in
 // agree.
 func (x *okExchange) adapt(passed int) {
 	used := x.float(numBracket)
-	x.globalThreshold = used
+	x.past.globalThreshold = used
 	if next := correct(used, passed, x.k, x.cfg.ThresholdStep); next != used {
 		x.set(numBracket, int32(math.Float32bits(next)))
 	}
 	if passed > 2*x.k || 4*passed < x.k {
-		x.age = x.cfg.ThresholdInterval
+		x.past.age = x.cfg.ThresholdInterval
 	}
 }

@@ -85,13 +85,21 @@ func (o *order) hostAfterCompute(ctx context.Context) error {
 // too, because an event bounds no time. After an error the communicator may
 // still read and write that memory; when it was closed, it does not.
 func (o *order) settle() error {
+	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+	defer cancel()
+	if err := o.drain(ctx); err != nil {
+		return fmt.Errorf("memory is not given back, because the communicator may still write it: %w", err)
+	}
+	return nil
+}
+
+// drain has the host wait for what the compute stream does not wait for.
+func (o *order) drain(ctx context.Context) error {
 	if !o.pending {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
-	defer cancel()
 	if err := o.c.Sync(ctx); err != nil && !errors.Is(err, comm.ErrClosed) {
-		return fmt.Errorf("memory is not given back, because the communicator may still write it: %w", err)
+		return err
 	}
 	o.pending = false
 	return nil

@@ -88,17 +88,18 @@ func NeedsHost(pattern string) bool {
 //     it uses the pattern of lowest volume that sends nothing but entries: for
 //     up to three ranks topkA2 (2k(P-1) elements), above that gtopk (4k);
 //     neither is more than 6k(P-1)/P.
-func find(name string, e *engine, k int) pattern {
-	p := patterns[name]
+//
+// The name is that of the pattern that is used.
+func find(name string, e *engine, k int) (string, pattern) {
 	if name == "oktopk" {
 		switch {
 		case 3*k >= e.n:
-			return pattern{noSelector, sumAll}
+			return Dense, pattern{noSelector, sumAll}
 		case 2*maxOverhead(e.size) >= budget(k, e.size) && e.size <= 3:
-			p = patterns["topkA2"]
+			name = "topkA2"
 		case 2*maxOverhead(e.size) >= budget(k, e.size):
-			p = patterns["gtopk"]
+			name = "gtopk"
 		}
 	}
-	return p
+	return name, patterns[name]
 }

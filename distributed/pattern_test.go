@@ -40,6 +40,8 @@ func TestConfig(t *testing.T) {
 		"clip norm":            {ClipNorm: -1},
 		"clip norm NaN":        {ClipNorm: math.NaN()},
 		"clip mode":            {Clip: 7},
+		"overflow":             {Overflow: 3, Undo: true},
+		"overflow, no undo":    {Overflow: distributed.OverflowDrop},
 		"warm-up":              {Schedule: distributed.Schedule{WarmupSteps: -1}},
 		"scheduled density":    {Schedule: distributed.Schedule{Densities: []float64{0.1, 2}, StepsPerEpoch: 1}},
 		"no steps per epoch":   {Schedule: distributed.Schedule{Densities: []float64{0.1}}},

@@ -22,6 +22,7 @@ import (
 type Sparse struct {
 	*engine
 	meter    *comm.Meter
+	name     string // of the pattern that serves k
 	selector selector
 	exchange exchange
 
@@ -33,14 +34,20 @@ type Sparse struct {
 	// Of the last step.
 	stats   StepStats
 	counted bool            // stats has what is on the device, too
+	open    bool            // the device knows whether it was skipped
 	picks   runtime.Entries // unless it was dense
 	result  result
 }
 
 // StepStats tells what the last step of a [Sparse] did on this rank.
 type StepStats struct {
-	Step     int  // number of the step, from 0
+	Step int // number of the step, from 0
+	// Pattern is what ran: that of the configuration, "dense" in the warm-up, and
+	// what oktopk uses where it is no better: dense, topkA2 or gtopk. It is empty
+	// at density 0.
+	Pattern  string
 	Dense    bool // the step sent everything
+	Skipped  bool // the step was undone by [OverflowDrop]
 	Elements int  // length of the tensor
 	K        int  // entries that a rank was to pick
 	// PickedLocal is how many entries this rank picked.
@@ -94,6 +101,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		e.allocate(&s.remains, n*wordSize)
 		e.residual = s.remains.ptr
 		e.fill(e.residual, n)
+		e.begin() // so that its memory is there
 		err = e.err
 	}
 	e.permanent = len(e.buffers)
@@ -101,6 +109,41 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		return nil, opError("sparse", errors.Join(err, e.close()))
 	}
 	return s, nil
+}
+
+// Rebind moves s to another communicator, say what is left of the old one after
+// a rank has failed. It does not communicate; all ranks of c do it. The residual
+// stays as it is, averages are over the ranks of c, and thresholds and regions
+// start anew. What the residual of a rank held that is not part of c is lost with
+// that rank.
+//
+// If a step has failed on the old communicator, Rebind waits for that as
+// [Sparse.Close] does: close it first. After an error, which is one of
+// [NewSparse] or of that wait, s is still with the old one.
+func (s *Sparse) Rebind(c comm.Communicator) error {
+	const op = "rebind"
+	switch {
+	case s.closed:
+		return opError(op, comm.ErrClosed)
+	case s.err != nil:
+		return opError(op, s.err)
+	case c == nil:
+		return opError(op, fmt.Errorf("%w: communicator is nil", comm.ErrArgument))
+	}
+	if err := comm.CheckDevice(c, s.rt.Device()); err != nil {
+		return opError(op, err)
+	}
+	if err := s.order.settle(); err != nil {
+		return opError(op, err)
+	}
+	s.release(s.permanent)
+	s.meter = comm.NewMeter(c)
+	s.bind(s.meter)
+	s.k, s.picks, s.result = 0, runtime.Entries{}, result{}
+	if s.err != nil {
+		return opError(op, s.err)
+	}
+	return nil
 }
 
 // AllReduce replaces t by (an approximation of) the average of all ranks' t:
@@ -111,12 +154,24 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 // was not sent is kept, in F32, and added to the next step's gradient. The result
 // is ready as that of [AllReduce] is.
 //
-// A wrong argument is an error before anything happened. After any other
-// error t's content is undefined, the ranks may be out of step, and later
-// calls return that error again. The other ranks wait for this one then, until
-// their contexts end or this rank closes its communicator, which is
-// [comm.ErrPeerFailed] on them: so close it. Lengths that another rank announces
-// and that no tensor of n elements has are [comm.ErrMismatch].
+// A wrong argument is an error before anything happened. With [Config].Undo a step
+// is a transaction; without it t's content is undefined after any other error, the
+// ranks may be out of step, and later calls return that error again.
+//
+// As a transaction, after any error nothing has happened on this rank: t
+// holds the gradient that was passed, and the residual what it held before, both
+// bit for bit, and the step does not count. So the same call repeats it, with the
+// same communicator unless that is broken, or with another one ([Sparse.Rebind]).
+// The exception is an error of the runtime itself while that is restored: it
+// stays, and later calls return it.
+//
+// The other ranks wait for this one after an error, until their contexts end or
+// this rank closes its communicator, which is [comm.ErrPeerFailed] on them: so
+// close it unless all ranks have the error. A rank that had got all of the result
+// by then has completed the step; [StepStats.Step] tells. A context that is over
+// before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
+// is sent. Lengths that another rank announces and that no tensor of n elements
+// has are [comm.ErrMismatch].
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
 	if s.closed {
@@ -129,8 +184,15 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	if err != nil {
 		return err
 	}
-	before := s.meter.Totals()
+	if ctx.Err() != nil {
+		return opError(op, comm.ContextError(ctx))
+	}
+	if err := s.order.drain(ctx); err != nil { // an earlier step failed
+		return opError(op, err)
+	}
+	last, sent := s.stats, s.meter.Totals()
 	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
+	s.undoes, s.waited, s.open = false, false, false
 	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
 	if dense || s.cfg.Pattern == Dense {
 		s.reduceDense(ctx, ptr, t.DType())
@@ -138,23 +200,60 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		s.reduceSparse(ctx, ptr, t.DType(), density)
 	}
 	if s.err != nil {
-		return opError(op, s.err)
+		s.stats, s.counted = last, true
+		return opError(op, s.rollBack())
 	}
 	s.steps++
 	after := s.meter.Totals()
-	s.stats.SentElements = after.SentElements - before.SentElements
-	s.stats.SentBytes = after.SentBytes - before.SentBytes
+	s.stats.SentElements = after.SentElements - sent.SentElements
+	s.stats.SentBytes = after.SentBytes - sent.SentBytes
 	return nil
+}
+
+// failure returns the error of a wait outside of a step, which does not stay.
+func (s *Sparse) failure() error {
+	err := s.err
+	s.err = nil
+	return err
+}
+
+// rollBack undoes a step that failed, if it can, and returns why it did. What
+// fails now stays.
+func (s *Sparse) rollBack() error {
+	if !s.cfg.Undo {
+		return s.err
+	}
+	cause := s.failure()
+	if s.undoes {
+		s.undo()
+	}
+	if s.err != nil {
+		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
+		return s.err
+	}
+	return fmt.Errorf("%w (the step is undone: gradient and residual are as before)", cause)
 }
 
 // Stats returns what the last step did. Numbers that are on the device are
 // waited for, until ctx is done.
 func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
-	if s.counted || s.stats.Dense || s.picks.Idx == 0 || s.closed || s.err != nil {
+	if s.counted || s.closed || s.err != nil {
 		return s.stats, nil
 	}
-	if s.read(ctx); s.err != nil {
-		return s.stats, opError("stats", s.err)
+	idle := s.stats.Dense || s.picks.Idx == 0 // what there is to count, is
+	if idle && !s.open {
+		return s.stats, nil
+	}
+	overflowed := s.overflowed(ctx)
+	if err := s.failure(); err != nil {
+		return s.stats, opError("stats", err)
+	}
+	if s.open && overflowed {
+		s.skipped()
+	}
+	if idle {
+		s.counted = true
+		return s.stats, nil
 	}
 	local, err := s.lengthOf(s.picks)
 	global := 0
@@ -169,7 +268,7 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 		}
 	}
 	s.stats.PickedLocal, s.stats.PickedGlobal = local, global
-	s.stats.Threshold, s.stats.GlobalThreshold = s.float(numUsed), s.globalThreshold
+	s.stats.Threshold, s.stats.GlobalThreshold = s.float(numUsed), s.past.globalThreshold
 	if err != nil {
 		return s.stats, opError("stats", err)
 	}
@@ -179,13 +278,13 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 
 // Residual returns this rank's residual as a tensor of n F32 elements (a view,
 // valid until Close), for checkpoints, inspection, and to forget what was not
-// sent (fill it with zeros). It is nil for the dense pattern, which has none.
+// sent (fill it with zeros). The dense pattern has none ([comm.ErrUnsupported]).
 func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, opError("residual", comm.ErrClosed)
 	}
 	if s.cfg.Pattern == Dense {
-		return nil, nil
+		return nil, opError("residual", fmt.Errorf("%w: the dense pattern has no residual", comm.ErrUnsupported))
 	}
 	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
 }
@@ -233,16 +332,37 @@ func checkGradientType(dt dtype.DType) error {
 }
 
 // reduceDense averages the gradient itself. Residuals are not touched: dense
-// steps come before sparse ones, so there is nothing in them yet.
+// steps come before sparse ones, so there is nothing in them yet. The result is
+// made beside the gradient, in the memory that serves to undo other steps.
 func (s *Sparse) reduceDense(ctx context.Context, grad uintptr, dt dtype.DType) {
 	started := time.Now()
-	s.stats.Dense, s.stats.K = true, s.n
+	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
 	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
-	if factor := s.clip(ctx, grad, dt); factor != 0 && s.err == nil {
-		s.check(s.kernels.Scale(grad, dt, s.n, factor))
+	send, sum := grad, grad
+	if s.cfg.Undo {
+		s.allocate(&s.before, s.n*dt.Size())
+		sum = s.before.ptr
+	}
+	if factor := s.clip(ctx, grad, dt); factor != 0 {
+		send = sum
+		s.copyBytes(send, grad, s.n*dt.Size())
+		if s.err == nil {
+			s.check(s.kernels.Scale(send, dt, s.n, factor))
+		}
 	}
 	exchanging := time.Now()
-	s.communicate(ctx, comm.AllReduceCall(grad, grad, s.n, dt, comm.Avg))
+	s.communicate(ctx, comm.AllReduceCall(send, sum, s.n, dt, comm.Avg))
+	target := gradient{ptr: grad, dt: dt}
+	if s.judges() {
+		s.fill(s.at(s.overflows), s.size)
+		s.countArray(sum, dt)
+	}
+	if !s.skip(ctx, target) {
+		s.copyBytes(grad, sum, s.n*dt.Size())
+	}
+	if s.open {
+		s.copyIfOverflow(grad, 0, dt, s.n)
+	}
 	s.stats.SelectTime = exchanging.Sub(started)
 	s.stats.ExchangeTime = time.Since(exchanging)
 }
@@ -252,27 +372,75 @@ func (s *Sparse) reduceSparse(ctx context.Context, grad uintptr, dt dtype.DType,
 	k := count(density, s.n)
 	s.plan(k)
 	s.stats.K = k
+	s.picks, s.result = runtime.Entries{}, result{}
+	added := gradient{grad, dt, s.clip(ctx, grad, dt)}
+	s.target = added
+	s.begin()
 	if s.cfg.NoErrorFeedback {
 		s.fill(s.residual, s.n)
 	}
-	s.target = gradient{grad, dt, s.clip(ctx, grad, dt)}
-	s.picks, s.result = runtime.Entries{}, result{}
 	if k == 0 {
-		s.accumulate(s.target)
-		s.merge(grad, dt, nil, 1)
+		s.accumulate(added)
+		if s.judges() {
+			s.countArray(s.residual, dtype.F32)
+		}
+		s.conclude(ctx, added)
 		s.stats.SelectTime = time.Since(started)
 		return
 	}
-	s.picks = s.selector.pick(s.target, k, s.message(&s.picked, s.selector.capacity(k)))
+	s.stats.Pattern = s.name
+	s.picks = s.selector.pick(added, k, s.message(&s.picked, s.selector.capacity(k)))
 	exchanging := time.Now()
 	s.result = s.exchange.run(ctx, s.picks)
-	if s.result.dense != 0 {
-		s.store(grad, dt, s.result.dense)
-	} else {
-		s.merge(grad, dt, s.result.lists, s.result.scale)
+	if s.judges() {
+		s.countResult(s.result)
 	}
+	s.conclude(ctx, added)
 	s.stats.SelectTime = exchanging.Sub(started)
 	s.stats.ExchangeTime = time.Since(exchanging)
+}
+
+// judges reports whether overflows are looked for.
+func (s *Sparse) judges() bool { return s.cfg.Overflow != OverflowPass && s.kernels != nil && s.n > 0 }
+
+// conclude writes the result, unless the step overflowed.
+func (s *Sparse) conclude(ctx context.Context, g gradient) {
+	if s.skip(ctx, g) {
+		return
+	}
+	if s.result.dense != 0 {
+		s.store(g.ptr, g.dt, s.result.dense)
+	} else {
+		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale)
+	}
+	if s.open {
+		s.undoIfOverflow(g)
+	}
+}
+
+// skip deals with the overflows that were counted, and reports whether there is
+// no result to write. Where the host has not waited for the device in this step,
+// it leaves the question open, which the device is to answer then.
+func (s *Sparse) skip(ctx context.Context, g gradient) bool {
+	s.open = s.judges() && s.cfg.Overflow == OverflowDrop && s.order.streams != nil && !s.waited
+	if s.open || s.err != nil || !s.judges() || !s.overflowed(ctx) {
+		return s.err != nil
+	}
+	if s.cfg.Overflow == OverflowError {
+		s.check(ErrOverflow)
+		return true
+	}
+	if s.undoes {
+		s.undo()
+	}
+	s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
+	s.skipped()
+	return true
+}
+
+// skipped notes that the step was undone.
+func (s *Sparse) skipped() {
+	s.stats.Skipped, s.stats.PickedGlobal, s.result = true, 0, result{}
 }
 
 // count returns how many of n entries a density stands for.
@@ -290,10 +458,14 @@ func (s *Sparse) plan(k int) {
 		return
 	}
 	s.release(s.permanent)
-	s.k = k
+	s.k, s.past = k, past{}
 	s.set(numState, 0, 0)
 	if k > 0 {
-		p := find(s.cfg.Pattern, s.engine, k)
+		name, p := find(s.cfg.Pattern, s.engine, k)
+		s.name = name
 		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
+	}
+	if s.err != nil {
+		s.k = 0 // nothing is planned
 	}
 }

@@ -106,6 +106,10 @@ type Kernels interface {
 	// above limit, otherwise 1. squares is the address of an F64.
 	ClipFactor(factor, squares uintptr, share, limit float64) error
 
+	// CopyIf copies n elements bit for bit, or stores zeros if src is 0, if any of
+	// the m I32 at flags is not 0, and otherwise writes nothing. m is at least 1.
+	CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error
+
 	// TopK selects the min(k, n) entries of largest magnitude; among equals the
 	// lower index wins. dst.N is at least min(k, n). Where dst.Len is set,
 	// zeros are left out. threshold, if not 0, is the address of an F32: what it

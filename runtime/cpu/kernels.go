@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -81,6 +82,26 @@ func (k kernels) ClipFactor(factor, squares uintptr, share, limit float64) error
 		if norm := math.Sqrt(*sq * share); norm > limit && norm <= math.MaxFloat64 {
 			*f = float32(limit / norm)
 		}
+	}
+	return c.err
+}
+
+func (k kernels) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error {
+	c := k.call("CopyIf")
+	if m < 1 {
+		c.fail("%d flags, want at least one", m)
+	}
+	c.elements("dst", dst, dt, n)
+	if src != 0 {
+		c.elements("src", src, dt, n)
+	}
+	raised := func(flag int32) bool { return flag != 0 }
+	switch set := c.ints("flags", flags, m); {
+	case c.err != nil || !slices.ContainsFunc(set, raised):
+	case src == 0:
+		clear(hostmem.Slice[byte](dst, n*dt.Size()))
+	default:
+		copy(hostmem.Slice[byte](dst, n*dt.Size()), hostmem.Slice[byte](src, n*dt.Size()))
 	}
 	return c.err
 }

@@ -164,6 +164,29 @@ func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale fl
 	})
 }
 
+// CopyIf implements [runtime.Kernels].
+func (s *sparse) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error {
+	c := s.call("CopyIf")
+	c.elements("dst", dst, dt, n)
+	if src != 0 {
+		c.elements("src", src, dt, n)
+	}
+	c.buffer("flags", flags, max(m, 1), 4)
+	if c.err == nil && m < 1 {
+		c.err = fmt.Errorf("cuda:%d: CopyIf: %d flags, want at least one: %w", s.rt.index, m, runtime.ErrArgument)
+	}
+	return c.submit(func() error {
+		if n == 0 {
+			return nil
+		}
+		k := kernelCopyIf32
+		if dt.Size() == 2 {
+			k = kernelCopyIf16
+		}
+		return s.rt.launchBlocks(k, tiles(n), blocksPerSM, uint64(dst), uint64(src), uint64(n), uint64(flags), uint64(m))
+	})
+}
+
 // Scale implements [runtime.Kernels].
 func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 	c := s.call("Scale")

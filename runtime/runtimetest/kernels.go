@@ -22,6 +22,7 @@ var kernelTests = []test{
 	{"scale", testScale},
 	{"sum of squares", testSumSquares},
 	{"clip factor", testClipFactor},
+	{"copy if", testCopyIf},
 	{"top k", testTopK},
 	{"select", testSelect},
 	{"select near", testSelectNear},

@@ -54,6 +54,31 @@ func testStore(d *device) {
 	})
 }
 
+func testCopyIf(d *device) {
+	k := d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		for _, dt := range gradientTypes {
+			for _, flags := range [][]int32{{0}, {1}, {0, 0, 0}, {0, 0, -7}} {
+				raised := slices.Max(flags) > 0 || slices.Min(flags) < 0
+				old, dst := d.narrow(d.gradient("normal", len(x)), dt)
+				values, src := d.narrow(x, dt)
+				f := place(d, flags)
+				want := old
+				if raised {
+					want = values
+				}
+				require.NoError(d, k.CopyIf(dst, src, dt, len(x), f, len(flags)))
+				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v, flags %v", dt, flags)
+				if raised {
+					want = make([]float32, len(x))
+				}
+				require.NoError(d, k.CopyIf(dst, 0, dt, len(x), f, len(flags)))
+				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v, flags %v, zeros", dt, flags)
+			}
+		}
+	})
+}
+
 func testScale(d *device) {
 	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {

@@ -438,7 +438,7 @@ func testKernelArguments(d *device) {
 		long, far, wide := runtime.Source{X: p, N: n}, runtime.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, runtime.Array{Ptr: p, N: n}
 		withGrad := long
 		withGrad.Grad, withGrad.DType = p, dtype.F32
-		fails(k.Accumulate(withGrad), k.Store(p, dtype.F32, p, n, 1), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
+		fails(k.Accumulate(withGrad), k.CopyIf(p, p, dtype.F32, n, q, 1), k.CopyIf(p, p, dtype.F32, 1, q, n), k.Store(p, dtype.F32, p, n, 1), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
 			k.TopK(long, 1, ok, t), k.TopK(src, n, ok, t), k.TopK(src, 1, far, t),
 			k.Select(long, t, ok), k.Select(src, t, far),
 			k.SelectNear(long, 1, f64, near, ok, t), k.SelectNear(src, n, f64, near, ok, t), k.SelectNear(src, 1, f64, near, far, t),
@@ -455,7 +455,8 @@ func testKernelArguments(d *device) {
 	none, noX, noPtr := runtime.Entries{N: 1, Len: ok.Len}, runtime.Source{N: 1}, runtime.Array{N: 1}
 	noLen := runtime.Entries{Idx: q, Val: p, N: 8}
 	few := runtime.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
-	fails(k.Accumulate(src), k.Store(0, dtype.F32, p, 1, 1), k.Store(p, dtype.F32, 0, 1, 1), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
+	fails(k.Accumulate(src), k.CopyIf(0, p, dtype.F32, 1, q, 1), k.CopyIf(p, 0, dtype.F32, 1, 0, 1), k.CopyIf(p, 0, dtype.F32, 1, q, 0),
+		k.Store(0, dtype.F32, p, 1, 1), k.Store(p, dtype.F32, 0, 1, 1), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
 		k.SumSquares(0, dtype.F32, 1, f64), k.SumSquares(p, dtype.F32, 1, 0), k.ClipFactor(0, f64, 1, 1), k.ClipFactor(t, 0, 1, 1),
 		k.TopK(noX, 1, ok, t), k.TopK(src, 1, none, t), k.TopK(src, 3, few, t),
 		k.Select(noX, t, ok), k.Select(src, 0, ok), k.Select(src, t, none),

@@ -52,6 +52,16 @@ KERNEL store_f32(float *dst, const float *src, u64 n, float factor) { store_as(d
 KERNEL store_f16(f16 *dst, const float *src, u64 n, float factor) { store_as(dst, src, n, factor); }
 KERNEL store_bf16(bf16 *dst, const float *src, u64 n, float factor) { store_as(dst, src, n, factor); }
 
+// Copies words, or stores zeros, if a flag is not 0.
+template <typename T> DEVICE void copy_words_if(T *dst, const T *src, u64 n, const u32 *flags, u32 m) {
+  u32 any = 0;
+  for (u32 i = 0; i < m; i++) any |= flags[i];
+  if (any == 0) return;
+  for (u64 i = (u64)block() * threads() + thread(); i < n; i += (u64)blocks() * threads()) dst[i] = src ? src[i] : T(0);
+}
+KERNEL copy_if_32(u32 *dst, const u32 *src, u64 n, const u32 *flags, u32 m) { copy_words_if(dst, src, n, flags, m); }
+KERNEL copy_if_16(u16 *dst, const u16 *src, u64 n, const u32 *flags, u32 m) { copy_words_if(dst, src, n, flags, m); }
+
 // Moments of numbers: their sum, and that of the squares of their distances to
 // the mean. They are joined as Chan, Golub and LeVeque do ("Updating Formulae
 // and a Pairwise Algorithm for Computing Sample Variances", 1979).

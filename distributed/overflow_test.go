@@ -1,0 +1,123 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestOverflow gives one rank a gradient with infinities, everywhere or at one
+// place, in a sequence of steps, and compares what follows with a sequence without
+// that step: the same bits.
+func TestOverflow(t *testing.T) {
+	const ranks, n, bad, steps = 3, 1500, 2, 6
+	places := map[string]func(g []float32){
+		"everywhere": func(g []float32) {
+			for i := range g {
+				g[i] = float32(math.Inf(1))
+			}
+		},
+		"one NaN": func(g []float32) { g[n/2] = float32(math.NaN()) },
+		"sums":    func(g []float32) { g[7] = math.MaxFloat32 },
+	}
+	for _, pattern := range distributed.Patterns() {
+		for name, spoil := range places {
+			for _, policy := range []distributed.OverflowPolicy{distributed.OverflowDrop, distributed.OverflowError} {
+				rt := cpu.New()
+				run := func(with bool) (all [ranks][][]uint32) {
+					require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+						cfg := distributed.Config{Pattern: pattern, Density: 0.1, Overflow: policy, Undo: true, ThresholdInterval: 3, RebalanceInterval: 2}
+						rank := c.Rank()
+						u, err := newTrainee(rt, c, cfg, n)
+						if err != nil {
+							return err
+						}
+						for step := range steps {
+							g := u.gradient(step)
+							if step == bad {
+								if !with {
+									continue
+								}
+								// Where the results of the dense pattern overflow is for its
+								// backend to say.
+								if rank == 1 || pattern == distributed.Dense && name == "sums" {
+									spoil(g)
+								}
+							}
+							before := u.state()
+							if err := runtime.CopyIn(u.t, g); err != nil {
+								return err
+							}
+							given := bits(u.t)
+							err := u.s.AllReduce(ctx, u.t)
+							stats, statsErr := u.s.Stats(ctx)
+							if step != bad {
+								all[rank] = append(all[rank], bits(u.t), u.state())
+								assert.False(t, stats.Skipped, "%s, %s, step %d", pattern, name, step)
+								if err := errors.Join(err, statsErr); err != nil {
+									return err
+								}
+								continue
+							}
+							want := make([]uint32, n)
+							if policy == distributed.OverflowError {
+								assert.ErrorIs(t, err, distributed.ErrOverflow, "%s, %s, rank %d", pattern, name, rank)
+								want = given
+							} else {
+								assert.NoError(t, errors.Join(err, statsErr))
+								assert.True(t, stats.Skipped, "%s, %s, rank %d", pattern, name, rank)
+								assert.Zero(t, stats.PickedGlobal, "%s, %s, rank %d", pattern, name, rank)
+							}
+							assert.Equal(t, want, bits(u.t), "%s, %s, rank %d", pattern, name, rank)
+							assert.Equal(t, before, u.state(), "%s, %s, rank %d", pattern, name, rank)
+						}
+						return u.close()
+					}))
+					return all
+				}
+				assert.Equal(t, run(false), run(true), "%s, %s", pattern, name)
+				require.NoError(t, rt.Close())
+			}
+		}
+	}
+}
+
+// TestOverflowOnDevice checks that where the host does not wait for the device,
+// the device undoes the step, and that the host learns of it when it asks.
+func TestOverflowOnDevice(t *testing.T) {
+	const n = 64
+	for _, pattern := range []string{distributed.Dense, "topkA", "topkA2", "topkAopt", "gtopk", "gaussiank"} {
+		withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
+			u, err := newTrainee(s, c, distributed.Config{Pattern: pattern, Density: 0.1, Undo: true, Overflow: distributed.OverflowDrop}, n)
+			require.NoError(t, err)
+			for step := range 4 {
+				g, before := u.gradient(step), u.state()
+				if step%2 == 1 {
+					g[9] = float32(math.Inf(-1))
+				}
+				require.NoError(t, runtime.CopyIn(u.t, g))
+				s.take()
+				require.NoError(t, u.s.AllReduce(ctx, u.t))
+				assert.NotContains(t, s.take(), "HOST-WAITS", pattern)
+				stats, err := u.s.Stats(ctx)
+				require.NoError(t, err)
+				assert.Equal(t, step%2 == 1, stats.Skipped, "%s, step %d", pattern, step)
+				if stats.Skipped {
+					assert.Equal(t, make([]uint32, n), bits(u.t), pattern)
+					assert.Equal(t, before, u.state(), pattern)
+				}
+			}
+			require.NoError(t, u.close())
+		})
+	}
+}

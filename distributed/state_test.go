@@ -1,0 +1,158 @@
+package distributed_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestResume interrupts a run after each of its steps and goes on with other
+// Sparses: the same bits as without the interruption, warm-up and epochs too.
+func TestResume(t *testing.T) {
+	const ranks, n, steps = 3, 3000, 9
+	for _, pattern := range distributed.Patterns() {
+		cfg := distributed.Config{Pattern: pattern, Density: 0.1, ThresholdInterval: 3, RebalanceInterval: 4,
+			Schedule: distributed.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0}, StepsPerEpoch: 1}}
+		rt := cpu.New()
+		run := func(cut int) (all [ranks][][]uint32) {
+			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+				u, err := newTrainee(rt, c, cfg, n)
+				for step := range steps {
+					if step == cut && err == nil {
+						var state []byte
+						if state, err = u.s.State(ctx); err == nil {
+							err = u.close()
+						}
+						if err == nil {
+							u, err = newTrainee(rt, c, cfg, n)
+						}
+						if err == nil {
+							err = u.s.Restore(state)
+						}
+					}
+					if err != nil {
+						return err
+					}
+					if err = u.step(ctx, step); err != nil {
+						return err
+					}
+					all[c.Rank()] = append(all[c.Rank()], bits(u.t), u.state())
+				}
+				stats, err := u.s.Stats(ctx)
+				assert.Equal(t, steps-1, stats.Step)
+				return errors.Join(err, u.close())
+			}))
+			return all
+		}
+		want := run(-1)
+		for cut := range steps {
+			assert.Equal(t, want, run(cut), "%s, cut before step %d", pattern, cut)
+		}
+		require.NoError(t, rt.Close())
+	}
+}
+
+// TestRestoreWrong restores what is not the state of this Sparse: an error, and
+// nothing has changed.
+func TestRestoreWrong(t *testing.T) {
+	const n = 500
+	rt := cpu.New()
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		cfg := distributed.Config{Pattern: "oktopk", Density: 0.1}
+		u, err := newTrainee(rt, c, cfg, n)
+		if err != nil {
+			return err
+		}
+		if err := u.step(ctx, 0); err != nil {
+			return err
+		}
+		mine, err := u.s.State(ctx)
+		if err != nil {
+			return err
+		}
+		alone, err := local.New(1)
+		if err != nil {
+			return err
+		}
+		defer alone[0].Close()
+		mismatches := [][]byte{}
+		for _, other := range []struct {
+			c   comm.Communicator
+			cfg distributed.Config
+			n   int
+		}{
+			{c, distributed.Config{Pattern: "oktopk", Density: 0.2}, n}, {c, distributed.Config{Pattern: "topkA", Density: 0.1}, n},
+			{c, distributed.Config{}, n}, {c, cfg, n + 1}, {alone[0], cfg, n},
+		} {
+			s, err := distributed.NewSparse(rt, other.c, other.n, other.cfg)
+			if err != nil {
+				return err
+			}
+			state, err := s.State(ctx)
+			if err = errors.Join(err, s.Close()); err != nil {
+				return err
+			}
+			mismatches = append(mismatches, state)
+		}
+		for i, state := range mismatches {
+			assert.ErrorIs(t, u.s.Restore(state), comm.ErrMismatch, "%d", i)
+		}
+		for i := range len(mine) {
+			damaged := bytes.Clone(mine)
+			damaged[i] ^= 1 << (i % 8)
+			assert.ErrorIs(t, u.s.Restore(damaged), comm.ErrArgument, "byte %d", i)
+			assert.ErrorIs(t, u.s.Restore(mine[:i]), comm.ErrArgument, "%d bytes", i)
+		}
+		assert.ErrorIs(t, u.s.Restore(append(bytes.Clone(mine), 0)), comm.ErrArgument)
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		_, _ = u.s.State(over) // an error of its own wait, if it waits, does not stay
+		after, err := u.s.State(ctx)
+		assert.Equal(t, mine, after)
+		return errors.Join(err, u.close())
+	}))
+	require.NoError(t, rt.Close())
+}
+
+// TestWhatRan checks that statistics name the pattern that served a step.
+func TestWhatRan(t *testing.T) {
+	rt := cpu.New()
+	for _, k := range []struct {
+		ranks   int
+		pattern string
+		density float64
+		want    string
+	}{
+		{2, "topkA", 0.1, "topkA"}, {2, "dense", 0, "dense"},
+		{2, "oktopk", 0.1, "oktopk"}, {2, "oktopk", 0.5, "dense"}, {3, "oktopk", 0.001, "topkA2"}, {4, "oktopk", 0.001, "gtopk"},
+	} {
+		require.NoError(t, local.Run(t.Context(), k.ranks, func(ctx context.Context, c comm.Communicator) error {
+			u, err := newTrainee(rt, c, distributed.Config{Pattern: k.pattern, Density: k.density, Schedule: distributed.Schedule{WarmupSteps: 1}}, 3000)
+			for step, want := range []string{"dense", k.want} {
+				if err == nil {
+					err = u.step(ctx, step)
+				}
+				if err != nil {
+					return err
+				}
+				stats, statsErr := u.s.Stats(ctx)
+				assert.Equal(t, want, stats.Pattern, "%s, density %v", k.pattern, k.density)
+				err = statsErr
+			}
+			if _, none := u.s.Residual(); k.pattern == "dense" {
+				assert.ErrorIs(t, none, comm.ErrUnsupported)
+			}
+			return errors.Join(err, u.close())
+		}))
+	}
+	require.NoError(t, rt.Close())
+}

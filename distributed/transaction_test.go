@@ -1,0 +1,292 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+var errFault = errors.New("injected fault")
+
+// faulty is a communicator whose call number at fails, before it is made.
+type faulty struct {
+	comm.Methods
+	comm.Wrapped
+	calls, at int // at < 0: none fails
+}
+
+func newFaulty(c comm.Communicator) *faulty {
+	f := &faulty{Wrapped: comm.Wrap(c), at: -1}
+	f.Methods = comm.Methods{
+		Do: func(call comm.Call) error {
+			if err := f.count(); err != nil {
+				return err
+			}
+			return call.Make(c)
+		},
+		Together: func(calls []comm.Call) error {
+			if err := f.count(); err != nil {
+				return err
+			}
+			return c.Group(calls...)
+		},
+	}
+	return f
+}
+
+func (f *faulty) count() error {
+	f.calls++
+	if f.calls-1 == f.at {
+		return errFault
+	}
+	return nil
+}
+
+// Sync also fails before it waits.
+func (f *faulty) Sync(ctx context.Context) error {
+	if err := f.count(); err != nil {
+		return err
+	}
+	return f.Communicator.Sync(ctx)
+}
+
+// bits are the bits of a tensor's F32 elements.
+func bits(t *runtime.Tensor) []uint32 {
+	x, err := runtime.ToSlice[float32](t)
+	if err != nil {
+		panic(err)
+	}
+	out := make([]uint32, len(x))
+	for i, v := range x {
+		out[i] = math.Float32bits(v)
+	}
+	return out
+}
+
+// trainee is a rank that reduces a sequence of gradients.
+type trainee struct {
+	s        *distributed.Sparse
+	t        *runtime.Tensor
+	residual *runtime.Tensor // nil: none
+	gradient func(step int) []float32
+}
+
+func newTrainee(rt runtime.Runtime, c comm.Communicator, cfg distributed.Config, n int) (*trainee, error) {
+	s, err := distributed.NewSparse(rt, c, n, cfg)
+	if err != nil {
+		return nil, err
+	}
+	rank := c.Rank()
+	u := &trainee{s: s, gradient: func(step int) []float32 { return normal(n, rank, step) }}
+	u.t, err = runtime.FromSlice(rt, u.gradient(0), n)
+	if err == nil && cfg.Pattern != "" && cfg.Pattern != distributed.Dense {
+		u.residual, err = s.Residual()
+	}
+	return u, err
+}
+
+func (u *trainee) load(step int) error { return runtime.CopyIn(u.t, u.gradient(step)) }
+
+func (u *trainee) step(ctx context.Context, step int) error {
+	return errors.Join(u.load(step), u.s.AllReduce(ctx, u.t))
+}
+
+// state are the bits of the residual.
+func (u *trainee) state() []uint32 {
+	if u.residual == nil {
+		return nil
+	}
+	return bits(u.residual)
+}
+
+func (u *trainee) close() error {
+	var err error
+	if u.residual != nil {
+		err = u.residual.Free()
+	}
+	return errors.Join(err, u.s.Close(), u.t.Free())
+}
+
+// ledger adds up what the ranks put in and what came out.
+type ledger struct {
+	mu      sync.Mutex
+	in, out []float64
+}
+
+func (l *ledger) add(to *[]float64, x []uint32, factor float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if *to == nil {
+		*to = make([]float64, len(x))
+	}
+	for i, b := range x {
+		(*to)[i] += factor * float64(math.Float32frombits(b))
+	}
+}
+
+// TestFaults makes each communication call of a step fail, on all ranks or on
+// one. A rank whose step failed has gradient and residual as before, bit for bit,
+// and repeats the step on another communicator, as if nothing had happened.
+func TestFaults(t *testing.T) {
+	const n, density = 1500, 0.1
+	sizes := []int{2, 3, 5}
+	if testing.Short() {
+		sizes = sizes[1:2]
+	}
+	rt := cpu.New()
+	for _, pattern := range distributed.Patterns() {
+		for _, size := range sizes {
+			// The norm is exchanged, and nothing clipped.
+			cfg := distributed.Config{Pattern: pattern, Density: density, Undo: true, ClipNorm: 1e6, Clip: distributed.ClipGlobal}
+			for _, all := range []bool{true, false} {
+				for at, more := 0, true; more; at++ {
+					more = false
+					label := fmt.Sprintf("%s, %d ranks, call %d, on all: %v", pattern, size, at, all)
+					require.NoError(t, fault(t, rt, cfg, n, size, at, all, label, &more), label)
+				}
+			}
+		}
+	}
+	require.NoError(t, rt.Close())
+}
+
+// fault has call number at of the second step fail. more: there was such a call.
+func fault(t *testing.T, rt *cpu.Runtime, cfg distributed.Config, n, size, at int, all bool, label string, more *bool) error {
+	others, err := local.New(size)
+	if err != nil {
+		return err
+	}
+	var l ledger
+	var met sync.WaitGroup
+	met.Add(size)
+	failed := make([]error, size)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err = local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+		rank := c.Rank()
+		f := newFaulty(c)
+		u, err := newTrainee(rt, f, cfg, n)
+		if err == nil {
+			err = errors.Join(u.step(ctx, 0), u.load(1))
+		}
+		if err != nil {
+			met.Done()
+			return err
+		}
+		gradient, residual := bits(u.t), u.state()
+		f.calls = 0
+		if all || rank == at%size {
+			f.at = at
+		}
+		failed[rank] = u.s.AllReduce(ctx, u.t)
+		l.mu.Lock()
+		*more = *more || f.calls > at
+		l.mu.Unlock()
+		f.at = -1
+		if failed[rank] != nil {
+			assert.ErrorContains(t, failed[rank], "undone", label)
+			assert.Equal(t, gradient, bits(u.t), "gradient: %s, rank %d", label, rank)
+			assert.Equal(t, residual, u.state(), "residual: %s, rank %d", label, rank)
+			_ = c.Close() // it may say what is unfinished
+		}
+		met.Done()
+		met.Wait()
+		first := slices.IndexFunc(failed, func(err error) bool { return err != nil })
+		if first < 0 {
+			return errors.Join(u.close(), others[rank].Close())
+		}
+		if slices.Contains(failed, nil) { // this rank's last wait, all data has come
+			return errors.Join(u.close(), others[rank].Close())
+		}
+		c = others[rank]
+		defer c.Close()
+		if err := u.s.Rebind(c); err != nil {
+			return err
+		}
+		if err := u.s.AllReduce(ctx, u.t); err != nil {
+			return fmt.Errorf("repeated: %w", err)
+		}
+		stats, err := u.s.Stats(ctx)
+		assert.Equal(t, 1, stats.Step, label)
+		l.add(&l.in, gradient, 1)
+		l.add(&l.out, bits(u.t), 1)
+		if residual != nil {
+			l.add(&l.in, residual, 1)
+			l.add(&l.out, u.state(), 1)
+		}
+		return errors.Join(err, u.step(ctx, 2), u.close())
+	})
+	for i := range l.in {
+		if math.Abs(l.in[i]-l.out[i]) > 1e-5*float64(size) {
+			return fmt.Errorf("%s: at %d, %v went in and %v came out", label, i, l.in[i], l.out[i])
+		}
+	}
+	for _, err := range failed {
+		if err != nil && !errors.Is(err, errFault) && !errors.Is(err, comm.ErrPeerFailed) {
+			return err
+		}
+	}
+	return err
+}
+
+// TestRepeat repeats a step on the same communicator, after a context that was
+// over before it and after a call that failed on all ranks, and goes on with
+// fewer ranks. The results are those of ranks to which nothing happened.
+func TestRepeat(t *testing.T) {
+	const ranks, n, steps = 3, 1500, 4
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, pattern := range distributed.Patterns() {
+		rt := cpu.New()
+		run := func(faults bool) (all [ranks][][]uint32) {
+			fewer, err := local.New(ranks - 1)
+			require.NoError(t, err)
+			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+				rank := c.Rank()
+				f := newFaulty(c)
+				u, err := newTrainee(rt, f, distributed.Config{Pattern: pattern, Density: 0.1, Undo: true}, n)
+				for step := range steps {
+					if step == steps-1 {
+						if rank == ranks-1 {
+							break
+						}
+						defer fewer[rank].Close()
+						err = errors.Join(err, u.s.Rebind(fewer[rank]))
+					}
+					err = errors.Join(err, u.load(step))
+					if faults && step == 1 {
+						gone := u.s.AllReduce(over, u.t)
+						assert.ErrorIs(t, gone, comm.ErrCanceled)
+						assert.ErrorIs(t, gone, context.Canceled)
+					}
+					if faults && step == 2 {
+						f.calls, f.at = 0, 0
+						assert.ErrorIs(t, u.s.AllReduce(ctx, u.t), errFault)
+					}
+					if err = errors.Join(err, u.s.AllReduce(ctx, u.t)); err != nil {
+						return err
+					}
+					all[rank] = append(all[rank], bits(u.t), u.state())
+				}
+				return u.close()
+			}))
+			return all
+		}
+		assert.Equal(t, run(false), run(true), pattern)
+		require.NoError(t, rt.Close())
+	}
+}
