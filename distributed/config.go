@@ -10,9 +10,6 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Dense is the name of the pattern that sends everything.
-const Dense = "dense"
-
 // Config says how a [Sparse] reduces a gradient. The zero value of each field
 // but Density is its default. All ranks use the same values.
 type Config struct {

@@ -39,30 +39,36 @@ type result struct {
 
 // patterns is the grid. The dense pattern has neither selector nor exchange.
 var patterns = map[string]pattern{
-	Dense:             {},
-	"topkA":           {exactSelector, gatherAll},
-	"topkA2":          {exactSelector, gatherAgain},
-	"topkAopt":        {reusedSelector, gatherSized},
-	"gtopk":           {exactSelector, tree},
-	"topkSA":          {nonzeroSelector, regionsOrDense},
-	"gaussiank":       {gaussianSelector, gatherSized},
-	"gaussiankconcat": {gaussianSelector, gatherPacked},
-	"gaussiankSA":     {gaussianSelector, regions},
-	"oktopk":          {reusedSelector, oktopk},
+	Dense:           {},
+	TopkA:           {exactSelector, gatherAll},
+	TopkA2:          {exactSelector, gatherAgain},
+	TopkAopt:        {reusedSelector, gatherSized},
+	Gtopk:           {exactSelector, tree},
+	TopkSA:          {nonzeroSelector, regionsOrDense},
+	Gaussiank:       {gaussianSelector, gatherSized},
+	GaussiankConcat: {gaussianSelector, gatherPacked},
+	GaussiankSA:     {gaussianSelector, regions},
+	Oktopk:          {reusedSelector, oktopk},
 }
 
-// Patterns returns the ten names for [Config.Pattern], dense first.
-//
-// The names are those of the published Ok-Topk code
-// (https://github.com/Shigangli/Ok-Topk), which compares these methods: topkA
-// and topkA2 (exact top-k, allgather), topkAopt (reused threshold), gtopk (Shi
-// et al., ICDCS 2019), topkSA (the split allreduce of SparCML, Renggli et al.,
-// SC 2019), gaussiank (Shi et al., 2019, "Understanding Top-k Sparsification
-// in Distributed Deep Learning") with two variants, and oktopk (Li and
-// Hoefler, PPoPP 2022).
+// The patterns, for [Config.Pattern]. The names are those of the published Ok-Topk
+// code (https://github.com/Shigangli/Ok-Topk), which compares these methods.
+const (
+	Dense           = "dense"           // sends everything
+	TopkA           = "topkA"           // exact top-k, allgather
+	TopkA2          = "topkA2"          // the same, and the top k of the sum
+	TopkAopt        = "topkAopt"        // reused threshold, allgather
+	Gtopk           = "gtopk"           // Shi et al., ICDCS 2019
+	TopkSA          = "topkSA"          // the split allreduce of SparCML, Renggli et al., SC 2019
+	Gaussiank       = "gaussiank"       // Shi et al., 2019, "Understanding Top-k Sparsification in Distributed Deep Learning"
+	GaussiankConcat = "gaussiankconcat" // the same, indices and values in one message
+	GaussiankSA     = "gaussiankSA"     // the same selection, split allreduce
+	Oktopk          = "oktopk"          // Li and Hoefler, PPoPP 2022
+)
+
+// Patterns returns the names of all patterns, dense first.
 func Patterns() []string {
-	return []string{Dense, "topkA", "topkA2", "topkAopt", "gtopk", "topkSA",
-		"gaussiank", "gaussiankconcat", "gaussiankSA", "oktopk"}
+	return []string{Dense, TopkA, TopkA2, TopkAopt, Gtopk, TopkSA, Gaussiank, GaussiankConcat, GaussiankSA, Oktopk}
 }
 
 // NeedsHost reports whether a step of a pattern waits for the device, on one that
@@ -70,7 +76,7 @@ func Patterns() []string {
 // submit work, and can be captured in a graph.
 func NeedsHost(pattern string) bool {
 	switch pattern {
-	case "topkSA", "gaussiankSA", "oktopk":
+	case TopkSA, GaussiankSA, Oktopk:
 		return true
 	}
 	return false
