@@ -132,7 +132,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 	}
 	if err == nil && sharesGPU(all, rank) {
 		// What starts early would take the place of a kernel that is waited for.
-		e.kernels = e.library.late
+		e.kernels = e.lib.late
 	}
 	if shareErr == nil {
 		err = b.agree(ctx, err)

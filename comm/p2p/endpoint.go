@@ -21,7 +21,7 @@ type endpoint struct {
 	planner
 	rt      *cuda.Runtime
 	rank    int
-	library *library
+	lib     *library
 	scratch *cuda.SharedMemory
 	peers   []*cuda.SharedMemory // nil for this rank
 	pinned  []byte
@@ -40,10 +40,10 @@ func newEndpoint(rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration
 			e = nil
 		}
 	}()
-	if e.library, err = openLibrary(rt); err != nil {
+	if e.lib, err = openLibrary(rt); err != nil {
 		return e, err
 	}
-	e.kernels = e.library.kernels
+	e.kernels = e.lib.kernels
 	at, bytes := s.layout(ranks)
 	if e.scratch, err = rt.AllocateShared(bytes); err != nil {
 		return e, err
@@ -188,8 +188,8 @@ func (e *endpoint) close() error {
 			errs = append(errs, m.Close())
 		}
 	}
-	if e.library != nil {
-		errs = append(errs, e.library.close(e.rt))
+	if e.lib != nil {
+		errs = append(errs, e.lib.close(e.rt))
 	}
 	if e.pinned != nil {
 		errs = append(errs, e.rt.FreePinned(e.pinned))
