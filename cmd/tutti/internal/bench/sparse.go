@@ -301,15 +301,16 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	for i, r := range s.rounds {
 		values[i], values[n+i], values[2*n+i] = r.sent, r.choose, r.exchange
 	}
-	values, err := backend.Reduce(ctx, s.Rank, values, comm.Avg)
+	values, err := backend.Reduce(ctx, s.Rank, values, comm.Sum)
 	if err != nil {
 		return sparseRound{}, err
 	}
+	ranks := float64(s.Comm.WorldSize())
 	var sent float64
 	for _, v := range values[:n] {
 		sent += v / float64(n)
 	}
-	return sparseRound{sent: sent, choose: median.Of(values[n : 2*n]), exchange: median.Of(values[2*n:])}, nil
+	return sparseRound{sent: sent / ranks, choose: median.Of(values[n:2*n]) / ranks, exchange: median.Of(values[2*n:]) / ranks}, nil
 }
 
 // nextGradient puts the gradient of the next step into the tensor.
