@@ -195,7 +195,7 @@ func (r *Recorder) entry(e *record, group int, id uint64) DumpEntry {
 		Created: r.unix(e.submitted), Completed: r.unix(e.done), State: "scheduled", Retired: e.done > 0,
 		P2P: c.Op.Message(), Frames: framesOf(e),
 		Tutti: &DumpCall{Call: c.String(), Op: c.Op.String(), Count: c.Count, Received: e.received, Peer: c.Peer, Tag: c.Tag,
-			Error: errorText(e.err), Left: e.err != nil && neverMade(e.err)},
+			Error: errorText(e.err), Left: e.left},
 	}
 	if e.done > 0 {
 		out.State = "completed"

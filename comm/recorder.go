@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -70,6 +71,7 @@ type record struct {
 	done      time.Duration // the same, 0 if it is not known
 	from      callers.Stack
 	err       error
+	left      bool // it was not made
 }
 
 // wait is the last Sync.
@@ -182,35 +184,38 @@ func (r *Recorder) fill(e *record, c *Call) {
 			e.received += n
 		}
 	}
-	e.submitted, e.done, e.err = time.Since(r.begun), 0, nil
+	e.submitted, e.done, e.err, e.left = time.Since(r.begun), 0, nil, false
 }
 
 // neverMade reports whether a call that failed did not get as far as to take part
-// in what the ranks do together.
-func neverMade(err error) bool {
-	for _, sentinel := range []error{ErrArgument, ErrUnsupported, ErrDevice, ErrUnavailable, ErrBroken, ErrClosed} {
-		if errors.Is(err, sentinel) {
-			return true
-		}
+// in what the ranks do together. waited says that it is a wait on a communicator
+// that was sound: it may have broken meanwhile.
+func neverMade(err error, waited bool) bool {
+	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
+	switch {
+	case is(ErrBroken):
+		return !waited
+	case slices.ContainsFunc([]error{ErrPeerFailed, ErrTimeout, ErrCanceled, ErrMismatch}, is):
+		return false // whatever else the cause says, which may be another rank's
 	}
-	return false
+	return slices.ContainsFunc([]error{ErrArgument, ErrUnsupported, ErrDevice, ErrUnavailable, ErrClosed}, is)
 }
 
-// failed records the error of call id. A call that was not made gives its number
-// to the next one.
-func (r *Recorder) failed(id uint64, message bool, err error) {
+// failed records the error of call id. A call that was not made (see neverMade)
+// gives its number to the next one.
+func (r *Recorder) failed(id uint64, message, waited bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.at(id)
-	if neverMade(err) {
+	left := neverMade(err, waited)
+	if left {
 		if message {
 			r.number.message--
 		} else {
 			r.number.collective--
 		}
 	}
-	if e != nil {
-		e.err = err
+	if e := r.at(id); e != nil {
+		e.err, e.left = err, left
 	}
 }
 
@@ -226,7 +231,7 @@ func (r *Recorder) do(c Call) error {
 	id := r.enter(&c)
 	err := c.Make(r.Communicator)
 	if err != nil {
-		r.failed(id, c.Op.Message(), err)
+		r.failed(id, c.Op.Message(), false, err)
 	}
 	return err
 }
@@ -241,7 +246,7 @@ func (r *Recorder) together(calls []Call) error {
 	err := r.Communicator.Group(calls...)
 	if err != nil {
 		for i := range calls {
-			r.failed(first+uint64(i), calls[i].Op.Message(), err)
+			r.failed(first+uint64(i), calls[i].Op.Message(), false, err)
 		}
 	}
 	return err
@@ -287,12 +292,16 @@ func (r *Recorder) waited(err error) error {
 	return err
 }
 
+// sound reports whether something can be submitted.
+func (r *Recorder) sound() bool { return r.Communicator.Group() == nil }
+
 // Barrier implements [Communicator].
 func (r *Recorder) Barrier(ctx context.Context) error {
+	sound := r.sound()
 	id := r.enter(&Call{Op: OpBarrier})
 	err := r.Communicator.Barrier(ctx)
 	if err != nil {
-		r.failed(id, false, err)
+		r.failed(id, false, sound, err)
 		return r.waited(err)
 	}
 	r.mu.Lock()
@@ -303,10 +312,11 @@ func (r *Recorder) Barrier(ctx context.Context) error {
 
 // Split implements [Communicator]. What it makes is recorded too.
 func (r *Recorder) Split(ctx context.Context, color, key int) (Communicator, error) {
+	sound := r.sound()
 	id := r.enter(&Call{Op: OpSplit})
 	c, err := r.Communicator.Split(ctx, color, key)
 	if err != nil {
-		r.failed(id, false, err)
+		r.failed(id, false, sound, err)
 		return nil, r.waited(err)
 	}
 	r.mu.Lock()

@@ -253,3 +253,44 @@ func BenchmarkRecorder(b *testing.B) {
 		})
 	}
 }
+
+// A rank that waited in a Barrier when another one gave up has called it.
+func TestRecorderBarrierThatBroke(t *testing.T) {
+	worlds, err := local.New(3)
+	require.NoError(t, err)
+	var recorders []*comm.Recorder
+	for _, c := range worlds {
+		recorders = append(recorders, comm.NewRecorder(c, 4, ""))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	failed := make(chan error, 2)
+	go func() { failed <- recorders[0].Barrier(ctx) }()
+	go func() { failed <- recorders[1].Barrier(t.Context()) }()
+	assert.Error(t, <-failed)
+	assert.Error(t, <-failed)
+	for _, r := range recorders[:2] {
+		e := r.Dump().Entries[0]
+		assert.False(t, e.Tutti.Left, e.Tutti.Error)
+		assert.ErrorIs(t, r.Barrier(t.Context()), comm.ErrBroken)
+		assert.True(t, r.Dump().Entries[1].Tutti.Left, "it was broken before")
+	}
+	for _, c := range worlds {
+		_ = c.Close()
+	}
+}
+
+// The same when what another rank failed with says that an argument was wrong.
+func TestRecorderBarrierOfFailedPeer(t *testing.T) {
+	worlds, err := local.New(2)
+	require.NoError(t, err)
+	r := comm.NewRecorder(worlds[0], 4, "")
+	failed := make(chan error)
+	go func() { failed <- r.Barrier(t.Context()) }()
+	require.Eventually(t, func() bool { return len(r.Dump().Entries) == 1 }, 5*time.Second, time.Millisecond)
+	ender, _ := comm.As[comm.Ender](worlds[1])
+	require.NoError(t, ender.End(comm.ErrArgument))
+	assert.ErrorIs(t, <-failed, comm.ErrPeerFailed)
+	assert.False(t, r.Dump().Entries[0].Tutti.Left)
+	require.NoError(t, r.Close())
+}
