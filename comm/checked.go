@@ -198,6 +198,12 @@ func (k *Checked) observe(err error) error {
 
 // Submit implements [Backend].
 func (k *Checked) Submit(c Call) error {
+	if c.Op.Message() { // the collective that holds mu may wait for it
+		if err := k.Usable(); err != nil {
+			return err
+		}
+		return k.observe(c.Make(k.Communicator))
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.agree(context.Background(), &c); err != nil {
@@ -357,11 +363,23 @@ func (k *Checked) Split(ctx context.Context, color, key int) (Communicator, erro
 	if err != nil || c == nil {
 		return nil, k.observe(err)
 	}
-	return NewChecked(c, k.rt, CheckTimeout(k.timeout))
+	child, err := NewChecked(c, k.rt, CheckTimeout(k.timeout))
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return child, nil
 }
 
 // Close implements [Communicator]. It closes the communicator that is checked.
-func (k *Checked) Close() error {
+func (k *Checked) Close() error { return k.leave(k.Communicator.Close) }
+
+// End implements [Ender], whether the communicator does or not.
+func (k *Checked) End(cause error) error {
+	return k.leave(func() error { return end(k.Communicator, cause) })
+}
+
+// leave closes, once, and gives back what NewChecked has made.
+func (k *Checked) leave(closeInner func() error) error {
 	k.stateMu.Lock()
 	closed := k.closed
 	k.closed = true
@@ -369,5 +387,5 @@ func (k *Checked) Close() error {
 	if closed {
 		return nil
 	}
-	return errors.Join(k.Communicator.Close(), k.release())
+	return errors.Join(closeInner(), k.release())
 }

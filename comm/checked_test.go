@@ -2,6 +2,7 @@ package comm_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -212,4 +213,22 @@ func FuzzChecked(f *testing.F) {
 			require.NotContains(t, err.Error(), "instead of", "rank %d of %v", r, ranks)
 		}
 	})
+}
+
+// Run ends a Checked as Close does.
+func TestRunGivesMemoryOfCheckedBack(t *testing.T) {
+	for _, cause := range []error{nil, errors.New("gives up")} {
+		rt := cpu.New()
+		worlds, err := local.New(2)
+		require.NoError(t, err)
+		err = comm.Run(t.Context(), worlds, func(ctx context.Context, c comm.Communicator) error {
+			k, err := comm.NewChecked(c, rt)
+			if err != nil {
+				return err
+			}
+			return comm.Run(ctx, []comm.Communicator{k}, func(context.Context, comm.Communicator) error { return cause })
+		})
+		assert.ErrorIs(t, err, cause)
+		assert.NoError(t, rt.Close())
+	}
 }
