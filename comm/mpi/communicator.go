@@ -43,8 +43,9 @@ func (c *communicator) Split(ctx context.Context, color, key int) (comm.Communic
 }
 
 // Close implements [comm.Communicator]. The MPI communicators are freed when all
-// ranks have closed theirs, unless operations are left pending. Closing the world waits for its operations and
-// makes it unusable, but leaves MPI_Finalize to [Finalize].
+// ranks have closed theirs, unless operations are left pending. Closing the world
+// waits for its operations and makes it unusable, but leaves MPI_Finalize to
+// [Finalize].
 func (c *communicator) Close() error {
 	_ = c.e.close()
 	return nil

@@ -11,10 +11,9 @@ import (
 )
 
 // endpoint is one rank of a communicator: what it submitted, and what has become
-// of that. Operations start in the
-// order in which they were submitted, each as soon as those before it have
-// started and none of these uses memory that it needs (op.conflicts); from
-// then on they run side by side. All messages are non-blocking: submitting
+// of that. Operations start in the order in which they were submitted, each as
+// soon as those before it have started and none of these uses memory that it
+// needs (op.conflicts); from then on they run side by side. All messages are non-blocking: submitting
 // starts what can start, and whoever waits (or the progress goroutine) asks
 // MPI what has finished and lets operations go on.
 //

@@ -102,14 +102,16 @@ type Option func(*state)
 // MPI programs that call the same functions on MPI_COMM_WORLD, and networks
 // and GPUs that the library knows how to use are used. Reductions are combined
 // in the library's order and end with its precision; those that MPI does not
-// define (Avg, 16-bit and 8-bit floats), ReduceScatter in place, and, where the library lacks MPI 4's large counts, more than 2^31-1
-// elements at once are [comm.ErrUnsupported].
+// define (Avg, 16-bit and 8-bit floats), ReduceScatter in place, and, where the
+// library lacks MPI 4's large counts, more than 2^31-1 elements at once are
+// [comm.ErrUnsupported].
 func WithNativeCollectives() Option { return func(s *state) { s.native = true } }
 
 // Init opens the MPI library, initializes MPI and returns the world
-// communicator. A second Init returns the same, whatever its options. If the program has initialized
-// MPI by other means, Init uses it as it is and leaves MPI_Finalize to the
-// program. After Finalize, MPI cannot be initialized again: [comm.ErrClosed].
+// communicator. A second Init returns the same, whatever its options. If the
+// program has initialized MPI by other means, Init uses it as it is and leaves
+// MPI_Finalize to the program. After Finalize, MPI cannot be initialized again:
+// [comm.ErrClosed].
 func Init(opts ...Option) (comm.Communicator, error) {
 	process.Lock()
 	defer process.Unlock()
