@@ -132,6 +132,7 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		x.estimate(ctx, sums)
 	}
 	mine, total := x.pickGlobal(ctx, sums, limit)
+	x.adapt(total)
 	mine = x.spread(ctx, mine, total, limit)
 	global := x.gather.collect(ctx, mine)
 
@@ -142,7 +143,6 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	} else {
 		x.giveBack(picks, global)
 	}
-	x.adapt(total)
 	x.all[0] = global
 	return result{lists: x.all[:], scale: x.average}
 }
@@ -307,7 +307,8 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed in
 
 // adapt corrects the threshold after a step in which passed sums passed it,
 // and has it estimated anew when it is far off. All ranks know passed, so they
-// agree.
+// agree. The copy to the device waits for it without a context, so adapt comes
+// before communication that a peer may never join.
 func (x *okExchange) adapt(passed int) {
 	used := x.float(numBracket)
 	x.past.globalThreshold = used

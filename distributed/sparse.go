@@ -459,7 +459,7 @@ func (s *Sparse) plan(k int) {
 	}
 	s.release(s.permanent)
 	s.k, s.past = k, past{}
-	s.set(numState, 0, 0)
+	s.fill(s.at(numState), 2)
 	if k > 0 {
 		name, p := find(s.cfg.Pattern, s.engine, k)
 		s.name = name
