@@ -34,7 +34,7 @@ type GradientConfig struct {
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide
 	// the loss by the world size: a backend may add faster than it averages. It
-	// is for dense buckets without clipping only.
+	// is for dense buckets only that neither clip nor look for overflows.
 	Sum bool
 	// Config is how a bucket is reduced, dense unless set.
 	Config
@@ -68,8 +68,9 @@ type GradientStats struct {
 // compute are ordered by events and the host never waits) or makes progress by
 // itself. With streams its gradients are put together, in symmetric memory if
 // there is such ([comm.Allocate]); otherwise all but the small ones are reduced
-// where they are, as one group. A sparse bucket needs numbers on the host, so Ready reduces it
-// before it returns.
+// where they are, as one group. A sparse bucket is reduced in Ready: where the host
+// waits ([NeedsHost], or without streams) it is done when Ready returns, otherwise the
+// compute stream waits for it.
 //
 //	for step := range steps {
 //		// backward pass: after the gradient of parameter i is complete
@@ -209,7 +210,7 @@ func (g *GradientSync) configure(cfg GradientConfig) error {
 				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.dt)
 			}
 		case cfg.Sum:
-			err = fmt.Errorf("%w: Sum with pattern %s and ClipNorm %v, which average", comm.ErrArgument, c.Pattern, c.ClipNorm)
+			err = fmt.Errorf("%w: Sum with pattern %s, ClipNorm %v and Overflow %d, which average", comm.ErrArgument, c.Pattern, c.ClipNorm, c.Overflow)
 		default:
 			err = checkGradientType(b.dt)
 		}
@@ -222,7 +223,9 @@ func (g *GradientSync) configure(cfg GradientConfig) error {
 }
 
 // dense reports whether an allreduce does it.
-func (c *Config) dense() bool { return c.Pattern == Dense && c.ClipNorm == 0 }
+func (c *Config) dense() bool {
+	return c.Pattern == Dense && c.ClipNorm == 0 && c.Overflow == OverflowPass
+}
 
 // allocate allocates what the buckets need.
 func (g *GradientSync) allocate(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -104,6 +105,33 @@ func (c symmetric) AllocateSymmetric(_ context.Context, bytes int) (uintptr, err
 func (c symmetric) FreeSymmetric(_ context.Context, p uintptr) error {
 	delete(c.live, p)
 	return c.s.Runtime.Deallocate(p)
+}
+
+// TestDenseBucketOverflows checks that a policy holds for dense buckets, too.
+func TestDenseBucketOverflows(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		values := []float32{1, 2, 3}
+		if c.Rank() == 1 {
+			values[1] = float32(math.Inf(1))
+		}
+		g, err := runtime.FromSlice(rt, values)
+		if err != nil {
+			return err
+		}
+		s, err := distributed.NewGradientSync(ctx, rt, c, []*runtime.Tensor{g}, distributed.GradientConfig{
+			Config: distributed.Config{Undo: true, Overflow: distributed.OverflowDrop},
+		})
+		if err != nil {
+			return err
+		}
+		if err := s.ReduceAll(ctx, []*runtime.Tensor{g}); err != nil {
+			return err
+		}
+		got, err := runtime.ToSlice[float32](g)
+		assert.Equal(t, make([]float32, 3), got)
+		return errors.Join(err, s.Close(), g.Free(), rt.Close())
+	}))
 }
 
 // TestBucketsInSymmetricMemory: where there are streams, what is put together is

@@ -26,6 +26,7 @@ type streamed struct {
 	*cpu.Runtime
 	log   []string
 	reach runtime.Kind
+	in    int // copies to the device, which wait for the stream
 
 	syncFails, orderFails error // of the communicator
 }
@@ -45,6 +46,11 @@ func (s *streamed) ComputeStream() uintptr { return computeStream }
 func (s *streamed) Synchronize(context.Context) error {
 	s.note("HOST-WAITS")
 	return nil
+}
+
+func (s *streamed) CopyIn(dst uintptr, src []byte) error {
+	s.in++
+	return s.Runtime.CopyIn(dst, src)
 }
 
 func (s *streamed) CopyOut(dst []byte, src uintptr) error {
@@ -128,7 +134,9 @@ func TestStreams(t *testing.T) {
 
 		topk, err := distributed.NewSparse(s, c, 64, distributed.Config{Pattern: "topkA", Density: 0.1})
 		require.NoError(t, err)
+		copies := s.in
 		require.NoError(t, topk.AllReduce(ctx, g))
+		assert.Equal(t, copies, s.in)
 		assert.Equal(t, fmt.Sprintf(fenced, "allgather"), s.take())
 		require.NoError(t, topk.Close())
 

@@ -62,6 +62,7 @@ func TestConfig(t *testing.T) {
 	}
 	for name, cfg := range map[string]distributed.Config{
 		"sparse": {Pattern: "topkA", Density: 0.1}, "clipped": {ClipNorm: 1},
+		"judged": {Undo: true, Overflow: distributed.OverflowDrop},
 	} {
 		_, err = distributed.NewSparse(withoutKernels{rt}, comms[0], 1, cfg)
 		assert.ErrorIs(t, err, runtime.ErrUnsupported, name)

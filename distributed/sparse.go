@@ -74,8 +74,8 @@ type StepStats struct {
 //
 // Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
 // negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
-// without [runtime.Kernels], which only the dense pattern without clipping does
-// not need; [comm.ErrDevice] if c does not reach rt's memory.
+// without [runtime.Kernels], which only the dense pattern that neither clips nor looks
+// for overflows does not need; [comm.ErrDevice] if c does not reach rt's memory.
 func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Sparse, error) {
 	if rt == nil || c == nil {
 		return nil, opError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
@@ -88,7 +88,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		return nil, opError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
 	}
 	kernels, err := runtime.KernelsOf(rt)
-	if err != nil && (cfg.Pattern != Dense || cfg.ClipNorm > 0) {
+	if err != nil && !cfg.dense() {
 		return nil, opError("sparse", err)
 	}
 	if err := comm.CheckDevice(c, rt.Device()); err != nil {
@@ -118,8 +118,9 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 // that rank.
 //
 // If a step has failed on the old communicator, Rebind waits for that as
-// [Sparse.Close] does: close it first. After an error, which is one of
-// [NewSparse] or of that wait, s is still with the old one.
+// [Sparse.Close] does: close it first. After an error of that wait, or of a
+// communicator that is nil or does not reach the memory, s is still with the old
+// one; an error of the runtime stays.
 func (s *Sparse) Rebind(c comm.Communicator) error {
 	const op = "rebind"
 	switch {
@@ -401,7 +402,7 @@ func (s *Sparse) reduceSparse(ctx context.Context, grad uintptr, dt dtype.DType,
 }
 
 // judges reports whether overflows are looked for.
-func (s *Sparse) judges() bool { return s.cfg.Overflow != OverflowPass && s.kernels != nil && s.n > 0 }
+func (s *Sparse) judges() bool { return s.cfg.Overflow != OverflowPass && s.n > 0 }
 
 // conclude writes the result, unless the step overflowed.
 func (s *Sparse) conclude(ctx context.Context, g gradient) {
