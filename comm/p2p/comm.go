@@ -100,6 +100,10 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	if t != nil {
 		c.takes = *t
 	} else if err := c.choose(ctx); err != nil {
+		here.stopWaiting()
+		if pending := c.drain(); pending != nil {
+			return nil, errors.Join(err, pending)
+		}
 		return nil, errors.Join(err, here.close())
 	}
 	return c, nil
@@ -325,15 +329,23 @@ func (c *Comm) close() error {
 			_ = c.breakDown(comm.ErrClosed)
 		}
 	}
-	// Kernels that were told to stop waiting do so at once.
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
-	defer cancel()
-	pending := poll.Until(ctx, c.current().Done)
+	pending := c.drain()
 	err := c.Communicator.Close()
-	if pending != nil && ctx.Err() != nil {
-		return errors.Join(err, fmt.Errorf("memory of peers stays mapped, because work is pending: %w", pending))
+	if pending != nil {
+		return errors.Join(err, pending)
 	}
 	return errors.Join(err, c.here.close())
+}
+
+// drain waits for kernels that were told to stop waiting, which they do at once. Its
+// error is that they still run, so that no memory may go.
+func (c *Comm) drain() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	if err := poll.Until(ctx, c.current().Done); err != nil && ctx.Err() != nil {
+		return fmt.Errorf("memory of peers stays mapped, because work is pending: %w", err)
+	}
+	return nil
 }
 
 // End implements [comm.Ender]. The other ranks are not told the cause: their waits
