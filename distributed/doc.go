@@ -9,7 +9,7 @@
 // cannot see from an address (element types, shapes, contiguity, freed
 // tensors, memory that the backend does not reach) and order communication
 // against the device: if the communicator has a stream of its own
-// ([comm.StreamSyncOps]) and so has the runtime, by events, without blocking
+// ([comm.StreamOrder]) and so has the runtime, by events, without blocking
 // the host; otherwise by waiting.
 //
 // # Completion

@@ -73,7 +73,7 @@ func Patterns() []string {
 
 // NeedsHost reports whether a step of a pattern waits for the device, on one that
 // has streams, because the host needs lengths to size messages. The others only
-// submit work, and can be captured in a graph.
+// submit work, and can be captured in a graph, but with [OverflowError].
 func NeedsHost(pattern string) bool {
 	switch pattern {
 	case TopkSA, GaussiankSA, Oktopk:
