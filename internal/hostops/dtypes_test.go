@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/race"
 )
 
 const reduceSeed = 7
@@ -186,7 +187,7 @@ func eachReduction(t *testing.T, test func(t *testing.T, dt dtype.DType, op dtyp
 
 func TestReduce(t *testing.T) {
 	counts := reduceCounts
-	if raceEnabled { // one goroutine: the detector sees nothing new, slowly
+	if race.Enabled { // one goroutine: the detector sees nothing new, slowly
 		counts = counts[:len(counts)-2]
 	}
 	eachReduction(t, func(t *testing.T, dt dtype.DType, op dtype.ReduceOp) {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/race"
 )
 
 // magnitude is the key that entries are ordered by, written down once more.
@@ -132,7 +134,7 @@ var topKInputs = []struct {
 func TestTopK(t *testing.T) {
 	const seed = 11
 	lengths := []int{1, 2, 31, 32, 100, 5000, sampleFrom - 1, sampleFrom, 50_000, 150_001}
-	if raceEnabled { // one goroutine: the detector sees nothing new, slowly
+	if race.Enabled { // one goroutine: the detector sees nothing new, slowly
 		lengths = lengths[:len(lengths)-2]
 	}
 	for _, n := range lengths {
@@ -203,7 +205,7 @@ func TestTopKMisleadingSample(t *testing.T) {
 
 // TestTopKPastFloatIntegers selects entries whose indices float32 cannot hold.
 func TestTopKPastFloatIntegers(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("32 million elements in one goroutine are slow under the race detector, which has nothing to see there")
 	}
 	const n = 1<<25 + 77

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -225,12 +226,7 @@ func TestHotPathsDoNotAllocate(t *testing.T) {
 		"wait":   func() error { return rt.Stream().Wait(event) },
 		"query":  func() error { _, err := event.Done(); return err },
 	} {
-		allocs := testing.AllocsPerRun(200, func() {
-			if err := f(); err != nil {
-				t.Fatal(err)
-			}
-		})
-		assert.Zero(t, allocs, name)
+		race.NoAllocs(t, 200, f, name)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -294,11 +295,7 @@ func TestKernelsDoNotAllocate(t *testing.T) {
 	}
 	before := b.Stats()
 	for _, w := range p {
-		assert.Zero(t, testing.AllocsPerRun(20, func() {
-			if err := w.run(); err != nil {
-				t.Fatal(err)
-			}
-		}), w.name)
+		race.NoAllocs(t, 20, w.run, w.name)
 	}
 	require.NoError(t, b.Synchronize(context.Background()))
 	assert.Equal(t, before, b.Stats())

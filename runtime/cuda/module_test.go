@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -43,11 +44,7 @@ func TestModule(t *testing.T) {
 	assert.Equal(t, slices.Repeat([]uint64{7}, n), read())
 	require.NoError(t, g.Launch(rt.Stream()))
 	assert.Equal(t, slices.Repeat([]uint64{9}, n), read())
-	assert.Zero(t, testing.AllocsPerRun(100, func() {
-		if err := fill(1); err != nil {
-			t.Fatal(err)
-		}
-	}))
+	race.NoAllocs(t, 100, func() error { return fill(1) })
 
 	assert.ErrorIs(t, k.LaunchWith(rt.Stream(), Geometry{}, make([]byte, maxParameters+1)), runtime.ErrArgument)
 	require.NoError(t, g.Close())

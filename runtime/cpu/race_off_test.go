@@ -1,6 +1,0 @@
-//go:build !race
-
-package cpu
-
-// raceEnabled says whether the tests run under the race detector.
-const raceEnabled = false
