@@ -20,20 +20,10 @@ func sameStream(rt, other runtime.Runtime) error {
 	return nil
 }
 
-// given checks that there is a communicator.
-func given(c comm.Communicator) error {
+// checkComm checks that there is a communicator.
+func checkComm(c comm.Communicator) error {
 	if c == nil {
 		return fmt.Errorf("%w: communicator is nil", comm.ErrArgument)
-	}
-	return nil
-}
-
-// firstError returns the first error that is not nil.
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

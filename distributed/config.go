@@ -54,7 +54,7 @@ type Config struct {
 	// again, 64 unless set, as in the paper.
 	RebalanceInterval int
 	// Throttle is with how many peers at a time oktopk, topkSA and gaussiankSA
-	// exchange entries when they split the reduction by region, 4 unless set,
+	// exchange entries when they reduce by regions, 4 unless set,
 	// as in the published code.
 	Throttle int
 	// BalanceFactor: oktopk spreads the reduced entries evenly before it

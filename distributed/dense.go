@@ -68,7 +68,7 @@ func AllGather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tenso
 // length; src has counts[Rank] elements.
 func AllGatherV(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, counts []int) error {
 	const op = "allgatherv"
-	displs, err := layout(op, c, "counts", counts, "dst", dst)
+	displs, err := checkCounts(op, c, "counts", counts, "dst", dst)
 	if err != nil {
 		return err
 	}
@@ -113,11 +113,11 @@ func AllToAll(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor
 // one after the other and fill the tensors.
 func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, recvCounts []int, src *runtime.Tensor, sendCounts []int) error {
 	const op = "alltoallv"
-	sendDispls, err := layout(op, c, "sendCounts", sendCounts, "src", src)
+	sendDispls, err := checkCounts(op, c, "sendCounts", sendCounts, "src", src)
 	if err != nil {
 		return err
 	}
-	recvDispls, err := layout(op, c, "recvCounts", recvCounts, "dst", dst)
+	recvDispls, err := checkCounts(op, c, "recvCounts", recvCounts, "dst", dst)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, re
 // WorldSize times as many elements. The others' dst may be nil.
 func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
 	const op = "gather"
-	if err := given(c); err != nil {
+	if err := checkComm(c); err != nil {
 		return opError(op, err)
 	}
 	if c.Rank() != root {
@@ -153,7 +153,7 @@ func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, 
 // as many elements as dst; the others' src may be nil.
 func Scatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
 	const op = "scatter"
-	if err := given(c); err != nil {
+	if err := checkComm(c); err != nil {
 		return opError(op, err)
 	}
 	if c.Rank() != root {
@@ -216,7 +216,7 @@ type transfer struct {
 // what computes them.
 func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor) (transfer, error) {
 	x := transfer{op: op}
-	err := given(c)
+	err := checkComm(c)
 	if err != nil {
 		return x, opError(op, err)
 	}
@@ -243,7 +243,7 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 // beginParts is begin for collectives between a part and a whole of WorldSize
 // parts; the transfer's count is that of the part.
 func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor) (transfer, error) {
-	if err := given(c); err != nil {
+	if err := checkComm(c); err != nil {
 		return transfer{}, opError(op, err)
 	}
 	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
@@ -294,24 +294,22 @@ func address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, 
 	return p, nil
 }
 
-// layout checks the counts of a V-collective against a tensor that they fill
+// checkCounts checks the counts of a V-collective against a tensor that they fill
 // and returns the displacements.
-func layout(op string, c comm.Communicator, countsRole string, counts []int, role string, t *runtime.Tensor) ([]int, error) {
-	if err := given(c); err != nil {
+func checkCounts(op string, c comm.Communicator, countsRole string, counts []int, role string, t *runtime.Tensor) ([]int, error) {
+	if err := checkComm(c); err != nil {
 		return nil, opError(op, err)
 	}
 	if len(counts) != c.WorldSize() {
 		return nil, opError(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
 	}
-	displs := make([]int, len(counts))
-	sum := 0
 	for r, n := range counts {
 		if n < 0 {
 			return nil, opError(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, countsRole, r, n))
 		}
-		displs[r] = sum
-		sum += n
 	}
+	displs := make([]int, len(counts))
+	sum := displacements(counts, displs)
 	if t != nil && t.Len() != sum {
 		return nil, shapeError(op, "%s sum up to %d, %s has %d elements", countsRole, sum, role, t.Len())
 	}

@@ -71,10 +71,10 @@ type past struct {
 	globalThreshold float32
 }
 
-// begin keeps what undo brings back: the numbers but for the overflows, which
+// save keeps what undo brings back: the numbers but for the overflows, which
 // say whether it is to, and the residual. Without error feedback there is none to
 // keep.
-func (e *engine) begin() {
+func (e *engine) save() {
 	if !e.cfg.Undo {
 		return
 	}
@@ -88,7 +88,7 @@ func (e *engine) begin() {
 	e.ago, e.undoes = e.past, e.err == nil
 }
 
-// undo makes the residual and the numbers what they were at begin, bit for bit.
+// undo makes the residual and the numbers what they were at save, bit for bit.
 func (e *engine) undo() {
 	words := int(e.overflows)
 	e.copy(e.words.ptr, e.before.ptr, words)
@@ -183,9 +183,9 @@ type gradient struct {
 	factor uintptr // of an F32, 0 for none
 }
 
-// dense is memory for a dense result: the gradient's, which is in the residual by
+// denseResult is memory for a dense result: the gradient's, which is in the residual by
 // then, unless the step may be undone.
-func (e *engine) dense() uintptr {
+func (e *engine) denseResult() uintptr {
 	if e.target.dt == dtype.F32 && !e.cfg.Undo {
 		return e.target.ptr
 	}

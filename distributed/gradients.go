@@ -205,7 +205,7 @@ func (g *GradientSync) configure(cfg GradientConfig) error {
 		c, err := c.withDefaults()
 		switch {
 		case err != nil:
-		case c.dense():
+		case c.plain():
 			if !g.op.Defined(b.dt) {
 				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.dt)
 			}
@@ -222,8 +222,8 @@ func (g *GradientSync) configure(cfg GradientConfig) error {
 	return nil
 }
 
-// dense reports whether an allreduce does it.
-func (c *Config) dense() bool {
+// plain reports whether an allreduce does it.
+func (c *Config) plain() bool {
 	return c.Pattern == Dense && c.ClipNorm == 0 && c.Overflow == OverflowPass
 }
 
@@ -232,7 +232,7 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if !b.cfg.dense() || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+			if !b.cfg.plain() || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
 				b.joined = append(b.joined, p)
 				n += g.lens[p]
 			} else {
@@ -252,7 +252,7 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 		}
 	}
 	for i, b := range g.buckets {
-		if b.cfg.dense() {
+		if b.cfg.plain() {
 			continue
 		}
 		sparse, err := NewSparse(g.rt, g.meter, b.bytes/b.dt.Size(), b.cfg)

@@ -2,6 +2,7 @@ package distributed
 
 import (
 	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -16,7 +17,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestRegionsBalance checks what a rank receives in oktopk's split, right after
+// TestRegionsBalance checks what a rank receives in oktopk's reduction by regions, right after
 // regions were balanced: not much more than k, also if each rank's large
 // entries cluster at a place of their own.
 func TestRegionsBalance(t *testing.T) {
@@ -55,7 +56,7 @@ func TestRegionsBalance(t *testing.T) {
 			for _, l := range s.exchange.(*okExchange).sources[1:] {
 				received[c.Rank()] += l.N
 			}
-			return firstError(s.Close(), grad.Free())
+			return errors.Join(s.Close(), grad.Free())
 		}))
 		assert.LessOrEqual(t, slices.Max(received), 2*k, "%s: entries received by each rank: %v, k = %d", name, received, k)
 		require.NoError(t, rt.Close())
@@ -77,7 +78,7 @@ func TestLimits(t *testing.T) {
 				require.LessOrEqual(t, l.global, k)
 				require.GreaterOrEqual(t, l.global, size, "k=%d P=%d: not one entry per rank", k, size)
 				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
-				require.LessOrEqual(t, 2*l.outgoing+l.gather+extra, budget(k, size), "k=%d P=%d", k, size)
+				require.LessOrEqual(t, 2*l.outgoing+l.allgather+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.GreaterOrEqual(t, 4*l.global, k, "k=%d P=%d: too little of the budget is left", k, size)
 			}
 		}
@@ -128,7 +129,7 @@ func TestGaussianPicks(t *testing.T) {
 			}
 			picked := stats.PickedLocal
 			assert.True(t, picked >= 3*k/4 && picked <= 5*k/4, "%s: %d picked, want about %d", name, picked, k)
-			return firstError(s.Close(), grad.Free())
+			return errors.Join(s.Close(), grad.Free())
 		}))
 		require.NoError(t, rt.Close())
 	}

@@ -44,7 +44,7 @@ func at(p uintptr, i int) uintptr { return p + uintptr(i)*wordSize }
 //
 // Lists travel in three ways. Where all ranks know how long they are, indices and
 // values go. Where lengths differ and the host may wait, lengths are sent first
-// ([gatherer.exchangeLengths]), then indices and values of that length. Where the
+// ([allgather.exchangeLengths]), then indices and values of that length. Where the
 // host is not to wait, because the device has streams of its own, a list goes
 // padded to its capacity, with the length in front.
 type message struct{ buffer }

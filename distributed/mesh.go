@@ -35,8 +35,8 @@ type Mesh struct {
 // mesh does not own c.
 func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, error) {
 	const op = "mesh"
-	if c == nil {
-		return nil, opError(op, fmt.Errorf("%w: communicator is nil", comm.ErrArgument))
+	if err := checkComm(c); err != nil {
+		return nil, opError(op, err)
 	}
 	dims, err := checkDims(slices.Clone(dims), c.WorldSize())
 	if err != nil {

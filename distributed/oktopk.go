@@ -11,24 +11,24 @@ import (
 )
 
 // okExchange is the exchange of Ok-Topk (Li and Hoefler, "Near-Optimal Sparse
-// Allreduce for Distributed Deep Learning", PPoPP 2022): split and reduce by
-// regions that are balanced from time to time, pick the globally largest sums
-// by a reused threshold, gather them.
+// Allreduce for Distributed Deep Learning", PPoPP 2022): reduce by regions
+// that are balanced from time to time, pick the globally largest sums
+// by a reused threshold, allgather them.
 //
 // # Volume
 //
 // The paper bounds what a rank sends in a step by 6k(P-1)/P elements (an index
 // and a value count one each, an allgather counts what a rank receives): a
-// third for the split, two thirds for balancing and gathering. It assumes that
+// third for the reduction by regions, two thirds for balancing and the allgather. It assumes that
 // thresholds pick k entries and regions hold equal shares. Here it holds
 // whatever the gradients are, because every message is paid from a budget
 // before it is sent:
 //
 //  1. B = floor(6k(P-1)/P) minus the overhead of the step, which does not
-//     depend on data: the lengths that are exchanged before the split and
-//     before the gather, samples when regions are balanced, counts when the
+//     depend on data: the lengths that are exchanged before the reduction
+//     and before the allgather, samples when regions are balanced, counts when the
 //     threshold is estimated ([overhead]).
-//  2. In the split a rank sends at most S = floor(B/6) entries to others, so
+//  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
 //     2S <= B/3 elements. If it picked more for others, the largest S go and
 //     the rest stays in its residual.
 //  3. At most G = min(k, floor((B-2S)/2)) entries make up the result. If more
@@ -43,7 +43,7 @@ import (
 // For P = 2, the tightest case, 2S + 2G is about k + 2k: the whole budget. If k
 // is too small to pay the overhead, [find] takes another exchange.
 //
-// What a rank receives in the split is not in that sum. Balanced regions keep
+// What a rank receives in the reduction is not in that sum. Balanced regions keep
 // it near 2k; see balanceRegions.
 //
 // # Conservation
@@ -53,8 +53,8 @@ import (
 // in it. A sum in the result contains the contributions of all ranks that sent
 // one, so nothing is lost or counted twice.
 type okExchange struct {
-	*splitter
-	gather *gatherer
+	*regionReducer
+	allgather *allgather
 
 	quantiles              []float64 // of the samples that this rank shows
 	rest, trimmed          message   // of limitOutgoing
@@ -95,19 +95,19 @@ func maxOverhead(size int) int { return overhead(size, true, true) }
 
 // limits are the shares of a step's budget.
 type limits struct {
-	outgoing int // entries that a rank sends to others in the split
-	global   int // entries of the result
-	gather   int // elements for spreading and gathering them
+	outgoing  int // entries that a rank sends to others in the reduction
+	global    int // entries of the result
+	allgather int // elements for spreading and allgathering them
 }
 
 func newLimits(k, size, overhead int) limits {
 	b := budget(k, size) - overhead
 	s := b / 6
-	return limits{outgoing: s, global: min(k, (b-2*s)/2), gather: b - 2*s}
+	return limits{outgoing: s, global: min(k, (b-2*s)/2), allgather: b - 2*s}
 }
 
 func oktopk(e *engine) exchange {
-	x := &okExchange{splitter: newSplitter(e), gather: newGatherer(e)}
+	x := &okExchange{regionReducer: newRegionReducer(e), allgather: newAllgather(e)}
 	e.past = past{age: e.cfg.ThresholdInterval}
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
@@ -134,7 +134,7 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	mine, total := x.pickGlobal(ctx, sums, limit)
 	x.adapt(total)
 	mine = x.spread(ctx, mine, total, limit)
-	global := x.gather.collect(ctx, mine)
+	global := x.allgather.collect(ctx, mine)
 
 	if rest.N > 0 { // what was cut was not sent, and the others have no part in it
 		x.giveBack(rest, outgoing)
@@ -220,13 +220,13 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 }
 
 // pickGlobal picks the sums of this rank's region that go into the result. It
-// returns them and how many sums of all ranks passed the threshold; x.gather
+// returns them and how many sums of all ranks passed the threshold; x.allgather
 // has the lengths of all ranks' lists.
 func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, limit limits) (mine runtime.Entries, total int) {
 	reduced := x.message(&x.reduced, sums.N)
 	x.aboveOf(sums, x.at(numBracket), reduced)
-	total = x.gather.exchangeLengths(ctx, reduced)
-	count := x.gather.lengths[x.rank]
+	total = x.allgather.exchangeLengths(ctx, reduced)
+	count := x.allgather.lengths[x.rank]
 	reduced = exactly(reduced, count)
 	if total <= limit.global {
 		return reduced, total
@@ -236,7 +236,7 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, limit
 	// Rounding the running sums makes the shares add up to the limit exactly,
 	// and no share exceeds its length. (The limit is never below x.size, and
 	// total is above it.)
-	counts := x.gather.lengths
+	counts := x.allgather.lengths
 	sure := 0
 	for _, n := range counts {
 		sure += min(n, 1)
@@ -259,9 +259,9 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, limit
 
 // spread moves sums between ranks so that all have equally many, if one has
 // far more than the others: an allgather is as slow as its longest list. It
-// corrects x.gather.lengths.
+// corrects x.allgather.lengths.
 func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed int, limit limits) runtime.Entries {
-	counts := x.gather.lengths
+	counts := x.allgather.lengths
 	total := min(passed, limit.global)
 	if float64(slices.Max(counts)*x.size) <= x.cfg.BalanceFactor*float64(total) {
 		return mine
@@ -279,7 +279,7 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed in
 	for r, n := range counts {
 		_, stays := overlap(start, start+n, r)
 		f, t := even(r)
-		if 2*(n-stays)+2*(total-(t-f)) > limit.gather {
+		if 2*(n-stays)+2*(total-(t-f)) > limit.allgather {
 			return mine
 		}
 		if r == x.rank {

@@ -40,13 +40,13 @@ type result struct {
 // patterns is the grid. The dense pattern has neither selector nor exchange.
 var patterns = map[string]pattern{
 	Dense:           {},
-	TopkA:           {exactSelector, gatherAll},
-	TopkA2:          {exactSelector, gatherAgain},
-	TopkAopt:        {reusedSelector, gatherSized},
+	TopkA:           {exactSelector, allgatherEqual},
+	TopkA2:          {exactSelector, allgatherAgain},
+	TopkAopt:        {reusedSelector, allgatherSized},
 	Gtopk:           {exactSelector, tree},
 	TopkSA:          {nonzeroSelector, regionsOrDense},
-	Gaussiank:       {gaussianSelector, gatherSized},
-	GaussiankConcat: {gaussianSelector, gatherPacked},
+	Gaussiank:       {gaussianSelector, allgatherSized},
+	GaussiankConcat: {gaussianSelector, allgatherPacked},
 	GaussiankSA:     {gaussianSelector, regions},
 	Oktopk:          {reusedSelector, oktopk},
 }

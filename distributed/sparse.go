@@ -88,7 +88,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		return nil, opError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
 	}
 	kernels, err := runtime.KernelsOf(rt)
-	if err != nil && !cfg.dense() {
+	if err != nil && !cfg.plain() {
 		return nil, opError("sparse", err)
 	}
 	if err := comm.CheckDevice(c, rt.Device()); err != nil {
@@ -101,7 +101,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		e.allocate(&s.remains, n*wordSize)
 		e.residual = s.remains.ptr
 		e.fill(e.residual, n)
-		e.begin() // so that its memory is there
+		e.save() // so that its memory is there
 		err = e.err
 	}
 	e.permanent = len(e.buffers)
@@ -128,8 +128,9 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 		return opError(op, comm.ErrClosed)
 	case s.err != nil:
 		return opError(op, s.err)
-	case c == nil:
-		return opError(op, fmt.Errorf("%w: communicator is nil", comm.ErrArgument))
+	}
+	if err := checkComm(c); err != nil {
+		return opError(op, err)
 	}
 	if err := comm.CheckDevice(c, s.rt.Device()); err != nil {
 		return opError(op, err)
@@ -376,7 +377,7 @@ func (s *Sparse) reduceSparse(ctx context.Context, grad uintptr, dt dtype.DType,
 	s.picks, s.result = runtime.Entries{}, result{}
 	added := gradient{grad, dt, s.clip(ctx, grad, dt)}
 	s.target = added
-	s.begin()
+	s.save()
 	if s.cfg.NoErrorFeedback {
 		s.fill(s.residual, s.n)
 	}

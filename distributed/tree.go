@@ -43,7 +43,7 @@ func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 		if x.rank+d < x.size {
 			in := exactly(x.message(&x.incoming, k), k)
 			x.communicate(ctx, comm.RecvCall(in.Idx, words, dtype.I32, x.rank+d, treeTag))
-			current = x.merge(current, in, exactly(x.message(&x.kept[round%2], k), k))
+			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
 		}
 	}
 	if x.rank != 0 { // its own list was sent
@@ -54,10 +54,10 @@ func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 	return result{lists: x.top[:], scale: x.average}
 }
 
-// merge adds up two lists of k entries, returns the top k of the sum in dst
+// mergeTop adds up two lists of k entries, returns the top k of the sum in dst
 // and gives the rest to the residual. (The sum has at least k entries, so all
 // lists of the tree have the same length and need not announce it.)
-func (x *treeExchange) merge(a, b, dst runtime.Entries) runtime.Entries {
+func (x *treeExchange) mergeTop(a, b, dst runtime.Entries) runtime.Entries {
 	x.pair = [2]runtime.Entries{a, b}
 	sum := x.message(&x.merged, min(2*a.N, x.n))
 	x.union(sum, x.pair[:], 1)

@@ -8,21 +8,21 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// gatherer collects a list of every rank on every rank.
-type gatherer struct {
+// allgather collects a list of every rank on every rank.
+type allgather struct {
 	*engine
 	lengths, displs []int
 	recv, packed    buffer
 	lists           []runtime.Entries // per rank, in rank order
 }
 
-func newGatherer(e *engine) *gatherer {
-	return &gatherer{engine: e, lengths: make([]int, e.size), displs: make([]int, e.size), lists: make([]runtime.Entries, e.size)}
+func newAllgather(e *engine) *allgather {
+	return &allgather{engine: e, lengths: make([]int, e.size), displs: make([]int, e.size), lists: make([]runtime.Entries, e.size)}
 }
 
-// collectEqual gathers lists that are as long as mine on every rank, which is in
+// collectEqual is collect for lists that are as long as mine on every rank, each in
 // one piece.
-func (g *gatherer) collectEqual(ctx context.Context, mine runtime.Entries) {
+func (g *allgather) collectEqual(ctx context.Context, mine runtime.Entries) {
 	words := 2 * mine.N
 	g.allocate(&g.recv, words*g.size*wordSize)
 	g.communicate(ctx, comm.AllGatherCall(mine.Idx, g.recv.ptr, words, dtype.I32))
@@ -32,8 +32,8 @@ func (g *gatherer) collectEqual(ctx context.Context, mine runtime.Entries) {
 	}
 }
 
-// collectPadded gathers messages of equal capacity, with the lengths in front.
-func (g *gatherer) collectPadded(ctx context.Context, mine runtime.Entries) {
+// collectPadded is collect for messages of equal capacity, with the lengths in front.
+func (g *allgather) collectPadded(ctx context.Context, mine runtime.Entries) {
 	words := messageWords(mine.N)
 	g.allocate(&g.recv, words*g.size*wordSize)
 	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.recv.ptr, words, dtype.I32))
@@ -44,7 +44,7 @@ func (g *gatherer) collectPadded(ctx context.Context, mine runtime.Entries) {
 
 // exchangeLengths fills g.lengths with the length of every rank's list, which the
 // host waits for, and returns their sum.
-func (g *gatherer) exchangeLengths(ctx context.Context, mine runtime.Entries) int {
+func (g *allgather) exchangeLengths(ctx context.Context, mine runtime.Entries) int {
 	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.at(g.received), 1, dtype.I32))
 	g.read(ctx)
 	for r, n := range g.checkWords(g.received, g.size, g.n, "its number of entries") {
@@ -53,10 +53,10 @@ func (g *gatherer) exchangeLengths(ctx context.Context, mine runtime.Entries) in
 	return displacements(g.lengths, g.displs)
 }
 
-// collect gathers every rank's list, with the lengths in g.lengths, indices and
+// collect makes every rank's list known to every rank, with the lengths in g.lengths, indices and
 // values apart. The result holds the lists one after the other; g.lists has
 // them one by one.
-func (g *gatherer) collect(ctx context.Context, mine runtime.Entries) runtime.Entries {
+func (g *allgather) collect(ctx context.Context, mine runtime.Entries) runtime.Entries {
 	total := displacements(g.lengths, g.displs)
 	g.allocate(&g.recv, 2*total*wordSize)
 	all := runtime.Entries{Idx: g.recv.ptr, Val: at(g.recv.ptr, total), N: total}
@@ -71,7 +71,7 @@ func (g *gatherer) collect(ctx context.Context, mine runtime.Entries) runtime.En
 
 // collectPacked is collect with one message per rank, which holds its indices
 // and behind them the bits of its values, as I32 words.
-func (g *gatherer) collectPacked(ctx context.Context, mine runtime.Entries) {
+func (g *allgather) collectPacked(ctx context.Context, mine runtime.Entries) {
 	n := g.lengths[g.rank]
 	g.allocate(&g.packed, 2*n*wordSize)
 	g.copy(g.packed.ptr, mine.Idx, n)
@@ -88,9 +88,9 @@ func (g *gatherer) collectPacked(ctx context.Context, mine runtime.Entries) {
 	}
 }
 
-// gatherExchange gathers all picks everywhere, where they are added up.
-type gatherExchange struct {
-	*gatherer
+// allgatherExchange sends all picks everywhere, where they are added up.
+type allgatherExchange struct {
+	*allgather
 	fixed  bool // all ranks pick equally many, so lengths need not travel
 	packed bool // indices and values in one message
 	again  bool // only the top k of the sum go into the result
@@ -100,21 +100,21 @@ type gatherExchange struct {
 	top    [1]runtime.Entries
 }
 
-func gatherAll(e *engine) exchange {
-	return &gatherExchange{gatherer: newGatherer(e), fixed: true}
+func allgatherEqual(e *engine) exchange {
+	return &allgatherExchange{allgather: newAllgather(e), fixed: true}
 }
 
-func gatherAgain(e *engine) exchange {
-	return &gatherExchange{gatherer: newGatherer(e), fixed: true, again: true}
+func allgatherAgain(e *engine) exchange {
+	return &allgatherExchange{allgather: newAllgather(e), fixed: true, again: true}
 }
 
-func gatherSized(e *engine) exchange { return &gatherExchange{gatherer: newGatherer(e)} }
+func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: newAllgather(e)} }
 
-func gatherPacked(e *engine) exchange {
-	return &gatherExchange{gatherer: newGatherer(e), packed: true}
+func allgatherPacked(e *engine) exchange {
+	return &allgatherExchange{allgather: newAllgather(e), packed: true}
 }
 
-func (x *gatherExchange) run(ctx context.Context, picks runtime.Entries) result {
+func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) result {
 	switch {
 	case x.fixed:
 		x.collectEqual(ctx, picks)
@@ -147,7 +147,7 @@ type sumExchange struct{ *engine }
 func sumAll(e *engine) exchange { return sumExchange{e} }
 
 func (x sumExchange) run(ctx context.Context, _ runtime.Entries) result {
-	sum := x.dense()
+	sum := x.denseResult()
 	x.copy(sum, x.residual, x.n)
 	x.fill(x.residual, x.n)
 	x.communicate(ctx, comm.AllReduceCall(sum, sum, x.n, dtype.F32, comm.Avg))

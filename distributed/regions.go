@@ -8,41 +8,41 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// splitTag marks the messages of splitter: indices, and one above it values.
-const splitTag uint32 = 2
+// regionTag marks the messages of regionReducer: indices, and one above it values.
+const regionTag uint32 = 2
 
-// splitter is the first half of an allreduce by regions: the index space is
+// regionReducer reduces by regions, the first half of an allreduce: the index space is
 // cut into one region per rank, each rank sends every other rank the picks in
-// its region, and adds up what it receives in its own. It is SparCML's split
+// its region, and adds up what it receives in its own. It is what SparCML calls split
 // (Renggli et al., SC 2019, section 5.3.2) with the rotated, throttled
 // exchange of Ok-Topk (Li and Hoefler, section 3.1.1): in round t, rank r sends
 // to rank r+t and receives from rank r-t, so that no rank gets messages from
 // all others at once.
-type splitter struct {
+type regionReducer struct {
 	*engine
 	incoming buffer
 	sources  []runtime.Entries // by round, so by distance from this rank
 	sums     message
 }
 
-func newSplitter(e *engine) *splitter {
+func newRegionReducer(e *engine) *regionReducer {
 	bounds := make([]int32, e.size+1)
 	for r := range bounds {
 		bounds[r] = int32(e.n / e.size * r)
 	}
 	bounds[e.size] = int32(e.n)
 	e.set(e.bounds, bounds...)
-	return &splitter{engine: e, sources: make([]runtime.Entries, e.size)}
+	return &regionReducer{engine: e, sources: make([]runtime.Entries, e.size)}
 }
 
 // region returns the start and the length of a rank's region, as read last.
-func (s *splitter) region(rank int) (start, n int) {
+func (s *regionReducer) region(rank int) (start, n int) {
 	start = int(s.host[int(s.bounds)+rank])
 	return start, int(s.host[int(s.bounds)+rank+1]) - start
 }
 
 // locate finds the regions of a list of picks.
-func (s *splitter) locate(l runtime.Entries) {
+func (s *regionReducer) locate(l runtime.Entries) {
 	if s.err == nil {
 		s.check(s.kernels.LowerBounds(l, s.at(s.bounds), s.size+1, s.at(s.positions), s.at(s.lengths)))
 	}
@@ -50,7 +50,7 @@ func (s *splitter) locate(l runtime.Entries) {
 
 // regionOf returns those picks of a list, located and read, that are in a
 // rank's region.
-func (s *splitter) regionOf(l runtime.Entries, rank int) runtime.Entries {
+func (s *regionReducer) regionOf(l runtime.Entries, rank int) runtime.Entries {
 	positions := s.host[s.positions:]
 	return part(l, int(positions[rank]), int(positions[rank+1]))
 }
@@ -58,7 +58,7 @@ func (s *splitter) regionOf(l runtime.Entries, rank int) runtime.Entries {
 // reduce adds up this rank's picks for itself and what the other ranks'
 // outgoing lists hold for this rank. outgoing was located, and is read here; own
 // are the picks for itself, or nil: those that outgoing has. It returns the sums.
-func (s *splitter) reduce(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
+func (s *regionReducer) reduce(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
 	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
 	s.read(ctx)
 	_, length := s.region(s.rank)
@@ -91,59 +91,58 @@ func (s *splitter) reduce(ctx context.Context, outgoing runtime.Entries, own *ru
 }
 
 // from and to are the peers of a round.
-func (s *splitter) from(round int) int { return (s.rank - round + s.size) % s.size }
-func (s *splitter) to(round int) int   { return (s.rank + round) % s.size }
+func (s *regionReducer) from(round int) int { return (s.rank - round + s.size) % s.size }
+func (s *regionReducer) to(round int) int   { return (s.rank + round) % s.size }
 
 // addRound adds the messages of a round to the group. Both sides know the
 // lengths, so empty messages are not sent.
-func (s *splitter) addRound(outgoing runtime.Entries, round int) {
+func (s *regionReducer) addRound(outgoing runtime.Entries, round int) {
 	to := s.to(round)
 	if out := s.regionOf(outgoing, to); out.N > 0 {
-		s.add(comm.SendCall(out.Idx, out.N, dtype.I32, to, splitTag))
-		s.add(comm.SendCall(out.Val, out.N, dtype.F32, to, splitTag+1))
+		s.add(comm.SendCall(out.Idx, out.N, dtype.I32, to, regionTag))
+		s.add(comm.SendCall(out.Val, out.N, dtype.F32, to, regionTag+1))
 	}
 	from := s.from(round)
 	if in := s.sources[round]; in.N > 0 {
-		s.add(comm.RecvCall(in.Idx, in.N, dtype.I32, from, splitTag))
-		s.add(comm.RecvCall(in.Val, in.N, dtype.F32, from, splitTag+1))
+		s.add(comm.RecvCall(in.Idx, in.N, dtype.I32, from, regionTag))
+		s.add(comm.RecvCall(in.Val, in.N, dtype.F32, from, regionTag+1))
 	}
 }
 
-// regionExchange is the split followed by an allgather of the reduced regions.
+// regionExchange is a reduction by regions followed by an allgather of the reduced regions.
 type regionExchange struct {
-	*splitter
-	gather  *gatherer
-	orDense bool // gather whole regions when lists of entries would be longer
-	all     [1]runtime.Entries
+	*regionReducer
+	allgather *allgather
+	orDense   bool // send whole regions when lists of entries would be longer
+	all       [1]runtime.Entries
 }
 
 func regions(e *engine) exchange {
-	return &regionExchange{splitter: newSplitter(e), gather: newGatherer(e)}
+	return &regionExchange{regionReducer: newRegionReducer(e), allgather: newAllgather(e)}
 }
 
 // regionsOrDense is SparCML's dynamic allreduce: sparse as long as that is
 // less. An entry is two words, so a result with more than n/2 entries goes as
 // n values.
 func regionsOrDense(e *engine) exchange {
-	return &regionExchange{splitter: newSplitter(e), gather: newGatherer(e), orDense: true}
+	return &regionExchange{regionReducer: newRegionReducer(e), allgather: newAllgather(e), orDense: true}
 }
 
 func (x *regionExchange) run(ctx context.Context, picks runtime.Entries) result {
 	x.locate(picks)
 	sums := x.reduce(ctx, picks, nil)
-	total := x.gather.exchangeLengths(ctx, sums)
+	total := x.allgather.exchangeLengths(ctx, sums)
 	if x.orDense && 2*total > x.n {
-		return x.gatherRegions(ctx, sums)
+		return x.allgatherRegions(ctx, sums)
 	}
 	// Regions ascend with the ranks, so all lists together are one.
-	x.all[0] = x.gather.collect(ctx, sums)
+	x.all[0] = x.allgather.collect(ctx, sums)
 	return result{lists: x.all[:], scale: x.average}
 }
 
-// gatherRegions gathers this rank's region of the result, densely, with the
-// others'.
-func (x *regionExchange) gatherRegions(ctx context.Context, sums runtime.Entries) result {
-	g, dense := x.gather, x.dense()
+// allgatherRegions makes the result of all ranks' regions, densely.
+func (x *regionExchange) allgatherRegions(ctx context.Context, sums runtime.Entries) result {
+	g, dense := x.allgather, x.denseResult()
 	for r := range g.lengths {
 		g.displs[r], g.lengths[r] = x.region(r)
 	}
