@@ -30,13 +30,16 @@ type Array struct {
 type Source struct {
 	X uintptr // F32
 	N int     // elements, at most 2^31-1
-	// Grad, if not 0, is the address of N elements that are added to X in the same
-	// pass: X[i] += float32(Grad[i]) * factor. The product is rounded before the
+	// Grad, if not 0, is the address of N elements that are added in the same pass:
+	// X[i] = From[i] + float32(Grad[i]) * factor. The product is rounded before the
 	// sum.
 	Grad  uintptr
 	DType dtype.DType // of Grad: F32, F16 or BF16
 	// Factor is the device address of the F32 factor of Grad; 0: it is 1.
 	Factor uintptr
+	// From is the address of the N F32 that Grad is added to, and which stay as
+	// they are; 0: X. Without Grad it is ignored.
+	From uintptr
 	// Take: what is written to the list becomes 0 in X.
 	Take bool
 }
@@ -89,7 +92,7 @@ type Near struct {
 //     undefined then. Where dst.Len is set it stores how many there are in all,
 //     also if that is more than dst.N.
 type Kernels interface {
-	// Accumulate adds a gradient to x: x[i] += float32(grad[i]) * factor, as
+	// Accumulate adds a gradient: x[i] = from[i] + float32(grad[i]) * factor, as
 	// Source describes (src.Take is ignored, src.Grad may not be 0).
 	Accumulate(src Source) error
 	// Store writes dst[i] = dt(src[i] * scale), rounding to nearest even.

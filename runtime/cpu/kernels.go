@@ -441,7 +441,10 @@ func (c *call) source(src runtime.Source) source {
 	s := source{x: c.floats("x", src.X, src.N), take: src.Take}
 	if src.Grad != 0 {
 		c.elements("grad", src.Grad, src.DType, src.N)
-		s.grad, s.dt, s.factor = src.Grad, src.DType, 1
+		s.grad, s.dt, s.factor, s.from = src.Grad, src.DType, 1, s.x
+		if src.From != 0 {
+			s.from = c.floats("from", src.From, src.N)
+		}
 		if src.Factor != 0 {
 			if f := number[float32](c, "factor", src.Factor); f != nil {
 				s.factor, s.scaled = *f, true

@@ -18,20 +18,21 @@ const chunk = 4096
 // source is a [runtime.Source] whose numbers have been read.
 type source struct {
 	x      []float32
-	grad   uintptr // 0 if there is none, or it has been added
+	grad   uintptr   // 0 if there is none, or it has been added
+	from   []float32 // what it is added to
 	dt     dtype.DType
 	factor float32
 	scaled bool // by factor; if not, it is 1
 	take   bool
 }
 
-// accumulate adds the gradients of x[from:to] to these elements.
+// accumulate makes x[from:to] the sums with the gradients of these elements.
 func (s *scratch) accumulate(src *source, from, to int) {
 	if src.grad == 0 {
 		return
 	}
 	if src.dt == dtype.F32 && !src.scaled {
-		s.add(src.x[from:to], src.grad+uintptr(from*src.dt.Size()))
+		s.add(src.x[from:to], src.from[from:to], src.grad+uintptr(from*src.dt.Size()))
 		return
 	}
 	for from < to {
@@ -42,16 +43,16 @@ func (s *scratch) accumulate(src *source, from, to int) {
 			f32.Scale(scaled, terms, src.factor)
 			terms = scaled
 		}
-		s.add(block, hostmem.Addr(terms))
+		s.add(block, src.from[from:from+len(block)], hostmem.Addr(terms))
 		from += len(block)
 	}
 }
 
-// add adds the len(acc) float32 at x to acc.
-func (s *scratch) add(acc []float32, x uintptr) {
-	s.dst[0] = hostmem.Addr(acc)
-	s.src = [2]uintptr{s.dst[0], x}
-	hostops.Reduce(s.dst[:], s.src[:], len(acc), dtype.F32, dtype.Sum, false)
+// add writes the sums of from and the len(dst) float32 at x.
+func (s *scratch) add(dst, from []float32, x uintptr) {
+	s.dst[0] = hostmem.Addr(dst)
+	s.src = [2]uintptr{hostmem.Addr(from), x}
+	hostops.Reduce(s.dst[:], s.src[:], len(dst), dtype.F32, dtype.Sum, false)
 }
 
 // widen returns the n elements of type dt at x as float32. Those of another

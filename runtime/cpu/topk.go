@@ -68,7 +68,7 @@ func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
 		var found int
 		if src.grad != 0 {
 			terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
-			found = f32.AddSelectRange(block, terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
+			found = f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
 		} else {
 			found = f32.SelectRange(block, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
 		}

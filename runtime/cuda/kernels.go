@@ -48,6 +48,14 @@ func gradientType(src runtime.Source) uint64 {
 	return 1
 }
 
+// from is what a gradient is added to.
+func from(src runtime.Source) uintptr {
+	if src.From == 0 {
+		return src.X
+	}
+	return src.From
+}
+
 // What pick does with what passes, as in kernels/select.cu.
 const (
 	pickNone = iota
@@ -107,7 +115,7 @@ func (s *sparse) pick(p *selection) error {
 	return s.rt.launchBlocks(kernelPick, p.blocks, streamsPerSM,
 		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
 		uint64(p.src.X), uint64(p.idx), uint64(p.src.N), uint64(p.length),
-		uint64(p.src.Grad), gradientType(p.src), uint64(p.src.Factor), flag(p.src.Take), uint64(p.mode), uint64(p.k), uint64(p.threshold),
+		uint64(from(p.src)), uint64(p.src.Grad), gradientType(p.src), uint64(p.src.Factor), flag(p.src.Take), uint64(p.mode), uint64(p.k), uint64(p.threshold),
 		uint64(p.dst.N), uint64(p.dst.Len), uint64(max(p.near.Min, 0)), uint64(max(p.near.Interval, 0)), math.Float64bits(float64(p.near.Step)),
 		uint64(p.used))
 }
@@ -278,7 +286,7 @@ func (s *sparse) Fit(src runtime.Source, z float64, threshold uintptr) error {
 			return err
 		}
 		return s.rt.launchBlocks(kernelFit, src.N/segmentElements+1, streamsPerSM,
-			s.at(control), s.at(partial), uint64(src.X), uint64(src.N), uint64(src.Grad), gradientType(src), uint64(src.Factor),
+			s.at(control), s.at(partial), uint64(src.X), uint64(src.N), uint64(from(src)), uint64(src.Grad), gradientType(src), uint64(src.Factor),
 			math.Float64bits(z), uint64(threshold))
 	})
 }
@@ -602,6 +610,7 @@ func (c *call) source(src runtime.Source) {
 	c.floats("x", src.X, src.N)
 	if src.Grad != 0 {
 		c.elements("grad", src.Grad, src.DType, src.N)
+		c.floats("from", from(src), src.N)
 		c.optional("factor", src.Factor)
 	}
 }

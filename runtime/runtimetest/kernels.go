@@ -364,12 +364,12 @@ func (d *device) number(v float32) uintptr { return place(d, []float32{v}) }
 // input is what a kernel with a [runtime.Source] is tried on.
 type input struct {
 	runtime.Source
-	before []float32 // of X
+	before []float32 // of what the gradient is added to
 	x      []float32 // with the gradient
 }
 
-// source places x, which is consumed, with or without a gradient, a factor
-// and Take.
+// source places x, which is consumed, with or without a gradient, a factor,
+// Take, and x apart from where the sums go.
 func (d *device) source(x []float32) input {
 	d.Helper()
 	n := len(x)
@@ -391,10 +391,13 @@ func (d *device) source(x []float32) input {
 	for i, v := range x {
 		want[i] = sum(v, product(grad[i], factor))
 	}
+	if d.rng.IntN(2) == 0 {
+		in.From, in.X = in.X, place(d, d.gradient("special", n))
+	}
 	// The bits of a NaN, by which it is ranked, are the device's: so they come
 	// from there.
 	sums := in.Source
-	sums.X = place(d, x)
+	sums.X, sums.From = place(d, x), 0
 	require.NoError(d, d.kernels().Accumulate(sums))
 	in.x = read[float32](d, sums.X, n)
 	d.equalFloats(want, in.x, "accumulated %v times %v", dt, factor)
@@ -404,6 +407,9 @@ func (d *device) source(x []float32) input {
 // equalSource compares X with what it should be after taken was selected.
 func (d *device) equalSource(in input, taken entries) {
 	d.Helper()
+	if in.From != 0 {
+		d.equalFloats(in.before, read[float32](d, in.From, in.N), "what the gradient was added to")
+	}
 	want := slices.Clone(in.x)
 	if in.Take {
 		for _, i := range taken.idx {

@@ -21,6 +21,9 @@ func testAccumulate(d *device) {
 				if factor != 1 {
 					src.Factor = d.number(factor)
 				}
+				if d.rng.IntN(2) == 0 {
+					src.From, src.X = src.X, place(d, x)
+				}
 				require.NoError(d, k.Accumulate(src))
 				for i := range acc {
 					acc[i] = sum(acc[i], product(grad[i], factor))

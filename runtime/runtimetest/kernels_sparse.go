@@ -437,7 +437,7 @@ func testKernelArguments(d *device) {
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
 		long, far, wide := runtime.Source{X: p, N: n}, runtime.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, runtime.Array{Ptr: p, N: n}
 		withGrad := long
-		withGrad.Grad, withGrad.DType = p, dtype.F32
+		withGrad.Grad, withGrad.DType, withGrad.From = p, dtype.F32, p
 		fails(k.Accumulate(withGrad), k.CopyIf(p, p, dtype.F32, n, q, 1), k.CopyIf(p, p, dtype.F32, 1, q, n), k.Store(p, dtype.F32, p, n, 1), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
 			k.TopK(long, 1, ok, t), k.TopK(src, n, ok, t), k.TopK(src, 1, far, t),
 			k.Select(long, t, ok), k.Select(src, t, far),

@@ -120,6 +120,7 @@ struct fit_args {
   moments *parts;
   float *x;
   u64 n;
+  const float *from;
   const void *grad;
   u64 type;
   const float *factor;
@@ -135,7 +136,7 @@ KERNEL BOUNDS(block_threads, 3) fit(fit_args a) {
     moments m = {};
     for (u32 k = 0; k < segment_tiles; k++) {
       float v[Q * quad];
-      const u32 exist = load_tile(v, tile_of_block<Q>(s * segment_tiles + k, 0, (u32)a.n), a.x, a.grad, a.type, factor);
+      const u32 exist = load_tile(v, tile_of_block<Q>(s * segment_tiles + k, 0, (u32)a.n), a.x, a.from, a.grad, a.type, factor);
       double sum = 0, squares = 0;
 #pragma unroll
       for (u32 j = 0; j < Q * quad; j++)
@@ -238,7 +239,7 @@ KERNEL BOUNDS(block_threads, 4) refine(refine_args a) {
   const u32 lead = lead_of(a.x), tiles = tile<Q>::blocks(a.n, lead);
   for (u32 number = block(); number < tiles; number += blocks()) {
     float v[Q * quad];
-    const u32 exist = load_tile(v, tile_of_block<Q>(number, lead, (u32)a.n), (float *)a.x, (const none *)nullptr, 1);
+    const u32 exist = load_tile(v, tile_of_block<Q>(number, lead, (u32)a.n), a.x);
 #pragma unroll
     for (u32 j = 0; j < Q * quad; j++) {
       const u32 mine = key_of(v[j]);

@@ -64,15 +64,15 @@ template <int Q, typename T> DEVICE void store_rows(T *p, const tile<Q> &t, cons
   }
 }
 
-// load_tile reads a tile of x, and adds a gradient to it in memory too unless G
-// is none. It returns which of the elements exist, by bits.
+// load_tile reads a tile of x; or, unless G is none, makes it the sum of from and
+// a gradient, in memory too. It returns which of the elements exist, by bits.
 struct none {};
 
 template <int Q, typename G>
-DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const G *grad, float factor) {
+DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, const G *grad, float factor) {
   constexpr bool adds = !__is_same(G, none);
   if (t.whole()) {
-    load_rows(v, t, x);
+    load_rows(v, t, adds ? from : x);
     if constexpr (adds) {
       G g[Q * quad];
       load_rows(g, t, grad);
@@ -89,23 +89,27 @@ DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const G *grad, float 
     v[j] = 0;
     if (!t.has(i)) continue;
     exist |= 1u << j;
-    v[j] = x[i];
+    v[j] = adds ? from[i] : x[i];
     if constexpr (adds) x[i] = v[j] += widen(grad[i]) * factor;
   }
   return exist;
+}
+
+template <int Q> DEVICE u32 load_tile(float *v, const tile<Q> &t, const float *x) {
+  return load_tile(v, t, (float *)x, x, (const none *)nullptr, 1);
 }
 
 // The types of a gradient, as the host numbers them.
 enum { type_none, type_f32, type_f16, type_bf16 };
 
 template <int Q>
-DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const void *grad, u64 type, float factor) {
+DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, const void *grad, u64 type, float factor) {
   switch (type) {
-  case type_f32: return load_tile(v, t, x, (const float *)grad, factor);
-  case type_f16: return load_tile(v, t, x, (const f16 *)grad, factor);
-  case type_bf16: return load_tile(v, t, x, (const bf16 *)grad, factor);
+  case type_f32: return load_tile(v, t, x, from, (const float *)grad, factor);
+  case type_f16: return load_tile(v, t, x, from, (const f16 *)grad, factor);
+  case type_bf16: return load_tile(v, t, x, from, (const bf16 *)grad, factor);
   }
-  return load_tile(v, t, x, (const none *)nullptr, factor);
+  return load_tile(v, t, x);
 }
 
 // Magnitudes are compared by the bits of |x|.

@@ -55,6 +55,7 @@ struct pick_args {
   const i32 *idx; // x is the values of a list
   u64 n;
   const i32 *length; // of the list
+  const float *from;
   const void *grad;
   u64 type;
   const float *factor;
@@ -168,7 +169,7 @@ KERNEL BOUNDS(block_threads, 4) pick(pick_args a) {
     for (u32 at = mine.first; at < mine.end; at++) {
       const tile<Q> w(at, s.lead, s.n);
       float v[Q * quad];
-      u32 passed = load_tile(v, w, a.x, a.grad, a.type, factor);
+      u32 passed = load_tile(v, w, a.x, a.from, a.grad, a.type, factor);
       if (mode == mode_none) continue;
 #pragma unroll
       for (u32 j = 0; j < Q * quad; j++)
@@ -276,7 +277,7 @@ struct cutting { // what is the same in all phases
 template <int Q> DEVICE void count_keys(const source &s, const phase &p, u32 shift, u32 unit, u32 *histogram) {
   for (u32 number = unit; number < tile<Q>::blocks(s.n, s.lead); number += p.units) {
     float v[Q * quad];
-    const u32 exist = load_tile(v, tile_of_block<Q>(number, s.lead, s.n), s.val, (const none *)nullptr, 1);
+    const u32 exist = load_tile(v, tile_of_block<Q>(number, s.lead, s.n), s.val);
 #pragma unroll
     for (u32 j = 0; j < Q * quad; j++) {
       const u32 offset = key_of(v[j]) - p.lo;
@@ -316,7 +317,7 @@ template <int Q> DEVICE void write_tile(const cutting &k, const phase &p, u32 nu
   const cut_args &a = k.a;
   const tile<Q> w = tile_of_block<Q>(number, k.s.lead, k.s.n);
   float v[Q * quad];
-  u32 above = load_tile(v, w, k.s.val, (const none *)nullptr, 1), equal = above;
+  u32 above = load_tile(v, w, k.s.val), equal = above;
 #pragma unroll
   for (u32 j = 0; j < Q * quad; j++) {
     const u32 key = key_of(v[j]);
@@ -395,7 +396,7 @@ DEVICE void write_segment(const cutting &k, const phase &p, u32 unit, u32 *total
   for (u32 t = mine.first; t < mine.end; t++) {
     const tile<Q> w(t, k.s.lead, k.s.n);
     float v[Q * quad];
-    u32 passed = load_tile(v, w, k.s.val, (const none *)nullptr, 1);
+    u32 passed = load_tile(v, w, k.s.val);
 #pragma unroll
     for (u32 j = 0; j < Q * quad; j++)
       if (key_of(v[j]) < k.start.key) passed &= ~(1u << j);

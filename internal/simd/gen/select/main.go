@@ -116,9 +116,9 @@ func selectRange(withGrad bool) {
 		tile    = 64 // blocks
 	)
 	if withGrad {
-		kernel("addSelectAVX2", "func(x, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32) (added, done, found int)",
-			"addSelectAVX2 adds grad*factor to x in whole blocks of 32 elements, and selects from",
-			"these blocks while idx and val have room for another 32.")
+		kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32) (added, done, found int)",
+			"addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects",
+			"from these blocks while idx and val have room for another 32.")
 	} else {
 		kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (done, found int)",
 			"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.")
@@ -137,6 +137,7 @@ func selectRange(withGrad bool) {
 	// sum returns vector i of the block, with the gradient.
 	sum := func(i int) Op { return x.Idx(done, 4).Offset(i * vector * 4) }
 	if withGrad {
+		from := Mem{Base: Load(Param("from").Base(), GP64()), Scale: 4}
 		grad := Mem{Base: Load(Param("grad").Base(), GP64()), Scale: 4}
 		factor := YMM()
 		VBROADCASTSS(float("factor"), factor)
@@ -144,7 +145,7 @@ func selectRange(withGrad bool) {
 		sum = func(i int) Op {
 			v, term := YMM(), YMM()
 			VMULPS(grad.Idx(done, 4).Offset(i*vector*4), factor, term)
-			VMOVUPS(element(i), v)
+			VMOVUPS(from.Idx(done, 4).Offset(i*vector*4), v)
 			VADDPS(term, v, v)
 			VMOVUPS(v, element(i))
 			return v

@@ -7,11 +7,11 @@ package f32
 //go:noescape
 func selectAVX2(x []float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (done int, found int)
 
-// addSelectAVX2 adds grad*factor to x in whole blocks of 32 elements, and selects from
-// these blocks while idx and val have room for another 32.
+// addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects
+// from these blocks while idx and val have room for another 32.
 //
 //go:noescape
-func addSelectAVX2(x []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (added int, done int, found int)
+func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (added int, done int, found int)
 
 // countAVX2 counts in whole blocks of 32 elements.
 //

@@ -412,72 +412,73 @@ DATA iota8<>+24(SB)/4, $0x00000006
 DATA iota8<>+28(SB)/4, $0x00000007
 GLOBL iota8<>(SB), RODATA|NOPTR, $32
 
-// func addSelectAVX2(x []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (added int, done int, found int)
+// func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (added int, done int, found int)
 // Requires: AVX, AVX2, CMOV, POPCNT
-TEXT ·addSelectAVX2(SB), NOSPLIT, $256-136
+TEXT ·addSelectAVX2(SB), NOSPLIT, $256-160
 	VPCMPEQD     Y0, Y0, Y0
 	VPSRLD       $0x01, Y0, Y0
-	MOVL         lo+56(FP), AX
+	MOVL         lo+80(FP), AX
 	VMOVD        AX, X1
 	VPBROADCASTD X1, Y1
-	MOVL         width+60(FP), AX
+	MOVL         width+84(FP), AX
 	VMOVD        AX, X2
 	VPBROADCASTD X2, Y2
-	MOVQ         idx_base+64(FP), AX
-	MOVQ         val_base+88(FP), CX
-	MOVQ         idx_len+72(FP), DX
+	MOVQ         idx_base+88(FP), AX
+	MOVQ         val_base+112(FP), CX
+	MOVQ         idx_len+96(FP), DX
 	SUBQ         $0x20, DX
 	XORQ         BX, BX
 	XORQ         SI, SI
 	MOVQ         x_len+8(FP), DI
 	SUBQ         $0x20, DI
 	MOVQ         x_base+0(FP), R8
-	MOVQ         grad_base+24(FP), R9
-	VBROADCASTSS factor+48(FP), Y3
-	LEAQ         permutations<>+0(SB), R10
-	MOVL         base+52(FP), R11
-	VMOVD        R11, X4
+	MOVQ         from_base+24(FP), R9
+	MOVQ         grad_base+48(FP), R10
+	VBROADCASTSS factor+72(FP), Y3
+	LEAQ         permutations<>+0(SB), R11
+	MOVL         base+76(FP), R12
+	VMOVD        R12, X4
 	VPBROADCASTD X4, Y4
 	VPADDD       iota8<>+0(SB), Y4, Y4
-	MOVL         $0x00000008, R11
-	VMOVD        R11, X5
+	MOVL         $0x00000008, R12
+	VMOVD        R12, X5
 	VPBROADCASTD X5, Y5
 
 tile:
 	CMPQ    SI, DI
 	JGT     end
-	LEAQ    2016(SI), R11
-	CMPQ    R11, DI
-	CMOVQGT DI, R11
-	XORQ    R12, R12
+	LEAQ    2016(SI), R12
+	CMPQ    R12, DI
+	CMOVQGT DI, R12
+	XORQ    R13, R13
 
 test:
-	VMULPS    (R9)(SI*4), Y3, Y7
-	VMOVUPS   (R8)(SI*4), Y6
+	VMULPS    (R10)(SI*4), Y3, Y7
+	VMOVUPS   (R9)(SI*4), Y6
 	VADDPS    Y7, Y6, Y6
 	VMOVUPS   Y6, (R8)(SI*4)
 	VPAND     Y6, Y0, Y6
 	VPSUBD    Y1, Y6, Y6
 	VPMINUD   Y2, Y6, Y7
 	VPCMPEQD  Y7, Y6, Y6
-	VMULPS    32(R9)(SI*4), Y3, Y8
-	VMOVUPS   32(R8)(SI*4), Y7
+	VMULPS    32(R10)(SI*4), Y3, Y8
+	VMOVUPS   32(R9)(SI*4), Y7
 	VADDPS    Y8, Y7, Y7
 	VMOVUPS   Y7, 32(R8)(SI*4)
 	VPAND     Y7, Y0, Y7
 	VPSUBD    Y1, Y7, Y7
 	VPMINUD   Y2, Y7, Y8
 	VPCMPEQD  Y8, Y7, Y7
-	VMULPS    64(R9)(SI*4), Y3, Y9
-	VMOVUPS   64(R8)(SI*4), Y8
+	VMULPS    64(R10)(SI*4), Y3, Y9
+	VMOVUPS   64(R9)(SI*4), Y8
 	VADDPS    Y9, Y8, Y8
 	VMOVUPS   Y8, 64(R8)(SI*4)
 	VPAND     Y8, Y0, Y8
 	VPSUBD    Y1, Y8, Y8
 	VPMINUD   Y2, Y8, Y9
 	VPCMPEQD  Y9, Y8, Y8
-	VMULPS    96(R9)(SI*4), Y3, Y10
-	VMOVUPS   96(R8)(SI*4), Y9
+	VMULPS    96(R10)(SI*4), Y3, Y10
+	VMOVUPS   96(R9)(SI*4), Y9
 	VADDPS    Y10, Y9, Y9
 	VMOVUPS   Y9, 96(R8)(SI*4)
 	VPAND     Y9, Y0, Y9
@@ -487,114 +488,114 @@ test:
 	VPOR      Y6, Y8, Y6
 	VPOR      Y7, Y9, Y7
 	VPOR      Y6, Y7, Y6
-	VPMOVMSKB Y6, R13
-	MOVL      SI, (SP)(R12*4)
-	NEGL      R13
-	ADCQ      $0x00, R12
+	VPMOVMSKB Y6, R14
+	MOVL      SI, (SP)(R13*4)
+	NEGL      R14
+	ADCQ      $0x00, R13
 	ADDQ      $0x20, SI
-	CMPQ      SI, R11
+	CMPQ      SI, R12
 	JLE       test
-	XORQ      R11, R11
+	XORQ      R12, R12
 
 compress:
-	CMPQ         R11, R12
+	CMPQ         R12, R13
 	JGE          tile
-	MOVL         (SP)(R11*4), R13
+	MOVL         (SP)(R12*4), R14
 	CMPQ         BX, DX
 	JGT          full
-	VMOVD        R13, X6
+	VMOVD        R14, X6
 	VPBROADCASTD X6, Y6
 	VPADDD       Y4, Y6, Y6
-	VMOVUPS      (R8)(R13*4), Y7
+	VMOVUPS      (R8)(R14*4), Y7
+	VPAND        Y7, Y0, Y8
+	VPSUBD       Y1, Y8, Y8
+	VPMINUD      Y2, Y8, Y9
+	VPCMPEQD     Y9, Y8, Y8
+	VMOVMSKPS    Y8, R15
+	POPCNTL      R15, BP
+	VPMOVZXBD    (R11)(R15*8), Y8
+	VPERMD       Y6, Y8, Y9
+	VMOVDQU      Y9, (AX)(BX*4)
+	VPERMPS      Y7, Y8, Y9
+	VMOVUPS      Y9, (CX)(BX*4)
+	ADDQ         BP, BX
+	VPADDD       Y5, Y6, Y6
+	VMOVUPS      32(R8)(R14*4), Y7
+	VPAND        Y7, Y0, Y8
+	VPSUBD       Y1, Y8, Y8
+	VPMINUD      Y2, Y8, Y9
+	VPCMPEQD     Y9, Y8, Y8
+	VMOVMSKPS    Y8, R15
+	POPCNTL      R15, BP
+	VPMOVZXBD    (R11)(R15*8), Y8
+	VPERMD       Y6, Y8, Y9
+	VMOVDQU      Y9, (AX)(BX*4)
+	VPERMPS      Y7, Y8, Y9
+	VMOVUPS      Y9, (CX)(BX*4)
+	ADDQ         BP, BX
+	VPADDD       Y5, Y6, Y6
+	VMOVUPS      64(R8)(R14*4), Y7
+	VPAND        Y7, Y0, Y8
+	VPSUBD       Y1, Y8, Y8
+	VPMINUD      Y2, Y8, Y9
+	VPCMPEQD     Y9, Y8, Y8
+	VMOVMSKPS    Y8, R15
+	POPCNTL      R15, BP
+	VPMOVZXBD    (R11)(R15*8), Y8
+	VPERMD       Y6, Y8, Y9
+	VMOVDQU      Y9, (AX)(BX*4)
+	VPERMPS      Y7, Y8, Y9
+	VMOVUPS      Y9, (CX)(BX*4)
+	ADDQ         BP, BX
+	VPADDD       Y5, Y6, Y6
+	VMOVUPS      96(R8)(R14*4), Y7
 	VPAND        Y7, Y0, Y8
 	VPSUBD       Y1, Y8, Y8
 	VPMINUD      Y2, Y8, Y9
 	VPCMPEQD     Y9, Y8, Y8
 	VMOVMSKPS    Y8, R14
 	POPCNTL      R14, R15
-	VPMOVZXBD    (R10)(R14*8), Y8
-	VPERMD       Y6, Y8, Y9
-	VMOVDQU      Y9, (AX)(BX*4)
-	VPERMPS      Y7, Y8, Y9
-	VMOVUPS      Y9, (CX)(BX*4)
-	ADDQ         R15, BX
-	VPADDD       Y5, Y6, Y6
-	VMOVUPS      32(R8)(R13*4), Y7
-	VPAND        Y7, Y0, Y8
-	VPSUBD       Y1, Y8, Y8
-	VPMINUD      Y2, Y8, Y9
-	VPCMPEQD     Y9, Y8, Y8
-	VMOVMSKPS    Y8, R14
-	POPCNTL      R14, R15
-	VPMOVZXBD    (R10)(R14*8), Y8
-	VPERMD       Y6, Y8, Y9
-	VMOVDQU      Y9, (AX)(BX*4)
-	VPERMPS      Y7, Y8, Y9
-	VMOVUPS      Y9, (CX)(BX*4)
-	ADDQ         R15, BX
-	VPADDD       Y5, Y6, Y6
-	VMOVUPS      64(R8)(R13*4), Y7
-	VPAND        Y7, Y0, Y8
-	VPSUBD       Y1, Y8, Y8
-	VPMINUD      Y2, Y8, Y9
-	VPCMPEQD     Y9, Y8, Y8
-	VMOVMSKPS    Y8, R14
-	POPCNTL      R14, R15
-	VPMOVZXBD    (R10)(R14*8), Y8
-	VPERMD       Y6, Y8, Y9
-	VMOVDQU      Y9, (AX)(BX*4)
-	VPERMPS      Y7, Y8, Y9
-	VMOVUPS      Y9, (CX)(BX*4)
-	ADDQ         R15, BX
-	VPADDD       Y5, Y6, Y6
-	VMOVUPS      96(R8)(R13*4), Y7
-	VPAND        Y7, Y0, Y8
-	VPSUBD       Y1, Y8, Y8
-	VPMINUD      Y2, Y8, Y9
-	VPCMPEQD     Y9, Y8, Y8
-	VMOVMSKPS    Y8, R13
-	POPCNTL      R13, R14
-	VPMOVZXBD    (R10)(R13*8), Y8
+	VPMOVZXBD    (R11)(R14*8), Y8
 	VPERMD       Y6, Y8, Y6
 	VMOVDQU      Y6, (AX)(BX*4)
 	VPERMPS      Y7, Y8, Y6
 	VMOVUPS      Y6, (CX)(BX*4)
-	ADDQ         R14, BX
-	INCQ         R11
+	ADDQ         R15, BX
+	INCQ         R12
 	JMP          compress
 
 full:
-	MOVQ R13, done+120(FP)
+	MOVQ R14, done+144(FP)
 
 rest:
 	CMPQ    SI, DI
 	JGT     added
-	VMULPS  (R9)(SI*4), Y3, Y1
-	VMOVUPS (R8)(SI*4), Y0
+	VMULPS  (R10)(SI*4), Y3, Y1
+	VMOVUPS (R9)(SI*4), Y0
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, (R8)(SI*4)
-	VMULPS  32(R9)(SI*4), Y3, Y1
-	VMOVUPS 32(R8)(SI*4), Y0
+	VMULPS  32(R10)(SI*4), Y3, Y1
+	VMOVUPS 32(R9)(SI*4), Y0
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, 32(R8)(SI*4)
-	VMULPS  64(R9)(SI*4), Y3, Y1
-	VMOVUPS 64(R8)(SI*4), Y0
+	VMULPS  64(R10)(SI*4), Y3, Y1
+	VMOVUPS 64(R9)(SI*4), Y0
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, 64(R8)(SI*4)
-	VMULPS  96(R9)(SI*4), Y3, Y1
-	VMOVUPS 96(R8)(SI*4), Y0
+	VMULPS  96(R10)(SI*4), Y3, Y1
+	VMOVUPS 96(R9)(SI*4), Y0
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, 96(R8)(SI*4)
 	ADDQ    $0x20, SI
 	JMP     rest
 
 end:
-	MOVQ SI, done+120(FP)
+	MOVQ SI, done+144(FP)
 
 added:
 	VZEROUPPER
-	MOVQ SI, added+112(FP)
-	MOVQ BX, found+128(FP)
+	MOVQ SI, added+136(FP)
+	MOVQ BX, found+152(FP)
 	RET
 
 // func countAVX2(x []float32, lo uint32, width uint32) (done int, found int)

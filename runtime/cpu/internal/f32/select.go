@@ -40,16 +40,16 @@ func SelectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 	}
 }
 
-// AddSelectRange adds grad[i]*factor to every element of x, in one pass with
-// SelectRange. The product is rounded first. val may not be x.
-func AddSelectRange(x, grad []float32, factor float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
+// AddSelectRange makes every element of x from[i] + grad[i]*factor, in one pass
+// with SelectRange. The product is rounded first. from may be x, val may not.
+func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
 	added, done, found := 0, 0, 0
 	if lo <= hi {
-		added, done, found = addSelectBlocks(x, grad, factor, base, lo, hi-lo, idx, val)
+		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val)
 	}
-	grad = grad[:len(x)]
+	from, grad = from[:len(x)], grad[:len(x)]
 	for i := added; i < len(x); i++ {
-		x[i] += float32(grad[i] * factor) // the conversion keeps the compiler from fusing
+		x[i] = from[i] + float32(grad[i]*factor) // the conversion keeps the compiler from fusing
 	}
 	return found + SelectRange(x[done:], base+int32(done), lo, hi, idx[found:], val[found:])
 }

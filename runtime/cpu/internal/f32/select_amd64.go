@@ -26,13 +26,13 @@ func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []
 // addSelectBlocks goes on to add where selectBlocks would stop for lack of room:
 // all elements before added have their gradient, those before done are selected
 // from.
-func addSelectBlocks(x, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32) (added, done, found int) {
+func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32) (added, done, found int) {
 	if !simd.AVX2 {
 		return 0, 0, 0
 	}
 	for {
 		to := min(len(x), added+selectChunk)
-		a, d, f := addSelectAVX2(x[added:to], grad[added:to], factor, base+int32(added), lo, width, idx[found:], val[found:])
+		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor, base+int32(added), lo, width, idx[found:], val[found:])
 		if done == added {
 			done, found = done+d, found+f
 		}
