@@ -30,12 +30,15 @@ type Config struct {
 	// Clip says whose norm ClipNorm bounds.
 	Clip ClipMode
 
-	// Undo makes a step a transaction, which can be repeated after an error (see
-	// [Sparse.AllReduce]) and dropped after an overflow. It takes 4 bytes per element
-	// and a copy of the residual in every step. Without it, an error of a step stays.
-	Undo bool
+	// NoUndo saves memory, 4 bytes per element (for the dense pattern, the size of
+	// the gradient). Without it a step is a transaction, which can be repeated after
+	// an error (see [Sparse.AllReduce]) and dropped after an overflow; with it, an
+	// error of a step stays.
+	NoUndo bool
 	// Overflow says what becomes of a step in which a rank's gradient is not
-	// finite. Other policies than [OverflowPass] need Undo.
+	// finite. Unless set it is [OverflowDrop], but [OverflowPass] with NoUndo, which
+	// allows no other, and for the dense pattern, which keeps nothing that an
+	// overflow could spoil.
 	Overflow OverflowPolicy
 
 	// Schedule varies the density over the steps.
@@ -90,8 +93,10 @@ const (
 type OverflowPolicy uint8
 
 const (
+	// overflowUnset is the default: see [Config].
+	overflowUnset OverflowPolicy = iota
 	// OverflowPass passes NaN and infinities on, as a dense allreduce does.
-	OverflowPass OverflowPolicy = iota
+	OverflowPass
 	// OverflowDrop undoes the step on every rank: the gradients are not added,
 	// residuals and thresholds are as before, bit for bit, the result is zero, and
 	// [StepStats] has Skipped set. It costs no message, and where the host has not
@@ -153,8 +158,14 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Clip >= numClipModes {
 		return c, configError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
 	}
-	if c.Overflow != OverflowPass && !c.Undo {
-		return c, configError("Overflow is %d, which needs Undo", c.Overflow)
+	if c.Overflow == overflowUnset {
+		c.Overflow = OverflowDrop
+		if c.NoUndo || c.Pattern == Dense {
+			c.Overflow = OverflowPass
+		}
+	}
+	if c.Overflow != OverflowPass && c.NoUndo {
+		return c, configError("Overflow is %d with NoUndo, want OverflowPass", c.Overflow)
 	}
 	if c.Overflow >= numOverflowPolicies {
 		return c, configError("Overflow is %d, want OverflowPass, OverflowDrop or OverflowError", c.Overflow)

@@ -41,8 +41,8 @@
 //   - NaN and infinities rank above all numbers, so they are picked first: if
 //     any rank's gradient has one, every rank finds one in the lists of that step.
 //     What follows is the same on all of them ([OverflowPolicy]).
-//   - With [Config].Undo a step is a transaction: after an error, gradient and
-//     residual are as before it, bit for bit, and the step can be repeated.
+//   - A step is a transaction: after an error, gradient and residual are as before
+//     it, bit for bit, and the step can be repeated.
 //
 // # Gradients of a model
 //

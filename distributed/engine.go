@@ -35,12 +35,14 @@ type engine struct {
 	k          int     // how many entries a rank is to pick
 	average    float32 // 1/P
 	residual   uintptr // n F32: what was not sent yet
+	origin     uintptr // n F32: the residual before the step; 0: the step changes it in place
+	fixed      bool    // steps were captured, which know the residual's address
 
 	target gradient // of the step: where the result goes
-	before buffer   // the residual and the numbers before the step
+	before buffer   // the numbers before the step
 	past   past     // what earlier steps left on the host
 	ago    past     // that before the step
-	undoes bool     // the step may be undone: before has what was
+	undoes bool     // the step may be undone: it has begun
 	waited bool     // the host has waited for the device in this step
 	flat   buffer   // a dense result, until the step is sure to succeed
 
@@ -72,28 +74,38 @@ type past struct {
 }
 
 // save keeps what undo brings back: the numbers but for the overflows, which
-// say whether it is to, and the residual. Without error feedback there is none to
-// keep.
+// say whether it is to, and the residual. That stays where it is, as the origin,
+// and the step writes the new one to the memory of the origin before, at no cost.
+// A captured step is to find and leave it at the same address, so there it is
+// copied, and so it is from then on.
 func (e *engine) save() {
-	if !e.cfg.Undo {
+	if e.cfg.NoUndo {
 		return
 	}
-	words := int(e.overflows)
-	e.allocate(&e.before, (words+e.n)*wordSize)
-	e.copy(e.before.ptr, e.words.ptr, words)
-	if !e.cfg.NoErrorFeedback {
-		e.copy(at(e.before.ptr, words), e.residual, e.n)
-	}
+	e.copy(e.before.ptr, e.words.ptr, int(e.overflows))
 	e.fill(e.at(e.overflows), e.size)
-	e.ago, e.undoes = e.past, e.err == nil
+	// A graph needs addresses that stay, so its capture freezes the allocator.
+	if e.fixed = e.fixed || e.rt.Stats().Frozen; e.fixed && e.origin != 0 {
+		e.copy(e.origin, e.residual, e.n)
+	}
+	if e.undoes = e.err == nil; e.undoes {
+		e.swap()
+		e.ago = e.past
+	}
+}
+
+// swap exchanges the residual and its origin, unless addresses are fixed.
+func (e *engine) swap() {
+	if e.origin != 0 && !e.fixed {
+		e.residual, e.origin = e.origin, e.residual
+	}
 }
 
 // undo makes the residual and the numbers what they were at save, bit for bit.
 func (e *engine) undo() {
-	words := int(e.overflows)
-	e.copy(e.words.ptr, e.before.ptr, words)
-	if !e.cfg.NoErrorFeedback {
-		e.copy(e.residual, at(e.before.ptr, words), e.n)
+	e.copy(e.words.ptr, e.before.ptr, int(e.overflows))
+	if e.swap(); e.fixed && e.origin != 0 {
+		e.copy(e.residual, e.origin, e.n)
 	}
 	e.past = e.ago
 }
@@ -101,10 +113,9 @@ func (e *engine) undo() {
 // undoIfOverflow has the device undo the step, and make the gradient zero, if
 // there were overflows. There is no past then: what uses it has the host wait.
 func (e *engine) undoIfOverflow(g gradient) {
-	words := int(e.overflows)
-	e.copyIfOverflow(e.words.ptr, e.before.ptr, dtype.F32, words)
-	if !e.cfg.NoErrorFeedback {
-		e.copyIfOverflow(e.residual, at(e.before.ptr, words), dtype.F32, e.n)
+	e.copyIfOverflow(e.words.ptr, e.before.ptr, dtype.F32, int(e.overflows))
+	if e.origin != 0 {
+		e.copyIfOverflow(e.residual, e.origin, dtype.F32, e.n)
 	}
 	e.copyIfOverflow(g.ptr, 0, g.dt, e.n)
 }
@@ -170,10 +181,10 @@ func (e *engine) array(p uintptr) runtime.Array {
 	return runtime.Array{Ptr: p, N: e.n, Faults: e.at(numFaults)}
 }
 
-// source is the residual, to which a gradient is added on the way, to select
-// from. What is selected is taken out of it.
+// source is the residual, which is made from its origin and a gradient on the
+// way, to select from. What is selected is taken out of it.
 func (e *engine) source(g gradient) runtime.Source {
-	return runtime.Source{X: e.residual, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor, Take: true}
+	return runtime.Source{X: e.residual, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor, From: e.origin, Take: true}
 }
 
 // gradient is what a step adds to the residual.
@@ -186,7 +197,7 @@ type gradient struct {
 // denseResult is memory for a dense result: the gradient's, which is in the residual by
 // then, unless the step may be undone.
 func (e *engine) denseResult() uintptr {
-	if e.target.dt == dtype.F32 && !e.cfg.Undo {
+	if e.target.dt == dtype.F32 && e.cfg.NoUndo {
 		return e.target.ptr
 	}
 	e.allocate(&e.flat, e.n*wordSize)

@@ -120,7 +120,7 @@ func TestDenseBucketOverflows(t *testing.T) {
 			return err
 		}
 		s, err := distributed.NewGradientSync(ctx, rt, c, []*runtime.Tensor{g}, distributed.GradientConfig{
-			Config: distributed.Config{Undo: true, Overflow: distributed.OverflowDrop},
+			Config: distributed.Config{Overflow: distributed.OverflowDrop},
 		})
 		if err != nil {
 			return err

@@ -63,6 +63,7 @@ func (e *engine) prepareNumbers() {
 	e.host = make([]int32, next)
 	e.allocate(&e.words, len(e.host)*wordSize)
 	e.fill(e.words.ptr, len(e.host))
+	e.allocate(&e.before, len(e.host)*wordSize)
 	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))))
 }
 

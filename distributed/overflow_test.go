@@ -36,7 +36,7 @@ func TestOverflow(t *testing.T) {
 				rt := cpu.New()
 				run := func(with bool) (all [ranks][][]uint32) {
 					require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
-						cfg := distributed.Config{Pattern: pattern, Density: 0.1, Overflow: policy, Undo: true, ThresholdInterval: 3, RebalanceInterval: 2}
+						cfg := distributed.Config{Pattern: pattern, Density: 0.1, Overflow: policy, ThresholdInterval: 3, RebalanceInterval: 2}
 						rank := c.Rank()
 						u, err := newTrainee(rt, c, cfg, n)
 						if err != nil {
@@ -98,7 +98,7 @@ func TestOverflowOnDevice(t *testing.T) {
 	const n = 64
 	for _, pattern := range []string{distributed.Dense, "topkA", "topkA2", "topkAopt", "gtopk", "gaussiank"} {
 		withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
-			u, err := newTrainee(s, c, distributed.Config{Pattern: pattern, Density: 0.1, Undo: true, Overflow: distributed.OverflowDrop}, n)
+			u, err := newTrainee(s, c, distributed.Config{Pattern: pattern, Density: 0.1, Overflow: distributed.OverflowDrop}, n)
 			require.NoError(t, err)
 			for step := range 4 {
 				g, before := u.gradient(step), u.state()

@@ -40,8 +40,8 @@ func TestConfig(t *testing.T) {
 		"clip norm":            {ClipNorm: -1},
 		"clip norm NaN":        {ClipNorm: math.NaN()},
 		"clip mode":            {Clip: 7},
-		"overflow":             {Overflow: 3, Undo: true},
-		"overflow, no undo":    {Overflow: distributed.OverflowDrop},
+		"overflow":             {Overflow: 4},
+		"overflow, no undo":    {Overflow: distributed.OverflowDrop, NoUndo: true},
 		"warm-up":              {Schedule: distributed.Schedule{WarmupSteps: -1}},
 		"scheduled density":    {Schedule: distributed.Schedule{Densities: []float64{0.1, 2}, StepsPerEpoch: 1}},
 		"no steps per epoch":   {Schedule: distributed.Schedule{Densities: []float64{0.1}}},
@@ -62,7 +62,7 @@ func TestConfig(t *testing.T) {
 	}
 	for name, cfg := range map[string]distributed.Config{
 		"sparse": {Pattern: "topkA", Density: 0.1}, "clipped": {ClipNorm: 1},
-		"judged": {Undo: true, Overflow: distributed.OverflowDrop},
+		"judged": {Overflow: distributed.OverflowDrop},
 	} {
 		_, err = distributed.NewSparse(withoutKernels{rt}, comms[0], 1, cfg)
 		assert.ErrorIs(t, err, runtime.ErrUnsupported, name)
@@ -418,7 +418,7 @@ func TestNaNAmongManySums(t *testing.T) {
 	b := backend(t, ranks)
 	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 		rank := r.Comm.Rank()
-		s, err := distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: "oktopk", Density: density, NoErrorFeedback: true})
+		s, err := distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: "oktopk", Density: density, NoErrorFeedback: true, Overflow: distributed.OverflowPass})
 		if err != nil {
 			return err
 		}
@@ -458,11 +458,8 @@ func TestAllNaN(t *testing.T) {
 	for _, pattern := range distributed.Patterns()[1:] {
 		b := backend(t, ranks)
 		err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
-			s, err := distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: pattern, Density: 0.1})
-			if err != nil {
-				return err
-			}
-			residual, err := s.Residual()
+			s, err := distributed.NewSparse(r.Runtime, r.Comm, n,
+				distributed.Config{Pattern: pattern, Density: 0.1, Overflow: distributed.OverflowPass})
 			if err != nil {
 				return err
 			}
@@ -481,7 +478,8 @@ func TestAllNaN(t *testing.T) {
 					gradient = normal(n, r.Comm.Rank(), step)
 				}
 				if step == 2 {
-					if err := residual.Fill(0); err != nil {
+					residual, err := s.Residual()
+					if err := errors.Join(err, residual.Fill(0)); err != nil {
 						return err
 					}
 				}
@@ -494,7 +492,7 @@ func TestAllNaN(t *testing.T) {
 				}
 				assert.Equal(t, step < 2, slices.ContainsFunc(result, isNaN), "%s, rank %d, step %d", pattern, r.Comm.Rank(), step)
 			}
-			return errors.Join(s.Close(), residual.Free(), g.Free())
+			return errors.Join(s.Close(), g.Free())
 		})
 		require.NoError(t, err)
 	}

@@ -26,9 +26,9 @@ type Sparse struct {
 	selector selector
 	exchange exchange
 
-	steps   int     // all steps, also dense ones
-	picked  message // what the selector picked
-	remains buffer  // the residual
+	steps   int       // all steps, also dense ones
+	picked  message   // what the selector picked
+	remains [2]buffer // the residual, and that before the step
 	closed  bool
 
 	// Of the last step.
@@ -98,10 +98,13 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 	e, err := newEngine(rt, kernels, meter, n, cfg)
 	s := &Sparse{engine: e, meter: meter}
 	if err == nil && cfg.Pattern != Dense {
-		e.allocate(&s.remains, n*wordSize)
-		e.residual = s.remains.ptr
+		e.allocate(&s.remains[0], n*wordSize)
+		e.residual = s.remains[0].ptr
 		e.fill(e.residual, n)
-		e.save() // so that its memory is there
+		if !cfg.NoUndo && !cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
+			e.allocate(&s.remains[1], n*wordSize)
+			e.origin = s.remains[1].ptr
+		}
 		err = e.err
 	}
 	e.permanent = len(e.buffers)
@@ -156,16 +159,13 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 // was not sent is kept, in F32, and added to the next step's gradient. The result
 // is ready as that of [AllReduce] is.
 //
-// A wrong argument is an error before anything happened. With [Config].Undo a step
-// is a transaction; without it t's content is undefined after any other error, the
-// ranks may be out of step, and later calls return that error again.
-//
-// As a transaction, after any error nothing has happened on this rank: t
-// holds the gradient that was passed, and the residual what it held before, both
+// A wrong argument is an error before anything happened. A step is a transaction:
+// after any error nothing has happened on this rank. t holds the gradient that was passed, and the residual what it held before, both
 // bit for bit, and the step does not count. So the same call repeats it, with the
 // same communicator unless that is broken, or with another one ([Sparse.Rebind]).
 // The exception is an error of the runtime itself while that is restored: it
-// stays, and later calls return it.
+// stays, and later calls return it. So does every error of a step with
+// [Config].NoUndo: t's content is undefined then.
 //
 // The other ranks wait for this one after an error, until their contexts end or
 // this rank closes its communicator, which is [comm.ErrPeerFailed] on them: so
@@ -222,7 +222,7 @@ func (s *Sparse) failure() error {
 // rollBack undoes a step that failed, if it can, and returns why it did. What
 // fails now stays.
 func (s *Sparse) rollBack() error {
-	if !s.cfg.Undo {
+	if s.cfg.NoUndo {
 		return s.err
 	}
 	cause := s.failure()
@@ -278,9 +278,11 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 	return s.stats, nil
 }
 
-// Residual returns this rank's residual as a tensor of n F32 elements (a view,
-// valid until Close), for checkpoints, inspection, and to forget what was not
-// sent (fill it with zeros). The dense pattern has none ([comm.ErrUnsupported]).
+// Residual returns this rank's residual as a tensor of n F32 elements, for
+// inspection, and to forget what was not sent (fill it with zeros). It is a view,
+// valid until the next step: that leaves the residual at another address, unless
+// a step has been captured in a graph ([Config].NoUndo: the address stays). The
+// dense pattern has none ([comm.ErrUnsupported]).
 func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, opError("residual", comm.ErrClosed)
@@ -334,16 +336,18 @@ func checkGradientType(dt dtype.DType) error {
 }
 
 // reduceDense averages the gradient itself. Residuals are not touched: dense
-// steps come before sparse ones, so there is nothing in them yet. The result is
-// made beside the gradient, in the memory that serves to undo other steps.
+// steps come before sparse ones, so there is nothing in them yet. A result that
+// may have to be undone is made beside the gradient.
 func (s *Sparse) reduceDense(ctx context.Context, grad uintptr, dt dtype.DType) {
 	started := time.Now()
 	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
 	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
 	send, sum := grad, grad
-	if s.cfg.Undo {
-		s.allocate(&s.before, s.n*dt.Size())
-		sum = s.before.ptr
+	if !s.cfg.NoUndo {
+		if sum = s.origin; sum == 0 {
+			s.allocate(&s.flat, s.n*dt.Size())
+			sum = s.flat.ptr
+		}
 	}
 	if factor := s.clip(ctx, grad, dt); factor != 0 {
 		send = sum

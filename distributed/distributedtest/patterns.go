@@ -351,8 +351,18 @@ func testHalfTypes(r *rank, pattern string) error {
 // sees them in the same step, at their place and nowhere else, and later steps
 // are clean again.
 func testSpecial(r *rank, pattern string) error {
+	for _, policy := range []distributed.OverflowPolicy{distributed.OverflowPass, distributed.OverflowDrop} {
+		if err := special(r, pattern, policy); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func special(r *rank, pattern string, policy distributed.OverflowPolicy) error {
 	const n, nan, inf = 3000, 17, 2900
 	cfg := often(pattern, 0.1)
+	cfg.Overflow = policy
 	u, err := r.newRun("special", n, dtype.F32, cfg)
 	if err != nil {
 		return err
@@ -366,23 +376,46 @@ func testSpecial(r *rank, pattern string) error {
 		if special && r.rank == r.size-1 {
 			g[inf] = float32(math.Inf(-1))
 		}
+		before, err := u.residual()
+		if err != nil {
+			return u.close(err)
+		}
 		if err := u.reduce(g); err != nil {
 			return u.close(err)
 		}
 		if err := u.sameBits(); err != nil {
 			return u.close(err)
 		}
+		stats, err := u.sparse.Stats(u.ctx)
+		if err != nil {
+			return u.close(err)
+		}
+		drops := special && policy == distributed.OverflowDrop
+		if stats.Skipped != drops {
+			return u.close(fmt.Errorf("step %d: Skipped is %v, want %v", step, stats.Skipped, drops))
+		}
 		for i, v := range u.result {
 			x := float64(v)
 			ok := !math.IsNaN(x) && !math.IsInf(x, 0)
-			if special && i == nan {
+			switch {
+			case drops:
+				ok = v == 0
+			case special && i == nan:
 				ok = math.IsNaN(x)
-			}
-			if special && i == inf {
+			case special && i == inf:
 				ok = math.IsInf(x, -1)
 			}
 			if !ok {
 				return u.close(fmt.Errorf("step %d: result %v at index %d", step, v, i))
+			}
+		}
+		after, err := u.residual()
+		if err != nil {
+			return u.close(err)
+		}
+		for i, v := range after {
+			if drops && math.Float32bits(v) != math.Float32bits(before[i]) {
+				return u.close(fmt.Errorf("step %d was dropped, but the residual at %d is %v, and was %v", step, i, v, before[i]))
 			}
 		}
 	}

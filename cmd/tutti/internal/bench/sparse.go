@@ -192,7 +192,8 @@ func newSparseRun(r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *s
 	if s.tensor, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
 		return nil, err
 	}
-	s.sparse, err = distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: pattern, Density: cfg.Density})
+	s.sparse, err = distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: pattern, Density: cfg.Density,
+		NoUndo: pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
 	return s, err
 }
 
