@@ -89,7 +89,9 @@ const (
 // OverflowPolicy says what becomes of a step whose result has, or may have from
 // additions of that size (from the largest F32 divided by P), an entry that is
 // not finite. As every rank's result is made of the same entries, all ranks find
-// the same.
+// the same. An average that is too large for F16 or BF16, but not for F32, is no
+// overflow: the result is the largest number of that type, and the residual keeps
+// the rest.
 type OverflowPolicy uint8
 
 const (

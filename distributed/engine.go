@@ -229,7 +229,7 @@ func (e *engine) accumulate(g gradient) {
 // store writes a dense result to the gradient.
 func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 	if e.err == nil && dst != src {
-		e.check(e.kernels.Store(dst, dt, src, e.n, 1))
+		e.check(e.kernels.Store(dst, dt, src, e.n, 1, e.residual))
 	}
 }
 
@@ -253,7 +253,7 @@ func (e *engine) aboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 
 func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, scale float32) {
 	if e.err == nil {
-		e.check(e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults)))
+		e.check(e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual))
 	}
 }
 

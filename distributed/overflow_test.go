@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -119,5 +120,64 @@ func TestOverflowOnDevice(t *testing.T) {
 			}
 			require.NoError(t, u.close())
 		})
+	}
+}
+
+// TestSaturation reduces gradients of 1000 everywhere as F16: what adds up in the
+// residuals while other entries are sent is soon beyond the largest F16. Results
+// are the largest number then, and the rest stays in the residuals: nothing gets
+// lost but what results are rounded by.
+func TestSaturation(t *testing.T) {
+	const ranks, n, steps, value, largest = 3, 300, 150, 1000, 65504
+	for _, pattern := range distributed.Patterns()[1:] {
+		rt := cpu.New()
+		var l ledger
+		seen := false
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: pattern, Density: 0.01})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dtype.F16, n)
+			if err != nil {
+				return err
+			}
+			result, values := make([]byte, 2*n), make([]float32, n)
+			sums := make([]float64, n)
+			for step := range steps {
+				if err := errors.Join(g.Fill(value), s.AllReduce(ctx, g)); err != nil {
+					return err
+				}
+				ptr, err := g.Ptr()
+				if err := errors.Join(err, rt.CopyOut(result, ptr), dtype.ToFloat32(values, result, dtype.F16)); err != nil {
+					return err
+				}
+				for i, v := range values {
+					if math.IsInf(float64(v), 0) {
+						assert.Fail(t, "infinite", "%s, step %d, index %d", pattern, step, i)
+					}
+					l.mu.Lock()
+					seen = seen || v == largest
+					l.mu.Unlock()
+					sums[i] += float64(v)
+				}
+			}
+			residual, err := s.Residual()
+			if err != nil {
+				return err
+			}
+			l.add(&l.out, bits(residual), 1)
+			l.mu.Lock()
+			for i, v := range sums {
+				l.out[i] += v
+			}
+			l.mu.Unlock()
+			return errors.Join(s.Close(), g.Free())
+		}))
+		assert.True(t, seen, "%s: no result was too large", pattern)
+		for i, v := range l.out {
+			assert.InEpsilon(t, float64(ranks*steps*value), v, 1./2048, "%s, index %d", pattern, i)
+		}
+		require.NoError(t, rt.Close())
 	}
 }

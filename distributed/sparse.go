@@ -160,8 +160,9 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 // is ready as that of [AllReduce] is.
 //
 // A wrong argument is an error before anything happened. A step is a transaction:
-// after any error nothing has happened on this rank. t holds the gradient that was passed, and the residual what it held before, both
-// bit for bit, and the step does not count. So the same call repeats it, with the
+// after any error nothing has happened on this rank. t holds the gradient that was
+// passed, and the residual what it held before, both bit for bit, and the step does
+// not count. So the same call repeats it, with the
 // same communicator unless that is broken, or with another one ([Sparse.Rebind]).
 // The exception is an error of the runtime itself while that is restored: it
 // stays, and later calls return it. So does every error of a step with

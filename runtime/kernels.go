@@ -96,8 +96,11 @@ type Kernels interface {
 	// Source describes (src.Take is ignored, src.Grad may not be 0).
 	Accumulate(src Source) error
 	// Store writes dst[i] = dt(src[i] * scale), rounding to nearest even.
-	// dst == src is allowed for F32.
-	Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32) error
+	// dst == src is allowed for F32. rest, if not 0, is the address of n F32: a
+	// finite product beyond the largest number of dt is stored as that number, with
+	// its sign, and what it is larger is added to rest[i]. Otherwise it becomes an
+	// infinity.
+	Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error
 	// Scale multiplies in place: x[i] = dt(float32(x[i]) * factor), where factor
 	// is the address of an F32.
 	Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error
@@ -165,8 +168,9 @@ type Kernels interface {
 	Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error
 
 	// Merge writes all n elements of dst: 0, plus val * scale of every entry, list
-	// by list in the order given, in F32, rounded to dt at last.
-	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults uintptr) error
+	// by list in the order given, in F32, rounded to dt at last. rest is that of
+	// Store.
+	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, rest uintptr) error
 	// Union writes the entries that Merge would make different from what it
 	// started with, those whose sum is 0 included: the union of the lists'
 	// indices, ascending, and the sums. dst.Len is set; dst.N is at least the sum

@@ -97,7 +97,7 @@ func TestUseStream(t *testing.T) {
 			if err := errors.Join(
 				rt.Fill(buf, n, dtype.F32, 2),
 				c.AllReduce(buf, buf, n, dtype.F32, comm.Sum),
-				rt.Kernels().Store(buf, dtype.F32, buf, n, 0.5)); err != nil {
+				rt.Kernels().Store(buf, dtype.F32, buf, n, 0.5, 0)); err != nil {
 				return err
 			}
 		}

@@ -48,7 +48,7 @@ func replay(ctx context.Context, c *nccl.Comm, symmetric bool) error {
 	}
 	graph, err := rt.Stream().Capture(func() error {
 		return errors.Join(
-			rt.Kernels().Store(buf, dtype.F32, buf, n, 0.5),
+			rt.Kernels().Store(buf, dtype.F32, buf, n, 0.5, 0),
 			c.RecordOnStream(event, stream), c.CommStreamWaitEvent(event),
 			c.AllReduce(buf, buf, n, dtype.F32, comm.Sum),
 			c.RecordOnCommStream(event), c.StreamWaitEvent(stream, event))

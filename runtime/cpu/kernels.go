@@ -38,13 +38,13 @@ func (k kernels) Accumulate(src runtime.Source) error {
 	return c.err
 }
 
-func (k kernels) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32) error {
+func (k kernels) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error {
 	c := k.call("Store")
 	c.elements("dst", dst, dt, n)
-	x := c.floats("src", src, n)
+	x, kept := c.floats("src", src, n), c.rest(rest, n)
 	if c.err == nil {
 		s := scratches.get()
-		s.store(dst, dt, x, scale)
+		s.store(dst, dt, x, scale, kept)
 		scratches.put(s)
 	}
 	return c.err
@@ -230,15 +230,15 @@ func (k kernels) Narrow(bracket uintptr, counts uintptr, wanted int, thresholds 
 	return c.err
 }
 
-func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
 	c := k.call("Merge")
 	c.elements("dst", dst, dt, n)
-	f := optional[int32](&c, faults)
+	f, kept := optional[int32](&c, faults), c.rest(rest, n)
 	s := scratches.get()
 	defer scratches.put(s)
 	c.lists(s, lists)
 	if c.err == nil {
-		add(f, s.merge(dst, dt, n, scale))
+		add(f, s.merge(dst, dt, n, scale, kept))
 	}
 	return c.err
 }
@@ -405,6 +405,14 @@ func slice[T any](c *call, name string, p uintptr, n int) []T {
 
 func (c *call) floats(name string, p uintptr, n int) []float32 { return slice[float32](c, name, p, n) }
 func (c *call) ints(name string, p uintptr, n int) []int32     { return slice[int32](c, name, p, n) }
+
+// rest returns the optional array of what results are too large by.
+func (c *call) rest(p uintptr, n int) []float32 {
+	if p == 0 {
+		return nil
+	}
+	return c.floats("rest", p, n)
+}
 
 // number returns what is at address p.
 func number[T any](c *call, name string, p uintptr) *T {

@@ -182,17 +182,17 @@ func BenchmarkKernels(b *testing.B) {
 		{"Accumulate f32", 12 * n, func() error { return w.Accumulate(grad(x, dtype.F32)) }},
 		{"Accumulate f16", 10 * n, func() error { return w.Accumulate(grad(half, dtype.F16)) }},
 		{"Accumulate bf16", 10 * n, func() error { return w.Accumulate(grad(half, dtype.BF16)) }},
-		{"Store f32", 8 * n, func() error { return w.Store(y, dtype.F32, x, n, 0.5) }},
-		{"Store f16", 6 * n, func() error { return w.Store(half, dtype.F16, x, n, 0.5) }},
-		{"Store bf16", 6 * n, func() error { return w.Store(half, dtype.BF16, x, n, 0.5) }},
+		{"Store f32", 8 * n, func() error { return w.Store(y, dtype.F32, x, n, 0.5, 0) }},
+		{"Store f16", 6 * n, func() error { return w.Store(half, dtype.F16, x, n, 0.5, 0) }},
+		{"Store bf16", 6 * n, func() error { return w.Store(half, dtype.BF16, x, n, 0.5, 0) }},
 		{"Scale", 8 * n, func() error { return w.Scale(y, dtype.F32, n, minus) }},
 		{"ScatterAdd", 16 * m, func() error { return w.ScatterAdd(array, list) }},
 		{"ScatterSet", 12 * m, func() error { return w.ScatterSet(array, list) }},
 		{"ZeroAt", 8 * m, func() error { return w.ZeroAt(array, list) }},
 		{"GiveBack", 16 * m, func() error { return w.GiveBack(array, list, other) }},
 		{"Union", 16 * (m + mb), func() error { return w.Union(out, n, both, 1, 0) }},
-		{"Merge", 4*n + 8*(m+mb), func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0) }},
-		{"Merge bf16", 2*n + 8*(m+mb), func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, 0) }},
+		{"Merge", 4*n + 8*(m+mb), func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0) }},
+		{"Merge bf16", 2*n + 8*(m+mb), func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, 0, 0) }},
 		{"LowerBounds", 0, func() error { return w.LowerBounds(list, bounds, 4, number, 0) }},
 	} {
 		b.Run(test.name, func(b *testing.B) {
@@ -219,7 +219,7 @@ func BenchmarkStep(b *testing.B) {
 		src := runtime.Source{X: residual, N: n, Grad: grad, DType: dtype.F32, Take: true}
 		bf16 := src
 		bf16.Grad, bf16.DType = half, dtype.BF16
-		require.NoError(b, w.Store(half, dtype.BF16, grad, n, 1))
+		require.NoError(b, w.Store(half, dtype.BF16, grad, n, 1, 0))
 		both := []runtime.Entries{list, other}
 		thresholds, counts := room[float32](w, 15), room[int32](w, 15)
 		bracket := room[uint64](w, 1)
@@ -234,7 +234,7 @@ func BenchmarkStep(b *testing.B) {
 			{"select near bf16", func() error { return w.SelectNear(bf16, k, state, near, out, used) }},
 			{"fit", func() error { return w.Fit(src, 2.5758, used) }},
 			{"top of list", func() error { return w.TopOf(list, k/2, out) }},
-			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0) }},
+			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0) }},
 			{"union", func() error { return w.Union(out, n, both, 1, 0) }},
 			{"give back", func() error { return w.GiveBack(runtime.Array{Ptr: y, N: n}, list, other) }},
 			{"estimate", func() error {

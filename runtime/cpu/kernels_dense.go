@@ -70,8 +70,9 @@ func (s *scratch) widen(x uintptr, dt dtype.DType, n int) []float32 {
 	return wide
 }
 
-// store writes src, scaled and rounded to dt, to dst.
-func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float32) {
+// store writes src, scaled and rounded to dt, to dst. What is too large for dt is
+// added to rest, if there is such an array.
+func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float32, rest []float32) {
 	if dt == dtype.F32 {
 		f32.Scale(floats(dst, len(src)), src, scale)
 		return
@@ -79,6 +80,10 @@ func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float3
 	for len(src) > 0 {
 		scaled := s.chunk[:min(len(src), chunk)]
 		f32.Scale(scaled, src[:len(scaled)], scale)
+		if rest != nil {
+			saturate(scaled, rest, dt)
+			rest = rest[len(scaled):]
+		}
 		if out := hostmem.Slice[uint16](dst, len(scaled)); dt == dtype.F16 {
 			convert.F32ToF16(out, scaled)
 		} else {
@@ -88,6 +93,31 @@ func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float3
 	}
 }
 
+// saturate adds to rest what finite elements of x are beyond the largest number
+// of dt, and makes these that number.
+func saturate(x, rest []float32, dt dtype.DType) {
+	largest := float32(maxF16)
+	if dt == dtype.BF16 {
+		largest = maxBF16
+	}
+	above, infinite := f32.Key(largest)+1, f32.Key(float32(math.Inf(1)))
+	if f32.CountRange(x, above, infinite-1) == 0 {
+		return
+	}
+	for i, v := range x {
+		if key := f32.Key(v); above <= key && key < infinite {
+			x[i] = float32(math.Copysign(float64(largest), float64(v)))
+			rest[i] += v - x[i]
+		}
+	}
+}
+
+// The largest numbers of the 16-bit types.
+const (
+	maxF16  = 65504
+	maxBF16 = 0xff * 1 << 120
+)
+
 // scale multiplies the n elements at x.
 func (s *scratch) scale(x uintptr, dt dtype.DType, n int, factor float32) {
 	step := n
@@ -95,7 +125,7 @@ func (s *scratch) scale(x uintptr, dt dtype.DType, n int, factor float32) {
 		step = chunk
 	}
 	for ; n > 0; n -= step {
-		s.store(x, dt, s.widen(x, dt, min(n, step)), factor)
+		s.store(x, dt, s.widen(x, dt, min(n, step)), factor, nil)
 		x += uintptr(step * dt.Size())
 	}
 }

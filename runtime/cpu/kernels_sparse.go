@@ -93,8 +93,8 @@ func translate(positions, idx []int32) {
 
 // merge writes the sums of s.lists, tile by tile of the index space: while a
 // tile is in the cache it is cleared, gets its part of every list, and is
-// rounded to dt.
-func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32) (outside int32) {
+// rounded to dt. rest is that of store.
+func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, rest []float32) (outside int32) {
 	for from := 0; from < n; from += chunk {
 		size := min(chunk, n-from)
 		tile := s.chunk[:size]
@@ -106,7 +106,10 @@ func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32) (outs
 			outside += s.lists[j].addTo(tile, from, scale)
 		}
 		if dt != dtype.F32 {
-			s.store(dst+uintptr(from*dt.Size()), dt, tile, 1)
+			s.store(dst+uintptr(from*dt.Size()), dt, tile, 1, rest)
+			if rest != nil {
+				rest = rest[size:]
+			}
 		}
 	}
 	return outside + s.restOutside(n)

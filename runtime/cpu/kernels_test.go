@@ -89,7 +89,7 @@ func TestSparsePastFloatIntegers(t *testing.T) {
 	dst, err := w.Allocate(4 * n)
 	require.NoError(t, err)
 	array := runtime.Array{Ptr: dst, N: n, Faults: put(w, int32(0))}
-	require.NoError(t, w.Merge(dst, dtype.F32, n, []runtime.Entries{l}, 1, array.Faults))
+	require.NoError(t, w.Merge(dst, dtype.F32, n, []runtime.Entries{l}, 1, array.Faults, 0))
 	require.NoError(t, w.ScatterAdd(array, l))
 	require.NoError(t, w.Select(runtime.Source{X: dst, N: n, Take: true}, put(w, float32(1)), out))
 	assert.EqualValues(t, m, read[int32](out.Len, 1)[0])
@@ -121,8 +121,8 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	return map[string]func() error{
 		"Accumulate":      func() error { return w.Accumulate(src) },
 		"Accumulate bf16": func() error { return w.Accumulate(bf16) },
-		"Store":           func() error { return w.Store(y, dtype.F32, x, n, 0.5) },
-		"Store f16":       func() error { return w.Store(half, dtype.F16, x, n, 0.5) },
+		"Store":           func() error { return w.Store(y, dtype.F32, x, n, 0.5, 0) },
+		"Store f16":       func() error { return w.Store(half, dtype.F16, x, n, 0.5, 0) },
 		"Scale":           func() error { return w.Scale(y, dtype.F32, n, one) },
 		"Scale f16":       func() error { return w.Scale(half, dtype.F16, n, one) },
 		"SumSquares":      func() error { return w.SumSquares(half, dtype.F16, n, words) },
@@ -138,8 +138,8 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"AboveOf":         func() error { return w.AboveOf(list, one, out) },
 		"CountAbove":      func() error { return w.CountAbove(list, thresholds, 3, words) },
 		"Narrow":          func() error { return w.Narrow(state, 0, k, thresholds, 3) },
-		"Merge":           func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words) },
-		"Merge bf16":      func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words) },
+		"Merge":           func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0) },
+		"Merge bf16":      func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0) },
 		"Union":           func() error { return w.Union(out, n, both, 0.5, words) },
 		"ScatterAdd":      func() error { return w.ScatterAdd(array, list) },
 		"ScatterSet":      func() error { return w.ScatterSet(array, list) },
@@ -215,7 +215,7 @@ func FuzzLists(f *testing.F) {
 				require.Zero(t, read[float32](x, 2*guard+n)[guard+n+i], "behind the array")
 			}
 		}
-		counted(outside[0]+outside[1], w.Merge(dense, dtype.F32, n, lists, 1, faults))
+		counted(outside[0]+outside[1], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0))
 		if ascends {
 			for i, v := range read[float32](dense, n) {
 				require.Equal(t, sums[int32(i)], v, "element %d", i)

@@ -43,7 +43,7 @@ func TestBreakTheRuntime(t *testing.T) {
 	event, err := rt.NewEvent()
 	require.NoError(t, err)
 
-	require.NoError(t, rt.Kernels().Store(1<<20, dtype.F32, 1<<20, 1000, 2), "the fault shows when the kernel runs")
+	require.NoError(t, rt.Kernels().Store(1<<20, dtype.F32, 1<<20, 1000, 2, 0), "the fault shows when the kernel runs")
 	err = rt.Synchronize(context.Background())
 	require.ErrorIs(t, err, runtime.ErrBroken)
 	var cause *Error

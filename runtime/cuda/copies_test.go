@@ -57,7 +57,7 @@ func TestCopyStreamsInAPipeline(t *testing.T) {
 		require.NoError(t, rt.CopyInAsync(in, p, source[from:to]))
 		require.NoError(t, compute.WaitFor(in))
 		for range 3 {
-			require.NoError(t, rt.Kernels().Store(p, dtype.F32, p, n, 2))
+			require.NoError(t, rt.Kernels().Store(p, dtype.F32, p, n, 2, 0))
 		}
 		require.NoError(t, out.WaitFor(compute))
 		require.NoError(t, rt.CopyOutAsync(out, sink[from:to], p))

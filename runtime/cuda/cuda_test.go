@@ -110,7 +110,7 @@ func TestGraphReplaysWhatWasCaptured(t *testing.T) {
 	graph, err := rt.Stream().Capture(func() error {
 		_, err := rt.Allocate(1 << 30)
 		assert.ErrorIs(t, err, runtime.ErrFrozen)
-		return kernels.Store(p, dtype.F32, p, n, 2)
+		return kernels.Store(p, dtype.F32, p, n, 2, 0)
 	})
 	require.NoError(t, err)
 	defer graph.Close() //nolint:errcheck
@@ -221,7 +221,7 @@ func TestHotPathsDoNotAllocate(t *testing.T) {
 			q, err := rt.Allocate(1 << 16)
 			return errors.Join(err, rt.Deallocate(q))
 		},
-		"launch": func() error { return rt.Kernels().Store(p, dtype.F32, p, 1024, 1) },
+		"launch": func() error { return rt.Kernels().Store(p, dtype.F32, p, 1024, 1, 0) },
 		"record": func() error { return rt.Stream().Record(event) },
 		"wait":   func() error { return rt.Stream().Wait(event) },
 		"query":  func() error { _, err := event.Done(); return err },
@@ -251,7 +251,7 @@ func BenchmarkLaunch(b *testing.B) {
 	defer rt.Deallocate(p) //nolint:errcheck
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := rt.Kernels().Store(p, dtype.F32, p, 1024, 1); err != nil {
+		if err := rt.Kernels().Store(p, dtype.F32, p, 1024, 1, 0); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -275,7 +275,7 @@ func BenchmarkBandwidth(b *testing.B) {
 	}{
 		{"copy", 2 * bytes, func() error { return rt.Copy(q, p, bytes) }},
 		{"fill-u64", bytes, func() error { return rt.Fill(p, bytes/8, dtype.F64, 1) }},
-		{"store-f32", 2 * bytes, func() error { return rt.Kernels().Store(p, dtype.F32, p, bytes/4, 1) }},
+		{"store-f32", 2 * bytes, func() error { return rt.Kernels().Store(p, dtype.F32, p, bytes/4, 1, 0) }},
 		{"transpose-f32", 2 * bytes, func() error {
 			return rt.CopyStrided(q, []int{columns, 1}, p, []int{1, rows}, []int{rows, columns}, 4)
 		}},

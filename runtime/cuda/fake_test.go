@@ -37,7 +37,7 @@ func makeEverything(t *testing.T, rt *Runtime) (e everything) {
 	e.pinned, err = rt.AllocatePinned(100)
 	require.NoError(t, err)
 	kernels := rt.Kernels() // which allocates
-	e.graph, err = rt.Stream().Capture(func() error { return kernels.Store(p, dtype.F32, p, 10, 2) })
+	e.graph, err = rt.Stream().Capture(func() error { return kernels.Store(p, dtype.F32, p, 10, 2, 0) })
 	require.NoError(t, err)
 	in, err := rt.CopyInStream()
 	require.NoError(t, err)
@@ -183,7 +183,7 @@ func TestFakeAStickyErrorBreaksTheRuntime(t *testing.T) {
 			}
 			p := kept[0]
 			f.Break.Call(700, c.freesFail)
-			first := rt.Kernels().Store(p, dtype.F32, p, 10, 2)
+			first := rt.Kernels().Store(p, dtype.F32, p, 10, 2, 0)
 			var cause *Error
 			require.ErrorAs(t, first, &cause)
 			assert.True(t, cause.Sticky)
@@ -295,7 +295,7 @@ func TestFakeManyThreads(t *testing.T) {
 			}
 			for range 200 {
 				p, err := rt.Allocate(4096)
-				errs[w] = errors.Join(errs[w], err, rt.Fill(p, 1024, dtype.F32, float64(w)), rt.Kernels().Store(p, dtype.F32, p, 1024, 2))
+				errs[w] = errors.Join(errs[w], err, rt.Fill(p, 1024, dtype.F32, float64(w)), rt.Kernels().Store(p, dtype.F32, p, 1024, 2, 0))
 				var got [4]byte
 				errs[w] = errors.Join(errs[w], rt.CopyOut(got[:], p), rt.Deallocate(p))
 				if v := hostmem.Slice[float32](hostmem.Addr(got[:]), 1)[0]; v != float32(2*w) {

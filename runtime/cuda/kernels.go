@@ -160,15 +160,16 @@ func (s *sparse) Accumulate(src runtime.Source) error {
 }
 
 // Store implements [runtime.Kernels].
-func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32) error {
+func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error {
 	c := s.call("Store")
 	c.elements("dst", dst, dt, n)
 	c.floats("src", src, n)
+	c.optional("rest", rest)
 	return c.submit(func() error {
 		if n == 0 {
 			return nil
 		}
-		return s.rt.launchBlocks(storeKernels.of(dt), tiles(n), blocksPerSM, uint64(dst), uint64(src), uint64(n), uint64(math.Float32bits(scale)))
+		return s.rt.launchBlocks(storeKernels.of(dt), tiles(n), blocksPerSM, uint64(dst), uint64(src), uint64(n), uint64(math.Float32bits(scale)), uint64(rest))
 	})
 }
 
@@ -366,13 +367,14 @@ func (s *sparse) Narrow(bracket uintptr, counts uintptr, k int, thresholds uintp
 }
 
 // Merge implements [runtime.Kernels].
-func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
 	c := s.call("Merge")
 	c.elements("dst", dst, dt, n)
 	c.optional("faults", faults)
+	c.optional("rest", rest)
 	c.lists(lists)
 	return c.submit(func() error {
-		return s.launchLists(mergeKernels.of(dt), n, mergesPerSM, dst, runtime.Entries{}, n, lists, scale, faults)
+		return s.launchLists(mergeKernels.of(dt), n, mergesPerSM, dst, runtime.Entries{}, n, lists, scale, faults, rest)
 	})
 }
 
@@ -387,13 +389,13 @@ func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 		if err := s.growStatus(n); err != nil {
 			return err
 		}
-		return s.launchLists(kernelUnite, n, mergesPerSM, 0, dst, n, lists, scale, faults)
+		return s.launchLists(kernelUnite, n, mergesPerSM, 0, dst, n, lists, scale, faults, 0)
 	})
 }
 
 // launchLists launches merge or unite. Lists that are too many for the
 // arguments are put into memory first.
-func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.Entries, n int, all []runtime.Entries, scale float32, faults uintptr) error {
+func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.Entries, n int, all []runtime.Entries, scale float32, faults, rest uintptr) error {
 	a := argumentPool.Get().(*arguments)
 	defer argumentPool.Put(a)
 	table := uint64(0)
@@ -412,7 +414,7 @@ func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.
 		}
 	}
 	fixed := a.put(s.at(control), s.at(status), uint64(dst), uint64(to.Idx), uint64(to.Val), uint64(to.N), uint64(to.Len),
-		uint64(n), math.Float64bits(float64(scale)), uint64(faults), uint64(len(all)), table)
+		uint64(n), math.Float64bits(float64(scale)), uint64(faults), uint64(rest), uint64(len(all)), table)
 	if table == 0 {
 		a.putLists(fixed, all)
 	}

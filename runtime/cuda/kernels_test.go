@@ -157,7 +157,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		}},
 		{"Select", func() error { return b.Select(plain, threshold, picked) }},
 		{"TopOf", func() error { return b.TopOf(near, k/2, of) }},
-		{"Merge", func() error { return b.Merge(dense, dt, n, lists, 0.3, faults) }},
+		{"Merge", func() error { return b.Merge(dense, dt, n, lists, 0.3, faults, 0) }},
 		{"Union", func() error { return b.Union(union, n, lists, 0.3, faults) }},
 		{"AboveOf", func() error { return b.AboveOf(union, threshold, picked) }},
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},
@@ -169,7 +169,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"Accumulate", func() error {
 			return b.Accumulate(runtime.Source{X: plain.X, N: n, Grad: src.Grad, DType: dt, Factor: src.Factor})
 		}},
-		{"Store", func() error { return b.Store(dense, dt, f32, n, 0.9) }},
+		{"Store", func() error { return b.Store(dense, dt, f32, n, 0.9, 0) }},
 		{"Scale", func() error { return b.Scale(dense, dt, n, src.Factor) }},
 		{"Refine", func() error { return b.Refine(plain.X, n, threshold, k, factors) }},
 		{"LowerBounds", func() error { return b.LowerBounds(union, bounds, 4, positions, positions+16) }},
@@ -344,7 +344,7 @@ func TestKernelsOfALongArray(t *testing.T) {
 			last := read[float32](b, src.X+4*(n-3), 3)
 			require.Equal(t, []float32{0.25, 0, 0}, last, name)
 		}
-		require.NoError(t, b.Merge(dense+4*shift, dtype.F32, n, []runtime.Entries{list, list}, 0.5, 0))
+		require.NoError(t, b.Merge(dense+4*shift, dtype.F32, n, []runtime.Entries{list, list}, 0.5, 0, 0))
 		merged, united := b.entries(9), b.entries(14)
 		require.NoError(t, b.Select(runtime.Source{X: dense + 4*shift, N: n}, put(b, []float32{0.5}), merged))
 		require.NoError(t, b.Union(united, n, []runtime.Entries{list, list}, 0.5, 0))
@@ -385,7 +385,7 @@ func benchmarkKernels(b *testing.B, n int) {
 	x, grad := put(g, sample), put(g, sample)
 	y := room[float32](g, n)
 	half := room[uint16](g, n)
-	require.NoError(b, g.Store(half, dtype.BF16, x, n, 1))
+	require.NoError(b, g.Store(half, dtype.BF16, x, n, 1, 0))
 	dst, again := g.entries(2*k), g.entries(2*k)
 	threshold, exact := put(g, []float32{2.5758293}), put(g, []float32{2.5758293})
 	state := put(g, []uint32{math.Float32bits(2.5758293), 0})
@@ -413,8 +413,8 @@ func benchmarkKernels(b *testing.B, n int) {
 		{"copy", 8 * n, func() error { return g.Copy(y, x, 4*n) }},
 		{"Accumulate f32", 12 * n, func() error { return g.Accumulate(added) }},
 		{"Accumulate bf16", 10 * n, func() error { return g.Accumulate(halved) }},
-		{"Store f32", 8 * n, func() error { return g.Store(y, dtype.F32, x, n, 0.5) }},
-		{"Store bf16", 6 * n, func() error { return g.Store(half, dtype.BF16, x, n, 0.5) }},
+		{"Store f32", 8 * n, func() error { return g.Store(y, dtype.F32, x, n, 0.5, 0) }},
+		{"Store bf16", 6 * n, func() error { return g.Store(half, dtype.BF16, x, n, 0.5, 0) }},
 		{"Scale f32", 8 * n, func() error { return g.Scale(y, dtype.F32, n, one) }},
 		{"SumSquares", 4 * n, func() error { return g.SumSquares(x, dtype.F32, n, sum) }},
 		{"Fit", 4 * n, func() error { return g.Fit(src, 2.5, threshold) }},
@@ -432,10 +432,10 @@ func benchmarkKernels(b *testing.B, n int) {
 		{"TopK += bf16 take", 10 * n, func() error { return g.TopK(halved, k, of, threshold) }},
 		{"SelectNear += f32 take", 12 * n, func() error { return g.SelectNear(added, k, state, near, dst, 0) }},
 		{"SelectNear += bf16 take", 10 * n, func() error { return g.SelectNear(halved, k, state, near, dst, 0) }},
-		{"Merge f32, 2 lists", 4*n + 16*k, func() error { return g.Merge(y, dtype.F32, n, lists, 0.5, faults) }},
-		{"Merge bf16, 2 lists", 2*n + 16*k, func() error { return g.Merge(half, dtype.BF16, n, lists, 0.5, faults) }},
+		{"Merge f32, 2 lists", 4*n + 16*k, func() error { return g.Merge(y, dtype.F32, n, lists, 0.5, faults, 0) }},
+		{"Merge bf16, 2 lists", 2*n + 16*k, func() error { return g.Merge(half, dtype.BF16, n, lists, 0.5, faults, 0) }},
 		{"Merge f32, 8 lists", 4*n + 64*k, func() error {
-			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults)
+			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0)
 		}},
 		{"Union, 2 lists", 32 * k, func() error { return g.Union(union, n, lists, 0.5, faults) }},
 		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of) }},

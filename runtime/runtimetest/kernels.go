@@ -215,6 +215,29 @@ func (d *device) readNarrow(ptr uintptr, dt dtype.DType, n int) []float32 {
 	return values
 }
 
+// rest returns the largest numbers of dt in the place of what is beyond, and an
+// array with what that is larger added. Half of the time there is none, and
+// nothing is changed: check compares it, if there is one.
+func (d *device) rest(values []float32, dt dtype.DType) (saturated []float32, ptr uintptr, check func()) {
+	d.Helper()
+	if d.rng.IntN(2) == 0 {
+		return values, 0, func() {}
+	}
+	largest := map[dtype.DType]float64{dtype.F32: math.MaxFloat32, dtype.F16: 65504, dtype.BF16: math.Ldexp(255, 120)}[dt]
+	rest, saturated := d.gradient("normal", len(values)), slices.Clone(values)
+	ptr = place(d, rest)
+	for i, v := range values {
+		if x := float64(v); math.Abs(x) > largest && !math.IsInf(x, 0) {
+			saturated[i] = float32(math.Copysign(largest, x))
+			rest[i] = sum(rest[i], float32(x-float64(saturated[i])))
+		}
+	}
+	return saturated, ptr, func() {
+		d.Helper()
+		d.equalFloats(rest, read[float32](d, ptr, len(rest)), "the rest of %v", dt)
+	}
+}
+
 // magnitude is the order that the contract of Kernels defines.
 func magnitude(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
 

@@ -43,13 +43,15 @@ func testStore(d *device) {
 				for i, v := range x {
 					scaled[i] = product(v, scale)
 				}
+				scaled, rest, check := d.rest(scaled, dt)
 				want, dst := d.narrow(scaled, dt)
 				src := place(d, x)
-				require.NoError(d, k.Store(dst, dt, src, len(x), scale))
+				require.NoError(d, k.Store(dst, dt, src, len(x), scale, rest))
+				check()
 				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v times %v", dt, scale)
 				d.equalFloats(x, read[float32](d, src, len(x)), "the source")
 				if dt == dtype.F32 {
-					require.NoError(d, k.Store(src, dt, src, len(x), scale))
+					require.NoError(d, k.Store(src, dt, src, len(x), scale, 0))
 					d.equalFloats(want, read[float32](d, src, len(x)), "in place, times %v", scale)
 				}
 			}

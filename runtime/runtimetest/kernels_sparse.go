@@ -160,10 +160,12 @@ func (d *device) checkMerge(all []entries, n int, scale float32) {
 		for i, v := range sums {
 			dense[i] = v
 		}
+		dense, rest, check := d.rest(dense, dt)
 		want, _ := d.narrow(dense, dt)
 		_, dst := d.narrow(d.gradient("normal", n), dt)
 		faults := place(d, []int32{1000})
-		require.NoError(d, d.kernels().Merge(dst, dt, n, d.lists(all), scale, faults))
+		require.NoError(d, d.kernels().Merge(dst, dt, n, d.lists(all), scale, faults, rest))
+		check()
 		d.equalFloats(want, d.readNarrow(dst, dt, n), "%d lists as %v", len(all), dt)
 		require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
 	}
@@ -409,7 +411,7 @@ func testHostile(d *device) {
 				"TopOf":       k.TopOf(l, 100, dst(100)),
 				"AboveOf":     k.AboveOf(l, d.number(1), dst(100)),
 				"CountAbove":  k.CountAbove(l, d.number(1), 1, words()),
-				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults),
+				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0),
 				"Union":       k.Union(dst(n), n, lists, 0.5, array.Faults),
 				"ScatterAdd":  k.ScatterAdd(array, l),
 				"ScatterSet":  k.ScatterSet(array, l),
@@ -438,14 +440,14 @@ func testKernelArguments(d *device) {
 		long, far, wide := runtime.Source{X: p, N: n}, runtime.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, runtime.Array{Ptr: p, N: n}
 		withGrad := long
 		withGrad.Grad, withGrad.DType, withGrad.From = p, dtype.F32, p
-		fails(k.Accumulate(withGrad), k.CopyIf(p, p, dtype.F32, n, q, 1), k.CopyIf(p, p, dtype.F32, 1, q, n), k.Store(p, dtype.F32, p, n, 1), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
+		fails(k.Accumulate(withGrad), k.CopyIf(p, p, dtype.F32, n, q, 1), k.CopyIf(p, p, dtype.F32, 1, q, n), k.Store(p, dtype.F32, p, n, 1, 0), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
 			k.TopK(long, 1, ok, t), k.TopK(src, n, ok, t), k.TopK(src, 1, far, t),
 			k.Select(long, t, ok), k.Select(src, t, far),
 			k.SelectNear(long, 1, f64, near, ok, t), k.SelectNear(src, n, f64, near, ok, t), k.SelectNear(src, 1, f64, near, far, t),
 			k.Fit(long, 1, t), k.Refine(p, n, t, 1, nil), k.Refine(p, 8, t, n, nil),
 			k.TopOf(far, 1, ok), k.TopOf(ok, n, ok), k.TopOf(ok, 1, far), k.AboveOf(far, t, ok), k.AboveOf(ok, t, far),
 			k.CountAbove(far, t, 1, q), k.CountAbove(ok, t, n, q), k.Narrow(f64, 0, n, t, 1), k.Narrow(f64, 0, 1, t, n),
-			k.Merge(p, dtype.F32, n, nil, 1, 0), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0),
+			k.Merge(p, dtype.F32, n, nil, 1, 0, 0), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0),
 			k.Union(ok, n, nil, 1, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0), k.Union(far, 8, nil, 1, 0),
 			k.ScatterAdd(wide, ok), k.ScatterAdd(array, far), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
 			k.ZeroAt(wide, ok), k.ZeroAt(array, far), k.GiveBack(wide, ok, ok), k.GiveBack(array, far, ok), k.GiveBack(array, ok, far),
@@ -456,7 +458,7 @@ func testKernelArguments(d *device) {
 	noLen := runtime.Entries{Idx: q, Val: p, N: 8}
 	few := runtime.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
 	fails(k.Accumulate(src), k.CopyIf(0, p, dtype.F32, 1, q, 1), k.CopyIf(p, 0, dtype.F32, 1, 0, 1), k.CopyIf(p, 0, dtype.F32, 1, q, 0),
-		k.Store(0, dtype.F32, p, 1, 1), k.Store(p, dtype.F32, 0, 1, 1), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
+		k.Store(0, dtype.F32, p, 1, 1, 0), k.Store(p, dtype.F32, 0, 1, 1, 0), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
 		k.SumSquares(0, dtype.F32, 1, f64), k.SumSquares(p, dtype.F32, 1, 0), k.ClipFactor(0, f64, 1, 1), k.ClipFactor(t, 0, 1, 1),
 		k.TopK(noX, 1, ok, t), k.TopK(src, 1, none, t), k.TopK(src, 3, few, t),
 		k.Select(noX, t, ok), k.Select(src, 0, ok), k.Select(src, t, none),
@@ -464,7 +466,7 @@ func testKernelArguments(d *device) {
 		k.Fit(noX, 1, t), k.Fit(src, 1, 0), k.Refine(0, 1, t, 1, nil), k.Refine(p, 1, 0, 1, nil), k.Refine(p, 1, t, 1, make([]float32, 65)),
 		k.TopOf(none, 1, ok), k.TopOf(ok, 1, none), k.TopOf(ok, 3, few), k.AboveOf(none, t, ok), k.AboveOf(ok, 0, ok), k.AboveOf(ok, t, none),
 		k.CountAbove(none, t, 1, q), k.CountAbove(ok, 0, 1, q), k.CountAbove(ok, t, 1, 0), k.Narrow(0, 0, 1, t, 1), k.Narrow(f64, 0, 1, 0, 1),
-		k.Merge(0, dtype.F32, 1, nil, 1, 0), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0),
+		k.Merge(0, dtype.F32, 1, nil, 1, 0, 0), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0),
 		k.Union(none, 1, nil, 1, 0), k.Union(noLen, 1, nil, 1, 0), k.Union(few, 8, []runtime.Entries{ok}, 1, 0),
 		k.ScatterAdd(noPtr, ok), k.ScatterAdd(array, none), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
 		k.ZeroAt(noPtr, ok), k.ZeroAt(array, none), k.GiveBack(noPtr, ok, ok), k.GiveBack(array, none, ok), k.GiveBack(array, ok, none),
@@ -478,7 +480,7 @@ func testKernelArguments(d *device) {
 	for _, dt := range []dtype.DType{dtype.Invalid, dtype.F64, dtype.I32, dtype.I16, dtype.FP8E4M3} {
 		typed := runtime.Source{X: p, N: 1, Grad: p, DType: dt}
 		for i, err := range []error{k.Accumulate(typed), k.Select(typed, t, ok), k.TopK(typed, 1, ok, t), k.SelectNear(typed, 1, f64, near, ok, t),
-			k.Fit(typed, 1, t), k.Store(p, dt, p, 1, 1), k.Scale(p, dt, 1, t), k.SumSquares(p, dt, 1, f64), k.Merge(p, dt, 1, nil, 1, 0)} {
+			k.Fit(typed, 1, t), k.Store(p, dt, p, 1, 1, 0), k.Scale(p, dt, 1, t), k.SumSquares(p, dt, 1, f64), k.Merge(p, dt, 1, nil, 1, 0, 0)} {
 			require.ErrorIs(d, err, runtime.ErrDType, "call %d, %v", i, dt)
 		}
 	}

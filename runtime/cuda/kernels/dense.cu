@@ -27,8 +27,8 @@ KERNEL scale_f32(float *x, u64 n, const float *factor) { scale(x, n, *factor); }
 KERNEL scale_f16(f16 *x, u64 n, const float *factor) { scale(x, n, *factor); }
 KERNEL scale_bf16(bf16 *x, u64 n, const float *factor) { scale(x, n, *factor); }
 
-// dst[i] = src[i] * factor, rounded.
-template <typename T> DEVICE void store_as(T *dst, const float *src, u64 n, float factor) {
+// dst[i] = src[i] * factor, rounded, or as large as can be, with the rest in rest.
+template <typename T> DEVICE void store_as(T *dst, const float *src, u64 n, float factor, float *rest) {
   enum { Q = 4 };
   const u32 lead = lead_of(src), tiles = tile<Q>::blocks(n, lead);
   for (u32 number = block(); number < tiles; number += blocks()) {
@@ -38,19 +38,19 @@ template <typename T> DEVICE void store_as(T *dst, const float *src, u64 n, floa
       T to[Q * quad];
       load_rows(v, t, src);
 #pragma unroll
-      for (u32 j = 0; j < Q * quad; j++) narrow(to[j], v[j] * factor);
+      for (u32 j = 0; j < Q * quad; j++) narrow_into(to[j], v[j] * factor, rest ? rest + t.at(j / quad) + j % quad : nullptr);
       store_rows(dst, t, to);
       continue;
     }
     for (u32 j = 0; j < Q * quad; j++) {
       const i64 i = t.at(j / quad) + j % quad;
-      if (t.has(i)) narrow(dst[i], src[i] * factor);
+      if (t.has(i)) narrow_into(dst[i], src[i] * factor, rest ? rest + i : nullptr);
     }
   }
 }
-KERNEL store_f32(float *dst, const float *src, u64 n, float factor) { store_as(dst, src, n, factor); }
-KERNEL store_f16(f16 *dst, const float *src, u64 n, float factor) { store_as(dst, src, n, factor); }
-KERNEL store_bf16(bf16 *dst, const float *src, u64 n, float factor) { store_as(dst, src, n, factor); }
+KERNEL store_f32(float *dst, const float *src, u64 n, float factor, float *rest) { store_as(dst, src, n, factor, rest); }
+KERNEL store_f16(f16 *dst, const float *src, u64 n, float factor, float *rest) { store_as(dst, src, n, factor, rest); }
+KERNEL store_bf16(bf16 *dst, const float *src, u64 n, float factor, float *rest) { store_as(dst, src, n, factor, rest); }
 
 // Copies words, or stores zeros, if a flag is not 0.
 template <typename T> DEVICE void copy_words_if(T *dst, const T *src, u64 n, const u32 *flags, u32 m) {

@@ -208,6 +208,7 @@ struct merge_args {
   u64 n;
   double scale;
   i32 *faults;
+  float *rest; // merge
   u64 count;
   const u64 *table; // the lists, if they are too many
   u64 list[inline_lists * sizeof(entries) / 8];
@@ -310,7 +311,7 @@ template <typename T> DEVICE void merge(const merge_args &a) {
         const words<4> w = load_near(&tile[i + j]);
         store_near(&tile[i + j], words<4>{});
 #pragma unroll
-        for (u32 l = 0; l < 4; l++) narrow(v[j + l], float_of(w.word[l]));
+        for (u32 l = 0; l < 4; l++) narrow_into(v[j + l], float_of(w.word[l]), a.rest ? a.rest + (start + i + j + l) : nullptr);
       }
       if (start + i >= 0 && start + i + width <= (i64)a.n) {
         struct whole { T lane[width]; } w;

@@ -153,6 +153,20 @@ DEVICE u32 warp() { return thread() / warp_size; }
 
 DEVICE u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }
 DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
+// narrow_into narrows a finite number that is too large to the largest, and adds
+// the rest to *rest, unless rest is 0.
+template <typename T> DEVICE void narrow_into(T &to, float x, float *rest) {
+  if constexpr (!__is_same(T, float)) {
+    const float largest = __is_same(T, f16) ? 65504.0f : 0x1.fep127f;
+    const u32 key = bits_of(x) & ~(1u << 31);
+    if (rest && key > bits_of(largest) && key < 0x7f800000) {
+      const float most = x < 0 ? -largest : largest;
+      *rest += x - most;
+      x = most;
+    }
+  }
+  narrow(to, x);
+}
 template <typename T> DEVICE T least(T a, T b) { return a < b ? a : b; }
 template <typename T> DEVICE T most(T a, T b) { return a > b ? a : b; }
 
