@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -118,8 +119,6 @@ type job struct {
 	env     []string
 	dir     string // for the ranks' files, a new one if empty
 	limit   time.Duration
-	program string // or the program that they are
-	plain   bool   // with the library's own idea of when to yield and where to run
 	through string // a program that starts the ranks
 	// first is a program that is rank 0 instead of this test binary.
 	first string
@@ -156,16 +155,9 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	if j.through != "" {
 		args = append(args, j.through)
 	}
-	if j.program != "" {
-		args = append(args, j.program)
-	} else {
-		args = append(args, self, "-test.run=^"+j.test+"$", "-test.v=false", "-test.timeout="+j.limit.String())
-	}
+	args = append(args, self, "-test.run=^"+j.test+"$", "-test.v=false", "-test.timeout="+j.limit.String())
 	cmd := exec.CommandContext(ctx, mpirun, args...)
-	cmd.Env = append(append(os.Environ(), l.env...), j.env...)
-	if !j.plain {
-		cmd.Env = append(cmd.Env, l.crowded...)
-	}
+	cmd.Env = slices.Concat(os.Environ(), l.env, j.env, l.crowded)
 	if j.dir == "" {
 		j.dir = t.TempDir()
 	}

@@ -37,7 +37,7 @@ does not have (a reduction of a type, graphs) is wrong usage, exit code 2.`,
 	for _, name := range bench.Collectives() {
 		cmd.AddCommand(newBenchCollective(name))
 	}
-	cmd.AddCommand(newBenchSparse(), newBenchOverlap())
+	cmd.AddCommand(newBenchSparse(), newBenchOverlap(), newBenchCompare())
 	onlySubcommands(cmd, "collective")
 	return cmd
 }

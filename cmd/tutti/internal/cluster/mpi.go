@@ -17,8 +17,8 @@ type launcher struct {
 	version  *regexp.Regexp // in what it prints with --version
 	// arguments of the program for a cluster, before the command.
 	arguments func(c Config) []string
-	// environment of the program, and so of the ranks.
-	environment []string
+	// environment of the program, and so of the ranks, anywhere and in a cluster.
+	anywhere, environment []string
 }
 
 // launchers are those that are known. Ranks on one host share memory; between
@@ -37,7 +37,7 @@ var launchers = []launcher{
 				"--map-by", "slot", "--host", c.hostList(), "-n", fmt.Sprint(c.Hosts * c.PerHost),
 			}
 		},
-		environment: []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"},
+		anywhere: []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"},
 	},
 	{
 		name:     "mpich",
@@ -60,6 +60,13 @@ func MPIs() []string {
 		names = append(names, l.name)
 	}
 	return names
+}
+
+// Launcher returns the program that starts jobs of an MPI library, one of [MPIs],
+// and what its environment needs.
+func Launcher(name string) (path string, environment []string, err error) {
+	l, path, err := find(name)
+	return path, l.anywhere, err
 }
 
 // find returns the launcher of a library and the path of its program; name is

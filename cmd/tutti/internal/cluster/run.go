@@ -100,12 +100,12 @@ func newJob(c Config, l launcher, path string, command []string) job {
 	return job{
 		Config: c,
 		Args:   slices.Concat([]string{path}, l.arguments(c), command),
-		Environment: append([]string{
+		Environment: slices.Concat([]string{
 			// Where launchers leave what they forget: gone with the cluster.
 			"TMPDIR=" + shared,
 			NetworkVariable + "=" + c.Network(),
 			backend.DefaultVariable + "=mpi",
-		}, l.environment...),
+		}, l.anywhere, l.environment),
 	}
 }
 

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/compare"
+)
+
+func newBenchCompare() *cobra.Command {
+	cfg := compare.Config{Ranks: 2, Low: 8, High: 16 << 20, Step: 8, Runs: 5}
+	var asJSON, best bool
+	cmd := &cobra.Command{
+		Use:   "compare",
+		Short: "Set allreduce on the host against MPI_Allreduce in C",
+		Long: `compare measures allreduce of float32 between goroutines (local) and processes (mpi)
+of this machine, out of place and in place, beside a program in C that calls
+MPI_Allreduce, under each of Open MPI and MPICH that is here with its compiler
+wrapper, mpicc. The programs take turns, several times; a time is the median of
+the runs, each of which is measured as by bench allreduce. Microseconds, and as a
+ratio to C's: mpi's to that of its library, local's to that of the first.
+
+floor is what any allreduce takes at least: a cache line that goes from one
+goroutine to another and one back, or reading every rank's buffer and writing
+every rank's result once on all processors, whichever takes longer.
+
+Nothing else should run beside it. Where something does, --best takes the fastest
+run instead of the median.`,
+		Example: `  tutti bench compare
+  tutti bench compare --ranks 4 --max 256K
+  tutti bench compare --runs 15 --best --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			var err error
+			if cfg.Self, err = os.Executable(); err != nil {
+				return err
+			}
+			progress := &bars{out: cmd.ErrOrStderr(), pieces: 1}
+			cfg.Progress = func(done, total int) { progress.set("turns", done, total) }
+			results, missing, err := compare.Run(cmd.Context(), cfg)
+			progress.stop()
+			for _, reason := range missing {
+				fmt.Fprintf(cmd.ErrOrStderr(), "tutti: left out: %v\n", reason)
+			}
+			if err != nil {
+				return err
+			}
+			if !asJSON {
+				printComparison(cmd.OutOrStdout(), results, best)
+				return nil
+			}
+			for _, r := range results {
+				writeJSON(cmd.OutOrStdout(), r)
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of `ranks`")
+	flags.Var(sizeFlag(&cfg.Low), "min", "smallest size: bytes, or with K, M, G")
+	flags.Var(sizeFlag(&cfg.High), "max", "largest size")
+	flags.IntVar(&cfg.Step, "step", cfg.Step, "`factor` from one size to the next")
+	flags.IntVar(&cfg.Runs, "runs", cfg.Runs, "turns of every program")
+	flags.BoolVar(&best, "best", false, "show the fastest run, not the median")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of the table: median, fastest and all runs")
+	return cmd
+}
+
+// printComparison prints a line for each size and place, a column for each
+// subject, and its ratio to another's time if it has one.
+func printComparison(out io.Writer, results []compare.Result, best bool) {
+	var subjects []string
+	header := table.Row{"bytes", "place"}
+	for _, r := range results {
+		if !slices.Contains(subjects, r.Subject) {
+			subjects = append(subjects, r.Subject)
+			header = append(header, r.Subject)
+		}
+	}
+	t := newTable()
+	t.AppendHeader(header)
+	var row table.Row
+	for i, r := range results {
+		if i == 0 || r.Bytes != results[i-1].Bytes || r.Place != results[i-1].Place {
+			row = append(table.Row{r.Bytes, string(r.Place)}, make([]any, len(subjects))...)
+		}
+		time, ratio := r.Time, r.Ratio
+		if best {
+			time, ratio = r.Best, r.BestRatio
+		}
+		text := formatTime(time)
+		if ratio > 0 {
+			text += fmt.Sprintf(" %6s", fmt.Sprintf("×%.2f", ratio))
+		}
+		row[2+slices.Index(subjects, r.Subject)] = text
+		if i == len(results)-1 || r.Bytes != results[i+1].Bytes || r.Place != results[i+1].Place {
+			t.AppendRow(row)
+		}
+	}
+	printTable(out, t, append(alignRight(1, 1), alignRight(3, len(header))...))
+}

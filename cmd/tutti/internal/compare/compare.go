@@ -1,0 +1,224 @@
+// Package compare sets allreduce on the host against MPI_Allreduce in C and
+// against what the hardware takes at least, on this machine.
+//
+// A subject is a program that measures all sizes. They take turns, several
+// times, so that whatever else the machine does falls on all of them.
+package compare
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
+)
+
+// Config is what to compare.
+type Config struct {
+	Ranks           int
+	Low, High, Step int // sizes in bytes, as in [bench.Sizes]
+	Runs            int // turns of every subject
+	// Self is the tutti command, whose ranks are measured.
+	Self string
+	// Progress is called after each turn, nil for nobody.
+	Progress func(done, total int)
+}
+
+// Validate names the first setting that cannot be used.
+func (c Config) Validate() error {
+	switch {
+	case c.Ranks < 2:
+		return fmt.Errorf("%d ranks, want 2 or more", c.Ranks)
+	case c.Runs < 1:
+		return fmt.Errorf("%d runs, want 1 or more", c.Runs)
+	case c.Low < 4:
+		return fmt.Errorf("smallest size %d is less than an element, 4 bytes", c.Low)
+	}
+	_, err := bench.Sizes(c.Low, c.High, c.Step)
+	return err
+}
+
+// Result is one line of --json: what one subject takes for one size.
+type Result struct {
+	Bytes   int         `json:"bytes"`
+	Place   bench.Place `json:"place"`
+	Subject string      `json:"subject"`
+	Ranks   int         `json:"ranks"`
+	Time    float64     `json:"time_us"` // the median of the runs
+	Best    float64     `json:"best_us"` // the fastest run
+	Runs    []float64   `json:"runs_us"`
+	// Against is the subject that this one is set against, "" for none, and Ratio
+	// and BestRatio are those of the times.
+	Against   string  `json:"against,omitempty"`
+	Ratio     float64 `json:"ratio,omitempty"`
+	BestRatio float64 `json:"best_ratio,omitempty"`
+}
+
+// Subjects are named by what runs and where: floor, local, c/openmpi,
+// mpi/openmpi, c/mpich, mpi/mpich.
+const (
+	floor = "floor"
+	local = "local"
+	inC   = "c/"
+	inGo  = "mpi/"
+)
+
+// subject is something that is measured.
+type subject struct {
+	name    string
+	against string
+	turn    func(ctx context.Context) ([]measured, error)
+}
+
+// measured is a line of a subject's output.
+type measured struct {
+	Bytes int         `json:"bytes"`
+	Place bench.Place `json:"place"`
+	Time  float64     `json:"time_us"`
+}
+
+//go:embed c/allreduce.c
+var program []byte
+
+// Run measures and returns the results, by size, place and subject. Libraries
+// that cannot be measured here are left out, and missing says why.
+func Run(ctx context.Context, cfg Config) (results []Result, missing []error, err error) {
+	dir, err := os.MkdirTemp("", "tutti-compare-")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	subjects, missing := cfg.subjects(ctx, dir)
+	type key struct {
+		bytes   int
+		place   bench.Place
+		subject string
+	}
+	times := map[key][]float64{}
+	for run := range cfg.Runs {
+		for i, s := range subjects {
+			lines, err := s.turn(ctx)
+			if err != nil {
+				return nil, missing, fmt.Errorf("%s: %w", s.name, err)
+			}
+			for _, l := range lines {
+				k := key{l.Bytes, l.Place, s.name}
+				times[k] = append(times[k], l.Time)
+			}
+			if cfg.Progress != nil {
+				cfg.Progress(run*len(subjects)+i+1, cfg.Runs*len(subjects))
+			}
+		}
+	}
+	place := map[string]int{}
+	against := map[string]string{}
+	for i, s := range subjects {
+		place[s.name], against[s.name] = i, s.against
+	}
+	for k, runs := range times {
+		r := Result{Bytes: k.bytes, Place: k.place, Subject: k.subject, Ranks: cfg.Ranks,
+			Time: median.Of(runs), Best: slices.Min(runs), Runs: runs}
+		if base := times[key{k.bytes, k.place, against[k.subject]}]; len(base) > 0 {
+			r.Against = against[k.subject]
+			r.Ratio, r.BestRatio = r.Time/median.Of(base), r.Best/slices.Min(base)
+		}
+		results = append(results, r)
+	}
+	slices.SortFunc(results, func(a, b Result) int {
+		return cmp.Or(a.Bytes-b.Bytes, -cmp.Compare(a.Place, b.Place), place[a.Subject]-place[b.Subject])
+	})
+	return results, missing, nil
+}
+
+// subjects returns what can be measured here, in the order of the columns of a
+// table.
+func (c Config) subjects(ctx context.Context, dir string) (all []subject, missing []error) {
+	var pairs []subject
+	for _, name := range cluster.MPIs() {
+		pair, err := c.library(ctx, dir, name)
+		if err != nil {
+			missing = append(missing, err)
+			continue
+		}
+		pairs = append(pairs, pair...)
+	}
+	own := subject{name: local, against: floor, turn: c.program(c.Self, nil,
+		append(c.bench(), "--ranks", strconv.Itoa(c.Ranks))...)}
+	if len(pairs) > 0 {
+		own.against = pairs[0].name
+	}
+	return append([]subject{{name: floor, turn: c.floor}, own}, pairs...), missing
+}
+
+// library returns the two subjects of an MPI library: C and this.
+func (c Config) library(ctx context.Context, dir, name string) ([]subject, error) {
+	mpirun, env, err := cluster.Launcher(name)
+	if err != nil {
+		return nil, err
+	}
+	compiler, err := exec.LookPath("mpicc." + name)
+	if err != nil { // the only library here, or one with a folder of its own
+		if compiler, err = exec.LookPath(filepath.Join(filepath.Dir(mpirun), "mpicc")); err != nil {
+			return nil, fmt.Errorf("no compiler for %s: looked for mpicc.%[1]s and mpicc beside %s", name, mpirun)
+		}
+	}
+	source, binary := filepath.Join(dir, "allreduce.c"), filepath.Join(dir, name)
+	if err := os.WriteFile(source, program, 0o600); err != nil {
+		return nil, err
+	}
+	if out, err := exec.CommandContext(ctx, compiler, "-O3", "-o", binary, source).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%s: %w\n%s", compiler, err, out)
+	}
+	job := []string{"-n", strconv.Itoa(c.Ranks)}
+	if name == "openmpi" && c.Ranks > runtime.NumCPU() {
+		job = append(job, "--oversubscribe")
+	}
+	inGoArgs := append(append(slices.Clone(job), c.Self), c.bench()...)
+	return []subject{
+		{name: inC + name, turn: c.program(mpirun, env, append(slices.Clone(job), binary, strconv.Itoa(c.Low), strconv.Itoa(c.High), strconv.Itoa(c.Step))...)},
+		{name: inGo + name, against: inC + name, turn: c.program(mpirun, env, append(inGoArgs, "--backend", "mpi")...)},
+	}, nil
+}
+
+// bench is the command line of tutti that measures as the program in C does.
+func (c Config) bench() []string {
+	return []string{"bench", "allreduce", "--json", "--check=false",
+		"--min", strconv.Itoa(c.Low), "--max", strconv.Itoa(c.High), "--step", strconv.Itoa(c.Step)}
+}
+
+// program is the turn of a subject that is a program.
+func (c Config) program(path string, env []string, args ...string) func(context.Context) ([]measured, error) {
+	return func(ctx context.Context) ([]measured, error) {
+		cmd := exec.CommandContext(ctx, path, args...)
+		cmd.Env = append(os.Environ(), env...)
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // launchers end their ranks
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Run(); err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, stderr.Bytes())
+		}
+		var lines []measured
+		for line := range strings.Lines(stdout.String()) {
+			var m measured
+			if err := json.Unmarshal([]byte(line), &m); err != nil {
+				return nil, fmt.Errorf("%s printed %q: %w", path, line, err)
+			}
+			m.Bytes = max(m.Bytes, c.Low) // tutti rounds to whole elements
+			lines = append(lines, m)
+		}
+		return lines, nil
+	}
+}

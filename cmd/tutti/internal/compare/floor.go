@@ -1,0 +1,131 @@
+package compare
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/hostops"
+)
+
+// The least that an allreduce between goroutines takes: two ranks have to tell
+// each other something, which is a cache line each way, and all of them read
+// their buffers once and write the results once. The floor is the larger of the
+// two, each measured by itself.
+
+const (
+	floorRounds = 7
+	roundTime   = 20 * time.Millisecond
+	streamFrom  = 24 << 20 // bytes written in all, from where on stores bypass the caches
+)
+
+// floor is the turn of the subject that does nothing but this.
+func (c Config) floor(ctx context.Context) (lines []measured, err error) {
+	sizes, err := bench.Sizes(c.Low, c.High, c.Step)
+	if err != nil {
+		return nil, err
+	}
+	lineEachWay := perCall(pingPong)
+	for _, bytes := range sizes {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		for _, place := range []bench.Place{bench.OutOfPlace, bench.InPlace} {
+			lines = append(lines, measured{bytes, place, max(lineEachWay, perCall(c.mover(bytes, place)))})
+		}
+	}
+	return lines, nil
+}
+
+// perCall returns the microseconds of one of the calls that run makes, the
+// median over rounds.
+func perCall(run func(calls int)) float64 {
+	timed := func(calls int) time.Duration {
+		start := time.Now()
+		run(calls)
+		return time.Since(start)
+	}
+	calls := 2
+	took := timed(calls)
+	for took < roundTime/16 {
+		calls *= 8
+		took = timed(calls)
+	}
+	calls = max(3, int(int64(calls)*int64(roundTime)/int64(took)))
+	rounds := make([]float64, floorRounds)
+	for i := range rounds {
+		rounds[i] = float64(timed(calls).Nanoseconds()) / 1e3 / float64(calls)
+	}
+	return median.Of(rounds)
+}
+
+// pingPong has a line go from one goroutine to another and one back, so often.
+func pingPong(calls int) {
+	var lines [2]struct {
+		_     [128]byte
+		count atomic.Int64
+		_     [120]byte
+	}
+	there, back := &lines[0].count, &lines[1].count
+	var pong sync.WaitGroup
+	await := func(line *atomic.Int64, count int64) {
+		for looks := 1; line.Load() < count; looks++ {
+			if looks%(1<<16) == 0 {
+				runtime.Gosched() // the other one may have no processor
+			}
+		}
+	}
+	pong.Go(func() {
+		for i := range int64(calls) {
+			await(there, i+1)
+			back.Store(i + 1)
+		}
+	})
+	for i := range int64(calls) {
+		there.Store(i + 1)
+		await(back, i+1)
+	}
+	pong.Wait()
+}
+
+// mover returns what reads every rank's buffer once and writes every rank's
+// result once, on all processors together.
+func (c Config) mover(bytes int, place bench.Place) func(calls int) {
+	send, recv := make([][]byte, c.Ranks), make([][]byte, c.Ranks)
+	for r := range c.Ranks {
+		// Written once: pages that were only read are all the same one.
+		send[r], recv[r] = make([]byte, bytes), make([]byte, bytes)
+		for i := range bytes {
+			send[r][i], recv[r][i] = 1, 1
+		}
+		if place == bench.InPlace {
+			recv[r] = send[r]
+		}
+	}
+	workers := min(c.Ranks, runtime.GOMAXPROCS(0))
+	if bytes < 64<<10 {
+		workers = 1 // for whom handing over a part would take longer
+	}
+	part := bytes / workers
+	return func(calls int) {
+		var all sync.WaitGroup
+		for w := range workers {
+			all.Go(func() {
+				at := w * part
+				for range calls {
+					for r := range c.Ranks {
+						// From another rank's, so that in place it is a copy as well.
+						from, to := send[(r+1)%c.Ranks], recv[r]
+						hostops.Copy(hostmem.Addr(to)+uintptr(at), hostmem.Addr(from)+uintptr(at), part, bytes*c.Ranks >= streamFrom)
+					}
+				}
+			})
+		}
+		all.Wait()
+	}
+}
