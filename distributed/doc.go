@@ -44,6 +44,9 @@
 //   - A step is a transaction: after an error, gradient and residual are as before
 //     it, bit for bit, and the step can be repeated.
 //
+// [Levels] is a Sparse for ranks whose links differ: dense along the inner
+// dimensions of a [Mesh], within a host, and sparse along the outer one.
+//
 // # Gradients of a model
 //
 // [GradientSync] puts many tensors into buckets and reduces each as soon as

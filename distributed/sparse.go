@@ -67,6 +67,10 @@ type StepStats struct {
 	// and picking, ExchangeTime for everything after. On a device with streams
 	// the host runs ahead, and each may contain the device's work of the other.
 	SelectTime, ExchangeTime time.Duration
+	// InnerElements, InnerBytes and InnerTime are what the dense reduction along the
+	// inner dimensions of [Levels] sent, and the host's time for it; 0 without.
+	InnerElements, InnerBytes int64
+	InnerTime                 time.Duration
 }
 
 // NewSparse prepares the reduction of a tensor of n elements in rt's memory.

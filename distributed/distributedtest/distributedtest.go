@@ -68,6 +68,7 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "SparseMisuse", body: testSparseMisuse, sparse: true},
 		{name: "Gradients", body: testGradientSync},
 		{name: "Mesh", body: testMesh},
+		{name: "Levels", body: testLevels, sparse: true},
 	}
 	cases = append(cases, patternCases()...)
 	for _, size := range b.Sizes {

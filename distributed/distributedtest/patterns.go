@@ -44,11 +44,16 @@ type run struct {
 	*rank
 	label  string
 	cfg    distributed.Config
-	sparse *distributed.Sparse
+	sparse reducer
 	meter  *comm.Meter
 	t      *runtime.Tensor
 	result []float32
 	stats  distributed.StepStats // of the last step
+
+	// The residual is that of t's elements from here on, and an element of it
+	// stands for so many ranks' gradients.
+	from   int
+	weight float32
 
 	notFinite bool // there was a NaN or an infinity, sums are not conserved
 }
@@ -65,7 +70,7 @@ func (r *rank) newRun(label string, n int, dt dtype.DType, cfg distributed.Confi
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", label, err)
 	}
-	return &run{rank: r, label: label, cfg: cfg, sparse: sparse, meter: meter, t: t}, nil
+	return &run{rank: r, label: label, cfg: cfg, sparse: sparse, meter: meter, t: t, weight: 1}, nil
 }
 
 // close ends a run and adds its label to err.
@@ -89,16 +94,22 @@ func (u *run) reduce(gradient []float32) error {
 	return err
 }
 
-// residual returns this rank's residual, zeros if the pattern has none.
+// residual returns what this rank's residual holds of each element, zeros if the
+// pattern has none.
 func (u *run) residual() ([]float32, error) {
+	all := make([]float32, u.t.Len())
 	t, err := u.sparse.Residual()
 	if u.cfg.Pattern == distributed.Dense && errors.Is(err, comm.ErrUnsupported) {
-		return make([]float32, u.t.Len()), nil
+		return all, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return u.read(t)
+	values, err := u.read(t)
+	for i, v := range values {
+		all[u.from+i] = u.weight * v
+	}
+	return all, err
 }
 
 // step runs one step and checks everything that holds for finite gradients:
@@ -128,10 +139,10 @@ func (u *run) step(gradient []float32) error {
 	if err != nil {
 		return err
 	}
-	if got, want := stats.SentElements, total.SentElements-sent.SentElements; got != want {
+	if got, want := stats.SentElements+stats.InnerElements, total.SentElements-sent.SentElements; got != want {
 		return fmt.Errorf("stats say %d elements were sent, a meter counted %d", got, want)
 	}
-	if got, want := stats.SentBytes, total.SentBytes-sent.SentBytes; got != want {
+	if got, want := stats.SentBytes+stats.InnerBytes, total.SentBytes-sent.SentBytes; got != want {
 		return fmt.Errorf("stats say %d bytes were sent, a meter counted %d", got, want)
 	}
 	u.stats = stats

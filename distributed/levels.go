@@ -1,0 +1,319 @@
+package distributed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Levels is a [Sparse] for ranks whose links differ, as those within a host and
+// between hosts do (a hierarchical allreduce): along the inner dimensions of a
+// [Mesh], the ranks of a host, gradients are reduced densely, and only along the
+// outer one, between hosts, by a sparse pattern.
+//
+// A step is a reduce-scatter along each inner dimension, the last one first,
+// which leaves each rank with a share of the average of its host; the pattern,
+// between the ranks that have the same share on all hosts; and an allgather along
+// each inner dimension. So with R ranks on a host, all of which use the links, a
+// rank sends 1/R of what one on each host would. The residual is that of the
+// share, and in its units, those of averages over a host: of each element, the
+// sum over the hosts of average and old residual is the number of hosts times the
+// result, plus the sum of the new residuals.
+//
+// Like a Sparse, it belongs to one goroutine at a time, and so do the calls of the
+// mesh's communicators during a step.
+type Levels struct {
+	rt     runtime.Runtime
+	n      int
+	inner  []*innerLevel // the fastest dimension first
+	sparse *Sparse       // between the hosts, of this rank's share
+
+	inside struct { // of the last step, along the inner dimensions
+		sent comm.Traffic
+		time time.Duration
+	}
+	err    error
+	closed bool
+}
+
+// innerLevel is an inner dimension: what the level before it has is cut into as
+// many equal parts as there are ranks along it, and a rest of fewer elements than
+// that, which belongs to the last rank.
+type innerLevel struct {
+	c          *comm.Meter
+	order      order
+	part, rest int
+	from, n    int // this rank's share of what the level before has
+	memory     uintptr
+	calls      [2]comm.Call
+	share      *runtime.Tensor // in the memory, of the type of the last gradient
+}
+
+// NewLevels prepares the reduction of a tensor of n elements in rt's memory. dims
+// are names of dimensions of mesh, the outer one first; without names they are all
+// of them in their order. It does not communicate. All ranks of mesh pass the same
+// n, cfg and dims.
+//
+// K = Density * n is of a rank's share. Errors are those of [NewSparse], and
+// [comm.ErrArgument] for a dimension that mesh does not have, or that is named
+// twice; [comm.ErrUnsupported] for ClipNorm and for an Overflow that is not
+// [OverflowPass], which take more than the ranks between hosts know. A step is no
+// transaction ([Config].NoUndo).
+func NewLevels(rt runtime.Runtime, mesh *Mesh, n int, cfg Config, dims ...string) (*Levels, error) {
+	const op = "levels"
+	if rt == nil || mesh == nil {
+		return nil, opError(op, fmt.Errorf("%w: runtime or mesh is nil", comm.ErrArgument))
+	}
+	if cfg.ClipNorm != 0 || cfg.Overflow > OverflowPass {
+		return nil, opError(op, fmt.Errorf("%w: ClipNorm and Overflow need all ranks of a gradient", comm.ErrUnsupported))
+	}
+	cfg.NoUndo = true
+	if n < 0 {
+		return nil, opError(op, fmt.Errorf("%w: %d elements", comm.ErrArgument, n))
+	}
+	if len(dims) == 0 {
+		for _, d := range mesh.Dims() {
+			dims = append(dims, d.Name)
+		}
+	}
+	l := &Levels{rt: rt, n: n}
+	for i, name := range slices.Backward(dims) {
+		c, err := mesh.Comm(name)
+		switch {
+		case err != nil:
+		case slices.Contains(dims[:i], name):
+			err = fmt.Errorf("%w: two levels along %q", comm.ErrArgument, name)
+		case i == 0:
+			l.sparse, err = NewSparse(rt, c, n, cfg)
+		default:
+			n, err = l.add(c, n)
+		}
+		if err != nil {
+			return nil, opError(op, errors.Join(fmt.Errorf("dimension %q: %w", name, err), l.Close()))
+		}
+	}
+	return l, nil
+}
+
+// add makes a level out of c, below which there are n elements, and returns how
+// many of them are this rank's.
+func (l *Levels) add(c comm.Communicator, n int) (share int, err error) {
+	if err := comm.CheckDevice(c, l.rt.Device()); err != nil {
+		return 0, err
+	}
+	rank, size := c.Rank(), c.WorldSize()
+	v := &innerLevel{c: comm.NewMeter(c), part: n / size, rest: n % size}
+	v.order = newOrder(l.rt, v.c)
+	v.from, v.n = rank*v.part, v.part
+	if v.last() {
+		v.n += v.rest
+	}
+	if v.memory, err = l.rt.Allocate(v.n * dtype.F32.Size()); err != nil {
+		return 0, err
+	}
+	l.inner = append(l.inner, v)
+	return v.n, nil
+}
+
+// last reports whether this is the last rank of a level.
+func (v *innerLevel) last() bool { return v.c.Rank() == v.c.WorldSize()-1 }
+
+// AllReduce replaces t by (an approximation of) the average over all ranks of the
+// levels, the same bits on each of them. What [Sparse.AllReduce] says of t, of
+// results and of errors with [Config].NoUndo holds here too; before the host
+// reads a result, it calls Sync of the last dimension's communicator.
+func (l *Levels) AllReduce(ctx context.Context, t *runtime.Tensor) error {
+	const op = "levels allreduce"
+	if l.closed {
+		return opError(op, comm.ErrClosed)
+	}
+	if l.err != nil {
+		return opError(op, l.err)
+	}
+	if err := l.checkTensor(op, t); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return opError(op, comm.ContextError(ctx))
+	}
+	if l.err = l.reduce(ctx, t); l.err != nil {
+		return opError(op, l.err)
+	}
+	return nil
+}
+
+// checkTensor checks a gradient.
+func (l *Levels) checkTensor(op string, t *runtime.Tensor) error {
+	if _, err := address(op, "gradient", l.sparse.c, t); err != nil {
+		return err
+	}
+	if err := checkGradientType(t.DType()); err != nil {
+		return opError(op, err)
+	}
+	if t.Len() != l.n {
+		return shapeError(op, "gradient has %d elements, want %d", t.Len(), l.n)
+	}
+	if err := sameStream(l.rt, t.Runtime()); err != nil {
+		return opError(op, fmt.Errorf("the runtime of NewLevels and the gradient: %w", err))
+	}
+	return nil
+}
+
+func (l *Levels) reduce(ctx context.Context, t *runtime.Tensor) error {
+	sent, started := l.traffic(), time.Now()
+	whole := t
+	for _, v := range l.inner {
+		if err := v.scatter(ctx, l.rt, whole); err != nil {
+			return err
+		}
+		whole = v.share
+	}
+	reducing := time.Now()
+	if err := l.sparse.AllReduce(ctx, whole); err != nil {
+		return err
+	}
+	gathering := time.Now()
+	for i, v := range slices.Backward(l.inner) {
+		whole = t
+		if i > 0 {
+			whole = l.inner[i-1].share
+		}
+		if err := v.gather(ctx, l.rt, whole); err != nil {
+			return err
+		}
+	}
+	l.inside.time = reducing.Sub(started) + time.Since(gathering)
+	after := l.traffic()
+	l.inside.sent = comm.Traffic{SentElements: after.SentElements - sent.SentElements, SentBytes: after.SentBytes - sent.SentBytes}
+	return nil
+}
+
+// traffic is what went along the inner dimensions so far.
+func (l *Levels) traffic() (sum comm.Traffic) {
+	for _, v := range l.inner {
+		t := v.c.Totals()
+		sum.SentElements += t.SentElements
+		sum.SentBytes += t.SentBytes
+	}
+	return sum
+}
+
+// scatter leaves this rank's share of the average of whole in v.share.
+func (v *innerLevel) scatter(ctx context.Context, rt runtime.Runtime, whole *runtime.Tensor) error {
+	from, err := whole.Ptr()
+	if err != nil {
+		return err
+	}
+	dt := whole.DType()
+	if v.share == nil || v.share.DType() != dt {
+		if v.share, err = runtime.Wrap(rt, v.memory, dt, []int{v.n}, nil, nil); err != nil {
+			return err
+		}
+	}
+	rest := uintptr(0) // only the last rank receives it
+	if v.last() {
+		rest = element(v.memory, v.part, dt)
+	}
+	v.calls[0] = comm.ReduceScatterCall(from, v.memory, v.part, dt, comm.Avg)
+	v.calls[1] = comm.ReduceCall(v.restOf(from, dt), rest, v.rest, dt, comm.Avg, v.c.WorldSize()-1)
+	return v.together(ctx)
+}
+
+// gather puts the shares of all ranks back together.
+func (v *innerLevel) gather(ctx context.Context, rt runtime.Runtime, whole *runtime.Tensor) error {
+	to, err := whole.Ptr()
+	if err != nil {
+		return err
+	}
+	dt := whole.DType()
+	if v.rest > 0 && v.last() {
+		if err := rt.Copy(v.restOf(to, dt), element(v.memory, v.part, dt), v.rest*dt.Size()); err != nil {
+			return err
+		}
+	}
+	v.calls[0] = comm.AllGatherCall(v.memory, to, v.part, dt)
+	v.calls[1] = comm.BroadcastCall(v.restOf(to, dt), v.rest, dt, v.c.WorldSize()-1)
+	return v.together(ctx)
+}
+
+// restOf is the address of what the last rank has beyond its part.
+func (v *innerLevel) restOf(whole uintptr, dt dtype.DType) uintptr {
+	return element(whole, v.part*v.c.WorldSize(), dt)
+}
+
+// element is the address of element i.
+func element(p uintptr, i int, dt dtype.DType) uintptr { return p + uintptr(i*dt.Size()) }
+
+// together makes the call for the parts and, where there is a rest, that for it.
+func (v *innerLevel) together(ctx context.Context) error {
+	err := v.order.commAfterCompute(ctx)
+	switch {
+	case err != nil:
+	case v.rest > 0:
+		err = v.c.Group(v.calls[:]...)
+	default:
+		err = v.calls[0].Make(v.c)
+	}
+	if err == nil {
+		err = v.order.computeAfterComm(ctx)
+	}
+	return err
+}
+
+// Stats returns what the last step did: as that of a [Sparse] of this rank's
+// share, whose numbers are those between the hosts, with what went along the inner
+// dimensions beside them.
+func (l *Levels) Stats(ctx context.Context) (StepStats, error) {
+	s, err := l.sparse.Stats(ctx)
+	s.InnerElements, s.InnerBytes, s.InnerTime = l.inside.sent.SentElements, l.inside.sent.SentBytes, l.inside.time
+	return s, err
+}
+
+// Share returns which elements of a tensor this rank's share is: [from, to).
+func (l *Levels) Share() (from, to int) {
+	for _, v := range l.inner {
+		from += v.from
+	}
+	return from, from + l.sparse.n
+}
+
+// Residual returns the residual of this rank's share, as [Sparse.Residual] does.
+func (l *Levels) Residual() (*runtime.Tensor, error) { return l.sparse.Residual() }
+
+// State returns what a Levels of the same mesh and configuration needs to go on
+// from here, as [Sparse.State] does.
+func (l *Levels) State(ctx context.Context) ([]byte, error) { return l.sparse.State(ctx) }
+
+// Restore makes l what it was when [Levels.State] returned state, as
+// [Sparse.Restore] does. Each rank restores its own: shares of equal length are
+// not told apart.
+func (l *Levels) Restore(state []byte) error { return l.sparse.Restore(state) }
+
+// Close frees the memory. The mesh and tensors stay as they are. Closing twice is
+// fine. After an error, see [Sparse.Close]; the communicators to close are those
+// of the mesh.
+func (l *Levels) Close() error {
+	l.closed = true
+	var errs []error
+	if l.sparse != nil {
+		errs = append(errs, l.sparse.Close())
+	}
+	for _, v := range l.inner {
+		err := v.order.settle()
+		if err == nil {
+			err = l.rt.Deallocate(v.memory)
+			v.memory = 0
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return opError("levels close", err)
+	}
+	return nil
+}
