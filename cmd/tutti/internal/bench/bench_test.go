@@ -199,6 +199,32 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 		"pattern", "density", "sent_elements_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
 }
 
+// With hosts, the pattern is between them, and nothing gets lost either.
+func TestSparseBetweenHosts(t *testing.T) {
+	cfg := SparseConfig{Backend: "local", Patterns: distributed.Patterns(), Density: 0.02, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Check: true}
+	var results []SparseResult
+	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
+		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
+	})
+	require.Len(t, results, 2*len(cfg.Patterns))
+	for _, r := range results {
+		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
+		assert.Equal(t, 3, r.Hosts)
+		if r.Count == 10_001 && r.Pattern == "topkA" {
+			assert.InDelta(t, 2*100*2, r.SentElements, 1e-9, "100 values and indices of two other hosts")
+			assert.InDelta(t, 10_001, r.InnerElements, 1, "a reduce-scatter and an allgather of two ranks")
+		}
+	}
+	var refused *backend.OptionError
+	cfg.Hosts = 4
+	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
+		err := RunSparse(ctx, r, cfg, nil)
+		assert.ErrorContains(t, err, "--hosts 4 does not divide 6 ranks")
+		assert.ErrorAs(t, err, &refused)
+		return nil
+	})
+}
+
 func TestBrokenPromisesAreCounted(t *testing.T) {
 	gone := []float32{4, 0, 2, -6, float32(math.NaN())}
 	size := []float32{4, 1, 2, 6, 1}

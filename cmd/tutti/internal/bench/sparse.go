@@ -26,6 +26,9 @@ type SparseConfig struct {
 	Patterns []string
 	// Density is the part of the entries that a rank picks, in (0, 1].
 	Density float64
+	// Hosts is on how many hosts the ranks are, see [backend.NewReducer]; 0: they
+	// are all alike.
+	Hosts int
 	// Sizes of the tensor in bytes.
 	Sizes []int
 	Repeats
@@ -41,6 +44,9 @@ func (c SparseConfig) Validate() error {
 	if !(c.Density > 0 && c.Density <= 1) {
 		return fmt.Errorf("density %v is not in (0, 1]", c.Density)
 	}
+	if c.Hosts < 0 {
+		return fmt.Errorf("%d hosts are not 1 or more", c.Hosts)
+	}
 	return c.Repeats.Validate()
 }
 
@@ -53,9 +59,12 @@ type SparseResult struct {
 	Result
 	Pattern string  `json:"pattern"`
 	Density float64 `json:"density"`
+	// Hosts between which the pattern is; 0: it is between all ranks.
+	Hosts int `json:"hosts,omitempty"`
 	// SentElements in a step, as comm.Meter counts, the mean over ranks and
-	// steps.
-	SentElements float64 `json:"sent_elements_per_rank"`
+	// steps; with Hosts only those between hosts, and InnerElements those within.
+	SentElements  float64 `json:"sent_elements_per_rank"`
+	InnerElements float64 `json:"inner_elements_per_rank,omitempty"`
 	// SelectTime and ExchangeTime are the parts of a step, in microseconds: the
 	// mean over ranks and the steps of a round, of these the median.
 	SelectTime   float64 `json:"select_us"`
@@ -101,7 +110,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 // sparseRun is one rank's state while a pattern is measured at a size.
 type sparseRun struct {
 	backend.Rank
-	sparse *distributed.Sparse
+	sparse *backend.Reducer
 	random *runtime.Tensor // n + freshShift elements
 	tensor *runtime.Tensor // n elements: the gradient, then the result
 	step   int
@@ -111,11 +120,11 @@ type sparseRun struct {
 
 // sparseRound are the means of a round on one rank.
 type sparseRound struct {
-	sent, choose, exchange float64 // elements, seconds, seconds
+	sent, inner, choose, exchange float64 // elements, elements, seconds, seconds
 }
 
 func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern string, n int) (_ SparseResult, err error) {
-	s, err := newSparseRun(r, cfg, pattern, n)
+	s, err := newSparseRun(ctx, r, cfg, pattern, n)
 	if err != nil {
 		return SparseResult{}, err
 	}
@@ -153,11 +162,13 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 			Graph:      s.graph != nil,
 			Root:       -1,
 		},
-		Pattern:      pattern,
-		Density:      cfg.Density,
-		SentElements: significant(parts.sent),
-		SelectTime:   significant(parts.choose * 1e6),
-		ExchangeTime: significant(parts.exchange * 1e6),
+		Pattern:       pattern,
+		Density:       cfg.Density,
+		Hosts:         cfg.Hosts,
+		SentElements:  significant(parts.sent),
+		InnerElements: significant(parts.inner),
+		SelectTime:    significant(parts.choose * 1e6),
+		ExchangeTime:  significant(parts.exchange * 1e6),
 	}
 	if pattern == distributed.Dense {
 		result.Density = 1
@@ -174,7 +185,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 }
 
 // newSparseRun makes the tensors and the reduction of one rank.
-func newSparseRun(r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *sparseRun, err error) {
+func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *sparseRun, err error) {
 	s := &sparseRun{Rank: r}
 	defer func() {
 		if err != nil {
@@ -192,7 +203,7 @@ func newSparseRun(r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *s
 	if s.tensor, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
 		return nil, err
 	}
-	s.sparse, err = distributed.NewSparse(r.Runtime, r.Comm, n, distributed.Config{Pattern: pattern, Density: cfg.Density,
+	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: cfg.Density,
 		NoUndo: pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
 	return s, err
 }
@@ -247,7 +258,7 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 			return 0, err
 		}
 		// The communicator first: it ends its work when ctx ends the wait.
-		if err := s.Comm.Sync(ctx); err != nil {
+		if err := s.sparse.Sync(ctx); err != nil {
 			return 0, err
 		}
 		if err := s.Runtime.Synchronize(ctx); err != nil {
@@ -260,6 +271,7 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 			return 0, err
 		}
 		mean.sent += float64(stats.SentElements) / float64(iterations)
+		mean.inner += float64(stats.InnerElements) / float64(iterations)
 		mean.choose += stats.SelectTime.Seconds() / float64(iterations)
 		mean.exchange += stats.ExchangeTime.Seconds() / float64(iterations)
 	}
@@ -290,7 +302,7 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 		return 0, err
 	}
 	s.rounds = append(s.rounds, sparseRound{
-		sent: float64(stats.SentElements), choose: stats.SelectTime.Seconds(), exchange: stats.ExchangeTime.Seconds()})
+		sent: float64(stats.SentElements), inner: float64(stats.InnerElements), choose: stats.SelectTime.Seconds(), exchange: stats.ExchangeTime.Seconds()})
 	return seconds, nil
 }
 
@@ -298,20 +310,22 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 // rounds of the times, each of them the mean over ranks.
 func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	n := len(s.rounds)
-	values := make([]float64, 3*n)
+	values := make([]float64, 4*n)
 	for i, r := range s.rounds {
-		values[i], values[n+i], values[2*n+i] = r.sent, r.choose, r.exchange
+		values[i], values[n+i], values[2*n+i], values[3*n+i] = r.sent, r.inner, r.choose, r.exchange
 	}
 	values, err := backend.Reduce(ctx, s.Rank, values, comm.Sum)
 	if err != nil {
 		return sparseRound{}, err
 	}
 	ranks := float64(s.Comm.WorldSize())
-	var sent float64
-	for _, v := range values[:n] {
-		sent += v / float64(n)
+	var sent, inner float64
+	for i := range n {
+		sent += values[i] / float64(n)
+		inner += values[n+i] / float64(n)
 	}
-	return sparseRound{sent: sent / ranks, choose: median.Of(values[n:2*n]) / ranks, exchange: median.Of(values[2*n:]) / ranks}, nil
+	return sparseRound{sent: sent / ranks, inner: inner / ranks,
+		choose: median.Of(values[2*n:3*n]) / ranks, exchange: median.Of(values[3*n:]) / ranks}, nil
 }
 
 // nextGradient puts the gradient of the next step into the tensor.
@@ -335,18 +349,21 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	before, err := s.residual()
+	before, err := s.sparse.Pending(len(gradient))
 	if err != nil {
 		return 0, err
 	}
 	if err := s.sparse.AllReduce(ctx, s.tensor); err != nil {
 		return 0, err
 	}
+	if err := s.sparse.Sync(ctx); err != nil {
+		return 0, err
+	}
 	result, err := backend.Fetch[float32](ctx, s.Rank, s.tensor)
 	if err != nil {
 		return 0, err
 	}
-	after, err := s.residual()
+	after, err := s.sparse.Pending(len(gradient))
 	if err != nil {
 		return 0, err
 	}
@@ -375,18 +392,6 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	return total[0], nil
-}
-
-// residual returns this rank's residual, zeros where a pattern has none.
-func (s *sparseRun) residual() ([]float32, error) {
-	t, err := s.sparse.Residual()
-	if errors.Is(err, comm.ErrUnsupported) {
-		return make([]float32, s.tensor.Len()), nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return runtime.ToSlice[float32](t)
 }
 
 // brokenPromises counts the elements of a rank's result that are not what left

@@ -210,15 +210,18 @@ random entries, new ones in every step. sent is the number of elements that a ra
 sends in a step (a value and an index count one each); algbw and busbw are what a
 dense allreduce would need to take the same time. #wrong counts elements that got
 lost between result and residuals, or are not the same on all ranks. On GPUs times
-are those of the device, but for select and exchange, which are the host's.`,
+are those of the device, but for select and exchange, which are the host's. With
+--hosts, sent is what goes between hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
-  tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json`,
+  tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
+  tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
 		Args: cobra.NoArgs,
 	}
 	flags = newBenchFlags(cmd.Flags())
 	patterns.register(cmd.Flags(), "patterns, separated by commas, or all")
 	cmd.Flags().Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
+	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error

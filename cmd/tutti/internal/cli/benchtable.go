@@ -68,12 +68,21 @@ func printLine(out io.Writer, results []bench.Result) {
 }
 
 func printSparseHeader(out io.Writer, first bench.SparseResult) {
-	fmt.Fprintf(out, "# sparse allreduce over %s, backend %s, average of %s\n", backend.Counted(first.Ranks, "rank"), first.Backend, first.DType)
+	fmt.Fprintf(out, "# sparse allreduce over %s, backend %s, average of %s\n", ranksOn(first.Ranks, first.Hosts), first.Backend, first.DType)
 	printLocations(out, first.Result)
 	writeComment(out, "")
 	const columns = "%12s %12s  %-15s %8s %12s %9s %10s %10s"
 	writeComment(out, fmt.Sprintf(columns+timeColumns, "size", "count", "pattern", "density", "sent", "of dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
 	writeComment(out, fmt.Sprintf(columns+timeColumns, "(B)", "(elements)", "", "", "(elements)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
+}
+
+// ranksOn counts ranks, as in "4 ranks on 2 hosts"; hosts may be 0.
+func ranksOn(ranks, hosts int) string {
+	text := backend.Counted(ranks, "rank")
+	if hosts > 0 {
+		text += " on " + backend.Counted(hosts, "host") + ", dense within them"
+	}
+	return text
 }
 
 func printSparseLine(out io.Writer, r bench.SparseResult) {

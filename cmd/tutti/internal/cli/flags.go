@@ -122,6 +122,11 @@ func (p *patternChoice) register(flags *pflag.FlagSet, usage string) {
 	p.flag = flags.Lookup("pattern")
 }
 
+// hostsFlag adds the flag that says which ranks share a host.
+func hostsFlag(flags *pflag.FlagSet, hosts *int) {
+	flags.IntVar(hosts, "hosts", 0, "`number` of hosts that the ranks are on, one after the other: reduce densely within a host and use the pattern between hosts; 0 uses it between all ranks")
+}
+
 // on returns the patterns for a rank. Where its runtime has no kernels for the
 // sparse ones, a default that contains them becomes the dense pattern alone,
 // which rank 0 says on notes; if the user asked for one it is an error.

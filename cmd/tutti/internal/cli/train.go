@@ -72,6 +72,7 @@ late carry them along.`,
 	w.register(flags)
 	patterns.register(flags, "patterns to train with, separated by commas, or all")
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern picks")
+	hostsFlag(flags, &cfg.Hosts)
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")
 	flags.IntVar(&cfg.Epochs, "epochs", cfg.Epochs, "how often each training image is seen")
@@ -147,9 +148,13 @@ func (r *trainReport) finish(out string) error {
 
 // world describes where was trained, as in "4 ranks on 4 hosts, 1gbit".
 func (r *trainReport) world() string {
-	text := backend.Counted(r.results[0].Ranks, "rank")
-	if network := r.results[0].Network; network != "" {
-		text += " on " + network
+	first := r.results[0]
+	if first.Network == "" {
+		return ranksOn(first.Ranks, first.Hosts)
+	}
+	text := backend.Counted(first.Ranks, "rank") + " on " + first.Network
+	if first.Hosts > 0 {
+		text += ", dense within hosts"
 	}
 	return text
 }

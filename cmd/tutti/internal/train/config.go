@@ -18,6 +18,9 @@ type Config struct {
 	// Density is the part of the gradient that a sparse pattern picks, in
 	// (0, 1].
 	Density float64
+	// Hosts is on how many hosts the ranks are, see [backend.NewReducer]; 0: they
+	// are all alike.
+	Hosts int
 	// NoErrorFeedback forgets what was not picked, instead of keeping it for
 	// the next step.
 	NoErrorFeedback bool
@@ -68,6 +71,8 @@ func (c Config) Validate() error {
 		return errors.New("no pattern was given")
 	case !(c.Density > 0 && c.Density <= 1):
 		return bad("density", c.Density, "in (0, 1]")
+	case c.Hosts < 0:
+		return bad("number of hosts", c.Hosts, "1 or more")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
 	case c.Batch < 1 || c.Batch > trainingImages:

@@ -10,10 +10,13 @@ type Result struct {
 	Ranks   int    `json:"ranks"`
 	// Density that was asked for; the dense pattern has 1.
 	Density float64 `json:"density"`
+	// Hosts between which the pattern is; 0: it is between all ranks.
+	Hosts int `json:"hosts,omitempty"`
 	// Accuracy on the test images at the end, in percent.
 	Accuracy float64 `json:"accuracy"`
 	// SentElements and SentBytes are what a rank sends in a step to exchange
-	// the gradient: the mean over ranks and steps, as comm.Meter counts.
+	// the gradient: the mean over ranks and steps, as comm.Meter counts; with Hosts
+	// only to other hosts.
 	SentElements float64 `json:"sent_elements_per_rank_step"`
 	SentBytes    float64 `json:"sent_bytes_per_rank_step"`
 	// RatioToDense is SentBytes over what a dense allreduce sends.

@@ -78,8 +78,7 @@ type trainer struct {
 	velocity []float32
 	gradient []float32
 	update   *runtime.Tensor // exchanged, in memory of the rank's runtime
-	meter    *comm.Meter
-	sparse   *distributed.Sparse
+	sparse   *backend.Reducer
 
 	own   digits.Set // the test images of this rank
 	tests []Test
@@ -88,7 +87,8 @@ type trainer struct {
 	order    []int // of the training images, in this epoch
 	losses   []float64
 	sent     []float64 // bytes, cumulative, per step
-	elements int64     // sent, in all steps
+	bytes    int64     // sent, in all steps
+	elements int64     // the same
 	exchange time.Duration
 }
 
@@ -148,7 +148,6 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string,
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x0bde5)),
 		velocity: make([]float32, n),
 		gradient: make([]float32, n),
-		meter:    comm.NewMeter(r.Comm),
 		order:    make([]int, data.Len()),
 	}
 	for i := range t.order {
@@ -158,7 +157,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string,
 	if t.update, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
 		return nil, err
 	}
-	t.sparse, err = distributed.NewSparse(r.Runtime, t.meter, n, distributed.Config{
+	t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{
 		Pattern:         pattern,
 		Density:         cfg.Density,
 		NoErrorFeedback: cfg.NoErrorFeedback,
@@ -200,7 +199,7 @@ func (t *trainer) through(ctx context.Context, values []float32, exchange func()
 		return err
 	}
 	start := time.Now()
-	if err := t.rank.Comm.Sync(ctx); err != nil {
+	if err := errors.Join(t.rank.Comm.Sync(ctx), t.sparse.Sync(ctx)); err != nil {
 		return err
 	}
 	t.exchange += time.Since(start)
@@ -249,11 +248,11 @@ func (t *trainer) test(ctx context.Context, all int) error {
 // record keeps the statistics of the step that was just made.
 func (t *trainer) record(ctx context.Context, loss float64) error {
 	stats, err := t.sparse.Stats(ctx)
-	traffic := t.meter.Totals()
 	t.losses = append(t.losses, loss)
-	t.sent = append(t.sent, float64(traffic.SentBytes))
-	t.elements = traffic.SentElements
-	t.exchange += stats.ExchangeTime
+	t.bytes += stats.SentBytes
+	t.sent = append(t.sent, float64(t.bytes))
+	t.elements += stats.SentElements
+	t.exchange += stats.ExchangeTime + stats.InnerTime
 	return err
 }
 
@@ -315,6 +314,7 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 		Device:       t.rank.Runtime.Name(),
 		Ranks:        t.rank.Comm.WorldSize(),
 		Density:      density,
+		Hosts:        t.cfg.Hosts,
 		Accuracy:     t.tests[len(t.tests)-1].Accuracy,
 		SentElements: values[0] / float64(steps),
 		SentBytes:    sent[steps-1] / float64(steps),
