@@ -1,0 +1,57 @@
+package distributed
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// AllReduceAll is [AllReduce] of every tensor, as one group: cheaper than one
+// after the other, most of all when they are small. The types may differ. All
+// ranks pass as many tensors, of the same lengths and types, in the same order.
+//
+// It is for what is reduced now and then, such as the averages of batch
+// normalization; [GradientSync] overlaps with the backward pass.
+func AllReduceAll(ctx context.Context, c comm.Communicator, tensors []*runtime.Tensor, op comm.ReduceOp) error {
+	return all(ctx, "allreduce all", c, tensors, func(t transfer) comm.Call {
+		return comm.AllReduceCall(t.src, t.dst, t.count, t.dt, op)
+	})
+}
+
+// BroadcastAll copies root's tensors to those of every rank, as one group: the
+// parameters of a model and the state of its optimizer, so that all ranks start
+// from the same. All ranks pass as many tensors, of the same lengths and types, in
+// the same order.
+func BroadcastAll(ctx context.Context, c comm.Communicator, tensors []*runtime.Tensor, root int) error {
+	return all(ctx, "broadcast all", c, tensors, func(t transfer) comm.Call {
+		return comm.BroadcastCall(t.dst, t.count, t.dt, root)
+	})
+}
+
+// all makes a call for each tensor, together.
+func all(ctx context.Context, op string, c comm.Communicator, tensors []*runtime.Tensor, call func(transfer) comm.Call) error {
+	if err := checkComm(c); err != nil {
+		return opError(op, err)
+	}
+	if len(tensors) == 0 {
+		return nil
+	}
+	calls := make([]comm.Call, len(tensors))
+	for i, t := range tensors {
+		p, err := address(op, fmt.Sprintf("tensor %d", i), c, t)
+		if err != nil {
+			return err
+		}
+		if err := sameStream(tensors[0].Runtime(), t.Runtime()); err != nil {
+			return opError(op, fmt.Errorf("tensors 0 and %d: %w", i, err))
+		}
+		calls[i] = call(transfer{src: p, dst: p, count: t.Len(), dt: t.DType()})
+	}
+	x := transfer{op: op, order: newOrder(tensors[0].Runtime(), c)}
+	if err := x.order.commAfterCompute(ctx); err != nil {
+		return opError(op, err)
+	}
+	return x.finish(ctx, c.Group(calls...))
+}

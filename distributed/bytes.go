@@ -1,0 +1,194 @@
+package distributed
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// BroadcastBytes returns root's data on every rank: a configuration, a random
+// seed, an encoded checkpoint. What the others pass is not looked at. It is
+// ready when BroadcastBytes returns.
+//
+// Like the other functions of this file it goes through memory of rt, which c
+// reaches ([comm.ErrDevice] otherwise), and is not for hot paths: it sends a length
+// first, and the host waits twice.
+func BroadcastBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte, root int) ([]byte, error) {
+	const op = "broadcast bytes"
+	m, err := newMail(op, rt, c)
+	if err != nil {
+		return nil, err
+	}
+	if root < 0 || root >= c.WorldSize() {
+		return nil, opError(op, fmt.Errorf("%w: root %d is not in [0, %d)", comm.ErrArgument, root, c.WorldSize()))
+	}
+	word := binary.LittleEndian.AppendUint64(nil, uint64(len(data)))
+	m.move(ctx, word, 0, len(word), func(p uintptr) []comm.Call {
+		return []comm.Call{comm.BroadcastCall(p, 1, dtype.I64, root)}
+	}, word)
+	n := m.length(word, root)
+	if c.Rank() != root {
+		data = nil
+	}
+	out := make([]byte, n)
+	m.move(ctx, data, 0, n, func(p uintptr) []comm.Call {
+		return []comm.Call{comm.BroadcastCall(p, n, dtype.U8, root)}
+	}, out)
+	if m.err != nil {
+		return nil, m.err
+	}
+	return out, nil
+}
+
+// AllGatherBytes returns every rank's data on every rank, in rank order. The
+// lengths may differ.
+func AllGatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte) ([][]byte, error) {
+	m, err := newMail("allgather bytes", rt, c)
+	if err != nil {
+		return nil, err
+	}
+	counts, displs, total := m.lengths(ctx, len(data))
+	out := make([]byte, total)
+	m.move(ctx, data, displs[c.Rank()], total, func(p uintptr) []comm.Call {
+		return []comm.Call{comm.AllGatherVCall(p+uintptr(displs[c.Rank()]), p, counts, displs, dtype.U8)}
+	}, out)
+	return m.parts(out, counts)
+}
+
+// GatherBytes returns every rank's data on root, in rank order, and nil on the
+// others: metrics, logs, the shards of a checkpoint. The lengths may differ.
+func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte, root int) ([][]byte, error) {
+	const op = "gather bytes"
+	m, err := newMail(op, rt, c)
+	if err != nil {
+		return nil, err
+	}
+	if root < 0 || root >= c.WorldSize() {
+		return nil, opError(op, fmt.Errorf("%w: root %d is not in [0, %d)", comm.ErrArgument, root, c.WorldSize()))
+	}
+	counts, displs, total := m.lengths(ctx, len(data))
+	if c.Rank() != root {
+		m.move(ctx, data, 0, len(data), func(p uintptr) []comm.Call {
+			return []comm.Call{comm.SendCall(p, len(data), dtype.U8, root, 0)}
+		}, nil)
+		return nil, m.err
+	}
+	out := make([]byte, total)
+	m.move(ctx, data, displs[root], total, func(p uintptr) []comm.Call {
+		var calls []comm.Call
+		for r, n := range counts {
+			if r != root && n > 0 {
+				calls = append(calls, comm.RecvCall(p+uintptr(displs[r]), n, dtype.U8, r, 0))
+			}
+		}
+		return calls
+	}, out)
+	return m.parts(out, counts)
+}
+
+// mail moves bytes of the host through memory of a device. Its first error
+// sticks.
+type mail struct {
+	op    string
+	rt    runtime.Runtime
+	c     comm.Communicator
+	order order
+	err   error
+}
+
+func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) {
+	if rt == nil || c == nil {
+		return nil, opError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+	}
+	if err := comm.CheckDevice(c, rt.Device()); err != nil {
+		return nil, opError(op, err)
+	}
+	return &mail{op: op, rt: rt, c: c, order: newOrder(rt, c)}, nil
+}
+
+// move allocates n bytes, copies in to their place at, makes the calls, and copies
+// what there is then to out.
+func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uintptr) []comm.Call, out []byte) {
+	if m.err != nil || n == 0 {
+		return
+	}
+	p, err := m.rt.Allocate(n)
+	if err != nil {
+		m.err = opError(m.op, err)
+		return
+	}
+	err = func() error {
+		if len(in) > 0 {
+			if err := m.rt.CopyIn(p+uintptr(at), in); err != nil {
+				return err
+			}
+		}
+		if err := m.order.commAfterCompute(ctx); err != nil {
+			return err
+		}
+		if err := m.c.Group(calls(p)...); err != nil {
+			return err
+		}
+		if err := m.order.computeAfterComm(ctx); err != nil {
+			return err
+		}
+		if err := m.order.hostAfterAll(ctx); err != nil || len(out) == 0 {
+			return err
+		}
+		return m.rt.CopyOut(out, p)
+	}()
+	if settled := m.order.settle(); settled != nil {
+		err = cmp.Or(err, settled)
+	} else {
+		err = errors.Join(err, m.rt.Deallocate(p))
+	}
+	if err != nil {
+		m.err = opError(m.op, err)
+	}
+}
+
+// lengths exchanges how many bytes each rank has, and returns where they are to
+// lie.
+func (m *mail) lengths(ctx context.Context, n int) (counts, displs []int, total int) {
+	size := m.c.WorldSize()
+	words := make([]byte, 8*size)
+	at := 8 * m.c.Rank()
+	m.move(ctx, binary.LittleEndian.AppendUint64(nil, uint64(n)), at, len(words), func(p uintptr) []comm.Call {
+		return []comm.Call{comm.AllGatherCall(p+uintptr(at), p, 1, dtype.I64)}
+	}, words)
+	counts, displs = make([]int, size), make([]int, size)
+	for r := range counts {
+		counts[r] = m.length(words[8*r:], r)
+	}
+	return counts, displs, displacements(counts, displs)
+}
+
+// length reads a length that a rank sent.
+func (m *mail) length(word []byte, rank int) int {
+	n := int64(binary.LittleEndian.Uint64(word))
+	if m.err == nil && n < 0 {
+		m.err = opError(m.op, fmt.Errorf("%w: rank %d announces %d bytes", comm.ErrMismatch, rank, n))
+	}
+	if m.err != nil {
+		return 0
+	}
+	return int(n)
+}
+
+// parts cuts what was gathered.
+func (m *mail) parts(all []byte, counts []int) ([][]byte, error) {
+	if m.err != nil {
+		return nil, m.err
+	}
+	parts := make([][]byte, len(counts))
+	for r, n := range counts {
+		parts[r], all = all[:n:n], all[n:]
+	}
+	return parts, nil
+}

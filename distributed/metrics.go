@@ -1,0 +1,51 @@
+package distributed
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// AverageMetrics returns the averages of metrics over the ranks (loss, accuracy),
+// the same bits on every rank. A rank counts with its weight: how many samples its
+// metrics are of, so that the average is that over all samples also where some
+// ranks have fewer. A rank of weight 0 takes part and does not count, whatever its
+// metrics are; if all weights are 0, the averages are NaN.
+//
+// All ranks pass as many metrics, in the same order. It is computed in F64 and
+// ready when AverageMetrics returns, for which the host waits; see [BroadcastBytes]
+// for rt. A weight that is negative or not finite is [comm.ErrArgument].
+func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator, weight float64, metrics ...float64) ([]float64, error) {
+	const op = "average metrics"
+	m, err := newMail(op, rt, c)
+	if err != nil {
+		return nil, err
+	}
+	if !(weight >= 0) || math.IsInf(weight, 1) {
+		return nil, opError(op, fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
+	}
+	words := binary.NativeEndian.AppendUint64(nil, math.Float64bits(weight))
+	for _, x := range metrics {
+		if weight == 0 {
+			x = 0
+		}
+		words = binary.NativeEndian.AppendUint64(words, math.Float64bits(x*weight))
+	}
+	m.move(ctx, words, 0, len(words), func(p uintptr) []comm.Call {
+		return []comm.Call{comm.AllReduceCall(p, p, 1+len(metrics), dtype.F64, comm.Sum)}
+	}, words)
+	if m.err != nil {
+		return nil, m.err
+	}
+	sum := func(i int) float64 { return math.Float64frombits(binary.NativeEndian.Uint64(words[8*i:])) }
+	averages := make([]float64, len(metrics))
+	for i := range averages {
+		averages[i] = sum(1+i) / sum(0)
+	}
+	return averages, nil
+}

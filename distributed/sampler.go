@@ -1,0 +1,98 @@
+package distributed
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Tail says what a [Sampler] does with samples that the ranks cannot share
+// equally.
+type Tail uint8
+
+const (
+	// TailPad gives the ranks that are short a sample from the beginning of the
+	// epoch's order once more, as PyTorch's DistributedSampler does: all ranks have
+	// equally many, and every sample is used.
+	TailPad Tail = iota
+	// TailDrop leaves out what is over: all ranks have equally many, no sample is
+	// used twice.
+	TailDrop
+	// TailKeep uses every sample once: the first ranks have one more than the
+	// others. It is for evaluation, and for training with [GradientSync.Join].
+	TailKeep
+	numTails
+)
+
+// SamplerConfig says how a [Sampler] shares samples. All ranks use the same.
+type SamplerConfig struct {
+	// Seed of the order, which is another in every epoch.
+	Seed uint64
+	// InOrder does not shuffle.
+	InOrder bool
+	// Tail says what becomes of samples that cannot be shared equally.
+	Tail Tail
+}
+
+// Sampler says which samples of a data set are a rank's: every WorldSize-th one of
+// an order that all ranks make from the seed and the epoch. It does not
+// communicate and keeps nothing between epochs, so a resumed run that asks for the
+// same epoch gets the same.
+type Sampler struct {
+	rank, size, n int
+	cfg           SamplerConfig
+}
+
+// NewSampler shares n samples among the ranks of c.
+//
+// A negative n and a Tail that there is not are [comm.ErrArgument].
+func NewSampler(c comm.Communicator, n int, cfg SamplerConfig) (*Sampler, error) {
+	const op = "sampler"
+	if err := checkComm(c); err != nil {
+		return nil, opError(op, err)
+	}
+	if n < 0 || cfg.Tail >= numTails {
+		return nil, opError(op, fmt.Errorf("%w: %d samples, Tail %d", comm.ErrArgument, n, cfg.Tail))
+	}
+	return &Sampler{rank: c.Rank(), size: c.WorldSize(), n: n, cfg: cfg}, nil
+}
+
+// Len returns how many samples this rank has in an epoch.
+func (s *Sampler) Len() int {
+	switch s.cfg.Tail {
+	case TailPad:
+		return (s.n + s.size - 1) / s.size
+	case TailDrop:
+		return s.n / s.size
+	}
+	return (s.n + s.size - 1 - s.rank) / s.size
+}
+
+// Epoch returns the numbers of this rank's samples in an epoch, in [0, n).
+func (s *Sampler) Epoch(epoch int) []int {
+	order := make([]int, s.n)
+	for i := range order {
+		order[i] = i
+	}
+	if !s.cfg.InOrder {
+		rng := rand.New(rand.NewPCG(s.cfg.Seed, uint64(epoch)))
+		rng.Shuffle(s.n, func(i, j int) { order[i], order[j] = order[j], order[i] })
+	}
+	mine := make([]int, s.Len())
+	for i := range mine {
+		mine[i] = order[(s.rank+i*s.size)%s.n]
+	}
+	return mine
+}
+
+// Batches returns the samples of [Sampler.Epoch] in batches of size samples, which
+// is at least 1. The last batch has what is left; where it counts that all batches
+// are of one size, leave it out.
+//
+// The batches of all ranks together are those of one rank with size*WorldSize
+// samples a batch, so the same training on more ranks sees the same batches.
+func (s *Sampler) Batches(epoch, size int) [][]int {
+	return slices.Collect(slices.Chunk(s.Epoch(epoch), size))
+}
