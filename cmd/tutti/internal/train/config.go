@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
+	"github.com/tutti-go/tutti/examples/digits"
 )
 
 // Config is what to train and how.

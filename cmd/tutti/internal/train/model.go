@@ -7,7 +7,7 @@ import (
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/blas32"
 
-	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
+	"github.com/tutti-go/tutti/examples/digits"
 )
 
 // model is a multilayer perceptron with one hidden layer of rectified linear

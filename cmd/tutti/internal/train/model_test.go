@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
+	"github.com/tutti-go/tutti/examples/digits"
 )
 
 // referenceLoss computes the sum of the losses in float64, by the definition.

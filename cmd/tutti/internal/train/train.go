@@ -27,10 +27,10 @@ import (
 	"gonum.org/v1/gonum/blas/blas32"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/digits"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"
 )
 

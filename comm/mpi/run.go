@@ -1,0 +1,25 @@
+package mpi
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Run initializes MPI, runs body for this process's rank as [comm.Run] does, and
+// finalizes MPI: what comm/local's Run is for goroutines. An error of body ends the
+// other ranks' waits with [comm.ErrPeerFailed], and MPI is not finalized then,
+// because that would wait for them: exit with a non-zero status, which makes the
+// launcher end the job.
+func Run(ctx context.Context, body func(ctx context.Context, c comm.Communicator) error, opts ...Option) error {
+	world, err := Init(opts...)
+	if err != nil {
+		return err
+	}
+	err = comm.Run(ctx, []comm.Communicator{world}, body)
+	if err != nil && world.WorldSize() > 1 {
+		return err
+	}
+	return errors.Join(err, Finalize())
+}

@@ -1,0 +1,171 @@
+// Command data-parallel trains a small network to read digits, on several ranks:
+// the smallest program with everything that such a training needs. Each rank
+// computes the gradient of its share of a batch, an allreduce averages what the
+// ranks computed, and all make the same update.
+//
+//	go run ./examples/data-parallel                     # four ranks, goroutines of one process
+//	go run ./examples/data-parallel -density 0.1        # a tenth of the update is sent
+//	go run ./examples/data-parallel -checkpoint run.gob # goes on from there, if it exists
+//	mpirun -n 4 data-parallel -backend mpi              # a process per rank, the same bits
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"hash/crc32"
+	"log"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/examples/digits"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// settings are the same on all ranks.
+type settings struct {
+	epochs       int
+	batch        int // images of a rank in a step
+	learningRate float32
+	momentum     float32
+	pattern      string
+	density      float64
+	checkpoint   string // file, none if empty
+}
+
+func main() {
+	s := settings{batch: 16, learningRate: 0.1, momentum: 0.9, pattern: distributed.Dense}
+	backend := flag.String("backend", "local", "local, or mpi under mpirun")
+	ranks := flag.Int("ranks", 4, "ranks of the local backend")
+	flag.IntVar(&s.epochs, "epochs", 10, "how often to see all images")
+	flag.Float64Var(&s.density, "density", 1, "share of the entries that is sent; below 1 by Ok-Topk")
+	flag.StringVar(&s.checkpoint, "checkpoint", "", "`file` to go on from, and to write after each epoch")
+	flag.Parse()
+	if s.density < 1 {
+		s.pattern = distributed.Oktopk
+	}
+	body := func(ctx context.Context, c comm.Communicator) error {
+		result, err := train(ctx, c, s)
+		if err == nil && c.Rank() == 0 {
+			fmt.Println(result)
+		}
+		return err
+	}
+	var err error
+	switch ctx := context.Background(); *backend {
+	case "local":
+		err = local.Run(ctx, *ranks, body)
+	case "mpi":
+		err = mpi.Run(ctx, body)
+	default:
+		err = fmt.Errorf("there is no backend %q: want local or mpi", *backend)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// result is what a training came to.
+type result struct {
+	ranks      int
+	epochs     int
+	accuracy   float64 // on images that it was not trained on
+	sent       float64 // bytes, the average of the ranks
+	parameters uint32  // checksum
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("%d ranks, %d epochs: %.1f %% of the test images read; a rank sent %.0f KiB; checksum of the parameters %08x",
+		r.ranks, r.epochs, 100*r.accuracy, r.sent/1024, r.parameters)
+}
+
+// train is one rank.
+func train(ctx context.Context, c comm.Communicator, s settings) (result, error) {
+	training, test, err := digits.Split(1)
+	if err != nil {
+		return result{}, err
+	}
+	model := newModel(uint64(c.Rank())) // as a rank that reads no seed would: they differ
+	velocity := make([]float32, len(model.parameters))
+	update := make([]float32, len(model.parameters))
+	meter := comm.NewMeter(c)
+
+	// Tensors are the slices themselves: nothing is copied.
+	rt := cpu.New()
+	defer rt.Close()
+	var tensors []*runtime.Tensor
+	for _, values := range [][]float32{model.parameters, velocity, update} {
+		t, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return result{}, err
+		}
+		defer t.Free()
+		tensors = append(tensors, t)
+	}
+	exchange, err := distributed.NewSparse(rt, meter, len(update), distributed.Config{Pattern: s.pattern, Density: s.density})
+	if err != nil {
+		return result{}, err
+	}
+	defer exchange.Close()
+	sampler, err := distributed.NewSampler(c, training.Len(), distributed.SamplerConfig{Seed: 1})
+	if err != nil {
+		return result{}, err
+	}
+
+	// All ranks start from the checkpoint that rank 0 has, or from its parameters.
+	first, err := resume(ctx, rt, c, s, model.parameters, velocity, exchange)
+	if err != nil {
+		return result{}, err
+	}
+	if err := distributed.BroadcastAll(ctx, c, tensors[:1], 0); err != nil {
+		return result{}, err
+	}
+
+	for epoch := first; epoch < s.epochs; epoch++ {
+		for _, images := range sampler.Batches(epoch, s.batch) {
+			gradient := model.gradient(training, images)
+			// Momentum and learning rate come before the exchange, so that entries that
+			// are sent later are of the size they had when they arose.
+			for i, g := range gradient {
+				velocity[i] = s.momentum*velocity[i] + g
+				update[i] = s.learningRate * velocity[i]
+			}
+			if err := exchange.AllReduce(ctx, tensors[2]); err != nil {
+				return result{}, err
+			}
+			for i, u := range update {
+				model.parameters[i] -= u
+			}
+		}
+		if err := save(ctx, rt, c, s, epoch+1, model.parameters, velocity, exchange); err != nil {
+			return result{}, err
+		}
+	}
+
+	// Each rank tests its share; an average over the ranks weighs them.
+	share, err := distributed.NewSampler(c, test.Len(), distributed.SamplerConfig{InOrder: true, Tail: distributed.TailKeep})
+	if err != nil {
+		return result{}, err
+	}
+	accuracy, err := distributed.AverageMetrics(ctx, rt, c, float64(share.Len()), model.accuracy(test, share.Epoch(0)))
+	if err != nil {
+		return result{}, err
+	}
+	sent, err := distributed.AverageMetrics(ctx, rt, c, 1, float64(meter.Totals().SentBytes))
+	if err != nil {
+		return result{}, err
+	}
+	return result{c.WorldSize(), s.epochs, accuracy[0], sent[0], checksum(model.parameters)}, nil
+}
+
+// checksum is of the bits, for comparing runs.
+func checksum(values []float32) uint32 {
+	sum := crc32.NewIEEE()
+	for _, v := range values {
+		fmt.Fprintf(sum, "%x ", v)
+	}
+	return sum.Sum32()
+}

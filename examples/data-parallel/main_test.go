@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+)
+
+// run trains on goroutines; every rank must come to the same parameters.
+func run(t *testing.T, ranks int, s settings) result {
+	t.Helper()
+	results := make([]result, ranks)
+	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
+		results[c.Rank()], err = train(ctx, c, s)
+		return err
+	}))
+	for _, r := range results {
+		assert.Equal(t, results[0], r)
+	}
+	return results[0]
+}
+
+// TestResume: a run that is interrupted after some epochs, and resumed, ends with
+// the bits of one that is not, also where ranks have something left to send.
+func TestResume(t *testing.T) {
+	for pattern, accuracy := range map[string]float64{distributed.Dense: 0.95, distributed.Oktopk: 0.9} {
+		s := settings{epochs: 10, batch: 16, learningRate: 0.1, momentum: 0.9, pattern: pattern, density: 0.1}
+		through := run(t, 3, s)
+		assert.Greater(t, through.accuracy, accuracy, pattern)
+
+		s.checkpoint = filepath.Join(t.TempDir(), "run.gob")
+		s.epochs = 4
+		assert.NotEqual(t, through.parameters, run(t, 3, s).parameters)
+		s.epochs = 10
+		resumed := run(t, 3, s)
+		assert.Equal(t, through.parameters, resumed.parameters, pattern)
+		assert.Equal(t, through.accuracy, resumed.accuracy)
+
+		err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+			_, err := train(ctx, c, s)
+			return err
+		})
+		assert.ErrorContains(t, err, "is of 3 ranks, these are 2")
+	}
+}
+
+// TestMoreRanks: the same batches on more ranks are the same training, but for
+// rounding.
+func TestMoreRanks(t *testing.T) {
+	s := settings{epochs: 5, batch: 48, learningRate: 0.1, momentum: 0.9, pattern: distributed.Dense}
+	one := run(t, 1, s)
+	s.batch = 16
+	three := run(t, 3, s)
+	assert.InDelta(t, one.accuracy, three.accuracy, 0.02)
+}
