@@ -1,0 +1,67 @@
+// Package jobtest runs programs as MPI jobs in tests, of this module and of those
+// below it.
+package jobtest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Launchers are the programs that start jobs of the MPI libraries, side by side as
+// Debian installs them.
+var Launchers = []string{"mpirun.openmpi", "mpirun.mpich"}
+
+// limit bounds a job.
+const limit = 2 * time.Minute
+
+// Build builds the main package in a folder, and returns the program.
+func Build(t *testing.T, folder string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "program")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, folder).CombinedOutput(); err != nil {
+		t.Fatalf("go build %s: %v\n%s", folder, err, out)
+	}
+	return program
+}
+
+// Output runs a program to its end and returns what it printed.
+func Output(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	// Open MPI refuses root and more processes than processors unless told.
+	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
+	cmd.WaitDelay = 5 * time.Second
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %v\n%s%s", cmd, err, &out, &errs)
+	}
+	return out.String()
+}
+
+// SameEverywhere runs a program with -backend local and, of as many processes, with
+// -backend mpi under each launcher that there is, and fails unless all print the
+// same.
+func SameEverywhere(t *testing.T, program string, args ...string) {
+	t.Helper()
+	want := Output(t, program, append([]string{"-backend", "local", "-ranks", "4"}, args...)...)
+	t.Logf("local: %s", want)
+	for _, launcher := range Launchers {
+		t.Run(launcher, func(t *testing.T) {
+			if _, err := exec.LookPath(launcher); err != nil {
+				t.Skip("it is not installed")
+			}
+			if got := Output(t, launcher, append([]string{"-n", "4", program, "-backend", "mpi"}, args...)...); got != want {
+				t.Errorf("got %swant %s", got, want)
+			}
+		})
+	}
+}
