@@ -2,6 +2,7 @@ package comm
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/tutti-go/tutti/dtype"
@@ -194,6 +195,14 @@ func (c Call) Make(on Communicator) error {
 		return on.Recv(c.Recv, c.Count, c.DType, c.Peer, c.Tag)
 	}
 	return noCall(c.Op)
+}
+
+// Clone returns a copy of the call that owns its lists.
+func (c Call) Clone() Call {
+	for _, list := range []*[]int{&c.SendCounts, &c.SendDispls, &c.RecvCounts, &c.RecvDispls} {
+		*list = slices.Clone(*list)
+	}
+	return c
 }
 
 func noCall(o Op) error { return fmt.Errorf("%w: %v is no call", ErrArgument, o) }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // Check is the argument check that every backend runs before a native call,
@@ -34,6 +35,12 @@ func (c *Check) Fail(op string, err error) error {
 		return err
 	}
 	return &OpError{Backend: c.Backend, Op: op, Rank: c.Rank, Err: err}
+}
+
+// Unreachable is the error of a [Reacher] for memory of d; why tells what it does
+// reach, or what would help.
+func (c *Check) Unreachable(d runtime.Device, why string) error {
+	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", ErrDevice, d, why))
 }
 
 func (c *Check) fail(op Op, err error) error { return c.Fail(op.String(), err) }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,14 +34,14 @@ import (
 type Checked struct {
 	Calls
 	Wrapped
-	side    Communicator // for the descriptors
+	side    Communicator // for what is compared
 	rt      runtime.Runtime
 	check   Check
 	timeout time.Duration
 
 	// mu keeps the comparison and the call it is about together.
-	mu       sync.Mutex
-	sequence uint64
+	mu          sync.Mutex
+	collectives int // so far
 
 	memory sync.Mutex // guards what follows, from beginning to end of an exchange
 	send   uintptr    // 0 when it was given back
@@ -61,7 +60,7 @@ type CheckedOption func(*Checked)
 func CheckTimeout(d time.Duration) CheckedOption { return func(k *Checked) { k.timeout = d } }
 
 // NewChecked returns a Checked around c. All ranks of c call it together. Memory
-// for the descriptors comes from rt, which must be memory that c can reach.
+// for what is compared comes from rt, which must be memory that c can reach.
 // Closing a Checked closes c.
 func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
 	k := &Checked{
@@ -81,8 +80,7 @@ func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Che
 		return nil, err
 	}
 	k.side = side
-	// The longest that is exchanged are the two lists of counts of AllToAllV.
-	bytes := max(descriptorBytes, 2*8*k.WorldSize())
+	bytes := 8 * k.words()
 	if k.send, err = rt.Allocate(bytes); err == nil {
 		k.recv, err = rt.Allocate(bytes * k.WorldSize())
 	}
@@ -102,72 +100,41 @@ func (k *Checked) release() error {
 	return err
 }
 
-// descriptor is what all ranks must agree on: the call without its addresses.
-type descriptor struct {
-	sequence uint64 // the number of the collective on this rank
-	op       Op
-	count    int
-	dt       dtype.DType
-	reduce   ReduceOp
-	root     int
-	counts   uint64 // hash of the counts of AllGatherV
+// callWords is the length of an encoded call without its counts.
+const callWords = 5
+
+// words is the length of an encoded call, the same for all.
+func (k *Checked) words() int { return callWords + 2*k.WorldSize() }
+
+// encode returns what all ranks must know of a call: everything but its addresses.
+func (k *Checked) encode(c *Call) []byte {
+	b := make([]byte, 0, 8*k.words())
+	for _, x := range []int{int(c.Op), int(c.DType), int(c.Reduce), c.Peer, c.Count} {
+		b = binary.LittleEndian.AppendUint64(b, uint64(x))
+	}
+	for _, x := range slices.Concat(c.RecvCounts, c.SendCounts) {
+		b = binary.LittleEndian.AppendUint64(b, uint64(x))
+	}
+	return b[:cap(b)]
 }
 
-func describe(c *Call) descriptor {
-	d := descriptor{op: c.Op, count: c.Count, dt: c.DType, reduce: c.Reduce, root: c.Peer}
-	if c.Op == OpAllGatherV {
-		d.counts = hashCounts(c.RecvCounts)
+func (k *Checked) decode(b []byte) Call {
+	word := func(i int) int { return int(binary.LittleEndian.Uint64(b[8*i:])) }
+	c := Call{Op: Op(word(0)), DType: dtype.DType(word(1)), Reduce: ReduceOp(word(2)), Peer: word(3), Count: word(4)}
+	if c.Op == OpAllGatherV || c.Op == OpAllToAllV {
+		for r, n := 0, k.WorldSize(); r < n; r++ {
+			c.RecvCounts = append(c.RecvCounts, word(callWords+r))
+			c.SendCounts = append(c.SendCounts, word(callWords+n+r))
+		}
 	}
-	return d
-}
-
-// descriptorBytes is the size of an encoded descriptor.
-const descriptorBytes = 7 * 8
-
-func (d descriptor) encode() []byte {
-	var b []byte
-	for _, x := range []uint64{d.sequence, uint64(d.op), uint64(d.count), uint64(d.dt), uint64(d.reduce), uint64(d.root), d.counts} {
-		b = binary.LittleEndian.AppendUint64(b, x)
-	}
-	return b
-}
-
-func decodeDescriptor(b []byte) descriptor {
-	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
-	return descriptor{
-		sequence: word(0), op: Op(word(1)), count: int(word(2)), dt: dtype.DType(word(3)),
-		reduce: ReduceOp(word(4)), root: int(word(5)), counts: word(6),
-	}
-}
-
-func (d descriptor) String() string {
-	text := Call{Op: d.op, Count: d.count, DType: d.dt, Reduce: d.reduce, Peer: d.root}.String()
-	if d.op == OpAllGatherV {
-		text += fmt.Sprintf(" with counts that hash to %#x", d.counts)
-	}
-	return text
-}
-
-// hashCounts is FNV-1a over 64-bit words.
-func hashCounts(counts []int) uint64 {
-	h := uint64(14695981039346656037)
-	for _, n := range counts {
-		h = (h ^ uint64(n)) * 1099511628211
-	}
-	return h
+	return c
 }
 
 // Usable implements [Backend].
 func (k *Checked) Usable() error {
 	k.stateMu.Lock()
 	defer k.stateMu.Unlock()
-	switch {
-	case k.closed:
-		return ErrClosed
-	case k.broken != nil:
-		return fmt.Errorf("%w: %w", ErrBroken, k.broken)
-	}
-	return nil
+	return Unusable(k.closed, k.broken)
 }
 
 // breakWith breaks the communicator; the first cause stays. The peers learn it
@@ -232,54 +199,28 @@ func (k *Checked) agree(ctx context.Context, c *Call) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
-	err := k.compare(ctx, describe(c))
-	if err == nil && c.Op == OpAllToAllV {
-		err = k.compareLengths(ctx, c.SendCounts, c.RecvCounts)
-	}
+	err := k.compare(ctx, c)
 	if err != nil {
 		k.breakWith(err)
 	}
 	return err
 }
 
-// compare exchanges descriptors.
-func (k *Checked) compare(ctx context.Context, mine descriptor) error {
-	k.sequence++
-	mine.sequence = k.sequence
-	all, err := k.exchange(ctx, mine.encode())
+// compare exchanges calls.
+func (k *Checked) compare(ctx context.Context, mine *Call) error {
+	k.collectives++
+	all, err := k.exchange(ctx, k.encode(mine))
 	if err != nil {
 		return fmt.Errorf("waiting for the other ranks to call %v: %w", mine, err)
 	}
-	descriptors := make([]descriptor, len(all))
+	calls := make([]Call, len(all))
 	for r, b := range all {
-		descriptors[r] = decodeDescriptor(b)
+		calls[r] = k.decode(b)
 	}
-	if !slices.ContainsFunc(descriptors, func(d descriptor) bool { return d != mine }) {
-		return nil
+	if err := Agree(calls); err != nil {
+		return fmt.Errorf("collective number %d: %w", k.collectives, err)
 	}
-	return fmt.Errorf("%w about collective number %d: %s", ErrMismatch, mine.sequence, whoCalledWhat(descriptors))
-}
-
-// whoCalledWhat lists the ranks by what they called.
-func whoCalledWhat(descriptors []descriptor) string {
-	var parts []string
-	for r, d := range descriptors {
-		if slices.Index(descriptors, d) < r {
-			continue // was listed with an earlier rank
-		}
-		var ranks []string
-		for s, other := range descriptors {
-			if other == d {
-				ranks = append(ranks, fmt.Sprint(s))
-			}
-		}
-		noun := "rank"
-		if len(ranks) > 1 {
-			noun = "ranks"
-		}
-		parts = append(parts, fmt.Sprintf("%s %s called %v", noun, strings.Join(ranks, ", "), d))
-	}
-	return strings.Join(parts, "; ")
+	return nil
 }
 
 // exchange gathers equally long bytes from all ranks.
@@ -311,55 +252,20 @@ func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	return slices.Collect(slices.Chunk(flat, len(mine))), nil
 }
 
-// compareLengths checks what each rank sends to each against what that one
-// receives. All ranks compare all pairs, so all come to the same result.
-func (k *Checked) compareLengths(ctx context.Context, sendCounts, recvCounts []int) error {
-	var mine []byte
-	for _, n := range slices.Concat(sendCounts, recvCounts) {
-		mine = binary.LittleEndian.AppendUint64(mine, uint64(n))
-	}
-	all, err := k.exchange(ctx, mine)
-	if err != nil {
-		return err
-	}
-	count := func(r, i int) int { return int(binary.LittleEndian.Uint64(all[r][8*i:])) }
-	for src := range all {
-		for dest := range all {
-			if sent, expected := count(src, dest), count(dest, len(all)+src); sent != expected {
-				return fmt.Errorf("%w about alltoallv: rank %d sends %d elements to rank %d, which receives %d",
-					ErrMismatch, src, sent, dest, expected)
-			}
+// Wait implements [Backend]. What a Split makes is checked, too.
+func (k *Checked) Wait(ctx context.Context, w Wait) (Communicator, error) {
+	if w.Op == OpSync {
+		if err := k.Usable(); err != nil {
+			return nil, err
 		}
+		return nil, k.observe(k.Communicator.Sync(ctx))
 	}
-	return nil
-}
-
-// Sync implements [Communicator].
-func (k *Checked) Sync(ctx context.Context) error {
-	if err := k.Usable(); err != nil {
-		return k.check.fail(OpSync, err)
-	}
-	return k.observe(k.Communicator.Sync(ctx))
-}
-
-// Barrier implements [Communicator].
-func (k *Checked) Barrier(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.agree(ctx, &Call{Op: OpBarrier}); err != nil {
-		return k.check.fail(OpBarrier, err)
+	if err := k.agree(ctx, &Call{Op: w.Op}); err != nil {
+		return nil, err
 	}
-	return k.observe(k.Communicator.Barrier(ctx))
-}
-
-// Split implements [Communicator]. What it makes is checked, too.
-func (k *Checked) Split(ctx context.Context, color, key int) (Communicator, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.agree(ctx, &Call{Op: OpSplit}); err != nil {
-		return nil, k.check.fail(OpSplit, err)
-	}
-	c, err := k.Communicator.Split(ctx, color, key)
+	c, err := w.Make(ctx, k.Communicator)
 	if err != nil || c == nil {
 		return nil, k.observe(err)
 	}

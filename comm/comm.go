@@ -30,9 +30,10 @@
 //
 // # Backends and decorators
 //
-// Each method that moves data stands for a [Call]. A backend takes calls by one
-// door ([Backend], which [NewCalls] makes the methods of), and a decorator is a
-// function of a call ([Methods]).
+// Each method that moves data stands for a [Call], and each that waits for a
+// [Wait]. A backend takes them by one door ([Backend], which [NewCalls] makes the
+// methods of, or the simpler [Worker]), and a decorator is a function of a call and
+// one of a wait ([Methods], [Waits]).
 //
 // # Errors
 //

@@ -43,6 +43,7 @@ type Traffic struct {
 // A Meter can be used from any goroutine and allocates nothing.
 type Meter struct {
 	Methods
+	Waits
 	Wrapped
 	parent   *Meter
 	counters [numOps]counter
@@ -55,7 +56,7 @@ func NewMeter(c Communicator) *Meter { return newMeter(c, nil) }
 
 func newMeter(c Communicator, parent *Meter) *Meter {
 	m := &Meter{Wrapped: Wrap(c), parent: parent}
-	m.Methods = Methods{Do: m.do, Together: m.together}
+	m.Methods, m.Waits = Methods{Do: m.do, Together: m.together}, Waits{m.wait}
 	return m
 }
 
@@ -176,33 +177,15 @@ func (m *Meter) together(calls []Call) error {
 	return nil
 }
 
-// waited records a call that moved nothing, unless it failed, and returns err.
-func (m *Meter) waited(op Op, start time.Time, err error) error {
-	if err == nil {
-		m.count(&Call{Op: op}, time.Since(start))
-	}
-	return err
-}
-
-// Sync implements [Communicator].
-func (m *Meter) Sync(ctx context.Context) error {
+func (m *Meter) wait(ctx context.Context, w Wait) (Communicator, error) {
 	start := time.Now()
-	return m.waited(OpSync, start, m.Communicator.Sync(ctx))
-}
-
-// Barrier implements [Communicator].
-func (m *Meter) Barrier(ctx context.Context) error {
-	start := time.Now()
-	return m.waited(OpBarrier, start, m.Communicator.Barrier(ctx))
-}
-
-// Split implements [Communicator]. What it makes is metered and counts here as
-// well.
-func (m *Meter) Split(ctx context.Context, color, key int) (Communicator, error) {
-	start := time.Now()
-	c, err := m.Communicator.Split(ctx, color, key)
-	if err := m.waited(OpSplit, start, err); err != nil || c == nil {
+	child, err := w.Make(ctx, m.Communicator)
+	if err != nil {
 		return nil, err
 	}
-	return newMeter(c, m), nil
+	m.count(&Call{Op: w.Op}, time.Since(start))
+	if child == nil {
+		return nil, nil
+	}
+	return newMeter(child, m), nil
 }

@@ -1,6 +1,11 @@
 package comm
 
-import "github.com/tutti-go/tutti/dtype"
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/dtype"
+)
 
 // Methods are the methods of a [Communicator] that move data, made of two
 // functions. A decorator embeds it, and beside it [Wrapped] for the rest. They are
@@ -113,7 +118,7 @@ func Wrap(c Communicator) Wrapped { return Wrapped{wrapped{c}} }
 // Unwrap implements [Unwrapper].
 func (w Wrapped) Unwrap() Communicator { return w.Communicator }
 
-// Backend is the one door by which a backend takes calls. [NewCalls] makes the
+// Backend is the door by which a backend takes operations. [NewCalls] makes the
 // methods of a [Communicator] of it, and checks the arguments.
 //
 // Errors need not name the operation: what is no [*OpError] is wrapped in one.
@@ -123,21 +128,34 @@ type Backend interface {
 	// SubmitTogether starts the calls of a group, at least one, all or none.
 	// calls belong to the caller again when it returns.
 	SubmitTogether(calls []Call) error
-	// Usable returns why nothing can be submitted any more ([ErrClosed],
-	// [ErrBroken] with its cause), or nil. Submit and SubmitTogether return that
-	// too.
+	// Wait does a Sync, a Barrier or a Split, which alone has a result.
+	Wait(ctx context.Context, w Wait) (Communicator, error)
+	// Usable returns why nothing can be submitted any more, nil if it can; see
+	// [Unusable]. Submit and SubmitTogether return that too.
 	Usable() error
 }
 
-// Calls are the methods of a [Communicator] that move data, and those that tell
-// its rank, for a backend to embed.
+// Unusable is what [Backend] has Usable return: [ErrClosed], [ErrBroken] with its
+// cause, or nil.
+func Unusable(closed bool, broken error) error {
+	switch {
+	case closed:
+		return ErrClosed
+	case broken != nil:
+		return fmt.Errorf("%w: %w", ErrBroken, broken)
+	}
+	return nil
+}
+
+// Calls are the methods of a [Communicator] but for Close, for a backend to embed.
 type Calls struct {
 	Methods
+	Waits
 	check *Check
 }
 
-// NewCalls returns the methods of a communicator that submit to b what check
-// lets pass.
+// NewCalls returns the methods of a communicator that give b what check lets
+// pass.
 func NewCalls(check *Check, b Backend) Calls {
 	return Calls{check: check, Methods: Methods{
 		Do: func(c Call) error {
@@ -162,6 +180,14 @@ func NewCalls(check *Check, b Backend) Calls {
 				return check.Fail(opGroup, err)
 			}
 			return nil
+		},
+	}, Waits: Waits{
+		Wait: func(ctx context.Context, w Wait) (Communicator, error) {
+			child, err := b.Wait(ctx, w)
+			if err != nil {
+				return nil, check.fail(w.Op, err)
+			}
+			return child, nil
 		},
 	}}
 }

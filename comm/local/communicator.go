@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 
 	"github.com/tutti-go/tutti/comm"
@@ -13,42 +12,42 @@ import (
 // so that it is garbage collected, and noticed, when the rank forgets it.
 type communicator struct {
 	comm.Calls
-	e *endpoint
+	*endpoint
 }
 
 var (
 	_ comm.Communicator = (*communicator)(nil)
 	_ comm.Reacher      = (*communicator)(nil)
+	_ comm.Ender        = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
-	c := &communicator{comm.NewCalls(&e.check, e), e}
+	c := &communicator{endpoint: e}
+	c.Calls = comm.NewCalls(&e.check, c)
 	e.leakAlarm = runtime.AddCleanup(c, (*endpoint).leaked, e)
 	return c
 }
 
-func (c *communicator) Sync(ctx context.Context) error {
+// Wait implements [comm.Backend].
+func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	defer runtime.KeepAlive(c)
-	return c.e.sync(ctx, "sync")
-}
-
-func (c *communicator) Barrier(ctx context.Context) error {
-	defer runtime.KeepAlive(c)
-	return c.e.rendezvous(ctx, comm.OpBarrier, nil)
-}
-
-func (c *communicator) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	defer runtime.KeepAlive(c)
-	child, err := c.e.split(ctx, color, key)
+	switch w.Op {
+	case comm.OpSync:
+		return nil, c.sync(ctx)
+	case comm.OpBarrier:
+		return nil, c.meet(ctx, comm.OpBarrier, nil)
+	}
+	child, err := c.split(ctx, w)
 	if child == nil {
 		return nil, err
 	}
-	return child, err
+	return newCommunicator(child), nil
 }
 
+// Close implements [comm.Communicator].
 func (c *communicator) Close() error {
 	defer runtime.KeepAlive(c)
-	return c.e.close()
+	return c.close()
 }
 
 // CheckDevice implements [comm.Reacher].
@@ -56,13 +55,5 @@ func (c *communicator) CheckDevice(d device.Device) error {
 	if d.Kind == device.CPU {
 		return nil
 	}
-	return c.e.check.Fail("device", fmt.Errorf("%w: memory of %v is out of reach of goroutines; comm/nccl moves it", comm.ErrDevice, d))
-}
-
-// rendezvous submits a collective that moves nothing and waits for it.
-func (e *endpoint) rendezvous(ctx context.Context, op comm.Op, split *splitCall) error {
-	if err := e.submit(&comm.Call{Op: op}, split); err != nil {
-		return e.check.Fail(op.String(), err)
-	}
-	return e.settle(ctx, op.String())
+	return c.check.Unreachable(d, "goroutines reach host memory; comm/nccl moves that of GPUs")
 }

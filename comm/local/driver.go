@@ -54,7 +54,7 @@ func (d *driver) start(seq uint64) {
 		s.missing.Store(abandoned)
 		return
 	}
-	if err := s.agree(); err != nil {
+	if err := w.agree(s); err != nil {
 		w.fail(&failure{rank: everyone, own: err, peers: err})
 		s.missing.Store(abandoned)
 		return

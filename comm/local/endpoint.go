@@ -76,15 +76,15 @@ type op struct {
 	left   atomic.Int32
 }
 
+// call returns what the operation was made of, but for its lists.
+func (o *op) call() comm.Call {
+	c := o.entry.call()
+	c.Tag = o.tag
+	return c
+}
+
 // Submit implements [comm.Backend].
 func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil) }
-
-// String describes the operation as errors do.
-func (o *op) String() string {
-	c := o.call()
-	c.Tag = o.tag
-	return c.String()
-}
 
 // submit takes one operation. split is its part of a Split.
 func (e *endpoint) submit(c *comm.Call, split *splitCall) error {

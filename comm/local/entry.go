@@ -1,9 +1,6 @@
 package local
 
 import (
-	"fmt"
-	"strings"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -62,80 +59,31 @@ func (x *extra) set(c *comm.Call, split *splitCall) {
 // list returns one of the lists, of n entries each.
 func (x *extra) list(which, n int) []int { return x.ints[which*n:][:n] }
 
+// lists gives a call what there is of the lists.
+func (x *extra) lists(c *comm.Call, n int) {
+	switch len(x.ints) {
+	case 4 * n:
+		c.SendCounts, c.SendDispls = x.list(sendCounts, n), x.list(sendDispls, n)
+		fallthrough
+	case 2 * n:
+		c.RecvCounts, c.RecvDispls = x.list(recvCounts, n), x.list(recvDispls, n)
+	}
+}
+
 // agree checks that all ranks called the same thing, before any of their
-// memory is touched.
-func (s *slot) agree() error {
-	first := &s.calls[0]
+// memory is touched. Calls without lists take a look at each.
+func (w *world) agree(s *slot) error {
+	same := true
 	for r := range s.calls {
-		if !first.agrees(&s.calls[r]) {
-			return s.disagreement()
-		}
+		same = same && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
 	}
-	switch first.op {
-	case comm.OpAllGatherV:
-		return s.agreeOnCounts()
-	case comm.OpAllToAllV:
-		return s.agreeOnMatrix()
+	if same {
+		return nil
 	}
-	return nil
-}
-
-// disagreement names the ranks behind each variant of the call.
-func (s *slot) disagreement() error {
-	var variants []string
-	callers := map[string][]int{}
 	for r := range s.calls {
-		text := s.calls[r].String()
-		if callers[text] == nil {
-			variants = append(variants, text)
-		}
-		callers[text] = append(callers[text], r)
+		c := s.calls[r].call()
+		s.extras[r].lists(&c, w.size)
+		w.agreeing[r] = c
 	}
-	for i, text := range variants {
-		variants[i] = fmt.Sprintf("%s called %s", ranksText(callers[text]), text)
-	}
-	return fmt.Errorf("%w: %s", comm.ErrMismatch, strings.Join(variants, ", "))
-}
-
-func (s *slot) agreeOnCounts() error {
-	n := len(s.calls)
-	want := s.extras[0].list(recvCounts, n)
-	for r := range s.extras {
-		for i, got := range s.extras[r].list(recvCounts, n) {
-			if got != want[i] {
-				return fmt.Errorf("%w: %v, where rank 0 passed counts[%d] = %d, rank %d passed %d",
-					comm.ErrMismatch, &s.calls[0], i, want[i], r, got)
-			}
-		}
-	}
-	return nil
-}
-
-func (s *slot) agreeOnMatrix() error {
-	n := len(s.calls)
-	for from := range s.extras {
-		for to, sent := range s.extras[from].list(sendCounts, n) {
-			if want := s.extras[to].list(recvCounts, n)[from]; sent != want {
-				return fmt.Errorf("%w: %v, where rank %d sends %d elements to rank %d, which receives %d",
-					comm.ErrMismatch, &s.calls[0], from, sent, to, want)
-			}
-		}
-	}
-	return nil
-}
-
-// ranksText returns "rank 3" or "ranks 0, 2, 3".
-func ranksText(ranks []int) string {
-	var b strings.Builder
-	b.WriteString("rank")
-	if len(ranks) > 1 {
-		b.WriteString("s")
-	}
-	for i, r := range ranks {
-		if i > 0 {
-			b.WriteString(",")
-		}
-		fmt.Fprintf(&b, " %d", r)
-	}
-	return b.String()
+	return comm.Agree(w.agreeing)
 }

@@ -1,7 +1,6 @@
 package local
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 
@@ -94,8 +93,8 @@ func (d *driver) posted(o, match *op) {
 		from, to = match, o
 	}
 	if from.count != to.count || from.dt != to.dt {
-		err := fmt.Errorf("%w: rank %d sends %d %v to rank %d with tag %d, which receives %d %v", comm.ErrMismatch,
-			from.owner.rank, from.count, from.dt, to.owner.rank, from.tag, to.count, to.dt)
+		send, recv := from.call(), to.call()
+		err := comm.AgreeOnMessage(from.owner.rank, &send, to.owner.rank, &recv)
 		w.fail(&failure{rank: everyone, own: err, peers: err})
 		return
 	}

@@ -149,7 +149,7 @@ func TestMessageMismatch(t *testing.T) {
 			})
 			for _, err := range errs {
 				require.ErrorIs(t, err, comm.ErrMismatch)
-				assert.Contains(t, err.Error(), fmt.Sprintf("rank 0 sends %d %v to rank 1 with tag 9, which receives 4 i32", tc.n, tc.dt))
+				assert.Contains(t, err.Error(), fmt.Sprintf("rank 0 called send of %d %v to rank 1, tag 9; rank 1 called recv of 4 i32 from rank 0, tag 9", tc.n, tc.dt))
 			}
 			require.Equal(t, []int32{2, 2, 2, 2, 2}, data[1])
 			requireBroken(t, comms, addr, comm.ErrMismatch)

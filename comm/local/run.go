@@ -21,8 +21,8 @@ func Run(ctx context.Context, n int, body func(ctx context.Context, c comm.Commu
 // End implements [comm.Ender].
 func (c *communicator) End(cause error) error {
 	if cause != nil {
-		c.e.abort(cause)
+		c.abort(cause)
 		return nil
 	}
-	return c.e.closeAll()
+	return c.closeAll()
 }

@@ -1,49 +1,50 @@
 package local
 
 import (
-	"cmp"
 	"context"
-	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
 // splitCall is one rank's part in a Split.
 type splitCall struct {
-	color, key int
-	child      *communicator // the result, nil for a negative color
+	comm.Wait
+	child *endpoint // the result, nil for a negative color
 }
 
-func (e *endpoint) split(ctx context.Context, color, key int) (*communicator, error) {
-	sc := &splitCall{color: color, key: key}
-	err := e.rendezvous(ctx, comm.OpSplit, sc)
-	if sc.child == nil {
+// split takes part in a Split. Its result is this rank's endpoint of the new world.
+func (e *endpoint) split(ctx context.Context, w comm.Wait) (*endpoint, error) {
+	sc := &splitCall{Wait: w}
+	err := e.meet(ctx, comm.OpSplit, sc)
+	if err != nil && sc.child != nil { // it broke before this rank could use the result
+		sc.child.depart()
 		return nil, err
 	}
-	if err != nil { // it broke before this rank could use the result
-		sc.child.e.depart()
-		return nil, err
+	if sc.child != nil {
+		e.root.remember(sc.child)
 	}
-	e.root.remember(sc.child.e)
-	return sc.child, nil
+	return sc.child, err
+}
+
+// meet submits a collective that moves nothing and waits for it.
+func (e *endpoint) meet(ctx context.Context, op comm.Op, split *splitCall) error {
+	if err := e.submit(&comm.Call{Op: op}, split); err != nil {
+		return err
+	}
+	return e.settle(ctx)
 }
 
 // split makes the worlds that the ranks of a Split asked for.
 func (w *world) split(s *slot) {
-	members := map[int][]int{}
+	splits := make([]comm.Wait, w.size)
 	for r := range s.extras {
-		if color := s.extras[r].split.color; color >= 0 {
-			members[color] = append(members[color], r)
-		}
+		splits[r] = s.extras[r].split.Wait
 	}
-	for _, ranks := range members {
-		slices.SortStableFunc(ranks, func(a, b int) int {
-			return cmp.Compare(s.extras[a].split.key, s.extras[b].split.key)
-		})
+	for _, ranks := range comm.SplitGroups(splits) {
 		child := newWorld(len(ranks), w.spins, w.options) // as many ranks as before
 		for i, r := range ranks {
 			child.ranks[i].root = w.ranks[r].root
-			s.extras[r].split.child = newCommunicator(child.ranks[i])
+			s.extras[r].split.child = child.ranks[i]
 		}
 	}
 	for r := range s.extras {

@@ -23,22 +23,22 @@ const (
 )
 
 // sync waits until everything the rank submitted is done.
-func (e *endpoint) sync(ctx context.Context, name string) error {
+func (e *endpoint) sync(ctx context.Context) error {
 	if e.closed.Load() {
-		return e.check.Fail(name, comm.ErrClosed)
+		return comm.ErrClosed
 	}
-	return e.settle(ctx, name)
+	return e.settle(ctx)
 }
 
 // settle is sync for an operation that was submitted before the communicator
 // was closed, if it was: whoever closes it waits as well.
-func (e *endpoint) settle(ctx context.Context, name string) error {
+func (e *endpoint) settle(ctx context.Context) error {
 	submitted := e.submitted.Load()
 	if f := e.world.failure.Load(); f != nil && submitted == e.settled.Load() {
-		return e.check.Fail(name, e.broken(f))
+		return e.broken(f)
 	}
 	if err := e.wait(ctx); err != nil {
-		return e.check.Fail(name, err)
+		return err
 	}
 	for known := e.settled.Load(); known < submitted && !e.settled.CompareAndSwap(known, submitted); {
 		known = e.settled.Load() // another goroutine knows more now
@@ -118,12 +118,12 @@ func (e *endpoint) waitsFor() string {
 		}
 		text := fmt.Sprintf("%v (operation %d)", &w.slot(seq).calls[e.rank], seq)
 		if len(late) > 0 {
-			text += ", not called by " + ranksText(late)
+			text += ", not called by " + comm.RanksText(late)
 		}
 		what = append(what, text)
 	}
 	for _, o := range e.open {
-		what = append(what, o.String())
+		what = append(what, o.call().String())
 	}
 	if n := len(e.backlog.all()); n > 0 {
 		what = append(what, fmt.Sprintf("%d operations behind that", n))

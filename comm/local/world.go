@@ -3,6 +3,8 @@ package local
 import (
 	"runtime"
 	"sync/atomic"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // ringSize is how many collectives a rank may be ahead of the slowest one
@@ -44,6 +46,7 @@ type world struct {
 	copying  atomic.Int32 // messages being copied
 	jobs     jobList
 	lot      lot
+	agreeing []comm.Call // by rank, of the collective that is about to start
 }
 
 // slot is one collective of the ring.
@@ -66,6 +69,8 @@ func newWorld(size int, spins bool, o options) *world {
 		workers: min(size, runtime.GOMAXPROCS(0)),
 		ranks:   make([]*endpoint, size),
 		boxes:   make([]mailbox, size),
+
+		agreeing: make([]comm.Call, size),
 	}
 	calls := make([]entry, ringSize*size)
 	extras := make([]extra, ringSize*size)

@@ -25,7 +25,7 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	}
 	e.mu.Unlock()
 	if err != nil {
-		return e.check.Fail(op.String(), err)
+		return err
 	}
 	return e.sync(ctx, op.String())
 }

@@ -1,9 +1,6 @@
 package mpi
 
 import (
-	"context"
-	"fmt"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -25,21 +22,6 @@ var (
 
 func newCommunicator(e *endpoint) *communicator {
 	return &communicator{comm.NewCalls(&e.check, e), e}
-}
-
-// Sync implements [comm.Communicator].
-func (c *communicator) Sync(ctx context.Context) error { return c.e.sync(ctx, comm.OpSync.String()) }
-
-// Barrier implements [comm.Communicator].
-func (c *communicator) Barrier(ctx context.Context) error { return c.e.barrier(ctx, comm.OpBarrier) }
-
-// Split implements [comm.Communicator].
-func (c *communicator) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	child, err := c.e.splitOff(ctx, color, key)
-	if child == nil {
-		return nil, err
-	}
-	return newCommunicator(child), nil
 }
 
 // Close implements [comm.Communicator]. The MPI communicators are freed when all
@@ -66,7 +48,5 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	if lib.cuda {
 		reason = "mpi reaches it with native collectives only (" + CollectivesVariable + "=native)"
 	}
-	return c.e.check.Fail("device", fmt.Errorf(
-		"%w: %v: %s; use the nccl backend, or stage through host memory (copy out, communicate, copy in)",
-		comm.ErrDevice, d, reason))
+	return c.e.check.Unreachable(d, reason+"; use the nccl backend, or stage through host memory (copy out, communicate, copy in)")
 }

@@ -154,7 +154,7 @@ func (e *endpoint) retire(o *op) {
 // the first may show why the others do not come. The caller holds mu.
 func (e *endpoint) poll(stalled bool) (moved bool, err error) {
 	if e.broken != nil {
-		return false, e.stopped()
+		return false, comm.Unusable(false, e.broken)
 	}
 	if len(e.active) == 0 {
 		return false, nil
@@ -206,12 +206,6 @@ func (e *endpoint) fail(name string, err error) error {
 	return err
 }
 
-// stopped is the error of every call after the one that broke the
-// communicator.
-func (e *endpoint) stopped() error {
-	return fmt.Errorf("%w: %w", comm.ErrBroken, e.broken)
-}
-
 // sync waits until everything that was submitted is done or ctx is, under the
 // name of the call that waits.
 func (e *endpoint) sync(ctx context.Context, name string) error {
@@ -242,7 +236,7 @@ func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err er
 	defer e.mu.Unlock()
 	if p.first() && !closing {
 		if err := e.usable(); err != nil {
-			return false, e.check.Fail(name, err)
+			return false, err
 		}
 	}
 	for range p.polls() {

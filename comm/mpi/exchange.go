@@ -12,43 +12,20 @@ import (
 
 // exchange plans a call that is one exchange.
 func (p planner) exchange() {
-	o := p.parts()
-	c, size := p.c, p.c.DType.Size()
-	bytes := c.Bytes()
-	atRoot := p.rank == c.Peer
+	o, c := p.parts(), p.c
 	for r := range p.size {
-		switch c.Op {
-		case comm.OpAllGather:
-			o.sends(r, 0, bytes)
-			o.receives(r, r*bytes, bytes)
-		case comm.OpAllGatherV:
-			o.sends(r, 0, c.RecvCounts[p.rank]*size)
-			o.receives(r, c.RecvDispls[r]*size, c.RecvCounts[r]*size)
-		case comm.OpAllToAll:
-			o.sends(r, r*bytes, bytes)
-			o.receives(r, r*bytes, bytes)
-		case comm.OpAllToAllV:
-			o.sends(r, c.SendDispls[r]*size, c.SendCounts[r]*size)
-			o.receives(r, c.RecvDispls[r]*size, c.RecvCounts[r]*size)
-		case comm.OpGather:
-			if r == c.Peer {
-				o.sends(r, 0, bytes)
-			}
-			if atRoot {
-				o.receives(r, r*bytes, bytes)
-			}
-		case comm.OpScatter:
-			switch {
-			case atRoot && r == p.rank:
-				o.sends(r, r*bytes, bytes)
-				o.receives(r, 0, bytes)
-			case atRoot:
-				o.sends(r, r*bytes, bytes)
-				o.receives(r, 0, 0)
-			case r == c.Peer:
-				o.sends(r, 0, 0)
-				o.receives(r, 0, bytes)
-			}
+		if from, bytes, ok := c.SendPart(p.rank, r); ok {
+			o.sends(r, int(from-c.Send), bytes)
+		}
+		if to, bytes, ok := c.RecvPart(p.rank, r); ok {
+			o.receives(r, int(to-c.Recv), bytes)
+		}
+		switch atRoot := p.rank == c.Peer; {
+		case c.Op != comm.OpScatter || r == p.rank:
+		case atRoot:
+			o.receives(r, 0, 0)
+		case r == c.Peer:
+			o.sends(r, 0, 0)
 		}
 	}
 	p.addExchange(o)

@@ -61,7 +61,7 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, error) {
 	const op = comm.OpSplit
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
-		return nil, e.check.Fail(op.String(), fmt.Errorf("%w: color %d or key %d is no 32-bit number", comm.ErrArgument, color, key))
+		return nil, fmt.Errorf("%w: color %d or key %d is no 32-bit number", comm.ErrArgument, color, key)
 	}
 	if err := e.barrier(ctx, op); err != nil {
 		return nil, err
@@ -77,10 +77,7 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	}()
 	select {
 	case r := <-done:
-		if r.err != nil {
-			return nil, e.check.Fail(op.String(), r.err)
-		}
-		return r.child, nil
+		return r.child, r.err
 	case <-ctx.Done():
 		e.mu.Lock()
 		defer e.mu.Unlock()

@@ -100,10 +100,10 @@ func (e *endpoint) collectiveState(o *op) string {
 	text := fmt.Sprintf("%v (operation %d)", o, o.number)
 	silent, deaf := e.late(o)
 	if len(silent) > 0 {
-		text += ", nothing from " + ranksText(silent)
+		text += ", nothing from " + comm.RanksText(silent)
 	}
 	if len(deaf) > 0 {
-		text += ", not received by " + ranksText(deaf)
+		text += ", not received by " + comm.RanksText(deaf)
 	}
 	for _, r := range append(silent, deaf...) {
 		if n := e.peers[r].report; n != nil {
@@ -111,15 +111,6 @@ func (e *endpoint) collectiveState(o *op) string {
 		}
 	}
 	return text
-}
-
-// ranksText returns "rank 3" or "ranks 0, 2, 3".
-func ranksText(ranks []int) string {
-	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
-	if len(ranks) == 1 {
-		return "rank " + text
-	}
-	return "ranks " + text
 }
 
 // compare finds the first call in which this rank and one that has sent a report

@@ -1,6 +1,8 @@
 package mpi
 
 import (
+	"context"
+
 	"github.com/tutti-go/tutti/comm"
 )
 
@@ -39,14 +41,21 @@ func (e *endpoint) Usable() error {
 }
 
 // usable is Usable for who holds mu.
-func (e *endpoint) usable() error {
-	switch {
-	case e.closed:
-		return comm.ErrClosed
-	case e.broken != nil:
-		return e.stopped()
+func (e *endpoint) usable() error { return comm.Unusable(e.closed, e.broken) }
+
+// Wait implements [comm.Backend].
+func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	switch w.Op {
+	case comm.OpSync:
+		return nil, e.sync(ctx, w.Op.String())
+	case comm.OpBarrier:
+		return nil, e.barrier(ctx, w.Op)
 	}
-	return nil
+	child, err := e.splitOff(ctx, w.Color, w.Key)
+	if child == nil {
+		return nil, err
+	}
+	return newCommunicator(child), nil
 }
 
 // accepts returns why a call cannot be submitted, if so. The caller holds mu.

@@ -14,6 +14,11 @@ import (
 )
 
 // Comm is one rank's handle on a group of GPUs.
+//
+// Sync and Barrier watch NCCL's asynchronous error state; when that, or their
+// context, ends the wait, the communicator is aborted, and buffers are the
+// caller's again when they return. That does not reach kernels on symmetric
+// buffers, see [Comm.AllocateSymmetric]. Split's colors and keys must fit in 32 bits.
 type Comm struct {
 	calls
 	check comm.Check
@@ -104,8 +109,8 @@ func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 // CheckDevice implements [comm.Reacher].
 func (c *Comm) CheckDevice(d runtime.Device) error {
 	if d != c.rt.Device() {
-		return fmt.Errorf("%w: this nccl communicator reaches memory of %v, not of %v; host memory goes through comm/local or comm/mpi, or is copied to the GPU first",
-			comm.ErrDevice, c.rt.Device(), d)
+		return c.check.Unreachable(d, fmt.Sprintf("this communicator reaches that of %v; host memory goes through comm/local or comm/mpi, or is copied to the GPU first",
+			c.rt.Device()))
 	}
 	return nil
 }

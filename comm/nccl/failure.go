@@ -40,17 +40,14 @@ type failure struct {
 func (s *state) closed() bool { return s.life.Err() != nil }
 
 // usable returns why nothing can be submitted any more, nil if it can.
-func (s *state) usable() error {
-	if s.closed() {
-		return comm.ErrClosed
-	}
-	return s.sound()
-}
+func (s *state) usable() error { return comm.Unusable(s.closed(), s.cause()) }
 
 // sound returns what broke the communicator, nil if nothing did.
-func (s *state) sound() error {
+func (s *state) sound() error { return comm.Unusable(false, s.cause()) }
+
+func (s *state) cause() error {
 	if f := s.failure.Load(); f != nil {
-		return fmt.Errorf("%w: %w", comm.ErrBroken, f.cause)
+		return f.cause
 	}
 	return nil
 }

@@ -32,94 +32,49 @@ func (p *plan) add(fn dl.Func, args ...uintptr) {
 // rank. Where nothing is computed elements travel as bytes, so that every type can
 // be moved.
 func (c *Comm) addCall(x *comm.Call) {
-	sym, p, rank := &c.lib.sym, &c.plan, c.Rank()
-	size, bytes, isRoot := x.DType.Size(), x.Bytes(), rank == x.Peer
-	send := func(buf uintptr, bytes, dest int) {
-		if bytes > 0 {
-			p.add(sym.Send, buf, uintptr(bytes), nativeByte, uintptr(dest))
-		}
-	}
-	recv := func(buf uintptr, bytes, src int) {
-		if bytes > 0 {
-			p.add(sym.Recv, buf, uintptr(bytes), nativeByte, uintptr(src))
-		}
-	}
 	if x.Count == 0 && x.RecvCounts == nil {
 		return
 	}
-	elements, length, root := uintptr(x.Count), uintptr(bytes), uintptr(x.Peer)
-	switch x.Op {
-	case comm.OpAllReduce:
+	sym, p := &c.lib.sym, &c.plan
+	elements, length, root := uintptr(x.Count), uintptr(x.Bytes()), uintptr(x.Peer)
+	switch op := x.Op; {
+	case op == comm.OpAllReduce:
 		p.add(sym.AllReduce, x.Send, x.Recv, elements, nativeType(x.DType), c.nativeOp(x.Reduce))
-	case comm.OpReduce:
+	case op == comm.OpReduce:
 		p.add(sym.Reduce, x.Send, x.Recv, elements, nativeType(x.DType), c.nativeOp(x.Reduce), root)
-	case comm.OpReduceScatter:
+	case op == comm.OpReduceScatter:
 		p.add(sym.ReduceScatter, x.Send, x.Recv, elements, nativeType(x.DType), c.nativeOp(x.Reduce))
-	case comm.OpBroadcast:
+	case op == comm.OpBroadcast:
 		p.add(sym.Broadcast, x.Send, x.Recv, length, nativeByte, root)
-	case comm.OpAllGather:
+	case op == comm.OpAllGather:
 		p.add(sym.AllGather, x.Send, x.Recv, length, nativeByte)
-	case comm.OpSend:
-		send(x.Send, bytes, x.Peer)
-	case comm.OpRecv:
-		recv(x.Recv, bytes, x.Peer)
-	case comm.OpAllToAll:
-		if sym.AllToAll.Found() {
-			p.add(sym.AllToAll, x.Send, x.Recv, length, nativeByte)
-			return
-		}
-		for r := range c.WorldSize() {
-			send(x.Send+uintptr(r*bytes), bytes, r)
-			recv(x.Recv+uintptr(r*bytes), bytes, r)
-		}
-	case comm.OpAllToAllV:
-		for r := range c.WorldSize() {
-			send(x.Send+uintptr(x.SendDispls[r]*size), x.SendCounts[r]*size, r)
-			recv(x.Recv+uintptr(x.RecvDispls[r]*size), x.RecvCounts[r]*size, r)
-		}
-	case comm.OpAllGatherV:
-		for r, n := range x.RecvCounts {
-			to := x.Recv + uintptr(x.RecvDispls[r]*size)
-			if r == rank && to == x.Send {
-				continue // in place
-			}
-			send(x.Send, x.RecvCounts[rank]*size, r)
-			recv(to, n*size, r)
-		}
-	case comm.OpGather:
-		switch {
-		case sym.Gather.Found():
-			p.add(sym.Gather, x.Send, x.Recv, length, nativeByte, root)
-		case !isRoot:
-			send(x.Send, bytes, x.Peer)
-		default:
-			c.eachPart(x.Recv, bytes, x.Send, recv, send)
-		}
-	case comm.OpScatter:
-		switch {
-		case sym.Scatter.Found():
-			p.add(sym.Scatter, x.Send, x.Recv, length, nativeByte, root)
-		case !isRoot:
-			recv(x.Recv, bytes, x.Peer)
-		default:
-			c.eachPart(x.Send, bytes, x.Recv, send, recv)
-		}
+	case op == comm.OpAllToAll && sym.AllToAll.Found():
+		p.add(sym.AllToAll, x.Send, x.Recv, length, nativeByte)
+	case op == comm.OpGather && sym.Gather.Found():
+		p.add(sym.Gather, x.Send, x.Recv, length, nativeByte, root)
+	case op == comm.OpScatter && sym.Scatter.Found():
+		p.add(sym.Scatter, x.Send, x.Recv, length, nativeByte, root)
+	default:
+		c.addMessages(x)
 	}
 }
 
-// eachPart is what the root of a gather or scatter does: to move part r of whole
-// from or to rank r, and its own part, unless that is in place, in a message to
-// itself whose other side is opposite.
-func (c *Comm) eachPart(whole uintptr, bytes int, own uintptr, move, opposite func(buf uintptr, bytes, peer int)) {
+// addMessages adds what a call sends and receives, but for empty parts and for a
+// rank's own part that is where it belongs.
+func (c *Comm) addMessages(x *comm.Call) {
+	sym, p, rank := &c.lib.sym, &c.plan, c.Rank()
 	for r := range c.WorldSize() {
-		part := whole + uintptr(r*bytes)
-		if r == c.Rank() {
-			if part == own {
-				continue
-			}
-			opposite(own, bytes, r)
+		from, sent, sends := x.SendPart(rank, r)
+		to, received, receives := x.RecvPart(rank, r)
+		if sends && receives && r == rank && from == to {
+			continue
 		}
-		move(part, bytes, r)
+		if sends && sent > 0 {
+			p.add(sym.Send, from, uintptr(sent), nativeByte, uintptr(r))
+		}
+		if receives && received > 0 {
+			p.add(sym.Recv, to, uintptr(received), nativeByte, uintptr(r))
+		}
 	}
 }
 

@@ -17,23 +17,18 @@ import (
 // noColor is NCCL_SPLIT_NOCOLOR.
 const noColor = -1
 
-// Split implements [comm.Communicator] by ncclCommSplit. Colors and keys must
-// fit in 32 bits.
-func (c *Comm) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	const op = "split"
+// split is Split, by ncclCommSplit. Colors and keys must fit in 32 bits.
+func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	if err := c.usable(); err != nil {
-		return nil, c.check.Fail(op, err)
+		return nil, err
 	}
+	color, key := w.Color, w.Key
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
-		return nil, c.check.Fail(op, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key))
+		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
-	child, err := c.derive(ctx, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
+	return c.derive(ctx, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
-	if child == nil {
-		return nil, c.explain(op, err) // a nil *Comm must not become a non-nil interface
-	}
-	return child, nil
 }
 
 // Shrink makes a communicator of the ranks that are not excluded, so that the

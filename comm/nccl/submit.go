@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"context"
 	"errors"
 
 	"github.com/tutti-go/tutti/comm"
@@ -15,6 +16,21 @@ func (d door) Submit(x comm.Call) error { return d.c.submit(&x, nil) }
 
 // SubmitTogether implements [comm.Backend].
 func (d door) SubmitTogether(calls []comm.Call) error { return d.c.submitTogether(calls) }
+
+// Wait implements [comm.Backend].
+func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	switch w.Op {
+	case comm.OpSync:
+		return nil, d.c.sync(ctx)
+	case comm.OpBarrier:
+		return nil, d.c.barrier(ctx)
+	}
+	child, err := d.c.split(ctx, w)
+	if child == nil {
+		return nil, err // a nil *Comm must not become a non-nil interface
+	}
+	return child, nil
+}
 
 // Usable implements [comm.Backend].
 func (d door) Usable() error { return d.c.usable() }

@@ -14,12 +14,7 @@ import (
 // own state, which costs more and changes rarely.
 const asyncErrorEvery = 16
 
-// Sync implements [comm.Communicator]. It watches NCCL's asynchronous error
-// state; when that, or ctx, ends the wait, the communicator is aborted, and
-// buffers are the caller's again when Sync returns. That does not reach kernels
-// on symmetric buffers, see AllocateSymmetric.
-func (c *Comm) Sync(ctx context.Context) error { return c.explain("sync", c.sync(ctx)) }
-
+// sync is Sync, as [Comm] describes it.
 func (c *Comm) sync(ctx context.Context) error {
 	if err := c.usable(); err != nil {
 		return err
@@ -62,9 +57,6 @@ func (c *Comm) asyncError() error {
 	}
 	return nil
 }
-
-// Barrier implements [comm.Communicator].
-func (c *Comm) Barrier(ctx context.Context) error { return c.explain("barrier", c.barrier(ctx)) }
 
 // barrier is an allreduce of one element: NCCL returns at once for none.
 func (c *Comm) barrier(ctx context.Context) error {

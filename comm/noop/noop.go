@@ -45,7 +45,7 @@ func New(rt runtime.Runtime) comm.Communicator {
 // CheckDevice implements [comm.Reacher].
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	if own := c.rt.Device(); d != own {
-		return c.check.Fail("check device", fmt.Errorf("%w: memory of %v, but this communicator was made for %v", comm.ErrDevice, d, own))
+		return c.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", own))
 	}
 	return nil
 }
@@ -58,29 +58,27 @@ func (c *communicator) Usable() error {
 }
 
 // usable is Usable for a caller that holds mu.
-func (c *communicator) usable() error {
+func (c *communicator) usable() error { return comm.Unusable(c.closed, c.broken) }
+
+// Wait implements [comm.Backend]. A Split does not wait, as there is nobody to wait
+// for.
+func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch {
-	case c.closed:
-		return comm.ErrClosed
-	case c.broken != nil:
-		return fmt.Errorf("%w: %w", comm.ErrBroken, c.broken)
+	case w.Op != comm.OpSplit:
+		return nil, c.finish(ctx)
+	case w.Color < 0:
+		return nil, c.Usable()
 	}
-	return nil
+	return New(c.rt), c.Usable()
 }
 
-// Sync implements [comm.Communicator].
-func (c *communicator) Sync(ctx context.Context) error { return c.finish(ctx, "sync") }
-
-// Barrier implements [comm.Communicator].
-func (c *communicator) Barrier(ctx context.Context) error { return c.finish(ctx, "barrier") }
-
 // finish waits until messages have found their partners and copies are done.
-func (c *communicator) finish(ctx context.Context, name string) error {
+func (c *communicator) finish(ctx context.Context) error {
 	for {
 		c.mu.Lock()
 		if err := c.usable(); err != nil {
 			c.mu.Unlock()
-			return c.check.Fail(name, err)
+			return err
 		}
 		if len(c.waiting) == 0 {
 			c.mu.Unlock()
@@ -94,34 +92,32 @@ func (c *communicator) finish(ctx context.Context, name string) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return c.interrupt(ctx, name)
+			return c.interrupt(ctx)
 		}
 	}
-	if err := c.rt.Synchronize(ctx); err != nil {
-		if ctx.Err() != nil {
-			return c.interrupt(ctx, name)
-		}
-		return c.check.Fail(name, err)
+	err := c.rt.Synchronize(ctx)
+	if err != nil && ctx.Err() != nil {
+		return c.interrupt(ctx)
 	}
-	return nil
+	return err
 }
 
 // interrupt breaks the communicator because ctx is done.
-func (c *communicator) interrupt(ctx context.Context, name string) error {
-	err := comm.ContextError(ctx)
+func (c *communicator) interrupt(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.fail(err)
-	return c.check.Fail(name, err)
+	return c.fail(comm.ContextError(ctx))
 }
 
-// fail breaks the communicator; the first cause stays. The caller holds mu.
-func (c *communicator) fail(err error) {
+// fail breaks the communicator and returns err; the first cause stays. The caller
+// holds mu.
+func (c *communicator) fail(err error) error {
 	if c.broken == nil {
 		c.broken = err
 	}
 	c.waiting = nil
 	c.announce()
+	return err
 }
 
 // announce wakes those who wait in Sync. The caller holds mu.
@@ -130,18 +126,6 @@ func (c *communicator) announce() {
 		close(c.changed)
 		c.changed = nil
 	}
-}
-
-// Split implements [comm.Communicator]. It does not wait, as there is nobody to
-// wait for.
-func (c *communicator) Split(_ context.Context, color, _ int) (comm.Communicator, error) {
-	if err := c.Usable(); err != nil {
-		return nil, c.check.Fail("split", err)
-	}
-	if color < 0 {
-		return nil, nil
-	}
-	return New(c.rt), nil
 }
 
 // closeTimeout bounds how long Close waits for the device.

@@ -149,3 +149,33 @@ func BenchmarkAllReduceInPlace(b *testing.B) {
 		}
 	}
 }
+
+// failing is a runtime whose copies fail.
+type failing struct {
+	runtime.Runtime
+	err error
+}
+
+func (f *failing) Copy(dst, src uintptr, bytes int) error {
+	if f.err != nil {
+		return f.err
+	}
+	return f.Runtime.Copy(dst, src, bytes)
+}
+
+// An error of a call that had to wait reaches the one who waits for it, not only
+// whoever submits next.
+func TestErrorOfADeferredCallStays(t *testing.T) {
+	_, rt, bufs := world(t, 3)
+	broken := errors.New("no copy")
+	f := &failing{Runtime: rt}
+	c := noop.New(f)
+	defer c.Close()
+	require.NoError(t, c.Recv(bufs[0], 4, dtype.F32, 0, 1))
+	require.NoError(t, c.AllReduce(bufs[1], bufs[2], 4, dtype.F32, comm.Sum))
+	f.err = broken
+	assert.ErrorIs(t, c.Send(bufs[0], 4, dtype.F32, 0, 1), broken)
+	f.err = nil
+	assert.ErrorIs(t, c.Sync(t.Context()), broken)
+	assert.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
+}

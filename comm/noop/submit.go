@@ -1,8 +1,6 @@
 package noop
 
 import (
-	"fmt"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -48,18 +46,15 @@ func (c *communicator) keep(call comm.Call) {
 	c.waiting = append(c.waiting, call)
 }
 
-// simplify turns a V-collective into what is left of it when there is one rank:
-// a copy of its only block. So its lists, which belong to the caller, are not
-// needed later.
+// simplify turns a V-collective into what it is when there is one rank: a copy. So
+// its lists, which belong to the caller, are not needed later.
 func simplify(call *comm.Call) {
-	size := call.DType.Size()
-	switch call.Op {
-	case comm.OpAllGatherV:
-		*call = comm.AllGatherCall(call.Send, call.Recv+uintptr(call.RecvDispls[0]*size), call.RecvCounts[0], call.DType)
-	case comm.OpAllToAllV:
-		*call = comm.AllToAllCall(call.Send+uintptr(call.SendDispls[0]*size), call.Recv+uintptr(call.RecvDispls[0]*size),
-			call.SendCounts[0], call.DType)
+	if call.RecvCounts == nil {
+		return
 	}
+	send, _, _ := call.SendPart(0, 0)
+	recv, _, _ := call.RecvPart(0, 0)
+	*call = comm.AllToAllCall(send, recv, call.RecvCounts[0], call.DType)
 }
 
 // do does a collective: it copies, on the runtime's stream. Any reduction of
@@ -101,34 +96,27 @@ func (c *communicator) copyTruth(dst, src uintptr, count int) error {
 // is there, and collectives with no message before them. A collective never
 // overtakes a message, whose data it may need; a message does overtake
 // collectives that wait for its partner, or they would wait for ever.
+//
+// An error breaks the communicator: what failed may be another submission's.
 func (c *communicator) progress() error {
 	for i := 0; i < len(c.waiting); {
-		call := c.waiting[i]
-		if !call.Op.Message() {
-			if i > 0 {
-				i++
-				continue
-			}
+		call, other := c.waiting[i], c.partner(i)
+		var err error
+		switch {
+		case other >= 0:
+			first := c.waiting[other]
+			c.remove(i)
+			c.remove(other)
+			err = c.deliver(&first, &call)
+			i = 0 // what waited behind the two may go on
+		case i == 0 && !call.Op.Message():
 			c.remove(0)
-			if err := c.do(&call); err != nil {
-				return err
-			}
-			continue
-		}
-		first := c.partner(i)
-		if first < 0 {
+			err = c.do(&call)
+		default:
 			i++
-			continue
 		}
-		from, to := call, c.waiting[first]
-		if call.Op == comm.OpRecv {
-			from, to = to, from
-		}
-		c.remove(i)
-		c.remove(first)
-		i = 0 // what waited behind the two may go on
-		if err := c.deliver(&from, &to); err != nil {
-			return err
+		if err != nil {
+			return c.fail(err)
 		}
 	}
 	return nil
@@ -138,6 +126,9 @@ func (c *communicator) progress() error {
 // other end of it, or -1.
 func (c *communicator) partner(i int) int {
 	call := c.waiting[i]
+	if !call.Op.Message() {
+		return -1
+	}
 	for j, other := range c.waiting[:i] {
 		if other.Op.Message() && other.Op != call.Op && other.Tag == call.Tag {
 			return j
@@ -152,13 +143,13 @@ func (c *communicator) remove(i int) {
 	c.announce()
 }
 
-// deliver copies a message.
-func (c *communicator) deliver(from, to *comm.Call) error {
-	if from.Count != to.Count || from.DType != to.DType {
-		err := fmt.Errorf("%w: tag %d: sent %d %v, to be received %d %v",
-			comm.ErrMismatch, from.Tag, from.Count, from.DType, to.Count, to.DType)
-		c.fail(err)
+// deliver copies a message, given its two ends.
+func (c *communicator) deliver(send, recv *comm.Call) error {
+	if send.Op == comm.OpRecv {
+		send, recv = recv, send
+	}
+	if err := comm.AgreeOnMessage(0, send, 0, recv); err != nil {
 		return err
 	}
-	return c.copy(to.Recv, from.Send, to.Bytes())
+	return c.copy(recv.Recv, send.Send, recv.Bytes())
 }

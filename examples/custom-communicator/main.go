@@ -1,6 +1,6 @@
-// Command custom-communicator shows how to write a backend of one's own: a
-// type that takes calls by one door (world.go), what it does with them
-// (progress.go), and a test (main_test.go) that runs the conformance suite on it.
+// Command custom-communicator shows how to write a backend of one's own: a type
+// that does what a rank calls (world.go), and a test (main_test.go) that runs the
+// conformance suite on it.
 //
 // It is written to be read, not to be fast; comm/local is the fast one.
 package main
@@ -26,7 +26,7 @@ func main() {
 func run(ctx context.Context, ranks int) error {
 	rt := cpu.New()
 	defer rt.Close()
-	return comm.Run(ctx, communicators(ranks, rt), func(ctx context.Context, c comm.Communicator) error { return add(ctx, rt, c) })
+	return comm.Run(ctx, newWorld(ranks, rt), func(ctx context.Context, c comm.Communicator) error { return add(ctx, rt, c) })
 }
 
 // add is what each rank does: it works on any communicator.

@@ -21,7 +21,7 @@ func TestConformance(t *testing.T) {
 // runWorld makes a world and calls body for each rank.
 func runWorld(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 	rt := cpu.New()
-	err := comm.Run(ctx, communicators(size, rt), func(ctx context.Context, c comm.Communicator) error {
+	err := comm.Run(ctx, newWorld(size, rt), func(ctx context.Context, c comm.Communicator) error {
 		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 	})
 	return errors.Join(err, rt.Close())

@@ -1,192 +1,252 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"fmt"
-	"log/slog"
-	"slices"
 	"sync"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// world is what the ranks share: whoever brings the last missing call does the
-// work, under one lock. That is slow, but every promise of the contract can be
-// seen in it.
+// world is what the ranks share: messages and collectives that wait for a rank.
+// Whoever brings what is missing does the work, under one lock, so that every
+// promise of the contract can be seen in it.
 type world struct {
-	mu      sync.Mutex
-	ranks   []*Communicator
-	memory  *cpu.Runtime  // to copy and reduce; all buffers are host memory
-	changed chan struct{} // closed and replaced when something was done
-	failure error         // why the world is broken
+	mu       sync.Mutex
+	memory   *cpu.Runtime // to copy and reduce; all buffers are host memory
+	size     int
+	meeting  *meeting
+	messages map[address][]message // sends or receives without their other end
+	left     []bool                // by rank
+
+	broken  chan struct{} // closed when a rank fails
+	failure error         // then
 }
 
-// Communicator is one rank. comm.Calls has the methods that move data: they
-// check their arguments and come to Submit or SubmitTogether.
-type Communicator struct {
-	comm.Calls
-	world *world
-	check comm.Check
-
-	// The world's lock guards what follows. queue holds what was submitted and is
-	// not done, one group after the other.
-	queue  [][]*pending
-	closed bool
+// meeting is a collective that not all ranks have come to. The slices are by rank.
+type meeting struct {
+	calls    []comm.Call
+	waits    []comm.Wait // of a Split
+	children []comm.Communicator
+	missing  int
+	done     chan struct{}
 }
 
-// pending is a call that is not done, or a Split.
-type pending struct {
+// message is one end of a message, and address what both ends have in common.
+type message struct {
 	comm.Call
-	done       bool
-	color, key int
-	child      *Communicator
+	done chan struct{}
 }
 
-var _ comm.Communicator = (*Communicator)(nil)
-
-// newWorld makes a world of n ranks.
-func newWorld(n int, memory *cpu.Runtime) *world {
-	w := &world{memory: memory, changed: make(chan struct{})}
-	for r := range n {
-		c := &Communicator{world: w, check: comm.Check{Backend: "custom", Rank: r, WorldSize: n}}
-		c.Calls = comm.NewCalls(&c.check, c)
-		w.ranks = append(w.ranks, c)
-	}
-	return w
+type address struct {
+	source, dest int
+	tag          uint32
 }
 
-// communicators makes a world of n ranks and returns their communicators.
-func communicators(n int, memory *cpu.Runtime) []comm.Communicator {
-	var all []comm.Communicator
-	for _, c := range newWorld(n, memory).ranks {
-		all = append(all, c)
+// newWorld makes a world and returns its communicators, in rank order.
+func newWorld(size int, memory *cpu.Runtime) []comm.Communicator {
+	w := &world{memory: memory, size: size, messages: map[address][]message{}, left: make([]bool, size), broken: make(chan struct{})}
+	w.meeting = w.newMeeting()
+	all := make([]comm.Communicator, size)
+	for r := range all {
+		all[r] = comm.NewSerial(comm.Check{Backend: "custom", Rank: r, WorldSize: size}, rank{w, r})
 	}
 	return all
 }
 
-// Usable implements [comm.Backend].
-func (c *Communicator) Usable() error {
-	c.world.mu.Lock()
-	defer c.world.mu.Unlock()
-	return c.usable()
+func (w *world) newMeeting() *meeting {
+	return &meeting{calls: make([]comm.Call, w.size), waits: make([]comm.Wait, w.size),
+		children: make([]comm.Communicator, w.size), missing: w.size, done: make(chan struct{})}
 }
 
-func (c *Communicator) usable() error {
-	switch {
-	case c.closed:
-		return comm.ErrClosed
-	case c.world.failure != nil:
-		return fmt.Errorf("%w: %w", comm.ErrBroken, c.world.failure)
-	}
-	return nil
+// rank is one rank: the comm.Worker, of which comm.NewSerial makes a communicator.
+type rank struct {
+	*world
+	number int
 }
 
-// Submit implements [comm.Backend].
-func (c *Communicator) Submit(call comm.Call) error { return c.SubmitTogether([]comm.Call{call}) }
-
-// SubmitTogether implements [comm.Backend].
-func (c *Communicator) SubmitTogether(calls []comm.Call) error {
-	var group []*pending
-	for _, call := range calls {
-		call.SendCounts, call.SendDispls = slices.Clone(call.SendCounts), slices.Clone(call.SendDispls)
-		call.RecvCounts, call.RecvDispls = slices.Clone(call.RecvCounts), slices.Clone(call.RecvDispls)
-		group = append(group, &pending{Call: call})
-	}
-	return c.enqueue(group...)
-}
-
-func (c *Communicator) enqueue(group ...*pending) error {
-	c.world.mu.Lock()
-	defer c.world.mu.Unlock()
-	if err := c.usable(); err != nil {
-		return err
-	}
-	c.queue = append(c.queue, group)
-	c.world.progress()
-	return nil
-}
-
-// Sync implements [comm.Communicator].
-func (c *Communicator) Sync(ctx context.Context) error { return c.finish(ctx, comm.OpSync) }
-
-// Barrier implements [comm.Communicator].
-func (c *Communicator) Barrier(ctx context.Context) error {
-	return c.finish(ctx, comm.OpBarrier, &pending{Call: comm.Call{Op: comm.OpBarrier}})
-}
-
-// Split implements [comm.Communicator].
-func (c *Communicator) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	p := &pending{Call: comm.Call{Op: comm.OpSplit}, color: color, key: key}
-	if err := c.finish(ctx, comm.OpSplit, p); err != nil || p.child == nil {
-		return nil, err
-	}
-	return p.child, nil
-}
-
-// finish submits what it is given and waits until everything is done.
-func (c *Communicator) finish(ctx context.Context, op comm.Op, group ...*pending) error {
-	err := c.enqueue(group...)
-	if err == nil {
-		err = c.world.wait(ctx, func() bool { return len(c.queue) == 0 })
-	}
-	if err != nil {
-		return c.check.Fail(op.String(), err)
-	}
-	return nil
-}
-
-// patience is how long Close waits for operations that are under way.
-const patience = time.Second
-
-// Close implements [comm.Communicator].
-func (c *Communicator) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := c.world.wait(ctx, func() bool { return c.closed || len(c.queue) == 0 }); err != nil {
-		slog.Warn("communicator closed with operations under way", "rank", c.Rank(), "error", err)
-	}
-	c.world.mu.Lock()
-	defer c.world.mu.Unlock()
-	c.closed = true
-	c.world.progress()
-	return nil
-}
-
-// wait waits until ready reports true, the world breaks, or ctx is done.
-func (w *world) wait(ctx context.Context, ready func() bool) error {
-	for {
-		w.mu.Lock()
-		changed, failure, done := w.changed, w.failure, ready()
-		w.mu.Unlock()
-		switch {
-		case done:
-			return nil
-		case failure != nil:
-			return failure
+// Work does the calls of a group.
+func (r rank) Work(calls []comm.Call) error {
+	var pending []<-chan struct{}
+	for _, c := range calls {
+		if c.Op.Message() {
+			pending = append(pending, r.post(c))
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			err := comm.ContextError(ctx)
-			w.mu.Lock()
-			w.fail(fmt.Errorf("%w: %w", comm.ErrPeerFailed, err))
-			w.mu.Unlock()
+	}
+	for _, c := range calls {
+		if !c.Op.Message() {
+			if _, err := r.meet(c, comm.Wait{}); err != nil {
+				return err
+			}
+		}
+	}
+	for _, done := range pending {
+		if err := r.await(done); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
-// fail breaks the world, unless it is broken or there is no error.
-func (w *world) fail(err error) {
-	if err != nil && w.failure == nil {
-		w.failure = err
-		w.announce()
+// Meet does a Barrier or a Split.
+func (r rank) Meet(w comm.Wait) (comm.Communicator, error) {
+	return r.meet(comm.Call{Op: w.Op}, w)
+}
+
+// Leave tells the others that this rank does not come any more.
+func (r rank) Leave(cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left[r.number] = true
+	if cause != nil {
+		r.fail(fmt.Errorf("%w: rank %d gave up: %w", comm.ErrPeerFailed, r.number, cause))
+	}
+	r.failIfStranded()
+}
+
+// await waits until something is done or the world breaks.
+func (w *world) await(done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-w.broken:
+		return w.failure
 	}
 }
 
-func (w *world) announce() {
-	close(w.changed)
-	w.changed = make(chan struct{})
+// meet takes part in a collective. The last rank does it for all of them.
+func (r rank) meet(c comm.Call, w comm.Wait) (comm.Communicator, error) {
+	r.mu.Lock()
+	m := r.meeting
+	m.calls[r.number], m.waits[r.number] = c, w
+	if m.missing--; m.missing == 0 {
+		r.meeting = r.newMeeting()
+		r.finish(r.perform(m), m.done)
+	}
+	r.failIfStranded()
+	r.mu.Unlock()
+	err := r.await(m.done)
+	return m.children[r.number], err
+}
+
+// post leaves one end of a message to be found by the other, or does the message
+// if that is there.
+func (r rank) post(c comm.Call) <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at := address{r.number, c.Peer, c.Tag}
+	if c.Op == comm.OpRecv {
+		at = address{c.Peer, r.number, c.Tag}
+	}
+	mine, waiting := message{c, make(chan struct{})}, r.messages[at]
+	if len(waiting) == 0 || waiting[0].Op == c.Op {
+		r.messages[at] = append(waiting, mine)
+		r.failIfStranded()
+		return mine.done
+	}
+	other := waiting[0]
+	r.messages[at] = waiting[1:]
+	send, recv := &other.Call, &c
+	if c.Op == comm.OpSend {
+		send, recv = recv, send
+	}
+	err := comm.AgreeOnMessage(at.source, send, at.dest, recv)
+	if err == nil {
+		err = r.copy(recv.Recv, send.Send, send.Bytes())
+	}
+	r.finish(err, mine.done, other.done)
+	return mine.done
+}
+
+// finish says that something is done, or breaks the world. The caller holds mu, as
+// for all that follows.
+func (w *world) finish(err error, done ...chan struct{}) {
+	if err != nil {
+		w.fail(err)
+		return
+	}
+	for _, d := range done {
+		close(d)
+	}
+}
+
+// fail breaks the world; the first cause stays.
+func (w *world) fail(err error) {
+	if w.failure == nil {
+		w.failure = err
+		close(w.broken)
+	}
+}
+
+// failIfStranded breaks the world if something waits for a rank that has left.
+func (w *world) failIfStranded() {
+	for r, left := range w.left {
+		needed := w.meeting.missing < w.size
+		for at, waiting := range w.messages {
+			needed = needed || len(waiting) > 0 && (at.source == r || at.dest == r)
+		}
+		if left && needed {
+			w.fail(fmt.Errorf("%w: rank %d has left", comm.ErrPeerFailed, r))
+		}
+	}
+}
+
+// perform does a collective, for all ranks.
+func (w *world) perform(m *meeting) error {
+	if err := cmp.Or(w.failure, comm.Agree(m.calls)); err != nil {
+		return err
+	}
+	switch c := m.calls[0]; c.Op {
+	case comm.OpBarrier:
+	case comm.OpSplit:
+		for _, group := range comm.SplitGroups(m.waits) {
+			for i, child := range newWorld(len(group), w.memory) {
+				m.children[group[i]] = child
+			}
+		}
+	case comm.OpAllReduce: // at once, as it may be in place
+		var sends, recvs []uintptr
+		for _, c := range m.calls {
+			sends, recvs = append(sends, c.Send), append(recvs, c.Recv)
+		}
+		return w.memory.Reduce(recvs, sends, c.Count, c.DType, c.Reduce)
+	default:
+		for to := range m.calls {
+			if err := w.performFor(to, m.calls); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// performFor does one rank's part: it copies or reduces what the others send it.
+func (w *world) performFor(to int, calls []comm.Call) error {
+	var sources []uintptr
+	for from := range calls {
+		src, bytes, sends := calls[from].SendPart(from, to)
+		dst, _, receives := calls[to].RecvPart(to, from)
+		switch {
+		case !sends || !receives:
+		case calls[to].Op.Reduces():
+			sources = append(sources, src)
+		default:
+			if err := w.copy(dst, src, bytes); err != nil {
+				return err
+			}
+		}
+	}
+	if len(sources) == 0 {
+		return nil
+	}
+	c := calls[to]
+	return w.memory.Reduce([]uintptr{c.Recv}, sources, c.Count, c.DType, c.Reduce)
+}
+
+func (w *world) copy(dst, src uintptr, bytes int) error {
+	if w.failure != nil || dst == src || bytes == 0 {
+		return w.failure
+	}
+	return w.memory.Copy(dst, src, bytes)
 }
