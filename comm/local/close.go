@@ -6,9 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 )
+
+// closeLimit is how long Close waits for pending work unless WithTimeout says
+// otherwise.
+const closeLimit = 5 * time.Second
 
 // close finishes what is pending, within a bounded time, and leaves.
 func (e *endpoint) close() error {

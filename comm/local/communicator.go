@@ -50,6 +50,15 @@ func (c *communicator) Close() error {
 	return c.close()
 }
 
+// End implements [comm.Ender].
+func (c *communicator) End(cause error) error {
+	if cause != nil {
+		c.abort(cause)
+		return nil
+	}
+	return c.closeAll()
+}
+
 // CheckDevice implements [comm.Reacher].
 func (c *communicator) CheckDevice(d device.Device) error {
 	if d.Kind == device.CPU {

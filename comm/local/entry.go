@@ -33,7 +33,7 @@ func (e *entry) call() comm.Call {
 // String describes the call as errors do.
 func (e *entry) String() string { return e.call().String() }
 
-// The lists of an extra. AllGatherV has the first two only.
+// The lists of a call. AllGatherV has the first two only.
 const (
 	recvCounts = iota
 	recvDispls
@@ -41,49 +41,27 @@ const (
 	sendDispls
 )
 
-// extra holds what only some calls have: a copy of the lists, one after the
-// other. It keeps its memory when it is used again.
-type extra struct {
-	ints  []int
-	split *splitCall
-}
+// lists is a copy of the lists of a call, one after the other. It keeps its memory
+// when it is used again.
+type lists struct{ ints []int }
 
-func (x *extra) set(c *comm.Call, split *splitCall) {
-	x.ints = x.ints[:0]
+func (l *lists) set(c *comm.Call) {
+	l.ints = l.ints[:0]
 	for _, list := range [...][]int{recvCounts: c.RecvCounts, recvDispls: c.RecvDispls, sendCounts: c.SendCounts, sendDispls: c.SendDispls} {
-		x.ints = append(x.ints, list...)
+		l.ints = append(l.ints, list...)
 	}
-	x.split = split
 }
 
 // list returns one of the lists, of n entries each.
-func (x *extra) list(which, n int) []int { return x.ints[which*n:][:n] }
+func (l *lists) list(which, n int) []int { return l.ints[which*n:][:n] }
 
-// lists gives a call what there is of the lists.
-func (x *extra) lists(c *comm.Call, n int) {
-	switch len(x.ints) {
+// give gives a call the lists.
+func (l *lists) give(c *comm.Call, n int) {
+	switch len(l.ints) {
 	case 4 * n:
-		c.SendCounts, c.SendDispls = x.list(sendCounts, n), x.list(sendDispls, n)
+		c.SendCounts, c.SendDispls = l.list(sendCounts, n), l.list(sendDispls, n)
 		fallthrough
 	case 2 * n:
-		c.RecvCounts, c.RecvDispls = x.list(recvCounts, n), x.list(recvDispls, n)
+		c.RecvCounts, c.RecvDispls = l.list(recvCounts, n), l.list(recvDispls, n)
 	}
-}
-
-// agree checks that all ranks called the same thing, before any of their
-// memory is touched. Calls without lists take a look at each.
-func (w *world) agree(s *slot) error {
-	same := true
-	for r := range s.calls {
-		same = same && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
-	}
-	if same {
-		return nil
-	}
-	for r := range s.calls {
-		c := s.calls[r].call()
-		s.extras[r].lists(&c, w.size)
-		w.agreeing[r] = c
-	}
-	return comm.Agree(w.agreeing)
 }

@@ -2,35 +2,12 @@ package local
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
-// quiesce returns once nobody touches buffers of this broken world, and nobody
-// will: what runs is finished, nothing else is started.
-func (e *endpoint) quiesce() {
-	w := e.world
-	for {
-		running := w.slot(w.front.completed.Load()).missing.Load() == 0
-		if !running && w.copying.Load() == 0 {
-			return
-		}
-		if !running || !e.help() {
-			runtime.Gosched()
-		}
-	}
-}
-
 // everyone is the rank of a failure that concerns all ranks alike.
 const everyone = -1
-
-// failure is why a world broke.
-type failure struct {
-	rank  int   // who caused it
-	own   error // what that rank reports
-	peers error // what the others report
-}
 
 // fail breaks the world, unless it is broken.
 func (w *world) fail(f *failure) {
@@ -100,14 +77,4 @@ func (e *endpoint) failed(f *failure) error {
 		}
 	}
 	return e.broken(f)
-}
-
-// giveUp breaks the world since the rank does not wait any longer.
-func (e *endpoint) giveUp(err error) {
-	err = fmt.Errorf("%w, waiting for %s", err, e.waitsFor())
-	e.world.fail(&failure{
-		rank:  e.rank,
-		own:   err,
-		peers: fmt.Errorf("%w: rank %d gave up: %w", comm.ErrPeerFailed, e.rank, err),
-	})
 }

@@ -32,9 +32,23 @@
 //   - The operations of one [comm.Communicator.Group] are not ordered among
 //     each other, except that collectives keep their order; overlapping
 //     buffers of messages in one group are [comm.ErrArgument].
+//
+// # How it is written
+//
+// Each file uses only those before it in this list:
+//
+//   - entry, queue, plan, claim: a call, a list, how work is cut and who takes it
+//   - world: the state, of the ranks together and of each
+//   - lot, failure: how ranks sleep and are woken, how a world breaks
+//   - op, collective, driver, message, endpoint: what one operation does, and in
+//     which order a rank's operations start
+//   - progress: how they go on
+//   - submit, wait, close, split: what a rank does
+//   - communicator, local: what the user sees
 package local
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"time"
@@ -42,19 +56,8 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// backend is what errors of this package say they come from.
-const backend = "local"
-
-// closeLimit is how long Close waits for pending work unless WithTimeout says
-// otherwise.
-const closeLimit = 5 * time.Second
-
 // Option changes how a world works.
 type Option func(*options)
-
-type options struct {
-	timeout time.Duration // 0: none
-}
 
 // WithTimeout bounds every wait whose context has no deadline of its own, and
 // the time that Close gives pending work. Without it, such waits take as long
@@ -80,4 +83,16 @@ func New(n int, opts ...Option) ([]comm.Communicator, error) {
 		comms[r] = newCommunicator(e)
 	}
 	return comms, nil
+}
+
+// Run makes a world of n ranks and runs body for each of them as [comm.Run]
+// does: it closes the communicators, also those that the body split off and did
+// not close, and a rank whose body returns an error or panics breaks them, so
+// that the others get [comm.ErrPeerFailed] and the cause.
+func Run(ctx context.Context, n int, body func(ctx context.Context, c comm.Communicator) error, opts ...Option) error {
+	comms, err := New(n, opts...)
+	if err != nil {
+		return err
+	}
+	return comm.Run(ctx, comms, body)
 }

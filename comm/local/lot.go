@@ -3,25 +3,20 @@ package local
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
-// lot is where waiting ranks sleep.
-type lot struct {
-	mu      sync.Mutex
-	waiting []*waiter
-	idle    []*waiter
-}
+// noLimit is the limit of a wait that only its context ends.
+var noLimit = time.Unix(1<<40, 0)
 
-// waiter is one sleeping goroutine.
-type waiter struct {
-	endpoint *endpoint
-	place    int           // in lot.waiting
-	wake     chan struct{} // has room for one
-	timer    *time.Timer   // made when first needed
+// limit returns when a wait ends if its context does not end it.
+func (w *world) limit(ctx context.Context) time.Time {
+	if _, ok := ctx.Deadline(); ok || w.options.timeout <= 0 {
+		return noLimit
+	}
+	return time.Now().Add(w.options.timeout)
 }
 
 // sleep waits until there may be something to do for the rank. It returns an

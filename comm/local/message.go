@@ -2,7 +2,6 @@ package local
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostops"
@@ -12,55 +11,6 @@ import (
 // by ranks that wait. Shorter ones are copied by the rank that completes the
 // pair.
 const messageChunk = 256 << 10
-
-// mailbox holds the messages to one rank that have only one side yet, in the
-// order in which they were posted. It has sends or receives of any (source,
-// tag), never both of one.
-type mailbox struct {
-	mu      sync.Mutex
-	waiting []*op
-	_       cacheLine
-}
-
-// source and destination of a message.
-func (o *op) source() int {
-	if o.op == comm.OpSend {
-		return o.owner.rank
-	}
-	return int(o.peer)
-}
-
-func (o *op) destination() int {
-	if o.op == comm.OpSend {
-		return int(o.peer)
-	}
-	return o.owner.rank
-}
-
-// matches reports whether two operations are the sides of one message.
-func (o *op) matches(other *op) bool {
-	return o.op != other.op && o.tag == other.tag && o.source() == other.source()
-}
-
-// buffer returns the memory that a message uses on its side.
-func (o *op) buffer() (start, end uintptr) {
-	start = o.send
-	if o.op == comm.OpRecv {
-		start = o.recv
-	}
-	return start, start + uintptr(o.count*o.dt.Size())
-}
-
-// conflicts reports whether two messages of one rank touch the same memory,
-// at least one of them writing it.
-func (o *op) conflicts(other *op) bool {
-	if o.op == comm.OpSend && other.op == comm.OpSend {
-		return false
-	}
-	a, aEnd := o.buffer()
-	b, bEnd := other.buffer()
-	return max(a, b) < min(aEnd, bEnd) // nothing overlaps an empty buffer
-}
 
 // post looks for the other side of a message and otherwise leaves it to be
 // found. The caller holds the lock of the operation's endpoint, so that a
@@ -154,36 +104,8 @@ func (d *driver) messageDone(o *op) {
 	}
 }
 
-// jobList holds long messages that have chunks left to copy.
-type jobList struct {
-	mu   sync.Mutex
-	list []*op
-}
-
 func (l *jobList) push(o *op) {
 	l.mu.Lock()
 	l.list = append(l.list, o)
 	l.mu.Unlock()
-}
-
-// helpMessage copies one chunk of a message.
-func (e *endpoint) helpMessage() bool {
-	w := e.world
-	w.jobs.mu.Lock()
-	if len(w.jobs.list) == 0 {
-		w.jobs.mu.Unlock()
-		return false
-	}
-	o := w.jobs.list[0]
-	chunk := o.next
-	o.next++
-	if o.next == o.chunks {
-		w.jobs.list = slices.Delete(w.jobs.list, 0, 1)
-		w.front.jobs.Add(-1)
-	}
-	w.jobs.mu.Unlock()
-	d := driver{endpoint: e}
-	d.copyChunk(o, chunk)
-	d.run()
-	return true
 }

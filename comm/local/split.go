@@ -6,12 +6,6 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// splitCall is one rank's part in a Split.
-type splitCall struct {
-	comm.Wait
-	child *endpoint // the result, nil for a negative color
-}
-
 // split takes part in a Split. Its result is this rank's endpoint of the new world.
 func (e *endpoint) split(ctx context.Context, w comm.Wait) (*endpoint, error) {
 	sc := &splitCall{Wait: w}
@@ -32,22 +26,4 @@ func (e *endpoint) meet(ctx context.Context, op comm.Op, split *splitCall) error
 		return err
 	}
 	return e.settle(ctx)
-}
-
-// split makes the worlds that the ranks of a Split asked for.
-func (w *world) split(s *slot) {
-	splits := make([]comm.Wait, w.size)
-	for r := range s.extras {
-		splits[r] = s.extras[r].split.Wait
-	}
-	for _, ranks := range comm.SplitGroups(splits) {
-		child := newWorld(len(ranks), w.spins, w.options) // as many ranks as before
-		for i, r := range ranks {
-			child.ranks[i].root = w.ranks[r].root
-			s.extras[r].split.child = child.ranks[i]
-		}
-	}
-	for r := range s.extras {
-		s.extras[r].split = nil
-	}
 }

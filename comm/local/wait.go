@@ -10,17 +10,9 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-const (
-	// minSpin and maxSpin bound how often a rank looks for an end of its waiting
-	// before it gives up its processor, in worlds that have a processor per
-	// rank: some microseconds, more than the peers take for a small collective
-	// if they come at the same time, to some tens, more than it takes to wake a
-	// sleeping thread. In between, the limit follows what was worth it lately.
-	minSpin, maxSpin = 500, 10000
-	// yieldLooks is how often it looks then, letting other goroutines run in
-	// between, before it sleeps.
-	yieldLooks = 16
-)
+// yieldLooks is how often a rank looks for an end of its waiting after it has spun,
+// letting other goroutines run in between, before it sleeps.
+const yieldLooks = 16
 
 // sync waits until everything the rank submitted is done.
 func (e *endpoint) sync(ctx context.Context) error {
@@ -92,15 +84,14 @@ func (e *endpoint) learn(spin, looks int) {
 	}
 }
 
-// noLimit is the limit of a wait that only its context ends.
-var noLimit = time.Unix(1<<40, 0)
-
-// limit returns when a wait ends if its context does not end it.
-func (w *world) limit(ctx context.Context) time.Time {
-	if _, ok := ctx.Deadline(); ok || w.options.timeout <= 0 {
-		return noLimit
-	}
-	return time.Now().Add(w.options.timeout)
+// giveUp breaks the world since the rank does not wait any longer.
+func (e *endpoint) giveUp(err error) {
+	err = fmt.Errorf("%w, waiting for %s", err, e.waitsFor())
+	e.world.fail(&failure{
+		rank:  e.rank,
+		own:   err,
+		peers: fmt.Errorf("%w: rank %d gave up: %w", comm.ErrPeerFailed, e.rank, err),
+	})
 }
 
 // waitsFor describes what keeps the rank waiting.

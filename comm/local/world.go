@@ -2,10 +2,15 @@ package local
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 )
+
+// backend is what errors of this package say they come from.
+const backend = "local"
 
 // ringSize is how many collectives a rank may be ahead of the slowest one
 // before its calls are queued. It is a power of two.
@@ -15,9 +20,20 @@ const ringSize = 64
 // broken by then.
 const abandoned = -1
 
+// minSpin and maxSpin bound how often a rank looks for an end of its waiting before
+// it gives up its processor, in worlds that have a processor per rank: some
+// microseconds, more than the peers take for a small collective if they come at the
+// same time, to some tens, more than it takes to wake a sleeping thread. In between,
+// the limit follows what was worth it lately.
+const minSpin, maxSpin = 500, 10000
+
 // cacheLine separates what different cores write. Processors fetch lines in
 // pairs.
 type cacheLine [128]byte
+
+type options struct {
+	timeout time.Duration // 0: none
+}
 
 // world is the state that the ranks of one communicator share.
 type world struct {
@@ -61,6 +77,123 @@ type slot struct {
 	_       cacheLine
 }
 
+// extra holds what only some calls have.
+type extra struct {
+	lists
+	split *splitCall
+}
+
+func (x *extra) set(c *comm.Call, split *splitCall) {
+	x.lists.set(c)
+	x.split = split
+}
+
+// splitCall is one rank's part in a Split.
+type splitCall struct {
+	comm.Wait
+	child *endpoint // the result, nil for a negative color
+}
+
+// endpoint is one rank of a world: what it submitted and in which order that
+// may start.
+//
+// Collectives usually go straight into the ring. Messages, groups, and
+// collectives that have to wait for messages or for a free slot pass through
+// the backlog, which starts its operations first in, first out, as soon as
+// what came before allows.
+type endpoint struct {
+	_     cacheLine
+	world *world
+	rank  int
+	check comm.Check
+
+	mu sync.Mutex // guards what has no lock or atomic type of its own
+
+	arrivals  atomic.Uint64 // collectives put into the ring
+	pending   atomic.Int32  // operations in the backlog or open
+	submitted atomic.Uint64 // all operations
+	settled   atomic.Uint64 // of these, known to the rank as done
+	spin      atomic.Int32  // how long waits spin, in looks; 0: not at all
+	told      atomic.Bool   // the rank knows why the world broke
+	closed    atomic.Bool   // by this rank
+	gone      atomic.Bool   // closed, and nothing pending
+	leakAlarm runtime.Cleanup
+
+	backlog  queue[*op]
+	open     []*op // messages that were posted and are not done
+	idle     []*op // for reuse
+	released uint64
+	batches  uint64
+	stalled  atomic.Bool // counted in world.stalled
+
+	next   *endpoint // see driver.kicked
+	linked atomic.Bool
+
+	batch   []*op // the group being submitted
+	scratch atomic.Pointer[scratch]
+
+	root     *endpoint   // where the Splits that led here began; itself for what New made
+	children []*endpoint // of a root: all that was split off below it and has not departed
+}
+
+// op is an operation that does not go straight into the ring.
+type op struct {
+	entry
+	extra
+	owner *endpoint
+	tag   uint32
+	batch uint64
+	// What the batch has: all operations of a batch start together.
+	collectives, messages bool
+	// Of a receive that is being copied in chunks.
+	match  *op
+	next   int
+	chunks int
+	left   atomic.Int32
+}
+
+// mailbox holds the messages to one rank that have only one side yet, in the
+// order in which they were posted. It has sends or receives of any (source,
+// tag), never both of one.
+type mailbox struct {
+	mu      sync.Mutex
+	waiting []*op
+	_       cacheLine
+}
+
+// failure is why a world broke.
+type failure struct {
+	rank  int   // who caused it
+	own   error // what that rank reports
+	peers error // what the others report
+}
+
+// lot is where waiting ranks sleep.
+type lot struct {
+	mu      sync.Mutex
+	waiting []*waiter
+	idle    []*waiter
+}
+
+// waiter is one sleeping goroutine.
+type waiter struct {
+	endpoint *endpoint
+	place    int           // in lot.waiting
+	wake     chan struct{} // has room for one
+	timer    *time.Timer   // made when first needed
+}
+
+// jobList holds long messages that have chunks left to copy.
+type jobList struct {
+	mu   sync.Mutex
+	list []*op
+}
+
+// scratch is working memory of one goroutine that executes chunks.
+type scratch struct {
+	src, dst []uintptr
+}
+
 func newWorld(size int, spins bool, o options) *world {
 	w := &world{
 		size:    size,
@@ -87,62 +220,24 @@ func newWorld(size int, spins bool, o options) *world {
 	return w
 }
 
+func newEndpoint(w *world, rank int) *endpoint {
+	e := &endpoint{world: w, rank: rank}
+	e.root = e
+	e.check = comm.Check{Backend: backend, Rank: rank, WorldSize: w.size}
+	if w.spins {
+		e.spin.Store(minSpin)
+	}
+	return e
+}
+
 func (w *world) slot(seq uint64) *slot { return &w.slots[seq%ringSize] }
 
-// claim says which chunks of the running collective nobody has taken: those
-// numbered from low to high-1. It holds the low 32 bits of the collective's
-// sequence number (so that a stale claim cannot succeed), low and high in one
-// word.
-type claim struct{ word atomic.Uint64 }
-
-// offer makes chunks 0 to n-1 of a collective available.
-func (c *claim) offer(seq uint64, n int) { c.word.Store(seq<<32 | uint64(n)) }
-
-// any reports whether there are chunks to take.
-func (c *claim) any() bool {
-	v := c.word.Load()
-	return uint16(v>>16) < uint16(v)
+// hasSlot reports whether the ring has a slot for the rank's next collective.
+func (e *endpoint) hasSlot() bool {
+	return e.arrivals.Load()-e.world.front.completed.Load() < ringSize
 }
 
-// take claims a chunk. Even ranks take them from the low end and odd ranks
-// from the high end, so that a rank mostly works on the same part of a buffer
-// that it sees again and again, and may still have it in its cache.
-func (c *claim) take(rank int) (slot, chunk int, ok bool) {
-	for {
-		v := c.word.Load()
-		low, high := uint16(v>>16), uint16(v)
-		if low >= high {
-			return 0, 0, false
-		}
-		chunk, next := int(low), v+1<<16
-		if rank%2 != 0 {
-			chunk, next = int(high)-1, v-1
-		}
-		if c.word.CompareAndSwap(v, next) {
-			return int(v >> 32 % ringSize), chunk, true
-		}
-	}
-}
-
-// help does one piece of work that is waiting for somebody, if there is any.
-func (e *endpoint) help() bool {
-	w := e.world
-	if w.front.claim.any() {
-		if i, chunk, ok := w.front.claim.take(e.rank); ok {
-			e.helpCollective(&w.slots[i], chunk)
-			return true
-		}
-	}
-	return w.front.jobs.Load() > 0 && e.helpMessage()
-}
-
-func (e *endpoint) helpCollective(s *slot, chunk int) {
-	scratch := e.takeScratch()
-	s.execute(chunk, scratch)
-	e.returnScratch(scratch)
-	if s.left.Add(-1) == 0 {
-		d := driver{endpoint: e}
-		d.finish(e.world.front.completed.Load(), s)
-		d.run()
-	}
+// done reports whether everything that was submitted is done.
+func (e *endpoint) done() bool {
+	return e.pending.Load() == 0 && e.world.front.completed.Load() >= e.arrivals.Load()
 }

@@ -1,0 +1,176 @@
+package local
+
+import (
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostops"
+)
+
+// agree checks that all ranks called the same thing, before any of their
+// memory is touched. Calls without lists take a look at each.
+func (w *world) agree(s *slot) error {
+	same := true
+	for r := range s.calls {
+		same = same && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
+	}
+	if same {
+		return nil
+	}
+	for r := range s.calls {
+		c := s.calls[r].call()
+		s.extras[r].give(&c, w.size)
+		w.agreeing[r] = c
+	}
+	return comm.Agree(w.agreeing)
+}
+
+// prepare cuts the work of the slot's collective for that many workers.
+func (s *slot) prepare(workers int) {
+	c, n, p := &s.calls[0], len(s.calls), &s.plan
+	p.size, p.row, p.uneven = c.dt.Size(), c.count, false
+	rows, sources, destinations := 1, 1, 1
+	switch c.op {
+	case comm.OpAllReduce:
+		sources, destinations = n, n
+	case comm.OpBroadcast:
+		destinations = n
+	case comm.OpReduce:
+		sources = n
+	case comm.OpAllGather:
+		rows, destinations = n, n
+	case comm.OpAllGatherV:
+		destinations = n
+		p.unevenRows()
+		p.addRows(s.extras[0].list(recvCounts, n))
+	case comm.OpReduceScatter:
+		rows, sources = n, n
+	case comm.OpAllToAll:
+		rows = n * n
+	case comm.OpAllToAllV:
+		p.unevenRows()
+		for r := range s.extras {
+			p.addRows(s.extras[r].list(recvCounts, n))
+		}
+	case comm.OpGather, comm.OpScatter:
+		rows = n
+	}
+	if !p.uneven {
+		p.total = rows * p.row
+	}
+	p.cut(sources, destinations, workers)
+}
+
+// execute does one chunk of a collective.
+func (s *slot) execute(chunk int, w *scratch) {
+	p := &s.plan
+	at := chunk * p.step
+	end := min(at+p.step, p.total)
+	for at < end {
+		row, rowStart, rowEnd := p.locate(at)
+		n := min(rowEnd, end) - at
+		s.move(row, at-rowStart, n, w)
+		at += n
+	}
+}
+
+// move does n elements of a row, from element offset on.
+func (s *slot) move(row, offset, n int, w *scratch) {
+	c, ranks, size := &s.calls[0], len(s.calls), s.plan.size
+	at := uintptr(offset * size)            // within the row
+	rowAt := uintptr(row*c.count*size) + at // within a buffer of WorldSize rows
+	root := &s.calls[c.peer]
+	dst := w.dst[:0]
+	var src uintptr
+	switch c.op {
+	case comm.OpAllReduce:
+		for r := range s.calls {
+			dst = append(dst, s.calls[r].recv+at)
+		}
+		s.combine(dst, at, n, w)
+		return
+	case comm.OpReduce:
+		s.combine(append(dst, root.recv+at), at, n, w)
+		return
+	case comm.OpReduceScatter:
+		s.combine(append(dst, s.calls[row].recv+at), rowAt, n, w)
+		return
+	case comm.OpBroadcast:
+		src = root.send + at
+		for r := range s.calls {
+			dst = append(dst, s.calls[r].recv+at)
+		}
+	case comm.OpAllGather:
+		src = s.calls[row].send + at
+		for r := range s.calls {
+			dst = append(dst, s.calls[r].recv+rowAt)
+		}
+	case comm.OpAllGatherV:
+		src = s.calls[row].send + at
+		for r := range s.calls {
+			displ := s.extras[r].list(recvDispls, ranks)[row]
+			dst = append(dst, s.calls[r].recv+uintptr(displ*size)+at)
+		}
+	case comm.OpAllToAll:
+		to, from := row/ranks, row%ranks
+		src = s.calls[from].send + uintptr(to*c.count*size) + at
+		dst = append(dst, s.calls[to].recv+uintptr(from*c.count*size)+at)
+	case comm.OpAllToAllV:
+		to, from := row/ranks, row%ranks
+		sendAt := s.extras[from].list(sendDispls, ranks)[to]
+		recvAt := s.extras[to].list(recvDispls, ranks)[from]
+		src = s.calls[from].send + uintptr(sendAt*size) + at
+		dst = append(dst, s.calls[to].recv+uintptr(recvAt*size)+at)
+	case comm.OpGather:
+		src = s.calls[row].send + at
+		dst = append(dst, root.recv+rowAt)
+	case comm.OpScatter:
+		src = root.send + rowAt
+		dst = append(dst, s.calls[row].recv+at)
+	}
+	for _, d := range dst {
+		if d != src { // in place
+			hostops.Copy(d, src, n*size, s.plan.streaming)
+		}
+	}
+}
+
+// combine reduces n elements, which lie at the same place of every rank's
+// send buffer, into all of dst.
+func (s *slot) combine(dst []uintptr, at uintptr, n int, w *scratch) {
+	src := w.src[:0]
+	for r := range s.calls {
+		src = append(src, s.calls[r].send+at)
+	}
+	c := &s.calls[0]
+	hostops.Reduce(dst, src, n, c.dt, c.reduce, s.plan.streaming)
+}
+
+// takeScratch returns working memory that nobody else uses. It is kept for
+// the next time, so that a rank whose goroutines wait one at a time allocates
+// it once.
+func (e *endpoint) takeScratch() *scratch {
+	if s := e.scratch.Swap(nil); s != nil {
+		return s
+	}
+	n := e.world.size
+	return &scratch{src: make([]uintptr, 0, n), dst: make([]uintptr, 0, n)}
+}
+
+func (e *endpoint) returnScratch(s *scratch) { e.scratch.Store(s) }
+
+// split makes the worlds that the ranks of a Split asked for.
+func (w *world) split(s *slot) {
+	splits := make([]comm.Wait, w.size)
+	for r := range s.extras {
+		splits[r] = s.extras[r].split.Wait
+	}
+	for _, ranks := range comm.SplitGroups(splits) {
+		child := newWorld(len(ranks), w.spins, w.options) // as many ranks as before
+		for i, r := range ranks {
+			child.ranks[i].root = w.ranks[r].root
+			s.extras[r].split.child = child.ranks[i]
+		}
+	}
+	for r := range s.extras {
+		s.extras[r].split = nil
+	}
+}

@@ -1,0 +1,167 @@
+package local
+
+import (
+	"runtime"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// run goes on until nothing is left to do.
+func (d *driver) run() {
+	for {
+		switch {
+		case d.ready:
+			d.ready = false
+			d.start(d.seq)
+		case d.kicked != nil:
+			e := d.kicked
+			d.kicked = e.next
+			e.linked.Store(false) // from here on, others may kick it again
+			d.pump(e)
+		default:
+			return
+		}
+	}
+}
+
+// start runs a collective that all ranks have submitted, or lets them run it.
+func (d *driver) start(seq uint64) {
+	w, s := d.world, d.world.slot(seq)
+	if w.failure.Load() != nil {
+		s.missing.Store(abandoned)
+		return
+	}
+	if err := w.agree(s); err != nil {
+		w.fail(&failure{rank: everyone, own: err, peers: err})
+		s.missing.Store(abandoned)
+		return
+	}
+	switch s.calls[0].op {
+	case comm.OpBarrier:
+	case comm.OpSplit:
+		w.split(s)
+	default:
+		s.prepare(w.workers)
+		chunks := s.plan.chunks
+		if chunks > 1 {
+			s.left.Store(int32(chunks))
+			w.front.claim.offer(seq, chunks) // from here on, the slot may be used anew at any time
+			w.wakeHelpers(chunks, anyone)
+			return
+		}
+		if chunks == 1 {
+			scratch := d.takeScratch()
+			s.execute(0, scratch)
+			d.returnScratch(scratch)
+		}
+	}
+	d.finish(seq, s)
+}
+
+// finish hands a collective that is done back to its ranks, and its slot to
+// the collective that comes one round later.
+func (d *driver) finish(seq uint64, s *slot) {
+	w := d.world
+	s.missing.Store(int32(w.size) + 1)
+	w.front.completed.Store(seq + 1)
+	w.wakeDone()
+	if w.stalled.Load() > 0 {
+		for _, e := range w.ranks {
+			if e.stalled.Load() {
+				d.kick(e)
+			}
+		}
+	}
+	d.arrived(seq + 1)
+}
+
+// pump starts what it can of an endpoint's backlog.
+func (d *driver) pump(e *endpoint) {
+	for d.world.failure.Load() == nil {
+		e.mu.Lock()
+		if !e.advanceable() {
+			e.mu.Unlock()
+			return
+		}
+		o := e.backlog.pop()
+		if o.op.Message() {
+			e.open = append(e.open, o)
+			match := e.post(o)
+			e.mu.Unlock()
+			d.posted(o, match)
+			continue
+		}
+		seq := e.arrivals.Load()
+		s := e.world.slot(seq)
+		s.calls[e.rank] = o.entry
+		x := &s.extras[e.rank]
+		x.lists, o.lists = o.lists, x.lists
+		x.split = o.split
+		e.arrivals.Store(seq + 1)
+		e.pending.Add(-1)
+		e.recycle(o)
+		e.mu.Unlock()
+		d.arrive(seq)
+	}
+}
+
+// help does one piece of work that is waiting for somebody, if there is any.
+func (e *endpoint) help() bool {
+	w := e.world
+	if w.front.claim.any() {
+		if seq, chunk, ok := w.front.claim.take(e.rank); ok {
+			e.helpCollective(w.slot(seq), chunk)
+			return true
+		}
+	}
+	return w.front.jobs.Load() > 0 && e.helpMessage()
+}
+
+func (e *endpoint) helpCollective(s *slot, chunk int) {
+	scratch := e.takeScratch()
+	s.execute(chunk, scratch)
+	e.returnScratch(scratch)
+	if s.left.Add(-1) == 0 {
+		d := driver{endpoint: e}
+		d.finish(e.world.front.completed.Load(), s)
+		d.run()
+	}
+}
+
+// helpMessage copies one chunk of a message.
+func (e *endpoint) helpMessage() bool {
+	w := e.world
+	w.jobs.mu.Lock()
+	if len(w.jobs.list) == 0 {
+		w.jobs.mu.Unlock()
+		return false
+	}
+	o := w.jobs.list[0]
+	chunk := o.next
+	o.next++
+	if o.next == o.chunks {
+		w.jobs.list = slices.Delete(w.jobs.list, 0, 1)
+		w.front.jobs.Add(-1)
+	}
+	w.jobs.mu.Unlock()
+	d := driver{endpoint: e}
+	d.copyChunk(o, chunk)
+	d.run()
+	return true
+}
+
+// quiesce returns once nobody touches buffers of this broken world, and nobody
+// will: what runs is finished, nothing else is started.
+func (e *endpoint) quiesce() {
+	w := e.world
+	for {
+		running := w.slot(w.front.completed.Load()).missing.Load() == 0
+		if !running && w.copying.Load() == 0 {
+			return
+		}
+		if !running || !e.help() {
+			runtime.Gosched()
+		}
+	}
+}

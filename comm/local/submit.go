@@ -1,0 +1,75 @@
+package local
+
+import "github.com/tutti-go/tutti/comm"
+
+// Submit implements [comm.Backend].
+func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil) }
+
+// submit takes one operation. split is its part of a Split.
+func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
+	e.mu.Lock()
+	if err := e.Usable(); err != nil {
+		e.mu.Unlock()
+		return e.turnDown(err)
+	}
+	e.submitted.Store(e.submitted.Load() + 1)
+	run := driver{endpoint: e}
+	if !c.Op.Message() && e.pending.Load() == 0 && e.hasSlot() {
+		seq := e.arrivals.Load()
+		s := e.world.slot(seq)
+		s.calls[e.rank] = newEntry(c)
+		if c.RecvCounts != nil || split != nil {
+			s.extras[e.rank].set(c, split)
+		}
+		e.arrivals.Store(seq + 1)
+		e.mu.Unlock()
+		run.arrive(seq)
+	} else {
+		e.enqueue([]*op{e.newOp(c, split)})
+		e.mu.Unlock()
+		run.kick(e)
+	}
+	run.run()
+	return nil
+}
+
+// SubmitTogether implements [comm.Backend].
+func (e *endpoint) SubmitTogether(calls []comm.Call) error {
+	e.mu.Lock()
+	if err := e.Usable(); err != nil {
+		e.mu.Unlock()
+		return e.turnDown(err)
+	}
+	e.submitted.Store(e.submitted.Load() + uint64(len(calls)))
+	for i := range calls {
+		e.batch = append(e.batch, e.newOp(&calls[i], nil))
+	}
+	e.enqueue(e.batch)
+	clear(e.batch)
+	e.batch = e.batch[:0]
+	e.mu.Unlock()
+	run := driver{endpoint: e}
+	run.kick(e)
+	run.run()
+	return nil
+}
+
+// Usable implements [comm.Backend].
+func (e *endpoint) Usable() error {
+	if e.closed.Load() {
+		return comm.ErrClosed
+	}
+	if f := e.world.failure.Load(); f != nil {
+		return e.broken(f)
+	}
+	return nil
+}
+
+// turnDown returns the error of a call that submits nothing. If that is because
+// the communicator broke, nobody touches the rank's buffers any more.
+func (e *endpoint) turnDown(err error) error {
+	if e.world.failure.Load() != nil {
+		e.quiesce()
+	}
+	return err
+}
