@@ -8,15 +8,14 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// clip computes what bounds the gradient's norm as the configuration says, on
-// the device: a factor by which it is to be multiplied. It returns the factor's
-// address, 0 if nothing is to be clipped.
-func (s *Sparse) clip(ctx context.Context, grad uintptr, dt dtype.DType) uintptr {
+// clip has g multiplied by what bounds its norm as the configuration says, which
+// it computes on the device.
+func (s *Sparse) clip(ctx context.Context, g *gradient) {
 	if s.cfg.ClipNorm == 0 || s.n == 0 || s.err != nil {
-		return 0
+		return
 	}
 	squares, factor := s.at(numSquares), s.at(numFactor)
-	s.check(s.kernels.SumSquares(grad, dt, s.n, squares))
+	s.check(s.kernels.SumSquares(g.ptr, g.dt, s.n, squares))
 	share, limit := 1.0, s.cfg.ClipNorm/math.Sqrt(float64(s.size))
 	if s.cfg.Clip == ClipGlobal {
 		s.communicate(ctx, comm.AllReduceCall(squares, squares, 1, dtype.F64, comm.Sum))
@@ -25,5 +24,5 @@ func (s *Sparse) clip(ctx context.Context, grad uintptr, dt dtype.DType) uintptr
 	if s.err == nil {
 		s.check(s.kernels.ClipFactor(factor, squares, share, limit))
 	}
-	return factor
+	g.factor = factor
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -40,11 +41,14 @@ type engine struct {
 
 	target gradient // of the step: where the result goes
 	before buffer   // the numbers before the step
-	past   past     // what earlier steps left on the host
-	ago    past     // that before the step
-	undoes bool     // the step may be undone: it has begun
-	waited bool     // the host has waited for the device in this step
-	flat   buffer   // a dense result, until the step is sure to succeed
+	flags  uintptr  // P I32: of each list of the result, how many may overflow
+	skip   uintptr  // I32, and how many: if one is not 0, the device undoes the step
+	skips  int
+	past   past   // what earlier steps left on the host
+	ago    past   // that before the step
+	undoes bool   // the step may be undone: it has begun
+	waited bool   // the host has waited for the device in this step
+	flat   buffer // a dense result, until the step is sure to succeed
 
 	numbers
 	buffers   []*buffer
@@ -83,7 +87,7 @@ func (e *engine) save() {
 		return
 	}
 	e.copy(e.before.ptr, e.words.ptr, int(e.overflows))
-	e.fill(e.at(e.overflows), e.size)
+	e.fill(e.flags, e.size)
 	// A graph needs addresses that stay, so its capture freezes the allocator.
 	if e.fixed = e.fixed || e.rt.Stats().Frozen; e.fixed && e.origin != 0 {
 		e.copy(e.origin, e.residual, e.n)
@@ -113,16 +117,18 @@ func (e *engine) undo() {
 // undoIfOverflow has the device undo the step, and make the gradient zero, if
 // there were overflows. There is no past then: what uses it has the host wait.
 func (e *engine) undoIfOverflow(g gradient) {
-	e.copyIfOverflow(e.words.ptr, e.before.ptr, dtype.F32, int(e.overflows))
-	if e.origin != 0 {
-		e.copyIfOverflow(e.residual, e.origin, dtype.F32, e.n)
+	if e.undoes {
+		e.copyIfOverflow(e.words.ptr, e.before.ptr, dtype.F32, int(e.overflows))
+		if e.origin != 0 {
+			e.copyIfOverflow(e.residual, e.origin, dtype.F32, e.n)
+		}
 	}
 	e.copyIfOverflow(g.ptr, 0, g.dt, e.n)
 }
 
 func (e *engine) copyIfOverflow(dst, src uintptr, dt dtype.DType, n int) {
 	if e.err == nil {
-		e.check(e.kernels.CopyIf(dst, src, dt, n, e.at(e.overflows), e.size))
+		e.check(e.kernels.CopyIf(dst, src, dt, n, e.skip, e.skips))
 	}
 }
 
@@ -138,7 +144,7 @@ func (e *engine) countResult(r result) {
 
 func (e *engine) countList(l runtime.Entries, i int) {
 	if e.err == nil {
-		e.check(e.kernels.CountAbove(l, e.at(numLimit), 1, e.at(e.overflows+number(i))))
+		e.check(e.kernels.CountAbove(l, e.at(numLimit), 1, at(e.flags, i)))
 	}
 }
 
@@ -156,7 +162,12 @@ func (e *engine) countArray(p uintptr, dt dtype.DType) {
 // any.
 func (e *engine) overflowed(ctx context.Context) bool {
 	e.read(ctx)
-	return slices.ContainsFunc(e.host[e.overflows:][:e.size], func(n int32) bool { return n != 0 })
+	counts := e.host[e.overflows:][:e.size]
+	if e.skip != e.at(e.overflows) && e.err == nil { // it is decided with other tensors
+		clear(counts)
+		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
+	}
+	return slices.ContainsFunc(counts, func(n int32) bool { return n != 0 })
 }
 
 // close gives all device memory back, if the communicator is done with it. Its

@@ -64,6 +64,7 @@ func (e *engine) prepareNumbers() {
 	e.allocate(&e.words, len(e.host)*wordSize)
 	e.fill(e.words.ptr, len(e.host))
 	e.allocate(&e.before, len(e.host)*wordSize)
+	e.flags, e.skip, e.skips = e.at(e.overflows), e.at(e.overflows), e.size
 	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))))
 }
 

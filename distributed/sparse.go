@@ -33,6 +33,7 @@ type Sparse struct {
 
 	// Of the last step.
 	stats   StepStats
+	last    StepStats       // those of the step before
 	counted bool            // stats has what is on the device, too
 	open    bool            // the device knows whether it was skipped
 	picks   runtime.Entries // unless it was dense
@@ -191,30 +192,101 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	if err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
-		return opError(op, comm.ContextError(ctx))
-	}
-	if err := s.order.drain(ctx); err != nil { // an earlier step failed
-		return opError(op, err)
-	}
-	last, sent := s.stats, s.meter.Totals()
-	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
-	s.undoes, s.waited, s.open = false, false, false
-	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
-	if dense || s.cfg.Pattern == Dense {
-		s.reduceDense(ctx, ptr, t.DType())
-	} else {
-		s.reduceSparse(ctx, ptr, t.DType(), density)
-	}
+	s.start(ctx, gradient{ptr: ptr, dt: t.DType()})
+	s.finish(s.judge(ctx))
 	if s.err != nil {
-		s.stats, s.counted = last, true
 		return opError(op, s.rollBack())
 	}
-	s.steps++
+	return nil
+}
+
+// start does a step but for its end: it makes the result, and leaves gradient and
+// residual before the step as they are. Then comes finish, or abandon.
+func (s *Sparse) start(ctx context.Context, g gradient) {
+	started, sent := time.Now(), s.meter.Totals()
+	s.last = s.stats
+	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
+	s.undoes, s.waited, s.open = false, false, false
+	if ctx.Err() != nil {
+		s.check(comm.ContextError(ctx))
+	} else {
+		s.check(s.order.drain(ctx)) // an earlier step may have failed
+	}
+	if s.err != nil {
+		return
+	}
+	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
+	if dense || s.cfg.Pattern == Dense {
+		s.reduceDense(ctx, g)
+	} else {
+		s.reduceSparse(ctx, g, density)
+	}
 	after := s.meter.Totals()
 	s.stats.SentElements = after.SentElements - sent.SentElements
 	s.stats.SentBytes = after.SentBytes - sent.SentBytes
-	return nil
+	s.stats.ExchangeTime = time.Since(started) - s.stats.SelectTime
+}
+
+// verdict says what becomes of a step that was started.
+type verdict uint8
+
+const (
+	passes   verdict = iota
+	open             // it passes, and the device undoes it if there were overflows
+	overflow         // it is undone
+)
+
+// judge looks at the overflows that were counted. Where the host has not waited for
+// the device in this step, it leaves the question to the device.
+func (s *Sparse) judge(ctx context.Context) verdict {
+	switch {
+	case s.err != nil || !s.judges():
+		return passes
+	case s.cfg.Overflow == OverflowDrop && s.order.streams != nil && !s.waited:
+		return open
+	case !s.overflowed(ctx):
+		return passes
+	case s.cfg.Overflow == OverflowError:
+		s.check(ErrOverflow)
+	}
+	return overflow
+}
+
+// finish ends a step that was started.
+func (s *Sparse) finish(v verdict) {
+	if s.err != nil {
+		return
+	}
+	g := s.target
+	switch {
+	case v == overflow:
+		if s.undoes {
+			s.undo()
+		}
+		s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
+		s.skipped()
+	case s.result.dense == 0:
+		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale)
+	case s.stats.Dense:
+		s.copyBytes(g.ptr, s.result.dense, s.n*g.dt.Size())
+	default:
+		s.store(g.ptr, g.dt, s.result.dense)
+	}
+	if s.open = v == open; s.open {
+		s.undoIfOverflow(g)
+	}
+	if s.err == nil {
+		s.steps++
+	}
+}
+
+// abandon undoes a step that was started. What fails now stays.
+func (s *Sparse) abandon() {
+	s.stats, s.counted, s.err = s.last, true, nil
+	if s.undoes {
+		s.undo()
+	}
+	s.undoes = false
 }
 
 // failure returns the error of a wait outside of a step, which does not stay.
@@ -228,12 +300,11 @@ func (s *Sparse) failure() error {
 // fails now stays.
 func (s *Sparse) rollBack() error {
 	if s.cfg.NoUndo {
+		s.stats, s.counted = s.last, true
 		return s.err
 	}
-	cause := s.failure()
-	if s.undoes {
-		s.undo()
-	}
+	cause := s.err
+	s.abandon()
 	if s.err != nil {
 		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
 		return s.err
@@ -343,111 +414,68 @@ func checkGradientType(dt dtype.DType) error {
 // reduceDense averages the gradient itself. Residuals are not touched: dense
 // steps come before sparse ones, so there is nothing in them yet. A result that
 // may have to be undone is made beside the gradient.
-func (s *Sparse) reduceDense(ctx context.Context, grad uintptr, dt dtype.DType) {
+func (s *Sparse) reduceDense(ctx context.Context, g gradient) {
 	started := time.Now()
 	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
 	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
-	send, sum := grad, grad
+	s.target = g
+	bytes, send, sum := s.n*g.dt.Size(), g.ptr, g.ptr
 	if !s.cfg.NoUndo {
 		if sum = s.origin; sum == 0 {
-			s.allocate(&s.flat, s.n*dt.Size())
+			s.allocate(&s.flat, bytes)
 			sum = s.flat.ptr
 		}
 	}
-	if factor := s.clip(ctx, grad, dt); factor != 0 {
+	if s.clip(ctx, &g); g.factor != 0 {
 		send = sum
-		s.copyBytes(send, grad, s.n*dt.Size())
+		s.copyBytes(send, g.ptr, bytes)
 		if s.err == nil {
-			s.check(s.kernels.Scale(send, dt, s.n, factor))
+			s.check(s.kernels.Scale(send, g.dt, s.n, g.factor))
 		}
 	}
-	exchanging := time.Now()
-	s.communicate(ctx, comm.AllReduceCall(send, sum, s.n, dt, comm.Avg))
-	target := gradient{ptr: grad, dt: dt}
+	s.stats.SelectTime = time.Since(started)
+	s.communicate(ctx, comm.AllReduceCall(send, sum, s.n, g.dt, comm.Avg))
 	if s.judges() {
-		s.fill(s.at(s.overflows), s.size)
-		s.countArray(sum, dt)
+		s.fill(s.flags, s.size)
+		s.countArray(sum, g.dt)
 	}
-	if !s.skip(ctx, target) {
-		s.copyBytes(grad, sum, s.n*dt.Size())
-	}
-	if s.open {
-		s.copyIfOverflow(grad, 0, dt, s.n)
-	}
-	s.stats.SelectTime = exchanging.Sub(started)
-	s.stats.ExchangeTime = time.Since(exchanging)
+	s.result = result{dense: sum}
 }
 
-func (s *Sparse) reduceSparse(ctx context.Context, grad uintptr, dt dtype.DType, density float64) {
+func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) {
 	started := time.Now()
 	k := count(density, s.n)
 	s.plan(k)
 	s.stats.K = k
 	s.picks, s.result = runtime.Entries{}, result{}
-	added := gradient{grad, dt, s.clip(ctx, grad, dt)}
-	s.target = added
+	s.clip(ctx, &g)
+	s.target = g
 	s.save()
+	if s.err != nil {
+		return // nothing has changed, and nothing may
+	}
 	if s.cfg.NoErrorFeedback {
 		s.fill(s.residual, s.n)
 	}
 	if k == 0 {
-		s.accumulate(added)
+		s.accumulate(g)
 		if s.judges() {
 			s.countArray(s.residual, dtype.F32)
 		}
-		s.conclude(ctx, added)
 		s.stats.SelectTime = time.Since(started)
 		return
 	}
 	s.stats.Pattern = s.name
-	s.picks = s.selector.pick(added, k, s.message(&s.picked, s.selector.capacity(k)))
-	exchanging := time.Now()
+	s.picks = s.selector.pick(g, k, s.message(&s.picked, s.selector.capacity(k)))
+	s.stats.SelectTime = time.Since(started)
 	s.result = s.exchange.run(ctx, s.picks)
 	if s.judges() {
 		s.countResult(s.result)
 	}
-	s.conclude(ctx, added)
-	s.stats.SelectTime = exchanging.Sub(started)
-	s.stats.ExchangeTime = time.Since(exchanging)
 }
 
 // judges reports whether overflows are looked for.
 func (s *Sparse) judges() bool { return s.cfg.Overflow != OverflowPass && s.n > 0 }
-
-// conclude writes the result, unless the step overflowed.
-func (s *Sparse) conclude(ctx context.Context, g gradient) {
-	if s.skip(ctx, g) {
-		return
-	}
-	if s.result.dense != 0 {
-		s.store(g.ptr, g.dt, s.result.dense)
-	} else {
-		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale)
-	}
-	if s.open {
-		s.undoIfOverflow(g)
-	}
-}
-
-// skip deals with the overflows that were counted, and reports whether there is
-// no result to write. Where the host has not waited for the device in this step,
-// it leaves the question open, which the device is to answer then.
-func (s *Sparse) skip(ctx context.Context, g gradient) bool {
-	s.open = s.judges() && s.cfg.Overflow == OverflowDrop && s.order.streams != nil && !s.waited
-	if s.open || s.err != nil || !s.judges() || !s.overflowed(ctx) {
-		return s.err != nil
-	}
-	if s.cfg.Overflow == OverflowError {
-		s.check(ErrOverflow)
-		return true
-	}
-	if s.undoes {
-		s.undo()
-	}
-	s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
-	s.skipped()
-	return true
-}
 
 // skipped notes that the step was undone.
 func (s *Sparse) skipped() {
