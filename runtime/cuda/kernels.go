@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -13,6 +14,7 @@ import (
 const (
 	streamsPerSM = 4
 	mergesPerSM  = 5
+	picksPerSM   = 3 // more have not enough registers
 )
 
 // typed are a kernel's variants, by the type of its elements.
@@ -64,7 +66,7 @@ const (
 	pickTop
 )
 
-// selection is one call of pick, cut, or both, in kernels/select.cu.
+// selection is one call of pick, sift and cut, or some of them, in kernels/select.cu.
 type selection struct {
 	src         runtime.Source
 	idx, length uintptr // of a list, whose values are src.X
@@ -91,7 +93,7 @@ func tiles(n int) int { return (n+3)/tileElements + 1 }
 
 // pick launches pick, when there is memory for what it lists.
 func (s *sparse) pick(p *selection) error {
-	p.blocks = s.rt.grid(tiles(p.src.N), streamsPerSM)
+	p.blocks = s.rt.grid(tiles(p.src.N), picksPerSM)
 	wanted := 0
 	switch p.mode {
 	case pickList:
@@ -112,12 +114,11 @@ func (s *sparse) pick(p *selection) error {
 			return err
 		}
 	}
-	return s.rt.launchBlocks(kernelPick, p.blocks, streamsPerSM,
+	return s.rt.launchBlocks(kernelPick, p.blocks, picksPerSM,
 		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
 		uint64(p.src.X), uint64(p.idx), uint64(p.src.N), uint64(p.length),
-		uint64(from(p.src)), uint64(p.src.Grad), gradientType(p.src), uint64(p.src.Factor), flag(p.src.Take), uint64(p.mode), uint64(p.k), uint64(p.threshold),
-		uint64(p.dst.N), uint64(p.dst.Len), uint64(max(p.near.Min, 0)), uint64(max(p.near.Interval, 0)), math.Float64bits(float64(p.near.Step)),
-		uint64(p.used))
+		uint64(from(p.src)), uint64(p.src.Grad), gradientType(p.src), uint64(p.src.Factor), flag(p.src.Take), uint64(p.mode), uint64(p.threshold),
+		uint64(max(p.near.Interval, 0)))
 }
 
 // cut launches cut, after pick or without it.
@@ -132,14 +133,32 @@ func (s *sparse) cut(p *selection) error {
 	return s.rt.launchBlocks(kernelCut, blocks, streamsPerSM,
 		s.at(control), s.at(status), s.at(statusTies),
 		s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
+		s.at(segmentsAbove), s.at(segmentsEqual), s.at(candidates), maxCandidates,
 		uint64(p.src.X), uint64(p.src.N), uint64(p.idx), uint64(p.length), flag(p.blocks > 0),
 		uint64(p.dst.Idx), uint64(p.dst.Val), uint64(p.dst.N), uint64(p.dst.Len),
-		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used))
+		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used),
+		uint64(max(p.near.Min, 0)), math.Float64bits(float64(p.near.Step)))
+}
+
+// sift launches sift, after pick.
+func (s *sparse) sift(p *selection) error {
+	counts := 4 * p.blocks * block / 32
+	if err := errors.Join(s.grow(segmentsAbove, counts), s.grow(segmentsEqual, counts), s.grow(candidates, 8*maxCandidates)); err != nil {
+		return err
+	}
+	return s.rt.launchBlocks(kernelSift, p.blocks, streamsPerSM,
+		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
+		s.at(segmentsAbove), s.at(segmentsEqual), s.at(candidates), maxCandidates, uint64(p.src.N), uint64(p.length), uint64(p.k))
 }
 
 func (s *sparse) pickAndCut(p selection) error {
 	if err := s.pick(&p); err != nil {
 		return err
+	}
+	if p.mode == pickTop {
+		if err := s.sift(&p); err != nil {
+			return err
+		}
 	}
 	return s.cut(&p)
 }

@@ -39,6 +39,9 @@ const (
 	segmentIndices        // what pick lists
 	segmentValues
 	segmentCounts
+	segmentsAbove // what sift counts
+	segmentsEqual
+	candidates
 	partial // sums of segments, or sorted samples
 	lists   // descriptors of lists
 	regionCount
@@ -57,6 +60,7 @@ const (
 	listWords       = 4
 	putWords        = 120
 	maxCounts       = 64
+	maxCandidates   = 1 << 14
 )
 
 // Kernels implements [runtime.KernelProvider]. The first call has the driver

@@ -61,6 +61,7 @@ const (
 	kernelUnite
 
 	kernelPick
+	kernelSift
 	kernelCut
 
 	kernelCount
@@ -105,6 +106,7 @@ var kernelNames = [kernelCount]string{
 	kernelMergeBF16:      "merge_bf16",
 	kernelUnite:          "unite",
 	kernelPick:           "pick",
+	kernelSift:           "sift",
 	kernelCut:            "cut",
 }
 

@@ -240,9 +240,7 @@ struct cursors {
     }
     barrier();
   }
-  // add calls f for the entries whose index is below end: those of a list by
-  // different threads, those of different lists one after the other. The first
-  // ones of a list are loaded before the list before is done.
+  // What threads load of a list before they need it: an entry each.
   struct ahead {
     u32 at;
     bool inside;
@@ -254,21 +252,37 @@ struct cursors {
       if (inside) index = l.idx[from + thread()], value = l.val[from + thread()];
     }
   };
-  template <typename F> METHOD void add(i64 end, F f) {
-    ahead next = {};
-    if (count) next.load(list[0], at[0]);
-    for (u32 p = 0; p < count; p++) {
-      ahead now = next;
-      if (p + 1 < count) next.load(list[p + 1], at[p + 1]);
-      for (;;) {
-        const bool here = now.inside && now.index < end;
-        if (here) f(now.index, now.value);
-        const u32 found = barrier_count(here);
-        now.at += found;
-        if (found < block_threads) break;
-        now.load(list[p], now.at);
+  // The next entries of some lists, all on their way at the same time.
+  enum { group = 4 };
+  struct aheads {
+    ahead of[group];
+    METHOD void load(const cursors &s, u32 first) {
+#pragma unroll
+      for (u32 i = 0; i < group; i++)
+        if (first + i < s.count) of[i].load(s.list[first + i], s.at[first + i]);
+    }
+  };
+  // add calls f for the entries whose index is below end: those of a list by
+  // different threads, those of different lists one after the other. next has
+  // those of the first lists.
+  template <typename F> METHOD void add(aheads &next, i64 end, F f) {
+    for (u32 first = 0; first < count; first += group) {
+      if (first) next.load(*this, first);
+#pragma unroll
+      for (u32 i = 0; i < group; i++) {
+        const u32 p = first + i;
+        if (p >= count) break;
+        ahead now = next.of[i];
+        for (;;) {
+          const bool here = now.inside && now.index < end;
+          if (here) f(now.index, now.value);
+          const u32 found = barrier_count(here);
+          now.at += found;
+          if (found < block_threads) break;
+          now.load(list[p], now.at);
+        }
+        if (thread() == 0) at[p] = now.at;
       }
-      if (thread() == 0) at[p] = now.at;
     }
     barrier();
   }
@@ -293,17 +307,19 @@ template <typename T> DEVICE void merge(const merge_args &a) {
   const u32 tiles = (u32)((a.n + lead + elements - 1) / elements), share = (tiles + blocks() - 1) / blocks();
   const u32 first = least(block() * share, tiles), last = least(first + share, tiles);
   s.open(a);
-  count_outside(a, s);
-  if (first == last) return;
+  if (first == last) return count_outside(a, s);
   s.seek(most((i64)first * elements - lead, (i64)0));
+  cursors::aheads next;
+  next.load(s, 0);
   for (u32 i = thread() * 4; i < elements; i += block_threads * 4) store_near(&tile[i], words<4>{});
   barrier();
   for (u32 number = first; number < last; number++) {
     const i64 start = (i64)number * elements - lead;
-    s.add(least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value) {
+    s.add(next, least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value) {
       const u64 i = (u64)(index - start);
       if (i < elements && index >= 0) tile[i] = tile[i] + value * factor;
     });
+    next.load(s, 0);
     for (u32 i = thread() * width; i < elements; i += block_threads * width) {
       T v[width];
 #pragma unroll
@@ -324,6 +340,7 @@ template <typename T> DEVICE void merge(const merge_args &a) {
           if ((u64)(start + i + j) < a.n) dst[start + i + j] = v[j];
       }
     }
+    if (number == first) count_outside(a, s); // while the memory is busy writing
     barrier();
   }
 }
@@ -359,7 +376,9 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
     for (u32 i = thread() * 4; i < elements; i += block_threads * 4) store_near(&tile[i], words<4>{});
     if (thread() < elements / 32) met[thread()] = 0;
     s.seek(start);
-    s.add(least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value) {
+    cursors::aheads next_entries;
+    next_entries.load(s, 0);
+    s.add(next_entries, least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value) {
       const u64 i = (u64)(index - start);
       if (i >= elements || index < 0) return;
       tile[i] = tile[i] + value * factor;

@@ -21,7 +21,7 @@ DEVICE u32 length_of(u64 n, const i32 *length) {
 }
 DEVICE u32 length_of(const entries &l) { return length_of(l.n, l.length); }
 
-enum { histogram_bins = 4096, max_phases = 8, max_counts = 64 };
+enum { histogram_bins = 4096, superset_bins = 1024, max_phases = 8, max_counts = 64 };
 
 // A phase of cut, see there.
 struct phase {
@@ -30,29 +30,32 @@ struct phase {
   u32 split;              // not all entries with the key lo are taken, but rank
 };
 
-// What pick leaves to cut.
-struct plan {
-  u32 segments; // the source are the segments that pick filled, not the array
-  u32 close;    // all of them are wanted, and nothing is to be said but how many
-  u32 key;      // that their entries reach
-  u32 restore;  // the segments' entries are back in the array first
-  u32 lo, bits, rank;
+// What pick leaves to cut beside the segments and the histogram of the superset.
+struct listed {
+  u32 mode, key; // what passed, and from which key on
+  float threshold;
+};
+
+// What sift leaves to cut.
+struct last {
+  u32 enough;    // the segments have the k largest
+  u32 key, rank; // of the last of them, and among those that equal it
 };
 
 // The memory that kernels leave to each other, and to themselves: all of it is
-// zero between two kernels, except the epoch and the plan.
+// zero between two kernels, except the epoch and what pick and sift leave to cut.
 struct control {
   u32 epoch;  // of this launch; tags what its blocks tell each other
   u32 ticket; // next tile
   u32 done;   // blocks
   u32 total;  // entries found
-  u32 spilled; // segments that are full
   u32 phases; // of cut that are known, beyond the first
   u32 finished;
-  struct plan plan;
+  struct listed listed;
+  struct last last;
   struct phase phase[max_phases];
   u32 counts[max_counts + 2];
-  u32 histogram[histogram_bins];
+  alignas(16) u32 histogram[histogram_bins], superset[superset_bins];
 };
 
 // last_block ends the work of a block, and reports whether it was the last of
@@ -70,7 +73,7 @@ DEVICE bool last_block(control *c) {
 }
 DEVICE void reset(control *c) {
   barrier();
-  if (thread() == 0) c->ticket = c->done = c->phases = c->finished = c->total = c->spilled = 0, c->epoch++;
+  if (thread() == 0) c->ticket = c->done = c->phases = c->finished = c->total = 0, c->epoch++;
 }
 
 // Decoupled look-back (Merrill and Garland, "Single-pass Parallel Prefix Scan

@@ -1,8 +1,9 @@
-// Selection by magnitude, in two kernels. pick passes over an array once: it
-// adds the gradient, and lists what reaches a threshold, each warp what it finds
-// in its part of the array, in a segment of its own. cut closes the gaps between
-// the segments; or it finds the k largest exactly, of what pick listed if that
-// contains them, and otherwise of the array. Which, is decided on the device.
+// Selection by magnitude. pick passes over an array once: it adds the gradient,
+// and lists what reaches a threshold, each warp what it finds in its part of the
+// array, in a segment of its own. cut closes the gaps between the segments, if all
+// of that is wanted. If the k largest are, sift finds the last of them among what
+// was listed, and cut leaves out what comes behind it; where they are not all
+// listed, cut looks for them in the array. Which, is decided on the device.
 #include "elements.cuh"
 
 // What pick does with what passes.
@@ -19,7 +20,7 @@ constexpr float superset = 0.95f;
 
 // The superset's histogram has bins of 2^superset_shift keys from its threshold
 // on; the last one has the rest.
-enum { superset_bins = 1024, superset_shift = 12 };
+enum { superset_shift = 12 };
 
 // The segments: one for each warp of pick, with room for some entries, and how
 // many its warp found, which may be more.
@@ -46,7 +47,7 @@ template <int Q> struct part {
     first = (u32)(tiles * number / parts), end = (u32)(tiles * (number + 1) / parts);
   }
 };
-enum { pick_quads = 4 };
+enum { pick_quads = 4, pick_blocks = 3 };
 
 struct pick_args {
   control *c;
@@ -60,31 +61,200 @@ struct pick_args {
   u64 type;
   const float *factor;
   u64 take;
-  u64 mode, k;
-  float *threshold; // mode_near: with the age behind it
-  u64 room;         // of dst, and
-  i32 *length_to;   // where its length goes, in mode_near
-  u64 min, interval;
-  double step;
-  float *used;
+  u64 mode;
+  const float *threshold; // mode_near: with the age behind it
+  u64 interval;           // of mode_near
 };
 
-// find finds the bin that has the rank-th largest, and empties the histogram.
+// A whole tile on its way from memory.
+template <int Q, typename G> struct coming {
+  words<4> x[Q];
+  words<sizeof(vector<G>) / 4> grad[Q];
+
+  METHOD void load(const tile<Q> &t, const float *p, const G *g) {
+#pragma unroll
+    for (int r = 0; r < Q; r++) x[r] = load_words<4>(p + t.at(r));
+    if constexpr (!__is_same(G, none))
+#pragma unroll
+      for (int r = 0; r < Q; r++) grad[r] = load_words<sizeof(vector<G>) / 4>(g + t.at(r));
+  }
+  METHOD void sum(float *v, float factor) const {
+#pragma unroll
+    for (int r = 0; r < Q; r++) {
+      const auto a = __builtin_bit_cast(vector<float>, x[r]);
+#pragma unroll
+      for (int j = 0; j < quad; j++) v[r * quad + j] = a.lane[j];
+      if constexpr (!__is_same(G, none)) {
+        const auto b = __builtin_bit_cast(vector<G>, grad[r]);
+#pragma unroll
+        for (int j = 0; j < quad; j++) v[r * quad + j] += widen(b.lane[j]) * factor;
+      }
+    }
+  }
+};
+
+// picker is a warp at work on its part of the array.
+template <typename G> struct picker {
+  enum { Q = pick_quads };
+  static constexpr bool adds = !__is_same(G, none);
+  const pick_args &a;
+  const source &s;
+  const float *from;
+  const G *grad;
+  const float factor;
+  i32 *const idx;
+  float *const val;
+  const u32 room, key;
+  u32 count; // of what it found
+
+  METHOD picker(const pick_args &a, const source &s, u32 number, u32 key)
+      : a(a), s(s), from(adds ? a.from : a.x), grad((const G *)a.grad), factor(a.factor ? *a.factor : 1), idx(a.to.idx + number * a.to.room),
+        val(a.to.val + number * a.to.room), room((u32)a.to.room), key(key), count(0) {}
+
+  // run adds the gradient, and lists what reaches the key. While the warp works on a
+  // tile, the next one is on its way.
+  METHOD void run(const part<Q> mine, bool lists) {
+    // These tiles are whole, and can be read at once.
+    const u32 first = s.lead > 0, whole = (s.n + s.lead) / tile<Q>::elements;
+    const bool even = aligned(from - s.lead) && (!adds || aligned(grad - s.lead));
+    const u32 count_whole = even && whole > first ? whole - first : 0;
+    coming<Q, G> next;
+    bool here = mine.first < mine.end && mine.first - first < count_whole;
+    if (here) next.load(tile<Q>(mine.first, s.lead, s.n), from, grad);
+    for (u32 at = mine.first; at < mine.end; at++) {
+      const tile<Q> w(at, s.lead, s.n);
+      float v[Q * quad];
+      if (!here) {
+        piece(w, lists);
+      } else {
+        next.sum(v, factor);
+      }
+      const bool now = here;
+      here = at + 1 < mine.end && at + 1 - first < count_whole;
+      if (here) next.load(tile<Q>(at + 1, s.lead, s.n), from, grad);
+      if (!now) continue;
+#pragma unroll
+      for (u32 row = 0; row < Q; row++) {
+        if constexpr (adds) store_row(w.at(row), v + row * quad);
+        if (lists) list(w.at(row), v + row * quad, 0xf);
+      }
+    }
+  }
+
+  // piece does a tile that is not whole or not aligned.
+  METHOD void piece(const tile<Q> &w, bool lists) {
+#pragma unroll 1
+    for (u32 row = 0; row < Q; row++) {
+      float v[quad];
+      u32 exist = 0;
+#pragma unroll
+      for (u32 j = 0; j < quad; j++) {
+        const i64 i = w.at(row) + j;
+        v[j] = 0;
+        if (!w.has(i)) continue;
+        exist |= 1u << j;
+        v[j] = from[i];
+        if constexpr (adds) a.x[i] = v[j] += widen(grad[i]) * factor;
+      }
+      if (lists) list(w.at(row), v, exist);
+    }
+  }
+
+  METHOD void store_row(i64 i, const float *v) {
+    words<4> w;
+#pragma unroll
+    for (u32 j = 0; j < quad; j++) w.word[j] = bits_of(v[j]);
+    store_words(a.x + i, w);
+  }
+
+  // list lists those elements of a row that reach the key.
+  METHOD void list(i64 i, const float *v, u32 exist) {
+    u32 flags = 0;
+#pragma unroll
+    for (u32 j = 0; j < quad; j++)
+      if (key_of(v[j]) >= key) flags |= 1u << j;
+    flags &= exist;
+    const u32 some = ballot(flags != 0), lower = (1u << lane()) - 1, mine = ones(flags);
+    if (!some) return;
+    u32 at = count + ones(some & lower);
+    count += ones(some);
+    for (u32 j = 1; j < quad; j++) { // those that have more than one
+      const u32 more = ballot(mine > j);
+      if (!more) break;
+      at += ones(more & lower);
+      count += ones(more);
+    }
+    for (; flags && at < room; flags &= flags - 1, at++) {
+      const u32 j = trailing_zeros(flags);
+      idx[at] = s.index(i + j);
+      val[at] = j < 2 ? (j < 1 ? v[0] : v[1]) : (j < 3 ? v[2] : v[3]);
+      if (a.take) a.x[i + j] = 0;
+    }
+  }
+};
+
+template <typename G> DEVICE u32 pick_part(const pick_args &a, const source &s, u32 number, u32 key, bool lists) {
+  picker<G> p(a, s, number, key);
+  p.run(part<pick_quads>(s, number, (u64)blocks() * block_warps), lists);
+  return p.count;
+}
+
+KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
+  static SHARED u32 histogram[superset_bins];
+  control *c = a.c;
+  const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
+  const float t = a.threshold ? *a.threshold : 0;
+  const bool guess = finite(t) && t > 0;
+
+  u32 mode = (u32)a.mode, key = threshold_key(mode == mode_top ? t * superset : t); // of what is listed
+  if (mode == mode_top && !guess) mode = mode_none;
+  if (mode == mode_near && !(guess && (a.interval == 0 || ((const i32 *)a.threshold)[1] < (i64)a.interval - 1))) mode = mode_none;
+  if (mode == mode_top) {
+    for (u32 i = thread(); i < superset_bins; i += block_threads) histogram[i] = 0;
+    barrier();
+  }
+  if (thread_index() == 0) c->listed = listed{mode, key, t};
+
+  const u32 number = block() * block_warps + warp();
+  const bool lists = mode != mode_none;
+  u32 count = 0;
+  switch (a.type) {
+  case type_none:
+    if (lists) count = pick_part<none>(a, s, number, key, lists);
+    break;
+  case type_f32: count = pick_part<float>(a, s, number, key, lists); break;
+  case type_f16: count = pick_part<f16>(a, s, number, key, lists); break;
+  case type_bf16: count = pick_part<bf16>(a, s, number, key, lists); break;
+  }
+  if (a.mode == mode_none) return;
+  if (lane() == 0) a.to.count[number] = count;
+  if (mode != mode_top) return;
+  warp_barrier();
+  const float *val = a.to.val + number * a.to.room;
+  for (u32 i = lane(); i < least(count, (u32)a.to.room); i += warp_size)
+    add_to(&histogram[least((key_of(val[i]) - key) >> superset_shift, (u32)superset_bins - 1)], 1);
+  barrier();
+  for (u32 i = thread(); i < superset_bins; i += block_threads)
+    if (histogram[i]) add_to(&c->superset[i], histogram[i]);
+}
+
+enum { digit_bits = 12 };
+static_assert(histogram_bins == 1 << digit_bits, "bins of a digit");
+
+// find finds the bin that has the rank-th largest, in shared memory if near.
 struct place { u32 bin, before, inside; }; // the rank is counted from before
 
-template <u32 bins> DEVICE place find(u32 *histogram, u32 rank, u32 *totals) {
+template <u32 bins, bool near = false> DEVICE place find(const u32 *histogram, u32 rank, u32 *totals) {
   static SHARED place found;
   constexpr u32 share = bins / block_threads; // of a thread; the first one has the last bins
   const u32 first = bins - (thread() + 1) * share;
   u32 count[share], mine = 0, total;
 #pragma unroll
   for (u32 i = 0; i < share; i += 4) {
-    const words<4> w = load_words<4>(histogram + first + i);
+    const words<4> w = near ? load_near(histogram + first + i) : load_words<4>(histogram + first + i);
 #pragma unroll
     for (u32 j = 0; j < 4; j++) mine += count[i + j] = w.word[j];
   }
-#pragma unroll
-  for (u32 i = 0; i < share; i += 4) store_words(histogram + first + i, words<4>{});
   u32 before = scan(mine, totals, total);
   if (before < rank && rank <= before + mine) {
 #pragma unroll
@@ -97,134 +267,115 @@ template <u32 bins> DEVICE place find(u32 *histogram, u32 rank, u32 *totals) {
   return found;
 }
 
-// plan_top says how cut finds the k largest when found entries reached key.
-DEVICE void plan_top(const pick_args &a, u32 n, u32 key, u32 found, u32 *totals) {
-  control *c = a.c;
-  const u32 rank = least((u32)a.k, n);
-  const place p = find<superset_bins>(c->histogram, rank, totals);
-  if (thread() != 0) return;
-  plan to = {};
-  if (rank > 0 && found >= rank) {
-    to.lo = key + (p.bin << superset_shift);
-    to.bits = p.bin < superset_bins - 1 ? superset_shift : 32 - leading_zeros(key_end - 1 - to.lo);
-    to.rank = rank - p.before;
-    to.segments = load(&c->spilled) == 0;
-  } else {
-    to.bits = 31, to.rank = rank;
-  }
-  to.restore = !to.segments && a.take && found > 0;
-  c->plan = to;
+DEVICE void clear(u32 *histogram, u32 bins) {
+  for (u32 i = thread() * 4; i < bins; i += block_threads * 4) store_words(histogram + i, words<4>{});
 }
 
-// plan_near accepts the threshold t if enough passed, or leaves it to cut.
-DEVICE void plan_near(const pick_args &a, u32 n, float t, u32 found) {
-  plan to = {};
-  if (a.min <= found && found <= a.room) {
-    const u64 k = a.k;
-    const float step = (float)a.step;
-    float next = t;
-    if (step != 0) {
-      if (3 * (u64)found < 2 * k)
-        next = t / step;
-      else if (4 * (u64)found > 5 * k)
-        next = t * step;
-      if (next < tiny) next = tiny;
+// sums are what the segments before a warp's have in all, and all segments.
+struct sums {
+  u32 before, all;
+  METHOD sums(const u32 *count, u64 blocks) : before(0), all(0) {
+    static SHARED u32 those[block_warps], total[block_warps];
+    const u32 mine = block() * block_warps, end = (u32)blocks * block_warps;
+#pragma unroll 4
+    for (u32 i = thread(); i < end; i += block_threads) {
+      const u32 n = count[i];
+      all += n;
+      if (i < mine) before += n;
     }
-    a.threshold[0] = next;
-    ((i32 *)a.threshold)[1]++;
-    if (a.used) *a.used = t;
-    to.segments = to.close = 1, to.key = key_of(t);
-  } else {
-    to.bits = 31, to.rank = least((u32)a.k, n);
-    to.restore = a.take && found > 0;
+    all = warp_sum(all), before = warp_sum(before);
+    barrier();
+    if (lane() == 0) total[warp()] = all, those[warp()] = before;
+    barrier();
+    all = 0, before = mine < end ? warp_sum(lane() < warp() ? count[mine + lane()] : 0) : 0;
+    for (u32 w = 0; w < block_warps; w++) all += total[w], before += those[w];
   }
-  a.c->plan = to;
+};
+DEVICE bool any_full(const segments &g) {
+  bool full = false;
+  for (u32 i = thread(); i < g.blocks * block_warps; i += block_threads) full |= g.count[i] > g.room;
+  return barrier_count(full) > 0;
 }
 
-KERNEL BOUNDS(block_threads, 4) pick(pick_args a) {
-  enum { Q = pick_quads };
-  static SHARED u32 histogram[superset_bins], totals[block_warps];
+// A warp's segment.
+struct segment {
+  const i32 *idx;
+  const float *val;
+  u32 found, held;
+  METHOD segment(const segments &s, u32 number)
+      : idx(s.idx + number * s.room), val(s.val + number * s.room), found(s.count[number]), held(least(found, (u32)s.room)) {}
+};
+
+// What sift finds out of the segments, whose entries reach listed.key: where the
+// k largest end.
+struct sifted {
+  u32 *above, *equal; // how many entries of each segment are larger than the last of the k, and equal to it
+  u64 *candidates;    // for the last of the k: key and segment
+  u64 room;
+};
+
+struct sift_args {
+  control *c;
+  segments from;
+  sifted to;
+  u64 n;
+  const i32 *length;
+  u64 k;
+};
+
+KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
+  static SHARED u32 histogram[histogram_bins], totals[block_warps];
   control *c = a.c;
-  const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
-  const float factor = a.factor ? *a.factor : 1;
-  const float t = a.threshold ? *a.threshold : 0;
-
-  u64 mode = a.mode;
-  u32 key = threshold_key(t); // of what is listed
-  const bool guess = finite(t) && t > 0;
-  if (mode == mode_near && !(guess && (a.interval == 0 || ((const i32 *)a.threshold)[1] < (i64)a.interval - 1))) mode = mode_top;
-  if (mode == mode_top) {
-    key = key_of(t * superset);
-    if (!guess) mode = mode_none;
-    for (u32 i = thread(); i < superset_bins; i += block_threads) histogram[i] = 0;
-    barrier();
-  }
-
-  const u32 number = block() * block_warps + warp();
-  const part<Q> mine(s, number, (u64)blocks() * block_warps);
-  i32 *idx = a.to.idx + number * a.to.room;
-  float *val = a.to.val + number * a.to.room;
-  u32 count = 0;
-  if (mode != mode_none || a.type != type_none)
-    for (u32 at = mine.first; at < mine.end; at++) {
-      const tile<Q> w(at, s.lead, s.n);
-      float v[Q * quad];
-      u32 passed = load_tile(v, w, a.x, a.from, a.grad, a.type, factor);
-      if (mode == mode_none) continue;
-#pragma unroll
-      for (u32 j = 0; j < Q * quad; j++)
-        if (key_of(v[j]) < key) passed &= ~(1u << j);
-      if (!ballot(passed != 0)) continue;
-      const ranks<Q> r(passed);
-#pragma unroll
-      for (u32 row = 0; row < Q; row++) {
-        if (!(passed >> row * quad & 0xf)) continue;
-        u32 to = count + r.at(row);
-#pragma unroll
-        for (u32 j = 0; j < quad; j++) {
-          if (!(passed >> (row * quad + j) & 1)) continue;
-          const i64 i = w.at(row) + j;
-          const float x = v[row * quad + j];
-          if (to < a.to.room) {
-            idx[to] = s.index(i);
-            val[to] = x;
-            if (a.take) a.x[i] = 0;
-          }
-          to++;
-          if (mode == mode_top) add_to(&histogram[least((key_of(x) - key) >> superset_shift, (u32)superset_bins - 1)], 1);
+  const listed l = c->listed;
+  u32 rank = least((u32)a.k, length_of(a.n, a.length));
+  const bool all = l.mode == mode_top && rank > 0 && sums(a.from.count, a.from.blocks).all >= rank && !any_full(a.from);
+  u32 lo = 0, bits = 0;
+  if (all) {
+    const place p = find<superset_bins>(c->superset, rank, totals);
+    lo = l.key + (p.bin << superset_shift);
+    bits = p.bin < superset_bins - 1 ? superset_shift : 32 - leading_zeros(key_end - 1 - lo);
+    rank -= p.before;
+    if (block() < a.from.blocks) {
+      const u32 number = block() * block_warps + warp();
+      const segment g(a.from, number);
+      u32 above = 0;
+      for (u32 i = lane(); i < g.held; i += warp_size) {
+        const u32 key = key_of(g.val[i]);
+        if (key < lo) continue;
+        if ((key - lo) >> bits) {
+          above++;
+        } else {
+          const u32 at = add_to(&c->total, 1);
+          if (at < a.to.room) store(&a.to.candidates[at], (u64)number << 32 | key);
         }
       }
-      count += r.all;
+      above = warp_sum(above);
+      if (lane() == 0) store(&a.to.above[number], above), store(&a.to.equal[number], 0u);
     }
-  if (a.mode == mode_none) return;
-
-  if (lane() == 0) {
-    a.to.count[number] = totals[warp()] = count;
-    if (count > a.to.room) add_to(&c->spilled, 1);
   }
-  barrier();
-  if (thread() == 0) {
-    u32 all = 0;
-    for (u32 w = 0; w < block_warps; w++) all += totals[w];
-    add_to(&c->total, all);
-  }
-  if (mode == mode_top)
-    for (u32 i = thread(); i < superset_bins; i += block_threads)
-      if (histogram[i]) add_to(&c->histogram[i], histogram[i]);
-
   if (!last_block(c)) return;
   const u32 found = load(&c->total);
-  if (a.mode == mode_list) {
-    if (thread() == 0) {
-      plan to = {};
-      to.segments = to.close = 1, to.key = key;
-      c->plan = to;
+  const bool enough = all && found <= a.to.room;
+  for (; enough && bits > 0;) { // the rank-th largest of the candidates
+    const u32 shift = bits > digit_bits ? bits - digit_bits : 0;
+    barrier();
+    for (u32 i = thread(); i < histogram_bins; i += block_threads) histogram[i] = 0;
+    barrier();
+    for (u32 i = thread(); i < found; i += block_threads) {
+      const u32 offset = (u32)load(&a.to.candidates[i]) - lo;
+      if (offset >> bits == 0) add_to(&histogram[offset >> shift], 1);
     }
-  } else if (mode == mode_near) {
-    if (thread() == 0) plan_near(a, s.n, t, found);
-  } else {
-    plan_top(a, s.n, key, found, totals); // of what was not listed, found is 0
+    barrier();
+    const place p = find<histogram_bins, true>(histogram, rank, totals);
+    lo += p.bin << shift, bits = shift, rank -= p.before;
   }
+  if (enough)
+    for (u32 i = thread(); i < found; i += block_threads) {
+      const u64 one = load(&a.to.candidates[i]);
+      if ((u32)one >= lo) add_to((u32)one > lo ? &a.to.above[one >> 32] : &a.to.equal[one >> 32], 1);
+    }
+  if (thread() == 0) c->last = last{enough, lo, rank};
+  clear(c->superset, superset_bins);
   reset(c);
 }
 
@@ -243,31 +394,24 @@ struct cut_args {
   control *c;
   u64 *status, *ties;
   segments from;
+  struct sifted sifted;
   float *x;
   u64 n;
   const i32 *idx; // x is the values of a list, of
   const i32 *length;
-  u64 planned; // by pick; otherwise the source is x
+  u64 picked; // pick came before; otherwise the source is x
   entries dst;
   u64 k;
   u64 take, zeros;
   float *threshold; // where the threshold found goes, and
   i32 *age;         // 0, and
   float *used;      // the threshold again
-};
-
-// A unit of a phase on the segments is a block's: each warp has its own segment.
-struct segment {
-  const i32 *idx;
-  const float *val;
-  u32 found, held;
-  METHOD segment(const segments &s, u32 number)
-      : idx(s.idx + number * s.room), val(s.val + number * s.room), found(s.count[number]), held(least(found, (u32)s.room)) {}
+  u64 min;          // of mode_near, and
+  double step;
 };
 
 struct cutting { // what is the same in all phases
   const cut_args &a;
-  plan start;
   source s;
   u32 tiles, units; // of the source when it is written, and when it is counted
   bool wide;
@@ -353,34 +497,23 @@ DEVICE void restore(const cut_args &a, const segment &g) {
   warp_barrier();
 }
 
-// write_segment is write_tile for segments, whose entries pick has taken. What
-// a full one does not hold is looked for again.
-DEVICE void write_segment(const cutting &k, const phase &p, u32 unit, u32 *totals) {
-  const cut_args &a = k.a;
-  const u32 number = unit * block_warps + warp();
+// write_segment lists those entries of a warp's segment that are above l.key, and
+// the first ones that equal it, l.rank of all segments; na and ne come in the
+// segments before. pick has taken them all. What a full segment does not hold is
+// looked for again: all that reaches key is wanted then.
+DEVICE void write_segment(const cut_args &a, const source &s, const last &l, u32 number, u32 na, u32 ne, u32 key) {
   const segment g(a.from, number);
-  u32 above = g.found, equal = 0, before[2];
-  if (!k.start.close) {
-    above = 0;
-    for (u32 i = lane(); i < g.held; i += warp_size) {
-      const u32 key = key_of(g.val[i]);
-      above += key > p.lo || (!p.split && key == p.lo), equal += p.split && key == p.lo;
-    }
-    above = warp_sum(above), equal = warp_sum(equal);
-  }
-  bases(k, p, unit, above, equal, before, totals);
-  u32 na = before[0], ne = before[1];
   if (g.found == g.held) {
     for (u32 from = 0; from < g.held; from += warp_size) {
       const u32 i = from + lane();
       const bool inside = i < g.held;
       const i32 index = inside ? g.idx[i] : 0;
       const float value = inside ? g.val[i] : 0;
-      const u32 key = key_of(value), lower = (1u << lane()) - 1;
-      const bool is_above = inside && (key > p.lo || (!p.split && key == p.lo)), is_equal = inside && p.split && key == p.lo;
+      const u32 mine_key = key_of(value), lower = (1u << lane()) - 1;
+      const bool is_above = inside && mine_key > l.key, is_equal = inside && mine_key == l.key;
       const u32 aboves = ballot(is_above), equals = ballot(is_equal);
-      const u32 mine = ne + ones(equals & lower), at = na + ones(aboves & lower) + least(mine, p.rank);
-      if ((is_above || (is_equal && mine < p.rank)) && at < a.dst.n) {
+      const u32 mine = ne + ones(equals & lower), at = na + ones(aboves & lower) + least(mine, l.rank);
+      if ((is_above || (is_equal && mine < l.rank)) && at < a.dst.n) {
         a.dst.idx[at] = index;
         a.dst.val[at] = value;
       } else if (inside && a.take) {
@@ -392,21 +525,21 @@ DEVICE void write_segment(const cutting &k, const phase &p, u32 unit, u32 *total
   }
   if (a.take) restore(a, g);
   enum { Q = pick_quads };
-  const part<Q> mine(k.s, number, a.from.blocks * block_warps);
+  const part<Q> mine(s, number, a.from.blocks * block_warps);
   for (u32 t = mine.first; t < mine.end; t++) {
-    const tile<Q> w(t, k.s.lead, k.s.n);
+    const tile<Q> w(t, s.lead, s.n);
     float v[Q * quad];
-    u32 passed = load_tile(v, w, k.s.val);
+    u32 passed = load_tile(v, w, s.val);
 #pragma unroll
     for (u32 j = 0; j < Q * quad; j++)
-      if (key_of(v[j]) < k.start.key) passed &= ~(1u << j);
+      if (key_of(v[j]) < key) passed &= ~(1u << j);
     const ranks<Q> r(passed);
 #pragma unroll
     for (u32 j = 0; j < Q * quad; j++) {
       const u32 at = na + r.at(j / quad) + ones(passed >> j / quad * quad & ((1u << j % quad) - 1));
       if (!(passed >> j & 1) || at >= a.dst.n) continue;
       const i64 i = w.at(j / quad) + j % quad;
-      a.dst.idx[at] = k.s.index(i);
+      a.dst.idx[at] = s.index(i);
       a.dst.val[at] = v[j];
       if (a.take) a.x[i] = 0;
     }
@@ -415,17 +548,55 @@ DEVICE void write_segment(const cutting &k, const phase &p, u32 unit, u32 *total
 }
 
 // report stores how many entries were listed, and the least key.
-DEVICE void report(const cutting &k, u32 count, u32 key) {
-  const cut_args &a = k.a;
+DEVICE void report(const cut_args &a, u32 count, u32 key) {
   if (a.dst.length) *(i32 *)a.dst.length = (i32)count;
-  if (k.start.close) return;
   if (a.threshold) *a.threshold = float_of(key);
   if (a.age) *a.age = 0;
   if (a.used) *a.used = float_of(key);
 }
 
-enum { digit_bits = 12 };
-static_assert(histogram_bins == 1 << digit_bits, "bins of a digit");
+// accept keeps the threshold that some number of entries have passed, corrected.
+DEVICE void accept(const cut_args &a, float threshold, u32 passed) {
+  *(i32 *)a.dst.length = (i32)passed;
+  const float step = (float)a.step;
+  float next = threshold;
+  if (step != 0) {
+    if (3 * (u64)passed < 2 * a.k)
+      next = next / step;
+    else if (4 * (u64)passed > 5 * a.k)
+      next = next * step;
+    if (next < tiny) next = tiny;
+  }
+  *a.threshold = next;
+  ++*a.age;
+  if (a.used) *a.used = threshold;
+}
+
+// close_gaps makes the list out of the segments, if they have it; no block waits
+// for another. Otherwise it says whether their entries are back in the array first.
+DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores) {
+  const listed l = a.c->listed;
+  const last sift = a.c->last;
+  const u32 number = block() * block_warps + warp();
+  const bool inside = block() < a.from.blocks, first = block() == 0 && thread() == 0;
+  if (l.mode == mode_top && sift.enough) {
+    const sums above(a.sifted.above, a.from.blocks), equal(a.sifted.equal, a.from.blocks);
+    if (inside) write_segment(a, s, sift, number, above.before, equal.before, l.key);
+    if (first) report(a, above.all + sift.rank, sift.key);
+    return true;
+  }
+  const sums found(a.from.count, a.from.blocks);
+  if (l.mode == mode_list || (l.mode == mode_near && a.min <= found.all && found.all <= a.dst.n)) {
+    // Keys that reach l.key are above the one before it. All keys reach 0: then they are equal to it, or above.
+    const last all = l.key ? last{1, l.key - 1, 0} : last{1, 0, found.all};
+    if (inside) write_segment(a, s, all, number, found.before, 0, l.key);
+    if (first && l.mode == mode_near) accept(a, l.threshold, found.all);
+    if (first && l.mode == mode_list && a.dst.length) *(i32 *)a.dst.length = (i32)found.all;
+    return true;
+  }
+  restores = a.take && found.all > 0;
+  return false;
+}
 
 // finish_phase says what comes after a phase. All threads of the block that
 // finished it come here.
@@ -437,11 +608,12 @@ DEVICE void finish_phase(const cutting &k, const phase &p, u32 number, u32 *tota
   case phase_restore:
     next.kind = p.rank ? phase_histogram : phase_end;
     next.units = k.units;
-    if (p.rank == 0 && thread() == 0) report(k, 0, 0);
+    if (p.rank == 0 && thread() == 0) report(k.a, 0, 0);
     break;
   case phase_histogram: {
     const u32 shift = p.bits > digit_bits ? p.bits - digit_bits : 0;
     const place f = find<histogram_bins>(c->histogram, p.rank, totals);
+    clear(c->histogram, histogram_bins);
     next.lo = p.lo + (f.bin << shift), next.bits = shift, next.rank = p.rank - f.before;
     next.units = k.units;
     if (shift > 0) break;
@@ -453,7 +625,7 @@ DEVICE void finish_phase(const cutting &k, const phase &p, u32 number, u32 *tota
   }
   case phase_write:
     next.kind = phase_end;
-    if (thread() == 0) report(k, load(&c->total), p.lo);
+    if (thread() == 0) report(k.a, load(&c->total), p.lo);
   }
   if (thread() == 0) {
     c->phase[number] = next;
@@ -466,31 +638,23 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
   static SHARED u32 histogram[histogram_bins], totals[2 * block_warps], ticket;
   static SHARED bool last;
   control *c = a.c;
-  cutting k = {a, {}, {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)}, 0, 0, false, tag_of(c)};
-  if (a.planned)
-    k.start = c->plan;
-  else
-    k.start.bits = 31, k.start.rank = least((u32)a.k, k.s.n);
+  cutting k = {a, {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)}, 0, 0, false, tag_of(c)};
+  bool restores = false;
+  if (a.picked && close_gaps(a, k.s, restores)) return;
   // Few entries are cut into small tiles, so that all processors get some.
   k.wide = k.s.n > 1 << 22;
-  if (k.start.segments) {
-    k.tiles = k.units = (u32)a.from.blocks;
-  } else {
-    k.tiles = k.wide ? tile<4>::blocks(k.s.n, k.s.lead) : tile<1>::blocks(k.s.n, k.s.lead);
-    k.units = least(blocks(), k.tiles);
-  }
+  k.tiles = k.wide ? tile<4>::blocks(k.s.n, k.s.lead) : tile<1>::blocks(k.s.n, k.s.lead);
+  k.units = least(blocks(), k.tiles);
 
   phase p = {};
-  p.lo = k.start.lo, p.bits = k.start.bits, p.rank = k.start.rank;
-  if (k.start.restore) {
+  p.bits = 31, p.rank = least((u32)a.k, k.s.n);
+  if (restores) {
     p.kind = phase_restore, p.units = (u32)a.from.blocks;
-  } else if (k.start.close) {
-    p.kind = phase_write, p.units = k.tiles;
-  } else if (k.start.rank) {
+  } else if (p.rank) {
     p.kind = phase_histogram, p.units = k.units;
   } else { // nothing is wanted
     p.kind = phase_end;
-    if (block() == 0 && thread() == 0) report(k, 0, 0);
+    if (block() == 0 && thread() == 0) report(a, 0, 0);
   }
 
   for (u32 number = 0; p.kind != phase_end;) {
@@ -513,26 +677,17 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
       const u32 shift = p.bits > digit_bits ? p.bits - digit_bits : 0;
       for (u32 i = thread(); i < histogram_bins; i += block_threads) histogram[i] = 0;
       barrier();
-      if (k.start.segments) {
-        const segment g(a.from, unit * block_warps + warp());
-        for (u32 i = lane(); i < g.held; i += warp_size) {
-          const u32 offset = key_of(g.val[i]) - p.lo;
-          if (offset >> p.bits == 0) add_to(&histogram[offset >> shift], 1);
-        }
-      } else if (k.wide) {
+      if (k.wide)
         count_keys<4>(k.s, p, shift, unit, histogram);
-      } else {
+      else
         count_keys<1>(k.s, p, shift, unit, histogram);
-      }
       barrier();
       for (u32 i = thread(); i < histogram_bins; i += block_threads)
         if (histogram[i]) add_to(&c->histogram[i], histogram[i]);
       break;
     }
     case phase_write:
-      if (k.start.segments)
-        write_segment(k, p, unit, totals);
-      else if (k.wide)
+      if (k.wide)
         write_tile<4>(k, p, unit, totals);
       else
         write_tile<1>(k, p, unit, totals);
