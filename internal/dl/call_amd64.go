@@ -10,8 +10,8 @@ type frame struct {
 	args [maxIntArgs]uintptr
 }
 
-// enterCAddress is the entry of enterC.
-var enterCAddress uintptr
+// enterCAddress and enterEachAddress are the entries of enterC and enterEach.
+var enterCAddress, enterEachAddress uintptr
 
 // cgocall calls a C function with one argument on the system's stack. It is
 // the runtime's part of every cgo call, open to packages that do without cgo's
@@ -28,4 +28,9 @@ func callInt(f Func, args []uintptr) int32 {
 	call := frame{fn: f.address}
 	copy(call.args[:len(args)], args)
 	return cgocall(*(*unsafe.Pointer)(unsafe.Pointer(&enterCAddress)), unsafe.Pointer(&call))
+}
+
+// callEach makes the calls of a sequence.
+func callEach(s *Sequence) int32 {
+	return cgocall(*(*unsafe.Pointer)(unsafe.Pointer(&enterEachAddress)), unsafe.Pointer(s))
 }

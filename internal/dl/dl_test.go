@@ -9,7 +9,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"unsafe"
 
+	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -246,4 +248,64 @@ func BenchmarkCall(b *testing.B) {
 			abs.Call(1, 2, 3, 4, 5, 6, 7)
 		}
 	})
+}
+
+// A sequence makes its calls in order, repeats those that wait for a flag, and
+// stops at the first that fails.
+func TestSequence(t *testing.T) {
+	flag := new(int32)
+	var got []string
+	step := Func{address: purego.NewCallback(func(what, at, code, a4, a5, a6, a7 uintptr) uintptr {
+		got = append(got, fmt.Sprint(what, a4+a5+a6+a7))
+		if int(at) == len(got) {
+			*flag = -1
+		}
+		return code
+	})}
+	s := NewSequence()
+	run := func() (int, int32) {
+		got, *flag = nil, 0
+		return s.Run()
+	}
+	wait := hostmem.Addr(unsafe.Slice(flag, 1))
+
+	s.Add(step, 1, 0, 0, 1, 2, 3, 4)
+	s.AddUntil(wait, 5, step, 2, 4, 0, 1, 1, 1, 1)
+	s.Add(step, 3, 0, 0, 0, 0, 0, 9)
+	require.Equal(t, 3, s.Len())
+	done, code := run()
+	assert.Equal(t, 3, done)
+	assert.Zero(t, code)
+	assert.Equal(t, []string{"1 10", "2 4", "2 4", "2 4", "3 9"}, got)
+	assert.Zero(t, s.Len())
+
+	s.AddUntil(wait, 3, step, 1, 0, 0, 0, 0, 0, 0)
+	s.Add(step, 2, 0, 7, 0, 0, 0, 0)
+	s.Add(step, 3, 0, 0, 0, 0, 0, 0)
+	done, code = run()
+	assert.Equal(t, 1, done)
+	assert.EqualValues(t, 7, code)
+	assert.Equal(t, []string{"1 0", "1 0", "1 0", "2 0"}, got, "no more often than asked")
+
+	for !s.Full() {
+		s.Add(step, 1, 0, 0, 0, 0, 0, 0)
+	}
+	done, code = run()
+	assert.Equal(t, len(got), done)
+	assert.Zero(t, code)
+	done, code = run()
+	assert.Zero(t, done)
+	assert.Zero(t, code)
+	runtime.KeepAlive(flag)
+}
+
+func BenchmarkSequence(b *testing.B) {
+	abs, s := function(b, "abs"), NewSequence()
+	b.ReportAllocs()
+	for b.Loop() {
+		for range 4 {
+			s.Add(abs, 0, 2, 3, 4, 5, 6, 7)
+		}
+		s.Run()
+	}
 }

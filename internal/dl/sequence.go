@@ -1,0 +1,51 @@
+package dl
+
+// maxCalls is how many calls a Sequence has room for.
+const maxCalls = 8
+
+// Sequence is calls of C functions that are made together: entering C takes
+// longer than a short function, and a sequence enters it once. [NewSequence] makes
+// one.
+type Sequence struct {
+	left  uintptr // calls that are not done
+	calls [maxCalls]struct {
+		frame
+		flag  uintptr // unless 0: the call is repeated until an int there is not 0,
+		times uintptr // but no more often than this in all
+	}
+	n int
+}
+
+// NewSequence returns an empty sequence, on the heap: a stack could move while C
+// calls back.
+//
+//go:noinline
+func NewSequence() *Sequence { return new(Sequence) }
+
+// Len is the number of calls to make.
+func (s *Sequence) Len() int { return s.n }
+
+// Full reports whether there is no room for another call.
+func (s *Sequence) Full() bool { return s.n == maxCalls }
+
+// Add appends a call of a function that returns a C int, 0 for success, and takes
+// at most 16 arguments.
+func (s *Sequence) Add(f Func, args ...uintptr) { s.AddUntil(0, 1, f, args...) }
+
+// AddUntil appends a call that is repeated until it has left something else than 0
+// in the C int at address flag, at most so often.
+func (s *Sequence) AddUntil(flag uintptr, times int, f Func, args ...uintptr) {
+	c := &s.calls[s.n]
+	c.fn, c.flag, c.times = f.address, flag, uintptr(times)
+	copy(c.args[:len(args)], args)
+	s.n++
+}
+
+// Run makes the calls, in order, and empties the sequence. It stops at a result
+// other than 0, and returns that and how many calls were made before.
+func (s *Sequence) Run() (done int, code int32) {
+	n := s.n
+	s.left, s.n = uintptr(n), 0
+	code = callEach(s)
+	return n - int(s.left), code
+}
