@@ -104,6 +104,15 @@ func (l *library) call(f dl.Func, args ...uintptr) int32 {
 	return f.Int(args...)
 }
 
+// run makes calls of functions that return an MPI error code.
+func (l *library) run(calls *dl.Sequence) (done int, code int32) {
+	if l.serial {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+	}
+	return calls.Run()
+}
+
 // must is call for functions off the hot path; a failure becomes an error that
 // names the function.
 func (l *library) must(f dl.Func, args ...uintptr) error {

@@ -48,7 +48,9 @@ func stepNativeBarrier(e *endpoint, o *op) (bool, error) {
 	if o.phase == 1 {
 		return true, nil
 	}
-	f := e.lib.Ibarrier
-	slot := e.table.add(o, everybody, sent)
-	return false, e.table.posted(e.lib, f, e.lib.call(f, e.pub, slot))
+	slot, err := e.table.add(e.lib, o, everybody, sent)
+	if err == nil {
+		e.table.calls.Add(e.lib.Ibarrier, e.pub, slot)
+	}
+	return false, err
 }

@@ -138,6 +138,9 @@ func (e *endpoint) advance(o *op) (done bool, err error) {
 		done, err = o.step(e, o)
 		o.phase++
 	}
+	if err == nil {
+		err = e.table.flush(e.lib)
+	}
 	return done, err
 }
 
@@ -149,17 +152,17 @@ func (e *endpoint) retire(o *op) {
 	e.inFlight.Add(-1)
 }
 
-// poll asks MPI once which messages are done and lets operations go on. It
-// reports whether anything was. Messages of a stalled operation count one by one:
+// poll asks MPI, at most so often, which messages are done and lets operations go
+// on. It reports whether anything was. Messages of a stalled operation count one by one:
 // the first may show why the others do not come. The caller holds mu.
-func (e *endpoint) poll(stalled bool) (moved bool, err error) {
+func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	if e.broken != nil {
 		return false, comm.Unusable(false, e.broken)
 	}
 	if len(e.active) == 0 {
 		return false, nil
 	}
-	n, err := e.table.test(e.lib, !stalled && len(e.active) == 1)
+	n, err := e.table.test(e.lib, !stalled && len(e.active) == 1, tries)
 	if err != nil {
 		return false, e.fail(e.table.failed.String(), err)
 	}
@@ -239,12 +242,16 @@ func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err er
 			return false, err
 		}
 	}
-	for range p.polls() {
+	for tries := p.polls(); tries > 0; tries-- {
 		if len(e.active) == 0 && len(e.waiting) == 0 {
 			return true, nil
 		}
-		if _, err := e.poll(p.stalled()); err != nil {
+		moved, err := e.poll(p.stalled(), tries)
+		if err != nil {
 			return false, err
+		}
+		if !moved {
+			break
 		}
 	}
 	if len(e.active) == 0 && len(e.waiting) == 0 {

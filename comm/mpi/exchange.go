@@ -92,6 +92,9 @@ func stepExchange(e *endpoint, o *op) (bool, error) {
 		}
 	}
 	if own := o.recvBytes[e.rank]; own > 0 {
+		if err := e.table.flush(e.lib); err != nil {
+			return false, err
+		}
 		hostops.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), own, false)
 	}
 	return false, nil

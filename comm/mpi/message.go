@@ -181,7 +181,9 @@ func (e *endpoint) recvBytes(o *op, tag uintptr, buffer uintptr, bytes, src int)
 // post posts one message of o: n elements of an MPI type to or from a rank.
 // expected is how many bytes a receive has to get.
 func (e *endpoint) post(o *op, f dl.Func, buffer uintptr, n int, mpiType uintptr, rank int, tag, over uintptr, expected int) error {
-	slot := e.table.add(o, rank, expected)
-	code := e.lib.call(f, buffer, uintptr(n), mpiType, uintptr(rank), tag, over, slot)
-	return e.table.posted(e.lib, f, code)
+	slot, err := e.table.add(e.lib, o, rank, expected)
+	if err == nil {
+		e.table.calls.Add(f, buffer, uintptr(n), mpiType, uintptr(rank), tag, over, slot)
+	}
+	return err
 }

@@ -29,10 +29,13 @@ func stepNative(e *endpoint, o *op) (bool, error) {
 	if o.phase == 1 {
 		return true, nil
 	}
-	i := &o.native
-	i.args[i.n] = e.table.add(o, everybody, sent)
-	code := e.lib.call(i.f, i.args[:i.n+1]...)
-	return false, e.table.posted(e.lib, i.f, code)
+	slot, err := e.table.add(e.lib, o, everybody, sent)
+	if err == nil {
+		i := &o.native
+		i.args[i.n] = slot
+		e.table.calls.Add(i.f, i.args[:i.n+1]...)
+	}
+	return false, err
 }
 
 // collective is an MPI collective in its two forms.

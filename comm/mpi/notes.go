@@ -87,9 +87,11 @@ func (e *endpoint) send(owner *op, page, dest int, n note) {
 	n.calls, n.sent, n.received = e.history.calls, p.sent, p.received
 	address := b.page(page)
 	hostmem.Slice[note](address, 1)[0] = n
-	slot := b.table.add(owner, dest, sent)
-	code := e.lib.call(e.lib.Isend, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(dest), noteTag, e.inner, slot)
-	_ = b.table.posted(e.lib, e.lib.Isend, code)
+	slot, err := b.table.add(e.lib, owner, dest, sent)
+	if err == nil {
+		b.table.calls.Add(e.lib.Isend, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(dest), noteTag, e.inner, slot)
+		_ = b.table.flush(e.lib)
+	}
 }
 
 // tellAll writes the last note to every other rank.
@@ -154,7 +156,7 @@ func (e *endpoint) readNotes() error {
 		return nil
 	}
 	if len(e.notes.table.list) > 0 {
-		_, _ = e.notes.table.test(e.lib, false)
+		_, _ = e.notes.table.test(e.lib, false, 1)
 	}
 	for src := range e.peers {
 		for src != e.rank && !e.peers[src].gone {

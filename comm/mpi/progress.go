@@ -119,7 +119,7 @@ func (p *progress) look() (pending bool) {
 		}
 		for moved := e.inFlight.Load() > 0; moved && e.waiters.Load() == 0; {
 			// An error breaks the communicator, which its next call reports.
-			moved, _ = e.poll(false)
+			moved, _ = e.poll(false, 1)
 		}
 		if e.broken == nil && !e.closed {
 			if err := e.attend(); err != nil {

@@ -28,8 +28,9 @@ type request struct {
 // MPI_Testall and MPI_Testsome want it, and whose they are.
 type requests struct {
 	list   []request
-	rank   int     // this one
-	failed comm.Op // the call whose message failed last
+	calls  *dl.Sequence // that are to post the last of them
+	rank   int          // this one
+	failed comm.Op      // the call whose message failed last
 
 	handleSize, statusSize int
 	memory                 uintptr // the arrays below, outside the Go heap
@@ -40,24 +41,45 @@ type requests struct {
 	flag                   uintptr
 }
 
-// add makes room for a request of o and returns where MPI is to store it.
-func (r *requests) add(o *op, rank, expected int) uintptr {
+// add makes room for a request of o and returns where MPI is to store it. The call
+// that posts it is the next that is added to calls; it is made together with
+// others, by flush at the latest.
+func (r *requests) add(lib *library, o *op, rank, expected int) (slot uintptr, err error) {
 	n := len(r.list)
+	if r.calls.Full() || n == r.capacity {
+		if err := r.flush(lib); err != nil {
+			return 0, err
+		}
+	}
 	r.reserve(n + 1)
 	r.list = append(r.list, request{o, expected, int32(rank)})
 	o.pending++
-	return r.handles + uintptr(n*r.handleSize)
+	return r.handles + uintptr(n*r.handleSize), nil
 }
 
-// posted takes the last request back if posting it failed.
-func (r *requests) posted(lib *library, f dl.Func, code int32) error {
+// flush makes the calls that are left.
+func (r *requests) flush(lib *library) error {
+	n := r.calls.Len()
+	if n == 0 {
+		return nil
+	}
+	done, code := lib.run(r.calls)
+	return r.posted(lib, n, done, code)
+}
+
+// posted forgets the requests whose calls were not made, of the last n ones, because
+// one failed.
+func (r *requests) posted(lib *library, n, done int, code int32) error {
 	if code == success {
 		return nil
 	}
-	last := len(r.list) - 1
-	r.list[last].owner.pending--
-	r.list = r.list[:last]
-	return translate(lib, lib.error(f, code))
+	kept := len(r.list) - n + done
+	for _, q := range r.list[kept:] {
+		q.owner.pending--
+	}
+	clear(r.list[kept:])
+	r.list = r.list[:kept]
+	return translate(lib, lib.error(r.calls.Func(done), code))
 }
 
 // reserve makes room for n requests.
@@ -87,12 +109,13 @@ func (r *requests) grow() {
 
 func (r *requests) release() {
 	_ = host.Deallocate(r.memory)
-	*r = requests{rank: r.rank, handleSize: r.handleSize, statusSize: r.statusSize}
+	*r = requests{rank: r.rank, calls: r.calls, handleSize: r.handleSize, statusSize: r.statusSize}
 }
 
 // test asks MPI which requests are done, forgets these, and returns how many
-// there were. all says that they only matter together.
-func (r *requests) test(lib *library, all bool) (int, error) {
+// there were. all says that they only matter together. As long as there are none
+// it asks again, at most so often.
+func (r *requests) test(lib *library, all bool, tries int) (int, error) {
 	n := len(r.list)
 	if n == 0 {
 		return 0, nil
@@ -100,13 +123,21 @@ func (r *requests) test(lib *library, all bool) (int, error) {
 	if n > math.MaxInt32 {
 		return 0, fmt.Errorf("%d messages at once are more than MPI can count", n)
 	}
-	var code int32
-	f := lib.Testsome
+	if r.calls.Full() {
+		if err := r.flush(lib); err != nil {
+			return 0, err
+		}
+	}
+	posts, f := r.calls.Len(), lib.Testsome
 	if all {
 		f = lib.Testall
-		code = lib.call(f, uintptr(n), r.handles, r.flag, r.statuses)
+		r.calls.AddUntil(r.flag, tries, f, uintptr(n), r.handles, r.flag, r.statuses)
 	} else {
-		code = lib.call(f, uintptr(n), r.handles, r.flag, r.indices, r.statuses)
+		r.calls.AddUntil(r.flag, tries, f, uintptr(n), r.handles, r.flag, r.indices, r.statuses)
+	}
+	made, code := lib.run(r.calls)
+	if made < posts {
+		return 0, r.posted(lib, posts, made, code)
 	}
 	done := int(hostmem.Slice[int32](r.flag, 1)[0])
 	if code != success {

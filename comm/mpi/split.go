@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/dl"
 )
 
 // duplicate makes a communicator of the same ranks, so that messages of
@@ -44,10 +45,11 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	e := &endpoint{
 		state: s, lib: lib, native: s.native, rank: rank, size: size, pub: pub, inner: inner,
 		check: comm.Check{Backend: backend, Rank: rank, WorldSize: size},
-		table: requests{rank: rank, handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
+		table: requests{rank: rank, calls: dl.NewSequence(), handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
 		peers: make([]peer, size),
 	}
 	e.notes.table = e.table
+	e.notes.table.calls = dl.NewSequence()
 	if s.native {
 		e.check.Supports = nativeSupports
 	}

@@ -261,7 +261,7 @@ func TestSequence(t *testing.T) {
 			*flag = -1
 		}
 		return code
-	})}
+	}), name: "step"}
 	s := NewSequence()
 	run := func() (int, int32) {
 		got, *flag = nil, 0
@@ -285,6 +285,7 @@ func TestSequence(t *testing.T) {
 	done, code = run()
 	assert.Equal(t, 1, done)
 	assert.EqualValues(t, 7, code)
+	assert.Equal(t, step, s.Func(done))
 	assert.Equal(t, []string{"1 0", "1 0", "1 0", "2 0"}, got, "no more often than asked")
 
 	for !s.Full() {

@@ -13,7 +13,8 @@ type Sequence struct {
 		flag  uintptr // unless 0: the call is repeated until an int there is not 0,
 		times uintptr // but no more often than this in all
 	}
-	n int
+	n     int
+	names [maxCalls]string
 }
 
 // NewSequence returns an empty sequence, on the heap: a stack could move while C
@@ -38,8 +39,12 @@ func (s *Sequence) AddUntil(flag uintptr, times int, f Func, args ...uintptr) {
 	c := &s.calls[s.n]
 	c.fn, c.flag, c.times = f.address, flag, uintptr(times)
 	copy(c.args[:len(args)], args)
+	s.names[s.n] = f.name
 	s.n++
 }
+
+// Func is the function of the i-th call, also after Run.
+func (s *Sequence) Func(i int) Func { return Func{s.calls[i].fn, s.names[i]} }
 
 // Run makes the calls, in order, and empties the sequence. It stops at a result
 // other than 0, and returns that and how many calls were made before.
