@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -192,32 +191,8 @@ func TestMisuse(t *testing.T) {
 	}))
 }
 
-// TestReadme: what the README adds to a program is what the example has, and no
-// more than it says.
-func TestReadme(t *testing.T) { checkDiff(t, "README.md", "digits/main.go", 10) }
-
-// checkDiff looks for the lines that a diff adds in a file, in their order.
-func checkDiff(t *testing.T, readme, program string, most int) {
-	text, err := os.ReadFile(readme)
-	require.NoError(t, err)
-	_, diff, found := strings.Cut(string(text), "```diff\n")
-	require.True(t, found)
-	diff, _, _ = strings.Cut(diff, "```")
-	file, err := os.ReadFile(program)
-	require.NoError(t, err)
-	rest, added := string(file), 0
-	for line := range strings.Lines(diff) {
-		if line, ok := strings.CutPrefix(line, "+"); ok {
-			added++
-			_, after, ok := strings.Cut(rest, strings.TrimSpace(line)+"\n")
-			assert.True(t, ok, "%s has not: %s", program, line)
-			if ok {
-				rest = after
-			}
-		}
-	}
-	assert.LessOrEqual(t, added, most)
-}
+// TestReadme: what the README adds to a program is what the example has.
+func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "digits/main.go", 10) }
 
 // BenchmarkStep is a training step on one rank, of GoMLX alone and with the
 // optimizer around its own.

@@ -1,0 +1,95 @@
+// Command digits trains a network of Gorgonia to read digits, on several ranks. The
+// README beside the adapter shows what made it data parallel.
+//
+//	go run ./digits                       # four ranks, goroutines of one process
+//	mpirun -n 4 ./digits -backend mpi     # a process per rank, the same bits
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"hash/crc32"
+	"log"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/tutti-go/tutti/adapters/gorgonia"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/examples/digits"
+)
+
+func main() {
+	backend := flag.String("backend", "local", "local, or mpi under mpirun")
+	ranks := flag.Int("ranks", 4, "ranks of the local backend")
+	epochs := flag.Int("epochs", 4, "how often to see all images")
+	density := flag.Float64("density", 1, "share of the gradient's entries that is sent; below 1 by topkA")
+	flag.Parse()
+	cfg := distributed.GradientConfig{}
+	if *density < 1 {
+		cfg.Config = distributed.Config{Pattern: distributed.TopkA, Density: *density}
+	}
+	body := func(ctx context.Context, c comm.Communicator) error { return run(ctx, c, *epochs, cfg) }
+	var err error
+	if *backend == "mpi" {
+		err = mpi.Run(context.Background(), body)
+	} else {
+		err = local.Run(context.Background(), *ranks, body)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+const batch = 16 // images of a rank in a step
+
+// run is one rank.
+func run(ctx context.Context, c comm.Communicator, epochs int, cfg distributed.GradientConfig) error {
+	training, test, err := digits.Split(1)
+	if err != nil {
+		return err
+	}
+	m, err := newModel(uint64(c.Rank())) // rank 0's parameters will be used
+	if err != nil {
+		return err
+	}
+	machine := G.NewTapeMachine(m.graph, G.BindDualValues(m.parameters...))
+	defer machine.Close()
+	solver, err := gorgonia.New(ctx, c, G.NewAdamSolver(G.WithLearnRate(0.01)), m.parameters, cfg)
+	if err != nil {
+		return err
+	}
+	defer solver.Close()
+	sampler, err := distributed.NewSampler(c, training.Len(), distributed.SamplerConfig{Seed: 1})
+	if err != nil {
+		return err
+	}
+	for epoch := range epochs {
+		for _, images := range sampler.Batches(epoch, batch) {
+			if len(images) < batch { // the graph has one size of batch
+				continue
+			}
+			m.fill(training, images)
+			if err := machine.RunAll(); err != nil {
+				return err
+			}
+			if err := solver.Step(G.NodesToValueGrads(m.parameters)); err != nil {
+				return err
+			}
+			machine.Reset()
+		}
+	}
+	if c.Rank() == 0 {
+		sum := crc32.NewIEEE()
+		for _, p := range m.parameters {
+			sum.Write(p.Value().(*tensor.Dense).Raw)
+		}
+		fmt.Printf("%d ranks, %d epochs: %.1f %% of the test images read; checksum of the parameters %08x\n",
+			c.WorldSize(), epochs, 100*m.accuracy(test), sum.Sum32())
+	}
+	return nil
+}

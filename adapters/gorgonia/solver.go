@@ -1,0 +1,110 @@
+// Package gorgonia makes programs of Gorgonia (https://gorgonia.org) data parallel:
+// a solver that averages gradients over the ranks of a tutti communicator, in the
+// memory that they have, before another one uses them. README.md has a program
+// before and after.
+package gorgonia
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	_ "go4.org/unsafe/assume-no-moving-gc" // a version that does not stop programs of newer Go
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// Solver averages gradients over ranks before a solver of Gorgonia uses them.
+type Solver struct {
+	ctx   context.Context // of the training: Step has none
+	inner gorgonia.Solver
+	rt    *cpu.Runtime
+	sync  *distributed.GradientSync
+}
+
+// New gives all ranks rank 0's parameters, and returns a solver that averages their
+// gradients over the ranks of c as cfg says, densely unless set, and leaves the
+// update to inner. ctx ends waits for other ranks. All ranks pass the same.
+func New(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parameters gorgonia.Nodes, cfg distributed.GradientConfig) (*Solver, error) {
+	s := &Solver{ctx: ctx, inner: inner, rt: cpu.New()}
+	values := make([]gorgonia.Value, len(parameters))
+	for i, p := range parameters {
+		values[i] = p.Value()
+	}
+	err := s.with(values, func(tensors []*runtime.Tensor) (err error) {
+		if err = distributed.BroadcastAll(ctx, c, tensors, 0); err == nil {
+			s.sync, err = distributed.NewGradientSync(ctx, s.rt, c, tensors, cfg)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Step implements gorgonia.Solver, for the parameters of New, in their order.
+func (s *Solver) Step(model []gorgonia.ValueGrad) error {
+	gradients := make([]gorgonia.Value, len(model))
+	for i, m := range model {
+		var err error
+		if gradients[i], err = m.Grad(); err != nil {
+			return err
+		}
+	}
+	err := s.with(gradients, func(tensors []*runtime.Tensor) error { return s.sync.ReduceAll(s.ctx, tensors) })
+	if err != nil {
+		return err
+	}
+	return s.inner.Step(model)
+}
+
+// Close gives memory back. The communicator stays as it is.
+func (s *Solver) Close() error {
+	var err error
+	if s.sync != nil {
+		err = s.sync.Close()
+	}
+	return errors.Join(err, s.rt.Close())
+}
+
+// with calls use with tensors of the memory of values.
+func (s *Solver) with(values []gorgonia.Value, use func([]*runtime.Tensor) error) (err error) {
+	tensors := make([]*runtime.Tensor, len(values))
+	for i, v := range values {
+		if tensors[i], err = Wrap(s.rt, v); err != nil {
+			return fmt.Errorf("gorgonia: parameter %d: %w", i, err)
+		}
+		defer tensors[i].Free()
+	}
+	return use(tensors)
+}
+
+// Wrap makes a tensor of the memory of a value, without copying it: a
+// *tensor.Dense without gaps, or a scalar of 32 or 64 bits. It is pinned until the
+// tensor is freed.
+func Wrap(rt *cpu.Runtime, v gorgonia.Value) (*runtime.Tensor, error) {
+	switch x := v.(type) {
+	case *tensor.Dense:
+		if x.RequiresIterator() || !x.IsNativelyAccessible() {
+			return nil, fmt.Errorf("%w: tensor of shape %v with strides %v", runtime.ErrNotContiguous, x.Shape(), x.Strides())
+		}
+		dt, err := dtype.Parse(x.Dtype().Name())
+		if err != nil {
+			return nil, err
+		}
+		return cpu.WrapBytes(rt, x.Raw, dt)
+	case *gorgonia.F32:
+		return cpu.Wrap(rt, unsafe.Slice((*float32)(x), 1))
+	case *gorgonia.F64:
+		return cpu.Wrap(rt, unsafe.Slice((*float64)(x), 1))
+	}
+	return nil, fmt.Errorf("%w: a value of type %T", comm.ErrUnsupported, v)
+}

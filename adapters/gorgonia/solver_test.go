@@ -1,0 +1,195 @@
+package gorgonia_test
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/tutti-go/tutti/adapters/gorgonia"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestDigits trains over goroutines, Open MPI and MPICH, to the same bits.
+func TestDigits(t *testing.T) {
+	program := jobtest.Build(t, "./digits")
+	for _, args := range [][]string{nil, {"-density", "0.1"}} {
+		t.Run(strings.Join(args, "="), func(t *testing.T) { jobtest.SameEverywhere(t, program, args...) })
+	}
+}
+
+// TestReadme: what the README adds to a program is what the example has.
+func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "digits/main.go", 10) }
+
+// regression is a linear model with a matrix and a scalar parameter.
+type regression struct {
+	graph      *G.ExprGraph
+	x, y       *tensor.Dense
+	parameters G.Nodes
+	machine    G.VM
+}
+
+const inputs = 5
+
+func newRegression(t testing.TB, batch int, start float64) *regression {
+	g := G.NewGraph()
+	r := &regression{graph: g,
+		x: tensor.New(tensor.WithShape(batch, inputs), tensor.Of(tensor.Float64)),
+		y: tensor.New(tensor.WithShape(batch, 1), tensor.Of(tensor.Float64))}
+	w := G.NewMatrix(g, tensor.Float64, G.WithName("w"),
+		G.WithValue(tensor.New(tensor.WithShape(inputs, 1), tensor.WithBacking([]float64{start, start, start, start, start}))))
+	b := G.NewScalar(g, tensor.Float64, G.WithName("b"), G.WithValue(start))
+	x, y := G.NewMatrix(g, tensor.Float64, G.WithName("x"), G.WithValue(r.x)), G.NewMatrix(g, tensor.Float64, G.WithName("y"), G.WithValue(r.y))
+	off := G.Must(G.Sub(G.Must(G.Add(G.Must(G.Mul(x, w)), b)), y))
+	loss := G.Must(G.Mean(G.Must(G.Square(off))))
+	_, err := G.Grad(loss, w, b)
+	require.NoError(t, err)
+	r.parameters = G.Nodes{w, b}
+	r.machine = G.NewTapeMachine(g, G.BindDualValues(w, b))
+	return r
+}
+
+// train makes steps on the samples rank, rank+ranks, … of a sequence.
+func (r *regression) train(t testing.TB, solver G.Solver, steps, rank, ranks int) []float64 {
+	rng := rand.New(rand.NewPCG(1, 2))
+	xs, ys := r.x.Data().([]float64), r.y.Data().([]float64)
+	for range steps {
+		for row := range ys {
+			for other := range ranks {
+				y := 0.5
+				for i := range inputs {
+					v := rng.NormFloat64()
+					y += v * float64(i)
+					if other == rank {
+						xs[row*inputs+i] = v
+					}
+				}
+				if other == rank {
+					ys[row] = y
+				}
+			}
+		}
+		require.NoError(t, r.machine.RunAll())
+		require.NoError(t, solver.Step(G.NodesToValueGrads(r.parameters)))
+		r.machine.Reset()
+	}
+	return append(append([]float64{}, r.parameters[0].Value().Data().([]float64)...), r.parameters[1].Value().Data().(float64))
+}
+
+// TestSameTraining: two ranks make what Gorgonia alone makes of batches twice as
+// large, but for rounding, from the parameters of rank 0.
+func TestSameTraining(t *testing.T) {
+	for name, inner := range map[string]func() G.Solver{
+		"vanilla": func() G.Solver { return G.NewVanillaSolver(G.WithLearnRate(0.1)) },
+		"adam":    func() G.Solver { return G.NewAdamSolver(G.WithLearnRate(0.1)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := newRegression(t, 16, 0).train(t, inner(), 100, 0, 1)
+			got := make([][]float64, 2)
+			require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+				r := newRegression(t, 8, float64(c.Rank()))
+				solver, err := gorgonia.New(ctx, c, inner(), r.parameters, distributed.GradientConfig{})
+				if err != nil {
+					return err
+				}
+				got[c.Rank()] = r.train(t, solver, 100, c.Rank(), 2)
+				return solver.Close()
+			}))
+			assert.Equal(t, got[0], got[1], "the same bits on all ranks")
+			assert.InDeltaSlice(t, want, got[0], 1e-9)
+			assert.InDeltaSlice(t, []float64{0, 1, 2, 3, 4, 0.5}, got[0], 0.2, "it has learned something")
+		})
+	}
+}
+
+// TestWrap: the tensor is the value's memory, and what has gaps is refused.
+func TestWrap(t *testing.T) {
+	rt := cpu.New()
+	dense := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 2, 3, 4, 5, 6}))
+	scalar := tensor.New(tensor.FromScalar(float64(1)))
+	for _, v := range []G.Value{dense, scalar, G.NewF32(1), G.NewF64(1)} {
+		x, err := gorgonia.Wrap(rt, v)
+		require.NoError(t, err)
+		require.NoError(t, x.Fill(7))
+		require.NoError(t, x.Free())
+	}
+	assert.Equal(t, []float32{7, 7, 7, 7, 7, 7}, dense.Data())
+	assert.Equal(t, 7., scalar.Data())
+
+	column, err := dense.Slice(nil, tensor.S(1))
+	require.NoError(t, err)
+	_, err = gorgonia.Wrap(rt, column.(*tensor.Dense))
+	assert.ErrorIs(t, err, runtime.ErrNotContiguous)
+	_, err = gorgonia.Wrap(rt, tensor.New(tensor.WithShape(1), tensor.WithBacking([]complex64{1})))
+	assert.ErrorContains(t, err, "complex64")
+	_, err = gorgonia.Wrap(rt, G.NewB(true))
+	assert.ErrorIs(t, err, comm.ErrUnsupported)
+	require.NoError(t, rt.Close())
+}
+
+// TestOtherParameters: a step with others than New was given is an error.
+func TestOtherParameters(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		r := newRegression(t, 8, 0)
+		solver, err := gorgonia.New(ctx, c, G.NewVanillaSolver(), r.parameters, distributed.GradientConfig{})
+		require.NoError(t, err)
+		require.NoError(t, r.machine.RunAll())
+		assert.ErrorIs(t, solver.Step(G.NodesToValueGrads(r.parameters[:1])), comm.ErrArgument)
+		return solver.Close()
+	}))
+}
+
+// BenchmarkStep is a training step on one rank, of Gorgonia alone and with the
+// solver around its own.
+func BenchmarkStep(b *testing.B) {
+	const rows, columns = 64, 256
+	for _, wrapped := range []bool{false, true} {
+		b.Run(map[bool]string{false: "alone", true: "tutti"}[wrapped], func(b *testing.B) {
+			g := G.NewGraph()
+			values := func(r, c int) *tensor.Dense {
+				return tensor.New(tensor.WithShape(r, c), tensor.WithBacking(tensor.Random(tensor.Float32, r*c)))
+			}
+			x := G.NewMatrix(g, tensor.Float32, G.WithName("x"), G.WithValue(values(rows, columns)))
+			w1 := G.NewMatrix(g, tensor.Float32, G.WithName("w1"), G.WithValue(values(columns, columns)))
+			w2 := G.NewMatrix(g, tensor.Float32, G.WithName("w2"), G.WithValue(values(columns, columns)))
+			loss := G.Must(G.Mean(G.Must(G.Square(G.Must(G.Mul(G.Must(G.Rectify(G.Must(G.Mul(x, w1)))), w2))))))
+			_, err := G.Grad(loss, w1, w2)
+			require.NoError(b, err)
+			parameters := G.Nodes{w1, w2}
+			machine := G.NewTapeMachine(g, G.BindDualValues(parameters...))
+			defer machine.Close()
+			require.NoError(b, local.Run(b.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+				var solver G.Solver = G.NewAdamSolver(G.WithLearnRate(math.SmallestNonzeroFloat32))
+				if wrapped {
+					s, err := gorgonia.New(ctx, c, solver, parameters, distributed.GradientConfig{})
+					if err != nil {
+						return err
+					}
+					defer s.Close()
+					solver = s
+				}
+				for b.Loop() {
+					if err := machine.RunAll(); err != nil {
+						return err
+					}
+					if err := solver.Step(G.NodesToValueGrads(parameters)); err != nil {
+						return err
+					}
+					machine.Reset()
+				}
+				return nil
+			}))
+		})
+	}
+}
