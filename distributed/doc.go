@@ -50,6 +50,15 @@
 // # Gradients of a model
 //
 // [GradientSync] puts many tensors into buckets and reduces each as soon as
-// the backward pass has filled it. [Mesh] names the dimensions of a world
-// (data, tensor, pipeline, ...) and has a communicator for each.
+// the backward pass has filled it; gradients of several passes are reduced once
+// ([GradientSync.Accumulate]), and ranks may run out of data at different steps
+// ([GradientSync.Join]). [Mesh] names the dimensions of a world (data, tensor,
+// pipeline, ...) and has a communicator for each.
+//
+// # Around a training loop
+//
+// [BroadcastAll] gives all ranks the same parameters and the same state of an
+// optimizer, [Sampler] says which samples are a rank's, [AverageMetrics] weighs
+// metrics by them, and [BroadcastBytes], [GatherBytes] and [AllGatherBytes] move
+// what is no tensor. docs/training.md puts it together.
 package distributed

@@ -17,8 +17,9 @@ import (
 // Without, the calls of a bucket are one group, which gains nothing by being
 // large, and a small one begins earlier.
 const (
-	DefaultBucketBytes     = 25 << 20
-	DefaultHostBucketBytes = 1 << 20
+	DefaultBucketBytes      = 25 << 20
+	DefaultHostBucketBytes  = 1 << 20
+	DefaultFirstBucketBytes = 1 << 20 // as PyTorch's
 )
 
 // smallBytes is the size up to which a gradient is put together with others on the
@@ -41,6 +42,22 @@ type GradientConfig struct {
 	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
 	// first and holds gradients registered last.
 	PerBucket func(bucket, elements int) Config
+	// FirstBucketBytes is the size of the first bucket of each type,
+	// [DefaultFirstBucketBytes] unless set, at most BucketBytes: its reduction is to
+	// begin early.
+	FirstBucketBytes int
+	// Rebuild fills the buckets anew after the first step, in the order in which rank
+	// 0's gradients became ready. It is for dense buckets: what a sparse one has not
+	// sent yet is of its gradients.
+	Rebuild bool
+	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
+	// bytes. They are rounded before the reduction, which adds up in F32 where the
+	// backend does, and once behind it. Beyond 65504 an F16 is infinite; BF16 has the
+	// range of F32. Unset, they travel as they are.
+	Wire dtype.DType
+	// Uneven has ranks that run out of data sooner than others call
+	// [GradientSync.Join]. It costs an allreduce of one number in each step.
+	Uneven bool
 }
 
 // GradientStats tells what the last step of a [GradientSync] did on this rank.
@@ -87,8 +104,10 @@ type GradientSync struct {
 	rt      runtime.Runtime
 	meter   *comm.Meter
 	order   order
+	cfg     GradientConfig
 	op      comm.ReduceOp     // of dense buckets
 	lens    []int             // of each gradient
+	types   []dtype.DType     // of each gradient
 	where   []int             // its bucket
 	given   []*runtime.Tensor // nil: not ready in this step
 	results []*runtime.Tensor // what was given in the last complete step
@@ -96,6 +115,10 @@ type GradientSync struct {
 	buckets []*bucket
 	next    int // first bucket that is not launched
 	steps   int // complete steps
+	begun   bool
+	sums    []sum           // what was accumulated
+	active  *runtime.Tensor // with Uneven: whether this rank has data, and how many do
+	arrived []int           // with Rebuild: gradients of the first step, as they became ready
 
 	stats  GradientStats
 	launch time.Duration
@@ -107,6 +130,8 @@ type GradientSync struct {
 // bucket is a group of gradients that are reduced together.
 type bucket struct {
 	dt      dtype.DType
+	wire    dtype.DType // of what travels
+	first   bool        // of its type
 	params  []int
 	bytes   int
 	missing int             // gradients that are not ready
@@ -134,9 +159,15 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 	if cfg.BucketBytes < 0 {
 		return nil, configError("BucketBytes is %d, want at least 1", cfg.BucketBytes)
 	}
+	if cfg.FirstBucketBytes < 0 {
+		return nil, configError("FirstBucketBytes is %d, want at least 1", cfg.FirstBucketBytes)
+	}
+	if err := cfg.checkWire(); err != nil {
+		return nil, err
+	}
 	n := len(params)
-	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), where: make([]int, n),
-		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n)}
+	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), where: make([]int, n),
+		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), sums: make([]sum, n)}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -147,17 +178,24 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 			cfg.BucketBytes = DefaultHostBucketBytes
 		}
 	}
+	if cfg.FirstBucketBytes == 0 {
+		cfg.FirstBucketBytes = DefaultFirstBucketBytes
+	}
+	g.cfg = cfg
 	for i, t := range params {
 		if _, err := g.address(t); err != nil {
 			return nil, opError(op, fmt.Errorf("gradient %d: %w", i, err))
 		}
-		g.lens[i] = t.Len()
+		g.lens[i], g.types[i] = t.Len(), t.DType()
 	}
-	g.fillBuckets(params, cfg.BucketBytes)
-	if err := g.configure(cfg); err != nil {
+	g.fillBuckets(backward(n))
+	if err := g.configure(); err != nil {
 		return nil, opError(op, err)
 	}
-	if g.err = g.allocate(ctx); g.err != nil {
+	if g.err = g.allocate(ctx); g.err == nil {
+		g.err = g.prepareJoin()
+	}
+	if g.err != nil {
 		return nil, opError(op, errors.Join(g.err, g.Close()))
 	}
 	g.reset()
@@ -173,21 +211,27 @@ func (g *GradientSync) address(t *runtime.Tensor) (uintptr, error) {
 	return p, err
 }
 
-// fillBuckets puts the parameters into buckets, a filling one for each type. They
-// are reduced in the order in which a backward pass completes them.
-func (g *GradientSync) fillBuckets(params []*runtime.Tensor, limit int) {
+// fillBuckets puts the gradients into buckets, a filling one for each type, in the
+// order in which they become ready. The buckets are reduced in the order in which
+// they are complete then.
+func (g *GradientSync) fillBuckets(ready []int) {
 	filling := make(map[dtype.DType]*bucket)
-	for i, t := range slices.Backward(params) {
-		b := filling[t.DType()]
-		if b == nil || b.bytes+t.Bytes() > limit {
-			b = &bucket{dt: t.DType()}
-			filling[b.dt] = b
-			g.buckets = append(g.buckets, b)
+	g.buckets = nil
+	for _, i := range ready {
+		dt := g.types[i]
+		b, bytes, limit := filling[dt], g.lens[i]*dt.Size(), g.cfg.BucketBytes
+		if b != nil && b.first {
+			limit = min(limit, g.cfg.FirstBucketBytes)
+		}
+		if b == nil || b.bytes+bytes > limit {
+			b = &bucket{dt: dt, wire: dt, first: b == nil}
+			filling[dt] = b
 		}
 		b.params = append(b.params, i)
-		b.bytes += t.Bytes()
+		b.bytes += bytes
+		// Which gets a gradient last is complete last.
+		g.buckets = append(slices.DeleteFunc(g.buckets, func(o *bucket) bool { return o == b }), b)
 	}
-	slices.SortFunc(g.buckets, func(a, b *bucket) int { return slices.Min(b.params) - slices.Min(a.params) })
 	for at, b := range g.buckets {
 		for _, i := range b.params {
 			g.where[i] = at
@@ -196,7 +240,8 @@ func (g *GradientSync) fillBuckets(params []*runtime.Tensor, limit int) {
 }
 
 // configure decides how the buckets are reduced.
-func (g *GradientSync) configure(cfg GradientConfig) error {
+func (g *GradientSync) configure() error {
+	cfg := g.cfg
 	for i, b := range g.buckets {
 		c := cfg.Config
 		if cfg.PerBucket != nil {
@@ -206,9 +251,14 @@ func (g *GradientSync) configure(cfg GradientConfig) error {
 		switch {
 		case err != nil:
 		case c.plain():
-			if !g.op.Defined(b.dt) {
-				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.dt)
+			if b.dt == dtype.F32 && cfg.Wire != dtype.Invalid {
+				b.wire = cfg.Wire
 			}
+			if !g.op.Defined(b.wire) {
+				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.wire)
+			}
+		case cfg.Rebuild || cfg.Wire != dtype.Invalid:
+			err = fmt.Errorf("%w: Rebuild or Wire, which are for dense buckets, with pattern %s, ClipNorm %v and Overflow %d", comm.ErrArgument, c.Pattern, c.ClipNorm, c.Overflow)
 		case cfg.Sum:
 			err = fmt.Errorf("%w: Sum with pattern %s, ClipNorm %v and Overflow %d, which average", comm.ErrArgument, c.Pattern, c.ClipNorm, c.Overflow)
 		default:
@@ -232,20 +282,20 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if !b.cfg.plain() || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+			if !b.cfg.plain() || b.wire != b.dt || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
 				b.joined = append(b.joined, p)
 				n += g.lens[p]
 			} else {
 				b.apart = append(b.apart, p)
 			}
 		}
-		if len(b.joined) < 2 {
+		if len(b.joined) < 2 && b.wire == b.dt {
 			b.joined, b.apart = nil, b.params
 			continue
 		}
 		var err error
-		if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.dt.Size()); err == nil {
-			b.flat, err = runtime.Wrap(g.rt, b.memory.Ptr, b.dt, []int{n}, nil, nil)
+		if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.wire.Size()); err == nil {
+			b.flat, err = runtime.Wrap(g.rt, b.memory.Ptr, b.wire, []int{n}, nil, nil)
 		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
@@ -271,6 +321,7 @@ func (g *GradientSync) reset() {
 		b.missing = len(b.params)
 	}
 	g.next = 0
+	g.begun = false
 	g.launch = 0
 	g.before = g.meter.Totals()
 }
@@ -298,6 +349,20 @@ func (g *GradientSync) Ready(ctx context.Context, i int, t *runtime.Tensor) erro
 	if err := g.usable(op); err != nil {
 		return err
 	}
+	if err := g.check(op, i, t); err != nil {
+		return err
+	}
+	started := time.Now()
+	g.accept(ctx, i, t)
+	g.launch += time.Since(started)
+	if g.err != nil {
+		return opError(op, g.err)
+	}
+	return nil
+}
+
+// check checks this step's gradient i.
+func (g *GradientSync) check(op string, i int, t *runtime.Tensor) error {
 	if i < 0 || i >= len(g.given) {
 		return opError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.given)))
 	}
@@ -313,18 +378,25 @@ func (g *GradientSync) Ready(ctx context.Context, i int, t *runtime.Tensor) erro
 	if t.Len() != g.lens[i] {
 		return shapeError(op, "gradient %d has %d elements, registered were %d", i, t.Len(), g.lens[i])
 	}
-	started := time.Now()
-	g.accept(ctx, i, t)
-	g.launch += time.Since(started)
-	if g.err != nil {
-		return opError(op, g.err)
-	}
 	return nil
+}
+
+// begin begins a step, if it has not begun.
+func (g *GradientSync) begin(ctx context.Context) {
+	if !g.begun && g.err == nil {
+		g.begun, g.err = true, g.announce(ctx)
+	}
 }
 
 // accept takes a gradient and reduces the buckets that it completes.
 func (g *GradientSync) accept(ctx context.Context, i int, t *runtime.Tensor) {
+	if g.begin(ctx); g.err == nil {
+		g.err = g.fold(i, t)
+	}
 	g.given[i] = t
+	if g.cfg.Rebuild && g.steps == 0 {
+		g.arrived = append(g.arrived, i)
+	}
 	g.buckets[g.where[i]].missing--
 	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil {
 		g.err = g.start(ctx, g.buckets[g.next])
@@ -346,7 +418,7 @@ func (g *GradientSync) start(ctx context.Context, b *bucket) error {
 	b.calls = b.calls[:0]
 	add := func(t *runtime.Tensor) error {
 		p, err := t.Ptr()
-		b.calls = append(b.calls, comm.AllReduceCall(p, p, t.Len(), b.dt, g.op))
+		b.calls = append(b.calls, comm.AllReduceCall(p, p, t.Len(), b.wire, g.op))
 		return err
 	}
 	if b.flat != nil {
@@ -380,14 +452,10 @@ func (g *GradientSync) copyParts(b *bucket, back bool) error {
 		if err != nil {
 			return fmt.Errorf("gradient %d: %w", i, err)
 		}
-		dst, src := flat, param
-		if back {
-			dst, src = src, dst
-		}
-		if err := g.rt.Copy(dst, src, t.Bytes()); err != nil {
+		if err := g.convert(b, flat, param, t.Len(), back); err != nil {
 			return err
 		}
-		flat += uintptr(t.Bytes())
+		flat += uintptr(t.Len() * b.wire.Size())
 	}
 	return nil
 }
@@ -407,6 +475,7 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 		return err
 	}
 	started := time.Now()
+	g.begin(ctx)
 	for i, t := range slices.Backward(g.given) {
 		if t == nil && g.err == nil {
 			if t, g.err = g.zero(i); g.err == nil {
@@ -430,9 +499,15 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 		Step: g.steps, Buckets: len(g.buckets), LaunchTime: g.launch, WaitTime: time.Since(started),
 		SentElements: after.SentElements - g.before.SentElements, SentBytes: after.SentBytes - g.before.SentBytes,
 	}
-	g.steps++
 	g.given, g.results = g.results, g.given
+	if g.cfg.Rebuild && g.steps == 0 {
+		g.err = g.rebuild(ctx)
+	}
+	g.steps++
 	g.reset()
+	if g.err != nil {
+		return opError(op, g.err)
+	}
 	return nil
 }
 
@@ -491,6 +566,10 @@ func (g *GradientSync) Close() error {
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
 	defer cancel()
+	own := append(slices.Clone(g.spares), g.active)
+	for _, s := range g.sums {
+		own = append(own, s.of)
+	}
 	for _, b := range g.buckets {
 		err := settled
 		if b.sparse != nil {
@@ -504,7 +583,7 @@ func (g *GradientSync) Close() error {
 			}
 		}
 	}
-	for _, t := range g.spares {
+	for _, t := range own {
 		if t != nil && settled == nil {
 			errs = append(errs, t.Free())
 		}

@@ -1,0 +1,59 @@
+package distributed
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// backward returns the order in which a backward pass is taken to complete the
+// gradients of n parameters.
+func backward(n int) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = n - 1 - i
+	}
+	return order
+}
+
+// rebuild fills the buckets in the order in which rank 0's gradients became ready,
+// as PyTorch's DistributedDataParallel does after the first iteration.
+func (g *GradientSync) rebuild(ctx context.Context) error {
+	order := make([]byte, 0, 4*len(g.arrived))
+	for _, i := range g.arrived {
+		order = binary.LittleEndian.AppendUint32(order, uint32(i))
+	}
+	// It also has the host wait for the copies out of the buckets.
+	order, err := BroadcastBytes(ctx, g.rt, g.meter, order, 0)
+	if err != nil {
+		return err
+	}
+	ready, seen := make([]int, 0, len(g.lens)), make([]bool, len(g.lens))
+	for ; len(order) >= 4; order = order[4:] {
+		i := int(binary.LittleEndian.Uint32(order))
+		if i >= len(seen) || seen[i] {
+			break
+		}
+		seen[i] = true
+		ready = append(ready, i)
+	}
+	if len(ready) != len(g.lens) {
+		return fmt.Errorf("%w: rank 0 has other gradients", comm.ErrMismatch)
+	}
+	g.arrived = nil
+	var errs []error
+	for _, b := range g.buckets {
+		if b.memory != nil {
+			errs = append(errs, b.memory.Free(ctx))
+		}
+	}
+	g.fillBuckets(ready)
+	errs = append(errs, g.configure())
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return g.allocate(ctx)
+}
