@@ -89,10 +89,14 @@ func runRank(ctx context.Context, c Communicator, body func(context.Context, Com
 	returned = true
 }
 
-// end closes c as an [Ender] does, if it is one.
+// end closes c as an [Ender] does, if it or what it wraps is one. Decorators around
+// that one have a Close.
 func end(c Communicator, cause error) error {
-	if e, ok := As[Ender](c); ok {
+	if e, ok := c.(Ender); ok {
 		return e.End(cause)
+	}
+	if e, ok := As[Ender](c); ok {
+		return errors.Join(e.End(cause), c.Close())
 	}
 	return c.Close()
 }
