@@ -130,7 +130,7 @@ func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*
 		ranks = append(ranks, Rank{Comm: bound, Runtime: c.Runtime(), Stream: s, Compute: compute, Location: location(c.Runtime()), guard: g})
 	}
 	if err == nil {
-		err = runRanks(ctx, ranks, body)
+		err = run(ctx, ranks, body)
 	}
 	for _, s := range streams {
 		err = errors.Join(err, s.free())

@@ -10,25 +10,15 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// runRanks runs body for ranks whose communicators do not know of each other's
-// failures, each in a goroutine of its own, and returns the joined errors. When
-// one fails, the context of all ends, and so do their waits. The ranks have
-// guards.
-func runRanks(ctx context.Context, ranks []Rank, body func(context.Context, Rank) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	errs := make([]error, len(ranks))
-	var wg sync.WaitGroup
+// run is [comm.Run] for ranks whose communicators do not know of each other's
+// failures: when one fails, the context of all ends, and so do their waits. The ranks
+// have guards.
+func run(ctx context.Context, ranks []Rank, body func(context.Context, Rank) error) error {
+	comms, of := make([]comm.Communicator, len(ranks)), make(map[comm.Communicator]Rank)
 	for i, r := range ranks {
-		wg.Go(func() {
-			errs[i] = runRank(ctx, r, body)
-			if errs[i] != nil {
-				cancel(fmt.Errorf("%w: rank %d: %w", comm.ErrPeerFailed, r.Comm.Rank(), errs[i]))
-			}
-		})
+		comms[i], of[r.Comm] = r.Comm, r
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) error { return runRank(ctx, of[c], body) })
 }
 
 // runRank runs body and sees to it that nothing outlives ctx.

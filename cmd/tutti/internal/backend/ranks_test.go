@@ -59,7 +59,7 @@ func TestOneFailureEndsAllRanks(t *testing.T) {
 	for _, d := range devices {
 		ranks = append(ranks, guardedRank(d, 0))
 	}
-	err := runRanks(t.Context(), ranks, func(ctx context.Context, r Rank) error {
+	err := run(t.Context(), ranks, func(ctx context.Context, r Rank) error {
 		switch r.Comm.Rank() {
 		case 0: // waits as it should
 			return r.Comm.Sync(ctx)
@@ -82,7 +82,7 @@ func TestOneFailureEndsWatchedCommunicators(t *testing.T) {
 	failure := errors.New("rank 1 has had enough")
 	own := newDevice(0, true)
 	closed := newDevice(0, true)
-	err := runRanks(t.Context(), []Rank{guardedRank(newDevice(0, false), 0), guardedRank(newDevice(1, false), 0)}, func(_ context.Context, r Rank) error {
+	err := run(t.Context(), []Rank{guardedRank(newDevice(0, false), 0), guardedRank(newDevice(1, false), 0)}, func(_ context.Context, r Rank) error {
 		if r.Comm.Rank() == 1 {
 			return failure
 		}
@@ -106,7 +106,7 @@ func TestAbandonLooksAgain(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	d := newDevice(0, true)
 	looks := 0
-	err := runRanks(ctx, []Rank{guardedRank(syncFunc{d, func(ctx context.Context) error {
+	err := run(ctx, []Rank{guardedRank(syncFunc{d, func(ctx context.Context) error {
 		if looks++; looks < 3 {
 			return nil
 		}
@@ -129,7 +129,7 @@ func (s syncFunc) Sync(ctx context.Context) error { return s.sync(ctx) }
 
 func TestRanksThatSucceedAreLeftAlone(t *testing.T) {
 	d := newDevice(0, true)
-	require.NoError(t, runRanks(t.Context(), []Rank{guardedRank(d, 0)}, func(context.Context, Rank) error { return nil }))
+	require.NoError(t, run(t.Context(), []Rank{guardedRank(d, 0)}, func(context.Context, Rank) error { return nil }))
 	select {
 	case <-d.aborted:
 		t.Error("aborted")

@@ -17,46 +17,40 @@ func fits(r backend.Rank, name string, bytes int) error {
 // memory is where buffers come from.
 type memory struct {
 	rank      backend.Rank
-	symmetric comm.SymmetricAllocator // nil: the runtime of the rank
+	from      comm.Communicator // whose buffers they are
+	symmetric bool
 }
 
 // newMemory follows the configuration's choice.
 func newMemory(r backend.Rank, cfg Config) (memory, error) {
-	m := memory{rank: r}
-	if cfg.Symmetric == Never {
-		return m, nil
-	}
-	if symmetric, ok := comm.As[comm.SymmetricAllocator](r.Comm); ok {
-		m.symmetric = symmetric
-	} else if cfg.Symmetric == Always {
+	_, has := comm.As[comm.SymmetricAllocator](r.Comm)
+	m := memory{rank: r, from: r.Comm, symmetric: has && cfg.Symmetric != Never}
+	switch {
+	case cfg.Symmetric == Never:
+		m.from = struct{ comm.Communicator }{r.Comm} // hides what it has beside that
+	case cfg.Symmetric == Always && !has:
 		return m, backend.NeedsSymmetric(cfg.Backend)
 	}
 	return m, nil
 }
 
-func (m memory) allocate(ctx context.Context, bytes int) (uintptr, error) {
-	if m.symmetric != nil {
-		ctx, cancel := m.rank.Within(ctx)
-		defer cancel()
-		return m.symmetric.AllocateSymmetric(ctx, bytes)
-	}
-	return m.rank.Runtime.Allocate(bytes)
+func (m memory) allocate(ctx context.Context, bytes int) (*comm.Buffer, error) {
+	ctx, cancel := m.rank.Within(ctx)
+	defer cancel()
+	return comm.Allocate(ctx, m.from, m.rank.Runtime, bytes)
 }
 
-func (m memory) free(ctx context.Context, ptr uintptr) error {
-	if m.symmetric != nil {
-		ctx, cancel := m.rank.Within(ctx)
-		defer cancel()
-		return m.symmetric.FreeSymmetric(ctx, ptr)
-	}
-	return m.rank.Runtime.Deallocate(ptr)
+func (m memory) free(ctx context.Context, b *comm.Buffer) error {
+	ctx, cancel := m.rank.Within(ctx)
+	defer cancel()
+	return b.Free(ctx)
 }
 
 // releaseAfter frees buffers after a measurement that ended with err, and
 // returns that joined with what went wrong here. After an error the ranks are
 // out of step: freeing symmetric memory, which takes all of them, must not wait
 // then.
-func (m memory) releaseAfter(ctx context.Context, err error, buffers ...uintptr) error {
+func (m memory) releaseAfter(ctx context.Context, err error, buffers ...*comm.Buffer) error {
 	if err != nil {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
@@ -84,7 +78,7 @@ func (s *setup) allocate(ctx context.Context, count int, place Place) (work, fun
 		if err != nil {
 			return w, nil, err
 		}
-		w.send, w.recv = buf, buf
+		w.send, w.recv = buf.Ptr, buf.Ptr
 		switch own := uintptr(s.Comm.Rank() * part); {
 		case sendBytes < recvBytes:
 			w.send += own
@@ -93,12 +87,14 @@ func (s *setup) allocate(ctx context.Context, count int, place Place) (work, fun
 		}
 		return w, func(err error) error { return s.memory.releaseAfter(ctx, err, buf) }, nil
 	}
-	var err error
-	if w.send, err = s.memory.allocate(ctx, sendBytes); err != nil {
+	send, err := s.memory.allocate(ctx, sendBytes)
+	if err != nil {
 		return w, nil, err
 	}
-	if w.recv, err = s.memory.allocate(ctx, recvBytes); err != nil {
-		return w, nil, s.memory.releaseAfter(ctx, err, w.send)
+	recv, err := s.memory.allocate(ctx, recvBytes)
+	if err != nil {
+		return w, nil, s.memory.releaseAfter(ctx, err, send)
 	}
-	return w, func(err error) error { return s.memory.releaseAfter(ctx, err, w.send, w.recv) }, nil
+	w.send, w.recv = send.Ptr, recv.Ptr
+	return w, func(err error) error { return s.memory.releaseAfter(ctx, err, send, recv) }, nil
 }

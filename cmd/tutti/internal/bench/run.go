@@ -199,7 +199,7 @@ func (s *setup) result(count int, place Place) Result {
 		DType:      s.cfg.DType.String(),
 		Op:         "none",
 		Graph:      s.cfg.Graph,
-		Symmetric:  s.memory.symmetric != nil,
+		Symmetric:  s.memory.symmetric,
 		Place:      place,
 		Root:       k.root,
 		Locations:  s.locations,

@@ -34,7 +34,7 @@ func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
 		return nil, fmt.Errorf("overlap: %w: %v has no streams", comm.ErrUnsupported, r.Runtime.Device())
 	}
 	if err := s.init(ctx); err != nil {
-		return nil, errors.Join(err, s.close(true))
+		return nil, errors.Join(err, s.close(ctx, true))
 	}
 	return s, nil
 }
@@ -45,8 +45,7 @@ func (s *session) init(ctx context.Context) (err error) {
 	if s.Beside != nil {
 		beside = s.Beside
 	}
-	mem := gradientMemory(ctx, s.Runtime, beside)
-	if s.model, err = newModel(s.Runtime, mem, s.cfg, s.Comm.Rank(), s.Comm.WorldSize()); err != nil {
+	if s.model, err = newModel(ctx, s.Runtime, beside, s.cfg, s.Comm.Rank(), s.Comm.WorldSize()); err != nil {
 		return err
 	}
 	if s.line, err = runtime.FromSlice(s.Runtime, []int32{0}); err != nil {
@@ -64,7 +63,7 @@ func (s *session) init(ctx context.Context) (err error) {
 
 // close gives everything back, except memory that is the communicator's to free
 // after this rank has failed, or that it may still write.
-func (s *session) close(failed bool) error {
+func (s *session) close(ctx context.Context, failed bool) error {
 	var errs []error
 	for _, l := range []*link{s.alone, s.beside} {
 		if l != nil {
@@ -76,7 +75,7 @@ func (s *session) close(failed bool) error {
 		errs = append(errs, s.line.Free())
 	}
 	if s.model != nil {
-		errs = append(errs, s.model.free(inUse || failed && s.model.memory.collective))
+		errs = append(errs, s.model.free(ctx, inUse || failed && s.model.collective))
 	}
 	return errors.Join(append(errs, s.clock.close(), s.trace.Close())...)
 }

@@ -33,60 +33,47 @@ type model struct {
 	products []product // of the forward, then of the backward pass
 	flops    float64   // of all products
 
-	// flat, at base, holds the gradients of the weights, layer by layer. gradients are its
-	// parts as they are registered: those of the first layer, then a part for
+	// flat, in memory, holds the gradients of the weights, layer by layer. gradients
+	// are its parts as they are registered: those of the first layer, then a part for
 	// each other.
-	memory    memory
-	base      uintptr
-	flat      *runtime.Tensor
-	gradients []*runtime.Tensor
-	owned     []*runtime.Tensor
-}
-
-// memory allocates and frees the gradients of a model.
-type memory struct {
-	allocate func(bytes int) (uintptr, error)
-	free     func(addr uintptr) error
-	// collective: all ranks call both together. A rank that fails alone does not
-	// call free, because the others may be in the middle of something else, and
-	// leaves the memory to the communicator's Close.
+	memory *comm.Buffer
+	// collective: all ranks free the memory together. A rank that fails alone leaves
+	// it to the communicator's Close, because the others may be in the middle of
+	// something else.
 	collective bool
-}
-
-// gradientMemory takes memory of the communicator if that has faster collectives
-// on it.
-func gradientMemory(ctx context.Context, rt runtime.Runtime, c comm.Communicator) memory {
-	symmetric, ok := comm.As[comm.SymmetricAllocator](c)
-	if !ok {
-		return memory{allocate: rt.Allocate, free: rt.Deallocate}
-	}
-	return memory{
-		allocate:   func(bytes int) (uintptr, error) { return symmetric.AllocateSymmetric(ctx, bytes) },
-		free:       func(addr uintptr) error { return symmetric.FreeSymmetric(ctx, addr) },
-		collective: true,
-	}
+	flat       *runtime.Tensor
+	gradients  []*runtime.Tensor
+	owned      []*runtime.Tensor
 }
 
 // newModel allocates a model and fills it: random weights, the same on all
-// ranks and in all layers, and random inputs of the rank's own.
-func newModel(rt runtime.Runtime, mem memory, cfg Config, rank, ranks int) (*model, error) {
-	m := &model{cfg: cfg, memory: mem}
-	if err := m.build(rt, rank, ranks); err != nil {
-		return nil, errors.Join(err, m.free(mem.collective))
+// ranks and in all layers, and random inputs of the rank's own. The gradients are
+// in memory for c.
+func newModel(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg Config, rank, ranks int) (*model, error) {
+	_, symmetric := comm.As[comm.SymmetricAllocator](c)
+	m := &model{cfg: cfg, collective: symmetric}
+	err := m.allocate(ctx, rt, c)
+	if err == nil {
+		err = m.build(rt, rank, ranks)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.free(ctx, m.collective))
 	}
 	return m, nil
 }
 
+// allocate takes memory for the gradients.
+func (m *model) allocate(ctx context.Context, rt runtime.Runtime, c comm.Communicator) (err error) {
+	elements := m.cfg.Layers * m.cfg.Width * m.cfg.Width
+	if m.memory, err = comm.Allocate(ctx, c, rt, elements*Element.Size()); err != nil {
+		return err
+	}
+	m.flat, err = runtime.Wrap(rt, m.memory.Ptr, Element, []int{elements}, nil, nil)
+	return err
+}
+
 func (m *model) build(rt runtime.Runtime, rank, ranks int) (err error) {
 	n, d := m.cfg.Batch, m.cfg.Width
-	addr, err := m.memory.allocate(m.cfg.Layers * d * d * Element.Size())
-	if err != nil {
-		return err
-	}
-	m.base = addr
-	if m.flat, err = runtime.Wrap(rt, addr, Element, []int{m.cfg.Layers * d * d}, nil, nil); err != nil {
-		return err
-	}
 	weights, err := m.newMatrices(rt, m.cfg.Layers, d, d)
 	if err != nil {
 		return err
@@ -176,7 +163,7 @@ func (m *model) add(kind Kind, layer int, c, a, b cublas.Matrix, gradient int) {
 // gradient is a block of rows of a layer's gradient.
 func (m *model) gradient(layer, from, to int) cublas.Matrix {
 	d := m.cfg.Width
-	return cublas.Matrix{Addr: m.base + uintptr((layer*d+from)*d*Element.Size()), Rows: to - from, Columns: d}
+	return cublas.Matrix{Addr: m.memory.Ptr + uintptr((layer*d+from)*d*Element.Size()), Rows: to - from, Columns: d}
 }
 
 func transposed(m cublas.Matrix) cublas.Matrix {
@@ -251,14 +238,13 @@ func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error 
 }
 
 // free gives the memory back, but for that of the gradients if it is to be kept.
-func (m *model) free(keepGradients bool) error {
+func (m *model) free(ctx context.Context, keepGradients bool) error {
 	var errs []error
 	for _, t := range m.owned {
 		errs = append(errs, t.Free())
 	}
-	if m.base != 0 && !keepGradients {
-		errs = append(errs, m.memory.free(m.base))
-		m.base = 0
+	if m.memory != nil && !keepGradients {
+		errs = append(errs, m.memory.Free(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -158,7 +158,7 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { err = errors.Join(err, s.close(err != nil)) }()
+	defer func() { err = errors.Join(err, s.close(ctx, err != nil)) }()
 	phases := s.phases()
 	recorded := make([]recording, len(phases))
 	for round := range cfg.Rounds + 1 {

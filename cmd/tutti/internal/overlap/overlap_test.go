@@ -243,7 +243,7 @@ func checkGradients(t *testing.T, cfg Config, ranks int, eachRank func(body func
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, s.close(err != nil)) }()
+		defer func() { err = errors.Join(err, s.close(ctx, err != nil)) }()
 		for _, p := range s.phases() {
 			if p.name == overlapped {
 				if _, _, err := s.step(ctx, p, nil); err != nil {
