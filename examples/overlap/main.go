@@ -5,7 +5,7 @@
 // never waits. It prints how long both take, and each half alone.
 //
 // reducer.go is the part to copy: how events order the two streams. worker.go
-// gives it something to hide communication behind.
+// gives it something to hide communication behind, a kernel of its own (gradient.cu).
 //
 // `tutti bench overlap` measures and draws a whole training step this way.
 package main

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"time"
@@ -15,9 +16,15 @@ import (
 // A layer's gradient is a matrix of width rows and columns.
 const (
 	layers = 16
+	batch  = 128
 	width  = 4096
 	count  = width * width // elements of a gradient
 )
+
+// gradientPTX is the kernel that computes a gradient, gradient.cu.
+//
+//go:embed gradient.ptx
+var gradientPTX []byte
 
 // A way to do a step.
 type way int
@@ -46,8 +53,11 @@ type worker struct {
 	rt         *cuda.Runtime
 	reducer    *reducer
 	begin, end *cuda.Event
-	factors    uintptr // what gradients are computed from
-	gradients  uintptr // all of them, one after the other
+	module     *cuda.Module
+	kernel     *cuda.Kernel
+	delta      *runtime.Tensor // what gradients are computed from: of the outputs,
+	input      *runtime.Tensor // and the inputs
+	gradients  uintptr         // all of them, one after the other
 }
 
 // demonstrate measures every way on one rank.
@@ -78,20 +88,35 @@ func (w *worker) open(ctx context.Context) (err error) {
 	if w.end, err = w.rt.NewTimingEvent(); err != nil {
 		return err
 	}
-	if w.factors, err = w.rt.Allocate(count * dtype.F32.Size()); err != nil {
+	if w.module, err = w.rt.LoadModule(gradientPTX); err != nil {
 		return err
 	}
-	if w.gradients, err = w.comm.AllocateSymmetric(ctx, layers*count*dtype.F32.Size()); err != nil {
+	if w.kernel, err = w.module.Kernel("weight_gradient"); err != nil {
 		return err
 	}
-	return w.rt.Fill(w.factors, count, dtype.F32, 0.5)
+	delta, input := make([]float32, batch*width), make([]float32, batch*width)
+	for i := range delta {
+		delta[i], input[i] = outputGradient(w.comm.Rank(), i%width), inputValue(i%width)
+	}
+	if w.delta, err = runtime.FromSlice(w.rt, delta, batch, width); err != nil {
+		return err
+	}
+	if w.input, err = runtime.FromSlice(w.rt, input, batch, width); err != nil {
+		return err
+	}
+	w.gradients, err = w.comm.AllocateSymmetric(ctx, layers*count*dtype.F32.Size())
+	return err
 }
+
+// outputGradient and inputValue are small whole numbers, so that sums are exact.
+func outputGradient(rank, output int) float32 { return float32(output%7 + rank) }
+func inputValue(input int) float32            { return float32(input % 5) }
 
 // close gives back what open made. After an error it is left to the Close of the
 // communicator and of the runtime: ranks free symmetric memory together, and the
 // others may be waiting for this one somewhere else.
 func (w *worker) close(ctx context.Context) error {
-	return errors.Join(w.comm.FreeSymmetric(ctx, w.gradients), w.rt.Deallocate(w.factors),
+	return errors.Join(w.comm.FreeSymmetric(ctx, w.gradients), w.input.Free(), w.delta.Free(), w.module.Close(),
 		w.end.Close(), w.begin.Close(), w.reducer.close())
 }
 
@@ -139,9 +164,19 @@ func (w *worker) layer(i int, how way) error {
 	return nil
 }
 
-// compute submits the computation of a gradient: a copy.
+// compute submits the computation of a gradient to the compute stream.
 func (w *worker) compute(gradient uintptr) error {
-	return w.rt.Copy(gradient, w.factors, count*dtype.F32.Size())
+	delta, err := w.delta.Ptr()
+	if err != nil {
+		return err
+	}
+	input, err := w.input.Ptr()
+	if err != nil {
+		return err
+	}
+	const threads = 256
+	return w.kernel.Launch(w.rt.Stream(), cuda.Geometry{Grid: cuda.Dim{X: width / threads, Y: width}, Block: cuda.Dim{X: threads}},
+		uint64(gradient), uint64(delta), uint64(input), batch, width)
 }
 
 // check looks at the sums of the last step.
@@ -154,10 +189,14 @@ func (w *worker) check() error {
 	if err != nil {
 		return err
 	}
-	want := 0.5 * float32(w.comm.WorldSize())
 	for i, sum := range got {
+		row, column := i%count/width, i%width
+		want := float32(0)
+		for r := range w.comm.WorldSize() {
+			want += batch * outputGradient(r, row) * inputValue(column)
+		}
 		if sum != want {
-			return fmt.Errorf("element %d of gradient %d is %v, want %v", i%count, i/count, sum, want)
+			return fmt.Errorf("row %d, column %d of gradient %d is %v, want %v", row, column, i/count, sum, want)
 		}
 	}
 	return nil

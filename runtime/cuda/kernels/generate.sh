@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 clang=${CLANG:-clang-16}
-for source in runtime/cuda/kernels/*.cu comm/p2p/kernels/*.cu; do
+for source in runtime/cuda/kernels/*.cu comm/p2p/kernels/*.cu examples/*/*.cu; do
   chip=sm_80 version=ptx75 contract=fast
   if [[ $source == *.sm_90.cu ]]; then chip=sm_90 version=ptx78; fi
   if [[ $source == runtime/* ]]; then contract=off; fi
