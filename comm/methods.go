@@ -157,10 +157,14 @@ type Calls struct {
 // NewCalls returns the methods of a communicator that give b what check lets
 // pass.
 func NewCalls(check *Check, b Backend) Calls {
+	turns := new(Turns)
 	return Calls{check: check, Methods: Methods{
 		Do: func(c Call) error {
 			if err := check.Call(&c); err != nil {
 				return err
+			}
+			if c.Op.Message() {
+				turns.messages.Add(1)
 			}
 			if err := b.Submit(c); err != nil {
 				return check.Fail(c.Op.String(), err)
@@ -174,6 +178,7 @@ func NewCalls(check *Check, b Backend) Calls {
 			case len(calls) == 0:
 				err = b.Usable()
 			default:
+				turns.Count(calls)
 				err = b.SubmitTogether(calls)
 			}
 			if err != nil {
@@ -183,7 +188,11 @@ func NewCalls(check *Check, b Backend) Calls {
 		},
 	}, Waits: Waits{
 		Wait: func(ctx context.Context, w Wait) (Communicator, error) {
-			child, err := b.Wait(ctx, w)
+			var child Communicator
+			err := turns.Wait(ctx, func() (err error) {
+				child, err = b.Wait(ctx, w)
+				return err
+			})
 			if err != nil {
 				return nil, check.fail(w.Op, err)
 			}

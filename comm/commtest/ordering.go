@@ -23,6 +23,7 @@ var orderingCases = []testCase{
 	{name: "goroutines take turns", body: handOver},
 	{name: "goroutines share a communicator", body: concurrent},
 	{name: "goroutines with a communicator each", body: concurrentSplits},
+	{name: "goroutines that exchange and wait", body: concurrentWaits, minRanks: 2},
 }
 
 // identity checks that ranks are numbered 0, 1, … .
@@ -298,4 +299,31 @@ func concurrentSplits(p *probe) {
 		p.adopt(q, errs[g])
 		p.must(q.c.Close())
 	}
+}
+
+// concurrentWaits lets two goroutines of rank 0 wait while a message is
+// outstanding, which could hang if each exchanged its own: one is refused, and the
+// other goes on.
+func concurrentWaits(p *probe) {
+	a := p.operands(p.sumType(), 3)
+	c := p.split(0, p.rank)
+	sender := p.size - 1
+	if p.rank == 0 {
+		p.must(c.Recv(a.recv, a.count, a.dt, sender, 1))
+		waits := make(chan error, 2)
+		for range cap(waits) {
+			go func() { waits <- c.Sync(p.ctx) }()
+		}
+		p.wantOneOf("waiting beside another goroutine", <-waits, comm.ErrBusy)
+		p.must(p.c.Barrier(p.ctx))
+		p.must(<-waits)
+	} else {
+		p.must(p.c.Barrier(p.ctx))
+		if p.rank == sender {
+			p.must(c.Send(a.send, a.count, a.dt, 0, 1))
+			p.must(c.Sync(p.ctx))
+		}
+	}
+	p.must(c.Barrier(p.ctx))
+	p.must(c.Close())
 }

@@ -145,8 +145,9 @@ func TestConcurrentGoroutinesOfARank(t *testing.T) {
 				return err
 			}
 		}
-		return c.Sync(ctx)
+		return nil
 	}))
+	requireAll(t, onAll(users[:ranks], func(c comm.Communicator) error { return c.Sync(ctx) }))
 	for user := range users {
 		r, g := user%ranks, user/ranks
 		require.Equal(t, out[(r+ranks-1)%ranks+g*ranks], in[user], "goroutine %d of rank %d", g, r)

@@ -130,5 +130,5 @@ func (c *Comm) StreamWaitEvent(stream, event uintptr) error {
 
 // SyncCommStream implements [comm.StreamSyncOps].
 func (c *Comm) SyncCommStream() error {
-	return c.explain("sync comm stream", c.sync(context.Background()))
+	return c.Sync(context.Background())
 }

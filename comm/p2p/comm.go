@@ -30,6 +30,7 @@ type Comm struct {
 	failure atomic.Pointer[error]
 	closed  atomic.Bool
 	closing sync.Once
+	turns   comm.Turns
 
 	mu       sync.Mutex
 	children map[*Comm]struct{}
@@ -111,6 +112,7 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 
 // do makes a call, here or on the base.
 func (c *Comm) do(x comm.Call) error {
+	c.turns.Count([]comm.Call{x})
 	if !c.takes.call(&x) {
 		if err := c.sound(); err != nil {
 			return c.check.Fail(x.Op.String(), err)
@@ -135,6 +137,7 @@ func (c *Comm) together(calls []comm.Call) error {
 	if err != nil {
 		return c.check.Fail("group", err)
 	}
+	c.turns.Count(calls)
 	var rest, own []comm.Call
 	for _, x := range calls {
 		if c.takes.alone(&x) {
@@ -225,9 +228,16 @@ func (c *Comm) breakDown(cause error) error {
 	return cause
 }
 
+// turn waits if it is this goroutine's turn.
+func (c *Comm) turn(ctx context.Context, op comm.Op, wait func() error) error {
+	return c.explain(op.String(), c.turns.Wait(ctx, wait))
+}
+
 // Sync implements [comm.Communicator]. When ctx ends the wait, kernels that wait
 // for peers end, and the error names the peer.
-func (c *Comm) Sync(ctx context.Context) error { return c.explain("sync", c.sync(ctx)) }
+func (c *Comm) Sync(ctx context.Context) error {
+	return c.turn(ctx, comm.OpSync, func() error { return c.sync(ctx) })
+}
 
 func (c *Comm) sync(ctx context.Context) error {
 	if err := c.usable(); err != nil {
@@ -254,24 +264,32 @@ func (c *Comm) sync(ctx context.Context) error {
 
 // Barrier implements [comm.Communicator].
 func (c *Comm) Barrier(ctx context.Context) error {
-	err := c.usable()
-	if err == nil {
-		err = c.here.submit(c.current(), c.here.barrier())
-	}
-	if err == nil {
-		err = c.sync(ctx)
-	}
-	return c.explain("barrier", err)
+	return c.turn(ctx, comm.OpBarrier, func() error {
+		err := c.usable()
+		if err == nil {
+			err = c.here.submit(c.current(), c.here.barrier())
+		}
+		if err == nil {
+			err = c.sync(ctx)
+		}
+		return err
+	})
 }
 
 // SyncCommStream implements [comm.StreamSyncOps].
-func (c *Comm) SyncCommStream() error {
-	return c.explain("sync comm stream", c.sync(context.Background()))
-}
+func (c *Comm) SyncCommStream() error { return c.Sync(context.Background()) }
 
 // Split implements [comm.Communicator]. What the base splits off is made a
 // communicator like this one, where that is possible.
-func (c *Comm) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+func (c *Comm) Split(ctx context.Context, color, key int) (child comm.Communicator, err error) {
+	err = c.turn(ctx, comm.OpSplit, func() error {
+		child, err = c.split(ctx, color, key)
+		return err
+	})
+	return child, err
+}
+
+func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, error) {
 	if err := c.usable(); err != nil {
 		return nil, c.check.Fail("split", err)
 	}

@@ -1,0 +1,39 @@
+package comm
+
+import (
+	"context"
+	"sync/atomic"
+)
+
+// Turns keeps the rule of [Communicator].Sync about goroutines that wait. The
+// methods that [NewCalls] makes have one; a decorator that submits by itself has
+// another. The zero value is ready.
+type Turns struct {
+	waiters  atomic.Int32  // goroutines inside Wait
+	messages atomic.Uint64 // submitted so far,
+	settled  atomic.Uint64 // and of these, before a wait that has ended well began
+}
+
+// Count notes calls that are submitted.
+func (t *Turns) Count(calls []Call) {
+	for i := range calls {
+		if calls[i].Op.Message() {
+			t.messages.Add(1)
+		}
+	}
+}
+
+// Wait calls wait, or returns [ErrBusy].
+func (t *Turns) Wait(ctx context.Context, wait func() error) error {
+	defer t.waiters.Add(-1)
+	messages := t.messages.Load()
+	if t.waiters.Add(1) > 1 && messages > t.settled.Load() && ctx.Err() == nil {
+		return ErrBusy
+	}
+	err := wait()
+	if err == nil {
+		// An older number that overwrites a newer one errs on the safe side.
+		t.settled.Store(messages)
+	}
+	return err
+}
