@@ -163,7 +163,7 @@ func (r *Recorder) addTo(d *Dump, id int) {
 
 	member := DumpMember{Rank: r.Rank(), Size: r.WorldSize()}
 	if sync.submitted > 0 {
-		member.Sync = &DumpSync{Created: r.unix(sync.submitted), Completed: r.unix(sync.done), Pending: sync.pending,
+		member.Sync = &DumpSync{Created: r.unix(sync.submitted), Completed: r.unix(sync.done), Pending: sync.goroutines > 0,
 			Error: errorText(sync.err), Frames: framesOf(&sync.record)}
 	}
 	d.Tutti.Comms[r.name] = member

@@ -74,10 +74,10 @@ type record struct {
 	left      bool // it was not made
 }
 
-// wait is the last Sync.
+// wait is the Sync that began last.
 type wait struct {
 	record
-	pending bool
+	goroutines int // inside a Sync
 }
 
 // NewRecorder returns a Recorder of the last n calls (at least one) around c,
@@ -193,6 +193,8 @@ func (r *Recorder) fill(e *record, c *Call) {
 func neverMade(err error, waited bool) bool {
 	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
 	switch {
+	case is(ErrBusy):
+		return true
 	case is(ErrBroken):
 		return !waited
 	case slices.ContainsFunc([]error{ErrPeerFailed, ErrTimeout, ErrCanceled, ErrMismatch}, is):
@@ -208,14 +210,24 @@ func (r *Recorder) failed(id uint64, message, waited bool, err error) {
 	defer r.mu.Unlock()
 	left := neverMade(err, waited)
 	if left {
-		if message {
-			r.number.message--
-		} else {
-			r.number.collective--
+		r.number.drop(message)
+		for later := id + 1; later < r.calls; later++ { // of other goroutines
+			if e := r.at(later); e != nil {
+				e.number.drop(message)
+			}
 		}
 	}
 	if e := r.at(id); e != nil {
 		e.err, e.left = err, left
+	}
+}
+
+// drop takes back the number of a call that was not made.
+func (n *numbers) drop(message bool) {
+	if message {
+		n.message--
+	} else {
+		n.collective--
 	}
 }
 
@@ -256,15 +268,26 @@ func (r *Recorder) together(calls []Call) error {
 func (r *Recorder) Sync(ctx context.Context) error {
 	r.mu.Lock()
 	before := r.calls
+	previous := r.waits
 	r.fill(&r.waits.record, &Call{Op: OpSync})
-	r.waits.pending = true
+	r.waits.goroutines++
+	began := r.waits.submitted
 	r.mu.Unlock()
 
 	err := r.Communicator.Sync(ctx)
 	r.mu.Lock()
-	r.waits.pending, r.waits.err = false, err
+	r.waits.goroutines--
+	var done time.Duration
 	if err == nil {
-		r.waits.done = r.finish(before)
+		done = r.finish(before)
+	}
+	switch goroutines := r.waits.goroutines; {
+	case r.waits.submitted != began: // what began later is shown
+	case errors.Is(err, ErrBusy):
+		r.waits = previous // who waits beside this one
+		r.waits.goroutines = goroutines
+	default:
+		r.waits.done, r.waits.err = done, err
 	}
 	r.mu.Unlock()
 	return r.waited(err)
@@ -286,7 +309,7 @@ func (r *Recorder) finish(before uint64) time.Duration {
 
 // waited writes the dump when a wait has failed, and returns err.
 func (r *Recorder) waited(err error) error {
-	if err != nil && !errors.Is(err, ErrClosed) {
+	if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrBusy) {
 		r.Save(err.Error())
 	}
 	return err

@@ -294,3 +294,62 @@ func TestRecorderBarrierOfFailedPeer(t *testing.T) {
 	assert.False(t, r.Dump().Entries[0].Tutti.Left)
 	require.NoError(t, r.Close())
 }
+
+// A call of one goroutine that is not made leaves no gap in the numbers of calls
+// that other goroutines have made meanwhile.
+func TestRecorderNumbersOfSeveralGoroutines(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	r := comm.NewRecorder(held{noop.New(rt), entered, leave}, 8, "")
+	refused := make(chan error)
+	go func() { refused <- r.Broadcast(buf, 1, dtype.F32, 5) }() // there is no root 5
+	<-entered
+	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
+	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
+	close(leave)
+	require.ErrorIs(t, <-refused, comm.ErrArgument)
+	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
+	var numbers []uint64
+	for _, e := range r.Dump().Entries[1:] {
+		numbers = append(numbers, e.CollectiveSeq)
+	}
+	assert.Equal(t, []uint64{1, 2, 3}, numbers)
+	assert.True(t, r.Dump().Entries[0].Tutti.Left)
+}
+
+// held is a communicator whose broadcasts wait.
+type held struct {
+	comm.Communicator
+	entered, leave chan struct{}
+}
+
+func (h held) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error {
+	close(h.entered)
+	<-h.leave
+	return h.Communicator.Broadcast(buf, count, dt, root)
+}
+
+// A wait that is refused beside another goroutine's does not hide that one.
+func TestRecorderShowsTheGoroutineThatWaits(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	dir := t.TempDir()
+	r := comm.NewRecorder(noop.New(rt), 8, dir)
+	require.NoError(t, r.Recv(buf, 1, dtype.F32, 0, 1))
+	waits := make(chan error, 2)
+	for range cap(waits) {
+		go func() { waits <- r.Sync(t.Context()) }()
+	}
+	require.ErrorIs(t, <-waits, comm.ErrBusy)
+	sync := r.Dump().Tutti.Comms["0"].Sync
+	assert.True(t, sync.Pending)
+	assert.Empty(t, sync.Error)
+	require.NoError(t, r.Send(buf+8, 1, dtype.F32, 0, 1))
+	require.NoError(t, <-waits)
+	sync = r.Dump().Tutti.Comms["0"].Sync
+	assert.False(t, sync.Pending)
+	assert.Empty(t, sync.Error)
+	assert.NotZero(t, sync.Completed)
+	require.NoFileExists(t, filepath.Join(dir, "tutti-record-0.json"), "nothing failed")
+}

@@ -1,0 +1,40 @@
+// Package recordhttp shows a [comm.Recorder] live over HTTP. It is a package of its
+// own because few programs that communicate want net/http.
+//
+//	http.Handle("/debug/tutti", recordhttp.Handler(c))
+//
+// `tutti diagnose` reads what comes from the handlers of all ranks as it reads the
+// files:
+//
+//	for rank in 0 1 2 3; do curl -so tutti-record-$rank.json host$rank:6060/debug/tutti; done
+//	tutti diagnose tutti-record-*.json
+package recordhttp
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Handler answers GET with what [comm.Recorder.WriteJSON] writes, of the Recorder
+// that c is or wraps; without one, it answers 404 and says how to get one. What it
+// shows are calls with sizes and source lines, and no data, but it is as private as
+// net/http/pprof.
+func Handler(c comm.Communicator) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Method != http.MethodGet && req.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "only GET", http.StatusMethodNotAllowed)
+			return
+		}
+		r, ok := comm.As[*comm.Recorder](c)
+		if !ok {
+			http.Error(w, "nothing is recorded: start the program with "+comm.RecordVariable+"=1000", http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		_ = json.NewEncoder(w).Encode(r.Dump()) // an error is the client's, who has left
+	})
+}

@@ -1,0 +1,51 @@
+package recordhttp_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/comm/recordhttp"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+func TestHandler(t *testing.T) {
+	rt := cpu.New()
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	bare := noop.New(rt)
+	r := comm.NewRecorder(bare, 4, "")
+	server := httptest.NewServer(recordhttp.Handler(comm.NewMeter(r)))
+	defer server.Close()
+	for calls := range 3 { // it shows what is there now
+		answer, err := http.Get(server.URL)
+		require.NoError(t, err)
+		assert.Equal(t, http.StatusOK, answer.StatusCode)
+		assert.Equal(t, "application/json", answer.Header.Get("Content-Type"))
+		var got comm.Dump
+		require.NoError(t, json.NewDecoder(answer.Body).Decode(&got))
+		require.NoError(t, answer.Body.Close())
+		assert.Equal(t, *r.Dump(), got)
+		require.Len(t, got.Entries, calls)
+		require.NoError(t, r.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
+	}
+	for method, want := range map[string]int{http.MethodPost: http.StatusMethodNotAllowed, http.MethodHead: http.StatusOK} {
+		answer := httptest.NewRecorder()
+		recordhttp.Handler(r).ServeHTTP(answer, httptest.NewRequest(method, "/", nil))
+		assert.Equal(t, want, answer.Code, method)
+	}
+	answer := httptest.NewRecorder()
+	recordhttp.Handler(bare).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
+	assert.Equal(t, http.StatusNotFound, answer.Code)
+	assert.Contains(t, answer.Body.String(), "TUTTI_RECORD=1000")
+	require.NoError(t, r.Close())
+	require.NoError(t, rt.Deallocate(buf))
+	require.NoError(t, rt.Close())
+}
