@@ -25,10 +25,9 @@ type guarded struct {
 	guard *guard
 }
 
-// watch puts c under the guard, until what is returned is closed, and records its
-// calls if the environment asks for it.
+// watch puts c under the guard, until what is returned is closed.
 func (g *guard) watch(c comm.Communicator) comm.Communicator {
-	return g.add(comm.RecordFromEnv(comm.Limit(c, g.limit, overdue{g.limit})))
+	return g.add(comm.Limit(c, g.limit, overdue{g.limit}))
 }
 
 func (g *guard) add(c comm.Communicator) comm.Communicator {

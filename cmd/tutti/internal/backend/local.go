@@ -46,12 +46,7 @@ func (b localBackend) Run(ctx context.Context, opts Options, body func(context.C
 	}
 	rt := cpu.New()
 	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
-		c = comm.RecordFromEnv(c)
-		err := body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: ranks})
-		if r, ok := comm.As[*comm.Recorder](c); ok && err != nil {
-			r.Save(err.Error()) // the records of all ranks end together
-		}
-		return err
+		return body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: ranks})
 	}, options...)
 	return errors.Join(err, rt.Close())
 }

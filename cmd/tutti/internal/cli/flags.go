@@ -205,6 +205,7 @@ type world struct {
 	backend string
 	ranks   int
 	timeout time.Duration
+	check   bool
 }
 
 // register adds the flags.
@@ -217,6 +218,7 @@ func (w *world) register(flags *pflag.FlagSet) {
 	}, "backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local (at most 1024), 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs")
 	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it gives up, such as 30s; 0 for ever")
+	flags.BoolVar(&w.check, "check-calls", false, "compare every call between the ranks before it is made, which is slow: what to try when a program hangs")
 }
 
 // newWorld is the world of a command without flags.
@@ -238,5 +240,5 @@ func (w *world) run(cmd *cobra.Command, prepare func() error, body func(ctx cont
 	if note := backend.SeparateWorlds(b); note != "" {
 		fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", note)
 	}
-	return b.Run(cmd.Context(), backend.Options{Ranks: w.ranks, Timeout: w.timeout, Prepare: prepare}, body)
+	return b.Run(cmd.Context(), backend.Options{Ranks: w.ranks, Timeout: w.timeout, Prepare: prepare}, backend.Examine(w.check, body))
 }
