@@ -30,7 +30,7 @@ func (e *endpoint) close() error {
 	if broken != nil {
 		e.state.progress.remove(e)
 		e.mu.Lock()
-		pending := len(e.active) + len(e.waiting)
+		pending := e.started() + len(e.waiting)
 		e.mu.Unlock()
 		slog.Warn("mpi: communicator closed with operations pending", "rank", e.rank, "operations", pending, "cause", broken)
 		return broken
@@ -39,36 +39,28 @@ func (e *endpoint) close() error {
 	e.tellAll(note{kind: farewell})
 	e.leaving.Store(true)
 	e.mu.Unlock()
-	if e.depart() {
-		e.state.progress.remove(e)
-	}
+	e.state.progress.seeOff()
 	return nil
 }
 
-// depart frees what an endpoint that is leaving holds, when the farewells of all
-// other ranks have come: then nobody sends to it any more, and MPI may use what
-// identifies the communicator for another one. It reports whether the endpoint is
-// left alone.
-func (e *endpoint) depart() bool {
+// departs reports whether an endpoint that is leaving is left alone: the farewells
+// of all other ranks have come, so that nobody sends to it any more and what it
+// holds can be freed, or it broke, and nothing is.
+func (e *endpoint) departs() (gone, free bool) {
 	if !e.leaving.Load() {
-		return false
+		return false, false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	broken := e.readNotes() != nil
 	switch {
 	case !e.leaving.Load():
-		return false
-	case e.readNotes() != nil: // of a broken communicator, nothing is freed
-		e.leaving.Store(false)
-		return true
-	case !e.native && (e.notes.left < e.size-1 || len(e.notes.table.list) > 0):
-		return false
+		return false, false
+	case !broken && !e.native && (e.notes.left < e.size-1 || len(e.notes.table.list) > 0):
+		return false, false
 	}
 	e.leaving.Store(false)
-	if err := e.release(); err != nil {
-		slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
-	}
-	return true
+	return true, !broken
 }
 
 // forget takes an endpoint off those that are open.
@@ -113,10 +105,10 @@ func (e *endpoint) end(cause error) error {
 	return errors.Join(errs...)
 }
 
-// release frees the memory and the MPI communicators of an idle communicator.
-// The standard calls MPI_Comm_free collective, but has it implemented locally;
-// a library that waits for the others is not waited for.
-func (e *endpoint) release() error {
+// release frees the memory and the MPI communicators of one that has departed. The
+// standard calls MPI_Comm_free collective, but has it implemented locally; a
+// library that waits for the others is not waited for. The caller holds no lock.
+func (e *endpoint) release() {
 	e.table.release()
 	e.scratch.release()
 	e.heads.release()
@@ -135,10 +127,11 @@ func (e *endpoint) release() error {
 	}()
 	select {
 	case err := <-done:
-		return err
+		if err != nil {
+			slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
+		}
 	case <-time.After(closeTimeout):
 		slog.Warn("mpi: MPI_Comm_free did not come back", "rank", e.rank)
-		return nil
 	}
 }
 

@@ -35,7 +35,7 @@ func TestRankConformance(t *testing.T) {
 	rt := cpu.New()
 	commtest.Run(t, backend(world, rt), commtest.Timeout(30*time.Second))
 	require.NoError(t, rt.Close())
-	require.NoError(t, mpi.Finalize())
+	require.NoError(t, mpi.Finalize(context.Background()))
 }
 
 // backend is this process's part of an MPI job, for the suites.

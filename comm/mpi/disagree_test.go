@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -29,6 +32,16 @@ func TestDisagreement(t *testing.T) {
 
 func TestGivingUp(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp"}) })
+}
+
+// TestFailedSplit lets one rank fail where MPI does not tell the others.
+func TestFailedSplit(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		out, err := l.run(t, job{ranks: 3, test: "TestRankFailedSplit"})
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit, "%s", out)
+		require.Equal(t, 9, exit.ExitCode(), "%s", out)
+	})
 }
 
 func TestLateRanks(t *testing.T) {
@@ -256,6 +269,34 @@ func TestRankGivingUp(t *testing.T) {
 		assert.NoError(t, c.Close())
 		require.NoError(t, r.world.Barrier(r.ctx))
 	})
+}
+
+// TestRankFailedSplit fails after MPI_Comm_split.
+func TestRankFailedSplit(t *testing.T) {
+	onlyChild(t)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := world.Split(ctx, 0, 0)
+	require.NoError(t, err)
+	says := "mpi: split on rank 1: MPI_Comm_set_errhandler"
+	if c.Rank() == 1 {
+		mpi.SpoilSplit(c)
+		_, err = c.Split(ctx, 0, 0)
+	} else {
+		_, err = c.Split(ctx, 0, 0)
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		says = "rank 1 gave up: split: MPI_Comm_set_errhandler"
+	}
+	assert.ErrorContains(t, err, says)
+	assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
+	require.NoError(t, c.Close())
+	require.NoError(t, world.Barrier(ctx), "what it was split from goes on")
+	assert.ErrorIs(t, mpi.Finalize(ctx), comm.ErrBroken)
+	if !t.Failed() {
+		os.Exit(9)
+	}
 }
 
 // TestRankLateRanks lets ranks come late, so that the others report where they

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -33,17 +34,21 @@ type endpoint struct {
 	waiters  atomic.Int32 // goroutines inside wait
 	leaving  atomic.Bool  // has said farewell, and waits for that of the others
 
-	mu      sync.Mutex
-	closed  bool
-	broken  error
-	waiting []*op // submitted, in order
-	active  []*op // started, in order
-	free    []*op
-	seq     uint64 // operations of collectives submitted so far
-	groups  uint64
-	table   requests
-	scratch scratchPool // working memory of collectives,
-	heads   scratchPool // and of messages
+	mu       sync.Mutex
+	closed   bool
+	broken   error
+	waiting  []*op // submitted, in order
+	running  []*op // collectives that have started, in order,
+	open     []*op // and messages, in no order
+	reads    spans // what these read,
+	writes   spans // and what they write
+	free     []*op
+	seq      uint64 // operations of collectives submitted so far,
+	messages uint64 // and messages
+	groups   uint64
+	table    requests
+	scratch  scratchPool // working memory of collectives,
+	heads    scratchPool // and of messages
 
 	history history
 	peers   []peer
@@ -70,6 +75,8 @@ func (e *endpoint) enqueue(o *op) {
 	if o.collective() {
 		o.number, o.seq, o.msgTag = e.history.calls-1, e.seq, e.tag(e.seq)
 		e.seq++
+	} else {
+		o.number, e.messages = e.messages, e.messages+1
 	}
 	e.waiting = append(e.waiting, o)
 	e.inFlight.Add(1)
@@ -95,21 +102,37 @@ func (e *endpoint) start() error {
 	return nil
 }
 
+// started returns how many operations have started and are not done.
+func (e *endpoint) started() int { return len(e.running) + len(e.open) }
+
+// idle reports whether nothing is left to do.
+func (e *endpoint) idle() bool { return e.started() == 0 && len(e.waiting) == 0 }
+
 // ready reports whether o may start.
 func (e *endpoint) ready(o *op) bool {
-	collectives := 0
-	for _, a := range e.active {
-		if o.conflicts(a) {
-			return false
+	if o.collective() && len(e.running) > 0 {
+		working := 0
+		for _, a := range e.running {
+			if a.work > 0 {
+				working++
+			}
 		}
-		if a.collective() && a.work > 0 {
-			collectives++
-		}
-		if a.collective() && o.collective() && o.seq-a.seq >= tagWindow {
+		if o.seq-e.running[0].seq >= tagWindow || o.work > 0 && working >= maxActive {
 			return false
 		}
 	}
-	return !o.collective() || o.work == 0 || collectives < maxActive
+	if !e.writes.overlap(o.writes) && !e.reads.overlap(o.writes) && !e.writes.overlap(o.reads) {
+		return true
+	}
+	if o.group == 0 || o.chained {
+		return false
+	}
+	for _, started := range [][]*op{e.running, e.open} {
+		if slices.ContainsFunc(started, o.conflicts) {
+			return false
+		}
+	}
+	return true
 }
 
 // begin starts o. The caller holds mu.
@@ -126,10 +149,35 @@ func (e *endpoint) begin(o *op) error {
 	}
 	if done {
 		e.retire(o)
-	} else {
-		e.active = append(e.active, o)
+		return nil
 	}
+	e.reads.add(&o.readNode, o.reads)
+	e.writes.add(&o.writeNode, o.writes)
+	list := &e.open
+	if o.collective() {
+		list = &e.running
+	}
+	o.at = len(*list)
+	*list = append(*list, o)
 	return nil
+}
+
+// finish takes an operation that has started and is done off the lists.
+func (e *endpoint) finish(o *op) {
+	e.reads.remove(&o.readNode)
+	e.writes.remove(&o.writeNode)
+	if o.collective() {
+		e.running = slices.Delete(e.running, o.at, o.at+1)
+		for i, later := range e.running[o.at:] {
+			later.at = o.at + i
+		}
+	} else {
+		last := len(e.open) - 1
+		e.open[o.at], e.open[last].at = e.open[last], o.at
+		e.open[last] = nil
+		e.open = e.open[:last]
+	}
+	e.retire(o)
 }
 
 // advance lets an operation without pending messages go on, as far as it can.
@@ -159,40 +207,26 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	if e.broken != nil {
 		return false, comm.Unusable(false, e.broken)
 	}
-	if len(e.active) == 0 {
+	if e.started() == 0 {
 		return false, nil
 	}
-	n, err := e.table.test(e.lib, !stalled && len(e.active) == 1, tries)
+	n, err := e.table.test(e.lib, !stalled && e.started() == 1, tries)
 	if err != nil {
 		return false, e.fail(e.table.failed.String(), err)
 	}
 	if n == 0 {
 		return false, nil
 	}
-	if err := e.advanceAll(); err != nil {
-		return true, err
-	}
-	return true, e.start()
-}
-
-// advanceAll lets every active operation go on.
-func (e *endpoint) advanceAll() error {
-	kept := e.active[:0]
-	for i, o := range e.active {
+	for _, o := range e.table.idle {
 		done, err := e.advance(o)
 		if err != nil {
-			e.active = append(kept, e.active[i:]...)
-			return e.fail(o.op.String(), err)
+			return true, e.fail(o.op.String(), err)
 		}
 		if done {
-			e.retire(o)
-		} else {
-			kept = append(kept, o)
+			e.finish(o)
 		}
 	}
-	clear(e.active[len(kept):])
-	e.active = kept
-	return nil
+	return true, e.start()
 }
 
 // fail marks the communicator broken, tells the other ranks unless one of them
@@ -243,7 +277,7 @@ func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err er
 		}
 	}
 	for tries := p.polls(); tries > 0; tries-- {
-		if len(e.active) == 0 && len(e.waiting) == 0 {
+		if e.idle() {
 			return true, nil
 		}
 		moved, err := e.poll(p.stalled(), tries)
@@ -254,7 +288,7 @@ func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err er
 			break
 		}
 	}
-	if len(e.active) == 0 && len(e.waiting) == 0 {
+	if e.idle() {
 		return true, nil
 	}
 	if !p.stalled() {

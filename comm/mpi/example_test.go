@@ -19,7 +19,7 @@ func ExampleInit() {
 		fmt.Println(err)
 		return
 	}
-	defer mpi.Finalize()
+	defer mpi.Finalize(ctx)
 	rt := cpu.New()
 	defer rt.Close()
 	const n = 1000

@@ -5,7 +5,7 @@
 //
 //	world, err := mpi.Init()
 //	if err != nil { … }
-//	defer mpi.Finalize()
+//	defer mpi.Finalize(ctx)
 //	err = world.AllReduce(send, recv, n, dtype.F32, comm.Sum)
 //	err = world.Sync(ctx)
 //
@@ -15,13 +15,14 @@
 package mpi
 
 import (
+	"context"
 	"fmt"
 	"math/bits"
 	"os"
 	goruntime "runtime"
 	"slices"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -38,6 +39,7 @@ type state struct {
 	world    *communicator
 	thread   mainThread
 
+	failed atomic.Pointer[error] // of a Split in which MPI is left in an unknown state
 	mu     sync.Mutex
 	splits []*endpoint // open communicators other than the world
 }
@@ -143,14 +145,17 @@ func World() (comm.Communicator, error) {
 }
 
 // Finalize closes all communicators and finalizes MPI. It is collective, as
-// MPI_Finalize is, and waits a bounded time for the other ranks. Later calls
-// return nil and do nothing.
+// MPI_Finalize is, and waits for the other ranks as long as ctx lets it: until a
+// late one comes, or, with a deadline, no longer than that ([comm.ErrTimeout]; the
+// process should then exit with a non-zero status, since the launcher may take
+// another one for success). Later calls return nil and do nothing.
 //
-// When a communicator is broken, because a rank died or did not come in time,
+// When a communicator is broken, because a rank died or did not come in time, or a
+// Split failed,
 // MPI_Finalize would wait for that rank as well: Finalize then leaves it out
 // and returns an error wrapping [comm.ErrBroken]. The process should exit with
 // a non-zero status, which makes the launcher end the job.
-func Finalize() error {
+func Finalize(ctx context.Context) error {
 	process.Lock()
 	defer process.Unlock()
 	s := process.state
@@ -158,7 +163,7 @@ func Finalize() error {
 		return nil
 	}
 	process.finalized = true
-	if err := s.finalize(); err != nil {
+	if err := s.finalize(ctx); err != nil {
 		return &comm.OpError{Backend: backend, Op: "finalize", Rank: s.world.Rank(), Err: err}
 	}
 	return nil
@@ -176,9 +181,6 @@ func Abort(code int) {
 	}
 	os.Exit(code)
 }
-
-// finalizeTimeout bounds the wait for the other ranks in Finalize.
-const finalizeTimeout = 30 * time.Second
 
 // mainThread is the operating system's thread that initialized MPI: the
 // standard wants MPI_Finalize to be called there.
@@ -198,18 +200,14 @@ func newMainThread() mainThread {
 	return t
 }
 
-// do runs f on the thread, and reports whether it came back in time.
-func (t mainThread) do(limit time.Duration, f func()) bool {
+// do runs f on the thread, and reports whether it came back before ctx ended.
+func (t mainThread) do(ctx context.Context, f func()) bool {
 	done := make(chan struct{})
 	t.calls <- func() { f(); close(done) }
-	if limit == 0 {
-		<-done
-		return true
-	}
 	select {
 	case <-done:
 		return true
-	case <-time.After(limit):
+	case <-ctx.Done():
 		return false
 	}
 }
@@ -224,7 +222,7 @@ func start(opts []Option) (*state, error) {
 	for _, opt := range opts {
 		opt(s)
 	}
-	s.thread.do(0, func() { keepSignals(func() { err = s.initialize() }) })
+	s.thread.do(context.Background(), func() { keepSignals(func() { err = s.initialize() }) })
 	if err != nil {
 		close(s.thread.calls)
 		return nil, err
@@ -302,7 +300,7 @@ func (s *state) readTagLimit(out cells) error {
 }
 
 // finalize closes everything.
-func (s *state) finalize() error {
+func (s *state) finalize(ctx context.Context) error {
 	s.mu.Lock()
 	splits := slices.Clone(s.splits)
 	s.mu.Unlock()
@@ -312,8 +310,11 @@ func (s *state) finalize() error {
 			broken = err
 		}
 	}
-	if broken == nil && !s.progress.awaitDeparture(finalizeTimeout) {
-		broken = fmt.Errorf("%w: not all ranks closed their communicators within %v", comm.ErrTimeout, finalizeTimeout)
+	if failed := s.failed.Load(); broken == nil && failed != nil {
+		broken = *failed
+	}
+	if broken == nil && !s.progress.awaitDeparture(ctx) {
+		broken = fmt.Errorf("not all ranks have closed their communicators: %w", comm.ContextError(ctx))
 	}
 	s.progress.close()
 	if !s.ours {
@@ -323,8 +324,8 @@ func (s *state) finalize() error {
 		return fmt.Errorf("%w: MPI_Finalize left out: %w", comm.ErrBroken, broken)
 	}
 	var err error
-	if !s.thread.do(finalizeTimeout, func() { err = s.lib.must(s.lib.Finalize) }) {
-		return fmt.Errorf("%w: the other ranks did not call MPI_Finalize within %v", comm.ErrTimeout, finalizeTimeout)
+	if !s.thread.do(ctx, func() { err = s.lib.must(s.lib.Finalize) }) {
+		return fmt.Errorf("the other ranks have not called MPI_Finalize: %w", comm.ContextError(ctx))
 	}
 	close(s.thread.calls)
 	return err

@@ -39,6 +39,8 @@ type op struct {
 	native  invocation // of native collectives
 	vectors uintptr    // their counts and displacements
 
+	readNode, writeNode spanNode // of what it reads and writes, once it has started
+
 	dst  [1]uintptr // the result of a reduction
 	srcs []uintptr  // its operands, in rank order
 }
@@ -48,9 +50,10 @@ type plan struct {
 	entry
 	step step
 
+	at      int     // its place in the endpoint's list
 	phase   int     // steps taken
 	pending int     // messages posted and not done
-	number  uint64  // of the collective that it is part of
+	number  uint64  // of the message, or of the collective that it is part of
 	seq     uint64  // its own among the operations of collectives
 	group   uint64  // operations of one group do not wait for each other
 	msgTag  uintptr // of the first phase's messages; later phases of a collective follow

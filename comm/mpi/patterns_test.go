@@ -1,6 +1,7 @@
 package mpi_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -32,5 +33,5 @@ func TestRankPatterns(t *testing.T) {
 	rt := cpu.New()
 	distributedtest.Run(t, backend(world, rt))
 	require.NoError(t, rt.Close())
-	require.NoError(t, mpi.Finalize())
+	require.NoError(t, mpi.Finalize(context.Background()))
 }

@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,6 +33,9 @@ const (
 	idleTick = time.Millisecond
 	// idleTicks is how many looks find nothing before the goroutine parks.
 	idleTicks = 50
+	// farewellTick is the pause between two looks for farewells of ranks that have
+	// not closed a communicator yet.
+	farewellTick = 20 * time.Millisecond
 )
 
 func newProgress() *progress {
@@ -76,23 +80,34 @@ func (p *progress) run() {
 	defer timer.Stop()
 	for idle := 0; ; {
 		tick := idleTick
-		switch pending := p.look(); {
+		switch pending, _ := p.look(); {
 		case pending:
 			tick, idle = busyTick, 0
 		case idle < idleTicks:
 			idle++
 		default:
-			idle = 0
 			p.parked.Store(true)
 			// What was submitted before that has woken nobody.
-			if p.look() && p.parked.CompareAndSwap(true, false) {
+			pending, leaving := p.look()
+			if pending && p.parked.CompareAndSwap(true, false) {
+				idle = 0
 				break
 			}
+			var farewells <-chan time.Time
+			if leaving {
+				farewells = time.After(farewellTick)
+			}
 			select {
+			case <-farewells:
+				if p.parked.CompareAndSwap(true, false) {
+					continue
+				}
+				<-p.wake
 			case <-p.wake:
 			case <-p.stop:
 				return
 			}
+			idle = 0
 		}
 		timer.Reset(tick)
 		select {
@@ -104,8 +119,13 @@ func (p *progress) run() {
 }
 
 // look moves every communicator on that nobody waits for, and reports whether
-// one of them has operations pending.
-func (p *progress) look() (pending bool) {
+// one of them has operations pending, and whether one waits for farewells.
+func (p *progress) look() (pending, leaving bool) {
+	pending = p.moveOn()
+	return pending, p.seeOff()
+}
+
+func (p *progress) moveOn() (pending bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.endpoints {
@@ -126,35 +146,39 @@ func (p *progress) look() (pending bool) {
 				_ = e.fail(comm.OpSync.String(), err)
 			}
 		}
-		pending = pending || e.broken == nil && len(e.active) > 0
+		pending = pending || e.broken == nil && e.started() > 0
 		e.mu.Unlock()
 	}
-	p.departed()
 	return pending
 }
 
-// departed lets go of the endpoints whose other ranks have left as well, and
-// reports whether none is waiting for that. The caller holds mu.
-func (p *progress) departed() bool {
-	waiting := false
+// seeOff lets go of the endpoints whose other ranks have left as well, frees what
+// they hold, and reports whether others still wait for that.
+func (p *progress) seeOff() (leaving bool) {
+	var departed []*endpoint
+	p.mu.Lock()
 	p.endpoints = slices.DeleteFunc(p.endpoints, func(e *endpoint) bool {
-		done := e.depart()
-		waiting = waiting || e.leaving.Load()
-		return done
+		gone, free := e.departs()
+		if free {
+			departed = append(departed, e)
+		}
+		leaving = leaving || e.leaving.Load()
+		return gone
 	})
-	return !waiting
+	p.mu.Unlock()
+	for _, e := range departed {
+		e.release()
+	}
+	return leaving
 }
 
 // awaitDeparture waits until no endpoint is waiting for farewells of other ranks,
-// and reports whether that came in time.
-func (p *progress) awaitDeparture(limit time.Duration) bool {
-	end := time.Now().Add(limit)
+// and reports whether that came before ctx ended.
+func (p *progress) awaitDeparture(ctx context.Context) bool {
 	for pace := (pause{}); ; pace.next() {
-		p.mu.Lock()
-		done := p.departed()
-		p.mu.Unlock()
-		if done || time.Now().After(end) {
-			return done
+		leaving := p.seeOff()
+		if !leaving || ctx.Err() != nil {
+			return !leaving
 		}
 	}
 }

@@ -39,7 +39,7 @@ func newRank(t *testing.T, opts ...mpi.Option) rank {
 	onlyChild(t)
 	world, err := mpi.Init(opts...)
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, mpi.Finalize()) })
+	t.Cleanup(func() { assert.NoError(t, mpi.Finalize(context.Background())) })
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return rank{t, world, cpu.New(), ctx}
@@ -66,7 +66,7 @@ func TestRankLifecycle(t *testing.T) {
 	onlyChild(t)
 	_, err := mpi.World()
 	require.ErrorIs(t, err, comm.ErrUnavailable, "World before Init")
-	require.NoError(t, mpi.Finalize(), "Finalize before Init does nothing")
+	require.NoError(t, mpi.Finalize(context.Background()), "Finalize before Init does nothing")
 
 	before, err := mpi.Library()
 	require.NoError(t, err)
@@ -91,8 +91,8 @@ func TestRankLifecycle(t *testing.T) {
 	assert.ErrorContains(t, err, "nccl")
 	assert.ErrorContains(t, err, "stage through host memory")
 
-	require.NoError(t, mpi.Finalize())
-	require.NoError(t, mpi.Finalize(), "Finalize twice")
+	require.NoError(t, mpi.Finalize(context.Background()))
+	require.NoError(t, mpi.Finalize(context.Background()), "Finalize twice")
 	ctx := context.Background()
 	for name, call := range map[string]func() error{
 		"Init":      func() error { _, err := mpi.Init(); return err },
@@ -269,6 +269,6 @@ func TestRankSerialized(t *testing.T) {
 	r.sync()
 	assert.Equal(t, float32(999*r.world.WorldSize()), got[999])
 	require.NoError(t, r.world.Barrier(r.ctx))
-	require.NoError(t, mpi.Finalize())
+	require.NoError(t, mpi.Finalize(context.Background()))
 	require.Zero(t, other.Finalize.Int(), "MPI_Finalize is left to who initialized MPI")
 }

@@ -3,7 +3,6 @@ package mpi
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dl"
@@ -29,6 +28,8 @@ type request struct {
 type requests struct {
 	list   []request
 	calls  *dl.Sequence // that are to post the last of them
+	next   int          // where the next look begins
+	idle   []*op        // whose last message the last look found done
 	rank   int          // this one
 	failed comm.Op      // the call whose message failed last
 
@@ -112,17 +113,27 @@ func (r *requests) release() {
 	*r = requests{rank: r.rank, calls: r.calls, handleSize: r.handleSize, statusSize: r.statusSize}
 }
 
+// mostTested is how many requests one look asks about: what it costs does not
+// depend on how many there are, and the next look goes on where it ended.
+const mostTested = 512
+
 // test asks MPI which requests are done, forgets these, and returns how many
 // there were. all says that they only matter together. As long as there are none
 // it asks again, at most so often.
 func (r *requests) test(lib *library, all bool, tries int) (int, error) {
-	n := len(r.list)
-	if n == 0 {
+	r.idle = r.idle[:0]
+	if len(r.list) == 0 {
 		return 0, nil
 	}
-	if n > math.MaxInt32 {
-		return 0, fmt.Errorf("%d messages at once are more than MPI can count", n)
+	first := 0
+	if len(r.list) > mostTested {
+		if all = false; r.next < len(r.list) {
+			first = r.next
+		}
 	}
+	n := min(len(r.list)-first, mostTested)
+	r.next = first + n
+	handles := r.handles + uintptr(first*r.handleSize)
 	if r.calls.Full() {
 		if err := r.flush(lib); err != nil {
 			return 0, err
@@ -131,9 +142,9 @@ func (r *requests) test(lib *library, all bool, tries int) (int, error) {
 	posts, f := r.calls.Len(), lib.Testsome
 	if all {
 		f = lib.Testall
-		r.calls.AddUntil(r.flag, tries, f, uintptr(n), r.handles, r.flag, r.statuses)
+		r.calls.AddUntil(r.flag, tries, f, uintptr(n), handles, r.flag, r.statuses)
 	} else {
-		r.calls.AddUntil(r.flag, tries, f, uintptr(n), r.handles, r.flag, r.indices, r.statuses)
+		r.calls.AddUntil(r.flag, tries, f, uintptr(n), handles, r.flag, r.indices, r.statuses)
 	}
 	made, code := lib.run(r.calls)
 	if made < posts {
@@ -141,7 +152,7 @@ func (r *requests) test(lib *library, all bool, tries int) (int, error) {
 	}
 	done := int(hostmem.Slice[int32](r.flag, 1)[0])
 	if code != success {
-		return 0, r.failure(lib, f, code, n, all, done)
+		return 0, r.failure(lib, f, code, first, n, all, done)
 	}
 	if done <= 0 {
 		return 0, nil // for Testsome, MPI_UNDEFINED is negative
@@ -149,49 +160,55 @@ func (r *requests) test(lib *library, all bool, tries int) (int, error) {
 	if all {
 		return n, r.completeAll(lib)
 	}
-	return done, r.completeSome(lib, done)
+	return done, r.completeSome(lib, first, done)
 }
 
 func (r *requests) completeAll(lib *library) error {
 	for i := range r.list {
-		if err := r.check(lib, i, i); err != nil {
+		if err := r.complete(lib, i, i); err != nil {
 			return err
 		}
-		r.list[i].owner.pending--
-		r.list[i].owner = nil
 	}
 	r.list = r.list[:0]
 	return nil
 }
 
-func (r *requests) completeSome(lib *library, done int) error {
-	for i, index := range hostmem.Slice[int32](r.indices, done) {
-		if err := r.check(lib, int(index), i); err != nil {
+// completeSome takes the requests that MPI has named, counted from the first that
+// it was asked about, out of the list: the last ones take their places.
+func (r *requests) completeSome(lib *library, first, done int) error {
+	indices := hostmem.Slice[int32](r.indices, done)
+	for i, index := range indices {
+		if err := r.complete(lib, first+int(index), i); err != nil {
 			return err
 		}
-		r.list[index].owner.pending--
-		r.list[index].owner = nil
 	}
-	r.compact()
+	handles := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
+	for _, index := range indices {
+		hole, last := first+int(index), len(r.list)-1
+		for last >= 0 && r.list[last].owner == nil {
+			last--
+		}
+		if hole < last {
+			r.list[hole], r.list[last] = r.list[last], request{}
+			copy(handles[hole*r.handleSize:(hole+1)*r.handleSize], handles[last*r.handleSize:])
+			last--
+		}
+		r.list = r.list[:last+1]
+	}
 	return nil
 }
 
-// compact closes the gaps that requests left which are done.
-func (r *requests) compact() {
-	handles := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
-	kept := 0
-	for i, q := range r.list {
-		if q.owner == nil {
-			continue
-		}
-		if kept < i {
-			r.list[kept] = q
-			copy(handles[kept*r.handleSize:(kept+1)*r.handleSize], handles[i*r.handleSize:])
-		}
-		kept++
+// complete takes note of a request that is done.
+func (r *requests) complete(lib *library, request, status int) error {
+	if err := r.check(lib, request, status); err != nil {
+		return err
 	}
-	clear(r.list[kept:])
-	r.list = r.list[:kept]
+	o := r.list[request].owner
+	r.list[request].owner = nil
+	if o.pending--; o.pending == 0 {
+		r.idle = append(r.idle, o)
+	}
+	return nil
 }
 
 // status is the memory of one status.
@@ -222,8 +239,8 @@ func (r *requests) check(lib *library, request, status int) error {
 	return nil
 }
 
-// failure finds the message that made a test fail.
-func (r *requests) failure(lib *library, f dl.Func, code int32, n int, all bool, done int) error {
+// failure finds the message that made a test of n requests from first on fail.
+func (r *requests) failure(lib *library, f dl.Func, code int32, first, n int, all bool, done int) error {
 	err := lib.error(f, code)
 	r.failed = comm.OpSync
 	if err.class != lib.abi.errInStatus {
@@ -238,9 +255,9 @@ func (r *requests) failure(lib *library, f dl.Func, code int32, n int, all bool,
 		if code == success || code == lib.abi.errPending {
 			continue
 		}
-		request := i
+		request := first + i
 		if !all {
-			request = int(indices[i])
+			request = first + int(indices[i])
 		}
 		q := &r.list[request]
 		r.failed = q.owner.op

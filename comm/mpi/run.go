@@ -21,5 +21,5 @@ func Run(ctx context.Context, body func(ctx context.Context, c comm.Communicator
 	if err != nil && world.WorldSize() > 1 {
 		return err
 	}
-	return errors.Join(err, Finalize())
+	return errors.Join(err, Finalize(ctx))
 }

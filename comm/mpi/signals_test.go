@@ -3,6 +3,7 @@
 package mpi_test
 
 import (
+	"context"
 	"os"
 	"os/signal"
 	"runtime"
@@ -58,6 +59,6 @@ func TestRankSignals(t *testing.T) {
 
 	require.NoError(t, world.Barrier(t.Context()))
 	check("there was communication")
-	require.NoError(t, mpi.Finalize())
+	require.NoError(t, mpi.Finalize(context.Background()))
 	check("MPI is finalized")
 }

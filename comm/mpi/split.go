@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dl"
@@ -57,9 +58,10 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	return e, nil
 }
 
-// splitOff is Split with MPI_Comm_split, after a barrier that ctx can end: the
-// call itself cannot be interrupted. When ctx ends during the call all the same,
-// because a rank died in it, splitOff returns and leaves the call behind.
+// splitOff is Split with MPI_Comm_split, between barriers that ctx can end. The
+// call itself cannot be interrupted: when ctx ends in it, or another rank reports
+// that it failed there, splitOff returns and leaves the call behind. The second
+// barrier is where ranks learn that one has failed.
 func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, error) {
 	const op = comm.OpSplit
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
@@ -68,22 +70,58 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	if err := e.barrier(ctx, op); err != nil {
 		return nil, err
 	}
-	type result struct {
-		child *endpoint
-		err   error
-	}
-	done := make(chan result, 1)
+	var child *endpoint
+	done := make(chan error, 1)
 	go func() {
-		child, err := e.split(color, key)
-		done <- result{child, err}
+		c, err := e.split(color, key)
+		child = c
+		done <- err
 	}()
-	select {
-	case r := <-done:
-		return r.child, r.err
-	case <-ctx.Done():
+	err := e.await(ctx, done)
+	if err != nil {
 		e.mu.Lock()
-		defer e.mu.Unlock()
-		return nil, e.fail(op.String(), comm.ContextError(ctx))
+		err = e.fail(op.String(), err)
+		e.mu.Unlock()
+	} else if err = e.barrier(ctx, op); err == nil {
+		return child, nil
+	} else if child != nil {
+		child.abandon() // and do not free it, as not all ranks have it
+	}
+	e.state.failed.CompareAndSwap(nil, &err)
+	return nil, err
+}
+
+// abandon closes an endpoint that nobody has used.
+func (e *endpoint) abandon() {
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	e.state.forget(e)
+	e.state.progress.remove(e)
+}
+
+// noteTick is how often who waits for a call of MPI looks for notes.
+const noteTick = 10 * time.Millisecond
+
+// await waits for a call that MPI does in another goroutine, until ctx ends or a
+// note tells that another rank has given up.
+func (e *endpoint) await(ctx context.Context, done <-chan error) error {
+	tick := time.NewTicker(noteTick)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			return comm.ContextError(ctx)
+		case <-tick.C:
+			e.mu.Lock()
+			err := e.attend()
+			e.mu.Unlock()
+			if err != nil {
+				return err
+			}
+		}
 	}
 }
 

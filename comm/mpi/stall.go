@@ -1,7 +1,9 @@
 package mpi
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/tutti-go/tutti/comm"
@@ -9,12 +11,10 @@ import (
 
 // oldest returns the collective that has run longest, nil if there is none.
 func (e *endpoint) oldest() *op {
-	for _, o := range e.active {
-		if o.collective() {
-			return o
-		}
+	if len(e.running) == 0 {
+		return nil
 	}
-	return nil
+	return e.running[0]
 }
 
 // reportStall tells the ranks that this one waits for in which collective it
@@ -68,24 +68,17 @@ const mostNamed = 4
 // waitsFor describes what keeps the rank waiting.
 func (e *endpoint) waitsFor() string {
 	var what []string
-	behind, messages := len(e.waiting), 0
-	oldest := e.oldest()
-	for _, o := range e.active {
-		switch {
-		case o == oldest:
-			what = append(what, e.collectiveState(o))
-		case o.collective():
-			behind++
-		default:
-			if messages++; messages <= mostNamed {
-				what = append(what, o.String())
-			}
-		}
+	if o := e.oldest(); o != nil {
+		what = append(what, e.collectiveState(o))
 	}
-	if messages > mostNamed {
-		what = append(what, fmt.Sprintf("%d more messages", messages-mostNamed))
+	open := slices.SortedFunc(slices.Values(e.open), func(a, b *op) int { return cmp.Compare(a.number, b.number) })
+	for _, o := range open[:min(len(open), mostNamed)] {
+		what = append(what, o.String())
 	}
-	if behind > 0 {
+	if len(open) > mostNamed {
+		what = append(what, fmt.Sprintf("%d more messages", len(open)-mostNamed))
+	}
+	if behind := len(e.waiting) + max(len(e.running)-1, 0); behind > 0 {
 		what = append(what, fmt.Sprintf("%d operations behind that", behind))
 	}
 	if len(what) == 0 {

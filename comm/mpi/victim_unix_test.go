@@ -53,7 +53,7 @@ func TestRankVictim(t *testing.T) {
 	if errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed) {
 		verdict = "ok"
 	}
-	if err := mpi.Finalize(); !errors.Is(err, comm.ErrBroken) {
+	if err := mpi.Finalize(context.Background()); !errors.Is(err, comm.ErrBroken) {
 		verdict = fmt.Sprintf("after %q, Finalize returned %v", verdict, err)
 	}
 	// Renamed when it is complete: the parent looks for it all the time.

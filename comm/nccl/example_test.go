@@ -83,7 +83,7 @@ func ExampleFrom() {
 		fmt.Println(err)
 		return
 	}
-	defer mpi.Finalize()                  //nolint:errcheck
+	defer mpi.Finalize(ctx)               //nolint:errcheck
 	rt, err := cuda.Open(base.Rank() % 8) // eight GPUs in each host
 	if err != nil {
 		fmt.Println(err)

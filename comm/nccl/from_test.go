@@ -70,7 +70,7 @@ func TestFromMPI(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, base.Rank(), c.Rank())
 	assert.NoError(t, reducesRight(ctx, c))
-	assert.NoError(t, mpi.Finalize())
+	assert.NoError(t, mpi.Finalize(context.Background()))
 	assert.NoError(t, rt.Close())
 }
 

@@ -40,7 +40,7 @@ func ThreadLevel() (string, error) {
 		return "", err
 	}
 	info, err := mpi.Library()
-	return info.Threads, errors.Join(err, mpi.Finalize())
+	return info.Threads, errors.Join(err, mpi.Finalize(context.Background()))
 }
 
 // Probe describes the library without initializing MPI here.
@@ -78,8 +78,13 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	if err != nil {
 		return err
 	}
+	finalize := func() error {
+		ctx, cancel := within(ctx, opts.Timeout)
+		defer cancel()
+		return mpi.Finalize(ctx)
+	}
 	if err := checkRanks(b.Name(), "mpirun", opts.Ranks, world.WorldSize()); err != nil {
-		return errors.Join(err, mpi.Finalize()) // every rank is here
+		return errors.Join(err, finalize()) // every rank is here
 	}
 	if world.Rank() == 0 {
 		err = opts.prepare()
@@ -92,5 +97,5 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	if err != nil && world.WorldSize() > 1 {
 		return err
 	}
-	return errors.Join(err, mpi.Finalize(), rt.Close())
+	return errors.Join(err, finalize(), rt.Close())
 }
