@@ -46,7 +46,17 @@ func TestNative(t *testing.T) {
 
 // TestKilledRank kills a process in the middle of a collective. The launcher
 // is told to let the others live, so that they can tell what they saw.
-func TestKilledRank(t *testing.T) {
+func TestKilledRank(t *testing.T) { loseRank(t, "killed", 2) }
+
+// TestExitedRank ends a process there, without MPI_Finalize.
+func TestExitedRank(t *testing.T) { loseRank(t, "exits", 2) }
+
+// TestStoppedRank stops a process there, and lets it go on when the others have
+// given up.
+func TestStoppedRank(t *testing.T) { loseRank(t, "stopped", 3) }
+
+// loseRank loses the last rank in a way, and looks at what some ranks tell.
+func loseRank(t *testing.T, how string, tell int) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		dir := t.TempDir()
 		// Whether such a job succeeds is the launcher's to say, and whether
@@ -56,8 +66,8 @@ func TestKilledRank(t *testing.T) {
 				t.Skipf("needs %s", l.keepAway)
 			}
 		}
-		out, _ := l.run(t, job{ranks: 3, test: "TestRankVictim", options: l.keep, env: l.keepEnv, through: l.keepAway, dir: dir})
-		for rank := range 2 {
+		out, _ := l.run(t, job{ranks: 3, test: "TestRankVictim", options: l.keep, env: append(l.keepEnv, lossVariable+"="+how), through: l.keepAway, dir: dir})
+		for rank := range tell {
 			var verdict []byte
 			require.Eventually(t, func() (found bool) {
 				var err error

@@ -101,6 +101,9 @@ func forEachMPI(t *testing.T, test func(t *testing.T, l launcher)) {
 // value is the directory for their files.
 const childVariable = "TUTTI_MPI_TEST_CHILD"
 
+// lossVariable says how TestRankVictim loses a rank.
+const lossVariable = "TUTTI_MPI_TEST_LOSS"
+
 func isChild() bool { return os.Getenv(childVariable) != "" }
 
 // onlyChild skips a test that is one rank's part of another.

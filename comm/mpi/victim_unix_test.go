@@ -27,7 +27,7 @@ func victimReport(rank int) string {
 	return filepath.Join(os.Getenv(childVariable), fmt.Sprintf("survivor-%d", rank))
 }
 
-// TestRankVictim kills the last rank in the middle of a collective; the others
+// TestRankVictim loses the last rank in the middle of a collective; the others
 // have to come back from Sync.
 func TestRankVictim(t *testing.T) {
 	onlyChild(t)
@@ -38,16 +38,33 @@ func TestRankVictim(t *testing.T) {
 	r := rank{t, world, cpu.New(), context.Background()}
 	const n = 8 << 20
 	buf, _ := r.floats(n, func(int) float32 { return 1 })
+	pid, pids := r.floats(1, func(int) float32 { return float32(os.Getpid()) })
+	last := world.WorldSize() - 1
+	require.NoError(t, world.Broadcast(pid, 1, dtype.F32, last))
 	require.NoError(t, world.Barrier(r.ctx))
 	err = world.AllReduce(buf, buf, n, dtype.F32, comm.Sum)
-	if world.Rank() == world.WorldSize()-1 {
-		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGKILL))
-		select {}
+	how := os.Getenv(lossVariable)
+	if world.Rank() == last {
+		switch how {
+		case "killed":
+			require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGKILL))
+			select {}
+		case "exits":
+			os.Exit(0)
+		case "stopped":
+			require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGSTOP))
+		}
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
 	defer cancel()
 	if err == nil { // or the peer was dead already
 		err = world.Sync(ctx)
+	}
+	if world.Rank() == 0 && how == "stopped" {
+		require.NoError(t, syscall.Kill(int(pids[0]), syscall.SIGCONT))
+	}
+	if world.Rank() == last && err == nil { // all that it needed was there
+		err = world.Barrier(ctx)
 	}
 	verdict := fmt.Sprintf("Sync returned %v", err)
 	if errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed) {

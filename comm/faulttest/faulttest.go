@@ -1,0 +1,254 @@
+// Package faulttest is the fault matrix: what goes wrong, by backend, with the
+// errors that are promised and whether they come at once or at a deadline. The
+// table (table.go) is data: [Run] lets a backend's ranks go through its column, and
+// docs/errors.md has the same table as text, which [Markdown] writes.
+//
+//	func TestFaults(t *testing.T) {
+//		faulttest.Run(t, "local", faulttest.Backend{Each: …})
+//	}
+package faulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Rank is one participant.
+type Rank struct {
+	Comm    comm.Communicator // of the world, which no fault breaks
+	Runtime runtime.Runtime
+	// Two buffers of BufferBytes that nobody else uses. They may be written to after
+	// a fault.
+	Send, Recv uintptr
+}
+
+// BufferBytes is the size of a rank's buffers.
+const BufferBytes = 64 << 10
+
+// NewRank allocates a rank's buffers. They are the runtime's to free.
+func NewRank(c comm.Communicator, rt runtime.Runtime) (Rank, error) {
+	send, err := rt.Allocate(BufferBytes)
+	if err != nil {
+		return Rank{}, err
+	}
+	recv, err := rt.Allocate(BufferBytes)
+	return Rank{c, rt, send, recv}, errors.Join(err, rt.CopyIn(send, make([]byte, BufferBytes)))
+}
+
+// Free gives them back.
+func (r Rank) Free() error {
+	return errors.Join(r.Runtime.Deallocate(r.Send), r.Runtime.Deallocate(r.Recv))
+}
+
+// Backend is what a column needs to run.
+type Backend struct {
+	// Each calls body on every rank of a world of 3, or as many as there are, and
+	// joins the errors.
+	Each func(ctx context.Context, body func(context.Context, Rank) error) error
+	// Elsewhere has the tests of the faults that this package cannot cause, by name:
+	// those cells of the column that say so.
+	Elsewhere map[string]func(*testing.T)
+}
+
+// Run lets a backend's ranks go through its column of the table.
+func Run(t *testing.T, column string, b Backend) {
+	t.Helper()
+	CheckElsewhere(t, column, b.Elsewhere)
+	for i := range Table {
+		f := &Table[i]
+		cell, ok := f.Cells[column]
+		if !ok || f.play == nil || cell.Elsewhere {
+			continue
+		}
+		t.Run(f.Name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := b.Each(ctx, func(ctx context.Context, r Rank) error { return f.Play(ctx, column, r) }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// CheckElsewhere checks that the tests are those that the table names.
+func CheckElsewhere(t *testing.T, column string, tests map[string]func(*testing.T)) {
+	t.Helper()
+	if !slices.Contains(Columns, column) {
+		t.Fatalf("there is no column %q", column)
+	}
+	for i := range Table {
+		f := &Table[i]
+		cell, ok := f.Cells[column]
+		if want, got := ok && (cell.Elsewhere || f.play == nil), tests[f.Name] != nil; want != got {
+			t.Errorf("%q in the column of %s: a test of its own is %v, want %v", f.Name, column, got, want)
+		}
+	}
+}
+
+const (
+	// patience is how long a world may take for one fault. An error that is promised
+	// at once comes before half of it, and what hangs does not.
+	patience = 60 * time.Second
+	// deadline is how long a rank waits that is to wait in vain.
+	deadline = 250 * time.Millisecond
+)
+
+// Cell is what a backend promises.
+type Cell struct {
+	Others, Self Outcome // for the ranks that did nothing wrong, and for the one that did
+	Elsewhere    bool    // a test of the backend shows it
+	Note         string
+}
+
+// Outcome is one of several errors; nil is success.
+type Outcome struct {
+	Errors []error
+	Late   bool // the error comes at this rank's deadline
+}
+
+func (o Outcome) allows(err error) bool {
+	return slices.ContainsFunc(o.Errors, func(want error) bool { return want == nil && err == nil || want != nil && errors.Is(err, want) })
+}
+
+// Fault is a row of the table.
+type Fault struct {
+	Name, What string
+	// says has what the error has to contain where ranks disagree.
+	says []string
+	// play does the rank's part and returns the error that it gets. The last rank is
+	// odd: it does what the fault is about.
+	play  func(p *player) error
+	Cells map[string]Cell // by column
+}
+
+// player is a rank in a fault.
+type player struct {
+	Rank
+	c    comm.Communicator // to be broken, split off the world
+	ctx  context.Context   // ends with patience
+	wait time.Duration     // how long waits take that are in vain
+	odd  bool
+	last int // rank of the odd one
+}
+
+// Play does one rank's part of a fault, on a communicator split off the world, and
+// returns in what it differs from what the column promises.
+func (f *Fault) Play(ctx context.Context, column string, r Rank) (err error) {
+	c, err := r.Comm.Split(ctx, 0, r.Comm.Rank())
+	if err != nil {
+		return err
+	}
+	cell := f.Cells[column]
+	if column == Checked {
+		k, err := comm.NewChecked(c, r.Runtime, comm.CheckTimeout(4*deadline))
+		if err != nil {
+			return err
+		}
+		c = k
+	}
+	p := &player{Rank: r, c: c, ctx: ctx, last: r.Comm.WorldSize() - 1}
+	p.odd = r.Comm.Rank() == p.last
+	want := cell.Others
+	if p.odd {
+		want = cell.Self
+	}
+	// Who is to notice at once is not helped by a deadline.
+	p.wait = patience / 2
+	if want.Late {
+		p.wait = deadline
+	}
+	start := time.Now()
+	got := f.play(p)
+	took := time.Since(start)
+	fail := func(format string, args ...any) {
+		err = errors.Join(err, fmt.Errorf("rank %d: %s: "+format, append([]any{r.Comm.Rank(), f.Name}, args...)...))
+	}
+	switch {
+	case !want.allows(got):
+		fail("got %v, want %v", got, want)
+	case got != nil && !want.Late && took > patience/2:
+		fail("%v took %v", got, took)
+	case errors.Is(got, comm.ErrMismatch):
+		for _, text := range f.says {
+			if !strings.Contains(got.Error(), text) {
+				fail("%q does not say %q", got, text)
+			}
+		}
+	}
+	err = errors.Join(err, r.Comm.Barrier(ctx), c.Close())
+	if cell.Others.broken() { // which is no matter for the world
+		err = errors.Join(err, r.Comm.Barrier(ctx))
+	}
+	return err
+}
+
+func (o Outcome) broken() bool { return !slices.Contains(o.Errors, nil) }
+
+// String is what the table in the documentation says.
+func (o Outcome) String() string {
+	if len(o.Errors) == 0 {
+		return ""
+	}
+	var names []string
+	for _, err := range o.Errors {
+		name := "success"
+		for known, text := range sentinelNames {
+			if err == known {
+				name = "`" + text + "`"
+			}
+		}
+		names = append(names, name)
+	}
+	text := strings.Join(names, " or ")
+	switch {
+	case o.Late:
+		text += ", at its deadline"
+	case o.broken():
+		text += ", at once"
+	}
+	return text
+}
+
+var sentinelNames = map[error]string{
+	comm.ErrMismatch: "ErrMismatch", comm.ErrPeerFailed: "ErrPeerFailed", comm.ErrTimeout: "ErrTimeout", comm.ErrCanceled: "ErrCanceled",
+	comm.ErrBroken: "ErrBroken", comm.ErrClosed: "ErrClosed", comm.ErrBusy: "ErrBusy", comm.ErrUnavailable: "ErrUnavailable",
+	runtime.ErrOutOfMemory: "ErrOutOfMemory",
+}
+
+// String is the text of a cell.
+func (c Cell) String() string {
+	others, self := c.Others.String(), c.Self.String()
+	if self == others || self == "success" { // it is still there, and nothing failed
+		self = ""
+	}
+	if self != "" {
+		self = "itself: " + self
+	}
+	return strings.Join(slices.DeleteFunc([]string{others, self, c.Note}, func(part string) bool { return part == "" }), "; ")
+}
+
+// Markdown is the table as docs/errors.md has it.
+func Markdown() string {
+	var b strings.Builder
+	b.WriteString("| fault | " + strings.Join(Columns, " | ") + " |\n" + strings.Repeat("| --- ", len(Columns)+1) + "|\n")
+	for _, f := range Table {
+		fmt.Fprintf(&b, "| **%s**: %s |", f.Name, f.What)
+		for _, column := range Columns {
+			text := "–"
+			if cell, ok := f.Cells[column]; ok {
+				text = cell.String()
+			}
+			b.WriteString(" " + text + " |")
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}

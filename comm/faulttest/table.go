@@ -1,0 +1,379 @@
+package faulttest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	goruntime "runtime"
+	"sync"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Columns are the columns of the table. The last two are any backend within
+// comm.Checked, and the rendezvous before there is a communicator.
+var Columns = []string{"noop", "local", "mpi", "nccl", "p2p", Checked, "rendezvous"}
+
+// Checked is the column of any backend within [comm.Checked].
+const Checked = "any, within `Checked`"
+
+// atOnce and late are outcomes.
+func atOnce(errs ...error) Outcome { return Outcome{Errors: errs} }
+func late(errs ...error) Outcome   { return Outcome{Errors: errs, Late: true} }
+
+// same is a cell in which all ranks get the same.
+func same(o Outcome) Cell { return Cell{Others: o, Self: o} }
+
+func (c Cell) noting(note string) Cell {
+	c.Note = note
+	return c
+}
+
+// shown is a cell that a test of the backend shows.
+func shown(note string, o Outcome) Cell { return Cell{Others: o, Elsewhere: true, Note: note} }
+
+var (
+	ok       = atOnce(nil)
+	mismatch = same(atOnce(comm.ErrMismatch))
+	// unnoticed is what a GPU does with calls that do not fit.
+	unnoticed = same(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("not found: wrong numbers, or a wait")
+	gaveUp    = late(comm.ErrTimeout, comm.ErrPeerFailed)
+)
+
+// gpu has the same cell for both backends of GPUs.
+func gpu(cells map[string]Cell, c Cell) map[string]Cell {
+	cells["nccl"], cells["p2p"] = c, c
+	return cells
+}
+
+// disagree is a fault in which the last rank calls something else than the others.
+func disagree(name, what string, most, last func(r Rank) comm.Call, says ...string) Fault {
+	return Fault{Name: name, What: what, says: says,
+		play: func(p *player) error {
+			call := most(p.Rank)
+			if p.odd {
+				call = last(p.Rank)
+			}
+			return p.do(call)
+		},
+		Cells: gpu(map[string]Cell{"local": mismatch, "mpi": mismatch, Checked: mismatch}, unnoticed)}
+}
+
+// Table is the fault matrix.
+var Table = []Fault{
+	disagree("count", "ranks pass other counts", allReduce(512, dtype.F32, comm.Sum), allReduce(1024, dtype.F32, comm.Sum),
+		"allreduce of 512 f32", "allreduce of 1024 f32"),
+	disagree("dtype", "another type of the same size", allReduce(16, dtype.F32, comm.Sum), allReduce(16, dtype.I32, comm.Sum), "16 f32", "16 i32"),
+	disagree("op", "another reduction", allReduce(16, dtype.F32, comm.Sum), allReduce(16, dtype.F32, comm.Max), "sum", "max"),
+	disagree("root", "another root", broadcast(0), broadcast(1), "root 0", "root 1"),
+	disagree("collective", "another collective", allReduce(16, dtype.F32, comm.Sum),
+		func(r Rank) comm.Call { return comm.AllGatherCall(r.Send, r.Recv, 16, dtype.F32) }, "allreduce", "allgather"),
+	{Name: "order", What: "two collectives in the other order", says: []string{"allreduce", "broadcast"},
+		play: func(p *player) error {
+			calls := []comm.Call{allReduce(16, dtype.F32, comm.Sum)(p.Rank), comm.BroadcastCall(p.Recv+32<<10, 16, dtype.F32, 0)}
+			if p.odd {
+				calls[0], calls[1] = calls[1], calls[0]
+			}
+			return p.do(calls...)
+		},
+		Cells: gpu(map[string]Cell{"local": mismatch, "mpi": mismatch, Checked: mismatch}, unnoticed)},
+	{Name: "length", What: "a message of another length", play: message(4, dtype.F32, 7), says: []string{"4 f32", "5 f32"}, Cells: messageCells()},
+	{Name: "type of a message", What: "the same length, another type", play: message(5, dtype.I32, 7), says: []string{"5 i32", "5 f32"}, Cells: messageCells()},
+	{Name: "tag", What: "a message of another tag than is received", play: message(5, dtype.F32, 8),
+		Cells: map[string]Cell{
+			"noop":  same(late(comm.ErrTimeout)),
+			"local": {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
+			"mpi":   {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
+			"nccl":  same(ok).noting("matches by order alone"), "p2p": same(ok).noting("as nccl"),
+		}},
+
+	{Name: "absent", What: "it never makes the call",
+		play: func(p *player) error {
+			if p.odd {
+				return nil
+			}
+			return p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
+		},
+		Cells: gpu(map[string]Cell{
+			"local": {Others: gaveUp, Self: ok, Note: "names the call, its number and who has not made it"},
+			"mpi":   {Others: gaveUp, Self: ok, Note: "names the call, its number and who has sent nothing"},
+			Checked: {Others: gaveUp, Self: ok, Note: "after 30 s, or what `CheckTimeout` says"},
+		}, Cell{Others: late(comm.ErrTimeout), Self: ok, Note: "names the call and its number"})},
+	{Name: "late", What: "it makes the call when the others have given up",
+		play: func(p *player) error {
+			if p.odd {
+				if err := p.Comm.Barrier(p.ctx); err != nil {
+					return err
+				}
+				return p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
+			}
+			err := p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
+			return errors.Join(err, p.Comm.Barrier(p.ctx))
+		},
+		Cells: gpu(map[string]Cell{
+			"local": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who gave up, and why"},
+			"mpi":   {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Note: "with who gave up, and why; success if what the others sent is all that it needs"},
+			Checked: {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
+		}, Cell{Others: late(comm.ErrTimeout), Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)})},
+	{Name: "timed out", What: "its own wait passes a deadline",
+		play: func(p *player) error {
+			ctx, cancel := context.WithTimeout(p.ctx, deadline)
+			defer cancel()
+			if p.odd {
+				return errors.Join(p.c.Barrier(ctx), p.Comm.Barrier(p.ctx))
+			}
+			if err := p.Comm.Barrier(p.ctx); err != nil {
+				return err
+			}
+			ctx, cancel = context.WithTimeout(p.ctx, p.wait)
+			defer cancel()
+			return p.c.Barrier(ctx)
+		},
+		Cells: gpu(map[string]Cell{
+			"local": {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
+			"mpi":   {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
+			Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout)},
+		}, Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: late(comm.ErrTimeout)})},
+	{Name: "cancelled", What: "its context is cancelled",
+		play: func(p *player) error {
+			if !p.odd {
+				return p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
+			}
+			ctx, cancel := context.WithCancelCause(p.ctx)
+			cancel(errCause)
+			err := p.c.Recv(p.Recv, 4, dtype.F32, 0, 9) // which sends nothing
+			if err == nil {
+				err = p.c.Sync(ctx)
+			}
+			if !errors.Is(err, errCause) {
+				return fmt.Errorf("%v does not have the cause", err)
+			}
+			return err
+		},
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled), Note: "both with the context's cause"},
+			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled)}, atOnce(comm.ErrCanceled))},
+	{Name: "closed", What: "it closes its communicator",
+		play: gives(func(p *player) error { return p.c.Close() }),
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "\"rank 2 closed its communicator\""},
+			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok}, ok)},
+	{Name: "error", What: "its body in `comm.Run` returns one",
+		play: gives(run(func() error { return errCause })),
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text"},
+			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
+	{Name: "panic", What: "its body in `comm.Run` panics",
+		play: gives(run(func() error { panic(errCause) })),
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text; `Run` returns a `*PanicError` with the stack"},
+			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
+	{Name: "Goexit", What: "its body in `comm.Run` ends the goroutine",
+		play: gives(run(func() error { goruntime.Goexit(); return nil })),
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok},
+			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
+	{Name: "dead", What: "its process is killed",
+		Cells: gpu(map[string]Cell{
+			"mpi": shown("unless the launcher ends the job first, as it normally does", late(comm.ErrTimeout, comm.ErrPeerFailed)),
+		}, shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed)))},
+	{Name: "exit", What: "its process ends without finalizing",
+		Cells: map[string]Cell{"mpi": shown("unless the launcher ends the job first", late(comm.ErrTimeout, comm.ErrPeerFailed))}},
+	{Name: "stopped", What: "its process gets `SIGSTOP`, and goes on later",
+		Cells: map[string]Cell{"mpi": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true}}},
+
+	{Name: "two goroutines", What: "each exchanges and waits, on one communicator",
+		play: func(p *player) error { return p.twoGoroutines([]comm.Communicator{p.c, p.c}) },
+		Cells: gpu(map[string]Cell{
+			"noop": same(atOnce(comm.ErrBusy, nil)), "local": busy, "mpi": busy, Checked: busy,
+		}, same(late(comm.ErrBusy, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrBroken, comm.ErrClosed, nil)))},
+	{Name: "two goroutines, two Splits", What: "each has a communicator of its own",
+		play: func(p *player) error {
+			other, err := p.c.Split(p.ctx, 0, p.Comm.Rank())
+			if err != nil {
+				return err
+			}
+			return errors.Join(p.twoGoroutines([]comm.Communicator{p.c, other}), other.Close())
+		},
+		Cells: gpu(map[string]Cell{"noop": same(ok), "local": same(ok), "mpi": same(ok), Checked: same(ok)}, same(ok))},
+	{Name: "NaN and Inf", What: "in what it contributes to a sum",
+		play: notANumber,
+		Cells: gpu(map[string]Cell{
+			"noop": same(ok), "local": same(ok), "mpi": same(ok), Checked: same(ok),
+		}, same(ok))},
+	{Name: "out of memory", What: "the runtime has no more, of the host or the GPU",
+		play: func(p *player) error {
+			buf, err := p.Runtime.Allocate(math.MaxInt >> 16)
+			if err == nil {
+				err = p.Runtime.Deallocate(buf)
+			}
+			return err
+		},
+		Cells: gpu(map[string]Cell{
+			"noop": exhausted, "local": exhausted, "mpi": exhausted, Checked: exhausted,
+		}, exhausted)},
+	{Name: "no library", What: "it is not there, another one, too old, or lacks a function",
+		Cells: map[string]Cell{"mpi": noLibrary, "nccl": noLibrary}},
+	{Name: "another launcher", What: "an MPI program under the launcher of another MPI",
+		Cells: map[string]Cell{"mpi": shown("", atOnce(comm.ErrUnavailable))}},
+
+	{Name: "stranger", What: "someone without the job's secret connects",
+		Cells: map[string]Cell{"rendezvous": shown("refused and logged, and delays nobody", Outcome{})}},
+	{Name: "garbage", What: "someone sends what is no greeting",
+		Cells: map[string]Cell{"rendezvous": shown("refused and logged, and delays nobody", Outcome{})}},
+	{Name: "silence", What: "someone connects and says nothing",
+		Cells: map[string]Cell{"rendezvous": shown("delays nobody", Outcome{})}},
+	{Name: "absent at the rendezvous", What: "a rank does not come",
+		Cells: map[string]Cell{"rendezvous": shown("names the ranks that did not come", late(comm.ErrTimeout))}},
+}
+
+var (
+	busy      = same(atOnce(comm.ErrBusy, comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, nil)).noting("`ErrBusy` for a wait beside another one, and never a hang")
+	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
+	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
+	errCause  = errors.New("changed my mind")
+)
+
+// leavesBut are the cells of a rank that leaves: host backends tell the others.
+func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
+	return gpu(map[string]Cell{"noop": same(self), "local": told, "mpi": told, Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: self}}, waited)
+}
+
+// messageCells are those of a message that is not what is received.
+func messageCells() map[string]Cell {
+	return gpu(map[string]Cell{
+		"noop":  mismatch,
+		"local": {Others: atOnce(comm.ErrMismatch, nil), Self: atOnce(comm.ErrMismatch, comm.ErrPeerFailed)},
+		"mpi":   {Others: atOnce(comm.ErrMismatch, nil), Self: atOnce(comm.ErrMismatch, nil), Note: "the sender may be done before it can be told"},
+	}, unnoticed)
+}
+
+func allReduce(n int, dt dtype.DType, op comm.ReduceOp) func(Rank) comm.Call {
+	return func(r Rank) comm.Call { return comm.AllReduceCall(r.Send, r.Recv, n, dt, op) }
+}
+
+func broadcast(root int) func(Rank) comm.Call {
+	return func(r Rank) comm.Call { return comm.BroadcastCall(r.Recv, 16, dtype.F32, root) }
+}
+
+// do makes calls and waits for them. A rank that could be done before the others'
+// disagreement was known learns of it from the barrier.
+func (p *player) do(calls ...comm.Call) error {
+	ctx, cancel := context.WithTimeout(p.ctx, p.wait)
+	defer cancel()
+	for _, c := range calls {
+		if err := c.Make(p.c); err != nil {
+			return err
+		}
+	}
+	if err := p.c.Sync(ctx); err != nil || p.last == 0 {
+		return err
+	}
+	if calls[0].Op.Message() {
+		return nil
+	}
+	return p.c.Barrier(ctx)
+}
+
+// message has the odd rank send to rank 0, which receives 5 f32 with tag 7.
+func message(n int, dt dtype.DType, tag uint32) func(p *player) error {
+	return func(p *player) error {
+		send, recv := comm.SendCall(p.Send, n, dt, 0, tag), comm.RecvCall(p.Recv, 5, dtype.F32, p.last, 7)
+		switch {
+		case p.last == 0:
+			return p.do(send, recv)
+		case p.odd:
+			return p.do(send)
+		case p.Rank.Comm.Rank() == 0:
+			return p.do(recv)
+		}
+		return nil
+	}
+}
+
+// gives lets the odd rank leave while the others wait for it.
+func gives(leave func(p *player) error) func(p *player) error {
+	return func(p *player) error {
+		if p.odd {
+			return leave(p)
+		}
+		return p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
+	}
+}
+
+// run leaves in the ways of comm.Run's body.
+func run(body func() error) func(p *player) error {
+	return func(p *player) error {
+		err := comm.Run(p.ctx, []comm.Communicator{p.c}, func(context.Context, comm.Communicator) error { return body() })
+		if err == nil {
+			return errors.New("Run returned no error")
+		}
+		return nil
+	}
+}
+
+// twoGoroutines exchanges in rounds with the next rank, in two goroutines, each with
+// a tag of its own. One that is refused ends its communicator, so that the others
+// do not wait for it.
+func (p *player) twoGoroutines(comms []comm.Communicator) error {
+	const rounds, bytes = 50, 256
+	ctx, cancel := context.WithTimeout(p.ctx, p.wait)
+	defer cancel()
+	size := p.last + 1
+	errs := make([]error, len(comms))
+	var both sync.WaitGroup
+	for g, c := range comms {
+		both.Go(func() {
+			at := uintptr(g) * bytes
+			for range rounds {
+				err := c.Group(comm.SendCall(p.Send+at, bytes, dtype.U8, (c.Rank()+1)%size, uint32(g)),
+					comm.RecvCall(p.Recv+at, bytes, dtype.U8, (c.Rank()+size-1)%size, uint32(g)))
+				if err == nil {
+					err = c.Sync(ctx)
+				}
+				if err != nil {
+					errs[g] = err
+					if e, ok := comm.As[comm.Ender](c); ok {
+						_ = e.End(err)
+					}
+					return
+				}
+			}
+		})
+	}
+	both.Wait()
+	for _, err := range errs {
+		if errors.Is(err, comm.ErrBusy) {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// notANumber sums what has a NaN and infinities in places.
+func notANumber(p *player) error {
+	values := []float32{1, 1, 1, 1}
+	if p.odd {
+		values = []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 1}
+	}
+	var bytes []byte
+	for _, v := range values {
+		bytes = binary.LittleEndian.AppendUint32(bytes, math.Float32bits(v))
+	}
+	if err := errors.Join(p.Runtime.CopyIn(p.Send, bytes), p.Runtime.Synchronize(p.ctx)); err != nil {
+		return err
+	}
+	if err := p.do(comm.AllReduceCall(p.Send, p.Recv, len(values), dtype.F32, comm.Sum)); err != nil {
+		return err
+	}
+	if err := p.Runtime.CopyOut(bytes, p.Recv); err != nil {
+		return err
+	}
+	var got [4]float64
+	for i := range got {
+		got[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(bytes[4*i:])))
+	}
+	if !math.IsNaN(got[0]) || !math.IsInf(got[1], 1) || !math.IsInf(got[2], -1) || got[3] != float64(p.last+1) {
+		return fmt.Errorf("the sum is %v", got)
+	}
+	return p.Runtime.CopyIn(p.Send, make([]byte, len(bytes)))
+}

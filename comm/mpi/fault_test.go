@@ -1,0 +1,54 @@
+//go:build unix
+
+package mpi_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// faultsElsewhere are the tests of faults that a rank cannot cause by its calls.
+var faultsElsewhere = map[string]func(*testing.T){
+	"dead": TestKilledRank, "exit": TestExitedRank, "stopped": TestStoppedRank,
+	"no library": TestMissingLibrary, "another launcher": TestMixedUp,
+}
+
+func TestFaults(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankFaults"}) })
+}
+
+// TestFaultsOfNativeCollectives has what MPI itself does not notice found by
+// comm.Checked. Collectives that were given up keep MPI_Finalize from being called.
+func TestFaultsOfNativeCollectives(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankCheckedFaults"}) })
+}
+
+// TestRankCheckedFaults is one rank of it.
+func TestRankCheckedFaults(t *testing.T) {
+	onlyChild(t)
+	world, err := mpi.Init(mpi.WithNativeCollectives())
+	require.NoError(t, err)
+	f, err := faulttest.NewRank(world, cpu.New())
+	require.NoError(t, err)
+	faulttest.Run(t, faulttest.Checked, faulttest.Backend{
+		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = mpi.Finalize(ctx)
+}
+
+// TestRankFaults is one rank of TestFaults.
+func TestRankFaults(t *testing.T) {
+	r := newRank(t)
+	f, err := faulttest.NewRank(r.world, r.rt)
+	require.NoError(t, err)
+	faulttest.Run(t, "mpi", faulttest.Backend{Elsewhere: faultsElsewhere,
+		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }})
+}

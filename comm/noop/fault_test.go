@@ -1,0 +1,26 @@
+package noop_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+func TestFaults(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	faulttest.Run(t, "noop", faulttest.Backend{Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
+		c := noop.New(rt)
+		r, err := faulttest.NewRank(c, rt)
+		if err != nil {
+			return err
+		}
+		return errors.Join(body(ctx, r), c.Close(), r.Free())
+	}})
+}

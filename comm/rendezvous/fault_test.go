@@ -1,0 +1,15 @@
+package rendezvous
+
+import (
+	"testing"
+
+	"github.com/tutti-go/tutti/comm/faulttest"
+)
+
+// TestFaultsAreTested has a test for each of the table's faults.
+func TestFaultsAreTested(t *testing.T) {
+	faulttest.CheckElsewhere(t, "rendezvous", map[string]func(*testing.T){
+		"stranger": TestStrangersAreRefused, "garbage": TestStrangersAreRefused, "silence": TestSilentConnectionsDelayNobody,
+		"absent at the rendezvous": TestARankThatDoesNotComeIsNamed,
+	})
+}
