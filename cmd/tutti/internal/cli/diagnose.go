@@ -11,6 +11,7 @@ import (
 
 func newDiagnose() *cobra.Command {
 	var asJSON bool
+	var torch string
 	cmd := &cobra.Command{
 		Use:   "diagnose DUMP...",
 		Short: "Say from the ranks' flight records why a program hangs",
@@ -20,15 +21,23 @@ others wait for, and where ranks disagree.
 
 A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as tutti
 does and all that use comm.RecordFromEnv: to TUTTI_RECORD_DIR, or the current
-directory, when a wait fails and on the signal USR1.`,
+directory, when a wait fails and on the signal USR1.
+
+--fr writes them for the analyser of PyTorch's flight recorder, too.`,
 		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s
   tutti diagnose tutti-record-*.json
-  tutti diagnose --json . | jq -r '.findings[].text'`,
+  tutti diagnose --json . | jq -r '.findings[].text'
+  tutti diagnose --fr fr . && python3 -m torch.distributed.flight_recorder.fr_trace fr`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			records, err := diagnose.ReadFiles(args)
 			if err != nil {
 				return err
+			}
+			if torch != "" {
+				if err := diagnose.WriteTorch(torch, records); err != nil {
+					return err
+				}
 			}
 			report, out := diagnose.Diagnose(records), cmd.OutOrStdout()
 			if asJSON {
@@ -56,5 +65,6 @@ directory, when a wait fails and on the signal USR1.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().StringVar(&torch, "fr", "", "`directory` for the records as PyTorch's analyser reads them")
 	return cmd
 }
