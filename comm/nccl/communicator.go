@@ -45,9 +45,10 @@ type Comm struct {
 	control control
 	data    *native
 
-	mu      sync.Mutex // NCCL allows one call at a time on a communicator
-	plan    plan       // the submission that is being made
-	windows windows
+	mu        sync.Mutex // NCCL allows one call at a time on a communicator
+	plan      plan       // the submission that is being made
+	submitted submissions
+	windows   windows
 
 	state
 	parent    *Comm // nil if it was not made out of another
@@ -84,6 +85,7 @@ func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr
 	if err := c.init(ctx); err != nil {
 		return nil, errors.Join(c.explain("init", err), c.Close())
 	}
+	c.submitted = submissions{} // what users submit counts
 	return c, nil
 }
 

@@ -43,6 +43,9 @@ func (c *Comm) submit(x *comm.Call, on *native) error {
 	c.addCall(x)
 	if on == nil {
 		on = c.pick(x)
+		c.submitted.add(x.Op, x)
+	} else if x.Send == c.scratch+barrierOffset {
+		c.submitted.add(comm.OpBarrier, x)
 	}
 	return c.flush(on)
 }
@@ -55,6 +58,7 @@ func (c *Comm) submitTogether(calls []comm.Call) error {
 	defer c.mu.Unlock()
 	for i := range calls {
 		c.addCall(&calls[i])
+		c.submitted.add(calls[i].Op, &calls[i])
 	}
 	return c.flush(c.data)
 }

@@ -19,7 +19,7 @@ func (c *Comm) sync(ctx context.Context) error {
 	if err := c.usable(); err != nil {
 		return err
 	}
-	looks := 0
+	calls, looks := c.began(), 0
 	err := poll.Until(ctx, func() (bool, error) {
 		if looks%asyncErrorEvery == 0 {
 			if err := c.asyncError(); err != nil {
@@ -32,9 +32,13 @@ func (c *Comm) sync(ctx context.Context) error {
 	switch {
 	case err == nil:
 		// The stream is also done if another goroutine gave up and aborted.
-		return c.sound()
+		err := c.sound()
+		if err == nil {
+			c.settle(calls)
+		}
+		return err
 	case ctx.Err() != nil:
-		return c.breakDown(comm.ContextError(ctx))
+		return c.breakDown(c.stalled(comm.ContextError(ctx)))
 	case inCapture(err):
 		return err // the caller's mistake, nothing is wrong with the peers
 	}
