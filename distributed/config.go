@@ -13,7 +13,7 @@ import (
 // Config says how a [Sparse] reduces a gradient. The zero value of each field
 // but Density is its default. All ranks use the same values.
 type Config struct {
-	// Pattern is one of [Patterns], "dense" unless set.
+	// Pattern is one of [Patterns], "dense" unless set, or [Auto].
 	Pattern string
 	// Density is the share of a rank's entries that it picks per step, in
 	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
@@ -148,8 +148,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Pattern == "" {
 		c.Pattern = Dense
 	}
-	if _, ok := patterns[c.Pattern]; !ok {
-		return c, configError("unknown pattern %q (want one of %s)", c.Pattern, strings.Join(Patterns(), ", "))
+	if _, ok := patterns[c.Pattern]; !ok && c.Pattern != Auto {
+		return c, configError("unknown pattern %q (want %s or one of %s)", c.Pattern, Auto, strings.Join(Patterns(), ", "))
 	}
 	if c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1) {
 		return c, configError("Density is %v, want a share in (0, 1]", c.Density)

@@ -29,8 +29,9 @@
 // entries. Its patterns are not programs of their own but a grid: a selector
 // picks entries of gradient + residual, an exchange combines the picks of all
 // ranks, and error feedback keeps in the residual what did not go. [Patterns]
-// lists the named combinations; docs/sparse.md describes them, their volume
-// and how they differ from the published code.
+// lists the named combinations, and [Auto] is the fastest of them here;
+// docs/sparse.md describes them, their volume and how they differ from the
+// published code.
 //
 // What holds for each of them:
 //

@@ -139,9 +139,10 @@ type bucket struct {
 	apart   []int           // and those that are reduced where they are
 	memory  *comm.Buffer    // of those that are joined; nil: none are
 	flat    *runtime.Tensor // of memory
-	cfg     Config
-	sparse  *Sparse     // nil: a plain allreduce
-	calls   []comm.Call // reused
+	given   Config          // as it was given
+	cfg     Config          // with its defaults, and what was chosen for Auto
+	sparse  *Sparse         // nil: a plain allreduce
+	calls   []comm.Call     // reused
 }
 
 // NewGradientSync prepares the reduction of gradients that have the lengths and
@@ -150,7 +151,8 @@ type bucket struct {
 // stream ([runtime.ErrDevice]). Params are neither written nor kept.
 //
 // All ranks call it together, with the same lengths, types and configuration: it
-// allocates symmetric memory where the communicator has such.
+// allocates symmetric memory where the communicator has such, and chooses what is
+// left to [Auto].
 func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg GradientConfig) (*GradientSync, error) {
 	const op = "gradient sync"
 	if rt == nil || c == nil {
@@ -192,7 +194,10 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 	if err := g.configure(); err != nil {
 		return nil, opError(op, err)
 	}
-	if g.err = g.allocate(ctx); g.err == nil {
+	if g.err = g.choose(ctx); g.err == nil {
+		g.err = g.allocate(ctx)
+	}
+	if g.err == nil {
 		g.err = g.prepareJoin()
 	}
 	if g.err != nil {
@@ -247,6 +252,7 @@ func (g *GradientSync) configure() error {
 		if cfg.PerBucket != nil {
 			c = cfg.PerBucket(i, b.bytes/b.dt.Size())
 		}
+		b.given = c
 		c, err := c.withDefaults()
 		switch {
 		case err != nil:
@@ -275,6 +281,32 @@ func (g *GradientSync) configure() error {
 // plain reports whether an allreduce does it.
 func (c *Config) plain() bool {
 	return c.Pattern == Dense && c.ClipNorm == 0 && c.Overflow == OverflowPass
+}
+
+// choose chooses for the buckets that leave their pattern to [Auto], once for those
+// that are alike.
+func (g *GradientSync) choose(ctx context.Context) error {
+	made := make(map[string]string)
+	for i, b := range g.buckets {
+		if b.cfg.Pattern != Auto {
+			continue
+		}
+		n := b.bytes / b.dt.Size()
+		alike := fmt.Sprintf("%v %d %+v", b.dt, sizeClass(n), b.cfg)
+		if made[alike] == "" {
+			choice, err := choose(ctx, g.rt, g.meter, n, b.dt, b.given)
+			if err != nil {
+				return fmt.Errorf("bucket %d: %w", i, err)
+			}
+			made[alike] = choice.Pattern
+		}
+		var err error
+		b.given.Pattern = made[alike]
+		if b.cfg, err = b.given.withDefaults(); err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+	}
+	return nil
 }
 
 // allocate allocates what the buckets need.
@@ -332,6 +364,16 @@ func (g *GradientSync) Buckets() [][]int {
 	all := make([][]int, len(g.buckets))
 	for i, b := range g.buckets {
 		all[i] = slices.Clone(b.params)
+	}
+	return all
+}
+
+// Patterns returns for each bucket, in the order of reduction, its pattern: that of
+// its configuration, or what was chosen for [Auto].
+func (g *GradientSync) Patterns() []string {
+	all := make([]string, len(g.buckets))
+	for i, b := range g.buckets {
+		all[i] = b.cfg.Pattern
 	}
 	return all
 }

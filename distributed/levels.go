@@ -169,7 +169,7 @@ func (l *Levels) reduce(ctx context.Context, t *runtime.Tensor) error {
 	sent, started := l.traffic(), time.Now()
 	whole := t
 	for _, v := range l.inner {
-		if err := v.scatter(ctx, l.rt, whole); err != nil {
+		if err := v.reduceScatter(ctx, l.rt, whole); err != nil {
 			return err
 		}
 		whole = v.share
@@ -184,7 +184,7 @@ func (l *Levels) reduce(ctx context.Context, t *runtime.Tensor) error {
 		if i > 0 {
 			whole = l.inner[i-1].share
 		}
-		if err := v.gather(ctx, l.rt, whole); err != nil {
+		if err := v.allgather(ctx, l.rt, whole); err != nil {
 			return err
 		}
 	}
@@ -204,8 +204,8 @@ func (l *Levels) traffic() (sum comm.Traffic) {
 	return sum
 }
 
-// scatter leaves this rank's share of the average of whole in v.share.
-func (v *innerLevel) scatter(ctx context.Context, rt runtime.Runtime, whole *runtime.Tensor) error {
+// reduceScatter leaves this rank's share of the average of whole in v.share.
+func (v *innerLevel) reduceScatter(ctx context.Context, rt runtime.Runtime, whole *runtime.Tensor) error {
 	from, err := whole.Ptr()
 	if err != nil {
 		return err
@@ -225,8 +225,8 @@ func (v *innerLevel) scatter(ctx context.Context, rt runtime.Runtime, whole *run
 	return v.together(ctx)
 }
 
-// gather puts the shares of all ranks back together.
-func (v *innerLevel) gather(ctx context.Context, rt runtime.Runtime, whole *runtime.Tensor) error {
+// allgather puts the shares of all ranks back together.
+func (v *innerLevel) allgather(ctx context.Context, rt runtime.Runtime, whole *runtime.Tensor) error {
 	to, err := whole.Ptr()
 	if err != nil {
 		return err

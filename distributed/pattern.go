@@ -73,10 +73,11 @@ func Patterns() []string {
 
 // NeedsHost reports whether a step of a pattern waits for the device, on one that
 // has streams, because the host needs lengths to size messages. The others only
-// submit work, and can be captured in a graph, but with [OverflowError].
+// submit work, and can be captured in a graph, but with [OverflowError]. [Auto] may
+// be any of them.
 func NeedsHost(pattern string) bool {
 	switch pattern {
-	case TopkSA, GaussiankSA, Oktopk:
+	case TopkSA, GaussiankSA, Oktopk, Auto:
 		return true
 	}
 	return false

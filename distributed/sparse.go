@@ -26,6 +26,8 @@ type Sparse struct {
 	selector selector
 	exchange exchange
 
+	given   Config    // as it was given
+	choice  *Choice   // for Auto, when it was made
 	steps   int       // all steps, also dense ones
 	picked  message   // what the selector picked
 	remains [2]buffer // the residual, and that before the step
@@ -62,12 +64,14 @@ type StepStats struct {
 	Threshold, GlobalThreshold float32
 	// SentElements and SentBytes are what this rank sent as comm.Meter counts:
 	// a value and an index are one element each, an allgather counts what the
-	// rank receives.
+	// rank receives. What [Auto] sent to choose does not count.
 	SentElements, SentBytes int64
 	// SelectTime is the host's time for adding the gradient to the residual
 	// and picking, ExchangeTime for everything after. On a device with streams
 	// the host runs ahead, and each may contain the device's work of the other.
 	SelectTime, ExchangeTime time.Duration
+	// Choice is what was found for [Auto], nil for another pattern.
+	Choice *Choice
 	// InnerElements, InnerBytes and InnerTime are what the dense reduction along the
 	// inner dimensions of [Levels] sent, and the host's time for it; 0 without.
 	InnerElements, InnerBytes int64
@@ -75,7 +79,8 @@ type StepStats struct {
 }
 
 // NewSparse prepares the reduction of a tensor of n elements in rt's memory.
-// It does not communicate. All ranks of c pass the same n and cfg.
+// It does not communicate ([Auto] does in the first step). All ranks of c pass the
+// same n and cfg.
 //
 // Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
 // negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
@@ -85,6 +90,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 	if rt == nil || c == nil {
 		return nil, opError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
 	}
+	given := cfg
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -101,22 +107,29 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 	}
 	meter := comm.NewMeter(c)
 	e, err := newEngine(rt, kernels, meter, n, cfg)
-	s := &Sparse{engine: e, meter: meter}
-	if err == nil && cfg.Pattern != Dense {
-		e.allocate(&s.remains[0], n*wordSize)
-		e.residual = s.remains[0].ptr
-		e.fill(e.residual, n)
-		if !cfg.NoUndo && !cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
-			e.allocate(&s.remains[1], n*wordSize)
-			e.origin = s.remains[1].ptr
-		}
+	s := &Sparse{engine: e, meter: meter, given: given}
+	if err == nil {
+		s.prepare()
 		err = e.err
 	}
-	e.permanent = len(e.buffers)
 	if err != nil {
 		return nil, opError("sparse", errors.Join(err, e.close()))
 	}
 	return s, nil
+}
+
+// prepare allocates what the steps of the pattern keep.
+func (s *Sparse) prepare() {
+	if s.cfg.Pattern != Dense && s.cfg.Pattern != Auto {
+		s.allocate(&s.remains[0], s.n*wordSize)
+		s.residual = s.remains[0].ptr
+		s.fill(s.residual, s.n)
+		if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
+			s.allocate(&s.remains[1], s.n*wordSize)
+			s.origin = s.remains[1].ptr
+		}
+	}
+	s.permanent = len(s.buffers)
 }
 
 // Rebind moves s to another communicator, say what is left of the old one after
@@ -216,6 +229,13 @@ func (s *Sparse) start(ctx context.Context, g gradient) {
 		return
 	}
 	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
+	if !dense && s.cfg.Pattern == Auto {
+		if s.decide(ctx, g.dt); s.err != nil {
+			return
+		}
+		started, sent = time.Now(), s.meter.Totals()
+	}
+	s.stats.Choice = s.choice
 	if dense || s.cfg.Pattern == Dense {
 		s.reduceDense(ctx, g)
 	} else {
@@ -358,13 +378,14 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 // inspection, and to forget what was not sent (fill it with zeros). It is a view,
 // valid until the next step: that leaves the residual at another address, unless
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
-// dense pattern has none ([comm.ErrUnsupported]).
+// dense pattern has none, and [Auto] none before it has chosen
+// ([comm.ErrUnsupported]).
 func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, opError("residual", comm.ErrClosed)
 	}
-	if s.cfg.Pattern == Dense {
-		return nil, opError("residual", fmt.Errorf("%w: the dense pattern has no residual", comm.ErrUnsupported))
+	if s.cfg.Pattern == Dense || s.cfg.Pattern == Auto {
+		return nil, opError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
 	}
 	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
 }

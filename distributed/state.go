@@ -78,7 +78,7 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 
 // Restore makes s what it was when [Sparse.State] returned state: the next step
 // is the one that followed, with the same bits. It does not communicate; all
-// ranks restore.
+// ranks restore. What was chosen for [Auto] stays.
 //
 // What is no such state, is damaged or of another version is [comm.ErrArgument];
 // one of another configuration, tensor length, rank or world size is
@@ -109,6 +109,9 @@ func (s *Sparse) Restore(state []byte) error {
 	}
 	if err := binary.Read(bytes.NewReader(state[len(stateMagic):]), binary.LittleEndian, &header); err != nil {
 		return wrong("the state is damaged: %v", err)
+	}
+	if s.cfg.Pattern == Auto && int(header.Rank) == s.rank && int(header.Size) == s.size {
+		s.adopt(header.Config)
 	}
 	elements := 0
 	if s.residual != 0 {

@@ -57,7 +57,9 @@ func (c SparseConfig) Validate() error {
 // ranks have the same bits.
 type SparseResult struct {
 	Result
-	Pattern string  `json:"pattern"`
+	Pattern string `json:"pattern"`
+	// Chosen is the pattern that auto is here, "" for others.
+	Chosen  string  `json:"chosen,omitempty"`
 	Density float64 `json:"density"`
 	// Hosts between which the pattern is; 0: it is between all ranks.
 	Hosts int `json:"hosts,omitempty"`
@@ -147,6 +149,10 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 	if err != nil {
 		return SparseResult{}, err
 	}
+	stats, err := s.sparse.Stats(ctx)
+	if err != nil {
+		return SparseResult{}, err
+	}
 	p := float64(r.Comm.WorldSize())
 	result := SparseResult{
 		Result: Result{
@@ -170,7 +176,10 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 		SelectTime:    significant(parts.choose * 1e6),
 		ExchangeTime:  significant(parts.exchange * 1e6),
 	}
-	if pattern == distributed.Dense {
+	if stats.Choice != nil {
+		result.Chosen = stats.Choice.Pattern
+	}
+	if pattern == distributed.Dense || result.Chosen == distributed.Dense {
 		result.Density = 1
 	}
 	result.setTime(seconds, 2*(p-1)/p)

@@ -219,7 +219,7 @@ are those of the device, but for select and exchange, which are the host's. With
 		Args: cobra.NoArgs,
 	}
 	flags = newBenchFlags(cmd.Flags())
-	patterns.register(cmd.Flags(), "patterns, separated by commas, or all")
+	patterns.register(cmd.Flags(), "patterns, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
 	cmd.Flags().Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")

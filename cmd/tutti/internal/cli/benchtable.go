@@ -85,13 +85,21 @@ func ranksOn(ranks, hosts int) string {
 	return text
 }
 
+// name is that of a pattern, with what auto chose.
+func name(pattern, chosen string) string {
+	if chosen != "" {
+		pattern += ": " + chosen
+	}
+	return pattern
+}
+
 func printSparseLine(out io.Writer, r bench.SparseResult) {
 	ofDense := "-"
 	if r.Ranks > 1 {
 		dense := 2 * float64(r.Count) * float64(r.Ranks-1) / float64(r.Ranks)
 		ofDense = fmt.Sprintf("%.2f%%", 100*r.SentElements/dense)
 	}
-	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, r.Pattern, r.Density,
+	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, name(r.Pattern, r.Chosen), r.Density,
 		r.SentElements, ofDense, formatTime(r.SelectTime), formatTime(r.ExchangeTime))
 	printTimes(out, r.Result)
 	fmt.Fprintln(out)

@@ -83,7 +83,7 @@ func formatSize(bytes int) string {
 	return strconv.Itoa(bytes)
 }
 
-// patternsFlag is "all" or a list of pattern names.
+// patternsFlag is a list of pattern names, of which "all" is all but auto.
 func patternsFlag(target *[]string) pflag.Value {
 	return flagValue[[]string]{target: target, parse: parsePatterns, kind: "names", format: func(names []string) string {
 		if slices.Equal(names, distributed.Patterns()) {
@@ -94,17 +94,21 @@ func patternsFlag(target *[]string) pflag.Value {
 }
 
 func parsePatterns(text string) ([]string, error) {
-	if strings.EqualFold(text, "all") {
-		return distributed.Patterns(), nil
-	}
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
-		pattern, err := oneOf("pattern", strings.TrimSpace(name), distributed.Patterns(), nil)
-		if err != nil {
-			return nil, err
+		name = strings.TrimSpace(name)
+		some := distributed.Patterns()
+		if !strings.EqualFold(name, "all") {
+			pattern, err := oneOf("pattern", name, append(some, distributed.Auto), nil)
+			if err != nil {
+				return nil, err
+			}
+			some = []string{pattern}
 		}
-		if !slices.Contains(names, pattern) {
-			names = append(names, pattern)
+		for _, pattern := range some {
+			if !slices.Contains(names, pattern) {
+				names = append(names, pattern)
+			}
 		}
 	}
 	return names, nil

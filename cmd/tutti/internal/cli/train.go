@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -70,7 +71,7 @@ late carry them along.`,
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	w.register(flags)
-	patterns.register(flags, "patterns to train with, separated by commas, or all")
+	patterns.register(flags, "patterns to train with, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern picks")
 	hostsFlag(flags, &cfg.Hosts)
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
@@ -169,7 +170,7 @@ func (r *trainReport) printTable() {
 	t.AppendHeader(header)
 	for _, result := range r.results {
 		row := table.Row{
-			result.Pattern,
+			name(result.Pattern, result.Chosen),
 			fmt.Sprintf("%.2f %%", result.Accuracy),
 			fmt.Sprintf("%.1f", result.SentElements),
 			fmt.Sprintf("%.1f", result.SentBytes),

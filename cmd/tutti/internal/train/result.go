@@ -4,6 +4,8 @@ package train
 // `tutti train --json`.
 type Result struct {
 	Pattern string `json:"pattern"`
+	// Chosen is the pattern that auto is here, "" for others.
+	Chosen  string `json:"chosen,omitempty"`
 	Backend string `json:"backend"`
 	Network string `json:"network,omitempty"` // an emulated one
 	Device  string `json:"device"`            // rank 0's, on which gradients are exchanged

@@ -79,6 +79,7 @@ type trainer struct {
 	gradient []float32
 	update   *runtime.Tensor // exchanged, in memory of the rank's runtime
 	sparse   *backend.Reducer
+	chosen   string // by auto
 
 	own   digits.Set // the test images of this rank
 	tests []Test
@@ -248,6 +249,9 @@ func (t *trainer) test(ctx context.Context, all int) error {
 // record keeps the statistics of the step that was just made.
 func (t *trainer) record(ctx context.Context, loss float64) error {
 	stats, err := t.sparse.Stats(ctx)
+	if stats.Choice != nil {
+		t.chosen = stats.Choice.Pattern
+	}
 	t.losses = append(t.losses, loss)
 	t.bytes += stats.SentBytes
 	t.sent = append(t.sent, float64(t.bytes))
@@ -303,12 +307,13 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 	}
 	losses, sent := values[2:2+steps], values[2+steps:]
 	density := t.cfg.Density
-	if pattern == distributed.Dense {
+	if pattern == distributed.Dense || t.chosen == distributed.Dense {
 		density = 1
 	}
 
 	r := Result{
 		Pattern:      pattern,
+		Chosen:       t.chosen,
 		Backend:      t.cfg.Backend,
 		Network:      t.cfg.Network,
 		Device:       t.rank.Runtime.Name(),

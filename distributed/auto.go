@@ -1,0 +1,472 @@
+package distributed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Auto, for [Config.Pattern], is the pattern of [Patterns] whose steps are the
+// fastest here: on this communicator, with this runtime's kernels, for this length
+// and density. The ranks find out together, by making steps with each on random
+// numbers, and agree on a [Choice], which stays.
+//
+// A [Sparse] does so in the first step that is not dense by its schedule, for
+// Config.Density; a [GradientSync] when it is made, once for all buckets of about
+// the same length. It takes two to three seconds at most where steps take less than
+// 50 ms, and otherwise the time of some steps more; and until then memory of three
+// times the tensor's size, but of no more than 16,777,216 elements.
+//
+// Dense is the fastest where links are like memory, or most entries are to be sent.
+// It is also chosen where a sparse pattern is faster by less than a twentieth. What
+// counts is the time of a step: patterns that send less need more of them for the
+// same accuracy.
+const Auto = "auto"
+
+// Choice is what the ranks found for [Auto].
+type Choice struct {
+	// Pattern is the one that is used.
+	Pattern string
+	// Elements and K are what was measured: of a tensor whose steps are slow only a
+	// part.
+	Elements, K int
+	// Trials are the patterns that were measured. Those that are missing were not,
+	// because time was up or they do the same as another one here.
+	Trials []Trial
+	// Took is how long it took.
+	Took time.Duration
+}
+
+// Trial is what a step of a pattern takes, on the slowest rank.
+type Trial struct {
+	Pattern string
+	Time    time.Duration
+	// Estimated from steps with a part of the elements: it is far from being the
+	// fastest.
+	Estimated bool
+}
+
+// Limits of a measurement.
+const (
+	trialElements  = 1 << 24                 // most elements of a trial
+	slowTrial      = 50 * time.Millisecond   // a step that takes longer is measured on fewer elements
+	fewestElements = 1 << 16                 // but not on fewer than that
+	probeTime      = 1500 * time.Millisecond // no pattern is begun after it
+	batch          = 8                       // steps that are timed together, on devices with streams
+	shifts         = 1 << 12                 // gradients that random numbers make, each shifted by one element
+	randomBlock    = 1 << 16                 // numbers that are drawn; the others repeat them
+)
+
+// tried are the sparse patterns in the order in which they are measured: what wins
+// most often first, in case that time is up.
+func tried() []string {
+	return []string{TopkA, Oktopk, Gtopk, TopkAopt, TopkSA, GaussiankConcat, Gaussiank, GaussiankSA, TopkA2}
+}
+
+// decide makes the choice, and the pattern that of the configuration.
+func (s *Sparse) decide(ctx context.Context, dt dtype.DType) {
+	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.given)
+	s.check(err)
+	if s.err == nil {
+		s.choice = choice
+		s.become(choice.Pattern)
+	}
+}
+
+// become makes a pattern that of the configuration.
+func (s *Sparse) become(pattern string) {
+	cfg := s.given
+	cfg.Pattern = pattern
+	cfg, err := cfg.withDefaults()
+	s.check(err)
+	s.cfg = cfg
+	s.prepare()
+}
+
+// adopt makes the pattern that of a state with this fingerprint, if it can be one
+// that was chosen.
+func (s *Sparse) adopt(fingerprint uint64) {
+	auto := s.cfg
+	for _, pattern := range Patterns() {
+		cfg := s.given
+		cfg.Pattern = pattern
+		if s.cfg, _ = cfg.withDefaults(); s.fingerprint() == fingerprint {
+			s.choice = &Choice{Pattern: pattern}
+			s.prepare()
+			return
+		}
+	}
+	s.cfg = auto
+}
+
+// choose has the ranks make the choice for n elements. It is collective.
+func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
+	k := count(cfg.Density, n)
+	if c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
+		return &Choice{Pattern: Dense, Elements: n, K: k}, nil
+	}
+	started := time.Now()
+	cfg.Schedule = Schedule{}
+	p := &probe{ctx: ctx, rt: rt, c: c, cfg: cfg, dt: dt, n: min(n, trialElements)}
+	p.k = count(cfg.Density, p.n)
+	p.streams = newOrder(rt, c).streams != nil
+	choice, err := p.run()
+	if err := errors.Join(err, p.close()); err != nil {
+		return nil, fmt.Errorf("choosing a pattern: %w", err)
+	}
+	choice.Took = time.Since(started)
+	if c.Rank() == 0 {
+		slog.Info("distributed: chose a pattern", "pattern", choice.Pattern, "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
+			"trials", fmt.Sprint(choice.Trials), "took", choice.Took.Round(time.Millisecond))
+	}
+	return choice, nil
+}
+
+// sizeClass is a class of lengths that one choice serves, a factor of the square
+// root of two wide.
+func sizeClass(n int) int { return int(math.Round(2 * math.Log2(float64(max(n, 1))))) }
+
+// String is as in "topkA 1.2ms" or, of an estimate, "dense ~300ms".
+func (t Trial) String() string {
+	about := ""
+	if t.Estimated {
+		about = "~"
+	}
+	return fmt.Sprintf("%s %s%v", t.Pattern, about, t.Time.Round(100*time.Nanosecond))
+}
+
+// probe measures patterns. Whatever it decides by is a time that all ranks have
+// agreed on, so that they decide the same.
+type probe struct {
+	ctx     context.Context
+	rt      runtime.Runtime
+	c       comm.Communicator
+	cfg     Config
+	dt      dtype.DType
+	n, k    int
+	streams bool // the host runs ahead of the device
+
+	random   *runtime.Tensor // n + shifts elements
+	gradient *runtime.Tensor // n elements
+	times    *runtime.Tensor // what is agreed on
+	made     int             // gradients
+	spent    float64         // seconds
+}
+
+// run measures.
+func (p *probe) run() (*Choice, error) {
+	if err := p.allocate(); err != nil {
+		return nil, err
+	}
+	var trials []Trial
+	best := math.Inf(1) // seconds
+	for _, name := range tried() {
+		if p.redundant(name) || len(trials) > 0 && p.spent > probeTime.Seconds() {
+			continue
+		}
+		seconds, err := p.try(name, best)
+		for err == nil && len(trials) == 0 && seconds > slowTrial.Seconds() && p.n > 4*fewestElements {
+			p.n /= 4
+			p.k = count(p.cfg.Density, p.n)
+			seconds, err = p.try(name, best)
+		}
+		if err != nil {
+			return nil, err
+		}
+		trials = append(trials, Trial{Pattern: name, Time: duration(seconds)})
+		best = min(best, seconds)
+	}
+	dense, err := p.tryDense(best)
+	if err != nil {
+		return nil, err
+	}
+	trials = append(trials, dense)
+	choice := &Choice{Elements: p.n, K: p.k, Trials: trials}
+	if err := p.final(choice); err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(trials, func(a, b Trial) int { return int(a.Time - b.Time) })
+	choice.Pattern = trials[0].Pattern
+	if i := slices.IndexFunc(trials, func(t Trial) bool { return t.Pattern == Dense }); 20*trials[i].Time <= 21*trials[0].Time {
+		choice.Pattern = Dense
+	}
+	return choice, nil
+}
+
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
+
+// redundant reports whether a pattern does here what another one does: oktopk with
+// few entries, and without lengths that the host waits for, as on devices with
+// streams, how gaussiank sends its messages.
+func (p *probe) redundant(name string) bool {
+	switch name {
+	case Oktopk:
+		return 3*p.k >= p.n || 2*maxOverhead(p.c.WorldSize()) >= budget(p.k, p.c.WorldSize())
+	case GaussiankConcat:
+		return p.streams
+	}
+	return false
+}
+
+// try measures a pattern with a step to warm up and up to four others, fewer if
+// they are far from the best. It returns the shortest.
+func (p *probe) try(name string, best float64) (float64, error) {
+	t, err := p.newTrial(name, p.n)
+	if err != nil {
+		return 0, err
+	}
+	shortest, err := t.steps(1)
+	for range 2 {
+		if err != nil || shortest > 1.5*best && (shortest > 4*best || shortest > slowTrial.Seconds()) {
+			break
+		}
+		var next float64
+		next, err = t.steps(2)
+		if shortest = min(shortest, next); shortest > 1.5*best {
+			break
+		}
+	}
+	return shortest, errors.Join(err, t.close())
+}
+
+// tryDense measures the dense pattern. If steps on small parts say that it is far
+// from the best, it is not tried on the whole, which may take long.
+func (p *probe) tryDense(best float64) (Trial, error) {
+	result := Trial{Pattern: Dense}
+	if p.n >= 64*1024 {
+		var parts [2]float64
+		for i, part := range []int{p.n / 64, p.n / 16} {
+			t, err := p.newTrial(Dense, part)
+			if err != nil {
+				return result, err
+			}
+			_, err = t.steps(1)
+			if err == nil {
+				parts[i], err = t.steps(2)
+			}
+			if err := errors.Join(err, t.close()); err != nil {
+				return result, err
+			}
+		}
+		// A line through both: 3/64 of the length are between them, 60/64 behind.
+		whole := parts[1] + max(0, parts[1]-parts[0])*60/3
+		if whole > 3*best {
+			result.Time, result.Estimated = duration(whole), true
+			return result, nil
+		}
+	}
+	seconds, err := p.try(Dense, best)
+	result.Time = duration(seconds)
+	return result, err
+}
+
+// final measures those once more that are close to the best, in turns, and gives
+// them the medians.
+func (p *probe) final(choice *Choice) error {
+	sorted := slices.SortedStableFunc(slices.Values(choice.Trials), func(a, b Trial) int { return int(a.Time - b.Time) })
+	var live []*trial
+	var err error
+	for i, t := range sorted {
+		close := 4*t.Time <= 5*sorted[0].Time && i < 3 || t.Pattern == Dense && 2*t.Time <= 3*sorted[0].Time
+		if close && !t.Estimated && err == nil {
+			var again *trial
+			if again, err = p.newTrial(t.Pattern, p.n); err == nil {
+				live = append(live, again)
+			}
+		}
+	}
+	times := make([][]float64, len(live))
+	if len(live) > 1 {
+		const rounds = 7
+		for round := 0; round <= rounds && err == nil && (round < 4 || p.spent < 2*probeTime.Seconds()); round++ {
+			for i, t := range live {
+				var seconds float64
+				if err == nil {
+					seconds, err = t.steps(1)
+				}
+				if round > 0 { // that was to warm up
+					times[i] = append(times[i], seconds)
+				}
+			}
+		}
+	}
+	for i, t := range live {
+		if err == nil && len(times[i]) > 0 {
+			slices.Sort(times[i])
+			at := slices.IndexFunc(choice.Trials, func(c Trial) bool { return c.Pattern == t.name })
+			choice.Trials[at].Time = duration(times[i][len(times[i])/2])
+		}
+		err = errors.Join(err, t.close())
+	}
+	return err
+}
+
+// allocate makes the memory and the random numbers.
+func (p *probe) allocate() error {
+	var err error
+	if p.random, err = runtime.New(p.rt, p.dt, p.n+shifts); err != nil {
+		return err
+	}
+	if p.gradient, err = runtime.New(p.rt, p.dt, p.n); err != nil {
+		return err
+	}
+	if p.times, err = runtime.New(p.rt, dtype.F64, 1); err != nil {
+		return err
+	}
+	drawn := min(p.random.Len(), randomBlock)
+	values, raw := make([]float32, drawn), make([]byte, drawn*p.dt.Size())
+	rng := rand.New(rand.NewPCG(uint64(p.c.Rank()), uint64(p.n)))
+	for i := range values {
+		values[i] = float32(rng.NormFloat64())
+	}
+	if err := dtype.FromFloat32(raw, p.dt, values); err != nil {
+		return err
+	}
+	ptr, err := p.random.Ptr()
+	if err != nil {
+		return err
+	}
+	if err := p.rt.CopyIn(ptr, raw); err != nil {
+		return err
+	}
+	for done, all := len(raw), p.random.Bytes(); done < all; {
+		more := min(done, all-done)
+		if err := p.rt.Copy(ptr+uintptr(done), ptr, more); err != nil {
+			return err
+		}
+		done += more
+	}
+	return nil
+}
+
+// close gives the memory back.
+func (p *probe) close() error {
+	var errs []error
+	for _, t := range []*runtime.Tensor{p.times, p.gradient, p.random} {
+		if t != nil {
+			errs = append(errs, t.Free())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// trial is a pattern that is measured.
+type trial struct {
+	*probe
+	name     string
+	sparse   *Sparse
+	gradient *runtime.Tensor
+}
+
+// newTrial is a pattern on so many elements.
+func (p *probe) newTrial(name string, n int) (*trial, error) {
+	cfg := p.cfg
+	cfg.Pattern = name
+	view, err := p.gradient.Slice(0, 0, n)
+	if err != nil {
+		return nil, err
+	}
+	s, err := NewSparse(p.rt, p.c, n, cfg)
+	if err != nil {
+		return nil, errors.Join(err, view.Free())
+	}
+	return &trial{probe: p, name: name, sparse: s, gradient: view}, nil
+}
+
+func (t *trial) close() error { return errors.Join(t.sparse.Close(), t.gradient.Free()) }
+
+// steps makes some steps and returns what one took, on the slowest rank: the
+// shortest of them where the host waits for each, and otherwise the mean of a
+// batch, less what its gradients took.
+func (t *trial) steps(count int) (float64, error) {
+	shortest := math.Inf(1)
+	if t.streams {
+		alone, err := t.timeBatch(t.refresh)
+		if err != nil {
+			return 0, err
+		}
+		all, err := t.timeBatch(func() error { return errors.Join(t.refresh(), t.sparse.AllReduce(t.ctx, t.gradient)) })
+		if err != nil {
+			return 0, err
+		}
+		return max(all-alone, 0) / batch, nil
+	}
+	for range count {
+		if err := t.refresh(); err != nil {
+			return 0, err
+		}
+		seconds, err := t.time(func() error { return t.sparse.AllReduce(t.ctx, t.gradient) })
+		if err != nil {
+			return 0, err
+		}
+		shortest = min(shortest, seconds)
+	}
+	return shortest, nil
+}
+
+func (t *trial) timeBatch(call func() error) (float64, error) {
+	return t.time(func() error {
+		for range batch {
+			if err := call(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// time returns what a call takes until its work is done, on the slowest rank.
+func (t *trial) time(call func() error) (float64, error) {
+	if err := t.order().hostAfterAll(t.ctx); err != nil {
+		return 0, err
+	}
+	if err := t.c.Barrier(t.ctx); err != nil {
+		return 0, err
+	}
+	started := time.Now()
+	if err := call(); err != nil {
+		return 0, err
+	}
+	if err := t.order().hostAfterAll(t.ctx); err != nil {
+		return 0, err
+	}
+	seconds := []float64{time.Since(started).Seconds()}
+	if err := runtime.CopyIn(t.times, seconds); err != nil {
+		return 0, err
+	}
+	if err := AllReduce(t.ctx, t.c, t.times, comm.Max); err != nil {
+		return 0, err
+	}
+	if err := t.c.Sync(t.ctx); err != nil {
+		return 0, err
+	}
+	err := runtime.CopyOut(seconds, t.times)
+	t.spent += seconds[0]
+	return seconds[0], err
+}
+
+func (t *trial) order() *order { return &t.sparse.engine.order }
+
+// refresh makes the gradient of the next step.
+func (t *trial) refresh() error {
+	from, err := t.random.Ptr()
+	if err != nil {
+		return err
+	}
+	to, err := t.gradient.Ptr()
+	if err != nil {
+		return err
+	}
+	from += uintptr(t.made % shifts * t.dt.Size())
+	t.made++
+	return t.rt.Copy(to, from, t.gradient.Bytes())
+}
