@@ -227,19 +227,20 @@ func runAll(commands [][]string) error {
 	for _, command := range commands {
 		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
 		if err != nil {
-			return fmt.Errorf("%s: %w: %s%s", strings.Join(command, " "), err, firstLine(out), needs(command))
+			return fmt.Errorf("%s%s: %w: %s", lacks(command), strings.Join(command, " "), err, firstLine(out))
 		}
 	}
 	return nil
 }
 
-// needs says what a command needs that kernels may lack.
-func needs(command []string) string {
-	for _, word := range command {
-		if word == "tbf" || word == "netem" {
-			return fmt.Sprintf(" (it needs the kernel's queueing discipline %s: CONFIG_NET_SCH_%s, module sch_%s%s)", word, strings.ToUpper(word), word,
-				map[string]string{"netem": "; --delay 0 --loss 0 do without"}[word])
-		}
+// lacks says, in front of the error of a command, what the kernel lacks if it is
+// what not all kernels have.
+func lacks(command []string) string {
+	switch {
+	case slices.Contains(command, "netem"):
+		return "--delay and --loss need the queueing discipline netem, which this kernel does not seem to have (CONFIG_NET_SCH_NETEM, module sch_netem); without them, --rate works: "
+	case slices.Contains(command, "tbf"):
+		return "--rate needs the queueing discipline tbf, which this kernel does not seem to have (CONFIG_NET_SCH_TBF, module sch_tbf): "
 	}
 	return ""
 }
