@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,8 @@ type Choice struct {
 	Took time.Duration
 }
 
-// Trial is what a step of a pattern takes, on the slowest rank.
+// Trial is what a step of a pattern takes, on the slowest rank: the median for those
+// that were close to the fastest, the shortest for the others.
 type Trial struct {
 	Pattern string
 	Time    time.Duration
@@ -58,8 +60,11 @@ type Trial struct {
 // Limits of a measurement.
 const (
 	trialElements  = 1 << 24                 // most elements of a trial
-	slowTrial      = 50 * time.Millisecond   // a step that takes longer is measured on fewer elements
-	fewestElements = 1 << 16                 // but not on fewer than that
+	fewestElements = 1 << 16                 // fewest that a tensor whose steps are slow is cut down to
+	slowTrial      = 50 * time.Millisecond   // what a slow step takes
+	shortTrial     = 10 * time.Millisecond   // for so long steps are repeated
+	fewestSteps    = 3                       // but so often at least, the first of them to warm up
+	mostSteps      = 15                      // and so often at most
 	probeTime      = 1500 * time.Millisecond // no pattern is begun after it
 	batch          = 8                       // steps that are timed together, on devices with streams
 	shifts         = 1 << 12                 // gradients that random numbers make, each shifted by one element
@@ -167,18 +172,16 @@ func (p *probe) run() (*Choice, error) {
 	if err := p.allocate(); err != nil {
 		return nil, err
 	}
+	if err := p.fit(); err != nil {
+		return nil, err
+	}
 	var trials []Trial
 	best := math.Inf(1) // seconds
 	for _, name := range tried() {
-		if p.redundant(name) || len(trials) > 0 && p.spent > probeTime.Seconds() {
+		if p.redundant(name) || p.spent > probeTime.Seconds() {
 			continue
 		}
 		seconds, err := p.try(name, best)
-		for err == nil && len(trials) == 0 && seconds > slowTrial.Seconds() && p.n > 4*fewestElements {
-			p.n /= 4
-			p.k = count(p.cfg.Density, p.n)
-			seconds, err = p.try(name, best)
-		}
 		if err != nil {
 			return nil, err
 		}
@@ -190,16 +193,39 @@ func (p *probe) run() (*Choice, error) {
 		return nil, err
 	}
 	trials = append(trials, dense)
-	choice := &Choice{Elements: p.n, K: p.k, Trials: trials}
-	if err := p.final(choice); err != nil {
+	fastestFirst(trials)
+	finalists := finalistsOf(trials)
+	if err := p.final(finalists); err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(trials, func(a, b Trial) int { return int(a.Time - b.Time) })
-	choice.Pattern = trials[0].Pattern
-	if i := slices.IndexFunc(trials, func(t Trial) bool { return t.Pattern == Dense }); 20*trials[i].Time <= 21*trials[0].Time {
+	fastestFirst(finalists)
+	choice := &Choice{Pattern: finalists[0].Pattern, Elements: p.n, K: p.k, Trials: trials}
+	if i := slices.IndexFunc(finalists, func(t Trial) bool { return t.Pattern == Dense }); i > 0 && 20*finalists[i].Time <= 21*finalists[0].Time {
 		choice.Pattern = Dense
 	}
+	for i := range trials {
+		if at := slices.IndexFunc(finalists, func(t Trial) bool { return t.Pattern == trials[i].Pattern }); at >= 0 {
+			trials[i] = finalists[at]
+		}
+	}
+	fastestFirst(trials)
 	return choice, nil
+}
+
+func fastestFirst(trials []Trial) {
+	slices.SortStableFunc(trials, func(a, b Trial) int { return cmp.Compare(a.Time, b.Time) })
+}
+
+// finalistsOf returns those that are close to the first, up to three, and dense
+// unless it is far.
+func finalistsOf(trials []Trial) []Trial {
+	var near []Trial
+	for i, t := range trials {
+		if !t.Estimated && (i < 3 && 4*t.Time <= 5*trials[0].Time || t.Pattern == Dense && t.Time <= 4*trials[0].Time) {
+			near = append(near, t)
+		}
+	}
+	return near
 }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
@@ -217,21 +243,41 @@ func (p *probe) redundant(name string) bool {
 	return false
 }
 
-// try measures a pattern with a step to warm up and up to four others, fewer if
-// they are far from the best. It returns the shortest.
+// fit cuts the tensor down to where steps are not slow. Then latencies are little
+// of them, and what they take is in proportion to the length.
+func (p *probe) fit() error {
+	t, err := p.newTrial(tried()[0], p.n)
+	if err != nil {
+		return err
+	}
+	seconds, err := t.step()
+	if slow := slowTrial.Seconds(); seconds > slow {
+		p.n = min(p.n, max(fewestElements, int(float64(p.n)*slow/seconds)))
+		p.k = count(p.cfg.Density, p.n)
+	}
+	p.spent = 0
+	return errors.Join(err, t.close())
+}
+
+// try measures a pattern, less often if it is far from the best. It returns the
+// shortest of its steps.
 func (p *probe) try(name string, best float64) (float64, error) {
 	t, err := p.newTrial(name, p.n)
 	if err != nil {
 		return 0, err
 	}
-	shortest, err := t.steps(1)
-	for range 2 {
-		if err != nil || shortest > 1.5*best && (shortest > 4*best || shortest > slowTrial.Seconds()) {
-			break
-		}
-		var next float64
-		next, err = t.steps(2)
-		if shortest = min(shortest, next); shortest > 1.5*best {
+	far := 2 * best
+	if name == Dense {
+		far *= 2 // one wrong choice less that matters
+	}
+	shortest, used := math.Inf(1), 0.0
+	for steps := 1; err == nil; steps++ {
+		var seconds float64
+		seconds, err = t.step()
+		shortest, used = min(shortest, seconds), used+seconds
+		slow := seconds > slowTrial.Seconds()
+		enough := steps >= fewestSteps && (shortest > far || used > shortTrial.Seconds()) || steps == mostSteps
+		if enough || slow && (steps > 1 || shortest > far) {
 			break
 		}
 	}
@@ -242,23 +288,23 @@ func (p *probe) try(name string, best float64) (float64, error) {
 // from the best, it is not tried on the whole, which may take long.
 func (p *probe) tryDense(best float64) (Trial, error) {
 	result := Trial{Pattern: Dense}
-	if p.n >= 64*1024 {
+	if p.n >= fewestElements {
 		var parts [2]float64
-		for i, part := range []int{p.n / 64, p.n / 16} {
+		for i, part := range []int{p.n / 128, p.n / 32} {
 			t, err := p.newTrial(Dense, part)
 			if err != nil {
 				return result, err
 			}
-			_, err = t.steps(1)
+			_, err = t.step()
 			if err == nil {
-				parts[i], err = t.steps(2)
+				parts[i], err = t.step()
 			}
 			if err := errors.Join(err, t.close()); err != nil {
 				return result, err
 			}
 		}
-		// A line through both: 3/64 of the length are between them, 60/64 behind.
-		whole := parts[1] + max(0, parts[1]-parts[0])*60/3
+		// A line through both: 3/128 of the length are between them, 124/128 behind.
+		whole := parts[1] + max(0, parts[1]-parts[0])*124/3
 		if whole > 3*best {
 			result.Time, result.Estimated = duration(whole), true
 			return result, nil
@@ -269,45 +315,47 @@ func (p *probe) tryDense(best float64) (Trial, error) {
 	return result, err
 }
 
-// final measures those once more that are close to the best, in turns, and gives
-// them the medians.
-func (p *probe) final(choice *Choice) error {
-	sorted := slices.SortedStableFunc(slices.Values(choice.Trials), func(a, b Trial) int { return int(a.Time - b.Time) })
-	var live []*trial
-	var err error
-	for i, t := range sorted {
-		close := 4*t.Time <= 5*sorted[0].Time && i < 3 || t.Pattern == Dense && 2*t.Time <= 3*sorted[0].Time
-		if close && !t.Estimated && err == nil {
-			var again *trial
-			if again, err = p.newTrial(t.Pattern, p.n); err == nil {
-				live = append(live, again)
-			}
+// final measures finalists once more, in turns, and gives them the medians. One
+// alone has won.
+func (p *probe) final(finalists []Trial) (err error) {
+	if len(finalists) == 1 {
+		return nil
+	}
+	live := make([]*trial, 0, len(finalists))
+	defer func() {
+		for _, t := range live {
+			err = errors.Join(err, t.close())
 		}
+	}()
+	for _, t := range finalists {
+		again, err := p.newTrial(t.Pattern, p.n)
+		if err != nil {
+			return err
+		}
+		live = append(live, again)
 	}
 	times := make([][]float64, len(live))
-	if len(live) > 1 {
-		const rounds = 7
-		for round := 0; round <= rounds && err == nil && (round < 4 || p.spent < 2*probeTime.Seconds()); round++ {
-			for i, t := range live {
-				var seconds float64
-				if err == nil {
-					seconds, err = t.steps(1)
-				}
-				if round > 0 { // that was to warm up
-					times[i] = append(times[i], seconds)
-				}
+	began := p.spent
+	for round := 0; round <= mostSteps; round++ {
+		used := p.spent - began
+		if round > 2*fewestSteps && used > 5*shortTrial.Seconds() || round > fewestSteps && used > probeTime.Seconds() {
+			break
+		}
+		for i, t := range live {
+			seconds, err := t.step()
+			if err != nil {
+				return err
+			}
+			if round > 0 { // that was to warm up
+				times[i] = append(times[i], seconds)
 			}
 		}
 	}
-	for i, t := range live {
-		if err == nil && len(times[i]) > 0 {
-			slices.Sort(times[i])
-			at := slices.IndexFunc(choice.Trials, func(c Trial) bool { return c.Pattern == t.name })
-			choice.Trials[at].Time = duration(times[i][len(times[i])/2])
-		}
-		err = errors.Join(err, t.close())
+	for i := range finalists {
+		slices.Sort(times[i])
+		finalists[i].Time = duration(times[i][len(times[i])/2])
 	}
-	return err
+	return nil
 }
 
 // allocate makes the memory and the random numbers.
@@ -384,33 +432,21 @@ func (p *probe) newTrial(name string, n int) (*trial, error) {
 
 func (t *trial) close() error { return errors.Join(t.sparse.Close(), t.gradient.Free()) }
 
-// steps makes some steps and returns what one took, on the slowest rank: the
-// shortest of them where the host waits for each, and otherwise the mean of a
-// batch, less what its gradients took.
-func (t *trial) steps(count int) (float64, error) {
-	shortest := math.Inf(1)
+// step makes a step and returns what it took, on the slowest rank; where the host
+// runs ahead, the mean of a batch, less what its gradients took.
+func (t *trial) step() (float64, error) {
 	if t.streams {
 		alone, err := t.timeBatch(t.refresh)
 		if err != nil {
 			return 0, err
 		}
 		all, err := t.timeBatch(func() error { return errors.Join(t.refresh(), t.sparse.AllReduce(t.ctx, t.gradient)) })
-		if err != nil {
-			return 0, err
-		}
-		return max(all-alone, 0) / batch, nil
+		return max(all-alone, 0) / batch, err
 	}
-	for range count {
-		if err := t.refresh(); err != nil {
-			return 0, err
-		}
-		seconds, err := t.time(func() error { return t.sparse.AllReduce(t.ctx, t.gradient) })
-		if err != nil {
-			return 0, err
-		}
-		shortest = min(shortest, seconds)
+	if err := t.refresh(); err != nil {
+		return 0, err
 	}
-	return shortest, nil
+	return t.time(func() error { return t.sparse.AllReduce(t.ctx, t.gradient) })
 }
 
 func (t *trial) timeBatch(call func() error) (float64, error) {
