@@ -196,3 +196,148 @@ func ExampleLevels() {
 	}
 	// Output: 1.5 4
 }
+
+// Two ranks share five samples: each epoch has another order.
+func ExampleSampler() {
+	err := local.Run(context.Background(), 2, func(_ context.Context, c comm.Communicator) error {
+		sampler, err := distributed.NewSampler(c, 5, distributed.SamplerConfig{Seed: 1, Tail: distributed.TailDrop})
+		if err != nil {
+			return err
+		}
+		for epoch := range 2 {
+			for _, batch := range sampler.Batches(epoch, 2) {
+				if c.Rank() == 0 {
+					fmt.Println("epoch", epoch, "has a batch of", len(batch))
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// epoch 0 has a batch of 2
+	// epoch 1 has a batch of 2
+}
+
+// Four backward passes, of which the last one communicates.
+func ExampleGradientSync_Accumulate() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		values := []float32{0}
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		sync, err := distributed.NewGradientSync(ctx, rt, c, []*runtime.Tensor{gradient}, distributed.GradientConfig{})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		const passes = 4
+		for pass := range passes {
+			values[0] = float32(1+c.Rank()) / passes // a backward pass
+			if pass < passes-1 {
+				err = sync.Accumulate(0, gradient)
+			} else {
+				err = sync.Ready(ctx, 0, gradient)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := sync.Wait(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			fmt.Println(values)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: [1.5]
+}
+
+// The first rank has three batches, the second one. It makes the updates of the
+// other two as well, so both end with the same parameter.
+func ExampleGradientSync_Join() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		parameter, values := float32(0), []float32{0}
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		all := []*runtime.Tensor{gradient}
+		sync, err := distributed.NewGradientSync(ctx, rt, c, all, distributed.GradientConfig{Uneven: true})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		update := func() error {
+			average, err := cpu.Slice[float32](sync.Result(0))
+			if err == nil {
+				parameter -= average[0]
+			}
+			return err
+		}
+
+		for range []int{3, 1}[c.Rank()] {
+			values[0] = 1 // a backward pass
+			if err := sync.ReduceAll(ctx, all); err != nil {
+				return err
+			}
+			if err := update(); err != nil {
+				return err
+			}
+		}
+		if err := sync.Join(ctx, update); err != nil {
+			return err
+		}
+		if c.Rank() == 1 {
+			fmt.Println(parameter)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: -2
+}
+
+// The loss of a rank counts with the number of samples that it is of. A
+// configuration comes from rank 0.
+func ExampleAverageMetrics() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		samples, loss := []float64{30, 10}[c.Rank()], []float64{1, 2}[c.Rank()]
+		averages, err := distributed.AverageMetrics(ctx, rt, c, samples, loss)
+		if err != nil {
+			return err
+		}
+		var config []byte
+		if c.Rank() == 0 {
+			config = []byte("hidden: 32")
+		}
+		config, err = distributed.BroadcastBytes(ctx, rt, c, config, 0)
+		if err != nil {
+			return err
+		}
+		if c.Rank() == 1 {
+			fmt.Printf("%s, loss: %v\n", config, averages[0])
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: hidden: 32, loss: 1.25
+}
