@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// do makes a driver call with the device's primary context current.
+// do makes a driver call with the runtime's context current.
 //
 // Contexts are current per OS thread and goroutines move between threads, so
 // the goroutine is locked to its thread for the call. A context of somebody
@@ -43,8 +43,7 @@ func (r *Runtime) get(fn dl.Func, args ...uintptr) (uintptr, error) {
 }
 
 // Current runs f, which makes calls of its own to libraries on top of CUDA, with
-// the device's primary context current and the goroutine locked to its thread.
-// What was current there before is put back. Close waits for f; a call of this
+// the runtime's context current and the goroutine locked to its thread. What was current there before is put back. Close waits for f; a call of this
 // runtime's that f makes once Close has begun fails with [runtime.ErrClosed].
 func (r *Runtime) Current(f func() error) error {
 	previous, err := r.enter()

@@ -32,6 +32,7 @@ type symbols struct {
 	PrimaryCtxRelease dl.Func `sym:"cuDevicePrimaryCtxRelease_v2"`
 	CtxGetCurrent     dl.Func `sym:"cuCtxGetCurrent"`
 	CtxSetCurrent     dl.Func `sym:"cuCtxSetCurrent"`
+	CtxGetDevice      dl.Func `sym:"cuCtxGetDevice"`
 	CtxPriorityRange  dl.Func `sym:"cuCtxGetStreamPriorityRange"`
 
 	StreamCreate       dl.Func `sym:"cuStreamCreateWithPriority"`

@@ -468,3 +468,32 @@ func TestFakeCloseGivesUp(t *testing.T) {
 	collect(8) // the runtime is of no more use here
 	assert.NotNil(t, source.Value(), "also in the Go heap")
 }
+
+// TestFakeLentContext: a runtime in a context that is not the primary one works
+// there alone, and leaves the context behind.
+func TestFakeLentContext(t *testing.T) {
+	f := openFake(t)
+	primary := openRuntime(t, 0)
+	before := f.alive()
+	foreign, other := f.Context.Call(0), f.Context.Call(1)
+	_, err := Open(0, WithContext(other))
+	require.ErrorIs(t, err, runtime.ErrDevice)
+	assert.ErrorContains(t, err, "device 1")
+	assert.Equal(t, before, f.alive())
+
+	rt := openRuntime(t, 0, WithContext(foreign))
+	assert.Equal(t, foreign, rt.Context())
+	assert.NotEqual(t, primary.Context(), rt.Context())
+	assert.ErrorIs(t, rt.CheckStream(primary.ComputeStream()), runtime.ErrDevice)
+	assert.ErrorIs(t, primary.CheckStream(rt.ComputeStream()), runtime.ErrDevice)
+	p, err := rt.Allocate(8)
+	require.NoError(t, err)
+	require.NoError(t, rt.Fill(p, 1, dtype.F64, 1))
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
+	assert.Equal(t, before, f.alive(), "the primary context was not released for it")
+
+	again := openRuntime(t, 0, WithContext(foreign))
+	require.NoError(t, again.Close(), "the context is still there")
+	require.NoError(t, primary.Close())
+}

@@ -30,8 +30,8 @@ func (r *Runtime) undo(handle uintptr, d destructor) error {
 
 // owned are the native objects (streams, events, graphs, modules, pinned and
 // shared memory) that a runtime made and that nobody destroyed yet. Close destroys
-// them: the primary context, of which they are part, lives on while a framework
-// or NCCL retains it, and so would they.
+// them: the context, of which they are part, lives on while a framework or NCCL
+// retains it, and so would they.
 type owned struct {
 	mu      sync.Mutex
 	objects map[uintptr]destructor

@@ -7,7 +7,7 @@
 //
 // A runtime uses the device's primary context, as the CUDA runtime API and the
 // frameworks on top of it do, so pointers, streams and events may be passed
-// back and forth as plain handles.
+// back and forth as plain handles; with [WithContext] it uses another one.
 package cuda
 
 import (
@@ -29,7 +29,8 @@ type Runtime struct {
 	drv     *driver
 	index   int
 	device  uintptr // CUdevice
-	ctx     uintptr // CUcontext, the primary one
+	ctx     uintptr // CUcontext
+	lent    bool    // it is somebody else's
 	info    DeviceInfo
 	memory  *allocationProp // the kind of memory that the pool consists of
 	pool    *pool.Pool
@@ -66,12 +67,23 @@ var (
 type Option func(*options)
 
 type options struct {
-	adopt  bool
-	stream uintptr
+	adopt   bool
+	stream  uintptr
+	context uintptr
+}
+
+// WithContext makes the runtime use an existing CUcontext of the GPU instead of its
+// primary one: that of a program that makes contexts with cuCtxCreate. It has to
+// outlive the runtime, which neither destroys nor releases it, and a context of
+// another GPU is [runtime.ErrDevice]. Libraries on the CUDA runtime API, NCCL among
+// them, use the primary context: where they take part, the program should do so too
+// (cuDevicePrimaryCtxRetain).
+func WithContext(handle uintptr) Option {
+	return func(o *options) { o.context = handle }
 }
 
 // WithComputeStream makes the runtime order its work on an existing CUstream of
-// the device's primary context, such as a framework's, instead of a new one.
+// its context, such as a framework's, instead of a new one.
 // The stream has to outlive the runtime; see [Runtime.CheckStream] for what
 // streams it may be. The handle 0 is the legacy default stream.
 func WithComputeStream(handle uintptr) Option {
@@ -115,11 +127,9 @@ func (r *Runtime) init(o options, devices int) (err error) {
 	if r.device, err = r.drv.handle(r.index); err != nil {
 		return err
 	}
-	ctx, err := r.drv.get(r.index, r.drv.sym.PrimaryCtxRetain, r.device)
-	if err != nil {
+	if err := r.acquireContext(o.context); err != nil {
 		return err
 	}
-	r.ctx = uintptr(ctx)
 	if err := r.prepareMemory(); err != nil {
 		return err
 	}
@@ -141,6 +151,21 @@ func (r *Runtime) init(o options, devices int) (err error) {
 	return r.loadKernels("memory.ptx", 0, kernelScaleF32)
 }
 
+// acquireContext takes the context that it is given, 0 for the primary one.
+func (r *Runtime) acquireContext(handle uintptr) error {
+	if handle == 0 {
+		ctx, err := r.drv.get(r.index, r.drv.sym.PrimaryCtxRetain, r.device)
+		r.ctx = uintptr(ctx)
+		return err
+	}
+	r.ctx, r.lent = handle, true
+	device, err := r.get(r.drv.sym.CtxGetDevice)
+	if err == nil && uint32(device) != uint32(r.device) { // a CUdevice is an int
+		err = fmt.Errorf("cuda:%d: %w: context %#x is one of device %d", r.index, runtime.ErrDevice, handle, int32(device))
+	}
+	return err
+}
+
 // oldestMajor is the compute capability that the kernels' PTX is for: the
 // driver compiles it for any newer GPU, and for no older one.
 const oldestMajor = 8
@@ -154,7 +179,8 @@ func (r *Runtime) Device() runtime.Device { return deviceOf(r.index) }
 // Info describes the GPU.
 func (r *Runtime) Info() DeviceInfo { return r.info }
 
-// Context returns the native CUcontext, the device's primary one.
+// Context returns the native CUcontext: the device's primary one, or that of
+// [WithContext].
 func (r *Runtime) Context() uintptr { return r.ctx }
 
 // Stream returns the compute stream. Its Close does nothing.
@@ -226,8 +252,8 @@ func (r *Runtime) awaitBackground() error {
 // the cause.
 //
 // Work of others on the GPU is not waited for, unless the driver itself does in
-// the calls that free things. The primary context lives on while somebody else
-// retains it.
+// the calls that free things. A context of [WithContext] lives on, and the primary
+// one while somebody else retains it.
 func (r *Runtime) Close() error {
 	r.closing.Lock()
 	defer r.closing.Unlock()
@@ -326,7 +352,7 @@ func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	return status == statusNotReady
 }
 
-// giveAllBack destroys what this runtime made and releases the context.
+// giveAllBack destroys what this runtime made and releases a context of its own.
 func (r *Runtime) giveAllBack() error {
 	var errs []error
 	if r.pool != nil {
@@ -342,6 +368,8 @@ func (r *Runtime) giveAllBack() error {
 	if pinned > 0 {
 		errs = append(errs, fmt.Errorf("cuda:%d: closed with %d pinned allocations of %d bytes in all: %w", r.index, pinned, bytes, runtime.ErrLeak))
 	}
-	errs = append(errs, r.giveBack(r.drv.sym.PrimaryCtxRelease, r.device))
+	if !r.lent {
+		errs = append(errs, r.giveBack(r.drv.sym.PrimaryCtxRelease, r.device))
+	}
 	return errors.Join(errs...)
 }

@@ -56,8 +56,8 @@ func (r *Runtime) WrapStream(handle uintptr) *Stream {
 	return newStream(r, handle, true)
 }
 
-// CheckStream reports whether a live stream belongs to the device's primary
-// context; one of another context is [runtime.ErrDevice]. The per-thread default
+// CheckStream reports whether a live stream belongs to the runtime's context; one
+// of another context is [runtime.ErrDevice]. The per-thread default
 // stream is [runtime.ErrArgument]: goroutines have no thread of their own.
 func (r *Runtime) CheckStream(handle uintptr) error {
 	if handle == streamPerThread {
@@ -69,7 +69,7 @@ func (r *Runtime) CheckStream(handle uintptr) error {
 		return err
 	}
 	if ctx := uintptr(out[0]); ctx != r.ctx {
-		return fmt.Errorf("cuda:%d: %w: stream %#x belongs to context %#x, not to the device's primary context %#x",
+		return fmt.Errorf("cuda:%d: %w: stream %#x belongs to context %#x, not to %#x, the runtime's: the device's primary context, unless it was opened with another",
 			r.index, runtime.ErrDevice, handle, ctx, r.ctx)
 	}
 	return nil

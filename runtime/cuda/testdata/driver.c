@@ -353,6 +353,10 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) {
 }
 CUresult cuCtxGetCurrent(struct context **out) { return *out = current, SUCCESS; }
 CUresult cuCtxSetCurrent(struct context *c) { return current = c, SUCCESS; }
+CUresult cuCtxGetDevice(CUdevice *d) {
+  ENTER();
+  return *d = current->device, leave(SUCCESS);
+}
 
 /* finish waits until work ends. The caller holds the lock. */
 static CUresult finish(void) {
