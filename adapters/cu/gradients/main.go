@@ -1,0 +1,204 @@
+// Command gradients has gorgonia.org/cu launch kernels that compute gradients, on
+// all GPUs of this machine, and tutti average them over NCCL, in memory of cu and on
+// its streams: the host waits for neither, but to check the result. It needs GPUs
+// and NCCL.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"math"
+	goruntime "runtime"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	tutti "github.com/tutti-go/tutti/adapters/cu"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+const (
+	elements = 1 << 20
+	steps    = 100
+	block    = 256
+)
+
+// kernel stores value in the first n elements of p.
+const kernel = `
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry gradient(.param .u64 p, .param .u64 n, .param .u64 value)
+{
+	.reg .pred out;
+	.reg .b32 block, size, thread, bits;
+	.reg .b64 p, n, i, v;
+	ld.param.u64 p, [p];
+	ld.param.u64 n, [n];
+	ld.param.u64 v, [value];
+	mov.u32 block, %ctaid.x;
+	mov.u32 size, %ntid.x;
+	mov.u32 thread, %tid.x;
+	mad.lo.u32 thread, block, size, thread;
+	cvt.u64.u32 i, thread;
+	setp.ge.u64 out, i, n;
+	@out ret;
+	shl.b64 i, i, 2;
+	cvta.to.global.u64 p, p;
+	add.u64 p, p, i;
+	cvt.u32.u64 bits, v;
+	st.global.u32 [p], bits;
+	ret;
+}
+`
+
+func main() {
+	made := flag.Bool("made", false, "make contexts with cuCtxCreate instead of retaining the primary ones, which is what NCCL uses")
+	flag.Parse()
+	if err := run(*made); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// gpu is what cu made on a GPU.
+type gpu struct {
+	device  cu.Device
+	context cu.CUContext
+	stream  cu.Stream
+	fill    cu.Function
+	memory  cu.DevicePtr
+}
+
+func run(made bool) error {
+	n, err := cu.NumDevices()
+	if err != nil {
+		return err
+	}
+	goruntime.LockOSThread() // contexts of cu are current on a thread
+	gpus, runtimes := make([]*gpu, n), make([]*cuda.Runtime, n)
+	for i := range gpus {
+		if gpus[i], err = prepare(i, made); err != nil {
+			return fmt.Errorf("GPU %d: %w", i, err)
+		}
+		if runtimes[i], err = tutti.Open(i, gpus[i].context, tutti.WithStream(gpus[i].stream)); err != nil {
+			return err
+		}
+	}
+	goruntime.UnlockOSThread()
+	ctx := context.Background()
+	world, err := nccl.InProcess(ctx, runtimes)
+	if err != nil {
+		return err
+	}
+	ranks := make([]comm.Communicator, n)
+	for i, c := range world {
+		ranks[i] = c
+	}
+	err = comm.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
+		return gpus[c.Rank()].train(ctx, c, runtimes[c.Rank()])
+	})
+	for i, rt := range runtimes {
+		err = errors.Join(err, rt.Close(), gpus[i].release(made))
+	}
+	if err == nil {
+		fmt.Printf("%d GPUs, %d steps: every average of %d elements is right (contexts made by cuCtxCreate: %v)\n", n, steps, elements, made)
+	}
+	return err
+}
+
+// prepare makes what the kernels need, with cu alone.
+func prepare(i int, made bool) (*gpu, error) {
+	g := &gpu{}
+	var err error
+	if g.device, err = cu.GetDevice(i); err != nil {
+		return nil, err
+	}
+	if made {
+		g.context, err = g.device.MakeContext(cu.SchedAuto)
+	} else {
+		g.context, err = g.device.RetainPrimaryCtx()
+	}
+	if err == nil {
+		err = cu.SetCurrentContext(g.context)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if g.stream, err = cu.MakeStream(cu.NonBlocking); err != nil {
+		return nil, err
+	}
+	module, err := cu.LoadData(kernel + "\x00")
+	if err != nil {
+		return nil, err
+	}
+	if g.fill, err = module.Function("gradient"); err != nil {
+		return nil, err
+	}
+	g.memory, err = cu.MemAlloc(4 * elements)
+	return g, err
+}
+
+// train makes steps on one GPU. The gradient of rank r in step s is r + s.
+func (g *gpu) train(ctx context.Context, c comm.Communicator, rt *cuda.Runtime) error {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	if err := cu.SetCurrentContext(g.context); err != nil {
+		return err
+	}
+	gradient, err := tutti.Wrap(rt, g.memory, dtype.F32, elements)
+	if err != nil {
+		return err
+	}
+	all := []*runtime.Tensor{gradient}
+	sync, err := distributed.NewGradientSync(ctx, rt, c, all, distributed.GradientConfig{})
+	if err != nil {
+		return err
+	}
+	defer sync.Close()
+	for step := range steps {
+		p, n := g.memory, uint64(elements)
+		value := uint64(math.Float32bits(float32(c.Rank() + step)))
+		err := g.fill.Launch(elements/block, 1, 1, block, 1, 1, 0, g.stream,
+			[]unsafe.Pointer{unsafe.Pointer(&p), unsafe.Pointer(&n), unsafe.Pointer(&value)})
+		if err != nil {
+			return err
+		}
+		if err := sync.ReduceAll(ctx, all); err != nil {
+			return err
+		}
+		if err := c.Sync(ctx); err != nil {
+			return err
+		}
+		values, err := runtime.ToSlice[float32](gradient)
+		if err != nil {
+			return err
+		}
+		want := float32(c.WorldSize()-1)/2 + float32(step)
+		for i, x := range values {
+			if x != want {
+				return fmt.Errorf("rank %d, step %d: element %d is %v, want %v", c.Rank(), step, i, x, want)
+			}
+		}
+	}
+	return gradient.Free()
+}
+
+// release gives back what prepare made.
+func (g *gpu) release(made bool) error {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	err := cu.SetCurrentContext(g.context)
+	err = errors.Join(err, cu.MemFree(g.memory), g.stream.Destroy())
+	if made {
+		return errors.Join(err, g.context.Destroy())
+	}
+	return errors.Join(err, g.device.ReleasePrimaryCtx())
+}
