@@ -27,31 +27,31 @@ func (r *Runtime) AllocateShared(bytes int) (*SharedMemory, error) {
 		return nil, fmt.Errorf("cuda:%d: %w: memory of this GPU cannot be shared by file descriptors", r.index, runtime.ErrUnsupported)
 	}
 	bytes = (bytes + pool.Granule - 1) / pool.Granule * pool.Granule
-	handle, err := r.get(r.drv.sym.MemCreate, uintptr(bytes), hostmem.AddrOf(r.memory), 0)
-	if err != nil {
-		return nil, err
-	}
-	return r.mapShared(handle, bytes)
+	return r.mapShared(bytes, func() (handle uintptr, err error) {
+		return r.get(r.drv.sym.MemCreate, uintptr(bytes), hostmem.AddrOf(r.memory), 0)
+	})
 }
 
 // ImportShared maps memory of any GPU that this one reaches, given by what Export
 // returned, possibly in another process, and its Bytes. The descriptor stays the
 // caller's and can be closed at once.
 func (r *Runtime) ImportShared(fd, bytes int) (*SharedMemory, error) {
-	handle, err := r.get(r.drv.sym.MemImport, uintptr(fd), handlePosixFD)
-	if err != nil {
-		return nil, err
-	}
-	return r.mapShared(handle, bytes)
+	return r.mapShared(bytes, func() (handle uintptr, err error) {
+		return r.get(r.drv.sym.MemImport, uintptr(fd), handlePosixFD)
+	})
 }
 
-// mapShared takes a handle over.
-func (r *Runtime) mapShared(handle uintptr, bytes int) (*SharedMemory, error) {
+// mapShared maps the memory whose handle get returns.
+func (r *Runtime) mapShared(bytes int, get func() (handle uintptr, err error)) (*SharedMemory, error) {
 	// Close must not come between the calls and the note of what they made.
 	if !r.gate.enter() {
 		return nil, r.usable()
 	}
 	defer r.gate.leave()
+	handle, err := get()
+	if err != nil {
+		return nil, err
+	}
 	mapping, err := deviceMemory{r}.mapHandle(handle, bytes)
 	if err != nil {
 		return nil, err
