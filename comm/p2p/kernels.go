@@ -1,22 +1,33 @@
 package p2p
 
 import (
-	_ "embed"
+	"bytes"
+	"compress/gzip"
+	"embed"
+	"io"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// The kernels' PTX, compiled from kernels/p2p.cu by runtime/cuda/kernels/generate.sh.
+// The kernels' PTX, compiled from kernels/p2p.cu by runtime/cuda/kernels/generate.sh:
+// p2p has all, p2p.sm_90 those for small messages, for compute capability 9.0.
 //
-//go:embed kernels/p2p.ptx
-var ptx []byte
+//go:embed kernels/*.ptx.gz
+var compressed embed.FS
 
-// Those of them for small messages, for compute capability 9.0.
-//
-//go:embed kernels/p2p.sm_90.ptx
-var dependentPTX []byte
+func readPTX(name string) ([]byte, error) {
+	data, err := compressed.ReadFile("kernels/" + name + ".ptx.gz")
+	if err != nil {
+		return nil, err
+	}
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
+}
 
 // What the kernels are compiled for; see kernels/p2p.cu.
 const (

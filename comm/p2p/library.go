@@ -36,11 +36,10 @@ func openLibrary(rt *cuda.Runtime) (*library, error) {
 }
 
 func (l *library) loadModules(rt *cuda.Runtime) error {
-	all, err := rt.LoadModule(ptx)
+	all, err := l.loadModule(rt, "p2p")
 	if err != nil {
 		return err
 	}
-	l.modules = append(l.modules, all)
 	if l.late, err = load(all, nil); err != nil {
 		return err
 	}
@@ -48,13 +47,24 @@ func (l *library) loadModules(rt *cuda.Runtime) error {
 	if !startsEarly(rt) {
 		return nil
 	}
-	dependent, err := rt.LoadModule(dependentPTX)
+	dependent, err := l.loadModule(rt, "p2p.sm_90")
 	if err != nil {
 		return err
 	}
-	l.modules = append(l.modules, dependent)
 	l.kernels, err = load(all, dependent)
 	return err
+}
+
+func (l *library) loadModule(rt *cuda.Runtime, name string) (*cuda.Module, error) {
+	text, err := readPTX(name)
+	if err != nil {
+		return nil, err
+	}
+	m, err := rt.LoadModule(text)
+	if err == nil {
+		l.modules = append(l.modules, m)
+	}
+	return m, err
 }
 
 // startsEarly reports whether the GPU and the driver know launches that start

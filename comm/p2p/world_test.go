@@ -3,13 +3,15 @@ package p2p
 import (
 	"bytes"
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,10 +24,32 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Kernels that run all ranks in one launch.
-//
-//go:embed kernels/all_ranks.ptx
-var allRanksPTX []byte
+// inRows changes the kernels so that one launch runs all ranks, each of them a row
+// of blocks: they read their parameters from an array in memory, whose address is
+// their own parameter. All else stays.
+func inRows(ptx []byte) []byte {
+	declared := regexp.MustCompile(`\.param \.align 8 \.b8 (\w+_param_0)\[\d+\]`)
+	parts := strings.Split(string(ptx), ".visible .entry ")
+	for i, entry := range parts[1:] {
+		parameter := declared.FindStringSubmatch(entry)[1]
+		head, body, _ := strings.Cut(entry, "{")
+		head = declared.ReplaceAllString(head, ".param .u64 $1")
+		end := strings.Index(body, "\n}") // functions may follow
+		own := body[:end]
+		own = strings.ReplaceAll(own, ", "+parameter+";", ", %row_parameters;")
+		own = strings.ReplaceAll(own, "["+parameter, "[%row_parameters")
+		own = fromParameters.ReplaceAllString(own, "ld.global$1$2[%r")
+		parts[i+1] = head + "{\n\t.reg .b64 %row_parameters;\n\t.reg .b32 %row;" + fmt.Sprintf(`
+	mov.u32 %%row, %%ctaid.y;
+	ld.param.u64 %%row_parameters, [%s];
+	mad.wide.u32 %%row_parameters, %%row, %d, %%row_parameters;
+`, parameter, unsafe.Sizeof(launchParameters{})) + own + body[end:]
+	}
+	return []byte(strings.Join(parts, ".visible .entry "))
+}
+
+// fromParameters is a load from a kernel's parameters, not from those of a call.
+var fromParameters = regexp.MustCompile(`ld\.param(\S*)([^\[]*)\[%r`)
 
 // openGPU opens a GPU, or skips the test.
 func openGPU(t testing.TB, index int) *cuda.Runtime {
@@ -302,7 +326,9 @@ type together struct {
 
 func newTogether(t testing.TB, rt *cuda.Runtime, ranks int, s sizes, limit time.Duration) *together {
 	w := &together{planner: planner{sizes: s, ranks: ranks}, rt: rt}
-	m, err := rt.LoadModule(allRanksPTX)
+	text, err := readPTX("p2p")
+	require.NoError(t, err)
+	m, err := rt.LoadModule(inRows(text))
 	require.NoError(t, err)
 	w.kernels, err = load(m, nil)
 	require.NoError(t, err)
@@ -329,10 +355,15 @@ func newTogether(t testing.TB, rt *cuda.Runtime, ranks int, s sizes, limit time.
 	return w
 }
 
-// run launches an operation of all ranks, or of those that are not left out.
+// run launches an operation of all ranks by one kernel: that of a rank whose buffers
+// are not aligned, if there is one, which does for all.
 func (w *together) run(plans []plan) error {
 	var all []launchParameters
+	kernel := plans[0].kernel
 	for r, p := range plans {
+		if p.call.aligned == 0 {
+			kernel = p.kernel
+		}
 		l := w.ends[r].parameters[0]
 		l.call = p.call
 		all = append(all, l)
@@ -341,7 +372,7 @@ func (w *together) run(plans []plan) error {
 		return err
 	}
 	g := cuda.Geometry{Grid: cuda.Dim{X: plans[0].blocks, Y: w.ranks}, Block: cuda.Dim{X: plans[0].width}, Cooperative: true}
-	return plans[0].kernel.Launch(w.rt.Stream(), g, uint64(w.at))
+	return kernel.Launch(w.rt.Stream(), g, uint64(w.at))
 }
 
 // Every rank gets the bits that package local gives, of every type, by every path.

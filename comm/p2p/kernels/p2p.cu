@@ -799,21 +799,10 @@ DEVICE void move_ring(const world &w, const call &c) {
   }
 }
 
-// A kernel is launched by a rank for itself; for tests also for all ranks
-// together, each of them a row of blocks.
-#define WIDTH __attribute__((launch_bounds(max_width, 1)))
-#ifdef ALL_RANKS
 #define OPERATION(name, run)                                                                                         \
-  KERNEL WIDTH name(const launch *all) {                                                                            \
-    const launch &l = all[__nvvm_read_ptx_sreg_ctaid_y()];                                                           \
+  KERNEL __attribute__((launch_bounds(max_width, 1))) name(launch l) {                                              \
     if (!l.c.idle) run(l.w, l.c);                                                                                    \
   }
-#else
-#define OPERATION(name, run)                                                                                         \
-  KERNEL WIDTH name(launch l) {                                                                                     \
-    if (!l.c.idle) run(l.w, l.c);                                                                                    \
-  }
-#endif
 
 // Those for small messages also come in a form that starts early.
 OPERATION(pair_f64, (pair_up<f64_element, sentinel64>))
