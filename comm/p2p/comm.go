@@ -102,10 +102,7 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 		c.takes = *t
 	} else if err := c.choose(ctx); err != nil {
 		here.stopWaiting()
-		if pending := c.drain(); pending != nil {
-			return nil, errors.Join(err, pending)
-		}
-		return nil, errors.Join(err, here.close())
+		return nil, errors.Join(err, here.discard(c.current()))
 	}
 	return c, nil
 }
@@ -166,7 +163,11 @@ func (c *Comm) submit(x *comm.Call) error {
 	if err := c.usable(); err != nil || x.Count == 0 {
 		return err
 	}
-	err := c.here.submit(c.current(), c.here.plan(x))
+	return c.launch(c.here.plan(x))
+}
+
+func (c *Comm) launch(p plan) error {
+	err := c.here.submit(c.current(), p)
 	var refused *cuda.Error
 	if err == nil || errors.As(err, &refused) && refused.InCapture() {
 		return err
@@ -267,7 +268,7 @@ func (c *Comm) Barrier(ctx context.Context) error {
 	return c.turn(ctx, comm.OpBarrier, func() error {
 		err := c.usable()
 		if err == nil {
-			err = c.here.submit(c.current(), c.here.barrier())
+			err = c.launch(c.here.barrier())
 		}
 		if err == nil {
 			err = c.sync(ctx)
@@ -347,23 +348,8 @@ func (c *Comm) close() error {
 			_ = c.breakDown(comm.ErrClosed)
 		}
 	}
-	pending := c.drain()
-	err := c.Communicator.Close()
-	if pending != nil {
-		return errors.Join(err, pending)
-	}
-	return errors.Join(err, c.here.close())
-}
-
-// drain waits for kernels that were told to stop waiting, which they do at once. Its
-// error is that they still run, so that no memory may go.
-func (c *Comm) drain() error {
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
-	defer cancel()
-	if err := poll.Until(ctx, c.current().Done); err != nil && ctx.Err() != nil {
-		return fmt.Errorf("memory of peers stays mapped, because work is pending: %w", err)
-	}
-	return nil
+	stream := c.current()
+	return errors.Join(c.here.discard(stream), c.Communicator.Close())
 }
 
 // End implements [comm.Ender]. The other ranks are not told the cause: their waits

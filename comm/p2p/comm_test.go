@@ -3,8 +3,6 @@ package p2p_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -252,98 +250,4 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.NoError(t, rt.Deallocate(buf))
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
-}
-
-// soakVariable says how many calls TestSoak makes.
-const soakVariable = "TUTTI_TEST_SOAK"
-
-// TestSoak makes many allreduces of random sizes and integer types, eager and in
-// graphs, and checks every element of every result.
-func TestSoak(t *testing.T) {
-	calls, _ := strconv.Atoi(os.Getenv(soakVariable))
-	if calls == 0 {
-		calls = 500
-	}
-	gpus := openGPUs(t)
-	if len(gpus) < 2 {
-		t.Skip("needs two GPUs")
-	}
-	gpus = gpus[:2]
-	ctx := t.Context()
-	w, err := world(ctx, gpus, p2p.WithLimit(1<<40))
-	require.NoError(t, err)
-	const most = 1 << 20
-	require.NoError(t, each(2, func(r int) error {
-		c, rt := w[r], gpus[r]
-		const slots = 25
-		bufs := make([]uintptr, slots)
-		for i := range bufs {
-			var err error
-			if bufs[i], err = rt.Allocate(most + 64); err != nil {
-				return err
-			}
-		}
-		const seed = 11
-		rng := rand.New(rand.NewPCG(seed, 0)) // the same on all ranks
-		types := []dtype.DType{dtype.F32, dtype.I32, dtype.F64, dtype.BF16, dtype.U8}
-		stream := rt.WrapStream(c.CommStream())
-		for done := 0; done < calls; done += slots {
-			kinds, counts, offsets := make([]dtype.DType, slots), make([]int, slots), make([]uintptr, slots)
-			for i := range slots {
-				kinds[i] = types[rng.IntN(len(types))]
-				counts[i] = 1 + rng.IntN(1<<rng.IntN(21))/kinds[i].Size()
-				offsets[i] = uintptr(rng.IntN(8) * kinds[i].Size())
-				if err := rt.Fill(bufs[i]+offsets[i], counts[i], kinds[i], float64(1+r+i%3)); err != nil {
-					return err
-				}
-			}
-			submit := func() error {
-				for i := range slots {
-					if err := c.AllReduce(bufs[i]+offsets[i], bufs[i]+offsets[i], counts[i], kinds[i], comm.Sum); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			if err := c.CommAfter(rt.ComputeStream()); err != nil {
-				return err
-			}
-			var g *cuda.Graph
-			var err error
-			if rng.IntN(2) == 0 {
-				if g, err = stream.Capture(submit); err == nil {
-					err = g.Launch(stream)
-				}
-			} else {
-				err = submit()
-			}
-			if err = errors.Join(err, c.Sync(ctx)); err != nil {
-				return err
-			}
-			if g != nil {
-				if err := g.Close(); err != nil {
-					return err
-				}
-			}
-			for i := range slots {
-				bytes := make([]byte, counts[i]*kinds[i].Size())
-				got := make([]float32, counts[i])
-				if err := errors.Join(rt.CopyOut(bytes, bufs[i]+offsets[i]), dtype.ToFloat32(got, bytes, kinds[i])); err != nil {
-					return err
-				}
-				for k, v := range got {
-					if want := float32(3 + 2*(i%3)); v != want {
-						return fmt.Errorf("seed %d, call %d: element %d of %d %v is %v, want %v", seed, done+i, k, counts[i], kinds[i], v, want)
-					}
-				}
-			}
-		}
-		for _, b := range bufs {
-			if err := rt.Deallocate(b); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	assert.NoError(t, each(2, func(r int) error { return w[r].Close() }))
 }

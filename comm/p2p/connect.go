@@ -26,19 +26,38 @@ type hello struct {
 	secret [16]byte // what the socket wants to hear
 	sizes  sizes
 	bytes  int
-	failed bool
+	state  verdict
 	times  [2]time.Duration // of what is compared
+}
+
+// verdict is how a rank fares, the worse the greater.
+type verdict uint8
+
+const (
+	well    verdict = iota
+	lacking         // comm.ErrUnsupported
+	failed
+)
+
+func verdictOf(err error) verdict {
+	switch {
+	case err == nil:
+		return well
+	case errors.Is(err, comm.ErrUnsupported):
+		return lacking
+	}
+	return failed
 }
 
 // connect makes the ranks of base a world. It is collective: either all ranks
 // get an endpoint or all get an error.
-func connect(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s sizes, limit time.Duration) (*endpoint, error) {
+func connect(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s sizes, limit time.Duration) (e *endpoint, err error) {
 	b, err := newBootstrap(base, rt)
 	if err != nil {
 		return nil, err
 	}
-	e, err := b.connect(ctx, s, limit)
-	return e, errors.Join(err, b.close())
+	defer func() { err = errors.Join(err, b.close()) }()
+	return b.connect(ctx, s, limit)
 }
 
 // bootstrap exchanges small things over a base communicator.
@@ -46,67 +65,87 @@ type bootstrap struct {
 	base comm.Communicator
 	rt   *cuda.Runtime
 	mem  runtime.Runtime // memory that base reaches
-	own  bool            // mem is to be closed
+	buf  uintptr         // a hello of each rank; 0 if base may still use it
 }
 
+// newBootstrap allocates all that the exchanges need: a rank that cannot even do
+// that leaves the others waiting until their contexts end.
 func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) {
 	if base.WorldSize() > maxRanks {
 		return nil, fmt.Errorf("p2p: %w: %d ranks, %d at most", comm.ErrUnsupported, base.WorldSize(), maxRanks)
 	}
-	if r, ok := comm.As[comm.Reacher](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
-		return &bootstrap{base, rt, rt, false}, nil
+	b := &bootstrap{base: base, rt: rt, mem: rt}
+	if r, ok := comm.As[comm.Reacher](base); !ok || r.CheckDevice(runtime.Device{Kind: runtime.CPU}) == nil {
+		b.mem = cpu.New()
 	}
-	return &bootstrap{base, rt, cpu.New(), true}, nil
+	var err error
+	b.buf, err = b.mem.Allocate(int(unsafe.Sizeof(hello{})) * base.WorldSize())
+	return b, err
 }
 
-func (b *bootstrap) close() error {
-	if !b.own {
+func (b *bootstrap) close() (err error) {
+	if b.buf == 0 {
 		return nil
 	}
-	return b.mem.Close()
+	err = b.mem.Deallocate(b.buf)
+	if b.mem != runtime.Runtime(b.rt) {
+		err = errors.Join(err, b.mem.Close())
+	}
+	return err
 }
 
 // share returns what every rank passes.
 func (b *bootstrap) share(ctx context.Context, own hello) ([]hello, error) {
-	ranks, size := b.base.WorldSize(), int(unsafe.Sizeof(own))
-	all := make([]hello, ranks)
-	buf, err := b.mem.Allocate(size * ranks)
-	if err != nil {
-		return nil, err
+	ranks, size, buf := b.base.WorldSize(), int(unsafe.Sizeof(own)), b.buf
+	if buf == 0 {
+		return nil, fmt.Errorf("p2p: %w: an exchange before has failed", comm.ErrBroken)
 	}
+	all := make([]hello, ranks)
 	mine := buf + uintptr(b.base.Rank()*size)
-	err = errors.Join(
+	b.buf = 0
+	err := errors.Join(
 		b.mem.CopyIn(mine, hostmem.Bytes([]hello{own})),
 		b.base.AllGather(mine, buf, size, dtype.U8),
 		b.base.Sync(ctx))
 	if err != nil {
-		return nil, err // base may still write to buf, which is not given back
+		return nil, err // base may still write to buf
 	}
-	err = b.mem.CopyOut(hostmem.Bytes(all), buf)
-	return all, errors.Join(err, b.mem.Deallocate(buf))
+	b.buf = buf
+	return all, b.mem.CopyOut(hostmem.Bytes(all), buf)
 }
 
-// agree returns err, or that another rank has one.
+// agree returns an error on every rank if it is given one on any: its own, or that
+// another has one. All get one of a kind: what a rank lacks, all lack.
 func (b *bootstrap) agree(ctx context.Context, err error) error {
-	all, shareErr := b.share(ctx, hello{failed: err != nil})
-	if err != nil {
-		return err
-	}
+	all, shareErr := b.share(ctx, hello{state: verdictOf(err)})
 	if shareErr != nil {
-		return shareErr
+		return errors.Join(err, shareErr)
 	}
+	return worst(all, err)
+}
+
+// worst is the error of a rank that has one itself, or nil, and has heard of all.
+func worst(all []hello, own error) error {
+	first := 0
 	for rank, h := range all {
-		if h.failed {
-			return fmt.Errorf("p2p: %w: rank %d could not connect", comm.ErrPeerFailed, rank)
+		if h.state > all[first].state {
+			first = rank
 		}
 	}
-	return nil
+	switch state := all[first].state; {
+	case state == verdictOf(own):
+		return own
+	case state == lacking:
+		return fmt.Errorf("p2p: %w: rank %d cannot share memory", comm.ErrUnsupported, first)
+	default:
+		return errors.Join(fmt.Errorf("p2p: %w: rank %d has failed", comm.ErrPeerFailed, first), own)
+	}
 }
 
 func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (*endpoint, error) {
-	rank, ranks := b.base.Rank(), b.base.WorldSize()
+	rank, ranks, stream := b.base.Rank(), b.base.WorldSize(), b.rt.Stream()
 	own := hello{sizes: s}
-	e, err := newEndpoint(b.rt, rank, ranks, s, limit)
+	e, err := newEndpoint(ctx, b.rt, rank, ranks, s, limit)
 	var door *door
 	if err == nil {
 		own.bytes = e.scratch.Bytes()
@@ -118,21 +157,14 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 	if err == nil {
 		door, err = openDoor(own, e.scratch)
 	}
-	own.failed = err != nil
 	// A rank that failed still takes part, so that the others hear of it.
+	own.state = verdictOf(err)
 	all, shareErr := b.share(ctx, own)
-	if err == nil {
-		err = shareErr
-	}
-	if err == nil {
+	if err = errors.Join(err, shareErr); err == nil {
 		err = compatible(all, rank)
 	}
 	if err == nil {
 		err = e.attachAll(ctx, all)
-	}
-	if err == nil && sharesGPU(all, rank) {
-		// What starts early would take the place of a kernel that is waited for.
-		e.kernels = e.lib.late
 	}
 	if shareErr == nil {
 		err = b.agree(ctx, err)
@@ -141,24 +173,28 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 		err = errors.Join(err, door.close())
 	}
 	if err == nil {
-		if err = e.loadAll(b.rt.Stream()); err == nil {
+		if sharesGPU(all, rank) {
+			// What starts early would take the place of a kernel that is waited for.
+			e.kernels = e.lib.late
+		}
+		if err = e.loadAll(stream); err == nil {
 			err = b.rt.Synchronize(ctx)
 		}
 		err = b.agree(ctx, err)
 	}
 	if err != nil && e != nil {
-		err = errors.Join(err, e.close())
-		e = nil
+		return nil, errors.Join(err, e.discard(stream))
 	}
 	return e, err
 }
 
 // compatible checks that the ranks can form a world.
 func compatible(all []hello, rank int) error {
+	if err := worst(all, nil); err != nil {
+		return err
+	}
 	for r, h := range all {
 		switch {
-		case h.failed:
-			return fmt.Errorf("p2p: %w: rank %d has no memory that GPUs can share", comm.ErrPeerFailed, r)
 		case h.host != all[rank].host:
 			return fmt.Errorf("p2p: %w: ranks %d and %d are on different hosts", comm.ErrUnsupported, rank, r)
 		case h.sizes != all[rank].sizes || h.bytes != all[rank].bytes:

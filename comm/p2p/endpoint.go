@@ -32,11 +32,11 @@ type endpoint struct {
 }
 
 // newEndpoint makes what a rank has on its own.
-func newEndpoint(rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration) (e *endpoint, err error) {
+func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration) (e *endpoint, err error) {
 	e = &endpoint{planner: planner{sizes: s, ranks: ranks}, rt: rt, rank: rank, peers: make([]*cuda.SharedMemory, ranks)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.close())
+			err = errors.Join(err, e.discard(rt.Stream()))
 			e = nil
 		}
 	}()
@@ -54,7 +54,7 @@ func newEndpoint(rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration
 		rt.Fill(base, e.scratch.Bytes(), dtype.U8, 0),
 		rt.Fill(base, maxBlocks, dtype.U64, 1), // the first epoch
 		rt.Fill(words, 2*s.words/4, dtype.I32, -1),
-		rt.Synchronize(context.Background()),
+		rt.Synchronize(ctx),
 	); err != nil {
 		return e, err
 	}
@@ -177,6 +177,17 @@ func (e *endpoint) awaited() string {
 	}
 	w := e.watch
 	return fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
+}
+
+// discard is close when nothing may be running any more: work that should have
+// ended, or will in a moment, is waited for. If it goes on no memory may go.
+func (e *endpoint) discard(s *cuda.Stream) error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	if err := poll.Until(ctx, s.Done); err != nil && ctx.Err() != nil {
+		return fmt.Errorf("memory of peers stays mapped, because work is pending: %w", err)
+	}
+	return e.close()
 }
 
 // close gives everything back. No kernel of this rank runs any more; those of

@@ -73,27 +73,63 @@ func (t *takes) call(x *comm.Call) bool {
 	return ok && x.Bytes() <= t.limit[k] || t.alone(x)
 }
 
+// HandOver returns up to how many bytes of a piece calls of an operation are taken
+// over from the base, the same on all ranks: 0 for none, [math.MaxInt] for all. What
+// a piece is says [comm.Call]; dt and reduce count for reductions only.
+func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
+	x := comm.Call{Op: op, DType: dt, Reduce: reduce}
+	if c.takes.alone(&x) {
+		return math.MaxInt
+	}
+	if k, ok := classOf(&x); ok {
+		return c.takes.limit[k]
+	}
+	return 0
+}
+
 // choose finds out what to take over.
-func (c *Comm) choose(ctx context.Context) error {
-	for _, dt := range dtype.All() {
-		for _, op := range dtype.ReduceOps() {
-			if op.Defined(dt) {
-				err := c.Communicator.AllReduce(0, 0, 0, dt, op) // sends nothing
-				c.takes.lacks[dt][op] = errors.Is(err, comm.ErrUnsupported)
-				if err != nil && !errors.Is(err, comm.ErrUnsupported) {
-					return err
-				}
-			}
-		}
+func (c *Comm) choose(ctx context.Context) (err error) {
+	b, err := newBootstrap(c.Communicator, c.rt)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	measures := c.most < 0 && c.WorldSize() > 1
+	var m measurement
+	if err = c.probe(); err == nil && measures {
+		m, err = newMeasurement(ctx, c.rt)
+	}
+	// No rank begins with what another cannot take part in.
+	if err := b.agree(ctx, err); err != nil {
+		return errors.Join(err, m.free())
 	}
 	switch {
-	case c.WorldSize() == 1: // the base copies
-	case c.most >= 0:
+	case measures:
+		// The base may still use the memory after an error; it is not given back.
+		if err := c.measure(ctx, b, &m); err != nil {
+			return fmt.Errorf("p2p: measuring: %w", err)
+		}
+		return m.free()
+	case c.WorldSize() > 1: // alone, the base copies
 		for k := range c.takes.limit {
 			c.takes.limit[k] = c.most
 		}
-	default:
-		return c.measure(ctx)
+	}
+	return nil
+}
+
+// probe finds out which reductions the base lacks.
+func (c *Comm) probe() error {
+	for _, dt := range dtype.All() {
+		for _, op := range dtype.ReduceOps() {
+			if !op.Defined(dt) {
+				continue
+			}
+			err := c.Communicator.AllReduce(0, 0, 0, dt, op) // sends nothing
+			if c.takes.lacks[dt][op] = errors.Is(err, comm.ErrUnsupported); err != nil && !c.takes.lacks[dt][op] {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -108,51 +144,65 @@ const (
 	measureWarmup = 2
 )
 
-// measure sets the limits to the largest sizes up to which the base is never
-// faster; none, if it is not at the largest either.
-func (c *Comm) measure(ctx context.Context) (err error) {
-	most := measured[len(measured)-1]
-	send, err := c.rt.Allocate(most)
-	if err != nil {
-		return err
-	}
-	recv, err := c.rt.Allocate(most)
-	if err != nil {
-		return errors.Join(err, c.rt.Deallocate(send))
-	}
-	start, err1 := c.rt.NewTimingEvent()
-	end, err2 := c.rt.NewTimingEvent()
-	err = errors.Join(err1, err2, c.rt.Fill(send, most, dtype.U8, 0x3c), c.rt.Fill(recv, most, dtype.U8, 0x3c), c.rt.Synchronize(ctx))
-	if err == nil {
-		err = c.compare(ctx, send, recv, start, end)
-	}
-	if err != nil {
-		return err // the base may still use the memory, which is not given back
-	}
-	return errors.Join(start.Close(), end.Close(), c.rt.Deallocate(send), c.rt.Deallocate(recv))
+// measurement is what a rank needs to measure.
+type measurement struct {
+	rt         *cuda.Runtime
+	send, recv uintptr
+	start, end *cuda.Event
 }
 
-func (c *Comm) compare(ctx context.Context, send, recv uintptr, start, end *cuda.Event) (err error) {
-	b, err := newBootstrap(c.Communicator, c.rt)
-	if err != nil {
-		return err
+func newMeasurement(ctx context.Context, rt *cuda.Runtime) (m measurement, err error) {
+	m.rt = rt
+	for _, buf := range []*uintptr{&m.send, &m.recv} {
+		if *buf, err = rt.Allocate(measured[len(measured)-1]); err != nil {
+			return m, err
+		}
+		if err = rt.Fill(*buf, measured[len(measured)-1], dtype.U8, 0x3c); err != nil {
+			return m, err
+		}
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
+	for _, event := range []**cuda.Event{&m.start, &m.end} {
+		if *event, err = rt.NewTimingEvent(); err != nil {
+			return m, err
+		}
+	}
+	return m, rt.Synchronize(ctx)
+}
+
+func (m *measurement) free() error {
+	var errs []error
+	for _, buf := range []uintptr{m.send, m.recv} {
+		if buf != 0 {
+			errs = append(errs, m.rt.Deallocate(buf))
+		}
+	}
+	for _, event := range []*cuda.Event{m.start, m.end} {
+		if event != nil {
+			errs = append(errs, event.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// measure sets the limits to the largest sizes up to which the base is never
+// faster; none, if it is not at the largest either.
+func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error {
 	for k := range classes {
 		won := true
 		for _, bytes := range measured {
-			x := c.sample(k, send, recv, bytes)
-			own, err1 := c.shortest(ctx, start, end, func() error { return c.submit(&x) })
-			base, err2 := c.shortest(ctx, start, end, func() error { return x.Make(c.Communicator) })
-			if errors.Is(err2, comm.ErrUnsupported) {
-				base, err2 = math.MaxInt64, nil
-			}
-			if err := errors.Join(err1, err2); err != nil {
-				return fmt.Errorf("p2p: measuring: %w", err)
+			x := c.sample(k, m.send, m.recv, bytes)
+			own, ownErr := c.shortest(ctx, m, func() error { return c.submit(&x) })
+			base, baseErr := c.shortest(ctx, m, func() error { return x.Make(c.Communicator) })
+			if errors.Is(baseErr, comm.ErrUnsupported) {
+				base, baseErr = math.MaxInt64, nil
 			}
 			// The slowest rank counts, and all decide alike.
-			all, err := b.share(ctx, hello{times: [2]time.Duration{own, base}})
-			if err != nil {
+			err := errors.Join(ownErr, baseErr)
+			all, shareErr := b.share(ctx, hello{state: verdictOf(err), times: [2]time.Duration{own, base}})
+			if shareErr != nil {
+				return errors.Join(err, shareErr)
+			}
+			if err := worst(all, err); err != nil {
 				return err
 			}
 			for _, h := range all {
@@ -195,12 +245,12 @@ func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
 }
 
 // shortest times a call.
-func (c *Comm) shortest(ctx context.Context, start, end *cuda.Event, call func() error) (time.Duration, error) {
+func (c *Comm) shortest(ctx context.Context, m *measurement, call func() error) (time.Duration, error) {
 	best := time.Duration(math.MaxInt64)
 	for range measureRounds {
 		for i := range measureWarmup + measureCalls {
 			if i == measureWarmup {
-				if err := c.current().Record(start); err != nil {
+				if err := c.current().Record(m.start); err != nil {
 					return 0, err
 				}
 			}
@@ -208,10 +258,10 @@ func (c *Comm) shortest(ctx context.Context, start, end *cuda.Event, call func()
 				return 0, err
 			}
 		}
-		if err := errors.Join(c.current().Record(end), c.sync(ctx)); err != nil {
+		if err := errors.Join(c.current().Record(m.end), c.sync(ctx)); err != nil {
 			return 0, err
 		}
-		d, err := end.Since(start)
+		d, err := m.end.Since(m.start)
 		if err != nil {
 			return 0, err
 		}

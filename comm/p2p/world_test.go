@@ -333,7 +333,7 @@ func newTogether(t testing.TB, rt *cuda.Runtime, ranks int, s sizes, limit time.
 	w.kernels, err = load(m, nil)
 	require.NoError(t, err)
 	for r := range ranks {
-		e, err := newEndpoint(rt, r, ranks, s, limit)
+		e, err := newEndpoint(t.Context(), rt, r, ranks, s, limit)
 		require.NoError(t, err)
 		w.ends = append(w.ends, e)
 	}
