@@ -50,6 +50,9 @@ var (
 	_ comm.Ender         = (*Comm)(nil)
 )
 
+// MaxRanks is how many ranks a communicator can have.
+const MaxRanks = maxRanks
+
 // Option changes how New makes a communicator.
 type Option func(*options)
 

@@ -23,6 +23,9 @@ type Options struct {
 	Ranks int
 	// Timeout bounds each wait for the peers, 0 for the backend's default.
 	Timeout time.Duration
+	// PeerMemory has GPUs write into each other's memory (comm/p2p) where that is
+	// faster than the backend.
+	PeerMemory bool
 	// Prepare runs in the process of rank 0 before that rank does anything, nil
 	// for nothing; its error ends the world.
 	Prepare func() error

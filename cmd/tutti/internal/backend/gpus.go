@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"runtime"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -28,6 +30,8 @@ type GPUs struct {
 	// NoGPU and NoNCCL say why there are no devices and no NCCL.
 	NoGPU  string `json:"gpu_unavailable"`
 	NoNCCL string `json:"nccl_unavailable"`
+	// NoPeerMemory says why --p2p does not work on all of them.
+	NoPeerMemory string `json:"p2p_unavailable"`
 
 	err error
 }
@@ -66,6 +70,9 @@ func LookForGPUs() GPUs {
 	if g.NCCL, g.NCCLLibrary, ncclErr = nccl.Version(); ncclErr != nil {
 		g.NoNCCL = ncclErr.Error()
 	}
+	if err := g.PeerMemory(); err != nil {
+		g.NoPeerMemory = err.Error()
+	}
 	if gpuErr != nil {
 		g.err = gpuErr // the first thing to see to
 	} else {
@@ -81,6 +88,27 @@ func (g GPUs) Usable() error {
 		return g.err
 	}
 	return fmt.Errorf("nccl: %w: %w", comm.ErrUnavailable, g.err)
+}
+
+// PeerMemory is nil where the GPUs of this machine can all write into each other's
+// memory (comm/p2p), and otherwise says why not.
+func (g GPUs) PeerMemory() error {
+	switch n := len(g.Devices); {
+	case runtime.GOOS != "linux":
+		return fmt.Errorf("processes share GPU memory on Linux only, this is %s", runtime.GOOS)
+	case n < 2:
+		return fmt.Errorf("there %s", map[int]string{0: "are no GPUs", 1: "is one GPU only"}[n])
+	case n > p2p.MaxRanks:
+		return fmt.Errorf("there are %d GPUs: use up to %d of them", n, p2p.MaxRanks)
+	}
+	for i, d := range g.Devices {
+		for k := range g.Devices {
+			if k != i && !d.Peers[k] {
+				return fmt.Errorf("GPU %d does not reach the memory of GPU %d", i, k)
+			}
+		}
+	}
+	return nil
 }
 
 // listGPUs describes the GPUs, of which there is at least one.

@@ -8,7 +8,9 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -113,21 +115,25 @@ func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 
 // runOn makes the communicators and runs body on them.
 func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options, body func(context.Context, Rank) error) error {
-	comms, err := connect(ctx, job, runtimes, opts)
+	bases, err := connect(ctx, job, runtimes, opts)
 	if err != nil {
 		return err
 	}
+	comms, err := b.overPeerMemory(ctx, bases, opts)
 	ranks := make([]Rank, 0, len(comms))
 	var streams []*cudaStream
 	var computes []*cudaCompute
-	for _, c := range comms {
-		g := &guard{limit: opts.Timeout}
-		bound := g.watch(c)
-		s, streamErr := newCUDAStream(c, bound)
+	for i, base := range bases {
+		if err != nil {
+			break
+		}
+		g, rt := &guard{limit: opts.Timeout}, base.Runtime()
+		bound := g.watch(comms[i])
+		s, streamErr := newCUDAStream(base, bound)
 		streams, err = append(streams, s), errors.Join(err, streamErr)
-		compute := &cudaCompute{rt: c.Runtime(), bound: bound}
+		compute := &cudaCompute{rt: rt, bound: bound}
 		computes = append(computes, compute)
-		ranks = append(ranks, Rank{Comm: bound, Runtime: c.Runtime(), Stream: s, Compute: compute, Location: location(c.Runtime()), guard: g})
+		ranks = append(ranks, Rank{Comm: bound, Runtime: rt, Stream: s, Compute: compute, Location: location(rt), guard: g})
 	}
 	if err == nil {
 		err = run(ctx, ranks, body)
@@ -142,6 +148,37 @@ func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*
 		err = errors.Join(err, c.Close())
 	}
 	return err
+}
+
+// overPeerMemory puts communicators over peer memory on top of those of this
+// process, if that was asked for; they close them.
+func (b ncclBackend) overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]comm.Communicator, error) {
+	comms := make([]comm.Communicator, len(bases))
+	for i, base := range bases {
+		comms[i] = base
+	}
+	if !opts.PeerMemory {
+		return comms, nil
+	}
+	ctx, cancel := within(ctx, opts.Timeout)
+	defer cancel()
+	errs := make([]error, len(bases))
+	var wg sync.WaitGroup
+	for i, base := range bases {
+		wg.Go(func() {
+			var c *p2p.Comm
+			if c, errs[i] = p2p.New(ctx, base, base.Runtime()); errs[i] == nil {
+				comms[i] = c
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if errors.Is(err, comm.ErrUnsupported) { // as on all ranks
+			return comms, b.refuse("--p2p: %v", err)
+		}
+	}
+	return comms, errors.Join(errs...)
 }
 
 // connect makes the communicators of this process.

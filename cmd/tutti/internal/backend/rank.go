@@ -9,6 +9,7 @@ import (
 	"github.com/pbnjay/memory"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -44,6 +45,16 @@ func (r Rank) Watch(c comm.Communicator) comm.Communicator {
 		return c
 	}
 	return r.guard.watch(c)
+}
+
+// WithoutPeerMemory is the rank with what is below its communicator over peer
+// memory, to which that passes on what it does not do; false if it has none.
+func (r Rank) WithoutPeerMemory() (Rank, bool) {
+	c, ok := comm.As[*p2p.Comm](r.Comm)
+	if ok {
+		r.Comm = r.guard.add(comm.Limit(c.Unwrap(), r.guard.limit, overdue{r.guard.limit}))
+	}
+	return r, ok
 }
 
 // Within is ctx with the deadline of one wait, for collective calls that are

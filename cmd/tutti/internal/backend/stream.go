@@ -45,6 +45,11 @@ func NeedsGraphs(backend string) error {
 	return &OptionError{Backend: backend, Reason: "--graph needs a backend with CUDA graphs: " + ncclBackend{}.Name()}
 }
 
+// NeedsPeerMemory is the error of the option --p2p on a backend without GPUs.
+func NeedsPeerMemory(backend string) error {
+	return &OptionError{Backend: backend, Reason: "--p2p needs a backend of GPUs: --backend " + ncclBackend{}.Name()}
+}
+
 // NeedsSymmetric is the error of the option --symmetric on a backend without
 // [comm.SymmetricAllocator].
 func NeedsSymmetric(backend string) error {

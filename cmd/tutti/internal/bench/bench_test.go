@@ -195,7 +195,7 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 	require.NoError(t, err)
 	var keys map[string]any
 	require.NoError(t, json.Unmarshal(line, &keys))
-	assert.ElementsMatch(t, []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root",
+	assert.ElementsMatch(t, []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "p2p", "p2p_up_to_bytes", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root",
 		"pattern", "density", "sent_elements_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 )
 
 // Result is one line of `tutti bench --json`.
@@ -33,6 +34,11 @@ type Result struct {
 	Graph bool `json:"graph"`
 	// Symmetric: the communicator allocated the buffers ([comm.SymmetricAllocator]).
 	Symmetric bool `json:"symmetric"`
+	// PeerMemory: the calls went over the memory of peers ([comm/p2p]).
+	PeerMemory bool `json:"p2p"`
+	// HandOver is the size up to which they do, of those of [Config.Sizes]; -1: none
+	// of them, nil: nothing was to.
+	HandOver *int `json:"p2p_up_to_bytes"`
 	// Time of one call in microseconds, on the slowest rank: of the host, until
 	// the result is there, or, on ranks with a [backend.Stream], of the device,
 	// while calls are queued one after the other.
@@ -76,7 +82,29 @@ type setup struct {
 	cfg       Config
 	ref       *reference
 	memory    memory
+	handOver  *int // bytes of a piece that go over peer memory at most
 	locations []string
+}
+
+// peerMemory is what a communicator over peer memory says of itself.
+type peerMemory interface {
+	HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int
+}
+
+// handOver returns up to how many bytes of a piece go over peer memory, nil if the
+// rank's communicator does not use it.
+func (m *Measurement) handOver(r backend.Rank) *int {
+	c, ok := comm.As[peerMemory](r.Comm)
+	if !ok {
+		return nil
+	}
+	most := 0
+	for op := comm.OpAllReduce; op.MovesData(); op++ {
+		if op.String() == m.kind.name {
+			most = c.HandOver(op, m.cfg.DType, m.cfg.Op)
+		}
+	}
+	return &most
 }
 
 // newSetup is collective.
@@ -89,6 +117,7 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	if s.memory, err = newMemory(r, cfg); err != nil {
 		return nil, err
 	}
+	s.handOver = m.handOver(r)
 	// An operation on nothing is refused if the backend does not have it at
 	// all, and is cheap otherwise.
 	if err := m.kind.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
@@ -206,6 +235,17 @@ func (s *setup) result(count int, place Place) Result {
 	}
 	if k.reduces {
 		result.Op = s.cfg.Op.String()
+	}
+	if s.handOver != nil {
+		parts := k.sizeParts(p)
+		result.PeerMemory = p > 1 && count*s.cfg.DType.Size() <= *s.handOver
+		upTo := -1
+		for _, bytes := range s.cfg.Sizes {
+			if p > 1 && bytes/parts <= *s.handOver {
+				upTo = bytes
+			}
+		}
+		result.HandOver = &upTo
 	}
 	return result
 }

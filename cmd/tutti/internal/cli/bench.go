@@ -32,12 +32,13 @@ does not have (a reduction of a type, graphs) is wrong usage, exit code 2.`,
   tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
   tutti bench sparse --pattern oktopk --density 0.01 --min 1M
   tutti bench allreduce --backend nccl --max 1G --graph
+  tutti bench allreduce --backend nccl --p2p
   mpirun -n 2 tutti bench allreduce --backend mpi --json`,
 	}
 	for _, name := range bench.Collectives() {
 		cmd.AddCommand(newBenchCollective(name))
 	}
-	cmd.AddCommand(newBenchSparse(), newBenchOverlap(), newBenchCompare())
+	cmd.AddCommand(newBenchSparse(), newBenchOverlap(), newBenchCompare(), newBenchPeerMemory())
 	onlySubcommands(cmd, "collective")
 	return cmd
 }

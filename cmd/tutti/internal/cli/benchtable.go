@@ -23,6 +23,9 @@ func printHeader(out io.Writer, results []bench.Result) {
 		writeComment(out, "time: "+timeMeaning(first))
 		writeComment(out, "buffers: "+bufferMeaning(first))
 	}
+	if first.HandOver != nil {
+		writeComment(out, "peer memory: "+handOverMeaning(first))
+	}
 	writeComment(out, "")
 	places, names, units := "", "", ""
 	for _, r := range results {
@@ -56,6 +59,17 @@ func bufferMeaning(r bench.Result) string {
 		return "symmetric, of the communicator"
 	}
 	return "plain, of the runtime"
+}
+
+// handOverMeaning says what goes over peer memory.
+func handOverMeaning(r bench.Result) string {
+	switch {
+	case r.Ranks == 1:
+		return "one rank has no peers"
+	case *r.HandOver < 0:
+		return "for none of these sizes, over which " + r.Backend + " is faster"
+	}
+	return fmt.Sprintf("up to %d bytes, beyond that %s is faster", *r.HandOver, r.Backend)
 }
 
 func printLine(out io.Writer, results []bench.Result) {

@@ -347,14 +347,14 @@ func TestBench(t *testing.T) {
 		lines := jsonLines(t, stdout)
 		assert.GreaterOrEqual(t, len(lines), 3, name)
 		for _, line := range lines {
-			assert.Subset(t, keys(line), []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root"})
+			assert.Subset(t, keys(line), []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "p2p", "p2p_up_to_bytes", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root"})
 			assert.Equal(t, name, line["collective"])
 			assert.Equal(t, "local", line["backend"])
 			assert.Equal(t, "cpu", line["device"])
 			assert.Equal(t, false, line["graph"])
 			assert.EqualValues(t, 0, line["wrong"], name)
 			if name != "sparse" {
-				assert.Len(t, line, 16, name)
+				assert.Len(t, line, 18, name)
 			}
 		}
 		code, stdout, stderr = execute(t, append([]string{"bench", name}, common...)...)

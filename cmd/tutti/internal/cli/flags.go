@@ -210,6 +210,7 @@ type world struct {
 	ranks   int
 	timeout time.Duration
 	check   bool
+	p2p     bool
 }
 
 // register adds the flags.
@@ -221,6 +222,7 @@ func (w *world) register(flags *pflag.FlagSet) {
 		kind:   "name",
 	}, "backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local (at most 1024), 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs")
+	flags.BoolVar(&w.p2p, "p2p", false, "let GPUs of this machine write into each other's memory where that is faster (nccl)")
 	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it gives up, such as 30s; 0 for ever")
 	flags.BoolVar(&w.check, "check-calls", false, "compare every call between the ranks before it is made, which is slow: what to try when a program hangs")
 }
@@ -241,8 +243,11 @@ func (w *world) run(cmd *cobra.Command, prepare func() error, body func(ctx cont
 	if w.timeout < 0 {
 		return usagef("--timeout is %v, want 0 or more", w.timeout)
 	}
+	if w.p2p && b.Name() != "nccl" {
+		return backend.NeedsPeerMemory(b.Name())
+	}
 	if note := backend.SeparateWorlds(b); note != "" {
 		fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", note)
 	}
-	return b.Run(cmd.Context(), backend.Options{Ranks: w.ranks, Timeout: w.timeout, Prepare: prepare}, backend.Examine(w.check, body))
+	return b.Run(cmd.Context(), backend.Options{Ranks: w.ranks, Timeout: w.timeout, PeerMemory: w.p2p, Prepare: prepare}, backend.Examine(w.check, body))
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -41,6 +42,7 @@ func printGPUs(out io.Writer, g backend.GPUs, cublas backend.CUBLAS) {
 	if len(g.Devices) > 1 {
 		fmt.Fprintln(out)
 		printLinks(out, g.Devices)
+		fmt.Fprintf(out, "--p2p: %s\n", cmp.Or(g.NoPeerMemory, "all of them reach each other's memory"))
 	}
 }
 

@@ -1,0 +1,189 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// peerSeries are what `tutti bench p2p` sets side by side.
+var peerSeries = []struct {
+	name      string
+	base      bool // NCCL alone
+	symmetric bench.Choice
+	graph     bool
+}{
+	{"p2p, graph", false, bench.Never, true},
+	{"p2p, eager", false, bench.Never, false},
+	{"NCCL, graph", true, bench.Never, true},
+	{"NCCL, eager", true, bench.Never, false},
+	{"NCCL windows, graph", true, bench.Always, true},
+	{"NCCL windows, eager", true, bench.Always, false},
+}
+
+func newBenchPeerMemory() *cobra.Command {
+	cfg := bench.Config{Collective: "allreduce", DType: dtype.F32, Op: comm.Sum, Places: []bench.Place{bench.InPlace}}
+	var flags *benchFlags
+	var out string
+	cmd := &cobra.Command{
+		Use:   "p2p",
+		Short: "Set allreduce over peer memory against NCCL",
+		Long: `p2p measures allreduce in place, over the memory of peers (--p2p of other commands),
+over NCCL and over NCCL on windows, each captured in CUDA graphs and eager, in one
+run. Times are microseconds of the GPU's clock, the slowest rank, the median over
+rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out directory.`,
+		Example: `  tutti bench p2p
+  torchrun --nproc-per-node 8 --no-python tutti bench p2p --max 64M --out /tmp/p2p`,
+		Args: cobra.NoArgs,
+	}
+	flags = newBenchFlags(cmd.Flags())
+	flags.backend, flags.low, flags.high = "nccl", 256, 1<<30
+	for name, value := range map[string]string{"backend": flags.backend, "min": formatSize(flags.low), "max": formatSize(flags.high)} {
+		cmd.Flags().Lookup(name).DefValue = value
+	}
+	_ = cmd.Flags().MarkHidden("p2p")
+	cmd.Flags().Var(flagValue[dtype.DType]{target: &cfg.DType, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
+		"dtype", "element type: "+joinNames(dtype.All()))
+	cmd.Flags().StringVar(&out, "out", "tutti-out", "`directory` for the pictures")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var err error
+		if cfg.Sizes, err = flags.sizes(); err != nil {
+			return err
+		}
+		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		flags.p2p = true
+		measurements := make([]*bench.Measurement, len(peerSeries))
+		for i, s := range peerSeries {
+			cfg := cfg
+			cfg.Graph, cfg.Symmetric = s.graph, s.symmetric
+			if measurements[i], err = bench.New(cfg); err != nil {
+				return usageError{err}
+			}
+		}
+		dir := outDir{path: out}
+		defer dir.tidy()
+		r := peerReport{stdout: cmd.OutOrStdout(), json: flags.json, out: out, results: make([][]bench.Result, len(peerSeries))}
+		progress := &bars{out: cmd.ErrOrStderr(), pieces: 1}
+		err = flags.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
+			base, _ := rank.WithoutPeerMemory()
+			for i, s := range peerSeries {
+				on := rank
+				if s.base {
+					on = base
+				}
+				if err := measurements[i].Run(ctx, on, func(results []bench.Result) { r.add(i, results) }); err != nil {
+					return fmt.Errorf("%s: %w", s.name, err)
+				}
+				if rank.Comm.Rank() == 0 {
+					progress.set("series", i+1, len(peerSeries))
+				}
+			}
+			return nil
+		})
+		progress.stop()
+		return errors.Join(err, r.finish(flags))
+	}
+	return cmd
+}
+
+// peerPicture is the name of the pictures, without extension.
+const peerPicture = "p2p"
+
+// peerReport shows what rank 0 measured.
+type peerReport struct {
+	stdout  io.Writer
+	json    bool
+	out     string
+	tally   tally
+	results [][]bench.Result // of each series
+}
+
+func (r *peerReport) add(series int, results []bench.Result) {
+	for _, result := range results {
+		r.results[series] = append(r.results[series], result)
+		r.tally.add(result)
+		if r.json {
+			writeJSON(r.stdout, result)
+		}
+	}
+}
+
+// finish prints the table, writes the pictures, and returns an error when results
+// were wrong. A series that was not measured to its end is left out.
+func (r *peerReport) finish(flags *benchFlags) error {
+	if len(r.results[0]) == 0 {
+		return nil
+	}
+	first := r.results[0][0]
+	if !r.json {
+		r.print(first, flags.check)
+	}
+	title := fmt.Sprintf("Allreduce of %s on %d × %s", first.DType, first.Ranks, first.Device)
+	for _, ext := range picture.Formats() {
+		path := filepath.Join(r.out, peerPicture+ext)
+		if err := picture.TimesAgainstSizes(r.curves(), title, path); err != nil {
+			return err
+		}
+		if !r.json {
+			fmt.Fprintf(r.stdout, "wrote %s\n", path)
+		}
+	}
+	if r.tally.wrong > 0 {
+		return fmt.Errorf("%d elements of the results are wrong", r.tally.wrong)
+	}
+	return nil
+}
+
+func (r *peerReport) curves() []picture.Curve {
+	curves := make([]picture.Curve, len(peerSeries))
+	for i, s := range peerSeries {
+		curves[i] = picture.Curve{Name: s.name, Color: i / 2, Dashed: !s.graph}
+		for _, result := range r.results[i] {
+			curves[i].Points = append(curves[i].Points, picture.Time{Bytes: result.Bytes, Microseconds: result.Time})
+		}
+	}
+	return curves
+}
+
+// print prints the table: a line for each size, microseconds.
+func (r *peerReport) print(first bench.Result, checked bool) {
+	fmt.Fprintf(r.stdout, "allreduce in place of %s over %s, microseconds on the device's clock; graphs hold %d calls\n",
+		first.DType, backend.Counted(first.Ranks, "rank"), bench.GraphCalls)
+	for rank, location := range first.Locations {
+		fmt.Fprintf(r.stdout, "rank %d: %s\n", rank, location)
+	}
+	if first.HandOver != nil {
+		fmt.Fprintf(r.stdout, "p2p: %s\n", handOverMeaning(first))
+	}
+	fmt.Fprintln(r.stdout)
+	header := table.Row{"bytes"}
+	for _, s := range peerSeries {
+		header = append(header, s.name)
+	}
+	t := newTable()
+	t.AppendHeader(header)
+	for i, result := range r.results[0] {
+		row := table.Row{formatSize(result.Bytes)}
+		for _, series := range r.results {
+			if i < len(series) {
+				row = append(row, formatTime(series[i].Time))
+			}
+		}
+		t.AppendRow(row)
+	}
+	printTable(r.stdout, t, alignRight(1, len(header)))
+	if checked {
+		fmt.Fprintf(r.stdout, "\nwrong elements: %d\n", r.tally.wrong)
+	}
+}

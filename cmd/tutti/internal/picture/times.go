@@ -1,0 +1,92 @@
+package picture
+
+import (
+	"fmt"
+	"image/color"
+	"math"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+)
+
+// Curve is a line of [TimesAgainstSizes].
+type Curve struct {
+	Name   string
+	Color  int // the same for curves that belong together
+	Dashed bool
+	Points []Time
+}
+
+// Time is what an operation of a size takes.
+type Time struct {
+	Bytes        int
+	Microseconds float64
+}
+
+// TimesAgainstSizes draws curves on logarithmic axes and writes them to path, whose
+// extension (one of [Formats]) says how. Curves with fewer than two points are left
+// out.
+func TimesAgainstSizes(curves []Curve, title, path string) error {
+	if err := checkFormat(path); err != nil {
+		return err
+	}
+	p := newPlot(title)
+	p.X.Label.Text = "size"
+	p.Y.Label.Text = "time of a call (µs)"
+	p.X.Tick.Marker, p.Y.Tick.Marker = binarySizes{}, decades{format: formatNumber}
+	p.Add(newGrid())
+	// Times rise from the lower left to the upper right: the upper left is free.
+	lowerLegend(p, true)
+	p.Legend.Top, p.Legend.YOffs = true, -p.Legend.YOffs
+
+	drawn := 0
+	for _, c := range curves {
+		var points plotter.XYs
+		for _, t := range c.Points {
+			if t.Bytes > 0 && t.Microseconds > 0 {
+				points = append(points, plotter.XY{X: math.Log2(float64(t.Bytes)), Y: math.Log10(t.Microseconds)})
+			}
+		}
+		if len(points) < 2 {
+			continue
+		}
+		line, err := plotter.NewLine(points)
+		if err != nil {
+			return fmt.Errorf("curve of %s: %w", c.Name, err)
+		}
+		line.LineStyle = lineStyle(0)
+		line.Color = curveColors[c.Color%len(curveColors)]
+		if c.Dashed {
+			line.Dashes = []vg.Length{vg.Points(5), vg.Points(4)}
+		}
+		p.Add(line)
+		p.Legend.Add(c.Name, line)
+		drawn++
+	}
+	if drawn == 0 {
+		return ErrNothingToDraw
+	}
+	return save(p, path)
+}
+
+// curveColors are those of [colors] that differ most.
+var curveColors = []color.RGBA{colors[0], colors[7], colors[3], colors[1], colors[5]}
+
+// binarySizes puts ticks at the powers of two of an axis of base-2 logarithms, and
+// labels every fifth.
+type binarySizes struct{}
+
+// Ticks implements [plot.Ticker].
+func (binarySizes) Ticks(low, high float64) []plot.Tick {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	var ticks []plot.Tick
+	for exponent := int(math.Ceil(low)); float64(exponent) <= high; exponent++ {
+		tick := plot.Tick{Value: float64(exponent)}
+		if unit := exponent / 10; exponent%5 == 0 && exponent >= 0 && unit < len(units) {
+			tick.Label = fmt.Sprintf("%d %s", 1<<(exponent%10), units[unit])
+		}
+		ticks = append(ticks, tick)
+	}
+	return ticks
+}
