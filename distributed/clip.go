@@ -14,15 +14,21 @@ func (s *Sparse) clip(ctx context.Context, g *gradient) {
 	if s.cfg.ClipNorm == 0 || s.n == 0 || s.err != nil {
 		return
 	}
-	squares, factor := s.at(numSquares), s.at(numFactor)
+	squares := s.at(numSquares)
 	s.check(s.kernels.SumSquares(g.ptr, g.dt, s.n, squares))
-	share, limit := 1.0, s.cfg.ClipNorm/math.Sqrt(float64(s.size))
-	if s.cfg.Clip == ClipGlobal {
-		s.communicate(ctx, comm.AllReduceCall(squares, squares, 1, dtype.F64, comm.Sum))
-		share, limit = 1/float64(s.size), s.cfg.ClipNorm
+	g.factor = s.clipFactor(ctx, squares, 1)
+}
+
+// clipFactor returns the address of what scales a gradient whose squared norm is
+// the sum of m F64.
+func (e *engine) clipFactor(ctx context.Context, squares uintptr, m int) uintptr {
+	share, limit := 1.0, e.cfg.ClipNorm/math.Sqrt(float64(e.size))
+	if e.cfg.Clip == ClipGlobal {
+		e.communicate(ctx, comm.AllReduceCall(squares, squares, m, dtype.F64, comm.Sum))
+		share, limit = 1/float64(e.size), e.cfg.ClipNorm
 	}
-	if s.err == nil {
-		s.check(s.kernels.ClipFactor(factor, squares, share, limit))
+	if e.err == nil {
+		e.check(e.kernels.ClipFactor(e.at(numFactor), squares, m, share, limit))
 	}
-	g.factor = factor
+	return e.at(numFactor)
 }

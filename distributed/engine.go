@@ -187,6 +187,13 @@ func (e *engine) check(err error) {
 	}
 }
 
+// failure returns the error of something outside of a step, which does not stay.
+func (e *engine) failure() error {
+	err := e.err
+	e.err = nil
+	return err
+}
+
 // array is an array of n elements that the indices of lists point into.
 func (e *engine) array(p uintptr) runtime.Array {
 	return runtime.Array{Ptr: p, N: e.n, Faults: e.at(numFaults)}

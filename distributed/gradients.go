@@ -37,10 +37,17 @@ type GradientConfig struct {
 	// the loss by the world size: a backend may add faster than it averages. It
 	// is for dense buckets only that neither clip nor look for overflows.
 	Sum bool
-	// Config is how a bucket is reduced, dense unless set.
+	// Config is how a bucket is reduced, dense unless set. ClipNorm bounds the norm
+	// of the whole gradient, which is known when the last one is ready: so all
+	// communication is in Wait then. Overflow is one for all buckets.
 	Config
+	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
+	// many elements, as biases and the parameters of norms are, have dense buckets of
+	// their own: [DefaultDenseUpTo] unless set, a negative number for none.
+	DenseUpTo int
 	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
-	// first and holds gradients registered last.
+	// first and holds gradients registered last. There is no DenseUpTo then. A
+	// ClipNorm is 0 or that of Config.
 	PerBucket func(bucket, elements int) Config
 	// FirstBucketBytes is the size of the first bucket of each type,
 	// [DefaultFirstBucketBytes] unless set, at most BucketBytes: its reduction is to
@@ -60,10 +67,17 @@ type GradientConfig struct {
 	Uneven bool
 }
 
+// DefaultDenseUpTo is how many elements a gradient of one dimension has at most
+// that is reduced densely unless [GradientConfig] says otherwise.
+const DefaultDenseUpTo = 1 << 16
+
 // GradientStats tells what the last step of a [GradientSync] did on this rank.
 type GradientStats struct {
 	Step    int
 	Buckets int
+	// Skipped: a gradient was not finite, and by [OverflowDrop] the step was undone
+	// in all buckets, on all ranks.
+	Skipped bool
 	// SentElements and SentBytes count as in [StepStats].
 	SentElements, SentBytes int64
 	// LaunchTime is the host's time in Ready, WaitTime that in Wait: the
@@ -89,6 +103,14 @@ type GradientStats struct {
 // waits ([NeedsHost], or without streams) it is done when Ready returns, otherwise the
 // compute stream waits for it.
 //
+// Where a bucket is sparse, gradients are clipped or overflows are looked for, a
+// step is a transaction of all buckets, unless Config.NoUndo is set: results are
+// written in Wait, if all buckets have one and none overflowed. An error of Ready
+// stays until Wait, which returns it too and ends the step: gradients and residuals
+// are as before it then, bit for bit, on this rank, and the step can be repeated, or
+// left out, with the same communicator or another one ([GradientSync.Rebind]). An
+// error while results are written stays for good.
+//
 //	for step := range steps {
 //		// backward pass: after the gradient of parameter i is complete
 //		err := sync.Ready(ctx, i, gradient)
@@ -108,19 +130,24 @@ type GradientSync struct {
 	op      comm.ReduceOp     // of dense buckets
 	lens    []int             // of each gradient
 	types   []dtype.DType     // of each gradient
+	vectors []bool            // of each gradient: it goes to a dense bucket of such
 	where   []int             // its bucket
 	given   []*runtime.Tensor // nil: not ready in this step
 	results []*runtime.Tensor // what was given in the last complete step
 	spares  []*runtime.Tensor // in the place of what was left out; nil: never yet
 	buckets []*bucket
-	next    int // first bucket that is not launched
-	steps   int // complete steps
+	joint   *joint // nil: all buckets are plain allreduces
+	next    int    // first bucket that is not launched
+	steps   int    // complete steps
 	begun   bool
+	fault   error           // of this step, which Wait undoes
+	factor  uintptr         // what clips the gradients of this step
 	sums    []sum           // what was accumulated
 	active  *runtime.Tensor // with Uneven: whether this rank has data, and how many do
 	arrived []int           // with Rebuild: gradients of the first step, as they became ready
 
 	stats  GradientStats
+	open   bool // the device knows whether the last step was skipped
 	launch time.Duration
 	before comm.Traffic
 	err    error
@@ -134,12 +161,12 @@ type bucket struct {
 	first   bool        // of its type
 	params  []int
 	bytes   int
+	vectors bool            // of small gradients of one dimension only
 	missing int             // gradients that are not ready
 	joined  []int           // gradients that are put together
 	apart   []int           // and those that are reduced where they are
-	memory  *comm.Buffer    // of those that are joined; nil: none are
-	flat    *runtime.Tensor // of memory
-	given   Config          // as it was given
+	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
+	flat    *runtime.Tensor // those that are joined; nil: none are
 	cfg     Config          // with its defaults, and what was chosen for Auto
 	sparse  *Sparse         // nil: a plain allreduce
 	calls   []comm.Call     // reused
@@ -169,7 +196,7 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 	}
 	n := len(params)
 	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), where: make([]int, n),
-		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), sums: make([]sum, n)}
+		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), sums: make([]sum, n), vectors: make([]bool, n)}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -183,21 +210,23 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 	if cfg.FirstBucketBytes == 0 {
 		cfg.FirstBucketBytes = DefaultFirstBucketBytes
 	}
+	if cfg.DenseUpTo == 0 {
+		cfg.DenseUpTo = DefaultDenseUpTo
+	}
 	g.cfg = cfg
 	for i, t := range params {
 		if _, err := g.address(t); err != nil {
 			return nil, opError(op, fmt.Errorf("gradient %d: %w", i, err))
 		}
 		g.lens[i], g.types[i] = t.Len(), t.DType()
+		sparse := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != Dense
+		g.vectors[i] = sparse && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
 	}
 	g.fillBuckets(backward(n))
-	if err := g.configure(); err != nil {
+	if err := g.configure(ctx); err != nil {
 		return nil, opError(op, err)
 	}
-	if g.err = g.choose(ctx); g.err == nil {
-		g.err = g.allocate(ctx)
-	}
-	if g.err == nil {
+	if g.err = g.allocate(ctx); g.err == nil {
 		g.err = g.prepareJoin()
 	}
 	if g.err != nil {
@@ -216,21 +245,25 @@ func (g *GradientSync) address(t *runtime.Tensor) (uintptr, error) {
 	return p, err
 }
 
-// fillBuckets puts the gradients into buckets, a filling one for each type, in the
-// order in which they become ready. The buckets are reduced in the order in which
-// they are complete then.
+// fillBuckets puts the gradients into buckets, a filling one for each type, and one
+// for vectors of it, in the order in which they become ready. The buckets are reduced
+// in the order in which they are complete then.
 func (g *GradientSync) fillBuckets(ready []int) {
-	filling := make(map[dtype.DType]*bucket)
+	type kind struct {
+		dt      dtype.DType
+		vectors bool
+	}
+	filling := make(map[kind]*bucket)
 	g.buckets = nil
 	for _, i := range ready {
-		dt := g.types[i]
-		b, bytes, limit := filling[dt], g.lens[i]*dt.Size(), g.cfg.BucketBytes
+		k := kind{g.types[i], g.vectors[i]}
+		b, bytes, limit := filling[k], g.lens[i]*k.dt.Size(), g.cfg.BucketBytes
 		if b != nil && b.first {
 			limit = min(limit, g.cfg.FirstBucketBytes)
 		}
 		if b == nil || b.bytes+bytes > limit {
-			b = &bucket{dt: dt, wire: dt, first: b == nil}
-			filling[dt] = b
+			b = &bucket{dt: k.dt, wire: k.dt, first: b == nil, vectors: k.vectors}
+			filling[k] = b
 		}
 		b.params = append(b.params, i)
 		b.bytes += bytes
@@ -245,37 +278,63 @@ func (g *GradientSync) fillBuckets(ready []int) {
 }
 
 // configure decides how the buckets are reduced.
-func (g *GradientSync) configure() error {
+func (g *GradientSync) configure(ctx context.Context) error {
 	cfg := g.cfg
+	given, cfgs := make([]Config, len(g.buckets)), make([]Config, len(g.buckets))
 	for i, b := range g.buckets {
-		c := cfg.Config
+		given[i] = cfg.Config
 		if cfg.PerBucket != nil {
-			c = cfg.PerBucket(i, b.bytes/b.dt.Size())
+			given[i] = cfg.PerBucket(i, b.bytes/b.dt.Size())
 		}
-		b.given = c
-		c, err := c.withDefaults()
+		if b.vectors {
+			given[i].Pattern, given[i].Schedule = Dense, Schedule{}
+		}
+	}
+	if err := g.choose(ctx, given); err != nil {
+		return err
+	}
+	for i := range given {
+		var err error
+		if cfgs[i], err = given[i].withDefaults(); err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+	}
+	whole, err := cfg.Config.withDefaults()
+	if err != nil {
+		return err
+	}
+	whole, joint, err := joinPolicies(given, cfgs, whole, cfg.PerBucket != nil || whole.Pattern == Auto)
+	if err != nil {
+		return err
+	}
+	for i, b := range g.buckets {
+		b.cfg = cfgs[i]
 		switch {
-		case err != nil:
-		case c.plain():
+		case joint:
+			err = checkGradientType(b.dt)
+		default:
 			if b.dt == dtype.F32 && cfg.Wire != dtype.Invalid {
 				b.wire = cfg.Wire
 			}
 			if !g.op.Defined(b.wire) {
 				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.wire)
 			}
-		case cfg.Rebuild || cfg.Wire != dtype.Invalid:
-			err = fmt.Errorf("%w: Rebuild or Wire, which are for dense buckets, with pattern %s, ClipNorm %v and Overflow %d", comm.ErrArgument, c.Pattern, c.ClipNorm, c.Overflow)
-		case cfg.Sum:
-			err = fmt.Errorf("%w: Sum with pattern %s, ClipNorm %v and Overflow %d, which average", comm.ErrArgument, c.Pattern, c.ClipNorm, c.Overflow)
-		default:
-			err = checkGradientType(b.dt)
 		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
-		b.cfg = c
 	}
-	return nil
+	if !joint {
+		return nil
+	}
+	if cfg.Sum || cfg.Rebuild || cfg.Wire != dtype.Invalid {
+		return fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with some that are sparse, clipped or judged", comm.ErrArgument)
+	}
+	kernels, err := runtime.KernelsOf(g.rt)
+	if err == nil {
+		g.joint, err = newJoint(g, kernels, whole)
+	}
+	return err
 }
 
 // plain reports whether an allreduce does it.
@@ -285,36 +344,40 @@ func (c *Config) plain() bool {
 
 // choose chooses for the buckets that leave their pattern to [Auto], once for those
 // that are alike.
-func (g *GradientSync) choose(ctx context.Context) error {
+func (g *GradientSync) choose(ctx context.Context, given []Config) error {
 	made := make(map[string]string)
 	for i, b := range g.buckets {
-		if b.cfg.Pattern != Auto {
+		if given[i].Pattern != Auto {
 			continue
 		}
+		if _, err := given[i].withDefaults(); err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+		if err := checkGradientType(b.dt); err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
 		n := b.bytes / b.dt.Size()
-		alike := fmt.Sprintf("%v %d %+v", b.dt, sizeClass(n), b.cfg)
+		alike := fmt.Sprintf("%v %d %+v", b.dt, sizeClass(n), given[i])
 		if made[alike] == "" {
-			choice, err := choose(ctx, g.rt, g.meter, n, b.dt, b.given)
+			choice, err := choose(ctx, g.rt, g.meter, n, b.dt, given[i])
 			if err != nil {
 				return fmt.Errorf("bucket %d: %w", i, err)
 			}
 			made[alike] = choice.Pattern
 		}
-		var err error
-		b.given.Pattern = made[alike]
-		if b.cfg, err = b.given.withDefaults(); err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
-		}
+		given[i].Pattern = made[alike]
 	}
 	return nil
 }
 
-// allocate allocates what the buckets need.
+// allocate allocates what the buckets need. The sparse ones, of which nobody reads
+// the gradient any more when they have started, share memory to put it together.
 func (g *GradientSync) allocate(ctx context.Context) error {
+	shared := 0
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if !b.cfg.plain() || b.wire != b.dt || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+			if g.joint != nil || b.wire != b.dt || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
 				b.joined = append(b.joined, p)
 				n += g.lens[p]
 			} else {
@@ -325,6 +388,10 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 			b.joined, b.apart = nil, b.params
 			continue
 		}
+		if b.shares() {
+			shared = max(shared, b.bytes)
+			continue
+		}
 		var err error
 		if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.wire.Size()); err == nil {
 			b.flat, err = runtime.Wrap(g.rt, b.memory.Ptr, b.wire, []int{n}, nil, nil)
@@ -333,18 +400,33 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
 	}
+	if g.joint == nil {
+		return nil
+	}
+	g.joint.allocate(&g.joint.shared, shared)
+	if g.joint.err != nil {
+		return g.joint.err
+	}
 	for i, b := range g.buckets {
-		if b.cfg.plain() {
-			continue
+		n := b.bytes / b.dt.Size()
+		var err error
+		if b.joined != nil && b.shares() {
+			b.flat, err = runtime.Wrap(g.rt, g.joint.shared.ptr, b.dt, []int{n}, nil, nil)
 		}
-		sparse, err := NewSparse(g.rt, g.meter, b.bytes/b.dt.Size(), b.cfg)
+		if err == nil && b.sparse == nil {
+			b.sparse, err = NewSparse(g.rt, g.meter, n, b.cfg)
+		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
-		b.sparse = sparse
+		g.joint.link(i, b.sparse)
 	}
 	return nil
 }
+
+// shares reports whether gradients are put together in memory that other buckets
+// use as well.
+func (b *bucket) shares() bool { return b.cfg.Pattern != Dense }
 
 // reset prepares for the next step.
 func (g *GradientSync) reset() {
@@ -352,7 +434,7 @@ func (g *GradientSync) reset() {
 	for _, b := range g.buckets {
 		b.missing = len(b.params)
 	}
-	g.next = 0
+	g.next, g.fault, g.factor = 0, nil, 0
 	g.begun = false
 	g.launch = 0
 	g.before = g.meter.Totals()
@@ -385,7 +467,8 @@ func (g *GradientSync) Patterns() []string {
 //
 // A number that is out of range, a gradient that is ready already, or a tensor
 // that is not as the one registered, is an error and changes nothing. An error of
-// the communication stays: later calls return it too.
+// the communication stays: later calls return it too, until Wait has ended the step
+// where it is a transaction.
 func (g *GradientSync) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	const op = "gradient ready"
 	if err := g.usable(op); err != nil {
@@ -397,8 +480,8 @@ func (g *GradientSync) Ready(ctx context.Context, i int, t *runtime.Tensor) erro
 	started := time.Now()
 	g.accept(ctx, i, t)
 	g.launch += time.Since(started)
-	if g.err != nil {
-		return opError(op, g.err)
+	if err := errors.Join(g.err, g.fault); err != nil {
+		return opError(op, err)
 	}
 	return nil
 }
@@ -425,8 +508,20 @@ func (g *GradientSync) check(op string, i int, t *runtime.Tensor) error {
 
 // begin begins a step, if it has not begun.
 func (g *GradientSync) begin(ctx context.Context) {
-	if !g.begun && g.err == nil {
-		g.begun, g.err = true, g.announce(ctx)
+	if !g.begun && g.err == nil && g.fault == nil {
+		g.begun = true
+		g.fail(g.announce(ctx))
+	}
+}
+
+// fail notes an error, if it is one. Where a step is a transaction, Wait undoes it.
+func (g *GradientSync) fail(err error) {
+	switch {
+	case err == nil:
+	case g.joint != nil && !g.joint.cfg.NoUndo:
+		g.fault = err
+	default:
+		g.err = err
 	}
 }
 
@@ -440,23 +535,50 @@ func (g *GradientSync) accept(ctx context.Context, i int, t *runtime.Tensor) {
 		g.arrived = append(g.arrived, i)
 	}
 	g.buckets[g.where[i]].missing--
-	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil {
-		g.err = g.start(ctx, g.buckets[g.next])
-		g.next++
+	if g.joint == nil || g.joint.cfg.ClipNorm == 0 {
+		g.launchComplete(ctx)
 	}
 }
 
-// start reduces a bucket, or submits its reduction.
-func (g *GradientSync) start(ctx context.Context, b *bucket) error {
-	if err := g.copyParts(b, false); err != nil {
+// launchComplete reduces the buckets whose turn it is and which are complete.
+func (g *GradientSync) launchComplete(ctx context.Context) {
+	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil && g.fault == nil {
+		b := g.buckets[g.next]
+		g.next++
+		err := g.copyParts(b, false)
+		switch {
+		case err != nil:
+		case g.joint == nil:
+			err = g.start(ctx, b)
+		default:
+			err = g.startSparse(ctx, b)
+		}
+		g.fail(err)
+	}
+}
+
+// startSparse starts the step of a bucket, and also ends it if it is not to be
+// undone.
+func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
+	t := b.flat
+	if t == nil {
+		t = g.given[b.params[0]]
+	}
+	ptr, err := t.Ptr()
+	if err != nil {
 		return err
 	}
-	if b.sparse != nil {
-		if b.flat == nil {
-			return b.sparse.AllReduce(ctx, g.given[b.params[0]])
-		}
-		return b.sparse.AllReduce(ctx, b.flat)
+	s := b.sparse
+	s.start(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
+	if g.joint.cfg.NoUndo {
+		s.finish(passes)
+		s.check(g.copyParts(b, true))
 	}
+	return s.err
+}
+
+// start submits the reduction of a plain bucket.
+func (g *GradientSync) start(ctx context.Context, b *bucket) error {
 	b.calls = b.calls[:0]
 	add := func(t *runtime.Tensor) error {
 		p, err := t.Ptr()
@@ -487,7 +609,10 @@ func (g *GradientSync) copyParts(b *bucket, back bool) error {
 	if b.flat == nil {
 		return nil
 	}
-	flat := b.memory.Ptr
+	flat, err := b.flat.Ptr()
+	if err != nil {
+		return err
+	}
 	for _, i := range b.joined {
 		t := g.given[i]
 		param, err := t.Ptr()
@@ -511,36 +636,42 @@ func (g *GradientSync) copyParts(b *bucket, back bool) error {
 // A gradient that was left out, because this rank did not use the parameter,
 // counts as zero. The average over the ranks need not be zero; [GradientSync.Result]
 // has it, for ranks are to change their parameters alike.
+//
+// After an error of a step that is a transaction, nothing has happened: all is as
+// before its first Ready, which the next step begins with.
 func (g *GradientSync) Wait(ctx context.Context) error {
 	const op = "gradient wait"
-	if err := g.usable(op); err != nil {
+	if err := g.usable(op); err != nil && (g.closed || g.err != nil) {
 		return err
 	}
 	started := time.Now()
 	g.begin(ctx)
 	for i, t := range slices.Backward(g.given) {
-		if t == nil && g.err == nil {
+		if t == nil && g.err == nil && g.fault == nil {
 			if t, g.err = g.zero(i); g.err == nil {
 				g.accept(ctx, i, t)
 			}
 		}
 	}
-	if g.err == nil {
+	if g.err == nil && g.joint == nil {
 		g.err = g.order.computeAfterComm(ctx)
-	}
-	for _, b := range g.buckets {
-		if g.err == nil {
-			g.err = g.copyParts(b, true)
+		for _, b := range g.buckets {
+			if g.err == nil {
+				g.err = g.copyParts(b, true)
+			}
 		}
+	} else if g.err == nil {
+		g.conclude(ctx)
+	}
+	if g.fault != nil {
+		return opError(op, g.undo())
 	}
 	if g.err != nil {
 		return opError(op, g.err)
 	}
 	after := g.meter.Totals()
-	g.stats = GradientStats{
-		Step: g.steps, Buckets: len(g.buckets), LaunchTime: g.launch, WaitTime: time.Since(started),
-		SentElements: after.SentElements - g.before.SentElements, SentBytes: after.SentBytes - g.before.SentBytes,
-	}
+	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
+	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
 	g.given, g.results = g.results, g.given
 	if g.cfg.Rebuild && g.steps == 0 {
 		g.err = g.rebuild(ctx)
@@ -551,6 +682,56 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 		return opError(op, g.err)
 	}
 	return nil
+}
+
+// conclude judges the buckets, and ends their steps.
+func (g *GradientSync) conclude(ctx context.Context) {
+	j := g.joint
+	if g.cfg.Uneven && g.fault == nil {
+		g.fail(g.order.computeAfterComm(ctx))
+	}
+	if j.cfg.ClipNorm > 0 && g.fault == nil && g.err == nil {
+		g.factor = j.clip(ctx, g.given)
+		g.fail(j.failure())
+		g.launchComplete(ctx)
+	}
+	if g.fault != nil || g.err != nil || j.cfg.NoUndo {
+		return
+	}
+	waited := false
+	for _, b := range g.buckets {
+		waited = waited || b.sparse.waited
+	}
+	v := j.judge(ctx, len(g.buckets), waited)
+	if g.fault = j.failure(); g.fault != nil {
+		return
+	}
+	for _, b := range g.buckets {
+		b.sparse.finish(v)
+		if g.err = b.sparse.err; g.err == nil {
+			g.err = g.copyParts(b, true)
+		}
+		if g.err != nil {
+			return
+		}
+	}
+	g.stats.Skipped, g.open = v == overflow, v == open
+}
+
+// undo undoes the steps of all buckets that were started, and returns why it did.
+// What fails now stays.
+func (g *GradientSync) undo() error {
+	cause := g.fault
+	for _, b := range g.buckets[:g.next] {
+		if b.sparse.abandon(); b.sparse.err != nil && g.err == nil {
+			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, b.sparse.err)
+		}
+	}
+	g.reset()
+	if g.err != nil {
+		return g.err
+	}
+	return fmt.Errorf("%w (the step is undone: gradients and residuals are as before)", cause)
 }
 
 // zero returns a tensor of zeros in the place of gradient i.
@@ -574,6 +755,9 @@ func (g *GradientSync) ReduceAll(ctx context.Context, gradients []*runtime.Tenso
 	for i, t := range slices.Backward(gradients) {
 		if t != nil {
 			if err := g.Ready(ctx, i, t); err != nil {
+				if g.fault != nil {
+					return g.Wait(ctx) // it ends the step
+				}
 				return err
 			}
 		}
@@ -586,8 +770,34 @@ func (g *GradientSync) ReduceAll(ctx context.Context, gradients []*runtime.Tenso
 // step's Wait and Close. It is nil before the first step.
 func (g *GradientSync) Result(i int) *runtime.Tensor { return g.results[i] }
 
-// Stats returns what the last complete step did.
-func (g *GradientSync) Stats() GradientStats { return g.stats }
+// Stats returns what the last complete step did. Whether it was skipped may be known
+// by the device only, which is waited for then, until ctx is done.
+func (g *GradientSync) Stats(ctx context.Context) (GradientStats, error) {
+	if g.open && !g.closed {
+		skipped := g.joint.overflowed(ctx)
+		if err := g.joint.failure(); err != nil {
+			return g.stats, opError("gradient stats", err)
+		}
+		g.stats.Skipped, g.open = skipped, false
+	}
+	return g.stats, nil
+}
+
+// BucketStats returns what the last complete step did for a bucket, as
+// [Sparse.Stats] does. A bucket that is a plain allreduce has no times, and its
+// traffic is part of [GradientStats] only.
+func (g *GradientSync) BucketStats(ctx context.Context, bucket int) (StepStats, error) {
+	const op = "gradient stats"
+	if bucket < 0 || bucket >= len(g.buckets) {
+		return StepStats{}, opError(op, fmt.Errorf("%w: bucket %d is not in [0, %d)", comm.ErrArgument, bucket, len(g.buckets)))
+	}
+	b := g.buckets[bucket]
+	if b.sparse != nil {
+		return b.sparse.Stats(ctx)
+	}
+	n := b.bytes / b.dt.Size()
+	return StepStats{Step: g.stats.Step, Pattern: Dense, Dense: true, Elements: n, K: n, PickedLocal: n, PickedGlobal: n}, nil
+}
 
 // Close frees the buckets. Gradients and communicator stay as they are.
 // Closing twice is fine. Where the communicator has symmetric memory, all ranks
@@ -625,6 +835,9 @@ func (g *GradientSync) Close() error {
 			}
 		}
 	}
+	if g.joint != nil {
+		errs = append(errs, g.joint.close())
+	}
 	for _, t := range own {
 		if t != nil && settled == nil {
 			errs = append(errs, t.Free())
@@ -640,8 +853,8 @@ func (g *GradientSync) usable(op string) error {
 	if g.closed {
 		return opError(op, comm.ErrClosed)
 	}
-	if g.err != nil {
-		return opError(op, g.err)
+	if err := errors.Join(g.err, g.fault); err != nil {
+		return opError(op, err)
 	}
 	return nil
 }

@@ -56,7 +56,9 @@ func TestJoin(t *testing.T) {
 						return err
 					}
 				}
-				assert.Equal(t, epochs*have[0], g.Stats().Step+1)
+				stats, err := g.Stats(ctx)
+				require.NoError(t, err)
+				assert.Equal(t, epochs*have[0], stats.Step+1)
 				require.NoError(t, g.Close())
 				free(t, all)
 				return nil

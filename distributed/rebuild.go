@@ -51,7 +51,7 @@ func (g *GradientSync) rebuild(ctx context.Context) error {
 		}
 	}
 	g.fillBuckets(ready)
-	errs = append(errs, g.configure())
+	errs = append(errs, g.configure(ctx))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

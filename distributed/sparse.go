@@ -309,13 +309,6 @@ func (s *Sparse) abandon() {
 	s.undoes = false
 }
 
-// failure returns the error of a wait outside of a step, which does not stay.
-func (s *Sparse) failure() error {
-	err := s.err
-	s.err = nil
-	return err
-}
-
 // rollBack undoes a step that failed, if it can, and returns why it did. What
 // fails now stays.
 func (s *Sparse) rollBack() error {
@@ -480,9 +473,7 @@ func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) 
 	}
 	if k == 0 {
 		s.accumulate(g)
-		if s.judges() {
-			s.countArray(s.residual, dtype.F32)
-		}
+		s.judgeAlone()
 		s.stats.SelectTime = time.Since(started)
 		return
 	}
@@ -493,6 +484,21 @@ func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) 
 	if s.judges() {
 		s.countResult(s.result)
 	}
+}
+
+// judgeAlone looks for overflows of a gradient that is not sent, which no other
+// rank knows of: it does not count where several tensors have one verdict.
+func (s *Sparse) judgeAlone() {
+	if !s.judges() {
+		return
+	}
+	flags, skip, skips := s.flags, s.skip, s.skips
+	s.flags, s.skip, s.skips = s.at(s.overflows), s.at(s.overflows), s.size
+	s.countArray(s.residual, dtype.F32)
+	if flags != s.flags && s.origin != 0 {
+		s.copyIfOverflow(s.residual, s.origin, dtype.F32, s.n)
+	}
+	s.flags, s.skip, s.skips = flags, skip, skips
 }
 
 // judges reports whether overflows are looked for.

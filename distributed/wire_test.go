@@ -61,8 +61,10 @@ func TestWire(t *testing.T) {
 				exact, err := cpu.Slice[float64](other)
 				require.NoError(t, err)
 				assert.InDelta(t, 1.0/3, exact[0], 1e-15)
-				assert.Equal(t, int64(share+1), g.Stats().SentElements)
-				assert.Equal(t, int64(2*share+8), g.Stats().SentBytes)
+				stats, err := g.Stats(ctx)
+				require.NoError(t, err)
+				assert.Equal(t, int64(share+1), stats.SentElements)
+				assert.Equal(t, int64(2*share+8), stats.SentBytes)
 				require.NoError(t, g.Close())
 				free(t, all)
 				return nil

@@ -109,8 +109,9 @@ type Kernels interface {
 	SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error
 	// ClipFactor stores in the F32 at factor what scales a gradient of norm
 	// sqrt(squares*share) to at most limit: limit/norm if the norm is finite and
-	// above limit, otherwise 1. squares is the address of an F64.
-	ClipFactor(factor, squares uintptr, share, limit float64) error
+	// above limit, otherwise 1. squares is the sum of m F64, in their order, m at
+	// least 1.
+	ClipFactor(factor, squares uintptr, m int, share, limit float64) error
 
 	// CopyIf copies n elements bit for bit, or stores zeros if src is 0, if any of
 	// the m I32 at flags is not 0, and otherwise writes nothing. m is at least 1.

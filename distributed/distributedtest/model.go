@@ -25,7 +25,8 @@ func testGradientSync(r *rank) error {
 		{name: "small buckets", cfg: distributed.GradientConfig{BucketBytes: 3000}},
 		{name: "each its own", cfg: distributed.GradientConfig{BucketBytes: 1}},
 		{name: "sums", cfg: distributed.GradientConfig{BucketBytes: 3000, Sum: true}},
-		{name: "sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often("oktopk", 0.9)}, sparse: true},
+		{name: "sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often("oktopk", 0.9), DenseUpTo: -1}, sparse: true},
+		{name: "large ones sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often("oktopk", 0.9), DenseUpTo: 400}, sparse: true},
 		{name: "mixed", cfg: distributed.GradientConfig{BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
 			return often(distributed.Patterns()[bucket%10], 1)
 		}}, sparse: true},
@@ -127,7 +128,11 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 				}
 			}
 		}
-		if stats := g.Stats(); stats.Step != step || stats.Buckets != len(g.Buckets()) || (stats.SentElements > 0) != (r.size > 1) {
+		stats, err := g.Stats(r.ctx)
+		if err != nil {
+			return err
+		}
+		if stats.Step != step || stats.Buckets != len(g.Buckets()) || (stats.SentElements > 0) != (r.size > 1) {
 			return fmt.Errorf("step %d: stats %+v", step, stats)
 		}
 	}

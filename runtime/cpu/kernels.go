@@ -74,12 +74,19 @@ func (k kernels) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error
 	return c.err
 }
 
-func (k kernels) ClipFactor(factor, squares uintptr, share, limit float64) error {
+func (k kernels) ClipFactor(factor, squares uintptr, m int, share, limit float64) error {
 	c := k.call("ClipFactor")
-	f, sq := number[float32](&c, "factor", factor), number[float64](&c, "squares", squares)
+	f, parts := number[float32](&c, "factor", factor), slice[float64](&c, "squares", squares, m)
+	if m < 1 {
+		c.fail("%d sums of squares, want at least one", m)
+	}
 	if c.err == nil {
 		*f = 1
-		if norm := math.Sqrt(*sq * share); norm > limit && norm <= math.MaxFloat64 {
+		sum := 0.0
+		for _, part := range parts {
+			sum += part
+		}
+		if norm := math.Sqrt(sum * share); norm > limit && norm <= math.MaxFloat64 {
 			*f = float32(limit / norm)
 		}
 	}

@@ -126,7 +126,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"Scale":           func() error { return w.Scale(y, dtype.F32, n, one) },
 		"Scale f16":       func() error { return w.Scale(half, dtype.F16, n, one) },
 		"SumSquares":      func() error { return w.SumSquares(half, dtype.F16, n, words) },
-		"ClipFactor":      func() error { return w.ClipFactor(zero, words, 1, 1) },
+		"ClipFactor":      func() error { return w.ClipFactor(zero, words, 1, 1, 1) },
 		"TopK":            func() error { return w.TopK(src, k, out, 0) },
 		"TopK guessed":    func() error { return w.TopK(src, k, out, two) },
 		"TopK of half":    func() error { return w.TopK(bf16, n/2, out, 0) },

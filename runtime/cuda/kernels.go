@@ -246,12 +246,15 @@ func (s *sparse) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error
 }
 
 // ClipFactor implements [runtime.Kernels].
-func (s *sparse) ClipFactor(factor, squares uintptr, share, limit float64) error {
+func (s *sparse) ClipFactor(factor, squares uintptr, m int, share, limit float64) error {
 	c := s.call("ClipFactor")
 	c.number("factor", factor, 4)
-	c.number("squares", squares, 8)
+	c.buffer("squares", squares, max(m, 1), 8)
+	if c.err == nil && m < 1 {
+		c.err = fmt.Errorf("cuda:%d: ClipFactor: %d sums of squares, want at least one: %w", s.rt.index, m, runtime.ErrArgument)
+	}
 	return c.submit(func() error {
-		return s.rt.launchBlocks(kernelClipFactor, 1, 1, uint64(factor), uint64(squares), math.Float64bits(share), math.Float64bits(limit))
+		return s.rt.launchBlocks(kernelClipFactor, 1, 1, uint64(factor), uint64(squares), uint64(m), math.Float64bits(share), math.Float64bits(limit))
 	})
 }
 

@@ -137,8 +137,12 @@ func testClipFactor(d *device) {
 				if norm := math.Sqrt(squares * share); norm > limit && !math.IsInf(norm, 0) {
 					want = float32(limit / norm)
 				}
+				parts := []float64{squares}
+				if d.rng.IntN(2) == 0 { // whose sum is exact
+					parts = []float64{0, squares / 4, squares / 2, squares / 4}
+				}
 				factor := d.number(-1)
-				require.NoError(d, k.ClipFactor(factor, place(d, []float64{squares}), share, limit))
+				require.NoError(d, k.ClipFactor(factor, place(d, parts), len(parts), share, limit))
 				d.equalFloats([]float32{want}, read[float32](d, factor, 1), "%v times %v, at most %v", squares, share, limit)
 			}
 		}

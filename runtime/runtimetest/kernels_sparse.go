@@ -459,7 +459,7 @@ func testKernelArguments(d *device) {
 	few := runtime.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
 	fails(k.Accumulate(src), k.CopyIf(0, p, dtype.F32, 1, q, 1), k.CopyIf(p, 0, dtype.F32, 1, 0, 1), k.CopyIf(p, 0, dtype.F32, 1, q, 0),
 		k.Store(0, dtype.F32, p, 1, 1, 0), k.Store(p, dtype.F32, 0, 1, 1, 0), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
-		k.SumSquares(0, dtype.F32, 1, f64), k.SumSquares(p, dtype.F32, 1, 0), k.ClipFactor(0, f64, 1, 1), k.ClipFactor(t, 0, 1, 1),
+		k.SumSquares(0, dtype.F32, 1, f64), k.SumSquares(p, dtype.F32, 1, 0), k.ClipFactor(0, f64, 1, 1, 1), k.ClipFactor(t, 0, 1, 1, 1), k.ClipFactor(t, f64, 0, 1, 1),
 		k.TopK(noX, 1, ok, t), k.TopK(src, 1, none, t), k.TopK(src, 3, few, t),
 		k.Select(noX, t, ok), k.Select(src, 0, ok), k.Select(src, t, none),
 		k.SelectNear(noX, 1, f64, near, ok, t), k.SelectNear(src, 1, 0, near, ok, t), k.SelectNear(src, 3, f64, near, few, t), k.SelectNear(src, 1, f64, near, noLen, t),

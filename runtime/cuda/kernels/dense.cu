@@ -209,9 +209,11 @@ KERNEL sum_squares_f32(sum_args a) { sum_squares<float>(a); }
 KERNEL sum_squares_f16(sum_args a) { sum_squares<f16>(a); }
 KERNEL sum_squares_bf16(sum_args a) { sum_squares<bf16>(a); }
 
-KERNEL clip_factor(float *factor, const double *squares, double share, double limit) {
+KERNEL clip_factor(float *factor, const double *squares, u64 m, double share, double limit) {
   if (thread_index() > 0) return;
-  const double norm = square_root(*squares * share), most = 0x1.fffffffffffffp1023;
+  double sum = 0;
+  for (u64 i = 0; i < m; i++) sum += squares[i];
+  const double norm = square_root(sum * share), most = 0x1.fffffffffffffp1023;
   *factor = norm > limit && norm <= most ? (float)(limit / norm) : 1;
 }
 
