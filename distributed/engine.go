@@ -50,6 +50,8 @@ type engine struct {
 	waited bool   // the host has waited for the device in this step
 	flat   buffer // a dense result, until the step is sure to succeed
 
+	agreed bool // the ranks of c have compared what they reduce
+
 	numbers
 	buffers   []*buffer
 	permanent int // buffers[:permanent] live until close
@@ -67,6 +69,7 @@ func (e *engine) bind(c comm.Communicator) {
 	e.c, e.order = c, newOrder(e.rt, c)
 	e.rank, e.size = c.Rank(), c.WorldSize()
 	e.average = 1 / float32(e.size)
+	e.agreed = e.size == 1
 	e.prepareNumbers()
 }
 

@@ -568,6 +568,9 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	if err != nil {
 		return err
 	}
+	if err := g.joint.agreeOn(ctx, g); err != nil {
+		return err
+	}
 	s := b.sparse
 	s.start(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
 	if g.joint.cfg.NoUndo {

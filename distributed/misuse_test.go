@@ -163,12 +163,67 @@ func TestTensorsOfTwoLengths(t *testing.T) {
 			return err
 		}
 		err = s.AllReduce(ctx, g)
-		if c.Rank() == 0 {
-			assert.ErrorIs(t, err, comm.ErrMismatch)
-			assert.ErrorContains(t, err, "rank 1 of 2 announces 5000")
-		}
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		assert.ErrorContains(t, err, `rank 0 has "100 elements", rank 1 has "10000 elements"`)
 		return errors.Join(err, c.Close(), s.Close())
 	})
 	assert.ErrorIs(t, err, comm.ErrMismatch)
 	require.NoError(t, rt.Close())
+}
+
+// TestRanksDisagree has the last rank reduce in another way than the others. All
+// ranks name the difference, and nothing has happened: those that agree after all
+// go on.
+func TestRanksDisagree(t *testing.T) {
+	const ranks, n = 3, 500
+	cfg := distributed.Config{Pattern: "topkA", Density: 0.1}
+	with := func(change func(c *distributed.Config)) distributed.Config {
+		other := cfg
+		change(&other)
+		return other
+	}
+	for what, other := range map[string]struct {
+		cfg  distributed.Config
+		n    int
+		dt   dtype.DType
+		want string
+	}{
+		"pattern":    {with(func(c *distributed.Config) { c.Pattern = "topkA2" }), n, dtype.F32, `rank 0 has "Pattern topkA", rank 2 has "Pattern topkA2"`},
+		"density":    {with(func(c *distributed.Config) { c.Density = 0.2 }), n, dtype.F32, `rank 0 has "Density 0.1", rank 2 has "Density 0.2"`},
+		"type":       {cfg, n, dtype.BF16, `rank 0 has "f32", rank 2 has "bf16"`},
+		"length":     {cfg, n + 1, dtype.F32, `rank 0 has "500 elements", rank 2 has "501 elements"`},
+		"clipping":   {with(func(c *distributed.Config) { c.ClipNorm = 1 }), n, dtype.F32, `rank 2 has "ClipNorm 1"`},
+		"the policy": {with(func(c *distributed.Config) { c.Overflow = distributed.OverflowError }), n, dtype.F32, `rank 2 has "Overflow 3"`},
+	} {
+		rt := cpu.New()
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			mine, length, dt := cfg, n, dtype.F32
+			if c.Rank() == ranks-1 {
+				mine, length, dt = other.cfg, other.n, other.dt
+			}
+			s, err := distributed.NewSparse(rt, c, length, mine)
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dt, length)
+			if err != nil {
+				return err
+			}
+			err = errors.Join(g.Fill(1), s.AllReduce(ctx, g))
+			assert.ErrorIs(t, err, comm.ErrMismatch, what)
+			assert.ErrorContains(t, err, other.want, what)
+			if c.Rank() == ranks-1 {
+				require.NoError(t, errors.Join(s.Close(), g.Free()))
+				if s, err = distributed.NewSparse(rt, c, n, cfg); err != nil {
+					return err
+				}
+				if g, err = runtime.New(rt, dtype.F32, n); err != nil {
+					return err
+				}
+				require.NoError(t, g.Fill(1))
+			}
+			return errors.Join(s.AllReduce(ctx, g), s.Close(), g.Free())
+		}))
+		require.NoError(t, rt.Close())
+	}
 }

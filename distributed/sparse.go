@@ -191,7 +191,10 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 // close it unless all ranks have the error. A rank that had got all of the result
 // by then has completed the step; [StepStats.Step] tells. A context that is over
 // before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
-// is sent. Lengths that another rank announces and that no tensor of n elements
+// is sent. Before the first step with a communicator the ranks compare the length,
+// the type, the configuration and the version of this module, by one element of
+// each rank: if they differ, that is [comm.ErrMismatch] on all of them, and names
+// the difference. Lengths that another rank announces and that no tensor of n elements
 // has are [comm.ErrMismatch].
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
@@ -224,6 +227,9 @@ func (s *Sparse) start(ctx context.Context, g gradient) {
 		s.check(comm.ContextError(ctx))
 	} else {
 		s.check(s.order.drain(ctx)) // an earlier step may have failed
+	}
+	if !s.agreed {
+		s.agree(ctx, s.terms(g.dt))
 	}
 	if s.err != nil {
 		return

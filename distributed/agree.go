@@ -1,0 +1,110 @@
+package distributed
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"reflect"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// termsBytes is the most that terms take when they travel.
+const termsBytes = 2 << 10
+
+// module is this library's, whose version all ranks are to have.
+const module = "github.com/tutti-go/tutti"
+
+var version = sync.OnceValue(func() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {
+		if m.Path == module {
+			return m.Version
+		}
+	}
+	return "unknown"
+})
+
+// terms are what all ranks of a step have to agree on, one to a line.
+func (e *engine) terms(dt dtype.DType) string {
+	lines := []string{"version " + version(), fmt.Sprintf("%d elements", e.n), dt.String()}
+	cfg := reflect.ValueOf(e.cfg)
+	for i := range cfg.NumField() {
+		lines = append(lines, fmt.Sprintf("%s %v", cfg.Type().Field(i).Name, cfg.Field(i)))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// agree compares terms between the ranks, once for each communicator: their hash,
+// which is one element of each rank, and only if that differs themselves. An error
+// is the same on every rank, and names the first difference to rank 0.
+func (e *engine) agree(ctx context.Context, terms string) {
+	if e.agreed || e.err != nil {
+		return
+	}
+	h := fnv.New64a()
+	h.Write([]byte(terms))
+	hashes := e.exchange(ctx, h.Sum(nil), dtype.I64)
+	if e.err == nil && slices.ContainsFunc(hashes, func(h []byte) bool { return !bytes.Equal(h, hashes[0]) }) {
+		text := make([]byte, termsBytes)
+		copy(text, terms)
+		e.check(difference(e.exchange(ctx, text, dtype.U8)))
+	}
+	e.agreed = e.err == nil
+}
+
+// exchange has every rank know every rank's bytes, which are elements of a type.
+func (e *engine) exchange(ctx context.Context, mine []byte, dt dtype.DType) [][]byte {
+	size := len(mine)
+	var memory buffer
+	e.allocate(&memory, (e.size+1)*size)
+	if e.err == nil {
+		e.check(e.rt.CopyIn(memory.ptr, mine))
+	}
+	first := memory.ptr + uintptr(size)
+	e.communicate(ctx, comm.AllGatherCall(memory.ptr, first, size/dt.Size(), dt))
+	if e.err == nil {
+		e.check(e.order.hostAfterAll(ctx))
+	}
+	all := make([]byte, e.size*size)
+	if e.err == nil {
+		e.check(e.rt.CopyOut(all, first))
+		e.release(len(e.buffers) - 1) // after an error, somebody may still write it
+	}
+	return slices.Collect(slices.Chunk(all, size))
+}
+
+// difference names what the first rank that differs from rank 0 has.
+func difference(texts [][]byte) error {
+	if len(texts) == 0 {
+		return nil
+	}
+	lines := func(rank int) []string {
+		return strings.Split(string(bytes.TrimRight(texts[rank], "\x00")), "\n")
+	}
+	zero := lines(0)
+	for rank := range texts {
+		other := lines(rank)
+		for i := range max(len(zero), len(other)) {
+			line := func(of []string) string {
+				if i < len(of) {
+					return of[i]
+				}
+				return "nothing"
+			}
+			if a, b := line(zero), line(other); a != b {
+				return fmt.Errorf("%w: rank 0 has %q, rank %d has %q", comm.ErrMismatch, a, rank, b)
+			}
+		}
+	}
+	return fmt.Errorf("%w: the ranks' configurations differ", comm.ErrMismatch)
+}
