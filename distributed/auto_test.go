@@ -245,7 +245,7 @@ func TestAutoResumes(t *testing.T) {
 			return err
 		}
 		defer stranger.Close()
-		assert.ErrorIs(t, stranger.Restore(state), comm.ErrMismatch)
+		assert.ErrorIs(t, stranger.Restore(ctx, state), comm.ErrMismatch)
 		_, err = stranger.Residual()
 		assert.ErrorIs(t, err, comm.ErrUnsupported, "still nothing is chosen")
 
@@ -254,7 +254,7 @@ func TestAutoResumes(t *testing.T) {
 			return err
 		}
 		defer second.Close()
-		if err := second.Restore(state); err != nil {
+		if err := second.Restore(ctx, state); err != nil {
 			return err
 		}
 		for number := 3; number < 6; number++ {
@@ -318,6 +318,7 @@ func TestAutoBuckets(t *testing.T) {
 		}
 		g, err := distributed.NewGradientSync(ctx, r.Runtime, r.Comm, params, distributed.GradientConfig{
 			BucketBytes: 4 * 20_000,
+			DenseUpTo:   -1,
 			Config:      distributed.Config{Pattern: distributed.Auto, Density: 0.01},
 		})
 		if err != nil {

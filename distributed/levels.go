@@ -293,7 +293,9 @@ func (l *Levels) State(ctx context.Context) ([]byte, error) { return l.sparse.St
 // Restore makes l what it was when [Levels.State] returned state, as
 // [Sparse.Restore] does. Each rank restores its own: shares of equal length are
 // not told apart.
-func (l *Levels) Restore(state []byte) error { return l.sparse.Restore(state) }
+func (l *Levels) Restore(ctx context.Context, state []byte) error {
+	return l.sparse.Restore(ctx, state)
+}
 
 // Close frees the memory. The mesh and tensors stay as they are. Closing twice is
 // fine. After an error, see [Sparse.Close]; the communicators to close are those

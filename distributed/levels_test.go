@@ -239,7 +239,7 @@ func TestLevelsResume(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := runs[1].Restore(state); err != nil {
+		if err := runs[1].Restore(ctx, state); err != nil {
 			return err
 		}
 		for number := 3; number < 5; number++ {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -159,6 +161,9 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 	if err := s.order.settle(); err != nil {
 		return opError(op, err)
 	}
+	if err := s.learn(); err != nil {
+		return opError(op, err)
+	}
 	s.release(s.permanent)
 	s.meter = comm.NewMeter(c)
 	s.bind(s.meter)
@@ -167,6 +172,26 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 		return opError(op, s.err)
 	}
 	return nil
+}
+
+// learn finds out whether the device dropped the last step, before the numbers are
+// those of another communicator.
+func (s *Sparse) learn() error {
+	if !s.open || s.counted {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+	defer cancel()
+	counts := make([]int32, s.skips)
+	err := s.order.hostAfterCompute(ctx)
+	if err == nil {
+		err = s.rt.CopyOut(hostmem.Bytes(counts), s.skip)
+	}
+	if err == nil && slices.ContainsFunc(counts, func(n int32) bool { return n != 0 }) {
+		s.skipped()
+	}
+	s.open = s.open && err != nil
+	return err
 }
 
 // AllReduce replaces t by (an approximation of) the average of all ranks' t:

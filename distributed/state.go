@@ -7,9 +7,13 @@ import (
 	"fmt"
 	"hash/crc32"
 	"hash/fnv"
+	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // stateMagic is the beginning of what State returns; its last byte is the
@@ -73,17 +77,35 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, opError(op, err)
 	}
-	return binary.LittleEndian.AppendUint32(state, crc32.Checksum(state, castagnoli)), nil
+	return seal(state), nil
 }
 
-// Restore makes s what it was when [Sparse.State] returned state: the next step
+// RestoreRanks returns the ranks of a run of saved ranks whose states a rank of
+// size passes to Restore. In the same world that is its own. In another one each
+// state goes to one rank, so that the sum of the residuals stays; a rank that gets
+// none this way takes that of rank 0, and of it only what all states have.
+func RestoreRanks(saved, size, rank int) []int {
+	var ranks []int
+	for r := rank; r < saved; r += size {
+		ranks = append(ranks, r)
+	}
+	if len(ranks) == 0 {
+		return []int{0}
+	}
+	return ranks
+}
+
+// Restore makes s what it was when [Sparse.State] returned its state: the next step
 // is the one that followed, with the same bits. It does not communicate; all
-// ranks restore. What was chosen for [Auto] stays.
+// ranks restore. What was chosen for [Auto] stays. In another world size than that of
+// the states, which are those of [RestoreRanks] then, residuals are added up in their
+// order, and thresholds and regions start anew. Where an earlier step failed, Restore
+// waits for the communicator until ctx is done.
 //
 // What is no such state, is damaged or of another version is [comm.ErrArgument];
-// one of another configuration, tensor length, rank or world size is
-// [comm.ErrMismatch]. s is as it was then.
-func (s *Sparse) Restore(state []byte) error {
+// one of another configuration, tensor length or rank is [comm.ErrMismatch]. s is as
+// it was then. An error of the runtime while the residual is written stays.
+func (s *Sparse) Restore(ctx context.Context, states ...[]byte) error {
 	const op = "restore"
 	if s.closed {
 		return opError(op, comm.ErrClosed)
@@ -91,57 +113,173 @@ func (s *Sparse) Restore(state []byte) error {
 	if s.err != nil {
 		return opError(op, s.err)
 	}
-	wrong := func(format string, args ...any) error {
-		return opError(op, fmt.Errorf("%w: %s", comm.ErrArgument, fmt.Sprintf(format, args...)))
+	parsed, err := s.parseAll(states)
+	if err == nil {
+		err = s.order.drain(ctx)
 	}
-	version := len(stateMagic) - 1
-	if len(state) <= version || string(state[:version]) != stateMagic[:version] {
-		return wrong("%d bytes that are no state of a Sparse", len(state))
+	if err == nil {
+		err = s.restore(parsed)
 	}
-	if state[version] != stateMagic[version] {
-		return wrong("the state has version %d, want %d", state[version], stateMagic[version])
+	if err != nil {
+		return opError(op, err)
 	}
-	end := len(state) - wordSize
-	var header stateHeader
-	first := len(stateMagic) + binary.Size(header)
-	if end < first || crc32.Checksum(state[:end], castagnoli) != binary.LittleEndian.Uint32(state[end:]) {
+	return nil
+}
+
+// savedState is a state that was parsed.
+type savedState struct {
+	stateHeader
+	numbers, residual []byte
+}
+
+// parseAll parses the states that this rank is given, and checks that they are its.
+func (s *Sparse) parseAll(states [][]byte) ([]savedState, error) {
+	if len(states) == 0 {
+		return nil, fmt.Errorf("%w: no state", comm.ErrArgument)
+	}
+	var parsed []savedState
+	var ranks []int
+	for i, state := range states {
+		p, err := s.parse(state)
+		if err != nil {
+			return nil, fmt.Errorf("state %d: %w", i, err)
+		}
+		parsed, ranks = append(parsed, p), append(ranks, int(p.Rank))
+		if p.Size != parsed[0].Size || p.Steps != parsed[0].Steps {
+			return nil, fmt.Errorf("state %d: %w: of %d ranks after %d steps, the first is of %d after %d", i, comm.ErrMismatch,
+				p.Size, p.Steps, parsed[0].Size, parsed[0].Steps)
+		}
+	}
+	saved := int(parsed[0].Size)
+	if want := RestoreRanks(saved, s.size, s.rank); !slices.Equal(ranks, want) {
+		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, rank %d of %d needs %v", comm.ErrMismatch, ranks, saved, s.rank, s.size, want)
+	}
+	return parsed, nil
+}
+
+// parse checks a state, by itself.
+func (s *Sparse) parse(state []byte) (p savedState, err error) {
+	wrong := func(format string, args ...any) (savedState, error) {
+		return savedState{}, fmt.Errorf("%w: %s", comm.ErrArgument, fmt.Sprintf(format, args...))
+	}
+	body, err := unseal(state, stateMagic, "a Sparse")
+	if err != nil {
+		return p, err
+	}
+	size := binary.Size(p.stateHeader)
+	if len(body) < size {
 		return wrong("the state is damaged")
 	}
-	if err := binary.Read(bytes.NewReader(state[len(stateMagic):]), binary.LittleEndian, &header); err != nil {
+	if err := binary.Read(bytes.NewReader(body), binary.LittleEndian, &p.stateHeader); err != nil {
 		return wrong("the state is damaged: %v", err)
 	}
-	if s.cfg.Pattern == Auto && int(header.Rank) == s.rank && int(header.Size) == s.size {
-		s.adopt(header.Config)
+	if s.cfg.Pattern == Auto {
+		s.adopt(p.Config)
 	}
 	elements := 0
 	if s.residual != 0 {
 		elements = s.n
 	}
-	if header.Config != s.fingerprint() || int(header.Rank) != s.rank || int(header.Size) != s.size {
-		return opError(op, fmt.Errorf("%w: the state is of rank %d of %d, this is rank %d of %d; configuration or length of the tensor differ: %v",
-			comm.ErrMismatch, header.Rank, header.Size, s.rank, s.size, header.Config != s.fingerprint()))
+	if p.Config != s.fingerprint() {
+		return p, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor", comm.ErrMismatch, p.Rank, p.Size)
 	}
-	if int(header.Words) != int(s.overflows) || int(header.Elements) != elements || end-first != wordSize*(int(s.overflows)+elements) ||
-		header.K > uint64(s.n) {
-		return wrong("the state has %d numbers and %d elements in %d bytes", header.Words, header.Elements, len(state))
+	rest, words := body[size:], wordsBefore(int(p.Size))
+	dense := s.cfg.Pattern == Dense && p.K > 0
+	if p.Rank >= p.Size || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != wordSize*(words+elements) ||
+		p.K > uint64(s.n) || dense || p.Steps > math.MaxInt64 || p.Age > math.MaxInt64 || p.Rounds > math.MaxInt64 {
+		return wrong("the state has %d numbers, %d elements and k = %d in %d bytes", p.Words, p.Elements, p.K, len(state))
 	}
-	if err := s.order.settle(); err != nil {
-		return opError(op, err)
+	p.numbers, p.residual = rest[:wordSize*words], rest[wordSize*words:]
+	return p, nil
+}
+
+// wordsBefore is how many numbers there are before the overflows, which no state
+// has, with so many ranks.
+func wordsBefore(size int) int {
+	return int(numPerRank) + size + (size + 1) + size + (size + 1) + sampleCount*(2*size+1)
+}
+
+// restore takes what was parsed.
+func (s *Sparse) restore(states []savedState) error {
+	first := &states[0]
+	s.steps, s.stats, s.counted, s.open = int(first.Steps), StepStats{}, true, false
+	if int(first.Size) == s.size {
+		s.plan(int(first.K))
+		copy(hostmem.Bytes(s.host), first.numbers)
+		if s.err == nil {
+			s.check(s.rt.CopyIn(s.words.ptr, first.numbers))
+		}
+		s.past = past{age: int(first.Age), steps: int(first.Rounds), globalThreshold: first.GlobalThreshold}
+	} else {
+		s.release(s.permanent)
+		s.k, s.picks, s.result = 0, runtime.Entries{}, result{}
 	}
-	s.plan(int(header.K))
-	numbers, residual := state[first:][:wordSize*int(s.overflows)], state[first+wordSize*int(s.overflows):end]
-	copy(hostmem.Bytes(s.host), numbers)
-	if s.err == nil {
-		s.check(s.rt.CopyIn(s.words.ptr, numbers))
+	residual := first.residual
+	switch {
+	case int(first.Rank)%s.size != s.rank: // it has another one
+		residual = make([]byte, len(residual))
+	case len(states) > 1:
+		sum := make([]float32, len(residual)/wordSize)
+		for _, state := range states {
+			for i := range sum {
+				sum[i] += math.Float32frombits(binary.LittleEndian.Uint32(state.residual[wordSize*i:]))
+			}
+		}
+		residual = hostmem.Bytes(sum)
 	}
 	if s.err == nil && len(residual) > 0 {
 		s.check(s.rt.CopyIn(s.residual, residual))
 	}
-	s.steps = int(header.Steps)
-	s.past = past{age: int(header.Age), steps: int(header.Rounds), globalThreshold: header.GlobalThreshold}
-	s.stats, s.counted = StepStats{}, true
+	return s.err
+}
+
+// ScaleResidual multiplies the residual, and the thresholds that were found for
+// it, by a finite factor that is not negative: when a loss scale or learning rate
+// that gradients contain changes by it, what was not sent yet changes alike. It does
+// not communicate; all ranks do it. The dense pattern has nothing to scale.
+func (s *Sparse) ScaleResidual(factor float64) error {
+	const op = "scale residual"
+	switch f := float32(factor); {
+	case s.closed:
+		return opError(op, comm.ErrClosed)
+	case s.err != nil:
+		return opError(op, s.err)
+	case !(factor >= 0) || math.IsInf(float64(f), 0):
+		return opError(op, fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor))
+	case s.residual == 0:
+		return nil
+	default:
+		s.set(numFactor, int32(math.Float32bits(f)))
+	}
+	for _, x := range []struct {
+		ptr uintptr
+		n   int
+	}{{s.residual, s.n}, {s.at(numState), 1}, {s.at(numBracket), 1}} {
+		if s.err == nil {
+			s.check(s.kernels.Scale(x.ptr, dtype.F32, x.n, s.at(numFactor)))
+		}
+	}
 	if s.err != nil {
 		return opError(op, s.err)
 	}
 	return nil
+}
+
+// seal ends a state: with the CRC-32C of everything before.
+func seal(state []byte) []byte {
+	return binary.LittleEndian.AppendUint32(state, crc32.Checksum(state, castagnoli))
+}
+
+// unseal returns what is between a state's magic and its end, if it is whole.
+func unseal(state []byte, magic, of string) ([]byte, error) {
+	version, end := len(magic)-1, len(state)-wordSize
+	switch {
+	case len(state) <= version || string(state[:version]) != magic[:version]:
+		return nil, fmt.Errorf("%w: %d bytes that are no state of %s", comm.ErrArgument, len(state), of)
+	case state[version] != magic[version]:
+		return nil, fmt.Errorf("%w: the state has version %d, want %d", comm.ErrArgument, state[version], magic[version])
+	case end < len(magic) || crc32.Checksum(state[:end], castagnoli) != binary.LittleEndian.Uint32(state[end:]):
+		return nil, fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
+	}
+	return state[len(magic):end], nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -12,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -36,7 +38,7 @@ func TestResume(t *testing.T) {
 							u, err = newTrainee(rt, c, cfg, n)
 						}
 						if err == nil {
-							err = u.s.Restore(state)
+							err = u.s.Restore(ctx, state)
 						}
 					}
 					if err != nil {
@@ -91,7 +93,7 @@ func TestRestoreWrong(t *testing.T) {
 			n   int
 		}{
 			{c, distributed.Config{Pattern: "oktopk", Density: 0.2}, n}, {c, distributed.Config{Pattern: "topkA", Density: 0.1}, n},
-			{c, distributed.Config{}, n}, {c, cfg, n + 1}, {alone[0], cfg, n},
+			{c, distributed.Config{}, n}, {c, cfg, n + 1}, {alone[0], distributed.Config{Pattern: "gtopk", Density: 0.1}, n},
 		} {
 			s, err := distributed.NewSparse(rt, other.c, other.n, other.cfg)
 			if err != nil {
@@ -104,15 +106,17 @@ func TestRestoreWrong(t *testing.T) {
 			mismatches = append(mismatches, state)
 		}
 		for i, state := range mismatches {
-			assert.ErrorIs(t, u.s.Restore(state), comm.ErrMismatch, "%d", i)
+			assert.ErrorIs(t, u.s.Restore(ctx, state), comm.ErrMismatch, "%d", i)
 		}
+		assert.ErrorIs(t, u.s.Restore(ctx, mine, mine), comm.ErrMismatch, "two states")
+		assert.ErrorIs(t, u.s.Restore(ctx), comm.ErrArgument, "no state")
 		for i := range len(mine) {
 			damaged := bytes.Clone(mine)
 			damaged[i] ^= 1 << (i % 8)
-			assert.ErrorIs(t, u.s.Restore(damaged), comm.ErrArgument, "byte %d", i)
-			assert.ErrorIs(t, u.s.Restore(mine[:i]), comm.ErrArgument, "%d bytes", i)
+			assert.ErrorIs(t, u.s.Restore(ctx, damaged), comm.ErrArgument, "byte %d", i)
+			assert.ErrorIs(t, u.s.Restore(ctx, mine[:i]), comm.ErrArgument, "%d bytes", i)
 		}
-		assert.ErrorIs(t, u.s.Restore(append(bytes.Clone(mine), 0)), comm.ErrArgument)
+		assert.ErrorIs(t, u.s.Restore(ctx, append(bytes.Clone(mine), 0)), comm.ErrArgument)
 		over, cancel := context.WithCancel(ctx)
 		cancel()
 		_, _ = u.s.State(over) // an error of its own wait, if it waits, does not stay
@@ -155,4 +159,114 @@ func TestWhatRan(t *testing.T) {
 		}))
 	}
 	require.NoError(t, rt.Close())
+}
+
+// TestRestoreOtherWorld saves a run of some ranks and goes on with fewer and with
+// more: the number of the step and the sum of the residuals stay, up to rounding,
+// and a rank that is given another one's state says so.
+func TestRestoreOtherWorld(t *testing.T) {
+	const n, steps = 2000, 3
+	for _, pattern := range []string{distributed.Dense, "topkA", "topkAopt", "gtopk", "topkSA", "oktopk"} {
+		for _, saved := range []int{2, 5} {
+			rt := cpu.New()
+			cfg := distributed.Config{Pattern: pattern, Density: 0.1}
+			states := make([][]byte, saved)
+			var before ledger
+			require.NoError(t, local.Run(t.Context(), saved, func(ctx context.Context, c comm.Communicator) error {
+				u, err := newTrainee(rt, c, cfg, n)
+				for step := range steps {
+					if err == nil {
+						err = u.step(ctx, step)
+					}
+				}
+				if err != nil {
+					return err
+				}
+				before.add(&before.in, u.state(), 1)
+				states[c.Rank()], err = u.s.State(ctx)
+				return errors.Join(err, u.close())
+			}))
+			for _, size := range []int{1, 2, 3, 7} {
+				var after ledger
+				require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, c comm.Communicator) error {
+					u, err := newTrainee(rt, c, cfg, n)
+					if err != nil {
+						return err
+					}
+					var mine [][]byte
+					for _, r := range distributed.RestoreRanks(saved, size, c.Rank()) {
+						mine = append(mine, states[r])
+					}
+					assert.ErrorIs(t, u.s.Restore(ctx, append(mine, states[0])...), comm.ErrMismatch, "one too many")
+					if len(mine) > 1 {
+						assert.ErrorIs(t, u.s.Restore(ctx, mine[0]), comm.ErrMismatch, "one too few")
+					}
+					if err := u.s.Restore(ctx, mine...); err != nil {
+						return err
+					}
+					after.add(&after.in, u.state(), 1)
+					if err := u.step(ctx, steps); err != nil {
+						return err
+					}
+					stats, err := u.s.Stats(ctx)
+					assert.Equal(t, steps, stats.Step, "%s, %d to %d ranks", pattern, saved, size)
+					return errors.Join(err, u.close())
+				}))
+				for i, want := range before.in {
+					assert.InDelta(t, want, after.in[i], 1e-5*(1+math.Abs(want)), "%s, %d to %d ranks, index %d", pattern, saved, size, i)
+				}
+			}
+			require.NoError(t, rt.Close())
+		}
+	}
+}
+
+// TestScaleResidual: with residual and gradients twice as large, results are.
+func TestScaleResidual(t *testing.T) {
+	const ranks, n, steps, at = 2, 2000, 8, 3
+	for _, pattern := range distributed.Patterns() {
+		rt := cpu.New()
+		run := func(factor float32) (all [ranks][][]float32) {
+			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+				u, err := newTrainee(rt, c, distributed.Config{Pattern: pattern, Density: 0.1}, n)
+				if err != nil {
+					return err
+				}
+				for _, wrong := range []float64{-1, math.NaN(), math.Inf(1), 1e300} {
+					assert.ErrorIs(t, u.s.ScaleResidual(wrong), comm.ErrArgument, "%v", wrong)
+				}
+				for step := range steps {
+					g := u.gradient(step)
+					if step >= at {
+						for i := range g {
+							g[i] *= factor
+						}
+					}
+					if step == at {
+						err = u.s.ScaleResidual(float64(factor))
+					}
+					if err = errors.Join(err, runtime.CopyIn(u.t, g), u.s.AllReduce(ctx, u.t)); err != nil {
+						return err
+					}
+					result, err := runtime.ToSlice[float32](u.t)
+					if err != nil {
+						return err
+					}
+					all[c.Rank()] = append(all[c.Rank()], result)
+				}
+				return u.close()
+			}))
+			return all
+		}
+		want := run(1)
+		for _, steps := range want {
+			for _, result := range steps[at:] {
+				for i := range result {
+					result[i] *= 4
+				}
+			}
+		}
+		assert.Equal(t, want, run(4), pattern)
+		require.NoError(t, rt.Close())
+	}
 }

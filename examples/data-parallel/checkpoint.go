@@ -86,5 +86,5 @@ func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s sett
 	}
 	copy(parameters, all.Parameters)
 	copy(velocity, mine.Velocity)
-	return all.Epoch, exchange.Restore(mine.Exchange)
+	return all.Epoch, exchange.Restore(ctx, mine.Exchange)
 }
