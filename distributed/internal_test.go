@@ -80,6 +80,15 @@ func TestLimits(t *testing.T) {
 				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.LessOrEqual(t, 2*l.outgoing+l.allgather+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.GreaterOrEqual(t, 4*l.global, k, "k=%d P=%d: too little of the budget is left", k, size)
+				if extra == overhead(size, true, true) {
+					continue
+				}
+				l = l.less(again(size))
+				extra += again(size)
+				require.GreaterOrEqual(t, l.global, size, "k=%d P=%d: not one entry per rank", k, size)
+				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
+				require.LessOrEqual(t, 2*l.outgoing+l.allgather+extra, budget(k, size), "k=%d P=%d", k, size)
+				require.GreaterOrEqual(t, 5*l.global, k, "k=%d P=%d: too little of the budget is left", k, size)
 			}
 		}
 	}

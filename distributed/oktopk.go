@@ -27,7 +27,8 @@ import (
 //  1. B = floor(6k(P-1)/P) minus the overhead of the step, which does not
 //     depend on data: the lengths that are exchanged before the reduction
 //     and before the allgather, samples when regions are balanced, counts when the
-//     threshold is estimated ([overhead]).
+//     threshold is estimated ([overhead]). A threshold that turns out to be far
+//     off is estimated in the same step, from what is left of B ([limits.less]).
 //  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
 //     2S <= B/3 elements. If it picked more for others, the largest S go and
 //     the rest stays in its residual.
@@ -91,7 +92,13 @@ func overhead(size int, rebalance, estimate bool) int {
 	return sum
 }
 
-func maxOverhead(size int) int { return overhead(size, true, true) }
+// again is the overhead of an estimate in a step that was to go without: lengths
+// are exchanged once more, too.
+func again(size int) int {
+	return overhead(size, false, true) - overhead(size, false, false) + size - 1
+}
+
+func maxOverhead(size int) int { return overhead(size, true, false) + again(size) }
 
 // limits are the shares of a step's budget.
 type limits struct {
@@ -104,6 +111,14 @@ func newLimits(k, size, overhead int) limits {
 	b := budget(k, size) - overhead
 	s := b / 6
 	return limits{outgoing: s, global: min(k, (b-2*s)/2), allgather: b - 2*s}
+}
+
+// less returns what is left if so many elements are sent for something else. (At
+// most half of a budget is overhead, and a third was sent: a sixth is left.)
+func (l limits) less(elements int) limits {
+	l.allgather -= elements
+	l.global = min(l.global, l.allgather/2)
+	return l
 }
 
 func oktopk(e *engine) exchange {
@@ -132,6 +147,11 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		x.estimate(ctx, sums)
 	}
 	mine, total := x.pickGlobal(ctx, sums, limit)
+	if !estimate && x.far(total) { // say, because the gradients' scale has changed
+		x.estimate(ctx, sums)
+		limit = limit.less(again(x.size))
+		mine, total = x.pickGlobal(ctx, sums, limit)
+	}
 	x.adapt(total)
 	mine = x.spread(ctx, mine, total, limit)
 	global := x.allgather.collect(ctx, mine)
@@ -306,7 +326,7 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed in
 }
 
 // adapt corrects the threshold after a step in which passed sums passed it,
-// and has it estimated anew when it is far off. All ranks know passed, so they
+// and has the next step estimate it when it is far off. All ranks know passed, so they
 // agree. The copy to the device waits for it without a context, so adapt comes
 // before communication that a peer may never join.
 func (x *okExchange) adapt(passed int) {
@@ -315,7 +335,10 @@ func (x *okExchange) adapt(passed int) {
 	if next := correct(used, passed, x.k, x.cfg.ThresholdStep); next != used {
 		x.set(numBracket, int32(math.Float32bits(next)))
 	}
-	if passed > 2*x.k || 4*passed < x.k {
+	if x.far(passed) {
 		x.past.age = x.cfg.ThresholdInterval
 	}
 }
+
+// far reports whether a threshold that so many sums passed is no good.
+func (x *okExchange) far(passed int) bool { return passed > 2*x.k || 4*passed < x.k }

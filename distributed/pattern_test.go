@@ -577,3 +577,45 @@ func FuzzPatterns(f *testing.F) {
 		}))
 	})
 }
+
+// TestScaleJump: when the gradients become a thousand times as small or as large,
+// oktopk's result has about k entries in that step already, within its volume.
+func TestScaleJump(t *testing.T) {
+	const ranks, n, density, jump = 4, 40_000, 0.02, 5
+	const k = int(n * density)
+	for _, factor := range []float32{1e-3, 1e3} {
+		rt := cpu.New()
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			// Without error feedback, so that only the gradients count.
+			s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: "oktopk", Density: density, NoErrorFeedback: true})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dtype.F32, n)
+			if err != nil {
+				return err
+			}
+			for step := range 2 * jump {
+				x := normal(n, c.Rank(), step)
+				for i := range x {
+					if step >= jump {
+						x[i] *= factor
+					}
+				}
+				if err := errors.Join(runtime.CopyIn(g, x), s.AllReduce(ctx, g)); err != nil {
+					return err
+				}
+				stats, err := s.Stats(ctx)
+				if err != nil {
+					return err
+				}
+				assert.GreaterOrEqual(t, stats.PickedGlobal, k/4, "step %d, times %v", step, factor)
+				if step > 0 {
+					assert.LessOrEqual(t, stats.SentElements, int64(6*k*(ranks-1)/ranks), "step %d, times %v", step, factor)
+				}
+			}
+			return errors.Join(s.Close(), g.Free())
+		}))
+		require.NoError(t, rt.Close())
+	}
+}
