@@ -43,11 +43,11 @@ func (g *allgather) collectPadded(ctx context.Context, mine runtime.Entries) {
 }
 
 // exchangeLengths fills g.lengths with the length of every rank's list, which the
-// host waits for, and returns their sum.
-func (g *allgather) exchangeLengths(ctx context.Context, mine runtime.Entries) int {
+// host waits for, and returns their sum. limit says how long they can be.
+func (g *allgather) exchangeLengths(ctx context.Context, mine runtime.Entries, limit func(rank int) int) int {
 	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.at(g.received), 1, dtype.I32))
 	g.read(ctx)
-	for r, n := range g.checkWords(g.received, g.size, g.n, "its number of entries") {
+	for r, n := range g.checkWords(g.received, g.size, limit, "its number of entries") {
 		g.lengths[r] = int(n)
 	}
 	return displacements(g.lengths, g.displs)
@@ -121,7 +121,7 @@ func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) resu
 	case x.order.streams != nil:
 		x.collectPadded(ctx, picks)
 	default:
-		x.exchangeLengths(ctx, picks)
+		x.exchangeLengths(ctx, picks, func(int) int { return picks.N }) // all have room for as many
 		if x.packed {
 			x.collectPacked(ctx, picks)
 		} else {

@@ -111,7 +111,7 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) (steps int,
 			continue
 		}
 		if parsed[i], err = b.sparse.parseAll(perBucket[i]); err == nil {
-			err = b.sparse.order.drain(ctx)
+			err = b.sparse.settled(ctx)
 		}
 		if err != nil {
 			return 0, fmt.Errorf("bucket %d: %w", i, err)
@@ -121,7 +121,7 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) (steps int,
 		if b.sparse == nil {
 			continue
 		}
-		if g.err = b.sparse.restore(parsed[i]); g.err != nil {
+		if g.err = b.sparse.restore(ctx, parsed[i]); g.err != nil {
 			return 0, fmt.Errorf("bucket %d: %w", i, g.err)
 		}
 	}

@@ -346,7 +346,9 @@ func TestGradientResume(t *testing.T) {
 					if state, err = m.sync.State(ctx); err != nil {
 						return err
 					}
-					err = m.close()
+					if err = m.close(); err != nil {
+						return err
+					}
 					if m, err = newModel(ctx, rt, c, sparseModel); err != nil {
 						return err
 					}

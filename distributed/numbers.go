@@ -112,15 +112,15 @@ func (e *engine) lengthOf(l runtime.Entries) (int, error) {
 }
 
 // checkWords makes it an error if a word that a rank sent, equally many from each
-// and in host words from x on, is not in [0, limit]: then the ranks do not reduce
+// and in host words from x on, is not in [0, limit(i)]: then the ranks do not reduce
 // the same tensor, and nothing may be sized by what they say. The words are zero
 // then, as after any error.
-func (e *engine) checkWords(x number, count, limit int, what string) []int32 {
+func (e *engine) checkWords(x number, count int, limit func(i int) int, what string) []int32 {
 	words := e.host[x:][:count]
 	for i, w := range words {
-		if e.err == nil && (w < 0 || int(w) > limit) {
+		if most := limit(i); e.err == nil && (w < 0 || int(w) > most) {
 			e.err = fmt.Errorf("%w: rank %d of %d announces %d as %s, and with a tensor of %d elements it is 0 to %d",
-				comm.ErrMismatch, i*e.size/count, e.size, w, what, e.n, limit)
+				comm.ErrMismatch, i*e.size/count, e.size, w, what, e.n, most)
 		}
 	}
 	if e.err != nil {

@@ -197,7 +197,7 @@ func (x *okExchange) balanceRegions(ctx context.Context, picks runtime.Entries) 
 func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
 	x.locate(picks)
 	x.read(ctx)
-	x.checkWords(x.samples+sampleCount, sampleCount*x.size, max(x.n-1, 0), "the index of an entry")
+	x.checkWords(x.samples+sampleCount, sampleCount*x.size, func(int) int { return max(x.n-1, 0) }, "the index of an entry")
 	positions := x.host[x.positions:]
 	from, to, total := int(positions[x.rank]), int(positions[x.rank+1]), int(positions[x.size])
 	own = part(picks, from, to)
@@ -245,7 +245,7 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, limit limits) (mine runtime.Entries, total int) {
 	reduced := x.message(&x.reduced, sums.N)
 	x.aboveOf(sums, x.at(numBracket), reduced)
-	total = x.allgather.exchangeLengths(ctx, reduced)
+	total = x.allgather.exchangeLengths(ctx, reduced, x.regionLength)
 	count := x.allgather.lengths[x.rank]
 	reduced = exactly(reduced, count)
 	if total <= limit.global {

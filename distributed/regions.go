@@ -41,6 +41,11 @@ func (s *regionReducer) region(rank int) (start, n int) {
 	return start, int(s.host[int(s.bounds)+rank+1]) - start
 }
 
+func (s *regionReducer) regionLength(rank int) int {
+	_, n := s.region(rank)
+	return n
+}
+
 // locate finds the regions of a list of picks.
 func (s *regionReducer) locate(l runtime.Entries) {
 	if s.err == nil {
@@ -62,7 +67,7 @@ func (s *regionReducer) reduce(ctx context.Context, outgoing runtime.Entries, ow
 	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
 	s.read(ctx)
 	_, length := s.region(s.rank)
-	lengths := s.checkWords(s.received, s.size, length, "its number of entries for this rank's region")
+	lengths := s.checkWords(s.received, s.size, func(int) int { return length }, "its number of entries for this rank's region")
 	s.sources[0] = s.regionOf(outgoing, s.rank)
 	if own != nil {
 		s.sources[0] = *own
@@ -131,7 +136,7 @@ func regionsOrDense(e *engine) exchange {
 func (x *regionExchange) run(ctx context.Context, picks runtime.Entries) result {
 	x.locate(picks)
 	sums := x.reduce(ctx, picks, nil)
-	total := x.allgather.exchangeLengths(ctx, sums)
+	total := x.allgather.exchangeLengths(ctx, sums, x.regionLength)
 	if x.orDense && 2*total > x.n {
 		return x.allgatherRegions(ctx, sums)
 	}

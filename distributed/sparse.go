@@ -490,7 +490,7 @@ func (s *Sparse) reduceDense(ctx context.Context, g gradient) {
 func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) {
 	started := time.Now()
 	k := count(density, s.n)
-	s.plan(k)
+	s.plan(ctx, k)
 	s.stats.K = k
 	s.picks, s.result = runtime.Entries{}, result{}
 	s.clip(ctx, &g)
@@ -550,9 +550,12 @@ func count(density float64, n int) int {
 
 // plan chooses what serves k entries. When k changes, thresholds and regions
 // start anew and scratch memory is fitted to the new size.
-func (s *Sparse) plan(k int) {
+func (s *Sparse) plan(ctx context.Context, k int) {
 	if k == s.k {
 		return
+	}
+	if NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
+		s.check(s.order.hostAfterAll(ctx))
 	}
 	s.release(s.permanent)
 	s.k, s.past = k, past{}

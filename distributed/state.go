@@ -99,8 +99,8 @@ func RestoreRanks(saved, size, rank int) []int {
 // is the one that followed, with the same bits. It does not communicate; all
 // ranks restore. What was chosen for [Auto] stays. In another world size than that of
 // the states, which are those of [RestoreRanks] then, residuals are added up in their
-// order, and thresholds and regions start anew. Where an earlier step failed, Restore
-// waits for the communicator until ctx is done.
+// order, and thresholds and regions start anew. Restore waits for the device, until
+// ctx is done.
 //
 // What is no such state, is damaged or of another version is [comm.ErrArgument];
 // one of another configuration, tensor length or rank is [comm.ErrMismatch]. s is as
@@ -115,10 +115,10 @@ func (s *Sparse) Restore(ctx context.Context, states ...[]byte) error {
 	}
 	parsed, err := s.parseAll(states)
 	if err == nil {
-		err = s.order.drain(ctx)
+		err = s.settled(ctx)
 	}
 	if err == nil {
-		err = s.restore(parsed)
+		err = s.restore(ctx, parsed)
 	}
 	if err != nil {
 		return opError(op, err)
@@ -199,12 +199,20 @@ func wordsBefore(size int) int {
 	return int(numPerRank) + size + (size + 1) + size + (size + 1) + sampleCount*(2*size+1)
 }
 
+// settled has the host wait for the device.
+func (s *Sparse) settled(ctx context.Context) error {
+	if err := s.order.drain(ctx); err != nil {
+		return err
+	}
+	return s.order.hostAfterCompute(ctx)
+}
+
 // restore takes what was parsed.
-func (s *Sparse) restore(states []savedState) error {
+func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
 	s.steps, s.stats, s.counted, s.open = int(first.Steps), StepStats{}, true, false
 	if int(first.Size) == s.size {
-		s.plan(int(first.K))
+		s.plan(ctx, int(first.K))
 		copy(hostmem.Bytes(s.host), first.numbers)
 		if s.err == nil {
 			s.check(s.rt.CopyIn(s.words.ptr, first.numbers))

@@ -3,6 +3,7 @@ package distributed_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"testing"
@@ -268,5 +269,39 @@ func TestScaleResidual(t *testing.T) {
 		}
 		assert.Equal(t, want, run(4), pattern)
 		require.NoError(t, rt.Close())
+	}
+}
+
+// TestStatsJSON: statistics have JSON whatever the thresholds are.
+func TestStatsJSON(t *testing.T) {
+	for _, threshold := range []float64{0, 1.25, 1e-40, math.NaN(), math.Inf(1)} {
+		want := distributed.StepStats{Step: 3, Pattern: "oktopk", K: 7, Threshold: float32(threshold), GlobalThreshold: 0.1, SentBytes: 9, ExchangeTime: 5}
+		text, err := json.Marshal(want)
+		require.NoError(t, err)
+		var got distributed.StepStats
+		require.NoError(t, json.Unmarshal(text, &got), string(text))
+		assert.Equal(t, math.Float32bits(want.Threshold), math.Float32bits(got.Threshold), string(text))
+		got.Threshold, want.Threshold = 0, 0
+		assert.Equal(t, want, got)
+	}
+}
+
+// TestRebindAfterDrop: what the device decided about the last step is known with
+// another communicator, too.
+func TestRebindAfterDrop(t *testing.T) {
+	for _, bad := range []bool{false, true} {
+		withStreams(t, func(ctx context.Context, s *streamed, c comm.Communicator) {
+			u, err := newTrainee(s, c, distributed.Config{Pattern: "topkA", Density: 0.1}, 64)
+			require.NoError(t, err)
+			g := u.gradient(0)
+			if bad {
+				g[5] = float32(math.NaN())
+			}
+			require.NoError(t, errors.Join(runtime.CopyIn(u.t, g), u.s.AllReduce(ctx, u.t), u.s.Rebind(c)))
+			stats, err := u.s.Stats(ctx)
+			require.NoError(t, err)
+			assert.Equal(t, bad, stats.Skipped)
+			require.NoError(t, u.close())
+		})
 	}
 }

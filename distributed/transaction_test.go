@@ -137,7 +137,7 @@ func (l *ledger) add(to *[]float64, x []uint32, factor float64) {
 // and repeats the step on another communicator, as if nothing had happened.
 func TestFaults(t *testing.T) {
 	const n, density = 1500, 0.1
-	sizes := []int{2, 3, 5}
+	sizes := []int{2, 3, 5, 8}
 	if testing.Short() {
 		sizes = sizes[1:2]
 	}
