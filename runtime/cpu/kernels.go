@@ -266,19 +266,18 @@ func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 }
 
 func (k kernels) ScatterAdd(dst runtime.Array, l runtime.Entries) error {
-	c := k.call("ScatterAdd")
-	x, faults := c.array(dst)
-	if from := c.list("l", l); c.err == nil {
-		add(faults, scatterAdd(x, from))
-	}
-	return c.err
+	return k.scatter("ScatterAdd", scatterAdd, dst, l)
 }
 
 func (k kernels) ScatterSet(dst runtime.Array, l runtime.Entries) error {
-	c := k.call("ScatterSet")
+	return k.scatter("ScatterSet", scatterSet, dst, l)
+}
+
+func (k kernels) scatter(name string, scatter func([]float32, entries) int32, dst runtime.Array, l runtime.Entries) error {
+	c := k.call(name)
 	x, faults := c.array(dst)
 	if from := c.list("l", l); c.err == nil {
-		add(faults, scatterSet(x, from))
+		add(faults, scatter(x, from))
 	}
 	return c.err
 }

@@ -151,10 +151,67 @@ func (s *scratch) restOutside(n int) (outside int32) {
 	return outside
 }
 
+// unionOfTwo is union for two lists that are as they should be: ascending, with
+// indices in [0, n). If they turn out not to be, it reports false, and what it wrote
+// is void. dst has room for both.
+//
+// Which list comes next is as good as random, so nothing in the loop branches on it:
+// the smaller index and its value are chosen by conditional moves, and each list
+// moves on by a comparison's outcome. What is written ascends only if both lists do.
+func unionOfTwo(a, b, dst entries, n int, scale float32) (count int, ok bool) {
+	// Equal lengths, said in the compiler's terms: one bounds check for two.
+	idxA, valA := a.idx, a.val[:len(a.idx)]
+	idxB, valB := b.idx, b.val[:len(b.idx)]
+	idx, val := dst.idx, dst.val[:len(dst.idx)]
+	var i, j int
+	last, falls := int64(-1), int64(0) // falls is negative if an index was not above the last
+	for i < len(idxA) && j < len(idxB) {
+		ia, ib := idxA[i], idxB[j]
+		va, vb := 0+float32(valA[i]*scale), float32(valB[j]*scale)
+		// As bits: conditional moves exist for integers only.
+		value, second, sum := math.Float32bits(va), math.Float32bits(0+vb), math.Float32bits(va+vb)
+		if ib < ia {
+			value = second
+		}
+		if ia == ib {
+			value = sum
+		}
+		next := min(ia, ib)
+		idx[count], val[count] = next, math.Float32frombits(value)
+		count++
+		falls |= int64(next) - last - 1
+		last = int64(next)
+		i += oneIf(ia <= ib)
+		j += oneIf(ib <= ia)
+	}
+	for _, rest := range [2]entries{{idxA[i:], valA[i:]}, {idxB[j:], valB[j:]}} {
+		for k, next := range rest.idx {
+			idx[count], val[count] = next, 0+float32(rest.val[k]*scale)
+			count++
+			falls |= int64(next) - last - 1
+			last = int64(next)
+		}
+	}
+	return count, falls >= 0 && last < int64(n)
+}
+
+func oneIf(condition bool) int {
+	if condition {
+		return 1
+	}
+	return 0
+}
+
 // union writes the union of s.lists to dst, tile by tile. A tile starts at the
 // least index that is left, so empty ones cost nothing; in the tile, sums are
 // formed by position, and marks tell which positions were met.
 func (s *scratch) union(dst entries, n int, scale float32) (count int, outside int32) {
+	if len(s.lists) == 2 && len(s.lists[0].idx)+len(s.lists[1].idx) <= len(dst.idx) {
+		if count, ok := unionOfTwo(s.lists[0], s.lists[1], dst, n, scale); ok {
+			clear(s.lists)
+			return count, 0
+		}
+	}
 	for {
 		from := n
 		for _, l := range s.lists {
