@@ -46,7 +46,7 @@ type Meter struct {
 	Waits
 	Wrapped
 	parent   *Meter
-	counters [numOps]counter
+	counters atomic.Pointer[[numOps]counter]
 }
 
 type counter struct{ elements, bytes, calls, nanoseconds atomic.Int64 }
@@ -56,20 +56,17 @@ func NewMeter(c Communicator) *Meter { return newMeter(c, nil) }
 
 func newMeter(c Communicator, parent *Meter) *Meter {
 	m := &Meter{Wrapped: Wrap(c), parent: parent}
+	m.Reset()
 	m.Methods, m.Waits = Methods{Do: m.do, Together: m.together}, Waits{m.wait}
 	return m
 }
 
 // Totals returns the traffic of all operations since the start or the last
 // Reset.
-func (m *Meter) Totals() Traffic {
-	var sum Traffic
-	for i := range m.counters {
-		t := m.counters[i].traffic()
-		sum.SentElements += t.SentElements
-		sum.SentBytes += t.SentBytes
-		sum.Calls += t.Calls
-		sum.Time += t.Time
+func (m *Meter) Totals() (sum Traffic) {
+	counters := m.counters.Load()
+	for i := range counters {
+		sum.add(&counters[i])
 	}
 	return sum
 }
@@ -78,8 +75,10 @@ func (m *Meter) Totals() Traffic {
 // name in [OpError].
 func (m *Meter) ByOperation() map[string]Traffic {
 	out := make(map[string]Traffic)
-	for i := range m.counters {
-		if t := m.counters[i].traffic(); t.Calls > 0 {
+	counters := m.counters.Load()
+	for i := range counters {
+		var t Traffic
+		if t.add(&counters[i]); t.Calls > 0 {
 			out[Op(i).String()] = t
 		}
 	}
@@ -88,30 +87,20 @@ func (m *Meter) ByOperation() map[string]Traffic {
 
 // Reset starts counting anew. The Meter that this one was split from keeps
 // what it has counted.
-func (m *Meter) Reset() {
-	for i := range m.counters {
-		c := &m.counters[i]
-		c.elements.Store(0)
-		c.bytes.Store(0)
-		c.calls.Store(0)
-		c.nanoseconds.Store(0)
-	}
-}
+func (m *Meter) Reset() { m.counters.Store(new([numOps]counter)) }
 
-func (c *counter) traffic() Traffic {
-	return Traffic{
-		SentElements: c.elements.Load(),
-		SentBytes:    c.bytes.Load(),
-		Calls:        c.calls.Load(),
-		Time:         time.Duration(c.nanoseconds.Load()),
-	}
+func (t *Traffic) add(c *counter) {
+	t.SentElements += c.elements.Load()
+	t.SentBytes += c.bytes.Load()
+	t.Calls += c.calls.Load()
+	t.Time += time.Duration(c.nanoseconds.Load())
 }
 
 // count records a call that was accepted.
 func (m *Meter) count(c *Call, spent time.Duration) {
 	elements := m.sent(c)
 	for ; m != nil; m = m.parent {
-		n := &m.counters[c.Op]
+		n := &m.counters.Load()[c.Op]
 		n.elements.Add(int64(elements))
 		n.bytes.Add(int64(elements) * int64(c.DType.Size()))
 		n.calls.Add(1)
