@@ -180,7 +180,7 @@ func farther(a, b *Call) *Call {
 }
 
 func (c *Check) allGatherV(x *Call) error {
-	extent, err := c.layout(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls, x.DType)
+	extent, err := c.extent(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls, x.DType)
 	if err != nil {
 		return err
 	}
@@ -212,11 +212,11 @@ func (c *Check) allToAll(op Op, send, recv uintptr, bytes int) error {
 }
 
 func (c *Check) allToAllV(x *Call) error {
-	sendExtent, err := c.layout(x.Op, "sendCounts", x.SendCounts, "sendDispls", x.SendDispls, x.DType)
+	sendExtent, err := c.extent(x.Op, "sendCounts", x.SendCounts, "sendDispls", x.SendDispls, x.DType)
 	if err != nil {
 		return err
 	}
-	recvExtent, err := c.layout(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls, x.DType)
+	recvExtent, err := c.extent(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls, x.DType)
 	if err != nil {
 		return err
 	}
@@ -326,9 +326,9 @@ func (c *Check) parts(op Op, partRole string, part uintptr, wholeRole string, wh
 	return c.disjoint(op, part, bytes, whole, bytes*c.WorldSize)
 }
 
-// layout checks counts and displacements of a V-collective and returns the
+// extent checks counts and displacements of a V-collective and returns the
 // number of elements that the buffer spans.
-func (c *Check) layout(op Op, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
+func (c *Check) extent(op Op, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
 	if len(counts) != c.WorldSize {
 		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", ErrArgument, countsRole, len(counts), c.WorldSize))
 	}

@@ -1,0 +1,75 @@
+package noop
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Wait implements [comm.Backend]. A Split does not wait, as there is nobody to wait
+// for.
+func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	switch {
+	case w.Op != comm.OpSplit:
+		return nil, c.finish(ctx)
+	case w.Color < 0:
+		return nil, c.Usable()
+	}
+	return New(c.rt), c.Usable()
+}
+
+// finish waits until messages have found their partners and copies are done.
+func (c *communicator) finish(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		if err := c.usable(); err != nil {
+			c.mu.Unlock()
+			return err
+		}
+		if len(c.waiting) == 0 {
+			c.mu.Unlock()
+			break
+		}
+		if c.changed == nil {
+			c.changed = make(chan struct{})
+		}
+		changed := c.changed
+		c.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return c.interrupt(ctx)
+		}
+	}
+	err := c.rt.Synchronize(ctx)
+	if err != nil && ctx.Err() != nil {
+		return c.interrupt(ctx)
+	}
+	return err
+}
+
+// interrupt breaks the communicator because ctx is done.
+func (c *communicator) interrupt(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fail(comm.ContextError(ctx))
+}
+
+// fail breaks the communicator and returns err; the first cause stays. The caller
+// holds mu.
+func (c *communicator) fail(err error) error {
+	if c.broken == nil {
+		c.broken = err
+	}
+	c.waiting = nil
+	c.announce()
+	return err
+}
+
+// announce wakes those who wait in Sync. The caller holds mu.
+func (c *communicator) announce() {
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}

@@ -1,0 +1,39 @@
+package rendezvous_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/tutti-go/tutti/comm/rendezvous"
+)
+
+// What the launcher of a job says of this process: the environment of the second
+// of two processes of torchrun stands for os.Getenv here.
+func ExampleFromEnv() {
+	environment := map[string]string{
+		"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+		rendezvous.SecretVariable: "known to these two",
+	}
+	job, err := rendezvous.FromEnv(func(name string) string { return environment[name] })
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%s: rank %d of %d, the GPU with number %d\n", job.Launcher, job.Rank, job.WorldSize, job.LocalRank)
+	// Output: torchrun: rank 1 of 2, the GPU with number 1
+}
+
+// Rank 0 tells the others something, such as the identifier that they start NCCL
+// with. A process without a launcher is a job of one.
+func ExampleJob_Broadcast() {
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	told, err := job.Broadcast(context.Background(), []byte("hello"))
+	fmt.Println(string(told), err)
+	// Output: hello <nil>
+}
