@@ -98,14 +98,14 @@ func NeedsHost(pattern string) bool {
 //
 // The name is that of the pattern that is used.
 func find(name string, e *engine, k int) (string, pattern) {
-	if name == "oktopk" {
+	if name == Oktopk {
 		switch {
 		case 3*k >= e.n:
 			return Dense, pattern{noSelector, sumAll}
 		case 2*maxOverhead(e.size) >= budget(k, e.size) && e.size <= 3:
-			name = "topkA2"
+			name = TopkA2
 		case 2*maxOverhead(e.size) >= budget(k, e.size):
-			name = "gtopk"
+			name = Gtopk
 		}
 	}
 	return name, patterns[name]

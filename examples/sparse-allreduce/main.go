@@ -35,8 +35,8 @@ func main() {
 		cfg   distributed.Config
 	}{
 		{"dense", distributed.Config{}},
-		{"oktopk, 5 %", distributed.Config{Pattern: "oktopk", Density: 0.05}},
-		{"oktopk, 5 %, no feedback", distributed.Config{Pattern: "oktopk", Density: 0.05, NoErrorFeedback: true}},
+		{"oktopk, 5 %", distributed.Config{Pattern: distributed.Oktopk, Density: 0.05}},
+		{"oktopk, 5 %, no feedback", distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, NoErrorFeedback: true}},
 	} {
 		err := local.Run(context.Background(), ranks, func(ctx context.Context, c comm.Communicator) error {
 			sent, deviation, err := train(ctx, rt, c, run.cfg)

@@ -201,7 +201,7 @@ func joinNames[T fmt.Stringer](all []T) string {
 
 func newBenchSparse() *cobra.Command {
 	cfg := bench.SparseConfig{Density: 0.01}
-	patterns := patternChoice{names: []string{distributed.Dense, "topkA", "oktopk"}}
+	patterns := patternChoice{names: []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}}
 	var flags *benchFlags
 	cmd := &cobra.Command{
 		Use:   "sparse",
