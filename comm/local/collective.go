@@ -57,6 +57,19 @@ func (s *slot) prepare(workers int) {
 		p.total = rows * p.row
 	}
 	p.cut(sources, destinations, workers)
+	if c.op == comm.OpAllReduce && s.inPlace() {
+		p.streaming = false // what is written was just read, and is in the cache
+	}
+}
+
+// inPlace reports whether all ranks' results go where their data is.
+func (s *slot) inPlace() bool {
+	for r := range s.calls {
+		if s.calls[r].send != s.calls[r].recv {
+			return false
+		}
+	}
+	return true
 }
 
 // execute does one chunk of a collective.

@@ -28,11 +28,14 @@ func (e *endpoint) enqueue(batch []*op) {
 // messages are done. The caller holds e.mu.
 func (e *endpoint) startable() bool {
 	o := e.backlog.first()
+	if !e.finishSmall() {
+		return false
+	}
 	if o.batch != e.released {
 		if o.collectives && len(e.open) > 0 {
 			return false
 		}
-		if o.messages && e.world.front.completed.Load() < e.arrivals.Load() {
+		if o.messages && e.completed() < e.arrivals.Load() {
 			return false
 		}
 		if len(e.open) > 0 && e.batchConflicts(o.batch) {
@@ -40,7 +43,34 @@ func (e *endpoint) startable() bool {
 		}
 		e.released = o.batch
 	}
-	return o.op.Message() || e.hasSlot()
+	return o.op.Message() || e.hasRoom(&o.entry)
+}
+
+// hasRoom reports whether the rank's next collective can be put into the ring, or be
+// told. The caller holds e.mu.
+func (e *endpoint) hasRoom(x *entry) bool {
+	if !e.finishSmall() {
+		return false
+	}
+	ahead := e.arrivals.Load() - e.completed()
+	return ahead == 0 || ahead < ringSize-1 && !e.world.small(x)
+}
+
+// enter puts a collective into the ring, behind all that is done: ranks that have
+// finished small ones know more than the others. The caller holds e.mu, and calls
+// driver.arrive without it.
+func (e *endpoint) enter(x *entry) (seq uint64, s *slot) {
+	seq = e.arrivals.Load()
+	front := &e.world.front.completed
+	if e.finished.Load() == seq {
+		for done := front.Load(); done < seq && !front.CompareAndSwap(done, seq); {
+			done = front.Load()
+		}
+	}
+	e.skip(seq)
+	s = e.world.slot(seq)
+	s.calls[e.rank] = *x
+	return seq, s
 }
 
 // batchConflicts reports whether a message of the batch at the front of the

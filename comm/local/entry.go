@@ -5,8 +5,10 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// entry is one rank's call in a slot of the ring, without its lists. It is 32
-// bytes, so that those of two ranks share a cache line.
+// entryBytes is the size of an entry: those of two ranks share a cache line.
+const entryBytes = 32
+
+// entry is one rank's call in a slot of the ring, without its lists.
 type entry struct {
 	send, recv uintptr
 	count      int

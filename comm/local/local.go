@@ -13,6 +13,10 @@
 // cut into chunks, which any rank that waits in Sync claims one after the
 // other; a rank that computes meanwhile need not take part.
 //
+// Where each rank has a processor, barriers and allreduces of at most 64 bytes go
+// another way: each rank tells the others its call and its data in a cell of its own,
+// and makes its result itself.
+//
 // Messages (Send, Recv) are matched in mailboxes and copied once, from the
 // sender's buffer into the receiver's.
 //
@@ -40,8 +44,8 @@
 //   - entry, queue, plan, claim: a call, a list, how work is cut and who takes it
 //   - world: the state, of the ranks together and of each
 //   - lot, failure: how ranks sleep and are woken, how a world breaks
-//   - op, collective, driver, message, endpoint: what one operation does, and in
-//     which order a rank's operations start
+//   - op, collective, driver, small, message, endpoint: what one operation does,
+//     and in which order a rank's operations start
 //   - progress: how they go on
 //   - submit, wait, close, split: what a rank does
 //   - communicator, local: what the user sees

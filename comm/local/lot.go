@@ -26,7 +26,7 @@ func (e *endpoint) sleep(ctx context.Context, limit time.Time) error {
 	p := w.enterLot(e)
 	defer w.leaveLot(p)
 	// What happened before others could see that this one sleeps.
-	if e.done() || w.failure.Load() != nil || w.front.claim.any() || w.front.jobs.Load() > 0 {
+	if e.done() || e.mayFinish() || w.failure.Load() != nil || w.front.claim.any() || w.front.jobs.Load() > 0 {
 		return nil
 	}
 	var timeout <-chan time.Time

@@ -66,13 +66,7 @@ func (d *driver) finish(seq uint64, s *slot) {
 	s.missing.Store(int32(w.size) + 1)
 	w.front.completed.Store(seq + 1)
 	w.wakeDone()
-	if w.stalled.Load() > 0 {
-		for _, e := range w.ranks {
-			if e.stalled.Load() {
-				d.kick(e)
-			}
-		}
-	}
+	d.kickStalled()
 	d.arrived(seq + 1)
 }
 
@@ -92,9 +86,15 @@ func (d *driver) pump(e *endpoint) {
 			d.posted(o, match)
 			continue
 		}
-		seq := e.arrivals.Load()
-		s := e.world.slot(seq)
-		s.calls[e.rank] = o.entry
+		if e.world.small(&o.entry) {
+			e.tell(&o.entry)
+			e.pending.Add(-1)
+			e.recycle(o)
+			e.mu.Unlock()
+			d.told()
+			continue
+		}
+		seq, s := e.enter(&o.entry)
 		x := &s.extras[e.rank]
 		x.lists, o.lists = o.lists, x.lists
 		x.split = o.split
@@ -104,6 +104,27 @@ func (d *driver) pump(e *endpoint) {
 		e.mu.Unlock()
 		d.arrive(seq)
 	}
+}
+
+// finishTold ends the rank's small collective, if that can be, and starts what waits for
+// that.
+func (e *endpoint) finishTold() bool {
+	if !e.mayFinish() {
+		return false
+	}
+	e.mu.Lock()
+	done := e.finishSmall()
+	goesOn := !e.backlog.empty()
+	e.mu.Unlock()
+	if done {
+		e.world.wakeDone() // others who wait for this rank's operations
+	}
+	if goesOn {
+		d := driver{endpoint: e}
+		d.kick(e)
+		d.run()
+	}
+	return done
 }
 
 // help does one piece of work that is waiting for somebody, if there is any.
@@ -155,6 +176,8 @@ func (e *endpoint) helpMessage() bool {
 // will: what runs is finished, nothing else is started.
 func (e *endpoint) quiesce() {
 	w := e.world
+	e.mu.Lock() // who finishes a small collective for this rank holds it
+	e.mu.Unlock()
 	for {
 		running := w.slot(w.front.completed.Load()).missing.Load() == 0
 		if !running && w.copying.Load() == 0 {

@@ -14,20 +14,24 @@ func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 	}
 	e.submitted.Store(e.submitted.Load() + 1)
 	run := driver{endpoint: e}
-	if !c.Op.Message() && e.pending.Load() == 0 && e.hasSlot() {
-		seq := e.arrivals.Load()
-		s := e.world.slot(seq)
-		s.calls[e.rank] = newEntry(c)
+	x := newEntry(c)
+	switch {
+	case c.Op.Message() || e.pending.Load() > 0 || !e.hasRoom(&x):
+		e.enqueue([]*op{e.newOp(c, split)})
+		e.mu.Unlock()
+		run.kick(e)
+	case e.world.small(&x):
+		e.tell(&x)
+		e.mu.Unlock()
+		run.told()
+	default:
+		seq, s := e.enter(&x)
 		if c.RecvCounts != nil || split != nil {
 			s.extras[e.rank].set(c, split)
 		}
 		e.arrivals.Store(seq + 1)
 		e.mu.Unlock()
 		run.arrive(seq)
-	} else {
-		e.enqueue([]*op{e.newOp(c, split)})
-		e.mu.Unlock()
-		run.kick(e)
 	}
 	run.run()
 	return nil

@@ -14,6 +14,9 @@ import (
 // letting other goroutines run in between, before it sleeps.
 const yieldLooks = 16
 
+// clockLooks is how often it looks between two looks at the clock, which take longer.
+const clockLooks = 16
+
 // sync waits until everything the rank submitted is done.
 func (e *endpoint) sync(ctx context.Context) error {
 	if e.closed.Load() {
@@ -43,44 +46,66 @@ func (e *endpoint) settle(ctx context.Context) error {
 func (e *endpoint) wait(ctx context.Context) error {
 	w := e.world
 	var limit time.Time
-	spin := int(e.spin.Load())
-	for looks := 0; ; looks++ {
+	spin := time.Duration(e.spin.Load())
+	spinning, looks, yields := spin > 0, 0, 0
+	var began time.Time
+	for {
 		if e.done() {
-			e.learn(spin, looks)
+			e.learn(spin, spinning, looks)
 			return nil
+		}
+		if w.tells && e.finishTold() {
+			continue
 		}
 		if f := w.failure.Load(); f != nil {
 			e.quiesce()
 			return e.failed(f)
 		}
 		if e.help() {
-			looks = 0
+			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
 			continue
 		}
+		looks++
 		switch {
-		case looks < spin:
-		case looks < spin+yieldLooks:
+		case spinning:
+			if looks%clockLooks > 0 {
+				continue
+			}
+			now := time.Now()
+			if began.IsZero() {
+				began = now
+			}
+			spinning = now.Sub(began) < spin
+		case yields < yieldLooks:
+			yields++
 			runtime.Gosched()
 		default:
+			e.mu.Lock()
+			e.judge()
+			e.mu.Unlock()
 			if limit.IsZero() {
 				limit = w.limit(ctx)
 			}
 			if err := e.sleep(ctx, limit); err != nil && !e.done() {
 				e.giveUp(err)
 			}
-			looks = 0
+			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
 		}
 	}
 }
 
 // learn adapts how long the rank spins to how a wait ended.
-func (e *endpoint) learn(spin, looks int) {
+func (e *endpoint) learn(spin time.Duration, spinning bool, looks int) {
+	next := spin
 	switch {
 	case spin == 0 || looks == 0:
-	case looks < spin:
-		e.spin.Store(int32(min(2*spin, maxSpin)))
+	case spinning:
+		next = min(2*spin, maxSpin)
 	default:
-		e.spin.Store(int32(max(spin/2, minSpin)))
+		next = max(spin/2, minSpin)
+	}
+	if next != spin {
+		e.spin.Store(int64(next))
 	}
 }
 
@@ -100,14 +125,21 @@ func (e *endpoint) waitsFor() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var what []string
-	if seq := w.front.completed.Load(); seq < e.arrivals.Load() {
+	seq, x := e.completed(), (*entry)(nil)
+	if e.telling() {
+		seq = e.arrivals.Load() - 1
+		x = &w.cell(seq, e.rank).entry
+	} else {
+		x = &w.slot(seq).calls[e.rank]
+	}
+	if seq < e.arrivals.Load() {
 		var late []int
 		for _, other := range w.ranks {
 			if other.arrivals.Load() <= seq {
 				late = append(late, other.rank)
 			}
 		}
-		text := fmt.Sprintf("%v (operation %d)", &w.slot(seq).calls[e.rank], seq)
+		text := fmt.Sprintf("%v (operation %d)", x, seq)
 		if len(late) > 0 {
 			text += ", not called by " + comm.RanksText(late)
 		}

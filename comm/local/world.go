@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
 // backend is what errors of this package say they come from.
@@ -20,12 +21,12 @@ const ringSize = 64
 // broken by then.
 const abandoned = -1
 
-// minSpin and maxSpin bound how often a rank looks for an end of its waiting before
-// it gives up its processor, in worlds that have a processor per rank: some
-// microseconds, more than the peers take for a small collective if they come at the
-// same time, to some tens, more than it takes to wake a sleeping thread. In between,
-// the limit follows what was worth it lately.
-const minSpin, maxSpin = 500, 10000
+// minSpin and maxSpin bound how long a rank looks for an end of its waiting before
+// it gives up its processor, in worlds that have a processor per rank: more than the
+// peers take for a small collective if they come at the same time, to more than it
+// takes to wake a sleeping thread. In between, the limit follows what was worth it
+// lately.
+const minSpin, maxSpin = time.Microsecond, 32 * time.Microsecond
 
 // cacheLine separates what different cores write. Processors fetch lines in
 // pairs.
@@ -41,9 +42,13 @@ type world struct {
 	options options
 	workers int  // ranks that can work at the same time
 	spins   bool // waiting ranks spin: each has a processor
+	tells   bool // small collectives go through cells
 	ranks   []*endpoint
 	slots   [ringSize]slot
-	boxes   []mailbox
+	// By rank, of small collectives with even and odd numbers, and where their data is.
+	cells [2][]cell
+	told  [2][]uintptr
+	boxes []mailbox
 
 	_ cacheLine
 	// front is what waiting ranks look at.
@@ -63,6 +68,7 @@ type world struct {
 	jobs     jobList
 	lot      lot
 	agreeing []comm.Call // by rank, of the collective that is about to start
+	judging  sync.Mutex  // of those who compare without starting one
 }
 
 // slot is one collective of the ring.
@@ -76,6 +82,23 @@ type slot struct {
 	extras  []extra // by rank
 	_       cacheLine
 }
+
+// cellRanks bounds the worlds that have cells, as every rank reads every other's. And
+// each has to have a processor: where they take turns, a single one that does the work
+// of all takes less.
+const cellRanks = 16
+
+// cell is what a rank tells the others of a small collective.
+type cell struct {
+	told atomic.Uint64 // the collective's number, plus one; written last
+	entry
+	data [smallBytes]byte
+	_    [len(cacheLine{}) - 8 - entryBytes - smallBytes]byte
+}
+
+// smallBytes is how much data of a rank goes into a cell, so that this is a pair of
+// cache lines, or one for short data.
+const smallBytes = 64
 
 // extra holds what only some calls have.
 type extra struct {
@@ -109,11 +132,12 @@ type endpoint struct {
 
 	mu sync.Mutex // guards what has no lock or atomic type of its own
 
-	arrivals  atomic.Uint64 // collectives put into the ring
+	arrivals  atomic.Uint64 // collectives put into the ring, or told
+	finished  atomic.Uint64 // number of the last small one that the rank finished, plus one
 	pending   atomic.Int32  // operations in the backlog or open
 	submitted atomic.Uint64 // all operations
 	settled   atomic.Uint64 // of these, known to the rank as done
-	spin      atomic.Int32  // how long waits spin, in looks; 0: not at all
+	spin      atomic.Int64  // how long waits spin, in ns; 0: not at all
 	told      atomic.Bool   // the rank knows why the world broke
 	closed    atomic.Bool   // by this rank
 	gone      atomic.Bool   // closed, and nothing pending
@@ -128,6 +152,9 @@ type endpoint struct {
 
 	next   *endpoint // see driver.kicked
 	linked atomic.Bool
+
+	result [1]uintptr // of a small collective
+	ringed uint64     // number of the last collective that was put into the ring, plus one
 
 	batch   []*op // the group being submitted
 	scratch atomic.Pointer[scratch]
@@ -199,6 +226,7 @@ func newWorld(size int, spins bool, o options) *world {
 		size:    size,
 		options: o,
 		spins:   spins,
+		tells:   spins && size <= cellRanks,
 		workers: min(size, runtime.GOMAXPROCS(0)),
 		ranks:   make([]*endpoint, size),
 		boxes:   make([]mailbox, size),
@@ -214,6 +242,12 @@ func newWorld(size int, spins bool, o options) *world {
 		s.missing.Store(int32(size) + 1)
 	}
 	w.slots[0].missing.Store(int32(size)) // nothing precedes it
+	for i := range w.cells {
+		w.cells[i] = make([]cell, size)
+		for r := range size {
+			w.told[i] = append(w.told[i], hostmem.Addr(w.cells[i][r].data[:]))
+		}
+	}
 	for r := range w.ranks {
 		w.ranks[r] = newEndpoint(w, r)
 	}
@@ -225,19 +259,47 @@ func newEndpoint(w *world, rank int) *endpoint {
 	e.root = e
 	e.check = comm.Check{Backend: backend, Rank: rank, WorldSize: w.size}
 	if w.spins {
-		e.spin.Store(minSpin)
+		e.spin.Store(int64(minSpin))
 	}
 	return e
 }
 
 func (w *world) slot(seq uint64) *slot { return &w.slots[seq%ringSize] }
 
-// hasSlot reports whether the ring has a slot for the rank's next collective.
-func (e *endpoint) hasSlot() bool {
-	return e.arrivals.Load()-e.world.front.completed.Load() < ringSize
+func (w *world) cell(seq uint64, rank int) *cell { return &w.cells[seq%2][rank] }
+
+// toldAll reports whether all ranks have told a small collective.
+func (w *world) toldAll(seq uint64) bool {
+	for r := range w.ranks {
+		if w.cell(seq, r).told.Load() != seq+1 {
+			return false
+		}
+	}
+	return true
+}
+
+// completed is the number of collectives that are done, for this rank at least.
+func (e *endpoint) completed() uint64 {
+	return max(e.finished.Load(), e.world.front.completed.Load())
+}
+
+// telling reports whether the rank has told a small collective that it has not
+// finished, which then is the last that it has submitted.
+func (e *endpoint) telling() bool {
+	n := e.arrivals.Load()
+	return e.finished.Load() < n && e.world.cell(n-1, e.rank).told.Load() == n
+}
+
+// mayFinish reports whether the rank can finish that now.
+func (e *endpoint) mayFinish() bool {
+	return e.telling() && e.world.toldAll(e.arrivals.Load()-1)
 }
 
 // done reports whether everything that was submitted is done.
 func (e *endpoint) done() bool {
-	return e.pending.Load() == 0 && e.world.front.completed.Load() >= e.arrivals.Load()
+	if e.pending.Load() > 0 {
+		return false
+	}
+	n := e.arrivals.Load()
+	return e.finished.Load() >= n || e.world.front.completed.Load() >= n && !e.telling()
 }
