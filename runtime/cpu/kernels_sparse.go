@@ -67,21 +67,39 @@ func zeroAt(dst []float32, idx []int32) (outside int32) {
 	return outside
 }
 
+// giveBack steps through two sorted lists. Which one goes on next is as good as
+// random, so nothing branches on it: what is not to be given back adds -0, which
+// leaves every number as it is.
 func giveBack(dst []float32, l entries, taken []int32) (outside int32) {
-	val := l.val[:len(l.idx)]
-	for j, i := range l.idx {
+	idx, val := l.idx, l.val[:len(l.idx)]
+	for j, t := 0, 0; j < len(idx); {
+		i := idx[j]
 		if uint(uint32(i)) >= uint(len(dst)) {
 			outside++
+			j++
 			continue
 		}
-		for len(taken) > 0 && taken[0] < i {
-			taken = taken[1:]
+		next := int32(math.MaxInt32)
+		if t < len(taken) {
+			next = taken[t]
 		}
-		if len(taken) == 0 || taken[0] != i {
-			dst[uint32(i)] += val[j]
+		keep := math.Float32bits(val[j])
+		if next <= i {
+			keep = 1 << 31
 		}
+		dst[uint32(i)] += math.Float32frombits(keep)
+		j += count(i <= next)
+		t += count(next < i)
 	}
 	return outside
+}
+
+// count is 1 for true.
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // translate replaces positions in a list by the indices that are there.
