@@ -24,6 +24,15 @@ type Config struct {
 	// usually converges worse.
 	NoErrorFeedback bool
 
+	// Momentum, in (0, 1), is momentum correction (Lin et al., "Deep Gradient
+	// Compression", ICLR 2018, section 3.1): each rank keeps a velocity v = Momentum*v
+	// + gradient, and that is reduced in place of the gradient; what a rank picks
+	// becomes 0 in its velocity (momentum factor masking). So entries that are sent
+	// late carry the momentum of the time when they arose, and the optimizer is plain
+	// SGD, without a momentum of its own. Dense steps are ordinary momentum. It takes
+	// as much memory as the residual, and needs error feedback.
+	Momentum float64
+
 	// ClipNorm bounds the L2 norm of the gradient before it is added to the
 	// residual; 0 does not clip, and neither does a norm that is not finite.
 	ClipNorm float64
@@ -153,6 +162,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1) {
 		return c, configError("Density is %v, want a share in (0, 1]", c.Density)
+	}
+	if !(c.Momentum >= 0 && c.Momentum < 1) {
+		return c, configError("Momentum is %v, want a number in [0, 1)", c.Momentum)
+	}
+	if c.Momentum > 0 && c.NoErrorFeedback {
+		return c, configError("Momentum is %v, which needs error feedback", c.Momentum)
 	}
 	if !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0) {
 		return c, configError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)

@@ -35,8 +35,9 @@ type engine struct {
 	n          int
 	k          int     // how many entries a rank is to pick
 	average    float32 // 1/P
-	residual   uintptr // n F32: what was not sent yet
-	origin     uintptr // n F32: the residual before the step; 0: the step changes it in place
+	residual   uintptr // n F32: what was not sent yet; behind it the velocity, if there is one
+	origin     uintptr // both before the step; 0: the step changes them in place
+	held       int     // elements of both
 	fixed      bool    // steps were captured, which know the residual's address
 
 	target gradient // of the step: where the result goes
@@ -59,7 +60,10 @@ type engine struct {
 }
 
 func newEngine(rt runtime.Runtime, kernels runtime.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
-	e := &engine{rt: rt, kernels: kernels, cfg: cfg, n: n}
+	e := &engine{rt: rt, kernels: kernels, cfg: cfg, n: n, held: n}
+	if cfg.Momentum > 0 {
+		e.held = 2 * n
+	}
 	e.bind(c)
 	return e, e.err
 }
@@ -93,7 +97,7 @@ func (e *engine) save() {
 	e.fill(e.flags, e.size)
 	// A graph needs addresses that stay, so its capture freezes the allocator.
 	if e.fixed = e.fixed || e.rt.Stats().Frozen; e.fixed && e.origin != 0 {
-		e.copy(e.origin, e.residual, e.n)
+		e.copy(e.origin, e.residual, e.held)
 	}
 	if e.undoes = e.err == nil; e.undoes {
 		e.swap()
@@ -112,7 +116,7 @@ func (e *engine) swap() {
 func (e *engine) undo() {
 	e.copy(e.words.ptr, e.before.ptr, int(e.overflows))
 	if e.swap(); e.fixed && e.origin != 0 {
-		e.copy(e.residual, e.origin, e.n)
+		e.copy(e.residual, e.origin, e.held)
 	}
 	e.past = e.ago
 }
@@ -123,7 +127,7 @@ func (e *engine) undoIfOverflow(g gradient) {
 	if e.undoes {
 		e.copyIfOverflow(e.words.ptr, e.before.ptr, dtype.F32, int(e.overflows))
 		if e.origin != 0 {
-			e.copyIfOverflow(e.residual, e.origin, dtype.F32, e.n)
+			e.copyIfOverflow(e.residual, e.origin, dtype.F32, e.held)
 		}
 	}
 	e.copyIfOverflow(g.ptr, 0, g.dt, e.n)

@@ -339,7 +339,7 @@ func (g *GradientSync) configure(ctx context.Context) error {
 
 // plain reports whether an allreduce does it.
 func (c *Config) plain() bool {
-	return c.Pattern == Dense && c.ClipNorm == 0 && c.Overflow == OverflowPass
+	return c.Pattern == Dense && c.Momentum == 0 && c.ClipNorm == 0 && c.Overflow == OverflowPass
 }
 
 // choose chooses for the buckets that leave their pattern to [Auto], once for those

@@ -122,12 +122,12 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 
 // prepare allocates what the steps of the pattern keep.
 func (s *Sparse) prepare() {
-	if s.cfg.Pattern != Dense && s.cfg.Pattern != Auto {
-		s.allocate(&s.remains[0], s.n*wordSize)
+	if s.cfg.Pattern != Auto && (s.cfg.Pattern != Dense || s.cfg.Momentum > 0) {
+		s.allocate(&s.remains[0], s.held*wordSize)
 		s.residual = s.remains[0].ptr
-		s.fill(s.residual, s.n)
+		s.fill(s.residual, s.held)
 		if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
-			s.allocate(&s.remains[1], s.n*wordSize)
+			s.allocate(&s.remains[1], s.held*wordSize)
 			s.origin = s.remains[1].ptr
 		}
 	}
@@ -323,6 +323,9 @@ func (s *Sparse) finish(v verdict) {
 	default:
 		s.store(g.ptr, g.dt, s.result.dense)
 	}
+	if v != overflow && !s.stats.Dense {
+		s.mask(s.picks)
+	}
 	if s.open = v == open; s.open {
 		s.undoIfOverflow(g)
 	}
@@ -466,12 +469,22 @@ func (s *Sparse) reduceDense(ctx context.Context, g gradient) {
 	s.target = g
 	bytes, send, sum := s.n*g.dt.Size(), g.ptr, g.ptr
 	if !s.cfg.NoUndo {
-		if sum = s.origin; sum == 0 {
+		if sum = s.origin; sum == 0 || s.cfg.Momentum > 0 {
 			s.allocate(&s.flat, bytes)
 			sum = s.flat.ptr
 		}
 	}
-	if s.clip(ctx, &g); g.factor != 0 {
+	s.clip(ctx, &g)
+	switch {
+	case s.cfg.Momentum > 0:
+		send = sum
+		if s.save(); s.origin != 0 {
+			s.copy(s.residual, s.origin, s.n)
+		}
+		if v := s.correct(g); s.err == nil {
+			s.check(s.kernels.Store(send, g.dt, v.ptr, s.n, 1, 0))
+		}
+	case g.factor != 0:
 		send = sum
 		s.copyBytes(send, g.ptr, bytes)
 		if s.err == nil {
@@ -502,6 +515,7 @@ func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) 
 	if s.cfg.NoErrorFeedback {
 		s.fill(s.residual, s.n)
 	}
+	g = s.correct(g)
 	if k == 0 {
 		s.accumulate(g)
 		s.judgeAlone()
@@ -527,7 +541,7 @@ func (s *Sparse) judgeAlone() {
 	s.flags, s.skip, s.skips = s.at(s.overflows), s.at(s.overflows), s.size
 	s.countArray(s.residual, dtype.F32)
 	if flags != s.flags && s.origin != 0 {
-		s.copyIfOverflow(s.residual, s.origin, dtype.F32, s.n)
+		s.copyIfOverflow(s.residual, s.origin, dtype.F32, s.held)
 	}
 	s.flags, s.skip, s.skips = flags, skip, skips
 }

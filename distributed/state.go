@@ -21,7 +21,7 @@ import (
 const stateMagic = "tutti-sparse\x01"
 
 // stateHeader is what follows it, little-endian. Behind it come words numbers
-// (I32), elements of the residual (F32), and the CRC-32C of everything before.
+// (I32), elements of the residual and the velocity (F32), and the CRC-32C of everything before.
 type stateHeader struct {
 	Config          uint64 // fingerprint
 	Rank, Size      uint32
@@ -62,7 +62,7 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 		Words: uint32(s.overflows),
 	}
 	if s.residual != 0 {
-		header.Elements = uint32(s.n)
+		header.Elements = uint32(s.held)
 	}
 	size := len(stateMagic) + binary.Size(header) + wordSize*(int(header.Words)+int(header.Elements)+1)
 	state := append(make([]byte, 0, size), stateMagic...)
@@ -178,7 +178,7 @@ func (s *Sparse) parse(state []byte) (p savedState, err error) {
 	}
 	elements := 0
 	if s.residual != 0 {
-		elements = s.n
+		elements = s.held
 	}
 	if p.Config != s.fingerprint() {
 		return p, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor", comm.ErrMismatch, p.Rank, p.Size)
@@ -262,7 +262,7 @@ func (s *Sparse) ScaleResidual(factor float64) error {
 	for _, x := range []struct {
 		ptr uintptr
 		n   int
-	}{{s.residual, s.n}, {s.at(numState), 1}, {s.at(numBracket), 1}} {
+	}{{s.residual, s.held}, {s.at(numState), 1}, {s.at(numBracket), 1}} {
 		if s.err == nil {
 			s.check(s.kernels.Scale(x.ptr, dtype.F32, x.n, s.at(numFactor)))
 		}
