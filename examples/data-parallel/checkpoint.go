@@ -14,22 +14,17 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// checkpoint is what is needed to go on as if nothing had been. The parameters are
-// the same on all ranks; what the others are to each rank is its own.
+// checkpoint is what is needed to go on as if nothing had been, on as many ranks, or
+// on others. The parameters are the same on all ranks; what a rank has not sent yet,
+// and its momentum, are its own.
 type checkpoint struct {
 	Epoch      int
 	Parameters []float32
-	Ranks      [][]byte // of each rank, an ofRank
+	Ranks      [][]byte // of each rank, the state of its exchange
 }
 
-// ofRank is a rank's own part: what it has not sent yet.
-type ofRank struct {
-	Velocity []float32
-	Exchange []byte // residual, thresholds, number of the step
-}
-
-// save gathers the ranks' parts on rank 0, which writes the file.
-func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, epoch int, parameters, velocity []float32, exchange *distributed.Sparse) error {
+// save gathers the states of the ranks on rank 0, which writes the file.
+func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, epoch int, parameters []float32, exchange *distributed.Sparse) error {
 	if s.checkpoint == "" {
 		return nil
 	}
@@ -37,20 +32,16 @@ func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settin
 	if err != nil {
 		return err
 	}
-	var mine bytes.Buffer
-	if err := gob.NewEncoder(&mine).Encode(ofRank{velocity, state}); err != nil {
-		return err
-	}
-	ranks, err := distributed.GatherBytes(ctx, rt, c, mine.Bytes(), 0)
+	states, err := distributed.GatherBytes(ctx, rt, c, state, 0)
 	if err != nil || c.Rank() != 0 {
 		return err
 	}
-	var all bytes.Buffer
-	if err := gob.NewEncoder(&all).Encode(checkpoint{epoch, parameters, ranks}); err != nil {
+	var file bytes.Buffer
+	if err := gob.NewEncoder(&file).Encode(checkpoint{epoch, parameters, states}); err != nil {
 		return err
 	}
 	// A file that is there is complete.
-	if err := os.WriteFile(s.checkpoint+".new", all.Bytes(), 0o666); err != nil {
+	if err := os.WriteFile(s.checkpoint+".new", file.Bytes(), 0o666); err != nil {
 		return err
 	}
 	return os.Rename(s.checkpoint+".new", s.checkpoint)
@@ -58,7 +49,7 @@ func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settin
 
 // resume reads the file on rank 0, gives all ranks what is theirs, and returns the
 // epoch to go on with: 0 if there is no file.
-func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, parameters, velocity []float32, exchange *distributed.Sparse) (int, error) {
+func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, parameters []float32, exchange *distributed.Sparse) (int, error) {
 	if s.checkpoint == "" {
 		return 0, nil
 	}
@@ -77,14 +68,10 @@ func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s sett
 	if err := gob.NewDecoder(bytes.NewReader(file)).Decode(&all); err != nil {
 		return 0, fmt.Errorf("%s: %w", s.checkpoint, err)
 	}
-	if len(all.Ranks) != c.WorldSize() {
-		return 0, fmt.Errorf("%s is of %d ranks, these are %d", s.checkpoint, len(all.Ranks), c.WorldSize())
-	}
-	var mine ofRank
-	if err := gob.NewDecoder(bytes.NewReader(all.Ranks[c.Rank()])).Decode(&mine); err != nil {
-		return 0, fmt.Errorf("%s: %w", s.checkpoint, err)
-	}
 	copy(parameters, all.Parameters)
-	copy(velocity, mine.Velocity)
-	return all.Epoch, exchange.Restore(ctx, mine.Exchange)
+	var mine [][]byte
+	for _, rank := range distributed.RestoreRanks(len(all.Ranks), c.WorldSize(), c.Rank()) {
+		mine = append(mine, all.Ranks[rank])
+	}
+	return all.Epoch, exchange.Restore(ctx, mine...)
 }

@@ -30,7 +30,7 @@ type settings struct {
 	epochs       int
 	batch        int // images of a rank in a step
 	learningRate float32
-	momentum     float32
+	momentum     float64
 	pattern      string
 	density      float64
 	checkpoint   string // file, none if empty
@@ -89,7 +89,6 @@ func train(ctx context.Context, c comm.Communicator, s settings) (result, error)
 		return result{}, err
 	}
 	model := newModel(uint64(c.Rank())) // as a rank that reads no seed would: they differ
-	velocity := make([]float32, len(model.parameters))
 	update := make([]float32, len(model.parameters))
 	meter := comm.NewMeter(c)
 
@@ -97,7 +96,7 @@ func train(ctx context.Context, c comm.Communicator, s settings) (result, error)
 	rt := cpu.New()
 	defer rt.Close()
 	var tensors []*runtime.Tensor
-	for _, values := range [][]float32{model.parameters, velocity, update} {
+	for _, values := range [][]float32{model.parameters, update} {
 		t, err := cpu.Wrap(rt, values)
 		if err != nil {
 			return result{}, err
@@ -105,7 +104,7 @@ func train(ctx context.Context, c comm.Communicator, s settings) (result, error)
 		defer t.Free()
 		tensors = append(tensors, t)
 	}
-	exchange, err := distributed.NewSparse(rt, meter, len(update), distributed.Config{Pattern: s.pattern, Density: s.density})
+	exchange, err := distributed.NewSparse(rt, meter, len(update), distributed.Config{Pattern: s.pattern, Density: s.density, Momentum: s.momentum})
 	if err != nil {
 		return result{}, err
 	}
@@ -116,7 +115,7 @@ func train(ctx context.Context, c comm.Communicator, s settings) (result, error)
 	}
 
 	// All ranks start from the checkpoint that rank 0 has, or from its parameters.
-	first, err := resume(ctx, rt, c, s, model.parameters, velocity, exchange)
+	first, err := resume(ctx, rt, c, s, model.parameters, exchange)
 	if err != nil {
 		return result{}, err
 	}
@@ -126,21 +125,19 @@ func train(ctx context.Context, c comm.Communicator, s settings) (result, error)
 
 	for epoch := first; epoch < s.epochs; epoch++ {
 		for _, images := range sampler.Batches(epoch, s.batch) {
-			gradient := model.gradient(training, images)
-			// Momentum and learning rate come before the exchange, so that entries that
+			// Learning rate and momentum come before the exchange, so that entries that
 			// are sent later are of the size they had when they arose.
-			for i, g := range gradient {
-				velocity[i] = s.momentum*velocity[i] + g
-				update[i] = s.learningRate * velocity[i]
+			for i, g := range model.gradient(training, images) {
+				update[i] = s.learningRate * g
 			}
-			if err := exchange.AllReduce(ctx, tensors[2]); err != nil {
+			if err := exchange.AllReduce(ctx, tensors[1]); err != nil {
 				return result{}, err
 			}
 			for i, u := range update {
 				model.parameters[i] -= u
 			}
 		}
-		if err := save(ctx, rt, c, s, epoch+1, model.parameters, velocity, exchange); err != nil {
+		if err := save(ctx, rt, c, s, epoch+1, model.parameters, exchange); err != nil {
 			return result{}, err
 		}
 	}
