@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -76,7 +77,7 @@ func (p *bench) time(ctx context.Context, n int, f func() error) (time.Duration,
 // each, or, started by a launcher, the one of this process. Then give the number
 // of calls (-test.benchtime 200x): all processes must make the same.
 func benchWorld(ctx context.Context, b *testing.B) []*nccl.Comm {
-	j := job(b)
+	j := gputest.Job(b)
 	if j.WorldSize == 1 {
 		world, err := nccl.InProcess(ctx, openGPUs(b))
 		require.NoError(b, err)
@@ -152,7 +153,7 @@ func (p *bench) allReduces(ctx context.Context, n, count int, graph bool) (time.
 func BenchmarkSubmit(b *testing.B) {
 	ctx := context.Background()
 	b.Run("ranks=1", func(b *testing.B) {
-		if job(b).WorldSize > 1 {
+		if gputest.Job(b).WorldSize > 1 {
 			b.Skip("a process of a job has more ranks")
 		}
 		world, err := nccl.InProcess(ctx, openGPUs(b)[:1])

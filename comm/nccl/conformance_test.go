@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,8 +12,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/race"
@@ -23,27 +21,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// openGPUs opens every GPU, or skips the test where NCCL or GPUs are missing.
-func openGPUs(t testing.TB) []*cuda.Runtime {
-	t.Helper()
-	if j := job(t); j.WorldSize > 1 {
-		t.Skip("a process of a job has one GPU to itself")
-	}
-	n, err := cuda.Count()
-	if err != nil {
-		t.Skipf("needs NVIDIA GPUs: %v", err)
-	}
-	if _, _, err := nccl.Version(); err != nil {
-		t.Skipf("needs NCCL: %v", err)
-	}
-	runtimes := make([]*cuda.Runtime, n)
-	for i := range runtimes {
-		runtimes[i], err = cuda.Open(i)
-		require.NoError(t, err)
-		t.Cleanup(func() { assert.NoError(t, runtimes[i].Close()) })
-	}
-	return runtimes
-}
+var openGPUs = gputest.Open
 
 // reduces says what NCCL computes on.
 func reduces(dt dtype.DType, op comm.ReduceOp) bool {
@@ -56,38 +34,13 @@ func reduces(dt dtype.DType, op comm.ReduceOp) bool {
 	return true
 }
 
-// job is what a launcher says of this process.
-func job(t testing.TB) rendezvous.Job {
-	t.Helper()
-	j, err := rendezvous.FromEnv(os.Getenv)
-	require.NoError(t, err)
-	return j
-}
-
 // TestConformanceOfProcesses runs the suite with a process per GPU, when the
 // test binary itself was started by a launcher:
 //
 //	go test -c ./comm/nccl && mpirun -n 2 ./nccl.test -test.run OfProcesses
-func TestConformanceOfProcesses(t *testing.T) {
-	j := job(t)
-	if j.WorldSize == 1 {
-		t.Skip("not started by mpirun, torchrun or srun with several processes")
-	}
-	rt, err := cuda.Open(j.LocalRank)
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	c, err := nccl.FromEnv(ctx, rt)
-	require.NoError(t, err)
-	suite := conforms
-	suite.Sizes = []int{j.WorldSize}
-	suite.Run = func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
-		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
-	}
-	commtest.Run(t, suite, commtest.Timeout(20*time.Second))
-	assert.NoError(t, c.Close())
-	assert.NoError(t, rt.Close())
-}
+func TestConformanceOfProcesses(t *testing.T) { gputest.Processes(t, conforms, connect) }
+
+func connect(ctx context.Context, rt *cuda.Runtime) (*nccl.Comm, error) { return nccl.FromEnv(ctx, rt) }
 
 // conforms is what the suite has to know of this backend.
 var conforms = commtest.Backend{
@@ -103,36 +56,13 @@ var conforms = commtest.Backend{
 // goroutines is the backend of the suites over the GPUs of this process, a
 // goroutine each.
 func goroutines(t *testing.T) commtest.Backend {
-	runtimes := openGPUs(t)
-	worlds := map[int][]*nccl.Comm{}
-	t.Cleanup(func() {
-		for _, world := range worlds {
-			for _, c := range world {
-				assert.NoError(t, c.Close())
-			}
-		}
+	return gputest.Goroutines(t, conforms, func(ctx context.Context, gpus []*cuda.Runtime) ([]*nccl.Comm, error) {
+		return nccl.InProcess(ctx, gpus)
 	})
-	suite := conforms
-	for n := 1; n <= len(runtimes); n++ {
-		suite.Sizes = append(suite.Sizes, n)
-	}
-	suite.Run = func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-		if worlds[size] == nil {
-			world, err := nccl.InProcess(ctx, runtimes[:size])
-			if err != nil {
-				return err
-			}
-			worlds[size] = world
-		}
-		return each(worlds[size], func(c *nccl.Comm) error {
-			return body(ctx, commtest.Rank{Comm: c, Runtime: c.Runtime()})
-		})
-	}
-	return suite
 }
 
 func TestConformance(t *testing.T) {
-	commtest.Run(t, goroutines(t), commtest.Timeout(20*time.Second))
+	commtest.Run(t, goroutines(t), commtest.Timeout(gputest.Suites))
 }
 
 // TestConformanceWithoutNewerCalls runs the suite on what replaces the calls
@@ -142,7 +72,7 @@ func TestConformanceWithoutNewerCalls(t *testing.T) {
 	most := suite.Sizes[len(suite.Sizes)-1]
 	suite.Sizes = []int{most}
 	require.NoError(t, nccl.WithoutNewerCalls(func() {
-		commtest.Run(t, suite, commtest.Timeout(20*time.Second))
+		commtest.Run(t, suite, commtest.Timeout(gputest.Suites))
 		assert.NoError(t, suite.Run(t.Context(), most, func(ctx context.Context, r commtest.Rank) error {
 			c := r.Comm.(*nccl.Comm)
 			if _, err := c.Shrink(ctx, most); !errors.Is(err, comm.ErrUnsupported) {
@@ -161,13 +91,7 @@ func TestDistributed(t *testing.T) {
 
 // each runs f for every communicator on a goroutine of its own.
 func each(world []*nccl.Comm, f func(c *nccl.Comm) error) error {
-	errs := make([]error, len(world))
-	var wg sync.WaitGroup
-	for i, c := range world {
-		wg.Go(func() { errs[i] = f(c) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return gputest.Each(len(world), func(r int) error { return f(world[r]) })
 }
 
 func TestWithoutNCCL(t *testing.T) {

@@ -5,11 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
-	"os/exec"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -27,9 +23,6 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
-
-// victimVariable marks the processes of TestAKilledRank, and says what they do.
-const victimVariable = "TUTTI_TEST_VICTIM"
 
 // Ways in which a rank dies.
 const (
@@ -41,11 +34,11 @@ const (
 // One process of a job is killed: the waits of the others end at their
 // deadlines, and they go on without it, if NCCL can end what they did.
 func TestAKilledRank(t *testing.T) {
-	if way := os.Getenv(victimVariable); way != "" {
+	if way := os.Getenv(gputest.VictimVariable); way != "" {
 		rankOfAKilledJob(t, way)
 		return
 	}
-	if job(t).WorldSize > 1 {
+	if gputest.Job(t).WorldSize > 1 {
 		t.Skip("starts processes of its own")
 	}
 	n, err := cuda.Count()
@@ -53,47 +46,13 @@ func TestAKilledRank(t *testing.T) {
 		t.Skip("needs two GPUs")
 	}
 	for _, way := range []string{early, inTheMid, symmetric} {
-		t.Run(way, func(t *testing.T) { killARank(t, way, min(n, 3)) })
-	}
-}
-
-// killARank starts n processes, the last of which dies.
-func killARank(t *testing.T, way string, n int) {
-	self, err := os.Executable()
-	require.NoError(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, listener.Close())
-
-	processes := make([]*exec.Cmd, n)
-	outputs := make([]strings.Builder, n)
-	for rank := range processes {
-		p := exec.CommandContext(t.Context(), self, "-test.run", "^TestAKilledRank$", "-test.v")
-		p.Env = append(os.Environ(), victimVariable+"="+way,
-			"RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
-			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
-			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, rendezvous.SecretVariable+"=a test")
-		p.Stdout, p.Stderr = &outputs[rank], &outputs[rank]
-		require.NoError(t, p.Start())
-		processes[rank] = p
-	}
-	for rank, p := range processes {
-		err := p.Wait()
-		if rank == n-1 {
-			assert.ErrorContains(t, err, "kill", "the victim: %s", &outputs[rank])
-			continue
-		}
-		assert.NoError(t, err, "rank %d: %s", rank, &outputs[rank])
-		assert.Contains(t, outputs[rank].String(), "went on")
-		t.Log(&outputs[rank])
+		t.Run(way, func(t *testing.T) { gputest.KillARank(t, "TestAKilledRank", way, min(n, 3)) })
 	}
 }
 
 // rankOfAKilledJob is what each of the processes does.
 func rankOfAKilledJob(t *testing.T, way string) {
-	j := job(t)
+	j := gputest.Job(t)
 	victim := j.WorldSize - 1
 	rt, err := cuda.Open(j.LocalRank)
 	require.NoError(t, err)

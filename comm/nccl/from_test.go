@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/nccl"
@@ -56,7 +57,7 @@ func TestFromOtherCommunicators(t *testing.T) {
 
 // The unique id travels over MPI, when Open MPI's mpirun started the test.
 func TestFromMPI(t *testing.T) {
-	j := job(t)
+	j := gputest.Job(t)
 	if j.WorldSize == 1 || os.Getenv("OMPI_COMM_WORLD_SIZE") == "" {
 		t.Skip("not started by Open MPI's mpirun with several processes")
 	}

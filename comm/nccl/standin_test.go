@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
-	"path/filepath"
-	goruntime "runtime"
 	"sync"
 	"testing"
 	"time"
@@ -15,55 +12,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Tests on the stand-ins for NCCL (testdata/nccl.c) and for the driver run in a
-// process of their own, as the libraries are opened once a process: this test
-// binary again, with these variables.
-const (
-	standInVariable = "TUTTI_TEST_STAND_IN"
-	driverVariable  = "TUTTI_CUDA_LIB"
-)
-
 // TestOnStandIns runs what one rank does without a GPU, and what a GPU does not
 // do on request.
 func TestOnStandIns(t *testing.T) {
-	if os.Getenv(standInVariable) != "" {
-		t.Skip("is in the process of the stand-ins already")
-	}
-	if goruntime.GOOS != "linux" {
-		t.Skipf("the stand-ins are for Linux, not %s", goruntime.GOOS)
-	}
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
-	dir := t.TempDir()
-	build := func(source string) string {
-		library := filepath.Join(dir, filepath.Base(source)+".so")
-		if _, err := os.Stat(source); err != nil {
-			t.Skipf("is a test binary away from its sources: %v", err)
-		}
-		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread").CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		return library
-	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.Command(self, "-test.v", "-test.timeout=2m",
-		"-test.run=^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|TestStreamOrder|TestSymmetric)",
-		"-test.skip=^TestConformanceOfProcesses$")
-	cmd.Env = append(os.Environ(), standInVariable+"=1", "FAKE_CUDA_MAJOR=9", "FAKE_CUDA_MEMORY=2147483648",
-		libraryVariable+"="+build(filepath.Join("testdata", "nccl.c")),
-		driverVariable+"="+build(filepath.Join("..", "..", "runtime", "cuda", "testdata", "driver.c")))
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS", "at least one test ran")
-	require.NotRegexp(t, "(?m)^--- SKIP", string(out))
+	out := gputest.OnStandIns(t,
+		"^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|TestStreamOrder|TestSymmetric)",
+		"^TestConformanceOfProcesses$", "FAKE_CUDA_MAJOR=9")
+	require.NotRegexp(t, "(?m)^--- SKIP", out)
 }
 
 // standIns is what the libraries export beside their API.
@@ -81,11 +43,11 @@ type standIns struct {
 // openStandIns opens a runtime, and sees at the end that what was made was freed,
 // and that nothing was called that a library would crash on.
 func openStandIns(t *testing.T) (*standIns, *cuda.Runtime) {
-	if os.Getenv(standInVariable) == "" {
+	if os.Getenv(gputest.StandInVariable) == "" {
 		t.Skip("needs the stand-ins; see TestOnStandIns")
 	}
 	s := &standIns{}
-	for variable, table := range map[string]any{libraryVariable: &s.nccl, driverVariable: &s.driver} {
+	for variable, table := range map[string]any{gputest.LibraryVariable: &s.nccl, gputest.DriverVariable: &s.driver} {
 		lib, err := dl.Open(os.Getenv(variable))
 		require.NoError(t, err)
 		require.NoError(t, lib.Bind(table))

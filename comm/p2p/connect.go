@@ -84,7 +84,7 @@ func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) 
 }
 
 func (b *bootstrap) close() (err error) {
-	if b.buf == 0 {
+	if b.broken() {
 		return nil
 	}
 	err = b.mem.Deallocate(b.buf)
@@ -94,10 +94,14 @@ func (b *bootstrap) close() (err error) {
 	return err
 }
 
+// broken reports whether an exchange has failed. As long as none has, what was
+// submitted to the base before the last one is done.
+func (b *bootstrap) broken() bool { return b.buf == 0 }
+
 // share returns what every rank passes.
 func (b *bootstrap) share(ctx context.Context, own hello) ([]hello, error) {
 	ranks, size, buf := b.base.WorldSize(), int(unsafe.Sizeof(own)), b.buf
-	if buf == 0 {
+	if b.broken() {
 		return nil, fmt.Errorf("p2p: %w: an exchange before has failed", comm.ErrBroken)
 	}
 	all := make([]hello, ranks)

@@ -8,10 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
 )
 
 func TestFaults(t *testing.T) {
-	gpus := openGPUs(t)
+	gpus := gputest.Open(t)
 	if len(gpus) < 2 {
 		t.Skip("needs two GPUs")
 	}

@@ -1,51 +1,186 @@
 package p2p_test
 
 import (
+	"context"
+	"errors"
+	"math"
 	"os"
-	"os/exec"
-	"path/filepath"
-	goruntime "runtime"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/p2p"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// standInVariable marks the process of TestOnStandIns.
-const standInVariable = "TUTTI_TEST_STAND_IN"
-
-// TestOnStandIns runs the suite without a GPU, on the stand-ins for NCCL and the
-// driver with one rank: everything but what kernels compute, which the driver's
-// stand-in does not run. The libraries are opened once a process, so this test
-// binary runs again.
+// TestOnStandIns runs without a GPU everything but what kernels compute: the suite
+// with one rank, as NCCL's stand-in has, and how two ranks meet. The capability is
+// 8.0: the driver's stand-in has no launches with attributes.
 func TestOnStandIns(t *testing.T) {
-	if os.Getenv(standInVariable) != "" {
-		t.Skip("is in the process of the stand-ins already")
+	t.Run("suite", func(t *testing.T) {
+		gputest.OnStandIns(t, "^TestConformance$", "//^(allreduce|reduce|reducescatter)$", "FAKE_CUDA_MAJOR=8")
+	})
+	t.Run("two ranks", func(t *testing.T) {
+		gputest.OnStandIns(t, "^TestStandIn", "", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2")
+	})
+}
+
+// standIn is what the driver's stand-in exports beside its API.
+type standIn struct {
+	Fail dl.Func `sym:"fake_fail"`
+}
+
+// next lets the next call of a function fail, on whatever rank.
+func (s *standIn) next(function string, status uintptr) {
+	name := append([]byte(function), 0)
+	s.Fail.Call(hostmem.Addr(name), status, 1)
+}
+
+const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
+
+// openStandIn opens two GPUs that are none, and sees at the end that nothing is left
+// there.
+func openStandIn(t *testing.T) (*standIn, []*cuda.Runtime) {
+	if os.Getenv(gputest.StandInVariable) == "" {
+		t.Skip("needs the stand-ins; see TestOnStandIns")
 	}
-	if goruntime.GOOS != "linux" {
-		t.Skipf("the stand-ins are for Linux, not %s", goruntime.GOOS)
-	}
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
-	dir := t.TempDir()
-	build := func(source string) string {
-		if _, err := os.Stat(source); err != nil {
-			t.Skipf("is a test binary away from its sources: %v", err)
-		}
-		library := filepath.Join(dir, filepath.Base(source)+".so")
-		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread").CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		return library
-	}
-	self, err := os.Executable()
+	s := &standIn{}
+	lib, err := dl.Open(os.Getenv(gputest.DriverVariable))
 	require.NoError(t, err)
-	cmd := exec.Command(self, "-test.v", "-test.timeout=2m", "-test.run=^TestConformance$", "-test.skip=//^(allreduce|reduce|reducescatter)$")
-	// Capability 8.0: the driver's stand-in has no launches with attributes.
-	cmd.Env = append(os.Environ(), standInVariable+"=1", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_MEMORY=2147483648",
-		"TUTTI_NCCL_LIB="+build(filepath.Join("..", "nccl", "testdata", "nccl.c")),
-		"TUTTI_CUDA_LIB="+build(filepath.Join("..", "..", "runtime", "cuda", "testdata", "driver.c")))
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS: TestConformance ")
+	require.NoError(t, lib.Bind(s))
+	saved := *p2p.Measured
+	*p2p.Measured = []int{4 << 10} // large ones take long on the host
+	t.Cleanup(func() { *p2p.Measured = saved })
+	return s, gputest.Open(t)
+}
+
+// streamed is a communicator of goroutines with the stream of a GPU, whose memory is
+// the host's. All else of streams is left out.
+type streamed struct {
+	comm.Communicator
+	comm.StreamOrder
+	comm.StreamSyncOps
+	rt *cuda.Runtime
+}
+
+func (s streamed) CommStream() uintptr { return s.rt.Stream().Handle() }
+
+// onBoth runs body on two ranks, and returns their errors.
+func onBoth(t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error) [2]error {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var errs [2]error
+	require.NoError(t, local.Run(ctx, 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := gpus[c.Rank()]
+		errs[c.Rank()] = body(ctx, streamed{Communicator: c, rt: rt}, rt)
+		return nil
+	}))
+	return errs
+}
+
+// When one rank cannot make its part, wherever that is, both get an error at once
+// and nothing is left.
+func TestStandInARankThatFails(t *testing.T) {
+	s, gpus := openStandIn(t)
+	for _, function := range []string{
+		"cuModuleLoadData", "cuMemCreate", "cuMemSetAccess", "cuMemHostAlloc", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
+		"cuLaunchKernel", "cuMemsetD8Async", "cuEventCreate", "cuEventRecord", "cuEventElapsedTime",
+	} {
+		t.Run(function, func(t *testing.T) {
+			var began time.Time
+			errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+				if err := base.Barrier(ctx); err != nil {
+					return err
+				}
+				if base.Rank() == 0 {
+					s.next(function, outOfMemory)
+				}
+				if err := base.Barrier(ctx); err != nil {
+					return err
+				}
+				if base.Rank() == 0 {
+					began = time.Now()
+				}
+				_, err := p2p.New(ctx, base, rt)
+				return err
+			})
+			require.Less(t, time.Since(began), 8*time.Second, "nobody waits for a deadline")
+			require.Error(t, errs[0])
+			require.Error(t, errs[1])
+			failed, told := errs[0], errs[1]
+			if errors.Is(failed, comm.ErrPeerFailed) {
+				failed, told = told, failed
+			}
+			assert.NotErrorIs(t, failed, comm.ErrPeerFailed)
+			assert.ErrorContains(t, failed, "CUDA_ERROR_OUT_OF_MEMORY")
+			assert.ErrorIs(t, told, comm.ErrPeerFailed)
+		})
+	}
+	// After all that it works.
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt)
+		if err != nil {
+			return err
+		}
+		part, err := c.Split(ctx, 0, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(part.Close(), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// A call that cannot be launched breaks the communicator, a barrier as well.
+func TestStandInABarrierThatFails(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		assert.Equal(t, 1<<20, c.HandOver(comm.OpAllReduce, dtype.F32, comm.Sum))
+		assert.Equal(t, 0, c.HandOver(comm.OpSend, dtype.F32, comm.Sum))
+		if err := base.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			s.next("cuLaunchKernel", outOfMemory)
+			assert.ErrorContains(t, c.Barrier(ctx), "CUDA_ERROR_OUT_OF_MEMORY")
+			assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
+			assert.ErrorIs(t, c.AllGather(0, 0, 0, dtype.F32), comm.ErrBroken)
+		}
+		return errors.Join(base.Barrier(ctx), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// What is measured is the same on both ranks.
+func TestStandInHandOver(t *testing.T) {
+	_, gpus := openStandIn(t)
+	var taken [2][]int
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt)
+		if err != nil {
+			return err
+		}
+		for op := comm.OpAllReduce; op.MovesData(); op++ {
+			for _, dt := range dtype.All() {
+				most := c.HandOver(op, dt, comm.Max)
+				assert.True(t, most >= 0 && most <= math.MaxInt)
+				taken[c.Rank()] = append(taken[c.Rank()], most)
+			}
+		}
+		return c.Close()
+	})
+	assert.Equal(t, [2]error{}, errs)
+	assert.Equal(t, taken[0], taken[1])
 }

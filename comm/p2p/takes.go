@@ -105,11 +105,13 @@ func (c *Comm) choose(ctx context.Context) (err error) {
 	}
 	switch {
 	case measures:
-		// The base may still use the memory after an error; it is not given back.
-		if err := c.measure(ctx, b, &m); err != nil {
-			return fmt.Errorf("p2p: measuring: %w", err)
+		if err = c.measure(ctx, b, &m); err != nil {
+			err = fmt.Errorf("p2p: measuring: %w", err)
 		}
-		return m.free()
+		if b.broken() {
+			return err // work may still use the memory, which is not given back
+		}
+		return errors.Join(err, m.free())
 	case c.WorldSize() > 1: // alone, the base copies
 		for k := range c.takes.limit {
 			c.takes.limit[k] = c.most

@@ -1,0 +1,207 @@
+// Package gputest is what the tests of backends for GPUs share: GPUs of this
+// process, a process per GPU, processes of which one dies, and libraries that stand
+// in for the driver and NCCL.
+package gputest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Job is what a launcher says of this process.
+func Job(t testing.TB) rendezvous.Job {
+	t.Helper()
+	j, err := rendezvous.FromEnv(os.Getenv)
+	require.NoError(t, err)
+	return j
+}
+
+// Open opens every GPU, or skips the test where NCCL or GPUs are missing.
+func Open(t testing.TB) []*cuda.Runtime {
+	t.Helper()
+	if Job(t).WorldSize > 1 {
+		t.Skip("a process of a job has one GPU to itself")
+	}
+	n, err := cuda.Count()
+	if err != nil {
+		t.Skipf("needs NVIDIA GPUs: %v", err)
+	}
+	if _, _, err := nccl.Version(); err != nil {
+		t.Skipf("needs NCCL: %v", err)
+	}
+	runtimes := make([]*cuda.Runtime, n)
+	for i := range runtimes {
+		runtimes[i], err = cuda.Open(i)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, runtimes[i].Close()) })
+	}
+	return runtimes
+}
+
+// Each runs f for n ranks at once and returns their errors joined.
+func Each(n int, f func(rank int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() { errs[r] = f(r) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Suites bounds the waits of the suites.
+const Suites = 20 * time.Second
+
+// Goroutines completes a backend for the suites by worlds of 1, 2, … GPUs of this
+// process, which connect makes.
+func Goroutines[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpus []*cuda.Runtime) ([]C, error)) commtest.Backend {
+	gpus := Open(t)
+	worlds := map[int][]C{}
+	t.Cleanup(func() {
+		for _, w := range worlds {
+			assert.NoError(t, Each(len(w), func(r int) error { return w[r].Close() }))
+		}
+	})
+	b.Sizes = nil
+	for n := 1; n <= len(gpus); n++ {
+		b.Sizes = append(b.Sizes, n)
+	}
+	b.Run = func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+		if worlds[size] == nil {
+			w, err := connect(ctx, gpus[:size])
+			if err != nil {
+				return err
+			}
+			worlds[size] = w
+		}
+		return Each(size, func(r int) error { return body(ctx, commtest.Rank{Comm: worlds[size][r], Runtime: gpus[r]}) })
+	}
+	return b
+}
+
+// Processes runs the suite with a process per GPU, if a launcher started the test
+// binary, on communicators that connect makes.
+func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error)) {
+	j := Job(t)
+	if j.WorldSize == 1 {
+		t.Skip("not started by mpirun, torchrun or srun with several processes")
+	}
+	rt, err := cuda.Open(j.LocalRank)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := connect(ctx, rt)
+	require.NoError(t, err)
+	b.Sizes = []int{j.WorldSize}
+	b.Run = func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
+		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+	}
+	commtest.Run(t, b, commtest.Timeout(Suites))
+	assert.NoError(t, c.Close())
+	assert.NoError(t, rt.Close())
+}
+
+// VictimVariable tells the processes of a job of which one dies that they are one,
+// and in which way it does.
+const VictimVariable = "TUTTI_TEST_VICTIM"
+
+// KillARank runs a test again in n processes, a job, of which the last kills itself.
+// The others print that they went on.
+func KillARank(t *testing.T, test, way string, n int) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	processes := make([]*exec.Cmd, n)
+	outputs := make([]strings.Builder, n)
+	for rank := range processes {
+		p := exec.CommandContext(t.Context(), self, "-test.run", "^"+test+"$", "-test.v")
+		p.Env = append(os.Environ(), VictimVariable+"="+way,
+			"RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
+			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, rendezvous.SecretVariable+"=a test")
+		p.Stdout, p.Stderr = &outputs[rank], &outputs[rank]
+		require.NoError(t, p.Start())
+		processes[rank] = p
+	}
+	for rank, p := range slices.Backward(processes) {
+		err := p.Wait()
+		if rank == n-1 {
+			assert.ErrorContains(t, err, "kill", "the victim: %s", &outputs[rank])
+			continue
+		}
+		assert.NoError(t, err, "rank %d: %s", rank, &outputs[rank])
+		assert.Contains(t, outputs[rank].String(), "went on")
+		t.Log(&outputs[rank])
+	}
+}
+
+// The variables that name the libraries, and the one that marks the process of
+// OnStandIns.
+const (
+	StandInVariable = "TUTTI_TEST_STAND_IN"
+	LibraryVariable = "TUTTI_NCCL_LIB"
+	DriverVariable  = "TUTTI_CUDA_LIB"
+)
+
+// OnStandIns runs tests of this package without a GPU, on stand-ins for NCCL, with
+// one rank, and for the driver, which runs no kernels. The libraries are opened once
+// a process, so the test binary runs again, with more of an environment. It returns
+// what that printed.
+func OnStandIns(t *testing.T, run, skip string, env ...string) string {
+	t.Helper()
+	if os.Getenv(StandInVariable) != "" {
+		t.Skip("is in the process of the stand-ins already")
+	}
+	if goruntime.GOOS != "linux" {
+		t.Skipf("the stand-ins are for Linux, not %s", goruntime.GOOS)
+	}
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	dir := t.TempDir()
+	build := func(source string) string {
+		if _, err := os.Stat(source); err != nil {
+			t.Skipf("is a test binary away from its sources: %v", err)
+		}
+		library := filepath.Join(dir, filepath.Base(source)+".so")
+		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread").CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return library
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self, "-test.v", "-test.timeout=2m", "-test.run="+run, "-test.skip="+skip)
+	cmd.Env = append(os.Environ(), StandInVariable+"=1", "FAKE_CUDA_MEMORY=2147483648",
+		LibraryVariable+"="+build(filepath.Join("..", "nccl", "testdata", "nccl.c")),
+		DriverVariable+"="+build(filepath.Join("..", "..", "runtime", "cuda", "testdata", "driver.c")))
+	cmd.Env = append(cmd.Env, env...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS", "at least one test ran")
+	return string(out)
+}
