@@ -171,8 +171,11 @@ func (c *Comm) submit(x *comm.Call) error {
 
 func (c *Comm) launch(p plan) error {
 	err := c.here.submit(c.current(), p)
+	if err == nil {
+		return nil
+	}
 	var refused *cuda.Error
-	if err == nil || errors.As(err, &refused) && refused.InCapture() {
+	if errors.As(err, &refused) && refused.InCapture() {
 		return err
 	}
 	return c.breakDown(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -183,4 +184,26 @@ func TestStandInHandOver(t *testing.T) {
 	})
 	assert.Equal(t, [2]error{}, errs)
 	assert.Equal(t, taken[0], taken[1])
+}
+
+func TestStandInDoesNotAllocate(t *testing.T) {
+	_, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		if err := base.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 { // of a process, one at a time
+			race.NoAllocs(t, 100, func() error { return c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) })
+		}
+		return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
 }
