@@ -1,63 +1,57 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// world is what the ranks share: messages and collectives that wait for a rank.
-// Whoever brings what is missing does the work, under one lock, so that every
-// promise of the contract can be seen in it.
+// world is what the ranks share. All that they do together is a meeting: whoever
+// comes last does the work for all, under one lock, so that every promise of the
+// contract can be seen in it.
 type world struct {
 	mu       sync.Mutex
 	memory   *cpu.Runtime // to copy and reduce; all buffers are host memory
 	size     int
-	meeting  *meeting
-	messages map[address][]message // sends or receives without their other end
-	left     []bool                // by rank
-
-	broken  chan struct{} // closed when a rank fails
-	failure error         // then
+	meetings map[place][]*meeting // that somebody has not come to, in their order
+	left     []bool               // by rank
+	broken   chan struct{}        // closed when the world breaks
+	failure  error                // then
 }
 
-// meeting is a collective that not all ranks have come to. The slices are by rank.
-type meeting struct {
-	calls    []comm.Call
-	waits    []comm.Wait // of a Split
-	children []comm.Communicator
-	missing  int
-	done     chan struct{}
-}
-
-// message is one end of a message, and address what both ends have in common.
-type message struct {
-	comm.Call
-	done chan struct{}
-}
-
-type address struct {
+// place is where ranks meet for a message. Collectives have one place for all.
+type place struct {
+	message      bool
 	source, dest int
 	tag          uint32
 }
 
+// meeting is a collective, with a seat for each rank, or a message, with one for
+// each end. Barrier and Split come as calls, too.
+type meeting struct {
+	seats   []seat
+	missing int
+	done    chan struct{}
+}
+
+type seat struct {
+	taken bool
+	call  comm.Call
+	wait  comm.Wait
+	child comm.Communicator // what a Split makes
+}
+
 // newWorld makes a world and returns its communicators, in rank order.
 func newWorld(size int, memory *cpu.Runtime) []comm.Communicator {
-	w := &world{memory: memory, size: size, messages: map[address][]message{}, left: make([]bool, size), broken: make(chan struct{})}
-	w.meeting = w.newMeeting()
+	w := &world{memory: memory, size: size, meetings: map[place][]*meeting{}, left: make([]bool, size), broken: make(chan struct{})}
 	all := make([]comm.Communicator, size)
 	for r := range all {
 		all[r] = comm.NewSerial(comm.Check{Backend: "custom", Rank: r, WorldSize: size}, rank{w, r})
 	}
 	return all
-}
-
-func (w *world) newMeeting() *meeting {
-	return &meeting{calls: make([]comm.Call, w.size), waits: make([]comm.Wait, w.size),
-		children: make([]comm.Communicator, w.size), missing: w.size, done: make(chan struct{})}
 }
 
 // rank is one rank: the comm.Worker, of which comm.NewSerial makes a communicator.
@@ -68,21 +62,12 @@ type rank struct {
 
 // Work does the calls of a group.
 func (r rank) Work(calls []comm.Call) error {
-	var pending []<-chan struct{}
+	var meetings []*meeting
 	for _, c := range calls {
-		if c.Op.Message() {
-			pending = append(pending, r.post(c))
-		}
+		meetings = append(meetings, r.come(seat{call: c}))
 	}
-	for _, c := range calls {
-		if !c.Op.Message() {
-			if _, err := r.meet(c, comm.Wait{}); err != nil {
-				return err
-			}
-		}
-	}
-	for _, done := range pending {
-		if err := r.await(done); err != nil {
+	for _, m := range meetings {
+		if err := r.await(m); err != nil {
 			return err
 		}
 	}
@@ -91,7 +76,11 @@ func (r rank) Work(calls []comm.Call) error {
 
 // Meet does a Barrier or a Split.
 func (r rank) Meet(w comm.Wait) (comm.Communicator, error) {
-	return r.meet(comm.Call{Op: w.Op}, w)
+	m := r.come(seat{call: comm.Call{Op: w.Op}, wait: w})
+	if err := r.await(m); err != nil {
+		return nil, err
+	}
+	return m.seats[r.number].child, nil
 }
 
 // Leave tells the others that this rank does not come any more.
@@ -105,73 +94,51 @@ func (r rank) Leave(cause error) {
 	r.failIfStranded()
 }
 
-// await waits until something is done or the world breaks.
-func (w *world) await(done <-chan struct{}) error {
+// await waits until a meeting is over or the world breaks.
+func (w *world) await(m *meeting) error {
 	select {
-	case <-done:
+	case <-m.done:
 		return nil
 	case <-w.broken:
 		return w.failure
 	}
 }
 
-// meet takes part in a collective. The last rank does it for all of them.
-func (r rank) meet(c comm.Call, w comm.Wait) (comm.Communicator, error) {
-	r.mu.Lock()
-	m := r.meeting
-	m.calls[r.number], m.waits[r.number] = c, w
-	if m.missing--; m.missing == 0 {
-		r.meeting = r.newMeeting()
-		r.finish(r.perform(m), m.done)
-	}
-	r.failIfStranded()
-	r.mu.Unlock()
-	err := r.await(m.done)
-	return m.children[r.number], err
-}
-
-// post leaves one end of a message to be found by the other, or does the message
-// if that is there.
-func (r rank) post(c comm.Call) <-chan struct{} {
+// come takes a seat, and holds the meeting if it was the last one that was free.
+func (r rank) come(mine seat) *meeting {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at := address{r.number, c.Peer, c.Tag}
-	if c.Op == comm.OpRecv {
-		at = address{c.Peer, r.number, c.Tag}
+	at, number, seats := place{}, r.number, r.size
+	switch c := mine.call; c.Op {
+	case comm.OpSend:
+		at, number, seats = place{true, r.number, c.Peer, c.Tag}, 0, 2
+	case comm.OpRecv:
+		at, number, seats = place{true, c.Peer, r.number, c.Tag}, 1, 2
 	}
-	mine, waiting := message{c, make(chan struct{})}, r.messages[at]
-	if len(waiting) == 0 || waiting[0].Op == c.Op {
-		r.messages[at] = append(waiting, mine)
-		r.failIfStranded()
-		return mine.done
+	queue := r.meetings[at]
+	i := slices.IndexFunc(queue, func(m *meeting) bool { return !m.seats[number].taken })
+	if i < 0 {
+		i = len(queue)
+		queue = append(queue, &meeting{make([]seat, seats), seats, make(chan struct{})})
 	}
-	other := waiting[0]
-	r.messages[at] = waiting[1:]
-	send, recv := &other.Call, &c
-	if c.Op == comm.OpSend {
-		send, recv = recv, send
+	m := queue[i]
+	mine.taken = true
+	m.seats[number] = mine
+	if m.missing--; m.missing == 0 { // it is the first: all come in order
+		queue = queue[1:]
+		if err := r.hold(at, m.seats); err != nil {
+			r.fail(err)
+		} else {
+			close(m.done)
+		}
 	}
-	err := comm.AgreeOnMessage(at.source, send, at.dest, recv)
-	if err == nil {
-		err = r.copy(recv.Recv, send.Send, send.Bytes())
-	}
-	r.finish(err, mine.done, other.done)
-	return mine.done
+	r.meetings[at] = queue
+	r.failIfStranded()
+	return m
 }
 
-// finish says that something is done, or breaks the world. The caller holds mu, as
-// for all that follows.
-func (w *world) finish(err error, done ...chan struct{}) {
-	if err != nil {
-		w.fail(err)
-		return
-	}
-	for _, d := range done {
-		close(d)
-	}
-}
-
-// fail breaks the world; the first cause stays.
+// fail breaks the world; the first cause stays. The caller holds mu, as for all
+// that follows.
 func (w *world) fail(err error) {
 	if w.failure == nil {
 		w.failure = err
@@ -179,41 +146,83 @@ func (w *world) fail(err error) {
 	}
 }
 
-// failIfStranded breaks the world if something waits for a rank that has left.
+// failIfStranded breaks the world if a meeting waits for a rank that has left.
 func (w *world) failIfStranded() {
-	for r, left := range w.left {
-		needed := w.meeting.missing < w.size
-		for at, waiting := range w.messages {
-			needed = needed || len(waiting) > 0 && (at.source == r || at.dest == r)
-		}
-		if left && needed {
-			w.fail(fmt.Errorf("%w: rank %d has left", comm.ErrPeerFailed, r))
+	for at, queue := range w.meetings {
+		for r, left := range w.left {
+			if left && len(queue) > 0 && (!at.message || at.source == r || at.dest == r) {
+				w.fail(fmt.Errorf("%w: rank %d has left", comm.ErrPeerFailed, r))
+			}
 		}
 	}
 }
 
-// perform does a collective, for all ranks.
-func (w *world) perform(m *meeting) error {
-	if err := cmp.Or(w.failure, comm.Agree(m.calls)); err != nil {
+// hold does what a meeting is about.
+func (w *world) hold(at place, seats []seat) error {
+	var calls []comm.Call
+	var waits []comm.Wait
+	for _, s := range seats {
+		calls, waits = append(calls, s.call), append(waits, s.wait)
+	}
+	if w.failure != nil {
+		return w.failure
+	}
+	if at.message {
+		if err := comm.AgreeOnMessage(at.source, &calls[0], at.dest, &calls[1]); err != nil {
+			return err
+		}
+		return w.copy(calls[1].Recv, calls[0].Send, calls[0].Bytes())
+	}
+	if err := comm.Agree(calls); err != nil {
 		return err
 	}
-	switch c := m.calls[0]; c.Op {
-	case comm.OpBarrier:
-	case comm.OpSplit:
-		for _, group := range comm.SplitGroups(m.waits) {
+	switch op := calls[0].Op; {
+	case op == comm.OpBarrier:
+		return nil
+	case op == comm.OpSplit:
+		for _, group := range comm.SplitGroups(waits) {
 			for i, child := range newWorld(len(group), w.memory) {
-				m.children[group[i]] = child
+				seats[group[i]].child = child
 			}
 		}
-	case comm.OpAllReduce: // at once, as it may be in place
-		var sends, recvs []uintptr
-		for _, c := range m.calls {
-			sends, recvs = append(sends, c.Send), append(recvs, c.Recv)
+		return nil
+	case op.Reduces():
+		return w.reduce(calls)
+	}
+	return w.move(calls)
+}
+
+// move copies what the ranks send each other.
+func (w *world) move(calls []comm.Call) error {
+	for to := range calls {
+		for from := range calls {
+			src, bytes, sends := calls[from].SendPart(from, to)
+			dst, _, receives := calls[to].RecvPart(to, from)
+			if sends && receives {
+				if err := w.copy(dst, src, bytes); err != nil {
+					return err
+				}
+			}
 		}
-		return w.memory.Reduce(recvs, sends, c.Count, c.DType, c.Reduce)
-	default:
-		for to := range m.calls {
-			if err := w.performFor(to, m.calls); err != nil {
+	}
+	return nil
+}
+
+// reduce reduces what the ranks send to each rank. An allreduce may be in place, so
+// its result goes to all of them at once.
+func (w *world) reduce(calls []comm.Call) error {
+	for to, c := range calls {
+		var sources, everywhere []uintptr
+		for from := range calls {
+			if src, _, ok := calls[from].SendPart(from, to); ok {
+				sources, everywhere = append(sources, src), append(everywhere, calls[from].Recv)
+			}
+		}
+		if c.Op == comm.OpAllReduce {
+			return w.memory.Reduce(everywhere, sources, c.Count, c.DType, c.Reduce)
+		}
+		if len(sources) > 0 {
+			if err := w.memory.Reduce([]uintptr{c.Recv}, sources, c.Count, c.DType, c.Reduce); err != nil {
 				return err
 			}
 		}
@@ -221,32 +230,9 @@ func (w *world) perform(m *meeting) error {
 	return nil
 }
 
-// performFor does one rank's part: it copies or reduces what the others send it.
-func (w *world) performFor(to int, calls []comm.Call) error {
-	var sources []uintptr
-	for from := range calls {
-		src, bytes, sends := calls[from].SendPart(from, to)
-		dst, _, receives := calls[to].RecvPart(to, from)
-		switch {
-		case !sends || !receives:
-		case calls[to].Op.Reduces():
-			sources = append(sources, src)
-		default:
-			if err := w.copy(dst, src, bytes); err != nil {
-				return err
-			}
-		}
-	}
-	if len(sources) == 0 {
-		return nil
-	}
-	c := calls[to]
-	return w.memory.Reduce([]uintptr{c.Recv}, sources, c.Count, c.DType, c.Reduce)
-}
-
 func (w *world) copy(dst, src uintptr, bytes int) error {
-	if w.failure != nil || dst == src || bytes == 0 {
-		return w.failure
+	if dst == src || bytes == 0 {
+		return nil
 	}
 	return w.memory.Copy(dst, src, bytes)
 }
