@@ -31,7 +31,7 @@ func (t *Turns) Wait(ctx context.Context, wait func() error) error {
 		return ErrBusy
 	}
 	err := wait()
-	if err == nil {
+	if err == nil && t.settled.Load() != messages {
 		// An older number that overwrites a newer one errs on the safe side.
 		t.settled.Store(messages)
 	}
