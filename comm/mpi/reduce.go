@@ -17,7 +17,7 @@ import (
 //     optimal all-reduce algorithms for clusters of workstations", 2009).
 
 // wholeLimit is how many bytes a rank receives at most in the whole schedule.
-const wholeLimit = 512 << 10
+const wholeLimit = 128 << 10
 
 // blockBytes is how much data is reduced at once by shares. Longer buffers are
 // cut up, so that working memory is bounded, stays in the caches, and one
