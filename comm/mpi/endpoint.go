@@ -1,9 +1,7 @@
 package mpi
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -241,75 +239,4 @@ func (e *endpoint) fail(name string, err error) error {
 		}
 	}
 	return err
-}
-
-// sync waits until everything that was submitted is done or ctx is, under the
-// name of the call that waits.
-func (e *endpoint) sync(ctx context.Context, name string) error {
-	return e.wait(ctx, name, false)
-}
-
-// wait is sync; closing says that it is close that waits.
-func (e *endpoint) wait(ctx context.Context, name string, closing bool) error {
-	e.waiters.Add(1)
-	defer e.waiters.Add(-1)
-	var p pause
-	for {
-		if idle, err := e.drain(&p, name, closing); err != nil || idle {
-			return err
-		}
-		// The context is looked at after the first tries, so that a
-		// collective whose peers are there costs nothing extra.
-		if ctx.Err() != nil {
-			return e.giveUp(ctx, name)
-		}
-		p.next()
-	}
-}
-
-// drain polls a few times and reports whether nothing is left to do.
-func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if p.first() && !closing {
-		if err := e.usable(); err != nil {
-			return false, err
-		}
-	}
-	for tries := p.polls(); tries > 0; tries-- {
-		if e.idle() {
-			return true, nil
-		}
-		moved, err := e.poll(p.stalled(), tries)
-		if err != nil {
-			return false, err
-		}
-		if !moved {
-			break
-		}
-	}
-	if e.idle() {
-		return true, nil
-	}
-	if !p.stalled() {
-		return false, nil
-	}
-	if p.long() {
-		e.reportStall()
-	}
-	if err := e.attend(); err != nil {
-		return false, e.fail(name, err)
-	}
-	return false, nil
-}
-
-// giveUp ends a wait whose context is done.
-func (e *endpoint) giveUp(ctx context.Context, name string) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	err := e.attend()
-	if err == nil {
-		err = fmt.Errorf("%w, waiting for %s", comm.ContextError(ctx), e.waitsFor())
-	}
-	return e.fail(name, err)
 }
