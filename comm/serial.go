@@ -87,12 +87,15 @@ func (s *serial) SubmitTogether(calls []Call) error {
 	return err
 }
 
-// submit has work done after what was submitted before.
+// submit has work done after what was submitted before; nil is nothing to do.
 func (s *serial) submit(work func() error) (done <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usable(); err != nil {
 		return nil, err
+	}
+	if work == nil {
+		return s.last, nil
 	}
 	before, ended := s.last, make(chan struct{})
 	s.last = ended
@@ -111,20 +114,26 @@ func (s *serial) submit(work func() error) (done <-chan struct{}, err error) {
 // Wait implements [Backend].
 func (s *serial) Wait(ctx context.Context, w Wait) (Communicator, error) {
 	var child Communicator
-	done, err := s.submit(func() (err error) {
-		if w.Op != OpSync {
+	var meet func() error
+	if w.Op != OpSync {
+		meet = func() (err error) {
 			child, err = s.worker.Meet(w)
+			return err
 		}
-		return err
-	})
+	}
+	done, err := s.submit(meet)
 	if err != nil {
 		return nil, err
 	}
 	select {
 	case <-done:
 	case <-ctx.Done():
-		s.fail(ContextError(ctx))
-		<-done
+		select {
+		case <-done: // there was nothing to wait for
+		default:
+			s.fail(ContextError(ctx))
+			<-done
+		}
 	}
 	if err := s.cause(); err != nil {
 		return nil, err

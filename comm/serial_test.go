@@ -1,0 +1,109 @@
+package comm_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// slow is a worker whose calls end when they are let go, and which notes what it is
+// asked for.
+type slow struct {
+	work  chan error // what a call returns
+	meet  chan error
+	left  chan error
+	calls chan []comm.Call
+}
+
+func newSlow() *slow {
+	return &slow{make(chan error, 9), make(chan error, 9), make(chan error, 9), make(chan []comm.Call, 9)}
+}
+
+func (s *slow) Work(calls []comm.Call) error {
+	s.calls <- calls
+	return <-s.work
+}
+
+func (s *slow) Meet(w comm.Wait) (comm.Communicator, error) { return nil, <-s.meet }
+
+func (s *slow) Leave(cause error) {
+	s.left <- cause
+	if cause != nil {
+		s.work <- cause // what is under way ends
+		s.meet <- cause
+	}
+}
+
+func serial() (comm.Communicator, *slow) {
+	s := newSlow()
+	return comm.NewSerial(comm.Check{Backend: "slow", WorldSize: 1}, s), s
+}
+
+// The conformance of a communicator like this one is tested in
+// examples/custom-communicator; here is what only a worker can see.
+func TestSerial(t *testing.T) {
+	c, s := serial()
+	counts := []int{2}
+	require.NoError(t, c.AllGatherV(64, 64, counts, []int{0}, dtype.U8))
+	counts[0] = 7 // the caller's again
+	require.NoError(t, c.Group(comm.BroadcastCall(64, 1, dtype.U8, 0), comm.BroadcastCall(64, 2, dtype.U8, 0)))
+	first := <-s.calls
+	require.Len(t, first, 1)
+	assert.Equal(t, []int{2}, first[0].RecvCounts)
+	assert.Empty(t, s.calls, "one after the other")
+	s.work <- nil
+	assert.Len(t, <-s.calls, 2)
+	s.work <- nil
+	require.NoError(t, c.Sync(t.Context()))
+	s.meet <- nil
+	require.NoError(t, c.Barrier(t.Context()))
+
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		require.NoError(t, c.Sync(over), "there is nothing to wait for")
+	}
+	require.NoError(t, c.Close())
+	require.NoError(t, c.Close())
+	assert.NoError(t, <-s.left)
+	assert.Empty(t, s.left)
+	assert.ErrorIs(t, c.Sync(t.Context()), comm.ErrClosed)
+}
+
+// A wait whose context ends breaks the communicator, and returns when the worker
+// has given up.
+func TestSerialGivesUp(t *testing.T) {
+	c, s := serial()
+	require.NoError(t, c.Broadcast(64, 1, dtype.U8, 0))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	err := c.Sync(ctx)
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "slow: sync on rank 0")
+	assert.ErrorIs(t, <-s.left, comm.ErrTimeout)
+	assert.ErrorIs(t, c.Broadcast(64, 1, dtype.U8, 0), comm.ErrBroken)
+	require.NoError(t, c.Close())
+	assert.Empty(t, s.left, "told once")
+}
+
+// An error of the worker breaks the communicator, and so does the cause of End.
+func TestSerialFails(t *testing.T) {
+	failure := errors.New("no more")
+	c, s := serial()
+	s.work <- failure
+	require.NoError(t, c.Broadcast(64, 1, dtype.U8, 0))
+	assert.ErrorIs(t, c.Sync(t.Context()), failure)
+	assert.ErrorIs(t, <-s.left, failure)
+
+	c, s = serial()
+	require.NoError(t, c.Broadcast(64, 1, dtype.U8, 0))
+	require.NoError(t, c.(comm.Ender).End(failure))
+	assert.ErrorIs(t, <-s.left, failure)
+}
