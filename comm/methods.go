@@ -8,8 +8,8 @@ import (
 )
 
 // Methods are the methods of a [Communicator] that move data, made of two
-// functions. A decorator embeds it, and beside it [Wrapped] for the rest. They are
-// not inlined, so that a [Recorder] sees the line of the call.
+// functions. A decorator embeds it, and beside it [Waits], and [Wrapped] for the
+// rest. They are not inlined, so that a [Recorder] sees the line of the call.
 type Methods struct {
 	Do       func(c Call) error       // one call
 	Together func(calls []Call) error // the calls of a Group
@@ -105,8 +105,8 @@ func (m Methods) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint3
 func (m Methods) Group(calls ...Call) error { return m.Together(calls) }
 
 // Wrapped is the communicator that a decorator wraps: what the decorator does
-// not replace is that one's. Methods and [Calls], embedded beside it, come before
-// it.
+// not replace is that one's. Methods, [Waits] and [Calls], embedded beside it, come
+// before it.
 type Wrapped struct{ wrapped }
 
 // wrapped puts the methods one level deeper than those of [Calls].

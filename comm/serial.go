@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -140,7 +141,8 @@ func (s *serial) Wait(ctx context.Context, w Wait) (Communicator, error) {
 	}
 	if child != nil {
 		s.mu.Lock()
-		s.children = append(s.children, child)
+		closed := func(c Communicator) bool { return errors.Is(c.Group(), ErrClosed) }
+		s.children = append(slices.DeleteFunc(s.children, closed), child)
 		s.mu.Unlock()
 	}
 	return child, nil
