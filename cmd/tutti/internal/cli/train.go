@@ -76,6 +76,7 @@ late carry them along.`,
 	hostsFlag(flags, &cfg.Hosts)
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")
+	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")
 	flags.IntVar(&cfg.Epochs, "epochs", cfg.Epochs, "how often each training image is seen")
 	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "images of a step, over all ranks")
 	flags.IntVar(&cfg.Hidden, "hidden", cfg.Hidden, "width of the hidden layer")

@@ -27,6 +27,9 @@ type Config struct {
 	// WarmupSteps is how many steps at the beginning are exchanged dense.
 	WarmupSteps int
 
+	// Turned makes the task harder: images are turned and mirrored at random, and
+	// have noise.
+	Turned bool
 	// Epochs is how often every training image is seen.
 	Epochs int
 	// Batch is the number of images of one step, over all ranks.

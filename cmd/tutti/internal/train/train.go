@@ -45,6 +45,10 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 	if err != nil {
 		return err
 	}
+	if cfg.Turned {
+		rng := rand.New(rand.NewPCG(cfg.Seed, 0x7412))
+		trainSet, testSet = turn(trainSet, rng), turn(testSet, rng)
+	}
 	if observer == nil || r.Comm.Rank() != 0 {
 		observer = silent{}
 	}

@@ -3,6 +3,8 @@ package train
 import (
 	"context"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -273,4 +275,28 @@ func TestLimits(t *testing.T) {
 		want(&cfg)
 		assert.ErrorContains(t, cfg.Validate(), change+" 9223372036854775807 is not in [1, ")
 	}
+}
+
+// TestTurn checks that an image that is turned has the pixels that it had, up to
+// noise, in another order.
+func TestTurn(t *testing.T) {
+	const seed = 1
+	set, _, err := digits.Split(seed)
+	require.NoError(t, err)
+	turned := turn(set, rand.New(rand.NewPCG(seed, 0)))
+	assert.Equal(t, set.Labels, turned.Labels)
+	moved := 0
+	for i := range set.Len() {
+		before, after := slices.Clone(set.Image(i)), slices.Clone(turned.Image(i))
+		var distance, sum float64
+		for j := range before {
+			distance += math.Abs(float64(before[j] - after[j]))
+			sum += float64(after[j] - before[j])
+		}
+		if distance > 2*noise*digits.Pixels {
+			moved++
+		}
+		assert.InDelta(t, 0, sum, 6*noise*math.Sqrt(digits.Pixels), "image %d, seed %d", i, seed)
+	}
+	assert.Greater(t, moved, set.Len()/2)
 }

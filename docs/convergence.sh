@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Measures what the chapter "Convergence" of docs/sparse.md shows, and prints its
+# tables:
+#
+#	docs/convergence.sh [SEEDS [EPOCHS]]
+#
+# It needs Go and jq, and takes about a quarter of an hour on two cores.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seeds=${1:-3} epochs=${2:-20}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+go build -o "$scratch/tutti" ./cmd/tutti
+
+for task in digits turned; do
+	flags=()
+	if [[ $task == turned ]]; then flags=(--turned); fi
+	for density in 0.01 0.001; do
+		for ranks in 4 8; do
+			for seed in $(seq "$seeds"); do
+				"$scratch/tutti" train --pattern all --ranks "$ranks" --density "$density" --seed "$seed" --epochs "$epochs" \
+					"${flags[@]}" --json --out "$scratch/out" 2>/dev/null |
+					jq -c --arg task "$task" --arg asked "$density" '{task: $task, asked: $asked, pattern, ranks, accuracy}'
+			done
+		done
+	done
+done >"$scratch/all.json"
+
+for task in digits turned; do
+	printf '\n%s: mean accuracy in percent over %s seeds, and the lowest\n\n' "$task" "$seeds"
+	jq -rs --arg task "$task" '
+		def cell: "\((map(.accuracy) | add / length * 10 | round) / 10) (\((map(.accuracy) | min * 10 | round) / 10))";
+		map(select(.task == $task)) as $all
+		| "| pattern | 1 %, P = 4 | 1 %, P = 8 | 0.1 %, P = 4 | 0.1 %, P = 8 |", "| --- | --- | --- | --- | --- |",
+		  ([$all[].pattern] | reduce .[] as $p ([]; if index($p) then . else . + [$p] end) | .[] as $pattern
+		   | "| \($pattern) | " + ([("0.01", "0.001") as $d | (4, 8) as $r
+		       | [$all[] | select(.pattern == $pattern and .asked == $d and .ranks == $r)] | cell] | join(" | ")) + " |")' "$scratch/all.json"
+done
