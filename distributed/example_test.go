@@ -7,6 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -340,4 +341,58 @@ func ExampleAverageMetrics() {
 		fmt.Println(err)
 	}
 	// Output: hidden: 32, loss: 1.25
+}
+
+// A loss scale that follows overflows: gradients of type F16 are computed from a loss
+// that is multiplied by it. A step in which a gradient of any rank is not finite is
+// dropped on all of them.
+func ExampleGradientSync_lossScale() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		layer, err := runtime.New(rt, dtype.F16, 100, 100)
+		if err != nil {
+			return err
+		}
+		defer layer.Free()
+		gradients := []*runtime.Tensor{layer}
+		sync, err := distributed.NewGradientSync(ctx, rt, c, gradients, distributed.GradientConfig{
+			Config: distributed.Config{Pattern: distributed.TopkA, Density: 0.1},
+		})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		scale := 65536.0
+		for step := range 4 {
+			if err := layer.Fill(3 * scale); err != nil { // the backward pass
+				return err
+			}
+			if err := sync.ReduceAll(ctx, gradients); err != nil {
+				return err
+			}
+			stats, err := sync.Stats(ctx)
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 0 {
+				fmt.Printf("step %d, scale %v, skipped: %v\n", step, scale, stats.Skipped)
+			}
+			if stats.Skipped { // no update of the parameters
+				scale /= 2
+				if err := sync.ScaleResidual(0.5); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// step 0, scale 65536, skipped: true
+	// step 1, scale 32768, skipped: true
+	// step 2, scale 16384, skipped: false
+	// step 3, scale 16384, skipped: false
 }

@@ -510,8 +510,27 @@ func (g *GradientSync) check(op string, i int, t *runtime.Tensor) error {
 func (g *GradientSync) begin(ctx context.Context) {
 	if !g.begun && g.err == nil && g.fault == nil {
 		g.begun = true
-		g.fail(g.announce(ctx))
+		err := g.drain(ctx)
+		if err == nil {
+			err = g.announce(ctx)
+		}
+		g.fail(err)
 	}
+}
+
+// drain waits for what a step that failed has left under way, before anything that
+// buckets share is written.
+func (g *GradientSync) drain(ctx context.Context) error {
+	if g.joint == nil {
+		return nil
+	}
+	err := g.joint.order.drain(ctx)
+	for _, b := range g.buckets {
+		if err == nil {
+			err = b.sparse.order.drain(ctx)
+		}
+	}
+	return err
 }
 
 // fail notes an error, if it is one. Where a step is a transaction, Wait undoes it.

@@ -2,6 +2,7 @@ package distributed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 
@@ -26,7 +27,10 @@ func newJoint(g *GradientSync, kernels runtime.Kernels, cfg Config) (*joint, err
 	if err == nil {
 		err = j.place(g)
 	}
-	return j, err
+	if err != nil {
+		return nil, errors.Join(err, j.close())
+	}
+	return j, nil
 }
 
 // place allocates what there is per gradient and per bucket.

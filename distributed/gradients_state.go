@@ -236,6 +236,9 @@ func (g *GradientSync) rebind(ctx context.Context, c comm.Communicator) error {
 			}
 		}
 	}
+	if g.open { // the buckets have found out
+		g.stats.Skipped, g.open = g.buckets[0].sparse.stats.Skipped, false
+	}
 	if g.joint != nil {
 		g.joint.bind(g.meter)
 		if err := g.joint.place(g); err != nil {
