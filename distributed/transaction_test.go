@@ -132,9 +132,18 @@ func (l *ledger) add(to *[]float64, x []uint32, factor float64) {
 	}
 }
 
+// Where a fault is.
+const (
+	onAll  = iota // on all ranks
+	onOne         // on one of them
+	deadly        // on one, which is gone then
+	numKind
+)
+
 // TestFaults makes each communication call of a step fail, on all ranks or on
 // one. A rank whose step failed has gradient and residual as before, bit for bit,
-// and repeats the step on another communicator, as if nothing had happened.
+// and repeats the step on another communicator, as if nothing had happened, also
+// without the rank that failed. Then nothing of what the ranks have got lost.
 func TestFaults(t *testing.T) {
 	const n, density = 1500, 0.1
 	sizes := []int{2, 3, 5, 8}
@@ -146,12 +155,14 @@ func TestFaults(t *testing.T) {
 		for _, size := range sizes {
 			// The norm is exchanged, and nothing clipped.
 			cfg := distributed.Config{Pattern: pattern, Density: density, ClipNorm: 1e6, Clip: distributed.ClipGlobal}
-			for _, all := range []bool{true, false} {
+			for kind := range numKind {
+				repeated := 0
 				for at, more := 0, true; more; at++ {
 					more = false
-					label := fmt.Sprintf("%s, %d ranks, call %d, on all: %v", pattern, size, at, all)
-					require.NoError(t, fault(t, rt, cfg, n, size, at, all, label, &more), label)
+					label := fmt.Sprintf("%s, %d ranks, call %d, fault %d", pattern, size, at, kind)
+					require.NoError(t, fault(t, rt, cfg, n, size, at, kind, label, &more, &repeated), label)
 				}
+				assert.Positive(t, repeated, "%s, %d ranks, fault %d", pattern, size, kind)
 			}
 		}
 	}
@@ -159,10 +170,20 @@ func TestFaults(t *testing.T) {
 }
 
 // fault has call number at of the second step fail. more: there was such a call.
-func fault(t *testing.T, rt *cpu.Runtime, cfg distributed.Config, n, size, at int, all bool, label string, more *bool) error {
+func fault(t *testing.T, rt *cpu.Runtime, cfg distributed.Config, n, size, at, kind int, label string, more *bool, repeated *int) error {
 	others, err := local.New(size)
+	if kind == deadly {
+		others, err = local.New(size - 1)
+		others = slices.Insert(others, at%size, nil)
+	}
 	if err != nil {
 		return err
+	}
+	closeOther := func(rank int) error {
+		if others[rank] == nil {
+			return nil
+		}
+		return others[rank].Close()
 	}
 	var l ledger
 	var met sync.WaitGroup
@@ -183,7 +204,7 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg distributed.Config, n, size, at in
 		}
 		gradient, residual := bits(u.t), u.state()
 		f.calls = 0
-		if all || rank == at%size {
+		if kind == onAll || rank == at%size {
 			f.at = at
 		}
 		failed[rank] = u.s.AllReduce(ctx, u.t)
@@ -200,11 +221,10 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg distributed.Config, n, size, at in
 		met.Done()
 		met.Wait()
 		first := slices.IndexFunc(failed, func(err error) bool { return err != nil })
-		if first < 0 {
-			return errors.Join(u.close(), others[rank].Close())
-		}
-		if slices.Contains(failed, nil) { // this rank's last wait, all data has come
-			return errors.Join(u.close(), others[rank].Close())
+		if first < 0 || slices.Contains(failed, nil) || others[rank] == nil {
+			// Nobody failed, or it was this rank's last wait and all data has come, or
+			// this rank is gone.
+			return errors.Join(u.close(), closeOther(rank))
 		}
 		c = others[rank]
 		defer c.Close()
@@ -224,6 +244,9 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg distributed.Config, n, size, at in
 		}
 		return errors.Join(err, u.step(ctx, 2), u.close())
 	})
+	if l.in != nil {
+		*repeated++
+	}
 	for i := range l.in {
 		if math.Abs(l.in[i]-l.out[i]) > 1e-5*float64(size) {
 			return fmt.Errorf("%s: at %d, %v went in and %v came out", label, i, l.in[i], l.out[i])
