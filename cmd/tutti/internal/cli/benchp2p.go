@@ -44,7 +44,7 @@ over NCCL and over NCCL on windows, each captured in CUDA graphs and eager, in o
 run. Times are microseconds of the GPU's clock, the slowest rank, the median over
 rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out directory.`,
 		Example: `  tutti bench p2p
-  torchrun --nproc-per-node 8 --no-python tutti bench p2p --max 64M --out /tmp/p2p`,
+  mpirun -n 8 tutti bench p2p --max 64M --out /tmp/p2p`,
 		Args: cobra.NoArgs,
 	}
 	flags = newBenchFlags(cmd.Flags())
