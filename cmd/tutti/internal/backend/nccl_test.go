@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	goruntime "runtime"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 func TestGPUsOfAProcess(t *testing.T) {
@@ -102,13 +105,37 @@ func TestDriverVersion(t *testing.T) {
 	}
 }
 
+func TestWherePeerMemoryWorks(t *testing.T) {
+	reach := func(n int, blind ...int) GPUs {
+		g := GPUs{}
+		for i := range n {
+			d := cuda.DeviceInfo{Index: i, Peers: make([]bool, n)}
+			for k := range n {
+				d.Peers[k] = k != i && !slices.Contains(blind, i)
+			}
+			g.Devices = append(g.Devices, d)
+		}
+		return g
+	}
+	if goruntime.GOOS != "linux" {
+		assert.ErrorContains(t, reach(2).PeerMemory(), "on Linux only")
+		return
+	}
+	assert.NoError(t, reach(2).PeerMemory())
+	assert.NoError(t, reach(8).PeerMemory())
+	assert.EqualError(t, reach(0).PeerMemory(), "there are no GPUs")
+	assert.EqualError(t, reach(1).PeerMemory(), "there is one GPU only")
+	assert.EqualError(t, reach(9).PeerMemory(), "there are 9 GPUs: use up to 8 of them")
+	assert.EqualError(t, reach(4, 2).PeerMemory(), "GPU 2 does not reach the memory of GPU 0")
+}
+
 func TestWhatIsMissingIsSaid(t *testing.T) {
 	g := LookForGPUs()
 	line, err := json.Marshal(g)
 	require.NoError(t, err)
 	var object map[string]any
 	require.NoError(t, json.Unmarshal(line, &object))
-	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable"} {
+	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable", "p2p_unavailable"} {
 		assert.IsType(t, "", object[key], key)
 	}
 	require.IsType(t, []any{}, object["gpus"], "never null")

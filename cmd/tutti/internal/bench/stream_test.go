@@ -260,3 +260,37 @@ func (f floatsOnly) AllReduce(_, _ uintptr, _ int, dt dtype.DType, _ comm.Reduce
 	}
 	return nil
 }
+
+// peers is a communicator that does some operations over peer memory.
+type peers struct {
+	comm.Communicator
+	most map[comm.Op]int
+}
+
+func (p peers) HandOver(op comm.Op, _ dtype.DType, _ comm.ReduceOp) int { return p.most[op] }
+
+func TestResultsSayWhatWentOverPeerMemory(t *testing.T) {
+	for _, c := range []struct {
+		collective string
+		upTo       int
+		over       []bool
+	}{
+		{"allreduce", 4096, []bool{true, true, false}},
+		{"allgather", 65536, []bool{true, true, true}}, // 32 KiB of each rank
+		{"alltoall", -1, []bool{false, false, false}},
+		{"sendrecv", -1, []bool{false, false, false}},
+	} {
+		cfg := Config{Collective: c.collective, Sizes: []int{64, 4096, 65536}, DType: dtype.F32, Op: comm.Sum, Places: Places(c.collective)[:1],
+			Repeats: Repeats{Iterations: 1, Rounds: 1}}
+		var results []Result
+		onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
+			r.Comm = peers{r.Comm, map[comm.Op]int{comm.OpAllReduce: 4096, comm.OpAllGather: 32768}}
+			return runAlone(ctx, r, cfg, func(all []Result) { results = append(results, all...) })
+		})
+		require.Len(t, results, 3)
+		for i, r := range results {
+			assert.Equal(t, c.over[i], r.PeerMemory, "%s of %d bytes", c.collective, r.Bytes)
+			assert.Equal(t, c.upTo, *r.HandOver, "%s", c.collective)
+		}
+	}
+}

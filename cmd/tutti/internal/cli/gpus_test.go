@@ -27,6 +27,7 @@ func TestGPUSection(t *testing.T) {
 		device(1, []bool{yes, no, no}, []bool{yes, no, no}),
 		device(2, []bool{yes, no, no}, []bool{no, no, no}),
 	}}
+	g.NoPeerMemory = g.PeerMemory().Error()
 	var out bytes.Buffer
 	printGPUs(&out, g, backend.CUBLAS{Version: "13.0.2", Library: "libcublas.so.13"})
 	var rows [][]string
@@ -37,7 +38,7 @@ func TestGPUSection(t *testing.T) {
 		"GPU driver 580.95.05", "CUDA up to 13.0", "NCCL 2.28.3, libnccl.so.2", "cuBLAS 13.0.2, libcublas.so.13",
 		"1 NVIDIA H200 140.0 GiB 9.0 132 0000:07:00.0",
 		"link 0 1 2", "0 - NVLink peer", "1 NVLink - host", "2 peer host -",
-		"NVLink: direct access with native atomics",
+		"NVLink: direct access with native atomics", "--p2p: GPU 1 does not reach the memory of GPU 2",
 	} {
 		assert.Contains(t, rows, strings.Fields(want), out.String())
 	}
@@ -79,6 +80,14 @@ func TestHeaderSaysWhatItRanOn(t *testing.T) {
 # buffers: symmetric, of the communicator
 #
 `), out.String())
+
+	for most, want := range map[int]string{65536: "up to 65536 bytes, beyond that nccl is faster", -1: "for none of these sizes, over which nccl is faster"} {
+		out.Reset()
+		result.HandOver = &most
+		printHeader(&out, []bench.Result{result})
+		assert.Contains(t, out.String(), "# peer memory: "+want+"\n")
+	}
+	result.HandOver = nil
 
 	out.Reset()
 	result.Graph, result.Symmetric, result.Locations = false, false, nil
