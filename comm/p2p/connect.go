@@ -141,8 +141,10 @@ func worst(all []hello, own error) error {
 		return own
 	case state == lacking:
 		return fmt.Errorf("p2p: %w: rank %d cannot share memory", comm.ErrUnsupported, first)
-	default:
-		return errors.Join(fmt.Errorf("p2p: %w: rank %d has failed", comm.ErrPeerFailed, first), own)
+	case own == nil:
+		return fmt.Errorf("p2p: %w: rank %d has failed", comm.ErrPeerFailed, first)
+	default: // no error of the kind that the own one is
+		return fmt.Errorf("p2p: %w: rank %d has failed, and here: %v", comm.ErrPeerFailed, first, own)
 	}
 }
 

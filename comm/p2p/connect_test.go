@@ -1,0 +1,41 @@
+package p2p
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// All ranks get an error of one kind: that of the rank that fares worst.
+func TestRanksAgreeOnAnError(t *testing.T) {
+	unsupported, broken := fmt.Errorf("%w: no peers", comm.ErrUnsupported), errors.New("out of memory")
+	for _, c := range []struct {
+		own  [2]error
+		want [2]error // what each rank's error is
+	}{
+		{[2]error{}, [2]error{}},
+		{[2]error{nil, unsupported}, [2]error{comm.ErrUnsupported, unsupported}},
+		{[2]error{unsupported, unsupported}, [2]error{unsupported, unsupported}},
+		{[2]error{broken, nil}, [2]error{broken, comm.ErrPeerFailed}},
+		{[2]error{broken, unsupported}, [2]error{broken, comm.ErrPeerFailed}},
+	} {
+		all := []hello{{state: verdictOf(c.own[0])}, {state: verdictOf(c.own[1])}}
+		unsupportedRanks := 0
+		for rank, own := range c.own {
+			err := worst(all, own)
+			if c.want[rank] == nil {
+				assert.NoError(t, err)
+			} else {
+				assert.ErrorIs(t, err, c.want[rank])
+			}
+			if errors.Is(err, comm.ErrUnsupported) {
+				unsupportedRanks++
+			}
+		}
+		assert.True(t, unsupportedRanks == 0 || unsupportedRanks == 2, "%v", c.own)
+	}
+}
