@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -209,7 +210,7 @@ func (e *endpoint) heed(src int, n *note) error {
 	case farewell:
 		p.left = n
 	case mismatch:
-		return &told{text, comm.ErrMismatch}
+		return &told{cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}
 	default:
 		return &told{fmt.Sprintf("%v: rank %d gave up: %s", comm.ErrPeerFailed, src, text), comm.ErrPeerFailed}
 	}
