@@ -18,15 +18,26 @@ func TestFaults(t *testing.T) {
 		t.Run(column, func(t *testing.T) {
 			rt := cpu.New()
 			defer func() { require.NoError(t, rt.Close()) }()
-			faulttest.Run(t, column, faulttest.Backend{Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
-				return local.Run(ctx, 3, func(ctx context.Context, c comm.Communicator) error {
-					r, err := faulttest.NewRank(c, rt)
-					if err != nil {
-						return err
-					}
-					return errors.Join(body(ctx, r), r.Free())
-				})
-			}})
+			faulttest.Run(t, column, ofThree(rt))
 		})
 	}
+}
+
+func TestSoak(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	faulttest.Soak(t, ofThree(rt))
+}
+
+// ofThree makes worlds of three ranks.
+func ofThree(rt *cpu.Runtime) faulttest.Backend {
+	return faulttest.Backend{Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
+		return local.Run(ctx, 3, func(ctx context.Context, c comm.Communicator) error {
+			r, err := faulttest.NewRank(c, rt)
+			if err != nil {
+				return err
+			}
+			return errors.Join(body(ctx, r), r.Free())
+		})
+	}}
 }

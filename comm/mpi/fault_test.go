@@ -4,6 +4,7 @@ package mpi_test
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -22,6 +23,24 @@ var faultsElsewhere = map[string]func(*testing.T){
 
 func TestFaults(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankFaults"}) })
+}
+
+func TestSoak(t *testing.T) {
+	if os.Getenv(faulttest.SoakVariable) == "" {
+		t.Skipf("runs with %s=1000000", faulttest.SoakVariable)
+	}
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		l.mustRun(t, job{ranks: 2, test: "TestRankSoak", limit: 20 * time.Minute})
+	})
+}
+
+// TestRankSoak is one rank of TestSoak.
+func TestRankSoak(t *testing.T) {
+	r := newRank(t)
+	f, err := faulttest.NewRank(r.world, r.rt)
+	require.NoError(t, err)
+	faulttest.Soak(t, faulttest.Backend{
+		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }})
 }
 
 // TestFaultsOfNativeCollectives has what MPI itself does not notice found by

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -99,6 +100,39 @@ func TestMixedUp(t *testing.T) {
 		other := map[string]string{"openmpi": "libmpich.so.12", "mpich": "libmpi.so.40"}[l.name]
 		l.mustRun(t, job{ranks: 2, test: "TestRankMixedUp", env: []string{mpi.LibraryVariable + "=" + other}})
 	})
+}
+
+// TestStandardABI runs ranks on a stand-in for a library with the ABI of MPI 5, as
+// Debian has none: MPICH behind handles, constants and statuses of that ABI.
+func TestStandardABI(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		if l.name != "mpich" {
+			t.Skip("the stand-in is made of MPICH")
+		}
+		cc, ok := l.mpiccPath()
+		if !ok {
+			t.Skip("needs mpicc of MPICH")
+		}
+		lib := filepath.Join(t.TempDir(), "libmpi_abi.so.0")
+		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", lib, filepath.Join("testdata", "abi.c")).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		for _, test := range []string{"TestRankConformance", "TestRankNative", "TestRankDisagreement", "TestRankManyMessages", "TestRankStandardABI"} {
+			ranks := 3
+			if test == "TestRankManyMessages" {
+				ranks = 2
+			}
+			l.mustRun(t, job{ranks: ranks, test: test, env: []string{mpi.LibraryVariable + "=" + lib}})
+		}
+	})
+}
+
+// TestRankStandardABI sees to it that it is the stand-in that ranks run on.
+func TestRankStandardABI(t *testing.T) {
+	newRank(t)
+	info, err := mpi.Library()
+	require.NoError(t, err)
+	assert.Equal(t, "MPI-5", info.ABI)
+	assert.Equal(t, "MPI_THREAD_MULTIPLE", info.Threads)
 }
 
 // TestWithoutLauncher starts the test binary by itself, a world of one.

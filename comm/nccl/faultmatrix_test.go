@@ -3,6 +3,7 @@ package nccl_test
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 
@@ -14,6 +15,25 @@ import (
 )
 
 func TestFaults(t *testing.T) {
+	each := goroutinesOnGPUs(t)
+	t.Run("nccl", func(t *testing.T) {
+		faulttest.Run(t, "nccl", faulttest.Backend{Each: each, Elsewhere: map[string]func(*testing.T){
+			"dead": TestAKilledRank, "no library": TestALibraryThatDoesNotServe,
+		}})
+	})
+	t.Run("checked", func(t *testing.T) { faulttest.Run(t, faulttest.Checked, faulttest.Backend{Each: each}) })
+}
+
+func TestSoak(t *testing.T) {
+	if os.Getenv(faulttest.SoakVariable) == "" {
+		t.Skipf("runs with %s=1000000", faulttest.SoakVariable)
+	}
+	faulttest.Soak(t, faulttest.Backend{Each: goroutinesOnGPUs(t)})
+}
+
+// goroutinesOnGPUs makes a world of up to three GPUs, and closes it when the test
+// ends.
+func goroutinesOnGPUs(t *testing.T) func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
 	gpus := openGPUs(t)
 	if len(gpus) < 2 {
 		t.Skip("needs two GPUs")
@@ -26,7 +46,13 @@ func TestFaults(t *testing.T) {
 		ranks[i], err = faulttest.NewRank(c, gpus[i])
 		require.NoError(t, err)
 	}
-	each := func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
+	t.Cleanup(func() {
+		for i, c := range comms {
+			assert.NoError(t, c.Close())
+			assert.NoError(t, ranks[i].Free())
+		}
+	})
+	return func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
 		errs := make([]error, len(ranks))
 		var all sync.WaitGroup
 		for i, r := range ranks {
@@ -34,15 +60,5 @@ func TestFaults(t *testing.T) {
 		}
 		all.Wait()
 		return errors.Join(errs...)
-	}
-	t.Run("nccl", func(t *testing.T) {
-		faulttest.Run(t, "nccl", faulttest.Backend{Each: each, Elsewhere: map[string]func(*testing.T){
-			"dead": TestAKilledRank, "no library": TestALibraryThatDoesNotServe,
-		}})
-	})
-	t.Run("checked", func(t *testing.T) { faulttest.Run(t, faulttest.Checked, faulttest.Backend{Each: each}) })
-	for i, c := range comms {
-		assert.NoError(t, c.Close())
-		assert.NoError(t, ranks[i].Free())
 	}
 }

@@ -1,0 +1,108 @@
+package faulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// SoakVariable says how many operations [Soak] does, such as 1000000; without it,
+// the test is skipped.
+const SoakVariable = "TUTTI_SOAK"
+
+// usage is what a process holds.
+type usage struct {
+	resident, heap          int64 // bytes
+	goroutines, descriptors int
+}
+
+// use looks at this process. What a system does not tell is 0.
+func use() usage {
+	for range 2 {
+		goruntime.GC()
+	}
+	var m goruntime.MemStats
+	goruntime.ReadMemStats(&m)
+	u := usage{heap: int64(m.HeapInuse), goroutines: goruntime.NumGoroutine()}
+	if text, err := os.ReadFile("/proc/self/statm"); err == nil {
+		pages, _ := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
+		u.resident = pages * int64(os.Getpagesize())
+	}
+	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
+		u.descriptors = len(entries)
+	}
+	return u
+}
+
+// Soak does as many operations as the environment asks for on every rank, some of
+// all kinds, on communicators that come and go, and looks whether memory,
+// goroutines and descriptors of this process stay as they are after a tenth of it.
+func Soak(t *testing.T, b Backend) {
+	t.Helper()
+	total, err := strconv.Atoi(os.Getenv(SoakVariable))
+	if err != nil || total < 1 {
+		t.Skipf("runs with %s=1000000", SoakVariable)
+	}
+	do := func(n int) {
+		t.Helper()
+		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return r.soak(ctx, n) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(total / 10)
+	before := use()
+	do(total)
+	after := use()
+	t.Logf("%d operations a rank: before %+v, after %+v", total, before, after)
+	const slack = 8 << 20
+	if after.resident > before.resident+slack || after.heap > before.heap+slack ||
+		after.goroutines > before.goroutines+4 || after.descriptors > before.descriptors+4 {
+		t.Errorf("it grew: before %+v, after %+v", before, after)
+	}
+}
+
+// soakRound is how many operations a communicator does before the next one.
+const soakRound = 10_000
+
+func (r Rank) soak(ctx context.Context, n int) error {
+	for done := 0; done < n; done += soakRound {
+		c, err := r.Comm.Split(ctx, 0, -r.Comm.Rank())
+		if err != nil {
+			return err
+		}
+		err = r.soakOn(ctx, c)
+		if err := errors.Join(err, c.Close()); err != nil {
+			return fmt.Errorf("after %d operations: %w", done, err)
+		}
+	}
+	return nil
+}
+
+func (r Rank) soakOn(ctx context.Context, c comm.Communicator) error {
+	me, size := c.Rank(), c.WorldSize()
+	next, before := (me+1)%size, (me+size-1)%size
+	const part = 16 << 10 // bytes of the buffers
+	for range soakRound / 8 {
+		err := errors.Join(
+			c.AllReduce(r.Send, r.Recv, 32, dtype.F32, comm.Sum),
+			c.Broadcast(r.Recv+part, 100, dtype.U8, size-1),
+			c.AllGather(r.Send, r.Recv+2*part, 16, dtype.F64),
+			c.ReduceScatter(r.Send, r.Recv, 8, dtype.I32, comm.Max),
+			c.AllToAll(r.Send, r.Recv+3*part, 4, dtype.I64),
+			c.Group(comm.SendCall(r.Send, 300, dtype.U8, next, 1), comm.RecvCall(r.Recv, 300, dtype.U8, before, 1)),
+			c.Sync(ctx),
+		)
+		if err != nil {
+			return err
+		}
+	}
+	return c.Barrier(ctx)
+}
