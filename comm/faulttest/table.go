@@ -115,7 +115,7 @@ var Table = []Fault{
 			return errors.Join(err, p.Comm.Barrier(p.ctx))
 		},
 		Cells: gpu(map[string]Cell{
-			"local": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who gave up, and why"},
+			"local": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who gave up, and why", says: "gave up"},
 			"mpi":   {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Note: "with who gave up, and why; success if what the others sent is all that it needs"},
 			Checked: {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
 		}, Cell{Others: late(comm.ErrTimeout), Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)})},
@@ -154,19 +154,19 @@ var Table = []Fault{
 			}
 			return err
 		},
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled), Note: "both with the context's cause"},
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled), Note: "both with the context's cause", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled)}, atOnce(comm.ErrCanceled))},
 	{Name: "closed", What: "it closes its communicator",
 		play: gives(func(p *player) error { return p.c.Close() }),
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "\"rank 2 closed its communicator\""},
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "\"rank 2 closed its communicator\"", says: "rank 2 closed its communicator"},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok}, ok)},
 	{Name: "error", What: "its body in `comm.Run` returns one",
 		play: gives(run(func() error { return errCause })),
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text"},
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "panic", What: "its body in `comm.Run` panics",
 		play: gives(run(func() error { panic(errCause) })),
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text; `Run` returns a `*PanicError` with the stack"},
+		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text; `Run` returns a `*PanicError` with the stack", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "Goexit", What: "its body in `comm.Run` ends the goroutine",
 		play: gives(run(func() error { goruntime.Goexit(); return nil })),

@@ -87,16 +87,11 @@ func disagreements(send, recv uintptr, size int) []disagreement {
 		{"count, in pieces", sum(512, dtype.F32), sum(1024, dtype.F32), []string{"allreduce of 512 f32, sum", "allreduce of 1024 f32, sum"}, false},
 		{"count, in blocks", sum(2_097_152, dtype.F32), sum(3_000_000, dtype.F32), []string{"of 2097152 f32", "of 3000000 f32"}, false},
 		{"count zero", sum(0, dtype.F32), sum(4, dtype.F32), []string{"of 0 f32", "of 4 f32"}, false},
-		{"type", sum(10, dtype.I32), sum(10, dtype.F32), []string{"of 10 i32", "of 10 f32"}, false},
-		{"reduction", calls(comm.AllReduceCall(send, recv, 10, dtype.F32, comm.Max)), sum(10, dtype.F32), []string{"max", "sum"}, false},
-		{"order", calls(reduce, gather), calls(gather, reduce), []string{"allreduce of 10 f32", "allgather of 10 f32"}, false},
 		{"one more", calls(reduce), calls(gather, reduce), []string{"allreduce of 10 f32", "allgather of 10 f32"}, false},
 		{"counts", v(3), v(4), []string{"allgatherv of f32", "different counts"}, false},
 		{"matrix", calls(comm.AllToAllVCall(send, lists(5), at(1000), recv, lists(5), at(1000), dtype.F32)),
 			calls(comm.AllToAllVCall(send, lists(4), at(1000), recv, lists(4), at(1000), dtype.F32)),
 			[]string{"alltoallv of f32"}, false},
-		{"root of broadcast", calls(comm.BroadcastCall(recv, 10, dtype.F32, last)), calls(comm.BroadcastCall(recv, 10, dtype.F32, 0)),
-			[]string{fmt.Sprintf("rank %d called broadcast of 10 f32, root %d", last, last), "root 0"}, size > 2},
 		{"root of a long broadcast", calls(comm.BroadcastCall(recv, 100_000, dtype.F32, last)), calls(comm.BroadcastCall(recv, 100_000, dtype.F32, 0)),
 			[]string{fmt.Sprintf("root %d", last), "root 0"}, size > 2},
 		{"root of reduce", calls(comm.ReduceCall(send, recv, 10, dtype.F32, comm.Sum, last)), calls(comm.ReduceCall(send, recv, 10, dtype.F32, comm.Sum, 0)),
@@ -108,8 +103,8 @@ func disagreements(send, recv uintptr, size int) []disagreement {
 	}
 }
 
-// TestRankDisagreement lets the last rank call something else than the others:
-// all ranks get an error that says what.
+// TestRankDisagreement lets the last rank call something else than the others, in
+// ways that the fault matrix leaves out: all ranks get an error that says what.
 func TestRankDisagreement(t *testing.T) {
 	r := newRank(t)
 	send, _ := r.floats(3_000_000, func(int) float32 { return 1 })
@@ -148,7 +143,7 @@ func TestRankDisagreement(t *testing.T) {
 		dt    dtype.DType
 		wants int
 	}{
-		{"type", 4, dtype.F32, 4}, {"type of long data", 4000, dtype.F32, 4000}, {"shorter", 3, dtype.I32, 4},
+		{"type of long data", 4000, dtype.F32, 4000},
 		{"longer", 5, dtype.I32, 4}, {"long data", 5000, dtype.I32, 4}, {"short data", 4, dtype.I32, 5000},
 		{"no data", 0, dtype.I32, 4},
 	} {
@@ -176,60 +171,31 @@ func TestRankDisagreement(t *testing.T) {
 	}
 }
 
-// TestRankGivingUp lets rank 1 give up in several ways while the others wait for
-// it without a deadline.
+// TestRankGivingUp has what the fault matrix leaves out: rank 1 gives up with what it
+// has split off, or does not send; and what the errors say.
 func TestRankGivingUp(t *testing.T) {
 	r := newRank(t)
 	buf, _ := r.floats(100, func(int) float32 { return 1 })
 	me := r.world.Rank()
 	forever := context.Background()
-	for _, g := range []struct {
-		name   string
-		giveUp func(c comm.Communicator) error
-		says   string
-	}{
-		{"close", func(c comm.Communicator) error { return c.Close() }, "rank 1 closed its communicator"},
-		{"error", func(c comm.Communicator) error {
+	t.Run("error", func(t *testing.T) {
+		c, err := r.world.Split(r.ctx, 0, me)
+		require.NoError(t, err)
+		child, err := c.Split(r.ctx, 0, me)
+		require.NoError(t, err)
+		if me == 1 {
 			_ = comm.Run(forever, []comm.Communicator{c}, func(context.Context, comm.Communicator) error { return errors.New("disk full") })
-			return nil
-		}, "disk full"},
-		{"panic", func(c comm.Communicator) error {
-			_ = comm.Run(forever, []comm.Communicator{c}, func(context.Context, comm.Communicator) error { panic("out of luck") })
-			return nil
-		}, "out of luck"},
-		{"canceled", func(c comm.Communicator) error {
-			ctx, cancel := context.WithCancelCause(forever)
-			cancel(errors.New("changed my mind"))
-			err := c.Barrier(ctx)
-			require.ErrorIs(t, err, comm.ErrCanceled)
-			return nil
-		}, "changed my mind"},
-	} {
-		t.Run(g.name, func(t *testing.T) {
-			c, err := r.world.Split(r.ctx, 0, me)
-			require.NoError(t, err)
-			child, err := c.Split(r.ctx, 0, me)
-			require.NoError(t, err)
-			if me == 1 {
-				require.NoError(t, g.giveUp(c))
-			} else {
-				err := c.AllReduce(buf, buf, 100, dtype.F32, comm.Sum)
-				if err == nil {
-					err = c.Sync(forever)
-				}
-				require.ErrorIs(t, err, comm.ErrPeerFailed)
-				assert.ErrorContains(t, err, g.says)
-				assert.ErrorContains(t, err, "rank 1")
-				assert.ErrorIs(t, c.Sync(forever), comm.ErrBroken)
-				if g.name == "error" {
-					assert.ErrorIs(t, child.Barrier(forever), comm.ErrPeerFailed, "of what was split off")
-				}
-			}
-			assert.NoError(t, child.Close())
-			assert.NoError(t, c.Close())
-			require.NoError(t, r.world.Barrier(r.ctx))
-		})
-	}
+		} else {
+			assert.ErrorIs(t, c.Barrier(forever), comm.ErrPeerFailed)
+			err := child.Barrier(forever)
+			assert.ErrorIs(t, err, comm.ErrPeerFailed, "of what was split off")
+			assert.ErrorContains(t, err, "rank 1")
+			assert.ErrorContains(t, err, "disk full")
+		}
+		assert.NoError(t, child.Close())
+		assert.NoError(t, c.Close())
+		require.NoError(t, r.world.Barrier(r.ctx))
+	})
 	t.Run("message", func(t *testing.T) {
 		c, err := r.world.Split(r.ctx, 0, me)
 		require.NoError(t, err)
