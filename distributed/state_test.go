@@ -3,8 +3,10 @@ package distributed_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"math"
 	"testing"
 
@@ -304,4 +306,43 @@ func TestRebindAfterDrop(t *testing.T) {
 			require.NoError(t, u.close())
 		})
 	}
+}
+
+// FuzzRestore forges states, with a checksum that is right: an error, or a Sparse
+// that goes on. A forged state is not checked beyond what would do harm.
+func FuzzRestore(f *testing.F) {
+	const n = 64
+	for i := range 80 {
+		f.Add(uint8(i%3), uint16(i), []byte{byte(i), 1})
+	}
+	f.Fuzz(func(t *testing.T, which uint8, at uint16, change []byte) {
+		cfg := []distributed.Config{{}, {Pattern: "topkA", Density: 0.1}, {Pattern: "oktopk", Density: 0.1}}[which%3]
+		rt := cpu.New()
+		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+			u, err := newTrainee(rt, c, cfg, n)
+			if err != nil {
+				return err
+			}
+			if err := u.step(ctx, 0); err != nil {
+				return err
+			}
+			state, err := u.s.State(ctx)
+			if err != nil {
+				return err
+			}
+			body := state[:len(state)-4]
+			copy(body[int(at)%len(body):], change)
+			err = u.s.Restore(ctx, binary.LittleEndian.AppendUint32(body, crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli))))
+			if err != nil {
+				require.True(t, errors.Is(err, comm.ErrArgument) || errors.Is(err, comm.ErrMismatch), "%v", err)
+				if err := u.step(ctx, 1); err != nil {
+					return err
+				}
+			} else {
+				_ = u.step(ctx, 1)
+			}
+			return u.close()
+		}))
+		require.NoError(t, rt.Close())
+	})
 }
