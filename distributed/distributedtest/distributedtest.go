@@ -68,6 +68,8 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "SparseMisuse", body: testSparseMisuse, sparse: true},
 		{name: "Gradients", body: testGradientSync},
 		{name: "Mesh", body: testMesh},
+		{name: "Many", body: testMany},
+		{name: "Training", body: testTraining, sparse: true},
 		{name: "Levels", body: testLevels, sparse: true},
 	}
 	cases = append(cases, patternCases()...)
