@@ -190,7 +190,7 @@ func (o *Optimizer) with(variables []*mlctx.Variable, wrapped []*runtime.Tensor,
 	}
 	access := value.MutableBytes(func(data []byte) {
 		var t *runtime.Tensor
-		if t, err = cpu.WrapBytes(o.rt, data, dt); err == nil {
+		if t, err = cpu.WrapBytes(o.rt, data, dt, value.Shape().Dimensions...); err == nil {
 			err = errors.Join(o.with(variables[1:], append(wrapped, t), use), t.Free())
 		}
 	})

@@ -100,7 +100,7 @@ func Wrap(rt *cpu.Runtime, v gorgonia.Value) (*runtime.Tensor, error) {
 		if err != nil {
 			return nil, err
 		}
-		return cpu.WrapBytes(rt, x.Raw, dt)
+		return cpu.WrapBytes(rt, x.Raw, dt, x.Shape()...)
 	case *gorgonia.F32:
 		return cpu.Wrap(rt, unsafe.Slice((*float32)(x), 1))
 	case *gorgonia.F64:
