@@ -31,31 +31,40 @@ const (
 	block    = 256
 )
 
-// kernel stores value in the first n elements of p.
+// kernel stores value in the first n elements of p:
+//
+//	unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+//	if (i < n) p[i] = value;
 const kernel = `
-.version 6.0
-.target sm_50
+.version 7.5
+.target sm_80
 .address_size 64
-.visible .entry gradient(.param .u64 p, .param .u64 n, .param .u64 value)
+
+.visible .entry gradient(
+	.param .u64 param_p,
+	.param .u64 param_n,
+	.param .u64 param_value
+)
 {
-	.reg .pred out;
-	.reg .b32 block, size, thread, bits;
-	.reg .b64 p, n, i, v;
-	ld.param.u64 p, [p];
-	ld.param.u64 n, [n];
-	ld.param.u64 v, [value];
-	mov.u32 block, %ctaid.x;
-	mov.u32 size, %ntid.x;
-	mov.u32 thread, %tid.x;
-	mad.lo.u32 thread, block, size, thread;
-	cvt.u64.u32 i, thread;
-	setp.ge.u64 out, i, n;
-	@out ret;
-	shl.b64 i, i, 2;
-	cvta.to.global.u64 p, p;
-	add.u64 p, p, i;
-	cvt.u32.u64 bits, v;
-	st.global.u32 [p], bits;
+	.reg .pred %p<2>;
+	.reg .b32 %r<6>;
+	.reg .b64 %rd<7>;
+
+	ld.param.u64 %rd4, [param_n];
+	mov.u32 %r2, %ctaid.x;
+	mov.u32 %r3, %ntid.x;
+	mov.u32 %r4, %tid.x;
+	mad.lo.s32 %r5, %r2, %r3, %r4;
+	cvt.u64.u32 %rd5, %r5;
+	setp.ge.u64 %p1, %rd5, %rd4;
+	@%p1 bra $DONE;
+	ld.param.u64 %rd2, [param_p];
+	cvta.to.global.u64 %rd3, %rd2;
+	ld.param.u32 %r1, [param_value];
+	mul.wide.u32 %rd6, %r5, 4;
+	add.s64 %rd1, %rd3, %rd6;
+	st.global.u32 [%rd1], %r1;
+$DONE:
 	ret;
 }
 `
@@ -135,7 +144,7 @@ func prepare(i int, made bool) (*gpu, error) {
 	if g.stream, err = cu.MakeStream(cu.NonBlocking); err != nil {
 		return nil, err
 	}
-	module, err := cu.LoadData(kernel + "\x00")
+	module, err := cu.LoadData(kernel)
 	if err != nil {
 		return nil, err
 	}
