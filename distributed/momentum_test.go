@@ -95,10 +95,13 @@ func TestMomentumReference(t *testing.T) {
 // velocities as they were, and so does one that goes on from a saved state.
 func TestMomentumTransaction(t *testing.T) {
 	const n, ranks, steps = 300, 3, 6
-	for _, pattern := range distributed.Patterns() {
+	for _, pattern := range append(distributed.Patterns(), distributed.Auto) {
 		t.Run(pattern, func(t *testing.T) {
 			cfg := distributed.Config{Pattern: pattern, Density: 0.1, Momentum: 0.9, Overflow: distributed.OverflowDrop,
 				Schedule: distributed.Schedule{WarmupSteps: 2}}
+			if pattern == distributed.Auto {
+				cfg.Density = 0.6 // so that it always chooses the same, dense
+			}
 			train := func(bad, resumed int) [][]float32 {
 				results := make([][]float32, 0, steps)
 				world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

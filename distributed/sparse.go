@@ -122,7 +122,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 
 // prepare allocates what the steps of the pattern keep.
 func (s *Sparse) prepare() {
-	if s.cfg.Pattern != Auto && (s.cfg.Pattern != Dense || s.cfg.Momentum > 0) {
+	if s.residual == 0 && (s.cfg.Momentum > 0 || s.cfg.Pattern != Dense && s.cfg.Pattern != Auto) {
 		s.allocate(&s.remains[0], s.held*wordSize)
 		s.residual = s.remains[0].ptr
 		s.fill(s.residual, s.held)
