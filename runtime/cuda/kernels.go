@@ -13,7 +13,7 @@ import (
 // arrays, and of those that work on lists.
 const (
 	streamsPerSM = 4
-	mergesPerSM  = 5
+	mergesPerSM  = 4
 	picksPerSM   = 3 // more have not enough registers
 )
 

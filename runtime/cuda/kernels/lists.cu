@@ -298,14 +298,14 @@ DEVICE void count_outside(const merge_args &a, const cursors &s) {
 }
 
 template <typename T> DEVICE void merge(const merge_args &a) {
-  enum { elements = 8192, width = 16 / sizeof(T) };
+  enum { elements = 4096, width = 16 / sizeof(T) };
   alignas(16) static SHARED float tile[elements];
   static SHARED cursors s;
   T *dst = (T *)a.dst;
   const float factor = (float)a.scale;
   const u32 lead = (u32)((u64)dst / sizeof(T) % width);
-  const u32 tiles = (u32)((a.n + lead + elements - 1) / elements), share = (tiles + blocks() - 1) / blocks();
-  const u32 first = least(block() * share, tiles), last = least(first + share, tiles);
+  const u64 tiles = (a.n + lead + elements - 1) / elements;
+  const u32 first = (u32)(tiles * block() / blocks()), last = (u32)(tiles * (block() + 1) / blocks());
   s.open(a);
   if (first == last) return count_outside(a, s);
   s.seek(most((i64)first * elements - lead, (i64)0));

@@ -16,7 +16,7 @@ enum {
 
 // The share of the guessed threshold that the superset of mode_top is listed
 // from.
-constexpr float superset = 0.95f;
+constexpr float superset = 0.97f;
 
 // The superset's histogram has bins of 2^superset_shift keys from its threshold
 // on; the last one has the rest.
@@ -134,10 +134,8 @@ template <typename G> struct picker {
       if (here) next.load(tile<Q>(at + 1, s.lead, s.n), from, grad);
       if (!now) continue;
 #pragma unroll
-      for (u32 row = 0; row < Q; row++) {
-        if constexpr (adds) store_row(w.at(row), v + row * quad);
-        if (lists) list(w.at(row), v + row * quad, 0xf);
-      }
+      for (u32 row = 0; adds && row < Q; row++) store_row(w.at(row), v + row * quad);
+      if (lists) list<Q>(w.at(0), v, 0xf);
     }
   }
 
@@ -156,7 +154,7 @@ template <typename G> struct picker {
         v[j] = from[i];
         if constexpr (adds) a.x[i] = v[j] += widen(grad[i]) * factor;
       }
-      if (lists) list(w.at(row), v, exist);
+      if (lists) list<1>(w.at(row), v, exist);
     }
   }
 
@@ -167,28 +165,42 @@ template <typename G> struct picker {
     store_words(a.x + i, w);
   }
 
-  // list lists those elements of a row that reach the key.
-  METHOD void list(i64 i, const float *v, u32 exist) {
-    u32 flags = 0;
+  // list lists those elements of some rows, from i on, that reach the key. Seldom
+  // has a thread several in a row.
+  template <u32 rows> METHOD void list(i64 i, const float *v, u32 exist) {
+    u32 flags[rows], some[rows];
+    bool several = false, any = false;
 #pragma unroll
-    for (u32 j = 0; j < quad; j++)
-      if (key_of(v[j]) >= key) flags |= 1u << j;
-    flags &= exist;
-    const u32 some = ballot(flags != 0), lower = (1u << lane()) - 1, mine = ones(flags);
-    if (!some) return;
-    u32 at = count + ones(some & lower);
-    count += ones(some);
-    for (u32 j = 1; j < quad; j++) { // those that have more than one
-      const u32 more = ballot(mine > j);
-      if (!more) break;
-      at += ones(more & lower);
-      count += ones(more);
+    for (u32 r = 0; r < rows; r++) {
+      flags[r] = 0;
+#pragma unroll
+      for (u32 j = 0; j < quad; j++)
+        if (key_of(v[r * quad + j]) >= key) flags[r] |= 1u << j;
+      flags[r] &= exist;
+      some[r] = ballot(flags[r] != 0);
+      any |= some[r] != 0;
+      several |= (flags[r] & (flags[r] - 1)) != 0;
     }
-    for (; flags && at < room; flags &= flags - 1, at++) {
-      const u32 j = trailing_zeros(flags);
-      idx[at] = s.index(i + j);
-      val[at] = j < 2 ? (j < 1 ? v[0] : v[1]) : (j < 3 ? v[2] : v[3]);
-      if (a.take) a.x[i + j] = 0;
+    if (!any) return;
+    several = ballot(several) != 0;
+    const u32 lower = (1u << lane()) - 1;
+#pragma unroll
+    for (u32 r = 0; r < rows; r++) {
+      u32 at = count + ones(some[r] & lower);
+      count += ones(some[r]);
+      if (several)
+        for (u32 j = 1; j < quad; j++) {
+          const u32 more = ballot(ones(flags[r]) > j);
+          at += ones(more & lower), count += ones(more);
+        }
+      const float v0 = v[r * quad], v1 = v[r * quad + 1], v2 = v[r * quad + 2], v3 = v[r * quad + 3]; // an element by a number would make v memory
+      const i64 first = i + r * quad * warp_size;
+      for (u32 f = flags[r]; f && at < room; f &= f - 1, at++) {
+        const u32 j = trailing_zeros(f);
+        idx[at] = s.index(first + j);
+        val[at] = j < 2 ? (j < 1 ? v0 : v1) : (j < 3 ? v2 : v3);
+        if (a.take) a.x[first + j] = 0;
+      }
     }
   }
 };

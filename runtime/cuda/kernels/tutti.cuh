@@ -158,8 +158,8 @@ DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 template <typename T> DEVICE void narrow_into(T &to, float x, float *rest) {
   if constexpr (!__is_same(T, float)) {
     const float largest = __is_same(T, f16) ? 65504.0f : 0x1.fep127f;
-    const u32 key = bits_of(x) & ~(1u << 31);
-    if (rest && key > bits_of(largest) && key < 0x7f800000) {
+    const u32 beyond = (bits_of(x) & ~(1u << 31)) - bits_of(largest) - 1; // from the next number on
+    if (beyond < 0x7f800000 - bits_of(largest) - 1 && rest) {
       const float most = x < 0 ? -largest : largest;
       *rest += x - most;
       x = most;
