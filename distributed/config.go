@@ -44,6 +44,15 @@ type Config struct {
 	// an error (see [Sparse.AllReduce]) and dropped after an overflow; with it, an
 	// error of a step stays.
 	NoUndo bool
+	// InPlace makes the gradient's memory the residual: a step takes out of the
+	// tensor what it sends, which is zero then, and leaves the rest, to which the
+	// backward pass adds the next gradient instead of starting from zero. The result
+	// is not written to the tensor, but is there as entries ([Sparse.Entries],
+	// [Sparse.AddResult]). That saves the residual's memory, and most of what a step
+	// moves. The tensor is F32. It excludes what needs an old gradient or
+	// residual, and is an error with the dense pattern, without NoUndo, and with
+	// NoErrorFeedback, Momentum, ClipNorm and Schedule.WarmupSteps.
+	InPlace bool
 	// Overflow says what becomes of a step in which a rank's gradient is not
 	// finite. Unless set it is [OverflowDrop], but [OverflowPass] with NoUndo, which
 	// allows no other, and for the dense pattern, which keeps nothing that an
@@ -172,6 +181,9 @@ func (c Config) withDefaults() (Config, error) {
 	if !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0) {
 		return c, configError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)
 	}
+	if err := c.checkInPlace(); err != nil {
+		return c, err
+	}
 	if c.Clip >= numClipModes {
 		return c, configError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
 	}
@@ -226,6 +238,26 @@ func (c Config) withDefaults() (Config, error) {
 		c.FitSteps = 3
 	}
 	return c, nil
+}
+
+// checkInPlace refuses what a step in place cannot do.
+func (c *Config) checkInPlace() error {
+	switch {
+	case !c.InPlace:
+	case c.Pattern == Dense || c.Pattern == Auto:
+		return configError("InPlace with pattern %s, which has no residual or may choose one without", c.Pattern)
+	case !c.NoUndo:
+		return configError("InPlace without NoUndo: a step in place keeps nothing to be undone with")
+	case c.NoErrorFeedback:
+		return configError("InPlace with NoErrorFeedback: the tensor is the residual")
+	case c.Momentum != 0:
+		return configError("InPlace with Momentum %v, which takes memory of a step's own", c.Momentum)
+	case c.ClipNorm != 0:
+		return configError("InPlace with ClipNorm %v: gradient and residual are one; clip the gradient before it is added", c.ClipNorm)
+	case c.Schedule.WarmupSteps != 0:
+		return configError("InPlace with %d dense warm-up steps; take a second Sparse with the dense pattern for these", c.Schedule.WarmupSteps)
+	}
+	return nil
 }
 
 func (s *Schedule) check() error {

@@ -214,7 +214,7 @@ func (e *engine) source(g gradient) runtime.Source {
 
 // gradient is what a step adds to the residual.
 type gradient struct {
-	ptr    uintptr
+	ptr    uintptr // 0: it is in the residual
 	dt     dtype.DType
 	factor uintptr // of an F32, 0 for none
 }
@@ -222,7 +222,7 @@ type gradient struct {
 // denseResult is memory for a dense result: the gradient's, which is in the residual by
 // then, unless the step may be undone.
 func (e *engine) denseResult() uintptr {
-	if e.target.dt == dtype.F32 && e.cfg.NoUndo {
+	if e.target.dt == dtype.F32 && e.cfg.NoUndo && !e.cfg.InPlace {
 		return e.target.ptr
 	}
 	e.allocate(&e.flat, e.n*wordSize)
@@ -246,7 +246,7 @@ func (e *engine) copyBytes(dst, src uintptr, bytes int) {
 }
 
 func (e *engine) accumulate(g gradient) {
-	if e.err == nil {
+	if e.err == nil && g.ptr != 0 {
 		e.check(e.kernels.Accumulate(e.source(g)))
 	}
 }

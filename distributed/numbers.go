@@ -25,7 +25,8 @@ const (
 	numSelf      number = 7  // a length of this rank, to be sent
 	numBracket   number = 8  // of the search for oktopk's threshold: low, high
 	numLimit     number = 10 // F32: magnitudes from here on may overflow when P are added
-	numFan       number = 11
+	numTiny      number = 11 // F32: the smallest magnitude above zero
+	numFan       number = 12
 	numFanCounts        = numFan + bisectFan
 	numPerRank          = numFanCounts + bisectFan
 )
@@ -65,7 +66,7 @@ func (e *engine) prepareNumbers() {
 	e.fill(e.words.ptr, len(e.host))
 	e.allocate(&e.before, len(e.host)*wordSize)
 	e.flags, e.skip, e.skips = e.at(e.overflows), e.at(e.overflows), e.size
-	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))))
+	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))), int32(math.Float32bits(tiny))) // and numTiny
 }
 
 // at returns the address of a number.

@@ -32,6 +32,7 @@ type Sparse struct {
 	choice  *Choice   // for Auto, when it was made
 	steps   int       // all steps, also dense ones
 	picked  message   // what the selector picked
+	entries message   // the result as a list, where it was asked for
 	remains [2]buffer // the residual, and that before the step
 	closed  bool
 
@@ -122,7 +123,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 
 // prepare allocates what the steps of the pattern keep.
 func (s *Sparse) prepare() {
-	if s.residual == 0 && (s.cfg.Momentum > 0 || s.cfg.Pattern != Dense && s.cfg.Pattern != Auto) {
+	if s.residual == 0 && !s.cfg.InPlace && (s.cfg.Momentum > 0 || s.cfg.Pattern != Dense && s.cfg.Pattern != Auto) {
 		s.allocate(&s.remains[0], s.held*wordSize)
 		s.residual = s.remains[0].ptr
 		s.fill(s.residual, s.held)
@@ -194,7 +195,8 @@ func (s *Sparse) learn() error {
 	return err
 }
 
-// AllReduce replaces t by (an approximation of) the average of all ranks' t:
+// AllReduce replaces t by (an approximation of) the average of all ranks' t, or,
+// with [Config].InPlace, takes what it sends out of t:
 // the same bits on every rank, zero where no rank's entry made it into the
 // result. t has the n elements that NewSparse was told, in any shape; F32, F16
 // or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
@@ -233,7 +235,12 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	if err != nil {
 		return err
 	}
-	s.start(ctx, gradient{ptr: ptr, dt: t.DType()})
+	g := gradient{ptr: ptr, dt: t.DType()}
+	if s.cfg.InPlace {
+		g.ptr, s.residual = 0, ptr
+		defer func() { s.residual = 0 }()
+	}
+	s.start(ctx, g)
 	s.finish(s.judge(ctx))
 	if s.err != nil {
 		return opError(op, s.rollBack())
@@ -316,6 +323,7 @@ func (s *Sparse) finish(v verdict) {
 		}
 		s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
 		s.skipped()
+	case s.cfg.InPlace: // the result stays where it is
 	case s.result.dense == 0:
 		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale)
 	case s.stats.Dense:
@@ -405,7 +413,8 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 // inspection, and to forget what was not sent (fill it with zeros). It is a view,
 // valid until the next step: that leaves the residual at another address, unless
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
-// dense pattern has none, and [Auto] none before it has chosen
+// dense pattern has none, and [Auto] none before it has chosen, and a step in place
+// leaves it in the tensor
 // ([comm.ErrUnsupported]).
 func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	if s.closed {
@@ -413,6 +422,9 @@ func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	}
 	if s.cfg.Pattern == Dense || s.cfg.Pattern == Auto {
 		return nil, opError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
+	}
+	if s.cfg.InPlace {
+		return nil, opError("residual", fmt.Errorf("%w: in place, the tensor of the step is the residual", comm.ErrUnsupported))
 	}
 	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
 }
@@ -440,6 +452,9 @@ func (s *Sparse) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
 	}
 	if err := checkGradientType(t.DType()); err != nil {
 		return 0, opError(op, err)
+	}
+	if s.cfg.InPlace && t.DType() != dtype.F32 {
+		return 0, opError(op, fmt.Errorf("%w: tensor is %v, and in place it is the residual, which is f32", comm.ErrUnsupported, t.DType()))
 	}
 	if t.Len() != s.n {
 		return 0, shapeError(op, "gradient has %d elements, want %d", t.Len(), s.n)

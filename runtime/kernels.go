@@ -177,8 +177,9 @@ type Kernels interface {
 	// indices, ascending, and the sums. dst.Len is set; dst.N is at least the sum
 	// of the lists' N, or n if that is less.
 	Union(dst Entries, n int, lists []Entries, scale float32, faults uintptr) error
-	// ScatterAdd adds dst[idx[i]] += val[i].
-	ScatterAdd(dst Array, l Entries) error
+	// ScatterAdd adds dst[idx[i]] += val[i] * scale; the product is rounded before
+	// the sum.
+	ScatterAdd(dst Array, l Entries, scale float32) error
 	// ScatterSet stores dst[idx[i]] = val[i].
 	ScatterSet(dst Array, l Entries) error
 	// ZeroAt stores 0 at the indices of the list; l.Val is not looked at.

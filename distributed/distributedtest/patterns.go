@@ -28,6 +28,7 @@ func patternCases() []testCase {
 		{name: "Special", body: testSpecial},
 		{name: "Schedule", body: testSchedule},
 		{name: "Clipping", body: testClipping, sparse: true},
+		{name: "InPlace", body: testInPlace},
 	}
 	var cases []testCase
 	for _, pattern := range distributed.Patterns() {

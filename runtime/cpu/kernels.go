@@ -265,8 +265,13 @@ func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 	return c.err
 }
 
-func (k kernels) ScatterAdd(dst runtime.Array, l runtime.Entries) error {
-	return k.scatter("ScatterAdd", scatterAdd, dst, l)
+func (k kernels) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32) error {
+	c := k.call("ScatterAdd")
+	x, faults := c.array(dst)
+	if from := c.list("l", l); c.err == nil {
+		add(faults, scatterAdd(x, from, scale))
+	}
+	return c.err
 }
 
 func (k kernels) ScatterSet(dst runtime.Array, l runtime.Entries) error {

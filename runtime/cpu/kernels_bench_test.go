@@ -186,7 +186,7 @@ func BenchmarkKernels(b *testing.B) {
 		{"Store f16", 6 * n, func() error { return w.Store(half, dtype.F16, x, n, 0.5, 0) }},
 		{"Store bf16", 6 * n, func() error { return w.Store(half, dtype.BF16, x, n, 0.5, 0) }},
 		{"Scale", 8 * n, func() error { return w.Scale(y, dtype.F32, n, minus) }},
-		{"ScatterAdd", 16 * m, func() error { return w.ScatterAdd(array, list) }},
+		{"ScatterAdd", 16 * m, func() error { return w.ScatterAdd(array, list, 0.5) }},
 		{"ScatterSet", 12 * m, func() error { return w.ScatterSet(array, list) }},
 		{"ZeroAt", 8 * m, func() error { return w.ZeroAt(array, list) }},
 		{"GiveBack", 16 * m, func() error { return w.GiveBack(array, list, other) }},

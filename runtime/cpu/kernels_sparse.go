@@ -32,14 +32,14 @@ func (e entries) from(n int) entries {
 // it, and return how many these are. A negative index, read as unsigned, is
 // larger than any length.
 
-func scatterAdd(dst []float32, l entries) (outside int32) {
+func scatterAdd(dst []float32, l entries, scale float32) (outside int32) {
 	val := l.val[:len(l.idx)]
 	for j, i := range l.idx {
 		if uint(uint32(i)) >= uint(len(dst)) {
 			outside++
 			continue
 		}
-		dst[uint32(i)] += val[j]
+		dst[uint32(i)] += float32(val[j] * scale)
 	}
 	return outside
 }

@@ -90,7 +90,7 @@ func TestSparsePastFloatIntegers(t *testing.T) {
 	require.NoError(t, err)
 	array := runtime.Array{Ptr: dst, N: n, Faults: put(w, int32(0))}
 	require.NoError(t, w.Merge(dst, dtype.F32, n, []runtime.Entries{l}, 1, array.Faults, 0))
-	require.NoError(t, w.ScatterAdd(array, l))
+	require.NoError(t, w.ScatterAdd(array, l, 1))
 	require.NoError(t, w.Select(runtime.Source{X: dst, N: n, Take: true}, put(w, float32(1)), out))
 	assert.EqualValues(t, m, read[int32](out.Len, 1)[0])
 	assert.Equal(t, list.idx, read[int32](out.Idx, m))
@@ -141,7 +141,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"Merge":           func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0) },
 		"Merge bf16":      func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0) },
 		"Union":           func() error { return w.Union(out, n, both, 0.5, words) },
-		"ScatterAdd":      func() error { return w.ScatterAdd(array, list) },
+		"ScatterAdd":      func() error { return w.ScatterAdd(array, list, 1) },
 		"ScatterSet":      func() error { return w.ScatterSet(array, list) },
 		"ZeroAt":          func() error { return w.ZeroAt(array, list) },
 		"GiveBack":        func() error { return w.GiveBack(array, list, other) },
@@ -240,7 +240,7 @@ func FuzzLists(f *testing.F) {
 				require.Zero(t, i, "behind the union")
 			}
 		}
-		counted(outside[0], w.ScatterAdd(array, lists[0]))
+		counted(outside[0], w.ScatterAdd(array, lists[0], 1))
 		counted(outside[1], w.ScatterSet(array, lists[1]))
 		counted(outside[0], w.ZeroAt(array, lists[0]))
 		counted(outside[0], w.GiveBack(array, lists[0], lists[1]))

@@ -454,20 +454,21 @@ func (a *arguments) putLists(at int, lists []runtime.Entries) {
 }
 
 // scatter launches a kernel that follows the indices of a list.
-func (s *sparse) scatter(k kernel, dst runtime.Array, l, taken runtime.Entries) error {
+func (s *sparse) scatter(k kernel, dst runtime.Array, l, taken runtime.Entries, scale float32) error {
 	if l.N == 0 {
 		return nil
 	}
 	return s.rt.launch(k, l.N, uint64(dst.Ptr), uint64(dst.N), uint64(dst.Faults),
-		uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(taken.Idx), uint64(taken.Val), uint64(taken.N), uint64(taken.Len))
+		uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(taken.Idx), uint64(taken.Val), uint64(taken.N), uint64(taken.Len),
+		math.Float64bits(float64(scale)))
 }
 
 // ScatterAdd implements [runtime.Kernels].
-func (s *sparse) ScatterAdd(dst runtime.Array, l runtime.Entries) error {
+func (s *sparse) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32) error {
 	c := s.call("ScatterAdd")
 	c.array(dst)
 	c.list("l", l)
-	return c.submit(func() error { return s.scatter(kernelScatterAdd, dst, l, runtime.Entries{}) })
+	return c.submit(func() error { return s.scatter(kernelScatterAdd, dst, l, runtime.Entries{}, scale) })
 }
 
 // ScatterSet implements [runtime.Kernels].
@@ -475,7 +476,7 @@ func (s *sparse) ScatterSet(dst runtime.Array, l runtime.Entries) error {
 	c := s.call("ScatterSet")
 	c.array(dst)
 	c.list("l", l)
-	return c.submit(func() error { return s.scatter(kernelScatterSet, dst, l, runtime.Entries{}) })
+	return c.submit(func() error { return s.scatter(kernelScatterSet, dst, l, runtime.Entries{}, 1) })
 }
 
 // ZeroAt implements [runtime.Kernels].
@@ -483,7 +484,7 @@ func (s *sparse) ZeroAt(dst runtime.Array, l runtime.Entries) error {
 	c := s.call("ZeroAt")
 	c.array(dst)
 	c.indices("l", l)
-	return c.submit(func() error { return s.scatter(kernelZeroAt, dst, l, runtime.Entries{}) })
+	return c.submit(func() error { return s.scatter(kernelZeroAt, dst, l, runtime.Entries{}, 1) })
 }
 
 // GiveBack implements [runtime.Kernels].
@@ -492,7 +493,7 @@ func (s *sparse) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
 	c.array(dst)
 	c.list("l", l)
 	c.indices("taken", taken)
-	return c.submit(func() error { return s.scatter(kernelGiveBack, dst, l, taken) })
+	return c.submit(func() error { return s.scatter(kernelGiveBack, dst, l, taken, 1) })
 }
 
 // LowerBounds implements [runtime.Kernels].

@@ -162,7 +162,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"AboveOf", func() error { return b.AboveOf(union, threshold, picked) }},
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},
 		{"Narrow", func() error { return b.Narrow(bracket, 0, k, thresholds, 40) }},
-		{"ScatterAdd", func() error { return b.ScatterAdd(array, union) }},
+		{"ScatterAdd", func() error { return b.ScatterAdd(array, union, 0.7) }},
 		{"ScatterSet", func() error { return b.ScatterSet(array, top) }},
 		{"GiveBack", func() error { return b.GiveBack(array, union, near) }},
 		{"ZeroAt", func() error { return b.ZeroAt(array, of) }},
@@ -450,7 +450,7 @@ func benchmarkKernels(b *testing.B, n int) {
 		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of) }},
 		{"AboveOf", 8 * k, func() error { return g.AboveOf(dst, exact, again) }},
 		{"CountAbove 16", 4 * k, func() error { return g.CountAbove(dst, x, 16, again.Idx) }},
-		{"ScatterAdd 1%", 16 * k, func() error { return g.ScatterAdd(array, dst) }},
+		{"ScatterAdd 1%", 16 * k, func() error { return g.ScatterAdd(array, dst, 0.5) }},
 		{"GiveBack 1%", 20 * k, func() error { return g.GiveBack(array, dst, again) }},
 		{"ZeroAt 1%", 8 * k, func() error { return g.ZeroAt(array, dst) }},
 	} {

@@ -243,7 +243,9 @@ func testScatter(d *device) {
 					call func(dst runtime.Array) error
 					want func(old, v float32) float32
 				}{
-					{"ScatterAdd", func(dst runtime.Array) error { return k.ScatterAdd(dst, list) }, sum},
+					{"ScatterAdd", func(dst runtime.Array) error { return k.ScatterAdd(dst, list, 1) }, sum},
+					{"ScatterAdd, scaled", func(dst runtime.Array) error { return k.ScatterAdd(dst, list, -0.3) },
+						func(old, v float32) float32 { return sum(old, product(v, -0.3)) }},
 					{"ScatterSet", func(dst runtime.Array) error { return k.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
 					{"ZeroAt", func(dst runtime.Array) error { return k.ZeroAt(dst, zero) }, func(_, _ float32) float32 { return 0 }},
 				} {
@@ -413,7 +415,7 @@ func testHostile(d *device) {
 				"CountAbove":  k.CountAbove(l, d.number(1), 1, words()),
 				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0),
 				"Union":       k.Union(dst(n), n, lists, 0.5, array.Faults),
-				"ScatterAdd":  k.ScatterAdd(array, l),
+				"ScatterAdd":  k.ScatterAdd(array, l, 1),
 				"ScatterSet":  k.ScatterSet(array, l),
 				"ZeroAt":      k.ZeroAt(array, lists[1]),
 				"GiveBack":    k.GiveBack(array, l, lists[1]),
@@ -449,7 +451,7 @@ func testKernelArguments(d *device) {
 			k.CountAbove(far, t, 1, q), k.CountAbove(ok, t, n, q), k.Narrow(f64, 0, n, t, 1), k.Narrow(f64, 0, 1, t, n),
 			k.Merge(p, dtype.F32, n, nil, 1, 0, 0), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0),
 			k.Union(ok, n, nil, 1, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0), k.Union(far, 8, nil, 1, 0),
-			k.ScatterAdd(wide, ok), k.ScatterAdd(array, far), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
+			k.ScatterAdd(wide, ok, 1), k.ScatterAdd(array, far, 1), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
 			k.ZeroAt(wide, ok), k.ZeroAt(array, far), k.GiveBack(wide, ok, ok), k.GiveBack(array, far, ok), k.GiveBack(array, ok, far),
 			k.LowerBounds(far, q, 2, q, q), k.LowerBounds(ok, q, n, q, q),
 			k.Sample(far, []float64{0}, 8, q), k.Sample(ok, []float64{0}, n, q), k.Balance(q, n, 8, q, 1), k.Balance(q, 8, n, q, 1))
@@ -468,7 +470,7 @@ func testKernelArguments(d *device) {
 		k.CountAbove(none, t, 1, q), k.CountAbove(ok, 0, 1, q), k.CountAbove(ok, t, 1, 0), k.Narrow(0, 0, 1, t, 1), k.Narrow(f64, 0, 1, 0, 1),
 		k.Merge(0, dtype.F32, 1, nil, 1, 0, 0), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0),
 		k.Union(none, 1, nil, 1, 0), k.Union(noLen, 1, nil, 1, 0), k.Union(few, 8, []runtime.Entries{ok}, 1, 0),
-		k.ScatterAdd(noPtr, ok), k.ScatterAdd(array, none), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
+		k.ScatterAdd(noPtr, ok, 1), k.ScatterAdd(array, none, 1), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
 		k.ZeroAt(noPtr, ok), k.ZeroAt(array, none), k.GiveBack(noPtr, ok, ok), k.GiveBack(array, none, ok), k.GiveBack(array, ok, none),
 		k.LowerBounds(none, q, 2, q, q), k.LowerBounds(ok, 0, 2, q, q), k.LowerBounds(ok, q, 2, 0, q),
 		k.Sample(none, []float64{0}, 8, q), k.Sample(ok, []float64{0}, 8, 0), k.Sample(ok, []float64{1}, 8, q),

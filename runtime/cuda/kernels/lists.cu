@@ -45,6 +45,7 @@ struct array {
 struct scatter_args {
   array dst;
   entries l, taken;
+  double scale; // of scatter_add
 };
 
 template <typename F> DEVICE void each(const scatter_args &a, F f) {
@@ -60,7 +61,7 @@ template <typename F> DEVICE void each(const scatter_args &a, F f) {
   count_faults(a.dst.faults, faults);
 }
 #define EACH(body) each(a, [&] METHOD (i32 i, u64 j) { body; })
-KERNEL scatter_add(scatter_args a) { EACH(a.dst.p[i] += a.l.val[j]); }
+KERNEL scatter_add(scatter_args a) { EACH(a.dst.p[i] = a.dst.p[i] + a.l.val[j] * (float)a.scale); }
 KERNEL scatter_set(scatter_args a) { EACH(a.dst.p[i] = a.l.val[j]); }
 KERNEL zero_at(scatter_args a) { EACH(a.dst.p[i] = 0; (void)j); }
 KERNEL give_back(scatter_args a) {
