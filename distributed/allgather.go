@@ -13,6 +13,7 @@ type allgather struct {
 	*engine
 	lengths, displs []int
 	recv, packed    buffer
+	words           int               // of a message of collectInPlace
 	lists           []runtime.Entries // per rank, in rank order
 }
 
@@ -20,25 +21,13 @@ func newAllgather(e *engine) *allgather {
 	return &allgather{engine: e, lengths: make([]int, e.size), displs: make([]int, e.size), lists: make([]runtime.Entries, e.size)}
 }
 
-// collectEqual is collect for lists that are as long as mine on every rank, each in
-// one piece.
-func (g *allgather) collectEqual(ctx context.Context, mine runtime.Entries) {
-	words := 2 * mine.N
-	g.allocate(&g.recv, words*g.size*wordSize)
-	g.communicate(ctx, comm.AllGatherCall(mine.Idx, g.recv.ptr, words, dtype.I32))
-	for r := range g.lists {
-		first := at(g.recv.ptr, r*words)
-		g.lists[r] = runtime.Entries{Idx: first, Val: at(first, mine.N), N: mine.N}
-	}
-}
-
-// collectPadded is collect for messages of equal capacity, with the lengths in front.
-func (g *allgather) collectPadded(ctx context.Context, mine runtime.Entries) {
-	words := messageWords(mine.N)
-	g.allocate(&g.recv, words*g.size*wordSize)
-	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.recv.ptr, words, dtype.I32))
-	for r := range g.lists {
-		g.lists[r] = entriesAt(at(g.recv.ptr, r*words), mine.N)
+// collectInPlace is collect for messages of equal length, of which each rank has
+// picked its own where it belongs ([allgatherExchange.placePicks]). The compute
+// stream does not wait yet.
+func (g *allgather) collectInPlace(ctx context.Context) {
+	if g.err == nil {
+		first := g.shared.Ptr
+		g.submit(ctx, comm.AllGatherCall(at(first, g.rank*g.words), first, g.words, dtype.I32))
 	}
 }
 
@@ -114,12 +103,36 @@ func allgatherPacked(e *engine) exchange {
 	return &allgatherExchange{allgather: newAllgather(e), packed: true}
 }
 
+// placePicks has the lists of all ranks in one array if they travel at their
+// capacity: in symmetric memory where there is such. Lengths that are not known
+// stand in front.
+func (x *allgatherExchange) placePicks(ctx context.Context, n int) runtime.Entries {
+	if !x.fixed && x.order.streams == nil {
+		return x.engine.placePicks(ctx, n)
+	}
+	header := headerWords
+	if x.fixed {
+		header = 0
+	}
+	x.words = header + 2*n
+	x.share(ctx, x.words*x.size*wordSize)
+	if x.err != nil {
+		return runtime.Entries{}
+	}
+	for r := range x.lists {
+		first := at(x.shared.Ptr, r*x.words)
+		x.lists[r] = runtime.Entries{Idx: at(first, header), Val: at(first, header+n), N: n}
+		if !x.fixed {
+			x.lists[r].Len = first
+		}
+	}
+	return x.lists[x.rank]
+}
+
 func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) result {
 	switch {
-	case x.fixed:
-		x.collectEqual(ctx, picks)
-	case x.order.streams != nil:
-		x.collectPadded(ctx, picks)
+	case x.fixed || x.order.streams != nil:
+		x.collectInPlace(ctx)
 	default:
 		x.exchangeLengths(ctx, picks, func(int) int { return picks.N }) // all have room for as many
 		if x.packed {
@@ -131,6 +144,7 @@ func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) resu
 	if !x.again {
 		return result{lists: x.lists, scale: x.average}
 	}
+	x.arrive(ctx)
 	// The sum is the same on every rank, and so are its largest entries: no fewer
 	// than picks, which are as many on each rank.
 	sum := x.message(&x.sum, min(picks.N*x.size, x.n))

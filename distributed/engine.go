@@ -54,6 +54,11 @@ type engine struct {
 	agreed bool // the ranks of c have compared what they reduce
 
 	numbers
+	picked      message      // what the selector picked, unless it is among what is shared
+	shared      *comm.Buffer // lists of all ranks; nil: none yet
+	sharedBytes int
+	exchanging  bool // the compute stream is to wait for what was submitted
+
 	buffers   []*buffer
 	permanent int // buffers[:permanent] live until close
 	group     []comm.Call
@@ -180,9 +185,15 @@ func (e *engine) overflowed(ctx context.Context) bool {
 // close gives all device memory back, if the communicator is done with it. Its
 // errors are not those of a step.
 func (e *engine) close() error {
+	failed := e.err != nil
 	e.err = e.order.settle()
 	if e.err == nil {
 		e.release(0)
+	}
+	if e.err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+		defer cancel()
+		e.err = e.leaveShared(ctx, failed)
 	}
 	return e.err
 }
@@ -328,6 +339,24 @@ func (e *engine) together(ctx context.Context) {
 	}
 	e.group = e.group[:0]
 	e.join(ctx)
+}
+
+// submit makes a call behind what the device was given before. What the device is
+// given afterwards does not wait for it, until arrive.
+func (e *engine) submit(ctx context.Context, c comm.Call) {
+	e.fence(ctx)
+	if e.err == nil {
+		e.check(c.Make(e.c))
+		e.exchanging = true
+	}
+}
+
+// arrive makes kernels wait for what was submitted.
+func (e *engine) arrive(ctx context.Context) {
+	if e.exchanging {
+		e.exchanging = false
+		e.join(ctx)
+	}
 }
 
 // communicate is together for one call.

@@ -576,8 +576,7 @@ func (g *GradientSync) launchComplete(ctx context.Context) {
 	}
 }
 
-// startSparse starts the step of a bucket, and also ends it if it is not to be
-// undone.
+// startSparse starts the step of a bucket.
 func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	t := b.flat
 	if t == nil {
@@ -590,13 +589,8 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	if err := g.joint.agreeOn(ctx, g); err != nil {
 		return err
 	}
-	s := b.sparse
-	s.start(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
-	if g.joint.cfg.NoUndo {
-		s.finish(passes)
-		s.check(g.copyParts(b, true))
-	}
-	return s.err
+	b.sparse.start(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
+	return b.sparse.err
 }
 
 // start submits the reduction of a plain bucket.
@@ -717,11 +711,15 @@ func (g *GradientSync) conclude(ctx context.Context) {
 		g.fail(j.failure())
 		g.launchComplete(ctx)
 	}
-	if g.fault != nil || g.err != nil || j.cfg.NoUndo {
+	if g.fault != nil || g.err != nil {
 		return
 	}
 	waited := false
 	for _, b := range g.buckets {
+		if b.sparse.complete(ctx); b.sparse.err != nil {
+			g.fault = b.sparse.err
+			return
+		}
 		waited = waited || b.sparse.waited
 	}
 	v := j.judge(ctx, len(g.buckets), waited)

@@ -1,6 +1,12 @@
 package distributed
 
-import "github.com/tutti-go/tutti/runtime"
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
+)
 
 // buffer is device memory that grows when more is needed.
 type buffer struct {
@@ -24,6 +30,49 @@ func (e *engine) allocate(b *buffer, bytes int) {
 	if err == nil {
 		*b = buffer{ptr: ptr, bytes: bytes}
 	}
+}
+
+// placePicks returns memory for the picks of this rank alone.
+func (e *engine) placePicks(_ context.Context, n int) runtime.Entries { return e.message(&e.picked, n) }
+
+// share makes e.shared hold at least bytes bytes: memory for collectives, which
+// all ranks make together, in the same step.
+func (e *engine) share(ctx context.Context, bytes int) {
+	if e.err != nil || bytes <= e.sharedBytes {
+		return
+	}
+	e.check(e.unshare(ctx))
+	if e.err == nil {
+		var err error
+		e.shared, err = comm.Allocate(ctx, e.c, e.rt, bytes)
+		e.check(err)
+	}
+	if e.err == nil {
+		e.sharedBytes = bytes
+	}
+}
+
+// unshare gives that memory back, together as well. A communicator that was closed
+// has freed it.
+func (e *engine) unshare(ctx context.Context) error {
+	shared := e.shared
+	e.shared, e.sharedBytes = nil, 0
+	if shared == nil {
+		return nil
+	}
+	if err := shared.Free(ctx); !errors.Is(err, comm.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// leaveShared is unshare where the ranks may not do it together, because this one
+// goes alone: symmetric memory is left to the communicator's Close then.
+func (e *engine) leaveShared(ctx context.Context, alone bool) error {
+	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
+		e.shared, e.sharedBytes = nil, 0
+	}
+	return e.unshare(ctx)
 }
 
 // release gives buffers[from:] back; they are empty then and grow again.

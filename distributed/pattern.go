@@ -24,8 +24,10 @@ type selector interface {
 
 // exchange combines the picks of all ranks.
 type exchange interface {
+	// placePicks returns memory for the picks, up to n. All ranks call it together.
+	placePicks(ctx context.Context, n int) runtime.Entries
 	// run makes the result of all ranks' picks, and gives back to the residual what
-	// did not make it into that.
+	// did not make it into that. The result is there after engine.arrive.
 	run(ctx context.Context, picks runtime.Entries) result
 }
 

@@ -31,7 +31,6 @@ type Sparse struct {
 	given   Config    // as it was given
 	choice  *Choice   // for Auto, when it was made
 	steps   int       // all steps, also dense ones
-	picked  message   // what the selector picked
 	entries message   // the result as a list, where it was asked for
 	remains [2]buffer // the residual, and that before the step
 	closed  bool
@@ -165,6 +164,9 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 	if err := s.learn(); err != nil {
 		return opError(op, err)
 	}
+	if s.check(s.leaveShared(context.Background(), true)); s.err != nil {
+		return opError(op, s.err)
+	}
 	s.release(s.permanent)
 	s.meter = comm.NewMeter(c)
 	s.bind(s.meter)
@@ -241,6 +243,7 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		defer func() { s.residual = 0 }()
 	}
 	s.start(ctx, g)
+	s.complete(ctx)
 	s.finish(s.judge(ctx))
 	if s.err != nil {
 		return opError(op, s.rollBack())
@@ -248,13 +251,14 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	return nil
 }
 
-// start does a step but for its end: it makes the result, and leaves gradient and
-// residual before the step as they are. Then comes finish, or abandon.
+// start does a step but for its end: it picks, begins the exchange, and leaves
+// gradient and residual before the step as they are. Then come complete and finish,
+// or abandon.
 func (s *Sparse) start(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
 	s.last = s.stats
 	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
-	s.undoes, s.waited, s.open = false, false, false
+	s.undoes, s.waited, s.open, s.exchanging = false, false, false, false
 	if ctx.Err() != nil {
 		s.check(comm.ContextError(ctx))
 	} else {
@@ -430,7 +434,9 @@ func (s *Sparse) Residual() (*runtime.Tensor, error) {
 }
 
 // Close frees the memory. The communicator and tensors stay as they are.
-// Closing twice is fine.
+// Closing twice is fine. Where the communicator has symmetric memory
+// ([comm.Allocate]), all ranks close together; after an error that memory is left
+// to the communicator's Close.
 //
 // If a step has failed in the middle of an exchange, Close waits for the
 // communicator, at most 5 seconds. After an error of that wait the memory is not
@@ -538,10 +544,16 @@ func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) 
 		return
 	}
 	s.stats.Pattern = s.name
-	s.picks = s.selector.pick(g, k, s.message(&s.picked, s.selector.capacity(k)))
+	s.picks = s.selector.pick(g, k, s.exchange.placePicks(ctx, s.selector.capacity(k)))
 	s.stats.SelectTime = time.Since(started)
 	s.result = s.exchange.run(ctx, s.picks)
-	if s.judges() {
+}
+
+// complete has the compute stream wait for the exchange of a step that was started,
+// and looks for overflows in the result.
+func (s *Sparse) complete(ctx context.Context) {
+	s.arrive(ctx)
+	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense {
 		s.countResult(s.result)
 	}
 }
