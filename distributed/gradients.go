@@ -298,6 +298,9 @@ func (g *GradientSync) configure(ctx context.Context) error {
 		if cfgs[i], err = given[i].withDefaults(); err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
+		if given[i].InPlace {
+			return fmt.Errorf("bucket %d: %w", i, configError("InPlace, where gradients are to become averages"))
+		}
 	}
 	whole, err := cfg.Config.withDefaults()
 	if err != nil {

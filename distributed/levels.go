@@ -73,6 +73,9 @@ func NewLevels(rt runtime.Runtime, mesh *Mesh, n int, cfg Config, dims ...string
 	if cfg.ClipNorm != 0 || cfg.Overflow > OverflowPass {
 		return nil, opError(op, fmt.Errorf("%w: ClipNorm and Overflow need all ranks of a gradient", comm.ErrUnsupported))
 	}
+	if cfg.InPlace {
+		return nil, configError("InPlace with levels, whose tensors hold the average of a host")
+	}
 	cfg.NoUndo = true
 	if n < 0 {
 		return nil, opError(op, fmt.Errorf("%w: %d elements", comm.ErrArgument, n))

@@ -28,10 +28,11 @@ type Sparse struct {
 	selector selector
 	exchange exchange
 
-	given   Config    // as it was given
-	choice  *Choice   // for Auto, when it was made
-	steps   int       // all steps, also dense ones
-	entries message   // the result as a list, where it was asked for
+	given   Config  // as it was given
+	choice  *Choice // for Auto, when it was made
+	steps   int     // all steps, also dense ones
+	entries message // the result as a list, where it was asked for
+	onStage func(Stage)
 	remains [2]buffer // the residual, and that before the step
 	closed  bool
 
@@ -242,9 +243,11 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		g.ptr, s.residual = 0, ptr
 		defer func() { s.residual = 0 }()
 	}
+	started := time.Now()
 	s.start(ctx, g)
 	s.complete(ctx)
 	s.finish(s.judge(ctx))
+	s.stats.ExchangeTime = time.Since(started) - s.stats.SelectTime
 	if s.err != nil {
 		return opError(op, s.rollBack())
 	}
@@ -287,6 +290,26 @@ func (s *Sparse) start(ctx context.Context, g gradient) {
 	s.stats.SentElements = after.SentElements - sent.SentElements
 	s.stats.SentBytes = after.SentBytes - sent.SentBytes
 	s.stats.ExchangeTime = time.Since(started) - s.stats.SelectTime
+}
+
+// Stage is a part of a sparse step.
+type Stage uint8
+
+const (
+	Selected  Stage = iota // the gradient is added, and the picks are made
+	Exchanged              // the result is there, as lists
+	Finished               // the result is written to the tensor
+)
+
+// OnStage has f called when the work of a stage of a sparse step has been submitted
+// to the compute stream, which waits for the exchange by then: an event that f
+// records there has the time of the stage's end. nil ends that.
+func (s *Sparse) OnStage(f func(Stage)) { s.onStage = f }
+
+func (s *Sparse) passed(stage Stage) {
+	if s.onStage != nil {
+		s.onStage(stage)
+	}
 }
 
 // verdict says what becomes of a step that was started.
@@ -344,6 +367,7 @@ func (s *Sparse) finish(v verdict) {
 	if s.err == nil {
 		s.steps++
 	}
+	s.passed(Finished)
 }
 
 // abandon undoes a step that was started. What fails now stays.
@@ -546,6 +570,7 @@ func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) 
 	s.stats.Pattern = s.name
 	s.picks = s.selector.pick(g, k, s.exchange.placePicks(ctx, s.selector.capacity(k)))
 	s.stats.SelectTime = time.Since(started)
+	s.passed(Selected)
 	s.result = s.exchange.run(ctx, s.picks)
 }
 
@@ -553,6 +578,7 @@ func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) 
 // and looks for overflows in the result.
 func (s *Sparse) complete(ctx context.Context) {
 	s.arrive(ctx)
+	s.passed(Exchanged)
 	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense {
 		s.countResult(s.result)
 	}

@@ -34,11 +34,16 @@ func reduces(dt dtype.DType, op comm.ReduceOp) bool {
 	return true
 }
 
-// TestConformanceOfProcesses runs the suite with a process per GPU, when the
+// TestConformanceOfProcesses runs the suites with a process per GPU, when the
 // test binary itself was started by a launcher:
 //
 //	go test -c ./comm/nccl && mpirun -n 2 ./nccl.test -test.run OfProcesses
-func TestConformanceOfProcesses(t *testing.T) { gputest.Processes(t, conforms, connect) }
+//
+// With NCCL_HOSTID set to the rank, NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1 and
+// NCCL_SOCKET_IFNAME=lo they are as if on two hosts.
+func TestConformanceOfProcesses(t *testing.T) {
+	gputest.Processes(t, conforms, connect, func(t *testing.T, b commtest.Backend) { distributedtest.Run(t, b) })
+}
 
 func connect(ctx context.Context, rt *cuda.Runtime) (*nccl.Comm, error) { return nccl.FromEnv(ctx, rt) }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -12,7 +14,10 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // TestGraphOfKernelsAndCollectives captures a step of both streams, ordered by
@@ -94,4 +99,140 @@ func TestSyncInACapture(t *testing.T) {
 	assert.NotErrorIs(t, inside, comm.ErrBroken)
 	assert.NoError(t, c.Barrier(ctx), "the communicator goes on")
 	assert.NoError(t, c.Close())
+}
+
+// TestReplaysOfSparseSteps captures a sparse step of each pattern that can be, and
+// replays it with a fresh gradient each time: the results and the residual have the
+// bits of as many steps that were submitted one by one.
+func TestReplaysOfSparseSteps(t *testing.T) {
+	runtimes := openGPUs(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	world, err := nccl.InProcess(ctx, runtimes)
+	require.NoError(t, err)
+	for _, pattern := range distributed.Patterns() {
+		if distributed.NeedsHost(pattern) || pattern == distributed.Dense {
+			continue
+		}
+		for name, cfg := range map[string]distributed.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
+			cfg.Pattern, cfg.Density = pattern, 0.01
+			t.Run(pattern+"/"+name, func(t *testing.T) {
+				assert.NoError(t, each(world, func(c *nccl.Comm) error { return replaySteps(ctx, c, cfg) }))
+			})
+		}
+	}
+	require.NoError(t, each(world, (*nccl.Comm).Close))
+}
+
+func replaySteps(ctx context.Context, c *nccl.Comm, cfg distributed.Config) (err error) {
+	const n, warm, steps = 20_011, 3, 1000
+	rt := c.Runtime()
+	rng := rand.New(rand.NewPCG(uint64(c.Rank()), 16))
+	values := make([]float32, n+4*steps)
+	for i := range values {
+		values[i] = float32(rng.NormFloat64())
+	}
+	random, err := runtime.FromSlice(rt, values)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, random.Free()) }()
+	from, err := random.Ptr()
+	if err != nil {
+		return err
+	}
+	var runs [2]struct {
+		t, sum *runtime.Tensor // sum is of all results
+		s      *distributed.Sparse
+		graph  *cuda.Graph
+	}
+	for i := range runs {
+		u := &runs[i]
+		if u.s, err = distributed.NewSparse(rt, c, n, cfg); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, u.s.Close()) }()
+		for _, t := range []**runtime.Tensor{&u.t, &u.sum} {
+			if *t, err = runtime.New(rt, dtype.F32, n); err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, (*t).Free()) }()
+			if err := (*t).Fill(0); err != nil {
+				return err
+			}
+		}
+	}
+	for step := range steps + warm {
+		for i := range runs {
+			u := &runs[i]
+			t, err := u.t.Ptr()
+			if err != nil {
+				return err
+			}
+			sum, err := u.sum.Ptr()
+			if err != nil {
+				return err
+			}
+			gradient := runtime.Source{X: t, N: n, Grad: from + uintptr(16*(step%steps)), DType: dtype.F32}
+			if !cfg.InPlace {
+				err = rt.Fill(t, n, dtype.F32, 0)
+			}
+			err = errors.Join(err, rt.Kernels().Accumulate(gradient))
+			switch {
+			case i == 0 || step < warm:
+				err = errors.Join(err, u.s.AllReduce(ctx, u.t))
+			case step == warm:
+				u.graph, err = rt.Stream().Capture(func() error { return u.s.AllReduce(ctx, u.t) })
+				if err == nil {
+					defer u.graph.Close() //nolint:errcheck
+				}
+				fallthrough
+			default:
+				if err == nil {
+					err = u.graph.Launch(rt.Stream())
+				}
+			}
+			if cfg.InPlace {
+				err = errors.Join(err, u.s.AddResult(u.sum, 1))
+			} else {
+				err = errors.Join(err, rt.Kernels().Accumulate(runtime.Source{X: sum, N: n, Grad: t, DType: dtype.F32}))
+			}
+			if err != nil {
+				return fmt.Errorf("step %d of run %d: %w", step, i, err)
+			}
+		}
+	}
+	if err := c.Sync(ctx); err != nil {
+		return err
+	}
+	for _, of := range []func(i int) (*runtime.Tensor, error){
+		func(i int) (*runtime.Tensor, error) { return runs[i].sum, nil },
+		func(i int) (*runtime.Tensor, error) {
+			if cfg.InPlace {
+				return runs[i].t, nil
+			}
+			return runs[i].s.Residual()
+		},
+	} {
+		var bits [2][]float32
+		for i := range runs {
+			t, err := of(i)
+			if err != nil {
+				return err
+			}
+			p, err := t.Ptr()
+			if err != nil {
+				return err
+			}
+			if bits[i], err = read(rt, p, n); err != nil {
+				return err
+			}
+		}
+		for i := range bits[0] {
+			if math.Float32bits(bits[0][i]) != math.Float32bits(bits[1][i]) {
+				return fmt.Errorf("element %d: %v one by one, %v replayed", i, bits[0][i], bits[1][i])
+			}
+		}
+	}
+	return nil
 }

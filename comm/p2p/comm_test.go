@@ -69,7 +69,8 @@ func TestConformanceOfEverything(t *testing.T) {
 // TestConformanceOfProcesses runs the suite with a process per GPU, when a launcher
 // started the test binary.
 func TestConformanceOfProcesses(t *testing.T) {
-	gputest.Processes(t, conforms, func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt) })
+	gputest.Processes(t, conforms, func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt) },
+		func(t *testing.T, b commtest.Backend) { distributedtest.Run(t, b) })
 }
 
 func TestDistributed(t *testing.T) { distributedtest.Run(t, goroutines(t)) }

@@ -99,14 +99,17 @@ func Goroutines[C comm.Communicator](t *testing.T, b commtest.Backend, connect f
 	return b
 }
 
-// Processes runs the suite with a process per GPU, if a launcher started the test
-// binary, on communicators that connect makes.
-func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error)) {
+// Processes runs the suite of comm, and another one, with a process per GPU, if a
+// launcher started the test binary, on communicators that connect makes.
+func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
+	other func(*testing.T, commtest.Backend)) {
 	j := Job(t)
 	if j.WorldSize == 1 {
 		t.Skip("not started by mpirun, torchrun or srun with several processes")
 	}
-	rt, err := cuda.Open(j.LocalRank)
+	gpus, err := cuda.Count()
+	require.NoError(t, err)
+	rt, err := cuda.Open(j.LocalRank % gpus) // Slurm may show each process its own alone
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -116,7 +119,8 @@ func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect fu
 	b.Run = func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
 		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 	}
-	commtest.Run(t, b, commtest.Timeout(Suites))
+	t.Run("comm", func(t *testing.T) { commtest.Run(t, b, commtest.Timeout(Suites)) })
+	t.Run("other", func(t *testing.T) { other(t, b) })
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
 }

@@ -13,52 +13,80 @@ import (
 type cudaCompute struct {
 	rt     *cuda.Runtime
 	bound  comm.Communicator // of the rank, with waits that end as the rank's do
-	events []*cuda.Event     // pairs: before a step, after it
+	events []*cuda.Event     // of steps: before each, and after each of its parts
 }
 
 // Steps implements [ComputeStream].
 func (c *cudaCompute) Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error) {
-	for len(c.events) < 2*n {
+	alone, err := c.Parts(ctx, 1, 1, nothing, func(next func() error) error { return errors.Join(repeat(ctx, n, prepare, nothing), next()) })
+	if err != nil {
+		return 0, err
+	}
+	both, err := c.Parts(ctx, 1, 1, nothing, func(next func() error) error { return errors.Join(repeat(ctx, n, prepare, step), next()) })
+	if err != nil {
+		return 0, err
+	}
+	return max(both[0]-alone[0], 0), nil
+}
+
+func nothing() error { return nil }
+
+// repeat calls two functions n times by turns.
+func repeat(ctx context.Context, n int, prepare, step func() error) error {
+	for range n {
+		if ctx.Err() != nil {
+			return comm.ContextError(ctx)
+		}
+		if err := prepare(); err != nil {
+			return err
+		}
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Parts implements [ComputeStream].
+func (c *cudaCompute) Parts(ctx context.Context, n, parts int, prepare func() error, step func(next func() error) error) ([]time.Duration, error) {
+	for len(c.events) < n*(parts+1) {
 		e, err := c.rt.NewTimingEvent()
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
 		c.events = append(c.events, e)
 	}
-	stream := c.rt.Stream()
+	used := 0
+	mark := func() error {
+		used++
+		return c.rt.Stream().Record(c.events[used-1])
+	}
 	for i := range n {
-		if ctx.Err() != nil {
-			return 0, comm.ContextError(ctx)
-		}
 		if err := prepare(); err != nil {
-			return 0, err
+			return nil, err
 		}
-		if err := stream.Record(c.events[2*i]); err != nil {
-			return 0, err
-		}
-		if err := step(); err != nil {
-			return 0, err
-		}
-		if err := stream.Record(c.events[2*i+1]); err != nil {
-			return 0, err
+		used = i * (parts + 1)
+		if err := errors.Join(mark(), step(mark)); err != nil {
+			return nil, err
 		}
 	}
 	// The communicator first: it ends its work when ctx ends the wait.
 	if err := c.bound.Sync(ctx); err != nil {
-		return 0, err
+		return nil, err
 	}
 	if err := c.rt.Synchronize(ctx); err != nil {
-		return 0, err
+		return nil, err
 	}
-	var total time.Duration
-	for i := range n {
-		took, err := c.events[2*i+1].Since(c.events[2*i])
+	took := make([]time.Duration, parts)
+	for i := range n * parts {
+		first := i/parts*(parts+1) + i%parts
+		d, err := c.events[first+1].Since(c.events[first])
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		total += took
+		took[i%parts] += d / time.Duration(n)
 	}
-	return total, nil
+	return took, nil
 }
 
 // Capture implements [ComputeStream].

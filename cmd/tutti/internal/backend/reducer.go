@@ -59,6 +59,12 @@ func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg d
 	return &Reducer{sparse: levels, last: last, mesh: mesh, from: from, weight: float32(ranks / hosts)}, nil
 }
 
+// Sparse is what reduces, if there are no hosts.
+func (r *Reducer) Sparse() (*distributed.Sparse, bool) {
+	s, ok := r.sparse.(*distributed.Sparse)
+	return s, ok
+}
+
 // Sync waits for the communication of the last step.
 func (r *Reducer) Sync(ctx context.Context) error { return r.last.Sync(ctx) }
 

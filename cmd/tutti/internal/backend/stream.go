@@ -24,8 +24,12 @@ type Stream interface {
 // where the host runs ahead of it. It belongs to the rank's goroutine.
 type ComputeStream interface {
 	// Steps submits n steps one behind the other, prepare before each of them, waits
-	// for all, and returns how long the device took for the steps alone.
+	// for all, and returns how long the device took for the steps: for everything,
+	// less what as many prepares take alone.
 	Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error)
+	// Parts is Steps for the parts of steps: each step calls next at the end of each
+	// of its parts, and the means of how long the device took for them are returned.
+	Parts(ctx context.Context, n, parts int, prepare func() error, step func(next func() error) error) ([]time.Duration, error)
 	// Capture records what submit submits to the stream, and what is ordered
 	// against it, instead of running it.
 	Capture(submit func() error) (Graph, error)

@@ -37,6 +37,10 @@ type SparseConfig struct {
 	// Graph captures a step in a CUDA graph and replays it, which takes a rank with
 	// a [backend.ComputeStream] and a pattern that needs no number on the host.
 	Graph bool
+	// InPlace: gradients are added to the tensor, which is the residual, and the
+	// result is left as entries; NoUndo: steps are no transactions. Both are those of
+	// [distributed.Config], of sparse patterns.
+	InPlace, NoUndo bool
 }
 
 // Validate names the first setting that cannot be used.
@@ -46,6 +50,9 @@ func (c SparseConfig) Validate() error {
 	}
 	if c.Hosts < 0 {
 		return fmt.Errorf("%d hosts are not 1 or more", c.Hosts)
+	}
+	if c.InPlace && c.Hosts > 0 {
+		return errors.New("in place there are no hosts")
 	}
 	return c.Repeats.Validate()
 }
@@ -67,10 +74,16 @@ type SparseResult struct {
 	// steps; with Hosts only those between hosts, and InnerElements those within.
 	SentElements  float64 `json:"sent_elements_per_rank"`
 	InnerElements float64 `json:"inner_elements_per_rank,omitempty"`
-	// SelectTime and ExchangeTime are the parts of a step, in microseconds: the
-	// mean over ranks and the steps of a round, of these the median.
+	// SelectTime, ExchangeTime and MergeTime are the parts of a step, in
+	// microseconds: the mean over ranks and the steps of a round, of these the median.
+	// On a device it is its own time for steps that are submitted one by one;
+	// otherwise the exchange contains the merge.
 	SelectTime   float64 `json:"select_us"`
 	ExchangeTime float64 `json:"exchange_us"`
+	MergeTime    float64 `json:"merge_us,omitempty"`
+	// InPlace and NoUndo as in [SparseConfig].
+	StepInPlace bool `json:"step_in_place,omitempty"`
+	NoUndo      bool `json:"no_undo,omitempty"`
 }
 
 // freshShift is how many different gradients are cut out of one row of random
@@ -112,17 +125,20 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 // sparseRun is one rank's state while a pattern is measured at a size.
 type sparseRun struct {
 	backend.Rank
-	sparse *backend.Reducer
-	random *runtime.Tensor // n + freshShift elements
-	tensor *runtime.Tensor // n elements: the gradient, then the result
-	step   int
-	rounds []sparseRound
-	graph  backend.Graph // of a step, nil: steps are submitted one by one
+	pattern string
+	sparse  *backend.Reducer
+	random  *runtime.Tensor // n + freshShift elements
+	tensor  *runtime.Tensor // n elements: the gradient, then the result
+	step    int
+	rounds  []sparseRound
+	graph   backend.Graph // of a step, nil: steps are submitted one by one
+
+	inPlace bool
 }
 
 // sparseRound are the means of a round on one rank.
 type sparseRound struct {
-	sent, inner, choose, exchange float64 // elements, elements, seconds, seconds
+	sent, inner, choose, exchange, merge float64 // elements, elements, seconds, seconds, seconds
 }
 
 func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern string, n int) (_ SparseResult, err error) {
@@ -175,6 +191,9 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 		InnerElements: significant(parts.inner),
 		SelectTime:    significant(parts.choose * 1e6),
 		ExchangeTime:  significant(parts.exchange * 1e6),
+		MergeTime:     significant(parts.merge * 1e6),
+		StepInPlace:   s.inPlace,
+		NoUndo:        cfg.NoUndo || s.inPlace,
 	}
 	if stats.Choice != nil {
 		result.Chosen = stats.Choice.Pattern
@@ -195,7 +214,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 
 // newSparseRun makes the tensors and the reduction of one rank.
 func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *sparseRun, err error) {
-	s := &sparseRun{Rank: r}
+	s := &sparseRun{Rank: r, pattern: pattern, inPlace: cfg.InPlace && pattern != distributed.Dense}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -213,7 +232,7 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern
 		return nil, err
 	}
 	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: cfg.Density,
-		NoUndo: pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
+		InPlace: s.inPlace, NoUndo: s.inPlace || cfg.NoUndo || pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
 	return s, err
 }
 
@@ -288,8 +307,7 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 	return seconds, nil
 }
 
-// deviceRound is round on a device. Its parts are those of the host's time for the
-// last step.
+// deviceRound is round on a device.
 func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds float64, err error) {
 	if err := s.Comm.Barrier(ctx); err != nil {
 		return 0, err
@@ -306,22 +324,38 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 		}
 		seconds += took.Seconds()
 	}
-	stats, err := s.sparse.Stats(ctx)
-	if err != nil {
-		return 0, err
+	round, err := s.parts(ctx)
+	s.rounds = append(s.rounds, round)
+	return seconds, err
+}
+
+// parts measures the parts of a few steps on a device.
+func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
+	var round sparseRound
+	if sparse, ok := s.sparse.Sparse(); ok && s.pattern != distributed.Dense {
+		took, err := s.Compute.Parts(ctx, 8, 3, s.nextGradient, func(next func() error) error {
+			var err error
+			sparse.OnStage(func(distributed.Stage) { err = errors.Join(err, next()) })
+			defer sparse.OnStage(nil)
+			return errors.Join(sparse.AllReduce(ctx, s.tensor), err)
+		})
+		if err != nil {
+			return round, err
+		}
+		round.choose, round.exchange, round.merge = took[0].Seconds(), took[1].Seconds(), took[2].Seconds()
 	}
-	s.rounds = append(s.rounds, sparseRound{
-		sent: float64(stats.SentElements), inner: float64(stats.InnerElements), choose: stats.SelectTime.Seconds(), exchange: stats.ExchangeTime.Seconds()})
-	return seconds, nil
+	stats, err := s.sparse.Stats(ctx)
+	round.sent, round.inner = float64(stats.SentElements), float64(stats.InnerElements)
+	return round, err
 }
 
 // meanRounds returns the mean of the elements sent, and the medians over
 // rounds of the times, each of them the mean over ranks.
 func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	n := len(s.rounds)
-	values := make([]float64, 4*n)
+	values := make([]float64, 5*n)
 	for i, r := range s.rounds {
-		values[i], values[n+i], values[2*n+i], values[3*n+i] = r.sent, r.inner, r.choose, r.exchange
+		values[i], values[n+i], values[2*n+i], values[3*n+i], values[4*n+i] = r.sent, r.inner, r.choose, r.exchange, r.merge
 	}
 	values, err := backend.Reduce(ctx, s.Rank, values, comm.Sum)
 	if err != nil {
@@ -334,10 +368,11 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 		inner += values[n+i] / float64(n)
 	}
 	return sparseRound{sent: sent / ranks, inner: inner / ranks,
-		choose: median.Of(values[2*n:3*n]) / ranks, exchange: median.Of(values[3*n:]) / ranks}, nil
+		choose: median.Of(values[2*n:3*n]) / ranks, exchange: median.Of(values[3*n:4*n]) / ranks, merge: median.Of(values[4*n:]) / ranks}, nil
 }
 
-// nextGradient puts the gradient of the next step into the tensor.
+// nextGradient puts the gradient of the next step into the tensor, or adds it to
+// what is left there.
 func (s *sparseRun) nextGradient() (err error) {
 	shift := s.step % freshShift
 	s.step++
@@ -346,7 +381,27 @@ func (s *sparseRun) nextGradient() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, gradient.Free()) }()
+	if s.inPlace {
+		return s.add(gradient)
+	}
 	return s.tensor.CopyFrom(gradient)
+}
+
+// add adds a gradient to the tensor, as a backward pass would.
+func (s *sparseRun) add(gradient *runtime.Tensor) error {
+	kernels, err := runtime.KernelsOf(s.Runtime)
+	if err != nil {
+		return err
+	}
+	to, err := s.tensor.Ptr()
+	if err != nil {
+		return err
+	}
+	from, err := gradient.Ptr()
+	if err != nil {
+		return err
+	}
+	return kernels.Accumulate(runtime.Source{X: to, N: s.tensor.Len(), Grad: from, DType: dtype.F32})
 }
 
 // check makes one more step and counts wrong elements over all ranks.
@@ -368,11 +423,19 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 	if err := s.sparse.Sync(ctx); err != nil {
 		return 0, err
 	}
-	result, err := backend.Fetch[float32](ctx, s.Rank, s.tensor)
+	after, err := s.sparse.Pending(len(gradient))
 	if err != nil {
 		return 0, err
 	}
-	after, err := s.sparse.Pending(len(gradient))
+	if sparse, ok := s.sparse.Sparse(); ok && s.inPlace { // the tensor is the residual, and then has the result
+		if after, err = runtime.ToSlice[float32](s.tensor); err != nil {
+			return 0, err
+		}
+		if err := errors.Join(s.tensor.Fill(0), sparse.AddResult(s.tensor, 1)); err != nil {
+			return 0, err
+		}
+	}
+	result, err := backend.Fetch[float32](ctx, s.Rank, s.tensor)
 	if err != nil {
 		return 0, err
 	}

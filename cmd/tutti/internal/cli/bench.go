@@ -211,7 +211,8 @@ random entries, new ones in every step. sent is the number of elements that a ra
 sends in a step (a value and an index count one each); algbw and busbw are what a
 dense allreduce would need to take the same time. #wrong counts elements that got
 lost between result and residuals, or are not the same on all ranks. On GPUs times
-are those of the device, but for select and exchange, which are the host's. With
+are those of the device, between which gradients are copied without being counted;
+select and exchange (and merge, with --json) are those of steps one by one. With
 --hosts, sent is what goes between hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
@@ -223,6 +224,8 @@ are those of the device, but for select and exchange, which are the host's. With
 	patterns.register(cmd.Flags(), "patterns, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
 	cmd.Flags().Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
+	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
+	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
