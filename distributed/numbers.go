@@ -42,6 +42,7 @@ type numbers struct {
 	lengths   number // P: by which this rank's list is cut; P-1 bounds, so lengths
 	positions number // P+1: where regions start in a list
 	received  number // P: lengths that the ranks sent
+	matrix    number // P·P: what each rank has for each region; with streams
 	bounds    number // P+1: where regions start
 	samples   number // sampleCount·(2P+1): this rank's, all ranks', these sorted
 	overflows number // P: of each list of the result, how many are not below numLimit
@@ -50,12 +51,16 @@ type numbers struct {
 // prepareNumbers lays the numbers out. They are zero.
 func (e *engine) prepareNumbers() {
 	next := numPerRank
+	matrix := 0
+	if e.order.streams != nil {
+		matrix = e.size * e.size
+	}
 	for _, place := range []struct {
 		number *number
 		words  int
 	}{
 		{&e.lengths, e.size}, {&e.positions, e.size + 1}, {&e.received, e.size},
-		{&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
+		{&e.matrix, matrix}, {&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
 		{&e.overflows, e.size},
 	} {
 		*place.number = next

@@ -66,6 +66,11 @@ func (s *regionReducer) regionOf(l runtime.Entries, rank int) runtime.Entries {
 func (s *regionReducer) reduce(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
 	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
 	s.read(ctx)
+	return s.reduceRead(ctx, outgoing, own)
+}
+
+// reduceRead is reduce when the lengths are read.
+func (s *regionReducer) reduceRead(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
 	_, length := s.region(s.rank)
 	lengths := s.checkWords(s.received, s.size, func(int) int { return length }, "its number of entries for this rank's region")
 	s.sources[0] = s.regionOf(outgoing, s.rank)
@@ -135,6 +140,9 @@ func regionsOrDense(e *engine) exchange {
 
 func (x *regionExchange) run(ctx context.Context, picks runtime.Entries) result {
 	x.locate(picks)
+	if x.order.streams != nil {
+		return x.runPadded(ctx, picks)
+	}
 	sums := x.reduce(ctx, picks, nil)
 	total := x.allgather.exchangeLengths(ctx, sums, x.regionLength)
 	if x.orDense && 2*total > x.n {
@@ -143,6 +151,51 @@ func (x *regionExchange) run(ctx context.Context, picks runtime.Entries) result 
 	// Regions ascend with the ranks, so all lists together are one.
 	x.all[0] = x.allgather.collect(ctx, sums)
 	return result{lists: x.all[:], scale: x.average}
+}
+
+// runPadded is run where a wait of the host costs more than a longer message. All
+// ranks get to know all lengths of the first half, which bound those of the second:
+// so the host waits once, and the sums of a region travel with as much room as they
+// may need, their length in front.
+func (x *regionExchange) runPadded(ctx context.Context, picks runtime.Entries) result {
+	g := x.allgather
+	x.communicate(ctx, comm.AllGatherCall(x.at(x.lengths), x.at(x.matrix), x.size, dtype.I32))
+	x.read(ctx)
+	room := func(i int) int {
+		_, length := x.region(i % x.size)
+		return length
+	}
+	all := x.checkWords(x.matrix, x.size*x.size, room, "its number of entries for a region")
+	total := 0
+	for to := range g.lengths {
+		g.lengths[to] = 0
+		for from := range x.size {
+			g.lengths[to] += int(all[from*x.size+to])
+		}
+		g.lengths[to] = min(g.lengths[to], x.n) // the room of reduce's sums
+		total += g.lengths[to]
+	}
+	for from := range x.size {
+		x.host[int(x.received)+from] = all[from*x.size+x.rank]
+	}
+	sums := x.reduceRead(ctx, picks, nil)
+	if x.orDense && 2*total > x.n {
+		return x.allgatherRegions(ctx, sums)
+	}
+	rooms := g.lengths
+	words := displacements(rooms, g.displs)
+	for r, n := range rooms {
+		g.displs[r] = 2*g.displs[r] + r*headerWords
+		g.lists[r].N = n
+	}
+	words = 2*words + x.size*headerWords
+	g.allocate(&g.recv, words*wordSize)
+	for r := range g.lists {
+		g.lists[r] = entriesAt(at(g.recv.ptr, g.displs[r]), g.lists[r].N)
+		rooms[r] = messageWords(rooms[r])
+	}
+	x.communicate(ctx, comm.AllGatherVCall(sums.Len, g.recv.ptr, rooms, g.displs, dtype.I32))
+	return result{lists: g.lists, scale: x.average}
 }
 
 // allgatherRegions makes the result of all ranks' regions, densely.

@@ -16,7 +16,7 @@ func (s exact) capacity(k int) int { return k }
 
 func (s exact) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
 	s.topK(s.source(g), k, exactly(dst, k), s.at(numState))
-	s.copy(s.at(numUsed), s.at(numState), 1)
+	s.used = numState
 	return exactly(dst, k)
 }
 
@@ -29,7 +29,7 @@ func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
 
 func (s nonzero) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
 	s.topK(s.source(g), k, dst, s.at(numState))
-	s.copy(s.at(numUsed), s.at(numState), 1)
+	s.used = numState
 	return dst
 }
 
@@ -51,6 +51,7 @@ func (e *engine) roomFor(k int) int { return min(2*k, e.n) }
 
 // near picks by a threshold, if about k entries pass it, and otherwise exactly.
 func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
+	e.used = numUsed
 	if e.err == nil {
 		e.check(e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)))
 	}

@@ -429,7 +429,7 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 		}
 	}
 	s.stats.PickedLocal, s.stats.PickedGlobal = local, global
-	s.stats.Threshold, s.stats.GlobalThreshold = s.float(numUsed), s.past.globalThreshold
+	s.stats.Threshold, s.stats.GlobalThreshold = s.float(s.used), s.past.globalThreshold
 	if err != nil {
 		return s.stats, opError("stats", err)
 	}
