@@ -49,6 +49,7 @@ type engine struct {
 	ago    past   // that before the step
 	undoes bool   // the step may be undone: it has begun
 	waited bool   // the host has waited for the device in this step
+	used   number // where the threshold is that entries were picked by
 	flat   buffer // a dense result, until the step is sure to succeed
 
 	agreed bool // the ranks of c have compared what they reduce

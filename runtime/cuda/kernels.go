@@ -14,7 +14,7 @@ import (
 const (
 	streamsPerSM = 4
 	mergesPerSM  = 4
-	picksPerSM   = 3 // more have not enough registers
+	picksPerSM   = 4
 )
 
 // typed are a kernel's variants, by the type of its elements.

@@ -276,7 +276,7 @@ struct cursors {
         ahead now = next.of[i];
         for (;;) {
           const bool here = now.inside && now.index < end;
-          if (here) f(now.index, now.value);
+          if (here) f(now.index, now.value, p);
           const u32 found = barrier_count(here);
           now.at += found;
           if (found < block_threads) break;
@@ -299,7 +299,7 @@ DEVICE void count_outside(const merge_args &a, const cursors &s) {
 }
 
 template <typename T> DEVICE void merge(const merge_args &a) {
-  enum { elements = 4096, width = 16 / sizeof(T) };
+  enum { elements = 8192, width = 16 / sizeof(T) };
   alignas(16) static SHARED float tile[elements];
   static SHARED cursors s;
   T *dst = (T *)a.dst;
@@ -316,7 +316,7 @@ template <typename T> DEVICE void merge(const merge_args &a) {
   barrier();
   for (u32 number = first; number < last; number++) {
     const i64 start = (i64)number * elements - lead;
-    s.add(next, least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value) {
+    s.add(next, least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value, u32) {
       const u64 i = (u64)(index - start);
       if (i < elements && index >= 0) tile[i] = tile[i] + value * factor;
     });
@@ -328,7 +328,11 @@ template <typename T> DEVICE void merge(const merge_args &a) {
         const words<4> w = load_near(&tile[i + j]);
         store_near(&tile[i + j], words<4>{});
 #pragma unroll
-        for (u32 l = 0; l < 4; l++) narrow_into(v[j + l], float_of(w.word[l]), a.rest ? a.rest + (start + i + j + l) : nullptr);
+        for (u32 l = 0; l < 4; l++) {
+          const float x = float_of(w.word[l]);
+          narrow(v[j + l], x);
+          if (too_large<T>(x) && a.rest) narrow_into(v[j + l], x, a.rest + (start + i + j + l));
+        }
       }
       if (start + i >= 0 && start + i + width <= (i64)a.n) {
         struct whole { T lane[width]; } w;
@@ -345,7 +349,41 @@ template <typename T> DEVICE void merge(const merge_args &a) {
     barrier();
   }
 }
-KERNEL BOUNDS(block_threads, 4) merge_f32(merge_args a) { merge<float>(a); }
+
+// merge_f32 needs no tile beside the array: it writes zeros, and adds the entries
+// while they are in the cache.
+KERNEL BOUNDS(block_threads, 4) merge_f32(merge_args a) {
+  enum { elements = 8192 };
+  static SHARED cursors s;
+  float *dst = (float *)a.dst;
+  const float factor = (float)a.scale;
+  const u32 lead = (u32)((u64)dst / sizeof(float) % 4);
+  const u64 tiles = (a.n + lead + elements - 1) / elements;
+  const u32 first = (u32)(tiles * block() / blocks()), last = (u32)(tiles * (block() + 1) / blocks());
+  s.open(a);
+  if (first == last) return count_outside(a, s);
+  s.seek(most((i64)first * elements - lead, (i64)0));
+  for (u32 number = first; number < last; number++) {
+    const i64 start = (i64)number * elements - lead, end = least(start + elements, (i64)a.n);
+    cursors::aheads next;
+    next.load(s, 0);
+    for (i64 i = start + thread() * 4; i < end; i += block_threads * 4) {
+      if (i >= 0 && i + 4 <= end) {
+        store_words(dst + i, words<4>{});
+      } else {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+          if (i + j >= 0 && i + j < end) dst[i + j] = 0;
+      }
+    }
+    barrier();
+    s.add(next, end, [&] METHOD (i32 index, float value, u32 list) {
+      if (index < most(start, (i64)0)) return;
+      dst[index] = (list ? dst[index] : 0.0f) + value * factor;
+    });
+    if (number == first) count_outside(a, s); // while the memory is busy writing
+  }
+}
 KERNEL BOUNDS(block_threads, 4) merge_f16(merge_args a) { merge<f16>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_bf16(merge_args a) { merge<bf16>(a); }
 
@@ -379,7 +417,7 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
     s.seek(start);
     cursors::aheads next_entries;
     next_entries.load(s, 0);
-    s.add(next_entries, least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value) {
+    s.add(next_entries, least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value, u32) {
       const u64 i = (u64)(index - start);
       if (i >= elements || index < 0) return;
       tile[i] = tile[i] + value * factor;

@@ -47,7 +47,7 @@ template <int Q> struct part {
     first = (u32)(tiles * number / parts), end = (u32)(tiles * (number + 1) / parts);
   }
 };
-enum { pick_quads = 4, pick_blocks = 3 };
+enum { pick_quads = 2, pick_blocks = 4 };
 
 struct pick_args {
   control *c;
@@ -283,31 +283,46 @@ DEVICE void clear(u32 *histogram, u32 bins) {
   for (u32 i = thread() * 4; i < bins; i += block_threads * 4) store_words(histogram + i, words<4>{});
 }
 
-// sums are what the segments before a warp's have in all, and all segments.
-struct sums {
-  u32 before, all;
-  METHOD sums(const u32 *count, u64 blocks) : before(0), all(0) {
-    static SHARED u32 those[block_warps], total[block_warps];
-    const u32 mine = block() * block_warps, end = (u32)blocks * block_warps;
-#pragma unroll 4
-    for (u32 i = thread(); i < end; i += block_threads) {
-      const u32 n = count[i];
-      all += n;
-      if (i < mine) before += n;
+// tally adds up one or two counts of the segments: of those before a warp's, and of
+// all. full: one has found more than it has room for.
+struct tally {
+  u32 before[2], all[2];
+  bool full;
+  METHOD tally(const segments &g, const u32 *one, const u32 *other = nullptr) : before{}, all{}, full(false) {
+    enum { ahead = 4 };
+    static SHARED u32 those[2][block_warps], total[2][block_warps];
+    const u32 mine = block() * block_warps, end = (u32)g.blocks * block_warps;
+    for (u32 from = thread(); from < end; from += ahead * block_threads) {
+      u32 n[2][ahead] = {};
+#pragma unroll
+      for (u32 j = 0; j < ahead; j++) {
+        const u32 i = from + j * block_threads;
+        if (i < end) n[0][j] = one[i];
+        if (i < end && other) n[1][j] = other[i];
+      }
+#pragma unroll
+      for (u32 j = 0; j < ahead; j++)
+#pragma unroll
+        for (u32 c = 0; c < 2; c++) {
+          all[c] += n[c][j], full |= n[c][j] > g.room;
+          if (from + j * block_threads < mine) before[c] += n[c][j];
+        }
     }
-    all = warp_sum(all), before = warp_sum(before);
     barrier();
-    if (lane() == 0) total[warp()] = all, those[warp()] = before;
-    barrier();
-    all = 0, before = mine < end ? warp_sum(lane() < warp() ? count[mine + lane()] : 0) : 0;
-    for (u32 w = 0; w < block_warps; w++) all += total[w], before += those[w];
+#pragma unroll
+    for (u32 c = 0; c < 2; c++) {
+      const u32 a = warp_sum(all[c]), b = warp_sum(before[c]);
+      if (lane() == 0) total[c][warp()] = a, those[c][warp()] = b;
+    }
+    full = barrier_count(full) > 0;
+#pragma unroll
+    for (u32 c = 0; c < 2; c++) {
+      const u32 *count = c ? other : one;
+      all[c] = 0, before[c] = count && mine < end ? warp_sum(lane() < warp() ? count[mine + lane()] : 0) : 0;
+      for (u32 w = 0; w < block_warps; w++) all[c] += total[c][w], before[c] += those[c][w];
+    }
   }
 };
-DEVICE bool any_full(const segments &g) {
-  bool full = false;
-  for (u32 i = thread(); i < g.blocks * block_warps; i += block_threads) full |= g.count[i] > g.room;
-  return barrier_count(full) > 0;
-}
 
 // A warp's segment.
 struct segment {
@@ -336,11 +351,14 @@ struct sift_args {
 };
 
 KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
-  static SHARED u32 histogram[histogram_bins], totals[block_warps];
+  enum { ahead = 4 }; // loads on their way together
+  alignas(16) static SHARED u32 histogram[histogram_bins];
+  static SHARED u32 totals[block_warps];
   control *c = a.c;
   const listed l = c->listed;
   u32 rank = least((u32)a.k, length_of(a.n, a.length));
-  const bool all = l.mode == mode_top && rank > 0 && sums(a.from.count, a.from.blocks).all >= rank && !any_full(a.from);
+  const tally t(a.from, a.from.count);
+  const bool all = l.mode == mode_top && rank > 0 && t.all[0] >= rank && !t.full;
   u32 lo = 0, bits = 0;
   if (all) {
     const place p = find<superset_bins>(c->superset, rank, totals);
@@ -351,14 +369,19 @@ KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
       const u32 number = block() * block_warps + warp();
       const segment g(a.from, number);
       u32 above = 0;
-      for (u32 i = lane(); i < g.held; i += warp_size) {
-        const u32 key = key_of(g.val[i]);
-        if (key < lo) continue;
-        if ((key - lo) >> bits) {
-          above++;
-        } else {
-          const u32 at = add_to(&c->total, 1);
-          if (at < a.to.room) store(&a.to.candidates[at], (u64)number << 32 | key);
+      for (u32 from = lane(); from < g.held; from += ahead * warp_size) {
+        u32 key[ahead];
+#pragma unroll
+        for (u32 j = 0; j < ahead; j++) key[j] = from + j * warp_size < g.held ? key_of(g.val[from + j * warp_size]) : 0;
+#pragma unroll
+        for (u32 j = 0; j < ahead; j++) {
+          if (key[j] < lo) continue; // lo is above 0
+          if ((key[j] - lo) >> bits) {
+            above++;
+          } else {
+            const u32 at = add_to(&c->total, 1);
+            if (at < a.to.room) store(&a.to.candidates[at], (u64)number << 32 | key[j]);
+          }
         }
       }
       above = warp_sum(above);
@@ -368,24 +391,34 @@ KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
   if (!last_block(c)) return;
   const u32 found = load(&c->total);
   const bool enough = all && found <= a.to.room;
-  for (; enough && bits > 0;) { // the rank-th largest of the candidates
+  const auto each = [&] METHOD (auto f) { // of the candidates
+    for (u32 from = thread(); from < found; from += ahead * block_threads) {
+      u64 one[ahead];
+#pragma unroll
+      for (u32 j = 0; j < ahead; j++)
+        if (from + j * block_threads < found) one[j] = load(&a.to.candidates[from + j * block_threads]);
+#pragma unroll
+      for (u32 j = 0; j < ahead; j++)
+        if (from + j * block_threads < found) f((u32)one[j], (u32)(one[j] >> 32));
+    }
+  };
+  while (enough && bits > 0) { // the rank-th largest
     const u32 shift = bits > digit_bits ? bits - digit_bits : 0;
     barrier();
-    for (u32 i = thread(); i < histogram_bins; i += block_threads) histogram[i] = 0;
+    for (u32 i = thread() * 4; i < histogram_bins; i += block_threads * 4) store_near(&histogram[i], words<4>{});
     barrier();
-    for (u32 i = thread(); i < found; i += block_threads) {
-      const u32 offset = (u32)load(&a.to.candidates[i]) - lo;
+    each([&] METHOD (u32 key, u32) {
+      const u32 offset = key - lo;
       if (offset >> bits == 0) add_to(&histogram[offset >> shift], 1);
-    }
+    });
     barrier();
     const place p = find<histogram_bins, true>(histogram, rank, totals);
     lo += p.bin << shift, bits = shift, rank -= p.before;
   }
   if (enough)
-    for (u32 i = thread(); i < found; i += block_threads) {
-      const u64 one = load(&a.to.candidates[i]);
-      if ((u32)one >= lo) add_to((u32)one > lo ? &a.to.above[one >> 32] : &a.to.equal[one >> 32], 1);
-    }
+    each([&] METHOD (u32 key, u32 segment) {
+      if (key >= lo) add_to(key > lo ? &a.to.above[segment] : &a.to.equal[segment], 1);
+    });
   if (thread() == 0) c->last = last{enough, lo, rank};
   clear(c->superset, superset_bins);
   reset(c);
@@ -516,11 +549,17 @@ DEVICE void restore(const cut_args &a, const segment &g) {
 DEVICE void write_segment(const cut_args &a, const source &s, const last &l, u32 number, u32 na, u32 ne, u32 key) {
   const segment g(a.from, number);
   if (g.found == g.held) {
+    i32 next_index = 0;
+    float next_value = 0;
+    const auto load = [&] METHOD (u32 i) {
+      if (i < g.held) next_index = g.idx[i], next_value = g.val[i];
+    };
+    load(lane());
     for (u32 from = 0; from < g.held; from += warp_size) {
-      const u32 i = from + lane();
-      const bool inside = i < g.held;
-      const i32 index = inside ? g.idx[i] : 0;
-      const float value = inside ? g.val[i] : 0;
+      const bool inside = from + lane() < g.held;
+      const i32 index = next_index;
+      const float value = next_value;
+      load(from + warp_size + lane());
       const u32 mine_key = key_of(value), lower = (1u << lane()) - 1;
       const bool is_above = inside && mine_key > l.key, is_equal = inside && mine_key == l.key;
       const u32 aboves = ballot(is_above), equals = ballot(is_equal);
@@ -592,21 +631,22 @@ DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores) {
   const u32 number = block() * block_warps + warp();
   const bool inside = block() < a.from.blocks, first = block() == 0 && thread() == 0;
   if (l.mode == mode_top && sift.enough) {
-    const sums above(a.sifted.above, a.from.blocks), equal(a.sifted.equal, a.from.blocks);
-    if (inside) write_segment(a, s, sift, number, above.before, equal.before, l.key);
-    if (first) report(a, above.all + sift.rank, sift.key);
+    const tally t(a.from, a.sifted.above, a.sifted.equal);
+    if (inside) write_segment(a, s, sift, number, t.before[0], t.before[1], l.key);
+    if (first) report(a, t.all[0] + sift.rank, sift.key);
     return true;
   }
-  const sums found(a.from.count, a.from.blocks);
-  if (l.mode == mode_list || (l.mode == mode_near && a.min <= found.all && found.all <= a.dst.n)) {
+  const tally t(a.from, a.from.count);
+  const u32 found = t.all[0];
+  if (l.mode == mode_list || (l.mode == mode_near && a.min <= found && found <= a.dst.n)) {
     // Keys that reach l.key are above the one before it. All keys reach 0: then they are equal to it, or above.
-    const last all = l.key ? last{1, l.key - 1, 0} : last{1, 0, found.all};
-    if (inside) write_segment(a, s, all, number, found.before, 0, l.key);
-    if (first && l.mode == mode_near) accept(a, l.threshold, found.all);
-    if (first && l.mode == mode_list && a.dst.length) *(i32 *)a.dst.length = (i32)found.all;
+    const last all = l.key ? last{1, l.key - 1, 0} : last{1, 0, found};
+    if (inside) write_segment(a, s, all, number, t.before[0], 0, l.key);
+    if (first && l.mode == mode_near) accept(a, l.threshold, found);
+    if (first && l.mode == mode_list && a.dst.length) *(i32 *)a.dst.length = (i32)found;
     return true;
   }
-  restores = a.take && found.all > 0;
+  restores = a.take && found > 0;
   return false;
 }
 

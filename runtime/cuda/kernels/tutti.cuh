@@ -153,17 +153,20 @@ DEVICE u32 warp() { return thread() / warp_size; }
 
 DEVICE u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }
 DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
-// narrow_into narrows a finite number that is too large to the largest, and adds
-// the rest to *rest, unless rest is 0.
+// Whether a number is finite and beyond the largest of T.
+template <typename T> DEVICE constexpr float largest() { return __is_same(T, f16) ? 65504.0f : 0x1.fep127f; }
+template <typename T> DEVICE bool too_large(float x) {
+  if (__is_same(T, float)) return false;
+  const u32 first = bits_of(largest<T>()) + 1;
+  return (bits_of(x) & ~(1u << 31)) - first < 0x7f800000 - first;
+}
+// narrow_into narrows x, or the largest number with its sign if x is too large, and
+// adds the rest to *rest, unless rest is 0.
 template <typename T> DEVICE void narrow_into(T &to, float x, float *rest) {
-  if constexpr (!__is_same(T, float)) {
-    const float largest = __is_same(T, f16) ? 65504.0f : 0x1.fep127f;
-    const u32 beyond = (bits_of(x) & ~(1u << 31)) - bits_of(largest) - 1; // from the next number on
-    if (beyond < 0x7f800000 - bits_of(largest) - 1 && rest) {
-      const float most = x < 0 ? -largest : largest;
-      *rest += x - most;
-      x = most;
-    }
+  if (too_large<T>(x) && rest) {
+    const float most = x < 0 ? -largest<T>() : largest<T>();
+    *rest += x - most;
+    x = most;
   }
   narrow(to, x);
 }
