@@ -92,8 +92,7 @@ func onBoth(t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, b
 func TestStandInARankThatFails(t *testing.T) {
 	s, gpus := openStandIn(t)
 	for _, function := range []string{
-		"cuModuleLoadData", "cuMemCreate", "cuMemSetAccess", "cuMemHostAlloc", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
-		"cuLaunchKernel", "cuMemsetD8Async", "cuEventCreate", "cuEventRecord", "cuEventElapsedTime",
+		"cuMemCreate", "cuMemHostAlloc", "cuMemImportFromShareableHandle", "cuLaunchKernel", "cuEventCreate", "cuEventElapsedTime",
 	} {
 		t.Run(function, func(t *testing.T) {
 			var began time.Time
