@@ -27,7 +27,7 @@ func TestGPUSection(t *testing.T) {
 		device(1, []bool{yes, no, no}, []bool{yes, no, no}),
 		device(2, []bool{yes, no, no}, []bool{no, no, no}),
 	}}
-	g.NoPeerMemory = g.PeerMemory().Error()
+	g.NoPeerMemory = "GPU 1 does not reach the memory of GPU 2"
 	var out bytes.Buffer
 	printGPUs(&out, g, backend.CUBLAS{Version: "13.0.2", Library: "libcublas.so.13"})
 	var rows [][]string
