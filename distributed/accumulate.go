@@ -9,8 +9,9 @@ import (
 
 // sum is what was accumulated of a gradient.
 type sum struct {
-	of  *runtime.Tensor // F32; nil: never
-	any bool            // since the last step
+	of     *runtime.Tensor // F32; nil: never
+	any    bool            // since the last step
+	folded bool            // in this step, into what is reduced
 }
 
 // Accumulate adds t, a gradient of parameter i, to what the next [GradientSync.Ready]
@@ -22,6 +23,9 @@ type sum struct {
 // [comm.ErrUnsupported] otherwise), and rounded once. It is a sum: who wants the
 // mean over n passes divides the loss by n. A program that accumulates in its
 // gradients does not need it, and calls Ready after the last pass only.
+//
+// Where a step is undone, the sum is in the gradient that was ready, and if none
+// was, it waits for the next one.
 func (g *GradientSync) Accumulate(i int, t *runtime.Tensor) error {
 	const op = "gradient accumulate"
 	if err := g.usable(op); err != nil {
@@ -70,10 +74,18 @@ func (g *GradientSync) fold(i int, t *runtime.Tensor) error {
 	if err := g.addTo(s, t); err != nil {
 		return err
 	}
-	s.any = false
+	s.any, s.folded = false, true
 	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
 		return k.Store(grad, t.DType(), x, t.Len(), 1, 0)
 	})
+}
+
+// unfold keeps the sums of gradients that were left out of a step that is undone.
+func (g *GradientSync) unfold() {
+	for i := range g.sums {
+		s := &g.sums[i]
+		s.any = s.any || s.folded && g.given[i] == g.spares[i]
+	}
 }
 
 // onSum calls a kernel with the addresses of a sum and a gradient, if they have

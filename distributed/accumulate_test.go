@@ -65,6 +65,37 @@ func TestAccumulate(t *testing.T) {
 	})
 }
 
+// TestAccumulateUndone: a step that fails on all ranks loses no sum, whether the last
+// pass left the gradient out or not.
+func TestAccumulateUndone(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := gradients(t, rt, 2)
+		f := newFaulty(c)
+		g, err := distributed.NewGradientSync(ctx, rt, f, all, distributed.GradientConfig{Config: distributed.Config{ClipNorm: 1e9}})
+		require.NoError(t, err)
+		for step := range 2 {
+			for i, x := range all {
+				require.NoError(t, x.Fill(float64(1+c.Rank())))
+				require.NoError(t, g.Accumulate(i, x))
+			}
+			if step == 1 {
+				f.calls, f.at = 0, 0
+				assert.ErrorIs(t, g.ReduceAll(ctx, []*runtime.Tensor{all[0], nil}), errFault)
+				f.at = -1
+			}
+			require.NoError(t, g.ReduceAll(ctx, []*runtime.Tensor{all[0], nil}))
+			for i, want := range []float32{3, 1.5} {
+				values, err := cpu.Slice[float32](g.Result(i))
+				require.NoError(t, err)
+				assert.Equal(t, want, values[99], "step %d, gradient %d", step, i)
+			}
+		}
+		require.NoError(t, g.Close())
+		free(t, all)
+		return nil
+	})
+}
+
 // TestAccumulateMisuse: types that are not accumulated, and wrong tensors.
 func TestAccumulateMisuse(t *testing.T) {
 	world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

@@ -439,6 +439,9 @@ func (g *GradientSync) reset() {
 	}
 	g.next, g.fault, g.factor = 0, nil, 0
 	g.begun = false
+	for i := range g.sums {
+		g.sums[i].folded = false
+	}
 	g.launch = 0
 	g.before = g.meter.Totals()
 }
@@ -750,6 +753,7 @@ func (g *GradientSync) undo() error {
 			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, b.sparse.err)
 		}
 	}
+	g.unfold()
 	g.reset()
 	if g.err != nil {
 		return g.err
