@@ -176,7 +176,8 @@ func (e *endpoint) helpMessage() bool {
 // will: what runs is finished, nothing else is started.
 func (e *endpoint) quiesce() {
 	w := e.world
-	e.mu.Lock() // who finishes a small collective for this rank holds it
+	e.mu.Lock()
+	//lint:ignore SA2001 who finishes a small collective for this rank holds it
 	e.mu.Unlock()
 	for {
 		running := w.slot(w.front.completed.Load()).missing.Load() == 0
