@@ -188,7 +188,8 @@ func TestWarmupStepsAreDense(t *testing.T) {
 	cfg.WarmupSteps = 5
 	curve := trainLocal(t, 2, cfg)["topkA"].Curve
 	n := float64(parameterCount(cfg.Hidden))
-	assert.InDelta(t, 5*4*n, curve[4].SentBytes, 1e-6, "2n(P-1)/P elements in each of 5 steps")
+	const agreement = 8 // bytes, by which the ranks compare what they reduce
+	assert.InDelta(t, 5*4*n+agreement, curve[4].SentBytes, 1e-6, "2n(P-1)/P elements in each of 5 steps")
 	assert.Less(t, curve[5].SentBytes-curve[4].SentBytes, 0.1*4*n)
 }
 
