@@ -75,7 +75,7 @@ func pingPong(calls int) {
 	var pong sync.WaitGroup
 	await := func(line *atomic.Int64, count int64) {
 		for looks := 1; line.Load() < count; looks++ {
-			if looks%(1<<16) == 0 {
+			if looks%(1<<12) == 0 {
 				runtime.Gosched() // the other one may have no processor
 			}
 		}
