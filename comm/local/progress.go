@@ -177,7 +177,7 @@ func (e *endpoint) helpMessage() bool {
 func (e *endpoint) quiesce() {
 	w := e.world
 	e.mu.Lock()
-	//lint:ignore SA2001 who finishes a small collective for this rank holds it
+	//lint:ignore SA2001 Who finishes a small collective for this rank holds it.
 	e.mu.Unlock()
 	for {
 		running := w.slot(w.front.completed.Load()).missing.Load() == 0
