@@ -72,9 +72,11 @@ func (d *driver) finish(seq uint64, s *slot) {
 
 // pump starts what it can of an endpoint's backlog.
 func (d *driver) pump(e *endpoint) {
-	for d.world.failure.Load() == nil {
+	for {
 		e.mu.Lock()
-		if !e.advanceable() {
+		// Once a rank knows that the world broke, and has had this lock, nobody else
+		// touches its buffers.
+		if d.world.failure.Load() != nil || !e.advanceable() {
 			e.mu.Unlock()
 			return
 		}
@@ -177,7 +179,7 @@ func (e *endpoint) helpMessage() bool {
 func (e *endpoint) quiesce() {
 	w := e.world
 	e.mu.Lock()
-	//lint:ignore SA2001 Who finishes a small collective for this rank holds it.
+	//lint:ignore SA2001 Who moves data for this rank's small collectives holds it.
 	e.mu.Unlock()
 	for {
 		running := w.slot(w.front.completed.Load()).missing.Load() == 0
