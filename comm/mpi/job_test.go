@@ -148,6 +148,16 @@ func TestWithoutLauncher(t *testing.T) {
 	})
 }
 
+func TestWildCollectives(t *testing.T) {
+	if isChild() {
+		t.Skip("this is a process of an MPI job")
+	}
+	t.Setenv(mpi.CollectivesVariable, "natve")
+	_, err := mpi.Init()
+	require.ErrorIs(t, err, comm.ErrArgument)
+	assert.ErrorContains(t, err, `TUTTI_MPI_COLLECTIVES is "natve", want native or nothing`)
+}
+
 func TestMissingLibrary(t *testing.T) {
 	if isChild() {
 		t.Skip("this is a process of an MPI job")

@@ -93,8 +93,11 @@ func (l *library) info() Info {
 }
 
 // CollectivesVariable is the environment variable that chooses the
-// collectives: "native" does what [WithNativeCollectives] does.
+// collectives: "native" does what [WithNativeCollectives] does. Any other value is an
+// error of Init.
 const CollectivesVariable = "TUTTI_MPI_COLLECTIVES"
+
+const nativeCollectives = "native"
 
 // Option changes how [Init] works.
 type Option func(*state)
@@ -214,11 +217,15 @@ func (t mainThread) do(ctx context.Context, f func()) bool {
 
 // start initializes MPI and makes the world communicator.
 func start(opts []Option) (*state, error) {
+	collectives := os.Getenv(CollectivesVariable)
+	if collectives != "" && collectives != nativeCollectives {
+		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, CollectivesVariable, collectives, nativeCollectives)
+	}
 	lib, err := openLibrary()
 	if err != nil {
 		return nil, err
 	}
-	s := &state{lib: lib, native: os.Getenv(CollectivesVariable) == "native", thread: newMainThread()}
+	s := &state{lib: lib, native: collectives == nativeCollectives, thread: newMainThread()}
 	for _, opt := range opts {
 		opt(s)
 	}
