@@ -29,6 +29,7 @@ var faultCases = []testCase{
 		_, err := c.Split(ctx, 0, 0)
 		return err
 	}), needs: faults, minRanks: 2},
+	{name: "fault: an ended context breaks nothing when nothing is left", body: endedContext},
 	{name: "fault: a rank leaves", body: peerLeaves, needs: faults, minRanks: 2},
 	{name: "fault: a rank leaves while others wait", body: peerLeavesMeanwhile, needs: faults, minRanks: 2},
 	{name: "fault: ranks disagree", body: disagreements, needs: detection, minRanks: 2},
@@ -131,6 +132,19 @@ func interrupted(call func(ctx context.Context, c comm.Communicator, a operands)
 		}
 		p.exercise(p.c)
 	}
+}
+
+// endedContext waits with a context that has ended when everything is done.
+func endedContext(p *probe) {
+	ctx, cancel := context.WithCancel(p.ctx)
+	cancel()
+	c := p.split(0, p.rank)
+	p.must(c.Sync(ctx))
+	a := p.operands(p.sumType(), 5)
+	p.must(allReduceAndSync(p.ctx, c, a))
+	p.must(c.Sync(ctx))
+	p.must(c.Barrier(p.ctx))
+	p.must(c.Close())
 }
 
 // wantOneOf checks that err is an OpError that wraps one of the given errors.

@@ -2,6 +2,7 @@ package noop
 
 import (
 	"context"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 )
@@ -43,10 +44,18 @@ func (c *communicator) finish(ctx context.Context) error {
 	}
 	err := c.rt.Synchronize(ctx)
 	if err != nil && ctx.Err() != nil {
-		return c.interrupt(ctx)
+		// A runtime refuses a context that has ended also when nothing is pending.
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+		defer cancel()
+		if err = c.rt.Synchronize(last); err != nil && last.Err() != nil {
+			return c.interrupt(ctx)
+		}
 	}
 	return err
 }
+
+// lastLook is how long a wait whose context has ended looks for copies under way.
+const lastLook = time.Millisecond
 
 // interrupt breaks the communicator because ctx is done.
 func (c *communicator) interrupt(ctx context.Context) error {
