@@ -99,9 +99,11 @@ type GradientStats struct {
 // compute are ordered by events and the host never waits) or makes progress by
 // itself. With streams its gradients are put together, in symmetric memory if
 // there is such ([comm.Allocate]); otherwise all but the small ones are reduced
-// where they are, as one group. A sparse bucket is reduced in Ready: where the host
-// waits ([NeedsHost], or without streams) it is done when Ready returns, otherwise the
-// compute stream waits for it.
+// where they are, as one group. What is to be sent of a sparse bucket is picked in
+// Ready. Without streams it travels while the backward pass goes on, and while the
+// next bucket is picked from, on a goroutine of the GradientSync (with Config.NoUndo
+// in Ready); with streams in Ready, where the host waits ([NeedsHost]), or when the
+// compute stream is there.
 //
 // Where a bucket is sparse, gradients are clipped or overflows are looked for, a
 // step is a transaction of all buckets, unless Config.NoUndo is set: results are
@@ -136,9 +138,10 @@ type GradientSync struct {
 	results []*runtime.Tensor // what was given in the last complete step
 	spares  []*runtime.Tensor // in the place of what was left out; nil: never yet
 	buckets []*bucket
-	joint   *joint // nil: all buckets are plain allreduces
-	next    int    // first bucket that is not launched
-	steps   int    // complete steps
+	joint   *joint  // nil: all buckets are plain allreduces
+	behind  *behind // nil: what buckets exchange is exchanged when they are complete
+	next    int     // first bucket that is not launched
+	steps   int     // complete steps
 	begun   bool
 	fault   error           // of this step, which Wait undoes
 	factor  uintptr         // what clips the gradients of this step
@@ -231,6 +234,9 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 	}
 	if g.err != nil {
 		return nil, opError(op, errors.Join(g.err, g.Close()))
+	}
+	if g.joint != nil && !g.joint.cfg.NoUndo && g.order.streams == nil {
+		g.behind = newBehind(len(g.buckets))
 	}
 	g.reset()
 	return g, nil
@@ -567,6 +573,9 @@ func (g *GradientSync) accept(ctx context.Context, i int, t *runtime.Tensor) {
 
 // launchComplete reduces the buckets whose turn it is and which are complete.
 func (g *GradientSync) launchComplete(ctx context.Context) {
+	if g.behind != nil && g.fault == nil {
+		g.fault = g.behind.look()
+	}
 	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil && g.fault == nil {
 		b := g.buckets[g.next]
 		g.next++
@@ -595,8 +604,17 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	if err := g.joint.agreeOn(ctx, g); err != nil {
 		return err
 	}
-	b.sparse.start(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
-	return b.sparse.err
+	s := b.sparse
+	s.pick(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
+	if g.behind != nil && s.err == nil {
+		g.behind.add(ctx, s)
+		if s.stats.Dense && b.shares() { // the next bucket would overwrite what it reads
+			return g.behind.wait(ctx, g.meter)
+		}
+		return nil
+	}
+	s.combine(ctx)
+	return s.err
 }
 
 // start submits the reduction of a plain bucket.
@@ -716,6 +734,11 @@ func (g *GradientSync) conclude(ctx context.Context) {
 		g.factor = j.clip(ctx, g.given)
 		g.fail(j.failure())
 		g.launchComplete(ctx)
+	}
+	if g.behind != nil {
+		if err := g.behind.wait(ctx, g.meter); g.fault == nil {
+			g.fault = err
+		}
 	}
 	if g.fault != nil || g.err != nil {
 		return
@@ -839,12 +862,16 @@ func (g *GradientSync) BucketStats(ctx context.Context, bucket int) (StepStats, 
 // communicator then, and after it the GradientSync again, before the gradients
 // are freed: they may be buckets themselves.
 func (g *GradientSync) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+	defer cancel()
+	if g.behind != nil && !g.closed {
+		_ = g.behind.wait(ctx, g.meter) // what it leaves behind, settle finds
+		g.behind.close()
+	}
 	g.closed = true
 	settled := g.order.settle()
 	errs := []error{settled}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
-	ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
-	defer cancel()
 	own := append(slices.Clone(g.spares), g.active)
 	for _, s := range g.sums {
 		own = append(own, s.of)

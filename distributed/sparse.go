@@ -42,6 +42,7 @@ type Sparse struct {
 	counted bool            // stats has what is on the device, too
 	open    bool            // the device knows whether it was skipped
 	picks   runtime.Entries // unless it was dense
+	whole   comm.Call       // if it was
 	result  result
 }
 
@@ -258,6 +259,14 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 // gradient and residual before the step as they are. Then come complete and finish,
 // or abandon.
 func (s *Sparse) start(ctx context.Context, g gradient) {
+	s.pick(ctx, g)
+	s.combine(ctx)
+}
+
+// pick does the first half of start: it takes the gradient, which nobody reads
+// afterwards unless the step is dense, and picks what is to be sent. It communicates
+// only before the first step, and to clip by the norm of all ranks.
+func (s *Sparse) pick(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
 	s.last = s.stats
 	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
@@ -282,14 +291,40 @@ func (s *Sparse) start(ctx context.Context, g gradient) {
 	}
 	s.stats.Choice = s.choice
 	if dense || s.cfg.Pattern == Dense {
-		s.reduceDense(ctx, g)
+		s.takeWhole(ctx, g)
 	} else {
-		s.reduceSparse(ctx, g, density)
+		s.takeSome(ctx, g, density)
 	}
-	after := s.meter.Totals()
-	s.stats.SentElements = after.SentElements - sent.SentElements
-	s.stats.SentBytes = after.SentBytes - sent.SentBytes
-	s.stats.ExchangeTime = time.Since(started) - s.stats.SelectTime
+	s.stats.SelectTime = time.Since(started)
+	s.addSent(sent)
+}
+
+// combine does the second half: it makes the result of what all ranks picked.
+func (s *Sparse) combine(ctx context.Context) {
+	if s.err != nil {
+		return
+	}
+	started, sent := time.Now(), s.meter.Totals()
+	switch {
+	case s.stats.Dense:
+		s.communicate(ctx, s.whole)
+		if s.judges() {
+			s.fill(s.flags, s.size)
+			s.countArray(s.whole.Recv, s.whole.DType)
+		}
+		s.result = result{dense: s.whole.Recv}
+	case s.stats.K > 0:
+		s.result = s.exchange.run(ctx, s.picks)
+	}
+	s.stats.ExchangeTime = time.Since(started)
+	s.addSent(sent)
+}
+
+// addSent counts what was sent since then for the step.
+func (s *Sparse) addSent(then comm.Traffic) {
+	now := s.meter.Totals()
+	s.stats.SentElements += now.SentElements - then.SentElements
+	s.stats.SentBytes += now.SentBytes - then.SentBytes
 }
 
 // Stage is a part of a sparse step.
@@ -504,11 +539,10 @@ func checkGradientType(dt dtype.DType) error {
 	return fmt.Errorf("%w: gradient is %v, want f32, f16 or bf16", comm.ErrUnsupported, dt)
 }
 
-// reduceDense averages the gradient itself. Residuals are not touched: dense
-// steps come before sparse ones, so there is nothing in them yet. A result that
-// may have to be undone is made beside the gradient.
-func (s *Sparse) reduceDense(ctx context.Context, g gradient) {
-	started := time.Now()
+// takeWhole prepares to average the gradient itself. Residuals are not touched:
+// dense steps come before sparse ones, so there is nothing in them yet. A result
+// that may have to be undone is made beside the gradient.
+func (s *Sparse) takeWhole(ctx context.Context, g gradient) {
 	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
 	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
 	s.target = g
@@ -536,17 +570,11 @@ func (s *Sparse) reduceDense(ctx context.Context, g gradient) {
 			s.check(s.kernels.Scale(send, g.dt, s.n, g.factor))
 		}
 	}
-	s.stats.SelectTime = time.Since(started)
-	s.communicate(ctx, comm.AllReduceCall(send, sum, s.n, g.dt, comm.Avg))
-	if s.judges() {
-		s.fill(s.flags, s.size)
-		s.countArray(sum, g.dt)
-	}
-	s.result = result{dense: sum}
+	s.whole = comm.AllReduceCall(send, sum, s.n, g.dt, comm.Avg)
 }
 
-func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) {
-	started := time.Now()
+// takeSome adds the gradient to the residual and picks from it.
+func (s *Sparse) takeSome(ctx context.Context, g gradient, density float64) {
 	k := count(density, s.n)
 	s.plan(ctx, k)
 	s.stats.K = k
@@ -564,14 +592,11 @@ func (s *Sparse) reduceSparse(ctx context.Context, g gradient, density float64) 
 	if k == 0 {
 		s.accumulate(g)
 		s.judgeAlone()
-		s.stats.SelectTime = time.Since(started)
 		return
 	}
 	s.stats.Pattern = s.name
 	s.picks = s.selector.pick(g, k, s.exchange.placePicks(ctx, s.selector.capacity(k)))
-	s.stats.SelectTime = time.Since(started)
 	s.passed(Selected)
-	s.result = s.exchange.run(ctx, s.picks)
 }
 
 // complete has the compute stream wait for the exchange of a step that was started,

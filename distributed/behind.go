@@ -1,0 +1,95 @@
+package distributed
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// behind makes the exchanges of a [GradientSync]'s buckets on a goroutine of its own,
+// one after the other in the order in which they were given, so that all ranks make
+// the same ones in the same order. Meanwhile the caller goes on with its backward
+// pass and picks from the next bucket. It is for where the host does the work; a
+// device with streams works behind the host's back by itself.
+type behind struct {
+	given chan exchangeOf
+	done  chan *Sparse
+	open  int // given and not known to be done
+	// failed: no other exchange is made, as the peers may be in the middle of one.
+	failed atomic.Bool
+}
+
+// exchangeOf is an exchange to make.
+type exchangeOf struct {
+	ctx context.Context
+	s   *Sparse
+}
+
+// newBehind is for so many exchanges at a time.
+func newBehind(most int) *behind {
+	b := &behind{given: make(chan exchangeOf, most), done: make(chan *Sparse, most)}
+	go func() {
+		for x := range b.given {
+			if !b.failed.Load() {
+				x.s.combine(x.ctx)
+				b.failed.Store(x.s.err != nil)
+			}
+			b.done <- x.s
+		}
+		close(b.done)
+	}()
+	return b
+}
+
+// add gives an exchange, of a step whose first half is done.
+func (b *behind) add(ctx context.Context, s *Sparse) {
+	b.open++
+	b.given <- exchangeOf{ctx, s}
+}
+
+// look returns the error of an exchange that is done, without waiting.
+func (b *behind) look() error {
+	for b.open > 0 {
+		select {
+		case s := <-b.done:
+			b.open--
+			if s.err != nil {
+				return s.err
+			}
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// breakEvery is how often wait tries to end a communicator's work.
+const breakEvery = 10 * time.Millisecond
+
+// wait waits until all exchanges are done and returns the first error. When ctx
+// ends before, it ends what c has submitted, and with it the exchanges.
+func (b *behind) wait(ctx context.Context, c comm.Communicator) error {
+	var first error
+	over, again := ctx.Done(), (<-chan time.Time)(nil)
+	for b.open > 0 {
+		select {
+		case s := <-b.done:
+			b.open--
+			if first == nil {
+				first = s.err
+			}
+			continue
+		case <-over:
+		case <-again:
+		}
+		over, again = nil, time.After(breakEvery)
+		_ = c.Sync(ctx) // the exchange says why it ended
+	}
+	b.failed.Store(false)
+	return first
+}
+
+// close ends the goroutine, when all exchanges are done.
+func (b *behind) close() { close(b.given) }

@@ -1,0 +1,171 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// gated holds up allgathers, when it is shut, until its gate is open.
+type gated struct {
+	comm.Methods
+	comm.Wrapped
+	shut atomic.Bool
+}
+
+func gate(c comm.Communicator, open <-chan struct{}) *gated {
+	g := &gated{Wrapped: comm.Wrap(c)}
+	pass := func(op comm.Op) {
+		if op == comm.OpAllGather && g.shut.Load() {
+			<-open
+		}
+	}
+	g.Methods = comm.Methods{
+		Do:       func(call comm.Call) error { pass(call.Op); return call.Make(c) },
+		Together: func(calls []comm.Call) error { pass(calls[0].Op); return c.Group(calls...) },
+	}
+	return g
+}
+
+// twoBuckets makes a GradientSync of two buckets.
+func twoBuckets(ctx context.Context, rt runtime.Runtime, c comm.Communicator) (*distributed.GradientSync, []*runtime.Tensor, error) {
+	var params []*runtime.Tensor
+	for i := range 2 {
+		t, err := runtime.FromSlice(rt, normal(3000, c.Rank(), i), 3000, 1)
+		if err != nil {
+			return nil, nil, err
+		}
+		params = append(params, t)
+	}
+	g, err := distributed.NewGradientSync(ctx, rt, c, params, distributed.GradientConfig{
+		BucketBytes: 4, Config: distributed.Config{Pattern: "topkA", Density: 0.1},
+	})
+	return g, params, err
+}
+
+// While a bucket is exchanged, the caller's backward pass goes on.
+func TestBucketsTravelBehindTheCaller(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		open := make(chan struct{})
+		gated := gate(c, open)
+		g, params, err := twoBuckets(ctx, rt, gated)
+		if err != nil {
+			return err
+		}
+		h, plain, err := twoBuckets(ctx, rt, c) // the same, held up by nothing
+		if err != nil {
+			return err
+		}
+		// The first step also compares what the ranks reduce.
+		if err := errors.Join(g.ReduceAll(ctx, params), h.ReduceAll(ctx, plain)); err != nil {
+			return err
+		}
+		before := bits(params[1])
+		gated.shut.Store(true)
+		// Both return, though neither bucket can have been exchanged.
+		if err := errors.Join(g.Ready(ctx, 1, params[1]), g.Ready(ctx, 0, params[0])); err != nil {
+			return err
+		}
+		assert.Equal(t, before, bits(params[1]), "nothing is written before Wait")
+		close(open)
+		if err := errors.Join(g.Wait(ctx), h.ReduceAll(ctx, plain)); err != nil {
+			return err
+		}
+		for i := range params {
+			assert.Equal(t, bits(plain[i]), bits(params[i]))
+		}
+		return errors.Join(g.Close(), h.Close(), params[0].Free(), params[1].Free(), plain[0].Free(), plain[1].Free())
+	}))
+}
+
+// The context of Wait ends exchanges that a peer never joins, and the step is as if
+// it had not been.
+func TestWaitEndsExchanges(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	over := make(chan struct{})
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		g, params, err := twoBuckets(ctx, rt, c)
+		if err != nil {
+			return err
+		}
+		if err := g.ReduceAll(ctx, params); err != nil {
+			return err
+		}
+		if c.Rank() == 1 { // makes no second step
+			<-over
+			return errors.Join(g.Close(), params[0].Free(), params[1].Free())
+		}
+		defer close(over)
+		before := bits(params[1])
+		if err := errors.Join(g.Ready(ctx, 1, params[1]), g.Ready(ctx, 0, params[0])); err != nil {
+			return err
+		}
+		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		assert.ErrorIs(t, g.Wait(short), comm.ErrTimeout)
+		assert.Equal(t, before, bits(params[1]))
+		assert.NoError(t, c.Close())
+		return errors.Join(g.Close(), params[0].Free(), params[1].Free())
+	}))
+}
+
+// Dense steps of a schedule read gradients that several buckets put together in one
+// memory, until they have been exchanged.
+func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
+	const ranks, n, count = 2, 1000, 8
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		var params []*runtime.Tensor
+		for range count {
+			p, err := runtime.New(rt, dtype.F32, n, 1)
+			if err != nil {
+				return err
+			}
+			defer p.Free()
+			params = append(params, p)
+		}
+		slow := pace(c, func(comm.Call) time.Duration { return time.Millisecond })
+		g, err := distributed.NewGradientSync(ctx, rt, slow, params, distributed.GradientConfig{
+			BucketBytes: 2 * 4 * n, // two gradients each
+			Config:      distributed.Config{Pattern: "topkA", Density: 0.1, Schedule: distributed.Schedule{WarmupSteps: 2}},
+		})
+		if err != nil {
+			return err
+		}
+		defer g.Close()
+		for step := range 2 {
+			for i, p := range params {
+				if err := p.Fill(float64(100*step + 10*i + c.Rank())); err != nil {
+					return err
+				}
+			}
+			if err := g.ReduceAll(ctx, params); err != nil {
+				return err
+			}
+			for i, p := range params {
+				got, err := runtime.ToSlice[float32](p)
+				if err != nil {
+					return err
+				}
+				assert.Equal(t, float32(100*step+10*i)+0.5, got[n-1], "step %d, gradient %d", step, i)
+			}
+		}
+		return nil
+	}))
+}
