@@ -59,6 +59,11 @@ for rate in "${rates[@]}"; do
 	done
 done >"$out/levels.json"
 
+# Eight buckets of 4 MiB behind a backward pass.
+for rate in "${rates[@]}"; do
+	on "$rate" 4 bench buckets --pattern all,auto --json | jq -c --arg rate "$rate" '{rate: $rate} + .'
+done >"$out/buckets.json"
+
 # Every element of every result was compared with its reference.
 ! grep -hv '"wrong":0[,}]' "$out"/{size,ranks,density,local,levels}.json
 
@@ -106,3 +111,5 @@ rates=("${links[@]}")
 printf 'Two hosts of two ranks, 4 MiB, 1 %%: elements that a rank sends and milliseconds of a step, flat → with levels (elements between hosts):\n\n'
 table pattern pattern '(map(select(.levels == "0"))[0]) as $f | (map(select(.levels == "2"))[0]) as $l
 	| "\($f.sent_elements_per_rank | round) → \($l.sent_elements_per_rank | round), \($f.time_us | ms) → \($l.time_us | ms)"' "$out/levels.json"
+printf 'Eight buckets of 4 MiB and a backward pass of 10 ms each, 4 ranks, 1 %%, milliseconds of a step: reduced after it → behind it, and what is hidden:\n\n'
+table pattern pattern '.[0] | "\(.after_us | ms) → \(.behind_us | ms), \(.hidden * 100 | round) %"' "$out/buckets.json"

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -314,4 +315,30 @@ func TestNumbers(t *testing.T) {
 	assert.InDelta(t, 0.0012346, significant(0.00123456), 1e-12)
 	assert.InDelta(t, 98765, significant(98765.4321), 1e-9)
 	assert.Zero(t, significant(0))
+}
+
+func TestBuckets(t *testing.T) {
+	cfg := BucketsConfig{Backend: "local", Patterns: []string{distributed.Dense, distributed.Oktopk, distributed.Auto}, Density: 0.02,
+		Buckets: 3, Bytes: 40_000, Backward: time.Millisecond, Rounds: 2}
+	var results []BucketsResult
+	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
+		return RunBuckets(ctx, r, cfg, func(b BucketsResult) { results = append(results, b) })
+	})
+	require.Len(t, results, 3)
+	for i, r := range results {
+		assert.Equal(t, cfg.Patterns[i], r.Pattern)
+		assert.Equal(t, 3000.0, r.Backward)
+		assert.GreaterOrEqual(t, r.After, r.Backward)
+		assert.GreaterOrEqual(t, r.Behind, r.Backward)
+		assert.Len(t, r.Chosen, []int{0, 0, 3}[i])
+	}
+	for want, change := range map[string]func(*BucketsConfig){
+		"density": func(c *BucketsConfig) { c.Density = 0 }, "buckets": func(c *BucketsConfig) { c.Buckets = 0 },
+		"size": func(c *BucketsConfig) { c.Bytes = 3 }, "backward": func(c *BucketsConfig) { c.Backward = -1 },
+		"rounds": func(c *BucketsConfig) { c.Rounds = 0 },
+	} {
+		bad := cfg
+		change(&bad)
+		assert.ErrorContains(t, bad.Validate(), want)
+	}
 }

@@ -38,7 +38,7 @@ does not have (a reduction of a type, graphs) is wrong usage, exit code 2.`,
 	for _, name := range bench.Collectives() {
 		cmd.AddCommand(newBenchCollective(name))
 	}
-	cmd.AddCommand(newBenchSparse(), newBenchOverlap(), newBenchCompare(), newBenchPeerMemory())
+	cmd.AddCommand(newBenchSparse(), newBenchBuckets(), newBenchOverlap(), newBenchCompare(), newBenchPeerMemory())
 	onlySubcommands(cmd, "collective")
 	return cmd
 }

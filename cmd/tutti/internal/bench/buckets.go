@@ -1,0 +1,196 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// BucketsConfig is what to measure of gradients that travel behind a backward pass:
+// one of float32 in each bucket of a [distributed.GradientSync].
+type BucketsConfig struct {
+	// Backend is the name that results carry.
+	Backend string
+	// Patterns of package distributed, each measured.
+	Patterns []string
+	// Density is the part of the entries that a rank picks, in (0, 1].
+	Density float64
+	// Buckets is their number, and Bytes the size of each.
+	Buckets, Bytes int
+	// Backward is what it takes to compute a bucket's gradients. That time is slept:
+	// the ranks of an emulated cluster share its processors.
+	Backward time.Duration
+	// Rounds are measured, of which the median counts.
+	Rounds int
+}
+
+// Validate names the first setting that cannot be used.
+func (c BucketsConfig) Validate() error {
+	switch {
+	case !(c.Density > 0 && c.Density <= 1):
+		return fmt.Errorf("density %v is not in (0, 1]", c.Density)
+	case c.Buckets < 1 || c.Buckets > 1<<16:
+		return fmt.Errorf("buckets %d is not in [1, %d]", c.Buckets, 1<<16)
+	case c.Bytes < dtype.F32.Size():
+		return fmt.Errorf("size %d is not %d bytes or more", c.Bytes, dtype.F32.Size())
+	case c.Backward < 0:
+		return fmt.Errorf("backward %v is not 0 or more", c.Backward)
+	}
+	return Repeats{Rounds: c.Rounds}.Validate()
+}
+
+// BucketsResult is one line of `tutti bench buckets --json`. Times are those of a
+// step on the slowest rank, in microseconds.
+type BucketsResult struct {
+	Pattern  string   `json:"pattern"`
+	Chosen   []string `json:"chosen,omitempty"` // by auto, of each bucket
+	Backend  string   `json:"backend"`
+	Ranks    int      `json:"ranks"`
+	Density  float64  `json:"density"`
+	Buckets  int      `json:"buckets"`
+	Bytes    int      `json:"bytes"`       // of a bucket
+	Backward float64  `json:"backward_us"` // of all buckets
+	// After has the buckets reduced when the backward pass is over, Behind while it
+	// goes on.
+	After  float64 `json:"after_us"`
+	Behind float64 `json:"behind_us"`
+	// Hidden is the part of the reduction's time that is not seen in Behind.
+	Hidden float64 `json:"hidden"`
+}
+
+// RunBuckets measures. It is collective: every rank calls it with the same
+// configuration. On rank 0, report is called for each result.
+func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report func(BucketsResult)) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	// The random numbers; of each bucket the gradient, the residual and that before.
+	if err := fits(r, cfg.Backend, (1+3*cfg.Buckets)*cfg.Bytes); err != nil {
+		return err
+	}
+	for _, pattern := range cfg.Patterns {
+		result, err := measureBuckets(ctx, r, cfg, pattern)
+		if err != nil {
+			return fmt.Errorf("pattern %s: %w", pattern, err)
+		}
+		if r.Comm.Rank() == 0 {
+			report(result)
+		}
+	}
+	return nil
+}
+
+// bucketsRun is one rank's state while a pattern is measured.
+type bucketsRun struct {
+	backend.Rank
+	cfg       BucketsConfig
+	random    []float32
+	gradients []*runtime.Tensor
+	sync      *distributed.GradientSync
+}
+
+func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, pattern string) (_ BucketsResult, err error) {
+	b := &bucketsRun{Rank: r, cfg: cfg, random: make([]float32, cfg.Bytes/dtype.F32.Size())}
+	defer func() { err = errors.Join(err, b.close()) }()
+	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(len(b.random))))
+	for i := range b.random {
+		b.random[i] = float32(rng.NormFloat64())
+	}
+	for range cfg.Buckets {
+		// Of two dimensions, as weights: vectors are reduced densely.
+		t, err := runtime.New(r.Runtime, dtype.F32, len(b.random), 1)
+		if err != nil {
+			return BucketsResult{}, err
+		}
+		b.gradients = append(b.gradients, t)
+	}
+	b.sync, err = distributed.NewGradientSync(ctx, r.Runtime, r.Comm, b.gradients, distributed.GradientConfig{
+		BucketBytes: 1, // so each gradient is a bucket
+		Config:      distributed.Config{Pattern: pattern, Density: cfg.Density},
+	})
+	if err != nil {
+		return BucketsResult{}, err
+	}
+	var after, behind []float64
+	for round := range cfg.Rounds + 2 { // two to warm up
+		for i, times := range []*[]float64{&after, &behind} {
+			seconds, err := b.step(ctx, i == 1)
+			if err != nil {
+				return BucketsResult{}, err
+			}
+			if round >= 2 {
+				*times = append(*times, seconds)
+			}
+		}
+	}
+	result := BucketsResult{
+		Pattern: pattern, Backend: cfg.Backend, Ranks: r.Comm.WorldSize(), Density: cfg.Density, Buckets: cfg.Buckets, Bytes: cfg.Bytes,
+		Backward: significant(float64(cfg.Backward.Microseconds()) * float64(cfg.Buckets)),
+		After:    significant(median.Of(after) * 1e6), Behind: significant(median.Of(behind) * 1e6),
+	}
+	result.Hidden = significant((result.After - result.Behind) / (result.After - result.Backward))
+	if pattern == distributed.Auto {
+		result.Chosen = b.sync.Patterns()
+	}
+	return result, nil
+}
+
+// step makes a step and returns its time on the slowest rank. behind: buckets are
+// reduced while the backward pass goes on.
+func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
+	for _, g := range b.gradients {
+		if err := runtime.CopyIn(g, b.random); err != nil {
+			return 0, err
+		}
+	}
+	if err := b.Comm.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	if !behind {
+		time.Sleep(b.cfg.Backward * time.Duration(b.cfg.Buckets))
+	}
+	for i := len(b.gradients) - 1; i >= 0; i-- {
+		if behind {
+			time.Sleep(b.cfg.Backward)
+		}
+		if err := b.sync.Ready(ctx, i, b.gradients[i]); err != nil {
+			return 0, err
+		}
+	}
+	if err := b.sync.Wait(ctx); err != nil {
+		return 0, err
+	}
+	if err := b.Comm.Sync(ctx); err != nil {
+		return 0, err
+	}
+	if err := b.Runtime.Synchronize(ctx); err != nil {
+		return 0, err
+	}
+	slowest, err := backend.Reduce(ctx, b.Rank, []float64{time.Since(start).Seconds()}, comm.Max)
+	if err != nil {
+		return 0, err
+	}
+	return slowest[0], nil
+}
+
+// close frees what measureBuckets made.
+func (b *bucketsRun) close() error {
+	var errs []error
+	if b.sync != nil {
+		errs = append(errs, b.sync.Close())
+	}
+	for _, g := range b.gradients {
+		errs = append(errs, g.Free())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/distributed"
+)
+
+func newBenchBuckets() *cobra.Command {
+	cfg := bench.BucketsConfig{Density: 0.01, Buckets: 8, Bytes: 4 << 20, Backward: 10 * time.Millisecond, Rounds: 7}
+	patterns := patternChoice{names: []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}}
+	w := newWorld()
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "buckets",
+		Short: "Send buckets of gradients behind a backward pass",
+		Long: `buckets averages float32 gradients, one a bucket, by the GradientSync of package
+distributed: when the backward pass is over (after), and each as soon as it is
+complete (behind). hidden is the share of the reduction's time that is not seen then:
+
+  (after - behind) / (after - backward)
+
+Times are those of a step on the slowest rank, medians. The backward pass is slept,
+so that ranks which share processors, as on an emulated cluster, do not take them
+from each other. For a real one on GPUs see tutti bench overlap.`,
+		Example: `  tutti bench buckets --ranks 2
+  tutti cluster --rate 100mbit bench buckets --pattern oktopk --backward 20ms`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.Backend = w.backend
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			out := cmd.OutOrStdout()
+			first := true
+			report := func(r bench.BucketsResult) {
+				if asJSON {
+					writeJSON(out, r)
+					return
+				}
+				if first {
+					fmt.Fprintf(out, "# %s of %s over %s, backend %s, density %v\n",
+						backend.Counted(r.Buckets, "bucket"), formatSize(r.Bytes), backend.Counted(r.Ranks, "rank"), r.Backend, r.Density)
+					writeComment(out, fmt.Sprintf("%-15s %14s %14s %14s %8s", "pattern", "backward (us)", "after (us)", "behind (us)", "hidden"))
+				}
+				first = false
+				fmt.Fprintf(out, "  %-15s %14s %14s %14s %7.0f%%\n", r.Pattern, formatTime(r.Backward), formatTime(r.After), formatTime(r.Behind), 100*r.Hidden)
+			}
+			return w.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
+				cfg := cfg // goroutines of this process share it
+				var err error
+				if cfg.Patterns, err = patterns.on(r, cfg.Backend, cmd.ErrOrStderr()); err != nil {
+					return err
+				}
+				return bench.RunBuckets(ctx, r, cfg, report)
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	w.register(flags)
+	patterns.register(flags, "patterns, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
+	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
+	flags.IntVar(&cfg.Buckets, "buckets", cfg.Buckets, "`number` of buckets")
+	flags.Var(sizeFlag(&cfg.Bytes), "size", "size of a bucket: bytes, or with K, M, G")
+	flags.DurationVar(&cfg.Backward, "backward", cfg.Backward, "time of the backward pass for a bucket")
+	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "steps of each kind, of which the median counts")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of the table")
+	return cmd
+}
