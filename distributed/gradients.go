@@ -102,8 +102,10 @@ type GradientStats struct {
 // where they are, as one group. What is to be sent of a sparse bucket is picked in
 // Ready. Without streams it travels while the backward pass goes on, and while the
 // next bucket is picked from, on a goroutine of the GradientSync (with Config.NoUndo
-// in Ready); with streams in Ready, where the host waits ([NeedsHost]), or when the
-// compute stream is there.
+// in Ready). With streams it is picked on the compute stream; what topkA, topkAopt,
+// gaussiank and gaussiankconcat then exchange is under way until Wait, and the other
+// patterns exchange in Ready, which ends when that is done where the host waits
+// ([NeedsHost]), and otherwise has the compute stream wait.
 //
 // Where a bucket is sparse, gradients are clipped or overflows are looked for, a
 // step is a transaction of all buckets, unless Config.NoUndo is set: results are
@@ -171,6 +173,7 @@ type bucket struct {
 	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
 	flat    *runtime.Tensor // those that are joined; nil: none are
 	cfg     Config          // with its defaults, and what was chosen for Auto
+	ended   bool            // the step of sparse is over
 	sparse  *Sparse         // nil: a plain allreduce
 	calls   []comm.Call     // reused
 }
@@ -591,7 +594,7 @@ func (g *GradientSync) launchComplete(ctx context.Context) {
 	}
 }
 
-// startSparse starts the step of a bucket.
+// startSparse starts the step of a bucket, and may also end it.
 func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	t := b.flat
 	if t == nil {
@@ -614,6 +617,12 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 		return nil
 	}
 	s.combine(ctx)
+	// What is not under way, and will not be undone, ends here: the result may be in
+	// memory that the next bucket uses.
+	if b.ended = g.joint.cfg.NoUndo && !s.exchanging; b.ended {
+		s.finish(passes)
+		s.check(g.copyParts(b, true))
+	}
 	return s.err
 }
 
@@ -745,6 +754,9 @@ func (g *GradientSync) conclude(ctx context.Context) {
 	}
 	waited := false
 	for _, b := range g.buckets {
+		if b.ended {
+			continue
+		}
 		if b.sparse.complete(ctx); b.sparse.err != nil {
 			g.fault = b.sparse.err
 			return
@@ -756,6 +768,9 @@ func (g *GradientSync) conclude(ctx context.Context) {
 		return
 	}
 	for _, b := range g.buckets {
+		if b.ended {
+			continue
+		}
 		b.sparse.finish(v)
 		if g.err = b.sparse.err; g.err == nil {
 			g.err = g.copyParts(b, true)

@@ -30,6 +30,12 @@ func testGradientSync(r *rank) error {
 		{name: "mixed", cfg: distributed.GradientConfig{BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
 			return often(distributed.Patterns()[bucket%10], 1)
 		}}, sparse: true},
+		{name: "mixed, no undo", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: distributed.Config{NoUndo: true},
+			PerBucket: func(bucket, _ int) distributed.Config {
+				c := often(distributed.Patterns()[(bucket+5)%10], 1)
+				c.NoUndo = true
+				return c
+			}}, sparse: true},
 	} {
 		if k.sparse && !r.hasKernels() {
 			continue
