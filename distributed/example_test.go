@@ -44,7 +44,7 @@ func ExampleSparse() {
 		rt := cpu.New()
 		defer rt.Close()
 		const n = 4
-		s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: "topkA", Density: 0.25})
+		s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: distributed.Oktopk, Density: 0.01})
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func ExampleSparse() {
 				return err
 			}
 			defer gradient.Free()
-			err = s.AllReduce(ctx, gradient) // in place: the average over the ranks
+			err = s.AllReduce(ctx, gradient) // in its place: the average over the ranks
 			if err != nil {
 				return err
 			}
@@ -395,4 +395,49 @@ func ExampleGradientSync_lossScale() {
 	// step 1, scale 32768, skipped: true
 	// step 2, scale 16384, skipped: false
 	// step 3, scale 16384, skipped: false
+}
+
+func ExampleSparse_inPlace() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		const n, learningRate = 4, 0.5
+		sums, weights := make([]float32, n), make([]float32, n)
+		gradient, err := cpu.Wrap(rt, sums)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		parameters, err := cpu.Wrap(rt, weights)
+		if err != nil {
+			return err
+		}
+		defer parameters.Free()
+		s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: distributed.Oktopk, Density: 0.01, NoUndo: true, InPlace: true})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		for range 2 {
+			for i, g := range []float32{4, 0, 2, 3} {
+				sums[i] += g // the backward pass adds to gradient, which is never set to zero
+			}
+			err = s.AllReduce(ctx, gradient) // takes out what is sent
+			if err != nil {
+				return err
+			}
+			err = s.AddResult(parameters, -learningRate) // or s.Entries(), indices and values
+			if err != nil {
+				return err
+			}
+		}
+		if c.Rank() == 0 {
+			fmt.Println(sums, weights)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: [4 0 4 0] [-2 0 0 -3]
 }
