@@ -242,12 +242,14 @@ func sizes(e *record, ranks int) (sent, received []int) {
 	return []int{n}, []int{n}
 }
 
-// torchNames are the names of operations in PyTorch's flight recorder.
+// torchNames are the names of operations in PyTorch's flight recorder, which its
+// analyser knows in all versions (up to 2.11 it refuses "barrier", "split" and
+// "all_gather_v"; PyTorch itself calls its barrier an allreduce).
 var torchNames = [numOps]string{
 	OpAllReduce: "all_reduce", OpBroadcast: "broadcast", OpReduce: "reduce",
-	OpAllGather: "_all_gather_base", OpAllGatherV: "all_gather_v", OpReduceScatter: "_reduce_scatter_base",
+	OpAllGather: "_all_gather_base", OpAllGatherV: "all_gather_into_tensor_coalesced", OpReduceScatter: "_reduce_scatter_base",
 	OpAllToAll: "all_to_all", OpAllToAllV: "all_to_all", OpGather: "gather", OpScatter: "scatter",
-	OpSend: "send", OpRecv: "recv", OpBarrier: "barrier", OpSplit: "split",
+	OpSend: "send", OpRecv: "recv", OpBarrier: "all_reduce_barrier", OpSplit: "all_reduce_barrier",
 }
 
 // torchType is the name of a type in PyTorch's flight recorder.

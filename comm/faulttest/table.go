@@ -137,7 +137,7 @@ var Table = []Fault{
 			"local": {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
 			"mpi":   {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
 			Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout)},
-		}, Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: late(comm.ErrTimeout)})},
+		}, Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout), Note: "success if what it sent before is all that the others need"})},
 	{Name: "cancelled", What: "its context is cancelled",
 		play: func(p *player) error {
 			if !p.odd {
