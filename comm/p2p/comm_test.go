@@ -145,9 +145,20 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.True(t, done, "nothing is left on the GPU")
 	require.NoError(t, rt.Fill(buf, n, dtype.F32, 1))
 	require.NoError(t, rt.Synchronize(ctx))
+
+	// What is left of the communicator below makes one anew.
+	base, ok := comm.As[*nccl.Comm](c)
+	require.True(t, ok)
+	rest, err := base.Shrink(ctx, 1)
+	require.NoError(t, err)
+	again, err := p2p.New(ctx, rest, rt, p2p.WithLimit(1<<40))
+	require.NoError(t, err)
+	require.NoError(t, again.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
+	require.NoError(t, again.Sync(ctx))
 	t.Log("went on")
 	require.NoError(t, graph.Close())
 	require.NoError(t, rt.Deallocate(buf))
+	assert.NoError(t, again.Close())
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
 }
