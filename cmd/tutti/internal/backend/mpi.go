@@ -70,6 +70,10 @@ func probeThreads(ctx context.Context, info mpi.Info) string {
 	return strings.TrimSpace(string(out))
 }
 
+// finalizeTime is how long MPI_Finalize may take, which every rank calls when its
+// work is done: MPICH over TCP may never come back from it.
+const finalizeTime = 30 * time.Second
+
 // Run runs body for this process's rank. When that fails, MPI is not finalized:
 // the other ranks may be waiting for this one for ever, and launchers end a job
 // of which a process exits with a failure and without MPI_Finalize.
@@ -80,6 +84,8 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	}
 	finalize := func() error {
 		ctx, cancel := within(ctx, opts.Timeout)
+		defer cancel()
+		ctx, cancel = context.WithTimeout(ctx, finalizeTime)
 		defer cancel()
 		return mpi.Finalize(ctx)
 	}
