@@ -141,11 +141,11 @@ func (p *patternChoice) on(r backend.Rank, backendName string, notes io.Writer) 
 	if p.flag.Changed {
 		sparse := slices.DeleteFunc(slices.Clone(p.names), func(name string) bool { return name == distributed.Dense })
 		return nil, &backend.OptionError{Backend: backendName, Reason: fmt.Sprintf(
-			"--pattern %s is unsupported on %s yet, which has no kernels for sparse patterns; use --pattern %s",
+			"--pattern %s is unsupported on %s, which has no kernels for sparse patterns; use --pattern %s",
 			strings.Join(sparse, ","), r.Runtime.Name(), distributed.Dense)}
 	}
 	if r.Comm.Rank() == 0 {
-		fmt.Fprintf(notes, "tutti: %s has no kernels for sparse patterns yet: pattern %s only\n", r.Runtime.Name(), distributed.Dense)
+		fmt.Fprintf(notes, "tutti: %s has no kernels for sparse patterns: pattern %s only\n", r.Runtime.Name(), distributed.Dense)
 	}
 	return []string{distributed.Dense}, nil
 }

@@ -127,7 +127,7 @@ func TestPatternsWithoutKernels(t *testing.T) {
 	names, notes, err = choose(false)
 	require.NoError(t, err)
 	assert.Equal(t, []string{"dense"}, names)
-	assert.Equal(t, "tutti: NVIDIA H200 has no kernels for sparse patterns yet: pattern dense only\n", notes)
+	assert.Equal(t, "tutti: NVIDIA H200 has no kernels for sparse patterns: pattern dense only\n", notes)
 
 	names, notes, err = choose(false, "--pattern", "dense")
 	require.NoError(t, err)
@@ -137,5 +137,5 @@ func TestPatternsWithoutKernels(t *testing.T) {
 	_, _, err = choose(false, "--pattern", "dense,topkA,oktopk")
 	var refused *backend.OptionError
 	require.ErrorAs(t, err, &refused)
-	assert.ErrorContains(t, err, "nccl: --pattern topkA,oktopk is unsupported on NVIDIA H200 yet")
+	assert.ErrorContains(t, err, "nccl: --pattern topkA,oktopk is unsupported on NVIDIA H200")
 }

@@ -35,7 +35,7 @@ the pattern averages the gradients. It ends with a table: test accuracy and what
 was sent by each pattern, and when it reached the --target. Pictures of the loss
 against the bytes sent and of the accuracy against time are written to the --out
 directory (` + lossPicture + ` and ` + accuracyPicture + `, .png and .svg). With --backend nccl the
-gradients are averaged on GPUs, by the dense pattern; the rest is the host's work.
+gradients are averaged on GPUs; the rest is the host's work.
 
 The same seed gives the same result in every run. Momentum and learning rate act
 on each rank before the exchange, so that entries which error feedback delivers
