@@ -124,7 +124,8 @@ const (
 	// sends nothing, a rank drops its own gradient.
 	OverflowDrop
 	// OverflowError is [ErrOverflow] on every rank, and as after any error nothing
-	// has happened. The host waits for the device in every step.
+	// has happened. The host waits for the device in every step. In an epoch of density
+	// 0 it is OverflowDrop.
 	OverflowError
 	numOverflowPolicies
 )

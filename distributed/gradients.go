@@ -359,6 +359,9 @@ func (c *Config) plain() bool {
 func (g *GradientSync) choose(ctx context.Context, given []Config) error {
 	made := make(map[string]string)
 	for i, b := range g.buckets {
+		if given[i].Pattern == Auto && g.cfg.Rebuild {
+			return fmt.Errorf("bucket %d: %w: Rebuild with pattern auto, which is chosen for buckets that stay", i, comm.ErrArgument)
+		}
 		if given[i].Pattern != Auto {
 			continue
 		}
@@ -446,6 +449,7 @@ func (g *GradientSync) reset() {
 	for _, b := range g.buckets {
 		b.missing = len(b.params)
 	}
+	g.arrived = g.arrived[:0]
 	g.next, g.fault, g.factor = 0, nil, 0
 	g.begun = false
 	for i := range g.sums {
@@ -527,14 +531,15 @@ func (g *GradientSync) begin(ctx context.Context) {
 		g.begun = true
 		err := g.drain(ctx)
 		if err == nil {
-			err = g.announce(ctx)
+			err = g.announce(ctx, 1)
 		}
 		g.fail(err)
 	}
 }
 
 // drain waits for what a step that failed has left under way, before anything that
-// buckets share is written.
+// buckets share is written. Then, before anything else is communicated, the ranks
+// compare what they reduce, if they have not yet.
 func (g *GradientSync) drain(ctx context.Context) error {
 	if g.joint == nil {
 		return nil
@@ -544,6 +549,9 @@ func (g *GradientSync) drain(ctx context.Context) error {
 		if err == nil {
 			err = b.sparse.order.drain(ctx)
 		}
+	}
+	if err == nil {
+		err = g.joint.agreeOn(ctx, g)
 	}
 	return err
 }
@@ -561,8 +569,8 @@ func (g *GradientSync) fail(err error) {
 
 // accept takes a gradient and reduces the buckets that it completes.
 func (g *GradientSync) accept(ctx context.Context, i int, t *runtime.Tensor) {
-	if g.begin(ctx); g.err == nil {
-		g.err = g.fold(i, t)
+	if g.begin(ctx); g.err == nil && g.fault == nil {
+		g.fail(g.fold(i, t))
 	}
 	g.given[i] = t
 	if g.cfg.Rebuild && g.steps == 0 {
@@ -604,14 +612,11 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	if err != nil {
 		return err
 	}
-	if err := g.joint.agreeOn(ctx, g); err != nil {
-		return err
-	}
 	s := b.sparse
 	s.pick(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
 	if g.behind != nil && s.err == nil {
-		g.behind.add(ctx, s)
-		if s.stats.Dense && b.shares() { // the next bucket would overwrite what it reads
+		g.behind.add(context.WithoutCancel(ctx), s) // Wait's context ends it
+		if s.stats.Dense && b.shares() {            // the next bucket would overwrite what it reads
 			return g.behind.wait(ctx, g.meter)
 		}
 		return nil
@@ -697,7 +702,8 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 	g.begin(ctx)
 	for i, t := range slices.Backward(g.given) {
 		if t == nil && g.err == nil && g.fault == nil {
-			if t, g.err = g.zero(i); g.err == nil {
+			t, err := g.zero(i)
+			if g.fail(err); err == nil {
 				g.accept(ctx, i, t)
 			}
 		}
@@ -709,7 +715,7 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 				g.err = g.copyParts(b, true)
 			}
 		}
-	} else if g.err == nil {
+	} else if g.joint != nil {
 		g.conclude(ctx)
 	}
 	if g.fault != nil {
@@ -736,18 +742,18 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 // conclude judges the buckets, and ends their steps.
 func (g *GradientSync) conclude(ctx context.Context) {
 	j := g.joint
-	if g.cfg.Uneven && g.fault == nil {
-		g.fail(g.order.computeAfterComm(ctx))
-	}
 	if j.cfg.ClipNorm > 0 && g.fault == nil && g.err == nil {
 		g.factor = j.clip(ctx, g.given)
 		g.fail(j.failure())
 		g.launchComplete(ctx)
 	}
-	if g.behind != nil {
+	if g.behind != nil { // also after an error: it reads gradients
 		if err := g.behind.wait(ctx, g.meter); g.fault == nil {
-			g.fault = err
+			g.fail(err)
 		}
+	}
+	if g.cfg.Uneven && g.fault == nil && g.err == nil {
+		g.fail(g.order.computeAfterComm(ctx))
 	}
 	if g.fault != nil || g.err != nil {
 		return
@@ -758,13 +764,13 @@ func (g *GradientSync) conclude(ctx context.Context) {
 			continue
 		}
 		if b.sparse.complete(ctx); b.sparse.err != nil {
-			g.fault = b.sparse.err
+			g.fail(b.sparse.err)
 			return
 		}
 		waited = waited || b.sparse.waited
 	}
 	v := j.judge(ctx, len(g.buckets), waited)
-	if g.fault = j.failure(); g.fault != nil {
+	if g.fail(j.failure()); g.fault != nil || g.err != nil {
 		return
 	}
 	for _, b := range g.buckets {
@@ -858,6 +864,9 @@ func (g *GradientSync) BucketStats(ctx context.Context, bucket int) (StepStats, 
 	}
 	b := g.buckets[bucket]
 	if b.sparse != nil {
+		if g.begun && g.behind != nil {
+			return StepStats{}, opError(op, fmt.Errorf("%w: in the middle of a step", comm.ErrArgument))
+		}
 		return b.sparse.Stats(ctx)
 	}
 	n := b.bytes / b.dt.Size()

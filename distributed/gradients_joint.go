@@ -66,7 +66,7 @@ func (g *GradientSync) terms() string {
 		terms += fmt.Sprintf("\nbucket %d: %d of %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.cfg.Pattern, b.cfg.Density)
 		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
 	}
-	terms += fmt.Sprintf("\n%+v", g.joint.cfg)
+	terms += fmt.Sprintf("\nuneven %v, %+v", g.cfg.Uneven, g.joint.cfg)
 	return fmt.Sprintf("%.*s\nhash %x", termsBytes-32, terms, h.Sum64())
 }
 

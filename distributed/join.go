@@ -17,19 +17,20 @@ func (g *GradientSync) prepareJoin() error {
 		return nil
 	}
 	var err error
-	if g.active, err = runtime.New(g.rt, dtype.F32, 2); err == nil {
-		err = g.active.Fill(1)
-	}
+	g.active, err = runtime.New(g.rt, dtype.F32, 2)
 	return err
 }
 
-// announce takes part in counting the ranks that have data. Who has, does not look
-// at the number.
-func (g *GradientSync) announce(ctx context.Context) error {
+// announce takes part in counting the ranks that have data, with 1 or 0. Who has, does
+// not look at the number.
+func (g *GradientSync) announce(ctx context.Context, have float64) error {
 	if !g.cfg.Uneven {
 		return nil
 	}
 	p, err := g.active.Ptr()
+	if err == nil {
+		err = g.rt.Fill(p, 1, dtype.F32, have)
+	}
 	if err == nil {
 		err = g.order.commAfterCompute(ctx)
 	}
@@ -66,8 +67,10 @@ func (g *GradientSync) Join(ctx context.Context, update func() error) error {
 	}
 	for {
 		others, err := g.others(ctx)
+		if g.fail(err); g.fault != nil {
+			return opError(op, g.undo())
+		}
 		if err != nil {
-			g.err = err
 			return opError(op, err)
 		}
 		if others == 0 {
@@ -89,11 +92,11 @@ func (g *GradientSync) others(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := g.rt.Fill(p, 1, dtype.F32, 0); err != nil {
+	g.begun = true
+	if err := g.drain(ctx); err != nil {
 		return 0, err
 	}
-	g.begun = true
-	if err := g.announce(ctx); err != nil {
+	if err := g.announce(ctx, 0); err != nil {
 		return 0, err
 	}
 	if err := g.order.computeAfterComm(ctx); err != nil {
@@ -106,5 +109,5 @@ func (g *GradientSync) others(ctx context.Context) (int, error) {
 	if err := g.rt.CopyOut(hostmem.Bytes(count[:]), p+uintptr(dtype.F32.Size())); err != nil {
 		return 0, err
 	}
-	return int(count[0]), g.rt.Fill(p, 1, dtype.F32, 1)
+	return int(count[0]), nil
 }

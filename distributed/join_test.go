@@ -22,7 +22,7 @@ import (
 func TestJoin(t *testing.T) {
 	const epochs = 2
 	have := []int{5, 2, 0}
-	for _, cfg := range []distributed.Config{{}, {Pattern: distributed.TopkA, Density: 0.5}} {
+	for _, cfg := range []distributed.Config{{}, {Pattern: distributed.TopkA, Density: 0.5}, {Pattern: distributed.Gtopk, Density: 0.5}, {Pattern: distributed.TopkSA, Density: 0.5}} {
 		t.Run(fmt.Sprintf("pattern=%s", cfg.Pattern), func(t *testing.T) {
 			updates := make([][][]float32, len(have))
 			world(t, len(have), func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

@@ -30,6 +30,8 @@ func (s *Sparse) Picks() (runtime.Entries, error) {
 //
 // With [Config].InPlace it is there after every step. Otherwise a step that sent
 // everything has its result in the tensor alone, and that is [comm.ErrUnsupported].
+// There are no entries after a step that was skipped; where only the device knows
+// whether it was ([OverflowDrop]), the host waits for it, 5 seconds at most.
 func (s *Sparse) Entries() (runtime.Entries, error) {
 	const op = "entries"
 	if err := s.usable(op); err != nil {
@@ -132,6 +134,9 @@ func (s *Sparse) usable(op string) error {
 		return opError(op, s.err)
 	case s.result.dense != 0 && !s.cfg.InPlace:
 		return opError(op, fmt.Errorf("%w: the last step sent everything, its result is in the tensor", comm.ErrUnsupported))
+	}
+	if err := s.learn(); err != nil {
+		return opError(op, err)
 	}
 	return nil
 }

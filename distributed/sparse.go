@@ -35,6 +35,7 @@ type Sparse struct {
 	onStage func(Stage)
 	remains [2]buffer // the residual, and that before the step
 	closed  bool
+	started bool // a step was picked from and has neither ended nor been undone
 
 	// Of the last step.
 	stats   StepStats
@@ -244,11 +245,11 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		g.ptr, s.residual = 0, ptr
 		defer func() { s.residual = 0 }()
 	}
-	started := time.Now()
 	s.start(ctx, g)
+	ending := time.Now()
 	s.complete(ctx)
 	s.finish(s.judge(ctx))
-	s.stats.ExchangeTime = time.Since(started) - s.stats.SelectTime
+	s.stats.ExchangeTime += time.Since(ending)
 	if s.err != nil {
 		return opError(op, s.rollBack())
 	}
@@ -268,7 +269,7 @@ func (s *Sparse) start(ctx context.Context, g gradient) {
 // only before the first step, and to clip by the norm of all ranks.
 func (s *Sparse) pick(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
-	s.last = s.stats
+	s.last, s.started = s.stats, true
 	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
 	s.undoes, s.waited, s.open, s.exchanging = false, false, false, false
 	if ctx.Err() != nil {
@@ -366,7 +367,7 @@ func (s *Sparse) judge(ctx context.Context) verdict {
 		return open
 	case !s.overflowed(ctx):
 		return passes
-	case s.cfg.Overflow == OverflowError:
+	case s.cfg.Overflow == OverflowError && s.stats.K > 0: // otherwise no other rank knows
 		s.check(ErrOverflow)
 	}
 	return overflow
@@ -401,17 +402,22 @@ func (s *Sparse) finish(v verdict) {
 	}
 	if s.err == nil {
 		s.steps++
+		s.started, s.undoes = false, false
 	}
 	s.passed(Finished)
 }
 
-// abandon undoes a step that was started. What fails now stays.
+// abandon undoes a step, if one was started and has not ended. What fails now stays.
 func (s *Sparse) abandon() {
+	if !s.started {
+		return
+	}
 	s.stats, s.counted, s.err = s.last, true, nil
+	s.picks, s.result = runtime.Entries{}, result{}
 	if s.undoes {
 		s.undo()
 	}
-	s.undoes = false
+	s.started, s.undoes = false, false
 }
 
 // rollBack undoes a step that failed, if it can, and returns why it did. What

@@ -211,6 +211,7 @@ func (s *Sparse) settled(ctx context.Context) error {
 func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
 	s.steps, s.stats, s.counted, s.open = int(first.Steps), StepStats{}, true, false
+	s.picks, s.result = runtime.Entries{}, result{}
 	if int(first.Size) == s.size {
 		s.plan(ctx, int(first.K))
 		copy(hostmem.Bytes(s.host), first.numbers)
@@ -220,7 +221,7 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 		s.past = past{age: int(first.Age), steps: int(first.Rounds), globalThreshold: first.GlobalThreshold}
 	} else {
 		s.release(s.permanent)
-		s.k, s.picks, s.result = 0, runtime.Entries{}, result{}
+		s.k = 0
 	}
 	residual := first.residual
 	switch {
