@@ -187,13 +187,19 @@ func (r *Recorder) fill(e *record, c *Call) {
 	e.submitted, e.done, e.err, e.left = time.Since(r.begun), 0, nil, false
 }
 
+// refused reports whether a wait was [ErrBusy] itself, and not another rank's cause.
+func refused(err error) bool {
+	return errors.Is(err, ErrBusy) &&
+		!slices.ContainsFunc([]error{ErrPeerFailed, ErrBroken, ErrTimeout, ErrCanceled, ErrMismatch}, func(s error) bool { return errors.Is(err, s) })
+}
+
 // neverMade reports whether a call that failed did not get as far as to take part
 // in what the ranks do together. waited says that it is a wait on a communicator
 // that was sound: it may have broken meanwhile.
 func neverMade(err error, waited bool) bool {
 	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
 	switch {
-	case is(ErrBusy):
+	case refused(err):
 		return true
 	case is(ErrBroken):
 		return !waited
@@ -283,7 +289,7 @@ func (r *Recorder) Sync(ctx context.Context) error {
 	}
 	switch goroutines := r.waits.goroutines; {
 	case r.waits.submitted != began: // what began later is shown
-	case errors.Is(err, ErrBusy):
+	case refused(err):
 		r.waits = previous // who waits beside this one
 		r.waits.goroutines = goroutines
 	default:
@@ -309,7 +315,7 @@ func (r *Recorder) finish(before uint64) time.Duration {
 
 // waited writes the dump when a wait has failed, and returns err.
 func (r *Recorder) waited(err error) error {
-	if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrBusy) {
+	if err != nil && !errors.Is(err, ErrClosed) && !refused(err) {
 		r.Save(err.Error())
 	}
 	return err

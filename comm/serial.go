@@ -22,8 +22,8 @@ type Worker interface {
 	Meet(w Wait) (Communicator, error)
 	// Leave is called once, as the last: ranks that need this one get
 	// [ErrPeerFailed]. If cause is not nil, the rank gives up because of it, and
-	// what it is in ends soon, with an error. Then nobody touches its buffers any
-	// more.
+	// what it is in ends soon, with an error; so does a Work or Meet that begins after
+	// that. Then nobody touches its buffers any more.
 	Leave(cause error)
 }
 
@@ -137,6 +137,9 @@ func (s *serial) Wait(ctx context.Context, w Wait) (Communicator, error) {
 		}
 	}
 	if err := s.cause(); err != nil {
+		if child != nil {
+			_ = end(child, err) // its other ranks have theirs
+		}
 		return nil, err
 	}
 	if child != nil {

@@ -25,11 +25,17 @@ func (t *Turns) Count(calls []Call) {
 
 // Wait calls wait, or returns [ErrBusy].
 func (t *Turns) Wait(ctx context.Context, wait func() error) error {
-	defer t.waiters.Add(-1)
 	messages := t.messages.Load()
-	if t.waiters.Add(1) > 1 && messages > t.settled.Load() && ctx.Err() == nil {
-		return ErrBusy
+	for alone := messages > t.settled.Load() && ctx.Err() == nil; ; {
+		n := t.waiters.Load()
+		if alone && n > 0 {
+			return ErrBusy
+		}
+		if t.waiters.CompareAndSwap(n, n+1) {
+			break
+		}
 	}
+	defer t.waiters.Add(-1)
 	err := wait()
 	if err == nil && t.settled.Load() != messages {
 		// An older number that overwrites a newer one errs on the safe side.

@@ -178,8 +178,8 @@ func (e *endpoint) helpMessage() bool {
 // will: what runs is finished, nothing else is started.
 func (e *endpoint) quiesce() {
 	w := e.world
-	e.mu.Lock()
-	//lint:ignore SA2001 Who moves data for this rank's small collectives holds it.
+	e.mu.Lock() // who moves data for this rank's small collectives holds it
+	e.quiet = true
 	e.mu.Unlock()
 	for {
 		running := w.slot(w.front.completed.Load()).missing.Load() == 0

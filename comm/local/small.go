@@ -61,7 +61,7 @@ func (e *endpoint) finishSmall() bool {
 		return true
 	}
 	w, seq := e.world, e.arrivals.Load()-1
-	if !w.toldAll(seq) {
+	if e.quiet || !w.toldAll(seq) {
 		return false
 	}
 	own := &w.cell(seq, e.rank).entry
@@ -112,10 +112,11 @@ func (e *endpoint) judge() {
 	}
 }
 
-// told goes on after a small collective was told.
+// told goes on after a small collective was told: with those who can finish it, or
+// who sleep while it was finished for them.
 func (d *driver) told() {
 	w := d.world
-	w.rouse(-1, (*endpoint).mayFinish)
+	w.rouse(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })
 	d.kickStalled()
 	if w.left.Load() > 0 {
 		w.checkLeft()

@@ -154,6 +154,7 @@ type endpoint struct {
 	linked atomic.Bool
 
 	result [1]uintptr // of a small collective
+	quiet  bool       // the world broke, and nobody touches this rank's buffers any more
 	ringed uint64     // number of the last collective that was put into the ring, plus one
 
 	batch   []*op // the group being submitted

@@ -40,6 +40,7 @@ func (e *endpoint) close() error {
 	e.leaving.Store(true)
 	e.mu.Unlock()
 	e.state.progress.seeOff()
+	e.state.progress.notify() // later farewells are its to read
 	return nil
 }
 

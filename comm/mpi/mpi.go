@@ -160,12 +160,12 @@ func World() (comm.Communicator, error) {
 // a non-zero status, which makes the launcher end the job.
 func Finalize(ctx context.Context) error {
 	process.Lock()
-	defer process.Unlock()
-	s := process.state
-	if process.finalized || s == nil {
+	s, done := process.state, process.finalized
+	process.finalized = done || s != nil
+	process.Unlock() // Abort may be called while it waits
+	if done || s == nil {
 		return nil
 	}
-	process.finalized = true
 	if err := s.finalize(ctx); err != nil {
 		return &comm.OpError{Backend: backend, Op: "finalize", Rank: s.world.Rank(), Err: err}
 	}

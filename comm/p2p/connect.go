@@ -175,15 +175,19 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 	if shareErr == nil {
 		err = b.agree(ctx, err)
 	}
+	agreed := err == nil
 	if door != nil {
 		err = errors.Join(err, door.close())
 	}
-	if err == nil {
+	if agreed {
 		if sharesGPU(all, rank) {
 			// What starts early would take the place of a kernel that is waited for.
 			e.kernels = e.lib.late
 		}
-		if err = e.loadAll(stream); err == nil {
+		if err == nil {
+			err = e.loadAll(stream)
+		}
+		if err == nil {
 			err = b.rt.Synchronize(ctx)
 		}
 		err = b.agree(ctx, err)

@@ -1,0 +1,67 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// tellingWorld makes two communicators whose small collectives go through cells,
+// and a buffer for each: one element, rank+1. Other buffers are those of another
+// world.
+func tellingWorld(t *testing.T) (comms []comm.Communicator, data [][]int32, addr []uintptr) {
+	t.Helper()
+	procs := runtime.GOMAXPROCS(0)
+	runtime.GOMAXPROCS(max(procs, 2))
+	t.Cleanup(func() { runtime.GOMAXPROCS(procs) })
+	comms, err := New(2)
+	require.NoError(t, err)
+	for r, c := range comms {
+		t.Cleanup(func() { _ = c.Close() })
+		data = append(data, []int32{int32(r + 1)})
+		addr = append(addr, hostmem.Addr(hostmem.Bytes(data[r])))
+	}
+	return comms, data, addr
+}
+
+// TestSleeperWhoseSmallCollectiveOthersFinish lets rank 0 sleep behind a message: it is
+// rank 1 that tells rank 0's small collective then, and finishes it at once.
+func TestSleeperWhoseSmallCollectiveOthersFinish(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	comms, data, addr := tellingWorld(t)
+	_, messages, messageAddr := tellingWorld(t)
+	c, w := comms[0], comms[0].(*communicator).world
+	synced := make(chan error, 1)
+	go func() {
+		synced <- errors.Join(
+			c.Recv(messageAddr[0], 1, dtype.I32, 1, 0),
+			c.AllReduce(addr[0], addr[0], 1, dtype.I32, comm.Sum),
+			c.Sync(ctx),
+			c.Send(messageAddr[0], 1, dtype.I32, 1, 1),
+			c.Sync(ctx))
+	}()
+	for w.sleepers.Load() == 0 && ctx.Err() == nil {
+		runtime.Gosched()
+	}
+	other := comms[1]
+	require.NoError(t, other.Group(
+		comm.SendCall(messageAddr[1], 1, dtype.I32, 0, 0),
+		comm.AllReduceCall(addr[1], addr[1], 1, dtype.I32, comm.Sum)))
+	require.NoError(t, other.Recv(messageAddr[1], 1, dtype.I32, 0, 1))
+	require.NoError(t, other.Sync(ctx))
+	require.NoError(t, <-synced)
+	for r := range comms {
+		assert.Equal(t, []int32{3}, data[r])
+		assert.Equal(t, []int32{2}, messages[r])
+	}
+}
