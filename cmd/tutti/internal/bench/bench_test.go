@@ -216,9 +216,9 @@ func TestSparseBetweenHosts(t *testing.T) {
 			assert.InDelta(t, 10_001, r.InnerElements, 1, "a reduce-scatter and an allgather of two ranks")
 		}
 	}
-	var refused *backend.OptionError
 	cfg.Hosts = 4
 	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
+		var refused *backend.OptionError
 		err := RunSparse(ctx, r, cfg, nil)
 		assert.ErrorContains(t, err, "--hosts 4 does not divide 6 ranks")
 		assert.ErrorAs(t, err, &refused)
