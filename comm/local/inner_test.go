@@ -16,8 +16,7 @@ import (
 )
 
 // tellingWorld makes two communicators whose small collectives go through cells,
-// and a buffer for each: one element, rank+1. Other buffers are those of another
-// world.
+// and a buffer for each: one element, rank+1.
 func tellingWorld(t *testing.T) (comms []comm.Communicator, data [][]int32, addr []uintptr) {
 	t.Helper()
 	procs := runtime.GOMAXPROCS(0)
@@ -40,7 +39,7 @@ func TestSleeperWhoseSmallCollectiveOthersFinish(t *testing.T) {
 	defer cancel()
 	comms, data, addr := tellingWorld(t)
 	_, messages, messageAddr := tellingWorld(t)
-	c, w := comms[0], comms[0].(*communicator).world
+	c, peer, w := comms[0], comms[1], comms[0].(*communicator).world
 	synced := make(chan error, 1)
 	go func() {
 		synced <- errors.Join(
@@ -53,15 +52,33 @@ func TestSleeperWhoseSmallCollectiveOthersFinish(t *testing.T) {
 	for w.sleepers.Load() == 0 && ctx.Err() == nil {
 		runtime.Gosched()
 	}
-	other := comms[1]
-	require.NoError(t, other.Group(
+	require.NoError(t, peer.Group(
 		comm.SendCall(messageAddr[1], 1, dtype.I32, 0, 0),
 		comm.AllReduceCall(addr[1], addr[1], 1, dtype.I32, comm.Sum)))
-	require.NoError(t, other.Recv(messageAddr[1], 1, dtype.I32, 0, 1))
-	require.NoError(t, other.Sync(ctx))
+	require.NoError(t, peer.Recv(messageAddr[1], 1, dtype.I32, 0, 1))
+	require.NoError(t, peer.Sync(ctx))
 	require.NoError(t, <-synced)
 	for r := range comms {
 		assert.Equal(t, []int32{3}, data[r])
 		assert.Equal(t, []int32{2}, messages[r])
 	}
+}
+
+// TestSmallLeavesBuffersOfWhoKnows lets rank 1, which has begun before the world broke,
+// tell its part after rank 0 has heard of that: rank 0's result is not made any more.
+func TestSmallLeavesBuffersOfWhoKnows(t *testing.T) {
+	comms, data, addr := tellingWorld(t)
+	require.NoError(t, comms[0].AllReduce(addr[0], addr[0], 1, dtype.I32, comm.Sum))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, comms[0].Sync(ctx), comm.ErrCanceled)
+	call := comm.AllReduceCall(addr[1], addr[1], 1, dtype.I32, comm.Sum)
+	x, e := newEntry(&call), comms[1].(*communicator).endpoint
+	e.mu.Lock()
+	e.tell(&x)
+	e.mu.Unlock()
+	require.ErrorIs(t, comms[0].Sync(t.Context()), comm.ErrBroken)
+	require.NoError(t, comms[0].Close())
+	assert.Equal(t, []int32{1}, data[0])
+	assert.Equal(t, []int32{3}, data[1], "rank 1 does not know yet")
 }
