@@ -148,7 +148,7 @@ func Run(ctx context.Context, cfg Config) (results []Result, missing []error, er
 func (c Config) subjects(ctx context.Context, dir string) (all []subject, missing []error) {
 	var pairs []subject
 	for _, name := range cluster.MPIs() {
-		pair, err := c.library(ctx, dir, name)
+		pair, err := c.pairOf(ctx, dir, name)
 		if err != nil {
 			missing = append(missing, err)
 			continue
@@ -163,8 +163,8 @@ func (c Config) subjects(ctx context.Context, dir string) (all []subject, missin
 	return append([]subject{{name: floor, turn: c.floor}, own}, pairs...), missing
 }
 
-// library returns the two subjects of an MPI library: C and this.
-func (c Config) library(ctx context.Context, dir, name string) ([]subject, error) {
+// pairOf returns the two subjects of an MPI library: C and this.
+func (c Config) pairOf(ctx context.Context, dir, name string) ([]subject, error) {
 	mpirun, env, err := cluster.Launcher(name)
 	if err != nil {
 		return nil, err
