@@ -2,6 +2,9 @@ package p2p_test
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
 	"os"
 	"testing"
 	"time"
@@ -75,8 +78,9 @@ func TestConformanceOfProcesses(t *testing.T) {
 
 func TestDistributed(t *testing.T) { distributedtest.Run(t, goroutines(t)) }
 
-// One process of a job is killed: the waits of the other end at its deadline, in
-// eager calls and in a graph, it is told who did not come, and the process goes on.
+// One process of a job is killed: the waits of the others end at their deadlines, in
+// eager calls and in a graph, they are told who did not come, and the processes go
+// on with a communicator of those that are left.
 func TestAKilledRank(t *testing.T) {
 	if way := os.Getenv(gputest.VictimVariable); way != "" {
 		rankOfAKilledJob(t, way)
@@ -85,11 +89,12 @@ func TestAKilledRank(t *testing.T) {
 	if gputest.Job(t).WorldSize > 1 {
 		t.Skip("starts processes of its own")
 	}
-	if n, err := cuda.Count(); err != nil || n < 2 {
+	n, err := cuda.Count()
+	if err != nil || n < 2 {
 		t.Skip("needs two GPUs")
 	}
 	for _, way := range []string{"eager", "graph"} {
-		t.Run(way, func(t *testing.T) { gputest.KillARank(t, "TestAKilledRank", way, 2) })
+		t.Run(way, func(t *testing.T) { gputest.KillARank(t, "TestAKilledRank", way, min(n, 4)) })
 	}
 }
 
@@ -123,7 +128,8 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	}
 	require.NoError(t, replay())
 	require.NoError(t, c.Sync(ctx))
-	if j.Rank == 1 {
+	victim := j.WorldSize - 1
+	if j.Rank == victim {
 		self, err := os.FindProcess(os.Getpid())
 		require.NoError(t, err)
 		require.NoError(t, self.Kill())
@@ -138,7 +144,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	err = c.Sync(wait)
 	t.Logf("after %v: %v", time.Since(began).Round(time.Millisecond), err)
 	require.ErrorIs(t, err, comm.ErrTimeout)
-	require.ErrorContains(t, err, "rank 0 waited for rank 1")
+	require.ErrorContains(t, err, fmt.Sprintf("rank %d waited for rank %d", j.Rank, victim))
 	require.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrBroken)
 	done, err := stream.Done()
 	require.NoError(t, err)
@@ -149,12 +155,17 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	// What is left of the communicator below makes one anew.
 	base, ok := comm.As[*nccl.Comm](c)
 	require.True(t, ok)
-	rest, err := base.Shrink(ctx, 1)
+	rest, err := base.Shrink(ctx, victim)
 	require.NoError(t, err)
 	again, err := p2p.New(ctx, rest, rt, p2p.WithLimit(1<<40))
 	require.NoError(t, err)
 	require.NoError(t, again.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
 	require.NoError(t, again.Sync(ctx))
+	got := make([]byte, n*4)
+	require.NoError(t, rt.CopyOut(got, buf))
+	for i := range n {
+		require.Equal(t, float32(j.WorldSize-1), math.Float32frombits(binary.NativeEndian.Uint32(got[i*4:])), "element %d", i)
+	}
 	t.Log("went on")
 	require.NoError(t, graph.Close())
 	require.NoError(t, rt.Deallocate(buf))
