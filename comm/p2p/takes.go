@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -136,7 +137,7 @@ func (c *Comm) probe() error {
 	return nil
 }
 
-// The sizes at which the two are compared, and how: the shortest of some rounds
+// The sizes at which the two are compared first, and how: the shortest of some rounds
 // of some calls, because what disturbs only ever adds.
 var measured = []int{4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20}
 
@@ -187,39 +188,67 @@ func (m *measurement) free() error {
 }
 
 // measure sets the limits to the largest sizes up to which the base is never
-// faster; none, if it is not at the largest either.
+// faster, to a power of two; none, if it is not at the largest either.
 func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error {
 	for k := range classes {
-		won := true
+		most, lost := 0, 0
 		for _, bytes := range measured {
-			x := c.sample(k, m.send, m.recv, bytes)
-			own, ownErr := c.shortest(ctx, m, func() error { return c.submit(&x) })
-			base, baseErr := c.shortest(ctx, m, func() error { return x.Make(c.Communicator) })
-			if errors.Is(baseErr, comm.ErrUnsupported) {
-				base, baseErr = math.MaxInt64, nil
-			}
-			// The slowest rank counts, and all decide alike.
-			err := errors.Join(ownErr, baseErr)
-			all, shareErr := b.share(ctx, hello{state: verdictOf(err), times: [2]time.Duration{own, base}})
-			if shareErr != nil {
-				return errors.Join(err, shareErr)
-			}
-			if err := worst(all, err); err != nil {
+			won, err := c.wins(ctx, b, m, k, bytes)
+			if err != nil {
 				return err
 			}
-			for _, h := range all {
-				own, base = max(own, h.times[0]), max(base, h.times[1])
-			}
-			if won = own <= base; !won {
+			if !won {
+				lost = bytes
 				break
 			}
-			c.takes.limit[k] = x.Bytes()
+			most = bytes
 		}
-		if won {
+		if lost == 0 {
 			c.takes.limit[k] = math.MaxInt
+			continue
+		}
+		for most > 0 && lost > 2*most {
+			doublings := bits.Len(uint(lost/most)) - 1
+			between := most << (doublings / 2)
+			won, err := c.wins(ctx, b, m, k, between)
+			if err != nil {
+				return err
+			}
+			if won {
+				most = between
+			} else {
+				lost = between
+			}
+		}
+		if most > 0 {
+			x := c.sample(k, 0, 0, most)
+			c.takes.limit[k] = x.Bytes()
 		}
 	}
 	return nil
+}
+
+// wins reports whether a call of a class is at least as fast as the base's. The
+// slowest rank counts, and all decide alike.
+func (c *Comm) wins(ctx context.Context, b *bootstrap, m *measurement, k class, bytes int) (bool, error) {
+	x := c.sample(k, m.send, m.recv, bytes)
+	own, ownErr := c.shortest(ctx, m, func() error { return c.submit(&x) })
+	base, baseErr := c.shortest(ctx, m, func() error { return x.Make(c.Communicator) })
+	if errors.Is(baseErr, comm.ErrUnsupported) {
+		base, baseErr = math.MaxInt64, nil
+	}
+	err := errors.Join(ownErr, baseErr)
+	all, shareErr := b.share(ctx, hello{state: verdictOf(err), times: [2]time.Duration{own, base}})
+	if shareErr != nil {
+		return false, errors.Join(err, shareErr)
+	}
+	if err := worst(all, err); err != nil {
+		return false, err
+	}
+	for _, h := range all {
+		own, base = max(own, h.times[0]), max(base, h.times[1])
+	}
+	return own <= base, nil
 }
 
 // sample is an operation of a class that uses so many bytes of the larger buffer.

@@ -179,13 +179,19 @@ func sizeText(bytes int) string {
 	return fmt.Sprintf("%d B", bytes)
 }
 
-// measuredGPUs opens two for a measurement, or one twice: then the ranks have few
+// measuredGPUs opens all for a measurement, or one twice: then the ranks have few
 // blocks, so that all find a place.
 func measuredGPUs(t *testing.T, what string) (gpus []*cuda.Runtime, s sizes) {
 	if !strings.Contains(os.Getenv(timesVariable), what) {
 		t.Skipf("a measurement, made if %s has %q in it", timesVariable, what)
 	}
-	gpus, s = pairOfGPUs(t), defaults(2)
+	gpus = pairOfGPUs(t)
+	n, err := cuda.Count()
+	require.NoError(t, err)
+	for device := 2; device < n; device++ {
+		gpus = append(gpus, openGPU(t, device))
+	}
+	s = defaults(len(gpus))
 	if gpus[0].Device() == gpus[1].Device() {
 		fmt.Println("both ranks on one GPU")
 		s.blocks, s.ringBlocks = 32, 32
@@ -193,12 +199,12 @@ func measuredGPUs(t *testing.T, what string) (gpus []*cuda.Runtime, s sizes) {
 	return gpus, s
 }
 
-// TestTimes prints the times of allreduces on two GPUs, beside NCCL's.
+// TestTimes prints the times of allreduces on all GPUs, beside NCCL's.
 func TestTimes(t *testing.T) {
 	gpus, s := measuredGPUs(t, "table")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	ends := world(t, gpus, 2, s, 20*time.Second)
+	ends := world(t, gpus, len(gpus), s, 20*time.Second)
 	var others []*nccl.Comm // which wants a GPU for each rank
 	if gpus[0].Device() != gpus[1].Device() {
 		var err error
@@ -234,7 +240,7 @@ func TestTimes(t *testing.T) {
 // TestGeometries prints which grids are best for what goes at once.
 func TestGeometries(t *testing.T) {
 	gpus, s := measuredGPUs(t, "geometry")
-	ends := world(t, gpus, 2, s, 20*time.Second)
+	ends := world(t, gpus, len(gpus), s, 20*time.Second)
 	for _, bytes := range []int{256, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20} {
 		type result struct {
 			us            float64
@@ -260,15 +266,40 @@ func TestGeometries(t *testing.T) {
 	}
 }
 
+// TestPaths prints what allreduces take in one step, in two and through rings, which
+// tells where each should begin.
+func TestPaths(t *testing.T) {
+	gpus, most := measuredGPUs(t, "paths")
+	most.words = 64 << 20
+	worlds := map[string][]*endpoint{}
+	for _, path := range []struct {
+		name        string
+		once, twice int
+	}{{"once", 1 << 30, 0}, {"twice", 0, 1 << 30}, {"rings", 0, 0}} {
+		s := most
+		s.once, s.twice = path.once, path.twice
+		worlds[path.name] = world(t, gpus, len(gpus), s, 20*time.Second)
+	}
+	for bytes := 64 << 10; bytes <= 16<<20; bytes *= 2 {
+		fmt.Printf("%10s", sizeText(bytes))
+		for _, path := range []string{"once", "twice", "rings"} {
+			us, err := timeWorld(t.Context(), worlds[path], bytes, true, nil)
+			require.NoError(t, err)
+			fmt.Printf("  %s %8.2f", path, us)
+		}
+		fmt.Println()
+	}
+}
+
 // TestRings prints which rings are best for large messages.
 func TestRings(t *testing.T) {
 	gpus, most := measuredGPUs(t, "rings")
 	for _, blocks := range []int{64, 96, 128} {
 		for _, chunk := range []int{128, 256, 512} {
 			s := most
-			s.ringBlocks, s.chunk, s.once = min(blocks, most.blocks), chunk, 0
+			s.ringBlocks, s.chunk, s.once, s.twice = min(blocks, most.blocks), chunk, 0, 0
 			t.Run(fmt.Sprintf("%d blocks of %d packs", blocks, chunk), func(t *testing.T) {
-				ends := world(t, gpus, 2, s, 20*time.Second)
+				ends := world(t, gpus, len(gpus), s, 20*time.Second)
 				fmt.Printf("%4d x %4d", blocks, chunk)
 				for _, bytes := range []int{1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20, 1 << 30} {
 					us, err := timeWorld(t.Context(), ends, bytes, false, nil)
@@ -285,7 +316,7 @@ func TestRings(t *testing.T) {
 func TestStalls(t *testing.T) {
 	gpus, s := measuredGPUs(t, "stalls")
 	for _, bytes := range []int{256 << 10, 16 << 20} {
-		ends := world(t, gpus, 2, s, 20*time.Second)
+		ends := world(t, gpus, len(gpus), s, 20*time.Second)
 		for range 12 {
 			us, err := timeWorld(t.Context(), ends, bytes, false, nil)
 			require.NoError(t, err)
@@ -297,7 +328,7 @@ func TestStalls(t *testing.T) {
 // TestHostCost prints what a submission costs the host.
 func TestHostCost(t *testing.T) {
 	gpus, s := measuredGPUs(t, "host")
-	ends := world(t, gpus, 2, s, 20*time.Second)
+	ends := world(t, gpus, len(gpus), s, 20*time.Second)
 	require.NoError(t, each(ends, func(e *endpoint) error {
 		buf, err := e.rt.Allocate(1024)
 		if err != nil {
