@@ -1,6 +1,7 @@
 package noop
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -22,20 +23,13 @@ func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator
 // finish waits until messages have found their partners and copies are done.
 func (c *communicator) finish(ctx context.Context) error {
 	for {
-		c.mu.Lock()
-		if err := c.usable(); err != nil {
-			c.mu.Unlock()
+		changed, err := c.outstanding()
+		if err != nil {
 			return err
 		}
-		if len(c.waiting) == 0 {
-			c.mu.Unlock()
+		if changed == nil {
 			break
 		}
-		if c.changed == nil {
-			c.changed = make(chan struct{})
-		}
-		changed := c.changed
-		c.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -67,12 +61,21 @@ func (c *communicator) interrupt(ctx context.Context) error {
 // fail breaks the communicator and returns err; the first cause stays. The caller
 // holds mu.
 func (c *communicator) fail(err error) error {
-	if c.broken == nil {
-		c.broken = err
-	}
+	c.broken = cmp.Or(c.broken, err)
 	c.waiting = nil
 	c.announce()
 	return err
+}
+
+// outstanding returns a channel that is closed when something that waits is done,
+// nil if nothing does.
+func (c *communicator) outstanding() (<-chan struct{}, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waiting) > 0 && c.changed == nil {
+		c.changed = make(chan struct{})
+	}
+	return c.changed, c.usable()
 }
 
 // announce wakes those who wait in Sync. The caller holds mu.
