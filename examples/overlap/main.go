@@ -1,10 +1,10 @@
 // Command overlap hides communication behind compute. Each GPU of this machine
 // computes the gradients of some layers and adds each to those of the other GPUs:
 // first one after the other, then with the compute stream going on while the
-// communicator's stream reduces. Events put the two streams in order; the host
-// never waits. It prints how long both take, and each half alone.
+// communicator's stream reduces. The communicator puts the two streams in order;
+// the host never waits. It prints how long both take, and each half alone.
 //
-// reducer.go is the part to copy: how events order the two streams. worker.go
+// reducer.go is the part to copy: how the two streams are ordered. worker.go
 // gives it something to hide communication behind, a kernel of its own (gradient.cu).
 //
 // `tutti bench overlap` measures and draws a whole training step this way.

@@ -117,7 +117,7 @@ func inputValue(input int) float32            { return float32(input % 5) }
 // others may be waiting for this one somewhere else.
 func (w *worker) close(ctx context.Context) error {
 	return errors.Join(w.comm.FreeSymmetric(ctx, w.gradients), w.input.Free(), w.delta.Free(), w.module.Close(),
-		w.end.Close(), w.begin.Close(), w.reducer.close())
+		w.end.Close(), w.begin.Close())
 }
 
 // step submits the gradients and their sums, and measures.
