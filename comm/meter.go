@@ -98,49 +98,34 @@ func (t *Traffic) add(c *counter) {
 
 // count records a call that was accepted.
 func (m *Meter) count(c *Call, spent time.Duration) {
-	elements := m.sent(c)
+	bytes := m.sent(c)
 	for ; m != nil; m = m.parent {
 		n := &m.counters.Load()[c.Op]
-		n.elements.Add(int64(elements))
-		n.bytes.Add(int64(elements) * int64(c.DType.Size()))
+		n.elements.Add(int64(bytes / max(1, c.DType.Size()))) // waits have no type
+		n.bytes.Add(int64(bytes))
 		n.calls.Add(1)
 		n.nanoseconds.Add(int64(spent))
 	}
 }
 
-// sent is how many elements of a call count for this rank.
-func (m *Meter) sent(c *Call) int {
-	size := m.WorldSize()
-	others := size - 1
-	isRoot := m.Rank() == c.Peer
-	switch c.Op {
-	case OpAllReduce:
-		return 2 * c.Count * others / size
-	case OpAllGather, OpReduceScatter, OpAllToAll:
-		return c.Count * others
-	case OpAllGatherV:
-		return m.toOthers(c.RecvCounts)
-	case OpAllToAllV:
-		return m.toOthers(c.SendCounts)
-	case OpBroadcast, OpReduce, OpGather, OpSend:
-		if !isRoot {
-			return c.Count
+// sent is how many bytes of a call count for this rank: what it sends to the
+// others, or receives where the table says so.
+func (m *Meter) sent(c *Call) (bytes int) {
+	size, rank := m.WorldSize(), m.Rank()
+	if c.Op == OpAllReduce {
+		return 2 * c.Count * (size - 1) / size * c.DType.Size()
+	}
+	receives := c.Op == OpAllGather || c.Op == OpAllGatherV || c.Op == OpBroadcast
+	for r := range size {
+		_, n, ok := c.SendPart(rank, r)
+		if receives {
+			_, n, ok = c.RecvPart(rank, r)
 		}
-	case OpScatter:
-		if isRoot {
-			return c.Count * others
+		if ok && r != rank {
+			bytes += n
 		}
 	}
-	return 0
-}
-
-// toOthers adds up what counts has for the other ranks.
-func (m *Meter) toOthers(counts []int) int {
-	sum := -counts[m.Rank()]
-	for _, n := range counts {
-		sum += n
-	}
-	return sum
+	return bytes
 }
 
 func (m *Meter) do(c Call) error {
