@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -10,45 +11,40 @@ import (
 )
 
 // world is what the ranks share. All that they do together is a meeting: whoever
-// comes last does the work for all, under one lock, so that every promise of the
-// contract can be seen in it.
+// comes last does the work for all, under one lock.
 type world struct {
 	mu       sync.Mutex
-	memory   *cpu.Runtime // to copy and reduce; all buffers are host memory
-	size     int
-	meetings map[place][]*meeting // that somebody has not come to, in their order
-	left     []bool               // by rank
-	broken   chan struct{}        // closed when the world breaks
-	failure  error                // then
+	changed  sync.Cond    // a meeting is over, or the world broke
+	memory   *cpu.Runtime // that all buffers are in
+	all      []int        // the ranks
+	meetings []*meeting   // that somebody has not come to, in their order
+	left     []bool       // by rank
+	failure  error        // what broke the world
 }
 
-// place is where ranks meet for a message. Collectives have one place for all.
-type place struct {
-	message      bool
-	source, dest int
-	tag          uint32
-}
-
-// meeting is a collective, with a seat for each rank, or a message, with one for
-// each end. Barrier and Split come as calls, too.
+// meeting is a collective of all ranks, or a message, of its source and its
+// destination.
 type meeting struct {
-	seats   []seat
-	missing int
-	done    chan struct{}
+	tag   int // of a message, -1 of a collective
+	ranks []int
+	seats []*seat // of the ranks; nil for one that has not come yet
 }
 
+// seat is what a rank does in a meeting. Barrier and Split come as calls, too.
 type seat struct {
-	taken bool
 	call  comm.Call
 	wait  comm.Wait
 	child comm.Communicator // what a Split makes
+	done  bool
 }
 
 // newWorld makes a world and returns its communicators, in rank order.
 func newWorld(size int, memory *cpu.Runtime) []comm.Communicator {
-	w := &world{memory: memory, size: size, meetings: map[place][]*meeting{}, left: make([]bool, size), broken: make(chan struct{})}
+	w := &world{memory: memory, left: make([]bool, size)}
+	w.changed.L = &w.mu
 	all := make([]comm.Communicator, size)
 	for r := range all {
+		w.all = append(w.all, r)
 		all[r] = comm.NewSerial(comm.Check{Backend: "custom", Rank: r, WorldSize: size}, rank{w, r})
 	}
 	return all
@@ -62,25 +58,18 @@ type rank struct {
 
 // Work does the calls of a group.
 func (r rank) Work(calls []comm.Call) error {
-	var meetings []*meeting
+	var seats []*seat
 	for _, c := range calls {
-		meetings = append(meetings, r.come(seat{call: c}))
+		seats = append(seats, &seat{call: c})
 	}
-	for _, m := range meetings {
-		if err := r.await(m); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.attend(seats...)
 }
 
 // Meet does a Barrier or a Split.
 func (r rank) Meet(w comm.Wait) (comm.Communicator, error) {
-	m := r.come(seat{call: comm.Call{Op: w.Op}, wait: w})
-	if err := r.await(m); err != nil {
-		return nil, err
-	}
-	return m.seats[r.number].child, nil
+	s := &seat{call: comm.Call{Op: w.Op}, wait: w}
+	err := r.attend(s)
+	return s.child, err
 }
 
 // Leave tells the others that this rank does not come any more.
@@ -89,150 +78,86 @@ func (r rank) Leave(cause error) {
 	defer r.mu.Unlock()
 	r.left[r.number] = true
 	if cause != nil {
-		r.fail(fmt.Errorf("%w: rank %d gave up: %w", comm.ErrPeerFailed, r.number, cause))
+		r.failure = cmp.Or(r.failure, fmt.Errorf("%w: rank %d gave up: %w", comm.ErrPeerFailed, r.number, cause))
 	}
-	r.failIfStranded()
+	r.changed.Broadcast()
 }
 
-// await waits until a meeting is over or the world breaks.
-func (w *world) await(m *meeting) error {
-	select {
-	case <-m.done:
-		return nil
-	case <-w.broken:
-		return w.failure
-	}
-}
-
-// come takes a seat, and holds the meeting if it was the last one that was free.
-func (r rank) come(mine seat) *meeting {
+// attend takes seats, and waits until their meetings are over or the world breaks.
+func (r rank) attend(seats ...*seat) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at, number, seats := place{}, r.number, r.size
-	switch c := mine.call; c.Op {
+	for _, s := range seats {
+		if r.failure == nil {
+			r.take(s)
+		}
+	}
+	for slices.ContainsFunc(seats, func(s *seat) bool { return !s.done }) {
+		if r.failure = cmp.Or(r.failure, r.stranded()); r.failure != nil {
+			return r.failure
+		}
+		r.changed.Wait()
+	}
+	return nil
+}
+
+// take takes a seat, and holds the meeting if it was the last one that was free.
+// The caller holds mu, as for all that follows.
+func (r rank) take(s *seat) {
+	tag, ranks, mine := -1, r.all, r.number
+	switch c := s.call; c.Op {
 	case comm.OpSend:
-		at, number, seats = place{true, r.number, c.Peer, c.Tag}, 0, 2
+		tag, ranks, mine = int(c.Tag), []int{r.number, c.Peer}, 0
 	case comm.OpRecv:
-		at, number, seats = place{true, c.Peer, r.number, c.Tag}, 1, 2
+		tag, ranks, mine = int(c.Tag), []int{c.Peer, r.number}, 1
 	}
-	queue := r.meetings[at]
-	i := slices.IndexFunc(queue, func(m *meeting) bool { return !m.seats[number].taken })
+	i := slices.IndexFunc(r.meetings, func(m *meeting) bool {
+		return m.tag == tag && slices.Equal(m.ranks, ranks) && m.seats[mine] == nil
+	})
 	if i < 0 {
-		i = len(queue)
-		queue = append(queue, &meeting{make([]seat, seats), seats, make(chan struct{})})
+		i = len(r.meetings)
+		r.meetings = append(r.meetings, &meeting{tag, ranks, make([]*seat, len(ranks))})
 	}
-	m := queue[i]
-	mine.taken = true
-	m.seats[number] = mine
-	if m.missing--; m.missing == 0 { // it is the first: all come in order
-		queue = queue[1:]
-		if err := r.hold(at, m.seats); err != nil {
-			r.fail(err)
-		} else {
-			close(m.done)
-		}
-	}
-	r.meetings[at] = queue
-	r.failIfStranded()
-	return m
-}
-
-// fail breaks the world; the first cause stays. The caller holds mu, as for all
-// that follows.
-func (w *world) fail(err error) {
-	if w.failure == nil {
-		w.failure = err
-		close(w.broken)
-	}
-}
-
-// failIfStranded breaks the world if a meeting waits for a rank that has left.
-func (w *world) failIfStranded() {
-	for at, queue := range w.meetings {
-		for r, left := range w.left {
-			if left && len(queue) > 0 && (!at.message || at.source == r || at.dest == r) {
-				w.fail(fmt.Errorf("%w: rank %d has left", comm.ErrPeerFailed, r))
-			}
-		}
+	m := r.meetings[i]
+	m.seats[mine] = s
+	if !slices.Contains(m.seats, nil) {
+		r.meetings = slices.Delete(r.meetings, i, i+1)
+		r.failure = r.hold(m.seats)
+		r.changed.Broadcast()
 	}
 }
 
 // hold does what a meeting is about.
-func (w *world) hold(at place, seats []seat) error {
+func (w *world) hold(seats []*seat) error {
 	var calls []comm.Call
 	var waits []comm.Wait
 	for _, s := range seats {
 		calls, waits = append(calls, s.call), append(waits, s.wait)
 	}
-	if w.failure != nil {
-		return w.failure
-	}
-	if at.message {
-		if err := comm.AgreeOnMessage(at.source, &calls[0], at.dest, &calls[1]); err != nil {
-			return err
-		}
-		return w.copy(calls[1].Recv, calls[0].Send, calls[0].Bytes())
-	}
-	if err := comm.Agree(calls); err != nil {
+	if err := comm.Carry(w.memory, calls...); err != nil {
 		return err
 	}
-	switch op := calls[0].Op; {
-	case op == comm.OpBarrier:
-		return nil
-	case op == comm.OpSplit:
+	if calls[0].Op == comm.OpSplit {
 		for _, group := range comm.SplitGroups(waits) {
 			for i, child := range newWorld(len(group), w.memory) {
 				seats[group[i]].child = child
 			}
 		}
-		return nil
-	case op.Reduces():
-		return w.reduce(calls)
 	}
-	return w.move(calls)
-}
-
-// move copies what the ranks send each other.
-func (w *world) move(calls []comm.Call) error {
-	for to := range calls {
-		for from := range calls {
-			src, bytes, sends := calls[from].SendPart(from, to)
-			dst, _, receives := calls[to].RecvPart(to, from)
-			if sends && receives {
-				if err := w.copy(dst, src, bytes); err != nil {
-					return err
-				}
-			}
-		}
+	for _, s := range seats {
+		s.done = true
 	}
 	return nil
 }
 
-// reduce reduces what the ranks send to each rank. An allreduce may be in place, so
-// its result goes to all of them at once.
-func (w *world) reduce(calls []comm.Call) error {
-	for to, c := range calls {
-		var sources, everywhere []uintptr
-		for from := range calls {
-			if src, _, ok := calls[from].SendPart(from, to); ok {
-				sources, everywhere = append(sources, src), append(everywhere, calls[from].Recv)
-			}
-		}
-		if c.Op == comm.OpAllReduce {
-			return w.memory.Reduce(everywhere, sources, c.Count, c.DType, c.Reduce)
-		}
-		if len(sources) > 0 {
-			if err := w.memory.Reduce([]uintptr{c.Recv}, sources, c.Count, c.DType, c.Reduce); err != nil {
-				return err
+// stranded returns an error if a meeting waits for a rank that has left.
+func (w *world) stranded() error {
+	for _, m := range w.meetings {
+		for i, r := range m.ranks {
+			if m.seats[i] == nil && w.left[r] {
+				return fmt.Errorf("%w: rank %d has left", comm.ErrPeerFailed, r)
 			}
 		}
 	}
 	return nil
-}
-
-func (w *world) copy(dst, src uintptr, bytes int) error {
-	if dst == src || bytes == 0 {
-		return nil
-	}
-	return w.memory.Copy(dst, src, bytes)
 }
