@@ -1,0 +1,87 @@
+package p2p
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Comm is a communicator over another one of the same GPUs, of which it takes
+// over what goes faster over the memory of peers.
+type Comm struct {
+	comm.Methods
+	comm.Waits
+	comm.Wrapped
+	streams // of the base, which both submit to
+	check   comm.Check
+	rt      *cuda.Runtime
+	options
+	here  *endpoint
+	takes takes
+
+	stream  atomic.Pointer[cuda.Stream] // the base's, as last seen
+	failure atomic.Pointer[error]
+	closed  atomic.Bool
+	closing sync.Once
+	turns   comm.Turns
+
+	mu       sync.Mutex
+	children map[*Comm]struct{}
+	parent   *Comm
+}
+
+// streams are the base's operations on streams.
+type streams interface {
+	comm.StreamSyncOps
+	comm.StreamOrder
+}
+
+var (
+	_ comm.Communicator  = (*Comm)(nil)
+	_ comm.StreamSyncOps = (*Comm)(nil)
+	_ comm.StreamOrder   = (*Comm)(nil)
+	_ comm.Ender         = (*Comm)(nil)
+)
+
+// newComm makes a communicator that takes over what it is told, or, for nil, what
+// it finds out.
+func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o options, t *takes) (*Comm, error) {
+	here, err := connect(ctx, base, rt, defaults(base.WorldSize()), o.patience)
+	if err != nil {
+		return nil, err
+	}
+	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, options: o, here: here, children: map[*Comm]struct{}{}}
+	c.check = comm.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
+	c.Methods, c.Waits = comm.Methods{Do: c.do, Together: c.together}, comm.Waits{Wait: c.wait}
+	if t != nil {
+		c.takes = *t
+	} else if err := c.choose(ctx); err != nil {
+		here.stopWaiting()
+		return nil, errors.Join(err, here.discard(c.current()))
+	}
+	return c, nil
+}
+
+// current is the base's stream, which it may change (nccl.Comm.UseStream).
+func (c *Comm) current() *cuda.Stream {
+	handle := c.CommStream()
+	s := c.stream.Load()
+	if s == nil || s.Handle() != handle {
+		s = c.rt.WrapStream(handle)
+		c.stream.Store(s)
+	}
+	return s
+}
+
+// explain wraps the error of an operation, if there is one.
+func (c *Comm) explain(op string, err error) error {
+	var named *comm.OpError
+	if err == nil || errors.As(err, &named) && named.Op == op {
+		return err
+	}
+	return c.check.Fail(op, err)
+}

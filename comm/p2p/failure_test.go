@@ -1,0 +1,198 @@
+package p2p
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// pairOfGPUs opens two GPUs, or one twice.
+func pairOfGPUs(t *testing.T) []*cuda.Runtime {
+	n, err := cuda.Count()
+	if err != nil {
+		t.Skipf("needs NVIDIA GPUs: %v", err)
+	}
+	return []*cuda.Runtime{openGPU(t, 0), openGPU(t, 1%n)}
+}
+
+// Captured operations can be replayed, between others, and give what they should
+// every time.
+func TestGraphsMixWithEagerCalls(t *testing.T) {
+	const ranks, most = 2, 100 << 10
+	ends := world(t, pairOfGPUs(t), ranks, small(ranks), 20*time.Second)
+	const seed = 7
+	rng := rand.New(rand.NewPCG(seed, 0))
+	var steps []step
+	for len(steps) < 60 {
+		if s := randomStep(rng, ranks, most); !s.inPlace { // which would change what a replay reads
+			steps = append(steps, s)
+		}
+	}
+	wanted := reference(t, ranks, steps)
+	require.NoError(t, each(ends, func(e *endpoint) error {
+		stream := e.rt.Stream()
+		bufs, plans, recvs := make([]buffers, len(steps)), make([]plan, len(steps)), make([]uintptr, len(steps))
+		for i, s := range steps {
+			var err error
+			if bufs[i], err = newBuffers(e.rt, ranks*most+4096); err != nil {
+				return err
+			}
+			send, recv, err := bufs[i].prepare(s, e.rank, ranks)
+			if err != nil {
+				return err
+			}
+			recvs[i], plans[i] = recv, e.planOf(s, send, recv)
+		}
+		var graphs []*cuda.Graph
+		for part := range 3 {
+			g, err := stream.Capture(func() error {
+				var errs []error
+				for i := part; i < len(steps); i += 4 { // the fourth part stays eager
+					errs = append(errs, e.submit(stream, plans[i]))
+				}
+				return errors.Join(errs...)
+			})
+			if err != nil {
+				return err
+			}
+			defer g.Close() //nolint:errcheck
+			graphs = append(graphs, g)
+		}
+		order := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
+		for range 40 {
+			var ran []int
+			for range 3 {
+				if part := order.IntN(4); part < 3 {
+					if err := graphs[part].Launch(stream); err != nil {
+						return err
+					}
+					for i := part; i < len(steps); i += 4 {
+						ran = append(ran, i)
+					}
+				} else {
+					i := 3 + 4*order.IntN(len(steps)/4)
+					if err := e.submit(stream, plans[i]); err != nil {
+						return err
+					}
+					ran = append(ran, i)
+				}
+			}
+			if err := e.wait(t.Context(), stream); err != nil {
+				return err
+			}
+			for _, i := range ran {
+				if err := bufs[i].verify(steps[i], e.rank, ranks, recvs[i], wanted[i][e.rank]); err != nil {
+					return err
+				}
+			}
+			for _, i := range ran {
+				_, nr := steps[i].lengths(ranks)
+				if err := e.rt.Fill(recvs[i], nr*steps[i].dt.Size(), dtype.U8, 0x5a); err != nil {
+					return err
+				}
+			}
+		}
+		for _, b := range bufs {
+			if err := b.free(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// A rank whose peer does not come stops waiting when its context ends, or after
+// the limit, in whatever kernel it is, and says for whom it waited.
+func TestAPeerThatDoesNotCome(t *testing.T) {
+	for _, kind := range []string{"at once", "in rings", "moved", "moved in rings", "barrier", "graph"} {
+		for _, way := range []string{"deadline", "cancel", "limit"} {
+			t.Run(kind+"/"+way, func(t *testing.T) {
+				limit := time.Hour
+				if way == "limit" {
+					limit = 300 * time.Millisecond
+				}
+				ends := world(t, pairOfGPUs(t), 2, small(2), limit)
+				e := ends[0]
+				stream := e.rt.Stream()
+				const bytes = 1 << 20
+				buf, err := e.rt.Allocate(2 * bytes)
+				require.NoError(t, err)
+				defer e.rt.Deallocate(buf) //nolint:errcheck
+				require.NoError(t, e.rt.Fill(buf, bytes/4, dtype.F32, 1))
+				p := map[string]plan{
+					"at once":        e.allReduce(buf, buf, 1000, dtype.F32, comm.Sum),
+					"in rings":       e.allReduce(buf, buf, bytes/4, dtype.F32, comm.Sum),
+					"moved":          e.allGather(buf+bytes, buf, 100),
+					"moved in rings": e.broadcast(buf, bytes, 1),
+					"barrier":        e.barrier(),
+					"graph":          e.allReduce(buf, buf, 1000, dtype.F32, comm.Sum),
+				}[kind]
+				// A first operation in which the peer takes part.
+				require.NoError(t, each(ends, func(e *endpoint) error {
+					return errors.Join(e.submit(e.rt.Stream(), e.barrier()), e.wait(t.Context(), e.rt.Stream()))
+				}))
+				if kind == "graph" {
+					g, err := stream.Capture(func() error {
+						var errs []error
+						for range perGraph {
+							errs = append(errs, e.submit(stream, p))
+						}
+						return errors.Join(errs...)
+					})
+					require.NoError(t, err)
+					defer g.Close() //nolint:errcheck
+					require.NoError(t, g.Launch(stream))
+					require.NoError(t, g.Launch(stream))
+				} else {
+					require.NoError(t, e.submit(stream, p))
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				want := comm.ErrTimeout
+				switch way {
+				case "deadline":
+					ctx, cancel = context.WithTimeout(ctx, 300*time.Millisecond)
+				case "cancel":
+					want = comm.ErrCanceled
+					time.AfterFunc(300*time.Millisecond, cancel)
+				}
+				defer cancel()
+				err = e.wait(ctx, stream)
+				require.ErrorIs(t, err, want)
+				assert.ErrorContains(t, err, "rank 0 waited for rank 1 in operation 2 ("+comm.Op(p.call.operation).String())
+				done, err := stream.Done()
+				require.NoError(t, err)
+				assert.True(t, done, "no kernel is left on the GPU")
+				// What comes later does not wait.
+				require.NoError(t, e.submit(stream, p))
+				require.NoError(t, stream.Synchronize(t.Context()))
+				assert.Error(t, e.fault())
+			})
+		}
+	}
+}
+
+// Ranks with different options do not form a world, and no rank waits for long.
+func TestRanksThatDisagree(t *testing.T) {
+	gpus := pairOfGPUs(t)
+	errs := make([]error, 2)
+	err := runLocal(t, 2, func(ctx context.Context, c comm.Communicator) error {
+		s := small(2)
+		s.once += c.Rank()
+		_, errs[c.Rank()] = connect(ctx, c, gpus[c.Rank()], s, time.Second)
+		return nil
+	})
+	require.NoError(t, err)
+	for rank, err := range errs {
+		assert.ErrorIs(t, err, comm.ErrMismatch, fmt.Sprint(rank))
+	}
+}
