@@ -76,7 +76,7 @@ func (s streamed) CommStream() uintptr { return s.rt.Stream().Handle() }
 
 // onBoth runs body on two ranks, and returns their errors.
 func onBoth(t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error) [2]error {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var errs [2]error
 	require.NoError(t, local.Run(ctx, 2, func(ctx context.Context, c comm.Communicator) error {
@@ -95,7 +95,6 @@ func TestStandInARankThatFails(t *testing.T) {
 		"cuMemCreate", "cuMemHostAlloc", "cuMemImportFromShareableHandle", "cuLaunchKernel", "cuEventCreate", "cuEventElapsedTime",
 	} {
 		t.Run(function, func(t *testing.T) {
-			var began time.Time
 			errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
 				if err := base.Barrier(ctx); err != nil {
 					return err
@@ -106,13 +105,9 @@ func TestStandInARankThatFails(t *testing.T) {
 				if err := base.Barrier(ctx); err != nil {
 					return err
 				}
-				if base.Rank() == 0 {
-					began = time.Now()
-				}
 				_, err := p2p.New(ctx, base, rt)
 				return err
 			})
-			require.Less(t, time.Since(began), 8*time.Second, "nobody waits for a deadline")
 			require.Error(t, errs[0])
 			require.Error(t, errs[1])
 			failed, told := errs[0], errs[1]
@@ -120,6 +115,7 @@ func TestStandInARankThatFails(t *testing.T) {
 				failed, told = told, failed
 			}
 			assert.NotErrorIs(t, failed, comm.ErrPeerFailed)
+			assert.NotErrorIs(t, errors.Join(errs[:]...), comm.ErrTimeout, "nobody waits for a deadline")
 			assert.ErrorContains(t, failed, "CUDA_ERROR_OUT_OF_MEMORY")
 			assert.ErrorIs(t, told, comm.ErrPeerFailed)
 		})
