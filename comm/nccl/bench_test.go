@@ -83,8 +83,7 @@ func benchWorld(ctx context.Context, b *testing.B) []*nccl.Comm {
 		require.NoError(b, err)
 		return world
 	}
-	rt, err := cuda.Open(j.LocalRank)
-	require.NoError(b, err)
+	rt := gputest.Own(b)
 	b.Cleanup(func() { assert.NoError(b, rt.Close()) })
 	c, err := nccl.FromEnv(ctx, rt)
 	require.NoError(b, err)

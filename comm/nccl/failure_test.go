@@ -54,8 +54,7 @@ func TestAKilledRank(t *testing.T) {
 func rankOfAKilledJob(t *testing.T, way string) {
 	j := gputest.Job(t)
 	victim := j.WorldSize - 1
-	rt, err := cuda.Open(j.LocalRank)
-	require.NoError(t, err)
+	rt := gputest.Own(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := nccl.FromEnv(ctx, rt)

@@ -16,7 +16,6 @@ import (
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // reducesRight checks that a new communicator works, and closes it.
@@ -61,8 +60,7 @@ func TestFromMPI(t *testing.T) {
 	if j.WorldSize == 1 || os.Getenv("OMPI_COMM_WORLD_SIZE") == "" {
 		t.Skip("not started by Open MPI's mpirun with several processes")
 	}
-	rt, err := cuda.Open(j.LocalRank)
-	require.NoError(t, err)
+	rt := gputest.Own(t)
 	base, err := mpi.Init()
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

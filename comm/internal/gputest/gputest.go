@@ -58,6 +58,17 @@ func Open(t testing.TB) []*cuda.Runtime {
 	return runtimes
 }
 
+// Own opens the GPU of this process of a job. A launcher may show each process its
+// own alone, as Slurm does with --gpus-per-task=1.
+func Own(t testing.TB) *cuda.Runtime {
+	t.Helper()
+	gpus, err := cuda.Count()
+	require.NoError(t, err)
+	rt, err := cuda.Open(Job(t).LocalRank % gpus)
+	require.NoError(t, err)
+	return rt
+}
+
 // Each runs f for n ranks at once and returns their errors joined.
 func Each(n int, f func(rank int) error) error {
 	errs := make([]error, n)
@@ -107,10 +118,7 @@ func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect fu
 	if j.WorldSize == 1 {
 		t.Skip("not started by mpirun, torchrun or srun with several processes")
 	}
-	gpus, err := cuda.Count()
-	require.NoError(t, err)
-	rt, err := cuda.Open(j.LocalRank % gpus) // Slurm may show each process its own alone
-	require.NoError(t, err)
+	rt := Own(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := connect(ctx, rt)

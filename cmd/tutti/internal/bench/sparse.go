@@ -17,11 +17,13 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// SparseConfig is what to measure of the sparse allreduce, on float32 tensors
-// of normally distributed random numbers, new ones in every step.
+// SparseConfig is what to measure of the sparse allreduce, on tensors of normally
+// distributed random numbers, new ones in every step.
 type SparseConfig struct {
 	// Backend is the name that results carry.
 	Backend string
+	// DType of the tensors: F32, F16 or BF16.
+	DType dtype.DType
 	// Patterns of package distributed, each measured at each size.
 	Patterns []string
 	// Density is the part of the entries that a rank picks, in (0, 1].
@@ -47,6 +49,15 @@ type SparseConfig struct {
 func (c SparseConfig) Validate() error {
 	if !(c.Density > 0 && c.Density <= 1) {
 		return fmt.Errorf("density %v is not in (0, 1]", c.Density)
+	}
+	switch c.DType {
+	case dtype.F32:
+	case dtype.F16, dtype.BF16:
+		if c.InPlace {
+			return fmt.Errorf("in place the tensor is the residual, which is f32, not %v", c.DType)
+		}
+	default:
+		return fmt.Errorf("gradients are f32, f16 or bf16, not %v", c.DType)
 	}
 	if c.Hosts < 0 {
 		return fmt.Errorf("%d hosts are not 1 or more", c.Hosts)
@@ -100,7 +111,8 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 		return backend.NeedsGraphs(cfg.Backend)
 	}
 	// The random numbers, the tensor and the residual.
-	if err := fits(r, cfg.Backend, 3*slices.Max(cfg.Sizes)); err != nil {
+	perElement := 2*cfg.DType.Size() + dtype.F32.Size()
+	if err := fits(r, cfg.Backend, slices.Max(cfg.Sizes)/cfg.DType.Size()*perElement); err != nil {
 		return err
 	}
 	locations, err := backend.Locations(ctx, r)
@@ -109,7 +121,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	}
 	for _, bytes := range cfg.Sizes {
 		for _, pattern := range cfg.Patterns {
-			result, err := measureSparse(ctx, r, cfg, pattern, max(1, bytes/dtype.F32.Size()))
+			result, err := measureSparse(ctx, r, cfg, pattern, max(1, bytes/cfg.DType.Size()))
 			if err != nil {
 				return fmt.Errorf("pattern %s on %d bytes: %w", pattern, bytes, err)
 			}
@@ -176,9 +188,9 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 			Backend:    cfg.Backend,
 			Device:     r.Runtime.Name(),
 			Ranks:      r.Comm.WorldSize(),
-			Bytes:      n * dtype.F32.Size(),
+			Bytes:      n * cfg.DType.Size(),
 			Count:      n,
-			DType:      dtype.F32.String(),
+			DType:      cfg.DType.String(),
 			Op:         comm.Avg.String(),
 			Place:      InPlace,
 			Graph:      s.graph != nil,
@@ -225,10 +237,10 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern
 	for i := range values {
 		values[i] = float32(rng.NormFloat64())
 	}
-	if s.random, err = runtime.FromSlice(r.Runtime, values); err != nil {
+	if s.random, err = fromFloats(r.Runtime, cfg.DType, values); err != nil {
 		return nil, err
 	}
-	if s.tensor, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
+	if s.tensor, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
 		return nil, err
 	}
 	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: cfg.Density,
@@ -409,7 +421,7 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 	if err := s.nextGradient(); err != nil {
 		return 0, err
 	}
-	gradient, err := runtime.ToSlice[float32](s.tensor)
+	gradient, err := toFloats(s.tensor)
 	if err != nil {
 		return 0, err
 	}
@@ -428,14 +440,17 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	if sparse, ok := s.sparse.Sparse(); ok && s.inPlace { // the tensor is the residual, and then has the result
-		if after, err = runtime.ToSlice[float32](s.tensor); err != nil {
+		if after, err = toFloats(s.tensor); err != nil {
 			return 0, err
 		}
 		if err := errors.Join(s.tensor.Fill(0), sparse.AddResult(s.tensor, 1)); err != nil {
 			return 0, err
 		}
 	}
-	result, err := backend.Fetch[float32](ctx, s.Rank, s.tensor)
+	if err := s.Comm.Sync(ctx); err != nil {
+		return 0, err
+	}
+	result, err := toFloats(s.tensor)
 	if err != nil {
 		return 0, err
 	}
@@ -455,11 +470,14 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 	if err := distributed.Broadcast(ctx, s.Comm, s.tensor, 0); err != nil {
 		return 0, err
 	}
-	rank0, err := backend.Fetch[float32](ctx, s.Rank, s.tensor)
+	if err := s.Comm.Sync(ctx); err != nil {
+		return 0, err
+	}
+	rank0, err := toFloats(s.tensor)
 	if err != nil {
 		return 0, err
 	}
-	total, err := backend.Reduce(ctx, s.Rank, []int64{brokenPromises(gone, size, result, rank0, s.Comm.WorldSize())}, comm.Sum)
+	total, err := backend.Reduce(ctx, s.Rank, []int64{brokenPromises(s.tensor.DType(), gone, size, result, rank0, s.Comm.WorldSize())}, comm.Sum)
 	if err != nil {
 		return 0, err
 	}
@@ -467,9 +485,10 @@ func (s *sparseRun) check(ctx context.Context) (int64, error) {
 }
 
 // brokenPromises counts the elements of a rank's result that are not what left
-// all ranks divided by their number, up to rounding, or differ from rank 0's.
-func brokenPromises(gone, size, result, rank0 []float32, ranks int) int64 {
-	tolerance := 4 * float64(ranks) * epsilon(dtype.F32)
+// all ranks divided by their number, up to the rounding of dt, or differ from rank
+// 0's.
+func brokenPromises(dt dtype.DType, gone, size, result, rank0 []float32, ranks int) int64 {
+	tolerance := 4 * float64(ranks) * epsilon(dt)
 	var count int64
 	for i, v := range result {
 		difference := math.Abs(float64(gone[i]) - float64(v)*float64(ranks))
@@ -478,4 +497,37 @@ func brokenPromises(gone, size, result, rank0 []float32, ranks int) int64 {
 		}
 	}
 	return count
+}
+
+// fromFloats makes a tensor of values, rounded to dt.
+func fromFloats(rt runtime.Runtime, dt dtype.DType, values []float32) (*runtime.Tensor, error) {
+	data := make([]byte, len(values)*dt.Size())
+	if err := dtype.FromFloat32(data, dt, values); err != nil {
+		return nil, err
+	}
+	t, err := runtime.New(rt, dt, len(values))
+	if err != nil {
+		return nil, err
+	}
+	p, err := t.Ptr()
+	if err == nil {
+		err = rt.CopyIn(p, data)
+	}
+	if err != nil {
+		return nil, errors.Join(err, t.Free())
+	}
+	return t, nil
+}
+
+// toFloats returns the elements of a tensor. It waits for the device.
+func toFloats(t *runtime.Tensor) ([]float32, error) {
+	p, err := t.Ptr()
+	if err != nil {
+		return nil, err
+	}
+	data, values := make([]byte, t.Bytes()), make([]float32, t.Len())
+	if err := t.Runtime().CopyOut(data, p); err != nil {
+		return nil, err
+	}
+	return values, dtype.ToFloat32(values, data, t.DType())
 }

@@ -200,13 +200,13 @@ func joinNames[T fmt.Stringer](all []T) string {
 }
 
 func newBenchSparse() *cobra.Command {
-	cfg := bench.SparseConfig{Density: 0.01}
+	cfg := bench.SparseConfig{Density: 0.01, DType: dtype.F32}
 	patterns := patternChoice{names: []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}}
 	var flags *benchFlags
 	cmd := &cobra.Command{
 		Use:   "sparse",
 		Short: "Average tensors by sending only their largest entries",
-		Long: `sparse measures the sparse allreduce of float32 tensors with normally distributed
+		Long: `sparse measures the sparse allreduce of tensors with normally distributed
 random entries, new ones in every step. sent is the number of elements that a rank
 sends in a step (a value and an index count one each); algbw and busbw are what a
 dense allreduce would need to take the same time. #wrong counts elements that got
@@ -222,6 +222,8 @@ select and exchange (and merge, with --json) are those of steps one by one. With
 	}
 	flags = newBenchFlags(cmd.Flags())
 	patterns.register(cmd.Flags(), "patterns, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
+	cmd.Flags().Var(flagValue[dtype.DType]{target: &cfg.DType, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
+		"dtype", "element type: f32, f16, bf16")
 	cmd.Flags().Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
