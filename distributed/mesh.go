@@ -62,6 +62,35 @@ func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, erro
 	return m, nil
 }
 
+// Line is a communicator that there is along a dimension.
+type Line struct {
+	Name string
+	Comm comm.Communicator
+}
+
+// JoinMesh makes a mesh of communicators that there are already, say of NCCL within
+// hosts and of MPI between them, slowest dimension first: of each, the ranks that
+// differ from this one only in that dimension, in the order of their coordinate. It
+// does not communicate. The mesh owns them.
+func JoinMesh(lines ...Line) (*Mesh, error) {
+	const op = "mesh"
+	m := &Mesh{}
+	world := 1
+	for _, l := range lines {
+		if err := checkComm(l.Comm); err != nil {
+			return nil, opError(op, fmt.Errorf("dimension %q: %w", l.Name, err))
+		}
+		world *= l.Comm.WorldSize()
+		m.dims = append(m.dims, Dim{l.Name, l.Comm.WorldSize()})
+		m.coords = append(m.coords, l.Comm.Rank())
+		m.comms = append(m.comms, l.Comm)
+	}
+	if _, err := checkDims(m.dims, world); err != nil {
+		return nil, opError(op, err)
+	}
+	return m, nil
+}
+
 // checkDims checks names and sizes and fills in a size of -1.
 func checkDims(dims []Dim, world int) ([]Dim, error) {
 	if len(dims) == 0 {

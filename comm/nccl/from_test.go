@@ -54,7 +54,8 @@ func TestFromOtherCommunicators(t *testing.T) {
 	}))
 }
 
-// The unique id travels over MPI, when Open MPI's mpirun started the test.
+// The unique id travels over MPI, when Open MPI's mpirun started the test, and MPI
+// joins hosts of one or two GPUs each, within which there is NCCL.
 func TestFromMPI(t *testing.T) {
 	j := gputest.Job(t)
 	if j.WorldSize == 1 || os.Getenv("OMPI_COMM_WORLD_SIZE") == "" {
@@ -69,6 +70,9 @@ func TestFromMPI(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, base.Rank(), c.Rank())
 	assert.NoError(t, reducesRight(ctx, c))
+	if j.WorldSize%2 == 0 {
+		t.Run("levels", func(t *testing.T) { levelsOverMPI(ctx, t, base, rt) })
+	}
 	assert.NoError(t, mpi.Finalize(context.Background()))
 	assert.NoError(t, rt.Close())
 }

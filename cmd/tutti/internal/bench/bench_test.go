@@ -180,15 +180,15 @@ func TestMedianOfRoundsOnTheSlowestRank(t *testing.T) {
 }
 
 func TestSparseKeepsItsPromises(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Density: 0.02, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Check: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Check: true}
 	var results []SparseResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
 	})
-	require.Len(t, results, 2*len(cfg.Patterns))
+	require.Len(t, results, 2*(2*len(cfg.Patterns)-1), "dense once for both densities")
 	for _, r := range results {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
-		if r.Count == 10_000 && r.Pattern == "topkA" {
+		if r.Count == 10_000 && r.Pattern == "topkA" && r.Density == 0.02 {
 			assert.InDelta(t, 2*200*2, r.SentElements, 1e-9, "200 values and indices of two other ranks")
 		}
 	}
@@ -202,7 +202,7 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 
 func TestSparseOf16Bits(t *testing.T) {
 	for _, dt := range []dtype.DType{dtype.F16, dtype.BF16} {
-		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: distributed.Patterns(), Density: 0.02, Sizes: []int{2, 20_000}, Repeats: quick, Check: true}
+		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Sizes: []int{2, 20_000}, Repeats: quick, Check: true}
 		var results []SparseResult
 		onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 			return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
@@ -216,12 +216,12 @@ func TestSparseOf16Bits(t *testing.T) {
 		cfg.InPlace = true
 		assert.ErrorContains(t, cfg.Validate(), "residual, which is f32")
 	}
-	assert.ErrorContains(t, SparseConfig{DType: dtype.F64, Repeats: quick, Density: 1}.Validate(), "not f64")
+	assert.ErrorContains(t, SparseConfig{DType: dtype.F64, Repeats: quick, Densities: []float64{1}}.Validate(), "not f64")
 }
 
 // With hosts, the pattern is between them, and nothing gets lost either.
 func TestSparseBetweenHosts(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Density: 0.02, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Check: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Check: true}
 	var results []SparseResult
 	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
 		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
@@ -268,14 +268,14 @@ func TestConfigNamesBadSettings(t *testing.T) {
 		change(&cfg)
 		assert.ErrorContains(t, cfg.Validate(), want)
 	}
-	assert.ErrorContains(t, SparseConfig{DType: dtype.F32, Repeats: DefaultRepeats(), Density: 2}.Validate(), "density 2")
+	assert.ErrorContains(t, SparseConfig{DType: dtype.F32, Repeats: DefaultRepeats(), Densities: []float64{2}}.Validate(), "density 2")
 }
 
 func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 	const huge = 1 << 52
 	var refused *backend.OptionError
 	cfg := Config{Collective: "alltoall", Backend: "local", Sizes: []int{8, huge}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick}
-	sparse := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: []string{distributed.Dense}, Density: 1, Sizes: []int{8, huge}, Repeats: quick}
+	sparse := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: []string{distributed.Dense}, Densities: []float64{1}, Sizes: []int{8, huge}, Repeats: quick}
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 		err := runAlone(ctx, r, cfg, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 16777216.0 GiB, this machine has")

@@ -26,8 +26,9 @@ type SparseConfig struct {
 	DType dtype.DType
 	// Patterns of package distributed, each measured at each size.
 	Patterns []string
-	// Density is the part of the entries that a rank picks, in (0, 1].
-	Density float64
+	// Densities are the parts of the entries that a rank picks, in (0, 1]. The dense
+	// pattern is measured once for all of them.
+	Densities []float64
 	// Hosts is on how many hosts the ranks are, see [backend.NewReducer]; 0: they
 	// are all alike.
 	Hosts int
@@ -47,8 +48,10 @@ type SparseConfig struct {
 
 // Validate names the first setting that cannot be used.
 func (c SparseConfig) Validate() error {
-	if !(c.Density > 0 && c.Density <= 1) {
-		return fmt.Errorf("density %v is not in (0, 1]", c.Density)
+	for _, d := range c.Densities {
+		if !(d > 0 && d <= 1) {
+			return fmt.Errorf("density %v is not in (0, 1]", d)
+		}
 	}
 	switch c.DType {
 	case dtype.F32:
@@ -120,13 +123,39 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 		return err
 	}
 	for _, bytes := range cfg.Sizes {
+		err := measureSize(ctx, r, cfg, max(1, bytes/cfg.DType.Size()), func(result SparseResult) {
+			result.Locations = locations
+			report(result)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureSize measures all patterns on n elements.
+func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, report func(SparseResult)) (err error) {
+	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(n)))
+	values := make([]float32, n+freshShift)
+	for i := range values {
+		values[i] = float32(rng.NormFloat64())
+	}
+	random, err := fromFloats(r.Runtime, cfg.DType, values)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, random.Free()) }()
+	for i, density := range cfg.Densities {
 		for _, pattern := range cfg.Patterns {
-			result, err := measureSparse(ctx, r, cfg, pattern, max(1, bytes/cfg.DType.Size()))
+			if pattern == distributed.Dense && i > 0 {
+				continue
+			}
+			result, err := measureSparse(ctx, r, cfg, random, pattern, density, n)
 			if err != nil {
-				return fmt.Errorf("pattern %s on %d bytes: %w", pattern, bytes, err)
+				return fmt.Errorf("pattern %s on %d elements: %w", pattern, n, err)
 			}
 			if r.Comm.Rank() == 0 {
-				result.Locations = locations
 				report(result)
 			}
 		}
@@ -153,8 +182,8 @@ type sparseRound struct {
 	sent, inner, choose, exchange, merge float64 // elements, elements, seconds, seconds, seconds
 }
 
-func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern string, n int) (_ SparseResult, err error) {
-	s, err := newSparseRun(ctx, r, cfg, pattern, n)
+func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, pattern string, density float64, n int) (_ SparseResult, err error) {
+	s, err := newSparseRun(ctx, r, cfg, random, pattern, density, n)
 	if err != nil {
 		return SparseResult{}, err
 	}
@@ -197,7 +226,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 			Root:       -1,
 		},
 		Pattern:       pattern,
-		Density:       cfg.Density,
+		Density:       density,
 		Hosts:         cfg.Hosts,
 		SentElements:  significant(parts.sent),
 		InnerElements: significant(parts.inner),
@@ -225,25 +254,17 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, patter
 }
 
 // newSparseRun makes the tensors and the reduction of one rank.
-func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, pattern string, n int) (_ *sparseRun, err error) {
-	s := &sparseRun{Rank: r, pattern: pattern, inPlace: cfg.InPlace && pattern != distributed.Dense}
+func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, pattern string, density float64, n int) (_ *sparseRun, err error) {
+	s := &sparseRun{Rank: r, random: random, pattern: pattern, inPlace: cfg.InPlace && pattern != distributed.Dense}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(n)))
-	values := make([]float32, n+freshShift)
-	for i := range values {
-		values[i] = float32(rng.NormFloat64())
-	}
-	if s.random, err = fromFloats(r.Runtime, cfg.DType, values); err != nil {
-		return nil, err
-	}
 	if s.tensor, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
 		return nil, err
 	}
-	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: cfg.Density,
+	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: density,
 		InPlace: s.inPlace, NoUndo: s.inPlace || cfg.NoUndo || pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
 	return s, err
 }
@@ -267,10 +288,8 @@ func (s *sparseRun) close() error {
 	if s.sparse != nil {
 		err = s.sparse.Close()
 	}
-	for _, t := range []*runtime.Tensor{s.tensor, s.random} {
-		if t != nil {
-			err = errors.Join(err, t.Free())
-		}
+	if s.tensor != nil {
+		err = errors.Join(err, s.tensor.Free())
 	}
 	return err
 }

@@ -200,7 +200,7 @@ func joinNames[T fmt.Stringer](all []T) string {
 }
 
 func newBenchSparse() *cobra.Command {
-	cfg := bench.SparseConfig{Density: 0.01, DType: dtype.F32}
+	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32}
 	patterns := patternChoice{names: []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}}
 	var flags *benchFlags
 	cmd := &cobra.Command{
@@ -224,7 +224,7 @@ select and exchange (and merge, with --json) are those of steps one by one. With
 	patterns.register(cmd.Flags(), "patterns, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
 	cmd.Flags().Var(flagValue[dtype.DType]{target: &cfg.DType, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
 		"dtype", "element type: f32, f16, bf16")
-	cmd.Flags().Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
+	cmd.Flags().Float64SliceVar(&cfg.Densities, "density", cfg.Densities, "parts of the entries that a rank picks, separated by commas")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
 	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")

@@ -1,0 +1,173 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// NewStaged returns a communicator for memory of device over c, which reaches that
+// of host: what a call sends is copied to the host, and what it received is copied
+// back, so that GPUs communicate over MPI or goroutines. It is for links that are
+// slow beside those copies, as between hosts ([Levels] has a use), and for small
+// messages; what is submitted is done one after the other ([NewSerial]).
+//
+// The staged communicator closes c, whose ranks make one of it together, and which
+// nobody else uses from then on. A reduction that c does not have is an error of
+// the wait, which breaks both. The error is [ErrDevice] if c does not reach host's
+// memory.
+//
+// [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed#Levels
+func NewStaged(c Communicator, device, host runtime.Runtime) (Communicator, error) {
+	check := Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
+	if err := CheckDevice(c, host.Device()); err != nil {
+		return nil, check.Fail("check device", err)
+	}
+	s := &stage{base: c, device: device, host: host}
+	s.ctx, s.leave = context.WithCancelCause(context.Background())
+	return &staged{NewSerial(check, s).(*serial), device.Device()}, nil
+}
+
+// staged says which memory a stage is for.
+type staged struct {
+	*serial
+	device runtime.Device
+}
+
+// CheckDevice implements [Reacher].
+func (s *staged) CheckDevice(d runtime.Device) error {
+	if d != s.device {
+		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", s.device))
+	}
+	return nil
+}
+
+// stage is the [Worker] of a staged communicator.
+type stage struct {
+	base         Communicator
+	device, host runtime.Runtime
+	ctx          context.Context // of waits, until the rank gives up
+	leave        context.CancelCauseFunc
+	working      sync.Mutex
+	memory       uintptr // on the host, of the calls of a group
+	bytes        int
+	calls        []Call // the same calls there
+}
+
+// Work implements [Worker].
+func (s *stage) Work(calls []Call) error {
+	s.working.Lock()
+	defer s.working.Unlock()
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	if err := s.place(calls); err != nil {
+		return err
+	}
+	for i := range calls {
+		if err := s.parts(&calls[i], &s.calls[i], (*Call).SendPart, func(there, here uintptr, bytes int) error {
+			return s.device.CopyOut(hostmem.Slice[byte](here, bytes), there)
+		}); err != nil {
+			return err
+		}
+	}
+	var err error
+	if len(calls) == 1 {
+		err = s.calls[0].Make(s.base)
+	} else {
+		err = s.base.Group(s.calls...)
+	}
+	if err == nil {
+		err = s.base.Sync(s.ctx)
+	}
+	for i := range calls {
+		if err == nil {
+			err = s.parts(&calls[i], &s.calls[i], (*Call).RecvPart, func(there, here uintptr, bytes int) error {
+				return s.device.CopyIn(there, hostmem.Slice[byte](here, bytes))
+			})
+		}
+	}
+	return err
+}
+
+// place makes room on the host for what calls send and receive.
+func (s *stage) place(calls []Call) error {
+	const align = 64
+	s.calls = append(s.calls[:0], calls...)
+	total := 0
+	for i := range calls {
+		own := &s.calls[i]
+		for _, side := range [...]struct {
+			address *uintptr
+			parts   func(c *Call, rank, peer int) (uintptr, int, bool)
+		}{{&own.Send, (*Call).SendPart}, {&own.Recv, (*Call).RecvPart}} {
+			extent := 0
+			for peer := range s.base.WorldSize() {
+				if p, bytes, ok := side.parts(&calls[i], s.base.Rank(), peer); ok && bytes > 0 {
+					extent = max(extent, int(p-*side.address)+bytes)
+				}
+			}
+			*side.address = uintptr(total) // from where the memory begins
+			total += (extent + align - 1) / align * align
+		}
+	}
+	if total > s.bytes {
+		if err := s.host.Deallocate(s.memory); err != nil {
+			return err
+		}
+		s.memory, s.bytes = 0, 0
+		memory, err := s.host.Allocate(total)
+		if err != nil {
+			return err
+		}
+		s.memory, s.bytes = memory, total
+	}
+	for i := range s.calls {
+		own := &s.calls[i]
+		own.Send += s.memory
+		own.Recv += s.memory
+		if own.Op == OpBroadcast { // from and to the same place
+			own.Send = own.Recv
+		}
+	}
+	return nil
+}
+
+// parts calls f for what a call sends or receives, in the device's memory and here.
+func (s *stage) parts(call, own *Call, part func(c *Call, rank, peer int) (uintptr, int, bool), f func(there, here uintptr, bytes int) error) error {
+	last := uintptr(0)
+	for peer := range s.base.WorldSize() {
+		there, bytes, ok := part(call, s.base.Rank(), peer)
+		if !ok || bytes == 0 || there == last { // the same for every peer
+			continue
+		}
+		last = there
+		here, _, _ := part(own, s.base.Rank(), peer)
+		if err := f(there, here, bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Meet implements [Worker].
+func (s *stage) Meet(w Wait) (Communicator, error) {
+	child, err := w.Make(s.ctx, s.base)
+	if err != nil || child == nil {
+		return nil, err
+	}
+	return NewStaged(child, s.device, s.host)
+}
+
+// Leave implements [Worker].
+func (s *stage) Leave(cause error) {
+	s.leave(cause)
+	_ = end(s.base, cause)
+	s.working.Lock() // it ends, now that base has
+	defer s.working.Unlock()
+	_ = s.host.Deallocate(s.memory)
+	s.memory, s.bytes = 0, 0
+}

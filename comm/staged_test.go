@@ -1,0 +1,53 @@
+package comm_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// apart is host memory that passes for that of a device.
+type apart struct{ runtime.Runtime }
+
+func (apart) Device() runtime.Device { return runtime.Device{Kind: "apart"} }
+
+func TestStaged(t *testing.T) {
+	host := cpu.New()
+	device := apart{cpu.New()}
+	t.Cleanup(func() { assert.NoError(t, host.Close()); assert.NoError(t, device.Runtime.Close()) })
+	commtest.Run(t, commtest.Backend{
+		Name:  "staged",
+		Sizes: []int{1, 2, 3, 5},
+		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+			world, err := local.New(size)
+			if err != nil {
+				return err
+			}
+			for i, c := range world {
+				if world[i], err = comm.NewStaged(c, device, host); err != nil {
+					return err
+				}
+			}
+			return comm.Run(ctx, world, func(ctx context.Context, c comm.Communicator) error {
+				return body(ctx, commtest.Rank{Comm: c, Runtime: device})
+			})
+		},
+	})
+	alone, err := local.New(1)
+	require.NoError(t, err)
+	c, err := comm.NewStaged(alone[0], device, host)
+	require.NoError(t, err)
+	assert.NoError(t, comm.CheckDevice(c, device.Device()))
+	assert.ErrorIs(t, comm.CheckDevice(c, host.Device()), comm.ErrDevice)
+	_, err = comm.NewStaged(c, host, host)
+	assert.ErrorIs(t, err, comm.ErrDevice)
+	assert.NoError(t, c.Close())
+}

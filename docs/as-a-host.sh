@@ -1,0 +1,19 @@
+#!/bin/sh
+# Runs the command of one process of a job as if its GPU were alone on its host:
+# the process sees no other GPU, and NCCL has neither NVLink, nor PCIe, nor shared
+# memory to the others, but sockets over the loopback interface.
+#
+#	torchrun --nproc-per-node 2 --no-python docs/as-a-host.sh tutti bench sparse --backend nccl
+#	mpirun -n 2 docs/as-a-host.sh ./nccl.test -test.run OfProcesses
+#
+# With PER_HOST=2 two GPUs with successive numbers are on a host, and see each other.
+rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:?no launcher started this}}}
+per=${PER_HOST:-1}
+host=$((rank / per))
+export NCCL_HOSTID="host$host" NCCL_SOCKET_IFNAME=lo
+if [ "$per" = 1 ]; then
+	export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+	CUDA_VISIBLE_DEVICES=$(echo "${CUDA_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}" | cut -d, -f$((rank + 1)))
+	export CUDA_VISIBLE_DEVICES
+fi
+exec "$@"

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Measures from which size and density on sparse steps are faster than dense ones
+# on the GPUs of this machine, and prints the tables of docs/sparse.md:
+#
+#	docs/break-even.sh measure >break-even.json   # tutti in the path, or TUTTI=…; about a minute and a half
+#	docs/break-even.sh tables <break-even.json    # jq
+set -euo pipefail
+
+# 4M, 20M, 100M and 400M are 1,048,576 to 104,857,600 float32.
+measure() {
+	local form how=(--backend nccl --min 4M --max 400M --step 5 --density 0.001,0.01,0.05 --rounds 3 --check=false --json)
+	local tutti=${TUTTI:-tutti}
+	"$tutti" bench sparse "${how[@]}" --pattern dense,topkA,topkAopt,oktopk
+	"$tutti" bench sparse "${how[@]}" --pattern dense,topkA,topkAopt --graph --no-undo
+	"$tutti" bench sparse "${how[@]}" --pattern topkA,topkAopt --graph --in-place
+}
+
+# A row for each number of elements, a column for each density: microseconds of the
+# fastest pattern, and how many times as fast as dense that is.
+tables() {
+	jq -rs '
+		def form: if .step_in_place then "in place, in a graph" elif .graph then "in a graph, no undo" else "eager, as transactions" end;
+		def round3: if . < 10 then . * 10 | round / 10 else round end;
+		. as $all
+		| ["eager, as transactions", "in a graph, no undo", "in place, in a graph"][] as $form
+		| ([$all[] | select(.pattern != "dense") | .density] | unique) as $densities
+		| "\n\($form):\n",
+		  ("| elements | dense |" + ([$densities[] | " \(. * 100) % |"] | add)),
+		  ("| ---: | ---: |" + ([$densities[] | " ---: |"] | add)),
+		  (([$all[].count] | unique)[] as $n
+		  | ([$all[] | select(.pattern == "dense" and .count == $n and .graph == ($form != "eager, as transactions"))][0].time_us) as $dense
+		  | "| \($n) | \($dense | round3) |" + ([$densities[] as $d
+			| ([$all[] | select(.count == $n and .density == $d and .pattern != "dense" and form == $form)] | min_by(.time_us)) as $best
+			| if $best == null then " |" else " \($best.pattern) \($best.time_us | round3), \($dense / $best.time_us * 100 | round / 100)× |" end] | add))'
+}
+
+case ${1-} in
+measure | tables) "$1" ;;
+*)
+	sed -n '2,6s/^# \?//p' "$0"
+	exit 2
+	;;
+esac
