@@ -1,7 +1,10 @@
 package cli
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,18 +26,21 @@ hosts talk over TCP.
 
 The hosts share this machine's processors: what ranks compute takes its time from
 the others. Everything but the files that the command writes is gone when it ends,
-however it ends. It needs the rights to make namespaces, as root has, the programs
-ip, tc, unshare and nsenter, and the kernel's queueing disciplines tbf and, for
---delay and --loss, netem. The last line, on standard error, says how much went
-over the links. The exit code is that of the job.`,
-		Example: `  sudo tutti cluster bench sparse --min 16M --max 16M
-  sudo tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern dense,oktopk
-  sudo tutti cluster --rate 10gbit --delay 50us --mpi mpich bench allreduce
-  sudo tutti cluster hostname`,
-		Args: cobra.MinimumNArgs(1),
+however it ends. It needs the right to make namespaces, which root has and on many
+systems everybody (sudo looks for programs in other directories: give it the path of
+tutti), the programs ip, tc, unshare and nsenter, and the kernel's queueing
+disciplines tbf and, for --delay and --loss, netem. The last line, on standard error,
+says how much went over the links. The exit code is that of the job.`,
+		Example: `  tutti cluster bench sparse --min 16M --max 16M
+  tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern dense,oktopk
+  tutti cluster --rate 10gbit --delay 50us --mpi mpich bench allreduce
+  sudo $(which tutti) cluster hostname`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
+			}
+			if len(args) == 0 {
+				return usageError{errors.New("which command is to run on the cluster, such as bench sparse?")}
 			}
 			self, err := os.Executable()
 			if err != nil {
@@ -44,6 +50,8 @@ over the links. The exit code is that of the job.`,
 				args[0] = self
 			} else if err == nil && own.HasParent() {
 				args = append([]string{self}, args...)
+			} else if _, err := exec.LookPath(args[0]); err != nil {
+				return usageError{fmt.Errorf("%s is no command of tutti and no program: %w", args[0], err)}
 			}
 			return cluster.Run(cmd.Context(), cfg, mpi, self, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

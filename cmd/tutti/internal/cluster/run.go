@@ -66,7 +66,10 @@ func possible() error {
 	if err != nil {
 		hint := ""
 		if os.Geteuid() != 0 {
-			hint = "; root may be permitted to (sudo)"
+			hint = "; root may be permitted to, with sudo and the path of this program"
+			if self, err := os.Executable(); err == nil {
+				hint += ": sudo " + self
+			}
 		}
 		return fmt.Errorf("%w: emulated clusters need namespaces, which this user or container may not make: %s%s", comm.ErrUnavailable, firstLine(out), hint)
 	}
