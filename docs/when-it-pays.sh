@@ -6,110 +6,172 @@
 #
 # The directory, docs/when-it-pays without one, gets the pictures and what was
 # measured, a JSON object a line. It needs root or the right to make namespaces,
-# Open MPI, Go and jq, and takes about forty minutes.
+# Open MPI, Go and jq, and takes about half an hour on a machine that does nothing
+# else. From the environment:
+#
+#	LANES=8		so many measurements at a time, each on four processors of its own
+#	TUTTI=path	the command, which is built otherwise
+#	ONLY=measure	no tables, which is what jq is for; ONLY=tables, of what is there
 set -euo pipefail
-cd "$(dirname "$0")/.."
-out=${1:-docs/when-it-pays}
-mkdir -p "$out"
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-go build -o "$scratch/tutti" ./cmd/tutti
+self=$(realpath "$0")
+cd "$(dirname "$self")/.."
 rates=(100mbit 1gbit 10gbit)
 
-# on RATE HOSTS COMMAND… runs a command of tutti on a cluster.
-on() {
-	local rate=$1 hosts=$2
-	shift 2
-	"$scratch/tutti" cluster --mpi openmpi --rate "$rate" --hosts "$hosts" "$@"
+# run RATE HOSTS FIELDS COMMAND… runs a command of tutti on a cluster, or with the
+# rate "local" and no hosts in one process, a few times, and puts fields in front of
+# those of each of its lines. Where a step is mostly the link's time, once will do.
+run() {
+	local rate=$1 hosts=$2 fields=$3 times=3 on=()
+	shift 3
+	[[ $rate != 100mbit ]] || times=1
+	[[ $rate = local ]] || on=(cluster --mpi openmpi --rate "$rate" --hosts "$hosts")
+	for ((i = 0; i < times; i++)); do
+		"$TUTTI" "${on[@]}" "$@" --json
+	done | sed "s/^{/{\"rate\":\"$rate\",$fields/"
 }
+
+# steps RATE: the flags that say how many steps are measured.
+steps() {
+	echo --warmup 1 --rounds 5
+	[[ $1 != 100mbit ]] || echo --iters 2
+}
+
+# Each measurement has a name, and arguments that begin with the rate; its lines go to
+# a file of that name.
 
 # Time to accuracy.
-for rate in "${rates[@]}"; do
-	on "$rate" 4 train --pattern all,auto --hidden 2048 --epochs 20 --target 97 --json --out "$scratch/out" |
-		jq -c --arg rate "$rate" '{rate: $rate} + .'
-	mv "$scratch/out/accuracy-vs-time.png" "$out/accuracy-$rate.png"
-done >"$out/train.json"
-
-# One step: the size, the number of ranks and the density each on their own.
-# sparse HOSTS DENSITY SIZE measures all patterns.
-steps=(--warmup 1 --iters 2 --rounds 5 --json)
-sparse() {
-	for rate in "${rates[@]}"; do
-		on "$rate" "$1" bench sparse --pattern all,auto --density "$2" --min "$3" --max "$3" "${steps[@]}" |
-			jq -c --arg rate "$rate" --arg density "$2" '{rate: $rate, asked: $density} + .'
-	done
+train() {
+	run "$1" 4 '' train --pattern all,auto --hidden 2048 --epochs 20 --target 97 --out "$out/train-$1"
+	mv "$out/train-$1/accuracy-vs-time.png" "$out/accuracy-$1.png"
+	rm -r "$out/train-$1"
 }
-for size in 64K 512K 4M 16M; do sparse 4 0.01 "$size"; done >"$out/size.json"
-for hosts in 2 4 8; do sparse "$hosts" 0.01 4M; done >"$out/ranks.json"
-for density in 0.001 0.01 0.1; do sparse 4 "$density" 4M; done >"$out/density.json"
 
-# The same within one process, where nothing is sent.
-for size in 4K 64K 512K 4M 16M; do
-	for ranks in 2 4; do
-		"$scratch/tutti" bench sparse --ranks "$ranks" --pattern all,auto --min "$size" --max "$size" --json |
-			jq -c --arg rate "$ranks ranks" '{rate: $rate, asked: "0.01"} + .'
-	done
-done >"$out/local.json"
+# step RATE RANKS DENSITY SIZE: one step of each pattern. In one process, where a
+# transaction's copy would be most of a dense step, without transactions.
+step() {
+	if [[ $1 = local ]]; then
+		run local 0 "\"asked\":$3," bench sparse --ranks "$2" --no-undo --pattern all,auto --density "$3" --min "$4" --max "$4"
+	else
+		run "$1" "$2" "\"asked\":$3," bench sparse --pattern all,auto --density "$3" --min "$4" --max "$4" $(steps "$1")
+	fi
+}
 
 # Two hosts of two ranks, without and with levels.
-for rate in "${rates[@]}"; do
+levels() {
 	for hosts in 0 2; do
-		on "$rate" 2 --per-host 2 bench sparse --pattern all --hosts "$hosts" --min 4M --max 4M "${steps[@]}" |
-			jq -c --arg rate "$rate" --arg levels "$hosts" '{rate: $rate, levels: $levels} + .'
+		run "$1" 2 "\"levels\":$hosts," --per-host 2 bench sparse --pattern all --hosts "$hosts" --min 4M --max 4M $(steps "$1")
 	done
-done >"$out/levels.json"
-
-# Eight buckets of 4 MiB behind a backward pass.
-for rate in "${rates[@]}"; do
-	on "$rate" 4 bench buckets --pattern all,auto --json | jq -c --arg rate "$rate" '{rate: $rate} + .'
-done >"$out/buckets.json"
-
-# Every element of every result was compared with its reference.
-! grep -hv '"wrong":0[,}]' "$out"/{size,ranks,density,local,levels}.json
-
-# table TITLE FIELD CELLS FILE prints rows by a field and columns by rate; CELLS
-# makes a cell of the lines of both.
-table() {
-	printf '|'
-	printf ' %s |' "$1" "${rates[@]}"
-	printf '\n|'
-	printf ' --- |%.0s' "$1" "${rates[@]}"
-	printf '\n'
-	jq -rn --argjson rates "$(printf '%s\n' "${rates[@]}" | jq -R . | jq -sc .)" '
-		def ms: . / 1000 | if . < 0.1 then . * 1000 | round / 1000 elif . < 10 then . * 10 | round / 10 else round end;
-		[inputs] as $all | reduce $all[].'"$2"' as $v ([]; if index([$v]) then . else . + [$v] end) | .[] as $v
-		| [$v | tostring] + [$rates[] as $rate | [$all[] | select(.'"$2"' == $v and .rate == $rate)] | '"$3"']
-		| "| " + join(" | ") + " |"' "$4"
-	echo
 }
 
-printf 'Seconds to 97 %%, four ranks, 153,610 parameters:\n\n'
-table pattern pattern '.[0].target_s | if . then . * 10 | round / 10 | tostring else "not reached" end' "$out/train.json"
-dense_and_best='(map(select(.pattern == "dense"))[0].time_us) as $d | (map(select(.pattern != "dense" and .pattern != "auto")) | min_by(.time_us)) as $b
-	| "\($d | ms) → \($b.time_us | ms) \($b.pattern), \($d / $b.time_us * 10 | round / 10)×"'
-printf 'Milliseconds of a step, dense → the fastest sparse pattern. By size, 4 ranks, 1 %%:\n\n'
-table bytes bytes "$dense_and_best" "$out/size.json"
-printf 'By ranks, 4 MiB, 1 %%:\n\n'
-table ranks ranks "$dense_and_best" "$out/ranks.json"
-printf 'By density, 4 ranks, 4 MiB:\n\n'
-table density asked "$dense_and_best" "$out/density.json"
+# Eight buckets of 4 MiB behind a backward pass.
+buckets() { run "$1" 4 '' bench buckets --pattern all,auto --rounds 5; }
 
-auto='(map(select(.pattern == "auto"))[0]) as $a | (map(select(.pattern == "dense"))[0].time_us) as $d
-	| (map(select(.pattern != "auto")) | min_by(.time_us)) as $b
-	| "\($a.chosen) \($a.time_us | ms), \($a.time_us / $b.time_us * 100 | round) % of \($b.pattern), \($a.time_us / $d * 100 | round) % of dense"'
-printf 'What auto chose, milliseconds of a step, and how much that is of the fastest fixed pattern and of dense. By size, 4 ranks, 1 %%:\n\n'
-table bytes bytes "$auto" "$out/size.json"
+# The longest first.
+measurements() {
+	for rate in "${rates[@]}"; do
+		printf '%s\n' "train $rate" "buckets $rate" "step $rate 4 0.01 16M" "levels $rate" "step $rate 8 0.01 4M" "step $rate 2 0.01 4M" \
+			"step $rate 4 0.001 4M" "step $rate 4 0.1 4M" "step $rate 4 0.01 4M" "step $rate 4 0.01 512K" "step $rate 4 0.01 64K"
+	done
+	for ranks in 2 4; do
+		for size in 4K 64K 512K 4M 16M; do echo "step local $ranks 0.01 $size"; done
+	done
+}
+
+if [[ ${1-} = --one ]]; then # as this script calls itself
+	read -ra args <<<"$2"
+	lines=$("${args[@]}")
+	flock "$out" cat >>"$out/${args[0]}.json" <<<"$lines"
+	exit
+fi
+
+export out TUTTI
+out=$(realpath -m "${1:-docs/when-it-pays}")
+mkdir -p "$out"
+if [[ ${ONLY-} != tables ]]; then
+	scratch=$(mktemp -d)
+	trap 'rm -rf "$scratch"' EXIT
+	if [[ -z ${TUTTI-} ]]; then
+		TUTTI=$scratch/tutti
+		go build -o "$TUTTI" ./cmd/tutti
+	fi
+	rm -f "$out"/*.json
+	if [[ ${LANES-} ]]; then
+		first=$(taskset -pc $$ | sed 's/.*: //; s/[-,].*//')
+		measurements | xargs -P "$LANES" --process-slot-var=LANE -I{} \
+			bash -c "exec taskset -c \$(($first + 4 * LANE))-\$(($first + 4 * LANE + 3)) $self --one '{}'"
+	else
+		measurements | xargs -I{} "$self" --one '{}'
+	fi
+	# Every element of every result was compared with its reference.
+	! grep -hv '"wrong":0[,}]' "$out"/{step,levels}.json
+fi
+[[ ${ONLY-} != measure ]] || exit 0
+
+# table TITLE FIELD CELL FILE [SELECTION] prints rows by a field and columns by rate.
+# CELL makes a cell of the lines of both.
+table() {
+	printf '|'
+	printf ' %s |' "$1" "${columns[@]}"
+	printf '\n|'
+	printf ' --- |%.0s' "$1" "${columns[@]}"
+	printf '\n'
+	jq -rn --argjson columns "$(printf '%s\n' "${columns[@]}" | jq -R . | jq -sc .)" "$definitions"'
+		[inputs | select('"${5-true}"')] as $all | reduce $all[].'"$2"' as $v ([]; if index([$v]) then . else . + [$v] end)
+		| (if all(type == "number") then sort else . end) | .[] as $v
+		| [$v | tostring] + [$columns[] as $c | [$all[] | select(.'"$2"' == $v and column == $c)] | '"$3"']
+		| "| " + join(" | ") + " |"' "$out/$4"
+	echo
+}
+definitions='
+	def ms: . / 1000 | if . < 0.1 then . * 1000 | round / 1000 elif . < 10 then . * 10 | round / 10 else round end;
+	def median: sort | (.[(length - 1) / 2 | floor] + .[length / 2 | floor]) / 2;
+	def column: if .rate == "local" then "\(.ranks) ranks" else .rate end;
+	def middle(f): map(f) | if any(. == null) then null else median end;
+	# Each pattern once, with the medians of its times.
+	def patterns: . as $all | (reduce .[].pattern as $p ([]; if index([$p]) then . else . + [$p] end)) as $names | [$names[] as $p
+		| [$all[] | select(.pattern == $p)] | .[0] + {time_us: middle(.time_us), target_s: middle(.target_s), after_us: middle(.after_us),
+		behind_us: middle(.behind_us), hidden: middle(.hidden), chosen: (map(.chosen // empty | tostring) | unique | join(" or "))}];
+	def dense: map(select(.pattern == "dense"))[0].time_us;
+	def best: map(select(.pattern != "auto")) | min_by(.time_us);
+	def auto: map(select(.pattern == "auto"))[0];
+	def of(t): auto.time_us / t * 100 | round;
+	def cut(hosts): [.[] | select(.levels == hosts)] | patterns[0];
+'
+columns=("${rates[@]}")
+bySize='.ranks == 4 and .asked == 0.01 and .rate != "local"'
+byRanks='.bytes == 4194304 and .asked == 0.01 and .rate != "local"'
+byDensity='.bytes == 4194304 and .ranks == 4 and .rate != "local"'
+
+printf 'Seconds to 97 %%, four ranks, 153,610 parameters:\n\n'
+table pattern pattern 'patterns[0].target_s | if . then . * 10 | round / 10 | tostring else "not reached" end' train.json
+
+cell='patterns | dense as $d | (map(select(.pattern != "dense")) | best) as $b | "\($d | ms) → \($b.time_us | ms) \($b.pattern), \($d / $b.time_us * 10 | round / 10)×"'
+printf 'Milliseconds of a step, dense → the fastest sparse pattern. By size, 4 ranks, 1 %%:\n\n'
+table bytes bytes "$cell" step.json "$bySize"
 printf 'By ranks, 4 MiB, 1 %%:\n\n'
-table ranks ranks "$auto" "$out/ranks.json"
+table ranks ranks "$cell" step.json "$byRanks"
 printf 'By density, 4 ranks, 4 MiB:\n\n'
-table density asked "$auto" "$out/density.json"
-links=("${rates[@]}")
-rates=("2 ranks" "4 ranks")
+table density asked "$cell" step.json "$byDensity"
+
+cell='patterns | best as $b | "\(auto.chosen) \(auto.time_us | ms), \(of($b.time_us)) % of \($b.pattern), \(of(dense)) % of dense"'
+printf 'What auto chose, milliseconds of a step, and how much that is of the fastest fixed pattern and of dense. By size, 4 ranks, 1 %%:\n\n'
+table bytes bytes "$cell" step.json "$bySize"
+printf 'By ranks, 4 MiB, 1 %%:\n\n'
+table ranks ranks "$cell" step.json "$byRanks"
+printf 'By density, 4 ranks, 4 MiB:\n\n'
+table density asked "$cell" step.json "$byDensity"
+columns=("2 ranks" "4 ranks")
 printf 'In one process, 1 %%:\n\n'
-table bytes bytes "$auto" "$out/local.json"
-rates=("${links[@]}")
+table bytes bytes "$cell" step.json '.rate == "local"'
+columns=("${rates[@]}")
+jq -rn "$definitions"'[inputs] | group_by([.rate, .ranks, .asked, .bytes]) | map(patterns | . as $p | (auto.chosen | split(" or ")) as $chosen
+	| {fastest: of(best.time_us), dense: of(dense), chosen: ([$p[] | select(.pattern as $n | $chosen | index($n)).time_us] | max)}
+	+ {best: ($p | best.time_us)}) | "auto takes \(map(.fastest) | median) % of the fastest fixed pattern (median; most: \(map(.fastest) | max) %; above 110 % in \(map(select(.fastest > 110)) | length) of \(length)), at most \(map(.dense) | max) % of dense;",
+	"what it chose takes, by itself, at most \(map(.chosen / .best) | max * 100 | round) % of the fastest."' "$out/step.json"
+echo
+
 printf 'Two hosts of two ranks, 4 MiB, 1 %%: elements that a rank sends and milliseconds of a step, flat → with levels (elements between hosts):\n\n'
-table pattern pattern '(map(select(.levels == "0"))[0]) as $f | (map(select(.levels == "2"))[0]) as $l
-	| "\($f.sent_elements_per_rank | round) → \($l.sent_elements_per_rank | round), \($f.time_us | ms) → \($l.time_us | ms)"' "$out/levels.json"
+table pattern pattern 'cut(0) as $f | cut(2) as $l
+	| "\($f.sent_elements_per_rank | round) → \($l.sent_elements_per_rank | round), \($f.time_us | ms) → \($l.time_us | ms)"' levels.json
 printf 'Eight buckets of 4 MiB and a backward pass of 10 ms each, 4 ranks, 1 %%, milliseconds of a step: reduced after it → behind it, and what is hidden:\n\n'
-table pattern pattern '.[0] | "\(.after_us | ms) → \(.behind_us | ms), \(.hidden * 100 | round) %"' "$out/buckets.json"
+table pattern pattern 'patterns[0] | "\(.after_us | ms) → \(.behind_us | ms), \(.hidden * 100 | round) %"' buckets.json
