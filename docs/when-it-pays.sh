@@ -23,17 +23,18 @@ rates=(100mbit 1gbit 10gbit)
 run() {
 	local rate=$1 hosts=$2 fields=$3 times=3 on=()
 	shift 3
-	[[ $rate != 100mbit ]] || times=1
+	case $rate in 100mbit) times=1 ;; local) times=5 ;; esac
 	[[ $rate = local ]] || on=(cluster --mpi openmpi --rate "$rate" --hosts "$hosts")
 	for ((i = 0; i < times; i++)); do
 		"$TUTTI" "${on[@]}" "$@" --json
 	done | sed "s/^{/{\"rate\":\"$rate\",$fields/"
 }
 
-# steps RATE: the flags that say how many steps are measured.
-steps() {
-	echo --warmup 1 --rounds 5
-	[[ $1 != 100mbit ]] || echo --iters 2
+# patterns RATE: the flags for all patterns, auto and dense first, because they are
+# compared closely, and for how many steps are measured.
+patterns() {
+	echo --pattern auto,all --warmup 1 --rounds
+	[[ $1 = 100mbit ]] && echo 3 || echo 7
 }
 
 # Each measurement has a name, and arguments that begin with the rate; its lines go to
@@ -50,21 +51,21 @@ train() {
 # transaction's copy would be most of a dense step, without transactions.
 step() {
 	if [[ $1 = local ]]; then
-		run local 0 "\"asked\":$3," bench sparse --ranks "$2" --no-undo --pattern all,auto --density "$3" --min "$4" --max "$4"
+		run local 0 "\"asked\":$3," bench sparse --ranks "$2" --no-undo $(patterns "$1") --density "$3" --min "$4" --max "$4"
 	else
-		run "$1" "$2" "\"asked\":$3," bench sparse --pattern all,auto --density "$3" --min "$4" --max "$4" $(steps "$1")
+		run "$1" "$2" "\"asked\":$3," bench sparse $(patterns "$1") --density "$3" --min "$4" --max "$4"
 	fi
 }
 
 # Two hosts of two ranks, without and with levels.
 levels() {
 	for hosts in 0 2; do
-		run "$1" 2 "\"levels\":$hosts," --per-host 2 bench sparse --pattern all --hosts "$hosts" --min 4M --max 4M $(steps "$1")
+		run "$1" 2 "\"levels\":$hosts," --per-host 2 bench sparse $(patterns "$1") --hosts "$hosts" --min 4M --max 4M
 	done
 }
 
 # Eight buckets of 4 MiB behind a backward pass.
-buckets() { run "$1" 4 '' bench buckets --pattern all,auto --rounds 5; }
+buckets() { run "$1" 4 '' bench buckets --pattern all,auto --rounds "$([[ $1 = 100mbit ]] && echo 3 || echo 7)"; }
 
 # The longest first.
 measurements() {

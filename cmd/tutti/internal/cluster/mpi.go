@@ -30,7 +30,8 @@ var launchers = []launcher{
 		version:  regexp.MustCompile("Open MPI|OpenRTE|PRRTE"),
 		arguments: func(c Config) []string {
 			return []string{
-				"--mca", "plm_rsh_agent", enter,
+				// Also where the environment asks for another one, as that of a container may.
+				"--mca", "plm", "rsh", "--mca", "plm_rsh_agent", enter,
 				"--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", device,
 				// All hosts are the same processors: no rank may have one to itself.
 				"--bind-to", "none", "--mca", "mpi_yield_when_idle", "1",
