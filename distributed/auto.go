@@ -77,40 +77,44 @@ func tried() []string {
 	return []string{TopkA, Oktopk, Gtopk, TopkAopt, TopkSA, GaussiankConcat, Gaussiank, GaussiankSA, TopkA2}
 }
 
-// decide makes the choice, and the pattern that of the configuration.
+// decide makes the choice, and the pattern that of the configuration. It is part of
+// the step: when that is undone, the next one chooses again, as it does on ranks that
+// the error has kept from choosing.
 func (s *Sparse) decide(ctx context.Context, dt dtype.DType) {
 	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.given)
 	s.check(err)
 	if s.err == nil {
-		s.choice = choice
-		s.become(choice.Pattern)
+		s.become(choice.Pattern, choice)
+		s.chose = true
 	}
 }
 
-// become makes a pattern that of the configuration.
-func (s *Sparse) become(pattern string) {
-	cfg := s.given
-	cfg.Pattern = pattern
-	cfg, err := cfg.withDefaults()
+// become makes a pattern that of the configuration. Thresholds and regions start
+// anew.
+func (s *Sparse) become(pattern string, choice *Choice) {
+	cfg, err := s.given.with(pattern)
 	s.check(err)
-	s.cfg = cfg
+	s.cfg, s.choice, s.k, s.chose = cfg, choice, 0, false
 	s.prepare()
 }
 
-// adopt makes the pattern that of a state with this fingerprint, if it can be one
-// that was chosen.
-func (s *Sparse) adopt(fingerprint uint64) {
-	auto := s.cfg
-	for _, pattern := range Patterns() {
-		cfg := s.given
-		cfg.Pattern = pattern
-		if s.cfg, _ = cfg.withDefaults(); s.fingerprint() == fingerprint {
-			s.choice = &Choice{Pattern: pattern}
-			s.prepare()
-			return
+// with is c with a pattern in the place of Auto, and defaults.
+func (c Config) with(pattern string) (Config, error) {
+	c.Pattern = pattern
+	return c.withDefaults()
+}
+
+// chosenFor returns the configuration that Auto may have become for a state with this
+// fingerprint, or the one there is.
+func (s *Sparse) chosenFor(fingerprint uint64) Config {
+	if s.given.Pattern == Auto {
+		for _, pattern := range append(Patterns(), Auto) {
+			if cfg, err := s.given.with(pattern); err == nil && cfg.fingerprint(s.n) == fingerprint {
+				return cfg
+			}
 		}
 	}
-	s.cfg = auto
+	return s.cfg
 }
 
 // choose has the ranks make the choice for n elements. It is collective.

@@ -241,6 +241,11 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
+// keeps reports whether there is a residual, in memory of its own.
+func (c *Config) keeps() bool {
+	return !c.InPlace && (c.Momentum > 0 || c.Pattern != Dense && c.Pattern != Auto)
+}
+
 // checkInPlace refuses what a step in place cannot do.
 func (c *Config) checkInPlace() error {
 	switch {

@@ -30,6 +30,7 @@ type Sparse struct {
 
 	given   Config  // as it was given
 	choice  *Choice // for Auto, when it was made
+	chose   bool    // in this step
 	steps   int     // all steps, also dense ones
 	entries message // the result as a list, where it was asked for
 	onStage func(Stage)
@@ -114,6 +115,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 	e, err := newEngine(rt, kernels, meter, n, cfg)
 	s := &Sparse{engine: e, meter: meter, given: given}
 	if err == nil {
+		s.permanent = len(s.buffers)
 		s.prepare()
 		err = e.err
 	}
@@ -125,7 +127,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 
 // prepare allocates what the steps of the pattern keep.
 func (s *Sparse) prepare() {
-	if s.residual == 0 && !s.cfg.InPlace && (s.cfg.Momentum > 0 || s.cfg.Pattern != Dense && s.cfg.Pattern != Auto) {
+	if s.residual == 0 && s.cfg.keeps() {
 		s.allocate(&s.remains[0], s.held*wordSize)
 		s.residual = s.remains[0].ptr
 		s.fill(s.residual, s.held)
@@ -133,8 +135,8 @@ func (s *Sparse) prepare() {
 			s.allocate(&s.remains[1], s.held*wordSize)
 			s.origin = s.remains[1].ptr
 		}
+		s.permanent = len(s.buffers)
 	}
-	s.permanent = len(s.buffers)
 }
 
 // Rebind moves s to another communicator, say what is left of the old one after
@@ -227,7 +229,9 @@ func (s *Sparse) learn() error {
 // the type, the configuration and the version of this module, by one element of
 // each rank: if they differ, that is [comm.ErrMismatch] on all of them, and names
 // the difference. Lengths that another rank announces and that no tensor of n elements
-// has are [comm.ErrMismatch].
+// has are [comm.ErrMismatch], and so are indices: those are left out of the result, and
+// every step that follows has the error. On a device with streams it is the first step
+// that waits for the device, and each 256th that is not captured does.
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
 	if s.closed {
@@ -271,7 +275,7 @@ func (s *Sparse) pick(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
 	s.last, s.started = s.stats, true
 	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
-	s.undoes, s.waited, s.open, s.exchanging = false, false, false, false
+	s.undoes, s.waited, s.open, s.exchanging, s.chose = false, false, false, false, false
 	if ctx.Err() != nil {
 		s.check(comm.ContextError(ctx))
 	} else {
@@ -280,6 +284,7 @@ func (s *Sparse) pick(ctx context.Context, g gradient) {
 	if !s.agreed {
 		s.agree(ctx, s.terms(g.dt))
 	}
+	s.lookForFaults(ctx)
 	if s.err != nil {
 		return
 	}
@@ -389,7 +394,7 @@ func (s *Sparse) finish(v verdict) {
 	case s.cfg.InPlace: // the result stays where it is
 	case s.result.dense == 0:
 		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale)
-	case s.stats.Dense:
+	case s.stats.Dense && s.whole.DType == g.dt:
 		s.copyBytes(g.ptr, s.result.dense, s.n*g.dt.Size())
 	default:
 		s.store(g.ptr, g.dt, s.result.dense)
@@ -416,6 +421,9 @@ func (s *Sparse) abandon() {
 	s.picks, s.result = runtime.Entries{}, result{}
 	if s.undoes {
 		s.undo()
+	}
+	if s.chose {
+		s.become(Auto, nil)
 	}
 	s.started, s.undoes = false, false
 }
@@ -552,24 +560,19 @@ func (s *Sparse) takeWhole(ctx context.Context, g gradient) {
 	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
 	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
 	s.target = g
+	if s.cfg.Momentum > 0 {
+		s.takeVelocity(ctx, g)
+		return
+	}
 	bytes, send, sum := s.n*g.dt.Size(), g.ptr, g.ptr
 	if !s.cfg.NoUndo {
-		if sum = s.origin; sum == 0 || s.cfg.Momentum > 0 {
+		if sum = s.origin; sum == 0 {
 			s.allocate(&s.flat, bytes)
 			sum = s.flat.ptr
 		}
 	}
 	s.clip(ctx, &g)
-	switch {
-	case s.cfg.Momentum > 0:
-		send = sum
-		if s.save(); s.origin != 0 {
-			s.copy(s.residual, s.origin, s.n)
-		}
-		if v := s.correct(g); s.err == nil {
-			s.check(s.kernels.Store(send, g.dt, v.ptr, s.n, 1, 0))
-		}
-	case g.factor != 0:
+	if g.factor != 0 {
 		send = sum
 		s.copyBytes(send, g.ptr, bytes)
 		if s.err == nil {
@@ -577,6 +580,19 @@ func (s *Sparse) takeWhole(ctx context.Context, g gradient) {
 		}
 	}
 	s.whole = comm.AllReduceCall(send, sum, s.n, g.dt, comm.Avg)
+}
+
+// takeVelocity prepares to average the velocity, in F32 whatever type the gradient
+// has: it may outgrow that, and what the result has no room for is in the residual,
+// to be sent in the next step.
+func (s *Sparse) takeVelocity(ctx context.Context, g gradient) {
+	s.clip(ctx, &g)
+	s.save()
+	s.accumulate(s.correct(g))
+	sum := s.denseResult()
+	s.copy(sum, s.residual, s.n)
+	s.fill(s.residual, s.n)
+	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
 }
 
 // takeSome adds the gradient to the residual and picks from it.

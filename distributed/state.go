@@ -34,9 +34,9 @@ type stateHeader struct {
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // fingerprint is a hash of the tensor's length and the configuration.
-func (e *engine) fingerprint() uint64 {
+func (c Config) fingerprint(n int) uint64 {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%d %+v", e.n, e.cfg)
+	fmt.Fprintf(h, "%d %+v", n, c)
 	return h.Sum64()
 }
 
@@ -57,11 +57,11 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 		return nil, opError(op, err)
 	}
 	header := stateHeader{
-		Config: s.fingerprint(), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps), K: uint64(s.k),
+		Config: s.cfg.fingerprint(s.n), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps), K: uint64(s.k),
 		Age: uint64(s.past.age), Rounds: uint64(s.past.steps), GlobalThreshold: s.past.globalThreshold,
 		Words: uint32(s.overflows),
 	}
-	if s.residual != 0 {
+	if s.cfg.keeps() {
 		header.Elements = uint32(s.held)
 	}
 	size := len(stateMagic) + binary.Size(header) + wordSize*(int(header.Words)+int(header.Elements)+1)
@@ -81,26 +81,27 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 }
 
 // RestoreRanks returns the ranks of a run of saved ranks whose states a rank of
-// size passes to Restore. In the same world that is its own. In another one each
-// state goes to one rank, so that the sum of the residuals stays; a rank that gets
-// none this way takes that of rank 0, and of it only what all states have.
+// size passes to Restore. In the same world that is its own. In a smaller one each
+// state goes to one rank. In a larger one each rank that was not there before has one
+// that another rank has as well, and takes of it what ranks share.
 func RestoreRanks(saved, size, rank int) []int {
 	var ranks []int
 	for r := rank; r < saved; r += size {
 		ranks = append(ranks, r)
 	}
 	if len(ranks) == 0 {
-		return []int{0}
+		return []int{rank % saved}
 	}
 	return ranks
 }
 
 // Restore makes s what it was when [Sparse.State] returned its state: the next step
 // is the one that followed, with the same bits. It does not communicate; all
-// ranks restore. What was chosen for [Auto] stays. In another world size than that of
-// the states, which are those of [RestoreRanks] then, residuals are added up in their
-// order, and thresholds and regions start anew. Restore waits for the device, until
-// ctx is done.
+// ranks restore. What was chosen for [Auto] is chosen again. In another world size than
+// that of the states, which are those of [RestoreRanks] then, residuals are added up in
+// their order, so that their sum over the ranks stays, velocities ([Config].Momentum) are
+// shared so that their mean does, and thresholds and regions start anew. Restore waits
+// for the device, until ctx is done.
 //
 // What is no such state, is damaged or of another version is [comm.ErrArgument];
 // one of another configuration, tensor length or rank is [comm.ErrMismatch]. s is as
@@ -129,6 +130,7 @@ func (s *Sparse) Restore(ctx context.Context, states ...[]byte) error {
 // savedState is a state that was parsed.
 type savedState struct {
 	stateHeader
+	cfg               Config // of the step that saved it
 	numbers, residual []byte
 }
 
@@ -173,18 +175,16 @@ func (s *Sparse) parse(state []byte) (p savedState, err error) {
 	if err := binary.Read(bytes.NewReader(body), binary.LittleEndian, &p.stateHeader); err != nil {
 		return wrong("the state is damaged: %v", err)
 	}
-	if s.cfg.Pattern == Auto {
-		s.adopt(p.Config)
-	}
+	p.cfg = s.chosenFor(p.Config)
 	elements := 0
-	if s.residual != 0 {
+	if p.cfg.keeps() {
 		elements = s.held
 	}
-	if p.Config != s.fingerprint() {
+	if p.Config != p.cfg.fingerprint(s.n) {
 		return p, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor", comm.ErrMismatch, p.Rank, p.Size)
 	}
 	rest, words := body[size:], wordsBefore(int(p.Size))
-	dense := s.cfg.Pattern == Dense && p.K > 0
+	dense := (p.cfg.Pattern == Dense || p.cfg.Pattern == Auto) && p.K > 0
 	if p.Rank >= p.Size || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != wordSize*(words+elements) ||
 		p.K > uint64(s.n) || dense || p.Steps > math.MaxInt64 || p.Age > math.MaxInt64 || p.Rounds > math.MaxInt64 {
 		return wrong("the state has %d numbers, %d elements and k = %d in %d bytes", p.Words, p.Elements, p.K, len(state))
@@ -212,6 +212,11 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
 	s.steps, s.stats, s.counted, s.open = int(first.Steps), StepStats{}, true, false
 	s.picks, s.result = runtime.Entries{}, result{}
+	if pattern := first.cfg.Pattern; pattern == Auto {
+		s.become(pattern, nil)
+	} else if pattern != s.cfg.Pattern {
+		s.become(pattern, &Choice{Pattern: pattern})
+	}
 	if int(first.Size) == s.size {
 		s.plan(ctx, int(first.K))
 		copy(hostmem.Bytes(s.host), first.numbers)
@@ -224,17 +229,8 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 		s.k = 0
 	}
 	residual := first.residual
-	switch {
-	case int(first.Rank)%s.size != s.rank: // it has another one
-		residual = make([]byte, len(residual))
-	case len(states) > 1:
-		sum := make([]float32, len(residual)/wordSize)
-		for _, state := range states {
-			for i := range sum {
-				sum[i] += math.Float32frombits(binary.LittleEndian.Uint32(state.residual[wordSize*i:]))
-			}
-		}
-		residual = hostmem.Bytes(sum)
+	if int(first.Size) != s.size {
+		residual = s.gather(states)
 	}
 	if s.err == nil && len(residual) > 0 {
 		s.check(s.rt.CopyIn(s.residual, residual))
@@ -242,10 +238,36 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	return s.err
 }
 
+// gather makes of the states of another world size what this rank has of their
+// residuals and velocities. The sum of the residuals over the ranks stays, as they
+// are what was not sent. A velocity is made of one rank's gradients, which are as
+// large with any number of ranks: their mean stays, and ranks that were not there
+// before get a share as well.
+func (s *Sparse) gather(states []savedState) []byte {
+	sum := make([]float32, len(states[0].residual)/wordSize)
+	for _, state := range states {
+		saved, from := int(state.Size), int(state.Rank)
+		// Ranks from, from + saved, … have this state.
+		share := float32(s.size) / float32(saved) / float32((s.size-1-from%s.size)/saved+1)
+		for i := range sum {
+			x := math.Float32frombits(binary.LittleEndian.Uint32(state.residual[wordSize*i:]))
+			switch {
+			case i >= s.n:
+				sum[i] += share * x
+			case from%s.size == s.rank:
+				sum[i] += x
+			}
+		}
+	}
+	return hostmem.Bytes(sum)
+}
+
 // ScaleResidual multiplies the residual, and the thresholds that were found for
 // it, by a finite factor that is not negative: when a loss scale or learning rate
 // that gradients contain changes by it, what was not sent yet changes alike. It does
-// not communicate; all ranks do it. The dense pattern has nothing to scale.
+// not communicate; all ranks do it. The dense pattern has nothing to scale. With
+// [Config].InPlace that is [comm.ErrUnsupported]: what was not sent is in the tensor,
+// which its owner scales, and steps find thresholds that no longer fit anew.
 func (s *Sparse) ScaleResidual(factor float64) error {
 	const op = "scale residual"
 	switch f := float32(factor); {
@@ -255,7 +277,9 @@ func (s *Sparse) ScaleResidual(factor float64) error {
 		return opError(op, s.err)
 	case !(factor >= 0) || math.IsInf(float64(f), 0):
 		return opError(op, fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor))
-	case s.residual == 0:
+	case s.cfg.InPlace:
+		return opError(op, fmt.Errorf("%w: in place, the tensor of the step is the residual: scale that", comm.ErrUnsupported))
+	case !s.cfg.keeps():
 		return nil
 	default:
 		s.set(numFactor, int32(math.Float32bits(f)))

@@ -1,0 +1,267 @@
+package distributed_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// strayIndices is a communicator whose lists have an index that no tensor of n
+// elements has, once.
+type strayIndices struct {
+	comm.Methods
+	comm.Wrapped
+	armed bool
+	n     int
+}
+
+func newStray(c comm.Communicator, n int) *strayIndices {
+	s := &strayIndices{Wrapped: comm.Wrap(c), n: n}
+	s.Methods = comm.Methods{
+		Do: func(call comm.Call) error {
+			if err := call.Make(c); err != nil || !s.armed || call.DType != dtype.I32 || call.Count < 10 {
+				return err
+			}
+			if err := c.Sync(context.Background()); err != nil {
+				return err
+			}
+			s.armed = false
+			hostmem.Slice[int32](call.Recv, 1)[0] = int32(s.n)
+			return nil
+		},
+		Together: func(calls []comm.Call) error { return c.Group(calls...) },
+	}
+	return s
+}
+
+// TestStrayIndices: indices that the tensor does not have are left out, and every
+// step that follows says so, whatever its exchange reads and policies ask for.
+func TestStrayIndices(t *testing.T) {
+	const n, bad, steps = 3000, 1, 4
+	for _, cfg := range []distributed.Config{
+		{Pattern: "topkA", Density: 0.1}, {Pattern: "topkA", Density: 0.1, Overflow: distributed.OverflowPass},
+		{Pattern: "topkA", Density: 0.1, NoUndo: true}, {Pattern: "gtopk", Density: 0.1, Overflow: distributed.OverflowPass},
+	} {
+		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			stray := newStray(c, n)
+			u, err := newTrainee(rt, stray, cfg, n)
+			require.NoError(t, err)
+			var errs []error
+			for step := range steps {
+				stray.armed = step == bad && (c.Rank() == 0 || cfg.Pattern == "topkA")
+				ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+				errs = append(errs, u.step(ctx, step))
+				cancel()
+				if errs[step] != nil && c.Rank() == 0 {
+					_ = c.Close() // the other one waits otherwise
+				}
+			}
+			if c.Rank() == 0 {
+				assert.NoError(t, errs[0], "%+v", cfg)
+				assert.ErrorIs(t, errs[bad+1], comm.ErrMismatch, "%+v", cfg)
+				assert.ErrorContains(t, errs[bad+1], "indices", "%+v", cfg)
+				assert.Error(t, errs[bad+2], "%+v", cfg)
+			}
+			_ = c.Close() // it may say what is unfinished
+			return u.close()
+		})
+	}
+}
+
+// TestDenseVelocity: velocities of F16 gradients outgrow the type in dense steps,
+// too. What results have no room for comes later, and nothing is dropped.
+func TestDenseVelocity(t *testing.T) {
+	const n, steps, warmup, value, momentum, largest = 40, 60, 20, 8000, 0.9, 65504
+	for _, cfg := range []distributed.Config{
+		{Momentum: momentum, Overflow: distributed.OverflowDrop},
+		{Pattern: "topkA", Density: 1, Momentum: momentum, Schedule: distributed.Schedule{WarmupSteps: warmup}},
+	} {
+		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			s, err := distributed.NewSparse(rt, c, n, cfg)
+			require.NoError(t, err)
+			g, err := runtime.New(rt, dtype.F16, n)
+			require.NoError(t, err)
+			var velocity, in, out float64
+			for step := range steps {
+				x := float64(value)
+				if step >= steps/2 {
+					x = 0 // what is left comes out
+				}
+				require.NoError(t, errors.Join(g.Fill(x), s.AllReduce(ctx, g)))
+				stats, err := s.Stats(ctx)
+				require.NoError(t, err)
+				assert.False(t, stats.Skipped, "step %d", step)
+				if velocity = momentum*velocity + x; step >= warmup && cfg.Pattern == "topkA" {
+					velocity = x // what was sent before is masked, but for the first time
+					if step == warmup {
+						velocity = 0
+						for range warmup {
+							velocity = momentum*velocity + x
+						}
+						velocity = momentum*velocity + x
+					}
+				}
+				in += velocity
+				got := make([]byte, 2*n)
+				ptr, err := g.Ptr()
+				require.NoError(t, errors.Join(err, rt.CopyOut(got, ptr)))
+				values := make([]float32, n)
+				require.NoError(t, dtype.ToFloat32(values, got, dtype.F16))
+				require.LessOrEqual(t, values[3], float32(largest))
+				out += float64(values[3])
+			}
+			assert.InEpsilon(t, in, out, 1e-3, "%+v", cfg)
+			return errors.Join(s.Close(), g.Free())
+		})
+	}
+}
+
+// TestScaleResidualInPlace: what was not sent is in a tensor that is its owner's.
+func TestScaleResidualInPlace(t *testing.T) {
+	world(t, 1, func(_ context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		s, err := distributed.NewSparse(rt, c, 100, distributed.Config{Pattern: "topkA", Density: 0.1, NoUndo: true, InPlace: true})
+		require.NoError(t, err)
+		assert.ErrorIs(t, s.ScaleResidual(2), comm.ErrUnsupported)
+		return s.Close()
+	})
+}
+
+// TestChoiceIsUndone: a step that fails takes the choice that it began with back, so
+// that all ranks choose again, also those that the failure kept from choosing; and a
+// state from before the choice undoes it.
+func TestChoiceIsUndone(t *testing.T) {
+	const n, ranks = 20_000, 2
+	others, err := local.New(ranks)
+	require.NoError(t, err)
+	world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		f := newFaulty(pace(c, func(call comm.Call) time.Duration {
+			if call.Op == comm.OpAllReduce && call.Count > 100 {
+				return 5 * time.Millisecond
+			}
+			return 0
+		}))
+		u, err := newTrainee(rt, f, distributed.Config{Pattern: distributed.Auto, Density: 0.02}, n)
+		require.NoError(t, err)
+		virgin, err := u.s.State(ctx)
+		require.NoError(t, err)
+		require.NoError(t, u.load(0))
+		given := bits(u.t)
+		failing := &lastCall{Communicator: f, sparse: u.s}
+		require.NoError(t, u.s.Rebind(failing))
+		failing.armed = true
+		assert.ErrorIs(t, u.s.AllReduce(ctx, u.t), errFault)
+		assert.True(t, failing.made, "the choice was made before the fault")
+		assert.Equal(t, given, bits(u.t))
+		stats, err := u.s.Stats(ctx)
+		require.NoError(t, err)
+		assert.Nil(t, stats.Choice)
+		_, err = u.s.Residual()
+		assert.ErrorIs(t, err, comm.ErrUnsupported, "nothing is chosen")
+		state, err := u.s.State(ctx)
+		require.NoError(t, err)
+		assert.Equal(t, virgin, state)
+		require.NoError(t, errors.Join(c.Close(), u.s.Rebind(others[c.Rank()]), u.s.AllReduce(ctx, u.t)))
+		stats, err = u.s.Stats(ctx)
+		require.NoError(t, err)
+		assert.NotNil(t, stats.Choice)
+		require.NoError(t, u.s.Restore(ctx, virgin))
+		_, err = u.s.Residual()
+		assert.ErrorIs(t, err, comm.ErrUnsupported, "nothing is chosen any more")
+		require.NoError(t, u.step(ctx, 0))
+		return errors.Join(u.close(), others[c.Rank()].Close())
+	})
+}
+
+// lastCall fails the wait of a step in which the pattern has been chosen.
+type lastCall struct {
+	comm.Communicator
+	sparse      *distributed.Sparse
+	armed, made bool
+}
+
+func (l *lastCall) Sync(ctx context.Context) error {
+	if _, err := l.sparse.Residual(); l.armed && err == nil {
+		l.armed, l.made = false, true
+		return errFault
+	}
+	return l.Communicator.Sync(ctx)
+}
+
+// TestVelocityOtherWorld saves a run with momentum and goes on with fewer and with
+// more ranks: the mean of the velocities and the sum of the residuals stay, and
+// every rank has a velocity.
+func TestVelocityOtherWorld(t *testing.T) {
+	const n, steps = 500, 4
+	cfg := distributed.Config{Pattern: "topkA", Density: 0.1, Momentum: 0.9}
+	// sums are of the residuals and the velocities in states of all ranks.
+	sums := func(states [][]byte) (residual, velocity []float64) {
+		residual, velocity = make([]float64, n), make([]float64, n)
+		for rank, state := range states {
+			values := state[len(state)-4-8*n:]
+			most := 0.0
+			for i := range n {
+				residual[i] += float64(math.Float32frombits(binary.LittleEndian.Uint32(values[4*i:])))
+				v := float64(math.Float32frombits(binary.LittleEndian.Uint32(values[4*(n+i):])))
+				velocity[i] += v
+				most = max(most, math.Abs(v))
+			}
+			assert.Positive(t, most, "rank %d of %d has no velocity", rank, len(states))
+		}
+		return residual, velocity
+	}
+	for _, saved := range []int{2, 5} {
+		states := make([][]byte, saved)
+		world(t, saved, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			u, err := newTrainee(rt, c, cfg, n)
+			for step := range steps {
+				if err == nil {
+					err = u.step(ctx, step)
+				}
+			}
+			if err != nil {
+				return err
+			}
+			states[c.Rank()], err = u.s.State(ctx)
+			return errors.Join(err, u.close())
+		})
+		residual, velocity := sums(states)
+		for _, size := range []int{1, 2, 3, 4, 7} {
+			again := make([][]byte, size)
+			world(t, size, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				u, err := newTrainee(rt, c, cfg, n)
+				if err != nil {
+					return err
+				}
+				var mine [][]byte
+				for _, r := range distributed.RestoreRanks(saved, size, c.Rank()) {
+					mine = append(mine, states[r])
+				}
+				if err := u.s.Restore(ctx, mine...); err != nil {
+					return err
+				}
+				again[c.Rank()], err = u.s.State(ctx)
+				return errors.Join(err, u.step(ctx, steps), u.close())
+			})
+			r, v := sums(again)
+			for i := range n {
+				assert.InDelta(t, residual[i], r[i], 1e-5*(1+math.Abs(residual[i])), "%d to %d ranks, index %d", saved, size, i)
+				want := velocity[i] / float64(saved)
+				assert.InDelta(t, want, v[i]/float64(size), 1e-5*(1+math.Abs(want)), "%d to %d ranks, index %d", saved, size, i)
+			}
+		}
+	}
+}
