@@ -136,6 +136,7 @@ type GradientSync struct {
 	types   []dtype.DType     // of each gradient
 	vectors []bool            // of each gradient: it goes to a dense bucket of such
 	where   []int             // its bucket
+	ready   []int             // the order in which the buckets were filled
 	given   []*runtime.Tensor // nil: not ready in this step
 	results []*runtime.Tensor // what was given in the last complete step
 	spares  []*runtime.Tensor // in the place of what was left out; nil: never yet
@@ -228,21 +229,53 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 		sparse := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != Dense
 		g.vectors[i] = sparse && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
 	}
-	g.fillBuckets(backward(n))
-	if err := g.configure(ctx); err != nil {
-		return nil, opError(op, err)
-	}
-	if g.err = g.allocate(ctx); g.err == nil {
+	if g.err = g.arrange(ctx, backward(n), nil); g.err == nil {
 		g.err = g.prepareJoin()
 	}
 	if g.err != nil {
 		return nil, opError(op, errors.Join(g.err, g.Close()))
 	}
+	g.reset()
+	return g, nil
+}
+
+// arrange makes the buckets, for gradients that become ready in this order. patterns
+// are what was chosen for them ([GradientSync.Patterns]), nil to choose now.
+func (g *GradientSync) arrange(ctx context.Context, ready []int, patterns []string) error {
+	g.fillBuckets(ready)
+	if err := g.configure(ctx, patterns); err != nil {
+		return err
+	}
+	if patterns != nil && !slices.Equal(g.Patterns(), patterns) {
+		return fmt.Errorf("%w: patterns are %v, want %v", comm.ErrMismatch, patterns, g.Patterns())
+	}
+	if err := g.allocate(ctx); err != nil {
+		return err
+	}
 	if g.joint != nil && !g.joint.cfg.NoUndo && g.order.streams == nil {
 		g.behind = newBehind(len(g.buckets))
 	}
-	g.reset()
-	return g, nil
+	return nil
+}
+
+// dismiss frees what arrange made.
+func (g *GradientSync) dismiss(ctx context.Context) error {
+	var errs []error
+	if g.behind != nil {
+		g.behind.close()
+	}
+	for _, b := range g.buckets {
+		if b.sparse != nil {
+			errs = append(errs, b.sparse.Close())
+		}
+		if b.memory != nil {
+			errs = append(errs, b.memory.Free(ctx))
+		}
+	}
+	if g.joint != nil {
+		errs = append(errs, g.joint.close())
+	}
+	return errors.Join(errs...)
 }
 
 // address checks a tensor and returns its address.
@@ -263,7 +296,7 @@ func (g *GradientSync) fillBuckets(ready []int) {
 		vectors bool
 	}
 	filling := make(map[kind]*bucket)
-	g.buckets = nil
+	g.buckets, g.ready = nil, ready
 	for _, i := range ready {
 		k := kind{g.types[i], g.vectors[i]}
 		b, bytes, limit := filling[k], g.lens[i]*k.dt.Size(), g.cfg.BucketBytes
@@ -287,7 +320,7 @@ func (g *GradientSync) fillBuckets(ready []int) {
 }
 
 // configure decides how the buckets are reduced.
-func (g *GradientSync) configure(ctx context.Context) error {
+func (g *GradientSync) configure(ctx context.Context, patterns []string) error {
 	cfg := g.cfg
 	given, cfgs := make([]Config, len(g.buckets)), make([]Config, len(g.buckets))
 	for i, b := range g.buckets {
@@ -299,7 +332,7 @@ func (g *GradientSync) configure(ctx context.Context) error {
 			given[i].Pattern, given[i].Schedule = Dense, Schedule{}
 		}
 	}
-	if err := g.choose(ctx, given); err != nil {
+	if err := g.choose(ctx, given, patterns); err != nil {
 		return err
 	}
 	for i := range given {
@@ -355,10 +388,13 @@ func (c *Config) plain() bool {
 }
 
 // choose chooses for the buckets that leave their pattern to [Auto], once for those
-// that are alike.
-func (g *GradientSync) choose(ctx context.Context, given []Config) error {
+// that are alike, or takes what was chosen before.
+func (g *GradientSync) choose(ctx context.Context, given []Config, patterns []string) error {
 	made := make(map[string]string)
 	for i, b := range g.buckets {
+		if patterns != nil && given[i].Pattern == Auto {
+			given[i].Pattern = patterns[i]
+		}
 		if given[i].Pattern == Auto && g.cfg.Rebuild {
 			return fmt.Errorf("bucket %d: %w: Rebuild with pattern auto, which is chosen for buckets that stay", i, comm.ErrArgument)
 		}

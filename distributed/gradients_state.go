@@ -8,19 +8,29 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
 // gradientsMagic is the beginning of what [GradientSync.State] returns; its last
-// byte is the version. Behind it come gradientsHeader and the state of each bucket's
-// Sparse with its length (U32) in front, 0 for a plain bucket, and a CRC-32C.
-const gradientsMagic = "tutti-gradients\x01"
+// byte is the version. Behind it come gradientsHeader; the order in which buckets were
+// filled (U32); of each bucket its pattern and the state of its Sparse, empty for a
+// plain bucket, both with their lengths (U32) in front; and a CRC-32C.
+const gradientsMagic = "tutti-gradients\x02"
 
 type gradientsHeader struct {
-	Layout  uint64 // fingerprint of buckets and their gradients
-	Steps   uint64
-	Buckets uint32
+	Layout             uint64 // fingerprint of buckets and their gradients
+	Steps              uint64
+	Gradients, Buckets uint32
+}
+
+// savedGradients is a state that was parsed.
+type savedGradients struct {
+	gradientsHeader
+	ready    []int
+	patterns []string
+	parts    [][]byte
 }
 
 // layout is a hash of which gradients the buckets have.
@@ -55,8 +65,12 @@ func (g *GradientSync) State(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	state := []byte(gradientsMagic)
-	header := gradientsHeader{Layout: g.layout(), Steps: uint64(g.steps), Buckets: uint32(len(g.buckets))}
+	header := gradientsHeader{Layout: g.layout(), Steps: uint64(g.steps), Gradients: uint32(len(g.lens)), Buckets: uint32(len(g.buckets))}
 	state, err := binary.Append(state, binary.LittleEndian, header)
+	for _, i := range g.ready {
+		state = binary.LittleEndian.AppendUint32(state, uint32(i))
+	}
+	chunk := func(part []byte) { state = append(binary.LittleEndian.AppendUint32(state, uint32(len(part))), part...) }
 	for i, b := range g.buckets {
 		var part []byte
 		if b.sparse != nil && err == nil {
@@ -65,8 +79,8 @@ func (g *GradientSync) State(ctx context.Context) ([]byte, error) {
 		if int64(len(part)) > math.MaxUint32 {
 			err = fmt.Errorf("%w: bucket %d has a state of %d bytes", comm.ErrUnsupported, i, len(part))
 		}
-		state = binary.LittleEndian.AppendUint32(state, uint32(len(part)))
-		state = append(state, part...)
+		chunk([]byte(b.cfg.Pattern))
+		chunk(part)
 	}
 	if err != nil {
 		return nil, opError(op, err)
@@ -76,96 +90,163 @@ func (g *GradientSync) State(ctx context.Context) ([]byte, error) {
 
 // Restore makes g what it was when [GradientSync.State] returned its state. What
 // [Sparse.Restore] says of other world sizes and of errors holds here too, for all
-// buckets: a wrong state is found before anything has changed.
+// buckets: a wrong state is found before anything has changed. Buckets that
+// GradientConfig.Rebuild has filled anew are filled like that, and where [Auto] had
+// chosen other patterns than it has for g, theirs are restored: then there are other
+// buckets than before, which all ranks make together.
 func (g *GradientSync) Restore(ctx context.Context, states ...[]byte) error {
 	const op = "gradient restore"
 	if err := g.between(op); err != nil {
 		return err
 	}
-	steps, err := g.restore(ctx, states)
-	if err != nil {
+	if err := g.restore(ctx, states); err != nil {
 		return opError(op, err)
 	}
-	g.steps, g.stats, g.open = steps, GradientStats{}, false
+	g.stats, g.open = GradientStats{}, false
 	return nil
 }
 
-func (g *GradientSync) restore(ctx context.Context, states [][]byte) (steps int, err error) {
+func (g *GradientSync) restore(ctx context.Context, states [][]byte) error {
 	if len(states) == 0 {
-		return 0, fmt.Errorf("%w: no state", comm.ErrArgument)
+		return fmt.Errorf("%w: no state", comm.ErrArgument)
 	}
-	perBucket := make([][][]byte, len(g.buckets))
+	var saved []savedGradients
 	for i, state := range states {
-		header, parts, err := g.parse(state)
-		if err != nil {
-			return 0, fmt.Errorf("state %d: %w", i, err)
-		}
-		steps = int(header.Steps)
-		for j, part := range parts {
-			perBucket[j] = append(perBucket[j], part)
-		}
-	}
-	parsed := make([][]savedState, len(g.buckets))
-	for i, b := range g.buckets {
-		if b.sparse == nil {
-			continue
-		}
-		if parsed[i], err = b.sparse.parseAll(perBucket[i]); err == nil {
-			err = b.sparse.settled(ctx)
+		p, err := g.parse(state)
+		if err == nil && i > 0 && !(slices.Equal(p.ready, saved[0].ready) && slices.Equal(p.patterns, saved[0].patterns)) {
+			err = fmt.Errorf("%w: its buckets are not those of the first", comm.ErrMismatch)
 		}
 		if err != nil {
-			return 0, fmt.Errorf("bucket %d: %w", i, err)
+			return fmt.Errorf("state %d: %w", i, err)
 		}
+		saved = append(saved, p)
 	}
+	to, err := g.arrangedAs(ctx, saved[0])
+	if err != nil {
+		return err
+	}
+	parsed, err := to.parseBuckets(ctx, saved)
+	switch {
+	case err == nil && to != g:
+		if err := g.dismiss(ctx); err != nil {
+			g.err = err
+			return errors.Join(err, to.dismiss(ctx))
+		}
+		*g = *to
+		g.reset()
+	case err != nil && to != g:
+		return errors.Join(err, to.dismiss(ctx))
+	case err != nil:
+		return err
+	}
+	g.steps = int(saved[0].Steps)
 	for i, b := range g.buckets {
 		if b.sparse == nil {
 			continue
 		}
 		if g.err = b.sparse.restore(ctx, parsed[i]); g.err != nil {
-			return 0, fmt.Errorf("bucket %d: %w", i, g.err)
+			return fmt.Errorf("bucket %d: %w", i, g.err)
 		}
 	}
-	return steps, nil
+	return nil
 }
 
-// parse checks a state, and returns those of its buckets.
-func (g *GradientSync) parse(state []byte) (header gradientsHeader, parts [][]byte, err error) {
+// arrangedAs returns g, if its buckets are those of a state, and otherwise what is to
+// take its place.
+func (g *GradientSync) arrangedAs(ctx context.Context, saved savedGradients) (*GradientSync, error) {
+	if slices.Equal(saved.ready, g.ready) && slices.Equal(saved.patterns, g.Patterns()) {
+		return g, nil
+	}
+	other := *g
+	other.where, other.joint, other.behind = slices.Clone(g.where), nil, nil
+	if err := other.arrange(ctx, saved.ready, saved.patterns); err != nil {
+		return nil, errors.Join(err, other.dismiss(ctx))
+	}
+	return &other, nil
+}
+
+// parseBuckets parses the states of the buckets.
+func (g *GradientSync) parseBuckets(ctx context.Context, saved []savedGradients) ([][]savedState, error) {
+	all := make([][]savedState, len(g.buckets))
+	for i, b := range g.buckets {
+		var parts [][]byte
+		for _, s := range saved {
+			if part := s.parts[i]; (len(part) > 0) != (b.sparse != nil) {
+				return nil, fmt.Errorf("%w: bucket %d is configured otherwise", comm.ErrMismatch, i)
+			} else if b.sparse != nil {
+				parts = append(parts, part)
+			}
+		}
+		if b.sparse == nil {
+			continue
+		}
+		var err error
+		if all[i], err = b.sparse.parseAll(parts); err == nil {
+			err = b.sparse.settled(ctx)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("bucket %d: %w", i, err)
+		}
+	}
+	return all, nil
+}
+
+// parse checks a state, but for those of its buckets' Sparses.
+func (g *GradientSync) parse(state []byte) (p savedGradients, err error) {
 	rest, err := unseal(state, gradientsMagic, "a GradientSync")
 	if err != nil {
-		return header, nil, err
+		return p, err
 	}
 	damaged := fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
-	size := binary.Size(header)
+	size := binary.Size(p.gradientsHeader)
 	if len(rest) < size {
-		return header, nil, damaged
+		return p, damaged
 	}
-	if err := binary.Read(bytes.NewReader(rest), binary.LittleEndian, &header); err != nil {
-		return header, nil, fmt.Errorf("%w: %w", damaged, err)
+	if err := binary.Read(bytes.NewReader(rest), binary.LittleEndian, &p.gradientsHeader); err != nil {
+		return p, fmt.Errorf("%w: %w", damaged, err)
 	}
-	if header.Layout != g.layout() || int(header.Buckets) != len(g.buckets) {
-		return header, nil, fmt.Errorf("%w: the state is of other gradients or buckets", comm.ErrMismatch)
-	}
-	if header.Steps > math.MaxInt64 {
-		return header, nil, damaged
+	others := fmt.Errorf("%w: the state is of other gradients or buckets", comm.ErrMismatch)
+	if int(p.Gradients) != len(g.lens) {
+		return p, others
 	}
 	rest = rest[size:]
-	for i, b := range g.buckets {
-		if len(rest) < wordSize {
-			return header, nil, damaged
-		}
-		n := int(binary.LittleEndian.Uint32(rest))
-		if rest = rest[wordSize:]; n > len(rest) {
-			return header, nil, damaged
-		}
-		if (n > 0) != (b.sparse != nil) {
-			return header, nil, fmt.Errorf("%w: bucket %d is configured otherwise", comm.ErrMismatch, i)
-		}
-		parts, rest = append(parts, rest[:n]), rest[n:]
+	if p.Steps > math.MaxInt64 || len(rest) < wordSize*len(g.lens) {
+		return p, damaged
 	}
-	if len(rest) > 0 {
-		return header, nil, damaged
+	for range g.lens {
+		p.ready, rest = append(p.ready, int(binary.LittleEndian.Uint32(rest))), rest[wordSize:]
 	}
-	return header, parts, nil
+	if sorted := slices.Sorted(slices.Values(p.ready)); !slices.Equal(slices.Sorted(slices.Values(g.ready)), sorted) {
+		return p, damaged
+	}
+	plan := GradientSync{cfg: g.cfg, lens: g.lens, types: g.types, vectors: g.vectors, where: make([]int, len(g.lens))}
+	plan.fillBuckets(p.ready)
+	if plan.layout() != p.Layout || len(plan.buckets) != int(p.Buckets) || !g.cfg.Rebuild && !slices.Equal(p.ready, g.ready) {
+		return p, others
+	}
+	chunk := func() []byte {
+		if len(rest) < wordSize || int64(binary.LittleEndian.Uint32(rest)) > int64(len(rest)-wordSize) {
+			err = damaged
+			return nil
+		}
+		end := wordSize + int(binary.LittleEndian.Uint32(rest))
+		part := rest[wordSize:end]
+		rest = rest[end:]
+		return part
+	}
+	for range p.Buckets {
+		p.patterns = append(p.patterns, string(chunk()))
+		p.parts = append(p.parts, chunk())
+	}
+	if err == nil && len(rest) > 0 {
+		err = damaged
+	}
+	for i, pattern := range p.patterns {
+		if _, known := patterns[pattern]; err == nil && !known {
+			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, pattern)
+		}
+	}
+	return p, err
 }
 
 // ScaleResidual is [Sparse.ScaleResidual] for all buckets, between two steps.

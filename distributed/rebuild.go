@@ -3,7 +3,6 @@ package distributed
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
@@ -44,16 +43,8 @@ func (g *GradientSync) rebuild(ctx context.Context) error {
 		return fmt.Errorf("%w: rank 0 has other gradients", comm.ErrMismatch)
 	}
 	g.arrived = nil
-	var errs []error
-	for _, b := range g.buckets {
-		if b.memory != nil {
-			errs = append(errs, b.memory.Free(ctx))
-		}
-	}
-	g.fillBuckets(ready)
-	errs = append(errs, g.configure(ctx))
-	if err := errors.Join(errs...); err != nil {
+	if err := g.dismiss(ctx); err != nil {
 		return err
 	}
-	return g.allocate(ctx)
+	return g.arrange(ctx, ready, nil)
 }

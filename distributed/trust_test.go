@@ -265,3 +265,107 @@ func TestVelocityOtherWorld(t *testing.T) {
 		}
 	}
 }
+
+// TestRestoreRebuilt goes on with a run whose buckets were filled anew after its first
+// step: with the same buckets, and not a third time.
+func TestRestoreRebuilt(t *testing.T) {
+	cfg := distributed.GradientConfig{BucketBytes: 800, FirstBucketBytes: 400, Rebuild: true}
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		params := gradients(t, rt, 5)
+		order := []int{0, 2, 4, 1, 3}
+		step := func(g *distributed.GradientSync) {
+			for _, i := range order {
+				require.NoError(t, params[i].Fill(float64(i+c.Rank())))
+				require.NoError(t, g.Ready(ctx, i, params[i]))
+			}
+			require.NoError(t, g.Wait(ctx))
+			for i, p := range params {
+				values, err := cpu.Slice[float32](p)
+				require.NoError(t, err)
+				assert.InDelta(t, float64(i)+0.5, values[99], 1e-6)
+			}
+		}
+		first, err := distributed.NewGradientSync(ctx, rt, c, params, cfg)
+		require.NoError(t, err)
+		step(first)
+		state, err := first.State(ctx)
+		require.NoError(t, err)
+
+		second, err := distributed.NewGradientSync(ctx, rt, c, params, cfg)
+		require.NoError(t, err)
+		before := second.Buckets()
+		for i := range len(state) {
+			assert.ErrorIs(t, second.Restore(ctx, state[:i]), comm.ErrArgument)
+		}
+		assert.Equal(t, before, second.Buckets())
+		require.NoError(t, second.Restore(ctx, state))
+		assert.Equal(t, first.Buckets(), second.Buckets())
+		assert.NotEqual(t, before, second.Buckets())
+		order = []int{4, 3, 2, 1, 0}
+		step(second)
+		assert.Equal(t, first.Buckets(), second.Buckets())
+		stats, err := second.Stats(ctx)
+		require.NoError(t, err)
+		assert.Equal(t, 1, stats.Step)
+
+		other := cfg
+		other.Rebuild = false
+		third, err := distributed.NewGradientSync(ctx, rt, c, params, other)
+		require.NoError(t, err)
+		assert.ErrorIs(t, third.Restore(ctx, state), comm.ErrMismatch)
+		assert.Equal(t, before, third.Buckets())
+		require.NoError(t, errors.Join(first.Close(), second.Close(), third.Close()))
+		free(t, params)
+		return nil
+	})
+}
+
+// TestRestoreOtherChoice goes on with a run for which other patterns were chosen: it
+// has the bits of that run.
+func TestRestoreOtherChoice(t *testing.T) {
+	const ranks, steps = 2, 6
+	cfg := distributed.GradientConfig{Config: distributed.Config{Pattern: distributed.Auto, Density: 0.05}, DenseUpTo: -1}
+	// Where dense allreduces are slow, patterns are sparse, and where all else is, dense.
+	slow := func(dense bool) func(comm.Call) time.Duration {
+		return func(call comm.Call) time.Duration {
+			if (call.Op == comm.OpAllReduce) == dense && call.Count > 100 {
+				return 3 * time.Millisecond
+			}
+			return 0
+		}
+	}
+	for _, sparseFirst := range []bool{true, false} {
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			first, err := newModel(ctx, rt, pace(c, slow(sparseFirst)), cfg)
+			require.NoError(t, err)
+			second, err := newModel(ctx, rt, pace(c, slow(!sparseFirst)), cfg)
+			require.NoError(t, err)
+			assert.NotEqual(t, first.sync.Patterns(), second.sync.Patterns())
+			step := func(m *model, step int) []uint32 {
+				require.NoError(t, errors.Join(m.load(step), m.sync.ReduceAll(ctx, m.params)))
+				return m.bits()
+			}
+			for i := range steps / 2 {
+				step(first, i)
+				step(second, i) // what it has is replaced
+			}
+			state, err := first.sync.State(ctx)
+			require.NoError(t, err)
+			other := cfg
+			other.Density = 0.06
+			third, err := newModel(ctx, rt, pace(c, slow(!sparseFirst)), other)
+			require.NoError(t, err)
+			before := third.sync.Patterns()
+			if sparseFirst { // a plain allreduce has no density
+				assert.ErrorIs(t, third.sync.Restore(ctx, state), comm.ErrMismatch)
+				assert.Equal(t, before, third.sync.Patterns())
+			}
+			require.NoError(t, second.sync.Restore(ctx, state))
+			assert.Equal(t, first.sync.Patterns(), second.sync.Patterns())
+			for i := steps / 2; i < steps; i++ {
+				assert.Equal(t, step(first, i), step(second, i))
+			}
+			return errors.Join(first.close(), second.close(), third.close())
+		})
+	}
+}
