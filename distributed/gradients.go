@@ -62,6 +62,11 @@ type GradientConfig struct {
 	// backend does, and once behind it. Beyond 65504 an F16 is infinite; BF16 has the
 	// range of F32. Unset, they travel as they are.
 	Wire dtype.DType
+	// BucketViews has the gradients live in the buckets: a backward pass computes them
+	// in the tensors that [GradientSync.Gradients] hands out, and nothing is copied
+	// (gradient_as_bucket_view in PyTorch). Another tensor that Ready is given is
+	// copied as ever. It excludes Wire and Rebuild.
+	BucketViews bool
 	// Uneven has ranks that run out of data sooner than others call
 	// [GradientSync.Join]. It costs an allreduce of one number in each step.
 	Uneven bool
@@ -134,6 +139,8 @@ type GradientSync struct {
 	op      comm.ReduceOp     // of dense buckets
 	lens    []int             // of each gradient
 	types   []dtype.DType     // of each gradient
+	shapes  [][]int           // of each gradient
+	views   []*runtime.Tensor // with BucketViews: the gradients in the buckets
 	vectors []bool            // of each gradient: it goes to a dense bucket of such
 	where   []int             // its bucket
 	ready   []int             // the order in which the buckets were filled
@@ -172,6 +179,7 @@ type bucket struct {
 	joined  []int           // gradients that are put together
 	apart   []int           // and those that are reduced where they are
 	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
+	views   buffer          // of gradients that live here and survive the communicator
 	flat    *runtime.Tensor // those that are joined; nil: none are
 	cfg     Config          // with its defaults, and what was chosen for Auto
 	ended   bool            // the step of sparse is over
@@ -201,8 +209,11 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 	if err := cfg.checkWire(); err != nil {
 		return nil, err
 	}
+	if cfg.BucketViews && (cfg.Wire != dtype.Invalid || cfg.Rebuild) {
+		return nil, configError("BucketViews with Wire %v and Rebuild %v, which move gradients", cfg.Wire, cfg.Rebuild)
+	}
 	n := len(params)
-	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), where: make([]int, n),
+	g := &GradientSync{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), shapes: make([][]int, n), where: make([]int, n),
 		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), sums: make([]sum, n), vectors: make([]bool, n)}
 	if cfg.Sum {
 		g.op = comm.Sum
@@ -225,7 +236,7 @@ func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicato
 		if _, err := g.address(t); err != nil {
 			return nil, opError(op, fmt.Errorf("gradient %d: %w", i, err))
 		}
-		g.lens[i], g.types[i] = t.Len(), t.DType()
+		g.lens[i], g.types[i], g.shapes[i] = t.Len(), t.DType(), t.Shape()
 		sparse := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != Dense
 		g.vectors[i] = sparse && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
 	}
@@ -428,24 +439,35 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if g.joint != nil || b.wire != b.dt || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+			if g.cfg.BucketViews || g.joint != nil || b.wire != b.dt || g.order.streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
 				b.joined = append(b.joined, p)
 				n += g.lens[p]
 			} else {
 				b.apart = append(b.apart, p)
 			}
 		}
-		if len(b.joined) < 2 && b.wire == b.dt {
+		var ptr uintptr
+		var err error
+		switch {
+		case g.cfg.BucketViews && g.joint != nil:
+			g.joint.allocate(&b.views, b.bytes)
+			ptr, err = b.views.ptr, g.joint.err
+		case !g.cfg.BucketViews && len(b.joined) < 2 && b.wire == b.dt:
 			b.joined, b.apart = nil, b.params
 			continue
-		}
-		if b.shares() {
+		case b.shares():
 			shared = max(shared, b.bytes)
 			continue
+		default:
+			if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.wire.Size()); err == nil {
+				ptr = b.memory.Ptr
+			}
 		}
-		var err error
-		if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.wire.Size()); err == nil {
-			b.flat, err = runtime.Wrap(g.rt, b.memory.Ptr, b.wire, []int{n}, nil, nil)
+		if err == nil {
+			b.flat, err = runtime.Wrap(g.rt, ptr, b.wire, []int{n}, nil, nil)
+		}
+		if err == nil && g.cfg.BucketViews {
+			err = g.view(b, ptr)
 		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
@@ -461,7 +483,7 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
 		n := b.bytes / b.dt.Size()
 		var err error
-		if b.joined != nil && b.shares() {
+		if b.flat == nil && b.joined != nil {
 			b.flat, err = runtime.Wrap(g.rt, g.joint.shared.ptr, b.dt, []int{n}, nil, nil)
 		}
 		if err == nil && b.sparse == nil {
@@ -477,7 +499,40 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 
 // shares reports whether gradients are put together in memory that other buckets
 // use as well.
-func (b *bucket) shares() bool { return b.cfg.Pattern != Dense }
+func (b *bucket) shares() bool { return b.cfg.Pattern != Dense && b.views.ptr == 0 }
+
+// view makes the tensors of the gradients that live in a bucket, at ptr. They are zero.
+func (g *GradientSync) view(b *bucket, ptr uintptr) error {
+	if g.views == nil {
+		g.views = make([]*runtime.Tensor, len(g.lens))
+	}
+	for _, i := range b.joined {
+		if t := g.views[i]; t != nil {
+			if p, err := t.Ptr(); err == nil && p == ptr {
+				ptr += uintptr(t.Bytes())
+				continue
+			}
+		}
+		t, err := runtime.Wrap(g.rt, ptr, b.dt, g.shapes[i], nil, nil)
+		if err == nil {
+			err = t.Fill(0)
+		}
+		if err != nil {
+			return fmt.Errorf("gradient %d: %w", i, err)
+		}
+		g.views[i] = t
+		ptr += uintptr(t.Bytes())
+	}
+	return nil
+}
+
+// Gradients returns with [GradientConfig].BucketViews the tensors in which a backward
+// pass computes the gradients, in the order of registration, and nil otherwise. They
+// have the shapes and types of the parameters, are aligned to their elements, start as
+// zeros, and are valid until Close. After [GradientSync.Rebind], and a Restore that
+// makes other buckets, ask again: where steps are plain allreduces the tensors are
+// others then, and hold zeros.
+func (g *GradientSync) Gradients() []*runtime.Tensor { return slices.Clone(g.views) }
 
 // reset prepares for the next step.
 func (g *GradientSync) reset() {
@@ -709,8 +764,10 @@ func (g *GradientSync) copyParts(b *bucket, back bool) error {
 		if err != nil {
 			return fmt.Errorf("gradient %d: %w", i, err)
 		}
-		if err := g.convert(b, flat, param, t.Len(), back); err != nil {
-			return err
+		if param != flat { // otherwise it lives there
+			if err := g.convert(b, flat, param, t.Len(), back); err != nil {
+				return err
+			}
 		}
 		flat += uintptr(t.Len() * b.wire.Size())
 	}

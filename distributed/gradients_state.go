@@ -158,7 +158,7 @@ func (g *GradientSync) arrangedAs(ctx context.Context, saved savedGradients) (*G
 		return g, nil
 	}
 	other := *g
-	other.where, other.joint, other.behind = slices.Clone(g.where), nil, nil
+	other.where, other.joint, other.behind, other.views = slices.Clone(g.where), nil, nil, nil
 	if err := other.arrange(ctx, saved.ready, saved.patterns); err != nil {
 		return nil, errors.Join(err, other.dismiss(ctx))
 	}

@@ -30,6 +30,8 @@ func testGradientSync(r *rank) error {
 		{name: "mixed", cfg: distributed.GradientConfig{BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
 			return often(distributed.Patterns()[bucket%10], 1)
 		}}, sparse: true},
+		{name: "in the buckets", cfg: distributed.GradientConfig{BucketBytes: 3000, BucketViews: true}},
+		{name: "sparse, in the buckets", cfg: distributed.GradientConfig{BucketBytes: 3000, BucketViews: true, Config: often("oktopk", 0.9)}, sparse: true},
 		{name: "mixed, no undo", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: distributed.Config{NoUndo: true},
 			PerBucket: func(bucket, _ int) distributed.Config {
 				c := often(distributed.Patterns()[(bucket+5)%10], 1)
@@ -65,6 +67,9 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 	g, err := distributed.NewGradientSync(r.ctx, r.rt, r.c, sets[0], cfg)
 	if err != nil {
 		return err
+	}
+	if cfg.BucketViews {
+		sets[0], sets[1] = g.Gradients(), g.Gradients()
 	}
 	for step := range 5 {
 		params := slices.Clone(sets[step%2])
