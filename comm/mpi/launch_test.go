@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -129,7 +130,7 @@ type job struct {
 
 // slots limits how many jobs run side by side: most of the suites' time is
 // waiting for deadlines, but their ranks also keep processors busy.
-var slots = make(chan struct{}, 4)
+var slots = make(chan struct{}, max(4, runtime.NumCPU()/4))
 
 // run runs a job and returns its output and how it ended.
 func (l launcher) run(t testing.TB, j job) (string, error) {

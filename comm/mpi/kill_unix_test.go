@@ -1,0 +1,370 @@
+//go:build unix
+
+package mpi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// killVariable says in which call of a step TestRankKilledInStep kills a process, and
+// with which pattern it begins: "3 7".
+const killVariable = "TUTTI_MPI_TEST_KILL"
+
+// killsVariable, when set to "all", has TestKilledInStep go through every call of
+// every pattern under each MPI library.
+const killsVariable = "TUTTI_KILLS"
+
+// killedSize is how many ranks a job has. They die one after the other, so that steps
+// of 8, 7, … 2 ranks lose one.
+const killedSize = 8
+
+// TestKilledInStep kills processes in the middle of sparse steps, at a call of every
+// pattern. The survivors go on with communicators that were split before. On those
+// whose step failed, gradient and residual are as before it, and when they repeat the
+// step without the dead rank, nothing of what they have gets lost, nor in the next one.
+func TestKilledInStep(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		if l.keepAway != "" {
+			if _, err := exec.LookPath(l.keepAway); err != nil {
+				t.Skipf("needs %s", l.keepAway)
+			}
+		}
+		var mu sync.Mutex
+		var total kills
+		run := func(at, first int) (reached bool) {
+			dir := t.TempDir()
+			out, _ := l.run(t, job{ranks: killedSize, test: "TestRankKilledInStep", options: l.keep, through: l.keepAway, dir: dir,
+				env: append(slices.Clone(l.keepEnv), fmt.Sprintf("%s=%d %d", killVariable, at, first))})
+			last := deaths(at, first)[killedSize-1]
+			var verdict []byte
+			require.Eventually(t, func() (found bool) {
+				var err error
+				verdict, err = os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, last))
+				return err == nil
+			}, 20*time.Second, 10*time.Millisecond, "call %d, from pattern %d on: rank %d has left no verdict:\n%s", at, first, last, out)
+			var k kills
+			_, err := fmt.Sscanf(string(verdict), killsFormat, &k.repeated, &k.mixed, &k.completed, &k.beyond)
+			for _, rank := range deaths(at, first) { // what others found before they died in their turn
+				if other, _ := os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, rank)); err != nil {
+					out += fmt.Sprintf("\nrank %d: %s", rank, other)
+				}
+			}
+			require.NoError(t, err, "call %d, from pattern %d on: %s\n%s", at, first, verdict, out)
+			mu.Lock()
+			defer mu.Unlock()
+			total.add(k)
+			return k.beyond < killedSize-1
+		}
+		switch {
+		case os.Getenv(killsVariable) == "all":
+			for at, more := 0, true; more; at++ {
+				var all sync.WaitGroup
+				reached := make([]bool, len(distributed.Patterns()))
+				for first := range reached {
+					all.Go(func() { reached[first] = run(at, first) })
+				}
+				all.Wait()
+				more = slices.Contains(reached, true)
+			}
+		case testing.Short():
+			run(2, 0)
+		default:
+			for i := range 4 {
+				run(1+2*i, 3*i)
+			}
+		}
+		t.Logf("%s: %+v", l.name, total)
+		assert.Positive(t, total.repeated)
+	})
+}
+
+// kills counts what became of steps that lost a rank.
+type kills struct {
+	repeated  int // on all survivors they failed, and were repeated
+	mixed     int // some had all of the result
+	completed int // all had
+	beyond    int // the step has fewer calls: the rank died after it
+}
+
+const killsFormat = "ok repeated=%d mixed=%d completed=%d beyond=%d"
+
+func (k *kills) add(o kills) {
+	k.repeated, k.mixed, k.completed, k.beyond = k.repeated+o.repeated, k.mixed+o.mixed, k.completed+o.completed, k.beyond+o.beyond
+}
+
+// deaths is the order in which ranks die; the last one stays.
+func deaths(at, first int) []int {
+	return rand.New(rand.NewPCG(uint64(at), uint64(first))).Perm(killedSize)
+}
+
+// deadly is a communicator whose call number at kills this process.
+type deadly struct {
+	comm.Methods
+	comm.Wrapped
+	calls, at int // at < 0: none does
+}
+
+func newDeadly(c comm.Communicator) *deadly {
+	d := &deadly{Wrapped: comm.Wrap(c), at: -1}
+	d.Methods = comm.Methods{
+		Do:       func(call comm.Call) error { d.count(); return call.Make(c) },
+		Together: func(calls []comm.Call) error { d.count(); return c.Group(calls...) },
+	}
+	return d
+}
+
+func (d *deadly) count() {
+	if d.calls++; d.calls-1 == d.at {
+		die()
+	}
+}
+
+func (d *deadly) Sync(ctx context.Context) error { d.count(); return d.Communicator.Sync(ctx) }
+
+func die() {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+// TestRankKilledInStep is one rank of TestKilledInStep.
+func TestRankKilledInStep(t *testing.T) {
+	onlyChild(t)
+	signal.Ignore(syscall.SIGPIPE) // the launcher may be gone
+	var at, first int
+	_, err := fmt.Sscan(os.Getenv(killVariable), &at, &first)
+	require.NoError(t, err)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	k, err := survive(world, at, first)
+	verdict := fmt.Sprintf(killsFormat, k.repeated, k.mixed, k.completed, k.beyond)
+	if err != nil {
+		verdict = err.Error()
+	}
+	report := victimReport(world.Rank())
+	require.NoError(t, os.WriteFile(report+".part", []byte(verdict), 0o600))
+	require.NoError(t, os.Rename(report+".part", report))
+	os.Exit(1) // as a program does that cannot go on
+}
+
+// survive makes steps in which one rank after the other dies. Of the ranks but the
+// last, it returns errors alone.
+func survive(world comm.Communicator, at, first int) (k kills, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	defer cancel()
+	order := deaths(at, first)
+	comms := []comm.Communicator{world} // without the first of those who die, without the first two, …
+	for i := 1; i < len(order); i++ {
+		color := 0
+		if slices.Contains(order[:i], world.Rank()) {
+			color = -1
+		}
+		c, err := world.Split(ctx, color, world.Rank())
+		if err != nil {
+			return k, err
+		}
+		comms = append(comms, c)
+	}
+	rt := cpu.New()
+	for i, victim := range order[:len(order)-1] {
+		pattern := distributed.Patterns()[(first+i)%len(distributed.Patterns())]
+		r := &mourner{ctx: ctx, rt: rt, before: comms[i], after: comms[i+1], at: at, mortal: world.Rank() == victim}
+		became, err := r.run(pattern, world.Rank())
+		if err != nil {
+			err = fmt.Errorf("%s, %d ranks, call %d, rank %d: %w", pattern, len(order)-i, at, world.Rank(), err)
+			_ = comms[i+1].Close() // the others end, too
+			return k, err
+		}
+		k.add(became)
+	}
+	return k, nil
+}
+
+// mourner is a rank in a round in which one dies.
+type mourner struct {
+	ctx           context.Context
+	rt            *cpu.Runtime
+	before, after comm.Communicator
+	at            int
+	mortal        bool
+}
+
+const mournedElements = 1500
+
+func (m *mourner) run(pattern string, id int) (became kills, err error) {
+	d := newDeadly(m.before)
+	// The norm is exchanged, and nothing clipped.
+	s, err := distributed.NewSparse(m.rt, d, mournedElements, distributed.Config{Pattern: pattern, Density: 0.1, ClipNorm: 1e6, Clip: distributed.ClipGlobal})
+	if err != nil {
+		return became, err
+	}
+	x, err := runtime.New(m.rt, dtype.F32, mournedElements)
+	if err != nil {
+		return became, err
+	}
+	load := func(step int) error {
+		g, rng := make([]float32, mournedElements), rand.New(rand.NewPCG(uint64(id), uint64(step)))
+		for i := range g {
+			g[i] = float32(rng.NormFloat64())
+		}
+		return runtime.CopyIn(x, g)
+	}
+	if err := errors.Join(load(0), s.AllReduce(m.ctx, x), m.before.Barrier(m.ctx), load(1)); err != nil {
+		return became, fmt.Errorf("before the fault: %w", err)
+	}
+	given := m.state(s, x)
+	if d.calls = 0; m.mortal {
+		d.at = m.at
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, 500*time.Millisecond)
+	defer cancel()
+	failed := s.AllReduce(ctx, x)
+	beyond := d.calls <= m.at
+	if m.mortal {
+		die()
+	}
+	if failed != nil {
+		if !errors.Is(failed, comm.ErrPeerFailed) && !errors.Is(failed, comm.ErrTimeout) || !strings.Contains(failed.Error(), "undone") {
+			return became, fmt.Errorf("the error is %w", failed)
+		}
+		if !slices.Equal(given, m.state(s, x)) {
+			return became, fmt.Errorf("gradient or residual is not as before, after %w", failed)
+		}
+	}
+	_ = m.before.Close() // it says what is unfinished
+	if err := s.Rebind(m.after); err != nil {
+		return became, err
+	}
+	votes, err := m.sum([]float64{btof(failed == nil), btof(beyond)})
+	if err != nil {
+		return became, fmt.Errorf("among the survivors: %w", err)
+	}
+	size := m.after.WorldSize()
+	switch completed := int(votes[0]); {
+	case completed == 0:
+		became.repeated = 1
+		if err := m.repeat(s, x, given); err != nil {
+			return became, fmt.Errorf("repeated: %w", err)
+		}
+	case completed < size:
+		became.mixed = 1 // they cannot repeat it together
+	default:
+		became.completed = 1
+	}
+	became.beyond = int(votes[1]) / size
+	// The next step is right as well. Where ranks are out of step, it is a first one.
+	if became.mixed > 0 {
+		if err := s.Close(); err != nil {
+			return became, err
+		}
+		if s, err = distributed.NewSparse(m.rt, m.after, mournedElements, distributed.Config{Pattern: pattern, Density: 0.1}); err != nil {
+			return became, err
+		}
+	}
+	if err := load(2); err != nil {
+		return became, err
+	}
+	if err := m.repeat(s, x, m.state(s, x)); err != nil {
+		return became, fmt.Errorf("the next step: %w", err)
+	}
+	return became, errors.Join(s.Close(), x.Free())
+}
+
+func btof(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// repeat makes a step on what is left. Of every element, the sum over the ranks of
+// gradient and residual before it is that of result and residual after it.
+func (m *mourner) repeat(s *distributed.Sparse, x *runtime.Tensor, given []float32) error {
+	if err := s.AllReduce(m.ctx, x); err != nil {
+		return err
+	}
+	add := func(values []float32) []float64 {
+		sum := make([]float64, mournedElements)
+		for i, v := range values {
+			sum[i%mournedElements] += float64(v)
+		}
+		return sum
+	}
+	all, err := m.sum(slices.Concat(add(given), add(m.state(s, x)), add(m.state(nil, x))))
+	if err != nil {
+		return err
+	}
+	size := m.after.WorldSize()
+	result := m.state(nil, x)
+	for i := range mournedElements {
+		in, out, same := all[i], all[mournedElements+i], all[2*mournedElements+i]
+		if math.Abs(in-out) > 1e-5*float64(size) {
+			return fmt.Errorf("at %d, %v went in and %v came out", i, in, out)
+		}
+		if same != float64(size)*float64(result[i]) {
+			return fmt.Errorf("at %d, this rank has %v, and all together %v", i, result[i], same)
+		}
+	}
+	return nil
+}
+
+// state is the tensor and, of s, the residual, if there is one.
+func (m *mourner) state(s *distributed.Sparse, x *runtime.Tensor) []float32 {
+	values, err := runtime.ToSlice[float32](x)
+	if err != nil {
+		panic(err)
+	}
+	if s == nil {
+		return values
+	}
+	residual, err := s.Residual()
+	if errors.Is(err, comm.ErrUnsupported) {
+		return values
+	}
+	more, err := runtime.ToSlice[float32](residual)
+	if err != nil {
+		panic(err)
+	}
+	return append(values, more...)
+}
+
+// sum adds numbers up over the survivors, by the communicator itself.
+func (m *mourner) sum(values []float64) ([]float64, error) {
+	p, err := m.rt.Allocate(8 * len(values))
+	if err != nil {
+		return nil, err
+	}
+	shared := hostmem.Slice[float64](p, len(values))
+	copy(shared, values)
+	err = m.after.AllReduce(p, p, len(values), dtype.F64, comm.Sum)
+	if err == nil {
+		err = m.after.Sync(m.ctx)
+	}
+	if err != nil {
+		return nil, err // somebody may still write there
+	}
+	return slices.Clone(shared), m.rt.Deallocate(p)
+}
