@@ -30,6 +30,20 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	return e.sync(ctx, op.String())
 }
 
+// barrier plans one.
+func (p planner) barrier() {
+	step, small := stepBarrier, p.board.fits(0)
+	switch {
+	case p.endpoint.native:
+		step = stepNativeBarrier
+	case small:
+		step = stepSmallBarrier
+	}
+	o := p.op(step)
+	o.small = small
+	p.add(o)
+}
+
 // stepBarrier tells the rank 1, 2, 4, … places ahead that everybody up to this
 // one has come, and hears it from the one as far behind.
 func stepBarrier(e *endpoint, o *op) (bool, error) {

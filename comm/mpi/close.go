@@ -114,6 +114,7 @@ func (e *endpoint) release() {
 	e.scratch.release()
 	e.heads.release()
 	e.notes.table.release()
+	e.board.release()
 	_ = host.Deallocate(e.notes.memory)
 	for _, o := range e.free {
 		_ = host.Deallocate(o.vectors)

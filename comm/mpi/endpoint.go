@@ -45,7 +45,8 @@ type endpoint struct {
 	messages uint64 // and messages
 	groups   uint64
 	table    requests
-	scratch  scratchPool // working memory of collectives,
+	board    board       // of small collectives
+	scratch  scratchPool // working memory of other ones,
 	heads    scratchPool // and of messages
 
 	history history
@@ -71,7 +72,7 @@ func (e *endpoint) newOp() *op {
 // and calls start afterwards.
 func (e *endpoint) enqueue(o *op) {
 	if o.collective() {
-		o.number, o.seq, o.msgTag = e.history.calls-1, e.seq, e.tag(e.seq)
+		o.number, o.seq, o.msgTag, o.chain = e.history.calls-1, e.seq, e.tag(e.seq), e.history.chain
 		e.seq++
 	} else {
 		o.number, e.messages = e.messages, e.messages+1
@@ -108,6 +109,9 @@ func (e *endpoint) idle() bool { return e.started() == 0 && len(e.waiting) == 0 
 
 // ready reports whether o may start.
 func (e *endpoint) ready(o *op) bool {
+	if o.small && e.board.owner != nil {
+		return false
+	}
 	if o.collective() && len(e.running) > 0 {
 		working := 0
 		for _, a := range e.running {
@@ -208,11 +212,17 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	if e.started() == 0 {
 		return false, nil
 	}
-	n, err := e.table.test(e.lib, !stalled && e.started() == 1, tries)
+	asks := tries
+	if e.board.owner != nil {
+		asks = 1
+	}
+	n, err := e.table.test(e.lib, !stalled && e.started() == 1, asks)
 	if err != nil {
 		return false, e.fail(e.table.failed.String(), err)
 	}
-	if n == 0 {
+	if o := e.board.await(tries); o != nil {
+		e.table.idle = append(e.table.idle, o)
+	} else if n == 0 {
 		return false, nil
 	}
 	for _, o := range e.table.idle {

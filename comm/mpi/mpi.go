@@ -221,6 +221,9 @@ func start(opts []Option) (*state, error) {
 	if collectives != "" && collectives != nativeCollectives {
 		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, CollectivesVariable, collectives, nativeCollectives)
 	}
+	if shared := os.Getenv(SharedVariable); shared != "" && shared != sharedOff {
+		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, SharedVariable, shared, sharedOff)
+	}
 	lib, err := openLibrary()
 	if err != nil {
 		return nil, err
@@ -241,6 +244,9 @@ func start(opts []Option) (*state, error) {
 	}
 	world, err := s.wrap(lib.handles.world, inner)
 	if err != nil {
+		return nil, err
+	}
+	if err := world.share(context.Background()); err != nil {
 		return nil, err
 	}
 	world.world = true

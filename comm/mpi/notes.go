@@ -100,6 +100,7 @@ func (e *endpoint) tellAll(n note) {
 	if e.native {
 		return
 	}
+	e.board.part()
 	for r := range e.size {
 		if r != e.rank {
 			e.send(&e.notes.last, e.size+r, r, n)
@@ -141,6 +142,9 @@ func (e *endpoint) attend() error {
 		return err
 	}
 	for src := range e.peers {
+		if e.board.parted(src) && !e.peers[src].gone {
+			continue // that note says more
+		}
 		if err := e.compare(src); err != nil {
 			return err
 		}

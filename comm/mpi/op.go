@@ -69,6 +69,12 @@ type plan struct {
 	to                   int
 	share, stride, total int
 
+	// Of small collectives: the fingerprint of what was called up to this, how much this
+	// rank tells, and how much any rank does.
+	small       bool
+	chain       uint64
+	tells, most int
+
 	memory scratch // working memory while the operation runs
 	work   int     // bytes of it that the operation needs
 }

@@ -46,7 +46,9 @@ func (p planner) reduce(to int) {
 		if mine {
 			o.writes = spanOf(o.recv, n*size)
 		}
-		if whole {
+		if whole && p.board.fits(n*size) {
+			o.step, o.small, o.most = stepSmallReduce, true, n*size
+		} else if whole {
 			o.step = stepWhole
 			if mine {
 				o.work = (p.size - 1) * roundUp(n*size, cacheLine)

@@ -82,7 +82,10 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 		e.mu.Lock()
 		err = e.fail(op.String(), err)
 		e.mu.Unlock()
-	} else if err = e.barrier(ctx, op); err == nil {
+	} else if err = e.barrier(ctx, op); err == nil && child != nil {
+		err = child.share(ctx)
+	}
+	if err == nil {
 		return child, nil
 	} else if child != nil {
 		child.abandon() // and do not free it, as not all ranks have it

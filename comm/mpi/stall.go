@@ -42,6 +42,13 @@ func (e *endpoint) reportStall() {
 func (e *endpoint) late(o *op) (silent, deaf []int) {
 	const waited, sending = 1, 2
 	state := make([]int, e.size)
+	if e.board.owner == o {
+		for r := range state {
+			if e.board.stampOf(r).Load() != e.board.stamp {
+				state[r] |= waited
+			}
+		}
+	}
 	for _, q := range e.table.list {
 		switch {
 		case q.owner != o || q.rank < 0 || int(q.rank) == e.rank && o.collective():
@@ -90,7 +97,10 @@ func (e *endpoint) waitsFor() string {
 // collectiveState describes a collective, which ranks it waits for, and where
 // these were last.
 func (e *endpoint) collectiveState(o *op) string {
-	text := fmt.Sprintf("%v (operation %d)", o, o.number)
+	text := o.String()
+	if o.number < e.history.calls { // setUp makes others
+		text += fmt.Sprintf(" (operation %d)", o.number)
+	}
 	silent, deaf := e.late(o)
 	if len(silent) > 0 {
 		text += ", nothing from " + comm.RanksText(silent)

@@ -78,11 +78,7 @@ func (e *endpoint) plan(c *comm.Call, group uint64) {
 	e.history.add(p.entry, c.RecvCounts)
 	switch {
 	case !c.Op.MovesData():
-		step := stepBarrier
-		if e.native {
-			step = stepNativeBarrier
-		}
-		p.add(p.op(step))
+		p.barrier()
 	case e.native:
 		p.native()
 	case c.Op == comm.OpAllReduce:
@@ -91,6 +87,7 @@ func (e *endpoint) plan(c *comm.Call, group uint64) {
 		p.reduce(c.Peer)
 	case c.Op == comm.OpReduceScatter:
 		p.reduceScatter()
+	case p.smallExchange():
 	case c.Op == comm.OpBroadcast:
 		p.broadcast()
 	default:
