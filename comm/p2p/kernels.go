@@ -97,7 +97,7 @@ func defaults(ranks int) sizes {
 	case ranks <= 2:
 		s.once, s.chunk = 8<<20, 256
 	case ranks <= 4:
-		s.once, s.twice, s.chunk = 256<<10, 4<<20, 128
+		s.words, s.once, s.twice, s.chunk = 16<<20, 256<<10, 8<<20, 128
 	default:
 		s.once, s.twice, s.chunk = 96<<10, 4<<20, 64
 	}
