@@ -5,7 +5,7 @@ import "github.com/tutti-go/tutti/dtype"
 // Memory moves and reduces elements where all ranks of a communicator have their
 // buffers. A runtime/cpu.Runtime is one.
 type Memory interface {
-	// Copy copies bytes, which do not overlap.
+	// Copy copies bytes that do not overlap.
 	Copy(dst, src uintptr, bytes int) error
 	// Reduce stores the reduction of all srcs in each of dsts, which may be srcs.
 	Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op ReduceOp) error
