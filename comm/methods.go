@@ -138,13 +138,18 @@ type Backend interface {
 // Unusable is what [Backend] has Usable return: [ErrClosed], [ErrBroken] with its
 // cause, or nil.
 func Unusable(closed bool, broken error) error {
-	switch {
-	case closed:
-		return ErrClosed
-	case broken != nil:
-		return fmt.Errorf("%w: %w", ErrBroken, broken)
+	if closed || broken != nil {
+		return unusable(closed, broken)
 	}
 	return nil
+}
+
+// unusable is apart so that Unusable is inlined: every call asks it.
+func unusable(closed bool, broken error) error {
+	if closed {
+		return ErrClosed
+	}
+	return fmt.Errorf("%w: %w", ErrBroken, broken)
 }
 
 // Calls are the methods of a [Communicator] but for Close, for a backend to embed.
@@ -188,11 +193,12 @@ func NewCalls(check *Check, b Backend) Calls {
 		},
 	}, Waits: Waits{
 		Wait: func(ctx context.Context, w Wait) (Communicator, error) {
-			var child Communicator
-			err := turns.Wait(ctx, func() (err error) {
-				child, err = b.Wait(ctx, w)
-				return err
-			})
+			messages, err := turns.Begin(ctx)
+			if err != nil {
+				return nil, check.fail(w.Op, err)
+			}
+			child, err := b.Wait(ctx, w)
+			turns.End(messages, err)
 			if err != nil {
 				return nil, check.fail(w.Op, err)
 			}

@@ -9,7 +9,7 @@ import (
 // methods that [NewCalls] makes have one; a decorator that submits by itself has
 // another. The zero value is ready.
 type Turns struct {
-	waiters  atomic.Int32  // goroutines inside Wait
+	waiters  atomic.Int32  // goroutines between Begin and End
 	messages atomic.Uint64 // submitted so far,
 	settled  atomic.Uint64 // and of these, before a wait that has ended well began
 }
@@ -23,23 +23,25 @@ func (t *Turns) Count(calls []Call) {
 	}
 }
 
-// Wait calls wait, or returns [ErrBusy].
-func (t *Turns) Wait(ctx context.Context, wait func() error) error {
-	messages := t.messages.Load()
+// Begin starts a wait, which ends by End, or returns [ErrBusy].
+func (t *Turns) Begin(ctx context.Context) (messages uint64, err error) {
+	messages = t.messages.Load()
 	for alone := messages > t.settled.Load() && ctx.Err() == nil; ; {
 		n := t.waiters.Load()
 		if alone && n > 0 {
-			return ErrBusy
+			return 0, ErrBusy
 		}
 		if t.waiters.CompareAndSwap(n, n+1) {
-			break
+			return messages, nil
 		}
 	}
-	defer t.waiters.Add(-1)
-	err := wait()
+}
+
+// End ends a wait that had so many messages before it, and this error.
+func (t *Turns) End(messages uint64, err error) {
 	if err == nil && t.settled.Load() != messages {
 		// An older number that overwrites a newer one errs on the safe side.
 		t.settled.Store(messages)
 	}
-	return err
+	t.waiters.Add(-1)
 }

@@ -81,8 +81,11 @@ func (c *communicator) deliver(send, recv comm.Call) error {
 // carry copies what a call sends to where another one, or the same, receives it,
 // on the runtime's stream. Any reduction of Bool makes bytes that are not zero 1.
 func (c *communicator) carry(send, recv *comm.Call) error {
-	src, bytes, _ := send.SendPart(0, 0)
-	dst, _, _ := recv.RecvPart(0, 0)
+	src, dst, bytes := send.Send, recv.Recv, send.Bytes()
+	if send.RecvCounts != nil { // of a V-collective, whose lists say where its parts lie
+		src, bytes, _ = send.SendPart(0, 0)
+		dst, _, _ = recv.RecvPart(0, 0)
+	}
 	switch {
 	case send.Op.Reduces() && send.DType == dtype.Bool:
 		return c.copyTruth(dst, src, bytes)

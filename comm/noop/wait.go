@@ -23,7 +23,9 @@ func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator
 // finish waits until messages have found their partners and copies are done.
 func (c *communicator) finish(ctx context.Context) error {
 	for {
-		changed, err := c.outstanding()
+		c.mu.Lock()
+		changed, err := c.outstanding(), c.usable()
+		c.mu.Unlock()
 		if err != nil {
 			return err
 		}
@@ -68,14 +70,12 @@ func (c *communicator) fail(err error) error {
 }
 
 // outstanding returns a channel that is closed when something that waits is done,
-// nil if nothing does.
-func (c *communicator) outstanding() (<-chan struct{}, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// nil if nothing does. The caller holds mu.
+func (c *communicator) outstanding() <-chan struct{} {
 	if len(c.waiting) > 0 && c.changed == nil {
 		c.changed = make(chan struct{})
 	}
-	return c.changed, c.usable()
+	return c.changed
 }
 
 // announce wakes those who wait in Sync. The caller holds mu.

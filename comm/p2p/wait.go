@@ -10,17 +10,19 @@ import (
 
 // wait does a Sync, a Barrier or a Split if it is this goroutine's turn.
 func (c *Comm) wait(ctx context.Context, w comm.Wait) (child comm.Communicator, err error) {
-	err = c.turns.Wait(ctx, func() (err error) {
-		switch w.Op {
-		case comm.OpBarrier:
-			err = c.barrier(ctx)
-		case comm.OpSplit:
-			child, err = c.split(ctx, w.Color, w.Key)
-		default:
-			err = c.sync(ctx)
-		}
-		return err
-	})
+	messages, err := c.turns.Begin(ctx)
+	if err != nil {
+		return nil, c.explain(w.Op.String(), err)
+	}
+	switch w.Op {
+	case comm.OpBarrier:
+		err = c.barrier(ctx)
+	case comm.OpSplit:
+		child, err = c.split(ctx, w.Color, w.Key)
+	default:
+		err = c.sync(ctx)
+	}
+	c.turns.End(messages, err)
 	return child, c.explain(w.Op.String(), err)
 }
 
