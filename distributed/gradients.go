@@ -302,21 +302,21 @@ func (g *GradientSync) address(t *runtime.Tensor) (uintptr, error) {
 // for vectors of it, in the order in which they become ready. The buckets are reduced
 // in the order in which they are complete then.
 func (g *GradientSync) fillBuckets(ready []int) {
-	type kind struct {
+	type contents struct {
 		dt      dtype.DType
 		vectors bool
 	}
-	filling := make(map[kind]*bucket)
+	filling := make(map[contents]*bucket)
 	g.buckets, g.ready = nil, ready
 	for _, i := range ready {
-		k := kind{g.types[i], g.vectors[i]}
-		b, bytes, limit := filling[k], g.lens[i]*k.dt.Size(), g.cfg.BucketBytes
+		of := contents{g.types[i], g.vectors[i]}
+		b, bytes, limit := filling[of], g.lens[i]*of.dt.Size(), g.cfg.BucketBytes
 		if b != nil && b.first {
 			limit = min(limit, g.cfg.FirstBucketBytes)
 		}
 		if b == nil || b.bytes+bytes > limit {
-			b = &bucket{dt: k.dt, wire: k.dt, first: b == nil, vectors: k.vectors}
-			filling[k] = b
+			b = &bucket{dt: of.dt, wire: of.dt, first: b == nil, vectors: of.vectors}
+			filling[of] = b
 		}
 		b.params = append(b.params, i)
 		b.bytes += bytes

@@ -20,7 +20,7 @@ import (
 const gradientsMagic = "tutti-gradients\x02"
 
 type gradientsHeader struct {
-	Layout             uint64 // fingerprint of buckets and their gradients
+	Fingerprint        uint64
 	Steps              uint64
 	Gradients, Buckets uint32
 }
@@ -33,8 +33,8 @@ type savedGradients struct {
 	parts    [][]byte
 }
 
-// layout is a hash of which gradients the buckets have.
-func (g *GradientSync) layout() uint64 {
+// fingerprint is a hash of which gradients the buckets have.
+func (g *GradientSync) fingerprint() uint64 {
 	h := fnv.New64a()
 	for _, b := range g.buckets {
 		fmt.Fprintf(h, "%v %v %v\n", b.dt, b.params, b.bytes)
@@ -65,7 +65,7 @@ func (g *GradientSync) State(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	state := []byte(gradientsMagic)
-	header := gradientsHeader{Layout: g.layout(), Steps: uint64(g.steps), Gradients: uint32(len(g.lens)), Buckets: uint32(len(g.buckets))}
+	header := gradientsHeader{Fingerprint: g.fingerprint(), Steps: uint64(g.steps), Gradients: uint32(len(g.lens)), Buckets: uint32(len(g.buckets))}
 	state, err := binary.Append(state, binary.LittleEndian, header)
 	for _, i := range g.ready {
 		state = binary.LittleEndian.AppendUint32(state, uint32(i))
@@ -221,7 +221,7 @@ func (g *GradientSync) parse(state []byte) (p savedGradients, err error) {
 	}
 	plan := GradientSync{cfg: g.cfg, lens: g.lens, types: g.types, vectors: g.vectors, where: make([]int, len(g.lens))}
 	plan.fillBuckets(p.ready)
-	if plan.layout() != p.Layout || len(plan.buckets) != int(p.Buckets) || !g.cfg.Rebuild && !slices.Equal(p.ready, g.ready) {
+	if plan.fingerprint() != p.Fingerprint || len(plan.buckets) != int(p.Buckets) || !g.cfg.Rebuild && !slices.Equal(p.ready, g.ready) {
 		return p, others
 	}
 	chunk := func() []byte {

@@ -50,7 +50,7 @@ func finite(x []float32) bool {
 // inBudget checks oktopk's bound on what a rank sends in a step.
 func (u *run) inBudget() error {
 	stats := u.stats
-	if u.cfg.Pattern != "oktopk" || stats.Dense {
+	if u.cfg.Pattern != distributed.Oktopk || stats.Dense {
 		return nil
 	}
 	bound := 6 * int64(stats.K) * int64(u.size-1) / int64(u.size)

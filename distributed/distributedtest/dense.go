@@ -227,7 +227,7 @@ func testSparseMisuse(r *rank) error {
 	if err != nil {
 		return err
 	}
-	sparse, err := distributed.NewSparse(r.rt, c, 4, distributed.Config{Pattern: "topkA", Density: 0.5})
+	sparse, err := distributed.NewSparse(r.rt, c, 4, distributed.Config{Pattern: distributed.TopkA, Density: 0.5})
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,8 @@ func testGradientSync(r *rank) error {
 		{name: "small buckets", cfg: distributed.GradientConfig{BucketBytes: 3000}},
 		{name: "each its own", cfg: distributed.GradientConfig{BucketBytes: 1}},
 		{name: "sums", cfg: distributed.GradientConfig{BucketBytes: 3000, Sum: true}},
-		{name: "sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often("oktopk", 0.9), DenseUpTo: -1}, sparse: true},
-		{name: "large ones sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often("oktopk", 0.9), DenseUpTo: 400}, sparse: true},
+		{name: "sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often(distributed.Oktopk, 0.9), DenseUpTo: -1}, sparse: true},
+		{name: "large ones sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often(distributed.Oktopk, 0.9), DenseUpTo: 400}, sparse: true},
 		{name: "mixed", cfg: distributed.GradientConfig{BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
 			return often(distributed.Patterns()[bucket%10], 1)
 		}}, sparse: true},

@@ -323,7 +323,7 @@ func testNoFeedback(r *rank, pattern string) error {
 	if err := u.step(g); err != nil {
 		return u.close(err)
 	}
-	if pattern != "oktopk" && !slices.Equal(first, u.result) {
+	if pattern != distributed.Oktopk && !slices.Equal(first, u.result) {
 		return u.close(errors.New("the second step with the same gradient has another result"))
 	}
 	return u.close(nil)
@@ -553,7 +553,7 @@ func testVolume(r *rank) error {
 	}{{300, 0.01}, {3000, 0.02}, {20_000, 0.01}, {20_000, 0.1}}
 	for _, k := range kinds {
 		for _, s := range shapes {
-			if err := r.sequence(k, s.n, 7, dtype.F32, often("oktopk", s.density)); err != nil {
+			if err := r.sequence(k, s.n, 7, dtype.F32, often(distributed.Oktopk, s.density)); err != nil {
 				return err
 			}
 		}

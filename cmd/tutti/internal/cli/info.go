@@ -69,7 +69,7 @@ and why the others do not. In a job of several processes the first one prints.`,
 			if job, _ := rendezvous.FromEnv(os.Getenv); job.Rank > 0 {
 				return nil
 			}
-			info := gather(cmd)
+			info := collect(cmd)
 			if asJSON {
 				writeJSON(cmd.OutOrStdout(), info)
 			} else {
@@ -101,7 +101,7 @@ func newProbe() *cobra.Command {
 	}
 }
 
-func gather(cmd *cobra.Command) information {
+func collect(cmd *cobra.Command) information {
 	info := information{
 		Version:    version(),
 		Go:         runtime.Version(),
