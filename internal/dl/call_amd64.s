@@ -2,6 +2,29 @@
 
 #include "textflag.h"
 
+// CALL_FRAME calls frame.fn with frame.args, given the frame's address in R11: six
+// arguments in registers, ten where SP points to, none of them floating-point.
+#define CALL_FRAME \
+	MOVQ  56(R11), AX; MOVQ AX, 0(SP); \
+	MOVQ  64(R11), AX; MOVQ AX, 8(SP); \
+	MOVQ  72(R11), AX; MOVQ AX, 16(SP); \
+	MOVQ  80(R11), AX; MOVQ AX, 24(SP); \
+	MOVQ  88(R11), AX; MOVQ AX, 32(SP); \
+	MOVQ  96(R11), AX; MOVQ AX, 40(SP); \
+	MOVQ  104(R11), AX; MOVQ AX, 48(SP); \
+	MOVQ  112(R11), AX; MOVQ AX, 56(SP); \
+	MOVQ  120(R11), AX; MOVQ AX, 64(SP); \
+	MOVQ  128(R11), AX; MOVQ AX, 72(SP); \
+	MOVQ  0(R11), R10; \
+	MOVQ  8(R11), DI; \
+	MOVQ  16(R11), SI; \
+	MOVQ  24(R11), DX; \
+	MOVQ  32(R11), CX; \
+	MOVQ  40(R11), R8; \
+	MOVQ  48(R11), R9; \
+	XORL  AX, AX; \
+	CALL  R10
+
 // enterC is called by the runtime on the system's stack, as a C function
 // (System V AMD64 ABI) with the address of a frame in DI. It calls frame.fn
 // with frame.args and returns what that returns. The frame is not touched after
@@ -11,35 +34,7 @@ TEXT ·enterC(SB), NOSPLIT|NOFRAME, $0-0
 	MOVQ  SP, BP
 	SUBQ  $80, SP          // arguments 7 to 16; SP stays a multiple of 16
 	MOVQ  DI, R11
-	MOVQ  56(R11), AX
-	MOVQ  AX, 0(SP)
-	MOVQ  64(R11), AX
-	MOVQ  AX, 8(SP)
-	MOVQ  72(R11), AX
-	MOVQ  AX, 16(SP)
-	MOVQ  80(R11), AX
-	MOVQ  AX, 24(SP)
-	MOVQ  88(R11), AX
-	MOVQ  AX, 32(SP)
-	MOVQ  96(R11), AX
-	MOVQ  AX, 40(SP)
-	MOVQ  104(R11), AX
-	MOVQ  AX, 48(SP)
-	MOVQ  112(R11), AX
-	MOVQ  AX, 56(SP)
-	MOVQ  120(R11), AX
-	MOVQ  AX, 64(SP)
-	MOVQ  128(R11), AX
-	MOVQ  AX, 72(SP)
-	MOVQ  0(R11), R10
-	MOVQ  8(R11), DI
-	MOVQ  16(R11), SI
-	MOVQ  24(R11), DX
-	MOVQ  32(R11), CX
-	MOVQ  40(R11), R8
-	MOVQ  48(R11), R9
-	XORL  AX, AX           // no floating-point arguments
-	CALL  R10
+	CALL_FRAME
 	MOVQ  BP, SP
 	POPQ  BP
 	RET
@@ -66,35 +61,7 @@ again:
 	CMPQ  0(BX), $0        // left
 	JEQ   end
 	MOVQ  R12, R11
-	MOVQ  56(R11), AX
-	MOVQ  AX, 0(SP)
-	MOVQ  64(R11), AX
-	MOVQ  AX, 8(SP)
-	MOVQ  72(R11), AX
-	MOVQ  AX, 16(SP)
-	MOVQ  80(R11), AX
-	MOVQ  AX, 24(SP)
-	MOVQ  88(R11), AX
-	MOVQ  AX, 32(SP)
-	MOVQ  96(R11), AX
-	MOVQ  AX, 40(SP)
-	MOVQ  104(R11), AX
-	MOVQ  AX, 48(SP)
-	MOVQ  112(R11), AX
-	MOVQ  AX, 56(SP)
-	MOVQ  120(R11), AX
-	MOVQ  AX, 64(SP)
-	MOVQ  128(R11), AX
-	MOVQ  AX, 72(SP)
-	MOVQ  0(R11), R10
-	MOVQ  8(R11), DI
-	MOVQ  16(R11), SI
-	MOVQ  24(R11), DX
-	MOVQ  32(R11), CX
-	MOVQ  40(R11), R8
-	MOVQ  48(R11), R9
-	XORL  AX, AX           // no floating-point arguments
-	CALL  R10
+	CALL_FRAME
 	TESTL AX, AX
 	JNE   end
 	MOVQ  136(R12), CX     // flag
