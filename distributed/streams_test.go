@@ -32,11 +32,15 @@ func (o ordered) AfterComm(uintptr) error   { return o.Communicator.Sync(o.ctx) 
 
 // TestLocalWithStreams runs the suite in the ways of devices with streams.
 func TestLocalWithStreams(t *testing.T) {
+	sizes := []int{1, 2, 3, 5}
+	if testing.Short() {
+		sizes = []int{3}
+	}
 	rt := onStream{cpu.New()}
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	distributedtest.Run(t, commtest.Backend{
 		Name:  "local, with streams",
-		Sizes: []int{1, 2, 3, 5},
+		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: ordered{c, ctx}, Runtime: rt})

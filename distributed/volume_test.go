@@ -65,6 +65,9 @@ func measureVolume(t *testing.T, pattern string, ranks, n, steps int, density fl
 // TestVolumeTable measures every pattern and prints the table of
 // docs/sparse.md.
 func TestVolumeTable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a table for worlds of up to 32 ranks")
+	}
 	const n, density, steps = 100_000, 0.01, 3
 	k := int(n * density)
 	worlds := []int{2, 4, 8, 16, 32}

@@ -109,6 +109,7 @@ func marked(t *testing.T, value string) (commands []string) {
 
 // However a run ends, nothing of it stays.
 func TestClusterLeavesNothing(t *testing.T) {
+	heedSignals(t)
 	tutti := build(t)
 	onClusters(t, func(t *testing.T, mpi string) {
 		links, err := filepath.Glob("/sys/class/net/*")

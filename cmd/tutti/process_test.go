@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -25,9 +26,19 @@ func build(t *testing.T) (path string) {
 	return path
 }
 
+// heedSignals has the processes that a test starts heed signals that a shell may have
+// told this one to ignore: nohup that to hang up, a script's & the interrupt.
+func heedSignals(t *testing.T) {
+	t.Helper()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT)
+	t.Cleanup(func() { signal.Stop(signals) })
+}
+
 // A signal ends a measurement that would go on for hours, with the exit code
 // that shells expect.
 func TestSignalsEndTheCommand(t *testing.T) {
+	heedSignals(t)
 	tutti := build(t)
 	for signal, want := range map[syscall.Signal]struct {
 		text string

@@ -2,6 +2,7 @@ package local_test
 
 import (
 	"context"
+	"os"
 	"testing"
 
 	"github.com/tutti-go/tutti/comm"
@@ -10,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
+// TestConformance runs the suite; with TUTTI_EXTENDED set, more of it.
 func TestConformance(t *testing.T) {
 	rt := cpu.New()
 	t.Cleanup(func() {
@@ -17,6 +19,10 @@ func TestConformance(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	var opts []commtest.Option
+	if os.Getenv("TUTTI_EXTENDED") != "" {
+		opts = append(opts, commtest.Extended())
+	}
 	commtest.Run(t, commtest.Backend{
 		Name:  "local",
 		Sizes: []int{1, 2, 3, 4, 8},
@@ -25,5 +31,5 @@ func TestConformance(t *testing.T) {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
 		},
-	})
+	}, opts...)
 }

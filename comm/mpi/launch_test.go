@@ -142,7 +142,7 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	if j.limit == 0 {
-		j.limit = 2 * time.Minute
+		j.limit = 4 * time.Minute
 	}
 	slots <- struct{}{}
 	defer func() { <-slots }()

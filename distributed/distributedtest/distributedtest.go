@@ -12,7 +12,8 @@
 // together compute each other's inputs, and every failure names what it needs
 // to be repeated.
 //
-// On a runtime without [runtime.Kernels] the sparse parts are skipped.
+// On a runtime without [runtime.Kernels] the sparse parts are skipped. With -short,
+// large tensors have fewer elements.
 package distributedtest
 
 import (

@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"math"
 	"slices"
+	"testing"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -277,7 +278,7 @@ func testConservation(r *rank, pattern string) error {
 // testAuto runs some kinds through what was chosen, which may be any pattern.
 func testAuto(r *rank) error {
 	for _, k := range kinds[:3] {
-		for _, n := range []int{0, 3, 1000, 100_000} {
+		for _, n := range []int{0, 3, 1000, r.large()} {
 			if err := r.sequence(k, n, 4, dtype.F32, often(distributed.Auto, 0.02)); err != nil {
 				return err
 			}
@@ -286,7 +287,15 @@ func testAuto(r *rank) error {
 	return r.sequence(kinds[0], 1000, 4, dtype.F16, often(distributed.Auto, 0.1))
 }
 
-// testLarge runs some kinds through tensors of 100,000 elements.
+// large is the length of tensors that every part of a pattern has work with.
+func (r *rank) large() int {
+	if testing.Short() {
+		return 20_000
+	}
+	return 100_000
+}
+
+// testLarge runs some kinds through large tensors.
 func testLarge(r *rank, pattern string) error {
 	steps := 3
 	if r.extended {
@@ -294,7 +303,7 @@ func testLarge(r *rank, pattern string) error {
 	}
 	for _, k := range kinds {
 		if r.extended || slices.Contains([]string{"normal", "own cluster"}, k.name) {
-			if err := r.sequence(k, 100_000, steps, dtype.F32, often(pattern, 0.01)); err != nil {
+			if err := r.sequence(k, r.large(), steps, dtype.F32, often(pattern, 0.01)); err != nil {
 				return err
 			}
 		}
@@ -550,7 +559,10 @@ func testVolume(r *rank) error {
 	shapes := []struct {
 		n       int
 		density float64
-	}{{300, 0.01}, {3000, 0.02}, {20_000, 0.01}, {20_000, 0.1}}
+	}{{300, 0.01}, {3000, 0.02}, {20_000, 0.1}, {20_000, 0.01}}
+	if testing.Short() {
+		shapes = shapes[:2]
+	}
 	for _, k := range kinds {
 		for _, s := range shapes {
 			if err := r.sequence(k, s.n, 7, dtype.F32, often(distributed.Oktopk, s.density)); err != nil {
