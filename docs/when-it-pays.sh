@@ -104,12 +104,15 @@ if [[ ${ONLY-} != tables ]]; then
 		measurements | xargs -I{} "$self" --one '{}'
 	fi
 	# Every element of every result was compared with its reference.
-	! grep -hv '"wrong":0[,}]' "$out"/{step,levels}.json
+	if grep -hv '"wrong":0[,}]' "$out"/{step,levels}.json; then
+		echo 'wrong elements: see above' >&2
+		exit 1
+	fi
 fi
 [[ ${ONLY-} != measure ]] || exit 0
 
-# table TITLE FIELD CELL FILE [SELECTION] prints rows by a field and columns by rate.
-# CELL makes a cell of the lines of both.
+# table TITLE ROW CELL FILE [SELECTION] prints a table with a column for each of
+# columns, which are rates. ROW names the row of a line, CELL makes a cell of its lines.
 table() {
 	printf '|'
 	printf ' %s |' "$1" "${columns[@]}"
@@ -117,16 +120,15 @@ table() {
 	printf ' --- |%.0s' "$1" "${columns[@]}"
 	printf '\n'
 	jq -rn --argjson columns "$(printf '%s\n' "${columns[@]}" | jq -R . | jq -sc .)" "$definitions"'
-		[inputs | select('"${5-true}"')] as $all | reduce $all[].'"$2"' as $v ([]; if index([$v]) then . else . + [$v] end)
-		| (if all(type == "number") then sort else . end) | .[] as $v
-		| [$v | tostring] + [$columns[] as $c | [$all[] | select(.'"$2"' == $v and column == $c)] | '"$3"']
+		([inputs | select('"${5-true}"')] | sort_by([.ranks, .asked, .bytes])) as $all
+		| reduce ($all[] | '"$2"') as $v ([]; if index([$v]) then . else . + [$v] end) | .[] as $v
+		| [$v | tostring] + [$columns[] as $c | [$all[] | select('"$2"' == $v and .rate == $c)] | if . == [] then "" else '"$3"' end]
 		| "| " + join(" | ") + " |"' "$out/$4"
 	echo
 }
 definitions='
 	def ms: . / 1000 | if . < 0.1 then . * 1000 | round / 1000 elif . < 10 then . * 10 | round / 10 else round end;
 	def median: sort | (.[(length - 1) / 2 | floor] + .[length / 2 | floor]) / 2;
-	def column: if .rate == "local" then "\(.ranks) ranks" else .rate end;
 	def middle(f): map(f) | if any(. == null) then null else median end;
 	# Each pattern once, with the medians of its times.
 	def patterns: . as $all | (reduce .[].pattern as $p ([]; if index([$p]) then . else . + [$p] end)) as $names | [$names[] as $p
@@ -144,26 +146,19 @@ byRanks='.bytes == 4194304 and .asked == 0.01 and .rate != "local"'
 byDensity='.bytes == 4194304 and .ranks == 4 and .rate != "local"'
 
 printf 'Seconds to 97 %%, four ranks, 153,610 parameters:\n\n'
-table pattern pattern 'patterns[0].target_s | if . then . * 10 | round / 10 | tostring else "not reached" end' train.json
+table pattern .pattern 'patterns[0].target_s | if . then . * 10 | round / 10 | tostring else "not reached" end' train.json
 
 cell='patterns | dense as $d | (map(select(.pattern != "dense")) | best) as $b | "\($d | ms) → \($b.time_us | ms) \($b.pattern), \($d / $b.time_us * 10 | round / 10)×"'
 printf 'Milliseconds of a step, dense → the fastest sparse pattern. By size, 4 ranks, 1 %%:\n\n'
-table bytes bytes "$cell" step.json "$bySize"
+table bytes .bytes "$cell" step.json "$bySize"
 printf 'By ranks, 4 MiB, 1 %%:\n\n'
-table ranks ranks "$cell" step.json "$byRanks"
+table ranks .ranks "$cell" step.json "$byRanks"
 printf 'By density, 4 ranks, 4 MiB:\n\n'
-table density asked "$cell" step.json "$byDensity"
+table density .asked "$cell" step.json "$byDensity"
 
-cell='patterns | best as $b | "\(auto.chosen) \(auto.time_us | ms), \(of($b.time_us)) % of \($b.pattern), \(of(dense)) % of dense"'
-printf 'What auto chose, milliseconds of a step, and how much that is of the fastest fixed pattern and of dense. By size, 4 ranks, 1 %%:\n\n'
-table bytes bytes "$cell" step.json "$bySize"
-printf 'By ranks, 4 MiB, 1 %%:\n\n'
-table ranks ranks "$cell" step.json "$byRanks"
-printf 'By density, 4 ranks, 4 MiB:\n\n'
-table density asked "$cell" step.json "$byDensity"
-columns=("2 ranks" "4 ranks")
-printf 'In one process, 1 %%:\n\n'
-table bytes bytes "$cell" step.json '.rate == "local"'
+printf 'What auto chose, milliseconds of a step, and how much that is of the fastest fixed pattern and of dense. Ranks, bytes, density:\n\n'
+columns+=(local)
+table step '"\(.ranks), \(.bytes), \(.asked)"' 'patterns | best as $b | "\(auto.chosen) \(auto.time_us | ms): \(of($b.time_us)) % of \($b.pattern), \(of(dense)) % of dense"' step.json
 columns=("${rates[@]}")
 jq -rn "$definitions"'[inputs] | group_by([.rate, .ranks, .asked, .bytes]) | map(patterns | . as $p | (auto.chosen | split(" or ")) as $chosen
 	| {fastest: of(best.time_us), dense: of(dense), chosen: ([$p[] | select(.pattern as $n | $chosen | index($n)).time_us] | max)}
@@ -172,7 +167,7 @@ jq -rn "$definitions"'[inputs] | group_by([.rate, .ranks, .asked, .bytes]) | map
 echo
 
 printf 'Two hosts of two ranks, 4 MiB, 1 %%: elements that a rank sends and milliseconds of a step, flat → with levels (elements between hosts):\n\n'
-table pattern pattern 'cut(0) as $f | cut(2) as $l
+table pattern .pattern 'cut(0) as $f | cut(2) as $l
 	| "\($f.sent_elements_per_rank | round) → \($l.sent_elements_per_rank | round), \($f.time_us | ms) → \($l.time_us | ms)"' levels.json
 printf 'Eight buckets of 4 MiB and a backward pass of 10 ms each, 4 ranks, 1 %%, milliseconds of a step: reduced after it → behind it, and what is hidden:\n\n'
-table pattern pattern 'patterns[0] | "\(.after_us | ms) → \(.behind_us | ms), \(.hidden * 100 | round) %"' buckets.json
+table pattern .pattern 'patterns[0] | "\(.after_us | ms) → \(.behind_us | ms), \(.hidden * 100 | round) %"' buckets.json
