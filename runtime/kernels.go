@@ -56,6 +56,20 @@ type Near struct {
 	Step float32
 }
 
+// Piece is a part of a list, and where it is copied to.
+type Piece struct {
+	From Entries
+	// Start and End are the device addresses of I32: the positions in From of the
+	// piece's first entry and of the one behind its last. 0 is the list's beginning or
+	// end. What is outside of the list is its beginning or end, and an End before Start
+	// makes an empty piece.
+	Start, End uintptr
+	To         Entries
+}
+
+// MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.
+const MaxPieces = 8
+
 // Kernels is what the sparse patterns of package distributed need of a device.
 // A runtime that has them implements [KernelProvider].
 //
@@ -191,6 +205,11 @@ type Kernels interface {
 	// are below it, in the I32 at positions; and, if lengths is not 0, there
 	// positions[i+1]-positions[i] for the first m-1.
 	LowerBounds(l Entries, bounds uintptr, m int, positions, lengths uintptr) error
+	// CopyPieces copies pieces of lists. Those that follow each other and have the
+	// same To, at most [MaxPieces], are put together there in their order; To.Len is
+	// set, and To.N is the capacity: entries beyond it are counted only. No list that
+	// is read is written.
+	CopyPieces(pieces []Piece) error
 	// Sample stores an I32 for each of the quantiles, which are in [0, 1) and at
 	// most 64: the index of the list at position len*quantile, rounded down (in
 	// F64); n*quantile if the list is empty.

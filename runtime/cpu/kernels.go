@@ -320,6 +320,41 @@ func (k kernels) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions
 	return c.err
 }
 
+func (k kernels) CopyPieces(pieces []runtime.Piece) error {
+	c := k.call("CopyPieces")
+	for i, p := range pieces {
+		c.list("from", p.From)
+		c.target("to", p.To)
+		number[int32](&c, "to.Len", p.To.Len)
+		if i >= runtime.MaxPieces && p.To == pieces[i-runtime.MaxPieces].To {
+			c.fail("more than %d pieces are to be put together", runtime.MaxPieces)
+		}
+	}
+	if c.err != nil {
+		return c.err
+	}
+	total := 0
+	for i, p := range pieces {
+		if i == 0 || p.To != pieces[i-1].To {
+			total = 0
+		}
+		from, to := c.list("from", p.From), c.target("to", p.To)
+		start, end := 0, len(from.idx)
+		if p.Start != 0 {
+			start = min(max(int(*number[int32](&c, "start", p.Start)), 0), end)
+		}
+		if p.End != 0 {
+			end = min(max(int(*number[int32](&c, "end", p.End)), start), end)
+		}
+		at := min(total, len(to.idx))
+		copy(to.idx[at:], from.idx[start:end])
+		copy(to.val[at:], from.val[start:end])
+		total = min(total+end-start, math.MaxInt32)
+		*to.length = int32(total)
+	}
+	return nil
+}
+
 func (k kernels) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
 	c := k.call("Sample")
 	idx, out := c.indices("l", l), c.ints("dst", dst, len(quantiles))

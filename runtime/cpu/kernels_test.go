@@ -118,6 +118,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	bf16 := runtime.Source{X: x, N: n, Grad: half, DType: dtype.BF16, Factor: one}
 	array, both := runtime.Array{Ptr: x, N: n, Faults: words}, []runtime.Entries{list, other}
 	factors, quantiles := []float32{0.25, 0.5, 1, 2}, []float64{0, 0.5}
+	pieces := []runtime.Piece{{From: list, End: words, To: out}, {From: other, Start: words, To: out}}
 	return map[string]func() error{
 		"Accumulate":      func() error { return w.Accumulate(src) },
 		"Accumulate bf16": func() error { return w.Accumulate(bf16) },
@@ -146,6 +147,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"ZeroAt":          func() error { return w.ZeroAt(array, list) },
 		"GiveBack":        func() error { return w.GiveBack(array, list, other) },
 		"LowerBounds":     func() error { return w.LowerBounds(list, bounds, 4, words, thresholds) },
+		"CopyPieces":      func() error { return w.CopyPieces(pieces) },
 		"Sample":          func() error { return w.Sample(list, quantiles, n, words) },
 		"Balance":         func() error { return w.Balance(bounds, 4, n, words, 3) },
 	}
@@ -250,6 +252,7 @@ func FuzzLists(f *testing.F) {
 		counted(0, w.AboveOf(lists[1], put(w, float32(3)), top))
 		bounds := put[int32](w, 0, int32(n/2), int32(n))
 		counted(0, w.LowerBounds(lists[1], bounds, 3, top.Idx, 0))
+		counted(0, w.CopyPieces([]runtime.Piece{{From: lists[1], Start: bounds, End: lists[0].Idx, To: top}}))
 		counted(0, w.Sample(lists[1], []float64{0, 0.99}, n, top.Idx))
 	})
 }

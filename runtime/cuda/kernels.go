@@ -509,6 +509,42 @@ func (s *sparse) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions
 	})
 }
 
+// CopyPieces implements [runtime.Kernels].
+func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
+	c := s.call("CopyPieces")
+	for i, p := range pieces {
+		c.list("from", p.From)
+		c.target(p.To)
+		c.number("to.Len", p.To.Len, 4)
+		c.optional("start", p.Start)
+		c.optional("end", p.End)
+		if i >= runtime.MaxPieces && p.To == pieces[i-runtime.MaxPieces].To {
+			c.fail("more than %d pieces are to be put together", runtime.MaxPieces)
+		}
+	}
+	return c.submit(func() error {
+		a := argumentPool.Get().(*arguments)
+		defer argumentPool.Put(a)
+		for len(pieces) > 0 {
+			count := min(maxPieces, len(pieces))
+			for count < len(pieces) && pieces[count].To == pieces[count-1].To { // is put together in one launch
+				count--
+			}
+			most, at := 0, a.put(uint64(count))
+			for _, p := range pieces[:count] {
+				at += copy(a.values[at:], []uint64{uint64(p.From.Idx), uint64(p.From.Val), uint64(p.From.N), uint64(p.From.Len), uint64(p.Start), uint64(p.End),
+					uint64(p.To.Idx), uint64(p.To.Val), uint64(p.To.N), uint64(p.To.Len)})
+				most = max(most, min(p.From.N, p.To.N))
+			}
+			if err := s.rt.launchArguments(kernelCopyPieces, most/block+1, picksPerSM, a); err != nil {
+				return err
+			}
+			pieces = pieces[count:]
+		}
+		return nil
+	})
+}
+
 // Sample implements [runtime.Kernels].
 func (s *sparse) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
 	c := s.call("Sample")

@@ -10,7 +10,7 @@ import (
 )
 
 // sparse are the [runtime.Kernels] of a GPU: the PTX of kernels/dense.cu,
-// select.cu and lists.cu, and the device memory that it works with.
+// select.cu, lists.cu and pieces.cu, and the device memory that it works with.
 //
 // That memory is shared by all calls, which the compute stream puts in order;
 // graphs that hold such calls have to be launched in order with it too. It grows
@@ -60,6 +60,7 @@ const (
 	listWords       = 4
 	putWords        = 120
 	maxCounts       = 64
+	maxPieces       = 11
 	maxCandidates   = 1 << 14
 )
 
@@ -88,7 +89,8 @@ func (s *sparse) load() error {
 	return errors.Join(
 		s.rt.loadKernels("dense.ptx", kernelScaleF32, kernelScatterAdd),
 		s.rt.loadKernels("lists.ptx", kernelScatterAdd, kernelPick),
-		s.rt.loadKernels("select.ptx", kernelPick, kernelCount))
+		s.rt.loadKernels("select.ptx", kernelPick, kernelCopyPieces),
+		s.rt.loadKernels("pieces.ptx", kernelCopyPieces, kernelCount))
 }
 
 // grow sees to it that a region has that many bytes. New memory is zero.

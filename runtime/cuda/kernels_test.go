@@ -149,6 +149,9 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	thresholds, counts, bracket := room[float32](b, 40), room[int32](b, 40), room[uint32](b, 2)
 	bounds, positions := put(b, []int32{0, int32(n / 3), int32(n / 2), int32(n)}), room[int32](b, 8)
 	samples := room[int32](b, 16)
+	one, two := b.entries(k), b.entries(5*k)
+	pieces := []runtime.Piece{{From: union, Start: positions, End: positions + 4, To: one}, {From: near, Start: positions + 8, To: two},
+		{From: union, Start: positions + 4, To: two}}
 	factors, quantiles := []float32{0.5, 0.8, 0.9, 1, 1.1, 1.3}, []float64{0, 0.1, 0.4, 0.5, 0.9, 0.99}
 	return []work{
 		{"TopK", func() error { return b.TopK(src, k, top, threshold) }},
@@ -173,6 +176,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"Scale", func() error { return b.Scale(dense, dt, n, src.Factor) }},
 		{"Refine", func() error { return b.Refine(plain.X, n, threshold, k, factors) }},
 		{"LowerBounds", func() error { return b.LowerBounds(union, bounds, 4, positions, positions+16) }},
+		{"CopyPieces", func() error { return b.CopyPieces(pieces) }},
 		{"Sample", func() error { return b.Sample(union, quantiles, n, samples) }},
 		{"Balance", func() error { return b.Balance(samples, 6, n, positions, 4) }},
 	}

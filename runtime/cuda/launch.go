@@ -64,6 +64,8 @@ const (
 	kernelSift
 	kernelCut
 
+	kernelCopyPieces
+
 	kernelCount
 )
 
@@ -108,6 +110,7 @@ var kernelNames = [kernelCount]string{
 	kernelPick:           "pick",
 	kernelSift:           "sift",
 	kernelCut:            "cut",
+	kernelCopyPieces:     "copy_pieces",
 }
 
 // loadKernels compiles and loads PTX into the context, and finds the entry points

@@ -38,6 +38,7 @@ var kernelTests = []test{
 	{"scatter", testScatter},
 	{"give back", testGiveBack},
 	{"lower bounds", testLowerBounds},
+	{"copy pieces", testCopyPieces},
 	{"sample", testSample},
 	{"balance", testBalance},
 	{"hostile lists", testHostile},

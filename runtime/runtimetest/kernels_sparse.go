@@ -334,6 +334,49 @@ func testLowerBounds(d *device) {
 	}
 }
 
+func testCopyPieces(d *device) {
+	k := d.kernels()
+	for _, n := range kernelSizes {
+		for range 10 {
+			l, lists := [2]entries{}, [2]runtime.Entries{}
+			for i := range l {
+				l[i] = d.random(d.rng.IntN(n+1), n, "special")
+				lists[i] = d.list(l[i])
+			}
+			var pieces []runtime.Piece
+			var wants []entries // of each destination
+			var targets []runtime.Entries
+			for range d.rng.IntN(12) {
+				want := entries{}
+				to := d.target(d.rng.IntN(3*n+1), true)
+				for range 1 + d.rng.IntN(runtime.MaxPieces) {
+					which := d.rng.IntN(2)
+					end := len(l[which].idx)
+					ends := [2]int{0, end}
+					var at [2]uintptr
+					for side := range at {
+						if d.rng.IntN(4) == 0 {
+							continue
+						}
+						position := []int32{0, int32(end / 2), int32(end), int32(d.rng.IntN(end + 1)), -1, math.MinInt32, math.MaxInt32}[d.rng.IntN(7)]
+						at[side] = place(d, []int32{position})
+						ends[side] = min(max(int(position), 0), end)
+					}
+					for j := ends[0]; j < ends[1]; j++ {
+						want.idx, want.val = append(want.idx, l[which].idx[j]), append(want.val, l[which].val[j])
+					}
+					pieces = append(pieces, runtime.Piece{From: lists[which], Start: at[0], End: at[1], To: to})
+				}
+				wants, targets = append(wants, want), append(targets, to)
+			}
+			require.NoError(d, k.CopyPieces(pieces))
+			for i, want := range wants {
+				d.equalEntries(want.first(targets[i].N), len(want.idx), targets[i], "list %d of %d, room for %d", i, len(wants), targets[i].N)
+			}
+		}
+	}
+}
+
 func testSample(d *device) {
 	k := d.kernels()
 	for _, n := range kernelSizes {
@@ -421,6 +464,7 @@ func testHostile(d *device) {
 				"GiveBack":    k.GiveBack(array, l, lists[1]),
 				"LowerBounds": k.LowerBounds(l, bounds, 3, words(), words()),
 				"Sample":      k.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
+				"CopyPieces":  k.CopyPieces([]runtime.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)}}),
 			} {
 				require.NoError(d, err, name)
 			}
@@ -454,6 +498,7 @@ func testKernelArguments(d *device) {
 			k.ScatterAdd(wide, ok, 1), k.ScatterAdd(array, far, 1), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
 			k.ZeroAt(wide, ok), k.ZeroAt(array, far), k.GiveBack(wide, ok, ok), k.GiveBack(array, far, ok), k.GiveBack(array, ok, far),
 			k.LowerBounds(far, q, 2, q, q), k.LowerBounds(ok, q, n, q, q),
+			k.CopyPieces([]runtime.Piece{{From: far, To: ok}}), k.CopyPieces([]runtime.Piece{{From: ok, To: far}}),
 			k.Sample(far, []float64{0}, 8, q), k.Sample(ok, []float64{0}, n, q), k.Balance(q, n, 8, q, 1), k.Balance(q, 8, n, q, 1))
 	}
 	none, noX, noPtr := runtime.Entries{N: 1, Len: ok.Len}, runtime.Source{N: 1}, runtime.Array{N: 1}
@@ -473,6 +518,8 @@ func testKernelArguments(d *device) {
 		k.ScatterAdd(noPtr, ok, 1), k.ScatterAdd(array, none, 1), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
 		k.ZeroAt(noPtr, ok), k.ZeroAt(array, none), k.GiveBack(noPtr, ok, ok), k.GiveBack(array, none, ok), k.GiveBack(array, ok, none),
 		k.LowerBounds(none, q, 2, q, q), k.LowerBounds(ok, 0, 2, q, q), k.LowerBounds(ok, q, 2, 0, q),
+		k.CopyPieces([]runtime.Piece{{From: none, To: ok}}), k.CopyPieces([]runtime.Piece{{From: ok, To: none}}), k.CopyPieces([]runtime.Piece{{From: ok, To: noLen}}),
+		k.CopyPieces(slices.Repeat([]runtime.Piece{{From: ok, To: few}}, runtime.MaxPieces+1)),
 		k.Sample(none, []float64{0}, 8, q), k.Sample(ok, []float64{0}, 8, 0), k.Sample(ok, []float64{1}, 8, q),
 		k.Sample(ok, []float64{-0.1}, 8, q), k.Sample(ok, []float64{math.NaN()}, 8, q), k.Sample(ok, make([]float64, 65), 8, q),
 		k.Balance(0, 1, 8, q, 1), k.Balance(q, 1, 8, 0, 1), k.Balance(q, 0, 8, q, 1), k.Balance(q, 1, 8, q, 0))
