@@ -27,7 +27,8 @@ func newAllgather(e *engine) *allgather {
 func (g *allgather) collectInPlace(ctx context.Context) {
 	if g.err == nil {
 		first := g.shared.Ptr
-		g.submit(ctx, comm.AllGatherCall(at(first, g.rank*g.words), first, g.words, dtype.I32))
+		g.add(comm.AllGatherCall(at(first, g.rank*g.words), first, g.words, dtype.I32))
+		g.submit(ctx)
 	}
 }
 

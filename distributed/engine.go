@@ -45,10 +45,12 @@ type engine struct {
 	flags  uintptr  // P I32: of each list of the result, how many may overflow
 	skip   uintptr  // I32, and how many: if one is not 0, the device undoes the step
 	skips  int
-	past   past   // what earlier steps left on the host
-	ago    past   // that before the step
-	undoes bool   // the step may be undone: it has begun
-	waited bool   // the host has waited for the device in this step
+	past   past // what earlier steps left on the host
+	ago    past // that before the step
+	undoes bool // the step may be undone: it has begun
+	waited bool // the host has waited for the device in this step
+	judged bool // the exchange has found out whether the result may overflow:
+	large  bool
 	used   number // where the threshold is that entries were picked by
 	flat   buffer // a dense result, until the step is sure to succeed
 
@@ -88,6 +90,7 @@ type past struct {
 	age             int // steps since oktopk estimated the threshold of the sums
 	steps           int // that oktopk's exchange made
 	globalThreshold float32
+	even            bool // oktopk's messages had about equal lengths
 }
 
 // save keeps what undo brings back: the numbers but for the overflows, which
@@ -300,6 +303,12 @@ func (e *engine) union(dst runtime.Entries, lists []runtime.Entries, scale float
 	}
 }
 
+func (e *engine) copyPieces(pieces []runtime.Piece) {
+	if e.err == nil {
+		e.check(e.kernels.CopyPieces(pieces))
+	}
+}
+
 // giveBack adds the entries of l to the residual, except those whose index is
 // in taken.
 func (e *engine) giveBack(l, taken runtime.Entries) {
@@ -324,12 +333,19 @@ func (e *engine) join(ctx context.Context) {
 	}
 }
 
-// add puts a call into the group that together starts.
+// add puts a call into the group that submit and together start.
 func (e *engine) add(c comm.Call) { e.group = append(e.group, c) }
 
 // together makes the calls that were added, at once, between what the device
 // was given before and what it is given afterwards.
 func (e *engine) together(ctx context.Context) {
+	e.submit(ctx)
+	e.arrive(ctx)
+}
+
+// submit makes the calls that were added, at once, behind what the device was given
+// before. What the device is given afterwards does not wait for them, until arrive.
+func (e *engine) submit(ctx context.Context) {
 	e.fence(ctx)
 	switch {
 	case e.err != nil:
@@ -339,17 +355,7 @@ func (e *engine) together(ctx context.Context) {
 		e.check(e.c.Group(e.group...))
 	}
 	e.group = e.group[:0]
-	e.join(ctx)
-}
-
-// submit makes a call behind what the device was given before. What the device is
-// given afterwards does not wait for it, until arrive.
-func (e *engine) submit(ctx context.Context, c comm.Call) {
-	e.fence(ctx)
-	if e.err == nil {
-		e.check(c.Make(e.c))
-		e.exchanging = true
-	}
+	e.exchanging = true
 }
 
 // arrive makes kernels wait for what was submitted.

@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -26,9 +27,11 @@ const (
 	numBracket   number = 8  // of the search for oktopk's threshold: low, high
 	numLimit     number = 10 // F32: magnitudes from here on may overflow when P are added
 	numTiny      number = 11 // F32: the smallest magnitude above zero
-	numFan       number = 12
+	numOthers    number = 12 // how many picks are in other ranks' regions
+	numFan       number = 13
 	numFanCounts        = numFan + bisectFan
-	numPerRank          = numFanCounts + bisectFan
+	numAnnounce         = numFanCounts + bisectFan // what this rank announces
+	numPerRank          = numAnnounce + announcedWords
 )
 
 // numbers are the few numbers of a step that live on the device, where kernels
@@ -44,8 +47,10 @@ type numbers struct {
 	received  number // P: lengths that the ranks sent
 	matrix    number // P·P: what each rank has for each region; with streams
 	bounds    number // P+1: where regions start
+	announced number // announcedWords·P: of each rank, with streams; see okExchange.announce
 	samples   number // sampleCount·(2P+1): this rank's, all ranks', these sorted
 	overflows number // P: of each list of the result, how many are not below numLimit
+	rooms     number // 2: lengths of messages; see okExchange.countLong
 }
 
 // prepareNumbers lays the numbers out. They are zero.
@@ -60,8 +65,8 @@ func (e *engine) prepareNumbers() {
 		words  int
 	}{
 		{&e.lengths, e.size}, {&e.positions, e.size + 1}, {&e.received, e.size},
-		{&e.matrix, matrix}, {&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
-		{&e.overflows, e.size},
+		{&e.matrix, matrix}, {&e.announced, announcedWords * e.size}, {&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
+		{&e.overflows, e.size}, {&e.rooms, 2},
 	} {
 		*place.number = next
 		next += number(place.words)
@@ -116,6 +121,15 @@ func (e *engine) set(x number, words ...int32) {
 	copy(e.host[x:], words)
 	if e.err == nil {
 		e.check(e.rt.CopyIn(e.at(x), hostmem.Bytes(e.host[x:int(x)+len(words)])))
+	}
+}
+
+// setInt is set for one word, behind what the device was given, for which it does not
+// wait.
+func (e *engine) setInt(x number, v int32) {
+	e.host[x] = v
+	if e.err == nil {
+		e.check(e.rt.Fill(e.at(x), 1, dtype.I32, float64(v)))
 	}
 }
 

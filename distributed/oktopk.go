@@ -58,7 +58,9 @@ type okExchange struct {
 	allgather *allgather
 
 	quantiles              []float64 // of the samples that this rank shows
-	rest, trimmed          message   // of limitOutgoing
+	own, rest, trimmed     message   // of limitOutgoing and cutOutgoing
+	padded                 buffer    // messages of reducePadded
+	pieces                 []runtime.Piece
 	reduced, largest       message
 	spreadTo               buffer
 	sendCounts, sendDispls []int // of spread
@@ -141,23 +143,41 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	if rebalance {
 		x.balanceRegions(ctx, picks)
 	}
-	own, outgoing, rest := x.limitOutgoing(ctx, picks, limit.outgoing)
-	sums := x.reduce(ctx, outgoing, &own)
+	padded := x.order.streams != nil && x.pads(limit.outgoing, rebalance)
+	var own, outgoing, rest, sums runtime.Entries
+	if x.order.streams == nil {
+		own, outgoing, rest = x.limitOutgoing(ctx, picks, limit.outgoing)
+	} else {
+		own, outgoing, rest = x.cutOutgoing(picks, limit.outgoing)
+	}
+	if padded {
+		sums = x.reducePadded(ctx, own, outgoing, rest)
+	} else {
+		x.giveBack(rest, outgoing) // what is cut is not sent, and the others have no part in it
+		sums = x.reduce(ctx, outgoing, &own)
+	}
 	if estimate {
 		x.estimate(ctx, sums)
 	}
-	mine, total := x.pickGlobal(ctx, sums, limit)
+	passed, total := x.pickGlobal(ctx, sums)
+	if padded && !x.fits() {
+		sums = x.reduce(ctx, outgoing, &own)
+		if estimate {
+			x.estimate(ctx, sums)
+		}
+		passed, total = x.pickGlobal(ctx, sums)
+	}
 	if !estimate && x.far(total) { // say, because the gradients' scale has changed
 		x.estimate(ctx, sums)
 		limit = limit.less(again(x.size))
-		mine, total = x.pickGlobal(ctx, sums, limit)
+		passed, total = x.pickGlobal(ctx, sums)
 	}
 	x.adapt(total)
+	mine := x.share(passed, total, limit)
 	mine = x.spread(ctx, mine, total, limit)
 	global := x.allgather.collect(ctx, mine)
 
-	if rest.N > 0 { // what was cut was not sent, and the others have no part in it
-		x.giveBack(rest, outgoing)
+	if x.order.streams != nil && int(x.host[numOthers]) > limit.outgoing || x.order.streams == nil && rest.N > 0 { // something was cut
 		x.giveBack(own, global)
 		x.giveBack(outgoing, global)
 	} else {
@@ -197,7 +217,7 @@ func (x *okExchange) balanceRegions(ctx context.Context, picks runtime.Entries) 
 func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
 	x.locate(picks)
 	x.read(ctx)
-	x.checkWords(x.samples+sampleCount, sampleCount*x.size, func(int) int { return max(x.n-1, 0) }, "the index of an entry")
+	x.checkSamples()
 	positions := x.host[x.positions:]
 	from, to, total := int(positions[x.rank]), int(positions[x.rank+1]), int(positions[x.size])
 	own = part(picks, from, to)
@@ -215,6 +235,106 @@ func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, l
 	x.topOf(rest, limit, outgoing)
 	x.locate(outgoing)
 	return own, outgoing, rest
+}
+
+// cutOutgoing is limitOutgoing where the host is not to wait: the lists have their
+// lengths on the device, and rest is all that was picked for others.
+func (x *okExchange) cutOutgoing(picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
+	x.locate(picks)
+	own, rest = x.message(&x.own, picks.N), x.message(&x.rest, picks.N)
+	rest.Len = x.at(numOthers)
+	start, end := x.at(x.positions+number(x.rank)), x.at(x.positions+number(x.rank)+1)
+	x.pieces = append(x.pieces[:0],
+		runtime.Piece{From: picks, Start: start, End: end, To: own},
+		runtime.Piece{From: picks, End: start, To: rest},
+		runtime.Piece{From: picks, Start: end, To: rest})
+	x.copyPieces(x.pieces)
+	outgoing = x.message(&x.trimmed, limit)
+	x.topOf(rest, limit, outgoing)
+	if x.size > 2 { // otherwise all go to one rank
+		x.locate(outgoing)
+		x.countLong(x.room(limit))
+	}
+	return own, outgoing, rest
+}
+
+// evenLength is the least length of messages, if all are equal, from which on chance
+// does not make one of them much longer.
+const evenLength = 256
+
+// pads reports whether the messages of the reduction travel padded, so that the host
+// need not wait for their lengths: those to one rank always do, which have room for
+// all that may be sent; others if they have been about equally long since
+// regions were balanced. All ranks decide alike.
+func (x *okExchange) pads(limit int, rebalance bool) bool {
+	return x.size == 2 || x.past.even && !rebalance && limit >= evenLength*(x.size-1)
+}
+
+// room is how many entries a padded message has room for: for one other rank all
+// that may be sent, for several 1.4 times as many as if all messages were equally
+// long, which leaves the step within its budget.
+func (x *okExchange) room(limit int) int { return min(limit, 7*limit/(5*(x.size-1))) }
+
+// reducePadded is reduce with padded messages, their lengths in front. Meanwhile what
+// was cut goes back to the residual: it was not sent, and the others have no part in it.
+func (x *okExchange) reducePadded(ctx context.Context, own, outgoing, rest runtime.Entries) runtime.Entries {
+	room, others := x.room(outgoing.N), x.size-1
+	words := messageWords(room)
+	x.allocate(&x.incoming, others*words*wordSize)
+	messages := outgoing.Len
+	if others > 1 {
+		x.allocate(&x.padded, others*words*wordSize)
+		messages = x.padded.ptr
+		x.pieces = x.pieces[:0]
+		for t := 1; t < x.size; t++ {
+			to := x.positions + number(x.to(t))
+			x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: entriesAt(at(messages, (t-1)*words), room)})
+		}
+		x.copyPieces(x.pieces)
+	}
+	x.sources[0] = own
+	for first := 1; first < x.size; first += x.cfg.Throttle {
+		for t := first; t < min(first+x.cfg.Throttle, x.size); t++ {
+			in := at(x.incoming.ptr, (t-1)*words)
+			x.sources[t] = entriesAt(in, room)
+			x.add(comm.SendCall(at(messages, (t-1)*words), words, dtype.I32, x.to(t), regionTag))
+			x.add(comm.RecvCall(in, words, dtype.I32, x.from(t), regionTag))
+		}
+		x.submit(ctx)
+		if first == 1 {
+			x.giveBack(rest, outgoing)
+		}
+		x.arrive(ctx)
+	}
+	sums := x.message(&x.sums, min(own.N+others*room, x.n))
+	x.union(sums, x.sources, 1)
+	return sums
+}
+
+// countLong counts, to announce it, this rank's messages that are longer than room,
+// and those that are so long that the next step is not to pad them.
+func (x *okExchange) countLong(room int) {
+	for i, most := range [...]int{room, room * 13 / 14} {
+		if at := x.rooms + number(i); x.host[at] != int32(most+1) {
+			x.setInt(at, int32(most+1))
+		}
+	}
+	if x.err == nil { // as numbers, lengths have the order of their bits
+		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.rooms), 2, x.at(numAnnounce+2)))
+	}
+}
+
+// fits reports whether all messages of all ranks had room enough.
+func (x *okExchange) fits() bool { return x.err != nil || !x.announces(2) }
+
+// announces reports whether a rank announced a word that is not zero.
+func (x *okExchange) announces(word int) bool {
+	for r := range x.size {
+		if x.host[int(x.announced)+r*announcedWords+word] != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // estimate finds the threshold that the k largest sums of all ranks pass. All
@@ -239,17 +359,59 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 	x.past.age = 0
 }
 
-// pickGlobal picks the sums of this rank's region that go into the result. It
-// returns them and how many sums of all ranks passed the threshold; x.allgather
-// has the lengths of all ranks' lists.
-func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, limit limits) (mine runtime.Entries, total int) {
-	reduced := x.message(&x.reduced, sums.N)
-	x.aboveOf(sums, x.at(numBracket), reduced)
-	total = x.allgather.exchangeLengths(ctx, reduced, x.regionLength)
-	count := x.allgather.lengths[x.rank]
-	reduced = exactly(reduced, count)
+// pickGlobal picks the sums of this rank's region that pass the threshold. It
+// returns them and how many sums of all ranks did; x.allgather has the lengths of all
+// ranks' lists. The host waits.
+func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (passed runtime.Entries, total int) {
+	passed = x.message(&x.reduced, sums.N)
+	if x.order.streams == nil {
+		x.aboveOf(sums, x.at(numBracket), passed)
+		total = x.allgather.exchangeLengths(ctx, passed, x.regionLength)
+	} else {
+		passed.Len = x.at(numAnnounce)
+		x.aboveOf(sums, x.at(numBracket), passed)
+		total = x.announce(ctx, passed)
+	}
+	return exactly(passed, x.allgather.lengths[x.rank]), total
+}
+
+// announcedWords is how many numbers announce lets all ranks know of each.
+const announcedWords = 4
+
+// announce is [allgather.exchangeLengths] that also lets all ranks know how many of
+// the sums may overflow (the largest of each rank go into the result), and how many
+// of a rank's messages were too long, or nearly.
+func (x *okExchange) announce(ctx context.Context, passed runtime.Entries) (total int) {
+	if x.cfg.Overflow != OverflowPass && x.err == nil {
+		x.check(x.kernels.CountAbove(passed, x.at(numLimit), 1, x.at(numAnnounce+1)))
+	}
+	x.communicate(ctx, comm.AllGatherCall(x.at(numAnnounce), x.at(x.announced), announcedWords, dtype.I32))
+	x.read(ctx)
+	x.checkSamples()
+	all := x.checkWords(x.announced, announcedWords*x.size, func(i int) int {
+		if i%announcedWords == 0 {
+			return x.regionLength(i / announcedWords)
+		}
+		return x.n
+	}, "its number of entries")
+	for r := range x.allgather.lengths {
+		x.allgather.lengths[r] = int(all[r*announcedWords])
+	}
+	x.judged, x.large = true, x.announces(1)
+	x.past.even = !x.announces(3)
+	return displacements(x.allgather.lengths, x.allgather.displs)
+}
+
+// checkSamples checks what the ranks showed to balance regions.
+func (x *okExchange) checkSamples() {
+	x.checkWords(x.samples+sampleCount, sampleCount*x.size, func(int) int { return max(x.n-1, 0) }, "the index of an entry")
+}
+
+// share cuts the sums of this rank that passed the threshold to those that go into
+// the result, where all ranks together have more than that may have.
+func (x *okExchange) share(passing runtime.Entries, total int, limit limits) runtime.Entries {
 	if total <= limit.global {
-		return reduced, total
+		return passing
 	}
 	// Every rank that has any sum gets one, and its share of the rest of the
 	// limit. So the largest of each region goes, and with it a NaN or infinity.
@@ -269,12 +431,12 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, limit
 		counts[r] = first + share
 		granted += share
 	}
-	if mine := counts[x.rank]; mine < count {
+	if mine := counts[x.rank]; mine < passing.N {
 		largest := exactly(x.message(&x.largest, mine), mine)
-		x.topOf(reduced, mine, largest)
-		reduced = largest
+		x.topOf(passing, mine, largest)
+		return largest
 	}
-	return reduced, total
+	return passing
 }
 
 // spread moves sums between ranks so that all have equally many, if one has
@@ -327,13 +489,12 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed in
 
 // adapt corrects the threshold after a step in which passed sums passed it,
 // and has the next step estimate it when it is far off. All ranks know passed, so they
-// agree. The copy to the device waits for it without a context, so adapt comes
-// before communication that a peer may never join.
+// agree.
 func (x *okExchange) adapt(passed int) {
 	used := x.float(numBracket)
 	x.past.globalThreshold = used
 	if next := correct(used, passed, x.k, x.cfg.ThresholdStep); next != used {
-		x.set(numBracket, int32(math.Float32bits(next)))
+		x.setInt(numBracket, int32(math.Float32bits(next)))
 	}
 	if x.far(passed) {
 		x.past.age = x.cfg.ThresholdInterval

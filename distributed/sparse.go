@@ -275,7 +275,7 @@ func (s *Sparse) pick(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
 	s.last, s.started = s.stats, true
 	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
-	s.undoes, s.waited, s.open, s.exchanging, s.chose = false, false, false, false, false
+	s.undoes, s.waited, s.judged, s.open, s.exchanging, s.chose = false, false, false, false, false, false
 	if ctx.Err() != nil {
 		s.check(comm.ContextError(ctx))
 	} else {
@@ -370,7 +370,7 @@ func (s *Sparse) judge(ctx context.Context) verdict {
 		return passes
 	case s.cfg.Overflow == OverflowDrop && s.order.streams != nil && !s.waited:
 		return open
-	case !s.overflowed(ctx):
+	case s.judged && !s.large || !s.judged && !s.overflowed(ctx):
 		return passes
 	case s.cfg.Overflow == OverflowError && s.stats.K > 0: // otherwise no other rank knows
 		s.check(ErrOverflow)
@@ -626,7 +626,8 @@ func (s *Sparse) takeSome(ctx context.Context, g gradient, density float64) {
 func (s *Sparse) complete(ctx context.Context) {
 	s.arrive(ctx)
 	s.passed(Exchanged)
-	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense {
+	s.judged = s.judged && s.flags == s.at(s.overflows) // otherwise the verdict is about other tensors too
+	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.judged {
 		s.countResult(s.result)
 	}
 }

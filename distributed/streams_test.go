@@ -2,14 +2,23 @@ package distributed_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -47,4 +56,144 @@ func TestLocalWithStreams(t *testing.T) {
 			})
 		},
 	})
+}
+
+// waits counts what makes the host wait for the device.
+type waits struct{ comm, copies atomic.Int32 }
+
+// waitedFor is a rank's runtime with streams that counts waits.
+type waitedFor struct {
+	onStream
+	w *waits
+}
+
+func (r waitedFor) CopyOut(dst []byte, src uintptr) error {
+	r.w.copies.Add(1)
+	return r.onStream.CopyOut(dst, src)
+}
+
+func (r waitedFor) CopyIn(dst uintptr, src []byte) error {
+	r.w.copies.Add(1)
+	return r.onStream.CopyIn(dst, src)
+}
+
+// watched is a rank's communicator that does.
+type watched struct {
+	ordered
+	w *waits
+}
+
+func (c watched) Sync(ctx context.Context) error {
+	c.w.comm.Add(1)
+	return c.ordered.Sync(ctx)
+}
+
+// With streams oktopk pads messages, so that the host waits once in a step: the
+// results have the bits that they have without, whatever the lengths of the lists.
+func TestOktopkWithStreams(t *testing.T) {
+	const n, steps = 60_000, 48
+	rt := cpu.New()
+	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
+	gradients := map[string]func(rank, size, step int) []float32{
+		"spread": func(rank, size, step int) []float32 { return normal(n, rank, step) },
+		"own cluster": func(rank, size, step int) []float32 {
+			g := normal(n, rank, step)
+			for i := range g {
+				if i*size/n != rank {
+					g[i] /= 1000
+				}
+			}
+			return g
+		},
+		"wandering": func(rank, size, step int) []float32 {
+			g := normal(n, rank, step)
+			for i := range g {
+				if i*6/n != step/5%6 {
+					g[i] /= 1000
+				}
+			}
+			return g
+		},
+		"overflow": func(rank, size, step int) []float32 {
+			g := normal(n, rank, step)
+			if rank == 0 && step%7 == 3 {
+				g[step] = float32(math.Inf(1))
+			}
+			return g
+		},
+	}
+	for name, gradient := range gradients {
+		for _, ranks := range []int{2, 3, 5} {
+			for _, noUndo := range []bool{false, true} {
+				if noUndo && name == "overflow" {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s, %d ranks, no undo %v", name, ranks, noUndo), func(t *testing.T) {
+					cfg := distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 8, RebalanceInterval: 16, NoUndo: noUndo}
+					var sent, once atomic.Int64 // elements of all steps; steps in which a host waited once
+					run := func(streams bool) [][]uint32 {
+						results := make([][]uint32, ranks)
+						require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+							w := new(waits)
+							var memory runtime.Runtime = rt
+							if streams {
+								memory = waitedFor{onStream{rt}, w}
+								c = watched{ordered{c, ctx}, w}
+							}
+							s, err := distributed.NewSparse(memory, c, n, cfg)
+							if err != nil {
+								return err
+							}
+							tensor, err := runtime.New(memory, dtype.F32, n)
+							if err != nil {
+								return err
+							}
+							for step := range steps {
+								if err := runtime.CopyIn(tensor, gradient(c.Rank(), ranks, step)); err != nil {
+									return err
+								}
+								w.comm.Store(0)
+								w.copies.Store(0)
+								if err := s.AllReduce(ctx, tensor); err != nil {
+									return err
+								}
+								if w.comm.Load() <= 1 && w.copies.Load() <= 1 {
+									once.Add(1)
+								}
+								if err := c.Sync(ctx); err != nil {
+									return err
+								}
+								stats, err := s.Stats(ctx)
+								if err != nil {
+									return err
+								}
+								sent.Add(stats.SentElements)
+								residual, err := s.Residual()
+								if err != nil {
+									return err
+								}
+								results[c.Rank()] = append(append(results[c.Rank()], bits(tensor)...), bits(residual)...)
+							}
+							return errors.Join(s.Close(), tensor.Free())
+						}))
+						return results
+					}
+					got := run(true)
+					padded, waitedOnce := sent.Swap(0), int(once.Swap(0))/ranks
+					want := run(false)
+					for r := range want {
+						require.True(t, slices.Equal(want[r], got[r]), "rank %d has other bits", r)
+					}
+					t.Logf("%d of %d steps wait once; %.3f times the elements", waitedOnce, steps, float64(padded)/float64(sent.Load()))
+					switch {
+					case ranks == 2:
+						assert.GreaterOrEqual(t, waitedOnce, steps-4, "but the first ones, whose thresholds are far off")
+					case name == "spread":
+						assert.GreaterOrEqual(t, waitedOnce, steps-8, "but also when regions are balanced")
+						assert.Less(t, float64(padded)/steps/float64(ranks), float64(6*n/20*(ranks-1)/ranks), "within the paper's budget")
+					}
+				})
+			}
+		}
+	}
 }
