@@ -27,11 +27,9 @@ const (
 	numBracket   number = 8  // of the search for oktopk's threshold: low, high
 	numLimit     number = 10 // F32: magnitudes from here on may overflow when P are added
 	numTiny      number = 11 // F32: the smallest magnitude above zero
-	numOthers    number = 12 // how many picks are in other ranks' regions
-	numFan       number = 13
+	numFan       number = 12
 	numFanCounts        = numFan + bisectFan
-	numAnnounce         = numFanCounts + bisectFan // what this rank announces
-	numPerRank          = numAnnounce + announcedWords
+	numPerRank          = numFanCounts + bisectFan
 )
 
 // numbers are the few numbers of a step that live on the device, where kernels
@@ -45,12 +43,16 @@ type numbers struct {
 	lengths   number // P: by which this rank's list is cut; P-1 bounds, so lengths
 	positions number // P+1: where regions start in a list
 	received  number // P: lengths that the ranks sent
-	matrix    number // P·P: what each rank has for each region; with streams
 	bounds    number // P+1: where regions start
-	announced number // announcedWords·P: of each rank, with streams; see okExchange.announce
 	samples   number // sampleCount·(2P+1): this rank's, all ranks', these sorted
 	overflows number // P: of each list of the result, how many are not below numLimit
-	rooms     number // 2: lengths of messages; see okExchange.countLong
+
+	// What no step leaves to the next: it is neither undone nor saved.
+	matrix        number // P·P: what each rank has for each region; with streams
+	others        number // how many picks are in other ranks' regions
+	rooms         number // 2: lengths of messages; see okExchange.countLong
+	announcement  number // announcedWords: what this rank announces
+	announcements number // announcedWords·P: what each of them does
 }
 
 // prepareNumbers lays the numbers out. They are zero.
@@ -65,8 +67,9 @@ func (e *engine) prepareNumbers() {
 		words  int
 	}{
 		{&e.lengths, e.size}, {&e.positions, e.size + 1}, {&e.received, e.size},
-		{&e.matrix, matrix}, {&e.announced, announcedWords * e.size}, {&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
-		{&e.overflows, e.size}, {&e.rooms, 2},
+		{&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
+		{&e.overflows, e.size}, {&e.matrix, matrix}, {&e.others, 1}, {&e.rooms, 2},
+		{&e.announcement, announcedWords}, {&e.announcements, announcedWords * e.size},
 	} {
 		*place.number = next
 		next += number(place.words)

@@ -177,7 +177,7 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	mine = x.spread(ctx, mine, total, limit)
 	global := x.allgather.collect(ctx, mine)
 
-	if x.order.streams != nil && int(x.host[numOthers]) > limit.outgoing || x.order.streams == nil && rest.N > 0 { // something was cut
+	if x.order.streams != nil && int(x.host[x.others]) > limit.outgoing || x.order.streams == nil && rest.N > 0 { // something was cut
 		x.giveBack(own, global)
 		x.giveBack(outgoing, global)
 	} else {
@@ -242,7 +242,7 @@ func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, l
 func (x *okExchange) cutOutgoing(picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
 	x.locate(picks)
 	own, rest = x.message(&x.own, picks.N), x.message(&x.rest, picks.N)
-	rest.Len = x.at(numOthers)
+	rest.Len = x.at(x.others)
 	start, end := x.at(x.positions+number(x.rank)), x.at(x.positions+number(x.rank)+1)
 	x.pieces = append(x.pieces[:0],
 		runtime.Piece{From: picks, Start: start, End: end, To: own},
@@ -320,7 +320,7 @@ func (x *okExchange) countLong(room int) {
 		}
 	}
 	if x.err == nil { // as numbers, lengths have the order of their bits
-		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.rooms), 2, x.at(numAnnounce+2)))
+		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.rooms), 2, x.at(x.announcement+2)))
 	}
 }
 
@@ -330,7 +330,7 @@ func (x *okExchange) fits() bool { return x.err != nil || !x.announces(2) }
 // announces reports whether a rank announced a word that is not zero.
 func (x *okExchange) announces(word int) bool {
 	for r := range x.size {
-		if x.host[int(x.announced)+r*announcedWords+word] != 0 {
+		if x.host[int(x.announcements)+r*announcedWords+word] != 0 {
 			return true
 		}
 	}
@@ -368,7 +368,7 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (pass
 		x.aboveOf(sums, x.at(numBracket), passed)
 		total = x.allgather.exchangeLengths(ctx, passed, x.regionLength)
 	} else {
-		passed.Len = x.at(numAnnounce)
+		passed.Len = x.at(x.announcement)
 		x.aboveOf(sums, x.at(numBracket), passed)
 		total = x.announce(ctx, passed)
 	}
@@ -383,12 +383,12 @@ const announcedWords = 4
 // of a rank's messages were too long, or nearly.
 func (x *okExchange) announce(ctx context.Context, passed runtime.Entries) (total int) {
 	if x.cfg.Overflow != OverflowPass && x.err == nil {
-		x.check(x.kernels.CountAbove(passed, x.at(numLimit), 1, x.at(numAnnounce+1)))
+		x.check(x.kernels.CountAbove(passed, x.at(numLimit), 1, x.at(x.announcement+1)))
 	}
-	x.communicate(ctx, comm.AllGatherCall(x.at(numAnnounce), x.at(x.announced), announcedWords, dtype.I32))
+	x.communicate(ctx, comm.AllGatherCall(x.at(x.announcement), x.at(x.announcements), announcedWords, dtype.I32))
 	x.read(ctx)
 	x.checkSamples()
-	all := x.checkWords(x.announced, announcedWords*x.size, func(i int) int {
+	all := x.checkWords(x.announcements, announcedWords*x.size, func(i int) int {
 		if i%announcedWords == 0 {
 			return x.regionLength(i / announcedWords)
 		}

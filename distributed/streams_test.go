@@ -149,6 +149,21 @@ func TestOktopkWithStreams(t *testing.T) {
 								return err
 							}
 							for step := range steps {
+								if step == steps/2+1 { // goes on from what was saved
+									state, err := s.State(ctx)
+									if err != nil {
+										return err
+									}
+									if err := s.Close(); err != nil {
+										return err
+									}
+									if s, err = distributed.NewSparse(memory, c, n, cfg); err != nil {
+										return err
+									}
+									if err := s.Restore(ctx, state); err != nil {
+										return err
+									}
+								}
 								if err := runtime.CopyIn(tensor, gradient(c.Rank(), ranks, step)); err != nil {
 									return err
 								}
@@ -189,7 +204,7 @@ func TestOktopkWithStreams(t *testing.T) {
 					case ranks == 2:
 						assert.GreaterOrEqual(t, waitedOnce, steps-4, "but the first ones, whose thresholds are far off")
 					case name == "spread":
-						assert.GreaterOrEqual(t, waitedOnce, steps-8, "but also when regions are balanced")
+						assert.GreaterOrEqual(t, waitedOnce, steps-10, "but also when regions are balanced")
 						assert.Less(t, float64(padded)/steps/float64(ranks), float64(6*n/20*(ranks-1)/ranks), "within the paper's budget")
 					}
 				})
