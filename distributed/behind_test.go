@@ -8,10 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -57,9 +55,7 @@ func twoBuckets(ctx context.Context, rt runtime.Runtime, c comm.Communicator) (*
 
 // While a bucket is exchanged, the caller's backward pass goes on.
 func TestBucketsTravelBehindTheCaller(t *testing.T) {
-	rt := cpu.New()
-	defer func() { require.NoError(t, rt.Close()) }()
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		open := make(chan struct{})
 		gated := gate(c, open)
 		g, params, err := twoBuckets(ctx, rt, gated)
@@ -89,16 +85,14 @@ func TestBucketsTravelBehindTheCaller(t *testing.T) {
 			assert.Equal(t, bits(plain[i]), bits(params[i]))
 		}
 		return errors.Join(g.Close(), h.Close(), params[0].Free(), params[1].Free(), plain[0].Free(), plain[1].Free())
-	}))
+	})
 }
 
 // The context of Wait ends exchanges that a peer never joins, and the step is as if
 // it had not been.
 func TestWaitEndsExchanges(t *testing.T) {
-	rt := cpu.New()
-	defer func() { require.NoError(t, rt.Close()) }()
 	over := make(chan struct{})
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		g, params, err := twoBuckets(ctx, rt, c)
 		if err != nil {
 			return err
@@ -121,16 +115,14 @@ func TestWaitEndsExchanges(t *testing.T) {
 		assert.Equal(t, before, bits(params[1]))
 		assert.NoError(t, c.Close())
 		return errors.Join(g.Close(), params[0].Free(), params[1].Free())
-	}))
+	})
 }
 
 // Dense steps of a schedule read gradients that several buckets put together in one
 // memory, until they have been exchanged.
 func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 	const ranks, n, count = 2, 1000, 8
-	rt := cpu.New()
-	defer func() { require.NoError(t, rt.Close()) }()
-	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+	world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		var params []*runtime.Tensor
 		for range count {
 			p, err := runtime.New(rt, dtype.F32, n, 1)
@@ -167,5 +159,5 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 			}
 		}
 		return nil
-	}))
+	})
 }

@@ -22,8 +22,7 @@ import (
 // TestBucketsByType: types that alternate fill a bucket each, and the bucket that
 // a backward pass completes first is reduced first.
 func TestBucketsByType(t *testing.T) {
-	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
+	world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		var params []*runtime.Tensor
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F32, dtype.BF16, dtype.F32} {
 			p, err := runtime.New(rt, dt, 100)
@@ -35,8 +34,8 @@ func TestBucketsByType(t *testing.T) {
 		assert.Equal(t, [][]int{{4, 2}, {3, 1}, {0}}, g.Buckets())
 		require.NoError(t, g.Close())
 		free(t, params)
-		return rt.Close()
-	}))
+		return nil
+	})
 }
 
 // grouped writes down the groups that a communicator is given.
@@ -53,8 +52,7 @@ func (c *grouped) Group(calls ...comm.Call) error {
 // TestHostBucketIsOneGroup: without streams the gradients of a bucket are reduced
 // as one group, large ones where they are.
 func TestHostBucketIsOneGroup(t *testing.T) {
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		params := gradients(t, rt, 2) // small ones, which are put together
 		for range 2 {
 			p, err := runtime.New(rt, dtype.F32, 5000)
@@ -86,8 +84,8 @@ func TestHostBucketIsOneGroup(t *testing.T) {
 		assert.Equal(t, allocations+1, rt.Stats().Allocations)
 		require.NoError(t, g.Close())
 		free(t, params)
-		return rt.Close()
-	}))
+		return nil
+	})
 }
 
 // symmetric is a communicator with streams that has symmetric memory.
@@ -109,8 +107,7 @@ func (c symmetric) FreeSymmetric(_ context.Context, p uintptr) error {
 
 // TestDenseBucketOverflows checks that a policy holds for dense buckets, too.
 func TestDenseBucketOverflows(t *testing.T) {
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		values := []float32{1, 2, 3}
 		if c.Rank() == 1 {
 			values[1] = float32(math.Inf(1))
@@ -130,8 +127,8 @@ func TestDenseBucketOverflows(t *testing.T) {
 		}
 		got, err := runtime.ToSlice[float32](g)
 		assert.Equal(t, make([]float32, 3), got)
-		return errors.Join(err, s.Close(), g.Free(), rt.Close())
-	}))
+		return errors.Join(err, s.Close(), g.Free())
+	})
 }
 
 // TestBucketsInSymmetricMemory: where there are streams, what is put together is

@@ -76,8 +76,7 @@ var sparseModel = distributed.GradientConfig{Config: distributed.Config{Pattern:
 
 // TestDenseVectors: small gradients of one dimension have dense buckets.
 func TestDenseVectors(t *testing.T) {
-	rt := cpu.New()
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		m, err := newModel(ctx, rt, c, sparseModel)
 		if err != nil {
 			return err
@@ -94,8 +93,7 @@ func TestDenseVectors(t *testing.T) {
 		_, err = m.sync.BucketStats(ctx, 3)
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return m.close()
-	}))
-	require.NoError(t, rt.Close())
+	})
 }
 
 // TestGradientOverflow gives one rank a gradient that is not finite, in a sparse or
@@ -190,8 +188,7 @@ func TestGradientClip(t *testing.T) {
 	const ranks, norm = 2, 5.0
 	for _, mode := range []distributed.ClipMode{distributed.ClipLocal, distributed.ClipGlobal} {
 		for _, pattern := range []string{distributed.Dense, "topkA"} {
-			rt := cpu.New()
-			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 				cfg := distributed.Config{Pattern: pattern, Density: 1, ClipNorm: norm, Clip: mode}
 				m, err := newModel(ctx, rt, c, distributed.GradientConfig{Config: cfg})
 				if err != nil {
@@ -228,8 +225,7 @@ func TestGradientClip(t *testing.T) {
 					}
 				}
 				return m.close()
-			}))
-			require.NoError(t, rt.Close())
+			})
 		}
 	}
 }

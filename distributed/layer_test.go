@@ -11,24 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
-
-// world runs body for ranks with a runtime of their own, which must leak nothing.
-func world(t *testing.T, ranks int, body func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error) {
-	t.Helper()
-	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
-		if err := body(ctx, c, rt); err != nil {
-			return err
-		}
-		return rt.Close()
-	}))
-}
 
 // TestAll: tensors of several types and an empty one, reduced and broadcast as one
 // group.

@@ -304,9 +304,7 @@ func TestLevelsOfHalfTypes(t *testing.T) {
 }
 
 func TestLevelsMisuse(t *testing.T) {
-	rt := cpu.New()
-	defer func() { require.NoError(t, rt.Close()) }()
-	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+	world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		mesh, err := meshOf(ctx, c, 1, 1)
 		if err != nil {
 			return err
@@ -351,7 +349,7 @@ func TestLevelsMisuse(t *testing.T) {
 		assert.NoError(t, errors.Join(l.Close(), l.Close()))
 		assert.ErrorIs(t, l.AllReduce(ctx, three), comm.ErrClosed)
 		return errors.Join(three.Free(), tensor.Free())
-	}))
+	})
 }
 
 // A peer that fails makes a step an error, and later ones too.
@@ -385,10 +383,8 @@ func TestLevelsPeerFailure(t *testing.T) {
 // TestLevelsAllocations is TestAllocations for levels, with a rest.
 func TestLevelsAllocations(t *testing.T) {
 	const ranks, n, rounds, steps = 2, 2001, 10, 40
-	rt := cpu.New()
-	defer rt.Close()
 	perStep := math.Inf(1)
-	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+	world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		mesh, err := meshOf(ctx, c, 1, ranks)
 		if err != nil {
 			return err
@@ -416,6 +412,6 @@ func TestLevelsAllocations(t *testing.T) {
 			}
 		}
 		return errors.Join(err, l.Close(), mesh.Close(), g.Free())
-	}))
+	})
 	assert.Zero(t, perStep, "allocations per step")
 }

@@ -202,8 +202,7 @@ func TestRanksDisagree(t *testing.T) {
 		"clipping":   {with(func(c *distributed.Config) { c.ClipNorm = 1 }), n, dtype.F32, `rank 2 has "ClipNorm 1"`},
 		"the policy": {with(func(c *distributed.Config) { c.Overflow = distributed.OverflowError }), n, dtype.F32, `rank 2 has "Overflow 3"`},
 	} {
-		rt := cpu.New()
-		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			mine, length, dt := cfg, n, dtype.F32
 			if c.Rank() == ranks-1 {
 				mine, length, dt = other.cfg, other.n, other.dt
@@ -230,7 +229,6 @@ func TestRanksDisagree(t *testing.T) {
 				require.NoError(t, g.Fill(1))
 			}
 			return errors.Join(s.AllReduce(ctx, g), s.Close(), g.Free())
-		}))
-		require.NoError(t, rt.Close())
+		})
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -154,13 +153,12 @@ func TestMomentumTransaction(t *testing.T) {
 
 // TestMomentumMisuse: what is no momentum, and without error feedback.
 func TestMomentumMisuse(t *testing.T) {
-	require.NoError(t, local.Run(t.Context(), 1, func(_ context.Context, c comm.Communicator) error {
-		rt := cpu.New()
+	world(t, 1, func(_ context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		for _, cfg := range []distributed.Config{{Momentum: 1}, {Momentum: -0.1}, {Momentum: math.NaN()},
 			{Pattern: distributed.TopkA, Density: 0.1, Momentum: 0.9, NoErrorFeedback: true}} {
 			_, err := distributed.NewSparse(rt, c, 10, cfg)
 			assert.ErrorIs(t, err, comm.ErrArgument)
 		}
-		return rt.Close()
-	}))
+		return nil
+	})
 }

@@ -153,23 +153,6 @@ func TestStreams(t *testing.T) {
 	})
 }
 
-// gradients returns tensors of 100 elements.
-func gradients(t *testing.T, rt runtime.Runtime, count int) []*runtime.Tensor {
-	tensors := make([]*runtime.Tensor, count)
-	for i := range tensors {
-		g, err := runtime.New(rt, dtype.F32, 100)
-		require.NoError(t, err)
-		tensors[i] = g
-	}
-	return tensors
-}
-
-func free(t *testing.T, tensors []*runtime.Tensor) {
-	for _, g := range tensors {
-		assert.NoError(t, g.Free())
-	}
-}
-
 // TestCloseInFlight checks that Close frees no bucket that the communicator
 // still works on. The host waits: an event would bound no time and could fail.
 func TestCloseInFlight(t *testing.T) {

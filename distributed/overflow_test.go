@@ -138,10 +138,9 @@ func TestOverflowOnDevice(t *testing.T) {
 func TestSaturation(t *testing.T) {
 	const ranks, n, steps, value, largest = 3, 300, 150, 1000, 65504
 	for _, pattern := range distributed.Patterns()[1:] {
-		rt := cpu.New()
 		var l ledger
 		seen := false
-		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: pattern, Density: 0.01})
 			if err != nil {
 				return err
@@ -181,11 +180,10 @@ func TestSaturation(t *testing.T) {
 			}
 			l.mu.Unlock()
 			return errors.Join(s.Close(), g.Free())
-		}))
+		})
 		assert.True(t, seen, "%s: no result was too large", pattern)
 		for i, v := range l.out {
 			assert.InEpsilon(t, float64(ranks*steps*value), v, 1./2048, "%s, index %d", pattern, i)
 		}
-		require.NoError(t, rt.Close())
 	}
 }

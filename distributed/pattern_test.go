@@ -189,15 +189,6 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 	return errors.Join(rt.Deallocate(out), s.Close())
 }
 
-// pointer returns the address of a tensor that the test has not freed.
-func pointer(t *runtime.Tensor) uintptr {
-	p, err := t.Ptr()
-	if err != nil {
-		panic(err)
-	}
-	return p
-}
-
 // TestThresholdReuse counts how often a threshold pattern selects exactly.
 func TestThresholdReuse(t *testing.T) {
 	for _, k := range []struct {
@@ -254,20 +245,6 @@ func (k counter) SelectNear(src runtime.Source, count int, state uintptr, o runt
 		k.c.exact.Add(1)
 	}
 	return err
-}
-
-// normal returns n normally distributed numbers of a seed.
-func normal(n int, seeds ...int) []float32 {
-	var seed uint64
-	for _, s := range seeds {
-		seed = seed*1_000_003 + uint64(s)
-	}
-	rng := rand.New(rand.NewPCG(seed, 99))
-	g := make([]float32, n)
-	for i := range g {
-		g[i] = float32(rng.NormFloat64())
-	}
-	return g
 }
 
 // TestSpread gives one region most of the largest sums, so that oktopk evens
@@ -589,8 +566,7 @@ func TestScaleJump(t *testing.T) {
 	const ranks, n, density, jump = 4, 40_000, 0.02, 5
 	const k = int(n * density)
 	for _, factor := range []float32{1e-3, 1e3} {
-		rt := cpu.New()
-		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			// Without error feedback, so that only the gradients count.
 			s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: "oktopk", Density: density, NoErrorFeedback: true})
 			if err != nil {
@@ -620,7 +596,6 @@ func TestScaleJump(t *testing.T) {
 				}
 			}
 			return errors.Join(s.Close(), g.Free())
-		}))
-		require.NoError(t, rt.Close())
+		})
 	}
 }

@@ -70,8 +70,7 @@ func TestResume(t *testing.T) {
 // nothing has changed.
 func TestRestoreWrong(t *testing.T) {
 	const n = 500
-	rt := cpu.New()
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		cfg := distributed.Config{Pattern: "oktopk", Density: 0.1}
 		u, err := newTrainee(rt, c, cfg, n)
 		if err != nil {
@@ -126,8 +125,7 @@ func TestRestoreWrong(t *testing.T) {
 		after, err := u.s.State(ctx)
 		assert.Equal(t, mine, after)
 		return errors.Join(err, u.close())
-	}))
-	require.NoError(t, rt.Close())
+	})
 }
 
 // TestWhatRan checks that statistics name the pattern that served a step.
@@ -317,8 +315,7 @@ func FuzzRestore(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, which uint8, at uint16, change []byte) {
 		cfg := []distributed.Config{{}, {Pattern: "topkA", Density: 0.1}, {Pattern: "oktopk", Density: 0.1}}[which%3]
-		rt := cpu.New()
-		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			u, err := newTrainee(rt, c, cfg, n)
 			if err != nil {
 				return err
@@ -342,7 +339,6 @@ func FuzzRestore(f *testing.F) {
 				_ = u.step(ctx, 1)
 			}
 			return u.close()
-		}))
-		require.NoError(t, rt.Close())
+		})
 	})
 }

@@ -64,19 +64,6 @@ func (f *faulty) Sync(ctx context.Context) error {
 	return f.Communicator.Sync(ctx)
 }
 
-// bits are the bits of a tensor's F32 elements.
-func bits(t *runtime.Tensor) []uint32 {
-	x, err := runtime.ToSlice[float32](t)
-	if err != nil {
-		panic(err)
-	}
-	out := make([]uint32, len(x))
-	for i, v := range x {
-		out[i] = math.Float32bits(v)
-	}
-	return out
-}
-
 // trainee is a rank that reduces a sequence of gradients.
 type trainee struct {
 	s        *distributed.Sparse
