@@ -12,13 +12,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"os"
-	"sync"
 	"time"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -65,19 +64,16 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	measured := make([]times, n)
-	errs := make([]error, n)
-	var ranks sync.WaitGroup
+	comms := make([]comm.Communicator, n)
 	for i, c := range world {
-		ranks.Go(func() {
-			if measured[i], errs[i] = demonstrate(ctx, c); errs[i] != nil {
-				cancel() // the others wait for this rank
-			}
-			errs[i] = errors.Join(errs[i], c.Close())
-		})
+		comms[i] = c
 	}
-	ranks.Wait()
-	if err := errors.Join(errs...); err != nil {
+	measured := make([]times, n)
+	err = comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) (err error) {
+		measured[c.Rank()], err = demonstrate(ctx, world[c.Rank()])
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	report(n, measured[0])
