@@ -16,20 +16,11 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// pairOfGPUs opens two GPUs, or one twice.
-func pairOfGPUs(t *testing.T) []*cuda.Runtime {
-	n, err := cuda.Count()
-	if err != nil {
-		t.Skipf("needs NVIDIA GPUs: %v", err)
-	}
-	return []*cuda.Runtime{openGPU(t, 0), openGPU(t, 1%n)}
-}
-
 // Captured operations can be replayed, between others, and give what they should
 // every time.
 func TestGraphsMixWithEagerCalls(t *testing.T) {
 	const ranks, most = 2, 100 << 10
-	ends := world(t, pairOfGPUs(t), ranks, small(ranks), 20*time.Second)
+	ends := world(t, openGPUs(t, 2), ranks, small(ranks), 20*time.Second)
 	const seed = 7
 	rng := rand.New(rand.NewPCG(seed, 0))
 	var steps []step
@@ -121,7 +112,7 @@ func TestAPeerThatDoesNotCome(t *testing.T) {
 				if way == "limit" {
 					limit = 300 * time.Millisecond
 				}
-				ends := world(t, pairOfGPUs(t), 2, small(2), limit)
+				ends := world(t, openGPUs(t, 2), 2, small(2), limit)
 				e := ends[0]
 				stream := e.rt.Stream()
 				const bytes = 1 << 20
@@ -183,7 +174,7 @@ func TestAPeerThatDoesNotCome(t *testing.T) {
 
 // Ranks with different options do not form a world, and no rank waits for long.
 func TestRanksThatDisagree(t *testing.T) {
-	gpus := pairOfGPUs(t)
+	gpus := openGPUs(t, 2)
 	errs := make([]error, 2)
 	err := runLocal(t, 2, func(ctx context.Context, c comm.Communicator) error {
 		s := small(2)

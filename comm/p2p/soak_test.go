@@ -27,17 +27,12 @@ func TestSoak(t *testing.T) {
 	if calls == 0 {
 		calls = 4000
 	}
-	n, err := cuda.Count()
-	if err != nil {
-		t.Skipf("needs NVIDIA GPUs: %v", err)
-	}
 	for _, ranks := range []int{2, 4} {
 		calls := calls * 4 / (ranks * ranks)
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			gpus := make([]*cuda.Runtime, ranks)
-			for r := range gpus {
-				gpus[r] = openGPU(t, r%n)
-			}
+			gpus := openGPUs(t, ranks)
+			n, err := cuda.Count()
+			require.NoError(t, err)
 			s := defaults(ranks)
 			if ranks > n {
 				s.blocks, s.ringBlocks = 16, 16 // all ranks' blocks have to find a place

@@ -185,12 +185,8 @@ func measuredGPUs(t *testing.T, what string) (gpus []*cuda.Runtime, s sizes) {
 	if !strings.Contains(os.Getenv(timesVariable), what) {
 		t.Skipf("a measurement, made if %s has %q in it", timesVariable, what)
 	}
-	gpus = pairOfGPUs(t)
-	n, err := cuda.Count()
-	require.NoError(t, err)
-	for device := 2; device < n; device++ {
-		gpus = append(gpus, openGPU(t, device))
-	}
+	n, _ := cuda.Count()
+	gpus = openGPUs(t, max(n, 2))
 	s = defaults(len(gpus))
 	if gpus[0].Device() == gpus[1].Device() {
 		fmt.Println("both ranks on one GPU")

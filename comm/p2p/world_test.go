@@ -51,20 +51,21 @@ func inRows(ptx []byte) []byte {
 // fromParameters is a load from a kernel's parameters, not from those of a call.
 var fromParameters = regexp.MustCompile(`ld\.param(\S*)([^\[]*)\[%r`)
 
-// openGPU opens a GPU, or skips the test.
-func openGPU(t testing.TB, index int) *cuda.Runtime {
+// openGPUs opens a GPU for each rank, one for several where there are fewer, or skips
+// the test.
+func openGPUs(t testing.TB, ranks int) []*cuda.Runtime {
 	t.Helper()
 	n, err := cuda.Count()
 	if err != nil {
 		t.Skipf("needs NVIDIA GPUs: %v", err)
 	}
-	if index >= n {
-		t.Skipf("needs %d GPUs, there are %d", index+1, n)
+	gpus := make([]*cuda.Runtime, ranks)
+	for r := range gpus {
+		gpus[r], err = cuda.Open(r % n)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, gpus[r].Close()) })
 	}
-	rt, err := cuda.Open(index)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
-	return rt
+	return gpus
 }
 
 // small are sizes with which little data takes every path.
@@ -379,7 +380,7 @@ func (w *together) run(plans []plan) error {
 func TestRanksOfOneLaunch(t *testing.T) {
 	for _, ranks := range []int{2, 3, 4, 8} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			rt := openGPU(t, 0)
+			rt := openGPUs(t, 1)[0]
 			const most = 40 << 10
 			number := 400
 			if testing.Short() { // for tools that make kernels slow
@@ -454,16 +455,11 @@ func each(ends []*endpoint, f func(e *endpoint) error) error {
 
 // The same over all GPUs, one rank and two ranks on each.
 func TestRanksOfSeveralLaunches(t *testing.T) {
-	n, err := cuda.Count()
-	if err != nil {
-		t.Skipf("needs NVIDIA GPUs: %v", err)
-	}
 	for _, ranks := range []int{2, 3, 4} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			gpus := make([]*cuda.Runtime, ranks)
-			for r := range gpus {
-				gpus[r] = openGPU(t, r%n)
-			}
+			gpus := openGPUs(t, ranks)
+			n, err := cuda.Count()
+			require.NoError(t, err)
 			steps, most := 600, 200<<10
 			s := small(ranks)
 			if ranks == n {
