@@ -32,15 +32,15 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 
 // barrier plans one.
 func (p planner) barrier() {
-	step, small := stepBarrier, p.board.fits(0)
+	step, shared := stepBarrier, p.board.fits(0)
 	switch {
 	case p.endpoint.native:
 		step = stepNativeBarrier
-	case small:
-		step = stepSmallBarrier
+	case shared:
+		step = stepSharedBarrier
 	}
 	o := p.op(step)
-	o.small = small
+	o.shared = shared
 	p.add(o)
 }
 

@@ -2,10 +2,9 @@ package mpi
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync/atomic"
 
@@ -15,29 +14,39 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// SharedVariable is the environment variable that keeps the ranks of a host from
-// sharing memory for small collectives if it is "off" for one of them. Any other
-// value is an error of [Init].
+// SharedVariable is the environment variable that has collectives of ranks on one host
+// go through MPI as well, and not through memory that they share, if it is "off" for one
+// of the ranks. Any other value is an error of [Init].
 const SharedVariable = "TUTTI_MPI_SHARED"
 
 const sharedOff = "off"
 
-// board is memory that all ranks of a communicator share, if all are on one host.
-// What a rank has to tell the others of a small collective, it writes on a page of its
-// own, and then its stamp, which is the fingerprint of all that it has called: a page
-// with that stamp is of the same collective. Every rank has two pages, for rounds with
-// even and odd numbers, and begins a round when it has finished the one before. So
-// when all have begun a round, all have read what was on the pages before this one's.
+// board is memory that all ranks of a communicator share, if all are on one host. What
+// a rank has to tell the others of a collective, it writes on a page of its own, and
+// then a stamp, which has the fingerprint of all that it has called (see history): pages
+// of ranks that disagree have different ones, and who waits in vain compares histories.
+//
+// Every rank has two pages, for rounds with even and odd numbers, and begins a round
+// when it has finished the one before. So when all have begun a round, nobody reads the
+// pages of the one before any more.
 type board struct {
 	memory   []byte // nil: there is none
 	rank     int
 	size     int
 	capacity int // bytes of data on a page
 
+	pages [2][]page // for even and odd rounds, by rank
+
 	round uint64 // the last that this rank began,
 	stamp uint64 // its stamp,
 	told  int    // ranks that were seen to have begun it, the first ones,
 	owner *op    // and the operation that waits for the others, nil for none
+}
+
+// page is where a rank tells its part of a round.
+type page struct {
+	stamp   *atomic.Uint64
+	address uintptr
 }
 
 // A page begins with the stamp. Short data shares its cache line, the only one then that
@@ -60,22 +69,27 @@ func (b *board) pagesBytes() int { return 2 * b.size * b.pageBytes() }
 // it has written its last note.
 func (b *board) bytes() int { return b.pagesBytes() + 8*b.size }
 
-// page is the address of a rank's page for the round.
-func (b *board) page(rank int) uintptr {
-	return hostmem.Addr(b.memory) + uintptr((int(b.round%2)*b.size+rank)*b.pageBytes())
+// lay divides the memory into pages.
+func (b *board) lay() {
+	at := hostmem.Addr(b.memory)
+	for parity := range b.pages {
+		for range b.size {
+			b.pages[parity] = append(b.pages[parity], page{&hostmem.Slice[atomic.Uint64](at, 1)[0], at})
+			at += uintptr(b.pageBytes())
+		}
+	}
 }
+
+// now is the pages of the round.
+func (b *board) now() []page { return b.pages[b.round%2] }
 
 // data is the address of a rank's data in a collective in which no rank tells more than
 // so many bytes.
 func (b *board) data(rank, most int) uintptr {
 	if most <= besideIt {
-		return b.page(rank) + stampBytes
+		return b.now()[rank].address + stampBytes
 	}
-	return b.page(rank) + cacheLine
-}
-
-func (b *board) stampOf(rank int) *atomic.Uint64 {
-	return &hostmem.Slice[atomic.Uint64](b.page(rank), 1)[0]
+	return b.now()[rank].address + cacheLine
 }
 
 // parting is where a rank says that its last note is under way. What goes over the board
@@ -94,6 +108,11 @@ func (b *board) part() {
 // parted reports whether the last note of a rank is under way.
 func (b *board) parted(rank int) bool { return b.memory != nil && b.parting(rank).Load() != 0 }
 
+// sharedLimit is how many bytes a rank reads of the others' pages at most. Up to there
+// it takes less time than messages, on machines where cache lines travel fast and where
+// they travel slowly; beyond, reducing by shares reads less.
+const sharedLimit = 1 << 20
+
 // fits reports whether so many bytes can be told.
 func (b *board) fits(bytes int) bool { return b.memory != nil && bytes <= b.capacity }
 
@@ -103,7 +122,7 @@ func (b *board) tell(o *op, bytes int) {
 	b.round++
 	b.stamp = o.chain&^roundBits | b.round&roundBits
 	hostops.Copy(b.data(b.rank, o.most), o.send, bytes, false)
-	b.stampOf(b.rank).Store(b.stamp)
+	b.now()[b.rank].stamp.Store(b.stamp)
 	b.told = 0
 	if !b.complete() {
 		b.owner = o
@@ -113,14 +132,16 @@ func (b *board) tell(o *op, bytes int) {
 
 // complete reports whether all ranks have begun the round.
 func (b *board) complete() bool {
-	for b.told < b.size {
-		if b.stampOf(b.told).Load() != b.stamp {
+	for pages := b.now(); b.told < len(pages); b.told++ {
+		if pages[b.told].stamp.Load() != b.stamp {
 			return false
 		}
-		b.told++
 	}
 	return true
 }
+
+// hasTold reports whether a rank has begun the round.
+func (b *board) hasTold(rank int) bool { return b.now()[rank].stamp.Load() == b.stamp }
 
 // looks is how often to look at the pages where MPI would be asked once.
 const looks = 64
@@ -146,70 +167,80 @@ func (b *board) await(tries int) *op {
 func (b *board) release() {
 	if b.memory != nil {
 		unmapShared(b.memory)
-		b.memory = nil
+		*b = board{}
 	}
 }
 
-// sharedAllowed returns an error if the environment says that ranks are to share no memory.
-func sharedAllowed() error {
+// sharable returns why this process cannot share memory with others of its host.
+func sharable() error {
 	if os.Getenv(SharedVariable) == sharedOff {
 		return errors.New(SharedVariable + "=" + sharedOff)
 	}
-	return nil
+	fd, memory, err := createShared("tutti", os.Getpagesize())
+	if err == nil {
+		unmapShared(memory)
+		closeShared(fd)
+	}
+	return err
 }
 
 // offer tells where rank 0 has made the memory.
 type offer struct{ pid, fd, token uint64 }
 
-func (o offer) name() string { return fmt.Sprintf("tutti-%016x", o.token) }
+func (o *offer) name() string { return fmt.Sprintf("tutti-%016x", o.token) }
 
 // share sets the board up: rank 0 makes it, and if all others can map it, all do. It is
 // collective.
 func (e *endpoint) share(ctx context.Context) error {
+	if e.native {
+		e.unshared = errors.New("collectives are native")
+	}
 	if e.native || e.size == 1 {
 		return nil
 	}
-	b := &board{rank: e.rank, size: e.size, capacity: wholeLimit / (e.size - 1)}
-	out := newCells()
+	b := board{rank: e.rank, size: e.size, capacity: sharedLimit / (e.size - 1)}
+	out := newCells() // an offer, and whether this rank has the memory
 	defer out.free()
-	at := &hostmem.Slice[offer](out.at(0), 1)[0]
-	reason := sharedAllowed()
+	o, all := &hostmem.Slice[offer](out.at(0), 1)[0], &hostmem.Slice[uint64](out.at(3), 1)[0]
+	reason := sharable()
 	if e.rank == 0 && reason == nil {
-		var token [8]byte
-		_, _ = rand.Read(token[:])
-		o := offer{pid: uint64(os.Getpid()), token: binary.NativeEndian.Uint64(token[:])}
+		made := offer{pid: uint64(os.Getpid()), token: rand.Uint64()}
 		var fd int
-		if fd, b.memory, reason = createShared(o.name(), b.bytes()); reason == nil {
+		if fd, b.memory, reason = createShared(made.name(), b.bytes()); reason == nil {
 			defer closeShared(fd)
-			o.fd = uint64(fd)
-			*at = o
+			made.fd = uint64(fd)
+			*o = made
 		}
 	}
-	err := e.setUp(ctx, comm.BroadcastCall(out.at(0), 3, dtype.U64, 0))
-	if err != nil {
+	defer func() {
+		if e.board.memory == nil {
+			b.release()
+		}
+	}()
+	if err := e.setUp(ctx, comm.BroadcastCall(out.at(0), 3, dtype.U64, 0)); err != nil {
 		return err
 	}
-	if e.rank > 0 && reason == nil {
-		if at.token == 0 {
-			reason = errors.New("rank 0 has made none")
-		} else {
-			b.memory, reason = openShared(int(at.pid), int(at.fd), at.name(), b.bytes())
-		}
+	switch {
+	case e.rank == 0 || reason != nil:
+	case o.pid == 0:
+		reason = errors.New("rank 0 has no memory to share")
+	default:
+		b.memory, reason = openShared(int(o.pid), int(o.fd), o.name(), b.bytes())
 	}
-	all := &hostmem.Slice[uint64](out.at(3), 1)[0]
 	if reason == nil {
 		*all = 1
 	}
 	if err := e.setUp(ctx, comm.AllReduceCall(out.at(3), out.at(3), 1, dtype.U64, comm.Min)); err != nil {
 		return err
 	}
-	if *all == 0 {
-		b.release()
-		return nil
-	}
 	e.mu.Lock()
-	e.board = *b
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	if *all == 1 {
+		b.lay()
+		e.board = b
+	} else if e.unshared = reason; reason == nil {
+		e.unshared = errors.New("not all ranks can")
+	}
 	return nil
 }
 

@@ -45,8 +45,9 @@ type endpoint struct {
 	messages uint64 // and messages
 	groups   uint64
 	table    requests
-	board    board       // of small collectives
-	scratch  scratchPool // working memory of other ones,
+	board    board
+	unshared error       // why there is none
+	scratch  scratchPool // working memory of collectives,
 	heads    scratchPool // and of messages
 
 	history history
@@ -109,7 +110,7 @@ func (e *endpoint) idle() bool { return e.started() == 0 && len(e.waiting) == 0 
 
 // ready reports whether o may start.
 func (e *endpoint) ready(o *op) bool {
-	if o.small && e.board.owner != nil {
+	if o.shared && e.board.owner != nil {
 		return false
 	}
 	if o.collective() && len(e.running) > 0 {

@@ -61,6 +61,10 @@ type Info struct {
 	// LargeCounts: one message or collective can carry more than 2^31-1
 	// elements.
 	LargeCounts bool
+	// Unshared is why ranks of this host do not share memory for collectives, "" if
+	// they do: after Init the world's ranks, before Init those that this process
+	// could find.
+	Unshared string
 	// CUDA: the library says that it accepts device memory; false before Init.
 	CUDA bool
 }
@@ -73,13 +77,22 @@ func Library() (Info, error) {
 	if s := process.state; s != nil {
 		info := s.lib.info()
 		info.Threads = s.threads
+		info.share(s.world.e.unshared)
 		return info, nil
 	}
 	lib, err := openLibrary()
 	if err != nil {
 		return Info{}, &comm.OpError{Backend: backend, Op: "open", Rank: -1, Err: err}
 	}
-	return lib.info(), nil
+	info := lib.info()
+	info.share(sharable())
+	return info, nil
+}
+
+func (i *Info) share(unshared error) {
+	if unshared != nil {
+		i.Unshared = unshared.Error()
+	}
 }
 
 func (l *library) info() Info {

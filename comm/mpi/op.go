@@ -69,9 +69,9 @@ type plan struct {
 	to                   int
 	share, stride, total int
 
-	// Of small collectives: the fingerprint of what was called up to this, how much this
-	// rank tells, and how much any rank does.
-	small       bool
+	// Of collectives over the board: the fingerprint of all calls up to this one, the
+	// bytes that this rank tells, and the most that any does.
+	shared      bool
 	chain       uint64
 	tells, most int
 

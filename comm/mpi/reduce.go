@@ -33,9 +33,10 @@ func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 func (p planner) reduce(to int) {
 	c, size := p.c, p.c.DType.Size()
 	mine := to == everybody || to == p.rank
+	shared := p.board.fits(c.Bytes())
 	whole := c.Bytes()*(p.size-1) <= wholeLimit
 	block := c.Count
-	if !whole {
+	if !shared && !whole {
 		block = blockBytes / size
 	}
 	for from, first := 0, true; first || from < c.Count; from, first = from+block, false {
@@ -46,14 +47,15 @@ func (p planner) reduce(to int) {
 		if mine {
 			o.writes = spanOf(o.recv, n*size)
 		}
-		if whole && p.board.fits(n*size) {
-			o.step, o.small, o.most = stepSmallReduce, true, n*size
-		} else if whole {
+		switch {
+		case shared:
+			o.step, o.shared, o.most = stepSharedReduce, true, n*size
+		case whole:
 			o.step = stepWhole
 			if mine {
 				o.work = (p.size - 1) * roundUp(n*size, cacheLine)
 			}
-		} else {
+		default:
 			o.share = roundUp((n+p.size-1)/p.size, cacheLine)
 			o.stride = o.share
 			o.work = (p.size - 1) * roundUp(o.share*size, cacheLine)

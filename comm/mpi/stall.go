@@ -44,7 +44,7 @@ func (e *endpoint) late(o *op) (silent, deaf []int) {
 	state := make([]int, e.size)
 	if e.board.owner == o {
 		for r := range state {
-			if e.board.stampOf(r).Load() != e.board.stamp {
+			if !e.board.hasTold(r) {
 				state[r] |= waited
 			}
 		}

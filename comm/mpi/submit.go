@@ -87,7 +87,7 @@ func (e *endpoint) plan(c *comm.Call, group uint64) {
 		p.reduce(c.Peer)
 	case c.Op == comm.OpReduceScatter:
 		p.reduceScatter()
-	case p.smallExchange():
+	case p.sharedExchange():
 	case c.Op == comm.OpBroadcast:
 		p.broadcast()
 	default:

@@ -7,13 +7,13 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// Small collectives of ranks on one host do not go through MPI, but over the board (see
-// board.go): every rank tells what the others need of it, and takes from the others'
-// pages what it needs. (comm/local does the same with its cells.)
+// Collectives of ranks on one host that are not long go over the board (see board.go)
+// and not through MPI: every rank tells what the others need of it, and takes what it
+// needs from their pages. (The small ones of comm/local do the same with cells.)
 
-// smallExchange plans a call that only moves data, and reports whether it is a small
-// one. Ranks that agree on the call agree on that.
-func (p planner) smallExchange() bool {
+// sharedExchange plans a call that only moves data, and reports whether it goes over the
+// board. Ranks that agree on the call agree on that.
+func (p planner) sharedExchange() bool {
 	c := p.c
 	most := c.Bytes() // that a rank tells
 	switch c.Op {
@@ -24,10 +24,12 @@ func (p planner) smallExchange() bool {
 	case comm.OpAllToAllV:
 		return false // who receives does not know where the sender has it
 	}
-	if !p.board.fits(most) {
+	// From one to all, a copy by the library takes as long as two here.
+	if !p.board.fits(most) || c.Op.HasRoot() && most > treeLimit {
 		return false
 	}
-	o := p.op(stepSmallExchange)
+	o := p.op(stepSharedExchange)
+	o.shared, o.most = true, most
 	for r := range p.size {
 		if from, bytes, ok := c.SendPart(p.rank, r); ok {
 			o.tells = max(o.tells, int(from-c.Send)+bytes)
@@ -39,31 +41,31 @@ func (p planner) smallExchange() bool {
 			o.receives(r, int(to-c.Recv), bytes)
 		}
 	}
-	o.small, o.most = true, most
 	o.reads = spanOf(o.send, o.tells)
 	o.writes = spanOf(o.recv, extent(o.recvAt, o.recvBytes))
 	p.add(o)
 	return true
 }
 
-// stepSmallExchange takes every rank's part of recv from that rank's page.
-func stepSmallExchange(e *endpoint, o *op) (bool, error) {
+// stepSharedExchange takes every rank's part of recv, which begins at sendAt of what
+// that rank has told.
+func stepSharedExchange(e *endpoint, o *op) (bool, error) {
 	if o.phase == 0 {
 		e.board.tell(o, o.tells)
 		return false, nil
 	}
 	for r, bytes := range o.recvBytes {
-		from := e.board.data(r, o.most) + uintptr(o.sendAt[r])
-		if r == e.rank {
-			from = o.send + uintptr(o.sendAt[r])
+		from := o.send
+		if r != e.rank {
+			from = e.board.data(r, o.most)
 		}
-		hostops.Copy(o.recv+uintptr(o.recvAt[r]), from, bytes, false)
+		hostops.Copy(o.recv+uintptr(o.recvAt[r]), from+uintptr(o.sendAt[r]), bytes, false)
 	}
 	return true, nil
 }
 
-// stepSmallReduce reduces what is on the pages.
-func stepSmallReduce(e *endpoint, o *op) (bool, error) {
+// stepSharedReduce reduces what all have told.
+func stepSharedReduce(e *endpoint, o *op) (bool, error) {
 	if o.phase == 0 {
 		e.board.tell(o, o.most)
 		return false, nil
@@ -79,8 +81,9 @@ func stepSmallReduce(e *endpoint, o *op) (bool, error) {
 	return true, nil
 }
 
-// stepSmallBarrier is a barrier of two rounds, as stepBarrier.
-func stepSmallBarrier(e *endpoint, o *op) (bool, error) {
+// stepSharedBarrier is a barrier of two rounds, for the reason that [stepBarrier] has
+// two halves.
+func stepSharedBarrier(e *endpoint, o *op) (bool, error) {
 	if o.phase == 2 {
 		return true, nil
 	}
