@@ -18,6 +18,10 @@ import (
 // jobs of one to five processes.
 func TestConformance(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
+		t.Run("through MPI", func(t *testing.T) {
+			t.Parallel()
+			l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: withoutSharing})
+		})
 		for ranks := 1; ranks <= 5; ranks++ {
 			t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
 				t.Parallel()

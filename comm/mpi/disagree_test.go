@@ -21,6 +21,10 @@ import (
 
 func TestDisagreement(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
+		t.Run("through MPI", func(t *testing.T) {
+			t.Parallel()
+			l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement", env: withoutSharing})
+		})
 		for _, ranks := range []int{2, 3} {
 			t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
 				t.Parallel()
@@ -31,7 +35,10 @@ func TestDisagreement(t *testing.T) {
 }
 
 func TestGivingUp(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp"}) })
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp"})
+		l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp", env: withoutSharing})
+	})
 }
 
 // TestFailedSplit lets one rank fail where MPI does not tell the others.
@@ -45,7 +52,10 @@ func TestFailedSplit(t *testing.T) {
 }
 
 func TestLateRanks(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 4, test: "TestRankLateRanks"}) })
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		l.mustRun(t, job{ranks: 4, test: "TestRankLateRanks"})
+		l.mustRun(t, job{ranks: 4, test: "TestRankLateRanks", env: withoutSharing})
+	})
 }
 
 // disagreement is what the last rank calls and what the others call, and what

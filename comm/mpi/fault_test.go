@@ -22,7 +22,10 @@ var faultsElsewhere = map[string]func(*testing.T){
 }
 
 func TestFaults(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankFaults"}) })
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		l.mustRun(t, job{ranks: 3, test: "TestRankFaults"})
+		l.mustRun(t, job{ranks: 3, test: "TestRankFaults", env: withoutSharing})
+	})
 }
 
 func TestSoak(t *testing.T) {

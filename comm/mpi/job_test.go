@@ -25,6 +25,15 @@ func TestSteadyState(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSteadyState"}) })
 }
 
+// TestShared has ranks share memory, and one that does not want to.
+func TestShared(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		for _, off := range []string{"", "1"} {
+			l.mustRun(t, job{ranks: 3, test: "TestRankShared", env: []string{offVariable + "=" + off}})
+		}
+	})
+}
+
 func TestSendFirst(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSendFirst"}) })
 }
@@ -156,6 +165,16 @@ func TestWildCollectives(t *testing.T) {
 	_, err := mpi.Init()
 	require.ErrorIs(t, err, comm.ErrArgument)
 	assert.ErrorContains(t, err, `TUTTI_MPI_COLLECTIVES is "natve", want native or nothing`)
+}
+
+func TestWildShared(t *testing.T) {
+	if isChild() {
+		t.Skip("this is a process of an MPI job")
+	}
+	t.Setenv(mpi.SharedVariable, "on")
+	_, err := mpi.Init()
+	require.ErrorIs(t, err, comm.ErrArgument)
+	assert.ErrorContains(t, err, `TUTTI_MPI_SHARED is "on", want off or nothing`)
 }
 
 func TestMissingLibrary(t *testing.T) {

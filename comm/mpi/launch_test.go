@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/mpi"
 )
 
 // launcher starts processes of one MPI implementation.
@@ -104,6 +106,12 @@ const childVariable = "TUTTI_MPI_TEST_CHILD"
 
 // lossVariable says how TestRankVictim loses a rank.
 const lossVariable = "TUTTI_MPI_TEST_LOSS"
+
+// offVariable is the rank of TestRankShared that does not share memory.
+const offVariable = "TUTTI_MPI_TEST_OFF"
+
+// withoutSharing is the environment of a job in which everything goes through MPI.
+var withoutSharing = []string{mpi.SharedVariable + "=off"}
 
 func isChild() bool { return os.Getenv(childVariable) != "" }
 

@@ -1,6 +1,7 @@
 package mpi_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -159,6 +160,62 @@ func residentBytes(t *testing.T) int64 {
 	pages, err := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
 	require.NoError(t, err)
 	return pages * int64(os.Getpagesize())
+}
+
+// TestRankShared finds memory shared by all ranks of the world and of its splits, or by
+// none, and the same results either way.
+func TestRankShared(t *testing.T) {
+	onlyChild(t)
+	off := os.Getenv(offVariable)
+	me := cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK"))
+	if me == off {
+		t.Setenv(mpi.SharedVariable, "off")
+	}
+	before, err := mpi.Library()
+	require.NoError(t, err)
+	r := newRank(t)
+	after, err := mpi.Library()
+	require.NoError(t, err)
+	shared := off == "" && runtime.GOOS == "linux"
+	switch {
+	case shared:
+		assert.Empty(t, before.Unshared+after.Unshared)
+	case me == off:
+		assert.Equal(t, "TUTTI_MPI_SHARED=off", before.Unshared)
+		assert.Equal(t, "TUTTI_MPI_SHARED=off", after.Unshared)
+	default:
+		assert.NotEmpty(t, after.Unshared)
+	}
+	pair, err := r.world.Split(r.ctx, min(r.world.Rank(), 1), 0)
+	require.NoError(t, err)
+	for _, c := range []comm.Communicator{r.world, pair} {
+		assert.Equal(t, shared && c.WorldSize() > 1, mpi.Shares(c), "%d ranks", c.WorldSize())
+		// Up to where pages end, and beyond.
+		for _, n := range []int{0, 1, 14, 15, 1000, 131_072, 262_144, 262_145} {
+			send, _ := r.floats(n+1, func(i int) float32 { return float32(c.Rank() + i%100) })
+			recv, got := r.floats(n+1, func(int) float32 { return -1 })
+			all, gathered := r.floats(n*c.WorldSize()+1, func(int) float32 { return -1 })
+			require.NoError(t, c.AllReduce(send, recv, n, dtype.F32, comm.Max))
+			require.NoError(t, c.AllGather(send, all, n, dtype.F32))
+			require.NoError(t, c.Broadcast(send, n, dtype.F32, c.WorldSize()-1))
+			require.NoError(t, c.Sync(r.ctx))
+			last := c.WorldSize() - 1
+			for i := range n {
+				if want := float32(last + i%100); got[i] != want || hostmem.Slice[float32](send, n)[i] != want {
+					t.Fatalf("element %d of %d: %v and %v, want %v", i, n, got[i], hostmem.Slice[float32](send, n)[i], want)
+				}
+				for q := range c.WorldSize() {
+					if want := float32(q + i%100); gathered[q*n+i] != want {
+						t.Fatalf("element %d of %d of rank %d: %v, want %v", i, n, q, gathered[q*n+i], want)
+					}
+				}
+			}
+			assert.Equal(t, float32(-1), got[n])
+			require.NoError(t, errors.Join(r.rt.Deallocate(send), r.rt.Deallocate(recv), r.rt.Deallocate(all)))
+		}
+	}
+	require.NoError(t, pair.Close())
+	require.NoError(t, r.world.Barrier(r.ctx))
 }
 
 // TestRankSendFirst lets both ranks send a long message before they receive,

@@ -1,0 +1,36 @@
+package mpi
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestSharedMemory maps memory twice, and refuses what is not that memory.
+func TestSharedMemory(t *testing.T) {
+	fd, a, err := createShared("tutti-test", 4096)
+	require.NoError(t, err)
+	b, err := openShared(os.Getpid(), fd, "tutti-test", 4096)
+	require.NoError(t, err)
+	a[17] = 42
+	assert.Equal(t, byte(42), b[17])
+
+	_, err = openShared(os.Getpid(), fd, "tutti-other", 4096)
+	assert.ErrorContains(t, err, "memfd:tutti-test", "another job's memory")
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	_, err = openShared(os.Getpid(), int(r.Fd()), "tutti-test", 4096)
+	assert.ErrorContains(t, err, "pipe", "what another host's process has under that number")
+	require.NoError(t, r.Close())
+	require.NoError(t, w.Close())
+
+	closeShared(fd)
+	_, err = openShared(os.Getpid(), fd, "tutti-test", 4096)
+	assert.Error(t, err, "nobody finds it any more")
+	a[18] = 43
+	assert.Equal(t, byte(43), b[18], "and those that have it keep it")
+	unmapShared(a)
+	unmapShared(b)
+}
