@@ -49,7 +49,11 @@ func (mpiBackend) Probe(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s; %s; ABI of %s; %s", info.Library, info.File, info.ABI, probeThreads(ctx, info)), nil
+	shares := "ranks of a host share memory"
+	if info.Unshared != "" {
+		shares = "ranks share no memory (" + info.Unshared + ")"
+	}
+	return fmt.Sprintf("%s; %s; ABI of %s; %s; %s", info.Library, info.File, info.ABI, probeThreads(ctx, info), shares), nil
 }
 
 // probeThreads describes the thread level.
