@@ -16,7 +16,7 @@ import (
 //
 //	rank 0 -> rank r   greeting: magic, 32 random bytes
 //	rank r -> rank 0   hello:    magic, rank, world size, 32 random bytes, MAC
-//	rank 0 -> rank r   reply:    kind, length, payload or the reason of a refusal, MAC
+//	rank 0 -> rank r   reply:    outcome, length, payload or the reason of a refusal, MAC
 //	rank r -> rank 0   receipt:  MAC
 //
 // A MAC is HMAC-SHA256 over everything said so far in both directions and the
@@ -106,8 +106,8 @@ func (t *talk) check(step string) (bool, error) {
 }
 
 // reply sends a whole reply.
-func (t *talk) reply(kind byte, body []byte) error {
-	head := binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(body)))
+func (t *talk) reply(outcome byte, body []byte) error {
+	head := binary.BigEndian.AppendUint32([]byte{outcome}, uint32(len(body)))
 	if err := t.send(append(head, body...)); err != nil {
 		return err
 	}
@@ -173,8 +173,8 @@ func (t *talk) introduce(h hello) ([]byte, error) {
 	if err != nil {
 		return nil, t.stranger("it did not answer")
 	}
-	kind, n := head[0], binary.BigEndian.Uint32(head[1:])
-	if kind == replyPayload && n > maxPayload || kind == replyRefusal && n > maxReason || kind > replyRefusal {
+	outcome, n := head[0], binary.BigEndian.Uint32(head[1:])
+	if outcome == replyPayload && n > maxPayload || outcome == replyRefusal && n > maxReason || outcome > replyRefusal {
 		return nil, t.stranger(reasonLanguage)
 	}
 	body, err := t.receive(int(n))
@@ -184,9 +184,9 @@ func (t *talk) introduce(h hello) ([]byte, error) {
 	switch known, err := t.check("reply"); {
 	case err != nil:
 		return nil, t.stranger("it did not answer")
-	case kind == replyRefusal && known:
+	case outcome == replyRefusal && known:
 		return nil, &refusal{t.conn.RemoteAddr().String(), string(body), true}
-	case kind == replyRefusal: // anybody's words
+	case outcome == replyRefusal: // anybody's words
 		return nil, t.stranger("it says that " + strconv.QuoteToASCII(string(body)))
 	case !known:
 		return nil, t.stranger("it does not know the secret")

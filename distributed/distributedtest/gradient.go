@@ -5,17 +5,17 @@ import (
 	"math/rand/v2"
 )
 
-// kind is a family of gradients.
-type kind struct {
+// family is gradients of a sort.
+type family struct {
 	name string
 	// fill writes one rank's gradient of one step; rng is seeded for both.
 	fill func(g []float32, rng *rand.Rand, rank, size, step int)
 }
 
-// kinds are the gradients that patterns are tested with: ordinary ones, and
+// families are the gradients that patterns are tested with: ordinary ones, and
 // what has broken or could break a selection, a balance of regions, a reused
 // threshold or the bookkeeping of residuals.
-var kinds = []kind{
+var families = []family{
 	{"normal", func(g []float32, rng *rand.Rand, _, _, _ int) { normal(g, rng, 1) }},
 	{"clustered", func(g []float32, rng *rand.Rand, _, _, _ int) {
 		normal(g, rng, 1e-3)
@@ -70,7 +70,7 @@ var kinds = []kind{
 }
 
 // gradient returns one rank's gradient of one step.
-func (s *suite) gradient(k kind, n, rank, size, step int) []float32 {
+func (s *suite) gradient(k family, n, rank, size, step int) []float32 {
 	g := make([]float32, n)
 	if n > 0 {
 		rng := rand.New(rand.NewPCG(s.seed, uint64(rank)<<32|uint64(step)))

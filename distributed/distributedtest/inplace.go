@@ -20,7 +20,7 @@ func testInPlace(r *rank, pattern string) error {
 	}
 	for _, density := range []float64{0.05, 0.5, 1} {
 		for _, n := range []int{0, 3, 1009} {
-			for _, k := range []kind{kinds[0], kinds[3]} {
+			for _, k := range []family{families[0], families[3]} {
 				if err := r.inPlace(pattern, density, n, k); err != nil {
 					return fmt.Errorf("%s, density %v, %d elements: %w", k.name, density, n, err)
 				}
@@ -30,7 +30,7 @@ func testInPlace(r *rank, pattern string) error {
 	return nil
 }
 
-func (r *rank) inPlace(pattern string, density float64, n int, k kind) (err error) {
+func (r *rank) inPlace(pattern string, density float64, n int, k family) (err error) {
 	cfg := often(pattern, density)
 	cfg.NoUndo = true
 	u, err := r.newRun("beside", n, dtype.F32, cfg)

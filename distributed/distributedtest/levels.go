@@ -19,7 +19,7 @@ type reducer interface {
 	Close() error
 }
 
-// testLevels runs some kinds of gradients through meshes of all shapes.
+// testLevels runs some families of gradients through meshes of all shapes.
 func testLevels(r *rank) error {
 	for perHost := 1; perHost <= r.size; perHost++ {
 		if r.size%perHost != 0 {
@@ -32,7 +32,7 @@ func testLevels(r *rank) error {
 			return err
 		}
 		for _, pattern := range distributed.Patterns() {
-			for _, k := range kinds[:3] {
+			for _, k := range families[:3] {
 				for _, n := range []int{0, 3, 1000} {
 					if err := r.levelsSequence(k, mesh, perHost, meter, n, often(pattern, 0.05)); err != nil {
 						return errors.Join(err, mesh.Close())
@@ -48,7 +48,7 @@ func testLevels(r *rank) error {
 }
 
 // levelsSequence is sequence for a mesh, whose traffic meter counts.
-func (r *rank) levelsSequence(k kind, mesh *distributed.Mesh, perHost int, meter *comm.Meter, n int, cfg distributed.Config) error {
+func (r *rank) levelsSequence(k family, mesh *distributed.Mesh, perHost int, meter *comm.Meter, n int, cfg distributed.Config) error {
 	label := fmt.Sprintf("%s, %s, %d ranks per host, n=%d", cfg.Pattern, k.name, perHost, n)
 	t, err := r.tensor(dtype.F32, make([]float32, n))
 	if err != nil {

@@ -74,7 +74,7 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 	for step := range 5 {
 		params := slices.Clone(sets[step%2])
 		for i, n := range lengths {
-			if err := r.write(params[i], r.gradient(kinds[0], n, r.rank, r.size, 10*step+i)); err != nil {
+			if err := r.write(params[i], r.gradient(families[0], n, r.rank, r.size, 10*step+i)); err != nil {
 				return err
 			}
 		}
@@ -117,9 +117,9 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 			if err != nil {
 				return err
 			}
-			want, scale := r.average(kinds[0], n, 10*step+i)
+			want, scale := r.average(families[0], n, 10*step+i)
 			if i == leftOut {
-				for j, v := range r.gradient(kinds[0], n, r.size-1, r.size, 10*step+i) {
+				for j, v := range r.gradient(families[0], n, r.size-1, r.size, 10*step+i) {
 					want[j], scale[j] = float64(v)/float64(r.size), math.Abs(float64(v))
 				}
 			}
@@ -176,7 +176,7 @@ func testGradientMisuse(r *rank) error {
 	number := g.Ready(r.ctx, 1, a)
 	none := g.Ready(r.ctx, 0, nil)
 	length := g.Ready(r.ctx, 0, long)
-	kind := g.Ready(r.ctx, 0, i32)
+	typed := g.Ready(r.ctx, 0, i32)
 	many := g.ReduceAll(r.ctx, []*runtime.Tensor{a, a})
 	first := g.Ready(r.ctx, 0, a)
 	twice := g.Ready(r.ctx, 0, a)
@@ -193,7 +193,7 @@ func testGradientMisuse(r *rank) error {
 		{"sum and clipping", sum, comm.ErrArgument},
 		{"no tensor", none, comm.ErrArgument},
 		{"another length", length, runtime.ErrShape},
-		{"another type", kind, runtime.ErrDType},
+		{"another type", typed, runtime.ErrDType},
 		{"too many", many, comm.ErrArgument},
 		{"number", number, comm.ErrArgument},
 		{"twice", twice, comm.ErrArgument},

@@ -240,8 +240,8 @@ func often(pattern string, density float64) distributed.Config {
 	return distributed.Config{Pattern: pattern, Density: density, ThresholdInterval: 3, RebalanceInterval: 4}
 }
 
-// sequence runs steps of a kind of gradient.
-func (r *rank) sequence(k kind, n, steps int, dt dtype.DType, cfg distributed.Config) error {
+// sequence runs steps of a family of gradients.
+func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg distributed.Config) error {
 	u, err := r.newRun(k.name, n, dt, cfg)
 	if err != nil {
 		return err
@@ -254,7 +254,7 @@ func (r *rank) sequence(k kind, n, steps int, dt dtype.DType, cfg distributed.Co
 	return errors.Join(u.close(nil), r.free())
 }
 
-// testConservation runs all kinds of gradients through small tensors: from no
+// testConservation runs all families of gradients through small tensors: from no
 // element at all over fewer than ranks to enough for every part of a pattern.
 func testConservation(r *rank, pattern string) error {
 	shapes := []struct {
@@ -265,7 +265,7 @@ func testConservation(r *rank, pattern string) error {
 	if r.extended {
 		steps = 20
 	}
-	for _, k := range kinds {
+	for _, k := range families {
 		for _, s := range shapes {
 			if err := r.sequence(k, s.n, steps, dtype.F32, often(pattern, s.density)); err != nil {
 				return err
@@ -275,16 +275,16 @@ func testConservation(r *rank, pattern string) error {
 	return nil
 }
 
-// testAuto runs some kinds through what was chosen, which may be any pattern.
+// testAuto runs some families through what was chosen, which may be any pattern.
 func testAuto(r *rank) error {
-	for _, k := range kinds[:3] {
+	for _, k := range families[:3] {
 		for _, n := range []int{0, 3, 1000, r.large()} {
 			if err := r.sequence(k, n, 4, dtype.F32, often(distributed.Auto, 0.02)); err != nil {
 				return err
 			}
 		}
 	}
-	return r.sequence(kinds[0], 1000, 4, dtype.F16, often(distributed.Auto, 0.1))
+	return r.sequence(families[0], 1000, 4, dtype.F16, often(distributed.Auto, 0.1))
 }
 
 // large is the length of tensors that every part of a pattern has work with.
@@ -295,13 +295,13 @@ func (r *rank) large() int {
 	return 100_000
 }
 
-// testLarge runs some kinds through large tensors.
+// testLarge runs some families through large tensors.
 func testLarge(r *rank, pattern string) error {
 	steps := 3
 	if r.extended {
 		steps = 6
 	}
-	for _, k := range kinds {
+	for _, k := range families {
 		if r.extended || slices.Contains([]string{"normal", "own cluster"}, k.name) {
 			if err := r.sequence(k, r.large(), steps, dtype.F32, often(pattern, 0.01)); err != nil {
 				return err
@@ -322,7 +322,7 @@ func testNoFeedback(r *rank, pattern string) error {
 	if err != nil {
 		return err
 	}
-	g := r.gradient(kinds[0], 2000, r.rank, r.size, 0)
+	g := r.gradient(families[0], 2000, r.rank, r.size, 0)
 	if err := u.step(g); err != nil {
 		return u.close(err)
 	}
@@ -347,10 +347,10 @@ func testFullDensity(r *rank, pattern string) error {
 			return err
 		}
 		for step := range 3 {
-			if err := u.step(r.gradient(kinds[0], n, r.rank, r.size, step)); err != nil {
+			if err := u.step(r.gradient(families[0], n, r.rank, r.size, step)); err != nil {
 				return u.close(err)
 			}
-			want, scale := r.average(kinds[0], n, step)
+			want, scale := r.average(families[0], n, step)
 			for i, got := range u.result {
 				if diff := math.Abs(float64(got) - want[i]); diff > scale[i]*1e-6 {
 					return u.close(fmt.Errorf("step %d: result %v at index %d, want %v", step, got, i, want[i]))
@@ -366,7 +366,7 @@ func testFullDensity(r *rank, pattern string) error {
 
 // average returns the dense average of all ranks' gradients in float64, and
 // the mean of their magnitudes.
-func (r *rank) average(k kind, n, step int) (mean, magnitude []float64) {
+func (r *rank) average(k family, n, step int) (mean, magnitude []float64) {
 	mean, magnitude = make([]float64, n), make([]float64, n)
 	for peer := range r.size {
 		for i, g := range r.gradient(k, n, peer, r.size, step) {
@@ -380,7 +380,7 @@ func (r *rank) average(k kind, n, step int) (mean, magnitude []float64) {
 // testHalfTypes runs gradients of 16 bits.
 func testHalfTypes(r *rank, pattern string) error {
 	for _, dt := range []dtype.DType{dtype.F16, dtype.BF16} {
-		if err := r.sequence(kinds[0], 3000, 4, dt, often(pattern, 0.1)); err != nil {
+		if err := r.sequence(families[0], 3000, 4, dt, often(pattern, 0.1)); err != nil {
 			return err
 		}
 	}
@@ -408,7 +408,7 @@ func special(r *rank, pattern string, policy distributed.OverflowPolicy) error {
 		return err
 	}
 	for step := range 6 {
-		g := r.gradient(kinds[0], n, r.rank, r.size, step)
+		g := r.gradient(families[0], n, r.rank, r.size, step)
 		special := step%3 == 1
 		if special && r.rank == 0 {
 			g[nan] = float32(math.NaN())
@@ -474,7 +474,7 @@ func testSchedule(r *rank, pattern string) error {
 	}
 	wantK := []int{n, n, 500, 500, 0, 0, 20, 20}
 	for step, k := range wantK {
-		if err := u.step(r.gradient(kinds[0], n, r.rank, r.size, step)); err != nil {
+		if err := u.step(r.gradient(families[0], n, r.rank, r.size, step)); err != nil {
 			return u.close(err)
 		}
 		stats := u.stats
@@ -516,7 +516,7 @@ func testClipping(r *rank, pattern string) error {
 func (u *run) clip() error {
 	n := u.t.Len()
 	// Rank 0's gradient is small, so that it is scaled only with the others.
-	g := u.gradient(kinds[0], n, u.rank.rank, u.size, 0)
+	g := u.gradient(families[0], n, u.rank.rank, u.size, 0)
 	if u.rank.rank == 0 {
 		for i := range g {
 			g[i] *= 1e-4
@@ -553,7 +553,7 @@ func (u *run) clip() error {
 	return u.conserved(make([]float32, n), g)
 }
 
-// testVolume runs oktopk with various sizes of k through all kinds of
+// testVolume runs oktopk with various sizes of k through all families of
 // gradients; every step is checked against its bound.
 func testVolume(r *rank) error {
 	shapes := []struct {
@@ -563,7 +563,7 @@ func testVolume(r *rank) error {
 	if testing.Short() {
 		shapes = shapes[:2]
 	}
-	for _, k := range kinds {
+	for _, k := range families {
 		for _, s := range shapes {
 			if err := r.sequence(k, s.n, 7, dtype.F32, often(distributed.Oktopk, s.density)); err != nil {
 				return err

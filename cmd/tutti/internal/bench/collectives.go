@@ -5,10 +5,10 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// kind describes a collective: its buffers, its result and how its bandwidth
+// collective is one that can be measured: its buffers, its result and how its bandwidth
 // is counted. A buffer has parts of count elements each. In place, a smaller
 // buffer is the rank's own part of the larger one.
-type kind struct {
+type collective struct {
 	name    string
 	reduces bool
 	root    int     // -1 for none
@@ -44,8 +44,8 @@ var bothPlaces = []Place{OutOfPlace, InPlace}
 // root of the collectives that have one.
 const root = 0
 
-// kinds are the collectives, in the order of nccl-tests' table.
-var kinds = []kind{
+// collectives are in the order of nccl-tests' table.
+var collectives = []collective{
 	{
 		name: "allreduce", reduces: true, root: -1, places: bothPlaces,
 		sendParts: one, recvParts: one, sizeParts: one,

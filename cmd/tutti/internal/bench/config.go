@@ -52,18 +52,18 @@ const (
 
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
-	kind, err := find(c.Collective)
+	collective, err := find(c.Collective)
 	if err != nil {
 		return err
 	}
 	if err := c.Repeats.Validate(); err != nil {
 		return err
 	}
-	if kind.reduces && !c.Op.Defined(c.DType) {
+	if collective.reduces && !c.Op.Defined(c.DType) {
 		return fmt.Errorf("op %v is not defined on dtype %v", c.Op, c.DType)
 	}
-	if slices.Equal(c.Places, []Place{InPlace}) && !slices.Contains(kind.places, InPlace) {
-		return fmt.Errorf("%s has no in-place form", kind.name)
+	if slices.Equal(c.Places, []Place{InPlace}) && !slices.Contains(collective.places, InPlace) {
+		return fmt.Errorf("%s has no in-place form", collective.name)
 	}
 	return nil
 }
@@ -71,19 +71,19 @@ func (c Config) Validate() error {
 // Collectives returns the names of what can be measured as a plain collective.
 func Collectives() []string {
 	var names []string
-	for _, k := range kinds {
+	for _, k := range collectives {
 		names = append(names, k.name)
 	}
 	return names
 }
 
 // find returns the collective of that name.
-func find(name string) (*kind, error) {
-	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+func find(name string) (*collective, error) {
+	i := slices.IndexFunc(collectives, func(k collective) bool { return k.name == name })
 	if i < 0 {
 		return nil, fmt.Errorf("unknown collective %q (want %s)", name, strings.Join(Collectives(), ", "))
 	}
-	return &kinds[i], nil
+	return &collectives[i], nil
 }
 
 // Sizes returns low, low·factor, low·factor², … below high, and high.

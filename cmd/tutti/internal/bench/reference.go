@@ -20,13 +20,13 @@ import (
 //
 // The ranks of a process share it. A table is made when a rank first needs it.
 type reference struct {
-	kind     *kind
-	dt       dtype.DType
-	op       comm.ReduceOp
-	ranks    int
-	inputs   []func() ([]byte, error) // the table of each rank
-	reduced  func() ([]byte, error)   // the table of the reduction over all ranks
-	tolerate float64                  // relative error allowed in a reduction of floats
+	collective *collective
+	dt         dtype.DType
+	op         comm.ReduceOp
+	ranks      int
+	inputs     []func() ([]byte, error) // the table of each rank
+	reduced    func() ([]byte, error)   // the table of the reduction over all ranks
+	tolerate   float64                  // relative error allowed in a reduction of floats
 }
 
 // period of the tables, in elements.
@@ -41,8 +41,8 @@ func chunkOf(table []byte, elements, size int) []byte {
 	return bytes.Repeat(table, min(chunkBytes/(period*size)+1, elements/period+1))
 }
 
-func newReference(k *kind, dt dtype.DType, op comm.ReduceOp, ranks int) *reference {
-	r := &reference{kind: k, dt: dt, op: op, ranks: ranks, inputs: make([]func() ([]byte, error), ranks)}
+func newReference(k *collective, dt dtype.DType, op comm.ReduceOp, ranks int) *reference {
+	r := &reference{collective: k, dt: dt, op: op, ranks: ranks, inputs: make([]func() ([]byte, error), ranks)}
 	for rank := range ranks {
 		r.inputs[rank] = sync.OnceValues(func() ([]byte, error) { return encode(dt, r.inputValues(rank)) })
 	}
@@ -62,7 +62,7 @@ func (r *reference) inputValues(rank int) []float64 {
 	values := make([]float64, period)
 	for i := range values {
 		switch {
-		case !r.kind.reduces:
+		case !r.collective.reduces:
 			values[i] = float64(rng.IntN(127))
 		case r.op == comm.Prod:
 			// Ones, and a two from at most three ranks.
@@ -172,7 +172,7 @@ func (r *reference) fill(rt runtime.Runtime, rank int, send uintptr, count int) 
 	if err != nil {
 		return err
 	}
-	return tile(rt, table, send, count*r.kind.sendParts(r.ranks), r.dt.Size())
+	return tile(rt, table, send, count*r.collective.sendParts(r.ranks), r.dt.Size())
 }
 
 // poison overwrites memory with a value that no table contains, so that an
@@ -197,10 +197,10 @@ func tile(rt runtime.Runtime, table []byte, ptr uintptr, elements, size int) err
 // wrong counts the elements of a rank's result that are not what they must be.
 func (r *reference) wrong(rt runtime.Runtime, rank int, recv uintptr, count int) (int64, error) {
 	var total int64
-	for part := range r.kind.recvParts(r.ranks) {
-		from, fromPart := r.kind.origin(rank, r.ranks, part)
+	for part := range r.collective.recvParts(r.ranks) {
+		from, fromPart := r.collective.origin(rank, r.ranks, part)
 		expected := r.reduced
-		if !r.kind.reduces {
+		if !r.collective.reduces {
 			expected = r.inputs[from]
 		}
 		table, err := expected()

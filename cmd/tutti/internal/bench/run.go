@@ -55,10 +55,10 @@ type Result struct {
 // Measurement is what the ranks of a process share when they measure a
 // collective.
 type Measurement struct {
-	cfg  Config
-	kind *kind
-	once sync.Once
-	ref  *reference
+	cfg        Config
+	collective *collective
+	once       sync.Once
+	ref        *reference
 }
 
 // New prepares a measurement. An error names a setting that cannot be used.
@@ -67,12 +67,12 @@ func New(cfg Config) (*Measurement, error) {
 		return nil, err
 	}
 	k, err := find(cfg.Collective)
-	return &Measurement{cfg: cfg, kind: k}, err
+	return &Measurement{cfg: cfg, collective: k}, err
 }
 
 // reference is that for a number of ranks, which is the same on all of them.
 func (m *Measurement) reference(ranks int) *reference {
-	m.once.Do(func() { m.ref = newReference(m.kind, m.cfg.DType, m.cfg.Op, ranks) })
+	m.once.Do(func() { m.ref = newReference(m.collective, m.cfg.DType, m.cfg.Op, ranks) })
 	return m.ref
 }
 
@@ -100,7 +100,7 @@ func (m *Measurement) handOver(r backend.Rank) *int {
 	}
 	most := 0
 	for op := comm.OpAllReduce; op.MovesData(); op++ {
-		if op.String() == m.kind.name {
+		if op.String() == m.collective.name {
 			most = c.HandOver(op, m.cfg.DType, m.cfg.Op)
 		}
 	}
@@ -120,11 +120,11 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	s.handOver = m.handOver(r)
 	// An operation on nothing is refused if the backend does not have it at
 	// all, and is cheap otherwise.
-	if err := m.kind.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
+	if err := m.collective.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
-	parts := m.kind.sendParts(s.ref.ranks) + m.kind.recvParts(s.ref.ranks)
-	if err := fits(r, cfg.Backend, slices.Max(cfg.Sizes)/m.kind.sizeParts(s.ref.ranks)*parts); err != nil {
+	parts := m.collective.sendParts(s.ref.ranks) + m.collective.recvParts(s.ref.ranks)
+	if err := fits(r, cfg.Backend, slices.Max(cfg.Sizes)/m.collective.sizeParts(s.ref.ranks)*parts); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {
@@ -145,7 +145,7 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 	if err != nil {
 		return err
 	}
-	cfg, k := m.cfg, m.kind
+	cfg, k := m.cfg, m.collective
 	previous := 0
 	for _, bytes := range cfg.Sizes {
 		count := max(1, bytes/(cfg.DType.Size()*k.sizeParts(r.Comm.WorldSize())))
@@ -168,7 +168,7 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 func (s *setup) measureSize(ctx context.Context, count int) ([]Result, error) {
 	var results []Result
 	for _, place := range s.cfg.Places {
-		if !slices.Contains(s.ref.kind.places, place) {
+		if !slices.Contains(s.ref.collective.places, place) {
 			continue
 		}
 		result, err := s.measure(ctx, count, place)
@@ -190,7 +190,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	if err := s.prepare(ctx, w); err != nil {
 		return Result{}, err
 	}
-	op, err := newOperation(ctx, s.Rank, func() error { return s.ref.kind.submit(s.Comm, w) }, s.cfg.Graph)
+	op, err := newOperation(ctx, s.Rank, func() error { return s.ref.collective.submit(s.Comm, w) }, s.cfg.Graph)
 	if err != nil {
 		return Result{}, err
 	}
@@ -204,7 +204,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 		return Result{}, err
 	}
 	result := s.result(count, place)
-	result.setTime(perCall, s.ref.kind.busFactor(float64(result.Ranks)))
+	result.setTime(perCall, s.ref.collective.busFactor(float64(result.Ranks)))
 	if s.cfg.Check {
 		wrong, err := s.check(ctx, w, op)
 		if err != nil {
@@ -217,7 +217,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 
 // result describes a measurement, without what it gave.
 func (s *setup) result(count int, place Place) Result {
-	k, p := s.ref.kind, s.Comm.WorldSize()
+	k, p := s.ref.collective, s.Comm.WorldSize()
 	result := Result{
 		Collective: k.name,
 		Backend:    s.cfg.Backend,
@@ -263,10 +263,10 @@ func (r *Result) setTime(seconds, busFactor float64) {
 // result is a part or the whole.
 func (s *setup) prepare(ctx context.Context, w work) error {
 	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
-	if err := poison(s.Runtime, w.recv, w.count*s.ref.kind.recvParts(p)*w.dt.Size()); err != nil {
+	if err := poison(s.Runtime, w.recv, w.count*s.ref.collective.recvParts(p)*w.dt.Size()); err != nil {
 		return err
 	}
-	if root := s.ref.kind.root; root < 0 || root == rank {
+	if root := s.ref.collective.root; root < 0 || root == rank {
 		if err := s.ref.fill(s.Runtime, rank, w.send, w.count); err != nil {
 			return err
 		}
