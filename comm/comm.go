@@ -142,8 +142,9 @@ type Communicator interface {
 	// looks neither at a context nor at peers.
 	//
 	// While messages are outstanding, one goroutine at a time waits, in Sync, Barrier
-	// or Split: another one gets [ErrBusy] at once, unless its context has ended,
-	// so that a wait can be cut short from outside. Two goroutines that exchange
+	// or Split: another one gets [ErrBusy] at once, unless its context has ended, so
+	// that a wait can be cut short from outside, or the first has waited since
+	// before the communicator's first message. Two goroutines that exchange
 	// messages and wait, each by itself, would otherwise hang: a wait includes what
 	// the rank's other goroutine exchanges, and on every rank it may be another
 	// one's turn. Give each goroutine a communicator of its own:

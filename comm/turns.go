@@ -9,7 +9,7 @@ import (
 // methods that [NewCalls] makes have one; a decorator that submits by itself has
 // another. The zero value is ready.
 type Turns struct {
-	waiters  atomic.Int32  // goroutines between Begin and End
+	waiters  atomic.Int32  // goroutines that wait, since there are messages
 	messages atomic.Uint64 // submitted so far,
 	settled  atomic.Uint64 // and of these, before a wait that has ended well began
 }
@@ -23,9 +23,12 @@ func (t *Turns) Count(calls []Call) {
 	}
 }
 
-// Begin starts a wait, which ends by End, or returns [ErrBusy].
+// Begin starts a wait, which ends by End, or returns [ErrBusy]. Waits from before the
+// first message are not counted, which costs nothing: they wait for no exchange.
 func (t *Turns) Begin(ctx context.Context) (messages uint64, err error) {
-	messages = t.messages.Load()
+	if messages = t.messages.Load(); messages == 0 {
+		return 0, nil
+	}
 	for alone := messages > t.settled.Load() && ctx.Err() == nil; ; {
 		n := t.waiters.Load()
 		if alone && n > 0 {
@@ -39,6 +42,9 @@ func (t *Turns) Begin(ctx context.Context) (messages uint64, err error) {
 
 // End ends a wait that had so many messages before it, and this error.
 func (t *Turns) End(messages uint64, err error) {
+	if messages == 0 {
+		return
+	}
 	if err == nil && t.settled.Load() != messages {
 		// An older number that overwrites a newer one errs on the safe side.
 		t.settled.Store(messages)
