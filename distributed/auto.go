@@ -240,7 +240,7 @@ func duration(seconds float64) time.Duration { return time.Duration(seconds * fl
 func (p *probe) redundant(name string) bool {
 	switch name {
 	case Oktopk:
-		return 3*p.k >= p.n || 2*maxOverhead(p.c.WorldSize()) >= budget(p.k, p.c.WorldSize())
+		return 3*p.k >= p.n || !roomy(p.k, p.c.WorldSize())
 	case GaussiankConcat:
 		return p.streams
 	}

@@ -68,7 +68,7 @@ func TestRegionsBalance(t *testing.T) {
 func TestLimits(t *testing.T) {
 	for _, size := range []int{2, 3, 4, 5, 8, 31, 32, 64, 1000} {
 		for k := 1; k < 100_000; k += 1 + k/50 {
-			if 2*maxOverhead(size) >= budget(k, size) {
+			if !roomy(k, size) {
 				continue
 			}
 			for _, extra := range []int{overhead(size, false, false), overhead(size, true, false), overhead(size, true, true)} {
@@ -85,6 +85,9 @@ func TestLimits(t *testing.T) {
 				}
 				l = l.less(again(size))
 				extra += again(size)
+				if size > 3 {
+					require.Equal(t, k, l.global, "k=%d P=%d: gtopk has k entries", k, size)
+				}
 				require.GreaterOrEqual(t, l.global, size, "k=%d P=%d: not one entry per rank", k, size)
 				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.LessOrEqual(t, 2*l.outgoing+l.allgather+extra, budget(k, size), "k=%d P=%d", k, size)

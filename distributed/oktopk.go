@@ -102,6 +102,14 @@ func again(size int) int {
 
 func maxOverhead(size int) int { return overhead(size, true, false) + again(size) }
 
+// roomy reports whether the budget suits k: what is sent beside entries takes less
+// than half of it, and, among four ranks and more, every result has room for k entries,
+// as those of gtopk have, which serves k otherwise.
+func roomy(k, size int) bool {
+	most := newLimits(k, size, overhead(size, true, false)).less(again(size))
+	return 2*maxOverhead(size) < budget(k, size) && (size <= 3 || most.global == k)
+}
+
 // limits are the shares of a step's budget.
 type limits struct {
 	outgoing  int // entries that a rank sends to others in the reduction

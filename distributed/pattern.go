@@ -93,7 +93,8 @@ func NeedsHost(pattern string) bool {
 //   - From k = n/3 on, a dense allreduce of gradient + residual (2n(P-1)/P
 //     elements) costs no more and sends everything.
 //   - Its lengths, samples and counts cost a fixed number of elements per step.
-//     Where k is so small that they would take half of the budget or more,
+//     Where k is so small that they would take half of the budget or more, or
+//     leave room for fewer than k entries in a result,
 //     it uses the pattern of lowest volume that sends nothing but entries: for
 //     up to three ranks topkA2 (2k(P-1) elements), above that gtopk (4k);
 //     neither is more than 6k(P-1)/P.
@@ -104,9 +105,9 @@ func find(name string, e *engine, k int) (string, pattern) {
 		switch {
 		case 3*k >= e.n:
 			return Dense, pattern{noSelector, sumAll}
-		case 2*maxOverhead(e.size) >= budget(k, e.size) && e.size <= 3:
+		case !roomy(k, e.size) && e.size <= 3:
 			name = TopkA2
-		case 2*maxOverhead(e.size) >= budget(k, e.size):
+		case !roomy(k, e.size):
 			name = Gtopk
 		}
 	}
