@@ -161,6 +161,51 @@ func ExampleGradientSync() {
 	// layer 1 [1 1 0.5]
 }
 
+// The gradients of two ranks live in the buckets, and nothing is copied.
+func ExampleGradientSync_Gradients() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		layer, err := cpu.Wrap(rt, make([]float32, 3))
+		if err != nil {
+			return err
+		}
+		defer layer.Free()
+		sync, err := distributed.NewGradientSync(ctx, rt, c, []*runtime.Tensor{layer, layer}, distributed.GradientConfig{BucketViews: true})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		gradients := sync.Gradients()
+		for i, gradient := range gradients { // a backward pass
+			values, err := cpu.Slice[float32](gradient)
+			if err != nil {
+				return err
+			}
+			values[0], values[2] = float32(i+1), float32(c.Rank())
+		}
+		if err := sync.ReduceAll(ctx, gradients); err != nil {
+			return err
+		}
+		for i, gradient := range gradients {
+			values, err := cpu.Slice[float32](gradient)
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 1 {
+				fmt.Println("layer", i, values)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// layer 0 [1 0 0.5]
+	// layer 1 [2 0 0.5]
+}
+
 func ExampleLevels() {
 	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
 		mesh, err := distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: 2}, distributed.Dim{Name: "gpu", Size: -1})

@@ -308,14 +308,19 @@ func (g *GradientSync) rebind(ctx context.Context, c comm.Communicator) error {
 		}
 		b.memory = nil
 	}
+	had, keeps := g.meter.WorldSize(), false
 	g.meter = comm.NewMeter(c)
 	g.order = newOrder(g.rt, g.meter)
 	for _, b := range g.buckets {
 		if b.sparse != nil {
-			if err := b.sparse.Rebind(g.meter); err != nil {
+			if err := b.sparse.rebind(g.meter); err != nil {
 				return err
 			}
+			keeps = keeps || b.sparse.cfg.keeps()
 		}
+	}
+	if keeps {
+		reportLost(had, c)
 	}
 	if g.open { // the buckets have found out
 		g.stats.Skipped, g.open = g.buckets[0].sparse.stats.Skipped, false

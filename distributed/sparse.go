@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"time"
@@ -143,13 +144,22 @@ func (s *Sparse) prepare() {
 // a rank has failed. It does not communicate; all ranks of c do it. The residual
 // stays as it is, averages are over the ranks of c, and thresholds and regions
 // start anew. What the residual of a rank held that is not part of c is lost with
-// that rank.
+// that rank; where c has fewer ranks, its rank 0 logs how many went.
 //
 // If a step has failed on the old communicator, Rebind waits for that as
 // [Sparse.Close] does: close it first. After an error of that wait, or of a
 // communicator that is nil or does not reach the memory, s is still with the old
 // one; an error of the runtime stays.
 func (s *Sparse) Rebind(c comm.Communicator) error {
+	had := s.size
+	err := s.rebind(c)
+	if err == nil && s.cfg.keeps() {
+		reportLost(had, c)
+	}
+	return err
+}
+
+func (s *Sparse) rebind(c comm.Communicator) error {
 	const op = "rebind"
 	switch {
 	case s.closed:
@@ -180,6 +190,13 @@ func (s *Sparse) Rebind(c comm.Communicator) error {
 		return opError(op, s.err)
 	}
 	return nil
+}
+
+// reportLost logs that what some ranks had not sent is lost, if there were more.
+func reportLost(had int, c comm.Communicator) {
+	if have := c.WorldSize(); have < had && c.Rank() == 0 {
+		slog.Warn("distributed: moved to fewer ranks; what the others had not sent yet is lost", "ranks", have, "lost", had-have)
+	}
 }
 
 // learn finds out whether the device dropped the last step, before the numbers are

@@ -1,10 +1,13 @@
 package distributed_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"math"
+	"sync"
 	"testing"
 	"time"
 
@@ -368,4 +371,49 @@ func TestRestoreOtherChoice(t *testing.T) {
 			return errors.Join(first.close(), second.close(), third.close())
 		})
 	}
+}
+
+// TestLostResiduals: a line of the log says that ranks are gone with what they had not
+// sent, one for all buckets, and nothing where nothing is lost.
+func TestLostResiduals(t *testing.T) {
+	const ranks = 3
+	var text bytes.Buffer
+	var mu sync.Mutex
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(lockedBuffer{&mu, &text}, nil)))
+	defer slog.SetDefault(before)
+	for _, k := range []struct {
+		pattern string
+		fewer   int
+		lines   int
+	}{{"topkA", 1, 2}, {"topkA", 0, 0}, {distributed.Dense, 1, 0}} {
+		others, err := local.New(ranks - k.fewer)
+		require.NoError(t, err)
+		text.Reset()
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			u, err := newTrainee(rt, c, distributed.Config{Pattern: k.pattern, Density: 0.1}, 500)
+			require.NoError(t, err)
+			m, err := newModel(ctx, rt, c, distributed.GradientConfig{Config: distributed.Config{Pattern: k.pattern, Density: 0.1, ClipNorm: 9}})
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(u.step(ctx, 0), m.load(0), m.sync.ReduceAll(ctx, m.params)))
+			if rank := c.Rank(); rank < len(others) {
+				defer others[rank].Close()
+				require.NoError(t, errors.Join(u.s.Rebind(others[rank]), m.sync.Rebind(ctx, others[rank])))
+				require.NoError(t, errors.Join(u.step(ctx, 1), m.load(1), m.sync.ReduceAll(ctx, m.params)))
+			}
+			return errors.Join(u.close(), m.close())
+		})
+		assert.Equal(t, k.lines, bytes.Count(text.Bytes(), []byte("is lost\" ranks=2 lost=1")), "%+v: %s", k, text.String())
+	}
+}
+
+// TestNoZerosInSplit: the split allreduce of topkSA does not send the zeros that fill
+// up a list of k entries.
+func TestNoZerosInSplit(t *testing.T) {
+	few := func(rank, _ int) []float32 {
+		g := make([]float32, 10_000)
+		g[3000*rank], g[3000*rank+1] = 1, -2
+		return g
+	}
+	assert.Less(t, measureVolume(t, "topkSA", 3, 10_000, 2, 0.1, few).most, 60.0)
 }
