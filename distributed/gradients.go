@@ -242,9 +242,9 @@ func (g *GradientSync) address(t *runtime.Tensor) (uintptr, error) {
 // Gradients returns with [GradientConfig].BucketViews the tensors in which a backward
 // pass computes the gradients, in the order of registration, and nil otherwise. They
 // have the shapes and types of the parameters, are aligned to their elements, start as
-// zeros, and are valid until Close. After [GradientSync.Rebind], and a Restore that
-// makes other buckets, ask again: where steps are plain allreduces the tensors are
-// others then, and hold zeros.
+// zeros, and are valid until Close. After a Restore that makes other buckets, and after
+// a [GradientSync.Rebind] where steps are plain allreduces, ask again: there are others,
+// and what these held is lost.
 func (g *GradientSync) Gradients() []*runtime.Tensor { return slices.Clone(g.views) }
 
 // reset prepares for the next step.

@@ -221,9 +221,10 @@ func TestGradientMemory(t *testing.T) {
 				params = append(params, p)
 				total += p.Len()
 			}
-			k.cfg.BucketBytes = total * 2 / 8
+			cfg := k.cfg
+			cfg.BucketBytes = total * 2 / 8
 			before := rt.Stats().LiveBytes
-			g, err := distributed.NewGradientSync(ctx, rt, c, params, k.cfg)
+			g, err := distributed.NewGradientSync(ctx, rt, c, params, cfg)
 			require.NoError(t, err)
 			gradients := params
 			if k.cfg.BucketViews {
