@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"log/slog"
 	"math"
 	"sync"
@@ -416,4 +417,35 @@ func TestNoZerosInSplit(t *testing.T) {
 		return g
 	}
 	assert.Less(t, measureVolume(t, "topkSA", 3, 10_000, 2, 0.1, few).most, 60.0)
+}
+
+// FuzzRestoreGradients forges states of a GradientSync, with checksums that are right:
+// an error, or one that goes on.
+func FuzzRestoreGradients(f *testing.F) {
+	for i := range 60 {
+		f.Add(uint8(i%3), uint16(5*i), []byte{byte(i), 1})
+	}
+	f.Fuzz(func(t *testing.T, which uint8, at uint16, change []byte) {
+		cfg := []distributed.GradientConfig{{Rebuild: true}, sparseModel, {Config: distributed.Config{Pattern: distributed.Auto, Density: 0.1}}}[which%3]
+		world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			m, err := newModel(ctx, rt, c, cfg)
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(m.load(0), m.sync.ReduceAll(ctx, m.params)))
+			state, err := m.sync.State(ctx)
+			require.NoError(t, err)
+			body := state[:len(state)-4]
+			copy(body[int(at)%len(body):], change)
+			before, patterns := m.sync.Buckets(), m.sync.Patterns()
+			err = m.sync.Restore(ctx, binary.LittleEndian.AppendUint32(body, crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli))))
+			if err != nil {
+				require.True(t, errors.Is(err, comm.ErrArgument) || errors.Is(err, comm.ErrMismatch), "%v", err)
+				require.Equal(t, before, m.sync.Buckets())
+				require.Equal(t, patterns, m.sync.Patterns())
+				require.NoError(t, errors.Join(m.load(1), m.sync.ReduceAll(ctx, m.params)))
+			} else {
+				_ = errors.Join(m.load(1), m.sync.ReduceAll(ctx, m.params))
+			}
+			return m.close()
+		})
+	})
 }
