@@ -40,7 +40,7 @@ func Agree(calls []Call) error {
 
 // AgreeOnMessage is [Agree] for the two ends of a message.
 func AgreeOnMessage(sender int, send *Call, receiver int, recv *Call) error {
-	if send.Count == recv.Count && send.DType == recv.DType {
+	if send.Count == recv.Count && send.DType == recv.DType && send.Tag == recv.Tag {
 		return nil
 	}
 	return fmt.Errorf("%w: rank %d called %v; rank %d called %v", ErrMismatch, sender, send, receiver, recv)

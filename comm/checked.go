@@ -22,20 +22,26 @@ import (
 // have hung, or read memory that is not there. It is a tool for debugging and
 // for tests: each collective first exchanges a few words and waits for them.
 //
-// The words travel over a communicator of their own, so that they do not meet
+// The words travel over communicators of their own, so that they do not meet
 // what is under way. A rank that does not come at all within the timeout is
 // [ErrTimeout].
 //
-// Send and Recv pass unchecked: which of them belong together is known only
-// when they have met, and to wait for that would make programs hang that are
-// right. The contract has the receiver find a message of the wrong length or
-// type. For the same reason the collectives of a Group are compared, one after
+// The two ends of a message tell each other what they called, too: its type, length
+// and tag. Which Send and which Recv belong together is known only when they have
+// met, and to wait for that in the call would make programs hang that are right. So
+// a message is submitted at once, and its ends are compared by the next Sync or
+// Barrier: both ranks get [ErrMismatch], and a message whose other end does not
+// come within the timeout is named in [ErrTimeout]. What was sent by then has
+// reached the other communicator, whose pending work is given up.
+//
+// For the same reason the collectives of a Group are compared, one after
 // the other, before the group starts; a program in which a rank comes to them only
 // after a message of the same group has arrived times out.
 type Checked struct {
 	Calls
 	Wrapped
 	side    Communicator // for what is compared
+	ends    messageEnds
 	rt      runtime.Runtime
 	check   Check
 	timeout time.Duration
@@ -102,12 +108,15 @@ func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Che
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
 	defer cancel()
-	side, err := c.Split(ctx, 0, c.Rank())
-	if err != nil {
-		return nil, err
+	for _, side := range k.sides() {
+		made, err := c.Split(ctx, 0, c.Rank())
+		if err != nil {
+			return nil, errors.Join(err, k.closeSides())
+		}
+		*side = made
 	}
-	k.side = side
 	bytes := 8 * k.words()
+	var err error
 	if k.send, err = rt.Allocate(bytes); err == nil {
 		k.recv, err = rt.Allocate(bytes * k.WorldSize())
 	}
@@ -117,12 +126,30 @@ func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Che
 	return k, nil
 }
 
+// sides are the communicators of a Checked's own.
+func (k *Checked) sides() []*Communicator {
+	return []*Communicator{&k.side, &k.ends.forth, &k.ends.back}
+}
+
+// closeSides closes them, which ends an exchange that is under way.
+func (k *Checked) closeSides() error {
+	var errs [3]error
+	var all sync.WaitGroup
+	for i, side := range k.sides() {
+		if *side != nil {
+			all.Go(func() { errs[i] = (*side).Close() })
+		}
+	}
+	all.Wait()
+	return errors.Join(errs[:]...)
+}
+
 // release gives up what NewChecked has made.
 func (k *Checked) release() error {
-	err := k.side.Close() // ends an exchange that is under way
+	err := k.closeSides()
 	k.memory.Lock()
 	defer k.memory.Unlock()
-	err = errors.Join(err, k.rt.Deallocate(k.send), k.rt.Deallocate(k.recv))
+	err = errors.Join(err, k.rt.Deallocate(k.send), k.rt.Deallocate(k.recv), k.ends.free(k.rt))
 	k.send, k.recv = 0, 0
 	return err
 }
@@ -174,7 +201,9 @@ func (k *Checked) breakWith(err error) {
 	}
 	k.stateMu.Unlock()
 	if first {
-		_ = k.side.Close()
+		for _, side := range k.sides() {
+			_ = end(*side, err)
+		}
 	}
 }
 
@@ -196,7 +225,7 @@ func (k *Checked) Submit(c Call) error {
 		if err := k.Usable(); err != nil {
 			return err
 		}
-		return k.observe(c.Make(k.Communicator))
+		return k.announce([]Call{c}, func() error { return c.Make(k.Communicator) })
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -215,7 +244,7 @@ func (k *Checked) SubmitTogether(calls []Call) error {
 			return err
 		}
 	}
-	return k.observe(k.Communicator.Group(calls...))
+	return k.announce(calls, func() error { return k.Communicator.Group(calls...) })
 }
 
 // agree compares a collective with what the other ranks called. An error breaks
@@ -281,6 +310,12 @@ func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 
 // Wait implements [Backend]. What a Split makes is checked, too.
 func (k *Checked) Wait(ctx context.Context, w Wait) (Communicator, error) {
+	ctx = Admitted(ctx)
+	if w.Op != OpSplit {
+		if err := k.compareMessages(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if w.Op == OpSync {
 		if err := k.Usable(); err != nil {
 			return nil, err

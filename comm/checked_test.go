@@ -38,7 +38,11 @@ func TestCheckedConformance(t *testing.T) {
 func onCheckedRanks(t testing.TB, rt *cpu.Runtime, size int, body func(ctx context.Context, c *comm.Checked) error, opts ...comm.CheckedOption) []error {
 	errs := make([]error, size)
 	require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, c comm.Communicator) error {
-		k, err := comm.NewChecked(c, rt, opts...)
+		inner, err := c.Split(ctx, 0, c.Rank()) // to be broken
+		if err != nil {
+			return err
+		}
+		k, err := comm.NewChecked(inner, rt, opts...)
 		if err != nil {
 			return err
 		}
@@ -267,4 +271,211 @@ func TestRunGivesMemoryOfCheckedBack(t *testing.T) {
 		assert.ErrorIs(t, err, cause)
 		assert.NoError(t, rt.Close())
 	}
+}
+
+// byOrder is a communicator that matches messages by order alone and never finds
+// that they differ, as one of GPUs: all of them are empty and have tag 0. What is
+// split off it keeps their content, for Checked.
+type byOrder struct {
+	comm.Methods
+	comm.Wrapped
+}
+
+func newByOrder(c comm.Communicator, empty bool) *byOrder {
+	same := func(x comm.Call) comm.Call {
+		if x.Op.Message() {
+			x.Tag = 0
+			if empty {
+				x.Count, x.DType = 0, dtype.U8
+			}
+		}
+		return x
+	}
+	return &byOrder{Wrapped: comm.Wrap(c), Methods: comm.Methods{
+		Do: func(x comm.Call) error { return same(x).Make(c) },
+		Together: func(calls []comm.Call) error {
+			var other []comm.Call
+			for _, x := range calls {
+				other = append(other, same(x))
+			}
+			return c.Group(other...)
+		},
+	}}
+}
+
+func (b *byOrder) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := b.Communicator.Split(ctx, color, key)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	return newByOrder(c, false), nil
+}
+
+// Both ends of a message learn what the other one called, on a backend that finds
+// nothing by itself and on one that does.
+func TestCheckedComparesMessages(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 1024)
+	other := allocate(t, rt, 1024)
+	for name, test := range map[string]struct {
+		n    int
+		dt   dtype.DType
+		tag  uint32
+		says string
+	}{
+		"length": {4, dtype.F32, 7, "send of 4 f32 to rank 0, tag 7"},
+		"type":   {5, dtype.I32, 7, "send of 5 i32 to rank 0, tag 7"},
+		"tag":    {5, dtype.F32, 8, "send of 5 f32 to rank 0, tag 8"},
+	} {
+		for _, together := range []bool{false, true} {
+			for _, bare := range []bool{false, true} {
+				if bare && name == "tag" {
+					continue // local waits for it
+				}
+				t.Run(fmt.Sprintf("%s, group %v, local's own %v", name, together, bare), func(t *testing.T) {
+					errs := make([]error, 3)
+					require.NoError(t, local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+						inner, err := c.Split(ctx, 0, c.Rank())
+						if err != nil {
+							return err
+						}
+						if !bare {
+							inner = newByOrder(inner, true)
+						}
+						k, err := comm.NewChecked(inner, rt)
+						if err != nil {
+							return err
+						}
+						var call comm.Call
+						switch c.Rank() {
+						case 0:
+							call = comm.RecvCall(buf, 5, dtype.F32, 2, 7)
+						case 2:
+							call = comm.SendCall(other, test.n, test.dt, 0, test.tag)
+						}
+						if c.Rank() != 1 {
+							if together {
+								err = k.Group(call)
+							} else {
+								err = call.Make(k)
+							}
+							if err == nil {
+								err = k.Sync(ctx)
+							}
+							errs[c.Rank()] = err
+							assert.ErrorIs(t, k.Group(), comm.ErrBroken)
+						}
+						return errors.Join(c.Barrier(ctx), k.Close())
+					}))
+					for _, r := range []int{0, 2} {
+						require.ErrorIs(t, errs[r], comm.ErrMismatch, "rank %d", r)
+						assert.ErrorContains(t, errs[r], "rank 2 called "+test.says+"; rank 0 called recv of 5 f32 from rank 2, tag 7", "rank %d", r)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A message whose other end does not come is named, and what one that comes
+// disagrees about goes before that.
+func TestCheckedNamesMissingMessages(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 1024)
+	errs := onCheckedRanks(t, rt, 2, func(ctx context.Context, c *comm.Checked) error {
+		if c.Rank() == 1 {
+			return nil
+		}
+		err := errors.Join(c.Recv(buf, 5, dtype.F32, 1, 7), c.Recv(buf+64, 6, dtype.F32, 1, 8))
+		if err == nil {
+			err = c.Sync(ctx)
+		}
+		return err
+	}, comm.CheckTimeout(20*time.Millisecond))
+	require.ErrorIs(t, errs[0], comm.ErrTimeout)
+	assert.EqualError(t, errs[0], "checked: sync on rank 0: waiting for the other end of recv of 5 f32 from rank 1, tag 7; "+
+		"recv of 6 f32 from rank 1, tag 8: timed out: context deadline exceeded")
+	assert.NoError(t, errs[1])
+
+	errs = onCheckedRanks(t, rt, 2, func(ctx context.Context, c *comm.Checked) error {
+		if c.Rank() == 1 {
+			return errors.Join(c.Send(buf, 3, dtype.F32, 0, 8), c.Sync(ctx))
+		}
+		err := errors.Join(c.Recv(buf, 5, dtype.F32, 1, 7), c.Recv(buf+64, 6, dtype.F32, 1, 8))
+		if err == nil {
+			err = c.Sync(ctx)
+		}
+		return err
+	}, comm.CheckTimeout(time.Second))
+	for r, err := range errs {
+		assert.ErrorIs(t, err, comm.ErrMismatch, "rank %d", r)
+	}
+}
+
+// A send does not wait in the call: what is right without Checked is right with it.
+func TestCheckedMessagesDoNotWaitInTheCall(t *testing.T) {
+	rt := newRuntime(t)
+	const ranks, n = 3, 40
+	send, recv := make([]uintptr, ranks), make([]uintptr, ranks)
+	for r := range ranks {
+		send[r], recv[r] = allocate(t, rt, 4*n), allocate(t, rt, 4*n)
+	}
+	errs := onCheckedRanks(t, rt, ranks, func(ctx context.Context, c *comm.Checked) error {
+		r := c.Rank()
+		next, before := (r+1)%ranks, (r+ranks-1)%ranks
+		var errs []error
+		for i := range n {
+			errs = append(errs, c.Send(send[r]+uintptr(4*i), 1, dtype.F32, next, uint32(i)))
+		}
+		for i := range n { // in another order
+			errs = append(errs, c.Recv(recv[r]+uintptr(4*i), 1, dtype.F32, before, uint32(n-1-i)))
+		}
+		return errors.Join(append(errs, c.Sync(ctx), c.Barrier(ctx))...)
+	})
+	for r, err := range errs {
+		assert.NoError(t, err, "rank %d", r)
+	}
+}
+
+// busyInside is a communicator on which another goroutine waits, and a message has
+// come since a decorator looked.
+type busyInside struct {
+	comm.Waits
+	comm.Wrapped
+}
+
+func newBusyInside(t *testing.T, c comm.Communicator) *busyInside {
+	var turns comm.Turns
+	turns.Count([]comm.Call{{Op: comm.OpRecv}})
+	_, err := turns.Begin(t.Context())
+	require.NoError(t, err)
+	return &busyInside{Wrapped: comm.Wrap(c), Waits: comm.Waits{Wait: func(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+		messages, err := turns.Begin(ctx)
+		if err != nil {
+			return nil, err
+		}
+		child, err := w.Make(ctx, c)
+		turns.End(messages, err)
+		return child, err
+	}}}
+}
+
+// A wait that has taken part in what the ranks compare is not refused afterwards.
+func TestCheckedIsNotBusyAfterItTookPart(t *testing.T) {
+	rt := newRuntime(t)
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		k, err := comm.NewChecked(c, rt)
+		if err != nil {
+			return err
+		}
+		inner := newBusyInside(t, c)
+		require.ErrorIs(t, inner.Barrier(ctx), comm.ErrBusy)
+		require.NoError(t, inner.Barrier(comm.Admitted(ctx)))
+		k.Wrapped = comm.Wrap(inner)
+		part, err := k.Split(ctx, 0, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(k.Barrier(ctx), part.Close(), c.Barrier(ctx), k.Close())
+	}))
 }

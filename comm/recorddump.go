@@ -232,7 +232,7 @@ func sizes(e *record, ranks int) (sent, received []int) {
 		return []int{n * ranks}, []int{n}
 	case OpAllToAll:
 		return []int{n * ranks}, []int{n * ranks}
-	case OpAllGatherV: // ranks send different lengths
+	case OpAllGatherV: // ranks send different lengths, which the analyser compares
 		return []int{e.received}, []int{e.received}
 	case OpAllToAllV:
 		return []int{n}, []int{e.received}
@@ -247,7 +247,7 @@ func sizes(e *record, ranks int) (sent, received []int) {
 // "all_gather_v"; PyTorch itself calls its barrier an allreduce).
 var torchNames = [numOps]string{
 	OpAllReduce: "all_reduce", OpBroadcast: "broadcast", OpReduce: "reduce",
-	OpAllGather: "_all_gather_base", OpAllGatherV: "all_gather_into_tensor_coalesced", OpReduceScatter: "_reduce_scatter_base",
+	OpAllGather: "_all_gather_base", OpAllGatherV: "_all_gather_base", OpReduceScatter: "_reduce_scatter_base",
 	OpAllToAll: "all_to_all", OpAllToAllV: "all_to_all", OpGather: "gather", OpScatter: "scatter",
 	OpSend: "send", OpRecv: "recv", OpBarrier: "all_reduce_barrier", OpSplit: "all_reduce_barrier",
 }

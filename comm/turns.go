@@ -23,6 +23,20 @@ func (t *Turns) Count(calls []Call) {
 	}
 }
 
+// Admitted returns a context for the waits by which a decorator does one that its
+// Turns have admitted. The communicator that it wraps does not refuse them: a message
+// may have been submitted since then, and the decorator have done its part.
+func Admitted(ctx context.Context) context.Context { return admitted{ctx} }
+
+type admitted struct{ context.Context }
+
+func (a admitted) Value(key any) any {
+	if key == (admitted{}) {
+		return true
+	}
+	return a.Context.Value(key)
+}
+
 // Begin starts a wait, which ends by End, or returns [ErrBusy]. Waits from before the
 // first message are not counted, which costs nothing: they wait for no exchange.
 func (t *Turns) Begin(ctx context.Context) (messages uint64, err error) {
@@ -31,7 +45,7 @@ func (t *Turns) Begin(ctx context.Context) (messages uint64, err error) {
 	}
 	for alone := messages > t.settled.Load() && ctx.Err() == nil; ; {
 		n := t.waiters.Load()
-		if alone && n > 0 {
+		if alone && n > 0 && ctx.Value(admitted{}) == nil {
 			return 0, ErrBusy
 		}
 		if t.waiters.CompareAndSwap(n, n+1) {

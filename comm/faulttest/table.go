@@ -86,9 +86,10 @@ var Table = []Fault{
 	{Name: "tag", What: "a message of another tag than is received", play: message(5, dtype.F32, 8),
 		Cells: map[string]Cell{
 			"noop":  same(late(comm.ErrTimeout)),
-			"local": {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
-			"mpi":   {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
+			"local": {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
+			"mpi":   {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
 			"nccl":  same(ok).noting("matches by order alone"), "p2p": same(ok).noting("as nccl"),
+			Checked: same(late(comm.ErrTimeout, comm.ErrPeerFailed, comm.ErrMismatch)).noting("`ErrMismatch` where the backend matches by order alone"),
 		}},
 
 	{Name: "absent", What: "it never makes the call",
@@ -231,6 +232,7 @@ var (
 	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
 	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
 	errCause  = errors.New("changed my mind")
+	errAside  = errors.New("has no part in the fault")
 )
 
 // leavesBut are the cells of a rank that leaves: host backends tell the others.
@@ -242,8 +244,9 @@ func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
 func messageCells() map[string]Cell {
 	return gpu(map[string]Cell{
 		"noop":  mismatch,
-		"local": {Others: atOnce(comm.ErrMismatch, nil), Self: atOnce(comm.ErrMismatch, comm.ErrPeerFailed)},
-		"mpi":   {Others: atOnce(comm.ErrMismatch, nil), Self: atOnce(comm.ErrMismatch, nil), Note: "the sender may be done before it can be told"},
+		"local": {Others: atOnce(comm.ErrMismatch), Self: atOnce(comm.ErrMismatch, comm.ErrPeerFailed)},
+		"mpi":   {Others: atOnce(comm.ErrMismatch), Self: atOnce(comm.ErrMismatch, nil), Note: "the sender may be done before it can be told"},
+		Checked: mismatch,
 	}, unnoticed)
 }
 
@@ -286,7 +289,7 @@ func message(n int, dt dtype.DType, tag uint32) func(p *player) error {
 		case p.Rank.Comm.Rank() == 0:
 			return p.do(recv)
 		}
-		return nil
+		return errAside
 	}
 }
 

@@ -82,3 +82,23 @@ func TestSmallLeavesBuffersOfWhoKnows(t *testing.T) {
 	assert.Equal(t, []int32{1}, data[0])
 	assert.Equal(t, []int32{3}, data[1], "rank 1 does not know yet")
 }
+
+// TestSpinShrinksAfterASleep lets rank 0 fall asleep: it spun in vain, so it spins less
+// the next time, though what it is woken for is there at once.
+func TestSpinShrinksAfterASleep(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	comms, _, addr := tellingWorld(t)
+	c, peer := comms[0].(*communicator), comms[1]
+	c.endpoint.spin.Store(int64(maxSpin))
+	synced := make(chan error, 1)
+	go func() {
+		synced <- errors.Join(c.Recv(addr[0], 1, dtype.I32, 1, 0), c.Sync(ctx))
+	}()
+	for c.world.sleepers.Load() == 0 && ctx.Err() == nil {
+		runtime.Gosched()
+	}
+	require.NoError(t, errors.Join(peer.Send(addr[1], 1, dtype.I32, 0, 0), peer.Sync(ctx)))
+	require.NoError(t, <-synced)
+	assert.Less(t, time.Duration(c.endpoint.spin.Load()), maxSpin)
+}

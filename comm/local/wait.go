@@ -86,6 +86,8 @@ func (e *endpoint) wait(ctx context.Context) error {
 			if limit.IsZero() {
 				limit = w.limit(ctx)
 			}
+			e.learn(spin, false, looks)
+			spin = time.Duration(e.spin.Load())
 			if err := e.sleep(ctx, limit); err != nil && !e.done() {
 				e.giveUp(err)
 			}
@@ -94,7 +96,8 @@ func (e *endpoint) wait(ctx context.Context) error {
 	}
 }
 
-// learn adapts how long the rank spins to how a wait ended.
+// learn adapts how long the rank spins to how its spinning ended: with what it waited
+// for, or in vain.
 func (e *endpoint) learn(spin time.Duration, spinning bool, looks int) {
 	next := spin
 	switch {

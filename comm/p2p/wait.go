@@ -58,7 +58,7 @@ func (c *Comm) barrier(ctx context.Context) error {
 	if err := c.launch(c.here.barrier()); err != nil {
 		return err
 	}
-	return c.sync(ctx)
+	return c.sync(comm.Admitted(ctx))
 }
 
 // SyncCommStream implements [comm.StreamSyncOps].

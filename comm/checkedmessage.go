@@ -1,0 +1,210 @@
+package comm
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// messageEnds are the messages of a [Checked] whose ends were not compared yet.
+//
+// With each message the sender's call travels to the receiver and the receiver's
+// back, as messages of the same ranks and tag on communicators of their own: what
+// belongs together is what the backend matches, by tags or by order alone. Two
+// communicators, because a message from rank 0 to 1 could otherwise meet the answer
+// to one from 1 to 0.
+type messageEnds struct {
+	forth, back Communicator
+
+	mu      sync.Mutex // keeps messages and their ends in one order
+	pending []messageEnd
+	unused  []uintptr // memory of some that were compared
+}
+
+// messageEnd is this rank's end of a message. Its memory has the encoded call of this
+// rank, and room for the other end's.
+type messageEnd struct {
+	call   Call
+	memory uintptr
+}
+
+// endBytes is the length of an encoded end: operation, type, tag, count and the rank
+// that called it. The operation counts from 1, so that memory without an end has 0.
+const endBytes = 5 * 8
+
+func (k *Checked) encodeEnd(c *Call) []byte {
+	b := make([]byte, 0, 2*endBytes)
+	for _, x := range []int{int(c.Op) + 1, int(c.DType), int(c.Tag), c.Count, c.Peer} {
+		b = binary.LittleEndian.AppendUint64(b, uint64(x))
+	}
+	return b[:cap(b)]
+}
+
+// decodeEnd reports whether the other end has come.
+func decodeEnd(b []byte) (c Call, come bool) {
+	word := func(i int) int { return int(binary.LittleEndian.Uint64(b[8*i:])) }
+	return Call{Op: Op(word(0) - 1), DType: dtype.DType(word(1)), Tag: uint32(word(2)), Count: word(3), Peer: word(4)}, word(0) != 0
+}
+
+// announce submits calls, and starts telling the other ends of those that are
+// messages what they are.
+func (k *Checked) announce(calls []Call, submit func() error) error {
+	err := k.submitWithEnds(calls, submit)
+	if errors.Is(err, ErrMismatch) { // the other end is to hear of it, too
+		err = cmp.Or(k.compareMessages(context.Background()), err)
+	}
+	return k.observe(err)
+}
+
+func (k *Checked) submitWithEnds(calls []Call, submit func() error) error {
+	k.ends.mu.Lock()
+	defer k.ends.mu.Unlock()
+	err := submit()
+	if err != nil && !errors.Is(err, ErrMismatch) {
+		return err
+	}
+	if err := k.exchangeEnds(calls); err != nil {
+		k.breakWith(err)
+		return err
+	}
+	return err
+}
+
+// exchangeEnds starts the exchange. The caller holds the lock of the ends.
+func (k *Checked) exchangeEnds(calls []Call) error {
+	e := &k.ends
+	var forth, back []Call
+	for i := range calls {
+		c := &calls[i]
+		if !c.Op.Message() {
+			continue
+		}
+		memory, err := e.take(k.rt)
+		if err != nil {
+			return err
+		}
+		e.pending = append(e.pending, messageEnd{Call{Op: c.Op, DType: c.DType, Tag: c.Tag, Count: c.Count, Peer: c.Peer}, memory})
+		if err := k.rt.CopyIn(memory, k.encodeEnd(c)); err != nil {
+			return err
+		}
+		mine := SendCall(memory, endBytes, dtype.U8, c.Peer, c.Tag)
+		theirs := RecvCall(memory+endBytes, endBytes, dtype.U8, c.Peer, c.Tag)
+		if c.Op == OpSend {
+			forth, back = append(forth, mine), append(back, theirs)
+		} else {
+			forth, back = append(forth, theirs), append(back, mine)
+		}
+	}
+	if len(forth) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
+	defer cancel()
+	if err := k.rt.Synchronize(ctx); err != nil {
+		return err
+	}
+	return errors.Join(e.forth.Group(forth...), e.back.Group(back...))
+}
+
+// take returns memory for an end.
+func (e *messageEnds) take(rt runtime.Runtime) (uintptr, error) {
+	if last := len(e.unused) - 1; last >= 0 {
+		memory := e.unused[last]
+		e.unused = e.unused[:last]
+		return memory, nil
+	}
+	return rt.Allocate(2 * endBytes)
+}
+
+// free gives the memory back.
+func (e *messageEnds) free(rt runtime.Runtime) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	for _, memory := range e.unused {
+		errs = append(errs, rt.Deallocate(memory))
+	}
+	for _, m := range e.pending {
+		errs = append(errs, rt.Deallocate(m.memory))
+	}
+	e.unused, e.pending = nil, nil
+	return errors.Join(errs...)
+}
+
+// compareMessages waits for the other ends of this rank's messages, and compares.
+// An error breaks the communicator, and ends what is pending in the one that is
+// checked.
+func (k *Checked) compareMessages(ctx context.Context) error {
+	e := &k.ends
+	e.mu.Lock()
+	pending := e.pending
+	e.pending = nil
+	e.mu.Unlock()
+	if len(pending) == 0 {
+		return nil
+	}
+	err := k.meet(ctx, pending)
+	if err != nil {
+		k.breakWith(err)
+		ended, cancel := context.WithCancelCause(context.Background())
+		cancel(err)
+		_ = k.Communicator.Sync(ended)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, m := range pending {
+		e.unused = append(e.unused, m.memory)
+	}
+	return err
+}
+
+// mostMissing is how many messages an error names.
+const mostMissing = 4
+
+// meet is compareMessages for some ends.
+func (k *Checked) meet(ctx context.Context, pending []messageEnd) error {
+	ctx, cancel := context.WithTimeout(ctx, k.timeout)
+	defer cancel()
+	waited := k.ends.forth.Sync(ctx)
+	if err := k.ends.back.Sync(ctx); waited == nil {
+		waited = err
+	}
+	// What has come is compared even if not all has: it may be why.
+	var missing []string
+	b := make([]byte, endBytes)
+	for i := range pending {
+		m := &pending[i]
+		if err := k.rt.CopyOut(b, m.memory+endBytes); err != nil {
+			return errors.Join(waited, err)
+		}
+		other, come := decodeEnd(b)
+		if !come {
+			missing = append(missing, m.call.String())
+			continue
+		}
+		sender, send, receiver, recv := k.Rank(), &m.call, m.call.Peer, &other
+		if m.call.Op == OpRecv {
+			sender, send, receiver, recv = receiver, recv, sender, send
+		}
+		if err := AgreeOnMessage(sender, send, receiver, recv); err != nil {
+			return err
+		}
+	}
+	if waited == nil {
+		return nil
+	}
+	if ctx.Err() != nil && !errors.Is(waited, ErrPeerFailed) {
+		waited = ContextError(ctx) // of the messages, not of what travels with them
+	}
+	if more := len(missing) - mostMissing; more > 0 {
+		missing = append(missing[:mostMissing], fmt.Sprintf("%d more messages", more))
+	}
+	return fmt.Errorf("waiting for the other end of %s: %w", strings.Join(missing, "; "), waited)
+}
