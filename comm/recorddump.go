@@ -88,7 +88,7 @@ type DumpRank struct {
 type DumpMember struct {
 	Rank int       `json:"rank"`
 	Size int       `json:"size"`
-	Sync *DumpSync `json:"sync,omitempty"` // the last one
+	Sync *DumpSync `json:"sync,omitempty"` // that failed, waits longest, or was the last
 }
 
 // DumpSync is a Sync.
@@ -147,7 +147,11 @@ func (r *Recorder) addTo(d *Dump, id int) {
 	for i := r.calls - kept; i < r.calls; i++ {
 		records = append(records, *r.at(i))
 	}
-	first, number, last, sync := r.calls-kept, r.number, r.last, r.waits
+	first, number, last := r.calls-kept, r.number, r.last
+	var sync wait
+	if w := r.waits.shown(); w != nil {
+		sync = *w
+	}
 	r.mu.Unlock()
 
 	ranks := []string{strconv.Itoa(d.Tutti.Rank)}
@@ -162,8 +166,8 @@ func (r *Recorder) addTo(d *Dump, id int) {
 	d.Statuses[strconv.Itoa(id)] = DumpStatus{enqueued, enqueued, strconv.FormatUint(last.collective, 10)}
 
 	member := DumpMember{Rank: r.Rank(), Size: r.WorldSize()}
-	if sync.submitted > 0 {
-		member.Sync = &DumpSync{Created: r.unix(sync.submitted), Completed: r.unix(sync.done), Pending: sync.goroutines > 0,
+	if sync.number > 0 {
+		member.Sync = &DumpSync{Created: r.unix(sync.submitted), Completed: r.unix(sync.done), Pending: sync.pending,
 			Error: errorText(sync.err), Frames: framesOf(&sync.record)}
 	}
 	d.Tutti.Comms[r.name] = member

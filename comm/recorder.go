@@ -46,7 +46,7 @@ type Recorder struct {
 	done   uint64 // the calls before this one have been seen by a Sync
 	number numbers
 	last   numbers // of what was done
-	waits  wait
+	waits  waits
 }
 
 // flight is what a Recorder shares with those split from it.
@@ -74,10 +74,55 @@ type record struct {
 	left      bool // it was not made
 }
 
-// wait is the Sync that began last.
+// wait is a Sync.
 type wait struct {
 	record
-	goroutines int // inside a Sync
+	number  uint64 // of this one
+	pending bool
+}
+
+// waits are the Syncs that goroutines are in, and the one to be shown of those that
+// have ended.
+type waits struct {
+	begun uint64
+	all   []*wait // used again and again
+	ended *wait
+}
+
+// begin returns room for a wait. The Recorder's lock is held, as for the others.
+func (s *waits) begin() *wait {
+	s.begun++
+	i := slices.IndexFunc(s.all, func(w *wait) bool { return !w.pending && w != s.ended })
+	if i < 0 {
+		i, s.all = len(s.all), append(s.all, new(wait))
+	}
+	w := s.all[i]
+	w.number, w.pending = s.begun, true
+	return w
+}
+
+// end notes how a wait ended. What another one's failure ended does not replace that.
+func (s *waits) end(w *wait, done time.Duration, err error) {
+	w.pending, w.done, w.err = false, done, err
+	if refused(err) || s.ended != nil && s.ended.err != nil && errors.Is(err, ErrBroken) {
+		return
+	}
+	s.ended = w
+}
+
+// shown is what a dump shows, nil for nothing: the wait that failed, otherwise the
+// one that takes longest, otherwise the one that ended last.
+func (s *waits) shown() *wait {
+	shown := s.ended
+	if shown != nil && shown.err != nil {
+		return shown
+	}
+	for _, w := range s.all {
+		if w.pending && (shown == nil || !shown.pending || w.number < shown.number) {
+			shown = w
+		}
+	}
+	return shown
 }
 
 // NewRecorder returns a Recorder of the last n calls (at least one) around c,
@@ -274,27 +319,17 @@ func (r *Recorder) together(calls []Call) error {
 func (r *Recorder) Sync(ctx context.Context) error {
 	r.mu.Lock()
 	before := r.calls
-	previous := r.waits
-	r.fill(&r.waits.record, &Call{Op: OpSync})
-	r.waits.goroutines++
-	began := r.waits.submitted
+	w := r.waits.begin()
+	r.fill(&w.record, &Call{Op: OpSync})
 	r.mu.Unlock()
 
 	err := r.Communicator.Sync(ctx)
 	r.mu.Lock()
-	r.waits.goroutines--
 	var done time.Duration
 	if err == nil {
 		done = r.finish(before)
 	}
-	switch goroutines := r.waits.goroutines; {
-	case r.waits.submitted != began: // what began later is shown
-	case refused(err):
-		r.waits = previous // who waits beside this one
-		r.waits.goroutines = goroutines
-	default:
-		r.waits.done, r.waits.err = done, err
-	}
+	r.waits.end(w, done, err)
 	r.mu.Unlock()
 	return r.waited(err)
 }

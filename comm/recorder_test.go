@@ -353,3 +353,50 @@ func TestRecorderShowsTheGoroutineThatWaits(t *testing.T) {
 	assert.NotZero(t, sync.Completed)
 	require.NoFileExists(t, filepath.Join(dir, "tutti-record-0.json"), "nothing failed")
 }
+
+// waiting is a communicator whose Syncs end with what they are told.
+type waiting struct {
+	comm.Communicator
+	entered chan chan error
+}
+
+func (w waiting) Sync(context.Context) error {
+	end := make(chan error)
+	w.entered <- end
+	return <-end
+}
+
+// Of several goroutines that wait, the record shows the one that waits longest, and
+// when one has failed that one, whose failure ends the others.
+func TestRecorderShowsTheRightOneOfSeveralWaits(t *testing.T) {
+	r := comm.NewRecorder(waiting{noop.New(newRuntime(t)), make(chan chan error)}, 8, "")
+	inner := r.Communicator.(waiting)
+	shown := func() comm.DumpSync { return *r.Dump().Tutti.Comms["0"].Sync }
+	begin := func() (end, ended chan error) {
+		ended = make(chan error)
+		go func() { ended <- r.Sync(t.Context()) }()
+		return <-inner.entered, ended
+	}
+	var ends, ended [3]chan error
+	for i := range ends {
+		ends[i], ended[i] = begin()
+	}
+	first := shown()
+	assert.True(t, first.Pending)
+	ends[1] <- nil
+	require.NoError(t, <-ended[1])
+	assert.Equal(t, first, shown(), "the first one still waits")
+	ends[0] <- nil
+	require.NoError(t, <-ended[0])
+	third := shown()
+	assert.True(t, third.Pending)
+	assert.Greater(t, third.Created, first.Created)
+
+	ends[0], ended[0] = begin()
+	ends[0] <- comm.ErrTimeout
+	require.ErrorIs(t, <-ended[0], comm.ErrTimeout)
+	ends[2] <- fmt.Errorf("%w: %w", comm.ErrBroken, comm.ErrTimeout)
+	require.ErrorIs(t, <-ended[2], comm.ErrBroken)
+	assert.Equal(t, "timed out", shown().Error)
+	assert.False(t, shown().Pending)
+}
