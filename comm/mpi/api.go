@@ -3,7 +3,6 @@ package mpi
 import (
 	"fmt"
 	"strings"
-	"sync"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
@@ -80,10 +79,7 @@ type library struct {
 	version string // what MPI_Get_library_version says
 	cuda    bool   // it takes device memory; MPICH can only be asked after Init
 
-	// serial is set when the library provides MPI_THREAD_SERIALIZED only; mu
-	// then keeps its callers apart.
-	serial bool
-	mu     sync.Mutex
+	turn *turn // nil unless the library provides MPI_THREAD_SERIALIZED only
 }
 
 // handles are the library's predefined objects, as it wants them passed.
@@ -97,18 +93,22 @@ type handles struct {
 
 // call calls a function that returns an MPI error code.
 func (l *library) call(f dl.Func, args ...uintptr) int32 {
-	if l.serial {
-		l.mu.Lock()
-		defer l.mu.Unlock()
+	if t := l.turn; t != nil {
+		if !t.take() {
+			return leftBehind
+		}
+		defer t.give()
 	}
 	return f.Int(args...)
 }
 
 // run makes calls of functions that return an MPI error code.
 func (l *library) run(calls *dl.Sequence) (done int, code int32) {
-	if l.serial {
-		l.mu.Lock()
-		defer l.mu.Unlock()
+	if t := l.turn; t != nil {
+		if !t.take() {
+			return 0, leftBehind
+		}
+		defer t.give()
 	}
 	return calls.Run()
 }
@@ -143,6 +143,10 @@ func (l *library) error(f dl.Func, code int32) *callError {
 	out := newCells()
 	defer out.free()
 	e := &callError{function: f.Name(), code: code, class: code}
+	if code == leftBehind {
+		e.text = "the library allows one call at a time, and one was left behind when its context ended"
+		return e
+	}
 	if l.call(l.ErrorClass, uintptr(code), out.at(0)) == success {
 		e.class = out.int32(0)
 	}

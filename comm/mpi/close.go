@@ -11,9 +11,9 @@ import (
 // closeTimeout bounds how long Close waits for pending operations.
 const closeTimeout = 5 * time.Second
 
-// close waits for pending operations and leaves. It returns why operations are
-// left pending, also if that was found before.
-func (e *endpoint) close() error {
+// close waits for pending operations, no longer than ctx and closeTimeout, and
+// leaves. It returns why operations are left pending, also if that was found before.
+func (e *endpoint) close(ctx context.Context) error {
 	e.mu.Lock()
 	closed, broken := e.closed, e.broken
 	e.closed = true
@@ -23,7 +23,7 @@ func (e *endpoint) close() error {
 	}
 	e.state.forget(e)
 	if broken == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 		defer cancel()
 		broken = e.wait(ctx, "close", true)
 	}
@@ -39,7 +39,7 @@ func (e *endpoint) close() error {
 	e.tellAll(note{kind: farewell})
 	e.leaving.Store(true)
 	e.mu.Unlock()
-	e.state.progress.seeOff()
+	e.state.progress.seeOff(ctx)
 	e.state.progress.notify() // later farewells are its to read
 	return nil
 }
@@ -91,7 +91,7 @@ func (e *endpoint) end(cause error) error {
 	var errs []error
 	for _, d := range append(e.state.descendants(e), e) {
 		if cause == nil {
-			errs = append(errs, d.close())
+			errs = append(errs, d.close(context.Background()))
 			continue
 		}
 		d.mu.Lock()
@@ -108,8 +108,9 @@ func (e *endpoint) end(cause error) error {
 
 // release frees the memory and the MPI communicators of one that has departed. The
 // standard calls MPI_Comm_free collective, but has it implemented locally; a
-// library that waits for the others is not waited for. The caller holds no lock.
-func (e *endpoint) release() {
+// library that waits for the others is waited for no longer than ctx and closeTimeout.
+// The caller holds no lock.
+func (e *endpoint) release(ctx context.Context) {
 	e.table.release()
 	e.scratch.release()
 	e.heads.release()
@@ -119,6 +120,8 @@ func (e *endpoint) release() {
 	for _, o := range e.free {
 		_ = host.Deallocate(o.vectors)
 	}
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
 	done := make(chan error, 1)
 	go func() {
 		var err error
@@ -132,7 +135,7 @@ func (e *endpoint) release() {
 		if err != nil {
 			slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
 		}
-	case <-time.After(closeTimeout):
+	case <-ctx.Done():
 		slog.Warn("mpi: MPI_Comm_free did not come back", "rank", e.rank)
 	}
 }

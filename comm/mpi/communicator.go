@@ -1,6 +1,8 @@
 package mpi
 
 import (
+	"context"
+
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -29,7 +31,7 @@ func newCommunicator(e *endpoint) *communicator {
 // waits for its operations and makes it unusable, but leaves MPI_Finalize to
 // [Finalize].
 func (c *communicator) Close() error {
-	_ = c.e.close()
+	_ = c.e.close(context.Background())
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 func TestDisagreement(t *testing.T) {
@@ -41,14 +42,20 @@ func TestGivingUp(t *testing.T) {
 	})
 }
 
-// TestFailedSplit lets one rank fail where MPI does not tell the others.
+// TestFailedSplit lets one rank fail in the steps of a Split where MPI does not tell
+// the others, under a library of either thread level.
 func TestFailedSplit(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
-		out, err := l.run(t, job{ranks: 3, test: "TestRankFailedSplit"})
-		var exit *exec.ExitError
-		require.ErrorAs(t, err, &exit, "%s", out)
-		require.Equal(t, 9, exit.ExitCode(), "%s", out)
-	})
+	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankSplitGivenUp", "TestRankAbandonedSplit",
+		"TestRankSerializedSplit", "TestRankFinalizeInTime"} {
+		t.Run(test, func(t *testing.T) {
+			forEachMPI(t, func(t *testing.T, l launcher) {
+				out, err := l.run(t, job{ranks: 3, test: test})
+				var exit *exec.ExitError
+				require.ErrorAs(t, err, &exit, "%s", out)
+				require.Equal(t, 9, exit.ExitCode(), "%s", out)
+			})
+		})
+	}
 }
 
 func TestLateRanks(t *testing.T) {
@@ -270,6 +277,160 @@ func TestRankFailedSplit(t *testing.T) {
 	require.NoError(t, c.Close())
 	require.NoError(t, world.Barrier(ctx), "what it was split from goes on")
 	assert.ErrorIs(t, mpi.Finalize(ctx), comm.ErrBroken)
+	if !t.Failed() {
+		os.Exit(9)
+	}
+}
+
+// broken ends the process of a rank whose Finalize leaves MPI_Finalize out, as a
+// program does.
+func broken(t *testing.T, ctx context.Context) {
+	assert.ErrorIs(t, mpi.Finalize(ctx), comm.ErrBroken)
+	if !t.Failed() {
+		os.Exit(9)
+	}
+}
+
+// splitWorld returns a communicator to be broken, of the ranks of the world.
+func splitWorld(t *testing.T) (ctx context.Context, world, c comm.Communicator) {
+	onlyChild(t)
+	world, err := mpi.Init()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	c, err = world.Split(ctx, 0, 0)
+	require.NoError(t, err)
+	return ctx, world, c
+}
+
+// TestRankSkippedSplit fails before MPI_Comm_split, where the others wait already.
+func TestRankSkippedSplit(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	if c.Rank() == 1 {
+		mpi.SkipSplit(c)
+	}
+	_, err := c.Split(ctx, 0, 0)
+	if c.Rank() == 1 {
+		assert.ErrorContains(t, err, "mpi: split on rank 1: MPI_Comm_set_errhandler")
+	} else {
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		assert.ErrorContains(t, err, "rank 1 gave up: split: MPI_Comm_set_errhandler")
+	}
+	require.NoError(t, ctx.Err(), "nobody waits for a deadline")
+	assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
+	require.NoError(t, c.Close())
+	require.NoError(t, world.Barrier(ctx), "what it was split from goes on")
+	broken(t, ctx)
+}
+
+// inSplit is a context that tells when a Split waits for MPI_Comm_split, and can end
+// after that.
+type inSplit struct {
+	context.Context
+	enter func()
+	ended error
+}
+
+func (s *inSplit) Done() <-chan struct{} {
+	s.enter()
+	return nil
+}
+
+func (s *inSplit) Err() error { return s.ended }
+
+// TestRankSplitGivenUp lets rank 1 give up between MPI_Comm_split and the end of the
+// barrier behind it, to which rank 2 comes late.
+func TestRankSplitGivenUp(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	from := &inSplit{Context: ctx, enter: func() {}}
+	switch c.Rank() {
+	case 1:
+		from.enter = func() { from.ended = context.Canceled }
+	case 2:
+		from.enter = func() { time.Sleep(300 * time.Millisecond) }
+	}
+	_, err := c.Split(from, 0, 0)
+	if c.Rank() == 1 {
+		assert.ErrorIs(t, err, comm.ErrCanceled)
+	} else {
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		assert.ErrorContains(t, err, "rank 1 gave up: split: canceled")
+	}
+	assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
+	require.NoError(t, c.Close())
+	require.NoError(t, world.Barrier(ctx), "what it was split from goes on")
+	broken(t, ctx)
+}
+
+// TestRankAbandonedSplit has a communicator that rank 1 does not have.
+func TestRankAbandonedSplit(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	if c.Rank() == 1 {
+		mpi.Abandon(c, comm.ErrTimeout)
+	} else {
+		err := c.Barrier(ctx)
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		assert.ErrorContains(t, err, "rank 1 gave up: split: timed out")
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, world.Barrier(ctx), "what it was split from goes on")
+	if assert.NoError(t, mpi.Finalize(ctx)); !t.Failed() {
+		os.Exit(9)
+	}
+}
+
+// TestRankSerializedSplit lets rank 1 fail before MPI_Comm_split, where the others
+// cannot be told: their contexts end the call.
+func TestRankSerializedSplit(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	mpi.Serialize(c)
+	rt := cpu.New()
+	buf, err := rt.Allocate(8)
+	require.NoError(t, err)
+	require.NoError(t, world.AllReduce(buf, buf, 1, dtype.I64, comm.Sum))
+	require.NoError(t, world.Barrier(ctx))
+	whole, err := c.Split(ctx, 0, 0)
+	require.NoError(t, err)
+	require.NoError(t, whole.Barrier(ctx))
+	if c.Rank() == 1 {
+		mpi.SkipSplit(c)
+		_, err = c.Split(ctx, 0, 0)
+		assert.ErrorContains(t, err, "MPI_Comm_set_errhandler")
+	} else {
+		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		_, err = c.Split(short, 0, 0)
+		assert.ErrorIs(t, err, comm.ErrTimeout)
+		assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
+		err = whole.Barrier(ctx)
+		assert.ErrorContains(t, err, "one call at a time, and one was left behind")
+	}
+	require.NoError(t, ctx.Err(), "nobody waits for a deadline of its own")
+	broken(t, ctx)
+}
+
+// TestRankFinalizeInTime finalizes with something pending on several communicators:
+// for all of them together it waits no longer than its context.
+func TestRankFinalizeInTime(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	rt := cpu.New()
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	comms := []comm.Communicator{world, c}
+	for range 3 {
+		one, err := world.Split(ctx, 0, 0)
+		require.NoError(t, err)
+		comms = append(comms, one)
+	}
+	for i, one := range comms { // which nobody sends
+		require.NoError(t, one.Recv(buf+uintptr(8*i), 1, dtype.F32, (one.Rank()+1)%3, 1))
+	}
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	err = mpi.Finalize(short)
+	assert.ErrorIs(t, err, comm.ErrBroken)
+	assert.Less(t, time.Since(began), 4*time.Second, "5 s for one of them would be")
 	if !t.Failed() {
 		os.Exit(9)
 	}

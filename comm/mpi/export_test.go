@@ -8,5 +8,18 @@ func SpoilSplit(c comm.Communicator) { c.(*communicator).e.lib.handles.errorsRet
 // Shares reports whether collectives of c go over memory that its ranks share.
 func Shares(c comm.Communicator) bool { return c.(*communicator).e.board.memory != nil }
 
+// SkipSplit makes every Split of this rank fail instead of calling MPI_Comm_split,
+// where the others wait.
+func SkipSplit(c comm.Communicator) {
+	lib := c.(*communicator).e.lib
+	lib.CommSplit, lib.handles.errorsReturn = lib.CommSetErrhandler, 0
+}
+
+// Serialize goes on as if the library provided MPI_THREAD_SERIALIZED only.
+func Serialize(c comm.Communicator) { c.(*communicator).e.lib.turn = newTurn() }
+
+// Abandon does what a rank does with what a Split made that failed afterwards.
+func Abandon(c comm.Communicator, cause error) { c.(*communicator).e.abandon(cause) }
+
 // InFlight returns the number of operations of c that are not done.
 func InFlight(c comm.Communicator) int { return int(c.(*communicator).e.inFlight.Load()) }

@@ -300,7 +300,7 @@ func (s *state) initialize() error {
 		s.threads = "MPI_THREAD_MULTIPLE"
 	case level >= lib.abi.threadSerialized:
 		s.threads = "MPI_THREAD_SERIALIZED"
-		lib.serial = true
+		lib.turn = newTurn()
 	default:
 		return fmt.Errorf("%w: %s provides thread level %d, less than MPI_THREAD_SERIALIZED (%d)",
 			comm.ErrUnavailable, firstLine(lib.version), level, lib.abi.threadSerialized)
@@ -330,9 +330,9 @@ func (s *state) finalize(ctx context.Context) error {
 	s.mu.Lock()
 	splits := slices.Clone(s.splits)
 	s.mu.Unlock()
-	broken := s.world.e.close()
+	broken := s.world.e.close(ctx)
 	for _, e := range splits {
-		if err := e.close(); broken == nil {
+		if err := e.close(ctx); broken == nil {
 			broken = err
 		}
 	}
@@ -342,7 +342,9 @@ func (s *state) finalize(ctx context.Context) error {
 	if broken == nil && !s.progress.awaitDeparture(ctx) {
 		broken = fmt.Errorf("not all ranks have closed their communicators: %w", comm.ContextError(ctx))
 	}
-	s.progress.close()
+	if !s.progress.close(ctx) && broken == nil {
+		broken = fmt.Errorf("MPI_Comm_free has not come back: %w", comm.ContextError(ctx))
+	}
 	if !s.ours {
 		return broken
 	}

@@ -68,10 +68,20 @@ func (p *progress) remove(e *endpoint) {
 	}
 }
 
-// close ends the goroutine and waits for it.
-func (p *progress) close() {
+// close ends the goroutine, and reports whether it has ended before ctx.
+func (p *progress) close(ctx context.Context) bool {
 	close(p.stop)
-	<-p.done
+	select {
+	case <-p.done:
+		return true
+	default:
+	}
+	select {
+	case <-p.done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (p *progress) run() {
@@ -122,7 +132,7 @@ func (p *progress) run() {
 // one of them has operations pending, and whether one waits for farewells.
 func (p *progress) look() (pending, leaving bool) {
 	pending = p.moveOn()
-	return pending, p.seeOff()
+	return pending, p.seeOff(context.Background())
 }
 
 func (p *progress) moveOn() (pending bool) {
@@ -154,7 +164,7 @@ func (p *progress) moveOn() (pending bool) {
 
 // seeOff lets go of the endpoints whose other ranks have left as well, frees what
 // they hold, and reports whether others still wait for that.
-func (p *progress) seeOff() (leaving bool) {
+func (p *progress) seeOff(ctx context.Context) (leaving bool) {
 	var departed []*endpoint
 	p.mu.Lock()
 	p.endpoints = slices.DeleteFunc(p.endpoints, func(e *endpoint) bool {
@@ -167,7 +177,7 @@ func (p *progress) seeOff() (leaving bool) {
 	})
 	p.mu.Unlock()
 	for _, e := range departed {
-		e.release()
+		e.release(ctx)
 	}
 	return leaving
 }
@@ -176,7 +186,7 @@ func (p *progress) seeOff() (leaving bool) {
 // and reports whether that came before ctx ended.
 func (p *progress) awaitDeparture(ctx context.Context) bool {
 	for pace := (pause{}); ; pace.next() {
-		leaving := p.seeOff()
+		leaving := p.seeOff(ctx)
 		if !leaving || ctx.Err() != nil {
 			return !leaving
 		}

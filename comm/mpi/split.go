@@ -88,15 +88,17 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	if err == nil {
 		return child, nil
 	} else if child != nil {
-		child.abandon() // and do not free it, as not all ranks have it
+		child.abandon(err)
 	}
 	e.state.failed.CompareAndSwap(nil, &err)
 	return nil, err
 }
 
-// abandon closes an endpoint that nobody has used.
-func (e *endpoint) abandon() {
+// abandon closes an endpoint that nobody here has used. It is not freed, as not all
+// ranks may have it, and those that do are told.
+func (e *endpoint) abandon(cause error) {
 	e.mu.Lock()
+	_ = e.fail(comm.OpSplit.String(), cause)
 	e.closed = true
 	e.mu.Unlock()
 	e.state.forget(e)
@@ -108,18 +110,36 @@ const noteTick = 10 * time.Millisecond
 
 // await waits for a call that MPI does in another goroutine, until ctx ends or a
 // note tells that another rank has given up.
+//
+// A library that allows one call at a time cannot be asked for notes meanwhile, nor
+// for anything else when ctx has ended: no communicator can be used any more.
 func (e *endpoint) await(ctx context.Context, done <-chan error) error {
-	tick := time.NewTicker(noteTick)
-	defer tick.Stop()
+	var look <-chan time.Time
+	if e.lib.turn == nil {
+		tick := time.NewTicker(noteTick)
+		defer tick.Stop()
+		look = tick.C
+	}
 	for {
 		select {
 		case err := <-done:
 			return err
 		case <-ctx.Done():
+			select {
+			case err := <-done: // just now
+				return err
+			default:
+			}
+			if e.lib.turn != nil {
+				e.lib.turn.leave()
+			}
 			return comm.ContextError(ctx)
-		case <-tick.C:
+		case <-look:
 			e.mu.Lock()
-			err := e.attend()
+			err := e.broken // if the progress goroutine has heard of it
+			if err == nil {
+				err = e.attend()
+			}
 			e.mu.Unlock()
 			if err != nil {
 				return err
