@@ -99,11 +99,13 @@ var Table = []Fault{
 			}
 			return p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
 		},
-		Cells: gpu(map[string]Cell{
+		Cells: map[string]Cell{
 			"local": {Others: gaveUp, Self: ok, Note: "names the call, its number and who has not made it"},
 			"mpi":   {Others: gaveUp, Self: ok, Note: "names the call, its number and who has sent nothing"},
 			Checked: {Others: gaveUp, Self: ok, Note: "after 30 s, or what `CheckTimeout` says"},
-		}, Cell{Others: late(comm.ErrTimeout), Self: ok, Note: "names the call and its number"})},
+			"nccl":  {Others: late(comm.ErrTimeout), Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
+			"p2p":   {Others: late(comm.ErrTimeout), Self: ok, Note: "names the call and its number"},
+		}},
 	{Name: "late", What: "it makes the call when the others have given up",
 		play: func(p *player) error {
 			if p.odd {

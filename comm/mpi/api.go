@@ -106,6 +106,7 @@ func (l *library) call(f dl.Func, args ...uintptr) int32 {
 func (l *library) run(calls *dl.Sequence) (done int, code int32) {
 	if t := l.turn; t != nil {
 		if !t.take() {
+			calls.Drop()
 			return 0, leftBehind
 		}
 		defer t.give()

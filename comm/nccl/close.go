@@ -21,6 +21,9 @@ func (c *Comm) Close() (err error) {
 
 func (c *Comm) close() error {
 	c.leakAlarm.Stop()
+	if c.reporter != nil {
+		c.reporter.remove(c.submitted, "closed its communicator")
+	}
 	if c.parent != nil {
 		c.parent.children.remove(c)
 	}
@@ -102,6 +105,9 @@ func (c *Comm) End(cause error) error {
 
 // leaked is called when the garbage collector finds a communicator that was
 // never closed. What it holds of the GPU is lost.
-func leaked(name string) {
+func leaked(name string, r *reporter, s *submissions) {
+	if r != nil {
+		r.remove(s, "lost its communicator without closing it")
+	}
 	slog.Error("nccl: a communicator was never closed", "communicator", name)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	goruntime "runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -47,11 +48,12 @@ type Comm struct {
 
 	mu        sync.Mutex // NCCL allows one call at a time on a communicator
 	plan      plan       // the submission that is being made
-	submitted submissions
+	submitted *submissions
 	windows   windows
 
 	state
 	parent    *Comm // nil if it was not made out of another
+	splits    atomic.Int64
 	children  children
 	leakAlarm goruntime.Cleanup
 }
@@ -71,7 +73,7 @@ var (
 // newComm completes a communicator around its control communicator, which it
 // takes over.
 func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr, o options) (*Comm, error) {
-	c := &Comm{lib: lib, rt: rt, options: o}
+	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.control.native = &native{lib: lib, rt: rt, handle: handle}
 	c.check = comm.Check{
@@ -80,12 +82,17 @@ func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr
 		WorldSize: int(int32(lib.out(func(p uintptr) { lib.sym.Count.Call(handle, p) }))),
 		Supports:  c.supports,
 	}
+	c.submitted.rank, c.submitted.size = c.check.Rank, c.check.WorldSize
 	c.calls = comm.NewCalls(&c.check, door{c})
-	c.leakAlarm = goruntime.AddCleanup(c, leaked, fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()))
+	name, reporter, submitted := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.reporter, c.submitted
+	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, reporter, submitted) }, name)
 	if err := c.init(ctx); err != nil {
 		return nil, errors.Join(c.explain("init", err), c.Close())
 	}
-	c.submitted = submissions{} // what users submit counts
+	c.submitted.forget() // what users submit counts
+	if c.reporter != nil {
+		c.reporter.add(c.submitted)
+	}
 	return c, nil
 }
 

@@ -79,6 +79,7 @@ func (s *state) untilClosed(ctx context.Context) (context.Context, context.Cance
 func (c *Comm) breakDown(cause error) error {
 	f := &failure{cause: cause, drained: make(chan struct{})}
 	if c.failure.CompareAndSwap(nil, f) {
+		c.submitted.broke(cause)
 		c.abort()
 		f.stuck = !c.drain()
 		close(f.drained)

@@ -83,6 +83,9 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	err = c.Sync(wait)
 	t.Logf("after %v: %v", time.Since(began).Round(time.Millisecond), err)
 	require.True(t, errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed), "%v", err)
+	if errors.Is(err, comm.ErrTimeout) {
+		require.ErrorContains(t, err, fmt.Sprintf("rank %d is gone, and had reported", victim))
+	}
 	require.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrBroken)
 	if way == symmetric {
 		require.ErrorContains(t, err, "restart the process")

@@ -2,7 +2,11 @@ package nccl
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"os"
 	goruntime "runtime"
 
 	"github.com/tutti-go/tutti/comm"
@@ -16,52 +20,82 @@ import (
 // uniqueID is an ncclUniqueId: what the ranks of a new communicator share.
 type uniqueID [128]byte
 
-// shareID broadcasts rank 0's id over base and counts the ranks that failed.
-func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, id uniqueID, failed bool) (uniqueID, int, error) {
+// What shareID shares, in bytes: the id and the invitation to the reports, their
+// length, an int32 for how many ranks failed, and two int64 that tell whether all are
+// on one host.
+const (
+	lengthAt   = len(uniqueID{}) + maxInvitation
+	failedAt   = lengthAt + 4
+	hostAt     = lengthAt + 8
+	sharedSize = hostAt + 16
+)
+
+// shareID counts the ranks that failed, and broadcasts what rank 0 has to share, an id
+// first, over base. own is asked there, when it is known whether all are on one host.
+func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, failed bool, own func(oneHost bool) []byte) ([]byte, int, error) {
 	mem := memory(base, rt)
-	const flag = len(id) // an int32 behind the id
-	buf, err := mem.Allocate(flag + dtype.I32.Size())
+	buf, err := mem.Allocate(sharedSize)
 	if err != nil {
-		return id, 0, err
+		return nil, 0, err
 	}
-	id, count, err := exchangeID(ctx, base, mem, buf, id, failed)
+	shared, count, err := exchangeID(ctx, base, mem, buf, failed, own)
 	if err != nil {
-		return id, 0, err // base may still write to buf: it is not given back
+		return nil, 0, err // base may still write to buf: it is not given back
 	}
 	err = mem.Deallocate(buf)
 	if host, ok := mem.(*cpu.Runtime); ok {
 		err = errors.Join(err, host.Close())
 	}
-	return id, count, err
+	return shared, count, err
 }
 
 // exchangeID is shareID on given memory.
-func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, id uniqueID, failed bool) (uniqueID, int, error) {
-	const flag = len(id)
-	message := append(id[:], 0, 0, 0, 0)
+func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, failed bool, own func(oneHost bool) []byte) ([]byte, int, error) {
+	message := make([]byte, sharedSize)
 	if failed {
-		message[flag] = 1
+		message[failedAt] = 1
 	}
-	if err := mem.CopyIn(buf, message); err != nil {
-		return id, 0, err
+	host := hostNumber()
+	binary.LittleEndian.PutUint64(message[hostAt:], uint64(host))
+	binary.LittleEndian.PutUint64(message[hostAt+8:], uint64(-host))
+	move := func(call ...comm.Call) error {
+		if err := errors.Join(mem.CopyIn(buf, message), mem.Synchronize(ctx)); err != nil {
+			return err
+		}
+		for _, x := range call {
+			if err := x.Make(base); err != nil {
+				return err
+			}
+		}
+		if err := base.Sync(ctx); err != nil {
+			return err
+		}
+		return mem.CopyOut(message, buf)
 	}
-	if err := mem.Synchronize(ctx); err != nil {
-		return id, 0, err
+	at := func(offset int) uintptr { return buf + uintptr(offset) }
+	if err := move(comm.AllReduceCall(at(failedAt), at(failedAt), 1, dtype.I32, comm.Sum),
+		comm.AllReduceCall(at(hostAt), at(hostAt), 2, dtype.I64, comm.Max)); err != nil {
+		return nil, 0, err
 	}
-	if err := base.AllReduce(buf+uintptr(flag), buf+uintptr(flag), 1, dtype.I32, comm.Sum); err != nil {
-		return id, 0, err
+	if base.Rank() == 0 {
+		highest, lowest := binary.LittleEndian.Uint64(message[hostAt:]), -binary.LittleEndian.Uint64(message[hostAt+8:])
+		binary.LittleEndian.PutUint32(message[lengthAt:], uint32(copy(message[:lengthAt], own(highest == lowest))))
 	}
-	if err := base.Broadcast(buf, len(id), dtype.U8, 0); err != nil {
-		return id, 0, err
+	if err := move(comm.BroadcastCall(buf, failedAt, dtype.U8, 0)); err != nil {
+		return nil, 0, err
 	}
-	if err := base.Sync(ctx); err != nil {
-		return id, 0, err
-	}
-	if err := mem.CopyOut(message, buf); err != nil {
-		return id, 0, err
-	}
-	copy(id[:], message)
-	return id, int(message[flag]) | int(message[flag+1])<<8, nil
+	length := min(int(binary.LittleEndian.Uint32(message[lengthAt:])), lengthAt)
+	return message[:max(length, len(uniqueID{}))], int(binary.LittleEndian.Uint16(message[failedAt:])), nil
+}
+
+// hostNumber is the same in all processes of a host that share its network, and, but
+// for a freak, no other host's.
+func hostNumber() int64 {
+	name, _ := os.Hostname()
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	network, _ := os.Readlink("/proc/self/ns/net")
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s", name, boot, network))
+	return int64(binary.LittleEndian.Uint64(sum[:]) >> 1)
 }
 
 // newID asks NCCL for a unique id.

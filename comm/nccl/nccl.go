@@ -32,6 +32,8 @@ type Option func(*options)
 type options struct {
 	minCTAs, maxCTAs int
 	oneProcess       bool // all ranks are goroutines of this process
+	name             string
+	reporter         *reporter // nil if ranks cannot tell each other what they do
 }
 
 // WithCTAs bounds the number of thread blocks (CTAs) that a collective may
@@ -66,13 +68,14 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	comms := make([]*Comm, len(runtimes))
+	reports := new(comm.LocalReports)
 	var first error
 	var once sync.Once
 	var wg sync.WaitGroup
 	for rank, rt := range runtimes {
 		wg.Go(func() {
 			o := collect(opts)
-			o.oneProcess = true
+			o.oneProcess, o.reporter = true, &reporter{Reports: reports, close: noClose}
 			c, err := lib.join(ctx, rt, id, rank, len(runtimes), o)
 			if err != nil {
 				once.Do(func() { first = err })
@@ -107,17 +110,31 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	if err == nil && base.Rank() == 0 {
 		id, err = lib.newID()
 	}
+	var kept *rendezvous.ReportKeeper
 	// A rank without NCCL still takes part, so that the others hear of it.
-	id, failed, shareErr := shareID(ctx, base, rt, id, err != nil)
+	shared, failed, shareErr := shareID(ctx, base, rt, err != nil, func(oneHost bool) (own []byte) {
+		if base.WorldSize() > 1 {
+			kept, own = keepReports(oneHost)
+		}
+		return append(id[:], own...)
+	})
 	switch {
 	case err != nil:
-		return nil, err
 	case shareErr != nil:
-		return nil, fmt.Errorf("nccl: sharing the unique id: %w", shareErr)
+		err = fmt.Errorf("nccl: sharing the unique id: %w", shareErr)
 	case failed > 0:
-		return nil, fmt.Errorf("nccl: %w: %d of %d ranks cannot use NCCL", comm.ErrPeerFailed, failed, base.WorldSize())
+		err = fmt.Errorf("nccl: %w: %d of %d ranks cannot use NCCL", comm.ErrPeerFailed, failed, base.WorldSize())
 	}
-	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), collect(opts))
+	if err != nil {
+		if kept != nil {
+			err = errors.Join(err, kept.Close())
+		}
+		return nil, err
+	}
+	copy(id[:], shared)
+	o := collect(opts)
+	o.reporter = sharedReports(kept, shared[len(id):], base.Rank(), base.WorldSize())
+	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), o)
 }
 
 // join makes rank's communicator; all ranks call it with the same id.
@@ -128,9 +145,16 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	})
 	goruntime.KeepAlive(cfg)
 	if err != nil {
+		if o.reporter != nil {
+			_ = o.reporter.close()
+		}
 		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: err}
 	}
-	return newComm(ctx, l, rt, control, o)
+	c, err := newComm(ctx, l, rt, control, o)
+	if err != nil && o.reporter != nil {
+		_ = o.reporter.close()
+	}
+	return c, err
 }
 
 // FromEnv makes a communicator of the processes that a launcher started
@@ -151,20 +175,32 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 	var id uniqueID
 	var own []byte // nothing, if rank 0 cannot make an id: so the others hear of it
 	var failed error
+	var kept *rendezvous.ReportKeeper
 	if job.Rank == 0 {
 		if id, failed = lib.newID(); failed == nil {
 			own = id[:]
+		}
+		if failed == nil && job.WorldSize > 1 {
+			var invitation []byte
+			kept, invitation = keepReports(job.OneHost())
+			own = append(own, invitation...)
 		}
 	}
 	payload, err := job.Broadcast(ctx, own)
 	switch {
 	case failed != nil:
-		return nil, failed
-	case err != nil:
+		err = failed
+	case err == nil && len(payload) < len(id):
+		err = fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(payload))
+	}
+	if err != nil {
+		if kept != nil {
+			err = errors.Join(err, kept.Close())
+		}
 		return nil, err
-	case len(payload) != len(id):
-		return nil, fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(payload))
 	}
 	copy(id[:], payload)
-	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, collect(opts))
+	o := collect(opts)
+	o.reporter = sharedReports(kept, payload[len(id):], job.Rank, job.WorldSize)
+	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, o)
 }

@@ -26,7 +26,10 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
 		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
-	return c.derive(ctx, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
+	c.submitted.add(comm.OpSplit, &comm.Call{})
+	c.submitted.begin()
+	defer c.submitted.end(0)
+	return c.derive(ctx, fmt.Sprintf("%d.%d", c.splits.Add(1), color), c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
 }
@@ -55,7 +58,7 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	}
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks) // NCCL counts the entries
-	child, err := c.derive(ctx, c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
+	child, err := c.derive(ctx, fmt.Sprintf("without %v", ranks), c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Shrink.Call(c.control.handle, hostmem.Addr(ranks), uintptr(len(ranks)), cell, cfg, shrinkAbort)
 	})
 	goruntime.KeepAlive(ranks)
@@ -66,16 +69,22 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 // parent that saw an error.
 const shrinkAbort = 1
 
-// derive makes a communicator out of this one.
-func (c *Comm) derive(ctx context.Context, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
+// derive makes a communicator out of this one. The name is the same on all its ranks,
+// and no other's.
+func (c *Comm) derive(ctx context.Context, name string, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
 	handle, err := c.fromControl(ctx, false, fn, call)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = c.withOthers(err)
+		}
 		return nil, c.breakDown(err)
 	}
 	if handle == 0 {
 		return nil, nil
 	}
-	child, err := newComm(ctx, c.lib, c.rt, handle, c.options)
+	o := c.options
+	o.name = fmt.Sprintf("%s/%s", c.name, name)
+	child, err := newComm(ctx, c.lib, c.rt, handle, o)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package nccl
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 )
@@ -10,23 +11,46 @@ import (
 // in vain was for. Calls run in order, so it is for one of those that no wait has
 // seen done, and normally for the first.
 type submissions struct {
+	group      string // the communicator's name, the same on all its ranks
+	rank, size int
+
+	mu      sync.Mutex
 	calls   uint64                // submitted so far
 	settled uint64                // done, as far as waits have told
+	waiters int                   // goroutines that wait
+	ended   string                // how it broke
 	recent  [remembered]comm.Call // the last ones, without addresses and lists
+	told    string                // what the other ranks were told last
 }
 
 // remembered is how many calls a timeout can name.
 const remembered = 64
 
-// add records a call. The caller holds the communicator's lock, as for the others.
+// add records a call.
 func (s *submissions) add(op comm.Op, x *comm.Call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	k := &s.recent[s.calls%remembered]
 	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
 	s.calls++
 }
 
+// forget begins anew: what came before was not the user's.
+func (s *submissions) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls, s.settled = 0, 0
+}
+
 // waitsFor describes what has not been seen done.
 func (s *submissions) waitsFor() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open()
+}
+
+// open is waitsFor with the lock held.
+func (s *submissions) open() string {
 	open := s.calls - s.settled
 	if open == 0 {
 		return "nothing"
@@ -44,23 +68,64 @@ func (s *submissions) waitsFor() string {
 	return text
 }
 
-// began returns how many calls a wait is for.
-func (c *Comm) began() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.submitted.calls
+// tell reports what the communicator does, if that is new.
+func (s *submissions) tell(to comm.Reports) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var text string
+	switch last := s.calls - 1; {
+	case s.ended != "":
+		text = "gave up: " + s.ended
+	case s.waiters > 0:
+		text = "waits for " + s.open()
+	case s.calls == 0:
+		text = "has called nothing"
+	default:
+		text = fmt.Sprintf("called %v (operation %d) last", s.recent[last%remembered], last)
+		if s.settled == s.calls {
+			text += ", which is done"
+		}
+	}
+	if text != s.told {
+		s.told = text
+		to.Report(s.group, s.rank, text)
+	}
 }
 
-// settle notes that a wait has seen that many calls done.
-func (c *Comm) settle(calls uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.submitted.settled = max(c.submitted.settled, calls)
+// begin returns how many calls a wait is for that begins.
+func (s *submissions) begin() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiters++
+	return s.calls
+}
+
+// end notes that a wait has ended, which has seen that many calls done.
+func (s *submissions) end(done uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiters--
+	s.settled = max(s.settled, done)
+}
+
+// broke notes how the communicator broke.
+func (s *submissions) broke(cause error) {
+	const longest = 200
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = cause.Error()
+	s.ended = s.ended[:min(len(s.ended), longest)]
 }
 
 // stalled is the error of a wait that ended with cause.
 func (c *Comm) stalled(cause error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return fmt.Errorf("%w, waiting for %s", cause, c.submitted.waitsFor())
+	return c.withOthers(fmt.Errorf("%w, waiting for %s", cause, c.submitted.waitsFor()))
+}
+
+// withOthers adds what the other ranks have reported.
+func (c *Comm) withOthers(err error) error {
+	if c.reporter == nil || c.WorldSize() == 1 {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, c.reporter.others(c.submitted))
 }

@@ -19,7 +19,9 @@ func (c *Comm) sync(ctx context.Context) error {
 	if err := c.usable(); err != nil {
 		return err
 	}
-	calls, looks := c.began(), 0
+	var done uint64
+	calls, looks := c.submitted.begin(), 0
+	defer func() { c.submitted.end(done) }()
 	err := poll.Until(ctx, func() (bool, error) {
 		if looks%asyncErrorEvery == 0 {
 			if err := c.asyncError(); err != nil {
@@ -34,7 +36,7 @@ func (c *Comm) sync(ctx context.Context) error {
 		// The stream is also done if another goroutine gave up and aborted.
 		err := c.sound()
 		if err == nil {
-			c.settle(calls)
+			done = calls
 		}
 		return err
 	case ctx.Err() != nil:

@@ -265,3 +265,10 @@ func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
+
+// OneHost reports whether the ranks reach rank 0 at a loopback address, so that all of
+// them are on one host.
+func (j Job) OneHost() bool {
+	host, _, err := net.SplitHostPort(j.Address)
+	return err == nil && isLoopback(host)
+}

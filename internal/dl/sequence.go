@@ -54,3 +54,6 @@ func (s *Sequence) Run() (done int, code int32) {
 	code = callEach(s)
 	return n - int(s.left), code
 }
+
+// Drop empties the sequence without making the calls.
+func (s *Sequence) Drop() { s.n = 0 }

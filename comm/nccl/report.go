@@ -1,0 +1,152 @@
+package nccl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+)
+
+// reporter tells the other ranks what the communicators of this one do, those that
+// were made out of one another, and what these have told. It looks now and then, so
+// that calls cost nothing.
+type reporter struct {
+	comm.Reports
+	close func() error
+
+	mu   sync.Mutex
+	open []*submissions
+	stop chan struct{} // nil as long as none is open
+}
+
+// reportEvery is how often a rank looks whether it has something new to tell.
+const reportEvery = 100 * time.Millisecond
+
+// answerTimeout bounds how long a rank that waited in vain asks what the others do.
+const answerTimeout = 500 * time.Millisecond
+
+func noClose() error { return nil }
+
+// add has a communicator's state reported from now on.
+func (r *reporter) add(s *submissions) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open = append(r.open, s)
+	if r.stop == nil {
+		r.stop = make(chan struct{})
+		go r.run(r.stop)
+	}
+	s.tell(r.Reports)
+}
+
+// remove ends that.
+func (r *reporter) remove(s *submissions, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := slices.Index(r.open, s)
+	if i < 0 {
+		return
+	}
+	r.open = slices.Delete(r.open, i, i+1)
+	r.Leave(s.group, s.rank, why)
+	if len(r.open) == 0 {
+		close(r.stop)
+		r.stop = nil
+		_ = r.close()
+	}
+}
+
+func (r *reporter) run(stop <-chan struct{}) {
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+			r.mu.Lock()
+			for _, s := range r.open {
+				s.tell(r.Reports)
+			}
+			r.mu.Unlock()
+		}
+	}
+}
+
+// others describes what the other ranks of a communicator reported.
+func (r *reporter) others(s *submissions) string {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	s.tell(r.Reports)
+	last, err := r.Last(ctx, s.group)
+	if err != nil {
+		return fmt.Sprintf("what the others do is not known: %v", err)
+	}
+	var texts []string
+	ranks := map[string][]int{}
+	for rank := range s.size {
+		if rank == s.rank {
+			continue
+		}
+		report, ok := last[rank]
+		text := "reported nothing"
+		if ok {
+			text = "reported: " + report.Text
+			if age := report.Age.Round(time.Second); age > 0 {
+				text = fmt.Sprintf("reported %v ago: %s", age, report.Text)
+			}
+			if report.Gone {
+				text = "is gone, and had " + text
+			}
+		}
+		if ranks[text] == nil {
+			texts = append(texts, text)
+		}
+		ranks[text] = append(ranks[text], rank)
+	}
+	for i, text := range texts {
+		texts[i] = comm.RanksText(ranks[text]) + " " + text
+	}
+	return strings.Join(texts, "; ")
+}
+
+// sharedReports are those of the ranks of a job of several processes. The invitation
+// to them, nil if rank 0 cannot keep any, comes with the unique id.
+func sharedReports(kept *rendezvous.ReportKeeper, invitation []byte, rank, size int) *reporter {
+	switch {
+	case kept != nil:
+		return &reporter{Reports: kept, close: kept.Close}
+	case len(invitation) == 0:
+		return nil
+	}
+	var in rendezvous.Invitation
+	if json.Unmarshal(invitation, &in) != nil {
+		return nil
+	}
+	r := rendezvous.FollowReports(in, rank, size)
+	return &reporter{Reports: r, close: r.Close}
+}
+
+// keepReports is what rank 0 does before it shares the unique id. A rank that cannot
+// listen has no reports: they are not worth an error.
+func keepReports(thisHost bool) (*rendezvous.ReportKeeper, []byte) {
+	kept, in, err := rendezvous.KeepReports(thisHost)
+	if err != nil {
+		return nil, nil
+	}
+	invitation, err := json.Marshal(in)
+	if err != nil || len(invitation) > maxInvitation {
+		_ = kept.Close()
+		return nil, nil
+	}
+	return kept, invitation
+}
+
+// maxInvitation bounds what travels behind the unique id.
+const maxInvitation = 2048

@@ -1,0 +1,48 @@
+package nccl
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// What the others are known to do is put together, rank by rank.
+func TestWhatTheOthersDo(t *testing.T) {
+	reports := new(comm.LocalReports)
+	ranks := make([]*submissions, 5)
+	reporters := make([]*reporter, len(ranks))
+	for r := range ranks {
+		ranks[r] = &submissions{group: "0", rank: r, size: len(ranks)}
+		reporters[r] = &reporter{Reports: reports, close: noClose}
+		if r != 4 {
+			reporters[r].add(ranks[r])
+		}
+	}
+	calls := []comm.Call{comm.BroadcastCall(0, 4, dtype.F32, 1), comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)}
+	for r, s := range ranks[:4] {
+		s.add(calls[0].Op, &calls[0])
+		s.end(s.begin())
+		if r != 3 {
+			s.add(calls[1].Op, &calls[1])
+			s.begin()
+		}
+	}
+	for r, s := range ranks[:4] {
+		s.tell(reporters[r].Reports) // as it does now and then
+	}
+	const waits = "waits for allreduce of 16 f32, sum (operation 1)"
+	const silent = "rank 4 reported nothing"
+	const late = "rank 3 reported: called broadcast of 4 f32, root 1 (operation 0) last, which is done; "
+	assert.Equal(t, "ranks 1, 2 reported: "+waits+"; "+late+silent, reporters[0].others(ranks[0]))
+	ranks[1].broke(comm.ErrTimeout)
+	reporters[2].remove(ranks[2], "closed its communicator")
+	reporters[1].others(ranks[1])
+	assert.Equal(t, "rank 1 reported: gave up: timed out; rank 2 reported: closed its communicator; "+late+silent, reporters[0].others(ranks[0]))
+	for r := range ranks {
+		reporters[r].remove(ranks[r], "closed its communicator")
+	}
+	assert.Equal(t, "ranks 1, 2, 3, 4 reported nothing", reporters[0].others(&submissions{group: "0", size: len(ranks)}))
+}

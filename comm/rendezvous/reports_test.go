@@ -1,0 +1,90 @@
+package rendezvous_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+)
+
+// eventually asks for the reports of a group until they are as wanted.
+func eventually(t *testing.T, r comm.Reports, group string, want func(last map[int]comm.Report) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var last map[int]comm.Report
+	for ctx.Err() == nil {
+		got, err := r.Last(ctx, group)
+		if last = got; err == nil && want(last) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("the last reports are %v", last)
+}
+
+// Reports of all ranks are known to all of them, through rank 0; who has gone is
+// known, and who has left is none of those.
+func TestReports(t *testing.T) {
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	for _, a := range invitation.Addresses {
+		require.True(t, strings.HasPrefix(a, "127.0.0.1:"), a)
+	}
+	one, two := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
+	all := []comm.Reports{keeper, one, two}
+	for rank, r := range all {
+		r.Report("0", rank, "called nothing")
+		r.Report("0", rank, "waits") // the last counts
+		r.Report("0/1.0", rank, "elsewhere")
+	}
+	for _, r := range all {
+		eventually(t, r, "0", func(last map[int]comm.Report) bool {
+			return len(last) == 3 && last[0].Text == "waits" && last[1].Text == "waits" && last[2].Text == "waits"
+		})
+	}
+	two.Leave("0", 2, "closed")
+	require.NoError(t, two.Close())
+	eventually(t, one, "0/1.0", func(last map[int]comm.Report) bool { return last[2].Gone && last[2].Text == "elsewhere" })
+	eventually(t, one, "0", func(last map[int]comm.Report) bool { return last[2].Text == "closed" && !last[2].Gone })
+	keeper.Leave("0", 0, "closed")
+	one.Leave("0", 1, "closed")
+	eventually(t, one, "0", func(last map[int]comm.Report) bool { return len(last) == 0 })
+
+	require.NoError(t, keeper.Close())
+	require.Eventually(t, func() bool {
+		_, err := one.Last(t.Context(), "0")
+		return err != nil && strings.Contains(err.Error(), "rank 0 does not answer")
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, one.Close())
+}
+
+// Someone without the secret is not listened to, and who says nothing keeps nobody.
+func TestReportsOfStrangers(t *testing.T) {
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	silent, err := net.Dial("tcp", invitation.Addresses[0])
+	require.NoError(t, err)
+	defer silent.Close() //nolint:errcheck // nothing is lost
+	other := rendezvous.Invitation{Addresses: invitation.Addresses, Secret: []byte("another one")}
+	stranger := rendezvous.FollowReports(other, 1, 3)
+	stranger.Report("0", 1, "lies")
+	require.Eventually(t, func() bool {
+		_, err := stranger.Last(t.Context(), "0")
+		return err != nil && !strings.Contains(err.Error(), "not connected")
+	}, 10*time.Second, time.Millisecond)
+	friend := rendezvous.FollowReports(invitation, 2, 3)
+	friend.Report("0", 2, "waits")
+	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return len(last) == 1 && last[2].Text == "waits" })
+	assert.NoError(t, stranger.Close())
+	assert.NoError(t, friend.Close())
+}

@@ -1,0 +1,82 @@
+package comm
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+)
+
+// Reports is where ranks leave word of what they do, beside their communicator, for
+// the error of one that waits in vain. A backend whose ranks learn nothing of each
+// other otherwise, as one of GPUs, has one where there is a way: memory of the
+// process, or a connection to rank 0 (comm/rendezvous). Reports are told, not
+// agreed on: they are for people to read.
+type Reports interface {
+	// Report replaces what a rank of a group, a communicator by a name that the same
+	// ranks know it by, has reported. It does not wait.
+	Report(group string, rank int, text string)
+	// Leave is Report for the last time. A group is forgotten when all who reported
+	// in it have left.
+	Leave(group string, rank int, text string)
+	// Last returns what the ranks of a group reported last, by rank, as far as that
+	// is to be had until ctx ends.
+	Last(ctx context.Context, group string) (map[int]Report, error)
+}
+
+// Report is what a rank has reported.
+type Report struct {
+	Text string
+	Age  time.Duration // how long that is ago
+	Gone bool          // the rank's process has ended since, or cannot be reached
+}
+
+// LocalReports are [Reports] of the ranks of one process. The zero value is ready.
+type LocalReports struct {
+	mu     sync.Mutex
+	groups map[string]map[int]localReport
+}
+
+type localReport struct {
+	text string
+	at   time.Time
+	left bool
+}
+
+// Report implements [Reports].
+func (l *LocalReports) Report(group string, rank int, text string) { l.put(group, rank, text, false) }
+
+// Leave implements [Reports].
+func (l *LocalReports) Leave(group string, rank int, text string) { l.put(group, rank, text, true) }
+
+func (l *LocalReports) put(group string, rank int, text string, left bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ranks := l.groups[group]
+	if ranks == nil {
+		if l.groups == nil {
+			l.groups = map[string]map[int]localReport{}
+		}
+		ranks = map[int]localReport{}
+		l.groups[group] = ranks
+	}
+	ranks[rank] = localReport{text, time.Now(), left}
+	for _, r := range ranks {
+		if !r.left {
+			return
+		}
+	}
+	delete(l.groups, group)
+}
+
+// Last implements [Reports].
+func (l *LocalReports) Last(_ context.Context, group string) (map[int]Report, error) {
+	l.mu.Lock()
+	ranks := maps.Clone(l.groups[group])
+	l.mu.Unlock()
+	last := make(map[int]Report, len(ranks))
+	for rank, r := range ranks {
+		last[rank] = Report{Text: r.text, Age: time.Since(r.at)}
+	}
+	return last, nil
+}
