@@ -61,7 +61,8 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 // splitOff is Split with MPI_Comm_split, between barriers that ctx can end. The
 // call itself cannot be interrupted: when ctx ends in it, or another rank reports
 // that it failed there, splitOff returns and leaves the call behind. The second
-// barrier is where ranks learn that one has failed.
+// barrier is where ranks learn that one has failed, and what keeps a rank from using,
+// and leaving, the new communicator while another one sets it up.
 func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, error) {
 	const op = comm.OpSplit
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
@@ -78,16 +79,17 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 		done <- err
 	}()
 	err := e.await(ctx, done)
+	if err == nil && child != nil {
+		err = child.share(ctx)
+	}
 	if err != nil {
 		e.mu.Lock()
 		err = e.fail(op.String(), err)
 		e.mu.Unlock()
-	} else if err = e.barrier(ctx, op); err == nil && child != nil {
-		err = child.share(ctx)
-	}
-	if err == nil {
+	} else if err = e.barrier(ctx, op); err == nil {
 		return child, nil
-	} else if child != nil {
+	}
+	if child != nil {
 		child.abandon(err)
 	}
 	e.state.failed.CompareAndSwap(nil, &err)
