@@ -61,8 +61,8 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 // splitOff is Split with MPI_Comm_split, between barriers that ctx can end. The
 // call itself cannot be interrupted: when ctx ends in it, or another rank reports
 // that it failed there, splitOff returns and leaves the call behind. The second
-// barrier is where ranks learn that one has failed, and what keeps a rank from using,
-// and leaving, the new communicator while another one sets it up.
+// barrier is where ranks learn that one has failed. After the third all have set the
+// new communicator up, and it may be used, and left.
 func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, error) {
 	const op = comm.OpSplit
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
@@ -78,16 +78,26 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 		child = c
 		done <- err
 	}()
-	err := e.await(ctx, done)
-	if err == nil && child != nil {
-		err = child.share(ctx)
-	}
-	if err != nil {
+	tell := func(err error) error {
 		e.mu.Lock()
-		err = e.fail(op.String(), err)
-		e.mu.Unlock()
-	} else if err = e.barrier(ctx, op); err == nil {
-		return child, nil
+		defer e.mu.Unlock()
+		return e.fail(op.String(), err)
+	}
+	err := e.await(ctx, done)
+	if err != nil {
+		err = tell(err)
+	} else {
+		err = e.barrier(ctx, op)
+	}
+	if err == nil && child != nil {
+		if err = child.share(ctx); err != nil {
+			err = tell(err)
+		}
+	}
+	if err == nil {
+		if err = e.barrier(ctx, op); err == nil {
+			return child, nil
+		}
 	}
 	if child != nil {
 		child.abandon(err)
