@@ -76,6 +76,9 @@ func (e *endpoint) finishSmall() bool {
 		hostops.Reduce(e.result[:], w.told[seq%2], own.count, own.dt, own.reduce, false)
 	}
 	e.finished.Store(seq + 1)
+	if own.count*own.dt.Size() > firstBytes {
+		hostmem.Own(w.told[(seq+1)%2][e.rank] + smallBytes - 1)
+	}
 	return true
 }
 

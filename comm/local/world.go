@@ -100,6 +100,11 @@ type cell struct {
 // cache lines, or one for short data.
 const smallBytes = 64
 
+// firstBytes is how much of that is in the first line. The second one nobody looks at
+// before the first says that it is there, so that a rank can have it come back from the
+// others long before it writes there again.
+const firstBytes = 64 - 8 - entryBytes
+
 // extra holds what only some calls have.
 type extra struct {
 	lists
