@@ -2,6 +2,7 @@ package mpi
 
 import (
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -33,4 +34,22 @@ func TestSharedMemory(t *testing.T) {
 	assert.Equal(t, byte(43), b[18], "and those that have it keep it")
 	unmapShared(a)
 	unmapShared(b)
+}
+
+// TestOtherNamespace refuses memory of a process that is not meant to share any.
+func TestOtherNamespace(t *testing.T) {
+	other := exec.CommandContext(t.Context(), "unshare", "--ipc", "cat")
+	in, err := other.StdinPipe()
+	require.NoError(t, err)
+	out, err := other.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, other.Start())
+	_, _ = in.Write([]byte("."))
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Skip("needs the right to make namespaces")
+	}
+	_, err = openShared(other.Process.Pid, 0, "tutti-test", 4096)
+	assert.ErrorContains(t, err, "another IPC namespace")
+	require.NoError(t, in.Close())
+	require.NoError(t, other.Wait())
 }
