@@ -199,8 +199,7 @@ func (e *endpoint) share(ctx context.Context) error {
 		return nil
 	}
 	b := board{rank: e.rank, size: e.size, capacity: sharedLimit / (e.size - 1)}
-	out := newCells() // an offer, and whether this rank has the memory
-	defer out.free()
+	out := newCells() // an offer, and whether this rank has the memory; MPI's after an error
 	o, all := &hostmem.Slice[offer](out.at(0), 1)[0], &hostmem.Slice[uint64](out.at(3), 1)[0]
 	reason := sharable()
 	if e.rank == 0 && reason == nil {
@@ -233,9 +232,11 @@ func (e *endpoint) share(ctx context.Context) error {
 	if err := e.setUp(ctx, comm.AllReduceCall(out.at(3), out.at(3), 1, dtype.U64, comm.Min)); err != nil {
 		return err
 	}
+	shared := *all == 1
+	out.free()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if *all == 1 {
+	if shared {
 		b.lay()
 		e.board = b
 	} else if e.unshared = reason; reason == nil {

@@ -38,6 +38,10 @@ func TestSendFirst(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSendFirst"}) })
 }
 
+func TestGroupMessages(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankGroupMessages"}) })
+}
+
 func TestProgress(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankProgress"}) })
 }

@@ -233,6 +233,29 @@ func TestRankSendFirst(t *testing.T) {
 	assert.Equal(t, float32(peer*n+n-1), got[n-1])
 }
 
+// TestRankGroupMessages has a rank come to collectives when it has received a message
+// that the other one sends in a group behind its own.
+func TestRankGroupMessages(t *testing.T) {
+	const calls = 6
+	r := newRank(t)
+	c := r.world
+	buf, got := r.floats(calls+1, func(int) float32 { return 1 })
+	var reduce []comm.Call
+	for i := range calls {
+		reduce = append(reduce, comm.AllReduceCall(at(buf, i), at(buf, i), 1, dtype.F32, comm.Sum))
+	}
+	if c.Rank() == 0 {
+		require.NoError(t, c.Group(append(reduce, comm.SendCall(at(buf, calls), 1, dtype.F32, 1, 4))...))
+	} else {
+		require.NoError(t, c.Recv(at(buf, calls), 1, dtype.F32, 0, 4))
+		r.sync()
+		require.NoError(t, c.Group(reduce...))
+	}
+	r.sync()
+	assert.Equal(t, []float32{2, 2, 2, 2, 2, 2, 1}, got)
+	require.NoError(t, c.Barrier(r.ctx))
+}
+
 // TestRankProgress submits an allreduce of several steps and waits for its end
 // without calling the communicator: communication goes on by itself.
 func TestRankProgress(t *testing.T) {

@@ -27,8 +27,14 @@ func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 		}
 	}
 	e.groups++
-	for i := range calls {
-		e.plan(&calls[i], e.groups)
+	// Messages go first, as collectives may have to wait for others of the group, and
+	// those for a rank that waits for one of these messages.
+	for _, messages := range [...]bool{true, false} {
+		for i := range calls {
+			if calls[i].Op.Message() == messages {
+				e.plan(&calls[i], e.groups)
+			}
+		}
 	}
 	return e.launch()
 }
