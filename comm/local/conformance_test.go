@@ -11,8 +11,13 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestConformance runs the suite; with TUTTI_EXTENDED set, more of it.
+// TestConformance runs the suite; with TUTTI_EXTENDED set, more of it, and fewer worlds
+// with -short.
 func TestConformance(t *testing.T) {
+	sizes := []int{1, 2, 3, 4, 8}
+	if testing.Short() {
+		sizes = []int{1, 3, 4}
+	}
 	rt := cpu.New()
 	t.Cleanup(func() {
 		if err := rt.Close(); err != nil {
@@ -25,7 +30,7 @@ func TestConformance(t *testing.T) {
 	}
 	commtest.Run(t, commtest.Backend{
 		Name:  "local",
-		Sizes: []int{1, 2, 3, 4, 8},
+		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
