@@ -47,8 +47,8 @@ type Choice struct {
 	Took time.Duration
 }
 
-// Trial is what a step of a pattern takes, on the slowest rank: the median for those
-// that were close to the fastest, the shortest for the others.
+// Trial is what a step of a pattern takes, on the slowest rank: the median, for those
+// that were close to the fastest of steps that were made in turns.
 type Trial struct {
 	Pattern string
 	Time    time.Duration
@@ -220,12 +220,12 @@ func fastestFirst(trials []Trial) {
 	slices.SortStableFunc(trials, func(a, b Trial) int { return cmp.Compare(a.Time, b.Time) })
 }
 
-// finalistsOf returns those that are close to the first, up to three, and dense
+// finalistsOf returns those that are close to the first, up to four, and dense
 // unless it is far.
 func finalistsOf(trials []Trial) []Trial {
 	var near []Trial
 	for i, t := range trials {
-		if !t.Estimated && (i < 3 && 4*t.Time <= 5*trials[0].Time || t.Pattern == Dense && t.Time <= 4*trials[0].Time) {
+		if !t.Estimated && (i < 4 && 2*t.Time <= 3*trials[0].Time || t.Pattern == Dense && t.Time <= 4*trials[0].Time) {
 			near = append(near, t)
 		}
 	}
@@ -255,7 +255,11 @@ func (p *probe) fit() error {
 		return err
 	}
 	seconds, err := t.step()
-	if slow := slowTrial.Seconds(); seconds > slow {
+	slow := slowTrial.Seconds()
+	if err == nil && seconds > slow { // the first one connects the ranks
+		seconds, err = t.step()
+	}
+	if seconds > slow {
 		p.n = min(p.n, max(fewestElements, int(float64(p.n)*slow/seconds)))
 		p.k = count(p.cfg.Density, p.n)
 	}
@@ -264,7 +268,7 @@ func (p *probe) fit() error {
 }
 
 // try measures a pattern, less often if it is far from the best. It returns the
-// shortest of its steps.
+// median of its steps without the first.
 func (p *probe) try(name string, best float64) (float64, error) {
 	t, err := p.newTrial(name, p.n)
 	if err != nil {
@@ -274,18 +278,26 @@ func (p *probe) try(name string, best float64) (float64, error) {
 	if name == Dense {
 		far *= 2 // one wrong choice less that matters
 	}
+	var times []float64
 	shortest, used := math.Inf(1), 0.0
-	for steps := 1; err == nil; steps++ {
+	for err == nil {
 		var seconds float64
 		seconds, err = t.step()
+		times = append(times, seconds)
 		shortest, used = min(shortest, seconds), used+seconds
-		slow := seconds > slowTrial.Seconds()
+		slow, steps := seconds > slowTrial.Seconds(), len(times)
 		enough := steps >= fewestSteps && (shortest > far || used > shortTrial.Seconds()) || steps == mostSteps
 		if enough || slow && (steps > 1 || shortest > far) {
 			break
 		}
 	}
-	return shortest, errors.Join(err, t.close())
+	return medianOf(times[min(1, len(times)-1):]), errors.Join(err, t.close())
+}
+
+// medianOf sorts values.
+func medianOf(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
 }
 
 // tryDense measures the dense pattern. If steps on small parts say that it is far
@@ -356,8 +368,7 @@ func (p *probe) final(finalists []Trial) (err error) {
 		}
 	}
 	for i := range finalists {
-		slices.Sort(times[i])
-		finalists[i].Time = duration(times[i][len(times[i])/2])
+		finalists[i].Time = duration(medianOf(times[i]))
 	}
 	return nil
 }

@@ -154,6 +154,27 @@ func TestAutoChooses(t *testing.T) {
 	}
 }
 
+// A first step that takes long, because ranks have to connect, does not make the
+// tensor one whose steps are slow. (Three tries, as a step may be held up for 50 ms.)
+func TestAutoConnectsFirst(t *testing.T) {
+	const n = 200_000
+	elements := 0
+	for try := 0; try < 3 && elements != n; try++ {
+		connect := func(c comm.Communicator) comm.Communicator {
+			connected := false
+			return pace(c, func(call comm.Call) time.Duration {
+				if call.Op != comm.OpAllGather || call.Count < 1000 || connected {
+					return 0
+				}
+				connected = true
+				return 200 * time.Millisecond
+			})
+		}
+		elements = runAuto(t, 2, n, 1, distributed.Config{Density: 0.01}, connect)[0][0].stats.Choice.Elements
+	}
+	require.Equal(t, n, elements)
+}
+
 // Where nothing or most is to be sent, nothing is measured.
 func TestAutoWithoutTrials(t *testing.T) {
 	for _, k := range []struct {

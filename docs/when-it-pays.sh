@@ -33,8 +33,8 @@ run() {
 # patterns RATE: the flags for all patterns, auto and dense first, because they are
 # compared closely, and for how many steps are measured.
 patterns() {
-	echo --pattern auto,all --warmup 1 --rounds
-	[[ $1 = 100mbit ]] && echo 3 || echo 7
+	echo --pattern auto,all --warmup 3 --rounds
+	[[ $1 = 100mbit ]] && echo 5 || echo 7
 }
 
 # Each measurement has a name, and arguments that begin with the rate; its lines go to

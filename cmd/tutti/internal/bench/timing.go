@@ -114,16 +114,13 @@ func inBatches(batches round, size int) round {
 	}
 }
 
-// settle warms up and returns the iterations of a round. It is collective.
+// settle warms up and returns the iterations of a round. It is collective. What comes
+// once, such as auto's choice, is over by the time that iterations are fitted to.
 func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterations int, err error) {
-	iterations = n.Iterations
-	if iterations == 0 {
-		if iterations, err = fitIterations(ctx, r, run); err != nil {
-			return 0, err
-		}
+	if _, err := run(ctx, n.Warmup); err != nil || n.Iterations != 0 {
+		return n.Iterations, err
 	}
-	_, err = run(ctx, n.Warmup)
-	return iterations, err
+	return fitIterations(ctx, r, run)
 }
 
 // medianTime returns the seconds of one iteration: of each round the mean over
