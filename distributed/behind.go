@@ -11,8 +11,9 @@ import (
 // behind makes the exchanges of a [GradientSync]'s buckets on a goroutine of its own,
 // one after the other in the order in which they were given, so that all ranks make
 // the same ones in the same order. Meanwhile the caller goes on with its backward
-// pass and picks from the next bucket. It is for where the host does the work; a
-// device with streams works behind the host's back by itself.
+// pass. It is for where an exchange keeps the host: where that does the work, or waits
+// for numbers of the device. Otherwise a device with streams works behind the host's
+// back by itself.
 type behind struct {
 	given chan exchangeOf
 	done  chan *Sparse
@@ -21,32 +22,32 @@ type behind struct {
 	failed atomic.Bool
 }
 
-// exchangeOf is an exchange to make.
+// exchangeOf is an exchange to make, of a bucket.
 type exchangeOf struct {
 	ctx context.Context
-	s   *Sparse
+	b   *bucket
 }
 
-// newBehind is for so many exchanges at a time.
-func newBehind(most int) *behind {
+// newBehind is for so many exchanges at a time, which f makes.
+func newBehind(most int, f func(ctx context.Context, b *bucket)) *behind {
 	b := &behind{given: make(chan exchangeOf, most), done: make(chan *Sparse, most)}
 	go func() {
 		for x := range b.given {
 			if !b.failed.Load() {
-				x.s.combine(x.ctx)
-				b.failed.Store(x.s.err != nil)
+				f(x.ctx, x.b)
+				b.failed.Store(x.b.sparse.err != nil)
 			}
-			b.done <- x.s
+			b.done <- x.b.sparse
 		}
 		close(b.done)
 	}()
 	return b
 }
 
-// add gives an exchange, of a step whose first half is done.
-func (b *behind) add(ctx context.Context, s *Sparse) {
+// add gives an exchange.
+func (b *behind) add(ctx context.Context, of *bucket) {
 	b.open++
-	b.given <- exchangeOf{ctx, s}
+	b.given <- exchangeOf{ctx, of}
 }
 
 // look returns the error of an exchange that is done, without waiting.

@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,7 +149,9 @@ type GradientSync struct {
 	results []*runtime.Tensor // what was given in the last complete step
 	spares  []*runtime.Tensor // in the place of what was left out; nil: never yet
 	buckets []*bucket
-	joint   *joint  // nil: all buckets are plain allreduces
+	joint   *joint // nil: all buckets are plain allreduces
+	onStage func(bucket int, s Stage)
+	branch  *branch // nil: sparse buckets are worked on where gradients are computed
 	behind  *behind // nil: what buckets exchange is exchanged when they are complete
 	next    int     // first bucket that is not launched
 	steps   int     // complete steps
@@ -394,13 +397,13 @@ func (g *GradientSync) launchComplete(ctx context.Context) {
 	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil && g.fault == nil {
 		b := g.buckets[g.next]
 		g.next++
+		if g.joint != nil {
+			g.fail(g.startSparse(ctx, b))
+			continue
+		}
 		err := g.copyParts(b, false)
-		switch {
-		case err != nil:
-		case g.joint == nil:
+		if err == nil {
 			err = g.start(ctx, b)
-		default:
-			err = g.startSparse(ctx, b)
 		}
 		g.fail(err)
 	}
@@ -408,32 +411,80 @@ func (g *GradientSync) launchComplete(ctx context.Context) {
 
 // startSparse starts the step of a bucket, and may also end it.
 func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
-	t := b.flat
-	if t == nil {
-		t = g.given[b.params[0]]
-	}
-	ptr, err := t.Ptr()
-	if err != nil {
+	if err := g.branch.mark(b.ready); err != nil {
 		return err
 	}
 	s := b.sparse
-	s.pick(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
-	if g.behind != nil && s.err == nil {
-		g.behind.add(context.WithoutCancel(ctx), s) // Wait's context ends it
-		if s.stats.Dense && b.shares() {            // the next bucket would overwrite what it reads
+	if g.behind != nil && g.branch != nil { // it also submits the work, in the order in which the branch is to do it
+		g.behind.add(context.WithoutCancel(ctx), b) // Wait's context ends it
+		return nil
+	}
+	if g.pick(ctx, b); s.err != nil {
+		return s.err
+	}
+	if g.behind != nil {
+		g.behind.add(context.WithoutCancel(ctx), b)
+		if s.stats.Dense && b.shares() { // the next bucket would overwrite what it reads
 			return g.behind.wait(ctx, g.meter)
 		}
 		return nil
 	}
 	s.combine(ctx)
+	g.passed(b, Exchanged)
 	// What is not under way, and will not be undone, ends here: the result may be in
 	// memory that the next bucket uses.
 	if b.ended = g.joint.cfg.NoUndo && !s.exchanging; b.ended {
 		s.finish(passes)
 		s.check(g.copyParts(b, true))
+		g.passed(b, Finished)
 	}
 	return s.err
 }
+
+// pick picks from a bucket, whose gradients are there at its mark. Errors are the
+// bucket's.
+func (g *GradientSync) pick(ctx context.Context, b *bucket) {
+	t := b.flat
+	if t == nil {
+		t = g.given[b.params[0]]
+	}
+	err := g.branch.follow(b.ready)
+	if err == nil {
+		err = g.copyParts(b, false)
+	}
+	ptr, wrong := t.Ptr()
+	if err = cmp.Or(err, wrong); err != nil {
+		b.sparse.refuse(err)
+		return
+	}
+	b.sparse.pick(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
+	g.passed(b, Selected)
+}
+
+// exchange is what is done behind the caller.
+func (g *GradientSync) exchange(ctx context.Context, b *bucket) {
+	if g.branch != nil {
+		g.pick(ctx, b)
+	}
+	b.sparse.combine(ctx)
+	g.passed(b, Exchanged)
+}
+
+// OnStage has f called when the work of a stage of a bucket that is more than a plain
+// allreduce has been submitted: Selected and Finished to the stream that
+// [GradientSync.Stream] returns, Exchanged to the communicator's. f may run on another
+// goroutine, one call at a time. nil ends that; it is called between steps.
+func (g *GradientSync) OnStage(f func(bucket int, s Stage)) { g.onStage = f }
+
+func (g *GradientSync) passed(b *bucket, s Stage) {
+	if g.onStage != nil {
+		g.onStage(slices.Index(g.buckets, b), s)
+	}
+}
+
+// Stream returns the stream on which sparse buckets are picked from and merged: one
+// beside the compute stream where there is such ([runtime.Brancher]).
+func (g *GradientSync) Stream() uintptr { return g.worker().ComputeStream() }
 
 // start submits the reduction of a plain bucket.
 func (g *GradientSync) start(ctx context.Context, b *bucket) error {
@@ -548,7 +599,9 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 // conclude judges the buckets, and ends their steps.
 func (g *GradientSync) conclude(ctx context.Context) {
 	j := g.joint
+	defer func() { g.fail(g.branch.join()) }()
 	if j.cfg.ClipNorm > 0 && g.fault == nil && g.err == nil {
+		g.fail(g.branch.catchUp())
 		g.factor = j.clip(ctx, g.given)
 		g.fail(j.failure())
 		g.launchComplete(ctx)
@@ -587,6 +640,7 @@ func (g *GradientSync) conclude(ctx context.Context) {
 		if g.err = b.sparse.err; g.err == nil {
 			g.err = g.copyParts(b, true)
 		}
+		g.passed(b, Finished)
 		if g.err != nil {
 			return
 		}
@@ -602,6 +656,9 @@ func (g *GradientSync) undo() error {
 		if b.sparse.abandon(); b.sparse.err != nil && g.err == nil {
 			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, b.sparse.err)
 		}
+	}
+	if g.err == nil {
+		g.err = g.branch.join()
 	}
 	g.unfold()
 	g.reset()
@@ -719,6 +776,9 @@ func (g *GradientSync) Close() error {
 			}
 		}
 	}
+	for _, b := range g.buckets {
+		errs = append(errs, g.forget(b))
+	}
 	if g.joint != nil {
 		errs = append(errs, g.joint.close())
 	}
@@ -726,6 +786,10 @@ func (g *GradientSync) Close() error {
 		if t != nil && settled == nil {
 			errs = append(errs, t.Free())
 		}
+	}
+	if errors.Join(errs...) == nil { // otherwise the communicator may still write its memory
+		errs = append(errs, g.branch.close())
+		g.branch = nil
 	}
 	if err := errors.Join(errs...); err != nil {
 		return opError("gradient sync close", err)

@@ -28,6 +28,7 @@ type bucket struct {
 	cfg     Config          // with its defaults, and what was chosen for Auto
 	ended   bool            // the step of sparse is over
 	sparse  *Sparse         // nil: a plain allreduce
+	ready   uintptr         // the event of its gradients, with a branch
 	calls   []comm.Call     // reused
 }
 
@@ -44,8 +45,8 @@ func (g *GradientSync) arrange(ctx context.Context, ready []int, patterns []stri
 	if err := g.allocate(ctx); err != nil {
 		return err
 	}
-	if g.joint != nil && !g.joint.cfg.NoUndo && g.order.streams == nil {
-		g.behind = newBehind(len(g.buckets))
+	if g.joint != nil && !g.joint.cfg.NoUndo && g.keepsHost() {
+		g.behind = newBehind(len(g.buckets), g.exchange)
 	}
 	return nil
 }
@@ -63,11 +64,22 @@ func (g *GradientSync) dismiss(ctx context.Context) error {
 		if b.memory != nil {
 			errs = append(errs, b.memory.Free(ctx))
 		}
+		errs = append(errs, g.forget(b))
 	}
 	if g.joint != nil {
 		errs = append(errs, g.joint.close())
 	}
 	return errors.Join(errs...)
+}
+
+// forget destroys the event of a bucket.
+func (g *GradientSync) forget(b *bucket) error {
+	event := b.ready
+	b.ready = 0
+	if event == 0 {
+		return nil
+	}
+	return g.branch.ops.DestroyEvent(event)
 }
 
 // fillBuckets puts the gradients into buckets, a filling one for each type, and one
@@ -158,11 +170,32 @@ func (g *GradientSync) configure(ctx context.Context, patterns []string) error {
 	if cfg.Sum || cfg.Rebuild || cfg.Wire != dtype.Invalid {
 		return fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with some that are sparse, clipped or judged", comm.ErrArgument)
 	}
-	kernels, err := runtime.KernelsOf(g.rt)
+	if _, err := runtime.KernelsOf(g.rt); err != nil {
+		return err
+	}
+	if g.branch == nil {
+		if g.branch, err = newBranch(g.rt, g.meter); err != nil {
+			return err
+		}
+	}
+	kernels, err := runtime.KernelsOf(g.worker())
 	if err == nil {
 		g.joint, err = newJoint(g, kernels, whole)
 	}
 	return err
+}
+
+// worker is the runtime that works on sparse buckets.
+func (g *GradientSync) worker() runtime.Runtime {
+	if g.branch != nil {
+		return g.branch.rt
+	}
+	return g.rt
+}
+
+// keepsHost reports whether an exchange of a bucket keeps the host.
+func (g *GradientSync) keepsHost() bool {
+	return g.order.streams == nil || g.branch != nil && slices.ContainsFunc(g.buckets, func(b *bucket) bool { return NeedsHost(b.cfg.Pattern) })
 }
 
 // plain reports whether an allreduce does it.
@@ -259,7 +292,10 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 			b.flat, err = runtime.Wrap(g.rt, g.joint.shared.ptr, b.dt, []int{n}, nil, nil)
 		}
 		if err == nil && b.sparse == nil {
-			b.sparse, err = NewSparse(g.rt, g.meter, n, b.cfg)
+			b.sparse, err = NewSparse(g.worker(), g.meter, n, b.cfg)
+		}
+		if err == nil && g.branch != nil && b.ready == 0 {
+			b.ready, err = g.branch.ops.CreateEvent()
 		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)

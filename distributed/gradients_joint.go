@@ -22,7 +22,7 @@ type joint struct {
 
 // newJoint configures what buckets share.
 func newJoint(g *GradientSync, kernels runtime.Kernels, cfg Config) (*joint, error) {
-	e, err := newEngine(g.rt, kernels, g.meter, 0, cfg)
+	e, err := newEngine(g.worker(), kernels, g.meter, 0, cfg)
 	j := &joint{engine: e}
 	if err == nil {
 		err = j.place(g)

@@ -311,6 +311,9 @@ func (g *GradientSync) rebind(ctx context.Context, c comm.Communicator) error {
 	had, keeps := g.meter.WorldSize(), false
 	g.meter = comm.NewMeter(c)
 	g.order = newOrder(g.rt, g.meter)
+	if ops, ok := comm.AsStreamSync(g.meter); ok && g.branch != nil {
+		g.branch.ops = ops
+	}
 	for _, b := range g.buckets {
 		if b.sparse != nil {
 			if err := b.sparse.rebind(g.meter); err != nil {

@@ -322,6 +322,12 @@ func (s *Sparse) pick(ctx context.Context, g gradient) {
 	s.addSent(sent)
 }
 
+// refuse is pick for a step that cannot begin.
+func (s *Sparse) refuse(err error) {
+	s.last, s.started, s.undoes = s.stats, true, false
+	s.check(err)
+}
+
 // combine does the second half: it makes the result of what all ranks picked.
 func (s *Sparse) combine(ctx context.Context) {
 	if s.err != nil {

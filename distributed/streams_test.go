@@ -28,6 +28,15 @@ type onStream struct{ *cpu.Runtime }
 
 func (onStream) ComputeStream() uintptr { return computeStream }
 
+// branching is one that can work beside itself.
+type branching struct{ onStream }
+
+func (b branching) Branch() (runtime.Runtime, error) { return beside{onStream{cpu.New()}}, nil }
+
+type beside struct{ onStream }
+
+func (beside) ComputeStream() uintptr { return computeStream + 2 }
+
 // ordered is a communicator with a stream: what comes after it waits for it.
 type ordered struct {
 	comm.Communicator
@@ -38,6 +47,17 @@ func (o ordered) Unwrap() comm.Communicator { return o.Communicator }
 func (ordered) CommStream() uintptr         { return computeStream + 1 }
 func (ordered) CommAfter(uintptr) error     { return nil }
 func (o ordered) AfterComm(uintptr) error   { return o.Communicator.Sync(o.ctx) }
+
+// byEvents is one that knows of events, which are all past when they are recorded.
+type byEvents struct{ ordered }
+
+func (byEvents) CreateEvent() (uintptr, error)      { return 7, nil }
+func (byEvents) DestroyEvent(uintptr) error         { return nil }
+func (byEvents) RecordOnCommStream(uintptr) error   { return nil }
+func (byEvents) RecordOnStream(_, _ uintptr) error  { return nil }
+func (byEvents) CommStreamWaitEvent(uintptr) error  { return nil }
+func (byEvents) StreamWaitEvent(_, _ uintptr) error { return nil }
+func (b byEvents) SyncCommStream() error            { return b.Sync(b.ctx) }
 
 // TestLocalWithStreams runs the suite in the ways of devices with streams.
 func TestLocalWithStreams(t *testing.T) {
@@ -53,6 +73,21 @@ func TestLocalWithStreams(t *testing.T) {
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: ordered{c, ctx}, Runtime: rt})
+			})
+		},
+	})
+}
+
+// The same with sparse buckets that are worked on beside the backward pass.
+func TestLocalWithBranches(t *testing.T) {
+	rt := branching{onStream{cpu.New()}}
+	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
+	distributedtest.Run(t, commtest.Backend{
+		Name:  "local, with branches",
+		Sizes: []int{1, 2, 3},
+		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+				return body(ctx, commtest.Rank{Comm: byEvents{ordered{c, ctx}}, Runtime: rt})
 			})
 		},
 	})

@@ -19,20 +19,20 @@ func (c *GradientConfig) checkWire() error {
 func (g *GradientSync) convert(b *bucket, flat, gradient uintptr, n int, back bool) error {
 	switch {
 	case b.wire == b.dt && back:
-		return g.rt.Copy(gradient, flat, n*b.dt.Size())
+		return g.worker().Copy(gradient, flat, n*b.dt.Size())
 	case b.wire == b.dt:
-		return g.rt.Copy(flat, gradient, n*b.dt.Size())
+		return g.worker().Copy(flat, gradient, n*b.dt.Size())
 	case n == 0:
 		return nil
 	}
-	kernels, err := runtime.KernelsOf(g.rt)
+	kernels, err := runtime.KernelsOf(g.worker())
 	if err != nil {
 		return err
 	}
 	if !back {
 		return kernels.Store(flat, b.wire, gradient, n, 1, 0)
 	}
-	if err := g.rt.Fill(gradient, n, b.dt, 0); err != nil {
+	if err := g.worker().Fill(gradient, n, b.dt, 0); err != nil {
 		return err
 	}
 	return kernels.Accumulate(runtime.Source{X: gradient, N: n, Grad: flat, DType: b.wire})

@@ -3,7 +3,8 @@
 //
 // The contract is small on purpose. What only some devices can do is an
 // interface of its own, found by type assertion on a [Runtime]: [KernelProvider] for
-// the sparse patterns, [Freezer] for allocators that can be frozen. A [Tensor]
+// the sparse patterns, [Freezer] for allocators that can be frozen, [Brancher] for
+// work beside other work. A [Tensor]
 // is an array in the memory of a Runtime.
 //
 // Implementations: runtime/cpu (host memory) and runtime/cuda (GPU memory).
@@ -122,4 +123,14 @@ type Freezer interface {
 	// Trim returns cached memory to the system and reports how many bytes. While
 	// frozen it returns none, and [ErrFrozen].
 	Trim() (int64, error)
+}
+
+// Brancher is implemented by runtimes of devices that do several streams of work at a
+// time.
+type Brancher interface {
+	// Branch returns another runtime for the same device, with a compute stream and
+	// a pool of its own. Each reaches what the other has allocated; nothing but
+	// events puts their work into an order (package comm's StreamSyncOps). It is closed on
+	// its own, before this one, and frozen together with it.
+	Branch() (Runtime, error)
 }

@@ -86,10 +86,16 @@ func (r *Runtime) Deallocate(ptr uintptr) error {
 func (r *Runtime) Stats() runtime.Stats { return r.pool.Stats() }
 
 // Freeze implements [runtime.Freezer].
-func (r *Runtime) Freeze() { r.pool.Freeze() }
+func (r *Runtime) Freeze() {
+	r.pool.Freeze()
+	r.eachBranch((*Runtime).Freeze)
+}
 
 // Unfreeze implements [runtime.Freezer].
-func (r *Runtime) Unfreeze() { r.pool.Unfreeze() }
+func (r *Runtime) Unfreeze() {
+	r.pool.Unfreeze()
+	r.eachBranch((*Runtime).Unfreeze)
+}
 
 // Trim implements [runtime.Freezer]. It waits at most five seconds for what was
 // submitted to this runtime's streams, and returns nothing if that does not end.

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,11 @@ type Runtime struct {
 		sync.WaitGroup
 		awaited bool
 	}
+	trunk    *Runtime // of which this is a branch
+	branches struct {
+		sync.Mutex
+		all []*Runtime
+	}
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing
 	flushTime time.Duration // how long a fence waits
@@ -61,6 +67,7 @@ var (
 	_ runtime.Runtime        = (*Runtime)(nil)
 	_ runtime.Freezer        = (*Runtime)(nil)
 	_ runtime.KernelProvider = (*Runtime)(nil)
+	_ runtime.Brancher       = (*Runtime)(nil)
 )
 
 // Option changes how Open makes a runtime.
@@ -113,6 +120,44 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
+}
+
+// Branch implements [runtime.Brancher]: a runtime of the same context.
+func (r *Runtime) Branch() (runtime.Runtime, error) {
+	var opts []Option
+	if r.lent {
+		opts = append(opts, WithContext(r.ctx))
+	}
+	if err := r.usable(); err != nil {
+		return nil, err
+	}
+	b, err := Open(r.index, opts...)
+	if err != nil {
+		return nil, err
+	}
+	b.trunk = r
+	r.branches.Lock()
+	defer r.branches.Unlock()
+	r.branches.all = append(r.branches.all, b)
+	return b, nil
+}
+
+// eachBranch calls f for the branches that are open.
+func (r *Runtime) eachBranch(f func(b *Runtime)) {
+	r.branches.Lock()
+	defer r.branches.Unlock()
+	for _, b := range r.branches.all {
+		f(b)
+	}
+}
+
+// leaveTrunk ends being a branch.
+func (r *Runtime) leaveTrunk() {
+	if t := r.trunk; t != nil {
+		t.branches.Lock()
+		defer t.branches.Unlock()
+		t.branches.all = slices.DeleteFunc(t.branches.all, func(b *Runtime) bool { return b == r })
+	}
 }
 
 // init acquires what Close gives back, in the order in which it is needed.
@@ -260,7 +305,15 @@ func (r *Runtime) Close() error {
 	if r.gate.isShut() {
 		return nil
 	}
-	err := errors.Join(r.destroyGraphs(), r.awaitBackground())
+	r.leaveTrunk()
+	r.branches.Lock()
+	branches := slices.Clone(r.branches.all)
+	r.branches.Unlock()
+	var err error
+	for _, b := range branches { // that nobody closed
+		err = errors.Join(err, b.Close())
+	}
+	err = errors.Join(err, r.destroyGraphs(), r.awaitBackground())
 	r.gate.shut()
 	if r.ctx == 0 {
 		return err // Open failed before there was anything

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -40,7 +42,8 @@ devices' clocks, and the share of the communication that was hidden:
   (compute + communication - overlapped) / communication
 
 where communication is one allreduce of all gradients as a single buffer, with the
-library's own settings and nothing beside it. Products are cuBLAS's, opened at run
+library's own settings and nothing beside it. With a sparse --pattern it is that of
+all buckets, selected from, exchanged and merged alone. Products are cuBLAS's, opened at run
 time (TUTTI_CUBLAS_LIB names another file).
 
 Communication takes multiprocessors away from compute. --ctas says how many it may
@@ -49,6 +52,7 @@ Products then use the others. Pictures of a step on rank 0 (` + overlapPicture +
 written to the --out directory.`,
 		Example: `  tutti bench overlap
   tutti bench overlap --ctas 8 --bucket 4M
+  tutti bench overlap --pattern oktopk --density 0.01
   tutti bench overlap --layers 8 --width 2048 --rounds 3 --json
   torchrun --nproc-per-node 4 --no-python tutti bench overlap`,
 		Args: cobra.NoArgs,
@@ -82,6 +86,8 @@ written to the --out directory.`,
 	flags.IntVar(&cfg.Width, "width", cfg.Width, "inputs and outputs of a layer")
 	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "rows of a rank's input")
 	flags.Var(sizeFlag(&cfg.BucketBytes), "bucket", "gradients that are reduced together; a larger layer is reduced on its own, the last one in parts of this size")
+	flags.StringVar(&cfg.Pattern, "pattern", cfg.Pattern, "`name` of the pattern: auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
+	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks, with a sparse pattern")
 	flags.IntVar(&ctas, "ctas", ctas, "thread blocks (CTAs) of communication beside products; 0 for the library's choice")
 	flags.IntVar(&cfg.Multiprocessors, "sms", 0, "multiprocessors of products beside communication; 0 for those that --ctas leaves")
 	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "steps of a round, one after the other")
@@ -160,7 +166,7 @@ func (r *overlapReport) finish() error {
 	} else {
 		r.print()
 	}
-	title := fmt.Sprintf("A training step of %s on rank 0 of %d × %s", backend.Counted(r.result.Layers, "layer"), r.result.Ranks, r.result.Device)
+	title := fmt.Sprintf("A training step of %s (%s) on rank 0 of %d × %s", backend.Counted(r.result.Layers, "layer"), patternText(r.result), r.result.Ranks, r.result.Device)
 	if r.result.Ranks > 1 {
 		title += fmt.Sprintf(": %.1f %% of the communication hidden", 100*r.result.Hidden)
 	}
@@ -178,8 +184,9 @@ func (r *overlapReport) finish() error {
 
 func (r *overlapReport) print() {
 	res := r.result
-	fmt.Fprintf(r.stdout, "%s of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %s\n\n",
-		backend.Counted(res.Layers, "layer"), res.Width, res.Width, res.Batch, res.Ranks, res.Device, formatSize(res.GradientBytes), backend.Counted(res.Buckets, "bucket"))
+	fmt.Fprintf(r.stdout, "%s of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %s, %s\n\n",
+		backend.Counted(res.Layers, "layer"), res.Width, res.Width, res.Batch, res.Ranks, res.Device, formatSize(res.GradientBytes), backend.Counted(res.Buckets, "bucket"),
+		patternText(res))
 	t := newTable()
 	t.AppendHeader(table.Row{"step", "time", ""})
 	for _, row := range []struct {
@@ -188,7 +195,7 @@ func (r *overlapReport) print() {
 		note string
 	}{
 		{"compute alone", res.ComputeMS, fmt.Sprintf("%.0f TFLOP/s", res.TFLOPS)},
-		{"communication alone, one buffer", res.CommFlatMS, ""},
+		{"communication alone, one buffer", res.CommFlatMS, oneBufferText(res)},
 		{"communication alone, buckets", res.CommMS, ""},
 		{"communication alone, as beside compute", res.CommBesideMS, besideText(res)},
 		{"one after the other", res.SequentialMS, ""},
@@ -205,6 +212,22 @@ func (r *overlapReport) print() {
 	fmt.Fprintf(r.stdout, "hidden: %.1f %% of the communication\n", 100*res.Hidden)
 	fmt.Fprintf(r.stdout, "the rest, %s: compute is slower beside communication by %s, and %s come after the last product\n",
 		formatMS(res.OverlappedMS-res.ComputeMS), formatMS(res.SlowdownMS), formatMS(res.TailMS))
+}
+
+// patternText says how buckets are reduced.
+func patternText(res *overlapResult) string {
+	if res.Pattern == distributed.Dense {
+		return res.Pattern
+	}
+	return fmt.Sprintf("%s of %g %%", res.Pattern, 100*res.Density)
+}
+
+// oneBufferText says that a step of one buffer is dense where others are not.
+func oneBufferText(res *overlapResult) string {
+	if res.Pattern == distributed.Dense {
+		return ""
+	}
+	return "dense"
 }
 
 // besideText says how the multiprocessors are shared.

@@ -90,30 +90,45 @@ type link struct {
 	// closes names the bucket that a gradient completes, if it does: gradients
 	// become ready in the order in which the buckets hold them.
 	closes []string
+	sparse bool
 }
+
+// bucketName is how timelines call a bucket.
+func bucketName(b int) string { return fmt.Sprintf("bucket %d", b) }
 
 func (s *session) newLink(ctx context.Context, c comm.Communicator) (*link, error) {
 	ops, ok := comm.AsStreamSync(c)
 	if !ok {
 		return nil, fmt.Errorf("overlap: %w: the communicator has no streams", comm.ErrUnsupported)
 	}
-	sync, err := distributed.NewGradientSync(ctx, s.Runtime, c, s.model.gradients, distributed.GradientConfig{BucketBytes: s.cfg.BucketBytes, Sum: true})
+	cfg := distributed.GradientConfig{BucketBytes: s.cfg.BucketBytes, Sum: true}
+	if s.cfg.sparse() {
+		cfg.Sum, cfg.DenseUpTo = false, -1
+		cfg.Config = distributed.Config{Pattern: s.cfg.Pattern, Density: s.cfg.Density}
+	}
+	sync, err := distributed.NewGradientSync(ctx, s.Runtime, c, s.model.gradients, cfg)
 	if err != nil {
 		return nil, err
 	}
-	l := &link{Communicator: c, ops: ops, sync: sync, gradients: s.model.gradients, closes: make([]string, len(s.model.gradients))}
+	l := &link{Communicator: c, ops: ops, sync: sync, gradients: s.model.gradients, closes: make([]string, len(s.model.gradients)), sparse: s.cfg.sparse()}
 	for b, gradients := range sync.Buckets() {
-		l.closes[gradients[len(gradients)-1]] = fmt.Sprintf("bucket %d", b)
+		l.closes[gradients[len(gradients)-1]] = bucketName(b)
 	}
 	return l, nil
 }
 
 // ready hands a gradient over, whose product was submitted.
 func (l *link) ready(ctx context.Context, gradient int, t *Trace) error {
+	bucket := l.closes[gradient]
+	if bucket != "" && l.sparse {
+		if err := t.Ready(); err != nil {
+			return err
+		}
+	}
 	if err := l.sync.Ready(ctx, gradient, l.gradients[gradient]); err != nil {
 		return err
 	}
-	if bucket := l.closes[gradient]; bucket != "" {
+	if bucket != "" && !l.sparse {
 		return t.Reduced(bucket)
 	}
 	return nil
@@ -266,10 +281,15 @@ func (s *session) tracedStep(ctx context.Context, p phase) error {
 	if err := s.trace.Begin(p.link.ops, s.stream); err != nil {
 		return err
 	}
+	var failed error // of stages, which are over when the step is
+	p.link.sync.OnStage(func(bucket int, stage distributed.Stage) {
+		failed = errors.Join(failed, s.trace.Passed(bucket, stage, p.link.sync.Stream()))
+	})
+	defer p.link.sync.OnStage(nil)
 	if _, _, err := s.step(ctx, p, s.trace); err != nil {
 		return err
 	}
-	return s.trace.End()
+	return errors.Join(failed, s.trace.End())
 }
 
 // step runs one step and returns the events behind its passes and its end.

@@ -16,11 +16,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -57,6 +60,10 @@ type Config struct {
 	// in parts of at most this size, since all that is reduced after the last
 	// product is not hidden.
 	BucketBytes int
+	// Pattern is how gradients are averaged, [distributed.Dense] for their plain sum;
+	// of another one Density is the part of the entries that a rank picks.
+	Pattern string
+	Density float64
 	// Multiprocessors is how many of them products use while gradients are being
 	// reduced, 0 for all.
 	Multiprocessors int
@@ -71,8 +78,11 @@ type Config struct {
 
 // Default is the shape on which PyTorch's DistributedDataParallel was measured.
 func Default() Config {
-	return Config{Layers: 32, Width: 4096, Batch: 8192, BucketBytes: 8 << 20, Steps: 5, Rounds: 7, Seed: 1}
+	return Config{Layers: 32, Width: 4096, Batch: 8192, BucketBytes: 8 << 20, Pattern: distributed.Dense, Density: 0.01, Steps: 5, Rounds: 7, Seed: 1}
 }
+
+// sparse reports whether not all of the gradients is sent.
+func (c Config) sparse() bool { return c.Pattern != "" && c.Pattern != distributed.Dense }
 
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
@@ -91,6 +101,12 @@ func (c Config) Validate() error {
 		if n.value < n.least || n.value > most {
 			return fmt.Errorf("%s is %d, want a number in [%d, %d]", n.name, n.value, n.least, most)
 		}
+	}
+	if c.sparse() && !slices.Contains(append(distributed.Patterns(), distributed.Auto), c.Pattern) {
+		return fmt.Errorf("no pattern %q, want %s, or %s", c.Pattern, strings.Join(distributed.Patterns(), ", "), distributed.Auto)
+	}
+	if c.sparse() && !(c.Density > 0 && c.Density <= 1) {
+		return fmt.Errorf("density %v is not in (0, 1]", c.Density)
 	}
 	return nil
 }
@@ -119,6 +135,9 @@ type Result struct {
 	Buckets         int    `json:"buckets"`
 	GradientBytes   int    `json:"gradient_bytes"`
 	Multiprocessors int    `json:"sms"` // 0: all
+	// Pattern is how buckets are reduced, Density how much of a sparse one is sent.
+	Pattern string  `json:"pattern"`
+	Density float64 `json:"density"`
 
 	// ComputeMS is the forward and backward pass alone.
 	ComputeMS float64 `json:"compute_ms"`
@@ -135,7 +154,9 @@ type Result struct {
 
 	// Hidden is (ComputeMS + CommFlatMS - OverlappedMS) / CommFlatMS: the share of
 	// the communication that takes no extra time, against the fastest way to
-	// communicate the same bytes. 0 if there is nothing to communicate.
+	// communicate the same bytes. 0 if there is nothing to communicate. With a sparse
+	// pattern it is of CommMS, what selects, exchanges and merges all buckets alone;
+	// CommFlatMS is that of a dense step all the same.
 	Hidden float64 `json:"hidden"`
 	// OverlappedMS - ComputeMS is the sum of these two: the passes take longer
 	// beside communication, and what is reduced after the last product.
@@ -196,7 +217,10 @@ func (s *session) result(ctx context.Context, phases []phase, recorded []recordi
 	out := Result{
 		Device: s.Runtime.Name(), Ranks: s.Comm.WorldSize(), Layers: cfg.Layers, Width: cfg.Width, Batch: cfg.Batch,
 		BucketBytes: cfg.BucketBytes, Buckets: len(s.alone.sync.Buckets()), GradientBytes: s.model.flat.Bytes(),
-		Multiprocessors: cfg.Multiprocessors,
+		Multiprocessors: cfg.Multiprocessors, Pattern: distributed.Dense, Density: 1,
+	}
+	if cfg.sparse() {
+		out.Pattern, out.Density = cfg.Pattern, cfg.Density
 	}
 	medians := make(map[phaseName][2]float64, len(phases)) // total and busy, in milliseconds
 	for i, p := range phases {
@@ -214,8 +238,12 @@ func (s *session) result(ctx context.Context, phases []phase, recorded []recordi
 	out.CommBesideMS, out.SequentialMS, out.OverlappedMS = total(reducingBeside), total(sequential), total(overlapped)
 	busy := medians[overlapped][1]
 	out.TailMS, out.SlowdownMS = out.OverlappedMS-busy, busy-out.ComputeMS
-	if out.Ranks > 1 && out.CommFlatMS > 0 {
-		out.Hidden = (out.ComputeMS + out.CommFlatMS - out.OverlappedMS) / out.CommFlatMS
+	alone := out.CommFlatMS
+	if cfg.sparse() {
+		alone = out.CommMS
+	}
+	if out.Ranks > 1 && alone > 0 {
+		out.Hidden = (out.ComputeMS + alone - out.OverlappedMS) / alone
 	}
 	if out.ComputeMS > 0 {
 		out.TFLOPS = s.model.flops / out.ComputeMS / 1e9

@@ -14,15 +14,21 @@ const (
 	Forward   Kind = "forward"
 	Backward  Kind = "backward"
 	AllReduce Kind = "allreduce"
+	Select    Kind = "select" // of a sparse bucket, and the next two
+	Exchange  Kind = "exchange"
+	Merge     Kind = "merge"
 )
 
 // Kinds returns all kinds.
-func Kinds() []Kind { return []Kind{Forward, Backward, AllReduce} }
+func Kinds() []Kind { return []Kind{Forward, Backward, AllReduce, Select, Exchange, Merge} }
 
 // Lane is the stream that a kind of work runs on.
 func (k Kind) Lane() Lane {
-	if k == AllReduce {
+	switch k {
+	case AllReduce, Exchange:
 		return CommunicationLane
+	case Select, Merge:
+		return SparseLane
 	}
 	return ComputeLane
 }
@@ -36,22 +42,27 @@ func (k Kind) Color() color.RGBA {
 		return color.RGBA{R: 0x88, G: 0xcc, B: 0xee, A: 255}
 	case Backward:
 		return color.RGBA{R: 0x33, G: 0x22, B: 0x88, A: 255}
+	case Select:
+		return color.RGBA{R: 0x11, G: 0x77, B: 0x33, A: 255}
+	case Merge:
+		return color.RGBA{R: 0xdd, G: 0xcc, B: 0x77, A: 255}
 	default:
 		return color.RGBA{R: 0xcc, G: 0x66, B: 0x77, A: 255}
 	}
 }
 
-// Lane is one of the two streams of a rank.
+// Lane is one of the streams of a rank.
 type Lane string
 
 // The lanes.
 const (
 	ComputeLane       Lane = "compute"
+	SparseLane        Lane = "sparse buckets"
 	CommunicationLane Lane = "communication"
 )
 
-// Lanes returns both, in the order in which pictures show them.
-func Lanes() []Lane { return []Lane{ComputeLane, CommunicationLane} }
+// Lanes returns all, in the order in which pictures show them.
+func Lanes() []Lane { return []Lane{ComputeLane, SparseLane, CommunicationLane} }
 
 // Span is a piece of work on a stream.
 type Span struct {

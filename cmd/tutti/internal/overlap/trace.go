@@ -2,9 +2,11 @@ package overlap
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
 )
 
 // clock hands out timers and takes all of them back at once.
@@ -43,12 +45,22 @@ func (c *clock) close() error {
 // Trace records when the work of a step runs, by timers between the pieces on
 // both streams, one step after the other. A nil Trace records nothing.
 type Trace struct {
+	mu         sync.Mutex // stages come from another goroutine
 	clock      clock
 	ops        comm.StreamSyncOps
 	stream     uintptr // the compute stream
 	begin, end uintptr
 	compute    []computeMark
 	reductions []reductionMarks
+	stages     []stageMark // of sparse buckets, in the order in which they were submitted
+	ready      []uintptr   // of a sparse bucket, on the compute stream
+}
+
+// stageMark is the end of a stage of a sparse bucket.
+type stageMark struct {
+	timer  uintptr
+	bucket int
+	stage  distributed.Stage
 }
 
 // computeMark is a point on the compute stream. The piece of work that ends there
@@ -72,8 +84,43 @@ func NewTrace(device Compute) *Trace { return &Trace{clock: clock{device: device
 // Begin begins a step and forgets the one before.
 func (t *Trace) Begin(ops comm.StreamSyncOps, computeStream uintptr) (err error) {
 	t.clock.reset()
-	t.ops, t.stream, t.compute, t.reductions = ops, computeStream, nil, nil
-	t.begin, err = t.clock.record(t.onCompute)
+	t.ops, t.stream, t.compute, t.reductions, t.stages, t.ready = ops, computeStream, nil, nil, nil, nil
+	t.begin, err = t.record(t.onCompute)
+	return err
+}
+
+// record records a timer.
+func (t *Trace) record(on func(timer uintptr) error) (uintptr, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.clock.record(on)
+}
+
+// Ready is called before a sparse bucket is handed over, one after the other.
+func (t *Trace) Ready() error {
+	if t == nil {
+		return nil
+	}
+	if err := t.Computed("", ""); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ready = append(t.ready, t.compute[len(t.compute)-1].timer)
+	return nil
+}
+
+// Passed is called when a stage of a sparse bucket was submitted; stream is where they
+// are picked from and merged.
+func (t *Trace) Passed(bucket int, stage distributed.Stage, stream uintptr) error {
+	on := t.ops.RecordOnCommStream
+	if stage != distributed.Exchanged {
+		on = func(timer uintptr) error { return t.ops.RecordOnStream(timer, stream) }
+	}
+	timer, err := t.record(on)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stages = append(t.stages, stageMark{timer, bucket, stage})
 	return err
 }
 
@@ -82,7 +129,7 @@ func (t *Trace) Computed(kind Kind, name string) error {
 	if t == nil {
 		return nil
 	}
-	timer, err := t.clock.record(t.onCompute)
+	timer, err := t.record(t.onCompute)
 	t.compute = append(t.compute, computeMark{timer, kind, name})
 	return err
 }
@@ -96,14 +143,14 @@ func (t *Trace) Reduced(name string) error {
 	if err := t.Computed("", ""); err != nil {
 		return err
 	}
-	end, err := t.clock.record(t.ops.RecordOnCommStream)
+	end, err := t.record(t.ops.RecordOnCommStream)
 	t.reductions = append(t.reductions, reductionMarks{t.compute[len(t.compute)-1].timer, end, name})
 	return err
 }
 
 // End ends the step: the compute stream waits for all that belongs to it.
 func (t *Trace) End() (err error) {
-	t.end, err = t.clock.record(t.onCompute)
+	t.end, err = t.record(t.onCompute)
 	return err
 }
 
@@ -132,6 +179,18 @@ func (t *Trace) Timeline(name string) (Timeline, error) {
 		end := since(m.end)
 		out.Spans = append(out.Spans, Span{Kind: AllReduce, Name: m.name, Start: max(last, since(m.ready)), End: end})
 		last = end
+	}
+	// So do stages, and each when the one before it of its bucket is.
+	lasts, done := make(map[Lane]float64), make(map[int]float64)
+	for b, timer := range t.ready {
+		done[b] = since(timer)
+	}
+	kinds := map[distributed.Stage]Kind{distributed.Selected: Select, distributed.Exchanged: Exchange, distributed.Finished: Merge}
+	for _, m := range t.stages {
+		kind, end := kinds[m.stage], since(m.timer)
+		lane := kind.Lane()
+		out.Spans = append(out.Spans, Span{Kind: kind, Name: bucketName(m.bucket), Start: min(end, max(lasts[lane], done[m.bucket])), End: end})
+		lasts[lane], done[m.bucket] = end, end
 	}
 	return out, errors.Join(errs...)
 }

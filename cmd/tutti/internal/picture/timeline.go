@@ -49,12 +49,22 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	p.X.Min, p.X.Max = 0, timeMargin*longest/1e3
 	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
 	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
+	shown := make(map[overlap.Kind]bool)
+	used := make(map[overlap.Lane]bool)
+	for _, t := range timelines {
+		for _, s := range t.Spans {
+			shown[s.Kind], used[s.Kind.Lane()] = true, true
+		}
+	}
 	var bars spans
 	var ticks []plot.Tick
 	y := 0.0
 	for _, t := range timelines {
 		lanes := make(map[overlap.Lane]float64)
 		for _, lane := range overlap.Lanes() {
+			if !used[lane] {
+				continue
+			}
 			lanes[lane] = y
 			ticks = append(ticks, plot.Tick{Value: y, Label: fmt.Sprintf("%s: %.1f ms\n%s", t.Name, t.Total/1e3, lane)})
 			y--
@@ -71,7 +81,9 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	p.Legend.Padding = vg.Points(2)
 	p.Legend.XOffs = vg.Points(8)
 	for _, kind := range overlap.Kinds() {
-		p.Legend.Add(string(kind), swatch{kind.Color()})
+		if shown[kind] {
+			p.Legend.Add(string(kind), swatch{kind.Color()})
+		}
 	}
 	return save(p, path)
 }
