@@ -108,10 +108,11 @@ type GradientStats struct {
 // where they are, as one group. What is to be sent of a sparse bucket is picked in
 // Ready. Without streams it travels while the backward pass goes on, and while the
 // next bucket is picked from, on a goroutine of the GradientSync (with Config.NoUndo
-// in Ready). With streams it is picked on the compute stream; what topkA, topkAopt,
-// gaussiank and gaussiankconcat then exchange is under way until Wait, and the other
-// patterns exchange in Ready, which ends when that is done where the host waits
-// ([NeedsHost]), and otherwise has the compute stream wait.
+// in Ready). With streams, buckets are picked from, exchanged and merged on a stream of
+// the GradientSync's own, behind an event of the compute stream for each, where
+// the runtime can branch ([runtime.Brancher]) and otherwise on the compute stream. Where
+// an exchange has the host wait ([NeedsHost]), that goroutine does it all, with
+// Config.NoUndo Ready.
 //
 // Where a bucket is sparse, gradients are clipped or overflows are looked for, a
 // step is a transaction of all buckets, unless Config.NoUndo is set: results are

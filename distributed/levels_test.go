@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -414,4 +415,69 @@ func TestLevelsAllocations(t *testing.T) {
 		return errors.Join(err, l.Close(), mesh.Close(), g.Free())
 	})
 	assert.Zero(t, perStep, "allocations per step")
+}
+
+// A mesh of communicators of two kinds is that of one communicator that is split, and
+// levels along it give the same bits.
+func TestLevelsOfJoinedCommunicators(t *testing.T) {
+	const hosts, perHost, n = 2, 3, 1003
+	host := cpu.New()
+	b := backend(t, hosts*perHost)
+	require.NoError(t, b.Run(t.Context(), hosts*perHost, func(ctx context.Context, r commtest.Rank) error {
+		split, err := meshOf(ctx, r.Comm, hosts, perHost)
+		if err != nil {
+			return err
+		}
+		within, err := r.Comm.Split(ctx, r.Comm.Rank()/perHost, r.Comm.Rank())
+		if err != nil {
+			return err
+		}
+		line, err := r.Comm.Split(ctx, r.Comm.Rank()%perHost, r.Comm.Rank())
+		if err != nil {
+			return err
+		}
+		between, err := comm.NewStaged(line, r.Runtime, host)
+		if err != nil {
+			return err
+		}
+		joined, err := distributed.JoinMesh(distributed.Line{Name: "0", Comm: between}, distributed.Line{Name: "1", Comm: within})
+		if err != nil {
+			return err
+		}
+		if _, err := distributed.JoinMesh(distributed.Line{Name: "0", Comm: within}, distributed.Line{Name: "0", Comm: within}); !errors.Is(err, comm.ErrArgument) {
+			return fmt.Errorf("two dimensions of one name: %v", err)
+		}
+		var results [2][][]uint32
+		for i, mesh := range []*distributed.Mesh{split, joined} {
+			at, err := mesh.Coord("1")
+			if err != nil || at != r.Comm.Rank()%perHost || mesh.Dims()[1].Size != perHost {
+				return fmt.Errorf("rank %d is at %d of %v: %w", r.Comm.Rank(), at, mesh.Dims(), err)
+			}
+			l, err := distributed.NewLevels(r.Runtime, mesh, n, distributed.Config{Pattern: "oktopk", Density: 0.3})
+			if err != nil {
+				return err
+			}
+			for step := range 3 {
+				tensor, err := runtime.FromSlice(r.Runtime, normal(n, r.Comm.Rank(), step))
+				if err != nil {
+					return err
+				}
+				if err := l.AllReduce(ctx, tensor); err != nil {
+					return err
+				}
+				results[i] = append(results[i], bits(tensor))
+				if err := tensor.Free(); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(l.Close(), mesh.Close()); err != nil {
+				return err
+			}
+		}
+		if !reflect.DeepEqual(results[0], results[1]) {
+			return errors.New("other bits")
+		}
+		return nil
+	}))
+	assert.NoError(t, host.Close())
 }

@@ -59,6 +59,7 @@ func TestNilCommunicator(t *testing.T) {
 		"NewSparse":       newSparse,
 		"NewGradientSync": newGradientSync,
 		"NewMesh":         newMesh,
+		"JoinMesh":        func() error { _, err := distributed.JoinMesh(distributed.Line{Name: "data"}); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var err error

@@ -84,6 +84,29 @@ func TestFakeCloseLeavesNothing(t *testing.T) {
 	}
 }
 
+func TestFakeBranch(t *testing.T) {
+	f := openFake(t)
+	rt := openRuntime(t, 0)
+	branch, err := rt.Branch()
+	require.NoError(t, err)
+	assert.Equal(t, rt.Device(), branch.Device())
+	assert.NotEqual(t, rt.ComputeStream(), branch.ComputeStream())
+	rt.Freeze()
+	assert.True(t, branch.Stats().Frozen)
+	rt.Unfreeze()
+	assert.False(t, branch.Stats().Frozen)
+	require.NoError(t, branch.Close())
+
+	forgotten, err := rt.Branch()
+	require.NoError(t, err)
+	_, err = forgotten.Allocate(100)
+	require.NoError(t, err)
+	assert.ErrorIs(t, rt.Close(), runtime.ErrLeak)
+	assert.Empty(t, f.alive())
+	_, err = rt.Branch()
+	assert.ErrorIs(t, err, runtime.ErrClosed)
+}
+
 func TestFakeCloseReportsPinnedMemory(t *testing.T) {
 	f := openFake(t)
 	rt := openRuntime(t, 0)
