@@ -77,6 +77,7 @@ type options struct {
 	adopt   bool
 	stream  uintptr
 	context uintptr
+	first   bool // the compute stream comes before others
 }
 
 // WithContext makes the runtime use an existing CUcontext of the GPU instead of its
@@ -122,9 +123,11 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 	return r, nil
 }
 
-// Branch implements [runtime.Brancher]: a runtime of the same context.
+// Branch implements [runtime.Brancher]: a runtime of the same context. Its stream has
+// the greatest priority: what is small and awaited gets its turn between the blocks of
+// the large kernels of the other one.
 func (r *Runtime) Branch() (runtime.Runtime, error) {
-	var opts []Option
+	opts := []Option{func(o *options) { o.first = true }}
 	if r.lent {
 		opts = append(opts, WithContext(r.ctx))
 	}
@@ -190,8 +193,16 @@ func (r *Runtime) init(o options, devices int) (err error) {
 			return err
 		}
 		r.compute = r.WrapStream(o.stream)
-	} else if r.compute, err = r.newStream(0, true); err != nil {
-		return err
+	} else {
+		priority := 0
+		if o.first {
+			if _, priority, err = r.StreamPriorities(); err != nil {
+				return err
+			}
+		}
+		if r.compute, err = r.newStream(priority, true); err != nil {
+			return err
+		}
 	}
 	return r.loadKernels("memory.ptx", 0, kernelScaleF32)
 }

@@ -166,9 +166,9 @@ func (r *overlapReport) finish() error {
 	} else {
 		r.print()
 	}
-	title := fmt.Sprintf("A training step of %s (%s) on rank 0 of %d × %s", backend.Counted(r.result.Layers, "layer"), patternText(r.result), r.result.Ranks, r.result.Device)
+	title := fmt.Sprintf("A step of %s (%s), rank 0 of %d × %s", backend.Counted(r.result.Layers, "layer"), patternText(r.result), r.result.Ranks, r.result.Device)
 	if r.result.Ranks > 1 {
-		title += fmt.Sprintf(": %.1f %% of the communication hidden", 100*r.result.Hidden)
+		title += fmt.Sprintf(": %.1f %% hidden", 100*r.result.Hidden)
 	}
 	for _, ext := range picture.Formats() {
 		path := filepath.Join(r.out, overlapPicture+ext)

@@ -75,7 +75,7 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 		y -= laneGap
 	}
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
-	p.Y.Max, p.Y.Min = laneHeight/2+legendReserve, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
+	p.Y.Max, p.Y.Min = laneHeight/2+legendReserve*float64(len(shown))/3, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
 	p.Add(bars)
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.Padding = vg.Points(2)
