@@ -178,11 +178,11 @@ var Table = []Fault{
 	{Name: "dead", What: "its process is killed",
 		Cells: gpu(map[string]Cell{
 			"mpi": shown("unless the launcher ends the job first, as it normally does", late(comm.ErrTimeout, comm.ErrPeerFailed)),
-		}, shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed)))},
+		}, lost)},
 	{Name: "exit", What: "its process ends without finalizing",
-		Cells: map[string]Cell{"mpi": shown("unless the launcher ends the job first", late(comm.ErrTimeout, comm.ErrPeerFailed))}},
+		Cells: gpu(map[string]Cell{"mpi": shown("unless the launcher ends the job first", late(comm.ErrTimeout, comm.ErrPeerFailed))}, lost)},
 	{Name: "stopped", What: "its process gets `SIGSTOP`, and goes on later",
-		Cells: map[string]Cell{"mpi": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true}}},
+		Cells: gpu(map[string]Cell{"mpi": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true}}, lost)},
 
 	{Name: "two goroutines", What: "each exchanges and waits, on one communicator",
 		play: func(p *player) error { return p.twoGoroutines([]comm.Communicator{p.c, p.c}) },
@@ -232,6 +232,7 @@ var Table = []Fault{
 var (
 	busy      = same(atOnce(comm.ErrBusy, comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, nil)).noting("`ErrBusy` for a wait beside another one, and never a hang")
 	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
+	lost      = shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed))
 	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
 	errCause  = errors.New("changed my mind")
 	errAside  = errors.New("has no part in the fault")

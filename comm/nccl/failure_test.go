@@ -38,6 +38,14 @@ func TestAKilledRank(t *testing.T) {
 		rankOfAKilledJob(t, way)
 		return
 	}
+	loseARank(t, early, inTheMid, symmetric)
+}
+
+// One that ends in peace, and one that stands still, are no different.
+func TestAnExitedRank(t *testing.T) { loseARank(t, gputest.Exits) }
+func TestAStoppedRank(t *testing.T) { loseARank(t, gputest.Stops) }
+
+func loseARank(t *testing.T, ways ...string) {
 	if gputest.Job(t).WorldSize > 1 {
 		t.Skip("starts processes of its own")
 	}
@@ -45,7 +53,7 @@ func TestAKilledRank(t *testing.T) {
 	if err != nil || n < 2 {
 		t.Skip("needs two GPUs")
 	}
-	for _, way := range []string{early, inTheMid, symmetric} {
+	for _, way := range ways {
 		t.Run(way, func(t *testing.T) { gputest.KillARank(t, "TestAKilledRank", way, min(n, 3)) })
 	}
 }
@@ -69,10 +77,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.NoError(t, c.Barrier(ctx))
 	for i := range 100 {
 		if j.Rank == victim && (i == 10 || way == early) {
-			self, err := os.FindProcess(os.Getpid())
-			require.NoError(t, err)
-			require.NoError(t, self.Kill())
-			select {} // until the signal is there
+			gputest.BeLost(t, way)
 		}
 		require.NoError(t, c.AllReduce(buf, buf, elements, dtype.F32, comm.Sum))
 	}
@@ -83,7 +88,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	err = c.Sync(wait)
 	t.Logf("after %v: %v", time.Since(began).Round(time.Millisecond), err)
 	require.True(t, errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed), "%v", err)
-	if errors.Is(err, comm.ErrTimeout) {
+	if errors.Is(err, comm.ErrTimeout) && way != gputest.Stops {
 		require.ErrorContains(t, err, fmt.Sprintf("rank %d is gone, and had reported", victim))
 	}
 	require.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrBroken)

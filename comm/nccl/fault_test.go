@@ -18,7 +18,7 @@ func TestFaults(t *testing.T) {
 	each := goroutinesOnGPUs(t)
 	t.Run("nccl", func(t *testing.T) {
 		faulttest.Run(t, "nccl", faulttest.Backend{Each: each, Elsewhere: map[string]func(*testing.T){
-			"dead": TestAKilledRank, "no library": TestALibraryThatDoesNotServe,
+			"dead": TestAKilledRank, "exit": TestAnExitedRank, "stopped": TestAStoppedRank, "no library": TestALibraryThatDoesNotServe,
 		}})
 	})
 	t.Run("checked", func(t *testing.T) { faulttest.Run(t, faulttest.Checked, faulttest.Backend{Each: each}) })

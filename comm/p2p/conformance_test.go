@@ -86,6 +86,14 @@ func TestAKilledRank(t *testing.T) {
 		rankOfAKilledJob(t, way)
 		return
 	}
+	loseARank(t, "eager", "graph")
+}
+
+// One that ends in peace, and one that stands still, are no different.
+func TestAnExitedRank(t *testing.T) { loseARank(t, gputest.Exits) }
+func TestAStoppedRank(t *testing.T) { loseARank(t, gputest.Stops) }
+
+func loseARank(t *testing.T, ways ...string) {
 	if gputest.Job(t).WorldSize > 1 {
 		t.Skip("starts processes of its own")
 	}
@@ -93,7 +101,7 @@ func TestAKilledRank(t *testing.T) {
 	if err != nil || n < 2 {
 		t.Skip("needs two GPUs")
 	}
-	for _, way := range []string{"eager", "graph"} {
+	for _, way := range ways {
 		t.Run(way, func(t *testing.T) { gputest.KillARank(t, "TestAKilledRank", way, min(n, 4)) })
 	}
 }
@@ -122,17 +130,14 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	graph, err := stream.Capture(some)
 	require.NoError(t, err)
 	replay := func() error { return graph.Launch(stream) }
-	if way == "eager" {
+	if way != "graph" {
 		replay = some
 	}
 	require.NoError(t, replay())
 	require.NoError(t, c.Sync(ctx))
 	victim := j.WorldSize - 1
 	if j.Rank == victim {
-		self, err := os.FindProcess(os.Getpid())
-		require.NoError(t, err)
-		require.NoError(t, self.Kill())
-		select {}
+		gputest.BeLost(t, way)
 	}
 	for range 10 {
 		require.NoError(t, replay())

@@ -24,7 +24,7 @@ func TestFaults(t *testing.T) {
 		require.NoError(t, err)
 	}
 	faulttest.Run(t, "p2p", faulttest.Backend{
-		Elsewhere: map[string]func(*testing.T){"dead": TestAKilledRank},
+		Elsewhere: map[string]func(*testing.T){"dead": TestAKilledRank, "exit": TestAnExitedRank, "stopped": TestAStoppedRank},
 		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
 			return each(len(ranks), func(r int) error { return body(ctx, ranks[r]) })
 		}})

@@ -4,6 +4,7 @@
 package gputest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -11,10 +12,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,8 +138,32 @@ func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect fu
 // and in which way it does.
 const VictimVariable = "TUTTI_TEST_VICTIM"
 
-// KillARank runs a test again in n processes, a job, of which the last kills itself.
-// The others print that they went on.
+// Ways of the last process of a job to be lost. Any other way kills it.
+const (
+	Exits = "exits"
+	Stops = "stops"
+)
+
+// stopSignal is SIGSTOP on Linux, where GPUs are.
+const stopSignal = syscall.Signal(19)
+
+// BeLost ends or stops this process, the victim.
+func BeLost(t testing.TB, way string) {
+	self, err := os.FindProcess(os.Getpid())
+	require.NoError(t, err)
+	switch way {
+	case Exits:
+		os.Exit(3)
+	case Stops:
+		require.NoError(t, self.Signal(stopSignal))
+	default:
+		require.NoError(t, self.Kill())
+	}
+	select {} // until the signal is there
+}
+
+// KillARank runs a test again in n processes, a job, of which the last is lost
+// ([BeLost]). The others print that they went on.
 func KillARank(t *testing.T, test, way string, n int) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -159,10 +184,14 @@ func KillARank(t *testing.T, test, way string, n int) {
 		require.NoError(t, p.Start())
 		processes[rank] = p
 	}
-	for rank, p := range slices.Backward(processes) {
+	for rank, p := range processes {
+		ended := map[string]string{Exits: "exit status 3"}[way]
+		if rank == n-1 && way == Stops {
+			require.NoError(t, p.Process.Kill())
+		}
 		err := p.Wait()
 		if rank == n-1 {
-			assert.ErrorContains(t, err, "kill", "the victim: %s", &outputs[rank])
+			assert.ErrorContains(t, err, cmp.Or(ended, "kill"), "the victim: %s", &outputs[rank])
 			continue
 		}
 		assert.NoError(t, err, "rank %d: %s", rank, &outputs[rank])
