@@ -62,6 +62,9 @@ type Checked struct {
 // CheckedOption changes how a [Checked] works.
 type CheckedOption func(*Checked)
 
+// checkPatience is how long a Checked waits unless told, and at least when it is made.
+const checkPatience = 30 * time.Second
+
 // CheckTimeout sets how long a rank waits for the others to come to the same
 // call. It is 30 seconds unless set.
 func CheckTimeout(d time.Duration) CheckedOption { return func(k *Checked) { k.timeout = d } }
@@ -100,13 +103,13 @@ func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Che
 		Wrapped: Wrap(c),
 		rt:      rt,
 		check:   Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
-		timeout: 30 * time.Second,
+		timeout: checkPatience,
 	}
 	k.Calls = NewCalls(&k.check, k)
 	for _, o := range opts {
 		o(k)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), max(k.timeout, checkPatience))
 	defer cancel()
 	for _, side := range k.sides() {
 		made, err := c.Split(ctx, 0, c.Rank())
