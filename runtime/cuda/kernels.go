@@ -108,7 +108,7 @@ func (s *sparse) pick(p *selection) error {
 		p.room = min(4*wanted/warps+64, (tiles(p.src.N)*block/32/warps+1)*tileElements/(block/32))
 	}
 	for _, region := range [...]struct{ which, bytes int }{
-		{segmentIndices, 4 * warps * p.room}, {segmentValues, 4 * warps * p.room}, {segmentCounts, 4 * warps},
+		{segmentIndices, 4 * warps * p.room}, {segmentValues, 4 * warps * p.room}, {segmentCounts, 4 * (warps + p.blocks)},
 	} {
 		if err := s.grow(region.which, region.bytes); err != nil {
 			return err
@@ -133,7 +133,7 @@ func (s *sparse) cut(p *selection) error {
 	return s.rt.launchBlocks(kernelCut, blocks, streamsPerSM,
 		s.at(control), s.at(status), s.at(statusTies),
 		s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
-		s.at(segmentsAbove), s.at(segmentsEqual), s.at(candidates), maxCandidates,
+		s.at(segmentsAbove), s.at(candidates), maxCandidates,
 		uint64(p.src.X), uint64(p.src.N), uint64(p.idx), uint64(p.length), flag(p.blocks > 0),
 		uint64(p.dst.Idx), uint64(p.dst.Val), uint64(p.dst.N), uint64(p.dst.Len),
 		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used),
@@ -142,13 +142,12 @@ func (s *sparse) cut(p *selection) error {
 
 // sift launches sift, after pick.
 func (s *sparse) sift(p *selection) error {
-	counts := 4 * p.blocks * block / 32
-	if err := errors.Join(s.grow(segmentsAbove, counts), s.grow(segmentsEqual, counts), s.grow(candidates, 8*maxCandidates)); err != nil {
+	if err := errors.Join(s.grow(segmentsAbove, 4*p.blocks*(block/32+1)), s.grow(candidates, 8*maxCandidates)); err != nil {
 		return err
 	}
 	return s.rt.launchBlocks(kernelSift, p.blocks, streamsPerSM,
 		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
-		s.at(segmentsAbove), s.at(segmentsEqual), s.at(candidates), maxCandidates, uint64(p.src.N), uint64(p.length), uint64(p.k))
+		s.at(segmentsAbove), s.at(candidates), maxCandidates, uint64(p.src.N), uint64(p.length), uint64(p.k))
 }
 
 func (s *sparse) pickAndCut(p selection) error {

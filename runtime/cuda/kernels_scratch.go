@@ -40,7 +40,6 @@ const (
 	segmentValues
 	segmentCounts
 	segmentsAbove // what sift counts
-	segmentsEqual
 	candidates
 	partial // sums of segments, or sorted samples
 	lists   // descriptors of lists
@@ -49,7 +48,7 @@ const (
 
 // Sizes that kernels/ counts with.
 const (
-	controlBytes    = 32 << 10
+	controlBytes    = 40 << 10
 	tileElements    = 4096
 	smallTile       = 1024
 	smallTilesBelow = 1 << 22 // elements

@@ -142,7 +142,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	top, near, picked, of := b.entries(k), b.entries(2*k), b.entries(2*k), b.entries(k)
 	threshold, state, used := put(b, []float32{2.6}), put(b, []uint32{math.Float32bits(2.6), 0}), room[float32](b, 1)
 	faults := room[int32](b, 1)
-	lists := []runtime.Entries{top, near, picked, of}
+	lists, nothing := []runtime.Entries{top, near, picked, of}, []runtime.Entries{{}}
 	dense, f32 := room[byte](b, n*dt.Size()), room[float32](b, n)
 	array := runtime.Array{Ptr: f32, N: n, Faults: faults}
 	union := b.entries(6 * k)
@@ -161,6 +161,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"Select", func() error { return b.Select(plain, threshold, picked) }},
 		{"TopOf", func() error { return b.TopOf(near, k/2, of) }},
 		{"Merge", func() error { return b.Merge(dense, dt, n, lists, 0.3, faults, 0) }},
+		{"Union of nothing", func() error { return b.Union(union, n, nothing, 0.3, faults) }},
 		{"Union", func() error { return b.Union(union, n, lists, 0.3, faults) }},
 		{"AboveOf", func() error { return b.AboveOf(union, threshold, picked) }},
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},

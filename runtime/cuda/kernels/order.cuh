@@ -21,7 +21,7 @@ DEVICE u32 length_of(u64 n, const i32 *length) {
 }
 DEVICE u32 length_of(const entries &l) { return length_of(l.n, l.length); }
 
-enum { histogram_bins = 4096, superset_bins = 1024, max_phases = 8, max_counts = 64 };
+enum { histogram_bins = 4096, superset_bins = 4096, max_phases = 8, max_counts = 64 };
 
 // A phase of cut, see there.
 struct phase {
@@ -36,19 +36,22 @@ struct listed {
   float threshold;
 };
 
-// What sift leaves to cut.
+// What sift leaves to cut: the last of the k largest is the rank-th largest of those
+// with keys in [key, key + 2^bits), the candidates.
 struct last {
-  u32 enough;    // the segments have the k largest
-  u32 key, rank; // of the last of them, and among those that equal it
+  u32 enough; // the segments have the k largest
+  u32 key, bits, rank;
 };
 
 // The memory that kernels leave to each other, and to themselves: all of it is
-// zero between two kernels, except the epoch and what pick and sift leave to cut.
+// zero between two kernels, except the epoch and what pick and sift leave to cut:
+// listed, last, candidates and superset.
 struct control {
   u32 epoch;  // of this launch; tags what its blocks tell each other
   u32 ticket; // next tile
   u32 done;   // blocks
   u32 total;  // entries found
+  u32 candidates;
   u32 phases; // of cut that are known, beyond the first
   u32 finished;
   struct listed listed;

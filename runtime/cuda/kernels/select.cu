@@ -20,15 +20,28 @@ constexpr float superset = 0.97f;
 
 // The superset's histogram has bins of 2^superset_shift keys from its threshold
 // on; the last one has the rest.
-enum { superset_shift = 12 };
+enum { superset_shift = 10 };
 
 // The segments: one for each warp of pick, with room for some entries, and how
-// many its warp found, which may be more.
+// many its warp found, which may be more. Behind these counts come those of the blocks.
+enum : u32 { overfull = 1u << 31 }; // of a block's count: a warp found more than there is room for
 struct segments {
   i32 *idx;
   float *val;
   u32 *count;
   u64 room, blocks; // of one; and of pick
+
+  METHOD u32 warps() const { return (u32)blocks * block_warps; }
+  // put stores a warp's count, and the block's. All threads of the block call it.
+  METHOD void put(u32 *counts, u32 mine) const {
+    static SHARED u32 of[block_warps];
+    if (lane() == 0) counts[block() * block_warps + warp()] = of[warp()] = mine;
+    barrier();
+    if (thread() > 0) return;
+    u32 all = 0, full = 0;
+    for (u32 w = 0; w < block_warps; w++) all += of[w], full |= of[w] > room ? overfull : 0;
+    counts[warps() + block()] = all | full;
+  }
 };
 
 // The array that entries are picked from; or a list, whose values it is then.
@@ -65,6 +78,22 @@ struct pick_args {
   const float *threshold; // mode_near: with the age behind it
   u64 interval;           // of mode_near
 };
+
+// each_of has a warp load n things, some of each lane together, and calls f with each
+// of them, and with what is behind them, up to a whole number of warps.
+template <u32 ahead, typename L, typename F> DEVICE void each_of(u32 n, L load, F f) {
+  for (u32 first = 0; first < n; first += ahead * warp_size) {
+    decltype(load(0)) v[ahead];
+#pragma unroll
+    for (u32 j = 0; j < ahead; j++)
+      if (first + j * warp_size + lane() < n) v[j] = load(first + j * warp_size + lane());
+#pragma unroll
+    for (u32 j = 0; j < ahead; j++) {
+      const u32 i = first + j * warp_size + lane();
+      if (i - lane() < n) f(i, i < n, v[j]);
+    }
+  }
+}
 
 // A whole tile on its way from memory.
 template <int Q, typename G> struct coming {
@@ -225,7 +254,7 @@ KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
     for (u32 i = thread(); i < superset_bins; i += block_threads) histogram[i] = 0;
     barrier();
   }
-  if (thread_index() == 0) c->listed = listed{mode, key, t};
+  if (thread_index() == 0) c->listed = listed{mode, key, t}, c->candidates = 0;
 
   const u32 number = block() * block_warps + warp();
   const bool lists = mode != mode_none;
@@ -239,12 +268,13 @@ KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
   case type_bf16: count = pick_part<bf16>(a, s, number, key, lists); break;
   }
   if (a.mode == mode_none) return;
-  if (lane() == 0) a.to.count[number] = count;
+  a.to.put(a.to.count, count);
   if (mode != mode_top) return;
-  warp_barrier();
   const float *val = a.to.val + number * a.to.room;
-  for (u32 i = lane(); i < least(count, (u32)a.to.room); i += warp_size)
-    add_to(&histogram[least((key_of(val[i]) - key) >> superset_shift, (u32)superset_bins - 1)], 1);
+  const u32 held = least(count, (u32)a.to.room);
+  each_of<4>(held, [&] METHOD (u32 i) { return val[i]; }, [&] METHOD (u32, bool inside, float v) {
+    if (inside) add_to(&histogram[least((key_of(v) - key) >> superset_shift, (u32)superset_bins - 1)], 1);
+  });
   barrier();
   for (u32 i = thread(); i < superset_bins; i += block_threads)
     if (histogram[i]) add_to(&c->superset[i], histogram[i]);
@@ -283,44 +313,34 @@ DEVICE void clear(u32 *histogram, u32 bins) {
   for (u32 i = thread() * 4; i < bins; i += block_threads * 4) store_words(histogram + i, words<4>{});
 }
 
-// tally adds up one or two counts of the segments: of those before a warp's, and of
-// all. full: one has found more than it has room for.
+// tally adds up a count of the segments: of those before a warp's, and of all.
+// full: one has found more than it has room for.
 struct tally {
-  u32 before[2], all[2];
+  u32 before, all;
   bool full;
-  METHOD tally(const segments &g, const u32 *one, const u32 *other = nullptr) : before{}, all{}, full(false) {
+  METHOD tally(const segments &g, const u32 *count) : before(0), all(0), full(false) {
     enum { ahead = 4 };
-    static SHARED u32 those[2][block_warps], total[2][block_warps];
-    const u32 mine = block() * block_warps, end = (u32)g.blocks * block_warps;
+    static SHARED u32 those[block_warps], total[block_warps];
+    const u32 mine = block() * block_warps + lane(), end = (u32)g.blocks;
+    const u32 beside = lane() < warp() && mine < g.warps() ? count[mine] : 0;
     for (u32 from = thread(); from < end; from += ahead * block_threads) {
-      u32 n[2][ahead] = {};
-#pragma unroll
-      for (u32 j = 0; j < ahead; j++) {
-        const u32 i = from + j * block_threads;
-        if (i < end) n[0][j] = one[i];
-        if (i < end && other) n[1][j] = other[i];
-      }
+      u32 n[ahead] = {};
 #pragma unroll
       for (u32 j = 0; j < ahead; j++)
+        if (from + j * block_threads < end) n[j] = count[g.warps() + from + j * block_threads];
 #pragma unroll
-        for (u32 c = 0; c < 2; c++) {
-          all[c] += n[c][j], full |= n[c][j] > g.room;
-          if (from + j * block_threads < mine) before[c] += n[c][j];
-        }
+      for (u32 j = 0; j < ahead; j++) {
+        full |= (n[j] & overfull) != 0;
+        all += n[j] & ~overfull;
+        if (from + j * block_threads < block()) before += n[j] & ~overfull;
+      }
     }
+    all = warp_sum(all), before = warp_sum(before);
     barrier();
-#pragma unroll
-    for (u32 c = 0; c < 2; c++) {
-      const u32 a = warp_sum(all[c]), b = warp_sum(before[c]);
-      if (lane() == 0) total[c][warp()] = a, those[c][warp()] = b;
-    }
+    if (lane() == 0) total[warp()] = all, those[warp()] = before;
     full = barrier_count(full) > 0;
-#pragma unroll
-    for (u32 c = 0; c < 2; c++) {
-      const u32 *count = c ? other : one;
-      all[c] = 0, before[c] = count && mine < end ? warp_sum(lane() < warp() ? count[mine + lane()] : 0) : 0;
-      for (u32 w = 0; w < block_warps; w++) all[c] += total[c][w], before[c] += those[c][w];
-    }
+    all = 0, before = warp_sum(beside);
+    for (u32 w = 0; w < block_warps; w++) all += total[w], before += those[w];
   }
 };
 
@@ -333,11 +353,12 @@ struct segment {
       : idx(s.idx + number * s.room), val(s.val + number * s.room), found(s.count[number]), held(least(found, (u32)s.room)) {}
 };
 
-// What sift finds out of the segments, whose entries reach listed.key: where the
-// k largest end.
+// What sift finds out of the segments, whose entries reach listed.key: which of them
+// may be the last of the k largest, a key and a segment each, and how many of each
+// segment are larger than these.
 struct sifted {
-  u32 *above, *equal; // how many entries of each segment are larger than the last of the k, and equal to it
-  u64 *candidates;    // for the last of the k: key and segment
+  u32 *above;
+  u64 *candidates;
   u64 room;
 };
 
@@ -351,77 +372,32 @@ struct sift_args {
 };
 
 KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
-  enum { ahead = 4 }; // loads on their way together
-  alignas(16) static SHARED u32 histogram[histogram_bins];
   static SHARED u32 totals[block_warps];
   control *c = a.c;
   const listed l = c->listed;
-  u32 rank = least((u32)a.k, length_of(a.n, a.length));
+  const u32 rank = least((u32)a.k, length_of(a.n, a.length));
   const tally t(a.from, a.from.count);
-  const bool all = l.mode == mode_top && rank > 0 && t.all[0] >= rank && !t.full;
-  u32 lo = 0, bits = 0;
-  if (all) {
+  last z = {};
+  if (l.mode == mode_top && rank > 0 && t.all >= rank && !t.full) {
     const place p = find<superset_bins>(c->superset, rank, totals);
-    lo = l.key + (p.bin << superset_shift);
-    bits = p.bin < superset_bins - 1 ? superset_shift : 32 - leading_zeros(key_end - 1 - lo);
-    rank -= p.before;
+    z.enough = 1, z.key = l.key + (p.bin << superset_shift), z.rank = rank - p.before;
+    z.bits = p.bin < superset_bins - 1 ? superset_shift : 32 - leading_zeros(key_end - 1 - z.key);
+    u32 above = 0;
+    const u32 number = block() * block_warps + warp();
     if (block() < a.from.blocks) {
-      const u32 number = block() * block_warps + warp();
       const segment g(a.from, number);
-      u32 above = 0;
-      for (u32 from = lane(); from < g.held; from += ahead * warp_size) {
-        u32 key[ahead];
-#pragma unroll
-        for (u32 j = 0; j < ahead; j++) key[j] = from + j * warp_size < g.held ? key_of(g.val[from + j * warp_size]) : 0;
-#pragma unroll
-        for (u32 j = 0; j < ahead; j++) {
-          if (key[j] < lo) continue; // lo is above 0
-          if ((key[j] - lo) >> bits) {
-            above++;
-          } else {
-            const u32 at = add_to(&c->total, 1);
-            if (at < a.to.room) store(&a.to.candidates[at], (u64)number << 32 | key[j]);
-          }
-        }
-      }
-      above = warp_sum(above);
-      if (lane() == 0) store(&a.to.above[number], above), store(&a.to.equal[number], 0u);
+      each_of<4>(g.held, [&] METHOD (u32 i) { return key_of(g.val[i]); }, [&] METHOD (u32, bool inside, u32 key) {
+        const bool reaches = inside && key >= z.key, candidate = reaches && (key - z.key) >> z.bits == 0;
+        above += reaches && !candidate;
+        const u32 some = ballot(candidate);
+        if (!some) return;
+        const u32 at = shuffle(lane() == 0 ? add_to(&c->candidates, ones(some)) : 0, 0) + ones(some & ((1u << lane()) - 1));
+        if (candidate && at < a.to.room) a.to.candidates[at] = (u64)number << 32 | key;
+      });
+      a.from.put(a.to.above, warp_sum(above));
     }
   }
-  if (!last_block(c)) return;
-  const u32 found = load(&c->total);
-  const bool enough = all && found <= a.to.room;
-  const auto each = [&] METHOD (auto f) { // of the candidates
-    for (u32 from = thread(); from < found; from += ahead * block_threads) {
-      u64 one[ahead];
-#pragma unroll
-      for (u32 j = 0; j < ahead; j++)
-        if (from + j * block_threads < found) one[j] = load(&a.to.candidates[from + j * block_threads]);
-#pragma unroll
-      for (u32 j = 0; j < ahead; j++)
-        if (from + j * block_threads < found) f((u32)one[j], (u32)(one[j] >> 32));
-    }
-  };
-  while (enough && bits > 0) { // the rank-th largest
-    const u32 shift = bits > digit_bits ? bits - digit_bits : 0;
-    barrier();
-    for (u32 i = thread() * 4; i < histogram_bins; i += block_threads * 4) store_near(&histogram[i], words<4>{});
-    barrier();
-    each([&] METHOD (u32 key, u32) {
-      const u32 offset = key - lo;
-      if (offset >> bits == 0) add_to(&histogram[offset >> shift], 1);
-    });
-    barrier();
-    const place p = find<histogram_bins, true>(histogram, rank, totals);
-    lo += p.bin << shift, bits = shift, rank -= p.before;
-  }
-  if (enough)
-    each([&] METHOD (u32 key, u32 segment) {
-      if (key >= lo) add_to(key > lo ? &a.to.above[segment] : &a.to.equal[segment], 1);
-    });
-  if (thread() == 0) c->last = last{enough, lo, rank};
-  clear(c->superset, superset_bins);
-  reset(c);
+  if (thread_index() == 0) c->last = z;
 }
 
 // cut works in phases. A block takes tickets, which are units of the phases, one
@@ -542,36 +518,27 @@ DEVICE void restore(const cut_args &a, const segment &g) {
   warp_barrier();
 }
 
-// write_segment lists those entries of a warp's segment that are above l.key, and
-// the first ones that equal it, l.rank of all segments; na and ne come in the
+// write_segment lists those entries of a warp's segment that are above last, and
+// the first ones that equal it, rank of all segments; na and ne come in the
 // segments before. pick has taken them all. What a full segment does not hold is
 // looked for again: all that reaches key is wanted then.
-DEVICE void write_segment(const cut_args &a, const source &s, const last &l, u32 number, u32 na, u32 ne, u32 key) {
+DEVICE void write_segment(const cut_args &a, const source &s, u32 last, u32 rank, u32 number, u32 na, u32 ne, u32 key) {
   const segment g(a.from, number);
   if (g.found == g.held) {
-    i32 next_index = 0;
-    float next_value = 0;
-    const auto load = [&] METHOD (u32 i) {
-      if (i < g.held) next_index = g.idx[i], next_value = g.val[i];
-    };
-    load(lane());
-    for (u32 from = 0; from < g.held; from += warp_size) {
-      const bool inside = from + lane() < g.held;
-      const i32 index = next_index;
-      const float value = next_value;
-      load(from + warp_size + lane());
-      const u32 mine_key = key_of(value), lower = (1u << lane()) - 1;
-      const bool is_above = inside && mine_key > l.key, is_equal = inside && mine_key == l.key;
+    struct entry { i32 index; float value; };
+    each_of<4>(g.held, [&] METHOD (u32 i) { return entry{g.idx[i], g.val[i]}; }, [&] METHOD (u32, bool inside, entry e) {
+      const u32 mine_key = key_of(e.value), lower = (1u << lane()) - 1;
+      const bool is_above = inside && mine_key > last, is_equal = inside && mine_key == last;
       const u32 aboves = ballot(is_above), equals = ballot(is_equal);
-      const u32 mine = ne + ones(equals & lower), at = na + ones(aboves & lower) + least(mine, l.rank);
-      if ((is_above || (is_equal && mine < l.rank)) && at < a.dst.n) {
-        a.dst.idx[at] = index;
-        a.dst.val[at] = value;
+      const u32 mine = ne + ones(equals & lower), at = na + ones(aboves & lower) + least(mine, rank);
+      if ((is_above || (is_equal && mine < rank)) && at < a.dst.n) {
+        a.dst.idx[at] = e.index;
+        a.dst.val[at] = e.value;
       } else if (inside && a.take) {
-        a.x[index] = value;
+        a.x[e.index] = e.value;
       }
       na += ones(aboves), ne += ones(equals);
-    }
+    });
     return;
   }
   if (a.take) restore(a, g);
@@ -623,25 +590,88 @@ DEVICE void accept(const cut_args &a, float threshold, u32 passed) {
   if (a.used) *a.used = threshold;
 }
 
+// settled is what a block finds out of sift's candidates: the last of the k largest, and
+// which of those that equal it are among them; and of the candidates that are above it,
+// and equal to it, how many there are before a warp's segment. all are above it.
+struct settled {
+  u32 key, rank, all, before[2];
+  METHOD settled(const cut_args &a, const last &z, u32 found, u32 *histogram, u32 *totals) : key(z.key), rank(z.rank), all(0), before{} {
+    static SHARED u32 sums[3][block_warps], beside[2][block_warps];
+    const u64 *candidates = a.sifted.candidates;
+    const auto each = [&] METHOD (auto f) {
+      enum { ahead = 4 };
+      for (u32 from = thread(); from < found; from += ahead * block_threads) {
+        u64 one[ahead];
+#pragma unroll
+        for (u32 j = 0; j < ahead; j++)
+          if (from + j * block_threads < found) one[j] = candidates[from + j * block_threads];
+#pragma unroll
+        for (u32 j = 0; j < ahead; j++)
+          if (from + j * block_threads < found) f((u32)one[j], (u32)(one[j] >> 32));
+      }
+    };
+    for (u32 bits = z.bits; bits > 0;) { // the rank-th largest
+      const u32 shift = bits > digit_bits ? bits - digit_bits : 0;
+      enum { few = 1 << superset_shift }; // what one bin of the superset may be
+      const bool small = bits <= superset_shift;
+      barrier();
+      for (u32 i = thread() * 4; i < (small ? few : (u32)histogram_bins); i += block_threads * 4) store_near(&histogram[i], words<4>{});
+      barrier();
+      each([&] METHOD (u32 k, u32) {
+        if ((k - key) >> bits == 0) add_to(&histogram[(k - key) >> shift], 1);
+      });
+      barrier();
+      const place p = small ? find<few, true>(histogram, rank, totals) : find<histogram_bins, true>(histogram, rank, totals);
+      key += p.bin << shift, bits = shift, rank -= p.before;
+    }
+    if (thread() < 2 * block_warps) beside[thread() / block_warps][thread() % block_warps] = 0;
+    barrier();
+    const u32 first = block() * block_warps;
+    each([&] METHOD (u32 k, u32 segment) {
+      if (k < key) return;
+      const u32 equal = k == key;
+      all += !equal;
+      if (segment < first)
+        before[0] += !equal, before[1] += equal;
+      else if (segment - first < block_warps)
+        add_to(&beside[equal][segment - first], 1);
+    });
+    const u32 s0 = warp_sum(before[0]), s1 = warp_sum(before[1]), s2 = warp_sum(all);
+    if (lane() == 0) sums[0][warp()] = s0, sums[1][warp()] = s1, sums[2][warp()] = s2;
+    barrier();
+    before[0] = before[1] = all = 0;
+    for (u32 w = 0; w < block_warps; w++) {
+      before[0] += sums[0][w] + (w < warp() ? beside[0][w] : 0);
+      before[1] += sums[1][w] + (w < warp() ? beside[1][w] : 0);
+      all += sums[2][w];
+    }
+  }
+};
+
 // close_gaps makes the list out of the segments, if they have it; no block waits
 // for another. Otherwise it says whether their entries are back in the array first.
-DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores) {
+DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores, u32 *histogram, u32 *totals) {
   const listed l = a.c->listed;
-  const last sift = a.c->last;
   const u32 number = block() * block_warps + warp();
   const bool inside = block() < a.from.blocks, first = block() == 0 && thread() == 0;
-  if (l.mode == mode_top && sift.enough) {
-    const tally t(a.from, a.sifted.above, a.sifted.equal);
-    if (inside) write_segment(a, s, sift, number, t.before[0], t.before[1], l.key);
-    if (first) report(a, t.all[0] + sift.rank, sift.key);
-    return true;
+  if (l.mode == mode_top) {
+    const last z = a.c->last;
+    const u32 found = a.c->candidates;
+    for (u64 i = thread_index() * 4; i < superset_bins; i += thread_count() * 4) store_words(a.c->superset + i, words<4>{});
+    if (z.enough && found <= a.sifted.room) {
+      if (!inside) return true;
+      const tally t(a.from, a.sifted.above);
+      const settled k(a, z, found, histogram, totals);
+      write_segment(a, s, k.key, k.rank, number, t.before + k.before[0], k.before[1], l.key);
+      if (first) report(a, t.all + k.all + k.rank, k.key);
+      return true;
+    }
   }
   const tally t(a.from, a.from.count);
-  const u32 found = t.all[0];
+  const u32 found = t.all;
   if (l.mode == mode_list || (l.mode == mode_near && a.min <= found && found <= a.dst.n)) {
     // Keys that reach l.key are above the one before it. All keys reach 0: then they are equal to it, or above.
-    const last all = l.key ? last{1, l.key - 1, 0} : last{1, 0, found};
-    if (inside) write_segment(a, s, all, number, t.before[0], 0, l.key);
+    if (inside) write_segment(a, s, l.key ? l.key - 1 : 0, l.key ? 0 : found, number, t.before, 0, l.key);
     if (first && l.mode == mode_near) accept(a, l.threshold, found);
     if (first && l.mode == mode_list && a.dst.length) *(i32 *)a.dst.length = (i32)found;
     return true;
@@ -687,12 +717,13 @@ DEVICE void finish_phase(const cutting &k, const phase &p, u32 number, u32 *tota
 }
 
 KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
-  static SHARED u32 histogram[histogram_bins], totals[2 * block_warps], ticket;
+  alignas(16) static SHARED u32 histogram[histogram_bins];
+  static SHARED u32 totals[2 * block_warps], ticket;
   static SHARED bool last;
   control *c = a.c;
   cutting k = {a, {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)}, 0, 0, false, tag_of(c)};
   bool restores = false;
-  if (a.picked && close_gaps(a, k.s, restores)) return;
+  if (a.picked && close_gaps(a, k.s, restores, histogram, totals)) return;
   // Few entries are cut into small tiles, so that all processors get some.
   k.wide = k.s.n > 1 << 22;
   k.tiles = k.wide ? tile<4>::blocks(k.s.n, k.s.lead) : tile<1>::blocks(k.s.n, k.s.lead);
