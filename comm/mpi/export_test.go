@@ -16,7 +16,12 @@ func SkipSplit(c comm.Communicator) {
 }
 
 // Serialize goes on as if the library provided MPI_THREAD_SERIALIZED only.
-func Serialize(c comm.Communicator) { c.(*communicator).e.lib.turn = newTurn() }
+func Serialize(c comm.Communicator) {
+	e := c.(*communicator).e
+	e.state.progress.mu.Lock() // its goroutine makes no calls meanwhile
+	defer e.state.progress.mu.Unlock()
+	e.lib.turn = newTurn()
+}
 
 // Abandon does what a rank does with what a Split made that failed afterwards.
 func Abandon(c comm.Communicator, cause error) { c.(*communicator).e.abandon(cause) }
