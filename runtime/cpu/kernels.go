@@ -25,7 +25,7 @@ func (rt *Runtime) Kernels() runtime.Kernels { return kernels{rt} }
 const tiny = math.SmallestNonzeroFloat32
 
 func (k kernels) Accumulate(src runtime.Source) error {
-	c := k.call("Accumulate")
+	c := k.checks("Accumulate")
 	from := c.source(src)
 	if src.Grad == 0 {
 		c.floats("grad", 0, src.N)
@@ -39,7 +39,7 @@ func (k kernels) Accumulate(src runtime.Source) error {
 }
 
 func (k kernels) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error {
-	c := k.call("Store")
+	c := k.checks("Store")
 	c.elements("dst", dst, dt, n)
 	x, kept := c.floats("src", src, n), c.rest(rest, n)
 	if c.err == nil {
@@ -51,7 +51,7 @@ func (k kernels) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale fl
 }
 
 func (k kernels) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
-	c := k.call("Scale")
+	c := k.checks("Scale")
 	c.elements("x", x, dt, n)
 	f := number[float32](&c, "factor", factor)
 	if c.err == nil {
@@ -63,7 +63,7 @@ func (k kernels) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 }
 
 func (k kernels) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error {
-	c := k.call("SumSquares")
+	c := k.checks("SumSquares")
 	c.elements("x", x, dt, n)
 	out := number[float64](&c, "sum", sum)
 	if c.err == nil {
@@ -75,7 +75,7 @@ func (k kernels) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error
 }
 
 func (k kernels) ClipFactor(factor, squares uintptr, m int, share, limit float64) error {
-	c := k.call("ClipFactor")
+	c := k.checks("ClipFactor")
 	f, parts := number[float32](&c, "factor", factor), slice[float64](&c, "squares", squares, m)
 	if m < 1 {
 		c.fail("%d sums of squares, want at least one", m)
@@ -94,7 +94,7 @@ func (k kernels) ClipFactor(factor, squares uintptr, m int, share, limit float64
 }
 
 func (k kernels) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error {
-	c := k.call("CopyIf")
+	c := k.checks("CopyIf")
 	if m < 1 {
 		c.fail("%d flags, want at least one", m)
 	}
@@ -114,7 +114,7 @@ func (k kernels) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, 
 }
 
 func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold uintptr) error {
-	c := k.call("TopK")
+	c := k.checks("TopK")
 	from, to := c.source(src), c.target("dst", dst)
 	c.room(dst, c.length("k", n), src.N)
 	t := optional[float32](&c, threshold)
@@ -133,7 +133,7 @@ func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold 
 }
 
 func (k kernels) Select(src runtime.Source, threshold uintptr, dst runtime.Entries) error {
-	c := k.call("Select")
+	c := k.checks("Select")
 	from, to := c.source(src), c.target("dst", dst)
 	t := number[float32](&c, "threshold", threshold)
 	if c.err == nil {
@@ -145,7 +145,7 @@ func (k kernels) Select(src runtime.Source, threshold uintptr, dst runtime.Entri
 }
 
 func (k kernels) SelectNear(src runtime.Source, n int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
-	c := k.call("SelectNear")
+	c := k.checks("SelectNear")
 	from, to := c.source(src), c.target("dst", dst)
 	c.room(dst, c.length("k", n), src.N)
 	number[int32](&c, "dst.Len", dst.Len)
@@ -161,7 +161,7 @@ func (k kernels) SelectNear(src runtime.Source, n int, state uintptr, o runtime.
 }
 
 func (k kernels) Fit(src runtime.Source, z float64, threshold uintptr) error {
-	c := k.call("Fit")
+	c := k.checks("Fit")
 	from, t := c.source(src), number[float32](&c, "threshold", threshold)
 	if c.err == nil {
 		s := scratches.get()
@@ -173,7 +173,7 @@ func (k kernels) Fit(src runtime.Source, z float64, threshold uintptr) error {
 }
 
 func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors []float32) error {
-	c := k.call("Refine")
+	c := k.checks("Refine")
 	xs, t := c.floats("x", x, n), number[float32](&c, "threshold", threshold)
 	c.length("k", wanted)
 	c.atMost64("factors", len(factors))
@@ -186,7 +186,7 @@ func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors
 }
 
 func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries) error {
-	c := k.call("TopOf")
+	c := k.checks("TopOf")
 	from, to := c.list("l", l), c.target("dst", dst)
 	c.room(dst, c.length("k", n), l.N)
 	if c.err == nil {
@@ -200,7 +200,7 @@ func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries) error {
 }
 
 func (k kernels) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) error {
-	c := k.call("AboveOf")
+	c := k.checks("AboveOf")
 	from, to := c.list("l", l), c.target("dst", dst)
 	t := number[float32](&c, "threshold", threshold)
 	if c.err == nil {
@@ -212,7 +212,7 @@ func (k kernels) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 }
 
 func (k kernels) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts uintptr) error {
-	c := k.call("CountAbove")
+	c := k.checks("CountAbove")
 	val := c.floats("l", l.Val, c.listLength("l", l))
 	ts, out := c.floats("thresholds", thresholds, m), c.ints("counts", counts, m)
 	if c.err == nil {
@@ -224,7 +224,7 @@ func (k kernels) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts
 }
 
 func (k kernels) Narrow(bracket uintptr, counts uintptr, wanted int, thresholds uintptr, m int) error {
-	c := k.call("Narrow")
+	c := k.checks("Narrow")
 	b, ts := number[[2]uint32](&c, "bracket", bracket), slice[uint32](&c, "thresholds", thresholds, m)
 	var passed []int32
 	if counts != 0 {
@@ -238,7 +238,7 @@ func (k kernels) Narrow(bracket uintptr, counts uintptr, wanted int, thresholds 
 }
 
 func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
-	c := k.call("Merge")
+	c := k.checks("Merge")
 	c.elements("dst", dst, dt, n)
 	f, kept := optional[int32](&c, faults), c.rest(rest, n)
 	s := scratches.get()
@@ -251,7 +251,7 @@ func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 }
 
 func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
-	c := k.call("Union")
+	c := k.checks("Union")
 	to, f := c.target("dst", dst), optional[int32](&c, faults)
 	number[int32](&c, "dst.Len", dst.Len)
 	s := scratches.get()
@@ -266,7 +266,7 @@ func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 }
 
 func (k kernels) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32) error {
-	c := k.call("ScatterAdd")
+	c := k.checks("ScatterAdd")
 	x, faults := c.array(dst)
 	if from := c.list("l", l); c.err == nil {
 		add(faults, scatterAdd(x, from, scale))
@@ -279,7 +279,7 @@ func (k kernels) ScatterSet(dst runtime.Array, l runtime.Entries) error {
 }
 
 func (k kernels) scatter(name string, scatter func([]float32, entries) int32, dst runtime.Array, l runtime.Entries) error {
-	c := k.call(name)
+	c := k.checks(name)
 	x, faults := c.array(dst)
 	if from := c.list("l", l); c.err == nil {
 		add(faults, scatter(x, from))
@@ -288,7 +288,7 @@ func (k kernels) scatter(name string, scatter func([]float32, entries) int32, ds
 }
 
 func (k kernels) ZeroAt(dst runtime.Array, l runtime.Entries) error {
-	c := k.call("ZeroAt")
+	c := k.checks("ZeroAt")
 	x, faults := c.array(dst)
 	if idx := c.indices("l", l); c.err == nil {
 		add(faults, zeroAt(x, idx))
@@ -297,7 +297,7 @@ func (k kernels) ZeroAt(dst runtime.Array, l runtime.Entries) error {
 }
 
 func (k kernels) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
-	c := k.call("GiveBack")
+	c := k.checks("GiveBack")
 	x, faults := c.array(dst)
 	from, without := c.list("l", l), c.indices("taken", taken)
 	if c.err == nil {
@@ -307,7 +307,7 @@ func (k kernels) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
 }
 
 func (k kernels) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
-	c := k.call("LowerBounds")
+	c := k.checks("LowerBounds")
 	idx := c.indices("l", l)
 	bs, ps := c.ints("bounds", bounds, m), c.ints("positions", positions, m)
 	var ls []int32
@@ -321,7 +321,7 @@ func (k kernels) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions
 }
 
 func (k kernels) CopyPieces(pieces []runtime.Piece) error {
-	c := k.call("CopyPieces")
+	c := k.checks("CopyPieces")
 	for i, p := range pieces {
 		c.list("from", p.From)
 		c.target("to", p.To)
@@ -356,7 +356,7 @@ func (k kernels) CopyPieces(pieces []runtime.Piece) error {
 }
 
 func (k kernels) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
-	c := k.call("Sample")
+	c := k.checks("Sample")
 	idx, out := c.indices("l", l), c.ints("dst", dst, len(quantiles))
 	c.length("n", n)
 	c.atMost64("quantiles", len(quantiles))
@@ -372,7 +372,7 @@ func (k kernels) Sample(l runtime.Entries, quantiles []float64, n int, dst uintp
 }
 
 func (k kernels) Balance(samples uintptr, m, n int, bounds uintptr, parts int) error {
-	c := k.call("Balance")
+	c := k.checks("Balance")
 	c.length("n", n)
 	if m < 1 || parts < 1 {
 		c.fail("%d samples for %d parts, want at least one of each", m, parts)
@@ -384,43 +384,43 @@ func (k kernels) Balance(samples uintptr, m, n int, bounds uintptr, parts int) e
 	return c.err
 }
 
-// call checks the arguments of one call. Its first error sticks; from then on
-// what it returns is empty.
-type call struct {
+// checks are those of the arguments of a method. Their first error sticks; from then on
+// what they return is empty.
+type checks struct {
 	op  string
 	err error
 }
 
-func (k kernels) call(op string) call {
+func (k kernels) checks(op string) checks {
 	if k.rt.pool.Closed() {
-		return call{op, errClosed(op)}
+		return checks{op, errClosed(op)}
 	}
-	return call{op, nil}
+	return checks{op, nil}
 }
 
 // fail makes an error of a bad argument, if it is the first.
-func (c *call) fail(format string, args ...any) {
+func (c *checks) fail(format string, args ...any) {
 	if c.err == nil {
 		c.err = fmt.Errorf("cpu: %s: %s: %w", c.op, fmt.Sprintf(format, args...), runtime.ErrArgument)
 	}
 }
 
 // length checks a number of elements, and returns it.
-func (c *call) length(name string, n int) int {
+func (c *checks) length(name string, n int) int {
 	if n < 0 || n > math.MaxInt32 {
 		c.fail("%s is %d, want 0 to %d", name, n, math.MaxInt32)
 	}
 	return n
 }
 
-func (c *call) atMost64(name string, n int) {
+func (c *checks) atMost64(name string, n int) {
 	if n > 64 {
 		c.fail("%d %s, want at most 64", n, name)
 	}
 }
 
 // buffer checks an array of n elements, and tells whether it can be read.
-func (c *call) buffer(name string, p uintptr, n int) bool {
+func (c *checks) buffer(name string, p uintptr, n int) bool {
 	if n < 0 || n > math.MaxInt32 {
 		c.fail("%s has %d elements, want 0 to %d", name, n, math.MaxInt32)
 	} else if p == 0 && n > 0 {
@@ -430,7 +430,7 @@ func (c *call) buffer(name string, p uintptr, n int) bool {
 }
 
 // elements checks an array of gradients.
-func (c *call) elements(name string, p uintptr, dt dtype.DType, n int) {
+func (c *checks) elements(name string, p uintptr, dt dtype.DType, n int) {
 	c.buffer(name, p, n)
 	switch dt {
 	case dtype.F32, dtype.F16, dtype.BF16:
@@ -442,18 +442,20 @@ func (c *call) elements(name string, p uintptr, dt dtype.DType, n int) {
 }
 
 // slice returns the array at p.
-func slice[T any](c *call, name string, p uintptr, n int) []T {
+func slice[T any](c *checks, name string, p uintptr, n int) []T {
 	if !c.buffer(name, p, n) {
 		return nil
 	}
 	return hostmem.Slice[T](p, n)
 }
 
-func (c *call) floats(name string, p uintptr, n int) []float32 { return slice[float32](c, name, p, n) }
-func (c *call) ints(name string, p uintptr, n int) []int32     { return slice[int32](c, name, p, n) }
+func (c *checks) floats(name string, p uintptr, n int) []float32 {
+	return slice[float32](c, name, p, n)
+}
+func (c *checks) ints(name string, p uintptr, n int) []int32 { return slice[int32](c, name, p, n) }
 
 // rest returns the optional array of what results are too large by.
-func (c *call) rest(p uintptr, n int) []float32 {
+func (c *checks) rest(p uintptr, n int) []float32 {
 	if p == 0 {
 		return nil
 	}
@@ -461,7 +463,7 @@ func (c *call) rest(p uintptr, n int) []float32 {
 }
 
 // number returns what is at address p.
-func number[T any](c *call, name string, p uintptr) *T {
+func number[T any](c *checks, name string, p uintptr) *T {
 	if s := slice[T](c, name, p, 1); s != nil {
 		return &s[0]
 	}
@@ -469,7 +471,7 @@ func number[T any](c *call, name string, p uintptr) *T {
 }
 
 // optional returns what is at address p, nil for 0.
-func optional[T any](c *call, p uintptr) *T {
+func optional[T any](c *checks, p uintptr) *T {
 	if p == 0 {
 		return nil
 	}
@@ -491,7 +493,7 @@ func add(p *int32, n int32) {
 }
 
 // source checks the array of a selection.
-func (c *call) source(src runtime.Source) source {
+func (c *checks) source(src runtime.Source) source {
 	s := source{x: c.floats("x", src.X, src.N), take: src.Take}
 	if src.Grad != 0 {
 		c.elements("grad", src.Grad, src.DType, src.N)
@@ -509,7 +511,7 @@ func (c *call) source(src runtime.Source) source {
 }
 
 // listLength returns how many entries a list has that is read.
-func (c *call) listLength(name string, l runtime.Entries) int {
+func (c *checks) listLength(name string, l runtime.Entries) int {
 	n := c.length(name, l.N)
 	if c.err == nil && l.Len != 0 {
 		n = min(max(int(*number[int32](c, name, l.Len)), 0), n)
@@ -519,7 +521,7 @@ func (c *call) listLength(name string, l runtime.Entries) int {
 
 // list returns the entries of a list that is read. Its addresses are checked
 // for all that it can hold.
-func (c *call) list(name string, l runtime.Entries) entries {
+func (c *checks) list(name string, l runtime.Entries) entries {
 	e := entries{c.ints(name, l.Idx, l.N), c.floats(name, l.Val, l.N)}
 	if n := c.listLength(name, l); c.err == nil {
 		e = entries{e.idx[:n], e.val[:n]}
@@ -528,7 +530,7 @@ func (c *call) list(name string, l runtime.Entries) entries {
 }
 
 // indices returns the indices of a list whose values are not looked at.
-func (c *call) indices(name string, l runtime.Entries) []int32 {
+func (c *checks) indices(name string, l runtime.Entries) []int32 {
 	idx := c.ints(name, l.Idx, l.N)
 	if n := c.listLength(name, l); c.err == nil {
 		idx = idx[:n]
@@ -537,7 +539,7 @@ func (c *call) indices(name string, l runtime.Entries) []int32 {
 }
 
 // lists makes s.lists the lists, and returns how many entries they may have.
-func (c *call) lists(s *scratch, lists []runtime.Entries) (capacity int) {
+func (c *checks) lists(s *scratch, lists []runtime.Entries) (capacity int) {
 	s.lists = s.lists[:0]
 	for _, l := range lists {
 		s.lists = append(s.lists, c.list("list", l))
@@ -552,19 +554,19 @@ type target struct {
 	length *int32
 }
 
-func (c *call) target(name string, dst runtime.Entries) target {
+func (c *checks) target(name string, dst runtime.Entries) target {
 	return target{entries{c.ints(name, dst.Idx, dst.N), c.floats(name, dst.Val, dst.N)}, optional[int32](c, dst.Len)}
 }
 
 // room checks that dst has room for the lesser of a and b.
-func (c *call) room(dst runtime.Entries, a, b int) {
+func (c *checks) room(dst runtime.Entries, a, b int) {
 	if need := min(a, b); dst.N < need {
 		c.fail("dst has room for %d entries, want %d", dst.N, need)
 	}
 }
 
 // array returns what lists point into, and the counter of indices that do not.
-func (c *call) array(a runtime.Array) ([]float32, *int32) {
+func (c *checks) array(a runtime.Array) ([]float32, *int32) {
 	return c.floats("dst", a.Ptr, a.N), optional[int32](c, a.Faults)
 }
 

@@ -164,7 +164,7 @@ func (s *sparse) pickAndCut(p selection) error {
 
 // Accumulate implements [runtime.Kernels].
 func (s *sparse) Accumulate(src runtime.Source) error {
-	c := s.call("Accumulate")
+	c := s.checks("Accumulate")
 	c.source(src)
 	if src.Grad == 0 {
 		c.floats("grad", 0, src.N)
@@ -179,7 +179,7 @@ func (s *sparse) Accumulate(src runtime.Source) error {
 
 // Store implements [runtime.Kernels].
 func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error {
-	c := s.call("Store")
+	c := s.checks("Store")
 	c.elements("dst", dst, dt, n)
 	c.floats("src", src, n)
 	c.optional("rest", rest)
@@ -193,7 +193,7 @@ func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale fl
 
 // CopyIf implements [runtime.Kernels].
 func (s *sparse) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error {
-	c := s.call("CopyIf")
+	c := s.checks("CopyIf")
 	c.elements("dst", dst, dt, n)
 	if src != 0 {
 		c.elements("src", src, dt, n)
@@ -216,7 +216,7 @@ func (s *sparse) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, 
 
 // Scale implements [runtime.Kernels].
 func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
-	c := s.call("Scale")
+	c := s.checks("Scale")
 	c.elements("x", x, dt, n)
 	c.number("factor", factor, 4)
 	return c.submit(func() error {
@@ -232,7 +232,7 @@ func (s *sparse) growPartial(n int) error { return s.grow(partial, momentsBytes*
 
 // SumSquares implements [runtime.Kernels].
 func (s *sparse) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error {
-	c := s.call("SumSquares")
+	c := s.checks("SumSquares")
 	c.elements("x", x, dt, n)
 	c.number("sum", sum, 8)
 	return c.submit(func() error {
@@ -246,7 +246,7 @@ func (s *sparse) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error
 
 // ClipFactor implements [runtime.Kernels].
 func (s *sparse) ClipFactor(factor, squares uintptr, m int, share, limit float64) error {
-	c := s.call("ClipFactor")
+	c := s.checks("ClipFactor")
 	c.number("factor", factor, 4)
 	c.buffer("squares", squares, max(m, 1), 8)
 	if c.err == nil && m < 1 {
@@ -259,7 +259,7 @@ func (s *sparse) ClipFactor(factor, squares uintptr, m int, share, limit float64
 
 // TopK implements [runtime.Kernels].
 func (s *sparse) TopK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) error {
-	c := s.call("TopK")
+	c := s.checks("TopK")
 	c.source(src)
 	c.target(dst)
 	c.room(dst, c.length("k", k), src.N)
@@ -275,7 +275,7 @@ func (s *sparse) TopK(src runtime.Source, k int, dst runtime.Entries, threshold 
 
 // Select implements [runtime.Kernels].
 func (s *sparse) Select(src runtime.Source, threshold uintptr, dst runtime.Entries) error {
-	c := s.call("Select")
+	c := s.checks("Select")
 	c.source(src)
 	c.target(dst)
 	c.number("threshold", threshold, 4)
@@ -286,7 +286,7 @@ func (s *sparse) Select(src runtime.Source, threshold uintptr, dst runtime.Entri
 
 // SelectNear implements [runtime.Kernels].
 func (s *sparse) SelectNear(src runtime.Source, k int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
-	c := s.call("SelectNear")
+	c := s.checks("SelectNear")
 	c.source(src)
 	c.target(dst)
 	c.room(dst, c.length("k", k), src.N)
@@ -300,7 +300,7 @@ func (s *sparse) SelectNear(src runtime.Source, k int, state uintptr, o runtime.
 
 // Fit implements [runtime.Kernels].
 func (s *sparse) Fit(src runtime.Source, z float64, threshold uintptr) error {
-	c := s.call("Fit")
+	c := s.checks("Fit")
 	c.source(src)
 	c.number("threshold", threshold, 4)
 	return c.submit(func() error {
@@ -315,7 +315,7 @@ func (s *sparse) Fit(src runtime.Source, z float64, threshold uintptr) error {
 
 // Refine implements [runtime.Kernels].
 func (s *sparse) Refine(x uintptr, n int, threshold uintptr, k int, factors []float32) error {
-	c := s.call("Refine")
+	c := s.checks("Refine")
 	c.floats("x", x, n)
 	c.number("threshold", threshold, 4)
 	c.length("k", k)
@@ -337,7 +337,7 @@ func (s *sparse) Refine(x uintptr, n int, threshold uintptr, k int, factors []fl
 
 // TopOf implements [runtime.Kernels].
 func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries) error {
-	c := s.call("TopOf")
+	c := s.checks("TopOf")
 	c.list("l", l)
 	c.target(dst)
 	c.room(dst, c.length("k", k), l.N)
@@ -348,7 +348,7 @@ func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries) error {
 
 // AboveOf implements [runtime.Kernels].
 func (s *sparse) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) error {
-	c := s.call("AboveOf")
+	c := s.checks("AboveOf")
 	c.list("l", l)
 	c.target(dst)
 	c.number("threshold", threshold, 4)
@@ -359,7 +359,7 @@ func (s *sparse) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 
 // CountAbove implements [runtime.Kernels].
 func (s *sparse) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts uintptr) error {
-	c := s.call("CountAbove")
+	c := s.checks("CountAbove")
 	c.floats("l", l.Val, l.N)
 	c.optional("l.Len", l.Len)
 	c.floats("thresholds", thresholds, m)
@@ -377,7 +377,7 @@ func (s *sparse) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts
 
 // Narrow implements [runtime.Kernels].
 func (s *sparse) Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error {
-	c := s.call("Narrow")
+	c := s.checks("Narrow")
 	c.number("bracket", bracket, 4)
 	c.floats("thresholds", thresholds, m)
 	c.optional("counts", counts)
@@ -389,7 +389,7 @@ func (s *sparse) Narrow(bracket uintptr, counts uintptr, k int, thresholds uintp
 
 // Merge implements [runtime.Kernels].
 func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
-	c := s.call("Merge")
+	c := s.checks("Merge")
 	c.elements("dst", dst, dt, n)
 	c.optional("faults", faults)
 	c.optional("rest", rest)
@@ -401,7 +401,7 @@ func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 
 // Union implements [runtime.Kernels].
 func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
-	c := s.call("Union")
+	c := s.checks("Union")
 	c.target(dst)
 	c.number("dst.Len", dst.Len, 4)
 	c.optional("faults", faults)
@@ -464,7 +464,7 @@ func (s *sparse) scatter(k kernel, dst runtime.Array, l, taken runtime.Entries, 
 
 // ScatterAdd implements [runtime.Kernels].
 func (s *sparse) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32) error {
-	c := s.call("ScatterAdd")
+	c := s.checks("ScatterAdd")
 	c.array(dst)
 	c.list("l", l)
 	return c.submit(func() error { return s.scatter(kernelScatterAdd, dst, l, runtime.Entries{}, scale) })
@@ -472,7 +472,7 @@ func (s *sparse) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32)
 
 // ScatterSet implements [runtime.Kernels].
 func (s *sparse) ScatterSet(dst runtime.Array, l runtime.Entries) error {
-	c := s.call("ScatterSet")
+	c := s.checks("ScatterSet")
 	c.array(dst)
 	c.list("l", l)
 	return c.submit(func() error { return s.scatter(kernelScatterSet, dst, l, runtime.Entries{}, 1) })
@@ -480,7 +480,7 @@ func (s *sparse) ScatterSet(dst runtime.Array, l runtime.Entries) error {
 
 // ZeroAt implements [runtime.Kernels].
 func (s *sparse) ZeroAt(dst runtime.Array, l runtime.Entries) error {
-	c := s.call("ZeroAt")
+	c := s.checks("ZeroAt")
 	c.array(dst)
 	c.indices("l", l)
 	return c.submit(func() error { return s.scatter(kernelZeroAt, dst, l, runtime.Entries{}, 1) })
@@ -488,7 +488,7 @@ func (s *sparse) ZeroAt(dst runtime.Array, l runtime.Entries) error {
 
 // GiveBack implements [runtime.Kernels].
 func (s *sparse) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
-	c := s.call("GiveBack")
+	c := s.checks("GiveBack")
 	c.array(dst)
 	c.list("l", l)
 	c.indices("taken", taken)
@@ -497,7 +497,7 @@ func (s *sparse) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
 
 // LowerBounds implements [runtime.Kernels].
 func (s *sparse) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
-	c := s.call("LowerBounds")
+	c := s.checks("LowerBounds")
 	c.indices("l", l)
 	c.floats("bounds", bounds, m)
 	c.floats("positions", positions, m)
@@ -510,7 +510,7 @@ func (s *sparse) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions
 
 // CopyPieces implements [runtime.Kernels].
 func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
-	c := s.call("CopyPieces")
+	c := s.checks("CopyPieces")
 	for i, p := range pieces {
 		c.list("from", p.From)
 		c.target(p.To)
@@ -546,7 +546,7 @@ func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
 
 // Sample implements [runtime.Kernels].
 func (s *sparse) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
-	c := s.call("Sample")
+	c := s.checks("Sample")
 	c.indices("l", l)
 	c.floats("dst", dst, len(quantiles))
 	c.length("n", n)
@@ -569,7 +569,7 @@ func (s *sparse) Sample(l runtime.Entries, quantiles []float64, n int, dst uintp
 
 // Balance implements [runtime.Kernels].
 func (s *sparse) Balance(samples uintptr, m, n int, bounds uintptr, parts int) error {
-	c := s.call("Balance")
+	c := s.checks("Balance")
 	c.length("n", n)
 	if m < 1 || parts < 1 {
 		c.fail("%d samples for %d parts, want at least one of each", m, parts)
@@ -585,17 +585,17 @@ func (s *sparse) Balance(samples uintptr, m, n int, bounds uintptr, parts int) e
 	})
 }
 
-// call checks the arguments of one call; its first error sticks.
-type call struct {
+// checks are those of the arguments of a method; their first error sticks.
+type checks struct {
 	s   *sparse
 	op  string
 	err error
 }
 
-func (s *sparse) call(op string) call { return call{s: s, op: op, err: s.rt.usable()} }
+func (s *sparse) checks(op string) checks { return checks{s: s, op: op, err: s.rt.usable()} }
 
-// submit launches what a call needs, unless its arguments are wrong.
-func (c *call) submit(launch func() error) error {
+// submit launches what a method needs, unless its arguments are wrong.
+func (c *checks) submit(launch func() error) error {
 	if c.err != nil {
 		return c.err
 	}
@@ -612,28 +612,28 @@ func (c *call) submit(launch func() error) error {
 }
 
 // fail makes an error of a bad argument, if it is the first.
-func (c *call) fail(format string, args ...any) {
+func (c *checks) fail(format string, args ...any) {
 	if c.err == nil {
 		c.err = c.s.rt.argument("%s: %s", c.op, fmt.Sprintf(format, args...))
 	}
 }
 
 // length checks a number of elements, and returns it.
-func (c *call) length(name string, n int) int {
+func (c *checks) length(name string, n int) int {
 	if n < 0 || n > math.MaxInt32 {
 		c.fail("%s is %d, want 0 to %d", name, n, math.MaxInt32)
 	}
 	return n
 }
 
-func (c *call) atMost64(name string, n int) {
+func (c *checks) atMost64(name string, n int) {
 	if n > 64 {
 		c.fail("%d %s, want at most 64", n, name)
 	}
 }
 
 // buffer checks an array of n elements of that many bytes.
-func (c *call) buffer(name string, p uintptr, n int, size uintptr) {
+func (c *checks) buffer(name string, p uintptr, n int, size uintptr) {
 	switch {
 	case n < 0 || n > math.MaxInt32:
 		c.fail("%s has %d elements, want 0 to %d", name, n, math.MaxInt32)
@@ -645,16 +645,16 @@ func (c *call) buffer(name string, p uintptr, n int, size uintptr) {
 }
 
 // floats checks an array of four-byte elements.
-func (c *call) floats(name string, p uintptr, n int) { c.buffer(name, p, n, 4) }
+func (c *checks) floats(name string, p uintptr, n int) { c.buffer(name, p, n, 4) }
 
 // number checks the address of a number.
-func (c *call) number(name string, p uintptr, size uintptr) { c.buffer(name, p, 1, size) }
+func (c *checks) number(name string, p uintptr, size uintptr) { c.buffer(name, p, 1, size) }
 
 // optional checks the address of a four-byte number that may be missing.
-func (c *call) optional(name string, p uintptr) { c.buffer(name, p, 0, 4) }
+func (c *checks) optional(name string, p uintptr) { c.buffer(name, p, 0, 4) }
 
 // elements checks an array of gradients.
-func (c *call) elements(name string, p uintptr, dt dtype.DType, n int) {
+func (c *checks) elements(name string, p uintptr, dt dtype.DType, n int) {
 	switch dt {
 	case dtype.F32, dtype.F16, dtype.BF16:
 		c.buffer(name, p, n, uintptr(dt.Size()))
@@ -666,7 +666,7 @@ func (c *call) elements(name string, p uintptr, dt dtype.DType, n int) {
 	}
 }
 
-func (c *call) source(src runtime.Source) {
+func (c *checks) source(src runtime.Source) {
 	c.floats("x", src.X, src.N)
 	if src.Grad != 0 {
 		c.elements("grad", src.Grad, src.DType, src.N)
@@ -676,21 +676,21 @@ func (c *call) source(src runtime.Source) {
 }
 
 // list checks a list, for all that it can hold.
-func (c *call) list(name string, l runtime.Entries) {
+func (c *checks) list(name string, l runtime.Entries) {
 	c.floats(name, l.Val, l.N)
 	c.indices(name, l)
 }
 
 // indices checks a list whose values are not looked at.
-func (c *call) indices(name string, l runtime.Entries) {
+func (c *checks) indices(name string, l runtime.Entries) {
 	c.floats(name, l.Idx, l.N)
 	c.optional(name, l.Len)
 }
 
-func (c *call) target(dst runtime.Entries) { c.list("dst", dst) }
+func (c *checks) target(dst runtime.Entries) { c.list("dst", dst) }
 
 // lists checks lists, and returns how many entries they may have.
-func (c *call) lists(lists []runtime.Entries) (capacity int) {
+func (c *checks) lists(lists []runtime.Entries) (capacity int) {
 	for _, l := range lists {
 		c.list("list", l)
 		capacity += l.N
@@ -702,13 +702,13 @@ func (c *call) lists(lists []runtime.Entries) (capacity int) {
 }
 
 // room checks that dst has room for the lesser of a and b.
-func (c *call) room(dst runtime.Entries, a, b int) {
+func (c *checks) room(dst runtime.Entries, a, b int) {
 	if need := min(a, b); dst.N < need {
 		c.fail("dst has room for %d entries, want %d", dst.N, need)
 	}
 }
 
-func (c *call) array(a runtime.Array) {
+func (c *checks) array(a runtime.Array) {
 	c.floats("dst", a.Ptr, a.N)
 	c.optional("faults", a.Faults)
 }
