@@ -95,6 +95,7 @@ func (s *Sparse) become(pattern string, choice *Choice) {
 	cfg, err := s.given.with(pattern)
 	s.check(err)
 	s.cfg, s.choice, s.k, s.chose = cfg, choice, 0, false
+	s.resetNumbers()
 	s.prepare()
 }
 

@@ -55,7 +55,7 @@ type numbers struct {
 	announcements number // announcedWords·P: what each of them does
 }
 
-// prepareNumbers lays the numbers out. They are zero.
+// prepareNumbers lays the numbers out.
 func (e *engine) prepareNumbers() {
 	next := numPerRank
 	matrix := 0
@@ -76,9 +76,15 @@ func (e *engine) prepareNumbers() {
 	}
 	e.host = make([]int32, next)
 	e.allocate(&e.words, len(e.host)*wordSize)
-	e.fill(e.words.ptr, len(e.host))
 	e.allocate(&e.before, len(e.host)*wordSize)
 	e.flags, e.skip, e.skips = e.at(e.overflows), e.at(e.overflows), e.size
+	e.resetNumbers()
+}
+
+// resetNumbers makes the numbers what they are before the first step.
+func (e *engine) resetNumbers() {
+	clear(e.host)
+	e.fill(e.words.ptr, len(e.host))
 	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))), int32(math.Float32bits(tiny))) // and numTiny
 }
 

@@ -198,11 +198,12 @@ type lastCall struct {
 }
 
 func (l *lastCall) Sync(ctx context.Context) error {
-	if _, err := l.sparse.Residual(); l.armed && err == nil {
+	err := l.Communicator.Sync(ctx) // what is under way would change numbers that were undone
+	if _, unchosen := l.sparse.Residual(); l.armed && unchosen == nil {
 		l.armed, l.made = false, true
 		return errFault
 	}
-	return l.Communicator.Sync(ctx)
+	return err
 }
 
 // TestVelocityOtherWorld saves a run with momentum and goes on with fewer and with

@@ -2,6 +2,7 @@ package nccl_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -96,4 +98,23 @@ func ExampleFrom() {
 		return
 	}
 	fmt.Println(c.Rank(), c.WorldSize(), c.Close())
+}
+
+// Within a host there is NCCL, and between hosts an MPI library that does not reach
+// GPUs: hostRanks are the ranks of this host, sameGPU those with this place on all
+// hosts, both split off from MPI's world. It needs GPUs, so it is not run here.
+func ExampleFrom_hosts() {
+	mesh := func(ctx context.Context, hostRanks, sameGPU comm.Communicator, rt *cuda.Runtime) (*distributed.Mesh, error) {
+		within, err := nccl.From(ctx, hostRanks, rt) // NCCL, of the ranks of this host
+		if err != nil {
+			return nil, err
+		}
+		between, err := comm.NewStaged(sameGPU, rt, cpu.New()) // MPI, of the ranks with this place on all hosts
+		if err != nil {
+			return nil, errors.Join(err, within.Close())
+		}
+		mesh, err := distributed.JoinMesh(distributed.Line{Name: "host", Comm: between}, distributed.Line{Name: "gpu", Comm: within})
+		return mesh, err
+	}
+	_ = mesh
 }
