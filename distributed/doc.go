@@ -42,11 +42,12 @@
 //   - NaN and infinities rank above all numbers, so they are picked first: if
 //     any rank's gradient has one, every rank finds one in the lists of that step.
 //     What follows is the same on all of them ([OverflowPolicy]).
-//   - A step is a transaction: after an error, gradient and residual are as before
-//     it, bit for bit, and the step can be repeated.
+//   - A step is a transaction, unless Config.NoUndo is set: after an error, gradient
+//     and residual are as before it, bit for bit, and the step can be repeated.
 //
 // [Levels] is a Sparse for ranks whose links differ: dense along the inner
-// dimensions of a [Mesh], within a host, and sparse along the outer one.
+// dimensions of a [Mesh], within a host, and sparse along the outer one. Its steps
+// are no transactions.
 //
 // # Gradients of a model
 //
