@@ -709,6 +709,9 @@ func (g *GradientSync) Result(i int) *runtime.Tensor { return g.results[i] }
 // by the device only, which is waited for then, until ctx is done.
 func (g *GradientSync) Stats(ctx context.Context) (GradientStats, error) {
 	if g.open && !g.closed {
+		if err := g.branch.catchUp(); err != nil {
+			return g.stats, opError("gradient stats", err)
+		}
 		skipped := g.joint.overflowed(ctx)
 		if err := g.joint.failure(); err != nil {
 			return g.stats, opError("gradient stats", err)
@@ -730,6 +733,11 @@ func (g *GradientSync) BucketStats(ctx context.Context, bucket int) (StepStats, 
 	if b.sparse != nil {
 		if g.begun && g.behind != nil {
 			return StepStats{}, opError(op, fmt.Errorf("%w: in the middle of a step", comm.ErrArgument))
+		}
+		if !g.closed {
+			if err := g.branch.catchUp(); err != nil {
+				return StepStats{}, opError(op, err)
+			}
 		}
 		return b.sparse.Stats(ctx)
 	}

@@ -56,6 +56,7 @@ func (g *GradientSync) dismiss(ctx context.Context) error {
 	var errs []error
 	if g.behind != nil {
 		g.behind.close()
+		g.behind = nil
 	}
 	for _, b := range g.buckets {
 		if b.sparse != nil {

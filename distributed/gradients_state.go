@@ -52,6 +52,9 @@ func (g *GradientSync) between(op string) error {
 			return opError(op, fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument))
 		}
 	}
+	if err := g.branch.catchUp(); err != nil { // a graph has the branch's work on the compute stream
+		return opError(op, err)
+	}
 	return nil
 }
 
@@ -130,12 +133,22 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) error {
 	case err == nil && to != g:
 		if err := g.dismiss(ctx); err != nil {
 			g.err = err
-			return errors.Join(err, to.dismiss(ctx))
+			return errors.Join(err, g.discard(ctx, to))
 		}
 		*g = *to
+		if g.behind != nil { // it worked for what took its place
+			g.behind.close()
+			g.behind = newBehind(len(g.buckets), g.exchange)
+		}
+		if g.joint == nil { // plain buckets are ordered by the compute stream alone
+			if g.err = g.branch.close(); g.err != nil {
+				return g.err
+			}
+			g.branch = nil
+		}
 		g.reset()
 	case err != nil && to != g:
-		return errors.Join(err, to.dismiss(ctx))
+		return errors.Join(err, g.discard(ctx, to))
 	case err != nil:
 		return err
 	}
@@ -148,7 +161,7 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) error {
 			return fmt.Errorf("bucket %d: %w", i, g.err)
 		}
 	}
-	return nil
+	return g.branch.join()
 }
 
 // arrangedAs returns g, if its buckets are those of a state, and otherwise what is to
@@ -160,9 +173,18 @@ func (g *GradientSync) arrangedAs(ctx context.Context, saved savedGradients) (*G
 	other := *g
 	other.where, other.joint, other.behind, other.views = slices.Clone(g.where), nil, nil, nil
 	if err := other.arrange(ctx, saved.ready, saved.patterns); err != nil {
-		return nil, errors.Join(err, other.dismiss(ctx))
+		return nil, errors.Join(err, g.discard(ctx, &other))
 	}
 	return &other, nil
+}
+
+// discard gives back what was to take g's place.
+func (g *GradientSync) discard(ctx context.Context, other *GradientSync) error {
+	err := other.dismiss(ctx)
+	if other.branch != g.branch {
+		err = errors.Join(err, other.branch.close())
+	}
+	return err
 }
 
 // parseBuckets parses the states of the buckets.
@@ -262,7 +284,7 @@ func (g *GradientSync) ScaleResidual(factor float64) error {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
 	}
-	return nil
+	return g.branch.join()
 }
 
 // Rebind moves g to another communicator, as [Sparse.Rebind] does: all ranks of c do

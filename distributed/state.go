@@ -147,6 +147,9 @@ func (s *Sparse) parseAll(states [][]byte) ([]savedState, error) {
 			return nil, fmt.Errorf("state %d: %w", i, err)
 		}
 		parsed, ranks = append(parsed, p), append(ranks, int(p.Rank))
+		if p.Config != parsed[0].Config {
+			return nil, fmt.Errorf("state %d: %w: another pattern was chosen for it than for the first", i, comm.ErrMismatch)
+		}
 		if p.Size != parsed[0].Size || p.Steps != parsed[0].Steps {
 			return nil, fmt.Errorf("state %d: %w: of %d ranks after %d steps, the first is of %d after %d", i, comm.ErrMismatch,
 				p.Size, p.Steps, parsed[0].Size, parsed[0].Steps)
@@ -214,6 +217,9 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	s.picks, s.result = runtime.Entries{}, result{}
 	if pattern := first.cfg.Pattern; pattern == Auto {
 		s.become(pattern, nil)
+		if s.residual != 0 && !s.cfg.keeps() { // the state has none: nothing waits to be sent
+			s.fill(s.residual, s.held)
+		}
 	} else if pattern != s.cfg.Pattern {
 		s.become(pattern, &Choice{Pattern: pattern})
 	}
