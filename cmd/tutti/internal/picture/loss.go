@@ -75,10 +75,12 @@ var colors = []color.RGBA{
 
 // lineStyle gives each curve a colour. Patterns that send the same have curves
 // on top of each other: every second one is dashed, so that the one before it
-// is seen through the gaps.
+// is seen through the gaps. When the colours begin again, curves are dotted.
 func lineStyle(i int) draw.LineStyle {
 	style := draw.LineStyle{Color: colors[i%len(colors)], Width: vg.Points(1.7)}
-	if i%2 == 1 {
+	if i >= len(colors) {
+		style.Dashes = []vg.Length{vg.Points(1.5), vg.Points(3)}
+	} else if i%2 == 1 {
 		style.Width = vg.Points(2)
 		style.Dashes = []vg.Length{vg.Points(7), vg.Points(5)}
 	}
