@@ -165,7 +165,11 @@ func (s *stage) Meet(w Wait) (Communicator, error) {
 // Leave implements [Worker].
 func (s *stage) Leave(cause error) {
 	s.leave(cause)
-	_ = end(s.base, cause)
+	if cause != nil {
+		_ = end(s.base, cause)
+	} else {
+		_ = s.base.Close() // what was split off it stays
+	}
 	s.working.Lock() // it ends, now that base has
 	defer s.working.Unlock()
 	_ = s.host.Deallocate(s.memory)

@@ -71,11 +71,10 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	if err := e.barrier(ctx, op); err != nil {
 		return nil, err
 	}
-	var child *endpoint
-	done := make(chan error, 1)
+	made, done := make(chan *endpoint, 1), make(chan error, 1)
 	go func() {
 		c, err := e.split(color, key)
-		child = c
+		made <- c
 		done <- err
 	}()
 	tell := func(err error) error {
@@ -83,10 +82,16 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 		defer e.mu.Unlock()
 		return e.fail(op.String(), err)
 	}
+	var child *endpoint // none if the call is left behind
 	err := e.await(ctx, done)
 	if err != nil {
 		err = tell(err)
+		select {
+		case child = <-made: // just now
+		default:
+		}
 	} else {
+		child = <-made
 		err = e.barrier(ctx, op)
 	}
 	if err == nil && child != nil {

@@ -27,11 +27,15 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
 	c.submitted.add(comm.OpSplit, &comm.Call{})
-	c.submitted.begin()
-	defer c.submitted.end(0)
-	return c.derive(ctx, fmt.Sprintf("%d.%d", c.splits.Add(1), color), c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
+	calls, done := c.submitted.begin(), uint64(0)
+	defer func() { c.submitted.end(done) }()
+	child, err := c.derive(ctx, fmt.Sprintf("%d.%d", c.splits.Add(1), color), c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
+	if err == nil {
+		done = c.submitted.next(calls)
+	}
+	return child, err
 }
 
 // Shrink makes a communicator of the ranks that are not excluded, so that the

@@ -100,6 +100,17 @@ func (s *submissions) begin() uint64 {
 	return s.calls
 }
 
+// next returns how many calls are done when the last of so many is, which does not
+// tell of those before it.
+func (s *submissions) next(calls uint64) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if calls == s.settled+1 {
+		return calls
+	}
+	return 0
+}
+
 // end notes that a wait has ended, which has seen that many calls done.
 func (s *submissions) end(done uint64) {
 	s.mu.Lock()
