@@ -40,6 +40,7 @@ type api struct {
 	Ibarrier dl.Func `sym:"MPI_Ibarrier"`
 	Testall  dl.Func `sym:"MPI_Testall"`
 	Testsome dl.Func `sym:"MPI_Testsome"`
+	Cancel   dl.Func `sym:"MPI_Cancel,optional"`
 
 	// GetCountC is called where the layout of a status is private, that is in
 	// the MPI-5 ABI, which has it.

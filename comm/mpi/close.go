@@ -30,6 +30,7 @@ func (e *endpoint) close(ctx context.Context) error {
 	if broken != nil {
 		e.state.progress.remove(e)
 		e.mu.Lock()
+		e.table.cancel(e.lib)
 		pending := e.started() + len(e.waiting)
 		e.mu.Unlock()
 		slog.Warn("mpi: communicator closed with operations pending", "rank", e.rank, "operations", pending, "cause", broken)
@@ -97,6 +98,9 @@ func (e *endpoint) end(cause error) error {
 		d.mu.Lock()
 		if !d.closed && d.broken == nil {
 			_ = d.fail("end", cause)
+		}
+		if !d.closed {
+			d.table.cancel(d.lib)
 		}
 		d.closed = true
 		d.mu.Unlock()

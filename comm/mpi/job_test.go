@@ -34,6 +34,16 @@ func TestShared(t *testing.T) {
 	})
 }
 
+// TestClosedMemory closes a communicator in the middle of a collective.
+func TestClosedMemory(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		out, err := l.run(t, job{ranks: 2, test: "TestRankClosedMemory"})
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit, "%s", out)
+		require.Equal(t, 9, exit.ExitCode(), "%s", out)
+	})
+}
+
 func TestSendFirst(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSendFirst"}) })
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -220,6 +221,38 @@ func TestRankShared(t *testing.T) {
 
 // TestRankSendFirst lets both ranks send a long message before they receive,
 // without a group.
+// TestRankClosedMemory has rank 0 give up a collective and close the communicator: what
+// rank 1 sends afterwards does not come where it was to be received.
+func TestRankClosedMemory(t *testing.T) {
+	ctx, world, before := splitWorld(t)
+	r := rank{t, world, cpu.New(), ctx}
+	const n = 1 << 20 // floats: too long for the board
+	from, _ := r.floats(n, func(int) float32 { return 1 })
+	to, got := r.floats(2*n, func(int) float32 { return 2 })
+	if world.Rank() == 0 {
+		require.NoError(t, before.AllGather(from, to, n, dtype.F32))
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, before.Sync(short), comm.ErrTimeout)
+		require.NoError(t, before.Close())
+		for i := range got {
+			got[i] = 3
+		}
+		require.NoError(t, world.Send(from, 1, dtype.F32, 1, 0))
+	} else {
+		require.NoError(t, world.Recv(from, 1, dtype.F32, 0, 0))
+		require.NoError(t, world.Sync(ctx))
+		err := before.AllGather(from, to, n, dtype.F32)
+		assert.ErrorIs(t, errors.Join(err, before.Sync(ctx)), comm.ErrPeerFailed)
+	}
+	require.NoError(t, world.Barrier(ctx))
+	require.NoError(t, world.Barrier(ctx))
+	if world.Rank() == 0 {
+		assert.False(t, slices.ContainsFunc(got, func(x float32) bool { return x != 3 }), "it was written to")
+	}
+	broken(t, ctx)
+}
+
 func TestRankSendFirst(t *testing.T) {
 	const n = 1 << 20
 	r := newRank(t)

@@ -32,6 +32,7 @@ type requests struct {
 	idle   []*op        // whose last message the last look found done
 	rank   int          // this one
 	failed comm.Op      // the call whose message failed last
+	mixed  bool         // a look has failed: some of the list may be done
 
 	handleSize, statusSize int
 	memory                 uintptr // the arrays below, outside the Go heap
@@ -108,6 +109,19 @@ func (r *requests) grow() {
 	r.indices = r.statuses + uintptr(capacity*r.statusSize)
 }
 
+// cancel has MPI not write any more where messages would be received that have not
+// come: their memory is its owner's again. One that is on its way still comes.
+func (r *requests) cancel(lib *library) {
+	if r.mixed || !lib.Cancel.Found() {
+		return
+	}
+	for i, q := range r.list {
+		if q.expected != sent {
+			_ = lib.call(lib.Cancel, r.handles+uintptr(i*r.handleSize))
+		}
+	}
+}
+
 func (r *requests) release() {
 	_ = host.Deallocate(r.memory)
 	*r = requests{rank: r.rank, calls: r.calls, handleSize: r.handleSize, statusSize: r.statusSize}
@@ -152,6 +166,7 @@ func (r *requests) test(lib *library, all bool, tries int) (int, error) {
 	}
 	done := int(hostmem.Slice[int32](r.flag, 1)[0])
 	if code != success {
+		r.mixed = true
 		return 0, r.failure(lib, f, code, first, n, all, done)
 	}
 	if done <= 0 {
@@ -201,6 +216,7 @@ func (r *requests) completeSome(lib *library, first, done int) error {
 // complete takes note of a request that is done.
 func (r *requests) complete(lib *library, request, status int) error {
 	if err := r.check(lib, request, status); err != nil {
+		r.mixed = true
 		return err
 	}
 	o := r.list[request].owner

@@ -166,6 +166,12 @@ int MPI_Get_count_c(const status *s, handle t, int64_t *count) {
 	return PMPI_Get_count_c(&n, in(t), count);
 }
 
+int PMPI_Cancel(int *);
+int MPI_Cancel(handle *q) {
+	int n = in(*q);
+	return PMPI_Cancel(&n);
+}
+
 /* test calls Testall, or, with indices, Testsome. */
 int PMPI_Testall(int, int *, int *, native_status *);
 int PMPI_Testsome(int, int *, int *, int *, native_status *);
