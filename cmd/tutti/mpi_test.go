@@ -122,7 +122,7 @@ func TestMPIJobs(t *testing.T) {
 func testTimeout(t *testing.T, mpirun, tutti string) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	const script = `if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then echo $$ > "$1"; fi
-exec "$0" bench allreduce --backend mpi --timeout 1s --step 2`
+exec "$0" bench allreduce --backend mpi --timeout 5s --step 2`
 	cmd := command(t, mpirun, "-n", "2", "sh", "-c", script, tutti, pidFile)
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -143,7 +143,7 @@ exec "$0" bench allreduce --backend mpi --timeout 1s --step 2`
 	_, err = io.Copy(io.Discard, out)
 	require.NoError(t, err)
 	require.ErrorAs(t, cmd.Wait(), new(*exec.ExitError))
-	assert.Contains(t, stderr.String(), "timed out: --timeout 1s")
+	assert.Contains(t, stderr.String(), "timed out: --timeout 5s")
 }
 
 // TestCompare sets the ranks against C under what is here: every subject is
