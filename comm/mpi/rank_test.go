@@ -219,8 +219,6 @@ func TestRankShared(t *testing.T) {
 	require.NoError(t, r.world.Barrier(r.ctx))
 }
 
-// TestRankSendFirst lets both ranks send a long message before they receive,
-// without a group.
 // TestRankClosedMemory has rank 0 give up a collective and close the communicator: what
 // rank 1 sends afterwards does not come where it was to be received.
 func TestRankClosedMemory(t *testing.T) {
@@ -250,9 +248,11 @@ func TestRankClosedMemory(t *testing.T) {
 	if world.Rank() == 0 {
 		assert.False(t, slices.ContainsFunc(got, func(x float32) bool { return x != 3 }), "it was written to")
 	}
-	broken(t, ctx)
+	broken(t, ctx, world)
 }
 
+// TestRankSendFirst lets both ranks send a long message before they receive,
+// without a group.
 func TestRankSendFirst(t *testing.T) {
 	const n = 1 << 20
 	r := newRank(t)

@@ -71,10 +71,11 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	if err := e.barrier(ctx, op); err != nil {
 		return nil, err
 	}
-	made, done := make(chan *endpoint, 1), make(chan error, 1)
+	made := make(chan *endpoint, 1)
+	done := make(chan error, 1)
 	go func() {
-		c, err := e.split(color, key)
-		made <- c
+		child, err := e.split(color, key)
+		made <- child
 		done <- err
 	}()
 	tell := func(err error) error {
@@ -82,16 +83,15 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 		defer e.mu.Unlock()
 		return e.fail(op.String(), err)
 	}
-	var child *endpoint // none if the call is left behind
 	err := e.await(ctx, done)
+	var child *endpoint
+	select {
+	case child = <-made:
+	default: // the call was left behind
+	}
 	if err != nil {
 		err = tell(err)
-		select {
-		case child = <-made: // just now
-		default:
-		}
 	} else {
-		child = <-made
 		err = e.barrier(ctx, op)
 	}
 	if err == nil && child != nil {
