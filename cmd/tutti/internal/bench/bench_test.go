@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"maps"
 	"math"
 	"slices"
@@ -273,13 +272,12 @@ func TestConfigNamesBadSettings(t *testing.T) {
 
 func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 	const huge = 1 << 52
-	var refused *backend.OptionError
 	cfg := Config{Collective: "alltoall", Backend: "local", Sizes: []int{8, huge}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick}
 	sparse := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: []string{distributed.Dense}, Densities: []float64{1}, Sizes: []int{8, huge}, Repeats: quick}
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 		err := runAlone(ctx, r, cfg, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 16777216.0 GiB, this machine has")
-		assert.True(t, errors.As(err, &refused))
+		assert.ErrorAs(t, err, new(*backend.OptionError))
 		err = RunSparse(ctx, r, sparse, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 25165824.0 GiB")
 		r.HostRanks = 0
