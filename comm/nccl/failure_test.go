@@ -38,25 +38,12 @@ func TestAKilledRank(t *testing.T) {
 		rankOfAKilledJob(t, way)
 		return
 	}
-	loseARank(t, early, inTheMid, symmetric)
+	gputest.LoseARank(t, 3, early, inTheMid, symmetric)
 }
 
 // One that ends in peace, and one that stands still, are no different.
-func TestAnExitedRank(t *testing.T) { loseARank(t, gputest.Exits) }
-func TestAStoppedRank(t *testing.T) { loseARank(t, gputest.Stops) }
-
-func loseARank(t *testing.T, ways ...string) {
-	if gputest.Job(t).WorldSize > 1 {
-		t.Skip("starts processes of its own")
-	}
-	n, err := cuda.Count()
-	if err != nil || n < 2 {
-		t.Skip("needs two GPUs")
-	}
-	for _, way := range ways {
-		t.Run(way, func(t *testing.T) { gputest.KillARank(t, "TestAKilledRank", way, min(n, 3)) })
-	}
-}
+func TestAnExitedRank(t *testing.T) { gputest.LoseARank(t, 3, gputest.Exits) }
+func TestAStoppedRank(t *testing.T) { gputest.LoseARank(t, 3, gputest.Stops) }
 
 // rankOfAKilledJob is what each of the processes does.
 func rankOfAKilledJob(t *testing.T, way string) {

@@ -86,25 +86,12 @@ func TestAKilledRank(t *testing.T) {
 		rankOfAKilledJob(t, way)
 		return
 	}
-	loseARank(t, "eager", "graph")
+	gputest.LoseARank(t, 4, "eager", "graph")
 }
 
 // One that ends in peace, and one that stands still, are no different.
-func TestAnExitedRank(t *testing.T) { loseARank(t, gputest.Exits) }
-func TestAStoppedRank(t *testing.T) { loseARank(t, gputest.Stops) }
-
-func loseARank(t *testing.T, ways ...string) {
-	if gputest.Job(t).WorldSize > 1 {
-		t.Skip("starts processes of its own")
-	}
-	n, err := cuda.Count()
-	if err != nil || n < 2 {
-		t.Skip("needs two GPUs")
-	}
-	for _, way := range ways {
-		t.Run(way, func(t *testing.T) { gputest.KillARank(t, "TestAKilledRank", way, min(n, 4)) })
-	}
-}
+func TestAnExitedRank(t *testing.T) { gputest.LoseARank(t, 4, gputest.Exits) }
+func TestAStoppedRank(t *testing.T) { gputest.LoseARank(t, 4, gputest.Stops) }
 
 func rankOfAKilledJob(t *testing.T, way string) {
 	j := gputest.Job(t)

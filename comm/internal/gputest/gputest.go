@@ -162,9 +162,24 @@ func BeLost(t testing.TB, way string) {
 	select {} // until the signal is there
 }
 
-// KillARank runs a test again in n processes, a job, of which the last is lost
+// LoseARank has TestAKilledRank run in processes of a job, a GPU each and most of them
+// at most, of which the last is lost in each of the ways.
+func LoseARank(t *testing.T, most int, ways ...string) {
+	if Job(t).WorldSize > 1 {
+		t.Skip("starts processes of its own")
+	}
+	n, err := cuda.Count()
+	if err != nil || n < 2 {
+		t.Skip("needs two GPUs")
+	}
+	for _, way := range ways {
+		t.Run(way, func(t *testing.T) { killARank(t, "TestAKilledRank", way, min(n, most)) })
+	}
+}
+
+// killARank runs a test again in n processes, a job, of which the last is lost
 // ([BeLost]). The others print that they went on.
-func KillARank(t *testing.T, test, way string, n int) {
+func killARank(t *testing.T, test, way string, n int) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
