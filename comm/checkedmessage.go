@@ -26,6 +26,7 @@ type messageEnds struct {
 	mu      sync.Mutex // keeps messages and their ends in one order
 	pending []messageEnd
 	unused  []uintptr // memory of some that were compared
+	freed   bool
 }
 
 // messageEnd is this rank's end of a message. Its memory has the encoded call of this
@@ -115,6 +116,9 @@ func (k *Checked) exchangeEnds(calls []Call) error {
 
 // take returns memory for an end.
 func (e *messageEnds) take(rt runtime.Runtime) (uintptr, error) {
+	if e.freed {
+		return 0, ErrClosed
+	}
 	if last := len(e.unused) - 1; last >= 0 {
 		memory := e.unused[last]
 		e.unused = e.unused[:last]
@@ -134,7 +138,7 @@ func (e *messageEnds) free(rt runtime.Runtime) error {
 	for _, m := range e.pending {
 		errs = append(errs, rt.Deallocate(m.memory))
 	}
-	e.unused, e.pending = nil, nil
+	e.unused, e.pending, e.freed = nil, nil, true
 	return errors.Join(errs...)
 }
 
@@ -161,6 +165,12 @@ func (k *Checked) compareMessages(ctx context.Context) error {
 	defer e.mu.Unlock()
 	for _, m := range pending {
 		e.unused = append(e.unused, m.memory)
+	}
+	if e.freed { // by a Close meanwhile
+		for _, memory := range e.unused {
+			err = errors.Join(err, k.rt.Deallocate(memory))
+		}
+		e.unused = nil
 	}
 	return err
 }

@@ -119,7 +119,9 @@ func (e *endpoint) release(ctx context.Context) {
 	e.scratch.release()
 	e.heads.release()
 	e.notes.table.release()
+	e.mu.Lock() // a wait that is ending may look at the board
 	e.board.release()
+	e.mu.Unlock()
 	_ = host.Deallocate(e.notes.memory)
 	for _, o := range e.free {
 		_ = host.Deallocate(o.vectors)
