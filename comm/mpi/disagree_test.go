@@ -203,6 +203,7 @@ func TestRankGivingUp(t *testing.T) {
 		require.NoError(t, err)
 		child, err := c.Split(r.ctx, 0, me)
 		require.NoError(t, err)
+		require.NoError(t, r.world.Barrier(r.ctx), "nobody is still in the split, which giving up would end as well")
 		if me == 1 {
 			_ = comm.Run(forever, []comm.Communicator{c}, func(context.Context, comm.Communicator) error { return errors.New("disk full") })
 		} else {
