@@ -39,7 +39,9 @@ func (c *Comm) close() error {
 		err = errors.Join(err, c.mark.event.Close())
 	}
 	if c.own != nil {
+		c.looks.Lock()
 		err = errors.Join(err, c.own.Close())
+		c.looks.Unlock()
 	}
 	return err
 }

@@ -29,7 +29,7 @@ func (c *Comm) sync(ctx context.Context) error {
 			}
 		}
 		looks++
-		return c.stream.Done()
+		return c.done()
 	})
 	switch {
 	case err == nil:
@@ -41,10 +41,20 @@ func (c *Comm) sync(ctx context.Context) error {
 		return err
 	case ctx.Err() != nil:
 		return c.breakDown(c.stalled(comm.ContextError(ctx)))
+	case c.closed():
+		return c.usable() // and the stream is gone
 	case inCapture(err):
 		return err // the caller's mistake, nothing is wrong with the peers
 	}
 	return c.breakDown(err)
+}
+
+// done asks the stream. Close, which others may call, takes it away between two
+// looks.
+func (c *Comm) done() (bool, error) {
+	c.looks.RLock()
+	defer c.looks.RUnlock()
+	return c.stream.Done()
 }
 
 // inCapture reports whether the driver refused a call because of a capture.
