@@ -79,12 +79,6 @@ func (r Rank) Fits(backend, what string, bytes float64, remedy string) error {
 		what, Counted(r.HostRanks, "rank"), need/(1<<30), there/(1<<30), remedy)}
 }
 
-// HasKernels tells whether the rank's runtime can do sparse patterns.
-func (r Rank) HasKernels() bool {
-	_, err := runtime.KernelsOf(r.Runtime)
-	return err == nil
-}
-
 // Reduce reduces values element by element over all ranks of r and returns the
 // result, for the few numbers that a command collects from its ranks. It is
 // collective.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -13,7 +12,6 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -24,10 +22,11 @@ func newBench() *cobra.Command {
 		Long: `bench measures a collective over a range of sizes, the smallest and the largest
 among them, and prints the table of nccl-tests. Time is that of one call until its
 result is there, on the slowest rank, the median over rounds; on GPUs it is the
-device's, of calls that are queued one after the other. algbw is size over time; busbw is what a link carries, by the
-factors of nccl-tests, and so comparable between numbers of ranks. #wrong counts
-elements that differ from an independent reference, over all ranks. What a backend
-does not have (a reduction of a type, graphs) is wrong usage, exit code 2.`,
+device's, of calls that are queued one after the other. algbw is size over time;
+busbw is what a link carries, by the factors of nccl-tests, and so comparable
+between numbers of ranks. #wrong counts elements that differ from an independent
+reference, over all ranks. What a backend does not have (a reduction of a type,
+graphs) is wrong usage, exit code 2.`,
 		Example: `  tutti bench allreduce --ranks 2
   tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
   tutti bench sparse --pattern oktopk --density 0.01 --min 1M
@@ -52,9 +51,9 @@ type benchFlags struct {
 	json            bool
 }
 
-// newBenchFlags adds the flags to a command.
-func newBenchFlags(flags *pflag.FlagSet) *benchFlags {
-	b := &benchFlags{world: newWorld(), low: 8, high: 64 << 20, step: 4, repeats: bench.DefaultRepeats(), check: true}
+// newBenchFlags adds the flags to a command that has these sizes by default.
+func newBenchFlags(flags *pflag.FlagSet, w world, low, high int) *benchFlags {
+	b := &benchFlags{world: w, low: low, high: high, step: 4, repeats: bench.DefaultRepeats(), check: true}
 	flags.SortFlags = false
 	b.register(flags)
 	flags.Var(sizeFlag(&b.low), "min", "smallest size: bytes, or with K, M, G")
@@ -93,19 +92,21 @@ func (t *tally) add(r bench.Result) {
 	}
 }
 
-// finish prints the lines under a table and returns an error when results were
-// wrong.
-func (t *tally) finish(out io.Writer, b *benchFlags) error {
+// finish prints the lines under a table and returns what [tally.failure] does.
+func (t *tally) finish(text io.Writer, checked bool) error {
 	if t.lines == 0 {
 		return nil
 	}
-	if !b.json {
-		fmt.Fprintln(out, "#")
-		if b.check {
-			fmt.Fprintf(out, "# Wrong elements   : %d\n", t.wrong)
-		}
-		fmt.Fprintf(out, "# Avg bus bandwidth: %.4g GB/s\n", t.busBW/float64(t.lines))
+	fmt.Fprintln(text, "#")
+	if checked {
+		fmt.Fprintf(text, "# Wrong elements   : %d\n", t.wrong)
 	}
+	fmt.Fprintf(text, "# Avg bus bandwidth: %.4g GB/s\n", t.busBW/float64(t.lines))
+	return t.failure()
+}
+
+// failure is an error when results were wrong.
+func (t *tally) failure() error {
 	if t.wrong > 0 {
 		return fmt.Errorf("%d elements of the results are wrong", t.wrong)
 	}
@@ -133,9 +134,8 @@ func newBenchCollective(name string) *cobra.Command {
   tutti bench %[1]s --ranks 8 --min 1M --max 1M --dtype f16 --json`, name),
 		Args: cobra.NoArgs,
 	}
-	flags = newBenchFlags(cmd.Flags())
-	cmd.Flags().Var(flagValue[dtype.DType]{target: &cfg.DType, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
-		"dtype", "element type: "+joinNames(dtype.All()))
+	flags = newBenchFlags(cmd.Flags(), newWorld(), 8, 64<<20)
+	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.All()...)
 	if bench.Reduces(name) {
 		cmd.Flags().Var(flagValue[comm.ReduceOp]{target: &cfg.Op, parse: dtype.ParseReduceOp, format: comm.ReduceOp.String, kind: "name"},
 			"op", "reduction: "+joinNames(dtype.ReduceOps()))
@@ -167,99 +167,21 @@ func newBenchCollective(name string) *cobra.Command {
 			return usageError{err}
 		}
 		var t tally
-		out := cmd.OutOrStdout()
+		lines, text := forms(cmd.OutOrStdout(), flags.json)
 		report := func(results []bench.Result) {
-			if !flags.json && t.lines == 0 {
-				printHeader(out, results)
+			if t.lines == 0 {
+				printHeader(text, results)
 			}
 			for _, r := range results {
 				t.add(r)
-				if flags.json {
-					writeJSON(out, r)
-				}
+				writeJSON(lines, r)
 			}
-			if !flags.json {
-				printLine(out, results)
-			}
+			printLine(text, results)
 		}
 		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 			return measurement.Run(ctx, r, report)
 		})
-		return errors.Join(err, t.finish(out, flags))
-	}
-	return cmd
-}
-
-// joinNames lists named things.
-func joinNames[T fmt.Stringer](all []T) string {
-	var names []string
-	for _, v := range all {
-		names = append(names, v.String())
-	}
-	return strings.Join(names, ", ")
-}
-
-func newBenchSparse() *cobra.Command {
-	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32}
-	patterns := patternChoice{names: []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}}
-	var flags *benchFlags
-	cmd := &cobra.Command{
-		Use:   "sparse",
-		Short: "Average tensors by sending only their largest entries",
-		Long: `sparse measures the sparse allreduce of tensors with normally distributed
-random entries, new ones in every step. sent is the number of elements that a rank
-sends in a step (a value and an index count one each); algbw and busbw are what a
-dense allreduce would need to take the same time. #wrong counts elements that got
-lost between result and residuals, or are not the same on all ranks. On GPUs times
-are those of the device, between which gradients are copied without being counted;
-select and exchange (and merge, with --json) are those of steps one by one. With
---hosts, sent is what goes between hosts.`,
-		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
-  tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
-  tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
-  tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
-		Args: cobra.NoArgs,
-	}
-	flags = newBenchFlags(cmd.Flags())
-	patterns.register(cmd.Flags(), "patterns, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
-	cmd.Flags().Var(flagValue[dtype.DType]{target: &cfg.DType, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
-		"dtype", "element type: f32, f16, bf16")
-	cmd.Flags().Float64SliceVar(&cfg.Densities, "density", cfg.Densities, "parts of the entries that a rank picks, separated by commas")
-	hostsFlag(cmd.Flags(), &cfg.Hosts)
-	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
-	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
-	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var err error
-		if cfg.Sizes, err = flags.sizes(); err != nil {
-			return err
-		}
-		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
-		if err := cfg.Validate(); err != nil {
-			return usageError{err}
-		}
-		var t tally
-		out := cmd.OutOrStdout()
-		report := func(r bench.SparseResult) {
-			if flags.json {
-				writeJSON(out, r)
-			} else {
-				if t.lines == 0 {
-					printSparseHeader(out, r)
-				}
-				printSparseLine(out, r)
-			}
-			t.add(r.Result)
-		}
-		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
-			cfg := cfg // goroutines of this process share it
-			var err error
-			if cfg.Patterns, err = patterns.on(r, cfg.Backend, cmd.ErrOrStderr()); err != nil {
-				return err
-			}
-			return bench.RunSparse(ctx, r, cfg, report)
-		})
-		return errors.Join(err, t.finish(out, flags))
+		return errors.Join(err, t.finish(text, flags.check))
 	}
 	return cmd
 }

@@ -3,19 +3,16 @@ package cli
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
-	"github.com/tutti-go/tutti/distributed"
 )
 
 func newBenchBuckets() *cobra.Command {
-	cfg := bench.BucketsConfig{Density: 0.01, Buckets: 8, Bytes: 4 << 20, Backward: 10 * time.Millisecond, Rounds: 7}
-	patterns := patternChoice{names: []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}}
+	cfg := bench.BucketsConfig{Density: 0.01, Buckets: 8, Bytes: 4 << 20, Backward: 10 * time.Millisecond, Rounds: 7, Patterns: somePatterns()}
 	w := newWorld()
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -38,27 +35,19 @@ from each other. For a real one on GPUs see tutti bench overlap.`,
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
-			out := cmd.OutOrStdout()
+			lines, text := forms(cmd.OutOrStdout(), asJSON)
 			first := true
 			report := func(r bench.BucketsResult) {
-				if asJSON {
-					writeJSON(out, r)
-					return
-				}
+				writeJSON(lines, r)
 				if first {
-					fmt.Fprintf(out, "# %s of %s over %s, backend %s, density %v\n",
+					fmt.Fprintf(text, "# %s of %s over %s, backend %s, density %v\n",
 						backend.Counted(r.Buckets, "bucket"), formatSize(r.Bytes), backend.Counted(r.Ranks, "rank"), r.Backend, r.Density)
-					writeComment(out, fmt.Sprintf("%-15s %14s %14s %14s %8s", "pattern", "backward (us)", "after (us)", "behind (us)", "hidden"))
+					writeComment(text, fmt.Sprintf("%-15s %14s %14s %14s %8s", "pattern", "backward (us)", "after (us)", "behind (us)", "hidden"))
 				}
 				first = false
-				fmt.Fprintf(out, "  %-15s %14s %14s %14s %7.0f%%\n", r.Pattern, formatTime(r.Backward), formatTime(r.After), formatTime(r.Behind), 100*r.Hidden)
+				fmt.Fprintf(text, "  %-15s %14s %14s %14s %7.0f%%\n", r.Pattern, formatTime(r.Backward), formatTime(r.After), formatTime(r.Behind), 100*r.Hidden)
 			}
 			return w.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
-				cfg := cfg // goroutines of this process share it
-				var err error
-				if cfg.Patterns, err = patterns.on(r, cfg.Backend, cmd.ErrOrStderr()); err != nil {
-					return err
-				}
 				return bench.RunBuckets(ctx, r, cfg, report)
 			})
 		},
@@ -66,7 +55,7 @@ from each other. For a real one on GPUs see tutti bench overlap.`,
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	w.register(flags)
-	patterns.register(flags, "patterns, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
+	patternsFlag(flags, &cfg.Patterns)
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
 	flags.IntVar(&cfg.Buckets, "buckets", cfg.Buckets, "`number` of buckets")
 	flags.Var(sizeFlag(&cfg.Bytes), "size", "size of a bucket: bytes, or with K, M, G")

@@ -12,8 +12,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -77,6 +79,7 @@ func TestWrongUsage(t *testing.T) {
 		{"bench allreduce --ranks 1024 --max 1024G", "local: the buffers of 1024 ranks are 2097152.0 GiB"},
 		{"bench sparse --ranks 1024 --max 1024G", "local: the buffers of 1024 ranks are 3145728.0 GiB"},
 		{"train --backend noop --ranks 2", "noop: has one rank, not 2"},
+		{"bench overlap --pattern topk", `did you mean "topkA"?`},
 		{"train --speed", "unknown flag: --speed"},
 		{"train now", "now"},
 		{"info now", "now"},
@@ -96,6 +99,7 @@ func TestWrongUsage(t *testing.T) {
 		{"bench alltoall --in-place", "unknown flag: --in-place"},
 		{"bench broadcast --op sum", "unknown flag: --op"},
 		{"bench sparse --density 1.5", "density 1.5"},
+		{"bench sparse --density 0.1,much", `"much" is not a number`},
 		{"bench sparse --graph", "--graph needs a backend with CUDA graphs"},
 		{"bench allreduce --graph", "local: --graph needs a backend with CUDA graphs: nccl"},
 		{"bench allreduce --p2p", "local: --p2p needs a backend of GPUs: --backend nccl"},
@@ -125,6 +129,15 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 		assert.Empty(t, stderr, args)
 		assert.Contains(t, stdout, "Usage:", args)
 		assert.Contains(t, stdout, "Examples:", args)
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			kind, usage := pflag.UnquoteUsage(f)
+			assert.NotRegexp(t, `[A-Z]|\d`, kind, "--%s: a type of Go", f.Name)
+			assert.NotContains(t, f.DefValue, "[", "--%s: a value of Go", f.Name)
+			assert.NotRegexp(t, `^[A-Z]|\.$`, usage, "--%s", f.Name)
+		})
+		for line := range strings.Lines(cmd.Long) {
+			assert.LessOrEqual(t, utf8.RuneCountInString(line), 86, line)
+		}
 		for _, sub := range cmd.Commands() {
 			visit(sub)
 		}
@@ -395,7 +408,7 @@ func TestWrongResultsAreAFailure(t *testing.T) {
 	counted := tally{}
 	counted.add(bench.Result{Wrong: &wrong})
 	var out bytes.Buffer
-	assert.ErrorContains(t, counted.finish(&out, &benchFlags{check: true}), "3 elements")
+	assert.ErrorContains(t, counted.finish(&out, true), "3 elements")
 	assert.Contains(t, out.String(), "# Wrong elements   : 3")
 }
 

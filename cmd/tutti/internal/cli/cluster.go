@@ -65,12 +65,8 @@ says how much went over the links. The exit code is that of the job.`,
 		"rate", "what each link carries in each direction, such as 100mbit or 10gbit")
 	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
 	flags.Float64Var(&cfg.Loss, "loss", 0, "`percentage` of packets that are lost")
-	flags.Var(flagValue[string]{
-		target: &mpi,
-		parse:  func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) },
-		format: func(name string) string { return name },
-		kind:   "name",
-	}, "mpi", strings.Join(cluster.MPIs(), " or ")+"; without it the first that is installed")
+	flags.Var(nameFlag(&mpi, func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) }),
+		"mpi", strings.Join(cluster.MPIs(), " or ")+"; without it the first that is installed")
 	return cmd
 }
 

@@ -53,12 +53,10 @@ run instead of the median.`,
 			if err != nil {
 				return err
 			}
-			if !asJSON {
-				printComparison(cmd.OutOrStdout(), results, best)
-				return nil
-			}
+			lines, text := forms(cmd.OutOrStdout(), asJSON)
+			printComparison(text, results, best)
 			for _, r := range results {
-				writeJSON(cmd.OutOrStdout(), r)
+				writeJSON(lines, r)
 			}
 			return nil
 		},

@@ -39,11 +39,9 @@ directory, when a wait fails and on the signal USR1.
 					return err
 				}
 			}
-			report, out := diagnose.Diagnose(records), cmd.OutOrStdout()
-			if asJSON {
-				writeJSON(out, report)
-				return nil
-			}
+			lines, out := forms(cmd.OutOrStdout(), asJSON)
+			report := diagnose.Diagnose(records)
+			writeJSON(lines, report)
 			for _, f := range report.Findings {
 				fmt.Fprintln(out, f.Text)
 			}
@@ -64,7 +62,7 @@ directory, when a wait fails and on the signal USR1.
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object instead of the table")
 	cmd.Flags().StringVar(&torch, "fr", "", "`directory` for the records as PyTorch's analyser reads them")
 	return cmd
 }

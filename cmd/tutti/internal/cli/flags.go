@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"slices"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
 )
 
 // flagValue is a flag of any type that has a parser.
@@ -83,14 +83,60 @@ func formatSize(bytes int) string {
 	return strconv.Itoa(bytes)
 }
 
-// patternsFlag is a list of pattern names, of which "all" is all but auto.
-func patternsFlag(target *[]string) pflag.Value {
-	return flagValue[[]string]{target: target, parse: parsePatterns, kind: "names", format: func(names []string) string {
+// parseList reads numbers that are separated by commas.
+func parseList(text string) ([]float64, error) {
+	var list []float64
+	for number := range strings.SplitSeq(text, ",") {
+		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a number", number)
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+func formatList(list []float64) string {
+	var numbers []string
+	for _, v := range list {
+		numbers = append(numbers, strconv.FormatFloat(v, 'g', -1, 64))
+	}
+	return strings.Join(numbers, ",")
+}
+
+// nameFlag is a name, in the form that parse gives it.
+func nameFlag(target *string, parse func(string) (string, error)) pflag.Value {
+	return flagValue[string]{target: target, parse: parse, format: func(name string) string { return name }, kind: "name"}
+}
+
+// dtypeFlag adds the flag that names an element type.
+func dtypeFlag(flags *pflag.FlagSet, target *dtype.DType, of ...dtype.DType) {
+	flags.Var(flagValue[dtype.DType]{target: target, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
+		"dtype", "element type: "+joinNames(of))
+}
+
+// patternNames are what a flag of a pattern takes.
+func patternNames() string {
+	return distributed.Auto + " (the fastest here), " + strings.Join(distributed.Patterns(), ", ")
+}
+
+// somePatterns are those that are measured unless others are asked for.
+func somePatterns() []string {
+	return []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}
+}
+
+// patternsFlag adds the flag that lists patterns, of which "all" is all but auto.
+func patternsFlag(flags *pflag.FlagSet, target *[]string) {
+	flags.Var(flagValue[[]string]{target: target, parse: parsePatterns, kind: "names", format: func(names []string) string {
 		if slices.Equal(names, distributed.Patterns()) {
 			return "all"
 		}
 		return strings.Join(names, ",")
-	}}
+	}}, "pattern", "patterns, separated by commas: all, "+patternNames())
+}
+
+func parsePattern(name string) (string, error) {
+	return oneOf("pattern", name, append(distributed.Patterns(), distributed.Auto), nil)
 }
 
 func parsePatterns(text string) ([]string, error) {
@@ -99,7 +145,7 @@ func parsePatterns(text string) ([]string, error) {
 		name = strings.TrimSpace(name)
 		some := distributed.Patterns()
 		if !strings.EqualFold(name, "all") {
-			pattern, err := oneOf("pattern", name, append(some, distributed.Auto), nil)
+			pattern, err := parsePattern(name)
 			if err != nil {
 				return nil, err
 			}
@@ -114,40 +160,18 @@ func parsePatterns(text string) ([]string, error) {
 	return names, nil
 }
 
-// patternChoice is the flag --pattern with its default.
-type patternChoice struct {
-	names []string
-	flag  *pflag.Flag
-}
-
-// register adds the flag.
-func (p *patternChoice) register(flags *pflag.FlagSet, usage string) {
-	flags.Var(patternsFlag(&p.names), "pattern", usage)
-	p.flag = flags.Lookup("pattern")
-}
-
 // hostsFlag adds the flag that says which ranks share a host.
 func hostsFlag(flags *pflag.FlagSet, hosts *int) {
 	flags.IntVar(hosts, "hosts", 0, "`number` of hosts that the ranks are on, one after the other: reduce densely within a host and use the pattern between hosts; 0 uses it between all ranks")
 }
 
-// on returns the patterns for a rank. Where its runtime has no kernels for the
-// sparse ones, a default that contains them becomes the dense pattern alone,
-// which rank 0 says on notes; if the user asked for one it is an error.
-func (p *patternChoice) on(r backend.Rank, backendName string, notes io.Writer) ([]string, error) {
-	if r.HasKernels() || slices.Equal(p.names, []string{distributed.Dense}) {
-		return p.names, nil
+// joinNames lists named things.
+func joinNames[T fmt.Stringer](all []T) string {
+	var names []string
+	for _, v := range all {
+		names = append(names, v.String())
 	}
-	if p.flag.Changed {
-		sparse := slices.DeleteFunc(slices.Clone(p.names), func(name string) bool { return name == distributed.Dense })
-		return nil, &backend.OptionError{Backend: backendName, Reason: fmt.Sprintf(
-			"--pattern %s is unsupported on %s, which has no kernels for sparse patterns; use --pattern %s",
-			strings.Join(sparse, ","), r.Runtime.Name(), distributed.Dense)}
-	}
-	if r.Comm.Rank() == 0 {
-		fmt.Fprintf(notes, "tutti: %s has no kernels for sparse patterns: pattern %s only\n", r.Runtime.Name(), distributed.Dense)
-	}
-	return []string{distributed.Dense}, nil
+	return strings.Join(names, ", ")
 }
 
 // oneOf finds a name in a list, in any case; where there is none it suggests
@@ -207,6 +231,7 @@ func editDistance(a, b string) int {
 // world are the flags that say on which ranks a command runs.
 type world struct {
 	backend string
+	gpus    bool // it runs on GPUs only
 	ranks   int
 	timeout time.Duration
 	check   bool
@@ -215,20 +240,26 @@ type world struct {
 
 // register adds the flags.
 func (w *world) register(flags *pflag.FlagSet) {
-	flags.Var(flagValue[string]{
-		target: &w.backend,
-		parse:  func(text string) (string, error) { return oneOf("backend", text, backend.Names(), backend.Aliases) },
-		format: func(name string) string { return name },
-		kind:   "name",
-	}, "backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
-	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it 4 for local (at most 1024), 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs")
+	ranks := "4 for local (at most 1024), 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs"
+	if w.gpus {
+		ranks = "what a launcher started, or all GPUs"
+	}
+	flags.Var(nameFlag(&w.backend, func(text string) (string, error) { return oneOf("backend", text, backend.Names(), backend.Aliases) }),
+		"backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
+	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it "+ranks)
 	flags.BoolVar(&w.p2p, "p2p", false, "let GPUs of this machine write into each other's memory where that is faster (nccl)")
 	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it gives up, such as 30s; 0 for ever")
 	flags.BoolVar(&w.check, "check-calls", false, "compare every call between the ranks before it is made, which is slow: what to try when a program hangs")
+	if w.gpus {
+		_ = flags.MarkHidden("backend")
+	}
 }
 
 // newWorld is the world of a command without flags.
 func newWorld() world { return world{backend: cmp.Or(os.Getenv(backend.DefaultVariable), "local")} }
+
+// newGPUWorld is that of a command for GPUs.
+func newGPUWorld() world { return world{backend: "nccl", gpus: true} }
 
 // run runs body on every rank of this process, after prepare (nil for nothing)
 // in the process of rank 0.

@@ -2,17 +2,13 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
-	"github.com/tutti-go/tutti/distributed"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -93,49 +89,4 @@ func TestHeaderSaysWhatItRanOn(t *testing.T) {
 	result.Graph, result.Symmetric, result.Locations = false, false, nil
 	printHeader(&out, []bench.Result{result})
 	assert.True(t, strings.HasPrefix(out.String(), "# allreduce over 2 ranks, backend nccl\n#\n#  "), out.String())
-}
-
-// plain is a runtime without kernels, like that of a GPU.
-type plain struct{ runtime.Runtime }
-
-func (plain) Name() string { return "NVIDIA H200" }
-
-func TestPatternsWithoutKernels(t *testing.T) {
-	choose := func(kernels bool, args ...string) (names []string, notes string, err error) {
-		p := patternChoice{names: distributed.Patterns()}
-		cmd := newInfo() // any
-		p.register(cmd.Flags(), "patterns")
-		require.NoError(t, cmd.Flags().Parse(args))
-		var out bytes.Buffer
-		noop, err := backend.Find("noop")
-		require.NoError(t, err)
-		err = noop.Run(t.Context(), backend.Options{}, func(_ context.Context, r backend.Rank) (err error) {
-			if !kernels {
-				r.Runtime = plain{r.Runtime}
-			}
-			names, err = p.on(r, "nccl", &out)
-			return err
-		})
-		return names, out.String(), err
-	}
-
-	names, notes, err := choose(true)
-	require.NoError(t, err)
-	assert.Equal(t, distributed.Patterns(), names)
-	assert.Empty(t, notes)
-
-	names, notes, err = choose(false)
-	require.NoError(t, err)
-	assert.Equal(t, []string{"dense"}, names)
-	assert.Equal(t, "tutti: NVIDIA H200 has no kernels for sparse patterns: pattern dense only\n", notes)
-
-	names, notes, err = choose(false, "--pattern", "dense")
-	require.NoError(t, err)
-	assert.Equal(t, []string{"dense"}, names)
-	assert.Empty(t, notes)
-
-	_, _, err = choose(false, "--pattern", "dense,topkA,oktopk")
-	var refused *backend.OptionError
-	require.ErrorAs(t, err, &refused)
-	assert.ErrorContains(t, err, "nccl: --pattern topkA,oktopk is unsupported on NVIDIA H200")
 }

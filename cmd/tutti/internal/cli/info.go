@@ -70,15 +70,13 @@ and why the others do not. In a job of several processes the first one prints.`,
 				return nil
 			}
 			info := collect(cmd)
-			if asJSON {
-				writeJSON(cmd.OutOrStdout(), info)
-			} else {
-				info.print(cmd.OutOrStdout())
-			}
+			object, text := forms(cmd.OutOrStdout(), asJSON)
+			writeJSON(object, info)
+			info.print(text)
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object instead of the tables")
 	return cmd
 }
 

@@ -3,14 +3,24 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 )
 
 // outDir is a directory that a command makes for its pictures.
 type outDir struct {
 	path string
 	made []string // the directories that were not there, outermost first
+}
+
+// register adds the flag that names it.
+func (d *outDir) register(flags *pflag.FlagSet) {
+	flags.StringVar(&d.path, "out", "tutti-out", "`directory` for the pictures")
 }
 
 // prepare makes the directory and tries to write to it, so that a long run does
@@ -30,6 +40,22 @@ func (d *outDir) prepare() error {
 		return fmt.Errorf("cannot write to --out %s: %w", d.path, err)
 	}
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
+}
+
+// draw has a picture drawn in each format, if there is something to draw, and tells
+// the files.
+func (d *outDir) draw(text io.Writer, name string, draw func(path string) error) error {
+	for _, ext := range picture.Formats() {
+		path := filepath.Join(d.path, name+ext)
+		switch err := draw(path); {
+		case errors.Is(err, picture.ErrNothingToDraw):
+			return nil
+		case err != nil:
+			return err
+		}
+		fmt.Fprintf(text, "wrote %s\n", path)
+	}
+	return nil
 }
 
 // tidy removes what prepare made if it is still empty: after an error, or where

@@ -25,3 +25,12 @@ func (o *output) Write(p []byte) (int, error) {
 	}
 	return n, o.err
 }
+
+// forms are where a command writes what it found for programs, by --json, and for
+// people. One of the two is discarded.
+func forms(out io.Writer, asJSON bool) (json, text io.Writer) {
+	if asJSON {
+		return out, io.Discard
+	}
+	return io.Discard, out
+}

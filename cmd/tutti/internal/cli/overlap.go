@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
-	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -26,10 +24,9 @@ const defaultCTAs = 4
 
 func newBenchOverlap() *cobra.Command {
 	cfg := overlap.Default()
-	w := newWorld()
-	w.backend = "nccl"
+	w := newGPUWorld()
 	ctas := defaultCTAs
-	var out string
+	var dir outDir
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "overlap",
@@ -43,13 +40,13 @@ devices' clocks, and the share of the communication that was hidden:
 
 where communication is one allreduce of all gradients as a single buffer, with the
 library's own settings and nothing beside it. With a sparse --pattern it is that of
-all buckets, selected from, exchanged and merged alone. Products are cuBLAS's, opened at run
-time (TUTTI_CUBLAS_LIB names another file).
+all buckets, selected from, exchanged and merged alone. Products are cuBLAS's, opened
+at run time (TUTTI_CUBLAS_LIB names another file).
 
 Communication takes multiprocessors away from compute. --ctas says how many it may
 take while products run: fewer are slower, but hidden communication has time.
-Products then use the others. Pictures of a step on rank 0 (` + overlapPicture + `.png and .svg) are
-written to the --out directory.`,
+Products then use the others. Pictures of a step on rank 0 (` + overlapPicture + `.png and .svg)
+are written to the --out directory.`,
 		Example: `  tutti bench overlap
   tutti bench overlap --ctas 8 --bucket 4M
   tutti bench overlap --pattern oktopk --density 0.01
@@ -63,8 +60,8 @@ written to the --out directory.`,
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
-			r := overlapReport{stdout: cmd.OutOrStdout(), json: asJSON, out: out}
-			dir := outDir{path: out}
+			r := overlapReport{dir: &dir}
+			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			defer dir.tidy()
 			progress := &bars{out: cmd.ErrOrStderr(), pieces: 1}
 			cfg.Progress = func(done, total int) { progress.set("rounds", done, total) }
@@ -86,13 +83,13 @@ written to the --out directory.`,
 	flags.IntVar(&cfg.Width, "width", cfg.Width, "inputs and outputs of a layer")
 	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "rows of a rank's input")
 	flags.Var(sizeFlag(&cfg.BucketBytes), "bucket", "gradients that are reduced together; a larger layer is reduced on its own, the last one in parts of this size")
-	flags.StringVar(&cfg.Pattern, "pattern", cfg.Pattern, "`name` of the pattern: auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
+	flags.Var(nameFlag(&cfg.Pattern, parsePattern), "pattern", "how buckets are reduced: "+patternNames())
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks, with a sparse pattern")
 	flags.IntVar(&ctas, "ctas", ctas, "thread blocks (CTAs) of communication beside products; 0 for the library's choice")
 	flags.IntVar(&cfg.Multiprocessors, "sms", 0, "multiprocessors of products beside communication; 0 for those that --ctas leaves")
 	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "steps of a round, one after the other")
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "rounds, of which the median counts")
-	flags.StringVar(&out, "out", "tutti-out", "`directory` for the pictures")
+	dir.register(flags)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object, the timelines included, instead of the table")
 	return cmd
 }
@@ -150,10 +147,9 @@ const overlapPicture = "overlap"
 
 // overlapReport shows what rank 0 measured.
 type overlapReport struct {
-	stdout io.Writer
-	json   bool
-	out    string
-	result *overlapResult // nil in a process without rank 0
+	json, text io.Writer
+	dir        *outDir
+	result     *overlapResult // nil in a process without rank 0
 }
 
 // finish prints the result and writes the pictures.
@@ -161,30 +157,18 @@ func (r *overlapReport) finish() error {
 	if r.result == nil {
 		return nil
 	}
-	if r.json {
-		writeJSON(r.stdout, r.result)
-	} else {
-		r.print()
-	}
+	writeJSON(r.json, r.result)
+	r.print()
 	title := fmt.Sprintf("A step of %s (%s), rank 0 of %d × %s", backend.Counted(r.result.Layers, "layer"), patternText(r.result), r.result.Ranks, r.result.Device)
 	if r.result.Ranks > 1 {
 		title += fmt.Sprintf(": %.1f %% hidden", 100*r.result.Hidden)
 	}
-	for _, ext := range picture.Formats() {
-		path := filepath.Join(r.out, overlapPicture+ext)
-		if err := picture.Timelines(r.result.Timelines, title, path); err != nil {
-			return err
-		}
-		if !r.json {
-			fmt.Fprintf(r.stdout, "wrote %s\n", path)
-		}
-	}
-	return nil
+	return r.dir.draw(r.text, overlapPicture, func(path string) error { return picture.Timelines(r.result.Timelines, title, path) })
 }
 
 func (r *overlapReport) print() {
 	res := r.result
-	fmt.Fprintf(r.stdout, "%s of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %s, %s\n\n",
+	fmt.Fprintf(r.text, "%s of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %s, %s\n\n",
 		backend.Counted(res.Layers, "layer"), res.Width, res.Width, res.Batch, res.Ranks, res.Device, formatSize(res.GradientBytes), backend.Counted(res.Buckets, "bucket"),
 		patternText(res))
 	t := newTable()
@@ -203,14 +187,14 @@ func (r *overlapReport) print() {
 	} {
 		t.AppendRow(table.Row{row.what, formatMS(row.ms), row.note})
 	}
-	printTable(r.stdout, t, alignRight(2, 2), 3)
-	fmt.Fprintln(r.stdout)
+	printTable(r.text, t, alignRight(2, 2), 3)
+	fmt.Fprintln(r.text)
 	if res.Ranks == 1 {
-		fmt.Fprintln(r.stdout, "one rank has nothing to communicate")
+		fmt.Fprintln(r.text, "one rank has nothing to communicate")
 		return
 	}
-	fmt.Fprintf(r.stdout, "hidden: %.1f %% of the communication\n", 100*res.Hidden)
-	fmt.Fprintf(r.stdout, "the rest, %s: compute is slower beside communication by %s, and %s come after the last product\n",
+	fmt.Fprintf(r.text, "hidden: %.1f %% of the communication\n", 100*res.Hidden)
+	fmt.Fprintf(r.text, "the rest, %s: compute is slower beside communication by %s, and %s come after the last product\n",
 		formatMS(res.OverlappedMS-res.ComputeMS), formatMS(res.SlowdownMS), formatMS(res.TailMS))
 }
 

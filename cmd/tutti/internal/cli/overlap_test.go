@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"io"
 	"path/filepath"
 	"testing"
 
@@ -55,7 +56,7 @@ func overlapFigures() *overlapResult {
 
 func TestOverlapReport(t *testing.T) {
 	var out bytes.Buffer
-	r := overlapReport{stdout: &out, out: t.TempDir(), result: overlapFigures()}
+	r := overlapReport{json: io.Discard, text: &out, dir: &outDir{path: t.TempDir()}, result: overlapFigures()}
 	require.NoError(t, r.finish())
 	for _, text := range []string{
 		"32 layers of 4096×4096 in bf16, batch 8192 on each of 4 × a GPU; 1G of gradients in 35 buckets",
@@ -65,11 +66,11 @@ func TestOverlapReport(t *testing.T) {
 		assert.Contains(t, out.String(), text)
 	}
 	for _, ext := range []string{".png", ".svg"} {
-		assert.FileExists(t, filepath.Join(r.out, "overlap"+ext))
+		assert.FileExists(t, filepath.Join(r.dir.path, "overlap"+ext))
 	}
 
 	out.Reset()
-	r.json = true
+	r.json, r.text = &out, io.Discard
 	require.NoError(t, r.finish())
 	lines := jsonLines(t, out.String())
 	require.Len(t, lines, 1, "nothing but the object")
@@ -77,6 +78,6 @@ func TestOverlapReport(t *testing.T) {
 		"compute_ms", "comm_ms", "comm_flat_ms", "comm_beside_ms", "sequential_ms", "overlapped_ms", "hidden", "slowdown_ms", "tail_ms", "tflops", "timelines"})
 
 	out.Reset()
-	require.NoError(t, (&overlapReport{stdout: &out}).finish(), "a process without rank 0")
+	require.NoError(t, (&overlapReport{json: &out, text: &out}).finish(), "a process without rank 0")
 	assert.Empty(t, out.String())
 }

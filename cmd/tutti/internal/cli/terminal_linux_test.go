@@ -67,7 +67,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 		assert.LessOrEqual(t, text.StringWidth(widest(shown)), columns, widest(shown))
 		assert.Contains(t, strings.Join(strings.Fields(shown), " "), "oktopk", "nothing is left out")
 		report := trainReport{results: []train.Result{{Pattern: "gaussiankconcat", Accuracy: 100, SentElements: 1e6, SentBytes: 4e6, TotalSeconds: 1000}}}
-		shown = onTerminal(t, 80, func(out *os.File) { report.stdout = out; report.printTable() })
+		shown = onTerminal(t, 80, func(out *os.File) { report.text = out; report.printTable() })
 		assert.LessOrEqual(t, text.StringWidth(widest(shown)), 80, widest(shown))
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -21,9 +19,9 @@ import (
 
 func newTrain() *cobra.Command {
 	cfg := train.Default()
-	patterns := patternChoice{names: distributed.Patterns()}
+	cfg.Patterns = distributed.Patterns()
 	w := newWorld()
-	var out string
+	var dir outDir
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "train",
@@ -34,8 +32,8 @@ into the command. Every rank computes the gradient of its part of each batch, an
 the pattern averages the gradients. It ends with a table: test accuracy and what
 was sent by each pattern, and when it reached the --target. Pictures of the loss
 against the bytes sent and of the accuracy against time are written to the --out
-directory (` + lossPicture + ` and ` + accuracyPicture + `, .png and .svg). With --backend nccl the
-gradients are averaged on GPUs; the rest is the host's work.
+directory (` + lossPicture + ` and ` + accuracyPicture + `, .png and .svg). With
+--backend nccl the gradients are averaged on GPUs; the rest is the host's work.
 
 The same seed gives the same result in every run. Momentum and learning rate act
 on each rank before the exchange, so that entries which error feedback delivers
@@ -49,29 +47,24 @@ late carry them along.`,
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.Patterns, cfg.Backend, cfg.Network = patterns.names, w.backend, os.Getenv(cluster.NetworkVariable)
+			cfg.Backend, cfg.Network = w.backend, os.Getenv(cluster.NetworkVariable)
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
-			dir := outDir{path: out}
 			defer dir.tidy()
-			r := trainReport{stdout: cmd.OutOrStdout(), json: asJSON, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns)}}
+			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns)}}
+			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			err := w.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
-				cfg := cfg // goroutines of this process share it
-				var err error
-				if cfg.Patterns, err = patterns.on(rank, w.backend, cmd.ErrOrStderr()); err != nil {
-					return err
-				}
 				return train.Run(ctx, rank, cfg, &r)
 			})
 			r.bars.stop()
-			return errors.Join(err, r.finish(out))
+			return errors.Join(err, r.finish())
 		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	w.register(flags)
-	patterns.register(flags, "patterns to train with, separated by commas: all, auto (the fastest here), "+strings.Join(distributed.Patterns(), ", "))
+	patternsFlag(flags, &cfg.Patterns)
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern picks")
 	hostsFlag(flags, &cfg.Hosts)
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
@@ -84,7 +77,7 @@ late carry them along.`,
 	flags.Float64Var(&cfg.Momentum, "momentum", cfg.Momentum, "momentum of each rank")
 	flags.Float64Var(&cfg.Target, "target", cfg.Target, "test accuracy in `percent`: say when it was reached")
 	flags.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of the data split, the initial weights and the order of the images")
-	flags.StringVar(&out, "out", "tutti-out", "`directory` for the pictures")
+	dir.register(flags)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object for each pattern instead of the table")
 	return cmd
 }
@@ -97,10 +90,10 @@ const (
 
 // trainReport collects the results on rank 0 and shows them.
 type trainReport struct {
-	stdout  io.Writer
-	json    bool
-	bars    *bars
-	results []train.Result
+	json, text io.Writer
+	dir        *outDir
+	bars       *bars
+	results    []train.Result
 }
 
 // Step implements [train.Observer].
@@ -109,43 +102,25 @@ func (r *trainReport) Step(pattern string, step, steps int) { r.bars.set(pattern
 // Finished implements [train.Observer].
 func (r *trainReport) Finished(result train.Result) {
 	r.results = append(r.results, result)
-	if r.json {
-		writeJSON(r.stdout, result)
-	}
+	writeJSON(r.json, result)
 }
 
 // finish prints the table and writes the pictures of what was trained, also
 // when that is not all that was asked for. A process without rank 0 has nothing
 // to show.
-func (r *trainReport) finish(out string) error {
+func (r *trainReport) finish() error {
 	if len(r.results) == 0 {
 		return nil
 	}
-	if !r.json {
-		r.printTable()
+	r.printTable()
+	if r.results[0].Ranks == 1 {
+		return nil // nothing is sent
 	}
-	for _, drawing := range []struct {
-		name string
-		draw func(path string) error
-	}{
-		{lossPicture, func(path string) error { return picture.LossAgainstBytes(r.results, path) }},
-		{accuracyPicture, func(path string) error {
+	return errors.Join(
+		r.dir.draw(r.text, lossPicture, func(path string) error { return picture.LossAgainstBytes(r.results, path) }),
+		r.dir.draw(r.text, accuracyPicture, func(path string) error {
 			return picture.AccuracyAgainstTime(r.results, "Test accuracy against time: "+r.world(), path)
-		}},
-	} {
-		for _, ext := range picture.Formats() {
-			path := filepath.Join(out, drawing.name+ext)
-			switch err := drawing.draw(path); {
-			case errors.Is(err, picture.ErrNothingToDraw):
-				return nil // one rank: nothing is sent
-			case err != nil:
-				return err
-			case !r.json:
-				fmt.Fprintf(r.stdout, "wrote %s\n", path)
-			}
-		}
-	}
-	return nil
+		}))
 }
 
 // world describes where was trained, as in "4 ranks on 4 hosts, 1gbit".
@@ -187,6 +162,6 @@ func (r *trainReport) printTable() {
 		}
 		t.AppendRow(row)
 	}
-	printTable(r.stdout, t, alignRight(2, len(header)))
-	fmt.Fprintf(r.stdout, "%s; elements and bytes are those that a rank sends in a step, on average\n", r.world())
+	printTable(r.text, t, alignRight(2, len(header)))
+	fmt.Fprintf(r.text, "%s; elements and bytes are those that a rank sends in a step, on average\n", r.world())
 }

@@ -16,8 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
@@ -101,9 +99,6 @@ func (c Config) Validate() error {
 		if n.value < n.least || n.value > most {
 			return fmt.Errorf("%s is %d, want a number in [%d, %d]", n.name, n.value, n.least, most)
 		}
-	}
-	if c.sparse() && !slices.Contains(append(distributed.Patterns(), distributed.Auto), c.Pattern) {
-		return fmt.Errorf("no pattern %q, want %s, or %s", c.Pattern, strings.Join(distributed.Patterns(), ", "), distributed.Auto)
 	}
 	if c.sparse() && !(c.Density > 0 && c.Density <= 1) {
 		return fmt.Errorf("density %v is not in (0, 1]", c.Density)

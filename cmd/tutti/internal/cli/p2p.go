@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -35,7 +34,7 @@ var peerSeries = []struct {
 func newBenchPeerMemory() *cobra.Command {
 	cfg := bench.Config{Collective: "allreduce", DType: dtype.F32, Op: comm.Sum, Places: []bench.Place{bench.InPlace}}
 	var flags *benchFlags
-	var out string
+	var dir outDir
 	cmd := &cobra.Command{
 		Use:   "p2p",
 		Short: "Set allreduce over peer memory against NCCL",
@@ -47,15 +46,10 @@ rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out dir
   mpirun -n 8 tutti bench p2p --max 64M --out /tmp/p2p`,
 		Args: cobra.NoArgs,
 	}
-	flags = newBenchFlags(cmd.Flags())
-	flags.backend, flags.low, flags.high = "nccl", 256, 1<<30
-	for name, value := range map[string]string{"backend": flags.backend, "min": formatSize(flags.low), "max": formatSize(flags.high)} {
-		cmd.Flags().Lookup(name).DefValue = value
-	}
+	flags = newBenchFlags(cmd.Flags(), newGPUWorld(), 256, 1<<30)
 	_ = cmd.Flags().MarkHidden("p2p")
-	cmd.Flags().Var(flagValue[dtype.DType]{target: &cfg.DType, parse: dtype.Parse, format: dtype.DType.String, kind: "name"},
-		"dtype", "element type: "+joinNames(dtype.All()))
-	cmd.Flags().StringVar(&out, "out", "tutti-out", "`directory` for the pictures")
+	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.All()...)
+	dir.register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if cfg.Sizes, err = flags.sizes(); err != nil {
@@ -71,9 +65,9 @@ rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out dir
 				return usageError{err}
 			}
 		}
-		dir := outDir{path: out}
 		defer dir.tidy()
-		r := peerReport{stdout: cmd.OutOrStdout(), json: flags.json, out: out, results: make([][]bench.Result, len(peerSeries))}
+		lines, text := forms(cmd.OutOrStdout(), flags.json)
+		r := peerReport{json: lines, text: text, dir: &dir, results: make([][]bench.Result, len(peerSeries))}
 		progress := &bars{out: cmd.ErrOrStderr(), pieces: 1}
 		err = flags.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
 			base, _ := rank.WithoutPeerMemory()
@@ -92,7 +86,7 @@ rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out dir
 			return nil
 		})
 		progress.stop()
-		return errors.Join(err, r.finish(flags))
+		return errors.Join(err, r.finish(flags.check))
 	}
 	return cmd
 }
@@ -102,47 +96,31 @@ const peerPicture = "p2p"
 
 // peerReport shows what rank 0 measured.
 type peerReport struct {
-	stdout  io.Writer
-	json    bool
-	out     string
-	tally   tally
-	results [][]bench.Result // of each series
+	json, text io.Writer
+	dir        *outDir
+	tally      tally
+	results    [][]bench.Result // of each series
 }
 
 func (r *peerReport) add(series int, results []bench.Result) {
 	for _, result := range results {
 		r.results[series] = append(r.results[series], result)
 		r.tally.add(result)
-		if r.json {
-			writeJSON(r.stdout, result)
-		}
+		writeJSON(r.json, result)
 	}
 }
 
 // finish prints the table, writes the pictures, and returns an error when results
 // were wrong. A series that was not measured to its end is left out.
-func (r *peerReport) finish(flags *benchFlags) error {
+func (r *peerReport) finish(checked bool) error {
 	if len(r.results[0]) == 0 {
 		return nil
 	}
 	first := r.results[0][0]
-	if !r.json {
-		r.print(first, flags.check)
-	}
+	r.print(first, checked)
 	title := fmt.Sprintf("Allreduce of %s on %d × %s", first.DType, first.Ranks, first.Device)
-	for _, ext := range picture.Formats() {
-		path := filepath.Join(r.out, peerPicture+ext)
-		if err := picture.TimesAgainstSizes(r.curves(), title, path); err != nil {
-			return err
-		}
-		if !r.json {
-			fmt.Fprintf(r.stdout, "wrote %s\n", path)
-		}
-	}
-	if r.tally.wrong > 0 {
-		return fmt.Errorf("%d elements of the results are wrong", r.tally.wrong)
-	}
-	return nil
+	err := r.dir.draw(r.text, peerPicture, func(path string) error { return picture.TimesAgainstSizes(r.curves(), title, path) })
+	return errors.Join(err, r.tally.failure())
 }
 
 func (r *peerReport) curves() []picture.Curve {
@@ -158,15 +136,15 @@ func (r *peerReport) curves() []picture.Curve {
 
 // print prints the table: a line for each size, microseconds.
 func (r *peerReport) print(first bench.Result, checked bool) {
-	fmt.Fprintf(r.stdout, "allreduce in place of %s over %s, microseconds on the device's clock; graphs hold %d calls\n",
+	fmt.Fprintf(r.text, "allreduce in place of %s over %s, microseconds on the device's clock; graphs hold %d calls\n",
 		first.DType, backend.Counted(first.Ranks, "rank"), bench.GraphCalls)
 	for rank, location := range first.Locations {
-		fmt.Fprintf(r.stdout, "rank %d: %s\n", rank, location)
+		fmt.Fprintf(r.text, "rank %d: %s\n", rank, location)
 	}
 	if first.HandOver != nil {
-		fmt.Fprintf(r.stdout, "p2p: %s\n", handOverMeaning(first))
+		fmt.Fprintf(r.text, "p2p: %s\n", handOverMeaning(first))
 	}
-	fmt.Fprintln(r.stdout)
+	fmt.Fprintln(r.text)
 	header := table.Row{"bytes"}
 	for _, s := range peerSeries {
 		header = append(header, s.name)
@@ -182,8 +160,8 @@ func (r *peerReport) print(first bench.Result, checked bool) {
 		}
 		t.AppendRow(row)
 	}
-	printTable(r.stdout, t, alignRight(1, len(header)))
+	printTable(r.text, t, alignRight(1, len(header)))
 	if checked {
-		fmt.Fprintf(r.stdout, "\nwrong elements: %d\n", r.tally.wrong)
+		fmt.Fprintf(r.text, "\nwrong elements: %d\n", r.tally.wrong)
 	}
 }

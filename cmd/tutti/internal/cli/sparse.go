@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+func newBenchSparse() *cobra.Command {
+	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32, Patterns: somePatterns()}
+	var flags *benchFlags
+	cmd := &cobra.Command{
+		Use:   "sparse",
+		Short: "Average tensors by sending only their largest entries",
+		Long: `sparse measures the sparse allreduce of tensors with normally distributed
+random entries, new ones in every step. sent is the number of elements that a rank
+sends in a step (a value and an index count one each); algbw and busbw are what a
+dense allreduce would need to take the same time. #wrong counts elements that got
+lost between result and residuals, or are not the same on all ranks. On GPUs times
+are those of the device, between which gradients are copied without being counted;
+select and exchange (and merge, with --json) are those of steps one by one. With
+--hosts, sent is what goes between hosts.`,
+		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
+  tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
+  tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
+  tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
+		Args: cobra.NoArgs,
+	}
+	flags = newBenchFlags(cmd.Flags(), newWorld(), 8, 64<<20)
+	patternsFlag(cmd.Flags(), &cfg.Patterns)
+	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
+	cmd.Flags().Var(flagValue[[]float64]{target: &cfg.Densities, parse: parseList, format: formatList, kind: "parts"},
+		"density", "parts of the entries that a rank picks, separated by commas")
+	hostsFlag(cmd.Flags(), &cfg.Hosts)
+	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
+	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
+	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var err error
+		if cfg.Sizes, err = flags.sizes(); err != nil {
+			return err
+		}
+		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		if err := cfg.Validate(); err != nil {
+			return usageError{err}
+		}
+		var t tally
+		lines, text := forms(cmd.OutOrStdout(), flags.json)
+		report := func(r bench.SparseResult) {
+			if t.lines == 0 {
+				printSparseHeader(text, r)
+			}
+			printSparseLine(text, r)
+			writeJSON(lines, r)
+			t.add(r.Result)
+		}
+		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
+			return bench.RunSparse(ctx, r, cfg, report)
+		})
+		return errors.Join(err, t.finish(text, flags.check))
+	}
+	return cmd
+}
