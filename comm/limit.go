@@ -5,25 +5,25 @@ import (
 	"time"
 )
 
-// Limited is a communicator whose waits (Sync, Barrier, Split) end after a time,
-// if their context does not end first. So does what Split makes of it.
-type Limited struct {
+// limited is the communicator of [Limit].
+type limited struct {
 	Waits
 	Wrapped
 	limit time.Duration
 	cause error
 }
 
-// Limit returns a Limited around c. A wait that the limit ends is [ErrTimeout],
-// and breaks the communicator as any deadline does; cause is what the error says
-// beside that, nil for [context.DeadlineExceeded]. A limit of 0 is none.
-func Limit(c Communicator, limit time.Duration, cause error) *Limited {
-	l := &Limited{Wrapped: Wrap(c), limit: limit, cause: cause}
+// Limit returns a communicator around c whose waits (Sync, Barrier, Split) end after
+// a time, if their context does not end first; so do those of what Split makes of it.
+// That is [ErrTimeout], and breaks the communicator as any deadline does; cause is what
+// the error says beside that, nil for [context.DeadlineExceeded]. A limit of 0 is none.
+func Limit(c Communicator, limit time.Duration, cause error) Communicator {
+	l := &limited{Wrapped: Wrap(c), limit: limit, cause: cause}
 	l.Waits = Waits{l.wait}
 	return l
 }
 
-func (l *Limited) wait(ctx context.Context, w Wait) (Communicator, error) {
+func (l *limited) wait(ctx context.Context, w Wait) (Communicator, error) {
 	if l.limit > 0 {
 		within, cancel := context.WithTimeoutCause(ctx, l.limit, l.cause)
 		defer cancel()

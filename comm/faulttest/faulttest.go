@@ -239,16 +239,23 @@ func (c Cell) String() string {
 	return strings.Join(slices.DeleteFunc([]string{others, self, c.Note}, func(part string) bool { return part == "" }), "; ")
 }
 
-// Markdown is the table as docs/errors.md has it.
+// Markdown is the table as docs/errors.md has it. A long text that another column of
+// the row has already is not said again.
 func Markdown() string {
 	var b strings.Builder
 	b.WriteString("| fault | " + strings.Join(Columns, " | ") + " |\n" + strings.Repeat("| --- ", len(Columns)+1) + "|\n")
 	for _, f := range Table {
 		fmt.Fprintf(&b, "| **%s**: %s |", f.Name, f.What)
+		said := map[string]string{}
 		for _, column := range Columns {
 			text := "–"
 			if cell, ok := f.Cells[column]; ok {
 				text = cell.String()
+			}
+			if first, ok := said[text]; ok && len(text) > 30 {
+				text = "as " + first
+			} else {
+				said[text] = column
 			}
 			b.WriteString(" " + text + " |")
 		}

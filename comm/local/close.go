@@ -11,9 +11,8 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// closeLimit is how long Close waits for pending work unless WithTimeout says
-// otherwise.
-const closeLimit = 5 * time.Second
+// closeLimit is how long Close waits for pending work. Tests wait less.
+var closeLimit = 5 * time.Second
 
 // close finishes what is pending, within a bounded time, and leaves.
 func (e *endpoint) close() error {
@@ -23,11 +22,7 @@ func (e *endpoint) close() error {
 	if closed {
 		return nil
 	}
-	limit := e.world.options.timeout
-	if limit <= 0 {
-		limit = closeLimit
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	known := e.told.Load()
 	err := e.wait(ctx)

@@ -177,7 +177,7 @@ func (w *world) split(s *slot) {
 		splits[r] = s.extras[r].split.Wait
 	}
 	for _, ranks := range comm.SplitGroups(splits) {
-		child := newWorld(len(ranks), w.spins, w.options) // as many ranks as before
+		child := newWorld(len(ranks), w.spins) // as many ranks as before
 		for i, r := range ranks {
 			child.ranks[i].root = w.ranks[r].root
 			s.extras[r].split.child = child.ranks[i]

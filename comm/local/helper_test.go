@@ -20,9 +20,9 @@ import (
 const patience = 30 * time.Second
 
 // world makes n communicators that are closed when the test ends.
-func world(tb testing.TB, n int, opts ...local.Option) []comm.Communicator {
+func world(tb testing.TB, n int) []comm.Communicator {
 	tb.Helper()
-	comms, err := local.New(n, opts...)
+	comms, err := local.New(n)
 	require.NoError(tb, err)
 	tb.Cleanup(func() {
 		for _, c := range comms {

@@ -55,33 +55,19 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Option changes how a world works.
-type Option func(*options)
-
-// WithTimeout bounds every wait whose context has no deadline of its own, and
-// the time that Close gives pending work. Without it, such waits take as long
-// as the slowest rank, and Close waits 5 seconds. The communicators that Split
-// makes inherit it.
-func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
-
 // New makes a world of n ranks and returns their communicators, in rank order.
 // Each rank closes its own; a communicator that is garbage collected without
 // having been closed is logged, and its peers see it leave.
-func New(n int, opts ...Option) ([]comm.Communicator, error) {
+func New(n int) ([]comm.Communicator, error) {
 	if n < 1 {
 		return nil, &comm.OpError{Backend: backend, Op: "new", Rank: -1,
 			Err: fmt.Errorf("%w: world of %d ranks", comm.ErrArgument, n)}
 	}
-	var o options
-	for _, opt := range opts {
-		opt(&o)
-	}
-	w := newWorld(n, n <= runtime.GOMAXPROCS(0), o)
+	w := newWorld(n, n <= runtime.GOMAXPROCS(0))
 	comms := make([]comm.Communicator, n)
 	for r, e := range w.ranks {
 		comms[r] = newCommunicator(e)
@@ -93,8 +79,8 @@ func New(n int, opts ...Option) ([]comm.Communicator, error) {
 // does: it closes the communicators, also those that the body split off and did
 // not close, and a rank whose body returns an error or panics breaks them, so
 // that the others get [comm.ErrPeerFailed] and the cause.
-func Run(ctx context.Context, n int, body func(ctx context.Context, c comm.Communicator) error, opts ...Option) error {
-	comms, err := New(n, opts...)
+func Run(ctx context.Context, n int, body func(ctx context.Context, c comm.Communicator) error) error {
+	comms, err := New(n)
 	if err != nil {
 		return err
 	}

@@ -2,26 +2,13 @@ package local
 
 import (
 	"context"
-	"fmt"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
-// noLimit is the limit of a wait that only its context ends.
-var noLimit = time.Unix(1<<40, 0)
-
-// limit returns when a wait ends if its context does not end it.
-func (w *world) limit(ctx context.Context) time.Time {
-	if _, ok := ctx.Deadline(); ok || w.options.timeout <= 0 {
-		return noLimit
-	}
-	return time.Now().Add(w.options.timeout)
-}
-
 // sleep waits until there may be something to do for the rank. It returns an
-// error if ctx ends or the limit passes before.
-func (e *endpoint) sleep(ctx context.Context, limit time.Time) error {
+// error if ctx ends before.
+func (e *endpoint) sleep(ctx context.Context) error {
 	w := e.world
 	p := w.enterLot(e)
 	defer w.leaveLot(p)
@@ -29,28 +16,12 @@ func (e *endpoint) sleep(ctx context.Context, limit time.Time) error {
 	if e.done() || e.mayFinish() || w.failure.Load() != nil || w.front.claim.any() || w.front.jobs.Load() > 0 {
 		return nil
 	}
-	var timeout <-chan time.Time
-	if limit != noLimit {
-		timeout = p.startTimer(time.Until(limit))
-		defer p.timer.Stop()
-	}
 	select {
 	case <-p.wake:
 		return nil
 	case <-ctx.Done():
 		return comm.ContextError(ctx)
-	case <-timeout:
-		return fmt.Errorf("%w after %v", comm.ErrTimeout, w.options.timeout)
 	}
-}
-
-func (p *waiter) startTimer(d time.Duration) <-chan time.Time {
-	if p.timer == nil {
-		p.timer = time.NewTimer(d)
-	} else {
-		p.timer.Reset(d)
-	}
-	return p.timer.C
 }
 
 func (w *world) enterLot(e *endpoint) *waiter {

@@ -45,7 +45,6 @@ func (e *endpoint) settle(ctx context.Context) error {
 // nobody touches the rank's buffers any more.
 func (e *endpoint) wait(ctx context.Context) error {
 	w := e.world
-	var limit time.Time
 	spin := time.Duration(e.spin.Load())
 	spinning, looks, yields := spin > 0, 0, 0
 	var began time.Time
@@ -83,12 +82,9 @@ func (e *endpoint) wait(ctx context.Context) error {
 			e.mu.Lock()
 			e.judge()
 			e.mu.Unlock()
-			if limit.IsZero() {
-				limit = w.limit(ctx)
-			}
 			e.learn(spin, false, looks)
 			spin = time.Duration(e.spin.Load())
-			if err := e.sleep(ctx, limit); err != nil && !e.done() {
+			if err := e.sleep(ctx); err != nil && !e.done() {
 				e.giveUp(err)
 			}
 			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}

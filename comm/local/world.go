@@ -32,14 +32,9 @@ const minSpin, maxSpin = time.Microsecond, 32 * time.Microsecond
 // pairs.
 type cacheLine [128]byte
 
-type options struct {
-	timeout time.Duration // 0: none
-}
-
 // world is the state that the ranks of one communicator share.
 type world struct {
 	size    int
-	options options
 	workers int  // ranks that can work at the same time
 	spins   bool // waiting ranks spin: each has a processor
 	tells   bool // small collectives go through cells
@@ -213,7 +208,6 @@ type waiter struct {
 	endpoint *endpoint
 	place    int           // in lot.waiting
 	wake     chan struct{} // has room for one
-	timer    *time.Timer   // made when first needed
 }
 
 // jobList holds long messages that have chunks left to copy.
@@ -227,10 +221,9 @@ type scratch struct {
 	src, dst []uintptr
 }
 
-func newWorld(size int, spins bool, o options) *world {
+func newWorld(size int, spins bool) *world {
 	w := &world{
 		size:    size,
-		options: o,
 		spins:   spins,
 		tells:   spins && size <= cellRanks,
 		workers: min(size, runtime.GOMAXPROCS(0)),

@@ -37,16 +37,15 @@ func (b localBackend) Run(ctx context.Context, opts Options, body func(context.C
 	if ranks > maxLocalRanks {
 		return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf("--ranks %d, at most %d work in one process", ranks, maxLocalRanks)}
 	}
-	var options []local.Option
-	if opts.Timeout > 0 {
-		options = append(options, local.WithTimeout(opts.Timeout))
-	}
 	if err := opts.prepare(); err != nil {
 		return err
 	}
 	rt := cpu.New()
 	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
+		if opts.Timeout > 0 {
+			c = comm.Limit(c, opts.Timeout, overdue{opts.Timeout})
+		}
 		return body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: ranks})
-	}, options...)
+	})
 	return errors.Join(err, rt.Close())
 }
