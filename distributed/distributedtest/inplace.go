@@ -70,8 +70,12 @@ func (r *rank) inPlace(pattern string, density float64, n int, k family) (err er
 		if err := r.c.Sync(r.ctx); err != nil {
 			return err
 		}
+		before := x
 		if x, err = r.read(t); err != nil {
 			return err
+		}
+		if err := r.rightPicks(s, pattern, before, x); err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
 		}
 		residual, err := u.residual()
 		if err != nil {
@@ -84,6 +88,35 @@ func (r *rank) inPlace(pattern string, density float64, n int, k family) (err er
 		}
 		if err := r.sameResult(s, u, dense); err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
+		}
+	}
+	return nil
+}
+
+// rightPicks compares what the rank picked in a step in place with the tensor before
+// it: these are its values, and only where it was picked from has the tensor changed,
+// but that a node of gtopk's tree, which oktopk has for few entries, keeps what it has
+// dropped of other ranks'.
+func (r *rank) rightPicks(s *distributed.Sparse, pattern string, before, after []float32) error {
+	list, err := s.Picks()
+	if err != nil {
+		return err
+	}
+	idx, val, err := s.Read(r.ctx, list)
+	if err != nil {
+		return err
+	}
+	keeps := pattern == distributed.Gtopk || pattern == distributed.Oktopk
+	picked := make([]bool, len(before))
+	for j, i := range idx {
+		if math.Float32bits(val[j]) != math.Float32bits(before[i]) {
+			return fmt.Errorf("picked %v as element %d, which was %v", val[j], i, before[i])
+		}
+		picked[i] = true
+	}
+	for i, v := range after {
+		if len(idx) > 0 && !keeps && v != before[i] && !picked[i] {
+			return fmt.Errorf("element %d was %v and is %v, and was not picked", i, before[i], v)
 		}
 	}
 	return nil

@@ -25,8 +25,8 @@ func collect(size int) (garbage [][]byte) {
 
 // Memory of the Go heap that is copied from or to lives until the copy is done,
 // whether or not the program still has it, and no longer.
-func TestFakeCopiesKeepTheirMemory(t *testing.T) {
-	f := openFake(t)
+func TestStandInCopiesKeepTheirMemory(t *testing.T) {
+	f := openStandIn(t)
 	const n, size = 50, 4096
 	t.Run("in", func(t *testing.T) {
 		rt := openGPU(t)
@@ -87,8 +87,8 @@ func TestFakeCopiesKeepTheirMemory(t *testing.T) {
 
 // While many copies are pending, those that are done give their memory free
 // without anybody waiting for a stream.
-func TestFakeManyCopies(t *testing.T) {
-	f := openFake(t)
+func TestStandInManyCopies(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	before := f.alive()["events"]
 	p, err := rt.Allocate(8)
@@ -106,8 +106,8 @@ func TestFakeManyCopies(t *testing.T) {
 
 // What was captured is copied when the graph runs, as often as it does, so only
 // memory with an end that the program sets will do.
-func TestFakeCapturesWantPinnedMemory(t *testing.T) {
-	openFake(t)
+func TestStandInCapturesWantPinnedMemory(t *testing.T) {
+	openStandIn(t)
 	rt := openGPU(t)
 	p, err := rt.Allocate(8)
 	require.NoError(t, err)
@@ -127,8 +127,8 @@ func TestFakeCapturesWantPinnedMemory(t *testing.T) {
 }
 
 // Close waits for a copy on somebody else's stream.
-func TestFakeCloseWaitsForCopies(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseWaitsForCopies(t *testing.T) {
+	f := openStandIn(t)
 	other, rt := openRuntime(t, 0), openRuntime(t, 0)
 	s, err := other.NewStream(0)
 	require.NoError(t, err)

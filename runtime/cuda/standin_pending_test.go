@@ -16,7 +16,7 @@ import (
 )
 
 // stall gives a stream work that does not end until the result is called.
-func (f *fakeDriver) stall(t *testing.T, rt *Runtime, s *Stream) (end func()) {
+func (f *standIn) stall(t *testing.T, rt *Runtime, s *Stream) (end func()) {
 	t.Helper()
 	p, err := rt.Allocate(64)
 	require.NoError(t, err)
@@ -39,8 +39,8 @@ func cacheMost(t *testing.T, rt *Runtime) {
 
 // What other runtimes and frameworks do on the GPU holds neither a flush nor
 // Close up.
-func TestFakeWorkOfOthersIsNotWaitedFor(t *testing.T) {
-	f := openFake(t)
+func TestStandInWorkOfOthersIsNotWaitedFor(t *testing.T) {
+	f := openStandIn(t)
 	rt, other := openRuntime(t, 1), openRuntime(t, 1)
 	theirs, err := other.NewStream(0)
 	require.NoError(t, err)
@@ -55,8 +55,8 @@ func TestFakeWorkOfOthersIsNotWaitedFor(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-func TestFakeFlushGivesUp(t *testing.T) {
-	f := openFake(t)
+func TestStandInFlushGivesUp(t *testing.T) {
+	f := openStandIn(t)
 	before := f.alive()
 	for _, which := range []string{"compute stream", "adopted compute stream", "another stream"} {
 		t.Run(which, func(t *testing.T) {
@@ -97,8 +97,8 @@ func TestFakeFlushGivesUp(t *testing.T) {
 	}
 }
 
-func TestFakeReleaseMapping(t *testing.T) {
-	f := openFake(t)
+func TestStandInReleaseMapping(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	rt.flushTime = time.Millisecond
 	p, err := rt.AllocateMapping(5 << 20)
@@ -120,8 +120,8 @@ func TestFakeReleaseMapping(t *testing.T) {
 
 // Libraries free what they made also on a broken device and during Close, but
 // not without a context.
-func TestFakeCurrentToFree(t *testing.T) {
-	f := openFake(t)
+func TestStandInCurrentToFree(t *testing.T) {
+	f := openStandIn(t)
 	before := f.alive()
 	rt := openRuntime(t, 0)
 	var current uintptr
@@ -162,8 +162,8 @@ func TestFakeCurrentToFree(t *testing.T) {
 }
 
 // While Close waits for work, what makes that end can be done.
-func TestFakeCurrentToFreeEndsTheWork(t *testing.T) {
-	f := openFake(t)
+func TestStandInCurrentToFreeEndsTheWork(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	end := f.stall(t, rt, rt.Stream())
 	closed := make(chan error)
@@ -177,8 +177,8 @@ func TestFakeCurrentToFreeEndsTheWork(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-func TestFakeCloseGivesUpOnALibrary(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseGivesUpOnALibrary(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	rt.closeTime = time.Millisecond
 	inside, leave, left := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -201,8 +201,8 @@ func TestFakeCloseGivesUpOnALibrary(t *testing.T) {
 // Libraries that free their memory in the background may wait until the graphs
 // are gone that captured their work, so these go first, at the latest when the
 // wait for the work ends.
-func TestFakeCloseDestroysGraphsFirst(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseDestroysGraphsFirst(t *testing.T) {
+	f := openStandIn(t)
 	for _, stalled := range []bool{false, true} {
 		rt := openRuntime(t, 0)
 		before := f.alive()["graphs"]
@@ -230,8 +230,8 @@ func TestFakeCloseDestroysGraphsFirst(t *testing.T) {
 }
 
 // Close does not touch a capture that goes on, which ends well.
-func TestFakeCloseWaitsForACapture(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseWaitsForACapture(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	closed := make(chan error)
 	graph, err := rt.Stream().Capture(func() error {
@@ -249,8 +249,8 @@ func TestFakeCloseWaitsForACapture(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-func TestFakeWaitsInACaptureAreRecognised(t *testing.T) {
-	openFake(t)
+func TestStandInWaitsInACaptureAreRecognised(t *testing.T) {
+	openStandIn(t)
 	rt := openRuntime(t, 0)
 	s := rt.Stream()
 	ctx, cancel := context.WithCancel(t.Context())

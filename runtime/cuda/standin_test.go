@@ -19,20 +19,20 @@ import (
 // testdata/driver.c run in processes of their own: this test binary again, with
 // these variables.
 const (
-	fakeVariable   = "TUTTI_TEST_FAKE_DRIVER" // set in such a process
-	wantedVariable = "TUTTI_TEST_WANTED"      // what the error of Open says there
+	standInVariable = "TUTTI_TEST_STAND_IN" // set in such a process
+	wantedVariable  = "TUTTI_TEST_WANTED"   // what the error of Open says there
 )
 
-// TestOnAFakeDriver runs the tests that need a driver, and those that provoke
+// TestOnStandIns runs the tests that need a driver, and those that provoke
 // what a GPU does not do on request, without a GPU.
-func TestOnAFakeDriver(t *testing.T) {
-	if os.Getenv(fakeVariable) != "" {
-		t.Skip("is in the process of a fake driver already")
+func TestOnStandIns(t *testing.T) {
+	if os.Getenv(standInVariable) != "" {
+		t.Skip("is in the process of the stand-in already")
 	}
 	dir := t.TempDir()
-	library, old := buildFakeDriver(t, dir, "driver.so"), buildFakeDriver(t, dir, "old.so", "-DTOO_OLD")
+	library, old := buildStandIn(t, dir, "driver.so"), buildStandIn(t, dir, "old.so", "-DTOO_OLD")
 	emulating := func(t *testing.T) string {
-		return buildFakeDriver(t, dir, "emulating.so", buildEmulator(t, dir), "-lm")
+		return buildStandIn(t, dir, "emulating.so", buildEmulator(t, dir), "-lm")
 	}
 	unavailable := []string{"-test.run=^TestOpenSaysWhatIsMissing$"}
 	for name, c := range map[string]struct {
@@ -41,7 +41,7 @@ func TestOnAFakeDriver(t *testing.T) {
 		args []string
 	}{
 		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
-			[]string{"-test.run=^(TestFake|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared)",
+			[]string{"-test.run=^(TestStandIn|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared)",
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
 			[]string{"-test.run=^TestConformance$/^kernels$/top_k|copy|select|fit|refine|above|merge|union|scatter|give|bal|sample|hostile|bad"}},
@@ -66,7 +66,7 @@ func TestOnAFakeDriver(t *testing.T) {
 				c.file = emulating(t)
 			}
 			cmd := exec.Command(self, append(c.args, "-test.v", "-test.timeout=5m")...)
-			cmd.Env = append(append(os.Environ(), fakeVariable+"=1", libraryVariable+"="+c.file), c.env...)
+			cmd.Env = append(append(os.Environ(), standInVariable+"=1", libraryVariable+"="+c.file), c.env...)
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			require.Contains(t, string(out), "--- PASS", "at least one test ran")
@@ -75,12 +75,12 @@ func TestOnAFakeDriver(t *testing.T) {
 	}
 }
 
-// buildFakeDriver compiles testdata/driver.c, or skips the test on a machine
+// buildStandIn compiles testdata/driver.c, or skips the test on a machine
 // that cannot.
-func buildFakeDriver(t *testing.T, dir, name string, flags ...string) string {
+func buildStandIn(t *testing.T, dir, name string, flags ...string) string {
 	t.Helper()
 	if goruntime.GOOS != "linux" {
-		t.Skipf("the fake driver is for Linux, not %s", goruntime.GOOS)
+		t.Skipf("the stand-in is for Linux, not %s", goruntime.GOOS)
 	}
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -115,7 +115,7 @@ func buildEmulator(t *testing.T, dir string) string {
 func TestOpenSaysWhatIsMissing(t *testing.T) {
 	wanted := os.Getenv(wantedVariable)
 	if wanted == "" {
-		t.Skip("needs a driver that does not work; see TestOnAFakeDriver")
+		t.Skip("needs a driver that does not work; see TestOnStandIns")
 	}
 	_, countErr := Count()
 	_, openErr := Open(0)
@@ -129,16 +129,16 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 }
 
 func TestOpenRefusesAnOldGPU(t *testing.T) {
-	if os.Getenv(fakeVariable) == "" {
-		t.Skip("needs an old GPU; see TestOnAFakeDriver")
+	if os.Getenv(standInVariable) == "" {
+		t.Skip("needs an old GPU; see TestOnStandIns")
 	}
 	_, err := Open(0)
 	require.ErrorIs(t, err, runtime.ErrUnsupported)
 	assert.ErrorContains(t, err, "compute capability 7.0, 8.0 or newer is needed")
 }
 
-// fakeDriver is what testdata/driver.c exports beside the driver API.
-type fakeDriver struct {
+// standIn is what testdata/driver.c exports beside the driver API.
+type standIn struct {
 	Alive      dl.Func `sym:"fake_alive"`
 	Violations dl.Func `sym:"fake_violations"`
 	Break      dl.Func `sym:"fake_break"`
@@ -150,11 +150,11 @@ type fakeDriver struct {
 	Waited     dl.Func `sym:"fake_waited"`
 }
 
-// kinds are the things that the fake driver counts, in its order.
+// kinds are the things that the stand-in counts, in its order.
 var kinds = []string{"contexts", "streams", "events", "graphs", "modules", "mappings", "pinned"}
 
 // alive returns what exists now, by kind; what does not is left out.
-func (f *fakeDriver) alive() map[string]int {
+func (f *standIn) alive() map[string]int {
 	counts := make(map[string]int)
 	for i, kind := range kinds {
 		if n := int(f.Alive.Int(uintptr(i))); n != 0 {
@@ -164,17 +164,17 @@ func (f *fakeDriver) alive() map[string]int {
 	return counts
 }
 
-// openFake binds the fake driver, or skips the test where there is none, and
+// openStandIn binds the stand-in, or skips the test where there is none, and
 // sees at the test's end that no call was made that a driver would refuse for
 // its context or crash on.
-func openFake(t *testing.T) *fakeDriver {
+func openStandIn(t *testing.T) *standIn {
 	t.Helper()
-	if os.Getenv(fakeVariable) == "" {
-		t.Skip("needs the fake driver; see TestOnAFakeDriver")
+	if os.Getenv(standInVariable) == "" {
+		t.Skip("needs the stand-in; see TestOnStandIns")
 	}
 	lib, err := dl.Open(os.Getenv(libraryVariable))
 	require.NoError(t, err)
-	f := &fakeDriver{}
+	f := &standIn{}
 	require.NoError(t, lib.Bind(f))
 	before := f.Violations.Int()
 	t.Cleanup(func() {

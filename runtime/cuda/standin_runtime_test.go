@@ -48,8 +48,8 @@ func makeEverything(t *testing.T, rt *Runtime) (e everything) {
 	return e
 }
 
-func TestFakeCloseLeavesNothing(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseLeavesNothing(t *testing.T) {
+	f := openStandIn(t)
 	for index := range 2 {
 		rt := openRuntime(t, index)
 		e := makeEverything(t, rt)
@@ -84,8 +84,8 @@ func TestFakeCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestFakeBranch(t *testing.T) {
-	f := openFake(t)
+func TestStandInBranch(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	branch, err := rt.Branch()
 	require.NoError(t, err)
@@ -107,8 +107,8 @@ func TestFakeBranch(t *testing.T) {
 	assert.ErrorIs(t, err, runtime.ErrClosed)
 }
 
-func TestFakeCloseReportsPinnedMemory(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseReportsPinnedMemory(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	makeEverything(t, rt)
 	err := rt.Close()
@@ -117,8 +117,8 @@ func TestFakeCloseReportsPinnedMemory(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-func TestFakeClosedThingsAreRefused(t *testing.T) {
-	f := openFake(t)
+func TestStandInClosedThingsAreRefused(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	e := makeEverything(t, rt)
 	before := f.alive()
@@ -148,8 +148,8 @@ func TestFakeClosedThingsAreRefused(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
-func TestFakeOpenThatFailsLeavesNothing(t *testing.T) {
-	f := openFake(t)
+func TestStandInOpenThatFailsLeavesNothing(t *testing.T) {
+	f := openStandIn(t)
 	for _, call := range []string{"cuMemGetAllocationGranularity", "cuStreamCreateWithPriority", "cuModuleLoadData", "cuModuleGetFunction"} {
 		name := append([]byte(call), 0)
 		f.Fail.Call(hostmem.Addr(name), 400, 1000)
@@ -164,8 +164,8 @@ func TestFakeOpenThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestFakeOutOfMemory(t *testing.T) {
-	f := openFake(t)
+func TestStandInOutOfMemory(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 1)
 	const most = 1900 << 20 // of 2 GiB
 	p, err := rt.Allocate(1200 << 20)
@@ -187,13 +187,13 @@ func TestFakeOutOfMemory(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-func TestFakeAStickyErrorBreaksTheRuntime(t *testing.T) {
+func TestStandInAStickyErrorBreaksTheRuntime(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		freesFail uintptr
 	}{{"memory can be given back", 0}, {"nothing can", 1}} {
 		t.Run(c.name, func(t *testing.T) {
-			f := openFake(t)
+			f := openStandIn(t)
 			before := f.alive()
 			rt := openRuntime(t, 0)
 			e := makeEverything(t, rt)
@@ -259,8 +259,8 @@ func TestFakeAStickyErrorBreaksTheRuntime(t *testing.T) {
 	}
 }
 
-func TestFakeCloseWaitsForCalls(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseWaitsForCalls(t *testing.T) {
+	f := openStandIn(t)
 	before := f.alive()["contexts"]
 	rt := openRuntime(t, 0)
 	f.Hold.Call(1)
@@ -291,8 +291,8 @@ func TestFakeCloseWaitsForCalls(t *testing.T) {
 	assert.Equal(t, before, f.alive()["contexts"])
 }
 
-func TestFakeBackgroundIsAwaited(t *testing.T) {
-	openFake(t)
+func TestStandInBackgroundIsAwaited(t *testing.T) {
+	openStandIn(t)
 	rt := openRuntime(t, 0)
 	var err error
 	rt.Background(func() { err = rt.Current(func() error { return nil }) })
@@ -303,8 +303,8 @@ func TestFakeBackgroundIsAwaited(t *testing.T) {
 	assert.ErrorIs(t, <-late, runtime.ErrClosed)
 }
 
-func TestFakeManyThreads(t *testing.T) {
-	openFake(t)
+func TestStandInManyThreads(t *testing.T) {
+	openStandIn(t)
 	runtimes := []*Runtime{openRuntime(t, 0), openRuntime(t, 1), openRuntime(t, 1)}
 	const workers = 12
 	errs := make([]error, workers)
@@ -337,7 +337,7 @@ func TestFakeManyThreads(t *testing.T) {
 
 // inContext runs f on a thread on which a context of somebody else is current,
 // and sees that it still is afterwards.
-func (f *fakeDriver) inContext(t *testing.T, rt *Runtime, do func()) {
+func (f *standIn) inContext(t *testing.T, rt *Runtime, do func()) {
 	t.Helper()
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
@@ -351,8 +351,8 @@ func (f *fakeDriver) inContext(t *testing.T, rt *Runtime, do func()) {
 	assert.EqualValues(t, foreign, current)
 }
 
-func TestFakeForeignContexts(t *testing.T) {
-	f := openFake(t)
+func TestStandInForeignContexts(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	own, err := rt.NewStream(0)
 	require.NoError(t, err)
@@ -386,8 +386,8 @@ func TestFakeForeignContexts(t *testing.T) {
 	assert.ErrorIs(t, rt.Close(), runtime.ErrLeak)
 }
 
-func TestFakeForeignPointers(t *testing.T) {
-	openFake(t)
+func TestStandInForeignPointers(t *testing.T) {
+	openStandIn(t)
 	rt, other := openRuntime(t, 0), openRuntime(t, 1)
 	mine, err := rt.Allocate(4 << 20)
 	require.NoError(t, err)
@@ -423,8 +423,8 @@ func TestFakeForeignPointers(t *testing.T) {
 	require.NoError(t, other.Close())
 }
 
-func TestFakeStreamsWaitForEachOther(t *testing.T) {
-	f := openFake(t)
+func TestStandInStreamsWaitForEachOther(t *testing.T) {
+	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	p, err := rt.Allocate(64)
 	require.NoError(t, err)
@@ -451,8 +451,8 @@ func TestFakeStreamsWaitForEachOther(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
-func TestFakeCaptureEnds(t *testing.T) {
-	f := openFake(t)
+func TestStandInCaptureEnds(t *testing.T) {
+	f := openStandIn(t)
 	before := f.alive()
 	rt := openRuntime(t, 0)
 	p, err := rt.Allocate(64)
@@ -473,8 +473,8 @@ func TestFakeCaptureEnds(t *testing.T) {
 	assert.Equal(t, before, f.alive())
 }
 
-func TestFakeCloseGivesUp(t *testing.T) {
-	f := openFake(t)
+func TestStandInCloseGivesUp(t *testing.T) {
+	f := openStandIn(t)
 	before := f.alive()
 	rt := openRuntime(t, 0)
 	rt.closeTime = time.Millisecond
@@ -492,10 +492,10 @@ func TestFakeCloseGivesUp(t *testing.T) {
 	assert.NotNil(t, source.Value(), "also in the Go heap")
 }
 
-// TestFakeLentContext: a runtime in a context that is not the primary one works
+// TestStandInLentContext: a runtime in a context that is not the primary one works
 // there alone, and leaves the context behind.
-func TestFakeLentContext(t *testing.T) {
-	f := openFake(t)
+func TestStandInLentContext(t *testing.T) {
+	f := openStandIn(t)
 	primary := openRuntime(t, 0)
 	before := f.alive()
 	foreign, other := f.Context.Call(0), f.Context.Call(1)
