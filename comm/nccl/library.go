@@ -76,7 +76,7 @@ var open = sync.OnceValues(func() (*library, error) {
 	}
 	lib, err := dl.Open(names...)
 	if err != nil {
-		return nil, fmt.Errorf("nccl: no library: %w: %w; install NCCL or set %s", comm.ErrUnavailable, err, libraryVariable)
+		return nil, fmt.Errorf("nccl: %w: no library: %w; install NCCL or set %s", comm.ErrUnavailable, err, libraryVariable)
 	}
 	l := &library{name: lib.Name()}
 	l.cells.New = func() any { return new(uint64) }

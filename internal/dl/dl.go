@@ -27,9 +27,6 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// ErrNotFound: no candidate could be opened, or a symbol is not in the library.
-var ErrNotFound = errors.New("not found")
-
 // Func is a C function, found or not.
 type Func struct {
 	address uintptr
@@ -91,9 +88,8 @@ type Library struct {
 }
 
 // Open opens the first of the candidates (file names that the system's loader
-// looks up, or paths) that it can. The error, wrapping [ErrNotFound], lists
-// every candidate with the loader's reason; neighbours with the same reason
-// share it.
+// looks up, or paths) that it can. The error lists every candidate with the loader's
+// reason; neighbours with the same reason share it.
 func Open(candidates ...string) (*Library, error) {
 	var tried strings.Builder
 	previous := ""
@@ -114,9 +110,9 @@ func Open(candidates ...string) (*Library, error) {
 		previous = reason
 	}
 	if tried.Len() == 0 {
-		return nil, fmt.Errorf("dl: %w: no candidates", ErrNotFound)
+		return nil, errors.New("no candidates")
 	}
-	return nil, fmt.Errorf("dl: %w: tried %s (%s)", ErrNotFound, tried.String(), previous)
+	return nil, fmt.Errorf("tried %s (%s)", tried.String(), previous)
 }
 
 // Name is the candidate under which the library was opened.
@@ -130,8 +126,8 @@ func (l *Library) Lookup(symbol string) (uintptr, bool) {
 
 // Bind fills the [Func] and [Data] fields of *table that carry a `sym:"name"`
 // tag with those symbols. A symbol marked `sym:"name,optional"` may be missing;
-// the error, wrapping [ErrNotFound], names the first others that are missing, and
-// says how many more there are.
+// the error names the library and the first others that it lacks, and says how many
+// more there are.
 func (l *Library) Bind(table any) error {
 	v := reflect.ValueOf(table)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
@@ -154,7 +150,7 @@ func (l *Library) Bind(table any) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("dl: %w in %s: %s", ErrNotFound, l.name, listed(missing))
+		return fmt.Errorf("%s lacks %s", l.name, listed(missing))
 	}
 	return nil
 }

@@ -45,12 +45,12 @@ func function(t testing.TB, symbol string) Func {
 
 func TestOpenListsEveryCandidate(t *testing.T) {
 	_, err := Open("libtutti-absent-1.so", "libtutti-absent-2.so")
-	require.ErrorIs(t, err, ErrNotFound)
+	require.Error(t, err)
 	assert.ErrorContains(t, err, "libtutti-absent-1.so")
 	assert.ErrorContains(t, err, "libtutti-absent-2.so")
 
 	_, err = Open()
-	require.ErrorIs(t, err, ErrNotFound)
+	require.Error(t, err)
 }
 
 func TestOpenSaysReasonsOnce(t *testing.T) {
@@ -59,12 +59,12 @@ func TestOpenSaysReasonsOnce(t *testing.T) {
 	}
 	const absent = "cannot open shared object file: No such file or directory"
 	_, err := Open("libtutti-absent-1.so", "libtutti-absent-2.so")
-	require.EqualError(t, err, "dl: not found: tried libtutti-absent-1.so, libtutti-absent-2.so ("+absent+")")
+	require.EqualError(t, err, "tried libtutti-absent-1.so, libtutti-absent-2.so ("+absent+")")
 
 	text := filepath.Join(t.TempDir(), "text.so")
 	require.NoError(t, os.WriteFile(text, []byte("no library"), 0o600))
 	_, err = Open("libtutti-absent-1.so", text)
-	require.EqualError(t, err, "dl: not found: tried libtutti-absent-1.so ("+absent+"), "+text+" (file too short)")
+	require.EqualError(t, err, "tried libtutti-absent-1.so ("+absent+"), "+text+" (file too short)")
 }
 
 // The loader's reason belongs to a thread, and goroutines move between threads.
@@ -124,8 +124,8 @@ func TestBindNamesMissingSymbols(t *testing.T) {
 		B   Data `sym:"tutti_absent_b"`
 	}
 	err := libc(t).Bind(&table)
-	require.ErrorIs(t, err, ErrNotFound)
-	assert.ErrorContains(t, err, ": tutti_absent_a, tutti_absent_b")
+	require.Error(t, err)
+	assert.ErrorContains(t, err, " lacks tutti_absent_a, tutti_absent_b")
 	assert.NotContains(t, err.Error(), "more")
 
 	var long struct {
@@ -136,8 +136,8 @@ func TestBindNamesMissingSymbols(t *testing.T) {
 		E Func `sym:"tutti_absent_e"`
 	}
 	err = libc(t).Bind(&long)
-	require.ErrorIs(t, err, ErrNotFound)
-	assert.ErrorContains(t, err, ": tutti_absent_a, tutti_absent_b, tutti_absent_c and 2 more")
+	require.Error(t, err)
+	assert.ErrorContains(t, err, " lacks tutti_absent_a, tutti_absent_b, tutti_absent_c and 2 more")
 }
 
 func TestBindRefusesOtherTables(t *testing.T) {

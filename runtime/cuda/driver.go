@@ -107,14 +107,16 @@ var open = sync.OnceValues(func() (*driver, error) {
 	}
 	lib, err := dl.Open(names...)
 	if err != nil {
-		return nil, fmt.Errorf("cuda: no driver library: %w: %w; install the NVIDIA driver or set %s",
+		return nil, fmt.Errorf("cuda: %w: no driver library: %w; install the NVIDIA driver or set %s",
 			runtime.ErrUnavailable, err, libraryVariable)
 	}
 	d := &driver{}
 	d.outs.New = func() any { return new(outs) }
 	err = lib.Bind(&d.sym)
 	if err == nil {
-		err = d.check(d.sym.Init, -1, d.sym.Init.Int(0))
+		if err = d.check(d.sym.Init, -1, d.sym.Init.Int(0)); err != nil {
+			err = fmt.Errorf("%s: %w", lib.Name(), err)
+		}
 	}
 	// What a driver that is too old answers first is a matter of its age.
 	if v := d.version(); v != 0 && v < oldestDriver {
@@ -122,7 +124,7 @@ var open = sync.OnceValues(func() (*driver, error) {
 			runtime.ErrUnavailable, lib.Name(), versionText(v), versionText(oldestDriver))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cuda: %w: %s: %w", runtime.ErrUnavailable, lib.Name(), err)
+		return nil, fmt.Errorf("cuda: %w: %w", runtime.ErrUnavailable, err)
 	}
 	return d, nil
 })
