@@ -28,8 +28,10 @@ directory, when a wait fails and on the signal USR1.
   tutti diagnose tutti-record-*.json
   tutti diagnose --json . | jq -r '.findings[].text'
   tutti diagnose --fr fr . && python3 -m torch.distributed.flight_recorder.fr_trace fr`,
-		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("which records, such as tutti-record-*.json or the directory they are in?")
+			}
 			records, err := diagnose.ReadFiles(args)
 			if err != nil {
 				return err

@@ -43,6 +43,7 @@ func TestDiagnose(t *testing.T) {
 	code, _, stderr = execute(t, "diagnose", filepath.Join(dir, "none"))
 	assert.Equal(t, exitFailure, code)
 	assert.Contains(t, stderr, "none")
-	code, _, _ = execute(t, "diagnose")
+	code, _, stderr = execute(t, "diagnose")
 	assert.Equal(t, exitUsage, code)
+	assert.Contains(t, stderr, "which records")
 }
