@@ -91,12 +91,7 @@ func (c *cudaCompute) Parts(ctx context.Context, n, parts int, prepare func() er
 
 // Capture implements [ComputeStream].
 func (c *cudaCompute) Capture(submit func() error) (Graph, error) {
-	stream := c.rt.Stream()
-	g, err := stream.Capture(submit)
-	if err != nil {
-		return nil, err
-	}
-	return cudaGraph{g, stream}, nil
+	return capture(c.rt.Stream(), submit)
 }
 
 // free frees the events.

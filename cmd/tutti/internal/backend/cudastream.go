@@ -47,12 +47,7 @@ func (s *cudaStream) Time(ctx context.Context, submit func() error) (time.Durati
 
 // Capture implements [Stream].
 func (s *cudaStream) Capture(submit func() error) (Graph, error) {
-	stream := s.comm.Stream()
-	g, err := stream.Capture(submit)
-	if err != nil {
-		return nil, err
-	}
-	return cudaGraph{g, stream}, nil
+	return capture(s.comm.Stream(), submit)
 }
 
 // free frees the events.
@@ -70,6 +65,15 @@ func (s *cudaStream) free() error {
 type cudaGraph struct {
 	*cuda.Graph
 	stream *cuda.Stream
+}
+
+// capture makes a graph of what submit submits to a stream.
+func capture(stream *cuda.Stream, submit func() error) (Graph, error) {
+	g, err := stream.Capture(submit)
+	if err != nil {
+		return nil, err
+	}
+	return cudaGraph{g, stream}, nil
 }
 
 // Launch implements [Graph].
