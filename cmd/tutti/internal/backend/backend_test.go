@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -62,6 +63,20 @@ func TestLocalRefusesTooManyRanks(t *testing.T) {
 	var wrong *OptionError
 	require.ErrorAs(t, err, &wrong)
 	assert.Equal(t, "local: --ranks 100000, at most 1024 work in one process", err.Error())
+}
+
+func TestLocalBoundsWaits(t *testing.T) {
+	gaveUp := make(chan struct{})
+	err := localBackend{}.Run(t.Context(), Options{Ranks: 2, Timeout: time.Millisecond}, func(ctx context.Context, r Rank) error {
+		if r.Comm.Rank() == 1 {
+			<-gaveUp
+			return nil
+		}
+		defer close(gaveUp)
+		return r.Comm.Barrier(ctx)
+	})
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "--timeout 1ms")
 }
 
 func TestErrorsOfAnyRankComeBack(t *testing.T) {
