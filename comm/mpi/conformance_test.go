@@ -37,7 +37,7 @@ func TestRankConformance(t *testing.T) {
 	world, err := mpi.Init()
 	require.NoError(t, err)
 	rt := cpu.New()
-	commtest.Run(t, backend(world, rt), commtest.Timeout(30*time.Second))
+	commtest.Run(t, backend(world, rt), commtest.Timeout(90*time.Second))
 	require.NoError(t, rt.Close())
 	require.NoError(t, mpi.Finalize(context.Background()))
 }

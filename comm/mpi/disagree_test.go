@@ -49,13 +49,7 @@ func TestFailedSplit(t *testing.T) {
 		"TestRankSerializedSplit", "TestRankFinalizeInTime"} {
 		t.Run(test, func(t *testing.T) {
 			forEachMPI(t, func(t *testing.T, l launcher) {
-				dir := t.TempDir()
-				out, err := l.run(t, job{ranks: 3, test: test, dir: dir})
-				require.Error(t, err, "%s", out)
-				require.NotContains(t, out, "DATA RACE")
-				for rank := range 3 {
-					require.FileExists(t, passedReport(dir, rank), "%s", out)
-				}
+				l.mustPass(t, job{ranks: 3, test: test})
 			})
 		})
 	}
@@ -235,11 +229,13 @@ func TestRankGivingUp(t *testing.T) {
 	t.Run("deadline", func(t *testing.T) {
 		c, err := r.world.Split(r.ctx, 0, me)
 		require.NoError(t, err)
+		other, _ := r.floats(300, func(int) float32 { return 1 })
+		calls := func() error {
+			return errors.Join(c.AllReduce(buf, buf, 7, dtype.F32, comm.Max),
+				c.Broadcast(buf, 9, dtype.F32, 1), c.AllGather(buf, other, 9, dtype.F32))
+		}
 		if me == 0 {
-			other, _ := r.floats(100, func(int) float32 { return 1 })
-			require.NoError(t, c.AllReduce(buf, buf, 7, dtype.F32, comm.Max))
-			require.NoError(t, c.Broadcast(buf, 9, dtype.F32, 1))
-			require.NoError(t, c.AllGather(buf, other, 9, dtype.F32))
+			require.NoError(t, calls())
 			ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
 			defer cancel()
 			err := c.Sync(ctx)
@@ -249,7 +245,8 @@ func TestRankGivingUp(t *testing.T) {
 		}
 		require.NoError(t, r.world.Barrier(r.ctx))
 		if me != 0 {
-			err := c.Barrier(forever)
+			// The same, as rank 0 may have told what it called before it gave up.
+			err := errors.Join(calls(), c.Sync(forever))
 			require.ErrorIs(t, err, comm.ErrPeerFailed)
 			assert.ErrorContains(t, err, "rank 0 gave up: sync: timed out")
 		}
@@ -263,7 +260,7 @@ func TestRankFailedSplit(t *testing.T) {
 	onlyChild(t)
 	world, err := mpi.Init()
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	defer cancel()
 	c, err := world.Split(ctx, 0, 0)
 	require.NoError(t, err)
@@ -304,7 +301,7 @@ func passed(t *testing.T, c comm.Communicator) {
 	dir := os.Getenv(childVariable)
 	require.NoError(t, os.WriteFile(passedReport(dir, c.Rank()), nil, 0o600))
 	for peer := range c.WorldSize() {
-		for began := time.Now(); time.Since(began) < 30*time.Second; time.Sleep(time.Millisecond) {
+		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(passedReport(dir, peer)); err == nil {
 				break
 			}
@@ -318,7 +315,7 @@ func splitWorld(t *testing.T) (ctx context.Context, world, c comm.Communicator) 
 	onlyChild(t)
 	world, err := mpi.Init()
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	t.Cleanup(cancel)
 	c, err = world.Split(ctx, 0, 0)
 	require.NoError(t, err)
@@ -345,35 +342,47 @@ func TestRankSkippedSplit(t *testing.T) {
 	broken(t, ctx, c)
 }
 
-// inSplit is a context that tells when a Split waits for MPI_Comm_split, and can end
-// after that.
+// inSplit is a context that tells when a Split begins to wait for MPI_Comm_split, and
+// goes on as another one then.
 type inSplit struct {
 	context.Context
-	enter func()
-	ended error
+	enter func() context.Context // nil when it has been called
 }
 
 func (s *inSplit) Done() <-chan struct{} {
-	s.enter()
-	return nil
+	if enter := s.enter; enter != nil {
+		s.enter = nil
+		s.Context = enter()
+	}
+	return s.Context.Done()
 }
 
-func (s *inSplit) Err() error { return s.ended }
+// ended is a context that has been canceled, but does not wake those who wait.
+type ended struct{ context.Context }
+
+func (ended) Done() <-chan struct{} { return nil }
+func (ended) Err() error            { return context.Canceled }
 
 // TestRankSplitGivenUp lets rank 1 give up between MPI_Comm_split and the end of the
-// barrier behind it, to which rank 2 comes late.
+// barrier behind it, to which rank 2 comes when it has.
 func TestRankSplitGivenUp(t *testing.T) {
 	ctx, world, c := splitWorld(t)
-	from := &inSplit{Context: ctx, enter: func() {}}
+	buf, err := cpu.New().Allocate(8)
+	require.NoError(t, err)
+	from := &inSplit{Context: ctx, enter: func() context.Context { return ctx }}
 	switch c.Rank() {
 	case 1:
-		from.enter = func() { from.ended = context.Canceled }
+		from.enter = func() context.Context { return ended{ctx} }
 	case 2:
-		from.enter = func() { time.Sleep(300 * time.Millisecond) }
+		from.enter = func() context.Context {
+			assert.NoError(t, errors.Join(world.Recv(buf, 1, dtype.I64, 1, 0), world.Sync(ctx)))
+			return ctx
+		}
 	}
-	_, err := c.Split(from, 0, 0)
+	_, err = c.Split(from, 0, 0)
 	if c.Rank() == 1 {
 		assert.ErrorIs(t, err, comm.ErrCanceled)
+		require.NoError(t, errors.Join(world.Send(buf, 1, dtype.I64, 2, 0), world.Sync(ctx)))
 	} else {
 		assert.ErrorIs(t, err, comm.ErrPeerFailed)
 		assert.ErrorContains(t, err, "rank 1 gave up: split: canceled")
@@ -418,9 +427,11 @@ func TestRankSerializedSplit(t *testing.T) {
 		_, err = c.Split(ctx, 0, 0)
 		assert.ErrorContains(t, err, "MPI_Comm_set_errhandler")
 	} else {
-		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-		defer cancel()
-		_, err = c.Split(short, 0, 0)
+		_, err = c.Split(&inSplit{Context: ctx, enter: func() context.Context {
+			short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+			t.Cleanup(cancel)
+			return short
+		}}, 0, 0)
 		assert.ErrorIs(t, err, comm.ErrTimeout)
 		assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
 		err = whole.Barrier(ctx)
@@ -451,7 +462,7 @@ func TestRankFinalizeInTime(t *testing.T) {
 	began := time.Now()
 	err = mpi.Finalize(short)
 	assert.ErrorIs(t, err, comm.ErrBroken)
-	assert.Less(t, time.Since(began), 4*time.Second, "5 s for one of them would be")
+	assert.Less(t, time.Since(began), 15*time.Second, "5 s for each of them would be 25")
 	passed(t, c)
 }
 

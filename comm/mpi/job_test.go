@@ -37,10 +37,7 @@ func TestShared(t *testing.T) {
 // TestClosedMemory closes a communicator in the middle of a collective.
 func TestClosedMemory(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		out, err := l.run(t, job{ranks: 2, test: "TestRankClosedMemory"})
-		var exit *exec.ExitError
-		require.ErrorAs(t, err, &exit, "%s", out)
-		require.Equal(t, 9, exit.ExitCode(), "%s", out)
+		l.mustPass(t, job{ranks: 2, test: "TestRankClosedMemory"})
 	})
 }
 
@@ -97,7 +94,7 @@ func loseRank(t *testing.T, how string, tell int) {
 				var err error
 				verdict, err = os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, rank))
 				return err == nil
-			}, 20*time.Second, 10*time.Millisecond, "rank %d has left no verdict:\n%s", rank, out)
+			}, time.Minute, 10*time.Millisecond, "rank %d has left no verdict:\n%s", rank, out)
 			assert.Equal(t, "ok", string(verdict), "rank %d", rank)
 		}
 	})

@@ -65,7 +65,7 @@ func TestKilledInStep(t *testing.T) {
 				var err error
 				verdict, err = os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, last))
 				return err == nil
-			}, 20*time.Second, 10*time.Millisecond, "call %d, from pattern %d on: rank %d has left no verdict:\n%s", at, first, last, out)
+			}, time.Minute, 10*time.Millisecond, "call %d, from pattern %d on: rank %d has left no verdict:\n%s", at, first, last, out)
 			var k kills
 			_, err := fmt.Sscanf(string(verdict), killsFormat, &k.repeated, &k.mixed, &k.completed, &k.beyond)
 			for _, rank := range deaths(at, first) { // what others found before they died in their turn
@@ -173,7 +173,7 @@ func TestRankKilledInStep(t *testing.T) {
 // survive makes steps in which one rank after the other dies. Of the ranks but the
 // last, it returns errors alone.
 func survive(world comm.Communicator, at, first int) (k kills, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	defer cancel()
 	order := deaths(at, first)
 	comms := []comm.Communicator{world} // without the first of those who die, without the first two, …

@@ -184,6 +184,19 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	return out.String(), err
 }
 
+// mustPass runs a job of which every rank has to pass, as [passed] says, without leaving
+// as MPI expects.
+func (l launcher) mustPass(t *testing.T, j job) {
+	t.Helper()
+	j.dir = t.TempDir()
+	out, err := l.run(t, j)
+	require.Error(t, err, "%s", out)
+	require.NotContains(t, out, "DATA RACE")
+	for rank := range j.ranks {
+		require.FileExists(t, passedReport(j.dir, rank), "%s", out)
+	}
+}
+
 // mustRun runs a job that has to succeed.
 func (l launcher) mustRun(t *testing.T, j job) string {
 	t.Helper()

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -38,12 +39,15 @@ func TestRankVictim(t *testing.T) {
 	r := rank{t, world, cpu.New(), context.Background()}
 	const n = 8 << 20
 	buf, _ := r.floats(n, func(int) float32 { return 1 })
-	pid, pids := r.floats(1, func(int) float32 { return float32(os.Getpid()) })
 	last := world.WorldSize() - 1
-	require.NoError(t, world.Broadcast(pid, 1, dtype.F32, last))
+	victim := r.pidOf(last)
 	require.NoError(t, world.Barrier(r.ctx))
-	err = world.AllReduce(buf, buf, n, dtype.F32, comm.Sum)
+	reduce := func() error { return world.AllReduce(buf, buf, n, dtype.F32, comm.Sum) }
+	err = reduce()
 	how := os.Getenv(lossVariable)
+	if world.Rank() != last && err == nil {
+		err = reduce() // which has to wait for the last rank, however fast the first one goes
+	}
 	if world.Rank() == last {
 		switch how {
 		case "killed":
@@ -61,10 +65,10 @@ func TestRankVictim(t *testing.T) {
 		err = world.Sync(ctx)
 	}
 	if world.Rank() == 0 && how == "stopped" {
-		require.NoError(t, syscall.Kill(int(pids[0]), syscall.SIGCONT))
+		defer keepGoing(victim)()
 	}
 	if world.Rank() == last && err == nil { // all that it needed was there
-		err = world.Barrier(ctx)
+		err = errors.Join(reduce(), world.Sync(ctx))
 	}
 	verdict := fmt.Sprintf("Sync returned %v", err)
 	if errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed) {
@@ -77,5 +81,40 @@ func TestRankVictim(t *testing.T) {
 	report := victimReport(world.Rank())
 	require.NoError(t, os.WriteFile(report+".part", []byte(verdict), 0o600))
 	require.NoError(t, os.Rename(report+".part", report))
+	if world.Rank() == 0 && how == "stopped" {
+		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
+			if _, err := os.Stat(victimReport(last)); err == nil {
+				break
+			}
+		}
+	}
 	os.Exit(1) // as a program does that cannot go on
+}
+
+// pidOf tells all ranks the process of one of them.
+func (r rank) pidOf(rank int) int {
+	buf, err := r.rt.Allocate(8)
+	require.NoError(r.t, err)
+	pid := hostmem.Slice[int64](buf, 1)
+	pid[0] = int64(os.Getpid())
+	require.NoError(r.t, r.world.Broadcast(buf, 1, dtype.I64, rank))
+	r.sync()
+	return int(pid[0])
+}
+
+// keepGoing has a process go on if it is stopped, now or later, until the function that
+// it returns is called.
+func keepGoing(pid int) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		for {
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+			select {
+			case <-done:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+	return func() { close(done) }
 }
