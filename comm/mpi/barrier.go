@@ -12,13 +12,14 @@ import (
 // It is a dissemination barrier (Hensgen, Finkel and Manber, 1988) done twice:
 // when the first is done all ranks have come, and no rank leaves the second
 // before all know. So no rank leaves the barrier if another gave up before all
-// had come. With native collectives it is MPI's.
+// had come, and if one has left it all do, also when that one gives up next (see
+// gaveUp). With native collectives it is MPI's.
 func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	if err := e.sync(ctx, op.String()); err != nil {
 		return err
 	}
 	e.mu.Lock()
-	err := e.usable()
+	err, number := e.usable(), e.history.calls
 	if err == nil {
 		e.plan(&comm.Call{Op: op}, 0)
 		err = e.launch()
@@ -27,7 +28,13 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	if err != nil {
 		return err
 	}
-	return e.sync(ctx, op.String())
+	err = e.sync(ctx, op.String())
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.passed > number {
+		return nil // whatever was heard after that
+	}
+	return err
 }
 
 // barrier plans one.

@@ -65,8 +65,8 @@ func (b *board) pageBytes() int { return roundUp(cacheLine+b.capacity, 2*cacheLi
 
 func (b *board) pagesBytes() int { return 2 * b.size * b.pageBytes() }
 
-// bytes is the size of the memory: the pages, and for each rank a word that says whether
-// it has written its last note.
+// bytes is the size of the memory: the pages, and for each rank a word about its last
+// note.
 func (b *board) bytes() int { return b.pagesBytes() + 8*b.size }
 
 // lay divides the memory into pages.
@@ -92,21 +92,37 @@ func (b *board) data(rank, most int) uintptr {
 	return b.now()[rank].address + cacheLine
 }
 
-// parting is where a rank says that its last note is under way. What goes over the board
-// overtakes notes, and would have others take a rank that gave up for one that waits.
+// parting is where a rank says how its last note goes, and up to which call it has
+// passed barriers. What goes over the board overtakes notes, and would have others take a
+// rank that gave up for one that waits.
 func (b *board) parting(rank int) *atomic.Uint64 {
 	return &hostmem.Slice[atomic.Uint64](hostmem.Addr(b.memory)+uintptr(b.pagesBytes()), b.size)[rank]
 }
 
-// part says that this rank's last note is under way.
-func (b *board) part() {
+// How the last note of a rank goes.
+const (
+	lastUnwritten = iota
+	lastUnderWay
+	lastUnsent // MPI has not taken it, for some rank at least
+
+	lastKinds
+)
+
+// part says how the last note of this rank goes.
+func (b *board) part(how, passed uint64) {
 	if b.memory != nil {
-		b.parting(b.rank).Store(1)
+		b.parting(b.rank).Store(passed*lastKinds + how)
 	}
 }
 
-// parted reports whether the last note of a rank is under way.
-func (b *board) parted(rank int) bool { return b.memory != nil && b.parting(rank).Load() != 0 }
+// parted returns what a rank says of its last note.
+func (b *board) parted(rank int) (how, passed uint64) {
+	if b.memory == nil {
+		return lastUnwritten, 0
+	}
+	word := b.parting(rank).Load()
+	return word % lastKinds, word / lastKinds
+}
 
 // sharedLimit is how many bytes a rank reads of the others' pages at most. Up to there
 // it takes less time than messages, on machines where cache lines travel fast and where

@@ -86,17 +86,24 @@ func TestBoardDisagreement(t *testing.T) {
 	assert.True(t, boards[0].hasTold(0))
 	assert.False(t, boards[0].hasTold(1))
 
-	assert.False(t, boards[0].parted(1))
-	boards[1].part()
-	assert.True(t, boards[0].parted(1))
+	parted := func() [2]uint64 {
+		how, passed := boards[0].parted(1)
+		return [2]uint64{how, passed}
+	}
+	assert.Equal(t, [2]uint64{lastUnwritten, 0}, parted())
+	boards[1].part(lastUnderWay, 7)
+	assert.Equal(t, [2]uint64{lastUnderWay, 7}, parted())
+	boards[1].part(lastUnsent, 7)
+	assert.Equal(t, [2]uint64{lastUnsent, 7}, parted())
 }
 
 // TestNoBoard is what an endpoint has whose ranks share nothing.
 func TestNoBoard(t *testing.T) {
 	var b board
 	assert.False(t, b.fits(0))
-	assert.False(t, b.parted(0))
-	b.part()
+	how, _ := b.parted(0)
+	assert.EqualValues(t, lastUnwritten, how)
+	b.part(lastUnderWay, 1)
 	assert.Nil(t, b.await(1))
 	b.release()
 }

@@ -55,6 +55,9 @@ func (e *endpoint) departs() (gone, free bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	broken := e.readNotes() != nil
+	for src := range e.peers {
+		broken = broken || e.gaveUp(src) != nil
+	}
 	switch {
 	case !e.leaving.Load():
 		return false, false

@@ -253,6 +253,44 @@ func TestRankGivingUp(t *testing.T) {
 		assert.NoError(t, c.Close())
 		require.NoError(t, r.world.Barrier(r.ctx))
 	})
+	// Who has left a barrier, or a Split, may give up at once: the others leave it, too.
+	t.Run("after a barrier", func(t *testing.T) {
+		for round := range 20 {
+			c, err := r.world.Split(r.ctx, 0, me)
+			require.NoError(t, err)
+			if round%2 == 0 {
+				require.NoError(t, c.Barrier(r.ctx))
+			} else {
+				child, err := c.Split(r.ctx, 0, me)
+				require.NoError(t, err)
+				require.NoError(t, child.Close())
+			}
+			if me == round%3 {
+				require.NoError(t, c.(comm.Ender).End(errors.New("disk full")))
+			} else {
+				err := c.Barrier(forever)
+				require.ErrorIs(t, err, comm.ErrPeerFailed)
+				assert.ErrorContains(t, err, "disk full")
+			}
+			require.NoError(t, c.Close())
+		}
+	})
+	t.Run("without a word", func(t *testing.T) {
+		if !mpi.Shares(r.world) {
+			t.Skip("there is MPI alone to tell it")
+		}
+		c, err := r.world.Split(r.ctx, 0, me)
+		require.NoError(t, err)
+		if me == 1 {
+			mpi.FailUntold(c, errors.New("disk full"))
+		} else {
+			err := c.Barrier(r.ctx)
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.ErrorContains(t, err, "rank 1 gave up: why could not be sent")
+		}
+		assert.NoError(t, c.Close())
+		require.NoError(t, r.world.Barrier(r.ctx))
+	})
 }
 
 // TestRankFailedSplit fails after MPI_Comm_split.

@@ -51,6 +51,7 @@ type endpoint struct {
 	heads    scratchPool // and of messages
 
 	history history
+	passed  uint64 // calls up to the last barrier or Split that is done
 	peers   []peer
 	notes   notebook
 }
@@ -198,6 +199,9 @@ func (e *endpoint) advance(o *op) (done bool, err error) {
 // retire gives up an operation that is done.
 func (e *endpoint) retire(o *op) {
 	e.scratch.give(o.memory)
+	if !o.op.MovesData() {
+		e.passed = o.number + 1
+	}
 	o.plan = plan{}
 	e.free = append(e.free, o)
 	e.inFlight.Add(-1)

@@ -15,12 +15,28 @@ func SkipSplit(c comm.Communicator) {
 	lib.CommSplit, lib.handles.errorsReturn = lib.CommSetErrhandler, 0
 }
 
-// Serialize goes on as if the library provided MPI_THREAD_SERIALIZED only.
-func Serialize(c comm.Communicator) {
+// change changes the library while no other goroutine makes calls.
+func change(c comm.Communicator, how func(lib *library)) {
 	e := c.(*communicator).e
-	e.state.progress.mu.Lock() // its goroutine makes no calls meanwhile
+	e.state.progress.mu.Lock()
 	defer e.state.progress.mu.Unlock()
-	e.lib.turn = newTurn()
+	how(e.lib)
+}
+
+// Serialize goes on as if the library provided MPI_THREAD_SERIALIZED only.
+func Serialize(c comm.Communicator) { change(c, func(lib *library) { lib.turn = newTurn() }) }
+
+// FailUntold breaks c for a cause that MPI does not bring to the others.
+func FailUntold(c comm.Communicator, cause error) {
+	change(c, func(lib *library) {
+		bytes := lib.handles.bytes
+		defer func() { lib.handles.bytes = bytes }()
+		lib.handles.bytes = 0
+		e := c.(*communicator).e
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		_ = e.fail("end", cause)
+	})
 }
 
 // Abandon does what a rank does with what a Split made that failed afterwards.

@@ -17,8 +17,9 @@ import (
 
 // note is a message that a rank writes to another one.
 type note struct {
-	kind  noteKind
-	calls uint64 // collectives that the writer has called
+	kind   noteKind
+	calls  uint64 // collectives that the writer has called,
+	passed uint64 // and those up to the last barrier or Split that it has left
 	// Messages of users that the writer has sent to the reader, and expects or
 	// has received from it.
 	sent, received uint64
@@ -56,10 +57,9 @@ var noteBytes = len(hostmem.Bytes(make([]note, 1)))
 // peer is what an endpoint knows of another rank.
 type peer struct {
 	sent, received uint64 // messages of users to and from it
-	report         *note  // its last one
+	report         *note  // its latest
 	agreed         bool   // with that
-	left           *note  // its farewell
-	gone           bool   // it writes no more notes
+	last           *note  // farewell, failure or mismatch: it writes no more
 }
 
 // notebook is an endpoint's end of the exchange of notes.
@@ -69,30 +69,31 @@ type notebook struct {
 	reports  op       // whose messages the reports are,
 	last     op       // and the farewells and failures
 	reported uint64   // number of the last collective that was reported, plus one
-	left     int      // ranks that are gone, this one included
+	left     int      // ranks that have written their last
 }
 
 // page returns the memory of a note.
 func (b *notebook) page(i int) uintptr { return b.memory + uintptr(i*noteBytes) }
 
-// send starts sending a note. A rank that cannot be reached is not told.
-func (e *endpoint) send(owner *op, page, dest int, n note) {
+// send starts sending a note, and reports whether MPI has taken it.
+func (e *endpoint) send(owner *op, page, dest int, n note) bool {
 	b := &e.notes
 	if b.memory == 0 {
 		var err error
 		if b.memory, err = host.Allocate((2*e.size + 1) * noteBytes); err != nil {
-			return
+			return false
 		}
 	}
 	p := &e.peers[dest]
-	n.calls, n.sent, n.received = e.history.calls, p.sent, p.received
+	n.calls, n.passed, n.sent, n.received = e.history.calls, e.passed, p.sent, p.received
 	address := b.page(page)
 	hostmem.Slice[note](address, 1)[0] = n
 	slot, err := b.table.add(e.lib, owner, dest, sent)
 	if err == nil {
 		b.table.calls.Add(e.lib.Isend, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(dest), noteTag, e.inner, slot)
-		_ = b.table.flush(e.lib)
+		err = b.table.flush(e.lib)
 	}
+	return err == nil
 }
 
 // tellAll writes the last note to every other rank.
@@ -100,10 +101,10 @@ func (e *endpoint) tellAll(n note) {
 	if e.native {
 		return
 	}
-	e.board.part()
+	e.board.part(lastUnderWay, e.passed)
 	for r := range e.size {
-		if r != e.rank {
-			e.send(&e.notes.last, e.size+r, r, n)
+		if r != e.rank && !e.send(&e.notes.last, e.size+r, r, n) {
+			e.board.part(lastUnsent, e.passed)
 		}
 	}
 }
@@ -136,13 +137,21 @@ func (t *told) Error() string { return t.text }
 func (t *told) Unwrap() error { return t.sentinel }
 
 // attend reads the notes that have come and returns an error if they show that
-// what was submitted cannot be done. The caller holds mu.
+// what was submitted cannot be done, also if that was found before. The caller holds mu.
 func (e *endpoint) attend() error {
+	if e.broken != nil {
+		return e.broken
+	}
 	if err := e.readNotes(); err != nil {
 		return err
 	}
 	for src := range e.peers {
-		if e.board.parted(src) && !e.peers[src].gone {
+		if err := e.gaveUp(src); err != nil {
+			return err
+		}
+	}
+	for src := range e.peers {
+		if how, _ := e.board.parted(src); how == lastUnderWay && e.peers[src].last == nil {
 			continue // that note says more
 		}
 		if err := e.compare(src); err != nil {
@@ -164,17 +173,19 @@ func (e *endpoint) readNotes() error {
 		_, _ = e.notes.table.test(e.lib, false, 1)
 	}
 	for src := range e.peers {
-		for src != e.rank && !e.peers[src].gone {
+		for src != e.rank && e.peers[src].last == nil {
 			n, err := e.read(src)
 			if err != nil {
 				return err
 			}
+			if how, passed := e.board.parted(src); n == nil && how == lastUnsent {
+				n = &note{kind: failure, passed: passed}
+				n.length = uint64(copy(n.text[:], "why could not be sent"))
+			}
 			if n == nil {
 				break
 			}
-			if err := e.heed(src, n); err != nil {
-				return err
-			}
+			e.heed(src, n)
 		}
 	}
 	return nil
@@ -201,22 +212,29 @@ func (e *endpoint) read(src int) (*note, error) {
 }
 
 // heed takes a note.
-func (e *endpoint) heed(src int, n *note) error {
+func (e *endpoint) heed(src int, n *note) {
 	p := &e.peers[src]
 	if n.kind == report {
 		p.report, p.agreed = n, false
+		return
+	}
+	p.last = n
+	e.notes.left++
+}
+
+// gaveUp returns why a rank has given up, if it has and this one cannot go on because
+// of that: what all have come to, a barrier that the other has left, ends well first.
+func (e *endpoint) gaveUp(src int) error {
+	n := e.peers[src].last
+	if n == nil || n.kind == farewell {
 		return nil
 	}
-	p.gone = true
-	e.notes.left++
-	text := string(n.text[:min(n.length, noteTextLength)])
-	switch n.kind {
-	case farewell:
-		p.left = n
-	case mismatch:
-		return &told{cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}
-	default:
-		return &told{fmt.Sprintf("%v: rank %d gave up: %s", comm.ErrPeerFailed, src, text), comm.ErrPeerFailed}
+	if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < n.passed {
+		return nil
 	}
-	return nil
+	text := string(n.text[:min(n.length, noteTextLength)])
+	if n.kind == mismatch {
+		return &told{cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}
+	}
+	return &told{fmt.Sprintf("%v: rank %d gave up: %s", comm.ErrPeerFailed, src, text), comm.ErrPeerFailed}
 }

@@ -153,10 +153,7 @@ func (e *endpoint) await(ctx context.Context, done <-chan error) error {
 			return comm.ContextError(ctx)
 		case <-look:
 			e.mu.Lock()
-			err := e.broken // if the progress goroutine has heard of it
-			if err == nil {
-				err = e.attend()
-			}
+			err := e.attend()
 			e.mu.Unlock()
 			if err != nil {
 				return err

@@ -142,13 +142,13 @@ func (e *endpoint) compare(src int) error {
 // that the other has not called, or for a message.
 func (e *endpoint) needs(src int) error {
 	p := &e.peers[src]
-	if p.left == nil {
+	if p.last == nil {
 		return nil
 	}
-	alone := e.history.calls > p.left.calls
+	alone := e.history.calls > p.last.calls
 	for _, q := range e.table.list {
 		if int(q.rank) == src && q.owner.op.Message() {
-			alone = alone || p.received > p.left.sent || p.sent > p.left.received
+			alone = alone || p.received > p.last.sent || p.sent > p.last.received
 		}
 	}
 	if alone {

@@ -1,0 +1,38 @@
+package mpi
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// TestGaveUp has a rank wait, and another one give up before or after the barrier that
+// this one waits in.
+func TestGaveUp(t *testing.T) {
+	waits := func(call comm.Op) *endpoint {
+		o := &op{plan: plan{entry: entry{op: call}, number: 3}}
+		return &endpoint{size: 2, peers: make([]peer, 2), running: []*op{o}}
+	}
+	failed := func(passed uint64) *note {
+		n := &note{kind: failure, calls: 4, passed: passed}
+		n.length = uint64(copy(n.text[:], "disk full"))
+		return n
+	}
+	for _, call := range []comm.Op{comm.OpBarrier, comm.OpSplit} {
+		e := waits(call)
+		assert.NoError(t, e.gaveUp(1), "nobody has")
+		e.heed(1, failed(4))
+		assert.NoError(t, e.gaveUp(1), "all have come to that %v", call)
+		e.running = nil
+		assert.ErrorIs(t, e.gaveUp(1), comm.ErrPeerFailed, "and after it")
+
+		e = waits(call)
+		e.heed(1, failed(3))
+		assert.ErrorContains(t, e.gaveUp(1), "rank 1 gave up: disk full", "in that %v or before it", call)
+	}
+	e := waits(comm.OpBroadcast)
+	e.heed(1, failed(4))
+	assert.ErrorIs(t, e.gaveUp(1), comm.ErrPeerFailed, "where not all have come if one is done")
+}
