@@ -3,9 +3,12 @@ package mpi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // closeTimeout bounds how long Close waits for pending operations.
@@ -22,18 +25,18 @@ func (e *endpoint) close(ctx context.Context) error {
 		return broken
 	}
 	e.state.forget(e)
+	bounded, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
 	if broken == nil {
-		ctx, cancel := context.WithTimeout(ctx, closeTimeout)
-		defer cancel()
-		broken = e.wait(ctx, "close", true)
+		broken = e.wait(bounded, "close", true)
 	}
 	if broken != nil {
 		e.state.progress.remove(e)
+		receiving := e.settle(bounded)
 		e.mu.Lock()
-		e.table.cancel(e.lib)
 		pending := e.started() + len(e.waiting)
 		e.mu.Unlock()
-		slog.Warn("mpi: communicator closed with operations pending", "rank", e.rank, "operations", pending, "cause", broken)
+		slog.Warn("mpi: communicator closed with operations pending", "rank", e.rank, "operations", pending, "receiving", receiving, "cause", broken)
 		return broken
 	}
 	e.mu.Lock()
@@ -43,6 +46,22 @@ func (e *endpoint) close(ctx context.Context) error {
 	e.state.progress.seeOff(ctx)
 	e.state.progress.notify() // later farewells are its to read
 	return nil
+}
+
+// settle has MPI write no more where a broken endpoint receives: messages that have not
+// begun to come are received no more, the others are waited for until ctx ends. It
+// returns how many are still coming.
+func (e *endpoint) settle(ctx context.Context) (receiving int) {
+	for pace := (pause{}); ; pace.next() {
+		e.mu.Lock()
+		if e.broken != nil { // and has not departed
+			receiving = e.table.cancel(e.lib, pace.first())
+		}
+		e.mu.Unlock()
+		if receiving == 0 || ctx.Err() != nil {
+			return receiving
+		}
+	}
 }
 
 // departs reports whether an endpoint that is leaving is left alone: the farewells
@@ -93,7 +112,8 @@ func (s *state) descendants(e *endpoint) []*endpoint {
 // end is [comm.Ender.End].
 func (e *endpoint) end(cause error) error {
 	var errs []error
-	for _, d := range append(e.state.descendants(e), e) {
+	family := append(e.state.descendants(e), e)
+	for _, d := range family {
 		if cause == nil {
 			errs = append(errs, d.close(context.Background()))
 			continue
@@ -102,21 +122,25 @@ func (e *endpoint) end(cause error) error {
 		if !d.closed && d.broken == nil {
 			_ = d.fail("end", cause)
 		}
-		if !d.closed {
-			d.table.cancel(d.lib)
-		}
 		d.closed = true
 		d.mu.Unlock()
 		d.state.forget(d)
 		d.state.progress.remove(d)
+	}
+	if cause != nil { // all have been told
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		for _, d := range family {
+			d.settle(ctx)
+		}
 	}
 	return errors.Join(errs...)
 }
 
 // release frees the memory and the MPI communicators of one that has departed. The
 // standard calls MPI_Comm_free collective, but has it implemented locally; a
-// library that waits for the others is waited for no longer than ctx and closeTimeout.
-// The caller holds no lock.
+// library that waits for the others is waited for no longer than ctx and closeTimeout,
+// and MPI_Finalize is left out then. The caller holds no lock.
 func (e *endpoint) release(ctx context.Context) {
 	e.table.release()
 	e.scratch.release()
@@ -145,7 +169,10 @@ func (e *endpoint) release(ctx context.Context) {
 			slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
 		}
 	case <-ctx.Done():
-		slog.Warn("mpi: MPI_Comm_free did not come back", "rank", e.rank)
+		err := fmt.Errorf("MPI_Comm_free has not come back: %w", comm.ContextError(ctx))
+		slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
+		e.state.failed.CompareAndSwap(nil, &err)
+		e.lib.turn.leave()
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -46,7 +47,7 @@ func TestGivingUp(t *testing.T) {
 // the others, under a library of either thread level.
 func TestFailedSplit(t *testing.T) {
 	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankSplitGivenUp", "TestRankAbandonedSplit",
-		"TestRankSerializedSplit", "TestRankFinalizeInTime"} {
+		"TestRankSerializedSplit", "TestRankSerializedFree", "TestRankFinalizeInTime"} {
 		t.Run(test, func(t *testing.T) {
 			forEachMPI(t, func(t *testing.T, l launcher) {
 				l.mustPass(t, job{ranks: 3, test: test})
@@ -477,6 +478,27 @@ func TestRankSerializedSplit(t *testing.T) {
 	}
 	require.NoError(t, ctx.Err(), "nobody waits for a deadline of its own")
 	broken(t, ctx, c)
+}
+
+// TestRankSerializedFree has an MPI_Comm_free that does not come back.
+func TestRankSerializedFree(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	mpi.Serialize(c)
+	lib, err := dl.Open("libc.so.6")
+	require.NoError(t, err)
+	var other struct {
+		Pause dl.Func `sym:"pause"`
+	}
+	require.NoError(t, lib.Bind(&other))
+	mpi.ReplaceFree(c, other.Pause)
+	require.NoError(t, world.Barrier(ctx))
+	require.NoError(t, c.Close())
+	require.NoError(t, world.Barrier(ctx), "ranks that share memory do without MPI")
+	err = mpi.Finalize(ctx)
+	assert.ErrorIs(t, err, comm.ErrBroken)
+	assert.ErrorContains(t, err, "MPI_Comm_free has not come back")
+	require.NoError(t, ctx.Err(), "nobody waits for a deadline")
+	passed(t, c)
 }
 
 // TestRankFinalizeInTime finalizes with something pending on several communicators:

@@ -1,6 +1,9 @@
 package mpi
 
-import "github.com/tutti-go/tutti/comm"
+import (
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/dl"
+)
 
 // SpoilSplit makes every Split of this rank fail, after MPI_Comm_split.
 func SpoilSplit(c comm.Communicator) { c.(*communicator).e.lib.handles.errorsReturn = 0 }
@@ -25,6 +28,9 @@ func change(c comm.Communicator, how func(lib *library)) {
 
 // Serialize goes on as if the library provided MPI_THREAD_SERIALIZED only.
 func Serialize(c comm.Communicator) { change(c, func(lib *library) { lib.turn = newTurn() }) }
+
+// ReplaceFree has another function called in the place of MPI_Comm_free.
+func ReplaceFree(c comm.Communicator, f dl.Func) { change(c, func(lib *library) { lib.CommFree = f }) }
 
 // FailUntold breaks c for a cause that MPI does not bring to the others.
 func FailUntold(c comm.Communicator, cause error) {

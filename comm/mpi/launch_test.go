@@ -31,6 +31,9 @@ type launcher struct {
 	// groups of the survivors whatever it is told.
 	keepEnv  []string
 	keepAway string
+	// copied has the sender's processor take part in long messages, where the receiver
+	// alone could read them.
+	copied []string
 	// crowded makes the library get along with more processes than processors.
 	crowded []string
 	env     []string
@@ -47,6 +50,7 @@ var launchers = []launcher{
 			"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 			"OMPI_MCA_rmaps_base_oversubscribe=1",
 		},
+		copied:  []string{"OMPI_MCA_btl_vader_single_copy_mechanism=none"},
 		crowded: []string{"OMPI_MCA_mpi_yield_when_idle=1", "OMPI_MCA_hwloc_base_binding_policy=none"},
 		version: "Open MPI",
 	},
@@ -55,6 +59,7 @@ var launchers = []launcher{
 		mpirun: []string{"mpirun.mpich", "mpiexec.hydra", "mpirun"}, mpicc: []string{"mpicc.mpich", "mpicc"},
 		keep:    []string{"-disable-auto-cleanup"},
 		keepEnv: []string{"UCX_TLS=^cma"}, keepAway: "setsid",
+		copied:  []string{"UCX_TLS=^cma"},
 		version: "HYDRA",
 	},
 }

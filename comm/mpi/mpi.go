@@ -15,6 +15,7 @@
 package mpi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/bits"
@@ -39,7 +40,7 @@ type state struct {
 	world    *communicator
 	thread   mainThread
 
-	failed atomic.Pointer[error] // of a Split in which MPI is left in an unknown state
+	failed atomic.Pointer[error] // of a call of MPI that left it in an unknown state
 	mu     sync.Mutex
 	splits []*endpoint // open communicators other than the world
 }
@@ -325,6 +326,14 @@ func (s *state) readTagLimit(out cells) error {
 	return nil
 }
 
+// failure is why MPI cannot be finalized, if a call has left it in an unknown state.
+func (s *state) failure() error {
+	if failed := s.failed.Load(); failed != nil {
+		return *failed
+	}
+	return nil
+}
+
 // finalize closes everything.
 func (s *state) finalize(ctx context.Context) error {
 	s.mu.Lock()
@@ -336,15 +345,14 @@ func (s *state) finalize(ctx context.Context) error {
 			broken = err
 		}
 	}
-	if failed := s.failed.Load(); broken == nil && failed != nil {
-		broken = *failed
-	}
+	broken = cmp.Or(broken, s.failure())
 	if broken == nil && !s.progress.awaitDeparture(ctx) {
 		broken = fmt.Errorf("not all ranks have closed their communicators: %w", comm.ContextError(ctx))
 	}
 	if !s.progress.close(ctx) && broken == nil {
 		broken = fmt.Errorf("MPI_Comm_free has not come back: %w", comm.ContextError(ctx))
 	}
+	broken = cmp.Or(broken, s.failure())
 	if !s.ours {
 		return broken
 	}

@@ -32,7 +32,6 @@ type requests struct {
 	idle   []*op        // whose last message the last look found done
 	rank   int          // this one
 	failed comm.Op      // the call whose message failed last
-	mixed  bool         // a look has failed: some of the list may be done
 
 	handleSize, statusSize int
 	memory                 uintptr // the arrays below, outside the Go heap
@@ -109,17 +108,36 @@ func (r *requests) grow() {
 	r.indices = r.statuses + uintptr(capacity*r.statusSize)
 }
 
-// cancel has MPI not write any more where messages would be received that have not
-// come: their memory is its owner's again. One that is on its way still comes.
-func (r *requests) cancel(lib *library) {
-	if r.mixed || !lib.Cancel.Found() {
-		return
+// cancel has MPI receive nothing any more that has not begun to come, the first time it
+// is called, and returns how many receives MPI still writes for. Some of the list may be
+// done, as a look has failed. What is sent stays.
+func (r *requests) cancel(lib *library, first bool) (receiving int) {
+	r.list = r.list[:len(r.list)-r.calls.Len()] // the others were not posted
+	r.calls.Drop()
+	if !lib.Cancel.Found() {
+		return 0
 	}
-	for i, q := range r.list {
-		if q.expected != sent {
-			_ = lib.call(lib.Cancel, r.handles+uintptr(i*r.handleSize))
+	done := func(handle uintptr) bool { // now or before
+		code := lib.call(lib.Testsome, 1, handle, r.flag, r.indices, r.statuses)
+		return code != leftBehind && hostmem.Slice[int32](r.flag, 1)[0] != 0
+	}
+	for i := range r.list {
+		q, handle := &r.list[i], r.handles+uintptr(i*r.handleSize)
+		if q.expected == sent || q.owner == nil {
+			continue
+		}
+		over := done(handle)
+		if !over && first {
+			_ = lib.call(lib.Cancel, handle)
+			over = done(handle)
+		}
+		if over {
+			q.owner = nil
+		} else {
+			receiving++
 		}
 	}
+	return receiving
 }
 
 func (r *requests) release() {
@@ -166,7 +184,6 @@ func (r *requests) test(lib *library, all bool, tries int) (int, error) {
 	}
 	done := int(hostmem.Slice[int32](r.flag, 1)[0])
 	if code != success {
-		r.mixed = true
 		return 0, r.failure(lib, f, code, first, n, all, done)
 	}
 	if done <= 0 {
@@ -216,7 +233,6 @@ func (r *requests) completeSome(lib *library, first, done int) error {
 // complete takes note of a request that is done.
 func (r *requests) complete(lib *library, request, status int) error {
 	if err := r.check(lib, request, status); err != nil {
-		r.mixed = true
 		return err
 	}
 	o := r.list[request].owner

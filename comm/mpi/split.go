@@ -147,9 +147,7 @@ func (e *endpoint) await(ctx context.Context, done <-chan error) error {
 				return err
 			default:
 			}
-			if e.lib.turn != nil {
-				e.lib.turn.leave()
-			}
+			e.lib.turn.leave()
 			return comm.ContextError(ctx)
 		case <-look:
 			e.mu.Lock()

@@ -10,17 +10,21 @@ import (
 type turn struct {
 	taken chan struct{} // has an element during a call
 	left  chan struct{} // closed when a call was left behind
-	leave func()        // closes it: every later call is leftBehind
+	once  sync.Once
 }
 
 // leftBehind is the result of a call that was not made since another one is left
 // behind. It is no MPI error code, which are not negative.
 const leftBehind = math.MinInt32
 
-func newTurn() *turn {
-	t := &turn{taken: make(chan struct{}, 1), left: make(chan struct{})}
-	t.leave = sync.OnceFunc(func() { close(t.left) })
-	return t
+func newTurn() *turn { return &turn{taken: make(chan struct{}, 1), left: make(chan struct{})} }
+
+// leave gives up the call that has the turn: every later one is leftBehind. Where there
+// are no turns, it does nothing.
+func (t *turn) leave() {
+	if t != nil {
+		t.once.Do(func() { close(t.left) })
+	}
 }
 
 // take waits for the turn, and reports whether it came.

@@ -118,3 +118,46 @@ func keepGoing(pid int) (stop func()) {
 	}()
 	return func() { close(done) }
 }
+
+// TestArriving closes a communicator while a message is coming.
+func TestArriving(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		l.mustPass(t, job{ranks: 2, test: "TestRankArriving", env: l.copied})
+	})
+}
+
+// TestRankArriving has rank 1 stop where it has announced a message to rank 0, which
+// gives up and closes the communicator: what comes until then has come, and nothing comes
+// afterwards.
+func TestRankArriving(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	r := rank{t, world, cpu.New(), ctx}
+	const n = 4 << 20
+	buf, got := r.floats(n, func(int) float32 { return 2 })
+	word, _ := r.floats(1, func(int) float32 { return 0 })
+	sender := r.pidOf(1)
+	if world.Rank() == 1 {
+		require.NoError(t, c.Send(buf, n, dtype.F32, 0, 1))
+		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGSTOP))
+		_ = c.Sync(ctx) // rank 0 may have given up
+		require.NoError(t, errors.Join(world.Send(word, 1, dtype.F32, 0, 2), world.Recv(word, 1, dtype.F32, 0, 3), world.Sync(ctx)))
+		passed(t, world)
+	}
+	require.NoError(t, c.Recv(buf, n, dtype.F32, 1, 1))
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if err := c.Sync(short); err != nil { // it may have come before rank 1 has stopped
+		require.ErrorIs(t, err, comm.ErrTimeout)
+	}
+	defer keepGoing(sender)()
+	require.NoError(t, c.Close())
+	for i := range got {
+		got[i] = 3
+	}
+	require.NoError(t, errors.Join(world.Recv(word, 1, dtype.F32, 1, 2), world.Sync(ctx)))
+	for i, x := range got {
+		require.Equal(t, float32(3), x, "element %d was written to", i)
+	}
+	require.NoError(t, errors.Join(world.Send(word, 1, dtype.F32, 1, 3), world.Sync(ctx)))
+	passed(t, world)
+}
