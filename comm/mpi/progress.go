@@ -147,9 +147,9 @@ func (p *progress) moveOn() (pending bool) {
 			pending = pending || p.parked.Load()
 			continue
 		}
-		for moved := e.inFlight.Load() > 0; moved && e.waiters.Load() == 0; {
-			// An error breaks the communicator, which its next call reports.
-			moved, _ = e.poll(false, 1)
+		if !e.keepUp() {
+			pending = true
+			continue
 		}
 		if e.broken == nil && !e.closed {
 			if err := e.attend(); err != nil {
@@ -160,6 +160,32 @@ func (p *progress) moveOn() (pending bool) {
 		e.mu.Unlock()
 	}
 	return pending
+}
+
+// keepUp lets operations go on for as long as they do. Many small ones go on a step at a
+// time, each when the other ranks have made theirs: where something has moved, more is a
+// moment away if the others are at it as well, and is waited for as long as they may pause.
+// The caller holds mu, which others can have in between; keepUp reports whether they have
+// left it to the caller.
+func (e *endpoint) keepUp() bool {
+	for last := (time.Time{}); e.inFlight.Load() > 0 && e.waiters.Load() == 0; {
+		// An error breaks the communicator, which its next call reports.
+		moved, err := e.poll(false, 1)
+		now := time.Now()
+		if moved {
+			last = now
+		} else if err != nil || now.Sub(last) > busyTick {
+			break
+		}
+		e.mu.Unlock()
+		if !moved {
+			yieldProcessor()
+		}
+		if !e.mu.TryLock() {
+			return false
+		}
+	}
+	return true
 }
 
 // seeOff lets go of the endpoints whose other ranks have left as well, frees what
