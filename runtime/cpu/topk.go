@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/bits"
 
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
@@ -41,10 +42,8 @@ const (
 	// candidatesShare is the part of x, 1/candidatesShare, up to which copying
 	// the candidates is cheaper than to read x again.
 	candidatesShare = 8
-	// compactedMax and compactedShare are the same for the entries that kth
-	// still has to look at.
-	compactedMax   = 1 << 20
-	compactedShare = 4
+	// compactedMax is the same bound for the entries that kth still has to look at.
+	compactedMax = 1 << 20
 
 	// histBits is the number of bits by which narrow shortens a range.
 	histBits = 11
@@ -59,22 +58,20 @@ var allKeys = keyRange{0, f32.MaxKey}
 // pick accumulates src and writes the entries with a key of at least lo to dst,
 // as far as there is room, in one pass. It returns how many there are in all.
 func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
+	switch {
+	case src.grad == 0 && src.take:
+		return f32.TakeRange(src.x, 0, lo, f32.MaxKey, dst.idx, dst.val)
+	case src.grad == 0:
+		return f32.SelectRange(src.x, 0, lo, f32.MaxKey, dst.idx, dst.val)
+	}
 	step := len(src.x)
-	if src.grad != 0 || src.take { // then what is done twice is done in the cache
+	if src.dt != dtype.F32 {
 		step = chunk
 	}
 	for from := 0; from < len(src.x); from += step {
 		block := src.x[from:min(len(src.x), from+step)]
-		var found int
-		if src.grad != 0 {
-			terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
-			found = f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
-		} else {
-			found = f32.SelectRange(block, int32(from), lo, f32.MaxKey, dst.idx, dst.val)
-		}
-		if src.take {
-			zeroAt(src.x, dst.cut(found).idx)
-		}
+		terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
+		found := f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take)
 		dst = dst.from(found)
 		total += found
 	}
@@ -101,24 +98,34 @@ func (s *scratch) topK(src *source, k int, dst entries, guess float32, zeros boo
 		s.accumulate(src, 0, len(x))
 	}
 	if found < k || found > room {
+		s.putBack(src, found)
 		var expected int
 		if bracket, expected = s.guess(x, k); expected <= room {
 			// Room for a quarter more than expected: the sample may be off.
 			room = expected + expected/4
-			found = s.findCandidates(&source{x: x}, bracket.lo, room)
+			found = s.findCandidates(&source{x: x, take: src.take}, bracket.lo, room)
 		}
 	}
-	if k <= found && found <= room {
-		candidates := s.candidates.cut(found)
-		count, key = s.selectTop(candidates.val, k, bracket, dst, zeros)
-		translate(dst.idx[:count], candidates.idx)
-	} else {
-		count, key = s.selectTop(x, k, bracket, dst, zeros)
+	if found < k || found > room {
+		s.putBack(src, found)
+		b := s.border(x, k, bracket, zeros)
+		count = b.above(x, dst)
+		if src.take {
+			zeroAt(x, dst.idx[:count])
+		}
+		return count, b.key
 	}
-	if src.take {
-		zeroAt(x, dst.idx[:count])
+	candidates := s.candidates.cut(found)
+	b := s.border(candidates.val, k, bracket, zeros)
+	count = b.above(candidates.val, dst)
+	translate(dst.idx[:count], candidates.idx)
+	if src.take { // what was not chosen goes back: it is less than what was
+		s.compacted.resize(found + blockSlack)
+		rest := s.compacted.cut(b.below(candidates.val, s.compacted))
+		translate(rest.idx, candidates.idx)
+		scatterSet(x, rest)
 	}
-	return count, key
+	return count, b.key
 }
 
 // findCandidates accumulates src and makes s.candidates the entries with a key
@@ -126,28 +133,59 @@ func (s *scratch) topK(src *source, k int, dst entries, guess float32, zeros boo
 // all.
 func (s *scratch) findCandidates(src *source, lo uint32, room int) (found int) {
 	s.candidates.resize(room + blockSlack)
-	all := *src
-	all.take = false
-	return s.pick(&all, lo, s.candidates)
+	return s.pick(src, lo, s.candidates)
+}
+
+// putBack undoes that candidates were taken, of which so many were found.
+func (s *scratch) putBack(src *source, found int) {
+	if src.take {
+		scatterSet(src.x, s.candidates.cut(found))
+	}
 }
 
 // blockSlack is free room that keeps the block kernel of f32.SelectRange going
 // to the end.
 const blockSlack = 64
 
-// selectTop is topK without gradients; the k-th key is probably in bracket.
-func (s *scratch) selectTop(x []float32, k int, bracket keyRange, dst entries, zeros bool) (count int, key uint32) {
+// border is where the largest elements of an array end: they are those of a larger
+// key, and those of this key that lie before end.
+type border struct {
+	key uint32
+	end int
+}
+
+// border returns that of the k largest elements of x, with or without those that are
+// zero. Its key is probably in bracket.
+func (s *scratch) border(x []float32, k int, bracket keyRange, zeros bool) border {
 	key, ties, equal := s.kth(x, k, bracket)
-	if key == 0 && !zeros {
-		key, ties, equal = 1, 0, 0
+	switch {
+	case key == 0 && !zeros:
+		return border{1, len(x)}
+	case ties < equal:
+		return border{key, afterTies(x, key, ties)}
 	}
-	end := len(x)
-	if ties < equal {
-		end = afterTies(x, key, ties)
+	return border{key, len(x)}
+}
+
+// above writes the elements of x on this side of its border to dst.
+func (b border) above(x []float32, dst entries) (count int) {
+	return b.split(x, keyRange{b.key, f32.MaxKey}, keyRange{b.key + 1, f32.MaxKey}, dst)
+}
+
+// below writes the others to dst.
+func (b border) below(x []float32, dst entries) (count int) {
+	if b.key == 0 {
+		return b.split(x, keyRange{1, 0}, keyRange{0, 0}, dst)
 	}
-	count = f32.SelectRange(x[:end], 0, key, f32.MaxKey, dst.idx, dst.val)
+	return b.split(x, keyRange{0, b.key - 1}, keyRange{0, b.key}, dst)
+}
+
+// split writes what is in one range before the end of the ties, and in the other
+// behind that.
+func (b border) split(x []float32, before, behind keyRange, dst entries) (count int) {
+	count = f32.SelectRange(x[:b.end], 0, before.lo, before.hi, dst.idx, dst.val)
 	dst = dst.from(count)
-	return count + f32.SelectRange(x[end:], int32(end), key+1, f32.MaxKey, dst.idx, dst.val), key
+	return count + f32.SelectRange(x[b.end:], int32(b.end), behind.lo, behind.hi, dst.idx, dst.val)
 }
 
 // afterTies returns the position behind the ties-th element equal to key.
@@ -233,7 +271,7 @@ func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties, 
 		}
 	}
 	for r.lo < r.hi {
-		if inside <= min(len(x)/compactedShare, compactedMax) {
+		if inside < len(x) && inside <= compactedMax {
 			// In place the second time: x is s.compacted.val then.
 			s.compacted.resize(inside + blockSlack)
 			f32.SelectRange(x, 0, r.lo, r.hi, s.compacted.idx, s.compacted.val)

@@ -80,8 +80,8 @@ func spread(r Register) VecVirtual {
 	return v
 }
 
-// float returns the address of a floating-point parameter.
-func float(param string) Mem {
+// argument returns the address of a parameter.
+func argument(param string) Mem {
 	m, err := Param(param).Resolve()
 	if err != nil {
 		panic(err)
@@ -113,15 +113,17 @@ func selectRange(withGrad bool) {
 	const (
 		vectors = 4
 		block   = vectors * vector
-		tile    = 64 // blocks
+		tile    = 16 // blocks
 	)
 	if withGrad {
-		kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32) (added, done, found int)",
+		kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (added, done, found int)",
 			"addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects",
-			"from these blocks while idx and val have room for another 32.")
+			"from these blocks while idx and val have room for another 32. take makes zero in x what it",
+			"selects.")
 	} else {
-		kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (done, found int)",
-			"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.")
+		kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (done, found int)",
+			"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.",
+			"take makes zero in x what it selects.")
 	}
 	k := loadKeys()
 	idx := Load(Param("idx").Base(), GP64())
@@ -140,7 +142,7 @@ func selectRange(withGrad bool) {
 		from := Mem{Base: Load(Param("from").Base(), GP64()), Scale: 4}
 		grad := Mem{Base: Load(Param("grad").Base(), GP64()), Scale: 4}
 		factor := YMM()
-		VBROADCASTSS(float("factor"), factor)
+		VBROADCASTSS(argument("factor"), factor)
 		element := sum
 		sum = func(i int) Op {
 			v, term := YMM(), YMM()
@@ -200,11 +202,15 @@ func selectRange(withGrad bool) {
 	JGT(LabelRef("full"))
 	position := spread(at.As32())
 	VPADDD(positions, position, position)
-	for i := range vectors {
+	left := make([]VecVirtual, vectors)
+	for i := range left {
 		value, order, packed := YMM(), YMM(), YMM()
 		mask, count := GP32(), GP32()
 		VMOVUPS(x.Idx(at, 4).Offset(i*vector*4), value)
-		VMOVMSKPS(k.match(value), mask)
+		hit := k.match(value)
+		left[i] = YMM()
+		VANDNPS(value, hit, left[i])
+		VMOVMSKPS(hit, mask)
 		POPCNTL(mask, count)
 		VPMOVZXBD(Mem{Base: table, Index: mask, Scale: 8}, order)
 		VPERMD(position, order, packed)
@@ -217,6 +223,11 @@ func selectRange(withGrad bool) {
 		}
 	}
 	INCQ(next)
+	CMPB(argument("take"), Imm(0))
+	JE(LabelRef("compress"))
+	for i := range left {
+		VMOVUPS(left[i], x.Idx(at, 4).Offset(i*vector*4))
+	}
 	JMP(LabelRef("compress"))
 
 	Label("full")
@@ -346,7 +357,7 @@ func squaredDeviations() {
 		"squareAVX2 stores the partial sums of (x-center)^2 of whole blocks of 16 elements in acc.",
 		"It rounds products before it adds them, as the portable code does.")
 	center := YMM()
-	VBROADCASTSD(float("center"), center)
+	VBROADCASTSD(argument("center"), center)
 	sums(func(x VecVirtual) {
 		VSUBPD(center, x, x)
 		VMULPD(x, x, x)
@@ -358,7 +369,7 @@ func scale() {
 	kernel("scaleAVX2", "func(dst, src []float32, s float32) (done int)",
 		"scaleAVX2 scales whole blocks of 32 elements.")
 	factor := YMM()
-	VBROADCASTSS(float("s"), factor)
+	VBROADCASTSS(argument("s"), factor)
 	dst := Load(Param("dst").Base(), GP64())
 	done := loop("src", vectors*vector, nil, func(x Mem, done Register) {
 		for i := range vectors {

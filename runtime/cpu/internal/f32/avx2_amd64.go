@@ -3,15 +3,17 @@
 package f32
 
 // selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.
+// take makes zero in x what it selects.
 //
 //go:noescape
-func selectAVX2(x []float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (done int, found int)
+func selectAVX2(x []float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool) (done int, found int)
 
 // addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects
-// from these blocks while idx and val have room for another 32.
+// from these blocks while idx and val have room for another 32. take makes zero in x what it
+// selects.
 //
 //go:noescape
-func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (added int, done int, found int)
+func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool) (added int, done int, found int)
 
 // countAVX2 counts in whole blocks of 32 elements.
 //

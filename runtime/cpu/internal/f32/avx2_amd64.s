@@ -2,9 +2,9 @@
 
 #include "textflag.h"
 
-// func selectAVX2(x []float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (done int, found int)
+// func selectAVX2(x []float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool) (done int, found int)
 // Requires: AVX, AVX2, CMOV, POPCNT
-TEXT ·selectAVX2(SB), NOSPLIT, $256-104
+TEXT ·selectAVX2(SB), NOSPLIT, $64-112
 	VPCMPEQD     Y0, Y0, Y0
 	VPSRLD       $0x01, Y0, Y0
 	MOVL         lo+28(FP), AX
@@ -34,7 +34,7 @@ TEXT ·selectAVX2(SB), NOSPLIT, $256-104
 tile:
 	CMPQ    SI, DI
 	JGT     end
-	LEAQ    2016(SI), R10
+	LEAQ    480(SI), R10
 	CMPQ    R10, DI
 	CMOVQGT DI, R10
 	XORQ    R11, R11
@@ -82,6 +82,7 @@ compress:
 	VPSUBD       Y1, Y7, Y7
 	VPMINUD      Y2, Y7, Y8
 	VPCMPEQD     Y8, Y7, Y7
+	VANDNPS      Y6, Y7, Y9
 	VMOVMSKPS    Y7, R13
 	POPCNTL      R13, R14
 	VPMOVZXBD    (R9)(R13*8), Y7
@@ -96,6 +97,7 @@ compress:
 	VPSUBD       Y1, Y7, Y7
 	VPMINUD      Y2, Y7, Y8
 	VPCMPEQD     Y8, Y7, Y7
+	VANDNPS      Y6, Y7, Y10
 	VMOVMSKPS    Y7, R13
 	POPCNTL      R13, R14
 	VPMOVZXBD    (R9)(R13*8), Y7
@@ -110,6 +112,7 @@ compress:
 	VPSUBD       Y1, Y7, Y7
 	VPMINUD      Y2, Y7, Y8
 	VPCMPEQD     Y8, Y7, Y7
+	VANDNPS      Y6, Y7, Y11
 	VMOVMSKPS    Y7, R13
 	POPCNTL      R13, R14
 	VPMOVZXBD    (R9)(R13*8), Y7
@@ -124,24 +127,31 @@ compress:
 	VPSUBD       Y1, Y7, Y7
 	VPMINUD      Y2, Y7, Y8
 	VPCMPEQD     Y8, Y7, Y7
-	VMOVMSKPS    Y7, R12
-	POPCNTL      R12, R13
-	VPMOVZXBD    (R9)(R12*8), Y7
+	VANDNPS      Y6, Y7, Y8
+	VMOVMSKPS    Y7, R13
+	POPCNTL      R13, R14
+	VPMOVZXBD    (R9)(R13*8), Y7
 	VPERMD       Y5, Y7, Y5
 	VMOVDQU      Y5, (AX)(BX*4)
 	VPERMPS      Y6, Y7, Y5
 	VMOVUPS      Y5, (CX)(BX*4)
-	ADDQ         R13, BX
+	ADDQ         R14, BX
 	INCQ         R10
+	CMPB         take+88(FP), $0x00
+	JE           compress
+	VMOVUPS      Y9, (R8)(R12*4)
+	VMOVUPS      Y10, 32(R8)(R12*4)
+	VMOVUPS      Y11, 64(R8)(R12*4)
+	VMOVUPS      Y8, 96(R8)(R12*4)
 	JMP          compress
 
 full:
 	MOVQ R12, SI
 
 end:
-	MOVQ SI, done+88(FP)
+	MOVQ SI, done+96(FP)
 	VZEROUPPER
-	MOVQ BX, found+96(FP)
+	MOVQ BX, found+104(FP)
 	RET
 
 DATA permutations<>+0(SB)/8, $0x0000000000000000
@@ -412,9 +422,9 @@ DATA iota8<>+24(SB)/4, $0x00000006
 DATA iota8<>+28(SB)/4, $0x00000007
 GLOBL iota8<>(SB), RODATA|NOPTR, $32
 
-// func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32) (added int, done int, found int)
+// func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool) (added int, done int, found int)
 // Requires: AVX, AVX2, CMOV, POPCNT
-TEXT ·addSelectAVX2(SB), NOSPLIT, $256-160
+TEXT ·addSelectAVX2(SB), NOSPLIT, $64-168
 	VPCMPEQD     Y0, Y0, Y0
 	VPSRLD       $0x01, Y0, Y0
 	MOVL         lo+80(FP), AX
@@ -447,7 +457,7 @@ TEXT ·addSelectAVX2(SB), NOSPLIT, $256-160
 tile:
 	CMPQ    SI, DI
 	JGT     end
-	LEAQ    2016(SI), R12
+	LEAQ    480(SI), R12
 	CMPQ    R12, DI
 	CMOVQGT DI, R12
 	XORQ    R13, R13
@@ -511,6 +521,7 @@ compress:
 	VPSUBD       Y1, Y8, Y8
 	VPMINUD      Y2, Y8, Y9
 	VPCMPEQD     Y9, Y8, Y8
+	VANDNPS      Y7, Y8, Y10
 	VMOVMSKPS    Y8, R15
 	POPCNTL      R15, BP
 	VPMOVZXBD    (R11)(R15*8), Y8
@@ -525,6 +536,7 @@ compress:
 	VPSUBD       Y1, Y8, Y8
 	VPMINUD      Y2, Y8, Y9
 	VPCMPEQD     Y9, Y8, Y8
+	VANDNPS      Y7, Y8, Y11
 	VMOVMSKPS    Y8, R15
 	POPCNTL      R15, BP
 	VPMOVZXBD    (R11)(R15*8), Y8
@@ -539,6 +551,7 @@ compress:
 	VPSUBD       Y1, Y8, Y8
 	VPMINUD      Y2, Y8, Y9
 	VPCMPEQD     Y9, Y8, Y8
+	VANDNPS      Y7, Y8, Y12
 	VMOVMSKPS    Y8, R15
 	POPCNTL      R15, BP
 	VPMOVZXBD    (R11)(R15*8), Y8
@@ -553,19 +566,26 @@ compress:
 	VPSUBD       Y1, Y8, Y8
 	VPMINUD      Y2, Y8, Y9
 	VPCMPEQD     Y9, Y8, Y8
-	VMOVMSKPS    Y8, R14
-	POPCNTL      R14, R15
-	VPMOVZXBD    (R11)(R14*8), Y8
+	VANDNPS      Y7, Y8, Y9
+	VMOVMSKPS    Y8, R15
+	POPCNTL      R15, BP
+	VPMOVZXBD    (R11)(R15*8), Y8
 	VPERMD       Y6, Y8, Y6
 	VMOVDQU      Y6, (AX)(BX*4)
 	VPERMPS      Y7, Y8, Y6
 	VMOVUPS      Y6, (CX)(BX*4)
-	ADDQ         R15, BX
+	ADDQ         BP, BX
 	INCQ         R12
+	CMPB         take+136(FP), $0x00
+	JE           compress
+	VMOVUPS      Y10, (R8)(R14*4)
+	VMOVUPS      Y11, 32(R8)(R14*4)
+	VMOVUPS      Y12, 64(R8)(R14*4)
+	VMOVUPS      Y9, 96(R8)(R14*4)
 	JMP          compress
 
 full:
-	MOVQ R14, done+144(FP)
+	MOVQ R14, done+152(FP)
 
 rest:
 	CMPQ    SI, DI
@@ -590,12 +610,12 @@ rest:
 	JMP     rest
 
 end:
-	MOVQ SI, done+144(FP)
+	MOVQ SI, done+152(FP)
 
 added:
 	VZEROUPPER
-	MOVQ SI, added+136(FP)
-	MOVQ BX, found+152(FP)
+	MOVQ SI, added+144(FP)
+	MOVQ BX, found+160(FP)
 	RET
 
 // func countAVX2(x []float32, lo uint32, width uint32) (done int, found int)

@@ -18,11 +18,21 @@ func Key(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
 // have the same length; what lies behind the last element written may be
 // overwritten. val may be x itself.
 func SelectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
+	return selectRange(x, base, lo, hi, idx, val, false)
+}
+
+// TakeRange is SelectRange that makes zero in x what it writes to idx and val,
+// which is not x.
+func TakeRange(x []float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
+	return selectRange(x, base, lo, hi, idx, val, true)
+}
+
+func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []float32, take bool) (total int) {
 	if lo > hi {
 		return 0
 	}
 	for {
-		done, found := selectBlocks(x, base, lo, hi-lo, idx[total:], val[total:])
+		done, found := selectBlocks(x, base, lo, hi-lo, idx[total:], val[total:], take)
 		x, base, total = x[done:], base+int32(done), total+found
 		if len(x) == 0 {
 			return total
@@ -31,7 +41,7 @@ func SelectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 		// element by element, but only where there is something to find.
 		part := x[:min(len(x), selectStep)]
 		if CountRange(part, lo, hi) > 0 {
-			total += selectEach(part, base, lo, hi-lo, idx[total:], val[total:])
+			total += selectEach(part, base, lo, hi-lo, idx[total:], val[total:], take)
 		}
 		x, base = x[len(part):], base+int32(len(part))
 		if total >= len(idx) {
@@ -41,29 +51,33 @@ func SelectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 }
 
 // AddSelectRange makes every element of x from[i] + grad[i]*factor, in one pass
-// with SelectRange. The product is rounded first. from may be x, val may not.
-func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
+// with SelectRange, or TakeRange. The product is rounded first. from may be x, val
+// may not.
+func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32, idx []int32, val []float32, take bool) (total int) {
 	added, done, found := 0, 0, 0
 	if lo <= hi {
-		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val)
+		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val, take)
 	}
 	from, grad = from[:len(x)], grad[:len(x)]
 	for i := added; i < len(x); i++ {
 		x[i] = from[i] + float32(grad[i]*factor) // the conversion keeps the compiler from fusing
 	}
-	return found + SelectRange(x[done:], base+int32(done), lo, hi, idx[found:], val[found:])
+	return found + selectRange(x[done:], base+int32(done), lo, hi, idx[found:], val[found:], take)
 }
 
 // selectStep is how many elements SelectRange looks at between two attempts
 // of the block kernel.
 const selectStep = 256
 
-// selectEach is SelectRange one element at a time; keys are in [lo, lo+width].
-func selectEach(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (total int) {
+// selectEach is selectRange one element at a time; keys are in [lo, lo+width].
+func selectEach(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (total int) {
 	for i, v := range x {
 		if Key(v)-lo <= width {
 			if total < len(idx) {
 				idx[total], val[total] = base+int32(i), v
+				if take {
+					x[i] = 0
+				}
 			}
 			total++
 		}

@@ -9,13 +9,13 @@ import "github.com/tutti-go/tutti/internal/simd"
 // multiple of all block sizes.
 const selectChunk = simd.Chunk / 4
 
-func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []float32) (done, found int) {
+func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (done, found int) {
 	if !simd.AVX2 {
 		return 0, 0
 	}
 	for {
 		chunk := x[done:min(len(x), done+selectChunk)]
-		d, f := selectAVX2(chunk, base+int32(done), lo, width, idx[found:], val[found:])
+		d, f := selectAVX2(chunk, base+int32(done), lo, width, idx[found:], val[found:], take)
 		done, found = done+d, found+f
 		if d < selectChunk { // the end of x or of the room
 			return done, found
@@ -26,13 +26,13 @@ func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []
 // addSelectBlocks goes on to add where selectBlocks would stop for lack of room:
 // all elements before added have their gradient, those before done are selected
 // from.
-func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32) (added, done, found int) {
+func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (added, done, found int) {
 	if !simd.AVX2 {
 		return 0, 0, 0
 	}
 	for {
 		to := min(len(x), added+selectChunk)
-		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor, base+int32(added), lo, width, idx[found:], val[found:])
+		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor, base+int32(added), lo, width, idx[found:], val[found:], take)
 		if done == added {
 			done, found = done+d, found+f
 		}

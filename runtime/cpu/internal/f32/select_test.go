@@ -76,13 +76,24 @@ func testSelectRange(t *testing.T) {
 				n := min(room, len(wantIdx))
 				require.True(t, slices.Equal(wantIdx[:n], idx[:n]), what)
 				require.True(t, slices.Equal(wantVal[:n], bitsOf(val[:n])), what)
+
+				left, want := slices.Clone(x), slices.Clone(x)
+				for _, i := range wantIdx[:n] {
+					want[i-base] = 0
+				}
+				clear(idx)
+				clear(val)
+				require.Equal(t, len(wantIdx), TakeRange(left, base, r[0], r[1], idx, val), what)
+				require.True(t, slices.Equal(wantIdx[:n], idx[:n]), what)
+				require.True(t, slices.Equal(wantVal[:n], bitsOf(val[:n])), what)
+				require.True(t, slices.Equal(bitsOf(want), bitsOf(left)), what)
 			}
 		}
 	}
 }
 
-// TestAddSelectRange expects what adding and SelectRange give, wherever the room
-// ends.
+// TestAddSelectRange expects what adding and SelectRange or TakeRange give, wherever
+// the room ends.
 func TestAddSelectRange(t *testing.T) { simdtest.EachPath(t, testAddSelectRange) }
 
 func testAddSelectRange(t *testing.T) {
@@ -102,8 +113,9 @@ func testAddSelectRange(t *testing.T) {
 			}
 			for _, r := range keyRanges() {
 				wantIdx, _ := naiveSelect(sum, base, r[0], r[1])
-				for _, room := range []int{0, 1, 40, len(wantIdx) / 2, len(wantIdx), len(wantIdx) + 40} {
-					what := fmt.Sprintf("%s, keys %#x, room %d, seed %d", name, r, room, seed)
+				for i, room := range []int{0, 1, 40, len(wantIdx) / 2, len(wantIdx), len(wantIdx) + 40} {
+					take := (i+len(before))%2 == 0
+					what := fmt.Sprintf("%s, keys %#x, room %d, take %v, seed %d", name, r, room, take, seed)
 					x, from := slices.Clone(before), before
 					if room%2 == 0 { // in place
 						from = x
@@ -111,16 +123,20 @@ func testAddSelectRange(t *testing.T) {
 						clear(x)
 					}
 					idx, val := make([]int32, room+40), make([]float32, room+40)
-					require.Equal(t, len(wantIdx), AddSelectRange(x, from, grad, factor, base, r[0], r[1], idx[:room], val[:room]), what)
+					require.Equal(t, len(wantIdx), AddSelectRange(x, from, grad, factor, base, r[0], r[1], idx[:room], val[:room], take), what)
+					n := min(room, len(wantIdx))
+					require.True(t, slices.Equal(wantIdx[:n], idx[:n]), what)
+					for j, i := range idx[:n] {
+						if take {
+							require.Zero(t, math.Float32bits(x[i-base]), what)
+							x[i-base] = val[j]
+						}
+						require.Equal(t, math.Float32bits(x[i-base]), math.Float32bits(val[j]), what)
+					}
 					for i := range x {
 						if math.Float32bits(x[i]) != math.Float32bits(sum[i]) && sum[i] == sum[i] {
 							t.Fatalf("%s: sum %d is %v, want %v", what, i, x[i], sum[i])
 						}
-					}
-					n := min(room, len(wantIdx))
-					require.True(t, slices.Equal(wantIdx[:n], idx[:n]), what)
-					for j, i := range idx[:n] {
-						require.Equal(t, math.Float32bits(x[i-base]), math.Float32bits(val[j]), what)
 					}
 					for j := room; j < len(idx); j++ {
 						require.Zero(t, idx[j], what)
