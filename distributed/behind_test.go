@@ -132,7 +132,7 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 			defer p.Free()
 			params = append(params, p)
 		}
-		slow := pace(c, func(comm.Call) time.Duration { return time.Millisecond })
+		slow := notice(c, func(comm.Call) { time.Sleep(time.Millisecond) })
 		g, err := distributed.NewGradientSync(ctx, rt, slow, params, distributed.GradientConfig{
 			BucketBytes: 2 * 4 * n, // two gradients each
 			Config:      distributed.Config{Pattern: "topkA", Density: 0.1, Schedule: distributed.Schedule{WarmupSteps: 2}},
