@@ -65,9 +65,9 @@ type plan struct {
 
 	// Of reductions: to whom the result goes, a rank or one of the constants
 	// below. Rank r reduces share elements that start at element r*stride of send;
-	// all shares together are total elements.
-	to                   int
-	share, stride, total int
+	// all shares together are total elements, and go to so many peers at a time.
+	to                          int
+	share, stride, total, peers int
 
 	// Of collectives over the board: the fingerprint of all calls up to this one, the
 	// bytes that this rank tells, and the most that any does.

@@ -15,6 +15,10 @@ import (
 //     the result is for. Two steps, each rank sends and receives 2(P-1)/P of
 //     the data, which is the least possible (Patarasuk and Yuan, "Bandwidth
 //     optimal all-reduce algorithms for clusters of workstations", 2009).
+//
+// Shares go to all ranks at once. On links between hosts, long ones go to one rank at a
+// time, and their results around a ring, as in that paper: flows that meet on a link hold
+// each other up, so that it takes twice as long as the bytes need.
 
 // wholeLimit is how many bytes a rank receives at most in the whole schedule.
 const wholeLimit = 128 << 10
@@ -23,6 +27,9 @@ const wholeLimit = 128 << 10
 // cut up, so that working memory is bounded, stays in the caches, and one
 // block's messages overlap with the next one's arithmetic.
 const blockBytes = 4 << 20
+
+// longShare is the length of shares from which on they go over links one at a time.
+const longShare = 64 << 10
 
 // cacheLine is the alignment of shares and of working memory, in bytes.
 const cacheLine = 64
@@ -57,7 +64,7 @@ func (p planner) reduce(to int) {
 			}
 		default:
 			o.share = roundUp((n+p.size-1)/p.size, cacheLine)
-			o.stride = o.share
+			o.stride, o.peers = o.share, p.peersAtOnce(o.share*size)
 			o.work = (p.size - 1) * roundUp(o.share*size, cacheLine)
 		}
 		p.add(o)
@@ -71,12 +78,21 @@ func (p planner) reduceScatter() {
 	for from, first := 0, true; first || from < c.Count; from, first = from+block, false {
 		n := min(block, c.Count-from)
 		o := p.operands(from, nobody)
-		o.share, o.stride, o.total = n, c.Count, n*p.size
+		o.share, o.stride, o.total, o.peers = n, c.Count, n*p.size, p.peersAtOnce(n*size)
 		o.work = (p.size - 1) * roundUp(n*size, cacheLine)
 		o.reads = spanOf(o.send, (o.stride*(p.size-1)+n)*size)
 		o.writes = spanOf(o.recv, n*size)
 		p.add(o)
 	}
+}
+
+// peersAtOnce is to how many ranks shares of so many bytes go at a time. Ranks that have
+// a board are on one host.
+func (p planner) peersAtOnce(bytes int) int {
+	if p.board.memory == nil && bytes >= longShare {
+		return 1
+	}
+	return max(p.size-1, 1)
 }
 
 // operands returns a reduction by shares of the data from an element on.
@@ -99,7 +115,7 @@ func stepWhole(e *endpoint, o *op) (bool, error) {
 		return true, nil
 	}
 	if receives {
-		if err := e.recvOperands(o, bytes, 0); err != nil {
+		if err := e.recvOperands(o, bytes, 0, 1, e.size-1); err != nil {
 			return false, err
 		}
 		o.srcs[e.rank] = o.send
@@ -116,15 +132,25 @@ func stepWhole(e *endpoint, o *op) (bool, error) {
 	return false, nil
 }
 
-// stepShares runs the schedule by shares.
+// stepShares runs the schedule by shares: rounds in which shares are exchanged, and as
+// many in which results are spread, each with the ranks at the distances from first to
+// last, those to send to after this one, those to receive from before it.
 func stepShares(e *endpoint, o *op) (bool, error) {
-	switch o.phase {
+	rounds := max(1, (e.size-1+o.peers-1)/o.peers)
+	first := o.phase%rounds*o.peers + 1
+	last := min(first+o.peers, e.size) - 1
+	switch o.phase / rounds {
 	case 0:
-		return false, e.exchangeShares(o)
+		return false, e.exchangeShares(o, first, last)
 	case 1:
-		o.dst[0] = o.result(e.rank)
-		hostops.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.reduce, false)
-		return false, e.spreadShares(o)
+		if first == 1 {
+			o.dst[0] = o.result(e.rank)
+			hostops.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.reduce, false)
+		}
+		if o.to == everybody && first == last {
+			return false, e.passShares(o, first)
+		}
+		return false, e.spreadShares(o, first, last)
 	}
 	return true, nil
 }
@@ -143,18 +169,18 @@ func (o *op) result(rank int) uintptr {
 	return o.memory.address // in place of an operand
 }
 
-// exchangeShares sends every rank its share of this rank's data.
-func (e *endpoint) exchangeShares(o *op) error {
+// exchangeShares sends ranks their shares of this rank's data.
+func (e *endpoint) exchangeShares(o *op, first, last int) error {
 	size := o.dt.Size()
 	spare := uintptr(0)
 	if (o.to == everybody || o.to == nobody) && !o.reads.overlaps(o.writes) {
 		spare = o.result(e.rank)
 	}
-	if err := e.recvOperands(o, o.length(e.rank)*size, spare); err != nil {
+	if err := e.recvOperands(o, o.length(e.rank)*size, spare, first, last); err != nil {
 		return err
 	}
 	o.srcs[e.rank] = o.send + uintptr(e.rank*o.stride*size)
-	for i := 1; i < e.size; i++ {
+	for i := first; i <= last; i++ {
 		dest := (e.rank + i) % e.size
 		if err := e.sendBytes(o, o.msgTag, o.send+uintptr(dest*o.stride*size), o.length(dest)*size, dest); err != nil {
 			return err
@@ -163,16 +189,14 @@ func (e *endpoint) exchangeShares(o *op) error {
 	return nil
 }
 
-// recvOperands receives bytes from every other rank and notes where in o.srcs.
-// They go to working memory, one of them to spare if there is such a place.
-func (e *endpoint) recvOperands(o *op, bytes int, spare uintptr) error {
-	next := o.memory.address
-	for i := 1; i < e.size; i++ {
+// recvOperands receives bytes from other ranks and notes where in o.srcs. They go to
+// working memory, those of the rank before this one to spare if there is such a place.
+func (e *endpoint) recvOperands(o *op, bytes int, spare uintptr, first, last int) error {
+	for i := first; i <= last; i++ {
 		src := (e.rank + e.size - i) % e.size
 		buffer := spare
-		if spare = 0; buffer == 0 {
-			buffer = next
-			next += uintptr(roundUp(bytes, cacheLine))
+		if i > 1 || spare == 0 {
+			buffer = o.memory.address + uintptr((i-1)*roundUp(bytes, cacheLine))
 		}
 		o.srcs[src] = buffer
 		if err := e.recvBytes(o, o.msgTag, buffer, bytes, src); err != nil {
@@ -184,10 +208,10 @@ func (e *endpoint) recvOperands(o *op, bytes int, spare uintptr) error {
 
 // spreadShares sends this rank's share of the result to whom it is for, and
 // receives the others'.
-func (e *endpoint) spreadShares(o *op) error {
+func (e *endpoint) spreadShares(o *op, first, last int) error {
 	size := o.dt.Size()
 	if o.to == everybody || o.to == e.rank {
-		for i := 1; i < e.size; i++ {
+		for i := first; i <= last; i++ {
 			src := (e.rank + e.size - i) % e.size
 			if err := e.recvBytes(o, o.msgTag+1, o.recv+uintptr(src*o.stride*size), o.length(src)*size, src); err != nil {
 				return err
@@ -197,7 +221,7 @@ func (e *endpoint) spreadShares(o *op) error {
 	if o.to == nobody || o.to == e.rank {
 		return nil
 	}
-	for i := 1; i < e.size; i++ {
+	for i := first; i <= last; i++ {
 		dest := (e.rank + i) % e.size
 		if o.to != everybody && o.to != dest {
 			continue
@@ -207,4 +231,15 @@ func (e *endpoint) spreadShares(o *op) error {
 		}
 	}
 	return nil
+}
+
+// passShares passes the share of the result that came in the round before on to the next
+// rank, at first this rank's own.
+func (e *endpoint) passShares(o *op, round int) error {
+	size := o.dt.Size()
+	in, out := (e.rank+e.size-round)%e.size, (e.rank+1+e.size-round)%e.size
+	if err := e.recvBytes(o, o.msgTag+1, o.recv+uintptr(in*o.stride*size), o.length(in)*size, (e.rank+e.size-1)%e.size); err != nil {
+		return err
+	}
+	return e.sendBytes(o, o.msgTag+1, o.recv+uintptr(out*o.stride*size), o.length(out)*size, (e.rank+1)%e.size)
 }
