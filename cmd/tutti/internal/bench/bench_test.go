@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"math"
 	"slices"
@@ -178,13 +179,41 @@ func TestMedianOfRoundsOnTheSlowestRank(t *testing.T) {
 	})
 }
 
+// What is measured in turns is, a round of each at a time, and each is the first once.
+func TestMediansInTurns(t *testing.T) {
+	var order []int
+	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
+		var runs []round
+		for i := range 3 {
+			runs = append(runs, func(_ context.Context, n int) (float64, error) {
+				order = append(order, i)
+				return float64(n*(i+1)) + float64(len(order)), nil // later rounds take longer
+			})
+		}
+		got, err := Repeats{Rounds: 3}.medianTimes(ctx, r, runs, []int{1, 2, 10})
+		assert.NoError(t, err)
+		assert.InDeltaSlice(t, []float64{1 + 6, 2 + 4/2., 3 + 5/10.}, got, 1e-12)
+		return nil
+	})
+	assert.Equal(t, []int{0, 1, 2, 1, 2, 0, 2, 0, 1}, order)
+}
+
 func TestSparseKeepsItsPromises(t *testing.T) {
 	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Check: true}
-	var results []SparseResult
+	var results, inTurns []SparseResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
-		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
+		turns := cfg
+		turns.Interleave = true
+		return errors.Join(RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) }),
+			RunSparse(ctx, r, turns, func(s SparseResult) { inTurns = append(inTurns, s) }))
 	})
 	require.Len(t, results, 2*(2*len(cfg.Patterns)-1), "dense once for both densities")
+	require.Len(t, inTurns, len(results))
+	for i, r := range inTurns {
+		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
+		assert.Equal(t, results[i].Pattern, r.Pattern)
+		assert.Equal(t, results[i].SentElements, r.SentElements, "%s, %d elements", r.Pattern, r.Count)
+	}
 	for _, r := range results {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
 		if r.Count == 10_000 && r.Pattern == "topkA" && r.Density == 0.02 {

@@ -35,6 +35,10 @@ type SparseConfig struct {
 	// Sizes of the tensor in bytes.
 	Sizes []int
 	Repeats
+	// Interleave measures the patterns of a size in turns, a round of each, and not one
+	// after the other. That is how to compare what is close, and takes the memory of all
+	// of them at once.
+	Interleave bool
 	// Check verifies a step, see [SparseResult].
 	Check bool
 	// Graph captures a step in a CUDA graph and replays it, which takes a rank with
@@ -113,8 +117,8 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	if cfg.Graph && r.Compute == nil {
 		return backend.NeedsGraphs(cfg.Backend)
 	}
-	// The random numbers, the tensor and the residual.
-	perElement := 2*cfg.DType.Size() + dtype.F32.Size()
+	// The random numbers, and of each pattern the tensor and the residual.
+	perElement := cfg.DType.Size() + cfg.together()*(cfg.DType.Size()+dtype.F32.Size())
 	if err := fits(r, cfg.Backend, slices.Max(cfg.Sizes)/cfg.DType.Size()*perElement); err != nil {
 		return err
 	}
@@ -134,6 +138,14 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	return nil
 }
 
+// together is how many patterns are measured in turns.
+func (c SparseConfig) together() int {
+	if c.Interleave {
+		return max(len(c.Patterns), 1)
+	}
+	return 1
+}
+
 // measureSize measures all patterns on n elements.
 func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, report func(SparseResult)) (err error) {
 	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(n)))
@@ -147,16 +159,12 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 	}
 	defer func() { err = errors.Join(err, random.Free()) }()
 	for i, density := range cfg.Densities {
-		for _, pattern := range cfg.Patterns {
-			if pattern == distributed.Dense && i > 0 {
-				continue
+		for patterns := range slices.Chunk(cfg.Patterns, cfg.together()) {
+			if i > 0 {
+				patterns = slices.DeleteFunc(slices.Clone(patterns), func(p string) bool { return p == distributed.Dense })
 			}
-			result, err := measureSparse(ctx, r, cfg, random, pattern, density, n)
-			if err != nil {
-				return fmt.Errorf("pattern %s on %d elements: %w", pattern, n, err)
-			}
-			if r.Comm.Rank() == 0 {
-				report(result)
+			if err := measureSparse(ctx, r, cfg, random, patterns, density, n, report); err != nil {
+				return err
 			}
 		}
 	}
@@ -182,26 +190,64 @@ type sparseRound struct {
 	sent, inner, choose, exchange, merge float64 // elements, elements, seconds, seconds, seconds
 }
 
-func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, pattern string, density float64, n int) (_ SparseResult, err error) {
-	s, err := newSparseRun(ctx, r, cfg, random, pattern, density, n)
-	if err != nil {
-		return SparseResult{}, err
+// measureSparse measures patterns in turns.
+func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, patterns []string, density float64, n int, report func(SparseResult)) (err error) {
+	var runs []*sparseRun
+	defer func() {
+		for _, s := range runs {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	var rounds []round
+	var iterations []int
+	for _, pattern := range patterns {
+		s, err := newSparseRun(ctx, r, cfg, random, pattern, density, n)
+		if err != nil {
+			return aboutPattern(pattern, n, err)
+		}
+		runs = append(runs, s)
+		if cfg.Graph && !distributed.NeedsHost(pattern) {
+			if err := s.capture(ctx); err != nil {
+				return aboutPattern(pattern, n, err)
+			}
+		}
+		once, err := cfg.settle(ctx, r, s.round)
+		if err != nil {
+			return aboutPattern(pattern, n, err)
+		}
+		s.rounds = nil // those so far were to warm up
+		iterations = append(iterations, once)
+		rounds = append(rounds, func(ctx context.Context, iterations int) (float64, error) {
+			seconds, err := s.round(ctx, iterations)
+			return seconds, aboutPattern(pattern, n, err)
+		})
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	if cfg.Graph && !distributed.NeedsHost(pattern) {
-		if err := s.capture(ctx); err != nil {
-			return SparseResult{}, err
+	seconds, err := cfg.medianTimes(ctx, r, rounds, iterations)
+	if err != nil {
+		return err
+	}
+	for i, s := range runs {
+		result, err := s.result(ctx, cfg, density, seconds[i])
+		if err != nil {
+			return aboutPattern(s.pattern, n, err)
+		}
+		if r.Comm.Rank() == 0 {
+			report(result)
 		}
 	}
-	iterations, err := cfg.settle(ctx, r, s.round)
-	if err != nil {
-		return SparseResult{}, err
+	return nil
+}
+
+// aboutPattern says of an error which measurement has it.
+func aboutPattern(pattern string, n int, err error) error {
+	if err == nil {
+		return nil
 	}
-	s.rounds = nil // those so far were to warm up
-	seconds, err := cfg.medianTime(ctx, r, s.round, iterations)
-	if err != nil {
-		return SparseResult{}, err
-	}
+	return fmt.Errorf("pattern %s on %d elements: %w", pattern, n, err)
+}
+
+// result is what was measured.
+func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density, seconds float64) (SparseResult, error) {
 	parts, err := s.meanRounds(ctx)
 	if err != nil {
 		return SparseResult{}, err
@@ -210,13 +256,14 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 	if err != nil {
 		return SparseResult{}, err
 	}
-	p := float64(r.Comm.WorldSize())
+	n := s.tensor.Len()
+	p := float64(s.Comm.WorldSize())
 	result := SparseResult{
 		Result: Result{
 			Collective: "sparse",
 			Backend:    cfg.Backend,
-			Device:     r.Runtime.Name(),
-			Ranks:      r.Comm.WorldSize(),
+			Device:     s.Runtime.Name(),
+			Ranks:      s.Comm.WorldSize(),
 			Bytes:      n * cfg.DType.Size(),
 			Count:      n,
 			DType:      cfg.DType.String(),
@@ -225,7 +272,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 			Graph:      s.graph != nil,
 			Root:       -1,
 		},
-		Pattern:       pattern,
+		Pattern:       s.pattern,
 		Density:       density,
 		Hosts:         cfg.Hosts,
 		SentElements:  significant(parts.sent),
@@ -239,7 +286,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 	if stats.Choice != nil {
 		result.Chosen = stats.Choice.Pattern
 	}
-	if pattern == distributed.Dense || result.Chosen == distributed.Dense {
+	if s.pattern == distributed.Dense || result.Chosen == distributed.Dense {
 		result.Density = 1
 	}
 	result.setTime(seconds, 2*(p-1)/p)

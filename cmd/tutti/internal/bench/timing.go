@@ -126,19 +126,36 @@ func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterati
 // medianTime returns the seconds of one iteration: of each round the mean over
 // its iterations on the slowest rank, of these the median. It is collective.
 func (n Repeats) medianTime(ctx context.Context, r backend.Rank, run round, iterations int) (float64, error) {
-	means := make([]float64, n.Rounds)
-	for i := range means {
-		seconds, err := run(ctx, iterations)
-		if err != nil {
-			return 0, err
-		}
-		means[i] = seconds / float64(iterations)
-	}
-	slowest, err := backend.Reduce(ctx, r, means, comm.Max)
+	seconds, err := n.medianTimes(ctx, r, []round{run}, []int{iterations})
 	if err != nil {
 		return 0, err
 	}
-	return median.Of(slowest), nil
+	return seconds[0], nil
+}
+
+// medianTimes is medianTime of several, in turns: what else the machine does in a
+// while, it does to all of them. Each is the first in some of the rounds.
+func (n Repeats) medianTimes(ctx context.Context, r backend.Rank, runs []round, iterations []int) ([]float64, error) {
+	means := make([]float64, len(runs)*n.Rounds) // one after the other
+	for i := range n.Rounds {
+		for turn := range runs {
+			which := (turn + i) % len(runs)
+			seconds, err := runs[which](ctx, iterations[which])
+			if err != nil {
+				return nil, err
+			}
+			means[which*n.Rounds+i] = seconds / float64(iterations[which])
+		}
+	}
+	slowest, err := backend.Reduce(ctx, r, means, comm.Max)
+	if err != nil {
+		return nil, err
+	}
+	medians := make([]float64, len(runs))
+	for i := range medians {
+		medians[i] = median.Of(slowest[i*n.Rounds:][:n.Rounds])
+	}
+	return medians, nil
 }
 
 // fitIterations finds out, together with the other ranks, how many iterations

@@ -39,6 +39,7 @@ select and exchange (and merge, with --json) are those of steps one by one. With
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
 	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
+	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false, "measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
