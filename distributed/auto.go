@@ -13,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -47,8 +48,9 @@ type Choice struct {
 	Took time.Duration
 }
 
-// Trial is what a step of a pattern takes, on the slowest rank: the median, for those
-// that were close to the fastest of steps that were made in turns.
+// Trial is what a step of a pattern takes, on the slowest rank: the shortest of a few;
+// of those that were close to the fastest the median of steps that were made in turns,
+// with its share of those in which thresholds and regions are found anew.
 type Trial struct {
 	Pattern string
 	Time    time.Duration
@@ -66,6 +68,10 @@ const (
 	fewestSteps    = 3                       // but so often at least, the first of them to warm up
 	mostSteps      = 15                      // and so often at most
 	probeTime      = 1500 * time.Millisecond // no pattern is begun after it
+	mostFinalists  = 4                       // and dense
+	fewestRounds   = 4                       // of the final, among those that are close
+	mostRounds     = 32                      // of the final
+	finalTime      = 400 * time.Millisecond  // no round is begun after it but the first 2*fewestRounds
 	batch          = 8                       // steps that are timed together, on devices with streams
 	shifts         = 1 << 12                 // gradients that random numbers make, each shifted by one element
 	randomBlock    = 1 << 16                 // numbers that are drawn; the others repeat them
@@ -166,6 +172,7 @@ type probe struct {
 	streams bool // the host runs ahead of the device
 
 	random   *runtime.Tensor // n + shifts elements
+	kept     []float32       // what makes residuals
 	gradient *runtime.Tensor // n elements
 	times    *runtime.Tensor // what is agreed on
 	made     int             // gradients
@@ -199,34 +206,23 @@ func (p *probe) run() (*Choice, error) {
 	}
 	trials = append(trials, dense)
 	fastestFirst(trials)
-	finalists := finalistsOf(trials)
-	if err := p.final(finalists); err != nil {
-		return nil, err
-	}
-	fastestFirst(finalists)
-	choice := &Choice{Pattern: finalists[0].Pattern, Elements: p.n, K: p.k, Trials: trials}
-	if i := slices.IndexFunc(finalists, func(t Trial) bool { return t.Pattern == Dense }); i > 0 && 20*finalists[i].Time <= 21*finalists[0].Time {
-		choice.Pattern = Dense
-	}
-	for i := range trials {
-		if at := slices.IndexFunc(finalists, func(t Trial) bool { return t.Pattern == trials[i].Pattern }); at >= 0 {
-			trials[i] = finalists[at]
-		}
-	}
+	choice := &Choice{Elements: p.n, K: p.k, Trials: trials}
+	choice.Pattern, err = p.final(finalistsOf(trials))
 	fastestFirst(trials)
-	return choice, nil
+	return choice, err
 }
 
 func fastestFirst(trials []Trial) {
 	slices.SortStableFunc(trials, func(a, b Trial) int { return cmp.Compare(a.Time, b.Time) })
 }
 
-// finalistsOf returns those that are close to the first, up to four, and dense
-// unless it is far.
-func finalistsOf(trials []Trial) []Trial {
-	var near []Trial
-	for i, t := range trials {
-		if !t.Estimated && (i < 4 && 2*t.Time <= 3*trials[0].Time || t.Pattern == Dense && t.Time <= 4*trials[0].Time) {
+// finalistsOf returns those of trials that are close to the first, up to
+// mostFinalists, and dense unless it is far.
+func finalistsOf(trials []Trial) []*Trial {
+	var near []*Trial
+	for i := range trials {
+		t := &trials[i]
+		if !t.Estimated && (i < mostFinalists && 3*t.Time <= 5*trials[0].Time || t.Pattern == Dense && t.Time <= 4*trials[0].Time) {
 			near = append(near, t)
 		}
 	}
@@ -269,7 +265,8 @@ func (p *probe) fit() error {
 }
 
 // try measures a pattern, less often if it is far from the best. It returns the
-// median of its steps without the first.
+// shortest of its steps without the first, which a disturbance that comes and goes
+// spares: it says who is far.
 func (p *probe) try(name string, best float64) (float64, error) {
 	t, err := p.newTrial(name, p.n)
 	if err != nil {
@@ -292,13 +289,7 @@ func (p *probe) try(name string, best float64) (float64, error) {
 			break
 		}
 	}
-	return medianOf(times[min(1, len(times)-1):]), errors.Join(err, t.close())
-}
-
-// medianOf sorts values.
-func medianOf(values []float64) float64 {
-	slices.Sort(values)
-	return values[len(values)/2]
+	return slices.Min(times[min(1, len(times)-1):]), errors.Join(err, t.close())
 }
 
 // tryDense measures the dense pattern. If steps on small parts say that it is far
@@ -332,46 +323,101 @@ func (p *probe) tryDense(best float64) (Trial, error) {
 	return result, err
 }
 
-// final measures finalists once more, in turns, and gives them the medians. One
-// alone has won.
-func (p *probe) final(finalists []Trial) (err error) {
-	if len(finalists) == 1 {
-		return nil
+// racer is a finalist.
+type racer struct {
+	*trial
+	result *Trial
+	times  []float64 // of its rounds, in seconds
+	anew   float64   // of the step in which it finds thresholds and regions anew
+	every  float64   // how often such steps come
+}
+
+// seconds is what a step takes.
+func (r *racer) seconds() float64 {
+	sorted := slices.Sorted(slices.Values(r.times))
+	usual := sorted[len(sorted)/2]
+	return usual + max(0, r.anew-usual)/r.every
+}
+
+// final measures finalists once more, in turns, so that what disturbs one disturbs
+// the others, too, and returns the fastest, or dense if it is nearly as fast. The
+// farther one is behind, the earlier it is out.
+func (p *probe) final(finalists []*Trial) (pattern string, err error) {
+	if len(finalists) == 1 { // it has won
+		return finalists[0].Pattern, nil
 	}
-	live := make([]*trial, 0, len(finalists))
+	var all []*racer
 	defer func() {
-		for _, t := range live {
-			err = errors.Join(err, t.close())
+		for _, r := range all {
+			err = errors.Join(err, r.close())
 		}
 	}()
-	for _, t := range finalists {
-		again, err := p.newTrial(t.Pattern, p.n)
+	for _, f := range finalists {
+		t, err := p.newTrial(f.Pattern, p.n)
 		if err != nil {
-			return err
+			return "", err
 		}
-		live = append(live, again)
+		every := float64(t.sparse.cfg.ThresholdInterval)
+		if p.streams { // it is one of a batch
+			every /= batch
+		}
+		all = append(all, &racer{trial: t, result: f, every: every})
 	}
-	times := make([][]float64, len(live))
-	began := p.spent
-	for round := 0; round <= mostSteps; round++ {
+	racing, began := slices.Clone(all), p.spent
+	const before = 2 // a round to warm up, and one in which all is found anew
+	for round := 0; round < before+fewestRounds || len(racing) > 1 && round < before+mostRounds; round++ {
 		used := p.spent - began
-		if round > 2*fewestSteps && used > 5*shortTrial.Seconds() || round > fewestSteps && used > probeTime.Seconds() {
+		if round >= before+fewestRounds && used > probeTime.Seconds() || round >= before+2*fewestRounds && used > finalTime.Seconds() {
 			break
 		}
-		for i, t := range live {
-			seconds, err := t.step()
-			if err != nil {
-				return err
+		for i := range racing {
+			r := racing[(i+round)%len(racing)]
+			if round == 1 {
+				r.findAnew()
 			}
-			if round > 0 { // that was to warm up
-				times[i] = append(times[i], seconds)
+			seconds, err := r.step()
+			switch {
+			case err != nil:
+				return "", err
+			case round == 1:
+				r.anew = seconds
+			case round > 1:
+				r.times = append(r.times, seconds)
 			}
 		}
+		racing = stillRacing(racing, round+1-before)
 	}
-	for i := range finalists {
-		finalists[i].Time = duration(medianOf(times[i]))
+	for _, r := range all {
+		r.result.Time = duration(r.seconds())
 	}
-	return nil
+	return winner(racing), nil
+}
+
+// stillRacing returns those that go on after so many rounds that count: after 4, 8, 16
+// and so on all that are within 50, 25, 12 % and so on of the fastest, as what rounds
+// tell apart gets finer. (It is successive halving by a margin; Karnin, Koren and
+// Somekh, "Almost Optimal Exploration in Multi-Armed Bandits", ICML 2013.)
+func stillRacing(racing []*racer, rounds int) []*racer {
+	if rounds < fewestRounds || rounds&(rounds-1) != 0 {
+		return racing
+	}
+	most := fastest(racing).seconds() * (1 + 2/float64(rounds))
+	return slices.DeleteFunc(racing, func(r *racer) bool { return r.seconds() > most })
+}
+
+func fastest(racing []*racer) *racer {
+	return slices.MinFunc(racing, func(a, b *racer) int { return cmp.Compare(a.seconds(), b.seconds()) })
+}
+
+// winner is the fastest, or dense if that is faster by less than a twentieth.
+func winner(racing []*racer) string {
+	first := fastest(racing)
+	for _, r := range racing {
+		if r.result.Pattern == Dense && 20*r.seconds() <= 21*first.seconds() {
+			return Dense
+		}
+	}
+	return first.result.Pattern
 }
 
 // allocate makes the memory and the random numbers.
@@ -388,9 +434,11 @@ func (p *probe) allocate() error {
 	}
 	drawn := min(p.random.Len(), randomBlock)
 	values, raw := make([]float32, drawn), make([]byte, drawn*p.dt.Size())
+	p.kept = make([]float32, drawn)
 	rng := rand.New(rand.NewPCG(uint64(p.c.Rank()), uint64(p.n)))
 	for i := range values {
 		values[i] = float32(rng.NormFloat64())
+		p.kept[i] = rng.Float32() - rng.Float32()
 	}
 	if err := dtype.FromFloat32(raw, p.dt, values); err != nil {
 		return err
@@ -399,11 +447,17 @@ func (p *probe) allocate() error {
 	if err != nil {
 		return err
 	}
-	if err := p.rt.CopyIn(ptr, raw); err != nil {
+	return p.repeat(ptr, raw, p.random.Bytes())
+}
+
+// repeat fills memory with values, again and again.
+func (p *probe) repeat(ptr uintptr, values []byte, bytes int) error {
+	done := min(len(values), bytes)
+	if err := p.rt.CopyIn(ptr, values[:done]); err != nil {
 		return err
 	}
-	for done, all := len(raw), p.random.Bytes(); done < all; {
-		more := min(done, all-done)
+	for done < bytes {
+		more := min(done, bytes-done)
 		if err := p.rt.Copy(ptr+uintptr(done), ptr, more); err != nil {
 			return err
 		}
@@ -443,7 +497,52 @@ func (p *probe) newTrial(name string, n int) (*trial, error) {
 	if err != nil {
 		return nil, errors.Join(err, view.Free())
 	}
-	return &trial{probe: p, name: name, sparse: s, gradient: view}, nil
+	t := &trial{probe: p, name: name, sparse: s, gradient: view}
+	if err := t.settle(); err != nil {
+		return nil, errors.Join(err, t.close())
+	}
+	return t, nil
+}
+
+// settle makes the residual what it is after many steps: then as many entries grow
+// beyond a threshold in a step as are sent. From zero that takes hundreds of steps,
+// in the first of which thresholds serve for one step, and what is reused is not.
+//
+// An entry is a random walk, with the gradient's deviation as its step, that starts
+// from zero again when it is sent. If one in m is sent in a step, that is after m
+// steps, the square of how far it got, and until then the walks are distributed as
+// the difference of two uniform numbers is. (In gtopk's tree ranks differ in that. It
+// picks exactly, so it matters little.)
+func (t *trial) settle() error {
+	s := t.sparse
+	if s.residual == 0 || s.n == 0 {
+		return nil
+	}
+	interval := float64(s.n) / float64(count(s.cfg.Density, s.n))
+	switch t.name {
+	case TopkA2, Oktopk: // k entries of all ranks together make it into the result
+		interval *= float64(s.size)
+	}
+	reach := math.Sqrt(interval)
+	if norm := s.cfg.ClipNorm; norm > 0 {
+		if s.cfg.Clip == ClipLocal {
+			norm /= math.Sqrt(float64(s.size))
+		}
+		reach *= min(1, norm/math.Sqrt(float64(s.n)))
+	}
+	values := make([]float32, min(s.n, len(t.kept)))
+	for i := range values {
+		values[i] = float32(reach) * t.kept[i]
+	}
+	return t.repeat(s.residual, hostmem.Bytes(values), s.n*wordSize)
+}
+
+// findAnew has the next step find thresholds and regions anew, as a step does from
+// time to time.
+func (t *trial) findAnew() {
+	s := t.sparse
+	s.fill(s.at(numState), 2)
+	s.past = past{age: s.cfg.ThresholdInterval}
 }
 
 func (t *trial) close() error { return errors.Join(t.sparse.Close(), t.gradient.Free()) }
