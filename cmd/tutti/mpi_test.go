@@ -122,7 +122,7 @@ func TestMPIJobs(t *testing.T) {
 func testTimeout(t *testing.T, mpirun, tutti string) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	const script = `if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then echo $$ > "$1"; fi
-exec "$0" bench allreduce --backend mpi --timeout 5s --step 2`
+exec "$0" bench allreduce --backend mpi --timeout 5s --step 2 --rounds 50`
 	cmd := command(t, mpirun, "-n", "2", "sh", "-c", script, tutti, pidFile)
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -132,7 +132,7 @@ exec "$0" bench allreduce --backend mpi --timeout 5s --step 2`
 	out := bufio.NewReader(stdout)
 	header, err := out.ReadString('\n')
 	require.NoError(t, err)
-	require.Contains(t, header, "# allreduce over 2 ranks", "the first size is measured, twenty are to follow")
+	require.Contains(t, header, "# allreduce over 2 ranks", "the first size is measured, twenty are to follow, of a second each")
 
 	text, err := os.ReadFile(pidFile)
 	require.NoError(t, err)
