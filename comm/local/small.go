@@ -76,10 +76,17 @@ func (e *endpoint) finishSmall() bool {
 		hostops.Reduce(e.result[:], w.told[seq%2], own.count, own.dt, own.reduce, false)
 	}
 	e.finished.Store(seq + 1)
-	if own.count*own.dt.Size() > firstBytes {
-		hostmem.Own(w.told[(seq+1)%2][e.rank] + smallBytes - 1)
-	}
+	hostmem.Own(w.told[(seq+1)%2][e.rank] + ownedByte(own.count*own.dt.Size()))
 	return true
+}
+
+// ownedByte returns which byte of a cell's data is in the line that a rank has come back
+// after data of so many bytes, see firstBytes.
+func ownedByte(bytes int) uintptr {
+	if bytes > firstBytes {
+		return smallBytes - 1
+	}
+	return 0
 }
 
 // judge breaks the world if all ranks have come to this one's oldest collective, as

@@ -95,9 +95,11 @@ type cell struct {
 // cache lines, or one for short data.
 const smallBytes = 64
 
-// firstBytes is how much of that is in the first line. The second one nobody looks at
-// before the first says that it is there, so that a rank can have it come back from the
-// others long before it writes there again.
+// firstBytes is how much of that is in the first line. When a rank has finished a small
+// collective, all have read its cell of the one before, which is that of the next. So it
+// has a line of that come back from them long before it writes there: the first one, or,
+// for longer data, the second one, which nobody looks at before the first says that it
+// is there. (Both at once took longer.)
 const firstBytes = 64 - 8 - entryBytes
 
 // extra holds what only some calls have.
