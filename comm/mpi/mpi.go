@@ -345,14 +345,14 @@ func (s *state) finalize(ctx context.Context) error {
 			broken = err
 		}
 	}
-	broken = cmp.Or(broken, s.failure())
+	broken = cmp.Or(s.failure(), broken)
 	if broken == nil && !s.progress.awaitDeparture(ctx) {
 		broken = fmt.Errorf("not all ranks have closed their communicators: %w", comm.ContextError(ctx))
 	}
 	if !s.progress.close(ctx) && broken == nil {
 		broken = fmt.Errorf("MPI_Comm_free has not come back: %w", comm.ContextError(ctx))
 	}
-	broken = cmp.Or(broken, s.failure())
+	broken = cmp.Or(s.failure(), broken)
 	if !s.ours {
 		return broken
 	}
