@@ -237,7 +237,8 @@ func duration(seconds float64) time.Duration { return time.Duration(seconds * fl
 func (p *probe) redundant(name string) bool {
 	switch name {
 	case Oktopk:
-		return 3*p.k >= p.n || !roomy(p.k, p.c.WorldSize())
+		uses, _ := find(name, p.k, p.n, p.c.WorldSize())
+		return uses != name
 	case GaussiankConcat:
 		return p.streams
 	}

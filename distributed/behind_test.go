@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -16,7 +17,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// gated holds up allgathers, when it is shut, until its gate is open.
+// gated holds up collectives of gradients, when it is shut, until its gate is open.
 type gated struct {
 	comm.Methods
 	comm.Wrapped
@@ -26,7 +27,7 @@ type gated struct {
 func gate(c comm.Communicator, open <-chan struct{}) *gated {
 	g := &gated{Wrapped: comm.Wrap(c)}
 	pass := func(op comm.Op) {
-		if op == comm.OpAllGather && g.shut.Load() {
+		if (op == comm.OpAllGather || op == comm.OpAllReduce) && g.shut.Load() {
 			<-open
 		}
 	}
@@ -159,5 +160,36 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 			}
 		}
 		return nil
+	})
+}
+
+// TestStatsInTheMiddle: what the device alone knows of the last step is not asked for
+// while the goroutine behind the caller uses the communicator.
+func TestStatsInTheMiddle(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
+		rt := branching{onStream{memory}}
+		open := make(chan struct{})
+		gated := gate(c, open)
+		x, err := runtime.FromSlice(rt, normal(3000, c.Rank()))
+		require.NoError(t, err)
+		all := []*runtime.Tensor{x}
+		// Dense steps of a pattern whose others keep the host.
+		cfg := distributed.Config{Pattern: distributed.TopkSA, Density: 0.1, Schedule: distributed.Schedule{WarmupSteps: 2}}
+		g, err := distributed.NewGradientSync(ctx, rt, byEvents{ordered{gated, ctx}}, all, distributed.GradientConfig{Config: cfg, DenseUpTo: -1})
+		require.NoError(t, err)
+		require.NoError(t, g.ReduceAll(ctx, all))
+		gated.shut.Store(true)
+		require.NoError(t, g.Ready(ctx, 0, x))
+		_, statsErr := g.Stats(ctx)
+		_, bucketErr := g.BucketStats(ctx, 0)
+		close(open)
+		assert.ErrorIs(t, statsErr, comm.ErrArgument)
+		assert.ErrorIs(t, bucketErr, comm.ErrArgument)
+		require.NoError(t, g.Wait(ctx))
+		stats, err := g.Stats(ctx)
+		require.NoError(t, err)
+		assert.Equal(t, 1, stats.Step)
+		assert.False(t, stats.Skipped)
+		return errors.Join(g.Close(), x.Free())
 	})
 }

@@ -706,9 +706,13 @@ func (g *GradientSync) ReduceAll(ctx context.Context, gradients []*runtime.Tenso
 func (g *GradientSync) Result(i int) *runtime.Tensor { return g.results[i] }
 
 // Stats returns what the last complete step did. Whether it was skipped may be known
-// by the device only, which is waited for then, until ctx is done.
+// by the device only, which is waited for then, until ctx is done. In the middle of a
+// step on which the GradientSync's goroutine works, that is [comm.ErrArgument].
 func (g *GradientSync) Stats(ctx context.Context) (GradientStats, error) {
 	if g.open && !g.closed {
+		if err := g.alone(); err != nil {
+			return g.stats, opError("gradient stats", err)
+		}
 		if err := g.branch.catchUp(); err != nil {
 			return g.stats, opError("gradient stats", err)
 		}
@@ -721,6 +725,14 @@ func (g *GradientSync) Stats(ctx context.Context) (GradientStats, error) {
 	return g.stats, nil
 }
 
+// alone checks that no goroutine works on a step, which uses buckets and communicator.
+func (g *GradientSync) alone() error {
+	if g.begun && g.behind != nil {
+		return fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument)
+	}
+	return nil
+}
+
 // BucketStats returns what the last complete step did for a bucket, as
 // [Sparse.Stats] does. A bucket that is a plain allreduce has no times, and its
 // traffic is part of [GradientStats] only.
@@ -731,8 +743,8 @@ func (g *GradientSync) BucketStats(ctx context.Context, bucket int) (StepStats, 
 	}
 	b := g.buckets[bucket]
 	if b.sparse != nil {
-		if g.begun && g.behind != nil {
-			return StepStats{}, opError(op, fmt.Errorf("%w: in the middle of a step", comm.ErrArgument))
+		if err := g.alone(); err != nil {
+			return StepStats{}, opError(op, err)
 		}
 		if !g.closed {
 			if err := g.branch.catchUp(); err != nil {

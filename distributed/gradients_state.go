@@ -119,6 +119,9 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) error {
 		if err == nil && i > 0 && !(slices.Equal(p.ready, saved[0].ready) && slices.Equal(p.patterns, saved[0].patterns)) {
 			err = fmt.Errorf("%w: its buckets are not those of the first", comm.ErrMismatch)
 		}
+		if err == nil && i > 0 && p.Steps != saved[0].Steps {
+			err = fmt.Errorf("%w: it is of step %d, the first of %d", comm.ErrMismatch, p.Steps, saved[0].Steps)
+		}
 		if err != nil {
 			return fmt.Errorf("state %d: %w", i, err)
 		}

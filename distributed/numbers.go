@@ -44,7 +44,7 @@ type numbers struct {
 	positions number // P+1: where regions start in a list
 	received  number // P: lengths that the ranks sent
 	bounds    number // P+1: where regions start
-	samples   number // sampleCount·(2P+1): this rank's, all ranks', these sorted
+	samples   number // samplesOf(P)
 	overflows number // P: of each list of the result, how many are not below numLimit
 
 	// What no step leaves to the next: it is neither undone nor saved.
@@ -55,26 +55,39 @@ type numbers struct {
 	announcements number // announcedWords·P: what each of them does
 }
 
-// prepareNumbers lays the numbers out.
-func (e *engine) prepareNumbers() {
+// layOut places the numbers for so many ranks, and returns how many words they are.
+func (n *numbers) layOut(size int, streams bool) int {
 	next := numPerRank
 	matrix := 0
-	if e.order.streams != nil {
-		matrix = e.size * e.size
+	if streams {
+		matrix = size * size
 	}
 	for _, place := range []struct {
 		number *number
 		words  int
 	}{
-		{&e.lengths, e.size}, {&e.positions, e.size + 1}, {&e.received, e.size},
-		{&e.bounds, e.size + 1}, {&e.samples, sampleCount * (2*e.size + 1)},
-		{&e.overflows, e.size}, {&e.matrix, matrix}, {&e.others, 1}, {&e.rooms, 2},
-		{&e.announcement, announcedWords}, {&e.announcements, announcedWords * e.size},
+		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size},
+		{&n.bounds, size + 1}, {&n.samples, samplesOf(size)},
+		{&n.overflows, size}, {&n.matrix, matrix}, {&n.others, 1}, {&n.rooms, 2},
+		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
 	} {
 		*place.number = next
 		next += number(place.words)
 	}
-	e.host = make([]int32, next)
+	return int(next)
+}
+
+// samplesOf is how many samples there are: a rank's, all ranks', and these sorted.
+func samplesOf(size int) int { return sampleCount * (2*size + 1) }
+
+// constants are the bits of numLimit and of numTiny, behind it.
+func constants(size int) [2]int32 {
+	return [...]int32{int32(math.Float32bits(math.MaxFloat32 / float32(size))), int32(math.Float32bits(tiny))}
+}
+
+// prepareNumbers makes the numbers.
+func (e *engine) prepareNumbers() {
+	e.host = make([]int32, e.layOut(e.size, e.order.streams != nil))
 	e.allocate(&e.words, len(e.host)*wordSize)
 	e.allocate(&e.before, len(e.host)*wordSize)
 	e.flags, e.skip, e.skips = e.at(e.overflows), e.at(e.overflows), e.size
@@ -85,7 +98,8 @@ func (e *engine) prepareNumbers() {
 func (e *engine) resetNumbers() {
 	clear(e.host)
 	e.fill(e.words.ptr, len(e.host))
-	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))), int32(math.Float32bits(tiny))) // and numTiny
+	limits := constants(e.size)
+	e.set(numLimit, limits[:]...)
 }
 
 // at returns the address of a number.

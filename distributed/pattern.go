@@ -100,14 +100,14 @@ func NeedsHost(pattern string) bool {
 //     neither is more than 6k(P-1)/P.
 //
 // The name is that of the pattern that is used.
-func find(name string, e *engine, k int) (string, pattern) {
+func find(name string, k, n, size int) (string, pattern) {
 	if name == Oktopk {
 		switch {
-		case 3*k >= e.n:
+		case 3*k >= n:
 			return Dense, pattern{noSelector, sumAll}
-		case !roomy(k, e.size) && e.size <= 3:
+		case !roomy(k, size) && size <= 3:
 			name = TopkA2
-		case !roomy(k, e.size):
+		case !roomy(k, size):
 			name = Gtopk
 		}
 	}

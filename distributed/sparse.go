@@ -699,7 +699,7 @@ func (s *Sparse) plan(ctx context.Context, k int) {
 	s.k, s.past = k, past{}
 	s.fill(s.at(numState), 2)
 	if k > 0 {
-		name, p := find(s.cfg.Pattern, s.engine, k)
+		name, p := find(s.cfg.Pattern, k, s.n, s.size)
 		s.name = name
 		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
 	}

@@ -130,8 +130,9 @@ func (s *Sparse) Restore(ctx context.Context, states ...[]byte) error {
 // savedState is a state that was parsed.
 type savedState struct {
 	stateHeader
-	cfg               Config // of the step that saved it
-	numbers, residual []byte
+	cfg      Config // of the step that saved it
+	numbers  []int32
+	residual []byte
 }
 
 // parseAll parses the states that this rank is given, and checks that they are its.
@@ -186,20 +187,37 @@ func (s *Sparse) parse(state []byte) (p savedState, err error) {
 	if p.Config != p.cfg.fingerprint(s.n) {
 		return p, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor", comm.ErrMismatch, p.Rank, p.Size)
 	}
-	rest, words := body[size:], wordsBefore(int(p.Size))
+	var places numbers
+	places.layOut(int(p.Size), false)
+	rest, words := body[size:], int(places.overflows)
 	dense := (p.cfg.Pattern == Dense || p.cfg.Pattern == Auto) && p.K > 0
 	if p.Rank >= p.Size || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != wordSize*(words+elements) ||
 		p.K > uint64(s.n) || dense || p.Steps > math.MaxInt64 || p.Age > math.MaxInt64 || p.Rounds > math.MaxInt64 {
 		return wrong("the state has %d numbers, %d elements and k = %d in %d bytes", p.Words, p.Elements, p.K, len(state))
 	}
-	p.numbers, p.residual = rest[:wordSize*words], rest[wordSize*words:]
+	p.numbers, p.residual = make([]int32, words), rest[wordSize*words:]
+	if _, err := binary.Decode(rest, binary.LittleEndian, p.numbers); err != nil {
+		return wrong("the state is damaged: %v", err)
+	}
+	if !p.plausible(&places, s.n) {
+		return wrong("the state has numbers that no step leaves")
+	}
 	return p, nil
 }
 
-// wordsBefore is how many numbers there are before the overflows, which no state
-// has, with so many ranks.
-func wordsBefore(size int) int {
-	return int(numPerRank) + size + (size + 1) + size + (size + 1) + sampleCount*(2*size+1)
+// plausible reports whether the numbers are such as steps leave. Those that follow
+// trust them: regions say where picks go.
+func (p *savedState) plausible(places *numbers, n int) bool {
+	size := int(p.Size)
+	if p.numbers[numFaults] != 0 || [...]int32{p.numbers[numLimit], p.numbers[numTiny]} != constants(size) {
+		return false
+	}
+	if uses, _ := find(p.cfg.Pattern, int(p.K), n, size); p.K == 0 || !NeedsHost(uses) { // there are no regions
+		return true
+	}
+	bounds, samples := p.numbers[places.bounds:][:size+1], p.numbers[places.samples:][:samplesOf(size)]
+	return bounds[0] == 0 && bounds[size] == int32(n) && slices.IsSorted(bounds) &&
+		!slices.ContainsFunc(samples, func(i int32) bool { return i < 0 || int(i) >= n })
 }
 
 // settled has the host wait for the device.
@@ -225,10 +243,7 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	}
 	if int(first.Size) == s.size {
 		s.plan(ctx, int(first.K))
-		copy(hostmem.Bytes(s.host), first.numbers)
-		if s.err == nil {
-			s.check(s.rt.CopyIn(s.words.ptr, first.numbers))
-		}
+		s.set(0, first.numbers...)
 		s.past = past{age: int(first.Age), steps: int(first.Rounds), globalThreshold: first.GlobalThreshold}
 	} else {
 		s.release(s.permanent)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"math"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -306,39 +307,80 @@ func TestRebindAfterDrop(t *testing.T) {
 	}
 }
 
-// FuzzRestore forges states, with a checksum that is right: an error, or a Sparse
-// that goes on. A forged state is not checked beyond what would do harm.
+// forgeries are the configurations whose states FuzzRestore forges.
+var forgeries = []struct {
+	cfg      distributed.Config
+	ranks, n int
+}{
+	{distributed.Config{}, 1, 64},
+	{distributed.Config{Pattern: "topkA", Density: 0.1}, 1, 64},
+	{distributed.Config{Pattern: "oktopk", Density: 0.1}, 1, 64}, // which is topkA2
+	{distributed.Config{Pattern: "topkSA", Density: 0.1}, 2, 64},
+	{distributed.Config{Pattern: "gaussiankSA", Density: 0.1}, 3, 64},
+	{distributed.Config{Pattern: "oktopk", Density: 0.25}, 2, 256},
+}
+
+// FuzzRestore forges states, with a checksum that is right: all ranks go on as if
+// nothing had happened, or as if the forgery were the truth, which loses nothing.
 func FuzzRestore(f *testing.F) {
-	const n = 64
-	for i := range 80 {
-		f.Add(uint8(i%3), uint16(i), []byte{byte(i), 1})
+	for which, k := range forgeries {
+		for word := range 100 { // those before the residual, behind the magic
+			for _, value := range []uint32{20, 40}[:min(k.ranks, 1+word/50)] {
+				f.Add(uint8(which), uint16(13+4*word), binary.LittleEndian.AppendUint32(nil, value))
+			}
+		}
 	}
 	f.Fuzz(func(t *testing.T, which uint8, at uint16, change []byte) {
-		cfg := []distributed.Config{{}, {Pattern: "topkA", Density: 0.1}, {Pattern: "oktopk", Density: 0.1}}[which%3]
-		world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			u, err := newTrainee(rt, c, cfg, n)
-			if err != nil {
-				return err
-			}
-			if err := u.step(ctx, 0); err != nil {
-				return err
-			}
+		k := forgeries[int(which)%len(forgeries)]
+		var l ledger
+		var refused, failed atomic.Int32 // ranks; those whose step is undone fail, too
+		world(t, k.ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			u, err := newTrainee(rt, c, k.cfg, k.n)
+			require.NoError(t, err)
+			require.NoError(t, u.step(ctx, 0))
 			state, err := u.s.State(ctx)
-			if err != nil {
-				return err
-			}
-			body := state[:len(state)-4]
+			require.NoError(t, err)
+			body := bytes.Clone(state[:len(state)-4])
 			copy(body[int(at)%len(body):], change)
 			err = u.s.Restore(ctx, binary.LittleEndian.AppendUint32(body, crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli))))
 			if err != nil {
 				require.True(t, errors.Is(err, comm.ErrArgument) || errors.Is(err, comm.ErrMismatch), "%v", err)
-				if err := u.step(ctx, 1); err != nil {
-					return err
+				refused.Add(1)
+			}
+			require.NoError(t, c.Barrier(ctx))
+			if refused.Load() > 0 { // the others have what was forged
+				if err == nil {
+					err = u.s.Restore(ctx, state)
+				} else {
+					err = nil
 				}
-			} else {
-				_ = u.step(ctx, 1)
+				return errors.Join(err, u.step(ctx, 1), u.close())
+			}
+			require.NoError(t, u.load(1))
+			l.add(&l.in, bits(u.t), 1)
+			if before := u.state(); before != nil {
+				l.add(&l.in, before, 1)
+			}
+			failure := u.s.AllReduce(ctx, u.t)
+			if failure != nil {
+				_ = c.Close() // the others wait
+			}
+			if stats, _ := u.s.Stats(ctx); failure != nil || stats.Skipped {
+				failed.Add(1)
+			}
+			l.add(&l.out, bits(u.t), 1)
+			if after := u.state(); after != nil {
+				l.add(&l.out, after, 1)
 			}
 			return u.close()
 		})
+		if failed.Load() > 0 {
+			return
+		}
+		for i := range l.in {
+			if most := math.Abs(l.in[i]) + math.Abs(l.out[i]); most < 1e6 { // not a forged infinity
+				assert.InDelta(t, l.in[i], l.out[i], 1e-5*(1+most), "index %d", i)
+			}
+		}
 	})
 }

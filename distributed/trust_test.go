@@ -325,6 +325,35 @@ func TestRestoreRebuilt(t *testing.T) {
 	})
 }
 
+// TestRestoreOtherSteps: states of several ranks are of one step, also where all
+// buckets are plain.
+func TestRestoreOtherSteps(t *testing.T) {
+	for _, cfg := range []distributed.GradientConfig{{}, sparseModel} {
+		var states [2][]byte
+		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			m, err := newModel(ctx, rt, c, cfg)
+			require.NoError(t, err)
+			for step := range 2 {
+				require.NoError(t, errors.Join(m.load(step), m.sync.ReduceAll(ctx, m.params)))
+				if step == c.Rank() {
+					states[step], err = m.sync.State(ctx)
+					require.NoError(t, err)
+				}
+			}
+			return m.close()
+		})
+		world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			m, err := newModel(ctx, rt, c, cfg)
+			require.NoError(t, err)
+			assert.ErrorIs(t, m.sync.Restore(ctx, states[0], states[1]), comm.ErrMismatch)
+			stats, err := m.sync.Stats(ctx)
+			require.NoError(t, err)
+			assert.Zero(t, stats.Step)
+			return m.close()
+		})
+	}
+}
+
 // TestRestoreOtherChoice goes on with a run for which other patterns were chosen: it
 // has the bits of that run.
 func TestRestoreOtherChoice(t *testing.T) {
