@@ -27,23 +27,34 @@ const slabBytes = 16 << 20
 // Allocate implements [runtime.Runtime]. If the GPU has no memory left, the
 // cache goes back to the driver first, after a wait of at most five seconds for
 // what was submitted to this runtime's streams; an error says if that did not
-// end. Other goroutines are not held up by that.
-func (r *Runtime) Allocate(bytes int) (uintptr, error) {
-	if err := r.usable(); err != nil {
-		return 0, err
-	}
-	ptr, err := r.pool.Allocate(bytes)
-	return ptr, r.explain(err)
-}
+// end. Then so do those of its branches, or of the trunk. Other goroutines are not
+// held up by that.
+func (r *Runtime) Allocate(bytes int) (uintptr, error) { return r.allocate(r.pool.Allocate, bytes) }
 
 // AllocateMapping is Allocate for memory that shares its mapping with nothing
 // else, of exactly bytes rounded up to pages of 2 MiB. Libraries that map memory
 // of one GPU into the others, as NCCL does for symmetric windows, need that.
 func (r *Runtime) AllocateMapping(bytes int) (uintptr, error) {
+	return r.allocate(r.pool.AllocateMapping, bytes)
+}
+
+// allocate takes memory of the pool, which has tried again with its own cache given
+// back when it reports that there is none.
+func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (uintptr, error) {
 	if err := r.usable(); err != nil {
 		return 0, err
 	}
-	ptr, err := r.pool.AllocateMapping(bytes)
+	ptr, err := take(bytes)
+	if errors.Is(err, runtime.ErrOutOfMemory) {
+		released := int64(0)
+		for _, o := range r.relatives() {
+			n, _ := o.pool.Trim() // what it cannot give back stays there
+			released += n
+		}
+		if released > 0 {
+			ptr, err = take(bytes)
+		}
+	}
 	return ptr, r.explain(err)
 }
 
@@ -84,27 +95,6 @@ func (r *Runtime) Deallocate(ptr uintptr) error {
 
 // Stats implements [runtime.Runtime].
 func (r *Runtime) Stats() runtime.Stats { return r.pool.Stats() }
-
-// Freeze implements [runtime.Freezer].
-func (r *Runtime) Freeze() {
-	r.pool.Freeze()
-	r.eachBranch((*Runtime).Freeze)
-}
-
-// Unfreeze implements [runtime.Freezer].
-func (r *Runtime) Unfreeze() {
-	r.pool.Unfreeze()
-	r.eachBranch((*Runtime).Unfreeze)
-}
-
-// Trim implements [runtime.Freezer]. It waits at most five seconds for what was
-// submitted to this runtime's streams, and returns nothing if that does not end.
-func (r *Runtime) Trim() (int64, error) {
-	if err := r.usable(); err != nil {
-		return 0, err
-	}
-	return r.pool.Trim()
-}
 
 // allocationProp is CUmemAllocationProp: which memory cuMemCreate makes.
 type allocationProp struct {

@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,11 +52,8 @@ type Runtime struct {
 		sync.WaitGroup
 		awaited bool
 	}
-	trunk    *Runtime // of which this is a branch
-	branches struct {
-		sync.Mutex
-		all []*Runtime
-	}
+	trunk     *Runtime // of which this is a branch
+	branches  branches
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing
 	flushTime time.Duration // how long a fence waits
@@ -121,46 +117,6 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
-}
-
-// Branch implements [runtime.Brancher]: a runtime of the same context. Its stream has
-// the greatest priority: what is small and awaited gets its turn between the blocks of
-// the large kernels of the other one.
-func (r *Runtime) Branch() (runtime.Runtime, error) {
-	opts := []Option{func(o *options) { o.first = true }}
-	if r.lent {
-		opts = append(opts, WithContext(r.ctx))
-	}
-	if err := r.usable(); err != nil {
-		return nil, err
-	}
-	b, err := Open(r.index, opts...)
-	if err != nil {
-		return nil, err
-	}
-	b.trunk = r
-	r.branches.Lock()
-	defer r.branches.Unlock()
-	r.branches.all = append(r.branches.all, b)
-	return b, nil
-}
-
-// eachBranch calls f for the branches that are open.
-func (r *Runtime) eachBranch(f func(b *Runtime)) {
-	r.branches.Lock()
-	defer r.branches.Unlock()
-	for _, b := range r.branches.all {
-		f(b)
-	}
-}
-
-// leaveTrunk ends being a branch.
-func (r *Runtime) leaveTrunk() {
-	if t := r.trunk; t != nil {
-		t.branches.Lock()
-		defer t.branches.Unlock()
-		t.branches.all = slices.DeleteFunc(t.branches.all, func(b *Runtime) bool { return b == r })
-	}
 }
 
 // init acquires what Close gives back, in the order in which it is needed.
@@ -316,12 +272,11 @@ func (r *Runtime) Close() error {
 	if r.gate.isShut() {
 		return nil
 	}
-	r.leaveTrunk()
-	r.branches.Lock()
-	branches := slices.Clone(r.branches.all)
-	r.branches.Unlock()
+	if r.trunk != nil {
+		r.trunk.branches.remove(r)
+	}
 	var err error
-	for _, b := range branches { // that nobody closed
+	for _, b := range r.branches.shut() { // that nobody closed
 		err = errors.Join(err, b.Close())
 	}
 	err = errors.Join(err, r.destroyGraphs(), r.awaitBackground())

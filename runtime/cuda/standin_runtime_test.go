@@ -93,9 +93,16 @@ func TestStandInBranch(t *testing.T) {
 	assert.NotEqual(t, rt.ComputeStream(), branch.ComputeStream())
 	rt.Freeze()
 	assert.True(t, branch.Stats().Frozen)
+	rt.Freeze()
+	late, err := rt.Branch()
+	require.NoError(t, err)
+	assert.True(t, late.Stats().Frozen, "it came when the trunk was frozen")
+	rt.Unfreeze()
+	assert.True(t, late.Stats().Frozen, "as often as the trunk")
 	rt.Unfreeze()
 	assert.False(t, branch.Stats().Frozen)
-	require.NoError(t, branch.Close())
+	assert.False(t, late.Stats().Frozen)
+	require.NoError(t, errors.Join(branch.Close(), late.Close()))
 
 	forgotten, err := rt.Branch()
 	require.NoError(t, err)
@@ -105,6 +112,47 @@ func TestStandInBranch(t *testing.T) {
 	assert.Empty(t, f.alive())
 	_, err = rt.Branch()
 	assert.ErrorIs(t, err, runtime.ErrClosed)
+}
+
+// What one of a trunk and its branches has in its cache, the others can have.
+func TestStandInBranchesShareMemory(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 1)
+	var family []*Runtime
+	for range 2 {
+		b, err := rt.Branch()
+		require.NoError(t, err)
+		family = append(family, b.(*Runtime))
+	}
+	family = append(family, rt)
+	for _, has := range family {
+		for _, wants := range family {
+			cacheMost(t, has)
+			p, err := wants.Allocate(1300 << 20)
+			require.NoError(t, err)
+			require.NoError(t, wants.Deallocate(p))
+			released, err := rt.Trim()
+			require.NoError(t, err)
+			assert.GreaterOrEqual(t, released, int64(1300<<20))
+		}
+	}
+	require.NoError(t, rt.Close())
+	assert.Empty(t, f.alive())
+}
+
+// A branch that comes while its trunk is being closed, comes too late.
+func TestStandInBranchWhileClosing(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	rt.Background(func() { // for which Close waits before it refuses calls
+		for !rt.graphs.isShut() {
+			goruntime.Gosched()
+		}
+		_, err := rt.Branch()
+		assert.ErrorIs(t, err, runtime.ErrClosed)
+	})
+	require.NoError(t, rt.Close())
+	assert.Empty(t, f.alive())
 }
 
 func TestStandInCloseReportsPinnedMemory(t *testing.T) {
