@@ -3,6 +3,7 @@ package distributed_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,74 +20,75 @@ import (
 
 // gated holds up collectives of gradients, when it is shut, until its gate is open.
 type gated struct {
-	comm.Methods
-	comm.Wrapped
+	comm.Communicator
 	shut atomic.Bool
 }
 
 func gate(c comm.Communicator, open <-chan struct{}) *gated {
-	g := &gated{Wrapped: comm.Wrap(c)}
-	pass := func(op comm.Op) {
-		if (op == comm.OpAllGather || op == comm.OpAllReduce) && g.shut.Load() {
+	g := &gated{}
+	g.Communicator = notice(c, func(call comm.Call) {
+		if (call.Op == comm.OpAllGather || call.Op == comm.OpAllReduce) && g.shut.Load() {
 			<-open
 		}
-	}
-	g.Methods = comm.Methods{
-		Do:       func(call comm.Call) error { pass(call.Op); return call.Make(c) },
-		Together: func(calls []comm.Call) error { pass(calls[0].Op); return c.Group(calls...) },
-	}
+	})
 	return g
 }
 
-// twoBuckets makes a GradientSync of two buckets.
-func twoBuckets(ctx context.Context, rt runtime.Runtime, c comm.Communicator) (*distributed.GradientSync, []*runtime.Tensor, error) {
+func (g *gated) Unwrap() comm.Communicator { return g.Communicator }
+
+// twoBuckets makes a GradientSync of two buckets, whose gradients are put together in
+// the same memory, and which begins with so many dense steps.
+func twoBuckets(ctx context.Context, rt runtime.Runtime, c comm.Communicator, warmup int) (*distributed.GradientSync, []*runtime.Tensor, error) {
+	const n = 1500
 	var params []*runtime.Tensor
-	for i := range 2 {
-		t, err := runtime.FromSlice(rt, normal(3000, c.Rank(), i), 3000, 1)
+	for i := range 4 {
+		t, err := runtime.FromSlice(rt, normal(n, c.Rank(), i), n, 1)
 		if err != nil {
 			return nil, nil, err
 		}
 		params = append(params, t)
 	}
-	g, err := distributed.NewGradientSync(ctx, rt, c, params, distributed.GradientConfig{
-		BucketBytes: 4, Config: distributed.Config{Pattern: "topkA", Density: 0.1},
-	})
+	g, err := distributed.NewGradientSync(ctx, rt, c, params, distributed.GradientConfig{BucketBytes: 2 * 4 * n,
+		Config: distributed.Config{Pattern: "topkA", Density: 0.1, Schedule: distributed.Schedule{WarmupSteps: warmup}}})
 	return g, params, err
+}
+
+// ready is a backward pass.
+func ready(ctx context.Context, g *distributed.GradientSync, params []*runtime.Tensor) error {
+	for i, p := range slices.Backward(params) {
+		if err := g.Ready(ctx, i, p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // While a bucket is exchanged, the caller's backward pass goes on.
 func TestBucketsTravelBehindTheCaller(t *testing.T) {
-	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		open := make(chan struct{})
-		gated := gate(c, open)
-		g, params, err := twoBuckets(ctx, rt, gated)
-		if err != nil {
-			return err
-		}
-		h, plain, err := twoBuckets(ctx, rt, c) // the same, held up by nothing
-		if err != nil {
-			return err
-		}
-		// The first step also compares what the ranks reduce.
-		if err := errors.Join(g.ReduceAll(ctx, params), h.ReduceAll(ctx, plain)); err != nil {
-			return err
-		}
-		before := bits(params[1])
-		gated.shut.Store(true)
-		// Both return, though neither bucket can have been exchanged.
-		if err := errors.Join(g.Ready(ctx, 1, params[1]), g.Ready(ctx, 0, params[0])); err != nil {
-			return err
-		}
-		assert.Equal(t, before, bits(params[1]), "nothing is written before Wait")
-		close(open)
-		if err := errors.Join(g.Wait(ctx), h.ReduceAll(ctx, plain)); err != nil {
-			return err
-		}
-		for i := range params {
-			assert.Equal(t, bits(plain[i]), bits(params[i]))
-		}
-		return errors.Join(g.Close(), h.Close(), params[0].Free(), params[1].Free(), plain[0].Free(), plain[1].Free())
-	})
+	for _, warmup := range []int{0, 2} {
+		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			open := make(chan struct{})
+			gated := gate(c, open)
+			g, params, err := twoBuckets(ctx, rt, gated, warmup)
+			require.NoError(t, err)
+			h, plain, err := twoBuckets(ctx, rt, c, warmup) // the same, held up by nothing
+			require.NoError(t, err)
+			// The first step also compares what the ranks reduce.
+			require.NoError(t, errors.Join(g.ReduceAll(ctx, params), h.ReduceAll(ctx, plain)))
+			before := bits(params[1])
+			gated.shut.Store(true)
+			require.NoError(t, ready(ctx, g, params), "though neither bucket can have been exchanged")
+			assert.Equal(t, before, bits(params[1]), "nothing is written before Wait")
+			close(open)
+			require.NoError(t, errors.Join(g.Wait(ctx), h.ReduceAll(ctx, plain)))
+			for i := range params {
+				assert.Equal(t, bits(plain[i]), bits(params[i]))
+			}
+			require.NoError(t, errors.Join(g.Close(), h.Close()))
+			free(t, append(params, plain...))
+			return nil
+		})
+	}
 }
 
 // The context of Wait ends exchanges that a peer never joins, and the step is as if
@@ -94,28 +96,25 @@ func TestBucketsTravelBehindTheCaller(t *testing.T) {
 func TestWaitEndsExchanges(t *testing.T) {
 	over := make(chan struct{})
 	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		g, params, err := twoBuckets(ctx, rt, c)
-		if err != nil {
-			return err
+		if c.Rank() == 0 {
+			defer close(over)
 		}
-		if err := g.ReduceAll(ctx, params); err != nil {
-			return err
-		}
+		g, params, err := twoBuckets(ctx, rt, c, 0)
+		require.NoError(t, err)
+		defer free(t, params)
+		require.NoError(t, g.ReduceAll(ctx, params))
 		if c.Rank() == 1 { // makes no second step
 			<-over
-			return errors.Join(g.Close(), params[0].Free(), params[1].Free())
+			return g.Close()
 		}
-		defer close(over)
 		before := bits(params[1])
-		if err := errors.Join(g.Ready(ctx, 1, params[1]), g.Ready(ctx, 0, params[0])); err != nil {
-			return err
-		}
+		require.NoError(t, ready(ctx, g, params))
 		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		assert.ErrorIs(t, g.Wait(short), comm.ErrTimeout)
 		assert.Equal(t, before, bits(params[1]))
 		assert.NoError(t, c.Close())
-		return errors.Join(g.Close(), params[0].Free(), params[1].Free())
+		return g.Close()
 	})
 }
 
@@ -133,7 +132,7 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 			defer p.Free()
 			params = append(params, p)
 		}
-		slow := notice(c, func(comm.Call) { time.Sleep(time.Millisecond) })
+		slow := notice(c, func(comm.Call) { time.Sleep(time.Millisecond) }) // so that others would come first
 		g, err := distributed.NewGradientSync(ctx, rt, slow, params, distributed.GradientConfig{
 			BucketBytes: 2 * 4 * n, // two gradients each
 			Config:      distributed.Config{Pattern: "topkA", Density: 0.1, Schedule: distributed.Schedule{WarmupSteps: 2}},

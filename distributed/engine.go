@@ -232,6 +232,7 @@ type gradient struct {
 	ptr    uintptr // 0: it is in the residual
 	dt     dtype.DType
 	factor uintptr // of an F32, 0 for none
+	lent   bool    // only until it is picked from
 }
 
 // denseResult is memory for a dense result: the gradient's, which is in the residual by

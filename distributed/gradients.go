@@ -425,9 +425,6 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	}
 	if g.behind != nil {
 		g.behind.add(context.WithoutCancel(ctx), b)
-		if s.stats.Dense && b.shares() { // the next bucket would overwrite what it reads
-			return g.behind.wait(ctx, g.meter)
-		}
 		return nil
 	}
 	s.combine(ctx)
@@ -458,7 +455,7 @@ func (g *GradientSync) pick(ctx context.Context, b *bucket) {
 		b.sparse.refuse(err)
 		return
 	}
-	b.sparse.pick(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor})
+	b.sparse.pick(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor, lent: g.order.streams == nil && b.flat != nil && b.shares()})
 	g.passed(b, Selected)
 }
 

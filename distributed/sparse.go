@@ -285,9 +285,9 @@ func (s *Sparse) start(ctx context.Context, g gradient) {
 	s.combine(ctx)
 }
 
-// pick does the first half of start: it takes the gradient, which nobody reads
-// afterwards unless the step is dense, and picks what is to be sent. It communicates
-// only before the first step, and to clip by the norm of all ranks.
+// pick does the first half of start: it takes the gradient, which a dense step also reads
+// afterwards unless it is lent, and picks what is to be sent. It communicates
+// only before the first step, to choose for [Auto], and to clip by the norm of all ranks.
 func (s *Sparse) pick(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
 	s.last, s.started = s.stats, true
@@ -595,12 +595,12 @@ func (s *Sparse) takeWhole(ctx context.Context, g gradient) {
 		}
 	}
 	s.clip(ctx, &g)
-	if g.factor != 0 {
+	if g.factor != 0 || g.lent {
 		send = sum
 		s.copyBytes(send, g.ptr, bytes)
-		if s.err == nil {
-			s.check(s.kernels.Scale(send, g.dt, s.n, g.factor))
-		}
+	}
+	if g.factor != 0 && s.err == nil {
+		s.check(s.kernels.Scale(send, g.dt, s.n, g.factor))
 	}
 	s.whole = comm.AllReduceCall(send, sum, s.n, g.dt, comm.Avg)
 }
