@@ -3,6 +3,7 @@ package distributed
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"reflect"
@@ -60,6 +61,58 @@ func (e *engine) agree(ctx context.Context, terms string) {
 		e.check(difference(e.exchange(ctx, text, dtype.U8)))
 	}
 	e.agreed = e.err == nil
+}
+
+// agree is that for all buckets, before the first step with a communicator.
+func (g *GradientSync) agree(ctx context.Context) error {
+	if g.agreed || g.meter.WorldSize() == 1 {
+		return nil
+	}
+	e := g.handshake
+	switch {
+	case g.joint != nil:
+		e = g.joint.engine
+	case e == nil:
+		var err error
+		if e, err = newEngine(g.rt, nil, g.meter, 0, Config{}); err != nil {
+			return errors.Join(err, e.close())
+		}
+		g.handshake = e
+	}
+	e.agree(ctx, g.terms())
+	g.agreed = e.agreed
+	g.before = g.meter.Totals() // what the step sends comes now
+	if err := e.failure(); err != nil {
+		return err
+	}
+	return g.endHandshake()
+}
+
+// endHandshake gives back what plain buckets have needed to agree.
+func (g *GradientSync) endHandshake() error {
+	if g.handshake == nil {
+		return nil
+	}
+	err := g.handshake.close()
+	if err == nil {
+		g.handshake = nil
+	}
+	return err
+}
+
+// terms are those of all buckets.
+func (g *GradientSync) terms() string {
+	terms := fmt.Sprintf("version %s\n%d gradients", version(), len(g.lens))
+	h := fnv.New64a()
+	for i, b := range g.buckets {
+		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
+		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
+	}
+	terms += fmt.Sprintf("\n%v, uneven %v, rebuild %v", g.op, g.cfg.Uneven, g.cfg.Rebuild)
+	if g.joint != nil {
+		terms += fmt.Sprintf(", %+v", g.joint.cfg)
+	}
+	return fmt.Sprintf("%.*s\nhash %x", termsBytes-32, terms, h.Sum64())
 }
 
 // exchange has every rank know every rank's bytes, which are elements of a type.

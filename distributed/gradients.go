@@ -134,34 +134,36 @@ type GradientStats struct {
 // A GradientSync belongs to one goroutine at a time, and so does its
 // communicator between the first Ready and the end of Wait.
 type GradientSync struct {
-	rt      runtime.Runtime
-	meter   *comm.Meter
-	order   order
-	cfg     GradientConfig
-	op      comm.ReduceOp     // of dense buckets
-	lens    []int             // of each gradient
-	types   []dtype.DType     // of each gradient
-	shapes  [][]int           // of each gradient
-	views   []*runtime.Tensor // with BucketViews: the gradients in the buckets
-	vectors []bool            // of each gradient: it goes to a dense bucket of such
-	where   []int             // its bucket
-	ready   []int             // the order in which the buckets were filled
-	given   []*runtime.Tensor // nil: not ready in this step
-	results []*runtime.Tensor // what was given in the last complete step
-	spares  []*runtime.Tensor // in the place of what was left out; nil: never yet
-	buckets []*bucket
-	joint   *joint // nil: all buckets are plain allreduces
-	onStage func(bucket int, s Stage)
-	branch  *branch // nil: sparse buckets are worked on where gradients are computed
-	behind  *behind // nil: what buckets exchange is exchanged when they are complete
-	next    int     // first bucket that is not launched
-	steps   int     // complete steps
-	begun   bool
-	fault   error           // of this step, which Wait undoes
-	factor  uintptr         // what clips the gradients of this step
-	sums    []sum           // what was accumulated
-	active  *runtime.Tensor // with Uneven: whether this rank has data, and how many do
-	arrived []int           // with Rebuild: gradients of the first step, as they became ready
+	rt        runtime.Runtime
+	meter     *comm.Meter
+	order     order
+	cfg       GradientConfig
+	op        comm.ReduceOp     // of dense buckets
+	lens      []int             // of each gradient
+	types     []dtype.DType     // of each gradient
+	shapes    [][]int           // of each gradient
+	views     []*runtime.Tensor // with BucketViews: the gradients in the buckets
+	vectors   []bool            // of each gradient: it goes to a dense bucket of such
+	where     []int             // its bucket
+	ready     []int             // the order in which the buckets were filled
+	given     []*runtime.Tensor // nil: not ready in this step
+	results   []*runtime.Tensor // what was given in the last complete step
+	spares    []*runtime.Tensor // in the place of what was left out; nil: never yet
+	buckets   []*bucket
+	joint     *joint // nil: all buckets are plain allreduces
+	onStage   func(bucket int, s Stage)
+	branch    *branch // nil: sparse buckets are worked on where gradients are computed
+	behind    *behind // nil: what buckets exchange is exchanged when they are complete
+	next      int     // first bucket that is not launched
+	steps     int     // complete steps
+	begun     bool
+	agreed    bool            // the ranks have compared what they reduce
+	handshake *engine         // plain buckets are being compared
+	fault     error           // of this step, which Wait undoes
+	factor    uintptr         // what clips the gradients of this step
+	sums      []sum           // what was accumulated
+	active    *runtime.Tensor // with Uneven: whether this rank has data, and how many do
+	arrived   []int           // with Rebuild: gradients of the first step, as they became ready
 
 	stats  GradientStats
 	open   bool // the device knows whether the last step was skipped
@@ -178,7 +180,9 @@ type GradientSync struct {
 //
 // All ranks call it together, with the same lengths, types and configuration: it
 // allocates symmetric memory where the communicator has such, and chooses what is
-// left to [Auto].
+// left to [Auto]. Before the first step with a communicator they compare them, and
+// the version of this module: what differs is [comm.ErrMismatch] on all of them, and
+// named. That step waits for the device.
 func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg GradientConfig) (*GradientSync, error) {
 	const op = "gradient sync"
 	if rt == nil || c == nil {
@@ -349,19 +353,17 @@ func (g *GradientSync) begin(ctx context.Context) {
 // buckets share is written. Then, before anything else is communicated, the ranks
 // compare what they reduce, if they have not yet.
 func (g *GradientSync) drain(ctx context.Context) error {
-	if g.joint == nil {
-		return nil
-	}
-	err := g.joint.order.drain(ctx)
-	for _, b := range g.buckets {
-		if err == nil {
-			err = b.sparse.order.drain(ctx)
+	if g.joint != nil {
+		if err := g.joint.order.drain(ctx); err != nil {
+			return err
+		}
+		for _, b := range g.buckets {
+			if err := b.sparse.order.drain(ctx); err != nil {
+				return err
+			}
 		}
 	}
-	if err == nil {
-		err = g.joint.agreeOn(ctx, g)
-	}
-	return err
+	return g.agree(ctx)
 }
 
 // fail notes an error, if it is one. Where a step is a transaction, Wait undoes it.
@@ -800,6 +802,7 @@ func (g *GradientSync) Close() error {
 	if g.joint != nil {
 		errs = append(errs, g.joint.close())
 	}
+	errs = append(errs, g.endHandshake())
 	for _, t := range own {
 		if t != nil && settled == nil {
 			errs = append(errs, t.Free())

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -47,27 +46,7 @@ func (j *joint) place(g *GradientSync) error {
 func (j *joint) link(bucket int, s *Sparse) {
 	s.flags = at(j.flags, bucket*j.size)
 	s.skip, s.skips = j.at(j.overflows), 1
-	s.agreed = true // all buckets do it at once
-}
-
-// agreeOn compares the buckets between the ranks, before the first step.
-func (j *joint) agreeOn(ctx context.Context, g *GradientSync) error {
-	if !j.agreed {
-		j.agree(ctx, g.terms())
-	}
-	return j.failure()
-}
-
-// terms are what all ranks have to agree on.
-func (g *GradientSync) terms() string {
-	terms := fmt.Sprintf("version %s\n%d gradients", version(), len(g.lens))
-	h := fnv.New64a()
-	for i, b := range g.buckets {
-		terms += fmt.Sprintf("\nbucket %d: %d of %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.cfg.Pattern, b.cfg.Density)
-		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
-	}
-	terms += fmt.Sprintf("\nuneven %v, %+v", g.cfg.Uneven, g.joint.cfg)
-	return fmt.Sprintf("%.*s\nhash %x", termsBytes-32, terms, h.Sum64())
+	s.agreed = true // [GradientSync.agree] does it for all buckets at once
 }
 
 // clip returns the address of what all gradients are multiplied by, 0 if nothing

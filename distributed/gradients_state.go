@@ -174,7 +174,7 @@ func (g *GradientSync) arrangedAs(ctx context.Context, saved savedGradients) (*G
 		return g, nil
 	}
 	other := *g
-	other.where, other.joint, other.behind, other.views = slices.Clone(g.where), nil, nil, nil
+	other.where, other.joint, other.behind, other.views, other.agreed = slices.Clone(g.where), nil, nil, nil, false
 	if err := other.arrange(ctx, saved.ready, saved.patterns); err != nil {
 		return nil, errors.Join(err, g.discard(ctx, &other))
 	}
@@ -317,7 +317,7 @@ func (g *GradientSync) Rebind(ctx context.Context, c comm.Communicator) error {
 }
 
 func (g *GradientSync) rebind(ctx context.Context, c comm.Communicator) error {
-	if err := g.order.settle(); err != nil {
+	if err := errors.Join(g.order.settle(), g.endHandshake()); err != nil {
 		return err
 	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
@@ -334,7 +334,7 @@ func (g *GradientSync) rebind(ctx context.Context, c comm.Communicator) error {
 		b.memory = nil
 	}
 	had, keeps := g.meter.WorldSize(), false
-	g.meter = comm.NewMeter(c)
+	g.meter, g.agreed = comm.NewMeter(c), false
 	g.order = newOrder(g.rt, g.meter)
 	if ops, ok := comm.AsStreamSync(g.meter); ok && g.branch != nil {
 		g.branch.ops = ops

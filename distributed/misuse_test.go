@@ -233,3 +233,38 @@ func TestRanksDisagree(t *testing.T) {
 		})
 	}
 }
+
+// TestBucketsDisagree has the last rank reduce other buckets than the others, or in
+// another way, also where all are plain allreduces, which some backends do not compare.
+func TestBucketsDisagree(t *testing.T) {
+	const ranks = 3
+	type config = distributed.GradientConfig
+	sparse := distributed.Config{Pattern: "topkA", Density: 0.1}
+	for what, k := range map[string]struct {
+		cfg, other config
+		want       string
+	}{
+		"wire":     {config{}, config{Wire: dtype.BF16}, "200 of f32 as bf16, dense"},
+		"buckets":  {config{}, config{BucketBytes: 400}, "100 of f32 as f32, dense"},
+		"sum":      {config{}, config{Sum: true}, "sum, uneven false"},
+		"sparse":   {config{}, config{Config: sparse, DenseUpTo: -1}, "topkA, density 0.1"},
+		"uneven":   {config{Uneven: true}, config{}, "uneven false"},
+		"overflow": {config{Config: sparse}, config{Config: distributed.Config{Pattern: "topkA", Density: 0.1, Overflow: distributed.OverflowError}}, "Overflow:3"},
+	} {
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			cfg := k.cfg
+			if c.Rank() == ranks-1 {
+				cfg = k.other
+			}
+			all := gradients(t, rt, 2)
+			g, err := distributed.NewGradientSync(ctx, rt, c, all, cfg)
+			require.NoError(t, err, what)
+			err = g.ReduceAll(ctx, all)
+			assert.ErrorIs(t, err, comm.ErrMismatch, what)
+			assert.ErrorContains(t, err, k.want, what)
+			require.NoError(t, g.Close())
+			free(t, all)
+			return nil
+		})
+	}
+}

@@ -372,16 +372,22 @@ func (f failing) SelectNear(runtime.Source, int, uintptr, runtime.Near, runtime.
 func TestCloseAfterPeerLeft(t *testing.T) {
 	rt := cpu.New()
 	left := errors.New("left")
+	stepped := make(chan struct{})
 	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		if c.Rank() == 1 {
-			return left
-		}
 		params := gradients(t, rt, 2)
 		defer free(t, params)
 		g, err := distributed.NewGradientSync(ctx, rt, c, params, distributed.GradientConfig{})
 		if err != nil {
 			return err
 		}
+		if err := g.ReduceAll(ctx, params); err != nil {
+			return err
+		}
+		if c.Rank() == 1 {
+			<-stepped
+			return errors.Join(left, g.Close())
+		}
+		close(stepped)
 		if err := errors.Join(g.Ready(ctx, 0, params[0]), g.Ready(ctx, 1, params[1])); err != nil {
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)
 		} else {
