@@ -80,11 +80,15 @@ func TestLocalWithStreams(t *testing.T) {
 
 // The same with sparse buckets that are worked on beside the backward pass.
 func TestLocalWithBranches(t *testing.T) {
+	sizes := []int{1, 2, 3}
+	if testing.Short() {
+		sizes = []int{2}
+	}
 	rt := branching{onStream{cpu.New()}}
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	distributedtest.Run(t, commtest.Backend{
 		Name:  "local, with branches",
-		Sizes: []int{1, 2, 3},
+		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: byEvents{ordered{c, ctx}}, Runtime: rt})
