@@ -139,7 +139,7 @@ func (l *Levels) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	if l.err != nil {
 		return opError(op, l.err)
 	}
-	if err := l.checkTensor(op, t); err != nil {
+	if _, err := checkGradient(op, l.rt, l.sparse.c, l.n, t); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
@@ -147,23 +147,6 @@ func (l *Levels) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	}
 	if l.err = l.reduce(ctx, t); l.err != nil {
 		return opError(op, l.err)
-	}
-	return nil
-}
-
-// checkTensor checks a gradient.
-func (l *Levels) checkTensor(op string, t *runtime.Tensor) error {
-	if _, err := address(op, "gradient", l.sparse.c, t); err != nil {
-		return err
-	}
-	if err := checkGradientType(t.DType()); err != nil {
-		return opError(op, err)
-	}
-	if t.Len() != l.n {
-		return shapeError(op, "gradient has %d elements, want %d", t.Len(), l.n)
-	}
-	if err := sameStream(l.rt, t.Runtime()); err != nil {
-		return opError(op, fmt.Errorf("the runtime of NewLevels and the gradient: %w", err))
 	}
 	return nil
 }

@@ -26,11 +26,14 @@ import (
 // TestSoak trains with gradients of type F16 and a dynamic loss scale, which
 // overflow now and then. A run in which calls fail at random, contexts end, and
 // everything is saved, closed and restored ends with the weights of a run to which
-// nothing happens, bit for bit. TUTTI_SOAK_STEPS is for how many steps, 600 unless
-// set; 100,000 take some minutes.
+// nothing happens, bit for bit. TUTTI_SOAK_STEPS is for how many steps, 600 unless set, or
+// 200 with -short; 100,000 take some minutes.
 func TestSoak(t *testing.T) {
 	const ranks, seed = 3, 1
 	steps := 600
+	if testing.Short() {
+		steps = 200
+	}
 	if text := os.Getenv("TUTTI_SOAK_STEPS"); text != "" {
 		var err error
 		steps, err = strconv.Atoi(text)

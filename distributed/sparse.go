@@ -548,21 +548,27 @@ func (s *Sparse) Close() error {
 
 // checkTensor checks a gradient and returns its address.
 func (s *Sparse) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
-	ptr, err := address(op, "gradient", s.c, t)
+	ptr, err := checkGradient(op, s.rt, s.c, s.n, t)
+	if err == nil && s.cfg.InPlace && t.DType() != dtype.F32 {
+		err = opError(op, fmt.Errorf("%w: tensor is %v, and in place it is the residual, which is f32", comm.ErrUnsupported, t.DType()))
+	}
+	return ptr, err
+}
+
+// checkGradient checks a gradient of n elements and returns its address.
+func checkGradient(op string, rt runtime.Runtime, c comm.Communicator, n int, t *runtime.Tensor) (uintptr, error) {
+	ptr, err := address(op, "gradient", c, t)
 	if err != nil {
 		return 0, err
 	}
 	if err := checkGradientType(t.DType()); err != nil {
 		return 0, opError(op, err)
 	}
-	if s.cfg.InPlace && t.DType() != dtype.F32 {
-		return 0, opError(op, fmt.Errorf("%w: tensor is %v, and in place it is the residual, which is f32", comm.ErrUnsupported, t.DType()))
+	if t.Len() != n {
+		return 0, shapeError(op, "gradient has %d elements, want %d", t.Len(), n)
 	}
-	if t.Len() != s.n {
-		return 0, shapeError(op, "gradient has %d elements, want %d", t.Len(), s.n)
-	}
-	if err := sameStream(s.rt, t.Runtime()); err != nil {
-		return 0, opError(op, fmt.Errorf("the runtime of NewSparse and the gradient: %w", err))
+	if err := sameStream(rt, t.Runtime()); err != nil {
+		return 0, opError(op, fmt.Errorf("the runtime of the gradient and that of its reduction: %w", err))
 	}
 	return ptr, nil
 }
