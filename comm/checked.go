@@ -42,9 +42,12 @@ type Checked struct {
 	Wrapped
 	side    Communicator // for what is compared
 	ends    messageEnds
-	rt      runtime.Runtime
+	rt      runtime.Runtime // for those split off
+	own     runtime.Runtime // where what is compared lies: rt, or a branch of it
 	check   Check
 	timeout time.Duration
+	life    context.Context // ends when the communicator breaks or is closed
+	stop    context.CancelCauseFunc
 
 	// mu keeps the comparison and the call it is about together.
 	mu          sync.Mutex
@@ -96,16 +99,19 @@ func CheckFromEnv(c Communicator, rt runtime.Runtime) (Communicator, error) {
 }
 
 // NewChecked returns a Checked around c. All ranks of c call it together. Memory
-// for what is compared comes from rt, which must be memory that c can reach.
-// Closing a Checked closes c.
+// for what is compared comes from rt, which must be memory that c can reach, or from
+// a branch of rt where there are such ([runtime.Brancher]), so that no call waits for
+// what the device computes. Closing a Checked closes c.
 func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
 	k := &Checked{
 		Wrapped: Wrap(c),
 		rt:      rt,
+		own:     rt,
 		check:   Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
 		timeout: checkPatience,
 	}
 	k.Calls = NewCalls(&k.check, k)
+	k.life, k.stop = context.WithCancelCause(context.Background())
 	for _, o := range opts {
 		o(k)
 	}
@@ -118,10 +124,15 @@ func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Che
 		}
 		*side = made
 	}
-	bytes := 8 * k.words()
 	var err error
-	if k.send, err = rt.Allocate(bytes); err == nil {
-		k.recv, err = rt.Allocate(bytes * k.WorldSize())
+	if of, ok := rt.(runtime.Brancher); ok {
+		if k.own, err = of.Branch(); err != nil {
+			return nil, errors.Join(err, k.closeSides())
+		}
+	}
+	bytes := 8 * k.words()
+	if k.send, err = k.own.Allocate(bytes); err == nil {
+		k.recv, err = k.own.Allocate(bytes * k.WorldSize())
 	}
 	if err != nil {
 		return nil, errors.Join(err, k.release())
@@ -149,11 +160,38 @@ func (k *Checked) closeSides() error {
 
 // release gives up what NewChecked has made.
 func (k *Checked) release() error {
-	err := k.closeSides()
+	k.stop(ErrClosed)
+	err := errors.Join(k.closeSides(), k.ends.free(k.own))
 	k.memory.Lock()
 	defer k.memory.Unlock()
-	err = errors.Join(err, k.rt.Deallocate(k.send), k.rt.Deallocate(k.recv), k.ends.free(k.rt))
+	err = errors.Join(err, k.own.Deallocate(k.send), k.own.Deallocate(k.recv))
 	k.send, k.recv = 0, 0
+	if k.own != k.rt {
+		err = errors.Join(err, k.own.Close())
+	}
+	return err
+}
+
+// within returns a context for an exchange: one that ends with the timeout, and with
+// the communicator.
+func (k *Checked) within(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithTimeout(ctx, k.timeout)
+	ended := context.AfterFunc(k.life, cancel)
+	return ctx, func() {
+		ended()
+		cancel()
+	}
+}
+
+// settle waits until what was copied to memory for an exchange is there.
+func (k *Checked) settle(ctx context.Context) error {
+	err := k.own.Synchronize(ctx)
+	if err != nil && k.life.Err() != nil {
+		return context.Cause(k.life)
+	}
+	if err != nil && ctx.Err() != nil {
+		return ContextError(ctx)
+	}
 	return err
 }
 
@@ -204,6 +242,7 @@ func (k *Checked) breakWith(err error) {
 	}
 	k.stateMu.Unlock()
 	if first {
+		k.stop(err)
 		for _, side := range k.sides() {
 			_ = end(*side, err)
 		}
@@ -228,7 +267,11 @@ func (k *Checked) Submit(c Call) error {
 		if err := k.Usable(); err != nil {
 			return err
 		}
-		return k.announce([]Call{c}, func() error { return c.Make(k.Communicator) })
+		ends, err := k.prepareEnds([]Call{c})
+		if err != nil {
+			return err
+		}
+		return k.announce(ends, func() error { return c.Make(k.Communicator) })
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -240,14 +283,19 @@ func (k *Checked) Submit(c Call) error {
 
 // SubmitTogether implements [Backend].
 func (k *Checked) SubmitTogether(calls []Call) error {
+	ends, err := k.prepareEnds(calls)
+	if err != nil {
+		return err
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for i := range calls {
 		if err := k.agree(context.Background(), &calls[i]); err != nil {
+			k.forgetEnds(ends)
 			return err
 		}
 	}
-	return k.announce(calls, func() error { return k.Communicator.Group(calls...) })
+	return k.announce(ends, func() error { return k.Communicator.Group(calls...) })
 }
 
 // agree compares a collective with what the other ranks called. An error breaks
@@ -256,10 +304,13 @@ func (k *Checked) agree(ctx context.Context, c *Call) error {
 	if err := k.Usable(); err != nil || c.Op.Message() {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, k.timeout)
+	ctx, cancel := k.within(ctx)
 	defer cancel()
 	err := k.compare(ctx, c)
 	if err != nil {
+		if gone := k.Usable(); gone != nil { // meanwhile, which ended the exchange
+			return gone
+		}
 		k.breakWith(err)
 	}
 	return err
@@ -289,13 +340,10 @@ func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	if k.send == 0 {
 		return nil, ErrClosed
 	}
-	if err := k.rt.CopyIn(k.send, mine); err != nil {
+	if err := k.own.CopyIn(k.send, mine); err != nil {
 		return nil, err
 	}
-	if err := k.rt.Synchronize(ctx); err != nil {
-		if ctx.Err() != nil {
-			err = ContextError(ctx)
-		}
+	if err := k.settle(ctx); err != nil {
 		return nil, err
 	}
 	if err := k.side.AllGather(k.send, k.recv, len(mine), dtype.U8); err != nil {
@@ -305,7 +353,7 @@ func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 		return nil, err
 	}
 	flat := make([]byte, len(mine)*k.WorldSize())
-	if err := k.rt.CopyOut(flat, k.recv); err != nil {
+	if err := k.own.CopyOut(flat, k.recv); err != nil {
 		return nil, err
 	}
 	return slices.Collect(slices.Chunk(flat, len(mine))), nil

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -478,4 +479,86 @@ func TestCheckedIsNotBusyAfterItTookPart(t *testing.T) {
 		}
 		return errors.Join(k.Barrier(ctx), part.Close(), c.Barrier(ctx), k.Close())
 	}))
+}
+
+// stalled is a runtime of a device whose stream has not come to what is asked of it,
+// because it waits for a message, for instance.
+type stalled struct {
+	runtime.Runtime
+	entered chan struct{} // has an element for each that is to find it so
+}
+
+func (s stalled) Synchronize(ctx context.Context) error {
+	select {
+	case s.entered <- struct{}{}:
+		<-ctx.Done()
+		return ctx.Err()
+	default:
+		return s.Runtime.Synchronize(ctx)
+	}
+}
+
+// A message that waits for the device keeps nobody else waiting: not the messages of
+// other goroutines, not a wait, and not Close, which ends it.
+func TestCheckedWaitsForTheDeviceAlone(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	device := stalled{rt, make(chan struct{}, 1)}
+	k, err := comm.NewChecked(noop.New(rt), device)
+	require.NoError(t, err)
+	first := make(chan error)
+	go func() { first <- k.Send(buf, 1, dtype.F32, 0, 1) }()
+	require.Eventually(t, func() bool { return len(device.entered) == 1 }, time.Minute, time.Millisecond)
+	require.NoError(t, k.Send(buf+8, 1, dtype.F32, 0, 2))
+	require.NoError(t, k.Recv(buf+16, 1, dtype.F32, 0, 2))
+	require.NoError(t, k.Sync(t.Context()))
+	require.NoError(t, k.AllReduce(buf+24, buf+24, 1, dtype.F32, comm.Sum))
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, k.Sync(canceled), "nothing is pending")
+	require.NoError(t, k.Close())
+	assert.ErrorIs(t, <-first, comm.ErrClosed)
+}
+
+// The same for a collective that waits for the device.
+func TestCheckedClosesWhileTheDeviceIsBusy(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	device := stalled{rt, make(chan struct{}, 1)}
+	k, err := comm.NewChecked(noop.New(rt), device)
+	require.NoError(t, err)
+	first := make(chan error)
+	go func() { first <- k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum) }()
+	require.Eventually(t, func() bool { return len(device.entered) == 1 }, time.Minute, time.Millisecond)
+	require.NoError(t, k.Close())
+	assert.ErrorIs(t, <-first, comm.ErrClosed)
+}
+
+// branching is a device with room beside its stream.
+type branching struct{ stalled }
+
+func (branching) Branch() (runtime.Runtime, error) { return cpu.New(), nil }
+
+// Where a device does several streams of work, what is compared goes by one of its own:
+// what the program computes may wait for communication that comes later.
+func TestCheckedDoesNotWaitForWhatIsComputed(t *testing.T) {
+	rt := newRuntime(t)
+	sent, received := allocate(t, rt, 64), allocate(t, rt, 64)
+	busy := branching{stalled{rt, make(chan struct{}, 1000)}}
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		k, err := comm.NewChecked(c, busy, comm.CheckTimeout(time.Minute))
+		if err != nil {
+			return err
+		}
+		part, err := k.Split(ctx, 0, 1-c.Rank())
+		if err != nil {
+			return err
+		}
+		call := comm.SendCall(sent, 4, dtype.F32, 1, 3)
+		if c.Rank() == 1 {
+			call = comm.RecvCall(received, 4, dtype.F32, 0, 3)
+		}
+		return errors.Join(call.Make(k), k.Sync(ctx), part.AllReduce(0, 0, 0, dtype.F32, comm.Sum), part.Barrier(ctx), part.Close(), k.Close())
+	}))
+	assert.Empty(t, busy.entered)
 }

@@ -27,6 +27,7 @@ type messageEnds struct {
 	pending []messageEnd
 	unused  []uintptr // memory of some that were compared
 	freed   bool
+	holders sync.WaitGroup // those who have memory that is in neither list
 }
 
 // messageEnd is this rank's end of a message. Its memory has the encoded call of this
@@ -55,46 +56,73 @@ func decodeEnd(b []byte) (c Call, come bool) {
 }
 
 // announce submits calls, and starts telling the other ends of those that are
-// messages what they are.
-func (k *Checked) announce(calls []Call, submit func() error) error {
-	err := k.submitWithEnds(calls, submit)
+// messages what they are. It takes over the ends, which are this rank's.
+func (k *Checked) announce(ends []messageEnd, submit func() error) error {
+	err := k.submitWithEnds(ends, submit)
 	if errors.Is(err, ErrMismatch) { // the other end is to hear of it, too
 		err = cmp.Or(k.compareMessages(Admitted(context.Background())), err)
 	}
 	return k.observe(err)
 }
 
-func (k *Checked) submitWithEnds(calls []Call, submit func() error) error {
-	k.ends.mu.Lock()
-	defer k.ends.mu.Unlock()
+func (k *Checked) submitWithEnds(ends []messageEnd, submit func() error) error {
+	e := &k.ends
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	err := submit()
 	if err != nil && !errors.Is(err, ErrMismatch) {
+		e.give(ends)
 		return err
 	}
-	if err := k.exchangeEnds(calls); err != nil {
+	e.pending = append(e.pending, ends...)
+	e.holders.Done()
+	if err := e.exchange(ends); err != nil {
 		k.breakWith(err)
 		return err
 	}
 	return err
 }
 
-// exchangeEnds starts the exchange. The caller holds the lock of the ends.
-func (k *Checked) exchangeEnds(calls []Call) error {
-	e := &k.ends
-	var forth, back []Call
+// prepareEnds returns the ends of the calls that are messages, with this rank's in
+// memory. It may wait for the device, so nothing is submitted yet, and no lock held.
+func (k *Checked) prepareEnds(calls []Call) (ends []messageEnd, err error) {
 	for i := range calls {
-		c := &calls[i]
-		if !c.Op.Message() {
-			continue
+		if c := &calls[i]; c.Op.Message() {
+			ends = append(ends, messageEnd{call: Call{Op: c.Op, DType: c.DType, Tag: c.Tag, Count: c.Count, Peer: c.Peer}})
 		}
-		memory, err := e.take(k.rt)
-		if err != nil {
-			return err
+	}
+	if err := k.ends.take(k.own, ends); err != nil || len(ends) == 0 {
+		return nil, err
+	}
+	for i := range ends {
+		if err == nil {
+			err = k.own.CopyIn(ends[i].memory, k.encodeEnd(&ends[i].call))
 		}
-		e.pending = append(e.pending, messageEnd{Call{Op: c.Op, DType: c.DType, Tag: c.Tag, Count: c.Count, Peer: c.Peer}, memory})
-		if err := k.rt.CopyIn(memory, k.encodeEnd(c)); err != nil {
-			return err
-		}
+	}
+	if err == nil {
+		ctx, cancel := k.within(context.Background())
+		defer cancel()
+		err = k.settle(ctx)
+	}
+	if err != nil {
+		k.forgetEnds(ends)
+		return nil, cmp.Or(k.Usable(), err)
+	}
+	return ends, nil
+}
+
+// forgetEnds gives up ends whose calls are not made, or were compared.
+func (k *Checked) forgetEnds(ends []messageEnd) {
+	k.ends.mu.Lock()
+	defer k.ends.mu.Unlock()
+	k.ends.give(ends)
+}
+
+// exchange starts the exchange. The caller holds the lock.
+func (e *messageEnds) exchange(ends []messageEnd) error {
+	var forth, back []Call
+	for i := range ends {
+		c, memory := &ends[i].call, ends[i].memory
 		mine := SendCall(memory, endBytes, dtype.U8, c.Peer, c.Tag)
 		theirs := RecvCall(memory+endBytes, endBytes, dtype.U8, c.Peer, c.Tag)
 		if c.Op == OpSend {
@@ -103,42 +131,62 @@ func (k *Checked) exchangeEnds(calls []Call) error {
 			forth, back = append(forth, theirs), append(back, mine)
 		}
 	}
-	if len(forth) == 0 {
+	if len(ends) == 0 {
 		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
-	defer cancel()
-	if err := k.rt.Synchronize(ctx); err != nil {
-		return err
 	}
 	return errors.Join(e.forth.Group(forth...), e.back.Group(back...))
 }
 
-// take returns memory for an end.
-func (e *messageEnds) take(rt runtime.Runtime) (uintptr, error) {
+// take gives ends memory, and makes the caller one of the holders.
+func (e *messageEnds) take(rt runtime.Runtime, ends []messageEnd) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if e.freed {
-		return 0, ErrClosed
+		return ErrClosed
 	}
-	if last := len(e.unused) - 1; last >= 0 {
-		memory := e.unused[last]
-		e.unused = e.unused[:last]
-		return memory, nil
+	for len(e.unused) < len(ends) {
+		memory, err := rt.Allocate(2 * endBytes)
+		if err != nil {
+			return err
+		}
+		e.unused = append(e.unused, memory)
 	}
-	return rt.Allocate(2 * endBytes)
+	rest := len(e.unused) - len(ends)
+	for i := range ends {
+		ends[i].memory = e.unused[rest+i]
+	}
+	e.unused = e.unused[:rest]
+	e.holders.Add(1)
+	return nil
 }
 
-// free gives the memory back.
+// give takes the memory of ends back from a holder, who holds the lock.
+func (e *messageEnds) give(ends []messageEnd) {
+	e.unused = append(e.unused, memoryOf(ends)...)
+	e.holders.Done()
+}
+
+func memoryOf(ends []messageEnd) (memory []uintptr) {
+	for i := range ends {
+		memory = append(memory, ends[i].memory)
+	}
+	return memory
+}
+
+// free gives the memory back, as soon as nobody is at it. Nobody waits for long any
+// more.
 func (e *messageEnds) free(rt runtime.Runtime) error {
+	e.mu.Lock()
+	e.freed = true
+	e.mu.Unlock()
+	e.holders.Wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var errs []error
-	for _, memory := range e.unused {
+	for _, memory := range append(e.unused, memoryOf(e.pending)...) {
 		errs = append(errs, rt.Deallocate(memory))
 	}
-	for _, m := range e.pending {
-		errs = append(errs, rt.Deallocate(m.memory))
-	}
-	e.unused, e.pending, e.freed = nil, nil, true
+	e.unused, e.pending = nil, nil
 	return errors.Join(errs...)
 }
 
@@ -148,12 +196,14 @@ func (e *messageEnds) free(rt runtime.Runtime) error {
 func (k *Checked) compareMessages(ctx context.Context) error {
 	e := &k.ends
 	e.mu.Lock()
-	pending := e.pending
-	e.pending = nil
-	e.mu.Unlock()
-	if len(pending) == 0 {
+	if len(e.pending) == 0 || e.freed {
+		e.mu.Unlock()
 		return nil
 	}
+	pending := e.pending
+	e.pending = nil
+	e.holders.Add(1)
+	e.mu.Unlock()
 	err := k.meet(ctx, pending)
 	if err != nil {
 		k.breakWith(err)
@@ -161,17 +211,7 @@ func (k *Checked) compareMessages(ctx context.Context) error {
 		cancel(err)
 		_ = k.Communicator.Sync(ended)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, m := range pending {
-		e.unused = append(e.unused, m.memory)
-	}
-	if e.freed { // by a Close meanwhile
-		for _, memory := range e.unused {
-			err = errors.Join(err, k.rt.Deallocate(memory))
-		}
-		e.unused = nil
-	}
+	k.forgetEnds(pending)
 	return err
 }
 
@@ -191,7 +231,7 @@ func (k *Checked) meet(ctx context.Context, pending []messageEnd) error {
 	b := make([]byte, endBytes)
 	for i := range pending {
 		m := &pending[i]
-		if err := k.rt.CopyOut(b, m.memory+endBytes); err != nil {
+		if err := k.own.CopyOut(b, m.memory+endBytes); err != nil {
 			return errors.Join(waited, err)
 		}
 		other, come := decodeEnd(b)
