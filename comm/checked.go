@@ -328,7 +328,7 @@ func (k *Checked) compare(ctx context.Context, mine *Call) error {
 		calls[r] = k.decode(b)
 	}
 	if err := Agree(calls); err != nil {
-		return fmt.Errorf("collective number %d: %w", k.collectives, err)
+		return fmt.Errorf("collective #%d: %w", k.collectives, err)
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func TestCheckedSaysWhoCalledWhat(t *testing.T) {
 	for r, err := range errs {
 		require.ErrorIs(t, err, comm.ErrMismatch, "rank %d", r)
 		assert.ErrorContains(t, err, fmt.Sprintf("checked: %s on rank %d: ", []string{"allreduce", "barrier"}[r/2-r/3], r))
-		assert.ErrorContains(t, err, "collective number 1: ranks disagree: ranks 0, 1 called allreduce of 10 f32, sum; "+
+		assert.ErrorContains(t, err, "collective #1: ranks disagree: ranks 0, 1 called allreduce of 10 f32, sum; "+
 			"rank 2 called barrier; rank 3 called allreduce of 11 f32, sum")
 	}
 }

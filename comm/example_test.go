@@ -89,5 +89,5 @@ func ExampleChecked() {
 	if err != nil {
 		fmt.Println(err)
 	}
-	// Output: checked: allreduce on rank 0: collective number 1: ranks disagree: rank 0 called allreduce of 0 f32, sum; rank 1 called allreduce of 0 bf16, sum
+	// Output: checked: allreduce on rank 0: collective #1: ranks disagree: rank 0 called allreduce of 0 f32, sum; rank 1 called allreduce of 0 bf16, sum
 }

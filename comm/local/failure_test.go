@@ -28,7 +28,7 @@ func TestDeadline(t *testing.T) {
 	}{
 		"collective": {func(c comm.Communicator, b uintptr) error {
 			return c.AllReduce(b, b, 4, dtype.I32, comm.Sum)
-		}, "allreduce of 4 i32, sum (operation 0), not called by rank 2"},
+		}, "allreduce of 4 i32, sum (collective #1), not called by rank 2"},
 		"message": {func(c comm.Communicator, b uintptr) error {
 			return c.Recv(b, 4, dtype.I32, 2, 5)
 		}, "recv of 4 i32 from rank 2, tag 5"},

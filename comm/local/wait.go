@@ -138,7 +138,7 @@ func (e *endpoint) waitsFor() string {
 				late = append(late, other.rank)
 			}
 		}
-		text := fmt.Sprintf("%v (operation %d)", x, seq)
+		text := fmt.Sprintf("%v (collective #%d)", x, seq+1)
 		if len(late) > 0 {
 			text += ", not called by " + comm.RanksText(late)
 		}

@@ -15,13 +15,24 @@ import (
 // had come, and if one has left it all do, also when that one gives up next (see
 // gaveUp). With native collectives it is MPI's.
 func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
+	return e.meet(ctx, op, true)
+}
+
+// meet is barrier; first says that it is the call's first one, by which the call counts
+// to users.
+func (e *endpoint) meet(ctx context.Context, op comm.Op, first bool) error {
 	if err := e.sync(ctx, op.String()); err != nil {
 		return err
 	}
 	e.mu.Lock()
 	err, number := e.usable(), e.history.calls
 	if err == nil {
-		e.plan(&comm.Call{Op: op}, 0)
+		p := planner{endpoint: e, c: &comm.Call{Op: op}, entry: entry{op: op}}
+		if first {
+			e.history.named++
+		}
+		e.history.add(p.entry, nil)
+		p.barrier()
 		err = e.launch()
 	}
 	e.mu.Unlock()

@@ -235,13 +235,17 @@ func TestRankGivingUp(t *testing.T) {
 			return errors.Join(c.AllReduce(buf, buf, 7, dtype.F32, comm.Max),
 				c.Broadcast(buf, 9, dtype.F32, 1), c.AllGather(buf, other, 9, dtype.F32))
 		}
+		part, err := c.Split(r.ctx, 0, me) // counts once
+		require.NoError(t, err)
+		defer func() { assert.NoError(t, part.Close()) }()
+		require.NoError(t, r.world.Barrier(r.ctx), "nobody is still in the split")
 		if me == 0 {
 			require.NoError(t, calls())
 			ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
 			defer cancel()
 			err := c.Sync(ctx)
 			require.ErrorIs(t, err, comm.ErrTimeout)
-			assert.ErrorContains(t, err, "waiting for allreduce of 7 f32, max (operation 0), nothing from ranks 1, 2")
+			assert.ErrorContains(t, err, "waiting for allreduce of 7 f32, max (collective #2), nothing from ranks 1, 2")
 			assert.ErrorContains(t, err, "2 operations behind that")
 		}
 		require.NoError(t, r.world.Barrier(r.ctx))

@@ -75,6 +75,7 @@ func (e *endpoint) newOp() *op {
 func (e *endpoint) enqueue(o *op) {
 	if o.collective() {
 		o.number, o.seq, o.msgTag, o.chain = e.history.calls-1, e.seq, e.tag(e.seq), e.history.chain
+		o.named = e.history.named
 		e.seq++
 	} else {
 		o.number, e.messages = e.messages, e.messages+1

@@ -12,7 +12,8 @@ import (
 // do not meet. Who waits in vain for one compares histories with the rank that
 // should have sent it (see notes.go).
 type history struct {
-	calls  uint64             // how many
+	calls  uint64             // how many; a Split counts thrice
+	named  uint64             // how many for users, to whom it is one
 	chain  uint64             // the fingerprint of all of them, in order
 	recent [remembered]record // the last ones, by number
 }
@@ -20,15 +21,16 @@ type history struct {
 // remembered is how many calls can be named afterwards.
 const remembered = 256
 
-// record is a call and the fingerprint of all calls up to it.
+// record is a call, the fingerprint of all calls up to it, and how many these are to
+// users.
 type record struct {
 	entry
-	chain uint64
+	chain, named uint64
 }
 
 // add appends a call. The lengths of an AllGatherV are the same on all ranks.
 func (h *history) add(e entry, counts []int) {
-	r := record{entry: e}
+	r := record{entry: e, named: h.named}
 	if e.op == comm.OpAllGatherV {
 		for _, n := range counts {
 			r.count = int(mix(uint64(r.count), uint64(n)))
@@ -77,14 +79,15 @@ func (e *endpoint) tag(seq uint64) uintptr {
 }
 
 // disagreement is the error that names what two ranks called.
-func (e *endpoint) disagreement(number uint64, other int, theirs, ours fmt.Stringer) error {
+func (e *endpoint) disagreement(other int, theirs, ours *record) error {
+	number := ours.named
 	a, b := e.rank, other
 	if b < a {
 		a, b, ours, theirs = b, a, theirs, ours
 	}
 	first, second := ours.String(), theirs.String()
 	if first == second {
-		return fmt.Errorf("%w: ranks %d and %d called %s with different counts (operation %d)", comm.ErrMismatch, a, b, first, number)
+		return fmt.Errorf("%w: ranks %d and %d called %s with different counts (collective #%d)", comm.ErrMismatch, a, b, first, number)
 	}
-	return fmt.Errorf("%w: rank %d called %s, rank %d called %s (operation %d)", comm.ErrMismatch, a, first, b, second, number)
+	return fmt.Errorf("%w: rank %d called %s, rank %d called %s (collective #%d)", comm.ErrMismatch, a, first, b, second, number)
 }

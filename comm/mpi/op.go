@@ -54,6 +54,7 @@ type plan struct {
 	phase   int     // steps taken
 	pending int     // messages posted and not done
 	number  uint64  // of the message, or of the collective that it is part of
+	named   uint64  // of the collective, to users
 	seq     uint64  // its own among the operations of collectives
 	group   uint64  // operations of one group do not wait for each other
 	msgTag  uintptr // of the first phase's messages; later phases of a collective follow

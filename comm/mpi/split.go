@@ -92,7 +92,7 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	if err != nil {
 		err = tell(err)
 	} else {
-		err = e.barrier(ctx, op)
+		err = e.meet(ctx, op, false)
 	}
 	if err == nil && child != nil {
 		if err = child.share(ctx); err != nil {
@@ -100,7 +100,7 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 		}
 	}
 	if err == nil {
-		if err = e.barrier(ctx, op); err == nil {
+		if err = e.meet(ctx, op, false); err == nil {
 			return child, nil
 		}
 	}

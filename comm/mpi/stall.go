@@ -99,7 +99,7 @@ func (e *endpoint) waitsFor() string {
 func (e *endpoint) collectiveState(o *op) string {
 	text := o.String()
 	if o.number < e.history.calls { // setUp makes others
-		text += fmt.Sprintf(" (operation %d)", o.number)
+		text += fmt.Sprintf(" (collective #%d)", o.named)
 	}
 	silent, deaf := e.late(o)
 	if len(silent) > 0 {
@@ -110,7 +110,8 @@ func (e *endpoint) collectiveState(o *op) string {
 	}
 	for _, r := range append(silent, deaf...) {
 		if n := e.peers[r].report; n != nil {
-			text += fmt.Sprintf(", rank %d waits in %v (operation %d)", r, n.recent[n.number-n.first()], n.number)
+			what := n.recent[n.number-n.first()]
+			text += fmt.Sprintf(", rank %d waits in %v (collective #%d)", r, what, what.named)
 		}
 	}
 	return text
@@ -131,11 +132,11 @@ func (e *endpoint) compare(src int) error {
 	}
 	for number := first; number <= n.number; number++ {
 		if theirs := n.recent[number-first]; h.knows(number) && h.at(number).entry != theirs.entry {
-			return e.disagreement(number, src, theirs, h.at(number))
+			return e.disagreement(src, &theirs, h.at(number))
 		}
 	}
-	return fmt.Errorf("%w: ranks %d and %d called different things before operation %d",
-		comm.ErrMismatch, min(src, e.rank), max(src, e.rank), first)
+	return fmt.Errorf("%w: ranks %d and %d called different things before collective #%d",
+		comm.ErrMismatch, min(src, e.rank), max(src, e.rank), n.recent[0].named)
 }
 
 // needs returns an error if this rank needs one that has left: for a collective

@@ -81,10 +81,9 @@ func (e *endpoint) plan(c *comm.Call, group uint64) {
 		p.message()
 		return
 	}
+	e.history.named++
 	e.history.add(p.entry, c.RecvCounts)
 	switch {
-	case !c.Op.MovesData():
-		p.barrier()
 	case e.native:
 		p.native()
 	case c.Op == comm.OpAllReduce:

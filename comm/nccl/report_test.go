@@ -33,9 +33,9 @@ func TestWhatTheOthersDo(t *testing.T) {
 	for r, s := range ranks[:4] {
 		s.tell(reporters[r].Reports) // as it does now and then
 	}
-	const waits = "waits for allreduce of 16 f32, sum (operation 1)"
+	const waits = "waits for allreduce of 16 f32, sum (collective #2)"
 	const silent = "rank 4 reported nothing"
-	const late = "rank 3 reported: called broadcast of 4 f32, root 1 (operation 0) last, which is done; "
+	const late = "rank 3 reported: called broadcast of 4 f32, root 1 (collective #1) last, which is done; "
 	assert.Equal(t, "ranks 1, 2 reported: "+waits+"; "+late+silent, reporters[0].others(ranks[0]))
 	ranks[1].broke(comm.ErrTimeout)
 	reporters[2].remove(ranks[2], "closed its communicator")

@@ -15,12 +15,29 @@ type submissions struct {
 	rank, size int
 
 	mu      sync.Mutex
-	calls   uint64                // submitted so far
-	settled uint64                // done, as far as waits have told
-	waiters int                   // goroutines that wait
-	ended   string                // how it broke
-	recent  [remembered]comm.Call // the last ones, without addresses and lists
-	told    string                // what the other ranks were told last
+	calls   uint64    // submitted so far
+	settled uint64    // done, as far as waits have told
+	waiters int       // goroutines that wait
+	ended   string    // how it broke
+	numbers [2]uint64 // how many of them are collectives, and messages
+	recent  [remembered]submission
+	told    string // what the other ranks were told last
+}
+
+// submission is a call without its addresses and lists, and the how manieth of its kind
+// it is.
+type submission struct {
+	comm.Call
+	number uint64
+}
+
+// String describes the call as errors of other backends and `tutti diagnose` do.
+func (s *submission) String() string {
+	kind := "collective"
+	if s.Op.Message() {
+		kind = "message"
+	}
+	return fmt.Sprintf("%v (%s #%d)", s.Call, kind, s.number)
 }
 
 // remembered is how many calls a timeout can name.
@@ -32,6 +49,12 @@ func (s *submissions) add(op comm.Op, x *comm.Call) {
 	defer s.mu.Unlock()
 	k := &s.recent[s.calls%remembered]
 	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
+	number := &s.numbers[0]
+	if op.Message() {
+		number = &s.numbers[1]
+	}
+	*number++
+	k.number = *number
 	s.calls++
 }
 
@@ -39,7 +62,7 @@ func (s *submissions) add(op comm.Op, x *comm.Call) {
 func (s *submissions) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls, s.settled = 0, 0
+	s.calls, s.settled, s.numbers = 0, 0, [2]uint64{}
 }
 
 // waitsFor describes what has not been seen done.
@@ -59,9 +82,9 @@ func (s *submissions) open() string {
 	text := ""
 	if open > remembered {
 		first = s.calls - remembered
-		text = fmt.Sprintf("one of operations %d to %d, or ", s.settled, first-1)
+		text = fmt.Sprintf("one of %d operations before, or ", first-s.settled)
 	}
-	text += fmt.Sprintf("%v (operation %d)", s.recent[first%remembered], first)
+	text += s.recent[first%remembered].String()
 	if behind := s.calls - first - 1; behind > 0 {
 		text += fmt.Sprintf("; %d operations behind that", behind)
 	}
@@ -81,7 +104,7 @@ func (s *submissions) tell(to comm.Reports) {
 	case s.calls == 0:
 		text = "has called nothing"
 	default:
-		text = fmt.Sprintf("called %v (operation %d) last", s.recent[last%remembered], last)
+		text = fmt.Sprintf("called %v last", &s.recent[last%remembered])
 		if s.settled == s.calls {
 			text += ", which is done"
 		}

@@ -105,7 +105,7 @@ func TestStandInDeadline(t *testing.T) {
 	err = c.Sync(ctx)
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.NotErrorIs(t, err, comm.ErrBroken)
-	require.ErrorContains(t, err, "waiting for allreduce of 4 f32, max (operation 1); 1 operations behind that")
+	require.ErrorContains(t, err, "waiting for allreduce of 4 f32, max (collective #2); 1 operations behind that")
 	require.NotContains(t, err.Error(), "restart")
 	require.ErrorIs(t, <-patient, comm.ErrBroken)
 	for _, err := range []error{
