@@ -142,6 +142,7 @@ const groupDesc = "tutti"
 
 func (r *Recorder) addTo(d *Dump, id int) {
 	r.mu.Lock()
+	r.settle(r.told.look(), time.Since(r.begun))
 	kept := min(r.calls, uint64(len(r.ring)))
 	records := make([]record, 0, kept)
 	for i := r.calls - kept; i < r.calls; i++ {
@@ -192,7 +193,7 @@ func errorText(err error) string {
 }
 
 func (r *Recorder) entry(e *record, group int, id uint64) DumpEntry {
-	c := &e.call
+	c := e.call()
 	out := DumpEntry{
 		RecordID: id, PgID: group, ProcessGroup: [2]string{r.name, groupDesc},
 		CollectiveSeq: e.number.collective, P2PSeq: e.number.message, OpID: id,
@@ -228,8 +229,8 @@ func (r *Recorder) entry(e *record, group int, id uint64) DumpEntry {
 // sizes are the elements that a call reads and writes, on any rank: those of the
 // root where only it has a buffer.
 func sizes(e *record, ranks int) (sent, received []int) {
-	n := e.call.Count
-	switch e.call.Op {
+	n := e.count
+	switch e.op {
 	case OpAllGather, OpGather:
 		return []int{n}, []int{n * ranks}
 	case OpReduceScatter, OpScatter:

@@ -33,6 +33,9 @@ func TestRecorderConformance(t *testing.T) {
 	})
 }
 
+// untold is a communicator that does not tell what is done.
+type untold struct{ comm.Communicator }
+
 func TestRecorderRemembersTheLastCalls(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -41,7 +44,7 @@ func TestRecorderRemembersTheLastCalls(t *testing.T) {
 	buf := allocate(t, rt, 4096)
 	for range 20 {
 		n := 1 + random.IntN(30)
-		r := comm.NewRecorder(noop.New(rt), n, "")
+		r := comm.NewRecorder(untold{noop.New(rt)}, n, "")
 		// The reference: everything that was called, in plain lists.
 		type called struct {
 			text, err       string
@@ -114,7 +117,7 @@ func TestRecorderRemembersTheLastCalls(t *testing.T) {
 func TestRecorderDumpHasThePyTorchFields(t *testing.T) {
 	rt := newRuntime(t)
 	buf := allocate(t, rt, 64)
-	r := comm.NewRecorder(noop.New(rt), 10, "")
+	r := comm.NewRecorder(untold{noop.New(rt)}, 10, "")
 	_, _, line, _ := runtime.Caller(0)
 	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.BF16, comm.Sum)) // line + 1
 	var c comm.Communicator = comm.NewMeter(r)
@@ -245,12 +248,18 @@ func BenchmarkRecorder(b *testing.B) {
 			sink += time.Since(start)
 		}
 	})
-	for name, c := range map[string]comm.Communicator{"bare": bare, "recorded": comm.NewRecorder(bare, 1000, "")} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				_ = c.AllReduce(0, 0, 4, dtype.F32, comm.Sum)
-			}
-		})
+	buf := allocate(b, rt, 64)
+	for _, of := range []struct {
+		name string
+		comm.Communicator
+	}{{"nothing", bare}, {"noop", noop.New(rt)}} {
+		for name, c := range map[string]comm.Communicator{"bare": of.Communicator, "recorded": comm.NewRecorder(of.Communicator, 1000, "")} {
+			b.Run(of.name+"/"+name, func(b *testing.B) {
+				for b.Loop() {
+					_ = c.AllReduce(buf, buf, 4, dtype.F32, comm.Sum)
+				}
+			})
+		}
 	}
 }
 
@@ -364,6 +373,102 @@ func (w waiting) Sync(context.Context) error {
 	end := make(chan error)
 	w.entered <- end
 	return <-end
+}
+
+// What is done is known before anybody waits for it, where the communicator tells.
+func TestRecorderLearnsOfWhatIsDone(t *testing.T) {
+	rt := newRuntime(t)
+	buf := [2]uintptr{allocate(t, rt, 4096), allocate(t, rt, 4096)}
+	worlds, err := local.New(2)
+	require.NoError(t, err)
+	r := comm.NewRecorder(comm.NewMeter(worlds[0]), 8, "")
+	done := func() (done []bool) {
+		for _, e := range r.Dump().Entries {
+			done = append(done, e.Completed >= e.Created && e.State == "completed")
+		}
+		return done
+	}
+	reduce := func(rank int, c comm.Communicator) {
+		require.NoError(t, c.AllReduce(buf[rank], buf[rank], 1000, dtype.F32, comm.Sum))
+	}
+	reduce(0, r)
+	reduce(0, r)
+	reduce(1, worlds[1])
+	require.NoError(t, worlds[1].Sync(t.Context()))
+	assert.Equal(t, []bool{true, false}, done())
+	require.NoError(t, r.Recv(buf[0], 1, dtype.F32, 1, 1))
+	require.NoError(t, r.Recv(buf[0]+8, 1, dtype.F32, 1, 2))
+	reduce(1, worlds[1])
+	require.NoError(t, worlds[1].Send(buf[1], 1, dtype.F32, 0, 2))
+	assert.Equal(t, []bool{true, true, false, false}, done(), "messages are told in order")
+	require.NoError(t, worlds[1].Send(buf[1], 1, dtype.F32, 0, 1))
+	assert.Equal(t, []bool{true, true, true, true}, done())
+	assert.Equal(t, "2", r.Dump().Statuses["0"].Completed)
+
+	// A call looks now and then, so that there is a time without a dump.
+	first := r.Dump().Entries[0].Completed
+	for range 4 {
+		reduce(0, r)
+		reduce(1, worlds[1])
+	}
+	require.NoError(t, worlds[1].Sync(t.Context()))
+	reduce(0, r) // the ninth
+	last := r.Dump().Entries
+	require.Len(t, last, 8)
+	for i, e := range last[3:7] {
+		assert.Equal(t, last[7].Created, e.Completed, "call %d", i)
+	}
+	assert.Less(t, first, last[3].Completed)
+	assert.Equal(t, []bool{true, true, true, true, true, true, true, false}, done())
+	reduce(1, worlds[1])
+	require.NoError(t, r.Sync(t.Context()))
+	assert.NotContains(t, done(), false)
+	for _, c := range []comm.Communicator{r, worlds[1]} {
+		require.NoError(t, c.Close())
+	}
+}
+
+// Which of two messages of two goroutines is submitted first is not known: only a wait
+// tells that they are done.
+func TestRecorderOfGoroutinesAtTheSameTime(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	r := comm.NewRecorder(late{comm.NewMeter(noop.New(rt)), entered, leave}, 8, "")
+	done := make(chan error)
+	go func() { done <- r.Recv(buf, 1, dtype.F32, 0, 1) }()
+	<-entered
+	require.NoError(t, r.Send(buf+8, 1, dtype.F32, 0, 2)) // overtakes it
+	require.NoError(t, r.AllReduce(buf+16, buf+16, 1, dtype.F32, comm.Sum))
+	close(leave)
+	require.NoError(t, <-done)
+	require.NoError(t, r.Send(buf+24, 1, dtype.F32, 0, 1))
+	states := func() (states []string) {
+		for _, e := range r.Dump().Entries {
+			states = append(states, e.State)
+		}
+		return states
+	}
+	const no, yes = "scheduled", "completed"
+	assert.Equal(t, []string{no, no, no, no}, states(), "of the first two it is not known, the others wait")
+	go func() { done <- r.Recv(buf+32, 1, dtype.F32, 0, 2) }()
+	<-entered
+	require.NoError(t, <-done)
+	assert.Equal(t, []string{no, no, yes, no, no}, states())
+	require.NoError(t, r.Sync(t.Context()))
+	assert.Equal(t, []string{yes, yes, yes, yes, yes}, states())
+}
+
+// late is a communicator whose receives wait before they are submitted.
+type late struct {
+	*comm.Meter
+	entered, leave chan struct{}
+}
+
+func (l late) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error {
+	l.entered <- struct{}{}
+	<-l.leave
+	return l.Meter.Recv(buf, count, dt, src, tag)
 }
 
 // Of several goroutines that wait, the record shows the one that waits longest, and

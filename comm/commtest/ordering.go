@@ -1,6 +1,7 @@
 package commtest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ var orderingCases = []testCase{
 	{name: "group that fails submits nothing", body: failedGroup},
 	{name: "barrier holds until the last rank comes", body: barrier, minRanks: 2},
 	{name: "barrier implies sync", body: barrierSyncs},
+	{name: "progress is told", body: progress, needs: lonely},
 	{name: "goroutines take turns", body: handOver},
 	{name: "goroutines share a communicator", body: concurrent},
 	{name: "goroutines with a communicator each", body: concurrentSplits},
@@ -213,6 +215,66 @@ func barrierSyncs(p *probe) {
 	b.submit()
 	p.must(p.c.Barrier(p.ctx))
 	b.verify()
+}
+
+func lonely(b Backend) string { return cmp.Or(asynchrony(b), loneSelfReceive(b)) }
+
+// progress looks at what a communicator tells of what nobody has waited for, if it does.
+func progress(p *probe) {
+	c := p.split(0, p.rank)
+	teller, ok := comm.As[comm.Progresser](c)
+	if ok {
+		p.must(c.Barrier(p.ctx))
+		p.must(c.AllReduce(0, 0, 0, p.sumType(), comm.Sum))
+		ok = teller.Progress() != (comm.Progress{})
+		p.must(c.Sync(p.ctx))
+	}
+	if !ok {
+		p.skipped = "the communicator does not tell"
+		p.must(c.Close())
+		return
+	}
+	a := p.operands(p.sumType(), 100)
+	before := teller.Progress()
+	sees := func(when string, collectives, messages, collectivesDone, messagesDone uint64) {
+		got := teller.Progress()
+		want := before
+		want.Collectives.Submitted += collectives
+		want.Collectives.Done += collectivesDone
+		want.Messages.Submitted += messages
+		want.Messages.Done += messagesDone
+		if got != want {
+			p.errorf("progress %s: %+v, want %+v", when, got, want)
+		}
+	}
+	part := uintptr(10 * a.dt.Size())
+	p.must(c.Recv(a.recv, 10, a.dt, p.rank, 1))
+	p.must(c.Recv(a.recv+part, 10, a.dt, p.rank, 2))
+	p.must(c.Send(a.send, 10, a.dt, p.rank, 2))
+	sees("behind a message that nobody has sent", 0, 3, 0, 0)
+	p.must(c.Send(a.send, 10, a.dt, p.rank, 1))
+	p.must(c.Sync(p.ctx))
+	sees("after all messages", 0, 4, 0, 4)
+
+	reduce := func() { p.must(c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum)) }
+	if p.rank == 0 {
+		reduce()
+		if p.size > 1 {
+			sees("in a collective that the others have not called", 1, 4, 0, 4)
+		}
+	}
+	p.must(p.c.Barrier(p.ctx))
+	if p.rank != 0 {
+		reduce()
+	}
+	p.must(c.Sync(p.ctx))
+	sees("after a collective", 1, 4, 1, 4)
+	p.must(c.Barrier(p.ctx))
+	child, err := c.Split(p.ctx, 0, p.rank)
+	p.must(err)
+	sees("after a barrier and a split", 3, 4, 3, 4)
+	p.must(child.Close())
+	p.must(c.Close())
 }
 
 // handOver uses the communicator from a new goroutine each time.

@@ -19,6 +19,7 @@ var (
 	_ comm.Communicator = (*communicator)(nil)
 	_ comm.Reacher      = (*communicator)(nil)
 	_ comm.Ender        = (*communicator)(nil)
+	_ comm.Progresser   = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {

@@ -15,6 +15,9 @@ func (e *endpoint) enqueue(batch []*op) {
 		for _, o := range batch {
 			if o.op.Message() == pass {
 				o.batch, o.messages, o.collectives = e.batches, messages > 0, messages < len(batch)
+				if o.op.Message() {
+					o.number = e.messages.Begin()
+				}
 				e.backlog.push(o)
 			}
 		}

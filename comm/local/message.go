@@ -92,6 +92,7 @@ func (d *driver) messageDone(o *op) {
 	e.open[i] = e.open[last]
 	e.open[last] = nil
 	e.open = e.open[:last]
+	e.messages.End(o.number)
 	e.recycle(o)
 	goesOn := !e.backlog.empty()
 	idle := e.pending.Add(-1) == 0

@@ -17,6 +17,21 @@ const yieldLooks = 16
 // clockLooks is how often it looks between two looks at the clock, which take longer.
 const clockLooks = 16
 
+// Progress implements [comm.Progresser].
+func (e *endpoint) Progress() comm.Progress {
+	// What is asked later is more; too many submitted and too few done do no harm.
+	ended := e.messages.Ended()
+	begun := e.messages.Begun()
+	done := e.completed()
+	if e.telling() {
+		done = min(done, e.arrivals.Load()-1)
+	}
+	return comm.Progress{
+		Collectives: comm.Count{Submitted: e.submitted.Load() - begun, Done: done},
+		Messages:    comm.Count{Submitted: begun, Done: ended},
+	}
+}
+
 // sync waits until everything the rank submitted is done.
 func (e *endpoint) sync(ctx context.Context) error {
 	if e.closed.Load() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/tally"
 )
 
 // backend is what errors of this package say they come from.
@@ -138,6 +139,7 @@ type endpoint struct {
 	finished  atomic.Uint64 // number of the last small one that the rank finished, plus one
 	pending   atomic.Int32  // operations in the backlog or open
 	submitted atomic.Uint64 // all operations
+	messages  tally.Tally   // of these
 	settled   atomic.Uint64 // of these, known to the rank as done
 	spin      atomic.Int64  // how long waits spin, in ns; 0: not at all
 	told      atomic.Bool   // the rank knows why the world broke
@@ -170,9 +172,10 @@ type endpoint struct {
 type op struct {
 	entry
 	extra
-	owner *endpoint
-	tag   uint32
-	batch uint64
+	owner  *endpoint
+	tag    uint32
+	batch  uint64
+	number uint64 // of a message
 	// What the batch has: all operations of a batch start together.
 	collectives, messages bool
 	// Of a receive that is being copied in chunks.

@@ -20,6 +20,7 @@ var (
 	_ comm.Communicator = (*communicator)(nil)
 	_ comm.Reacher      = (*communicator)(nil)
 	_ comm.Ender        = (*communicator)(nil)
+	_ comm.Progresser   = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
@@ -38,6 +39,9 @@ func (c *communicator) Close() error {
 // End implements [comm.Ender]. With native collectives the other ranks are not
 // told.
 func (c *communicator) End(cause error) error { return c.e.end(cause) }
+
+// Progress implements [comm.Progresser].
+func (c *communicator) Progress() comm.Progress { return c.e.Progress() }
 
 // CheckDevice implements [comm.Reacher]. Device memory needs a CUDA-aware
 // library, and native collectives: this package's own reduce on the host.

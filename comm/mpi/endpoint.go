@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/tally"
 )
 
 // endpoint is one rank of a communicator: what it submitted, and what has become
@@ -26,11 +27,13 @@ type endpoint struct {
 	check    comm.Check
 	rank     int
 	size     int
-	pub      uintptr      // the communicator that users and other programs see
-	inner    uintptr      // its duplicate for the messages of collectives
-	inFlight atomic.Int32 // operations submitted and not done
-	waiters  atomic.Int32 // goroutines inside wait
-	leaving  atomic.Bool  // has said farewell, and waits for that of the others
+	pub      uintptr       // the communicator that users and other programs see
+	inner    uintptr       // its duplicate for the messages of collectives
+	inFlight atomic.Int32  // operations submitted and not done
+	called   atomic.Uint64 // collectives submitted,
+	done     atomic.Uint64 // and of these, the first ones, done
+	waiters  atomic.Int32  // goroutines inside wait
+	leaving  atomic.Bool   // has said farewell, and waits for that of the others
 
 	mu       sync.Mutex
 	closed   bool
@@ -41,8 +44,10 @@ type endpoint struct {
 	reads    spans // what these read,
 	writes   spans // and what they write
 	free     []*op
-	seq      uint64 // operations of collectives submitted so far,
-	messages uint64 // and messages
+	seq      uint64      // operations of collectives submitted so far,
+	begun    uint64      // and started, the last of which belongs to the collective
+	latest   uint64      // with this number
+	messages tally.Tally // of users
 	groups   uint64
 	table    requests
 	board    board
@@ -78,7 +83,7 @@ func (e *endpoint) enqueue(o *op) {
 		o.named = e.history.named
 		e.seq++
 	} else {
-		o.number, e.messages = e.messages, e.messages+1
+		o.number = e.messages.Begin()
 	}
 	e.waiting = append(e.waiting, o)
 	e.inFlight.Add(1)
@@ -101,7 +106,33 @@ func (e *endpoint) start() error {
 		clear(e.waiting[rest:])
 		e.waiting = e.waiting[:rest]
 	}
+	e.publish()
 	return nil
+}
+
+// publish tells anyone who asks how far collectives have come.
+func (e *endpoint) publish() {
+	done, called := e.history.named, e.history.named
+	if o := e.oldest(); o != nil {
+		done = o.named - min(o.named, 1) // setUp's have none
+	} else if e.begun < e.seq {
+		done = e.latest - min(e.latest, 1)
+	}
+	if e.called.Load() != called {
+		e.called.Store(called)
+	}
+	if e.done.Load() != done {
+		e.done.Store(done)
+	}
+}
+
+// Progress implements [comm.Progresser] for the communicator.
+func (e *endpoint) Progress() comm.Progress {
+	done, ended := e.done.Load(), e.messages.Ended()
+	return comm.Progress{
+		Collectives: comm.Count{Submitted: e.called.Load(), Done: done},
+		Messages:    comm.Count{Submitted: e.messages.Begun(), Done: ended},
+	}
 }
 
 // started returns how many operations have started and are not done.
@@ -147,6 +178,9 @@ func (e *endpoint) begin(o *op) error {
 		if o.memory, err = e.scratch.take(o.work); err != nil {
 			return err
 		}
+	}
+	if o.collective() {
+		e.begun, e.latest = o.seq+1, o.named
 	}
 	done, err := e.advance(o)
 	if err != nil {
@@ -199,6 +233,9 @@ func (e *endpoint) advance(o *op) (done bool, err error) {
 
 // retire gives up an operation that is done.
 func (e *endpoint) retire(o *op) {
+	if !o.collective() {
+		e.messages.End(o.number)
+	}
 	e.scratch.give(o.memory)
 	if !o.op.MovesData() {
 		e.passed = o.number + 1

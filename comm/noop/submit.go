@@ -40,24 +40,30 @@ func (c *communicator) SubmitTogether(calls []comm.Call) error {
 // breaks the communicator: what failed may be another submission's.
 func (c *communicator) submit(call *comm.Call) error {
 	var err error
-	partner := -1
-	if call.Op.Message() {
-		partner = slices.IndexFunc(c.waiting, func(other comm.Call) bool {
+	partner, number := -1, c.calls.Messages.Submitted
+	if !call.Op.Message() {
+		c.calls.Collectives.Submitted++
+	} else {
+		c.calls.Messages.Submitted++
+		partner = slices.IndexFunc(c.waiting, func(other deferred) bool {
 			return other.Op.Message() && other.Op != call.Op && other.Tag == call.Tag
 		})
 	}
 	switch {
 	case partner >= 0:
-		err = c.deliver(c.waiting[partner], *call)
+		err = c.deliver(c.waiting[partner].Call, *call)
 		c.waiting = slices.Delete(c.waiting, partner, partner+1)
+		if err == nil {
+			c.calls.Messages.Done = c.firstMessage()
+		}
 	case len(c.waiting) > 0 || call.Op.Message():
-		c.waiting = append(c.waiting, call.Clone())
+		c.waiting = append(c.waiting, deferred{call.Clone(), number})
 		return nil
 	default:
-		err = c.carry(call, call)
+		err = c.work(call)
 	}
 	for err == nil && len(c.waiting) > 0 && !c.waiting[0].Op.Message() {
-		err = c.carry(&c.waiting[0], &c.waiting[0])
+		err = c.work(&c.waiting[0].Call)
 		c.waiting = slices.Delete(c.waiting, 0, 1)
 	}
 	if err != nil {
@@ -65,6 +71,22 @@ func (c *communicator) submit(call *comm.Call) error {
 	}
 	c.announce()
 	return nil
+}
+
+// firstMessage is the number of the first message without a partner, or of the next.
+func (c *communicator) firstMessage() uint64 {
+	for i := range c.waiting {
+		if w := &c.waiting[i]; w.Op.Message() {
+			return w.number
+		}
+	}
+	return c.calls.Messages.Submitted
+}
+
+// work does a collective.
+func (c *communicator) work(call *comm.Call) error {
+	c.calls.Collectives.Done++
+	return c.carry(call, call)
 }
 
 // deliver carries a message, given its two ends.

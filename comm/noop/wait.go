@@ -11,13 +11,19 @@ import (
 // Wait implements [comm.Backend]. A Split does not wait, as there is nobody to wait
 // for.
 func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	if w.Op == comm.OpSync {
+		return nil, c.finish(ctx)
+	}
+	if err := c.Submit(comm.Call{Op: w.Op}); err != nil { // it moves nothing, but has its place
+		return nil, err
+	}
 	switch {
-	case w.Op != comm.OpSplit:
+	case w.Op == comm.OpBarrier:
 		return nil, c.finish(ctx)
 	case w.Color < 0:
-		return nil, c.Usable()
+		return nil, nil
 	}
-	return New(c.rt), c.Usable()
+	return New(c.rt), nil
 }
 
 // finish waits until messages have found their partners and copies are done.

@@ -77,6 +77,9 @@ func (c *Comm) current() *cuda.Stream {
 	return s
 }
 
+// Progress implements [comm.Progresser]: what its kernels have done is not known.
+func (*Comm) Progress() (none comm.Progress) { return none }
+
 // explain wraps the error of an operation, if there is one.
 func (c *Comm) explain(op string, err error) error {
 	var named *comm.OpError

@@ -10,11 +10,14 @@ import "runtime"
 type Stack [32]uintptr
 
 // Fill notes where its caller was called from. What was called from C shows no
-// further than to C.
-func (s *Stack) Fill() {
-	if n := fill(s); n < len(s) {
+// further than to C. It returns a number of the goroutine that no other one has at the
+// same time, or 0 if that is not known.
+func (s *Stack) Fill() (goroutine uintptr) {
+	n, goroutine := fill(s)
+	if n < len(s) {
 		s[n] = 0
 	}
+	return goroutine
 }
 
 // Frames resolves the stack, innermost first. Where functions were inlined into

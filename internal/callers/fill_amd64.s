@@ -1,13 +1,14 @@
 #include "textflag.h"
 
-// func fill(s *Stack) int
+// func fill(s *Stack) (n int, goroutine uintptr)
 //
 // BP points to the saved BP of the caller, the return address above it. g begins
 // with the bounds of the stack, lo and hi.
-TEXT ·fill(SB), NOSPLIT, $0-16
+TEXT ·fill(SB), NOSPLIT, $0-24
 	MOVQ s+0(FP), DI
 	MOVQ TLS, CX
 	MOVQ 0(CX)(TLS*1), CX
+	MOVQ CX, goroutine+16(FP)
 	MOVQ 0(CX), R8
 	MOVQ 8(CX), R9
 	SUBQ $16, R9
@@ -32,5 +33,5 @@ next:
 	JMP  next
 
 done:
-	MOVQ AX, ret+8(FP)
+	MOVQ AX, n+8(FP)
 	RET

@@ -1,11 +1,12 @@
 #include "textflag.h"
 
-// func fill(s *Stack) int
+// func fill(s *Stack) (n int, goroutine uintptr)
 //
 // R29 points to the saved R29 of the caller, the return address above it. g
 // begins with the bounds of the stack, lo and hi.
-TEXT ·fill(SB), NOSPLIT, $0-16
+TEXT ·fill(SB), NOSPLIT, $0-24
 	MOVD s+0(FP), R0
+	MOVD g, goroutine+16(FP)
 	MOVD 0(g), R1
 	MOVD 8(g), R2
 	SUB  $16, R2
@@ -28,5 +29,5 @@ next:
 	B    next
 
 done:
-	MOVD R4, ret+8(FP)
+	MOVD R4, n+8(FP)
 	RET

@@ -3,7 +3,7 @@
 package callers
 
 // fill follows the frame pointers within the goroutine's stack and returns how
-// many return addresses it found.
+// many return addresses it found, and the address of its g.
 //
 //go:noescape
-func fill(s *Stack) int
+func fill(s *Stack) (n int, goroutine uintptr)

@@ -4,4 +4,4 @@ package callers
 
 import "runtime"
 
-func fill(s *Stack) int { return runtime.Callers(2, s[:]) }
+func fill(s *Stack) (n int, goroutine uintptr) { return runtime.Callers(2, s[:]), 0 }

@@ -1,0 +1,42 @@
+// Package tally counts operations that end in any order.
+package tally
+
+import "sync/atomic"
+
+// Tally tells how many operations have begun, and how many of these, the first ones,
+// have ended. Begin and End are called under a lock of their owner's; anyone may ask at
+// any time. The zero value is ready.
+type Tally struct {
+	begun, ended atomic.Uint64
+	late         []bool // which of those from ended on have
+}
+
+// Begin returns the number of an operation, from 0.
+func (t *Tally) Begin() uint64 {
+	n := t.begun.Load()
+	t.begun.Store(n + 1)
+	return n
+}
+
+// End ends an operation.
+func (t *Tally) End(number uint64) {
+	first := t.ended.Load()
+	for at := int(number - first); at >= len(t.late); {
+		t.late = append(t.late, false)
+	}
+	t.late[number-first] = true
+	n := 0
+	for n < len(t.late) && t.late[n] {
+		n++
+	}
+	if n > 0 {
+		t.late = t.late[:copy(t.late, t.late[n:])]
+		t.ended.Store(first + uint64(n))
+	}
+}
+
+// Begun is how many operations have begun.
+func (t *Tally) Begun() uint64 { return t.begun.Load() }
+
+// Ended is how many of the first ones have ended.
+func (t *Tally) Ended() uint64 { return t.ended.Load() }
