@@ -31,17 +31,22 @@ type Report struct {
 	Gone bool          // the rank's process has ended since, or cannot be reached
 }
 
-// LocalReports are [Reports] of the ranks of one process. The zero value is ready.
+// LocalReports are [Reports] of the ranks of one process. The zero value is ready. What
+// would be more than a job has is not kept.
 type LocalReports struct {
 	mu     sync.Mutex
 	groups map[string]map[int]localReport
+	kept   int // in all groups
 }
 
 type localReport struct {
-	text string
-	at   time.Time
-	left bool
+	text       string
+	at         time.Time
+	left, gone bool
 }
+
+// mostReports bounds how many are kept.
+const mostReports = 1 << 16
 
 // Report implements [Reports].
 func (l *LocalReports) Report(group string, rank int, text string) { l.put(group, rank, text, false) }
@@ -53,6 +58,12 @@ func (l *LocalReports) put(group string, rank int, text string, left bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ranks := l.groups[group]
+	if _, known := ranks[rank]; !known {
+		if l.kept == mostReports {
+			return
+		}
+		l.kept++
+	}
 	if ranks == nil {
 		if l.groups == nil {
 			l.groups = map[string]map[int]localReport{}
@@ -60,13 +71,24 @@ func (l *LocalReports) put(group string, rank int, text string, left bool) {
 		ranks = map[int]localReport{}
 		l.groups[group] = ranks
 	}
-	ranks[rank] = localReport{text, time.Now(), left}
+	ranks[rank] = localReport{text: text, at: time.Now(), left: left}
 	for _, r := range ranks {
 		if !r.left {
 			return
 		}
 	}
+	l.kept -= len(ranks)
 	delete(l.groups, group)
+}
+
+// Lost notes that a rank that has reported, and has not left, will not do so any more.
+func (l *LocalReports) Lost(group string, rank int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r, known := l.groups[group][rank]; known && !r.left {
+		r.gone = true
+		l.groups[group][rank] = r
+	}
 }
 
 // Last implements [Reports].
@@ -76,7 +98,7 @@ func (l *LocalReports) Last(_ context.Context, group string) (map[int]Report, er
 	l.mu.Unlock()
 	last := make(map[int]Report, len(ranks))
 	for rank, r := range ranks {
-		last[rank] = Report{Text: r.text, Age: time.Since(r.at)}
+		last[rank] = Report{Text: r.text, Age: time.Since(r.at), Gone: r.gone}
 	}
 	return last, nil
 }

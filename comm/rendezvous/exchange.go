@@ -73,10 +73,11 @@ func (j Job) fetch(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	self := hello{j.Rank, j.WorldSize, string(newNonce())}
+	self := newHello(j.Rank, j.WorldSize)
 	var log tally
+	var refused []error // when somebody did so last
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
-		var unreached, refused []error
+		var unreached, now []error
 		for i := range doors {
 			address, err := j.door(host, i)
 			if err != nil {
@@ -92,18 +93,21 @@ func (j Job) fetch(ctx context.Context) ([]byte, error) {
 			case r.proven:
 				return nil, err
 			default:
-				refused = append(refused, err)
+				now = append(now, err)
 				if times, due := log.count(r.reason); due {
 					slog.Warn("rendezvous: looking for rank 0, found somebody else", "at", r.by, "reason", r.reason, "times", times)
 				}
 			}
+		}
+		if len(now) > 0 {
+			refused = now
 		}
 		if len(unreached) == 0 && ctx.Err() == nil {
 			return nil, fmt.Errorf("rank 0's port and the %d behind it are in use by others; set %s to a free one: %w", doors-1, portVariable, errors.Join(refused...))
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w; last attempt to reach rank 0: %w", context.Cause(ctx), errors.Join(append(refused, unreached...)...))
+			return nil, fmt.Errorf("%w; last attempts to reach rank 0: %w", context.Cause(ctx), errors.Join(append(refused, unreached...)...))
 		case <-time.After(wait):
 		}
 	}
@@ -121,7 +125,7 @@ func (j Job) ask(ctx context.Context, address string, self hello) ([]byte, error
 	if err := conn.SetDeadline(time.Now().Add(glance)); err != nil {
 		return nil, err
 	}
-	if greeting, err := t.receive(len(magic) + nonceBytes); err != nil {
+	if greeting, err := t.receive(len(magic) + keyBytes); err != nil {
 		return nil, t.stranger("it does not greet")
 	} else if string(greeting[:len(magic)]) != magic {
 		return nil, t.stranger(reasonLanguage)

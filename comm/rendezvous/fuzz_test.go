@@ -24,10 +24,10 @@ func zeroOn(c net.Conn) (reason string) {
 
 func oneOn(c net.Conn) ([]byte, error) {
 	t := &talk{conn: c, key: fuzzJob.key()}
-	if _, err := t.receive(len(magic) + nonceBytes); err != nil {
+	if _, err := t.receive(len(magic) + keyBytes); err != nil {
 		return nil, err
 	}
-	return t.introduce(hello{1, 3, string(newNonce())})
+	return t.introduce(newHello(1, 3))
 }
 
 // link joins two ends in memory. When both wait for each other, it is over.
@@ -37,6 +37,7 @@ type link struct {
 	buffers [2]bytes.Buffer // what each end may read
 	waiting int
 	over    bool
+	heard   [2]bytes.Buffer // what each end wrote
 	// What end number side writes is changed at one byte, or lost from there on.
 	side, at int
 	flip     byte
@@ -82,6 +83,7 @@ func (e end) Write(b []byte) (int, error) {
 		}
 	}
 	e.buffers[1-e.number].Write(words)
+	e.heard[e.number].Write(words)
 	e.change.Broadcast()
 	return len(b), nil
 }
@@ -105,7 +107,7 @@ func (e end) RemoteAddr() net.Addr        { return &net.TCPAddr{} }
 // FuzzExchange changes or cuts what one of the sides says: rank 1 takes no
 // payload but the right one, and rank 0 knows whether it did.
 func FuzzExchange(f *testing.F) {
-	greeting := len(magic) + nonceBytes
+	greeting := len(magic) + keyBytes
 	f.Add(true, 60, byte(0))
 	f.Add(true, 3, byte(1))               // the magic
 	f.Add(true, greeting, byte(1))        // the kind of the reply
@@ -155,9 +157,9 @@ func (m *monologue) RemoteAddr() net.Addr        { return &net.TCPAddr{} }
 // FuzzStranger says anything to both sides: neither gives or takes a payload.
 func FuzzStranger(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
-	f.Add(append([]byte(magic), make([]byte, 4+4+nonceBytes+32)...))
-	f.Add(append([]byte(magic), make([]byte, nonceBytes+5+32)...))
-	f.Add(append(append([]byte(magic), make([]byte, nonceBytes)...), replyRefusal, 0, 0, 0, 2, 'n', 'o'))
+	f.Add(append([]byte(magic), make([]byte, 4+4+keyBytes+32)...))
+	f.Add(append([]byte(magic), make([]byte, keyBytes+5+32)...))
+	f.Add(append(append([]byte(magic), make([]byte, keyBytes)...), replyRefusal, 0, 0, 0, 2, 'n', 'o'))
 	f.Fuzz(func(t *testing.T, words []byte) {
 		m := &monologue{Reader: bytes.NewReader(words)}
 		assert.NotEmpty(t, zeroOn(m))
@@ -178,4 +180,38 @@ func TestUntouchedExchange(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, treasure, string(payload))
 	assert.Empty(t, <-reason)
+	for i := range l.heard {
+		assert.NotContains(t, l.heard[i].String(), treasure, "who listens does not learn it")
+	}
+}
+
+// One who knows the secret and listens, or has listened, does not learn the payload: it
+// takes a private key, too. Who proposes a key that leaves nothing secret gets none.
+func TestPayloadTakesAPrivateKey(t *testing.T) {
+	talks := func() (*talk, *talk) {
+		zero := &talk{key: fuzzJob.key(), private: newKey(), said: []byte("the same")}
+		one := &talk{key: fuzzJob.key(), private: newKey(), said: []byte("the same")}
+		zero.public, one.public = one.private.PublicKey().Bytes(), zero.private.PublicKey().Bytes()
+		return zero, one
+	}
+	zero, one := talks()
+	gcm, nonce, err := zero.payloadCipher()
+	require.NoError(t, err)
+	sealed := gcm.Seal(nil, nonce, []byte(treasure), nil)
+	gcm, _, err = one.payloadCipher()
+	require.NoError(t, err)
+	payload, err := gcm.Open(nil, nonce, sealed, nil)
+	require.NoError(t, err)
+	assert.Equal(t, treasure, string(payload))
+
+	listener := *one
+	listener.private = newKey()
+	gcm, _, err = listener.payloadCipher()
+	require.NoError(t, err)
+	_, err = gcm.Open(nil, nonce, sealed, nil)
+	assert.Error(t, err)
+
+	zero.public = make([]byte, keyBytes)
+	_, _, err = zero.payloadCipher()
+	assert.Error(t, err)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"sync"
 	"time"
@@ -33,8 +32,12 @@ type reportMessage struct {
 	Last  map[int]comm.Report `json:"last,omitempty"`
 }
 
-// longestReport bounds a line that a rank sends.
-const longestReport = 64 << 10
+// longestReport bounds a line that a rank sends, mostGroups those in which one rank
+// reports at a time.
+const (
+	longestReport = 4 << 10
+	mostGroups    = 1 << 12
+)
 
 // ReportKeeper keeps the reports of all ranks, at rank 0.
 type ReportKeeper struct {
@@ -45,14 +48,13 @@ type ReportKeeper struct {
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
-	gone  map[[2]any]bool // by group and rank
 }
 
 // KeepReports listens for the reports of the other ranks of a job, until it is closed:
 // to this host alone, or to all that reach it. The connection begins as that of
 // [Job.Broadcast] does, with a secret of its own.
 func KeepReports(thisHost bool) (*ReportKeeper, Invitation, error) {
-	invitation := Invitation{Secret: newNonce()}
+	invitation := Invitation{Secret: newSecret()}
 	host := ""
 	if thisHost {
 		host = "127.0.0.1"
@@ -78,7 +80,7 @@ func KeepReports(thisHost bool) (*ReportKeeper, Invitation, error) {
 		invitation.Addresses = append(invitation.Addresses, net.JoinHostPort(h, port))
 	}
 	k := &ReportKeeper{job: Job{Address: listener.Addr().String(), Secret: invitation.Secret}, listener: listener,
-		visitors: make(chan struct{}, mostStrangers), conns: map[net.Conn]bool{}, gone: map[[2]any]bool{}}
+		visitors: make(chan struct{}, mostStrangers), conns: map[net.Conn]bool{}}
 	go k.run()
 	return k, invitation, nil
 }
@@ -116,12 +118,18 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 	if !known || closed {
 		return
 	}
-	reported := map[[2]any]bool{}
+	type place struct {
+		group string
+		rank  int
+	}
+	reported := map[place]bool{}
 	defer func() {
+		for at := range reported {
+			k.Lost(at.group, at.rank)
+		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		delete(k.conns, conn)
-		maps.Copy(k.gone, reported)
 	}()
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, longestReport)
@@ -131,7 +139,7 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 		if json.Unmarshal(lines.Bytes(), &m) != nil {
 			return
 		}
-		who := [2]any{m.Group, m.Rank}
+		at := place{m.Group, m.Rank}
 		switch {
 		case m.Ask > 0:
 			m.Last, _ = k.Last(context.Background(), m.Group)
@@ -140,10 +148,12 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 			}
 		case m.Left:
 			k.Leave(m.Group, m.Rank, m.Text)
-			delete(reported, who)
+			delete(reported, at)
+		case len(reported) == mostGroups && !reported[at]:
+			return
 		default:
 			k.Report(m.Group, m.Rank, m.Text)
-			reported[who] = true
+			reported[at] = true
 		}
 	}
 }
@@ -157,23 +167,11 @@ func (k *ReportKeeper) welcome(conn net.Conn) bool {
 	if _, reason := t.hear(); reason != "" {
 		return false
 	}
-	if t.reply(replyPayload, nil) != nil {
+	if t.give(nil) != nil {
 		return false
 	}
 	ok, _ := t.check("receipt")
 	return ok && conn.SetDeadline(time.Time{}) == nil
-}
-
-// Last implements [comm.Reports].
-func (k *ReportKeeper) Last(ctx context.Context, group string) (map[int]comm.Report, error) {
-	last, err := k.LocalReports.Last(ctx, group)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for rank, r := range last {
-		r.Gone = k.gone[[2]any{group, rank}]
-		last[rank] = r
-	}
-	return last, err
 }
 
 // Close ends it.
@@ -207,7 +205,7 @@ func FollowReports(in Invitation, rank, size int) *RemoteReports {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &RemoteReports{cancel: cancel, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]comm.Report{},
 		state: errors.New("not connected to rank 0 yet")}
-	go r.run(ctx, in, hello{rank, size, string(newNonce())})
+	go r.run(ctx, in, newHello(rank, size))
 	return r
 }
 
@@ -263,7 +261,7 @@ func (in Invitation) connect(ctx context.Context, self hello) (net.Conn, error) 
 		if err == nil {
 			t := &talk{conn: conn, key: Job{Address: address, Secret: in.Secret}.key()}
 			if err = conn.SetDeadline(time.Now().Add(glance)); err == nil {
-				_, err = t.receive(len(magic) + nonceBytes)
+				_, err = t.receive(len(magic) + keyBytes)
 			}
 			if err == nil {
 				_, err = t.introduce(self)

@@ -19,7 +19,7 @@ func FuzzReports(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		conn, err := invitation.connect(ctx, hello{1, 3, string(newNonce())})
+		conn, err := invitation.connect(ctx, newHello(1, 3))
 		require.NoError(t, err)
 		_, err = conn.Write(data)
 		require.NoError(t, err)

@@ -3,6 +3,7 @@ package rendezvous_test
 import (
 	"context"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +66,26 @@ func TestReports(t *testing.T) {
 		return err != nil && strings.Contains(err.Error(), "rank 0 does not answer")
 	}, 10*time.Second, time.Millisecond)
 	require.NoError(t, one.Close())
+}
+
+// A rank that reports without end is not listened to any more, and the others are.
+func TestReportsAreBounded(t *testing.T) {
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	flood := rendezvous.FollowReports(invitation, 1, 3)
+	for group := range 1<<12 + 1 {
+		flood.Report(strconv.Itoa(group), 1, "waits")
+	}
+	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[1].Gone })
+	last, err := keeper.Last(t.Context(), strconv.Itoa(1<<12))
+	require.NoError(t, err)
+	assert.Empty(t, last)
+	friend := rendezvous.FollowReports(invitation, 2, 3)
+	friend.Report("0", 2, "waits")
+	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[2].Text == "waits" })
+	assert.NoError(t, flood.Close())
+	assert.NoError(t, friend.Close())
 }
 
 // Someone without the secret is not listened to, and who says nothing keeps nobody.

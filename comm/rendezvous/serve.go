@@ -56,7 +56,7 @@ func (j Job) listen(ctx context.Context) (net.Listener, error) {
 		inUse = append(inUse, err)
 		// It may be this job's, and then there are two processes of rank 0.
 		var r *refusal
-		if _, err := j.ask(ctx, address, hello{0, j.WorldSize, string(newNonce())}); errors.As(err, &r) && r.proven {
+		if _, err := j.ask(ctx, address, newHello(0, j.WorldSize)); errors.As(err, &r) && r.proven {
 			return nil, err
 		}
 		if ctx.Err() != nil {
@@ -192,7 +192,7 @@ func (s *server) answer(v *visitor) (reason string) {
 		_ = t.reply(replyRefusal, []byte(reason)) // it may be gone
 		return reason
 	}
-	if err := t.reply(replyPayload, s.payload); err != nil {
+	if err := t.give(s.payload); err != nil {
 		return fmt.Sprintf("rank %d went away: %v", who.rank, err)
 	}
 	if ok, err := t.check("receipt"); !ok {
@@ -219,7 +219,7 @@ func (s *server) claim(v *visitor, who hello) (reason string) {
 		return "rank 0 is here already: two processes have the same rank"
 	case who.rank >= who.size:
 		return fmt.Sprintf("rank %d in a job of %d", who.rank, who.size)
-	case first != nil && first.who.nonce != who.nonce:
+	case first != nil && first.who.public != who.public:
 		return fmt.Sprintf("rank %d is here already, from %v: two processes have the same rank", who.rank, first.conn.RemoteAddr())
 	}
 	s.claims[who.rank] = v

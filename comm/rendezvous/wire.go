@@ -1,6 +1,9 @@
 package rendezvous
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/ecdh"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -14,20 +17,22 @@ import (
 
 // The exchange, for each of the ranks 1 to WorldSize-1:
 //
-//	rank 0 -> rank r   greeting: magic, 32 random bytes
-//	rank r -> rank 0   hello:    magic, rank, world size, 32 random bytes, MAC
-//	rank 0 -> rank r   reply:    outcome, length, payload or the reason of a refusal, MAC
+//	rank 0 -> rank r   greeting: magic, a new public key
+//	rank r -> rank 0   hello:    magic, rank, world size, a public key, MAC
+//	rank 0 -> rank r   reply:    outcome, length, payload (encrypted) or the reason of a refusal, MAC
 //	rank r -> rank 0   receipt:  MAC
 //
 // A MAC is HMAC-SHA256 over everything said so far in both directions and the
 // name of the step, so neither side accepts a stranger, a replay or its own
-// words. Its key is made of the job's secret and the port. Nothing is encrypted.
+// words. Its key is made of the job's secret and the port. The payload is encrypted
+// (AES-GCM) by what the two keys (X25519) have in common: who listens does not learn
+// it, even one who finds the secret out later.
 //
-// The random bytes of rank r are the same in all its attempts: they tell a rank
-// that tries again from another process that has the same rank.
+// The key of rank r is the same in all its attempts: it tells a rank that tries again
+// from another process that has the same rank.
 const (
-	magic      = "tutti/rendezvous/2"
-	nonceBytes = 32
+	magic    = "tutti/rendezvous/3"
+	keyBytes = 32
 	// maxPayload bounds what a peer may announce, maxReason one that may be a
 	// stranger.
 	maxPayload = 1 << 20
@@ -70,9 +75,11 @@ func (j Job) key() []byte {
 
 // talk is one connection and what was said on it.
 type talk struct {
-	conn net.Conn
-	key  []byte
-	said []byte
+	conn    net.Conn
+	key     []byte
+	said    []byte
+	private *ecdh.PrivateKey // this side's
+	public  []byte           // the other side's
 }
 
 func (t *talk) send(words []byte) error {
@@ -105,6 +112,39 @@ func (t *talk) check(step string) (bool, error) {
 	return err == nil && hmac.Equal(got, want), err
 }
 
+// payloadCipher encrypts a payload behind what was said so far. Both keys are used in
+// one talk together, so there is one message and needs no nonce.
+func (t *talk) payloadCipher() (cipher.AEAD, []byte, error) {
+	public, err := ecdh.X25519().NewPublicKey(t.public)
+	if err != nil {
+		return nil, nil, err
+	}
+	shared, err := t.private.ECDH(public)
+	if err != nil {
+		return nil, nil, err
+	}
+	h := hmac.New(sha256.New, t.mac("payload"))
+	h.Write(shared)
+	block, err := aes.NewCipher(h.Sum(nil))
+	if err != nil {
+		return nil, nil, err
+	}
+	gcm, err := cipher.NewGCM(block)
+	if err != nil {
+		return nil, nil, err
+	}
+	return gcm, make([]byte, gcm.NonceSize()), nil
+}
+
+// give sends the payload.
+func (t *talk) give(payload []byte) error {
+	gcm, nonce, err := t.payloadCipher()
+	if err != nil {
+		return err
+	}
+	return t.reply(replyPayload, gcm.Seal(nil, nonce, payload, nil))
+}
+
 // reply sends a whole reply.
 func (t *talk) reply(outcome byte, body []byte) error {
 	head := binary.BigEndian.AppendUint32([]byte{outcome}, uint32(len(body)))
@@ -116,13 +156,20 @@ func (t *talk) reply(outcome byte, body []byte) error {
 
 // greet is rank 0's first step.
 func (t *talk) greet() error {
-	return t.send(append([]byte(magic), newNonce()...))
+	t.private = newKey()
+	return t.send(append([]byte(magic), t.private.PublicKey().Bytes()...))
 }
 
 // hello is who somebody says to be.
 type hello struct {
 	rank, size int
-	nonce      string
+	public     string           // key
+	private    *ecdh.PrivateKey // of oneself
+}
+
+func newHello(rank, size int) hello {
+	key := newKey()
+	return hello{rank, size, string(key.PublicKey().Bytes()), key}
 }
 
 // Reasons of rank 0 to refuse somebody.
@@ -141,7 +188,7 @@ func (t *talk) hear() (h hello, reason string) {
 	} else if string(words) != magic {
 		return h, reasonLanguage
 	}
-	words, err := t.receive(4 + 4 + nonceBytes)
+	words, err := t.receive(4 + 4 + keyBytes)
 	if err != nil {
 		return h, reasonSilence
 	}
@@ -151,30 +198,36 @@ func (t *talk) hear() (h hello, reason string) {
 	case !known:
 		return h, reasonSecret
 	}
+	t.public = words[8:]
 	return hello{
-		rank:  int(binary.BigEndian.Uint32(words)),
-		size:  int(binary.BigEndian.Uint32(words[4:])),
-		nonce: string(words[8:]),
+		rank:   int(binary.BigEndian.Uint32(words)),
+		size:   int(binary.BigEndian.Uint32(words[4:])),
+		public: string(t.public),
 	}, ""
 }
 
 // introduce is the whole of the other ranks' side, once the connection has
 // brought the greeting: it returns the payload or a [refusal].
 func (t *talk) introduce(h hello) ([]byte, error) {
+	t.private, t.public = h.private, t.said[len(magic):]
 	words := binary.BigEndian.AppendUint32([]byte(magic), uint32(h.rank))
 	words = binary.BigEndian.AppendUint32(words, uint32(h.size))
-	if err := t.send(append(words, h.nonce...)); err != nil {
+	if err := t.send(append(words, h.public...)); err != nil {
 		return nil, t.stranger("it went away")
 	}
 	if err := t.send(t.mac("hello")); err != nil {
 		return nil, t.stranger("it went away")
+	}
+	gcm, nonce, err := t.payloadCipher()
+	if err != nil {
+		return nil, t.stranger(reasonLanguage)
 	}
 	head, err := t.receive(5)
 	if err != nil {
 		return nil, t.stranger("it did not answer")
 	}
 	outcome, n := head[0], binary.BigEndian.Uint32(head[1:])
-	if outcome == replyPayload && n > maxPayload || outcome == replyRefusal && n > maxReason || outcome > replyRefusal {
+	if outcome == replyPayload && n > maxPayload+uint32(gcm.Overhead()) || outcome == replyRefusal && n > maxReason || outcome > replyRefusal {
 		return nil, t.stranger(reasonLanguage)
 	}
 	body, err := t.receive(int(n))
@@ -191,7 +244,11 @@ func (t *talk) introduce(h hello) ([]byte, error) {
 	case !known:
 		return nil, t.stranger("it does not know the secret")
 	}
-	return body, t.send(t.mac("receipt"))
+	payload, err := gcm.Open(nil, nonce, body, nil)
+	if err != nil {
+		return nil, t.stranger(reasonLanguage)
+	}
+	return payload, t.send(t.mac("receipt"))
 }
 
 // stranger is the refusal of somebody who did not prove to be rank 0.
@@ -199,9 +256,18 @@ func (t *talk) stranger(reason string) error {
 	return &refusal{by: t.conn.RemoteAddr().String(), reason: reason}
 }
 
-// newNonce returns random bytes. Reading them never fails.
-func newNonce() []byte {
-	nonce := make([]byte, nonceBytes)
-	rand.Read(nonce) //nolint:errcheck // documented never to fail
-	return nonce
+// newKey returns a random key.
+func newKey() *ecdh.PrivateKey {
+	key, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		panic(err) // reading random bytes is documented never to fail
+	}
+	return key
+}
+
+// newSecret returns random bytes.
+func newSecret() []byte {
+	secret := make([]byte, 32)
+	rand.Read(secret) //nolint:errcheck // documented never to fail
+	return secret
 }
