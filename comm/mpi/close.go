@@ -73,7 +73,7 @@ func (e *endpoint) departs() (gone, free bool) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	broken := e.readNotes() != nil
+	broken := e.readNotes() != nil || e.deliverNotes() != nil
 	for src := range e.peers {
 		broken = broken || e.gaveUp(src) != nil
 	}
