@@ -301,7 +301,9 @@ func (k kernels) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
 	x, faults := c.array(dst)
 	from, without := c.list("l", l), c.indices("taken", taken)
 	if c.err == nil {
-		add(faults, giveBack(x, from, without))
+		s := scratches.get()
+		add(faults, s.giveBack(x, from, without))
+		scratches.put(s)
 	}
 	return c.err
 }

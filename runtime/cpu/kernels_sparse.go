@@ -67,11 +67,13 @@ func zeroAt(dst []float32, idx []int32) (outside int32) {
 	return outside
 }
 
-// giveBack steps through two sorted lists. Which one goes on next is as good as
-// random, so nothing branches on it: what is not to be given back adds -0, which
-// leaves every number as it is.
-func giveBack(dst []float32, l entries, taken []int32) (outside int32) {
+// giveBack puts together what is to be given back, and adds it: of an element that is
+// not, the cache line is not even read. It steps through two sorted lists. Which one
+// goes on next is as good as random, so nothing branches on it.
+func (s *scratch) giveBack(dst []float32, l entries, taken []int32) (outside int32) {
 	idx, val := l.idx, l.val[:len(l.idx)]
+	s.compacted.resize(len(idx))
+	rest, n := s.compacted, 0
 	for j, t := 0, 0; j < len(idx); {
 		i := idx[j]
 		if uint(uint32(i)) >= uint(len(dst)) {
@@ -83,14 +85,12 @@ func giveBack(dst []float32, l entries, taken []int32) (outside int32) {
 		if t < len(taken) {
 			next = taken[t]
 		}
-		keep := math.Float32bits(val[j])
-		if next <= i {
-			keep = 1 << 31
-		}
-		dst[uint32(i)] += math.Float32frombits(keep)
+		rest.idx[n], rest.val[n] = i, val[j]
+		n += count(i < next)
 		j += count(i <= next)
 		t += count(next < i)
 	}
+	scatterAdd(dst, rest.cut(n), 1)
 	return outside
 }
 
