@@ -17,8 +17,8 @@ type cudaCompute struct {
 }
 
 // Steps implements [ComputeStream].
-func (c *cudaCompute) Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error) {
-	alone, err := c.Parts(ctx, 1, 1, nothing, func(next func() error) error { return errors.Join(repeat(ctx, n, prepare, nothing), next()) })
+func (c *cudaCompute) Steps(ctx context.Context, n int, prepare, like, step func() error) (time.Duration, error) {
+	alone, err := c.Parts(ctx, 1, 1, nothing, func(next func() error) error { return errors.Join(repeat(ctx, n, like, nothing), next()) })
 	if err != nil {
 		return 0, err
 	}

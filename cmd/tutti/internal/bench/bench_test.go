@@ -273,6 +273,31 @@ func TestSparseBetweenHosts(t *testing.T) {
 	})
 }
 
+// What is measured without steps leaves the residual of steps in place as it is.
+func TestGradientsAloneStayApart(t *testing.T) {
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, InPlace: true}
+	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
+		random, err := fromFloats(r.Runtime, cfg.DType, slices.Repeat([]float32{1, -2}, freshShift))
+		if err != nil {
+			return err
+		}
+		s, err := newSparseRun(ctx, r, cfg, random, distributed.TopkA, 0.1, 1000)
+		if err != nil {
+			return err
+		}
+		var values [3][]float32
+		for i, add := range []func() error{func() error { return s.tensor.Fill(0) }, s.nextGradient, s.likeGradient} {
+			err = errors.Join(err, add())
+			var e error
+			values[i], e = toFloats(s.tensor)
+			err = errors.Join(err, e)
+		}
+		assert.NotEqual(t, values[0], values[1])
+		assert.Equal(t, values[1], values[2])
+		return errors.Join(err, s.close(), random.Free())
+	})
+}
+
 func TestBrokenPromisesAreCounted(t *testing.T) {
 	gone := []float32{4, 0, 2, -6, float32(math.NaN())}
 	size := []float32{4, 1, 2, 6, 1}

@@ -178,6 +178,7 @@ type sparseRun struct {
 	sparse  *backend.Reducer
 	random  *runtime.Tensor // n + freshShift elements
 	tensor  *runtime.Tensor // n elements: the gradient, then the result
+	spare   *runtime.Tensor // in place: n elements that gradients are added to where the residual is to stay
 	step    int
 	rounds  []sparseRound
 	graph   backend.Graph // of a step, nil: steps are submitted one by one
@@ -311,6 +312,11 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random 
 	if s.tensor, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
 		return nil, err
 	}
+	if s.inPlace {
+		if s.spare, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
+			return nil, err
+		}
+	}
 	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: density,
 		InPlace: s.inPlace, NoUndo: s.inPlace || cfg.NoUndo || pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
 	return s, err
@@ -335,8 +341,10 @@ func (s *sparseRun) close() error {
 	if s.sparse != nil {
 		err = s.sparse.Close()
 	}
-	if s.tensor != nil {
-		err = errors.Join(err, s.tensor.Free())
+	for _, t := range []*runtime.Tensor{s.tensor, s.spare} {
+		if t != nil {
+			err = errors.Join(err, t.Free())
+		}
 	}
 	return err
 }
@@ -396,7 +404,7 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 	}
 	const most = 64 // steps that the host is ahead
 	for done := 0; done < iterations; done += most {
-		took, err := s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, step)
+		took, err := s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, s.likeGradient, step)
 		if err != nil {
 			return 0, err
 		}
@@ -449,9 +457,21 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 		choose: median.Of(values[2*n:3*n]) / ranks, exchange: median.Of(values[3*n:4*n]) / ranks, merge: median.Of(values[4*n:]) / ranks}, nil
 }
 
+// likeGradient does as much as nextGradient. In place that is done elsewhere: gradients
+// that no step picks from would change the residual's scale, and with it what the next
+// steps take.
+func (s *sparseRun) likeGradient() error {
+	if s.inPlace {
+		return s.gradientInto(s.spare)
+	}
+	return s.nextGradient()
+}
+
 // nextGradient puts the gradient of the next step into the tensor, or adds it to
 // what is left there.
-func (s *sparseRun) nextGradient() (err error) {
+func (s *sparseRun) nextGradient() error { return s.gradientInto(s.tensor) }
+
+func (s *sparseRun) gradientInto(t *runtime.Tensor) (err error) {
 	shift := s.step % freshShift
 	s.step++
 	gradient, err := s.random.Slice(0, shift, shift+s.tensor.Len())
@@ -460,18 +480,18 @@ func (s *sparseRun) nextGradient() (err error) {
 	}
 	defer func() { err = errors.Join(err, gradient.Free()) }()
 	if s.inPlace {
-		return s.add(gradient)
+		return s.add(t, gradient)
 	}
-	return s.tensor.CopyFrom(gradient)
+	return t.CopyFrom(gradient)
 }
 
-// add adds a gradient to the tensor, as a backward pass would.
-func (s *sparseRun) add(gradient *runtime.Tensor) error {
+// add adds a gradient to a tensor, as a backward pass would.
+func (s *sparseRun) add(t, gradient *runtime.Tensor) error {
 	kernels, err := runtime.KernelsOf(s.Runtime)
 	if err != nil {
 		return err
 	}
-	to, err := s.tensor.Ptr()
+	to, err := t.Ptr()
 	if err != nil {
 		return err
 	}
@@ -479,7 +499,7 @@ func (s *sparseRun) add(gradient *runtime.Tensor) error {
 	if err != nil {
 		return err
 	}
-	return kernels.Accumulate(runtime.Source{X: to, N: s.tensor.Len(), Grad: from, DType: dtype.F32})
+	return kernels.Accumulate(runtime.Source{X: to, N: t.Len(), Grad: from, DType: dtype.F32})
 }
 
 // check makes one more step and counts wrong elements over all ranks.
