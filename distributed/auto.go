@@ -71,7 +71,7 @@ const (
 	mostFinalists  = 4                       // and dense
 	fewestRounds   = 4                       // of the final, among those that are close
 	mostRounds     = 32                      // of the final
-	finalTime      = 400 * time.Millisecond  // no round is begun after it but the first 2*fewestRounds
+	finalTime      = 600 * time.Millisecond  // no round is begun after it but the first 2*fewestRounds
 	batch          = 8                       // steps that are timed together, on devices with streams
 	shifts         = 1 << 12                 // gradients that random numbers make, each shifted by one element
 	randomBlock    = 1 << 16                 // numbers that are drawn; the others repeat them
@@ -193,7 +193,7 @@ func (p *probe) run() (*Choice, error) {
 		if p.redundant(name) || p.spent > probeTime.Seconds() {
 			continue
 		}
-		seconds, err := p.try(name, best)
+		seconds, err := p.try(name, p.n, best)
 		if err != nil {
 			return nil, err
 		}
@@ -265,11 +265,11 @@ func (p *probe) fit() error {
 	return errors.Join(err, t.close())
 }
 
-// try measures a pattern, less often if it is far from the best. It returns the
-// shortest of its steps without the first, which a disturbance that comes and goes
-// spares: it says who is far.
-func (p *probe) try(name string, best float64) (float64, error) {
-	t, err := p.newTrial(name, p.n)
+// try measures a pattern on n elements, less often if it is far from the best. It
+// returns the shortest of its steps without the first, which a disturbance that comes
+// and goes spares: it says who is far.
+func (p *probe) try(name string, n int, best float64) (float64, error) {
+	t, err := p.newTrial(name, n)
 	if err != nil {
 		return 0, err
 	}
@@ -278,14 +278,14 @@ func (p *probe) try(name string, best float64) (float64, error) {
 		far *= 2 // one wrong choice less that matters
 	}
 	var times []float64
-	shortest, used := math.Inf(1), 0.0
+	shortest := math.Inf(1)
 	for err == nil {
 		var seconds float64
 		seconds, err = t.step()
 		times = append(times, seconds)
-		shortest, used = min(shortest, seconds), used+seconds
-		slow, steps := seconds > slowTrial.Seconds(), len(times)
-		enough := steps >= fewestSteps && (shortest > far || used > shortTrial.Seconds()) || steps == mostSteps
+		shortest = min(shortest, seconds)
+		slow, steps := shortest > slowTrial.Seconds(), len(times)
+		enough := steps >= fewestSteps && (shortest > far || float64(steps)*shortest > shortTrial.Seconds()) || steps == mostSteps
 		if enough || slow && (steps > 1 || shortest > far) {
 			break
 		}
@@ -300,15 +300,8 @@ func (p *probe) tryDense(best float64) (Trial, error) {
 	if p.n >= fewestElements {
 		var parts [2]float64
 		for i, part := range []int{p.n / 128, p.n / 32} {
-			t, err := p.newTrial(Dense, part)
-			if err != nil {
-				return result, err
-			}
-			_, err = t.step()
-			if err == nil {
-				parts[i], err = t.step()
-			}
-			if err := errors.Join(err, t.close()); err != nil {
+			var err error
+			if parts[i], err = p.try(Dense, part, math.Inf(1)); err != nil {
 				return result, err
 			}
 		}
@@ -319,7 +312,7 @@ func (p *probe) tryDense(best float64) (Trial, error) {
 			return result, nil
 		}
 	}
-	seconds, err := p.try(Dense, best)
+	seconds, err := p.try(Dense, p.n, best)
 	result.Time = duration(seconds)
 	return result, err
 }
