@@ -29,8 +29,8 @@ type communicator struct {
 	check comm.Check
 
 	mu      sync.Mutex
-	waiting []deferred // messages without a partner, and what comes after them
-	calls   comm.Progress
+	waiting []comm.Call   // messages without a partner, and what comes after them
+	calls   comm.Progress // Done is up to when nothing was waiting
 	changed chan struct{} // closed when something waiting was done; nil if nobody waits
 	closed  bool
 	broken  error // what broke the communicator
@@ -41,12 +41,6 @@ func New(rt runtime.Runtime) comm.Communicator {
 	c := &communicator{rt: rt, check: comm.Check{Backend: backend, WorldSize: 1}}
 	c.Calls = comm.NewCalls(&c.check, c)
 	return c
-}
-
-// deferred is a call that waits. Of a message it has the number.
-type deferred struct {
-	comm.Call
-	number uint64
 }
 
 // Progress implements [comm.Progresser]. What a device copies is not known to be done.

@@ -40,53 +40,36 @@ func (c *communicator) SubmitTogether(calls []comm.Call) error {
 // breaks the communicator: what failed may be another submission's.
 func (c *communicator) submit(call *comm.Call) error {
 	var err error
-	partner, number := -1, c.calls.Messages.Submitted
-	if !call.Op.Message() {
-		c.calls.Collectives.Submitted++
-	} else {
-		c.calls.Messages.Submitted++
-		partner = slices.IndexFunc(c.waiting, func(other deferred) bool {
+	partner, count := -1, &c.calls.Collectives
+	if call.Op.Message() {
+		count = &c.calls.Messages
+		partner = slices.IndexFunc(c.waiting, func(other comm.Call) bool {
 			return other.Op.Message() && other.Op != call.Op && other.Tag == call.Tag
 		})
 	}
+	count.Submitted++
 	switch {
 	case partner >= 0:
-		err = c.deliver(c.waiting[partner].Call, *call)
+		err = c.deliver(c.waiting[partner], *call)
 		c.waiting = slices.Delete(c.waiting, partner, partner+1)
-		if err == nil {
-			c.calls.Messages.Done = c.firstMessage()
-		}
 	case len(c.waiting) > 0 || call.Op.Message():
-		c.waiting = append(c.waiting, deferred{call.Clone(), number})
+		c.waiting = append(c.waiting, call.Clone())
 		return nil
 	default:
-		err = c.work(call)
+		err = c.carry(call, call)
 	}
 	for err == nil && len(c.waiting) > 0 && !c.waiting[0].Op.Message() {
-		err = c.work(&c.waiting[0].Call)
+		err = c.carry(&c.waiting[0], &c.waiting[0])
 		c.waiting = slices.Delete(c.waiting, 0, 1)
 	}
 	if err != nil {
 		return c.fail(err)
 	}
+	if len(c.waiting) == 0 {
+		c.calls.Collectives.Done, c.calls.Messages.Done = c.calls.Collectives.Submitted, c.calls.Messages.Submitted
+	}
 	c.announce()
 	return nil
-}
-
-// firstMessage is the number of the first message without a partner, or of the next.
-func (c *communicator) firstMessage() uint64 {
-	for i := range c.waiting {
-		if w := &c.waiting[i]; w.Op.Message() {
-			return w.number
-		}
-	}
-	return c.calls.Messages.Submitted
-}
-
-// work does a collective.
-func (c *communicator) work(call *comm.Call) error {
-	c.calls.Collectives.Done++
-	return c.carry(call, call)
 }
 
 // deliver carries a message, given its two ends.
