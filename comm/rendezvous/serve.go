@@ -173,8 +173,8 @@ func (s *server) dismiss(v *visitor) {
 	}
 }
 
-// answer is rank 0's side of one connection; it returns why the visitor is
-// refused, "" if it is not.
+// answer is rank 0's side of one connection; it returns why the visitor leaves
+// without the payload, "" if it does not, or that is noted already.
 func (s *server) answer(v *visitor) (reason string) {
 	t := &talk{conn: v.conn, key: s.job.key()}
 	if v.conn.SetDeadline(time.Now().Add(patience)) != nil || t.greet() != nil {
@@ -189,8 +189,9 @@ func (s *server) answer(v *visitor) (reason string) {
 	case reasonSilence, reasonLanguage:
 		return reason
 	default:
+		s.note(v, reason)                         // before somebody acts on the reply
 		_ = t.reply(replyRefusal, []byte(reason)) // it may be gone
-		return reason
+		return ""
 	}
 	if err := t.give(s.payload); err != nil {
 		return fmt.Sprintf("rank %d went away: %v", who.rank, err)
