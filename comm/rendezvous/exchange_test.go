@@ -349,7 +349,14 @@ func TestContradictionsAreNamed(t *testing.T) {
 		other.Rank, other.WorldSize = rank, size
 		return other
 	}
-	require.NoError(t, await(t, as(1, 3).start(t.Context(), "")).err)
+	conn := dial(t, job.Address)
+	first := &talk{conn: conn, key: job.key()}
+	_, err := first.receive(len(magic) + keyBytes)
+	require.NoError(t, err)
+	_, err = first.introduce(newHello(1, 3))
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, conn) // rank 0 hangs up when it has the receipt
+	require.NoError(t, err)
 	for _, c := range []struct {
 		name string
 		job  Job
@@ -365,7 +372,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 		assert.ErrorContains(t, err, c.says, c.name)
 	}
 	cancel()
-	err := await(t, served).err
+	err = await(t, served).err
 	assert.ErrorContains(t, err, "ranks [2] did not come")
 	assert.ErrorContains(t, err, "rank 0 is here already")
 }
