@@ -113,9 +113,7 @@ func (s *server) run(ctx context.Context, listener net.Listener) error {
 		v := s.admit(conn)
 		wg.Go(func() {
 			defer s.dismiss(v)
-			if reason := s.answer(v); reason != "" {
-				s.note(v, reason)
-			}
+			s.answer(v)
 			if len(s.missing()) == 0 {
 				finish()
 			}
@@ -173,12 +171,16 @@ func (s *server) dismiss(v *visitor) {
 	}
 }
 
-// answer is rank 0's side of one connection; it returns why the visitor leaves
-// without the payload, "" if it does not, or that is noted already.
+// answer is rank 0's side of one connection; it notes and returns why the visitor is
+// refused, "" if it is not.
 func (s *server) answer(v *visitor) (reason string) {
 	t := &talk{conn: v.conn, key: s.job.key()}
+	refuse := func(reason string) string {
+		s.note(v, reason)
+		return reason
+	}
 	if v.conn.SetDeadline(time.Now().Add(patience)) != nil || t.greet() != nil {
-		return reasonSilence
+		return refuse(reasonSilence)
 	}
 	who, reason := t.hear()
 	if reason == "" {
@@ -187,17 +189,17 @@ func (s *server) answer(v *visitor) (reason string) {
 	switch reason {
 	case "":
 	case reasonSilence, reasonLanguage:
-		return reason
+		return refuse(reason)
 	default:
-		s.note(v, reason)                         // before somebody acts on the reply
+		refuse(reason)                            // before somebody acts on the reply
 		_ = t.reply(replyRefusal, []byte(reason)) // it may be gone
-		return ""
+		return reason
 	}
 	if err := t.give(s.payload); err != nil {
-		return fmt.Sprintf("rank %d went away: %v", who.rank, err)
+		return refuse(fmt.Sprintf("rank %d went away: %v", who.rank, err))
 	}
 	if ok, err := t.check("receipt"); !ok {
-		return fmt.Sprintf("rank %d did not say that it has the payload (%v)", who.rank, err)
+		return refuse(fmt.Sprintf("rank %d did not say that it has the payload (%v)", who.rank, err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
