@@ -73,7 +73,7 @@ func (e *endpoint) departs() (gone, free bool) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	broken := e.readNotes() != nil || e.deliverNotes() != nil
+	broken := e.deliverNotes() != nil || e.readNotes() != nil
 	for src := range e.peers {
 		broken = broken || e.gaveUp(src) != nil
 	}

@@ -142,6 +142,7 @@ func (e *endpoint) attend() error {
 	if e.broken != nil {
 		return e.broken
 	}
+	_ = e.deliverNotes() // a rank that cannot be reached is not told
 	if err := e.readNotes(); err != nil {
 		return err
 	}
@@ -169,7 +170,6 @@ func (e *endpoint) readNotes() error {
 	if e.native {
 		return nil
 	}
-	_ = e.deliverNotes()
 	for src := range e.peers {
 		for src != e.rank && e.peers[src].last == nil {
 			n, err := e.read(src)
@@ -177,8 +177,7 @@ func (e *endpoint) readNotes() error {
 				return err
 			}
 			if how, passed := e.board.parted(src); n == nil && how == lastUnsent {
-				n = &note{kind: failure, passed: passed}
-				n.length = uint64(copy(n.text[:], "why could not be sent"))
+				n = unsent(passed)
 			}
 			if n == nil {
 				break
@@ -189,7 +188,16 @@ func (e *endpoint) readNotes() error {
 	return nil
 }
 
-// deliverNotes lets MPI go on with what is being sent.
+// unsent stands for the last note of a rank that MPI has not taken. It has called no
+// less than it has passed.
+func unsent(passed uint64) *note {
+	n := &note{kind: failure, calls: passed, passed: passed}
+	n.length = uint64(copy(n.text[:], "why could not be sent"))
+	return n
+}
+
+// deliverNotes lets MPI go on with what is being sent. MPI says once that a note could
+// not be.
 func (e *endpoint) deliverNotes() error {
 	if len(e.notes.table.list) == 0 {
 		return nil

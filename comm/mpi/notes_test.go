@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -32,7 +33,12 @@ func TestGaveUp(t *testing.T) {
 		e.heed(1, failed(3))
 		assert.ErrorContains(t, e.gaveUp(1), "rank 1 gave up: disk full", "in that %v or before it", call)
 	}
-	e := waits(comm.OpBroadcast)
+	e := waits(comm.OpBarrier)
+	e.history.calls = 4
+	e.heed(1, unsent(4))
+	assert.NoError(t, cmp.Or(e.gaveUp(1), e.needs(1)), "all have come, whatever the other one could not send")
+
+	e = waits(comm.OpBroadcast)
 	e.heed(1, failed(4))
 	assert.ErrorIs(t, e.gaveUp(1), comm.ErrPeerFailed, "where not all have come if one is done")
 }
