@@ -22,7 +22,7 @@ func (e *endpoint) Progress() comm.Progress {
 	// What is asked later is more; too many submitted and too few done do no harm.
 	ended := e.messages.Ended()
 	begun := e.messages.Begun()
-	done := e.completed()
+	done := min(e.completed(), e.arrivals.Load()) // others may have finished what this rank is just telling
 	if e.telling() {
 		done = min(done, e.arrivals.Load()-1)
 	}
