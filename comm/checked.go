@@ -190,7 +190,7 @@ func (k *Checked) settle(ctx context.Context) error {
 		return context.Cause(k.life)
 	}
 	if err != nil && ctx.Err() != nil {
-		return ContextError(ctx)
+		return fmt.Errorf("%w, waiting for the device", ContextError(ctx))
 	}
 	return err
 }

@@ -520,7 +520,20 @@ func TestCheckedWaitsForTheDeviceAlone(t *testing.T) {
 	assert.ErrorIs(t, <-first, comm.ErrClosed)
 }
 
-// The same for a collective that waits for the device.
+// An error says that it is the device that a call waited for in vain.
+func TestCheckedNamesTheDevice(t *testing.T) {
+	rt := newRuntime(t)
+	buf := allocate(t, rt, 64)
+	k, err := comm.NewChecked(noop.New(rt), stalled{rt, make(chan struct{}, 2)}, comm.CheckTimeout(time.Millisecond))
+	require.NoError(t, err)
+	for _, err := range []error{k.Send(buf, 1, dtype.F32, 0, 1), k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum)} {
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		assert.ErrorContains(t, err, "waiting for the device")
+	}
+	require.NoError(t, k.Close())
+}
+
+// Close ends a collective that waits for the device, too.
 func TestCheckedClosesWhileTheDeviceIsBusy(t *testing.T) {
 	rt := newRuntime(t)
 	buf := allocate(t, rt, 64)
