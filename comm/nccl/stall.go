@@ -24,8 +24,8 @@ type submissions struct {
 	told    string // what the other ranks were told last
 }
 
-// submission is a call without its addresses and lists, and the how manieth of its kind
-// it is.
+// submission is a call without its addresses and lists, and its number among those of
+// its kind.
 type submission struct {
 	comm.Call
 	number uint64
