@@ -100,18 +100,20 @@ func (g *GradientSync) endHandshake() error {
 	return err
 }
 
-// terms are those of all buckets.
+// terms are those of all buckets. What does not fit is in the hash alone.
 func (g *GradientSync) terms() string {
-	terms := fmt.Sprintf("version %s\n%d gradients", version(), len(g.lens))
+	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, rebuild %v, views %v",
+		version(), len(g.lens), g.op, g.cfg.Uneven, g.cfg.Rebuild, g.cfg.BucketViews)
 	h := fnv.New64a()
+	fmt.Fprintln(h, g.lens)
 	for i, b := range g.buckets {
 		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
 		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
 	}
-	terms += fmt.Sprintf("\n%v, uneven %v, rebuild %v", g.op, g.cfg.Uneven, g.cfg.Rebuild)
 	if g.joint != nil {
-		terms += fmt.Sprintf(", %+v", g.joint.cfg)
+		terms += fmt.Sprintf("\n%+v", g.joint.cfg)
 	}
+	h.Write([]byte(terms))
 	return fmt.Sprintf("%.*s\nhash %x", termsBytes-32, terms, h.Sum64())
 }
 

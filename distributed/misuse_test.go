@@ -249,6 +249,7 @@ func TestBucketsDisagree(t *testing.T) {
 		"sum":      {config{}, config{Sum: true}, "sum, uneven false"},
 		"sparse":   {config{}, config{Config: sparse, DenseUpTo: -1}, "topkA, density 0.1"},
 		"uneven":   {config{Uneven: true}, config{}, "uneven false"},
+		"views":    {config{}, config{BucketViews: true}, "views true"},
 		"overflow": {config{Config: sparse}, config{Config: distributed.Config{Pattern: "topkA", Density: 0.1, Overflow: distributed.OverflowError}}, "Overflow:3"},
 	} {
 		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -262,6 +263,41 @@ func TestBucketsDisagree(t *testing.T) {
 			err = g.ReduceAll(ctx, all)
 			assert.ErrorIs(t, err, comm.ErrMismatch, what)
 			assert.ErrorContains(t, err, k.want, what)
+			require.NoError(t, g.Close())
+			free(t, all)
+			return nil
+		})
+	}
+}
+
+// TestManyBucketsDisagree has the ranks compare also what is not named, because more
+// buckets than an error has room for come before it, or which gradients of a bucket
+// have what length.
+func TestManyBucketsDisagree(t *testing.T) {
+	const ranks, params = 2, 60
+	type config = distributed.GradientConfig
+	clip := func(norm float64) config {
+		return config{BucketBytes: 400, Config: distributed.Config{ClipNorm: norm}}
+	}
+	for what, k := range map[string]struct {
+		cfgs [ranks]config
+		lens [ranks]int // of the first gradient; of the second what is left of 200
+	}{
+		"clip":    {[ranks]config{clip(1), clip(2)}, [ranks]int{100, 100}},
+		"sum":     {[ranks]config{{BucketBytes: 400}, {BucketBytes: 400, Sum: true}}, [ranks]int{100, 100}},
+		"lengths": {[ranks]config{}, [ranks]int{100, 150}},
+	} {
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			all := gradients(t, rt, params)
+			for i, n := range []int{k.lens[c.Rank()], 200 - k.lens[c.Rank()]} {
+				require.NoError(t, all[i].Free())
+				var err error
+				all[i], err = runtime.New(rt, dtype.F32, n)
+				require.NoError(t, err)
+			}
+			g, err := distributed.NewGradientSync(ctx, rt, c, all, k.cfgs[c.Rank()])
+			require.NoError(t, err, what)
+			assert.ErrorIs(t, g.ReduceAll(ctx, all), comm.ErrMismatch, what)
 			require.NoError(t, g.Close())
 			free(t, all)
 			return nil
