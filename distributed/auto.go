@@ -477,6 +477,7 @@ type trial struct {
 	name     string
 	sparse   *Sparse
 	gradient *runtime.Tensor
+	alone    float64 // seconds that a batch of gradients takes, the least so far
 }
 
 // newTrial is a pattern on so many elements.
@@ -491,7 +492,7 @@ func (p *probe) newTrial(name string, n int) (*trial, error) {
 	if err != nil {
 		return nil, errors.Join(err, view.Free())
 	}
-	t := &trial{probe: p, name: name, sparse: s, gradient: view}
+	t := &trial{probe: p, name: name, sparse: s, gradient: view, alone: math.Inf(1)}
 	if err := t.settle(); err != nil {
 		return nil, errors.Join(err, t.close())
 	}
@@ -542,15 +543,17 @@ func (t *trial) findAnew() {
 func (t *trial) close() error { return errors.Join(t.sparse.Close(), t.gradient.Free()) }
 
 // step makes a step and returns what it took, on the slowest rank; where the host
-// runs ahead, the mean of a batch, less what its gradients took.
+// runs ahead, the mean of a batch, less what its gradients take. A disturbance of these
+// must not make steps look short.
 func (t *trial) step() (float64, error) {
 	if t.streams {
 		alone, err := t.timeBatch(t.refresh)
 		if err != nil {
 			return 0, err
 		}
+		t.alone = min(t.alone, alone)
 		all, err := t.timeBatch(func() error { return errors.Join(t.refresh(), t.sparse.AllReduce(t.ctx, t.gradient)) })
-		return max(all-alone, 0) / batch, err
+		return max(all-t.alone, 0) / batch, err
 	}
 	if err := t.refresh(); err != nil {
 		return 0, err

@@ -186,6 +186,42 @@ func TestAutoConnectsFirst(t *testing.T) {
 	require.Equal(t, n, runAuto(t, 2, n, 1, distributed.Config{Density: 0.01}, connect)[0][0].stats.Choice.Elements)
 }
 
+// What disturbs gradients that are made alone, on a device with streams, does not make
+// the steps look short that are measured with them.
+func TestAutoWithStreams(t *testing.T) {
+	const n = 20_000
+	rt := onStream{cpu.New()}
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		calls, alone := 0, 0
+		counted := notice(c, func(call comm.Call) {
+			if call.Op != comm.OpAllReduce || call.DType != dtype.F64 || call.Reduce != comm.Max {
+				calls++
+				return
+			}
+			took := time.Duration(calls) * 100 * time.Microsecond
+			if calls == 0 {
+				if alone++; alone%3 == 0 {
+					took = 20 * time.Millisecond
+				}
+			}
+			hostmem.Slice[float64](call.Send, 1)[0], calls = took.Seconds(), 0
+		})
+		s, err := distributed.NewSparse(rt, ordered{counted, ctx}, n, distributed.Config{Pattern: distributed.Auto, Density: 0.02})
+		require.NoError(t, err)
+		g, err := runtime.FromSlice(rt, normal(n, c.Rank()))
+		require.NoError(t, err)
+		require.NoError(t, s.AllReduce(ctx, g))
+		stats, err := s.Stats(ctx)
+		require.NoError(t, err)
+		assert.Len(t, stats.Choice.Trials, len(distributed.Patterns())-1, "gaussiankconcat is gaussiank")
+		for _, trial := range stats.Choice.Trials {
+			assert.Positive(t, trial.Time, trial.Pattern)
+		}
+		return errors.Join(s.Close(), g.Free())
+	}))
+	require.NoError(t, rt.Close())
+}
+
 // Where nothing or most is to be sent, nothing is measured.
 func TestAutoWithoutTrials(t *testing.T) {
 	for _, k := range []struct {
