@@ -105,6 +105,6 @@ func (c *Comm) drain() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	// A stream that cannot be asked belongs to a device on which nothing runs.
-	_ = poll.Until(ctx, func() (bool, error) { return c.stream.Done() })
+	_ = poll.Until(ctx, c.done)
 	return ctx.Err() == nil
 }
