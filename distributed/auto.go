@@ -25,8 +25,9 @@ import (
 // A [Sparse] does so in the first step that is not dense by its schedule, for
 // Config.Density; a [GradientSync] when it is made, once for all buckets of about
 // the same length. It takes two to three seconds at most where steps take less than
-// 50 ms, and otherwise the time of some steps more; and memory meanwhile, of up to
-// ten times the tensor's size, but of no more than ten times 16,777,216 elements.
+// 50 ms (on devices, where eight steps are timed together, up to a dozen), and
+// otherwise the time of some steps more; and memory meanwhile, of up to eleven times the
+// tensor's size, about twenty with momentum, but for no more than 16,777,216 elements.
 //
 // Dense is the fastest where links are like memory, or most entries are to be sent.
 // It is also chosen where a sparse pattern is faster by less than a twentieth. What

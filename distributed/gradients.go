@@ -182,7 +182,8 @@ type GradientSync struct {
 // allocates symmetric memory where the communicator has such, and chooses what is
 // left to [Auto]. Before the first step with a communicator they compare them, and
 // the version of this module: what differs is [comm.ErrMismatch] on all of them, and
-// named as far as there is room. That step waits for the device.
+// named as far as there is room. That step waits for the device, and allocates: it
+// comes before the runtime is frozen.
 func NewGradientSync(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg GradientConfig) (*GradientSync, error) {
 	const op = "gradient sync"
 	if rt == nil || c == nil {
