@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
@@ -65,7 +66,7 @@ func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
 		return f32.SelectRange(src.x, 0, lo, f32.MaxKey, dst.idx, dst.val)
 	}
 	step := len(src.x)
-	if src.dt != dtype.F32 {
+	if src.dt != dtype.F32 || !simd.AVX2 { // then what is done twice is done in the cache
 		step = chunk
 	}
 	for from := 0; from < len(src.x); from += step {
