@@ -2,8 +2,10 @@ package comm
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -11,7 +13,7 @@ import (
 // the error of one that waits in vain. A backend whose ranks learn nothing of each
 // other otherwise, as one of GPUs, has one where there is a way: memory of the
 // process, or a connection to rank 0 (comm/rendezvous). Reports are told, not
-// agreed on: they are for people to read.
+// agreed on: they are for people to read, but for those of ranks that give up.
 type Reports interface {
 	// Report replaces what a rank of a group, a communicator by a name that the same
 	// ranks know it by, has reported. It does not wait.
@@ -22,6 +24,15 @@ type Reports interface {
 	// Last returns what the ranks of a group reported last, by rank, as far as that
 	// is to be had until ctx ends.
 	Last(ctx context.Context, group string) (map[int]Report, error)
+	// GiveUp is Report of a rank that takes part in no operation of a group any more,
+	// after so many collectives that it has seen done. It returns when the ranks that
+	// can be reached know, or when ctx ends. It comes before the rank's work is
+	// aborted where that can end the work of others as if all were well.
+	GiveUp(ctx context.Context, group string, rank int, text string, done uint64)
+	// Failed returns an [ErrPeerFailed] if it is known of another rank of a group than
+	// that one that it gave up before so many collectives. It does not wait, and costs
+	// next to nothing as long as nobody has.
+	Failed(group string, rank int, collectives uint64) error
 }
 
 // Report is what a rank has reported.
@@ -36,29 +47,71 @@ type Report struct {
 type LocalReports struct {
 	mu     sync.Mutex
 	groups map[string]map[int]localReport
-	kept   int // in all groups
+	kept   int         // in all groups
+	gaveUp atomic.Bool // somebody has
 }
 
 type localReport struct {
 	text       string
 	at         time.Time
 	left, gone bool
+	gaveUp     *gaveUp // nil: not
+}
+
+type gaveUp struct {
+	text string
+	done uint64 // collectives before
 }
 
 // mostReports bounds how many are kept.
 const mostReports = 1 << 16
 
 // Report implements [Reports].
-func (l *LocalReports) Report(group string, rank int, text string) { l.put(group, rank, text, false) }
+func (l *LocalReports) Report(group string, rank int, text string) {
+	l.put(group, rank, text, false, nil)
+}
 
 // Leave implements [Reports].
-func (l *LocalReports) Leave(group string, rank int, text string) { l.put(group, rank, text, true) }
+func (l *LocalReports) Leave(group string, rank int, text string) {
+	l.put(group, rank, text, true, nil)
+}
 
-func (l *LocalReports) put(group string, rank int, text string, left bool) {
+// GiveUp implements [Reports].
+func (l *LocalReports) GiveUp(_ context.Context, group string, rank int, text string, done uint64) {
+	l.put(group, rank, "gave up: "+text, false, &gaveUp{text, done})
+	l.gaveUp.Store(true)
+}
+
+// Failed implements [Reports].
+func (l *LocalReports) Failed(group string, rank int, collectives uint64) error {
+	if !l.gaveUp.Load() {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var first *gaveUp
+	who := 0
+	for r, report := range l.groups[group] {
+		g := report.gaveUp
+		if g == nil || r == rank || g.done >= collectives {
+			continue
+		}
+		if first == nil || g.done < first.done || g.done == first.done && r < who {
+			first, who = g, r
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: rank %d gave up: %s", ErrPeerFailed, who, first.text)
+}
+
+func (l *LocalReports) put(group string, rank int, text string, left bool, gaveUp *gaveUp) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ranks := l.groups[group]
-	if _, known := ranks[rank]; !known {
+	before, known := ranks[rank]
+	if !known {
 		if l.kept == mostReports {
 			return
 		}
@@ -71,13 +124,24 @@ func (l *LocalReports) put(group string, rank int, text string, left bool) {
 		ranks = map[int]localReport{}
 		l.groups[group] = ranks
 	}
-	ranks[rank] = localReport{text: text, at: time.Now(), left: left}
+	if gaveUp == nil {
+		gaveUp = before.gaveUp
+	}
+	ranks[rank] = localReport{text: text, at: time.Now(), left: left, gaveUp: gaveUp}
 	for _, r := range ranks {
 		if !r.left {
 			return
 		}
 	}
 	l.kept -= len(ranks)
+	delete(l.groups, group)
+}
+
+// Forget drops what is known of a group.
+func (l *LocalReports) Forget(group string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept -= len(l.groups[group])
 	delete(l.groups, group)
 }
 

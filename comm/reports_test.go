@@ -10,6 +10,36 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
+// A rank that gave up fails what comes after the collectives that it had seen done, until
+// its group is forgotten, whatever it reports later.
+func TestLocalReportsOfRanksThatGiveUp(t *testing.T) {
+	l := new(comm.LocalReports)
+	for rank := range 4 {
+		l.Report("0", rank, "waits")
+	}
+	require.NoError(t, l.Failed("0", 0, 100))
+	l.GiveUp(t.Context(), "0", 3, "timed out", 7)
+	l.GiveUp(t.Context(), "0", 2, "changed its mind", 5)
+	l.Report("0", 2, "waits")
+	l.Leave("0", 3, "closed")
+	require.NoError(t, l.Failed("0", 0, 5), "they did their part in those")
+	for collectives, want := range map[uint64]string{6: "rank 2 gave up: changed its mind", 8: "rank 2 gave up: changed its mind"} {
+		err := l.Failed("0", 0, collectives)
+		require.ErrorIs(t, err, comm.ErrPeerFailed)
+		require.ErrorContains(t, err, want, collectives)
+	}
+	require.NoError(t, l.Failed("0/1.0", 0, 100), "another group")
+	require.ErrorContains(t, l.Failed("0", 2, 8), "rank 3 gave up: timed out", "it knows what it does itself")
+	require.NoError(t, l.Failed("0", 2, 7))
+	last, err := l.Last(t.Context(), "0")
+	require.NoError(t, err)
+	assert.Equal(t, "closed", last[3].Text)
+	for rank := range 3 {
+		l.Leave("0", rank, "closed")
+	}
+	assert.NoError(t, l.Failed("0", 0, 100))
+}
+
 // More reports than a job has are not kept, and those of groups that are forgotten make
 // room.
 func TestLocalReportsAreBounded(t *testing.T) {

@@ -32,6 +32,7 @@ var faultCases = []testCase{
 	{name: "fault: an ended context breaks nothing when nothing is left", body: endedContext},
 	{name: "fault: a rank leaves", body: peerLeaves, needs: faults, minRanks: 2},
 	{name: "fault: a rank leaves while others wait", body: peerLeavesMeanwhile, needs: faults, minRanks: 2},
+	{name: "fault: a rank gives up before others", body: peerGivesUp, needs: all(faults, asynchrony), minRanks: 3},
 	{name: "fault: ranks disagree", body: disagreements, needs: detection, minRanks: 2},
 	{name: "fault: message of another length or type", body: wrongMessage, needs: detection, minRanks: 2},
 }
@@ -217,6 +218,33 @@ func peerLeavesMeanwhile(p *probe) {
 	} else {
 		ctx, cancel, want := p.leaving()
 		p.wantOneOf("a rank closes", allReduceAndSync(ctx, c, a), want...)
+		cancel()
+	}
+	p.must(p.c.Barrier(p.ctx))
+	p.must(c.Close())
+	p.exercise(p.c)
+}
+
+// peerGivesUp has all ranks but the last, which stays away, wait for an allreduce. The
+// first gives up long before the others would: what it aborts must not look to them as if
+// the allreduce were done.
+func peerGivesUp(p *probe) {
+	a := p.operands(p.sumType(), 5)
+	c := p.split(0, p.rank)
+	switch p.rank {
+	case p.size - 1:
+	case 0:
+		ctx, cancel := context.WithTimeout(p.ctx, patience)
+		p.wantOneOf("waiting for a rank that stays away", allReduceAndSync(ctx, c, a), comm.ErrTimeout)
+		cancel()
+	default:
+		ctx, cancel := p.ctx, context.CancelFunc(func() {})
+		want := []error{comm.ErrPeerFailed, comm.ErrBroken}
+		if p.NoPeerFailure {
+			ctx, cancel = context.WithTimeout(p.ctx, 20*patience)
+			want = append(want, comm.ErrTimeout)
+		}
+		p.wantOneOf("another rank has given up", allReduceAndSync(ctx, c, a), want...)
 		cancel()
 	}
 	p.must(p.c.Barrier(p.ctx))

@@ -103,8 +103,8 @@ var Table = []Fault{
 			"local": {Others: gaveUp, Self: ok, Note: "names the call, its number and who has not made it"},
 			"mpi":   {Others: gaveUp, Self: ok, Note: "names the call, its number and who has sent nothing"},
 			Checked: {Others: gaveUp, Self: ok, Note: "after 30 s, or what `CheckTimeout` says"},
-			"nccl":  {Others: late(comm.ErrTimeout), Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
-			"p2p":   {Others: late(comm.ErrTimeout), Self: ok, Note: "names the call and its number"},
+			"nccl":  {Others: gaveUp, Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
+			"p2p":   {Others: gaveUp, Self: ok, Note: "names the call and its number"},
 		}},
 	{Name: "late", What: "it makes the call when the others have given up",
 		play: func(p *player) error {
@@ -117,11 +117,12 @@ var Table = []Fault{
 			err := p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
 			return errors.Join(err, p.Comm.Barrier(p.ctx))
 		},
-		Cells: gpu(map[string]Cell{
-			"local": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who gave up, and why", says: "gave up"},
+		Cells: map[string]Cell{
+			"local": lateComer, "nccl": lateComer,
 			"mpi":   {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Note: "with who gave up, and why; success if what the others sent is all that it needs"},
 			Checked: {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
-		}, Cell{Others: late(comm.ErrTimeout), Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)})},
+			"p2p":   {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
+		}},
 	{Name: "timed out", What: "its own wait passes a deadline",
 		play: func(p *player) error {
 			ctx, cancel := context.WithTimeout(p.ctx, deadline)
@@ -136,11 +137,13 @@ var Table = []Fault{
 			defer cancel()
 			return p.c.Barrier(ctx)
 		},
-		Cells: gpu(map[string]Cell{
+		Cells: map[string]Cell{
 			"local": {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
 			"mpi":   {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
+			"nccl":  {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout), says: "gave up: timed out"},
+			"p2p":   {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout), Note: "success if what it sent before is all that the others need"},
 			Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout)},
-		}, Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout), Note: "success if what it sent before is all that the others need"})},
+		}},
 	{Name: "cancelled", What: "its context is cancelled",
 		play: func(p *player) error {
 			if !p.odd {
@@ -157,7 +160,7 @@ var Table = []Fault{
 			}
 			return err
 		},
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled), Note: "both with the context's cause", says: errCause.Error()},
+		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled), Note: "both with the context's cause", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled)}, atOnce(comm.ErrCanceled))},
 	{Name: "closed", What: "it closes its communicator",
 		play: gives(func(p *player) error { return p.c.Close() }),
@@ -165,15 +168,15 @@ var Table = []Fault{
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok}, ok)},
 	{Name: "error", What: "its body in `comm.Run` returns one",
 		play: gives(run(func() error { return errCause })),
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text", says: errCause.Error()},
+		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "panic", What: "its body in `comm.Run` panics",
 		play: gives(run(func() error { panic(errCause) })),
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text; `Run` returns a `*PanicError` with the stack", says: errCause.Error()},
+		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text; `Run` returns a `*PanicError` with the stack", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "Goexit", What: "its body in `comm.Run` ends the goroutine",
 		play: gives(run(func() error { goruntime.Goexit(); return nil })),
-		Cells: leavesBut(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok},
+		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "dead", What: "its process is killed",
 		Cells: gpu(map[string]Cell{
@@ -231,6 +234,7 @@ var Table = []Fault{
 
 var (
 	busy      = same(atOnce(comm.ErrBusy, comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, nil)).noting("`ErrBusy` for a wait beside another one, and never a hang")
+	lateComer = Cell{Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who gave up, and why", says: "gave up"}
 	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
 	lost      = shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed))
 	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
@@ -241,6 +245,13 @@ var (
 // leavesBut are the cells of a rank that leaves: host backends tell the others.
 func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
 	return gpu(map[string]Cell{"noop": same(self), "local": told, "mpi": told, Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: self}}, waited)
+}
+
+// givesUp are those of one that gives up, which NCCL's ranks tell as well.
+func givesUp(told, waited Cell, self Outcome) map[string]Cell {
+	cells := leavesBut(told, waited, self)
+	cells["nccl"] = told
+	return cells
 }
 
 // messageCells are those of a message that is not what is received.

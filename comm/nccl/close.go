@@ -92,8 +92,7 @@ func (c *Comm) freeWindow(w window) error {
 	return c.rt.Deallocate(w.addr)
 }
 
-// End implements [comm.Ender]. NCCL cannot tell the other ranks the cause: they
-// get an error when their wait ends, with its context or because NCCL noticed.
+// End implements [comm.Ender]. The other ranks are told the cause as [Comm] says.
 func (c *Comm) End(cause error) error {
 	var errs []error
 	for _, child := range c.children.all() {

@@ -20,6 +20,12 @@ import (
 // context, ends the wait, the communicator is aborted, and buffers are the
 // caller's again when they return. That does not reach kernels on symmetric
 // buffers, see [Comm.AllocateSymmetric]. Split's colors and keys must fit in 32 bits.
+//
+// The abort on one rank ends kernels of the others with wrong results, of which NCCL
+// tells them nothing. So a rank that gives up lets the others know first
+// ([comm.Reports]), and their Sync and Barrier are [comm.ErrPeerFailed], with the
+// cause. They do not learn it where they have no connection to rank 0, which is tried
+// for a second at most, and of what is replayed from graphs.
 type Comm struct {
 	calls
 	check comm.Check
@@ -87,13 +93,13 @@ func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr
 	c.calls = comm.NewCalls(&c.check, door{c})
 	name, reporter, submitted := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.reporter, c.submitted
 	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, reporter, submitted) }, name)
+	if c.reporter != nil {
+		c.reporter.add(c.submitted)
+	}
 	if err := c.init(ctx); err != nil {
 		return nil, errors.Join(c.explain("init", err), c.Close())
 	}
 	c.submitted.forget() // what users submit counts
-	if c.reporter != nil {
-		c.reporter.add(c.submitted)
-	}
 	return c, nil
 }
 

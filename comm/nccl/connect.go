@@ -105,7 +105,8 @@ func (c *Comm) guarded(ctx context.Context, calls func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		c.abort()
-		return comm.ContextError(ctx)
+		err := comm.ContextError(ctx)
+		c.abort(err)
+		return err
 	}
 }

@@ -1,6 +1,16 @@
 package nccl
 
-import "github.com/tutti-go/tutti/internal/dl"
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/internal/dl"
+)
+
+// OtherRankGivesUp tells a communicator that another rank has given up, after as many
+// collectives as this one has seen done and more.
+func OtherRankGivesUp(c *Comm, rank, more int) {
+	c.reporter.GiveUp(context.Background(), c.name, rank, "changed its mind", c.submitted.seenDone()+uint64(more))
+}
 
 // WithoutNewerCalls runs f as if NCCL were version 2.18, without the calls that
 // came later.

@@ -26,6 +26,7 @@ type state struct {
 	life    context.Context // ends when Close is called
 	end     context.CancelFunc
 	closing sync.Once
+	telling sync.Once
 	failure atomic.Pointer[failure] // nil: sound
 }
 
@@ -79,8 +80,7 @@ func (s *state) untilClosed(ctx context.Context) (context.Context, context.Cance
 func (c *Comm) breakDown(cause error) error {
 	f := &failure{cause: cause, drained: make(chan struct{})}
 	if c.failure.CompareAndSwap(nil, f) {
-		c.submitted.broke(cause)
-		c.abort()
+		c.abort(cause)
 		f.stuck = !c.drain()
 		close(f.drained)
 	}
@@ -91,9 +91,25 @@ func (c *Comm) breakDown(cause error) error {
 }
 
 // abort ends what carries data.
-func (c *Comm) abort() {
+func (c *Comm) abort(cause error) {
+	c.telling.Do(func() { c.tellOthers(cause) })
 	c.data.abort()
 	c.windows.native.Load().abort()
+}
+
+// tellTimeout bounds how long a rank that gives up waits for the others to know it.
+const tellTimeout = time.Second
+
+// tellOthers lets the other ranks know that this one gives up, before its abort: see
+// abandoned.
+func (c *Comm) tellOthers(cause error) {
+	c.submitted.broke(cause)
+	if c.reporter == nil || c.WorldSize() == 1 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
+	defer cancel()
+	c.reporter.GiveUp(ctx, c.name, c.Rank(), c.submitted.how(), c.submitted.seenDone())
 }
 
 // drainTimeout bounds how long a communicator that broke waits for its kernels

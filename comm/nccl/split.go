@@ -27,13 +27,14 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
 	c.submitted.add(comm.OpSplit, &comm.Call{})
-	calls, done := c.submitted.begin(), uint64(0)
+	wait, _ := c.submitted.begin()
+	var done extent
 	defer func() { c.submitted.end(done) }()
 	child, err := c.derive(ctx, fmt.Sprintf("%d.%d", c.splits.Add(1), color), c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
 	if err == nil {
-		done = c.submitted.next(calls)
+		done = c.submitted.next(wait)
 	}
 	return child, err
 }

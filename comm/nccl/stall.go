@@ -15,13 +15,26 @@ type submissions struct {
 	rank, size int
 
 	mu      sync.Mutex
-	calls   uint64    // submitted so far
-	settled uint64    // done, as far as waits have told
+	begun   extent    // submitted so far
+	settled extent    // done, as far as waits have told
 	waiters int       // goroutines that wait
 	ended   string    // how it broke
+	behind  bool      // messages were submitted since the last collective
 	numbers [2]uint64 // how many of them are collectives, and messages
 	recent  [remembered]submission
 	told    string // what the other ranks were told last
+}
+
+// extent is how far submissions go.
+type extent struct {
+	calls       uint64 // the user's
+	collectives uint64 // all, as many on every rank
+	messages    uint64
+}
+
+// max returns the further of two.
+func (e extent) max(other extent) extent {
+	return extent{max(e.calls, other.calls), max(e.collectives, other.collectives), max(e.messages, other.messages)}
 }
 
 // submission is a call without its addresses and lists, and its number among those of
@@ -47,22 +60,32 @@ const remembered = 64
 func (s *submissions) add(op comm.Op, x *comm.Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := &s.recent[s.calls%remembered]
+	k := &s.recent[s.begun.calls%remembered]
 	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
-	number := &s.numbers[0]
+	number, all := &s.numbers[0], &s.begun.collectives
 	if op.Message() {
-		number = &s.numbers[1]
+		number, all = &s.numbers[1], &s.begun.messages
 	}
 	*number++
+	*all++
+	s.behind = op.Message()
 	k.number = *number
-	s.calls++
+	s.begun.calls++
+}
+
+// addOwn counts a collective that is not the user's.
+func (s *submissions) addOwn() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun.collectives++
+	s.behind = false
 }
 
 // forget begins anew: what came before was not the user's.
 func (s *submissions) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls, s.settled, s.numbers = 0, 0, [2]uint64{}
+	s.begun.calls, s.settled.calls, s.numbers = 0, 0, [2]uint64{}
 }
 
 // waitsFor describes what has not been seen done.
@@ -74,18 +97,19 @@ func (s *submissions) waitsFor() string {
 
 // open is waitsFor with the lock held.
 func (s *submissions) open() string {
-	open := s.calls - s.settled
+	calls := s.begun.calls
+	open := calls - s.settled.calls
 	if open == 0 {
 		return "nothing"
 	}
-	first := s.settled
+	first := s.settled.calls
 	text := ""
 	if open > remembered {
-		first = s.calls - remembered
-		text = fmt.Sprintf("one of %d operations before, or ", first-s.settled)
+		first = calls - remembered
+		text = fmt.Sprintf("one of %d operations before, or ", first-s.settled.calls)
 	}
 	text += s.recent[first%remembered].String()
-	if behind := s.calls - first - 1; behind > 0 {
+	if behind := calls - first - 1; behind > 0 {
 		text += fmt.Sprintf("; %d operations behind that", behind)
 	}
 	return text
@@ -96,16 +120,16 @@ func (s *submissions) tell(to comm.Reports) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var text string
-	switch last := s.calls - 1; {
+	switch last := s.begun.calls - 1; {
 	case s.ended != "":
 		text = "gave up: " + s.ended
 	case s.waiters > 0:
 		text = "waits for " + s.open()
-	case s.calls == 0:
+	case s.begun.calls == 0:
 		text = "has called nothing"
 	default:
 		text = fmt.Sprintf("called %v last", &s.recent[last%remembered])
-		if s.settled == s.calls {
+		if s.settled.calls == s.begun.calls {
 			text += ", which is done"
 		}
 	}
@@ -115,31 +139,51 @@ func (s *submissions) tell(to comm.Reports) {
 	}
 }
 
-// begin returns how many calls a wait is for that begins.
-func (s *submissions) begin() uint64 {
+// begin returns what a wait is for that begins, and how many collectives another rank
+// has done when it has done its part in all of that. Of messages behind the last one it
+// is known when there is a further one.
+func (s *submissions) begin() (wait extent, collectives uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiters++
-	return s.calls
+	wait, collectives = s.begun, s.begun.collectives
+	if s.behind && s.begun.messages > s.settled.messages {
+		collectives++
+	}
+	return wait, collectives
 }
 
-// next returns how many calls are done when the last of so many is, which does not
-// tell of those before it.
-func (s *submissions) next(calls uint64) uint64 {
+// next returns what is done when the last call of a wait is, which does not tell of
+// those before it.
+func (s *submissions) next(wait extent) extent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if calls == s.settled+1 {
-		return calls
+	if wait.calls == s.settled.calls+1 {
+		return wait
 	}
-	return 0
+	return extent{}
 }
 
-// end notes that a wait has ended, which has seen that many calls done.
-func (s *submissions) end(done uint64) {
+// end notes that a wait has ended, which has seen that much done.
+func (s *submissions) end(done extent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiters--
-	s.settled = max(s.settled, done)
+	s.settled = s.settled.max(done)
+}
+
+// seenDone returns how many collectives waits have seen done.
+func (s *submissions) seenDone() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.settled.collectives
+}
+
+// how returns how the communicator broke.
+func (s *submissions) how() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
 }
 
 // broke notes how the communicator broke.

@@ -9,13 +9,20 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
+// settle is a wait that has seen everything done.
+func settle(s *submissions) {
+	wait, _ := s.begin()
+	s.end(wait)
+}
+
 // A Split that is done is not what a later wait is for; what came before it may be.
 func TestWaitsForNoSplit(t *testing.T) {
 	s := new(submissions)
 	reduce := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)
 	split := func() {
 		s.add(comm.OpSplit, &comm.Call{})
-		s.end(s.next(s.begin()))
+		wait, _ := s.begin()
+		s.end(s.next(wait))
 	}
 	split()
 	assert.Equal(t, "nothing", s.waitsFor())
@@ -32,14 +39,42 @@ func TestNumbersOfWhatIsWaitedFor(t *testing.T) {
 	for range 2 {
 		s.add(reduce.Op, &reduce)
 	}
-	s.end(s.begin())
+	settle(s)
 	s.add(send.Op, &send)
 	assert.Equal(t, "send of 3 f32 to rank 1, tag 7 (message #1)", s.waitsFor())
-	s.end(s.begin())
+	settle(s)
 	s.add(reduce.Op, &reduce)
 	assert.Equal(t, "allreduce of 16 f32, sum (collective #3)", s.waitsFor())
 	for range remembered {
 		s.add(send.Op, &send)
 	}
 	assert.Equal(t, "one of 1 operations before, or send of 3 f32 to rank 1, tag 7 (message #2); 63 operations behind that", s.waitsFor())
+}
+
+// What a wait needs of the other ranks: the collectives up to its own, and one more
+// behind messages. Calls of the communicator's own count on all ranks.
+func TestCollectivesOfAWait(t *testing.T) {
+	s := new(submissions)
+	reduce, send := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum), comm.SendCall(0, 3, dtype.F32, 1, 7)
+	needs := func() uint64 {
+		_, collectives := s.begin()
+		s.end(extent{})
+		return collectives
+	}
+	assert.Zero(t, needs())
+	s.add(send.Op, &send)
+	assert.EqualValues(t, 1, needs(), "of who has done no collective behind it, nothing is known")
+	s.add(reduce.Op, &reduce)
+	assert.EqualValues(t, 1, needs())
+	s.addOwn()
+	s.forget()
+	assert.EqualValues(t, 2, needs())
+	assert.EqualValues(t, 0, s.seenDone())
+	settle(s)
+	assert.EqualValues(t, 2, s.seenDone())
+	assert.Equal(t, "nothing", s.waitsFor())
+	s.add(send.Op, &send)
+	assert.EqualValues(t, 3, needs())
+	settle(s)
+	assert.EqualValues(t, 2, needs(), "the message is done")
 }

@@ -120,6 +120,41 @@ func TestStandInDeadline(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// An abort on another rank ends this one's kernels as if all were well: what is done then
+// is not, unless the other rank had done its part before.
+func TestStandInAnotherRankGivesUp(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	part, err := c.Split(t.Context(), 0, 0)
+	require.NoError(t, err)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	reduce := func() error { return c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }
+	require.NoError(t, reduce())
+	nccl.OtherRankGivesUp(c, 5, 2)
+	require.NoError(t, c.Sync(t.Context()), "it had done that as well")
+	require.NoError(t, c.Barrier(t.Context()), "and left this one")
+	require.NoError(t, c.Sync(t.Context()))
+	require.NoError(t, reduce())
+	err = c.Sync(t.Context())
+	require.ErrorIs(t, err, comm.ErrPeerFailed)
+	require.ErrorContains(t, err, "rank 5 gave up: changed its mind")
+	require.ErrorIs(t, reduce(), comm.ErrBroken)
+	require.NoError(t, part.Barrier(t.Context()), "another group")
+
+	// A wait that goes on ends at once, and so does one for a message.
+	child := part.(*nccl.Comm)
+	s.pend(t, child, buf)
+	require.NoError(t, part.Group(comm.SendCall(buf, 4, dtype.F32, 0, 0), comm.RecvCall(buf+32, 4, dtype.F32, 0, 0)))
+	waiting := make(chan error)
+	go func() { waiting <- part.Sync(context.Background()) }()
+	nccl.OtherRankGivesUp(child, 1, 0)
+	require.ErrorIs(t, <-waiting, comm.ErrPeerFailed)
+	require.NoError(t, part.Close())
+	require.NoError(t, c.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
 // What gives up does not wait for what is pending, nor do those split off it.
 func TestStandInEnd(t *testing.T) {
 	s, rt := openStandIns(t)

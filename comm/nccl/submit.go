@@ -46,6 +46,8 @@ func (c *Comm) submit(x *comm.Call, on *native) error {
 		c.submitted.add(x.Op, x)
 	} else if x.Send == c.scratch+barrierOffset {
 		c.submitted.add(comm.OpBarrier, x)
+	} else {
+		c.submitted.addOwn()
 	}
 	return c.flush(on)
 }

@@ -19,12 +19,13 @@ func (c *Comm) sync(ctx context.Context) error {
 	if err := c.usable(); err != nil {
 		return err
 	}
-	var done uint64
-	calls, looks := c.submitted.begin(), 0
+	var done extent
+	wait, collectives := c.submitted.begin()
+	looks := 0
 	defer func() { c.submitted.end(done) }()
 	err := poll.Until(ctx, func() (bool, error) {
 		if looks%asyncErrorEvery == 0 {
-			if err := c.asyncError(); err != nil {
+			if err := errors.Join(c.asyncError(), c.abandoned(collectives)); err != nil {
 				return false, err
 			}
 		}
@@ -33,12 +34,16 @@ func (c *Comm) sync(ctx context.Context) error {
 	})
 	switch {
 	case err == nil:
-		// The stream is also done if another goroutine gave up and aborted.
-		err := c.sound()
-		if err == nil {
-			done = calls
+		// The stream is also done if another goroutine gave up and aborted, or
+		// another rank.
+		if err := c.sound(); err != nil {
+			return err
 		}
-		return err
+		if err := c.abandoned(collectives); err != nil {
+			return c.breakDown(err)
+		}
+		done = wait
+		return nil
 	case ctx.Err() != nil:
 		return c.breakDown(c.stalled(comm.ContextError(ctx)))
 	case c.closed():
@@ -55,6 +60,19 @@ func (c *Comm) done() (bool, error) {
 	c.looks.RLock()
 	defer c.looks.RUnlock()
 	return c.stream.Done()
+}
+
+// abandoned returns an error if another rank is known to have given up before so many
+// collectives.
+//
+// The abort of one rank lets kernels of others go on, with whatever lies in memory: on
+// their way out its own still store the flags and steps that the others wait for. NCCL
+// tells those nothing, so a rank tells them before ([Comm.tellOthers]).
+func (c *Comm) abandoned(collectives uint64) error {
+	if c.reporter == nil {
+		return nil
+	}
+	return c.reporter.Failed(c.name, c.Rank(), collectives)
 }
 
 // inCapture reports whether the driver refused a call because of a capture.

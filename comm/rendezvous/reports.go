@@ -22,22 +22,30 @@ type Invitation struct {
 }
 
 // reportMessage is a line of a connection between a rank and rank 0: a report, a
-// question for those of a group, or the answer to one.
+// question for those of a group, or the answer to one. A rank that gives up asks as
+// well, and gets its answer when rank 0 has told all others, who have told it so.
 type reportMessage struct {
-	Group string              `json:"group,omitempty"`
-	Rank  int                 `json:"rank,omitempty"`
-	Text  string              `json:"text,omitempty"`
-	Left  bool                `json:"left,omitempty"`
-	Ask   uint64              `json:"ask,omitempty"`
-	Last  map[int]comm.Report `json:"last,omitempty"`
+	Group  string              `json:"group,omitempty"`
+	Rank   int                 `json:"rank,omitempty"`
+	Text   string              `json:"text,omitempty"`
+	Left   bool                `json:"left,omitempty"`
+	GaveUp bool                `json:"gave_up,omitempty"`
+	Done   uint64              `json:"done,omitempty"` // collectives, before it gave up
+	Told   uint64              `json:"told,omitempty"` // the number of what rank 0 tells
+	Ask    uint64              `json:"ask,omitempty"`
+	Last   map[int]comm.Report `json:"last,omitempty"`
 }
 
 // longestReport bounds a line that a rank sends, mostGroups those in which one rank
-// reports at a time.
+// reports at a time, and mostGiveUps how often it gives up at a time.
 const (
 	longestReport = 4 << 10
 	mostGroups    = 1 << 12
+	mostGiveUps   = 64
 )
+
+// tellTimeout bounds how long rank 0 waits for a rank to hear that another one gave up.
+const tellTimeout = 500 * time.Millisecond
 
 // ReportKeeper keeps the reports of all ranks, at rank 0.
 type ReportKeeper struct {
@@ -46,8 +54,27 @@ type ReportKeeper struct {
 	listener net.Listener
 	visitors chan struct{} // has an element for each connection that has not said who it is
 
-	mu    sync.Mutex
-	conns map[net.Conn]bool
+	mu        sync.Mutex
+	followers map[*follower]bool // nil when closed
+	tellings  uint64             // so far
+}
+
+// follower is the connection of another rank.
+type follower struct {
+	conn net.Conn
+	mu   sync.Mutex // of what is sent
+	out  *json.Encoder
+	told map[uint64]func() // what it has not heard yet, by number; the keeper's lock guards it
+}
+
+// send sends a message, in a bounded time.
+func (f *follower) send(m *reportMessage) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.conn.SetWriteDeadline(time.Now().Add(tellTimeout)); err != nil {
+		return err
+	}
+	return f.out.Encode(m)
 }
 
 // KeepReports listens for the reports of the other ranks of a job, until it is closed:
@@ -80,7 +107,7 @@ func KeepReports(thisHost bool) (*ReportKeeper, Invitation, error) {
 		invitation.Addresses = append(invitation.Addresses, net.JoinHostPort(h, port))
 	}
 	k := &ReportKeeper{job: Job{Address: listener.Addr().String(), Secret: invitation.Secret}, listener: listener,
-		visitors: make(chan struct{}, mostStrangers), conns: map[net.Conn]bool{}}
+		visitors: make(chan struct{}, mostStrangers), followers: map[*follower]bool{}}
 	go k.run()
 	return k, invitation, nil
 }
@@ -109,10 +136,11 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 	defer conn.Close() //nolint:errcheck // nothing is lost
 	known := k.welcome(conn)
 	<-k.visitors
+	f := &follower{conn: conn, out: json.NewEncoder(conn), told: map[uint64]func(){}}
 	k.mu.Lock()
-	closed := k.conns == nil
+	closed := k.followers == nil
 	if known && !closed {
-		k.conns[conn] = true
+		k.followers[f] = true
 	}
 	k.mu.Unlock()
 	if !known || closed {
@@ -129,11 +157,15 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		delete(k.conns, conn)
+		delete(k.followers, f)
+		for _, heard := range f.told {
+			heard() // there is nobody to hear it
+		}
+		f.told = nil
 	}()
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, longestReport)
-	answers := json.NewEncoder(conn)
+	givingUp := make(chan struct{}, mostGiveUps)
 	for lines.Scan() {
 		var m reportMessage
 		if json.Unmarshal(lines.Bytes(), &m) != nil {
@@ -141,9 +173,17 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 		}
 		at := place{m.Group, m.Rank}
 		switch {
-		case m.Ask > 0:
+		case m.Told > 0:
+			k.mu.Lock()
+			heard := f.told[m.Told]
+			delete(f.told, m.Told)
+			k.mu.Unlock()
+			if heard != nil {
+				heard()
+			}
+		case m.Ask > 0 && !m.GaveUp:
 			m.Last, _ = k.Last(context.Background(), m.Group)
-			if answers.Encode(m) != nil {
+			if f.send(&m) != nil {
 				return
 			}
 		case m.Left:
@@ -151,10 +191,60 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 			delete(reported, at)
 		case len(reported) == mostGroups && !reported[at]:
 			return
+		case m.GaveUp:
+			reported[at] = true
+			select {
+			case givingUp <- struct{}{}:
+			default:
+				return
+			}
+			go func() { // the other ranks answer each on its own connection, and this one others that give up
+				k.tell(context.Background(), f, m)
+				_ = f.send(&reportMessage{Ask: m.Ask})
+				<-givingUp
+			}()
 		default:
 			k.Report(m.Group, m.Rank, m.Text)
 			reported[at] = true
 		}
+	}
+}
+
+// GiveUp implements [comm.Reports]: it tells all other ranks.
+func (k *ReportKeeper) GiveUp(ctx context.Context, group string, rank int, text string, done uint64) {
+	k.tell(ctx, nil, reportMessage{Group: group, Rank: rank, Text: text, GaveUp: true, Done: done})
+}
+
+// tell notes that a rank gives up, and tells all others but the one that it comes from.
+func (k *ReportKeeper) tell(ctx context.Context, from *follower, m reportMessage) {
+	k.LocalReports.GiveUp(ctx, m.Group, m.Rank, m.Text, m.Done)
+	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	defer cancel()
+	var open sync.WaitGroup
+	k.mu.Lock()
+	k.tellings++
+	m.Told, m.Ask = k.tellings, 0
+	for f := range k.followers {
+		if f == from {
+			continue
+		}
+		open.Add(1)
+		f.told[m.Told] = open.Done
+		go func() {
+			if f.send(&m) != nil {
+				f.conn.Close() //nolint:errcheck // serve ends
+			}
+		}()
+	}
+	k.mu.Unlock()
+	heard := make(chan struct{})
+	go func() {
+		open.Wait() // ends with the connections at the latest
+		close(heard)
+	}()
+	select {
+	case <-heard:
+	case <-ctx.Done():
 	}
 }
 
@@ -179,18 +269,20 @@ func (k *ReportKeeper) Close() error {
 	err := k.listener.Close()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for conn := range k.conns {
-		conn.Close() //nolint:errcheck // nothing is lost
+	for f := range k.followers {
+		f.conn.Close() //nolint:errcheck // nothing is lost
 	}
-	k.conns = nil
+	k.followers = nil
 	return err
 }
 
 // RemoteReports are the reports of a job at its other ranks.
 type RemoteReports struct {
 	cancel context.CancelFunc
+	known  comm.LocalReports // who gave up in groups
 
 	mu      sync.Mutex
+	groups  map[string]bool // in which this rank reports
 	wake    chan struct{}
 	pending []reportMessage // to be sent; of each rank of a group the last alone
 	asked   uint64
@@ -203,23 +295,26 @@ type RemoteReports struct {
 // reported meanwhile is sent then. Close ends it.
 func FollowReports(in Invitation, rank, size int) *RemoteReports {
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &RemoteReports{cancel: cancel, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]comm.Report{},
-		state: errors.New("not connected to rank 0 yet")}
+	r := &RemoteReports{cancel: cancel, groups: map[string]bool{}, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]comm.Report{},
+		state: errNotConnected}
 	go r.run(ctx, in, newHello(rank, size))
 	return r
 }
 
+var errNotConnected = errors.New("not connected to rank 0 yet")
+
 func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
 	conn, err := in.connect(ctx, self)
-	r.mu.Lock()
-	r.state = err
-	r.mu.Unlock()
 	if err != nil {
 		if ctx.Err() == nil {
 			slog.Debug("rendezvous: no connection for reports", "rank", self.rank, "err", err)
 		}
+		r.end(err)
 		return
 	}
+	r.mu.Lock()
+	r.state = nil
+	r.mu.Unlock()
 	ctx, lost := context.WithCancelCause(ctx)
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends what is read
 	go func() { lost(r.read(conn)) }()
@@ -244,9 +339,14 @@ func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
 	}
 	lost(net.ErrClosed)
 	conn.Close() //nolint:errcheck // nothing is lost
+	r.end(fmt.Errorf("rank 0 does not answer: %w", context.Cause(ctx)))
+}
+
+// end notes why there is no connection.
+func (r *RemoteReports) end(why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.state = fmt.Errorf("rank 0 does not answer: %w", context.Cause(ctx))
+	r.state = why
 	for _, answer := range r.answers {
 		close(answer)
 	}
@@ -288,6 +388,12 @@ func (r *RemoteReports) read(conn net.Conn) error {
 			return err
 		}
 		r.mu.Lock()
+		if m.Told > 0 {
+			if r.groups[m.Group] {
+				r.known.GiveUp(context.Background(), m.Group, m.Rank, m.Text, m.Done)
+			}
+			r.push(reportMessage{Told: m.Told})
+		}
 		if answer := r.answers[m.Ask]; answer != nil {
 			answer <- m.Last
 			delete(r.answers, m.Ask)
@@ -299,7 +405,7 @@ func (r *RemoteReports) read(conn net.Conn) error {
 // push has a message sent. The caller holds the lock.
 func (r *RemoteReports) push(m reportMessage) {
 	for i := range r.pending {
-		if p := &r.pending[i]; p.Ask == 0 && m.Ask == 0 && p.Group == m.Group && p.Rank == m.Rank {
+		if p := &r.pending[i]; p.Ask == 0 && m.Ask == 0 && p.Told == 0 && m.Told == 0 && p.Group == m.Group && p.Rank == m.Rank {
 			*p = m
 			return
 		}
@@ -315,6 +421,7 @@ func (r *RemoteReports) push(m reportMessage) {
 func (r *RemoteReports) Report(group string, rank int, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.groups[group] = true
 	r.push(reportMessage{Group: group, Rank: rank, Text: text})
 }
 
@@ -322,20 +429,39 @@ func (r *RemoteReports) Report(group string, rank int, text string) {
 func (r *RemoteReports) Leave(group string, rank int, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	delete(r.groups, group)
+	r.known.Forget(group)
 	r.push(reportMessage{Group: group, Rank: rank, Text: text, Left: true})
 }
 
 // Last implements [comm.Reports]: it asks rank 0.
 func (r *RemoteReports) Last(ctx context.Context, group string) (map[int]comm.Report, error) {
+	return r.ask(ctx, reportMessage{Group: group})
+}
+
+// GiveUp implements [comm.Reports]: it has rank 0 tell the others.
+func (r *RemoteReports) GiveUp(ctx context.Context, group string, rank int, text string, done uint64) {
+	_, _ = r.ask(ctx, reportMessage{Group: group, Rank: rank, Text: text, GaveUp: true, Done: done})
+}
+
+// Failed implements [comm.Reports].
+func (r *RemoteReports) Failed(group string, rank int, collectives uint64) error {
+	return r.known.Failed(group, rank, collectives)
+}
+
+// ask sends a question and waits for rank 0's answer. Who gives up waits for the
+// connection as well.
+func (r *RemoteReports) ask(ctx context.Context, m reportMessage) (map[int]comm.Report, error) {
 	r.mu.Lock()
-	if r.state != nil {
+	if r.state != nil && !(m.GaveUp && r.state == errNotConnected) {
 		defer r.mu.Unlock()
 		return nil, r.state
 	}
 	r.asked++
-	id, answer := r.asked, make(chan map[int]comm.Report, 1)
-	r.answers[id] = answer
-	r.push(reportMessage{Group: group, Ask: id})
+	m.Ask = r.asked
+	answer := make(chan map[int]comm.Report, 1)
+	r.answers[m.Ask] = answer
+	r.push(m)
 	r.mu.Unlock()
 	select {
 	case last, ok := <-answer:
@@ -345,7 +471,7 @@ func (r *RemoteReports) Last(ctx context.Context, group string) (map[int]comm.Re
 		return last, nil
 	case <-ctx.Done():
 		r.mu.Lock()
-		delete(r.answers, id)
+		delete(r.answers, m.Ask)
 		r.mu.Unlock()
 		return nil, fmt.Errorf("rank 0 does not answer: %w", context.Cause(ctx))
 	}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -65,6 +66,62 @@ func TestReports(t *testing.T) {
 		_, err := one.Last(t.Context(), "0")
 		return err != nil && strings.Contains(err.Error(), "rank 0 does not answer")
 	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, one.Close())
+}
+
+// Who gives up goes on when all others know, in the groups that they are in; who does not
+// answer, or has gone, is not waited for without end.
+func TestRanksThatGiveUp(t *testing.T) {
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	one, two := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
+	all := []comm.Reports{keeper, one, two}
+	for rank, r := range all {
+		r.Report("0", rank, "waits")
+		r.Report("0/1.0", rank, "waits")
+	}
+	eventually(t, keeper, "0/1.0", func(last map[int]comm.Report) bool { return len(last) == 3 })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for i, group := range []string{"0", "0/1.0"} {
+		for _, r := range all {
+			require.NoError(t, r.Failed(group, -1, 100))
+		}
+		all[i].GiveUp(ctx, group, i, "changed its mind", 5)
+		for rank, r := range all {
+			require.NoError(t, r.Failed(group, rank, 5))
+			if rank == i {
+				require.NoError(t, r.Failed(group, rank, 6))
+				continue
+			}
+			err := r.Failed(group, rank, 6)
+			require.ErrorIs(t, err, comm.ErrPeerFailed, "rank %d", rank)
+			require.ErrorContains(t, err, "rank "+strconv.Itoa(i)+" gave up: changed its mind")
+		}
+	}
+	// All at once, more often than a rank may at a time elsewhere.
+	var givingUp sync.WaitGroup
+	for rank, r := range all {
+		for n := range 10 {
+			givingUp.Go(func() { r.GiveUp(ctx, "0", rank, "again", uint64(4-n%2)) })
+		}
+	}
+	givingUp.Wait()
+	for rank, r := range all {
+		require.Error(t, r.Failed("0", rank, 5))
+	}
+	require.NoError(t, ctx.Err())
+
+	two.Leave("0", 2, "closed")
+	require.NoError(t, two.Failed("0", 2, 100), "it has left")
+	require.NoError(t, two.Close())
+	one.GiveUp(ctx, "0", 1, "once more", 1)
+	require.NoError(t, ctx.Err())
+	require.ErrorContains(t, keeper.Failed("0", 0, 2), "rank 1 gave up: once more")
+	require.NoError(t, keeper.Close())
+	one.GiveUp(ctx, "0", 1, "when nobody is there", 0)
+	require.NoError(t, ctx.Err())
 	require.NoError(t, one.Close())
 }
 
