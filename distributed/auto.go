@@ -65,13 +65,13 @@ const (
 	trialElements  = 1 << 24                 // most elements of a trial
 	fewestElements = 1 << 16                 // fewest that a tensor whose steps are slow is cut down to
 	slowTrial      = 50 * time.Millisecond   // what a slow step takes
-	shortTrial     = 10 * time.Millisecond   // for so long steps are repeated
+	shortTrial     = 10 * time.Millisecond   // for so long steps are repeated, and that is not long
 	fewestSteps    = 3                       // but so often at least, the first of them to warm up
 	mostSteps      = 15                      // and so often at most
 	probeTime      = 1500 * time.Millisecond // no pattern is begun after it
 	mostFinalists  = 4                       // and dense
 	fewestRounds   = 4                       // of the final, among those that are close
-	mostRounds     = 32                      // of the final
+	mostRounds     = 128                     // of the final
 	finalTime      = 600 * time.Millisecond  // no round is begun after it but the first 2*fewestRounds
 	batch          = 8                       // steps that are timed together, on devices with streams
 	shifts         = 1 << 12                 // gradients that random numbers make, each shifted by one element
@@ -295,7 +295,8 @@ func (p *probe) try(name string, n int, best float64) (float64, error) {
 }
 
 // tryDense measures the dense pattern. If steps on small parts say that it is far
-// from the best, it is not tried on the whole, which may take long.
+// from the best, and would take long, it is not tried on the whole. (Where it would
+// not, their microseconds, which the estimate has forty times, say little.)
 func (p *probe) tryDense(best float64) (Trial, error) {
 	result := Trial{Pattern: Dense}
 	if p.n >= fewestElements {
@@ -308,7 +309,7 @@ func (p *probe) tryDense(best float64) (Trial, error) {
 		}
 		// A line through both: 3/128 of the length are between them, 124/128 behind.
 		whole := parts[1] + max(0, parts[1]-parts[0])*124/3
-		if whole > 3*best {
+		if whole > max(3*best, shortTrial.Seconds()) {
 			result.Time, result.Estimated = duration(whole), true
 			return result, nil
 		}
@@ -327,10 +328,10 @@ type racer struct {
 	every  float64   // how often such steps come
 }
 
-// seconds is what a step takes.
+// seconds is what a step takes: the median, the lower one of an even number, as
+// what disturbs makes steps longer.
 func (r *racer) seconds() float64 {
-	sorted := slices.Sorted(slices.Values(r.times))
-	usual := sorted[len(sorted)/2]
+	usual := slices.Sorted(slices.Values(r.times))[(len(r.times)-1)/2]
 	return usual + max(0, r.anew-usual)/r.every
 }
 

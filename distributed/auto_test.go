@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -166,6 +167,38 @@ func TestAutoChooses(t *testing.T) {
 	for _, s := range runAuto(t, ranks, n, 2, cfg, costly)[1] {
 		require.Equal(t, distributed.Dense, s.stats.Choice.Pattern, "%v", s.stats.Choice.Trials)
 		require.True(t, s.stats.Dense)
+	}
+}
+
+// What small parts say of the dense step decides nothing where the whole is soon
+// measured, and spares a whole that takes long.
+func TestAutoMeasuresDense(t *testing.T) {
+	const n = 100_000
+	for part, want := range map[time.Duration]string{100 * time.Microsecond: distributed.Dense, time.Millisecond: ""} {
+		var whole atomic.Int32
+		takes := func(c comm.Communicator) comm.Communicator {
+			return pace(c, func(call comm.Call) time.Duration {
+				switch {
+				case call.Op != comm.OpAllReduce:
+					return 10 * time.Microsecond
+				case call.Count == n/32: // disturbed: 41 times as much are estimated
+					return part
+				case call.Count == n:
+					whole.Add(1)
+				}
+				return 0
+			})
+		}
+		for _, s := range runAuto(t, 2, n, 1, distributed.Config{Density: 0.01}, takes)[0] {
+			trials := s.stats.Choice.Trials
+			dense := trials[slices.IndexFunc(trials, func(t distributed.Trial) bool { return t.Pattern == distributed.Dense })]
+			assert.Equal(t, want == "", dense.Estimated, "%v", trials)
+			if want != "" {
+				assert.Equal(t, want, s.stats.Choice.Pattern, "%v", trials)
+			} else {
+				assert.Zero(t, whole.Load())
+			}
+		}
 	}
 }
 
