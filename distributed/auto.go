@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/settled"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -172,8 +173,8 @@ type probe struct {
 	n, k    int
 	streams bool // the host runs ahead of the device
 
+	rng      *rand.Rand
 	random   *runtime.Tensor // n + shifts elements
-	kept     []float32       // what makes residuals
 	gradient *runtime.Tensor // n elements
 	times    *runtime.Tensor // what is agreed on
 	made     int             // gradients
@@ -430,11 +431,9 @@ func (p *probe) allocate() error {
 	}
 	drawn := min(p.random.Len(), randomBlock)
 	values, raw := make([]float32, drawn), make([]byte, drawn*p.dt.Size())
-	p.kept = make([]float32, drawn)
-	rng := rand.New(rand.NewPCG(uint64(p.c.Rank()), uint64(p.n)))
+	p.rng = rand.New(rand.NewPCG(uint64(p.c.Rank()), uint64(p.n)))
 	for i := range values {
-		values[i] = float32(rng.NormFloat64())
-		p.kept[i] = rng.Float32() - rng.Float32()
+		values[i] = float32(p.rng.NormFloat64())
 	}
 	if err := dtype.FromFloat32(raw, p.dt, values); err != nil {
 		return err
@@ -502,14 +501,8 @@ func (p *probe) newTrial(name string, n int) (*trial, error) {
 }
 
 // settle makes the residual what it is after many steps: then as many entries grow
-// beyond a threshold in a step as are sent. From zero that takes hundreds of steps,
-// in the first of which thresholds serve for one step, and what is reused is not.
-//
-// An entry is a random walk, with the gradient's deviation as its step, that starts
-// from zero again when it is sent. If one in m is sent in a step, that is after m
-// steps, the square of how far it got, and until then the walks are distributed as
-// the difference of two uniform numbers is. (In gtopk's tree ranks differ in that. It
-// picks exactly, so it matters little.)
+// beyond a threshold in a step as are sent. (In gtopk's tree ranks differ in what is
+// sent. It picks exactly, so it matters little.)
 func (t *trial) settle() error {
 	s := t.sparse
 	if s.residual == 0 || s.n == 0 {
@@ -520,17 +513,15 @@ func (t *trial) settle() error {
 	case TopkA2, Oktopk: // k entries of all ranks together make it into the result
 		interval *= float64(s.size)
 	}
-	reach := math.Sqrt(interval)
+	deviation := 1.0
 	if norm := s.cfg.ClipNorm; norm > 0 {
 		if s.cfg.Clip == ClipLocal {
 			norm /= math.Sqrt(float64(s.size))
 		}
-		reach *= min(1, norm/math.Sqrt(float64(s.n)))
+		deviation = min(1, norm/math.Sqrt(float64(s.n)))
 	}
-	values := make([]float32, min(s.n, len(t.kept)))
-	for i := range values {
-		values[i] = float32(reach) * t.kept[i]
-	}
+	values := make([]float32, min(s.n, randomBlock))
+	settled.Draw(t.rng, values, deviation, interval)
 	return t.repeat(s.residual, hostmem.Bytes(values), s.n*wordSize)
 }
 

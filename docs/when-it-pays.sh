@@ -6,12 +6,14 @@
 #
 # The directory, docs/when-it-pays without one, gets the pictures and what was
 # measured, a JSON object a line. It needs root or the right to make namespaces,
-# Open MPI, Go and jq, and takes about half an hour on a machine that does nothing
+# Open MPI, Go and jq, and takes about 40 minutes on a machine that does nothing
 # else. From the environment:
 #
 #	LANES=8		so many measurements at a time, each on four processors of its own
 #	TUTTI=path	the command, which is built otherwise
 #	ONLY=measure	no tables, which is what jq is for; ONLY=tables, of what is there
+#	CELLS='^step 1'	only the measurements whose names match this (grep -E), see measurements
+#	REPEATS=2	how often each is measured, instead of 1 to 5 times
 set -euo pipefail
 self=$(realpath "$0")
 cd "$(dirname "$self")/.."
@@ -24,17 +26,19 @@ run() {
 	local rate=$1 hosts=$2 fields=$3 times=3 on=()
 	shift 3
 	case $rate in 100mbit) times=1 ;; local) times=5 ;; esac
+	times=${REPEATS:-$times}
 	[[ $rate = local ]] || on=(cluster --mpi openmpi --rate "$rate" --hosts "$hosts")
 	for ((i = 0; i < times; i++)); do
 		"$TUTTI" "${on[@]}" "$@" --json
 	done | sed "s/^{/{\"rate\":\"$rate\",$fields/"
 }
 
-# patterns RATE: the flags for all patterns and auto, which are compared closely and so
-# measured in turns, and for how many steps are measured.
+# patterns RATE SIZE: the flags for all patterns and auto, which are compared closely and
+# so measured in turns, and for how many rounds: fewer where a step takes long.
 patterns() {
-	echo --pattern all,auto --interleave --warmup 3 --rounds
-	[[ $1 = 100mbit ]] && echo 5 || echo 7
+	local rounds=21
+	case $1-$2 in 100mbit-16M) rounds=5 ;; 100mbit-4M | 1gbit-16M) rounds=9 ;; esac
+	echo --pattern all,auto --interleave --warmup 3 --rounds $rounds --min "$2" --max "$2"
 }
 
 # Each measurement has a name, and arguments that begin with the rate; its lines go to
@@ -51,16 +55,16 @@ train() {
 # transaction's copy would be most of a dense step, without transactions.
 step() {
 	if [[ $1 = local ]]; then
-		run local 0 "\"asked\":$3," bench sparse --ranks "$2" --no-undo $(patterns "$1") --density "$3" --min "$4" --max "$4"
+		run local 0 "\"asked\":$3," bench sparse --ranks "$2" --no-undo $(patterns "$1" "$4") --density "$3"
 	else
-		run "$1" "$2" "\"asked\":$3," bench sparse $(patterns "$1") --density "$3" --min "$4" --max "$4"
+		run "$1" "$2" "\"asked\":$3," bench sparse $(patterns "$1" "$4") --density "$3"
 	fi
 }
 
 # Two hosts of two ranks, without and with levels.
 levels() {
 	for hosts in 0 2; do
-		run "$1" 2 "\"levels\":$hosts," --per-host 2 bench sparse $(patterns "$1") --hosts "$hosts" --min 4M --max 4M
+		run "$1" 2 "\"levels\":$hosts," --per-host 2 bench sparse $(patterns "$1" 4M) --hosts "$hosts"
 	done
 }
 
@@ -68,7 +72,7 @@ levels() {
 buckets() { run "$1" 4 '' bench buckets --pattern all,auto --rounds "$([[ $1 = 100mbit ]] && echo 3 || echo 7)"; }
 
 # The longest first.
-measurements() {
+all_measurements() {
 	for rate in "${rates[@]}"; do
 		printf '%s\n' "train $rate" "buckets $rate" "step $rate 4 0.01 16M" "levels $rate" "step $rate 8 0.01 4M" "step $rate 2 0.01 4M" \
 			"step $rate 4 0.001 4M" "step $rate 4 0.1 4M" "step $rate 4 0.01 4M" "step $rate 4 0.01 512K" "step $rate 4 0.01 64K"
@@ -77,6 +81,8 @@ measurements() {
 		for size in 4K 64K 512K 4M 16M; do echo "step local $ranks 0.01 $size"; done
 	done
 }
+
+measurements() { all_measurements | grep -E "${CELLS-}"; }
 
 if [[ ${1-} = --one ]]; then # as this script calls itself
 	read -ra args <<<"$2"
@@ -104,7 +110,7 @@ if [[ ${ONLY-} != tables ]]; then
 		measurements | xargs -I{} "$self" --one '{}'
 	fi
 	# Every element of every result was compared with its reference.
-	if grep -hv '"wrong":0[,}]' "$out"/{step,levels}.json; then
+	if grep -hsv '"wrong":0[,}]' "$out"/{step,levels}.json; then
 		echo 'wrong elements: see above' >&2
 		exit 1
 	fi
@@ -112,8 +118,9 @@ fi
 [[ ${ONLY-} != measure ]] || exit 0
 
 # table TITLE ROW CELL FILE [SELECTION] prints a table with a column for each of
-# columns, which are rates. ROW names the row of a line, CELL makes a cell of its lines.
+# columns, which are rates, if there is that file. ROW names the row of a line, CELL makes a cell of its lines.
 table() {
+	[[ -e $out/$4 ]] || return 0
 	printf '|'
 	printf ' %s |' "$1" "${columns[@]}"
 	printf '\n|'
@@ -128,6 +135,7 @@ table() {
 }
 definitions='
 	def ms: . / 1000 | if . < 0.1 then . * 1000 | round / 1000 elif . < 10 then . * 10 | round / 10 else round end;
+	def share: if . < 10 then . * 10 | round / 10 else round end;
 	def median: sort | (.[(length - 1) / 2 | floor] + .[length / 2 | floor]) / 2;
 	def middle(f): map(f) | if any(. == null) then null else median end;
 	# Each pattern once, with the medians of its times.
@@ -135,9 +143,17 @@ definitions='
 		| [$all[] | select(.pattern == $p)] | .[0] + {time_us: middle(.time_us), target_s: middle(.target_s), after_us: middle(.after_us),
 		behind_us: middle(.behind_us), hidden: middle(.hidden), chosen: (map(.chosen // empty | tostring) | unique | join(" or "))}];
 	def dense: map(select(.pattern == "dense"))[0].time_us;
-	def best: map(select(.pattern != "auto")) | min_by(.time_us);
-	def auto: map(select(.pattern == "auto"))[0];
-	def of(t): auto.time_us / t * 100 | round;
+	def best: map(select(.pattern != "dense")) | min_by(.time_us);
+	# How much one set of lines takes of another one, in percent: the median over rounds,
+	# which were measured in turns.
+	def percent(of): [map(.rounds_us), (of | map(.rounds_us))] | [transpose[] | transpose[] | .[0] / .[1]] | median * 100;
+	# What auto takes in a cell: of the fastest fixed pattern, of dense, and of what it chose
+	# by itself, which is the same pattern twice.
+	def auto: group_by(.pattern) | map({(.[0].pattern): .}) | add | .auto as $auto | del(.auto) as $fixed | ($auto | map(.chosen) | unique) as $chosen
+		| ($fixed | map_values(. as $p | $auto | percent($p)) | to_entries | max_by(.value)) as $fastest
+		| {time: ($auto | map(.time_us) | median), chosen: ($chosen | join(" or ")), fastest: $fastest.key, of: $fastest.value,
+			dense: ($auto | percent($fixed.dense)), itself: ($auto | percent([range(length) as $i | $fixed[.[$i].chosen][$i]])),
+			choice: ([range($auto | length) as $i | $fixed[$auto[$i].chosen][$i]] | percent($fixed[$fastest.key]))};
 	def cut(hosts): [.[] | select(.levels == hosts)] | patterns[0];
 '
 columns=("${rates[@]}")
@@ -148,7 +164,7 @@ byDensity='.bytes == 4194304 and .ranks == 4 and .rate != "local"'
 printf 'Seconds to 97 %%, four ranks, 153,610 parameters:\n\n'
 table pattern .pattern 'patterns[0].target_s | if . then . * 10 | round / 10 | tostring else "not reached" end' train.json
 
-cell='patterns | dense as $d | (map(select(.pattern != "dense")) | best) as $b | "\($d | ms) → \($b.time_us | ms) \($b.pattern), \($d / $b.time_us * 10 | round / 10)×"'
+cell='map(select(.pattern != "auto")) | patterns | dense as $d | best as $b | "\($d | ms) → \($b.time_us | ms) \($b.pattern), \($d / $b.time_us * 10 | round / 10)×"'
 printf 'Milliseconds of a step, dense → the fastest sparse pattern. By size, 4 ranks, 1 %%:\n\n'
 table bytes .bytes "$cell" step.json "$bySize"
 printf 'By ranks, 4 MiB, 1 %%:\n\n'
@@ -158,12 +174,13 @@ table density .asked "$cell" step.json "$byDensity"
 
 printf 'What auto chose, milliseconds of a step, and how much that is of the fastest fixed pattern and of dense. Ranks, bytes, density:\n\n'
 columns+=(local)
-table step '"\(.ranks), \(.bytes), \(.asked)"' 'patterns | best as $b | "\(auto.chosen) \(auto.time_us | ms): \(of($b.time_us)) % of \($b.pattern), \(of(dense)) % of dense"' step.json
+table step '"\(.ranks), \(.bytes), \(.asked)"' 'auto | "\(.chosen) \(.time | ms): \(.of | round) % of \(.fastest), \(.dense | share) % of dense"' step.json
 columns=("${rates[@]}")
-jq -rn "$definitions"'[inputs] | group_by([.rate, .ranks, .asked, .bytes]) | map(patterns | . as $p | (auto.chosen | split(" or ")) as $chosen
-	| {fastest: of(best.time_us), dense: of(dense), chosen: ([$p[] | select(.pattern as $n | $chosen | index($n)).time_us] | max)}
-	+ {best: ($p | best.time_us)}) | "auto takes \(map(.fastest) | median) % of the fastest fixed pattern (median; most: \(map(.fastest) | max) %; above 110 % in \(map(select(.fastest > 110)) | length) of \(length)), at most \(map(.dense) | max) % of dense;",
-	"what it chose takes, by itself, at most \(map(.chosen / .best) | max * 100 | round) % of the fastest."' "$out/step.json"
+[[ ! -e $out/step.json ]] || jq -rn "$definitions"'[inputs] | group_by([.rate, .ranks, .asked, .bytes]) | map(.[0] as $cell | auto + {cell: "\($cell.rate), \($cell.ranks) ranks, \($cell.bytes) bytes, \($cell.asked)"})
+	| "auto takes \(map(.of) | median | round) % of the fastest fixed pattern (median of \(length) cells; most: \(map(.of) | max | round) %), at most \(map(.dense) | max | round) % of dense.",
+	"The same pattern twice, as auto and by itself: \(map(.itself) | min | round) to \(map(.itself) | max | round) %.",
+	(map(select(.of > 110 or .dense > 105)) | "Above 110 %, or 105 % of dense: \(length) cells.",
+	(.[] | "- \(.cell): \(.of | round) % of \(.fastest), \(.dense | share) % of dense; \(.chosen) by itself takes \(.choice | round) % of \(.fastest), and auto \(.itself | round) % of that."))' "$out/step.json"
 echo
 
 printf 'Two hosts of two ranks, 4 MiB, 1 %%: elements that a rank sends and milliseconds of a step, flat → with levels (elements between hosts):\n\n'

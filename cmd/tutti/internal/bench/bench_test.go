@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // quick measures as little as possible.
@@ -180,7 +181,7 @@ func TestMedianOfRoundsOnTheSlowestRank(t *testing.T) {
 }
 
 // What is measured in turns is, a round of each at a time, and each is the first once.
-func TestMediansInTurns(t *testing.T) {
+func TestInTurns(t *testing.T) {
 	var order []int
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
 		var runs []round
@@ -190,9 +191,9 @@ func TestMediansInTurns(t *testing.T) {
 				return float64(n*(i+1)) + float64(len(order)), nil // later rounds take longer
 			})
 		}
-		got, err := Repeats{Rounds: 3}.medianTimes(ctx, r, runs, []int{1, 2, 10})
+		got, err := Repeats{Rounds: 3}.inTurns(ctx, r, runs, []int{1, 2, 10})
 		assert.NoError(t, err)
-		assert.InDeltaSlice(t, []float64{1 + 6, 2 + 4/2., 3 + 5/10.}, got, 1e-12)
+		assert.Equal(t, [][]float64{{1 + 1, 1 + 6, 1 + 8}, {2 + 2/2., 2 + 4/2., 2 + 9/2.}, {3 + 3/10., 3 + 5/10., 3 + 7/10.}}, got)
 		return nil
 	})
 	assert.Equal(t, []int{0, 1, 2, 1, 2, 0, 2, 0, 1}, order)
@@ -213,11 +214,16 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
 		assert.Equal(t, results[i].Pattern, r.Pattern)
 		assert.Equal(t, results[i].SentElements, r.SentElements, "%s, %d elements", r.Pattern, r.Count)
+		assert.Len(t, r.RoundTimes, 2)
+		assert.InEpsilon(t, (r.RoundTimes[0]+r.RoundTimes[1])/2, r.Time, 1e-3)
 	}
 	for _, r := range results {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
 		if r.Count == 10_000 && r.Pattern == "topkA" && r.Density == 0.02 {
 			assert.InDelta(t, 2*200*2, r.SentElements, 1e-9, "200 values and indices of two other ranks")
+		}
+		if r.Count == 10_000 && r.Pattern == "topkAopt" {
+			assert.InEpsilon(t, 2*r.Density*10_000*2, r.SentElements, 0.1, "as after many steps, a threshold serves for several")
 		}
 	}
 	line, err := json.Marshal(results[0])
@@ -281,7 +287,11 @@ func TestGradientsAloneStayApart(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		s, err := newSparseRun(ctx, r, cfg, random, distributed.TopkA, 0.1, 1000)
+		gradient, err := runtime.New(r.Runtime, cfg.DType, 1000)
+		if err != nil {
+			return err
+		}
+		s, err := newSparseRun(ctx, r, cfg, random, gradient, distributed.TopkA, 0.1)
 		if err != nil {
 			return err
 		}
@@ -294,7 +304,7 @@ func TestGradientsAloneStayApart(t *testing.T) {
 		}
 		assert.NotEqual(t, values[0], values[1])
 		assert.Equal(t, values[1], values[2])
-		return errors.Join(err, s.close(), random.Free())
+		return errors.Join(err, s.close(), gradient.Free(), random.Free())
 	})
 }
 

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,11 +15,13 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/settled"
 	"github.com/tutti-go/tutti/runtime"
 )
 
 // SparseConfig is what to measure of the sparse allreduce, on tensors of normally
-// distributed random numbers, new ones in every step.
+// distributed random numbers, new ones in every step. Residuals begin as they are after
+// many steps.
 type SparseConfig struct {
 	// Backend is the name that results carry.
 	Backend string
@@ -99,6 +102,9 @@ type SparseResult struct {
 	SelectTime   float64 `json:"select_us"`
 	ExchangeTime float64 `json:"exchange_us"`
 	MergeTime    float64 `json:"merge_us,omitempty"`
+	// RoundTimes, with Interleave, are the rounds that Time is the median of: those of
+	// one place were measured in turns.
+	RoundTimes []float64 `json:"rounds_us,omitempty"`
 	// InPlace and NoUndo as in [SparseConfig].
 	StepInPlace bool `json:"step_in_place,omitempty"`
 	NoUndo      bool `json:"no_undo,omitempty"`
@@ -117,7 +123,8 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	if cfg.Graph && r.Compute == nil {
 		return backend.NeedsGraphs(cfg.Backend)
 	}
-	// The random numbers, and of each pattern the tensor and the residual.
+	// The random numbers, and of each pattern the residual and what it is undone with, or
+	// in place the tensors.
 	perElement := cfg.DType.Size() + cfg.together()*(cfg.DType.Size()+dtype.F32.Size())
 	if err := fits(r, cfg.Backend, slices.Max(cfg.Sizes)/cfg.DType.Size()*perElement); err != nil {
 		return err
@@ -175,9 +182,10 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 type sparseRun struct {
 	backend.Rank
 	pattern string
+	hosts   int // see [SparseConfig]
 	sparse  *backend.Reducer
 	random  *runtime.Tensor // n + freshShift elements
-	tensor  *runtime.Tensor // n elements: the gradient, then the result
+	tensor  *runtime.Tensor // n elements: the gradient, then the result; of all patterns, but in place
 	spare   *runtime.Tensor // in place: n elements that gradients are added to where the residual is to stay
 	step    int
 	rounds  []sparseRound
@@ -193,20 +201,29 @@ type sparseRound struct {
 
 // measureSparse measures patterns in turns.
 func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, patterns []string, density float64, n int, report func(SparseResult)) (err error) {
+	// One for all, because where memory lies may matter as much as the pattern does.
+	gradient, err := runtime.New(r.Runtime, cfg.DType, n)
+	if err != nil {
+		return err
+	}
 	var runs []*sparseRun
 	defer func() {
 		for _, s := range runs {
 			err = errors.Join(err, s.close())
 		}
+		err = errors.Join(err, gradient.Free())
 	}()
 	var rounds []round
 	var iterations []int
 	for _, pattern := range patterns {
-		s, err := newSparseRun(ctx, r, cfg, random, pattern, density, n)
+		s, err := newSparseRun(ctx, r, cfg, random, gradient, pattern, density)
 		if err != nil {
 			return aboutPattern(pattern, n, err)
 		}
 		runs = append(runs, s)
+		if err := s.settle(ctx, density); err != nil {
+			return aboutPattern(pattern, n, err)
+		}
 		if cfg.Graph && !distributed.NeedsHost(pattern) {
 			if err := s.capture(ctx); err != nil {
 				return aboutPattern(pattern, n, err)
@@ -223,7 +240,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 			return seconds, aboutPattern(pattern, n, err)
 		})
 	}
-	seconds, err := cfg.medianTimes(ctx, r, rounds, iterations)
+	seconds, err := cfg.inTurns(ctx, r, rounds, iterations)
 	if err != nil {
 		return err
 	}
@@ -248,7 +265,7 @@ func aboutPattern(pattern string, n int, err error) error {
 }
 
 // result is what was measured.
-func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density, seconds float64) (SparseResult, error) {
+func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float64, seconds []float64) (SparseResult, error) {
 	parts, err := s.meanRounds(ctx)
 	if err != nil {
 		return SparseResult{}, err
@@ -290,7 +307,12 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density, secon
 	if s.pattern == distributed.Dense || result.Chosen == distributed.Dense {
 		result.Density = 1
 	}
-	result.setTime(seconds, 2*(p-1)/p)
+	result.setTime(median.Of(seconds), 2*(p-1)/p)
+	if cfg.Interleave {
+		for _, round := range seconds {
+			result.RoundTimes = append(result.RoundTimes, significant(round*1e6))
+		}
+	}
 	if cfg.Check {
 		wrong, err := s.check(ctx)
 		if err != nil {
@@ -301,18 +323,19 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density, secon
 	return result, nil
 }
 
-// newSparseRun makes the tensors and the reduction of one rank.
-func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, pattern string, density float64, n int) (_ *sparseRun, err error) {
-	s := &sparseRun{Rank: r, random: random, pattern: pattern, inPlace: cfg.InPlace && pattern != distributed.Dense}
+// newSparseRun makes the reduction of one rank, and in place its tensors.
+func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random, gradient *runtime.Tensor, pattern string, density float64) (_ *sparseRun, err error) {
+	n := gradient.Len()
+	s := &sparseRun{Rank: r, random: random, tensor: gradient, pattern: pattern, hosts: cfg.Hosts, inPlace: cfg.InPlace && pattern != distributed.Dense}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.tensor, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
-		return nil, err
-	}
 	if s.inPlace {
+		if s.tensor, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
+			return nil, err
+		}
 		if s.spare, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
 			return nil, err
 		}
@@ -320,6 +343,49 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random 
 	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: density,
 		InPlace: s.inPlace, NoUndo: s.inPlace || cfg.NoUndo || pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
 	return s, err
+}
+
+// settle makes the residual what it is after many steps.
+func (s *sparseRun) settle(ctx context.Context, density float64) error {
+	pattern, ranks := s.pattern, s.Comm.WorldSize()
+	if pattern == distributed.Auto { // which it chooses in the first step
+		if _, err := s.round(ctx, 1); err != nil {
+			return err
+		}
+		stats, err := s.sparse.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		pattern = stats.Choice.Pattern
+	}
+	if pattern == distributed.Dense {
+		return nil
+	}
+	residual, between := s.tensor, cmp.Or(s.hosts, ranks)
+	if !s.inPlace {
+		var err error
+		if residual, err = s.sparse.Residual(); err != nil {
+			return err
+		}
+	}
+	n := residual.Len()
+	interval := float64(n) / max(1, math.Round(density*float64(n)))
+	if pattern == distributed.TopkA2 || pattern == distributed.Oktopk { // k entries of all ranks together are sent
+		interval *= float64(between)
+	}
+	values := make([]float32, min(n, 1<<16))
+	settled.Draw(rand.New(rand.NewPCG(uint64(s.Comm.Rank()), uint64(n))), values, math.Sqrt(float64(between)/float64(ranks)), interval)
+	for from := 0; from < n; from += len(values) {
+		to := min(from+len(values), n)
+		part, err := residual.Slice(0, from, to)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(runtime.CopyIn(part, values[:to-from]), part.Free()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // capture makes the graph of a step. The step before allocates what it needs.
@@ -340,6 +406,9 @@ func (s *sparseRun) close() error {
 	}
 	if s.sparse != nil {
 		err = s.sparse.Close()
+	}
+	if !s.inPlace {
+		return err
 	}
 	for _, t := range []*runtime.Tensor{s.tensor, s.spare} {
 		if t != nil {

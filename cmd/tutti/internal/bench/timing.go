@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
@@ -123,19 +124,21 @@ func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterati
 	return fitIterations(ctx, r, run)
 }
 
-// medianTime returns the seconds of one iteration: of each round the mean over
-// its iterations on the slowest rank, of these the median. It is collective.
+// medianTime returns the seconds of one iteration: the median of its rounds. It is
+// collective.
 func (n Repeats) medianTime(ctx context.Context, r backend.Rank, run round, iterations int) (float64, error) {
-	seconds, err := n.medianTimes(ctx, r, []round{run}, []int{iterations})
+	seconds, err := n.inTurns(ctx, r, []round{run}, []int{iterations})
 	if err != nil {
 		return 0, err
 	}
-	return seconds[0], nil
+	return median.Of(seconds[0]), nil
 }
 
-// medianTimes is medianTime of several, in turns: what else the machine does in a
-// while, it does to all of them. Each is the first in some of the rounds.
-func (n Repeats) medianTimes(ctx context.Context, r backend.Rank, runs []round, iterations []int) ([]float64, error) {
+// inTurns measures several in turns: what else the machine does in a while, it does
+// to all of them. Each is the first in some of the rounds. It returns for each of them
+// the seconds of one iteration in each round: the mean over its iterations, on the
+// slowest rank. It is collective.
+func (n Repeats) inTurns(ctx context.Context, r backend.Rank, runs []round, iterations []int) ([][]float64, error) {
 	means := make([]float64, len(runs)*n.Rounds) // one after the other
 	for i := range n.Rounds {
 		for turn := range runs {
@@ -148,14 +151,7 @@ func (n Repeats) medianTimes(ctx context.Context, r backend.Rank, runs []round, 
 		}
 	}
 	slowest, err := backend.Reduce(ctx, r, means, comm.Max)
-	if err != nil {
-		return nil, err
-	}
-	medians := make([]float64, len(runs))
-	for i := range medians {
-		medians[i] = median.Of(slowest[i*n.Rounds:][:n.Rounds])
-	}
-	return medians, nil
+	return slices.Collect(slices.Chunk(slowest, n.Rounds)), err
 }
 
 // fitIterations finds out, together with the other ranks, how many iterations
