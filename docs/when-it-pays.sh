@@ -9,6 +9,7 @@
 # Open MPI, Go and jq, and takes about 40 minutes on a machine that does nothing
 # else. From the environment:
 #
+#	GPUS=2		steps on so many GPUs as well, over NCCL
 #	LANES=8		so many measurements at a time, each on four processors of its own
 #	TUTTI=path	the command, which is built otherwise
 #	ONLY=measure	no tables, which is what jq is for; ONLY=tables, of what is there
@@ -20,14 +21,14 @@ cd "$(dirname "$self")/.."
 rates=(100mbit 1gbit 10gbit)
 
 # run RATE HOSTS FIELDS COMMAND… runs a command of tutti on a cluster, or with the
-# rate "local" and no hosts in one process, a few times, and puts fields in front of
+# rates "local" and "gpus" as it is, a few times, and puts fields in front of
 # those of each of its lines. Where a step is mostly the link's time, once will do.
 run() {
 	local rate=$1 hosts=$2 fields=$3 times=3 on=()
 	shift 3
 	case $rate in 100mbit) times=1 ;; local) times=5 ;; esac
 	times=${REPEATS:-$times}
-	[[ $rate = local ]] || on=(cluster --mpi openmpi --rate "$rate" --hosts "$hosts")
+	[[ $rate != *bit ]] || on=(cluster --mpi openmpi --rate "$rate" --hosts "$hosts")
 	for ((i = 0; i < times; i++)); do
 		"$TUTTI" "${on[@]}" "$@" --json
 	done | sed "s/^{/{\"rate\":\"$rate\",$fields/"
@@ -51,14 +52,15 @@ train() {
 	rm -r "$out/train-$1"
 }
 
-# step RATE RANKS DENSITY SIZE: one step of each pattern. In one process, where a
-# transaction's copy would be most of a dense step, without transactions.
+# step RATE RANKS DENSITY SIZE: one step of each pattern. In one process and on GPUs,
+# where a transaction's copy would be much of a dense step, without transactions.
 step() {
-	if [[ $1 = local ]]; then
-		run local 0 "\"asked\":$3," bench sparse --ranks "$2" --no-undo $(patterns "$1" "$4") --density "$3"
-	else
-		run "$1" "$2" "\"asked\":$3," bench sparse $(patterns "$1" "$4") --density "$3"
-	fi
+	local how=()
+	case $1 in
+	local) how=(--ranks "$2" --no-undo) ;;
+	gpus) how=(--backend nccl --ranks "$2" --no-undo) ;;
+	esac
+	run "$1" "$2" "\"asked\":$3," bench sparse "${how[@]}" $(patterns "$1" "$4") --density "$3"
 }
 
 # Two hosts of two ranks, without and with levels.
@@ -77,6 +79,7 @@ all_measurements() {
 		printf '%s\n' "train $rate" "buckets $rate" "step $rate 4 0.01 16M" "levels $rate" "step $rate 8 0.01 4M" "step $rate 2 0.01 4M" \
 			"step $rate 4 0.001 4M" "step $rate 4 0.1 4M" "step $rate 4 0.01 4M" "step $rate 4 0.01 512K" "step $rate 4 0.01 64K"
 	done
+	for size in ${GPUS:+4M 20M 100M}; do echo "step gpus $GPUS 0.01 $size"; done
 	for ranks in 2 4; do
 		for size in 4K 64K 512K 4M 16M; do echo "step local $ranks 0.01 $size"; done
 	done
@@ -157,9 +160,9 @@ definitions='
 	def cut(hosts): [.[] | select(.levels == hosts)] | patterns[0];
 '
 columns=("${rates[@]}")
-bySize='.ranks == 4 and .asked == 0.01 and .rate != "local"'
-byRanks='.bytes == 4194304 and .asked == 0.01 and .rate != "local"'
-byDensity='.bytes == 4194304 and .ranks == 4 and .rate != "local"'
+bySize='.ranks == 4 and .asked == 0.01 and (.rate | endswith("bit"))'
+byRanks='.bytes == 4194304 and .asked == 0.01 and (.rate | endswith("bit"))'
+byDensity='.bytes == 4194304 and .ranks == 4 and (.rate | endswith("bit"))'
 
 printf 'Seconds to 97 %%, four ranks, 153,610 parameters:\n\n'
 table pattern .pattern 'patterns[0].target_s | if . then . * 10 | round / 10 | tostring else "not reached" end' train.json
@@ -173,7 +176,7 @@ printf 'By density, 4 ranks, 4 MiB:\n\n'
 table density .asked "$cell" step.json "$byDensity"
 
 printf 'What auto chose, milliseconds of a step, and how much that is of the fastest fixed pattern and of dense. Ranks, bytes, density:\n\n'
-columns+=(local)
+columns+=(local gpus)
 table step '"\(.ranks), \(.bytes), \(.asked)"' 'auto | "\(.chosen) \(.time | ms): \(.of | round) % of \(.fastest), \(.dense | share) % of dense"' step.json
 columns=("${rates[@]}")
 [[ ! -e $out/step.json ]] || jq -rn "$definitions"'[inputs] | group_by([.rate, .ranks, .asked, .bytes]) | map(.[0] as $cell | auto + {cell: "\($cell.rate), \($cell.ranks) ranks, \($cell.bytes) bytes, \($cell.asked)"})
