@@ -45,7 +45,7 @@ func TestOnStandIns(t *testing.T) {
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
 			[]string{"-test.run=^TestConformance$/^kernels$/top_k|copy|select|fit|refine|above|merge|union|scatter|give|bal|sample|hostile|bad"}},
-		"kernels beside the CPU's": {"", nil, []string{"-test.short", "-test.run=^TestKernels(Equal|DoNot|InA)"}},
+		"kernels beside the CPU's": {"", nil, []string{"-test.short", "-test.run=^TestKernels(Equal|DoNot|InA|Merge)"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},
 		"driver that lacks functions": {old, []string{"FAKE_CUDA_VERSION=11020", wantedVariable + "=old.so|CUDA 11.2|11.5 or newer"},

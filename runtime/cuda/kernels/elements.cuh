@@ -7,6 +7,19 @@ enum { quad = 4 };
 
 template <typename T> struct vector { T lane[quad]; };
 
+// Four floats, loaded and stored together; as a quad of T; and whether there is any
+// that is not 0, or is -0.
+typedef float four __attribute__((ext_vector_type(quad)));
+template <typename T> DEVICE words<quad * sizeof(T) / 4> pack(const four &x) {
+  if constexpr (__is_same(T, f16))
+    return {f32_to_f16(x[0], x[1]), f32_to_f16(x[2], x[3])};
+  else if constexpr (__is_same(T, bf16))
+    return {f32_to_bf16(x[0], x[1]), f32_to_bf16(x[2], x[3])};
+  else
+    return {bits_of(x[0]), bits_of(x[1]), bits_of(x[2]), bits_of(x[3])};
+}
+DEVICE bool any(const four &x) { return bits_of(x[0]) | bits_of(x[1]) | bits_of(x[2]) | bits_of(x[3]); }
+
 // Whether the quad at p, and so those that follow, may be accessed at once.
 template <typename T> DEVICE bool aligned(const T *p) { return (u64)p % (quad * sizeof(T)) == 0; }
 

@@ -29,6 +29,8 @@ enum { warp_size = 32 };
 #define METHOD __attribute__((device)) __attribute__((always_inline))
 #define DEVICE static inline METHOD
 #define SHARED __attribute__((shared))
+// What a pointer points to that comes out of memory: it is not shared memory, which the compiler cannot know.
+#define GLOBAL __attribute__((address_space(1)))
 
 // Threads of a block, at most, and blocks of a multiprocessor, at least.
 #define BOUNDS(threads, blocks) __attribute__((launch_bounds(threads, blocks)))
@@ -126,6 +128,17 @@ DEVICE u16 f32_to_bf16(float f) {
   u16 h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
+}
+// The same of two, the first in the lower half: many times as fast as two by themselves.
+DEVICE u32 f32_to_f16(float low, float high) {
+  u32 w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
+DEVICE u32 f32_to_bf16(float low, float high) {
+  u32 w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
 }
 
 DEVICE double square_root(double x) { return __nvvm_sqrt_rn_d(x); }

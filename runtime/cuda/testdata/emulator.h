@@ -13,6 +13,7 @@
 #define METHOD
 #define DEVICE static inline
 #define SHARED
+#define GLOBAL
 #define BOUNDS(threads, blocks)
 
 namespace {
@@ -167,4 +168,6 @@ DEVICE u16 f32_to_bf16(float f) {
   const u32 w = __builtin_bit_cast(u32, f);
   return f != f ? (u16)0x7fff : (u16)((w + 0x7fff + (w >> 16 & 1)) >> 16);
 }
+DEVICE u32 f32_to_f16(float low, float high) { return f32_to_f16(low) | (u32)f32_to_f16(high) << 16; }
+DEVICE u32 f32_to_bf16(float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
 DEVICE double square_root(double x) { return __builtin_sqrt(x); }

@@ -1,0 +1,162 @@
+package cuda_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// strewn are ascending indices in [from, to), that share of all, and values some of
+// which a 16-bit type has no room for.
+func strewn(rng *rand.Rand, from, to int, share float64) (idx []int32, val []float32) {
+	for i := from; i < to; i++ {
+		if i += int(rng.ExpFloat64() * (1/share - 1)); i >= to {
+			break
+		}
+		v := float32(rng.NormFloat64())
+		switch rng.IntN(50) {
+		case 0:
+			v = 1e30
+		case 1:
+			v = -7e4
+		case 2:
+			v = float32(math.Inf(1))
+		case 3:
+			v = math.SmallestNonzeroFloat32
+		case 4:
+			v = float32(math.Copysign(0, -1))
+		case 5:
+			v = math.MaxFloat32
+		}
+		idx, val = append(idx, int32(i)), append(val, v)
+	}
+	return idx, val
+}
+
+// Merge and Union write the bits that the CPU writes: of few entries and of many, of lists
+// that have them all in one place, of more lists than windows are kept of and than
+// arguments hold, and at every address.
+func TestKernelsMerge(t *testing.T) {
+	gpu, host := onGPU(t), onCPU(t)
+	for _, c := range []struct {
+		n      int
+		lists  []int
+		shares []float64
+	}{
+		{1, []int{0, 1, 3}, []float64{1}},
+		{5, []int{1, 2}, []float64{0.5, 1}},
+		{1023, []int{2, 9}, []float64{0.001, 0.3, 1}},
+		{4099, []int{1, 2, 8, 9, 40}, []float64{0.001, 0.01, 0.1, 1}},
+		{20_001, []int{2, 7, 8, 17}, []float64{0.01, 0.3, 1}},
+		{400_003, []int{2, 9}, []float64{0.03}},   // several tiles for each warp of the stand-in
+		{9_000_001, []int{2, 9}, []float64{0.03}}, // and of an H200
+	} {
+		if c.n > 1<<20 && testing.Short() {
+			continue
+		}
+		for _, count := range c.lists {
+			for _, share := range c.shares {
+				for _, corner := range []bool{false, true} {
+					for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
+						name := fmt.Sprintf("%d of %v, %d lists of %v, in a corner: %v, seed %d", c.n, dt, count, share, corner, seed)
+						want, got := mergeOnce(host, c.n, dt, count, share, corner), mergeOnce(gpu, c.n, dt, count, share, corner)
+						for i := range want {
+							require.True(t, slices.Equal(want[i], got[i]), "array %d: %s", i, name)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// mergeOnce merges twice, at two addresses, and unites. It returns what became of the
+// results, of what they have no room for, and of the count of bad indices.
+func mergeOnce(b *bench, n int, dt dtype.DType, count int, share float64, corner bool) (all [][]byte) {
+	rng := rand.New(rand.NewPCG(seed, uint64(n*100+count)))
+	lists, room := make([]runtime.Entries, count), 0
+	for i := range lists {
+		from, to := 0, n
+		if corner {
+			if from, to = n-n/10, n; i%2 == 1 {
+				from, to = 0, n/10
+			}
+		}
+		idx, val := strewn(rng, from, to, share)
+		if i%3 == 1 { // some that are not in the array, at both ends
+			idx, val = slices.Concat([]int32{math.MinInt32, -3}, idx, []int32{int32(n), math.MaxInt32}), slices.Concat([]float32{1, 2}, val, []float32{3, 4})
+		}
+		lists[i] = runtime.Entries{Idx: put(b, idx), Val: put(b, val), N: len(idx)}
+		if i%2 == 0 {
+			lists[i].Len = put(b, []int32{int32(len(idx)) - int32(i/2)})
+		}
+		room += len(idx)
+	}
+	rest, faults := put(b, make([]float32, n)), put(b, []int32{0})
+	for shift := range 2 {
+		dirty := slices.Repeat([]byte{0xa5}, (n+9)*dt.Size())
+		p := put(b, dirty)
+		at := (p+15)&^15 + uintptr(shift*dt.Size())
+		require.NoError(b, b.Merge(at, dt, n, lists, []float32{0.3, 1}[shift], faults, rest))
+		all = append(all, read[byte](b, p, len(dirty))[at-p:])
+	}
+	union := b.entries(min(n, room))
+	require.NoError(b, b.Union(union, n, lists, 0.3, faults))
+	length := int(read[int32](b, union.Len, 1)[0])
+	all = append(all, read[byte](b, rest, 4*n), read[byte](b, faults, 4), read[byte](b, union.Idx, 4*length), read[byte](b, union.Val, 4*length))
+	for _, p := range b.arrays {
+		require.NoError(b, b.Deallocate(p))
+	}
+	b.arrays, b.bytes, b.lists = nil, nil, nil
+	return all
+}
+
+// BenchmarkMerge times Merge on the device's own clock, again and again ("warm"), and
+// behind as much other traffic as an exchange and a selection make, which leave the lists
+// out of the cache ("cold"), beside clearing the result. TUTTI_TEST_SIZES are other numbers
+// of elements.
+func BenchmarkMerge(b *testing.B) {
+	sizes := []int{1 << 20, 26_214_400, 104_857_600}
+	if text := os.Getenv("TUTTI_TEST_SIZES"); text != "" {
+		sizes = nil
+		for s := range strings.SplitSeq(text, ",") {
+			n, err := strconv.Atoi(s)
+			require.NoError(b, err)
+			sizes = append(sizes, n)
+		}
+	}
+	fmt.Println("| elements | type | lists | of them | warm us | cold us | clearing us |\n| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
+	for _, n := range sizes {
+		for _, every := range []int{100, 10} {
+			g := onGPU(b)
+			g.even = true
+			all := make([]runtime.Entries, 8)
+			for i := range all {
+				idx, val := strewn(rand.New(rand.NewPCG(seed, uint64(i))), 0, n, 1/float64(every))
+				all[i] = runtime.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
+			}
+			dst, other, faults := room[float32](g, n), room[float32](g, n), room[int32](g, 1)
+			traffic := func() error { return g.Fill(other, n, dtype.F32, 1) }
+			without := graphTime(g, traffic)
+			for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
+				clearing := graphTime(g, func() error { return g.Fill(dst, n*dt.Size()/4, dtype.U32, 0) })
+				for _, count := range []int{1, 2, 4, 8} {
+					merge := func() error { return g.Merge(dst, dt, n, all[:count], 0.5, faults, 0) }
+					cold := graphTime(g, func() error { return errors.Join(traffic(), merge()) })
+					fmt.Printf("| %d | %v | %d | 1/%d | %.1f | %.1f | %.1f |\n", n, dt, count, every, graphTime(g, merge), cold-without, clearing)
+				}
+			}
+		}
+	}
+}
