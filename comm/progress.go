@@ -17,7 +17,7 @@ type Count struct{ Submitted, Done uint64 }
 // A decorator that does calls by itself, or others than it gets, implements it as well:
 // the zero Progress is nothing known.
 type Progresser interface {
-	// Progress does not wait, and asks no device. Every call, Barrier and Split counts
+	// Progress does not wait, and asks a device at most whether it is idle. Every call, Barrier and Split counts
 	// once, in the order in which they are submitted. What is done is so for this rank,
 	// whose results may be read.
 	Progress() Progress

@@ -43,6 +43,7 @@ func (c *Comm) close() error {
 		err = errors.Join(err, c.own.Close())
 		c.looks.Unlock()
 	}
+	c.endMarks()
 	return err
 }
 

@@ -57,6 +57,7 @@ type Comm struct {
 	plan      plan       // the submission that is being made
 	submitted *submissions
 	windows   windows
+	marks     marks
 
 	state
 	parent    *Comm // nil if it was not made out of another
@@ -75,6 +76,7 @@ var (
 	_ comm.Reacher            = (*Comm)(nil)
 	_ comm.SymmetricAllocator = (*Comm)(nil)
 	_ comm.Ender              = (*Comm)(nil)
+	_ comm.Progresser         = (*Comm)(nil)
 )
 
 // newComm completes a communicator around its control communicator, which it

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // init acquires what Close gives back.
@@ -19,6 +20,9 @@ func (c *Comm) init(ctx context.Context) error {
 	}
 	c.stream = c.own
 	if c.mark.event, err = c.rt.NewEvent(); err != nil {
+		return err
+	}
+	if c.marks.word, err = c.rt.NewWord(); err != nil && !errors.Is(err, runtime.ErrUnsupported) {
 		return err
 	}
 	if c.scratch, err = c.rt.Allocate(helloOffset + c.WorldSize()); err != nil {

@@ -15,26 +15,24 @@ type submissions struct {
 	rank, size int
 
 	mu      sync.Mutex
-	begun   extent    // submitted so far
-	settled extent    // done, as far as waits have told
-	waiters int       // goroutines that wait
-	ended   string    // how it broke
-	behind  bool      // messages were submitted since the last collective
-	numbers [2]uint64 // how many of them are collectives, and messages
+	begun   extent // submitted so far
+	settled extent // done, as far as waits have told
+	waiters int    // goroutines that wait
+	ended   string // how it broke
+	behind  bool   // messages were submitted since the last collective
 	recent  [remembered]submission
 	told    string // what the other ranks were told last
 }
 
-// extent is how far submissions go.
-type extent struct {
-	calls       uint64 // the user's
-	collectives uint64 // all, as many on every rank
-	messages    uint64
-}
+// extent is how far submissions go: the user's collectives and messages, and all
+// collectives, those of the communicator's own among them.
+type extent struct{ collectives, messages, all uint64 }
+
+func (e extent) calls() uint64 { return e.collectives + e.messages }
 
 // max returns the further of two.
 func (e extent) max(other extent) extent {
-	return extent{max(e.calls, other.calls), max(e.collectives, other.collectives), max(e.messages, other.messages)}
+	return extent{max(e.collectives, other.collectives), max(e.messages, other.messages), max(e.all, other.all)}
 }
 
 // submission is a call without its addresses and lists, and its number among those of
@@ -60,24 +58,23 @@ const remembered = 64
 func (s *submissions) add(op comm.Op, x *comm.Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := &s.recent[s.begun.calls%remembered]
+	k := &s.recent[s.begun.calls()%remembered]
 	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
-	number, all := &s.numbers[0], &s.begun.collectives
-	if op.Message() {
-		number, all = &s.numbers[1], &s.begun.messages
+	if s.behind = op.Message(); s.behind {
+		s.begun.messages++
+		k.number = s.begun.messages
+		return
 	}
-	*number++
-	*all++
-	s.behind = op.Message()
-	k.number = *number
-	s.begun.calls++
+	s.begun.collectives++
+	s.begun.all++
+	k.number = s.begun.collectives
 }
 
 // addOwn counts a collective that is not the user's.
 func (s *submissions) addOwn() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begun.collectives++
+	s.begun.all++
 	s.behind = false
 }
 
@@ -85,7 +82,7 @@ func (s *submissions) addOwn() {
 func (s *submissions) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begun.calls, s.settled.calls, s.numbers = 0, 0, [2]uint64{}
+	s.begun, s.settled = extent{all: s.begun.all}, extent{all: s.settled.all}
 }
 
 // waitsFor describes what has not been seen done.
@@ -97,16 +94,16 @@ func (s *submissions) waitsFor() string {
 
 // open is waitsFor with the lock held.
 func (s *submissions) open() string {
-	calls := s.begun.calls
-	open := calls - s.settled.calls
+	calls := s.begun.calls()
+	open := calls - s.settled.calls()
 	if open == 0 {
 		return "nothing"
 	}
-	first := s.settled.calls
+	first := s.settled.calls()
 	text := ""
 	if open > remembered {
 		first = calls - remembered
-		text = fmt.Sprintf("one of %d operations before, or ", first-s.settled.calls)
+		text = fmt.Sprintf("one of %d operations before, or ", first-s.settled.calls())
 	}
 	text += s.recent[first%remembered].String()
 	if behind := calls - first - 1; behind > 0 {
@@ -120,16 +117,16 @@ func (s *submissions) tell(to comm.Reports) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var text string
-	switch last := s.begun.calls - 1; {
+	switch last := s.begun.calls() - 1; {
 	case s.ended != "":
 		text = "gave up: " + s.ended
 	case s.waiters > 0:
 		text = "waits for " + s.open()
-	case s.begun.calls == 0:
+	case s.begun.calls() == 0:
 		text = "has called nothing"
 	default:
 		text = fmt.Sprintf("called %v last", &s.recent[last%remembered])
-		if s.settled.calls == s.begun.calls {
+		if s.settled.calls() == s.begun.calls() {
 			text += ", which is done"
 		}
 	}
@@ -146,7 +143,7 @@ func (s *submissions) begin() (wait extent, collectives uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiters++
-	wait, collectives = s.begun, s.begun.collectives
+	wait, collectives = s.begun, s.begun.all
 	if s.behind && s.begun.messages > s.settled.messages {
 		collectives++
 	}
@@ -158,7 +155,7 @@ func (s *submissions) begin() (wait extent, collectives uint64) {
 func (s *submissions) next(wait extent) extent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if wait.calls == s.settled.calls+1 {
+	if wait.calls() == s.settled.calls()+1 {
 		return wait
 	}
 	return extent{}
@@ -176,7 +173,14 @@ func (s *submissions) end(done extent) {
 func (s *submissions) seenDone() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.settled.collectives
+	return s.settled.all
+}
+
+// extents returns what was submitted, and what waits have seen done.
+func (s *submissions) extents() (begun, settled extent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun, s.settled
 }
 
 // how returns how the communicator broke.

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -35,6 +36,7 @@ type standIns struct {
 		Violations dl.Func `sym:"fake_violations"`
 	}
 	driver struct {
+		Hold       dl.Func `sym:"fake_hold"`
 		Stall      dl.Func `sym:"fake_stall"`
 		Violations dl.Func `sym:"fake_violations"`
 	}
@@ -152,6 +154,115 @@ func TestStandInAnotherRankGivesUp(t *testing.T) {
 	require.ErrorIs(t, <-waiting, comm.ErrPeerFailed)
 	require.NoError(t, part.Close())
 	require.NoError(t, c.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// Before anybody waits, marks tell how far the stream has come, and that it is idle.
+func TestStandInProgress(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	submitted, messages := uint64(0), uint64(0)
+	reduce := func(n int) {
+		for range n {
+			require.NoError(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum))
+			submitted++
+		}
+	}
+	exchange := func() {
+		require.NoError(t, c.Group(comm.SendCall(buf, 4, dtype.F32, 0, 0), comm.RecvCall(buf+32, 4, dtype.F32, 0, 0)))
+		messages += 2
+	}
+	want := func(collectives, messagesDone uint64) {
+		t.Helper()
+		assert.Equal(t, comm.Progress{Collectives: comm.Count{Submitted: submitted, Done: collectives},
+			Messages: comm.Count{Submitted: messages, Done: messagesDone}}, c.Progress())
+	}
+	stall := func(on uintptr) { s.driver.Stall.Call(c.Stream().Handle(), on) }
+	// write is work that stalls.
+	write := func() { require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8))) }
+
+	want(0, 0)
+	reduce(3)
+	want(3, 0) // idle
+	stall(1)
+	write()
+	reduce(4)
+	want(3, 0)
+	exchange() // which is the eighth call, and the ninth
+	want(7, 2)
+	reduce(7)
+	want(7, 2)
+	s.driver.Hold.Call(1)
+	reduce(1)
+	want(7, 2)
+	s.driver.Hold.Call(0)
+	want(15, 2)
+	stall(0)
+	reduce(2)
+	want(17, 2)
+
+	// Nothing is written into graphs, and what they hold back is not asked.
+	graph, err := c.Stream().Capture(func() error {
+		reduce(20)
+		want(17, 2)
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, graph.Close())
+	other, err := rt.NewStream(0)
+	require.NoError(t, err)
+	require.NoError(t, c.UseStream(other.Handle()))
+	stall(1)
+	write()
+	reduce(8)
+	want(38, 2) // the first one tells of what was captured, too
+	stall(0)
+	require.NoError(t, c.Sync(t.Context()))
+	want(45, 2)
+	reduce(1)
+	nccl.OtherRankGivesUp(c, 1, 0)
+	want(45, 2) // as that may have ended what others wait for
+	require.NoError(t, c.Close())
+	want(45, 2)
+	require.NoError(t, other.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// A flight record shows what is done although nobody has waited, for no allocation.
+func TestStandInRecord(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	r := comm.NewRecorder(c, 100, "")
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	reduce := func() error { return r.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }
+	for range 5 {
+		require.NoError(t, reduce())
+	}
+	states := func() (completed, scheduled int) {
+		for _, e := range r.Dump().Entries {
+			if e.State == "completed" {
+				completed++
+			} else {
+				scheduled++
+			}
+		}
+		return completed, scheduled
+	}
+	completed, scheduled := states()
+	assert.Equal(t, [2]int{5, 0}, [2]int{completed, scheduled})
+	s.driver.Stall.Call(c.Stream().Handle(), 1)
+	require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8)))
+	for range 6 {
+		require.NoError(t, reduce())
+	}
+	completed, scheduled = states()
+	assert.Equal(t, [2]int{8, 3}, [2]int{completed, scheduled})
+	s.driver.Stall.Call(c.Stream().Handle(), 0)
+	race.NoAllocs(t, 100, reduce)
+	require.NoError(t, r.Close())
 	require.NoError(t, rt.Deallocate(buf))
 }
 

@@ -49,7 +49,11 @@ func (c *Comm) submit(x *comm.Call, on *native) error {
 	} else {
 		c.submitted.addOwn()
 	}
-	return c.flush(on)
+	if err := c.flush(on); err != nil {
+		return err
+	}
+	c.setMark(1)
+	return nil
 }
 
 // submitTogether starts calls as one NCCL group, always on the data
@@ -62,7 +66,11 @@ func (c *Comm) submitTogether(calls []comm.Call) error {
 		c.addCall(&calls[i])
 		c.submitted.add(calls[i].Op, &calls[i])
 	}
-	return c.flush(c.data)
+	if err := c.flush(c.data); err != nil {
+		return err
+	}
+	c.setMark(len(calls))
+	return nil
 }
 
 // pick chooses the native communicator for a call.

@@ -17,6 +17,7 @@ const (
 	attrVirtualMemory       = 102 // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 	attrPosixFileDescriptor = 103 // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 	attrRDMAWithVMM         = 110 // GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+	attrWriteValue64        = 122 // CAN_USE_64_BIT_STREAM_MEM_OPS
 )
 
 // Peer attributes, CUdevice_P2PAttribute.

@@ -42,6 +42,7 @@ type symbols struct {
 	StreamGetCtx       dl.Func `sym:"cuStreamGetCtx"`
 	StreamWaitEvent    dl.Func `sym:"cuStreamWaitEvent"`
 	StreamIsCapturing  dl.Func `sym:"cuStreamIsCapturing"`
+	StreamWriteValue   dl.Func `sym:"cuStreamWriteValue64_v2,optional"` // 11.7
 	StreamBeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`
 	StreamEndCapture   dl.Func `sym:"cuStreamEndCapture"`
 

@@ -36,7 +36,7 @@ var pendingCopies sync.Map
 // copyAsync submits a copy between memory of the host and the device to a
 // stream, and keeps the former alive until it is done.
 func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
-	switch captured, err := s.isCapturing(); {
+	switch captured, err := s.Capturing(); {
 	case err != nil:
 		return err
 	case captured:

@@ -44,6 +44,7 @@ type Runtime struct {
 	graphs gate // captures and launches of graphs
 	frees  gate // CurrentToFree
 	owned  owned
+	words  words
 	copies keptCopies
 	broken atomic.Pointer[error]
 

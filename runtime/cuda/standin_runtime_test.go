@@ -568,3 +568,43 @@ func TestStandInLentContext(t *testing.T) {
 	require.NoError(t, again.Close(), "the context is still there")
 	require.NoError(t, primary.Close())
 }
+
+// Streams write words, in the order of their work, until the runtime is closed.
+func TestStandInWords(t *testing.T) {
+	f := openStandIn(t)
+	before := f.alive()
+	rt := openRuntime(t, 0)
+	s, err := rt.NewStream(0)
+	require.NoError(t, err)
+	words := make([]*Word, 3)
+	for i := range words {
+		words[i], err = rt.NewWord()
+		require.NoError(t, err)
+		require.Zero(t, words[i].Load())
+		require.NoError(t, s.Write(words[i], uint64(i)<<40+7))
+	}
+	for i, w := range words {
+		assert.EqualValues(t, uint64(i)<<40+7, w.Load())
+	}
+	words[1].Close()
+	again, err := rt.NewWord()
+	require.NoError(t, err)
+	assert.Zero(t, again.Load(), "not what another one had")
+	assert.EqualValues(t, 7, words[0].Load())
+	for made := len(words); ; made++ {
+		if _, err = rt.NewWord(); err != nil {
+			require.ErrorIs(t, err, runtime.ErrUnsupported)
+			require.Equal(t, wordsPage/8, made)
+			break
+		}
+	}
+	require.NoError(t, s.Close())
+	require.Error(t, s.Write(words[0], 1), "a stream that was closed")
+	_, err = s.Capturing()
+	require.Error(t, err)
+	require.NoError(t, rt.Close(), "words are no leak")
+	assert.Zero(t, words[0].Load())
+	_, err = rt.NewWord()
+	assert.ErrorIs(t, err, runtime.ErrClosed)
+	assert.Equal(t, before, f.alive())
+}

@@ -162,12 +162,16 @@ func (s *Stream) Done() (bool, error) {
 	return done, err
 }
 
-// isCapturing reports whether what is submitted to the stream becomes part of a
-// graph.
-func (s *Stream) isCapturing() (bool, error) {
+// Capturing reports whether what is submitted to the stream becomes part of a graph. It
+// may be asked at any time.
+func (s *Stream) Capturing() (bool, error) {
+	stream, err := s.use("stream")
+	if err != nil {
+		return false, err
+	}
 	out := s.rt.drv.out()
 	defer s.rt.drv.release(out)
-	err := s.rt.do(s.rt.drv.sym.StreamIsCapturing, s.handle, out.addr(0))
+	err = s.rt.do(s.rt.drv.sym.StreamIsCapturing, stream, out.addr(0))
 	return uint32(out[0]) != 0, err
 }
 

@@ -409,6 +409,12 @@ CUresult cuStreamIsCapturing(struct stream *handle, int *status) {
   struct stream *s = resolve(handle);
   return leave(s ? (*status = s->capture != NULL, SUCCESS) : INVALID_HANDLE);
 }
+CUresult cuStreamWriteValue64_v2(struct stream *handle, CUdeviceptr p, uint64_t v, unsigned flags) {
+  ENTER();
+  struct stream *s = resolve(handle);
+  if (flags || !s || s->capture || p % 8) return leave(violation(INVALID_VALUE)); /* a graph would write it again */
+  return leave(submit(handle, (struct operation){.kind = SET, .a = p, .b = 1, .c = v, .width = 8}));
+}
 CUresult cuStreamWaitEvent(struct stream *handle, struct event *e, unsigned flags) {
   (void)flags;
   ENTER();

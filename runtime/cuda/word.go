@@ -1,0 +1,93 @@
+package cuda
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Word is a number in the host's memory that streams write ([Stream.Write]): so the
+// host sees how far one has come, without asking the device.
+type Word struct {
+	rt *Runtime
+	at *uint64
+}
+
+// words are a page of pinned memory, once a runtime: memory of the host that is
+// allocated or freed may wait for kernels.
+type words struct {
+	sync.Mutex
+	page []uint64
+	free []*uint64
+}
+
+const wordsPage = 4096 // bytes
+
+// NewWord returns a word that is 0. It is [runtime.ErrUnsupported] if streams cannot
+// write it (drivers before CUDA 11.7), or if there are too many of them.
+func (r *Runtime) NewWord() (*Word, error) {
+	unsupported := func(why string) error { return fmt.Errorf("cuda:%d: %w: %s", r.index, runtime.ErrUnsupported, why) }
+	if !r.drv.sym.StreamWriteValue.Found() {
+		return nil, unsupported("the driver has no cuStreamWriteValue64_v2")
+	}
+	if !r.gate.enter() {
+		return nil, r.usable()
+	}
+	defer r.gate.leave()
+	can, err := r.drv.attribute(r.index, r.device, attrWriteValue64)
+	if err != nil {
+		return nil, err
+	}
+	if can == 0 {
+		return nil, unsupported("streams of the device write no words of 64 bits")
+	}
+	w := &r.words
+	w.Lock()
+	defer w.Unlock()
+	if w.page == nil {
+		p, err := r.create(r.drv.sym.MemHostAlloc, destructor{fn: r.drv.sym.MemFreeHost}, wordsPage, hostAllocPortable)
+		if err != nil {
+			return nil, err
+		}
+		w.page = hostmem.Slice[uint64](p, wordsPage/8)
+		for i := range w.page {
+			w.free = append(w.free, &w.page[i])
+		}
+	}
+	if len(w.free) == 0 {
+		return nil, unsupported("there are too many words")
+	}
+	at := w.free[len(w.free)-1]
+	w.free = w.free[:len(w.free)-1]
+	atomic.StoreUint64(at, 0)
+	return &Word{r, at}, nil
+}
+
+// Load returns the number that was written last, 0 when the runtime is closed.
+func (w *Word) Load() uint64 {
+	if !w.rt.gate.enter() {
+		return 0
+	}
+	defer w.rt.gate.leave()
+	return atomic.LoadUint64(w.at)
+}
+
+// Close gives the word back, once. No stream writes it any more.
+func (w *Word) Close() {
+	w.rt.words.Lock()
+	defer w.rt.words.Unlock()
+	w.rt.words.free = append(w.rt.words.free, w.at)
+}
+
+// Write has the stream write a word when everything before is done. The stream is not
+// to be capturing ([Stream.Capturing]).
+func (s *Stream) Write(w *Word, value uint64) error {
+	stream, err := s.use("stream")
+	if err != nil {
+		return err
+	}
+	return s.rt.do(s.rt.drv.sym.StreamWriteValue, stream, hostmem.AddrOf(w.at), uintptr(value), 0)
+}
