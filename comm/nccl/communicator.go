@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/marks"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -57,7 +58,7 @@ type Comm struct {
 	plan      plan       // the submission that is being made
 	submitted *submissions
 	windows   windows
-	marks     marks
+	marks     marks.Marks
 
 	state
 	parent    *Comm // nil if it was not made out of another

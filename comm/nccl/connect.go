@@ -6,7 +6,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
 )
 
 // init acquires what Close gives back.
@@ -22,9 +21,7 @@ func (c *Comm) init(ctx context.Context) error {
 	if c.mark.event, err = c.rt.NewEvent(); err != nil {
 		return err
 	}
-	if c.marks.word, err = c.rt.NewWord(); err != nil && !errors.Is(err, runtime.ErrUnsupported) {
-		return err
-	}
+	c.marks.Init(c.rt)
 	if c.scratch, err = c.rt.Allocate(helloOffset + c.WorldSize()); err != nil {
 		return err
 	}

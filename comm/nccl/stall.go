@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/marks"
 )
 
 // submissions are what a communicator has submitted, to tell what a wait that ended
@@ -24,16 +25,17 @@ type submissions struct {
 	told    string // what the other ranks were told last
 }
 
-// extent is how far submissions go: the user's collectives and messages, and all
-// collectives, those of the communicator's own among them.
-type extent struct{ collectives, messages, all uint64 }
+// extent is how far submissions go: the user's, and all collectives, those of the
+// communicator's own among them.
+type extent struct {
+	marks.Extent
+	all uint64
+}
 
-func (e extent) calls() uint64 { return e.collectives + e.messages }
+func (e extent) calls() uint64 { return e.Collectives + e.Messages }
 
 // max returns the further of two.
-func (e extent) max(other extent) extent {
-	return extent{max(e.collectives, other.collectives), max(e.messages, other.messages), max(e.all, other.all)}
-}
+func (e extent) max(other extent) extent { return extent{e.Max(other.Extent), max(e.all, other.all)} }
 
 // submission is a call without its addresses and lists, and its number among those of
 // its kind.
@@ -61,13 +63,13 @@ func (s *submissions) add(op comm.Op, x *comm.Call) {
 	k := &s.recent[s.begun.calls()%remembered]
 	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
 	if s.behind = op.Message(); s.behind {
-		s.begun.messages++
-		k.number = s.begun.messages
+		s.begun.Messages++
+		k.number = s.begun.Messages
 		return
 	}
-	s.begun.collectives++
+	s.begun.Collectives++
 	s.begun.all++
-	k.number = s.begun.collectives
+	k.number = s.begun.Collectives
 }
 
 // addOwn counts a collective that is not the user's.
@@ -144,7 +146,7 @@ func (s *submissions) begin() (wait extent, collectives uint64) {
 	defer s.mu.Unlock()
 	s.waiters++
 	wait, collectives = s.begun, s.begun.all
-	if s.behind && s.begun.messages > s.settled.messages {
+	if s.behind && s.begun.Messages > s.settled.Messages {
 		collectives++
 	}
 	return wait, collectives
@@ -176,11 +178,17 @@ func (s *submissions) seenDone() uint64 {
 	return s.settled.all
 }
 
-// extents returns what was submitted, and what waits have seen done.
-func (s *submissions) extents() (begun, settled extent) {
+// extents returns what the user has submitted, and what waits have seen done of it.
+func (s *submissions) extents() (begun, settled marks.Extent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.begun, s.settled
+	return s.begun.Extent, s.settled.Extent
+}
+
+// soFar is the first of extents.
+func (s *submissions) soFar() marks.Extent {
+	begun, _ := s.extents()
+	return begun
 }
 
 // how returns how the communicator broke.

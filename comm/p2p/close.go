@@ -36,7 +36,11 @@ func (c *Comm) close() error {
 		}
 	}
 	stream := c.current()
-	return errors.Join(c.here.discard(stream), c.Communicator.Close())
+	c.progress.looks.Lock() // nobody asks the stream, which the base closes
+	defer c.progress.looks.Unlock()
+	err := c.here.discard(stream)
+	c.progress.marks.Close(err != nil)
+	return errors.Join(err, c.Communicator.Close())
 }
 
 // End implements [comm.Ender]. The other ranks are not told the cause: their waits

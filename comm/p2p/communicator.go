@@ -29,6 +29,8 @@ type Comm struct {
 	closing sync.Once
 	turns   comm.Turns
 
+	progress progress
+
 	mu       sync.Mutex
 	children map[*Comm]struct{}
 	parent   *Comm
@@ -45,6 +47,7 @@ var (
 	_ comm.StreamSyncOps = (*Comm)(nil)
 	_ comm.StreamOrder   = (*Comm)(nil)
 	_ comm.Ender         = (*Comm)(nil)
+	_ comm.Progresser    = (*Comm)(nil)
 )
 
 // newComm makes a communicator that takes over what it is told, or, for nil, what
@@ -55,13 +58,16 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 		return nil, err
 	}
 	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, options: o, here: here, children: map[*Comm]struct{}{}}
+	c.progress.marks.Init(rt)
 	c.check = comm.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
 	c.Methods, c.Waits = comm.Methods{Do: c.do, Together: c.together}, comm.Waits{Wait: c.wait}
 	if t != nil {
 		c.takes = *t
 	} else if err := c.choose(ctx); err != nil {
 		here.stopWaiting()
-		return nil, errors.Join(err, here.discard(c.current()))
+		discarded := here.discard(c.current())
+		c.progress.marks.Close(discarded != nil)
+		return nil, errors.Join(err, discarded)
 	}
 	return c, nil
 }
@@ -76,9 +82,6 @@ func (c *Comm) current() *cuda.Stream {
 	}
 	return s
 }
-
-// Progress implements [comm.Progresser]: what its kernels have done is not known.
-func (*Comm) Progress() (none comm.Progress) { return none }
 
 // explain wraps the error of an operation, if there is one.
 func (c *Comm) explain(op string, err error) error {

@@ -36,7 +36,8 @@ func TestOnStandIns(t *testing.T) {
 
 // standIn is what the driver's stand-in exports beside its API.
 type standIn struct {
-	Fail dl.Func `sym:"fake_fail"`
+	Fail  dl.Func `sym:"fake_fail"`
+	Stall dl.Func `sym:"fake_stall"`
 }
 
 // next lets the next call of a function fail, on whatever rank.
@@ -179,6 +180,53 @@ func TestStandInHandOver(t *testing.T) {
 	})
 	assert.Equal(t, [2]error{}, errs)
 	assert.Equal(t, taken[0], taken[1])
+}
+
+// Healthy is what NCCL's communicator tells beside the API.
+func (s streamed) Healthy() bool { return true }
+
+// Before anybody waits, the stream tells how far it has come, with the base's calls.
+func TestStandInProgress(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		if err := base.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			before := c.Progress()
+			done := func(collectives uint64) {
+				t.Helper()
+				assert.Equal(t, collectives, c.Progress().Collectives.Done-before.Collectives.Done)
+			}
+			reduce := func(n int) {
+				for range n {
+					assert.NoError(t, c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum))
+				}
+			}
+			reduce(3)
+			done(3)
+			s.Stall.Call(c.CommStream(), 1)
+			reduce(4)
+			done(3)
+			reduce(2)
+			done(8)
+			assert.ErrorIs(t, c.AllReduce(buf, buf, -1, dtype.F32, comm.Sum), comm.ErrArgument)
+			assert.EqualValues(t, 9, c.Progress().Collectives.Submitted-before.Collectives.Submitted)
+			s.Stall.Call(c.CommStream(), 0)
+			done(9)
+			race.NoAllocs(t, 100, func() error { return c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) })
+		}
+		return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
 }
 
 func TestStandInDoesNotAllocate(t *testing.T) {

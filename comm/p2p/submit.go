@@ -10,6 +10,17 @@ import (
 // do makes a call, here or on the base.
 func (c *Comm) do(x comm.Call) error {
 	c.turns.Count([]comm.Call{x})
+	c.progress.enter()
+	err := c.make(x)
+	if err == nil {
+		c.progress.made(x.Op)
+	}
+	c.leave(1)
+	return err
+}
+
+// make is do, but for what Sync and Progress need.
+func (c *Comm) make(x comm.Call) error {
 	if !c.takes.call(&x) {
 		if err := c.sound(); err != nil {
 			return c.check.Fail(x.Op.String(), err)
@@ -27,6 +38,19 @@ func (c *Comm) do(x comm.Call) error {
 
 // together starts a group on the base, but for what that cannot do.
 func (c *Comm) together(calls []comm.Call) error {
+	c.progress.enter()
+	err := c.group(calls)
+	if err == nil {
+		for i := range calls {
+			c.progress.made(calls[i].Op)
+		}
+	}
+	c.leave(len(calls))
+	return err
+}
+
+// group is together, but for what Progress needs.
+func (c *Comm) group(calls []comm.Call) error {
 	err := c.sound()
 	if err == nil {
 		err = c.check.Group(calls)

@@ -14,6 +14,7 @@ func (c *Comm) wait(ctx context.Context, w comm.Wait) (child comm.Communicator, 
 	if err != nil {
 		return nil, c.explain(w.Op.String(), err)
 	}
+	before := c.progress.soFar()
 	switch w.Op {
 	case comm.OpBarrier:
 		err = c.barrier(ctx)
@@ -21,6 +22,9 @@ func (c *Comm) wait(ctx context.Context, w comm.Wait) (child comm.Communicator, 
 		child, err = c.split(ctx, w.Color, w.Key)
 	default:
 		err = c.sync(ctx)
+	}
+	if err == nil {
+		c.progress.waited(w.Op, before)
 	}
 	c.turns.End(messages, err)
 	return child, c.explain(w.Op.String(), err)

@@ -1,0 +1,116 @@
+// Package marks is how backends of GPUs know how far calls have come before anybody
+// waits for them ([comm.Progresser]).
+package marks
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Extent is so many collectives and messages, the first ones.
+type Extent struct{ Collectives, Messages uint64 }
+
+// Max returns the further of two.
+func (e Extent) Max(other Extent) Extent {
+	return Extent{max(e.Collectives, other.Collectives), max(e.Messages, other.Messages)}
+}
+
+// Progress is that of so many calls, of which so many are done.
+func Progress(submitted, done Extent) comm.Progress {
+	return comm.Progress{
+		Collectives: comm.Count{Submitted: submitted.Collectives, Done: done.Collectives},
+		Messages:    comm.Count{Submitted: submitted.Messages, Done: done.Messages},
+	}
+}
+
+// Marks are how far a stream says that it has come. As soon as somebody has asked, it
+// writes behind every eighth call or so how many there were into memory of the host.
+type Marks struct {
+	asked   atomic.Bool
+	pending atomic.Int64              // calls since the last mark
+	word    atomic.Pointer[cuda.Word] // nil if streams cannot write one, and after Close
+
+	mu   sync.Mutex
+	done Extent // as far as is known
+}
+
+// every is how many calls a mark is for, which takes about a microsecond.
+const every = 8
+
+// Init makes what a stream of rt writes. Without, it can be asked whether it is idle,
+// and nothing more: that is worth no error. Close gives it back.
+func (m *Marks) Init(rt *cuda.Runtime) {
+	if word, err := rt.NewWord(); err == nil {
+		m.word.Store(word)
+	}
+}
+
+// Due counts so many calls more, and reports whether it is time for a mark.
+func (m *Marks) Due(calls int) bool {
+	return m.asked.Load() && m.pending.Add(int64(calls)) >= every
+}
+
+// Set has the stream say that it has come to what was submitted, and is there, so far.
+// In a graph it would say so again and again, so nothing is written into one. What is
+// wrong with the stream, calls tell. Close does not come beside it.
+func (m *Marks) Set(s *cuda.Stream, submitted Extent) {
+	word := m.word.Load()
+	if word == nil {
+		return
+	}
+	if capturing, err := s.Capturing(); err != nil || capturing {
+		return
+	}
+	m.pending.Store(0)
+	_ = s.Write(word, submitted.Collectives<<32|submitted.Messages&math.MaxUint32)
+}
+
+// Reached returns how far the stream has come, without waiting. submitted returns how
+// far calls go at most; idle returns what the stream, and nobody else, had to do if all
+// that is done. What is found out counts if sound then says that no abort may have
+// ended it.
+func (m *Marks) Reached(submitted func() Extent, idle func() (Extent, bool), sound func() bool) Extent {
+	m.asked.Store(true)
+	now, all := idle()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if word := m.word.Load(); !all && word != nil {
+		mark := word.Load() // first
+		now = submitted().at(mark)
+	}
+	if sound() {
+		m.done = m.done.Max(now)
+	}
+	return m.done
+}
+
+// at returns the extent of a mark, which has the low halves of its numbers, and is no
+// further than this one.
+func (e Extent) at(mark uint64) Extent {
+	return Extent{
+		Collectives: e.Collectives - uint64(uint32(e.Collectives)-uint32(mark>>32)),
+		Messages:    e.Messages - uint64(uint32(e.Messages)-uint32(mark)),
+	}
+}
+
+// Idle reports whether a stream that may be asked has nothing to do.
+func Idle(s *cuda.Stream) bool {
+	if capturing, err := s.Capturing(); err != nil || capturing {
+		return false
+	}
+	done, err := s.Done()
+	return err == nil && done
+}
+
+// Close gives back what the stream wrote, unless it may still do so.
+func (m *Marks) Close(writes bool) {
+	m.mu.Lock() // nobody loads it
+	defer m.mu.Unlock()
+	if word := m.word.Swap(nil); word != nil && !writes {
+		word.Close()
+	}
+}

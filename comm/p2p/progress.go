@@ -1,0 +1,119 @@
+package p2p
+
+import (
+	"sync"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/marks"
+)
+
+// progress is how far this rank's calls have come, its own and those of the base, which
+// share a stream. They are not made under a lock: what the stream is to say, or is asked
+// for, is what was made at a time at which nobody was in a call.
+type progress struct {
+	marks marks.Marks
+	looks sync.RWMutex // held by who asks or marks the stream, and to close it
+
+	mu      sync.Mutex
+	begun   marks.Extent // that were made
+	settled marks.Extent // waits have seen it done
+	calling int          // calls under way
+}
+
+// enter begins a call, or several together.
+func (p *progress) enter() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calling++
+}
+
+// made counts a call that was made. What was refused has no number.
+func (p *progress) made(op comm.Op) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if op.Message() {
+		p.begun.Messages++
+	} else {
+		p.begun.Collectives++
+	}
+}
+
+// leave ends what enter has begun, and has the stream say now and then that it has come
+// here.
+func (c *Comm) leave(calls int) {
+	p := &c.progress
+	p.mu.Lock()
+	p.calling--
+	p.mu.Unlock()
+	if !p.marks.Due(calls) || !p.looks.TryRLock() {
+		return
+	}
+	defer p.looks.RUnlock()
+	s := c.current()
+	if e, quiet := p.quiet(); quiet {
+		p.marks.Set(s, e)
+	}
+}
+
+// quiet returns what was made, if nobody is in a call.
+func (p *progress) quiet() (marks.Extent, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.begun, p.calling == 0
+}
+
+func (p *progress) soFar() marks.Extent {
+	e, _ := p.quiet()
+	return e
+}
+
+// waited counts a wait that has ended well, and what it has seen done: all that was made
+// before, but for a Split.
+func (p *progress) waited(op comm.Op, before marks.Extent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if op == comm.OpSplit {
+		before.Messages = p.settled.Messages
+	}
+	if op != comm.OpSync {
+		alone := p.begun.Collectives == before.Collectives
+		p.begun.Collectives++
+		if op == comm.OpSplit && p.settled.Collectives != before.Collectives {
+			return // it is not the first one that is not known to be done
+		}
+		if alone {
+			before.Collectives++
+		}
+	}
+	p.settled = p.settled.Max(before)
+}
+
+// Progress implements [comm.Progresser]. What is captured counts when the stream has
+// come to what was submitted behind it.
+func (c *Comm) Progress() comm.Progress {
+	p := &c.progress
+	done := p.marks.Reached(p.soFar, c.idle, func() bool {
+		// A kernel that gives up says so before the stream goes on.
+		base, ok := comm.As[healthy](c.Communicator)
+		return c.here.awaited() == "" && c.sound() == nil && ok && base.Healthy()
+	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return marks.Progress(p.begun, done.Max(p.settled))
+}
+
+// healthy is implemented by a base that knows whether an abort, here or on another rank,
+// may have ended what its stream has to do. Of any other nothing is known.
+type healthy interface{ Healthy() bool }
+
+// idle returns what was made if all that is done.
+func (c *Comm) idle() (marks.Extent, bool) {
+	p := &c.progress
+	s := c.stream.Load()
+	if s == nil || !p.looks.TryRLock() {
+		return marks.Extent{}, false
+	}
+	defer p.looks.RUnlock()
+	e, quiet := p.quiet()
+	return e, quiet && !c.closed.Load() && marks.Idle(s)
+}
