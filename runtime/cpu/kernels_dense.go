@@ -15,6 +15,11 @@ import (
 // first-level cache.
 const chunk = 4096
 
+// streamFrom is the number of elements from which on the sums with a gradient bypass the
+// caches: gradient, sums and what the gradient is added to fill a large last-level cache
+// then, and a store to a line that is not there would read it first.
+const streamFrom = 2 << 20
+
 // source is a [runtime.Source] whose numbers have been read.
 type source struct {
 	x      []float32

@@ -65,14 +65,15 @@ func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
 	case src.grad == 0:
 		return f32.SelectRange(src.x, 0, lo, f32.MaxKey, dst.idx, dst.val)
 	}
-	step := len(src.x)
+	// In place, what is written was just read, and is in the cache.
+	step, streaming := len(src.x), len(src.x) >= streamFrom && &src.x[0] != &src.from[0]
 	if src.dt != dtype.F32 || !simd.AVX2 { // then what is done twice is done in the cache
-		step = chunk
+		step, streaming = chunk, false
 	}
 	for from := 0; from < len(src.x); from += step {
 		block := src.x[from:min(len(src.x), from+step)]
 		terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
-		found := f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take)
+		found := f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take, streaming)
 		dst = dst.from(found)
 		total += found
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/gotypes"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
 )
@@ -81,8 +82,11 @@ func spread(r Register) VecVirtual {
 }
 
 // argument returns the address of a parameter.
-func argument(param string) Mem {
-	m, err := Param(param).Resolve()
+func argument(param string) Mem { return address(Param(param)) }
+
+// address returns that of a parameter, or of a part of one.
+func address(c gotypes.Component) Mem {
+	m, err := c.Resolve()
 	if err != nil {
 		panic(err)
 	}
@@ -108,7 +112,8 @@ func (k keys) match(x Op) VecVirtual {
 // of matches, stores all lanes, and moves on by the number of matches.
 //
 // With a gradient, the first step adds it, so the second finds the sums in the
-// cache. What is left when there is no room for matches is still added.
+// cache. What is left when there is no room for matches is still added. Where the sums are
+// to bypass the caches, they are made in a tile of their own, and go from there to x.
 func selectRange(withGrad bool) {
 	const (
 		vectors = 4
@@ -116,10 +121,10 @@ func selectRange(withGrad bool) {
 		tile    = 16 // blocks
 	)
 	if withGrad {
-		kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (added, done, found int)",
+		kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added, done, found int)",
 			"addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects",
 			"from these blocks while idx and val have room for another 32. take makes zero in x what it",
-			"selects.")
+			"selects. With a tile, stores to x, which begins at a multiple of 32 bytes, bypass the caches.")
 	} else {
 		kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (done, found int)",
 			"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.",
@@ -135,10 +140,13 @@ func selectRange(withGrad bool) {
 	XORQ(done, done)
 	Load(Param("x").Len(), last)
 	SUBQ(Imm(block), last)
+	// What is selected from: x, or a tile, as if it lay where x does.
 	x := Mem{Base: Load(Param("x").Base(), GP64()), Scale: 4}
+	var start Mem // of the tile
 	// sum returns vector i of the block, with the gradient.
 	sum := func(i int) Op { return x.Idx(done, 4).Offset(i * vector * 4) }
 	if withGrad {
+		start = AllocLocal(8)
 		from := Mem{Base: Load(Param("from").Base(), GP64()), Scale: 4}
 		grad := Mem{Base: Load(Param("grad").Base(), GP64()), Scale: 4}
 		factor := YMM()
@@ -167,6 +175,16 @@ func selectRange(withGrad bool) {
 	CMPQ(done, last)
 	JGT(LabelRef("end"))
 	tileLast, listed := GP64(), GP64()
+	if withGrad {
+		CMPQ(argument("tile"), Imm(0))
+		JE(LabelRef("placed"))
+		MOVQ(done, start)
+		MOVQ(done, listed)
+		SHLQ(Imm(2), listed)
+		MOVQ(argument("tile"), x.Base)
+		SUBQ(listed, x.Base)
+		Label("placed")
+	}
 	LEAQ(Mem{Base: done, Disp: (tile - 1) * block}, tileLast)
 	CMPQ(tileLast, last)
 	CMOVQGT(last, tileLast)
@@ -191,11 +209,15 @@ func selectRange(withGrad bool) {
 	CMPQ(done, tileLast)
 	JLE(LabelRef("test"))
 
+	selected := "tile"
+	if withGrad {
+		selected = "selected"
+	}
 	next := GP64()
 	XORQ(next, next)
 	Label("compress")
 	CMPQ(next, listed)
-	JGE(LabelRef("tile"))
+	JGE(LabelRef(selected))
 	at := GP64()
 	MOVL(list.Idx(next, 4), at.As32())
 	CMPQ(found, room)
@@ -230,9 +252,35 @@ func selectRange(withGrad bool) {
 	}
 	JMP(LabelRef("compress"))
 
+	// stream writes the tile, if there is one, to where x is.
+	stream := func(name string) {
+		CMPQ(argument("tile"), Imm(0))
+		JE(LabelRef(name + "_end"))
+		element, to := GP64(), GP64()
+		MOVQ(start, element)
+		MOVQ(address(Param("x").Base()), to)
+		Label(name)
+		for i := range vectors {
+			v := YMM()
+			VMOVUPS(x.Idx(element, 4).Offset(i*vector*4), v)
+			VMOVNTPS(v, Mem{Base: to, Index: element, Scale: 4}.Offset(i*vector*4))
+		}
+		ADDQ(Imm(block), element)
+		CMPQ(element, done)
+		JL(LabelRef(name))
+		Label(name + "_end")
+	}
+	if withGrad {
+		Label(selected)
+		stream("stream")
+		JMP(LabelRef("tile"))
+	}
+
 	Label("full")
 	if withGrad {
 		Store(at, Return("done"))
+		stream("last")
+		MOVQ(address(Param("x").Base()), x.Base)
 		Label("rest")
 		CMPQ(done, last)
 		JGT(LabelRef("added"))
@@ -249,6 +297,7 @@ func selectRange(withGrad bool) {
 	Label("added")
 	VZEROUPPER()
 	if withGrad {
+		SFENCE() // for stores that bypass the caches
 		Store(done, Return("added"))
 	}
 	Store(found, Return("found"))

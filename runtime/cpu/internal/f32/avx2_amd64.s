@@ -422,9 +422,9 @@ DATA iota8<>+24(SB)/4, $0x00000006
 DATA iota8<>+28(SB)/4, $0x00000007
 GLOBL iota8<>(SB), RODATA|NOPTR, $32
 
-// func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool) (added int, done int, found int)
-// Requires: AVX, AVX2, CMOV, POPCNT
-TEXT ·addSelectAVX2(SB), NOSPLIT, $64-168
+// func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added int, done int, found int)
+// Requires: AVX, AVX2, CMOV, MMX+, POPCNT
+TEXT ·addSelectAVX2(SB), NOSPLIT, $72-176
 	VPCMPEQD     Y0, Y0, Y0
 	VPSRLD       $0x01, Y0, Y0
 	MOVL         lo+80(FP), AX
@@ -455,8 +455,17 @@ TEXT ·addSelectAVX2(SB), NOSPLIT, $64-168
 	VPBROADCASTD X5, Y5
 
 tile:
-	CMPQ    SI, DI
-	JGT     end
+	CMPQ SI, DI
+	JGT  end
+	CMPQ tile+144(FP), $0x00
+	JE   placed
+	MOVQ SI, (SP)
+	MOVQ SI, R13
+	SHLQ $0x02, R13
+	MOVQ tile+144(FP), R8
+	SUBQ R13, R8
+
+placed:
 	LEAQ    480(SI), R12
 	CMPQ    R12, DI
 	CMOVQGT DI, R12
@@ -499,7 +508,7 @@ test:
 	VPOR      Y7, Y9, Y7
 	VPOR      Y6, Y7, Y6
 	VPMOVMSKB Y6, R14
-	MOVL      SI, (SP)(R13*4)
+	MOVL      SI, 8(SP)(R13*4)
 	NEGL      R14
 	ADCQ      $0x00, R13
 	ADDQ      $0x20, SI
@@ -509,8 +518,8 @@ test:
 
 compress:
 	CMPQ         R12, R13
-	JGE          tile
-	MOVL         (SP)(R12*4), R14
+	JGE          selected
+	MOVL         8(SP)(R12*4), R14
 	CMPQ         BX, DX
 	JGT          full
 	VMOVD        R14, X6
@@ -584,8 +593,50 @@ compress:
 	VMOVUPS      Y9, 96(R8)(R14*4)
 	JMP          compress
 
+selected:
+	CMPQ tile+144(FP), $0x00
+	JE   stream_end
+	MOVQ (SP), R12
+	MOVQ x_base+0(FP), R13
+
+stream:
+	VMOVUPS  (R8)(R12*4), Y6
+	VMOVNTPS Y6, (R13)(R12*4)
+	VMOVUPS  32(R8)(R12*4), Y6
+	VMOVNTPS Y6, 32(R13)(R12*4)
+	VMOVUPS  64(R8)(R12*4), Y6
+	VMOVNTPS Y6, 64(R13)(R12*4)
+	VMOVUPS  96(R8)(R12*4), Y6
+	VMOVNTPS Y6, 96(R13)(R12*4)
+	ADDQ     $0x20, R12
+	CMPQ     R12, SI
+	JL       stream
+
+stream_end:
+	JMP tile
+
 full:
-	MOVQ R14, done+152(FP)
+	MOVQ R14, done+160(FP)
+	CMPQ tile+144(FP), $0x00
+	JE   last_end
+	MOVQ (SP), AX
+	MOVQ x_base+0(FP), CX
+
+last:
+	VMOVUPS  (R8)(AX*4), Y0
+	VMOVNTPS Y0, (CX)(AX*4)
+	VMOVUPS  32(R8)(AX*4), Y0
+	VMOVNTPS Y0, 32(CX)(AX*4)
+	VMOVUPS  64(R8)(AX*4), Y0
+	VMOVNTPS Y0, 64(CX)(AX*4)
+	VMOVUPS  96(R8)(AX*4), Y0
+	VMOVNTPS Y0, 96(CX)(AX*4)
+	ADDQ     $0x20, AX
+	CMPQ     AX, SI
+	JL       last
+
+last_end:
+	MOVQ x_base+0(FP), R8
 
 rest:
 	CMPQ    SI, DI
@@ -610,12 +661,13 @@ rest:
 	JMP     rest
 
 end:
-	MOVQ SI, done+152(FP)
+	MOVQ SI, done+160(FP)
 
 added:
 	VZEROUPPER
-	MOVQ SI, added+144(FP)
-	MOVQ BX, found+160(FP)
+	SFENCE
+	MOVQ SI, added+152(FP)
+	MOVQ BX, found+168(FP)
 	RET
 
 // func countAVX2(x []float32, lo uint32, width uint32) (done int, found int)

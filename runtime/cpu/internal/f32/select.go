@@ -52,11 +52,12 @@ func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 
 // AddSelectRange makes every element of x from[i] + grad[i]*factor, in one pass
 // with SelectRange, or TakeRange. The product is rounded first. from may be x, val
-// may not.
-func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32, idx []int32, val []float32, take bool) (total int) {
+// may not. streaming asks for stores that bypass the caches, as in
+// [github.com/tutti-go/tutti/internal/hostops.Reduce].
+func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32, idx []int32, val []float32, take, streaming bool) (total int) {
 	added, done, found := 0, 0, 0
 	if lo <= hi {
-		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val, take)
+		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val, take, streaming)
 	}
 	from, grad = from[:len(x)], grad[:len(x)]
 	for i := added; i < len(x); i++ {

@@ -2,12 +2,18 @@ package f32
 
 //go:generate env GOWORK=off go run -C ../../../../internal/simd/gen ./select -out ../../../runtime/cpu/internal/f32/avx2_amd64.s -stubs ../../../runtime/cpu/internal/f32/avx2_amd64.go -pkg f32
 
-import "github.com/tutti-go/tutti/internal/simd"
+import (
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/simd"
+)
 
 // selectChunk is the number of elements that one call of a kernel handles: as
 // it bounds the time that the garbage collector waits. It is a
 // multiple of all block sizes.
 const selectChunk = simd.Chunk / 4
+
+// addTile is the number of elements that addSelectAVX2 has in the cache at a time.
+const addTile = 512
 
 func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (done, found int) {
 	if !simd.AVX2 {
@@ -26,13 +32,18 @@ func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []
 // addSelectBlocks goes on to add where selectBlocks would stop for lack of room:
 // all elements before added have their gradient, those before done are selected
 // from.
-func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (added, done, found int) {
+func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take, streaming bool) (added, done, found int) {
 	if !simd.AVX2 {
 		return 0, 0, 0
 	}
+	var memory [addTile]float32
+	var tile *[addTile]float32
+	if streaming && hostmem.Addr(x)%32 == 0 {
+		tile = &memory
+	}
 	for {
 		to := min(len(x), added+selectChunk)
-		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor, base+int32(added), lo, width, idx[found:], val[found:], take)
+		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor, base+int32(added), lo, width, idx[found:], val[found:], take, tile)
 		if done == added {
 			done, found = done+d, found+f
 		}
