@@ -14,6 +14,11 @@ import (
 // letting other goroutines run in between, before it sleeps.
 const yieldLooks = 16
 
+// looksBetween is how often it looks before it lets others run once more. Those that
+// share its processor have had their turn by then, so that it waits for another processor,
+// and letting them run takes a lock of the scheduler that this one needs as well.
+const looksBetween = 16
+
 // clockLooks is how often it looks between two looks at the clock, which take longer.
 const clockLooks = 16
 
@@ -90,6 +95,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 				began = now
 			}
 			spinning = now.Sub(began) < spin
+		case yields > 0 && looks%looksBetween > 0:
 		case yields < yieldLooks:
 			yields++
 			runtime.Gosched()
