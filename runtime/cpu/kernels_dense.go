@@ -20,6 +20,10 @@ const chunk = 4096
 // then, and a store to a line that is not there would read it first.
 const streamFrom = 2 << 20
 
+// streamTile is the number of elements that a merge writes past the caches at a time: it
+// waits for each to be written, and has them in the second-level cache before.
+const streamTile = 1 << 14
+
 // source is a [runtime.Source] whose numbers have been read.
 type source struct {
 	x      []float32

@@ -5,6 +5,7 @@ import "sync"
 // scratch is the working memory of one kernel call.
 type scratch struct {
 	chunk      [chunk]float32       // elements of another type, as float32
+	tile       []float32            // streamTile elements on their way past the caches
 	sums       [chunk]float32       // of the tile that union is at; else zeros
 	marks      [chunk / 64]uint64   // which of them are in the union; else zeros
 	hist       [histBins + 1]uint32 // counts of narrow

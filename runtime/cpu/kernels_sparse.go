@@ -6,6 +6,9 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
@@ -111,20 +114,30 @@ func translate(positions, idx []int32) {
 
 // merge writes the sums of s.lists, tile by tile of the index space: while a
 // tile is in the cache it is cleared, gets its part of every list, and is
-// rounded to dt. rest is that of store.
+// rounded to dt, or written past the caches: who reads so much next finds little of it
+// there. rest is that of store.
 func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, rest []float32) (outside int32) {
-	for from := 0; from < n; from += chunk {
-		size := min(chunk, n-from)
-		tile := s.chunk[:size]
-		if dt == dtype.F32 {
-			tile = floats(dst+uintptr(from*dt.Size()), size)
+	memory, streaming := s.chunk[:], false
+	if dt == dtype.F32 && n >= 2*streamFrom && simd.AVX2 {
+		if s.tile == nil {
+			s.tile = make([]float32, streamTile)
+		}
+		memory, streaming = s.tile, true
+	}
+	for from := 0; from < n; from += len(memory) {
+		size, at := min(len(memory), n-from), dst+uintptr(from*dt.Size())
+		tile := memory[:size]
+		if dt == dtype.F32 && !streaming {
+			tile = floats(at, size)
 		}
 		clear(tile)
 		for j := range s.lists {
 			outside += s.lists[j].addTo(tile, from, scale)
 		}
-		if dt != dtype.F32 {
-			s.store(dst+uintptr(from*dt.Size()), dt, tile, 1, rest)
+		if streaming {
+			hostops.Copy(at, hostmem.Addr(tile), size*dt.Size(), true)
+		} else if dt != dtype.F32 {
+			s.store(at, dt, tile, 1, rest)
 			if rest != nil {
 				rest = rest[size:]
 			}

@@ -153,6 +153,44 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	}
 }
 
+// TestPastTheCaches expects of arrays so long that they are written past the caches what
+// their parts, which are not, hold.
+func TestPastTheCaches(t *testing.T) {
+	const seed, n, part = 12, 2*streamFrom + 5, streamFrom - 1
+	rng := rand.New(rand.NewPCG(seed, 0))
+	w := newWorkbench(t)
+	from, grad, threshold := put(w, normals(rng, n)...), put(w, normals(rng, n)...), put(w, float32(3.6))
+	sums, want := room[float32](w, n), room[float32](w, n)
+	step := func(residual uintptr, at, n int) runtime.Entries {
+		offset, all := uintptr(4*at), w.list(entries{}, n)
+		require.NoError(t, w.Select(runtime.Source{X: residual + offset, N: n, Grad: grad + offset, DType: dtype.F32, From: from + offset, Take: true}, threshold, all))
+		return all
+	}
+	all := step(sums, 0, n)
+	picked := int(read[int32](all.Len, 1)[0])
+	var lists [2]runtime.Entries
+	lists[0] = all
+	done := 0
+	for at := 0; at < n; at += part {
+		of := step(want, at, min(part, n-at))
+		for j, i := range read[int32](of.Idx, int(read[int32](of.Len, 1)[0])) {
+			require.Equal(t, int32(at)+i, read[int32](all.Idx, picked)[done], "seed %d", seed)
+			require.Equal(t, read[float32](of.Val, j+1)[j], read[float32](all.Val, picked)[done], "seed %d", seed)
+			done++
+		}
+	}
+	require.Equal(t, done, picked)
+	require.True(t, slices.Equal(read[float32](want, n), read[float32](sums, n)), "seed %d", seed)
+
+	lists[1] = w.list(ascending(rng, n, n/50), 0)
+	require.NoError(t, w.Merge(sums, dtype.F32, n, lists[:], 0.5, 0, 0))
+	require.NoError(t, w.Fill(want, n, dtype.F32, 0))
+	for _, l := range lists {
+		require.NoError(t, w.ScatterAdd(runtime.Array{Ptr: want, N: n}, l, 0.5))
+	}
+	require.True(t, slices.Equal(read[float32](want, n), read[float32](sums, n)), "seed %d", seed)
+}
+
 func TestKernelsAllocateNothing(t *testing.T) {
 	for name, call := range kernelCalls(newWorkbench(t), 100_000, 1000) {
 		require.NoError(t, call(), name) // also fills the list of scratch memory
