@@ -2,5 +2,5 @@
 
 package simd
 
-// cpuid1ecx returns register ECX of CPUID leaf 1, which has feature bits.
-func cpuid1ecx() uint32
+// cpuid returns what the instruction CPUID tells.
+func cpuid(leaf uint32, subleaf uint32) (eax uint32, ebx uint32, ecx uint32, edx uint32)

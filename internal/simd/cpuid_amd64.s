@@ -2,11 +2,14 @@
 
 #include "textflag.h"
 
-// func cpuid1ecx() uint32
+// func cpuid(leaf uint32, subleaf uint32) (eax uint32, ebx uint32, ecx uint32, edx uint32)
 // Requires: CPUID
-TEXT ·cpuid1ecx(SB), NOSPLIT, $0-4
-	MOVL $0x00000001, AX
-	XORL CX, CX
+TEXT ·cpuid(SB), NOSPLIT, $0-24
+	MOVL leaf+0(FP), AX
+	MOVL subleaf+4(FP), CX
 	CPUID
-	MOVL CX, ret+0(FP)
+	MOVL AX, eax+8(FP)
+	MOVL BX, ebx+12(FP)
+	MOVL CX, ecx+16(FP)
+	MOVL DX, edx+20(FP)
 	RET

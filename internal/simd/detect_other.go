@@ -4,3 +4,5 @@ package simd
 
 // There is assembly for amd64 only.
 func detect() bool { return false }
+
+func largestCache() int { return 0 }

@@ -1,5 +1,5 @@
 // Package simd says which vector instructions the assembly of this module may
-// use, and has the generators of that assembly.
+// use, how large the processor's cache is, and has the generators of that assembly.
 //
 // Packages with assembly (internal/convert, internal/hostops,
 // runtime/cpu/internal/f32) have every function in Go as well. Both give the same
@@ -15,6 +15,10 @@ package simd
 // AVX2 reports whether the processor has AVX2 and F16C, on which all assembly of
 // this module relies. It is set when the program starts; only tests change it.
 var AVX2 = detect()
+
+// Cache is the size of the processor's last-level cache in bytes, 0 if it does not tell.
+// A hypervisor may let it tell that of the whole machine.
+var Cache = largestCache()
 
 // Chunk is the number of bytes of each buffer that one call of a kernel handles.
 // Assembly cannot be preempted, and a chunk takes some ten microseconds, so the

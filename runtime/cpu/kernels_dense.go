@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/internal/convert"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
@@ -16,9 +17,12 @@ import (
 const chunk = 4096
 
 // streamFrom is the number of elements from which on the sums with a gradient bypass the
-// caches: gradient, sums and what the gradient is added to fill a large last-level cache
-// then, and a store to a line that is not there would read it first.
-const streamFrom = 2 << 20
+// caches: gradient, sums and what the gradient is added to fill three quarters of the
+// last-level cache then, and a store to a line that is not there would read it first.
+var streamFrom = max(simd.Cache, smallCache) / 16
+
+// smallCache is the least size of a cache that streamFrom is made for.
+const smallCache = 32 << 20
 
 // streamTile is the number of elements that a merge writes past the caches at a time: it
 // waits for each to be written, and has them in the second-level cache before.

@@ -156,14 +156,17 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 // TestPastTheCaches expects of arrays so long that they are written past the caches what
 // their parts, which are not, hold.
 func TestPastTheCaches(t *testing.T) {
-	const seed, n, part = 12, 2*streamFrom + 5, streamFrom - 1
+	const seed, from = 12, 1 << 17
+	const n, part = 2*from + 5, from - 1
+	defer func(before int) { streamFrom = before }(streamFrom)
+	streamFrom = from
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := newWorkbench(t)
-	from, grad, threshold := put(w, normals(rng, n)...), put(w, normals(rng, n)...), put(w, float32(3.6))
+	old, grad, threshold := put(w, normals(rng, n)...), put(w, normals(rng, n)...), put(w, float32(3.6))
 	sums, want := room[float32](w, n), room[float32](w, n)
 	step := func(residual uintptr, at, n int) runtime.Entries {
 		offset, all := uintptr(4*at), w.list(entries{}, n)
-		require.NoError(t, w.Select(runtime.Source{X: residual + offset, N: n, Grad: grad + offset, DType: dtype.F32, From: from + offset, Take: true}, threshold, all))
+		require.NoError(t, w.Select(runtime.Source{X: residual + offset, N: n, Grad: grad + offset, DType: dtype.F32, From: old + offset, Take: true}, threshold, all))
 		return all
 	}
 	all := step(sums, 0, n)

@@ -2,17 +2,19 @@ package main
 
 import (
 	. "github.com/mmcloughlin/avo/build"
-	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// cpuid writes the function that reads the processor's feature bits.
+// cpuid writes the function that asks what the processor has.
 func cpuid() {
-	TEXT("cpuid1ecx", nosplit, "func() uint32")
-	Doc("cpuid1ecx returns register ECX of CPUID leaf 1, which has feature bits.")
-	MOVL(U32(1), reg.EAX)
-	XORL(reg.ECX, reg.ECX)
+	TEXT("cpuid", nosplit, "func(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32)")
+	Doc("cpuid returns what the instruction CPUID tells.")
+	Load(Param("leaf"), reg.EAX)
+	Load(Param("subleaf"), reg.ECX)
 	CPUID()
-	Store(reg.ECX, ReturnIndex(0))
+	Store(reg.EAX, ReturnIndex(0))
+	Store(reg.EBX, ReturnIndex(1))
+	Store(reg.ECX, ReturnIndex(2))
+	Store(reg.EDX, ReturnIndex(3))
 	RET()
 }
