@@ -173,7 +173,7 @@ func TestAutoChooses(t *testing.T) {
 // What small parts say of the dense step decides nothing where the whole is soon
 // measured, and spares a whole that takes long.
 func TestAutoMeasuresDense(t *testing.T) {
-	const n = 100_000
+	const n = 1 << 16
 	for part, want := range map[time.Duration]string{100 * time.Microsecond: distributed.Dense, time.Millisecond: ""} {
 		var whole atomic.Int32
 		takes := func(c comm.Communicator) comm.Communicator {
@@ -217,6 +217,25 @@ func TestAutoConnectsFirst(t *testing.T) {
 		})
 	}
 	require.Equal(t, n, runAuto(t, 2, n, 1, distributed.Config{Density: 0.01}, connect)[0][0].stats.Choice.Elements)
+}
+
+// What is slow because it is measured first is measured again.
+func TestAutoTriesAgain(t *testing.T) {
+	slow := func(c comm.Communicator) comm.Communicator {
+		gathered := 0
+		return pace(c, func(call comm.Call) time.Duration {
+			if call.Op != comm.OpAllGather || call.Count < 1000 {
+				return 100 * time.Microsecond
+			}
+			if gathered++; gathered <= 6 { // topkA comes first, and makes one in a step
+				return 20 * time.Millisecond
+			}
+			return 0
+		})
+	}
+	trials := runAuto(t, 2, 20_000, 1, distributed.Config{Density: 0.1}, slow)[0][0].stats.Choice.Trials
+	first := trials[slices.IndexFunc(trials, func(t distributed.Trial) bool { return t.Pattern == distributed.TopkA })]
+	assert.Less(t, first.Time, time.Millisecond, "%v", trials)
 }
 
 // What disturbs gradients that are made alone, on a device with streams, does not make

@@ -73,7 +73,7 @@ func TestAutoPrefersDense(t *testing.T) {
 // Trials begin where training arrives after many steps: with thresholds that serve
 // from one step to the next. The reference gets there step by step.
 func TestTrialsBeginSettled(t *testing.T) {
-	const ranks, n, density, steps = 3, 6000, 0.02, 1500
+	const ranks, n, density, steps = 3, 6000, 0.02, 600
 	for _, name := range []string{TopkA, TopkAopt, TopkA2, Oktopk} {
 		var arrived, began [ranks]float64
 		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
