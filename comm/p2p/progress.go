@@ -27,25 +27,23 @@ func (p *progress) enter() {
 	p.calling++
 }
 
-// made counts a call that was made. What was refused has no number.
-func (p *progress) made(op comm.Op) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if op.Message() {
-		p.begun.Messages++
-	} else {
-		p.begun.Collectives++
-	}
-}
-
-// leave ends what enter has begun, and has the stream say now and then that it has come
-// here.
-func (c *Comm) leave(calls int) {
+// leave ends what enter has begun. It counts calls that were made, of which those that
+// were refused have no number, and has the stream say now and then that it has come here.
+func (c *Comm) leave(err error, calls ...comm.Op) {
 	p := &c.progress
 	p.mu.Lock()
 	p.calling--
+	if err == nil {
+		for _, op := range calls {
+			if op.Message() {
+				p.begun.Messages++
+			} else {
+				p.begun.Collectives++
+			}
+		}
+	}
 	p.mu.Unlock()
-	if !p.marks.Due(calls) || !p.looks.TryRLock() {
+	if !p.marks.Due(len(calls)) || !p.looks.TryRLock() {
 		return
 	}
 	defer p.looks.RUnlock()

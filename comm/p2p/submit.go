@@ -12,10 +12,7 @@ func (c *Comm) do(x comm.Call) error {
 	c.turns.Count([]comm.Call{x})
 	c.progress.enter()
 	err := c.make(x)
-	if err == nil {
-		c.progress.made(x.Op)
-	}
-	c.leave(1)
+	c.leave(err, x.Op)
 	return err
 }
 
@@ -40,12 +37,11 @@ func (c *Comm) make(x comm.Call) error {
 func (c *Comm) together(calls []comm.Call) error {
 	c.progress.enter()
 	err := c.group(calls)
-	if err == nil {
-		for i := range calls {
-			c.progress.made(calls[i].Op)
-		}
+	ops := make([]comm.Op, len(calls))
+	for i := range calls {
+		ops[i] = calls[i].Op
 	}
-	c.leave(len(calls))
+	c.leave(err, ops...)
 	return err
 }
 
