@@ -503,7 +503,7 @@ func (s *sparse) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions
 	c.floats("positions", positions, m)
 	c.optional("lengths", lengths)
 	return c.submit(func() error {
-		return s.rt.launch(kernelLowerBounds, m, uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len),
+		return s.rt.launch(kernelLowerBounds, 32*m, uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len),
 			uint64(bounds), uint64(m), uint64(positions), uint64(lengths))
 	})
 }

@@ -23,6 +23,19 @@ DEVICE u32 lower_bound(const i32 *idx, u32 n, i32 bound) {
   return low;
 }
 
+// The same, by a whole warp: 33 parts a step instead of two.
+DEVICE u32 warp_lower_bound(const i32 *idx, u32 n, i32 bound) {
+  u32 low = 0, high = n;
+  while (low < high) {
+    const u32 step = (high - low) / (warp_size + 1) + 1, at = low + step * (lane() + 1) - 1;
+    const u32 below = trailing_zeros(~ballot(at < high && idx[at] < bound)); // of the probes
+    const u32 end = low + step * (below + 1) - 1;
+    low += step * below;
+    high = least(high, end);
+  }
+  return low;
+}
+
 struct array {
   float *p;
   u64 n;
@@ -62,12 +75,16 @@ struct bounds_args {
   u64 m;
   i32 *positions, *lengths;
 };
+// A warp has a bound: it needs four loads after another where a thread needs twenty.
 KERNEL lower_bounds(bounds_args a) {
   const u32 n = length_of(a.l);
-  for (u64 j = thread_index(); j < a.m; j += thread_count()) {
-    const u32 at = lower_bound(a.l.idx, n, a.bounds[j]);
+  for (u64 j = thread_index() / warp_size; j < a.m; j += thread_count() / warp_size) {
+    const bool has_length = a.lengths && j + 1 < a.m;
+    const u32 at = warp_lower_bound(a.l.idx, n, a.bounds[j]);
+    const u32 end = has_length ? warp_lower_bound(a.l.idx, n, a.bounds[j + 1]) : at;
+    if (lane() > 0) continue;
     a.positions[j] = (i32)at;
-    if (a.lengths && j + 1 < a.m) a.lengths[j] = (i32)(lower_bound(a.l.idx, n, a.bounds[j + 1]) - at);
+    if (has_length) a.lengths[j] = (i32)(end - at);
   }
 }
 

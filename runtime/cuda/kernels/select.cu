@@ -733,6 +733,8 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
   p.bits = 31, p.rank = least((u32)a.k, k.s.n);
   if (restores) {
     p.kind = phase_restore, p.units = (u32)a.from.blocks;
+  } else if (p.rank && p.rank == k.s.n && a.zeros && !a.threshold) {
+    p.kind = phase_write, p.units = k.tiles; // all of a list
   } else if (p.rank) {
     p.kind = phase_histogram, p.units = k.units;
   } else { // nothing is wanted
