@@ -91,6 +91,7 @@ type past struct {
 	steps           int // that oktopk's exchange made
 	globalThreshold float32
 	even            bool // oktopk's messages had about equal lengths
+	level           int  // for how many steps regions had about equally many of the sums that passed
 }
 
 // save keeps what undo brings back: the numbers but for the overflows, which

@@ -83,8 +83,15 @@ func TestLimits(t *testing.T) {
 				if extra == overhead(size, true, true) {
 					continue
 				}
+				each := l.each(k, size)
+				require.LessOrEqual(t, 2*l.outgoing+2*each*(size-1)+extra, budget(k, size), "k=%d P=%d", k, size)
 				l = l.less(again(size))
 				extra += again(size)
+				if each >= 2*evenLength {
+					require.GreaterOrEqual(t, 10*each*size, 14*k, "k=%d P=%d: less than a threshold lets pass", k, size)
+					left := l.less((size - 1) * messageWords(each))
+					require.GreaterOrEqual(t, left.global, max(size, k/8), "k=%d P=%d: too little is left for a threshold that is far off", k, size)
+				}
 				if size > 3 {
 					require.Equal(t, k, l.global, "k=%d P=%d: gtopk has k entries", k, size)
 				}

@@ -32,8 +32,12 @@ import (
 //  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
 //     2S <= B/3 elements. If it picked more for others, the largest S go and
 //     the rest stays in its residual.
-//  3. At most G = min(k, floor((B-2S)/2)) entries make up the result. If more
-//     sums pass the global threshold, each rank's share is cut in proportion
+//  3. The sums that pass the global threshold make up the result. If regions had about
+//     equally many in the two steps before, the largest R of each go into it, where R is
+//     1.5k/P, but not more than floor((B-2S)/2(P-1)): a rank receives at most
+//     2R(P-1) elements, and 2S + 2R(P-1) <= B. Otherwise, and where R is below 512,
+//     they are at most G = min(k, floor((B-2S)/2)): if
+//     more pass, each rank's share is cut in proportion
 //     (but not to nothing) and it keeps its largest; the lengths that all ranks know say so without
 //     a further message. A rank receives at most all G of them: 2G elements.
 //     2S + 2G <= B, so the bound holds for each rank and each step.
@@ -57,9 +61,11 @@ type okExchange struct {
 	*regionReducer
 	allgather *allgather
 
-	quantiles              []float64 // of the samples that this rank shows
-	own, rest, trimmed     message   // of limitOutgoing and cutOutgoing
-	padded                 buffer    // messages of reducePadded
+	quantiles              []float64         // of the samples that this rank shows
+	own, rest, trimmed     message           // of limitOutgoing and cutOutgoing
+	padded                 buffer            // messages of reducePadded
+	sent                   []runtime.Entries // these, by round
+	gathered               buffer            // messages of all ranks, of gatherAhead
 	pieces                 []runtime.Piece
 	reduced, largest       message
 	spreadTo               buffer
@@ -131,11 +137,19 @@ func (l limits) less(elements int) limits {
 	return l
 }
 
+// each returns how many sums every rank may add to the result, if none has more: 1.5
+// times an equal share of k. A threshold that is kept lets 1.25k pass, and balanced
+// regions are not quite equal.
+func (l limits) each(k, size int) int {
+	return min(3*k/(2*size), l.allgather/(2*(size-1))) &^ 1 // even, so that messages are aligned
+}
+
 func oktopk(e *engine) exchange {
 	x := &okExchange{regionReducer: newRegionReducer(e), allgather: newAllgather(e)}
 	e.past = past{age: e.cfg.ThresholdInterval}
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
+	x.sent = make([]runtime.Entries, e.size)
 	for j := range sampleCount {
 		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
 	}
@@ -167,22 +181,49 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	if estimate {
 		x.estimate(ctx, sums)
 	}
-	passed, total := x.pickGlobal(ctx, sums)
+	each := limit.each(x.k, x.size)
+	room := 0 // of a rank in the result; 0: as lengths turn out
+	if x.past.level == levelSteps && !rebalance && each >= 2*evenLength {
+		room = each
+	}
+	ahead := 0 // the same, where sums are gathered before the host knows how many there are
+	if padded {
+		ahead = room
+	}
+	passed, total := x.pickGlobal(ctx, sums, ahead)
 	if padded && !x.fits() {
+		ahead = 0
 		sums = x.reduce(ctx, outgoing, &own)
 		if estimate {
 			x.estimate(ctx, sums)
 		}
-		passed, total = x.pickGlobal(ctx, sums)
+		passed, total = x.pickGlobal(ctx, sums, ahead)
 	}
 	if !estimate && x.far(total) { // say, because the gradients' scale has changed
-		x.estimate(ctx, sums)
 		limit = limit.less(again(x.size))
-		passed, total = x.pickGlobal(ctx, sums)
+		if room > 0 { // which may have been sent already
+			limit = limit.less((x.size - 1) * messageWords(room))
+		}
+		ahead, room = 0, 0
+		x.estimate(ctx, sums)
+		passed, total = x.pickGlobal(ctx, sums, ahead)
+	}
+	if slices.Max(x.allgather.lengths) <= each*14/15 {
+		x.past.level = min(x.past.level+1, levelSteps)
+	} else {
+		x.past.level = 0
 	}
 	x.adapt(total)
-	mine := x.share(passed, total, limit)
-	mine = x.spread(ctx, mine, total, limit)
+	if ahead > 0 {
+		lists := x.allgather.lists
+		x.giveBack(own, lists[x.rank])
+		for t := 1; t < x.size; t++ {
+			x.giveBack(x.sent[t], lists[x.to(t)])
+		}
+		return result{lists: lists, scale: x.average}
+	}
+	mine := x.share(passed, total, limit, room)
+	mine = x.spread(ctx, mine, limit)
 	global := x.allgather.collect(ctx, mine)
 
 	if x.order.streams != nil && int(x.host[x.others]) > limit.outgoing || x.order.streams == nil && rest.N > 0 { // something was cut
@@ -270,6 +311,10 @@ func (x *okExchange) cutOutgoing(picks runtime.Entries, limit int) (own, outgoin
 // does not make one of them much longer.
 const evenLength = 256
 
+// levelSteps is after how many steps in which regions had about equally many sums they
+// are taken to have so in the next one.
+const levelSteps = 2
+
 // pads reports whether the messages of the reduction travel padded, so that the host
 // need not wait for their lengths: those to one rank always do, which have room for
 // all that may be sent; others if they have been about equally long since
@@ -290,13 +335,15 @@ func (x *okExchange) reducePadded(ctx context.Context, own, outgoing, rest runti
 	words := messageWords(room)
 	x.allocate(&x.incoming, others*words*wordSize)
 	messages := outgoing.Len
+	x.sent[1] = outgoing
 	if others > 1 {
 		x.allocate(&x.padded, others*words*wordSize)
 		messages = x.padded.ptr
 		x.pieces = x.pieces[:0]
 		for t := 1; t < x.size; t++ {
 			to := x.positions + number(x.to(t))
-			x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: entriesAt(at(messages, (t-1)*words), room)})
+			x.sent[t] = entriesAt(at(messages, (t-1)*words), room)
+			x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
 		}
 		x.copyPieces(x.pieces)
 	}
@@ -369,8 +416,9 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 
 // pickGlobal picks the sums of this rank's region that pass the threshold. It
 // returns them and how many sums of all ranks did; x.allgather has the lengths of all
-// ranks' lists. The host waits.
-func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (passed runtime.Entries, total int) {
+// ranks' lists. The host waits. With room, the room largest of each rank are gathered
+// meanwhile: x.allgather.lists.
+func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, room int) (passed runtime.Entries, total int) {
 	passed = x.message(&x.reduced, sums.N)
 	if x.order.streams == nil {
 		x.aboveOf(sums, x.at(numBracket), passed)
@@ -378,9 +426,24 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (pass
 	} else {
 		passed.Len = x.at(x.announcement)
 		x.aboveOf(sums, x.at(numBracket), passed)
+		if room > 0 {
+			x.topOf(passed, room, x.gatherAhead(room))
+		}
 		total = x.announce(ctx, passed)
 	}
 	return exactly(passed, x.allgather.lengths[x.rank]), total
+}
+
+// gatherAhead has the next communication gather a message of each rank, and returns
+// the place of this rank's.
+func (x *okExchange) gatherAhead(room int) runtime.Entries {
+	words, lists := messageWords(room), x.allgather.lists
+	x.allocate(&x.gathered, x.size*words*wordSize)
+	for r := range lists {
+		lists[r] = entriesAt(at(x.gathered.ptr, r*words), room)
+	}
+	x.add(comm.AllGatherCall(lists[x.rank].Len, x.gathered.ptr, words, dtype.I32))
+	return lists[x.rank]
 }
 
 // announcedWords is how many numbers announce lets all ranks know of each.
@@ -416,28 +479,17 @@ func (x *okExchange) checkSamples() {
 }
 
 // share cuts the sums of this rank that passed the threshold to those that go into
-// the result, where all ranks together have more than that may have.
-func (x *okExchange) share(passing runtime.Entries, total int, limit limits) runtime.Entries {
-	if total <= limit.global {
-		return passing
-	}
-	// Every rank that has any sum gets one, and its share of the rest of the
-	// limit. So the largest of each region goes, and with it a NaN or infinity.
-	// Rounding the running sums makes the shares add up to the limit exactly,
-	// and no share exceeds its length. (The limit is never below x.size, and
-	// total is above it.)
+// the result: with room, to so many, and otherwise where all ranks together have more
+// than the result may have. It corrects x.allgather.lengths.
+func (x *okExchange) share(passing runtime.Entries, total int, limit limits, room int) runtime.Entries {
 	counts := x.allgather.lengths
-	sure := 0
-	for _, n := range counts {
-		sure += min(n, 1)
-	}
-	passed, granted := 0, 0
-	for r, n := range counts {
-		first := min(n, 1)
-		passed += n - first
-		share := passed*(limit.global-sure)/(total-sure) - granted
-		counts[r] = first + share
-		granted += share
+	switch {
+	case room > 0:
+		for r := range counts {
+			counts[r] = min(counts[r], room)
+		}
+	case total > limit.global:
+		divide(counts, total, limit.global)
 	}
 	if mine := counts[x.rank]; mine < passing.N {
 		largest := exactly(x.message(&x.largest, mine), mine)
@@ -447,12 +499,36 @@ func (x *okExchange) share(passing runtime.Entries, total int, limit limits) run
 	return passing
 }
 
+// divide cuts counts, which add up to total, to a limit.
+func divide(counts []int, total, limit int) {
+	// Every rank that has any sum gets one, and its share of the rest of the
+	// limit. So the largest of each region goes, and with it a NaN or infinity.
+	// Rounding the running sums makes the shares add up to the limit exactly,
+	// and no share exceeds its length. (The limit is never below x.size, and
+	// total is above it.)
+	sure := 0
+	for _, n := range counts {
+		sure += min(n, 1)
+	}
+	passed, granted := 0, 0
+	for r, n := range counts {
+		first := min(n, 1)
+		passed += n - first
+		share := passed*(limit-sure)/(total-sure) - granted
+		counts[r] = first + share
+		granted += share
+	}
+}
+
 // spread moves sums between ranks so that all have equally many, if one has
 // far more than the others: an allgather is as slow as its longest list. It
 // corrects x.allgather.lengths.
-func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, passed int, limit limits) runtime.Entries {
+func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit limits) runtime.Entries {
 	counts := x.allgather.lengths
-	total := min(passed, limit.global)
+	total := 0
+	for _, n := range counts {
+		total += n
+	}
 	if float64(slices.Max(counts)*x.size) <= x.cfg.BalanceFactor*float64(total) {
 		return mine
 	}

@@ -18,7 +18,7 @@ import (
 
 // stateMagic is the beginning of what State returns; its last byte is the
 // version.
-const stateMagic = "tutti-sparse\x01"
+const stateMagic = "tutti-sparse\x02"
 
 // stateHeader is what follows it, little-endian. Behind it come words numbers
 // (I32), elements of the residual and the velocity (F32), and the CRC-32C of everything before.
@@ -27,6 +27,7 @@ type stateHeader struct {
 	Rank, Size      uint32
 	Steps, K        uint64
 	Age, Rounds     uint64 // of oktopk: past.age, past.steps
+	Level           uint32 // of oktopk: past.level
 	GlobalThreshold float32
 	Words, Elements uint32
 }
@@ -58,7 +59,7 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 	}
 	header := stateHeader{
 		Config: s.cfg.fingerprint(s.n), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps), K: uint64(s.k),
-		Age: uint64(s.past.age), Rounds: uint64(s.past.steps), GlobalThreshold: s.past.globalThreshold,
+		Age: uint64(s.past.age), Rounds: uint64(s.past.steps), Level: uint32(s.past.level), GlobalThreshold: s.past.globalThreshold,
 		Words: uint32(s.overflows),
 	}
 	if s.cfg.keeps() {
@@ -244,7 +245,7 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	if int(first.Size) == s.size {
 		s.plan(ctx, int(first.K))
 		s.set(0, first.numbers...)
-		s.past = past{age: int(first.Age), steps: int(first.Rounds), globalThreshold: first.GlobalThreshold}
+		s.past = past{age: int(first.Age), steps: int(first.Rounds), level: int(first.Level), globalThreshold: first.GlobalThreshold}
 	} else {
 		s.release(s.permanent)
 		s.k = 0
