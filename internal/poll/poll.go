@@ -9,11 +9,12 @@ import (
 )
 
 // The phases of waiting: looks without a pause while an answer is likely any
-// moment, then giving up the processor between looks, then sleeping, longer
-// each time up to maxSleep.
+// moment, then giving up the processor between looks, then sleeping, for a share of
+// the time waited so far: what is late by that is late by little.
 const (
 	spins    = 200
 	yields   = 200
+	share    = 32
 	minSleep = 5 * time.Microsecond
 	maxSleep = 200 * time.Microsecond
 )
@@ -21,7 +22,7 @@ const (
 // Until asks done until it says yes or fails, or until ctx ends, whose cause it
 // returns then.
 func Until(ctx context.Context, done func() (bool, error)) error {
-	sleep := minSleep
+	started := time.Now()
 	for i := 0; ; i++ {
 		if ok, err := done(); ok || err != nil {
 			return err
@@ -34,8 +35,7 @@ func Until(ctx context.Context, done func() (bool, error)) error {
 		case i < spins+yields:
 			runtime.Gosched()
 		default:
-			time.Sleep(sleep)
-			sleep = min(2*sleep, maxSleep)
+			time.Sleep(min(max(time.Since(started)/share, minSleep), maxSleep))
 		}
 	}
 }
