@@ -64,7 +64,7 @@ type Config struct {
 
 	// ThresholdInterval is for how many steps a threshold is reused before it
 	// is computed exactly again (topkAopt, oktopk), 32 unless set, as in the
-	// Ok-Topk paper. A threshold that picks more than 2k or fewer than k/4
+	// Ok-Topk paper. A threshold that picks more than 3k/2 or fewer than k/4
 	// entries is recomputed at once.
 	ThresholdInterval int
 	// ThresholdStep is the factor by which a reused threshold is corrected

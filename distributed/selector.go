@@ -46,8 +46,9 @@ func (s nothing) pick(g gradient, _ int, dst runtime.Entries) runtime.Entries {
 }
 
 // roomFor is the capacity of selectors that meet k only about: if more
-// entries than that pass a threshold, the threshold is no good.
-func (e *engine) roomFor(k int) int { return min(2*k, e.n) }
+// entries than that pass a threshold, the threshold is no good. It is 3k/2, as lists
+// travel padded to it where the host does not wait for their lengths.
+func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
 
 // near picks by a threshold, if about k entries pass it, and otherwise exactly.
 func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
