@@ -65,6 +65,7 @@ type engine struct {
 	buffers   []*buffer
 	permanent int // buffers[:permanent] live until close
 	group     []comm.Call
+	copies    []runtime.Copy
 }
 
 func newEngine(rt runtime.Runtime, kernels runtime.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
@@ -134,18 +135,21 @@ func (e *engine) undo() {
 // undoIfOverflow has the device undo the step, and make the gradient zero, if
 // there were overflows. There is no past then: what uses it has the host wait.
 func (e *engine) undoIfOverflow(g gradient) {
+	e.copies = e.copies[:0]
 	if e.undoes {
-		e.copyIfOverflow(e.words.ptr, e.before.ptr, dtype.F32, int(e.overflows))
+		e.copies = append(e.copies, runtime.Copy{Dst: e.words.ptr, Src: e.before.ptr, DType: dtype.F32, N: int(e.overflows)})
 		if e.origin != 0 {
-			e.copyIfOverflow(e.residual, e.origin, dtype.F32, e.held)
+			e.copies = append(e.copies, runtime.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
 		}
 	}
-	e.copyIfOverflow(g.ptr, 0, g.dt, e.n)
+	e.copies = append(e.copies, runtime.Copy{Dst: g.ptr, DType: g.dt, N: e.n})
+	e.copyIfOverflow()
 }
 
-func (e *engine) copyIfOverflow(dst, src uintptr, dt dtype.DType, n int) {
+// copyIfOverflow makes the copies if there were overflows.
+func (e *engine) copyIfOverflow() {
 	if e.err == nil {
-		e.check(e.kernels.CopyIf(dst, src, dt, n, e.skip, e.skips))
+		e.check(e.kernels.CopyIf(e.copies, e.skip, e.skips))
 	}
 }
 

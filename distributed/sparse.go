@@ -671,7 +671,8 @@ func (s *Sparse) judgeAlone() {
 	s.flags, s.skip, s.skips = s.at(s.overflows), s.at(s.overflows), s.size
 	s.countArray(s.residual, dtype.F32)
 	if flags != s.flags && s.origin != 0 {
-		s.copyIfOverflow(s.residual, s.origin, dtype.F32, s.held)
+		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
+		s.copyIfOverflow()
 	}
 	s.flags, s.skip, s.skips = flags, skip, skips
 }

@@ -44,6 +44,16 @@ type Source struct {
 	Take bool
 }
 
+// Copy is one of N elements, bit for bit.
+type Copy struct {
+	Dst, Src uintptr // Src may be 0: then zeros are stored
+	DType    dtype.DType
+	N        int
+}
+
+// MaxCopies is how many copies [Kernels.CopyIf] makes at most.
+const MaxCopies = 4
+
 // Near says which thresholds [Kernels.SelectNear] accepts, and what becomes of
 // them.
 type Near struct {
@@ -127,9 +137,10 @@ type Kernels interface {
 	// least 1.
 	ClipFactor(factor, squares uintptr, m int, share, limit float64) error
 
-	// CopyIf copies n elements bit for bit, or stores zeros if src is 0, if any of
-	// the m I32 at flags is not 0, and otherwise writes nothing. m is at least 1.
-	CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error
+	// CopyIf makes at most [MaxCopies] copies if any of the m I32 at flags is not 0,
+	// and otherwise writes nothing. m is at least 1. No copy reads or writes what another
+	// one writes.
+	CopyIf(copies []Copy, flags uintptr, m int) error
 
 	// TopK selects the min(k, n) entries of largest magnitude; among equals the
 	// lower index wins. dst.N is at least min(k, n). Where dst.Len is set,

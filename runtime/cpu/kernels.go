@@ -93,24 +93,33 @@ func (k kernels) ClipFactor(factor, squares uintptr, m int, share, limit float64
 	return c.err
 }
 
-func (k kernels) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error {
+func (k kernels) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
 	c := k.checks("CopyIf")
 	if m < 1 {
 		c.fail("%d flags, want at least one", m)
 	}
-	c.elements("dst", dst, dt, n)
-	if src != 0 {
-		c.elements("src", src, dt, n)
+	if len(copies) > runtime.MaxCopies {
+		c.fail("%d copies, want at most %d", len(copies), runtime.MaxCopies)
+	}
+	for _, one := range copies {
+		c.elements("dst", one.Dst, one.DType, one.N)
+		if one.Src != 0 {
+			c.elements("src", one.Src, one.DType, one.N)
+		}
 	}
 	raised := func(flag int32) bool { return flag != 0 }
-	switch set := c.ints("flags", flags, m); {
-	case c.err != nil || !slices.ContainsFunc(set, raised):
-	case src == 0:
-		clear(hostmem.Slice[byte](dst, n*dt.Size()))
-	default:
-		copy(hostmem.Slice[byte](dst, n*dt.Size()), hostmem.Slice[byte](src, n*dt.Size()))
+	if set := c.ints("flags", flags, m); c.err != nil || !slices.ContainsFunc(set, raised) {
+		return c.err
 	}
-	return c.err
+	for _, one := range copies {
+		dst := hostmem.Slice[byte](one.Dst, one.N*one.DType.Size())
+		if one.Src == 0 {
+			clear(dst)
+		} else {
+			copy(dst, hostmem.Slice[byte](one.Src, len(dst)))
+		}
+	}
+	return nil
 }
 
 func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold uintptr) error {

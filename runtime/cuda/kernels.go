@@ -192,25 +192,34 @@ func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale fl
 }
 
 // CopyIf implements [runtime.Kernels].
-func (s *sparse) CopyIf(dst, src uintptr, dt dtype.DType, n int, flags uintptr, m int) error {
+func (s *sparse) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
 	c := s.checks("CopyIf")
-	c.elements("dst", dst, dt, n)
-	if src != 0 {
-		c.elements("src", src, dt, n)
+	longest := 0
+	for _, one := range copies {
+		c.elements("dst", one.Dst, one.DType, one.N)
+		if one.Src != 0 {
+			c.elements("src", one.Src, one.DType, one.N)
+		}
+		longest = max(longest, one.N)
 	}
 	c.buffer("flags", flags, max(m, 1), 4)
 	if c.err == nil && m < 1 {
 		c.err = fmt.Errorf("cuda:%d: CopyIf: %d flags, want at least one: %w", s.rt.index, m, runtime.ErrArgument)
 	}
+	if c.err == nil && len(copies) > runtime.MaxCopies {
+		c.err = fmt.Errorf("cuda:%d: CopyIf: %d copies, want at most %d: %w", s.rt.index, len(copies), runtime.MaxCopies, runtime.ErrArgument)
+	}
 	return c.submit(func() error {
-		if n == 0 {
+		if longest == 0 {
 			return nil
 		}
-		k := kernelCopyIf32
-		if dt.Size() == 2 {
-			k = kernelCopyIf16
+		a := argumentPool.Get().(*arguments)
+		defer argumentPool.Put(a)
+		at := a.put(uint64(flags), uint64(m), uint64(len(copies)))
+		for _, one := range copies {
+			at += copy(a.values[at:], []uint64{uint64(one.Dst), uint64(one.Src), uint64(one.N), uint64(one.DType.Size())})
 		}
-		return s.rt.launchBlocks(k, tiles(n), blocksPerSM, uint64(dst), uint64(src), uint64(n), uint64(flags), uint64(m))
+		return s.rt.launchArguments(kernelCopyIf, tiles(longest), blocksPerSM, a)
 	})
 }
 

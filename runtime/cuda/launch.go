@@ -36,8 +36,7 @@ const (
 	kernelStoreF32
 	kernelStoreF16
 	kernelStoreBF16
-	kernelCopyIf32
-	kernelCopyIf16
+	kernelCopyIf
 	kernelFit
 	kernelSumSquaresF32
 	kernelSumSquaresF16
@@ -85,8 +84,7 @@ var kernelNames = [kernelCount]string{
 	kernelStoreF32:       "store_f32",
 	kernelStoreF16:       "store_f16",
 	kernelStoreBF16:      "store_bf16",
-	kernelCopyIf32:       "copy_if_32",
-	kernelCopyIf16:       "copy_if_16",
+	kernelCopyIf:         "copy_if",
 	kernelFit:            "fit",
 	kernelSumSquaresF32:  "sum_squares_f32",
 	kernelSumSquaresF16:  "sum_squares_f16",

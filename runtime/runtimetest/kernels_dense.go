@@ -65,20 +65,26 @@ func testCopyIf(d *device) {
 		for _, dt := range gradientTypes {
 			for _, flags := range [][]int32{{0}, {1}, {0, 0, 0}, {0, 0, -7}} {
 				raised := slices.Max(flags) > 0 || slices.Min(flags) < 0
-				old, dst := d.narrow(d.gradient("normal", len(x)), dt)
-				values, src := d.narrow(x, dt)
-				f := place(d, flags)
-				want := old
-				if raised {
-					want = values
+				// Copies of several lengths and types, one of them of zeros.
+				var copies []runtime.Copy
+				var want [][]float32
+				for len(copies) < runtime.MaxCopies-d.rng.IntN(3) {
+					n := len(x) / (1 + len(copies)*d.rng.IntN(4))
+					old, dst := d.narrow(d.gradient("normal", n), dt)
+					values, src := d.narrow(x[:n], dt)
+					if len(copies)%2 == 1 {
+						values, src = make([]float32, n), 0
+					}
+					if !raised {
+						values = old
+					}
+					copies, want = append(copies, runtime.Copy{Dst: dst, Src: src, DType: dt, N: n}), append(want, values)
+					dt = gradientTypes[d.rng.IntN(len(gradientTypes))]
 				}
-				require.NoError(d, k.CopyIf(dst, src, dt, len(x), f, len(flags)))
-				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v, flags %v", dt, flags)
-				if raised {
-					want = make([]float32, len(x))
+				require.NoError(d, k.CopyIf(copies, place(d, flags), len(flags)))
+				for i, one := range copies {
+					d.equalFloats(want[i], d.readNarrow(one.Dst, one.DType, one.N), "copy %d of %d, %v, flags %v", i, len(copies), one.DType, flags)
 				}
-				require.NoError(d, k.CopyIf(dst, 0, dt, len(x), f, len(flags)))
-				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v, flags %v, zeros", dt, flags)
 			}
 		}
 	})

@@ -480,13 +480,16 @@ func testKernelArguments(d *device) {
 	t, f64 := d.number(1), place(d, []float64{1, 1})
 	src, ok := runtime.Source{X: p, N: 8}, runtime.Entries{Idx: q, Val: p, N: 8, Len: place(d, []int32{8})}
 	array, near := runtime.Array{Ptr: p, N: 8}, runtime.Near{}
+	copyOf := func(dst, src uintptr, n int) []runtime.Copy {
+		return []runtime.Copy{{Dst: dst, Src: src, DType: dtype.F32, N: n}}
+	}
 	var failures []error
 	fails := func(errs ...error) { failures = append(failures, errs...) }
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
 		long, far, wide := runtime.Source{X: p, N: n}, runtime.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, runtime.Array{Ptr: p, N: n}
 		withGrad := long
 		withGrad.Grad, withGrad.DType, withGrad.From = p, dtype.F32, p
-		fails(k.Accumulate(withGrad), k.CopyIf(p, p, dtype.F32, n, q, 1), k.CopyIf(p, p, dtype.F32, 1, q, n), k.Store(p, dtype.F32, p, n, 1, 0), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
+		fails(k.Accumulate(withGrad), k.CopyIf(copyOf(p, p, n), q, 1), k.CopyIf(copyOf(p, p, 1), q, n), k.Store(p, dtype.F32, p, n, 1, 0), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
 			k.TopK(long, 1, ok, t), k.TopK(src, n, ok, t), k.TopK(src, 1, far, t),
 			k.Select(long, t, ok), k.Select(src, t, far),
 			k.SelectNear(long, 1, f64, near, ok, t), k.SelectNear(src, n, f64, near, ok, t), k.SelectNear(src, 1, f64, near, far, t),
@@ -504,7 +507,8 @@ func testKernelArguments(d *device) {
 	none, noX, noPtr := runtime.Entries{N: 1, Len: ok.Len}, runtime.Source{N: 1}, runtime.Array{N: 1}
 	noLen := runtime.Entries{Idx: q, Val: p, N: 8}
 	few := runtime.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
-	fails(k.Accumulate(src), k.CopyIf(0, p, dtype.F32, 1, q, 1), k.CopyIf(p, 0, dtype.F32, 1, 0, 1), k.CopyIf(p, 0, dtype.F32, 1, q, 0),
+	fails(k.Accumulate(src), k.CopyIf(copyOf(0, p, 1), q, 1), k.CopyIf(copyOf(p, 0, 1), 0, 1), k.CopyIf(copyOf(p, 0, 1), q, 0),
+		k.CopyIf(slices.Repeat(copyOf(p, 0, 1), runtime.MaxCopies+1), q, 1),
 		k.Store(0, dtype.F32, p, 1, 1, 0), k.Store(p, dtype.F32, 0, 1, 1, 0), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
 		k.SumSquares(0, dtype.F32, 1, f64), k.SumSquares(p, dtype.F32, 1, 0), k.ClipFactor(0, f64, 1, 1, 1), k.ClipFactor(t, 0, 1, 1, 1), k.ClipFactor(t, f64, 0, 1, 1),
 		k.TopK(noX, 1, ok, t), k.TopK(src, 1, none, t), k.TopK(src, 3, few, t),

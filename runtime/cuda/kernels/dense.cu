@@ -52,15 +52,38 @@ KERNEL store_f32(float *dst, const float *src, u64 n, float factor, float *rest)
 KERNEL store_f16(f16 *dst, const float *src, u64 n, float factor, float *rest) { store_as(dst, src, n, factor, rest); }
 KERNEL store_bf16(bf16 *dst, const float *src, u64 n, float factor, float *rest) { store_as(dst, src, n, factor, rest); }
 
-// Copies words, or stores zeros, if a flag is not 0.
-template <typename T> DEVICE void copy_words_if(T *dst, const T *src, u64 n, const u32 *flags, u32 m) {
-  u32 any = 0;
-  for (u32 i = 0; i < m; i++) any |= flags[i];
-  if (any == 0) return;
-  for (u64 i = (u64)block() * threads() + thread(); i < n; i += (u64)blocks() * threads()) dst[i] = src ? src[i] : T(0);
+// Copies, or zeros, if a flag is not 0.
+struct copy {
+  void *dst;
+  const void *src;
+  u64 n, size; // elements, and bytes of one
+};
+enum { max_copies = 4 };
+struct copy_if_args {
+  const u32 *flags;
+  u64 m, count;
+  struct copy copies[max_copies];
+};
+
+template <typename T> DEVICE void copy_elements(const struct copy &c) {
+  T *dst = (T *)c.dst;
+  const T *src = (const T *)c.src;
+  for (u64 i = thread_index(); i < c.n; i += thread_count()) dst[i] = src ? src[i] : T(0);
 }
-KERNEL copy_if_32(u32 *dst, const u32 *src, u64 n, const u32 *flags, u32 m) { copy_words_if(dst, src, n, flags, m); }
-KERNEL copy_if_16(u16 *dst, const u16 *src, u64 n, const u32 *flags, u32 m) { copy_words_if(dst, src, n, flags, m); }
+
+KERNEL copy_if(copy_if_args a) {
+  u32 any = 0;
+  for (u32 i = 0; i < a.m; i++) any |= a.flags[i];
+  if (any == 0) return;
+#pragma unroll
+  for (u32 i = 0; i < max_copies; i++) {
+    if (i >= a.count) break;
+    if (a.copies[i].size == 2)
+      copy_elements<u16>(a.copies[i]);
+    else
+      copy_elements<u32>(a.copies[i]);
+  }
+}
 
 // Moments of numbers: their sum, and that of the squares of their distances to
 // the mean. They are joined as Chan, Golub and LeVeque do ("Updating Formulae
