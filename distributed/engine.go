@@ -39,6 +39,8 @@ type engine struct {
 	origin     uintptr // both before the step; 0: the step changes them in place
 	held       int     // elements of both
 	fixed      bool    // steps were captured, which know the residual's address
+	keeping    bool    // in such a step the pass that adds the gradient keeps the residual
+	kept       bool    // the residual before the step is in its origin, apart from it
 
 	target gradient // of the step: where the result goes
 	before buffer   // the numbers before the step
@@ -98,8 +100,9 @@ type past struct {
 // save keeps what undo brings back: the numbers but for the overflows, which
 // say whether it is to, and the residual. That stays where it is, as the origin,
 // and the step writes the new one to the memory of the origin before, at no cost.
-// A captured step is to find and leave it at the same address, so there it is
-// copied, and so it is from then on.
+// A captured step is to find and leave it at the same address, so there the pass that
+// adds the gradient keeps it in the origin. With momentum it is copied, and so it is in
+// all steps from then on that are not captured.
 func (e *engine) save() {
 	if e.cfg.NoUndo {
 		return
@@ -107,7 +110,10 @@ func (e *engine) save() {
 	e.copy(e.before.ptr, e.words.ptr, int(e.overflows))
 	e.fill(e.flags, e.size)
 	// A graph needs addresses that stay, so its capture freezes the allocator.
-	if e.fixed = e.fixed || e.rt.Stats().Frozen; e.fixed && e.origin != 0 {
+	frozen := e.rt.Stats().Frozen
+	e.fixed = e.fixed || frozen
+	e.keeping = frozen && e.origin != 0 && e.held == e.n
+	if e.kept = e.fixed && e.origin != 0 && !e.keeping; e.kept {
 		e.copy(e.origin, e.residual, e.held)
 	}
 	if e.undoes = e.err == nil; e.undoes {
@@ -126,7 +132,7 @@ func (e *engine) swap() {
 // undo makes the residual and the numbers what they were at save, bit for bit.
 func (e *engine) undo() {
 	e.copy(e.words.ptr, e.before.ptr, int(e.overflows))
-	if e.swap(); e.fixed && e.origin != 0 {
+	if e.swap(); e.kept {
 		e.copy(e.residual, e.origin, e.held)
 	}
 	e.past = e.ago
@@ -229,7 +235,18 @@ func (e *engine) array(p uintptr) runtime.Array {
 // source is the residual, which is made from its origin and a gradient on the
 // way, to select from. What is selected is taken out of it.
 func (e *engine) source(g gradient) runtime.Source {
-	return runtime.Source{X: e.residual, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor, From: e.origin, Take: true}
+	src := runtime.Source{X: e.residual, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor, From: e.origin, Take: true}
+	if e.keeping {
+		src.From, src.Keep = 0, e.origin
+	}
+	return src
+}
+
+// added checks a kernel that has added the gradient, and so kept the residual if that is
+// to be.
+func (e *engine) added(err error) {
+	e.check(err)
+	e.kept = e.kept || err == nil && e.keeping
 }
 
 // gradient is what a step adds to the residual.
@@ -268,7 +285,7 @@ func (e *engine) copyBytes(dst, src uintptr, bytes int) {
 
 func (e *engine) accumulate(g gradient) {
 	if e.err == nil && g.ptr != 0 {
-		e.check(e.kernels.Accumulate(e.source(g)))
+		e.added(e.kernels.Accumulate(e.source(g)))
 	}
 }
 
@@ -281,7 +298,7 @@ func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 
 func (e *engine) topK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) {
 	if e.err == nil {
-		e.check(e.kernels.TopK(src, k, dst, threshold))
+		e.added(e.kernels.TopK(src, k, dst, threshold))
 	}
 }
 

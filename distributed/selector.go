@@ -54,7 +54,7 @@ func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
 func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
 	e.used = numUsed
 	if e.err == nil {
-		e.check(e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)))
+		e.added(e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)))
 	}
 }
 
@@ -142,7 +142,7 @@ func (s gaussian) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
 	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
 	state := s.at(numState)
 	if s.err == nil {
-		s.check(s.kernels.Fit(s.source(g), z, state))
+		s.added(s.kernels.Fit(s.source(g), z, state))
 	}
 	for _, factors := range s.ladders {
 		if s.err == nil {

@@ -295,15 +295,15 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
-// TestFixedAddresses runs steps while the allocator is frozen, as the capture of a
-// graph does it: from the first of them on the residual stays where it is. The
+// TestFixedAddresses runs one step or several while the allocator is frozen, as the
+// capture of a graph does it: from the first of them on the residual stays where it is. The
 // bits are those of steps that exchange its memory, also around a step that fails
 // and one that is dropped.
 func TestFixedAddresses(t *testing.T) {
 	const ranks, n, steps = 2, 1500, 7
 	for _, pattern := range distributed.Patterns()[1:] {
 		rt := cpu.New()
-		run := func(frozenAt int) (all [ranks][][]uint32) {
+		run := func(frozenFrom, frozenTo int) (all [ranks][][]uint32) {
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 				f := newFaulty(c)
 				u, err := newTrainee(rt, f, distributed.Config{Pattern: pattern, Density: 0.1}, n)
@@ -313,21 +313,22 @@ func TestFixedAddresses(t *testing.T) {
 				var fixed uintptr
 				for step := range steps {
 					g := u.gradient(step)
-					if step == 4 {
-						f.calls, f.at = 0, 1
-						assert.ErrorIs(t, u.s.AllReduce(ctx, u.t), errFault)
-					}
 					if step == 5 {
 						g[3] = float32(math.NaN())
 					}
 					if err := runtime.CopyIn(u.t, g); err != nil {
 						return err
 					}
-					if step == frozenAt {
+					frozen := frozenFrom <= step && step < frozenTo
+					if frozen {
 						rt.Freeze()
 					}
+					if step == 4 {
+						f.calls, f.at = 0, 1
+						assert.ErrorIs(t, u.s.AllReduce(ctx, u.t), errFault)
+					}
 					err := u.s.AllReduce(ctx, u.t)
-					if step == frozenAt {
+					if frozen {
 						rt.Unfreeze()
 					}
 					if err != nil {
@@ -338,7 +339,7 @@ func TestFixedAddresses(t *testing.T) {
 						return err
 					}
 					at, err := residual.Ptr()
-					if step == frozenAt {
+					if step == frozenFrom {
 						fixed = at
 					}
 					assert.True(t, fixed == 0 || at == fixed, "%s, step %d", pattern, step)
@@ -351,7 +352,75 @@ func TestFixedAddresses(t *testing.T) {
 			}))
 			return all
 		}
-		assert.Equal(t, run(-1), run(2), pattern)
+		want := run(-1, -1)
+		assert.Equal(t, want, run(2, 3), pattern)
+		assert.Equal(t, want, run(2, steps), "%s, all frozen", pattern)
 		require.NoError(t, rt.Close())
 	}
+}
+
+// TestFailureBeforeTheGradient lets a step fail while the allocator is frozen, before any
+// kernel has added the gradient: the residual is as before, bit for bit.
+func TestFailureBeforeTheGradient(t *testing.T) {
+	const n, steps = 1500, 4
+	for _, pattern := range distributed.Patterns()[1:] {
+		rt := &refusing{Runtime: cpu.New()}
+		run := func(fails bool) (all [][]uint32) {
+			require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+				u, err := newTrainee(rt, c, distributed.Config{Pattern: pattern, Density: 0.1}, n)
+				if err != nil {
+					return err
+				}
+				for step := range steps {
+					rt.refuses = fails && step == 2
+					if rt.refuses {
+						rt.Freeze()
+						assert.ErrorIs(t, u.step(ctx, step), errFault)
+						rt.Unfreeze()
+						rt.refuses = false
+					}
+					if err := u.step(ctx, step); err != nil {
+						return err
+					}
+					all = append(all, bits(u.t), u.state())
+				}
+				return u.close()
+			}))
+			return all
+		}
+		assert.Equal(t, run(false), run(true), pattern)
+		require.NoError(t, rt.Close())
+	}
+}
+
+// refusing has kernels that fail before they do anything, where they would add a gradient.
+type refusing struct {
+	*cpu.Runtime
+	refuses bool
+}
+
+func (r *refusing) Kernels() runtime.Kernels { return refusingKernels{r.Runtime.Kernels(), r} }
+
+type refusingKernels struct {
+	runtime.Kernels
+	r *refusing
+}
+
+func (k refusingKernels) unless(f func() error) error {
+	if k.r.refuses {
+		return errFault
+	}
+	return f()
+}
+
+func (k refusingKernels) TopK(src runtime.Source, count int, dst runtime.Entries, threshold uintptr) error {
+	return k.unless(func() error { return k.Kernels.TopK(src, count, dst, threshold) })
+}
+
+func (k refusingKernels) SelectNear(src runtime.Source, count int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+	return k.unless(func() error { return k.Kernels.SelectNear(src, count, state, o, dst, used) })
+}
+
+func (k refusingKernels) Fit(src runtime.Source, z float64, threshold uintptr) error {
+	return k.unless(func() error { return k.Kernels.Fit(src, z, threshold) })
 }

@@ -40,6 +40,9 @@ type Source struct {
 	// From is the address of the N F32 that Grad is added to, and which stay as
 	// they are; 0: X. Without Grad it is ignored.
 	From uintptr
+	// Keep, if not 0, is the address of N F32 that become what Grad is added to, bit for
+	// bit. Without Grad it is ignored.
+	Keep uintptr
 	// Take: what is written to the list becomes 0 in X.
 	Take bool
 }

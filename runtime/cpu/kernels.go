@@ -512,6 +512,9 @@ func (c *checks) source(src runtime.Source) source {
 		if src.From != 0 {
 			s.from = c.floats("from", src.From, src.N)
 		}
+		if src.Keep != 0 {
+			s.keep = c.floats("keep", src.Keep, src.N)
+		}
 		if src.Factor != 0 {
 			if f := number[float32](c, "factor", src.Factor); f != nil {
 				s.factor, s.scaled = *f, true

@@ -33,10 +33,18 @@ type source struct {
 	x      []float32
 	grad   uintptr   // 0 if there is none, or it has been added
 	from   []float32 // what it is added to
+	keep   []float32 // gets what that is, if it is not empty
 	dt     dtype.DType
 	factor float32
 	scaled bool // by factor; if not, it is 1
 	take   bool
+}
+
+// keepPart keeps what the gradients of some elements are added to, if that is wanted.
+func (src *source) keepPart(from, to int) {
+	if len(src.keep) > 0 {
+		copy(src.keep[from:to], src.from[from:to])
+	}
 }
 
 // accumulate makes x[from:to] the sums with the gradients of these elements.
@@ -44,6 +52,7 @@ func (s *scratch) accumulate(src *source, from, to int) {
 	if src.grad == 0 {
 		return
 	}
+	src.keepPart(from, to)
 	if src.dt == dtype.F32 && !src.scaled {
 		s.add(src.x[from:to], src.from[from:to], src.grad+uintptr(from*src.dt.Size()))
 		return

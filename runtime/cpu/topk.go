@@ -72,6 +72,7 @@ func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
 	}
 	for from := 0; from < len(src.x); from += step {
 		block := src.x[from:min(len(src.x), from+step)]
+		src.keepPart(from, from+len(block))
 		terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
 		found := f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take, streaming)
 		dst = dst.from(found)

@@ -91,8 +91,8 @@ func flag(b bool) uint64 {
 // tiles is the number of tiles that n elements may lie in.
 func tiles(n int) int { return (n+3)/tileElements + 1 }
 
-// pick launches pick, when there is memory for what it lists.
-func (s *sparse) pick(p *selection) error {
+// prepare finds memory for what pick and sift leave to cut.
+func (s *sparse) prepare(p *selection) error {
 	p.blocks = s.rt.grid(tiles(p.src.N), picksPerSM)
 	wanted := 0
 	switch p.mode {
@@ -107,25 +107,28 @@ func (s *sparse) pick(p *selection) error {
 	if wanted > 0 { // four times as many as there are on average, but not more than a warp looks at
 		p.room = min(4*wanted/warps+64, (tiles(p.src.N)*block/32/warps+1)*tileElements/(block/32))
 	}
-	for _, region := range [...]struct{ which, bytes int }{
-		{segmentIndices, 4 * warps * p.room}, {segmentValues, 4 * warps * p.room}, {segmentCounts, 4 * (warps + p.blocks)},
-	} {
-		if err := s.grow(region.which, region.bytes); err != nil {
-			return err
-		}
+	counts := 4 * (warps + p.blocks)
+	err := errors.Join(s.grow(segmentIndices, 4*warps*p.room), s.grow(segmentValues, 4*warps*p.room), s.grow(segmentCounts, counts))
+	if p.sifts() {
+		err = errors.Join(err, s.grow(segmentsAbove, counts), s.grow(candidates, 8*maxCandidates))
 	}
+	return err
+}
+
+// sifts reports whether pick may list what is more than the k largest.
+func (p *selection) sifts() bool { return p.mode == pickTop }
+
+// pick launches pick.
+func (s *sparse) pick(p *selection) error {
 	return s.rt.launchBlocks(kernelPick, p.blocks, picksPerSM,
 		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
 		uint64(p.src.X), uint64(p.idx), uint64(p.src.N), uint64(p.length),
 		uint64(from(p.src)), uint64(p.src.Grad), gradientType(p.src), uint64(p.src.Factor), flag(p.src.Take), uint64(p.mode), uint64(p.threshold),
-		uint64(max(p.near.Interval, 0)))
+		uint64(max(p.near.Interval, 0)), uint64(p.src.Keep))
 }
 
 // cut launches cut, after pick or without it.
 func (s *sparse) cut(p *selection) error {
-	if err := s.growStatus(p.src.N); err != nil {
-		return err
-	}
 	blocks := p.blocks
 	if p.mode != pickList {
 		blocks = max(blocks, p.src.N/smallTile+1)
@@ -142,22 +145,26 @@ func (s *sparse) cut(p *selection) error {
 
 // sift launches sift, after pick.
 func (s *sparse) sift(p *selection) error {
-	if err := errors.Join(s.grow(segmentsAbove, 4*p.blocks*(block/32+1)), s.grow(candidates, 8*maxCandidates)); err != nil {
-		return err
-	}
 	return s.rt.launchBlocks(kernelSift, p.blocks, streamsPerSM,
 		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
 		s.at(segmentsAbove), s.at(candidates), maxCandidates, uint64(p.src.N), uint64(p.length), uint64(p.k))
 }
 
-func (s *sparse) pickAndCut(p selection) error {
-	if err := s.pick(&p); err != nil {
-		return err
+// run launches what a selection takes. What fails for want of memory has done nothing.
+func (s *sparse) run(p selection) error {
+	picks := p.src.Grad != 0 || p.threshold != 0
+	err := s.growStatus(p.src.N)
+	if picks && err == nil {
+		err = s.prepare(&p)
 	}
-	if p.mode == pickTop {
-		if err := s.sift(&p); err != nil {
-			return err
-		}
+	if picks && err == nil {
+		err = s.pick(&p)
+	}
+	if picks && p.sifts() && err == nil {
+		err = s.sift(&p)
+	}
+	if err != nil {
+		return err
 	}
 	return s.cut(&p)
 }
@@ -173,7 +180,11 @@ func (s *sparse) Accumulate(src runtime.Source) error {
 		if src.N == 0 {
 			return nil
 		}
-		return s.pick(&selection{src: src, mode: pickNone})
+		p := selection{src: src, mode: pickNone}
+		if err := s.prepare(&p); err != nil {
+			return err
+		}
+		return s.pick(&p)
 	})
 }
 
@@ -275,10 +286,7 @@ func (s *sparse) TopK(src runtime.Source, k int, dst runtime.Entries, threshold 
 	c.optional("threshold", threshold)
 	return c.submit(func() error {
 		p := selection{src: src, mode: pickTop, k: min(k, src.N), dst: dst, zeros: dst.Len == 0, threshold: threshold}
-		if src.Grad == 0 && threshold == 0 {
-			return s.cut(&p)
-		}
-		return s.pickAndCut(p)
+		return s.run(p)
 	})
 }
 
@@ -289,7 +297,7 @@ func (s *sparse) Select(src runtime.Source, threshold uintptr, dst runtime.Entri
 	c.target(dst)
 	c.number("threshold", threshold, 4)
 	return c.submit(func() error {
-		return s.pickAndCut(selection{src: src, mode: pickList, threshold: threshold, dst: dst})
+		return s.run(selection{src: src, mode: pickList, threshold: threshold, dst: dst})
 	})
 }
 
@@ -303,7 +311,7 @@ func (s *sparse) SelectNear(src runtime.Source, k int, state uintptr, o runtime.
 	c.number("state", state, 4)
 	c.optional("used", used)
 	return c.submit(func() error {
-		return s.pickAndCut(selection{src: src, mode: pickNear, k: k, dst: dst, threshold: state, age: state + 4, near: o, used: used})
+		return s.run(selection{src: src, mode: pickNear, k: k, dst: dst, threshold: state, age: state + 4, near: o, used: used})
 	})
 }
 
@@ -318,7 +326,7 @@ func (s *sparse) Fit(src runtime.Source, z float64, threshold uintptr) error {
 		}
 		return s.rt.launchBlocks(kernelFit, src.N/segmentElements+1, streamsPerSM,
 			s.at(control), s.at(partial), uint64(src.X), uint64(src.N), uint64(from(src)), uint64(src.Grad), gradientType(src), uint64(src.Factor),
-			math.Float64bits(z), uint64(threshold))
+			math.Float64bits(z), uint64(threshold), uint64(src.Keep))
 	})
 }
 
@@ -351,7 +359,7 @@ func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries) error {
 	c.target(dst)
 	c.room(dst, c.length("k", k), l.N)
 	return c.submit(func() error {
-		return s.cut(&selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickTop, k: k, dst: dst, zeros: true})
+		return s.run(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickTop, k: k, dst: dst, zeros: true})
 	})
 }
 
@@ -362,7 +370,7 @@ func (s *sparse) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 	c.target(dst)
 	c.number("threshold", threshold, 4)
 	return c.submit(func() error {
-		return s.pickAndCut(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickList, threshold: threshold, dst: dst})
+		return s.run(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickList, threshold: threshold, dst: dst})
 	})
 }
 
@@ -681,6 +689,9 @@ func (c *checks) source(src runtime.Source) {
 		c.elements("grad", src.Grad, src.DType, src.N)
 		c.floats("from", from(src), src.N)
 		c.optional("factor", src.Factor)
+		if src.Keep != 0 {
+			c.floats("keep", src.Keep, src.N)
+		}
 	}
 }
 

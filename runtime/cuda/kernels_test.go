@@ -137,7 +137,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	k := max(n/100, 1)
 	grads := make([]byte, n*dt.Size())
 	require.NoError(b, dtype.FromFloat32(grads, dt, normals(rng, n)))
-	src := runtime.Source{X: put(b, normals(rng, n)), N: n, Grad: put(b, grads), DType: dt, Factor: put(b, []float32{0.75}), Take: true}
+	src := runtime.Source{X: put(b, normals(rng, n)), N: n, Grad: put(b, grads), DType: dt, Factor: put(b, []float32{0.75}), Keep: room[float32](b, n), Take: true}
 	plain := runtime.Source{X: put(b, normals(rng, n)), N: n}
 	top, near, picked, of := b.entries(k), b.entries(2*k), b.entries(2*k), b.entries(k)
 	threshold, state, used := put(b, []float32{2.6}), put(b, []uint32{math.Float32bits(2.6), 0}), room[float32](b, 1)

@@ -421,6 +421,9 @@ func (d *device) source(x []float32) input {
 	// The bits of a NaN, by which it is ranked, are the device's: so they come
 	// from there.
 	sums := in.Source
+	if d.rng.IntN(2) == 0 {
+		in.Keep = place(d, make([]float32, n))
+	}
 	sums.X, sums.From = place(d, x), 0
 	require.NoError(d, d.kernels().Accumulate(sums))
 	in.x = read[float32](d, sums.X, n)
@@ -433,6 +436,9 @@ func (d *device) equalSource(in input, taken entries) {
 	d.Helper()
 	if in.From != 0 {
 		d.equalFloats(in.before, read[float32](d, in.From, in.N), "what the gradient was added to")
+	}
+	if in.Keep != 0 {
+		d.equalFloats(in.before, read[float32](d, in.Keep, in.N), "what was kept of it")
 	}
 	want := slices.Clone(in.x)
 	if in.Take {

@@ -24,7 +24,13 @@ func testAccumulate(d *device) {
 				if d.rng.IntN(2) == 0 {
 					src.From, src.X = src.X, place(d, x)
 				}
+				if d.rng.IntN(2) == 0 {
+					src.Keep = place(d, x)
+				}
 				require.NoError(d, k.Accumulate(src))
+				if src.Keep != 0 {
+					d.equalFloats(acc, read[float32](d, src.Keep, len(x)), "what was kept")
+				}
 				for i := range acc {
 					acc[i] = sum(acc[i], product(grad[i], factor))
 				}

@@ -149,6 +149,7 @@ struct fit_args {
   const float *factor;
   double z;
   float *threshold;
+  float *keep;
 };
 
 KERNEL BOUNDS(block_threads, 3) fit(fit_args a) {
@@ -159,7 +160,7 @@ KERNEL BOUNDS(block_threads, 3) fit(fit_args a) {
     moments m = {};
     for (u32 k = 0; k < segment_tiles; k++) {
       float v[Q * quad];
-      const u32 exist = load_tile(v, tile_of_block<Q>(s * segment_tiles + k, 0, (u32)a.n), a.x, a.from, a.grad, a.type, factor);
+      const u32 exist = load_tile(v, tile_of_block<Q>(s * segment_tiles + k, 0, (u32)a.n), a.x, a.from, a.grad, a.type, factor, a.keep);
       double sum = 0, squares = 0;
 #pragma unroll
       for (u32 j = 0; j < Q * quad; j++)

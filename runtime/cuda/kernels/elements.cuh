@@ -78,15 +78,17 @@ template <int Q, typename T> DEVICE void store_rows(T *p, const tile<Q> &t, cons
 }
 
 // load_tile reads a tile of x; or, unless G is none, makes it the sum of from and
-// a gradient, in memory too. It returns which of the elements exist, by bits.
+// a gradient, in memory too, and stores what from was in keep, unless that is 0. It
+// returns which of the elements exist, by bits.
 struct none {};
 
 template <int Q, typename G>
-DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, const G *grad, float factor) {
+DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, const G *grad, float factor, float *keep = nullptr) {
   constexpr bool adds = !__is_same(G, none);
   if (t.whole()) {
     load_rows(v, t, adds ? from : x);
     if constexpr (adds) {
+      if (keep) store_rows(keep, t, v);
       G g[Q * quad];
       load_rows(g, t, grad);
 #pragma unroll
@@ -103,6 +105,7 @@ DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, co
     if (!t.has(i)) continue;
     exist |= 1u << j;
     v[j] = adds ? from[i] : x[i];
+    if (adds && keep) keep[i] = v[j];
     if constexpr (adds) x[i] = v[j] += widen(grad[i]) * factor;
   }
   return exist;
@@ -116,11 +119,11 @@ template <int Q> DEVICE u32 load_tile(float *v, const tile<Q> &t, const float *x
 enum { type_none, type_f32, type_f16, type_bf16 };
 
 template <int Q>
-DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, const void *grad, u64 type, float factor) {
+DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, const void *grad, u64 type, float factor, float *keep) {
   switch (type) {
-  case type_f32: return load_tile(v, t, x, from, (const float *)grad, factor);
-  case type_f16: return load_tile(v, t, x, from, (const f16 *)grad, factor);
-  case type_bf16: return load_tile(v, t, x, from, (const bf16 *)grad, factor);
+  case type_f32: return load_tile(v, t, x, from, (const float *)grad, factor, keep);
+  case type_f16: return load_tile(v, t, x, from, (const f16 *)grad, factor, keep);
+  case type_bf16: return load_tile(v, t, x, from, (const bf16 *)grad, factor, keep);
   }
   return load_tile(v, t, x);
 }

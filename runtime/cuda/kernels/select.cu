@@ -77,6 +77,7 @@ struct pick_args {
   u64 mode;
   const float *threshold; // mode_near: with the age behind it
   u64 interval;           // of mode_near
+  float *keep;            // gets what the gradient is added to, if not 0
 };
 
 // each_of has a warp load n things, some of each lane together, and calls f with each
@@ -145,7 +146,7 @@ template <typename G> struct picker {
   METHOD void run(const part<Q> mine, bool lists) {
     // These tiles are whole, and can be read at once.
     const u32 first = s.lead > 0, whole = (s.n + s.lead) / tile<Q>::elements;
-    const bool even = aligned(from - s.lead) && (!adds || aligned(grad - s.lead));
+    const bool even = aligned(from - s.lead) && (!adds || (aligned(grad - s.lead) && (!a.keep || aligned(a.keep - s.lead))));
     const u32 count_whole = even && whole > first ? whole - first : 0;
     coming<Q, G> next;
     bool here = mine.first < mine.end && mine.first - first < count_whole;
@@ -157,6 +158,9 @@ template <typename G> struct picker {
         piece(w, lists);
       } else {
         next.sum(v, factor);
+        if (adds && a.keep)
+#pragma unroll
+          for (u32 row = 0; row < Q; row++) store_words(a.keep + w.at(row), next.x[row]);
       }
       const bool now = here;
       here = at + 1 < mine.end && at + 1 - first < count_whole;
@@ -181,6 +185,7 @@ template <typename G> struct picker {
         if (!w.has(i)) continue;
         exist |= 1u << j;
         v[j] = from[i];
+        if (adds && a.keep) a.keep[i] = v[j];
         if constexpr (adds) a.x[i] = v[j] += widen(grad[i]) * factor;
       }
       if (lists) list<1>(w.at(row), v, exist);
