@@ -21,7 +21,7 @@ const (
 	numSquares   number = 0  // F64: the squared norm of the gradient
 	numFactor    number = 2  // F32: what clipping scales it by
 	numFaults    number = 3  // indices that were out of range
-	numState     number = 4  // threshold (F32) and age of the selector
+	numState     number = 4  // threshold (F32) of the selector, and its age or margin
 	numUsed      number = 6  // F32: the threshold that was used
 	numSelf      number = 7  // a length of this rank, to be sent
 	numBracket   number = 8  // of the search for oktopk's threshold: low, high

@@ -151,7 +151,11 @@ type Kernels interface {
 	// holds is taken as a guess of the min(k, n)-th largest magnitude (which
 	// costs or saves time only; 0 is none), and then it is that magnitude; where
 	// zeros are left out, it is at least the smallest number above 0, and if k
-	// or n is 0, it is 0.
+	// or n is 0, it is 0. Behind it is the guess's margin (F32), by which share of it
+	// that magnitude may be smaller for the guess to save time. A margin below 1/512
+	// or above 1/8 (or a NaN) is taken as 1/32. If the guess g is finite and above 0, and t
+	// the magnitude found, a margin m becomes the greater one of m·31/32 and (g-t)/g·3/2,
+	// within these bounds, each operation rounded (the first if t is a NaN).
 	TopK(src Source, k int, dst Entries, threshold uintptr) error
 	// Select selects the entries of magnitude >= the F32 at threshold.
 	Select(src Source, threshold uintptr, dst Entries) error

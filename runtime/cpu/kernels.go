@@ -126,17 +126,17 @@ func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold 
 	c := k.checks("TopK")
 	from, to := c.source(src), c.target("dst", dst)
 	c.room(dst, c.length("k", n), src.N)
-	t := optional[float32](&c, threshold)
+	kept := optional[guess](&c, threshold)
 	if c.err == nil {
 		s := scratches.get()
-		var guess float32
-		if t != nil {
-			guess = *t
+		var g guess
+		if kept != nil {
+			g = kept.checked()
 		}
-		count, key := s.topK(&from, n, to.entries, guess, dst.Len == 0)
+		count, key := s.topK(&from, n, to.entries, g, dst.Len == 0)
 		scratches.put(s)
 		set(to.length, int32(count))
-		set(t, math.Float32frombits(key))
+		set(kept, g.next(math.Float32frombits(key)))
 	}
 	return c.err
 }
@@ -200,7 +200,7 @@ func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries) error {
 	c.room(dst, c.length("k", n), l.N)
 	if c.err == nil {
 		s := scratches.get()
-		count, _ := s.topK(&source{x: from.val}, n, to.entries, 0, true)
+		count, _ := s.topK(&source{x: from.val}, n, to.entries, guess{}, true)
 		scratches.put(s)
 		set(to.length, int32(count))
 		translate(to.idx[:count], from.idx)

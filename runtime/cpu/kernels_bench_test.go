@@ -214,7 +214,7 @@ func BenchmarkStep(b *testing.B) {
 		residual, grad, y := put(w, normals(rng, n)...), put(w, normals(rng, n)...), room[float32](w, n)
 		half := room[uint16](w, n)
 		list, other := w.list(ascending(rng, n, k), 2*k), w.list(ascending(rng, n, k), 2*k)
-		out, used := w.list(entries{}, 4*k), room[float32](w, 1)
+		out, used := w.list(entries{}, 4*k), room[float32](w, 2)
 		state, near := put[float32](w, 0, 0), runtime.Near{Min: k / 4, Step: 1.02}
 		src := runtime.Source{X: residual, N: n, Grad: grad, DType: dtype.F32, Take: true}
 		bf16 := src

@@ -19,8 +19,9 @@ type scratch struct {
 
 // resize gives e the length n. Its content is undefined.
 func (e *entries) resize(n int) {
-	if cap(e.idx) < n {
-		e.idx, e.val = make([]int32, n), make([]float32, n)
+	if cap(e.idx) < n { // what grows little by little does not do so every time
+		room := max(n, cap(e.idx)*5/4)
+		e.idx, e.val = make([]int32, room), make([]float32, room)
 	}
 	e.idx, e.val = e.idx[:n], e.val[:n]
 }

@@ -112,7 +112,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	half := room[uint16](w, n)
 	list, other, out := w.list(ascending(rng, n, k), 2*k), w.list(ascending(rng, n, k), 2*k), w.list(entries{}, n)
 	words, one, zero := room[int32](w, 64), put(w, float32(1)), put[float32](w, 0, 0)
-	state, two := put[float32](w, 2, 0), put(w, float32(2))
+	state, two := put[float32](w, 2, 0), put[float32](w, 2, 0)
 	bounds, thresholds := put[int32](w, 0, 10, 1000, 50_000), put[float32](w, 1, 2, 3)
 	src := runtime.Source{X: x, N: n, Grad: y, DType: dtype.F32, Take: true}
 	bf16 := runtime.Source{X: x, N: n, Grad: half, DType: dtype.BF16, Factor: one}

@@ -52,13 +52,13 @@ func checkTopK(t *testing.T, x []float32, what string, ks ...int) {
 			kth = x[r[k-1]]
 		}
 		// Without a guess, and with a good or a bad one.
-		for _, guess := range []float32{0, []float32{kth, kth / 4, 1.1 * kth, 3 * kth}[j%4]} {
-			checkTopKOnce(t, x, top, guess, fmt.Sprintf("%s, k %d, guess %v", what, k, guess))
+		for _, near := range []float32{0, []float32{kth, kth / 4, 1.1 * kth, 3 * kth}[j%4]} {
+			checkTopKOnce(t, x, top, near, fmt.Sprintf("%s, k %d, guess %v", what, k, near))
 		}
 	}
 }
 
-func checkTopKOnce(t *testing.T, x []float32, want []int32, guess float32, what string) {
+func checkTopKOnce(t *testing.T, x []float32, want []int32, near float32, what string) {
 	t.Helper()
 	const guard = 40
 	k := len(want)
@@ -68,7 +68,7 @@ func checkTopKOnce(t *testing.T, x []float32, want []int32, guess float32, what 
 	}
 	s := scratches.get()
 	defer scratches.put(s)
-	count, key := s.topK(&source{x: x}, k, entries{idx[:k], val[:k]}, guess, true)
+	count, key := s.topK(&source{x: x}, k, entries{idx[:k], val[:k]}, guess{near, firstMargin}, true)
 	require.Equal(t, k, count, what)
 	require.True(t, slices.Equal(want, idx[:k]), "%s: indices", what)
 
@@ -217,7 +217,7 @@ func TestTopKPastFloatIntegers(t *testing.T) {
 	top := func(k int) (idx []int32, val []float32, threshold float32) {
 		dst := entries{make([]int32, k), make([]float32, k)}
 		var s scratch
-		count, key := s.topK(&source{x: x}, k, dst, 0, true)
+		count, key := s.topK(&source{x: x}, k, dst, guess{}, true)
 		require.Equal(t, k, count)
 		return dst.idx, dst.val, math.Float32frombits(key)
 	}
@@ -250,7 +250,7 @@ func TestTopKConcurrent(t *testing.T) {
 			dst := entries{make([]int32, k), make([]float32, k)}
 			for range 5 {
 				s := scratches.get()
-				s.topK(&source{x: x}, k, dst, 0, true)
+				s.topK(&source{x: x}, k, dst, guess{}, true)
 				scratches.put(s)
 				assert.Equal(t, want, dst.idx, "worker %d, seed %d", worker, seed)
 			}

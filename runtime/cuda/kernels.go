@@ -77,6 +77,7 @@ type selection struct {
 	age         uintptr
 	near        runtime.Near
 	used        uintptr
+	margin      uintptr
 
 	blocks, room int // segments: pick's blocks, and entries of each warp of them
 }
@@ -116,7 +117,7 @@ func (s *sparse) prepare(p *selection) error {
 }
 
 // sifts reports whether pick may list what is more than the k largest.
-func (p *selection) sifts() bool { return p.mode == pickTop }
+func (p *selection) sifts() bool { return p.mode == pickTop || p.mode == pickNear }
 
 // pick launches pick.
 func (s *sparse) pick(p *selection) error {
@@ -139,7 +140,7 @@ func (s *sparse) cut(p *selection) error {
 		s.at(segmentsAbove), s.at(candidates), maxCandidates,
 		uint64(p.src.X), uint64(p.src.N), uint64(p.idx), uint64(p.length), flag(p.blocks > 0),
 		uint64(p.dst.Idx), uint64(p.dst.Val), uint64(p.dst.N), uint64(p.dst.Len),
-		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used),
+		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used), uint64(p.margin),
 		uint64(max(p.near.Min, 0)), math.Float64bits(float64(p.near.Step)))
 }
 
@@ -286,6 +287,9 @@ func (s *sparse) TopK(src runtime.Source, k int, dst runtime.Entries, threshold 
 	c.optional("threshold", threshold)
 	return c.submit(func() error {
 		p := selection{src: src, mode: pickTop, k: min(k, src.N), dst: dst, zeros: dst.Len == 0, threshold: threshold}
+		if threshold != 0 {
+			p.margin = threshold + 4
+		}
 		return s.run(p)
 	})
 }

@@ -140,7 +140,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	src := runtime.Source{X: put(b, normals(rng, n)), N: n, Grad: put(b, grads), DType: dt, Factor: put(b, []float32{0.75}), Keep: room[float32](b, n), Take: true}
 	plain := runtime.Source{X: put(b, normals(rng, n)), N: n}
 	top, near, picked, of := b.entries(k), b.entries(2*k), b.entries(2*k), b.entries(k)
-	threshold, state, used := put(b, []float32{2.6}), put(b, []uint32{math.Float32bits(2.6), 0}), room[float32](b, 1)
+	threshold, state, used := put(b, []float32{2.6, 0}), put(b, []uint32{math.Float32bits(2.6), 0}), room[float32](b, 1)
 	faults := room[int32](b, 1)
 	lists, nothing := []runtime.Entries{top, near, picked, of}, []runtime.Entries{{}}
 	dense, f32 := room[byte](b, n*dt.Size()), room[float32](b, n)
@@ -332,9 +332,9 @@ func TestKernelsOfALongArray(t *testing.T) {
 		for name, run := range map[string]func(dst runtime.Entries) error{
 			"Select":           func(dst runtime.Entries) error { return b.Select(src, put(b, []float32{1}), dst) },
 			"TopK":             func(dst runtime.Entries) error { return b.TopK(src, 7, dst, 0) },
-			"TopK, good guess": func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{1})) },
-			"TopK, bad guess":  func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{5})) },
-			"TopK, low guess":  func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{0.25})) },
+			"TopK, good guess": func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{1, 0})) },
+			"TopK, bad guess":  func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{5, 0})) },
+			"TopK, low guess":  func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{0.25, 0})) },
 			"SelectNear":       func(dst runtime.Entries) error { return b.SelectNear(src, 7, state, runtime.Near{}, dst, used) },
 		} {
 			fill()
@@ -394,7 +394,7 @@ func benchmarkKernels(b *testing.B, n int) {
 	half := room[uint16](g, len(more))
 	require.NoError(b, g.Store(half, dtype.BF16, grad, len(more), 1, 0))
 	dst, again := g.entries(2*k), g.entries(2*k)
-	threshold, exact := put(g, []float32{2.5758293}), put(g, []float32{2.5758293})
+	threshold, exact := put(g, []float32{2.5758293, 0}), put(g, []float32{2.5758293})
 	state := put(g, []uint32{math.Float32bits(2.5758293), 0})
 	one, sum := put(g, []float32{1}), room[float64](g, 1)
 	faults := room[int32](g, 1)

@@ -25,6 +25,7 @@ var kernelTests = []test{
 	{"copy if", testCopyIf},
 	{"top k", testTopK},
 	{"select", testSelect},
+	{"top k step by step", testTopKSteps},
 	{"select near", testSelectNear},
 	{"fit", testFit},
 	{"refine", testRefine},

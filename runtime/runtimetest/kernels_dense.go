@@ -167,7 +167,7 @@ func topKCounts(n int) []int {
 }
 
 // checkTopK compares TopK with the ranking of its input.
-func (d *device) checkTopK(in input, order []int32, count int, zeros bool, guess float32) {
+func (d *device) checkTopK(in input, order []int32, count int, zeros bool, g *guessCase) {
 	d.Helper()
 	order = order[:min(count, in.N)]
 	least := float32(0)
@@ -184,17 +184,40 @@ func (d *device) checkTopK(in input, order []int32, count int, zeros bool, guess
 		order = slices.DeleteFunc(order, func(i int32) bool { return in.x[i] == 0 })
 	}
 	want := pick(in.x, order)
-	dst, threshold := d.target(min(count, in.N)+d.rng.IntN(50), !zeros), d.number(guess)
-	if guess == 0 && d.rng.IntN(2) == 0 {
-		threshold = 0
+	dst, ptr := d.target(min(count, in.N)+d.rng.IntN(50), !zeros), uintptr(0)
+	if g != nil {
+		ptr = place(d, []float32{g.threshold, g.margin})
 	}
-	require.NoError(d, d.kernels().TopK(in.Source, count, dst, threshold))
-	d.equalEntries(want, len(want.idx), dst, "top %d, guess %v, zeros %v", count, guess, zeros)
-	if threshold != 0 {
-		d.equalFloats([]float32{least}, read[float32](d, threshold, 1), "threshold of top %d, guess %v", count, guess)
+	require.NoError(d, d.kernels().TopK(in.Source, count, dst, ptr))
+	d.equalEntries(want, len(want.idx), dst, "top %d, guess %+v, zeros %v", count, g, zeros)
+	if g != nil {
+		before := *g
+		g.step(least)
+		d.equalFloats([]float32{g.threshold, g.margin}, read[float32](d, ptr, 2), "threshold and margin of top %d, guess %+v", count, before)
 	}
 	d.equalSource(in, want)
 }
+
+// guessCase is an account of what becomes of a guess.
+type guessCase struct{ threshold, margin float32 }
+
+func (g *guessCase) step(found float32) {
+	if !(g.margin >= 1./512 && g.margin <= 1./8) {
+		g.margin = 1. / 32
+	}
+	if g.threshold > 0 && g.threshold <= math.MaxFloat32 {
+		less := float32(float64(sum(g.threshold, -found)) / float64(g.threshold))
+		wide := []float32{product(g.margin, 31./32), product(less, 1.5)}
+		if math.IsNaN(float64(less)) {
+			wide = wide[:1]
+		}
+		g.margin = min(max(slices.Max(wide), 1./512), 1./8)
+	}
+	g.threshold = found
+}
+
+// margins are such as steps leave, and others.
+var margins = []float32{0, 1. / 512, 1. / 100, 1. / 32, 1. / 8, 1, -1, nan, inf}
 
 func testTopK(d *device) {
 	d.kernels()
@@ -206,10 +229,38 @@ func testTopK(d *device) {
 			if 0 < count && count <= len(order) {
 				good = math.Float32frombits(magnitude(in.x[order[count-1]]))
 			}
-			guesses := []float32{0, good, good, good * 0.97, good * 1.05, good / 2, good * 2, tiny, math.MaxFloat32, inf, nan, -1}
-			d.checkTopK(in, order, count, d.rng.IntN(2) == 0, guesses[d.rng.IntN(len(guesses))])
+			guesses := []float32{0, good, good, good * 0.97, good * 1.001, good * 1.05, good / 2, good * 2, tiny, math.MaxFloat32, inf, nan, -1}
+			g := &guessCase{guesses[d.rng.IntN(len(guesses))], margins[d.rng.IntN(len(margins))]}
+			if d.rng.IntN(10) == 0 {
+				g = nil
+			}
+			d.checkTopK(in, order, count, d.rng.IntN(2) == 0, g)
 		}
 	})
+}
+
+// testTopKSteps has guesses and margins follow thresholds that move little, much, and
+// to what is not finite.
+func testTopKSteps(d *device) {
+	d.kernels()
+	d.eachGradient(func(d *device, x []float32) {
+		g, count, zeros := &guessCase{}, len(x)/10, d.rng.IntN(2) == 0
+		for _, factor := range []float32{1, 0.999, 1.001, 0.99, 0.98, 0.95, 1, 0.8, 0.7, 1.5, 1, 1, 0, 1, inf, 1, 1} {
+			in := d.source(scaled(x, factor))
+			d.checkTopK(in, ranking(in.x), count, zeros, g)
+		}
+	})
+}
+
+// scaled returns x times a factor, with one kind of NaN.
+func scaled(x []float32, factor float32) []float32 {
+	y := make([]float32, len(x))
+	for i, v := range x {
+		if y[i] = product(v, factor); math.IsNaN(float64(y[i])) {
+			y[i] = nan
+		}
+	}
+	return y
 }
 
 // thresholds are such that many, few or no elements of the gradients pass.
@@ -269,7 +320,7 @@ func testSelectNear(d *device) {
 		s := nearCase{threshold: thresholds[d.rng.IntN(len(thresholds))], age: d.rng.Int32N(4)}
 		state := place(d, []uint32{math.Float32bits(s.threshold), uint32(s.age)})
 		for step := range 8 {
-			in := d.source(x)
+			in := d.source(scaled(x, []float32{1, 1, 0.98, 0.9, 0.5, 1.1, 3}[d.rng.IntN(7)]))
 			want, total, used := s.step(in.x, count, o, room)
 			dst, ptr := d.target(room, true), d.number(-1)
 			require.NoError(d, k.SelectNear(in.Source, count, state, o, dst, ptr))
@@ -349,7 +400,7 @@ func testLong(d *device) {
 	x := d.gradient("normal", n)
 	for range 4 {
 		in := d.source(x)
-		d.checkTopK(in, ranking(in.x), n/100, false, []float32{0, 2.5758}[d.rng.IntN(2)])
+		d.checkTopK(in, ranking(in.x), n/100, false, &guessCase{threshold: []float32{0, 2.5758}[d.rng.IntN(2)]})
 		in = d.source(x)
 		want := pick(in.x, above(in.x, 2.5))
 		dst := d.target(n/20, true)

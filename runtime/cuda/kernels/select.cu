@@ -14,9 +14,27 @@ enum {
   mode_top,  // lists what probably contains the k largest
 };
 
-// The share of the guessed threshold that the superset of mode_top is listed
-// from.
-constexpr float superset = 0.97f;
+// A guess of the k-th largest magnitude has a margin: mode_top lists what is not smaller
+// than the guess by more than that share of it. A percent of margin costs about 4 % of a
+// selection, as more is listed and left out again; a margin that was too narrow costs 180 %,
+// as the k largest are looked for in the array then (26 million elements on an H200).
+// Thresholds of trainings move from step to step by shares that are alike for a while: by 1
+// to 4 % where the learning rate falls within a few hundred steps, hardly where it does not.
+// So the margin follows what was needed (see TopK of runtime.Kernels): of some rules, this
+// one had the least such costs over eight trainings. A threshold of mode_near was exact
+// many steps ago and is corrected since: it gets a wide margin, as it needs it seldom.
+constexpr float least_margin = 1.0f / 512, first_margin = 1.0f / 32, most_margin = 1.0f / 8, near_margin = 1.0f / 16;
+
+DEVICE bool usable(float guess) { return finite(guess) && guess > 0; }
+DEVICE float checked(float margin) { return least_margin <= margin && margin <= most_margin ? margin : first_margin; }
+// The margin after that of a guess, of which a threshold came.
+DEVICE float margin_after(float margin, float guess, float threshold) {
+  margin = checked(margin);
+  if (!usable(guess)) return margin;
+  const float need = (guess - threshold) / guess * 1.5f;
+  margin = most(margin * (31.0f / 32), least_margin);
+  return need > margin ? least(need, most_margin) : margin;
+}
 
 // The superset's histogram has bins of 2^superset_shift keys from its threshold
 // on; the last one has the rest.
@@ -75,7 +93,7 @@ struct pick_args {
   const float *factor;
   u64 take;
   u64 mode;
-  const float *threshold; // mode_near: with the age behind it
+  const float *threshold; // mode_near: with the age behind it; mode_top: with the margin
   u64 interval;           // of mode_near
   float *keep;            // gets what the gradient is added to, if not 0
 };
@@ -250,11 +268,15 @@ KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
   control *c = a.c;
   const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
   const float t = a.threshold ? *a.threshold : 0;
-  const bool guess = finite(t) && t > 0;
 
-  u32 mode = (u32)a.mode, key = threshold_key(mode == mode_top ? t * superset : t); // of what is listed
-  if (mode == mode_top && !guess) mode = mode_none;
-  if (mode == mode_near && !(guess && (a.interval == 0 || ((const i32 *)a.threshold)[1] < (i64)a.interval - 1))) mode = mode_none;
+  // A threshold that is too old is a guess of the exact one.
+  u32 mode = (u32)a.mode;
+  float margin = near_margin;
+  if (mode == mode_near && a.interval > 0 && ((const i32 *)a.threshold)[1] >= (i64)a.interval - 1) mode = mode_top;
+  else if (mode == mode_top && usable(t)) margin = checked(a.threshold[1]);
+  if ((mode == mode_top || mode == mode_near) && !usable(t)) mode = mode_none;
+  u32 key = threshold_key(t); // of what is listed
+  if (mode == mode_top) key = threshold_key(multiplied(t, 1 - margin));
   if (mode == mode_top) {
     for (u32 i = thread(); i < superset_bins; i += block_threads) histogram[i] = 0;
     barrier();
@@ -380,10 +402,11 @@ KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
   static SHARED u32 totals[block_warps];
   control *c = a.c;
   const listed l = c->listed;
+  if (l.mode != mode_top) return;
   const u32 rank = least((u32)a.k, length_of(a.n, a.length));
   const tally t(a.from, a.from.count);
   last z = {};
-  if (l.mode == mode_top && rank > 0 && t.all >= rank && !t.full) {
+  if (rank > 0 && t.all >= rank && !t.full) {
     const place p = find<superset_bins>(c->superset, rank, totals);
     z.enough = 1, z.key = l.key + (p.bin << superset_shift), z.rank = rank - p.before;
     z.bits = p.bin < superset_bins - 1 ? superset_shift : 32 - leading_zeros(key_end - 1 - z.key);
@@ -431,7 +454,8 @@ struct cut_args {
   u64 take, zeros;
   float *threshold; // where the threshold found goes, and
   i32 *age;         // 0, and
-  float *used;      // the threshold again
+  float *used;      // the threshold again, and
+  float *margin;    // that of the next guess
   u64 min;          // of mode_near, and
   double step;
 };
@@ -576,6 +600,7 @@ DEVICE void report(const cut_args &a, u32 count, u32 key) {
   if (a.threshold) *a.threshold = float_of(key);
   if (a.age) *a.age = 0;
   if (a.used) *a.used = float_of(key);
+  if (a.margin) *a.margin = margin_after(*a.margin, a.c->listed.threshold, float_of(key));
 }
 
 // accept keeps the threshold that some number of entries have passed, corrected.

@@ -171,3 +171,4 @@ DEVICE u16 f32_to_bf16(float f) {
 DEVICE u32 f32_to_f16(float low, float high) { return f32_to_f16(low) | (u32)f32_to_f16(high) << 16; }
 DEVICE u32 f32_to_bf16(float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
 DEVICE double square_root(double x) { return __builtin_sqrt(x); }
+DEVICE float multiplied(float a, float b) { return a * b; }
