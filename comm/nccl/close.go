@@ -21,15 +21,15 @@ func (c *Comm) Close() (err error) {
 
 func (c *Comm) close() error {
 	c.leakAlarm.Stop()
-	if c.reporter != nil {
-		c.reporter.remove(c.submitted, "closed its communicator")
-	}
 	if c.parent != nil {
 		c.parent.children.remove(c)
 	}
 	c.end() // a Split that waits for a peer ends
 	if c.sound() == nil {
 		c.finish()
+	}
+	if c.reporter != nil { // who finishes in vain gives up, which the others are told
+		c.reporter.remove(c.submitted, "closed its communicator")
 	}
 	c.control.mu.Lock()
 	c.control.abort()

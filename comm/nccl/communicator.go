@@ -63,6 +63,7 @@ type Comm struct {
 	state
 	parent    *Comm // nil if it was not made out of another
 	splits    atomic.Int64
+	shrinks   shrinks
 	children  children
 	leakAlarm goruntime.Cleanup
 }

@@ -107,7 +107,7 @@ func (c *Comm) guarded(ctx context.Context, calls func() error) error {
 		return err
 	case <-ctx.Done():
 		err := comm.ContextError(ctx)
-		c.abort(err)
+		_ = c.breakDown(err) // before its abort, so that no other wait takes the end of kernels for success
 		return err
 	}
 }

@@ -26,7 +26,6 @@ type state struct {
 	life    context.Context // ends when Close is called
 	end     context.CancelFunc
 	closing sync.Once
-	telling sync.Once
 	failure atomic.Pointer[failure] // nil: sound
 }
 
@@ -74,13 +73,15 @@ func (s *state) untilClosed(ctx context.Context) (context.Context, context.Cance
 	}
 }
 
-// breakDown breaks the communicator: it aborts its work, so that nothing waits
+// breakDown breaks the communicator: it aborts what carries data, so that nothing waits
 // for a peer that will not come, and returns the cause when its kernels have
 // ended.
 func (c *Comm) breakDown(cause error) error {
 	f := &failure{cause: cause, drained: make(chan struct{})}
 	if c.failure.CompareAndSwap(nil, f) {
-		c.abort(cause)
+		c.tellOthers(cause)
+		c.data.abort()
+		c.windows.native.Load().abort()
 		f.stuck = !c.drain()
 		close(f.drained)
 	}
@@ -88,13 +89,6 @@ func (c *Comm) breakDown(cause error) error {
 		return fmt.Errorf("%w; the GPU still waits for a peer, in a collective that NCCL cannot end: restart the process", cause)
 	}
 	return cause
-}
-
-// abort ends what carries data.
-func (c *Comm) abort(cause error) {
-	c.telling.Do(func() { c.tellOthers(cause) })
-	c.data.abort()
-	c.windows.native.Load().abort()
 }
 
 // tellTimeout bounds how long a rank that gives up waits for the others to know it.

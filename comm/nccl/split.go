@@ -63,11 +63,30 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	}
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks) // NCCL counts the entries
-	child, err := c.derive(ctx, fmt.Sprintf("without %v", ranks), c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
+	child, err := c.derive(ctx, c.shrinks.name(ranks), c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Shrink.Call(c.control.handle, hostmem.Addr(ranks), uintptr(len(ranks)), cell, cfg, shrinkAbort)
 	})
 	goruntime.KeepAlive(ranks)
 	return child, c.explain(op, err)
+}
+
+// shrinks counts those without the same ranks: all who are left make the same of them,
+// and may not make those without others.
+type shrinks struct {
+	mu      sync.Mutex
+	without map[string]int
+}
+
+// name returns that of the next one.
+func (s *shrinks) name(excluded []int32) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.without == nil {
+		s.without = map[string]int{}
+	}
+	without := fmt.Sprintf("without %v", excluded)
+	s.without[without]++
+	return fmt.Sprintf("%d %s", s.without[without], without)
 }
 
 // shrinkAbort is NCCL_SHRINK_ABORT: it lets NCCL make a communicator out of a

@@ -20,7 +20,7 @@ type submissions struct {
 	settled extent // done, as far as waits have told
 	waiters int    // goroutines that wait
 	ended   string // how it broke
-	behind  bool   // messages were submitted since the last collective
+	behind  bool   // messages were submitted that no collective comes after
 	recent  [remembered]submission
 	told    string // what the other ranks were told last
 }
@@ -62,7 +62,10 @@ func (s *submissions) add(op comm.Op, x *comm.Call) {
 	defer s.mu.Unlock()
 	k := &s.recent[s.begun.calls()%remembered]
 	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
-	if s.behind = op.Message(); s.behind {
+	if op != comm.OpSplit { // which says nothing of what is in the stream
+		s.behind = op.Message()
+	}
+	if op.Message() {
 		s.begun.Messages++
 		k.number = s.begun.Messages
 		return
@@ -70,6 +73,18 @@ func (s *submissions) add(op comm.Op, x *comm.Call) {
 	s.begun.Collectives++
 	s.begun.all++
 	k.number = s.begun.Collectives
+}
+
+// addTogether records calls that are one kernel, in no order.
+func (s *submissions) addTogether(calls []comm.Call) {
+	messages := false
+	for i := range calls {
+		s.add(calls[i].Op, &calls[i])
+		messages = messages || calls[i].Op.Message()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.behind = s.behind || messages
 }
 
 // addOwn counts a collective that is not the user's.

@@ -77,4 +77,24 @@ func TestCollectivesOfAWait(t *testing.T) {
 	assert.EqualValues(t, 3, needs())
 	settle(s)
 	assert.EqualValues(t, 2, needs(), "the message is done")
+	s.add(send.Op, &send)
+	s.add(comm.OpSplit, &comm.Call{})
+	assert.EqualValues(t, 4, needs(), "a Split does not come after the message in the stream")
+	settle(s)
+	s.addTogether([]comm.Call{send, reduce})
+	assert.EqualValues(t, 5, needs(), "nor does a collective in a group with it")
+	settle(s)
+	assert.EqualValues(t, 4, needs())
+}
+
+// A communicator that is made again gets another name, by which nobody takes it for one
+// that broke, and the same one on all who are left.
+func TestNamesOfShrunkOnes(t *testing.T) {
+	var one, two shrinks // of ranks 1 and 2 of four
+	first := one.name([]int32{3})
+	assert.Equal(t, first, two.name([]int32{3}))
+	one.name([]int32{2, 3})
+	second := one.name([]int32{3})
+	assert.NotEqual(t, first, second)
+	assert.Equal(t, second, two.name([]int32{3}), "rank 2 has no part in that without it")
 }

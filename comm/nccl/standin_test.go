@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -263,6 +264,54 @@ func TestStandInRecord(t *testing.T) {
 	s.driver.Stall.Call(c.Stream().Handle(), 0)
 	race.NoAllocs(t, 100, reduce)
 	require.NoError(t, r.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// What needs other ranks and ends with its context ends other waits as well: its own abort
+// is no success to them.
+func TestStandInAbortOfAGuardedCall(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	s.pend(t, c, buf)
+	require.NoError(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum))
+	waiting, ends := make(chan error), make(chan struct{})
+	go func() { waiting <- c.Sync(context.Background()) }()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = nccl.Guarded(ctx, c, func() error {
+		<-ends
+		return nil
+	})
+	require.ErrorIs(t, err, comm.ErrCanceled)
+	require.ErrorIs(t, <-waiting, comm.ErrBroken)
+	close(ends)
+	require.NoError(t, c.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// Who closes with work pending may have to give up, which it could not tell any more if it
+// had left before.
+func TestStandInLeavesAfterItsWork(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	stream := c.Stream().Handle()
+	s.driver.Stall.Call(stream, 1)
+	require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8)))
+	var done, early atomic.Bool
+	nccl.OnLeave(c, func() { early.Store(!done.Load()) })
+	closed := make(chan error)
+	go func() { closed <- c.Close() }()
+	for !errors.Is(c.Group(), comm.ErrClosed) {
+		time.Sleep(time.Millisecond)
+	}
+	done.Store(true)
+	s.driver.Stall.Call(stream, 0)
+	require.NoError(t, <-closed)
+	require.False(t, early.Load())
 	require.NoError(t, rt.Deallocate(buf))
 }
 

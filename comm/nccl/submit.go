@@ -64,8 +64,8 @@ func (c *Comm) submitTogether(calls []comm.Call) error {
 	defer c.mu.Unlock()
 	for i := range calls {
 		c.addCall(&calls[i])
-		c.submitted.add(calls[i].Op, &calls[i])
 	}
+	c.submitted.addTogether(calls)
 	if err := c.flush(c.data); err != nil {
 		return err
 	}
