@@ -57,6 +57,7 @@ type ReportKeeper struct {
 	mu        sync.Mutex
 	followers map[*follower]bool // nil when closed
 	tellings  uint64             // so far
+	tellTime  time.Duration      // that they have to hear something
 }
 
 // follower is the connection of another rank.
@@ -71,7 +72,7 @@ type follower struct {
 func (f *follower) send(m *reportMessage) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.conn.SetWriteDeadline(time.Now().Add(tellTimeout)); err != nil {
+	if err := f.conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	return f.out.Encode(m)
@@ -107,7 +108,7 @@ func KeepReports(thisHost bool) (*ReportKeeper, Invitation, error) {
 		invitation.Addresses = append(invitation.Addresses, net.JoinHostPort(h, port))
 	}
 	k := &ReportKeeper{job: Job{Address: listener.Addr().String(), Secret: invitation.Secret}, listener: listener,
-		visitors: make(chan struct{}, mostStrangers), followers: map[*follower]bool{}}
+		visitors: make(chan struct{}, mostStrangers), followers: map[*follower]bool{}, tellTime: tellTimeout}
 	go k.run()
 	return k, invitation, nil
 }
@@ -218,10 +219,10 @@ func (k *ReportKeeper) GiveUp(ctx context.Context, group string, rank int, text 
 // tell notes that a rank gives up, and tells all others but the one that it comes from.
 func (k *ReportKeeper) tell(ctx context.Context, from *follower, m reportMessage) {
 	k.LocalReports.GiveUp(ctx, m.Group, m.Rank, m.Text, m.Done)
-	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
-	defer cancel()
 	var open sync.WaitGroup
 	k.mu.Lock()
+	ctx, cancel := context.WithTimeout(ctx, k.tellTime)
+	defer cancel()
 	k.tellings++
 	m.Told, m.Ask = k.tellings, 0
 	for f := range k.followers {
