@@ -25,8 +25,10 @@ import (
 // The abort on one rank ends kernels of the others with wrong results, of which NCCL
 // tells them nothing. So a rank that gives up lets the others know first
 // ([comm.Reports]), and their Sync and Barrier are [comm.ErrPeerFailed], with the
-// cause. They do not learn it where they have no connection to rank 0, which is tried
-// for a second at most, and of what is replayed from graphs.
+// cause. Graphs are not looked into: with some ([cuda.Stream.Capture]), that holds for
+// whatever was done before as well. They do not learn it where they have no connection to
+// rank 0, as when its process has ended, which is tried for a second at most, and of
+// replays of graphs that others captured, on a stream of [Comm.UseStream].
 type Comm struct {
 	calls
 	check comm.Check

@@ -267,6 +267,24 @@ func TestStandInRecord(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// Replays of graphs are not counted, so that a rank that gave up may have left one.
+func TestStandInAnotherRankGivesUpAReplay(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	graph, err := c.Stream().Capture(func() error { return c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) })
+	require.NoError(t, err)
+	require.NoError(t, graph.Launch(c.Stream()))
+	require.NoError(t, c.Sync(t.Context()))
+	nccl.OtherRankGivesUp(c, 1, 0)
+	require.NoError(t, graph.Launch(c.Stream()))
+	require.ErrorIs(t, c.Sync(t.Context()), comm.ErrPeerFailed)
+	require.NoError(t, graph.Close())
+	require.NoError(t, c.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
 // What needs other ranks and ends with its context ends other waits as well: its own abort
 // is no success to them.
 func TestStandInAbortOfAGuardedCall(t *testing.T) {

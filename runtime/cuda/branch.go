@@ -75,6 +75,14 @@ func (s *branches) shut() []*Runtime {
 	return slices.Clone(s.all)
 }
 
+// root is the trunk, or the runtime itself.
+func (r *Runtime) root() *Runtime {
+	for r.trunk != nil {
+		r = r.trunk
+	}
+	return r
+}
+
 // relatives are the runtimes that came with this one: its branches, its trunk and the
 // other branches of that.
 func (r *Runtime) relatives() []*Runtime {

@@ -39,6 +39,7 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	defer goruntime.UnlockOSThread()
 	r.Freeze()
 	defer r.Unfreeze()
+	r.root().graphed.Store(true)
 	if err := r.do(r.drv.sym.StreamBeginCapture, stream, captureThreadLocal); err != nil {
 		return nil, err
 	}
@@ -57,6 +58,10 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	}
 	return &Graph{object{rt: r, handle: exec}}, nil
 }
+
+// HasCaptured reports whether there may be graphs, also of branches: work that was not
+// submitted one by one.
+func (r *Runtime) HasCaptured() bool { return r.root().graphed.Load() }
 
 // captured runs submit, ends the capture and stores the graph, also if submit
 // panics: a stream that goes on capturing is of no other use.

@@ -53,7 +53,8 @@ type Runtime struct {
 		sync.WaitGroup
 		awaited bool
 	}
-	trunk     *Runtime // of which this is a branch
+	trunk     *Runtime    // of which this is a branch
+	graphed   atomic.Bool // the trunk's: there were captures, also of branches
 	branches  branches
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing
