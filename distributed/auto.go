@@ -25,7 +25,7 @@ import (
 //
 // A [Sparse] does so in the first step that is not dense by its schedule, for
 // Config.Density; a [GradientSync] when it is made, once for all buckets of about
-// the same length. It takes two to three seconds at most where steps take less than
+// the same length. It takes about three seconds at most where steps take less than
 // 50 ms (on devices, where eight steps are timed together, up to a dozen), and
 // otherwise the time of some steps more; and memory meanwhile, of up to eleven times the
 // tensor's size, about twenty with momentum, but for no more than 16,777,216 elements.

@@ -17,14 +17,15 @@ func newBenchSparse() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sparse",
 		Short: "Average tensors by sending only their largest entries",
-		Long: `sparse measures the sparse allreduce of tensors with normally distributed
-random entries, new ones in every step. sent is the number of elements that a rank
-sends in a step (a value and an index count one each); algbw and busbw are what a
-dense allreduce would need to take the same time. #wrong counts elements that got
-lost between result and residuals, or are not the same on all ranks. On GPUs times
-are those of the device, between which gradients are copied without being counted;
-select and exchange (and merge, with --json) are those of steps one by one. With
---hosts, sent is what goes between hosts.`,
+		Long: `sparse measures the sparse allreduce of tensors with normally distributed random
+entries, new ones in every step; residuals begin as they are after many steps. sent
+is the number of elements that a rank sends in a step (a value and an index count
+one each); algbw and busbw are what a dense allreduce would need to take the same
+time. #wrong counts elements that got lost between result and residuals, or are not
+the same on all ranks. On GPUs times are those of the device, between which
+gradients are copied without being counted; select and exchange (and merge, with
+--json) are those of steps one by one. With --hosts, sent is what goes between
+hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
   tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
