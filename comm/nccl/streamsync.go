@@ -32,6 +32,8 @@ func (c *Comm) UseStream(stream uintptr) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.looks.Lock()
+	defer c.looks.Unlock()
 	c.stream = next
 	return nil
 }
@@ -65,8 +67,13 @@ func (m *mark) order(rt *cuda.Runtime, first, second uintptr) error {
 	return rt.StreamWaitEvent(second, m.event.Handle())
 }
 
-// CommStream implements [comm.StreamOrder].
-func (c *Comm) CommStream() uintptr { return c.stream.Handle() }
+// CommStream implements [comm.StreamOrder]. It may come beside UseStream: a decorator
+// that tells of progress is asked at any time.
+func (c *Comm) CommStream() uintptr {
+	c.looks.RLock()
+	defer c.looks.RUnlock()
+	return c.stream.Handle()
+}
 
 // CommAfter implements [comm.StreamOrder].
 func (c *Comm) CommAfter(stream uintptr) error {

@@ -12,7 +12,7 @@ import (
 // for, is what was made at a time at which nobody was in a call.
 type progress struct {
 	marks marks.Marks
-	looks sync.RWMutex // held by who asks or marks the stream, and to close it
+	looks sync.RWMutex // held by who asks or marks the stream, or looks at what kernels tell, and to close it
 
 	mu      sync.Mutex
 	begun   marks.Extent // that were made
@@ -90,11 +90,7 @@ func (p *progress) waited(op comm.Op, before marks.Extent) {
 // come to what was submitted behind it.
 func (c *Comm) Progress() comm.Progress {
 	p := &c.progress
-	done := p.marks.Reached(p.soFar, c.idle, func() bool {
-		// A kernel that gives up says so before the stream goes on.
-		base, ok := comm.As[healthy](c.Communicator)
-		return c.here.awaited() == "" && c.sound() == nil && ok && base.Healthy()
-	})
+	done := p.marks.Reached(p.soFar, c.idle, c.unharmed)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return marks.Progress(p.begun, done.Max(p.settled))
@@ -104,14 +100,37 @@ func (c *Comm) Progress() comm.Progress {
 // may have ended what its stream has to do. Of any other nothing is known.
 type healthy interface{ Healthy() bool }
 
+// unharmed reports whether nothing is known to have ended what the stream has to do. A
+// kernel that gives up says so before the stream goes on, in memory that Close gives back.
+func (c *Comm) unharmed() bool {
+	if !c.open() {
+		return false
+	}
+	defer c.progress.looks.RUnlock()
+	base, ok := comm.As[healthy](c.Communicator)
+	return c.here.awaited() == "" && c.sound() == nil && ok && base.Healthy()
+}
+
 // idle returns what was made if all that is done.
 func (c *Comm) idle() (marks.Extent, bool) {
-	p := &c.progress
-	s := c.stream.Load()
-	if s == nil || !p.looks.TryRLock() {
+	if !c.open() {
 		return marks.Extent{}, false
 	}
-	defer p.looks.RUnlock()
-	e, quiet := p.quiet()
-	return e, quiet && !c.closed.Load() && marks.Idle(s)
+	defer c.progress.looks.RUnlock()
+	e, quiet := c.progress.quiet()
+	return e, quiet && marks.Idle(c.current()) // the one of before may be idle, and gone
+}
+
+// open reports whether Close has not begun to give anything back. If so it does not
+// before looks is released.
+func (c *Comm) open() bool {
+	p := &c.progress
+	if !p.looks.TryRLock() {
+		return false
+	}
+	if c.closed.Load() {
+		p.looks.RUnlock()
+		return false
+	}
+	return true
 }

@@ -36,8 +36,9 @@ func TestOnStandIns(t *testing.T) {
 
 // standIn is what the driver's stand-in exports beside its API.
 type standIn struct {
-	Fail  dl.Func `sym:"fake_fail"`
-	Stall dl.Func `sym:"fake_stall"`
+	Fail       dl.Func `sym:"fake_fail"`
+	Stall      dl.Func `sym:"fake_stall"`
+	Violations dl.Func `sym:"fake_violations"`
 }
 
 // next lets the next call of a function fail, on whatever rank.
@@ -225,6 +226,94 @@ func TestStandInProgress(t *testing.T) {
 			race.NoAllocs(t, 100, func() error { return c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) })
 		}
 		return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// A stream that the base has left is not asked: it may be idle, and gone.
+func TestStandInProgressOnAnotherStream(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		first, err := rt.NewStream(0)
+		if err != nil {
+			return err
+		}
+		second, err := rt.NewStream(0)
+		if err != nil {
+			return err
+		}
+		switching := &switching{streamed: base.(streamed), stream: first}
+		c, err := p2p.New(ctx, switching, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		if err := base.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			assert.NoError(t, c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum))
+			before := c.Progress().Collectives.Done
+			switching.stream = second
+			s.Stall.Call(second.Handle(), 1)
+			assert.NoError(t, rt.CopyInAsync(second, buf, make([]byte, 8)))
+			assert.NoError(t, c.Group()) // the base's: what it submits is on the stream that stalls
+			assert.NoError(t, c.AllReduce(0, 0, 0, dtype.F32, comm.Sum))
+			assert.Equal(t, before, c.Progress().Collectives.Done)
+			violations := s.Violations.Int()
+			assert.NoError(t, first.Close())
+			c.Progress()
+			assert.Equal(t, violations, s.Violations.Int(), "a stream that was destroyed is asked")
+			s.Stall.Call(second.Handle(), 0)
+			assert.Equal(t, before+1, c.Progress().Collectives.Done)
+		}
+		return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close(), first.Close(), second.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// switching has a stream that changes, as NCCL's communicator.
+type switching struct {
+	streamed
+	stream *cuda.Stream
+}
+
+func (s *switching) CommStream() uintptr { return s.stream.Handle() }
+
+// Close gives back what kernels write. A dump may come after it, or beside it.
+func TestStandInProgressAfterClose(t *testing.T) {
+	_, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		if err := c.AllReduce(0, 0, 0, dtype.F32, comm.Sum); err != nil {
+			return err
+		}
+		before := c.Progress()
+		assert.Equal(t, before.Collectives.Submitted, before.Collectives.Done)
+		looked, stop := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(looked)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					assert.Equal(t, before, c.Progress())
+				}
+			}
+		}()
+		race.NoAllocs(t, 100, func() error { c.Progress(); return nil })
+		err = c.Close()
+		close(stop)
+		<-looked
+		assert.Equal(t, before, c.Progress())
+		return err
 	})
 	assert.Equal(t, [2]error{}, errs)
 }
