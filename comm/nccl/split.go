@@ -26,7 +26,7 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
 		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
-	c.submitted.add(comm.OpSplit, &comm.Call{})
+	defer c.submitted.endSplit(c.submitted.addSplit())
 	wait, _ := c.submitted.begin()
 	var done extent
 	defer func() { c.submitted.end(done) }()

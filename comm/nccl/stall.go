@@ -2,6 +2,7 @@ package nccl
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
@@ -16,11 +17,12 @@ type submissions struct {
 	rank, size int
 
 	mu      sync.Mutex
-	begun   extent // submitted so far
-	settled extent // done, as far as waits have told
-	waiters int    // goroutines that wait
-	ended   string // how it broke
-	behind  bool   // messages were submitted that no collective comes after
+	begun   extent   // submitted so far
+	settled extent   // done, as far as waits have told
+	waiters int      // goroutines that wait
+	splits  []uint64 // collectives before each Split under way, which the stream knows nothing of
+	ended   string   // how it broke
+	behind  bool     // messages were submitted that no collective comes after
 	recent  [remembered]submission
 	told    string // what the other ranks were told last
 }
@@ -60,6 +62,11 @@ const remembered = 64
 func (s *submissions) add(op comm.Op, x *comm.Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.record(op, x)
+}
+
+// record is add with the lock held.
+func (s *submissions) record(op comm.Op, x *comm.Call) {
 	k := &s.recent[s.begun.calls()%remembered]
 	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
 	if op != comm.OpSplit { // which says nothing of what is in the stream
@@ -85,6 +92,23 @@ func (s *submissions) addTogether(calls []comm.Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.behind = s.behind || messages
+}
+
+// addSplit records a Split, which ends by endSplit with the number that it returns.
+func (s *submissions) addSplit() (before uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before = s.begun.Collectives
+	s.record(comm.OpSplit, &comm.Call{})
+	s.splits = append(s.splits, before)
+	return before
+}
+
+func (s *submissions) endSplit(before uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.splits, before)
+	s.splits = slices.Delete(s.splits, i, i+1)
 }
 
 // addOwn counts a collective that is not the user's.
@@ -200,10 +224,16 @@ func (s *submissions) extents() (begun, settled marks.Extent) {
 	return s.begun.Extent, s.settled.Extent
 }
 
-// soFar is the first of extents.
+// soFar returns what is done when the stream is: what the user has submitted before any
+// Split that is under way.
 func (s *submissions) soFar() marks.Extent {
-	begun, _ := s.extents()
-	return begun
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.begun.Extent
+	for _, before := range s.splits {
+		e.Collectives = min(e.Collectives, before)
+	}
+	return e
 }
 
 // how returns how the communicator broke.

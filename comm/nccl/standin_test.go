@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -34,6 +35,7 @@ func TestOnStandIns(t *testing.T) {
 type standIns struct {
 	nccl struct {
 		Alive      dl.Func `sym:"fake_alive"`
+		InProgress dl.Func `sym:"fake_in_progress"`
 		Violations dl.Func `sym:"fake_violations"`
 	}
 	driver struct {
@@ -229,6 +231,31 @@ func TestStandInProgress(t *testing.T) {
 	want(45, 2)
 	require.NoError(t, other.Close())
 	require.NoError(t, rt.Deallocate(buf))
+}
+
+// A Split that waits for its peers is not done because the stream is idle.
+func TestStandInProgressInASplit(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	require.NoError(t, c.AllReduce(0, 0, 0, dtype.F32, comm.Sum))
+	s.nccl.InProgress.Call(1)
+	var part comm.Communicator
+	split := make(chan error)
+	go func() {
+		var err error
+		part, err = c.Split(t.Context(), 0, 0)
+		split <- err
+	}()
+	for c.Progress().Collectives.Submitted < 2 {
+		runtime.Gosched()
+	}
+	require.NoError(t, c.AllReduce(0, 0, 0, dtype.F32, comm.Sum))
+	done := c.Progress().Collectives
+	s.nccl.InProgress.Call(0)
+	require.NoError(t, <-split)
+	require.Equal(t, comm.Count{Submitted: 3, Done: 1}, done)
+	require.Equal(t, comm.Count{Submitted: 3, Done: 3}, c.Progress().Collectives)
+	require.NoError(t, errors.Join(part.Close(), c.Close()))
 }
 
 // A flight record shows what is done although nobody has waited, for no allocation.
