@@ -25,7 +25,8 @@ type endpoint struct {
 	scratch *cuda.SharedMemory
 	peers   []*cuda.SharedMemory // nil for this rank
 	pinned  []byte
-	watch   *watch // in pinned
+	looks   sync.RWMutex // held by who looks at watch, and to give it back
+	watch   *watch       // in pinned; nil once that is given back
 
 	mu         sync.Mutex
 	parameters []launchParameters // one, which is filled in for every launch
@@ -117,8 +118,18 @@ func (e *endpoint) wait(ctx context.Context, s *cuda.Stream) error {
 	return e.fault()
 }
 
+// look calls f with what kernels tell and are told, unless close has given it back:
+// waits go on beside that.
+func (e *endpoint) look(f func(w *watch)) {
+	e.looks.RLock()
+	defer e.looks.RUnlock()
+	if e.watch != nil {
+		f(e.watch)
+	}
+}
+
 // stopWaiting ends the waits of this rank's kernels for peers, for good.
-func (e *endpoint) stopWaiting() { atomic.AddUint32(&e.watch.abort, 1) }
+func (e *endpoint) stopWaiting() { e.look(func(w *watch) { atomic.AddUint32(&w.abort, 1) }) }
 
 // stopWith does that when ctx ends, until the function that it returns is called.
 // That one reports whether ctx ended; if no kernel took notice, it did not happen.
@@ -137,7 +148,7 @@ func (e *endpoint) stopWith(ctx context.Context) (ended func() bool) {
 		}
 		<-stopped
 		if e.awaited() == "" {
-			atomic.AddUint32(&e.watch.abort, ^uint32(0))
+			e.look(func(w *watch) { atomic.AddUint32(&w.abort, ^uint32(0)) })
 		}
 		return true
 	}
@@ -159,24 +170,28 @@ func (e *endpoint) abort(s *cuda.Stream, cause error) error {
 }
 
 // fault returns why kernels of this rank gave up, nil if none did.
-func (e *endpoint) fault() error {
+func (e *endpoint) fault() (err error) {
 	what := e.awaited()
-	switch {
-	case what == "":
-		return nil
-	case e.watch.timedOut != 0:
-		return fmt.Errorf("%w: %s for more than %v", comm.ErrTimeout, what, time.Duration(e.watch.limit))
-	}
-	return fmt.Errorf("%w: %s", comm.ErrCanceled, what)
+	e.look(func(w *watch) {
+		switch {
+		case what == "":
+		case w.timedOut != 0:
+			err = fmt.Errorf("%w: %s for more than %v", comm.ErrTimeout, what, time.Duration(w.limit))
+		default:
+			err = fmt.Errorf("%w: %s", comm.ErrCanceled, what)
+		}
+	})
+	return err
 }
 
 // awaited says what the first kernel that gave up was waiting for, "" if none did.
-func (e *endpoint) awaited() string {
-	if atomic.LoadUint32(&e.watch.told) == 0 {
-		return ""
-	}
-	w := e.watch
-	return fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
+func (e *endpoint) awaited() (what string) {
+	e.look(func(w *watch) {
+		if atomic.LoadUint32(&w.told) != 0 {
+			what = fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
+		}
+	})
+	return what
 }
 
 // discard is close when nothing may be running any more: work that should have
@@ -203,6 +218,9 @@ func (e *endpoint) close() error {
 		errs = append(errs, e.lib.close(e.rt))
 	}
 	if e.pinned != nil {
+		e.looks.Lock()
+		e.watch = nil
+		e.looks.Unlock()
 		errs = append(errs, e.rt.FreePinned(e.pinned))
 	}
 	return errors.Join(errs...)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -313,6 +314,48 @@ func TestStandInProgressAfterClose(t *testing.T) {
 		close(stop)
 		<-looked
 		assert.Equal(t, before, c.Progress())
+		return err
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// held is a base whose Sync, once it is held, lasts until it is released.
+type held struct {
+	streamed
+	holds          atomic.Bool
+	waits, release chan struct{}
+}
+
+func (h *held) Sync(ctx context.Context) error {
+	if !h.holds.Load() {
+		return h.streamed.Sync(ctx)
+	}
+	close(h.waits)
+	<-h.release
+	return nil
+}
+
+// A wait that is under way when Close gives back what kernels write ends with ErrClosed.
+func TestStandInSyncBesideClose(t *testing.T) {
+	_, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		h := &held{streamed: base.(streamed), waits: make(chan struct{}), release: make(chan struct{})}
+		c, err := p2p.New(ctx, h, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		waited, cancelled := make(chan error), make(chan struct{})
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		context.AfterFunc(ctx, func() { close(cancelled) })
+		h.holds.Store(true)
+		go func() { waited <- c.Sync(ctx) }()
+		<-h.waits
+		err = c.Close()
+		cancel() // which would have its kernels stop waiting
+		<-cancelled
+		close(h.release)
+		assert.ErrorIs(t, <-waited, comm.ErrClosed)
 		return err
 	})
 	assert.Equal(t, [2]error{}, errs)

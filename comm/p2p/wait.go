@@ -48,7 +48,7 @@ func (c *Comm) sync(ctx context.Context) error {
 	case what != "":
 		return c.breakDown(c.here.fault())
 	case err == nil:
-		return c.sound()
+		return c.usable() // and not closed, in which case nothing is known of kernels
 	case gaveUp || errors.Is(err, comm.ErrPeerFailed):
 		return c.breakDown(err)
 	}
