@@ -91,11 +91,12 @@ func (m *Marks) Reached(submitted func() Extent, idle func() (Extent, bool), sou
 // at returns the extent of a mark, which has the low halves of its numbers, and is no
 // further than this one.
 func (e Extent) at(mark uint64) Extent {
-	return Extent{
-		Collectives: e.Collectives - uint64(uint32(e.Collectives)-uint32(mark>>32)),
-		Messages:    e.Messages - uint64(uint32(e.Messages)-uint32(mark)),
-	}
+	return Extent{Collectives: upTo(e.Collectives, uint32(mark>>32)), Messages: upTo(e.Messages, uint32(mark))}
 }
+
+// upTo returns the number with this low half that is less than 1<<31 below n, or n if
+// there is none.
+func upTo(n uint64, low uint32) uint64 { return n - uint64(max(0, int32(uint32(n)-low))) }
 
 // Idle reports whether a stream that may be asked has nothing to do.
 func Idle(s *cuda.Stream) bool {

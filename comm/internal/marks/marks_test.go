@@ -19,4 +19,5 @@ func TestAt(t *testing.T) {
 		mark := e.marked.Collectives<<32 | e.marked.Messages&most
 		assert.Equal(t, e.marked, e.submitted.at(mark), "%+v", e)
 	}
+	assert.Equal(t, Extent{5, 0}, Extent{5, 0}.at(6<<32|1), "a mark that is further")
 }
