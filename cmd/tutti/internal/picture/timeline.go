@@ -18,10 +18,10 @@ const (
 	// laneGap is between the lanes of one timeline and those of the next, beside
 	// the distance of lanes.
 	laneGap = 0.6
-	// laneEdge is between the outermost lanes and the frame, which leaves room
-	// for the legend at the top.
-	laneEdge      = 0.3
-	legendReserve = 1.1
+	// laneEdge is between the lowest lane and the frame.
+	laneEdge = 0.3
+	// legendShare is how much of the height an entry of the legend takes, above the lanes.
+	legendShare = 0.063
 )
 
 // How time lies on the horizontal axis.
@@ -75,7 +75,9 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 		y -= laneGap
 	}
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
-	p.Y.Max, p.Y.Min = laneHeight/2+legendReserve*float64(len(shown))/3, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
+	p.Y.Max, p.Y.Min = laneHeight/2, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
+	legend := legendShare * float64(len(shown))
+	p.Y.Max += (p.Y.Max - p.Y.Min) * legend / (1 - legend)
 	p.Add(bars)
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.Padding = vg.Points(2)
