@@ -90,6 +90,26 @@ func onBoth(t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, b
 	return errs
 }
 
+// onOne makes a communicator, and has rank 0 do something with it and with 4 KiB of memory
+// while the other rank waits: what is counted is of the process.
+func onOne(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, body func(c *p2p.Comm, buf uintptr)) error {
+	c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+	if err != nil {
+		return err
+	}
+	buf, err := rt.Allocate(4096)
+	if err != nil {
+		return err
+	}
+	if err := base.Barrier(ctx); err != nil {
+		return err
+	}
+	if c.Rank() == 0 {
+		body(c, buf)
+	}
+	return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close())
+}
+
 // When one rank cannot make its part, wherever that is, both get an error at once
 // and nothing is left.
 func TestStandInARankThatFails(t *testing.T) {
@@ -191,18 +211,7 @@ func (s streamed) Healthy() bool { return true }
 func TestStandInProgress(t *testing.T) {
 	s, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
-		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
-		if err != nil {
-			return err
-		}
-		buf, err := rt.Allocate(4096)
-		if err != nil {
-			return err
-		}
-		if err := base.Barrier(ctx); err != nil {
-			return err
-		}
-		if c.Rank() == 0 {
+		return onOne(ctx, base, rt, func(c *p2p.Comm, buf uintptr) {
 			before := c.Progress()
 			done := func(collectives uint64) {
 				t.Helper()
@@ -225,8 +234,7 @@ func TestStandInProgress(t *testing.T) {
 			s.Stall.Call(c.CommStream(), 0)
 			done(9)
 			race.NoAllocs(t, 100, func() error { return c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) })
-		}
-		return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close())
+		})
 	})
 	assert.Equal(t, [2]error{}, errs)
 }
@@ -244,18 +252,7 @@ func TestStandInProgressOnAnotherStream(t *testing.T) {
 			return err
 		}
 		switching := &switching{streamed: base.(streamed), stream: first}
-		c, err := p2p.New(ctx, switching, rt, p2p.WithLimit(1<<20))
-		if err != nil {
-			return err
-		}
-		buf, err := rt.Allocate(4096)
-		if err != nil {
-			return err
-		}
-		if err := base.Barrier(ctx); err != nil {
-			return err
-		}
-		if c.Rank() == 0 {
+		err = onOne(ctx, switching, rt, func(c *p2p.Comm, buf uintptr) {
 			assert.NoError(t, c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum))
 			before := c.Progress().Collectives.Done
 			switching.stream = second
@@ -270,8 +267,8 @@ func TestStandInProgressOnAnotherStream(t *testing.T) {
 			assert.Equal(t, violations, s.Violations.Int(), "a stream that was destroyed is asked")
 			s.Stall.Call(second.Handle(), 0)
 			assert.Equal(t, before+1, c.Progress().Collectives.Done)
-		}
-		return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close(), first.Close(), second.Close())
+		})
+		return errors.Join(err, first.Close(), second.Close())
 	})
 	assert.Equal(t, [2]error{}, errs)
 }
@@ -364,21 +361,9 @@ func TestStandInSyncBesideClose(t *testing.T) {
 func TestStandInDoesNotAllocate(t *testing.T) {
 	_, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
-		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
-		if err != nil {
-			return err
-		}
-		buf, err := rt.Allocate(4096)
-		if err != nil {
-			return err
-		}
-		if err := base.Barrier(ctx); err != nil {
-			return err
-		}
-		if c.Rank() == 0 { // of a process, one at a time
+		return onOne(ctx, base, rt, func(c *p2p.Comm, buf uintptr) {
 			race.NoAllocs(t, 100, func() error { return c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) })
-		}
-		return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close())
+		})
 	})
 	assert.Equal(t, [2]error{}, errs)
 }
