@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCache asks the kernel, which may count otherwise where a hypervisor hides a part of
-// what the processor tells.
+// TestCache asks the kernel. On processors of AMD that asks another place if a hypervisor
+// hides the extension that the leaf belongs to, which may tell something else.
 func TestCache(t *testing.T) {
 	files, err := filepath.Glob("/sys/devices/system/cpu/cpu0/cache/index*/size")
 	require.NoError(t, err)
@@ -26,6 +26,11 @@ func TestCache(t *testing.T) {
 		require.NoError(t, err, name)
 		largest = max(largest, kibibytes<<10)
 	}
-	require.GreaterOrEqual(t, Cache, largest/16, "the kernel says %d", largest)
-	require.LessOrEqual(t, Cache, largest*16, "the kernel says %d", largest)
+	info, err := os.ReadFile("/proc/cpuinfo")
+	require.NoError(t, err)
+	if text := string(info); strings.Contains(text, "AuthenticAMD") && !strings.Contains(text, " topoext ") {
+		require.Positive(t, Cache)
+		return
+	}
+	require.Equal(t, largest, Cache)
 }
