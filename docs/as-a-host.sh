@@ -7,13 +7,17 @@
 #	mpirun -n 2 docs/as-a-host.sh ./nccl.test -test.run OfProcesses
 #
 # With PER_HOST=2 two GPUs with successive numbers are on a host, and see each other.
+# With GPUS=1 all processes share the first GPU, which NCCL refuses on one host: what
+# they do is right, and slow, because they take turns. GPUS=2 is for two on each of two.
+#
+#	GPUS=1 mpirun -n 4 docs/as-a-host.sh ./nccl.test -test.run OfProcesses
 rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:?no launcher started this}}}
 per=${PER_HOST:-1}
 host=$((rank / per))
 export NCCL_HOSTID="host$host" NCCL_SOCKET_IFNAME=lo
 if [ "$per" = 1 ]; then
 	export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
-	CUDA_VISIBLE_DEVICES=$(echo "${CUDA_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}" | cut -d, -f$((rank + 1)))
+	CUDA_VISIBLE_DEVICES=$(echo "${CUDA_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}" | cut -d, -f$((rank % ${GPUS:-8} + 1)))
 	export CUDA_VISIBLE_DEVICES
 fi
 exec "$@"

@@ -51,9 +51,10 @@ func Soak(t *testing.T, b Backend) {
 	if err != nil || total < 1 {
 		t.Skipf("runs with %s=1000000", SoakVariable)
 	}
+	round := max(total/100, 8)
 	do := func(n int) {
 		t.Helper()
-		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return r.soak(ctx, n) }); err != nil {
+		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return r.soak(ctx, n, round) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -69,16 +70,15 @@ func Soak(t *testing.T, b Backend) {
 	}
 }
 
-// soakRound is how many operations a communicator does before the next one.
-const soakRound = 10_000
-
-func (r Rank) soak(ctx context.Context, n int) error {
-	for done := 0; done < n; done += soakRound {
+// soak does so many operations, and so many of them on a communicator before the next
+// one.
+func (r Rank) soak(ctx context.Context, n, round int) error {
+	for done := 0; done < n; done += round {
 		c, err := r.Comm.Split(ctx, 0, -r.Comm.Rank())
 		if err != nil {
 			return err
 		}
-		err = r.soakOn(ctx, c)
+		err = r.soakOn(ctx, c, round)
 		if err := errors.Join(err, c.Close()); err != nil {
 			return fmt.Errorf("after %d operations: %w", done, err)
 		}
@@ -86,11 +86,11 @@ func (r Rank) soak(ctx context.Context, n int) error {
 	return nil
 }
 
-func (r Rank) soakOn(ctx context.Context, c comm.Communicator) error {
+func (r Rank) soakOn(ctx context.Context, c comm.Communicator, n int) error {
 	me, size := c.Rank(), c.WorldSize()
 	next, before := (me+1)%size, (me+size-1)%size
 	const part = 16 << 10 // bytes of the buffers
-	for range soakRound / 8 {
+	for range n / 8 {
 		err := errors.Join(
 			c.AllReduce(r.Send, r.Recv, 32, dtype.F32, comm.Sum),
 			c.Broadcast(r.Recv+part, 100, dtype.U8, size-1),

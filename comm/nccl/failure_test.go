@@ -38,7 +38,11 @@ func TestAKilledRank(t *testing.T) {
 		rankOfAKilledJob(t, way)
 		return
 	}
-	gputest.LoseARank(t, 3, early, inTheMid, symmetric)
+	ways := []string{early, inTheMid}
+	if n, _ := cuda.Count(); n > 1 { // there are windows where GPUs reach each other
+		ways = append(ways, symmetric)
+	}
+	gputest.LoseARank(t, 3, ways...)
 }
 
 // One that ends in peace, and one that stands still, are no different.

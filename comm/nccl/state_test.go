@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
@@ -22,13 +21,11 @@ import (
 // asked for Stats while a step's work is still under way, and a GradientSync that was
 // restored from their state goes on with their bits.
 func TestStateOfABranch(t *testing.T) {
-	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, pattern := range []string{distributed.TopkA, distributed.Gtopk, distributed.Oktopk} {
 		t.Run(pattern, func(t *testing.T) {
-			world, err := nccl.InProcess(ctx, runtimes)
-			require.NoError(t, err)
+			world, _ := ranks(t, 1, math.MaxInt)
 			comms := make([]comm.Communicator, len(world))
 			for i, c := range world {
 				comms[i] = c

@@ -24,6 +24,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/faulttest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -111,6 +112,51 @@ func Goroutines[C comm.Communicator](t *testing.T, b commtest.Backend, connect f
 	return b
 }
 
+// Ranks are those of this process: one of the job that a launcher started, which connect
+// makes, or those of its GPUs, which inProcess makes, least or the test is skipped, most
+// at most. They are closed when the test ends.
+func Ranks[C comm.Communicator](t *testing.T, least, most int, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
+	inProcess func(ctx context.Context, gpus []*cuda.Runtime) ([]C, error)) ([]C, []*cuda.Runtime) {
+	t.Helper()
+	var comms []C
+	var gpus []*cuda.Runtime
+	if Job(t).WorldSize > 1 {
+		gpus = []*cuda.Runtime{Own(t)}
+		t.Cleanup(func() { assert.NoError(t, gpus[0].Close()) })
+		c, err := connect(t.Context(), gpus[0])
+		require.NoError(t, err)
+		comms = []C{c}
+	} else {
+		gpus = Open(t)
+		if len(gpus) < least {
+			t.Skipf("needs %d GPUs, or a job of several processes", least)
+		}
+		gpus = gpus[:min(len(gpus), most)]
+		var err error
+		comms, err = inProcess(t.Context(), gpus)
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() { assert.NoError(t, Each(len(comms), func(r int) error { return comms[r].Close() })) })
+	return comms, gpus
+}
+
+// Faults are ranks for the tests of faults.
+func Faults[C comm.Communicator](t *testing.T, comms []C, gpus []*cuda.Runtime) faulttest.Backend {
+	t.Helper()
+	ranks := make([]faulttest.Rank, len(comms))
+	for i, c := range comms {
+		var err error
+		ranks[i], err = faulttest.NewRank(c, gpus[i])
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() { // Close ends what may still be written
+		assert.NoError(t, Each(len(ranks), func(r int) error { return errors.Join(comms[r].Close(), ranks[r].Free()) }))
+	})
+	return faulttest.Backend{Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
+		return Each(len(ranks), func(r int) error { return body(ctx, ranks[r]) })
+	}}
+}
+
 // Processes runs the suite of comm, and another one, with a process per GPU, if a
 // launcher started the test binary, on communicators that connect makes.
 func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
@@ -163,23 +209,31 @@ func BeLost(t testing.TB, way string) {
 }
 
 // LoseARank has TestAKilledRank run in processes of a job, a GPU each and most of them
-// at most, of which the last is lost in each of the ways.
+// at most, of which the last is lost in each of the ways. Where there is one GPU, all
+// share it, each as if on a host of its own.
 func LoseARank(t *testing.T, most int, ways ...string) {
 	if Job(t).WorldSize > 1 {
 		t.Skip("starts processes of its own")
 	}
 	n, err := cuda.Count()
-	if err != nil || n < 2 {
-		t.Skip("needs two GPUs")
+	if err != nil {
+		t.Skipf("needs NVIDIA GPUs: %v", err)
+	}
+	if _, _, err := nccl.Version(); err != nil {
+		t.Skipf("needs NCCL: %v", err)
+	}
+	shared := n == 1
+	if n = min(n, most); shared {
+		n = most
 	}
 	for _, way := range ways {
-		t.Run(way, func(t *testing.T) { killARank(t, "TestAKilledRank", way, min(n, most)) })
+		t.Run(way, func(t *testing.T) { killARank(t, "TestAKilledRank", way, n, shared) })
 	}
 }
 
 // killARank runs a test again in n processes, a job, of which the last is lost
-// ([BeLost]). The others print that they went on.
-func killARank(t *testing.T, test, way string, n int) {
+// ([BeLost]), with hosts each as if on one of its own. The others print that they went on.
+func killARank(t *testing.T, test, way string, n int, hosts bool) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -195,6 +249,9 @@ func killARank(t *testing.T, test, way string, n int) {
 			"RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
 			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, rendezvous.SecretVariable+"=a test")
+		if hosts { // as docs/as-a-host.sh has them
+			p.Env = append(p.Env, "NCCL_HOSTID=host"+strconv.Itoa(rank), "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_SOCKET_IFNAME=lo")
+		}
 		p.Stdout, p.Stderr = &outputs[rank], &outputs[rank]
 		require.NoError(t, p.Start())
 		processes[rank] = p

@@ -13,17 +13,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm/faulttest"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// soakVariable says how many calls TestSoak makes with two ranks; with four it
-// makes a fourth of that.
-const soakVariable = "TUTTI_TEST_SOAK"
-
-// TestSoak makes many random calls, eager and in graphs, and checks every byte of
-// what each leaves: its result and what is beside it.
-func TestSoak(t *testing.T) {
-	calls, _ := strconv.Atoi(os.Getenv(soakVariable))
+// TestRandomCalls makes many random calls, eager and in graphs, and checks every byte
+// of what each leaves: its result and what is beside it. As many as a soak, if there is
+// to be one, with two ranks, and a fourth of that with four.
+func TestRandomCalls(t *testing.T) {
+	calls, _ := strconv.Atoi(os.Getenv(faulttest.SoakVariable))
 	if calls == 0 {
 		calls = 4000
 	}
@@ -39,11 +37,11 @@ func TestSoak(t *testing.T) {
 			}
 			ends := world(t, gpus, ranks, s, 20*time.Second)
 			seed := uint64(time.Now().UnixNano())
-			batches := newSoakBatches(t, seed, ranks, min(24, calls/200))
+			batches := newRandomBatches(t, seed, ranks, min(24, calls/200))
 			// All memory first: the driver may let an allocation wait for kernels.
-			runs := make([]*soakRun, ranks)
+			runs := make([]*randomRun, ranks)
 			require.NoError(t, each(ends, func(e *endpoint) (err error) {
-				runs[e.rank], err = newSoakRun(e, batches)
+				runs[e.rank], err = newRandomRun(e, batches)
 				return err
 			}))
 			require.NoError(t, each(ends, func(e *endpoint) error { return runs[e.rank].first(t.Context(), batches) }), "seed %d", seed)
@@ -55,16 +53,16 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// soakBatch is some steps that follow each other, and what they give on each rank.
-type soakBatch struct {
+// randomBatch is some steps that follow each other, and what they give on each rank.
+type randomBatch struct {
 	steps  []step
 	wanted [][][]byte
 }
 
-func newSoakBatches(t *testing.T, seed uint64, ranks, n int) []soakBatch {
+func newRandomBatches(t *testing.T, seed uint64, ranks, n int) []randomBatch {
 	const most, size = 16 << 20, 100
 	rng := rand.New(rand.NewPCG(seed, 0))
-	batches := make([]soakBatch, n)
+	batches := make([]randomBatch, n)
 	for i := range batches {
 		b := &batches[i]
 		for len(b.steps) < size {
@@ -79,16 +77,16 @@ func newSoakBatches(t *testing.T, seed uint64, ranks, n int) []soakBatch {
 	return batches
 }
 
-// soakRun is one rank's part.
-type soakRun struct {
+// randomRun is one rank's part.
+type randomRun struct {
 	e       *endpoint
 	stream  *cuda.Stream
-	batches []soaked
+	batches []preparedBatch
 	got     []byte
 }
 
-// soaked is a batch on one rank: its buffers lie one behind the other.
-type soaked struct {
+// preparedBatch is a batch on one rank: its buffers lie one behind the other.
+type preparedBatch struct {
 	plans   []plan
 	bufs    []buffers
 	recvs   []uintptr
@@ -99,9 +97,9 @@ type soaked struct {
 	left    []byte // what lay there after the first run, which was found right
 }
 
-// newSoakRun allocates and fills what the batches need.
-func newSoakRun(e *endpoint, batches []soakBatch) (*soakRun, error) {
-	run := &soakRun{e: e, stream: e.rt.Stream(), batches: make([]soaked, len(batches))}
+// newRandomRun allocates and fills what the batches need.
+func newRandomRun(e *endpoint, batches []randomBatch) (*randomRun, error) {
+	run := &randomRun{e: e, stream: e.rt.Stream(), batches: make([]preparedBatch, len(batches))}
 	most := 0
 	for i, b := range batches {
 		if err := run.prepare(&run.batches[i], b.steps); err != nil {
@@ -114,7 +112,7 @@ func newSoakRun(e *endpoint, batches []soakBatch) (*soakRun, error) {
 	return run, err
 }
 
-func (run *soakRun) prepare(s *soaked, steps []step) (err error) {
+func (run *randomRun) prepare(s *preparedBatch, steps []step) (err error) {
 	rt, ranks := run.e.rt, run.e.ranks
 	sizes := make([]int, len(steps))
 	for i, x := range steps {
@@ -146,7 +144,7 @@ func (run *soakRun) prepare(s *soaked, steps []step) (err error) {
 	return err
 }
 
-func (run *soakRun) submit(plans []plan) error {
+func (run *randomRun) submit(plans []plan) error {
 	for _, p := range plans {
 		if err := run.e.submit(run.stream, p); err != nil {
 			return err
@@ -156,7 +154,7 @@ func (run *soakRun) submit(plans []plan) error {
 }
 
 // first runs all batches once, and compares with package local.
-func (run *soakRun) first(ctx context.Context, batches []soakBatch) error {
+func (run *randomRun) first(ctx context.Context, batches []randomBatch) error {
 	e := run.e
 	for i := range run.batches {
 		s := &run.batches[i]
@@ -177,7 +175,7 @@ func (run *soakRun) first(ctx context.Context, batches []soakBatch) error {
 
 // again runs a few batches in random order, some of them as graphs, compares what
 // they leave with what the first run left, and begins anew.
-func (run *soakRun) again(ctx context.Context, seed uint64, calls int) error {
+func (run *randomRun) again(ctx context.Context, seed uint64, calls int) error {
 	order := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
 	for done := 0; done < calls; {
 		round := order.Perm(len(run.batches))[:1+order.IntN(min(4, len(run.batches)))]
@@ -211,7 +209,7 @@ func (run *soakRun) again(ctx context.Context, seed uint64, calls int) error {
 	return nil
 }
 
-func (run *soakRun) free() error {
+func (run *randomRun) free() error {
 	errs := []error{run.e.rt.FreePinned(run.got)}
 	for _, s := range run.batches {
 		errs = append(errs, s.graph.Close(), run.e.rt.Deallocate(s.memory), run.e.rt.Deallocate(s.initial))
