@@ -8,7 +8,8 @@
 #
 # With PER_HOST=2 two GPUs with successive numbers are on a host, and see each other.
 # With GPUS=1 all processes share the first GPU, which NCCL refuses on one host: what
-# they do is right, and slow, because they take turns. GPUS=2 is for two on each of two.
+# they do is right, and slow, because they take turns, and there are no windows, which
+# would be measured first. GPUS=2 is for two on each of two.
 #
 #	GPUS=1 mpirun -n 4 docs/as-a-host.sh ./nccl.test -test.run OfProcesses
 rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:?no launcher started this}}}
@@ -19,5 +20,6 @@ if [ "$per" = 1 ]; then
 	export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
 	CUDA_VISIBLE_DEVICES=$(echo "${CUDA_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}" | cut -d, -f$((rank % ${GPUS:-8} + 1)))
 	export CUDA_VISIBLE_DEVICES
+	[ -z "$GPUS" ] || export NCCL_LOCAL_REGISTER=0
 fi
 exec "$@"

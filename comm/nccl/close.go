@@ -34,6 +34,9 @@ func (c *Comm) close() error {
 	c.control.mu.Lock()
 	c.control.abort()
 	c.control.mu.Unlock()
+	if c.settled() {
+		c.awaitFreed(c.control.native, c.data, c.windows.native.Load())
+	}
 	err := c.giveBack()
 	if c.mark.event != nil {
 		err = errors.Join(err, c.mark.event.Close())

@@ -88,7 +88,7 @@ var (
 func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr, o options) (*Comm, error) {
 	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
 	c.life, c.end = context.WithCancel(context.Background())
-	c.control.native = &native{lib: lib, rt: rt, handle: handle}
+	c.control.native = newNative(lib, rt, handle)
 	c.check = comm.Check{
 		Backend:   "nccl",
 		Rank:      int(int32(lib.out(func(p uintptr) { lib.sym.UserRank.Call(handle, p) }))),

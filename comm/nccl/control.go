@@ -47,5 +47,5 @@ func (c *Comm) splitControl(ctx context.Context) (*native, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &native{lib: c.lib, rt: c.rt, handle: handle}, nil
+	return newNative(c.lib, c.rt, handle), nil
 }

@@ -13,6 +13,9 @@ func OtherRankGivesUp(c *Comm, rank, more int) {
 	c.reporter.GiveUp(context.Background(), c.name, rank, "changed its mind", c.submitted.seenDone()+uint64(more))
 }
 
+// AsAProcess has a communicator behave as one of ranks that are a process each.
+func AsAProcess(c *Comm) { c.oneProcess = false }
+
 // Guarded runs calls as those that wait for other ranks.
 func Guarded(ctx context.Context, c *Comm, calls func() error) error { return c.guarded(ctx, calls) }
 

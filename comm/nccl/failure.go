@@ -82,7 +82,9 @@ func (c *Comm) breakDown(cause error) error {
 		c.tellOthers(cause)
 		c.data.abort()
 		c.windows.native.Load().abort()
-		f.stuck = !c.drain()
+		if f.stuck = !c.drain(); !f.stuck {
+			c.awaitFreed(c.data, c.windows.native.Load())
+		}
 		close(f.drained)
 	}
 	if !c.settled() {

@@ -21,43 +21,59 @@ import (
 type uniqueID [128]byte
 
 // What shareID shares, in bytes: the id and the invitation to the reports, their
-// length, an int32 for how many ranks failed, and two int64 that tell whether all are
-// on one host.
+// length, an int32 for how many ranks failed, and pairs of int64 that tell whether all are
+// on one host, and in one process.
 const (
 	lengthAt   = len(uniqueID{}) + maxInvitation
 	failedAt   = lengthAt + 4
 	hostAt     = lengthAt + 8
-	sharedSize = hostAt + 16
+	processAt  = hostAt + 16
+	sharedSize = processAt + 16
 )
+
+// shared is what all ranks know after shareID.
+type shared struct {
+	payload    []byte // from rank 0, an id first
+	failed     int    // ranks that did
+	oneProcess bool   // all ranks are in one
+}
 
 // shareID counts the ranks that failed, and broadcasts what rank 0 has to share, an id
 // first, over base. own is asked there, when it is known whether all are on one host.
-func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, failed bool, own func(oneHost bool) []byte) ([]byte, int, error) {
+func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, failed bool, own func(oneHost bool) []byte) (shared, error) {
 	mem := memory(base, rt)
 	buf, err := mem.Allocate(sharedSize)
 	if err != nil {
-		return nil, 0, err
+		return shared{}, err
 	}
-	shared, count, err := exchangeID(ctx, base, mem, buf, failed, own)
+	all, err := exchangeID(ctx, base, mem, buf, failed, own)
 	if err != nil {
-		return nil, 0, err // base may still write to buf: it is not given back
+		return shared{}, err // base may still write to buf: it is not given back
 	}
 	err = mem.Deallocate(buf)
 	if host, ok := mem.(*cpu.Runtime); ok {
 		err = errors.Join(err, host.Close())
 	}
-	return shared, count, err
+	return all, err
 }
 
 // exchangeID is shareID on given memory.
-func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, failed bool, own func(oneHost bool) []byte) ([]byte, int, error) {
+func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, failed bool, own func(oneHost bool) []byte) (shared, error) {
 	message := make([]byte, sharedSize)
 	if failed {
 		message[failedAt] = 1
 	}
-	host := hostNumber()
-	binary.LittleEndian.PutUint64(message[hostAt:], uint64(host))
-	binary.LittleEndian.PutUint64(message[hostAt+8:], uint64(-host))
+	put := func(at int, number int64) {
+		binary.LittleEndian.PutUint64(message[at:], uint64(number))
+		binary.LittleEndian.PutUint64(message[at+8:], uint64(-number))
+	}
+	same := func(at int) bool {
+		highest, lowest := binary.LittleEndian.Uint64(message[at:]), -binary.LittleEndian.Uint64(message[at+8:])
+		return highest == lowest
+	}
+	pids, _ := os.Readlink("/proc/self/ns/pid")
+	put(hostAt, hostNumber(""))
+	put(processAt, hostNumber(fmt.Sprint(pids, os.Getpid())))
 	move := func(call ...comm.Call) error {
 		if err := errors.Join(mem.CopyIn(buf, message), mem.Synchronize(ctx)); err != nil {
 			return err
@@ -74,27 +90,26 @@ func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime
 	}
 	at := func(offset int) uintptr { return buf + uintptr(offset) }
 	if err := move(comm.AllReduceCall(at(failedAt), at(failedAt), 1, dtype.I32, comm.Sum),
-		comm.AllReduceCall(at(hostAt), at(hostAt), 2, dtype.I64, comm.Max)); err != nil {
-		return nil, 0, err
+		comm.AllReduceCall(at(hostAt), at(hostAt), 4, dtype.I64, comm.Max)); err != nil {
+		return shared{}, err
 	}
 	if base.Rank() == 0 {
-		highest, lowest := binary.LittleEndian.Uint64(message[hostAt:]), -binary.LittleEndian.Uint64(message[hostAt+8:])
-		binary.LittleEndian.PutUint32(message[lengthAt:], uint32(copy(message[:lengthAt], own(highest == lowest))))
+		binary.LittleEndian.PutUint32(message[lengthAt:], uint32(copy(message[:lengthAt], own(same(hostAt)))))
 	}
 	if err := move(comm.BroadcastCall(buf, failedAt, dtype.U8, 0)); err != nil {
-		return nil, 0, err
+		return shared{}, err
 	}
 	length := min(int(binary.LittleEndian.Uint32(message[lengthAt:])), lengthAt)
-	return message[:max(length, len(uniqueID{}))], int(binary.LittleEndian.Uint16(message[failedAt:])), nil
+	return shared{message[:max(length, len(uniqueID{}))], int(binary.LittleEndian.Uint16(message[failedAt:])), same(processAt)}, nil
 }
 
-// hostNumber is the same in all processes of a host that share its network, and, but
-// for a freak, no other host's.
-func hostNumber() int64 {
+// hostNumber is the same in all processes of a host that share its network, or in that
+// process alone, and, but for a freak, no other's.
+func hostNumber(process string) int64 {
 	name, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	network, _ := os.Readlink("/proc/self/ns/net")
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s", name, boot, network))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s %s", name, boot, network, process))
 	return int64(binary.LittleEndian.Uint64(sum[:]) >> 1)
 }
 

@@ -22,6 +22,11 @@ type native struct {
 	handle uintptr
 	calls  sync.RWMutex // held for reading during a call
 	gone   atomic.Bool  // it is being freed: no call may begin
+	freed  chan struct{}
+}
+
+func newNative(lib *library, rt *cuda.Runtime, handle uintptr) *native {
+	return &native{lib: lib, rt: rt, handle: handle, freed: make(chan struct{})}
 }
 
 // enter begins a call, which ends by leave, unless the communicator is being
@@ -81,15 +86,16 @@ func (n *native) call(fn dl.Func) error {
 	return nil
 }
 
-// free frees a communicator, once. It does not wait: the last rank of a process
-// to free its own frees the memory of all of them, on every GPU, and the driver
-// lets that wait for the kernels there. These may be waiting for this very rank
-// to join them in the next collective of another communicator.
+// free frees a communicator, once. It does not wait ([Comm.awaitFreed] does): the last
+// rank of a process to free its own frees the memory of all of them, on every GPU, and
+// the driver lets that wait for the kernels there. These may be waiting for this very
+// rank to join them in the next collective of another communicator.
 func (n *native) free(call func() error) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
 	}
 	n.rt.Background(func() {
+		defer close(n.freed)
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		defer cancel()
 		_ = poll.Until(ctx, func() (bool, error) { return n.calls.TryLock(), nil })
@@ -98,8 +104,53 @@ func (n *native) free(call func() error) {
 				slog.Error("nccl: communicator not freed", "err", err)
 			}
 		})
+		trim()
 	})
 }
+
+// freeTimeout bounds how long a rank waits for what it frees.
+const freeTimeout = 3 * time.Second
+
+// awaitFreed waits until those that are being freed are, where each rank has a process.
+// The driver lets what is freed wait for all kernels of this process, and other calls for
+// that: those of a wait, too, which its context then cannot end. So a rank that goes on
+// to a collective before, whose kernel waits for another rank, may hold itself up for as
+// long as that one stays away.
+func (c *Comm) awaitFreed(natives ...*native) {
+	if c.oneProcess { // it would wait for kernels of others, which wait for this rank
+		return
+	}
+	after := time.After(freeTimeout)
+	for _, n := range natives {
+		if n == nil || !n.gone.Load() {
+			continue
+		}
+		select {
+		case <-n.freed:
+		case <-after:
+			return
+		}
+	}
+}
+
+// trim has the C library give back what it keeps of freed memory: NCCL makes a
+// communicator on a thread of its own, for which glibc keeps tens of MiB.
+func trim() {
+	if fn := mallocTrim(); fn.Found() {
+		fn.Call(0)
+	}
+}
+
+// mallocTrim looks for malloc_trim, which glibc has.
+var mallocTrim = sync.OnceValue(func() dl.Func {
+	var sym struct {
+		Trim dl.Func `sym:"malloc_trim,optional"`
+	}
+	if lib, err := dl.Open("libc.so.6"); err == nil {
+		_ = lib.Bind(&sym)
+	}
+	return sym.Trim
+})
 
 // create makes a native communicator by a call that stores its handle in a
 // cell, and waits for NCCL to finish it, or for ctx. One that is made out of a

@@ -112,7 +112,7 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	}
 	var kept *rendezvous.ReportKeeper
 	// A rank without NCCL still takes part, so that the others hear of it.
-	shared, failed, shareErr := shareID(ctx, base, rt, err != nil, func(oneHost bool) (own []byte) {
+	all, shareErr := shareID(ctx, base, rt, err != nil, func(oneHost bool) (own []byte) {
 		if base.WorldSize() > 1 {
 			kept, own = keepReports(oneHost)
 		}
@@ -122,8 +122,8 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	case err != nil:
 	case shareErr != nil:
 		err = fmt.Errorf("nccl: sharing the unique id: %w", shareErr)
-	case failed > 0:
-		err = fmt.Errorf("nccl: %w: %d of %d ranks cannot use NCCL", comm.ErrPeerFailed, failed, base.WorldSize())
+	case all.failed > 0:
+		err = fmt.Errorf("nccl: %w: %d of %d ranks cannot use NCCL", comm.ErrPeerFailed, all.failed, base.WorldSize())
 	}
 	if err != nil {
 		if kept != nil {
@@ -131,9 +131,10 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 		}
 		return nil, err
 	}
-	copy(id[:], shared)
+	copy(id[:], all.payload)
 	o := collect(opts)
-	o.reporter = sharedReports(kept, shared[len(id):], base.Rank(), base.WorldSize())
+	o.oneProcess = all.oneProcess
+	o.reporter = sharedReports(kept, all.payload[len(id):], base.Rank(), base.WorldSize())
 	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), o)
 }
 

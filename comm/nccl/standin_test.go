@@ -36,6 +36,8 @@ type standIns struct {
 	nccl struct {
 		Alive      dl.Func `sym:"fake_alive"`
 		InProgress dl.Func `sym:"fake_in_progress"`
+		HoldAbort  dl.Func `sym:"fake_hold_abort"`
+		Ending     dl.Func `sym:"fake_ending"`
 		Violations dl.Func `sym:"fake_violations"`
 	}
 	driver struct {
@@ -122,6 +124,50 @@ func TestStandInDeadline(t *testing.T) {
 	require.NoError(t, c.Close())
 	assert.ErrorIs(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum), comm.ErrClosed)
 	assert.ErrorIs(t, c.Group(), comm.ErrClosed)
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// What a rank launches while NCCL frees something may hold that up, and the rank's calls
+// with it: so it does not go on before.
+func TestStandInWaitsForWhatIsFreed(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	nccl.AsAProcess(c)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	stream := c.Stream().Handle()
+	s.nccl.HoldAbort.Call(1)
+	s.driver.Stall.Call(stream, 1)
+	require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8)))
+	require.NoError(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum))
+	// ends runs a call that frees, and reports whether it came back before that was done.
+	ends := func(call func()) bool {
+		s.nccl.HoldAbort.Call(1)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			call()
+		}()
+		for s.nccl.Ending.Int() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		s.driver.Stall.Call(stream, 0) // as the abort ends kernels, first of all
+		early := false
+		select {
+		case <-ended:
+			early = true
+		case <-time.After(100 * time.Millisecond):
+		}
+		s.nccl.HoldAbort.Call(0)
+		<-ended
+		return early
+	}
+	require.False(t, ends(func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		assert.ErrorIs(t, c.Sync(ctx), comm.ErrTimeout)
+	}))
+	require.False(t, ends(func() { assert.NoError(t, c.Close()) }))
 	require.NoError(t, rt.Deallocate(buf))
 }
 

@@ -132,7 +132,10 @@ func (c *Comm) prepareWindows(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.tune(ctx, w.addr), c.deregister(ctx, w), c.freeWindow(w))
+	if w.handle != 0 { // NCCL has windows between these GPUs
+		err = c.tune(ctx, w.addr)
+	}
+	return errors.Join(err, c.deregister(ctx, w), c.freeWindow(w))
 }
 
 func (c *Comm) splitForWindows(ctx context.Context) error {

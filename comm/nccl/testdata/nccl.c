@@ -5,6 +5,7 @@
  * answers; all work is done at the call. What a test needs to know is exported as
  * fake_*: communicators alive, calls on one that was freed, groups that were left
  * open. */
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,9 @@ static __thread int sent, received;
 int fake_alive(void) { return __atomic_load_n(&alive, __ATOMIC_SEQ_CST); }
 int fake_violations(void) { return __atomic_load_n(&violations, __ATOMIC_SEQ_CST); }
 
+static int hold, ending;
+void fake_hold_abort(int on) { __atomic_store_n(&hold, on, __ATOMIC_SEQ_CST); } /* as if kernels ran that it waits for */
+int fake_ending(void) { return __atomic_load_n(&ending, __ATOMIC_SEQ_CST); }
 void fake_in_progress(int on) { __atomic_store_n(&in_progress, on, __ATOMIC_SEQ_CST); } /* what waits for peers */
 
 static int check(const struct comm *c) {
@@ -60,7 +64,12 @@ int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, void *c
 }
 int ncclCommFinalize(struct comm *c) { return check(c); }
 int ncclCommDestroy(struct comm *c) { return end(c); }
-int ncclCommAbort(struct comm *c) { return end(c); }
+int ncclCommAbort(struct comm *c) {
+  __atomic_add_fetch(&ending, 1, __ATOMIC_SEQ_CST);
+  while (__atomic_load_n(&hold, __ATOMIC_SEQ_CST)) sched_yield();
+  __atomic_sub_fetch(&ending, 1, __ATOMIC_SEQ_CST);
+  return end(c);
+}
 int ncclCommGetAsyncError(struct comm *c, int *status) {
   return *status = __atomic_load_n(&in_progress, __ATOMIC_SEQ_CST) ? IN_PROGRESS : SUCCESS, check(c);
 }

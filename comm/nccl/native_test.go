@@ -1,0 +1,56 @@
+package nccl
+
+import (
+	"os"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// What a thread freed below something that it did not free goes back to the system.
+func TestTrim(t *testing.T) {
+	if !mallocTrim().Found() {
+		t.Skip("the C library has no malloc_trim")
+	}
+	var sym struct {
+		Malloc dl.Func `sym:"malloc"`
+		Free   dl.Func `sym:"free"`
+	}
+	lib, err := dl.Open("libc.so.6")
+	require.NoError(t, err)
+	require.NoError(t, lib.Bind(&sym))
+	resident := func() int {
+		text, err := os.ReadFile("/proc/self/statm")
+		require.NoError(t, err)
+		pages, err := strconv.Atoi(strings.Fields(string(text))[1])
+		require.NoError(t, err)
+		return pages * os.Getpagesize()
+	}
+	const blocks, size = 1 << 10, 32 << 10
+	kept := make(chan uintptr)
+	go func() { // on a thread of its own, and so perhaps in an arena of its own
+		goruntime.LockOSThread()
+		defer goruntime.UnlockOSThread()
+		all := make([]uintptr, blocks)
+		for i := range all {
+			all[i] = sym.Malloc.Call(size)
+			clear(hostmem.Slice[byte](all[i], size)) // as memory comes to be
+			hostmem.Slice[byte](all[i], size)[0] = 1
+		}
+		for _, p := range all[:blocks-1] {
+			sym.Free.Call(p)
+		}
+		kept <- all[blocks-1]
+	}()
+	last := <-kept
+	defer sym.Free.Call(last)
+	before := resident()
+	trim()
+	require.Less(t, resident(), before-blocks*size/2)
+}
