@@ -53,6 +53,9 @@ type Backend struct {
 	// Each calls body on every rank of a world of 3, or as many as there are, and
 	// joins the errors.
 	Each func(ctx context.Context, body func(context.Context, Rank) error) error
+	// Keeps is how many bytes the library behind the backend is known to keep of an
+	// operation ([Soak]).
+	Keeps int
 	// Elsewhere has the tests of the faults that this package cannot cause, by name:
 	// those cells of the column that say so.
 	Elsewhere map[string]func(*testing.T)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -61,14 +62,26 @@ func Soak(t *testing.T, b Backend) {
 	do(total / 10)
 	before := use()
 	do(total)
-	after := use()
-	t.Logf("%d operations a rank: before %+v, after %+v", total, before, after)
 	const slack = 8 << 20
-	if after.resident > before.resident+slack || after.heap > before.heap+slack ||
-		after.goroutines > before.goroutines+4 || after.descriptors > before.descriptors+4 {
-		t.Errorf("it grew: before %+v, after %+v", before, after)
+	kept := int64(total) * int64(b.Keeps)
+	// What the last communicators held may be given back behind their Close.
+	for late := time.Now().Add(backgroundTime); ; time.Sleep(time.Millisecond) {
+		after := use()
+		flat := after.resident <= before.resident+slack+kept && after.heap <= before.heap+slack &&
+			after.goroutines <= before.goroutines+4 && after.descriptors <= before.descriptors+4
+		if !flat && time.Now().Before(late) {
+			continue
+		}
+		t.Logf("%d operations a rank, after which the library may keep %d bytes: before %+v, after %+v", total, kept, before, after)
+		if !flat {
+			t.Error("it grew")
+		}
+		return
 	}
 }
+
+// backgroundTime bounds how long a backend may go on giving back.
+const backgroundTime = 10 * time.Second
 
 // soak does so many operations, and so many of them on a communicator before the next
 // one.

@@ -12,7 +12,8 @@ import (
 )
 
 func TestFaults(t *testing.T) {
-	b := faultRanks(t, 2)
+	comms, gpus := ranks(t, 2, 3)
+	b := gputest.Faults(t, comms, gpus)
 	t.Run("nccl", func(t *testing.T) {
 		own := b
 		own.Elsewhere = map[string]func(*testing.T){
@@ -27,12 +28,14 @@ func TestSoak(t *testing.T) {
 	if os.Getenv(faulttest.SoakVariable) == "" {
 		t.Skipf("runs with %s=1000000", faulttest.SoakVariable)
 	}
-	faulttest.Soak(t, faultRanks(t, 1))
-}
-
-func faultRanks(t *testing.T, least int) faulttest.Backend {
-	comms, gpus := ranks(t, least, 3)
-	return gputest.Faults(t, comms, gpus)
+	comms, gpus := ranks(t, 1, 3)
+	b := gputest.Faults(t, comms, gpus)
+	if comms[0].WorldSize() == 1 {
+		// Where there is nothing to launch, NCCL forgets 160 bytes and what malloc adds:
+		// https://github.com/NVIDIA/nccl/issues/1944, since 2.27.3.
+		b.Keeps = 180
+	}
+	faulttest.Soak(t, b)
 }
 
 // ranks makes those of this process.
