@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"runtime/debug"
-	"sync"
+	"slices"
+	"time"
 )
 
 // PanicError is the error of a rank whose body panicked; see [Run].
@@ -42,41 +45,91 @@ type Ender interface {
 	End(cause error) error
 }
 
+// runPatience is for how long Run waits, after a failure, for bodies to return before
+// it says which ones do not.
+const runPatience = 10 * time.Second
+
 // Run runs body for every communicator, the ranks of one world in one process,
 // on a goroutine of its own, closes the communicators, and returns the joined
-// errors.
+// errors, each behind the number of its rank: first those that are no
+// [ErrPeerFailed], which are what went wrong.
 //
 // When a body returns an error or panics (a [*PanicError]), the others learn it:
 // their calls fail with [ErrPeerFailed] and the cause if the communicator is an
-// [Ender]; in any case their context is done, with that as its cause.
+// [Ender]; in any case their context is done, with that as its cause. Run waits for
+// all bodies; those that have not returned ten seconds after their context was done
+// are named in the log.
 func Run(ctx context.Context, comms []Communicator, body func(ctx context.Context, c Communicator) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	errs := make([]error, len(comms))
-	var ranks sync.WaitGroup
+	returned := make(chan int, len(comms))
 	for i, c := range comms {
-		ranks.Go(func() {
+		go func() {
+			defer func() { returned <- i }()
 			runRank(ctx, c, body, &errs[i], cancel)
-		})
+		}()
 	}
-	ranks.Wait()
+	running := make(map[int]int) // the rank of each communicator whose body has not returned
+	for i, c := range comms {
+		running[i] = c.Rank()
+	}
+	done := ctx.Done()
+	var late <-chan time.Time
+	for len(running) > 0 {
+		select {
+		case i := <-returned:
+			delete(running, i)
+		case <-done:
+			done, late = nil, time.After(runPatience)
+		case <-late:
+			ranks := slices.Sorted(maps.Values(running))
+			slog.Warn("comm: waiting for "+RanksText(ranks)+", whose context has ended", "cause", context.Cause(ctx))
+		}
+	}
+	slices.SortStableFunc(errs, func(a, b error) int { return echo(a) - echo(b) })
+	if len(errs) == 1 {
+		return errs[0]
+	}
 	return errors.Join(errs...)
 }
+
+// echo is 1 for an error that reports another rank's failure, and 0 for others.
+func echo(err error) int {
+	if errors.Is(err, ErrPeerFailed) {
+		return 1
+	}
+	return 0
+}
+
+// rankError is what the body of a rank returned. A Run within another one's body
+// names the rank once.
+type rankError struct {
+	rank int
+	error
+}
+
+func (e *rankError) Error() string { return fmt.Sprintf("rank %d: %v", e.rank, e.error) }
+
+func (e *rankError) Unwrap() error { return e.error }
 
 // runRank runs the body of one rank. It stores the error instead of returning
 // it, as the body may end the goroutine.
 func runRank(ctx context.Context, c Communicator, body func(context.Context, Communicator) error, result *error, cancel context.CancelCauseFunc) {
 	rank := c.Rank()
-	ended := PanicError{Rank: rank}
 	returned := false
 	defer func() {
-		cause := *result
 		if !returned {
-			ended.Value = recover()
-			cause = &ended
-			withStack := ended
-			withStack.Stack = debug.Stack()
-			*result = fmt.Errorf("rank %d: %w", rank, &withStack)
+			*result = &PanicError{Rank: rank, Value: recover(), Stack: debug.Stack()}
+		}
+		cause := *result
+		if inner, ok := cause.(*rankError); ok {
+			cause = inner.error
+		} else if cause != nil {
+			*result = &rankError{rank, cause}
+		}
+		if p, ok := cause.(*PanicError); ok {
+			cause = &PanicError{Rank: p.Rank, Value: p.Value}
 		}
 		closed := end(c, cause)
 		if cause != nil {

@@ -1,9 +1,15 @@
 package comm_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -49,3 +55,78 @@ func TestRunClosesDecorators(t *testing.T) {
 		assert.Equal(t, []int{1, 1}, closed)
 	}
 }
+
+// What went wrong comes first, and every error has the number of its rank, once.
+func TestRunSaysWhatWentWrongFirst(t *testing.T) {
+	failure := errors.New("no disk space")
+	err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+		return comm.Run(ctx, []comm.Communicator{c}, func(ctx context.Context, c comm.Communicator) error {
+			if c.Rank() == 2 {
+				return failure
+			}
+			return c.Barrier(context.WithoutCancel(ctx))
+		})
+	})
+	require.ErrorIs(t, err, failure)
+	lines := strings.Split(err.Error(), "\n")
+	require.Len(t, lines, 3)
+	assert.Equal(t, "rank 2: no disk space", lines[0])
+	for rank, line := range lines[1:] {
+		assert.True(t, strings.HasPrefix(line, fmt.Sprintf("rank %d: local: barrier on rank %d: ", rank, rank)), line)
+		assert.True(t, strings.HasSuffix(line, "peer failed: rank 2: no disk space"), line)
+	}
+}
+
+// The stack of a panic is its own rank's, also where one Run is within another.
+func TestRunKeepsTheStackOfAPanic(t *testing.T) {
+	worlds, err := local.New(2)
+	require.NoError(t, err)
+	var heard error
+	err = comm.Run(t.Context(), worlds, func(ctx context.Context, c comm.Communicator) error {
+		return comm.Run(ctx, []comm.Communicator{c}, func(ctx context.Context, c comm.Communicator) error {
+			if c.Rank() == 1 {
+				panic("nothing to normalize")
+			}
+			heard = c.Barrier(context.WithoutCancel(ctx))
+			return nil
+		})
+	})
+	var panicked *comm.PanicError
+	require.ErrorAs(t, err, &panicked)
+	assert.Equal(t, 1, panicked.Rank)
+	assert.Contains(t, string(panicked.Stack), "TestRunKeepsTheStackOfAPanic")
+	assert.True(t, strings.HasPrefix(err.Error(), "rank 1: panic: nothing to normalize\n"), err.Error())
+	require.ErrorContains(t, heard, "nothing to normalize")
+	assert.NotContains(t, heard.Error(), "goroutine")
+}
+
+// Run names in the log the ranks that do not return.
+func TestRunNamesWhoDoesNotReturn(t *testing.T) {
+	var log bytes.Buffer
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	failure := errors.New("no more")
+	synctest.Test(t, func(t *testing.T) {
+		comms := make([]comm.Communicator, 3)
+		for r := range comms {
+			comms[r] = comm.NewSerial(comm.Check{Rank: r, WorldSize: len(comms)}, alone{})
+		}
+		err := comm.Run(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error {
+			if c.Rank() == 1 {
+				return failure
+			}
+			time.Sleep(time.Hour) // of the bubble
+			return nil
+		})
+		assert.ErrorIs(t, err, failure)
+	})
+	assert.Equal(t, 1, strings.Count(log.String(), "comm: waiting for ranks 0, 2, whose context has ended"), log.String())
+	assert.Contains(t, log.String(), "peer failed: rank 1: no more")
+}
+
+// alone is a backend that does nothing.
+type alone struct{}
+
+func (alone) Work([]comm.Call) error                    { return nil }
+func (alone) Meet(comm.Wait) (comm.Communicator, error) { return nil, nil }
+func (alone) Leave(error)                               {}

@@ -446,7 +446,7 @@ func TestMessageLeavesRanksOut(t *testing.T) {
 	assert.Equal(t, "rank 7 fell over\nand 1 more rank", message(errors.Join(cause, echoes[0])))
 
 	refused := &backend.OptionError{Backend: "local", Reason: "no"}
-	assert.Equal(t, "local: no", message(errors.Join(append(echoes, refused)...)))
+	assert.Equal(t, "local: no", message(errors.Join(append(echoes, fmt.Errorf("rank 1: %w", refused))...)))
 
 	whole := fmt.Errorf("several: %w", errors.Join(cause, echoes[0]))
 	assert.Equal(t, whole.Error(), message(whole), "its text is its own")

@@ -14,6 +14,10 @@ import (
 // without the ranks that only report the failure of another, and what differs
 // in nothing but the rank once. How many ranks were left out is said at the end.
 func message(err error) string {
+	// An option that cannot be served is no failure of ranks, and the same on all.
+	if refused := new(backend.OptionError); errors.As(err, &refused) {
+		return refused.Error()
+	}
 	all := leaves(err)
 	isEcho := func(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
 	echoes := 0
@@ -35,8 +39,7 @@ func message(err error) string {
 			echoes++
 		}
 	}
-	// An option that cannot be served is no failure of ranks.
-	if echoes > 0 && !errors.As(err, new(*backend.OptionError)) {
+	if echoes > 0 {
 		lines = append(lines, "and "+backend.Counted(echoes, "more rank"))
 	}
 	return strings.Join(lines, "\n")
