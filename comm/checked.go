@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -72,36 +71,11 @@ const checkPatience = 30 * time.Second
 // call. It is 30 seconds unless set.
 func CheckTimeout(d time.Duration) CheckedOption { return func(k *Checked) { k.timeout = d } }
 
-// CheckVariable is the environment variable of [CheckFromEnv].
-const CheckVariable = "TUTTI_CHECK"
-
-// CheckFromEnv returns a [Checked] around c if TUTTI_CHECK is 1, or says how long a
-// rank waits for the others ("10s"; see [CheckTimeout]). Without it, or if it is 0,
-// it returns c. All ranks need the same environment: NewChecked is collective.
-func CheckFromEnv(c Communicator, rt runtime.Runtime) (Communicator, error) {
-	var opts []CheckedOption
-	switch text := os.Getenv(CheckVariable); text {
-	case "", "0":
-		return c, nil
-	case "1":
-	default:
-		timeout, err := time.ParseDuration(text)
-		if err != nil || timeout <= 0 {
-			return nil, fmt.Errorf("%w: %s is %q, want 1 or a time to wait, such as 10s", ErrArgument, CheckVariable, text)
-		}
-		opts = append(opts, CheckTimeout(timeout))
-	}
-	k, err := NewChecked(c, rt, opts...)
-	if err != nil {
-		return nil, err
-	}
-	return k, nil
-}
-
 // NewChecked returns a Checked around c. All ranks of c call it together. Memory
 // for what is compared comes from rt, which must be memory that c can reach, or from
 // a branch of rt where there are such ([runtime.Brancher]), so that no call waits for
 // what the device computes. Closing a Checked closes c.
+// [Examine] makes one where the environment asks for it.
 func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
 	k := &Checked{
 		Wrapped: Wrap(c),

@@ -109,41 +109,6 @@ func TestCheckedTimesOut(t *testing.T) {
 	assert.NoError(t, errs[1])
 }
 
-func TestCheckFromEnv(t *testing.T) {
-	rt := newRuntime(t)
-	bare := noop.New(rt)
-	for _, text := range []string{"", "0"} {
-		t.Setenv(comm.CheckVariable, text)
-		c, err := comm.CheckFromEnv(bare, rt)
-		require.NoError(t, err)
-		assert.Same(t, bare, c)
-	}
-	for _, text := range []string{"yes", "-1s", "0s", "2"} {
-		t.Setenv(comm.CheckVariable, text)
-		_, err := comm.CheckFromEnv(bare, rt)
-		assert.ErrorIs(t, err, comm.ErrArgument, text)
-		assert.ErrorContains(t, err, text)
-	}
-	buf := allocate(t, rt, 64)
-	for text, limit := range map[string]time.Duration{"1": 0, "20ms": 20 * time.Millisecond} {
-		t.Setenv(comm.CheckVariable, text)
-		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-			k, err := comm.CheckFromEnv(c, rt)
-			if err != nil {
-				return err
-			}
-			require.IsType(t, &comm.Checked{}, k)
-			if limit == 0 {
-				err := k.AllReduce(buf, buf, 1+c.Rank(), dtype.F32, comm.Sum)
-				assert.ErrorIs(t, err, comm.ErrMismatch)
-			} else if c.Rank() == 0 {
-				assert.ErrorIs(t, k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrTimeout)
-			}
-			return errors.Join(c.Barrier(ctx), k.Close())
-		}))
-	}
-}
-
 // action is one collective, drawn from a few bytes.
 type action struct {
 	kind, count, root int

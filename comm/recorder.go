@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -50,6 +48,7 @@ type Recorder struct {
 	number numbers
 	last   numbers // of what was done
 	waits  waits
+	cause  error // the first failure that the dump was written for
 }
 
 // flight is what a Recorder shares with those split from it.
@@ -141,6 +140,7 @@ func (s *waits) shown() *wait {
 
 // NewRecorder returns a Recorder of the last n calls (at least one) around c,
 // which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
+// [Examine] makes one where the environment asks for it.
 func NewRecorder(c Communicator, n int, dir string) *Recorder {
 	f := new(flight)
 	if dir != "" {
@@ -163,30 +163,6 @@ func newRecorder(c Communicator, n int, name string, f *flight) *Recorder {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open = append(f.open, r)
-	return r
-}
-
-// The environment variables of [RecordFromEnv].
-const (
-	RecordVariable    = "TUTTI_RECORD"
-	RecordDirVariable = "TUTTI_RECORD_DIR"
-)
-
-// RecordFromEnv returns a [Recorder] of the last TUTTI_RECORD calls around c, which
-// writes its dump to the directory TUTTI_RECORD_DIR (without it the current one)
-// also on SIGUSR1, where there is such a signal. Without TUTTI_RECORD it returns c.
-func RecordFromEnv(c Communicator) Communicator {
-	text := os.Getenv(RecordVariable)
-	if text == "" || text == "0" {
-		return c
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 || n > 1<<24 {
-		slog.Warn("comm: nothing is recorded", RecordVariable, text, "want", "a number of calls, such as 1000")
-		return c
-	}
-	r := NewRecorder(c, n, cmp.Or(os.Getenv(RecordDirVariable), "."))
-	r.NotifyOn(dumpSignals...)
 	return r
 }
 
@@ -378,9 +354,22 @@ func (r *Recorder) finish(before uint64) time.Duration {
 // waited writes the dump when a wait has failed, and returns err.
 func (r *Recorder) waited(err error) error {
 	if err != nil && !errors.Is(err, ErrClosed) && !refused(err) {
-		r.Save(err.Error())
+		r.saveOnce(err)
 	}
 	return err
+}
+
+// saveOnce writes the dump for a failure, but not again for what follows from it.
+func (r *Recorder) saveOnce(err error) {
+	r.mu.Lock()
+	follows := r.cause != nil && (errors.Is(err, ErrBroken) || errors.Is(err, r.cause))
+	if !follows {
+		r.cause = err
+	}
+	r.mu.Unlock()
+	if !follows {
+		r.Save(err.Error())
+	}
 }
 
 // sound reports whether something can be submitted.
@@ -431,7 +420,7 @@ func (r *Recorder) Close() error {
 // End implements [Ender], whether the communicator does or not.
 func (r *Recorder) End(cause error) error {
 	if cause != nil {
-		r.Save(cause.Error())
+		r.saveOnce(cause)
 	}
 	r.forget()
 	return end(r.Communicator, cause)

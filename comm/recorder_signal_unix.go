@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// dumpSignals are those that [RecordFromEnv] listens to.
+// dumpSignals are those that [Examine] listens to.
 var dumpSignals = []os.Signal{syscall.SIGUSR1}

@@ -187,10 +187,8 @@ func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
 
 func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
-	t.Setenv(comm.RecordVariable, "5")
-	t.Setenv(comm.RecordDirVariable, dir)
 	rt := newRuntime(t)
-	c := comm.RecordFromEnv(noop.New(rt))
+	c := comm.NewRecorder(noop.New(rt), 5, dir)
 	buf := allocate(t, rt, 64)
 	require.NoError(t, c.AllReduce(buf, buf, 2, dtype.F32, comm.Sum))
 	require.NoError(t, c.Sync(t.Context()))
@@ -199,7 +197,8 @@ func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 	require.NoError(t, c.Recv(buf, 2, dtype.F32, 0, 3)) // nobody sends
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.Error(t, c.Sync(ctx))
+	cause := c.Sync(ctx)
+	require.Error(t, cause)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var d comm.Dump
@@ -208,16 +207,11 @@ func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 	assert.Equal(t, "completed", d.Entries[0].State)
 	assert.Equal(t, "scheduled", d.Entries[1].State)
 	assert.Contains(t, d.Tutti.Comms["0"].Sync.Error, "canceled")
-	require.NoError(t, c.Close())
-}
 
-func TestRecordFromEnvIsOffWithoutTheVariable(t *testing.T) {
-	rt := newRuntime(t)
-	for _, text := range []string{"", "0", "-1", "many"} {
-		t.Setenv(comm.RecordVariable, text)
-		c := noop.New(rt)
-		assert.Same(t, c, comm.RecordFromEnv(c), text)
-	}
+	require.NoError(t, os.Remove(path))
+	require.ErrorIs(t, c.Sync(t.Context()), comm.ErrBroken)
+	_ = c.End(fmt.Errorf("step 7: %w", cause))
+	assert.NoFileExists(t, path, "once for a failure and what follows from it")
 }
 
 func TestRecorderDoesNotAllocate(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
@@ -48,11 +49,16 @@ func main() {
 		s.pattern = distributed.Oktopk
 	}
 	body := func(ctx context.Context, c comm.Communicator) error {
-		result, err := train(ctx, c, s)
-		if err == nil && c.Rank() == 0 {
-			fmt.Println(result)
-		}
-		return err
+		rt := cpu.New()
+		defer rt.Close()
+		c = comm.Limit(c, 10*time.Minute, nil) // no wait takes longer
+		return comm.Examine(ctx, rt, c, func(ctx context.Context, c comm.Communicator) error {
+			result, err := train(ctx, rt, c, s)
+			if err == nil && c.Rank() == 0 {
+				fmt.Println(result)
+			}
+			return err
+		})
 	}
 	var err error
 	switch ctx := context.Background(); *backend {
@@ -83,7 +89,7 @@ func (r result) String() string {
 }
 
 // train is one rank.
-func train(ctx context.Context, c comm.Communicator, s settings) (result, error) {
+func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, s settings) (result, error) {
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return result{}, err
@@ -93,8 +99,6 @@ func train(ctx context.Context, c comm.Communicator, s settings) (result, error)
 	meter := comm.NewMeter(c)
 
 	// Tensors are the slices themselves: nothing is copied.
-	rt := cpu.New()
-	defer rt.Close()
 	var tensors []*runtime.Tensor
 	for _, values := range [][]float32{model.parameters, update} {
 		t, err := cpu.Wrap(rt, values)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // run trains on goroutines; every rank must come to the same parameters.
@@ -18,8 +20,9 @@ func run(t *testing.T, ranks int, s settings) result {
 	t.Helper()
 	results := make([]result, ranks)
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
-		results[c.Rank()], err = train(ctx, c, s)
-		return err
+		rt := cpu.New()
+		results[c.Rank()], err = train(ctx, rt, c, s)
+		return errors.Join(err, rt.Close())
 	}))
 	for _, r := range results {
 		assert.Equal(t, results[0], r)

@@ -2,33 +2,28 @@ package backend
 
 import (
 	"context"
-	"errors"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Examine returns body on a communicator whose calls are compared between the ranks
-// ([comm.Checked]), if check or the environment asks for it, and recorded
-// ([comm.Recorder]), if the environment does.
+// Examine returns body on a communicator that is examined as the environment asks for
+// ([comm.Examine]), and whose calls are compared between the ranks ([comm.Checked]) also
+// if check is set.
 func Examine(check bool, body func(context.Context, Rank) error) func(context.Context, Rank) error {
 	return func(ctx context.Context, r Rank) error {
-		var c comm.Communicator
-		var err error
-		if check {
-			c, err = comm.NewChecked(r.Comm, r.Runtime)
-		} else {
-			c, err = comm.CheckFromEnv(r.Comm, r.Runtime)
+		examined := func(ctx context.Context, c comm.Communicator) error {
+			return comm.Examine(ctx, r.Runtime, c, func(ctx context.Context, c comm.Communicator) error {
+				r.Comm = c
+				return body(ctx, r)
+			})
 		}
+		if !check {
+			return examined(ctx, r.Comm)
+		}
+		k, err := comm.NewChecked(r.Comm, r.Runtime)
 		if err != nil {
 			return err
 		}
-		bare := r.Comm
-		r.Comm = comm.RecordFromEnv(c)
-		err = body(ctx, r)
-		if r.Comm != bare {
-			// A record ends with the error.
-			err = errors.Join(err, r.Comm.(comm.Ender).End(err))
-		}
-		return err
+		return comm.Run(ctx, []comm.Communicator{k}, examined)
 	}
 }

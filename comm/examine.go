@@ -1,0 +1,89 @@
+package comm
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// The environment variables of [Examine].
+const (
+	CheckVariable     = "TUTTI_CHECK"
+	RecordVariable    = "TUTTI_RECORD"
+	RecordDirVariable = "TUTTI_RECORD_DIR"
+)
+
+// Examine runs body with c as the environment asks for, for the day a program hangs:
+//
+//   - TUTTI_CHECK is 1, or how long a rank waits for the others ("10s"; see
+//     [CheckTimeout]): with a [Checked] around c, whose memory comes from rt. All ranks
+//     need the same environment.
+//   - TUTTI_RECORD is a number of calls: with a [Recorder] of so many, which writes its
+//     dump to the directory TUTTI_RECORD_DIR (without it the current one) also on SIGUSR1,
+//     where there is such a signal.
+//
+// Without them, or where they are 0, that is body(ctx, c). What is put around c ends
+// with the error of body, as [Run] has it, and c with it. Call it in a body of Run:
+//
+//	err := local.Run(ctx, 4, func(ctx context.Context, c comm.Communicator) error {
+//		rt := cpu.New()
+//		defer rt.Close()
+//		return comm.Examine(ctx, rt, c, train)
+//	})
+func Examine(ctx context.Context, rt runtime.Runtime, c Communicator, body func(ctx context.Context, c Communicator) error) error {
+	examined, err := checkFromEnv(c, rt)
+	if err != nil {
+		return err
+	}
+	examined = recordFromEnv(examined)
+	if examined == c {
+		return body(ctx, c)
+	}
+	return Run(ctx, []Communicator{examined}, body)
+}
+
+// checkFromEnv returns a Checked around c if TUTTI_CHECK asks for one that c has not.
+func checkFromEnv(c Communicator, rt runtime.Runtime) (Communicator, error) {
+	var opts []CheckedOption
+	switch text := os.Getenv(CheckVariable); text {
+	case "", "0":
+		return c, nil
+	case "1":
+	default:
+		timeout, err := time.ParseDuration(text)
+		if err != nil || timeout <= 0 {
+			return nil, fmt.Errorf("%w: %s is %q, want 1 or a time to wait, such as 10s", ErrArgument, CheckVariable, text)
+		}
+		opts = append(opts, CheckTimeout(timeout))
+	}
+	if _, checked := As[*Checked](c); checked {
+		return c, nil
+	}
+	k, err := NewChecked(c, rt, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// recordFromEnv returns a Recorder around c if TUTTI_RECORD asks for one.
+func recordFromEnv(c Communicator) Communicator {
+	text := os.Getenv(RecordVariable)
+	if text == "" || text == "0" {
+		return c
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > 1<<24 {
+		slog.Warn("comm: nothing is recorded", RecordVariable, text, "want", "a number of calls, such as 1000")
+		return c
+	}
+	r := NewRecorder(c, n, cmp.Or(os.Getenv(RecordDirVariable), "."))
+	r.NotifyOn(dumpSignals...)
+	return r
+}
