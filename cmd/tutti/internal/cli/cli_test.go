@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -424,6 +426,29 @@ func TestParseSize(t *testing.T) {
 	}
 	for bytes, want := range map[int]string{8: "8", 1 << 10: "1K", 3 << 19: "1536K", 64 << 20: "64M", 1 << 30: "1G"} {
 		assert.Equal(t, want, formatSize(bytes))
+	}
+}
+
+// Every variable of the environment that the library or the command reads is in the
+// help.
+func TestHelpListsTheEnvironment(t *testing.T) {
+	code, help, stderr := execute(t, "--help")
+	require.Equal(t, exitOK, code, stderr)
+	variable := regexp.MustCompile(`"(TUTTI_[A-Z_]+)"`)
+	found := map[string]bool{}
+	require.NoError(t, filepath.WalkDir("../../../..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || strings.Contains(filepath.ToSlash(path), "test/") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, match := range variable.FindAllSubmatch(text, -1) {
+			found[string(match[1])] = true
+		}
+		return err
+	}))
+	require.Contains(t, found, comm.RecordVariable)
+	for name := range found {
+		assert.Regexp(t, `\b`+name+`\b`, help)
 	}
 }
 

@@ -124,7 +124,23 @@ func newRoot() (root *cobra.Command, started *bool) {
 small network with every gradient exchange pattern, and measures collectives.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP),
-130 interrupted (SIGINT), 143 terminated (SIGTERM); cluster has that of its job.`,
+130 interrupted (SIGINT), 143 terminated (SIGTERM); cluster has that of its job.
+
+Environment:
+  TUTTI_BACKEND          backend of commands that are given none
+  TUTTI_CHECK            1: ranks compare every call before it is made; 10s: so long
+                         at most
+  TUTTI_RECORD           number of calls that ranks remember, for tutti diagnose
+  TUTTI_RECORD_DIR       directory for them, instead of the current one
+  TUTTI_SECRET           keeps strangers out of a job of NCCL: the same text for all
+                         processes
+  TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_CUBLAS_LIB, TUTTI_MPI_LIB
+                         files of libraries, instead of those that are found
+  TUTTI_MPI_SHARED       off: ranks of one host share no memory
+  TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library
+  TUTTI_NETWORK          name of the network in results, which cluster sets
+Programs that use the library read those of libraries, jobs and MPI, and with
+comm.Examine those of calls.`,
 		Example: `  tutti info
   tutti train --pattern dense,topkA,oktopk
   tutti bench allreduce --ranks 2 --max 16M
