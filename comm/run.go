@@ -60,7 +60,8 @@ const runPatience = 10 * time.Second
 // all bodies; those that have not returned ten seconds after their context was done
 // are named in the log.
 func Run(ctx context.Context, comms []Communicator, body func(ctx context.Context, c Communicator) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+	within := ctx.Value(runKey{}) != nil // the body of another Run, which waits for this one
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, runKey{}, true))
 	defer cancel(nil)
 	errs := make([]error, len(comms))
 	returned := make(chan int, len(comms))
@@ -81,7 +82,9 @@ func Run(ctx context.Context, comms []Communicator, body func(ctx context.Contex
 		case i := <-returned:
 			delete(running, i)
 		case <-done:
-			done, late = nil, time.After(runPatience)
+			if done = nil; !within {
+				late = time.After(runPatience)
+			}
 		case <-late:
 			ranks := slices.Sorted(maps.Values(running))
 			slog.Warn("comm: waiting for "+RanksText(ranks)+", whose context has ended", "cause", context.Cause(ctx))
@@ -93,6 +96,9 @@ func Run(ctx context.Context, comms []Communicator, body func(ctx context.Contex
 	}
 	return errors.Join(errs...)
 }
+
+// runKey is the key of a context that a Run gave to a body.
+type runKey struct{}
 
 // echo is 1 for an error that reports another rank's failure, and 0 for others.
 func echo(err error) int {

@@ -3,13 +3,14 @@
 // one binary, built without cgo and without an MPI installation, runs under
 // each of them.
 //
-//	world, err := mpi.Init()
-//	if err != nil { … }
-//	defer mpi.Finalize(ctx)
-//	err = world.AllReduce(send, recv, n, dtype.F32, comm.Sum)
-//	err = world.Sync(ctx)
+//	err := mpi.Run(ctx, func(ctx context.Context, c comm.Communicator) error {
+//		return distributed.AllReduce(ctx, c, tensor, comm.Sum)
+//	})
+//	if err != nil {
+//		log.Fatal(err) // with this status the launcher ends the job
+//	}
 //
-// Start the program with the launcher of the library (mpirun -n 4 ./program);
+// Init and Finalize do the parts of it. Start the program with the launcher of the library (mpirun -n 4 ./program);
 // without a launcher it is a world of one. docs/mpi.md tells how the library
 // is found, how collectives work, and how fast they are.
 package mpi
@@ -143,20 +144,6 @@ func Init(opts ...Option) (comm.Communicator, error) {
 			return nil, &comm.OpError{Backend: backend, Op: "init", Rank: -1, Err: err}
 		}
 		process.state = s
-	}
-	return process.state.world, nil
-}
-
-// World returns the world communicator that Init made.
-func World() (comm.Communicator, error) {
-	process.Lock()
-	defer process.Unlock()
-	switch {
-	case process.finalized:
-		return nil, &comm.OpError{Backend: backend, Op: "world", Rank: -1, Err: comm.ErrClosed}
-	case process.state == nil:
-		err := fmt.Errorf("%w: call mpi.Init first", comm.ErrUnavailable)
-		return nil, &comm.OpError{Backend: backend, Op: "world", Rank: -1, Err: err}
 	}
 	return process.state.world, nil
 }
