@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"strconv"
 	"time"
@@ -37,23 +36,35 @@ const (
 //		return comm.Examine(ctx, rt, c, train)
 //	})
 func Examine(ctx context.Context, rt runtime.Runtime, c Communicator, body func(ctx context.Context, c Communicator) error) error {
-	examined, err := checkFromEnv(c, rt)
+	calls, err := callsToRecord()
 	if err != nil {
 		return err
 	}
-	examined = recordFromEnv(examined)
-	if examined == c {
+	checked, err := checkFromEnv(c, rt)
+	if err != nil {
+		return err
+	}
+	if checked == nil && calls == 0 {
 		return body(ctx, c)
 	}
-	return Run(ctx, []Communicator{examined}, body)
+	if checked != nil {
+		c = checked
+	}
+	if calls > 0 {
+		r := NewRecorder(c, calls, cmp.Or(os.Getenv(RecordDirVariable), "."))
+		r.NotifyOn(dumpSignals...)
+		c = r
+	}
+	return Run(ctx, []Communicator{c}, body)
 }
 
-// checkFromEnv returns a Checked around c if TUTTI_CHECK asks for one that c has not.
-func checkFromEnv(c Communicator, rt runtime.Runtime) (Communicator, error) {
+// checkFromEnv returns a Checked around c, or nil if TUTTI_CHECK asks for none or c is
+// one already.
+func checkFromEnv(c Communicator, rt runtime.Runtime) (*Checked, error) {
 	var opts []CheckedOption
 	switch text := os.Getenv(CheckVariable); text {
 	case "", "0":
-		return c, nil
+		return nil, nil
 	case "1":
 	default:
 		timeout, err := time.ParseDuration(text)
@@ -62,28 +73,21 @@ func checkFromEnv(c Communicator, rt runtime.Runtime) (Communicator, error) {
 		}
 		opts = append(opts, CheckTimeout(timeout))
 	}
-	if _, checked := As[*Checked](c); checked {
-		return c, nil
+	if _, already := As[*Checked](c); already {
+		return nil, nil
 	}
-	k, err := NewChecked(c, rt, opts...)
-	if err != nil {
-		return nil, err
-	}
-	return k, nil
+	return NewChecked(c, rt, opts...)
 }
 
-// recordFromEnv returns a Recorder around c if TUTTI_RECORD asks for one.
-func recordFromEnv(c Communicator) Communicator {
+// callsToRecord returns how many calls TUTTI_RECORD asks to record.
+func callsToRecord() (int, error) {
 	text := os.Getenv(RecordVariable)
-	if text == "" || text == "0" {
-		return c
+	if text == "" {
+		return 0, nil
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 || n > 1<<24 {
-		slog.Warn("comm: nothing is recorded", RecordVariable, text, "want", "a number of calls, such as 1000")
-		return c
+		return 0, fmt.Errorf("%w: %s is %q, want a number of calls, such as 1000", ErrArgument, RecordVariable, text)
 	}
-	r := NewRecorder(c, n, cmp.Or(os.Getenv(RecordDirVariable), "."))
-	r.NotifyOn(dumpSignals...)
-	return r
+	return n, nil
 }

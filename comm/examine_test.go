@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -22,21 +23,29 @@ import (
 func TestExamineIsOffWithoutTheVariables(t *testing.T) {
 	rt := newRuntime(t)
 	bare := noop.New(rt)
-	for check, record := range map[string]string{"": "", "0": "0"} {
-		t.Setenv(comm.CheckVariable, check)
-		for _, record := range []string{record, "-1", "many"} { // what is no number is in the log
-			t.Setenv(comm.RecordVariable, record)
-			require.NoError(t, comm.Examine(t.Context(), rt, bare, func(_ context.Context, c comm.Communicator) error {
-				assert.Same(t, bare, c)
-				return nil
-			}))
-		}
+	for _, off := range []string{"", "0"} {
+		t.Setenv(comm.CheckVariable, off)
+		t.Setenv(comm.RecordVariable, off)
+		require.NoError(t, comm.Examine(t.Context(), rt, bare, func(_ context.Context, c comm.Communicator) error {
+			assert.Same(t, bare, c)
+			return nil
+		}))
 	}
-	for _, check := range []string{"yes", "-1s", "0s", "2"} {
-		t.Setenv(comm.CheckVariable, check)
-		err := comm.Examine(t.Context(), rt, bare, nil)
-		assert.ErrorIs(t, err, comm.ErrArgument, check)
-		assert.ErrorContains(t, err, check)
+}
+
+func TestExamineRefusesWhatItDoesNotUnderstand(t *testing.T) {
+	rt := newRuntime(t)
+	for variable, texts := range map[string][]string{
+		comm.CheckVariable:  {"yes", "-1s", "0s", "2"},
+		comm.RecordVariable: {"yes", "-1", "1e3", "16777217"},
+	} {
+		for _, text := range texts {
+			t.Setenv(variable, text)
+			err := comm.Examine(t.Context(), rt, noop.New(rt), nil)
+			assert.ErrorIs(t, err, comm.ErrArgument)
+			assert.ErrorContains(t, err, variable+" is "+strconv.Quote(text))
+		}
+		t.Setenv(variable, "")
 	}
 }
 
@@ -70,8 +79,7 @@ func TestExamineEndsWithTheError(t *testing.T) {
 	t.Setenv(comm.CheckVariable, "1")
 	t.Setenv(comm.RecordVariable, "10")
 	t.Setenv(comm.RecordDirVariable, dir)
-	failure := errors.New("no disk space")
-	for _, failure := range []error{nil, failure} {
+	for _, failure := range []error{nil, errors.New("no disk space")} {
 		rt := cpu.New()
 		body := func(ctx context.Context, c comm.Communicator) error {
 			err := c.Barrier(ctx)
