@@ -43,7 +43,7 @@ type engine struct {
 	kept       bool    // the residual before the step is in its origin, apart from it
 
 	target gradient // of the step: where the result goes
-	before buffer   // the numbers before the step
+	before buffer   // what is kept of the numbers, before the step
 	flags  uintptr  // P I32: of each list of the result, how many may overflow
 	skip   uintptr  // I32, and how many: if one is not 0, the device undoes the step
 	skips  int
@@ -97,8 +97,8 @@ type past struct {
 	level           int  // for how many steps regions had about equally many of the sums that passed
 }
 
-// save keeps what undo brings back: the numbers but for the overflows, which
-// say whether it is to, and the residual. That stays where it is, as the origin,
+// save keeps what undo brings back: the numbers that a step leaves to later ones, and
+// the residual. That stays where it is, as the origin,
 // and the step writes the new one to the memory of the origin before, at no cost.
 // A captured step is to find and leave it at the same address, so there the pass that
 // adds the gradient keeps it in the origin. With momentum it is copied, and so it is in
@@ -107,7 +107,7 @@ func (e *engine) save() {
 	if e.cfg.NoUndo {
 		return
 	}
-	e.copy(e.before.ptr, e.words.ptr, int(e.overflows))
+	e.copy(e.before.ptr, e.at(numKept), keptWords(e.size))
 	e.fill(e.flags, e.size)
 	// A graph needs addresses that stay, so its capture freezes the allocator.
 	frozen := e.rt.Stats().Frozen
@@ -129,9 +129,9 @@ func (e *engine) swap() {
 	}
 }
 
-// undo makes the residual and the numbers what they were at save, bit for bit.
+// undo makes the residual and the numbers that are kept what they were at save, bit for bit.
 func (e *engine) undo() {
-	e.copy(e.words.ptr, e.before.ptr, int(e.overflows))
+	e.copy(e.at(numKept), e.before.ptr, keptWords(e.size))
 	if e.swap(); e.kept {
 		e.copy(e.residual, e.origin, e.held)
 	}
@@ -143,7 +143,7 @@ func (e *engine) undo() {
 func (e *engine) undoIfOverflow(g gradient) {
 	e.copies = e.copies[:0]
 	if e.undoes {
-		e.copies = append(e.copies, runtime.Copy{Dst: e.words.ptr, Src: e.before.ptr, DType: dtype.F32, N: int(e.overflows)})
+		e.copies = append(e.copies, runtime.Copy{Dst: e.at(numKept), Src: e.before.ptr, DType: dtype.F32, N: keptWords(e.size)})
 		if e.origin != 0 {
 			e.copies = append(e.copies, runtime.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
 		}

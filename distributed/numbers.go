@@ -16,21 +16,26 @@ import (
 type number int
 
 // The numbers that every engine has, in words; those that there are of every
-// rank come behind them.
+// rank come behind them. What steps leave to later ones begins at numKept: that is
+// undone with a step, and saved. Everything else is made anew in each step, and what
+// one that was undone has received may come to it at any time.
 const (
-	numSquares   number = 0  // F64: the squared norm of the gradient
-	numFactor    number = 2  // F32: what clipping scales it by
-	numFaults    number = 3  // indices that were out of range
-	numState     number = 4  // threshold (F32) of the selector, and its age or margin
-	numUsed      number = 6  // F32: the threshold that was used
-	numSelf      number = 7  // a length of this rank, to be sent
-	numBracket   number = 8  // of the search for oktopk's threshold: low, high
-	numLimit     number = 10 // F32: magnitudes from here on may overflow when P are added
-	numTiny      number = 11 // F32: the smallest magnitude above zero
-	numFan       number = 12
+	numSquares   number = 0 // F64: the squared norm of the gradient
+	numFactor    number = 2 // F32: what clipping scales it by
+	numUsed      number = 3 // F32: the threshold that was used
+	numLimit     number = 4 // F32: magnitudes from here on may overflow when P are added
+	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
+	numFan       number = 6
 	numFanCounts        = numFan + bisectFan
-	numPerRank          = numFanCounts + bisectFan
+	numKept             = numFanCounts + bisectFan
+	numState            = numKept     // threshold (F32) of the selector, and its age or margin
+	numBracket          = numKept + 2 // of the search for oktopk's threshold: low, high
+	numFaults           = numKept + 4 // indices that were out of range
+	numBounds           = numKept + 5 // P+1: where regions start
 )
+
+// keptWords is how many numbers are kept.
+func keptWords(size int) int { return int(numBounds-numKept) + size + 1 }
 
 // numbers are the few numbers of a step that live on the device, where kernels
 // and communication write and read them, and the host's copy. Patterns that need
@@ -40,14 +45,11 @@ type numbers struct {
 	host  []int32 // as read last
 
 	// Places of what there is per rank.
-	lengths   number // P: by which this rank's list is cut; P-1 bounds, so lengths
-	positions number // P+1: where regions start in a list
-	received  number // P: lengths that the ranks sent
-	bounds    number // P+1: where regions start
-	samples   number // samplesOf(P)
-	overflows number // P: of each list of the result, how many are not below numLimit
-
-	// What no step leaves to the next: it is neither undone nor saved.
+	lengths       number // P: by which this rank's list is cut; P-1 bounds, so lengths
+	positions     number // P+1: where regions start in a list
+	received      number // P: lengths that the ranks sent
+	samples       number // a rank's, all ranks', and these sorted
+	overflows     number // P: of each list of the result, how many are not below numLimit
 	matrix        number // P·P: what each rank has for each region; with streams
 	others        number // how many picks are in other ranks' regions
 	rooms         number // 2: lengths of messages; see okExchange.countLong
@@ -57,7 +59,7 @@ type numbers struct {
 
 // layOut places the numbers for so many ranks, and returns how many words they are.
 func (n *numbers) layOut(size int, streams bool) int {
-	next := numPerRank
+	next := numKept + number(keptWords(size))
 	matrix := 0
 	if streams {
 		matrix = size * size
@@ -66,8 +68,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 		number *number
 		words  int
 	}{
-		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size},
-		{&n.bounds, size + 1}, {&n.samples, samplesOf(size)},
+		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
 		{&n.overflows, size}, {&n.matrix, matrix}, {&n.others, 1}, {&n.rooms, 2},
 		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
 	} {
@@ -77,19 +78,11 @@ func (n *numbers) layOut(size int, streams bool) int {
 	return int(next)
 }
 
-// samplesOf is how many samples there are: a rank's, all ranks', and these sorted.
-func samplesOf(size int) int { return sampleCount * (2*size + 1) }
-
-// constants are the bits of numLimit and of numTiny, behind it.
-func constants(size int) [2]int32 {
-	return [...]int32{int32(math.Float32bits(math.MaxFloat32 / float32(size))), int32(math.Float32bits(tiny))}
-}
-
 // prepareNumbers makes the numbers.
 func (e *engine) prepareNumbers() {
 	e.host = make([]int32, e.layOut(e.size, e.order.streams != nil))
 	e.allocate(&e.words, len(e.host)*wordSize)
-	e.allocate(&e.before, len(e.host)*wordSize)
+	e.allocate(&e.before, keptWords(e.size)*wordSize)
 	e.flags, e.skip, e.skips = e.at(e.overflows), e.at(e.overflows), e.size
 	e.resetNumbers()
 }
@@ -98,8 +91,7 @@ func (e *engine) prepareNumbers() {
 func (e *engine) resetNumbers() {
 	clear(e.host)
 	e.fill(e.words.ptr, len(e.host))
-	limits := constants(e.size)
-	e.set(numLimit, limits[:]...)
+	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))), int32(math.Float32bits(tiny)))
 }
 
 // at returns the address of a number.
@@ -107,12 +99,21 @@ func (e *engine) at(x number) uintptr { return at(e.words.ptr, int(x)) }
 
 // read has the host wait for the device and copies all numbers. It is the one
 // place where a step does so, and looks at what the kernels have counted.
-func (e *engine) read(ctx context.Context) {
+func (e *engine) read(ctx context.Context) { e.readSome(ctx, e.host, 0) }
+
+// readKept is read of what is kept, which it returns.
+func (e *engine) readKept(ctx context.Context) []int32 {
+	kept := e.host[numKept:][:keptWords(e.size)]
+	e.readSome(ctx, kept, numKept)
+	return kept
+}
+
+func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	if e.err == nil {
 		e.check(e.order.hostAfterAll(ctx))
 	}
 	if e.err == nil {
-		e.check(e.rt.CopyOut(hostmem.Bytes(e.host), e.words.ptr))
+		e.check(e.rt.CopyOut(hostmem.Bytes(words), e.at(x)))
 	}
 	e.waited = true
 	if e.err != nil {

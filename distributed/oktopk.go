@@ -255,7 +255,7 @@ func (x *okExchange) balanceRegions(ctx context.Context, picks runtime.Entries) 
 	x.communicate(ctx, comm.AllGatherCall(x.at(x.samples), x.at(all), sampleCount, dtype.I32))
 	x.copy(x.at(sorted), x.at(all), count)
 	if x.err == nil {
-		x.check(x.kernels.Balance(x.at(sorted), count, x.n, x.at(x.bounds), x.size))
+		x.check(x.kernels.Balance(x.at(sorted), count, x.n, x.at(numBounds), x.size))
 	}
 }
 

@@ -31,14 +31,14 @@ func newRegionReducer(e *engine) *regionReducer {
 		bounds[r] = int32(e.n / e.size * r)
 	}
 	bounds[e.size] = int32(e.n)
-	e.set(e.bounds, bounds...)
+	e.set(numBounds, bounds...)
 	return &regionReducer{engine: e, sources: make([]runtime.Entries, e.size)}
 }
 
 // region returns the start and the length of a rank's region, as read last.
 func (s *regionReducer) region(rank int) (start, n int) {
-	start = int(s.host[int(s.bounds)+rank])
-	return start, int(s.host[int(s.bounds)+rank+1]) - start
+	start = int(s.host[int(numBounds)+rank])
+	return start, int(s.host[int(numBounds)+rank+1]) - start
 }
 
 func (s *regionReducer) regionLength(rank int) int {
@@ -49,7 +49,7 @@ func (s *regionReducer) regionLength(rank int) int {
 // locate finds the regions of a list of picks.
 func (s *regionReducer) locate(l runtime.Entries) {
 	if s.err == nil {
-		s.check(s.kernels.LowerBounds(l, s.at(s.bounds), s.size+1, s.at(s.positions), s.at(s.lengths)))
+		s.check(s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths)))
 	}
 }
 

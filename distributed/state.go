@@ -18,7 +18,7 @@ import (
 
 // stateMagic is the beginning of what State returns; its last byte is the
 // version.
-const stateMagic = "tutti-sparse\x02"
+const stateMagic = "tutti-sparse\x03"
 
 // stateHeader is what follows it, little-endian. Behind it come words numbers
 // (I32), elements of the residual and the velocity (F32), and the CRC-32C of everything before.
@@ -53,14 +53,14 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 	if s.err != nil {
 		return nil, opError(op, s.err)
 	}
-	s.read(ctx)
+	kept := s.readKept(ctx)
 	if err := s.failure(); err != nil {
 		return nil, opError(op, err)
 	}
 	header := stateHeader{
 		Config: s.cfg.fingerprint(s.n), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps), K: uint64(s.k),
 		Age: uint64(s.past.age), Rounds: uint64(s.past.steps), Level: uint32(s.past.level), GlobalThreshold: s.past.globalThreshold,
-		Words: uint32(s.overflows),
+		Words: uint32(len(kept)),
 	}
 	if s.cfg.keeps() {
 		header.Elements = uint32(s.held)
@@ -69,7 +69,7 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 	state := append(make([]byte, 0, size), stateMagic...)
 	state, err := binary.Append(state, binary.LittleEndian, header)
 	if err == nil {
-		state, err = binary.Append(state, binary.LittleEndian, s.host[:s.overflows])
+		state, err = binary.Append(state, binary.LittleEndian, kept)
 	}
 	if residual := state[len(state) : size-wordSize]; err == nil && len(residual) > 0 {
 		err = s.rt.CopyOut(residual, s.residual)
@@ -188,9 +188,7 @@ func (s *Sparse) parse(state []byte) (p savedState, err error) {
 	if p.Config != p.cfg.fingerprint(s.n) {
 		return p, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor", comm.ErrMismatch, p.Rank, p.Size)
 	}
-	var places numbers
-	places.layOut(int(p.Size), false)
-	rest, words := body[size:], int(places.overflows)
+	rest, words := body[size:], keptWords(int(p.Size))
 	dense := (p.cfg.Pattern == Dense || p.cfg.Pattern == Auto) && p.K > 0
 	if p.Rank >= p.Size || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != wordSize*(words+elements) ||
 		p.K > uint64(s.n) || dense || p.Steps > math.MaxInt64 || p.Age > math.MaxInt64 || p.Rounds > math.MaxInt64 {
@@ -200,7 +198,7 @@ func (s *Sparse) parse(state []byte) (p savedState, err error) {
 	if _, err := binary.Decode(rest, binary.LittleEndian, p.numbers); err != nil {
 		return wrong("the state is damaged: %v", err)
 	}
-	if !p.plausible(&places, s.n) {
+	if !p.plausible(s.n) {
 		return wrong("the state has numbers that no step leaves")
 	}
 	return p, nil
@@ -208,17 +206,15 @@ func (s *Sparse) parse(state []byte) (p savedState, err error) {
 
 // plausible reports whether the numbers are such as steps leave. Those that follow
 // trust them: regions say where picks go.
-func (p *savedState) plausible(places *numbers, n int) bool {
-	size := int(p.Size)
-	if p.numbers[numFaults] != 0 || [...]int32{p.numbers[numLimit], p.numbers[numTiny]} != constants(size) {
+func (p *savedState) plausible(n int) bool {
+	if p.numbers[numFaults-numKept] != 0 {
 		return false
 	}
-	if uses, _ := find(p.cfg.Pattern, int(p.K), n, size); p.K == 0 || !NeedsHost(uses) { // there are no regions
+	if uses, _ := find(p.cfg.Pattern, int(p.K), n, int(p.Size)); p.K == 0 || !NeedsHost(uses) { // there are no regions
 		return true
 	}
-	bounds, samples := p.numbers[places.bounds:][:size+1], p.numbers[places.samples:][:samplesOf(size)]
-	return bounds[0] == 0 && bounds[size] == int32(n) && slices.IsSorted(bounds) &&
-		!slices.ContainsFunc(samples, func(i int32) bool { return i < 0 || int(i) >= n })
+	bounds := p.numbers[numBounds-numKept:]
+	return bounds[0] == 0 && bounds[p.Size] == int32(n) && slices.IsSorted(bounds)
 }
 
 // settled has the host wait for the device.
@@ -244,7 +240,8 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	}
 	if int(first.Size) == s.size {
 		s.plan(ctx, int(first.K))
-		s.set(0, first.numbers...)
+		s.resetNumbers()
+		s.set(numKept, first.numbers...)
 		s.past = past{age: int(first.Age), steps: int(first.Rounds), level: int(first.Level), globalThreshold: first.GlobalThreshold}
 	} else {
 		s.release(s.permanent)

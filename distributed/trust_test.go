@@ -198,12 +198,11 @@ type lastCall struct {
 }
 
 func (l *lastCall) Sync(ctx context.Context) error {
-	err := l.Communicator.Sync(ctx) // what is under way would change numbers that were undone
 	if _, unchosen := l.sparse.Residual(); l.armed && unchosen == nil {
 		l.armed, l.made = false, true
 		return errFault
 	}
-	return err
+	return l.Communicator.Sync(ctx)
 }
 
 // TestVelocityOtherWorld saves a run with momentum and goes on with fewer and with
