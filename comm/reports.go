@@ -82,6 +82,19 @@ func (l *LocalReports) GiveUp(_ context.Context, group string, rank int, text st
 	l.gaveUp.Store(true)
 }
 
+// EachGivenUp calls f for all that is known of ranks that gave up.
+func (l *LocalReports) EachGivenUp(f func(group string, rank int, text string, done uint64)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for group, ranks := range l.groups {
+		for rank, r := range ranks {
+			if g := r.gaveUp; g != nil {
+				f(group, rank, g.text, g.done)
+			}
+		}
+	}
+}
+
 // Failed implements [Reports].
 func (l *LocalReports) Failed(group string, rank int, collectives uint64) error {
 	if !l.gaveUp.Load() {

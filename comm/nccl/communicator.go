@@ -26,9 +26,11 @@ import (
 // tells them nothing. So a rank that gives up lets the others know first
 // ([comm.Reports]), and their Sync and Barrier are [comm.ErrPeerFailed], with the
 // cause. Graphs are not looked into: with some ([cuda.Stream.Capture]), that holds for
-// whatever was done before as well. They do not learn it where they have no connection to
-// rank 0, as when its process has ended, which is tried for a second at most, and of
-// replays of graphs that others captured, on a stream of [Comm.UseStream].
+// whatever was done before as well. The end of rank 0's process, through which they learn
+// it, is a failure of what that has not closed. They do not learn it where they have no
+// connection to rank 0, for which creation waits a second at most, or have it no more, as
+// parts without rank 0; and of replays of graphs that others captured, on a stream of
+// [Comm.UseStream].
 type Comm struct {
 	calls
 	check comm.Check

@@ -38,7 +38,7 @@ func TestAKilledRank(t *testing.T) {
 		rankOfAKilledJob(t, way)
 		return
 	}
-	ways := []string{early, inTheMid}
+	ways := []string{early, inTheMid, gputest.First}
 	if n, _ := cuda.Count(); n > 1 { // there are windows where GPUs reach each other
 		ways = append(ways, symmetric)
 	}
@@ -52,7 +52,7 @@ func TestAStoppedRank(t *testing.T) { gputest.LoseARank(t, 3, gputest.Stops) }
 // rankOfAKilledJob is what each of the processes does.
 func rankOfAKilledJob(t *testing.T, way string) {
 	j := gputest.Job(t)
-	victim := j.WorldSize - 1
+	victim := gputest.Victim(way, j.WorldSize)
 	rt := gputest.Own(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -79,6 +79,11 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	err = c.Sync(wait)
 	t.Logf("after %v: %v", time.Since(began).Round(time.Millisecond), err)
 	require.True(t, errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed), "%v", err)
+	if way == gputest.First { // which tells the others of each other
+		require.ErrorIs(t, err, comm.ErrPeerFailed)
+		require.ErrorContains(t, err, "rank 0 gave up: its process has ended")
+		require.Less(t, time.Since(began), deadline)
+	}
 	if errors.Is(err, comm.ErrTimeout) && way != gputest.Stops {
 		require.ErrorContains(t, err, fmt.Sprintf("rank %d is gone, and had reported", victim))
 	}

@@ -155,6 +155,7 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	if err != nil && o.reporter != nil {
 		_ = o.reporter.close()
 	}
+	o.reporter.awaitTold()
 	return c, err
 }
 

@@ -19,6 +19,7 @@ import (
 type reporter struct {
 	comm.Reports
 	close func() error
+	told  <-chan struct{} // closed when it is known who gave up before; nil if nobody could
 
 	mu   sync.Mutex
 	open []*submissions
@@ -130,7 +131,18 @@ func sharedReports(kept *rendezvous.ReportKeeper, invitation []byte, rank, size 
 		return nil
 	}
 	r := rendezvous.FollowReports(in, rank, size)
-	return &reporter{Reports: r, close: r.Close}
+	return &reporter{Reports: r, close: r.Close, told: r.Told()}
+}
+
+// awaitTold waits until rank 0 tells this rank who gives up, or for a while.
+func (r *reporter) awaitTold() {
+	if r == nil || r.told == nil {
+		return
+	}
+	select {
+	case <-r.told:
+	case <-time.After(tellTimeout):
+	}
 }
 
 // keepReports is what rank 0 does before it shares the unique id. A rank that cannot

@@ -8,3 +8,21 @@ func SetTellTime(k *ReportKeeper, d time.Duration) {
 	defer k.mu.Unlock()
 	k.tellTime = d
 }
+
+// Ended is closed when there is no connection any more.
+func Ended(r *RemoteReports) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			r.mu.Lock()
+			state := r.state
+			r.mu.Unlock()
+			if state != nil && state != errNotConnected {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	return ended
+}

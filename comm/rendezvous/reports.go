@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,25 +25,27 @@ type Invitation struct {
 
 // reportMessage is a line of a connection between a rank and rank 0: a report, a
 // question for those of a group, or the answer to one. A rank that gives up asks as
-// well, and gets its answer when rank 0 has told all others, who have told it so.
+// well, and gets its answer when rank 0 has told all others, who have told it so. Rank 0
+// also tells in which groups its own process is.
 type reportMessage struct {
 	Group  string              `json:"group,omitempty"`
 	Rank   int                 `json:"rank,omitempty"`
 	Text   string              `json:"text,omitempty"`
 	Left   bool                `json:"left,omitempty"`
 	GaveUp bool                `json:"gave_up,omitempty"`
-	Done   uint64              `json:"done,omitempty"` // collectives, before it gave up
-	Told   uint64              `json:"told,omitempty"` // the number of what rank 0 tells
+	Done   uint64              `json:"done,omitempty"`  // collectives, before it gave up
+	Told   uint64              `json:"told,omitempty"`  // the number of what rank 0 tells
+	Home   bool                `json:"home,omitempty"`  // rank 0's process is in the group, as that rank, until it has left
+	Known  bool                `json:"known,omitempty"` // what came before is all that rank 0 knew when the connection began
 	Ask    uint64              `json:"ask,omitempty"`
 	Last   map[int]comm.Report `json:"last,omitempty"`
 }
 
-// longestReport bounds a line that a rank sends, mostGroups those in which one rank
-// reports at a time, and mostGiveUps how often it gives up at a time.
+// longestReport bounds a line that a rank sends, and mostGroups those in which one rank
+// reports, and gives up, at a time.
 const (
 	longestReport = 4 << 10
 	mostGroups    = 1 << 12
-	mostGiveUps   = 64
 )
 
 // tellTimeout bounds how long rank 0 waits for a rank to hear that another one gave up.
@@ -56,6 +60,7 @@ type ReportKeeper struct {
 
 	mu        sync.Mutex
 	followers map[*follower]bool // nil when closed
+	home      map[string]int     // the groups that rank 0's process is in, and its rank there
 	tellings  uint64             // so far
 	tellTime  time.Duration      // that they have to hear something
 }
@@ -72,6 +77,11 @@ type follower struct {
 func (f *follower) send(m *reportMessage) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.encode(m)
+}
+
+// encode is send with the lock held.
+func (f *follower) encode(m *reportMessage) error {
 	if err := f.conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
@@ -108,7 +118,7 @@ func KeepReports(thisHost bool) (*ReportKeeper, Invitation, error) {
 		invitation.Addresses = append(invitation.Addresses, net.JoinHostPort(h, port))
 	}
 	k := &ReportKeeper{job: Job{Address: listener.Addr().String(), Secret: invitation.Secret}, listener: listener,
-		visitors: make(chan struct{}, mostStrangers), followers: map[*follower]bool{}, tellTime: tellTimeout}
+		visitors: make(chan struct{}, mostStrangers), followers: map[*follower]bool{}, home: map[string]int{}, tellTime: tellTimeout}
 	go k.run()
 	return k, invitation, nil
 }
@@ -138,13 +148,7 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 	known := k.welcome(conn)
 	<-k.visitors
 	f := &follower{conn: conn, out: json.NewEncoder(conn), told: map[uint64]func(){}}
-	k.mu.Lock()
-	closed := k.followers == nil
-	if known && !closed {
-		k.followers[f] = true
-	}
-	k.mu.Unlock()
-	if !known || closed {
+	if !known || !k.admit(f) {
 		return
 	}
 	type place struct {
@@ -166,7 +170,7 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 	}()
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, longestReport)
-	givingUp := make(chan struct{}, mostGiveUps)
+	givingUp := make(chan struct{}, mostGroups)
 	for lines.Scan() {
 		var m reportMessage
 		if json.Unmarshal(lines.Bytes(), &m) != nil {
@@ -188,7 +192,7 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 				return
 			}
 		case m.Left:
-			k.Leave(m.Group, m.Rank, m.Text)
+			k.LocalReports.Leave(m.Group, m.Rank, m.Text)
 			delete(reported, at)
 		case len(reported) == mostGroups && !reported[at]:
 			return
@@ -205,8 +209,67 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 				<-givingUp
 			}()
 		default:
-			k.Report(m.Group, m.Rank, m.Text)
+			k.LocalReports.Report(m.Group, m.Rank, m.Text)
 			reported[at] = true
+		}
+	}
+}
+
+// admit has a rank told from now on, what is known first. It reports whether the keeper
+// is open.
+func (k *ReportKeeper) admit(f *follower) bool {
+	f.mu.Lock() // nothing comes before
+	defer f.mu.Unlock()
+	var first []reportMessage
+	k.mu.Lock()
+	closed := k.followers == nil
+	if !closed {
+		k.followers[f] = true
+	}
+	for group, rank := range k.home {
+		first = append(first, reportMessage{Group: group, Rank: rank, Home: true})
+	}
+	k.mu.Unlock()
+	k.EachGivenUp(func(group string, rank int, text string, done uint64) {
+		first = append(first, reportMessage{Group: group, Rank: rank, Text: text, GaveUp: true, Done: done})
+	})
+	for _, m := range append(first, reportMessage{Known: true}) {
+		if f.encode(&m) != nil {
+			f.conn.Close() //nolint:errcheck // serve ends
+		}
+	}
+	return !closed
+}
+
+// Report implements [comm.Reports], for rank 0's own process.
+func (k *ReportKeeper) Report(group string, rank int, text string) {
+	k.LocalReports.Report(group, rank, text)
+	k.mu.Lock()
+	_, known := k.home[group]
+	k.home[group] = rank
+	k.mu.Unlock()
+	if !known {
+		k.announce(reportMessage{Group: group, Rank: rank, Home: true})
+	}
+}
+
+// Leave implements [comm.Reports], for rank 0's own process.
+func (k *ReportKeeper) Leave(group string, rank int, text string) {
+	k.LocalReports.Leave(group, rank, text)
+	k.mu.Lock()
+	delete(k.home, group)
+	k.mu.Unlock()
+	k.announce(reportMessage{Group: group, Rank: rank, Home: true, Left: true})
+}
+
+// announce sends something to all others.
+func (k *ReportKeeper) announce(m reportMessage) {
+	k.mu.Lock()
+	all := slices.Collect(maps.Keys(k.followers))
+	k.mu.Unlock()
+	for _, f := range all {
+		if f.send(&m) != nil {
+			f.conn.Close() //nolint:errcheck // serve ends
 		}
 	}
 }
@@ -265,13 +328,17 @@ func (k *ReportKeeper) welcome(conn net.Conn) bool {
 	return ok && conn.SetDeadline(time.Time{}) == nil
 }
 
-// Close ends it.
+// Close ends it. What was told before reaches the others.
 func (k *ReportKeeper) Close() error {
 	err := k.listener.Close()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for f := range k.followers {
-		f.conn.Close() //nolint:errcheck // nothing is lost
+		// They close the connection then. What lay here unread would have it reset.
+		_ = f.conn.SetReadDeadline(time.Now().Add(glance))
+		if c, ok := f.conn.(*net.TCPConn); !ok || c.CloseWrite() != nil {
+			f.conn.Close() //nolint:errcheck // nothing is lost
+		}
 	}
 	k.followers = nil
 	return err
@@ -281,9 +348,11 @@ func (k *ReportKeeper) Close() error {
 type RemoteReports struct {
 	cancel context.CancelFunc
 	known  comm.LocalReports // who gave up in groups
+	told   chan struct{}     // closed when that is what rank 0 knows, or nothing will be
 
 	mu      sync.Mutex
 	groups  map[string]bool // in which this rank reports
+	home    map[string]int  // in which rank 0's process is, and its rank there
 	wake    chan struct{}
 	pending []reportMessage // to be sent; of each rank of a group the last alone
 	asked   uint64
@@ -296,7 +365,7 @@ type RemoteReports struct {
 // reported meanwhile is sent then. Close ends it.
 func FollowReports(in Invitation, rank, size int) *RemoteReports {
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &RemoteReports{cancel: cancel, groups: map[string]bool{}, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]comm.Report{},
+	r := &RemoteReports{cancel: cancel, told: make(chan struct{}), groups: map[string]bool{}, home: map[string]int{}, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]comm.Report{},
 		state: errNotConnected}
 	go r.run(ctx, in, newHello(rank, size))
 	return r
@@ -304,7 +373,13 @@ func FollowReports(in Invitation, rank, size int) *RemoteReports {
 
 var errNotConnected = errors.New("not connected to rank 0 yet")
 
+// Told is closed when it is known who gave up before this rank was connected, or when
+// there will be no connection.
+func (r *RemoteReports) Told() <-chan struct{} { return r.told }
+
 func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
+	told := sync.OnceFunc(func() { close(r.told) })
+	defer told()
 	conn, err := in.connect(ctx, self)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -318,19 +393,27 @@ func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
 	r.mu.Unlock()
 	ctx, lost := context.WithCancelCause(ctx)
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends what is read
-	go func() { lost(r.read(conn)) }()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		lost(r.read(conn, told))
+	}()
 	out := json.NewEncoder(conn)
-	for ctx.Err() == nil {
+	open := true
+	for open && ctx.Err() == nil {
 		r.mu.Lock()
 		messages, closing := r.pending, r.closing
 		r.pending = nil
 		r.mu.Unlock()
 		for i := range messages {
-			if err := out.Encode(&messages[i]); err != nil {
-				lost(err)
-			}
+			open = open && out.Encode(&messages[i]) == nil
 		}
 		if closing {
+			break
+		}
+		if !open { // what rank 0 told before may still be there
+			_ = conn.SetReadDeadline(time.Now().Add(glance))
+			<-read
 			break
 		}
 		select {
@@ -340,14 +423,21 @@ func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
 	}
 	lost(net.ErrClosed)
 	conn.Close() //nolint:errcheck // nothing is lost
+	<-read
 	r.end(fmt.Errorf("rank 0 does not answer: %w", context.Cause(ctx)))
 }
 
-// end notes why there is no connection.
+// end notes why there is no connection. Without one nobody hears who gives up: what rank
+// 0's process takes part in has failed with it.
 func (r *RemoteReports) end(why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state = why
+	for group, rank := range r.home {
+		if r.groups[group] && !r.closing {
+			r.known.GiveUp(context.Background(), group, rank, "its process has ended, or cannot be reached", 0)
+		}
+	}
 	for _, answer := range r.answers {
 		close(answer)
 	}
@@ -380,8 +470,8 @@ func (in Invitation) connect(ctx context.Context, self hello) (net.Conn, error) 
 	return nil, errors.Join(errs...)
 }
 
-// read takes answers.
-func (r *RemoteReports) read(conn net.Conn) error {
+// read takes answers, and what rank 0 tells.
+func (r *RemoteReports) read(conn net.Conn, told func()) error {
 	in := json.NewDecoder(conn)
 	for {
 		var m reportMessage
@@ -389,11 +479,19 @@ func (r *RemoteReports) read(conn net.Conn) error {
 			return err
 		}
 		r.mu.Lock()
+		if m.GaveUp && r.groups[m.Group] {
+			r.known.GiveUp(context.Background(), m.Group, m.Rank, m.Text, m.Done)
+		}
 		if m.Told > 0 {
-			if r.groups[m.Group] {
-				r.known.GiveUp(context.Background(), m.Group, m.Rank, m.Text, m.Done)
-			}
 			r.push(reportMessage{Told: m.Told})
+		}
+		switch {
+		case m.Known:
+			told()
+		case m.Home && m.Left:
+			delete(r.home, m.Group)
+		case m.Home:
+			r.home[m.Group] = m.Rank
 		}
 		if answer := r.answers[m.Ask]; answer != nil {
 			answer <- m.Last

@@ -2,6 +2,7 @@ package rendezvous_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strconv"
 	"strings"
@@ -102,10 +103,10 @@ func TestRanksThatGiveUp(t *testing.T) {
 			require.ErrorContains(t, err, "rank "+strconv.Itoa(i)+" gave up: changed its mind")
 		}
 	}
-	// All at once, more often than a rank may at a time elsewhere.
+	// All at once, as a rank does that ends with many communicators.
 	var givingUp sync.WaitGroup
 	for rank, r := range all {
-		for n := range 10 {
+		for n := range 100 {
 			givingUp.Go(func() { r.GiveUp(ctx, "0", rank, "again", uint64(4-n%2)) })
 		}
 	}
@@ -125,6 +126,81 @@ func TestRanksThatGiveUp(t *testing.T) {
 	one.GiveUp(ctx, "0", 1, "when nobody is there", 0)
 	require.NoError(t, ctx.Err())
 	require.NoError(t, one.Close())
+}
+
+// A rank that comes to rank 0 late is told of those that gave up before.
+func TestALateRankHearsWhoGaveUp(t *testing.T) {
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	keeper.Report("0", 0, "waits")
+	// The first address that it tries is silent until that listener is closed.
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	held := make(chan net.Conn, 1)
+	go func() {
+		if conn, err := silent.Accept(); err == nil {
+			held <- conn
+		}
+	}()
+	late := rendezvous.FollowReports(rendezvous.Invitation{
+		Addresses: append([]string{silent.Addr().String()}, invitation.Addresses...), Secret: invitation.Secret}, 1, 3)
+	late.Report("0", 1, "waits")
+	conn := <-held
+	keeper.GiveUp(t.Context(), "0", 2, "changed its mind", 5)
+	select {
+	case <-late.Told():
+		t.Fatal("it is told although it is not connected")
+	default:
+	}
+	require.NoError(t, errors.Join(conn.Close(), silent.Close()))
+	<-late.Told()
+	require.NoError(t, late.Failed("0", 1, 5))
+	err = late.Failed("0", 1, 6)
+	require.ErrorIs(t, err, comm.ErrPeerFailed)
+	require.ErrorContains(t, err, "rank 2 gave up: changed its mind")
+	require.NoError(t, late.Close())
+
+	never := rendezvous.FollowReports(rendezvous.Invitation{Addresses: []string{silent.Addr().String()}}, 1, 3)
+	<-never.Told() // there is nothing to wait for
+	require.NoError(t, never.Close())
+}
+
+// When rank 0's process ends, nobody can tell that he gives up: that is a failure of what
+// it takes part in, and of nothing else. It does not if it has left before.
+func TestTheEndOfRankZero(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		keeper, invitation, err := rendezvous.KeepReports(true)
+		require.NoError(t, err)
+		keeper.Report("before", 4, "waits")
+		one := rendezvous.FollowReports(invitation, 1, 3)
+		one.Report("before", 1, "waits")
+		<-one.Told()
+		keeper.Report("behind", 2, "waits")
+		for _, group := range []string{"behind", "left", "of others"} {
+			one.Report(group, 1, "waits")
+		}
+		keeper.Report("left", 3, "waits")
+		keeper.Leave("left", 3, "closed")
+		if leaves {
+			keeper.Leave("before", 4, "closed")
+			keeper.Leave("behind", 2, "closed")
+		}
+		require.NoError(t, keeper.Close())
+		<-rendezvous.Ended(one)
+		for group, rank := range map[string]string{"before": "rank 4", "behind": "rank 2"} {
+			err := one.Failed(group, 1, 1)
+			if leaves {
+				require.NoError(t, err)
+				continue
+			}
+			require.ErrorIs(t, err, comm.ErrPeerFailed)
+			require.ErrorContains(t, err, rank)
+		}
+		require.NoError(t, one.Failed("left", 1, 100))
+		require.NoError(t, one.Failed("of others", 1, 100))
+		require.NoError(t, one.Close())
+	}
 }
 
 // A rank that reports without end is not listened to any more, and the others are.

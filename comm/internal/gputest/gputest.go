@@ -184,11 +184,20 @@ func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect fu
 // and in which way it does.
 const VictimVariable = "TUTTI_TEST_VICTIM"
 
-// Ways of the last process of a job to be lost. Any other way kills it.
+// Ways of the last process of a job to be lost. Any other way kills it, or the first one.
 const (
 	Exits = "exits"
 	Stops = "stops"
+	First = "first"
 )
+
+// Victim is the rank that is lost.
+func Victim(way string, ranks int) int {
+	if way == First {
+		return 0
+	}
+	return ranks - 1
+}
 
 // stopSignal is SIGSTOP on Linux, where GPUs are.
 const stopSignal = syscall.Signal(19)
@@ -209,7 +218,7 @@ func BeLost(t testing.TB, way string) {
 }
 
 // LoseARank has TestAKilledRank run in processes of a job, a GPU each and most of them
-// at most, of which the last is lost in each of the ways. Where there is one GPU, all
+// at most, of which one is lost in each of the ways. Where there is one GPU, all
 // share it, each as if on a host of its own.
 func LoseARank(t *testing.T, most int, ways ...string) {
 	if Job(t).WorldSize > 1 {
@@ -231,8 +240,8 @@ func LoseARank(t *testing.T, most int, ways ...string) {
 	}
 }
 
-// killARank runs a test again in n processes, a job, of which the last is lost
-// ([BeLost]), with hosts each as if on one of its own. The others print that they went on.
+// killARank runs a test again in n processes, a job, of which one is lost ([BeLost]), with
+// hosts each as if on one of its own. The others print that they went on.
 func killARank(t *testing.T, test, way string, n int, hosts bool) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -258,11 +267,12 @@ func killARank(t *testing.T, test, way string, n int, hosts bool) {
 	}
 	for rank, p := range processes {
 		ended := map[string]string{Exits: "exit status 3"}[way]
-		if rank == n-1 && way == Stops {
+		lost := rank == Victim(way, n)
+		if lost && way == Stops {
 			require.NoError(t, p.Process.Kill())
 		}
 		err := p.Wait()
-		if rank == n-1 {
+		if lost {
 			assert.ErrorContains(t, err, cmp.Or(ended, "kill"), "the victim: %s", &outputs[rank])
 			continue
 		}
