@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -98,10 +99,13 @@ func (c *Comm) freeWindow(w window) error {
 
 // End implements [comm.Ender]. The other ranks are told the cause as [Comm] says.
 func (c *Comm) End(cause error) error {
-	var errs []error
-	for _, child := range c.children.all() {
-		errs = append(errs, child.End(cause))
+	children := c.children.all()
+	errs := make([]error, len(children))
+	var all sync.WaitGroup
+	for i, child := range children { // each waits until others know, and NCCL has freed it
+		all.Go(func() { errs[i] = child.End(cause) })
 	}
+	all.Wait()
 	if cause != nil && !c.closed() {
 		_ = c.breakDown(cause) // nothing is waited for but the end of the kernels
 	}

@@ -19,22 +19,42 @@ func AsAProcess(c *Comm) { c.oneProcess = false }
 // Guarded runs calls as those that wait for other ranks.
 func Guarded(ctx context.Context, c *Comm, calls func() error) error { return c.guarded(ctx, calls) }
 
-// OnLeave has f called when a communicator leaves its reports.
-func OnLeave(c *Comm, f func()) {
+// Watch has leaves called when a communicator, or one that was made out of it, leaves its
+// reports, gives when it gives up, and fails before it is asked who has; each may be nil.
+func Watch(c *Comm, leaves, gives, fails func()) {
 	c.reporter.mu.Lock()
 	defer c.reporter.mu.Unlock()
-	c.reporter.Reports = watched{c.reporter.Reports, f}
+	c.reporter.Reports = watched{c.reporter.Reports, leaves, gives, fails}
 }
 
 type watched struct {
 	comm.Reports
-	leaves func()
+	leaves, gives, fails func()
 }
 
 func (w watched) Leave(group string, rank int, text string) {
-	w.leaves()
+	if w.leaves != nil {
+		w.leaves()
+	}
 	w.Reports.Leave(group, rank, text)
 }
+
+func (w watched) GiveUp(ctx context.Context, group string, rank int, text string, done uint64) {
+	if w.gives != nil {
+		w.gives()
+	}
+	w.Reports.GiveUp(ctx, group, rank, text, done)
+}
+
+func (w watched) Failed(group string, rank int, collectives uint64) error {
+	if w.fails != nil {
+		w.fails()
+	}
+	return w.Reports.Failed(group, rank, collectives)
+}
+
+// AsOfTwo has a communicator behave as if there were another rank.
+func AsOfTwo(c *Comm) { c.check.WorldSize = 2 }
 
 // WithoutNewerCalls runs f as if NCCL were version 2.18, without the calls that
 // came later.

@@ -393,7 +393,7 @@ func TestStandInLeavesAfterItsWork(t *testing.T) {
 	s.driver.Stall.Call(stream, 1)
 	require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8)))
 	var done, early atomic.Bool
-	nccl.OnLeave(c, func() { early.Store(!done.Load()) })
+	nccl.Watch(c, func() { early.Store(!done.Load()) }, nil, nil)
 	closed := make(chan error)
 	go func() { closed <- c.Close() }()
 	for !errors.Is(c.Group(), comm.ErrClosed) {
@@ -426,6 +426,79 @@ func TestStandInEnd(t *testing.T) {
 	assert.True(t, errors.Is(err, cause) || errors.Is(err, comm.ErrClosed), "%v", err)
 	assert.ErrorIs(t, part.Barrier(t.Context()), comm.ErrClosed)
 	assert.ErrorIs(t, c.Barrier(t.Context()), comm.ErrClosed)
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// A rank that ends with several communicators tells the others of all at once: each may
+// take a while.
+func TestStandInEndsTogether(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	const n = 3
+	var told sync.WaitGroup
+	told.Add(n)
+	all := make(chan struct{})
+	go func() {
+		told.Wait()
+		close(all)
+	}()
+	var first sync.Once
+	var one atomic.Int64
+	nccl.Watch(c, nil, func() {
+		if one.Add(1) > n { // the communicator itself, at last
+			return
+		}
+		told.Done()
+		select {
+		case <-all:
+		case <-time.After(30 * time.Second):
+			first.Do(func() { t.Error("one after the other") })
+		}
+	}, nil)
+	for range n {
+		part, err := c.Split(t.Context(), 0, 0)
+		require.NoError(t, err)
+		nccl.AsOfTwo(part.(*nccl.Comm))
+	}
+	require.NoError(t, c.End(errors.New("given up")))
+}
+
+// A Close beside a wait takes what is known of ranks that gave up with it: the wait has not
+// seen success.
+func TestStandInCloseBesideSync(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	require.NoError(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum))
+	looks := 0
+	nccl.Watch(c, nil, nil, func() {
+		// The first look comes before the stream is asked, the second one after that.
+		if looks++; looks == 2 {
+			require.NoError(t, c.Close())
+		}
+	})
+	require.ErrorIs(t, c.Sync(t.Context()), comm.ErrClosed)
+	require.Equal(t, 2, looks)
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// Who cannot take part in a vote has given up: the others make the next collective without
+// it, and it would be one behind them.
+func TestStandInVoteWithoutARank(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	s.driver.Stall.Call(rt.Stream().Handle(), 1)
+	require.NoError(t, rt.CopyInAsync(rt.Stream(), buf, make([]byte, 8)))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = c.AllocateSymmetric(ctx, 1<<20)
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	require.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
+	s.driver.Stall.Call(rt.Stream().Handle(), 0)
+	require.NoError(t, c.Close())
 	require.NoError(t, rt.Deallocate(buf))
 }
 

@@ -48,8 +48,11 @@ func (c *Comm) newWindow(ctx context.Context, bytes int, prepare func(ctx contex
 	if agreed := c.agree(ctx, bytes, err != nil); err == nil {
 		err = agreed
 	}
+	if err != nil {
+		return window{}, errors.Join(err, c.rt.Deallocate(addr)) // nobody else knows of it
+	}
 	w := window{addr: addr, bytes: bytes}
-	if err == nil && bytes > 0 && c.lib.sym.WindowRegister.Found() && c.WorldSize() > 1 {
+	if bytes > 0 && c.lib.sym.WindowRegister.Found() && c.WorldSize() > 1 {
 		if err = prepare(ctx); err == nil {
 			w.handle, err = c.register(ctx, w)
 		}
@@ -82,12 +85,16 @@ func (c *Comm) agree(ctx context.Context, bytes int, failed bool) error {
 func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 	// Copies wait for the compute stream, which may wait for a peer; this wait
 	// ends with ctx.
-	if err := c.rt.Synchronize(ctx); err != nil {
-		return err
-	}
 	at := c.scratch + voteOffset
-	if err := c.rt.CopyIn(at, hostmem.Bytes(votes)); err != nil {
-		return err
+	err := c.rt.Synchronize(ctx)
+	if err == nil {
+		err = c.rt.CopyIn(at, hostmem.Bytes(votes))
+	}
+	if err != nil { // the peers go on with the collective below
+		if ctx.Err() != nil {
+			err = comm.ContextError(ctx)
+		}
+		return c.breakDown(err)
 	}
 	x := comm.AllReduceCall(at, at, len(votes), dtype.I64, comm.Max)
 	if err := c.submit(&x, c.data); err != nil {

@@ -43,6 +43,9 @@ func (c *Comm) sync(ctx context.Context) error {
 		if err := c.abandoned(collectives); err != nil {
 			return c.breakDown(err)
 		}
+		if c.closed() { // and with it what was known of others
+			return c.usable()
+		}
 		done = wait
 		return nil
 	case ctx.Err() != nil:
