@@ -324,7 +324,7 @@ func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 		return nil, err
 	}
 	if err := k.side.Sync(ctx); err != nil {
-		return nil, err
+		return nil, brokenBy(err) // what broke that one breaks this one
 	}
 	flat := make([]byte, len(mine)*k.WorldSize())
 	if err := k.own.CopyOut(flat, k.recv); err != nil {

@@ -239,6 +239,56 @@ func TestRunGivesMemoryOfCheckedBack(t *testing.T) {
 	}
 }
 
+// latecomer is a communicator whose Sync says that it has come, and begins when a
+// channel is closed, and so do those of what is split off it.
+type latecomer struct {
+	comm.Communicator
+	came chan<- struct{}
+	open <-chan struct{}
+}
+
+func (l latecomer) Unwrap() comm.Communicator { return l.Communicator }
+
+func (l latecomer) Sync(ctx context.Context) error {
+	l.came <- struct{}{}
+	<-l.open
+	return l.Communicator.Sync(ctx)
+}
+
+func (l latecomer) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := l.Communicator.Split(ctx, color, key)
+	return latecomer{c, l.came, l.open}, err
+}
+
+// A rank whose peer gives up while it waits to compare a call has made that call: its
+// error is not that of one that came too late.
+func TestCheckedCallInWhichAPeerGivesUp(t *testing.T) {
+	rt := newRuntime(t)
+	failure := errors.New("no disk space")
+	came, gone := make(chan struct{}, 10), make(chan struct{})
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		k, err := comm.NewChecked(latecomer{c, came, gone}, rt)
+		if err != nil {
+			return err
+		}
+		return comm.Run(ctx, []comm.Communicator{k}, func(ctx context.Context, _ comm.Communicator) error {
+			if k.Rank() == 1 {
+				<-came // in a call
+				_ = k.End(failure)
+				close(gone)
+				return nil
+			}
+			err := k.AllReduce(0, 0, 0, dtype.F32, comm.Sum)
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.ErrorIs(t, err, failure)
+			assert.NotErrorIs(t, err, comm.ErrBroken)
+			assert.ErrorIs(t, k.AllReduce(0, 0, 0, dtype.F32, comm.Sum), comm.ErrBroken)
+			return nil
+		})
+	})
+	assert.NoError(t, err)
+}
+
 // byOrder is a communicator that matches messages by order alone and never finds
 // that they differ, as one of GPUs: all of them are empty and have tag 0. What is
 // split off it keeps their content, for Checked.

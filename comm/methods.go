@@ -2,6 +2,7 @@ package comm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/tutti-go/tutti/dtype"
@@ -150,6 +151,19 @@ func unusable(closed bool, broken error) error {
 		return ErrClosed
 	}
 	return fmt.Errorf("%w: %w", ErrBroken, broken)
+}
+
+// brokenBy returns the cause that comes with an [ErrBroken], and other errors as they
+// are.
+func brokenBy(err error) error {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if both, ok := e.(interface{ Unwrap() []error }); ok {
+			if errs := both.Unwrap(); len(errs) == 2 && errs[0] == ErrBroken {
+				return errs[1]
+			}
+		}
+	}
+	return err
 }
 
 // Calls are the methods of a [Communicator] but for Close, for a backend to embed.
