@@ -429,6 +429,20 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
+func TestShellsCompleteNames(t *testing.T) {
+	for line, want := range map[string]string{
+		"train --backend m":           "mpi",
+		"bench sparse --pattern okt":  "oktopk",
+		"bench allreduce --dtype bf":  "bf16",
+		"bench reducescatter --op su": "sum",
+		"cluster --mpi open":          "openmpi",
+	} {
+		code, stdout, stderr := execute(t, append([]string{"__complete"}, strings.Fields(line)...)...)
+		require.Equal(t, exitOK, code, stderr)
+		assert.Contains(t, strings.Split(stdout, "\n"), want, line)
+	}
+}
+
 // Every variable of the environment that the library or the command reads is in the
 // help.
 func TestHelpListsTheEnvironment(t *testing.T) {

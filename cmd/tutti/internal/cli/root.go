@@ -9,12 +9,15 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
 )
 
 // Exit codes. A signal's is 128 and its number, as shells have it.
@@ -154,7 +157,26 @@ comm.Examine those of calls.`,
 	root.SetVersionTemplate("tutti {{.Version}}\n")
 	root.AddCommand(newInfo(), newTrain(), newBench(), newCluster(), newDiagnose(), newProbe(), newClusterInside())
 	onlySubcommands(root, "command")
+	completeNames(root)
 	return root, started
+}
+
+// completeNames has shells complete the names that flags take.
+func completeNames(cmd *cobra.Command) {
+	for flag, names := range map[string][]string{
+		"backend": backend.Names(),
+		"mpi":     cluster.MPIs(),
+		"dtype":   strings.Split(joinNames(dtype.All()), ", "),
+		"op":      strings.Split(joinNames(dtype.ReduceOps()), ", "),
+		"pattern": append(distributed.Patterns(), distributed.Auto),
+	} {
+		if cmd.Flags().Lookup(flag) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		completeNames(sub)
+	}
 }
 
 // onlySubcommands makes a command show its help when it is called alone, and
