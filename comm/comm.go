@@ -34,7 +34,8 @@
 // Each method that moves data stands for a [Call], and each that waits for a
 // [Wait]. A backend takes them by one door ([Backend], which [NewCalls] makes the
 // methods of, or the simpler [Worker]), and a decorator is a function of a call and
-// one of a wait ([Methods], [Waits]).
+// one of a wait ([Methods], [Waits]). [Examine] puts those that find out why a program
+// hangs around a communicator when the environment asks for them.
 //
 // # Errors
 //

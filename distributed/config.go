@@ -130,7 +130,7 @@ const (
 	numOverflowPolicies
 )
 
-// ErrOverflow: a gradient is not finite.
+// ErrOverflow: a gradient is not finite; see [OverflowError].
 var ErrOverflow = errors.New("gradient is not finite")
 
 // Schedule varies the density over the steps. The zero value does not.
