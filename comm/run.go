@@ -108,8 +108,8 @@ func echo(err error) int {
 	return 0
 }
 
-// rankError is what the body of a rank returned. A Run within another one's body
-// names the rank once.
+// rankError is what the body of a rank or its Close returned. A Run within another one's
+// body names the rank once.
 type rankError struct {
 	rank int
 	error
@@ -140,9 +140,9 @@ func runRank(ctx context.Context, c Communicator, body func(context.Context, Com
 		closed := end(c, cause)
 		if cause != nil {
 			cancel(fmt.Errorf("%w: rank %d: %w", ErrPeerFailed, rank, cause))
-			return
+		} else if closed != nil {
+			*result = &rankError{rank, closed}
 		}
-		*result = closed
 	}()
 	*result = body(ctx, c)
 	returned = true

@@ -29,6 +29,20 @@ func (c closing) Close() error {
 	return c.Communicator.Close()
 }
 
+// The error of a Close has the number of the rank, too.
+func TestRunNamesTheRankOfAClose(t *testing.T) {
+	worlds, err := local.New(2)
+	require.NoError(t, err)
+	worlds[1] = stuck{comm.Wrap(worlds[1])}
+	err = comm.Run(t.Context(), worlds, func(context.Context, comm.Communicator) error { return nil })
+	assert.EqualError(t, err, "rank 1: stuck")
+}
+
+// stuck is a decorator whose Close fails.
+type stuck struct{ comm.Wrapped }
+
+func (s stuck) Close() error { return errors.New("stuck") }
+
 // Run closes decorators around an Ender, whose peers learn the cause all the same.
 func TestRunClosesDecorators(t *testing.T) {
 	failure := errors.New("no more")
