@@ -540,11 +540,13 @@ func (t *trial) settle() error {
 }
 
 // findAnew has the next step find thresholds and regions anew, as a step does from
-// time to time.
+// time to time: when they are old enough.
 func (t *trial) findAnew() {
 	s := t.sparse
-	s.fill(s.at(numState), 2)
-	s.past = past{age: s.cfg.ThresholdInterval}
+	if _, kept := s.selector.(reused); kept {
+		s.setInt(numState+1, int32(s.cfg.ThresholdInterval))
+	}
+	s.past.age, s.past.steps = s.cfg.ThresholdInterval, 0
 }
 
 func (t *trial) close() error { return errors.Join(t.sparse.Close(), t.gradient.Free()) }

@@ -3,6 +3,7 @@ package distributed
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -123,5 +124,44 @@ func TestTrialsBeginSettled(t *testing.T) {
 			assert.InEpsilon(t, arrived[rank], began[rank], 0.2, "%s, rank %d", name, rank)
 		}
 		t.Logf("%s: %.2f after %d steps, %.2f in the first", name, arrived, steps, began)
+	}
+}
+
+// A threshold that is found anew has the old one for a guess, as in training, where it
+// is found anew after so many steps.
+func TestFindAnewWithAGuess(t *testing.T) {
+	const ranks, n, density = 2, 6000, 0.05
+	for _, name := range []string{TopkA, TopkAopt, Oktopk} {
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			rt := cpu.New()
+			p := &probe{ctx: ctx, rt: rt, c: c, cfg: Config{Pattern: name, Density: density}, dt: dtype.F32, n: n, k: count(density, n)}
+			if err := p.allocate(); err != nil {
+				return err
+			}
+			trial, err := p.newTrial(name, n)
+			if err != nil {
+				return err
+			}
+			s := trial.sparse
+			for range 3 {
+				_, e := trial.step()
+				err = errors.Join(err, e)
+			}
+			s.read(ctx)
+			guess, age := s.float(numState), s.host[numState+1]
+			assert.Positive(t, guess, name)
+			trial.findAnew()
+			s.read(ctx)
+			assert.Equal(t, guess, s.float(numState), name)
+			_, e := trial.step()
+			s.read(ctx)
+			if name == TopkA {
+				assert.InEpsilon(t, math.Float32frombits(uint32(age)), s.float(numState+1), 0.5, "its margin")
+			} else {
+				assert.Equal(t, int32(2), age, "%s: steps with this threshold", name)
+				assert.Zero(t, s.host[numState+1], "%s: found anew", name)
+			}
+			return errors.Join(err, e, trial.close(), p.close(), rt.Close())
+		}))
 	}
 }
