@@ -37,7 +37,7 @@ func (c *Comm) idle() (marks.Extent, bool) {
 		return marks.Extent{}, false
 	}
 	defer c.looks.RUnlock()
-	return c.submitted.soFar(), marks.Idle(c.stream)
+	return c.submitted.soFar(), c.stream.Idle()
 }
 
 // endMarks gives back what the stream writes.

@@ -118,7 +118,7 @@ func (c *Comm) idle() (marks.Extent, bool) {
 	}
 	defer c.progress.looks.RUnlock()
 	e, quiet := c.progress.quiet()
-	return e, quiet && marks.Idle(c.current()) // the one of before may be idle, and gone
+	return e, quiet && c.current().Idle() // the one of before may be idle, and gone
 }
 
 // open reports whether Close has not begun to give anything back. If so it does not

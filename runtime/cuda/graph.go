@@ -40,6 +40,9 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	r.Freeze()
 	defer r.Unfreeze()
 	r.root().graphed.Store(true)
+	captures := &r.root().captures
+	captures.RLock()
+	defer captures.RUnlock()
 	if err := r.do(r.drv.sym.StreamBeginCapture, stream, captureThreadLocal); err != nil {
 		return nil, err
 	}

@@ -53,8 +53,9 @@ type Runtime struct {
 		sync.WaitGroup
 		awaited bool
 	}
-	trunk     *Runtime    // of which this is a branch
-	graphed   atomic.Bool // the trunk's: there were captures, also of branches
+	trunk     *Runtime     // of which this is a branch
+	graphed   atomic.Bool  // the trunk's: there were captures, also of branches
+	captures  sync.RWMutex // the trunk's: captures share it, and what must not come beside them has it
 	branches  branches
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing

@@ -249,6 +249,42 @@ func TestStandInCloseWaitsForACapture(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
+// A stream may be asked whether it is idle while a capture begins.
+func TestStandInIdleBesideCaptures(t *testing.T) {
+	openStandIn(t)
+	rt := openRuntime(t, 0)
+	s := rt.Stream()
+	assert.True(t, s.Idle())
+	begun, over, asked := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(asked)
+		s.Idle()
+		close(begun)
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				s.Idle()
+			}
+		}
+	}()
+	<-begun
+	for range 2000 {
+		graph, err := s.Capture(func() error {
+			assert.False(t, s.Idle(), "not known")
+			return nil
+		})
+		require.NoError(t, err)
+		require.NoError(t, graph.Close())
+	}
+	close(over)
+	<-asked
+	assert.True(t, s.Idle())
+	require.NoError(t, rt.Close())
+	assert.False(t, s.Idle(), "it is closed")
+}
+
 func TestStandInWaitsInACaptureAreRecognised(t *testing.T) {
 	openStandIn(t)
 	rt := openRuntime(t, 0)

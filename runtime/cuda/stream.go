@@ -175,6 +175,22 @@ func (s *Stream) Capturing() (bool, error) {
 	return uint32(out[0]) != 0, err
 }
 
+// Idle reports whether the stream has nothing to do, and may be asked at any time. While
+// the runtime captures ([Stream.Capture]) that is not known, so it is false. Whoever
+// captures otherwise does not begin beside it: asking a stream that captures ends that.
+func (s *Stream) Idle() bool {
+	captures := &s.rt.root().captures
+	if !captures.TryLock() {
+		return false
+	}
+	defer captures.Unlock()
+	if capturing, err := s.Capturing(); err != nil || capturing {
+		return false
+	}
+	done, err := s.Done()
+	return err == nil && done
+}
+
 // Synchronize waits until all work of the stream is finished, or ctx is. A
 // context that can end is watched by polling, which gives the thread back
 // between looks.

@@ -98,15 +98,6 @@ func (e Extent) at(mark uint64) Extent {
 // there is none.
 func upTo(n uint64, low uint32) uint64 { return n - uint64(max(0, int32(uint32(n)-low))) }
 
-// Idle reports whether a stream that may be asked has nothing to do.
-func Idle(s *cuda.Stream) bool {
-	if capturing, err := s.Capturing(); err != nil || capturing {
-		return false
-	}
-	done, err := s.Done()
-	return err == nil && done
-}
-
 // Close gives back what the stream wrote, unless it may still do so.
 func (m *Marks) Close(writes bool) {
 	m.mu.Lock() // nobody loads it
