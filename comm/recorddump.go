@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/callers"
 )
 
 // RecordVersion is the version of PyTorch's flight recorder whose fields the dump
@@ -130,8 +130,9 @@ func (r *Recorder) Dump() *Dump {
 	top := open[0] // is never forgotten
 	d := &Dump{Version: RecordVersion, Groups: map[string]DumpGroup{}, Statuses: map[string]DumpStatus{}, Entries: []DumpEntry{},
 		Tutti: &DumpRank{Rank: top.Rank(), Size: top.WorldSize(), Comms: map[string]DumpMember{}}}
+	clock := callers.NewClock()
 	for id, one := range open {
-		one.addTo(d, id)
+		one.addTo(d, id, clock)
 	}
 	slices.SortStableFunc(d.Entries, func(a, b DumpEntry) int { return int(min(max(a.Created-b.Created, -1), 1)) })
 	return d
@@ -140,9 +141,9 @@ func (r *Recorder) Dump() *Dump {
 // groupDesc is the description of all groups.
 const groupDesc = "tutti"
 
-func (r *Recorder) addTo(d *Dump, id int) {
+func (r *Recorder) addTo(d *Dump, id int, clock callers.Clock) {
 	r.mu.Lock()
-	r.settle(r.told.look(), time.Since(r.begun))
+	r.settle(r.told.look(), callers.Now())
 	kept := min(r.calls, uint64(len(r.ring)))
 	records := make([]record, 0, kept)
 	for i := r.calls - kept; i < r.calls; i++ {
@@ -168,21 +169,21 @@ func (r *Recorder) addTo(d *Dump, id int) {
 
 	member := DumpMember{Rank: r.Rank(), Size: r.WorldSize()}
 	if sync.number > 0 {
-		member.Sync = &DumpSync{Created: r.unix(sync.submitted), Completed: r.unix(sync.done), Pending: sync.pending,
+		member.Sync = &DumpSync{Created: unix(clock, sync.submitted), Completed: unix(clock, sync.done), Pending: sync.pending,
 			Error: errorText(sync.err), Frames: framesOf(&sync.record)}
 	}
 	d.Tutti.Comms[r.name] = member
 	for i := range records {
-		d.Entries = append(d.Entries, r.entry(&records[i], id, first+uint64(i)))
+		d.Entries = append(d.Entries, r.entry(&records[i], id, first+uint64(i), clock))
 	}
 }
 
 // unix is a time of a record in nanoseconds since 1970, 0 for none.
-func (r *Recorder) unix(t time.Duration) int64 {
+func unix(clock callers.Clock, t callers.Ticks) int64 {
 	if t == 0 {
 		return 0
 	}
-	return r.begun.Add(t).UnixNano()
+	return clock.Time(t).UnixNano()
 }
 
 func errorText(err error) string {
@@ -192,12 +193,12 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func (r *Recorder) entry(e *record, group int, id uint64) DumpEntry {
+func (r *Recorder) entry(e *record, group int, id uint64, clock callers.Clock) DumpEntry {
 	c := e.call()
 	out := DumpEntry{
 		RecordID: id, PgID: group, ProcessGroup: [2]string{r.name, groupDesc},
 		CollectiveSeq: e.number.collective, P2PSeq: e.number.message, OpID: id,
-		Created: r.unix(e.submitted), Completed: r.unix(e.done), State: "scheduled", Retired: e.done > 0,
+		Created: unix(clock, e.submitted), Completed: unix(clock, e.done), State: "scheduled", Retired: e.done > 0,
 		P2P: c.Op.Message(), Frames: framesOf(e),
 		Tutti: &DumpCall{Call: c.String(), Op: c.Op.String(), Count: c.Count, Received: e.received, Peer: c.Peer, Tag: c.Tag,
 			Error: errorText(e.err), Left: e.left},

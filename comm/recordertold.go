@@ -1,6 +1,6 @@
 package comm
 
-import "time"
+import "github.com/tutti-go/tutti/internal/callers"
 
 // told is what a [Recorder] knows of calls by its communicator ([Progresser]), beside
 // what waits tell. Calls of one kind are as many there as here, in the same order, but
@@ -47,7 +47,7 @@ func (r *Recorder) handOver(id uint64, to uintptr) {
 
 // settle marks the calls as done that are among so many. Those that wait say themselves
 // when they are.
-func (r *Recorder) settle(done [2]uint64, now time.Duration) {
+func (r *Recorder) settle(done [2]uint64, now callers.Ticks) {
 	oldest := r.calls - min(r.calls, uint64(len(r.ring)))
 	for kind := range done {
 		next := &r.told.next[kind]

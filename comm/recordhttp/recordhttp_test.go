@@ -32,7 +32,7 @@ func TestHandler(t *testing.T) {
 		var got comm.Dump
 		require.NoError(t, json.NewDecoder(answer.Body).Decode(&got))
 		require.NoError(t, answer.Body.Close())
-		assert.Equal(t, *r.Dump(), got)
+		assert.Equal(t, timeless(*r.Dump()), timeless(got))
 		require.Len(t, got.Entries, calls)
 		require.NoError(t, r.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
 	}
@@ -48,4 +48,17 @@ func TestHandler(t *testing.T) {
 	require.NoError(t, r.Close())
 	require.NoError(t, rt.Deallocate(buf))
 	require.NoError(t, rt.Close())
+}
+
+// timeless is a dump without times, which two dumps tell to a microsecond or so.
+func timeless(d comm.Dump) comm.Dump {
+	for i := range d.Entries {
+		d.Entries[i].Created, d.Entries[i].Completed = 0, 0
+	}
+	for _, member := range d.Tutti.Comms {
+		if member.Sync != nil {
+			member.Sync.Created, member.Sync.Completed = 0, 0
+		}
+	}
+	return d
 }

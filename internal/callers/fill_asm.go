@@ -7,3 +7,6 @@ package callers
 //
 //go:noescape
 func fill(s *Stack) (n int, goroutine uintptr)
+
+// now reads the processor's own clock.
+func now() Ticks
