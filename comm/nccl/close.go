@@ -35,9 +35,6 @@ func (c *Comm) close() error {
 	c.control.mu.Lock()
 	c.control.abort()
 	c.control.mu.Unlock()
-	if c.settled() {
-		c.awaitFreed(c.control.native, c.data, c.windows.native.Load())
-	}
 	err := c.giveBack()
 	if c.mark.event != nil {
 		err = errors.Join(err, c.mark.event.Close())
@@ -102,7 +99,7 @@ func (c *Comm) End(cause error) error {
 	children := c.children.all()
 	errs := make([]error, len(children))
 	var all sync.WaitGroup
-	for i, child := range children { // each waits until others know, and NCCL has freed it
+	for i, child := range children { // each waits until others know
 		all.Go(func() { errs[i] = child.End(cause) })
 	}
 	all.Wait()

@@ -82,9 +82,7 @@ func (c *Comm) breakDown(cause error) error {
 		c.tellOthers(cause)
 		c.data.abort()
 		c.windows.native.Load().abort()
-		if f.stuck = !c.drain(); !f.stuck {
-			c.awaitFreed(c.data, c.windows.native.Load())
-		}
+		f.stuck = !c.drain()
 		close(f.drained)
 	}
 	if !c.settled() {

@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,16 +87,17 @@ func (n *native) call(fn dl.Func) error {
 	return nil
 }
 
-// free frees a communicator, once. It does not wait ([Comm.awaitFreed] does): the last
-// rank of a process to free its own frees the memory of all of them, on every GPU, and
-// the driver lets that wait for the kernels there. These may be waiting for this very
-// rank to join them in the next collective of another communicator.
+// free frees a communicator, once. It does not wait: the last rank of a process
+// to free its own frees the memory of all of them, on every GPU, and the driver
+// lets that wait for the kernels there. These may be waiting for this very rank
+// to join them in the next collective of another communicator.
 func (n *native) free(call func() error) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
 	}
+	freeing.begin(n)
 	n.rt.Background(func() {
-		defer close(n.freed)
+		defer freeing.end(n)
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		defer cancel()
 		_ = poll.Until(ctx, func() (bool, error) { return n.calls.TryLock(), nil })
@@ -104,31 +106,60 @@ func (n *native) free(call func() error) {
 				slog.Error("nccl: communicator not freed", "err", err)
 			}
 		})
-		trim()
 	})
 }
 
-// freeTimeout bounds how long a rank waits for what it frees.
+// freeing are the native communicators of this process that are being freed.
+var freeing frees
+
+type frees struct {
+	mu      sync.Mutex
+	open    map[*native]time.Time // since when
+	some    atomic.Bool           // there are some
+	trimmed time.Time
+}
+
+// freeTimeout bounds how long a rank waits for something to be freed.
 const freeTimeout = 3 * time.Second
 
-// awaitFreed waits until those that are being freed are, where each rank has a process.
-// The driver lets what is freed wait for all kernels of this process, and other calls for
-// that: those of a wait, too, which its context then cannot end. So a rank that goes on
-// to a collective before, whose kernel waits for another rank, may hold itself up for as
-// long as that one stays away.
-func (c *Comm) awaitFreed(natives ...*native) {
-	if c.oneProcess { // it would wait for kernels of others, which wait for this rank
-		return
+// trimEvery is how often freed memory goes back to the system while there is more to come.
+const trimEvery = time.Second
+
+func (f *frees) begin(n *native) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.open == nil {
+		f.open = map[*native]time.Time{}
 	}
-	after := time.After(freeTimeout)
-	for _, n := range natives {
-		if n == nil || !n.gone.Load() {
-			continue
-		}
+	f.open[n] = time.Now()
+	f.some.Store(true)
+}
+
+func (f *frees) end(n *native) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(n.freed)
+	delete(f.open, n)
+	f.some.Store(len(f.open) > 0)
+	if len(f.open) == 0 || time.Since(f.trimmed) > trimEvery {
+		trim()
+		f.trimmed = time.Now()
+	}
+}
+
+// await waits until what is being freed is, for a bounded time since that began.
+//
+// The driver lets what NCCL frees wait for all kernels of the process, and launches for
+// that. A rank that launches a collective meanwhile, whose kernel waits for another rank,
+// is held up in that call for as long as the other one stays away, and no context ends it.
+func (f *frees) await() {
+	f.mu.Lock()
+	open := maps.Clone(f.open)
+	f.mu.Unlock()
+	for n, since := range open {
 		select {
 		case <-n.freed:
-		case <-after:
-			return
+		case <-time.After(time.Until(since.Add(freeTimeout))):
 		}
 	}
 }

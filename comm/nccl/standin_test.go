@@ -127,47 +127,31 @@ func TestStandInDeadline(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// What a rank launches while NCCL frees something may hold that up, and the rank's calls
-// with it: so it does not go on before.
+// What a rank launches while NCCL frees something may hold that up, and the launch with it:
+// so it waits before.
 func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
 	nccl.AsAProcess(c)
+	part, err := c.Split(t.Context(), 0, 0)
+	require.NoError(t, err)
 	buf, err := rt.Allocate(64)
 	require.NoError(t, err)
-	stream := c.Stream().Handle()
 	s.nccl.HoldAbort.Call(1)
-	s.driver.Stall.Call(stream, 1)
-	require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8)))
-	require.NoError(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum))
-	// ends runs a call that frees, and reports whether it came back before that was done.
-	ends := func(call func()) bool {
-		s.nccl.HoldAbort.Call(1)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			call()
-		}()
-		for s.nccl.Ending.Int() == 0 {
-			time.Sleep(time.Millisecond)
-		}
-		s.driver.Stall.Call(stream, 0) // as the abort ends kernels, first of all
-		early := false
-		select {
-		case <-ended:
-			early = true
-		case <-time.After(100 * time.Millisecond):
-		}
-		s.nccl.HoldAbort.Call(0)
-		<-ended
-		return early
+	require.NoError(t, part.Close(), "which does not wait")
+	for s.nccl.Ending.Int() == 0 {
+		time.Sleep(time.Millisecond)
 	}
-	require.False(t, ends(func() {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
-		assert.ErrorIs(t, c.Sync(ctx), comm.ErrTimeout)
-	}))
-	require.False(t, ends(func() { assert.NoError(t, c.Close()) }))
+	launched := make(chan error, 1)
+	go func() { launched <- c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }()
+	select {
+	case <-launched:
+		t.Error("it was launched")
+	case <-time.After(100 * time.Millisecond):
+	}
+	s.nccl.HoldAbort.Call(0)
+	require.NoError(t, <-launched)
+	require.NoError(t, c.Close())
 	require.NoError(t, rt.Deallocate(buf))
 }
 

@@ -88,6 +88,11 @@ func (c *Comm) flush(on *native) error {
 	if err := c.usable(); err != nil || len(planned) == 0 {
 		return err
 	}
+	// Where all ranks are in one process, what is freed may wait for kernels of others,
+	// and those for this rank.
+	if freeing.some.Load() && !c.oneProcess {
+		freeing.await()
+	}
 	if !on.enter() {
 		return errors.Join(comm.ErrBroken, c.usable()) // since a moment ago
 	}
