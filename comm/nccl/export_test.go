@@ -13,9 +13,6 @@ func OtherRankGivesUp(c *Comm, rank, more int) {
 	c.reporter.GiveUp(context.Background(), c.name, rank, "changed its mind", c.submitted.seenDone()+uint64(more))
 }
 
-// AsAProcess has a communicator behave as one of ranks that are a process each.
-func AsAProcess(c *Comm) { c.oneProcess = false }
-
 // Guarded runs calls as those that wait for other ranks.
 func Guarded(ctx context.Context, c *Comm, calls func() error) error { return c.guarded(ctx, calls) }
 
@@ -53,8 +50,8 @@ func (w watched) Failed(group string, rank int, collectives uint64) error {
 	return w.Reports.Failed(group, rank, collectives)
 }
 
-// AsOfTwo has a communicator behave as if there were another rank.
-func AsOfTwo(c *Comm) { c.check.WorldSize = 2 }
+// AsOfTwo has a communicator behave as if there were another rank, in another process.
+func AsOfTwo(c *Comm) { c.check.WorldSize, c.oneProcess = 2, false }
 
 // WithoutNewerCalls runs f as if NCCL were version 2.18, without the calls that
 // came later.

@@ -132,9 +132,9 @@ func TestStandInDeadline(t *testing.T) {
 func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
-	nccl.AsAProcess(c)
 	part, err := c.Split(t.Context(), 0, 0)
 	require.NoError(t, err)
+	nccl.AsOfTwo(c)
 	buf, err := rt.Allocate(64)
 	require.NoError(t, err)
 	s.nccl.HoldAbort.Call(1)

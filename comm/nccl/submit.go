@@ -90,7 +90,7 @@ func (c *Comm) flush(on *native) error {
 	}
 	// Where all ranks are in one process, what is freed may wait for kernels of others,
 	// and those for this rank.
-	if freeing.some.Load() && !c.oneProcess {
+	if freeing.some.Load() && !c.oneProcess && c.WorldSize() > 1 {
 		freeing.await()
 	}
 	if !on.enter() {
