@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -124,20 +125,10 @@ func mergeOnce(b *bench, n int, dt dtype.DType, count int, share float64, corner
 
 // BenchmarkMerge times Merge on the device's own clock, again and again ("warm"), and
 // behind as much other traffic as an exchange and a selection make, which leave the lists
-// out of the cache ("cold"), beside clearing the result. TUTTI_TEST_SIZES are other numbers
-// of elements.
+// out of the cache ("cold"), beside clearing the result.
 func BenchmarkMerge(b *testing.B) {
-	sizes := []int{1 << 20, 26_214_400, 104_857_600}
-	if text := os.Getenv("TUTTI_TEST_SIZES"); text != "" {
-		sizes = nil
-		for s := range strings.SplitSeq(text, ",") {
-			n, err := strconv.Atoi(s)
-			require.NoError(b, err)
-			sizes = append(sizes, n)
-		}
-	}
 	fmt.Println("| elements | type | lists | of them | warm us | cold us | clearing us |\n| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-	for _, n := range sizes {
+	for _, n := range benchmarkSizes(b) {
 		for _, every := range []int{100, 10} {
 			g := onGPU(b)
 			g.even = true
@@ -159,4 +150,87 @@ func BenchmarkMerge(b *testing.B) {
 			}
 		}
 	}
+}
+
+// BenchmarkStep times what a step of two ranks does on one of them, but for the exchange:
+// a selection and a Merge, together and each by itself.
+func BenchmarkStep(b *testing.B) {
+	fmt.Println("| elements | type | selection | alone us | merge us | together us | r += g us |\n| ---: | --- | --- | ---: | ---: | ---: | ---: |")
+	for _, n := range benchmarkSizes(b) {
+		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
+			benchmarkStep(b, n, dt)
+		}
+	}
+}
+
+func benchmarkStep(b *testing.B, n int, dt dtype.DType) {
+	const fresh = 64 // gradients, each by 32 bytes further into the array than the one before
+	g := onGPU(b)
+	g.even = true
+	rng, k := rand.New(rand.NewPCG(seed, 0)), n/100
+	sample := make([]float32, n+16*fresh)
+	for i := range sample {
+		sample[i] = float32(rng.NormFloat64())
+	}
+	grad, dst := room[byte](g, len(sample)*dt.Size()), room[byte](g, n*dt.Size())
+	x := put(g, sample)
+	require.NoError(b, g.Store(grad, dt, x, len(sample), 1, 0))
+	of, faults := g.entries(2*k), room[int32](g, 1)
+	idx, val := strewn(rng, 0, n, 0.01)
+	peer := runtime.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
+	calls, nothing := 0, func() error { return nil }
+	source := func(gradient bool) runtime.Source {
+		if !gradient {
+			return runtime.Source{X: x, N: n, Take: true}
+		}
+		calls++
+		return runtime.Source{X: x, N: n, Grad: grad + uintptr(16*dt.Size()*(calls%fresh)), DType: dt, Take: true}
+	}
+	// What an exchange would bring comes to the cache by a copy, whose time is not counted.
+	message := runtime.Entries{Idx: room[int32](g, peer.N), Val: room[float32](g, peer.N), N: peer.N}
+	exchange := func() error {
+		return errors.Join(g.Copy(message.Idx, peer.Idx, 4*peer.N), g.Copy(message.Val, peer.Val, 4*peer.N))
+	}
+	exchanges := graphTime(g, exchange)
+	merge := func() error { return g.Merge(dst, dt, n, []runtime.Entries{of, message}, 0.5, faults, 0) }
+	plain := graphTime(g, func() error { s := source(true); s.Take = false; return g.Accumulate(s) })
+	for _, inPlace := range []bool{false, true} {
+		state, threshold := put(g, []uint32{math.Float32bits(2.5758293), 0}), put(g, []float32{2.5758293, 0})
+		for i, pick := range []func(s runtime.Source) error{
+			func(s runtime.Source) error {
+				return g.SelectNear(s, k, state, runtime.Near{Min: k / 4, Step: 1.02}, of, 0)
+			},
+			func(s runtime.Source) error { return g.TopK(s, k, of, threshold) },
+		} {
+			name, run, end := []string{"near", "exact"}[i], func() error { return pick(source(true)) }, merge
+			if inPlace {
+				require.NoError(b, g.CopyIn(x, hostmem.Bytes(sample)))
+				run, exchange, exchanges, name = func() error { return pick(source(false)) }, nothing, 0, name+" in place"
+				end = func() error { return g.ScatterSet(runtime.Array{Ptr: x, N: n}, of) }
+			}
+			for range 300 {
+				require.NoError(b, errors.Join(run(), exchange(), end()))
+			}
+			together := graphTime(g, func() error { return errors.Join(run(), exchange(), end()) }) - exchanges
+			alone, second := together, graphTime(g, end)
+			if !inPlace {
+				alone = graphTime(g, run)
+			}
+			fmt.Printf("| %d | %v | %s | %.1f | %.1f | %.1f | %.1f |\n", n, dt, name, alone, second, together, plain)
+		}
+	}
+}
+
+// benchmarkSizes are numbers of elements, those of TUTTI_TEST_SIZES if it is set.
+func benchmarkSizes(b *testing.B) []int {
+	sizes := []int{1 << 20, 26_214_400, 104_857_600}
+	if text := os.Getenv("TUTTI_TEST_SIZES"); text != "" {
+		sizes = nil
+		for s := range strings.SplitSeq(text, ",") {
+			n, err := strconv.Atoi(s)
+			require.NoError(b, err)
+			sizes = append(sizes, n)
+		}
+	}
+	return sizes
 }
