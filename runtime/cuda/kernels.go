@@ -13,9 +13,13 @@ import (
 // arrays, and of those that work on lists.
 const (
 	streamsPerSM = 4
-	mergesPerSM  = 4
+	mergesPerSM  = 4 // twice that for arrays from longMerge on: what is done with its part early gets another
 	picksPerSM   = 4
 )
+
+// longMerge is the number of elements from which on a part of merge is cut in two. With
+// 104,857,600 float32 that takes 3 % less, with 26,214,400 bf16 10 % more.
+const longMerge = 1 << 26
 
 // typed are a kernel's variants, by the type of its elements.
 type typed struct{ f32, f16, bf16 kernel }
@@ -416,7 +420,11 @@ func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 	c.optional("rest", rest)
 	c.lists(lists)
 	return c.submit(func() error {
-		return s.launchLists(mergeKernels.of(dt), n, mergesPerSM, dst, runtime.Entries{}, n, lists, scale, faults, rest)
+		perSM := mergesPerSM
+		if n >= longMerge {
+			perSM *= 2
+		}
+		return s.launchLists(mergeKernels.of(dt), n, perSM, dst, runtime.Entries{}, n, lists, scale, faults, rest)
 	})
 }
 
