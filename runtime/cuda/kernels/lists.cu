@@ -284,15 +284,21 @@ template <typename team> struct cursors {
     for (u32 i = 0; i < group; i++)
       if (first + i < count) windows[i].load(lists[first + i], at[first + i] + team::rank());
   }
-  // seek moves to windows with the first entries that have an index of at least
-  // bound: each step of the search, for a group of lists, leaves a 33rd of them.
+  // seek moves to windows with the first entries that have an index of at least bound.
   METHOD void seek(i32 bound) {
-    for (u32 first = warp() % team::warps; first < count; first += group * team::warps) {
+    find(bound, warp() % team::warps, team::warps);
+    team::meet();
+    load(0);
+  }
+  // find has some warps look for where these windows begin: each step of the search,
+  // for a group of lists, leaves a 33rd of them.
+  METHOD void find(i32 bound, u32 mine, u32 warps) {
+    for (u32 first = mine; first < count; first += group * warps) {
       const list *const l = lists + first;
-      const u32 left = (count - first + team::warps - 1) / team::warps; // lists for this warp
+      const u32 left = (count - first + warps - 1) / warps; // lists for this warp
       u32 low[group], high[group], widest;
 #pragma unroll
-      for (u32 i = 0; i < group; i++) low[i] = 0, high[i] = i < left ? l[i * team::warps].n : 0;
+      for (u32 i = 0; i < group; i++) low[i] = 0, high[i] = i < left ? l[i * warps].n : 0;
       do {
         i32 probe[group];
 #pragma unroll
@@ -300,7 +306,7 @@ template <typename team> struct cursors {
           if (i >= left) continue;
           const u32 place = low[i] + ((high[i] - low[i]) / (warp_size + 1) + 1) * (lane() + 1) - 1;
           probe[i] = bound;
-          if (place < high[i]) probe[i] = l[i * team::warps].idx[place];
+          if (place < high[i]) probe[i] = l[i * warps].idx[place];
         }
         widest = 0;
 #pragma unroll
@@ -314,10 +320,8 @@ template <typename team> struct cursors {
       } while (widest > warp_size);
 #pragma unroll
       for (u32 i = 0; i < group; i++)
-        if (i < left && lane() == 0) at[first + i * team::warps] = low[i];
+        if (i < left && lane() == 0) at[first + i * warps] = low[i];
     }
-    team::meet();
-    load(0);
   }
   // take calls f for the entries of a window whose index is below end, and returns
   // how many there are.
@@ -443,11 +447,12 @@ KERNEL BOUNDS(block_threads, 4) merge_f16(merge_args a) { merge<f16>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_bf16(merge_args a) { merge<bf16>(a); }
 
 // unite lists what was added to a tile, which is a block's, instead of writing all
-// of it. Tiles begin at the least index of all lists.
+// of it. Tiles begin at the least index of all lists. A block has two tickets: when it
+// waits for how many entries come before a tile's, it looks where the next tile's are.
 KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
-  enum { elements = 8192, share = elements / block_threads }; // of a thread, at most 32
+  enum { share = 32, elements = share * block_threads }; // of a thread, and of the tile
   alignas(16) static SHARED float tile[elements];
-  static SHARED u32 met[elements / 32], totals[block_warps], next, before;
+  static SHARED u32 met[block_threads], totals[block_warps], tickets[2], before;
   control *c = a.c;
   const u64 tag = tag_of(c);
   const float factor = (float)a.scale;
@@ -463,39 +468,51 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
   }
   low = most(low, (i64)0), end = least(end, (i64)a.n);
   const u32 tiles = low < end ? (u32)((end - low + elements - 1) / elements) : 0;
-  if (thread() == 0) next = add_to(&c->ticket, 1);
+  const auto start_of = [&] METHOD (u32 number) { return low + (i64)number * elements; };
+  for (u32 i = thread() * 4; i < elements; i += block_threads * 4) store_near(&tile[i], words<4>{});
+  met[thread()] = 0;
+  if (thread() == 0) tickets[0] = add_to(&c->ticket, 1);
   barrier();
-  for (u32 number = next; number < tiles; number = next) {
-    const i64 start = low + (i64)number * elements;
-    for (u32 i = thread() * 4; i < elements; i += block_threads * 4) store_near(&tile[i], words<4>{});
-    if (thread() < elements / 32) met[thread()] = 0;
-    s.seek((i32)start);
+  u32 number = tickets[0], turn = 1;
+  if (number < tiles) {
+    s.seek((i32)start_of(number));
+    if (thread() == 0) tickets[1] = add_to(&c->ticket, 1); // when the other blocks have their first ones
+  }
+  while (number < tiles) {
+    const i64 start = start_of(number);
     s.add((i32)least(start + elements, (i64)a.n), [&] METHOD (i32 index, float value) {
       const u64 i = (u64)(index - start);
       if (i >= elements || index < 0) return;
       tile[i] = tile[i] + value * factor;
-      set_bits(&met[i / 32], 1u << i % 32);
+      set_bits(&met[i / share], 1u << i % share);
     });
-    u32 mine = met[thread() * share / 32] >> thread() * share % 32 & (u32)((1ull << share) - 1), count;
+    u32 mine = met[thread()], count;
     u32 place = scan(ones(mine), totals, count);
+    const u32 next = tickets[turn];
+    turn ^= 1;
     if (warp() == 0) {
       const u32 b = look_back(a.status, number, count, tag);
       if (lane() == 0) {
         before = b;
         if (number == tiles - 1) c->total = b + count;
       }
-    } else if (thread() == warp_size) {
-      next = add_to(&c->ticket, 1);
+    } else {
+      if (thread() == warp_size) tickets[turn] = add_to(&c->ticket, 1);
+      if (next < tiles) s.find((i32)start_of(next), warp() - 1, block_warps - 1);
     }
     barrier();
+    if (next < tiles) s.load(0);
     place += before;
-    for (; mine; mine &= mine - 1, place++) {
-      if (place >= a.to.n) break;
+    for (met[thread()] = 0; mine; mine &= mine - 1, place++) {
       const u32 i = thread() * share + trailing_zeros(mine);
-      a.to.idx[place] = (i32)(start + i);
-      a.to.val[place] = tile[i];
+      if (place < a.to.n) {
+        a.to.idx[place] = (i32)(start + i);
+        a.to.val[place] = tile[i];
+      }
+      tile[i] = 0;
     }
     barrier();
+    number = next;
   }
   if (!last_block(c)) return;
   if (thread() == 0) *(i32 *)a.to.length = (i32)load(&c->total);
