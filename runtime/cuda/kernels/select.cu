@@ -4,6 +4,15 @@
 // of that is wanted. If the k largest are, sift finds the last of them among what
 // was listed, and cut leaves out what comes behind it; where they are not all
 // listed, cut looks for them in the array. Which, is decided on the device.
+//
+// Where the time goes (26,214,400 float32 on an H200, 1 %, microseconds): pick takes 83
+// with a threshold and 89 with a guess, for which it counts a histogram, where adding the
+// gradient alone takes 80 to 83; sift 6, and 2 where it has nothing to do; cut 12, and 6
+// where it leaves nothing out. In place the floor is not what is read. A pass that reads all
+// takes 26, and 36 if it stores as little as 4 bytes in 4 % of the quads (of 104,857,600
+// elements: 97, and 147; with 64 bytes 141), because memory is written in larger pieces.
+// Loading further ahead (four quads a row, three blocks), marking loads or stores as
+// streaming, and counting the histogram in memory as entries are listed made it slower.
 #include "elements.cuh"
 
 // What pick does with what passes.
