@@ -42,25 +42,28 @@ type engine struct {
 	keeping    bool    // in such a step the pass that adds the gradient keeps the residual
 	kept       bool    // the residual before the step is in its origin, apart from it
 
-	target gradient // of the step: where the result goes
-	before buffer   // what is kept of the numbers, before the step
-	flags  uintptr  // P I32: of each list of the result, how many may overflow
-	skip   uintptr  // I32, and how many: if one is not 0, the device undoes the step
-	skips  int
-	past   past // what earlier steps left on the host
-	ago    past // that before the step
-	undoes bool // the step may be undone: it has begun
-	waited bool // the host has waited for the device in this step
-	judged bool // the exchange has found out whether the result may overflow:
-	large  bool
-	used   number // where the threshold is that entries were picked by
-	flat   buffer // a dense result, until the step is sure to succeed
+	target  gradient // of the step: where the result goes
+	before  buffer   // what is kept of the numbers, before the step
+	flags   uintptr  // P I32: of each list of the result, how many may overflow
+	skip    uintptr  // I32, and how many: if one is not 0, the device undoes the step
+	skips   int
+	past    past // what earlier steps left on the host
+	ago     past // that before the step
+	undone  past // that before the last step which left numbers to be read later
+	undoes  bool // the step may be undone: it has begun
+	waited  bool // the host has waited for the device in this step
+	judged  bool // the exchange has found out whether the result may overflow:
+	large   bool
+	flagged bool   // it has left that in the flags
+	used    number // where the threshold is that entries were picked by
+	flat    buffer // a dense result, until the step is sure to succeed
 
 	agreed bool // the ranks of c have compared what they reduce
 
 	numbers
-	picked      message      // what the selector picked, unless it is among what is shared
-	shared      *comm.Buffer // lists of all ranks; nil: none yet
+	notice      runtime.Notice // of the numbers, for where the host reads them in the next step
+	picked      message        // what the selector picked, unless it is among what is shared
+	shared      *comm.Buffer   // lists of all ranks; nil: none yet
 	sharedBytes int
 	exchanging  bool // the compute stream is to wait for what was submitted
 
@@ -95,6 +98,7 @@ type past struct {
 	globalThreshold float32
 	even            bool // oktopk's messages had about equal lengths
 	level           int  // for how many steps regions had about equally many of the sums that passed
+	pending         bool // the numbers of the last step are not read yet: see okExchange.settle
 }
 
 // save keeps what undo brings back: the numbers that a step leaves to later ones, and
@@ -139,7 +143,8 @@ func (e *engine) undo() {
 }
 
 // undoIfOverflow has the device undo the step, and make the gradient zero, if
-// there were overflows. There is no past then: what uses it has the host wait.
+// there were overflows. The past is that before the step then: whoever leaves one
+// finds out ([numbers].dropped).
 func (e *engine) undoIfOverflow(g gradient) {
 	e.copies = e.copies[:0]
 	if e.undoes {
@@ -149,6 +154,9 @@ func (e *engine) undoIfOverflow(g gradient) {
 		}
 	}
 	e.copies = append(e.copies, runtime.Copy{Dst: g.ptr, DType: g.dt, N: e.n})
+	if e.past.pending { // numTiny is a word that is not 0
+		e.copies = append(e.copies, runtime.Copy{Dst: e.at(e.dropped), Src: e.at(numTiny), DType: dtype.F32, N: 1})
+	}
 	e.copyIfOverflow()
 }
 
@@ -203,6 +211,7 @@ func (e *engine) close() error {
 	failed := e.err != nil
 	e.err = e.order.settle()
 	if e.err == nil {
+		e.check(e.takeNotice(nil))
 		e.release(0)
 	}
 	if e.err == nil {

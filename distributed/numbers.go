@@ -52,7 +52,8 @@ type numbers struct {
 	overflows     number // P: of each list of the result, how many are not below numLimit
 	matrix        number // P·P: what each rank has for each region; with streams
 	others        number // how many picks are in other ranks' regions
-	rooms         number // 2: lengths of messages; see okExchange.countLong
+	dropped       number // not 0: the device has undone the last step
+	longest       number // the least length of long messages; see okExchange.countLong
 	announcement  number // announcedWords: what this rank announces
 	announcements number // announcedWords·P: what each of them does
 }
@@ -69,7 +70,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 		words  int
 	}{
 		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
-		{&n.overflows, size}, {&n.matrix, matrix}, {&n.others, 1}, {&n.rooms, 2},
+		{&n.overflows, size}, {&n.matrix, matrix}, {&n.others, 1}, {&n.dropped, 1}, {&n.longest, 1},
 		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
 	} {
 		*place.number = next
@@ -80,6 +81,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 
 // prepareNumbers makes the numbers.
 func (e *engine) prepareNumbers() {
+	e.check(e.takeNotice(nil))
 	e.host = make([]int32, e.layOut(e.size, e.order.streams != nil))
 	e.allocate(&e.words, len(e.host)*wordSize)
 	e.allocate(&e.before, keptWords(e.size)*wordSize)
@@ -90,6 +92,7 @@ func (e *engine) prepareNumbers() {
 // resetNumbers makes the numbers what they are before the first step.
 func (e *engine) resetNumbers() {
 	clear(e.host)
+	e.past = past{}
 	e.fill(e.words.ptr, len(e.host))
 	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))), int32(math.Float32bits(tiny)))
 }
@@ -98,7 +101,7 @@ func (e *engine) resetNumbers() {
 func (e *engine) at(x number) uintptr { return at(e.words.ptr, int(x)) }
 
 // read has the host wait for the device and copies all numbers. It is the one
-// place where a step does so, and looks at what the kernels have counted.
+// place where a step waits for what it does itself.
 func (e *engine) read(ctx context.Context) { e.readSome(ctx, e.host, 0) }
 
 // readKept is read of what is kept, which it returns.
@@ -116,6 +119,11 @@ func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 		e.check(e.rt.CopyOut(hostmem.Bytes(words), e.at(x)))
 	}
 	e.waited = true
+	e.checkRead()
+}
+
+// checkRead looks at what the kernels have counted, when the numbers are read.
+func (e *engine) checkRead() {
 	if e.err != nil {
 		clear(e.host)
 		return
@@ -123,6 +131,71 @@ func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	if faults := e.host[numFaults]; faults != 0 {
 		e.err = fmt.Errorf("%w: %d indices of other ranks are not those of a tensor of %d elements", comm.ErrMismatch, faults, e.n)
 	}
+}
+
+// late reports whether the host can read numbers of this step in the next one: they are
+// posted then. A frozen runtime may be captured, which bears no notice.
+func (e *engine) late() bool {
+	return e.notice != nil && e.cfg.Overflow != OverflowError && !e.rt.Stats().Frozen
+}
+
+// takeNotice makes the notice that of the numbers, in the place of the one there was.
+func (e *engine) takeNotice(n runtime.Notice) error {
+	var err error
+	if e.notice != nil {
+		err = e.notice.Close()
+	}
+	e.notice = n
+	return err
+}
+
+// makeNotice makes one, where there are such. (The numbers stay where they are.)
+func (e *engine) makeNotice() {
+	if of, ok := e.rt.(runtime.Noticer); ok && e.order.streams != nil && e.notice == nil && e.err == nil {
+		n, err := of.NewNotice(len(e.host) * wordSize)
+		e.check(err)
+		e.check(e.takeNotice(n))
+	}
+}
+
+// post has the numbers copied to the host behind what the device was given.
+func (e *engine) post() {
+	if e.err == nil {
+		e.check(e.notice.Post(e.words.ptr))
+	}
+}
+
+// receive is read for what was posted. What the device does since then, it does
+// not wait for.
+func (e *engine) receive(ctx context.Context) {
+	if !e.late() { // a capture fails here
+		e.read(ctx)
+		return
+	}
+	if e.err == nil {
+		ready, err := e.notice.Ready()
+		if err == nil && !ready {
+			err = e.c.Sync(ctx) // the wait that ends when a peer has failed
+		}
+		e.check(err)
+	}
+	if e.err == nil {
+		words, err := e.notice.Read(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = comm.ContextError(ctx)
+		}
+		e.check(err)
+		copy(hostmem.Bytes(e.host), words)
+	}
+	e.checkRead()
+}
+
+// forget makes another past that of the steps to come.
+func (e *engine) forget(p past) {
+	if e.past.pending && e.words.ptr != 0 {
+		e.setInt(e.dropped, 0)
+	}
+	e.past = p
 }
 
 // faultInterval is how often a step waits for the device only to look at what the

@@ -28,10 +28,12 @@ import (
 //     depend on data: the lengths that are exchanged before the reduction
 //     and before the allgather, samples when regions are balanced, counts when the
 //     threshold is estimated ([overhead]). A threshold that turns out to be far
-//     off is estimated in the same step, from what is left of B ([limits.less]).
+//     off is estimated in the same step, from what is left of B ([limits.less]), or, in steps
+//     in which nobody waits for what passed (R, below), in the next one.
 //  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
 //     2S <= B/3 elements. If it picked more for others, the largest S go and
-//     the rest stays in its residual.
+//     the rest stays in its residual. So does what there is no room for in messages that
+//     are padded, or would be if the host waited for nothing ([okExchange.pads]).
 //  3. The sums that pass the global threshold make up the result. If regions had about
 //     equally many in the two steps before, the largest R of each go into it, where R is
 //     1.5k/P, but not more than floor((B-2S)/2(P-1)): a rank receives at most
@@ -63,6 +65,7 @@ type okExchange struct {
 
 	quantiles              []float64         // of the samples that this rank shows
 	own, rest, trimmed     message           // of limitOutgoing and cutOutgoing
+	fitting                message           // of cutMessages and joinSent
 	padded                 buffer            // messages of reducePadded
 	sent                   []runtime.Entries // these, by round
 	gathered               buffer            // messages of all ranks, of gatherAhead
@@ -72,6 +75,7 @@ type okExchange struct {
 	sendCounts, sendDispls []int // of spread
 	recvCounts, recvDispls []int
 	all                    [1]runtime.Entries
+	one, apart, ranks      [1]int // strides and shape of announce
 }
 
 const (
@@ -150,6 +154,8 @@ func oktopk(e *engine) exchange {
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
 	x.sent = make([]runtime.Entries, e.size)
+	x.one, x.apart, x.ranks = [...]int{1}, [...]int{announcedWords}, [...]int{e.size}
+	e.makeNotice()
 	for j := range sampleCount {
 		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
 	}
@@ -157,6 +163,7 @@ func oktopk(e *engine) exchange {
 }
 
 func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
+	x.settle(ctx)
 	x.past.age++
 	rebalance := x.past.steps%x.cfg.RebalanceInterval == 0
 	estimate := x.past.age >= x.cfg.ThresholdInterval
@@ -165,55 +172,45 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	if rebalance {
 		x.balanceRegions(ctx, picks)
 	}
-	padded := x.order.streams != nil && x.pads(limit.outgoing, rebalance)
-	var own, outgoing, rest, sums runtime.Entries
-	if x.order.streams == nil {
-		own, outgoing, rest = x.limitOutgoing(ctx, picks, limit.outgoing)
-	} else {
-		own, outgoing, rest = x.cutOutgoing(picks, limit.outgoing)
+	padded := x.pads(limit.outgoing, rebalance)
+	each := limit.each(x.k, x.size)
+	room := 0 // of a rank in the result; 0: as lengths turn out
+	if x.past.level == levelSteps && !rebalance && each >= 2*evenLength {
+		room = each
 	}
-	if padded {
-		sums = x.reducePadded(ctx, own, outgoing, rest)
-	} else {
+	// Where a threshold that is far off may do little harm, it is the next step that
+	// estimates it. Then no number of this step is needed to make it.
+	steady := room > 0 && !estimate
+	late := steady && padded && x.late()
+	x.countLarge(picks)
+	var own, outgoing, sums runtime.Entries
+	switch {
+	case x.order.streams == nil:
+		own, outgoing, sums = x.reduceKnown(ctx, picks, limit.outgoing, padded)
+	case padded:
+		own, outgoing, sums = x.reducePadded(ctx, picks, limit.outgoing)
+	default:
+		var rest runtime.Entries
+		own, outgoing, rest = x.cutOutgoing(picks, limit.outgoing)
 		x.giveBack(rest, outgoing) // what is cut is not sent, and the others have no part in it
 		sums = x.reduce(ctx, outgoing, &own)
 	}
 	if estimate {
 		x.estimate(ctx, sums)
 	}
-	each := limit.each(x.k, x.size)
-	room := 0 // of a rank in the result; 0: as lengths turn out
-	if x.past.level == levelSteps && !rebalance && each >= 2*evenLength {
-		room = each
-	}
-	ahead := 0 // the same, where sums are gathered before the host knows how many there are
-	if padded {
+	ahead := 0 // room, where sums are gathered before the host knows how many there are
+	if padded && x.order.streams != nil {
 		ahead = room
 	}
-	passed, total := x.pickGlobal(ctx, sums, ahead)
-	if padded && !x.fits() {
-		ahead = 0
-		sums = x.reduce(ctx, outgoing, &own)
-		if estimate {
-			x.estimate(ctx, sums)
-		}
-		passed, total = x.pickGlobal(ctx, sums, ahead)
-	}
-	if !estimate && x.far(total) { // say, because the gradients' scale has changed
+	passed, total := x.pickGlobal(ctx, sums, ahead, late)
+	if !steady && !estimate && x.far(total) { // say, because the gradients' scale has changed
 		limit = limit.less(again(x.size))
-		if room > 0 { // which may have been sent already
-			limit = limit.less((x.size - 1) * messageWords(room))
-		}
-		ahead, room = 0, 0
 		x.estimate(ctx, sums)
-		passed, total = x.pickGlobal(ctx, sums, ahead)
+		passed, total = x.pickGlobal(ctx, sums, 0, false)
 	}
-	if slices.Max(x.allgather.lengths) <= each*14/15 {
-		x.past.level = min(x.past.level+1, levelSteps)
-	} else {
-		x.past.level = 0
+	if !late {
+		x.learn(total, each)
 	}
-	x.adapt(total)
 	if ahead > 0 {
 		lists := x.allgather.lists
 		x.giveBack(own, lists[x.rank])
@@ -226,14 +223,54 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	mine = x.spread(ctx, mine, limit)
 	global := x.allgather.collect(ctx, mine)
 
-	if x.order.streams != nil && int(x.host[x.others]) > limit.outgoing || x.order.streams == nil && rest.N > 0 { // something was cut
+	if outgoing.Idx == picks.Idx {
+		x.giveBack(picks, global)
+	} else { // something was cut
 		x.giveBack(own, global)
 		x.giveBack(outgoing, global)
-	} else {
-		x.giveBack(picks, global)
 	}
 	x.all[0] = global
 	return result{lists: x.all[:], scale: x.average}
+}
+
+// learn has the next step be led by how many sums passed in this one: total, and
+// x.allgather.lengths at each rank, who may add so many to the result. All ranks know
+// the same, so they agree.
+func (x *okExchange) learn(total, each int) {
+	if slices.Max(x.allgather.lengths) <= each*14/15 {
+		x.past.level = min(x.past.level+1, levelSteps)
+	} else {
+		x.past.level = 0
+	}
+	x.adapt(total)
+}
+
+// settle learns from the last step, if nothing in that needed its numbers: they were
+// copied to the host behind its back. In a step that comes when the device has been given
+// the selection, which it works on meanwhile. The steps before are settled for good: what
+// undoes this one leaves that alone. If the device has undone the last one, nothing is
+// learned from it.
+func (x *okExchange) settle(ctx context.Context) {
+	if !x.past.pending || x.err != nil {
+		return
+	}
+	x.receive(ctx)
+	total := x.announced()
+	switch {
+	case x.err != nil:
+		return
+	case x.host[x.dropped] != 0:
+		x.setInt(x.dropped, 0)
+		x.past = x.undone
+	default:
+		threshold := x.host[numBracket]
+		x.past.pending = false
+		x.learn(total, newLimits(x.k, x.size, overhead(x.size, false, false)).each(x.k, x.size))
+		if now := x.host[numBracket]; now != threshold && x.undoes && x.err == nil {
+			x.check(x.rt.Fill(at(x.before.ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
+		}
+	}
+	x.ago = x.past
 }
 
 // balanceRegions makes regions that hold about equally many of all ranks'
@@ -259,10 +296,68 @@ func (x *okExchange) balanceRegions(ctx context.Context, picks runtime.Entries) 
 	}
 }
 
+// countLarge counts the picks that may overflow when those of all ranks are added.
+func (x *okExchange) countLarge(picks runtime.Entries) {
+	if x.cfg.Overflow != OverflowPass && x.err == nil {
+		x.check(x.kernels.CountAbove(picks, x.at(numLimit), 1, x.at(x.announcement+1)))
+	}
+}
+
+// What a length says besides, in bits that none has: that one of a rank's messages is so
+// long that the next step is not to pad them, and that picks of it may overflow.
+const longBit, largeBit = 1 << 30, math.MinInt32
+
+// reduceKnown reduces where the host waits for the numbers of each part anyway: messages
+// have their lengths, which are known to the receiver before, and only the content of
+// them is that of padded ones.
+func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, limit int, padded bool) (own, outgoing, sums runtime.Entries) {
+	own, outgoing, rest := x.limitOutgoing(ctx, picks, limit)
+	x.giveBack(rest, outgoing) // what is cut is not sent, and the others have no part in it
+	words, most, room := x.host[x.lengths:][:x.size], 0, x.room(limit)
+	for r, n := range words {
+		if r != x.rank {
+			most = max(most, int(n))
+		}
+	}
+	if padded && most > room {
+		outgoing = x.cutMessages(outgoing, room)
+		x.locate(outgoing)
+		x.read(ctx)
+	}
+	bits, known := int32(0), int32(largeBit)
+	if x.size > 2 {
+		known |= longBit
+		if most > nearly(room) {
+			bits |= longBit
+		}
+	}
+	if x.host[x.announcement+1] != 0 {
+		bits |= largeBit
+	}
+	for r := range words {
+		words[r] |= bits
+	}
+	x.set(x.lengths, words...)
+	x.communicate(ctx, comm.AllToAllCall(x.at(x.lengths), x.at(x.received), 1, dtype.I32))
+	x.read(ctx)
+	bits = 0
+	for r := range x.size {
+		word := &x.host[int(x.received)+r]
+		bits |= *word & known
+		*word &^= known
+	}
+	x.past.even = bits&longBit == 0
+	x.judged, x.large, x.flagged = true, bits&largeBit != 0, true
+	if x.large && x.err == nil {
+		x.check(x.rt.Fill(x.flags, 1, dtype.I32, 1))
+	}
+	return own, outgoing, x.reduceRead(ctx, outgoing, &own)
+}
+
 // limitOutgoing locates the regions in the picks and cuts those for other
 // ranks down to the limit largest. It returns the picks in this rank's own
 // region, the list to send from, and, if something was cut, the picks for others
-// before that. If nothing was, that is all picks.
+// before that. If nothing was, that is all picks. The host has read where the regions are.
 func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
 	x.locate(picks)
 	x.read(ctx)
@@ -274,16 +369,36 @@ func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, l
 	if others <= limit {
 		return own, picks, runtime.Entries{}
 	}
-	rest = exactly(x.message(&x.rest, others), others)
-	for _, piece := range [...]struct{ at, from, to int }{{0, 0, from}, {from, to, total}} {
-		n := piece.to - piece.from
-		x.copy(at(rest.Idx, piece.at), at(picks.Idx, piece.from), n)
-		x.copy(at(rest.Val, piece.at), at(picks.Val, piece.from), n)
-	}
+	rest = exactly(x.message(&x.rest, others), 0)
+	x.appendPart(&rest, picks, 0, from)
+	x.appendPart(&rest, picks, to, total)
 	outgoing = exactly(x.message(&x.trimmed, limit), limit)
 	x.topOf(rest, limit, outgoing)
 	x.locate(outgoing)
+	x.read(ctx)
 	return own, outgoing, rest
+}
+
+// appendPart appends the entries [from, to) of a list to another one.
+func (x *okExchange) appendPart(l *runtime.Entries, of runtime.Entries, from, to int) {
+	x.copy(at(l.Idx, l.N), at(of.Idx, from), to-from)
+	x.copy(at(l.Val, l.N), at(of.Val, from), to-from)
+	l.N += to - from
+}
+
+// cutMessages returns what is for other ranks in a list whose regions are read, but
+// only the first entries for each, which there is room for. What is beyond goes back.
+func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Entries {
+	positions := x.host[x.positions:]
+	cut := exactly(x.message(&x.fitting, outgoing.N), 0)
+	for r := range x.size {
+		if from, to := int(positions[r]), int(positions[r+1]); r != x.rank {
+			end := min(to, from+room)
+			x.appendPart(&cut, outgoing, from, end)
+			x.giveBack(part(outgoing, end, to), runtime.Entries{})
+		}
+	}
+	return cut
 }
 
 // cutOutgoing is limitOutgoing where the host is not to wait: the lists have their
@@ -328,10 +443,15 @@ func (x *okExchange) pads(limit int, rebalance bool) bool {
 // long, which leaves the step within its budget.
 func (x *okExchange) room(limit int) int { return min(limit, 7*limit/(5*(x.size-1))) }
 
-// reducePadded is reduce with padded messages, their lengths in front. Meanwhile what
-// was cut goes back to the residual: it was not sent, and the others have no part in it.
-func (x *okExchange) reducePadded(ctx context.Context, own, outgoing, rest runtime.Entries) runtime.Entries {
-	room, others := x.room(outgoing.N), x.size-1
+// nearly is how long messages are at most for the next step to pad them.
+func nearly(room int) int { return room * 13 / 14 }
+
+// reducePadded reduces with padded messages, their lengths in front. What there is no
+// room for goes back to the residual meanwhile: it is not sent, and the others have no part
+// in it. outgoing is what is sent, in one list.
+func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing, sums runtime.Entries) {
+	own, outgoing, rest := x.cutOutgoing(picks, limit)
+	room, others := x.room(limit), x.size-1
 	words := messageWords(room)
 	x.allocate(&x.incoming, others*words*wordSize)
 	messages := outgoing.Len
@@ -357,30 +477,50 @@ func (x *okExchange) reducePadded(ctx context.Context, own, outgoing, rest runti
 		}
 		x.submit(ctx)
 		if first == 1 {
+			if others > 1 {
+				outgoing = x.joinSent(outgoing.N)
+			}
 			x.giveBack(rest, outgoing)
 		}
 		x.arrive(ctx)
 	}
-	sums := x.message(&x.sums, min(own.N+others*room, x.n))
+	sums = x.message(&x.sums, min(own.N+others*room, x.n))
 	x.union(sums, x.sources, 1)
-	return sums
+	return own, outgoing, sums
 }
 
-// countLong counts, to announce it, this rank's messages that are longer than room,
-// and those that are so long that the next step is not to pad them.
-func (x *okExchange) countLong(room int) {
-	for i, most := range [...]int{room, room * 13 / 14} {
-		if at := x.rooms + number(i); x.host[at] != int32(most+1) {
-			x.setInt(at, int32(most+1))
+// joinSent returns the messages to the other ranks, which may have cut their lists, as one
+// list of up to n entries: [runtime.MaxPieces] at a time.
+func (x *okExchange) joinSent(n int) (all runtime.Entries) {
+	targets := [...]*message{&x.fitting, &x.trimmed} // the messages have been copied from there
+	x.pieces = x.pieces[:0]
+	for r := range x.size {
+		if t := (r - x.rank + x.size) % x.size; t > 0 {
+			x.pieces = append(x.pieces, runtime.Piece{From: x.sent[t]})
+		}
+		if len(x.pieces) == runtime.MaxPieces || r == x.size-1 {
+			all = x.message(targets[0], n)
+			for i := range x.pieces {
+				x.pieces[i].To = all
+			}
+			x.copyPieces(x.pieces)
+			x.pieces = append(x.pieces[:0], runtime.Piece{From: all})
+			targets[0], targets[1] = targets[1], targets[0]
 		}
 	}
-	if x.err == nil { // as numbers, lengths have the order of their bits
-		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.rooms), 2, x.at(x.announcement+2)))
-	}
+	return all
 }
 
-// fits reports whether all messages of all ranks had room enough.
-func (x *okExchange) fits() bool { return x.err != nil || !x.announces(2) }
+// countLong counts, to announce it, this rank's messages that are so long that the next
+// step is not to pad them.
+func (x *okExchange) countLong(room int) {
+	if most := int32(nearly(room) + 1); x.host[x.longest] != most {
+		x.setInt(x.longest, most)
+	}
+	if x.err == nil { // as numbers, lengths have the order of their bits
+		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.longest), 1, x.at(x.announcement+2)))
+	}
+}
 
 // announces reports whether a rank announced a word that is not zero.
 func (x *okExchange) announces(word int) bool {
@@ -416,9 +556,9 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 
 // pickGlobal picks the sums of this rank's region that pass the threshold. It
 // returns them and how many sums of all ranks did; x.allgather has the lengths of all
-// ranks' lists. The host waits. With room, the room largest of each rank are gathered
-// meanwhile: x.allgather.lists.
-func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, room int) (passed runtime.Entries, total int) {
+// ranks' lists. The host waits, or late: then it is for the next step to settle that. With
+// room, the room largest of each rank are gathered meanwhile: x.allgather.lists.
+func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, room int, late bool) (passed runtime.Entries, total int) {
 	passed = x.message(&x.reduced, sums.N)
 	if x.order.streams == nil {
 		x.aboveOf(sums, x.at(numBracket), passed)
@@ -429,7 +569,13 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, room 
 		if room > 0 {
 			x.topOf(passed, room, x.gatherAhead(room))
 		}
-		total = x.announce(ctx, passed)
+		if x.announce(ctx, late); late {
+			return passed, 0
+		}
+		x.read(ctx)
+		x.checkSamples()
+		total = x.announced()
+		x.judged, x.large = true, x.announces(1)
 	}
 	return exactly(passed, x.allgather.lengths[x.rank]), total
 }
@@ -450,15 +596,25 @@ func (x *okExchange) gatherAhead(room int) runtime.Entries {
 const announcedWords = 4
 
 // announce is [allgather.exchangeLengths] that also lets all ranks know how many of
-// the sums may overflow (the largest of each rank go into the result), and how many
-// of a rank's messages were too long, or nearly.
-func (x *okExchange) announce(ctx context.Context, passed runtime.Entries) (total int) {
-	if x.cfg.Overflow != OverflowPass && x.err == nil {
-		x.check(x.kernels.CountAbove(passed, x.at(numLimit), 1, x.at(x.announcement+1)))
-	}
+// the picks may overflow, and how many of a rank's messages were nearly too long. Late, the
+// host gets to know it in the next step.
+func (x *okExchange) announce(ctx context.Context, late bool) {
 	x.communicate(ctx, comm.AllGatherCall(x.at(x.announcement), x.at(x.announcements), announcedWords, dtype.I32))
-	x.read(ctx)
-	x.checkSamples()
+	if x.cfg.Overflow != OverflowPass && x.err == nil {
+		x.flagged = true
+		x.check(x.rt.CopyStrided(x.flags, x.one[:], x.at(x.announcements+1), x.apart[:], x.ranks[:], wordSize))
+	}
+	if late {
+		x.past.pending, x.undone = true, x.ago
+		if x.cfg.Overflow == OverflowPass { // otherwise it is not known yet whether the step stays
+			x.post()
+		}
+	}
+}
+
+// announced returns how many sums of all ranks passed, when the numbers are read, and
+// corrects x.allgather.lengths.
+func (x *okExchange) announced() (total int) {
 	all := x.checkWords(x.announcements, announcedWords*x.size, func(i int) int {
 		if i%announcedWords == 0 {
 			return x.regionLength(i / announcedWords)
@@ -468,8 +624,7 @@ func (x *okExchange) announce(ctx context.Context, passed runtime.Entries) (tota
 	for r := range x.allgather.lengths {
 		x.allgather.lengths[r] = int(all[r*announcedWords])
 	}
-	x.judged, x.large = true, x.announces(1)
-	x.past.even = !x.announces(3)
+	x.past.even = !x.announces(2)
 	return displacements(x.allgather.lengths, x.allgather.displs)
 }
 
@@ -572,8 +727,7 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit lim
 }
 
 // adapt corrects the threshold after a step in which passed sums passed it,
-// and has the next step estimate it when it is far off. All ranks know passed, so they
-// agree.
+// and has the next step estimate it when it is far off.
 func (x *okExchange) adapt(passed int) {
 	used := x.float(numBracket)
 	x.past.globalThreshold = used

@@ -76,7 +76,8 @@ func Patterns() []string {
 // NeedsHost reports whether a step of a pattern waits for the device, on one that
 // has streams, because the host needs lengths to size messages. The others only
 // submit work, and can be captured in a graph, but with [OverflowError]. [Auto] may
-// be any of them.
+// be any of them. Of [Oktopk] not all steps wait, but what the host reads of one leads
+// the next, so none can be captured.
 func NeedsHost(pattern string) bool {
 	switch pattern {
 	case TopkSA, GaussiankSA, Oktopk, Auto:

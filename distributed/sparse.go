@@ -248,7 +248,9 @@ func (s *Sparse) learn() error {
 // the difference. Lengths that another rank announces and that no tensor of n elements
 // has are [comm.ErrMismatch], and so are indices: those are left out of the result, and
 // every step that follows has the error. On a device with streams it is the first step
-// that waits for the device, and each 256th that is not captured does.
+// that reads numbers of the device, and each 256th that is not captured does. What oktopk
+// reads in the step after ([NeedsHost]) is an error of that, or of Stats, State and
+// ScaleResidual before it.
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
 	if s.closed {
@@ -292,7 +294,7 @@ func (s *Sparse) pick(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
 	s.last, s.started = s.stats, true
 	s.stats, s.counted = StepStats{Step: s.steps, Elements: s.n}, false
-	s.undoes, s.waited, s.judged, s.open, s.exchanging, s.chose = false, false, false, false, false, false
+	s.undoes, s.waited, s.judged, s.flagged, s.open, s.exchanging, s.chose = false, false, false, false, false, false, false
 	if ctx.Err() != nil {
 		s.check(comm.ContextError(ctx))
 	} else {
@@ -428,6 +430,9 @@ func (s *Sparse) finish(v verdict) {
 	if s.open = v == open; s.open {
 		s.undoIfOverflow(g)
 	}
+	if s.past.pending && s.judges() {
+		s.post()
+	}
 	if s.err == nil {
 		s.steps++
 		s.started, s.undoes = false, false
@@ -478,6 +483,7 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 		return s.stats, nil
 	}
 	overflowed := s.overflowed(ctx)
+	s.settle(ctx)
 	if err := s.failure(); err != nil {
 		return s.stats, opError("stats", err)
 	}
@@ -656,7 +662,7 @@ func (s *Sparse) complete(ctx context.Context) {
 	s.arrive(ctx)
 	s.passed(Exchanged)
 	s.judged = s.judged && s.flags == s.at(s.overflows) // otherwise the verdict is about other tensors too
-	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.judged {
+	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.flagged {
 		s.countResult(s.result)
 	}
 }
@@ -675,6 +681,13 @@ func (s *Sparse) judgeAlone() {
 		s.copyIfOverflow()
 	}
 	s.flags, s.skip, s.skips = flags, skip, skips
+}
+
+// settle reads what the last step left to be read later, if it is not read yet.
+func (s *Sparse) settle(ctx context.Context) {
+	if x, ok := s.exchange.(*okExchange); ok {
+		x.settle(ctx)
+	}
 }
 
 // judges reports whether overflows are looked for.
@@ -703,7 +716,8 @@ func (s *Sparse) plan(ctx context.Context, k int) {
 		s.check(s.order.hostAfterAll(ctx))
 	}
 	s.release(s.permanent)
-	s.k, s.past = k, past{}
+	s.k = k
+	s.forget(past{})
 	s.fill(s.at(numState), 2)
 	if k > 0 {
 		name, p := find(s.cfg.Pattern, k, s.n, s.size)

@@ -27,7 +27,7 @@ type stateHeader struct {
 	Rank, Size      uint32
 	Steps, K        uint64
 	Age, Rounds     uint64 // of oktopk: past.age, past.steps
-	Level           uint32 // of oktopk: past.level
+	Level, Even     uint32 // of oktopk: past.level, and 1 where past.even
 	GlobalThreshold float32
 	Words, Elements uint32
 }
@@ -53,6 +53,7 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 	if s.err != nil {
 		return nil, opError(op, s.err)
 	}
+	s.settle(ctx)
 	kept := s.readKept(ctx)
 	if err := s.failure(); err != nil {
 		return nil, opError(op, err)
@@ -61,6 +62,9 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 		Config: s.cfg.fingerprint(s.n), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps), K: uint64(s.k),
 		Age: uint64(s.past.age), Rounds: uint64(s.past.steps), Level: uint32(s.past.level), GlobalThreshold: s.past.globalThreshold,
 		Words: uint32(len(kept)),
+	}
+	if s.past.even {
+		header.Even = 1
 	}
 	if s.cfg.keeps() {
 		header.Elements = uint32(s.held)
@@ -242,7 +246,7 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 		s.plan(ctx, int(first.K))
 		s.resetNumbers()
 		s.set(numKept, first.numbers...)
-		s.past = past{age: int(first.Age), steps: int(first.Rounds), level: int(first.Level), globalThreshold: first.GlobalThreshold}
+		s.past = past{age: int(first.Age), steps: int(first.Rounds), level: int(first.Level), even: first.Even != 0, globalThreshold: first.GlobalThreshold}
 	} else {
 		s.release(s.permanent)
 		s.k = 0
@@ -301,6 +305,11 @@ func (s *Sparse) ScaleResidual(factor float64) error {
 	case !s.cfg.keeps():
 		return nil
 	default:
+		ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+		defer cancel()
+		if s.settle(ctx); s.err != nil {
+			return opError(op, s.failure())
+		}
 		s.set(numFactor, int32(math.Float32bits(f)))
 	}
 	for _, x := range []struct {

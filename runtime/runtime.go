@@ -4,7 +4,7 @@
 // The contract is small on purpose. What only some devices can do is an
 // interface of its own, found by type assertion on a [Runtime]: [KernelProvider] for
 // the sparse patterns, [Freezer] for allocators that can be frozen, [Brancher] for
-// work beside other work. A [Tensor]
+// work beside other work, [Noticer] for numbers that the host reads later. A [Tensor]
 // is an array in the memory of a Runtime.
 //
 // Implementations: runtime/cpu (host memory) and runtime/cuda (GPU memory).
@@ -133,4 +133,30 @@ type Brancher interface {
 	// events puts their work into an order (package comm's StreamSyncOps). It is closed on
 	// its own, before this one, and frozen together with it.
 	Branch() (Runtime, error)
+}
+
+// Noticer is implemented by runtimes of devices that work behind the host's back.
+type Noticer interface {
+	// NewNotice returns a notice of that many bytes, at least one.
+	NewNotice(bytes int) (Notice, error)
+}
+
+// Notice is a copy of device memory on the host, which is made when the device has
+// come that far. It belongs to one goroutine at a time.
+type Notice interface {
+	// Post submits the copy of what is at src, behind what the compute stream was given
+	// so far, and returns. The stream's later work does not wait for it: what is copied
+	// is to stay as it is until the notice is Ready. Notices are made in the order in
+	// which they were posted, and the last one stays. They cannot be captured.
+	Post(src uintptr) error
+	// Ready reports, without waiting, whether the copy that was posted last is made, or
+	// none was.
+	Ready() (bool, error)
+	// Read waits for that, or until ctx is done, and returns the bytes, valid until the
+	// next Post and Close.
+	Read(ctx context.Context) ([]byte, error)
+	// Close waits for the copy, as long as Close of the runtime does for anything, and
+	// gives the memory back. Closing twice is fine. Without it the runtime's Close
+	// reports a leak.
+	Close() error
 }

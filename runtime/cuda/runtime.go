@@ -39,6 +39,7 @@ type Runtime struct {
 	compute *Stream
 	copyIn  lazyStream
 	copyOut lazyStream
+	notices lazyStream
 
 	gate   gate // calls
 	graphs gate // captures and launches of graphs
@@ -67,6 +68,7 @@ var (
 	_ runtime.Freezer        = (*Runtime)(nil)
 	_ runtime.KernelProvider = (*Runtime)(nil)
 	_ runtime.Brancher       = (*Runtime)(nil)
+	_ runtime.Noticer        = (*Runtime)(nil)
 )
 
 // Option changes how Open makes a runtime.

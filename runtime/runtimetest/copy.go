@@ -1,9 +1,11 @@
 package runtimetest
 
 import (
+	"context"
 	"encoding/binary"
 	"math"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
@@ -17,6 +19,7 @@ var copyTests = []test{
 	{"strided, large transposes", testStridedLarge},
 	{"fill", testFill},
 	{"bad arguments", testCopyArguments},
+	{"notices", testNotices},
 }
 
 // guard is how many bytes around an array are watched.
@@ -200,4 +203,53 @@ func testCopyArguments(d *device) {
 	} {
 		require.ErrorIs(d, c.err, c.want, name)
 	}
+}
+
+// What is posted gets to the host as it was then, and stays there until something else is.
+func testNotices(d *device) {
+	of, ok := d.Runtime.(runtime.Noticer)
+	if !ok {
+		d.Skip("the runtime has no notices")
+	}
+	const words = 37
+	_, err := of.NewNotice(0)
+	assert.ErrorIs(d, err, runtime.ErrArgument)
+	n, err := of.NewNotice(words * 4)
+	require.NoError(d, err)
+	ready, err := n.Ready()
+	require.NoError(d, err)
+	assert.True(d, ready, "nothing was posted")
+
+	ptr := d.allocate(words * 4)
+	read := func(want int32) {
+		data, err := n.Read(context.Background())
+		require.NoError(d, err)
+		require.Len(d, data, words*4)
+		for i := range words {
+			require.Equal(d, want, int32(binary.LittleEndian.Uint32(data[4*i:])))
+		}
+	}
+	for round := range int32(20) {
+		require.NoError(d, d.Fill(ptr, words, dtype.I32, float64(round)))
+		require.NoError(d, n.Post(ptr))
+		read(round)
+		require.NoError(d, d.Fill(ptr, words, dtype.I32, 1000))
+		d.synchronize()
+		read(round)
+		ready, err := n.Ready()
+		require.NoError(d, err)
+		assert.True(d, ready)
+	}
+	other := d.allocate(words * 4)
+	require.NoError(d, d.Fill(other, words, dtype.I32, 2000))
+	require.NoError(d, n.Post(ptr))
+	require.NoError(d, n.Post(other))
+	read(2000)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err = n.Read(ctx)
+	assert.ErrorIs(d, err, context.Canceled)
+	assert.Error(d, n.Post(0))
+	require.NoError(d, n.Close())
+	require.NoError(d, n.Close())
 }

@@ -1,0 +1,342 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// noticing is a rank's runtime with streams and notices, whose kernels fail when they are
+// told to. A notice is made as late as it may be: what is not to be written before, must not.
+type noticing struct {
+	waitedFor
+	stumbling *stumbling
+	rng       *rand.Rand // whether a notice is there when it is asked for; nil: it is
+}
+
+func (r noticing) NewNotice(bytes int) (runtime.Notice, error) {
+	return &lateNotice{of: r, data: make([]byte, bytes)}, nil
+}
+
+func (r noticing) Kernels() runtime.Kernels { return r.stumbling }
+
+type lateNotice struct {
+	of   noticing
+	src  uintptr // of what is posted and not read; 0: nothing
+	data []byte
+}
+
+func (n *lateNotice) Post(src uintptr) error {
+	n.src = src
+	return nil
+}
+
+func (n *lateNotice) Ready() (bool, error) {
+	return n.src == 0 || n.of.rng == nil || n.of.rng.IntN(2) == 0, nil
+}
+
+func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
+	if n.src != 0 {
+		if err := n.of.Runtime.CopyOut(n.data, n.src); err != nil {
+			return nil, err
+		}
+	}
+	n.src = 0
+	return n.data, ctx.Err()
+}
+
+func (n *lateNotice) Close() error { return nil }
+
+// stumbling are kernels of which a call fails.
+type stumbling struct {
+	runtime.Kernels
+	in int // so many calls from now; 0: none does
+}
+
+var errKernel = errors.New("this call is to fail")
+
+func (f *stumbling) due() error {
+	if f.in--; f.in == 0 {
+		return errKernel
+	}
+	return nil
+}
+
+func (f *stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
+	return errors.Join(f.due(), f.Kernels.GiveBack(dst, l, taken))
+}
+
+func (f *stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
+	return errors.Join(f.due(), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest))
+}
+
+// What the host reads in the step after: with it, and beside it, steps have the bits that
+// they have where the host waits for everything, whatever comes between them. Nothing gets
+// lost.
+func TestOktopkReadsLater(t *testing.T) {
+	const n, steps = 40_000, 80
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	worlds := []int{2, 3, 4}
+	if testing.Short() {
+		worlds = []int{2}
+	}
+	for _, ranks := range worlds {
+		for name, cfg := range map[string]distributed.Config{
+			"drop":    {},
+			"pass":    {Overflow: distributed.OverflowPass},
+			"error":   {Overflow: distributed.OverflowError},
+			"no undo": {NoUndo: true},
+		} {
+			t.Run(fmt.Sprintf("%d ranks, %s", ranks, name), func(t *testing.T) {
+				cfg.Pattern, cfg.Density, cfg.ThresholdInterval, cfg.RebalanceInterval = distributed.Oktopk, 0.05, 10, 25
+				s := script(rand.New(rand.NewPCG(seed, uint64(ranks))), n, ranks, steps, cfg)
+				want, _ := s.run(t, false, seed)
+				got, unwaited := s.run(t, true, seed)
+				for r := range want {
+					require.Len(t, got[r], len(want[r]))
+					for step := range want[r] {
+						require.True(t, slices.Equal(want[r][step], got[r][step]), "seed %d, rank %d, step %d (%+v) has other bits", seed, r, step, s.steps[step])
+					}
+				}
+				t.Logf("%d of %d steps without a wait", unwaited, steps)
+			})
+		}
+	}
+}
+
+// act is what a step is like, and what comes before it.
+type act struct {
+	scale    float32
+	cluster  bool // gradients of a part of the tensor are larger
+	overflow int  // a rank that has one; -1: none
+	value    float32
+	fails    int  // a call of a kernel, on all ranks; 0: none does
+	restores bool // goes on from what was saved
+	asks     bool // for the statistics
+	rescales float64
+}
+
+type acts struct {
+	cfg      distributed.Config
+	n, ranks int
+	steps    []act
+}
+
+// script draws what happens.
+func script(rng *rand.Rand, n, ranks, steps int, cfg distributed.Config) *acts {
+	s := &acts{cfg: cfg, n: n, ranks: ranks}
+	scale := float32(1)
+	for step := range steps {
+		a := act{scale: scale, overflow: -1}
+		switch rng.IntN(30) {
+		case 0:
+			scale *= 1000
+		case 1:
+			scale /= 1000
+		case 2, 17, 18, 19:
+			a.cluster = true
+		case 9, 10, 11, 12: // thresholds follow
+			scale *= 1.3
+		case 13, 14, 15, 16:
+			scale /= 1.3
+		case 3:
+			a.restores = true
+		case 4:
+			a.asks = true
+		case 5:
+			a.rescales = []float64{0.3, 1.7}[rng.IntN(2)]
+		case 6:
+			if cfg.Overflow != distributed.OverflowPass && !cfg.NoUndo {
+				a.cluster = rng.IntN(2) == 0 // then messages may be cut
+				a.overflow, a.value = rng.IntN(ranks), []float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32}[rng.IntN(3)]
+			}
+		case 7, 8:
+			if !cfg.NoUndo && step > 0 {
+				a.fails = 1 + rng.IntN(2)
+			}
+		}
+		a.scale = scale
+		s.steps = append(s.steps, a)
+	}
+	return s
+}
+
+// gradient is a rank's in a step.
+func (s *acts) gradient(rank, step int) []float32 {
+	a := s.steps[step]
+	g := normal(s.n, rank, step)
+	for i := range g {
+		g[i] *= a.scale
+		if a.cluster && i*8/s.n == step%8 {
+			g[i] *= 100
+		}
+	}
+	if a.overflow == rank {
+		g[(step*7919)%s.n] = a.value
+	}
+	return g
+}
+
+// run does it. It returns the bits of result and residual of each rank after each step,
+// and how many steps did without a wait.
+func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, unwaited int) {
+	rt := cpu.New()
+	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
+	all = make([][][]uint32, s.ranks)
+	var mu sync.Mutex
+	balance := make([]conserved, len(s.steps))
+	require.NoError(t, local.Run(t.Context(), s.ranks, func(ctx context.Context, c comm.Communicator) error {
+		w, rank := new(waits), c.Rank()
+		var memory runtime.Runtime = rt
+		fails := &stumbling{Kernels: rt.Kernels()}
+		if streams {
+			r := noticing{waitedFor{onStream{rt}, w}, fails, nil}
+			if rank%2 == 0 {
+				r.rng = rand.New(rand.NewPCG(seed, 7))
+			}
+			memory, c = r, watched{ordered{c, ctx}, w}
+		}
+		x, err := distributed.NewSparse(memory, c, s.n, s.cfg)
+		if err != nil {
+			return err
+		}
+		tensor, err := runtime.New(memory, dtype.F32, s.n)
+		if err != nil {
+			return err
+		}
+		residual := func() []uint32 {
+			r, err := x.Residual()
+			require.NoError(t, err)
+			return bits(r)
+		}
+		for step, a := range s.steps {
+			switch {
+			case a.restores:
+				state, err := x.State(ctx)
+				if err := errors.Join(err, x.Close()); err != nil {
+					return err
+				}
+				if x, err = distributed.NewSparse(memory, c, s.n, s.cfg); err != nil {
+					return err
+				}
+				if err := x.Restore(ctx, state); err != nil {
+					return err
+				}
+			case a.asks:
+				if _, err := x.Stats(ctx); err != nil {
+					return err
+				}
+			case a.rescales > 0:
+				if err := x.ScaleResidual(a.rescales); err != nil {
+					return err
+				}
+			}
+			g := s.gradient(rank, step)
+			var before []uint32
+			if step > 0 {
+				before = residual()
+			}
+			if streams && a.fails > 0 {
+				fails.in = a.fails
+				err := errors.Join(runtime.CopyIn(tensor, g), x.AllReduce(ctx, tensor))
+				if fails.in > 0 { // there were no so many calls
+					return fmt.Errorf("step %d did not fail: %w", step, err)
+				}
+				if !errors.Is(err, errKernel) {
+					return fmt.Errorf("step %d: %w", step, err)
+				}
+				if !slices.Equal(before, residual()) {
+					return fmt.Errorf("step %d is not undone", step)
+				}
+				fails.in = 0
+				if err := c.Sync(ctx); err != nil {
+					return err
+				}
+			}
+			if err := runtime.CopyIn(tensor, g); err != nil {
+				return err
+			}
+			w.comm.Store(0)
+			w.copies.Store(0)
+			err := x.AllReduce(ctx, tensor)
+			if err != nil && !errors.Is(err, distributed.ErrOverflow) {
+				return fmt.Errorf("step %d: %w", step, err)
+			}
+			overflowed := a.overflow >= 0
+			if overflowed != (err != nil) && s.cfg.Overflow == distributed.OverflowError {
+				return fmt.Errorf("step %d: overflow %v, error %v", step, overflowed, err)
+			}
+			mu.Lock()
+			if w.copies.Load() == 0 && w.comm.Load() == 0 && rank == 1 {
+				unwaited++
+			}
+			if !overflowed {
+				balance[step].add(g, before, bits(tensor), residual())
+			}
+			mu.Unlock()
+			all[rank] = append(all[rank], append(bits(tensor), residual()...))
+		}
+		return errors.Join(x.Close(), tensor.Free())
+	}))
+	for step := range balance {
+		balance[step].check(t, seed, step)
+	}
+	return all, unwaited
+}
+
+// conserved adds up what ranks had before a step, and have after it.
+type conserved struct{ in, out, size []float64 }
+
+func (c *conserved) add(g []float32, before, result, after []uint32) {
+	if c.in == nil {
+		c.in, c.out, c.size = make([]float64, len(g)), make([]float64, len(g)), make([]float64, len(g))
+	}
+	for i := range g {
+		x := float64(g[i])
+		if before != nil {
+			x += float64(math.Float32frombits(before[i]))
+		}
+		c.in[i] += x
+		c.out[i] += float64(math.Float32frombits(result[i])) + float64(math.Float32frombits(after[i])) // the result has 1/P from each
+		c.size[i] += math.Abs(x)
+	}
+}
+
+func (c *conserved) check(t *testing.T, seed uint64, step int) {
+	for i := range c.in {
+		if math.Abs(c.in[i]-c.out[i]) > 1e-5*c.size[i] {
+			require.InDelta(t, c.in[i], c.out[i], 1e-5*c.size[i], "seed %d, step %d, index %d", seed, step, i)
+		}
+	}
+}
+
+// Steady steps do not wait: with thresholds that serve, between two steps that find
+// thresholds or regions anew.
+func TestOktopkDoesNotWait(t *testing.T) {
+	const n, ranks, steps, settled = 60_000, 2, 64, 24
+	for _, overflow := range []distributed.OverflowPolicy{distributed.OverflowDrop, distributed.OverflowPass} {
+		cfg := distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 8, RebalanceInterval: 16, Overflow: overflow}
+		s := &acts{cfg: cfg, n: n, ranks: ranks}
+		for range steps {
+			s.steps = append(s.steps, act{scale: 1, overflow: -1})
+		}
+		_, unwaited := s.run(t, true, 0)
+		assert.GreaterOrEqual(t, unwaited, (steps-settled)*3/4, "of %d steps", steps)
+	}
+}
