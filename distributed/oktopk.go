@@ -33,7 +33,8 @@ import (
 //  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
 //     2S <= B/3 elements. If it picked more for others, the largest S go and
 //     the rest stays in its residual. So does what there is no room for in messages that
-//     are padded, or would be if the host waited for nothing ([okExchange.pads]).
+//     are padded, or would be if the host waited for nothing ([okExchange.pads]). What
+//     padding takes comes off what is left below ([okExchange.padding]).
 //  3. The sums that pass the global threshold make up the result. If regions had about
 //     equally many in the two steps before, the largest R of each go into it, where R is
 //     1.5k/P, but not more than floor((B-2S)/2(P-1)): a rank receives at most
@@ -173,6 +174,9 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		x.balanceRegions(ctx, picks)
 	}
 	padded := x.pads(limit.outgoing, rebalance)
+	if padded {
+		limit = x.padding(limit)
+	}
 	each := limit.each(x.k, x.size)
 	room := 0 // of a rank in the result; 0: as lengths turn out
 	if x.past.level == levelSteps && !rebalance && each >= 2*evenLength {
@@ -265,7 +269,7 @@ func (x *okExchange) settle(ctx context.Context) {
 	default:
 		threshold := x.host[numBracket]
 		x.past.pending = false
-		x.learn(total, newLimits(x.k, x.size, overhead(x.size, false, false)).each(x.k, x.size))
+		x.learn(total, x.padding(newLimits(x.k, x.size, overhead(x.size, false, false))).each(x.k, x.size))
 		if now := x.host[numBracket]; now != threshold && x.undoes && x.err == nil {
 			x.check(x.rt.Fill(at(x.before.ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
 		}
@@ -440,8 +444,13 @@ func (x *okExchange) pads(limit int, rebalance bool) bool {
 
 // room is how many entries a padded message has room for: for one other rank all
 // that may be sent, for several 1.4 times as many as if all messages were equally
-// long, which leaves the step within its budget.
+// long.
 func (x *okExchange) room(limit int) int { return min(limit, 7*limit/(5*(x.size-1))) }
+
+// padding is what is left of l if messages are padded.
+func (x *okExchange) padding(l limits) limits {
+	return l.less(2 * ((x.size-1)*x.room(l.outgoing) - l.outgoing))
+}
 
 // nearly is how long messages are at most for the next step to pad them.
 func nearly(room int) int { return room * 13 / 14 }

@@ -49,8 +49,7 @@ func finite(x []float32) bool {
 }
 
 // inBudget checks oktopk's bound on what a rank sends in a step. With streams a few
-// numbers come on top, and among more than two ranks a step may send in vain what
-// turned out to be longer than it had room for.
+// numbers come on top.
 func (u *run) inBudget() error {
 	stats := u.stats
 	if u.cfg.Pattern != distributed.Oktopk || stats.Dense {
@@ -61,9 +60,6 @@ func (u *run) inBudget() error {
 		bound += int64(u.size - 1)
 	}
 	if _, ok := comm.As[comm.StreamOrder](u.c); ok && u.rt.ComputeStream() != 0 {
-		if u.size > 2 {
-			bound += bound / 2
-		}
 		bound += 6 * int64(u.size-1)
 	}
 	if stats.SentElements > bound {
