@@ -9,6 +9,13 @@ func SetTellTime(k *ReportKeeper, d time.Duration) {
 	k.tellTime = d
 }
 
+// Pending is how many messages have not been sent yet.
+func Pending(r *RemoteReports) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.pending)
+}
+
 // Ended is closed when there is no connection any more.
 func Ended(r *RemoteReports) <-chan struct{} {
 	ended := make(chan struct{})

@@ -41,10 +41,11 @@ type reportMessage struct {
 	Last   map[int]comm.Report `json:"last,omitempty"`
 }
 
-// longestReport bounds a line that a rank sends, and mostGroups those in which one rank
-// reports, and gives up, at a time.
+// longestReport bounds a line that a rank sends: a group's name can tell of thousands of
+// ranks. mostGroups bounds those in which one rank's reports are kept, and in which it
+// gives up at a time.
 const (
-	longestReport = 4 << 10
+	longestReport = 64 << 10
 	mostGroups    = 1 << 12
 )
 
@@ -194,20 +195,17 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 		case m.Left:
 			k.LocalReports.Leave(m.Group, m.Rank, m.Text)
 			delete(reported, at)
-		case len(reported) == mostGroups && !reported[at]:
-			return
-		case m.GaveUp:
-			reported[at] = true
-			select {
-			case givingUp <- struct{}{}:
-			default:
-				return
+		case m.GaveUp: // which the others have to know in any case
+			if len(reported) < mostGroups {
+				reported[at] = true
 			}
+			givingUp <- struct{}{}
 			go func() { // the other ranks answer each on its own connection, and this one others that give up
 				k.tell(context.Background(), f, m)
 				_ = f.send(&reportMessage{Ask: m.Ask})
 				<-givingUp
 			}()
+		case len(reported) == mostGroups && !reported[at]: // nobody will read it
 		default:
 			k.LocalReports.Report(m.Group, m.Rank, m.Text)
 			reported[at] = true
@@ -432,7 +430,7 @@ func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
 func (r *RemoteReports) end(why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.state = why
+	r.state, r.pending = why, nil
 	for group, rank := range r.home {
 		if r.groups[group] && !r.closing {
 			r.known.GiveUp(context.Background(), group, rank, "its process has ended, or cannot be reached", 0)
@@ -501,8 +499,12 @@ func (r *RemoteReports) read(conn net.Conn, told func()) error {
 	}
 }
 
-// push has a message sent. The caller holds the lock.
+// push has a message sent, if there is a connection or will be one. The caller holds the
+// lock.
 func (r *RemoteReports) push(m reportMessage) {
+	if r.state != nil && r.state != errNotConnected {
+		return
+	}
 	for i := range r.pending {
 		if p := &r.pending[i]; p.Ask == 0 && m.Ask == 0 && p.Told == 0 && m.Told == 0 && p.Group == m.Group && p.Rank == m.Rank {
 			*p = m

@@ -3,6 +3,7 @@ package rendezvous_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strconv"
 	"strings"
@@ -203,24 +204,68 @@ func TestTheEndOfRankZero(t *testing.T) {
 	}
 }
 
-// A rank that reports without end is not listened to any more, and the others are.
+// What a rank reports without end is not kept, and nobody has failed by that: they hear of
+// each other who gives up, there as well.
 func TestReportsAreBounded(t *testing.T) {
 	keeper, invitation, err := rendezvous.KeepReports(true)
 	require.NoError(t, err)
 	defer keeper.Close() //nolint:errcheck // nothing is lost
-	flood := rendezvous.FollowReports(invitation, 1, 3)
-	for group := range 1<<12 + 1 {
+	const bound = 1 << 12
+	last := strconv.Itoa(bound)
+	flood, friend := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
+	for group := range bound + 1 {
 		flood.Report(strconv.Itoa(group), 1, "waits")
 	}
-	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[1].Gone })
-	last, err := keeper.Last(t.Context(), strconv.Itoa(1<<12))
+	keeper.Report("0", 0, "waits")
+	for _, group := range []string{"0", last} {
+		friend.Report(group, 2, "waits")
+	}
+	eventually(t, keeper, last, func(last map[int]comm.Report) bool { return last[2].Text == "waits" })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	known, err := flood.Last(ctx, last)
 	require.NoError(t, err)
-	assert.Empty(t, last)
-	friend := rendezvous.FollowReports(invitation, 2, 3)
-	friend.Report("0", 2, "waits")
-	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[2].Text == "waits" })
+	assert.NotContains(t, known, 1)
+	require.NoError(t, flood.Failed("0", 1, 100))
+	flood.GiveUp(ctx, last, 1, "has too many", 5)
+	require.NoError(t, ctx.Err())
+	assert.ErrorContains(t, keeper.Failed(last, 0, 6), "rank 1 gave up: has too many")
 	assert.NoError(t, flood.Close())
 	assert.NoError(t, friend.Close())
+}
+
+// The name of a group tells of many ranks where a communicator was made without those.
+func TestReportsOfALongName(t *testing.T) {
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	excluded := make([]int, 5000)
+	for i := range excluded {
+		excluded[i] = i
+	}
+	one := rendezvous.FollowReports(invitation, 1, 3)
+	name := fmt.Sprint("without ", excluded)
+	keeper.Report(name, 0, "waits")
+	one.Report(name, 1, "waits")
+	eventually(t, one, name, func(last map[int]comm.Report) bool { return len(last) == 2 })
+	require.NoError(t, one.Failed(name, 1, 100))
+	require.NoError(t, one.Close())
+}
+
+// A rank that has no connection any more goes on, and keeps nothing to be sent.
+func TestReportsToNobody(t *testing.T) {
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	one := rendezvous.FollowReports(invitation, 1, 3)
+	<-one.Told()
+	require.NoError(t, keeper.Close())
+	<-rendezvous.Ended(one)
+	for group := range 100 {
+		one.Report(strconv.Itoa(group), 1, "waits")
+		one.Leave(strconv.Itoa(group), 1, "closed")
+	}
+	require.Zero(t, rendezvous.Pending(one))
+	require.NoError(t, one.Close())
 }
 
 // Someone without the secret is not listened to, and who says nothing keeps nobody.
