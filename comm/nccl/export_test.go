@@ -50,6 +50,12 @@ func (w watched) Failed(group string, rank int, collectives uint64) error {
 	return w.Reports.Failed(group, rank, collectives)
 }
 
+// Reported is of how many ranks of a communicator there are reports.
+func Reported(c *Comm) int {
+	last, _ := c.reporter.Last(context.Background(), c.name)
+	return len(last)
+}
+
 // AsOfTwo has a communicator behave as if there were another rank, in another process.
 func AsOfTwo(c *Comm) { c.check.WorldSize, c.oneProcess = 2, false }
 

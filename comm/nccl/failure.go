@@ -98,7 +98,7 @@ const tellTimeout = time.Second
 // abandoned.
 func (c *Comm) tellOthers(cause error) {
 	c.submitted.broke(cause)
-	if c.reporter == nil || c.WorldSize() == 1 {
+	if c.reporter == nil || c.WorldSize() == 1 || c.submitted.hasLeft() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)

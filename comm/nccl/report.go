@@ -55,7 +55,7 @@ func (r *reporter) remove(s *submissions, why string) {
 		return
 	}
 	r.open = slices.Delete(r.open, i, i+1)
-	r.Leave(s.group, s.rank, why)
+	s.leave(r.Reports, why)
 	if len(r.open) == 0 {
 		close(r.stop)
 		r.stop = nil

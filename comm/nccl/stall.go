@@ -25,6 +25,7 @@ type submissions struct {
 	behind  bool     // messages were submitted that no collective comes after
 	recent  [remembered]submission
 	told    string // what the other ranks were told last
+	left    bool   // they are told nothing more
 }
 
 // extent is how far submissions go: the user's, and all collectives, those of the
@@ -153,10 +154,27 @@ func (s *submissions) open() string {
 	return text
 }
 
+// leave tells the other ranks something for the last time.
+func (s *submissions) leave(to comm.Reports, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = true
+	to.Leave(s.group, s.rank, why)
+}
+
+func (s *submissions) hasLeft() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.left
+}
+
 // tell reports what the communicator does, if that is new.
 func (s *submissions) tell(to comm.Reports) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.left {
+		return
+	}
 	var text string
 	switch last := s.begun.calls() - 1; {
 	case s.ended != "":

@@ -467,6 +467,27 @@ func TestStandInCloseBesideSync(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// A wait that ends with its context after Close, which has told the others that all is
+// well, tells them nothing else.
+func TestStandInCanceledAfterClose(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	nccl.AsOfTwo(c)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	left, after := false, 0
+	nccl.Watch(c, func() { left = true }, func() { after++ }, func() {
+		if !left {
+			require.NoError(t, c.Close())
+			cancel()
+		}
+	})
+	require.Error(t, c.Sync(ctx))
+	require.True(t, left)
+	require.Zero(t, after, "it gave up behind its end")
+	require.Zero(t, nccl.Reported(c), "reports that nobody will take back")
+}
+
 // Who cannot take part in a vote has given up: the others make the next collective without
 // it, and it would be one behind them.
 func TestStandInVoteWithoutARank(t *testing.T) {
