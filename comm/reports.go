@@ -63,8 +63,8 @@ type gaveUp struct {
 	done uint64 // collectives before
 }
 
-// mostReports bounds how many are kept.
-const mostReports = 1 << 16
+// mostReports bounds how many are kept: a thousand communicators of a thousand ranks.
+const mostReports = 1 << 20
 
 // Report implements [Reports].
 func (l *LocalReports) Report(group string, rank int, text string) {

@@ -49,7 +49,7 @@ func TestLocalReportsAreBounded(t *testing.T) {
 		require.NoError(t, err)
 		return len(last) > 0
 	}
-	const most = 1 << 16
+	const most = 1 << 20
 	for i := range most {
 		l.Report(strconv.Itoa(i), 3, "waits")
 	}
