@@ -136,15 +136,23 @@ func (f *frees) begin(n *native) {
 }
 
 func (f *frees) end(n *native) {
+	if f.ended(n) {
+		trim() // some hundred ms, where much is to be given back
+	}
+}
+
+// ended notes it, and reports whether it is time to trim.
+func (f *frees) ended(n *native) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	close(n.freed)
 	delete(f.open, n)
 	f.some.Store(len(f.open) > 0)
-	if len(f.open) == 0 || time.Since(f.trimmed) > trimEvery {
-		trim()
+	due := len(f.open) == 0 || time.Since(f.trimmed) > trimEvery
+	if due {
 		f.trimmed = time.Now()
 	}
+	return due
 }
 
 // await waits until what is being freed is, for a bounded time since that began.
