@@ -46,13 +46,19 @@ func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (ui
 	}
 	ptr, err := take(bytes)
 	if errors.Is(err, runtime.ErrOutOfMemory) {
-		released := int64(0)
+		released, kept := int64(0), error(nil)
 		for _, o := range r.relatives() {
-			n, _ := o.pool.Trim() // what it cannot give back stays there
+			n, e := o.pool.Trim()
+			if !errors.Is(e, runtime.ErrClosed) { // meanwhile
+				kept = errors.Join(kept, e)
+			}
 			released += n
 		}
 		if released > 0 {
 			ptr, err = take(bytes)
+		}
+		if err != nil && kept != nil {
+			err = fmt.Errorf("%w; a branch or the trunk gave nothing back: %w", err, kept)
 		}
 	}
 	return ptr, r.explain(err)

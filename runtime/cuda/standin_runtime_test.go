@@ -140,6 +140,27 @@ func TestStandInBranchesShareMemory(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
+// Where a branch cannot give its memory back, who needs it is told.
+func TestStandInBranchKeepsMemory(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 1)
+	branch, err := rt.Branch()
+	require.NoError(t, err)
+	b := branch.(*Runtime)
+	b.flushTime = time.Millisecond
+	cacheMost(t, b)
+	end := f.stall(t, b, b.Stream())
+	_, err = rt.Allocate(1300 << 20)
+	require.ErrorIs(t, err, runtime.ErrOutOfMemory)
+	assert.ErrorContains(t, err, "a branch or the trunk gave nothing back: cuda:1: work that may use the memory did not end within 1ms")
+	end()
+	p, err := rt.Allocate(1300 << 20)
+	require.NoError(t, err)
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
+	assert.Empty(t, f.alive())
+}
+
 // A branch that comes while its trunk is being closed, comes too late.
 func TestStandInBranchWhileClosing(t *testing.T) {
 	f := openStandIn(t)
