@@ -41,7 +41,7 @@ type Source struct {
 	// they are; 0: X. Without Grad it is ignored.
 	From uintptr
 	// Keep, if not 0, is the address of N F32 that become what Grad is added to, bit for
-	// bit. Without Grad it is ignored.
+	// bit. Where a call then fails, X is as it was. Without Grad it is ignored.
 	Keep uintptr
 	// Take: what is written to the list becomes 0 in X.
 	Take bool

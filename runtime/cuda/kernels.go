@@ -155,23 +155,28 @@ func (s *sparse) sift(p *selection) error {
 		s.at(segmentsAbove), s.at(candidates), maxCandidates, uint64(p.src.N), uint64(p.length), uint64(p.k))
 }
 
-// run launches what a selection takes. What fails for want of memory has done nothing.
+// run launches what a selection takes. What fails for want of memory has done nothing, and
+// what fails later brings back what was kept.
 func (s *sparse) run(p selection) error {
-	picks := p.src.Grad != 0 || p.threshold != 0
+	picks, picked := p.src.Grad != 0 || p.threshold != 0, false
 	err := s.growStatus(p.src.N)
 	if picks && err == nil {
 		err = s.prepare(&p)
 	}
 	if picks && err == nil {
 		err = s.pick(&p)
+		picked = err == nil
 	}
 	if picks && p.sifts() && err == nil {
 		err = s.sift(&p)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.cut(&p)
 	}
-	return s.cut(&p)
+	if err != nil && picked && p.src.Grad != 0 && p.src.Keep != 0 {
+		err = errors.Join(err, s.rt.Copy(p.src.X, p.src.Keep, 4*p.src.N))
+	}
+	return err
 }
 
 // Accumulate implements [runtime.Kernels].

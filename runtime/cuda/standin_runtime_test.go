@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -231,6 +232,47 @@ func TestStandInOpenThatFailsLeavesNothing(t *testing.T) {
 		assert.Equal(t, Error{Status: 400, Name: "CUDA_ERROR_INVALID_HANDLE", Text: "invalid resource handle", Call: call}, *e)
 		assert.Empty(t, f.alive(), call)
 	}
+}
+
+// A selection that fails in its middle leaves the array that it has added a gradient to as
+// it was, if it was to keep that.
+func TestStandInSelectionFails(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	const n, k = 1000, 10
+	kernels, launch := rt.Kernels(), append([]byte("cuLaunchKernel"), 0)
+	allocate := func(words int, value float64) uintptr {
+		p, err := rt.Allocate(4 * words)
+		require.NoError(t, err)
+		require.NoError(t, rt.Fill(p, words, dtype.F32, value))
+		return p
+	}
+	x, grad, list := allocate(n, 1), allocate(n, 2), allocate(2*n+1, 0)
+	const kept = 3 // what the first of the launches would have written
+	keep, state := allocate(n, kept), allocate(2, 0)
+	src := runtime.Source{X: x, N: n, Grad: grad, DType: dtype.F32, Keep: keep, Take: true}
+	dst := runtime.Entries{Idx: list, Val: list + 4*n, N: n, Len: list + 8*n}
+	for name, call := range map[string]func() error{
+		"top-k": func() error { return kernels.TopK(src, k, dst, state) },
+		"near":  func() error { return kernels.SelectNear(src, k, state, runtime.Near{}, dst, 0) },
+		"list":  func() error { return kernels.Select(src, state, dst) },
+	} {
+		require.NoError(t, call(), name)
+		for at, want := range map[int]float32{1: 1, 2: kept} {
+			require.NoError(t, rt.Fill(x, n, dtype.F32, 1))
+			f.Fail.Call(hostmem.Addr(launch), 701, uintptr(-at))
+			require.ErrorContains(t, call(), "CUDA_ERROR", name)
+			got := make([]float32, n)
+			require.NoError(t, rt.CopyOut(hostmem.Bytes(got), x))
+			assert.Equal(t, slices.Repeat([]float32{want}, n), got, "%s, launch %d", name, at)
+		}
+	}
+	goruntime.KeepAlive(launch)
+	for _, p := range []uintptr{x, grad, list, keep, state} {
+		require.NoError(t, rt.Deallocate(p))
+	}
+	require.NoError(t, rt.Close())
+	assert.Empty(t, f.alive())
 }
 
 func TestStandInOutOfMemory(t *testing.T) {

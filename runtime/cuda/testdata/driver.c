@@ -108,7 +108,7 @@ int fake_violations(void) { return violations; }
 /* From now on all calls in a context fail, those that free things only if asked. */
 void fake_break(int status, int frees) { fault = status, fault_frees = frees; }
 
-/* The next calls of one function fail. */
+/* So many of the next calls of one function fail; below 0, the one with that number does. */
 void fake_fail(const char *call, int status, int times) {
   pthread_mutex_lock(&lock);
   snprintf(failing, sizeof failing, "%s", call);
@@ -157,6 +157,7 @@ static CUresult violation(CUresult status) { return violations++, status; }
 static CUresult enter(const char *call, int frees) {
   pthread_mutex_lock(&lock);
   if (failing_times > 0 && strcmp(call, failing) == 0) return failing_times--, failing_status;
+  if (failing_times < 0 && strcmp(call, failing) == 0 && ++failing_times == 0) return failing_status;
   if (fault && (!frees || fault_frees)) return fault;
   if (!current || current->references == 0) return violation(INVALID_CONTEXT);
   return SUCCESS;
