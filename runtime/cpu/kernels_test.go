@@ -198,12 +198,13 @@ func TestKernelsAllocateNothing(t *testing.T) {
 	for name, call := range kernelCalls(newWorkbench(t), 100_000, 1000) {
 		require.NoError(t, call(), name) // also fills the list of scratch memory
 		require.NoError(t, call(), name)
-		// Where goroutines are held up, more calls' scratch memory can be in use at once
-		// than before, and is made: the least of some rounds counts.
+		// What the rest of the process allocates counts as well, and a list of candidates
+		// that is longer than before: the least of many rounds counts, usually of one.
 		least := math.Inf(1)
-		for round := 0; round < 10 && least > 0; round++ {
+		for round := 0; round < 100 && least > 0; round++ {
 			least = min(least, testing.AllocsPerRun(5, func() { _ = call() }))
 		}
+		require.NoError(t, call(), name)
 		assert.Zero(t, least, name)
 	}
 }
