@@ -340,3 +340,93 @@ func TestOktopkDoesNotWait(t *testing.T) {
 		assert.GreaterOrEqual(t, unwaited, (steps-settled)*3/4, "of %d steps", steps)
 	}
 }
+
+// noticingBranches is a runtime with notices that can work beside itself.
+type noticingBranches struct{ noticing }
+
+func (b noticingBranches) Branch() (runtime.Runtime, error) {
+	of := cpu.New()
+	return noticingBranch{noticing{waitedFor{onStream{of}, b.w}, &stumbling{Kernels: of.Kernels()}, b.rng}}, nil
+}
+
+type noticingBranch struct{ noticing }
+
+func (noticingBranch) ComputeStream() uintptr { return computeStream + 2 }
+
+// The same in buckets that have one verdict: a step that one of them has dropped, is
+// dropped in all, and what they read later is that of the step before.
+func TestBucketsReadLater(t *testing.T) {
+	const n, ranks, buckets, steps = 30_000, 2, 3, 40
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	overflows := rand.New(rand.NewPCG(seed, 1))
+	bad := make([]int, steps) // a bucket with an overflow in a step, if it is one
+	for step := range bad {
+		bad[step] = overflows.IntN(4 * buckets)
+	}
+	run := func(streams bool) [][][]uint32 {
+		all := make([][][]uint32, ranks)
+		rt := cpu.New()
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			var memory runtime.Runtime = rt
+			rank := c.Rank()
+			if streams {
+				memory = noticingBranches{noticing{waitedFor{onStream{rt}, new(waits)}, &stumbling{Kernels: rt.Kernels()}, rand.New(rand.NewPCG(seed, 7))}}
+				c = byEvents{ordered{c, ctx}}
+			}
+			var params []*runtime.Tensor
+			for range buckets {
+				p, err := runtime.New(memory, dtype.F32, n)
+				if err != nil {
+					return err
+				}
+				params = append(params, p)
+			}
+			cfg := distributed.GradientConfig{BucketBytes: 4 * n, DenseUpTo: -1,
+				Config: distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 10, RebalanceInterval: 25}}
+			g, err := distributed.NewGradientSync(ctx, memory, c, params, cfg)
+			if err != nil {
+				return err
+			}
+			for step := range steps {
+				for b, p := range params {
+					x := normal(n, rank, step, b)
+					if bad[step] == b && rank == 1 {
+						x[step] = float32(math.NaN())
+					}
+					if err := runtime.CopyIn(p, x); err != nil {
+						return err
+					}
+				}
+				if err := g.ReduceAll(ctx, params); err != nil {
+					return fmt.Errorf("step %d: %w", step, err)
+				}
+				if step%5 == 4 {
+					stats, err := g.Stats(ctx)
+					if err != nil {
+						return err
+					}
+					if stats.Skipped != (bad[step] < buckets) {
+						return fmt.Errorf("step %d: skipped %v", step, stats.Skipped)
+					}
+				}
+				for _, p := range params {
+					all[rank] = append(all[rank], bits(p))
+				}
+			}
+			err = g.Close()
+			for _, p := range params {
+				err = errors.Join(err, p.Free())
+			}
+			return err
+		}))
+		require.NoError(t, rt.Close())
+		return all
+	}
+	want, got := run(false), run(true)
+	for rank := range want {
+		for i := range want[rank] {
+			require.True(t, slices.Equal(want[rank][i], got[rank][i]), "seed %d, rank %d, step %d, bucket %d has other bits", seed, rank, i/buckets, i%buckets)
+		}
+	}
+}
