@@ -63,8 +63,8 @@ type gaveUp struct {
 	done uint64 // collectives before
 }
 
-// mostReports bounds how many are kept: a thousand communicators of a thousand ranks.
-const mostReports = 1 << 20
+// mostReports bounds how many are kept: 256 communicators of a thousand ranks.
+const mostReports = 1 << 18
 
 // Report implements [Reports].
 func (l *LocalReports) Report(group string, rank int, text string) {
