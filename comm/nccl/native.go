@@ -155,18 +155,21 @@ func (f *frees) ended(n *native) bool {
 	return due
 }
 
-// await waits until what is being freed is, for a bounded time since that began.
+// await waits until what is being freed is, for a bounded time since that began, or until
+// ctx ends.
 //
 // The driver lets what NCCL frees wait for all kernels of the process, and launches for
 // that. A rank that launches a collective meanwhile, whose kernel waits for another rank,
 // is held up in that call for as long as the other one stays away, and no context ends it.
-func (f *frees) await() {
+func (f *frees) await(ctx context.Context) {
 	f.mu.Lock()
 	open := maps.Clone(f.open)
 	f.mu.Unlock()
 	for n, since := range open {
 		select {
 		case <-n.freed:
+		case <-ctx.Done():
+			return
 		case <-time.After(time.Until(since.Add(freeTimeout))):
 		}
 	}

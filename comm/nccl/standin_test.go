@@ -155,6 +155,32 @@ func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// Close ends that wait, and does not wait itself for what waits there.
+func TestStandInCloseBesideALaunch(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	part, err := c.Split(t.Context(), 0, 0)
+	require.NoError(t, err)
+	nccl.AsOfTwo(c)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	s.nccl.HoldAbort.Call(1)
+	require.NoError(t, part.Close())
+	launched := make(chan error, 1)
+	go func() { launched <- c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }()
+	select {
+	case err := <-launched:
+		t.Fatalf("it was launched: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	assert.NoError(t, c.Close())
+	err = <-launched
+	s.nccl.HoldAbort.Call(0)
+	require.ErrorIs(t, err, comm.ErrClosed)
+	require.NotErrorIs(t, err, comm.ErrBroken)
+	require.NoError(t, rt.Deallocate(buf))
+}
+
 // An abort on another rank ends this one's kernels as if all were well: what is done then
 // is not, unless the other rank had done its part before.
 func TestStandInAnotherRankGivesUp(t *testing.T) {

@@ -91,7 +91,10 @@ func (c *Comm) flush(on *native) error {
 	// Where all ranks are in one process, what is freed may wait for kernels of others,
 	// and those for this rank.
 	if freeing.some.Load() && !c.oneProcess && c.WorldSize() > 1 {
-		freeing.await()
+		freeing.await(c.life) // Close does not wait for this
+		if err := c.usable(); err != nil {
+			return err
+		}
 	}
 	if !on.enter() {
 		return errors.Join(comm.ErrBroken, c.usable()) // since a moment ago
