@@ -34,7 +34,8 @@ import (
 //     2S <= B/3 elements. If it picked more for others, the largest S go and
 //     the rest stays in its residual. So does what there is no room for in messages that
 //     are padded, or would be if the host waited for nothing ([okExchange.pads]). What
-//     padding takes comes off what is left below ([okExchange.padding]).
+//     padding takes comes off what is left below. In steps in which the result has
+//     R entries of each rank at most (3), padded messages take all that this leaves ([limits.leaving]).
 //  3. The sums that pass the global threshold make up the result. If regions had about
 //     equally many in the two steps before, the largest R of each go into it, where R is
 //     1.5k/P, but not more than floor((B-2S)/2(P-1)): a rank receives at most
@@ -124,6 +125,7 @@ func roomy(k, size int) bool {
 // limits are the shares of a step's budget.
 type limits struct {
 	outgoing  int // entries that a rank sends to others in the reduction
+	message   int // of them to one rank, if messages are padded
 	global    int // entries of the result
 	allgather int // elements for spreading and allgathering them
 }
@@ -131,13 +133,26 @@ type limits struct {
 func newLimits(k, size, overhead int) limits {
 	b := budget(k, size) - overhead
 	s := b / 6
-	return limits{outgoing: s, global: min(k, (b-2*s)/2), allgather: b - 2*s}
+	// For one other rank there is room for all that may be sent, for several 1.4 times as
+	// much as if all messages were equally long.
+	return limits{outgoing: s, message: min(s, 7*s/(5*max(size-1, 1))), global: min(k, (b-2*s)/2), allgather: b - 2*s}
 }
 
 // less returns what is left if so many elements are sent for something else. (At
 // most half of a budget is overhead, and a third was sent: a sixth is left.)
 func (l limits) less(elements int) limits {
 	l.allgather -= elements
+	l.global = min(l.global, l.allgather/2)
+	return l
+}
+
+// leaving gives padded messages all that each rank's share of the result leaves, so that
+// little has to be cut of what was picked.
+func (l limits) leaving(each, size int) limits {
+	others := size - 1
+	const lengths = 2 * headerWords // of messages, in front of them
+	l.message = (l.allgather + 2*l.outgoing - (2*each+lengths)*others) / (2 * others) &^ 1
+	l.outgoing, l.allgather = l.message*others, 2*each*others
 	l.global = min(l.global, l.allgather/2)
 	return l
 }
@@ -174,9 +189,6 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		x.balanceRegions(ctx, picks)
 	}
 	padded := x.pads(limit.outgoing, rebalance)
-	if padded {
-		limit = x.padding(limit)
-	}
 	each := limit.each(x.k, x.size)
 	room := 0 // of a rank in the result; 0: as lengths turn out
 	if x.past.level == levelSteps && !rebalance && each >= 2*evenLength {
@@ -186,16 +198,22 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	// estimates it. Then no number of this step is needed to make it.
 	steady := room > 0 && !estimate
 	late := steady && padded && x.late()
+	switch {
+	case padded && room > 0:
+		limit = limit.leaving(room, x.size)
+	case padded:
+		limit = limit.less(2 * ((x.size-1)*limit.message - limit.outgoing))
+	}
 	x.countLarge(picks)
 	var own, outgoing, sums runtime.Entries
 	switch {
 	case x.order.streams == nil:
-		own, outgoing, sums = x.reduceKnown(ctx, picks, limit.outgoing, padded)
+		own, outgoing, sums = x.reduceKnown(ctx, picks, limit, padded)
 	case padded:
-		own, outgoing, sums = x.reducePadded(ctx, picks, limit.outgoing)
+		own, outgoing, sums = x.reducePadded(ctx, picks, limit)
 	default:
 		var rest runtime.Entries
-		own, outgoing, rest = x.cutOutgoing(picks, limit.outgoing)
+		own, outgoing, rest = x.cutOutgoing(picks, limit)
 		x.giveBack(rest, outgoing) // what is cut is not sent, and the others have no part in it
 		sums = x.reduce(ctx, outgoing, &own)
 	}
@@ -269,7 +287,7 @@ func (x *okExchange) settle(ctx context.Context) {
 	default:
 		threshold := x.host[numBracket]
 		x.past.pending = false
-		x.learn(total, x.padding(newLimits(x.k, x.size, overhead(x.size, false, false))).each(x.k, x.size))
+		x.learn(total, newLimits(x.k, x.size, overhead(x.size, false, false)).each(x.k, x.size))
 		if now := x.host[numBracket]; now != threshold && x.undoes && x.err == nil {
 			x.check(x.rt.Fill(at(x.before.ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
 		}
@@ -314,10 +332,10 @@ const longBit, largeBit = 1 << 30, math.MinInt32
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages
 // have their lengths, which are known to the receiver before, and only the content of
 // them is that of padded ones.
-func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, limit int, padded bool) (own, outgoing, sums runtime.Entries) {
-	own, outgoing, rest := x.limitOutgoing(ctx, picks, limit)
+func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, limit limits, padded bool) (own, outgoing, sums runtime.Entries) {
+	own, outgoing, rest := x.limitOutgoing(ctx, picks, limit.outgoing)
 	x.giveBack(rest, outgoing) // what is cut is not sent, and the others have no part in it
-	words, most, room := x.host[x.lengths:][:x.size], 0, x.room(limit)
+	words, most, room := x.host[x.lengths:][:x.size], 0, limit.message
 	for r, n := range words {
 		if r != x.rank {
 			most = max(most, int(n))
@@ -407,7 +425,7 @@ func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Ent
 
 // cutOutgoing is limitOutgoing where the host is not to wait: the lists have their
 // lengths on the device, and rest is all that was picked for others.
-func (x *okExchange) cutOutgoing(picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
+func (x *okExchange) cutOutgoing(picks runtime.Entries, limit limits) (own, outgoing, rest runtime.Entries) {
 	x.locate(picks)
 	own, rest = x.message(&x.own, picks.N), x.message(&x.rest, picks.N)
 	rest.Len = x.at(x.others)
@@ -417,11 +435,11 @@ func (x *okExchange) cutOutgoing(picks runtime.Entries, limit int) (own, outgoin
 		runtime.Piece{From: picks, End: start, To: rest},
 		runtime.Piece{From: picks, Start: end, To: rest})
 	x.copyPieces(x.pieces)
-	outgoing = x.message(&x.trimmed, limit)
-	x.topOf(rest, limit, outgoing)
+	outgoing = x.message(&x.trimmed, limit.outgoing)
+	x.topOf(rest, limit.outgoing, outgoing)
 	if x.size > 2 { // otherwise all go to one rank
 		x.locate(outgoing)
-		x.countLong(x.room(limit))
+		x.countLong(limit.message)
 	}
 	return own, outgoing, rest
 }
@@ -442,25 +460,15 @@ func (x *okExchange) pads(limit int, rebalance bool) bool {
 	return x.size == 2 || x.past.even && !rebalance && limit >= evenLength*(x.size-1)
 }
 
-// room is how many entries a padded message has room for: for one other rank all
-// that may be sent, for several 1.4 times as many as if all messages were equally
-// long.
-func (x *okExchange) room(limit int) int { return min(limit, 7*limit/(5*(x.size-1))) }
-
-// padding is what is left of l if messages are padded.
-func (x *okExchange) padding(l limits) limits {
-	return l.less(2 * ((x.size-1)*x.room(l.outgoing) - l.outgoing))
-}
-
 // nearly is how long messages are at most for the next step to pad them.
 func nearly(room int) int { return room * 13 / 14 }
 
 // reducePadded reduces with padded messages, their lengths in front. What there is no
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
 // in it. outgoing is what is sent, in one list.
-func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing, sums runtime.Entries) {
+func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits) (own, outgoing, sums runtime.Entries) {
 	own, outgoing, rest := x.cutOutgoing(picks, limit)
-	room, others := x.room(limit), x.size-1
+	room, others := limit.message, x.size-1
 	words := messageWords(room)
 	x.allocate(&x.incoming, others*words*wordSize)
 	messages := outgoing.Len
