@@ -60,9 +60,10 @@ const runPatience = 10 * time.Second
 // all bodies; those that have not returned ten seconds after their context was done
 // are named in the log.
 func Run(ctx context.Context, comms []Communicator, body func(ctx context.Context, c Communicator) error) error {
-	within := ctx.Value(runKey{}) != nil // the body of another Run, which waits for this one
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, runKey{}, true))
+	outer, within := ctx.Value(runKey{}).(context.Context) // of the Run whose body this is in
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	ctx = context.WithValue(ctx, runKey{}, ctx)
 	errs := make([]error, len(comms))
 	returned := make(chan int, len(comms))
 	for i, c := range comms {
@@ -82,10 +83,11 @@ func Run(ctx context.Context, comms []Communicator, body func(ctx context.Contex
 		case i := <-returned:
 			delete(running, i)
 		case <-done:
-			if done = nil; !within {
-				late = time.After(runPatience)
-			}
+			done, late = nil, time.After(runPatience)
 		case <-late:
+			if within && outer.Err() != nil {
+				continue // that one waits for this one, and says so
+			}
 			ranks := slices.Sorted(maps.Values(running))
 			slog.Warn("comm: waiting for "+RanksText(ranks)+", whose context has ended", "cause", context.Cause(ctx))
 		}
@@ -97,7 +99,7 @@ func Run(ctx context.Context, comms []Communicator, body func(ctx context.Contex
 	return errors.Join(errs...)
 }
 
-// runKey is the key of a context that a Run gave to a body.
+// runKey is the key under which the context of a Run is in those of its bodies.
 type runKey struct{}
 
 // echo is 1 for an error that reports another rank's failure, and 0 for others.
@@ -109,7 +111,7 @@ func echo(err error) int {
 }
 
 // rankError is what the body of a rank or its Close returned. A Run within another one's
-// body names the rank once.
+// body names the rank once, if it has the same number there.
 type rankError struct {
 	rank int
 	error
@@ -129,10 +131,12 @@ func runRank(ctx context.Context, c Communicator, body func(context.Context, Com
 			*result = &PanicError{Rank: rank, Value: recover(), Stack: debug.Stack()}
 		}
 		cause := *result
-		if inner, ok := cause.(*rankError); ok {
-			cause = inner.error
-		} else if cause != nil {
+		inner, within := cause.(*rankError)
+		if cause != nil && !(within && inner.rank == rank) {
 			*result = &rankError{rank, cause}
+		}
+		for ; within; inner, within = cause.(*rankError) {
+			cause = inner.error
 		}
 		if p, ok := cause.(*PanicError); ok {
 			cause = &PanicError{Rank: p.Rank, Value: p.Value}

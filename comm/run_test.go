@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,6 +140,70 @@ func TestRunNamesWhoDoesNotReturn(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(log.String(), "waiting for"), log.String())
 	assert.Contains(t, log.String(), "comm: waiting for ranks 0, 2, whose context has ended")
 	assert.Contains(t, log.String(), "peer failed: rank 1: no more")
+}
+
+// A Run on what was split off names both ranks: its own, and that in the world, by which
+// the others know it.
+func TestRunOfASplitNamesTheRankOfTheWorld(t *testing.T) {
+	failure := errors.New("no disk space")
+	for _, fail := range []func() error{func() error { return failure }, func() error { panic(failure) }} {
+		heard := make(chan error, 1)
+		var splits sync.WaitGroup
+		splits.Add(4)
+		err := local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
+			part, err := c.Split(ctx, c.Rank()/2, 0)
+			splits.Done()
+			splits.Wait() // nobody gives up before all have split
+			if err != nil || c.Rank() == 2 {
+				return err
+			}
+			if c.Rank() == 0 {
+				<-ctx.Done()
+				heard <- context.Cause(ctx)
+				return nil
+			}
+			return comm.Run(ctx, []comm.Communicator{part}, func(ctx context.Context, part comm.Communicator) error {
+				if c.Rank() == 3 {
+					return fail()
+				}
+				return nil
+			})
+		})
+		require.ErrorIs(t, err, failure)
+		line, _, _ := strings.Cut(err.Error(), "\n")
+		assert.Regexp(t, "^rank 3: rank 1: (panic: )?no disk space$", line)
+		assert.Regexp(t, "^peer failed: rank 3: (panic: )?no disk space$", (<-heard).Error(), "without a stack")
+	}
+}
+
+// A Run within the body of another one says itself who does not return if that other one
+// does not know of a failure.
+func TestRunWithinARunNamesWhoDoesNotReturn(t *testing.T) {
+	var log bytes.Buffer
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	failure := errors.New("no more")
+	world := func(size int) []comm.Communicator {
+		comms := make([]comm.Communicator, size)
+		for r := range comms {
+			comms[r] = comm.NewSerial(comm.Check{Rank: r, WorldSize: size}, alone{})
+		}
+		return comms
+	}
+	synctest.Test(t, func(t *testing.T) {
+		err := comm.Run(t.Context(), world(1), func(ctx context.Context, _ comm.Communicator) error {
+			return comm.Run(ctx, world(2), func(_ context.Context, c comm.Communicator) error {
+				if c.Rank() == 1 {
+					return failure
+				}
+				time.Sleep(time.Hour) // of the bubble
+				return nil
+			})
+		})
+		assert.ErrorIs(t, err, failure)
+	})
+	assert.Equal(t, 1, strings.Count(log.String(), "waiting for"), log.String())
+	assert.Contains(t, log.String(), "comm: waiting for rank 0, whose context has ended")
 }
 
 // alone is a backend that does nothing.
