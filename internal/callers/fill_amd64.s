@@ -35,11 +35,3 @@ next:
 done:
 	MOVQ AX, n+8(FP)
 	RET
-
-// func now() Ticks
-TEXT ·now(SB), NOSPLIT, $0-8
-	RDTSC
-	SHLQ $32, DX
-	ORQ  DX, AX
-	MOVQ AX, ret+0(FP)
-	RET

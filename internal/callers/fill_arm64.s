@@ -31,9 +31,3 @@ next:
 done:
 	MOVD R4, n+8(FP)
 	RET
-
-// func now() Ticks
-TEXT ·now(SB), NOSPLIT, $0-8
-	MRS  CNTVCT_EL0, R0
-	MOVD R0, ret+0(FP)
-	RET

@@ -7,6 +7,3 @@ package callers
 //
 //go:noescape
 func fill(s *Stack) (n int, goroutine uintptr)
-
-// now reads the processor's own clock.
-func now() Ticks

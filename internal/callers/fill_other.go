@@ -2,13 +2,6 @@
 
 package callers
 
-import (
-	"runtime"
-	"time"
-)
+import "runtime"
 
 func fill(s *Stack) (n int, goroutine uintptr) { return runtime.Callers(2, s[:]), 0 }
-
-var start = time.Now()
-
-func now() Ticks { return 1 + Ticks(time.Since(start)) }

@@ -3,7 +3,8 @@ package callers
 import "time"
 
 // Ticks are a time by the processor's own clock (the TSC of amd64, the virtual counter of
-// arm64), which takes a third of what [time.Now] takes. It is never 0.
+// arm64), which takes a third of what [time.Now] takes; elsewhere, and on Windows, by the
+// system's. It is never 0.
 type Ticks uint64
 
 // The same moment by both clocks.
