@@ -134,12 +134,16 @@ func (e *engine) swap() {
 }
 
 // undo makes the residual and the numbers that are kept what they were at save, bit for bit.
+// It does so once, and again only if it fails.
 func (e *engine) undo() {
 	e.copy(e.at(numKept), e.before.ptr, keptWords(e.size))
-	if e.swap(); e.kept {
+	if e.kept { // then swap does nothing
 		e.copy(e.residual, e.origin, e.held)
 	}
-	e.past = e.ago
+	if e.err == nil {
+		e.swap()
+		e.past, e.undoes = e.ago, false
+	}
 }
 
 // undoIfOverflow has the device undo the step, and make the gradient zero, if

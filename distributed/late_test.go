@@ -35,6 +35,20 @@ func (r noticing) NewNotice(bytes int) (runtime.Notice, error) {
 
 func (r noticing) Kernels() runtime.Kernels { return r.stumbling }
 
+func (r noticing) Fill(dst uintptr, count int, dt dtype.DType, value float64) error {
+	if err := r.stumbling.due("fill"); err != nil {
+		return err
+	}
+	return r.waitedFor.Fill(dst, count, dt, value)
+}
+
+func (r noticing) Copy(dst, src uintptr, bytes int) error {
+	if err := r.stumbling.due("copy"); err != nil {
+		return err
+	}
+	return r.waitedFor.Copy(dst, src, bytes)
+}
+
 type lateNotice struct {
 	of   noticing
 	src  uintptr // of what is posted and not read; 0: nothing
@@ -51,6 +65,9 @@ func (n *lateNotice) Ready() (bool, error) {
 }
 
 func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
+	if err := n.of.stumbling.due("notice"); err != nil {
+		return nil, err
+	}
 	if n.src != 0 {
 		if err := n.of.Runtime.CopyOut(n.data, n.src); err != nil {
 			return nil, err
@@ -62,15 +79,19 @@ func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
 
 func (n *lateNotice) Close() error { return nil }
 
-// stumbling are kernels of which a call fails.
+// stumbling are kernels of which a call fails, or one of the runtime.
 type stumbling struct {
 	runtime.Kernels
-	in int // so many calls from now; 0: none does
+	call string // which
+	in   int    // so many calls from now; 0: none does
 }
 
 var errKernel = errors.New("this call is to fail")
 
-func (f *stumbling) due() error {
+func (f *stumbling) due(call string) error {
+	if f.in == 0 || call != f.call {
+		return nil
+	}
 	if f.in--; f.in == 0 {
 		return errKernel
 	}
@@ -78,11 +99,18 @@ func (f *stumbling) due() error {
 }
 
 func (f *stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
-	return errors.Join(f.due(), f.Kernels.GiveBack(dst, l, taken))
+	return errors.Join(f.due(""), f.Kernels.GiveBack(dst, l, taken))
 }
 
 func (f *stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
-	return errors.Join(f.due(), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest))
+	return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest))
+}
+
+func (f *stumbling) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
+	if err := f.due("bounds"); err != nil {
+		return err
+	}
+	return f.Kernels.LowerBounds(l, bounds, m, positions, lengths)
 }
 
 // What the host reads in the step after: with it, and beside it, steps have the bits that
@@ -126,7 +154,8 @@ type act struct {
 	cluster  bool // gradients of a part of the tensor are larger
 	overflow int  // a rank that has one; -1: none
 	value    float32
-	fails    int  // a call of a kernel, on all ranks; 0: none does
+	fails    int // a call, on all ranks, if there are so many; 0: none does
+	call     string
 	restores bool // goes on from what was saved
 	asks     bool // for the statistics
 	rescales float64
@@ -252,29 +281,35 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, u
 			if step > 0 {
 				before = residual()
 			}
+			made := false
+			var err error
 			if streams && a.fails > 0 {
-				fails.in = a.fails
-				err := errors.Join(runtime.CopyIn(tensor, g), x.AllReduce(ctx, tensor))
-				if fails.in > 0 { // there were no so many calls
+				fails.call, fails.in = a.call, a.fails
+				err = errors.Join(runtime.CopyIn(tensor, g), x.AllReduce(ctx, tensor))
+				if made = fails.in > 0; made && a.call == "" { // there were no so many calls
 					return fmt.Errorf("step %d did not fail: %w", step, err)
 				}
-				if !errors.Is(err, errKernel) {
-					return fmt.Errorf("step %d: %w", step, err)
-				}
-				if !slices.Equal(before, residual()) {
-					return fmt.Errorf("step %d is not undone", step)
-				}
 				fails.in = 0
-				if err := c.Sync(ctx); err != nil {
+				if !made {
+					if !errors.Is(err, errKernel) {
+						return fmt.Errorf("step %d: %w", step, err)
+					}
+					if !slices.Equal(before, residual()) {
+						return fmt.Errorf("step %d is not undone", step)
+					}
+					if err := c.Sync(ctx); err != nil {
+						return err
+					}
+				}
+			}
+			if !made {
+				if err := runtime.CopyIn(tensor, g); err != nil {
 					return err
 				}
+				w.comm.Store(0)
+				w.copies.Store(0)
+				err = x.AllReduce(ctx, tensor)
 			}
-			if err := runtime.CopyIn(tensor, g); err != nil {
-				return err
-			}
-			w.comm.Store(0)
-			w.copies.Store(0)
-			err := x.AllReduce(ctx, tensor)
 			if err != nil && !errors.Is(err, distributed.ErrOverflow) {
 				return fmt.Errorf("step %d: %w", step, err)
 			}
@@ -298,6 +333,38 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, u
 		balance[step].check(t, seed, step)
 	}
 	return all, unwaited
+}
+
+// A step that fails where it reads numbers of the step before, or where it tells the device
+// some, is repeated with the bits that it would have had: also what it had learned, and
+// whether the step before was dropped.
+func TestOktopkRepeatsWhatFailed(t *testing.T) {
+	const n, steps = 24_000, 48
+	for _, ranks := range []int{2, 3} {
+		s := &acts{n: n, ranks: ranks,
+			cfg: distributed.Config{Pattern: distributed.Oktopk, Density: 0.1, ThresholdInterval: 30, RebalanceInterval: 40}}
+		for step := range steps {
+			a := act{scale: []float32{1, 1.2}[step/6%2], overflow: -1} // thresholds follow
+			if step%7 == 6 {
+				a.overflow, a.value = 0, float32(math.NaN())
+			}
+			s.steps = append(s.steps, a)
+		}
+		want, _ := s.run(t, false, 0)
+		for _, call := range []string{"notice", "fill", "bounds", "copy"} {
+			for fails := 1; fails <= 3; fails++ {
+				for step := 7; step < steps; step++ {
+					s.steps[step].call, s.steps[step].fails = call, fails
+				}
+				got, _ := s.run(t, true, 0)
+				for r := range want {
+					for step := range want[r] {
+						assert.True(t, slices.Equal(want[r][step], got[r][step]), "%d ranks, %s %d fails: rank %d, step %d has other bits", ranks, call, fails, r, step)
+					}
+				}
+			}
+		}
+	}
 }
 
 // conserved adds up what ranks had before a step, and have after it.

@@ -224,9 +224,11 @@ func (e *engine) set(x number, words ...int32) {
 // setInt is set for one word, behind what the device was given, for which it does not
 // wait.
 func (e *engine) setInt(x number, v int32) {
-	e.host[x] = v
 	if e.err == nil {
 		e.check(e.rt.Fill(e.at(x), 1, dtype.I32, float64(v)))
+	}
+	if e.err == nil { // otherwise it would never be set
+		e.host[x] = v
 	}
 }
 

@@ -276,11 +276,11 @@ func (x *okExchange) settle(ctx context.Context) {
 	if !x.past.pending || x.err != nil {
 		return
 	}
+	was := x.past
 	x.receive(ctx)
 	total := x.announced()
 	switch {
 	case x.err != nil:
-		return
 	case x.host[x.dropped] != 0:
 		x.setInt(x.dropped, 0)
 		x.past = x.undone
@@ -291,6 +291,9 @@ func (x *okExchange) settle(ctx context.Context) {
 		if now := x.host[numBracket]; now != threshold && x.undoes && x.err == nil {
 			x.check(x.rt.Fill(at(x.before.ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
 		}
+	}
+	if x.err != nil {
+		x.past = was // to be read again
 	}
 	x.ago = x.past
 }
@@ -621,7 +624,7 @@ func (x *okExchange) announce(ctx context.Context, late bool) {
 		x.flagged = true
 		x.check(x.rt.CopyStrided(x.flags, x.one[:], x.at(x.announcements+1), x.apart[:], x.ranks[:], wordSize))
 	}
-	if late {
+	if late && x.err == nil { // otherwise what settle has not read yet stays as it is
 		x.past.pending, x.undone = true, x.ago
 		if x.cfg.Overflow == OverflowPass { // otherwise it is not known yet whether the step stays
 			x.post()
