@@ -216,6 +216,8 @@ func (e *engine) close() error {
 	e.err = e.order.settle()
 	if e.err == nil {
 		e.check(e.takeNotice(nil))
+	}
+	if e.err == nil {
 		e.release(0)
 	}
 	if e.err == nil {

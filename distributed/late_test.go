@@ -77,7 +77,28 @@ func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
 	return n.data, ctx.Err()
 }
 
-func (n *lateNotice) Close() error { return nil }
+func (n *lateNotice) Close() error { return n.of.stumbling.due("close") }
+
+// A notice that could not be closed, as its copy does not end, is closed with the Sparse, when
+// that is closed again.
+func TestCloseOfNoticeFails(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		fails := &stumbling{Kernels: rt.Kernels(), call: "close"}
+		memory := noticing{waitedFor{onStream{rt}, new(waits)}, fails, nil}
+		u, err := newTrainee(memory, ordered{c, ctx}, distributed.Config{Pattern: distributed.Oktopk, Density: 0.1}, 3000)
+		if err := errors.Join(err, u.step(ctx, 0)); err != nil {
+			return err
+		}
+		live := rt.Stats().LiveBytes
+		fails.in = 1
+		assert.ErrorIs(t, u.s.Close(), errKernel)
+		assert.Equal(t, live, rt.Stats().LiveBytes, "the copy may still read it")
+		fails.in = 2
+		assert.NoError(t, u.close())
+		assert.Equal(t, 1, fails.in, "the notice is closed again")
+		return nil
+	})
+}
 
 // stumbling are kernels of which a call fails, or one of the runtime.
 type stumbling struct {

@@ -139,14 +139,16 @@ func (e *engine) late() bool {
 	return e.notice != nil && e.cfg.Overflow != OverflowError && !e.rt.Stats().Frozen
 }
 
-// takeNotice makes the notice that of the numbers, in the place of the one there was.
+// takeNotice makes the notice that of the numbers, in the place of the one there was. That
+// stays if it cannot be closed: its copy may still read the numbers.
 func (e *engine) takeNotice(n runtime.Notice) error {
-	var err error
 	if e.notice != nil {
-		err = e.notice.Close()
+		if err := e.notice.Close(); err != nil {
+			return err
+		}
 	}
 	e.notice = n
-	return err
+	return nil
 }
 
 // makeNotice makes one, where there are such. (The numbers stay where they are.)
