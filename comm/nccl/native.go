@@ -141,13 +141,25 @@ func (f *frees) end(n *native) {
 	}
 }
 
+// forget has nobody wait for n any more.
+func (f *frees) forget(n *native) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drop(n)
+}
+
+// drop is forget with the lock held.
+func (f *frees) drop(n *native) {
+	delete(f.open, n)
+	f.some.Store(len(f.open) > 0)
+}
+
 // ended notes it, and reports whether it is time to trim.
 func (f *frees) ended(n *native) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	close(n.freed)
-	delete(f.open, n)
-	f.some.Store(len(f.open) > 0)
+	f.drop(n)
 	due := len(f.open) == 0 || time.Since(f.trimmed) > trimEvery
 	if due {
 		f.trimmed = time.Now()
@@ -171,6 +183,7 @@ func (f *frees) await(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(time.Until(since.Add(freeTimeout))):
+			f.forget(n) // it may take for ever, as while a graph is open
 		}
 	}
 }

@@ -6,12 +6,25 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
+
+// What takes too long to be freed is waited for once, not by every launch.
+func TestWhatIsNeverFreed(t *testing.T) {
+	stuck := newNative(nil, nil, 0)
+	var f frees
+	f.begin(stuck)
+	f.open[stuck] = time.Now().Add(-freeTimeout)
+	f.await(t.Context())
+	require.False(t, f.some.Load())
+	f.ended(stuck) // after all
+	require.False(t, f.some.Load())
+}
 
 // What a thread freed below something that it did not free goes back to the system.
 func TestTrim(t *testing.T) {

@@ -127,28 +127,37 @@ func TestStandInDeadline(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// What a rank launches while NCCL frees something may hold that up, and the launch with it:
-// so it waits before.
-func TestStandInWaitsForWhatIsFreed(t *testing.T) {
-	s, rt := openStandIns(t)
-	c := s.alone(t, rt)
+// launchWhileFreeing launches a collective of two ranks while NCCL frees a part of their
+// communicator, until HoldAbort is 0, and checks that it waits.
+func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime) (c *nccl.Comm, buf uintptr, launched <-chan error) {
+	t.Helper()
+	c = s.alone(t, rt)
 	part, err := c.Split(t.Context(), 0, 0)
 	require.NoError(t, err)
 	nccl.AsOfTwo(c)
-	buf, err := rt.Allocate(64)
+	buf, err = rt.Allocate(64)
 	require.NoError(t, err)
 	s.nccl.HoldAbort.Call(1)
+	t.Cleanup(func() { s.nccl.HoldAbort.Call(0) }) // what a failure leaves would wait
 	require.NoError(t, part.Close(), "which does not wait")
 	for s.nccl.Ending.Int() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	launched := make(chan error, 1)
-	go func() { launched <- c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }()
+	done := make(chan error, 1)
+	go func() { done <- c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }()
 	select {
-	case <-launched:
-		t.Error("it was launched")
+	case err := <-done:
+		t.Fatalf("it was launched: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
+	return c, buf, done
+}
+
+// What a rank launches while NCCL frees something may hold that up, and the launch with it:
+// so it waits before.
+func TestStandInWaitsForWhatIsFreed(t *testing.T) {
+	s, rt := openStandIns(t)
+	c, buf, launched := s.launchWhileFreeing(t, rt)
 	s.nccl.HoldAbort.Call(0)
 	require.NoError(t, <-launched)
 	require.NoError(t, c.Close())
@@ -158,23 +167,9 @@ func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 // Close ends that wait, and does not wait itself for what waits there.
 func TestStandInCloseBesideALaunch(t *testing.T) {
 	s, rt := openStandIns(t)
-	c := s.alone(t, rt)
-	part, err := c.Split(t.Context(), 0, 0)
-	require.NoError(t, err)
-	nccl.AsOfTwo(c)
-	buf, err := rt.Allocate(64)
-	require.NoError(t, err)
-	s.nccl.HoldAbort.Call(1)
-	require.NoError(t, part.Close())
-	launched := make(chan error, 1)
-	go func() { launched <- c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }()
-	select {
-	case err := <-launched:
-		t.Fatalf("it was launched: %v", err)
-	case <-time.After(100 * time.Millisecond):
-	}
+	c, buf, launched := s.launchWhileFreeing(t, rt)
 	assert.NoError(t, c.Close())
-	err = <-launched
+	err := <-launched
 	s.nccl.HoldAbort.Call(0)
 	require.ErrorIs(t, err, comm.ErrClosed)
 	require.NotErrorIs(t, err, comm.ErrBroken)
