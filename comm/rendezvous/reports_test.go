@@ -167,7 +167,7 @@ func TestALateRankHearsWhoGaveUp(t *testing.T) {
 	require.NoError(t, never.Close())
 }
 
-// When rank 0's process ends, nobody can tell that he gives up: that is a failure of what
+// When rank 0's process ends, nobody can tell any more who gives up: that is a failure of what
 // it takes part in, and of nothing else. It does not if it has left before.
 func TestTheEndOfRankZero(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
