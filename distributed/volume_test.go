@@ -63,7 +63,7 @@ func measureVolume(t *testing.T, pattern string, ranks, n, steps int, density fl
 }
 
 // TestVolumeTable measures every pattern and prints the table of
-// docs/sparse.md.
+// docs/sparse-measurements.md.
 func TestVolumeTable(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a table for worlds of up to 32 ranks")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures from which size and density on sparse steps are faster than dense ones
-# on the GPUs of this machine, and prints the tables of docs/sparse.md:
+# on the GPUs of this machine, and prints the tables of docs/sparse-measurements.md:
 #
 #	docs/break-even.sh measure >break-even.json   # tutti in the path, or TUTTI=…; about a minute and a half
 #	docs/break-even.sh tables <break-even.json    # jq

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures what the chapter "Convergence" of docs/sparse.md shows, and prints its
-# tables:
+# Measures what the chapter "Convergence" of docs/sparse-measurements.md shows, and
+# prints its tables:
 #
 #	docs/convergence.sh [SEEDS [EPOCHS]]
 #

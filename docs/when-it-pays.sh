@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures what the chapter "When does it pay" of docs/sparse.md shows, on
-# emulated clusters, and prints its tables:
+# Measures what the chapter "When does it pay" of docs/sparse-measurements.md shows,
+# on emulated clusters, and prints its tables:
 #
 #	docs/when-it-pays.sh [DIRECTORY]
 #
