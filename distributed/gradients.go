@@ -79,7 +79,7 @@ const DefaultDenseUpTo = 1 << 16
 
 // GradientStats tells what the last step of a [GradientSync] did on this rank.
 type GradientStats struct {
-	Step    int
+	Step    int // number of the step, from 0
 	Buckets int
 	// Skipped: a gradient was not finite, and by [OverflowDrop] the step was undone
 	// in all buckets, on all ranks.
