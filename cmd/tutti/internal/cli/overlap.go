@@ -40,8 +40,9 @@ devices' clocks, and the share of the communication that was hidden:
 
 where communication is one allreduce of all gradients as a single buffer, with the
 library's own settings and nothing beside it. With a sparse --pattern it is that of
-all buckets, selected from, exchanged and merged alone. Products are cuBLAS's, opened
-at run time (TUTTI_CUBLAS_LIB names another file).
+all buckets, selected from, exchanged and merged alone; random numbers take the place
+of gradients then, a copy each in all that computes. Products are cuBLAS's, opened at
+run time (TUTTI_CUBLAS_LIB names another file).
 
 Communication takes multiprocessors away from compute. --ctas says how many it may
 take while products run: fewer are slower, but hidden communication has time.

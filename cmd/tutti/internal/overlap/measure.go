@@ -56,8 +56,47 @@ func (s *session) init(ctx context.Context) (err error) {
 	}
 	s.beside = s.alone
 	if s.Beside != nil {
-		s.beside, err = s.newLink(ctx, s.Beside)
+		if s.beside, err = s.newLink(ctx, s.Beside); err != nil {
+			return err
+		}
 	}
+	return s.settle(ctx)
+}
+
+// settleSteps is after how many steps with a sparse pattern its residuals, which begin as
+// zeros, are taken to be as in training: the threshold of step t is greater than the one before
+// by 1/2t until the first entries come round, after a step for each hundredth of them at 1 %.
+const settleSteps = 300
+
+// settle makes the residuals what they are after many steps.
+func (s *session) settle(ctx context.Context) error {
+	if !s.cfg.sparse() {
+		return nil
+	}
+	links := []*link{s.alone}
+	if s.beside != s.alone {
+		links = append(links, s.beside)
+	}
+	for _, l := range links {
+		for range settleSteps {
+			if err := errors.Join(s.drawAll(ctx, nil), l.reduceAll(ctx, nil)); err != nil {
+				return err
+			}
+		}
+		if err := l.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	return s.Runtime.Synchronize(ctx)
+}
+
+// drawAll draws all gradients, where products do not.
+func (s *session) drawAll(context.Context, *Trace) error {
+	var err error
+	for i := range s.model.gradients {
+		err = errors.Join(err, s.model.draw(s.Runtime, i))
+	}
+	s.model.drawn++
 	return err
 }
 
@@ -161,21 +200,20 @@ type phase struct {
 	name   phaseName
 	link   *link
 	traced bool
-	// passes is the part until the last product, rest what comes after it.
+	// passes is the part until the last product or gradient, rest what comes after it.
 	passes, rest func(context.Context, *Trace) error
 }
 
 // phases are all kinds of steps, in the order in which a round runs them. They
 // take turns, so that a drift of the device's clock meets all of them.
 func (s *session) phases() []phase {
-	nothing := func(context.Context, *Trace) error { return nil }
 	compute := func(_ context.Context, t *Trace) error { return s.compute(t, nil) }
 	return []phase{
-		{name: computing, link: s.alone, passes: compute, rest: nothing},
-		{name: reducing, link: s.alone, passes: nothing, rest: s.alone.reduceAll},
-		{name: reducingFlat, link: s.alone, passes: nothing, rest: s.reduceFlat},
+		{name: computing, link: s.alone, passes: compute, rest: func(context.Context, *Trace) error { return nil }},
+		{name: reducing, link: s.alone, passes: s.drawAll, rest: s.alone.reduceAll},
+		{name: reducingFlat, link: s.alone, passes: s.drawAll, rest: s.reduceFlat},
 		{name: sequential, link: s.alone, passes: compute, rest: s.alone.reduceAll, traced: true},
-		{name: reducingBeside, link: s.beside, passes: nothing, rest: s.beside.reduceAll},
+		{name: reducingBeside, link: s.beside, passes: s.drawAll, rest: s.beside.reduceAll},
 		{name: overlapped, link: s.beside, passes: s.overlap, rest: s.finish, traced: true},
 	}
 }
@@ -183,10 +221,16 @@ func (s *session) phases() []phase {
 // compute submits the products of a step; ready, if set, is called behind each
 // that completes a gradient.
 func (s *session) compute(t *Trace, ready func(gradient int) error) error {
+	defer func() { s.model.drawn++ }()
 	for i := range s.model.products {
 		p := &s.model.products[i]
 		if err := s.Compute.Multiply(p.c, p.a, p.b); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		if p.gradient != none {
+			if err := s.model.draw(s.Runtime, p.gradient); err != nil {
+				return err
+			}
 		}
 		if err := t.Computed(p.kind, p.name); err != nil {
 			return err
@@ -223,7 +267,7 @@ func (s *session) overlap(ctx context.Context, t *Trace) error {
 func (s *session) finish(ctx context.Context, _ *Trace) error { return s.beside.sync.Wait(ctx) }
 
 // timing is a round of one phase: a step's mean time, and that of the part until
-// the last product.
+// the last product or gradient.
 type timing struct {
 	total, busy time.Duration
 	timeline    Timeline // of a traced phase

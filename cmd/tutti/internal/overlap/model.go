@@ -44,6 +44,9 @@ type model struct {
 	flat       *runtime.Tensor
 	gradients  []*runtime.Tensor
 	owned      []*runtime.Tensor
+	// noise, of sparse patterns, are random numbers from which draw takes gradients.
+	noise uintptr
+	drawn int // steps for which it did
 }
 
 // newModel allocates a model and fills it: random weights, the same on all
@@ -90,6 +93,17 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) (err error) {
 	if err := m.fill(rt, rank, weights, outputs[0]); err != nil {
 		return err
 	}
+	if m.cfg.sparse() {
+		noise, err := m.newMatrices(rt, 1, 1, d*d+noiseShifts*noiseShift)
+		if err != nil {
+			return err
+		}
+		m.noise = noise[0].Addr
+		rng := rand.New(rand.NewPCG(m.cfg.Seed, uint64(rank+ranks)+1))
+		if err := fillRandom(rt, noise[0], rng.NormFloat64); err != nil {
+			return err
+		}
+	}
 	if err := rt.Fill(deltas[0].Addr, n*d, Element, 1/float64(ranks)); err != nil {
 		return err
 	}
@@ -117,6 +131,29 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) (err error) {
 		m.add(Backward, 0, m.gradient(0, from, to), transposed(columns), outputs[0], p)
 	}
 	return m.register(parts)
+}
+
+// A step's gradients are cut out of the noise behind so many elements for each step before
+// it, in turns.
+const (
+	noiseShift  = 8 // as copies of 16 bytes are the fastest
+	noiseShifts = 4096
+)
+
+// draw replaces a gradient, with a sparse pattern, by random numbers, other ones in every
+// step. What products leave there is the same in all steps, so that what is sent of it, and
+// the thresholds with it, would never be as they are in training.
+func (m *model) draw(rt runtime.Runtime, gradient int) error {
+	if m.noise == 0 {
+		return nil
+	}
+	t := m.gradients[gradient]
+	p, err := t.Ptr()
+	if err != nil {
+		return err
+	}
+	from := m.noise + uintptr(m.drawn%noiseShifts*noiseShift*Element.Size())
+	return rt.Copy(p, from, t.Bytes())
 }
 
 // parts is the number of parts of the first layer's gradient.

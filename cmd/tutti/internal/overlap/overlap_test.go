@@ -400,3 +400,40 @@ func TestMedianTimeline(t *testing.T) {
 	middle := medianTimeline([]Timeline{{Name: "c", Total: 3}, {Name: "a", Total: 1}, {Name: "b", Total: 2}})
 	assert.Equal(t, "b", middle.Name)
 }
+
+// TestGradientsOfSparsePatternsAreNew: a pattern that sends what is largest gets other
+// numbers on each rank and in each step, cut out of those that the model keeps, whatever
+// products or reductions left.
+func TestGradientsOfSparsePatternsAreNew(t *testing.T) {
+	seen := make([][][]float64, testRanks)
+	eachRank(t, func(ctx context.Context, r Rank) (err error) {
+		cfg := testConfig()
+		cfg.Pattern, cfg.Density = "topkA", 0.1
+		m, err := newModel(ctx, r.Runtime, r.Comm, cfg, r.Comm.Rank(), testRanks)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.free(ctx, false)) }()
+		s := &session{Rank: r, cfg: cfg, model: m}
+		noise := load(r.Runtime, m.noise, width*width+2*noiseShift)
+		for step := range 3 {
+			pass := func() error { return s.compute(nil, nil) }
+			if step == 1 {
+				pass = func() error { return s.drawAll(ctx, nil) }
+			}
+			if err := pass(); err != nil {
+				return err
+			}
+			got := load(r.Runtime, m.memory.Ptr, layers*width*width)
+			seen[r.Comm.Rank()] = append(seen[r.Comm.Rank()], got)
+			for i, g := range got {
+				require.Equal(t, noise[step*noiseShift+i%(width*width)], g, "seed %d: step %d, element %d", cfg.Seed, step, i)
+			}
+		}
+		return nil
+	})
+	for rank := range seen {
+		assert.NotEqual(t, seen[rank][0], seen[rank][1], "steps")
+		assert.NotEqual(t, seen[rank][0], seen[(rank+1)%testRanks][0], "ranks")
+	}
+}
