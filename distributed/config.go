@@ -121,7 +121,8 @@ const (
 	// residuals and thresholds are as before, bit for bit, the result is zero, and
 	// [StepStats] has Skipped set. It costs no message, and where the host has not
 	// waited for the device in the step, no wait. In an epoch of density 0, which
-	// sends nothing, a rank drops its own gradient.
+	// sends nothing, a rank drops its own gradient where a later step could not send
+	// what it adds up to.
 	OverflowDrop
 	// OverflowError is [ErrOverflow] on every rank, and as after any error nothing
 	// has happened. The host waits for the device in every step. In an epoch of density

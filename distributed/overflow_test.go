@@ -93,6 +93,56 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
+// TestOverflowWhileNothingIsSent gives one rank a gradient that later steps could not
+// send, in an epoch in which gradients only add up: that rank goes without it, and no
+// step after the epoch is dropped. The reference is a run in which it is zero.
+func TestOverflowWhileNothingIsSent(t *testing.T) {
+	const ranks, n, bad, steps = 3, 1500, 1, 5
+	limit := float32(math.MaxFloat32) / ranks
+	for _, pattern := range distributed.Patterns()[1:] {
+		for name, value := range map[string]float32{"the least": limit, "the largest": -math.MaxFloat32, "infinite": float32(math.Inf(1))} {
+			for _, policy := range []distributed.OverflowPolicy{distributed.OverflowDrop, distributed.OverflowError} {
+				run := func(spoil, streams bool) (all [ranks][][]uint32) {
+					world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+						rank, memory := c.Rank(), runtime.Runtime(rt)
+						if streams { // then the device judges
+							memory, c = onStream{rt}, ordered{c, ctx}
+						}
+						u, err := newTrainee(memory, c, distributed.Config{Pattern: pattern, Density: 0.1, Overflow: policy,
+							Schedule: distributed.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}, n)
+						if err != nil {
+							return err
+						}
+						for step := range steps {
+							g := u.gradient(step)
+							if step == bad && rank == 1 {
+								clear(g)
+								if spoil {
+									g[n/2] = value
+								}
+							}
+							if err := errors.Join(runtime.CopyIn(u.t, g), u.s.AllReduce(ctx, u.t)); err != nil {
+								return err
+							}
+							stats, err := u.s.Stats(ctx)
+							if err != nil {
+								return err
+							}
+							assert.Equal(t, spoil && step == bad && rank == 1, stats.Skipped, "%s, %s, rank %d, step %d", pattern, name, rank, step)
+							all[rank] = append(all[rank], bits(u.t), u.state())
+						}
+						return u.close()
+					})
+					return all
+				}
+				for _, streams := range []bool{false, true} {
+					assert.Equal(t, run(false, streams), run(true, streams), "%s, %s", pattern, name)
+				}
+			}
+		}
+	}
+}
+
 // TestOverflowOnDevice checks that where the host does not wait for the device,
 // the device undoes the step, and that the host learns of it when it asks.
 func TestOverflowOnDevice(t *testing.T) {

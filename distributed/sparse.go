@@ -668,14 +668,16 @@ func (s *Sparse) complete(ctx context.Context) {
 }
 
 // judgeAlone looks for overflows of a gradient that is not sent, which no other
-// rank knows of: it does not count where several tensors have one verdict.
+// rank knows of: it does not count where several tensors have one verdict. An overflow
+// is what a step that sends it would take for one: that one would be dropped, and so
+// would all that follow, as the residual would keep it.
 func (s *Sparse) judgeAlone() {
 	if !s.judges() {
 		return
 	}
 	flags, skip, skips := s.flags, s.skip, s.skips
 	s.flags, s.skip, s.skips = s.at(s.overflows), s.at(s.overflows), s.size
-	s.countArray(s.residual, dtype.F32)
+	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
 	if flags != s.flags && s.origin != 0 {
 		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
 		s.copyIfOverflow()
