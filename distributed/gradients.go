@@ -600,7 +600,15 @@ func (g *GradientSync) Wait(ctx context.Context) error {
 // conclude judges the buckets, and ends their steps.
 func (g *GradientSync) conclude(ctx context.Context) {
 	j := g.joint
-	defer func() { g.fail(g.branch.join()) }()
+	writes := false // what fails then stays
+	defer func() {
+		err := g.branch.join()
+		if !writes {
+			g.fail(err)
+		} else if g.err == nil {
+			g.err = err
+		}
+	}()
 	if j.cfg.ClipNorm > 0 && g.fault == nil && g.err == nil {
 		g.fail(g.branch.catchUp())
 		g.factor = j.clip(ctx, g.given)
@@ -633,6 +641,7 @@ func (g *GradientSync) conclude(ctx context.Context) {
 	if g.fail(j.failure()); g.fault != nil || g.err != nil {
 		return
 	}
+	writes = true
 	for _, b := range g.buckets {
 		if b.ended {
 			continue

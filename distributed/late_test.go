@@ -56,6 +56,9 @@ type lateNotice struct {
 }
 
 func (n *lateNotice) Post(src uintptr) error {
+	if err := n.of.stumbling.due("post"); err != nil {
+		return err
+	}
 	n.src = src
 	return nil
 }
@@ -132,6 +135,70 @@ func (f *stumbling) LowerBounds(l runtime.Entries, bounds uintptr, m int, positi
 		return err
 	}
 	return f.Kernels.LowerBounds(l, bounds, m, positions, lengths)
+}
+
+func (f *stumbling) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
+	if err := f.due("copy if"); err != nil {
+		return err
+	}
+	return f.Kernels.CopyIf(copies, flags, m)
+}
+
+// What fails when the result is in the gradient's place cannot be undone, and the error
+// does not say that it is: it stays.
+func TestFailureBehindTheResult(t *testing.T) {
+	const n, steps = 24_000, 40
+	for _, call := range []string{"post", "copy if"} {
+		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			fails := &stumbling{Kernels: rt.Kernels(), call: call, in: 3}
+			memory := noticing{waitedFor{onStream{rt}, new(waits)}, fails, nil}
+			u, err := newTrainee(memory, ordered{c, ctx}, distributed.Config{Pattern: distributed.Oktopk, Density: 0.1}, n)
+			for step := 0; err == nil && step < steps; step++ {
+				err = u.step(ctx, step)
+			}
+			assert.ErrorIs(t, err, errKernel, call)
+			assert.ErrorContains(t, err, "the gradient is lost", call)
+			assert.NotContains(t, err.Error(), "undone", call)
+			assert.EqualError(t, u.step(ctx, 0), err.Error(), call)
+			return u.close()
+		})
+	}
+}
+
+// failsAt is a communicator of whose calls of StreamWaitEvent one fails.
+type failsAt struct {
+	byEvents
+	calls *int // until then; below 0: none
+}
+
+func (f failsAt) StreamWaitEvent(_, _ uintptr) error {
+	if *f.calls--; *f.calls == 0 {
+		return errKernel
+	}
+	return nil
+}
+
+// The same of the buckets of a model, behind whose results the compute stream waits.
+func TestFailureBehindResults(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		calls := 0
+		memory := branching{onStream{rt}}
+		all := gradients(t, memory, 2)
+		g, err := distributed.NewGradientSync(ctx, memory, failsAt{byEvents{ordered{c, ctx}}, &calls}, all,
+			distributed.GradientConfig{Config: distributed.Config{Pattern: "topkA", Density: 0.1}, DenseUpTo: -1})
+		require.NoError(t, err)
+		require.NoError(t, g.ReduceAll(ctx, all))
+		calls = 0
+		require.NoError(t, g.ReduceAll(ctx, all))
+		calls = -calls // the last one
+		err = g.ReduceAll(ctx, all)
+		assert.ErrorIs(t, err, errKernel)
+		assert.NotContains(t, err.Error(), "undone")
+		assert.ErrorIs(t, g.ReduceAll(ctx, all), errKernel, "it stays")
+		err = g.Close()
+		free(t, all)
+		return err
+	})
 }
 
 // What the host reads in the step after: with it, and beside it, steps have the bits that

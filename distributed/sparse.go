@@ -37,7 +37,7 @@ type Sparse struct {
 	onStage func(Stage)
 	remains [2]buffer // the residual, and that before the step
 	closed  bool
-	started bool // a step was picked from and has neither ended nor been undone
+	started bool // a step was picked from, has not been undone, and has written nothing to the gradient
 
 	// Of the last step.
 	stats   StepStats
@@ -233,7 +233,8 @@ func (s *Sparse) learn() error {
 // passed, and the residual what it held before, both bit for bit, and the step does
 // not count. So the same call repeats it, with the
 // same communicator unless that is broken, or with another one ([Sparse.Rebind]).
-// The exception is an error of the runtime itself while that is restored: it
+// The exception is an error of the runtime itself while that is restored, or when the
+// result has been written to t, which has lost the gradient then: it
 // stays, and later calls return it. So does every error of a step with
 // [Config].NoUndo: t's content is undefined then.
 //
@@ -424,6 +425,9 @@ func (s *Sparse) finish(v verdict) {
 	default:
 		s.store(g.ptr, g.dt, s.result.dense)
 	}
+	if s.err == nil {
+		s.started = false // what fails from here on cannot be undone: the gradient is overwritten
+	}
 	if v != overflow && !s.stats.Dense {
 		s.mask(s.picks)
 	}
@@ -435,7 +439,7 @@ func (s *Sparse) finish(v verdict) {
 	}
 	if s.err == nil {
 		s.steps++
-		s.started, s.undoes = false, false
+		s.undoes = false
 	}
 	s.passed(Finished)
 }
@@ -464,6 +468,10 @@ func (s *Sparse) rollBack() error {
 		return s.err
 	}
 	cause := s.err
+	if !s.started {
+		s.err = fmt.Errorf("%w; and the gradient is lost, because the result was written to its place before", cause)
+		return s.err
+	}
 	s.abandon()
 	if s.err != nil {
 		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
