@@ -47,7 +47,7 @@ func (c *Comm) connect(ctx context.Context) error {
 			comm.SendCall(c.scratch, 1, dtype.U8, r, 0),
 			comm.RecvCall(c.scratch+uintptr(helloOffset+r), 1, dtype.U8, r, 0))
 	}
-	err := c.guarded(ctx, func() error { return errors.Join(c.submitTogether(hello), c.barrier(ctx)) })
+	err := c.guarded(ctx, func() error { return errors.Join(c.submitTogether(ctx, hello), c.barrier(ctx)) })
 	if err != nil {
 		return c.breakDown(err)
 	}
@@ -80,7 +80,7 @@ func (c *Comm) connectAlgorithms(ctx context.Context) error {
 				comm.ReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum, 0),
 			} {
 				if err == nil {
-					err = c.submit(&x, c.data)
+					err = c.submit(ctx, &x, c.data)
 				}
 			}
 		}

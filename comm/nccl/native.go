@@ -168,12 +168,12 @@ func (f *frees) ended(n *native) bool {
 }
 
 // await waits until what is being freed is, for a bounded time since that began, or until
-// ctx ends.
+// ctx or the communicator's life ends.
 //
 // The driver lets what NCCL frees wait for all kernels of the process, and launches for
 // that. A rank that launches a collective meanwhile, whose kernel waits for another rank,
 // is held up in that call for as long as the other one stays away, and no context ends it.
-func (f *frees) await(ctx context.Context) {
+func (f *frees) await(ctx, life context.Context) {
 	f.mu.Lock()
 	open := maps.Clone(f.open)
 	f.mu.Unlock()
@@ -181,6 +181,8 @@ func (f *frees) await(ctx context.Context) {
 		select {
 		case <-n.freed:
 		case <-ctx.Done():
+			return
+		case <-life.Done():
 			return
 		case <-time.After(time.Until(since.Add(freeTimeout))):
 			f.forget(n) // it may take for ever, as while a graph is open

@@ -38,6 +38,7 @@ type standIns struct {
 		InProgress dl.Func `sym:"fake_in_progress"`
 		HoldAbort  dl.Func `sym:"fake_hold_abort"`
 		Ending     dl.Func `sym:"fake_ending"`
+		Reductions dl.Func `sym:"fake_reductions"`
 		Violations dl.Func `sym:"fake_violations"`
 	}
 	driver struct {
@@ -127,9 +128,12 @@ func TestStandInDeadline(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// reduce launches a collective.
+func reduce(c *nccl.Comm, buf uintptr) error { return c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }
+
 // launchWhileFreeing launches a collective of two ranks while NCCL frees a part of their
 // communicator, until HoldAbort is 0, and checks that it waits.
-func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime) (c *nccl.Comm, buf uintptr, launched <-chan error) {
+func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime, launch func(c *nccl.Comm, buf uintptr) error) (c *nccl.Comm, buf uintptr, launched <-chan error) {
 	t.Helper()
 	c = s.alone(t, rt)
 	part, err := c.Split(t.Context(), 0, 0)
@@ -144,7 +148,7 @@ func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime) (c *nccl.C
 		time.Sleep(time.Millisecond)
 	}
 	done := make(chan error, 1)
-	go func() { done <- c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }()
+	go func() { done <- launch(c, buf) }()
 	select {
 	case err := <-done:
 		t.Fatalf("it was launched: %v", err)
@@ -157,9 +161,26 @@ func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime) (c *nccl.C
 // so it waits before.
 func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 	s, rt := openStandIns(t)
-	c, buf, launched := s.launchWhileFreeing(t, rt)
+	c, buf, launched := s.launchWhileFreeing(t, rt, reduce)
 	s.nccl.HoldAbort.Call(0)
 	require.NoError(t, <-launched)
+	require.NoError(t, c.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// A context ends that wait, and nothing is launched then.
+func TestStandInBarrierWhileFreeing(t *testing.T) {
+	s, rt := openStandIns(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	c, buf, ended := s.launchWhileFreeing(t, rt, func(c *nccl.Comm, _ uintptr) error { return c.Barrier(ctx) })
+	before := s.nccl.Reductions.Int()
+	cancel()
+	err := <-ended
+	require.ErrorIs(t, err, comm.ErrCanceled)
+	require.ErrorContains(t, err, "waiting for barrier")
+	require.Equal(t, before, s.nccl.Reductions.Int(), "it was launched all the same")
+	s.nccl.HoldAbort.Call(0)
+	require.ErrorIs(t, reduce(c, buf), comm.ErrBroken)
 	require.NoError(t, c.Close())
 	require.NoError(t, rt.Deallocate(buf))
 }
@@ -167,7 +188,7 @@ func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 // Close ends that wait, and does not wait itself for what waits there.
 func TestStandInCloseBesideALaunch(t *testing.T) {
 	s, rt := openStandIns(t)
-	c, buf, launched := s.launchWhileFreeing(t, rt)
+	c, buf, launched := s.launchWhileFreeing(t, rt, reduce)
 	assert.NoError(t, c.Close())
 	err := <-launched
 	s.nccl.HoldAbort.Call(0)

@@ -12,10 +12,10 @@ import (
 type door struct{ c *Comm }
 
 // Submit implements [comm.Backend].
-func (d door) Submit(x comm.Call) error { return d.c.submit(&x, nil) }
+func (d door) Submit(x comm.Call) error { return d.c.submit(d.c.life, &x, nil) }
 
 // SubmitTogether implements [comm.Backend].
-func (d door) SubmitTogether(calls []comm.Call) error { return d.c.submitTogether(calls) }
+func (d door) SubmitTogether(calls []comm.Call) error { return d.c.submitTogether(d.c.life, calls) }
 
 // Wait implements [comm.Backend].
 func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
@@ -36,8 +36,8 @@ func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) 
 func (d door) Usable() error { return d.c.usable() }
 
 // submit starts a call on a native communicator, or, for nil, on the one that is
-// best for it.
-func (c *Comm) submit(x *comm.Call, on *native) error {
+// best for it. ctx ends its wait for what is being freed.
+func (c *Comm) submit(ctx context.Context, x *comm.Call, on *native) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.addCall(x)
@@ -49,7 +49,7 @@ func (c *Comm) submit(x *comm.Call, on *native) error {
 	} else {
 		c.submitted.addOwn()
 	}
-	if err := c.flush(on); err != nil {
+	if err := c.flush(ctx, on); err != nil {
 		return err
 	}
 	c.setMark(1)
@@ -59,14 +59,14 @@ func (c *Comm) submit(x *comm.Call, on *native) error {
 // submitTogether starts calls as one NCCL group, always on the data
 // communicator: ranks may have different numbers of calls in a group, so one
 // call alone does not mean that it is alone on all.
-func (c *Comm) submitTogether(calls []comm.Call) error {
+func (c *Comm) submitTogether(ctx context.Context, calls []comm.Call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range calls {
 		c.addCall(&calls[i])
 	}
 	c.submitted.addTogether(calls)
-	if err := c.flush(c.data); err != nil {
+	if err := c.flush(ctx, c.data); err != nil {
 		return err
 	}
 	c.setMark(len(calls))
@@ -82,7 +82,7 @@ func (c *Comm) pick(x *comm.Call) *native {
 }
 
 // flush makes the planned native calls, several of them as one NCCL group.
-func (c *Comm) flush(on *native) error {
+func (c *Comm) flush(ctx context.Context, on *native) error {
 	planned := c.plan
 	c.plan = planned[:0]
 	if err := c.usable(); err != nil || len(planned) == 0 {
@@ -91,9 +91,12 @@ func (c *Comm) flush(on *native) error {
 	// Where all ranks are in one process, what is freed may wait for kernels of others,
 	// and those for this rank.
 	if freeing.some.Load() && !c.oneProcess && c.WorldSize() > 1 {
-		freeing.await(c.life) // Close does not wait for this
+		freeing.await(ctx, c.life) // Close does not wait for this
 		if err := c.usable(); err != nil {
 			return err
+		}
+		if ctx.Err() != nil { // as in sync
+			return c.breakDown(c.stalled(comm.ContextError(ctx)))
 		}
 	}
 	if !on.enter() {

@@ -97,7 +97,7 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 		return c.breakDown(err)
 	}
 	x := comm.AllReduceCall(at, at, len(votes), dtype.I64, comm.Max)
-	if err := c.submit(&x, c.data); err != nil {
+	if err := c.submit(ctx, &x, c.data); err != nil {
 		return err
 	}
 	if err := c.sync(ctx); err != nil {

@@ -71,7 +71,7 @@ func (c *Comm) tune(ctx context.Context, buf uintptr) error {
 		for i := range tunedSizes {
 			x := c.tuningCall(op, buf, tunedBytes(i))
 			for path, on := range []*native{c.data, c.windows.native.Load()} {
-				d, err := c.shortest(ctx, func() error { return c.round(gate, x, on, start, end) }, start, end)
+				d, err := c.shortest(ctx, func() error { return c.round(ctx, gate, x, on, start, end) }, start, end)
 				if err != nil {
 					return err
 				}
@@ -126,11 +126,11 @@ func (c *Comm) shortest(ctx context.Context, round func() error, start, end *cud
 }
 
 // round submits the calls of a round on one of the native communicators.
-func (c *Comm) round(gate, x comm.Call, on *native, start, end *cuda.Event) error {
+func (c *Comm) round(ctx context.Context, gate, x comm.Call, on *native, start, end *cuda.Event) error {
 	repeat := func(n int, x *comm.Call, on *native) (err error) {
 		for range n {
 			if err == nil {
-				err = c.submit(x, on)
+				err = c.submit(ctx, x, on)
 			}
 		}
 		return err

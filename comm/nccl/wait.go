@@ -103,7 +103,7 @@ func (c *Comm) asyncError() error {
 func (c *Comm) barrier(ctx context.Context) error {
 	at := c.scratch + barrierOffset
 	x := comm.AllReduceCall(at, at, 1, dtype.I32, comm.Max)
-	if err := c.submit(&x, c.data); err != nil {
+	if err := c.submit(ctx, &x, c.data); err != nil {
 		return err
 	}
 	return c.sync(ctx)
