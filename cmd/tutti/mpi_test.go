@@ -85,6 +85,15 @@ func TestMPIJobs(t *testing.T) {
 	want := lines[result](t, stdout)
 	require.Len(t, want, 3)
 
+	// Without a launcher there is one rank, which is legal and seldom meant.
+	alone := []string{"bench", "allreduce", "--backend", "mpi", "--max", "8", "--rounds", "1"}
+	_, stderr, err = execute(t, tutti, alone...)
+	require.NoError(t, err, stderr)
+	assert.Contains(t, stderr, "tutti: one rank, as no launcher started this process; mpirun -n 4 tutti")
+	_, stderr, err = execute(t, tutti, append(alone, "--ranks", "1")...)
+	require.NoError(t, err, stderr)
+	assert.NotContains(t, stderr, "one rank", "as asked for")
+
 	for _, mpirun := range launchers {
 		t.Run(filepath.Base(mpirun), func(t *testing.T) {
 			stdout, stderr, err := execute(t, mpirun, append(append([]string{"-n", "4", tutti}, train...), t.TempDir(), "--backend", "mpi")...)
@@ -94,6 +103,10 @@ func TestMPIJobs(t *testing.T) {
 			stdout, stderr, err = execute(t, mpirun, "-n", "2", tutti, "bench", "allreduce", "--backend", "mpi", "--max", "8", "--rounds", "1", "--in-place", "--json")
 			require.NoError(t, err, stderr)
 			assert.Len(t, lines[map[string]any](t, stdout), 1, "of rank 0 alone")
+
+			_, stderr, err = execute(t, mpirun, "-n", "1", tutti, "bench", "allreduce", "--backend", "mpi", "--max", "8", "--rounds", "1")
+			require.NoError(t, err, stderr)
+			assert.NotContains(t, stderr, "one rank", "as asked for")
 
 			stdout, stderr, err = execute(t, mpirun, "-n", "2", tutti, "info", "--json")
 			require.NoError(t, err, stderr)

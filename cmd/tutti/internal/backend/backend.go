@@ -26,9 +26,19 @@ type Options struct {
 	// PeerMemory has GPUs write into each other's memory (comm/p2p) where that is
 	// faster than the backend.
 	PeerMemory bool
+	// Note tells the user what the world is like, where that may not be meant; nil for
+	// nobody.
+	Note func(text string)
 	// Prepare runs in the process of rank 0 before that rank does anything, nil
 	// for nothing; its error ends the world.
 	Prepare func() error
+}
+
+// note calls Note.
+func (o Options) note(text string) {
+	if o.Note != nil && text != "" {
+		o.Note(text)
+	}
 }
 
 // prepare runs Prepare.

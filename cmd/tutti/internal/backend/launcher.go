@@ -35,6 +35,15 @@ func SeparateWorlds(b Backend) string {
 	return separateWorlds(b, job)
 }
 
+// alone says that a rank is the only one because nobody started others, "" where a
+// launcher started one.
+func alone(job rendezvous.Job) string {
+	if job.Launcher != "none" {
+		return ""
+	}
+	return fmt.Sprintf("one rank, as no launcher started this process; %s 4 tutti … starts four", processOption(job.Launcher))
+}
+
 // processOption is how a launcher is told a number of processes.
 func processOption(launcher string) string {
 	if command, ok := processes[launcher]; ok {

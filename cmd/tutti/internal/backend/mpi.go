@@ -96,6 +96,10 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	if err := checkRanks(b.Name(), "mpirun", opts.Ranks, world.WorldSize()); err != nil {
 		return errors.Join(err, finalize()) // every rank is here
 	}
+	if world.WorldSize() == 1 && opts.Ranks == 0 {
+		job, _ := rendezvous.FromEnv(os.Getenv)
+		opts.note(alone(job))
+	}
 	if world.Rank() == 0 {
 		err = opts.prepare()
 	}

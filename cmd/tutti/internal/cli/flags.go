@@ -277,8 +277,10 @@ func (w *world) run(cmd *cobra.Command, prepare func() error, body func(ctx cont
 	if w.p2p && b.Name() != "nccl" {
 		return backend.NeedsPeerMemory(b.Name())
 	}
-	if note := backend.SeparateWorlds(b); note != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", note)
+	note := func(text string) { fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", text) }
+	if text := backend.SeparateWorlds(b); text != "" {
+		note(text)
 	}
-	return b.Run(cmd.Context(), backend.Options{Ranks: w.ranks, Timeout: w.timeout, PeerMemory: w.p2p, Prepare: prepare}, backend.Examine(w.check, body))
+	opts := backend.Options{Ranks: w.ranks, Timeout: w.timeout, PeerMemory: w.p2p, Note: note, Prepare: prepare}
+	return b.Run(cmd.Context(), opts, backend.Examine(w.check, body))
 }
