@@ -87,6 +87,18 @@ func (e *endpoint) departs() (gone, free bool) {
 	return true, !broken
 }
 
+// missing returns the ranks whose farewells an endpoint that is leaving waits for.
+func (e *endpoint) missing() (ranks []int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for r := range e.peers {
+		if e.leaving.Load() && r != e.rank && e.peers[r].last == nil {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
 // forget takes an endpoint off those that are open.
 func (s *state) forget(e *endpoint) {
 	s.mu.Lock()

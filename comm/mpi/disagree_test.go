@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -47,7 +48,8 @@ func TestGivingUp(t *testing.T) {
 // the others, under a library of either thread level.
 func TestFailedSplit(t *testing.T) {
 	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankSplitGivenUp", "TestRankAbandonedSplit",
-		"TestRankSerializedSplit", "TestRankSerializedFree", "TestRankFinalizeInTime"} {
+		"TestRankSerializedSplit", "TestRankSerializedFree", "TestRankFinalizeInTime",
+		"TestRankFinalizeAlone", "TestRankFinalizeHangs", "TestRankFinalizeLate"} {
 		t.Run(test, func(t *testing.T) {
 			forEachMPI(t, func(t *testing.T, l launcher) {
 				l.mustPass(t, job{ranks: 3, test: test})
@@ -525,6 +527,81 @@ func TestRankFinalizeInTime(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrBroken)
 	assert.Less(t, time.Since(began), 15*time.Second, "5 s for each of them would be 25")
 	passed(t, c)
+}
+
+// TestRankFinalizeAlone lets one rank stay away from Finalize: the others say which, in
+// the log where nothing ends their wait, and in the error.
+func TestRankFinalizeAlone(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	require.NoError(t, world.Barrier(ctx))
+	if c.Rank() == 1 {
+		passed(t, c) // when the others have
+		return
+	}
+	const missing = "a communicator of 3 ranks is still open on (rank 1|ranks 0, 1|ranks 1, 2)[^,]" // one may be on its way
+	mpi.SetPatience(c, time.Millisecond)
+	log := make(told, 10)
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	waits, cancel := context.WithCancel(ctx)
+	go func() {
+		assert.Regexp(t, missing, <-log)
+		cancel()
+	}()
+	err := mpi.Finalize(waits)
+	assert.ErrorIs(t, err, comm.ErrCanceled)
+	assert.Regexp(t, missing, err)
+	passed(t, c)
+}
+
+// TestRankFinalizeLate lets a rank come to Finalize after it has closed everything: nobody
+// calls MPI_Finalize, which has its time then, before that.
+func TestRankFinalizeLate(t *testing.T) {
+	ctx, world, c := splitWorld(t)
+	lib, err := dl.Open("libc.so.6")
+	require.NoError(t, err)
+	var other struct {
+		Yield dl.Func `sym:"sched_yield"`
+	}
+	require.NoError(t, lib.Bind(&other))
+	mpi.ReplaceFinalize(c, other.Yield)
+	require.NoError(t, world.Barrier(ctx))
+	require.NoError(t, c.Close())
+	require.NoError(t, world.Close())
+	file := filepath.Join(os.Getenv(childVariable), "late")
+	if c.Rank() == 1 {
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, os.WriteFile(file, nil, 0o600))
+	}
+	require.NoError(t, mpi.Finalize(ctx))
+	assert.FileExists(t, file)
+	passed(t, c)
+}
+
+// told has what is written to it.
+type told chan string
+
+func (c told) Write(text []byte) (int, error) {
+	c <- string(text)
+	return len(text), nil
+}
+
+// TestRankFinalizeHangs has an MPI_Finalize that does not come back, as MPICH's over TCP,
+// though all ranks are there: Run comes back.
+func TestRankFinalizeHangs(t *testing.T) {
+	_, world, c := splitWorld(t)
+	lib, err := dl.Open("libc.so.6")
+	require.NoError(t, err)
+	var other struct {
+		Pause dl.Func `sym:"pause"`
+	}
+	require.NoError(t, lib.Bind(&other))
+	mpi.ReplaceFinalize(c, other.Pause)
+	mpi.SetPatience(c, time.Millisecond)
+	require.NoError(t, c.Close())
+	err = mpi.Run(context.Background(), func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) })
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "MPI_Finalize has not come back")
+	passed(t, world)
 }
 
 // TestRankLateRanks lets ranks come late, so that the others report where they

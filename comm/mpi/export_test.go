@@ -1,6 +1,8 @@
 package mpi
 
 import (
+	"time"
+
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dl"
 )
@@ -31,6 +33,15 @@ func Serialize(c comm.Communicator) { change(c, func(lib *library) { lib.turn = 
 
 // ReplaceFree has another function called in the place of MPI_Comm_free.
 func ReplaceFree(c comm.Communicator, f dl.Func) { change(c, func(lib *library) { lib.CommFree = f }) }
+
+// ReplaceFinalize has another function called in the place of MPI_Finalize.
+func ReplaceFinalize(c comm.Communicator, f dl.Func) {
+	change(c, func(lib *library) { lib.Finalize = f })
+}
+
+// SetPatience sets after how long Finalize says whom it waits for, and how long it waits
+// for MPI_Finalize.
+func SetPatience(c comm.Communicator, d time.Duration) { c.(*communicator).e.state.patience = d }
 
 // FailUntold breaks c for a cause that MPI does not bring to the others.
 func FailUntold(c comm.Communicator, cause error) {

@@ -25,6 +25,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -40,11 +41,16 @@ type state struct {
 	progress *progress
 	world    *communicator
 	thread   mainThread
+	patience time.Duration
 
 	failed atomic.Pointer[error] // of a call of MPI that left it in an unknown state
 	mu     sync.Mutex
 	splits []*endpoint // open communicators other than the world
 }
+
+// finalizePatience is for how long Finalize waits for other ranks without saying so, and
+// for MPI_Finalize when they are all there.
+const finalizePatience = 30 * time.Second
 
 // process guards the state of this process: MPI can be initialized once.
 var process struct {
@@ -150,9 +156,12 @@ func Init(opts ...Option) (comm.Communicator, error) {
 
 // Finalize closes all communicators and finalizes MPI. It is collective, as
 // MPI_Finalize is, and waits for the other ranks as long as ctx lets it: until a
-// late one comes, or, with a deadline, no longer than that ([comm.ErrTimeout]; the
+// late one comes, or, with a deadline, no longer than that ([comm.ErrTimeout], which
+// names ranks that have not come; the
 // process should then exit with a non-zero status, since the launcher may take
-// another one for success). Later calls return nil and do nothing.
+// another one for success). After 30 seconds the log names them. When all are there,
+// MPI_Finalize has 30 seconds as well, as MPICH over TCP may never come back from it. Later
+// calls return nil and do nothing.
 //
 // When a communicator is broken, because a rank died or did not come in time, or a
 // Split failed,
@@ -229,7 +238,7 @@ func start(opts []Option) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{lib: lib, native: collectives == nativeCollectives, thread: newMainThread()}
+	s := &state{lib: lib, native: collectives == nativeCollectives, patience: finalizePatience, thread: newMainThread()}
 	for _, opt := range opts {
 		opt(s)
 	}
@@ -333,8 +342,8 @@ func (s *state) finalize(ctx context.Context) error {
 		}
 	}
 	broken = cmp.Or(s.failure(), broken)
-	if broken == nil && !s.progress.awaitDeparture(ctx) {
-		broken = fmt.Errorf("not all ranks have closed their communicators: %w", comm.ContextError(ctx))
+	if broken == nil {
+		broken = s.progress.awaitDeparture(ctx, s.patience)
 	}
 	if !s.progress.close(ctx) && broken == nil {
 		broken = fmt.Errorf("MPI_Comm_free has not come back: %w", comm.ContextError(ctx))
@@ -346,10 +355,39 @@ func (s *state) finalize(ctx context.Context) error {
 	if broken != nil {
 		return fmt.Errorf("%w: MPI_Finalize left out: %w", comm.ErrBroken, broken)
 	}
+	if !s.native { // otherwise ranks may be other programs
+		if err := s.assemble(ctx); err != nil {
+			return err
+		}
+		within, cancel := context.WithTimeout(ctx, s.patience)
+		defer cancel()
+		ctx = within
+	}
 	var err error
 	if !s.thread.do(ctx, func() { err = s.lib.must(s.lib.Finalize) }) {
-		return fmt.Errorf("the other ranks have not called MPI_Finalize: %w", comm.ContextError(ctx))
+		return fmt.Errorf("MPI_Finalize has not come back: %w", comm.ContextError(ctx))
 	}
 	close(s.thread.calls)
 	return err
+}
+
+// assemble waits until all ranks are in finalize: they may have closed their
+// communicators long before.
+func (s *state) assemble(ctx context.Context) error {
+	out := newCells() // a request, a flag and a status
+	if err := s.lib.must(s.lib.Ibarrier, s.lib.handles.world, out.at(0)); err != nil {
+		return err
+	}
+	for pace := (pause{}); ; pace.next() {
+		if err := s.lib.must(s.lib.Testall, 1, out.at(0), out.at(1), out.at(2)); err != nil {
+			return err
+		}
+		switch {
+		case out.int32(1) != 0:
+			out.free()
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("not all ranks have called Finalize: %w", comm.ContextError(ctx))
+		}
+	}
 }

@@ -2,6 +2,8 @@ package mpi
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -208,13 +210,31 @@ func (p *progress) seeOff(ctx context.Context) (leaving bool) {
 	return leaving
 }
 
-// awaitDeparture waits until no endpoint is waiting for farewells of other ranks,
-// and reports whether that came before ctx ended.
-func (p *progress) awaitDeparture(ctx context.Context) bool {
-	for pace := (pause{}); ; pace.next() {
-		leaving := p.seeOff(ctx)
-		if !leaving || ctx.Err() != nil {
-			return !leaving
+// awaitDeparture waits until no endpoint is waiting for farewells of other ranks. It
+// says which ranks it misses: its error where ctx ends first, and the log when its
+// patience is over.
+func (p *progress) awaitDeparture(ctx context.Context, patience time.Duration) error {
+	began, told := time.Now(), false
+	for pace := (pause{}); p.seeOff(ctx); pace.next() {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", p.missing(), comm.ContextError(ctx))
+		}
+		if !told && time.Since(began) > patience {
+			slog.Warn("mpi: Finalize waits for other ranks: " + p.missing())
+			told = true
 		}
 	}
+	return nil
+}
+
+// missing describes an endpoint that other ranks have not closed.
+func (p *progress) missing() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.endpoints {
+		if ranks := e.missing(); len(ranks) > 0 {
+			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, comm.RanksText(ranks))
+		}
+	}
+	return "they are being told that this one has closed its communicators"
 }
