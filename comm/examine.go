@@ -27,7 +27,8 @@ const (
 //     dump to the directory TUTTI_RECORD_DIR (without it the current one) also on SIGUSR1,
 //     where there is such a signal.
 //
-// Without them, or where they are 0, that is body(ctx, c). What is put around c ends
+// Without them, or where they are 0, that is body(ctx, c), and what c has around it already
+// is not put there again. What is put around c ends
 // with the error of body, as [Run] has it, and c with it. Call it in a body of Run:
 //
 //	err := local.Run(ctx, 4, func(ctx context.Context, c comm.Communicator) error {
@@ -36,7 +37,7 @@ const (
 //		return comm.Examine(ctx, rt, c, train)
 //	})
 func Examine(ctx context.Context, rt runtime.Runtime, c Communicator, body func(ctx context.Context, c Communicator) error) error {
-	calls, err := callsToRecord()
+	calls, err := callsToRecord(c)
 	if err != nil {
 		return err
 	}
@@ -79,8 +80,9 @@ func checkFromEnv(c Communicator, rt runtime.Runtime) (*Checked, error) {
 	return NewChecked(c, rt, opts...)
 }
 
-// callsToRecord returns how many calls TUTTI_RECORD asks to record.
-func callsToRecord() (int, error) {
+// callsToRecord returns how many calls TUTTI_RECORD asks to record, 0 if c records
+// already.
+func callsToRecord(c Communicator) (int, error) {
 	text := os.Getenv(RecordVariable)
 	if text == "" {
 		return 0, nil
@@ -88,6 +90,9 @@ func callsToRecord() (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 || n > 1<<24 {
 		return 0, fmt.Errorf("%w: %s is %q, want a number of calls, such as 1000", ErrArgument, RecordVariable, text)
+	}
+	if _, already := As[*Recorder](c); already {
+		return 0, nil
 	}
 	return n, nil
 }

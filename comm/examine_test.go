@@ -72,6 +72,36 @@ func TestExamineCompares(t *testing.T) {
 	}
 }
 
+// What is recorded already is not recorded once more, in the same file.
+func TestExamineRecordsOnce(t *testing.T) {
+	rt := newRuntime(t)
+	t.Setenv(comm.RecordVariable, "10")
+	t.Setenv(comm.RecordDirVariable, t.TempDir())
+	recorders := func(c comm.Communicator) (n int) {
+		for {
+			if _, ok := c.(*comm.Recorder); ok {
+				n++
+			}
+			w, ok := c.(interface{ Unwrap() comm.Communicator })
+			if !ok {
+				return n
+			}
+			c = w.Unwrap()
+		}
+	}
+	require.NoError(t, comm.Examine(t.Context(), rt, noop.New(rt), func(ctx context.Context, c comm.Communicator) error {
+		part, err := c.Split(ctx, 0, 0)
+		require.NoError(t, err)
+		for name, inner := range map[string]comm.Communicator{"itself": c, "a part": part, "within another": comm.NewMeter(c)} {
+			assert.NoError(t, comm.Examine(ctx, rt, inner, func(_ context.Context, c comm.Communicator) error {
+				assert.Equal(t, 1, recorders(c), name)
+				return nil
+			}))
+		}
+		return nil
+	}))
+}
+
 // What Examine made gives its memory back and writes its record, and the other ranks
 // learn why this one gave up.
 func TestExamineEndsWithTheError(t *testing.T) {
