@@ -27,16 +27,34 @@ func moment() (at time.Time, ticks Ticks) {
 
 // Clock tells what time ticks are. Those that one Clock tells have the order of their
 // ticks; another one may tell a microsecond more or less.
-type Clock struct{ perTick float64 } // nanoseconds
+type Clock struct {
+	perTick float64 // nanoseconds
+	// The same moment by both clocks, from which ticks before the first are counted.
+	at    time.Time
+	ticks Ticks
+}
+
+// jumpedTime is for how long a clock is looked at to find out how fast it runs.
+const jumpedTime = 5 * time.Millisecond
 
 // NewClock returns a Clock for ticks up to now. It takes the processor's clock to have run
-// evenly since the process began; where it did not, times in between are off.
+// evenly since the process began; where it did not, times in between are off. One that has
+// jumped back to before that, as when a virtual machine moves, is taken to run as it does
+// now.
 func NewClock() Clock {
 	at, ticks := moment()
-	return Clock{float64(at.Sub(began)) / float64(max(ticks-first, 1))}
+	if ticks >= first {
+		return Clock{float64(at.Sub(began)) / float64(max(ticks-first, 1)), began, first}
+	}
+	time.Sleep(jumpedTime)
+	later, more := moment()
+	return Clock{float64(later.Sub(at)) / float64(max(more-ticks, 1)), at, ticks}
 }
 
 // Time returns the time of ticks.
 func (c Clock) Time(t Ticks) time.Time {
-	return began.Add(time.Duration(float64(int64(t-first)) * c.perTick))
+	if t >= first {
+		return began.Add(time.Duration(float64(t-first) * c.perTick))
+	}
+	return c.at.Add(time.Duration(float64(int64(t-c.ticks)) * c.perTick))
 }

@@ -30,6 +30,20 @@ func TestTicks(t *testing.T) {
 	}
 }
 
+// A counter that has jumped back to before the process began, as when a virtual machine
+// moves, tells the times since then, and about those before.
+func TestTicksThatJumpBack(t *testing.T) {
+	defer func(at time.Time, ticks Ticks) { began, first = at, ticks }(began, first)
+	const tolerance = 50 * time.Millisecond // of a rate that is measured in a moment
+	before, ticks, after := time.Now(), Now(), time.Now()
+	began, first = before.Add(-time.Hour), ticks<<1
+	clock := NewClock()
+	assert.WithinRange(t, clock.Time(ticks), before.Add(-tolerance), after.Add(tolerance))
+	assert.Equal(t, began, clock.Time(first))
+	later := clock.Time(first + ticks/1_000_000)
+	assert.True(t, later.After(began) && later.Before(after), "%v after the beginning", later.Sub(began))
+}
+
 func BenchmarkNow(b *testing.B) {
 	for b.Loop() {
 		Now()
