@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/internal/faulttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )

@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/internal/faulttest"
 	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/runtime/cuda"

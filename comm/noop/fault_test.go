@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/internal/faulttest"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )

@@ -3,7 +3,7 @@ package rendezvous
 import (
 	"testing"
 
-	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/internal/faulttest"
 )
 
 // TestFaultsAreTested has a test for each of the table's faults.

@@ -24,7 +24,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
-	"github.com/tutti-go/tutti/comm/faulttest"
+	"github.com/tutti-go/tutti/comm/internal/faulttest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/runtime/cuda"
