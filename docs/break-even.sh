@@ -8,7 +8,7 @@ set -euo pipefail
 
 # 4M, 20M, 100M and 400M are 1,048,576 to 104,857,600 float32.
 measure() {
-	local form how=(--backend nccl --min 4M --max 400M --step 5 --density 0.001,0.01,0.05 --rounds 3 --check=false --json)
+	local form how=(--backend nccl --min 4M --max 400M --step 5 --density 0.001,0.01,0.05 --rounds 3 --verify=false --json)
 	local tutti=${TUTTI:-tutti}
 	"$tutti" bench sparse "${how[@]}" --pattern dense,topkA,topkAopt,oktopk
 	"$tutti" bench sparse "${how[@]}" --pattern dense,topkA,topkAopt --graph --no-undo

@@ -66,7 +66,7 @@ func TestNothingIsWrongOnLocal(t *testing.T) {
 					continue
 				}
 				for _, ranks := range []int{1, 3, 4} {
-					cfg := Config{Collective: name, Sizes: []int{1, 4000, 200_000}, DType: dt, Op: op, Places: Places(name), Repeats: quick, Check: true}
+					cfg := Config{Collective: name, Sizes: []int{1, 4000, 200_000}, DType: dt, Op: op, Places: Places(name), Repeats: quick, Verify: true}
 					results := measureAll(t, ranks, cfg, nil)
 					require.Len(t, results, 3*len(Places(name)))
 					for _, r := range results {
@@ -106,7 +106,7 @@ func (l liar) AllGather(_, _ uintptr, _ int, _ dtype.DType) error { return nil }
 func TestWrongIsCounted(t *testing.T) {
 	const elements = 5000
 	for _, place := range []Place{OutOfPlace, InPlace} {
-		cfg := Config{Collective: "allreduce", Sizes: []int{4 * elements}, DType: dtype.F32, Op: comm.Sum, Places: []Place{place}, Repeats: quick, Check: true}
+		cfg := Config{Collective: "allreduce", Sizes: []int{4 * elements}, DType: dtype.F32, Op: comm.Sum, Places: []Place{place}, Repeats: quick, Verify: true}
 		var results []Result
 		onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 			r.Comm = liar{r.Comm, func(recv uintptr) {
@@ -120,7 +120,7 @@ func TestWrongIsCounted(t *testing.T) {
 		assert.EqualValues(t, 2, *results[0].Wrong, place)
 	}
 
-	cfg := Config{Collective: "allgather", Sizes: []int{4 * elements}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick, Check: true}
+	cfg := Config{Collective: "allgather", Sizes: []int{4 * elements}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick, Verify: true}
 	results := measureAll(t, 2, cfg, func(c comm.Communicator) comm.Communicator { return liar{Communicator: c} })
 	assert.EqualValues(t, 2*elements, *results[0].Wrong, "what was never written is wrong on both ranks")
 }
@@ -144,7 +144,7 @@ func TestSizesAndBandwidthsAreThoseOfNCCLTests(t *testing.T) {
 		assert.Equal(t, c.count, r.Count, c.name)
 		assert.InEpsilon(t, float64(r.Bytes)/r.Time/1e3, r.AlgBW, 1e-3, c.name)
 		assert.InEpsilon(t, c.factor*r.AlgBW, r.BusBW, 1e-3, c.name)
-		assert.Nil(t, r.Wrong, "not checked")
+		assert.Nil(t, r.Wrong, "not verified")
 	}
 }
 
@@ -200,7 +200,7 @@ func TestInTurns(t *testing.T) {
 }
 
 func TestSparseKeepsItsPromises(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Check: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Verify: true}
 	var results, inTurns []SparseResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 		turns := cfg
@@ -236,7 +236,7 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 
 func TestSparseOf16Bits(t *testing.T) {
 	for _, dt := range []dtype.DType{dtype.F16, dtype.BF16} {
-		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Sizes: []int{2, 20_000}, Repeats: quick, Check: true}
+		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Sizes: []int{2, 20_000}, Repeats: quick, Verify: true}
 		var results []SparseResult
 		onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 			return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
@@ -255,7 +255,7 @@ func TestSparseOf16Bits(t *testing.T) {
 
 // With hosts, the pattern is between them, and nothing gets lost either.
 func TestSparseBetweenHosts(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Check: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Verify: true}
 	var results []SparseResult
 	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
 		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
@@ -352,8 +352,8 @@ func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 
 // The ranks of a process share the tables, and make those that they need.
 func TestReferenceIsMadeOnce(t *testing.T) {
-	for _, check := range []bool{false, true} {
-		cfg := Config{Collective: "allreduce", Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Check: check}
+	for _, verify := range []bool{false, true} {
+		cfg := Config{Collective: "allreduce", Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Verify: verify}
 		m, err := New(cfg)
 		require.NoError(t, err)
 		const ranks = 5
@@ -369,7 +369,7 @@ func TestReferenceIsMadeOnce(t *testing.T) {
 		for rank := range made {
 			assert.EqualValues(t, 1, made[rank].Load(), "rank %d", rank)
 		}
-		assert.Equal(t, check, reduced.Load() == 1, "the result, only to be checked")
+		assert.Equal(t, verify, reduced.Load() == 1, "the result, only to be verified")
 	}
 }
 

@@ -23,8 +23,8 @@ type Config struct {
 	Places []Place
 
 	Repeats
-	// Check compares every element of a result with a reference.
-	Check bool
+	// Verify compares every element of a result with a reference.
+	Verify bool
 	// Graph measures calls that were captured in a graph and are replayed.
 	Graph bool
 	// Symmetric says whether buffers are symmetric ([comm.SymmetricAllocator]).

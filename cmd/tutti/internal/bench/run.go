@@ -45,7 +45,7 @@ type Result struct {
 	Time  float64 `json:"time_us"`
 	AlgBW float64 `json:"algbw_gbps"` // Bytes over Time, in 10^9 bytes per second
 	BusBW float64 `json:"busbw_gbps"`
-	Wrong *int64  `json:"wrong"` // elements, over all ranks; null if not checked
+	Wrong *int64  `json:"wrong"` // elements, over all ranks; null if not verified
 	Place Place   `json:"place"`
 	Root  int     `json:"root"` // -1 for none
 	// Locations are those of the ranks, see [backend.Locations].
@@ -205,8 +205,8 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	}
 	result := s.result(count, place)
 	result.setTime(perCall, s.ref.collective.busFactor(float64(result.Ranks)))
-	if s.cfg.Check {
-		wrong, err := s.check(ctx, w, op)
+	if s.cfg.Verify {
+		wrong, err := s.verify(ctx, w, op)
 		if err != nil {
 			return Result{}, err
 		}
@@ -274,9 +274,9 @@ func (s *setup) prepare(ctx context.Context, w work) error {
 	return s.Runtime.Synchronize(ctx)
 }
 
-// check runs the operation once on fresh data and counts wrong elements over
+// verify runs the operation once on fresh data and counts wrong elements over
 // all ranks.
-func (s *setup) check(ctx context.Context, w work, op *operation) (int64, error) {
+func (s *setup) verify(ctx context.Context, w work, op *operation) (int64, error) {
 	if err := s.Comm.Barrier(ctx); err != nil {
 		return 0, err
 	}

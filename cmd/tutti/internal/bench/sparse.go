@@ -42,8 +42,8 @@ type SparseConfig struct {
 	// after the other. That is how to compare what is close, and takes the memory of all
 	// of them at once.
 	Interleave bool
-	// Check verifies a step, see [SparseResult].
-	Check bool
+	// Verify compares a step with a reference, see [SparseResult].
+	Verify bool
 	// Graph captures a step in a CUDA graph and replays it, which takes a rank with
 	// a [backend.ComputeStream] and a pattern that needs no number on the host.
 	Graph bool
@@ -313,8 +313,8 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 			result.RoundTimes = append(result.RoundTimes, significant(round*1e6))
 		}
 	}
-	if cfg.Check {
-		wrong, err := s.check(ctx)
+	if cfg.Verify {
+		wrong, err := s.verify(ctx)
 		if err != nil {
 			return SparseResult{}, err
 		}
@@ -571,8 +571,8 @@ func (s *sparseRun) add(t, gradient *runtime.Tensor) error {
 	return kernels.Accumulate(runtime.Source{X: to, N: t.Len(), Grad: from, DType: dtype.F32})
 }
 
-// check makes one more step and counts wrong elements over all ranks.
-func (s *sparseRun) check(ctx context.Context) (int64, error) {
+// verify makes one more step and counts wrong elements over all ranks.
+func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	if err := s.nextGradient(); err != nil {
 		return 0, err
 	}

@@ -102,7 +102,7 @@ func TestDeviceTimesAreThoseOfItsClock(t *testing.T) {
 	for _, graph := range []bool{false, true} {
 		for _, iterations := range []int{0, 1, GraphCalls, GraphCalls + 7} {
 			cfg := Config{Collective: "allreduce", Sizes: []int{4, 4096}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces,
-				Repeats: Repeats{Warmup: 3, Iterations: iterations, Rounds: 3}, Check: true, Graph: graph}
+				Repeats: Repeats{Warmup: 3, Iterations: iterations, Rounds: 3}, Verify: true, Graph: graph}
 			results, gpus := onGPUs(t, cfg)
 			require.Len(t, results, 4)
 			for _, r := range results {
@@ -114,7 +114,7 @@ func TestDeviceTimesAreThoseOfItsClock(t *testing.T) {
 			for _, g := range gpus {
 				assert.Equal(t, len(g.graphs), g.closed)
 				if graph {
-					assert.Equal(t, []int{GraphCalls, 1, GraphCalls, 1, GraphCalls, 1, GraphCalls, 1}, g.graphs, "one to time and one to check, each time")
+					assert.Equal(t, []int{GraphCalls, 1, GraphCalls, 1, GraphCalls, 1, GraphCalls, 1}, g.graphs, "one to time and one to verify, each time")
 				} else {
 					assert.Empty(t, g.graphs)
 				}
@@ -188,7 +188,7 @@ func (s symmetric) AllReduce(send, recv uintptr, count int, dt dtype.DType, op c
 }
 
 func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{64}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Check: true}
+	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{64}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Verify: true}
 	var failure error
 	measureOn := func(with bool) (results []Result, live int, err error) {
 		var left sync.Map

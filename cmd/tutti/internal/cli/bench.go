@@ -47,13 +47,13 @@ type benchFlags struct {
 	world
 	low, high, step int
 	repeats         bench.Repeats
-	check           bool
+	verify          bool
 	json            bool
 }
 
 // newBenchFlags adds the flags to a command that has these sizes by default.
 func newBenchFlags(flags *pflag.FlagSet, w world, low, high int) *benchFlags {
-	b := &benchFlags{world: w, low: low, high: high, step: 4, repeats: bench.DefaultRepeats(), check: true}
+	b := &benchFlags{world: w, low: low, high: high, step: 4, repeats: bench.DefaultRepeats(), verify: true}
 	flags.SortFlags = false
 	b.register(flags)
 	flags.Var(sizeFlag(&b.low), "min", "smallest size: bytes, or with K, M, G")
@@ -62,7 +62,7 @@ func newBenchFlags(flags *pflag.FlagSet, w world, low, high int) *benchFlags {
 	flags.IntVar(&b.repeats.Warmup, "warmup", b.repeats.Warmup, "calls before the measurement of a size")
 	flags.IntVar(&b.repeats.Iterations, "iters", b.repeats.Iterations, "calls of a round; 0 for as many as take about 20 ms")
 	flags.IntVar(&b.repeats.Rounds, "rounds", b.repeats.Rounds, "rounds, of which the median counts")
-	flags.BoolVar(&b.check, "check", b.check, "compare every element of a result with a reference")
+	flags.BoolVar(&b.verify, "verify", b.verify, "compare every element of a result with a reference")
 	flags.BoolVar(&b.json, "json", false, "print one JSON object a line instead of the table")
 	return b
 }
@@ -93,12 +93,12 @@ func (t *tally) add(r bench.Result) {
 }
 
 // finish prints the lines under a table and returns what [tally.failure] does.
-func (t *tally) finish(text io.Writer, checked bool) error {
+func (t *tally) finish(text io.Writer, verified bool) error {
 	if t.lines == 0 {
 		return nil
 	}
 	fmt.Fprintln(text, "#")
-	if checked {
+	if verified {
 		fmt.Fprintf(text, "# Wrong elements   : %d\n", t.wrong)
 	}
 	fmt.Fprintf(text, "# Avg bus bandwidth: %.4g GB/s\n", t.busBW/float64(t.lines))
@@ -151,7 +151,7 @@ func newBenchCollective(name string) *cobra.Command {
 		if cfg.Sizes, err = flags.sizes(); err != nil {
 			return err
 		}
-		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		cfg.Backend, cfg.Repeats, cfg.Verify = flags.backend, flags.repeats, flags.verify
 		switch {
 		case !symmetric:
 			cfg.Symmetric = bench.Never
@@ -181,7 +181,7 @@ func newBenchCollective(name string) *cobra.Command {
 		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 			return measurement.Run(ctx, r, report)
 		})
-		return errors.Join(err, t.finish(text, flags.check))
+		return errors.Join(err, t.finish(text, flags.verify))
 	}
 	return cmd
 }

@@ -390,10 +390,10 @@ func TestBenchPlaces(t *testing.T) {
 	assert.Contains(t, both, "in-place\n")
 	_, one, _ := execute(t, append(args, "--in-place")...)
 	assert.NotContains(t, one, "out-of-place")
-	_, unchecked, _ := execute(t, append(args, "--check=false")...)
-	assert.Contains(t, unchecked, "N/A")
+	_, unverified, _ := execute(t, append(args, "--verify=false")...)
+	assert.Contains(t, unverified, "N/A")
 	places := func(args ...string) (places []any) {
-		_, stdout, _ := execute(t, append(args, "--check=false", "--json")...)
+		_, stdout, _ := execute(t, append(args, "--verify=false", "--json")...)
 		for _, line := range jsonLines(t, stdout) {
 			assert.Nil(t, line["wrong"])
 			assert.EqualValues(t, -1, line["root"])

@@ -55,7 +55,7 @@ rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out dir
 		if cfg.Sizes, err = flags.sizes(); err != nil {
 			return err
 		}
-		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		cfg.Backend, cfg.Repeats, cfg.Verify = flags.backend, flags.repeats, flags.verify
 		flags.p2p = true
 		measurements := make([]*bench.Measurement, len(peerSeries))
 		for i, s := range peerSeries {
@@ -86,7 +86,7 @@ rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out dir
 			return nil
 		})
 		progress.stop()
-		return errors.Join(err, r.finish(flags.check))
+		return errors.Join(err, r.finish(flags.verify))
 	}
 	return cmd
 }
@@ -112,12 +112,12 @@ func (r *peerReport) add(series int, results []bench.Result) {
 
 // finish prints the table, writes the pictures, and returns an error when results
 // were wrong. A series that was not measured to its end is left out.
-func (r *peerReport) finish(checked bool) error {
+func (r *peerReport) finish(verified bool) error {
 	if len(r.results[0]) == 0 {
 		return nil
 	}
 	first := r.results[0][0]
-	r.print(first, checked)
+	r.print(first, verified)
 	title := fmt.Sprintf("Allreduce of %s on %d × %s", first.DType, first.Ranks, first.Device)
 	err := r.dir.draw(r.text, peerPicture, func(path string) error { return picture.TimesAgainstSizes(r.curves(), title, path) })
 	return errors.Join(err, r.tally.failure())
@@ -135,7 +135,7 @@ func (r *peerReport) curves() []picture.Curve {
 }
 
 // print prints the table: a line for each size, microseconds.
-func (r *peerReport) print(first bench.Result, checked bool) {
+func (r *peerReport) print(first bench.Result, verified bool) {
 	fmt.Fprintf(r.text, "allreduce in place of %s over %s, microseconds on the device's clock; graphs hold %d calls\n",
 		first.DType, backend.Counted(first.Ranks, "rank"), bench.GraphCalls)
 	for rank, location := range first.Locations {
@@ -161,7 +161,7 @@ func (r *peerReport) print(first bench.Result, checked bool) {
 		t.AppendRow(row)
 	}
 	printTable(r.text, t, alignRight(1, len(header)))
-	if checked {
+	if verified {
 		fmt.Fprintf(r.text, "\nwrong elements: %d\n", r.tally.wrong)
 	}
 }

@@ -47,7 +47,7 @@ hosts.`,
 		if cfg.Sizes, err = flags.sizes(); err != nil {
 			return err
 		}
-		cfg.Backend, cfg.Repeats, cfg.Check = flags.backend, flags.repeats, flags.check
+		cfg.Backend, cfg.Repeats, cfg.Verify = flags.backend, flags.repeats, flags.verify
 		if err := cfg.Validate(); err != nil {
 			return usageError{err}
 		}
@@ -64,7 +64,7 @@ hosts.`,
 		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 			return bench.RunSparse(ctx, r, cfg, report)
 		})
-		return errors.Join(err, t.finish(text, flags.check))
+		return errors.Join(err, t.finish(text, flags.verify))
 	}
 	return cmd
 }

@@ -195,7 +195,7 @@ func (c Config) pairOf(ctx context.Context, dir, name string) ([]subject, error)
 
 // bench is the command line of tutti that measures as the program in C does.
 func (c Config) bench() []string {
-	return []string{"bench", "allreduce", "--json", "--check=false",
+	return []string{"bench", "allreduce", "--json", "--verify=false",
 		"--min", strconv.Itoa(c.Low), "--max", strconv.Itoa(c.High), "--step", strconv.Itoa(c.Step)}
 }
 
