@@ -17,7 +17,7 @@ import (
 //
 // The staged communicator closes c, whose ranks make one of it together, and which
 // nobody else uses from then on. A reduction that c does not have is an error of
-// the wait, which breaks both. The error is [ErrDevice] if c does not reach host's
+// the wait, which breaks both, and with them what was split off. The error is [ErrDevice] if c does not reach host's
 // memory.
 //
 // [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed#Levels
