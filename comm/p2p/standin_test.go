@@ -3,8 +3,10 @@ package p2p_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,9 +45,13 @@ type standIn struct {
 }
 
 // next lets the next call of a function fail, on whatever rank.
-func (s *standIn) next(function string, status uintptr) {
+func (s *standIn) next(function string, status uintptr) { s.nth(function, status, 1) }
+
+// nth does that with the call of that number.
+func (s *standIn) nth(function string, status uintptr, n int) {
 	name := append([]byte(function), 0)
-	s.Fail.Call(hostmem.Addr(name), status, 1)
+	s.Fail.Call(hostmem.Addr(name), status, uintptr(-n))
+	runtime.KeepAlive(name)
 }
 
 const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
@@ -114,16 +120,21 @@ func onOne(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, body f
 // and nothing is left.
 func TestStandInARankThatFails(t *testing.T) {
 	s, gpus := openStandIn(t)
-	for _, function := range []string{
-		"cuMemCreate", "cuMemHostAlloc", "cuMemImportFromShareableHandle", "cuLaunchKernel", "cuEventCreate", "cuEventElapsedTime",
+	const loads = 2 * 35 // launches before anything is measured
+	for _, at := range []struct {
+		function string
+		n        int
+	}{
+		{"cuMemCreate", 1}, {"cuMemHostAlloc", 1}, {"cuMemImportFromShareableHandle", 1}, {"cuLaunchKernel", 1}, {"cuEventCreate", 1},
+		{"cuEventElapsedTime", 1}, {"cuEventRecord", 1}, {"cuEventRecord", 22}, {"cuLaunchKernel", loads + 1}, {"cuLaunchKernel", loads + 100},
 	} {
-		t.Run(function, func(t *testing.T) {
+		t.Run(fmt.Sprint(at.function, " ", at.n), func(t *testing.T) {
 			errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
 				if err := base.Barrier(ctx); err != nil {
 					return err
 				}
 				if base.Rank() == 0 {
-					s.next(function, outOfMemory)
+					s.nth(at.function, outOfMemory, at.n)
 				}
 				if err := base.Barrier(ctx); err != nil {
 					return err

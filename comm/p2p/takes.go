@@ -275,28 +275,26 @@ func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
 	return comm.AllReduceCall(send, recv, bytes/4, dtype.F32, comm.Sum)
 }
 
-// shortest times a call.
-func (c *Comm) shortest(ctx context.Context, m *measurement, call func() error) (time.Duration, error) {
-	best := time.Duration(math.MaxInt64)
+// shortest times a call. It makes all of them whatever fails: ranks that make different
+// numbers of calls do not come together again.
+func (c *Comm) shortest(ctx context.Context, m *measurement, call func() error) (best time.Duration, err error) {
+	note := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	best = math.MaxInt64
 	for range measureRounds {
 		for i := range measureWarmup + measureCalls {
 			if i == measureWarmup {
-				if err := c.current().Record(m.start); err != nil {
-					return 0, err
-				}
+				note(c.current().Record(m.start))
 			}
-			if err := call(); err != nil {
-				return 0, err
-			}
+			note(call())
 		}
-		if err := errors.Join(c.current().Record(m.end), c.sync(ctx)); err != nil {
-			return 0, err
-		}
-		d, err := m.end.Since(m.start)
-		if err != nil {
-			return 0, err
-		}
+		note(errors.Join(c.current().Record(m.end), c.sync(ctx)))
+		d, e := m.end.Since(m.start)
+		note(e)
 		best = min(best, d)
 	}
-	return best, nil
+	return best, err
 }
