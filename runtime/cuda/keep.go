@@ -30,7 +30,8 @@ type keptCopies struct {
 const fewCopies = 16
 
 // pendingCopies has the runtimes that keep memory, so that they live as long as
-// their copies: also one that was dropped, or whose Close gave up.
+// their copies: also one that was dropped, or whose Close gave up. And it has the
+// copies of which nothing tells when they are done.
 var pendingCopies sync.Map
 
 // copyAsync submits a copy between memory of the host and the device to a
@@ -60,10 +61,15 @@ func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
 		k.spare = append(k.spare, done)
 		return err
 	}
+	if err := s.Record(done); err != nil { // so nothing will tell
+		pendingCopies.Store(&keptCopy{host: host}, nil)
+		k.spare = append(k.spare, done)
+		return err
+	}
 	k.list = append(k.list, keptCopy{done, host})
 	k.some.Store(true)
 	pendingCopies.Store(r, nil)
-	return s.Record(done)
+	return nil
 }
 
 // sweepCopies lets the memory of finished copies go.

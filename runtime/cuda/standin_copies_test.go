@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -142,5 +143,29 @@ func TestStandInCloseWaitsForCopies(t *testing.T) {
 	require.NoError(t, rt.Close())
 	require.NoError(t, other.Deallocate(p))
 	require.NoError(t, other.Close())
+	assert.Empty(t, f.alive())
+}
+
+// Memory of which nothing will tell that the copy is done stays for good.
+func TestStandInCopyThatCannotBeMarked(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	in, err := rt.CopyInStream()
+	require.NoError(t, err)
+	p, err := rt.Allocate(8)
+	require.NoError(t, err)
+	f.Stall.Call(in.Handle(), 1)
+	src, record := make([]byte, 8), append([]byte("cuEventRecord"), 0)
+	source := weak.Make(&src[0])
+	f.Fail.Call(hostmem.Addr(record), 400, 1)
+	require.ErrorContains(t, rt.CopyInAsync(in, p, src), "cuEventRecord")
+	goruntime.KeepAlive(record)
+	require.NoError(t, rt.CopyInAsync(rt.Stream(), p, make([]byte, 8)))
+	require.NoError(t, rt.Synchronize(context.Background()), "which looks which copies are done")
+	collect(8)
+	assert.NotNil(t, source.Value())
+	f.Stall.Call(in.Handle(), 0)
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
 	assert.Empty(t, f.alive())
 }
