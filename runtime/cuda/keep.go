@@ -11,7 +11,8 @@ import (
 // it back; any other, which may be of the Go heap, is referred to here until an
 // event behind the copy says that it is done. (The heap does not move things.)
 
-// keptCopy is a copy that may be pending.
+// keptCopy is a copy that may be pending, or, without memory, what a stream that was
+// closed had to do.
 type keptCopy struct {
 	done *Event
 	host []byte

@@ -249,6 +249,28 @@ func TestStandInCloseWaitsForACapture(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
+// Close waits for what streams have to do that were closed before.
+func TestStandInCloseWaitsForClosedStreams(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	p, err := rt.Allocate(8)
+	require.NoError(t, err)
+	host, err := rt.AllocatePinned(8)
+	require.NoError(t, err)
+	s, err := rt.NewStream(0)
+	require.NoError(t, err)
+	streams := f.alive()["streams"]
+	f.Stall.Call(s.Handle(), 1)
+	require.NoError(t, rt.CopyInAsync(s, p, host))
+	require.NoError(t, s.Close())
+	assert.Equal(t, streams-1, f.alive()["streams"], "nobody waits for that")
+	assert.False(t, rt.idle())
+	f.Stall.Call(s.Handle(), 0)
+	assert.True(t, rt.idle())
+	require.NoError(t, errors.Join(rt.FreePinned(host), rt.Deallocate(p), rt.Close()))
+	assert.Empty(t, f.alive())
+}
+
 // A stream may be asked whether it is idle while a capture begins.
 func TestStandInIdleBesideCaptures(t *testing.T) {
 	openStandIn(t)

@@ -210,8 +210,9 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return err
 }
 
-// Close destroys the stream; work already submitted is finished by the driver.
-// Streams that the runtime itself works with and wrapped ones stay. Closing
+// Close destroys the stream; work already submitted is finished by the driver, for
+// which the runtime's Close waits. If it cannot be told when that is, the stream stays.
+// Streams that the runtime itself works with and wrapped ones stay, too. Closing
 // twice, or after the runtime, which destroyed the stream then, is fine.
 func (s *Stream) Close() error {
 	if s.kept {
@@ -219,6 +220,11 @@ func (s *Stream) Close() error {
 	}
 	s.mark.Lock()
 	defer s.mark.Unlock()
+	if done, err := s.Done(); err == nil && !done {
+		if err := s.rt.copyAsync(s, nil, func() error { return nil }); err != nil {
+			return err
+		}
+	}
 	if s.mark.event != nil {
 		_ = s.mark.event.Close() // fails where the stream's does
 	}
