@@ -67,11 +67,12 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 func (r *Runtime) HasCaptured() bool { return r.root().graphed.Load() }
 
 // captured runs submit, ends the capture and stores the graph, also if submit
-// panics: a stream that goes on capturing is of no other use.
+// panics, the device broke, or Close did not wait any longer: a stream that goes on
+// capturing is of no other use.
 func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) (err error) {
 	defer func() {
 		out := r.drv.out()
-		endErr := r.do(r.drv.sym.StreamEndCapture, stream, out.addr(0))
+		endErr := r.giveBack(r.drv.sym.StreamEndCapture, stream, out.addr(0))
 		*graph, err = uintptr(out[0]), errors.Join(err, endErr)
 		r.drv.release(out)
 	}()

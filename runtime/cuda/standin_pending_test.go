@@ -249,6 +249,24 @@ func TestStandInCloseWaitsForACapture(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
+// A capture that Close did not wait for any longer ends all the same.
+func TestStandInCaptureOutlastsClose(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	rt.closeTime = time.Millisecond
+	graph, err := rt.Stream().Capture(func() error {
+		assert.ErrorContains(t, rt.Close(), "did not end within 1ms")
+		return nil
+	})
+	require.ErrorIs(t, err, runtime.ErrClosed)
+	require.Nil(t, graph)
+	capturing := new(uint32)
+	require.NoError(t, rt.giveBack(rt.drv.sym.StreamIsCapturing, rt.ComputeStream(), hostmem.AddrOf(capturing)))
+	assert.Zero(t, *capturing)
+	require.NoError(t, rt.giveAllBack())
+	assert.Empty(t, f.alive())
+}
+
 // Close waits for what streams have to do that were closed before.
 func TestStandInCloseWaitsForClosedStreams(t *testing.T) {
 	f := openStandIn(t)
