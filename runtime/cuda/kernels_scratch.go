@@ -71,7 +71,6 @@ func (r *Runtime) Kernels() runtime.Kernels {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ready {
-		s.rt = r
 		s.err = s.load()
 		s.ready = s.err == nil
 	}

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"embed"
+	"errors"
 	"fmt"
 	goruntime "runtime"
 	"sync"
@@ -112,8 +113,11 @@ var kernelNames = [kernelCount]string{
 }
 
 // loadKernels compiles and loads PTX into the context, and finds the entry points
-// of the kernels from first up to end in it.
+// of the kernels from first up to end in it, unless they are there.
 func (r *Runtime) loadKernels(file string, first, end kernel) error {
+	if r.kernels[end-1] != 0 {
+		return nil
+	}
 	text, err := ptx.ReadFile("kernels/" + file)
 	if err != nil {
 		return err
@@ -129,7 +133,7 @@ func (r *Runtime) loadKernels(file string, first, end kernel) error {
 		r.kernels[k], err = r.get(r.drv.sym.ModuleGetFunc, module, hostmem.Addr(name))
 		goruntime.KeepAlive(name)
 		if err != nil {
-			return fmt.Errorf("kernel %s: %w", kernelNames[k], err)
+			return errors.Join(fmt.Errorf("kernel %s: %w", kernelNames[k], err), r.destroy(module))
 		}
 	}
 	return nil

@@ -118,6 +118,7 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 		return nil, err
 	}
 	r := &Runtime{drv: d, index: index, closeTime: closeTimeout, flushTime: flushTimeout}
+	r.sparse.rt = r
 	if err := r.init(o, n); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}

@@ -234,6 +234,32 @@ func TestStandInOpenThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
+// Kernels that could not be loaded are at the next call, those that are missing alone, and
+// whoever has them is told meanwhile.
+func TestStandInKernelsThatCannotBeLoaded(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	load := append([]byte("cuModuleGetFunction"), 0)
+	modules := func() int { return f.alive()["modules"] }
+	before := modules()
+	var asked sync.WaitGroup
+	for n := 1; n < 40; n++ {
+		f.Fail.Call(hostmem.Addr(load), 400, uintptr(-n))
+		kernels := rt.Kernels()
+		if left := f.Fail.Int(hostmem.Addr(load), 0, 0); left < 0 {
+			require.NoError(t, kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0))
+			break
+		}
+		asked.Go(func() { _ = kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0) })
+		require.LessOrEqual(t, modules()-before, 4)
+	}
+	goruntime.KeepAlive(load)
+	asked.Wait()
+	require.Equal(t, 4, modules()-before)
+	require.NoError(t, rt.Close())
+	assert.Empty(t, f.alive())
+}
+
 // A selection that fails in its middle leaves the array that it has added a gradient to as
 // it was, if it was to keep that.
 func TestStandInSelectionFails(t *testing.T) {
