@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	goruntime "runtime"
 	"sync"
 	"unsafe"
@@ -140,6 +141,9 @@ func (k *Kernel) LaunchWith(s *Stream, g Geometry, parameters []byte) error {
 	}
 	if len(parameters) > maxParameters {
 		return r.argument("kernel %s: %d bytes of parameters, %d at most", k.name, len(parameters), maxParameters)
+	}
+	if widest := max(g.Grid.X, g.Grid.Y, g.Grid.Z, g.Block.X, g.Block.Y, g.Block.Z, g.Shared); widest > math.MaxInt32 || g.Shared < 0 {
+		return r.argument("kernel %s: %+v", k.name, g) // of which the driver would see the low bits
 	}
 	m := launchPool.Get().(*launchMemory)
 	defer launchPool.Put(m)

@@ -47,6 +47,9 @@ func TestModule(t *testing.T) {
 	race.NoAllocs(t, 100, func() error { return fill(1) })
 
 	assert.ErrorIs(t, k.LaunchWith(rt.Stream(), Geometry{}, make([]byte, maxParameters+1)), runtime.ErrArgument)
+	for _, g := range []Geometry{{Grid: Dim{X: 1<<32 + 1}}, {Block: Dim{Y: 1<<32 + 1}}, {Shared: 1<<32 + 1}, {Shared: -1}} {
+		assert.ErrorIs(t, k.Launch(rt.Stream(), g, uint64(p), n, 1), runtime.ErrArgument, "%+v", g)
+	}
 	require.NoError(t, g.Close())
 	require.NoError(t, rt.Deallocate(p))
 	for range 2 {
