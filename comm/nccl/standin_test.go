@@ -35,6 +35,7 @@ func TestOnStandIns(t *testing.T) {
 type standIns struct {
 	nccl struct {
 		Alive      dl.Func `sym:"fake_alive"`
+		Fail       dl.Func `sym:"fake_fail"`
 		InProgress dl.Func `sym:"fake_in_progress"`
 		HoldAbort  dl.Func `sym:"fake_hold_abort"`
 		Ending     dl.Func `sym:"fake_ending"`
@@ -42,6 +43,7 @@ type standIns struct {
 		Violations dl.Func `sym:"fake_violations"`
 	}
 	driver struct {
+		Fail       dl.Func `sym:"fake_fail"`
 		Hold       dl.Func `sym:"fake_hold"`
 		Stall      dl.Func `sym:"fake_stall"`
 		Violations dl.Func `sym:"fake_violations"`

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, VERSION = 22803 };
+enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, VERSION = 22803 };
 
 struct comm { int alive; };
 struct id { char bytes[128]; };
@@ -29,6 +29,16 @@ static int hold, ending;
 void fake_hold_abort(int on) { __atomic_store_n(&hold, on, __ATOMIC_SEQ_CST); } /* as if kernels ran that it waits for */
 int fake_ending(void) { return __atomic_load_n(&ending, __ATOMIC_SEQ_CST); }
 void fake_in_progress(int on) { __atomic_store_n(&in_progress, on, __ATOMIC_SEQ_CST); } /* what waits for peers */
+
+/* The call with this number that is neither asked for a state nor frees anything fails, with
+ * an error of CUDA's. Returns what is left of the number before: 0 if that call came. */
+static int failing;
+int fake_fail(int n) { return __atomic_exchange_n(&failing, n, __ATOMIC_SEQ_CST); }
+static int fails(void) {
+  for (int left = __atomic_load_n(&failing, __ATOMIC_SEQ_CST); left > 0;)
+    if (__atomic_compare_exchange_n(&failing, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return left == 1;
+  return 0;
+}
 
 static int check(const struct comm *c) {
   if (c && c->alive) return SUCCESS;
@@ -51,15 +61,17 @@ static int end(struct comm *c) { /* its memory stays, to notice who calls it */
 }
 
 int ncclGetVersion(int *v) { return *v = VERSION, SUCCESS; }
-int ncclGetUniqueId(struct id *id) { return memset(id, 7, sizeof *id), SUCCESS; }
+int ncclGetUniqueId(struct id *id) { return fails() ? CUDA_ERROR : (memset(id, 7, sizeof *id), SUCCESS); }
 const char *ncclGetErrorString(int status) { return status ? "a failure" : "no error"; }
 const char *ncclGetLastError(struct comm *c) { return ""; }
 
 int ncclCommInitRankConfig(struct comm **out, int ranks, struct id id, int rank, void *config) {
+  if (fails()) return CUDA_ERROR;
   return ranks == 1 && rank == 0 && id.bytes[127] == 7 && config ? make(out) : INVALID_ARGUMENT;
 }
 int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, void *config) {
   if (check(c)) return INVALID_ARGUMENT;
+  if (fails()) return CUDA_ERROR;
   *out = NULL;
   return color < 0 ? SUCCESS : make(out);
 }
@@ -84,6 +96,7 @@ static size_t size(int type) {
 
 static int copy(struct comm *c, const void *send, void *recv, size_t count, int type, int root) {
   if (check(c) || !size(type) || root != 0) return INVALID_ARGUMENT;
+  if (fails()) return CUDA_ERROR;
   memmove(recv, send, count * size(type));
   return SUCCESS;
 }
@@ -115,7 +128,7 @@ int ncclGroupStart(void) { return depth++, SUCCESS; }
 
 int ncclGroupEnd(void) {
   if (--depth > 0) return SUCCESS;
-  int status = depth < 0 || sent != received ? INVALID_USAGE : SUCCESS;
+  int status = depth < 0 || sent != received ? INVALID_USAGE : fails() ? CUDA_ERROR : SUCCESS;
   for (int i = 0; i < sent && !status; i++) {
     if (sends[i].bytes != receives[i].bytes) status = INVALID_USAGE;
     else memmove(receives[i].to, sends[i].from, sends[i].bytes);
@@ -126,6 +139,7 @@ int ncclGroupEnd(void) {
 
 static int add(struct message *list, int *length, const void *from, void *to, size_t n, int type, int peer, struct comm *c) {
   if (check(c) || peer != 0 || !depth || *length == 64) return INVALID_ARGUMENT;
+  if (fails()) return CUDA_ERROR;
   list[(*length)++] = (struct message){from, to, n * size(type)};
   return SUCCESS;
 }

@@ -11,6 +11,7 @@
  * 1 GiB), FAKE_CUDA_VERSION (12040). Compiled with -DTOO_OLD it lacks functions
  * that came with CUDA 11. */
 #define _GNU_SOURCE
+#include <limits.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -31,7 +32,7 @@ enum {
   ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
 };
 
-enum { MAX_DEVICES = 8, MAX_STREAMS = 256, MAX_DIMS = 8 };
+enum { MAX_DEVICES = 8, MAX_STREAMS = 4096, MAX_DIMS = 8 };
 static const size_t PAGE = 2u << 20;
 
 struct context {
@@ -108,12 +109,16 @@ int fake_violations(void) { return violations; }
 /* From now on all calls in a context fail, those that free things only if asked. */
 void fake_break(int status, int frees) { fault = status, fault_frees = frees; }
 
-/* So many of the next calls of one function fail; below 0, the one with that number does. */
-void fake_fail(const char *call, int status, int times) {
+/* So many of the next calls of one function fail; below 0, the one with that number does.
+ * "" is any function that neither frees nor queries, of which those behind that one fail as
+ * well. Returns what is left of what was asked for before: below 0, that never came. */
+int fake_fail(const char *call, int status, int times) {
   pthread_mutex_lock(&lock);
+  int left = failing_times;
   snprintf(failing, sizeof failing, "%s", call);
   failing_status = status, failing_times = times;
   pthread_mutex_unlock(&lock);
+  return left;
 }
 
 /* While held, no work ends, nor does what is submitted begin. */
@@ -153,11 +158,20 @@ static uint64_t number(const char *variable, uint64_t otherwise) {
 
 static CUresult violation(CUresult status) { return violations++, status; }
 
+/* asked_to_fail returns with what a test wants a call to fail. The caller holds the lock. */
+static CUresult asked_to_fail(const char *call, int frees) {
+  if (*failing ? strcmp(call, failing) != 0 : frees || strstr(call, "Query")) return SUCCESS;
+  if (failing_times > 0) return failing_times--, failing_status;
+  if (failing_times == 0 || ++failing_times < 0) return SUCCESS;
+  if (!*failing) failing_times = INT_MAX;
+  return failing_status;
+}
+
 /* enter begins a call that needs a context. */
 static CUresult enter(const char *call, int frees) {
   pthread_mutex_lock(&lock);
-  if (failing_times > 0 && strcmp(call, failing) == 0) return failing_times--, failing_status;
-  if (failing_times < 0 && strcmp(call, failing) == 0 && ++failing_times == 0) return failing_status;
+  CUresult status = asked_to_fail(call, frees);
+  if (status) return status;
   if (fault && (!frees || fault_frees)) return fault;
   if (!current || current->references == 0) return violation(INVALID_CONTEXT);
   return SUCCESS;
@@ -343,6 +357,8 @@ CUresult cuDeviceGetP2PAttribute(int *out, int attribute, CUdevice a, CUdevice b
 
 CUresult cuDevicePrimaryCtxRetain(struct context **out, CUdevice d) {
   pthread_mutex_lock(&lock);
+  CUresult status = asked_to_fail(__func__, 0);
+  if (status) return leave(status);
   primary[d].references++, alive[CONTEXTS]++;
   *out = &primary[d];
   return leave(SUCCESS);
@@ -477,8 +493,8 @@ static void free_graph(struct graph *g) {
   for (struct operation *o = g->first, *next; o; o = next) next = o->next, free(o);
   free(g);
 }
-CUresult cuStreamEndCapture(struct stream *s, struct graph **out) {
-  ENTER();
+CUresult cuStreamEndCapture(struct stream *s, struct graph **out) { /* ends it also when that fails */
+  ENTER_FREE();
   struct graph *g = s->capture;
   *out = NULL;
   if (!g) return leave(INVALID_VALUE);
