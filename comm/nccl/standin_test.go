@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -549,6 +550,19 @@ func TestStandInVoteWithoutARank(t *testing.T) {
 	s.driver.Stall.Call(rt.Stream().Handle(), 0)
 	require.NoError(t, c.Close())
 	require.NoError(t, rt.Deallocate(buf))
+}
+
+// The same holds for who does not learn how a vote went.
+func TestStandInVoteNotRead(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	read := append([]byte("cuMemcpyDtoHAsync_v2"), 0)
+	s.driver.Fail.Call(hostmem.Addr(read), 400, 1)
+	_, err := c.AllocateSymmetric(t.Context(), 1<<20)
+	runtime.KeepAlive(read)
+	require.ErrorContains(t, err, "cuMemcpyDtoHAsync")
+	require.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
+	require.NoError(t, c.Close())
 }
 
 // Close may come from everywhere, and what was split off lives on.

@@ -103,7 +103,10 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 	if err := c.sync(ctx); err != nil {
 		return err
 	}
-	return c.rt.CopyOut(hostmem.Bytes(votes), at)
+	if err := c.rt.CopyOut(hostmem.Bytes(votes), at); err != nil {
+		return c.breakDown(err) // the peers go by the outcome
+	}
+	return nil
 }
 
 // register makes a window of a mapping, together with all ranks.
