@@ -246,7 +246,7 @@ func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, 
 	}
 	if err != nil {
 		// Aborting is the only way to give an unfinished communicator back.
-		_ = rt.Current(func() error { l.sym.Abort.Int(handle); return nil })
+		rt.CurrentToFree(func() { l.sym.Abort.Int(handle) })
 		return 0, err
 	}
 	return handle, nil

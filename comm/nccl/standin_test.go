@@ -44,6 +44,7 @@ type standIns struct {
 		Violations dl.Func `sym:"fake_violations"`
 	}
 	driver struct {
+		Break      dl.Func `sym:"fake_break"`
 		Fail       dl.Func `sym:"fake_fail"`
 		Hold       dl.Func `sym:"fake_hold"`
 		Stall      dl.Func `sym:"fake_stall"`
@@ -563,6 +564,31 @@ func TestStandInVoteNotRead(t *testing.T) {
 	require.ErrorContains(t, err, "cuMemcpyDtoHAsync")
 	require.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
 	require.NoError(t, c.Close())
+}
+
+// What NCCL has begun to make on a device that breaks meanwhile is freed.
+func TestStandInDeviceBreaksBeforeTheEnd(t *testing.T) {
+	s, _ := openStandIns(t)
+	rt, err := cuda.Open(0)
+	require.NoError(t, err)
+	s.nccl.InProgress.Call(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	made := make(chan error)
+	go func() {
+		_, err := nccl.InProcess(ctx, []*cuda.Runtime{rt})
+		made <- err
+	}()
+	for s.nccl.Alive.Int() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	s.driver.Break.Call(700, 0)
+	assert.ErrorContains(t, rt.Synchronize(t.Context()), "unusable")
+	s.driver.Break.Call(0, 0)
+	cancel()
+	require.ErrorIs(t, <-made, comm.ErrCanceled)
+	s.nccl.InProgress.Call(0)
+	assert.Zero(t, s.nccl.Alive.Int())
+	require.ErrorContains(t, rt.Close(), "device is broken")
 }
 
 // Close may come from everywhere, and what was split off lives on.
