@@ -169,6 +169,22 @@ func TestStandInARankThatFails(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
+// Where a GPU does not reach the memory of another one, all ranks lack that.
+func TestStandInGPUsOutOfReach(t *testing.T) {
+	const invalidDevice, peerAccessUnsupported = 101, 217
+	s, gpus := openStandIn(t)
+	for _, status := range []uintptr{invalidDevice, peerAccessUnsupported} {
+		s.nth("cuMemSetAccess", status, 3) // behind those of the ranks' own memory
+		errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+			_, err := p2p.New(ctx, base, rt)
+			return err
+		})
+		for _, err := range errs {
+			assert.ErrorIs(t, err, comm.ErrUnsupported)
+		}
+	}
+}
+
 // A call that cannot be launched breaks the communicator, a barrier as well.
 func TestStandInABarrierThatFails(t *testing.T) {
 	s, gpus := openStandIn(t)

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	goruntime "runtime"
 
@@ -34,11 +35,16 @@ func (r *Runtime) AllocateShared(bytes int) (*SharedMemory, error) {
 
 // ImportShared maps memory of any GPU that this one reaches, given by what Export
 // returned, possibly in another process, and its Bytes. The descriptor stays the
-// caller's and can be closed at once.
+// caller's and can be closed at once. Memory out of reach is [runtime.ErrUnsupported].
 func (r *Runtime) ImportShared(fd, bytes int) (*SharedMemory, error) {
-	return r.mapShared(bytes, func() (handle uintptr, err error) {
+	m, err := r.mapShared(bytes, func() (handle uintptr, err error) {
 		return r.get(r.drv.sym.MemImport, uintptr(fd), handlePosixFD)
 	})
+	var e *Error
+	if errors.As(err, &e) && (e.Status == statusInvalidDevice || e.Status == statusNoPeerAccess) {
+		err = fmt.Errorf("%w: no access to memory of that GPU: %w", runtime.ErrUnsupported, err)
+	}
+	return m, err
 }
 
 // mapShared maps the memory whose handle get returns.

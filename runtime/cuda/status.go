@@ -19,6 +19,7 @@ const (
 	statusOutOfMemory   Status = 2
 	statusNoDevice      Status = 100
 	statusInvalidDevice Status = 101
+	statusNoPeerAccess  Status = 217
 	statusNotReady      Status = 600
 	statusNotSupported  Status = 801
 )
