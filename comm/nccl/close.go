@@ -36,14 +36,14 @@ func (c *Comm) close() error {
 	c.control.abort()
 	c.control.mu.Unlock()
 	err := c.giveBack()
+	c.looks.Lock()
 	if c.mark.event != nil {
 		err = errors.Join(err, c.mark.event.Close())
 	}
 	if c.own != nil {
-		c.looks.Lock()
 		err = errors.Join(err, c.own.Close())
-		c.looks.Unlock()
 	}
+	c.looks.Unlock()
 	c.endMarks()
 	return err
 }

@@ -38,7 +38,7 @@ type Comm struct {
 	rt    *cuda.Runtime
 	options
 	own    *cuda.Stream
-	looks  sync.RWMutex // held by who asks stream, to change it, and to close own
+	looks  sync.RWMutex // held by who asks or orders stream, to change it, and to close own
 	stream *cuda.Stream // where calls are submitted: own, or one from UseStream
 	mark   mark
 	// scratch is device memory of the communicator's own; the constants below

@@ -591,6 +591,39 @@ func TestStandInDeviceBreaksBeforeTheEnd(t *testing.T) {
 	require.ErrorContains(t, rt.Close(), "device is broken")
 }
 
+// Streams are put in order beside a Close or not at all: nothing is recorded in a stream
+// that is gone.
+func TestStandInOrderBesideClose(t *testing.T) {
+	s, rt := openStandIns(t)
+	compute := rt.ComputeStream()
+	event, err := rt.NewEvent()
+	require.NoError(t, err)
+	for range 30 {
+		c := s.alone(t, rt)
+		var all sync.WaitGroup
+		for _, order := range []func() error{
+			func() error { return c.CommAfter(compute) },
+			func() error { return c.AfterComm(compute) },
+			func() error { return c.RecordOnCommStream(event.Handle()) },
+			func() error { return c.CommStreamWaitEvent(event.Handle()) },
+		} {
+			begun := make(chan struct{})
+			all.Go(func() {
+				err := order()
+				close(begun)
+				for err == nil {
+					err = order()
+				}
+				assert.ErrorIs(t, err, comm.ErrClosed)
+			})
+			<-begun
+		}
+		assert.NoError(t, c.Close())
+		all.Wait()
+	}
+	require.NoError(t, event.Close())
+}
+
 // Close may come from everywhere, and what was split off lives on.
 func TestStandInClose(t *testing.T) {
 	s, rt := openStandIns(t)

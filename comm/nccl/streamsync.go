@@ -75,22 +75,26 @@ func (c *Comm) CommStream() uintptr {
 	return c.stream.Handle()
 }
 
-// CommAfter implements [comm.StreamOrder].
-func (c *Comm) CommAfter(stream uintptr) error {
+// onStream does something with the streams of a communicator that can be used, which
+// Close does not take away meanwhile.
+func (c *Comm) onStream(op string, do func() error) error {
+	c.looks.RLock()
+	defer c.looks.RUnlock()
 	err := c.usable()
 	if err == nil {
-		err = c.mark.order(c.rt, stream, c.stream.Handle())
+		err = do()
 	}
-	return c.explain("order after stream", err)
+	return c.explain(op, err)
+}
+
+// CommAfter implements [comm.StreamOrder].
+func (c *Comm) CommAfter(stream uintptr) error {
+	return c.onStream("order after stream", func() error { return c.mark.order(c.rt, stream, c.stream.Handle()) })
 }
 
 // AfterComm implements [comm.StreamOrder].
 func (c *Comm) AfterComm(stream uintptr) error {
-	err := c.usable()
-	if err == nil {
-		err = c.mark.order(c.rt, c.stream.Handle(), stream)
-	}
-	return c.explain("order stream", err)
+	return c.onStream("order stream", func() error { return c.mark.order(c.rt, c.stream.Handle(), stream) })
 }
 
 // CreateEvent implements [comm.StreamSyncOps].
@@ -109,11 +113,7 @@ func (c *Comm) DestroyEvent(event uintptr) error {
 
 // RecordOnCommStream implements [comm.StreamSyncOps].
 func (c *Comm) RecordOnCommStream(event uintptr) error {
-	err := c.usable()
-	if err == nil {
-		err = c.rt.RecordEvent(event, c.stream.Handle())
-	}
-	return c.explain("record event", err)
+	return c.onStream("record event", func() error { return c.rt.RecordEvent(event, c.stream.Handle()) })
 }
 
 // RecordOnStream implements [comm.StreamSyncOps].
@@ -123,11 +123,7 @@ func (c *Comm) RecordOnStream(event, stream uintptr) error {
 
 // CommStreamWaitEvent implements [comm.StreamSyncOps].
 func (c *Comm) CommStreamWaitEvent(event uintptr) error {
-	err := c.usable()
-	if err == nil {
-		err = c.rt.StreamWaitEvent(c.stream.Handle(), event)
-	}
-	return c.explain("wait for event", err)
+	return c.onStream("wait for event", func() error { return c.rt.StreamWaitEvent(c.stream.Handle(), event) })
 }
 
 // StreamWaitEvent implements [comm.StreamSyncOps].
