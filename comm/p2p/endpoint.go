@@ -29,7 +29,7 @@ type endpoint struct {
 	watch   *watch       // in pinned; nil once that is given back
 
 	mu         sync.Mutex
-	parameters []launchParameters // one, which is filled in for every launch
+	parameters []launchParameters // one, which is filled in for every launch; none after the last
 }
 
 // newEndpoint makes what a rank has on its own.
@@ -97,6 +97,9 @@ func (e *endpoint) loadAll(s *cuda.Stream) error {
 func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.parameters == nil {
+		return comm.ErrClosed
+	}
 	e.parameters[0].call = p.call
 	g := cuda.Geometry{Grid: cuda.Dim{X: p.blocks}, Block: cuda.Dim{X: p.width}, Dependent: p.kernel.dependent}
 	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
@@ -194,9 +197,13 @@ func (e *endpoint) awaited() (what string) {
 	return what
 }
 
-// discard is close when nothing may be running any more: work that should have
-// ended, or will in a moment, is waited for. If it goes on no memory may go.
+// discard is close when nothing may be running any more, and nothing is launched: work
+// that should have ended, or will in a moment, is waited for. If it goes on no memory may
+// go.
 func (e *endpoint) discard(s *cuda.Stream) error {
+	e.mu.Lock()
+	e.parameters = nil
+	e.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	if err := poll.Until(ctx, s.Done); err != nil && ctx.Err() != nil {

@@ -385,6 +385,40 @@ func TestStandInSyncBesideClose(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
+// interrupted is a base that does something else first when it is asked for its stream.
+type interrupted struct {
+	streamed
+	first func()
+}
+
+func (i *interrupted) CommStream() uintptr {
+	if first := i.first; first != nil {
+		i.first = nil
+		first()
+	}
+	return i.streamed.CommStream()
+}
+
+// Nothing is launched on memory that Close has given back.
+func TestStandInLaunchBesideClose(t *testing.T) {
+	_, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		i := &interrupted{streamed: base.(streamed)}
+		c, err := p2p.New(ctx, i, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		i.first = func() { assert.NoError(t, c.Close()) }
+		assert.ErrorIs(t, c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum), comm.ErrClosed)
+		return rt.Deallocate(buf)
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
 func TestStandInDoesNotAllocate(t *testing.T) {
 	_, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {

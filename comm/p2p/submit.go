@@ -88,8 +88,8 @@ func (c *Comm) submit(x *comm.Call) error {
 
 func (c *Comm) launch(p plan) error {
 	err := c.here.submit(c.current(), p)
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, comm.ErrClosed) {
+		return err
 	}
 	var refused *cuda.Error
 	if errors.As(err, &refused) && refused.InCapture() {
