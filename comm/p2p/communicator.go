@@ -65,7 +65,7 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 		c.takes = *t
 	} else if err := c.choose(ctx); err != nil {
 		here.stopWaiting()
-		discarded := here.discard(c.current())
+		discarded := here.discard(c.current(), nil)
 		c.progress.marks.Close(discarded != nil)
 		return nil, errors.Join(err, discarded)
 	}

@@ -37,7 +37,7 @@ func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes
 	e = &endpoint{planner: planner{sizes: s, ranks: ranks}, rt: rt, rank: rank, peers: make([]*cuda.SharedMemory, ranks)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.discard(rt.Stream()))
+			err = errors.Join(err, e.discard(rt.Stream(), nil))
 			e = nil
 		}
 	}()
@@ -198,15 +198,26 @@ func (e *endpoint) awaited() (what string) {
 }
 
 // discard is close when nothing may be running any more, and nothing is launched: work
-// that should have ended, or will in a moment, is waited for. If it goes on no memory may
-// go.
-func (e *endpoint) discard(s *cuda.Stream) error {
+// that should have ended is waited for, or that ends when end is called, which may take
+// the stream away; it may be nil. If work goes on no memory may go.
+func (e *endpoint) discard(s *cuda.Stream, end func()) error {
 	e.mu.Lock()
 	e.parameters = nil
 	e.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
-	if err := poll.Until(ctx, s.Done); err != nil && ctx.Err() != nil {
+	last, err := e.rt.NewEvent()
+	if err == nil {
+		defer last.Close() //nolint:errcheck // fails where what follows does
+		err = s.Record(last)
+	}
+	if end != nil {
+		end()
+	}
+	if err == nil {
+		err = poll.Until(ctx, last.Done)
+	}
+	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("memory of peers stays mapped, because work is pending: %w", err)
 	}
 	return e.close()

@@ -385,6 +385,49 @@ func TestStandInSyncBesideClose(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
+// ending is a base with a stream of its own that goes on until it is ended, as what NCCL
+// does that waits for a rank.
+type ending struct {
+	switching
+	end   func() error
+	cause error
+}
+
+func (e *ending) End(cause error) error {
+	e.cause = cause
+	return e.end()
+}
+
+// Who gives up ends what the base does, which tells the others.
+func TestStandInEnd(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		stream, err := rt.NewStream(0)
+		if err != nil {
+			return err
+		}
+		e := &ending{switching: switching{streamed: base.(streamed), stream: stream}}
+		e.end = func() error {
+			s.Stall.Call(stream.Handle(), 0)
+			return errors.Join(stream.Synchronize(ctx), stream.Close())
+		}
+		c, err := p2p.New(ctx, e, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(64)
+		if err != nil {
+			return err
+		}
+		s.Stall.Call(stream.Handle(), 1)
+		cause := errors.New("given up")
+		err = errors.Join(rt.CopyInAsync(stream, buf, make([]byte, 64)), c.End(cause))
+		assert.Equal(t, cause, e.cause)
+		return errors.Join(err, rt.Deallocate(buf))
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
 // interrupted is a base that does something else first when it is asked for its stream.
 type interrupted struct {
 	streamed
