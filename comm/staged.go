@@ -138,13 +138,13 @@ func (s *stage) place(calls []Call) error {
 
 // parts calls f for what a call sends or receives, in the device's memory and here.
 func (s *stage) parts(call, own *Call, part func(c *Call, rank, peer int) (uintptr, int, bool), f func(there, here uintptr, bytes int) error) error {
-	last := uintptr(0)
+	last, copied := uintptr(0), 0
 	for peer := range s.base.WorldSize() {
 		there, bytes, ok := part(call, s.base.Rank(), peer)
-		if !ok || bytes == 0 || there == last { // the same for every peer
+		if !ok || bytes == 0 || there == last && bytes == copied { // the same for every peer
 			continue
 		}
-		last = there
+		last, copied = there, bytes
 		here, _, _ := part(own, s.base.Rank(), peer)
 		if err := f(there, here, bytes); err != nil {
 			return err

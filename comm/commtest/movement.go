@@ -239,4 +239,10 @@ func addAllToAllV(b *batch, l label) {
 	blank := in.buffer(l.dt, func(int) []byte { return nil })
 	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
 	b.call(l, comm.AllToAllVCall(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt))
+
+	l.what = "from one place"
+	send = b.input(l, l.part(me, everyone, slices.Max(out.counts)))
+	after = in.buffer(l.dt, func(src int) []byte { return l.part(src, everyone, in.counts[src]) })
+	recv = b.buffer(l, blank, len(after), want(after, l.dt), false)
+	b.call(l, comm.AllToAllVCall(send, out.counts, make([]int, b.p.size), recv, in.counts, in.displs, l.dt))
 }
