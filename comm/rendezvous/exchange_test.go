@@ -487,6 +487,15 @@ func TestThePortIsInUse(t *testing.T) {
 		assert.ErrorIs(t, err, ErrRefused)
 		assert.ErrorContains(t, err, "set MASTER_PORT")
 	})
+	t.Run("for longer than rank 0 has", func(t *testing.T) {
+		logged(t)
+		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+		ctx, cancel := context.WithCancel(t.Context())
+		occupy(t, job.Address, func(c net.Conn) { cancel() }, 0)
+		err := await(t, job.start(ctx, "id")).err
+		assert.ErrorIs(t, err, context.Canceled)
+		assert.ErrorContains(t, err, "listen tcp ")
+	})
 }
 
 // Two jobs that were given one port do not take each other's payload.

@@ -60,7 +60,7 @@ func (j Job) listen(ctx context.Context) (net.Listener, error) {
 			return nil, err
 		}
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return nil, fmt.Errorf("%w; %w", context.Cause(ctx), errors.Join(inUse...))
 		}
 	}
 	return nil, errors.Join(inUse...)
