@@ -117,6 +117,13 @@ func TestMPIJobs(t *testing.T) {
 			assert.NotContains(t, stdout, "# allreduce")
 			assert.Contains(t, stdout+stderr, "--ranks 4 but mpirun started 2")
 
+			// A rank that never comes to MPI_Init.
+			const absent = `if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec sleep 600; fi
+exec "$0" bench allreduce --backend mpi --timeout 1s`
+			stdout, stderr, err = execute(t, mpirun, "-n", "2", "sh", "-c", absent, tutti)
+			assert.Error(t, err)
+			assert.Contains(t, stdout+stderr, "have not called MPI_Init: timed out: --timeout 1s")
+
 			testTimeout(t, mpirun, tutti)
 
 			// Rank 0 fails while the others wait for it: the job ends.

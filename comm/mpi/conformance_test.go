@@ -34,7 +34,7 @@ func TestConformance(t *testing.T) {
 // TestRankConformance is one rank of TestConformance.
 func TestRankConformance(t *testing.T) {
 	onlyChild(t)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	rt := cpu.New()
 	commtest.Run(t, backend(world, rt), commtest.Timeout(90*time.Second))

@@ -303,7 +303,7 @@ func TestRankGivingUp(t *testing.T) {
 // TestRankFailedSplit fails after MPI_Comm_split.
 func TestRankFailedSplit(t *testing.T) {
 	onlyChild(t)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	defer cancel()
@@ -339,13 +339,16 @@ func passedReport(dir string, rank int) string {
 
 // passed ends one of the ranks that may not leave as MPI expects, unless its test
 // has failed. The launcher kills the others when one does so: all have to be here.
-func passed(t *testing.T, c comm.Communicator) {
+func passed(t *testing.T, c comm.Communicator) { passedAs(t, c.Rank(), c.WorldSize()) }
+
+// passedAs is passed for a rank without a communicator.
+func passedAs(t *testing.T, rank, size int) {
 	if t.Failed() {
 		return
 	}
 	dir := os.Getenv(childVariable)
-	require.NoError(t, os.WriteFile(passedReport(dir, c.Rank()), nil, 0o600))
-	for peer := range c.WorldSize() {
+	require.NoError(t, os.WriteFile(passedReport(dir, rank), nil, 0o600))
+	for peer := range size {
 		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(passedReport(dir, peer)); err == nil {
 				break
@@ -358,7 +361,7 @@ func passed(t *testing.T, c comm.Communicator) {
 // splitWorld returns a communicator to be broken, of the ranks of the world.
 func splitWorld(t *testing.T) (ctx context.Context, world, c comm.Communicator) {
 	onlyChild(t)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	t.Cleanup(cancel)

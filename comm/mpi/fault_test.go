@@ -55,7 +55,7 @@ func TestFaultsOfNativeCollectives(t *testing.T) {
 // TestRankCheckedFaults is one rank of it.
 func TestRankCheckedFaults(t *testing.T) {
 	onlyChild(t)
-	world, err := mpi.Init(mpi.WithNativeCollectives())
+	world, err := mpi.Init(context.Background(), mpi.WithNativeCollectives())
 	require.NoError(t, err)
 	f, err := faulttest.NewRank(world, cpu.New())
 	require.NoError(t, err)

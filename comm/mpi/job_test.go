@@ -1,6 +1,7 @@
 package mpi_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -109,6 +110,11 @@ func TestAbort(t *testing.T) {
 	})
 }
 
+// TestLateInit has a rank give up in MPI_Init, to which another one does not come.
+func TestLateInit(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 2, test: "TestRankLateInit"}) })
+}
+
 // TestMixedUp opens one implementation's library under the other's launcher.
 func TestMixedUp(t *testing.T) {
 	for _, l := range launchers {
@@ -173,7 +179,7 @@ func TestWildCollectives(t *testing.T) {
 		t.Skip("this is a process of an MPI job")
 	}
 	t.Setenv(mpi.CollectivesVariable, "natve")
-	_, err := mpi.Init()
+	_, err := mpi.Init(context.Background())
 	require.ErrorIs(t, err, comm.ErrArgument)
 	assert.ErrorContains(t, err, `TUTTI_MPI_COLLECTIVES is "natve", want native or nothing`)
 }
@@ -183,7 +189,7 @@ func TestWildShared(t *testing.T) {
 		t.Skip("this is a process of an MPI job")
 	}
 	t.Setenv(mpi.SharedVariable, "on")
-	_, err := mpi.Init()
+	_, err := mpi.Init(context.Background())
 	require.ErrorIs(t, err, comm.ErrArgument)
 	assert.ErrorContains(t, err, `TUTTI_MPI_SHARED is "on", want off or nothing`)
 }
@@ -195,7 +201,7 @@ func TestMissingLibrary(t *testing.T) {
 	t.Setenv(mpi.LibraryVariable, "libtutti-no-such-mpi.so")
 	for name, open := range map[string]func() error{
 		"Library": func() error { _, err := mpi.Library(); return err },
-		"Init":    func() error { _, err := mpi.Init(); return err },
+		"Init":    func() error { _, err := mpi.Init(context.Background()); return err },
 	} {
 		err := open()
 		require.ErrorIs(t, err, comm.ErrUnavailable, name)

@@ -157,7 +157,7 @@ func TestRankKilledInStep(t *testing.T) {
 	var at, first int
 	_, err := fmt.Sscan(os.Getenv(killVariable), &at, &first)
 	require.NoError(t, err)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	k, err := survive(world, at, first)
 	verdict := fmt.Sprintf(killsFormat, k.repeated, k.mixed, k.completed, k.beyond)

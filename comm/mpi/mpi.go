@@ -138,20 +138,47 @@ func WithNativeCollectives() Option { return func(s *state) { s.native = true } 
 // program has initialized MPI by other means, Init uses it as it is and leaves
 // MPI_Finalize to the program. After Finalize, MPI cannot be initialized again:
 // [comm.ErrClosed].
-func Init(opts ...Option) (comm.Communicator, error) {
+//
+// MPI_Init waits for the other ranks. When ctx ends before they have come, Init
+// returns [comm.ErrTimeout] or [comm.ErrCanceled], and MPI cannot be used in this
+// process any more: it should exit with a non-zero status.
+func Init(ctx context.Context, opts ...Option) (comm.Communicator, error) {
 	process.Lock()
 	defer process.Unlock()
 	if process.finalized {
 		return nil, &comm.OpError{Backend: backend, Op: "init", Rank: -1, Err: comm.ErrClosed}
 	}
 	if process.state == nil {
-		s, err := start(opts)
+		s, err := startWithin(ctx, opts)
 		if err != nil {
 			return nil, &comm.OpError{Backend: backend, Op: "init", Rank: -1, Err: err}
 		}
 		process.state = s
 	}
 	return process.state.world, nil
+}
+
+// startWithin is start, which is given up when ctx ends. The process is locked.
+func startWithin(ctx context.Context, opts []Option) (*state, error) {
+	if ctx.Err() != nil {
+		return nil, comm.ContextError(ctx)
+	}
+	type started struct {
+		*state
+		err error
+	}
+	done := make(chan started, 1)
+	go func() {
+		s, err := start(opts)
+		done <- started{s, err}
+	}()
+	select {
+	case s := <-done:
+		return s.state, s.err
+	case <-ctx.Done():
+		process.finalized = true
+		return nil, fmt.Errorf("the other ranks have not called MPI_Init: %w", comm.ContextError(ctx))
+	}
 }
 
 // Finalize closes all communicators and finalizes MPI. It is collective, as

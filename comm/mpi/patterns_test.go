@@ -28,7 +28,7 @@ func TestPatterns(t *testing.T) {
 // TestRankPatterns is one rank of TestPatterns.
 func TestRankPatterns(t *testing.T) {
 	onlyChild(t)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	rt := cpu.New()
 	distributedtest.Run(t, backend(world, rt))

@@ -44,7 +44,7 @@ const rankTimeout = 3 * time.Minute
 func newRank(t *testing.T, opts ...mpi.Option) rank {
 	t.Helper()
 	onlyChild(t)
-	world, err := mpi.Init(opts...)
+	world, err := mpi.Init(context.Background(), opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, mpi.Finalize(context.Background())) })
 	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
@@ -76,9 +76,9 @@ func TestRankLifecycle(t *testing.T) {
 	before, err := mpi.Library()
 	require.NoError(t, err)
 	assert.Empty(t, before.Threads)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
-	again, err := mpi.Init()
+	again, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	assert.Same(t, world, again)
 	after, err := mpi.Library()
@@ -97,7 +97,7 @@ func TestRankLifecycle(t *testing.T) {
 	require.NoError(t, mpi.Finalize(context.Background()), "Finalize twice")
 	ctx := context.Background()
 	for name, call := range map[string]func() error{
-		"Init":      func() error { _, err := mpi.Init(); return err },
+		"Init":      func() error { _, err := mpi.Init(context.Background()); return err },
 		"AllReduce": func() error { return world.AllReduce(0, 0, 0, dtype.F32, comm.Sum) },
 		"Send":      func() error { return world.Send(0, 0, dtype.F32, 0, 0) },
 		"Group":     func() error { return world.Group() },
@@ -334,7 +334,7 @@ func TestRankWrongLength(t *testing.T) {
 // TestRankAbort ends a job in which the other ranks would wait for ever.
 func TestRankAbort(t *testing.T) {
 	onlyChild(t)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	if world.Rank() == 0 {
 		mpi.Abort(7)
@@ -346,10 +346,30 @@ func TestRankAbort(t *testing.T) {
 	select {} // rank 0 was gone before the launcher has ended this one
 }
 
+// TestRankLateInit waits for a rank that does not initialize MPI, as long as its context
+// lets it.
+func TestRankLateInit(t *testing.T) {
+	onlyChild(t)
+	rank, err := strconv.Atoi(cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK")))
+	require.NoError(t, err)
+	if rank == 0 {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, errors.New("rank 0 has waited enough"))
+		defer cancel()
+		_, err := mpi.Init(ctx)
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		require.ErrorContains(t, err, "have not called MPI_Init")
+		require.ErrorContains(t, err, "rank 0 has waited enough")
+		_, err = mpi.Init(context.Background())
+		require.ErrorIs(t, err, comm.ErrClosed)
+		require.NoError(t, mpi.Finalize(context.Background()))
+	}
+	passedAs(t, rank, 2)
+}
+
 // TestRankMixedUp is launched by another MPI's launcher.
 func TestRankMixedUp(t *testing.T) {
 	onlyChild(t)
-	_, err := mpi.Init()
+	_, err := mpi.Init(context.Background())
 	require.ErrorIs(t, err, comm.ErrUnavailable)
 	assert.ErrorContains(t, err, "processes were launched")
 	assert.ErrorContains(t, err, mpi.LibraryVariable)

@@ -13,7 +13,7 @@ import (
 // because that would wait for them: exit with a non-zero status, which makes the
 // launcher end the job.
 func Run(ctx context.Context, body func(ctx context.Context, c comm.Communicator) error, opts ...Option) error {
-	world, err := Init(opts...)
+	world, err := Init(ctx, opts...)
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func TestRankSignals(t *testing.T) {
 	_, err := mpi.Library()
 	require.NoError(t, err)
 	check("the library is open")
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	check("MPI is initialized")
 	if set {

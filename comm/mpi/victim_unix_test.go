@@ -34,7 +34,7 @@ func TestRankVictim(t *testing.T) {
 	onlyChild(t)
 	// The launcher may be gone when the survivors write to it.
 	signal.Ignore(syscall.SIGPIPE)
-	world, err := mpi.Init()
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	r := rank{t, world, cpu.New(), context.Background()}
 	const n = 8 << 20

@@ -80,7 +80,7 @@ func ExampleFromEnv() {
 // The ranks of an MPI job, with a GPU each. It needs GPUs, so it is not run here.
 func ExampleFrom() {
 	ctx := context.Background()
-	base, err := mpi.Init()
+	base, err := mpi.Init(ctx)
 	if err != nil {
 		fmt.Println(err)
 		return

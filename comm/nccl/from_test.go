@@ -62,7 +62,7 @@ func TestFromMPI(t *testing.T) {
 		t.Skip("not started by Open MPI's mpirun with several processes")
 	}
 	rt := gputest.Own(t)
-	base, err := mpi.Init()
+	base, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -36,7 +36,7 @@ const probeTime = 10 * time.Second
 
 // ThreadLevel initializes MPI in this process and returns the level of threads.
 func ThreadLevel() (string, error) {
-	if _, err := mpi.Init(); err != nil {
+	if _, err := mpi.Init(context.Background()); err != nil {
 		return "", err
 	}
 	info, err := mpi.Library()
@@ -82,7 +82,9 @@ const finalizeTime = 30 * time.Second
 // the other ranks may be waiting for this one for ever, and launchers end a job
 // of which a process exits with a failure and without MPI_Finalize.
 func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
-	world, err := mpi.Init()
+	starting, cancel := within(ctx, opts.Timeout)
+	defer cancel()
+	world, err := mpi.Init(starting)
 	if err != nil {
 		return err
 	}
