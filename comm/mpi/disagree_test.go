@@ -282,6 +282,30 @@ func TestRankGivingUp(t *testing.T) {
 			require.NoError(t, c.Close())
 		}
 	})
+	// What a rank has heard on one communicator may be why it gives up another, of which
+	// others have not heard.
+	t.Run("passed on", func(t *testing.T) {
+		all, err := r.world.Split(r.ctx, 0, me)
+		require.NoError(t, err)
+		pair, err := r.world.Split(r.ctx, me/2, me)
+		require.NoError(t, err)
+		cause := errors.New("disk full")
+		if me == 1 {
+			cause = pair.Barrier(forever)
+			require.ErrorIs(t, cause, comm.ErrPeerFailed)
+			require.NoError(t, all.(comm.Ender).End(cause))
+		} else {
+			if me == 0 {
+				require.NoError(t, pair.(comm.Ender).End(cause))
+			}
+			err := all.Barrier(r.ctx)
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.ErrorContains(t, err, "rank 1 gave up: ")
+			assert.ErrorContains(t, err, "disk full")
+		}
+		assert.NoError(t, errors.Join(pair.Close(), all.Close()))
+		require.NoError(t, r.world.Barrier(r.ctx))
+	})
 	t.Run("without a word", func(t *testing.T) {
 		if !mpi.Shares(r.world) {
 			t.Skip("there is MPI alone to tell it")

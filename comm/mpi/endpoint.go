@@ -281,13 +281,13 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 }
 
 // fail marks the communicator broken, tells the other ranks unless one of them
-// has told this one, and returns err as an OpError. What is pending stays with MPI
+// has told this one on it, and returns err as an OpError. What is pending stays with MPI
 // and is never waited for again. The caller holds mu.
 func (e *endpoint) fail(name string, err error) error {
 	err = e.check.Fail(name, err)
 	if e.broken == nil {
 		e.broken = err
-		if by := (*told)(nil); !errors.As(err, &by) {
+		if by := (*told)(nil); !errors.As(err, &by) || by.on != e {
 			e.tellFailure(err)
 		}
 	}

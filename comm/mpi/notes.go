@@ -127,8 +127,9 @@ func (e *endpoint) tellFailure(err error) {
 	e.tellAll(n)
 }
 
-// told is an error of another rank.
+// told is an error of another rank, which it has told on an endpoint.
 type told struct {
+	on       *endpoint
 	text     string
 	sentinel error
 }
@@ -249,7 +250,7 @@ func (e *endpoint) gaveUp(src int) error {
 	}
 	text := string(n.text[:min(n.length, noteTextLength)])
 	if n.kind == mismatch {
-		return &told{cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}
+		return &told{e, cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}
 	}
-	return &told{fmt.Sprintf("%v: rank %d gave up: %s", comm.ErrPeerFailed, src, text), comm.ErrPeerFailed}
+	return &told{e, fmt.Sprintf("%v: rank %d gave up: %s", comm.ErrPeerFailed, src, text), comm.ErrPeerFailed}
 }
