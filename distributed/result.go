@@ -28,13 +28,14 @@ func (s *Sparse) Picks() (runtime.Entries, error) {
 // device memory, valid until the next step, ready for work on the compute stream;
 // how many entries it has, is on the device too ([runtime.Entries].Len).
 //
-// With [Config].InPlace it is there after every step. Otherwise a step that sent
-// everything has its result in the tensor alone, and that is [comm.ErrUnsupported].
+// With [Config].InPlace it is there after every step. Otherwise a dense result, which
+// topkSA and oktopk may make too, is in the tensor alone, and that is
+// [comm.ErrUnsupported].
 // There are no entries after a step that was skipped; where only the device knows
 // whether it was ([OverflowDrop]), the host waits for it, 5 seconds at most.
 func (s *Sparse) Entries() (runtime.Entries, error) {
 	const op = "entries"
-	if err := s.usable(op); err != nil {
+	if err := s.listed(op); err != nil {
 		return runtime.Entries{}, err
 	}
 	n := 0
@@ -125,15 +126,22 @@ func (s *Sparse) Read(ctx context.Context, l runtime.Entries) (indices []int32, 
 	return indices, values, nil
 }
 
-// usable reports why there is no result.
+// listed reports why there is no result as a list.
+func (s *Sparse) listed(op string) error {
+	err := s.usable(op)
+	if err == nil && s.result.dense != 0 && !s.cfg.InPlace {
+		err = opError(op, fmt.Errorf("%w: the last step's result is dense, and in the tensor", comm.ErrUnsupported))
+	}
+	return err
+}
+
+// usable reports why nothing can be said of the last step.
 func (s *Sparse) usable(op string) error {
 	switch {
 	case s.closed:
 		return opError(op, comm.ErrClosed)
 	case s.err != nil:
 		return opError(op, s.err)
-	case s.result.dense != 0 && !s.cfg.InPlace:
-		return opError(op, fmt.Errorf("%w: the last step sent everything, its result is in the tensor", comm.ErrUnsupported))
 	}
 	if err := s.learn(); err != nil {
 		return opError(op, err)
@@ -143,7 +151,7 @@ func (s *Sparse) usable(op string) error {
 
 // resultTarget checks a tensor that the result goes to, and returns its address.
 func (s *Sparse) resultTarget(op string, t *runtime.Tensor) (uintptr, error) {
-	if err := s.usable(op); err != nil {
+	if err := s.listed(op); err != nil {
 		return 0, err
 	}
 	ptr, err := s.checkTensor(op, t)

@@ -56,7 +56,7 @@ type StepStats struct {
 	// what oktopk uses where it is no better: dense, topkA2 or gtopk. It is empty
 	// at density 0.
 	Pattern  string
-	Dense    bool // the step sent everything
+	Dense    bool // a step of the dense pattern, or of the warm-up
 	Skipped  bool // the step was undone by [OverflowDrop]
 	Elements int  // length of the tensor
 	K        int  // entries that a rank was to pick
@@ -510,12 +510,13 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 	}
 	if s.result.dense != 0 {
 		global = s.n
-		if local == 0 { // it was not asked to pick
-			local = s.n
-		}
+	}
+	threshold := s.float(s.used)
+	if _, all := s.selector.(nothing); all {
+		local, threshold = s.n, 0
 	}
 	s.stats.PickedLocal, s.stats.PickedGlobal = local, global
-	s.stats.Threshold, s.stats.GlobalThreshold = s.float(s.used), s.past.globalThreshold
+	s.stats.Threshold, s.stats.GlobalThreshold = threshold, s.past.globalThreshold
 	if err != nil {
 		return s.stats, opError("stats", err)
 	}

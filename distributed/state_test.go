@@ -172,6 +172,52 @@ func TestWhatRan(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
+// TestWhatWasPicked: of steps whose result is dense the statistics say what was picked,
+// and the picks can be read.
+func TestWhatWasPicked(t *testing.T) {
+	const n = 3000
+	for _, k := range []struct {
+		pattern string
+		density float64
+		warmup  int
+		none    int // this rank has a gradient of zeros
+		local   [2]int
+		list    int // how long rank 0's list of picks is
+	}{
+		{"oktopk", 0.5, 0, -1, [2]int{n, n}, 0}, // sends everything
+		{"topkSA", 0.8, 0, 1, [2]int{2400, 0}, 2400},
+		{"topkA", 0.8, 1, -1, [2]int{n, n}, 0},
+	} {
+		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			s, err := distributed.NewSparse(rt, c, n, distributed.Config{Pattern: k.pattern, Density: k.density, Schedule: distributed.Schedule{WarmupSteps: k.warmup}})
+			require.NoError(t, err)
+			g, err := runtime.FromSlice(rt, normal(n, c.Rank()))
+			require.NoError(t, err)
+			if c.Rank() == k.none {
+				require.NoError(t, g.Fill(0))
+			}
+			require.NoError(t, s.AllReduce(ctx, g))
+			stats, err := s.Stats(ctx)
+			require.NoError(t, err)
+			assert.Equal(t, k.local[c.Rank()], stats.PickedLocal, "%s, rank %d", k.pattern, c.Rank())
+			assert.Equal(t, n, stats.PickedGlobal, k.pattern)
+			if k.list == 0 {
+				assert.Zero(t, stats.Threshold, "%s: nothing was picked by one", k.pattern)
+			}
+			_, err = s.Entries()
+			assert.ErrorIs(t, err, comm.ErrUnsupported, k.pattern)
+			picks, err := s.Picks()
+			require.NoError(t, err, k.pattern)
+			indices, _, err := s.Read(ctx, picks)
+			require.NoError(t, err, k.pattern)
+			if c.Rank() == 0 {
+				assert.Len(t, indices, k.list, k.pattern)
+			}
+			return errors.Join(s.Close(), g.Free())
+		})
+	}
+}
+
 // TestRestoreOtherWorld saves a run of some ranks and goes on with fewer and with
 // more: the number of the step and the sum of the residuals stay, up to rounding,
 // and a rank that is given another one's state says so.
