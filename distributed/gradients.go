@@ -691,10 +691,21 @@ func (g *GradientSync) zero(i int) (*runtime.Tensor, error) {
 }
 
 // ReduceAll is a step at once: Ready for all gradients, of which one that is nil
-// is left out, and Wait.
+// is left out, and Wait. A wrong one is an error before any of them is taken.
 func (g *GradientSync) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
+	const op = "gradient reduce"
 	if len(gradients) != len(g.given) {
-		return opError("gradient reduce", fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.given)))
+		return opError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.given)))
+	}
+	if g.usable(op) == nil {
+		for i, t := range gradients {
+			if t == nil {
+				continue
+			}
+			if err := g.check(op, i, t); err != nil {
+				return err
+			}
+		}
 	}
 	for i, t := range slices.Backward(gradients) {
 		if t != nil {

@@ -212,3 +212,30 @@ func BenchmarkGradientSync(b *testing.B) {
 		}
 	}
 }
+
+// TestReduceAllOfWrongGradients: one that is wrong is an error before any of them is
+// taken, so the same call with the right ones makes the step.
+func TestReduceAllOfWrongGradients(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := gradients(t, rt, 3)
+		g, err := distributed.NewGradientSync(ctx, rt, c, all, distributed.GradientConfig{})
+		require.NoError(t, err)
+		for _, x := range all {
+			require.NoError(t, x.Fill(float64(c.Rank())))
+		}
+		short, err := all[0].Slice(0, 0, 99)
+		require.NoError(t, err)
+		err = g.ReduceAll(ctx, []*runtime.Tensor{short, all[1], all[2]})
+		assert.ErrorIs(t, err, runtime.ErrShape)
+		assert.ErrorContains(t, err, "gradient 0")
+		require.NoError(t, g.ReduceAll(ctx, all))
+		for _, x := range all {
+			values, err := cpu.Slice[float32](x)
+			require.NoError(t, err)
+			assert.Equal(t, float32(0.5), values[99])
+		}
+		require.NoError(t, g.Close())
+		free(t, all)
+		return nil
+	})
+}
