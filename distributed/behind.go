@@ -15,29 +15,23 @@ import (
 // for numbers of the device. Otherwise a device with streams works behind the host's
 // back by itself.
 type behind struct {
-	given chan exchangeOf
+	given chan *bucket
 	done  chan *Sparse
 	open  int // given and not known to be done
 	// failed: no other exchange is made, as the peers may be in the middle of one.
 	failed atomic.Bool
 }
 
-// exchangeOf is an exchange to make, of a bucket.
-type exchangeOf struct {
-	ctx context.Context
-	b   *bucket
-}
-
-// newBehind is for so many exchanges at a time, which f makes.
-func newBehind(most int, f func(ctx context.Context, b *bucket)) *behind {
-	b := &behind{given: make(chan exchangeOf, most), done: make(chan *Sparse, most)}
+// newBehind is for the exchanges of so many buckets at a time, which f makes.
+func newBehind(most int, f func(b *bucket)) *behind {
+	b := &behind{given: make(chan *bucket, most), done: make(chan *Sparse, most)}
 	go func() {
-		for x := range b.given {
+		for of := range b.given {
 			if !b.failed.Load() {
-				f(x.ctx, x.b)
-				b.failed.Store(x.b.sparse.err != nil)
+				f(of)
+				b.failed.Store(of.sparse.err != nil)
 			}
-			b.done <- x.b.sparse
+			b.done <- of.sparse
 		}
 		close(b.done)
 	}()
@@ -45,9 +39,9 @@ func newBehind(most int, f func(ctx context.Context, b *bucket)) *behind {
 }
 
 // add gives an exchange.
-func (b *behind) add(ctx context.Context, of *bucket) {
+func (b *behind) add(of *bucket) {
 	b.open++
-	b.given <- exchangeOf{ctx, of}
+	b.given <- of
 }
 
 // look returns the error of an exchange that is done, without waiting.

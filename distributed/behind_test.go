@@ -3,6 +3,7 @@ package distributed_test
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -89,6 +90,34 @@ func TestBucketsTravelBehindTheCaller(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// TestBucketsAllocate: the steps of buckets that travel behind the caller allocate nothing.
+func TestBucketsAllocate(t *testing.T) {
+	const rounds, steps = 10, 40
+	perStep := math.Inf(1)
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		g, params, err := twoBuckets(ctx, rt, c, 0)
+		require.NoError(t, err)
+		step := func() {
+			if err == nil {
+				err = errors.Join(ready(ctx, g, params), g.Wait(ctx))
+			}
+		}
+		for range rounds {
+			if c.Rank() == 0 {
+				perStep = min(perStep, testing.AllocsPerRun(steps, step))
+				continue
+			}
+			for range steps + 1 { // AllocsPerRun adds one
+				step()
+			}
+		}
+		require.NoError(t, errors.Join(err, g.Close()))
+		free(t, params)
+		return nil
+	})
+	assert.Zero(t, perStep, "allocations per step")
 }
 
 // The context of Wait ends exchanges that a peer never joins, and the step is as if

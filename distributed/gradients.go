@@ -420,14 +420,14 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	}
 	s := b.sparse
 	if g.behind != nil && g.branch != nil { // it also submits the work, in the order in which the branch is to do it
-		g.behind.add(context.WithoutCancel(ctx), b) // Wait's context ends it
+		g.behind.add(b)
 		return nil
 	}
 	if g.pick(ctx, b); s.err != nil {
 		return s.err
 	}
 	if g.behind != nil {
-		g.behind.add(context.WithoutCancel(ctx), b)
+		g.behind.add(b)
 		return nil
 	}
 	s.combine(ctx)
@@ -462,8 +462,9 @@ func (g *GradientSync) pick(ctx context.Context, b *bucket) {
 	g.passed(b, Selected)
 }
 
-// exchange is what is done behind the caller.
-func (g *GradientSync) exchange(ctx context.Context, b *bucket) {
+// exchange is what is done behind the caller, until Wait's context ends it.
+func (g *GradientSync) exchange(b *bucket) {
+	ctx := context.Background()
 	if g.branch != nil {
 		g.pick(ctx, b)
 	}
