@@ -96,6 +96,33 @@ func TestAccumulateUndone(t *testing.T) {
 	})
 }
 
+// TestAccumulateAndState: a state has no sums, so none is made while there are some, and
+// those of other steps are forgotten when one is restored.
+func TestAccumulateAndState(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := gradients(t, rt, 2)
+		g, err := distributed.NewGradientSync(ctx, rt, c, all, distributed.GradientConfig{})
+		require.NoError(t, err)
+		state, err := g.State(ctx)
+		require.NoError(t, err)
+		require.NoError(t, all[1].Fill(1))
+		require.NoError(t, g.Accumulate(1, all[1]))
+		_, err = g.State(ctx)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorContains(t, err, "gradient 1")
+		require.NoError(t, g.Restore(ctx, state))
+		require.NoError(t, g.ReduceAll(ctx, all))
+		values, err := cpu.Slice[float32](all[1])
+		require.NoError(t, err)
+		assert.Equal(t, float32(1), values[99])
+		_, err = g.State(ctx)
+		require.NoError(t, err)
+		require.NoError(t, g.Close())
+		free(t, all)
+		return nil
+	})
+}
+
 // TestAccumulateMisuse: types that are not accumulated, and wrong tensors.
 func TestAccumulateMisuse(t *testing.T) {
 	world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

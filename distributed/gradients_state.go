@@ -60,12 +60,15 @@ func (g *GradientSync) between(op string) error {
 
 // State returns what a [GradientSync] of the same gradients and configuration needs
 // to go on from here, bit for bit: what [Sparse.State] returns for each bucket. It
-// is for between two steps, does not communicate, and waits for the device until ctx
-// is done. Every rank saves its own.
+// is for between two steps, when nothing is accumulated, does not communicate, and
+// waits for the device until ctx is done. Every rank saves its own.
 func (g *GradientSync) State(ctx context.Context) ([]byte, error) {
 	const op = "gradient state"
 	if err := g.between(op); err != nil {
 		return nil, err
+	}
+	if i := slices.IndexFunc(g.sums, func(s sum) bool { return s.any }); i >= 0 {
+		return nil, opError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it", comm.ErrArgument, i))
 	}
 	state := []byte(gradientsMagic)
 	header := gradientsHeader{Fingerprint: g.fingerprint(), Steps: uint64(g.steps), Gradients: uint32(len(g.lens)), Buckets: uint32(len(g.buckets))}
@@ -93,7 +96,8 @@ func (g *GradientSync) State(ctx context.Context) ([]byte, error) {
 
 // Restore makes g what it was when [GradientSync.State] returned its state. What
 // [Sparse.Restore] says of other world sizes and of errors holds here too, for all
-// buckets: a wrong state is found before anything has changed. Buckets that
+// buckets: a wrong state is found before anything has changed. What is accumulated is
+// forgotten. Buckets that
 // GradientConfig.Rebuild has filled anew are filled like that, and where [Auto] had
 // chosen other patterns than it has for g, theirs are restored: then there are other
 // buckets than before, which all ranks make together.
@@ -156,6 +160,9 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) error {
 		return err
 	}
 	g.steps = int(saved[0].Steps)
+	for i := range g.sums {
+		g.sums[i].any = false
+	}
 	for i, b := range g.buckets {
 		if b.sparse == nil {
 			continue
