@@ -128,15 +128,17 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 
 // prepare allocates what the steps of the pattern keep.
 func (s *Sparse) prepare() {
-	if s.residual == 0 && s.cfg.keeps() {
-		s.allocate(&s.remains[0], s.held*wordSize)
-		s.residual = s.remains[0].ptr
-		s.fill(s.residual, s.held)
-		if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
-			s.allocate(&s.remains[1], s.held*wordSize)
-			s.origin = s.remains[1].ptr
-		}
-		s.permanent = len(s.buffers)
+	if s.residual != 0 || !s.cfg.keeps() {
+		return
+	}
+	s.allocate(&s.remains[0], s.held*wordSize)
+	if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
+		s.allocate(&s.remains[1], s.held*wordSize)
+	}
+	s.permanent = len(s.buffers)
+	s.fill(s.remains[0].ptr, s.held)
+	if s.err == nil { // otherwise the next step that chooses a pattern does it again
+		s.residual, s.origin = s.remains[0].ptr, s.remains[1].ptr
 	}
 }
 

@@ -190,6 +190,50 @@ func TestChoiceIsUndone(t *testing.T) {
 	})
 }
 
+// TestChoiceWithoutMemory: where there is no memory to undo steps of the pattern that was
+// chosen, the step fails, and those that follow can be undone.
+func TestChoiceWithoutMemory(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		f := newFaulty(pace(c, func(call comm.Call) time.Duration {
+			if call.Op == comm.OpAllReduce && call.Count > 100 {
+				return 5 * time.Millisecond
+			}
+			return 0
+		}))
+		scarce := &scarce{Runtime: rt}
+		u, err := newTrainee(scarce, f, distributed.Config{Pattern: distributed.Auto, Density: 0.02}, 20_000)
+		require.NoError(t, err)
+		scarce.left, scarce.sparse = 1, u.s
+		assert.ErrorIs(t, u.step(ctx, 0), runtime.ErrOutOfMemory)
+		require.NoError(t, u.step(ctx, 0))
+		before := u.state()
+		f.calls, f.at = 0, 0
+		assert.ErrorIs(t, u.step(ctx, 1), errFault)
+		assert.Equal(t, before, u.state())
+		return u.close()
+	})
+}
+
+// scarce has memory for so many allocations when a pattern has been chosen, and then for
+// all but one.
+type scarce struct {
+	*cpu.Runtime
+	sparse *distributed.Sparse
+	left   int
+}
+
+func (s *scarce) Allocate(n int) (uintptr, error) {
+	if s.sparse != nil {
+		if _, err := s.sparse.Residual(); !errors.Is(err, comm.ErrUnsupported) {
+			if s.left--; s.left < 0 {
+				s.sparse = nil
+				return 0, runtime.ErrOutOfMemory
+			}
+		}
+	}
+	return s.Runtime.Allocate(n)
+}
+
 // lastCall fails the wait of a step in which the pattern has been chosen.
 type lastCall struct {
 	comm.Communicator
