@@ -417,7 +417,9 @@ func (s *Sparse) finish(v verdict) {
 		if s.undoes {
 			s.undo()
 		}
-		s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
+		if s.err == nil { // otherwise the gradient is as it was
+			s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
+		}
 		s.skipped()
 	case s.cfg.InPlace: // the result stays where it is
 	case s.result.dense == 0:

@@ -424,3 +424,40 @@ func (k refusingKernels) SelectNear(src runtime.Source, count int, state uintptr
 func (k refusingKernels) Fit(src runtime.Source, z float64, threshold uintptr) error {
 	return k.unless(func() error { return k.Kernels.Fit(src, z, threshold) })
 }
+
+// TestFailureOfADrop: a step with an overflow that cannot be undone at once is undone
+// behind its error, and the gradient is still there.
+func TestFailureOfADrop(t *testing.T) {
+	world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		dropping := &dropping{Runtime: rt, at: -1}
+		u, err := newTrainee(dropping, c, distributed.Config{Pattern: "topkA", Density: 0.1}, 1000)
+		require.NoError(t, err)
+		require.NoError(t, u.step(ctx, 0))
+		before := u.state()
+		g := u.gradient(1)
+		g[3] = float32(math.Inf(1))
+		require.NoError(t, runtime.CopyIn(u.t, g))
+		given := bits(u.t)
+		dropping.calls, dropping.at = 0, 1 // the first keeps what the second brings back
+		assert.ErrorIs(t, u.s.AllReduce(ctx, u.t), errFault)
+		assert.Equal(t, given, bits(u.t))
+		assert.Equal(t, before, u.state())
+		require.NoError(t, u.s.AllReduce(ctx, u.t))
+		stats, err := u.s.Stats(ctx)
+		assert.True(t, stats.Skipped)
+		return errors.Join(err, u.close())
+	})
+}
+
+// dropping is a runtime whose copy number at fails.
+type dropping struct {
+	*cpu.Runtime
+	calls, at int
+}
+
+func (d *dropping) Copy(dst, src uintptr, bytes int) error {
+	if d.calls++; d.calls-1 == d.at {
+		return errFault
+	}
+	return d.Runtime.Copy(dst, src, bytes)
+}
