@@ -42,9 +42,9 @@ func (g *GradientSync) announce(ctx context.Context, have float64) error {
 
 // Join is what a rank calls that has no data left, while others may have, in place
 // of the steps that they make: it takes part in these with gradients of zero, until
-// all ranks have called Join, and calls update after each. All ranks call it at the
-// end of an epoch, and can begin the next one when it has returned. It needs
-// [GradientConfig].Uneven; it is Join of PyTorch's DistributedDataParallel.
+// all ranks have called Join, and calls update, unless it is nil, after each. All ranks
+// call it at the end of an epoch, and can begin the next one when it has returned. It
+// needs [GradientConfig].Uneven; it is Join of PyTorch's DistributedDataParallel.
 //
 // Averages stay those over all ranks, those without data included, as PyTorch's are
 // by default: so a sample counts as much in the last steps as in others, and a
@@ -79,6 +79,9 @@ func (g *GradientSync) Join(ctx context.Context, update func() error) error {
 		}
 		if err := g.Wait(ctx); err != nil {
 			return err
+		}
+		if update == nil {
+			continue
 		}
 		if err := update(); err != nil {
 			return opError(op, err)

@@ -109,3 +109,19 @@ func TestJoinMisuse(t *testing.T) {
 	})
 	assert.ErrorIs(t, err, full)
 }
+
+// TestJoinWithoutUpdate: a rank may have nothing to do after the steps of others.
+func TestJoinWithoutUpdate(t *testing.T) {
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := gradients(t, rt, 2)
+		g, err := distributed.NewGradientSync(ctx, rt, c, all, distributed.GradientConfig{Uneven: true})
+		require.NoError(t, err)
+		if c.Rank() == 0 {
+			require.NoError(t, g.ReduceAll(ctx, all))
+		}
+		require.NoError(t, g.Join(ctx, nil))
+		require.NoError(t, g.Close())
+		free(t, all)
+		return nil
+	})
+}
