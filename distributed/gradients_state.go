@@ -283,7 +283,8 @@ func (g *GradientSync) parse(state []byte) (p savedGradients, err error) {
 
 // ScaleResidual is [Sparse.ScaleResidual] for all buckets, between two steps.
 func (g *GradientSync) ScaleResidual(factor float64) error {
-	if err := g.between("scale residual"); err != nil {
+	const op = "gradient scale residual"
+	if err := g.between(op); err != nil {
 		return err
 	}
 	for i, b := range g.buckets {
@@ -291,7 +292,7 @@ func (g *GradientSync) ScaleResidual(factor float64) error {
 			continue
 		}
 		if err := b.sparse.ScaleResidual(factor); err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
+			return opError(op, fmt.Errorf("bucket %d: %w", i, err))
 		}
 	}
 	return g.branch.join()

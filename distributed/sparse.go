@@ -485,7 +485,8 @@ func (s *Sparse) rollBack() error {
 }
 
 // Stats returns what the last step did. Numbers that are on the device are
-// waited for, until ctx is done.
+// waited for, until ctx is done. After a step that was undone they are those of the step
+// before, in which what was picked is 0 unless Stats had been asked for it by then.
 func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 	if s.counted || s.closed || s.err != nil {
 		return s.stats, nil
