@@ -18,7 +18,8 @@ import (
 //
 // Like the other functions of this file it goes through memory of rt, which c
 // reaches ([comm.ErrDevice] otherwise), and is not for hot paths: it sends a length
-// first, and the host waits twice.
+// first, and the host waits twice. Memory that c may still write after an error is not
+// given back.
 func BroadcastBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte, root int) ([]byte, error) {
 	const op = "broadcast bytes"
 	m, err := newMail(op, rt, c)

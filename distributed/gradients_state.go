@@ -301,7 +301,7 @@ func (g *GradientSync) ScaleResidual(factor float64) error {
 // Rebind moves g to another communicator, as [Sparse.Rebind] does: all ranks of c do
 // it together, between two steps, for it allocates symmetric memory where there is
 // such. Where a step is no transaction and has failed, gradients and residuals are
-// what they are; g can be used again only if no bucket has a residual.
+// what they are; g can be used again only if all buckets are plain allreduces.
 func (g *GradientSync) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "gradient rebind"
 	if err := checkComm(c); err != nil {

@@ -146,7 +146,9 @@ func (s *Sparse) prepare() {
 // a rank has failed. It does not communicate; all ranks of c do it. The residual
 // stays as it is, averages are over the ranks of c, and thresholds and regions
 // start anew. What the residual of a rank held that is not part of c is lost with
-// that rank; where c has fewer ranks, its rank 0 logs how many went.
+// that rank; where c has fewer ranks, its rank 0 logs how many went. Ranks of which only
+// some have completed the step that failed ([StepStats].Step) are a step apart from then
+// on: under a [Schedule] that is not over, restore them all ([Sparse.Restore]).
 //
 // If a step has failed on the old communicator, Rebind waits for that as
 // [Sparse.Close] does: close it first. After an error of that wait, or of a
