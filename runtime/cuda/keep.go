@@ -24,6 +24,7 @@ type keptCopies struct {
 	some  atomic.Bool // any at all
 	list  []keptCopy
 	spare []*Event
+	calls int // copies that are being submitted
 	many  int // how many make the next one look which are done
 }
 
@@ -46,31 +47,42 @@ func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
 	}
 	k := &r.copies
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	if len(k.list) >= max(k.many, fewCopies) {
 		r.sweepLocked()
 		k.many = 2 * len(k.list)
 	}
 	var done *Event
-	var err error
 	if n := len(k.spare); n > 0 {
 		done, k.spare = k.spare[n-1], k.spare[:n-1]
-	} else if done, err = r.NewEvent(); err != nil {
-		return err
 	}
-	if err := submit(); err != nil {
+	k.calls++
+	k.mu.Unlock()
+
+	// The driver may return when the copy is done, for which it may take others.
+	var err error
+	if done == nil {
+		done, err = r.NewEvent()
+	}
+	if err == nil {
+		if err = submit(); err == nil {
+			if err = s.Record(done); err != nil { // so nothing will tell
+				pendingCopies.Store(&keptCopy{host: host}, nil)
+			}
+		}
+	}
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.calls--
+	switch {
+	case err == nil:
+		k.list = append(k.list, keptCopy{done, host})
+		k.some.Store(true)
+		pendingCopies.Store(r, nil)
+	case done != nil:
 		k.spare = append(k.spare, done)
-		return err
 	}
-	if err := s.Record(done); err != nil { // so nothing will tell
-		pendingCopies.Store(&keptCopy{host: host}, nil)
-		k.spare = append(k.spare, done)
-		return err
-	}
-	k.list = append(k.list, keptCopy{done, host})
-	k.some.Store(true)
-	pendingCopies.Store(r, nil)
-	return nil
+	return err
 }
 
 // sweepCopies lets the memory of finished copies go.
@@ -99,7 +111,7 @@ func (r *Runtime) sweepLocked() {
 	}
 }
 
-// dropCopies is called when no copy is pending, by Close or with the lock held.
+// dropCopies is called when no copy is pending, with the lock held.
 func (r *Runtime) dropCopies() {
 	r.copies.list = nil
 	r.copies.some.Store(false)

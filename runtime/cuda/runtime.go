@@ -293,7 +293,9 @@ func (r *Runtime) Close() error {
 	if pending := r.awaitWork(); pending != nil {
 		return errors.Join(err, pending)
 	}
+	r.copies.mu.Lock()
 	r.dropCopies()
+	r.copies.mu.Unlock()
 	err = errors.Join(err, r.giveAllBack())
 	return errors.Join(err, r.sound())
 }
@@ -348,6 +350,9 @@ func (r *Runtime) idle() bool {
 	}
 	r.copies.mu.Lock()
 	defer r.copies.mu.Unlock()
+	if r.copies.calls > 0 {
+		return false
+	}
 	for _, c := range r.copies.list {
 		if r.pending(event, c.done.handle) {
 			return false

@@ -3,8 +3,10 @@ package cuda
 import (
 	"bytes"
 	"context"
+	"errors"
 	goruntime "runtime"
 	"testing"
+	"time"
 	"weak"
 
 	"github.com/stretchr/testify/assert"
@@ -125,6 +127,46 @@ func TestStandInCapturesWantPinnedMemory(t *testing.T) {
 	assert.Equal(t, "pinned!!", string(got))
 	require.NoError(t, g.Close())
 	require.NoError(t, rt.Deallocate(p))
+}
+
+// The driver takes a copy of memory that it stages when it can do it, which may be late.
+// Nobody else waits for that.
+func TestStandInCopyThatTakesLong(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	in, err := rt.CopyInStream()
+	require.NoError(t, err)
+	p, err := rt.Allocate(8)
+	require.NoError(t, err)
+	begun, end, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() {
+		ended <- rt.copyAsync(in, make([]byte, 8), func() error {
+			close(begun)
+			<-end
+			return nil
+		})
+	}()
+	<-begun
+	others := make(chan error)
+	go func() {
+		err := rt.CopyInAsync(rt.Stream(), p, make([]byte, 8))
+		_, asked := rt.Stream().Done()
+		others <- errors.Join(err, asked)
+	}()
+	select {
+	case err := <-others:
+		assert.NoError(t, err)
+		assert.False(t, rt.idle(), "but Close does")
+	case <-time.After(30 * time.Second):
+		t.Error("others wait")
+	}
+	close(end)
+	require.NoError(t, <-ended)
+	require.NoError(t, in.Synchronize(context.Background()))
+	assert.True(t, rt.idle())
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
+	assert.Empty(t, f.alive())
 }
 
 // Close waits for a copy on somebody else's stream.
