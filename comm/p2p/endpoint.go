@@ -29,7 +29,8 @@ type endpoint struct {
 	watch   *watch       // in pinned; nil once that is given back
 
 	mu         sync.Mutex
-	parameters []launchParameters // one, which is filled in for every launch; none after the last
+	parameters []launchParameters // one, which is filled in for every launch
+	shut       atomic.Bool        // there will be no other
 }
 
 // newEndpoint makes what a rank has on its own.
@@ -97,7 +98,7 @@ func (e *endpoint) loadAll(s *cuda.Stream) error {
 func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.parameters == nil {
+	if e.shut.Load() {
 		return comm.ErrClosed
 	}
 	e.parameters[0].call = p.call
@@ -201,12 +202,16 @@ func (e *endpoint) awaited() (what string) {
 // that should have ended is waited for, or that ends when end is called, which may take
 // the stream away; it may be nil. If work goes on no memory may go.
 func (e *endpoint) discard(s *cuda.Stream, end func()) error {
-	e.mu.Lock()
-	e.parameters = nil
-	e.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
-	last, err := e.rt.NewEvent()
+	e.shut.Store(true)
+	// A launch waits where the stream is full.
+	err := poll.Until(ctx, func() (bool, error) { return e.mu.TryLock(), nil })
+	var last *cuda.Event
+	if err == nil {
+		e.mu.Unlock()
+		last, err = e.rt.NewEvent()
+	}
 	if err == nil {
 		defer last.Close() //nolint:errcheck // fails where what follows does
 		err = s.Record(last)

@@ -40,6 +40,7 @@ func TestOnStandIns(t *testing.T) {
 // standIn is what the driver's stand-in exports beside its API.
 type standIn struct {
 	Fail       dl.Func `sym:"fake_fail"`
+	Hold       dl.Func `sym:"fake_hold"`
 	Stall      dl.Func `sym:"fake_stall"`
 	Violations dl.Func `sym:"fake_violations"`
 }
@@ -426,6 +427,46 @@ func TestStandInEnd(t *testing.T) {
 		return errors.Join(err, rt.Deallocate(buf))
 	})
 	assert.Equal(t, [2]error{}, errs)
+}
+
+// A launch that does not return, behind work that does not end, does not hold up who gives
+// up.
+func TestStandInEndBesideALaunch(t *testing.T) {
+	s, _ := openStandIn(t)
+	var gpus []*cuda.Runtime
+	for i := range 2 {
+		rt, err := cuda.Open(i)
+		require.NoError(t, err)
+		gpus = append(gpus, rt)
+	}
+	ended := make(chan struct{})
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		if base.Rank() != 0 {
+			<-ended
+			return c.Close()
+		}
+		defer close(ended)
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		s.Hold.Call(2)
+		launched := make(chan error)
+		go func() { launched <- c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) }()
+		for !p2p.Launching(c) {
+			runtime.Gosched()
+		}
+		assert.ErrorContains(t, c.End(errors.New("given up")), "memory of peers stays mapped")
+		s.Hold.Call(0)
+		return errors.Join(<-launched, rt.Deallocate(buf))
+	})
+	assert.Equal(t, [2]error{}, errs)
+	assert.ErrorContains(t, gpus[0].Close(), "1 pinned allocations")
+	assert.NoError(t, gpus[1].Close())
 }
 
 // interrupted is a base that does something else first when it is asked for its stream.

@@ -121,7 +121,8 @@ int fake_fail(const char *call, int status, int times) {
   return left;
 }
 
-/* While held, no work ends, nor does what is submitted begin. */
+/* While held, no work ends, nor does what is submitted begin; with 2, launches do not
+ * return, as into a stream that is full. */
 static struct operation *waiting, **last_waiting = &waiting;
 static void execute(struct operation *o);
 void fake_hold(int on) {
@@ -782,6 +783,7 @@ CUresult cuLaunchKernel(const struct kernel *k, unsigned gx, unsigned gy, unsign
     if (k != &other && *(size_t *)extra[3] != at) return leave(INVALID_VALUE);
     params = packed;
   }
+  while (held == 2) pthread_cond_wait(&released, &lock);
   struct operation o = {.kind = KERNEL, .kernel = k, .grid = gx, .block = bx, .parameters = keep(k, params)};
   return leave(submit(s, o));
 }
