@@ -692,7 +692,8 @@ func (g *GradientSync) zero(i int) (*runtime.Tensor, error) {
 }
 
 // ReduceAll is a step at once: Ready for all gradients, of which one that is nil
-// is left out, and Wait. A wrong one is an error before any of them is taken.
+// is left out, and Wait. A wrong one, and a context that is over, is an error before
+// any of them is taken.
 func (g *GradientSync) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
 	const op = "gradient reduce"
 	if len(gradients) != len(g.given) {
@@ -706,6 +707,9 @@ func (g *GradientSync) ReduceAll(ctx context.Context, gradients []*runtime.Tenso
 			if err := g.check(op, i, t); err != nil {
 				return err
 			}
+		}
+		if !g.begun && ctx.Err() != nil {
+			return opError(op, comm.ContextError(ctx))
 		}
 	}
 	for i, t := range slices.Backward(gradients) {

@@ -247,7 +247,9 @@ func (s *Sparse) learn() error {
 // close it unless all ranks have the error. A rank that had got all of the result
 // by then has completed the step; [StepStats.Step] tells. A context that is over
 // before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
-// is sent. Before the first step with a communicator the ranks compare the length,
+// happens, as a wrong argument is.
+//
+// Before the first step with a communicator the ranks compare the length,
 // the type, the configuration and the version of this module, by one element of
 // each rank: if they differ, that is [comm.ErrMismatch] on all of them, and names
 // the difference. Lengths that another rank announces and that no tensor of n elements
@@ -267,6 +269,9 @@ func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	ptr, err := s.checkTensor(op, t)
 	if err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return opError(op, comm.ContextError(ctx))
 	}
 	g := gradient{ptr: ptr, dt: t.DType()}
 	if s.cfg.InPlace {

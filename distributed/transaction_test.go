@@ -461,3 +461,35 @@ func (d *dropping) Copy(dst, src uintptr, bytes int) error {
 	}
 	return d.Runtime.Copy(dst, src, bytes)
 }
+
+// TestContextOverBefore: a step that does not begin, because its context is over, leaves
+// everything usable, also where steps cannot be undone.
+func TestContextOverBefore(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		const n = 100
+		cfg := distributed.Config{Pattern: "topkA", Density: 0.1, NoUndo: true}
+		u, err := newTrainee(rt, c, cfg, n)
+		require.NoError(t, err)
+		buckets, err := distributed.NewGradientSync(ctx, rt, c, []*runtime.Tensor{u.t}, distributed.GradientConfig{Config: cfg})
+		require.NoError(t, err)
+		plain, err := distributed.NewGradientSync(ctx, rt, c, []*runtime.Tensor{u.t}, distributed.GradientConfig{})
+		require.NoError(t, err)
+		for name, step := range map[string]func(ctx context.Context) error{
+			"sparse":  func(ctx context.Context) error { return u.s.AllReduce(ctx, u.t) },
+			"buckets": func(ctx context.Context) error { return buckets.ReduceAll(ctx, []*runtime.Tensor{u.t}) },
+			"plain":   func(ctx context.Context) error { return plain.ReduceAll(ctx, []*runtime.Tensor{u.t}) },
+		} {
+			before := bits(u.t)
+			assert.ErrorIs(t, step(over), comm.ErrCanceled, name)
+			assert.Equal(t, before, bits(u.t), name)
+		}
+		_, stateErr := u.s.State(ctx)
+		_, bucketsErr := buckets.State(ctx)
+		_, plainErr := plain.State(ctx)
+		require.NoError(t, errors.Join(stateErr, bucketsErr, plainErr))
+		require.NoError(t, errors.Join(u.step(ctx, 0), buckets.ReduceAll(ctx, []*runtime.Tensor{u.t}), plain.ReduceAll(ctx, []*runtime.Tensor{u.t})))
+		return errors.Join(buckets.Close(), plain.Close(), u.close())
+	})
+}
