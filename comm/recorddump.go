@@ -251,7 +251,7 @@ func sizes(e *record, ranks int) (sent, received []int) {
 // torchNames are the names of operations in PyTorch's flight recorder, which its
 // analyser knows in all versions (up to 2.11 it refuses "barrier", "split" and
 // "all_gather_v"; PyTorch itself calls its barrier an allreduce).
-var torchNames = [numOps]string{
+var torchNames = map[Op]string{
 	OpAllReduce: "all_reduce", OpBroadcast: "broadcast", OpReduce: "reduce",
 	OpAllGather: "_all_gather_base", OpAllGatherV: "_all_gather_base", OpReduceScatter: "_reduce_scatter_base",
 	OpAllToAll: "all_to_all", OpAllToAllV: "all_to_all", OpGather: "gather", OpScatter: "scatter",

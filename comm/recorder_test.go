@@ -153,6 +153,20 @@ func TestRecorderDumpHasThePyTorchFields(t *testing.T) {
 	assert.Equal(t, true, entries[2].(map[string]any)["is_p2p"])
 }
 
+func TestRecorderOfACallThatIsNone(t *testing.T) {
+	r := comm.NewRecorder(noop.New(newRuntime(t)), 10, "")
+	for _, op := range []comm.Op{comm.OpSync, 200} {
+		require.ErrorIs(t, r.Group(comm.Call{Op: op}), comm.ErrArgument)
+	}
+	require.NoError(t, r.Barrier(t.Context()))
+	entries := r.Dump().Entries
+	require.Len(t, entries, 3)
+	assert.True(t, entries[0].Tutti.Left)
+	assert.True(t, entries[1].Tutti.Left)
+	assert.Equal(t, "unknown operation", entries[1].Tutti.Op)
+	assert.Equal(t, uint64(1), entries[2].CollectiveSeq)
+}
+
 func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
 	rt := newRuntime(t)
 	require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
