@@ -212,3 +212,43 @@ type alone struct{}
 func (alone) Work([]comm.Call) error                    { return nil }
 func (alone) Meet(comm.Wait) (comm.Communicator, error) { return nil, nil }
 func (alone) Leave(error)                               {}
+
+// The wait of a goroutine whose rank is ended by another one has a sentinel, and the cause.
+func TestEndBesideAWait(t *testing.T) {
+	rt := newRuntime(t)
+	for name, around := range map[string]func(comm.Communicator) (comm.Communicator, error){
+		"local":    func(c comm.Communicator) (comm.Communicator, error) { return c, nil },
+		"staged":   func(c comm.Communicator) (comm.Communicator, error) { return comm.NewStaged(c, rt, rt) },
+		"recorder": func(c comm.Communicator) (comm.Communicator, error) { return comm.NewRecorder(c, 10, ""), nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			worlds, err := local.New(2)
+			require.NoError(t, err)
+			c, err := around(worlds[0])
+			require.NoError(t, err)
+			ctx := &watched{Context: t.Context(), looked: make(chan struct{})}
+			waited := make(chan error)
+			go func() { waited <- c.Barrier(ctx) }()
+			<-ctx.looked
+			cause := errors.New("no more")
+			require.NoError(t, c.(comm.Ender).End(cause))
+			err = <-waited
+			assert.ErrorIs(t, err, comm.ErrBroken)
+			assert.ErrorIs(t, err, cause)
+			assert.ErrorContains(t, worlds[1].Barrier(t.Context()), "peer failed: rank 0: no more")
+			require.NoError(t, worlds[1].Close())
+		})
+	}
+}
+
+// watched is a context that tells when somebody looks for its end.
+type watched struct {
+	context.Context
+	once   sync.Once
+	looked chan struct{}
+}
+
+func (w *watched) Done() <-chan struct{} {
+	w.once.Do(func() { close(w.looked) })
+	return w.Context.Done()
+}

@@ -184,6 +184,9 @@ func (s *serial) End(cause error) error {
 		errs = append(errs, end(c, cause))
 	}
 	if cause != nil {
+		s.mu.Lock()
+		s.broken = cmp.Or(s.broken, unusable(false, cause)) // to who waits here
+		s.mu.Unlock()
 		s.fail(cause)
 	}
 	return errors.Join(append(errs, s.Close())...)

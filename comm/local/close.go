@@ -76,6 +76,7 @@ func (e *endpoint) abort(err error) {
 	for _, child := range e.takeChildren() {
 		child.abort(err)
 	}
+	e.told.Store(true)
 	e.world.fail(&failure{
 		rank:  e.rank,
 		own:   err,
