@@ -1,13 +1,15 @@
 package local
 
 import (
+	"fmt"
+
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// agree checks that all ranks called the same thing, before any of their
+// agree checks that all ranks called the same thing as that collective, before any of their
 // memory is touched. Calls without lists take a look at each.
-func (w *world) agree(s *slot) error {
+func (w *world) agree(s *slot, seq uint64) error {
 	same := true
 	for r := range s.calls {
 		same = same && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
@@ -20,7 +22,11 @@ func (w *world) agree(s *slot) error {
 		s.extras[r].give(&c, w.size)
 		w.agreeing[r] = c
 	}
-	return comm.Agree(w.agreeing)
+	err := comm.Agree(w.agreeing)
+	if err != nil {
+		err = fmt.Errorf("%w (collective #%d)", err, seq+1)
+	}
+	return err
 }
 
 // prepare cuts the work of the slot's collective for that many workers.

@@ -101,6 +101,7 @@ func TestMismatch(t *testing.T) {
 					require.ErrorAs(t, err, &op)
 					assert.Equal(t, r, op.Rank)
 					assert.Contains(t, err.Error(), fmt.Sprintf("rank %d", ranks-1))
+					assert.Contains(t, err.Error(), "(collective #1)")
 					for _, text := range tc.says {
 						assert.Contains(t, err.Error(), text)
 					}

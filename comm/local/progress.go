@@ -32,7 +32,7 @@ func (d *driver) start(seq uint64) {
 		s.missing.Store(abandoned)
 		return
 	}
-	if err := w.agree(s); err != nil {
+	if err := w.agree(s, seq); err != nil {
 		w.fail(&failure{rank: everyone, own: err, peers: err})
 		s.missing.Store(abandoned)
 		return

@@ -117,7 +117,7 @@ func (e *endpoint) judge() {
 			s.extras[r].set(&comm.Call{}, nil)
 		}
 	}
-	if err := w.agree(s); err != nil {
+	if err := w.agree(s, seq); err != nil {
 		w.fail(&failure{rank: everyone, own: err, peers: err})
 	}
 }
