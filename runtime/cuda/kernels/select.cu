@@ -612,6 +612,16 @@ DEVICE void report(const cut_args &a, u32 count, u32 key) {
   if (a.margin) *a.margin = margin_after(*a.margin, a.c->listed.threshold, float_of(key));
 }
 
+// copy_all lists everything. What comes where is known, so that no block waits for another.
+DEVICE void copy_all(const cut_args &a, const source &s) {
+  for (u64 i = thread_index(); i < least((u64)s.n, a.dst.n); i += thread_count()) {
+    a.dst.idx[i] = s.index((i64)i);
+    a.dst.val[i] = s.val[i];
+    if (a.take) a.x[i] = 0;
+  }
+  if (thread_index() == 0 && a.dst.length) *(i32 *)a.dst.length = (i32)s.n;
+}
+
 // accept keeps the threshold that some number of entries have passed, corrected.
 DEVICE void accept(const cut_args &a, float threshold, u32 passed) {
   *(i32 *)a.dst.length = (i32)passed;
@@ -772,8 +782,8 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
   p.bits = 31, p.rank = least((u32)a.k, k.s.n);
   if (restores) {
     p.kind = phase_restore, p.units = (u32)a.from.blocks;
-  } else if (p.rank && p.rank == k.s.n && a.zeros && !a.threshold) {
-    p.kind = phase_write, p.units = k.tiles; // all of a list
+  } else if (p.rank == k.s.n && a.zeros && !a.threshold) {
+    return copy_all(a, k.s);
   } else if (p.rank) {
     p.kind = phase_histogram, p.units = k.units;
   } else { // nothing is wanted
