@@ -71,14 +71,14 @@ type okExchange struct {
 	fitting                message           // of cutMessages and joinSent
 	padded                 buffer            // messages of reducePadded
 	sent                   []runtime.Entries // these, by round
-	gathered               buffer            // messages of all ranks, of gatherAhead
+	mine                   uintptr           // what this rank announces
 	pieces                 []runtime.Piece
 	reduced, largest       message
 	spreadTo               buffer
 	sendCounts, sendDispls []int // of spread
 	recvCounts, recvDispls []int
 	all                    [1]runtime.Entries
-	one, apart, ranks      [1]int // strides and shape of announce
+	layout                 [3][2]int // of copyWords
 }
 
 const (
@@ -171,7 +171,6 @@ func oktopk(e *engine) exchange {
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
 	x.sent = make([]runtime.Entries, e.size)
-	x.one, x.apart, x.ranks = [...]int{1}, [...]int{announcedWords}, [...]int{e.size}
 	e.makeNotice()
 	for j := range sampleCount {
 		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
@@ -199,11 +198,19 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	// estimates it. Then no number of this step is needed to make it.
 	steady := room > 0 && !estimate
 	late := steady && padded && x.late()
+	ahead := 0 // room, where sums are gathered before the host knows how many there are
+	if padded && x.order.streams != nil {
+		ahead = room
+	}
 	switch {
 	case padded && room > 0:
 		limit = limit.leaving(room, x.size)
 	case padded:
 		limit = limit.less(2 * ((x.size-1)*limit.message - limit.outgoing))
+	}
+	x.mine = x.at(x.announcement)
+	if ahead > 0 {
+		x.mine = x.placeGathered(ctx, ahead)
 	}
 	x.countLarge(picks)
 	var own, outgoing, sums runtime.Entries
@@ -221,27 +228,23 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	if estimate {
 		x.estimate(ctx, sums)
 	}
-	ahead := 0 // room, where sums are gathered before the host knows how many there are
-	if padded && x.order.streams != nil {
-		ahead = room
-	}
-	passed, total := x.pickGlobal(ctx, sums, ahead, late)
-	if !steady && !estimate && x.far(total) { // say, because the gradients' scale has changed
-		limit = limit.less(again(x.size))
-		x.estimate(ctx, sums)
-		passed, total = x.pickGlobal(ctx, sums, 0, false)
-	}
-	if !late {
-		x.learn(total, each)
-	}
 	if ahead > 0 {
-		lists := x.allgather.lists
-		x.giveBack(own, lists[x.rank])
+		lists := x.gatherAhead(ctx, sums, own, late)
+		if !late {
+			x.learn(x.readAnnounced(ctx), each)
+		}
 		for t := 1; t < x.size; t++ {
 			x.giveBack(x.sent[t], lists[x.to(t)])
 		}
 		return result{lists: lists, scale: x.average}
 	}
+	passed, total := x.pickGlobal(ctx, sums)
+	if !steady && !estimate && x.far(total) { // say, because the gradients' scale has changed
+		limit = limit.less(again(x.size))
+		x.estimate(ctx, sums)
+		passed, total = x.pickGlobal(ctx, sums)
+	}
+	x.learn(total, each)
 	mine := x.share(passed, total, limit, room)
 	mine = x.spread(ctx, mine, limit)
 	global := x.allgather.collect(ctx, mine)
@@ -325,7 +328,7 @@ func (x *okExchange) balanceRegions(ctx context.Context, picks runtime.Entries) 
 // countLarge counts the picks that may overflow when those of all ranks are added.
 func (x *okExchange) countLarge(picks runtime.Entries) {
 	if x.cfg.Overflow != OverflowPass && x.err == nil {
-		x.check(x.kernels.CountAbove(picks, x.at(numLimit), 1, x.at(x.announcement+1)))
+		x.check(x.kernels.CountAbove(picks, x.at(numLimit), 1, at(x.mine, announcedLarge)))
 	}
 }
 
@@ -357,7 +360,7 @@ func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, lim
 			bits |= longBit
 		}
 	}
-	if x.host[x.announcement+1] != 0 {
+	if x.host[x.announcement+announcedLarge] != 0 {
 		bits |= largeBit
 	}
 	for r := range words {
@@ -539,7 +542,7 @@ func (x *okExchange) countLong(room int) {
 		x.setInt(x.longest, most)
 	}
 	if x.err == nil { // as numbers, lengths have the order of their bits
-		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.longest), 1, x.at(x.announcement+2)))
+		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.longest), 1, at(x.mine, announcedLong)))
 	}
 }
 
@@ -576,76 +579,114 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 }
 
 // pickGlobal picks the sums of this rank's region that pass the threshold. It
-// returns them and how many sums of all ranks did; x.allgather has the lengths of all
-// ranks' lists. The host waits, or late: then it is for the next step to settle that. With
-// room, the room largest of each rank are gathered meanwhile: x.allgather.lists.
-func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries, room int, late bool) (passed runtime.Entries, total int) {
+// returns them and how many sums of all ranks did, for which the host waits; x.allgather
+// has the lengths of all ranks' lists.
+func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (passed runtime.Entries, total int) {
 	passed = x.message(&x.reduced, sums.N)
 	if x.order.streams == nil {
 		x.aboveOf(sums, x.at(numBracket), passed)
 		total = x.allgather.exchangeLengths(ctx, passed, x.regionLength)
 	} else {
-		passed.Len = x.at(x.announcement)
+		passed.Len = at(x.mine, announcedPassed)
 		x.aboveOf(sums, x.at(numBracket), passed)
-		if room > 0 {
-			x.topOf(passed, room, x.gatherAhead(room))
-		}
-		if x.announce(ctx, late); late {
-			return passed, 0
-		}
-		x.read(ctx)
-		x.checkSamples()
-		total = x.announced()
-		x.judged, x.large = true, x.announces(1)
+		x.communicate(ctx, comm.AllGatherCall(x.mine, x.at(x.announcements), announcedWords, dtype.I32))
+		x.flagLarge()
+		total = x.readAnnounced(ctx)
 	}
 	return exactly(passed, x.allgather.lengths[x.rank]), total
 }
 
-// gatherAhead has the next communication gather a message of each rank, and returns
-// the place of this rank's.
-func (x *okExchange) gatherAhead(room int) runtime.Entries {
-	words, lists := messageWords(room), x.allgather.lists
-	x.allocate(&x.gathered, x.size*words*wordSize)
-	for r := range lists {
-		lists[r] = entriesAt(at(x.gathered.ptr, r*words), room)
-	}
-	x.add(comm.AllGatherCall(lists[x.rank].Len, x.gathered.ptr, words, dtype.I32))
-	return lists[x.rank]
-}
-
-// announcedWords is how many numbers announce lets all ranks know of each.
-const announcedWords = 4
-
-// announce is [allgather.exchangeLengths] that also lets all ranks know how many of
-// the picks may overflow, and how many of a rank's messages were nearly too long. Late, the
-// host gets to know it in the next step.
-func (x *okExchange) announce(ctx context.Context, late bool) {
-	x.communicate(ctx, comm.AllGatherCall(x.at(x.announcement), x.at(x.announcements), announcedWords, dtype.I32))
-	if x.cfg.Overflow != OverflowPass && x.err == nil {
-		x.flagged = true
-		x.check(x.rt.CopyStrided(x.flags, x.one[:], x.at(x.announcements+1), x.apart[:], x.ranks[:], wordSize))
-	}
+// gatherAhead gathers the largest of each rank's sums that pass the threshold, with room
+// for as many as [okExchange.placeGathered] was told. What came of this rank's own picks is known
+// before: those that are not among it go back meanwhile. Late, the host gets to know
+// in the next step what the ranks announced.
+func (x *okExchange) gatherAhead(ctx context.Context, sums, own runtime.Entries, late bool) []runtime.Entries {
+	lists := x.allgather.lists
+	mine, words := lists[x.rank], messageWords(lists[x.rank].N)
+	passed := x.message(&x.reduced, sums.N)
+	passed.Len = at(x.mine, announcedPassed)
+	x.aboveOf(sums, x.at(numBracket), passed)
+	x.topOf(passed, mine.N, mine)
+	x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
+	x.submit(ctx)
+	x.giveBack(own, mine)
+	x.arrive(ctx)
+	x.copyWords(x.at(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
+	x.flagLarge()
 	if late && x.err == nil { // otherwise what settle has not read yet stays as it is
 		x.past.pending, x.undone = true, x.ago
 		if x.cfg.Overflow == OverflowPass { // otherwise it is not known yet whether the step stays
 			x.post()
 		}
 	}
+	return lists
 }
 
-// announced returns how many sums of all ranks passed, when the numbers are read, and
-// corrects x.allgather.lengths.
+// placeGathered has x.allgather.lists be room for a message of each rank, in memory for
+// collectives, and returns the address of this rank's, of which the words in front are
+// what it announces.
+func (x *okExchange) placeGathered(ctx context.Context, room int) uintptr {
+	lists, words := x.allgather.lists, messageWords(room)
+	fresh := lists[x.rank].Len == 0 || x.size*words*wordSize > x.sharedBytes
+	if x.engine.share(ctx, x.size*words*wordSize); x.err != nil {
+		return 0
+	}
+	for r := range lists {
+		lists[r] = entriesAt(at(x.shared.Ptr, r*words), room)
+	}
+	if fresh {
+		x.fill(lists[x.rank].Len, headerWords)
+	}
+	return lists[x.rank].Len
+}
+
+// What a rank lets all others know of, in front of its message where that goes with it.
+const (
+	_               = iota // the message's length
+	announcedPassed        // how many sums passed the threshold
+	announcedLarge         // how many of the picks may overflow
+	announcedLong          // how many messages were nearly too long
+	announcedWords
+)
+
+// flagLarge has the flags be what the ranks announced.
+func (x *okExchange) flagLarge() {
+	if x.cfg.Overflow != OverflowPass {
+		x.flagged = true
+		x.copyWords(x.flags, 1, x.at(x.announcements+announcedLarge), announcedWords, 1)
+	}
+}
+
+// copyWords copies n words for each rank, between places that are so many words apart.
+func (x *okExchange) copyWords(dst uintptr, dstApart int, src uintptr, srcApart, n int) {
+	x.layout = [...][2]int{{dstApart, 1}, {srcApart, 1}, {x.size, n}}
+	if x.err == nil {
+		x.check(x.rt.CopyStrided(dst, x.layout[0][:], src, x.layout[1][:], x.layout[2][:], wordSize))
+	}
+}
+
+// readAnnounced has the host wait for what the ranks announced, and returns how many sums
+// of all ranks passed.
+func (x *okExchange) readAnnounced(ctx context.Context) (total int) {
+	x.read(ctx)
+	x.checkSamples()
+	total = x.announced()
+	x.judged, x.large = true, x.announces(announcedLarge)
+	return total
+}
+
+// announced is readAnnounced when the numbers are read. It corrects x.allgather.lengths.
 func (x *okExchange) announced() (total int) {
 	all := x.checkWords(x.announcements, announcedWords*x.size, func(i int) int {
-		if i%announcedWords == 0 {
+		if i%announcedWords == announcedPassed {
 			return x.regionLength(i / announcedWords)
 		}
 		return x.n
 	}, "its number of entries")
 	for r := range x.allgather.lengths {
-		x.allgather.lengths[r] = int(all[r*announcedWords])
+		x.allgather.lengths[r] = int(all[r*announcedWords+announcedPassed])
 	}
-	x.past.even = !x.announces(2)
+	x.past.even = !x.announces(announcedLong)
 	return displacements(x.allgather.lengths, x.allgather.displs)
 }
 
