@@ -149,7 +149,7 @@ func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) resu
 	// The sum is the same on every rank, and so are its largest entries: no fewer
 	// than picks, which are as many on each rank.
 	sum := x.message(&x.sum, min(picks.N*x.size, x.n))
-	x.union(sum, x.lists, x.average)
+	x.union(sum, x.lists, x.average, 0)
 	x.top[0] = exactly(x.message(&x.global, picks.N), picks.N)
 	x.topOf(sum, picks.N, x.top[0])
 	x.giveBack(picks, x.top[0])

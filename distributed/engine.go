@@ -335,9 +335,9 @@ func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, sca
 	}
 }
 
-func (e *engine) union(dst runtime.Entries, lists []runtime.Entries, scale float32) {
+func (e *engine) union(dst runtime.Entries, lists []runtime.Entries, scale float32, threshold uintptr) {
 	if e.err == nil {
-		e.check(e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults)))
+		e.check(e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold))
 	}
 }
 

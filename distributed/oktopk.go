@@ -218,7 +218,11 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	case x.order.streams == nil:
 		own, outgoing, sums = x.reduceKnown(ctx, picks, limit, padded)
 	case padded:
-		own, outgoing, sums = x.reducePadded(ctx, picks, limit)
+		above := uintptr(0)
+		if ahead > 0 && steady { // nothing else is needed of the sums
+			above = x.at(numBracket)
+		}
+		own, outgoing, sums = x.reducePadded(ctx, picks, limit, above)
 	default:
 		var rest runtime.Entries
 		own, outgoing, rest = x.cutOutgoing(picks, limit)
@@ -229,6 +233,9 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		x.estimate(ctx, sums)
 	}
 	if ahead > 0 {
+		if !steady {
+			sums = x.passing(sums)
+		}
 		lists := x.gatherAhead(ctx, sums, own, late)
 		if !late {
 			x.learn(x.readAnnounced(ctx), each)
@@ -472,8 +479,9 @@ func nearly(room int) int { return room * 13 / 14 }
 
 // reducePadded reduces with padded messages, their lengths in front. What there is no
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
-// in it. outgoing is what is sent, in one list.
-func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits) (own, outgoing, sums runtime.Entries) {
+// in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: the sums are
+// those that pass it, as of [okExchange.passing].
+func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
 	own, outgoing, rest := x.cutOutgoing(picks, limit)
 	room, others := limit.message, x.size-1
 	words := messageWords(room)
@@ -509,7 +517,10 @@ func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, li
 		x.arrive(ctx)
 	}
 	sums = x.message(&x.sums, min(own.N+others*room, x.n))
-	x.union(sums, x.sources, 1)
+	if above != 0 {
+		sums.Len = at(x.mine, announcedPassed)
+	}
+	x.union(sums, x.sources, 1, above)
 	return own, outgoing, sums
 }
 
@@ -582,13 +593,10 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 // returns them and how many sums of all ranks did, for which the host waits; x.allgather
 // has the lengths of all ranks' lists.
 func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (passed runtime.Entries, total int) {
-	passed = x.message(&x.reduced, sums.N)
+	passed = x.passing(sums)
 	if x.order.streams == nil {
-		x.aboveOf(sums, x.at(numBracket), passed)
 		total = x.allgather.exchangeLengths(ctx, passed, x.regionLength)
 	} else {
-		passed.Len = at(x.mine, announcedPassed)
-		x.aboveOf(sums, x.at(numBracket), passed)
 		x.communicate(ctx, comm.AllGatherCall(x.mine, x.at(x.announcements), announcedWords, dtype.I32))
 		x.flagLarge()
 		total = x.readAnnounced(ctx)
@@ -596,16 +604,23 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (pass
 	return exactly(passed, x.allgather.lengths[x.rank]), total
 }
 
-// gatherAhead gathers the largest of each rank's sums that pass the threshold, with room
+// passing returns the sums that pass the threshold. How many they are is announced.
+func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
+	passed := x.message(&x.reduced, sums.N)
+	if x.order.streams != nil {
+		passed.Len = at(x.mine, announcedPassed)
+	}
+	x.aboveOf(sums, x.at(numBracket), passed)
+	return passed
+}
+
+// gatherAhead gathers the largest of each rank's sums that passed the threshold, with room
 // for as many as [okExchange.placeGathered] was told. What came of this rank's own picks is known
 // before: those that are not among it go back meanwhile. Late, the host gets to know
 // in the next step what the ranks announced.
-func (x *okExchange) gatherAhead(ctx context.Context, sums, own runtime.Entries, late bool) []runtime.Entries {
+func (x *okExchange) gatherAhead(ctx context.Context, passed, own runtime.Entries, late bool) []runtime.Entries {
 	lists := x.allgather.lists
 	mine, words := lists[x.rank], messageWords(lists[x.rank].N)
-	passed := x.message(&x.reduced, sums.N)
-	passed.Len = at(x.mine, announcedPassed)
-	x.aboveOf(sums, x.at(numBracket), passed)
 	x.topOf(passed, mine.N, mine)
 	x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
 	x.submit(ctx)

@@ -96,7 +96,7 @@ func (s *regionReducer) reduceRead(ctx context.Context, outgoing runtime.Entries
 		s.engine.together(ctx)
 	}
 	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
-	s.union(sums, s.sources, 1)
+	s.union(sums, s.sources, 1, 0)
 	return sums
 }
 

@@ -47,7 +47,7 @@ func (s *Sparse) Entries() (runtime.Entries, error) {
 	}
 	all := s.message(&s.entries, n)
 	if s.result.dense == 0 {
-		s.union(all, s.result.lists, s.result.scale)
+		s.union(all, s.result.lists, s.result.scale, 0)
 	} else if s.err == nil {
 		s.check(s.kernels.Select(runtime.Source{X: s.result.dense, N: s.n}, s.at(numTiny), all))
 	}

@@ -60,7 +60,7 @@ func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 func (x *treeExchange) mergeTop(a, b, dst runtime.Entries) runtime.Entries {
 	x.pair = [2]runtime.Entries{a, b}
 	sum := x.message(&x.merged, min(2*a.N, x.n))
-	x.union(sum, x.pair[:], 1)
+	x.union(sum, x.pair[:], 1, 0)
 	x.topOf(sum, dst.N, dst)
 	x.giveBack(sum, dst)
 	return dst

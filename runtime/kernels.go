@@ -207,8 +207,9 @@ type Kernels interface {
 	// Union writes the entries that Merge would make different from what it
 	// started with, those whose sum is 0 included: the union of the lists'
 	// indices, ascending, and the sums. dst.Len is set; dst.N is at least the sum
-	// of the lists' N, or n if that is less.
-	Union(dst Entries, n int, lists []Entries, scale float32, faults uintptr) error
+	// of the lists' N, or n if that is less. threshold, if not 0, is the address of an
+	// F32: sums of magnitude below it are left out.
+	Union(dst Entries, n int, lists []Entries, scale float32, faults, threshold uintptr) error
 	// ScatterAdd adds dst[idx[i]] += val[i] * scale; the product is rounded before
 	// the sum.
 	ScatterAdd(dst Array, l Entries, scale float32) error

@@ -259,15 +259,18 @@ func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 	return c.err
 }
 
-func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults, threshold uintptr) error {
 	c := k.checks("Union")
-	to, f := c.target("dst", dst), optional[int32](&c, faults)
+	to, f, t := c.target("dst", dst), optional[int32](&c, faults), optional[float32](&c, threshold)
 	number[int32](&c, "dst.Len", dst.Len)
 	s := scratches.get()
 	defer scratches.put(s)
 	c.room(dst, c.lists(s, lists), c.length("n", n))
 	if c.err == nil {
 		count, outside := s.union(to.entries, n, scale)
+		if t != nil {
+			count = to.cut(count).keepAbove(thresholdKey(*t))
+		}
 		set(to.length, int32(count))
 		add(f, outside)
 	}

@@ -226,6 +226,18 @@ func unionOfTwo(a, b, dst entries, n int, scale float32) (count int, ok bool) {
 	return count, falls >= 0 && last < int64(n)
 }
 
+// keepAbove moves the entries of at least that key to the front, and returns how many
+// there are.
+func (e entries) keepAbove(key uint32) (count int) {
+	val := e.val[:len(e.idx)]
+	for j, i := range e.idx {
+		v := val[j]
+		e.idx[count], val[count] = i, v
+		count += oneIf(f32.Key(v) >= key)
+	}
+	return count
+}
+
 func oneIf(condition bool) int {
 	if condition {
 		return 1

@@ -95,7 +95,7 @@ func TestSparsePastFloatIntegers(t *testing.T) {
 	assert.EqualValues(t, m, read[int32](out.Len, 1)[0])
 	assert.Equal(t, list.idx, read[int32](out.Idx, m))
 	assert.Equal(t, []float32{2, 4, 6, 8, 10}, read[float32](out.Val, m))
-	require.NoError(t, w.Union(out, n, []runtime.Entries{l, l}, 0.5, array.Faults))
+	require.NoError(t, w.Union(out, n, []runtime.Entries{l, l}, 0.5, array.Faults, 0))
 	assert.Equal(t, list.idx, read[int32](out.Idx, m))
 	assert.Equal(t, list.val, read[float32](out.Val, m))
 	sum := room[float64](w, 1)
@@ -141,7 +141,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"Narrow":          func() error { return w.Narrow(state, 0, k, thresholds, 3) },
 		"Merge":           func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0) },
 		"Merge bf16":      func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0) },
-		"Union":           func() error { return w.Union(out, n, both, 0.5, words) },
+		"Union":           func() error { return w.Union(out, n, both, 0.5, words, 0) },
 		"ScatterAdd":      func() error { return w.ScatterAdd(array, list, 1) },
 		"ScatterSet":      func() error { return w.ScatterSet(array, list) },
 		"ZeroAt":          func() error { return w.ZeroAt(array, list) },
@@ -274,7 +274,7 @@ func FuzzLists(f *testing.F) {
 		room := min(n, lists[0].N+lists[1].N)
 		union := w.list(entries{}, room+guard)
 		union.N = room
-		counted(outside[0]+outside[1], w.Union(union, n, lists, 1, faults))
+		counted(outside[0]+outside[1], w.Union(union, n, lists, 1, faults, 0))
 		total := int(read[int32](union.Len, 1)[0])
 		require.LessOrEqual(t, total, room)
 		if ascends {

@@ -28,7 +28,7 @@ func BenchmarkExchange(b *testing.B) {
 		positions, faults := room[int32](g, 3), room[int32](g, 1)
 		most, passing := put(g, []float32{0}), put(g, []float32{1})
 		one, other, sums, passed, result := g.entries(2*k), g.entries(2*k), g.entries(2*k), g.entries(2*k), g.entries(2*k)
-		require.NoError(b, g.Union(sums, n, []runtime.Entries{own, received}, 1, faults))
+		require.NoError(b, g.Union(sums, n, []runtime.Entries{own, received}, 1, faults, 0))
 		residual := runtime.Array{Ptr: room[float32](g, n), N: n, Faults: faults}
 		start, end := positions+4, positions+8
 		for _, c := range []struct {
@@ -42,7 +42,7 @@ func BenchmarkExchange(b *testing.B) {
 			{"TopOf, all", func() error { return g.TopOf(rest, rest.N, one) }},
 			{"TopOf, 9 of 10", func() error { return g.TopOf(rest, rest.N*9/10, one) }},
 			{"GiveBack, all sent", func() error { return g.GiveBack(residual, rest, rest) }},
-			{"Union", func() error { return g.Union(sums, n, []runtime.Entries{own, received}, 1, faults) }},
+			{"Union", func() error { return g.Union(sums, n, []runtime.Entries{own, received}, 1, faults, 0) }},
 			{"AboveOf, all", func() error { return g.AboveOf(sums, most, passed) }},
 			{"AboveOf, some", func() error { return g.AboveOf(sums, passing, passed) }},
 			{"TopOf of the sums", func() error { return g.TopOf(passed, k, result) }},

@@ -429,28 +429,29 @@ func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 		if n >= longMerge {
 			perSM *= 2
 		}
-		return s.launchLists(mergeKernels.of(dt), n, perSM, dst, runtime.Entries{}, n, lists, scale, faults, rest)
+		return s.launchLists(mergeKernels.of(dt), n, perSM, dst, runtime.Entries{}, n, lists, scale, faults, rest, 0)
 	})
 }
 
 // Union implements [runtime.Kernels].
-func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults uintptr) error {
+func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults, threshold uintptr) error {
 	c := s.checks("Union")
 	c.target(dst)
 	c.number("dst.Len", dst.Len, 4)
 	c.optional("faults", faults)
+	c.optional("threshold", threshold)
 	c.room(dst, c.lists(lists), c.length("n", n))
 	return c.submit(func() error {
 		if err := s.growStatus(n); err != nil {
 			return err
 		}
-		return s.launchLists(kernelUnite, n, mergesPerSM, 0, dst, n, lists, scale, faults, 0)
+		return s.launchLists(kernelUnite, n, mergesPerSM, 0, dst, n, lists, scale, faults, 0, threshold)
 	})
 }
 
 // launchLists launches merge or unite. Lists that are too many for the
 // arguments are put into memory first.
-func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.Entries, n int, all []runtime.Entries, scale float32, faults, rest uintptr) error {
+func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.Entries, n int, all []runtime.Entries, scale float32, faults, rest, threshold uintptr) error {
 	a := argumentPool.Get().(*arguments)
 	defer argumentPool.Put(a)
 	table := uint64(0)
@@ -469,7 +470,7 @@ func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.
 		}
 	}
 	fixed := a.put(s.at(control), s.at(status), uint64(dst), uint64(to.Idx), uint64(to.Val), uint64(to.N), uint64(to.Len),
-		uint64(n), math.Float64bits(float64(scale)), uint64(faults), uint64(rest), uint64(len(all)), table)
+		uint64(n), math.Float64bits(float64(scale)), uint64(faults), uint64(rest), uint64(threshold), uint64(len(all)), table)
 	if table == 0 {
 		a.putLists(fixed, all)
 	}

@@ -145,7 +145,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	lists, nothing := []runtime.Entries{top, near, picked, of}, []runtime.Entries{{}}
 	dense, f32 := room[byte](b, n*dt.Size()), room[float32](b, n)
 	array := runtime.Array{Ptr: f32, N: n, Faults: faults}
-	union := b.entries(6 * k)
+	union, big := b.entries(6*k), b.entries(6*k)
 	thresholds, counts, bracket := room[float32](b, 40), room[int32](b, 40), room[uint32](b, 2)
 	bounds, positions := put(b, []int32{0, int32(n / 3), int32(n / 2), int32(n)}), room[int32](b, 8)
 	samples := room[int32](b, 16)
@@ -161,8 +161,9 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"Select", func() error { return b.Select(plain, threshold, picked) }},
 		{"TopOf", func() error { return b.TopOf(near, k/2, of) }},
 		{"Merge", func() error { return b.Merge(dense, dt, n, lists, 0.3, faults, 0) }},
-		{"Union of nothing", func() error { return b.Union(union, n, nothing, 0.3, faults) }},
-		{"Union", func() error { return b.Union(union, n, lists, 0.3, faults) }},
+		{"Union of nothing", func() error { return b.Union(union, n, nothing, 0.3, faults, 0) }},
+		{"Union", func() error { return b.Union(union, n, lists, 0.3, faults, 0) }},
+		{"Union of what is large", func() error { return b.Union(big, n, lists, 0.3, faults, threshold) }},
 		{"AboveOf", func() error { return b.AboveOf(union, threshold, picked) }},
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},
 		{"Narrow", func() error { return b.Narrow(bracket, 0, k, thresholds, 40) }},
@@ -352,7 +353,7 @@ func TestKernelsOfALongArray(t *testing.T) {
 		require.NoError(t, b.Merge(dense+4*shift, dtype.F32, n, []runtime.Entries{list, list}, 0.5, 0, 0))
 		merged, united := b.entries(9), b.entries(14)
 		require.NoError(t, b.Select(runtime.Source{X: dense + 4*shift, N: n}, put(b, []float32{0.5}), merged))
-		require.NoError(t, b.Union(united, n, []runtime.Entries{list, list}, 0.5, 0))
+		require.NoError(t, b.Union(united, n, []runtime.Entries{list, list}, 0.5, 0, 0))
 		for _, l := range []runtime.Entries{merged, united} {
 			require.Equal(t, []int32{7}, read[int32](b, l.Len, 1))
 			require.Equal(t, positions, read[int32](b, l.Idx, 7))
@@ -450,7 +451,7 @@ func benchmarkKernels(b *testing.B, n int) {
 		{"Merge f32, 8 lists", 4*n + 64*k, func() error {
 			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0)
 		}},
-		{"Union, 2 lists", 32 * k, func() error { return g.Union(union, n, lists, 0.5, faults) }},
+		{"Union, 2 lists", 32 * k, func() error { return g.Union(union, n, lists, 0.5, faults, 0) }},
 		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of) }},
 		{"AboveOf", 8 * k, func() error { return g.AboveOf(dst, exact, again) }},
 		{"CountAbove 16", 4 * k, func() error { return g.CountAbove(dst, x, 16, again.Idx) }},

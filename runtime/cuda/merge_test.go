@@ -113,9 +113,12 @@ func mergeOnce(b *bench, n int, dt dtype.DType, count int, share float64, corner
 		all = append(all, read[byte](b, p, len(dirty))[at-p:])
 	}
 	union := b.entries(min(n, room))
-	require.NoError(b, b.Union(union, n, lists, 0.3, faults))
-	length := int(read[int32](b, union.Len, 1)[0])
-	all = append(all, read[byte](b, rest, 4*n), read[byte](b, faults, 4), read[byte](b, union.Idx, 4*length), read[byte](b, union.Val, 4*length))
+	for _, threshold := range []uintptr{0, put(b, []float32{0.2})} {
+		require.NoError(b, b.Union(union, n, lists, 0.3, faults, threshold))
+		length := int(read[int32](b, union.Len, 1)[0])
+		all = append(all, read[byte](b, union.Idx, 4*length), read[byte](b, union.Val, 4*length))
+	}
+	all = append(all, read[byte](b, rest, 4*n), read[byte](b, faults, 4))
 	for _, p := range b.arrays {
 		require.NoError(b, b.Deallocate(p))
 	}

@@ -175,8 +175,14 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 	d.Helper()
 	sums, wrong := merged(all, n, scale)
 	var want entries
-	for i := range sums {
-		want.idx = append(want.idx, i)
+	threshold, least := thresholds[d.rng.IntN(len(thresholds))], uintptr(0)
+	if d.rng.IntN(2) == 0 {
+		least = d.number(threshold)
+	}
+	for i, v := range sums {
+		if least == 0 || passes(v, threshold) {
+			want.idx = append(want.idx, i)
+		}
 	}
 	slices.Sort(want.idx)
 	for _, i := range want.idx {
@@ -187,7 +193,7 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 		room += l.N
 	}
 	dst, faults := d.target(min(n, room), true), place(d, []int32{1000})
-	require.NoError(d, d.kernels().Union(dst, n, lists, scale, faults))
+	require.NoError(d, d.kernels().Union(dst, n, lists, scale, faults, least))
 	d.equalEntries(want, len(want.idx), dst, "%d lists", len(all))
 	require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
 }
@@ -457,7 +463,7 @@ func testHostile(d *device) {
 				"AboveOf":     k.AboveOf(l, d.number(1), dst(100)),
 				"CountAbove":  k.CountAbove(l, d.number(1), 1, words()),
 				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0),
-				"Union":       k.Union(dst(n), n, lists, 0.5, array.Faults),
+				"Union":       k.Union(dst(n), n, lists, 0.5, array.Faults, d.number(1)),
 				"ScatterAdd":  k.ScatterAdd(array, l, 1),
 				"ScatterSet":  k.ScatterSet(array, l),
 				"ZeroAt":      k.ZeroAt(array, lists[1]),
@@ -497,7 +503,7 @@ func testKernelArguments(d *device) {
 			k.TopOf(far, 1, ok), k.TopOf(ok, n, ok), k.TopOf(ok, 1, far), k.AboveOf(far, t, ok), k.AboveOf(ok, t, far),
 			k.CountAbove(far, t, 1, q), k.CountAbove(ok, t, n, q), k.Narrow(f64, 0, n, t, 1), k.Narrow(f64, 0, 1, t, n),
 			k.Merge(p, dtype.F32, n, nil, 1, 0, 0), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0),
-			k.Union(ok, n, nil, 1, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0), k.Union(far, 8, nil, 1, 0),
+			k.Union(ok, n, nil, 1, 0, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0, 0), k.Union(far, 8, nil, 1, 0, 0),
 			k.ScatterAdd(wide, ok, 1), k.ScatterAdd(array, far, 1), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
 			k.ZeroAt(wide, ok), k.ZeroAt(array, far), k.GiveBack(wide, ok, ok), k.GiveBack(array, far, ok), k.GiveBack(array, ok, far),
 			k.LowerBounds(far, q, 2, q, q), k.LowerBounds(ok, q, n, q, q),
@@ -518,7 +524,7 @@ func testKernelArguments(d *device) {
 		k.TopOf(none, 1, ok), k.TopOf(ok, 1, none), k.TopOf(ok, 3, few), k.AboveOf(none, t, ok), k.AboveOf(ok, 0, ok), k.AboveOf(ok, t, none),
 		k.CountAbove(none, t, 1, q), k.CountAbove(ok, 0, 1, q), k.CountAbove(ok, t, 1, 0), k.Narrow(0, 0, 1, t, 1), k.Narrow(f64, 0, 1, 0, 1),
 		k.Merge(0, dtype.F32, 1, nil, 1, 0, 0), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0),
-		k.Union(none, 1, nil, 1, 0), k.Union(noLen, 1, nil, 1, 0), k.Union(few, 8, []runtime.Entries{ok}, 1, 0),
+		k.Union(none, 1, nil, 1, 0, 0), k.Union(noLen, 1, nil, 1, 0, 0), k.Union(few, 8, []runtime.Entries{ok}, 1, 0, 0),
 		k.ScatterAdd(noPtr, ok, 1), k.ScatterAdd(array, none, 1), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
 		k.ZeroAt(noPtr, ok), k.ZeroAt(array, none), k.GiveBack(noPtr, ok, ok), k.GiveBack(array, none, ok), k.GiveBack(array, ok, none),
 		k.LowerBounds(none, q, 2, q, q), k.LowerBounds(ok, 0, 2, q, q), k.LowerBounds(ok, q, 2, 0, q),

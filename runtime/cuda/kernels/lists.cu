@@ -212,6 +212,7 @@ struct merge_args {
   double scale;
   i32 *faults;
   float *rest; // merge
+  const float *threshold; // unite
   u64 count;
   const u64 *table; // the lists, if they are too many
   u64 list[inline_lists * sizeof(entries) / 8];
@@ -456,6 +457,7 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
   control *c = a.c;
   const u64 tag = tag_of(c);
   const float factor = (float)a.scale;
+  const u32 key = a.threshold ? threshold_key(*a.threshold) : 0;
   static SHARED cursors<block_team>::memory m;
   cursors<block_team> s(m, a);
   s.count_outside(a);
@@ -487,6 +489,11 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
       set_bits(&met[i / share], 1u << i % share);
     });
     u32 mine = met[thread()], count;
+    met[thread()] = 0;
+    for (u32 left = mine; key && left; left &= left - 1) {
+      float &x = tile[thread() * share + trailing_zeros(left)];
+      if (key_of(x) < key) x = 0, mine ^= left & -left;
+    }
     u32 place = scan(ones(mine), totals, count);
     const u32 next = tickets[turn];
     turn ^= 1;
@@ -503,7 +510,7 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
     barrier();
     if (next < tiles) s.load(0);
     place += before;
-    for (met[thread()] = 0; mine; mine &= mine - 1, place++) {
+    for (; mine; mine &= mine - 1, place++) {
       const u32 i = thread() * share + trailing_zeros(mine);
       if (place < a.to.n) {
         a.to.idx[place] = (i32)(start + i);
