@@ -72,6 +72,7 @@ type okExchange struct {
 	padded                 buffer            // messages of reducePadded
 	sent                   []runtime.Entries // these, by round
 	mine                   uintptr           // what this rank announces
+	slots                  uintptr           // of exchanged
 	pieces                 []runtime.Piece
 	reduced, largest       message
 	spreadTo               buffer
@@ -209,8 +210,8 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		limit = limit.less(2 * ((x.size-1)*limit.message - limit.outgoing))
 	}
 	x.mine = x.at(x.announcement)
-	if ahead > 0 {
-		x.mine = x.placeGathered(ctx, ahead)
+	if padded && x.order.streams != nil {
+		x.place(ctx, ahead)
 	}
 	x.countLarge(picks)
 	var own, outgoing, sums runtime.Entries
@@ -449,12 +450,15 @@ func (x *okExchange) cutOutgoing(picks runtime.Entries, limit limits) (own, outg
 		runtime.Piece{From: picks, End: start, To: rest},
 		runtime.Piece{From: picks, Start: end, To: rest})
 	x.copyPieces(x.pieces)
+	if x.size == 2 { // all go to the other one
+		outgoing = x.exchanged(x.rank, limit.message)
+		x.topOf(rest, limit.message, outgoing)
+		return own, outgoing, rest
+	}
 	outgoing = x.message(&x.trimmed, limit.outgoing)
 	x.topOf(rest, limit.outgoing, outgoing)
-	if x.size > 2 { // otherwise all go to one rank
-		x.locate(outgoing)
-		x.countLong(limit.message)
-	}
+	x.locate(outgoing)
+	x.countLong(limit.message)
 	return own, outgoing, rest
 }
 
@@ -483,45 +487,52 @@ func nearly(room int) int { return room * 13 / 14 }
 // those that pass it, as of [okExchange.passing].
 func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
 	own, outgoing, rest := x.cutOutgoing(picks, limit)
-	room, others := limit.message, x.size-1
-	words := messageWords(room)
-	x.allocate(&x.incoming, others*words*wordSize)
-	messages := outgoing.Len
-	x.sent[1] = outgoing
-	if others > 1 {
-		x.allocate(&x.padded, others*words*wordSize)
-		messages = x.padded.ptr
-		x.pieces = x.pieces[:0]
-		for t := 1; t < x.size; t++ {
-			to := x.positions + number(x.to(t))
-			x.sent[t] = entriesAt(at(messages, (t-1)*words), room)
-			x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
-		}
-		x.copyPieces(x.pieces)
-	}
+	room := limit.message
 	x.sources[0] = own
-	for first := 1; first < x.size; first += x.cfg.Throttle {
-		for t := first; t < min(first+x.cfg.Throttle, x.size); t++ {
-			in := at(x.incoming.ptr, (t-1)*words)
-			x.sources[t] = entriesAt(in, room)
-			x.add(comm.SendCall(at(messages, (t-1)*words), words, dtype.I32, x.to(t), regionTag))
-			x.add(comm.RecvCall(in, words, dtype.I32, x.from(t), regionTag))
-		}
+	if x.size > 2 {
+		outgoing = x.sendRounds(ctx, outgoing, rest, room)
+	} else {
+		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
+		x.add(comm.AllGatherCall(outgoing.Len, x.slots, messageWords(room), dtype.I32))
 		x.submit(ctx)
-		if first == 1 {
-			if others > 1 {
-				outgoing = x.joinSent(outgoing.N)
-			}
-			x.giveBack(rest, outgoing)
-		}
+		x.giveBack(rest, outgoing)
 		x.arrive(ctx)
 	}
-	sums = x.message(&x.sums, min(own.N+others*room, x.n))
+	sums = x.message(&x.sums, min(own.N+(x.size-1)*room, x.n))
 	if above != 0 {
 		sums.Len = at(x.mine, announcedPassed)
 	}
 	x.union(sums, x.sources, 1, above)
 	return own, outgoing, sums
+}
+
+// sendRounds cuts what was located into a message to each other rank, and has it sent. It
+// returns what that is in one list: of the rest, what is not in it goes back.
+func (x *okExchange) sendRounds(ctx context.Context, outgoing, rest runtime.Entries, room int) runtime.Entries {
+	words := messageWords(room)
+	x.allocate(&x.incoming, (x.size-1)*words*wordSize)
+	x.allocate(&x.padded, (x.size-1)*words*wordSize)
+	x.pieces = x.pieces[:0]
+	for t := 1; t < x.size; t++ {
+		to := x.positions + number(x.to(t))
+		x.sent[t] = entriesAt(at(x.padded.ptr, (t-1)*words), room)
+		x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
+	}
+	x.copyPieces(x.pieces)
+	for first := 1; first < x.size; first += x.cfg.Throttle {
+		for t := first; t < min(first+x.cfg.Throttle, x.size); t++ {
+			x.sources[t] = entriesAt(at(x.incoming.ptr, (t-1)*words), room)
+			x.add(comm.SendCall(x.sent[t].Len, words, dtype.I32, x.to(t), regionTag))
+			x.add(comm.RecvCall(x.sources[t].Len, words, dtype.I32, x.from(t), regionTag))
+		}
+		x.submit(ctx)
+		if first == 1 {
+			outgoing = x.joinSent(outgoing.N)
+			x.giveBack(rest, outgoing)
+		}
+		x.arrive(ctx)
+	}
+	return outgoing
 }
 
 // joinSent returns the messages to the other ranks, which may have cut their lists, as one
@@ -637,22 +648,39 @@ func (x *okExchange) gatherAhead(ctx context.Context, passed, own runtime.Entrie
 	return lists
 }
 
-// placeGathered has x.allgather.lists be room for a message of each rank, in memory for
-// collectives, and returns the address of this rank's, of which the words in front are
-// what it announces.
-func (x *okExchange) placeGathered(ctx context.Context, room int) uintptr {
-	lists, words := x.allgather.lists, messageWords(room)
-	fresh := lists[x.rank].Len == 0 || x.size*words*wordSize > x.sharedBytes
-	if x.engine.share(ctx, x.size*words*wordSize); x.err != nil {
-		return 0
+// place finds room for messages of all ranks, one of each, in memory for collectives: for
+// those to the other rank, if there are two ([okExchange.exchanged]), and for those with sums.
+// Where these are gathered ahead, x.allgather.lists is that room for so many sums of each,
+// and the words in front of its own message are what this rank announces.
+func (x *okExchange) place(ctx context.Context, ahead int) {
+	limit := newLimits(x.k, x.size, overhead(x.size, false, false))
+	each := limit.each(x.k, x.size) // so many are gathered ahead if any
+	gathered := x.size * messageWords(each)
+	words := gathered
+	if x.size == 2 {
+		words += 2 * messageWords(max(limit.message, limit.leaving(each, x.size).message))
+	}
+	lists := x.allgather.lists
+	fresh := lists[x.rank].Len == 0 || words*wordSize > x.sharedBytes
+	if x.engine.share(ctx, words*wordSize); x.err != nil {
+		return
+	}
+	x.slots = at(x.shared.Ptr, gathered)
+	if ahead == 0 {
+		return
 	}
 	for r := range lists {
-		lists[r] = entriesAt(at(x.shared.Ptr, r*words), room)
+		lists[r] = entriesAt(at(x.shared.Ptr, r*messageWords(each)), each)
 	}
+	x.mine = lists[x.rank].Len
 	if fresh {
-		x.fill(lists[x.rank].Len, headerWords)
+		x.fill(x.mine, headerWords)
 	}
-	return lists[x.rank].Len
+}
+
+// exchanged is the message of one of two ranks to the other one.
+func (x *okExchange) exchanged(rank, room int) runtime.Entries {
+	return entriesAt(at(x.slots, rank*messageWords(room)), room)
 }
 
 // What a rank lets all others know of, in front of its message where that goes with it.

@@ -12,6 +12,7 @@ import (
 
 // BenchmarkExchange times each kernel of a steady step of oktopk between two ranks on the
 // device's own clock, with lists of 1 %: where an exchange's time goes but for messages.
+// AboveOf is what comes in a step that estimates the threshold, behind a Union of all sums.
 func BenchmarkExchange(b *testing.B) {
 	fmt.Println("| elements | kernel | us |\n| ---: | --- | ---: |")
 	for _, n := range benchmarkSizes(b) {
@@ -43,10 +44,11 @@ func BenchmarkExchange(b *testing.B) {
 			{"TopOf, 9 of 10", func() error { return g.TopOf(rest, rest.N*9/10, one) }},
 			{"GiveBack, all sent", func() error { return g.GiveBack(residual, rest, rest) }},
 			{"Union", func() error { return g.Union(sums, n, []runtime.Entries{own, received}, 1, faults, 0) }},
+			{"Union, what passes", func() error { return g.Union(passed, n, []runtime.Entries{own, received}, 1, faults, passing) }},
 			{"AboveOf, all", func() error { return g.AboveOf(sums, most, passed) }},
 			{"AboveOf, some", func() error { return g.AboveOf(sums, passing, passed) }},
 			{"TopOf of the sums", func() error { return g.TopOf(passed, k, result) }},
-			{"GiveBack", func() error { return g.GiveBack(residual, own, received) }},
+			{"GiveBack, own and sent", func() error { return g.GiveBack(residual, own, received) }},
 		} {
 			fmt.Printf("| %d | %s | %.1f |\n", n, c.name, graphTime(g, c.run))
 		}
