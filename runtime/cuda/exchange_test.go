@@ -45,10 +45,11 @@ func BenchmarkExchange(b *testing.B) {
 			{"GiveBack, all sent", func() error { return g.GiveBack(residual, rest, rest) }},
 			{"Union", func() error { return g.Union(sums, n, []runtime.Entries{own, received}, 1, faults, 0) }},
 			{"Union, what passes", func() error { return g.Union(passed, n, []runtime.Entries{own, received}, 1, faults, passing) }},
+			{"Union by tiles of the array", func() error { return g.Union(sums, n, []runtime.Entries{own, received, {}}, 1, faults, 0) }},
 			{"AboveOf, all", func() error { return g.AboveOf(sums, most, passed) }},
 			{"AboveOf, some", func() error { return g.AboveOf(sums, passing, passed) }},
 			{"TopOf of the sums", func() error { return g.TopOf(passed, k, result) }},
-			{"GiveBack, own and sent", func() error { return g.GiveBack(residual, own, received) }},
+			{"GiveBack", func() error { return g.GiveBack(residual, own, received) }},
 		} {
 			fmt.Printf("| %d | %s | %.1f |\n", n, c.name, graphTime(g, c.run))
 		}

@@ -440,12 +440,17 @@ func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 	c.number("dst.Len", dst.Len, 4)
 	c.optional("faults", faults)
 	c.optional("threshold", threshold)
-	c.room(dst, c.lists(lists), c.length("n", n))
+	capacity := c.lists(lists)
+	c.room(dst, capacity, c.length("n", n))
 	return c.submit(func() error {
-		if err := s.growStatus(n); err != nil {
+		k, work := kernelUnite, n
+		if len(lists) == 2 {
+			k, work = kernelUniteTwo, 2*capacity // its tiles have half as many entries as those of arrays
+		}
+		if err := s.growStatus(work); err != nil {
 			return err
 		}
-		return s.launchLists(kernelUnite, n, mergesPerSM, 0, dst, n, lists, scale, faults, 0, threshold)
+		return s.launchLists(k, work, mergesPerSM, 0, dst, n, lists, scale, faults, 0, threshold)
 	})
 }
 

@@ -59,6 +59,7 @@ const (
 	kernelMergeF16
 	kernelMergeBF16
 	kernelUnite
+	kernelUniteTwo
 
 	kernelPick
 	kernelSift
@@ -106,6 +107,7 @@ var kernelNames = [kernelCount]string{
 	kernelMergeF16:       "merge_f16",
 	kernelMergeBF16:      "merge_bf16",
 	kernelUnite:          "unite",
+	kernelUniteTwo:       "unite_two",
 	kernelPick:           "pick",
 	kernelSift:           "sift",
 	kernelCut:            "cut",

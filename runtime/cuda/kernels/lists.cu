@@ -23,17 +23,20 @@ DEVICE u32 lower_bound(const i32 *idx, u32 n, i32 bound) {
   return low;
 }
 
-// The same, by a whole warp: 33 parts a step instead of two.
-DEVICE u32 warp_lower_bound(const i32 *idx, u32 n, i32 bound) {
-  u32 low = 0, high = n;
+// warp_search finds, by a whole warp, the first place from low up to high for which before
+// does not hold: 33 parts a step instead of two.
+template <typename F> DEVICE u32 warp_search(u32 low, u32 high, F before) {
   while (low < high) {
     const u32 step = (high - low) / (warp_size + 1) + 1, at = low + step * (lane() + 1) - 1;
-    const u32 below = trailing_zeros(~ballot(at < high && idx[at] < bound)); // of the probes
+    const u32 below = trailing_zeros(~ballot(at < high && before(at))); // of the probes
     const u32 end = low + step * (below + 1) - 1;
     low += step * below;
     high = least(high, end);
   }
   return low;
+}
+DEVICE u32 warp_lower_bound(const i32 *idx, u32 n, i32 bound) {
+  return warp_search(0, n, [&] METHOD (u32 at) { return idx[at] < bound; });
 }
 
 struct array {
@@ -244,6 +247,10 @@ struct list {
   const GLOBAL float *val;
   u32 n;
 };
+DEVICE list list_of(const u64 *table, u32 number) {
+  const u64 *words = table + number * (sizeof(entries) / 8);
+  return list{(const GLOBAL i32 *)words[0], (const GLOBAL float *)words[1], length_of(words[2], (const i32 *)words[3])};
+}
 
 // An entry of a list for each thread of a team, from the one at a cursor on. It is
 // loaded before it is needed.
@@ -270,14 +277,10 @@ template <typename team> struct cursors {
   window windows[group];
 
   METHOD cursors(memory &m, const merge_args &a) : lists(m.lists), at(m.at[team::number()]), count((u32)a.count) {
-    const auto put = [&] METHOD (u32 p, const u64 *words) {
-      const entries l{(i32 *)words[0], (float *)words[1], words[2], (const i32 *)words[3]};
-      m.lists[p] = list{(const GLOBAL i32 *)l.idx, (const GLOBAL float *)l.val, length_of(l)};
-    };
     if (a.table)
-      for (u32 p = thread(); p < count; p += block_threads) put(p, a.table + p * (sizeof(entries) / 8));
+      for (u32 p = thread(); p < count; p += block_threads) m.lists[p] = list_of(a.table, p);
     else
-      for (u32 p = thread(); p < count; p += block_threads) put(p, a.list + p * (sizeof(entries) / 8));
+      for (u32 p = thread(); p < count; p += block_threads) m.lists[p] = list_of(a.list, p);
     barrier();
   }
   METHOD void load(u32 first) {
@@ -523,5 +526,104 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
   }
   if (!last_block(c)) return;
   if (thread() == 0) *(i32 *)a.to.length = (i32)load(&c->total);
+  reset(c);
+}
+
+// unite_two is unite of two lists. Its tiles are equal parts of the two merged into one,
+// whose ends are found by a search in both (Odeh et al., "Merge Path: Parallel Merging Made
+// Simple", 2012): what it takes depends on the lists alone. Of two entries with the same
+// index that of the first list comes first and gets the sum, also if the tile ends between them.
+KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
+  enum { share = 8, elements = share * block_threads }; // of a thread, and of the tile
+  static SHARED i32 idx[elements + 1];                  // of the first list, of the second, and what comes then in that
+  static SHARED float val[elements + 1];
+  static SHARED u32 totals[block_warps], splits[2], ticket, before;
+  control *c = args.c;
+  const u64 tag = tag_of(c);
+  const float factor = (float)args.scale;
+  const u32 key = args.threshold ? threshold_key(*args.threshold) : 0;
+  const list a = list_of(args.list, 0), b = list_of(args.list, 1);
+  const u64 all = (u64)a.n + b.n;
+  const u32 tiles = (u32)((all + elements - 1) / elements);
+  u32 faults = 0;
+  for (;;) {
+    if (thread() == 0) ticket = add_to(&c->ticket, 1);
+    barrier();
+    const u32 number = ticket;
+    if (number >= tiles) break;
+    const u64 start = (u64)number * elements, end = least(start + elements, all);
+    if (warp() < 2) { // how many entries of the first list come before the tile, and before its end
+      const u32 d = (u32)(warp() ? end : start);
+      const u32 found = warp_search(d > b.n ? d - b.n : 0, least(d, a.n), [&] METHOD (u32 at) { return a.idx[at] <= b.idx[d - 1 - at]; });
+      if (lane() == 0) splits[warp()] = found;
+    }
+    barrier();
+    // In bounds also if the lists do not ascend.
+    const u32 a0 = splits[0], a1 = most(a0, least(splits[1], a0 + (u32)(end - start)));
+    const u32 b0 = (u32)start - a0, b1 = least((u32)end - a1, b.n);
+    const u32 na = a1 - a0, nb = b1 - b0;
+    i32 index[share];
+    float value[share];
+#pragma unroll
+    for (u32 s = 0; s < share; s++) {
+      const u32 i = s * block_threads + thread();
+      if (i < na + nb) index[s] = i < na ? a.idx[a0 + i] : b.idx[b0 + i - na], value[s] = i < na ? a.val[a0 + i] : b.val[b0 + i - na];
+    }
+    const bool has_next = b1 < b.n, has_last = a0 > 0;
+    if (thread() == 0 && has_next) idx[na + nb] = b.idx[b1], val[na + nb] = b.val[b1];
+    const i32 last = has_last ? a.idx[a0 - 1] : 0;
+#pragma unroll
+    for (u32 s = 0; s < share; s++) {
+      const u32 i = s * block_threads + thread();
+      if (i < na + nb) idx[i] = index[s], val[i] = value[s];
+    }
+    barrier();
+    const u32 d = least(thread() * share, na + nb);
+    u32 i = d > nb ? d - nb : 0;
+    for (u32 high = least(d, na); i < high;) {
+      const u32 middle = i + (high - i) / 2;
+      if (idx[middle] <= idx[na + d - 1 - middle])
+        i = middle + 1;
+      else
+        high = middle;
+    }
+    u32 j = d - i, flags = 0;
+#pragma unroll
+    for (u32 s = 0; s < share; s++) {
+      if (i + j >= na + nb || i + j >= d + share) continue;
+      const bool first = j >= nb || (i < na && idx[i] <= idx[na + j]);
+      index[s] = idx[first ? i : na + j];
+      value[s] = 0 + val[first ? i : na + j] * factor;
+      bool wanted = (u32)index[s] < args.n;
+      faults += !wanted;
+      if (first) {
+        if ((j < nb || has_next) && idx[na + j] == index[s]) value[s] = value[s] + val[na + j] * factor;
+        i++;
+      } else {
+        if ((i > 0 || has_last) && (i > 0 ? idx[i - 1] : last) == index[s]) wanted = false; // is in that sum
+        j++;
+      }
+      if (wanted && key_of(value[s]) >= key) flags |= 1u << s;
+    }
+    u32 count, place = scan(ones(flags), totals, count);
+#pragma unroll
+    for (u32 s = 0; s < share; s++)
+      if (flags >> s & 1) idx[place] = index[s], val[place++] = value[s];
+    if (warp() == 0) {
+      const u32 sum = look_back(args.status, number, count, tag);
+      if (lane() == 0) {
+        before = sum;
+        if (number == tiles - 1) c->total = sum + count;
+      }
+    }
+    barrier();
+    for (u32 k = thread(); k < count && before + k < args.to.n; k += block_threads) {
+      args.to.idx[before + k] = idx[k];
+      args.to.val[before + k] = val[k];
+    }
+  }
+  count_faults(args.faults, faults);
+  if (!last_block(c)) return;
+  if (thread() == 0) *(i32 *)args.to.length = (i32)load(&c->total);
   reset(c);
 }
