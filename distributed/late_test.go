@@ -130,11 +130,11 @@ func (f *stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.En
 	return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest))
 }
 
-func (f *stumbling) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
-	if err := f.due("bounds"); err != nil {
+func (f *stumbling) CopyPieces(pieces []runtime.Piece) error {
+	if err := f.due("pieces"); err != nil {
 		return err
 	}
-	return f.Kernels.LowerBounds(l, bounds, m, positions, lengths)
+	return f.Kernels.CopyPieces(pieces)
 }
 
 func (f *stumbling) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
@@ -439,7 +439,7 @@ func TestOktopkRepeatsWhatFailed(t *testing.T) {
 			s.steps = append(s.steps, a)
 		}
 		want, _ := s.run(t, false, 0)
-		for _, call := range []string{"notice", "fill", "bounds", "copy"} {
+		for _, call := range []string{"notice", "fill", "pieces", "copy"} {
 			for fails := 1; fails <= 3; fails++ {
 				for step := 7; step < steps; step++ {
 					s.steps[step].call, s.steps[step].fails = call, fails

@@ -441,14 +441,13 @@ func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Ent
 // cutOutgoing is limitOutgoing where the host is not to wait: the lists have their
 // lengths on the device, and rest is all that was picked for others.
 func (x *okExchange) cutOutgoing(picks runtime.Entries, limit limits) (own, outgoing, rest runtime.Entries) {
-	x.locate(picks)
 	own, rest = x.message(&x.own, picks.N), x.message(&x.rest, picks.N)
 	rest.Len = x.at(x.others)
-	start, end := x.at(x.positions+number(x.rank)), x.at(x.positions+number(x.rank)+1)
+	start, end := x.at(numBounds+number(x.rank)), x.at(numBounds+number(x.rank)+1)
 	x.pieces = append(x.pieces[:0],
-		runtime.Piece{From: picks, Start: start, End: end, To: own},
-		runtime.Piece{From: picks, End: start, To: rest},
-		runtime.Piece{From: picks, Start: end, To: rest})
+		runtime.Piece{From: picks, Start: start, End: end, ByIndex: true, To: own},
+		runtime.Piece{From: picks, End: start, ByIndex: true, To: rest},
+		runtime.Piece{From: picks, Start: end, ByIndex: true, To: rest})
 	x.copyPieces(x.pieces)
 	if x.size == 2 { // all go to the other one
 		outgoing = x.exchanged(x.rank, limit.message)

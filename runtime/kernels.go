@@ -77,7 +77,10 @@ type Piece struct {
 	// end. What is outside of the list is its beginning or end, and an End before Start
 	// makes an empty piece.
 	Start, End uintptr
-	To         Entries
+	// ByIndex: Start and End have indices instead, and the piece has the entries whose
+	// index is not below the first and below the second.
+	ByIndex bool
+	To      Entries
 }
 
 // MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.

@@ -353,13 +353,19 @@ func (k kernels) CopyPieces(pieces []runtime.Piece) error {
 			total = 0
 		}
 		from, to := c.list("from", p.From), c.target("to", p.To)
-		start, end := 0, len(from.idx)
-		if p.Start != 0 {
-			start = min(max(int(*number[int32](&c, "start", p.Start)), 0), end)
+		place := func(address uintptr, otherwise int) int {
+			if address == 0 {
+				return otherwise
+			}
+			bound := *number[int32](&c, "bound", address)
+			if p.ByIndex {
+				position, _ := slices.BinarySearch(from.idx, bound)
+				return position
+			}
+			return min(max(int(bound), 0), len(from.idx))
 		}
-		if p.End != 0 {
-			end = min(max(int(*number[int32](&c, "end", p.End)), start), end)
-		}
+		start := place(p.Start, 0)
+		end := max(place(p.End, len(from.idx)), start)
 		at := min(total, len(to.idx))
 		copy(to.idx[at:], from.idx[start:end])
 		copy(to.val[at:], from.val[start:end])

@@ -40,6 +40,10 @@ func BenchmarkExchange(b *testing.B) {
 			{"CopyPieces", func() error {
 				return g.CopyPieces([]runtime.Piece{{From: picks, End: start, To: one}, {From: picks, Start: start, End: end, To: other}})
 			}},
+			{"CopyPieces by index", func() error {
+				return g.CopyPieces([]runtime.Piece{{From: picks, End: bounds + 4, ByIndex: true, To: one},
+					{From: picks, End: bounds, ByIndex: true, To: other}, {From: picks, Start: bounds + 4, ByIndex: true, To: other}})
+			}},
 			{"TopOf, all", func() error { return g.TopOf(rest, rest.N, one) }},
 			{"TopOf, 9 of 10", func() error { return g.TopOf(rest, rest.N*9/10, one) }},
 			{"GiveBack, all sent", func() error { return g.GiveBack(residual, rest, rest) }},

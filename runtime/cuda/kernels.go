@@ -571,7 +571,7 @@ func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
 			}
 			most, at := 0, a.put(uint64(count))
 			for _, p := range pieces[:count] {
-				at += copy(a.values[at:], []uint64{uint64(p.From.Idx), uint64(p.From.Val), uint64(p.From.N), uint64(p.From.Len), uint64(p.Start), uint64(p.End),
+				at += copy(a.values[at:], []uint64{uint64(p.From.Idx), uint64(p.From.Val), uint64(p.From.N), uint64(p.From.Len), uint64(p.Start), uint64(p.End), flag(p.ByIndex),
 					uint64(p.To.Idx), uint64(p.To.Val), uint64(p.To.N), uint64(p.To.Len)})
 				most = max(most, min(p.From.N, p.To.N))
 			}

@@ -151,7 +151,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	samples := room[int32](b, 16)
 	one, two := b.entries(k), b.entries(5*k)
 	pieces := []runtime.Piece{{From: union, Start: positions, End: positions + 4, To: one}, {From: near, Start: positions + 8, To: two},
-		{From: union, Start: positions + 4, To: two}}
+		{From: union, Start: positions + 4, To: two}, {From: union, Start: bounds + 4, End: bounds + 8, ByIndex: true, To: two}}
 	factors, quantiles := []float32{0.5, 0.8, 0.9, 1, 1.1, 1.3}, []float64{0, 0.1, 0.4, 0.5, 0.9, 0.99}
 	return []work{
 		{"TopK", func() error { return b.TopK(src, k, top, threshold) }},

@@ -360,18 +360,30 @@ func testCopyPieces(d *device) {
 					end := len(l[which].idx)
 					ends := [2]int{0, end}
 					var at [2]uintptr
+					byIndex := d.rng.IntN(2) == 0
 					for side := range at {
 						if d.rng.IntN(4) == 0 {
 							continue
 						}
 						position := []int32{0, int32(end / 2), int32(end), int32(d.rng.IntN(end + 1)), -1, math.MinInt32, math.MaxInt32}[d.rng.IntN(7)]
-						at[side] = place(d, []int32{position})
 						ends[side] = min(max(int(position), 0), end)
+						if byIndex {
+							if position = min(max(position, -1), int32(n)); ends[side] < end && d.rng.IntN(2) == 0 {
+								position = l[which].idx[ends[side]]
+							}
+							ends[side] = 0
+							for _, i := range l[which].idx {
+								if i < position {
+									ends[side]++
+								}
+							}
+						}
+						at[side] = place(d, []int32{position})
 					}
 					for j := ends[0]; j < ends[1]; j++ {
 						want.idx, want.val = append(want.idx, l[which].idx[j]), append(want.val, l[which].val[j])
 					}
-					pieces = append(pieces, runtime.Piece{From: lists[which], Start: at[0], End: at[1], To: to})
+					pieces = append(pieces, runtime.Piece{From: lists[which], Start: at[0], End: at[1], ByIndex: byIndex, To: to})
 				}
 				wants, targets = append(wants, want), append(targets, to)
 			}
@@ -470,7 +482,8 @@ func testHostile(d *device) {
 				"GiveBack":    k.GiveBack(array, l, lists[1]),
 				"LowerBounds": k.LowerBounds(l, bounds, 3, words(), words()),
 				"Sample":      k.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
-				"CopyPieces":  k.CopyPieces([]runtime.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)}}),
+				"CopyPieces": k.CopyPieces([]runtime.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)},
+					{From: l, Start: bounds, End: bounds + 4, ByIndex: true, To: dst(n)}}),
 			} {
 				require.NoError(d, err, name)
 			}

@@ -21,6 +21,23 @@ DEVICE u32 length_of(u64 n, const i32 *length) {
 }
 DEVICE u32 length_of(const entries &l) { return length_of(l.n, l.length); }
 
+// warp_search finds, by a whole warp, the first place from low up to high for which before
+// does not hold: 33 parts a step instead of two.
+template <typename F> DEVICE u32 warp_search(u32 low, u32 high, F before) {
+  while (low < high) {
+    const u32 step = (high - low) / (warp_size + 1) + 1, at = low + step * (lane() + 1) - 1;
+    const u32 below = trailing_zeros(~ballot(at < high && before(at))); // of the probes
+    const u32 end = low + step * (below + 1) - 1;
+    low += step * below;
+    high = least(high, end);
+  }
+  return low;
+}
+// lower_bound by a whole warp: how many of the first n indices are below bound.
+DEVICE u32 warp_lower_bound(const i32 *idx, u32 n, i32 bound) {
+  return warp_search(0, n, [&] METHOD (u32 at) { return idx[at] < bound; });
+}
+
 enum { histogram_bins = 4096, superset_bins = 4096, max_phases = 8, max_counts = 64 };
 
 // A phase of cut, see there.
