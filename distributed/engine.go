@@ -62,6 +62,7 @@ type engine struct {
 
 	numbers
 	notice      runtime.Notice // of the numbers, for where the host reads them in the next step
+	posted      []runtime.Span // where they are then
 	picked      message        // what the selector picked, unless it is among what is shared
 	shared      *comm.Buffer   // lists of all ranks; nil: none yet
 	sharedBytes int

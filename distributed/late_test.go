@@ -51,32 +51,34 @@ func (r noticing) Copy(dst, src uintptr, bytes int) error {
 
 type lateNotice struct {
 	of   noticing
-	src  uintptr // of what is posted and not read; 0: nothing
+	src  []runtime.Span // of what is posted and not read
 	data []byte
 }
 
-func (n *lateNotice) Post(src uintptr) error {
+func (n *lateNotice) Post(spans []runtime.Span) error {
 	if err := n.of.stumbling.due("post"); err != nil {
 		return err
 	}
-	n.src = src
+	n.src = slices.Clone(spans)
 	return nil
 }
 
 func (n *lateNotice) Ready() (bool, error) {
-	return n.src == 0 || n.of.rng == nil || n.of.rng.IntN(2) == 0, nil
+	return n.src == nil || n.of.rng == nil || n.of.rng.IntN(2) == 0, nil
 }
 
 func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
 	if err := n.of.stumbling.due("notice"); err != nil {
 		return nil, err
 	}
-	if n.src != 0 {
-		if err := n.of.Runtime.CopyOut(n.data, n.src); err != nil {
+	for data := n.data; len(n.src) > 0; n.src = n.src[1:] {
+		s := n.src[0]
+		if err := n.of.Runtime.CopyOut(data[:s.Bytes], s.Ptr); err != nil {
 			return nil, err
 		}
+		data = data[s.Bytes:]
 	}
-	n.src = 0
+	n.src = nil
 	return n.data, ctx.Err()
 }
 

@@ -55,7 +55,7 @@ type numbers struct {
 	dropped       number // not 0: the device has undone the last step
 	longest       number // the least length of long messages; see okExchange.countLong
 	announcement  number // announcedWords: what this rank announces
-	announcements number // announcedWords·P: what each of them does
+	announcements number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
 }
 
 // layOut places the numbers for so many ranks, and returns how many words they are.
@@ -160,10 +160,11 @@ func (e *engine) makeNotice() {
 	}
 }
 
-// post has the numbers copied to the host behind what the device was given.
+// post has the numbers copied to the host, from where they are, behind what the device was
+// given.
 func (e *engine) post() {
 	if e.err == nil {
-		e.check(e.notice.Post(e.words.ptr))
+		e.check(e.notice.Post(e.posted))
 	}
 }
 
@@ -172,7 +173,6 @@ func (e *engine) post() {
 func (e *engine) receive(ctx context.Context) {
 	if !e.late() { // a capture fails here
 		e.read(ctx)
-		return
 	}
 	if e.err == nil {
 		ready, err := e.notice.Ready()

@@ -608,7 +608,7 @@ func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (pass
 		total = x.allgather.exchangeLengths(ctx, passed, x.regionLength)
 	} else {
 		x.communicate(ctx, comm.AllGatherCall(x.mine, x.at(x.announcements), announcedWords, dtype.I32))
-		x.flagLarge()
+		x.flagLarge(x.at(x.announcements), announcedWords)
 		total = x.readAnnounced(ctx)
 	}
 	return exactly(passed, x.allgather.lengths[x.rank]), total
@@ -636,9 +636,16 @@ func (x *okExchange) gatherAhead(ctx context.Context, passed, own runtime.Entrie
 	x.submit(ctx)
 	x.giveBack(own, mine)
 	x.arrive(ctx)
-	x.copyWords(x.at(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
-	x.flagLarge()
-	if late && x.err == nil { // otherwise what settle has not read yet stays as it is
+	x.flagLarge(lists[0].Len, words)
+	if !late {
+		x.copyWords(x.at(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
+		return lists
+	}
+	x.posted = append(x.posted[:0], runtime.Span{Ptr: x.words.ptr, Bytes: int(x.announcements) * wordSize})
+	for _, l := range lists {
+		x.posted = append(x.posted, runtime.Span{Ptr: l.Len, Bytes: announcedWords * wordSize})
+	}
+	if x.err == nil { // otherwise what settle has not read yet stays as it is
 		x.past.pending, x.undone = true, x.ago
 		if x.cfg.Overflow == OverflowPass { // otherwise it is not known yet whether the step stays
 			x.post()
@@ -691,11 +698,11 @@ const (
 	announcedWords
 )
 
-// flagLarge has the flags be what the ranks announced.
-func (x *okExchange) flagLarge() {
+// flagLarge has the flags be what the ranks announced, so many words apart.
+func (x *okExchange) flagLarge(announced uintptr, apart int) {
 	if x.cfg.Overflow != OverflowPass {
 		x.flagged = true
-		x.copyWords(x.flags, 1, x.at(x.announcements+announcedLarge), announcedWords, 1)
+		x.copyWords(x.flags, 1, at(announced, announcedLarge), apart, 1)
 	}
 }
 

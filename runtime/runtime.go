@@ -141,14 +141,21 @@ type Noticer interface {
 	NewNotice(bytes int) (Notice, error)
 }
 
+// Span is memory of a device.
+type Span struct {
+	Ptr   uintptr
+	Bytes int
+}
+
 // Notice is a copy of device memory on the host, which is made when the device has
 // come that far. It belongs to one goroutine at a time.
 type Notice interface {
-	// Post submits the copy of what is at src, behind what the compute stream was given
-	// so far, and returns. The stream's later work does not wait for it: what is copied
+	// Post submits the copy of spans of memory, one behind the other, behind what the
+	// compute stream was given so far, and returns. Together they are as long as the notice.
+	// The stream's later work does not wait for it: what is copied
 	// is to stay as it is until the notice is Ready. Notices are made in the order in
 	// which they were posted, and the last one stays. They cannot be captured.
-	Post(src uintptr) error
+	Post(spans []Span) error
 	// Ready reports, without waiting, whether the copy that was posted last is made, or
 	// none was.
 	Ready() (bool, error)

@@ -31,7 +31,17 @@ func (r *Runtime) NewNotice(bytes int) (runtime.Notice, error) {
 	return &notice{rt: r, mem: mem, done: done}, nil
 }
 
-func (n *notice) Post(src uintptr) error {
+func (n *notice) Post(spans []runtime.Span) error {
+	bytes := 0
+	for _, s := range spans {
+		if s.Ptr == 0 || s.Bytes < 0 || s.Bytes > len(n.mem)-bytes {
+			return n.rt.argument("%d bytes at %#x, behind %d of a notice of %d", s.Bytes, s.Ptr, bytes, len(n.mem))
+		}
+		bytes += s.Bytes
+	}
+	if bytes != len(n.mem) {
+		return n.rt.argument("spans of %d bytes for a notice of %d", bytes, len(n.mem))
+	}
 	stream, err := n.rt.notices.get(n.rt)
 	if err != nil {
 		return err
@@ -39,8 +49,12 @@ func (n *notice) Post(src uintptr) error {
 	if err := stream.WaitFor(n.rt.compute); err != nil {
 		return err
 	}
-	if err := n.rt.CopyOutAsync(stream, n.mem, src); err != nil {
-		return err
+	mem := n.mem
+	for _, s := range spans {
+		if err := n.rt.CopyOutAsync(stream, mem[:s.Bytes], s.Ptr); err != nil {
+			return err
+		}
+		mem = mem[s.Bytes:]
 	}
 	return stream.Record(n.done)
 }

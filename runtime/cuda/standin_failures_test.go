@@ -85,7 +85,7 @@ var programs = map[string]func(rt *Runtime) error{
 		}
 		notice, err := rt.NewNotice(100)
 		if err == nil {
-			err = notice.Post(p)
+			err = notice.Post([]runtime.Span{{Ptr: p, Bytes: 100}})
 			if err == nil {
 				_, err = notice.Read(context.Background())
 			}

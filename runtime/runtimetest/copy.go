@@ -231,7 +231,8 @@ func testNotices(d *device) {
 	}
 	for round := range int32(20) {
 		require.NoError(d, d.Fill(ptr, words, dtype.I32, float64(round)))
-		require.NoError(d, n.Post(ptr))
+		cut := int(round) % words * 4
+		require.NoError(d, n.Post([]runtime.Span{{Ptr: ptr + uintptr(cut), Bytes: words*4 - cut}, {Ptr: ptr, Bytes: cut}}))
 		read(round)
 		require.NoError(d, d.Fill(ptr, words, dtype.I32, 1000))
 		d.synchronize()
@@ -242,14 +243,17 @@ func testNotices(d *device) {
 	}
 	other := d.allocate(words * 4)
 	require.NoError(d, d.Fill(other, words, dtype.I32, 2000))
-	require.NoError(d, n.Post(ptr))
-	require.NoError(d, n.Post(other))
+	require.NoError(d, n.Post([]runtime.Span{{Ptr: ptr, Bytes: words * 4}}))
+	require.NoError(d, n.Post([]runtime.Span{{Ptr: other, Bytes: words * 4}}))
 	read(2000)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err = n.Read(ctx)
 	assert.ErrorIs(d, err, context.Canceled)
-	assert.Error(d, n.Post(0))
+	for _, wrong := range [][]runtime.Span{nil, {{Bytes: words * 4}}, {{Ptr: ptr, Bytes: words*4 - 1}}, {{Ptr: ptr, Bytes: words * 4}, {Ptr: ptr, Bytes: 1}},
+		{{Ptr: ptr, Bytes: -1}, {Ptr: ptr, Bytes: words*4 + 1}}} {
+		assert.ErrorIs(d, n.Post(wrong), runtime.ErrArgument, "%v", wrong)
+	}
 	require.NoError(d, n.Close())
 	require.NoError(d, n.Close())
 }
