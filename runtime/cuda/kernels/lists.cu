@@ -521,7 +521,7 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
   enum { share = 8, elements = share * block_threads }; // of a thread, and of the tile
   static SHARED i32 idx[elements + 1];                  // of the first list, of the second, and what comes then in that
   static SHARED float val[elements + 1];
-  static SHARED u32 totals[block_warps], splits[2], ticket, before;
+  static SHARED u32 totals[block_warps], splits[2], ticket;
   control *c = args.c;
   const u64 tag = tag_of(c);
   const float factor = (float)args.scale;
@@ -593,13 +593,8 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
 #pragma unroll
     for (u32 s = 0; s < share; s++)
       if (flags >> s & 1) idx[place] = index[s], val[place++] = value[s];
-    if (warp() == 0) {
-      const u32 sum = look_back(args.status, number, count, tag);
-      if (lane() == 0) {
-        before = sum;
-        if (number == tiles - 1) c->total = sum + count;
-      }
-    }
+    const u32 before = block_look_back(args.status, number, count, tag);
+    if (thread() == 0 && number == tiles - 1) c->total = before + count;
     barrier();
     for (u32 k = thread(); k < count && before + k < args.to.n; k += block_threads) {
       args.to.idx[before + k] = idx[k];

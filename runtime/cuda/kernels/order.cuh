@@ -131,6 +131,28 @@ DEVICE u32 look_back(u64 *status, u32 tile, u32 count, u64 tag) {
   return sum;
 }
 
+// block_look_back is look_back by a whole block, which looks at as many tiles at a time as it
+// has threads.
+DEVICE u32 block_look_back(u64 *status, u32 tile, u32 count, u64 tag) {
+  static SHARED u32 sums[block_warps], wholes[block_warps];
+  if (thread() == 0) store(status + tile, tag | (tile == 0 ? status_whole : status_part) | count);
+  u32 sum = 0, found = tile == 0;
+  for (u32 end = tile; !found; end -= block_threads) { // of the window, whose thread 0 is nearest
+    u64 word = tag | status_whole;
+    if (thread() < end) do word = load(status + (end - 1 - thread()));
+      while ((word & ~(status_kind | status_count)) != tag || (word & status_kind) == 0);
+    warp_barrier();
+    const u32 whole = ballot((word & status_kind) == status_whole);
+    const u32 mine = warp_sum(lane() <= trailing_zeros(whole) ? (u32)(word & status_count) : 0);
+    barrier();
+    if (lane() == 0) sums[warp()] = mine, wholes[warp()] = whole;
+    barrier();
+    for (u32 w = 0; w < block_warps && !found; w++) sum += sums[w], found = wholes[w];
+  }
+  if (thread() == 0 && tile > 0) store(status + tile, tag | status_whole | (sum + count));
+  return sum;
+}
+
 // scan returns the sum of v over the threads of the block before this one, and
 // in total that over all. It has a barrier; the next use of totals needs one
 // before it.
