@@ -320,7 +320,19 @@ func (e *engine) topK(src runtime.Source, k int, dst runtime.Entries, threshold 
 
 func (e *engine) topOf(l runtime.Entries, k int, dst runtime.Entries) {
 	if e.err == nil {
-		e.check(e.kernels.TopOf(l, k, dst))
+		e.check(e.kernels.TopOf(l, k, dst, 0, runtime.Array{}))
+	}
+}
+
+// topOutside selects as many entries as there is room for of those outside of a region, the
+// one that begins with that bound. What it leaves out goes back to the residual.
+func (e *engine) topOutside(l runtime.Entries, region number, dst runtime.Entries) {
+	rest := runtime.Array{}
+	if !e.cfg.NoErrorFeedback {
+		rest = e.array(e.residual)
+	}
+	if e.err == nil {
+		e.check(e.kernels.TopOf(l, dst.N, dst, e.at(region), rest))
 	}
 }
 

@@ -51,7 +51,6 @@ type numbers struct {
 	samples       number // a rank's, all ranks', and these sorted
 	overflows     number // P: of each list of the result, how many are not below numLimit
 	matrix        number // P·P: what each rank has for each region; with streams
-	others        number // how many picks are in other ranks' regions
 	dropped       number // not 0: the device has undone the last step
 	longest       number // the least length of long messages; see okExchange.countLong
 	announcement  number // announcedWords: what this rank announces
@@ -70,7 +69,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 		words  int
 	}{
 		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
-		{&n.overflows, size}, {&n.matrix, matrix}, {&n.others, 1}, {&n.dropped, 1}, {&n.longest, 1},
+		{&n.overflows, size}, {&n.matrix, matrix}, {&n.dropped, 1}, {&n.longest, 1},
 		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
 	} {
 		*place.number = next

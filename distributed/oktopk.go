@@ -67,9 +67,9 @@ type okExchange struct {
 	allgather *allgather
 
 	quantiles              []float64         // of the samples that this rank shows
-	own, rest, trimmed     message           // of limitOutgoing and cutOutgoing
-	fitting                message           // of cutMessages and joinSent
-	padded                 buffer            // messages of reducePadded
+	own, trimmed           message           // of limitOutgoing and cutOutgoing
+	fitting, joined        message           // of cutMessages and joinSent
+	padded                 buffer            // messages of sendRounds
 	sent                   []runtime.Entries // these, by round
 	mine                   uintptr           // what this rank announces
 	slots                  uintptr           // of exchanged
@@ -225,9 +225,8 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		}
 		own, outgoing, sums = x.reducePadded(ctx, picks, limit, above)
 	default:
-		var rest runtime.Entries
-		own, outgoing, rest = x.cutOutgoing(picks, limit)
-		x.giveBack(rest, outgoing) // what is cut is not sent, and the others have no part in it
+		outgoing = x.cutOutgoing(picks, limit)
+		own = x.copyOwn(picks)
 		sums = x.reduce(ctx, outgoing, &own)
 	}
 	if estimate {
@@ -348,8 +347,7 @@ const longBit, largeBit = 1 << 30, math.MinInt32
 // have their lengths, which are known to the receiver before, and only the content of
 // them is that of padded ones.
 func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, limit limits, padded bool) (own, outgoing, sums runtime.Entries) {
-	own, outgoing, rest := x.limitOutgoing(ctx, picks, limit.outgoing)
-	x.giveBack(rest, outgoing) // what is cut is not sent, and the others have no part in it
+	own, outgoing = x.limitOutgoing(ctx, picks, limit.outgoing)
 	words, most, room := x.host[x.lengths:][:x.size], 0, limit.message
 	for r, n := range words {
 		if r != x.rank {
@@ -393,27 +391,22 @@ func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, lim
 
 // limitOutgoing locates the regions in the picks and cuts those for other
 // ranks down to the limit largest. It returns the picks in this rank's own
-// region, the list to send from, and, if something was cut, the picks for others
-// before that. If nothing was, that is all picks. The host has read where the regions are.
-func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing, rest runtime.Entries) {
+// region, and the list to send from: if nothing was cut, that is all picks. What is cut goes
+// back: it is not sent, and the others have no part in it. The host has read where the
+// regions are.
+func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing runtime.Entries) {
 	x.locate(picks)
 	x.read(ctx)
 	x.checkSamples()
-	positions := x.host[x.positions:]
-	from, to, total := int(positions[x.rank]), int(positions[x.rank+1]), int(positions[x.size])
-	own = part(picks, from, to)
-	others := total - own.N
-	if others <= limit {
-		return own, picks, runtime.Entries{}
+	own = x.regionOf(picks, x.rank)
+	if int(x.host[x.positions+number(x.size)])-own.N <= limit {
+		return own, picks
 	}
-	rest = exactly(x.message(&x.rest, others), 0)
-	x.appendPart(&rest, picks, 0, from)
-	x.appendPart(&rest, picks, to, total)
 	outgoing = exactly(x.message(&x.trimmed, limit), limit)
-	x.topOf(rest, limit, outgoing)
+	x.topOutside(picks, numBounds+number(x.rank), outgoing)
 	x.locate(outgoing)
 	x.read(ctx)
-	return own, outgoing, rest
+	return own, outgoing
 }
 
 // appendPart appends the entries [from, to) of a list to another one.
@@ -438,27 +431,28 @@ func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Ent
 	return cut
 }
 
-// cutOutgoing is limitOutgoing where the host is not to wait: the lists have their
-// lengths on the device, and rest is all that was picked for others.
-func (x *okExchange) cutOutgoing(picks runtime.Entries, limit limits) (own, outgoing, rest runtime.Entries) {
-	own, rest = x.message(&x.own, picks.N), x.message(&x.rest, picks.N)
-	rest.Len = x.at(x.others)
-	start, end := x.at(numBounds+number(x.rank)), x.at(numBounds+number(x.rank)+1)
-	x.pieces = append(x.pieces[:0],
-		runtime.Piece{From: picks, Start: start, End: end, ByIndex: true, To: own},
-		runtime.Piece{From: picks, End: start, ByIndex: true, To: rest},
-		runtime.Piece{From: picks, Start: end, ByIndex: true, To: rest})
-	x.copyPieces(x.pieces)
-	if x.size == 2 { // all go to the other one
+// cutOutgoing returns the picks for other ranks, as [okExchange.limitOutgoing] does, where the
+// host is not to wait: the list has its length on the device.
+func (x *okExchange) cutOutgoing(picks runtime.Entries, limit limits) (outgoing runtime.Entries) {
+	if x.size > 2 {
+		outgoing = x.message(&x.trimmed, limit.outgoing)
+	} else { // all go to the other one
 		outgoing = x.exchanged(x.rank, limit.message)
-		x.topOf(rest, limit.message, outgoing)
-		return own, outgoing, rest
 	}
-	outgoing = x.message(&x.trimmed, limit.outgoing)
-	x.topOf(rest, limit.outgoing, outgoing)
-	x.locate(outgoing)
-	x.countLong(limit.message)
-	return own, outgoing, rest
+	x.topOutside(picks, numBounds+number(x.rank), outgoing)
+	if x.size > 2 {
+		x.locate(outgoing)
+		x.countLong(limit.message)
+	}
+	return outgoing
+}
+
+// copyOwn returns the picks in this rank's own region.
+func (x *okExchange) copyOwn(picks runtime.Entries) runtime.Entries {
+	own, start := x.message(&x.own, picks.N), x.at(numBounds+number(x.rank))
+	x.pieces = append(x.pieces[:0], runtime.Piece{From: picks, Start: start, End: start + wordSize, ByIndex: true, To: own})
+	x.copyPieces(x.pieces)
+	return own
 }
 
 // evenLength is the least length of messages, if all are equal, from which on chance
@@ -485,18 +479,17 @@ func nearly(room int) int { return room * 13 / 14 }
 // in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: the sums are
 // those that pass it, as of [okExchange.passing].
 func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
-	own, outgoing, rest := x.cutOutgoing(picks, limit)
-	room := limit.message
-	x.sources[0] = own
+	outgoing, room := x.cutOutgoing(picks, limit), limit.message
 	if x.size > 2 {
-		outgoing = x.sendRounds(ctx, outgoing, rest, room)
+		own, outgoing = x.sendRounds(ctx, picks, outgoing, room)
 	} else {
 		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
 		x.add(comm.AllGatherCall(outgoing.Len, x.slots, messageWords(room), dtype.I32))
 		x.submit(ctx)
-		x.giveBack(rest, outgoing)
+		own = x.copyOwn(picks)
 		x.arrive(ctx)
 	}
+	x.sources[0] = own
 	sums = x.message(&x.sums, min(own.N+(x.size-1)*room, x.n))
 	if above != 0 {
 		sums.Len = at(x.mine, announcedPassed)
@@ -505,9 +498,9 @@ func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, li
 	return own, outgoing, sums
 }
 
-// sendRounds cuts what was located into a message to each other rank, and has it sent. It
-// returns what that is in one list: of the rest, what is not in it goes back.
-func (x *okExchange) sendRounds(ctx context.Context, outgoing, rest runtime.Entries, room int) runtime.Entries {
+// sendRounds cuts what was located into a message to each other rank, and has it sent, with
+// [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
+func (x *okExchange) sendRounds(ctx context.Context, picks, outgoing runtime.Entries, room int) (own, sent runtime.Entries) {
 	words := messageWords(room)
 	x.allocate(&x.incoming, (x.size-1)*words*wordSize)
 	x.allocate(&x.padded, (x.size-1)*words*wordSize)
@@ -526,18 +519,19 @@ func (x *okExchange) sendRounds(ctx context.Context, outgoing, rest runtime.Entr
 		}
 		x.submit(ctx)
 		if first == 1 {
-			outgoing = x.joinSent(outgoing.N)
-			x.giveBack(rest, outgoing)
+			own = x.copyOwn(picks)
+			sent = x.joinSent(outgoing.N)
+			x.giveBack(outgoing, sent)
 		}
 		x.arrive(ctx)
 	}
-	return outgoing
+	return own, sent
 }
 
 // joinSent returns the messages to the other ranks, which may have cut their lists, as one
 // list of up to n entries: [runtime.MaxPieces] at a time.
 func (x *okExchange) joinSent(n int) (all runtime.Entries) {
-	targets := [...]*message{&x.fitting, &x.trimmed} // the messages have been copied from there
+	targets := [...]*message{&x.fitting, &x.joined}
 	x.pieces = x.pieces[:0]
 	for r := range x.size {
 		if t := (r - x.rank + x.size) % x.size; t > 0 {
@@ -625,9 +619,9 @@ func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
 }
 
 // gatherAhead gathers the largest of each rank's sums that passed the threshold, with room
-// for as many as [okExchange.placeGathered] was told. What came of this rank's own picks is known
-// before: those that are not among it go back meanwhile. Late, the host gets to know
-// in the next step what the ranks announced.
+// for as many as [okExchange.place] was told. What comes of this rank's own picks is known
+// before: those that are not in it go back meanwhile. Late, the host gets to know in the
+// next step what the ranks announced.
 func (x *okExchange) gatherAhead(ctx context.Context, passed, own runtime.Entries, late bool) []runtime.Entries {
 	lists := x.allgather.lists
 	mine, words := lists[x.rank], messageWords(lists[x.rank].N)
@@ -675,12 +669,14 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 	if ahead == 0 {
 		return
 	}
-	for r := range lists {
-		lists[r] = entriesAt(at(x.shared.Ptr, r*messageWords(each)), each)
-	}
-	x.mine = lists[x.rank].Len
+	x.mine = at(x.shared.Ptr, x.rank*messageWords(each))
 	if fresh {
 		x.fill(x.mine, headerWords)
+	}
+	for r := range lists {
+		if x.err == nil {
+			lists[r] = entriesAt(at(x.shared.Ptr, r*messageWords(each)), each)
+		}
 	}
 }
 

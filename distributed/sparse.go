@@ -183,7 +183,6 @@ func (s *Sparse) rebind(c comm.Communicator) error {
 	if err := s.learn(); err != nil {
 		return opError(op, err)
 	}
-	s.check(s.takeNotice(nil)) // its copy may read what is shared
 	if s.check(s.leaveShared(context.Background(), true)); s.err != nil {
 		return opError(op, s.err)
 	}
@@ -738,7 +737,6 @@ func (s *Sparse) plan(ctx context.Context, k int) {
 	}
 	if NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
 		s.check(s.order.hostAfterAll(ctx))
-		s.check(s.takeNotice(nil))
 	}
 	s.release(s.permanent)
 	s.k = k

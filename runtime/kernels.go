@@ -185,8 +185,10 @@ type Kernels interface {
 
 	// TopOf selects the k entries of largest magnitude of a list (all if it has
 	// fewer, zeros too); among equals the earlier wins. dst.N is at least
-	// min(k, l.N).
-	TopOf(l Entries, k int, dst Entries) error
+	// min(k, l.N). without, if not 0, is the address of two I32: entries whose index is not
+	// below the first and below the second take no part. Those that take part and are not
+	// selected are added to rest, unless its Ptr is 0: rest[idx[i]] += val[i].
+	TopOf(l Entries, k int, dst Entries, without uintptr, rest Array) error
 	// AboveOf selects the entries of a list of magnitude >= the F32 at threshold.
 	AboveOf(l Entries, threshold uintptr, dst Entries) error
 	// CountAbove counts, for m thresholds (F32) at once, how many values of a list

@@ -150,11 +150,11 @@ type Span struct {
 // Notice is a copy of device memory on the host, which is made when the device has
 // come that far. It belongs to one goroutine at a time.
 type Notice interface {
-	// Post submits the copy of spans of memory, one behind the other, behind what the
-	// compute stream was given so far, and returns. Together they are as long as the notice.
-	// The stream's later work does not wait for it: what is copied
-	// is to stay as it is until the notice is Ready. Notices are made in the order in
-	// which they were posted, and the last one stays. They cannot be captured.
+	// Post submits the copy of spans, which are as long as the notice together, behind what
+	// the compute stream was given so far, and returns. The stream's later work does not
+	// wait for it: what is copied is to stay as it is until the notice is Ready. Notices
+	// are made in the order in which they were posted, and the last one stays. They cannot
+	// be captured.
 	Post(spans []Span) error
 	// Ready reports, without waiting, whether the copy that was posted last is made, or
 	// none was.

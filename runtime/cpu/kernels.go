@@ -194,16 +194,27 @@ func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors
 	return c.err
 }
 
-func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries) error {
+func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries, without uintptr, rest runtime.Array) error {
 	c := k.checks("TopOf")
-	from, to := c.list("l", l), c.target("dst", dst)
+	from, to, hole := c.list("l", l), c.target("dst", dst), optional[[2]int32](&c, without)
+	x, faults := c.optionalArray(rest)
 	c.room(dst, c.length("k", n), l.N)
 	if c.err == nil {
 		s := scratches.get()
+		if hole != nil {
+			from = s.outside(from, hole[0], hole[1])
+		}
 		count, _ := s.topK(&source{x: from.val}, n, to.entries, guess{}, true)
-		scratches.put(s)
 		set(to.length, int32(count))
 		translate(to.idx[:count], from.idx)
+		if rest.Ptr != 0 && count < len(from.idx) {
+			outside := s.giveBack(x, from, to.idx[:count])
+			for _, i := range to.idx[:count] { // are not left out
+				outside -= int32(oneIf(uint(uint32(i)) >= uint(len(x))))
+			}
+			add(faults, outside)
+		}
+		scratches.put(s)
 	}
 	return c.err
 }
@@ -591,6 +602,14 @@ func (c *checks) room(dst runtime.Entries, a, b int) {
 // array returns what lists point into, and the counter of indices that do not.
 func (c *checks) array(a runtime.Array) ([]float32, *int32) {
 	return c.floats("dst", a.Ptr, a.N), optional[int32](c, a.Faults)
+}
+
+// optionalArray is array of one that may be missing.
+func (c *checks) optionalArray(a runtime.Array) ([]float32, *int32) {
+	if a.Ptr == 0 {
+		return nil, nil
+	}
+	return c.array(a)
 }
 
 // thresholdKey returns the smallest key that counts as at least t.

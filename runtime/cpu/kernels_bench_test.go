@@ -233,7 +233,7 @@ func BenchmarkStep(b *testing.B) {
 			{"select near", func() error { return w.SelectNear(src, k, state, near, out, used) }},
 			{"select near bf16", func() error { return w.SelectNear(bf16, k, state, near, out, used) }},
 			{"fit", func() error { return w.Fit(src, 2.5758, used) }},
-			{"top of list", func() error { return w.TopOf(list, k/2, out) }},
+			{"top of list", func() error { return w.TopOf(list, k/2, out, 0, runtime.Array{}) }},
 			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0) }},
 			{"union", func() error { return w.Union(out, n, both, 1, 0, 0) }},
 			{"give back", func() error { return w.GiveBack(runtime.Array{Ptr: y, N: n}, list, other) }},

@@ -11,6 +11,7 @@ type scratch struct {
 	hist       [histBins + 1]uint32 // counts of narrow
 	sample     []float32            // elements that guess looked at
 	candidates entries              // elements of x that may be selected
+	around     entries              // a list without its middle
 	compacted  entries              // elements that kth still has to look at, or that go back
 	lists      []entries            // what is left to be merged
 	dst        [1]uintptr           // arguments of a reduction

@@ -97,6 +97,22 @@ func (s *scratch) giveBack(dst []float32, l entries, taken []int32) (outside int
 	return outside
 }
 
+// outside returns the entries of a list whose index is below low, or not below high and low.
+func (s *scratch) outside(l entries, low, high int32) entries {
+	start, _ := slices.BinarySearch(l.idx, low)
+	end, _ := slices.BinarySearch(l.idx, high)
+	switch end = max(start, end); {
+	case start == 0:
+		return l.from(end)
+	case end == len(l.idx):
+		return l.cut(start)
+	}
+	s.around.resize(len(l.idx) - (end - start))
+	copy(s.around.idx[copy(s.around.idx, l.idx[:start]):], l.idx[end:])
+	copy(s.around.val[copy(s.around.val, l.val[:start]):], l.val[end:])
+	return s.around
+}
+
 // count is 1 for true.
 func count(b bool) int {
 	if b {

@@ -135,7 +135,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"SelectNear":      func() error { return w.SelectNear(src, k, state, runtime.Near{Interval: 3, Step: 1.02}, out, zero) },
 		"Fit":             func() error { return w.Fit(src, 2, zero) },
 		"Refine":          func() error { return w.Refine(x, n, one, k, factors) },
-		"TopOf":           func() error { return w.TopOf(list, k/2, out) },
+		"TopOf":           func() error { return w.TopOf(list, k/2, out, 0, runtime.Array{}) },
 		"AboveOf":         func() error { return w.AboveOf(list, one, out) },
 		"CountAbove":      func() error { return w.CountAbove(list, thresholds, 3, words) },
 		"Narrow":          func() error { return w.Narrow(state, 0, k, thresholds, 3) },
@@ -296,7 +296,7 @@ func FuzzLists(f *testing.F) {
 		counted(outside[0], w.GiveBack(array, lists[0], lists[1]))
 		counted(outside[1], w.GiveBack(array, lists[1], lists[0]))
 		top := w.list(entries{}, 5)
-		counted(0, w.TopOf(lists[1], 5, top))
+		counted(0, w.TopOf(lists[1], 5, top, 0, runtime.Array{}))
 		counted(0, w.AboveOf(lists[1], put(w, float32(3)), top))
 		bounds := put[int32](w, 0, int32(n/2), int32(n))
 		counted(0, w.LowerBounds(lists[1], bounds, 3, top.Idx, 0))

@@ -82,6 +82,8 @@ type selection struct {
 	near        runtime.Near
 	used        uintptr
 	margin      uintptr
+	without     uintptr       // of a list: the indices that take no part
+	rest        runtime.Array // of a list: what gets the entries that are left out
 
 	blocks, room int // segments: pick's blocks, and entries of each warp of them
 }
@@ -138,14 +140,19 @@ func (s *sparse) cut(p *selection) error {
 	if p.mode != pickList {
 		blocks = max(blocks, p.src.N/smallTile+1)
 	}
-	return s.rt.launchBlocks(kernelCut, blocks, streamsPerSM,
+	k := kernelCut
+	if p.without != 0 || p.rest.Ptr != 0 {
+		k = kernelCutOutside
+	}
+	return s.rt.launchBlocks(k, blocks, streamsPerSM,
 		s.at(control), s.at(status), s.at(statusTies),
 		s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
 		s.at(segmentsAbove), s.at(candidates), maxCandidates,
 		uint64(p.src.X), uint64(p.src.N), uint64(p.idx), uint64(p.length), flag(p.blocks > 0),
 		uint64(p.dst.Idx), uint64(p.dst.Val), uint64(p.dst.N), uint64(p.dst.Len),
 		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used), uint64(p.margin),
-		uint64(max(p.near.Min, 0)), math.Float64bits(float64(p.near.Step)))
+		uint64(max(p.near.Min, 0)), math.Float64bits(float64(p.near.Step)),
+		uint64(p.without), uint64(p.rest.Ptr), uint64(p.rest.N), uint64(p.rest.Faults))
 }
 
 // sift launches sift, after pick.
@@ -366,13 +373,18 @@ func (s *sparse) Refine(x uintptr, n int, threshold uintptr, k int, factors []fl
 }
 
 // TopOf implements [runtime.Kernels].
-func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries) error {
+func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries, without uintptr, rest runtime.Array) error {
 	c := s.checks("TopOf")
 	c.list("l", l)
 	c.target(dst)
 	c.room(dst, c.length("k", k), l.N)
+	c.optional("without", without)
+	if rest.Ptr != 0 {
+		c.array(rest)
+	}
 	return c.submit(func() error {
-		return s.run(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickTop, k: k, dst: dst, zeros: true})
+		return s.run(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickTop, k: k, dst: dst, zeros: true,
+			without: without, rest: rest})
 	})
 }
 

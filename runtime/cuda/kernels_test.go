@@ -145,7 +145,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	lists, nothing := []runtime.Entries{top, near, picked, of}, []runtime.Entries{{}}
 	dense, f32 := room[byte](b, n*dt.Size()), room[float32](b, n)
 	array := runtime.Array{Ptr: f32, N: n, Faults: faults}
-	union, big := b.entries(6*k), b.entries(6*k)
+	union, big, pair := b.entries(6*k), b.entries(6*k), b.entries(3*k)
 	thresholds, counts, bracket := room[float32](b, 40), room[int32](b, 40), room[uint32](b, 2)
 	bounds, positions := put(b, []int32{0, int32(n / 3), int32(n / 2), int32(n)}), room[int32](b, 8)
 	samples := room[int32](b, 16)
@@ -159,11 +159,13 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 			return b.SelectNear(src, k, state, runtime.Near{Min: k / 2, Interval: 8, Step: 1.03}, near, used)
 		}},
 		{"Select", func() error { return b.Select(plain, threshold, picked) }},
-		{"TopOf", func() error { return b.TopOf(near, k/2, of) }},
+		{"TopOf", func() error { return b.TopOf(near, k/2, of, 0, runtime.Array{}) }},
+		{"TopOf what is outside", func() error { return b.TopOf(near, k/3, of, bounds+4, array) }},
 		{"Merge", func() error { return b.Merge(dense, dt, n, lists, 0.3, faults, 0) }},
 		{"Union of nothing", func() error { return b.Union(union, n, nothing, 0.3, faults, 0) }},
 		{"Union", func() error { return b.Union(union, n, lists, 0.3, faults, 0) }},
 		{"Union of what is large", func() error { return b.Union(big, n, lists, 0.3, faults, threshold) }},
+		{"Union of two", func() error { return b.Union(pair, n, lists[:2], 0.3, faults, threshold) }},
 		{"AboveOf", func() error { return b.AboveOf(union, threshold, picked) }},
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},
 		{"Narrow", func() error { return b.Narrow(bracket, 0, k, thresholds, 40) }},
@@ -452,7 +454,7 @@ func benchmarkKernels(b *testing.B, n int) {
 			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0)
 		}},
 		{"Union, 2 lists", 32 * k, func() error { return g.Union(union, n, lists, 0.5, faults, 0) }},
-		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of) }},
+		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of, 0, runtime.Array{}) }},
 		{"AboveOf", 8 * k, func() error { return g.AboveOf(dst, exact, again) }},
 		{"CountAbove 16", 4 * k, func() error { return g.CountAbove(dst, x, 16, again.Idx) }},
 		{"ScatterAdd 1%", 16 * k, func() error { return g.ScatterAdd(array, dst, 0.5) }},

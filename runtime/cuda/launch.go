@@ -64,6 +64,7 @@ const (
 	kernelPick
 	kernelSift
 	kernelCut
+	kernelCutOutside
 
 	kernelCopyPieces
 
@@ -111,6 +112,7 @@ var kernelNames = [kernelCount]string{
 	kernelPick:           "pick",
 	kernelSift:           "sift",
 	kernelCut:            "cut",
+	kernelCutOutside:     "cut_outside",
 	kernelCopyPieces:     "copy_pieces",
 }
 

@@ -27,10 +27,61 @@ func testTopOf(d *device) {
 			want := l.at(order[:min(count, len(order))])
 			list := d.list(l)
 			dst := d.target(min(count, list.N)+d.rng.IntN(40), d.rng.IntN(2) == 0)
-			require.NoError(d, k.TopOf(list, count, dst))
+			require.NoError(d, k.TopOf(list, count, dst, 0, runtime.Array{}))
 			d.equalEntries(want, len(want.idx), dst, "top %d", count)
+			if d.rng.IntN(3) == 0 {
+				d.checkTopOutside(l, count)
+			}
 		}
 	})
+}
+
+// checkTopOutside has TopOf select from a list without a part of it, and add the rest to an
+// array.
+func (d *device) checkTopOutside(l entries, count int) {
+	n := 2 * len(l.idx)
+	bounds := []int32{d.rng.Int32N(int32(n + 1)), d.rng.Int32N(int32(n + 1))}
+	switch d.rng.IntN(4) { // often at one end
+	case 0:
+		bounds[0] = 0
+	case 1:
+		bounds[1] = int32(n)
+	case 2:
+		bounds = [][]int32{{math.MinInt32, math.MaxInt32}, {0, 0}, {-1, 0}, {int32(n), int32(n)}}[d.rng.IntN(4)]
+	}
+	length := d.rng.IntN(n + 1) // of the array: what is beyond is a fault
+	var outside entries
+	for j, i := range l.idx {
+		if i < bounds[0] || i >= bounds[1] {
+			outside.idx, outside.val = append(outside.idx, i), append(outside.val, l.val[j])
+		}
+	}
+	if d.rng.IntN(3) == 0 {
+		count = max(len(outside.idx)+d.rng.IntN(3)-1, 0)
+	}
+	order := ranking(outside.val)
+	selected := order[:min(count, len(order))]
+	want, x, faults := outside.at(selected), d.gradient("special", length), int32(7)
+	sums, taken := slices.Clone(x), map[int32]bool{}
+	for _, i := range want.idx {
+		taken[i] = true
+	}
+	for j, i := range outside.idx {
+		switch {
+		case taken[i]:
+		case int(i) < length:
+			sums[i] = sum(sums[i], outside.val[j])
+		default:
+			faults++
+		}
+	}
+	list := d.list(l)
+	dst := d.target(min(count, list.N), d.rng.IntN(2) == 0)
+	rest := runtime.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
+	require.NoError(d, d.kernels().TopOf(list, count, dst, place(d, bounds), rest))
+	d.equalEntries(want, len(want.idx), dst, "top %d outside of %v", count, bounds)
+	d.equalFloats(sums, read[float32](d, rest.Ptr, length), "what is left out of top %d outside of %v", count, bounds)
+	require.Equal(d, faults, readOne[int32](d, rest.Faults), "faults, seed %d", Seed)
 }
 
 func testAboveOf(d *device) {
@@ -471,7 +522,7 @@ func testHostile(d *device) {
 			dense, words := place(d, make([]float32, n)), func() uintptr { return place(d, make([]int32, 64)) }
 			bounds := place(d, []int32{0, int32(n / 2), int32(n)})
 			for name, err := range map[string]error{
-				"TopOf":       k.TopOf(l, 100, dst(100)),
+				"TopOf":       k.TopOf(l, 100, dst(100), bounds, array),
 				"AboveOf":     k.AboveOf(l, d.number(1), dst(100)),
 				"CountAbove":  k.CountAbove(l, d.number(1), 1, words()),
 				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0),
@@ -513,7 +564,7 @@ func testKernelArguments(d *device) {
 			k.Select(long, t, ok), k.Select(src, t, far),
 			k.SelectNear(long, 1, f64, near, ok, t), k.SelectNear(src, n, f64, near, ok, t), k.SelectNear(src, 1, f64, near, far, t),
 			k.Fit(long, 1, t), k.Refine(p, n, t, 1, nil), k.Refine(p, 8, t, n, nil),
-			k.TopOf(far, 1, ok), k.TopOf(ok, n, ok), k.TopOf(ok, 1, far), k.AboveOf(far, t, ok), k.AboveOf(ok, t, far),
+			k.TopOf(far, 1, ok, 0, runtime.Array{}), k.TopOf(ok, n, ok, 0, runtime.Array{}), k.TopOf(ok, 1, far, 0, runtime.Array{}), k.TopOf(ok, 1, ok, 0, wide), k.AboveOf(far, t, ok), k.AboveOf(ok, t, far),
 			k.CountAbove(far, t, 1, q), k.CountAbove(ok, t, n, q), k.Narrow(f64, 0, n, t, 1), k.Narrow(f64, 0, 1, t, n),
 			k.Merge(p, dtype.F32, n, nil, 1, 0, 0), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0),
 			k.Union(ok, n, nil, 1, 0, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0, 0), k.Union(far, 8, nil, 1, 0, 0),
@@ -534,7 +585,7 @@ func testKernelArguments(d *device) {
 		k.Select(noX, t, ok), k.Select(src, 0, ok), k.Select(src, t, none),
 		k.SelectNear(noX, 1, f64, near, ok, t), k.SelectNear(src, 1, 0, near, ok, t), k.SelectNear(src, 3, f64, near, few, t), k.SelectNear(src, 1, f64, near, noLen, t),
 		k.Fit(noX, 1, t), k.Fit(src, 1, 0), k.Refine(0, 1, t, 1, nil), k.Refine(p, 1, 0, 1, nil), k.Refine(p, 1, t, 1, make([]float32, 65)),
-		k.TopOf(none, 1, ok), k.TopOf(ok, 1, none), k.TopOf(ok, 3, few), k.AboveOf(none, t, ok), k.AboveOf(ok, 0, ok), k.AboveOf(ok, t, none),
+		k.TopOf(none, 1, ok, 0, runtime.Array{}), k.TopOf(ok, 1, none, 0, runtime.Array{}), k.TopOf(ok, 3, few, 0, runtime.Array{}), k.AboveOf(none, t, ok), k.AboveOf(ok, 0, ok), k.AboveOf(ok, t, none),
 		k.CountAbove(none, t, 1, q), k.CountAbove(ok, 0, 1, q), k.CountAbove(ok, t, 1, 0), k.Narrow(0, 0, 1, t, 1), k.Narrow(f64, 0, 1, 0, 1),
 		k.Merge(0, dtype.F32, 1, nil, 1, 0, 0), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0),
 		k.Union(none, 1, nil, 1, 0, 0), k.Union(noLen, 1, nil, 1, 0, 0), k.Union(few, 8, []runtime.Entries{ok}, 1, 0, 0),

@@ -2,13 +2,6 @@
 // is not in the array is skipped, and counted where that is asked for.
 #include "elements.cuh"
 
-// Adds to the number at faults how many threads of the grid met one.
-DEVICE void count_faults(i32 *faults, u32 mine) {
-  if (!faults) return;
-  const u32 all = warp_sum(mine);
-  if (lane() == 0 && all) add_to((u32 *)faults, all);
-}
-
 // lower_bound returns how many of the first n indices are below bound, if they
 // ascend, and something up to n if they do not.
 DEVICE u32 lower_bound(const i32 *idx, u32 n, i32 bound) {
@@ -23,12 +16,6 @@ DEVICE u32 lower_bound(const i32 *idx, u32 n, i32 bound) {
   return low;
 }
 
-struct array {
-  float *p;
-  u64 n;
-  i32 *faults;
-  METHOD bool has(i32 i) const { return (u32)i < n; }
-};
 struct scatter_args {
   array dst;
   entries l, taken;

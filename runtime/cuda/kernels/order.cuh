@@ -21,6 +21,21 @@ DEVICE u32 length_of(u64 n, const i32 *length) {
 }
 DEVICE u32 length_of(const entries &l) { return length_of(l.n, l.length); }
 
+// Array is runtime.Array.
+struct array {
+  float *p;
+  u64 n;
+  i32 *faults;
+  METHOD bool has(i32 i) const { return (u32)i < n; }
+};
+
+// Adds to the number at faults how many threads of the grid met one.
+DEVICE void count_faults(i32 *faults, u32 mine) {
+  if (!faults) return;
+  const u32 all = warp_sum(mine);
+  if (lane() == 0 && all) add_to((u32 *)faults, all);
+}
+
 // warp_search finds, by a whole warp, the first place from low up to high for which before
 // does not hold: 33 parts a step instead of two.
 template <typename F> DEVICE u32 warp_search(u32 low, u32 high, F before) {

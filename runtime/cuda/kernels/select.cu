@@ -469,29 +469,48 @@ struct cut_args {
   double step;
 };
 
-struct cutting { // what is the same in all phases
+// What cut_outside has besides, for a list: the hole in it, which takes no part, and where
+// what is left out is added, unless that is 0. The cut of an array has neither, at no cost.
+struct no_hole {
+  METHOD u32 begin() const { return 0; }
+  METHOD u32 length() const { return 0; }
+  METHOD array rest() const { return array{}; }
+};
+struct hole_in_list {
+  u32 first, count;
+  array to;
+  METHOD u32 begin() const { return first; }
+  METHOD u32 length() const { return count; }
+  METHOD array rest() const { return to; }
+};
+
+template <typename H> struct cutting { // what is the same in all phases
   const cut_args &a;
   source s;
+  H hole;
   u32 tiles, units; // of the source when it is written, and when it is counted
   bool wide;
   u64 tag;
+  METHOD bool has(i64 i) const { return (u32)i - hole.begin() >= hole.length(); }
 };
 
-template <int Q> DEVICE void count_keys(const source &s, const phase &p, u32 shift, u32 unit, u32 *histogram) {
+template <int Q, typename H> DEVICE void count_keys(const cutting<H> &k, const phase &p, u32 shift, u32 unit, u32 *histogram) {
+  const source &s = k.s;
   for (u32 number = unit; number < tile<Q>::blocks(s.n, s.lead); number += p.units) {
     float v[Q * quad];
-    const u32 exist = load_tile(v, tile_of_block<Q>(number, s.lead, s.n), s.val);
+    const tile<Q> t = tile_of_block<Q>(number, s.lead, s.n);
+    const u32 exist = load_tile(v, t, s.val);
 #pragma unroll
     for (u32 j = 0; j < Q * quad; j++) {
       const u32 offset = key_of(v[j]) - p.lo;
-      if ((exist >> j & 1) && offset >> p.bits == 0) add_to(&histogram[offset >> shift], 1);
+      if ((exist >> j & 1) && k.has(t.at(j / quad) + j % quad) && offset >> p.bits == 0) add_to(&histogram[offset >> shift], 1);
     }
   }
 }
 
 // bases finds how many entries come before those of each warp, and of the block,
 // in the source; and, with k = 1, how many of those that are split.
-DEVICE void bases(const cutting &k, const phase &p, u32 number, u32 above, u32 equal, u32 before[2], u32 *totals) {
+template <typename H> DEVICE void bases(const cutting<H> &k, const phase &p, u32 number, u32 above, u32 equal, u32 before[2], u32 *totals) {
   static SHARED u32 first[2];
   if (lane() == 0) totals[warp()] = above, totals[block_warps + warp()] = equal;
   barrier();
@@ -516,11 +535,15 @@ DEVICE void bases(const cutting &k, const phase &p, u32 number, u32 above, u32 e
 
 // write_tile lists a tile's entries with keys above p.lo, and those equal to it,
 // of which there may be more than wanted.
-template <int Q> DEVICE void write_tile(const cutting &k, const phase &p, u32 number, u32 *totals) {
+template <int Q, typename H> DEVICE void write_tile(const cutting<H> &k, const phase &p, u32 number, u32 *totals) {
   const cut_args &a = k.a;
   const tile<Q> w = tile_of_block<Q>(number, k.s.lead, k.s.n);
   float v[Q * quad];
-  u32 above = load_tile(v, w, k.s.val), equal = above;
+  u32 above = load_tile(v, w, k.s.val);
+#pragma unroll
+  for (u32 j = 0; j < Q * quad; j++)
+    if (!k.has(w.at(j / quad) + j % quad)) above &= ~(1u << j);
+  u32 equal = above, left = above;
 #pragma unroll
   for (u32 j = 0; j < Q * quad; j++) {
     const u32 key = key_of(v[j]);
@@ -544,10 +567,24 @@ template <int Q> DEVICE void write_tile(const cutting &k, const phase &p, u32 nu
         a.dst.idx[at] = k.s.index(i);
         a.dst.val[at] = v[bit];
         if (a.take) a.x[i] = 0;
+        left &= ~(1u << bit);
       }
       na += is_above, ne += is_equal;
     }
   }
+  const array rest = k.hole.rest();
+  if (!rest.p) return;
+  u32 faults = 0;
+#pragma unroll
+  for (u32 j = 0; j < Q * quad; j++) {
+    if (!(left >> j & 1)) continue;
+    const i32 i = k.s.index(w.at(j / quad) + j % quad);
+    if (rest.has(i))
+      rest.p[i] += v[j];
+    else
+      faults++;
+  }
+  count_faults(rest.faults, faults);
 }
 
 // restore puts a segment's entries back into the array.
@@ -613,13 +650,16 @@ DEVICE void report(const cut_args &a, u32 count, u32 key) {
 }
 
 // copy_all lists everything. What comes where is known, so that no block waits for another.
-DEVICE void copy_all(const cut_args &a, const source &s) {
-  for (u64 i = thread_index(); i < least((u64)s.n, a.dst.n); i += thread_count()) {
-    a.dst.idx[i] = s.index((i64)i);
-    a.dst.val[i] = s.val[i];
-    if (a.take) a.x[i] = 0;
+template <typename H> DEVICE void copy_all(const cutting<H> &k) {
+  const cut_args &a = k.a;
+  const u32 count = k.s.n - k.hole.length();
+  for (u64 i = thread_index(); i < least((u64)count, a.dst.n); i += thread_count()) {
+    const u64 from = i < k.hole.begin() ? i : i + k.hole.length();
+    a.dst.idx[i] = k.s.index((i64)from);
+    a.dst.val[i] = k.s.val[from];
+    if (a.take) a.x[from] = 0;
   }
-  if (thread_index() == 0 && a.dst.length) *(i32 *)a.dst.length = (i32)s.n;
+  if (thread_index() == 0 && a.dst.length) *(i32 *)a.dst.length = (i32)count;
 }
 
 // accept keeps the threshold that some number of entries have passed, corrected.
@@ -731,7 +771,7 @@ DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores, u32 *
 
 // finish_phase says what comes after a phase. All threads of the block that
 // finished it come here.
-DEVICE void finish_phase(const cutting &k, const phase &p, u32 number, u32 *totals) {
+template <typename H> DEVICE void finish_phase(const cutting<H> &k, const phase &p, u32 number, u32 *totals) {
   control *c = k.a.c;
   phase next = p;
   next.first = p.first + p.units;
@@ -765,12 +805,14 @@ DEVICE void finish_phase(const cutting &k, const phase &p, u32 number, u32 *tota
   }
 }
 
-KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
+// cut, where hole finds what is left out of a list, with the help of some shared memory.
+template <typename F> DEVICE void cut_as(const cut_args &a, F hole) {
   alignas(16) static SHARED u32 histogram[histogram_bins];
   static SHARED u32 totals[2 * block_warps], ticket;
   static SHARED bool last;
   control *c = a.c;
-  cutting k = {a, {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)}, 0, 0, false, tag_of(c)};
+  const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
+  cutting<decltype(hole(s.n, totals))> k = {a, s, hole(s.n, totals), 0, 0, false, tag_of(c)};
   bool restores = false;
   if (a.picked && close_gaps(a, k.s, restores, histogram, totals)) return;
   // Few entries are cut into small tiles, so that all processors get some.
@@ -779,13 +821,15 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
   k.units = least(blocks(), k.tiles);
 
   phase p = {};
-  p.bits = 31, p.rank = least((u32)a.k, k.s.n);
+  p.bits = 31, p.rank = least((u32)a.k, k.s.n - k.hole.length());
   if (restores) {
     p.kind = phase_restore, p.units = (u32)a.from.blocks;
-  } else if (p.rank == k.s.n && a.zeros && !a.threshold) {
-    return copy_all(a, k.s);
+  } else if (p.rank == k.s.n - k.hole.length() && a.zeros && !a.threshold) {
+    return copy_all(k);
   } else if (p.rank) {
     p.kind = phase_histogram, p.units = k.units;
+  } else if (k.hole.rest().p) { // everything is left out
+    p.kind = phase_write, p.units = k.tiles, p.lo = key_end;
   } else { // nothing is wanted
     p.kind = phase_end;
     if (block() == 0 && thread() == 0) report(a, 0, 0);
@@ -812,9 +856,9 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
       for (u32 i = thread(); i < histogram_bins; i += block_threads) histogram[i] = 0;
       barrier();
       if (k.wide)
-        count_keys<4>(k.s, p, shift, unit, histogram);
+        count_keys<4>(k, p, shift, unit, histogram);
       else
-        count_keys<1>(k.s, p, shift, unit, histogram);
+        count_keys<1>(k, p, shift, unit, histogram);
       barrier();
       for (u32 i = thread(); i < histogram_bins; i += block_threads)
         if (histogram[i]) add_to(&c->histogram[i], histogram[i]);
@@ -838,4 +882,27 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
     if (last) finish_phase(k, p, number, totals);
   }
   if (last_block(c)) reset(c);
+}
+
+KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
+  cut_as(a, [] METHOD (u32, u32 *) { return no_hole{}; });
+}
+
+struct outside_args {
+  cut_args cut;
+  const i32 *without; // the indices that the hole is between, if not 0
+  array rest;
+};
+KERNEL BOUNDS(block_threads, 4) cut_outside(outside_args a) {
+  cut_as(a.cut, [&] METHOD (u32 n, u32 *ends) {
+    if (!a.without) return hole_in_list{0, 0, a.rest};
+    if (warp() < 2) {
+      const u32 end = warp_lower_bound(a.cut.idx, n, a.without[warp()]);
+      if (lane() == 0) ends[warp()] = end;
+    }
+    barrier();
+    const u32 first = ends[0], end = most(first, ends[1]);
+    barrier();
+    return hole_in_list{first, end - first, a.rest};
+  });
 }
