@@ -160,6 +160,7 @@ func (e *endpoint) release(ctx context.Context) {
 	e.notes.table.release()
 	e.mu.Lock() // a wait that is ending may look at the board
 	e.board.release()
+	e.lobby.release()
 	e.mu.Unlock()
 	_ = host.Deallocate(e.notes.memory)
 	for _, o := range e.free {

@@ -24,6 +24,7 @@ type endpoint struct {
 	native   bool // collectives are the library's own, and there is no inner
 	world    bool
 	parent   *endpoint // that it was split from
+	lobby    *lobby    // of the world, if that is native
 	check    comm.Check
 	rank     int
 	size     int

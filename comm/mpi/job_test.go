@@ -149,6 +149,7 @@ func TestStandardABI(t *testing.T) {
 			}
 			l.mustRun(t, job{ranks: ranks, test: test, env: []string{mpi.LibraryVariable + "=" + lib}})
 		}
+		l.mustPass(t, job{ranks: lobbyRanks, test: "TestRankLobby", env: []string{mpi.LibraryVariable + "=" + lib, nativeVariable + "=2"}})
 	})
 }
 

@@ -18,6 +18,7 @@ package mpi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"os"
@@ -37,6 +38,7 @@ type state struct {
 	native   bool   // collectives are the library's own
 	threads  string // the thread level that the library provides
 	ours     bool   // this package initialized MPI and has to finalize it
+	tagLimit int    // MPI_TAG_UB, the highest tag
 	tagShift int    // how far a fingerprint is shifted to fit into a tag
 	progress *progress
 	world    *communicator
@@ -124,7 +126,8 @@ const nativeCollectives = "native"
 type Option func(*state)
 
 // WithNativeCollectives makes every collective one call of the MPI library
-// (MPI_Iallreduce, …). All ranks have to agree on it. Ranks may then be other
+// (MPI_Iallreduce, …). All ranks have to agree on it: otherwise they get
+// [comm.ErrMismatch], those with native collectives when they wait. Ranks may then be other
 // MPI programs that call the same functions on MPI_COMM_WORLD, and networks
 // and GPUs that the library knows how to use are used. Reductions are combined
 // in the library's order and end with its precision; those that MPI does not
@@ -140,8 +143,9 @@ func WithNativeCollectives() Option { return func(s *state) { s.native = true } 
 // [comm.ErrClosed].
 //
 // MPI_Init waits for the other ranks. When ctx ends before they have come, Init
-// returns [comm.ErrTimeout] or [comm.ErrCanceled], and MPI cannot be used in this
-// process any more: it should exit with a non-zero status.
+// returns [comm.ErrTimeout] or [comm.ErrCanceled], and [comm.ErrMismatch] when a rank
+// works with native collectives and this one without. MPI cannot be used in this process any
+// more then: it should exit with a non-zero status.
 func Init(ctx context.Context, opts ...Option) (comm.Communicator, error) {
 	process.Lock()
 	defer process.Unlock()
@@ -169,11 +173,12 @@ func startWithin(ctx context.Context, opts []Option) (*state, error) {
 	}
 	done := make(chan started, 1)
 	go func() {
-		s, err := start(opts)
+		s, err := start(ctx, opts)
 		done <- started{s, err}
 	}()
 	select {
 	case s := <-done:
+		process.finalized = errors.Is(s.err, comm.ErrMismatch) || s.err != nil && ctx.Err() != nil
 		return s.state, s.err
 	case <-ctx.Done():
 		process.finalized = true
@@ -253,7 +258,7 @@ func (t mainThread) do(ctx context.Context, f func()) bool {
 }
 
 // start initializes MPI and makes the world communicator.
-func start(opts []Option) (*state, error) {
+func start(ctx context.Context, opts []Option) (*state, error) {
 	collectives := os.Getenv(CollectivesVariable)
 	if collectives != "" && collectives != nativeCollectives {
 		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, CollectivesVariable, collectives, nativeCollectives)
@@ -275,6 +280,15 @@ func start(opts []Option) (*state, error) {
 		return nil, err
 	}
 	s.progress = newProgress()
+	lobby, err := s.lobby()
+	if err != nil {
+		return nil, err
+	}
+	if !s.native {
+		if err := lobby.meet(ctx); err != nil {
+			return nil, err
+		}
+	}
 	inner, err := s.duplicate(lib.handles.world)
 	if err != nil {
 		return nil, err
@@ -282,6 +296,11 @@ func start(opts []Option) (*state, error) {
 	world, err := s.wrap(lib.handles.world, inner)
 	if err != nil {
 		return nil, err
+	}
+	if s.native {
+		world.mu.Lock()
+		world.lobby = lobby
+		world.mu.Unlock()
 	}
 	if err := world.share(context.Background()); err != nil {
 		return nil, err
@@ -345,6 +364,7 @@ func (s *state) readTagLimit(out cells) error {
 	if out.int32(3) != 0 {
 		limit = hostmem.Slice[int32](out.uintptr(2), 1)[0]
 	}
+	s.tagLimit = int(limit)
 	s.tagShift = 65 - bits.Len32(uint32(limit)/(tagWindow*tagPhases))
 	return nil
 }

@@ -169,7 +169,11 @@ func (e *endpoint) attend() error {
 // readNotes reads the notes that have come.
 func (e *endpoint) readNotes() error {
 	if e.native {
-		return nil
+		err := e.lobby.watch()
+		if err != nil {
+			e.state.failed.CompareAndSwap(nil, &err)
+		}
+		return err
 	}
 	for src := range e.peers {
 		for src != e.rank && e.peers[src].last == nil {

@@ -28,21 +28,16 @@ func (s *state) duplicate(pub uintptr) (uintptr, error) {
 // wrap makes an endpoint of an MPI communicator and its duplicate.
 func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	lib := s.lib
-	out := newCells()
-	defer out.free()
 	for _, handle := range []uintptr{pub, inner} {
 		err := lib.must(lib.CommSetErrhandler, handle, lib.handles.errorsReturn)
 		if err != nil {
 			return nil, err
 		}
 	}
-	if err := lib.must(lib.CommRank, pub, out.at(0)); err != nil {
+	rank, size, err := lib.place(pub)
+	if err != nil {
 		return nil, err
 	}
-	if err := lib.must(lib.CommSize, pub, out.at(1)); err != nil {
-		return nil, err
-	}
-	rank, size := int(out.int32(0)), int(out.int32(1))
 	e := &endpoint{
 		state: s, lib: lib, native: s.native, rank: rank, size: size, pub: pub, inner: inner,
 		check: comm.Check{Backend: backend, Rank: rank, WorldSize: size},
@@ -56,6 +51,16 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	}
 	s.progress.add(e)
 	return e, nil
+}
+
+// place returns this process's rank in an MPI communicator, and how many there are.
+func (l *library) place(handle uintptr) (rank, size int, err error) {
+	out := newCells()
+	defer out.free()
+	if err = l.must(l.CommRank, handle, out.at(0)); err == nil {
+		err = l.must(l.CommSize, handle, out.at(1))
+	}
+	return int(out.int32(0)), int(out.int32(1)), err
 }
 
 // splitOff is Split with MPI_Comm_split, between barriers that ctx can end. The
