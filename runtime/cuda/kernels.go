@@ -452,12 +452,11 @@ func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 	c.number("dst.Len", dst.Len, 4)
 	c.optional("faults", faults)
 	c.optional("threshold", threshold)
-	capacity := c.lists(lists)
-	c.room(dst, capacity, c.length("n", n))
+	c.room(dst, c.lists(lists), c.length("n", n))
 	return c.submit(func() error {
 		k, work := kernelUnite, n
 		if len(lists) == 2 {
-			k, work = kernelUniteTwo, 2*capacity // its tiles have half as many entries as those of arrays
+			k, work = kernelUniteTwo, 2*(lists[0].N+lists[1].N) // its tiles have half as many entries as those of arrays
 		}
 		if err := s.growStatus(work); err != nil {
 			return err

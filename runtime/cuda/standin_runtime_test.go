@@ -3,6 +3,7 @@ package cuda
 import (
 	"context"
 	"errors"
+	"math"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -258,6 +259,21 @@ func TestStandInKernelsThatCannotBeLoaded(t *testing.T) {
 	require.Equal(t, 4, modules()-before)
 	require.NoError(t, rt.Close())
 	assert.Empty(t, f.alive())
+}
+
+// The tiles of two lists that are as long as lists can be have room for what they tell each
+// other: as many words as there are tiles.
+func TestStandInUnionOfTwoOfTheLongestLists(t *testing.T) {
+	openStandIn(t)
+	rt := openRuntime(t, 0)
+	k := rt.Kernels()
+	p, err := rt.Allocate(64)
+	require.NoError(t, err)
+	l := runtime.Entries{Idx: p, Val: p, N: math.MaxInt32, Len: p}
+	_ = k.Union(l, math.MaxInt32, []runtime.Entries{l, l}, 1, 0, 0) // the stand-in has no such kernel
+	assert.GreaterOrEqual(t, rt.sparse.memory[status].bytes, 8*(2*math.MaxInt32/(tileElements/2)+1))
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
 }
 
 // A selection that fails in its middle leaves the array that it has added a gradient to as
