@@ -2,6 +2,7 @@ package distributed_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // volume is what ranks sent per step, in elements.
@@ -126,4 +128,48 @@ func TestFillUp(t *testing.T) {
 	const split = 2 * density * n
 	assert.Less(t, dense.most, split+n)
 	assert.Greater(t, sparse.most, split+n)
+}
+
+// TestVolumeOfOktopkOnStreams holds each step to the bound also where lengths travel with
+// messages, which may add 6(P-1) elements: with gradients of which other parts are large in
+// each step, so that regions and shares of the result are as uneven as they can be.
+func TestVolumeOfOktopkOnStreams(t *testing.T) {
+	const n, steps = 20_000, 40
+	for _, ranks := range []int{2, 3, 4} {
+		for _, streams := range []bool{false, true} {
+			world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				memory, besides := runtime.Runtime(rt), 0
+				if streams {
+					memory, c, besides = onStream{rt}, ordered{c, ctx}, 6*(ranks-1)
+				}
+				u, err := newTrainee(memory, c, distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 100, RebalanceInterval: 50}, n)
+				if err != nil {
+					return err
+				}
+				for step := range steps {
+					g := u.gradient(step)
+					for i := range g {
+						if i*8/n == step%8 {
+							g[i] *= 100
+						}
+					}
+					if err := errors.Join(runtime.CopyIn(u.t, g), u.s.AllReduce(ctx, u.t)); err != nil {
+						return err
+					}
+					stats, err := u.s.Stats(ctx)
+					if err != nil {
+						return err
+					}
+					if step == 0 { // the ranks compare what they reduce, too
+						besides += ranks - 1
+					}
+					assert.LessOrEqual(t, int(stats.SentElements), 6*stats.K*(ranks-1)/ranks+besides, "streams %v, rank %d of %d, step %d", streams, c.Rank(), ranks, step)
+					if step == 0 {
+						besides -= ranks - 1
+					}
+				}
+				return u.close()
+			})
+		}
+	}
 }
