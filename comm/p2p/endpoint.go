@@ -207,20 +207,24 @@ func (e *endpoint) discard(s *cuda.Stream, end func()) error {
 	e.shut.Store(true)
 	// A launch waits where the stream is full.
 	err := poll.Until(ctx, func() (bool, error) { return e.mu.TryLock(), nil })
-	var last *cuda.Event
+	var done func() (bool, error)
 	if err == nil {
 		e.mu.Unlock()
-		last, err = e.rt.NewEvent()
-	}
-	if err == nil {
-		defer last.Close() //nolint:errcheck // fails where what follows does
-		err = s.Record(last)
+		if last, failed := e.rt.NewEvent(); failed == nil {
+			defer last.Close() //nolint:errcheck // fails where what follows does
+			if s.Record(last) == nil {
+				done = last.Done
+			}
+		}
+		if done == nil { // the stream alone tells, while it is there
+			err = poll.Until(ctx, s.Done)
+		}
 	}
 	if end != nil {
 		end()
 	}
-	if err == nil {
-		err = poll.Until(ctx, last.Done)
+	if done != nil {
+		err = poll.Until(ctx, done)
 	}
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("memory of peers stays mapped, because work is pending: %w", err)

@@ -469,6 +469,45 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 	assert.NoError(t, gpus[1].Close())
 }
 
+// Where no event can be made that tells when pending work is done, memory that this may
+// use stays.
+func TestStandInEndWithoutAnEvent(t *testing.T) {
+	s, _ := openStandIn(t)
+	var gpus []*cuda.Runtime
+	for i := range 2 {
+		rt, err := cuda.Open(i)
+		require.NoError(t, err)
+		gpus = append(gpus, rt)
+	}
+	made, ended := make(chan struct{}), make(chan struct{})
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		if base.Rank() != 0 {
+			close(made)
+			<-ended
+			return c.Close()
+		}
+		defer close(ended)
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		<-made
+		s.Hold.Call(1)
+		err = c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum)
+		s.next("cuEventCreate", outOfMemory)
+		assert.ErrorContains(t, c.End(errors.New("given up")), "memory of peers stays mapped")
+		s.Hold.Call(0)
+		return errors.Join(err, rt.Deallocate(buf))
+	})
+	assert.Equal(t, [2]error{}, errs)
+	assert.ErrorContains(t, gpus[0].Close(), "1 pinned allocations")
+	assert.NoError(t, gpus[1].Close())
+}
+
 // interrupted is a base that does something else first when it is asked for its stream.
 type interrupted struct {
 	streamed
