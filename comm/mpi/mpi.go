@@ -188,11 +188,12 @@ func startWithin(ctx context.Context, opts []Option) (*state, error) {
 
 // Finalize closes all communicators and finalizes MPI. It is collective, as
 // MPI_Finalize is, and waits for the other ranks as long as ctx lets it: until a
-// late one comes, or, with a deadline, no longer than that ([comm.ErrTimeout], which
-// names ranks that have not come; the
+// late one comes, or, with a deadline, no longer than that ([comm.ErrTimeout]; the
 // process should then exit with a non-zero status, since the launcher may take
-// another one for success). After 30 seconds the log names them. When all are there,
-// MPI_Finalize has 30 seconds as well, as MPICH over TCP may never come back from it. Later
+// another one for success). The error, and after 30 seconds the log, names ranks that
+// have not closed their communicators. When all are in Finalize, MPI_Finalize has 30
+// seconds, as MPICH over TCP may never come back from it; with native collectives, where
+// ranks may be other programs, it waits for them as well, and ctx alone ends it. Later
 // calls return nil and do nothing.
 //
 // When a communicator is broken, because a rank died or did not come in time, or a
