@@ -92,10 +92,11 @@ func (c *Comm) flush(ctx context.Context, on *native) error {
 	// and those for this rank.
 	if freeing.some.Load() && !c.oneProcess && c.WorldSize() > 1 {
 		freeing.await(ctx, c.life) // Close does not wait for this
+		ended := ctx.Err() != nil  // asked before whether Close, which ends c.life, was called
 		if err := c.usable(); err != nil {
 			return err
 		}
-		if ctx.Err() != nil { // as in sync
+		if ended { // as in sync
 			return c.breakDown(c.stalled(comm.ContextError(ctx)))
 		}
 	}
