@@ -64,8 +64,9 @@ func (s *session) init(ctx context.Context) (err error) {
 }
 
 // settleSteps is after how many steps with a sparse pattern its residuals, which begin as
-// zeros, are taken to be as in training: the threshold of step t is greater than the one before
-// by 1/2t until the first entries come round, after a step for each hundredth of them at 1 %.
+// zeros, are taken to be as in training. They grow like random walks, so the threshold of
+// step t is by about 1/2t greater than the one before, until after 1/density steps what was
+// sent first comes round again: then it stays where it is.
 const settleSteps = 300
 
 // settle makes the residuals what they are after many steps.
