@@ -517,13 +517,7 @@ func TestRankSerializedSplit(t *testing.T) {
 func TestRankSerializedFree(t *testing.T) {
 	ctx, world, c := splitWorld(t)
 	mpi.Serialize(c)
-	lib, err := dl.Open("libc.so.6")
-	require.NoError(t, err)
-	var other struct {
-		Pause dl.Func `sym:"pause"`
-	}
-	require.NoError(t, lib.Bind(&other))
-	mpi.ReplaceFree(c, other.Pause)
+	mpi.ReplaceFree(c, libc(t).Pause)
 	require.NoError(t, world.Barrier(ctx))
 	require.NoError(t, c.Close())
 	assert.ErrorIs(t, mpi.Finalize(ctx), comm.ErrBroken)
@@ -580,17 +574,25 @@ func TestRankFinalizeAlone(t *testing.T) {
 	passed(t, c)
 }
 
+// inPlace are functions of the C library that tests have called in the place of MPI's.
+type inPlace struct {
+	Pause dl.Func `sym:"pause"`       // does not come back
+	Yield dl.Func `sym:"sched_yield"` // does nothing
+}
+
+func libc(t *testing.T) (f inPlace) {
+	t.Helper()
+	lib, err := dl.Open("libc.so.6")
+	require.NoError(t, err)
+	require.NoError(t, lib.Bind(&f))
+	return f
+}
+
 // TestRankFinalizeLate lets a rank come to Finalize after it has closed everything: nobody
 // calls MPI_Finalize, which has its time then, before that.
 func TestRankFinalizeLate(t *testing.T) {
 	ctx, world, c := splitWorld(t)
-	lib, err := dl.Open("libc.so.6")
-	require.NoError(t, err)
-	var other struct {
-		Yield dl.Func `sym:"sched_yield"`
-	}
-	require.NoError(t, lib.Bind(&other))
-	mpi.ReplaceFinalize(c, other.Yield)
+	mpi.ReplaceFinalize(c, libc(t).Yield)
 	require.NoError(t, world.Barrier(ctx))
 	require.NoError(t, c.Close())
 	require.NoError(t, world.Close())
@@ -616,16 +618,10 @@ func (c told) Write(text []byte) (int, error) {
 // though all ranks are there: Run comes back.
 func TestRankFinalizeHangs(t *testing.T) {
 	_, world, c := splitWorld(t)
-	lib, err := dl.Open("libc.so.6")
-	require.NoError(t, err)
-	var other struct {
-		Pause dl.Func `sym:"pause"`
-	}
-	require.NoError(t, lib.Bind(&other))
-	mpi.ReplaceFinalize(c, other.Pause)
+	mpi.ReplaceFinalize(c, libc(t).Pause)
 	mpi.SetPatience(c, time.Millisecond)
 	require.NoError(t, c.Close())
-	err = mpi.Run(context.Background(), func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) })
+	err := mpi.Run(context.Background(), func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) })
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorContains(t, err, "MPI_Finalize has not come back")
 	passed(t, world)
