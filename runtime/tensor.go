@@ -143,8 +143,12 @@ func (t *Tensor) IsContiguous() bool { return t.layout.contiguous() }
 func (t *Tensor) isFreed() bool { return t.freed.Load() || t.memory.freed.Load() }
 
 // Free ends the use of the tensor as the type's comment says. Freeing again,
-// also from several goroutines at once, does nothing.
+// also from several goroutines at once, does nothing, and neither does freeing nil,
+// so that what gives back several tensors need not know which of them were made.
 func (t *Tensor) Free() error {
+	if t == nil {
+		return nil
+	}
 	if t.view {
 		t.freed.Store(true)
 		return nil

@@ -277,6 +277,12 @@ func TestWrappedMemoryIsNotFreed(t *testing.T) {
 	assert.Zero(t, rt.Stats().Allocations)
 }
 
+func TestFreeNil(t *testing.T) {
+	x, err := runtime.New(open(t), dtype.F32, -1)
+	require.Error(t, err)
+	assert.NoError(t, x.Free())
+}
+
 func TestFreeConcurrently(t *testing.T) {
 	rt := open(t)
 	for range 200 {

@@ -111,9 +111,7 @@ func (s *session) close(ctx context.Context, failed bool) error {
 		}
 	}
 	inUse := errors.Join(errs...) != nil
-	if s.line != nil {
-		errs = append(errs, s.line.Free())
-	}
+	errs = append(errs, s.line.Free())
 	if s.model != nil {
 		errs = append(errs, s.model.free(ctx, inUse || failed && s.model.collective))
 	}
