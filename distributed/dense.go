@@ -318,6 +318,14 @@ func checkCounts(op string, c comm.Communicator, countsRole string, counts []int
 
 func opError(op string, err error) error { return fmt.Errorf("distributed: %s: %w", op, err) }
 
+// closedError is [comm.ErrClosed] of what has a communicator, which may be open.
+type closedError string
+
+func (what closedError) Error() string { return string(what) + " is closed" }
+
+// Is implements what [errors.Is] asks for.
+func (closedError) Is(target error) bool { return target == comm.ErrClosed }
+
 func shapeError(op, format string, args ...any) error {
 	return opError(op, fmt.Errorf("%w: %s", runtime.ErrShape, fmt.Sprintf(format, args...)))
 }

@@ -846,7 +846,7 @@ func (g *GradientSync) Close() error {
 
 func (g *GradientSync) usable(op string) error {
 	if g.closed {
-		return opError(op, comm.ErrClosed)
+		return opError(op, closedError("the GradientSync"))
 	}
 	if err := errors.Join(g.err, g.fault); err != nil {
 		return opError(op, err)

@@ -134,7 +134,7 @@ func (v *innerLevel) last() bool { return v.c.Rank() == v.c.WorldSize()-1 }
 func (l *Levels) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "levels allreduce"
 	if l.closed {
-		return opError(op, comm.ErrClosed)
+		return opError(op, closedError("the Levels"))
 	}
 	if l.err != nil {
 		return opError(op, l.err)

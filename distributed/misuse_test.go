@@ -72,6 +72,40 @@ func TestNilCommunicator(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
+// TestClosed checks that errors say what was closed, which is not the communicator.
+func TestClosed(t *testing.T) {
+	world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		g := gradients(t, rt, 1)
+		s, err := distributed.NewSparse(rt, c, 100, distributed.Config{Pattern: "topkA", Density: 0.1})
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+		all, err := distributed.NewGradientSync(ctx, rt, c, g, distributed.GradientConfig{})
+		require.NoError(t, err)
+		require.NoError(t, all.Close())
+		mesh, err := distributed.NewMesh(ctx, c, distributed.Dim{Name: "data", Size: 1})
+		require.NoError(t, err)
+		levels, err := distributed.NewLevels(rt, mesh, 100, distributed.Config{Pattern: "topkA", Density: 0.1})
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(levels.Close(), mesh.Close()))
+		_, stateErr := s.State(ctx)
+		_, residualErr := s.Residual()
+		for what, errs := range map[string][]error{
+			"the Sparse is closed": {s.AllReduce(ctx, g[0]), s.Rebind(c), s.Restore(ctx, nil), s.ScaleResidual(1),
+				stateErr, residualErr},
+			"the GradientSync is closed": {all.ReduceAll(ctx, g), all.Rebind(ctx, c), all.Restore(ctx, nil)},
+			"the Levels is closed":       {levels.AllReduce(ctx, g[0])},
+		} {
+			for _, err := range errs {
+				assert.ErrorIs(t, err, comm.ErrClosed)
+				assert.ErrorContains(t, err, what)
+				assert.NotContains(t, err.Error(), "communicator")
+			}
+		}
+		free(t, g)
+		return c.Barrier(ctx)
+	})
+}
+
 // corrupting is a communicator that changes one of the words that a rank gets
 // when ranks exchange a few of them.
 type corrupting struct {

@@ -139,7 +139,7 @@ func (s *Sparse) listed(op string) error {
 func (s *Sparse) usable(op string) error {
 	switch {
 	case s.closed:
-		return opError(op, comm.ErrClosed)
+		return opError(op, closedError("the Sparse"))
 	case s.err != nil:
 		return opError(op, s.err)
 	}

@@ -167,7 +167,7 @@ func (s *Sparse) rebind(c comm.Communicator) error {
 	const op = "rebind"
 	switch {
 	case s.closed:
-		return opError(op, comm.ErrClosed)
+		return opError(op, closedError("the Sparse"))
 	case s.err != nil:
 		return opError(op, s.err)
 	}
@@ -261,7 +261,7 @@ func (s *Sparse) learn() error {
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
 	if s.closed {
-		return opError(op, comm.ErrClosed)
+		return opError(op, closedError("the Sparse"))
 	}
 	if s.err != nil {
 		return opError(op, s.err)
@@ -545,7 +545,7 @@ func (s *Sparse) Stats(ctx context.Context) (StepStats, error) {
 // ([comm.ErrUnsupported]).
 func (s *Sparse) Residual() (*runtime.Tensor, error) {
 	if s.closed {
-		return nil, opError("residual", comm.ErrClosed)
+		return nil, opError("residual", closedError("the Sparse"))
 	}
 	if s.cfg.Pattern == Dense || s.cfg.Pattern == Auto {
 		return nil, opError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))

@@ -48,7 +48,7 @@ func (c Config) fingerprint(n int) uint64 {
 func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 	const op = "state"
 	if s.closed {
-		return nil, opError(op, comm.ErrClosed)
+		return nil, opError(op, closedError("the Sparse"))
 	}
 	if s.err != nil {
 		return nil, opError(op, s.err)
@@ -114,7 +114,7 @@ func RestoreRanks(saved, size, rank int) []int {
 func (s *Sparse) Restore(ctx context.Context, states ...[]byte) error {
 	const op = "restore"
 	if s.closed {
-		return opError(op, comm.ErrClosed)
+		return opError(op, closedError("the Sparse"))
 	}
 	if s.err != nil {
 		return opError(op, s.err)
@@ -295,7 +295,7 @@ func (s *Sparse) ScaleResidual(factor float64) error {
 	const op = "scale residual"
 	switch f := float32(factor); {
 	case s.closed:
-		return opError(op, comm.ErrClosed)
+		return opError(op, closedError("the Sparse"))
 	case s.err != nil:
 		return opError(op, s.err)
 	case !(factor >= 0) || math.IsInf(float64(f), 0):
