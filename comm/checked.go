@@ -77,6 +77,11 @@ func CheckTimeout(d time.Duration) CheckedOption { return func(k *Checked) { k.t
 // what the device computes. Closing a Checked closes c.
 // [Examine] makes one where the environment asks for it.
 func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
+	return newChecked(context.Background(), c, rt, opts...)
+}
+
+// newChecked is NewChecked, which waits no longer than ctx either.
+func newChecked(ctx context.Context, c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
 	k := &Checked{
 		Wrapped: Wrap(c),
 		rt:      rt,
@@ -89,7 +94,7 @@ func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Che
 	for _, o := range opts {
 		o(k)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), max(k.timeout, checkPatience))
+	ctx, cancel := context.WithTimeout(ctx, max(k.timeout, checkPatience))
 	defer cancel()
 	for _, side := range k.sides() {
 		made, err := c.Split(ctx, 0, c.Rank())
@@ -356,9 +361,9 @@ func (k *Checked) Wait(ctx context.Context, w Wait) (Communicator, error) {
 	if err != nil || c == nil {
 		return nil, k.observe(err)
 	}
-	child, err := NewChecked(c, k.rt, CheckTimeout(k.timeout))
+	child, err := newChecked(ctx, c, k.rt, CheckTimeout(k.timeout))
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, k.observe(errors.Join(err, c.Close()))
 	}
 	return child, nil
 }

@@ -590,3 +590,54 @@ func TestCheckedDoesNotWaitForWhatIsComputed(t *testing.T) {
 	}))
 	assert.Empty(t, busy.entered)
 }
+
+// leaves is a communicator of which rank 0 has its context canceled, while what a Split
+// has made is split for the first time. The others come when it has given up.
+type leaves struct {
+	comm.Waits
+	comm.Wrapped
+	cancel context.CancelFunc
+	gone   chan struct{}
+}
+
+func leave(c comm.Communicator, cancel context.CancelFunc, gone chan struct{}, depth int) comm.Communicator {
+	l := &leaves{Wrapped: comm.Wrap(c), cancel: cancel, gone: gone}
+	l.Waits = comm.Waits{Wait: func(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+		if w.Op == comm.OpSplit && depth == 1 {
+			if c.Rank() == 0 {
+				cancel()
+			} else {
+				<-gone
+			}
+		}
+		child, err := w.Make(ctx, c)
+		if err != nil || child == nil {
+			return nil, err
+		}
+		return leave(child, cancel, gone, depth+1), nil
+	}}
+	return l
+}
+
+// The communicators that a Split makes beside its own wait for its context, too.
+func TestCheckedSplitEndsWithItsContext(t *testing.T) {
+	rt := newRuntime(t)
+	gone := make(chan struct{})
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, world comm.Communicator) error {
+		short, cancel := context.WithCancel(ctx)
+		defer cancel()
+		k, err := comm.NewChecked(leave(world, cancel, gone, 0), rt)
+		if err != nil {
+			return err
+		}
+		_, err = k.Split(short, 0, 0)
+		if k.Rank() == 0 {
+			assert.ErrorIs(t, err, comm.ErrCanceled)
+			close(gone)
+		} else {
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		}
+		assert.ErrorIs(t, k.Barrier(ctx), comm.ErrBroken, "as by any wait that its context has ended")
+		return k.Close()
+	}))
+}

@@ -41,7 +41,7 @@ func Examine(ctx context.Context, rt runtime.Runtime, c Communicator, body func(
 	if err != nil {
 		return err
 	}
-	checked, err := checkFromEnv(c, rt)
+	checked, err := checkFromEnv(ctx, c, rt)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func Examine(ctx context.Context, rt runtime.Runtime, c Communicator, body func(
 
 // checkFromEnv returns a Checked around c, or nil if TUTTI_CHECK asks for none or c is
 // one already.
-func checkFromEnv(c Communicator, rt runtime.Runtime) (*Checked, error) {
+func checkFromEnv(ctx context.Context, c Communicator, rt runtime.Runtime) (*Checked, error) {
 	var opts []CheckedOption
 	switch text := os.Getenv(CheckVariable); text {
 	case "", "0":
@@ -77,7 +77,7 @@ func checkFromEnv(c Communicator, rt runtime.Runtime) (*Checked, error) {
 	if _, already := As[*Checked](c); already {
 		return nil, nil
 	}
-	return NewChecked(c, rt, opts...)
+	return newChecked(ctx, c, rt, opts...)
 }
 
 // callsToRecord returns how many calls TUTTI_RECORD asks to record, 0 if c records
