@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -372,14 +373,23 @@ func passedAs(t *testing.T, rank, size int) {
 	}
 	dir := os.Getenv(childVariable)
 	require.NoError(t, os.WriteFile(passedReport(dir, rank), nil, 0o600))
-	for peer := range size {
+	reports := make([]string, size)
+	for peer := range reports {
+		reports[peer] = passedReport(dir, peer)
+	}
+	awaitFiles(reports...)
+	os.Exit(9)
+}
+
+// awaitFiles returns when other ranks have written the files, or after a minute.
+func awaitFiles(files ...string) {
+	for _, file := range files {
 		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
-			if _, err := os.Stat(passedReport(dir, peer)); err == nil {
+			if _, err := os.Stat(file); err == nil {
 				break
 			}
 		}
 	}
-	os.Exit(9)
 }
 
 // splitWorld returns a communicator to be broken, of the ranks of the world.
@@ -588,22 +598,41 @@ func libc(t *testing.T) (f inPlace) {
 	return f
 }
 
-// TestRankFinalizeLate lets a rank come to Finalize after it has closed everything: nobody
-// calls MPI_Finalize, which has its time then, before that.
+// TestRankFinalizeLate lets a rank come to Finalize after it has closed everything, when
+// the others say that they wait for that: nobody calls MPI_Finalize, which has its time
+// then, before it comes.
 func TestRankFinalizeLate(t *testing.T) {
 	ctx, world, c := splitWorld(t)
 	mpi.ReplaceFinalize(c, libc(t).Yield)
 	require.NoError(t, world.Barrier(ctx))
 	require.NoError(t, c.Close())
 	require.NoError(t, world.Close())
-	file := filepath.Join(os.Getenv(childVariable), "late")
+	dir := os.Getenv(childVariable)
+	late := filepath.Join(dir, "late")
+	waits := func(rank int) string { return filepath.Join(dir, fmt.Sprintf("waits-%d", rank)) }
 	if c.Rank() == 1 {
-		time.Sleep(100 * time.Millisecond)
-		require.NoError(t, os.WriteFile(file, nil, 0o600))
+		awaitFiles(waits(0), waits(2))
+		require.NoError(t, os.WriteFile(late, nil, 0o600))
+	} else {
+		mpi.SetPatience(c, 0)
+		slog.SetDefault(slog.New(slog.NewTextHandler(hears(func(text string) { // where Finalize waits
+			if strings.Contains(text, "not all ranks have called it") {
+				mpi.SetPatience(c, time.Minute) // with MPI_Finalize
+				assert.NoError(t, os.WriteFile(waits(c.Rank()), nil, 0o600))
+			}
+		}), nil)))
 	}
 	require.NoError(t, mpi.Finalize(ctx))
-	assert.FileExists(t, file)
+	assert.FileExists(t, late)
 	passed(t, c)
+}
+
+// hears is called with what is written to it.
+type hears func(text string)
+
+func (f hears) Write(text []byte) (int, error) {
+	f(string(text))
+	return len(text), nil
 }
 
 // told has what is written to it.

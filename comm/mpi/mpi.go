@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/bits"
 	"os"
 	goruntime "runtime"
@@ -191,7 +192,7 @@ func startWithin(ctx context.Context, opts []Option) (*state, error) {
 // late one comes, or, with a deadline, no longer than that ([comm.ErrTimeout]; the
 // process should then exit with a non-zero status, since the launcher may take
 // another one for success). The error, and after 30 seconds the log, names ranks that
-// have not closed their communicators. When all are in Finalize, MPI_Finalize has 30
+// have not closed their communicators, or says that some have not called Finalize. When all are in Finalize, MPI_Finalize has 30
 // seconds, as MPICH over TCP may never come back from it; with native collectives, where
 // ranks may be other programs, it waits for them as well, and ctx alone ends it. Later
 // calls return nil and do nothing.
@@ -420,8 +421,10 @@ func (s *state) finalize(ctx context.Context) error {
 }
 
 // assemble waits until all ranks are in finalize: they may have closed their
-// communicators long before.
+// communicators long before. The log says so when the patience is over.
 func (s *state) assemble(ctx context.Context) error {
+	const missing = "not all ranks have called it"
+	began, told := time.Now(), false
 	out := newCells() // a request, a flag and a status
 	if err := s.lib.must(s.lib.Ibarrier, s.lib.handles.world, out.at(0)); err != nil {
 		return err
@@ -435,7 +438,10 @@ func (s *state) assemble(ctx context.Context) error {
 			out.free()
 			return nil
 		case ctx.Err() != nil:
-			return fmt.Errorf("not all ranks have called Finalize: %w", comm.ContextError(ctx))
+			return fmt.Errorf("%s: %w", missing, comm.ContextError(ctx))
+		case !told && time.Since(began) > s.patience:
+			slog.Warn("mpi: Finalize waits for other ranks: " + missing)
+			told = true
 		}
 	}
 }
