@@ -43,8 +43,12 @@ func use() usage {
 	return u
 }
 
+// lifetime is how many operations [Soak] does on a communicator at most.
+const lifetime = 10_000
+
 // Soak does as many operations as the environment asks for on every rank, some of
-// all kinds, on communicators that come and go, and looks whether memory,
+// all kinds, on communicators that come and go, one for each 10,000 operations but at
+// least ten, and looks whether memory,
 // goroutines and descriptors of this process stay as they are after a tenth of it.
 func Soak(t *testing.T, b Backend) {
 	t.Helper()
@@ -52,7 +56,7 @@ func Soak(t *testing.T, b Backend) {
 	if err != nil || total < 1 {
 		t.Skipf("runs with %s=1000000", SoakVariable)
 	}
-	round := max(total/100, 8)
+	round := max(min(total/10, lifetime), 8)
 	do := func(n int) {
 		t.Helper()
 		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return r.soak(ctx, n, round) }); err != nil {
