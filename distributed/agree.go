@@ -36,13 +36,22 @@ var version = sync.OnceValue(func() string {
 })
 
 // terms are what all ranks of a step have to agree on, one to a line.
-func (e *engine) terms(dt dtype.DType) string {
-	lines := []string{"version " + version(), fmt.Sprintf("%d elements", e.n), dt.String()}
-	cfg := reflect.ValueOf(e.cfg)
+func (s *Sparse) terms(dt dtype.DType) string {
+	lines := []string{"version " + version(), fmt.Sprintf("%d elements", s.n), dt.String(), s.scheduled()}
+	cfg := reflect.ValueOf(s.cfg)
 	for i := range cfg.NumField() {
 		lines = append(lines, fmt.Sprintf("%s %v", cfg.Type().Field(i).Name, cfg.Field(i)))
 	}
 	return strings.Join(lines, "\n")
+}
+
+// scheduled says where in its schedule the next step is: where a step has failed on some
+// ranks alone, the others are one ahead.
+func (s *Sparse) scheduled() string {
+	if s.cfg.Schedule.over(s.steps) {
+		return "no schedule any more"
+	}
+	return fmt.Sprintf("step %d of the schedule", s.steps)
 }
 
 // agree compares terms between the ranks, once for each communicator: their hash,
@@ -103,11 +112,14 @@ func (g *GradientSync) endHandshake() error {
 // terms are those of all buckets. What does not fit is in the hash alone.
 func (g *GradientSync) terms() string {
 	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, rebuild %v, views %v",
-		version(), len(g.lens), g.op, g.cfg.Uneven, g.cfg.Rebuild, g.cfg.BucketViews)
+		version(), len(g.lens), g.op, g.cfg.Uneven, g.cfg.Rebuild && g.steps == 0, g.cfg.BucketViews)
 	h := fnv.New64a()
 	fmt.Fprintln(h, g.lens)
 	for i, b := range g.buckets {
 		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
+		if b.sparse != nil {
+			terms += ", " + b.sparse.scheduled()
+		}
 		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
 	}
 	if g.joint != nil {

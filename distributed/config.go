@@ -152,15 +152,19 @@ func WarmupDensities() []float64 { return []float64{0.25, 0.0625, 0.015625, 0.00
 
 // density returns the density of a step, and whether the step is dense.
 func (s *Schedule) density(step int, after float64) (density float64, dense bool) {
-	if step < s.WarmupSteps {
+	switch {
+	case s.over(step):
+		return after, false
+	case step < s.WarmupSteps:
 		return 1, true
 	}
-	if len(s.Densities) > 0 {
-		if epoch := (step - s.WarmupSteps) / s.StepsPerEpoch; epoch < len(s.Densities) {
-			return s.Densities[epoch], false
-		}
-	}
-	return after, false
+	return s.Densities[(step-s.WarmupSteps)/s.StepsPerEpoch], false
+}
+
+// over reports whether a step is behind those that the schedule is for.
+func (s *Schedule) over(step int) bool {
+	step -= s.WarmupSteps
+	return step >= 0 && (len(s.Densities) == 0 || step/s.StepsPerEpoch >= len(s.Densities))
 }
 
 // withDefaults checks c and fills in what was left out.

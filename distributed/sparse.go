@@ -148,7 +148,8 @@ func (s *Sparse) prepare() {
 // start anew. What the residual of a rank held that is not part of c is lost with
 // that rank; where c has fewer ranks, its rank 0 logs how many went. Ranks of which only
 // some have completed the step that failed ([StepStats].Step) are a step apart from then
-// on: under a [Schedule] that is not over, restore them all ([Sparse.Restore]).
+// on: under a [Schedule] that is not over, the next step is [comm.ErrMismatch] on all of
+// them until they have restored one step's states ([Sparse.Restore]).
 //
 // If a step has failed on the old communicator, Rebind waits for that as
 // [Sparse.Close] does: close it first. After an error of that wait, or of a
@@ -249,15 +250,15 @@ func (s *Sparse) learn() error {
 // before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
 // happens, as a wrong argument is.
 //
-// Before the first step with a communicator the ranks compare the length,
-// the type, the configuration and the version of this module, by one element of
-// each rank: if they differ, that is [comm.ErrMismatch] on all of them, and names
-// the difference. Lengths that another rank announces and that no tensor of n elements
-// has are [comm.ErrMismatch], and so are indices: those are left out of the result, and
-// every step that follows has the error. On a device with streams it is the first step
-// that reads numbers of the device, and each 256th that is not captured does. What oktopk
-// reads in the step after ([NeedsHost]) is an error of that, or of Stats, State and
-// ScaleResidual before it.
+// Before the first step with a communicator the ranks compare the length, the type, the
+// configuration, the step of a [Schedule] that is not over, and the version of this
+// module, by one element of each rank: if they differ, that is [comm.ErrMismatch] on
+// all of them, and names the difference. Lengths that another rank announces and that
+// no tensor of n elements has are [comm.ErrMismatch], and so are indices: those are
+// left out of the result, and every step that follows has the error. On a device with
+// streams it is the first step that reads numbers of the device, and each 256th that is
+// not captured does. What oktopk reads in the step after ([NeedsHost]) is an error of
+// that, or of Stats, State and ScaleResidual before it.
 func (s *Sparse) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
 	if s.closed {

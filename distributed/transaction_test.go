@@ -247,6 +247,53 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg distributed.Config, n, size, at, k
 	return err
 }
 
+// TestStepsApart has ranks of which one has completed a step more than the other go on
+// together: where a schedule is not over, that is an error until they are at one step.
+func TestStepsApart(t *testing.T) {
+	for _, at := range []struct {
+		schedule distributed.Schedule
+		says     string // of the rank that is ahead
+	}{
+		{distributed.Schedule{}, ""},
+		{distributed.Schedule{WarmupSteps: 1}, ""},
+		{distributed.Schedule{WarmupSteps: 2}, "no schedule any more"},
+		{distributed.Schedule{Densities: []float64{0.5}, StepsPerEpoch: 9}, "step 2 of the schedule"},
+	} {
+		cfg := distributed.Config{Pattern: distributed.TopkA, Density: 0.1, Schedule: at.schedule}
+		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			alone, err := c.Split(ctx, c.Rank(), 0)
+			require.NoError(t, err)
+			u, err := newTrainee(rt, alone, cfg, 100)
+			require.NoError(t, err)
+			m, err := newModel(ctx, rt, alone, distributed.GradientConfig{Config: cfg})
+			require.NoError(t, err)
+			one := func() error { return u.step(ctx, 1) }
+			all := func() error { return errors.Join(m.load(1), m.sync.ReduceAll(ctx, m.params)) }
+			require.NoError(t, errors.Join(one(), all()))
+			sparse, err := u.s.State(ctx)
+			require.NoError(t, err)
+			gradients, err := m.sync.State(ctx)
+			require.NoError(t, err)
+			if c.Rank() == 1 {
+				require.NoError(t, errors.Join(one(), all()))
+			}
+			require.NoError(t, errors.Join(u.s.Rebind(c), m.sync.Rebind(ctx, c)))
+			for _, step := range []func() error{one, all} {
+				err := step()
+				if at.says == "" {
+					require.NoError(t, err)
+					continue
+				}
+				require.ErrorIs(t, err, comm.ErrMismatch)
+				assert.ErrorContains(t, err, "step 1 of the schedule")
+				assert.ErrorContains(t, err, at.says)
+			}
+			require.NoError(t, errors.Join(u.s.Restore(ctx, sparse), m.sync.Restore(ctx, gradients), one(), all()))
+			return errors.Join(u.close(), m.close(), alone.Close())
+		})
+	}
+}
+
 // TestRepeat repeats a step on the same communicator, after a context that was
 // over before it and after a call that failed on all ranks, and goes on with
 // fewer ranks. The results are those of ranks to which nothing happened.
