@@ -122,7 +122,9 @@ const (
 	// [StepStats] has Skipped set. It costs no message, and where the host has not
 	// waited for the device in the step, no wait. In an epoch of density 0, which
 	// sends nothing, a rank drops its own gradient where a later step could not send
-	// what it adds up to.
+	// what it adds up to. Gradients just below that size can leave more than that in a
+	// residual: with [Config].Momentum, or where sums of ranks come back to one. Then all
+	// later steps are dropped, until [Sparse.ScaleResidual] has made it smaller.
 	OverflowDrop
 	// OverflowError is [ErrOverflow] on every rank, and as after any error nothing
 	// has happened. The host waits for the device in every step. In an epoch of density

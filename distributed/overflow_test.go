@@ -237,3 +237,29 @@ func TestSaturation(t *testing.T) {
 		}
 	}
 }
+
+// TestLargeResidual has a gradient pass of which the residual keeps so much that, with
+// its velocity, no later step can send it: they are dropped until it is scaled down.
+func TestLargeResidual(t *testing.T) {
+	const n = 20
+	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		u, err := newTrainee(rt, c, distributed.Config{Pattern: distributed.TopkA, Density: 0.1, Momentum: 0.9}, n)
+		require.NoError(t, err)
+		skipped := func(x float32) bool {
+			require.NoError(t, u.t.Fill(float64(x)))
+			require.NoError(t, u.s.AllReduce(ctx, u.t))
+			stats, err := u.s.Stats(ctx)
+			require.NoError(t, err)
+			return stats.Skipped
+		}
+		assert.False(t, skipped(0.6*math.MaxFloat32/2))
+		for range 3 {
+			assert.True(t, skipped(0))
+		}
+		require.NoError(t, u.s.ScaleResidual(0.1))
+		for range 3 {
+			assert.False(t, skipped(1))
+		}
+		return u.close()
+	})
+}
