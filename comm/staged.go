@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -17,7 +18,7 @@ import (
 //
 // The staged communicator closes c, whose ranks make one of it together, and which
 // nobody else uses from then on. A reduction that c does not have is an error of
-// the wait, which breaks both, and with them what was split off. The error is [ErrDevice] if c does not reach host's
+// the wait, which breaks both. The error is [ErrDevice] if c does not reach host's
 // memory.
 //
 // [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed#Levels
@@ -28,21 +29,27 @@ func NewStaged(c Communicator, device, host runtime.Runtime) (Communicator, erro
 	}
 	s := &stage{base: c, device: device, host: host}
 	s.ctx, s.leave = context.WithCancelCause(context.Background())
-	return &staged{NewSerial(check, s).(*serial), device.Device()}, nil
+	return &staged{NewSerial(check, s).(*serial), s}, nil
 }
 
-// staged says which memory a stage is for.
+// staged says which memory a stage is for, and what it ends.
 type staged struct {
 	*serial
-	device runtime.Device
+	stage *stage
 }
 
 // CheckDevice implements [Reacher].
 func (s *staged) CheckDevice(d runtime.Device) error {
-	if d != s.device {
-		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", s.device))
+	if made := s.stage.device.Device(); d != made {
+		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", made))
 	}
 	return nil
+}
+
+// End implements [Ender].
+func (s *staged) End(cause error) error {
+	s.stage.ends.Store(true)
+	return s.serial.End(cause)
 }
 
 // stage is the [Worker] of a staged communicator.
@@ -51,6 +58,7 @@ type stage struct {
 	device, host runtime.Runtime
 	ctx          context.Context // of waits, until the rank gives up
 	leave        context.CancelCauseFunc
+	ends         atomic.Bool // by End, and with what was split off
 	working      sync.Mutex
 	memory       uintptr // on the host, of the calls of a group
 	bytes        int
@@ -162,13 +170,14 @@ func (s *stage) Meet(w Wait) (Communicator, error) {
 	return NewStaged(child, s.device, s.host)
 }
 
-// Leave implements [Worker].
+// Leave implements [Worker]. What was split off base goes on, unless that is to end, too.
 func (s *stage) Leave(cause error) {
 	s.leave(cause)
-	if cause != nil {
+	if cause != nil && s.ends.Load() {
 		_ = end(s.base, cause)
 	} else {
-		_ = s.base.Close() // what was split off it stays
+		_ = s.base.Sync(s.ctx) // what is under way breaks base
+		_ = s.base.Close()
 	}
 	s.working.Lock() // it ends, now that base has
 	defer s.working.Unlock()

@@ -2,12 +2,15 @@ package comm_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -38,4 +41,35 @@ func TestStagedChildOutlivesParent(t *testing.T) {
 	}))
 	assert.NoError(t, host.Close())
 	assert.NoError(t, device.Runtime.Close())
+}
+
+// A communicator that was split off a staged one outlives its failure as well.
+func TestStagedChildOutlivesBrokenParent(t *testing.T) {
+	host, memory := cpu.New(), newRuntime(t)
+	device := apart{memory}
+	buf := allocate(t, memory, 64)
+	world, err := local.New(2)
+	require.NoError(t, err)
+	for i, c := range world {
+		world[i], err = comm.NewStaged(c, device, host)
+		require.NoError(t, err)
+	}
+	require.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
+		child, err := c.Split(ctx, 0, c.Rank())
+		if err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			over, cancel := context.WithCancelCause(ctx)
+			cancel(errors.New("changed its mind"))
+			require.NoError(t, c.Recv(buf, 1, dtype.F32, 1, 1)) // which nobody sends
+			assert.ErrorIs(t, c.Sync(over), comm.ErrCanceled)
+		} else {
+			assert.ErrorIs(t, c.Barrier(ctx), comm.ErrPeerFailed)
+		}
+		assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
+		call := comm.AllReduceCall(buf+8*uintptr(1+c.Rank()), buf+8*uintptr(3+c.Rank()), 1, dtype.F32, comm.Sum)
+		return errors.Join(call.Make(child), child.Sync(ctx), child.Barrier(ctx), child.Close(), c.Close())
+	}))
+	require.NoError(t, host.Close())
 }
