@@ -172,10 +172,11 @@ func (s *stage) Meet(w Wait) (Communicator, error) {
 
 // Leave implements [Worker]. What was split off base goes on, unless that is to end, too.
 func (s *stage) Leave(cause error) {
-	s.leave(cause)
 	if cause != nil && s.ends.Load() {
-		_ = end(s.base, cause)
+		_ = end(s.base, cause) // before a wait on base ends it, which has other words
+		s.leave(cause)
 	} else {
+		s.leave(cause)
 		_ = s.base.Sync(s.ctx) // what is under way breaks base
 		_ = s.base.Close()
 	}
