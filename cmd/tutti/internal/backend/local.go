@@ -16,17 +16,17 @@ type localBackend struct{}
 // defaultLocalRanks is the world size where the user names none.
 const defaultLocalRanks = 4
 
-// maxLocalRanks is beyond the processors of any machine. A world of 1024 ranks
+// MaxLocalRanks is beyond the processors of any machine. A world of 1024 ranks
 // is made and reduces something in a fraction of a second; one of 4096 takes ten
 // seconds.
-const maxLocalRanks = 1024
+const MaxLocalRanks = 1024
 
 func (localBackend) Name() string    { return "local" }
 func (localBackend) Jobs() bool      { return false }
 func (localBackend) Summary() string { return "goroutines of this process, shared memory" }
 
 func (localBackend) Probe(context.Context) (string, error) {
-	return fmt.Sprintf("up to %d ranks (%d unless --ranks says otherwise)", maxLocalRanks, defaultLocalRanks), nil
+	return fmt.Sprintf("up to %d ranks (%d unless --ranks says otherwise)", MaxLocalRanks, defaultLocalRanks), nil
 }
 
 func (b localBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
@@ -34,8 +34,8 @@ func (b localBackend) Run(ctx context.Context, opts Options, body func(context.C
 	if ranks == 0 {
 		ranks = defaultLocalRanks
 	}
-	if ranks > maxLocalRanks {
-		return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf("--ranks %d, at most %d work in one process", ranks, maxLocalRanks)}
+	if ranks > MaxLocalRanks {
+		return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf("--ranks %d, at most %d work in one process", ranks, MaxLocalRanks)}
 	}
 	if err := opts.prepare(); err != nil {
 		return err

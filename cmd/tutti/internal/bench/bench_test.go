@@ -344,6 +344,9 @@ func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 		assert.ErrorAs(t, err, new(*backend.OptionError))
 		err = RunSparse(ctx, r, sparse, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 25165824.0 GiB")
+		buckets := BucketsConfig{Backend: "local", Patterns: []string{distributed.Dense}, Density: 1, Buckets: 8, Bytes: 1 << 60, Rounds: 1}
+		err = RunBuckets(ctx, r, buckets, nil)
+		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 53687091200.0 GiB", "more bytes than an int counts")
 		r.HostRanks = 0
 		assert.NoError(t, fits(r, "nccl", huge), "of a device nothing is known here")
 		return nil
@@ -416,10 +419,19 @@ func TestBuckets(t *testing.T) {
 	for want, change := range map[string]func(*BucketsConfig){
 		"density": func(c *BucketsConfig) { c.Density = 0 }, "buckets": func(c *BucketsConfig) { c.Buckets = 0 },
 		"size": func(c *BucketsConfig) { c.Bytes = 3 }, "backward": func(c *BucketsConfig) { c.Backward = -1 },
-		"rounds": func(c *BucketsConfig) { c.Rounds = 0 },
+		"backward 2h": func(c *BucketsConfig) { c.Backward = 2 * time.Hour },
+		"rounds":      func(c *BucketsConfig) { c.Rounds = 0 },
 	} {
 		bad := cfg
 		change(&bad)
 		assert.ErrorContains(t, bad.Validate(), want)
 	}
+}
+
+func TestABackwardPassEndsWithTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("interrupted")
+	cancel(cause)
+	assert.ErrorIs(t, compute(ctx, time.Hour), cause)
+	assert.NoError(t, compute(t.Context(), time.Nanosecond))
 }

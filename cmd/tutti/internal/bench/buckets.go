@@ -42,8 +42,8 @@ func (c BucketsConfig) Validate() error {
 		return fmt.Errorf("buckets %d is not in [1, %d]", c.Buckets, 1<<16)
 	case c.Bytes < dtype.F32.Size():
 		return fmt.Errorf("size %d is not %d bytes or more", c.Bytes, dtype.F32.Size())
-	case c.Backward < 0:
-		return fmt.Errorf("backward %v is not 0 or more", c.Backward)
+	case c.Backward < 0 || c.Backward > time.Hour:
+		return fmt.Errorf("backward %v is not in [0s, %v]", c.Backward, time.Hour)
 	}
 	return Repeats{Rounds: c.Rounds}.Validate()
 }
@@ -74,7 +74,7 @@ func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report f
 		return err
 	}
 	// The random numbers; of each bucket the gradient, the residual and that before.
-	if err := fits(r, cfg.Backend, (1+3*cfg.Buckets)*cfg.Bytes); err != nil {
+	if err := fits(r, cfg.Backend, float64(1+3*cfg.Buckets)*float64(cfg.Bytes)); err != nil {
 		return err
 	}
 	for _, pattern := range cfg.Patterns {
@@ -157,11 +157,15 @@ func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
 	}
 	start := time.Now()
 	if !behind {
-		time.Sleep(b.cfg.Backward * time.Duration(b.cfg.Buckets))
+		if err := compute(ctx, b.cfg.Backward*time.Duration(b.cfg.Buckets)); err != nil {
+			return 0, err
+		}
 	}
 	for i := len(b.gradients) - 1; i >= 0; i-- {
 		if behind {
-			time.Sleep(b.cfg.Backward)
+			if err := compute(ctx, b.cfg.Backward); err != nil {
+				return 0, err
+			}
 		}
 		if err := b.sync.Ready(ctx, i, b.gradients[i]); err != nil {
 			return 0, err
@@ -181,6 +185,18 @@ func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
 		return 0, err
 	}
 	return slowest[0], nil
+}
+
+// compute stands for a backward pass that takes so long.
+func compute(ctx context.Context, long time.Duration) error {
+	over := time.NewTimer(long)
+	defer over.Stop()
+	select {
+	case <-over.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // close frees what measureBuckets made.

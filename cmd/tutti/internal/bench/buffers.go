@@ -10,8 +10,8 @@ import (
 
 // fits returns an error if the buffers of all ranks of this process, of so many
 // bytes each, cannot be in the memory of the host.
-func fits(r backend.Rank, name string, bytes int) error {
-	return r.Fits(name, "the buffers", float64(bytes), "--max or --ranks")
+func fits(r backend.Rank, name string, bytes float64) error {
+	return r.Fits(name, "the buffers", bytes, "--max or --ranks")
 }
 
 // memory is where buffers come from.

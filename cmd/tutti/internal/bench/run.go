@@ -124,7 +124,7 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
 	parts := m.collective.sendParts(s.ref.ranks) + m.collective.recvParts(s.ref.ranks)
-	if err := fits(r, cfg.Backend, slices.Max(cfg.Sizes)/m.collective.sizeParts(s.ref.ranks)*parts); err != nil {
+	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.ref.ranks))*float64(parts)); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {

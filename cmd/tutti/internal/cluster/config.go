@@ -34,6 +34,9 @@ type Config struct {
 // maxHosts fit in the addresses 10.77.0.1 to 10.77.0.250.
 const maxHosts = 250
 
+// maxPerHost is beyond the processors of any machine, which all hosts share.
+const maxPerHost = 1024
+
 // Default is the cluster of `tutti cluster` without flags.
 func Default() Config { return Config{Hosts: 4, PerHost: 1, Rate: 1e9} }
 
@@ -42,8 +45,8 @@ func (c Config) Validate() error {
 	switch {
 	case c.Hosts < 1 || c.Hosts > maxHosts:
 		return fmt.Errorf("%d hosts are not in [1, %d]", c.Hosts, maxHosts)
-	case c.PerHost < 1:
-		return fmt.Errorf("%d ranks per host are not 1 or more", c.PerHost)
+	case c.PerHost < 1 || c.PerHost > maxPerHost:
+		return fmt.Errorf("%d ranks per host are not in [1, %d]", c.PerHost, maxPerHost)
 	case c.Rate < minRate || c.Rate > maxRate:
 		return fmt.Errorf("rate %v is not in [%v, %v]", c.Rate, minRate, maxRate)
 	case c.Delay < 0 || c.Delay > 10*time.Second || c.Delay%time.Microsecond != 0:

@@ -43,6 +43,7 @@ func TestValidateNamesBadSettings(t *testing.T) {
 		"0 hosts":            func(c *Config) { c.Hosts = 0 },
 		"251 hosts":          func(c *Config) { c.Hosts = 251 },
 		"0 ranks per host":   func(c *Config) { c.PerHost = 0 },
+		"1025 ranks per ":    func(c *Config) { c.PerHost = 1025 },
 		"rate 1kbit":         func(c *Config) { c.Rate = 1e3 },
 		"delay -1s":          func(c *Config) { c.Delay = -time.Second },
 		"delay 1.5µs":        func(c *Config) { c.Delay = 1500 },

@@ -21,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
@@ -37,18 +38,23 @@ type Config struct {
 	Progress func(done, total int)
 }
 
+// mostRuns take weeks.
+const mostRuns = 1 << 20
+
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
 	switch {
-	case c.Ranks < 2:
-		return fmt.Errorf("%d ranks, want 2 or more", c.Ranks)
-	case c.Runs < 1:
-		return fmt.Errorf("%d runs, want 1 or more", c.Runs)
+	case c.Ranks < 2 || c.Ranks > backend.MaxLocalRanks:
+		return fmt.Errorf("%d ranks are not in [2, %d]", c.Ranks, backend.MaxLocalRanks)
+	case c.Runs < 1 || c.Runs > mostRuns:
+		return fmt.Errorf("%d runs are not in [1, %d]", c.Runs, mostRuns)
 	case c.Low < 4:
 		return fmt.Errorf("smallest size %d is less than an element, 4 bytes", c.Low)
 	}
-	_, err := bench.Sizes(c.Low, c.High, c.Step)
-	return err
+	if _, err := bench.Sizes(c.Low, c.High, c.Step); err != nil {
+		return err
+	}
+	return backend.Rank{HostRanks: c.Ranks}.Fits("compare", "the buffers", 2*float64(c.High), "--max or --ranks")
 }
 
 // Result is one line of --json: what one subject takes for one size.
