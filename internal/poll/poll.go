@@ -11,12 +11,14 @@ import (
 // The phases of waiting: looks without a pause while an answer is likely any
 // moment, then giving up the processor between looks, then sleeping, for a share of
 // the time waited so far: what is late by that is late by little.
+//
+// Go's timers wake an idle process up to a millisecond late on Linux. So a sleep is
+// the system's ([pause]) until a share is as long as that.
 const (
 	spins    = 200
 	yields   = 200
 	share    = 32
-	minSleep = 5 * time.Microsecond
-	maxSleep = 200 * time.Microsecond
+	maxSleep = time.Millisecond
 )
 
 // Until asks done until it says yes or fails, or until ctx ends, whose cause it
@@ -30,12 +32,15 @@ func Until(ctx context.Context, done func() (bool, error)) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		switch {
-		case i < spins:
-		case i < spins+yields:
+		if i >= spins {
 			runtime.Gosched()
-		default:
-			time.Sleep(min(max(time.Since(started)/share, minSleep), maxSleep))
+		}
+		if i >= spins+yields {
+			if d := time.Since(started) / share; d < maxSleep {
+				pause(d)
+			} else {
+				time.Sleep(maxSleep)
+			}
 		}
 	}
 }
