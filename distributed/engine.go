@@ -342,9 +342,14 @@ func (e *engine) aboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 	}
 }
 
-func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, scale float32) {
+// merge also gives back what is left over.
+func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, scale float32, left leftover) {
+	back := runtime.Back{}
+	if !e.cfg.NoErrorFeedback {
+		back = runtime.Back{Dst: e.array(e.residual), L: left.picks, Taken: left.taken}
+	}
 	if e.err == nil {
-		e.check(e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual))
+		e.check(e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back))
 	}
 }
 

@@ -128,8 +128,8 @@ func (f *stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error 
 	return errors.Join(f.due(""), f.Kernels.GiveBack(dst, l, taken))
 }
 
-func (f *stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
-	return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest))
+func (f *stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
+	return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest, back))
 }
 
 func (f *stumbling) CopyPieces(pieces []runtime.Piece) error {

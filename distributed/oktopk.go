@@ -45,7 +45,7 @@ import (
 //     (but not to nothing) and it keeps its largest; the lengths that all ranks know say so without
 //     a further message. A rank receives at most all G of them: 2G elements.
 //     2S + 2G <= B, so the bound holds for each rank and each step. (On devices with
-//     streams the lengths of such a step take up to 6(P-1) elements more than the overhead
+//     streams the lengths of such a step take up to 5(P-1) elements more than the overhead
 //     has for them, and the bound is that much higher.)
 //  4. Spreading the sums before they are gathered would cost a rank up to
 //     4(G - floor(G/P)) elements altogether. All ranks compute the exact cost
@@ -199,7 +199,7 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	// Where a threshold that is far off may do little harm, it is the next step that
 	// estimates it. Then no number of this step is needed to make it.
 	steady := room > 0 && !estimate
-	late := steady && padded && x.late()
+	late := room > 0 && padded && x.late()
 	ahead := 0 // room, where sums are gathered before the host knows how many there are
 	if padded && x.order.streams != nil {
 		ahead = room
@@ -234,17 +234,17 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 		x.estimate(ctx, sums)
 	}
 	if ahead > 0 {
-		if !steady {
-			sums = x.passing(sums)
+		if !steady { // otherwise they are where they are sent from
+			x.largestPassing(sums)
 		}
-		lists := x.gatherAhead(ctx, sums, own, late)
+		lists, last := x.gatherAhead(ctx, own, late), x.size-1
+		for t := 1; t < last; t++ {
+			x.giveBack(x.sent[t], lists[x.to(t)])
+		}
 		if !late {
 			x.learn(x.readAnnounced(ctx), each)
 		}
-		for t := 1; t < x.size; t++ {
-			x.giveBack(x.sent[t], lists[x.to(t)])
-		}
-		return result{lists: lists, scale: x.average}
+		return result{lists: lists, scale: x.average, left: leftover{x.sent[last], lists[x.to(last)]}}
 	}
 	passed, total := x.pickGlobal(ctx, sums)
 	if !steady && !estimate && x.far(total) { // say, because the gradients' scale has changed
@@ -477,8 +477,9 @@ func nearly(room int) int { return room * 13 / 14 }
 
 // reducePadded reduces with padded messages, their lengths in front. What there is no
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
-// in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: the sums are
-// those that pass it, as of [okExchange.passing].
+// in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
+// the largest of those that pass it, in this rank's message to all others, as of
+// [okExchange.largestPassing].
 func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
 	outgoing, room := x.cutOutgoing(picks, limit), limit.message
 	if x.size > 2 {
@@ -491,9 +492,10 @@ func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, li
 		x.arrive(ctx)
 	}
 	x.sources[0] = own
-	sums = x.message(&x.sums, min(own.N+(x.size-1)*room, x.n))
 	if above != 0 {
-		sums.Len = at(x.mine, announcedPassed)
+		sums = x.allgather.lists[x.rank]
+	} else {
+		sums = x.message(&x.sums, min(own.N+(x.size-1)*room, x.n))
 	}
 	x.union(sums, x.sources, 1, above)
 	return own, outgoing, sums
@@ -619,17 +621,25 @@ func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
 	return passed
 }
 
+// largestPassing puts the largest of the sums that pass the threshold into this rank's message,
+// as many as there is room for, and in front of them how many passed.
+func (x *okExchange) largestPassing(sums runtime.Entries) {
+	mine, passed := x.allgather.lists[x.rank], x.message(&x.reduced, sums.N)
+	x.aboveOf(sums, x.at(numBracket), passed)
+	x.topOf(passed, mine.N, mine)
+	x.copy(mine.Len, passed.Len, 1)
+}
+
 // gatherAhead gathers the largest of each rank's sums that passed the threshold, with room
 // for as many as [okExchange.place] was told. What comes of this rank's own picks is known
-// before: those that are not in it go back meanwhile. Late, the host gets to know in the
+// before: those that are not in its sums go back meanwhile. Late, the host gets to know in the
 // next step what the ranks announced.
-func (x *okExchange) gatherAhead(ctx context.Context, passed, own runtime.Entries, late bool) []runtime.Entries {
+func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late bool) []runtime.Entries {
 	lists := x.allgather.lists
-	mine, words := lists[x.rank], messageWords(lists[x.rank].N)
-	x.topOf(passed, mine.N, mine)
+	words := messageWords(lists[0].N)
 	x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
 	x.submit(ctx)
-	x.giveBack(own, mine)
+	x.giveBack(own, lists[x.rank])
 	x.arrive(ctx)
 	x.flagLarge(lists[0].Len, words)
 	if !late {
@@ -688,8 +698,7 @@ func (x *okExchange) exchanged(rank, room int) runtime.Entries {
 
 // What a rank lets all others know of, in front of its message where that goes with it.
 const (
-	_               = iota // the message's length
-	announcedPassed        // how many sums passed the threshold
+	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
 	announcedLarge         // how many of the picks may overflow
 	announcedLong          // how many messages were nearly too long
 	announcedWords

@@ -37,7 +37,12 @@ type result struct {
 	lists []runtime.Entries
 	scale float32
 	dense uintptr // n averages, if not 0
+	left  leftover
 }
+
+// leftover are picks that may not have made it into the result, and what they are in if
+// they have. They go back to the residual when the result is written.
+type leftover struct{ picks, taken runtime.Entries }
 
 // patterns is the grid. The dense pattern has neither selector nor exchange.
 var patterns = map[string]pattern{

@@ -205,7 +205,7 @@ func (x *regionExchange) allgatherRegions(ctx context.Context, sums runtime.Entr
 		g.displs[r], g.lengths[r] = x.region(r)
 	}
 	x.all[0] = sums
-	x.merge(dense, dtype.F32, x.all[:], x.average)
+	x.merge(dense, dtype.F32, x.all[:], x.average, leftover{})
 	x.communicate(ctx, comm.AllGatherVCall(at(dense, g.displs[x.rank]), dense, g.lengths, g.displs, dtype.F32))
 	return result{dense: dense}
 }

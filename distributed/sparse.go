@@ -430,8 +430,9 @@ func (s *Sparse) finish(v verdict) {
 		}
 		s.skipped()
 	case s.cfg.InPlace: // the result stays where it is
+		s.giveBack(s.result.left.picks, s.result.left.taken)
 	case s.result.dense == 0:
-		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale)
+		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale, s.result.left)
 	case s.stats.Dense && s.whole.DType == g.dt:
 		s.copyBytes(g.ptr, s.result.dense, s.n*g.dt.Size())
 	default:

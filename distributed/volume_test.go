@@ -131,7 +131,7 @@ func TestFillUp(t *testing.T) {
 }
 
 // TestVolumeOfOktopkOnStreams holds each step to the bound also where lengths travel with
-// messages, which may add 6(P-1) elements: with gradients of which other parts are large in
+// messages, which may add 5(P-1) elements: with gradients of which other parts are large in
 // each step, so that regions and shares of the result are as uneven as they can be.
 func TestVolumeOfOktopkOnStreams(t *testing.T) {
 	const n, steps = 20_000, 40
@@ -140,7 +140,7 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 			world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 				memory, besides := runtime.Runtime(rt), 0
 				if streams {
-					memory, c, besides = onStream{rt}, ordered{c, ctx}, 6*(ranks-1)
+					memory, c, besides = onStream{rt}, ordered{c, ctx}, 5*(ranks-1)
 				}
 				u, err := newTrainee(memory, c, distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 100, RebalanceInterval: 50}, n)
 				if err != nil {

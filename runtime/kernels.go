@@ -86,6 +86,13 @@ type Piece struct {
 // MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.
 const MaxPieces = 8
 
+// Back is what [Kernels.GiveBack] gives back: its arguments.
+type Back struct {
+	Dst   Array
+	L     Entries
+	Taken Entries
+}
+
 // Kernels is what the sparse patterns of package distributed need of a device.
 // A runtime that has them implements [KernelProvider].
 //
@@ -207,13 +214,14 @@ type Kernels interface {
 
 	// Merge writes all n elements of dst: 0, plus val * scale of every entry, list
 	// by list in the order given, in F32, rounded to dt at last. rest is that of
-	// Store.
-	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, rest uintptr) error
+	// Store. It also does what GiveBack(back.Dst, back.L, back.Taken) does, where back.L may
+	// hold any: no index that is given back in rest is one of the lists'.
+	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, rest uintptr, back Back) error
 	// Union writes the entries that Merge would make different from what it
 	// started with, those whose sum is 0 included: the union of the lists'
-	// indices, ascending, and the sums. dst.Len is set; dst.N is at least the sum
-	// of the lists' N, or n if that is less. threshold, if not 0, is the address of an
-	// F32: sums of magnitude below it are left out.
+	// indices, ascending, and the sums. dst.Len is set to how many there are. threshold, if
+	// not 0, is the address of an F32: sums of magnitude below it are left out. If there are
+	// more than dst.N, those of largest magnitude are written, among equals the first ones.
 	Union(dst Entries, n int, lists []Entries, scale float32, faults, threshold uintptr) error
 	// ScatterAdd adds dst[idx[i]] += val[i] * scale; the product is rounded before
 	// the sum.

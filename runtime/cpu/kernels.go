@@ -257,15 +257,18 @@ func (k kernels) Narrow(bracket uintptr, counts uintptr, wanted int, thresholds 
 	return c.err
 }
 
-func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
+func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
 	c := k.checks("Merge")
 	c.elements("dst", dst, dt, n)
 	f, kept := optional[int32](&c, faults), c.rest(rest, n)
 	s := scratches.get()
 	defer scratches.put(s)
 	c.lists(s, lists)
+	x, backFaults := c.array(back.Dst)
+	from, without := c.list("back.L", back.L), c.indices("back.Taken", back.Taken)
 	if c.err == nil {
 		add(f, s.merge(dst, dt, n, scale, kept))
+		add(backFaults, s.giveBack(x, from, without))
 	}
 	return c.err
 }
@@ -276,11 +279,20 @@ func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 	number[int32](&c, "dst.Len", dst.Len)
 	s := scratches.get()
 	defer scratches.put(s)
-	c.room(dst, c.lists(s, lists), c.length("n", n))
+	all := min(c.lists(s, lists), c.length("n", n))
 	if c.err == nil {
-		count, outside := s.union(to.entries, n, scale)
+		sums := to.entries
+		if all > dst.N {
+			s.around.resize(all)
+			sums = s.around
+		}
+		count, outside := s.union(sums, n, scale)
 		if t != nil {
-			count = to.cut(count).keepAbove(thresholdKey(*t))
+			count = sums.cut(count).keepAbove(thresholdKey(*t))
+		}
+		if all > dst.N {
+			most, _ := s.topK(&source{x: sums.val[:count]}, dst.N, to.entries, guess{}, true)
+			translate(to.idx[:most], sums.idx)
 		}
 		set(to.length, int32(count))
 		add(f, outside)

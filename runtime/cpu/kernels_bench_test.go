@@ -191,8 +191,8 @@ func BenchmarkKernels(b *testing.B) {
 		{"ZeroAt", 8 * m, func() error { return w.ZeroAt(array, list) }},
 		{"GiveBack", 16 * m, func() error { return w.GiveBack(array, list, other) }},
 		{"Union", 16 * (m + mb), func() error { return w.Union(out, n, both, 1, 0, 0) }},
-		{"Merge", 4*n + 8*(m+mb), func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0) }},
-		{"Merge bf16", 2*n + 8*(m+mb), func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, 0, 0) }},
+		{"Merge", 4*n + 8*(m+mb), func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, runtime.Back{}) }},
+		{"Merge bf16", 2*n + 8*(m+mb), func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, 0, 0, runtime.Back{}) }},
 		{"LowerBounds", 0, func() error { return w.LowerBounds(list, bounds, 4, number, 0) }},
 	} {
 		b.Run(test.name, func(b *testing.B) {
@@ -234,7 +234,7 @@ func BenchmarkStep(b *testing.B) {
 			{"select near bf16", func() error { return w.SelectNear(bf16, k, state, near, out, used) }},
 			{"fit", func() error { return w.Fit(src, 2.5758, used) }},
 			{"top of list", func() error { return w.TopOf(list, k/2, out, 0, runtime.Array{}) }},
-			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0) }},
+			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, runtime.Back{}) }},
 			{"union", func() error { return w.Union(out, n, both, 1, 0, 0) }},
 			{"give back", func() error { return w.GiveBack(runtime.Array{Ptr: y, N: n}, list, other) }},
 			{"estimate", func() error {

@@ -89,7 +89,7 @@ func TestSparsePastFloatIntegers(t *testing.T) {
 	dst, err := w.Allocate(4 * n)
 	require.NoError(t, err)
 	array := runtime.Array{Ptr: dst, N: n, Faults: put(w, int32(0))}
-	require.NoError(t, w.Merge(dst, dtype.F32, n, []runtime.Entries{l}, 1, array.Faults, 0))
+	require.NoError(t, w.Merge(dst, dtype.F32, n, []runtime.Entries{l}, 1, array.Faults, 0, runtime.Back{}))
 	require.NoError(t, w.ScatterAdd(array, l, 1))
 	require.NoError(t, w.Select(runtime.Source{X: dst, N: n, Take: true}, put(w, float32(1)), out))
 	assert.EqualValues(t, m, read[int32](out.Len, 1)[0])
@@ -139,8 +139,8 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"AboveOf":         func() error { return w.AboveOf(list, one, out) },
 		"CountAbove":      func() error { return w.CountAbove(list, thresholds, 3, words) },
 		"Narrow":          func() error { return w.Narrow(state, 0, k, thresholds, 3) },
-		"Merge":           func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0) },
-		"Merge bf16":      func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0) },
+		"Merge":           func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0, runtime.Back{}) },
+		"Merge bf16":      func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0, runtime.Back{}) },
 		"Union":           func() error { return w.Union(out, n, both, 0.5, words, 0) },
 		"ScatterAdd":      func() error { return w.ScatterAdd(array, list, 1) },
 		"ScatterSet":      func() error { return w.ScatterSet(array, list) },
@@ -186,7 +186,7 @@ func TestPastTheCaches(t *testing.T) {
 	require.True(t, slices.Equal(read[float32](want, n), read[float32](sums, n)), "seed %d", seed)
 
 	lists[1] = w.list(ascending(rng, n, n/50), 0)
-	require.NoError(t, w.Merge(sums, dtype.F32, n, lists[:], 0.5, 0, 0))
+	require.NoError(t, w.Merge(sums, dtype.F32, n, lists[:], 0.5, 0, 0, runtime.Back{}))
 	require.NoError(t, w.Fill(want, n, dtype.F32, 0))
 	for _, l := range lists {
 		require.NoError(t, w.ScatterAdd(runtime.Array{Ptr: want, N: n}, l, 0.5))
@@ -254,7 +254,7 @@ func FuzzLists(f *testing.F) {
 		x := room[float32](w, guard+n+guard)
 		dense := x + 4*guard
 		faults := room[int32](w, 1)
-		array := runtime.Array{Ptr: dense, N: n, Faults: faults}
+		array, other := runtime.Array{Ptr: dense, N: n, Faults: faults}, runtime.Array{Ptr: room[float32](w, n), N: n, Faults: faults}
 		counted := func(want int32, err error) {
 			t.Helper()
 			require.NoError(t, err)
@@ -265,7 +265,7 @@ func FuzzLists(f *testing.F) {
 				require.Zero(t, read[float32](x, 2*guard+n)[guard+n+i], "behind the array")
 			}
 		}
-		counted(outside[0]+outside[1], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0))
+		counted(outside[0]+outside[1], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, runtime.Back{}))
 		if ascends {
 			for i, v := range read[float32](dense, n) {
 				require.Equal(t, sums[int32(i)], v, "element %d", i)
@@ -290,6 +290,28 @@ func FuzzLists(f *testing.F) {
 				require.Zero(t, i, "behind the union")
 			}
 		}
+		few, ten := w.list(entries{}, 3+guard), put(w, float32(10))
+		few.N = 3
+		counted(outside[0]+outside[1], w.Union(few, n, lists, 1, faults, ten))
+		passed := 0
+		for _, v := range sums {
+			if v >= 10 { // none is negative
+				passed++
+			}
+		}
+		if ascends {
+			require.EqualValues(t, passed, read[int32](few.Len, 1)[0])
+		}
+		for j, i := range read[int32](few.Idx, 3+guard) {
+			if v := read[float32](few.Val, 3+guard)[j]; j < min(passed, 3) && ascends {
+				require.Equal(t, sums[i], v)
+				require.GreaterOrEqual(t, v, float32(10))
+			} else if j >= 3 {
+				require.Zero(t, i, "behind the union")
+				require.Zero(t, v, "behind the union")
+			}
+		}
+		counted(outside[0]+outside[1]+outside[0], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, runtime.Back{Dst: other, L: lists[0], Taken: lists[1]}))
 		counted(outside[0], w.ScatterAdd(array, lists[0], 1))
 		counted(outside[1], w.ScatterSet(array, lists[1]))
 		counted(outside[0], w.ZeroAt(array, lists[0]))
@@ -299,6 +321,21 @@ func FuzzLists(f *testing.F) {
 		counted(0, w.TopOf(lists[1], 5, top, 0, runtime.Array{}))
 		counted(0, w.AboveOf(lists[1], put(w, float32(3)), top))
 		bounds := put[int32](w, 0, int32(n/2), int32(n))
+		within := put(w, length, int32(n/2))
+		left, none := int32(0), w.list(entries{}, 5)
+		if l := read[int32](lists[0].Idx, lists[0].N); slices.IsSorted(l) { // all that is left out is given back
+			for _, i := range l {
+				if (i < length || i >= int32(n/2)) && (i < 0 || int(i) >= n) {
+					left++
+				}
+			}
+			counted(left, w.TopOf(lists[0], 0, none, within, array))
+		} else {
+			require.NoError(t, w.TopOf(lists[0], 2, none, within, array))
+			read[int32](faults, 1)[0] = 0
+			counted(0, nil)
+		}
+		counted(0, w.CopyPieces([]runtime.Piece{{From: lists[0], Start: within, End: bounds + 8, ByIndex: true, To: top}, {From: lists[1], End: within, ByIndex: true, To: top}}))
 		counted(0, w.LowerBounds(lists[1], bounds, 3, top.Idx, 0))
 		counted(0, w.CopyPieces([]runtime.Piece{{From: lists[1], Start: bounds, End: lists[0].Idx, To: top}}))
 		counted(0, w.Sample(lists[1], []float64{0, 0.99}, n, top.Idx))

@@ -15,6 +15,7 @@ const (
 	streamsPerSM = 4
 	mergesPerSM  = 4 // twice that for arrays from longMerge on: what is done with its part early gets another
 	picksPerSM   = 4
+	piecesPerSM  = 2 // leaves room for what communicates beside
 )
 
 // longMerge is the number of elements from which on a part of merge is cut in two. With
@@ -430,18 +431,19 @@ func (s *sparse) Narrow(bracket uintptr, counts uintptr, k int, thresholds uintp
 }
 
 // Merge implements [runtime.Kernels].
-func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr) error {
+func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
 	c := s.checks("Merge")
 	c.elements("dst", dst, dt, n)
 	c.optional("faults", faults)
 	c.optional("rest", rest)
 	c.lists(lists)
+	c.back(back)
 	return c.submit(func() error {
 		perSM := mergesPerSM
 		if n >= longMerge {
 			perSM *= 2
 		}
-		return s.launchLists(mergeKernels.of(dt), n, perSM, dst, runtime.Entries{}, n, lists, scale, faults, rest, 0)
+		return s.launchLists(mergeKernels.of(dt), n, perSM, merging{dst: dst, n: n, lists: lists, scale: scale, faults: faults, rest: rest, back: back})
 	})
 }
 
@@ -452,25 +454,38 @@ func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 	c.number("dst.Len", dst.Len, 4)
 	c.optional("faults", faults)
 	c.optional("threshold", threshold)
-	c.room(dst, c.lists(lists), c.length("n", n))
+	all := min(c.lists(lists), c.length("n", n))
 	return c.submit(func() error {
+		m := merging{to: dst, spilled: max(all-dst.N, 0), n: n, lists: lists, scale: scale, faults: faults, threshold: threshold}
 		k, work := kernelUnite, n
 		if len(lists) == 2 {
 			k, work = kernelUniteTwo, 2*(lists[0].N+lists[1].N) // its tiles have half as many entries as those of arrays
 		}
-		if err := s.growStatus(work); err != nil {
+		if err := errors.Join(s.growStatus(work), s.grow(spill, 8*m.spilled)); err != nil {
 			return err
 		}
-		return s.launchLists(k, work, mergesPerSM, 0, dst, n, lists, scale, faults, 0, threshold)
+		return s.launchLists(k, work, mergesPerSM, m)
 	})
+}
+
+// merging is what merge and unite do.
+type merging struct {
+	dst                     uintptr         // of merge
+	to                      runtime.Entries // of unite
+	spilled                 int             // how many entries there may be beyond it
+	n                       int
+	lists                   []runtime.Entries
+	scale                   float32
+	faults, rest, threshold uintptr
+	back                    runtime.Back
 }
 
 // launchLists launches merge or unite. Lists that are too many for the
 // arguments are put into memory first.
-func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.Entries, n int, all []runtime.Entries, scale float32, faults, rest, threshold uintptr) error {
+func (s *sparse) launchLists(k kernel, work, perSM int, m merging) error {
 	a := argumentPool.Get().(*arguments)
 	defer argumentPool.Put(a)
-	table := uint64(0)
+	all, table := m.lists, uint64(0)
 	if len(all) > inlineLists {
 		if err := s.grow(lists, 8*listWords*len(all)); err != nil {
 			return err
@@ -485,8 +500,11 @@ func (s *sparse) launchLists(k kernel, work, perSM int, dst uintptr, to runtime.
 			}
 		}
 	}
-	fixed := a.put(s.at(control), s.at(status), uint64(dst), uint64(to.Idx), uint64(to.Val), uint64(to.N), uint64(to.Len),
-		uint64(n), math.Float64bits(float64(scale)), uint64(faults), uint64(rest), uint64(threshold), uint64(len(all)), table)
+	fixed := a.put(s.at(control), s.at(status), uint64(m.dst), uint64(m.to.Idx), uint64(m.to.Val), uint64(m.to.N), uint64(m.to.Len),
+		uint64(m.n), math.Float64bits(float64(m.scale)), uint64(m.faults), uint64(m.rest), uint64(m.threshold),
+		s.at(spill), s.at(spill)+uint64(4*m.spilled), uint64(m.spilled))
+	fixed += a.putBack(fixed, m.back)
+	fixed += copy(a.values[fixed:], []uint64{uint64(len(all)), table})
 	if table == 0 {
 		a.putLists(fixed, all)
 	}
@@ -503,14 +521,22 @@ func (a *arguments) putLists(at int, lists []runtime.Entries) {
 	}
 }
 
+// putBack stores what is given back from an argument on, and returns how many it takes.
+func (a *arguments) putBack(at int, b runtime.Back) int {
+	end := at + copy(a.values[at:], []uint64{uint64(b.Dst.Ptr), uint64(b.Dst.N), uint64(b.Dst.Faults)})
+	a.putLists(end, []runtime.Entries{b.L, b.Taken})
+	return end + 2*listWords - at
+}
+
 // scatter launches a kernel that follows the indices of a list.
-func (s *sparse) scatter(k kernel, dst runtime.Array, l, taken runtime.Entries, scale float32) error {
-	if l.N == 0 {
+func (s *sparse) scatter(k kernel, b runtime.Back, scale float32) error {
+	if b.L.N == 0 {
 		return nil
 	}
-	return s.rt.launch(k, l.N, uint64(dst.Ptr), uint64(dst.N), uint64(dst.Faults),
-		uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(taken.Idx), uint64(taken.Val), uint64(taken.N), uint64(taken.Len),
-		math.Float64bits(float64(scale)))
+	a := argumentPool.Get().(*arguments)
+	defer argumentPool.Put(a)
+	a.values[a.putBack(0, b)] = math.Float64bits(float64(scale))
+	return s.rt.launchArguments(k, (b.L.N+block-1)/block, blocksPerSM, a)
 }
 
 // ScatterAdd implements [runtime.Kernels].
@@ -518,7 +544,7 @@ func (s *sparse) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32)
 	c := s.checks("ScatterAdd")
 	c.array(dst)
 	c.list("l", l)
-	return c.submit(func() error { return s.scatter(kernelScatterAdd, dst, l, runtime.Entries{}, scale) })
+	return c.submit(func() error { return s.scatter(kernelScatterAdd, runtime.Back{Dst: dst, L: l}, scale) })
 }
 
 // ScatterSet implements [runtime.Kernels].
@@ -526,7 +552,7 @@ func (s *sparse) ScatterSet(dst runtime.Array, l runtime.Entries) error {
 	c := s.checks("ScatterSet")
 	c.array(dst)
 	c.list("l", l)
-	return c.submit(func() error { return s.scatter(kernelScatterSet, dst, l, runtime.Entries{}, 1) })
+	return c.submit(func() error { return s.scatter(kernelScatterSet, runtime.Back{Dst: dst, L: l}, 1) })
 }
 
 // ZeroAt implements [runtime.Kernels].
@@ -534,16 +560,14 @@ func (s *sparse) ZeroAt(dst runtime.Array, l runtime.Entries) error {
 	c := s.checks("ZeroAt")
 	c.array(dst)
 	c.indices("l", l)
-	return c.submit(func() error { return s.scatter(kernelZeroAt, dst, l, runtime.Entries{}, 1) })
+	return c.submit(func() error { return s.scatter(kernelZeroAt, runtime.Back{Dst: dst, L: l}, 1) })
 }
 
 // GiveBack implements [runtime.Kernels].
 func (s *sparse) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
-	c := s.checks("GiveBack")
-	c.array(dst)
-	c.list("l", l)
-	c.indices("taken", taken)
-	return c.submit(func() error { return s.scatter(kernelGiveBack, dst, l, taken, 1) })
+	c, b := s.checks("GiveBack"), runtime.Back{Dst: dst, L: l, Taken: taken}
+	c.back(b)
+	return c.submit(func() error { return s.scatter(kernelGiveBack, b, 1) })
 }
 
 // LowerBounds implements [runtime.Kernels].
@@ -586,7 +610,7 @@ func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
 					uint64(p.To.Idx), uint64(p.To.Val), uint64(p.To.N), uint64(p.To.Len)})
 				most = max(most, min(p.From.N, p.To.N))
 			}
-			if err := s.rt.launchArguments(kernelCopyPieces, most/block+1, picksPerSM, a); err != nil {
+			if err := s.rt.launchArguments(kernelCopyPieces, most/block+1, piecesPerSM, a); err != nil {
 				return err
 			}
 			pieces = pieces[count:]
@@ -760,6 +784,12 @@ func (c *checks) room(dst runtime.Entries, a, b int) {
 	if need := min(a, b); dst.N < need {
 		c.fail("dst has room for %d entries, want %d", dst.N, need)
 	}
+}
+
+func (c *checks) back(b runtime.Back) {
+	c.array(b.Dst)
+	c.list("l", b.L)
+	c.indices("taken", b.Taken)
 }
 
 func (c *checks) array(a runtime.Array) {

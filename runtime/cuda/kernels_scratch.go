@@ -43,6 +43,7 @@ const (
 	candidates
 	partial // sums of segments, or sorted samples
 	lists   // descriptors of lists
+	spill   // entries of a union that there is no room for
 	regionCount
 )
 
@@ -55,7 +56,7 @@ const (
 	segmentElements = 2 * tileElements
 	momentsBytes    = 24
 	maxLists        = 256
-	inlineLists     = 28
+	inlineLists     = 24
 	listWords       = 4
 	putWords        = 120
 	maxCounts       = 64

@@ -145,7 +145,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	lists, nothing := []runtime.Entries{top, near, picked, of}, []runtime.Entries{{}}
 	dense, f32 := room[byte](b, n*dt.Size()), room[float32](b, n)
 	array := runtime.Array{Ptr: f32, N: n, Faults: faults}
-	union, big, pair := b.entries(6*k), b.entries(6*k), b.entries(3*k)
+	union, big, pair, cut := b.entries(6*k), b.entries(6*k), b.entries(3*k), b.entries(k)
 	thresholds, counts, bracket := room[float32](b, 40), room[int32](b, 40), room[uint32](b, 2)
 	bounds, positions := put(b, []int32{0, int32(n / 3), int32(n / 2), int32(n)}), room[int32](b, 8)
 	samples := room[int32](b, 16)
@@ -161,11 +161,15 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"Select", func() error { return b.Select(plain, threshold, picked) }},
 		{"TopOf", func() error { return b.TopOf(near, k/2, of, 0, runtime.Array{}) }},
 		{"TopOf what is outside", func() error { return b.TopOf(near, k/3, of, bounds+4, array) }},
-		{"Merge", func() error { return b.Merge(dense, dt, n, lists, 0.3, faults, 0) }},
+		{"Merge", func() error {
+			return b.Merge(dense, dt, n, lists, 0.3, faults, 0, runtime.Back{Dst: array, L: near, Taken: of})
+		}},
 		{"Union of nothing", func() error { return b.Union(union, n, nothing, 0.3, faults, 0) }},
 		{"Union", func() error { return b.Union(union, n, lists, 0.3, faults, 0) }},
 		{"Union of what is large", func() error { return b.Union(big, n, lists, 0.3, faults, threshold) }},
 		{"Union of two", func() error { return b.Union(pair, n, lists[:2], 0.3, faults, threshold) }},
+		{"Union of two, cut", func() error { return b.Union(cut, n, lists[:2], 0.3, faults, 0) }},
+		{"Union, cut", func() error { return b.Union(cut, n, lists, 0.3, faults, 0) }},
 		{"AboveOf", func() error { return b.AboveOf(union, threshold, picked) }},
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},
 		{"Narrow", func() error { return b.Narrow(bracket, 0, k, thresholds, 40) }},
@@ -352,7 +356,7 @@ func TestKernelsOfALongArray(t *testing.T) {
 			last := read[float32](b, src.X+4*(n-3), 3)
 			require.Equal(t, []float32{0.25, 0, 0}, last, name)
 		}
-		require.NoError(t, b.Merge(dense+4*shift, dtype.F32, n, []runtime.Entries{list, list}, 0.5, 0, 0))
+		require.NoError(t, b.Merge(dense+4*shift, dtype.F32, n, []runtime.Entries{list, list}, 0.5, 0, 0, runtime.Back{}))
 		merged, united := b.entries(9), b.entries(14)
 		require.NoError(t, b.Select(runtime.Source{X: dense + 4*shift, N: n}, put(b, []float32{0.5}), merged))
 		require.NoError(t, b.Union(united, n, []runtime.Entries{list, list}, 0.5, 0, 0))
@@ -448,10 +452,10 @@ func benchmarkKernels(b *testing.B, n int) {
 		{"TopK += bf16 take", 10 * n, func() error { return g.TopK(next(halved), k, of, threshold) }},
 		{"SelectNear += f32 take", 12 * n, func() error { return g.SelectNear(next(added), k, state, near, dst, 0) }},
 		{"SelectNear += bf16 take", 10 * n, func() error { return g.SelectNear(next(halved), k, state, near, dst, 0) }},
-		{"Merge f32, 2 lists", 4*n + 16*k, func() error { return g.Merge(y, dtype.F32, n, lists, 0.5, faults, 0) }},
-		{"Merge bf16, 2 lists", 2*n + 16*k, func() error { return g.Merge(half, dtype.BF16, n, lists, 0.5, faults, 0) }},
+		{"Merge f32, 2 lists", 4*n + 16*k, func() error { return g.Merge(y, dtype.F32, n, lists, 0.5, faults, 0, runtime.Back{}) }},
+		{"Merge bf16, 2 lists", 2*n + 16*k, func() error { return g.Merge(half, dtype.BF16, n, lists, 0.5, faults, 0, runtime.Back{}) }},
 		{"Merge f32, 8 lists", 4*n + 64*k, func() error {
-			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0)
+			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0, runtime.Back{})
 		}},
 		{"Union, 2 lists", 32 * k, func() error { return g.Union(union, n, lists, 0.5, faults, 0) }},
 		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of, 0, runtime.Array{}) }},

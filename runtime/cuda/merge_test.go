@@ -104,21 +104,27 @@ func mergeOnce(b *bench, n int, dt dtype.DType, count int, share float64, corner
 		}
 		room += len(idx)
 	}
-	rest, faults := put(b, make([]float32, n)), put(b, []int32{0})
+	rest, given, faults := put(b, make([]float32, n)), put(b, make([]float32, n)), put(b, []int32{0})
 	for shift := range 2 {
 		dirty := slices.Repeat([]byte{0xa5}, (n+9)*dt.Size())
 		p := put(b, dirty)
 		at := (p+15)&^15 + uintptr(shift*dt.Size())
-		require.NoError(b, b.Merge(at, dt, n, lists, []float32{0.3, 1}[shift], faults, rest))
+		back := runtime.Back{}
+		if shift == 1 && count > 0 {
+			back = runtime.Back{Dst: runtime.Array{Ptr: given, N: n, Faults: faults}, L: lists[0], Taken: lists[count-1]}
+		}
+		require.NoError(b, b.Merge(at, dt, n, lists, []float32{0.3, 1}[shift], faults, rest, back))
 		all = append(all, read[byte](b, p, len(dirty))[at-p:])
 	}
-	union := b.entries(min(n, room))
-	for _, threshold := range []uintptr{0, put(b, []float32{0.2})} {
-		require.NoError(b, b.Union(union, n, lists, 0.3, faults, threshold))
-		length := int(read[int32](b, union.Len, 1)[0])
-		all = append(all, read[byte](b, union.Idx, 4*length), read[byte](b, union.Val, 4*length))
+	for _, room := range []int{min(n, room), min(n, room) / 3} {
+		union := b.entries(room)
+		for _, threshold := range []uintptr{0, put(b, []float32{0.2})} {
+			require.NoError(b, b.Union(union, n, lists, 0.3, faults, threshold))
+			length := int(read[int32](b, union.Len, 1)[0])
+			all = append(all, []byte(fmt.Sprint(length)), read[byte](b, union.Idx, 4*min(length, room)), read[byte](b, union.Val, 4*min(length, room)))
+		}
 	}
-	all = append(all, read[byte](b, rest, 4*n), read[byte](b, faults, 4))
+	all = append(all, read[byte](b, rest, 4*n), read[byte](b, given, 4*n), read[byte](b, faults, 4))
 	for _, p := range b.arrays {
 		require.NoError(b, b.Deallocate(p))
 	}
@@ -146,7 +152,7 @@ func BenchmarkMerge(b *testing.B) {
 			for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
 				clearing := graphTime(g, func() error { return g.Fill(dst, n*dt.Size()/4, dtype.U32, 0) })
 				for _, count := range []int{1, 2, 4, 8} {
-					merge := func() error { return g.Merge(dst, dt, n, all[:count], 0.5, faults, 0) }
+					merge := func() error { return g.Merge(dst, dt, n, all[:count], 0.5, faults, 0, runtime.Back{}) }
 					cold := graphTime(g, func() error { return errors.Join(traffic(), merge()) })
 					fmt.Printf("| %d | %v | %d | 1/%d | %.1f | %.1f | %.1f |\n", n, dt, count, every, graphTime(g, merge), cold-without, clearing)
 				}
@@ -195,7 +201,9 @@ func benchmarkStep(b *testing.B, n int, dt dtype.DType) {
 		return errors.Join(g.Copy(message.Idx, peer.Idx, 4*peer.N), g.Copy(message.Val, peer.Val, 4*peer.N))
 	}
 	exchanges := graphTime(g, exchange)
-	merge := func() error { return g.Merge(dst, dt, n, []runtime.Entries{of, message}, 0.5, faults, 0) }
+	merge := func() error {
+		return g.Merge(dst, dt, n, []runtime.Entries{of, message}, 0.5, faults, 0, runtime.Back{})
+	}
 	plain := graphTime(g, func() error { s := source(true); s.Take = false; return g.Accumulate(s) })
 	for _, inPlace := range []bool{false, true} {
 		state, threshold := put(g, []uint32{math.Float32bits(2.5758293), 0}), put(g, []float32{2.5758293, 0})

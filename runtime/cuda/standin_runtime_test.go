@@ -248,10 +248,10 @@ func TestStandInKernelsThatCannotBeLoaded(t *testing.T) {
 		f.Fail.Call(hostmem.Addr(load), 400, uintptr(-n))
 		kernels := rt.Kernels()
 		if left := f.Fail.Int(hostmem.Addr(load), 0, 0); left < 0 {
-			require.NoError(t, kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0))
+			require.NoError(t, kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0, runtime.Back{}))
 			break
 		}
-		asked.Go(func() { _ = kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0) })
+		asked.Go(func() { _ = kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0, runtime.Back{}) })
 		require.LessOrEqual(t, modules()-before, 4)
 	}
 	goruntime.KeepAlive(load)

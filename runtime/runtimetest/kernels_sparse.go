@@ -215,8 +215,10 @@ func (d *device) checkMerge(all []entries, n int, scale float32) {
 		want, _ := d.narrow(dense, dt)
 		_, dst := d.narrow(d.gradient("normal", n), dt)
 		faults := place(d, []int32{1000})
-		require.NoError(d, d.kernels().Merge(dst, dt, n, d.lists(all), scale, faults, rest))
+		back, checkBack := d.back(n)
+		require.NoError(d, d.kernels().Merge(dst, dt, n, d.lists(all), scale, faults, rest, back))
 		check()
+		checkBack()
 		d.equalFloats(want, d.readNarrow(dst, dt, n), "%d lists as %v", len(all), dt)
 		require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
 	}
@@ -239,13 +241,19 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 	for _, i := range want.idx {
 		want.val = append(want.val, sums[i])
 	}
+	total := len(want.idx)
 	lists, room := d.lists(all), 0
 	for _, l := range lists {
 		room += l.N
 	}
-	dst, faults := d.target(min(n, room), true), place(d, []int32{1000})
+	room = min(n, room)
+	if d.rng.IntN(2) == 0 { // for some of them, or just for all
+		room = []int{total, max(total-1, 0), total / 2, min(total, 1), 0}[d.rng.IntN(5)]
+		want = want.at(ranking(want.val)[:min(room, total)])
+	}
+	dst, faults := d.target(room, true), place(d, []int32{1000})
 	require.NoError(d, d.kernels().Union(dst, n, lists, scale, faults, least))
-	d.equalEntries(want, len(want.idx), dst, "%d lists", len(all))
+	d.equalEntries(want, total, dst, "%d lists, room for %d of %d", len(all), room, total)
 	require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
 }
 
@@ -328,36 +336,55 @@ func testGiveBack(d *device) {
 		for _, m := range []int{0, 1, n / 10, n} {
 			for _, share := range []int{0, 1, 2, 20} {
 				d.each(func(d *device) {
-					x, l := d.gradient("special", n), d.random(m, n, "special")
-					taken := d.random(min(3, n), n, "zero") // some that l may not have
-					for _, i := range l.idx {
-						if share > 0 && d.rng.IntN(share) == 0 {
-							taken.idx = append(taken.idx, i)
-						}
-					}
-					slices.Sort(taken.idx)
-					taken.idx = slices.Compact(taken.idx)
-					taken.val = make([]float32, len(taken.idx))
-					isTaken := make([]bool, n)
-					for _, i := range taken.idx {
-						isTaken[i] = true
-					}
-					want := slices.Clone(x)
-					for j, i := range l.idx {
-						if !isTaken[i] {
-							want[i] = sum(want[i], l.val[j])
-						}
-					}
-					spoiled, wrong := d.spoiled(l, n)
-					without, _ := d.spoiled(taken, n)
-					dst := runtime.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}
-					require.NoError(d, k.GiveBack(dst, d.list(spoiled), d.list(without)))
-					d.equalFloats(want, read[float32](d, dst.Ptr, n), "%d taken", len(taken.idx))
-					require.Equal(d, 7+wrong, readOne[int32](d, dst.Faults), "faults, seed %d", Seed)
+					b, check := d.given(n, m, share)
+					require.NoError(d, k.GiveBack(b.Dst, b.L, b.Taken))
+					check()
 				}, "%d of %d, share %d", m, n, share)
 			}
 		}
 	}
+}
+
+// given makes what GiveBack gives back: m of n entries, but those that are taken, one of so many
+// and some others. check looks at what comes of it.
+func (d *device) given(n, m, share int) (b runtime.Back, check func()) {
+	d.Helper()
+	x, l := d.gradient("special", n), d.random(m, n, "special")
+	taken := d.random(min(3, n), n, "zero") // some that l may not have
+	for _, i := range l.idx {
+		if share > 0 && d.rng.IntN(share) == 0 {
+			taken.idx = append(taken.idx, i)
+		}
+	}
+	slices.Sort(taken.idx)
+	taken.idx = slices.Compact(taken.idx)
+	taken.val = make([]float32, len(taken.idx))
+	isTaken := make([]bool, n)
+	for _, i := range taken.idx {
+		isTaken[i] = true
+	}
+	want := slices.Clone(x)
+	for j, i := range l.idx {
+		if !isTaken[i] {
+			want[i] = sum(want[i], l.val[j])
+		}
+	}
+	spoiled, wrong := d.spoiled(l, n)
+	without, _ := d.spoiled(taken, n)
+	b = runtime.Back{Dst: runtime.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}, L: d.list(spoiled), Taken: d.list(without)}
+	return b, func() {
+		d.Helper()
+		d.equalFloats(want, read[float32](d, b.Dst.Ptr, n), "%d of %d, %d taken", m, n, len(taken.idx))
+		require.Equal(d, 7+wrong, readOne[int32](d, b.Dst.Faults), "faults, seed %d", Seed)
+	}
+}
+
+// back is given, or nothing.
+func (d *device) back(n int) (b runtime.Back, check func()) {
+	if d.rng.IntN(2) == 0 {
+		return runtime.Back{}, func() {}
+	}
+	return d.given(n, d.rng.IntN(n+1), d.rng.IntN(4))
 }
 
 func testLowerBounds(d *device) {
@@ -525,7 +552,7 @@ func testHostile(d *device) {
 				"TopOf":       k.TopOf(l, 100, dst(100), bounds, array),
 				"AboveOf":     k.AboveOf(l, d.number(1), dst(100)),
 				"CountAbove":  k.CountAbove(l, d.number(1), 1, words()),
-				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0),
+				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0, runtime.Back{}),
 				"Union":       k.Union(dst(n), n, lists, 0.5, array.Faults, d.number(1)),
 				"ScatterAdd":  k.ScatterAdd(array, l, 1),
 				"ScatterSet":  k.ScatterSet(array, l),
@@ -566,7 +593,7 @@ func testKernelArguments(d *device) {
 			k.Fit(long, 1, t), k.Refine(p, n, t, 1, nil), k.Refine(p, 8, t, n, nil),
 			k.TopOf(far, 1, ok, 0, runtime.Array{}), k.TopOf(ok, n, ok, 0, runtime.Array{}), k.TopOf(ok, 1, far, 0, runtime.Array{}), k.TopOf(ok, 1, ok, 0, wide), k.AboveOf(far, t, ok), k.AboveOf(ok, t, far),
 			k.CountAbove(far, t, 1, q), k.CountAbove(ok, t, n, q), k.Narrow(f64, 0, n, t, 1), k.Narrow(f64, 0, 1, t, n),
-			k.Merge(p, dtype.F32, n, nil, 1, 0, 0), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0),
+			k.Merge(p, dtype.F32, n, nil, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 8, nil, 1, 0, 0, runtime.Back{Dst: array, L: far}),
 			k.Union(ok, n, nil, 1, 0, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0, 0), k.Union(far, 8, nil, 1, 0, 0),
 			k.ScatterAdd(wide, ok, 1), k.ScatterAdd(array, far, 1), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
 			k.ZeroAt(wide, ok), k.ZeroAt(array, far), k.GiveBack(wide, ok, ok), k.GiveBack(array, far, ok), k.GiveBack(array, ok, far),
@@ -587,8 +614,9 @@ func testKernelArguments(d *device) {
 		k.Fit(noX, 1, t), k.Fit(src, 1, 0), k.Refine(0, 1, t, 1, nil), k.Refine(p, 1, 0, 1, nil), k.Refine(p, 1, t, 1, make([]float32, 65)),
 		k.TopOf(none, 1, ok, 0, runtime.Array{}), k.TopOf(ok, 1, none, 0, runtime.Array{}), k.TopOf(ok, 3, few, 0, runtime.Array{}), k.AboveOf(none, t, ok), k.AboveOf(ok, 0, ok), k.AboveOf(ok, t, none),
 		k.CountAbove(none, t, 1, q), k.CountAbove(ok, 0, 1, q), k.CountAbove(ok, t, 1, 0), k.Narrow(0, 0, 1, t, 1), k.Narrow(f64, 0, 1, 0, 1),
-		k.Merge(0, dtype.F32, 1, nil, 1, 0, 0), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0),
-		k.Union(none, 1, nil, 1, 0, 0), k.Union(noLen, 1, nil, 1, 0, 0), k.Union(few, 8, []runtime.Entries{ok}, 1, 0, 0),
+		k.Merge(0, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: noPtr}),
+		k.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: array, Taken: none}),
+		k.Union(none, 1, nil, 1, 0, 0), k.Union(noLen, 1, nil, 1, 0, 0),
 		k.ScatterAdd(noPtr, ok, 1), k.ScatterAdd(array, none, 1), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
 		k.ZeroAt(noPtr, ok), k.ZeroAt(array, none), k.GiveBack(noPtr, ok, ok), k.GiveBack(array, none, ok), k.GiveBack(array, ok, none),
 		k.LowerBounds(none, q, 2, q, q), k.LowerBounds(ok, 0, 2, q, q), k.LowerBounds(ok, q, 2, 0, q),
@@ -603,7 +631,7 @@ func testKernelArguments(d *device) {
 	for _, dt := range []dtype.DType{dtype.Invalid, dtype.F64, dtype.I32, dtype.I16, dtype.FP8E4M3} {
 		typed := runtime.Source{X: p, N: 1, Grad: p, DType: dt}
 		for i, err := range []error{k.Accumulate(typed), k.Select(typed, t, ok), k.TopK(typed, 1, ok, t), k.SelectNear(typed, 1, f64, near, ok, t),
-			k.Fit(typed, 1, t), k.Store(p, dt, p, 1, 1, 0), k.Scale(p, dt, 1, t), k.SumSquares(p, dt, 1, f64), k.Merge(p, dt, 1, nil, 1, 0, 0)} {
+			k.Fit(typed, 1, t), k.Store(p, dt, p, 1, 1, 0), k.Scale(p, dt, 1, t), k.SumSquares(p, dt, 1, f64), k.Merge(p, dt, 1, nil, 1, 0, 0, runtime.Back{})} {
 			require.ErrorIs(d, err, runtime.ErrDType, "call %d, %v", i, dt)
 		}
 	}
