@@ -483,8 +483,7 @@ func (c *conserved) check(t *testing.T, seed uint64, step int) {
 	}
 }
 
-// Steady steps do not wait: with thresholds that serve, between two steps that find
-// thresholds or regions anew.
+// Steps do not wait once thresholds serve, also those that find thresholds or regions anew.
 func TestOktopkDoesNotWait(t *testing.T) {
 	const n, ranks, steps, settled = 60_000, 2, 64, 24
 	for _, overflow := range []distributed.OverflowPolicy{distributed.OverflowDrop, distributed.OverflowPass} {
@@ -494,7 +493,7 @@ func TestOktopkDoesNotWait(t *testing.T) {
 			s.steps = append(s.steps, act{scale: 1, overflow: -1})
 		}
 		_, unwaited := s.run(t, true, 0)
-		assert.GreaterOrEqual(t, unwaited, (steps-settled)*3/4, "of %d steps", steps)
+		assert.GreaterOrEqual(t, unwaited, steps-settled, "of %d steps", steps)
 	}
 }
 

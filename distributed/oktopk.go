@@ -193,11 +193,11 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	padded := x.pads(limit.outgoing, rebalance)
 	each := limit.each(x.k, x.size)
 	room := 0 // of a rank in the result; 0: as lengths turn out
-	if x.past.level == levelSteps && !rebalance && each >= 2*evenLength {
+	if x.past.level == levelSteps && each >= 2*evenLength {
 		room = each
 	}
 	// Where a threshold that is far off may do little harm, it is the next step that
-	// estimates it. Then no number of this step is needed to make it.
+	// estimates it. Then the host needs no number of this step to make it.
 	steady := room > 0 && !estimate
 	late := room > 0 && padded && x.late()
 	ahead := 0 // room, where sums are gathered before the host knows how many there are
@@ -290,6 +290,7 @@ func (x *okExchange) settle(ctx context.Context) {
 	}
 	was := x.past
 	x.receive(ctx)
+	x.checkSamples()
 	total := x.announced()
 	switch {
 	case x.err != nil:
