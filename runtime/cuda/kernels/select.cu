@@ -193,9 +193,9 @@ template <typename G> struct picker {
       here = at + 1 < mine.end && at + 1 - first < count_whole;
       if (here) next.load(tile<Q>(at + 1, s.lead, s.n), from, grad);
       if (!now) continue;
+      if (lists) list<Q, adds>(w.at(0), v, 0xf);
 #pragma unroll
       for (u32 row = 0; adds && row < Q; row++) store_row(w.at(row), v + row * quad);
-      if (lists) list<Q>(w.at(0), v, 0xf);
     }
   }
 
@@ -215,7 +215,7 @@ template <typename G> struct picker {
         if (adds && a.keep) a.keep[i] = v[j];
         if constexpr (adds) a.x[i] = v[j] += widen(grad[i]) * factor;
       }
-      if (lists) list<1>(w.at(row), v, exist);
+      if (lists) list<1, false>(w.at(row), v, exist);
     }
   }
 
@@ -227,8 +227,9 @@ template <typename G> struct picker {
   }
 
   // list lists those elements of some rows, from i on, that reach the key. Seldom
-  // has a thread several in a row.
-  template <u32 rows> METHOD void list(i64 i, const float *v, u32 exist) {
+  // has a thread several in a row. What is taken out is taken out of v, if that is stored
+  // afterwards, and otherwise of memory.
+  template <u32 rows, bool stored> METHOD void list(i64 i, float *v, u32 exist) {
     u32 flags[rows], some[rows];
     bool several = false, any = false;
 #pragma unroll
@@ -256,12 +257,17 @@ template <typename G> struct picker {
         }
       const float v0 = v[r * quad], v1 = v[r * quad + 1], v2 = v[r * quad + 2], v3 = v[r * quad + 3]; // an element by a number would make v memory
       const i64 first = i + r * quad * warp_size;
-      for (u32 f = flags[r]; f && at < room; f &= f - 1, at++) {
-        const u32 j = trailing_zeros(f);
+      u32 left = flags[r];
+      for (; left && at < room; left &= left - 1, at++) {
+        const u32 j = trailing_zeros(left);
         idx[at] = s.index(first + j);
         val[at] = j < 2 ? (j < 1 ? v0 : v1) : (j < 3 ? v2 : v3);
-        if (a.take) a.x[first + j] = 0;
+        if (!stored && a.take) a.x[first + j] = 0;
       }
+      const u32 taken = stored && a.take ? flags[r] & ~left : 0;
+#pragma unroll
+      for (u32 j = 0; j < quad; j++)
+        if (taken >> j & 1) v[r * quad + j] = 0;
     }
   }
 };
