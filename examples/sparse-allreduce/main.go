@@ -1,12 +1,16 @@
-// Command sparse-allreduce averages a gradient over four ranks and sends only
+// Command sparse-allreduce averages a gradient over some ranks and sends only
 // the largest 5 % of the entries per step. What is not sent stays in a residual on its
 // rank (error feedback) and is sent later, so the sum of the results approaches
 // the dense one.
+//
+//	go run ./examples/sparse-allreduce          # four ranks on the host
+//	go run ./examples/sparse-allreduce -gpus 2  # a rank on each of two GPUs, over NCCL
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
 	"math"
@@ -14,22 +18,69 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 const (
-	ranks    = 4
 	elements = 100_000
 	steps    = 200
 )
 
 func main() {
+	gpus := flag.Uint("gpus", 0, "number of GPUs, a rank on each; 0 for four ranks on the host")
+	flag.Parse()
+	var err error
+	if ctx := context.Background(); *gpus == 0 {
+		err = onHost(ctx, 4)
+	} else {
+		err = onGPUs(ctx, int(*gpus))
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// onHost has the ranks in the host's memory, all of which share a runtime.
+func onHost(ctx context.Context, ranks int) error {
 	rt := cpu.New()
-	fmt.Printf("%d ranks average the same gradients of %d elements in each of %d steps.\n\n", ranks, elements, steps)
-	fmt.Printf("%-30s %24s %24s\n", "", "elements sent per step", "error of the sum so far")
+	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error { return compare(ctx, rt, c) })
+	return errors.Join(err, rt.Close())
+}
+
+// onGPUs has a rank on each GPU.
+func onGPUs(ctx context.Context, gpus int) (err error) {
+	runtimes := make([]*cuda.Runtime, gpus)
+	for i := range runtimes {
+		if runtimes[i], err = cuda.Open(i); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, runtimes[i].Close()) }()
+	}
+	world, err := nccl.InProcess(ctx, runtimes)
+	if err != nil {
+		return err
+	}
+	ranks := make([]comm.Communicator, gpus)
+	for i, c := range world {
+		ranks[i] = c
+	}
+	return comm.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error { return compare(ctx, runtimes[c.Rank()], c) })
+}
+
+// compare trains in three ways. It is the same on hosts and GPUs.
+func compare(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
+	print := func(format string, values ...any) {
+		if c.Rank() == 0 {
+			fmt.Printf(format, values...)
+		}
+	}
+	print("%d ranks average the same gradients of %d elements in each of %d steps.\n\n", c.WorldSize(), elements, steps)
+	print("%-30s %24s %24s\n", "", "elements sent per step", "error of the sum so far")
 	for _, run := range []struct {
 		label string
 		cfg   distributed.Config
@@ -38,20 +89,13 @@ func main() {
 		{"oktopk, 5 %", distributed.Config{Pattern: distributed.Oktopk, Density: 0.05}},
 		{"oktopk, 5 %, no feedback", distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, NoErrorFeedback: true}},
 	} {
-		err := local.Run(context.Background(), ranks, func(ctx context.Context, c comm.Communicator) error {
-			sent, deviation, err := train(ctx, rt, c, run.cfg)
-			if err == nil && c.Rank() == 0 {
-				fmt.Printf("%-30s %24d %22.1f %%\n", run.label, sent/steps, 100*deviation)
-			}
-			return err
-		})
+		sent, deviation, err := train(ctx, rt, c, run.cfg)
 		if err != nil {
-			log.Fatal(err)
+			return err
 		}
+		print("%-30s %24d %22.1f %%\n", run.label, sent/steps, 100*deviation)
 	}
-	if err := rt.Close(); err != nil {
-		log.Fatal(err)
-	}
+	return nil
 }
 
 // train adds up the averaged gradients of all steps, as an optimizer does, and
@@ -88,9 +132,9 @@ func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg dis
 		sent += stats.SentElements
 	}
 	exact := make([]float64, elements)
-	for rank := range ranks {
+	for rank := range c.WorldSize() {
 		for i, g := range gradient(rank) {
-			exact[i] += float64(g) * steps / ranks
+			exact[i] += float64(g) * steps / float64(c.WorldSize())
 		}
 	}
 	var off, norm float64
