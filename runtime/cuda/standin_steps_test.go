@@ -1,0 +1,151 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/race"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// How many nodes the graph of a steady step of two ranks has at most: kernels, copies and
+// collectives. A transaction keeps what an undo brings back, counts overflows in each
+// rank's list, and looks at them: with that gtopk has 13 and gaussiank 14.
+const mostNodes, mostOfTransactions = 12, 14
+
+// overHost is a communicator of the host with a stream of its own, which takes the
+// memory of the stand-in for a GPU's.
+type overHost struct {
+	comm.Communicator
+	ctx context.Context
+}
+
+func (c overHost) Unwrap() comm.Communicator        { return c.Communicator }
+func (overHost) CheckDevice(d runtime.Device) error { return nil }
+func (overHost) CommStream() uintptr                { return 1 }
+func (overHost) CommAfter(uintptr) error            { return nil }
+func (c overHost) AfterComm(uintptr) error          { return c.Sync(c.ctx) }
+
+// TestStepsOfPatterns makes steps of two ranks, the kernels' source run on the host,
+// and counts what a steady one submits, and what it allocates: nothing of Go's memory,
+// nothing of the device's.
+func TestStepsOfPatterns(t *testing.T) {
+	if os.Getenv(standInVariable) == "" {
+		t.Skip("needs the stand-in; see TestOnStandIns")
+	}
+	f := openStandIn(t)
+	const ranks, n, rounds, steps = 2, 4096, 5, 3
+	for _, pattern := range distributed.Patterns() {
+		for name, cfg := range map[string]distributed.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
+			if cfg.InPlace && pattern == distributed.Dense || race.Enabled && cfg.NoUndo {
+				continue
+			}
+			cfg.Pattern, cfg.Density = pattern, 0.02
+			warm := 40
+			if distributed.NeedsHost(pattern) {
+				warm = 100 // its memory grows to the longest list
+			}
+			t.Run(pattern+"/"+name, func(t *testing.T) {
+				nodes, garbage := 0, math.Inf(1)
+				err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
+					rt, err := Open(c.Rank())
+					if err != nil {
+						return err
+					}
+					defer func() { err = errors.Join(err, rt.Close()) }()
+					meter := comm.NewMeter(overHost{c, ctx})
+					s, err := distributed.NewSparse(rt, meter, n, cfg)
+					if err != nil {
+						return err
+					}
+					defer func() { err = errors.Join(err, s.Close()) }()
+					rng := rand.New(rand.NewPCG(uint64(c.Rank()), 16))
+					values := make([]float32, n)
+					for i := range values {
+						values[i] = float32(rng.NormFloat64())
+					}
+					gradient, err := runtime.FromSlice(rt, values)
+					if err != nil {
+						return err
+					}
+					defer func() { err = errors.Join(err, gradient.Free()) }()
+					g, err := gradient.Ptr()
+					if err != nil {
+						return err
+					}
+					tensor, err := runtime.New(rt, dtype.F32, n)
+					if err != nil {
+						return err
+					}
+					defer func() { err = errors.Join(err, tensor.Free()) }()
+					if err := tensor.Fill(0); err != nil {
+						return err
+					}
+					to, err := tensor.Ptr()
+					if err != nil {
+						return err
+					}
+					step := func() {
+						if err != nil {
+							return
+						}
+						if cfg.InPlace {
+							err = rt.Kernels().Accumulate(runtime.Source{X: to, N: n, Grad: g, DType: dtype.F32})
+						} else {
+							err = rt.Copy(to, g, 4*n)
+						}
+						err = errors.Join(err, s.AllReduce(ctx, tensor))
+					}
+					for range warm {
+						step()
+					}
+					rt.Freeze()
+					if c.Rank() == 0 {
+						for range rounds {
+							garbage = min(garbage, testing.AllocsPerRun(steps, step))
+						}
+					} else {
+						for range rounds * (steps + 1) { // AllocsPerRun adds one
+							step()
+						}
+					}
+					rt.Unfreeze()
+					if err != nil || distributed.NeedsHost(pattern) {
+						return err
+					}
+					// Collectives of the host are made at once here: on what is there.
+					calls, submitted := meter.Totals().Calls, f.Submitted.Call(rt.ComputeStream())
+					graph, err := rt.Stream().Capture(func() error { return s.AllReduce(ctx, tensor) })
+					if err != nil {
+						return err
+					}
+					if c.Rank() == 0 {
+						nodes = int(meter.Totals().Calls-calls) + int(f.Submitted.Call(rt.ComputeStream())-submitted)
+					}
+					return graph.Close()
+				})
+				require.NoError(t, err)
+				most := mostNodes
+				if !cfg.NoUndo {
+					most = mostOfTransactions
+				}
+				assert.LessOrEqual(t, nodes, most)
+				t.Log(nodes, "nodes in a graph")
+				if !race.Enabled {
+					assert.Zero(t, garbage, "allocations a step")
+				}
+			})
+		}
+	}
+}
