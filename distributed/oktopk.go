@@ -37,7 +37,7 @@ import (
 //     padding takes comes off what is left below. In steps in which the result has
 //     R entries of each rank at most (3), padded messages take all that this leaves ([limits.leaving]).
 //  3. The sums that pass the global threshold make up the result. If regions had about
-//     equally many in the two steps before, the largest R of each go into it, where R is
+//     equally many in the two steps before, the first R of each go into it, where R is
 //     1.5k/P, but not more than floor((B-2S)/2(P-1)): a rank receives at most
 //     2R(P-1) elements, and 2S + 2R(P-1) <= B. Otherwise, and where R is below 512,
 //     they are at most G = min(k, floor((B-2S)/2)): if
@@ -235,7 +235,7 @@ func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	}
 	if ahead > 0 {
 		if !steady { // otherwise they are where they are sent from
-			x.largestPassing(sums)
+			x.aboveOf(sums, x.at(numBracket), x.allgather.lists[x.rank])
 		}
 		lists, last := x.gatherAhead(ctx, own, late), x.size-1
 		for t := 1; t < last; t++ {
@@ -479,8 +479,7 @@ func nearly(room int) int { return room * 13 / 14 }
 // reducePadded reduces with padded messages, their lengths in front. What there is no
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
 // in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
-// the largest of those that pass it, in this rank's message to all others, as of
-// [okExchange.largestPassing].
+// those that pass it, in this rank's message to all others, and in front of them how many passed.
 func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
 	outgoing, room := x.cutOutgoing(picks, limit), limit.message
 	if x.size > 2 {
@@ -622,17 +621,8 @@ func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
 	return passed
 }
 
-// largestPassing puts the largest of the sums that pass the threshold into this rank's message,
-// as many as there is room for, and in front of them how many passed.
-func (x *okExchange) largestPassing(sums runtime.Entries) {
-	mine, passed := x.allgather.lists[x.rank], x.message(&x.reduced, sums.N)
-	x.aboveOf(sums, x.at(numBracket), passed)
-	x.topOf(passed, mine.N, mine)
-	x.copy(mine.Len, passed.Len, 1)
-}
-
-// gatherAhead gathers the largest of each rank's sums that passed the threshold, with room
-// for as many as [okExchange.place] was told. What comes of this rank's own picks is known
+// gatherAhead gathers those of each rank's sums that passed the threshold, as many as there is
+// room for ([okExchange.place]). What comes of this rank's own picks is known
 // before: those that are not in its sums go back meanwhile. Late, the host gets to know in the
 // next step what the ranks announced.
 func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late bool) []runtime.Entries {
@@ -752,8 +742,8 @@ func (x *okExchange) checkSamples() {
 }
 
 // share cuts the sums of this rank that passed the threshold to those that go into
-// the result: with room, to so many, and otherwise where all ranks together have more
-// than the result may have. It corrects x.allgather.lengths.
+// the result: with room, to the first ones that have it, and otherwise to the largest, where all
+// ranks together have more than the result may have. It corrects x.allgather.lengths.
 func (x *okExchange) share(passing runtime.Entries, total int, limit limits, room int) runtime.Entries {
 	counts := x.allgather.lengths
 	switch {
@@ -761,6 +751,7 @@ func (x *okExchange) share(passing runtime.Entries, total int, limit limits, roo
 		for r := range counts {
 			counts[r] = min(counts[r], room)
 		}
+		return exactly(passing, counts[x.rank])
 	case total > limit.global:
 		divide(counts, total, limit.global)
 	}

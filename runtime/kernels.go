@@ -221,7 +221,7 @@ type Kernels interface {
 	// started with, those whose sum is 0 included: the union of the lists'
 	// indices, ascending, and the sums. dst.Len is set to how many there are. threshold, if
 	// not 0, is the address of an F32: sums of magnitude below it are left out. If there are
-	// more than dst.N, those of largest magnitude are written, among equals the first ones.
+	// more than dst.N, the first ones are written.
 	Union(dst Entries, n int, lists []Entries, scale float32, faults, threshold uintptr) error
 	// ScatterAdd adds dst[idx[i]] += val[i] * scale; the product is rounded before
 	// the sum.

@@ -291,8 +291,9 @@ func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 			count = sums.cut(count).keepAbove(thresholdKey(*t))
 		}
 		if all > dst.N {
-			most, _ := s.topK(&source{x: sums.val[:count]}, dst.N, to.entries, guess{}, true)
-			translate(to.idx[:most], sums.idx)
+			sums = sums.cut(count)
+			copy(to.idx, sums.idx)
+			copy(to.val, sums.val)
 		}
 		set(to.length, int32(count))
 		add(f, outside)

@@ -454,14 +454,15 @@ func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 	c.number("dst.Len", dst.Len, 4)
 	c.optional("faults", faults)
 	c.optional("threshold", threshold)
-	all := min(c.lists(lists), c.length("n", n))
+	c.lists(lists)
+	c.length("n", n)
 	return c.submit(func() error {
-		m := merging{to: dst, spilled: max(all-dst.N, 0), n: n, lists: lists, scale: scale, faults: faults, threshold: threshold}
+		m := merging{to: dst, n: n, lists: lists, scale: scale, faults: faults, threshold: threshold}
 		k, work := kernelUnite, n
 		if len(lists) == 2 {
 			k, work = kernelUniteTwo, 2*(lists[0].N+lists[1].N) // its tiles have half as many entries as those of arrays
 		}
-		if err := errors.Join(s.growStatus(work), s.grow(spill, 8*m.spilled)); err != nil {
+		if err := s.growStatus(work); err != nil {
 			return err
 		}
 		return s.launchLists(k, work, mergesPerSM, m)
@@ -472,7 +473,6 @@ func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 type merging struct {
 	dst                     uintptr         // of merge
 	to                      runtime.Entries // of unite
-	spilled                 int             // how many entries there may be beyond it
 	n                       int
 	lists                   []runtime.Entries
 	scale                   float32
@@ -501,8 +501,7 @@ func (s *sparse) launchLists(k kernel, work, perSM int, m merging) error {
 		}
 	}
 	fixed := a.put(s.at(control), s.at(status), uint64(m.dst), uint64(m.to.Idx), uint64(m.to.Val), uint64(m.to.N), uint64(m.to.Len),
-		uint64(m.n), math.Float64bits(float64(m.scale)), uint64(m.faults), uint64(m.rest), uint64(m.threshold),
-		s.at(spill), s.at(spill)+uint64(4*m.spilled), uint64(m.spilled))
+		uint64(m.n), math.Float64bits(float64(m.scale)), uint64(m.faults), uint64(m.rest), uint64(m.threshold))
 	fixed += a.putBack(fixed, m.back)
 	fixed += copy(a.values[fixed:], []uint64{uint64(len(all)), table})
 	if table == 0 {

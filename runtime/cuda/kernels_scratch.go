@@ -43,7 +43,6 @@ const (
 	candidates
 	partial // sums of segments, or sorted samples
 	lists   // descriptors of lists
-	spill   // entries of a union that there is no room for
 	regionCount
 )
 
@@ -56,7 +55,7 @@ const (
 	segmentElements = 2 * tileElements
 	momentsBytes    = 24
 	maxLists        = 256
-	inlineLists     = 24
+	inlineLists     = 25
 	listWords       = 4
 	putWords        = 120
 	maxCounts       = 64

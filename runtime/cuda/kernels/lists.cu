@@ -214,12 +214,7 @@ KERNEL put_words(put_args a) {
   for (u32 i = thread(); i < a.n; i += threads()) a.to[i] = a.word[i];
 }
 
-enum { max_lists = 256, inline_lists = 24 };
-struct spill {
-  i32 *idx;
-  float *val;
-  u64 n;
-};
+enum { max_lists = 256, inline_lists = 25 };
 struct merge_args {
   control *c;
   u64 *status;
@@ -230,7 +225,6 @@ struct merge_args {
   i32 *faults;
   float *rest; // merge
   const float *threshold; // unite
-  struct spill spill; // unite
   struct back back; // merge
   u64 count;
   const u64 *table; // the lists, if they are too many
@@ -471,89 +465,6 @@ KERNEL BOUNDS(block_threads, 4) merge_f32(merge_args a) { merge<float>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_f16(merge_args a) { merge<f16>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_bf16(merge_args a) { merge<bf16>(a); }
 
-// Where a union goes: to a list, and what there is no room for there behind it.
-struct union_target {
-  entries to;
-  struct spill spill;
-  METHOD void put(u32 place, i32 index, float value) const {
-    if (place < to.n)
-      to.idx[place] = index, to.val[place] = value;
-    else if (place - to.n < spill.n)
-      spill.idx[place - to.n] = index, spill.val[place - to.n] = value;
-  }
-};
-
-// end_union stores how many entries a union has, and is what its last block does. If there
-// are more than were wanted, it leaves those of largest magnitude where they are wanted: a
-// radix select over all of them, digit by digit of their keys, then a pass that closes the
-// gaps. One block is slow at that, but hardly a call needs it.
-DEVICE void end_union(control *c, const union_target t, u32 *bins, u32 *totals) {
-  enum { digit = 11, ahead = 8, share = 8, entries_at_once = share * block_threads };
-  static SHARED u32 found, before;
-  const u32 total = load(&c->total), k = (u32)t.to.n;
-  barrier();
-  if (thread() == 0) *(i32 *)t.to.length = (i32)total;
-  reset(c);
-  if (total <= k) return;
-  const u32 n = (u32)least((u64)total, k + t.spill.n);
-  const auto index_of = [&] METHOD (u32 i) { return *(i < k ? t.to.idx + i : t.spill.idx + (i - k)); };
-  const auto value_of = [&] METHOD (u32 i) { return *(i < k ? t.to.val + i : t.spill.val + (i - k)); };
-  u32 key = k ? 0 : ~0u, rank = k; // the k-th largest is the rank-th of those that have the digits of key so far
-  for (u32 bits = 31; bits > 0 && k > 0;) {
-    const u32 shift = bits > digit ? bits - digit : 0;
-    for (u32 i = thread(); i < 1 << digit; i += block_threads) bins[i] = 0;
-    barrier();
-    for (u64 from = thread(); from < n; from += ahead * block_threads) {
-      float value[ahead];
-#pragma unroll
-      for (u32 j = 0; j < ahead; j++) value[j] = value_of(least((u32)from + j * block_threads, n - 1));
-#pragma unroll
-      for (u32 j = 0; j < ahead; j++) {
-        const u32 mine = key_of(value[j]);
-        if (from + j * block_threads < n && (mine ^ key) >> bits == 0) add_to(&bins[(mine >> shift) & ((1u << (bits - shift)) - 1)], 1);
-      }
-    }
-    barrier();
-    enum { bins_each = (1 << digit) / block_threads };
-    const u32 first = (block_threads - 1 - thread()) * bins_each; // the largest first
-    u32 sum = 0, all;
-    for (u32 b = 0; b < bins_each; b++) sum += bins[first + b];
-    u32 above = scan(sum, totals, all);
-    if (above < rank && rank <= above + sum) {
-      u32 b = first + bins_each - 1;
-      for (; above + bins[b] < rank; b--) above += bins[b];
-      found = b, before = above;
-    }
-    barrier();
-    key |= found << shift, rank -= before, bits = shift;
-  }
-  u32 kept = 0, equals = 0;
-  for (u64 from = 0; from < n; from += entries_at_once) {
-    const u32 first = (u32)from + thread() * share;
-    i32 index[share];
-    float value[share];
-    u32 mine = 0; // how many are above, and in the upper half how many equal
-#pragma unroll
-    for (u32 s = 0; s < share; s++) {
-      const u32 i = least(first + s, n - 1);
-      index[s] = index_of(i), value[s] = value_of(i);
-      const u32 x = key_of(value[s]);
-      if (first + s < n) mine += x > key ? 1 : x == key ? 1 << 16 : 0;
-    }
-    u32 all, now = scan(mine, totals, all);
-    u32 place = kept + (now & 0xffff), equal = equals + (now >> 16);
-#pragma unroll
-    for (u32 s = 0; s < share; s++) {
-      if (first + s >= n) continue;
-      const u32 x = key_of(value[s]), at = place + least(equal, rank);
-      if (x > key || (x == key && equal < rank)) t.to.idx[at] = index[s], t.to.val[at] = value[s];
-      place += x > key, equal += x == key;
-    }
-    kept += all & 0xffff, equals += all >> 16;
-    barrier();
-  }
-}
-
 // unite lists what was added to a tile, which is a block's, instead of writing all
 // of it. Tiles begin at the least index of all lists. A block has two tickets: when it
 // waits for how many entries come before a tile's, it looks where the next tile's are.
@@ -565,7 +476,6 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
   const u64 tag = tag_of(c);
   const float factor = (float)a.scale;
   const u32 key = a.threshold ? threshold_key(*a.threshold) : 0;
-  const union_target target = {a.to, a.spill};
   static SHARED cursors<block_team>::memory m;
   cursors<block_team> s(m, a);
   s.count_outside(a);
@@ -620,13 +530,18 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
     place += before;
     for (; mine; mine &= mine - 1, place++) {
       const u32 i = thread() * share + trailing_zeros(mine);
-      target.put(place, (i32)(start + i), tile[i]);
+      if (place < a.to.n) {
+        a.to.idx[place] = (i32)(start + i);
+        a.to.val[place] = tile[i];
+      }
       tile[i] = 0;
     }
     barrier();
     number = next;
   }
-  if (last_block(c)) end_union(c, target, (u32 *)tile, totals);
+  if (!last_block(c)) return;
+  if (thread() == 0) *(i32 *)a.to.length = (i32)load(&c->total);
+  reset(c);
 }
 
 // unite_two is unite of two lists. Its tiles are equal parts of the two merged into one,
@@ -642,7 +557,6 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
   const u64 tag = tag_of(c);
   const float factor = (float)args.scale;
   const u32 key = args.threshold ? threshold_key(*args.threshold) : 0;
-  const union_target target = {args.to, args.spill};
   const list a = list_of(args.list, 0), b = list_of(args.list, 1);
   const u64 all = (u64)a.n + b.n;
   const u32 tiles = (u32)((all + elements - 1) / elements);
@@ -713,8 +627,13 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
     const u32 before = block_look_back(args.status, number, count, tag);
     if (thread() == 0 && number == tiles - 1) c->total = before + count;
     barrier();
-    for (u32 k = thread(); k < count; k += block_threads) target.put(before + k, idx[k], val[k]);
+    for (u32 k = thread(); k < count && before + k < args.to.n; k += block_threads) {
+      args.to.idx[before + k] = idx[k];
+      args.to.val[before + k] = val[k];
+    }
   }
   count_faults(args.faults, faults);
-  if (last_block(c)) end_union(c, target, (u32 *)idx, totals);
+  if (!last_block(c)) return;
+  if (thread() == 0) *(i32 *)args.to.length = (i32)load(&c->total);
+  reset(c);
 }
