@@ -497,6 +497,52 @@ func TestOktopkDoesNotWait(t *testing.T) {
 	}
 }
 
+// A step that balances regions, and is dropped: what ranks announced in it may be more than the
+// regions have that there are again.
+func TestOktopkDropsWhatBalances(t *testing.T) {
+	const n, ranks, balances, steps = 60_000, 2, 16, 20
+	run := func(streams bool) [][]uint32 {
+		results := make([][]uint32, ranks)
+		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			var memory runtime.Runtime = rt
+			w := new(waits)
+			if streams {
+				memory, c = noticing{waitedFor{onStream{rt}, w}, &stumbling{Kernels: rt.Kernels()}, nil}, watched{ordered{c, ctx}, w}
+			}
+			u, err := newTrainee(memory, c, distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 1000, RebalanceInterval: balances}, n)
+			for step := 0; err == nil && step < steps; step++ {
+				g := u.gradient(step)
+				for i := range g { // large ones are near the beginning, but in that step
+					switch {
+					case step == balances && i >= n/2:
+						g[i] *= 1000
+					case step != balances && i >= n/15:
+						g[i] /= 1000
+					}
+				}
+				if step == balances {
+					g[n-1] = float32(math.NaN())
+				}
+				err = runtime.CopyIn(u.t, g)
+				w.comm.Store(0)
+				if err = errors.Join(err, u.s.AllReduce(ctx, u.t)); err != nil {
+					return fmt.Errorf("step %d: %w", step, err)
+				}
+				if step == balances {
+					assert.Zero(t, w.comm.Load(), "the host does not wait")
+				}
+				results[c.Rank()] = append(append(results[c.Rank()], bits(u.t)...), u.state()...)
+			}
+			return errors.Join(err, u.close())
+		})
+		return results
+	}
+	want, got := run(false), run(true)
+	for r := range want {
+		assert.True(t, slices.Equal(want[r], got[r]), "rank %d has other bits", r)
+	}
+}
+
 // noticingBranches is a runtime with notices that can work beside itself.
 type noticingBranches struct{ noticing }
 

@@ -290,17 +290,16 @@ func (x *okExchange) settle(ctx context.Context) {
 	}
 	was := x.past
 	x.receive(ctx)
-	x.checkSamples()
-	total := x.announced()
 	switch {
 	case x.err != nil:
-	case x.host[x.dropped] != 0:
+	case x.host[x.dropped] != 0: // with its regions, so what was announced is not of those that there are
 		x.setInt(x.dropped, 0)
 		x.past = x.undone
 	default:
 		threshold := x.host[numBracket]
 		x.past.pending = false
-		x.learn(total, newLimits(x.k, x.size, overhead(x.size, false, false)).each(x.k, x.size))
+		x.checkSamples()
+		x.learn(x.announced(), newLimits(x.k, x.size, overhead(x.size, false, false)).each(x.k, x.size))
 		if now := x.host[numBracket]; now != threshold && x.undoes && x.err == nil {
 			x.check(x.rt.Fill(at(x.before.ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
 		}

@@ -27,7 +27,8 @@ type exchange interface {
 	// placePicks returns memory for the picks, up to n. All ranks call it together.
 	placePicks(ctx context.Context, n int) runtime.Entries
 	// run makes the result of all ranks' picks, and gives back to the residual what
-	// did not make it into that. The result is there after engine.arrive.
+	// did not make it into that, or leaves it to the end of the step ([leftover]). The
+	// result is there after engine.arrive.
 	run(ctx context.Context, picks runtime.Entries) result
 }
 
