@@ -38,7 +38,7 @@ func main() {
 	if ctx := context.Background(); *gpus == 0 {
 		err = onHost(ctx, 4)
 	} else {
-		err = onGPUs(ctx, int(*gpus))
+		err = onGPUs(ctx, *gpus)
 	}
 	if err != nil {
 		log.Fatal(err)
@@ -53,21 +53,23 @@ func onHost(ctx context.Context, ranks int) error {
 }
 
 // onGPUs has a rank on each GPU.
-func onGPUs(ctx context.Context, gpus int) (err error) {
-	runtimes := make([]*cuda.Runtime, gpus)
-	for i := range runtimes {
-		if runtimes[i], err = cuda.Open(i); err != nil {
+func onGPUs(ctx context.Context, gpus uint) error {
+	var runtimes []*cuda.Runtime
+	for i := range gpus {
+		rt, err := cuda.Open(int(i))
+		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, runtimes[i].Close()) }()
+		defer rt.Close()
+		runtimes = append(runtimes, rt)
 	}
 	world, err := nccl.InProcess(ctx, runtimes)
 	if err != nil {
 		return err
 	}
-	ranks := make([]comm.Communicator, gpus)
-	for i, c := range world {
-		ranks[i] = c
+	var ranks []comm.Communicator
+	for _, c := range world {
+		ranks = append(ranks, c)
 	}
 	return comm.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error { return compare(ctx, runtimes[c.Rank()], c) })
 }

@@ -121,6 +121,11 @@ func TestStepsOfPatterns(t *testing.T) {
 						}
 					}
 					rt.Unfreeze()
+					if err != nil {
+						return err
+					}
+					stats, err := s.Stats(ctx)
+					assert.Positive(t, stats.PickedLocal, "the kernels ran")
 					if err != nil || distributed.NeedsHost(pattern) {
 						return err
 					}

@@ -1,8 +1,6 @@
 package cli
 
-import (
-	"testing"
-)
+import "testing"
 
 // A size that is read is written so that it is read again as itself.
 func FuzzSize(f *testing.F) {
