@@ -178,6 +178,8 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 // more, and as much is given back as the driver takes.
 func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 	r := m.rt
+	r.drv.unmapping.Lock()
+	defer r.drv.unmapping.Unlock()
 	size := uintptr(mapping.Bytes)
 	if err := r.giveBack(r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
 		return err

@@ -94,6 +94,9 @@ const libraryVariable = "TUTTI_CUDA_LIB"
 type driver struct {
 	sym  symbols
 	outs sync.Pool
+	// unmapping keeps threads from giving up mappings of the same memory at once, after
+	// which the driver (580 does) frees memory of its own twice.
+	unmapping sync.Mutex
 }
 
 // open loads libcuda and initialises it, once a process. Every later call

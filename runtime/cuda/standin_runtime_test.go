@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -672,6 +673,36 @@ func TestStandInLentContext(t *testing.T) {
 	again := openRuntime(t, 0, WithContext(foreign))
 	require.NoError(t, again.Close(), "the context is still there")
 	require.NoError(t, primary.Close())
+}
+
+// Ranks of one process give up their mappings of the same memory at about the same time.
+func TestStandInUnmapsOneByOne(t *testing.T) {
+	f := openStandIn(t)
+	var mappings []*SharedMemory
+	for device := range 2 {
+		rt, err := Open(device)
+		require.NoError(t, err)
+		defer func() { assert.NoError(t, rt.Close()) }()
+		if device == 0 {
+			own, err := rt.AllocateShared(1)
+			require.NoError(t, err)
+			mappings = append(mappings, own)
+			continue
+		}
+		fd, err := mappings[0].Export()
+		require.NoError(t, err)
+		other, err := rt.ImportShared(fd, mappings[0].Bytes())
+		require.NoError(t, err)
+		require.NoError(t, os.NewFile(uintptr(fd), "memory").Close())
+		mappings = append(mappings, other)
+	}
+	f.Meet.Call(1)
+	defer f.Meet.Call(0)
+	var both sync.WaitGroup
+	for _, m := range mappings {
+		both.Go(func() { assert.NoError(t, m.Close()) })
+	}
+	both.Wait()
 }
 
 // Streams write words, in the order of their work, until the runtime is closed.

@@ -149,6 +149,7 @@ type standIn struct {
 	Context    dl.Func `sym:"fake_context"`
 	Submitted  dl.Func `sym:"fake_submitted"`
 	Waited     dl.Func `sym:"fake_waited"`
+	Meet       dl.Func `sym:"fake_meet"`
 }
 
 // kinds are the things that the stand-in counts, in its order.

@@ -646,7 +646,25 @@ CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, struct memory *mem
   m->memory = memory, m->device = memory->device, memory->mapped = 1;
   return leave(SUCCESS);
 }
+
+/* A driver may free its own memory twice if two threads unmap the same memory at once. With
+ * fake_meet(1) a thread waits there for another one, for a while. */
+static int unmapping, meeting;
+void fake_meet(int on) { __atomic_store_n(&meeting, on, __ATOMIC_SEQ_CST); }
+static void alone(void) {
+  int together = __atomic_add_fetch(&unmapping, 1, __ATOMIC_SEQ_CST) > 1;
+  for (int ms = 0; ms < 200 && __atomic_load_n(&meeting, __ATOMIC_SEQ_CST) && !together; ms++) {
+    usleep(1000);
+    together = __atomic_load_n(&unmapping, __ATOMIC_SEQ_CST) > 1;
+  }
+  pthread_mutex_lock(&lock);
+  violations += together;
+  pthread_mutex_unlock(&lock);
+  __atomic_sub_fetch(&unmapping, 1, __ATOMIC_SEQ_CST);
+}
+
 CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
+  alone();
   ENTER_FREE();
   struct mapping *m = find(p);
   if (!m || m->address != p || m->bytes != bytes || !m->memory) return leave(violation(INVALID_VALUE));
