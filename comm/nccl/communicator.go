@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	goruntime "runtime"
 	"sync"
 	"sync/atomic"
@@ -90,7 +91,6 @@ var (
 func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr, o options) (*Comm, error) {
 	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
 	c.life, c.end = context.WithCancel(context.Background())
-	c.control.native = newNative(lib, rt, handle)
 	c.check = comm.Check{
 		Backend:   "nccl",
 		Rank:      int(int32(lib.out(func(p uintptr) { lib.sym.UserRank.Call(handle, p) }))),
@@ -99,6 +99,7 @@ func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr
 	}
 	c.submitted.rank, c.submitted.size = c.check.Rank, c.check.WorldSize
 	c.calls = comm.NewCalls(&c.check, door{c})
+	c.control.native = newNative(lib, rt, handle, c.sharesProcess())
 	name, reporter, submitted := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.reporter, c.submitted
 	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, reporter, submitted) }, name)
 	if c.reporter != nil {
@@ -109,6 +110,12 @@ func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr
 	}
 	c.submitted.forget() // what users submit counts
 	return c, nil
+}
+
+// sharesProcess reports whether other ranks are in this process and have mappings of their
+// own of this one's memory. Without cuMem they use the very memory that it gives up.
+func (c *Comm) sharesProcess() bool {
+	return c.oneProcess && c.WorldSize() > 1 && os.Getenv("NCCL_CUMEM_ENABLE") != "0"
 }
 
 // explain wraps the error of an operation, if there is one.

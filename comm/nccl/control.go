@@ -35,7 +35,7 @@ func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call 
 		return call(cell, hostmem.AddrOf(cfg))
 	})
 	goruntime.KeepAlive(cfg)
-	c.control.failed = err
+	c.control.failed, c.control.midway = err, err != nil
 	return handle, err
 }
 
@@ -47,5 +47,5 @@ func (c *Comm) splitControl(ctx context.Context) (*native, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newNative(c.lib, c.rt, handle), nil
+	return newNative(c.lib, c.rt, handle, c.sharesProcess()), nil
 }

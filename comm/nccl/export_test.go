@@ -59,6 +59,9 @@ func Reported(c *Comm) int {
 // AsOfTwo has a communicator behave as if there were another rank, in another process.
 func AsOfTwo(c *Comm) { c.check.WorldSize, c.oneProcess = 2, false }
 
+// AmongOthers has a communicator be freed as if there were other ranks in this process.
+func AmongOthers(c *Comm) { c.control.shares, c.data.shares = true, true }
+
 // WithoutNewerCalls runs f as if NCCL were version 2.18, without the calls that
 // came later.
 func WithoutNewerCalls(f func()) error {

@@ -23,11 +23,14 @@ type native struct {
 	handle uintptr
 	calls  sync.RWMutex // held for reading during a call
 	gone   atomic.Bool  // it is being freed: no call may begin
+	idle   bool         // and none is under way
+	shares bool         // other ranks are in this process
+	midway bool         // it was left in the middle of a call
 	freed  chan struct{}
 }
 
-func newNative(lib *library, rt *cuda.Runtime, handle uintptr) *native {
-	return &native{lib: lib, rt: rt, handle: handle, freed: make(chan struct{})}
+func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
+	return &native{lib: lib, rt: rt, handle: handle, shares: shares, freed: make(chan struct{})}
 }
 
 // enter begins a call, which ends by leave, unless the communicator is being
@@ -58,24 +61,84 @@ func (n *native) asyncError() error {
 	return nil
 }
 
-// callTimeout is how long freeing waits for a call under way. One that waits for
-// a peer ends only by the abort itself.
+// callTimeout is how long an orderly end waits for calls under way. Then they are ended.
 const callTimeout = time.Second
 
-// abort frees a communicator and ends what it does: kernels that wait for peers
-// stop, except those on windows, and calls fail.
-func (n *native) abort() { n.free(func() error { return n.call(n.lib.sym.Abort) }) }
+// unmapTime is how long NCCL's threads have to give up what other ranks of this process
+// have mapped. It takes them milliseconds, on a busy machine some hundred; nothing tells
+// when they have.
+const unmapTime = time.Second
+
+// queuedAborts is the version whose ncclCommAbort frees in a group no sooner than at the
+// group's end. That it ends what the communicator does is at once.
+const queuedAborts = 22700
+
+// abort ends what a communicator does: kernels that wait for peers stop, except
+// those on windows, and calls fail. Then it frees it.
+func (n *native) abort() { n.free((*native).endAtOnce) }
 
 // destroy frees a communicator that has no work left. NCCL waits there until
 // graphs with its collectives are destroyed.
-func (n *native) destroy() {
-	n.free(func() error {
-		if err := n.call(n.lib.sym.Finalize); err != nil {
-			_ = n.call(n.lib.sym.Abort)
-			return err
-		}
-		return n.call(n.lib.sym.Destroy)
-	})
+func (n *native) destroy() { n.free((*native).endOrderly) }
+
+// endAtOnce frees the communicator when calls under way have ended, which the abort
+// makes them do: they use it on their way out.
+func (n *native) endAtOnce() error {
+	if n.lib.version < queuedAborts {
+		n.left(callTimeout)
+		return n.call(n.lib.sym.Abort)
+	}
+	n.lib.sym.GroupStart.Int()
+	err := n.call(n.lib.sym.Abort)
+	n.left(0)
+	if n.shares && !n.midway {
+		n.onAnotherThread(func() { _ = n.call(n.lib.sym.Finalize) }) // this one's group would queue it
+		time.Sleep(unmapTime)
+	}
+	if s := Status(n.lib.sym.GroupEnd.Int()); s != statusSuccess && err == nil {
+		err = n.lib.newError(n.lib.sym.GroupEnd, s, 0)
+	}
+	return err
+}
+
+// endOrderly lets calls under way and graphs end.
+func (n *native) endOrderly() error {
+	if !n.left(callTimeout) {
+		return n.endAtOnce()
+	}
+	if err := n.call(n.lib.sym.Finalize); err != nil {
+		_ = n.endAtOnce()
+		return err
+	}
+	if n.shares {
+		time.Sleep(unmapTime)
+	}
+	return n.call(n.lib.sym.Destroy)
+}
+
+// left waits until no call is under way, for so long if that is not 0, and reports
+// whether that came. None begins any more.
+func (n *native) left(within time.Duration) bool {
+	if n.idle {
+		return true
+	}
+	ctx, cancel := context.Background(), func() {}
+	if within > 0 {
+		ctx, cancel = context.WithTimeout(ctx, within)
+	}
+	defer cancel()
+	n.idle = poll.Until(ctx, func() (bool, error) { return n.calls.TryLock(), nil }) == nil
+	return n.idle
+}
+
+// onAnotherThread runs f with the GPU's context, and waits for it.
+func (n *native) onAnotherThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.rt.CurrentToFree(f)
+	}()
+	<-done
 }
 
 // call makes a call that may free the communicator: afterwards the handle may not
@@ -91,18 +154,21 @@ func (n *native) call(fn dl.Func) error {
 // to free its own frees the memory of all of them, on every GPU, and the driver
 // lets that wait for the kernels there. These may be waiting for this very rank
 // to join them in the next collective of another communicator.
-func (n *native) free(call func() error) {
+//
+// Before that last one frees, the threads that NCCL has for each rank are to have given up
+// their own memory, so each rank finalizes first and lets some time pass. NCCL does not
+// wait for the threads of all ranks. It unmaps a rank's memory from the others' GPUs while
+// that rank's thread unmaps it from its own, and the driver (580) does not survive that: it
+// frees memory of its own twice.
+func (n *native) free(end func(*native) error) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
 	}
 	freeing.begin(n)
 	n.rt.Background(func() {
 		defer freeing.end(n)
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		defer cancel()
-		_ = poll.Until(ctx, func() (bool, error) { return n.calls.TryLock(), nil })
-		n.rt.CurrentToFree(func() {
-			if err := call(); err != nil {
+		n.rt.CurrentToFree(func() { // keeps the goroutine on its thread, to which NCCL's groups belong
+			if err := end(n); err != nil {
 				slog.Error("nccl: communicator not freed", "err", err)
 			}
 		})

@@ -16,7 +16,7 @@ import (
 
 // What takes too long to be freed is waited for once, not by every launch.
 func TestWhatIsNeverFreed(t *testing.T) {
-	stuck := newNative(nil, nil, 0)
+	stuck := newNative(nil, nil, 0, false)
 	var f frees
 	f.begin(stuck)
 	f.open[stuck] = time.Now().Add(-freeTimeout)

@@ -42,6 +42,10 @@ type standIns struct {
 		Ending     dl.Func `sym:"fake_ending"`
 		Reductions dl.Func `sym:"fake_reductions"`
 		Violations dl.Func `sym:"fake_violations"`
+		HoldLaunch dl.Func `sym:"fake_hold_launch"`
+		Stuck      dl.Func `sym:"fake_stuck"`
+		Aborted    dl.Func `sym:"fake_aborted"`
+		Abrupt     dl.Func `sym:"fake_abrupt"`
 	}
 	driver struct {
 		Break      dl.Func `sym:"fake_break"`
@@ -130,6 +134,46 @@ func TestStandInDeadline(t *testing.T) {
 	assert.ErrorIs(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum), comm.ErrClosed)
 	assert.ErrorIs(t, c.Group(), comm.ErrClosed)
 	require.NoError(t, rt.Deallocate(buf))
+}
+
+// A call under way is told to end at once, and what it uses is freed when it has.
+func TestStandInAbortBesideALaunch(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	s.nccl.HoldLaunch.Call(1)
+	defer s.nccl.HoldLaunch.Call(0)
+	launched, ended := make(chan error, 1), make(chan error, 1)
+	go func() { launched <- reduce(c, buf) }()
+	until := func(f dl.Func, n int32) {
+		t.Helper()
+		require.Eventually(t, func() bool { return f.Int() == n }, 20*time.Second, time.Millisecond)
+	}
+	until(s.nccl.Stuck, 1)
+	alive, aborted := s.nccl.Alive.Int(), s.nccl.Aborted.Int()
+	go func() { ended <- c.End(errors.New("changed its mind")) }()
+	until(s.nccl.Aborted, aborted+2) // what carries data, and control
+	until(s.nccl.Alive, alive-1)     // control, which has no call under way
+	s.nccl.HoldLaunch.Call(0)
+	require.Error(t, <-launched)
+	require.NoError(t, <-ended)
+	until(s.nccl.Alive, alive-2)
+	require.NoError(t, rt.Deallocate(buf))
+}
+
+// Where other ranks are in the process, every communicator is finalized before it is freed.
+func TestStandInFreesWhatIsFinalized(t *testing.T) {
+	s, rt := openStandIns(t)
+	abrupt := s.nccl.Abrupt.Int()
+	for _, cause := range []error{nil, errors.New("changed its mind")} {
+		c := s.alone(t, rt)
+		nccl.AmongOthers(c)
+		alive := s.nccl.Alive.Int()
+		require.NoError(t, c.End(cause))
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == alive-2 }, 20*time.Second, time.Millisecond)
+	}
+	require.Equal(t, abrupt, s.nccl.Abrupt.Int())
 }
 
 // reduce launches a collective.

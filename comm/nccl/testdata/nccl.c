@@ -12,18 +12,28 @@
 
 enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, VERSION = 22803 };
 
-struct comm { int alive; };
+struct comm { int alive, aborted, finalized, calls; };
 struct id { char bytes[128]; };
 struct message { const void *from; void *to; size_t bytes; };
 
-static int alive, violations, in_progress, reductions;
+static int alive, violations, in_progress, reductions, aborted, abrupt;
 static __thread int depth; /* of groups of this thread */
 static __thread struct message sends[64], receives[64];
 static __thread int sent, received;
+static __thread struct comm *aborting[8]; /* in this thread's group, which frees them at its end */
+static __thread int aborts;
 
 int fake_alive(void) { return __atomic_load_n(&alive, __ATOMIC_SEQ_CST); }
 int fake_reductions(void) { return __atomic_load_n(&reductions, __ATOMIC_SEQ_CST); } /* allreduces that were launched */
+int fake_aborted(void) { return __atomic_load_n(&aborted, __ATOMIC_SEQ_CST); } /* communicators told to end */
+int fake_abrupt(void) { return __atomic_load_n(&abrupt, __ATOMIC_SEQ_CST); } /* freed without having been finalized */
 int fake_violations(void) { return __atomic_load_n(&violations, __ATOMIC_SEQ_CST); }
+
+/* A launch that waits for a peer: it goes on when the communicator is aborted, and returns,
+ * on which it still uses it, when a test lets it. */
+static int stuck, holding;
+void fake_hold_launch(int on) { __atomic_store_n(&holding, on, __ATOMIC_SEQ_CST); }
+int fake_stuck(void) { return __atomic_load_n(&stuck, __ATOMIC_SEQ_CST); }
 
 static int hold, ending;
 void fake_hold_abort(int on) { __atomic_store_n(&hold, on, __ATOMIC_SEQ_CST); } /* as if kernels ran that it waits for */
@@ -49,12 +59,14 @@ static int check(const struct comm *c) {
 static int make(struct comm **out) {
   __atomic_add_fetch(&alive, 1, __ATOMIC_SEQ_CST);
   *out = malloc(sizeof **out);
-  (*out)->alive = 1;
+  **out = (struct comm){.alive = 1};
   return SUCCESS;
 }
 
 static int end(struct comm *c) { /* its memory stays, to notice who calls it */
   if (check(c)) return INVALID_ARGUMENT;
+  __atomic_add_fetch(&violations, __atomic_load_n(&c->calls, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST); /* they still use it */
+  __atomic_add_fetch(&abrupt, !c->finalized, __ATOMIC_SEQ_CST);
   c->alive = 0;
   __atomic_sub_fetch(&alive, 1, __ATOMIC_SEQ_CST);
   return SUCCESS;
@@ -75,13 +87,23 @@ int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, void *c
   *out = NULL;
   return color < 0 ? SUCCESS : make(out);
 }
-int ncclCommFinalize(struct comm *c) { return check(c); }
+int ncclCommFinalize(struct comm *c) {
+  if (check(c) || c->finalized || depth) return INVALID_ARGUMENT; /* a group would put it off */
+  return c->finalized = 1, SUCCESS;
+}
 int ncclCommDestroy(struct comm *c) { return end(c); }
-int ncclCommAbort(struct comm *c) {
+static int reclaim(struct comm *c) {
   __atomic_add_fetch(&ending, 1, __ATOMIC_SEQ_CST);
   while (__atomic_load_n(&hold, __ATOMIC_SEQ_CST)) sched_yield();
   __atomic_sub_fetch(&ending, 1, __ATOMIC_SEQ_CST);
   return end(c);
+}
+int ncclCommAbort(struct comm *c) {
+  if (check(c)) return INVALID_ARGUMENT;
+  __atomic_add_fetch(&aborted, 1, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&c->aborted, 1, __ATOMIC_SEQ_CST);
+  if (!depth) return reclaim(c);
+  return aborts == 8 ? INVALID_USAGE : (aborting[aborts++] = c, SUCCESS);
 }
 int ncclCommGetAsyncError(struct comm *c, int *status) {
   return *status = __atomic_load_n(&in_progress, __ATOMIC_SEQ_CST) ? IN_PROGRESS : SUCCESS, check(c);
@@ -103,6 +125,14 @@ static int copy(struct comm *c, const void *send, void *recv, size_t count, int 
 
 int ncclAllReduce(const void *s, void *r, size_t n, int type, int op, struct comm *c, void *stream) {
   __atomic_fetch_add(&reductions, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&holding, __ATOMIC_SEQ_CST)) {
+    __atomic_add_fetch(&c->calls, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&stuck, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&c->aborted, __ATOMIC_SEQ_CST) || __atomic_load_n(&holding, __ATOMIC_SEQ_CST)) sched_yield();
+    __atomic_sub_fetch(&stuck, 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&c->calls, 1, __ATOMIC_SEQ_CST);
+    return CUDA_ERROR;
+  }
   return op < 4 ? copy(c, s, r, n, type, 0) : INVALID_ARGUMENT; /* no average of one rank is asked for */
 }
 int ncclReduce(const void *s, void *r, size_t n, int type, int op, int root, struct comm *c, void *stream) {
@@ -128,6 +158,11 @@ int ncclGroupStart(void) { return depth++, SUCCESS; }
 
 int ncclGroupEnd(void) {
   if (--depth > 0) return SUCCESS;
+  if (aborts) {
+    int status = SUCCESS;
+    while (aborts) status |= reclaim(aborting[--aborts]);
+    return status;
+  }
   int status = depth < 0 || sent != received ? INVALID_USAGE : fails() ? CUDA_ERROR : SUCCESS;
   for (int i = 0; i < sent && !status; i++) {
     if (sends[i].bytes != receives[i].bytes) status = INVALID_USAGE;
