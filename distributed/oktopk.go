@@ -45,7 +45,7 @@ import (
 //     (but not to nothing) and it keeps its largest; the lengths that all ranks know say so without
 //     a further message. A rank receives at most all G of them: 2G elements.
 //     2S + 2G <= B, so the bound holds for each rank and each step. (On devices with
-//     streams the lengths of such a step take up to 5(P-1) elements more than the overhead
+//     streams the lengths of such a step take up to 7(P-1) elements more than the overhead
 //     has for them, and the bound is that much higher.)
 //  4. Spreading the sums before they are gathered would cost a rank up to
 //     4(G - floor(G/P)) elements altogether. All ranks compute the exact cost
