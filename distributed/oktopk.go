@@ -37,7 +37,7 @@ import (
 //     padding takes comes off what is left below. In steps in which the result has
 //     R entries of each rank at most (3), padded messages take all that this leaves ([limits.leaving]).
 //  3. The sums that pass the global threshold make up the result. If regions had about
-//     equally many in the two steps before, the first R of each go into it, where R is
+//     equally many in the two steps before, the first R of each go into it, by index, where R is
 //     1.5k/P, but not more than floor((B-2S)/2(P-1)): a rank receives at most
 //     2R(P-1) elements, and 2S + 2R(P-1) <= B. Otherwise, and where R is below 512,
 //     they are at most G = min(k, floor((B-2S)/2)): if
