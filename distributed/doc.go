@@ -40,8 +40,9 @@
 //     P times the result plus the sum of the new residuals, up to rounding.
 //   - Indices travel as 32-bit integers. A tensor has at most 2^31-1 elements.
 //   - NaN and infinities rank above all numbers, so they are picked first: if
-//     any rank's gradient has one, every rank finds one in the lists of that step.
-//     What follows is the same on all of them ([OverflowPolicy]).
+//     any rank's gradient has one, every rank finds out in that step (with [OverflowPass],
+//     where a step of [Oktopk] has no room for it, in a later one). What follows is the
+//     same on all of them ([OverflowPolicy]).
 //   - A step is a transaction, unless Config.NoUndo is set: after an error, gradient
 //     and residual are as before it, bit for bit, and the step can be repeated.
 //
