@@ -65,9 +65,9 @@ func (n *native) asyncError() error {
 const callTimeout = time.Second
 
 // unmapTime is how long NCCL's threads have to give up what other ranks of this process
-// have mapped. It takes them milliseconds, on a busy machine some hundred; nothing tells
-// when they have.
-const unmapTime = time.Second
+// have mapped. It takes them milliseconds, on a busy machine some hundred; before that, one
+// that is aborted may be in a poll of half a second. Nothing tells when they have.
+const unmapTime = 1500 * time.Millisecond
 
 // queuedAborts is the version whose ncclCommAbort frees in a group no sooner than at the
 // group's end. That it ends what the communicator does is at once.
