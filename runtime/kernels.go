@@ -86,7 +86,7 @@ type Piece struct {
 // MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.
 const MaxPieces = 8
 
-// Back is what [Kernels.GiveBack] gives back: its arguments.
+// Back is the arguments of [Kernels.GiveBack]. The zero Back gives nothing back.
 type Back struct {
 	Dst   Array
 	L     Entries
@@ -214,8 +214,9 @@ type Kernels interface {
 
 	// Merge writes all n elements of dst: 0, plus val * scale of every entry, list
 	// by list in the order given, in F32, rounded to dt at last. rest is that of
-	// Store. It also does what GiveBack(back.Dst, back.L, back.Taken) does, where back.L may
-	// hold any: no index that is given back in rest is one of the lists'.
+	// Store. Besides, it does what GiveBack(back.Dst, back.L, back.Taken) does, if back.L may
+	// hold entries. back.Dst may be the memory at rest, if no index that is given back is one
+	// of the lists'.
 	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, rest uintptr, back Back) error
 	// Union writes the entries that Merge would make different from what it
 	// started with, those whose sum is 0 included: the union of the lists'
