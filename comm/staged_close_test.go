@@ -14,15 +14,23 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
+// stagedPair returns two ranks whose communicators are staged, and the memory of what they
+// take for a device. That nothing of it and of the host's is left is seen at the test's end.
+func stagedPair(t *testing.T) ([]comm.Communicator, *cpu.Runtime) {
+	t.Helper()
+	host, memory := newRuntime(t), newRuntime(t)
+	world, err := local.New(2)
+	require.NoError(t, err)
+	for i, c := range world {
+		world[i], err = comm.NewStaged(c, apart{memory}, host)
+		require.NoError(t, err)
+	}
+	return world, memory
+}
+
 // A communicator that was split off a staged one outlives it, as others do.
 func TestStagedChildOutlivesParent(t *testing.T) {
-	host, device := cpu.New(), apart{cpu.New()}
-	world, err := local.New(2)
-	assert.NoError(t, err)
-	for i, c := range world {
-		world[i], err = comm.NewStaged(c, device, host)
-		assert.NoError(t, err)
-	}
+	world, _ := stagedPair(t)
 	assert.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
 		child, err := c.Split(ctx, 0, c.Rank())
 		if err != nil {
@@ -39,21 +47,12 @@ func TestStagedChildOutlivesParent(t *testing.T) {
 		}
 		return child.Close()
 	}))
-	assert.NoError(t, host.Close())
-	assert.NoError(t, device.Runtime.Close())
 }
 
 // A communicator that was split off a staged one outlives its failure as well.
 func TestStagedChildOutlivesBrokenParent(t *testing.T) {
-	host, memory := cpu.New(), newRuntime(t)
-	device := apart{memory}
+	world, memory := stagedPair(t)
 	buf := allocate(t, memory, 64)
-	world, err := local.New(2)
-	require.NoError(t, err)
-	for i, c := range world {
-		world[i], err = comm.NewStaged(c, device, host)
-		require.NoError(t, err)
-	}
 	require.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
 		child, err := c.Split(ctx, 0, c.Rank())
 		if err != nil {
@@ -71,5 +70,4 @@ func TestStagedChildOutlivesBrokenParent(t *testing.T) {
 		call := comm.AllReduceCall(buf+8*uintptr(1+c.Rank()), buf+8*uintptr(3+c.Rank()), 1, dtype.F32, comm.Sum)
 		return errors.Join(call.Make(child), child.Sync(ctx), child.Barrier(ctx), child.Close(), c.Close())
 	}))
-	require.NoError(t, host.Close())
 }

@@ -84,6 +84,17 @@ type streamed struct {
 
 func (s streamed) CommStream() uintptr { return s.rt.Stream().Handle() }
 
+// openBoth opens two GPUs, which the test closes.
+func openBoth(t *testing.T) (gpus []*cuda.Runtime) {
+	t.Helper()
+	for i := range 2 {
+		rt, err := cuda.Open(i)
+		require.NoError(t, err)
+		gpus = append(gpus, rt)
+	}
+	return gpus
+}
+
 // onBoth runs body on two ranks, and returns their errors.
 func onBoth(t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error) [2]error {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -433,12 +444,7 @@ func TestStandInEnd(t *testing.T) {
 // up.
 func TestStandInEndBesideALaunch(t *testing.T) {
 	s, _ := openStandIn(t)
-	var gpus []*cuda.Runtime
-	for i := range 2 {
-		rt, err := cuda.Open(i)
-		require.NoError(t, err)
-		gpus = append(gpus, rt)
-	}
+	gpus := openBoth(t)
 	ended := make(chan struct{})
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
 		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
@@ -473,12 +479,7 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 // use stays.
 func TestStandInEndWithoutAnEvent(t *testing.T) {
 	s, _ := openStandIn(t)
-	var gpus []*cuda.Runtime
-	for i := range 2 {
-		rt, err := cuda.Open(i)
-		require.NoError(t, err)
-		gpus = append(gpus, rt)
-	}
+	gpus := openBoth(t)
 	made, ended := make(chan struct{}), make(chan struct{})
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
 		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
