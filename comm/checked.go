@@ -340,7 +340,6 @@ func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 
 // Wait implements [Backend]. What a Split makes is checked, too.
 func (k *Checked) Wait(ctx context.Context, w Wait) (Communicator, error) {
-	ctx = Admitted(ctx)
 	if w.Op != OpSplit {
 		if err := k.compareMessages(ctx); err != nil {
 			return nil, err

@@ -453,49 +453,6 @@ func TestCheckedMessagesDoNotWaitInTheCall(t *testing.T) {
 	}
 }
 
-// busyInside is a communicator on which another goroutine waits, and a message has
-// come since a decorator looked.
-type busyInside struct {
-	comm.Waits
-	comm.Wrapped
-}
-
-func newBusyInside(t *testing.T, c comm.Communicator) *busyInside {
-	var turns comm.Turns
-	turns.Count([]comm.Call{{Op: comm.OpRecv}})
-	_, err := turns.Begin(t.Context())
-	require.NoError(t, err)
-	return &busyInside{Wrapped: comm.Wrap(c), Waits: comm.Waits{Wait: func(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
-		messages, err := turns.Begin(ctx)
-		if err != nil {
-			return nil, err
-		}
-		child, err := w.Make(ctx, c)
-		turns.End(messages, err)
-		return child, err
-	}}}
-}
-
-// A wait that has taken part in what the ranks compare is not refused afterwards.
-func TestCheckedIsNotBusyAfterItTookPart(t *testing.T) {
-	rt := newRuntime(t)
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		k, err := comm.NewChecked(c, rt)
-		if err != nil {
-			return err
-		}
-		inner := newBusyInside(t, c)
-		require.ErrorIs(t, inner.Barrier(ctx), comm.ErrBusy)
-		require.NoError(t, inner.Barrier(comm.Admitted(ctx)))
-		k.Wrapped = comm.Wrap(inner)
-		part, err := k.Split(ctx, 0, 0)
-		if err != nil {
-			return err
-		}
-		return errors.Join(k.Barrier(ctx), part.Close(), c.Barrier(ctx), k.Close())
-	}))
-}
-
 // stalled is a runtime of a device whose stream has not come to what is asked of it,
 // because it waits for a message, for instance.
 type stalled struct {

@@ -81,7 +81,12 @@ const (
 // and messages that only move data keep the byte.
 //
 // All methods may be called from any goroutine; the order between goroutines
-// is theirs to set, and not all of them may wait at a time (see Sync).
+// is theirs to set. A wait includes what other goroutines of the rank have
+// submitted, so goroutines that exchange messages independently of each other
+// need a communicator each, or each may wait for a message whose sender waits
+// for the other:
+//
+//	mine, err := c.Split(ctx, 0, c.Rank()) // on all ranks, once per goroutine
 type Communicator interface {
 	// Rank is this participant's number, 0 <= Rank < WorldSize.
 	Rank() int
@@ -142,16 +147,6 @@ type Communicator interface {
 	// wait that ends when a peer has failed, so the host calls it before it reads
 	// a result: what waits for a device's streams alone (a copy to the host)
 	// looks neither at a context nor at peers.
-	//
-	// While messages are outstanding, one goroutine at a time waits, in Sync, Barrier
-	// or Split: another one gets [ErrBusy] at once, unless its context has ended, so
-	// that a wait can be cut short from outside, or the first has waited since
-	// before the communicator's first message. Two goroutines that exchange
-	// messages and wait, each by itself, would otherwise hang: a wait includes what
-	// the rank's other goroutine exchanges, and on every rank it may be another
-	// one's turn. Give each goroutine a communicator of its own:
-	//
-	//	mine, err := c.Split(ctx, 0, c.Rank()) // on all ranks, once per goroutine
 	Sync(ctx context.Context) error
 	// Barrier returns after every rank has called it. It implies Sync.
 	Barrier(ctx context.Context) error

@@ -32,9 +32,6 @@ var (
 	ErrMismatch = errors.New("ranks disagree")
 	// ErrPeerFailed: another rank died, panicked, closed or left.
 	ErrPeerFailed = errors.New("peer failed")
-	// ErrBusy: another goroutine waits on this communicator; see
-	// [Communicator].Sync. Nothing was waited for.
-	ErrBusy = errors.New("another goroutine waits on this communicator: give each goroutine one of its own (Split)")
 	// ErrTimeout: the deadline passed before the peers came.
 	ErrTimeout = errors.New("timed out")
 	// ErrCanceled: the context was canceled before the peers came.

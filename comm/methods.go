@@ -176,14 +176,10 @@ type Calls struct {
 // NewCalls returns the methods of a communicator that give b what check lets
 // pass.
 func NewCalls(check *Check, b Backend) Calls {
-	turns := new(Turns)
 	return Calls{check: check, Methods: Methods{
 		Do: func(c Call) error {
 			if err := check.Call(&c); err != nil {
 				return err
-			}
-			if c.Op.Message() {
-				turns.messages.Add(1)
 			}
 			if err := b.Submit(c); err != nil {
 				return check.Fail(c.Op.String(), err)
@@ -197,7 +193,6 @@ func NewCalls(check *Check, b Backend) Calls {
 			case len(calls) == 0:
 				err = b.Usable()
 			default:
-				turns.Count(calls)
 				err = b.SubmitTogether(calls)
 			}
 			if err != nil {
@@ -207,12 +202,7 @@ func NewCalls(check *Check, b Backend) Calls {
 		},
 	}, Waits: Waits{
 		Wait: func(ctx context.Context, w Wait) (Communicator, error) {
-			messages, err := turns.Begin(ctx)
-			if err != nil {
-				return nil, check.fail(w.Op, err)
-			}
 			child, err := b.Wait(ctx, w)
-			turns.End(messages, err)
 			if err != nil {
 				return nil, check.fail(w.Op, err)
 			}

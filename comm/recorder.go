@@ -115,7 +115,7 @@ func (s *waits) begin() *wait {
 // end notes how a wait ended. What another one's failure ended does not replace that.
 func (s *waits) end(w *wait, done callers.Ticks, err error) {
 	w.pending, w.done, w.err = false, done, err
-	if refused(err) || s.ended != nil && s.ended.err != nil && errors.Is(err, ErrBroken) {
+	if s.ended != nil && s.ended.err != nil && errors.Is(err, ErrBroken) {
 		return
 	}
 	s.ended = w
@@ -239,20 +239,12 @@ func (r *Recorder) fill(e *record, c *Call) (goroutine uintptr) {
 	return goroutine
 }
 
-// refused reports whether a wait was [ErrBusy] itself, and not another rank's cause.
-func refused(err error) bool {
-	return errors.Is(err, ErrBusy) &&
-		!slices.ContainsFunc([]error{ErrPeerFailed, ErrBroken, ErrTimeout, ErrCanceled, ErrMismatch}, func(s error) bool { return errors.Is(err, s) })
-}
-
 // neverMade reports whether a call that failed did not get as far as to take part
 // in what the ranks do together. waited says that it is a wait on a communicator
 // that was sound: it may have broken meanwhile.
 func neverMade(err error, waited bool) bool {
 	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
 	switch {
-	case refused(err):
-		return true
 	case is(ErrBroken):
 		return !waited
 	case slices.ContainsFunc([]error{ErrPeerFailed, ErrTimeout, ErrCanceled, ErrMismatch}, is):
@@ -351,7 +343,7 @@ func (r *Recorder) finish(before uint64) callers.Ticks {
 
 // waited writes the dump when a wait has failed, and returns err.
 func (r *Recorder) waited(err error) error {
-	if err != nil && !errors.Is(err, ErrClosed) && !refused(err) {
+	if err != nil && !errors.Is(err, ErrClosed) {
 		r.saveOnce(err)
 	}
 	return err

@@ -347,30 +347,6 @@ func (h held) Broadcast(buf uintptr, count int, dt dtype.DType, root int) error 
 	return h.Communicator.Broadcast(buf, count, dt, root)
 }
 
-// A wait that is refused beside another goroutine's does not hide that one.
-func TestRecorderShowsTheGoroutineThatWaits(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
-	dir := t.TempDir()
-	r := comm.NewRecorder(noop.New(rt), 8, dir)
-	require.NoError(t, r.Recv(buf, 1, dtype.F32, 0, 1))
-	waits := make(chan error, 2)
-	for range cap(waits) {
-		go func() { waits <- r.Sync(t.Context()) }()
-	}
-	require.ErrorIs(t, <-waits, comm.ErrBusy)
-	sync := r.Dump().Tutti.Comms["0"].Sync
-	assert.True(t, sync.Pending)
-	assert.Empty(t, sync.Error)
-	require.NoError(t, r.Send(buf+8, 1, dtype.F32, 0, 1))
-	require.NoError(t, <-waits)
-	sync = r.Dump().Tutti.Comms["0"].Sync
-	assert.False(t, sync.Pending)
-	assert.Empty(t, sync.Error)
-	assert.NotZero(t, sync.Completed)
-	require.NoFileExists(t, filepath.Join(dir, "tutti-record-0.json"), "nothing failed")
-}
-
 // waiting is a communicator whose Syncs end with what they are told.
 type waiting struct {
 	comm.Communicator

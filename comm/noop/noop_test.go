@@ -101,19 +101,6 @@ func TestSyncWaitsForAnotherGoroutine(t *testing.T) {
 	assert.Equal(t, float32(1), first(t, rt, bufs[0]))
 }
 
-// Two goroutines do not wait at a time while a message is outstanding.
-func TestSyncBesideAnotherGoroutine(t *testing.T) {
-	c, _, bufs := world(t, 2)
-	require.NoError(t, c.Recv(bufs[0], 4, dtype.F32, 0, 1))
-	synced := make(chan error, 2)
-	for range cap(synced) {
-		go func() { synced <- c.Sync(t.Context()) }()
-	}
-	assert.ErrorIs(t, <-synced, comm.ErrBusy)
-	require.NoError(t, c.Send(bufs[1], 4, dtype.F32, 0, 1))
-	assert.NoError(t, <-synced)
-}
-
 func TestMessageOfAnotherLength(t *testing.T) {
 	c, _, bufs := world(t, 2)
 	require.NoError(t, c.Send(bufs[0], 4, dtype.F32, 0, 1))

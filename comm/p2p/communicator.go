@@ -27,7 +27,6 @@ type Comm struct {
 	failure atomic.Pointer[error]
 	closed  atomic.Bool
 	closing sync.Once
-	turns   comm.Turns
 
 	progress progress
 

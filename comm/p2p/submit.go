@@ -9,7 +9,6 @@ import (
 
 // do makes a call, here or on the base.
 func (c *Comm) do(x comm.Call) error {
-	c.turns.Count([]comm.Call{x})
 	c.progress.enter()
 	err := c.make(x)
 	c.leave(err, x.Op)
@@ -54,7 +53,6 @@ func (c *Comm) group(calls []comm.Call) error {
 	if err != nil {
 		return c.check.Fail("group", err)
 	}
-	c.turns.Count(calls)
 	var rest, own []comm.Call
 	for _, x := range calls {
 		if c.takes.alone(&x) {

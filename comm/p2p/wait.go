@@ -8,12 +8,8 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// wait does a Sync, a Barrier or a Split if it is this goroutine's turn.
+// wait does a Sync, a Barrier or a Split.
 func (c *Comm) wait(ctx context.Context, w comm.Wait) (child comm.Communicator, err error) {
-	messages, err := c.turns.Begin(ctx)
-	if err != nil {
-		return nil, c.explain(w.Op.String(), err)
-	}
 	before := c.progress.soFar()
 	switch w.Op {
 	case comm.OpBarrier:
@@ -26,7 +22,6 @@ func (c *Comm) wait(ctx context.Context, w comm.Wait) (child comm.Communicator, 
 	if err == nil {
 		c.progress.waited(w.Op, before)
 	}
-	c.turns.End(messages, err)
 	return child, c.explain(w.Op.String(), err)
 }
 
@@ -62,7 +57,7 @@ func (c *Comm) barrier(ctx context.Context) error {
 	if err := c.launch(c.here.barrier()); err != nil {
 		return err
 	}
-	return c.sync(comm.Admitted(ctx))
+	return c.sync(ctx)
 }
 
 // SyncCommStream implements [comm.StreamSyncOps].

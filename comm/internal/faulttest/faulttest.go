@@ -226,7 +226,7 @@ func (o Outcome) String() string {
 
 var sentinelNames = map[error]string{
 	comm.ErrMismatch: "ErrMismatch", comm.ErrPeerFailed: "ErrPeerFailed", comm.ErrTimeout: "ErrTimeout", comm.ErrCanceled: "ErrCanceled",
-	comm.ErrBroken: "ErrBroken", comm.ErrClosed: "ErrClosed", comm.ErrBusy: "ErrBusy", comm.ErrUnavailable: "ErrUnavailable",
+	comm.ErrBroken: "ErrBroken", comm.ErrClosed: "ErrClosed", comm.ErrUnavailable: "ErrUnavailable",
 	runtime.ErrOutOfMemory: "ErrOutOfMemory",
 }
 

@@ -187,11 +187,6 @@ var Table = []Fault{
 	{Name: "stopped", What: "its process gets `SIGSTOP`, and goes on later",
 		Cells: gpu(map[string]Cell{"mpi": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true}}, lost)},
 
-	{Name: "two goroutines", What: "each exchanges and waits, on one communicator",
-		play: func(p *player) error { return p.twoGoroutines([]comm.Communicator{p.c, p.c}) },
-		Cells: gpu(map[string]Cell{
-			"noop": same(atOnce(comm.ErrBusy, nil)), "local": busy, "mpi": busy, Checked: busy,
-		}, same(late(comm.ErrBusy, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrBroken, comm.ErrClosed, nil)))},
 	{Name: "two goroutines, two Splits", What: "each has a communicator of its own",
 		play: func(p *player) error {
 			other, err := p.c.Split(p.ctx, 0, p.Comm.Rank())
@@ -233,7 +228,6 @@ var Table = []Fault{
 }
 
 var (
-	busy      = same(atOnce(comm.ErrBusy, comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, nil)).noting("`ErrBusy` for a wait beside another one, and never a hang")
 	lateComer = Cell{Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who gave up, and why", says: "gave up"}
 	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
 	lost      = shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed))
@@ -328,9 +322,8 @@ func run(body func() error) func(p *player) error {
 	}
 }
 
-// twoGoroutines exchanges in rounds with the next rank, in two goroutines, each with
-// a tag of its own. One that is refused ends its communicator, so that the others
-// do not wait for it.
+// twoGoroutines exchanges in rounds with the next rank, in a goroutine for each
+// communicator.
 func (p *player) twoGoroutines(comms []comm.Communicator) error {
 	const rounds, bytes = 50, 256
 	ctx, cancel := context.WithTimeout(p.ctx, p.wait)
@@ -349,20 +342,12 @@ func (p *player) twoGoroutines(comms []comm.Communicator) error {
 				}
 				if err != nil {
 					errs[g] = err
-					if e, ok := comm.As[comm.Ender](c); ok {
-						_ = e.End(err)
-					}
 					return
 				}
 			}
 		})
 	}
 	both.Wait()
-	for _, err := range errs {
-		if errors.Is(err, comm.ErrBusy) {
-			return err
-		}
-	}
 	return errors.Join(errs...)
 }
 
