@@ -7,6 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/checked"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/noop"
 )
 
@@ -17,26 +19,26 @@ type streamed struct {
 }
 
 func TestAsLooksThroughDecorators(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	inner := &streamed{Communicator: noop.New(rt)}
-	checked, err := comm.NewChecked(inner, rt)
+	k, err := checked.New(t.Context(), inner, rt)
 	require.NoError(t, err)
-	defer func() { assert.NoError(t, checked.Close()) }()
-	outer := comm.NewMeter(checked)
+	defer func() { assert.NoError(t, k.Close()) }()
+	outer := comm.NewMeter(k)
 
 	s, ok := comm.AsStreamSync(outer)
 	require.True(t, ok)
 	assert.Same(t, inner, s)
-	k, ok := comm.As[*comm.Checked](outer)
+	found, ok := comm.As[*checked.Communicator](outer)
 	require.True(t, ok)
-	assert.Same(t, checked, k)
+	assert.Same(t, k, found)
 	m, ok := comm.As[*comm.Meter](outer)
 	require.True(t, ok)
 	assert.Same(t, outer, m)
 }
 
 func TestAsFindsNothing(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	_, ok := comm.AsStreamSync(comm.NewMeter(noop.New(rt)))
 	assert.False(t, ok)
 	_, ok = comm.AsStreamSync(nil)

@@ -81,7 +81,7 @@ func (o Op) HasRoot() bool { return o < numOps && ops[o].hasRoot }
 // Call is an operation that moves data, as a value: one of the methods of a
 // [Communicator] with its arguments. What is checked, compared between ranks,
 // recorded and printed is a Call, and a backend takes it by one door
-// ([Backend]). Functions such as [SendCall] make one.
+// (package comm/backend). Functions such as [SendCall] make one.
 //
 // A field that the operation does not have is zero.
 type Call struct {
@@ -207,7 +207,7 @@ func (c Call) Clone() Call {
 	return c
 }
 
-func noCall(o Op) error { return fmt.Errorf("%w: %v is no call", ErrArgument, o) }
+func noCall(o Op) error { return fmt.Errorf("%w: %v does not move data", ErrArgument, o) }
 
 // Bytes is the length of Count elements.
 func (c Call) Bytes() int { return c.Count * c.DType.Size() }

@@ -3,7 +3,6 @@ package comm_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -11,9 +10,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
+)
+
+// Addresses are only compared, so any will do: far apart.
+const (
+	bufA = uintptr(0x10000)
+	bufB = uintptr(0x90000)
 )
 
 // calls has one of each operation, with all its fields set.
@@ -59,70 +65,11 @@ func TestMakeIsTheMethod(t *testing.T) {
 	}
 }
 
-// Messages of a group conflict exactly if two of them share a byte and one of the
-// two is received.
-func TestGroupOfOverlappingMessages(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 1))
-	check := comm.Check{Backend: "b", WorldSize: 3}
-	conflicts := 0
-	for range 5000 {
-		group := make([]comm.Call, 1+rng.IntN(40))
-		reach := 20 + rng.IntN(3000)
-		for i := range group {
-			buf, n := bufA+uintptr(rng.IntN(reach)), rng.IntN(12)
-			switch rng.IntN(5) {
-			case 0:
-				group[i] = comm.RecvCall(buf, n, dtype.U8, 1, 0)
-			case 1:
-				group[i] = comm.BroadcastCall(buf, n, dtype.U8, 1) // no message
-			default:
-				group[i] = comm.SendCall(buf, n, dtype.U8, 1, 0)
-			}
-		}
-		want := false
-		for i, a := range group {
-			for _, b := range group[:i] {
-				if !a.Op.Message() || !b.Op.Message() || a.Op == comm.OpSend && b.Op == comm.OpSend {
-					continue
-				}
-				aStart, aEnd := a.Message()
-				bStart, bEnd := b.Message()
-				want = want || max(aStart, bStart) < min(aEnd, bEnd)
-			}
-		}
-		err := check.Group(group)
-		if want {
-			conflicts++
-			require.ErrorIs(t, err, comm.ErrArgument, "%v", group)
-		} else {
-			require.NoError(t, err, "%v", group)
-		}
-	}
-	assert.Greater(t, conflicts, 500)
-	assert.Less(t, conflicts, 4500)
-}
-
-// A group of the size that patterns use is checked without allocating.
-func TestGroupCheckDoesNotAllocate(t *testing.T) {
-	check := comm.Check{Backend: "b", WorldSize: 3}
-	var group []comm.Call
-	for i := range 8 {
-		group = append(group, comm.SendCall(bufA, 4, dtype.F32, 1, 0), comm.RecvCall(bufB+uintptr(16*i), 4, dtype.F32, 1, 0))
-	}
-	assert.Zero(t, testing.AllocsPerRun(100, func() {
-		if check.Group(group) != nil {
-			t.Error("the group is right")
-		}
-	}))
-}
-
 // A limit ends a wait whose context does not, also on what was split off.
 func TestLimit(t *testing.T) {
 	cause := errors.New("the flag says so")
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	for name, wait := range map[string]func(ctx context.Context, c comm.Communicator) error{
 		"sync": func(ctx context.Context, c comm.Communicator) error {
 			return errors.Join(c.Recv(buf, 1, dtype.F32, 0, 0), c.Sync(ctx))
@@ -191,7 +138,7 @@ func TestRun(t *testing.T) {
 // Memory for communication comes from the runtime where a communicator has none
 // of its own.
 func TestAllocate(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	c := comm.NewMeter(noop.New(rt))
 	defer c.Close()
 	b, err := comm.Allocate(t.Context(), c, rt, 100)

@@ -32,14 +32,14 @@
 // # Backends and decorators
 //
 // Each method that moves data stands for a [Call], and each that waits for a
-// [Wait]. A backend takes them by one door ([Backend], which [NewCalls] makes the
-// methods of, or the simpler [Worker]), and a decorator is a function of a call and
-// one of a wait ([Methods], [Waits]). [Examine] puts those that find out why a program
-// hangs around a communicator when the environment asks for them.
+// [Wait]. A backend takes them by one door (package comm/backend), and a decorator is
+// a function of a call and one of a wait ([Methods], [Waits]). Package comm/instrument
+// puts those that find out why a program hangs around a communicator when the
+// environment asks for them.
 //
 // # Errors
 //
-// Arguments are checked before anything is sent ([Check]). Errors are
+// Arguments are checked before anything is sent (package comm/backend). Errors are
 // [*OpError] wrapping a sentinel, to be tested with errors.Is. After an error
 // that leaves ranks out of step (a timeout, a dead peer, a mismatch) the
 // communicator is broken: every later call fails with [ErrBroken] and the

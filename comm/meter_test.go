@@ -10,17 +10,18 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
 )
 
 func TestMeterConformance(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	commtest.Run(t, commtest.Backend{
 		Name:  "local",
 		Sizes: []int{2},
-		Run: decorated(rt, func(c comm.Communicator) (comm.Communicator, error) {
+		Run: hosttest.Decorated(local.Run, rt, func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
 			return comm.NewMeter(c), nil
 		}),
 	})
@@ -30,7 +31,7 @@ func TestMeterCountsByTheRule(t *testing.T) {
 	const ranks, n, root = 3, 10, 1
 	counts, displs := []int{4, 0, 5}, []int{0, 4, 4}
 	toAll := []int{1, 2, 3} // to rank 0, 1, 2 from everybody
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	for name, test := range map[string]struct {
 		call func(c comm.Communicator, send, recv uintptr) error
 		want [ranks]int64 // elements by rank
@@ -63,7 +64,7 @@ func TestMeterCountsByTheRule(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			send, recv := make([]uintptr, ranks), make([]uintptr, ranks)
 			for r := range ranks {
-				send[r], recv[r] = allocate(t, rt, 1024), allocate(t, rt, 1024)
+				send[r], recv[r] = hosttest.Allocate(t, rt, 1024), hosttest.Allocate(t, rt, 1024)
 			}
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 				r := c.Rank()
@@ -86,8 +87,8 @@ func TestMeterCountsByTheRule(t *testing.T) {
 }
 
 func TestMeterCountsCallsAndTime(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	m := comm.NewMeter(noop.New(rt))
 	require.NoError(t, m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
 	require.NoError(t, m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
@@ -103,7 +104,7 @@ func TestMeterCountsCallsAndTime(t *testing.T) {
 }
 
 func TestMeterCountsItsSplits(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
 		m := comm.NewMeter(c)
 		half, err := m.Split(ctx, c.Rank()%2, 0)
@@ -138,8 +139,8 @@ func TestMeterCountsItsSplits(t *testing.T) {
 }
 
 func TestMeterDoesNotAllocate(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	m := comm.NewMeter(noop.New(rt))
 	counts, displs := []int{4}, []int{0}
 	assert.Zero(t, testing.AllocsPerRun(100, func() {

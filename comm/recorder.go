@@ -138,7 +138,7 @@ func (s *waits) shown() *wait {
 
 // NewRecorder returns a Recorder of the last n calls (at least one) around c,
 // which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
-// [Examine] makes one where the environment asks for it.
+// Package comm/instrument makes one where the environment asks for it.
 func NewRecorder(c Communicator, n int, dir string) *Recorder {
 	f := new(flight)
 	if dir != "" {
@@ -413,7 +413,7 @@ func (r *Recorder) End(cause error) error {
 		r.saveOnce(cause)
 	}
 	r.forget()
-	return end(r.Communicator, cause)
+	return CloseAll(r.Communicator, cause)
 }
 
 // forget takes the Recorder out of the dump, and ends NotifyOn with the first one.

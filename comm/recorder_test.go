@@ -17,17 +17,18 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
 )
 
 func TestRecorderConformance(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	commtest.Run(t, commtest.Backend{
 		Name:  "local",
 		Sizes: []int{2},
-		Run: decorated(rt, func(c comm.Communicator) (comm.Communicator, error) {
+		Run: hosttest.Decorated(local.Run, rt, func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
 			return comm.NewRecorder(c, 100, ""), nil
 		}),
 	})
@@ -40,8 +41,8 @@ func TestRecorderRemembersTheLastCalls(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 4096)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 4096)
 	for range 20 {
 		n := 1 + random.IntN(30)
 		r := comm.NewRecorder(untold{noop.New(rt)}, n, "")
@@ -115,8 +116,8 @@ func TestRecorderRemembersTheLastCalls(t *testing.T) {
 // TestRecorderDumpHasThePyTorchFields compares with the names that the analyser of
 // PyTorch 2.10's format reads.
 func TestRecorderDumpHasThePyTorchFields(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	r := comm.NewRecorder(untold{noop.New(rt)}, 10, "")
 	_, _, line, _ := runtime.Caller(0)
 	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.BF16, comm.Sum)) // line + 1
@@ -154,7 +155,7 @@ func TestRecorderDumpHasThePyTorchFields(t *testing.T) {
 }
 
 func TestRecorderOfACallThatIsNone(t *testing.T) {
-	r := comm.NewRecorder(noop.New(newRuntime(t)), 10, "")
+	r := comm.NewRecorder(noop.New(hosttest.NewRuntime(t)), 10, "")
 	for _, op := range []comm.Op{comm.OpSync, 200} {
 		require.ErrorIs(t, r.Group(comm.Call{Op: op}), comm.ErrArgument)
 	}
@@ -168,7 +169,7 @@ func TestRecorderOfACallThatIsNone(t *testing.T) {
 }
 
 func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
 		r := comm.NewRecorder(c, 10, "")
 		half, err := r.Split(ctx, r.Rank()%2, 0)
@@ -201,9 +202,9 @@ func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
 
 func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	c := comm.NewRecorder(noop.New(rt), 5, dir)
-	buf := allocate(t, rt, 64)
+	buf := hosttest.Allocate(t, rt, 64)
 	require.NoError(t, c.AllReduce(buf, buf, 2, dtype.F32, comm.Sum))
 	require.NoError(t, c.Sync(t.Context()))
 	path := filepath.Join(dir, "tutti-record-0.json")
@@ -229,8 +230,8 @@ func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 }
 
 func TestRecorderDoesNotAllocate(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	r := comm.NewRecorder(noop.New(rt), 16, "")
 	counts, displs := []int{4}, []int{0}
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
@@ -247,7 +248,7 @@ type nothing struct{ comm.Communicator }
 func (nothing) AllReduce(_, _ uintptr, _ int, _ dtype.DType, _ comm.ReduceOp) error { return nil }
 
 func BenchmarkRecorder(b *testing.B) {
-	rt := newRuntime(b)
+	rt := hosttest.NewRuntime(b)
 	bare := nothing{noop.New(rt)}
 	var sink time.Duration
 	start := time.Now()
@@ -256,7 +257,7 @@ func BenchmarkRecorder(b *testing.B) {
 			sink += time.Since(start)
 		}
 	})
-	buf := allocate(b, rt, 64)
+	buf := hosttest.Allocate(b, rt, 64)
 	for _, of := range []struct {
 		name string
 		comm.Communicator
@@ -315,8 +316,8 @@ func TestRecorderBarrierOfFailedPeer(t *testing.T) {
 // A call of one goroutine that is not made leaves no gap in the numbers of calls
 // that other goroutines have made meanwhile.
 func TestRecorderNumbersOfSeveralGoroutines(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	r := comm.NewRecorder(held{noop.New(rt), entered, leave}, 8, "")
 	refused := make(chan error)
@@ -361,8 +362,8 @@ func (w waiting) Sync(context.Context) error {
 
 // What is done is known before anybody waits for it, where the communicator tells.
 func TestRecorderLearnsOfWhatIsDone(t *testing.T) {
-	rt := newRuntime(t)
-	buf := [2]uintptr{allocate(t, rt, 4096), allocate(t, rt, 4096)}
+	rt := hosttest.NewRuntime(t)
+	buf := [2]uintptr{hosttest.Allocate(t, rt, 4096), hosttest.Allocate(t, rt, 4096)}
 	worlds, err := local.New(2)
 	require.NoError(t, err)
 	r := comm.NewRecorder(comm.NewMeter(worlds[0]), 8, "")
@@ -416,8 +417,8 @@ func TestRecorderLearnsOfWhatIsDone(t *testing.T) {
 // Which of two messages of two goroutines is submitted first is not known: only a wait
 // tells that they are done.
 func TestRecorderOfGoroutinesAtTheSameTime(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	r := comm.NewRecorder(late{comm.NewMeter(noop.New(rt)), entered, leave}, 8, "")
 	done := make(chan error)
@@ -465,7 +466,7 @@ func (l late) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) 
 // Of several goroutines that wait, the record shows the one that waits longest, and
 // when one has failed that one, whose failure ends the others.
 func TestRecorderShowsTheRightOneOfSeveralWaits(t *testing.T) {
-	r := comm.NewRecorder(waiting{noop.New(newRuntime(t)), make(chan chan error)}, 8, "")
+	r := comm.NewRecorder(waiting{noop.New(hosttest.NewRuntime(t)), make(chan chan error)}, 8, "")
 	inner := r.Communicator.(waiting)
 	shown := func() comm.DumpSync { return *r.Dump().Tutti.Comms["0"].Sync }
 	begin := func() (end, ended chan error) {

@@ -9,6 +9,8 @@ import (
 	"runtime/debug"
 	"slices"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // PanicError is the error of a rank whose body panicked; see [Run].
@@ -88,8 +90,8 @@ func Run(ctx context.Context, comms []Communicator, body func(ctx context.Contex
 			if within && outer.Err() != nil {
 				continue // that one waits for this one, and says so
 			}
-			ranks := slices.Sorted(maps.Values(running))
-			slog.Warn("comm: waiting for "+RanksText(ranks)+", whose context has ended", "cause", context.Cause(ctx))
+			behind := slices.Sorted(maps.Values(running))
+			slog.Warn("comm: waiting for "+ranks.Text(behind)+", whose context has ended", "cause", context.Cause(ctx))
 		}
 	}
 	slices.SortStableFunc(errs, func(a, b error) int { return echo(a) - echo(b) })
@@ -141,7 +143,7 @@ func runRank(ctx context.Context, c Communicator, body func(context.Context, Com
 		if p, ok := cause.(*PanicError); ok {
 			cause = &PanicError{Rank: p.Rank, Value: p.Value}
 		}
-		closed := end(c, cause)
+		closed := CloseAll(c, cause)
 		if cause != nil {
 			cancel(fmt.Errorf("%w: rank %d: %w", ErrPeerFailed, rank, cause))
 		} else if closed != nil {
@@ -152,9 +154,9 @@ func runRank(ctx context.Context, c Communicator, body func(context.Context, Com
 	returned = true
 }
 
-// end closes c as an [Ender] does, if it or what it wraps is one. Decorators around
+// CloseAll closes c as an [Ender] does, if it or what it wraps is one. Decorators around
 // that one have a Close.
-func end(c Communicator, cause error) error {
+func CloseAll(c Communicator, cause error) error {
 	if e, ok := c.(Ender); ok {
 		return e.End(cause)
 	}

@@ -16,7 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/staged"
 )
 
 // closing is a decorator that has something to give back, and is no Ender.
@@ -124,7 +127,7 @@ func TestRunNamesWhoDoesNotReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		comms := make([]comm.Communicator, 3)
 		for r := range comms {
-			comms[r] = comm.NewSerial(comm.Check{Rank: r, WorldSize: len(comms)}, alone{})
+			comms[r] = backend.NewSerial(backend.Check{Rank: r, WorldSize: len(comms)}, alone{})
 		}
 		err := comm.Run(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error {
 			if c.Rank() == 1 {
@@ -186,7 +189,7 @@ func TestRunWithinARunNamesWhoDoesNotReturn(t *testing.T) {
 	world := func(size int) []comm.Communicator {
 		comms := make([]comm.Communicator, size)
 		for r := range comms {
-			comms[r] = comm.NewSerial(comm.Check{Rank: r, WorldSize: size}, alone{})
+			comms[r] = backend.NewSerial(backend.Check{Rank: r, WorldSize: size}, alone{})
 		}
 		return comms
 	}
@@ -215,16 +218,20 @@ func (alone) Leave(error)                               {}
 
 // The wait of a goroutine whose rank is ended by another one has a sentinel, and the cause.
 func TestEndBesideAWait(t *testing.T) {
-	rt := newRuntime(t)
-	for name, around := range map[string]func(comm.Communicator) (comm.Communicator, error){
-		"local":    func(c comm.Communicator) (comm.Communicator, error) { return c, nil },
-		"staged":   func(c comm.Communicator) (comm.Communicator, error) { return comm.NewStaged(c, rt, rt) },
-		"recorder": func(c comm.Communicator) (comm.Communicator, error) { return comm.NewRecorder(c, 10, ""), nil },
+	rt := hosttest.NewRuntime(t)
+	for name, around := range map[string]func(context.Context, comm.Communicator) (comm.Communicator, error){
+		"local": func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) { return c, nil },
+		"staged": func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
+			return staged.New(c, rt, rt)
+		},
+		"recorder": func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
+			return comm.NewRecorder(c, 10, ""), nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			worlds, err := local.New(2)
 			require.NoError(t, err)
-			c, err := around(worlds[0])
+			c, err := around(t.Context(), worlds[0])
 			require.NoError(t, err)
 			ctx := &watched{Context: t.Context(), looked: make(chan struct{})}
 			waited := make(chan error)

@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -436,7 +437,7 @@ func TestLevelsOfJoinedCommunicators(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		between, err := comm.NewStaged(line, r.Runtime, host)
+		between, err := staged.New(line, r.Runtime, host)
 		if err != nil {
 			return err
 		}

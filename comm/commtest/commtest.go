@@ -82,7 +82,7 @@ type Backend struct {
 	// NoTags: messages match in order alone, tags are ignored (NCCL).
 	NoTags bool
 	// NoMismatch: ranks that call different collectives, counts, types or
-	// operations are not detected (NCCL without comm.Checked).
+	// operations are not detected (NCCL without checked.Communicator).
 	NoMismatch bool
 	// LateMismatch: a rank whose part of a collective is done before it could be
 	// told that others disagree about it learns so from the next Barrier (MPI).
@@ -98,7 +98,7 @@ type Backend struct {
 	// the same group, and may break the communicator (NCCL).
 	NoLoneSelfReceive bool
 	// Synchronous: a collective waits for the other ranks when it is called
-	// (comm.Checked), not only in Sync.
+	// (checked.Communicator), not only in Sync.
 	Synchronous bool
 }
 

@@ -66,7 +66,7 @@ func (e *endpoint) forget(child *endpoint) {
 
 // leaked runs when a communicator was garbage collected without Close.
 func (e *endpoint) leaked() {
-	slog.Warn("communicator was never closed", "backend", backend, "rank", e.rank, "ranks", e.world.size)
+	slog.Warn("communicator was never closed", "backend", name, "rank", e.rank, "ranks", e.world.size)
 	e.depart()
 }
 

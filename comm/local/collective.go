@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
@@ -22,7 +23,7 @@ func (w *world) agree(s *slot, seq uint64) error {
 		s.extras[r].give(&c, w.size)
 		w.agreeing[r] = c
 	}
-	err := comm.Agree(w.agreeing)
+	err := backend.Agree(w.agreeing)
 	if err != nil {
 		err = fmt.Errorf("%w (collective #%d)", err, seq+1)
 	}
@@ -182,7 +183,7 @@ func (w *world) split(s *slot) {
 	for r := range s.extras {
 		splits[r] = s.extras[r].split.Wait
 	}
-	for _, ranks := range comm.SplitGroups(splits) {
+	for _, ranks := range backend.SplitGroups(splits) {
 		child := newWorld(len(ranks), w.spins) // as many ranks as before
 		for i, r := range ranks {
 			child.ranks[i].root = w.ranks[r].root

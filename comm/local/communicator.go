@@ -5,13 +5,14 @@ import (
 	"runtime"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	device "github.com/tutti-go/tutti/runtime"
 )
 
 // communicator is the handle of one rank. Nothing in the world refers to it,
 // so that it is garbage collected, and noticed, when the rank forgets it.
 type communicator struct {
-	comm.Calls
+	backend.Calls
 	*endpoint
 }
 
@@ -24,12 +25,12 @@ var (
 
 func newCommunicator(e *endpoint) *communicator {
 	c := &communicator{endpoint: e}
-	c.Calls = comm.NewCalls(&e.check, c)
+	c.Calls = backend.NewCalls(&e.check, c)
 	e.leakAlarm = runtime.AddCleanup(c, (*endpoint).leaked, e)
 	return c
 }
 
-// Wait implements [comm.Backend].
+// Wait implements [backend.Backend].
 func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	defer runtime.KeepAlive(c)
 	switch w.Op {

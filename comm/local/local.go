@@ -64,7 +64,7 @@ import (
 // having been closed is logged, and its peers see it leave.
 func New(n int) ([]comm.Communicator, error) {
 	if n < 1 {
-		return nil, &comm.OpError{Backend: backend, Op: "new", Rank: -1,
+		return nil, &comm.OpError{Backend: name, Op: "new", Rank: -1,
 			Err: fmt.Errorf("%w: world of %d ranks", comm.ErrArgument, n)}
 	}
 	w := newWorld(n, n <= runtime.GOMAXPROCS(0))

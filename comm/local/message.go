@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
@@ -44,7 +45,7 @@ func (d *driver) posted(o, match *op) {
 	}
 	if from.count != to.count || from.dt != to.dt {
 		send, recv := from.call(), to.call()
-		err := comm.AgreeOnMessage(from.owner.rank, &send, to.owner.rank, &recv)
+		err := backend.AgreeOnMessage(from.owner.rank, &send, to.owner.rank, &recv)
 		w.fail(&failure{rank: everyone, own: err, peers: err})
 		return
 	}

@@ -2,7 +2,7 @@ package local
 
 import "github.com/tutti-go/tutti/comm"
 
-// Submit implements [comm.Backend].
+// Submit implements [backend.Backend].
 func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil) }
 
 // submit takes one operation. split is its part of a Split.
@@ -37,7 +37,7 @@ func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 	return nil
 }
 
-// SubmitTogether implements [comm.Backend].
+// SubmitTogether implements [backend.Backend].
 func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	e.mu.Lock()
 	if err := e.Usable(); err != nil {
@@ -58,7 +58,7 @@ func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	return nil
 }
 
-// Usable implements [comm.Backend].
+// Usable implements [backend.Backend].
 func (e *endpoint) Usable() error {
 	if e.closed.Load() {
 		return comm.ErrClosed

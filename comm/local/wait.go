@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // yieldLooks is how often a rank looks for an end of its waiting after it has spun,
@@ -161,7 +162,7 @@ func (e *endpoint) waitsFor() string {
 		}
 		text := fmt.Sprintf("%v (collective #%d)", x, seq+1)
 		if len(late) > 0 {
-			text += ", not called by " + comm.RanksText(late)
+			text += ", not called by " + ranks.Text(late)
 		}
 		what = append(what, text)
 	}

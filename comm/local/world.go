@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
 // backend is what errors of this package say they come from.
-const backend = "local"
+const name = "local"
 
 // ringSize is how many collectives a rank may be ahead of the slowest one
 // before its calls are queued. It is a power of two.
@@ -131,7 +132,7 @@ type endpoint struct {
 	_     cacheLine
 	world *world
 	rank  int
-	check comm.Check
+	check backend.Check
 
 	mu sync.Mutex // guards what has no lock or atomic type of its own
 
@@ -261,7 +262,7 @@ func newWorld(size int, spins bool) *world {
 func newEndpoint(w *world, rank int) *endpoint {
 	e := &endpoint{world: w, rank: rank}
 	e.root = e
-	e.check = comm.Check{Backend: backend, Rank: rank, WorldSize: w.size}
+	e.check = backend.Check{Backend: name, Rank: rank, WorldSize: w.size}
 	if w.spins {
 		e.spin.Store(int64(minSpin))
 	}

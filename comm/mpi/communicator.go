@@ -4,15 +4,16 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime"
 )
 
 // backend is what errors of this package name.
-const backend = "mpi"
+const name = "mpi"
 
 // communicator is the handle of one rank on a group of MPI processes.
 type communicator struct {
-	comm.Calls
+	backend.Calls
 	e *endpoint
 }
 
@@ -24,7 +25,7 @@ var (
 )
 
 func newCommunicator(e *endpoint) *communicator {
-	return &communicator{comm.NewCalls(&e.check, e), e}
+	return &communicator{backend.NewCalls(&e.check, e), e}
 }
 
 // Close implements [comm.Communicator]. The MPI communicators are freed when all

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
@@ -25,7 +26,7 @@ type endpoint struct {
 	world    bool
 	parent   *endpoint // that it was split from
 	lobby    *lobby    // of the world, if that is native
-	check    comm.Check
+	check    backend.Check
 	rank     int
 	size     int
 	pub      uintptr       // the communicator that users and other programs see
@@ -251,7 +252,7 @@ func (e *endpoint) retire(o *op) {
 // the first may show why the others do not come. The caller holds mu.
 func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	if e.broken != nil {
-		return false, comm.Unusable(false, e.broken)
+		return false, backend.Unusable(false, e.broken)
 	}
 	if e.started() == 0 {
 		return false, nil

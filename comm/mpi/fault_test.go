@@ -47,7 +47,7 @@ func TestRankSoak(t *testing.T) {
 }
 
 // TestFaultsOfNativeCollectives has what MPI itself does not notice found by
-// comm.Checked. Collectives that were given up keep MPI_Finalize from being called.
+// checked.Communicator. Collectives that were given up keep MPI_Finalize from being called.
 func TestFaultsOfNativeCollectives(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankCheckedFaults"}) })
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -63,7 +64,7 @@ func FuzzNote(f *testing.F) {
 		f.Add(append([]byte(nil), hostmem.Bytes([]note{n})...), []byte("aaaabbbbcccc"))
 	}
 	f.Fuzz(func(t *testing.T, bytes, calls []byte) {
-		e := &endpoint{size: 2, peers: make([]peer, 2), check: comm.Check{WorldSize: 2}}
+		e := &endpoint{size: 2, peers: make([]peer, 2), check: backend.Check{WorldSize: 2}}
 		for _, c := range drawCalls(calls) {
 			e.history.add(newEntry(&c), c.RecvCounts)
 		}

@@ -93,7 +93,7 @@ func Library() (Info, error) {
 	}
 	lib, err := openLibrary()
 	if err != nil {
-		return Info{}, &comm.OpError{Backend: backend, Op: "open", Rank: -1, Err: err}
+		return Info{}, &comm.OpError{Backend: name, Op: "open", Rank: -1, Err: err}
 	}
 	info := lib.info()
 	info.share(sharable())
@@ -151,12 +151,12 @@ func Init(ctx context.Context, opts ...Option) (comm.Communicator, error) {
 	process.Lock()
 	defer process.Unlock()
 	if process.finalized {
-		return nil, &comm.OpError{Backend: backend, Op: "init", Rank: -1, Err: comm.ErrClosed}
+		return nil, &comm.OpError{Backend: name, Op: "init", Rank: -1, Err: comm.ErrClosed}
 	}
 	if process.state == nil {
 		s, err := startWithin(ctx, opts)
 		if err != nil {
-			return nil, &comm.OpError{Backend: backend, Op: "init", Rank: -1, Err: err}
+			return nil, &comm.OpError{Backend: name, Op: "init", Rank: -1, Err: err}
 		}
 		process.state = s
 	}
@@ -211,7 +211,7 @@ func Finalize(ctx context.Context) error {
 		return nil
 	}
 	if err := s.finalize(ctx); err != nil {
-		return &comm.OpError{Backend: backend, Op: "finalize", Rank: s.world.Rank(), Err: err}
+		return &comm.OpError{Backend: name, Op: "finalize", Rank: s.world.Rank(), Err: err}
 	}
 	return nil
 }

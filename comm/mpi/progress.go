@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // progress is the goroutine that lets communication go on while its submitters
@@ -232,8 +233,8 @@ func (p *progress) missing() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.endpoints {
-		if ranks := e.missing(); len(ranks) > 0 {
-			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, comm.RanksText(ranks))
+		if missing := e.missing(); len(missing) > 0 {
+			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, ranks.Text(missing))
 		}
 	}
 	return "they are being told that this one has closed its communicators"

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
@@ -40,7 +41,7 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	}
 	e := &endpoint{
 		state: s, lib: lib, native: s.native, rank: rank, size: size, pub: pub, inner: inner,
-		check: comm.Check{Backend: backend, Rank: rank, WorldSize: size},
+		check: backend.Check{Backend: name, Rank: rank, WorldSize: size},
 		table: requests{rank: rank, calls: dl.NewSequence(), handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
 		peers: make([]peer, size),
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // oldest returns the collective that has run longest, nil if there is none.
@@ -103,10 +104,10 @@ func (e *endpoint) collectiveState(o *op) string {
 	}
 	silent, deaf := e.late(o)
 	if len(silent) > 0 {
-		text += ", nothing from " + comm.RanksText(silent)
+		text += ", nothing from " + ranks.Text(silent)
 	}
 	if len(deaf) > 0 {
-		text += ", not received by " + comm.RanksText(deaf)
+		text += ", not received by " + ranks.Text(deaf)
 	}
 	for _, r := range append(silent, deaf...) {
 		if n := e.peers[r].report; n != nil {

@@ -4,9 +4,10 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// Submit implements [comm.Backend].
+// Submit implements [backend.Backend].
 func (e *endpoint) Submit(c comm.Call) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -17,7 +18,7 @@ func (e *endpoint) Submit(c comm.Call) error {
 	return e.launch()
 }
 
-// SubmitTogether implements [comm.Backend].
+// SubmitTogether implements [backend.Backend].
 func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -39,7 +40,7 @@ func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	return e.launch()
 }
 
-// Usable implements [comm.Backend].
+// Usable implements [backend.Backend].
 func (e *endpoint) Usable() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -47,9 +48,9 @@ func (e *endpoint) Usable() error {
 }
 
 // usable is Usable for who holds mu.
-func (e *endpoint) usable() error { return comm.Unusable(e.closed, e.broken) }
+func (e *endpoint) usable() error { return backend.Unusable(e.closed, e.broken) }
 
-// Wait implements [comm.Backend].
+// Wait implements [backend.Backend].
 func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch w.Op {
 	case comm.OpSync:

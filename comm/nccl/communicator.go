@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/marks"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -34,7 +35,7 @@ import (
 // [Comm.UseStream].
 type Comm struct {
 	calls
-	check comm.Check
+	check backend.Check
 	lib   *library
 	rt    *cuda.Runtime
 	options
@@ -73,8 +74,8 @@ type Comm struct {
 	leakAlarm goruntime.Cleanup
 }
 
-// calls keeps the field of [comm.Calls] to this package.
-type calls = comm.Calls
+// calls keeps the field of [backend.Calls] to this package.
+type calls = backend.Calls
 
 var (
 	_ comm.Communicator       = (*Comm)(nil)
@@ -91,14 +92,14 @@ var (
 func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr, o options) (*Comm, error) {
 	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
 	c.life, c.end = context.WithCancel(context.Background())
-	c.check = comm.Check{
+	c.check = backend.Check{
 		Backend:   "nccl",
 		Rank:      int(int32(lib.out(func(p uintptr) { lib.sym.UserRank.Call(handle, p) }))),
 		WorldSize: int(int32(lib.out(func(p uintptr) { lib.sym.Count.Call(handle, p) }))),
 		Supports:  c.supports,
 	}
 	c.submitted.rank, c.submitted.size = c.check.Rank, c.check.WorldSize
-	c.calls = comm.NewCalls(&c.check, door{c})
+	c.calls = backend.NewCalls(&c.check, door{c})
 	c.control.native = newNative(lib, rt, handle, c.sharesProcess())
 	name, reporter, submitted := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.reporter, c.submitted
 	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, reporter, submitted) }, name)

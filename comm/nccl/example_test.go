@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -109,7 +110,7 @@ func ExampleFrom_hosts() {
 		if err != nil {
 			return nil, err
 		}
-		between, err := comm.NewStaged(sameGPU, rt, cpu.New()) // MPI, of the ranks with this place on all hosts
+		between, err := staged.New(sameGPU, rt, cpu.New()) // MPI, of the ranks with this place on all hosts
 		if err != nil {
 			return nil, errors.Join(err, within.Close())
 		}

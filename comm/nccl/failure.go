@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/poll"
 )
 
@@ -40,10 +41,10 @@ type failure struct {
 func (s *state) closed() bool { return s.life.Err() != nil }
 
 // usable returns why nothing can be submitted any more, nil if it can.
-func (s *state) usable() error { return comm.Unusable(s.closed(), s.cause()) }
+func (s *state) usable() error { return backend.Unusable(s.closed(), s.cause()) }
 
 // sound returns what broke the communicator, nil if nothing did.
-func (s *state) sound() error { return comm.Unusable(false, s.cause()) }
+func (s *state) sound() error { return backend.Unusable(false, s.cause()) }
 
 func (s *state) cause() error {
 	if f := s.failure.Load(); f != nil {

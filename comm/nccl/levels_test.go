@@ -10,6 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -33,7 +34,7 @@ func levelsOverMPI(ctx context.Context, t *testing.T, base comm.Communicator, gp
 	overMPI := split(host, local)
 	within, err := nccl.From(ctx, overMPI, gpu)
 	require.NoError(t, err)
-	between, err := comm.NewStaged(split(local, host), gpu, processor)
+	between, err := staged.New(split(local, host), gpu, processor)
 	require.NoError(t, err)
 	mixed, err := distributed.JoinMesh(distributed.Line{Name: "host", Comm: between}, distributed.Line{Name: "gpu", Comm: within})
 	require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // reporter tells the other ranks what the communicators of this one do, those that
@@ -90,7 +91,7 @@ func (r *reporter) others(s *submissions) string {
 		return fmt.Sprintf("what the others do is not known: %v", err)
 	}
 	var texts []string
-	ranks := map[string][]int{}
+	who := map[string][]int{}
 	for rank := range s.size {
 		if rank == s.rank {
 			continue
@@ -106,13 +107,13 @@ func (r *reporter) others(s *submissions) string {
 				text = "is gone, and had " + text
 			}
 		}
-		if ranks[text] == nil {
+		if who[text] == nil {
 			texts = append(texts, text)
 		}
-		ranks[text] = append(ranks[text], rank)
+		who[text] = append(who[text], rank)
 	}
 	for i, text := range texts {
-		texts[i] = comm.RanksText(ranks[text]) + " " + text
+		texts[i] = ranks.Text(who[text]) + " " + text
 	}
 	return strings.Join(texts, "; ")
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// door is the [comm.Backend] of a communicator.
+// door is the [backend.Backend] of a communicator.
 type door struct{ c *Comm }
 
-// Submit implements [comm.Backend].
+// Submit implements [backend.Backend].
 func (d door) Submit(x comm.Call) error { return d.c.submit(d.c.life, &x, nil) }
 
-// SubmitTogether implements [comm.Backend].
+// SubmitTogether implements [backend.Backend].
 func (d door) SubmitTogether(calls []comm.Call) error { return d.c.submitTogether(d.c.life, calls) }
 
-// Wait implements [comm.Backend].
+// Wait implements [backend.Backend].
 func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch w.Op {
 	case comm.OpSync:
@@ -32,7 +32,7 @@ func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) 
 	return child, nil
 }
 
-// Usable implements [comm.Backend].
+// Usable implements [backend.Backend].
 func (d door) Usable() error { return d.c.usable() }
 
 // submit starts a call on a native communicator, or, for nil, on the one that is

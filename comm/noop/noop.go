@@ -17,16 +17,17 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-const backend = "noop"
+const name = "noop"
 
 // communicator is a world of one.
 type communicator struct {
-	comm.Calls
+	backend.Calls
 	rt    runtime.Runtime
-	check comm.Check
+	check backend.Check
 
 	mu      sync.Mutex
 	waiting []comm.Call   // messages without a partner, and what comes after them
@@ -38,8 +39,8 @@ type communicator struct {
 
 // New returns a communicator of one rank for memory of rt.
 func New(rt runtime.Runtime) comm.Communicator {
-	c := &communicator{rt: rt, check: comm.Check{Backend: backend, WorldSize: 1}}
-	c.Calls = comm.NewCalls(&c.check, c)
+	c := &communicator{rt: rt, check: backend.Check{Backend: name, WorldSize: 1}}
+	c.Calls = backend.NewCalls(&c.check, c)
 	return c
 }
 
@@ -61,7 +62,7 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	return nil
 }
 
-// Usable implements [comm.Backend].
+// Usable implements [backend.Backend].
 func (c *communicator) Usable() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,7 +70,7 @@ func (c *communicator) Usable() error {
 }
 
 // usable is Usable for a caller that holds mu.
-func (c *communicator) usable() error { return comm.Unusable(c.closed, c.broken) }
+func (c *communicator) usable() error { return backend.Unusable(c.closed, c.broken) }
 
 // closeTimeout bounds how long Close waits for the device.
 const closeTimeout = 5 * time.Second
@@ -85,12 +86,12 @@ func (c *communicator) Close() error {
 		return nil
 	}
 	if unmatched > 0 {
-		slog.Warn("communicator closed with messages that nobody received", "backend", backend, "operations", unmatched)
+		slog.Warn("communicator closed with messages that nobody received", "backend", name, "operations", unmatched)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	if err := c.rt.Synchronize(ctx); err != nil && !errors.Is(err, runtime.ErrClosed) {
-		slog.Warn("communicator closed with copies under way", "backend", backend, "error", err)
+		slog.Warn("communicator closed with copies under way", "backend", name, "error", err)
 	}
 	return nil
 }

@@ -4,10 +4,11 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// Submit implements [comm.Backend].
+// Submit implements [backend.Backend].
 func (c *communicator) Submit(call comm.Call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -17,7 +18,7 @@ func (c *communicator) Submit(call comm.Call) error {
 	return c.submit(&call)
 }
 
-// SubmitTogether implements [comm.Backend]. The calls of a group are not ordered
+// SubmitTogether implements [backend.Backend]. The calls of a group are not ordered
 // among themselves. Messages go first, lest a collective waits behind one whose
 // partner comes after it.
 func (c *communicator) SubmitTogether(calls []comm.Call) error {
@@ -77,7 +78,7 @@ func (c *communicator) deliver(send, recv comm.Call) error {
 	if send.Op == comm.OpRecv {
 		send, recv = recv, send
 	}
-	if err := comm.AgreeOnMessage(0, &send, 0, &recv); err != nil {
+	if err := backend.AgreeOnMessage(0, &send, 0, &recv); err != nil {
 		return err
 	}
 	return c.carry(&send, &recv)

@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Wait implements [comm.Backend]. A Split does not wait, as there is nobody to wait
+// Wait implements [backend.Backend]. A Split does not wait, as there is nobody to wait
 // for.
 func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	if w.Op == comm.OpSync {

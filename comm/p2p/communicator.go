@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -17,7 +18,7 @@ type Comm struct {
 	comm.Waits
 	comm.Wrapped
 	streams // of the base, which both submit to
-	check   comm.Check
+	check   backend.Check
 	rt      *cuda.Runtime
 	options
 	here  *endpoint
@@ -58,7 +59,7 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	}
 	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, options: o, here: here, children: map[*Comm]struct{}{}}
 	c.progress.marks.Init(rt)
-	c.check = comm.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
+	c.check = backend.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
 	c.Methods, c.Waits = comm.Methods{Do: c.do, Together: c.together}, comm.Waits{Wait: c.wait}
 	if t != nil {
 		c.takes = *t

@@ -15,6 +15,7 @@ import (
 	"net/http"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
 )
 
 // Handler answers GET with what [comm.Recorder.WriteJSON] writes, of the Recorder
@@ -30,7 +31,7 @@ func Handler(c comm.Communicator) http.Handler {
 		}
 		r, ok := comm.As[*comm.Recorder](c)
 		if !ok {
-			http.Error(w, "nothing is recorded: start the program with "+comm.RecordVariable+"=1000", http.StatusNotFound)
+			http.Error(w, "nothing is recorded: start the program with "+instrument.RecordVariable+"=1000", http.StatusNotFound)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

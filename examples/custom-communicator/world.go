@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -45,12 +46,12 @@ func newWorld(size int, memory *cpu.Runtime) []comm.Communicator {
 	all := make([]comm.Communicator, size)
 	for r := range all {
 		w.all = append(w.all, r)
-		all[r] = comm.NewSerial(comm.Check{Backend: "custom", Rank: r, WorldSize: size}, rank{w, r})
+		all[r] = backend.NewSerial(backend.Check{Backend: "custom", Rank: r, WorldSize: size}, rank{w, r})
 	}
 	return all
 }
 
-// rank is one rank: the comm.Worker, of which comm.NewSerial makes a communicator.
+// rank is one rank: the backend.Worker, of which backend.NewSerial makes a communicator.
 type rank struct {
 	*world
 	number int
@@ -134,11 +135,11 @@ func (w *world) hold(seats []*seat) error {
 	for _, s := range seats {
 		calls, waits = append(calls, s.call), append(waits, s.wait)
 	}
-	if err := comm.Carry(w.memory, calls...); err != nil {
+	if err := backend.Carry(w.memory, calls...); err != nil {
 		return err
 	}
 	if calls[0].Op == comm.OpSplit {
-		for _, group := range comm.SplitGroups(waits) {
+		for _, group := range backend.SplitGroups(waits) {
 			for i, child := range newWorld(len(group), w.memory) {
 				seats[group[i]].child = child
 			}

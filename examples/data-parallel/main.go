@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/distributed"
@@ -52,7 +53,7 @@ func main() {
 		rt := cpu.New()
 		defer rt.Close()
 		c = comm.Limit(c, 10*time.Minute, nil) // no wait takes longer
-		return comm.Examine(ctx, rt, c, func(ctx context.Context, c comm.Communicator) error {
+		return instrument.Run(ctx, rt, c, func(ctx context.Context, c comm.Communicator) error {
 			result, err := train(ctx, rt, c, s)
 			if err == nil && c.Rank() == 0 {
 				fmt.Println(result)

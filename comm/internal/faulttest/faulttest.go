@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/checked"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -152,7 +153,7 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank) (err error) {
 	}
 	cell := f.Cells[column]
 	if column == Checked {
-		k, err := comm.NewChecked(c, r.Runtime, comm.CheckTimeout(4*deadline))
+		k, err := checked.New(ctx, c, r.Runtime, checked.Timeout(4*deadline))
 		if err != nil {
 			return err
 		}

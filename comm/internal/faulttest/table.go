@@ -15,10 +15,10 @@ import (
 )
 
 // Columns are the columns of the table. The last two are any backend within
-// comm.Checked, and the rendezvous before there is a communicator.
+// checked.Communicator, and the rendezvous before there is a communicator.
 var Columns = []string{"noop", "local", "mpi", "nccl", "p2p", Checked, "rendezvous"}
 
-// Checked is the column of any backend within [comm.Checked].
+// Checked is the column of any backend within [checked.Communicator].
 const Checked = "any, within `Checked`"
 
 // atOnce and late are outcomes.
@@ -102,7 +102,7 @@ var Table = []Fault{
 		Cells: map[string]Cell{
 			"local": {Others: gaveUp, Self: ok, Note: "names the call, its number and who has not made it"},
 			"mpi":   {Others: gaveUp, Self: ok, Note: "names the call, its number and who has sent nothing"},
-			Checked: {Others: gaveUp, Self: ok, Note: "after 30 s, or what `CheckTimeout` says"},
+			Checked: {Others: gaveUp, Self: ok, Note: "after 30 s, or what `checked.Timeout` says"},
 			"nccl":  {Others: gaveUp, Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
 			"p2p":   {Others: gaveUp, Self: ok, Note: "names the call and its number"},
 		}},

@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
 )
 
 // execute runs a command line and returns its exit code and output.
@@ -466,7 +467,7 @@ func TestHelpListsTheEnvironment(t *testing.T) {
 		}
 		return err
 	}))
-	require.Contains(t, found, comm.RecordVariable)
+	require.Contains(t, found, instrument.RecordVariable)
 	for name := range found {
 		assert.Regexp(t, `\b`+name+`\b`, help)
 	}

@@ -20,7 +20,7 @@ ranks or the directories they are in, and says which rank has not called what th
 others wait for, and where ranks disagree.
 
 A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as tutti
-does and all that use comm.Examine: to TUTTI_RECORD_DIR, or the current
+does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
 directory, when a wait fails and on the signal USR1.
 
 --fr writes them for the analyser of PyTorch's flight recorder, too.`,

@@ -143,7 +143,7 @@ Environment:
   TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library
   TUTTI_NETWORK          name of the network in results, which cluster sets
 Programs that use the library read those of libraries, jobs and MPI, and with
-comm.Examine those of calls.`,
+instrument.Run those of calls.`,
 		Example: `  tutti info
   tutti train --pattern dense,topkA,oktopk
   tutti bench allreduce --ranks 2 --max 16M

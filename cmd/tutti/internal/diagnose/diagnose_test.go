@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -27,8 +28,8 @@ import (
 // second allreduce, reads what they wrote, and reads it without that rank's.
 func TestARankThatDoesNotCall(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv(comm.RecordVariable, "100")
-	t.Setenv(comm.RecordDirVariable, dir)
+	t.Setenv(instrument.RecordVariable, "100")
+	t.Setenv(instrument.RecordDirVariable, dir)
 	rt := cpu.New()
 	defer rt.Close()
 	buf := make([]uintptr, 3)
@@ -66,7 +67,7 @@ func TestARankThatDoesNotCall(t *testing.T) {
 		return nil
 	}
 	require.NoError(t, local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
-		return comm.Examine(ctx, rt, c, body)
+		return instrument.Run(ctx, rt, c, body)
 	}))
 	at := func(line int) string { return fmt.Sprintf("%s:%d", filepath.Base(file), here+line) }
 

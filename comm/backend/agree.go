@@ -1,36 +1,39 @@
-package comm
+package backend
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // Agree compares what the ranks of a communicator have called as one collective,
-// in rank order. If they disagree it returns an error wrapping [ErrMismatch] that
+// in rank order. If they disagree it returns an error wrapping [comm.ErrMismatch] that
 // says who called what: for a backend that has the calls of all ranks before it
 // touches their memory.
-func Agree(calls []Call) error {
+func Agree(calls []comm.Call) error {
 	first := &calls[0]
-	same := func(c Call) bool {
+	same := func(c comm.Call) bool {
 		return c.Op == first.Op && c.DType == first.DType && c.Reduce == first.Reduce && c.Peer == first.Peer && c.Count == first.Count
 	}
-	if slices.ContainsFunc(calls, func(c Call) bool { return !same(c) }) {
-		return fmt.Errorf("%w: %s", ErrMismatch, whoCalledWhat(calls))
+	if slices.ContainsFunc(calls, func(c comm.Call) bool { return !same(c) }) {
+		return fmt.Errorf("%w: %s", comm.ErrMismatch, whoCalledWhat(calls))
 	}
 	for r := range calls {
 		switch first.Op {
-		case OpAllGatherV:
+		case comm.OpAllGatherV:
 			for i, n := range calls[r].RecvCounts {
 				if want := first.RecvCounts[i]; n != want {
-					return fmt.Errorf("%w: %v, where rank 0 passed counts[%d] = %d, rank %d passed %d", ErrMismatch, first, i, want, r, n)
+					return fmt.Errorf("%w: %v, where rank 0 passed counts[%d] = %d, rank %d passed %d", comm.ErrMismatch, first, i, want, r, n)
 				}
 			}
-		case OpAllToAllV:
+		case comm.OpAllToAllV:
 			for to, n := range calls[r].SendCounts {
 				if want := calls[to].RecvCounts[r]; n != want {
-					return fmt.Errorf("%w: %v, where rank %d sends %d elements to rank %d, which receives %d", ErrMismatch, first, r, n, to, want)
+					return fmt.Errorf("%w: %v, where rank %d sends %d elements to rank %d, which receives %d", comm.ErrMismatch, first, r, n, to, want)
 				}
 			}
 		}
@@ -39,15 +42,15 @@ func Agree(calls []Call) error {
 }
 
 // AgreeOnMessage is [Agree] for the two ends of a message.
-func AgreeOnMessage(sender int, send *Call, receiver int, recv *Call) error {
+func AgreeOnMessage(sender int, send *comm.Call, receiver int, recv *comm.Call) error {
 	if send.Count == recv.Count && send.DType == recv.DType && send.Tag == recv.Tag {
 		return nil
 	}
-	return fmt.Errorf("%w: rank %d called %v; rank %d called %v", ErrMismatch, sender, send, receiver, recv)
+	return fmt.Errorf("%w: rank %d called %v; rank %d called %v", comm.ErrMismatch, sender, send, receiver, recv)
 }
 
 // whoCalledWhat lists the ranks by what they called.
-func whoCalledWhat(calls []Call) string {
+func whoCalledWhat(calls []comm.Call) string {
 	var variants []string
 	callers := map[string][]int{}
 	for r, c := range calls {
@@ -58,23 +61,14 @@ func whoCalledWhat(calls []Call) string {
 		callers[text] = append(callers[text], r)
 	}
 	for i, text := range variants {
-		variants[i] = RanksText(callers[text]) + " called " + text
+		variants[i] = ranks.Text(callers[text]) + " called " + text
 	}
 	return strings.Join(variants, "; ")
 }
 
-// RanksText returns "rank 3" or "ranks 0, 2, 3", for messages.
-func RanksText(ranks []int) string {
-	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
-	if len(ranks) == 1 {
-		return "rank " + text
-	}
-	return "ranks " + text
-}
-
 // SplitGroups returns the groups that ranks form by their Splits, which are given
 // in rank order: those of one color, ordered by key, then by rank.
-func SplitGroups(splits []Wait) [][]int {
+func SplitGroups(splits []comm.Wait) [][]int {
 	var ranks []int
 	for r, s := range splits {
 		if s.Color >= 0 {

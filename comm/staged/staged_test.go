@@ -1,4 +1,4 @@
-package comm_test
+package staged_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -32,7 +33,7 @@ func TestStaged(t *testing.T) {
 				return err
 			}
 			for i, c := range world {
-				if world[i], err = comm.NewStaged(c, device, host); err != nil {
+				if world[i], err = staged.New(c, device, host); err != nil {
 					return err
 				}
 			}
@@ -43,11 +44,11 @@ func TestStaged(t *testing.T) {
 	})
 	alone, err := local.New(1)
 	require.NoError(t, err)
-	c, err := comm.NewStaged(alone[0], device, host)
+	c, err := staged.New(alone[0], device, host)
 	require.NoError(t, err)
 	assert.NoError(t, comm.CheckDevice(c, device.Device()))
 	assert.ErrorIs(t, comm.CheckDevice(c, host.Device()), comm.ErrDevice)
-	_, err = comm.NewStaged(c, host, host)
+	_, err = staged.New(c, host, host)
 	assert.ErrorIs(t, err, comm.ErrDevice)
 	assert.NoError(t, c.Close())
 }

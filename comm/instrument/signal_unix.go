@@ -1,11 +1,11 @@
 //go:build unix
 
-package comm
+package instrument
 
 import (
 	"os"
 	"syscall"
 )
 
-// dumpSignals are those that [Examine] listens to.
+// dumpSignals are those that [Run] listens to.
 var dumpSignals = []os.Signal{syscall.SIGUSR1}

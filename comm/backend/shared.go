@@ -1,6 +1,9 @@
-package comm
+package backend
 
-import "github.com/tutti-go/tutti/dtype"
+import (
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
 
 // Memory moves and reduces elements where all ranks of a communicator have their
 // buffers. A runtime/cpu.Runtime is one.
@@ -8,16 +11,16 @@ type Memory interface {
 	// Copy copies bytes that do not overlap.
 	Copy(dst, src uintptr, bytes int) error
 	// Reduce stores the reduction of all srcs in each of dsts, which may be srcs.
-	Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op ReduceOp) error
+	Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op comm.ReduceOp) error
 }
 
 // Carry does a collective, given what all ranks called, in rank order, or a
 // message, given its Send and its Recv: for a backend whose ranks share memory. It
-// compares the calls first, and returns an error wrapping [ErrMismatch], with
+// compares the calls first, and returns an error wrapping [comm.ErrMismatch], with
 // nothing done, if they do not fit.
-func Carry(m Memory, calls ...Call) error {
+func Carry(m Memory, calls ...comm.Call) error {
 	rank := func(i int) int { return i }
-	if first := &calls[0]; first.Op == OpSend {
+	if first := &calls[0]; first.Op == comm.OpSend {
 		rank = func(i int) int { return calls[1-i].Peer }
 		if err := AgreeOnMessage(rank(0), first, rank(1), &calls[1]); err != nil {
 			return err
@@ -44,7 +47,7 @@ func Carry(m Memory, calls ...Call) error {
 			continue
 		}
 		c := &calls[to]
-		if c.Op == OpAllReduce { // it may be in place, so all get the result at once
+		if c.Op == comm.OpAllReduce { // it may be in place, so all get the result at once
 			return m.Reduce(everywhere, sources, c.Count, c.DType, c.Reduce)
 		}
 		if err := m.Reduce([]uintptr{c.Recv}, sources, c.Count, c.DType, c.Reduce); err != nil {

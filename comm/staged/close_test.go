@@ -1,4 +1,4 @@
-package comm_test
+package staged_test
 
 import (
 	"context"
@@ -9,7 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -18,11 +20,11 @@ import (
 // take for a device. That nothing of it and of the host's is left is seen at the test's end.
 func stagedPair(t *testing.T) ([]comm.Communicator, *cpu.Runtime) {
 	t.Helper()
-	host, memory := newRuntime(t), newRuntime(t)
+	host, memory := hosttest.NewRuntime(t), hosttest.NewRuntime(t)
 	world, err := local.New(2)
 	require.NoError(t, err)
 	for i, c := range world {
-		world[i], err = comm.NewStaged(c, apart{memory}, host)
+		world[i], err = staged.New(c, apart{memory}, host)
 		require.NoError(t, err)
 	}
 	return world, memory
@@ -52,7 +54,7 @@ func TestStagedChildOutlivesParent(t *testing.T) {
 // A communicator that was split off a staged one outlives its failure as well.
 func TestStagedChildOutlivesBrokenParent(t *testing.T) {
 	world, memory := stagedPair(t)
-	buf := allocate(t, memory, 64)
+	buf := hosttest.Allocate(t, memory, 64)
 	require.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
 		child, err := c.Split(ctx, 0, c.Rank())
 		if err != nil {

@@ -1,4 +1,4 @@
-package comm_test
+package instrument_test
 
 import (
 	"context"
@@ -14,6 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/checked"
+	"github.com/tutti-go/tutti/comm/instrument"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
@@ -21,12 +24,12 @@ import (
 )
 
 func TestExamineIsOffWithoutTheVariables(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	bare := noop.New(rt)
 	for _, off := range []string{"", "0"} {
-		t.Setenv(comm.CheckVariable, off)
-		t.Setenv(comm.RecordVariable, off)
-		require.NoError(t, comm.Examine(t.Context(), rt, bare, func(_ context.Context, c comm.Communicator) error {
+		t.Setenv(instrument.CheckVariable, off)
+		t.Setenv(instrument.RecordVariable, off)
+		require.NoError(t, instrument.Run(t.Context(), rt, bare, func(_ context.Context, c comm.Communicator) error {
 			assert.Same(t, bare, c)
 			return nil
 		}))
@@ -34,14 +37,14 @@ func TestExamineIsOffWithoutTheVariables(t *testing.T) {
 }
 
 func TestExamineRefusesWhatItDoesNotUnderstand(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	for variable, texts := range map[string][]string{
-		comm.CheckVariable:  {"yes", "-1s", "0s", "2"},
-		comm.RecordVariable: {"yes", "-1", "1e3", "16777217"},
+		instrument.CheckVariable:  {"yes", "-1s", "0s", "2"},
+		instrument.RecordVariable: {"yes", "-1", "1e3", "16777217"},
 	} {
 		for _, text := range texts {
 			t.Setenv(variable, text)
-			err := comm.Examine(t.Context(), rt, noop.New(rt), nil)
+			err := instrument.Run(t.Context(), rt, noop.New(rt), nil)
 			assert.ErrorIs(t, err, comm.ErrArgument)
 			assert.ErrorContains(t, err, variable+" is "+strconv.Quote(text))
 		}
@@ -50,23 +53,23 @@ func TestExamineRefusesWhatItDoesNotUnderstand(t *testing.T) {
 }
 
 func TestExamineCompares(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	for text, limit := range map[string]time.Duration{"1": 0, "20ms": 20 * time.Millisecond} {
-		t.Setenv(comm.CheckVariable, text)
+		t.Setenv(instrument.CheckVariable, text)
 		body := func(ctx context.Context, c comm.Communicator) error {
-			require.IsType(t, &comm.Checked{}, c)
+			require.IsType(t, &checked.Communicator{}, c)
 			if limit == 0 {
 				err := c.AllReduce(buf, buf, 1+c.Rank(), dtype.F32, comm.Sum)
 				assert.ErrorIs(t, err, comm.ErrMismatch)
 			} else if c.Rank() == 0 {
 				assert.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrTimeout)
 			}
-			return c.(*comm.Checked).Unwrap().Barrier(ctx)
+			return c.(*checked.Communicator).Unwrap().Barrier(ctx)
 		}
 		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-			return comm.Examine(ctx, rt, c, func(ctx context.Context, c comm.Communicator) error {
-				return comm.Examine(ctx, rt, c, body) // once
+			return instrument.Run(ctx, rt, c, func(ctx context.Context, c comm.Communicator) error {
+				return instrument.Run(ctx, rt, c, body) // once
 			})
 		}))
 	}
@@ -74,9 +77,9 @@ func TestExamineCompares(t *testing.T) {
 
 // What is recorded already is not recorded once more, in the same file.
 func TestExamineRecordsOnce(t *testing.T) {
-	rt := newRuntime(t)
-	t.Setenv(comm.RecordVariable, "10")
-	t.Setenv(comm.RecordDirVariable, t.TempDir())
+	rt := hosttest.NewRuntime(t)
+	t.Setenv(instrument.RecordVariable, "10")
+	t.Setenv(instrument.RecordDirVariable, t.TempDir())
 	recorders := func(c comm.Communicator) (n int) {
 		for {
 			if _, ok := c.(*comm.Recorder); ok {
@@ -89,11 +92,11 @@ func TestExamineRecordsOnce(t *testing.T) {
 			c = w.Unwrap()
 		}
 	}
-	require.NoError(t, comm.Examine(t.Context(), rt, noop.New(rt), func(ctx context.Context, c comm.Communicator) error {
+	require.NoError(t, instrument.Run(t.Context(), rt, noop.New(rt), func(ctx context.Context, c comm.Communicator) error {
 		part, err := c.Split(ctx, 0, 0)
 		require.NoError(t, err)
 		for name, inner := range map[string]comm.Communicator{"itself": c, "a part": part, "within another": comm.NewMeter(c)} {
-			assert.NoError(t, comm.Examine(ctx, rt, inner, func(_ context.Context, c comm.Communicator) error {
+			assert.NoError(t, instrument.Run(ctx, rt, inner, func(_ context.Context, c comm.Communicator) error {
 				assert.Equal(t, 1, recorders(c), name)
 				return nil
 			}))
@@ -106,9 +109,9 @@ func TestExamineRecordsOnce(t *testing.T) {
 // learn why this one gave up.
 func TestExamineEndsWithTheError(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv(comm.CheckVariable, "1")
-	t.Setenv(comm.RecordVariable, "10")
-	t.Setenv(comm.RecordDirVariable, dir)
+	t.Setenv(instrument.CheckVariable, "1")
+	t.Setenv(instrument.RecordVariable, "10")
+	t.Setenv(instrument.RecordDirVariable, dir)
 	for _, failure := range []error{nil, errors.New("no disk space")} {
 		rt := cpu.New()
 		body := func(ctx context.Context, c comm.Communicator) error {
@@ -124,7 +127,7 @@ func TestExamineEndsWithTheError(t *testing.T) {
 			return nil
 		}
 		err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-			return comm.Examine(ctx, rt, c, body)
+			return instrument.Run(ctx, rt, c, body)
 		})
 		assert.ErrorIs(t, err, failure)
 		assert.NoError(t, rt.Close())

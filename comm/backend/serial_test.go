@@ -1,4 +1,4 @@
-package comm_test
+package backend_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -43,7 +44,7 @@ func (s *slow) Leave(cause error) {
 
 func serial() (comm.Communicator, *slow) {
 	s := newSlow()
-	return comm.NewSerial(comm.Check{Backend: "slow", WorldSize: 1}, s), s
+	return backend.NewSerial(backend.Check{Backend: "slow", WorldSize: 1}, s), s
 }
 
 // The conformance of a communicator like this one is tested in

@@ -1,4 +1,4 @@
-package comm
+package checked
 
 import (
 	"cmp"
@@ -9,11 +9,13 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// messageEnds are the messages of a [Checked] whose ends were not compared yet.
+// messageEnds are the messages of a [Communicator] whose ends were not compared yet.
 //
 // With each message the sender's call travels to the receiver and the receiver's
 // back, as messages of the same ranks and tag on communicators of their own: what
@@ -21,7 +23,7 @@ import (
 // communicators, because a message from rank 0 to 1 could otherwise meet the answer
 // to one from 1 to 0.
 type messageEnds struct {
-	forth, back Communicator
+	forth, back comm.Communicator
 
 	mu      sync.Mutex // keeps messages and their ends in one order
 	pending []messageEnd
@@ -33,7 +35,7 @@ type messageEnds struct {
 // messageEnd is this rank's end of a message. Its memory has the encoded call of this
 // rank, and room for the other end's.
 type messageEnd struct {
-	call   Call
+	call   comm.Call
 	memory uintptr
 }
 
@@ -41,7 +43,7 @@ type messageEnd struct {
 // that called it. The operation counts from 1, so that memory without an end has 0.
 const endBytes = 5 * 8
 
-func (k *Checked) encodeEnd(c *Call) []byte {
+func (k *Communicator) encodeEnd(c *comm.Call) []byte {
 	b := make([]byte, 0, 2*endBytes)
 	for _, x := range []int{int(c.Op) + 1, int(c.DType), int(c.Tag), c.Count, c.Peer} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(x))
@@ -50,27 +52,27 @@ func (k *Checked) encodeEnd(c *Call) []byte {
 }
 
 // decodeEnd reports whether the other end has come.
-func decodeEnd(b []byte) (c Call, come bool) {
+func decodeEnd(b []byte) (c comm.Call, come bool) {
 	word := func(i int) int { return int(binary.LittleEndian.Uint64(b[8*i:])) }
-	return Call{Op: Op(word(0) - 1), DType: dtype.DType(word(1)), Tag: uint32(word(2)), Count: word(3), Peer: word(4)}, word(0) != 0
+	return comm.Call{Op: comm.Op(word(0) - 1), DType: dtype.DType(word(1)), Tag: uint32(word(2)), Count: word(3), Peer: word(4)}, word(0) != 0
 }
 
 // announce submits calls, and starts telling the other ends of those that are
 // messages what they are. It takes over the ends, which are this rank's.
-func (k *Checked) announce(ends []messageEnd, submit func() error) error {
+func (k *Communicator) announce(ends []messageEnd, submit func() error) error {
 	err := k.submitWithEnds(ends, submit)
-	if errors.Is(err, ErrMismatch) { // the other end is to hear of it, too
+	if errors.Is(err, comm.ErrMismatch) { // the other end is to hear of it, too
 		err = cmp.Or(k.compareMessages(context.Background()), err)
 	}
 	return k.observe(err)
 }
 
-func (k *Checked) submitWithEnds(ends []messageEnd, submit func() error) error {
+func (k *Communicator) submitWithEnds(ends []messageEnd, submit func() error) error {
 	e := &k.ends
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	err := submit()
-	if err != nil && !errors.Is(err, ErrMismatch) {
+	if err != nil && !errors.Is(err, comm.ErrMismatch) {
 		e.give(ends)
 		return err
 	}
@@ -85,10 +87,10 @@ func (k *Checked) submitWithEnds(ends []messageEnd, submit func() error) error {
 
 // prepareEnds returns the ends of the calls that are messages, with this rank's in
 // memory. It may wait for the device, so nothing is submitted yet, and no lock held.
-func (k *Checked) prepareEnds(calls []Call) (ends []messageEnd, err error) {
+func (k *Communicator) prepareEnds(calls []comm.Call) (ends []messageEnd, err error) {
 	for i := range calls {
 		if c := &calls[i]; c.Op.Message() {
-			ends = append(ends, messageEnd{call: Call{Op: c.Op, DType: c.DType, Tag: c.Tag, Count: c.Count, Peer: c.Peer}})
+			ends = append(ends, messageEnd{call: comm.Call{Op: c.Op, DType: c.DType, Tag: c.Tag, Count: c.Count, Peer: c.Peer}})
 		}
 	}
 	if err := k.ends.take(k.own, ends); err != nil || len(ends) == 0 {
@@ -112,7 +114,7 @@ func (k *Checked) prepareEnds(calls []Call) (ends []messageEnd, err error) {
 }
 
 // forgetEnds gives up ends whose calls are not made, or were compared.
-func (k *Checked) forgetEnds(ends []messageEnd) {
+func (k *Communicator) forgetEnds(ends []messageEnd) {
 	k.ends.mu.Lock()
 	defer k.ends.mu.Unlock()
 	k.ends.give(ends)
@@ -120,12 +122,12 @@ func (k *Checked) forgetEnds(ends []messageEnd) {
 
 // exchange starts the exchange. The caller holds the lock.
 func (e *messageEnds) exchange(ends []messageEnd) error {
-	var forth, back []Call
+	var forth, back []comm.Call
 	for i := range ends {
 		c, memory := &ends[i].call, ends[i].memory
-		mine := SendCall(memory, endBytes, dtype.U8, c.Peer, c.Tag)
-		theirs := RecvCall(memory+endBytes, endBytes, dtype.U8, c.Peer, c.Tag)
-		if c.Op == OpSend {
+		mine := comm.SendCall(memory, endBytes, dtype.U8, c.Peer, c.Tag)
+		theirs := comm.RecvCall(memory+endBytes, endBytes, dtype.U8, c.Peer, c.Tag)
+		if c.Op == comm.OpSend {
 			forth, back = append(forth, mine), append(back, theirs)
 		} else {
 			forth, back = append(forth, theirs), append(back, mine)
@@ -142,7 +144,7 @@ func (e *messageEnds) take(rt runtime.Runtime, ends []messageEnd) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.freed {
-		return ErrClosed
+		return comm.ErrClosed
 	}
 	for len(e.unused) < len(ends) {
 		memory, err := rt.Allocate(2 * endBytes)
@@ -193,7 +195,7 @@ func (e *messageEnds) free(rt runtime.Runtime) error {
 // compareMessages waits for the other ends of this rank's messages, and compares.
 // An error breaks the communicator, and ends what is pending in the one that is
 // checked.
-func (k *Checked) compareMessages(ctx context.Context) error {
+func (k *Communicator) compareMessages(ctx context.Context) error {
 	e := &k.ends
 	e.mu.Lock()
 	if len(e.pending) == 0 || e.freed {
@@ -219,7 +221,7 @@ func (k *Checked) compareMessages(ctx context.Context) error {
 const mostMissing = 4
 
 // meet is compareMessages for some ends.
-func (k *Checked) meet(ctx context.Context, pending []messageEnd) error {
+func (k *Communicator) meet(ctx context.Context, pending []messageEnd) error {
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
 	waited := k.ends.forth.Sync(ctx)
@@ -240,18 +242,18 @@ func (k *Checked) meet(ctx context.Context, pending []messageEnd) error {
 			continue
 		}
 		sender, send, receiver, recv := k.Rank(), &m.call, m.call.Peer, &other
-		if m.call.Op == OpRecv {
+		if m.call.Op == comm.OpRecv {
 			sender, send, receiver, recv = receiver, recv, sender, send
 		}
-		if err := AgreeOnMessage(sender, send, receiver, recv); err != nil {
+		if err := backend.AgreeOnMessage(sender, send, receiver, recv); err != nil {
 			return err
 		}
 	}
 	if waited == nil {
 		return nil
 	}
-	if ctx.Err() != nil && !errors.Is(waited, ErrPeerFailed) {
-		waited = ContextError(ctx) // of the messages, not of what travels with them
+	if ctx.Err() != nil && !errors.Is(waited, comm.ErrPeerFailed) {
+		waited = comm.ContextError(ctx) // of the messages, not of what travels with them
 	}
 	if more := len(missing) - mostMissing; more > 0 {
 		missing = append(missing[:mostMissing], fmt.Sprintf("%d more messages", more))

@@ -1,15 +1,17 @@
-package comm_test
+package backend_test
 
 import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -21,7 +23,7 @@ const (
 
 func TestCheck(t *testing.T) {
 	const f32, sum = dtype.F32, comm.Sum
-	check := methods(comm.Check{Backend: "b", Rank: 1, WorldSize: 3})
+	check := methods(backend.Check{Backend: "b", Rank: 1, WorldSize: 3})
 	full, displs := []int{4, 4, 4}, []int{0, 4, 8}
 	for _, test := range []struct {
 		name string
@@ -105,7 +107,7 @@ func TestCheck(t *testing.T) {
 }
 
 func TestCheckAsksTheBackendLast(t *testing.T) {
-	check := methods(comm.Check{
+	check := methods(backend.Check{
 		Backend: "b", WorldSize: 1,
 		Supports: func(dt dtype.DType, op comm.ReduceOp) error {
 			return fmt.Errorf("%w: %v of %v here", comm.ErrUnsupported, op, dt)
@@ -124,7 +126,7 @@ func TestCheckAsksTheBackendLast(t *testing.T) {
 }
 
 func TestCheckDoesNotAllocate(t *testing.T) {
-	check := methods(comm.Check{Backend: "b", Rank: 1, WorldSize: 3})
+	check := methods(backend.Check{Backend: "b", Rank: 1, WorldSize: 3})
 	counts, displs := []int{4, 4, 4}, []int{0, 4, 8}
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		if errors.Join(check.AllReduce(bufA, bufB, 4, dtype.F32, comm.Sum),
@@ -135,9 +137,68 @@ func TestCheckDoesNotAllocate(t *testing.T) {
 }
 
 // methods turns a check into methods that do nothing else.
-func methods(check comm.Check) comm.Methods {
+func methods(check backend.Check) comm.Methods {
 	return comm.Methods{
 		Do:       func(c comm.Call) error { return check.Call(&c) },
 		Together: check.Group,
 	}
+}
+
+// Messages of a group conflict exactly if two of them share a byte and one of the
+// two is received.
+func TestGroupOfOverlappingMessages(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	check := backend.Check{Backend: "b", WorldSize: 3}
+	conflicts := 0
+	for range 5000 {
+		group := make([]comm.Call, 1+rng.IntN(40))
+		reach := 20 + rng.IntN(3000)
+		for i := range group {
+			buf, n := bufA+uintptr(rng.IntN(reach)), rng.IntN(12)
+			switch rng.IntN(5) {
+			case 0:
+				group[i] = comm.RecvCall(buf, n, dtype.U8, 1, 0)
+			case 1:
+				group[i] = comm.BroadcastCall(buf, n, dtype.U8, 1) // no message
+			default:
+				group[i] = comm.SendCall(buf, n, dtype.U8, 1, 0)
+			}
+		}
+		want := false
+		for i, a := range group {
+			for _, b := range group[:i] {
+				if !a.Op.Message() || !b.Op.Message() || a.Op == comm.OpSend && b.Op == comm.OpSend {
+					continue
+				}
+				aStart, aEnd := a.Message()
+				bStart, bEnd := b.Message()
+				want = want || max(aStart, bStart) < min(aEnd, bEnd)
+			}
+		}
+		err := check.Group(group)
+		if want {
+			conflicts++
+			require.ErrorIs(t, err, comm.ErrArgument, "%v", group)
+		} else {
+			require.NoError(t, err, "%v", group)
+		}
+	}
+	assert.Greater(t, conflicts, 500)
+	assert.Less(t, conflicts, 4500)
+}
+
+// A group of the size that patterns use is checked without allocating.
+func TestGroupCheckDoesNotAllocate(t *testing.T) {
+	check := backend.Check{Backend: "b", WorldSize: 3}
+	var group []comm.Call
+	for i := range 8 {
+		group = append(group, comm.SendCall(bufA, 4, dtype.F32, 1, 0), comm.RecvCall(bufB+uintptr(16*i), 4, dtype.F32, 1, 0))
+	}
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if check.Group(group) != nil {
+			t.Error("the group is right")
+		}
+	}))
 }

@@ -1,4 +1,5 @@
-package comm
+// Package staged communicates memory of a device through that of the host.
+package staged
 
 import (
 	"context"
@@ -6,39 +7,42 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// NewStaged returns a communicator for memory of device over c, which reaches that
+// New returns a communicator for memory of device over c, which reaches that
 // of host: what a call sends is copied to the host, and what it received is copied
 // back, so that GPUs communicate over MPI or goroutines. It is for links that are
 // slow beside those copies, as between hosts ([Levels] has a use), and for small
-// messages; what is submitted is done one after the other ([NewSerial]).
+// messages; what is submitted is done one after the other ([backend.NewSerial]).
 //
 // The staged communicator closes c, whose ranks make one of it together, and which
 // nobody else uses from then on. A reduction that c does not have is an error of
-// the wait, which breaks both. The error is [ErrDevice] if c does not reach host's
+// the wait, which breaks both. The error is [comm.ErrDevice] if c does not reach host's
 // memory.
 //
 // [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed#Levels
-func NewStaged(c Communicator, device, host runtime.Runtime) (Communicator, error) {
-	check := Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
-	if err := CheckDevice(c, host.Device()); err != nil {
+func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, error) {
+	check := backend.Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
+	if err := comm.CheckDevice(c, host.Device()); err != nil {
 		return nil, check.Fail("check device", err)
 	}
 	s := &stage{base: c, device: device, host: host}
 	s.ctx, s.leave = context.WithCancelCause(context.Background())
-	return &staged{NewSerial(check, s).(*serial), s}, nil
+	return &staged{backend.NewSerial(check, s), check, s}, nil
 }
 
 // staged says which memory a stage is for, and what it ends.
 type staged struct {
-	*serial
+	*backend.Serial
+	check backend.Check
 	stage *stage
 }
 
-// CheckDevice implements [Reacher].
+// CheckDevice implements [comm.Reacher].
 func (s *staged) CheckDevice(d runtime.Device) error {
 	if made := s.stage.device.Device(); d != made {
 		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", made))
@@ -46,15 +50,15 @@ func (s *staged) CheckDevice(d runtime.Device) error {
 	return nil
 }
 
-// End implements [Ender].
+// End implements [comm.Ender].
 func (s *staged) End(cause error) error {
 	s.stage.ends.Store(true)
-	return s.serial.End(cause)
+	return s.Serial.End(cause)
 }
 
-// stage is the [Worker] of a staged communicator.
+// stage is the [backend.Worker] of a staged communicator.
 type stage struct {
-	base         Communicator
+	base         comm.Communicator
 	device, host runtime.Runtime
 	ctx          context.Context // of waits, until the rank gives up
 	leave        context.CancelCauseFunc
@@ -62,11 +66,11 @@ type stage struct {
 	working      sync.Mutex
 	memory       uintptr // on the host, of the calls of a group
 	bytes        int
-	calls        []Call // the same calls there
+	calls        []comm.Call // the same calls there
 }
 
-// Work implements [Worker].
-func (s *stage) Work(calls []Call) error {
+// Work implements [backend.Worker].
+func (s *stage) Work(calls []comm.Call) error {
 	s.working.Lock()
 	defer s.working.Unlock()
 	if s.ctx.Err() != nil {
@@ -76,7 +80,7 @@ func (s *stage) Work(calls []Call) error {
 		return err
 	}
 	for i := range calls {
-		if err := s.parts(&calls[i], &s.calls[i], (*Call).SendPart, func(there, here uintptr, bytes int) error {
+		if err := s.parts(&calls[i], &s.calls[i], (*comm.Call).SendPart, func(there, here uintptr, bytes int) error {
 			return s.device.CopyOut(hostmem.Slice[byte](here, bytes), there)
 		}); err != nil {
 			return err
@@ -93,7 +97,7 @@ func (s *stage) Work(calls []Call) error {
 	}
 	for i := range calls {
 		if err == nil {
-			err = s.parts(&calls[i], &s.calls[i], (*Call).RecvPart, func(there, here uintptr, bytes int) error {
+			err = s.parts(&calls[i], &s.calls[i], (*comm.Call).RecvPart, func(there, here uintptr, bytes int) error {
 				return s.device.CopyIn(there, hostmem.Slice[byte](here, bytes))
 			})
 		}
@@ -102,7 +106,7 @@ func (s *stage) Work(calls []Call) error {
 }
 
 // place makes room on the host for what calls send and receive.
-func (s *stage) place(calls []Call) error {
+func (s *stage) place(calls []comm.Call) error {
 	const align = 64
 	s.calls = append(s.calls[:0], calls...)
 	total := 0
@@ -110,8 +114,8 @@ func (s *stage) place(calls []Call) error {
 		own := &s.calls[i]
 		for _, side := range [...]struct {
 			address *uintptr
-			parts   func(c *Call, rank, peer int) (uintptr, int, bool)
-		}{{&own.Send, (*Call).SendPart}, {&own.Recv, (*Call).RecvPart}} {
+			parts   func(c *comm.Call, rank, peer int) (uintptr, int, bool)
+		}{{&own.Send, (*comm.Call).SendPart}, {&own.Recv, (*comm.Call).RecvPart}} {
 			extent := 0
 			for peer := range s.base.WorldSize() {
 				if p, bytes, ok := side.parts(&calls[i], s.base.Rank(), peer); ok && bytes > 0 {
@@ -137,7 +141,7 @@ func (s *stage) place(calls []Call) error {
 		own := &s.calls[i]
 		own.Send += s.memory
 		own.Recv += s.memory
-		if own.Op == OpBroadcast { // from and to the same place
+		if own.Op == comm.OpBroadcast { // from and to the same place
 			own.Send = own.Recv
 		}
 	}
@@ -145,7 +149,7 @@ func (s *stage) place(calls []Call) error {
 }
 
 // parts calls f for what a call sends or receives, in the device's memory and here.
-func (s *stage) parts(call, own *Call, part func(c *Call, rank, peer int) (uintptr, int, bool), f func(there, here uintptr, bytes int) error) error {
+func (s *stage) parts(call, own *comm.Call, part func(c *comm.Call, rank, peer int) (uintptr, int, bool), f func(there, here uintptr, bytes int) error) error {
 	last, copied := uintptr(0), 0
 	for peer := range s.base.WorldSize() {
 		there, bytes, ok := part(call, s.base.Rank(), peer)
@@ -161,19 +165,19 @@ func (s *stage) parts(call, own *Call, part func(c *Call, rank, peer int) (uintp
 	return nil
 }
 
-// Meet implements [Worker].
-func (s *stage) Meet(w Wait) (Communicator, error) {
+// Meet implements [backend.Worker].
+func (s *stage) Meet(w comm.Wait) (comm.Communicator, error) {
 	child, err := w.Make(s.ctx, s.base)
 	if err != nil || child == nil {
 		return nil, err
 	}
-	return NewStaged(child, s.device, s.host)
+	return New(child, s.device, s.host)
 }
 
-// Leave implements [Worker]. What was split off base goes on, unless that is to end, too.
+// Leave implements [backend.Worker]. What was split off base goes on, unless that is to end, too.
 func (s *stage) Leave(cause error) {
 	if cause != nil && s.ends.Load() {
-		_ = end(s.base, cause) // before a wait on base ends it, which has other words
+		_ = comm.CloseAll(s.base, cause) // before a wait on base ends it, which has other words
 		s.leave(cause)
 	} else {
 		s.leave(cause)

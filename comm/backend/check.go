@@ -1,4 +1,7 @@
-package comm
+// Package backend is for authors of communicators: it makes the methods of a
+// [comm.Communicator] out of a [Backend], or of the simpler [Worker], and checks their
+// arguments.
+package backend
 
 import (
 	"cmp"
@@ -6,6 +9,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -20,39 +24,39 @@ type Check struct {
 	Backend   string
 	Rank      int
 	WorldSize int
-	// Supports, if set, returns an error wrapping [ErrUnsupported] for a
+	// Supports, if set, returns an error wrapping [comm.ErrUnsupported] for a
 	// reduction that this backend cannot do. It is asked after the checks that
 	// are the same everywhere.
-	Supports func(dt dtype.DType, op ReduceOp) error
-	// SupportsType, if set, returns an error wrapping [ErrUnsupported] for an
+	Supports func(dt dtype.DType, op comm.ReduceOp) error
+	// SupportsType, if set, returns an error wrapping [comm.ErrUnsupported] for an
 	// element type that this backend cannot carry at all.
 	SupportsType func(dt dtype.DType) error
 }
 
-// Fail wraps err in an [*OpError] of this rank, unless it is one.
+// Fail wraps err in an [*comm.OpError] of this rank, unless it is one.
 func (c *Check) Fail(op string, err error) error {
-	if _, ok := err.(*OpError); ok {
+	if _, ok := err.(*comm.OpError); ok {
 		return err
 	}
-	return &OpError{Backend: c.Backend, Op: op, Rank: c.Rank, Err: err}
+	return &comm.OpError{Backend: c.Backend, Op: op, Rank: c.Rank, Err: err}
 }
 
-// Unreachable is the error of a [Reacher] for memory of d; why tells what it does
+// Unreachable is the error of a [comm.Reacher] for memory of d; why tells what it does
 // reach, or what would help.
 func (c *Check) Unreachable(d runtime.Device, why string) error {
-	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", ErrDevice, d, why))
+	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", comm.ErrDevice, d, why))
 }
 
-func (c *Check) fail(op Op, err error) error { return c.Fail(op.String(), err) }
+func (c *Check) fail(op comm.Op, err error) error { return c.Fail(op.String(), err) }
 
 // Call checks the arguments of a call.
-func (c *Check) Call(x *Call) error {
+func (c *Check) Call(x *comm.Call) error {
 	if !x.Op.MovesData() {
-		return c.fail(x.Op, noCall(x.Op))
+		return c.fail(x.Op, fmt.Errorf("%w: %v does not move data", comm.ErrArgument, x.Op))
 	}
 	parts := 1 // of Count elements in the larger buffer
 	switch x.Op {
-	case OpAllGather, OpReduceScatter, OpAllToAll, OpGather, OpScatter:
+	case comm.OpAllGather, comm.OpReduceScatter, comm.OpAllToAll, comm.OpGather, comm.OpScatter:
 		parts = c.WorldSize
 	}
 	if err := c.elements(x.Op, x.Count, parts, x.DType); err != nil {
@@ -65,21 +69,21 @@ func (c *Check) Call(x *Call) error {
 	}
 	bytes := x.Bytes()
 	switch x.Op {
-	case OpAllReduce:
+	case comm.OpAllReduce:
 		return c.pair(x.Op, x.Send, x.Recv, bytes)
-	case OpAllGather:
+	case comm.OpAllGather:
 		return c.parts(x.Op, "send", x.Send, "recv", x.Recv, bytes, c.Rank)
-	case OpReduceScatter:
+	case comm.OpReduceScatter:
 		return c.parts(x.Op, "recv", x.Recv, "send", x.Send, bytes, c.Rank)
-	case OpAllToAll:
+	case comm.OpAllToAll:
 		return c.allToAll(x.Op, x.Send, x.Recv, bytes)
-	case OpAllGatherV:
+	case comm.OpAllGatherV:
 		return c.allGatherV(x)
-	case OpAllToAllV:
+	case comm.OpAllToAllV:
 		return c.allToAllV(x)
-	case OpSend:
+	case comm.OpSend:
 		return c.message(x.Op, "dest", x.Send, x)
-	case OpRecv:
+	case comm.OpRecv:
 		return c.message(x.Op, "src", x.Recv, x)
 	}
 	if err := c.peer(x.Op, "root", x.Peer); err != nil {
@@ -87,17 +91,17 @@ func (c *Check) Call(x *Call) error {
 	}
 	isRoot := c.Rank == x.Peer
 	switch x.Op {
-	case OpBroadcast:
+	case comm.OpBroadcast:
 		return c.pointer(x.Op, "buf", x.Recv, x.Count)
-	case OpReduce:
+	case comm.OpReduce:
 		if isRoot {
 			return c.pair(x.Op, x.Send, x.Recv, bytes)
 		}
-	case OpGather:
+	case comm.OpGather:
 		if isRoot {
 			return c.parts(x.Op, "send", x.Send, "recv", x.Recv, bytes, x.Peer)
 		}
-	case OpScatter:
+	case comm.OpScatter:
 		if isRoot {
 			return c.parts(x.Op, "recv", x.Recv, "send", x.Send, bytes, x.Peer)
 		}
@@ -108,7 +112,7 @@ func (c *Check) Call(x *Call) error {
 
 // Group checks the calls of a group, and that none of its messages writes
 // memory that another one uses: they are not ordered.
-func (c *Check) Group(calls []Call) error {
+func (c *Check) Group(calls []comm.Call) error {
 	messages := 0
 	for i := range calls {
 		if err := c.Call(&calls[i]); err != nil {
@@ -125,34 +129,34 @@ func (c *Check) Group(calls []Call) error {
 	if a == nil {
 		return nil
 	}
-	return c.Fail(opGroup, fmt.Errorf("%w: buffers of two messages of one group overlap: %v, %v", ErrArgument, *a, *b))
+	return c.Fail(opGroup, fmt.Errorf("%w: buffers of two messages of one group overlap: %v, %v", comm.ErrArgument, *a, *b))
 }
 
 // conflict finds two messages that use the same memory, at least one of them
 // writing it.
-func conflict(calls []Call, messages int) (a, b *Call) {
+func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 	// In the order of their addresses, it is enough to know what of those before
 	// reaches farthest. A few messages are put in order where they are.
-	var few [16]*Call
+	var few [16]*comm.Call
 	list := few[:0]
 	if messages > len(few) {
-		list = make([]*Call, 0, messages)
+		list = make([]*comm.Call, 0, messages)
 	}
 	for i := range calls {
 		if calls[i].Op.Message() && calls[i].Count > 0 {
 			list = append(list, &calls[i])
 		}
 	}
-	slices.SortFunc(list, func(x, y *Call) int {
+	slices.SortFunc(list, func(x, y *comm.Call) int {
 		from, _ := x.Message()
 		other, _ := y.Message()
 		return cmp.Compare(from, other)
 	})
-	var farthest, written *Call // of all, and of those that write
+	var farthest, written *comm.Call // of all, and of those that write
 	for _, x := range list {
 		start, _ := x.Message()
 		against := written
-		if x.Op == OpRecv {
+		if x.Op == comm.OpRecv {
 			against = farthest
 		}
 		if against != nil {
@@ -161,7 +165,7 @@ func conflict(calls []Call, messages int) (a, b *Call) {
 			}
 		}
 		farthest = farther(farthest, x)
-		if x.Op == OpRecv {
+		if x.Op == comm.OpRecv {
 			written = farther(written, x)
 		}
 	}
@@ -169,7 +173,7 @@ func conflict(calls []Call, messages int) (a, b *Call) {
 }
 
 // farther returns that of two messages whose memory ends later; a may be nil.
-func farther(a, b *Call) *Call {
+func farther(a, b *comm.Call) *comm.Call {
 	if a != nil {
 		_, aEnd := a.Message()
 		if _, bEnd := b.Message(); aEnd >= bEnd {
@@ -179,7 +183,7 @@ func farther(a, b *Call) *Call {
 	return b
 }
 
-func (c *Check) allGatherV(x *Call) error {
+func (c *Check) allGatherV(x *comm.Call) error {
 	extent, err := c.extent(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls, x.DType)
 	if err != nil {
 		return err
@@ -201,7 +205,7 @@ func (c *Check) allGatherV(x *Call) error {
 	return c.disjoint(x.Op, x.Send, own*size, x.Recv, extent*size)
 }
 
-func (c *Check) allToAll(op Op, send, recv uintptr, bytes int) error {
+func (c *Check) allToAll(op comm.Op, send, recv uintptr, bytes int) error {
 	if err := c.pointer(op, "send", send, bytes); err != nil {
 		return err
 	}
@@ -211,7 +215,7 @@ func (c *Check) allToAll(op Op, send, recv uintptr, bytes int) error {
 	return c.disjoint(op, send, bytes*c.WorldSize, recv, bytes*c.WorldSize)
 }
 
-func (c *Check) allToAllV(x *Call) error {
+func (c *Check) allToAllV(x *comm.Call) error {
 	sendExtent, err := c.extent(x.Op, "sendCounts", x.SendCounts, "sendDispls", x.SendDispls, x.DType)
 	if err != nil {
 		return err
@@ -230,29 +234,29 @@ func (c *Check) allToAllV(x *Call) error {
 		return err
 	}
 	if sent, received := x.SendCounts[c.Rank], x.RecvCounts[c.Rank]; sent != received {
-		return c.fail(x.Op, fmt.Errorf("%w: this rank sends itself %d elements but receives %d", ErrArgument, sent, received))
+		return c.fail(x.Op, fmt.Errorf("%w: this rank sends itself %d elements but receives %d", comm.ErrArgument, sent, received))
 	}
 	size := x.DType.Size()
 	return c.disjoint(x.Op, x.Send, sendExtent*size, x.Recv, recvExtent*size)
 }
 
-func (c *Check) message(op Op, role string, buf uintptr, x *Call) error {
+func (c *Check) message(op comm.Op, role string, buf uintptr, x *comm.Call) error {
 	if err := c.peer(op, role, x.Peer); err != nil {
 		return err
 	}
-	if x.Tag > MaxTag {
-		return c.fail(op, fmt.Errorf("%w: tag %d is above %d", ErrArgument, x.Tag, MaxTag))
+	if x.Tag > comm.MaxTag {
+		return c.fail(op, fmt.Errorf("%w: tag %d is above %d", comm.ErrArgument, x.Tag, comm.MaxTag))
 	}
 	return c.pointer(op, "buf", buf, x.Count)
 }
 
 // reduction checks the reduction of a reducing collective.
-func (c *Check) reduction(op Op, dt dtype.DType, r ReduceOp) error {
+func (c *Check) reduction(op comm.Op, dt dtype.DType, r comm.ReduceOp) error {
 	if !r.Valid() {
-		return c.fail(op, fmt.Errorf("%w: %v is no reduction", ErrArgument, r))
+		return c.fail(op, fmt.Errorf("%w: %v is no reduction", comm.ErrArgument, r))
 	}
 	if !r.Defined(dt) {
-		return c.fail(op, fmt.Errorf("%w: %v of %v is not defined", ErrUnsupported, r, dt))
+		return c.fail(op, fmt.Errorf("%w: %v of %v is not defined", comm.ErrUnsupported, r, dt))
 	}
 	if c.Supports != nil {
 		if err := c.Supports(dt, r); err != nil {
@@ -263,15 +267,15 @@ func (c *Check) reduction(op Op, dt dtype.DType, r ReduceOp) error {
 }
 
 // elements checks a type and a count, parts of which lie in one buffer.
-func (c *Check) elements(op Op, count, parts int, dt dtype.DType) error {
+func (c *Check) elements(op comm.Op, count, parts int, dt dtype.DType) error {
 	if !dt.Valid() {
-		return c.fail(op, fmt.Errorf("%w: dtype %d is not valid", ErrArgument, uint8(dt)))
+		return c.fail(op, fmt.Errorf("%w: dtype %d is not valid", comm.ErrArgument, uint8(dt)))
 	}
 	if count < 0 {
-		return c.fail(op, fmt.Errorf("%w: count %d is negative", ErrArgument, count))
+		return c.fail(op, fmt.Errorf("%w: count %d is negative", comm.ErrArgument, count))
 	}
 	if count > math.MaxInt/8/parts {
-		return c.fail(op, fmt.Errorf("%w: count %d overflows the address space", ErrArgument, count))
+		return c.fail(op, fmt.Errorf("%w: count %d overflows the address space", comm.ErrArgument, count))
 	}
 	if c.SupportsType != nil {
 		if err := c.SupportsType(dt); err != nil {
@@ -282,23 +286,23 @@ func (c *Check) elements(op Op, count, parts int, dt dtype.DType) error {
 }
 
 // peer checks a rank argument.
-func (c *Check) peer(op Op, role string, rank int) error {
+func (c *Check) peer(op comm.Op, role string, rank int) error {
 	if rank < 0 || rank >= c.WorldSize {
-		return c.fail(op, fmt.Errorf("%w: %s %d is not in [0, %d)", ErrArgument, role, rank, c.WorldSize))
+		return c.fail(op, fmt.Errorf("%w: %s %d is not in [0, %d)", comm.ErrArgument, role, rank, c.WorldSize))
 	}
 	return nil
 }
 
 // pointer checks that a buffer of count elements has an address.
-func (c *Check) pointer(op Op, role string, p uintptr, count int) error {
+func (c *Check) pointer(op comm.Op, role string, p uintptr, count int) error {
 	if p == 0 && count > 0 {
-		return c.fail(op, fmt.Errorf("%w: %s is nil for %d elements", ErrArgument, role, count))
+		return c.fail(op, fmt.Errorf("%w: %s is nil for %d elements", comm.ErrArgument, role, count))
 	}
 	return nil
 }
 
 // pair checks two buffers of one size: the same, or apart.
-func (c *Check) pair(op Op, send, recv uintptr, bytes int) error {
+func (c *Check) pair(op comm.Op, send, recv uintptr, bytes int) error {
 	if err := c.pointer(op, "send", send, bytes); err != nil {
 		return err
 	}
@@ -313,7 +317,7 @@ func (c *Check) pair(op Op, send, recv uintptr, bytes int) error {
 
 // parts checks a buffer of one part against one of WorldSize parts: apart, or
 // the former is part number own of the latter (in place).
-func (c *Check) parts(op Op, partRole string, part uintptr, wholeRole string, whole uintptr, bytes, own int) error {
+func (c *Check) parts(op comm.Op, partRole string, part uintptr, wholeRole string, whole uintptr, bytes, own int) error {
 	if err := c.pointer(op, partRole, part, bytes); err != nil {
 		return err
 	}
@@ -328,24 +332,24 @@ func (c *Check) parts(op Op, partRole string, part uintptr, wholeRole string, wh
 
 // extent checks counts and displacements of a V-collective and returns the
 // number of elements that the buffer spans.
-func (c *Check) extent(op Op, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
+func (c *Check) extent(op comm.Op, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
 	if len(counts) != c.WorldSize {
-		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", ErrArgument, countsRole, len(counts), c.WorldSize))
+		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize))
 	}
 	if len(displs) != c.WorldSize {
-		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", ErrArgument, displsRole, len(displs), c.WorldSize))
+		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, displsRole, len(displs), c.WorldSize))
 	}
 	extent := 0
 	for r, n := range counts {
 		d := displs[r]
 		if n < 0 {
-			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", ErrArgument, countsRole, r, n))
+			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, countsRole, r, n))
 		}
 		if d < 0 {
-			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", ErrArgument, displsRole, r, d))
+			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, displsRole, r, d))
 		}
 		if n > math.MaxInt/8-d {
-			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] + %s[%d] overflows the address space", ErrArgument, countsRole, r, displsRole, r))
+			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] + %s[%d] overflows the address space", comm.ErrArgument, countsRole, r, displsRole, r))
 		}
 		if n > 0 {
 			extent = max(extent, d+n)
@@ -357,7 +361,7 @@ func (c *Check) extent(op Op, countsRole string, counts []int, displsRole string
 // apart checks that the regions of a receive buffer do not overlap: what
 // several ranks write has no defined content. Regions in the order of the ranks
 // take one look at each.
-func (c *Check) apart(op Op, countsRole string, counts []int, displsRole string, displs []int) error {
+func (c *Check) apart(op comm.Op, countsRole string, counts []int, displsRole string, displs []int) error {
 	end, ordered := 0, true
 	for r, n := range counts {
 		if n > 0 {
@@ -372,7 +376,7 @@ func (c *Check) apart(op Op, countsRole string, counts []int, displsRole string,
 		for s, m := range counts[:r] {
 			if max(displs[r], displs[s]) < min(displs[r]+n, displs[s]+m) {
 				return c.fail(op, fmt.Errorf("%w: what ranks %d and %d send overlaps: %s %d and %d, %s %d and %d",
-					ErrArgument, s, r, displsRole, displs[s], displs[r], countsRole, m, n))
+					comm.ErrArgument, s, r, displsRole, displs[s], displs[r], countsRole, m, n))
 			}
 		}
 	}
@@ -380,9 +384,9 @@ func (c *Check) apart(op Op, countsRole string, counts []int, displsRole string,
 }
 
 // disjoint checks that two buffers do not overlap.
-func (c *Check) disjoint(op Op, a uintptr, aBytes int, b uintptr, bBytes int) error {
+func (c *Check) disjoint(op comm.Op, a uintptr, aBytes int, b uintptr, bBytes int) error {
 	if aBytes > 0 && bBytes > 0 && a < b+uintptr(bBytes) && b < a+uintptr(aBytes) {
-		return c.fail(op, fmt.Errorf("%w: buffers [%#x, +%d) and [%#x, +%d) overlap", ErrArgument, a, aBytes, b, bBytes))
+		return c.fail(op, fmt.Errorf("%w: buffers [%#x, +%d) and [%#x, +%d) overlap", comm.ErrArgument, a, aBytes, b, bBytes))
 	}
 	return nil
 }

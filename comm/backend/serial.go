@@ -1,4 +1,4 @@
-package comm
+package backend
 
 import (
 	"cmp"
@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // Worker is the simplest backend: one rank, which does one thing after the other,
@@ -16,19 +18,19 @@ import (
 type Worker interface {
 	// Work does the calls of a group, whose arguments were checked. They may wait
 	// for each other: messages are not ordered among the calls of a group.
-	Work(calls []Call) error
+	Work(calls []comm.Call) error
 	// Meet does a Barrier or a Split, which alone has a result. What was submitted
 	// before is done.
-	Meet(w Wait) (Communicator, error)
+	Meet(w comm.Wait) (comm.Communicator, error)
 	// Leave is called once, as the last: ranks that need this one get
-	// [ErrPeerFailed]. If cause is not nil, the rank gives up because of it, and
+	// [comm.ErrPeerFailed]. If cause is not nil, the rank gives up because of it, and
 	// what it is in ends soon, with an error; so does a Work or Meet that begins after
 	// that. Then nobody touches its buffers any more.
 	Leave(cause error)
 }
 
-// serial is a communicator of a [Worker].
-type serial struct {
+// Serial is a communicator of a [Worker].
+type Serial struct {
 	Calls
 	check  Check
 	worker Worker
@@ -36,39 +38,39 @@ type serial struct {
 
 	mu       sync.Mutex
 	last     chan struct{} // closed when what was submitted last is done
-	children []Communicator
+	children []comm.Communicator
 	closed   bool
 	broken   error
 }
 
 // NewSerial returns a communicator whose rank w is. What is submitted is done in
 // that order, each submission on a goroutine of its own: this is simple, not fast.
-// The communicator is an [Ender].
-func NewSerial(check Check, w Worker) Communicator {
-	s := &serial{check: check, worker: w, last: make(chan struct{})}
+// The communicator is an [comm.Ender].
+func NewSerial(check Check, w Worker) *Serial {
+	s := &Serial{check: check, worker: w, last: make(chan struct{})}
 	close(s.last)
 	s.Calls = NewCalls(&s.check, s)
 	return s
 }
 
 // Usable implements [Backend].
-func (s *serial) Usable() error {
+func (s *Serial) Usable() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.usable()
 }
 
-func (s *serial) usable() error { return Unusable(s.closed, s.broken) }
+func (s *Serial) usable() error { return Unusable(s.closed, s.broken) }
 
 // cause returns what broke the communicator.
-func (s *serial) cause() error {
+func (s *Serial) cause() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.broken
 }
 
 // fail breaks the communicator; the first cause stays.
-func (s *serial) fail(err error) {
+func (s *Serial) fail(err error) {
 	s.mu.Lock()
 	s.broken = cmp.Or(s.broken, err)
 	s.mu.Unlock()
@@ -76,11 +78,11 @@ func (s *serial) fail(err error) {
 }
 
 // Submit implements [Backend].
-func (s *serial) Submit(c Call) error { return s.SubmitTogether([]Call{c}) }
+func (s *Serial) Submit(c comm.Call) error { return s.SubmitTogether([]comm.Call{c}) }
 
 // SubmitTogether implements [Backend].
-func (s *serial) SubmitTogether(calls []Call) error {
-	own := make([]Call, len(calls))
+func (s *Serial) SubmitTogether(calls []comm.Call) error {
+	own := make([]comm.Call, len(calls))
 	for i := range calls {
 		own[i] = calls[i].Clone()
 	}
@@ -89,7 +91,7 @@ func (s *serial) SubmitTogether(calls []Call) error {
 }
 
 // submit has work done after what was submitted before; nil is nothing to do.
-func (s *serial) submit(work func() error) (done <-chan struct{}, err error) {
+func (s *Serial) submit(work func() error) (done <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usable(); err != nil {
@@ -113,10 +115,10 @@ func (s *serial) submit(work func() error) (done <-chan struct{}, err error) {
 }
 
 // Wait implements [Backend].
-func (s *serial) Wait(ctx context.Context, w Wait) (Communicator, error) {
-	var child Communicator
+func (s *Serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	var child comm.Communicator
 	var meet func() error
-	if w.Op != OpSync {
+	if w.Op != comm.OpSync {
 		meet = func() (err error) {
 			child, err = s.worker.Meet(w)
 			return err
@@ -132,19 +134,19 @@ func (s *serial) Wait(ctx context.Context, w Wait) (Communicator, error) {
 		select {
 		case <-done: // there was nothing to wait for
 		default:
-			s.fail(ContextError(ctx))
+			s.fail(comm.ContextError(ctx))
 			<-done
 		}
 	}
 	if err := s.cause(); err != nil {
 		if child != nil {
-			_ = end(child, err) // its other ranks have theirs
+			_ = comm.CloseAll(child, err) // its other ranks have theirs
 		}
 		return nil, err
 	}
 	if child != nil {
 		s.mu.Lock()
-		closed := func(c Communicator) bool { return errors.Is(c.Group(), ErrClosed) }
+		closed := func(c comm.Communicator) bool { return errors.Is(c.Group(), comm.ErrClosed) }
 		s.children = append(slices.DeleteFunc(s.children, closed), child)
 		s.mu.Unlock()
 	}
@@ -154,8 +156,8 @@ func (s *serial) Wait(ctx context.Context, w Wait) (Communicator, error) {
 // serialPatience is how long Close waits for what is under way.
 const serialPatience = 5 * time.Second
 
-// Close implements [Communicator].
-func (s *serial) Close() error {
+// Close implements [comm.Communicator].
+func (s *Serial) Close() error {
 	s.mu.Lock()
 	closed, last := s.closed, s.last
 	s.closed = true
@@ -167,21 +169,21 @@ func (s *serial) Close() error {
 	case <-last:
 	case <-time.After(serialPatience):
 		slog.Warn("communicator closed with operations under way", "backend", s.check.Backend, "rank", s.Rank())
-		s.fail(ErrClosed)
+		s.fail(comm.ErrClosed)
 		<-last
 	}
 	s.leave.Do(func() { s.worker.Leave(nil) })
 	return nil
 }
 
-// End implements [Ender].
-func (s *serial) End(cause error) error {
+// End implements [comm.Ender].
+func (s *Serial) End(cause error) error {
 	s.mu.Lock()
 	children := s.children
 	s.mu.Unlock()
 	var errs []error
 	for _, c := range children {
-		errs = append(errs, end(c, cause))
+		errs = append(errs, comm.CloseAll(c, cause))
 	}
 	if cause != nil {
 		s.mu.Lock()

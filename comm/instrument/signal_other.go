@@ -1,6 +1,6 @@
 //go:build !unix
 
-package comm
+package instrument
 
 import "os"
 

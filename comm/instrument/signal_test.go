@@ -1,6 +1,6 @@
 //go:build unix
 
-package comm_test
+package instrument_test
 
 import (
 	"os"
@@ -12,12 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/noop"
 )
 
 func TestRecorderWritesOnASignal(t *testing.T) {
 	dir := t.TempDir()
-	r := comm.NewRecorder(noop.New(newRuntime(t)), 5, dir)
+	r := comm.NewRecorder(noop.New(hosttest.NewRuntime(t)), 5, dir)
 	r.NotifyOn(syscall.SIGUSR1)
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
 	require.Eventually(t, func() bool {

@@ -1,4 +1,5 @@
-package comm
+// Package checked is a decorator that compares what ranks call.
+package checked
 
 import (
 	"context"
@@ -9,41 +10,43 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Checked is a communicator that finds out before each collective of another
+// Communicator is a communicator that finds out before each collective of another
 // one whether all ranks have called the same: the same method, count, type,
 // reduction, root and lengths. If they have not, every rank gets an error
-// wrapping [ErrMismatch] that says who called what, and the communicator is
+// wrapping [comm.ErrMismatch] that says who called what, and the communicator is
 // broken; nothing of the call has reached the other communicator, which could
 // have hung, or read memory that is not there. It is a tool for debugging and
 // for tests: each collective first exchanges a few words and waits for them.
 //
 // The words travel over communicators of their own, so that they do not meet
 // what is under way. A rank that does not come at all within the timeout is
-// [ErrTimeout].
+// [comm.ErrTimeout].
 //
 // The two ends of a message tell each other what they called, too: its type, length
 // and tag. Which Send and which Recv belong together is known only when they have
 // met, and to wait for that in the call would make programs hang that are right. So
 // a message is submitted at once, and its ends are compared by the next Sync or
-// Barrier: both ranks get [ErrMismatch], and a message whose other end does not
-// come within the timeout is named in [ErrTimeout]. What was sent by then has
+// Barrier: both ranks get [comm.ErrMismatch], and a message whose other end does not
+// come within the timeout is named in [comm.ErrTimeout]. What was sent by then has
 // reached the other communicator, whose pending work is given up.
 //
 // For the same reason the collectives of a Group are compared, one after
 // the other, before the group starts; a program in which a rank comes to them only
 // after a message of the same group has arrived times out.
-type Checked struct {
-	Calls
-	Wrapped
-	side    Communicator // for what is compared
+type Communicator struct {
+	backend.Calls
+	comm.Wrapped
+	side    comm.Communicator // for what is compared
 	ends    messageEnds
 	rt      runtime.Runtime // for those split off
 	own     runtime.Runtime // where what is compared lies: rt, or a branch of it
-	check   Check
+	check   backend.Check
 	timeout time.Duration
 	life    context.Context // ends when the communicator breaks or is closed
 	stop    context.CancelCauseFunc
@@ -61,35 +64,30 @@ type Checked struct {
 	broken  error // what broke the communicator
 }
 
-// CheckedOption changes how a [Checked] works.
-type CheckedOption func(*Checked)
+// Option changes how a [Communicator] works.
+type Option func(*Communicator)
 
-// checkPatience is how long a Checked waits unless told, and at least when it is made.
+// checkPatience is how long a Communicator waits unless told, and at least when it is made.
 const checkPatience = 30 * time.Second
 
-// CheckTimeout sets how long a rank waits for the others to come to the same
+// Timeout sets how long a rank waits for the others to come to the same
 // call. It is 30 seconds unless set.
-func CheckTimeout(d time.Duration) CheckedOption { return func(k *Checked) { k.timeout = d } }
+func Timeout(d time.Duration) Option { return func(k *Communicator) { k.timeout = d } }
 
-// NewChecked returns a Checked around c. All ranks of c call it together. Memory
-// for what is compared comes from rt, which must be memory that c can reach, or from
-// a branch of rt where there are such ([runtime.Brancher]), so that no call waits for
-// what the device computes. Closing a Checked closes c.
-// [Examine] makes one where the environment asks for it.
-func NewChecked(c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
-	return newChecked(context.Background(), c, rt, opts...)
-}
-
-// newChecked is NewChecked, which waits no longer than ctx either.
-func newChecked(ctx context.Context, c Communicator, rt runtime.Runtime, opts ...CheckedOption) (*Checked, error) {
-	k := &Checked{
-		Wrapped: Wrap(c),
+// New returns a Communicator around c, which all ranks of c make together. It waits
+// for them for the time that [Timeout] sets, at least 30 s, and no longer than ctx.
+// Memory for what is compared comes from rt, which must be memory that c can reach, or
+// from a branch of rt where there are such ([runtime.Brancher]), so that no call waits
+// for what the device computes. Closing a Communicator closes c.
+func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...Option) (*Communicator, error) {
+	k := &Communicator{
+		Wrapped: comm.Wrap(c),
 		rt:      rt,
 		own:     rt,
-		check:   Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
+		check:   backend.Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
 		timeout: checkPatience,
 	}
-	k.Calls = NewCalls(&k.check, k)
+	k.Calls = backend.NewCalls(&k.check, k)
 	k.life, k.stop = context.WithCancelCause(context.Background())
 	for _, o := range opts {
 		o(k)
@@ -119,13 +117,13 @@ func newChecked(ctx context.Context, c Communicator, rt runtime.Runtime, opts ..
 	return k, nil
 }
 
-// sides are the communicators of a Checked's own.
-func (k *Checked) sides() []*Communicator {
-	return []*Communicator{&k.side, &k.ends.forth, &k.ends.back}
+// sides are the communicators of a Communicator's own.
+func (k *Communicator) sides() []*comm.Communicator {
+	return []*comm.Communicator{&k.side, &k.ends.forth, &k.ends.back}
 }
 
 // closeSides closes them, which ends an exchange that is under way.
-func (k *Checked) closeSides() error {
+func (k *Communicator) closeSides() error {
 	var errs [3]error
 	var all sync.WaitGroup
 	for i, side := range k.sides() {
@@ -137,9 +135,9 @@ func (k *Checked) closeSides() error {
 	return errors.Join(errs[:]...)
 }
 
-// release gives up what NewChecked has made.
-func (k *Checked) release() error {
-	k.stop(ErrClosed)
+// release gives up what New has made.
+func (k *Communicator) release() error {
+	k.stop(comm.ErrClosed)
 	err := errors.Join(k.closeSides(), k.ends.free(k.own))
 	k.memory.Lock()
 	defer k.memory.Unlock()
@@ -153,7 +151,7 @@ func (k *Checked) release() error {
 
 // within returns a context for an exchange: one that ends with the timeout, and with
 // the communicator.
-func (k *Checked) within(ctx context.Context) (context.Context, func()) {
+func (k *Communicator) within(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	ended := context.AfterFunc(k.life, cancel)
 	return ctx, func() {
@@ -163,13 +161,13 @@ func (k *Checked) within(ctx context.Context) (context.Context, func()) {
 }
 
 // settle waits until what was copied to memory for an exchange is there.
-func (k *Checked) settle(ctx context.Context) error {
+func (k *Communicator) settle(ctx context.Context) error {
 	err := k.own.Synchronize(ctx)
 	if err != nil && k.life.Err() != nil {
 		return context.Cause(k.life)
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w, waiting for the device", ContextError(ctx))
+		return fmt.Errorf("%w, waiting for the device", comm.ContextError(ctx))
 	}
 	return err
 }
@@ -178,10 +176,10 @@ func (k *Checked) settle(ctx context.Context) error {
 const callWords = 5
 
 // words is the length of an encoded call, the same for all.
-func (k *Checked) words() int { return callWords + 2*k.WorldSize() }
+func (k *Communicator) words() int { return callWords + 2*k.WorldSize() }
 
 // encode returns what all ranks must know of a call: everything but its addresses.
-func (k *Checked) encode(c *Call) []byte {
+func (k *Communicator) encode(c *comm.Call) []byte {
 	b := make([]byte, 0, 8*k.words())
 	for _, x := range []int{int(c.Op), int(c.DType), int(c.Reduce), c.Peer, c.Count} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(x))
@@ -192,10 +190,10 @@ func (k *Checked) encode(c *Call) []byte {
 	return b[:cap(b)]
 }
 
-func (k *Checked) decode(b []byte) Call {
+func (k *Communicator) decode(b []byte) comm.Call {
 	word := func(i int) int { return int(binary.LittleEndian.Uint64(b[8*i:])) }
-	c := Call{Op: Op(word(0)), DType: dtype.DType(word(1)), Reduce: ReduceOp(word(2)), Peer: word(3), Count: word(4)}
-	if c.Op == OpAllGatherV || c.Op == OpAllToAllV {
+	c := comm.Call{Op: comm.Op(word(0)), DType: dtype.DType(word(1)), Reduce: comm.ReduceOp(word(2)), Peer: word(3), Count: word(4)}
+	if c.Op == comm.OpAllGatherV || c.Op == comm.OpAllToAllV {
 		for r, n := 0, k.WorldSize(); r < n; r++ {
 			c.RecvCounts = append(c.RecvCounts, word(callWords+r))
 			c.SendCounts = append(c.SendCounts, word(callWords+n+r))
@@ -204,16 +202,16 @@ func (k *Checked) decode(b []byte) Call {
 	return c
 }
 
-// Usable implements [Backend].
-func (k *Checked) Usable() error {
+// Usable implements [backend.Backend].
+func (k *Communicator) Usable() error {
 	k.stateMu.Lock()
 	defer k.stateMu.Unlock()
-	return Unusable(k.closed, k.broken)
+	return backend.Unusable(k.closed, k.broken)
 }
 
 // breakWith breaks the communicator; the first cause stays. The peers learn it
 // when they next want to compare something.
-func (k *Checked) breakWith(err error) {
+func (k *Communicator) breakWith(err error) {
 	k.stateMu.Lock()
 	first := k.broken == nil
 	if first {
@@ -223,15 +221,15 @@ func (k *Checked) breakWith(err error) {
 	if first {
 		k.stop(err)
 		for _, side := range k.sides() {
-			_ = end(*side, err)
+			_ = comm.CloseAll(*side, err)
 		}
 	}
 }
 
 // observe passes on an error of the communicator that is checked. Whatever
 // leaves the ranks out of step there does so here.
-func (k *Checked) observe(err error) error {
-	for _, sentinel := range []error{ErrTimeout, ErrCanceled, ErrPeerFailed, ErrMismatch, ErrBroken} {
+func (k *Communicator) observe(err error) error {
+	for _, sentinel := range []error{comm.ErrTimeout, comm.ErrCanceled, comm.ErrPeerFailed, comm.ErrMismatch, comm.ErrBroken} {
 		if errors.Is(err, sentinel) {
 			k.breakWith(err)
 			break
@@ -240,13 +238,13 @@ func (k *Checked) observe(err error) error {
 	return err
 }
 
-// Submit implements [Backend].
-func (k *Checked) Submit(c Call) error {
+// Submit implements [backend.Backend].
+func (k *Communicator) Submit(c comm.Call) error {
 	if c.Op.Message() { // the collective that holds mu may wait for it
 		if err := k.Usable(); err != nil {
 			return err
 		}
-		ends, err := k.prepareEnds([]Call{c})
+		ends, err := k.prepareEnds([]comm.Call{c})
 		if err != nil {
 			return err
 		}
@@ -260,8 +258,8 @@ func (k *Checked) Submit(c Call) error {
 	return k.observe(c.Make(k.Communicator))
 }
 
-// SubmitTogether implements [Backend].
-func (k *Checked) SubmitTogether(calls []Call) error {
+// SubmitTogether implements [backend.Backend].
+func (k *Communicator) SubmitTogether(calls []comm.Call) error {
 	ends, err := k.prepareEnds(calls)
 	if err != nil {
 		return err
@@ -279,7 +277,7 @@ func (k *Checked) SubmitTogether(calls []Call) error {
 
 // agree compares a collective with what the other ranks called. An error breaks
 // the communicator. The caller holds mu.
-func (k *Checked) agree(ctx context.Context, c *Call) error {
+func (k *Communicator) agree(ctx context.Context, c *comm.Call) error {
 	if err := k.Usable(); err != nil || c.Op.Message() {
 		return err
 	}
@@ -296,28 +294,28 @@ func (k *Checked) agree(ctx context.Context, c *Call) error {
 }
 
 // compare exchanges calls.
-func (k *Checked) compare(ctx context.Context, mine *Call) error {
+func (k *Communicator) compare(ctx context.Context, mine *comm.Call) error {
 	k.collectives++
 	all, err := k.exchange(ctx, k.encode(mine))
 	if err != nil {
 		return fmt.Errorf("waiting for the other ranks to call %v: %w", mine, err)
 	}
-	calls := make([]Call, len(all))
+	calls := make([]comm.Call, len(all))
 	for r, b := range all {
 		calls[r] = k.decode(b)
 	}
-	if err := Agree(calls); err != nil {
+	if err := backend.Agree(calls); err != nil {
 		return fmt.Errorf("collective #%d: %w", k.collectives, err)
 	}
 	return nil
 }
 
 // exchange gathers equally long bytes from all ranks.
-func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
+func (k *Communicator) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	k.memory.Lock()
 	defer k.memory.Unlock()
 	if k.send == 0 {
-		return nil, ErrClosed
+		return nil, comm.ErrClosed
 	}
 	if err := k.own.CopyIn(k.send, mine); err != nil {
 		return nil, err
@@ -338,14 +336,14 @@ func (k *Checked) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	return slices.Collect(slices.Chunk(flat, len(mine))), nil
 }
 
-// Wait implements [Backend]. What a Split makes is checked, too.
-func (k *Checked) Wait(ctx context.Context, w Wait) (Communicator, error) {
-	if w.Op != OpSplit {
+// Wait implements [backend.Backend]. What a Split makes is checked, too.
+func (k *Communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	if w.Op != comm.OpSplit {
 		if err := k.compareMessages(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if w.Op == OpSync {
+	if w.Op == comm.OpSync {
 		if err := k.Usable(); err != nil {
 			return nil, err
 		}
@@ -353,30 +351,30 @@ func (k *Checked) Wait(ctx context.Context, w Wait) (Communicator, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.agree(ctx, &Call{Op: w.Op}); err != nil {
+	if err := k.agree(ctx, &comm.Call{Op: w.Op}); err != nil {
 		return nil, err
 	}
 	c, err := w.Make(ctx, k.Communicator)
 	if err != nil || c == nil {
 		return nil, k.observe(err)
 	}
-	child, err := newChecked(ctx, c, k.rt, CheckTimeout(k.timeout))
+	child, err := New(ctx, c, k.rt, Timeout(k.timeout))
 	if err != nil {
 		return nil, k.observe(errors.Join(err, c.Close()))
 	}
 	return child, nil
 }
 
-// Close implements [Communicator]. It closes the communicator that is checked.
-func (k *Checked) Close() error { return k.leave(k.Communicator.Close) }
+// Close implements [comm.Communicator]. It closes the communicator that is checked.
+func (k *Communicator) Close() error { return k.leave(k.Communicator.Close) }
 
-// End implements [Ender], whether the communicator does or not.
-func (k *Checked) End(cause error) error {
-	return k.leave(func() error { return end(k.Communicator, cause) })
+// End implements [comm.Ender], whether the communicator does or not.
+func (k *Communicator) End(cause error) error {
+	return k.leave(func() error { return comm.CloseAll(k.Communicator, cause) })
 }
 
-// leave closes, once, and gives back what NewChecked has made.
-func (k *Checked) leave(closeInner func() error) error {
+// leave closes, once, and gives back what New has made.
+func (k *Communicator) leave(closeInner func() error) error {
 	k.stateMu.Lock()
 	closed := k.closed
 	k.closed = true
@@ -385,4 +383,17 @@ func (k *Checked) leave(closeInner func() error) error {
 		return nil
 	}
 	return errors.Join(closeInner(), k.release())
+}
+
+// brokenBy returns the cause that comes with an [comm.ErrBroken], and other errors as they
+// are.
+func brokenBy(err error) error {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if both, ok := e.(interface{ Unwrap() []error }); ok {
+			if errs := both.Unwrap(); len(errs) == 2 && errs[0] == comm.ErrBroken {
+				return errs[1]
+			}
+		}
+	}
+	return err
 }

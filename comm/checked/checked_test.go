@@ -1,4 +1,4 @@
-package comm_test
+package checked_test
 
 import (
 	"context"
@@ -12,7 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/checked"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
@@ -21,29 +23,29 @@ import (
 )
 
 func TestCheckedConformance(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	commtest.Run(t, commtest.Backend{
 		Name:  "checked",
 		Sizes: []int{1, 3},
 		// A collective waits for the others when it is called, with a timeout
 		// of its own instead of Sync's context.
 		Synchronous: true,
-		Run: decorated(rt, func(c comm.Communicator) (comm.Communicator, error) {
-			return comm.NewChecked(c, rt)
+		Run: hosttest.Decorated(local.Run, rt, func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
+			return checked.New(ctx, c, rt)
 		}),
 	})
 }
 
 // onCheckedRanks runs body on each rank of a checked world and returns what it
 // returned, by rank. A rank that fails leaves the others alone.
-func onCheckedRanks(t testing.TB, rt *cpu.Runtime, size int, body func(ctx context.Context, c *comm.Checked) error, opts ...comm.CheckedOption) []error {
+func onCheckedRanks(t testing.TB, rt *cpu.Runtime, size int, body func(ctx context.Context, c *checked.Communicator) error, opts ...checked.Option) []error {
 	errs := make([]error, size)
 	require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, c comm.Communicator) error {
 		inner, err := c.Split(ctx, 0, c.Rank()) // to be broken
 		if err != nil {
 			return err
 		}
-		k, err := comm.NewChecked(inner, rt, opts...)
+		k, err := checked.New(ctx, inner, rt, opts...)
 		if err != nil {
 			return err
 		}
@@ -58,9 +60,9 @@ func onCheckedRanks(t testing.TB, rt *cpu.Runtime, size int, body func(ctx conte
 }
 
 func TestCheckedSaysWhoCalledWhat(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 1024)
-	errs := onCheckedRanks(t, rt, 4, func(ctx context.Context, c *comm.Checked) error {
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 1024)
+	errs := onCheckedRanks(t, rt, 4, func(ctx context.Context, c *checked.Communicator) error {
 		if c.Rank() == 2 {
 			return c.Barrier(ctx)
 		}
@@ -75,9 +77,9 @@ func TestCheckedSaysWhoCalledWhat(t *testing.T) {
 }
 
 func TestCheckedNamesThePairOfAllToAllV(t *testing.T) {
-	rt := newRuntime(t)
-	send, recv := allocate(t, rt, 1024), allocate(t, rt, 1024)
-	errs := onCheckedRanks(t, rt, 3, func(_ context.Context, c *comm.Checked) error {
+	rt := hosttest.NewRuntime(t)
+	send, recv := hosttest.Allocate(t, rt, 1024), hosttest.Allocate(t, rt, 1024)
+	errs := onCheckedRanks(t, rt, 3, func(_ context.Context, c *checked.Communicator) error {
 		sendCounts, recvCounts, displs := []int{1, 1, 1}, []int{1, 1, 1}, []int{0, 2, 4}
 		if c.Rank() == 1 {
 			sendCounts[2] = 2
@@ -91,10 +93,10 @@ func TestCheckedNamesThePairOfAllToAllV(t *testing.T) {
 }
 
 func TestCheckedTimesOut(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	done := make(chan struct{})
-	errs := onCheckedRanks(t, rt, 2, func(_ context.Context, c *comm.Checked) error {
+	errs := onCheckedRanks(t, rt, 2, func(_ context.Context, c *checked.Communicator) error {
 		if c.Rank() == 1 {
 			<-done // comes only after rank 0 has given up
 			return nil
@@ -103,7 +105,7 @@ func TestCheckedTimesOut(t *testing.T) {
 		err := c.Broadcast(buf, 1, dtype.F32, 0)
 		assert.ErrorIs(t, c.Broadcast(buf, 1, dtype.F32, 0), comm.ErrBroken)
 		return err
-	}, comm.CheckTimeout(20*time.Millisecond))
+	}, checked.Timeout(20*time.Millisecond))
 	assert.ErrorIs(t, errs[0], comm.ErrTimeout)
 	assert.ErrorContains(t, errs[0], "waiting for the other ranks to call broadcast of 1 f32, root 0")
 	assert.NoError(t, errs[1])
@@ -187,7 +189,7 @@ func FuzzChecked(f *testing.F) {
 	f.Add([]byte{2, 3, 5, 5, 200, 6, 6, 1, 3, 3})
 	f.Add([]byte{0, 1, 3, 0, 0, 4, 0})
 	f.Add([]byte{1, 0, 8, 1, 2, 8, 2})
-	rt := newRuntime(f)
+	rt := hosttest.NewRuntime(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		ranks := script(data)
 		part := 0 // the first call that is not the same everywhere
@@ -196,9 +198,9 @@ func FuzzChecked(f *testing.F) {
 		}
 		send, recv := make([]uintptr, len(ranks)), make([]uintptr, len(ranks))
 		for r := range ranks {
-			send[r], recv[r] = allocate(t, rt, 256), allocate(t, rt, 256)
+			send[r], recv[r] = hosttest.Allocate(t, rt, 256), hosttest.Allocate(t, rt, 256)
 		}
-		errs := onCheckedRanks(t, rt, len(ranks), func(ctx context.Context, c *comm.Checked) error {
+		errs := onCheckedRanks(t, rt, len(ranks), func(ctx context.Context, c *checked.Communicator) error {
 			r := c.Rank()
 			for i, a := range ranks[r] {
 				if err := a.run(ctx, c, send[r], recv[r]); err != nil {
@@ -209,7 +211,7 @@ func FuzzChecked(f *testing.F) {
 				}
 			}
 			return c.Sync(ctx)
-		}, comm.CheckTimeout(10*time.Second))
+		}, checked.Timeout(10*time.Second))
 		for r, err := range errs {
 			if part == len(ranks[0]) {
 				require.NoError(t, err, "rank %d of %v", r, ranks)
@@ -228,7 +230,7 @@ func TestRunGivesMemoryOfCheckedBack(t *testing.T) {
 		worlds, err := local.New(2)
 		require.NoError(t, err)
 		err = comm.Run(t.Context(), worlds, func(ctx context.Context, c comm.Communicator) error {
-			k, err := comm.NewChecked(c, rt)
+			k, err := checked.New(ctx, c, rt)
 			if err != nil {
 				return err
 			}
@@ -263,11 +265,11 @@ func (l latecomer) Split(ctx context.Context, color, key int) (comm.Communicator
 // A rank whose peer gives up while it waits to compare a call has made that call: its
 // error is not that of one that came too late.
 func TestCheckedCallInWhichAPeerGivesUp(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	failure := errors.New("no disk space")
 	came, gone := make(chan struct{}, 10), make(chan struct{})
 	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		k, err := comm.NewChecked(latecomer{c, came, gone}, rt)
+		k, err := checked.New(ctx, latecomer{c, came, gone}, rt)
 		if err != nil {
 			return err
 		}
@@ -330,9 +332,9 @@ func (b *byOrder) Split(ctx context.Context, color, key int) (comm.Communicator,
 // Both ends of a message learn what the other one called, on a backend that finds
 // nothing by itself and on one that does.
 func TestCheckedComparesMessages(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 1024)
-	other := allocate(t, rt, 1024)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 1024)
+	other := hosttest.Allocate(t, rt, 1024)
 	for name, test := range map[string]struct {
 		n    int
 		dt   dtype.DType
@@ -358,7 +360,7 @@ func TestCheckedComparesMessages(t *testing.T) {
 						if !bare {
 							inner = newByOrder(inner, true)
 						}
-						k, err := comm.NewChecked(inner, rt)
+						k, err := checked.New(ctx, inner, rt)
 						if err != nil {
 							return err
 						}
@@ -396,9 +398,9 @@ func TestCheckedComparesMessages(t *testing.T) {
 // A message whose other end does not come is named, and what one that comes
 // disagrees about goes before that.
 func TestCheckedNamesMissingMessages(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 1024)
-	errs := onCheckedRanks(t, rt, 2, func(ctx context.Context, c *comm.Checked) error {
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 1024)
+	errs := onCheckedRanks(t, rt, 2, func(ctx context.Context, c *checked.Communicator) error {
 		if c.Rank() == 1 {
 			return nil
 		}
@@ -407,13 +409,13 @@ func TestCheckedNamesMissingMessages(t *testing.T) {
 			err = c.Sync(ctx)
 		}
 		return err
-	}, comm.CheckTimeout(20*time.Millisecond))
+	}, checked.Timeout(20*time.Millisecond))
 	require.ErrorIs(t, errs[0], comm.ErrTimeout)
 	assert.EqualError(t, errs[0], "checked: sync on rank 0: waiting for the other end of recv of 5 f32 from rank 1, tag 7; "+
 		"recv of 6 f32 from rank 1, tag 8: timed out: context deadline exceeded")
 	assert.NoError(t, errs[1])
 
-	errs = onCheckedRanks(t, rt, 2, func(ctx context.Context, c *comm.Checked) error {
+	errs = onCheckedRanks(t, rt, 2, func(ctx context.Context, c *checked.Communicator) error {
 		if c.Rank() == 1 {
 			return errors.Join(c.Send(buf, 3, dtype.F32, 0, 8), c.Sync(ctx))
 		}
@@ -422,7 +424,7 @@ func TestCheckedNamesMissingMessages(t *testing.T) {
 			err = c.Sync(ctx)
 		}
 		return err
-	}, comm.CheckTimeout(time.Second))
+	}, checked.Timeout(time.Second))
 	for r, err := range errs {
 		assert.ErrorIs(t, err, comm.ErrMismatch, "rank %d", r)
 	}
@@ -430,13 +432,13 @@ func TestCheckedNamesMissingMessages(t *testing.T) {
 
 // A send does not wait in the call: what is right without Checked is right with it.
 func TestCheckedMessagesDoNotWaitInTheCall(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	const ranks, n = 3, 40
 	send, recv := make([]uintptr, ranks), make([]uintptr, ranks)
 	for r := range ranks {
-		send[r], recv[r] = allocate(t, rt, 4*n), allocate(t, rt, 4*n)
+		send[r], recv[r] = hosttest.Allocate(t, rt, 4*n), hosttest.Allocate(t, rt, 4*n)
 	}
-	errs := onCheckedRanks(t, rt, ranks, func(ctx context.Context, c *comm.Checked) error {
+	errs := onCheckedRanks(t, rt, ranks, func(ctx context.Context, c *checked.Communicator) error {
 		r := c.Rank()
 		next, before := (r+1)%ranks, (r+ranks-1)%ranks
 		var errs []error
@@ -473,10 +475,10 @@ func (s stalled) Synchronize(ctx context.Context) error {
 // A message that waits for the device keeps nobody else waiting: not the messages of
 // other goroutines, not a wait, and not Close, which ends it.
 func TestCheckedWaitsForTheDeviceAlone(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	device := stalled{rt, make(chan struct{}, 1)}
-	k, err := comm.NewChecked(noop.New(rt), device)
+	k, err := checked.New(t.Context(), noop.New(rt), device)
 	require.NoError(t, err)
 	first := make(chan error)
 	go func() { first <- k.Send(buf, 1, dtype.F32, 0, 1) }()
@@ -494,9 +496,9 @@ func TestCheckedWaitsForTheDeviceAlone(t *testing.T) {
 
 // An error says that it is the device that a call waited for in vain.
 func TestCheckedNamesTheDevice(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
-	k, err := comm.NewChecked(noop.New(rt), stalled{rt, make(chan struct{}, 2)}, comm.CheckTimeout(time.Millisecond))
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
+	k, err := checked.New(t.Context(), noop.New(rt), stalled{rt, make(chan struct{}, 2)}, checked.Timeout(time.Millisecond))
 	require.NoError(t, err)
 	for _, err := range []error{k.Send(buf, 1, dtype.F32, 0, 1), k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum)} {
 		require.ErrorIs(t, err, comm.ErrTimeout)
@@ -507,10 +509,10 @@ func TestCheckedNamesTheDevice(t *testing.T) {
 
 // Close ends a collective that waits for the device, too.
 func TestCheckedClosesWhileTheDeviceIsBusy(t *testing.T) {
-	rt := newRuntime(t)
-	buf := allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
 	device := stalled{rt, make(chan struct{}, 1)}
-	k, err := comm.NewChecked(noop.New(rt), device)
+	k, err := checked.New(t.Context(), noop.New(rt), device)
 	require.NoError(t, err)
 	first := make(chan error)
 	go func() { first <- k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum) }()
@@ -527,11 +529,11 @@ func (branching) Branch() (runtime.Runtime, error) { return cpu.New(), nil }
 // Where a device does several streams of work, what is compared goes by one of its own:
 // what the program computes may wait for communication that comes later.
 func TestCheckedDoesNotWaitForWhatIsComputed(t *testing.T) {
-	rt := newRuntime(t)
-	sent, received := allocate(t, rt, 64), allocate(t, rt, 64)
+	rt := hosttest.NewRuntime(t)
+	sent, received := hosttest.Allocate(t, rt, 64), hosttest.Allocate(t, rt, 64)
 	busy := branching{stalled{rt, make(chan struct{}, 1000)}}
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		k, err := comm.NewChecked(c, busy, comm.CheckTimeout(time.Minute))
+		k, err := checked.New(ctx, c, busy, checked.Timeout(time.Minute))
 		if err != nil {
 			return err
 		}
@@ -578,12 +580,12 @@ func leave(c comm.Communicator, cancel context.CancelFunc, gone chan struct{}, d
 
 // The communicators that a Split makes beside its own wait for its context, too.
 func TestCheckedSplitEndsWithItsContext(t *testing.T) {
-	rt := newRuntime(t)
+	rt := hosttest.NewRuntime(t)
 	gone := make(chan struct{})
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, world comm.Communicator) error {
 		short, cancel := context.WithCancel(ctx)
 		defer cancel()
-		k, err := comm.NewChecked(leave(world, cancel, gone, 0), rt)
+		k, err := checked.New(ctx, leave(world, cancel, gone, 0), rt)
 		if err != nil {
 			return err
 		}

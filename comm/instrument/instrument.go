@@ -1,0 +1,102 @@
+// Package instrument puts around a communicator what the environment asks for, for
+// the day a program hangs.
+package instrument
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/checked"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// The environment variables of [Run].
+const (
+	CheckVariable     = "TUTTI_CHECK"
+	RecordVariable    = "TUTTI_RECORD"
+	RecordDirVariable = "TUTTI_RECORD_DIR"
+)
+
+// Run runs body with c as the environment asks for, for the day a program hangs:
+//
+//   - TUTTI_CHECK is 1, or how long a rank waits for the others ("10s"; see
+//     [checked.Timeout]): with a [checked.Communicator] around c, whose memory comes from rt. All ranks
+//     need the same environment.
+//   - TUTTI_RECORD is a number of calls: with a [comm.Recorder] of so many, which writes its
+//     dump to the directory TUTTI_RECORD_DIR (without it the current one) also on SIGUSR1,
+//     where there is such a signal.
+//
+// Without them, or where they are 0, that is body(ctx, c), and what c has around it already
+// is not put there again. What is put around c ends
+// with the error of body, as [comm.Run] has it, and c with it. Call it in a body of Run:
+//
+//	err := local.Run(ctx, 4, func(ctx context.Context, c comm.Communicator) error {
+//		rt := cpu.New()
+//		defer rt.Close()
+//		return instrument.Run(ctx, rt, c, train)
+//	})
+func Run(ctx context.Context, rt runtime.Runtime, c comm.Communicator, body func(ctx context.Context, c comm.Communicator) error) error {
+	calls, err := callsToRecord(c)
+	if err != nil {
+		return err
+	}
+	k, err := checkFromEnv(ctx, c, rt)
+	if err != nil {
+		return err
+	}
+	if k == nil && calls == 0 {
+		return body(ctx, c)
+	}
+	if k != nil {
+		c = k
+	}
+	if calls > 0 {
+		r := comm.NewRecorder(c, calls, cmp.Or(os.Getenv(RecordDirVariable), "."))
+		r.NotifyOn(dumpSignals...)
+		c = r
+	}
+	return comm.Run(ctx, []comm.Communicator{c}, body)
+}
+
+// checkFromEnv returns a Checked around c, or nil if TUTTI_CHECK asks for none or c is
+// one already.
+func checkFromEnv(ctx context.Context, c comm.Communicator, rt runtime.Runtime) (*checked.Communicator, error) {
+	var opts []checked.Option
+	switch text := os.Getenv(CheckVariable); text {
+	case "", "0":
+		return nil, nil
+	case "1":
+	default:
+		timeout, err := time.ParseDuration(text)
+		if err != nil || timeout <= 0 {
+			return nil, fmt.Errorf("%w: %s is %q, want 1 or a time to wait, such as 10s", comm.ErrArgument, CheckVariable, text)
+		}
+		opts = append(opts, checked.Timeout(timeout))
+	}
+	if _, already := comm.As[*checked.Communicator](c); already {
+		return nil, nil
+	}
+	return checked.New(ctx, c, rt, opts...)
+}
+
+// callsToRecord returns how many calls TUTTI_RECORD asks to record, 0 if c records
+// already.
+func callsToRecord(c comm.Communicator) (int, error) {
+	text := os.Getenv(RecordVariable)
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > 1<<24 {
+		return 0, fmt.Errorf("%w: %s is %q, want a number of calls, such as 1000", comm.ErrArgument, RecordVariable, text)
+	}
+	if _, already := comm.As[*comm.Recorder](c); already {
+		return 0, nil
+	}
+	return n, nil
+}
