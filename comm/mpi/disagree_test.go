@@ -643,8 +643,8 @@ func (c told) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// TestRankFinalizeHangs has an MPI_Finalize that does not come back, as MPICH's over TCP,
-// though all ranks are there: Run comes back.
+// TestRankFinalizeHangs has an MPI_Finalize that does not come back though all ranks are
+// there: Run comes back.
 func TestRankFinalizeHangs(t *testing.T) {
 	_, world, c := splitWorld(t)
 	mpi.ReplaceFinalize(c, libc(t).Pause)

@@ -74,8 +74,7 @@ func probeThreads(ctx context.Context, info mpi.Info) string {
 	return strings.TrimSpace(string(out))
 }
 
-// finalizeTime is how long MPI_Finalize may take, which every rank calls when its
-// work is done: MPICH over TCP may never come back from it.
+// finalizeTime is how long a rank that is done waits for the others, and for MPI_Finalize.
 const finalizeTime = 30 * time.Second
 
 // Run runs body for this process's rank. When that fails, MPI is not finalized:

@@ -30,9 +30,7 @@ however it ends. It needs the right to make namespaces, which root has and on ma
 systems everybody (sudo looks for programs in other directories: give it the path of
 tutti), the programs ip, tc, unshare and nsenter, and the kernel's queueing
 disciplines tbf and, for --delay and --loss, netem. The last line, on standard error,
-says how much went over the links. The exit code is that of the job. Jobs of MPICH
-4.0 with UCX 1.13 (Debian 12) often hang when all is printed, in MPI_Finalize, and
-fail after 30 s.`,
+says how much went over the links. The exit code is that of the job.`,
 		Example: `  tutti cluster bench sparse --min 16M --max 16M
   tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern dense,oktopk
   tutti cluster --rate 10gbit --delay 50us --mpi mpich bench allreduce
