@@ -275,6 +275,7 @@ func start(ctx context.Context, opts []Option) (*state, error) {
 	for _, opt := range opts {
 		opt(s)
 	}
+	catchBrokenPipes()
 	s.thread.do(context.Background(), func() { keepSignals(func() { err = s.initialize() }) })
 	if err != nil {
 		close(s.thread.calls)

@@ -1,6 +1,10 @@
 package mpi
 
-import "os"
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
 
 // Go turns faults into panics, preempts goroutines, profiles and reports
 // interrupts by signals. A library that takes their handlers for itself ends
@@ -20,4 +24,13 @@ func keepSignals(f func()) {
 	saved := signalHandlers()
 	defer saved.restore()
 	f()
+}
+
+// catchBrokenPipes keeps SIGPIPE from ending the process. A library's own threads may get it
+// when they write to a peer that has exited, and Go ends a process that gets it on a thread
+// that Go has not made, unless the program asks for the signal.
+func catchBrokenPipes() {
+	if !signal.Ignored(syscall.SIGPIPE) {
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	}
 }

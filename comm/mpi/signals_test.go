@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
 // handleErrors tells UCX, which MPICH and Open MPI may work with, what to do on
@@ -57,8 +59,26 @@ func TestRankSignals(t *testing.T) {
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
 	assert.Equal(t, os.Interrupt, <-interrupts)
 
+	breakPipe(t)
 	require.NoError(t, world.Barrier(t.Context()))
 	check("there was communication")
 	require.NoError(t, mpi.Finalize(context.Background()))
 	check("MPI is finalized")
+}
+
+// breakPipe raises SIGPIPE on a thread that Go has not made.
+func breakPipe(t *testing.T) {
+	t.Helper()
+	lib, err := dl.Open("libc.so.6")
+	require.NoError(t, err)
+	var threads struct {
+		Create dl.Func `sym:"pthread_create"`
+		Join   dl.Func `sym:"pthread_join"`
+	}
+	require.NoError(t, lib.Bind(&threads))
+	raise, ok := lib.Lookup("raise")
+	require.True(t, ok)
+	thread := make([]uintptr, 1)
+	require.Zero(t, threads.Create.Int(hostmem.Addr(thread), 0, raise, uintptr(syscall.SIGPIPE)))
+	require.Zero(t, threads.Join.Int(thread[0], 0))
 }
