@@ -124,6 +124,15 @@ func (l *library) must(f dl.Func, args ...uintptr) error {
 	return nil
 }
 
+// reach is must for functions that need other ranks: its error says what a failure means
+// for the communicator.
+func (l *library) reach(f dl.Func, args ...uintptr) error {
+	if code := l.call(f, args...); code != success {
+		return translate(l, l.error(f, code))
+	}
+	return nil
+}
+
 // success is MPI_SUCCESS, in every ABI.
 const success = 0
 

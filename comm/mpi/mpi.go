@@ -447,11 +447,11 @@ func (s *state) assemble(ctx context.Context) error {
 	const missing = "not all ranks have called it"
 	began, told := time.Now(), false
 	out := newCells() // a request, a flag and a status
-	if err := s.lib.must(s.lib.Ibarrier, s.lib.handles.world, out.at(0)); err != nil {
+	if err := s.lib.reach(s.lib.Ibarrier, s.lib.handles.world, out.at(0)); err != nil {
 		return err
 	}
 	for pace := (pause{}); ; pace.next() {
-		if err := s.lib.must(s.lib.Testall, 1, out.at(0), out.at(1), out.at(2)); err != nil {
+		if err := s.lib.reach(s.lib.Testall, 1, out.at(0), out.at(1), out.at(2)); err != nil {
 			return err
 		}
 		switch {

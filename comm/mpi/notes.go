@@ -215,18 +215,16 @@ func (e *endpoint) deliverNotes() error {
 func (e *endpoint) read(src int) (*note, error) {
 	t := &e.notes.table
 	t.reserve(1)
-	code := e.lib.call(e.lib.Iprobe, uintptr(src), noteTag, e.inner, t.flag, t.statuses)
-	if code != success {
-		return nil, translate(e.lib, e.lib.error(e.lib.Iprobe, code))
+	if err := e.lib.reach(e.lib.Iprobe, uintptr(src), noteTag, e.inner, t.flag, t.statuses); err != nil {
+		return nil, err
 	}
 	if hostmem.Slice[int32](t.flag, 1)[0] == 0 {
 		return nil, nil
 	}
 	n := make([]note, 1)
 	address := hostmem.Addr(n)
-	code = e.lib.call(e.lib.Recv, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(src), noteTag, e.inner, t.statuses)
-	if code != success {
-		return nil, translate(e.lib, e.lib.error(e.lib.Recv, code))
+	if err := e.lib.reach(e.lib.Recv, address, uintptr(noteBytes), e.lib.handles.bytes, uintptr(src), noteTag, e.inner, t.statuses); err != nil {
+		return nil, err
 	}
 	return &n[0], nil
 }

@@ -20,7 +20,7 @@ func (s *state) duplicate(pub uintptr) (uintptr, error) {
 	}
 	out := newCells()
 	defer out.free()
-	if err := s.lib.must(s.lib.CommDup, pub, out.at(0)); err != nil {
+	if err := s.lib.reach(s.lib.CommDup, pub, out.at(0)); err != nil {
 		return 0, err
 	}
 	return s.lib.handle(out, 0), nil
@@ -175,7 +175,7 @@ func (e *endpoint) split(color, key int) (*endpoint, error) {
 	}
 	out := newCells()
 	defer out.free()
-	err := lib.must(lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.at(0))
+	err := lib.reach(lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.at(0))
 	if err != nil || color < 0 {
 		return nil, err
 	}
