@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"errors"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -23,9 +24,35 @@ func SkipSplit(c comm.Communicator) {
 // change changes the library while no other goroutine makes calls.
 func change(c comm.Communicator, how func(lib *library)) {
 	e := c.(*communicator).e
-	e.state.progress.mu.Lock()
-	defer e.state.progress.mu.Unlock()
+	for _, other := range e.state.progress.all() {
+		other.mu.Lock()
+		defer other.mu.Unlock()
+	}
 	how(e.lib)
+}
+
+// BlockProgress keeps the progress goroutine busy with c, from when entered is closed until
+// leave is.
+func BlockProgress(c comm.Communicator) (entered, leave chan struct{}) {
+	e := c.(*communicator).e
+	entered, leave = make(chan struct{}), make(chan struct{})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := planner{endpoint: e, c: &comm.Call{Op: comm.OpBarrier}}
+	o := p.op(func(e *endpoint, o *op) (bool, error) {
+		if o.phase == 1 {
+			close(entered)
+			<-leave
+			return true, nil
+		}
+		err := e.recvBytes(o, o.msgTag, 0, 0, e.rank)
+		return false, errors.Join(err, e.sendBytes(o, o.msgTag, 0, 0, e.rank))
+	})
+	p.add(o)
+	if err := e.launch(); err != nil {
+		panic(err)
+	}
+	return entered, leave
 }
 
 // Serialize goes on as if the library provided MPI_THREAD_SERIALIZED only.
@@ -49,10 +76,7 @@ func FailUntold(c comm.Communicator, cause error) {
 		bytes := lib.handles.bytes
 		defer func() { lib.handles.bytes = bytes }()
 		lib.handles.bytes = 0
-		e := c.(*communicator).e
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		_ = e.fail("end", cause)
+		_ = c.(*communicator).e.fail("end", cause)
 	})
 }
 

@@ -54,6 +54,12 @@ func TestProgress(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankProgress"}) })
 }
 
+func TestBusyProgress(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		l.mustRun(t, job{ranks: 2, test: "TestRankBusyProgress", limit: time.Minute})
+	})
+}
+
 func TestWrongLength(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankWrongLength"}) })
 }

@@ -25,7 +25,7 @@ type progress struct {
 	done   chan struct{}
 
 	mu        sync.Mutex
-	endpoints []*endpoint
+	endpoints []*endpoint // copied when it changes
 }
 
 const (
@@ -36,6 +36,8 @@ const (
 	idleTick = time.Millisecond
 	// idleTicks is how many looks find nothing before the goroutine parks.
 	idleTicks = 50
+	// lookLimit is how long one communicator keeps others from their look.
+	lookLimit = 5 * time.Millisecond
 	// farewellTick is the pause between two looks for farewells of ranks that have
 	// not closed a communicator yet.
 	farewellTick = 20 * time.Millisecond
@@ -57,18 +59,21 @@ func (p *progress) notify() {
 func (p *progress) add(e *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.endpoints = append(p.endpoints, e)
+	p.endpoints = append(slices.Clip(p.endpoints), e)
 }
 
 func (p *progress) remove(e *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, have := range p.endpoints {
-		if have == e {
-			p.endpoints = append(p.endpoints[:i], p.endpoints[i+1:]...)
-			return
-		}
-	}
+	p.endpoints = slices.DeleteFunc(slices.Clone(p.endpoints), func(have *endpoint) bool { return have == e })
+}
+
+// all returns the communicators as they are now. A look at them holds no lock, as it may
+// take long.
+func (p *progress) all() []*endpoint {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.endpoints
 }
 
 // close ends the goroutine, and reports whether it has ended before ctx.
@@ -139,9 +144,7 @@ func (p *progress) look() (pending, leaving bool) {
 }
 
 func (p *progress) moveOn() (pending bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.endpoints {
+	for _, e := range p.all() {
 		if e.waiters.Load() > 0 {
 			continue
 		}
@@ -165,19 +168,24 @@ func (p *progress) moveOn() (pending bool) {
 	return pending
 }
 
-// keepUp lets operations go on for as long as they do. Many small ones go on a step at a
+// keepUp lets operations go on for as long as they do, up to lookLimit. Many small ones go on a step at a
 // time, each when the other ranks have made theirs: where something has moved, more is a
 // moment away if the others are at it as well, and is waited for as long as they may pause.
 // The caller holds mu, which others can have in between; keepUp reports whether they have
 // left it to the caller.
 func (e *endpoint) keepUp() bool {
-	for last := (time.Time{}); e.inFlight.Load() > 0 && e.waiters.Load() == 0; {
+	var began, last time.Time
+	for e.inFlight.Load() > 0 && e.waiters.Load() == 0 {
 		// An error breaks the communicator, which its next call reports.
 		moved, err := e.poll(false, 1)
 		now := time.Now()
+		if began.IsZero() {
+			began = now
+		}
 		if moved {
 			last = now
-		} else if err != nil || now.Sub(last) > busyTick {
+		}
+		if err != nil || now.Sub(last) > busyTick || now.Sub(began) > lookLimit {
 			break
 		}
 		e.mu.Unlock()
@@ -194,19 +202,15 @@ func (e *endpoint) keepUp() bool {
 // seeOff lets go of the endpoints whose other ranks have left as well, frees what
 // they hold, and reports whether others still wait for that.
 func (p *progress) seeOff(ctx context.Context) (leaving bool) {
-	var departed []*endpoint
-	p.mu.Lock()
-	p.endpoints = slices.DeleteFunc(p.endpoints, func(e *endpoint) bool {
+	for _, e := range p.all() {
 		gone, free := e.departs()
+		if gone {
+			p.remove(e)
+		}
 		if free {
-			departed = append(departed, e)
+			e.release(ctx)
 		}
 		leaving = leaving || e.leaving.Load()
-		return gone
-	})
-	p.mu.Unlock()
-	for _, e := range departed {
-		e.release(ctx)
 	}
 	return leaving
 }
@@ -230,9 +234,7 @@ func (p *progress) awaitDeparture(ctx context.Context, patience time.Duration) e
 
 // missing describes an endpoint that other ranks have not closed.
 func (p *progress) missing() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.endpoints {
+	for _, e := range p.all() {
 		if missing := e.missing(); len(missing) > 0 {
 			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, ranks.Text(missing))
 		}

@@ -305,6 +305,23 @@ func TestRankProgress(t *testing.T) {
 	require.NoError(t, r.world.Barrier(r.ctx))
 }
 
+// TestRankBusyProgress makes and closes communicators beside one that keeps the progress
+// goroutine busy.
+func TestRankBusyProgress(t *testing.T) {
+	r := newRank(t)
+	idle, err := r.world.Split(r.ctx, 0, 0)
+	require.NoError(t, err)
+	entered, leave := mpi.BlockProgress(r.world)
+	<-entered
+	part, err := idle.Split(r.ctx, 0, 0)
+	require.NoError(t, err)
+	require.NoError(t, part.Barrier(r.ctx))
+	require.NoError(t, part.Close())
+	require.NoError(t, idle.Close())
+	close(leave)
+	r.sync()
+}
+
 // TestRankWrongLength receives less, and more, than it expects.
 func TestRankWrongLength(t *testing.T) {
 	r := newRank(t)
