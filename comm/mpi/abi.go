@@ -21,7 +21,6 @@ type abi struct {
 
 	tagUB                            uintptr // attribute key MPI_TAG_UB
 	undefined                        int32   // MPI_UNDEFINED
-	anySource                        int32   // MPI_ANY_SOURCE
 	inPlace                          uintptr // MPI_IN_PLACE
 	threadSerialized, threadMultiple int32
 	errTruncate, errInStatus         int32 // error classes

@@ -20,7 +20,6 @@ var mpich = abi{
 
 	tagUB:            0x64400001,
 	undefined:        -32766,
-	anySource:        -2,
 	inPlace:          ^uintptr(0),
 	threadSerialized: 2, threadMultiple: 3,
 	errTruncate: 14, errInStatus: 17, errPending: 18,

@@ -14,7 +14,6 @@ var openMPI = abi{
 
 	tagUB:            0,
 	undefined:        -32766,
-	anySource:        -1,
 	inPlace:          1,
 	threadSerialized: 2, threadMultiple: 3,
 	errTruncate: 15, errInStatus: 18, errPending: 19,

@@ -13,7 +13,6 @@ var standard = abi{
 
 	tagUB:            501,
 	undefined:        -32766,
-	anySource:        -1,
 	inPlace:          1,
 	threadSerialized: 2048, threadMultiple: 4096,
 	errTruncate: 15, errInStatus: 19, errPending: 18,

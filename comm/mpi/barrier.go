@@ -13,7 +13,7 @@ import (
 // when the first is done all ranks have come, and no rank leaves the second
 // before all know. So no rank leaves the barrier if another gave up before all
 // had come, and if one has left it all do, also when that one gives up next (see
-// gaveUp), unless one gives up that is still in it. With native collectives it is MPI's.
+// gaveUp), unless one gives up that is still in it. With interop it is MPI's.
 func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
 	return e.meet(ctx, op, true)
 }
@@ -52,7 +52,7 @@ func (e *endpoint) meet(ctx context.Context, op comm.Op, first bool) error {
 func (p planner) barrier() {
 	step, shared := stepBarrier, p.board.fits(0)
 	switch {
-	case p.endpoint.native:
+	case p.interop():
 		step = stepNativeBarrier
 	case shared:
 		step = stepSharedBarrier

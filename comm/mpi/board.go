@@ -208,10 +208,10 @@ func (o *offer) name() string { return fmt.Sprintf("tutti-%016x", o.token) }
 // share sets the board up: rank 0 makes it, and if all others can map it, all do. It is
 // collective.
 func (e *endpoint) share(ctx context.Context) error {
-	if e.native {
+	if e.native() {
 		e.unshared = errors.New("collectives are native")
 	}
-	if e.native || e.size == 1 {
+	if e.native() || e.size == 1 {
 		return nil
 	}
 	b := board{rank: e.rank, size: e.size, capacity: sharedLimit / (e.size - 1)}

@@ -80,7 +80,7 @@ func (e *endpoint) departs() (gone, free bool) {
 	switch {
 	case !e.leaving.Load():
 		return false, false
-	case !broken && !e.native && (e.notes.left < e.size-1 || len(e.notes.table.list) > 0):
+	case !broken && !e.interop() && (e.notes.left < e.size-1 || len(e.notes.table.list) > 0):
 		return false, false
 	}
 	e.leaving.Store(false)
@@ -160,7 +160,6 @@ func (e *endpoint) release(ctx context.Context) {
 	e.notes.table.release()
 	e.mu.Lock() // a wait that is ending may look at the board
 	e.board.release()
-	e.lobby.release()
 	e.mu.Unlock()
 	_ = host.Deallocate(e.notes.memory)
 	for _, o := range e.free {

@@ -37,8 +37,7 @@ func (c *communicator) Close() error {
 	return nil
 }
 
-// End implements [comm.Ender]. With native collectives the other ranks are not
-// told.
+// End implements [comm.Ender]. With interop the other ranks are not told.
 func (c *communicator) End(cause error) error { return c.e.end(cause) }
 
 // Progress implements [comm.Progresser].
@@ -48,7 +47,7 @@ func (c *communicator) Progress() comm.Progress { return c.e.Progress() }
 // library, and native collectives: this package's own reduce on the host.
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	lib := c.e.lib
-	if d.Kind == runtime.CPU || d.Kind == runtime.CUDA && lib.cuda && c.e.native {
+	if d.Kind == runtime.CPU || d.Kind == runtime.CUDA && lib.cuda && c.e.native() {
 		return nil
 	}
 	reason := "this MPI library is not CUDA-aware"

@@ -22,15 +22,13 @@ import (
 type endpoint struct {
 	state    *state
 	lib      *library
-	native   bool // collectives are the library's own, and there is no inner
 	world    bool
 	parent   *endpoint // that it was split from
-	lobby    *lobby    // of the world, if that is native
 	check    backend.Check
 	rank     int
 	size     int
 	pub      uintptr       // the communicator that users and other programs see
-	inner    uintptr       // its duplicate for the messages of collectives
+	inner    uintptr       // its duplicate for this package's own messages; pub with interop
 	inFlight atomic.Int32  // operations submitted and not done
 	called   atomic.Uint64 // collectives submitted,
 	done     atomic.Uint64 // and of these, the first ones, done
@@ -62,6 +60,13 @@ type endpoint struct {
 	peers   []peer
 	notes   notebook
 }
+
+// native reports whether collectives are the library's own.
+func (e *endpoint) native() bool { return e.state.collectives != scheduled }
+
+// interop reports whether ranks may be other programs, which read no messages of this
+// package.
+func (e *endpoint) interop() bool { return e.state.collectives == interop }
 
 // maxActive bounds the collectives that run at a time, and with them their
 // working memory.

@@ -155,7 +155,7 @@ func TestStandardABI(t *testing.T) {
 			}
 			l.mustRun(t, job{ranks: ranks, test: test, env: []string{mpi.LibraryVariable + "=" + lib}})
 		}
-		l.mustPass(t, job{ranks: lobbyRanks, test: "TestRankLobby", env: []string{mpi.LibraryVariable + "=" + lib, nativeVariable + "=2"}})
+		l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{mpi.LibraryVariable + "=" + lib, nativeVariable + "=2"}})
 	})
 }
 
@@ -188,7 +188,7 @@ func TestWildCollectives(t *testing.T) {
 	t.Setenv(mpi.CollectivesVariable, "natve")
 	_, err := mpi.Init(context.Background())
 	require.ErrorIs(t, err, comm.ErrArgument)
-	assert.ErrorContains(t, err, `TUTTI_MPI_COLLECTIVES is "natve", want native or nothing`)
+	assert.ErrorContains(t, err, `TUTTI_MPI_COLLECTIVES is "natve", want native, interop or nothing`)
 }
 
 func TestWildShared(t *testing.T) {

@@ -11,10 +11,9 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// message plans a Send or a Recv. With native collectives it is one MPI message
-// of the elements' own type, as the other end may be any MPI program. Otherwise
-// that is preceded by a head, which tells what is sent; short data travels with it
-// in one message.
+// message plans a Send or a Recv. With interop it is one MPI message of the elements' own
+// type, as the other end may be any MPI program. Otherwise that is preceded by a head, which
+// tells what is sent; short data on the host travels with it in one message.
 func (p planner) message() {
 	o := p.op(stepMessage)
 	o.msgTag = uintptr(p.c.Tag)
@@ -33,12 +32,16 @@ type head struct {
 	dt    uint64
 }
 
-// headBytes is the size of a head, and withHead how much data travels with it at
+// headBytes is the size of a head, and shortBytes how much data travels with it at
 // most.
 const (
-	headBytes = 16
-	withHead  = 2 << 10
+	headBytes  = 16
+	shortBytes = 2 << 10
 )
+
+// short reports whether data travels with its head. With native collectives it does not, as
+// it may be on a device.
+func (e *endpoint) short(bytes int) bool { return bytes == 0 || bytes <= shortBytes && !e.native() }
 
 // stepMessage posts a user's message and, at the receiver, takes short data from
 // behind the head.
@@ -47,7 +50,7 @@ func stepMessage(e *endpoint, o *op) (bool, error) {
 	receives := o.op == comm.OpRecv
 	if o.phase == 1 {
 		if o.memory.address != 0 {
-			if receives && bytes <= withHead {
+			if receives && e.short(bytes) {
 				hostops.Copy(o.recv, o.memory.address+headBytes, bytes, false)
 			}
 			e.heads.give(o.memory)
@@ -55,29 +58,29 @@ func stepMessage(e *endpoint, o *op) (bool, error) {
 		}
 		return true, nil
 	}
-	if e.native {
+	if e.interop() {
 		return false, e.postMessage(o, receives)
 	}
 	var err error
-	if o.memory, err = e.heads.take(headBytes + withHead); err != nil {
+	if o.memory, err = e.heads.take(headBytes + shortBytes); err != nil {
 		return false, err
 	}
 	hd := &hostmem.Slice[head](o.memory.address, 1)[0]
 	if receives {
 		*hd = head{}
 		e.peers[o.peer].received++
-		err = e.post(o, e.lib.Irecv, o.memory.address, headBytes+withHead, e.lib.handles.bytes, int(o.peer), o.msgTag, e.pub, headed)
+		err = e.post(o, e.lib.Irecv, o.memory.address, headBytes+shortBytes, e.lib.handles.bytes, int(o.peer), o.msgTag, e.pub, headed)
 	} else {
 		*hd = head{uint64(o.count), uint64(o.dt)}
 		n := headBytes
-		if bytes <= withHead {
+		if e.short(bytes) {
 			hostops.Copy(o.memory.address+headBytes, o.send, bytes, false)
 			n += bytes
 		}
 		e.peers[o.peer].sent++
 		err = e.post(o, e.lib.Isend, o.memory.address, n, e.lib.handles.bytes, int(o.peer), o.msgTag, e.pub, sent)
 	}
-	if err != nil || bytes <= withHead {
+	if err != nil || e.short(bytes) {
 		return false, err
 	}
 	return false, e.postMessage(o, receives)

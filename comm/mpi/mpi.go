@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/bits"
 	"os"
 	goruntime "runtime"
@@ -30,21 +31,21 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
 // state is MPI in this process.
 type state struct {
-	lib      *library
-	native   bool   // collectives are the library's own
-	threads  string // the thread level that the library provides
-	ours     bool   // this package initialized MPI and has to finalize it
-	tagLimit int    // MPI_TAG_UB, the highest tag
-	tagShift int    // how far a fingerprint is shifted to fit into a tag
-	progress *progress
-	world    *communicator
-	thread   mainThread
-	patience time.Duration
+	lib         *library
+	collectives collectives
+	threads     string // the thread level that the library provides
+	ours        bool   // this package initialized MPI and has to finalize it
+	tagShift    int    // how far a fingerprint is shifted to fit into a tag
+	progress    *progress
+	world       *communicator
+	thread      mainThread
+	patience    time.Duration
 
 	failed atomic.Pointer[error] // of a call of MPI that left it in an unknown state
 	mu     sync.Mutex
@@ -116,45 +117,50 @@ func (l *library) info() Info {
 	}
 }
 
-// CollectivesVariable is the environment variable that chooses the
-// collectives: "native" does what [WithNativeCollectives] does. Any other value is an
-// error of Init.
+// CollectivesVariable is the environment variable that chooses the collectives, for all
+// ranks. Any value other than these is an error of [Init].
+//
+//   - Nothing: this package's own, which docs/mpi.md describes.
+//   - "native": every collective is one call of the MPI library (MPI_Iallreduce, …), which
+//     uses networks and GPUs that the library knows. Reductions are combined in the library's
+//     order and precision. [comm.ErrUnsupported] are reductions that MPI does not define (Avg,
+//     16-bit and 8-bit floats), ReduceScatter in place and, where the library lacks MPI 4's
+//     large counts, more than 2^31-1 elements at once.
+//   - "interop": native, and other ranks may be other MPI programs that call the same
+//     functions on MPI_COMM_WORLD. Ranks tell each other nothing: one that disagrees, aborts
+//     or closes leaves the others to their deadlines.
+//
+// A mix of the first two is [comm.ErrMismatch] on every rank. A mix with interop is not
+// noticed, and may end an Init only with its context.
 const CollectivesVariable = "TUTTI_MPI_COLLECTIVES"
 
-const nativeCollectives = "native"
+// collectives is a value of CollectivesVariable.
+type collectives string
 
-// Option changes how [Init] works.
-type Option func(*state)
-
-// WithNativeCollectives makes every collective one call of the MPI library
-// (MPI_Iallreduce, …). All ranks have to agree on it: otherwise they get
-// [comm.ErrMismatch], those with native collectives when they wait. Ranks may then be other
-// MPI programs that call the same functions on MPI_COMM_WORLD, and networks
-// and GPUs that the library knows how to use are used. Reductions are combined
-// in the library's order and end with its precision; those that MPI does not
-// define (Avg, 16-bit and 8-bit floats), ReduceScatter in place, and, where the
-// library lacks MPI 4's large counts, more than 2^31-1 elements at once are
-// [comm.ErrUnsupported].
-func WithNativeCollectives() Option { return func(s *state) { s.native = true } }
+const (
+	scheduled collectives = ""
+	native    collectives = "native"
+	interop   collectives = "interop"
+)
 
 // Init opens the MPI library, initializes MPI and returns the world
-// communicator. A second Init returns the same, whatever its options. If the
+// communicator. A second Init returns the same. If the
 // program has initialized MPI by other means, Init uses it as it is and leaves
 // MPI_Finalize to the program. After Finalize, MPI cannot be initialized again:
 // [comm.ErrClosed].
 //
-// MPI_Init waits for the other ranks. When ctx ends before they have come, Init
-// returns [comm.ErrTimeout] or [comm.ErrCanceled], and [comm.ErrMismatch] when a rank
-// works with native collectives and this one without. MPI cannot be used in this process any
-// more then: it should exit with a non-zero status.
-func Init(ctx context.Context, opts ...Option) (comm.Communicator, error) {
+// Init waits for the other ranks. When ctx ends before they have come, it returns
+// [comm.ErrTimeout] or [comm.ErrCanceled]. After that and after [comm.ErrMismatch] (see
+// [CollectivesVariable]), MPI cannot be used in this process any more: it should exit with a
+// non-zero status.
+func Init(ctx context.Context) (comm.Communicator, error) {
 	process.Lock()
 	defer process.Unlock()
 	if process.finalized {
 		return nil, &comm.OpError{Backend: name, Op: "init", Rank: -1, Err: comm.ErrClosed}
 	}
 	if process.state == nil {
-		s, err := startWithin(ctx, opts)
+		s, err := startWithin(ctx)
 		if err != nil {
 			return nil, &comm.OpError{Backend: name, Op: "init", Rank: -1, Err: err}
 		}
@@ -164,7 +170,7 @@ func Init(ctx context.Context, opts ...Option) (comm.Communicator, error) {
 }
 
 // startWithin is start, which is given up when ctx ends. The process is locked.
-func startWithin(ctx context.Context, opts []Option) (*state, error) {
+func startWithin(ctx context.Context) (*state, error) {
 	if ctx.Err() != nil {
 		return nil, comm.ContextError(ctx)
 	}
@@ -174,7 +180,7 @@ func startWithin(ctx context.Context, opts []Option) (*state, error) {
 	}
 	done := make(chan started, 1)
 	go func() {
-		s, err := start(ctx, opts)
+		s, err := start(ctx)
 		done <- started{s, err}
 	}()
 	select {
@@ -193,8 +199,8 @@ func startWithin(ctx context.Context, opts []Option) (*state, error) {
 // process should then exit with a non-zero status, since the launcher may take
 // another one for success). The error, and after 30 seconds the log, names ranks that
 // have not closed their communicators, or says that some have not called Finalize. When all are in Finalize, MPI_Finalize has 30
-// seconds; with native collectives, where ranks may be other programs, it waits for them as
-// well, and ctx alone ends it. Later calls return nil and do nothing.
+// seconds. With interop (see [CollectivesVariable]), ctx alone ends the wait in MPI_Finalize.
+// Later calls return nil and do nothing.
 //
 // When a communicator is broken, because a rank died or did not come in time, or a
 // Split failed,
@@ -259,10 +265,10 @@ func (t mainThread) do(ctx context.Context, f func()) bool {
 }
 
 // start initializes MPI and makes the world communicator.
-func start(ctx context.Context, opts []Option) (*state, error) {
-	collectives := os.Getenv(CollectivesVariable)
-	if collectives != "" && collectives != nativeCollectives {
-		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, CollectivesVariable, collectives, nativeCollectives)
+func start(ctx context.Context) (*state, error) {
+	chosen := collectives(os.Getenv(CollectivesVariable))
+	if chosen != scheduled && chosen != native && chosen != interop {
+		return nil, fmt.Errorf("%w: %s is %q, want %s, %s or nothing", comm.ErrArgument, CollectivesVariable, chosen, native, interop)
 	}
 	if shared := os.Getenv(SharedVariable); shared != "" && shared != sharedOff {
 		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, SharedVariable, shared, sharedOff)
@@ -271,10 +277,7 @@ func start(ctx context.Context, opts []Option) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{lib: lib, native: collectives == nativeCollectives, patience: finalizePatience, thread: newMainThread()}
-	for _, opt := range opts {
-		opt(s)
-	}
+	s := &state{lib: lib, collectives: chosen, patience: finalizePatience, thread: newMainThread()}
 	catchBrokenPipes()
 	s.thread.do(context.Background(), func() { keepSignals(func() { err = s.initialize() }) })
 	if err != nil {
@@ -282,15 +285,6 @@ func start(ctx context.Context, opts []Option) (*state, error) {
 		return nil, err
 	}
 	s.progress = newProgress()
-	lobby, err := s.lobby()
-	if err != nil {
-		return nil, err
-	}
-	if !s.native {
-		if err := lobby.meet(ctx); err != nil {
-			return nil, err
-		}
-	}
 	inner, err := s.duplicate(lib.handles.world)
 	if err != nil {
 		return nil, err
@@ -299,12 +293,10 @@ func start(ctx context.Context, opts []Option) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.native {
-		world.mu.Lock()
-		world.lobby = lobby
-		world.mu.Unlock()
+	if err := world.compareCollectives(ctx); err != nil {
+		return nil, err
 	}
-	if err := world.share(context.Background()); err != nil {
+	if err := world.share(ctx); err != nil {
 		return nil, err
 	}
 	world.world = true
@@ -314,6 +306,31 @@ func start(ctx context.Context, opts []Option) (*state, error) {
 			comm.ErrUnavailable, errMixed, n, firstLine(lib.version), lib.file, LibraryVariable)
 	}
 	return s, nil
+}
+
+// compareCollectives returns an error if ranks have chosen different collectives.
+func (e *endpoint) compareCollectives(ctx context.Context) error {
+	if e.interop() || e.size == 1 {
+		return nil
+	}
+	out := newCells() // MPI's after an error
+	lowest := hostmem.Slice[uint64](out.at(0), 2)
+	lowest[0], lowest[1] = math.MaxUint64, math.MaxUint64 // ranks with native collectives, and without
+	if e.native() {
+		lowest[0] = uint64(e.rank)
+	} else {
+		lowest[1] = uint64(e.rank)
+	}
+	if err := e.setUp(ctx, comm.AllReduceCall(out.at(0), out.at(0), 2, dtype.U64, comm.Min)); err != nil {
+		return err
+	}
+	with, without := lowest[0], lowest[1]
+	out.free()
+	if max(with, without) < uint64(e.size) {
+		return fmt.Errorf("%w: rank %d has native collectives and rank %d has not; set %s to the same on all ranks",
+			comm.ErrMismatch, with, without, CollectivesVariable)
+	}
+	return nil
 }
 
 // initialize brings MPI up, with as much thread support as there is.
@@ -366,7 +383,6 @@ func (s *state) readTagLimit(out cells) error {
 	if out.int32(3) != 0 {
 		limit = hostmem.Slice[int32](out.uintptr(2), 1)[0]
 	}
-	s.tagLimit = int(limit)
 	s.tagShift = 65 - bits.Len32(uint32(limit)/(tagWindow*tagPhases))
 	return nil
 }
@@ -404,7 +420,7 @@ func (s *state) finalize(ctx context.Context) error {
 	if broken != nil {
 		return fmt.Errorf("%w: MPI_Finalize left out: %w", comm.ErrBroken, broken)
 	}
-	if !s.native { // otherwise ranks may be other programs
+	if s.collectives != interop {
 		if err := s.assemble(ctx); err != nil {
 			return err
 		}

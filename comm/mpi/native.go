@@ -10,11 +10,10 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// Native collectives are the library's own non-blocking ones. A rank may then
-// be any MPI program that calls the same MPI_I… functions, the network may
-// reduce, and a CUDA-aware library takes device memory. In return, reductions
-// are combined in whatever order the library likes, and are limited to what
-// MPI defines.
+// Native collectives are the library's own non-blocking ones, on the communicator that users
+// see. The network may reduce, and a CUDA-aware library takes device memory. In return,
+// reductions are combined in whatever order the library likes, and are limited to what MPI
+// defines. With interop a rank may be any MPI program that calls the same MPI_I… functions.
 
 // invocation is a call of an MPI function that starts a collective. Its last
 // argument is the request, which is known when it starts.
@@ -98,7 +97,7 @@ func (e *endpoint) nativeAccepts(c *comm.Call) error {
 func (p planner) native() {
 	c, l, o := p.c, p.lib, p.op(stepNative)
 	mpi, wide := l.collectiveOf(c.Op), largest(c) > math.MaxInt32
-	o.native = invocation{f: mpi.small}
+	o.library, o.native = true, invocation{f: mpi.small}
 	if wide {
 		o.native.f = mpi.large
 	}

@@ -12,8 +12,7 @@ import (
 // Ranks write notes to each other, small messages on the internal communicator
 // that nobody waits for: they are looked for by who has waited a while, and now
 // and then by the progress goroutine. So they cost nothing as long as all goes
-// well. With native collectives there are none, since the other ranks may be
-// other programs.
+// well. With interop there are none, since the other ranks may be other programs.
 
 // note is a message that a rank writes to another one.
 type note struct {
@@ -98,7 +97,7 @@ func (e *endpoint) send(owner *op, page, dest int, n note) bool {
 
 // tellAll writes the last note to every other rank.
 func (e *endpoint) tellAll(n note) {
-	if e.native {
+	if e.interop() {
 		return
 	}
 	e.board.part(lastUnderWay, e.passed)
@@ -168,12 +167,8 @@ func (e *endpoint) attend() error {
 
 // readNotes reads the notes that have come.
 func (e *endpoint) readNotes() error {
-	if e.native {
-		err := e.lobby.watch()
-		if err != nil {
-			e.state.failed.CompareAndSwap(nil, &err)
-		}
-		return err
+	if e.interop() {
+		return nil
 	}
 	for src := range e.peers {
 		for src != e.rank && e.peers[src].last == nil {

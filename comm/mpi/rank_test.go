@@ -41,10 +41,10 @@ type rank struct {
 const rankTimeout = 3 * time.Minute
 
 // newRank initializes MPI, and finalizes it when the test ends.
-func newRank(t *testing.T, opts ...mpi.Option) rank {
+func newRank(t *testing.T) rank {
 	t.Helper()
 	onlyChild(t)
-	world, err := mpi.Init(context.Background(), opts...)
+	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, mpi.Finalize(context.Background())) })
 	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)

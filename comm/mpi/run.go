@@ -12,8 +12,8 @@ import (
 // other ranks' waits with [comm.ErrPeerFailed], and MPI is not finalized then,
 // because that would wait for them: exit with a non-zero status, which makes the
 // launcher end the job.
-func Run(ctx context.Context, body func(ctx context.Context, c comm.Communicator) error, opts ...Option) error {
-	world, err := Init(ctx, opts...)
+func Run(ctx context.Context, body func(ctx context.Context, c comm.Communicator) error) error {
+	world, err := Init(ctx)
 	if err != nil {
 		return err
 	}

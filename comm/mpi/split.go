@@ -12,10 +12,10 @@ import (
 )
 
 // duplicate makes a communicator of the same ranks, so that messages of
-// collectives never meet those of users. It is collective. Native collectives
-// need none, and other programs would not take part.
+// collectives never meet those of users. It is collective. With interop there is none, as
+// other programs would not take part.
 func (s *state) duplicate(pub uintptr) (uintptr, error) {
-	if s.native {
+	if s.collectives == interop {
 		return pub, nil
 	}
 	out := newCells()
@@ -40,14 +40,14 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 		return nil, err
 	}
 	e := &endpoint{
-		state: s, lib: lib, native: s.native, rank: rank, size: size, pub: pub, inner: inner,
+		state: s, lib: lib, rank: rank, size: size, pub: pub, inner: inner,
 		check: backend.Check{Backend: name, Rank: rank, WorldSize: size},
 		table: requests{rank: rank, calls: dl.NewSequence(), handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
 		peers: make([]peer, size),
 	}
 	e.notes.table = e.table
 	e.notes.table.calls = dl.NewSequence()
-	if s.native {
+	if e.native() {
 		e.check.Supports = nativeSupports
 	}
 	s.progress.add(e)

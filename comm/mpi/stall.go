@@ -18,11 +18,11 @@ func (e *endpoint) oldest() *op {
 	return e.running[0]
 }
 
-// reportStall tells the ranks that this one waits for in which collective it
-// waits and what it called before, once for each collective. The caller holds mu.
+// reportStall tells the ranks that this one waits for, or the nearest ones, in which
+// collective it waits and what it called before, once for each collective. The caller holds mu.
 func (e *endpoint) reportStall() {
 	o, h := e.oldest(), &e.history
-	if e.native || o == nil || e.notes.reported > o.number || e.notes.reports.pending > 0 || !h.knows(o.number) {
+	if e.interop() || o == nil || e.notes.reported > o.number || e.notes.reports.pending > 0 || !h.knows(o.number) {
 		return
 	}
 	e.notes.reported = o.number + 1
@@ -33,19 +33,31 @@ func (e *endpoint) reportStall() {
 		}
 	}
 	silent, deaf := e.late(o)
-	for _, r := range append(silent, deaf...) {
+	to := append(silent, deaf...)
+	if o.library {
+		to = e.nearest()
+	}
+	for _, r := range slices.Compact(slices.Sorted(slices.Values(to))) {
 		e.send(&e.notes.reports, r, r, n)
 	}
 }
 
 // late returns the ranks whose messages o waits for, and of the others those that
-// have not received all that o sent them.
+// have not received all that o sent them. Whom a collective of the library waits for is not
+// known: late returns those of the nearest ranks that have not reported that they wait too.
 func (e *endpoint) late(o *op) (silent, deaf []int) {
 	const waited, sending = 1, 2
 	state := make([]int, e.size)
 	if e.board.owner == o {
 		for r := range state {
 			if !e.board.hasTold(r) {
+				state[r] |= waited
+			}
+		}
+	}
+	if o.library {
+		for _, r := range e.nearest() {
+			if n := e.peers[r].report; n == nil || n.number < o.number {
 				state[r] |= waited
 			}
 		}
@@ -68,6 +80,15 @@ func (e *endpoint) late(o *op) (silent, deaf []int) {
 		}
 	}
 	return silent, deaf
+}
+
+// nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different
+// things, so have two neighbors.
+func (e *endpoint) nearest() (ranks []int) {
+	for step := 1; step < e.size; step *= 2 {
+		ranks = append(ranks, (e.rank+step)%e.size, (e.rank+e.size-step)%e.size)
+	}
+	return ranks
 }
 
 // mostNamed is how many messages the error of a wait names.

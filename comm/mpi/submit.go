@@ -67,7 +67,7 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 
 // accepts returns why a call cannot be submitted, if so. The caller holds mu.
 func (e *endpoint) accepts(c *comm.Call) error {
-	if err := e.usable(); err != nil || !e.native {
+	if err := e.usable(); err != nil || !e.native() {
 		return err
 	}
 	return e.nativeAccepts(c)
@@ -85,7 +85,7 @@ func (e *endpoint) plan(c *comm.Call, group uint64) {
 	e.history.named++
 	e.history.add(p.entry, c.RecvCounts)
 	switch {
-	case e.native:
+	case e.native():
 		p.native()
 	case c.Op == comm.OpAllReduce:
 		p.reduce(everybody)

@@ -60,6 +60,8 @@ type Backend struct {
 	// Elsewhere has the tests of the faults that this package cannot cause, by name:
 	// those cells of the column that say so.
 	Elsewhere map[string]func(*testing.T)
+	// Also is what ranks may get instead of what the table promises, by name of the fault.
+	Also map[string]error
 }
 
 // Run lets a backend's ranks go through its column of the table.
@@ -75,7 +77,7 @@ func Run(t *testing.T, column string, b Backend) {
 		t.Run(f.Name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if err := b.Each(ctx, func(ctx context.Context, r Rank) error { return f.Play(ctx, column, r) }); err != nil {
+			if err := b.Each(ctx, func(ctx context.Context, r Rank) error { return f.Play(ctx, column, r, b.Also[f.Name]) }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -145,8 +147,8 @@ type player struct {
 }
 
 // Play does one rank's part of a fault, on a communicator split off the world, and
-// returns in what it differs from what the column promises.
-func (f *Fault) Play(ctx context.Context, column string, r Rank) (err error) {
+// returns in what it differs from what the column promises, or from also.
+func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (err error) {
 	c, err := r.Comm.Split(ctx, 0, r.Comm.Rank())
 	if err != nil {
 		return err
@@ -164,6 +166,9 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank) (err error) {
 	want := cell.Others
 	if p.odd {
 		want = cell.Self
+	}
+	if also != nil {
+		want.Errors = append(slices.Clip(want.Errors), also)
 	}
 	// Who is to notice at once is not helped by a deadline.
 	p.wait = patience / 2

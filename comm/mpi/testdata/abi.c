@@ -31,8 +31,6 @@ static handle out(int native) { return (handle)(uintptr_t)(unsigned)native; }
 
 static const void *buffer(const void *b) { return b == (void *)1 ? (void *)-1 : b; } /* MPI_IN_PLACE */
 
-static int source(int rank) { return rank == -1 ? -2 : rank; } /* MPI_ANY_SOURCE */
-
 static int level(int l) { return l >= 4096 ? 3 : l >= 2048 ? 2 : l >= 1024 ? 1 : 0; }
 static int level_out(int l) { return l == 3 ? 4096 : l == 2 ? 2048 : l == 1 ? 1024 : 0; }
 
@@ -119,7 +117,7 @@ int MPI_Comm_get_attr(handle c, int key, void *value, int *flag) {
 POST(Isend, (const void *, int, int, int, int, int, int *),
 	(const void *b, int count, handle t, int dest, int tag, handle c, handle *q), (b, count, in(t), dest, tag, in(c), &n))
 POST(Irecv, (void *, int, int, int, int, int, int *),
-	(void *b, int count, handle t, int src, int tag, handle c, handle *q), (b, count, in(t), source(src), tag, in(c), &n))
+	(void *b, int count, handle t, int src, int tag, handle c, handle *q), (b, count, in(t), src, tag, in(c), &n))
 POST(Ibarrier, (int, int *), (handle c, handle *q), (in(c), &n))
 POST(Iallreduce, (const void *, void *, int, int, int, int, int *),
 	(const void *s, void *r, int count, handle t, handle o, handle c, handle *q), (buffer(s), r, count, in(t), in(o), in(c), &n))
@@ -149,7 +147,7 @@ POST(Iscatter, (const void *, int, int, void *, int, int, int, int, int *),
 int PMPI_Recv(void *, int, int, int, int, int, native_status *);
 int MPI_Recv(void *b, int count, handle t, int src, int tag, handle c, status *s) {
 	native_status n = {0};
-	int code = PMPI_Recv(b, count, in(t), source(src), tag, in(c), &n);
+	int code = PMPI_Recv(b, count, in(t), src, tag, in(c), &n);
 	convert(s, &n);
 	return code;
 }
@@ -157,7 +155,7 @@ int MPI_Recv(void *b, int count, handle t, int src, int tag, handle c, status *s
 int PMPI_Iprobe(int, int, int, int *, native_status *);
 int MPI_Iprobe(int src, int tag, handle c, int *flag, status *s) {
 	native_status n = {0};
-	int code = PMPI_Iprobe(source(src), tag, in(c), flag, &n);
+	int code = PMPI_Iprobe(src, tag, in(c), flag, &n);
 	convert(s, &n);
 	return code;
 }

@@ -1,0 +1,56 @@
+package mpi_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
+)
+
+// nativeVariable lists the ranks of TestRankMixedCollectives with native collectives.
+const nativeVariable = "TUTTI_MPI_TEST_NATIVE"
+
+const mixedRanks = 4
+
+// TestMixedCollectives has native collectives on some ranks only.
+func TestMixedCollectives(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		for _, native := range []string{"0", "1 2", "0 1 3"} {
+			l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{nativeVariable + "=" + native}})
+		}
+	})
+}
+
+// TestRankMixedCollectives is one of these ranks: each learns in Init which ranks disagree.
+func TestRankMixedCollectives(t *testing.T) {
+	onlyChild(t)
+	me, err := strconv.Atoi(cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK")))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
+	defer cancel()
+	native := strings.Fields(os.Getenv(nativeVariable))
+	if slices.Contains(native, fmt.Sprint(me)) {
+		t.Setenv(mpi.CollectivesVariable, "native")
+	}
+	without := 0
+	for slices.Contains(native, fmt.Sprint(without)) {
+		without++
+	}
+	_, err = mpi.Init(ctx)
+	assert.ErrorIs(t, err, comm.ErrMismatch)
+	assert.ErrorContains(t, err, fmt.Sprintf("rank %s has native collectives and rank %d has not; set %s", native[0], without, mpi.CollectivesVariable))
+	_, err = mpi.Init(ctx)
+	assert.ErrorIs(t, err, comm.ErrClosed)
+	assert.NoError(t, mpi.Finalize(ctx))
+	passedAs(t, me, mixedRanks)
+}
