@@ -2,8 +2,10 @@ package nccl
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
+	goruntime "runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,10 +88,10 @@ func (n *native) destroy() { n.free((*native).endOrderly) }
 func (n *native) endAtOnce() error {
 	if n.lib.version < queuedAborts {
 		n.left(callTimeout)
-		return n.call(n.lib.sym.Abort)
+		return n.callAbort()
 	}
 	n.lib.sym.GroupStart.Int()
-	err := n.call(n.lib.sym.Abort)
+	err := n.callAbort()
 	n.left(0)
 	if n.shares && !n.midway {
 		n.onAnotherThread(func() { _ = n.call(n.lib.sym.Finalize) }) // this one's group would queue it
@@ -113,8 +115,29 @@ func (n *native) endOrderly() error {
 	if n.shares {
 		time.Sleep(unmapTime)
 	}
-	return n.call(n.lib.sym.Destroy)
+	err := n.call(n.lib.sym.Destroy)
+	if err != nil && n.closeGroup() {
+		err = errors.Join(err, n.endAtOnce())
+	}
+	return err
 }
+
+// callAbort calls ncclCommAbort, a second time if the first fails before it begins. The
+// error of the first stays.
+func (n *native) callAbort() error {
+	err := n.call(n.lib.sym.Abort)
+	if err != nil && n.closeGroup() {
+		if again := n.call(n.lib.sym.Abort); again != nil {
+			n.closeGroup()
+		}
+	}
+	return err
+}
+
+// closeGroup ends the group that ncclCommDestroy and ncclCommAbort leave open on their
+// thread when they fail before they begin, and reports whether there was one. In an open
+// group the thread's next collective would be queued and never launched.
+func (n *native) closeGroup() bool { return Status(n.lib.sym.GroupEnd.Int()) == statusSuccess }
 
 // left waits until no call is under way, for so long if that is not 0, and reports
 // whether that came. None begins any more.
@@ -169,7 +192,8 @@ func (n *native) free(end func(*native) error) {
 		defer freeing.end(n)
 		n.rt.CurrentToFree(func() { // keeps the goroutine on its thread, to which NCCL's groups belong
 			if err := end(n); err != nil {
-				slog.Error("nccl: communicator not freed", "err", err)
+				goruntime.LockOSThread() // for good: the thread ends with the goroutine, and its groups with it
+				slog.Error("nccl: freeing a communicator failed", "err", err)
 			}
 		})
 	})

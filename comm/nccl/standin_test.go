@@ -36,6 +36,9 @@ func TestOnStandIns(t *testing.T) {
 type standIns struct {
 	nccl struct {
 		Alive      dl.Func `sym:"fake_alive"`
+		FailEnd    dl.Func `sym:"fake_fail_end"`
+		OpenGroups dl.Func `sym:"fake_open_groups"`
+		Ended      dl.Func `sym:"fake_threads_ended"`
 		Fail       dl.Func `sym:"fake_fail"`
 		InProgress dl.Func `sym:"fake_in_progress"`
 		HoldAbort  dl.Func `sym:"fake_hold_abort"`
@@ -174,6 +177,23 @@ func TestStandInFreesWhatIsFinalized(t *testing.T) {
 		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == alive-2 }, 20*time.Second, time.Millisecond)
 	}
 	require.Equal(t, abrupt, s.nccl.Abrupt.Int())
+}
+
+// A call that fails to free a communicator leaves a group open on its thread, where the next
+// collective would only be queued. The group is closed, the communicator is freed all the same,
+// and the thread is not used again: it ends, but for the first one of the process, which Go parks.
+func TestStandInFailsToFree(t *testing.T) {
+	s, rt := openStandIns(t)
+	causes := []error{nil, errors.New("changed its mind"), nil}
+	ended := s.nccl.Ended.Int()
+	for _, cause := range causes {
+		c := s.alone(t, rt)
+		s.nccl.FailEnd.Call(1)
+		require.NoError(t, c.End(cause))
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+	}
+	require.Eventually(t, func() bool { return s.nccl.Ended.Int() >= ended+int32(len(causes))-1 }, 20*time.Second, time.Millisecond)
+	require.Zero(t, s.nccl.OpenGroups.Int())
 }
 
 // reduce launches a collective.

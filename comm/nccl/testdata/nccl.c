@@ -4,7 +4,8 @@
  * It has the functions that comm/nccl calls, with the documented signatures and
  * answers; all work is done at the call. What a test needs to know is exported as
  * fake_*: communicators alive, calls on one that was freed, groups that were left
- * open. */
+ * open, threads that ended. */
+#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@ struct message { const void *from; void *to; size_t bytes; };
 
 static int alive, violations, in_progress, reductions, aborted, abrupt;
 static __thread int depth; /* of groups of this thread */
+static int open_groups;    /* of all threads that live */
 static __thread struct message sends[64], receives[64];
 static __thread int sent, received;
 static __thread struct comm *aborting[8]; /* in this thread's group, which frees them at its end */
@@ -27,6 +29,7 @@ int fake_alive(void) { return __atomic_load_n(&alive, __ATOMIC_SEQ_CST); }
 int fake_reductions(void) { return __atomic_load_n(&reductions, __ATOMIC_SEQ_CST); } /* allreduces that were launched */
 int fake_aborted(void) { return __atomic_load_n(&aborted, __ATOMIC_SEQ_CST); } /* communicators told to end */
 int fake_abrupt(void) { return __atomic_load_n(&abrupt, __ATOMIC_SEQ_CST); } /* freed without having been finalized */
+int fake_open_groups(void) { return __atomic_load_n(&open_groups, __ATOMIC_SEQ_CST); }
 int fake_violations(void) { return __atomic_load_n(&violations, __ATOMIC_SEQ_CST); }
 
 /* A launch that waits for a peer: it goes on when the communicator is aborted, and returns,
@@ -48,6 +51,26 @@ static int fails(void) {
   for (int left = __atomic_load_n(&failing, __ATOMIC_SEQ_CST); left > 0;)
     if (__atomic_compare_exchange_n(&failing, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return left == 1;
   return 0;
+}
+
+/* So many of the next ncclCommDestroy and ncclCommAbort fail before they have begun, and leave
+ * the group that they opened on their thread, as NCCL's do. */
+static int failing_ends, threads_ended;
+static pthread_key_t ends;
+static pthread_once_t ends_once = PTHREAD_ONCE_INIT;
+static void thread_ends(void *unused) { __atomic_add_fetch(&threads_ended, 1, __ATOMIC_SEQ_CST); }
+static void make_ends(void) { pthread_key_create(&ends, thread_ends); }
+void fake_fail_end(int n) { __atomic_store_n(&failing_ends, n, __ATOMIC_SEQ_CST); }
+int fake_threads_ended(void) { return __atomic_load_n(&threads_ended, __ATOMIC_SEQ_CST); } /* of those on which one failed */
+
+static void open_group(void) { depth++, __atomic_add_fetch(&open_groups, 1, __ATOMIC_SEQ_CST); }
+static int fails_to_end(void) {
+  int left = __atomic_load_n(&failing_ends, __ATOMIC_SEQ_CST);
+  if (left <= 0) return 0;
+  __atomic_store_n(&failing_ends, left - 1, __ATOMIC_SEQ_CST);
+  pthread_once(&ends_once, make_ends);
+  pthread_setspecific(ends, &depth);
+  return open_group(), 1;
 }
 
 static int check(const struct comm *c) {
@@ -91,7 +114,7 @@ int ncclCommFinalize(struct comm *c) {
   if (check(c) || c->finalized || depth) return INVALID_ARGUMENT; /* a group would put it off */
   return c->finalized = 1, SUCCESS;
 }
-int ncclCommDestroy(struct comm *c) { return end(c); }
+int ncclCommDestroy(struct comm *c) { return fails_to_end() ? CUDA_ERROR : end(c); }
 static int reclaim(struct comm *c) {
   __atomic_add_fetch(&ending, 1, __ATOMIC_SEQ_CST);
   while (__atomic_load_n(&hold, __ATOMIC_SEQ_CST)) sched_yield();
@@ -100,6 +123,7 @@ static int reclaim(struct comm *c) {
 }
 int ncclCommAbort(struct comm *c) {
   if (check(c)) return INVALID_ARGUMENT;
+  if (fails_to_end()) return CUDA_ERROR;
   __atomic_add_fetch(&aborted, 1, __ATOMIC_SEQ_CST);
   __atomic_store_n(&c->aborted, 1, __ATOMIC_SEQ_CST);
   if (!depth) return reclaim(c);
@@ -154,21 +178,23 @@ int ncclScatter(const void *s, void *r, size_t n, int type, int root, struct com
 }
 
 /* Messages are matched by order alone, at the end of the outermost group. */
-int ncclGroupStart(void) { return depth++, SUCCESS; }
+int ncclGroupStart(void) { return open_group(), SUCCESS; }
 
 int ncclGroupEnd(void) {
+  if (depth == 0) return INVALID_USAGE;
+  __atomic_sub_fetch(&open_groups, 1, __ATOMIC_SEQ_CST);
   if (--depth > 0) return SUCCESS;
   if (aborts) {
     int status = SUCCESS;
     while (aborts) status |= reclaim(aborting[--aborts]);
     return status;
   }
-  int status = depth < 0 || sent != received ? INVALID_USAGE : fails() ? CUDA_ERROR : SUCCESS;
+  int status = sent != received ? INVALID_USAGE : fails() ? CUDA_ERROR : SUCCESS;
   for (int i = 0; i < sent && !status; i++) {
     if (sends[i].bytes != receives[i].bytes) status = INVALID_USAGE;
     else memmove(receives[i].to, sends[i].from, sends[i].bytes);
   }
-  sent = received = depth = 0;
+  sent = received = 0;
   return status;
 }
 
