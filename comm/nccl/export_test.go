@@ -59,6 +59,13 @@ func Reported(c *Comm) int {
 // AsOfTwo has a communicator behave as if there were another rank, in another process.
 func AsOfTwo(c *Comm) { c.check.WorldSize, c.oneProcess = 2, false }
 
+// AsOfTwoGoroutines has a communicator behave as if another goroutine of this process had the
+// other of two ranks.
+func AsOfTwoGoroutines(c *Comm) {
+	c.check.WorldSize = 2
+	AmongOthers(c)
+}
+
 // AmongOthers has a communicator be freed as if there were other ranks in this process.
 func AmongOthers(c *Comm) { c.control.shares, c.data.shares = true, true }
 

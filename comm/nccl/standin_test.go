@@ -196,6 +196,26 @@ func TestStandInFailsToFree(t *testing.T) {
 	require.Zero(t, s.nccl.OpenGroups.Int())
 }
 
+// Ranks of one process do not deregister windows at the same time.
+func TestStandInFreesWindowsOneByOne(t *testing.T) {
+	s, rt := openStandIns(t)
+	const ranks, windows = 2, 8
+	comms := make([]*nccl.Comm, ranks)
+	for i := range comms {
+		comms[i] = s.alone(t, rt)
+		nccl.AsOfTwoGoroutines(comms[i])
+	}
+	require.NoError(t, gputest.Each(ranks, func(r int) error {
+		for range windows {
+			buf, err := comms[r].AllocateSymmetric(t.Context(), 1<<20)
+			if err := errors.Join(err, comms[r].FreeSymmetric(t.Context(), buf)); err != nil {
+				return err
+			}
+		}
+		return comms[r].Close()
+	}))
+}
+
 // reduce launches a collective.
 func reduce(c *nccl.Comm, buf uintptr) error { return c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }
 

@@ -195,7 +195,13 @@ func (c *Comm) deregister(ctx context.Context, w window) error {
 		return nil
 	}
 	defer on.leave()
-	return c.rt.Current(func() error {
+	end := func() error {
 		return c.status(c.lib.sym.WindowDeregister, on.handle, c.lib.sym.WindowDeregister.Int(on.handle, w.handle))
+	}
+	return c.rt.Current(func() error {
+		if on.shares { // NCCL unmaps the memory of all ranks, as each other rank's call does
+			return c.rt.Unmapping(end)
+		}
+		return end()
 	})
 }

@@ -189,6 +189,16 @@ func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 		r.giveBack(r.drv.sym.MemAddressFree, mapping.Addr, size))
 }
 
+// Unmapping runs f, a call of a library that unmaps GPU memory, at a time at which neither a
+// runtime of this process unmaps any nor another f does: two threads that give up mappings of
+// the same memory at once crash the driver (580). f neither waits for other threads that may
+// call Unmapping, nor for kernels that wait for such threads.
+func (r *Runtime) Unmapping(f func() error) error {
+	r.drv.unmapping.Lock()
+	defer r.drv.unmapping.Unlock()
+	return f()
+}
+
 // flushTimeout bounds how long a fence waits.
 const flushTimeout = 5 * time.Second
 

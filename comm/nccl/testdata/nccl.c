@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, VERSION = 22803 };
 
@@ -134,6 +135,22 @@ int ncclCommGetAsyncError(struct comm *c, int *status) {
 }
 int ncclCommCount(struct comm *c, int *count) { return *count = 1, check(c); }
 int ncclCommUserRank(struct comm *c, int *rank) { return *rank = 0, check(c); }
+
+/* Windows are nothing here. A second thread that ends one while another does is a violation, as
+ * both unmap the memory of the same GPUs; the first one waits a moment for it. */
+static int ending_windows;
+int ncclCommWindowRegister(struct comm *c, void *buf, size_t bytes, void **window, int flags) {
+  if (check(c)) return INVALID_ARGUMENT;
+  if (fails()) return CUDA_ERROR;
+  return *window = buf, SUCCESS;
+}
+int ncclCommWindowDeregister(struct comm *c, void *window) {
+  if (check(c)) return INVALID_ARGUMENT;
+  __atomic_add_fetch(&violations, __atomic_fetch_add(&ending_windows, 1, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST);
+  for (int i = 0; i < 100 && __atomic_load_n(&ending_windows, __ATOMIC_SEQ_CST) == 1; i++) usleep(100);
+  __atomic_sub_fetch(&ending_windows, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
 
 static size_t size(int type) {
   static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
