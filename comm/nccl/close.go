@@ -84,14 +84,25 @@ func (c *Comm) giveBack() error {
 // communicator goes to the system: peers that have not noticed yet may still
 // write to it, to which they hold references of their own, so nobody else may
 // get it. And if a kernel of this rank still uses it, it stays.
+//
+// Where other ranks are in this process, NCCL unmaps it from their GPUs when it frees their
+// communicators, which must not happen at the same time.
 func (c *Comm) freeWindow(w window) error {
 	switch {
 	case !c.settled():
 		return nil
-	case c.sound() != nil:
+	case c.sound() == nil:
+		return c.rt.Deallocate(w.addr)
+	case !c.control.shares:
 		return c.rt.ReleaseMapping(w.addr)
 	}
-	return c.rt.Deallocate(w.addr)
+	c.rt.Background(func() {
+		freeing.awaitAll()
+		if err := c.rt.ReleaseMapping(w.addr); err != nil {
+			slog.Error("nccl: window not released", "rank", c.Rank(), "err", err)
+		}
+	})
+	return nil
 }
 
 // End implements [comm.Ender]. The other ranks are told the cause as [Comm] says.

@@ -280,6 +280,30 @@ func (f *frees) await(ctx, life context.Context) {
 	}
 }
 
+// allTimeout bounds the wait for all that is being freed, which may take for ever while a
+// graph is open. It is shorter than [cuda.Runtime.Close] waits for that.
+const allTimeout = 20 * time.Second
+
+// awaitAll waits until nothing is being freed.
+func (f *frees) awaitAll() {
+	timeout := time.After(allTimeout)
+	for {
+		f.mu.Lock()
+		open := maps.Clone(f.open)
+		f.mu.Unlock()
+		if len(open) == 0 {
+			return
+		}
+		for n := range open {
+			select {
+			case <-n.freed:
+			case <-timeout:
+				return
+			}
+		}
+	}
+}
+
 // trim has the C library give back what it keeps of freed memory: NCCL makes a
 // communicator on a thread of its own, for which glibc keeps tens of MiB.
 func trim() {

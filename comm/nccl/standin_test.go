@@ -51,6 +51,7 @@ type standIns struct {
 		Abrupt     dl.Func `sym:"fake_abrupt"`
 	}
 	driver struct {
+		Alive      dl.Func `sym:"fake_alive"`
 		Break      dl.Func `sym:"fake_break"`
 		Fail       dl.Func `sym:"fake_fail"`
 		Hold       dl.Func `sym:"fake_hold"`
@@ -214,6 +215,30 @@ func TestStandInFreesWindowsOneByOne(t *testing.T) {
 		}
 		return comms[r].Close()
 	}))
+}
+
+// The windows of a broken communicator stay mapped while NCCL frees something: it unmaps them from
+// the other GPUs of the process.
+func TestStandInKeepsWindowsWhileFreeing(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	nccl.AsOfTwoGoroutines(c)
+	for range 2 {
+		_, err := c.AllocateSymmetric(t.Context(), 1<<20)
+		require.NoError(t, err)
+	}
+	const mappings = 5 // the stand-in's number for address ranges and memory
+	mapped := func() int32 { return s.driver.Alive.Int(mappings) }
+	before := mapped()
+	s.nccl.HoldAbort.Call(1)
+	t.Cleanup(func() { s.nccl.HoldAbort.Call(0) })
+	require.NoError(t, c.End(errors.New("changed its mind")))
+	for s.nccl.Ending.Int() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	require.Equal(t, before, mapped())
+	s.nccl.HoldAbort.Call(0)
+	require.Eventually(t, func() bool { return mapped() == before-2*2 }, 20*time.Second, time.Millisecond)
 }
 
 // reduce launches a collective.
