@@ -89,7 +89,8 @@ var (
 
 // newComm completes a communicator around its control communicator, which it
 // takes over.
-func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr, o options) (*Comm, error) {
+func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
+	lib, rt, handle := control.lib, control.rt, control.handle
 	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.check = backend.Check{
@@ -100,7 +101,7 @@ func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr
 	}
 	c.submitted.rank, c.submitted.size = c.check.Rank, c.check.WorldSize
 	c.calls = backend.NewCalls(&c.check, door{c})
-	c.control.native = newNative(lib, rt, handle, c.sharesProcess())
+	c.control.native = control
 	name, reporter, submitted := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.reporter, c.submitted
 	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, reporter, submitted) }, name)
 	if c.reporter != nil {
@@ -115,8 +116,8 @@ func newComm(ctx context.Context, lib *library, rt *cuda.Runtime, handle uintptr
 
 // sharesProcess reports whether other ranks are in this process and have mappings of their
 // own of this one's memory. Without cuMem they use the very memory that it gives up.
-func (c *Comm) sharesProcess() bool {
-	return c.oneProcess && c.WorldSize() > 1 && os.Getenv("NCCL_CUMEM_ENABLE") != "0"
+func (o options) sharesProcess(size int) bool {
+	return o.oneProcess && size > 1 && os.Getenv("NCCL_CUMEM_ENABLE") != "0"
 }
 
 // explain wraps the error of an operation, if there is one.

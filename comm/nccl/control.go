@@ -19,33 +19,29 @@ type control struct {
 }
 
 // fromControl makes a native communicator out of control.
-func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call func(cell, cfg uintptr) uintptr) (handle uintptr, err error) {
+func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call func(cell, cfg uintptr) uintptr) (made *native, err error) {
 	ctx, cancel := c.untilClosed(ctx)
 	defer cancel()
 	c.control.mu.Lock()
 	defer c.control.mu.Unlock()
 	switch {
 	case c.closed():
-		return 0, comm.ErrClosed
+		return nil, comm.ErrClosed
 	case c.control.failed != nil:
-		return 0, fmt.Errorf("%w: the communicator cannot make others since one of them failed: %w", comm.ErrBroken, c.control.failed)
+		return nil, fmt.Errorf("%w: the communicator cannot make others since one of them failed: %w", comm.ErrBroken, c.control.failed)
 	}
 	cfg := c.options.config(blocking)
-	handle, err = c.lib.create(ctx, c.rt, c.control.handle, fn, func(cell uintptr) uintptr {
+	made, err = c.lib.create(ctx, c.rt, c.control.native, c.control.shares, fn, func(cell uintptr) uintptr {
 		return call(cell, hostmem.AddrOf(cfg))
 	})
 	goruntime.KeepAlive(cfg)
 	c.control.failed, c.control.midway = err, err != nil
-	return handle, err
+	return made, err
 }
 
 // splitControl makes a native communicator in blocking mode of all ranks.
 func (c *Comm) splitControl(ctx context.Context) (*native, error) {
-	handle, err := c.fromControl(ctx, true, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
+	return c.fromControl(ctx, true, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, 0, uintptr(c.Rank()), cell, cfg)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return newNative(c.lib, c.rt, handle, c.sharesProcess()), nil
 }

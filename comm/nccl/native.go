@@ -27,12 +27,20 @@ type native struct {
 	gone   atomic.Bool  // it is being freed: no call may begin
 	idle   bool         // and none is under way
 	shares bool         // other ranks are in this process
-	midway bool         // it was left in the middle of a call
+	midway bool         // it was left in the middle of a call,
+	child  *uint64      // which stores here what it makes, to be freed with this one
 	freed  chan struct{}
 }
 
 func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
 	return &native{lib: lib, rt: rt, handle: handle, shares: shares, freed: make(chan struct{})}
+}
+
+// newMidway is newNative for a communicator whose creation was not finished.
+func newMidway(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
+	n := newNative(lib, rt, handle, shares)
+	n.midway = true
+	return n
 }
 
 // enter begins a call, which ends by leave, unless the communicator is being
@@ -88,7 +96,7 @@ func (n *native) destroy() { n.free((*native).endOrderly) }
 func (n *native) endAtOnce() error {
 	if n.lib.version < queuedAborts {
 		n.left(callTimeout)
-		return n.callAbort()
+		return errors.Join(n.callAbort(), n.freeChild())
 	}
 	n.lib.sym.GroupStart.Int()
 	err := n.callAbort()
@@ -100,7 +108,20 @@ func (n *native) endAtOnce() error {
 	if s := Status(n.lib.sym.GroupEnd.Int()); s != statusSuccess && err == nil {
 		err = n.lib.newError(n.lib.sym.GroupEnd, s, 0)
 	}
-	return err
+	return errors.Join(err, n.freeChild())
+}
+
+// freeChild frees what the call that this one was left in has made after all. The abort has
+// ended that call.
+func (n *native) freeChild() error {
+	if n.child == nil {
+		return nil
+	}
+	handle := uintptr(atomic.LoadUint64(n.child))
+	if handle == 0 {
+		return nil
+	}
+	return newMidway(n.lib, n.rt, handle, n.shares).endAtOnce()
 }
 
 // endOrderly lets calls under way and graphs end.
@@ -324,10 +345,11 @@ var mallocTrim = sync.OnceValue(func() dl.Func {
 })
 
 // create makes a native communicator by a call that stores its handle in a
-// cell, and waits for NCCL to finish it, or for ctx. One that is made out of a
-// parent gets its handle only when the parent has finished the call. The handle
-// is 0 for a split that leaves this rank out.
-func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, fn dl.Func, init func(cell uintptr) uintptr) (handle uintptr, err error) {
+// cell, and waits for NCCL to finish it, or for ctx; then what there is of it is freed in the
+// background. One that is made out of a parent gets its handle only when the parent has
+// finished the call: if ctx ends first, it is freed with the parent. The result is nil for a
+// split that leaves this rank out. shares says whether other ranks are in this process.
+func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent *native, shares bool, fn dl.Func, init func(cell uintptr) uintptr) (made *native, err error) {
 	cell := new(uint64)
 	defer func() {
 		if err != nil {
@@ -339,31 +361,35 @@ func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent uintptr, 
 		s = Status(int32(init(hostmem.AddrOf(cell))))
 		return nil
 	}); err != nil {
-		return 0, err
+		return nil, err
 	}
 	// Also when the call itself reports success: it only means "launched".
-	if parent != 0 && (s == statusSuccess || s == statusInProgress) {
-		if s, err = l.await(ctx, parent); err != nil {
-			return 0, err
+	if parent != nil && (s == statusSuccess || s == statusInProgress) {
+		if s, err = l.await(ctx, parent.handle); err != nil {
+			parent.child = cell
+			return nil, err
 		}
 	}
-	if s != statusSuccess && s != statusInProgress {
-		return 0, l.newError(fn, s, parent)
+	handle := uintptr(atomic.LoadUint64(cell))
+	if handle != 0 && (s == statusSuccess || s == statusInProgress) {
+		s, err = l.await(ctx, handle)
 	}
-	handle = uintptr(*cell)
-	if handle == 0 {
-		return 0, nil
+	switch {
+	case err == nil && s != statusSuccess:
+		from := handle
+		if from == 0 && parent != nil {
+			from = parent.handle
+		}
+		err = l.newError(fn, s, from)
+	case err == nil && handle == 0:
+		return nil, nil
+	case err == nil:
+		return newNative(l, rt, handle, shares), nil
 	}
-	s, err = l.await(ctx, handle)
-	if err == nil && s != statusSuccess {
-		err = l.newError(fn, s, handle)
+	if handle != 0 { // aborting is the only way to give an unfinished communicator back
+		newMidway(l, rt, handle, shares).abort()
 	}
-	if err != nil {
-		// Aborting is the only way to give an unfinished communicator back.
-		rt.CurrentToFree(func() { l.sym.Abort.Int(handle) })
-		return 0, err
-	}
-	return handle, nil
+	return nil, err
 }
 
 // abandon keeps a cell for ever: a thread of NCCL's may store its result there

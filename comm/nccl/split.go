@@ -96,19 +96,19 @@ const shrinkAbort = 1
 // derive makes a communicator out of this one. The name is the same on all its ranks,
 // and no other's.
 func (c *Comm) derive(ctx context.Context, name string, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
-	handle, err := c.fromControl(ctx, false, fn, call)
+	control, err := c.fromControl(ctx, false, fn, call)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = c.withOthers(err)
 		}
 		return nil, c.breakDown(err)
 	}
-	if handle == 0 {
+	if control == nil {
 		return nil, nil
 	}
 	o := c.options
 	o.name = fmt.Sprintf("%s/%s", c.name, name)
-	child, err := newComm(ctx, c.lib, c.rt, handle, o)
+	child, err := newComm(ctx, control, o)
 	if err != nil {
 		return nil, err
 	}

@@ -675,6 +675,52 @@ func TestStandInVoteNotRead(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+// What waits for other ranks ends with its context, also where an abort takes longer.
+func TestStandInCreationEnds(t *testing.T) {
+	s, rt := openStandIns(t)
+	s.nccl.InProgress.Call(1)
+	s.nccl.HoldAbort.Call(1)
+	t.Cleanup(func() { s.nccl.InProgress.Call(0); s.nccl.HoldAbort.Call(0) })
+	ctx, cancel := context.WithCancel(t.Context())
+	made := make(chan error)
+	go func() {
+		_, err := nccl.InProcess(ctx, []*cuda.Runtime{rt})
+		made <- err
+	}()
+	for s.nccl.Alive.Int() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	select {
+	case err := <-made:
+		require.ErrorIs(t, err, comm.ErrCanceled)
+	case <-time.After(20 * time.Second):
+		t.Fatal("it waits for the abort")
+	}
+	s.nccl.InProgress.Call(0)
+	s.nccl.HoldAbort.Call(0)
+	require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+}
+
+// A Split that ends with its context may make its communicator later, which is freed.
+func TestStandInSplitMadeLate(t *testing.T) {
+	s, rt := openStandIns(t)
+	for _, late := range []bool{false, true} {
+		c := s.alone(t, rt)
+		s.nccl.InProgress.Call(1)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := c.Split(ctx, 0, 0)
+		cancel()
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		if late {
+			require.NoError(t, c.Close())
+		}
+		s.nccl.InProgress.Call(0)
+		require.NoError(t, c.Close())
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+	}
+}
+
 // What NCCL has begun to make on a device that breaks meanwhile is freed.
 func TestStandInDeviceBreaksBeforeTheEnd(t *testing.T) {
 	s, _ := openStandIns(t)
@@ -696,8 +742,8 @@ func TestStandInDeviceBreaksBeforeTheEnd(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, <-made, comm.ErrCanceled)
 	s.nccl.InProgress.Call(0)
-	assert.Zero(t, s.nccl.Alive.Int())
 	require.ErrorContains(t, rt.Close(), "device is broken")
+	assert.Zero(t, s.nccl.Alive.Int())
 }
 
 // Streams are put in order beside a Close or not at all: nothing is recorded in a stream

@@ -14,7 +14,7 @@
 
 enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, VERSION = 22803 };
 
-struct comm { int alive, aborted, finalized, calls; };
+struct comm { int alive, aborted, finalized, calls; struct comm **child; /* of a split in progress */ };
 struct id { char bytes[128]; };
 struct message { const void *from; void *to; size_t bytes; };
 
@@ -109,7 +109,13 @@ int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, void *c
   if (check(c)) return INVALID_ARGUMENT;
   if (fails()) return CUDA_ERROR;
   *out = NULL;
-  return color < 0 ? SUCCESS : make(out);
+  if (color < 0) return SUCCESS;
+  if (!__atomic_load_n(&in_progress, __ATOMIC_SEQ_CST)) return make(out);
+  return c->child = out, IN_PROGRESS;
+}
+static void finish_split(struct comm *c) {
+  struct comm **out = __atomic_exchange_n(&c->child, NULL, __ATOMIC_SEQ_CST);
+  if (out) make(out);
 }
 int ncclCommFinalize(struct comm *c) {
   if (check(c) || c->finalized || depth) return INVALID_ARGUMENT; /* a group would put it off */
@@ -127,11 +133,14 @@ int ncclCommAbort(struct comm *c) {
   if (fails_to_end()) return CUDA_ERROR;
   __atomic_add_fetch(&aborted, 1, __ATOMIC_SEQ_CST);
   __atomic_store_n(&c->aborted, 1, __ATOMIC_SEQ_CST);
+  finish_split(c); /* which fails, but makes what is to be freed */
   if (!depth) return reclaim(c);
   return aborts == 8 ? INVALID_USAGE : (aborting[aborts++] = c, SUCCESS);
 }
 int ncclCommGetAsyncError(struct comm *c, int *status) {
-  return *status = __atomic_load_n(&in_progress, __ATOMIC_SEQ_CST) ? IN_PROGRESS : SUCCESS, check(c);
+  if (check(c)) return INVALID_ARGUMENT;
+  if (__atomic_load_n(&in_progress, __ATOMIC_SEQ_CST)) return *status = IN_PROGRESS, SUCCESS;
+  return finish_split(c), *status = SUCCESS, SUCCESS;
 }
 int ncclCommCount(struct comm *c, int *count) { return *count = 1, check(c); }
 int ncclCommUserRank(struct comm *c, int *rank) { return *rank = 0, check(c); }
