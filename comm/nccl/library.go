@@ -91,6 +91,7 @@ var open = sync.OnceValues(func() (*library, error) {
 		return nil, fmt.Errorf("nccl: %w: %w; it says it is version %s, 2.18 or newer is needed",
 			comm.ErrUnavailable, bindErr, versionText(l.version))
 	}
+	nameThreads()
 	return l, nil
 })
 

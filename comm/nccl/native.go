@@ -20,20 +20,23 @@ import (
 // native is an ncclComm_t. NCCL frees it while other goroutines may be about to
 // call it, without a lock of its own; hence this one.
 type native struct {
-	lib    *library
-	rt     *cuda.Runtime
-	handle uintptr
-	calls  sync.RWMutex // held for reading during a call
-	gone   atomic.Bool  // it is being freed: no call may begin
-	idle   bool         // and none is under way
-	shares bool         // other ranks are in this process
-	midway bool         // it was left in the middle of a call,
-	child  *uint64      // which stores here what it makes, to be freed with this one
-	freed  chan struct{}
+	lib     *library
+	rt      *cuda.Runtime
+	handle  uintptr
+	calls   sync.RWMutex // held for reading during a call
+	gone    atomic.Bool  // it is being freed: no call may begin
+	idle    bool         // and none is in flight
+	shares  bool         // other ranks are in this process
+	service bool         // its service thread is known
+	midway  bool         // it was left in the middle of a call,
+	child   *uint64      // which stores here what it makes, to be freed with this one
+	freed   chan struct{}
 }
 
 func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
-	return &native{lib: lib, rt: rt, handle: handle, shares: shares, freed: make(chan struct{})}
+	n := &native{lib: lib, rt: rt, handle: handle, shares: shares, freed: make(chan struct{})}
+	n.service = services.find(n)
+	return n
 }
 
 // newMidway is newNative for a communicator whose creation was not finished.
@@ -74,9 +77,13 @@ func (n *native) asyncError() error {
 // callTimeout is how long an orderly end waits for calls under way. Then they are ended.
 const callTimeout = time.Second
 
-// unmapTime is how long NCCL's threads have to give up what other ranks of this process
-// have mapped. It takes them milliseconds, on a busy machine some hundred; before that, one
-// that is aborted may be in a poll of half a second. Nothing tells when they have.
+// serviceTimeout bounds the wait for NCCL's service threads to end. It takes them
+// milliseconds, or until another rank closes its communicator.
+const serviceTimeout = 10 * time.Second
+
+// unmapTime is how long a rank waits where it cannot see that they have: on a busy machine
+// they take some hundred ms, and one that is aborted may be in a poll of half a second before.
+// Those of a communicator that is freed in the middle of a call may not end before it is.
 const unmapTime = 1500 * time.Millisecond
 
 // queuedAborts is the version whose ncclCommAbort frees in a group no sooner than at the
@@ -103,8 +110,8 @@ func (n *native) endAtOnce() error {
 	n.left(0)
 	if n.shares && !n.midway {
 		n.onAnotherThread(func() { _ = n.call(n.lib.sym.Finalize) }) // this one's group would queue it
-		time.Sleep(unmapTime)
 	}
+	n.awaitService()
 	if s := Status(n.lib.sym.GroupEnd.Int()); s != statusSuccess && err == nil {
 		err = n.lib.newError(n.lib.sym.GroupEnd, s, 0)
 	}
@@ -121,7 +128,9 @@ func (n *native) freeChild() error {
 	if handle == 0 {
 		return nil
 	}
-	return newMidway(n.lib, n.rt, handle, n.shares).endAtOnce()
+	child := newMidway(n.lib, n.rt, handle, n.shares)
+	services.leave(child)
+	return child.endAtOnce()
 }
 
 // endOrderly lets calls under way and graphs end.
@@ -133,14 +142,26 @@ func (n *native) endOrderly() error {
 		_ = n.endAtOnce()
 		return err
 	}
-	if n.shares {
-		time.Sleep(unmapTime)
-	}
+	n.awaitService()
 	err := n.call(n.lib.sym.Destroy)
 	if err != nil && n.closeGroup() {
 		err = errors.Join(err, n.endAtOnce())
 	}
 	return err
+}
+
+// awaitService waits until NCCL's threads have given up their memory, where other ranks are
+// in this process.
+func (n *native) awaitService() {
+	switch {
+	case !n.shares:
+	case !n.service:
+		time.Sleep(unmapTime)
+	case n.midway:
+		services.await(unmapTime)
+	default:
+		services.await(serviceTimeout)
+	}
 }
 
 // callAbort calls ncclCommAbort, a second time if the first fails before it begins. The
@@ -199,15 +220,15 @@ func (n *native) call(fn dl.Func) error {
 // lets that wait for the kernels there. These may be waiting for this very rank
 // to join them in the next collective of another communicator.
 //
-// Before that last one frees, the threads that NCCL has for each rank are to have given up
-// their own memory, so each rank finalizes first and lets some time pass. NCCL does not
-// wait for the threads of all ranks. It unmaps a rank's memory from the others' GPUs while
-// that rank's thread unmaps it from its own, and the driver (580) does not survive that: it
-// frees memory of its own twice.
+// Before that last one frees, the service threads of all ranks have to have ended. So each rank
+// finalizes first, which ends its own, and waits for that. NCCL itself does not wait for those of
+// all ranks: it unmaps a rank's memory from the others' GPUs while that rank's thread unmaps it
+// from its own, and the driver (580) does not survive that: it frees memory of its own twice.
 func (n *native) free(end func(*native) error) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
 	}
+	services.leave(n)
 	freeing.begin(n)
 	n.rt.Background(func() {
 		defer freeing.end(n)
@@ -328,20 +349,20 @@ func (f *frees) awaitAll() {
 // trim has the C library give back what it keeps of freed memory: NCCL makes a
 // communicator on a thread of its own, for which glibc keeps tens of MiB.
 func trim() {
-	if fn := mallocTrim(); fn.Found() {
+	if fn := libc().Trim; fn.Found() {
 		fn.Call(0)
 	}
 }
 
-// mallocTrim looks for malloc_trim, which glibc has.
-var mallocTrim = sync.OnceValue(func() dl.Func {
-	var sym struct {
-		Trim dl.Func `sym:"malloc_trim,optional"`
-	}
+// libc has functions of the C library, glibc, that Go has no way to.
+var libc = sync.OnceValue(func() (sym struct {
+	Trim   dl.Func `sym:"malloc_trim,optional"`
+	Setenv dl.Func `sym:"setenv,optional"`
+}) {
 	if lib, err := dl.Open("libc.so.6"); err == nil {
 		_ = lib.Bind(&sym)
 	}
-	return sym.Trim
+	return sym
 })
 
 // create makes a native communicator by a call that stores its handle in a

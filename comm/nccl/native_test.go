@@ -16,7 +16,7 @@ import (
 
 // What takes too long to be freed is waited for once, not by every launch.
 func TestWhatIsNeverFreed(t *testing.T) {
-	stuck := newNative(nil, nil, 0, false)
+	stuck := &native{freed: make(chan struct{})}
 	var f frees
 	f.begin(stuck)
 	f.open[stuck] = time.Now().Add(-freeTimeout)
@@ -28,7 +28,7 @@ func TestWhatIsNeverFreed(t *testing.T) {
 
 // What a thread freed below something that it did not free goes back to the system.
 func TestTrim(t *testing.T) {
-	if !mallocTrim().Found() {
+	if !libc().Trim.Found() {
 		t.Skip("the C library has no malloc_trim")
 	}
 	var sym struct {

@@ -32,6 +32,11 @@ func TestOnStandIns(t *testing.T) {
 	require.NotRegexp(t, "(?m)^--- SKIP", out)
 }
 
+// What is freed is also freed where NCCL's threads have no names.
+func TestWithoutThreadNames(t *testing.T) {
+	gputest.OnStandIns(t, "^TestStandInFreesWhatIsFinalized$", "^$", "NCCL_SET_THREAD_NAME=0")
+}
+
 // standIns is what the libraries export beside their API.
 type standIns struct {
 	nccl struct {
@@ -49,6 +54,8 @@ type standIns struct {
 		Stuck      dl.Func `sym:"fake_stuck"`
 		Aborted    dl.Func `sym:"fake_aborted"`
 		Abrupt     dl.Func `sym:"fake_abrupt"`
+		HoldThread dl.Func `sym:"fake_hold_services"`
+		Early      dl.Func `sym:"fake_early"`
 	}
 	driver struct {
 		Alive      dl.Func `sym:"fake_alive"`
@@ -178,6 +185,21 @@ func TestStandInFreesWhatIsFinalized(t *testing.T) {
 		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == alive-2 }, 20*time.Second, time.Millisecond)
 	}
 	require.Equal(t, abrupt, s.nccl.Abrupt.Int())
+}
+
+// There, nothing is freed before NCCL's service threads have ended.
+func TestStandInWaitsForServiceThreads(t *testing.T) {
+	s, rt := openStandIns(t)
+	for _, cause := range []error{nil, errors.New("changed its mind")} {
+		c := s.alone(t, rt)
+		nccl.AmongOthers(c)
+		early := s.nccl.Early.Int()
+		s.nccl.HoldThread.Call(1)
+		time.AfterFunc(2*time.Second, func() { s.nccl.HoldThread.Call(0) })
+		require.NoError(t, c.End(cause))
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+		require.Equal(t, early, s.nccl.Early.Int())
+	}
 }
 
 // A call that fails to free a communicator leaves a group open on its thread, where the next

@@ -5,6 +5,7 @@
  * answers; all work is done at the call. What a test needs to know is exported as
  * fake_*: communicators alive, calls on one that was freed, groups that were left
  * open, threads that ended. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
@@ -14,7 +15,7 @@
 
 enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, VERSION = 22803 };
 
-struct comm { int alive, aborted, finalized, calls; struct comm **child; /* of a split in progress */ };
+struct comm { int alive, aborted, finalized, calls, served; pthread_t service; struct comm **child; /* of a split in progress */ };
 struct id { char bytes[128]; };
 struct message { const void *from; void *to; size_t bytes; };
 
@@ -80,18 +81,36 @@ static int check(const struct comm *c) {
   return INVALID_ARGUMENT;
 }
 
+/* A communicator has a service thread, which ends when it was finalized, or freed, and a test lets it. */
+static int hold_services, early;
+void fake_hold_services(int on) { __atomic_store_n(&hold_services, on, __ATOMIC_SEQ_CST); }
+int fake_early(void) { return __atomic_load_n(&early, __ATOMIC_SEQ_CST); } /* freed before its thread had ended */
+static void *serve(void *of) {
+  struct comm *c = of;
+  while (!__atomic_load_n(&c->finalized, __ATOMIC_SEQ_CST) || __atomic_load_n(&hold_services, __ATOMIC_SEQ_CST)) {
+    if (!__atomic_load_n(&c->alive, __ATOMIC_SEQ_CST)) break;
+    usleep(200);
+  }
+  return __atomic_store_n(&c->served, 1, __ATOMIC_SEQ_CST), NULL;
+}
+
 static int make(struct comm **out) {
   __atomic_add_fetch(&alive, 1, __ATOMIC_SEQ_CST);
-  *out = malloc(sizeof **out);
-  **out = (struct comm){.alive = 1};
-  return SUCCESS;
+  struct comm *c = malloc(sizeof *c);
+  *c = (struct comm){.alive = 1};
+  pthread_create(&c->service, NULL, serve, c);
+  const char *named = getenv("NCCL_SET_THREAD_NAME");
+  if (named && !strcmp(named, "1")) pthread_setname_np(c->service, "NCCL Service  0");
+  return __atomic_store_n(out, c, __ATOMIC_SEQ_CST), SUCCESS;
 }
 
 static int end(struct comm *c) { /* its memory stays, to notice who calls it */
   if (check(c)) return INVALID_ARGUMENT;
   __atomic_add_fetch(&violations, __atomic_load_n(&c->calls, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST); /* they still use it */
   __atomic_add_fetch(&abrupt, !c->finalized, __ATOMIC_SEQ_CST);
-  c->alive = 0;
+  __atomic_add_fetch(&early, c->finalized && !__atomic_load_n(&c->served, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST);
+  __atomic_store_n(&c->alive, 0, __ATOMIC_SEQ_CST);
+  pthread_join(c->service, NULL);
   __atomic_sub_fetch(&alive, 1, __ATOMIC_SEQ_CST);
   return SUCCESS;
 }
@@ -119,7 +138,7 @@ static void finish_split(struct comm *c) {
 }
 int ncclCommFinalize(struct comm *c) {
   if (check(c) || c->finalized || depth) return INVALID_ARGUMENT; /* a group would put it off */
-  return c->finalized = 1, SUCCESS;
+  return __atomic_store_n(&c->finalized, 1, __ATOMIC_SEQ_CST), SUCCESS;
 }
 int ncclCommDestroy(struct comm *c) { return fails_to_end() ? CUDA_ERROR : end(c); }
 static int reclaim(struct comm *c) {

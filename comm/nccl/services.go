@@ -1,0 +1,101 @@
+package nccl
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// Every native communicator has a service thread, which at its end unmaps what the rank
+// mapped. NCCL joins it only when the last rank of a process frees the memory of all of them,
+// after it has unmapped some of the same memory itself. /proc tells when the thread has ended:
+// NCCL names its threads if its environment says so.
+
+// nameThreads has NCCL name its threads, unless the environment says something else. It is
+// called before the first communicator is made: NCCL reads the C library's environment, of
+// which os.Setenv knows nothing without cgo, once.
+func nameThreads() {
+	if setenv := libc().Setenv; setenv.Found() {
+		name, value := []byte("NCCL_SET_THREAD_NAME\x00"), []byte("1\x00")
+		setenv.Call(hostmem.Addr(name), hostmem.Addr(value), 0)
+		goruntime.KeepAlive(name)
+		goruntime.KeepAlive(value)
+	}
+}
+
+// services are the service threads of this process's native communicators.
+var services serviceThreads
+
+type serviceThreads struct {
+	mu   sync.Mutex
+	live map[int]string   // by number: the names of those that are not known to have ended
+	kept map[*native]bool // the communicators that have one and are not being freed
+}
+
+// find looks for the service thread of a communicator that was made just now, and reports
+// whether there is one. Of two communicators that are made on a GPU at the same time each may
+// get the other's: what counts is how many there are.
+func (s *serviceThreads) find(n *native) bool {
+	name := fmt.Sprintf("NCCL Service %2d", n.rt.Device().Index)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	newest := 0
+	tasks, _ := os.ReadDir(taskDir)
+	for _, t := range tasks {
+		id, err := strconv.Atoi(t.Name())
+		if err == nil && id > newest && s.live[id] == "" && threadName(id) == name {
+			newest = id
+		}
+	}
+	if newest == 0 {
+		return false
+	}
+	if s.live == nil {
+		s.live, s.kept = map[int]string{}, map[*native]bool{}
+	}
+	s.live[newest], s.kept[n] = name, true
+	return true
+}
+
+// leave notes that a communicator is being freed.
+func (s *serviceThreads) leave(n *native) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.kept, n)
+}
+
+// ended reports whether the threads of all communicators that are being freed have ended.
+func (s *serviceThreads) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, name := range s.live {
+		if threadName(id) != name {
+			delete(s.live, id)
+		}
+	}
+	return len(s.live) <= len(s.kept)
+}
+
+// await waits until they have, for so long at most.
+func (s *serviceThreads) await(most time.Duration) {
+	const every = 5 * time.Millisecond
+	for deadline := time.Now().Add(most); !s.ended() && time.Now().Before(deadline); {
+		time.Sleep(every)
+	}
+}
+
+// taskDir has a directory for each thread of this process, on Linux.
+const taskDir = "/proc/self/task"
+
+// threadName is what a thread of this process is called, "" if it has ended.
+func threadName(id int) string {
+	name, _ := os.ReadFile(filepath.Join(taskDir, strconv.Itoa(id), "comm"))
+	return strings.TrimSuffix(string(name), "\n")
+}
