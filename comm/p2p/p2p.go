@@ -42,8 +42,12 @@ type options struct {
 	most     int
 }
 
+// patience lets ranks be as far apart as training jobs are where one writes a checkpoint or
+// compiles something, and is as long as PyTorch waits for a collective.
+const patience = 10 * time.Minute
+
 // WithPatience bounds how long a kernel waits for a peer if nobody on the host
-// does: a minute unless set. A Sync with a context that ends sooner ends the wait
+// does: ten minutes unless set. A Sync with a context that ends sooner ends the wait
 // sooner.
 func WithPatience(d time.Duration) Option { return func(o *options) { o.patience = d } }
 
@@ -65,7 +69,7 @@ func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...
 	if !ok {
 		return nil, fmt.Errorf("p2p: %w: the base communicator has no stream", comm.ErrUnsupported)
 	}
-	o := options{patience: time.Minute, most: -1}
+	o := options{patience: patience, most: -1}
 	for _, opt := range opts {
 		opt(&o)
 	}

@@ -128,6 +128,15 @@ func onOne(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, body f
 	return errors.Join(base.Barrier(ctx), rt.Deallocate(buf), c.Close())
 }
 
+// Kernels bear with a rank that is minutes behind.
+func TestStandInPatience(t *testing.T) {
+	_, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		return onOne(ctx, base, rt, func(c *p2p.Comm, _ uintptr) { assert.Equal(t, 10*time.Minute, p2p.Patience(c)) })
+	})
+	require.NoError(t, errors.Join(errs[:]...))
+}
+
 // When one rank cannot make its part, wherever that is, both get an error at once
 // and nothing is left.
 func TestStandInARankThatFails(t *testing.T) {
