@@ -21,8 +21,8 @@ type Comm struct {
 	check   backend.Check
 	rt      *cuda.Runtime
 	options
-	here  *endpoint
-	takes takes
+	here    *endpoint
+	offload offloadTable
 
 	stream  atomic.Pointer[cuda.Stream] // the base's, as last seen
 	failure atomic.Pointer[error]
@@ -52,7 +52,7 @@ var (
 
 // newComm makes a communicator that takes over what it is told, or, for nil, what
 // it finds out.
-func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o options, t *takes) (*Comm, error) {
+func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o options, t *offloadTable) (*Comm, error) {
 	here, err := connect(ctx, base, rt, defaults(base.WorldSize()), o.patience)
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	c.check = backend.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
 	c.Methods, c.Waits = comm.Methods{Do: c.do, Together: c.together}, comm.Waits{Wait: c.wait}
 	if t != nil {
-		c.takes = *t
+		c.offload = *t
 	} else if err := c.choose(ctx); err != nil {
 		here.stopWaiting()
 		discarded := here.discard(c.current(), nil)

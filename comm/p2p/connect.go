@@ -23,11 +23,11 @@ type hello struct {
 	host   [16]byte // the same on all ranks of a machine
 	bus    [16]byte // of the GPU
 	name   [16]byte // of the socket
-	secret [16]byte // what the socket wants to hear
+	secret [16]byte // that the socket expects
 	sizes  sizes
 	bytes  int
 	state  verdict
-	times  [2]time.Duration // of what is compared
+	times  [2]time.Duration // of a call here and on the base
 }
 
 // verdict is how a rank fares, the worse the greater.
@@ -49,7 +49,7 @@ func verdictOf(err error) verdict {
 	return failed
 }
 
-// connect makes the ranks of base a world. It is collective: either all ranks
+// connect maps the ranks' memory into each other's GPUs. It is collective: either all ranks
 // get an endpoint or all get an error.
 func connect(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s sizes, limit time.Duration) (e *endpoint, err error) {
 	b, err := newBootstrap(base, rt)
@@ -60,7 +60,7 @@ func connect(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s si
 	return b.connect(ctx, s, limit)
 }
 
-// bootstrap exchanges small things over a base communicator.
+// bootstrap exchanges small messages over a base communicator.
 type bootstrap struct {
 	base comm.Communicator
 	rt   *cuda.Runtime
@@ -68,8 +68,8 @@ type bootstrap struct {
 	buf  uintptr         // a hello of each rank; 0 if base may still use it
 }
 
-// newBootstrap allocates all that the exchanges need: a rank that cannot even do
-// that leaves the others waiting until their contexts end.
+// newBootstrap allocates the buffer of the exchanges. A rank that fails even in that leaves
+// the others waiting until their contexts end.
 func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) {
 	if base.WorldSize() > maxRanks {
 		return nil, fmt.Errorf("p2p: %w: %d ranks, %d at most", comm.ErrUnsupported, base.WorldSize(), maxRanks)
@@ -94,11 +94,11 @@ func (b *bootstrap) close() (err error) {
 	return err
 }
 
-// broken reports whether an exchange has failed. As long as none has, what was
+// broken reports whether an exchange has failed. As long as none has, everything that was
 // submitted to the base before the last one is done.
 func (b *bootstrap) broken() bool { return b.buf == 0 }
 
-// share returns what every rank passes.
+// share returns what each rank passes.
 func (b *bootstrap) share(ctx context.Context, own hello) ([]hello, error) {
 	ranks, size, buf := b.base.WorldSize(), int(unsafe.Sizeof(own)), b.buf
 	if b.broken() {
@@ -118,8 +118,8 @@ func (b *bootstrap) share(ctx context.Context, own hello) ([]hello, error) {
 	return all, b.mem.CopyOut(hostmem.Bytes(all), buf)
 }
 
-// agree returns an error on every rank if it is given one on any: its own, or that
-// another has one. All get one of a kind: what a rank lacks, all lack.
+// agree returns an error on every rank if any rank passes one: the rank's own, or one that
+// names another rank. All ranks get the same kind: [comm.ErrUnsupported] on one is that on all.
 func (b *bootstrap) agree(ctx context.Context, err error) error {
 	all, shareErr := b.share(ctx, hello{state: verdictOf(err)})
 	if shareErr != nil {
@@ -128,7 +128,7 @@ func (b *bootstrap) agree(ctx context.Context, err error) error {
 	return worst(all, err)
 }
 
-// worst is the error of a rank that has one itself, or nil, and has heard of all.
+// worst is the error of a rank, given its own, which may be nil, and the state of all ranks.
 func worst(all []hello, own error) error {
 	first := 0
 	for rank, h := range all {
@@ -152,7 +152,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 	rank, ranks, stream := b.base.Rank(), b.base.WorldSize(), b.rt.Stream()
 	own := hello{sizes: s}
 	e, err := newEndpoint(ctx, b.rt, rank, ranks, s, limit)
-	var door *door
+	var server *fdServer
 	if err == nil {
 		own.bytes = e.scratch.Bytes()
 		own.host, err = hostIdentity()
@@ -161,9 +161,9 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 		rand.Read(own.secret[:])
 	}
 	if err == nil {
-		door, err = openDoor(own, e.scratch)
+		server, err = serveMemory(own, e.scratch)
 	}
-	// A rank that failed still takes part, so that the others hear of it.
+	// A rank that failed still takes part, so that the others learn of it.
 	own.state = verdictOf(err)
 	all, shareErr := b.share(ctx, own)
 	if err = errors.Join(err, shareErr); err == nil {
@@ -176,12 +176,12 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 		err = b.agree(ctx, err)
 	}
 	agreed := err == nil
-	if door != nil {
-		err = errors.Join(err, door.close())
+	if server != nil {
+		err = errors.Join(err, server.close())
 	}
 	if agreed {
 		if sharesGPU(all, rank) {
-			// What starts early would take the place of a kernel that is waited for.
+			// A kernel that starts early would occupy the GPU that the other rank needs.
 			e.kernels = e.lib.late
 		}
 		if err == nil {
@@ -198,7 +198,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 	return e, err
 }
 
-// compatible checks that the ranks can form a world.
+// compatible checks that the ranks can share memory.
 func compatible(all []hello, rank int) error {
 	if err := worst(all, nil); err != nil {
 		return err
@@ -224,7 +224,7 @@ func sharesGPU(all []hello, rank int) bool {
 	return false
 }
 
-// attachAll fetches the memory of all peers.
+// attachAll maps the memory of all peers.
 func (e *endpoint) attachAll(ctx context.Context, all []hello) error {
 	for peer, h := range all {
 		if peer == e.rank {
@@ -240,7 +240,7 @@ func (e *endpoint) attachAll(ctx context.Context, all []hello) error {
 // socketName is the abstract name of a rank's socket.
 func (h *hello) socketName() string { return "@tutti-p2p-" + hex.EncodeToString(h.name[:]) }
 
-// identity makes one of what identifies a machine.
+// identity is a hash of strings that identify a machine.
 func identity(parts ...string) (id [16]byte) {
 	h := sha256.New()
 	for _, p := range parts {

@@ -15,8 +15,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// endpoint is one rank's side of a world: its scratch memory, that of its peers,
-// and the kernels.
+// endpoint is a rank's scratch memory, that of its peers, and the kernels.
 type endpoint struct {
 	planner
 	rt      *cuda.Runtime
@@ -25,15 +24,15 @@ type endpoint struct {
 	scratch *cuda.SharedMemory
 	peers   []*cuda.SharedMemory // nil for this rank
 	pinned  []byte
-	looks   sync.RWMutex // held by who looks at watch, and to give it back
-	watch   *watch       // in pinned; nil once that is given back
+	looks   sync.RWMutex // held for reading to look at watch, and for writing to free it
+	watch   *watch       // in pinned; nil once that is freed
 
 	mu         sync.Mutex
-	parameters []launchParameters // one, which is filled in for every launch
-	shut       atomic.Bool        // there will be no other
+	parameters []launchParameters // one, filled in for each launch
+	shut       atomic.Bool        // nothing is launched any more
 }
 
-// newEndpoint makes what a rank has on its own.
+// newEndpoint makes an endpoint without the memory of its peers.
 func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration) (e *endpoint, err error) {
 	e = &endpoint{planner: planner{sizes: s, ranks: ranks}, rt: rt, rank: rank, peers: make([]*cuda.SharedMemory, ranks)}
 	defer func() {
@@ -73,7 +72,7 @@ func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes
 	return e, nil
 }
 
-// attach maps the scratch memory of a peer, which a file descriptor stands for.
+// attach maps the scratch memory of a peer, given its file descriptor.
 func (e *endpoint) attach(peer, fd int) error {
 	m, err := e.rt.ImportShared(fd, e.scratch.Bytes())
 	if err != nil {
@@ -84,8 +83,8 @@ func (e *endpoint) attach(peer, fd int) error {
 	return nil
 }
 
-// loadAll launches every kernel once, idle: a kernel that the driver loads at its
-// first launch would wait for those that wait for it.
+// loadAll launches every kernel once, idle. Otherwise the driver would load a kernel at its
+// first launch, and make that wait for kernels in flight, which may wait for this one.
 func (e *endpoint) loadAll(s *cuda.Stream) error {
 	var errs []error
 	for _, k := range e.kernels.all() {
@@ -106,11 +105,11 @@ func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
 }
 
-// drainTime bounds how long aborted kernels take to leave: milliseconds.
+// drainTime bounds the wait for aborted kernels, which takes milliseconds.
 const drainTime = 3 * time.Second
 
-// wait waits until the stream is done or ctx is, which aborts what waits for
-// peers there. The error says what was waited for.
+// wait drains the stream. If ctx ends first, the kernels that wait for peers are aborted, and
+// the error names the peer.
 func (e *endpoint) wait(ctx context.Context, s *cuda.Stream) error {
 	err := poll.Until(ctx, s.Done)
 	if err != nil && ctx.Err() != nil {
@@ -122,8 +121,7 @@ func (e *endpoint) wait(ctx context.Context, s *cuda.Stream) error {
 	return e.fault()
 }
 
-// look calls f with what kernels tell and are told, unless close has given it back:
-// waits go on beside that.
+// look calls f with the words that kernels and host share, unless close has freed them.
 func (e *endpoint) look(f func(w *watch)) {
 	e.looks.RLock()
 	defer e.looks.RUnlock()
@@ -135,8 +133,8 @@ func (e *endpoint) look(f func(w *watch)) {
 // stopWaiting ends the waits of this rank's kernels for peers, for good.
 func (e *endpoint) stopWaiting() { e.look(func(w *watch) { atomic.AddUint32(&w.abort, 1) }) }
 
-// stopWith does that when ctx ends, until the function that it returns is called.
-// That one reports whether ctx ended; if no kernel took notice, it did not happen.
+// stopWith does that when ctx ends, until the function that it returns is called, which
+// reports whether ctx has ended. If no kernel has noticed by then, it is taken back.
 func (e *endpoint) stopWith(ctx context.Context) (ended func() bool) {
 	if ctx.Done() == nil {
 		return never
@@ -160,8 +158,8 @@ func (e *endpoint) stopWith(ctx context.Context) (ended func() bool) {
 
 func never() bool { return false }
 
-// abort ends the waits of this rank's kernels and returns cause with what is
-// known of them.
+// abort ends the waits of this rank's kernels, and returns cause with the peer that the
+// first of them waited for.
 func (e *endpoint) abort(s *cuda.Stream, cause error) error {
 	e.stopWaiting()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
@@ -173,7 +171,7 @@ func (e *endpoint) abort(s *cuda.Stream, cause error) error {
 	return cause
 }
 
-// fault returns why kernels of this rank gave up, nil if none did.
+// fault returns why kernels of this rank aborted, nil if none did.
 func (e *endpoint) fault() (err error) {
 	what := e.awaited()
 	e.look(func(w *watch) {
@@ -188,7 +186,7 @@ func (e *endpoint) fault() (err error) {
 	return err
 }
 
-// awaited says what the first kernel that gave up was waiting for, "" if none did.
+// awaited says which peer the first aborted kernel was waiting for, "" if none aborted.
 func (e *endpoint) awaited() (what string) {
 	e.look(func(w *watch) {
 		if atomic.LoadUint32(&w.told) != 0 {
@@ -198,14 +196,14 @@ func (e *endpoint) awaited() (what string) {
 	return what
 }
 
-// discard is close when nothing may be running any more, and nothing is launched: work
-// that should have ended is waited for, or that ends when end is called, which may take
-// the stream away; it may be nil. If work goes on no memory may go.
+// discard refuses further launches, drains the stream, and closes the endpoint. Between the
+// launches and the drain it calls end, which may be nil, to end the work of others in the
+// stream, and may take the stream away. If work stays in flight, the memory stays too.
 func (e *endpoint) discard(s *cuda.Stream, end func()) error {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	e.shut.Store(true)
-	// A launch waits where the stream is full.
+	// A launch into a full stream waits.
 	err := poll.Until(ctx, func() (bool, error) { return e.mu.TryLock(), nil })
 	var done func() (bool, error)
 	if err == nil {
@@ -227,13 +225,13 @@ func (e *endpoint) discard(s *cuda.Stream, end func()) error {
 		err = poll.Until(ctx, done)
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("memory of peers stays mapped, because work is pending: %w", err)
+		return fmt.Errorf("memory of peers stays mapped, because work is in flight: %w", err)
 	}
 	return e.close()
 }
 
-// close gives everything back. No kernel of this rank runs any more; those of
-// peers may still write to its scratch memory, by mappings of their own.
+// close frees everything. No kernel of this rank runs any more. Those of peers may still
+// write to its scratch memory, through their own mappings.
 func (e *endpoint) close() error {
 	var errs []error
 	for _, m := range append(e.peers, e.scratch) {

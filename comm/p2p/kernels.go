@@ -29,7 +29,7 @@ func readPTX(name string) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// What the kernels are compiled for; see kernels/p2p.cu.
+// Constants of the kernels; see kernels/p2p.cu.
 const (
 	maxRanks  = 8
 	maxBlocks = 256
@@ -42,8 +42,8 @@ const (
 	headBytes = 512 << 10 // the state and the flags
 )
 
-// layout is where the parts of a rank's scratch memory start, in bytes, and how
-// large they are. All ranks have the same. It is a struct of the kernels'.
+// layout holds the offsets and the sizes of the parts of a rank's scratch memory, in bytes. It
+// is the same on all ranks, and a struct of the kernels.
 type layout struct {
 	words, wordsSize   uint64
 	tagged, taggedSize uint64
@@ -74,7 +74,7 @@ type launchParameters struct {
 	call  callParameters
 }
 
-// watch is the kernels' struct watch: words in host memory that both sides see.
+// watch is the kernels' struct watch: words in host memory that kernels and host share.
 type watch struct {
 	abort, told                     uint32
 	limit                           int64 // nanoseconds
@@ -82,12 +82,12 @@ type watch struct {
 	epoch                           uint64
 }
 
-// sizes are what the ranks of a world agree on before they meet.
+// sizes are the parameters that must be equal on all ranks.
 type sizes struct {
 	words, tagged     int // bytes of each of the two places of a wire
 	ringBlocks, chunk int // of kernels with rings, and packs of a slot
-	once, twice       int // up to how many bytes an allreduce goes in one step, in two
-	blocks            int // of any kernel, at most
+	once, twice       int // largest allreduce in one step and in two, in bytes
+	blocks            int // most blocks of any kernel
 }
 
 // defaults returns the sizes for a number of ranks.
@@ -104,7 +104,7 @@ func defaults(ranks int) sizes {
 	return s
 }
 
-// layout places everything, and returns the size of it.
+// layout places the parts, and returns their total size.
 func (s sizes) layout(ranks int) (l layout, bytes int) {
 	at := uint64(headBytes)
 	l.words, l.wordsSize = at, uint64(s.words)
@@ -118,11 +118,11 @@ func (s sizes) layout(ranks int) (l layout, bytes int) {
 	return l, int(at)
 }
 
-// element is how the kernels see an element type.
+// element is an element type in the kernels.
 type element struct {
-	name   string // in those of kernels
+	name   string // in kernels' names
 	signed bool
-	words  bool // goes over a sentinel wire, in whose words a value is missing
+	words  bool // uses the sentinel wire, which reserves one value
 }
 
 var elements = [...]element{
@@ -172,8 +172,8 @@ const (
 	kernelPair   = iota // sums of aligned buffers, of two ranks
 	kernelAdd           // of more ranks
 	kernelTwice         // of more ranks, in two steps
-	kernelReduce        // everything
-	kernelRing          // everything, of any size
+	kernelReduce        // all reductions
+	kernelRing          // all reductions, of any size
 	kernelFamilies
 )
 
@@ -185,14 +185,14 @@ type kernel struct {
 	dependent bool // starts early
 }
 
-// kernelSet are all of them.
+// kernelSet is all kernels.
 type kernelSet struct {
 	byType         [kernelFamilies][len(elements)]*kernel // by dtype.DType
 	move, moveRing *kernel
 }
 
-// load finds all kernels of a module, and of another one those that start early,
-// unless it is nil.
+// load looks up all kernels in a module, and those that start early in another one, unless it
+// is nil.
 func load(m, dependent *cuda.Module) (k kernelSet, err error) {
 	found := map[string]*kernel{}
 	find := func(name string, early bool) *kernel {
@@ -211,7 +211,7 @@ func load(m, dependent *cuda.Module) (k kernelSet, err error) {
 		e := elements[dt]
 		for family, name := range familyNames {
 			if e.words || family >= kernelReduce {
-				// Those for small messages also come in a form that starts early.
+				// Kernels for small messages also exist in a form that starts early.
 				k.byType[family][dt] = find(name+"_"+e.name, family <= kernelAdd)
 			}
 		}
@@ -239,8 +239,8 @@ func (k *kernelSet) all() (list []*kernel) {
 	return list
 }
 
-// plan is one operation, as it is launched: a function of its arguments alone,
-// so that all ranks launch the same.
+// plan is the launch of one operation. It depends on the operation's arguments alone, so
+// that all ranks launch the same.
 type plan struct {
 	kernel        *kernel
 	blocks, width int
@@ -285,8 +285,8 @@ func (p *planner) allReduce(send, recv uintptr, count int, dt dtype.DType, op co
 
 func sums(op comm.ReduceOp) bool { return op == comm.Sum || op == comm.Avg }
 
-// wire returns the bytes that a pack takes on the wire of a type, and those of
-// each of the wire's two places.
+// wire returns the bytes of a pack on the wire of a type, and those of each of the wire's
+// two places.
 func (p *planner) wire(dt dtype.DType) (pack, place int) {
 	if elements[dt].words {
 		return packBytes, p.words
@@ -307,8 +307,7 @@ func (p *planner) reduce(dt dtype.DType, op comm.ReduceOp, packs int, c callPara
 	return p.atOnce(p.kernels.byType[family][dt], packs, c)
 }
 
-// reduceTo plans a reduction whose result only the root gets, of a type that goes
-// over the tagged wire.
+// reduceTo plans a reduction to a root, of a type that uses the tagged wire.
 func (p *planner) reduceTo(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp, root int) plan {
 	l := p.allReduce(send, recv, count, dt, op)
 	l.call.keeper, l.call.operation = uint32(root), uint32(comm.OpReduce)
@@ -332,7 +331,7 @@ func (p *planner) reduceScatter(send, recv uintptr, count int, dt dtype.DType, o
 	return p.inRings(p.kernels.byType[kernelRing][dt], packs, c)
 }
 
-// allGather plans an allgather of so many bytes of each rank.
+// allGather plans an allgather, given the bytes of each rank.
 func (p *planner) allGather(send, recv uintptr, bytes int) plan {
 	return p.move(callParameters{
 		send: uint64(send), recv: uint64(recv), bytes: uint64(bytes), total: uint64(bytes), recvStride: uint64(bytes),
@@ -340,7 +339,7 @@ func (p *planner) allGather(send, recv uintptr, bytes int) plan {
 	})
 }
 
-// allToAll plans an exchange of so many bytes between any two ranks.
+// allToAll plans an exchange, given the bytes between any two ranks.
 func (p *planner) allToAll(send, recv uintptr, bytes int) plan {
 	return p.move(callParameters{
 		send: uint64(send), recv: uint64(recv), bytes: uint64(bytes), total: uint64(bytes * p.ranks),
@@ -348,7 +347,7 @@ func (p *planner) allToAll(send, recv uintptr, bytes int) plan {
 	})
 }
 
-// broadcast plans a broadcast of so many bytes.
+// broadcast plans a broadcast.
 func (p *planner) broadcast(buf uintptr, bytes, root int) plan {
 	return p.move(callParameters{
 		send: uint64(buf), recv: uint64(buf), bytes: uint64(bytes), total: uint64(bytes),
@@ -356,7 +355,7 @@ func (p *planner) broadcast(buf uintptr, bytes, root int) plan {
 	})
 }
 
-// barrier plans an operation after which all ranks have come.
+// barrier plans a barrier.
 func (p *planner) barrier() plan {
 	return p.move(callParameters{root: noRank, keeper: noRank, operation: uint32(comm.OpBarrier)})
 }
@@ -369,7 +368,7 @@ func (p *planner) move(c callParameters) plan {
 	return p.inRings(p.kernels.moveRing, packs, c)
 }
 
-// atOnce is a plan in which a thread has few packs of each piece.
+// atOnce is a plan in which each thread has few packs of a piece.
 func (p *planner) atOnce(k *kernel, packs int, c callParameters) plan {
 	blocks, width := geometry(packs)
 	return plan{kernel: k, blocks: min(blocks, p.blocks), width: width, call: c.checked()}
@@ -380,7 +379,7 @@ func (c callParameters) isAligned() bool {
 	return (c.send|c.recv|c.sendStride|c.recvStride)%packBytes == 0
 }
 
-// checked notes that for the kernels.
+// checked sets aligned.
 func (c callParameters) checked() callParameters {
 	c.aligned = 0
 	if c.isAligned() {
@@ -389,8 +388,8 @@ func (c callParameters) checked() callParameters {
 	return c
 }
 
-// geometry returns the number of blocks and of their threads for so many packs,
-// as measured.
+// geometry returns the measured best number of blocks, and of threads in each, for a number
+// of packs.
 func geometry(packs int) (blocks, width int) {
 	switch {
 	case packs <= 64:
@@ -409,7 +408,7 @@ func geometry(packs int) (blocks, width int) {
 	return 128, maxWidth
 }
 
-// inRings is a plan for what does not fit elsewhere.
+// inRings is a plan for messages that fit no other wire.
 func (p *planner) inRings(k *kernel, packs int, c callParameters) plan {
 	stripe := p.chunk * maxWidth / lineWidth
 	blocks := (packs + stripe - 1) / stripe

@@ -12,8 +12,8 @@ type library struct {
 	users   int
 	load    func() error
 	modules []*cuda.Module
-	kernels kernelSet // those that start early, where the GPU can do that
-	late    kernelSet // none of them does
+	kernels kernelSet // in the forms that start early, where the GPU supports it
+	late    kernelSet // in the others
 }
 
 var libraries = struct {
@@ -21,7 +21,7 @@ var libraries = struct {
 	of map[*cuda.Runtime]*library
 }{of: map[*cuda.Runtime]*library{}}
 
-// openLibrary returns the kernels of a runtime, which its users close.
+// openLibrary returns the kernels of a runtime. Each user closes them.
 func openLibrary(rt *cuda.Runtime) (*library, error) {
 	libraries.Lock()
 	l := libraries.of[rt]
@@ -67,14 +67,14 @@ func (l *library) loadModule(rt *cuda.Runtime, name string) (*cuda.Module, error
 	return m, err
 }
 
-// startsEarly reports whether the GPU and the driver know launches that start
-// early, also in graphs: since compute capability 9.0 and CUDA 12.3.
+// startsEarly reports whether the GPU and the driver support launches that start early, also
+// in graphs: compute capability 9.0 and CUDA 12.3.
 func startsEarly(rt *cuda.Runtime) bool {
 	major, minor, err := cuda.DriverVersion()
 	return err == nil && rt.Info().Major >= 9 && (major > 12 || major == 12 && minor >= 3)
 }
 
-// close ends one use of the kernels.
+// close unloads the kernels when their last user closes them.
 func (l *library) close(rt *cuda.Runtime) error {
 	libraries.Lock()
 	defer libraries.Unlock()

@@ -1,25 +1,24 @@
-// Package p2p is a [comm.Communicator] over another one of GPUs of the same
-// machine (comm/nccl), from which it takes over the collectives that go faster by
-// kernels that write into the memory of the other GPUs, as NVLink lets them.
+// Package p2p decorates a communicator of GPUs of one machine (comm/nccl): it runs the
+// collectives that are faster that way by kernels that write into the other GPUs' memory, and
+// passes the rest to its base.
 //
-// A rank has scratch memory that all others map, and writes what it sends into
-// theirs; each waits for what lands in its own. There is no barrier and no buffer
-// to register: any address works, captured in a graph or not. What a word of a
-// message is tells that it has arrived: a float that is not one certain NaN, or the
-// number of the operation beside 32 bits of anything else. Large messages go
-// through rings of chunks, whose arrival a flag tells.
+// Each rank has scratch memory that all others map. A rank writes what it sends into its
+// peers' scratch memory, and waits for the data in its own. There is no barrier and no buffer to
+// register: any address works, captured in a graph or not. A word of a message shows by its
+// value that it has arrived: it is a float other than one reserved NaN, or 32 bits beside the
+// number of the operation. Large messages go through rings of chunks, each with a flag.
 //
 // Reductions accumulate in rank order, f16, bf16 and fp8 in float32 and rounded
 // once, so the result has the bits that comm/local gives, on every rank, at every
 // size. All element types and reductions work, also where the base has none.
 //
-// Kernels do not wait for ever. When the context of a Sync ends they leave, those
-// of a graph too, and the error names the rank that was waited for, the operation
-// and its number; so they do after a time of their own ([WithPatience]). The process
-// goes on; the communicator is broken, and the base can be shrunk.
+// Kernels do not wait for ever. They abort when the context of a Sync ends, those of a graph
+// too, and after a limit of their own ([WithPatience]). The error names the missing rank, the
+// operation and its number. The process goes on; the communicator is aborted, and the base
+// can be shrunk.
 //
-// What is taken over is measured when the communicator is made, agreed on by all
-// ranks, and up to a size. Both submit to the base's stream.
+// New measures up to which size each kind of operation is faster than on the base, and all
+// ranks agree on it. Both submit to the base's stream.
 package p2p
 
 import (
@@ -42,22 +41,21 @@ type options struct {
 	most     int
 }
 
-// patience lets ranks be as far apart as training jobs are where one writes a checkpoint or
-// compiles something, and is as long as PyTorch waits for a collective.
+// patience is longer than ranks of a healthy job are apart when one writes a checkpoint or
+// compiles something, and as long as PyTorch waits for a collective.
 const patience = 10 * time.Minute
 
-// WithPatience bounds how long a kernel waits for a peer if nobody on the host
-// does: ten minutes unless set. A Sync with a context that ends sooner ends the wait
-// sooner.
+// WithPatience bounds how long a kernel waits for a peer: ten minutes unless set. A Sync
+// whose context ends sooner ends the wait sooner.
 func WithPatience(d time.Duration) Option { return func(o *options) { o.patience = d } }
 
-// WithLimit takes over operations up to so many bytes, instead of up to the size
-// that is measured.
+// WithLimit runs operations of up to that many bytes by peer memory, instead of up to
+// the measured size.
 func WithLimit(bytes int) Option { return func(o *options) { o.most = bytes } }
 
-// New makes a communicator of base, whose memory and streams are those of rt, and
-// is collective on base. base goes on to be used through the new communicator,
-// whose Close closes it too.
+// New makes a communicator over base, whose memory and streams are those of rt. It is
+// collective on base. From then on base is used through the new communicator, whose Close
+// closes it too.
 //
 // All ranks get a communicator or all get an error: [comm.ErrUnsupported] where
 // their GPUs do not reach each other's memory.

@@ -105,13 +105,13 @@ func TestScratchMemory(t *testing.T) {
 	}
 }
 
-func TestWhatIsTakenOver(t *testing.T) {
-	var none takes
+func TestOffloadTable(t *testing.T) {
+	var none offloadTable
 	none.lacks[dtype.I16][comm.Sum] = true
-	most := takes{limit: [classes]int{reduceSums: 1 << 20, gathers: 100}}
+	most := offloadTable{limit: [classes]int{reduceSums: 1 << 20, gathers: 100}}
 	for _, c := range []struct {
 		call     comm.Call
-		by       takes
+		by       offloadTable
 		expected bool
 	}{
 		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Sum), most, true},
@@ -127,6 +127,6 @@ func TestWhatIsTakenOver(t *testing.T) {
 		{comm.AllReduceCall(0, 0, 1, dtype.I16, comm.Max), none, false},
 		{comm.AllReduceCall(0, 0, 1, dtype.I16, comm.ReduceOp(77)), none, false},
 	} {
-		assert.Equal(t, c.expected, c.by.call(&c.call), "%v", c.call)
+		assert.Equal(t, c.expected, c.by.has(&c.call), "%v", c.call)
 	}
 }

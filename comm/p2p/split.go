@@ -24,9 +24,9 @@ func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, er
 	if !ok {
 		return base, nil
 	}
-	var t *takes
+	var t *offloadTable
 	if base.WorldSize() == c.WorldSize() {
-		t = &c.takes // the same ranks
+		t = &c.offload // the same ranks
 	}
 	child, err := newComm(ctx, base, ops, c.rt, c.options, t)
 	switch {

@@ -17,7 +17,7 @@ func (c *Comm) do(x comm.Call) error {
 
 // make is do, but for what Sync and Progress need.
 func (c *Comm) make(x comm.Call) error {
-	if !c.takes.call(&x) {
+	if !c.offload.has(&x) {
 		if err := c.sound(); err != nil {
 			return c.check.Fail(x.Op.String(), err)
 		}
@@ -55,7 +55,7 @@ func (c *Comm) group(calls []comm.Call) error {
 	}
 	var rest, own []comm.Call
 	for _, x := range calls {
-		if c.takes.alone(&x) {
+		if c.offload.lacked(&x) {
 			own = append(own, x)
 		} else {
 			rest = append(rest, x)

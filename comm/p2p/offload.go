@@ -13,8 +13,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// class is a kind of operation whose speed is that of its members: what goes over
-// which wire, by which kernel.
+// class is a kind of operation: all members take about as long, because they use the same
+// wire and the same kernel.
 type class uint8
 
 const (
@@ -55,40 +55,39 @@ func classOf(x *comm.Call) (class, bool) {
 	return first, true
 }
 
-// takes is what a communicator takes over from its base: calls up to so many
-// bytes of a piece, and reductions that the base does not have. The same on all
-// ranks.
-type takes struct {
-	limit [classes]int
+// offloadTable says which calls a communicator runs itself and does not pass to its base:
+// those up to a limit, and reductions that the base lacks. It is the same on all ranks.
+type offloadTable struct {
+	limit [classes]int           // bytes of a piece
 	lacks [len(elements)][5]bool // by type and reduction
 }
 
-// alone reports whether the base lacks the call.
-func (t *takes) alone(x *comm.Call) bool {
+// lacked reports whether the base lacks the call.
+func (t *offloadTable) lacked(x *comm.Call) bool {
 	return x.Op.Reduces() && x.Reduce.Defined(x.DType) && t.lacks[x.DType][x.Reduce]
 }
 
-// call reports whether a call is taken over.
-func (t *takes) call(x *comm.Call) bool {
+// has reports whether the communicator runs a call itself.
+func (t *offloadTable) has(x *comm.Call) bool {
 	k, ok := classOf(x)
-	return ok && x.Bytes() <= t.limit[k] || t.alone(x)
+	return ok && x.Bytes() <= t.limit[k] || t.lacked(x)
 }
 
-// HandOver returns up to how many bytes of a piece calls of an operation are taken
-// over from the base, the same on all ranks: 0 for none, [math.MaxInt] for all. What
-// a piece is says [comm.Call]; dt and reduce count for reductions only.
+// HandOver returns the size in bytes above which calls of an operation go to the base: 0
+// if all do, [math.MaxInt] if none does. The size is that of a piece (see [comm.Call]), and
+// the same on all ranks. dt and reduce matter for reductions only.
 func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
 	x := comm.Call{Op: op, DType: dt, Reduce: reduce}
-	if c.takes.alone(&x) {
+	if c.offload.lacked(&x) {
 		return math.MaxInt
 	}
 	if k, ok := classOf(&x); ok {
-		return c.takes.limit[k]
+		return c.offload.limit[k]
 	}
 	return 0
 }
 
-// choose finds out what to take over.
+// choose fills in the offload table.
 func (c *Comm) choose(ctx context.Context) (err error) {
 	b, err := newBootstrap(c.Communicator, c.rt)
 	if err != nil {
@@ -100,7 +99,7 @@ func (c *Comm) choose(ctx context.Context) (err error) {
 	if err = c.probe(); err == nil && measures {
 		m, err = newMeasurement(ctx, c.rt)
 	}
-	// No rank begins with what another cannot take part in.
+	// No rank starts what another cannot take part in.
 	if err := b.agree(ctx, err); err != nil {
 		return errors.Join(err, m.free())
 	}
@@ -110,18 +109,18 @@ func (c *Comm) choose(ctx context.Context) (err error) {
 			err = fmt.Errorf("p2p: measuring: %w", err)
 		}
 		if b.broken() {
-			return err // work may still use the memory, which is not given back
+			return err // work in flight may still use the memory, which is not given back
 		}
 		return errors.Join(err, m.free())
 	case c.WorldSize() > 1: // alone, the base copies
-		for k := range c.takes.limit {
-			c.takes.limit[k] = c.most
+		for k := range c.offload.limit {
+			c.offload.limit[k] = c.most
 		}
 	}
 	return nil
 }
 
-// probe finds out which reductions the base lacks.
+// probe asks the base which reductions it lacks.
 func (c *Comm) probe() error {
 	for _, dt := range dtype.All() {
 		for _, op := range dtype.ReduceOps() {
@@ -129,7 +128,7 @@ func (c *Comm) probe() error {
 				continue
 			}
 			err := c.Communicator.AllReduce(0, 0, 0, dt, op) // sends nothing
-			if c.takes.lacks[dt][op] = errors.Is(err, comm.ErrUnsupported); err != nil && !c.takes.lacks[dt][op] {
+			if c.offload.lacks[dt][op] = errors.Is(err, comm.ErrUnsupported); err != nil && !c.offload.lacks[dt][op] {
 				return err
 			}
 		}
@@ -137,8 +136,8 @@ func (c *Comm) probe() error {
 	return nil
 }
 
-// The sizes at which the two are compared first, and how: the shortest of some rounds
-// of some calls, because what disturbs only ever adds.
+// measured are the sizes at which the communicator is compared with its base first. A time is
+// the shortest of measureRounds rounds of measureCalls calls, because disturbances only add.
 var measured = []int{4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20}
 
 const (
@@ -147,7 +146,7 @@ const (
 	measureWarmup = 2
 )
 
-// measurement is what a rank needs to measure.
+// measurement is the memory and the events that a rank measures with.
 type measurement struct {
 	rt         *cuda.Runtime
 	send, recv uintptr
@@ -187,8 +186,8 @@ func (m *measurement) free() error {
 	return errors.Join(errs...)
 }
 
-// measure sets the limits to the largest sizes up to which the base is never
-// faster, to a power of two; none, if it is not at the largest either.
+// measure sets each limit to the largest size, to a power of two, up to which the base is
+// never faster. A class in which it is never faster at all has no limit.
 func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error {
 	for k := range classes {
 		most, lost := 0, 0
@@ -204,7 +203,7 @@ func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error 
 			most = bytes
 		}
 		if lost == 0 {
-			c.takes.limit[k] = math.MaxInt
+			c.offload.limit[k] = math.MaxInt
 			continue
 		}
 		for most > 0 && lost > 2*most {
@@ -222,14 +221,14 @@ func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error 
 		}
 		if most > 0 {
 			x := c.sample(k, 0, 0, most)
-			c.takes.limit[k] = x.Bytes()
+			c.offload.limit[k] = x.Bytes()
 		}
 	}
 	return nil
 }
 
-// wins reports whether a call of a class is at least as fast as the base's. The
-// slowest rank counts, and all decide alike.
+// wins reports whether a call of a class is at least as fast here as on the base. The
+// slowest rank decides, on all ranks alike.
 func (c *Comm) wins(ctx context.Context, b *bootstrap, m *measurement, k class, bytes int) (bool, error) {
 	x := c.sample(k, m.send, m.recv, bytes)
 	own, ownErr := c.shortest(ctx, m, func() error { return c.submit(&x) })
@@ -251,7 +250,7 @@ func (c *Comm) wins(ctx context.Context, b *bootstrap, m *measurement, k class, 
 	return own <= base, nil
 }
 
-// sample is an operation of a class that uses so many bytes of the larger buffer.
+// sample is a call of a class whose larger buffer has that many bytes.
 func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
 	part := bytes / c.WorldSize() / 16 * 4 // float32
 	switch k {
@@ -275,8 +274,8 @@ func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
 	return comm.AllReduceCall(send, recv, bytes/4, dtype.F32, comm.Sum)
 }
 
-// shortest times a call. It makes all of them whatever fails: ranks that make different
-// numbers of calls do not come together again.
+// shortest times a call. It goes on after an error: ranks that make different numbers of
+// calls are out of step for good.
 func (c *Comm) shortest(ctx context.Context, m *measurement, call func() error) (best time.Duration, err error) {
 	note := func(e error) {
 		if err == nil {

@@ -17,10 +17,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// door hands a rank's memory out, as a file descriptor, to who knows the secret.
-// It is a socket of the abstract namespace: it needs no file, and processes of
-// other containers that share the network reach it.
-type door struct {
+// fdServer gives peers that know the secret a file descriptor of a rank's memory. Its
+// socket is in the abstract namespace: it needs no file, and processes of other
+// containers that share the network reach it.
+type fdServer struct {
 	listener *net.UnixListener
 	fd       int
 	secret   [16]byte
@@ -28,58 +28,58 @@ type door struct {
 	open     sync.Map // connections
 }
 
-// visitTime bounds one exchange at the door.
+// visitTime bounds one exchange with a peer.
 const visitTime = 10 * time.Second
 
-func openDoor(h hello, memory *cuda.SharedMemory) (*door, error) {
+func serveMemory(h hello, memory *cuda.SharedMemory) (*fdServer, error) {
 	fd, err := memory.Export()
 	if err != nil {
 		return nil, err
 	}
-	return openDoorOf(h, fd)
+	return serveFD(h, fd)
 }
 
-// openDoorOf takes the descriptor over.
-func openDoorOf(h hello, fd int) (*door, error) {
+// serveFD serves a descriptor, and closes it in the end.
+func serveFD(h hello, fd int) (*fdServer, error) {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: h.socketName(), Net: "unix"})
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	d := &door{listener: listener, fd: fd, secret: h.secret}
-	d.wg.Go(d.serve)
-	return d, nil
+	s := &fdServer{listener: listener, fd: fd, secret: h.secret}
+	s.wg.Go(s.serve)
+	return s, nil
 }
 
-func (d *door) serve() {
+func (s *fdServer) serve() {
 	for {
-		conn, err := d.listener.AcceptUnix()
+		conn, err := s.listener.AcceptUnix()
 		if err != nil {
 			return // closed
 		}
-		d.wg.Go(func() {
+		s.wg.Go(func() {
 			defer conn.Close() //nolint:errcheck
 			var said [16]byte
 			_ = conn.SetDeadline(time.Now().Add(visitTime))
-			d.open.Store(conn, nil)
-			if _, err := io.ReadFull(conn, said[:]); err != nil || subtle.ConstantTimeCompare(said[:], d.secret[:]) == 0 {
+			s.open.Store(conn, nil)
+			if _, err := io.ReadFull(conn, said[:]); err != nil || subtle.ConstantTimeCompare(said[:], s.secret[:]) == 0 {
 				return
 			}
-			_, _, _ = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(d.fd), nil)
+			_, _, _ = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(s.fd), nil)
 		})
 	}
 }
 
-func (d *door) close() error {
-	err := d.listener.Close()
-	d.open.Range(func(conn, _ any) bool {
-		_ = conn.(*net.UnixConn).SetDeadline(time.Now()) // who is silent is not waited for
+func (s *fdServer) close() error {
+	err := s.listener.Close()
+	s.open.Range(func(conn, _ any) bool {
+		_ = conn.(*net.UnixConn).SetDeadline(time.Now()) // a silent peer is not waited for
 		return true
 	})
-	d.wg.Wait()
-	return errors.Join(err, unix.Close(d.fd))
+	s.wg.Wait()
+	return errors.Join(err, unix.Close(s.fd))
 }
 
-var errNoDescriptor = errors.New("no file descriptor came")
+var errNoDescriptor = errors.New("the peer sent no file descriptor")
 
 // fetch gets the file descriptor of a peer's memory.
 func fetch(ctx context.Context, h hello, use func(fd int) error) error {
@@ -116,8 +116,8 @@ func fetch(ctx context.Context, h hello, use func(fd int) error) error {
 	return use(fds[0])
 }
 
-// hostIdentity identifies this machine among others, and this container among
-// those that share no memory with it: the boot and the device of /dev/shm.
+// hostIdentity identifies this machine among others, and this container among those that
+// share no memory with it, by the boot id and the device of /dev/shm.
 func hostIdentity() ([16]byte, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

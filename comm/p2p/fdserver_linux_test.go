@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file descriptor reaches who knows the secret, and nobody else.
-func TestDoor(t *testing.T) {
+// A file descriptor reaches a peer that knows the secret, and no other.
+func TestFDServer(t *testing.T) {
 	fd, err := unix.MemfdCreate("memory", unix.MFD_CLOEXEC)
 	require.NoError(t, err)
 	_, err = unix.Write(fd, []byte("what is shared"))
 	require.NoError(t, err)
 	h := hello{name: identity("a name", t.Name(), time.Now().String()), secret: identity("a secret")}
-	d, err := openDoorOf(h, fd)
+	s, err := serveFD(h, fd)
 	require.NoError(t, err)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -38,13 +38,13 @@ func TestDoor(t *testing.T) {
 		t.Error("a stranger got in")
 		return nil
 	}))
-	// Who says nothing holds nobody up.
+	// A silent connection delays nobody.
 	silent, err := net.Dial("unix", h.socketName())
 	require.NoError(t, err)
 	require.NoError(t, fetch(ctx, h, func(int) error { return nil }))
 	require.NoError(t, silent.Close())
 
-	require.NoError(t, d.close())
+	require.NoError(t, s.close())
 	assert.Error(t, fetch(ctx, h, func(int) error { return nil }))
 }
 
