@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// init acquires what Close gives back.
+// init acquires what Close frees.
 func (c *Comm) init(ctx context.Context) error {
 	_, greatest, err := c.rt.StreamPriorities()
 	if err != nil {
@@ -31,13 +31,12 @@ func (c *Comm) init(ctx context.Context) error {
 	return c.connect(ctx)
 }
 
-// connect runs first operations. NCCL connects ranks in them, for each pair and
-// for each of its algorithms: such a call needs the peers before it returns,
-// whatever the deadline, and allocates memory, for which the driver may wait for
-// kernels of other communicators. Here all ranks are together anyway, and an
-// abort from outside enforces the deadline.
+// connect runs the first operations, in which NCCL connects each pair of ranks and each of its
+// algorithms. Such a call blocks until the peers make theirs, whatever the deadline, and
+// allocates memory, for which the driver may wait for kernels of other communicators. Here all
+// ranks are together anyway, and an abort from outside enforces the deadline.
 func (c *Comm) connect(ctx context.Context) error {
-	// Earlier owners of scratch may have work pending.
+	// Earlier owners of scratch may have work in flight.
 	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
 		return err
 	}
@@ -52,12 +51,12 @@ func (c *Comm) connect(ctx context.Context) error {
 		return c.breakDown(err)
 	}
 	if c.oneProcess {
-		return nil // a rank does not die alone, and there would be more to free
+		return nil // a rank does not die alone, and more connections are more to free
 	}
 	return c.connectAlgorithms(ctx)
 }
 
-// connectAlgorithms runs what makes NCCL connect all its algorithms.
+// connectAlgorithms runs collectives that make NCCL connect all its algorithms.
 func (c *Comm) connectAlgorithms(ctx context.Context) error {
 	buf, err := c.rt.AllocateMapping(connectBytes[len(connectBytes)-1])
 	if err != nil {
@@ -95,8 +94,8 @@ func (c *Comm) connectAlgorithms(ctx context.Context) error {
 // connectBytes are sizes for which NCCL chooses different algorithms.
 var connectBytes = []int{256, 256 << 10, 32 << 20}
 
-// guarded runs native calls that do not return before the peers made theirs,
-// and ends them by an abort from outside when ctx ends first, or Close is called.
+// guarded runs native calls that block until the peers make theirs. It aborts the
+// communicator from outside when ctx ends or Close is called before that.
 func (c *Comm) guarded(ctx context.Context, calls func() error) error {
 	ctx, cancel := c.untilClosed(ctx)
 	defer cancel()

@@ -11,14 +11,14 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// control is the native communicator that others are made out of.
+// control is the native communicator that others are split from.
 type control struct {
 	*native
 	mu     sync.Mutex
-	failed error // what left it in the middle of a call, of no use for another
+	failed error // the error that left it in the middle of a call: it makes no others any more
 }
 
-// fromControl makes a native communicator out of control.
+// fromControl makes a native sub-communicator of control.
 func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call func(cell, cfg uintptr) uintptr) (made *native, err error) {
 	ctx, cancel := c.untilClosed(ctx)
 	defer cancel()
@@ -39,7 +39,7 @@ func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call 
 	return made, err
 }
 
-// splitControl makes a native communicator in blocking mode of all ranks.
+// splitControl makes a native sub-communicator of all ranks, in blocking mode.
 func (c *Comm) splitControl(ctx context.Context) (*native, error) {
 	return c.fromControl(ctx, true, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, 0, uintptr(c.Rank()), cell, cfg)

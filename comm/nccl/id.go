@@ -17,12 +17,12 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// uniqueID is an ncclUniqueId: what the ranks of a new communicator share.
+// uniqueID is an ncclUniqueId, the same on all ranks of a new communicator.
 type uniqueID [128]byte
 
-// What shareID shares, in bytes: the id and the invitation to the reports, their
-// length, an int32 for how many ranks failed, and pairs of int64 that tell whether all are
-// on one host, and in one process.
+// The message of shareID, in bytes: the id and the invitation to the reports, their length, an
+// int32 for the number of ranks that failed, and two pairs of int64 that are equal if all ranks
+// are on one host and in one process.
 const (
 	lengthAt   = len(uniqueID{}) + maxInvitation
 	failedAt   = lengthAt + 4
@@ -31,15 +31,15 @@ const (
 	sharedSize = processAt + 16
 )
 
-// shared is what all ranks know after shareID.
+// shared is the result of shareID.
 type shared struct {
 	payload    []byte // from rank 0, an id first
-	failed     int    // ranks that did
+	failed     int    // number of ranks
 	oneProcess bool   // all ranks are in one
 }
 
-// shareID counts the ranks that failed, and broadcasts what rank 0 has to share, an id
-// first, over base. own is asked there, when it is known whether all are on one host.
+// shareID counts the ranks that failed, and broadcasts rank 0's payload over base, an id
+// first. own returns the payload, given whether all ranks are on one host.
 func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, failed bool, own func(oneHost bool) []byte) (shared, error) {
 	mem := memory(base, rt)
 	buf, err := mem.Allocate(sharedSize)
@@ -48,7 +48,7 @@ func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, fail
 	}
 	all, err := exchangeID(ctx, base, mem, buf, failed, own)
 	if err != nil {
-		return shared{}, err // base may still write to buf: it is not given back
+		return shared{}, err // base may still write to buf: it is not freed
 	}
 	err = mem.Deallocate(buf)
 	if host, ok := mem.(*cpu.Runtime); ok {
@@ -103,8 +103,7 @@ func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime
 	return shared{message[:max(length, len(uniqueID{}))], int(binary.LittleEndian.Uint16(message[failedAt:])), same(processAt)}, nil
 }
 
-// hostNumber is the same in all processes of a host that share its network, or in that
-// process alone, and, but for a freak, no other's.
+// hostNumber is a hash of a host and its network, and of a process if that is not "".
 func hostNumber(process string) int64 {
 	name, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -124,8 +123,8 @@ func (l *library) newID() (uniqueID, error) {
 	return *id, nil
 }
 
-// memory chooses a runtime whose memory base can carry: the host's, unless
-// base says that it cannot reach that.
+// memory returns a runtime whose memory base reaches: the host's, unless base says that it
+// does not reach that.
 func memory(base comm.Communicator, rt *cuda.Runtime) runtime.Runtime {
 	if r, ok := comm.As[comm.Reacher](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
 		return rt

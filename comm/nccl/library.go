@@ -11,8 +11,8 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// symbols are the functions of libnccl that this package calls. What came
-// after 2.18 is optional and used when it is there.
+// symbols are the functions of libnccl that this package calls. Those newer than 2.18 are
+// optional.
 // https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 type symbols struct {
 	GetVersion     dl.Func `sym:"ncclGetVersion"`
@@ -65,7 +65,7 @@ type library struct {
 const libraryVariable = "TUTTI_NCCL_LIB"
 
 // oldest is the first version that has everything this package needs
-// (ncclCommSplit and the configuration that goes with it).
+// (ncclCommSplit and its configuration).
 const oldest = 21800
 
 // open loads libnccl, once a process.
@@ -105,8 +105,8 @@ func (l *library) out(call func(p uintptr)) uint64 {
 	return v
 }
 
-// Version returns the version of the NCCL that would be used, such as
-// "2.28.3", and the name it was opened under.
+// Version returns the version of the NCCL that communicators use, such as "2.28.3", and the
+// name of its library.
 func Version() (version, library string, err error) {
 	l, err := open()
 	if err != nil {
@@ -138,7 +138,7 @@ const (
 type Error struct {
 	Status Status
 	Text   string // the library's description of the status
-	Detail string // what the library remembers of its last error, often empty
+	Detail string // the library's last error, often empty
 	Call   string
 }
 
@@ -151,7 +151,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Is reports whether the failure is what a sentinel of package comm names.
+// Is reports whether the status stands for a sentinel of package comm.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case comm.ErrPeerFailed:
@@ -174,7 +174,7 @@ func (l *library) newError(fn dl.Func, status Status, handle uintptr) error {
 	}
 }
 
-// unsupported marks what has no ncclDataType_t.
+// unsupported marks types without an ncclDataType_t.
 const unsupported = -1
 
 // nativeTypes are the ncclDataType_t of each element type.
@@ -201,10 +201,9 @@ func nativeType(dt dtype.DType) uintptr { return uintptr(typeTable[dt]) }
 // opTable are the ncclRedOp_t of the reductions.
 var opTable = [...]uintptr{comm.Sum: 0, comm.Prod: 1, comm.Max: 2, comm.Min: 3, comm.Avg: 4}
 
-// fp8Version is the first NCCL with FP8 types (it also needs compute capability
-// 9.0).
+// fp8Version is the first NCCL with FP8 types, which also need compute capability 9.0.
 const fp8Version = 22400
 
-// nativeByte is the type in which elements travel when nothing is computed, so
-// that every type can be moved.
+// nativeByte is the ncclDataType_t of calls that only move data, so that every type can
+// be moved.
 const nativeByte = 1

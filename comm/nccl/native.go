@@ -17,8 +17,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// native is an ncclComm_t. NCCL frees it while other goroutines may be about to
-// call it, without a lock of its own; hence this one.
+// native is an ncclComm_t, with a lock that NCCL lacks: one goroutine may free it while
+// others are about to call it.
 type native struct {
 	lib     *library
 	rt      *cuda.Runtime
@@ -46,7 +46,7 @@ func newMidway(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *nat
 	return n
 }
 
-// enter begins a call, which ends by leave, unless the communicator is being
+// enter begins a call, which leave ends. It reports false if the communicator is being
 // freed.
 func (n *native) enter() bool {
 	if n.gone.Load() || !n.calls.TryRLock() { // the lock of free is never released
@@ -61,8 +61,8 @@ func (n *native) enter() bool {
 
 func (n *native) leave() { n.calls.RUnlock() }
 
-// asyncError returns what went wrong since the last call. A communicator that
-// is being freed has nothing to say.
+// asyncError returns NCCL's asynchronous error, nil if there is none or the communicator
+// is being freed.
 func (n *native) asyncError() error {
 	if !n.enter() {
 		return nil
@@ -74,7 +74,7 @@ func (n *native) asyncError() error {
 	return nil
 }
 
-// callTimeout is how long an orderly end waits for calls under way. Then they are ended.
+// callTimeout bounds how long an orderly end waits for calls in flight. Then they are aborted.
 const callTimeout = time.Second
 
 // serviceTimeout bounds the wait for NCCL's service threads to end. It takes them
@@ -86,20 +86,20 @@ const serviceTimeout = 10 * time.Second
 // Those of a communicator that is freed in the middle of a call may not end before it is.
 const unmapTime = 1500 * time.Millisecond
 
-// queuedAborts is the version whose ncclCommAbort frees in a group no sooner than at the
-// group's end. That it ends what the communicator does is at once.
+// queuedAborts is the first version whose ncclCommAbort, inside a group, frees the
+// communicator at the group's end. The abort itself takes effect at once.
 const queuedAborts = 22700
 
-// abort ends what a communicator does: kernels that wait for peers stop, except
-// those on windows, and calls fail. Then it frees it.
+// abort stops kernels that wait for peers, except those on windows, makes calls fail, and
+// frees the communicator.
 func (n *native) abort() { n.free((*native).endAtOnce) }
 
-// destroy frees a communicator that has no work left. NCCL waits there until
-// graphs with its collectives are destroyed.
+// destroy frees a communicator without work in flight. NCCL waits there until graphs with
+// its collectives are destroyed.
 func (n *native) destroy() { n.free((*native).endOrderly) }
 
-// endAtOnce frees the communicator when calls under way have ended, which the abort
-// makes them do: they use it on their way out.
+// endAtOnce aborts the communicator and frees it when calls in flight have returned. They
+// use it until then.
 func (n *native) endAtOnce() error {
 	if n.lib.version < queuedAborts {
 		n.left(callTimeout)
@@ -133,7 +133,7 @@ func (n *native) freeChild() error {
 	return child.endAtOnce()
 }
 
-// endOrderly lets calls under way and graphs end.
+// endOrderly waits for calls in flight and graphs, and frees the communicator.
 func (n *native) endOrderly() error {
 	if !n.left(callTimeout) {
 		return n.endAtOnce()
@@ -181,8 +181,8 @@ func (n *native) callAbort() error {
 // group the thread's next collective would be queued and never launched.
 func (n *native) closeGroup() bool { return Status(n.lib.sym.GroupEnd.Int()) == statusSuccess }
 
-// left waits until no call is under way, for so long if that is not 0, and reports
-// whether that came. None begins any more.
+// left waits until no call is in flight, and reports whether that came within a time, 0 for
+// any. No call begins any more.
 func (n *native) left(within time.Duration) bool {
 	if n.idle {
 		return true
@@ -206,8 +206,7 @@ func (n *native) onAnotherThread(f func()) {
 	<-done
 }
 
-// call makes a call that may free the communicator: afterwards the handle may not
-// be asked for its state.
+// call makes a call that may free the communicator, after which its handle must not be used.
 func (n *native) call(fn dl.Func) error {
 	if s := Status(fn.Int(n.handle)); s != statusSuccess && s != statusInProgress {
 		return n.lib.newError(fn, s, 0)
@@ -215,10 +214,10 @@ func (n *native) call(fn dl.Func) error {
 	return nil
 }
 
-// free frees a communicator, once. It does not wait: the last rank of a process
-// to free its own frees the memory of all of them, on every GPU, and the driver
-// lets that wait for the kernels there. These may be waiting for this very rank
-// to join them in the next collective of another communicator.
+// free frees a communicator, once, in the background. The last rank of a process to free its
+// own frees the memory of all of them, on every GPU, and the driver lets that wait for the
+// kernels there. Those may wait for this very rank to join them in the next collective of
+// another communicator.
 //
 // Before that last one frees, the service threads of all ranks have to have ended. So each rank
 // finalizes first, which ends its own, and waits for that. NCCL itself does not wait for those of
@@ -246,15 +245,15 @@ var freeing frees
 
 type frees struct {
 	mu      sync.Mutex
-	open    map[*native]time.Time // since when
+	open    map[*native]time.Time // with the time it began
 	some    atomic.Bool           // there are some
 	trimmed time.Time
 }
 
-// freeTimeout bounds how long a rank waits for something to be freed.
+// freeTimeout bounds how long a launch waits for one communicator to be freed.
 const freeTimeout = 3 * time.Second
 
-// trimEvery is how often freed memory goes back to the system while there is more to come.
+// trimEvery is how often freed memory goes back to the system while more is being freed.
 const trimEvery = time.Second
 
 func (f *frees) begin(n *native) {
@@ -273,7 +272,7 @@ func (f *frees) end(n *native) {
 	}
 }
 
-// forget has nobody wait for n any more.
+// forget removes n, so that nobody waits for it any more.
 func (f *frees) forget(n *native) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -299,12 +298,12 @@ func (f *frees) ended(n *native) bool {
 	return due
 }
 
-// await waits until what is being freed is, for a bounded time since that began, or until
-// ctx or the communicator's life ends.
+// await waits until everything that is being freed is free, until ctx or the communicator's
+// life ends, and at most [freeTimeout] from the time at which freeing began.
 //
-// The driver lets what NCCL frees wait for all kernels of the process, and launches for
-// that. A rank that launches a collective meanwhile, whose kernel waits for another rank,
-// is held up in that call for as long as the other one stays away, and no context ends it.
+// The driver makes freeing wait for all kernels of the process, and launches wait for freeing.
+// If a rank launches a collective meanwhile and its kernel waits for another rank, the launch
+// blocks until that rank joins, and no context ends it.
 func (f *frees) await(ctx, life context.Context) {
 	f.mu.Lock()
 	open := maps.Clone(f.open)
@@ -317,7 +316,7 @@ func (f *frees) await(ctx, life context.Context) {
 		case <-life.Done():
 			return
 		case <-time.After(time.Until(since.Add(freeTimeout))):
-			f.forget(n) // it may take for ever, as while a graph is open
+			f.forget(n) // while a graph is open it does not end
 		}
 	}
 }
@@ -366,9 +365,9 @@ var libc = sync.OnceValue(func() (sym struct {
 })
 
 // create makes a native communicator by a call that stores its handle in a
-// cell, and waits for NCCL to finish it, or for ctx; then what there is of it is freed in the
-// background. One that is made out of a parent gets its handle only when the parent has
-// finished the call: if ctx ends first, it is freed with the parent. The result is nil for a
+// cell, and waits until NCCL has finished it. If ctx ends first, it is aborted and freed in
+// the background. The handle of a sub-communicator is known only when its parent has finished
+// the call: if ctx ends before, it is freed with the parent. The result is nil for a
 // split that leaves this rank out. shares says whether other ranks are in this process.
 func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent *native, shares bool, fn dl.Func, init func(cell uintptr) uintptr) (made *native, err error) {
 	cell := new(uint64)
@@ -413,15 +412,15 @@ func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent *native, 
 	return nil, err
 }
 
-// abandon keeps a cell for ever: a thread of NCCL's may store its result there
-// long after the call was given up.
+// abandon keeps a cell for ever: a thread of NCCL may store a handle there long after the
+// call was aborted.
 func (l *library) abandon(cell *uint64) {
 	l.abandoned.Lock()
 	defer l.abandoned.Unlock()
 	l.abandoned.cells = append(l.abandoned.cells, cell)
 }
 
-// await waits until a communicator is not "in progress" any more, or for ctx.
+// await waits until a communicator is no longer "in progress", or until ctx ends.
 func (l *library) await(ctx context.Context, handle uintptr) (s Status, err error) {
 	err = poll.Until(ctx, func() (bool, error) {
 		s = l.asyncError(handle)
@@ -433,7 +432,7 @@ func (l *library) await(ctx context.Context, handle uintptr) (s Status, err erro
 	return s, err
 }
 
-// asyncError asks for the state of a communicator.
+// asyncError returns the asynchronous state of a communicator.
 func (l *library) asyncError(handle uintptr) Status {
 	answer := statusSuccess
 	state := Status(int32(l.out(func(p uintptr) { answer = Status(l.sym.GetAsyncError.Int(handle, p)) })))

@@ -1,14 +1,14 @@
 // Package nccl is the [comm.Communicator] of NVIDIA GPUs, on NCCL 2.18 or newer.
 //
 // The library is opened when the first communicator is made, never linked. Each
-// communicator has a stream of its own on its runtime's device and submits
-// there; [comm.StreamOrder] and [comm.StreamSyncOps] order it against other
+// communicator submits to its own stream on its runtime's device.
+// [comm.StreamOrder] and [comm.StreamSyncOps] order that against other
 // streams, as package distributed does with the runtime's compute stream.
 //
 // NCCL matches messages between two ranks by order alone, so tags are ignored.
-// It does not tell when a message has another length than its receive. A send or
-// receive outside a Group holds up what its rank submits later until the peer's
-// side is there.
+// It does not detect a message of another length than its receive. A send or
+// receive outside a Group delays what its rank submits later until the peer has
+// submitted its side.
 package nccl
 
 import (
@@ -33,12 +33,12 @@ type options struct {
 	minCTAs, maxCTAs int
 	oneProcess       bool // all ranks are goroutines of this process
 	name             string
-	reporter         *reporter // nil if ranks cannot tell each other what they do
+	reporter         *reporter // nil if ranks cannot publish their status
 }
 
-// WithCTAs bounds the number of thread blocks (CTAs) that a collective may
-// occupy, and so the multiprocessors it takes away from compute that runs
-// beside it. Zero leaves a bound to NCCL. All ranks pass the same.
+// WithCTAs bounds the number of thread blocks (CTAs) of a collective, and so the
+// multiprocessors that it takes from computation in parallel with it. Zero leaves a bound
+// to NCCL. All ranks pass the same.
 func WithCTAs(minimum, maximum int) Option {
 	return func(o *options) { o.minCTAs, o.maxCTAs = minimum, maximum }
 }
@@ -64,7 +64,7 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	if err != nil {
 		return nil, err
 	}
-	// The failure of one ends the wait of the others for it.
+	// When one rank fails, the others stop waiting for it.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	comms := make([]*Comm, len(runtimes))
@@ -98,9 +98,9 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	return nil, errors.Join(errs...)
 }
 
-// From makes a communicator of the ranks of base, each on its own rt, and is
-// collective on base. The unique id travels over base, which may be any
-// communicator (MPI, local, another NCCL) and stays open.
+// From makes a communicator of the ranks of base, each on its own rt. It is
+// collective on base, which may be any communicator (MPI, local, another NCCL) and stays
+// open. The unique id is broadcast over base.
 func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
 	if base == nil || rt == nil {
 		return nil, fmt.Errorf("nccl: %w: base communicator or runtime is nil", comm.ErrArgument)
@@ -111,7 +111,7 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 		id, err = lib.newID()
 	}
 	var kept *rendezvous.ReportKeeper
-	// A rank without NCCL still takes part, so that the others hear of it.
+	// A rank without NCCL still takes part, so that the others learn of it.
 	all, shareErr := shareID(ctx, base, rt, err != nil, func(oneHost bool) (own []byte) {
 		if base.WorldSize() > 1 {
 			kept, own = keepReports(oneHost)
@@ -161,7 +161,7 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 
 // FromEnv makes a communicator of the processes that a launcher started
 // (torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
-// [rendezvous.FromEnv] for the variables. rank 0's unique id travels over TCP.
+// [rendezvous.FromEnv] for the variables. Rank 0 sends the unique id over TCP.
 func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
 	if rt == nil {
 		return nil, fmt.Errorf("nccl: %w: runtime is nil", comm.ErrArgument)
@@ -175,7 +175,7 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 		return nil, err
 	}
 	var id uniqueID
-	var own []byte // nothing, if rank 0 cannot make an id: so the others hear of it
+	var own []byte // empty if rank 0 cannot make an id, which tells the others
 	var failed error
 	var kept *rendezvous.ReportKeeper
 	if job.Rank == 0 {

@@ -5,20 +5,18 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// nativeCall is a call of the library, ready to be made: its arguments but the
-// last two, which are the communicator and the stream in every call that moves
-// data.
+// nativeCall is a call of the library without its last two arguments, which are the
+// communicator and the stream in all calls that move data.
 type nativeCall struct {
 	fn    dl.Func
 	args  [maxArgs + 2]uintptr
 	count int
 }
 
-// maxArgs is how many arguments ncclReduce has, which has most, before the
-// last two.
+// maxArgs is the largest number of arguments before the last two, that of ncclReduce.
 const maxArgs = 6
 
-// plan is what one submission consists of.
+// plan is the native calls of one submission.
 type plan []nativeCall
 
 func (p *plan) add(fn dl.Func, args ...uintptr) {
@@ -27,10 +25,9 @@ func (p *plan) add(fn dl.Func, args ...uintptr) {
 	*p = append(*p, n)
 }
 
-// addCall adds the native calls that a call consists of: one where NCCL has such
-// a collective, otherwise messages. What moves nothing is left out, on every
-// rank. Where nothing is computed elements travel as bytes, so that every type can
-// be moved.
+// addCall adds the native calls of a call: one if NCCL has such a collective, otherwise
+// messages. Calls that move nothing are left out, on all ranks. Calls that compute nothing
+// move bytes, so that every type can be moved.
 func (c *Comm) addCall(x *comm.Call) {
 	if x.Count == 0 && x.RecvCounts == nil {
 		return
@@ -59,8 +56,8 @@ func (c *Comm) addCall(x *comm.Call) {
 	}
 }
 
-// addMessages adds what a call sends and receives, but for empty parts and for a
-// rank's own part that is where it belongs.
+// addMessages adds the messages of a call, without empty ones and without a rank's message to
+// itself that is in place.
 func (c *Comm) addMessages(x *comm.Call) {
 	sym, p, rank := &c.lib.sym, &c.plan, c.Rank()
 	for r := range c.WorldSize() {
@@ -79,8 +76,8 @@ func (c *Comm) addMessages(x *comm.Call) {
 }
 
 // nativeOp returns the ncclRedOp_t of a reduction. The average of one rank is
-// its sum: NCCL has a kernel of its own for averages of one rank, which in
-// 2.28.3 leaves the last elements of some lengths unwritten.
+// its sum: NCCL's kernel for averages of one rank leaves the last elements of some lengths
+// unwritten (2.28.3).
 func (c *Comm) nativeOp(op comm.ReduceOp) uintptr {
 	if c.WorldSize() == 1 && op == comm.Avg {
 		op = comm.Sum

@@ -14,14 +14,13 @@ import (
 const windowSymmetric = 1
 
 // AllocateSymmetric implements [comm.SymmetricAllocator]. With NCCL 2.27 or
-// newer, sums of floating-point numbers other than float64, and allgathers, are
-// faster on such buffers at the sizes that the first call finds out: it makes
-// measurements for some tenths of a second, on float32. At other sizes they are
-// plain memory.
+// newer, allgathers and sums of floating-point numbers other than float64 use such buffers
+// directly at the sizes at which that is faster. The first call measures these sizes, on
+// float32, for some tenths of a second. At other sizes the buffers are plain memory.
 //
-// NCCL cannot end kernels on windows whose peer died: Sync then returns at its
-// deadline as always, but its error says that the GPU still waits, and only a
-// new process can use it again.
+// NCCL cannot abort kernels on windows when a peer has died. Sync still returns at its
+// deadline, with an error that says that the GPU waits, and only a new process can use the GPU
+// again.
 func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error) {
 	const op = "allocate symmetric"
 	if err := c.usable(); err != nil {
@@ -42,7 +41,7 @@ func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error
 	return w.addr, nil
 }
 
-// newWindow allocates memory on all ranks and registers it, after prepare.
+// newWindow allocates memory on all ranks, calls prepare, and registers the memory.
 func (c *Comm) newWindow(ctx context.Context, bytes int, prepare func(ctx context.Context) error) (window, error) {
 	addr, err := c.rt.AllocateMapping(bytes)
 	if agreed := c.agree(ctx, bytes, err != nil); err == nil {
@@ -63,7 +62,7 @@ func (c *Comm) newWindow(ctx context.Context, bytes int, prepare func(ctx contex
 	return w, nil
 }
 
-// agree finds out whether all ranks allocated the same number of bytes.
+// agree returns an error unless all ranks allocated the same number of bytes.
 func (c *Comm) agree(ctx context.Context, bytes int, failed bool) error {
 	votes := []int64{int64(bytes), -int64(bytes), 0}
 	if failed {
@@ -83,8 +82,7 @@ func (c *Comm) agree(ctx context.Context, bytes int, failed bool) error {
 
 // maximum replaces at most maxVotes numbers by their maxima over all ranks.
 func (c *Comm) maximum(ctx context.Context, votes []int64) error {
-	// Copies wait for the compute stream, which may wait for a peer; this wait
-	// ends with ctx.
+	// Copies wait for the compute stream, which may wait for a peer. This wait ends with ctx.
 	at := c.scratch + voteOffset
 	err := c.rt.Synchronize(ctx)
 	if err == nil {
@@ -109,7 +107,7 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 	return nil
 }
 
-// register makes a window of a mapping, together with all ranks.
+// register makes a window of a mapping, collectively.
 func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err error) {
 	on := c.windows.native.Load()
 	cell := new(uint64) // NCCL writes here
@@ -132,8 +130,7 @@ func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err erro
 	return uintptr(*cell), nil
 }
 
-// prepareWindows makes the native communicator for windows, if there is none,
-// and tunes it on a window of its own.
+// prepareWindows makes the native communicator for windows, if there is none, and tunes it.
 func (c *Comm) prepareWindows(ctx context.Context) error {
 	if c.windows.native.Load() != nil {
 		return nil
@@ -154,15 +151,15 @@ func (c *Comm) splitForWindows(ctx context.Context) error {
 		return c.breakDown(err)
 	}
 	c.windows.native.Store(made)
-	if err := c.usable(); err != nil { // another goroutine broke or closed the communicator meanwhile
+	if err := c.usable(); err != nil { // another goroutine aborted or closed the communicator meanwhile
 		made.abort()
 		return err
 	}
 	return nil
 }
 
-// FreeSymmetric implements [comm.SymmetricAllocator]. On a broken communicator,
-// whose windows are gone with it, it only gives the memory back.
+// FreeSymmetric implements [comm.SymmetricAllocator]. An aborted communicator has no windows any
+// more, so it only frees the memory.
 func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	const op = "free symmetric"
 	if buf == 0 {
@@ -180,7 +177,7 @@ func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	return c.explain(op, errors.Join(c.deregister(ctx, w), c.freeWindow(w)))
 }
 
-// deregister ends a window, after all ranks are done with it.
+// deregister ends a window when no rank uses it any more.
 func (c *Comm) deregister(ctx context.Context, w window) error {
 	if c.sound() != nil {
 		return nil

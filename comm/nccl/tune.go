@@ -13,10 +13,10 @@ import (
 )
 
 // Whether a collective is faster on windows depends on its size, the number of
-// ranks and the links between them, and not in a simple way: on two H200s
-// allreduces on windows win up to 32 KiB and from 2 MiB on, and lose up to 30 % in
-// between; allgathers win at every size. So it is measured, once for each
-// communicator that has windows, at powers of two.
+// ranks and the links between them, and not in a simple way. On two H200s,
+// allreduces on windows are faster up to 32 KiB and from 2 MiB on, and up to 30 % slower in
+// between; allgathers are faster at every size. So each communicator with windows measures
+// it once, at powers of two.
 
 const (
 	smallestTunedBits = 10 // 1 KiB
@@ -26,8 +26,8 @@ const (
 // tunedBytes is the size of class i.
 func tunedBytes(i int) int { return 1 << (smallestTunedBits + i) }
 
-// isFaster reports whether windows win at that size: at both of the measured
-// sizes that it lies between. Above the largest they do not.
+// isFaster reports whether windows are faster at a size: they are if they were at both of the
+// measured sizes around it. Above the largest measured size they are not used.
 func (w *windows) isFaster(op comm.Op, bytes int) bool {
 	if bytes < 1 || bytes > tunedBytes(tunedSizes-1) {
 		return false
@@ -37,13 +37,12 @@ func (w *windows) isFaster(op comm.Op, bytes int) bool {
 	return w.faster[op][above] && w.faster[op][below]
 }
 
-// How a time is measured: the shortest of some rounds of some calls, because
-// what disturbs only ever adds.
+// A time is the shortest of tuneRounds rounds of tuneCalls calls, because disturbances only
+// add.
 //
 // The host takes longer to submit a small collective (8 µs with NCCL 2.28) than
 // the GPU to run it, on windows or not. So the calls queue up behind large ones,
-// a gate, and what is timed is the GPU alone: what graphs and a host that is
-// ahead see.
+// a gate, and the GPU alone is timed, as in a graph and where the host is ahead.
 const (
 	tuneRounds = 4
 	tuneGates  = 2 // before each round, of the largest size: 0.25 ms on two H200s
@@ -51,12 +50,11 @@ const (
 	tuneCalls  = 8
 )
 
-// gain is how much less time windows must take to be preferred, so that noise
-// does not decide for them.
+// gain is the fraction of the time without windows below which windows are used, so that
+// noise does not decide.
 const gain = 0.97
 
-// tune fills in where windows are faster, by measurements on a window of the
-// largest size, on zeros.
+// tune measures where windows are faster, on a window of the largest size filled with zeros.
 func (c *Comm) tune(ctx context.Context, buf uintptr) error {
 	start, startErr := c.rt.NewTimingEvent()
 	end, endErr := c.rt.NewTimingEvent()
@@ -105,8 +103,8 @@ func (c *Comm) tuningCall(op comm.Op, buf uintptr, bytes int) comm.Call {
 	return comm.AllReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum)
 }
 
-// shortest repeats a round, which records both events, and returns the least
-// time between them.
+// shortest repeats a round, which records both events, and returns the shortest time
+// between them.
 func (c *Comm) shortest(ctx context.Context, round func() error, start, end *cuda.Event) (time.Duration, error) {
 	best := time.Duration(math.MaxInt64)
 	for range tuneRounds {

@@ -9,22 +9,19 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// NCCL 2.27 and newer reads and writes the memory of the peers directly where
-// all ranks registered it as a symmetric window, which saves small collectives
-// the way through NCCL's own buffers.
+// NCCL 2.27 and newer reads and writes the memory of the peers directly if all ranks
+// registered it as a symmetric window. Small collectives then bypass NCCL's own buffers.
 // https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
 //
-// NCCL looks only at the address a collective is called with, and takes equal
-// offsets on all ranks for granted: with a rank whose buffer lies elsewhere the
-// result is silently wrong. So what a program allocates on its own is not
-// registered behind its back. AllocateSymmetric makes windows that are equal on
-// all ranks by construction, and each covers one mapping, so that no other
-// buffer can lie in it.
+// NCCL looks only at the address that a collective is called with, and assumes equal
+// offsets on all ranks: if a rank's buffer has another offset, the result is silently wrong.
+// So memory that a program allocates otherwise is not registered. AllocateSymmetric makes
+// windows that are equal on all ranks by construction, and each covers one mapping, so that no
+// other buffer can lie in it.
 //
-// On a window NCCL always uses its kernels for windows, also at the sizes at
+// On a window NCCL always uses its kernels for windows, even at sizes at
 // which its rings are faster. So windows are registered with a third native
-// communicator, and each call goes to the one that was measured to be faster;
-// see tune.go.
+// communicator, and each call goes to the one that measured faster; see tune.go.
 
 // windows are the symmetric buffers of a communicator. Comm.mu guards all but
 // the native communicator.
@@ -44,8 +41,8 @@ type window struct {
 // windowOps are the collectives for which NCCL has kernels for windows.
 var windowOps = []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter}
 
-// windowUse returns how many bytes a call reads and writes on every rank, and
-// whether NCCL can do it on windows.
+// windowUse returns how many bytes a call reads and writes on each rank, and whether NCCL has a
+// kernel for windows for it.
 func windowUse(x *comm.Call, ranks int) (sendBytes, recvBytes int, ok bool) {
 	if x.Op.Reduces() && (x.Reduce != comm.Sum || !x.DType.IsFloat() || x.DType == dtype.F64) {
 		return 0, 0, false
@@ -62,9 +59,9 @@ func windowUse(x *comm.Call, ranks int) (sendBytes, recvBytes int, ok bool) {
 	return 0, 0, false
 }
 
-// serve reports whether a call is to be made with windows. All ranks have to
-// come to the same answer, so it depends on nothing that differs between them,
-// such as the address of a rank's own part of a buffer.
+// serve reports whether a call uses windows. The answer must be the same on all ranks, so it
+// depends on nothing that differs between them, such as the address of a rank's part of a
+// buffer.
 func (w *windows) serve(x *comm.Call, ranks int) bool {
 	if len(w.list) == 0 {
 		return false
@@ -82,13 +79,13 @@ func (w *windows) cover(addr uintptr, bytes int) bool {
 	return i >= 0 && w.list[i].handle != 0 && addr+uintptr(bytes) <= w.list[i].addr+uintptr(w.list[i].bytes)
 }
 
-// add keeps a window, in the order of addresses.
+// add inserts a window in the order of addresses.
 func (w *windows) add(x window) {
 	i, _ := slices.BinarySearchFunc(w.list, x.addr, func(x window, addr uintptr) int { return cmp.Compare(x.addr, addr) })
 	w.list = slices.Insert(w.list, i, x)
 }
 
-// remove takes out the window that begins at an address.
+// remove removes the window that begins at an address.
 func (w *windows) remove(addr uintptr) (window, bool) {
 	i := slices.IndexFunc(w.list, func(x window) bool { return x.addr == addr })
 	if i < 0 {
