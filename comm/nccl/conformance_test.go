@@ -94,7 +94,7 @@ func TestDistributed(t *testing.T) {
 	distributedtest.Run(t, goroutines(t))
 }
 
-// each runs f for every communicator on a goroutine of its own.
+// each runs f for all communicators, each on its own goroutine.
 func each(world []*nccl.Comm, f func(c *nccl.Comm) error) error {
 	return gputest.Each(len(world), func(r int) error { return f(world[r]) })
 }
@@ -161,7 +161,7 @@ func TestShrinkAfterALostPeer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	require.ErrorIs(t, survivor.Sync(ctx), comm.ErrTimeout)
-	require.ErrorIs(t, <-patient, comm.ErrBroken, "who waits beside must not take the abort for the end of the work")
+	require.ErrorIs(t, <-patient, comm.ErrBroken, "another wait must not take the abort for the end of the work")
 	event, err := survivor.CreateEvent()
 	require.NoError(t, err)
 	require.ErrorIs(t, survivor.RecordOnCommStream(event), comm.ErrBroken)
@@ -186,7 +186,7 @@ func TestShrinkAfterALostPeer(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// End closes what was split off as well, and waits for nothing that is pending.
+// End closes sub-communicators as well, and does not wait for work in flight.
 func TestEnd(t *testing.T) {
 	runtimes := openGPUs(t)
 	if len(runtimes) < 2 {
@@ -204,7 +204,7 @@ func TestEnd(t *testing.T) {
 	buf, err := runtimes[0].Allocate(4096)
 	require.NoError(t, err)
 	require.NoError(t, parts[0].AllReduce(buf, buf, 1024, dtype.F32, comm.Sum)) // the peer never comes
-	cause := errors.New("given up")
+	cause := errors.New("aborted")
 	waiting := make(chan error)
 	go func() { waiting <- parts[0].Sync(context.Background()) }()
 	require.NoError(t, world[0].End(cause))

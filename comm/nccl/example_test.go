@@ -103,7 +103,7 @@ func ExampleFrom() {
 
 // Within a host there is NCCL, and between hosts an MPI library that does not reach
 // GPUs: hostRanks are the ranks of this host, sameGPU those with this place on all
-// hosts, both split off from MPI's world. It needs GPUs, so it is not run here.
+// hosts, both split from MPI's world. It needs GPUs, so it is not run here.
 func ExampleFrom_hosts() {
 	mesh := func(ctx context.Context, hostRanks, sameGPU comm.Communicator, rt *cuda.Runtime) (*distributed.Mesh, error) {
 		within, err := nccl.From(ctx, hostRanks, rt) // NCCL, of the ranks of this host

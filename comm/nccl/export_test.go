@@ -7,13 +7,13 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// OtherRankGivesUp tells a communicator that another rank has given up, after as many
+// OtherRankGivesUp tells a communicator that another rank has aborted, after as many
 // collectives as this one has seen done and more.
 func OtherRankGivesUp(c *Comm, rank, more int) {
 	c.reporter.GiveUp(context.Background(), c.name, rank, "changed its mind", c.submitted.seenDone()+uint64(more))
 }
 
-// Guarded runs calls as those that wait for other ranks.
+// Guarded runs calls as calls that wait for other ranks.
 func Guarded(ctx context.Context, c *Comm, calls func() error) error { return c.guarded(ctx, calls) }
 
 // Watch has leaves called when a communicator, or one that was made out of it, leaves its

@@ -63,7 +63,7 @@ func TestALibraryThatDoesNotServe(t *testing.T) {
 	}
 }
 
-// checkUnavailable sees that the error says what is wrong with the library.
+// checkUnavailable checks that the error says what is wrong with the library.
 func checkUnavailable(t *testing.T, wanted string) {
 	_, _, err := nccl.Version()
 	require.ErrorIs(t, err, comm.ErrUnavailable)

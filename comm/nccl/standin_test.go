@@ -32,7 +32,7 @@ func TestOnStandIns(t *testing.T) {
 	require.NotRegexp(t, "(?m)^--- SKIP", out)
 }
 
-// What is freed is also freed where NCCL's threads have no names.
+// Communicators are freed also where NCCL's threads have no names.
 func TestWithoutThreadNames(t *testing.T) {
 	gputest.OnStandIns(t, "^TestStandInFreesWhatIsFinalized$", "^$", "NCCL_SET_THREAD_NAME=0")
 }
@@ -67,8 +67,8 @@ type standIns struct {
 	}
 }
 
-// openStandIns opens a runtime, and sees at the end that what was made was freed,
-// and that nothing was called that a library would crash on.
+// openStandIns opens a runtime. At the end it checks that nothing is left, and that no call was
+// made that would crash a library.
 func openStandIns(t *testing.T) (*standIns, *cuda.Runtime) {
 	if os.Getenv(gputest.StandInVariable) == "" {
 		t.Skip("needs the stand-ins; see TestOnStandIns")
@@ -95,8 +95,8 @@ func (s *standIns) alone(t *testing.T, rt *cuda.Runtime) *nccl.Comm {
 	return world[0]
 }
 
-// pend puts work into the stream that does not end before a native communicator
-// is aborted, as that of a collective whose peer died.
+// pend puts work into the stream that stays in flight until a native communicator is
+// aborted, as a collective does whose peer has died.
 func (s *standIns) pend(t *testing.T, c *nccl.Comm, buf uintptr) {
 	alive := s.nccl.Alive.Int()
 	stream := c.Stream().Handle()
@@ -113,8 +113,8 @@ func (s *standIns) pend(t *testing.T, c *nccl.Comm, buf uintptr) {
 	t.Cleanup(func() { <-done })
 }
 
-// A deadline breaks the communicator for everybody who waits; closing and its
-// memory come after that.
+// A deadline aborts the communicator for all goroutines that wait. Close and its memory come
+// after that.
 func TestStandInDeadline(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -147,7 +147,7 @@ func TestStandInDeadline(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// A call under way is told to end at once, and what it uses is freed when it has.
+// A call in flight is aborted at once, and its communicator is freed when it has returned.
 func TestStandInAbortBesideALaunch(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -165,7 +165,7 @@ func TestStandInAbortBesideALaunch(t *testing.T) {
 	alive, aborted := s.nccl.Alive.Int(), s.nccl.Aborted.Int()
 	go func() { ended <- c.End(errors.New("changed its mind")) }()
 	until(s.nccl.Aborted, aborted+2) // what carries data, and control
-	until(s.nccl.Alive, alive-1)     // control, which has no call under way
+	until(s.nccl.Alive, alive-1)     // control, which has no call in flight
 	s.nccl.HoldLaunch.Call(0)
 	require.Error(t, <-launched)
 	require.NoError(t, <-ended)
@@ -292,8 +292,8 @@ func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime, launch fun
 	return c, buf, done
 }
 
-// What a rank launches while NCCL frees something may hold that up, and the launch with it:
-// so it waits before.
+// A collective that is launched while NCCL frees a communicator may delay that, and block in the
+// launch. So it waits before it is launched.
 func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 	s, rt := openStandIns(t)
 	c, buf, launched := s.launchWhileFreeing(t, rt, reduce)
@@ -303,7 +303,7 @@ func TestStandInWaitsForWhatIsFreed(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// A context ends that wait, and nothing is launched then.
+// A context ends that wait, and nothing is launched.
 func TestStandInBarrierWhileFreeing(t *testing.T) {
 	s, rt := openStandIns(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -320,7 +320,7 @@ func TestStandInBarrierWhileFreeing(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// Close ends that wait, and does not wait itself for what waits there.
+// Close ends that wait, and does not wait for the launch itself.
 func TestStandInCloseBesideALaunch(t *testing.T) {
 	s, rt := openStandIns(t)
 	c, buf, launched := s.launchWhileFreeing(t, rt, reduce)
@@ -332,8 +332,8 @@ func TestStandInCloseBesideALaunch(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// An abort on another rank ends this one's kernels as if all were well: what is done then
-// is not, unless the other rank had done its part before.
+// An abort on another rank ends this rank's kernels without an error. A collective that is done
+// then counts only if the other rank had done its part before.
 func TestStandInAnotherRankGivesUp(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -367,7 +367,7 @@ func TestStandInAnotherRankGivesUp(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// Before anybody waits, marks tell how far the stream has come, and that it is idle.
+// Progress is known before any wait, from marks in the stream and from an idle stream.
 func TestStandInProgress(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -440,7 +440,7 @@ func TestStandInProgress(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// A Split that waits for its peers is not done because the stream is idle.
+// A Split that waits for its peers is not done even if the stream is idle.
 func TestStandInProgressInASplit(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -465,7 +465,7 @@ func TestStandInProgressInASplit(t *testing.T) {
 	require.NoError(t, errors.Join(part.Close(), c.Close()))
 }
 
-// A flight record shows what is done although nobody has waited, for no allocation.
+// A flight record shows completed calls although nobody has waited, without allocations.
 func TestStandInRecord(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -501,7 +501,7 @@ func TestStandInRecord(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// Replays of graphs are not counted, so that a rank that gave up may have left one.
+// Replays of graphs are not counted, so after a capture any aborted rank is an error.
 func TestStandInAnotherRankGivesUpAReplay(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -519,8 +519,7 @@ func TestStandInAnotherRankGivesUpAReplay(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// What needs other ranks and ends with its context ends other waits as well: its own abort
-// is no success to them.
+// When the context of a guarded call ends, its abort ends other waits as well, with an error.
 func TestStandInAbortOfAGuardedCall(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -543,8 +542,8 @@ func TestStandInAbortOfAGuardedCall(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// Who closes with work pending may have to give up, which it could not tell any more if it
-// had left before.
+// A rank that closes with work in flight leaves its reports only after that: it may have to
+// abort, and to tell its peers.
 func TestStandInLeavesAfterItsWork(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -567,7 +566,7 @@ func TestStandInLeavesAfterItsWork(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// What gives up does not wait for what is pending, nor do those split off it.
+// A communicator that aborts does not wait for work in flight, nor do its sub-communicators.
 func TestStandInEnd(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -581,7 +580,7 @@ func TestStandInEnd(t *testing.T) {
 	s.pend(t, part.(*nccl.Comm), buf)
 	waiting := make(chan error)
 	go func() { waiting <- part.Sync(context.Background()) }()
-	cause := errors.New("given up")
+	cause := errors.New("aborted")
 	require.NoError(t, c.End(cause))
 	err = <-waiting
 	assert.True(t, errors.Is(err, cause) || errors.Is(err, comm.ErrClosed), "%v", err)
@@ -590,8 +589,8 @@ func TestStandInEnd(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// A rank that ends with several communicators tells the others of all at once: each may
-// take a while.
+// A rank that aborts several communicators tells its peers of all at once, as each may take a
+// while.
 func TestStandInEndsTogether(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -621,11 +620,10 @@ func TestStandInEndsTogether(t *testing.T) {
 		require.NoError(t, err)
 		nccl.AsOfTwo(part.(*nccl.Comm))
 	}
-	require.NoError(t, c.End(errors.New("given up")))
+	require.NoError(t, c.End(errors.New("aborted")))
 }
 
-// A Close beside a wait takes what is known of ranks that gave up with it: the wait has not
-// seen success.
+// Close during a wait drops what is known of aborted ranks, so the wait does not succeed.
 func TestStandInCloseBesideSync(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -644,8 +642,8 @@ func TestStandInCloseBesideSync(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// A wait that ends with its context after Close, which has told the others that all is
-// well, tells them nothing else.
+// A wait whose context ends after Close tells its peers nothing: Close has told them that all is
+// well.
 func TestStandInCanceledAfterClose(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -661,12 +659,12 @@ func TestStandInCanceledAfterClose(t *testing.T) {
 	})
 	require.Error(t, c.Sync(ctx))
 	require.True(t, left)
-	require.Zero(t, after, "it gave up behind its end")
-	require.Zero(t, nccl.Reported(c), "reports that nobody will take back")
+	require.Zero(t, after, "it aborted after its end")
+	require.Zero(t, nccl.Reported(c), "reports that nobody will remove")
 }
 
-// Who cannot take part in a vote has given up: the others make the next collective without
-// it, and it would be one behind them.
+// A rank that cannot take part in a vote is aborted: the others go on to the next collective, and it
+// would be one behind them.
 func TestStandInVoteWithoutARank(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -684,7 +682,7 @@ func TestStandInVoteWithoutARank(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// The same holds for who does not learn how a vote went.
+// The same holds for a rank that cannot read the result of a vote.
 func TestStandInVoteNotRead(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -697,7 +695,7 @@ func TestStandInVoteNotRead(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// What waits for other ranks ends with its context, also where an abort takes longer.
+// Creation ends with its context, even if the abort takes longer.
 func TestStandInCreationEnds(t *testing.T) {
 	s, rt := openStandIns(t)
 	s.nccl.InProgress.Call(1)
@@ -724,7 +722,7 @@ func TestStandInCreationEnds(t *testing.T) {
 	require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
 }
 
-// A Split that ends with its context may make its communicator later, which is freed.
+// If the context of a Split ends first, NCCL may finish the sub-communicator later. It is freed.
 func TestStandInSplitMadeLate(t *testing.T) {
 	s, rt := openStandIns(t)
 	for _, late := range []bool{false, true} {
@@ -743,7 +741,7 @@ func TestStandInSplitMadeLate(t *testing.T) {
 	}
 }
 
-// What NCCL has begun to make on a device that breaks meanwhile is freed.
+// A communicator in creation on a device that breaks is freed.
 func TestStandInDeviceBreaksBeforeTheEnd(t *testing.T) {
 	s, _ := openStandIns(t)
 	rt, err := cuda.Open(0)
@@ -768,8 +766,8 @@ func TestStandInDeviceBreaksBeforeTheEnd(t *testing.T) {
 	assert.Zero(t, s.nccl.Alive.Int())
 }
 
-// Streams are put in order beside a Close or not at all: nothing is recorded in a stream
-// that is gone.
+// Ordering streams during a Close succeeds or returns ErrClosed: nothing is recorded in a stream
+// that is destroyed.
 func TestStandInOrderBesideClose(t *testing.T) {
 	s, rt := openStandIns(t)
 	compute := rt.ComputeStream()
@@ -801,7 +799,7 @@ func TestStandInOrderBesideClose(t *testing.T) {
 	require.NoError(t, event.Close())
 }
 
-// Close may come from everywhere, and what was split off lives on.
+// Close may be called by several goroutines, and sub-communicators live on.
 func TestStandInClose(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)

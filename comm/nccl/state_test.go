@@ -18,7 +18,7 @@ import (
 )
 
 // TestStateOfABranch: sparse buckets that are worked on beside the compute stream are
-// asked for Stats while a step's work is still under way, and a GradientSync that was
+// asked for Stats while a step's work is still in flight, and a GradientSync that was
 // restored from their state goes on with their bits.
 func TestStateOfABranch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

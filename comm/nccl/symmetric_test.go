@@ -61,7 +61,7 @@ func TestSymmetricBuffers(t *testing.T) {
 			return symmetricCollectives(ctx, c, n)
 		}), "%d elements", n)
 	}
-	// Close gives back what was not freed; the runtimes notice leaks.
+	// Close frees the rest; the runtimes detect leaks.
 	require.NoError(t, each(world, func(c *nccl.Comm) error {
 		_, err := c.AllocateSymmetric(ctx, 1<<20)
 		return errors.Join(err, c.Close())

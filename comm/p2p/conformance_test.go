@@ -64,7 +64,7 @@ func TestConformance(t *testing.T) {
 	commtest.Run(t, goroutines(t), commtest.Timeout(gputest.Suites))
 }
 
-// TestConformanceOfEverything takes everything over that can be.
+// TestConformanceOfEverything passes as little as possible to the base.
 func TestConformanceOfEverything(t *testing.T) {
 	commtest.Run(t, goroutines(t, p2p.WithLimit(1<<40)), commtest.Timeout(gputest.Suites))
 }
@@ -78,9 +78,9 @@ func TestConformanceOfProcesses(t *testing.T) {
 
 func TestDistributed(t *testing.T) { distributedtest.Run(t, goroutines(t)) }
 
-// One process of a job is killed: the waits of the others end at their deadlines, in
-// eager calls and in a graph, they are told who did not come, and the processes go
-// on with a communicator of those that are left.
+// One process of a job is killed. The waits of the others end at their deadlines, in
+// eager calls and in a graph, and name the missing rank. The others go on with a communicator
+// of the survivors.
 func TestAKilledRank(t *testing.T) {
 	if way := os.Getenv(gputest.VictimVariable); way != "" {
 		rankOfAKilledJob(t, way)

@@ -109,7 +109,7 @@ func onBoth(t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, b
 }
 
 // onOne makes a communicator, and has rank 0 do something with it and with 4 KiB of memory
-// while the other rank waits: what is counted is of the process.
+// while the other rank waits, because counts are of the process.
 func onOne(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, body func(c *p2p.Comm, buf uintptr)) error {
 	c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
 	if err != nil {
@@ -230,7 +230,7 @@ func TestStandInABarrierThatFails(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
-// What is measured is the same on both ranks.
+// The offload table is the same on both ranks.
 func TestStandInHandOver(t *testing.T) {
 	_, gpus := openStandIn(t)
 	var taken [2][]int
@@ -380,7 +380,7 @@ func (h *held) Sync(ctx context.Context) error {
 	return nil
 }
 
-// A wait that is under way when Close gives back what kernels write ends with ErrClosed.
+// A wait in flight while Close frees the memory that kernels write returns ErrClosed.
 func TestStandInSyncBesideClose(t *testing.T) {
 	_, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -406,8 +406,8 @@ func TestStandInSyncBesideClose(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
-// ending is a base with a stream of its own that goes on until it is ended, as what NCCL
-// does that waits for a rank.
+// ending is a base whose stream is in flight until the base is aborted, as when NCCL waits for
+// a rank.
 type ending struct {
 	switching
 	end   func() error
@@ -419,7 +419,7 @@ func (e *ending) End(cause error) error {
 	return e.end()
 }
 
-// Who gives up ends what the base does, which tells the others.
+// A rank that aborts aborts the base, which tells the others.
 func TestStandInEnd(t *testing.T) {
 	s, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -441,7 +441,7 @@ func TestStandInEnd(t *testing.T) {
 			return err
 		}
 		s.Stall.Call(stream.Handle(), 1)
-		cause := errors.New("given up")
+		cause := errors.New("aborted")
 		err = errors.Join(rt.CopyInAsync(stream, buf, make([]byte, 64)), c.End(cause))
 		assert.Equal(t, cause, e.cause)
 		return errors.Join(err, rt.Deallocate(buf))
@@ -449,8 +449,7 @@ func TestStandInEnd(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
-// A launch that does not return, behind work that does not end, does not hold up who gives
-// up.
+// A launch that blocks behind work in flight does not delay an abort.
 func TestStandInEndBesideALaunch(t *testing.T) {
 	s, _ := openStandIn(t)
 	gpus := openBoth(t)
@@ -475,7 +474,7 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 		for !p2p.Launching(c) {
 			runtime.Gosched()
 		}
-		assert.ErrorContains(t, c.End(errors.New("given up")), "memory of peers stays mapped")
+		assert.ErrorContains(t, c.End(errors.New("aborted")), "memory of peers stays mapped")
 		s.Hold.Call(0)
 		return errors.Join(<-launched, rt.Deallocate(buf))
 	})
@@ -484,8 +483,8 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 	assert.NoError(t, gpus[1].Close())
 }
 
-// Where no event can be made that tells when pending work is done, memory that this may
-// use stays.
+// If no event can be made that tells when work in flight is done, the memory that it may use
+// stays mapped.
 func TestStandInEndWithoutAnEvent(t *testing.T) {
 	s, _ := openStandIn(t)
 	gpus := openBoth(t)
@@ -509,7 +508,7 @@ func TestStandInEndWithoutAnEvent(t *testing.T) {
 		s.Hold.Call(1)
 		err = c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum)
 		s.next("cuEventCreate", outOfMemory)
-		assert.ErrorContains(t, c.End(errors.New("given up")), "memory of peers stays mapped")
+		assert.ErrorContains(t, c.End(errors.New("aborted")), "memory of peers stays mapped")
 		s.Hold.Call(0)
 		return errors.Join(err, rt.Deallocate(buf))
 	})
