@@ -14,8 +14,7 @@ import (
 // Comm is a communicator over another one of the same GPUs, of which it takes
 // over what goes faster over the memory of peers.
 type Comm struct {
-	comm.Methods
-	comm.Waits
+	methods
 	comm.Wrapped
 	streams // of the base, which both submit to
 	check   backend.Check
@@ -35,6 +34,9 @@ type Comm struct {
 	children map[*Comm]struct{}
 	parent   *Comm
 }
+
+// methods keeps the field of [backend.Calls] to this package.
+type methods = backend.Calls
 
 // streams are the base's operations on streams.
 type streams interface {
@@ -60,7 +62,7 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, options: o, here: here, children: map[*Comm]struct{}{}}
 	c.progress.marks.Init(rt)
 	c.check = backend.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
-	c.Methods, c.Waits = comm.Methods{Do: c.do, Together: c.together}, comm.Waits{Wait: c.wait}
+	c.methods = backend.NewCalls(&c.check, adapter{c})
 	if t != nil {
 		c.offload = *t
 	} else if err := c.choose(ctx); err != nil {

@@ -27,23 +27,17 @@ func (p *progress) enter() {
 	p.calling++
 }
 
-// leave ends what enter has begun. It counts calls that were made, of which those that
-// were refused have no number, and has the stream say now and then that it has come here.
-func (c *Comm) leave(err error, calls ...comm.Op) {
+// leave ends what enter has begun. It counts the calls unless they were refused, and marks the
+// stream now and then.
+func (c *Comm) leave(err error, calls marks.Extent) {
 	p := &c.progress
 	p.mu.Lock()
 	p.calling--
 	if err == nil {
-		for _, op := range calls {
-			if op.Message() {
-				p.begun.Messages++
-			} else {
-				p.begun.Collectives++
-			}
-		}
+		p.begun = p.begun.Plus(calls)
 	}
 	p.mu.Unlock()
-	if !p.marks.Due(len(calls)) || !p.looks.TryRLock() {
+	if !p.marks.Due(int(calls.Collectives+calls.Messages)) || !p.looks.TryRLock() {
 		return
 	}
 	defer p.looks.RUnlock()
@@ -51,6 +45,14 @@ func (c *Comm) leave(err error, calls ...comm.Op) {
 	if e, quiet := p.quiet(); quiet {
 		p.marks.Set(s, e)
 	}
+}
+
+// extentOf counts a call.
+func extentOf(op comm.Op) marks.Extent {
+	if op.Message() {
+		return marks.Extent{Messages: 1}
+	}
+	return marks.Extent{Collectives: 1}
 }
 
 // quiet returns what was made, if nobody is in a call.

@@ -1,58 +1,64 @@
 package p2p
 
 import (
+	"context"
 	"errors"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/marks"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// do makes a call, here or on the base.
-func (c *Comm) do(x comm.Call) error {
+// adapter is the [backend.Backend] of a communicator.
+type adapter struct{ c *Comm }
+
+// Submit implements [backend.Backend].
+func (a adapter) Submit(x comm.Call) error {
+	c := a.c
 	c.progress.enter()
-	err := c.make(x)
-	c.leave(err, x.Op)
+	err := c.sound()
+	switch {
+	case err != nil:
+	case c.offload.has(&x):
+		err = c.submit(&x)
+	default:
+		err = x.Make(c.Communicator)
+	}
+	c.leave(err, extentOf(x.Op))
 	return err
 }
 
-// make is do, but for what Sync and Progress need.
-func (c *Comm) make(x comm.Call) error {
-	if !c.offload.has(&x) {
-		if err := c.sound(); err != nil {
-			return c.check.Fail(x.Op.String(), err)
-		}
-		return x.Make(c.Communicator)
-	}
-	if err := c.check.Call(&x); err != nil {
-		return err
-	}
-	if err := c.submit(&x); err != nil {
-		return c.check.Fail(x.Op.String(), err)
-	}
-	return nil
-}
-
-// together starts a group on the base, but for what that cannot do.
-func (c *Comm) together(calls []comm.Call) error {
+// SubmitTogether implements [backend.Backend]. The base gets the group, except for calls that
+// it lacks.
+func (a adapter) SubmitTogether(calls []comm.Call) error {
+	c := a.c
 	c.progress.enter()
-	err := c.group(calls)
-	ops := make([]comm.Op, len(calls))
-	for i := range calls {
-		ops[i] = calls[i].Op
-	}
-	c.leave(err, ops...)
-	return err
-}
-
-// group is together, but for what Progress needs.
-func (c *Comm) group(calls []comm.Call) error {
 	err := c.sound()
 	if err == nil {
-		err = c.check.Group(calls)
+		err = c.group(calls)
 	}
-	if err != nil {
-		return c.check.Fail("group", err)
+	var all marks.Extent
+	for i := range calls {
+		all = all.Plus(extentOf(calls[i].Op))
 	}
+	c.leave(err, all)
+	return err
+}
+
+// Wait implements [backend.Backend].
+func (a adapter) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	return a.c.wait(ctx, w)
+}
+
+// Usable implements [backend.Backend].
+func (a adapter) Usable() error {
+	if err := a.c.usable(); err != nil {
+		return err
+	}
+	return a.c.Communicator.Group()
+}
+
+func (c *Comm) group(calls []comm.Call) error {
 	var rest, own []comm.Call
 	for _, x := range calls {
 		if c.offload.lacked(&x) {
@@ -64,15 +70,13 @@ func (c *Comm) group(calls []comm.Call) error {
 	if len(own) == 0 {
 		return c.Communicator.Group(calls...)
 	}
-	if err := c.Communicator.Group(rest...); err != nil {
-		return err
-	}
+	err := c.Communicator.Group(rest...)
 	for i := range own {
-		if err := c.submit(&own[i]); err != nil {
-			return c.check.Fail("group", err)
+		if err == nil {
+			err = c.submit(&own[i])
 		}
 	}
-	return nil
+	return err
 }
 
 // submit launches a call's kernel in the base's stream, behind what the base

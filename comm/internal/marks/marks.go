@@ -19,6 +19,11 @@ func (e Extent) Max(other Extent) Extent {
 	return Extent{max(e.Collectives, other.Collectives), max(e.Messages, other.Messages)}
 }
 
+// Plus returns the sum of two.
+func (e Extent) Plus(other Extent) Extent {
+	return Extent{e.Collectives + other.Collectives, e.Messages + other.Messages}
+}
+
 // Progress is that of so many calls, of which so many are done.
 func Progress(submitted, done Extent) comm.Progress {
 	return comm.Progress{
