@@ -17,6 +17,10 @@
 // operation and its number. The process goes on; the communicator is aborted, and the base
 // can be shrunk.
 //
+// Operations of one communicator must not overlap on the GPU: unlike NCCL, kernels do not order
+// themselves. Launch graphs with operations of a communicator on its stream, or order their stream
+// with it; otherwise results are wrong.
+//
 // New measures up to which size each kind of operation is faster than on the base, and all
 // ranks agree on it. Both submit to the base's stream.
 package p2p
