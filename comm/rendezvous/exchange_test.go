@@ -276,7 +276,7 @@ func TestAFailedAcceptIsSurvived(t *testing.T) {
 	job := Job{WorldSize: 2, Address: freeAddress(t)}
 	l, err := job.listen(t.Context())
 	require.NoError(t, err)
-	zero, served := &server{job: job, payload: []byte("id"), claims: make(map[int]*visitor)}, make(chan result, 1)
+	zero, served := newServer(job, []byte("id")), make(chan result, 1)
 	go func() { served <- result{err: zero.run(t.Context(), &tiredListener{l, 5})} }()
 	job.Rank = 1
 	got := await(t, job.start(t.Context(), ""))

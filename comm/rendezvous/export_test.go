@@ -1,6 +1,10 @@
 package rendezvous
 
-import "time"
+import (
+	"errors"
+	"net"
+	"time"
+)
 
 // SetTellTime changes how long a keeper waits for ranks to hear what it tells.
 func SetTellTime(k *ReportKeeper, d time.Duration) {
@@ -25,7 +29,7 @@ func Ended(r *RemoteReports) <-chan struct{} {
 			r.mu.Lock()
 			state := r.state
 			r.mu.Unlock()
-			if state != nil && state != errNotConnected {
+			if state != nil && !errors.Is(state, errNotConnected) {
 				return
 			}
 			time.Sleep(time.Millisecond)
@@ -33,3 +37,15 @@ func Ended(r *RemoteReports) <-chan struct{} {
 	}()
 	return ended
 }
+
+// KeepReportsOn is KeepReports on a listener of this host.
+func KeepReportsOn(listener net.Listener) (*ReportKeeper, Invitation) {
+	in := Invitation{Addresses: []string{listener.Addr().String()}, Secret: newSecret()}
+	return keepReports(listener, in.Secret), in
+}
+
+// MostStrangers is how many connections may be open at a keeper that have not said who they are.
+const MostStrangers = mostStrangers
+
+// Logged collects what the package logs.
+var Logged = logged

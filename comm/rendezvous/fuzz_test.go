@@ -18,7 +18,7 @@ const treasure = "treasure"
 var fuzzJob = Job{Rank: 1, WorldSize: 3, Address: "127.0.0.1:4000", Secret: []byte("a secret")}
 
 func zeroOn(c net.Conn) (reason string) {
-	s := &server{job: fuzzJob, payload: []byte(treasure), claims: make(map[int]*visitor)}
+	s := newServer(fuzzJob, []byte(treasure))
 	return s.answer(&visitor{conn: c})
 }
 

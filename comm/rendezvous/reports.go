@@ -16,17 +16,17 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Invitation tells the other ranks where rank 0 keeps their reports. It is theirs
-// alone: it has the secret.
+// Invitation tells the other ranks where rank 0 keeps their reports. It contains the
+// secret, so no one else may see it.
 type Invitation struct {
 	Addresses []string `json:"addresses"`
 	Secret    []byte   `json:"secret"`
 }
 
 // reportMessage is a line of a connection between a rank and rank 0: a report, a
-// question for those of a group, or the answer to one. A rank that gives up asks as
-// well, and gets its answer when rank 0 has told all others, who have told it so. Rank 0
-// also tells in which groups its own process is.
+// question for the reports of a group, or the answer to one. A rank that aborts asks as
+// well. Its answer comes when rank 0 has told all other ranks and they have confirmed it.
+// Rank 0 also tells which groups its own process is in.
 type reportMessage struct {
 	Group  string              `json:"group,omitempty"`
 	Rank   int                 `json:"rank,omitempty"`
@@ -41,23 +41,23 @@ type reportMessage struct {
 	Last   map[int]comm.Report `json:"last,omitempty"`
 }
 
-// longestReport bounds a line that a rank sends: a group's name can tell of thousands of
-// ranks. mostGroups bounds those in which one rank's reports are kept, and in which it
-// gives up at a time.
+// longestReport bounds a line that a rank sends: a group's name can list thousands of
+// ranks. mostGroups bounds the groups in which one rank's reports are kept, those in which
+// it aborts at a time, and the messages that wait for its connection.
 const (
 	longestReport = 64 << 10
 	mostGroups    = 1 << 12
 )
 
-// tellTimeout bounds how long rank 0 waits for a rank to hear that another one gave up.
+// tellTimeout bounds how long rank 0 waits for a rank to confirm that another one aborted.
 const tellTimeout = 500 * time.Millisecond
 
 // ReportKeeper keeps the reports of all ranks, at rank 0.
 type ReportKeeper struct {
 	comm.LocalReports
-	job      Job
-	listener net.Listener
-	visitors chan struct{} // has an element for each connection that has not said who it is
+	job       Job
+	listener  net.Listener
+	strangers strangers
 
 	mu        sync.Mutex
 	followers map[*follower]bool // nil when closed
@@ -71,7 +71,7 @@ type follower struct {
 	conn net.Conn
 	mu   sync.Mutex // of what is sent
 	out  *json.Encoder
-	told map[uint64]func() // what it has not heard yet, by number; the keeper's lock guards it
+	told map[uint64]func() // called when it confirms a message, by number; the keeper's lock guards it
 }
 
 // send sends a message, in a bounded time.
@@ -89,9 +89,10 @@ func (f *follower) encode(m *reportMessage) error {
 	return f.out.Encode(m)
 }
 
-// KeepReports listens for the reports of the other ranks of a job, until it is closed:
-// to this host alone, or to all that reach it. The connection begins as that of
-// [Job.Broadcast] does, with a secret of its own.
+// KeepReports listens for the reports of the other ranks of a job until it is closed, on
+// this host's loopback address or on all addresses. A connection begins with the handshake
+// of [Job.Broadcast] and a new secret. Connections that do not say who they are give way to
+// newer ones.
 func KeepReports(thisHost bool) (*ReportKeeper, Invitation, error) {
 	invitation := Invitation{Secret: newSecret()}
 	host := ""
@@ -118,38 +119,27 @@ func KeepReports(thisHost bool) (*ReportKeeper, Invitation, error) {
 	for _, h := range hosts {
 		invitation.Addresses = append(invitation.Addresses, net.JoinHostPort(h, port))
 	}
-	k := &ReportKeeper{job: Job{Address: listener.Addr().String(), Secret: invitation.Secret}, listener: listener,
-		visitors: make(chan struct{}, mostStrangers), followers: map[*follower]bool{}, home: map[string]int{}, tellTime: tellTimeout}
-	go k.run()
-	return k, invitation, nil
+	return keepReports(listener, invitation.Secret), invitation, nil
 }
 
-func (k *ReportKeeper) run() {
-	for {
-		conn, err := k.listener.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil { // out of descriptors, for instance
-			time.Sleep(retryLast)
-			continue
-		}
-		select {
-		case k.visitors <- struct{}{}:
-			go k.serve(conn)
-		default:
-			conn.Close() //nolint:errcheck // nothing is lost
-		}
-	}
+func keepReports(listener net.Listener, secret []byte) *ReportKeeper {
+	k := &ReportKeeper{job: Job{Address: listener.Addr().String(), Secret: secret}, listener: listener,
+		strangers: strangers{most: mostStrangers}, followers: map[*follower]bool{}, home: map[string]int{}, tellTime: tellTimeout}
+	go k.strangers.accept(context.Background(), listener, func(conn net.Conn) { go k.serve(conn) })
+	return k
 }
 
 // serve takes the reports of a rank, and answers its questions.
 func (k *ReportKeeper) serve(conn net.Conn) {
 	defer conn.Close() //nolint:errcheck // nothing is lost
-	known := k.welcome(conn)
-	<-k.visitors
+	reason := k.welcome(conn)
+	k.strangers.known(conn)
+	if reason != "" {
+		k.strangers.log(conn, reason, reason)
+		return
+	}
 	f := &follower{conn: conn, out: json.NewEncoder(conn), told: map[uint64]func(){}}
-	if !known || !k.admit(f) {
+	if !k.admit(f) {
 		return
 	}
 	type place struct {
@@ -213,8 +203,8 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 	}
 }
 
-// admit has a rank told from now on, what is known first. It reports whether the keeper
-// is open.
+// admit sends a rank what is known, and everything new from then on. It reports whether
+// the keeper is open.
 func (k *ReportKeeper) admit(f *follower) bool {
 	f.mu.Lock() // nothing comes before
 	defer f.mu.Unlock()
@@ -310,20 +300,22 @@ func (k *ReportKeeper) tell(ctx context.Context, from *follower, m reportMessage
 	}
 }
 
-// welcome reports whether a visitor knows the secret.
-func (k *ReportKeeper) welcome(conn net.Conn) bool {
+// welcome returns why a visitor is refused, "" if it knows the secret.
+func (k *ReportKeeper) welcome(conn net.Conn) (reason string) {
 	t := &talk{conn: conn, key: k.job.key()}
 	if conn.SetDeadline(time.Now().Add(patience)) != nil || t.greet() != nil {
-		return false
+		return reasonSilence
 	}
 	if _, reason := t.hear(); reason != "" {
-		return false
+		return reason
 	}
 	if t.give(nil) != nil {
-		return false
+		return reasonGone
 	}
-	ok, _ := t.check("receipt")
-	return ok && conn.SetDeadline(time.Time{}) == nil
+	if ok, _ := t.check("receipt"); !ok || conn.SetDeadline(time.Time{}) != nil {
+		return reasonGone
+	}
+	return ""
 }
 
 // Close ends it. What was told before reaches the others.
@@ -346,7 +338,7 @@ func (k *ReportKeeper) Close() error {
 type RemoteReports struct {
 	cancel context.CancelFunc
 	known  comm.LocalReports // who gave up in groups
-	told   chan struct{}     // closed when that is what rank 0 knows, or nothing will be
+	told   chan struct{}     // closed when known has all that rank 0 knows, or never will
 
 	mu      sync.Mutex
 	groups  map[string]bool // in which this rank reports
@@ -355,12 +347,12 @@ type RemoteReports struct {
 	pending []reportMessage // to be sent; of each rank of a group the last alone
 	asked   uint64
 	answers map[uint64]chan map[int]comm.Report
-	state   error // why there is no connection
+	state   error // nil while connected, errNotConnected with a cause before, another error after
 	closing bool
 }
 
-// FollowReports connects to the rank that keeps them, in the background: what is
-// reported meanwhile is sent then. Close ends it.
+// FollowReports connects to the rank that keeps them, in the background, and tries again
+// until it is closed. Reports are sent when the connection is there.
 func FollowReports(in Invitation, rank, size int) *RemoteReports {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &RemoteReports{cancel: cancel, told: make(chan struct{}), groups: map[string]bool{}, home: map[string]int{}, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]comm.Report{},
@@ -369,20 +361,17 @@ func FollowReports(in Invitation, rank, size int) *RemoteReports {
 	return r
 }
 
-var errNotConnected = errors.New("not connected to rank 0 yet")
+var errNotConnected = errors.New("not connected to rank 0")
 
-// Told is closed when it is known who gave up before this rank was connected, or when
-// there will be no connection.
+// Told is closed when this rank knows which ranks aborted before it was connected, or
+// when it will not be connected any more.
 func (r *RemoteReports) Told() <-chan struct{} { return r.told }
 
 func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
 	told := sync.OnceFunc(func() { close(r.told) })
 	defer told()
-	conn, err := in.connect(ctx, self)
+	conn, err := r.connect(ctx, in, self)
 	if err != nil {
-		if ctx.Err() == nil {
-			slog.Debug("rendezvous: no connection for reports", "rank", self.rank, "err", err)
-		}
 		r.end(err)
 		return
 	}
@@ -440,6 +429,31 @@ func (r *RemoteReports) end(why error) {
 		close(answer)
 	}
 	clear(r.answers)
+}
+
+// connect tries to reach rank 0 until it does or r is closed.
+func (r *RemoteReports) connect(ctx context.Context, in Invitation, self hello) (net.Conn, error) {
+	var failures tally
+	for wait := retryFirst; ; wait = min(2*wait, patience) {
+		conn, err := in.connect(ctx, self)
+		r.mu.Lock()
+		closing := r.closing
+		if err != nil {
+			r.state = fmt.Errorf("%w: %w", errNotConnected, err)
+		}
+		r.mu.Unlock()
+		if err == nil || closing {
+			return conn, err
+		}
+		if times, due := failures.count(""); due {
+			slog.Warn("rendezvous: no connection to rank 0 for status reports; trying again", "rank", self.rank, "err", err, "times", times)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(wait):
+		}
+	}
 }
 
 // connect reaches rank 0 at one of its addresses.
@@ -502,7 +516,7 @@ func (r *RemoteReports) read(conn net.Conn, told func()) error {
 // push has a message sent, if there is a connection or will be one. The caller holds the
 // lock.
 func (r *RemoteReports) push(m reportMessage) {
-	if r.state != nil && r.state != errNotConnected {
+	if r.state != nil && !errors.Is(r.state, errNotConnected) {
 		return
 	}
 	for i := range r.pending {
@@ -510,6 +524,9 @@ func (r *RemoteReports) push(m reportMessage) {
 			*p = m
 			return
 		}
+	}
+	if len(r.pending) == mostGroups && r.state != nil {
+		return // there is no connection to send so much on
 	}
 	r.pending = append(r.pending, m)
 	select {
@@ -532,6 +549,10 @@ func (r *RemoteReports) Leave(group string, rank int, text string) {
 	defer r.mu.Unlock()
 	delete(r.groups, group)
 	r.known.Forget(group)
+	if r.state != nil { // rank 0 knows nothing of the group
+		r.pending = slices.DeleteFunc(r.pending, func(m reportMessage) bool { return m.Ask == 0 && m.Group == group && m.Rank == rank })
+		return
+	}
 	r.push(reportMessage{Group: group, Rank: rank, Text: text, Left: true})
 }
 
@@ -554,7 +575,7 @@ func (r *RemoteReports) Failed(group string, rank int, collectives uint64) error
 // connection as well.
 func (r *RemoteReports) ask(ctx context.Context, m reportMessage) (map[int]comm.Report, error) {
 	r.mu.Lock()
-	if r.state != nil && !(m.GaveUp && r.state == errNotConnected) {
+	if r.state != nil && !(m.GaveUp && errors.Is(r.state, errNotConnected)) {
 		defer r.mu.Unlock()
 		return nil, r.state
 	}

@@ -163,8 +163,8 @@ func TestALateRankHearsWhoGaveUp(t *testing.T) {
 	require.NoError(t, late.Close())
 
 	never := rendezvous.FollowReports(rendezvous.Invitation{Addresses: []string{silent.Addr().String()}}, 1, 3)
-	<-never.Told() // there is nothing to wait for
 	require.NoError(t, never.Close())
+	<-never.Told() // there is nothing to wait for
 }
 
 // When rank 0's process ends, nobody can tell any more who gives up: that is a failure of what
@@ -268,6 +268,83 @@ func TestReportsToNobody(t *testing.T) {
 	require.NoError(t, one.Close())
 }
 
+// Silent connections, also more than rank 0 keeps, keep no rank from its reports: the
+// oldest give way, and the log names the reason.
+func TestSilentConnectionsKeepNoReports(t *testing.T) {
+	log := rendezvous.Logged(t)
+	keeper, invitation, err := rendezvous.KeepReports(true)
+	require.NoError(t, err)
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	for range rendezvous.MostStrangers + 50 {
+		silent, err := net.Dial("tcp", invitation.Addresses[0])
+		require.NoError(t, err)
+		defer silent.Close() //nolint:errcheck // nothing is lost
+	}
+	friend := rendezvous.FollowReports(invitation, 2, 3)
+	friend.Report("0", 2, "waits")
+	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[2].Text == "waits" })
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "it did not say who it is") }, 10*time.Second, time.Millisecond)
+	assert.NoError(t, friend.Close())
+}
+
+// busyListener closes the first connections.
+type busyListener struct {
+	net.Listener
+	closes int
+}
+
+func (l *busyListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err == nil && l.closes > 0 {
+		l.closes--
+		_ = conn.Close()
+	}
+	return conn, err
+}
+
+// A rank whose first connections fail tries again, says so in the log, and sends what it
+// reported meanwhile, but nothing of a communicator that it has closed by then.
+func TestAFollowerTriesAgain(t *testing.T) {
+	log := rendezvous.Logged(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	keeper, invitation := rendezvous.KeepReportsOn(&busyListener{listener, 3})
+	defer keeper.Close() //nolint:errcheck // nothing is lost
+	one := rendezvous.FollowReports(invitation, 1, 3)
+	one.Report("0", 1, "waits")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	one.GiveUp(ctx, "0/1.0", 1, "changed its mind", 5) // waits for the connection
+	require.NoError(t, ctx.Err())
+	<-one.Told()
+	require.ErrorContains(t, keeper.Failed("0/1.0", 0, 6), "rank 1 gave up: changed its mind")
+	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[1].Text == "waits" })
+	assert.Contains(t, log.String(), "no connection to rank 0 for status reports")
+	require.NoError(t, one.Close())
+}
+
+// A rank that has no connection yet keeps a bounded number of messages.
+func TestReportsWithoutAConnectionAreBounded(t *testing.T) {
+	rendezvous.Logged(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, silent.Close())
+	one := rendezvous.FollowReports(rendezvous.Invitation{Addresses: []string{silent.Addr().String()}}, 1, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for group := range 1 << 13 {
+		one.Report(strconv.Itoa(group), 1, "waits")
+		one.Leave(strconv.Itoa(group), 1, "closed")
+	}
+	require.Zero(t, rendezvous.Pending(one))
+	for group := range 1 << 13 {
+		one.GiveUp(ctx, strconv.Itoa(group), 1, "changed its mind", 0)
+	}
+	require.Equal(t, 1<<12, rendezvous.Pending(one))
+	require.NoError(t, one.Close())
+	<-one.Told()
+}
+
 // Someone without the secret is not listened to, and who says nothing keeps nobody.
 func TestReportsOfStrangers(t *testing.T) {
 	keeper, invitation, err := rendezvous.KeepReports(true)
@@ -281,7 +358,7 @@ func TestReportsOfStrangers(t *testing.T) {
 	stranger.Report("0", 1, "lies")
 	require.Eventually(t, func() bool {
 		_, err := stranger.Last(t.Context(), "0")
-		return err != nil && !strings.Contains(err.Error(), "not connected")
+		return err != nil && strings.Contains(err.Error(), "it did not answer")
 	}, 10*time.Second, time.Millisecond)
 	friend := rendezvous.FollowReports(invitation, 2, 3)
 	friend.Report("0", 2, "waits")

@@ -6,14 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"time"
 )
-
-// mostStrangers bounds how many connections may be open at rank 0 whose other
-// side has not said who it is, beyond one for each rank. The oldest gives way.
-const mostStrangers = 256
 
 // serve is rank 0's side.
 func (j Job) serve(ctx context.Context, payload []byte) error {
@@ -21,7 +16,7 @@ func (j Job) serve(ctx context.Context, payload []byte) error {
 	if err != nil {
 		return err
 	}
-	return (&server{job: j, payload: payload, claims: make(map[int]*visitor)}).run(ctx, listener)
+	return newServer(j, payload).run(ctx, listener)
 }
 
 // listen listens on the first of the doors that is free. What the others call
@@ -71,19 +66,22 @@ type visitor struct {
 	conn  net.Conn
 	who   hello // once known
 	known bool
-	has   bool // the payload
+	has   bool // whether it has the payload
 }
 
 // server is rank 0 while it answers the others.
 type server struct {
-	job     Job
-	payload []byte
+	job       Job
+	payload   []byte
+	strangers strangers
 
-	mu       sync.Mutex
-	visitors []*visitor       // whose connections are open, the oldest first
-	claims   map[int]*visitor // who came for a rank, and has the payload or is about to
-	log      tally
-	lastly   string // what was refused last of those who know the secret
+	mu     sync.Mutex
+	claims map[int]*visitor // the connection of each rank that has the payload or is about to get it
+	lastly string           // the last refusal of a rank that knows the secret
+}
+
+func newServer(j Job, payload []byte) *server {
+	return &server{job: j, payload: payload, strangers: strangers{most: j.WorldSize + mostStrangers}, claims: make(map[int]*visitor)}
 }
 
 // run answers until every rank has the payload or ctx ends. It closes the
@@ -95,35 +93,17 @@ func (s *server) run(ctx context.Context, listener net.Listener) error {
 	defer listener.Close() //nolint:errcheck // nothing is lost
 
 	var wg sync.WaitGroup
-	for ctx.Err() == nil {
-		conn, err := listener.Accept()
-		if err != nil {
-			// Out of descriptors, for instance: let somebody who keeps one for
-			// nothing go, and try again.
-			s.giveWay()
-			if times, due := s.count("accept"); due && ctx.Err() == nil {
-				slog.Warn("rendezvous: cannot accept a connection now", "err", err, "times", times)
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(10 * time.Millisecond):
-			}
-			continue
-		}
-		v := s.admit(conn)
+	s.strangers.accept(ctx, listener, func(conn net.Conn) {
 		wg.Go(func() {
+			v := &visitor{conn: conn}
 			defer s.dismiss(v)
+			defer context.AfterFunc(ctx, func() { conn.Close() })()
 			s.answer(v)
 			if len(s.missing()) == 0 {
 				finish()
 			}
 		})
-	}
-	s.mu.Lock()
-	for _, v := range s.visitors {
-		v.conn.Close() //nolint:errcheck // nothing is lost
-	}
-	s.mu.Unlock()
+	})
 	wg.Wait()
 	missing := s.missing()
 	if len(missing) == 0 {
@@ -136,36 +116,13 @@ func (s *server) run(ctx context.Context, listener net.Listener) error {
 	return err
 }
 
-// admit notes a new connection, for which an old one may have to give way.
-func (s *server) admit(conn net.Conn) *visitor {
-	v := &visitor{conn: conn}
-	s.mu.Lock()
-	s.visitors = append(s.visitors, v)
-	tooMany := len(s.visitors) > s.job.WorldSize+mostStrangers
-	s.mu.Unlock()
-	if tooMany {
-		s.giveWay()
-	}
-	return v
-}
-
-// giveWay closes the oldest connection of somebody unknown.
-func (s *server) giveWay() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if i := slices.IndexFunc(s.visitors, func(v *visitor) bool { return !v.known }); i >= 0 {
-		s.visitors[i].conn.Close() //nolint:errcheck // nothing is lost
-		s.visitors = slices.Delete(s.visitors, i, i+1)
-	}
-}
-
 // dismiss ends a connection. A rank that did not take the payload may come
 // again, also as another process.
 func (s *server) dismiss(v *visitor) {
 	v.conn.Close() //nolint:errcheck // nothing is lost
+	s.strangers.known(v.conn)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.visitors = slices.DeleteFunc(s.visitors, func(o *visitor) bool { return o == v })
 	if s.claims[v.who.rank] == v && !v.has {
 		delete(s.claims, v.who.rank)
 	}
@@ -211,6 +168,7 @@ func (s *server) answer(v *visitor) (reason string) {
 // claim notes who a visitor is, unless that cannot be. A process that comes
 // again may have lost its first connection.
 func (s *server) claim(v *visitor, who hello) (reason string) {
+	s.strangers.known(v.conn)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v.who, v.known = who, true
@@ -231,22 +189,14 @@ func (s *server) claim(v *visitor, who hello) (reason string) {
 
 // note logs a refusal.
 func (s *server) note(v *visitor, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	class := reason
 	if v.known {
 		class = reasonKnown
+		s.mu.Lock()
 		s.lastly = fmt.Sprintf("%v: %s", v.conn.RemoteAddr(), reason)
+		s.mu.Unlock()
 	}
-	if times, due := s.log.count(class); due {
-		slog.Warn("rendezvous: connection refused", "from", v.conn.RemoteAddr(), "reason", reason, "times", times)
-	}
-}
-
-func (s *server) count(what string) (times int, due bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.log.count(what)
+	s.strangers.log(v.conn, class, reason)
 }
 
 // missing lists the ranks that have no payload yet.

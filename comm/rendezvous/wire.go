@@ -177,6 +177,7 @@ const (
 	reasonSilence  = "it did not say who it is"
 	reasonLanguage = "it does not speak this protocol"
 	reasonSecret   = "it knows another secret: it is of another job, or " + SecretVariable + " is not the same everywhere"
+	reasonGone     = "it went away"
 	reasonKnown    = "it knows the secret, but"
 )
 
@@ -213,10 +214,10 @@ func (t *talk) introduce(h hello) ([]byte, error) {
 	words := binary.BigEndian.AppendUint32([]byte(magic), uint32(h.rank))
 	words = binary.BigEndian.AppendUint32(words, uint32(h.size))
 	if err := t.send(append(words, h.public...)); err != nil {
-		return nil, t.stranger("it went away")
+		return nil, t.stranger(reasonGone)
 	}
 	if err := t.send(t.mac("hello")); err != nil {
-		return nil, t.stranger("it went away")
+		return nil, t.stranger(reasonGone)
 	}
 	gcm, nonce, err := t.payloadCipher()
 	if err != nil {
