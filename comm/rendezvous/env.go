@@ -32,10 +32,10 @@ type Job struct {
 	// one of the next three ports if somebody else has this one.
 	Address string
 	// Secret is known to the processes of this job and to nobody else. Without
-	// one, only a loopback address is used.
+	// one, only a loopback address is used, and rank 0 warns of it.
 	Secret []byte
-	// Guessable: Secret is a name of the job, which keeps jobs apart that meet by
-	// accident, but not somebody who finds the name out.
+	// Guessable: Secret is the job's name. It keeps apart jobs that meet by accident, but
+	// does not keep out a process that knows the name. Rank 0 warns of it.
 	Guessable bool
 }
 

@@ -160,6 +160,21 @@ func TestRankZeroListensOnAllInterfaces(t *testing.T) {
 	assert.Contains(t, log.String(), "set TUTTI_SECRET")
 }
 
+// A job without a secret, or with one that others can guess, is warned about on a loopback
+// address, too.
+func TestAGuessableSecretIsWarnedAbout(t *testing.T) {
+	for _, job := range []Job{{}, {Secret: []byte("job 7"), Guessable: true}, {Secret: []byte("random")}} {
+		log := logged(t)
+		job.Address = freeAddress(t)
+		l, err := job.listen(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+		want := job.Guessable || job.Secret == nil
+		assert.Equal(t, want, strings.Contains(log.String(), "every user of this host can connect"), log.String())
+		assert.Equal(t, want, strings.Contains(log.String(), "set TUTTI_SECRET"), log.String())
+	}
+}
+
 // What is given as loopback is not opened to the network.
 func TestLoopbackIsNotOpenedToTheNetwork(t *testing.T) {
 	port := strings.TrimPrefix(freeAddress(t), "127.0.0.1:")

@@ -28,12 +28,13 @@ func (j Job) listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	reach := "every user of this host"
 	if !isLoopback(host) {
-		host = ""
-		if j.Guessable {
-			slog.Warn("rendezvous: listening to the network, and the job's name is the only secret; set "+SecretVariable+
-				" to something random, the same for all processes", "launcher", j.Launcher)
-		}
+		host, reach = "", "the network"
+	}
+	if j.Guessable || len(j.Secret) == 0 {
+		slog.Warn("rendezvous: "+reach+" can connect to rank 0, and the job has no secret but its name; set "+SecretVariable+
+			" to something random, the same for all processes", "launcher", j.Launcher)
 	}
 	var inUse []error
 	for i := range doors {
