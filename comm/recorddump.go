@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/callers"
@@ -81,14 +82,24 @@ type DumpFrame struct {
 type DumpRank struct {
 	Rank  int                   `json:"rank"`
 	Size  int                   `json:"world_size"`
+	Time  int64                 `json:"time_ns"`       // when the dump was made, in nanoseconds since 1970
 	Comms map[string]DumpMember `json:"communicators"` // by name
 }
 
 // DumpMember is a rank of a communicator.
 type DumpMember struct {
-	Rank int       `json:"rank"`
-	Size int       `json:"size"`
-	Sync *DumpSync `json:"sync,omitempty"` // that failed, waits longest, or was the last
+	Rank    int          `json:"rank"`
+	Size    int          `json:"size"`
+	Sync    *DumpSync    `json:"sync,omitempty"` // that failed, waits longest, or was the last
+	Failure *DumpFailure `json:"failure,omitempty"`
+}
+
+// DumpFailure is the first failure of a rank in a communicator.
+type DumpFailure struct {
+	Time  int64  `json:"time_ns"` // in nanoseconds since 1970
+	Error string `json:"error"`
+	Wait  bool   `json:"wait,omitempty"` // a wait returned it; otherwise the rank aborted because of it
+	Peer  bool   `json:"peer,omitempty"` // it reports another rank's failure
 }
 
 // DumpSync is a Sync.
@@ -129,7 +140,7 @@ func (r *Recorder) Dump() *Dump {
 
 	top := open[0] // is never forgotten
 	d := &Dump{Version: RecordVersion, Groups: map[string]DumpGroup{}, Statuses: map[string]DumpStatus{}, Entries: []DumpEntry{},
-		Tutti: &DumpRank{Rank: top.Rank(), Size: top.WorldSize(), Comms: map[string]DumpMember{}}}
+		Tutti: &DumpRank{Rank: top.Rank(), Size: top.WorldSize(), Time: time.Now().UnixNano(), Comms: map[string]DumpMember{}}}
 	clock := callers.NewClock()
 	for id, one := range open {
 		one.addTo(d, id, clock)
@@ -149,7 +160,7 @@ func (r *Recorder) addTo(d *Dump, id int, clock callers.Clock) {
 	for i := r.calls - kept; i < r.calls; i++ {
 		records = append(records, *r.at(i))
 	}
-	first, number, last := r.calls-kept, r.number, r.last
+	first, number, last, failure := r.calls-kept, r.number, r.last, r.failure
 	var sync wait
 	if w := r.waits.shown(); w != nil {
 		sync = *w
@@ -167,7 +178,7 @@ func (r *Recorder) addTo(d *Dump, id int, clock callers.Clock) {
 	enqueued := strconv.FormatUint(number.collective, 10)
 	d.Statuses[strconv.Itoa(id)] = DumpStatus{enqueued, enqueued, strconv.FormatUint(last.collective, 10)}
 
-	member := DumpMember{Rank: r.Rank(), Size: r.WorldSize()}
+	member := DumpMember{Rank: r.Rank(), Size: r.WorldSize(), Failure: failure}
 	if sync.number > 0 {
 		member.Sync = &DumpSync{Created: unix(clock, sync.submitted), Completed: unix(clock, sync.done), Pending: sync.pending,
 			Error: errorText(sync.err), Frames: framesOf(&sync.record)}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/callers"
@@ -46,7 +47,9 @@ type Recorder struct {
 	number numbers
 	last   numbers // of what was done
 	waits  waits
-	cause  error // the first failure that the dump was written for
+	cause  error // the first failure, for which the dump was written
+	// failure is what a dump says of it.
+	failure *DumpFailure
 }
 
 // flight is what a Recorder shares with those split from it.
@@ -344,17 +347,22 @@ func (r *Recorder) finish(before uint64) callers.Ticks {
 // waited writes the dump when a wait has failed, and returns err.
 func (r *Recorder) waited(err error) error {
 	if err != nil && !errors.Is(err, ErrClosed) {
-		r.saveOnce(err)
+		r.saveOnce(err, true)
 	}
 	return err
 }
 
-// saveOnce writes the dump for a failure, but not again for what follows from it.
-func (r *Recorder) saveOnce(err error) {
+// saveOnce writes the dump for a failure, of a wait or of the rank itself, but not again
+// for failures that follow from it.
+func (r *Recorder) saveOnce(err error, wait bool) {
 	r.mu.Lock()
 	follows := r.cause != nil && (errors.Is(err, ErrBroken) || errors.Is(err, r.cause))
 	if !follows {
 		r.cause = err
+	}
+	if r.failure == nil {
+		r.failure = &DumpFailure{Time: time.Now().UnixNano(), Error: err.Error(), Wait: wait,
+			Peer: errors.Is(err, ErrPeerFailed) || errors.Is(err, ErrBroken)}
 	}
 	r.mu.Unlock()
 	if !follows {
@@ -410,7 +418,7 @@ func (r *Recorder) Close() error {
 // End implements [Ender], whether the communicator does or not.
 func (r *Recorder) End(cause error) error {
 	if cause != nil {
-		r.saveOnce(cause)
+		r.saveOnce(cause, false)
 	}
 	r.forget()
 	return CloseAll(r.Communicator, cause)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -222,11 +223,35 @@ func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 	assert.Equal(t, "completed", d.Entries[0].State)
 	assert.Equal(t, "scheduled", d.Entries[1].State)
 	assert.Contains(t, d.Tutti.Comms["0"].Sync.Error, "canceled")
+	failure := d.Tutti.Comms["0"].Failure
+	require.NotNil(t, failure)
+	assert.Equal(t, comm.DumpFailure{Time: failure.Time, Error: cause.Error(), Wait: true}, *failure)
+	assert.GreaterOrEqual(t, d.Tutti.Time, failure.Time)
 
 	require.NoError(t, os.Remove(path))
 	require.ErrorIs(t, c.Sync(t.Context()), comm.ErrBroken)
 	_ = c.End(fmt.Errorf("step 7: %w", cause))
 	assert.NoFileExists(t, path, "once for a failure and what follows from it")
+}
+
+// The dump of a rank that aborts says why, and whether another rank is the cause.
+func TestRecorderWritesWhyTheRankAborted(t *testing.T) {
+	for cause, peer := range map[error]bool{
+		errors.New("no disk space"):                  false,
+		fmt.Errorf("step 7: %w", comm.ErrPeerFailed): true,
+		fmt.Errorf("step 7: %w", comm.ErrBroken):     true,
+	} {
+		dir := t.TempDir()
+		r := comm.NewRecorder(noop.New(hosttest.NewRuntime(t)), 5, dir)
+		_ = r.End(cause)
+		text, err := os.ReadFile(filepath.Join(dir, "tutti-record-0.json"))
+		require.NoError(t, err)
+		var d comm.Dump
+		require.NoError(t, json.Unmarshal(text, &d))
+		failure := d.Tutti.Comms["0"].Failure
+		require.NotNil(t, failure)
+		assert.Equal(t, comm.DumpFailure{Time: failure.Time, Error: cause.Error(), Peer: peer}, *failure)
+	}
 }
 
 func TestRecorderDoesNotAllocate(t *testing.T) {

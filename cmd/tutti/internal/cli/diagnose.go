@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -47,7 +48,11 @@ directory, when a wait fails and on the signal USR1.
 			for _, f := range report.Findings {
 				fmt.Fprintln(out, f.Text)
 			}
-			if len(report.Findings) == 0 {
+			switch {
+			case len(report.Findings) > 0:
+			case slices.ContainsFunc(report.States, func(s diagnose.State) bool { return s.Error != "" }):
+				fmt.Fprintln(out, "all ranks have called the same; the errors below have another cause")
+			default:
 				fmt.Fprintln(out, "nothing waits: all ranks have called the same")
 			}
 			fmt.Fprintln(out)

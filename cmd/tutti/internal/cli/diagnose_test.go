@@ -40,6 +40,15 @@ func TestDiagnose(t *testing.T) {
 	report := jsonLines(t, out)[0]
 	assert.Equal(t, "not_called", report["findings"].([]any)[0].(map[string]any)["kind"])
 
+	// Without findings, the errors are not called nothing.
+	dir2 := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir2, "tutti-record-0.json"), []byte(`{"version":"2.10","tutti":{"rank":0,"world_size":1,
+		"communicators":{"0":{"rank":0,"size":1,"failure":{"error":"rank 1 aborted","wait":true,"peer":true}}}}}`), 0o600))
+	code, out, stderr = execute(t, "diagnose", dir2)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, out, "the errors below have another cause")
+	assert.NotContains(t, out, "nothing waits")
+
 	code, _, stderr = execute(t, "diagnose", filepath.Join(dir, "none"))
 	assert.Equal(t, exitFailure, code)
 	assert.Contains(t, stderr, "none")

@@ -6,7 +6,9 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -14,11 +16,14 @@ import (
 
 // The kinds of findings.
 const (
-	NoDump     = "no_dump"    // there is no dump of these ranks
-	Mismatch   = "mismatch"   // ranks disagree about a call
-	NotCalled  = "not_called" // these ranks have not called what others wait for
-	Unfinished = "unfinished" // all have called it, and some still wait
-	Message    = "message"    // a message has no partner
+	NoDump        = "no_dump"       // there is no dump of these ranks
+	Failed        = "failed"        // these ranks aborted because of an error of their own
+	Contradiction = "contradiction" // the records of these ranks cannot all be true
+	Mismatch      = "mismatch"      // ranks disagree about a call
+	NotCalled     = "not_called"    // these ranks have not called what others wait for
+	Late          = "late"          // these ranks called it, or went on, after others had aborted
+	Unfinished    = "unfinished"    // all have called it, and some still wait
+	Message       = "message"       // a message has no partner
 )
 
 // Report is what the dumps say together.
@@ -33,7 +38,7 @@ type Finding struct {
 	Kind         string `json:"kind"`
 	Communicator string `json:"communicator,omitempty"`
 	Number       uint64 `json:"number,omitempty"` // of the collective
-	Ranks        []int  `json:"ranks"`            // whom it is about
+	Ranks        []int  `json:"ranks"`            // that it is about
 	Waiting      []int  `json:"waiting,omitempty"`
 	Text         string `json:"text"`
 }
@@ -57,8 +62,12 @@ type group struct {
 type member struct {
 	rank        int // of the world
 	inGroup     int
+	size        int
+	time        int64 // of the dump
 	sync        *comm.DumpSync
+	failure     *comm.DumpFailure
 	collectives map[uint64]*comm.DumpEntry
+	twice       uint64 // a number that two collectives have, 0 if none have
 	last        uint64 // the highest number of a collective
 	messages    []*comm.DumpEntry
 	whole       bool // nothing was forgotten
@@ -66,7 +75,7 @@ type member struct {
 
 // Diagnose looks at the dumps of one job, sorted by rank, at least one.
 func Diagnose(records []Record) Report {
-	r := Report{Ranks: records[0].Tutti.Size, Findings: []Finding{}}
+	r := Report{Ranks: records[0].Tutti.Size, Findings: failed(records)}
 	there := map[int]bool{}
 	groups := map[string]*group{}
 	for _, d := range records {
@@ -91,15 +100,93 @@ func Diagnose(records []Record) Report {
 	}
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		g := groups[name]
-		slices.SortFunc(g.members, func(a, b member) int { return a.inGroup - b.inGroup })
+		slices.SortStableFunc(g.members, func(a, b member) int { return a.inGroup - b.inGroup })
+		if contradictions := g.contradictions(); len(contradictions) > 0 {
+			r.Findings = append(r.Findings, contradictions...)
+			continue // what else they say is not to be believed
+		}
 		r.Findings = append(r.Findings, g.collectives()...)
 		r.Findings = append(r.Findings, g.unmatched()...)
+	}
+	for i := range r.Findings {
+		r.Findings[i].Text = printable(r.Findings[i].Text)
+	}
+	for i := range r.States {
+		for _, text := range []*string{&r.States[i].Last, &r.States[i].Waits, &r.States[i].Error} {
+			*text = printable(*text)
+		}
 	}
 	return r
 }
 
+// printable replaces control characters, which a record may have in any text, by their
+// escapes.
+func printable(text string) string {
+	var out strings.Builder
+	for _, c := range text {
+		if strconv.IsPrint(c) {
+			out.WriteRune(c)
+		} else {
+			out.WriteString(strings.Trim(strconv.QuoteRune(c), "'"))
+		}
+	}
+	return out.String()
+}
+
+// failed tells which ranks aborted because of an error of their own, the first one first.
+func failed(records []Record) []Finding {
+	type failure struct {
+		*comm.DumpFailure
+		rank int
+	}
+	var own []failure
+	for _, d := range records {
+		for _, m := range d.Tutti.Comms {
+			f := m.Failure
+			if f == nil || f.Wait || f.Peer || followsAWait(d, f) {
+				continue
+			}
+			if n := len(own); n > 0 && own[n-1].rank == d.Tutti.Rank { // of another communicator
+				if f.Time < own[n-1].Time {
+					own[n-1].DumpFailure = f
+				}
+				continue
+			}
+			own = append(own, failure{f, d.Tutti.Rank})
+		}
+	}
+	if len(own) == 0 {
+		return []Finding{}
+	}
+	slices.SortStableFunc(own, func(a, b failure) int { return cmp.Compare(a.Time, b.Time) })
+	first := own[0]
+	f := Finding{Kind: Failed, Ranks: []int{first.rank}, Text: fmt.Sprintf("rank %d aborted because of an error of its own: %s", first.rank, first.Error)}
+	var later []int
+	for _, o := range own[1:] {
+		later = append(later, o.rank)
+	}
+	if len(later) > 0 {
+		slices.Sort(later)
+		f.Ranks = append(f.Ranks, later...)
+		f.Text += fmt.Sprintf("; later %s did as well", ranksText(later))
+	}
+	return []Finding{f}
+}
+
+// followsAWait reports whether a failure has the error of a wait, in another communicator
+// of the same rank.
+func followsAWait(d Record, f *comm.DumpFailure) bool {
+	for _, m := range d.Tutti.Comms {
+		if m.Failure != nil && m.Failure.Wait && strings.Contains(f.Error, m.Failure.Error) {
+			return true
+		}
+	}
+	return false
+}
+
 func newMember(d Record, name string, m comm.DumpMember) member {
-	out := member{rank: d.Tutti.Rank, inGroup: m.Rank, sync: m.Sync, collectives: map[uint64]*comm.DumpEntry{}, whole: true}
+	out := member{rank: d.Tutti.Rank, inGroup: m.Rank, size: m.Size, time: d.Tutti.Time, sync: m.Sync, failure: m.Failure,
+		collectives: map[uint64]*comm.DumpEntry{}, whole: true}
 	first := true
 	for i := range d.Entries {
 		e := &d.Entries[i]
@@ -113,10 +200,73 @@ func newMember(d Record, name string, m comm.DumpMember) member {
 		case e.Tutti.Left:
 		case e.P2P:
 			out.messages = append(out.messages, e)
+			out.last = max(out.last, e.CollectiveSeq) // of the collective before it
 		default:
+			if out.collectives[e.CollectiveSeq] != nil {
+				out.twice = e.CollectiveSeq
+			}
 			out.collectives[e.CollectiveSeq] = e
 			out.last = max(out.last, e.CollectiveSeq)
 		}
+	}
+	return out
+}
+
+// meets reports whether a collective is done on a rank only after all ranks have called it.
+func meets(e *comm.DumpEntry) bool {
+	switch e.Tutti.Op {
+	case comm.OpBarrier.String(), comm.OpSplit.String():
+		return true
+	case comm.OpAllReduce.String(), comm.OpAllGather.String(), comm.OpReduceScatter.String(), comm.OpAllToAll.String():
+		return e.Tutti.Count > 0
+	}
+	return false
+}
+
+// contradictions tells which records cannot be true together, as those of different
+// times or jobs.
+func (g *group) contradictions() []Finding {
+	var out []Finding
+	add := func(n uint64, ranks []int, format string, args ...any) {
+		out = append(out, Finding{Kind: Contradiction, Communicator: g.name, Number: n, Ranks: ranks,
+			Text: "the records contradict each other: " + fmt.Sprintf(format, args...) + g.in()})
+	}
+	for i, m := range g.members {
+		switch {
+		case m.size != g.size:
+			add(0, []int{g.members[0].rank, m.rank}, "rank %d is one of %d ranks, and rank %d of %d", g.members[0].rank, g.size, m.rank, m.size)
+		case i > 0 && m.inGroup == g.members[i-1].inGroup:
+			add(0, []int{g.members[i-1].rank, m.rank}, "both rank %d and rank %d are number %d", g.members[i-1].rank, m.rank, m.inGroup)
+		case m.twice > 0:
+			add(m.twice, []int{m.rank}, "rank %d made two calls as collective #%d", m.rank, m.twice)
+		}
+	}
+	// A collective that is done on one rank was called on all of them.
+	var by *member
+	var proof *comm.DumpEntry
+	for i := range g.members {
+		for _, e := range g.members[i].collectives {
+			if e.Completed != 0 && meets(e) && (proof == nil || e.CollectiveSeq > proof.CollectiveSeq) {
+				by, proof = &g.members[i], e
+			}
+		}
+	}
+	if proof == nil {
+		return out
+	}
+	var behind []int
+	older := int64(0)
+	for _, m := range g.members {
+		if m.last < proof.CollectiveSeq {
+			behind, older = append(behind, m.rank), max(older, by.time-m.time)
+		}
+	}
+	if len(behind) > 0 {
+		age := ""
+		if older > 0 {
+			age = fmt.Sprintf("; a record is up to %s older", duration(older))
+		}
+		add(proof.CollectiveSeq, behind, "%s is done on rank %d, and %s not called it%s", call(proof, true), by.rank, have(behind), age)
 	}
 	return out
 }
@@ -132,10 +282,11 @@ func (g *group) in() string {
 // collectives compares what the ranks have called.
 func (g *group) collectives() []Finding {
 	var out []Finding
-	least, most := g.members[0].last, uint64(0)
+	first := g.firstToAbort()
+	least, most := ^uint64(0), uint64(0)
 	numbers := map[uint64]bool{}
 	for _, m := range g.members {
-		least, most = min(least, m.last), max(most, m.last)
+		least, most = min(least, m.lastBefore(first)), max(most, m.lastBefore(first))
 		for n := range m.collectives {
 			numbers[n] = true
 		}
@@ -147,12 +298,44 @@ func (g *group) collectives() []Finding {
 		}
 	}
 	if least < most {
-		return append(out, g.notCalled(least+1))
+		return append(out, g.notCalled(least+1, first))
 	}
-	if f, ok := g.unfinished(most); ok && len(out) == 0 {
+	if f, ok := g.unfinished(most, first); ok && len(out) == 0 {
 		out = append(out, f)
 	}
 	return out
+}
+
+// firstToAbort returns the member whose wait failed first, and not because of another
+// rank. It is nil if there is none.
+func (g *group) firstToAbort() *member {
+	var first *member
+	for i := range g.members {
+		m := &g.members[i]
+		if f := m.failure; f != nil && f.Wait && !f.Peer && (first == nil || f.Time < first.failure.Time) {
+			first = m
+		}
+	}
+	return first
+}
+
+// after returns how many nanoseconds after that member's failure something was, 0 if
+// it was before.
+func (m *member) after(time int64) int64 {
+	if m == nil {
+		return 0
+	}
+	return max(time-m.failure.Time, 0)
+}
+
+// lastBefore is the highest number of a collective that was called before the first
+// member aborted. What is called later is not what that one waited for.
+func (m *member) lastBefore(first *member) uint64 {
+	last := m.last
+	for last > 0 && m.collectives[last] != nil && first.after(m.collectives[last].Created) > 0 {
+		last--
+	}
+	return last
 }
 
 // mismatch tells who called what if ranks disagree about collective n.
@@ -183,25 +366,31 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 		parts = append(parts, fmt.Sprintf("%s called %s", ranksText(ranks[kind]), call(example[kind], false)))
 	}
 	slices.Sort(f.Ranks)
-	f.Text = fmt.Sprintf("ranks disagree about collective #%d%s: %s", n, g.in(), strings.Join(parts, "; "))
+	f.Text = fmt.Sprintf("ranks disagree about collective #%d%s: %s", n, g.in(), list(parts))
 	return f, true
 }
 
-// notCalled tells who has not called collective n, which others have.
-func (g *group) notCalled(n uint64) Finding {
+// notCalled tells who has not called collective n, which others have, or had not when the
+// first member aborted.
+func (g *group) notCalled(n uint64, first *member) Finding {
 	f := Finding{Kind: NotCalled, Communicator: g.name, Number: n}
 	what := fmt.Sprintf("collective #%d", n)
-	var lasts []string
-	for _, m := range g.members {
+	var lasts, later []string
+	for i := range g.members {
+		m := &g.members[i]
 		e := m.collectives[n]
+		last := m.lastBefore(first)
 		switch {
-		case m.last < n:
+		case last < n:
 			f.Ranks = append(f.Ranks, m.rank)
-			last := "it has called none"
-			if e := m.collectives[m.last]; e != nil {
-				last = "its last was " + call(e, true) + done(e)
+			text := "it has called none"
+			if e := m.collectives[last]; e != nil {
+				text = "its last was " + call(e, true) + done(e)
 			}
-			lasts = append(lasts, last)
+			lasts = append(lasts, text)
+			if e != nil {
+				later = append(later, fmt.Sprintf("rank %d called it %s after that", m.rank, duration(first.after(e.Created))))
+			}
 		case e != nil:
 			what = call(e, true)
 			if e.Completed == 0 {
@@ -215,19 +404,58 @@ func (g *group) notCalled(n uint64) Finding {
 			lasts[i] = strings.NewReplacer("its last was", "their last was", "it has called", "they have called").Replace(lasts[i])
 		}
 	}
-	f.Text = fmt.Sprintf("%s not called %s%s; %s", have(f.Ranks), what, g.in(), strings.Join(lasts, "; "))
+	if len(later) > 0 {
+		f.Kind = Late
+		f.Text = fmt.Sprintf("%s had not called %s%s when rank %d aborted; %s", ranksText(f.Ranks), what, g.in(), first.rank, list(later))
+	} else {
+		f.Text = fmt.Sprintf("%s not called %s%s", have(f.Ranks), what, g.in())
+	}
+	f.Text += "; " + list(lasts)
 	if len(f.Waiting) > 0 {
 		f.Text += fmt.Sprintf("; %s", waitText(f.Waiting))
 	}
 	return f
 }
 
-// unfinished tells whether ranks wait for collective n, which all have called.
-func (g *group) unfinished(n uint64) (Finding, bool) {
+// noticeable is after how many nanoseconds without a sign of life a member was stopped or
+// busy. Members that wait hear in less that another one has aborted.
+const noticeable = int64(time.Second)
+
+// wentOn returns after how many nanoseconds the record has the first sign of life of a
+// member since the first one aborted, 0 if it has none.
+func (m *member) wentOn(first *member) (after int64) {
+	sign := func(time int64) {
+		if a := first.after(time); a > 0 && (after == 0 || a < after) {
+			after = a
+		}
+	}
+	if m.failure != nil {
+		sign(m.failure.Time)
+	}
+	if m.sync != nil {
+		sign(m.sync.Created)
+	}
+	for _, e := range m.collectives {
+		sign(e.Created)
+		sign(e.Completed)
+	}
+	return after
+}
+
+// unfinished tells whether ranks wait for collective n, which all have called, and who
+// went on only after another rank had aborted.
+func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 	f := Finding{Kind: Unfinished, Communicator: g.name, Number: n}
 	var last *comm.DumpEntry
-	for _, m := range g.members {
+	var stopped []int
+	longest := int64(0)
+	for i := range g.members {
+		m := &g.members[i]
 		e := m.collectives[n]
+		if paused := m.wentOn(first); paused >= noticeable && e != nil {
+			stopped, longest, last = append(stopped, m.rank), max(longest, paused), e
+			continue
+		}
 		if e == nil || e.Completed != 0 {
 			continue
 		}
@@ -246,7 +474,15 @@ func (g *group) unfinished(n uint64) (Finding, bool) {
 	if len(g.members) < g.size {
 		who = have(f.Ranks)
 	}
-	f.Text = fmt.Sprintf("%s called %s%s; %s", who, call(last, true), g.in(), waitText(f.Waiting))
+	f.Text = fmt.Sprintf("%s called %s%s", who, call(last, true), g.in())
+	if len(f.Waiting) > 0 {
+		f.Text += "; " + waitText(f.Waiting)
+	}
+	if len(stopped) > 0 {
+		f.Kind, f.Ranks = Late, stopped
+		f.Text += fmt.Sprintf("; %s went on only %s after rank %d had aborted: stopped, or busy with something else",
+			ranksText(stopped), duration(longest), first.rank)
+	}
 	return f, true
 }
 
@@ -294,7 +530,10 @@ func (g *group) unmatched() []Finding {
 			}
 		}
 		switch n := min(len(s), len(r)); {
-		case len(r) > n && r[n].Completed == 0:
+		case len(r) > n && r[n].Completed != 0:
+			add(Contradiction, to, "the records contradict each other: %s is done on rank %d, and rank %d has not sent it", call(r[n], false), to, from)
+			out[len(out)-1].Waiting = nil
+		case len(r) > n:
 			add(Message, to, "rank %d waits in %s, and rank %d has not sent it", to, call(r[n], false), from)
 		case len(s) > n && s[n].Completed == 0:
 			add(Message, from, "rank %d waits in %s, and rank %d has not received it", from, call(s[n], false), to)
@@ -316,6 +555,11 @@ func state(d Record) State {
 			continue
 		}
 		s.Waits, s.Error = "sync at "+line(sync.Frames), cmp.Or(sync.Error, s.Error)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Tutti.Comms)) {
+		if f := d.Tutti.Comms[name].Failure; f != nil {
+			s.Error = cmp.Or(s.Error, f.Error)
+		}
 	}
 	return s
 }
@@ -374,12 +618,53 @@ func bytesText(n, size int) string {
 	return fmt.Sprintf("%.4g %s", value, units[unit])
 }
 
-func ranksText(ranks []int) string {
-	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
-	if len(ranks) == 1 {
-		return "rank " + text
+// duration is a number of nanoseconds as text, as in "12.3s".
+func duration(ns int64) string {
+	d := time.Duration(ns)
+	switch {
+	case d >= time.Second:
+		d = d.Round(100 * time.Millisecond)
+	case d >= time.Millisecond:
+		d = d.Round(time.Millisecond)
 	}
-	return "ranks " + text
+	return d.String()
+}
+
+// mostParts bounds how many parts a list has in a line.
+const mostParts = 10
+
+// list joins texts, at most mostParts of them.
+func list(texts []string) string {
+	if n := len(texts); n > mostParts {
+		texts = append(slices.Clone(texts[:mostParts]), fmt.Sprintf("… (%d in all)", n))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// ranksText names ranks, as in "rank 3" or "ranks 0-3, 7, 9, … (25 in all)".
+func ranksText(ranks []int) string {
+	if len(ranks) == 1 {
+		return fmt.Sprintf("rank %d", ranks[0])
+	}
+	var parts []string
+	for i := 0; i < len(ranks); {
+		n := 1
+		for i+n < len(ranks) && ranks[i+n] == ranks[i]+n {
+			n++
+		}
+		if len(parts) == mostParts {
+			parts = append(parts, fmt.Sprintf("… (%d in all)", len(ranks)))
+			break
+		}
+		if n > 2 {
+			parts = append(parts, fmt.Sprintf("%d-%d", ranks[i], ranks[i+n-1]))
+		} else {
+			n = 1
+			parts = append(parts, fmt.Sprint(ranks[i]))
+		}
+		i += n
+	}
+	return "ranks " + strings.Join(parts, ", ")
 }
 
 func have(ranks []int) string {

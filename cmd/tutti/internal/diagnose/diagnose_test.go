@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -69,14 +70,14 @@ func TestARankThatDoesNotCall(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
 		return instrument.Run(ctx, rt, c, body)
 	}))
-	at := func(line int) string { return fmt.Sprintf("%s:%d", filepath.Base(file), here+line) }
+	place := func(line int) string { return fmt.Sprintf("%s:%d", filepath.Base(file), here+line) }
 
 	records, err := ReadFiles([]string{dir})
 	require.NoError(t, err)
 	report := Diagnose(records)
 	want := Finding{Kind: NotCalled, Communicator: "0", Number: 2, Ranks: []int{2}, Waiting: []int{0, 1},
-		Text: "rank 2 has not called allreduce #2 (1 MiB f32 max, " + at(second) + "); its last was allreduce #1 (1 MiB f32 sum, " +
-			at(first) + "), which is done; ranks 0, 1 wait"}
+		Text: "rank 2 has not called allreduce #2 (1 MiB f32 max, " + place(second) + "); its last was allreduce #1 (1 MiB f32 sum, " +
+			place(first) + "), which is done; ranks 0, 1 wait"}
 	assert.Equal(t, []Finding{want}, report.Findings)
 	assert.Len(t, report.States, 3)
 
@@ -169,6 +170,180 @@ func TestMessagesWithoutPartner(t *testing.T) {
 			assert.Contains(t, text, test.want)
 			assert.Equal(t, test.want == "", text == "", text)
 		})
+	}
+}
+
+// at is a time in seconds.
+func at(seconds float64) int64 { return int64(1e18 + seconds*1e9) }
+
+// allReduces are the records of ranks that each made some allreduces, one a second, of
+// which all but the last are done.
+func allReduces(made ...int) []Record {
+	records := make([]Record, len(made))
+	for rank, n := range made {
+		calls := make([]comm.Call, n)
+		for i := range calls {
+			calls[i] = comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum)
+		}
+		records[rank] = dump(rank, len(made), calls)
+		for i := range n {
+			records[rank].Entries[i].Created = at(float64(i))
+			if i < n-1 {
+				records[rank].Entries[i].Completed = at(float64(i) + 0.5)
+			}
+		}
+	}
+	return records
+}
+
+// fail has a rank's record say that it failed.
+func fail(r Record, f comm.DumpFailure) {
+	m := r.Tutti.Comms["0"]
+	m.Failure = &f
+	if f.Wait {
+		m.Sync = &comm.DumpSync{Created: f.Time - 1, Error: f.Error}
+	}
+	r.Tutti.Comms["0"] = m
+}
+
+// A rank that aborted because of an error of its own is named, the first one first,
+// although no rank waits.
+func TestARankThatFailsFirst(t *testing.T) {
+	records := allReduces(1, 1, 1, 1)
+	fail(records[3], comm.DumpFailure{Time: at(4), Error: "no memory"})
+	fail(records[1], comm.DumpFailure{Time: at(3), Error: "no disk space"})
+	fail(records[0], comm.DumpFailure{Time: at(2), Error: "rank 1: no disk space", Peer: true}) // by its clock
+	report := Diagnose(records)
+	require.NotEmpty(t, report.Findings)
+	assert.Equal(t, Finding{Kind: Failed, Ranks: []int{1, 3},
+		Text: "rank 1 aborted because of an error of its own: no disk space; later rank 3 did as well"}, report.Findings[0])
+	assert.Equal(t, "no disk space", report.States[1].Error)
+
+	// A body that returns the error of a wait has no error of its own.
+	records = allReduces(1, 1)
+	records[0].Tutti.Comms["0/1.0"] = comm.DumpMember{Size: 1, Failure: &comm.DumpFailure{Time: at(2), Error: "timeout", Wait: true}}
+	fail(records[0], comm.DumpFailure{Time: at(3), Error: "step 7: timeout"})
+	for _, f := range Diagnose(records).Findings {
+		assert.NotEqual(t, Failed, f.Kind, f.Text)
+	}
+}
+
+// A rank that was stopped, and went on when the others had aborted, is named.
+func TestAStoppedRankThatGoesOn(t *testing.T) {
+	timeout := comm.DumpFailure{Time: at(12), Error: "timeout", Wait: true}
+	peer := comm.DumpFailure{Time: at(12.01), Error: "rank 0 aborted", Wait: true, Peer: true}
+	for name, test := range map[string]struct {
+		change func(stopped Record)
+		want   string
+	}{
+		"before its call": {func(r Record) {
+			r.Entries[2].Created = at(20)
+			fail(r, comm.DumpFailure{Time: at(20.1), Error: "rank 0 aborted", Wait: true, Peer: true})
+		}, "rank 2 had not called allreduce #3 (16 B f32, unknown line) when rank 0 aborted; rank 2 called it 8s after that; " +
+			"its last was allreduce #2 (16 B f32, unknown line), which is done; ranks 0, 1 wait"},
+		"in its wait": {func(r Record) {
+			fail(r, comm.DumpFailure{Time: at(20), Error: "timeout", Wait: true})
+		}, "all ranks have called allreduce #3 (16 B f32, unknown line); ranks 0, 1 wait; " +
+			"rank 2 went on only 8s after rank 0 had aborted: stopped, or busy with something else"},
+		"in its wait, which succeeds": {func(r Record) {
+			r.Entries[2].Completed = at(20)
+			later := r.Entries[2]
+			later.CollectiveSeq, later.Created, later.Completed = 4, at(20.1), 0
+			r.Entries = append(r.Entries, later)
+		}, "all ranks have called allreduce #3 (16 B f32, unknown line); ranks 0, 1 wait; " +
+			"rank 2 went on only 8s after rank 0 had aborted: stopped, or busy with something else"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			records := allReduces(3, 3, 3)
+			fail(records[0], timeout)
+			fail(records[1], peer)
+			test.change(records[2])
+			findings := Diagnose(records).Findings
+			require.Len(t, findings, 1)
+			assert.Equal(t, Late, findings[0].Kind)
+			assert.Equal(t, []int{2}, findings[0].Ranks)
+			assert.Equal(t, test.want, findings[0].Text)
+		})
+	}
+}
+
+// Records that cannot be true together accuse nobody.
+func TestContradictions(t *testing.T) {
+	recv := comm.RecvCall(0, 4, dtype.F32, 0, 3)
+	for name, test := range map[string]struct {
+		records func() []Record
+		want    string
+	}{
+		"done without a rank": {func() []Record {
+			records := allReduces(5, 3)
+			records[0].Tutti.Time, records[1].Tutti.Time = at(10), at(3.5)
+			return records
+		}, "allreduce #4 (16 B f32, unknown line) is done on rank 0, and rank 1 has not called it; a record is up to 6.5s older"},
+		"of several sizes": {func() []Record {
+			records := allReduces(1, 1, 1)
+			for rank, size := range []int{2, 2, 3} {
+				records[rank].Tutti.Comms["0/1.0"] = comm.DumpMember{Rank: rank, Size: size}
+			}
+			return records
+		}, "rank 0 is one of 2 ranks, and rank 2 of 3 of communicator 0/1.0"},
+		"with one number": {func() []Record {
+			records := allReduces(1, 1)
+			for rank := range 2 {
+				records[rank].Tutti.Comms["0/1.0"] = comm.DumpMember{Rank: 1, Size: 2}
+			}
+			return records
+		}, "both rank 0 and rank 1 are number 1 of communicator 0/1.0"},
+		"two calls in one": {func() []Record {
+			records := allReduces(3, 3)
+			records[1].Entries[2].CollectiveSeq = 2
+			return records
+		}, "rank 1 made two calls as collective #2"},
+		"received without a send": {func() []Record {
+			records := []Record{dump(0, 2, nil), dump(1, 2, []comm.Call{recv})}
+			records[1].Entries[0].Completed = at(1)
+			return records
+		}, "recv (16 B f32, from rank 0, tag 3, unknown line) is done on rank 1, and rank 0 has not sent it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			findings := Diagnose(test.records()).Findings
+			require.Len(t, findings, 1)
+			assert.Equal(t, Contradiction, findings[0].Kind)
+			assert.Equal(t, "the records contradict each other: "+test.want, findings[0].Text)
+		})
+	}
+	// A rank whose record is full of messages has called the collectives before them.
+	records := allReduces(2, 2)
+	records[0].Entries[1].Completed = at(3)
+	delete(records[1].Tutti.Comms, "")
+	message := dump(1, 2, []comm.Call{comm.SendCall(0, 4, dtype.F32, 0, 3)}).Entries[0]
+	message.CollectiveSeq, message.RecordID, message.Completed = 2, 7, at(4)
+	records[1].Entries = []comm.DumpEntry{message}
+	assert.Empty(t, Diagnose(records).Findings)
+}
+
+// A line is for people: it has no control characters of a record, and no list of a
+// million ranks.
+func TestLinesAreForPeople(t *testing.T) {
+	records := allReduces(1, 2)
+	records[1].Entries[1].Tutti.Call, records[1].Entries[1].Frames = "x", []comm.DumpFrame{{Name: "f", Filename: "\x1b]0;owned\a.go", Line: 7}}
+	fail(records[0], comm.DumpFailure{Time: at(3), Error: "\x1b[2Jall is well\r\u202e\nreally\u00ad é"})
+	report := Diagnose(records)
+	all := report.Findings[0].Text + report.Findings[1].Text + report.States[0].Error + report.States[1].Last
+	assert.Equal(t, -1, strings.IndexFunc(all, func(c rune) bool { return !strconv.IsPrint(c) }), "%q", all)
+	assert.Contains(t, report.States[0].Error, `\x1b[2Jall is well\r\u202e\nreally\u00ad é`)
+	assert.Contains(t, report.States[1].Last, `\x1b]0;owned\a.go:7`)
+
+	one := dump(1<<19, 1<<20, []comm.Call{comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum)})
+	findings := Diagnose([]Record{one}).Findings
+	assert.Equal(t, "there is no dump of ranks 0-524287, 524289-1048575, which may be what the others wait for", findings[0].Text)
+	for want, ranks := range map[string][]int{
+		"rank 3":           {3},
+		"ranks 3, 4":       {3, 4},
+		"ranks 0-2, 4, 5":  {0, 1, 2, 4, 5},
+		"ranks 1, 3-5, 12": {1, 3, 4, 5, 12},
+		"ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, … (12 in all)": {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22},
+	} {
+		assert.Equal(t, want, ranksText(ranks))
 	}
 }
 
