@@ -22,14 +22,17 @@ import (
 // PyTorch's flight recorder; `tutti diagnose` puts the dumps of all ranks
 // together.
 //
-// A call is known to be done when a later Sync or a Barrier has returned, and before
-// that where the communicator tells ([Progresser]): the time is then that of the next
-// look, at one of the next eight calls or for the dump. A dump is written to a file when
-// a wait fails (Sync, Barrier, Split), when a rank gives up because of an error ([Ender]),
-// by [Recorder.NotifyOn] on a signal, and by [Recorder.Save].
+// A call is known to be done when a later Sync or a Barrier has returned, and before that
+// where the communicator reports its progress ([Progresser]). Its time is then that of the
+// next look, at one of the next eight calls or for the dump.
 //
-// What Split makes is recorded too, under a name of its own, and is in the dump
-// of the Recorder that it was split from until it is closed.
+// A dump is written to a file when a wait fails (Sync, Barrier, Split), when the rank
+// aborts ([Ender]), on a signal ([Recorder.NotifyOn], [Recorder.SaveBefore]), and by
+// [Recorder.Save]. A rank that aborts then waits up to two seconds for the dumps of other
+// processes in the same directory: a launcher may end them as soon as this one exits.
+//
+// Sub-communicators are recorded under their own names, and are in their parent's dump
+// until they are closed.
 //
 // A Recorder can be used from any goroutine, costs 30 to 45 ns a call, and
 // allocates nothing.
@@ -54,7 +57,9 @@ type Recorder struct {
 
 // flight is what a Recorder shares with those split from it.
 type flight struct {
-	path string // of the dump, "" for none
+	dir   string // of the dump, "" for none
+	path  string
+	begun time.Time
 
 	mu     sync.Mutex
 	open   []*Recorder
@@ -143,11 +148,17 @@ func (s *waits) shown() *wait {
 // which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
 // Package comm/instrument makes one where the environment asks for it.
 func NewRecorder(c Communicator, n int, dir string) *Recorder {
-	f := new(flight)
+	f := &flight{dir: dir, begun: time.Now()}
 	if dir != "" {
-		f.path = filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", c.Rank()))
+		f.path = dumpPath(dir, c.Rank())
+		ofThisProcess.Store(f.path, true)
 	}
 	return newRecorder(c, max(n, 1), "0", f)
+}
+
+// dumpPath is the file of a rank's dump.
+func dumpPath(dir string, rank int) string {
+	return filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", rank))
 }
 
 func newRecorder(c Communicator, n int, name string, f *flight) *Recorder {
@@ -170,6 +181,24 @@ func newRecorder(c Communicator, n int, name string, f *flight) *Recorder {
 // NotifyOn writes the dump to the file whenever the process gets one of the
 // signals, until the Recorder is closed.
 func (r *Recorder) NotifyOn(signals ...os.Signal) {
+	r.onSignal(signals, nil)
+}
+
+// SaveBefore writes the dump to the file before one of the signals, such as SIGTERM, does
+// what it would without the Recorder: it sends the signal to the process again. If ctx
+// ends, or the Recorder is closed, within half a second, the program handles the signal
+// itself, and gets it only once.
+func (r *Recorder) SaveBefore(ctx context.Context, signals ...os.Signal) {
+	r.onSignal(signals, ctx)
+}
+
+// handling is how long a program that handles a signal itself takes to end the context
+// of its communication. mpirun of Open MPI kills a process one second after SIGTERM.
+const handling = 500 * time.Millisecond
+
+// onSignal writes the dump on signals until the Recorder is closed. With a context, it
+// passes a signal on and ends, unless the context ends first.
+func (r *Recorder) onSignal(signals []os.Signal, handled context.Context) {
 	if len(signals) == 0 {
 		return // Notify would take all
 	}
@@ -178,12 +207,26 @@ func (r *Recorder) NotifyOn(signals ...os.Signal) {
 	go func() {
 		defer signal.Stop(got)
 		for {
+			var s os.Signal
 			select {
-			case s := <-got:
-				r.Save(s.String())
+			case s = <-got:
 			case <-stop:
 				return
 			}
+			r.Save(s.String())
+			if handled == nil {
+				continue
+			}
+			select {
+			case <-handled.Done():
+			case <-stop:
+			case <-time.After(handling):
+				signal.Stop(got)
+				if self, err := os.FindProcess(os.Getpid()); err == nil {
+					_ = self.Signal(s)
+				}
+			}
+			return
 		}
 	}()
 	r.flight.mu.Lock()
@@ -421,7 +464,45 @@ func (r *Recorder) End(cause error) error {
 		r.saveOnce(cause, false)
 	}
 	r.forget()
-	return CloseAll(r.Communicator, cause)
+	err := CloseAll(r.Communicator, cause)
+	if cause != nil && r.name == "0" && r.path != "" {
+		r.awaitPeers()
+	}
+	return err
+}
+
+// ofThisProcess has the paths of all dumps of this process.
+var ofThisProcess sync.Map
+
+// peerPatience bounds how long a rank that aborts waits for the dumps of its peers. They
+// write them when they hear of it; many launchers end their processes when this one's
+// exits.
+const peerPatience = 2 * time.Second
+
+// awaitPeers waits until the ranks of other processes have written their dumps to the
+// same directory, in a bounded time.
+func (r *Recorder) awaitPeers() {
+	ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
+	defer cancel()
+	for rank := range r.WorldSize() {
+		path := dumpPath(r.dir, rank)
+		if _, own := ofThisProcess.Load(path); own {
+			continue
+		}
+		for !r.written(path) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+}
+
+// written reports whether a dump is of this job. File systems round times to a second.
+func (r *Recorder) written(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.ModTime().Before(r.begun.Truncate(time.Second))
 }
 
 // forget takes the Recorder out of the dump, and ends NotifyOn with the first one.

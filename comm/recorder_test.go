@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -253,6 +254,66 @@ func TestRecorderWritesWhyTheRankAborted(t *testing.T) {
 		assert.Equal(t, comm.DumpFailure{Time: failure.Time, Error: cause.Error(), Peer: peer}, *failure)
 	}
 }
+
+// ofWorld is a communicator of a rank whose peers are in other processes.
+type ofWorld struct {
+	comm.Communicator
+	size int
+}
+
+func (w ofWorld) WorldSize() int { return w.size }
+
+// A rank that aborts waits for the dumps of other processes, but not without end, and not
+// for those of this process or of an earlier job.
+func TestRecorderWaitsForDumpsOfPeers(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		peers []string // tutti-record-1.json and on: written before, old, here or written after a second
+		wait  time.Duration
+	}{
+		{"alone", nil, 0},
+		{"written", []string{"written"}, 0},
+		{"of this process", []string{"here"}, 0},
+		{"late", []string{"written", "late", "here"}, time.Second},
+		{"missing", []string{"written", "missing"}, 2 * time.Second},
+		{"of an earlier job", []string{"old"}, 2 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			rt := hosttest.NewRuntime(t)
+			synctest.Test(t, func(t *testing.T) {
+				size := 1 + len(test.peers)
+				r := comm.NewRecorder(ofWorld{noop.New(rt), size}, 5, dir)
+				for i, peer := range test.peers {
+					path := filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", i+1))
+					write := func() { assert.NoError(t, os.WriteFile(path, nil, 0o600)) }
+					switch peer {
+					case "written":
+						write()
+					case "here":
+						comm.NewRecorder(ofRank{noop.New(rt), i + 1}, 5, dir)
+					case "late":
+						time.AfterFunc(time.Second, write)
+					case "old":
+						write()
+						require.NoError(t, os.Chtimes(path, time.Time{}, time.Unix(1, 0)))
+					}
+				}
+				begin := time.Now() // of a clock that stands while anything runs
+				require.NoError(t, r.End(errors.New("no disk space")))
+				assert.InDelta(t, test.wait, time.Since(begin), float64(20*time.Millisecond))
+			})
+		})
+	}
+}
+
+// ofRank is a communicator of a rank of this process.
+type ofRank struct {
+	comm.Communicator
+	rank int
+}
+
+func (r ofRank) Rank() int { return r.rank }
 
 func TestRecorderDoesNotAllocate(t *testing.T) {
 	rt := hosttest.NewRuntime(t)

@@ -1,5 +1,5 @@
-// Package instrument puts around a communicator what the environment asks for, for
-// the day a program hangs.
+// Package instrument puts decorators around a communicator that find out why a program
+// hangs, if the environment asks for them.
 package instrument
 
 import (
@@ -22,18 +22,20 @@ const (
 	RecordDirVariable = "TUTTI_RECORD_DIR"
 )
 
-// Run runs body with c as the environment asks for, for the day a program hangs:
+// Run runs body with the decorators around c that the environment asks for:
 //
 //   - TUTTI_CHECK is 1, or how long a rank waits for the others ("10s"; see
-//     [checked.Timeout]): with a [checked.Communicator] around c, whose memory comes from rt. All ranks
+//     [checked.Timeout]): a [checked.Communicator], whose memory comes from rt. All ranks
 //     need the same environment.
-//   - TUTTI_RECORD is a number of calls: with a [comm.Recorder] of so many, which writes its
-//     dump to the directory TUTTI_RECORD_DIR (without it the current one) also on SIGUSR1,
-//     where there is such a signal.
+//   - TUTTI_RECORD is a number of calls: a [comm.Recorder] of that many. It writes its dump
+//     to the directory TUTTI_RECORD_DIR, or the current one. It also does so on SIGUSR1,
+//     and on SIGTERM before that ends the process, on systems that have these signals. A
+//     program that handles SIGTERM should end ctx when it comes; otherwise it gets it a
+//     second time.
 //
-// Without them, or where they are 0, that is body(ctx, c), and what c has around it already
-// is not put there again. What is put around c ends
-// with the error of body, as [comm.Run] has it, and c with it. Call it in a body of Run:
+// Without the variables, or where they are 0, Run is body(ctx, c). Decorators that are
+// already on c are not added twice. The decorators and c are closed with the error of
+// body, as [comm.Run] does it. Call Run in a body of [comm.Run]:
 //
 //	err := local.Run(ctx, 4, func(ctx context.Context, c comm.Communicator) error {
 //		rt := cpu.New()
@@ -58,13 +60,14 @@ func Run(ctx context.Context, rt runtime.Runtime, c comm.Communicator, body func
 	if calls > 0 {
 		r := comm.NewRecorder(c, calls, cmp.Or(os.Getenv(RecordDirVariable), "."))
 		r.NotifyOn(dumpSignals...)
+		r.SaveBefore(ctx, endSignals...)
 		c = r
 	}
 	return comm.Run(ctx, []comm.Communicator{c}, body)
 }
 
-// checkFromEnv returns a Checked around c, or nil if TUTTI_CHECK asks for none or c is
-// one already.
+// checkFromEnv returns a [checked.Communicator] around c, or nil if TUTTI_CHECK asks for
+// none or c has one already.
 func checkFromEnv(ctx context.Context, c comm.Communicator, rt runtime.Runtime) (*checked.Communicator, error) {
 	var opts []checked.Option
 	switch text := os.Getenv(CheckVariable); text {

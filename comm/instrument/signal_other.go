@@ -4,5 +4,5 @@ package instrument
 
 import "os"
 
-// dumpSignals: this system has none for programs to use.
-var dumpSignals []os.Signal
+// This system has no signals for programs to use.
+var dumpSignals, endSignals []os.Signal

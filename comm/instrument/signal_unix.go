@@ -7,5 +7,8 @@ import (
 	"syscall"
 )
 
-// dumpSignals are those that [Run] listens to.
-var dumpSignals = []os.Signal{syscall.SIGUSR1}
+// dumpSignals have a [Run] write its dump and go on, endSignals before they end the process.
+var (
+	dumpSignals = []os.Signal{syscall.SIGUSR1}
+	endSignals  = []os.Signal{syscall.SIGTERM}
+)

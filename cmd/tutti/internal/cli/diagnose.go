@@ -22,7 +22,7 @@ others wait for, and where ranks disagree.
 
 A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as tutti
 does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
-directory, when a wait fails and on the signal USR1.
+directory, when a wait fails, when a rank aborts, and on the signals USR1 and TERM.
 
 --fr writes them for the analyser of PyTorch's flight recorder, too.`,
 		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s
