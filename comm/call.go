@@ -167,9 +167,7 @@ func RecvCall(buf uintptr, count int, dt dtype.DType, src int, tag uint32) Call 
 }
 
 // Make calls the method of a communicator that the call stands for.
-func (c Call) Make(on Communicator) error { return c.makeOn(on) }
-
-func (c *Call) makeOn(on Communicator) error {
+func (c Call) Make(on Communicator) error {
 	switch c.Op {
 	case OpAllReduce:
 		return on.AllReduce(c.Send, c.Recv, c.Count, c.DType, c.Reduce)

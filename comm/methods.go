@@ -6,7 +6,7 @@ import (
 
 // Methods are the methods of a [Communicator] that move data, made of two
 // functions. A decorator embeds it, and beside it [Waits], and [Wrapped] for the
-// rest. They are not inlined, so that a [Recorder] sees the line of the call.
+// rest. They are not inlined, so that a recorder (comm/record) sees the line of the call.
 type Methods struct {
 	Do       func(c Call) error       // one call
 	Together func(calls []Call) error // the calls of a Group

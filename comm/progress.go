@@ -6,19 +6,18 @@ type Progress struct {
 	Messages    Count
 }
 
-// Count is how many operations a rank has submitted, and how many of these, the first
-// ones, are done.
+// Count is the number of operations that a rank has submitted, and the number of these
+// that are done, which are the first ones.
 type Count struct{ Submitted, Done uint64 }
 
-// Progresser is implemented by communicators that know how far their operations have
-// come before anybody waits for them: they write it down where an operation ends. A
-// [Recorder] shows it.
+// Progresser is implemented by communicators that know which of their operations are done
+// before a wait returns. A flight recorder (comm/record) shows it.
 //
-// A decorator that does calls by itself, or others than it gets, implements it as well:
-// the zero Progress is nothing known.
+// A decorator that issues calls of its own must also implement Progresser. A zero Progress
+// means "unknown".
 type Progresser interface {
-	// Progress does not wait, and asks a device at most whether it is idle. Every call, Barrier and Split counts
-	// once, in the order in which they are submitted. What is done is so for this rank,
-	// whose results may be read.
+	// Progress does not wait; at most it asks a device whether that is idle. Every call,
+	// Barrier and Split counts once, in the order of submission. An operation is done when
+	// this rank may read its result.
 	Progress() Progress
 }

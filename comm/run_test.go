@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/comm/staged"
 )
 
@@ -225,7 +226,7 @@ func TestEndBesideAWait(t *testing.T) {
 			return staged.New(c, rt, rt)
 		},
 		"recorder": func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
-			return comm.NewRecorder(c, 10, ""), nil
+			return record.New(c, 10, ""), nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

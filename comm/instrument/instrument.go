@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/checked"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -27,7 +28,7 @@ const (
 //   - TUTTI_CHECK is 1, or how long a rank waits for the others ("10s"; see
 //     [checked.Timeout]): a [checked.Communicator], whose memory comes from rt. All ranks
 //     need the same environment.
-//   - TUTTI_RECORD is a number of calls: a [comm.Recorder] of that many. It writes its dump
+//   - TUTTI_RECORD is a number of calls: a [record.Recorder] of that many. It writes its dump
 //     to the directory TUTTI_RECORD_DIR, or the current one. It also does so on SIGUSR1,
 //     and on SIGTERM before that ends the process, on systems that have these signals. A
 //     program that handles SIGTERM should end ctx when it comes; otherwise it gets it a
@@ -58,7 +59,7 @@ func Run(ctx context.Context, rt runtime.Runtime, c comm.Communicator, body func
 		c = k
 	}
 	if calls > 0 {
-		r := comm.NewRecorder(c, calls, cmp.Or(os.Getenv(RecordDirVariable), "."))
+		r := record.New(c, calls, cmp.Or(os.Getenv(RecordDirVariable), "."))
 		r.NotifyOn(dumpSignals...)
 		r.SaveBefore(ctx, endSignals...)
 		c = r
@@ -98,7 +99,7 @@ func callsToRecord(c comm.Communicator) (int, error) {
 	if err != nil || n < 0 || n > 1<<24 {
 		return 0, fmt.Errorf("%w: %s is %q, want a number of calls, such as 1000", comm.ErrArgument, RecordVariable, text)
 	}
-	if _, already := comm.As[*comm.Recorder](c); already {
+	if _, already := comm.As[*record.Recorder](c); already {
 		return 0, nil
 	}
 	return n, nil

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -82,7 +83,7 @@ func TestExamineRecordsOnce(t *testing.T) {
 	t.Setenv(instrument.RecordDirVariable, t.TempDir())
 	recorders := func(c comm.Communicator) (n int) {
 		for {
-			if _, ok := c.(*comm.Recorder); ok {
+			if _, ok := c.(*record.Recorder); ok {
 				n++
 			}
 			w, ok := c.(interface{ Unwrap() comm.Communicator })
@@ -134,7 +135,7 @@ func TestExamineEndsWithTheError(t *testing.T) {
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "tutti-record-1.json"))
 	require.NoError(t, err)
-	var d comm.Dump
+	var d record.Dump
 	require.NoError(t, json.Unmarshal(text, &d))
 	assert.Equal(t, "barrier", d.Entries[0].Tutti.Op)
 }

@@ -20,18 +20,6 @@ import (
 	"github.com/tutti-go/tutti/comm/noop"
 )
 
-func TestRecorderWritesOnASignal(t *testing.T) {
-	dir := t.TempDir()
-	r := comm.NewRecorder(noop.New(hosttest.NewRuntime(t)), 5, dir)
-	r.NotifyOn(syscall.SIGUSR1)
-	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
-	require.Eventually(t, func() bool {
-		_, err := os.Stat(filepath.Join(dir, "tutti-record-0.json"))
-		return err == nil
-	}, time.Minute, time.Millisecond)
-	require.NoError(t, r.Close())
-}
-
 // SIGTERM ends a process that does not handle it, after its dump is written. A process that
 // handles it, and ends the context, goes on.
 func TestDumpBeforeTermination(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -469,7 +470,7 @@ func TestStandInProgressInASplit(t *testing.T) {
 func TestStandInRecord(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
-	r := comm.NewRecorder(c, 100, "")
+	r := record.New(c, 100, "")
 	buf, err := rt.Allocate(64)
 	require.NoError(t, err)
 	reduce := func() error { return r.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -19,7 +19,7 @@ func TestDiagnose(t *testing.T) {
 	comms, err := local.New(2)
 	require.NoError(t, err)
 	for rank, c := range comms {
-		r := comm.NewRecorder(c, 10, "")
+		r := record.New(c, 10, "")
 		if rank == 1 {
 			require.NoError(t, r.Broadcast(0, 0, dtype.F32, 0))
 		}

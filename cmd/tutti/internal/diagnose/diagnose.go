@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -64,12 +65,12 @@ type member struct {
 	inGroup     int
 	size        int
 	time        int64 // of the dump
-	sync        *comm.DumpSync
-	failure     *comm.DumpFailure
-	collectives map[uint64]*comm.DumpEntry
+	sync        *record.Sync
+	failure     *record.Failure
+	collectives map[uint64]*record.Entry
 	twice       uint64 // a number that two collectives have, 0 if none have
 	last        uint64 // the highest number of a collective
-	messages    []*comm.DumpEntry
+	messages    []*record.Entry
 	whole       bool // nothing was forgotten
 }
 
@@ -136,7 +137,7 @@ func printable(text string) string {
 // failed tells which ranks aborted because of an error of their own, the first one first.
 func failed(records []Record) []Finding {
 	type failure struct {
-		*comm.DumpFailure
+		*record.Failure
 		rank int
 	}
 	var own []failure
@@ -148,7 +149,7 @@ func failed(records []Record) []Finding {
 			}
 			if n := len(own); n > 0 && own[n-1].rank == d.Tutti.Rank { // of another communicator
 				if f.Time < own[n-1].Time {
-					own[n-1].DumpFailure = f
+					own[n-1].Failure = f
 				}
 				continue
 			}
@@ -175,7 +176,7 @@ func failed(records []Record) []Finding {
 
 // followsAWait reports whether a failure has the error of a wait, in another communicator
 // of the same rank.
-func followsAWait(d Record, f *comm.DumpFailure) bool {
+func followsAWait(d Record, f *record.Failure) bool {
 	for _, m := range d.Tutti.Comms {
 		if m.Failure != nil && m.Failure.Wait && strings.Contains(f.Error, m.Failure.Error) {
 			return true
@@ -184,9 +185,9 @@ func followsAWait(d Record, f *comm.DumpFailure) bool {
 	return false
 }
 
-func newMember(d Record, name string, m comm.DumpMember) member {
+func newMember(d Record, name string, m record.Member) member {
 	out := member{rank: d.Tutti.Rank, inGroup: m.Rank, size: m.Size, time: d.Tutti.Time, sync: m.Sync, failure: m.Failure,
-		collectives: map[uint64]*comm.DumpEntry{}, whole: true}
+		collectives: map[uint64]*record.Entry{}, whole: true}
 	first := true
 	for i := range d.Entries {
 		e := &d.Entries[i]
@@ -213,7 +214,7 @@ func newMember(d Record, name string, m comm.DumpMember) member {
 }
 
 // meets reports whether a collective is done on a rank only after all ranks have called it.
-func meets(e *comm.DumpEntry) bool {
+func meets(e *record.Entry) bool {
 	switch e.Tutti.Op {
 	case comm.OpBarrier.String(), comm.OpSplit.String():
 		return true
@@ -243,7 +244,7 @@ func (g *group) contradictions() []Finding {
 	}
 	// A collective that is done on one rank was called on all of them.
 	var by *member
-	var proof *comm.DumpEntry
+	var proof *record.Entry
 	for i := range g.members {
 		for _, e := range g.members[i].collectives {
 			if e.Completed != 0 && meets(e) && (proof == nil || e.CollectiveSeq > proof.CollectiveSeq) {
@@ -341,7 +342,7 @@ func (m *member) lastBefore(first *member) uint64 {
 // mismatch tells who called what if ranks disagree about collective n.
 func (g *group) mismatch(n uint64) (Finding, bool) {
 	var kinds []string
-	ranks, example := map[string][]int{}, map[string]*comm.DumpEntry{}
+	ranks, example := map[string][]int{}, map[string]*record.Entry{}
 	for _, m := range g.members {
 		e := m.collectives[n]
 		if e == nil {
@@ -446,7 +447,7 @@ func (m *member) wentOn(first *member) (after int64) {
 // went on only after another rank had aborted.
 func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 	f := Finding{Kind: Unfinished, Communicator: g.name, Number: n}
-	var last *comm.DumpEntry
+	var last *record.Entry
 	var stopped []int
 	longest := int64(0)
 	for i := range g.members {
@@ -494,7 +495,7 @@ type channel struct {
 
 // unmatched pairs sends and receives of ranks whose dumps have all of them.
 func (g *group) unmatched() []Finding {
-	sends, receives := map[channel][]*comm.DumpEntry{}, map[channel][]*comm.DumpEntry{}
+	sends, receives := map[channel][]*record.Entry{}, map[channel][]*record.Entry{}
 	rank, channels := map[int]int{}, map[channel]bool{}
 	for _, m := range g.members {
 		if !m.whole {
@@ -565,7 +566,7 @@ func state(d Record) State {
 }
 
 // call describes a call, as in "allreduce #7 (64 MiB f32 sum, ddp.go:88)".
-func call(e *comm.DumpEntry, numbered bool) string {
+func call(e *record.Entry, numbered bool) string {
 	t := e.Tutti
 	name := t.Op
 	if numbered && !e.P2P {
@@ -588,7 +589,7 @@ func call(e *comm.DumpEntry, numbered bool) string {
 	return fmt.Sprintf("%s (%s)", name, strings.Join(about, ", "))
 }
 
-func done(e *comm.DumpEntry) string {
+func done(e *record.Entry) string {
 	if e.Completed != 0 {
 		return ", which is done"
 	}
@@ -597,11 +598,11 @@ func done(e *comm.DumpEntry) string {
 
 // line is the place of a call: the innermost line outside of this module's
 // libraries, or the innermost one.
-func line(frames []comm.DumpFrame) string {
+func line(frames []record.Frame) string {
 	if len(frames) == 0 {
 		return "unknown line"
 	}
-	i := slices.IndexFunc(frames, func(f comm.DumpFrame) bool {
+	i := slices.IndexFunc(frames, func(f record.Frame) bool {
 		return !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/distributed.") && !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/comm/")
 	})
 	f := frames[max(i, 0)]

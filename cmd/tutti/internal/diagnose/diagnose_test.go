@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -94,7 +95,7 @@ func TestARankThatDoesNotCall(t *testing.T) {
 
 // dump is that of a rank which made the calls.
 func dump(rank, ranks int, calls []comm.Call) Record {
-	d := &comm.Dump{Version: comm.RecordVersion, Tutti: &comm.DumpRank{Rank: rank, Size: ranks, Comms: map[string]comm.DumpMember{"0": {Rank: rank, Size: ranks}}}}
+	d := &record.Dump{Version: record.Version, Tutti: &record.Rank{Rank: rank, Size: ranks, Comms: map[string]record.Member{"0": {Rank: rank, Size: ranks}}}}
 	var collective, message uint64
 	for i, c := range calls {
 		if c.Op.Message() {
@@ -102,8 +103,8 @@ func dump(rank, ranks int, calls []comm.Call) Record {
 		} else {
 			collective++
 		}
-		d.Entries = append(d.Entries, comm.DumpEntry{RecordID: uint64(i), ProcessGroup: [2]string{"0", "tutti"}, CollectiveSeq: collective, P2PSeq: message, P2P: c.Op.Message(),
-			Tutti: &comm.DumpCall{Call: c.String(), Op: c.Op.String(), DType: c.DType.String(), Count: c.Count, Peer: c.Peer, Tag: c.Tag}})
+		d.Entries = append(d.Entries, record.Entry{RecordID: uint64(i), ProcessGroup: [2]string{"0", "tutti"}, CollectiveSeq: collective, P2PSeq: message, P2P: c.Op.Message(),
+			Tutti: &record.Call{Call: c.String(), Op: c.Op.String(), DType: c.DType.String(), Count: c.Count, Peer: c.Peer, Tag: c.Tag}})
 	}
 	return Record{fmt.Sprint(rank), d}
 }
@@ -197,11 +198,11 @@ func allReduces(made ...int) []Record {
 }
 
 // fail has a rank's record say that it failed.
-func fail(r Record, f comm.DumpFailure) {
+func fail(r Record, f record.Failure) {
 	m := r.Tutti.Comms["0"]
 	m.Failure = &f
 	if f.Wait {
-		m.Sync = &comm.DumpSync{Created: f.Time - 1, Error: f.Error}
+		m.Sync = &record.Sync{Created: f.Time - 1, Error: f.Error}
 	}
 	r.Tutti.Comms["0"] = m
 }
@@ -210,9 +211,9 @@ func fail(r Record, f comm.DumpFailure) {
 // although no rank waits.
 func TestARankThatFailsFirst(t *testing.T) {
 	records := allReduces(1, 1, 1, 1)
-	fail(records[3], comm.DumpFailure{Time: at(4), Error: "no memory"})
-	fail(records[1], comm.DumpFailure{Time: at(3), Error: "no disk space"})
-	fail(records[0], comm.DumpFailure{Time: at(2), Error: "rank 1: no disk space", Peer: true}) // by its clock
+	fail(records[3], record.Failure{Time: at(4), Error: "no memory"})
+	fail(records[1], record.Failure{Time: at(3), Error: "no disk space"})
+	fail(records[0], record.Failure{Time: at(2), Error: "rank 1: no disk space", Peer: true}) // by its clock
 	report := Diagnose(records)
 	require.NotEmpty(t, report.Findings)
 	assert.Equal(t, Finding{Kind: Failed, Ranks: []int{1, 3},
@@ -221,8 +222,8 @@ func TestARankThatFailsFirst(t *testing.T) {
 
 	// A body that returns the error of a wait has no error of its own.
 	records = allReduces(1, 1)
-	records[0].Tutti.Comms["0/1.0"] = comm.DumpMember{Size: 1, Failure: &comm.DumpFailure{Time: at(2), Error: "timeout", Wait: true}}
-	fail(records[0], comm.DumpFailure{Time: at(3), Error: "step 7: timeout"})
+	records[0].Tutti.Comms["0/1.0"] = record.Member{Size: 1, Failure: &record.Failure{Time: at(2), Error: "timeout", Wait: true}}
+	fail(records[0], record.Failure{Time: at(3), Error: "step 7: timeout"})
 	for _, f := range Diagnose(records).Findings {
 		assert.NotEqual(t, Failed, f.Kind, f.Text)
 	}
@@ -230,19 +231,19 @@ func TestARankThatFailsFirst(t *testing.T) {
 
 // A rank that was stopped, and went on when the others had aborted, is named.
 func TestAStoppedRankThatGoesOn(t *testing.T) {
-	timeout := comm.DumpFailure{Time: at(12), Error: "timeout", Wait: true}
-	peer := comm.DumpFailure{Time: at(12.01), Error: "rank 0 aborted", Wait: true, Peer: true}
+	timeout := record.Failure{Time: at(12), Error: "timeout", Wait: true}
+	peer := record.Failure{Time: at(12.01), Error: "rank 0 aborted", Wait: true, Peer: true}
 	for name, test := range map[string]struct {
 		change func(stopped Record)
 		want   string
 	}{
 		"before its call": {func(r Record) {
 			r.Entries[2].Created = at(20)
-			fail(r, comm.DumpFailure{Time: at(20.1), Error: "rank 0 aborted", Wait: true, Peer: true})
+			fail(r, record.Failure{Time: at(20.1), Error: "rank 0 aborted", Wait: true, Peer: true})
 		}, "rank 2 had not called allreduce #3 (16 B f32, unknown line) when rank 0 aborted; rank 2 called it 8s after that; " +
 			"its last was allreduce #2 (16 B f32, unknown line), which is done; ranks 0, 1 wait"},
 		"in its wait": {func(r Record) {
-			fail(r, comm.DumpFailure{Time: at(20), Error: "timeout", Wait: true})
+			fail(r, record.Failure{Time: at(20), Error: "timeout", Wait: true})
 		}, "all ranks have called allreduce #3 (16 B f32, unknown line); ranks 0, 1 wait; " +
 			"rank 2 went on only 8s after rank 0 had aborted: stopped, or busy with something else"},
 		"in its wait, which succeeds": {func(r Record) {
@@ -282,14 +283,14 @@ func TestContradictions(t *testing.T) {
 		"of several sizes": {func() []Record {
 			records := allReduces(1, 1, 1)
 			for rank, size := range []int{2, 2, 3} {
-				records[rank].Tutti.Comms["0/1.0"] = comm.DumpMember{Rank: rank, Size: size}
+				records[rank].Tutti.Comms["0/1.0"] = record.Member{Rank: rank, Size: size}
 			}
 			return records
 		}, "rank 0 is one of 2 ranks, and rank 2 of 3 of communicator 0/1.0"},
 		"with one number": {func() []Record {
 			records := allReduces(1, 1)
 			for rank := range 2 {
-				records[rank].Tutti.Comms["0/1.0"] = comm.DumpMember{Rank: 1, Size: 2}
+				records[rank].Tutti.Comms["0/1.0"] = record.Member{Rank: 1, Size: 2}
 			}
 			return records
 		}, "both rank 0 and rank 1 are number 1 of communicator 0/1.0"},
@@ -317,7 +318,7 @@ func TestContradictions(t *testing.T) {
 	delete(records[1].Tutti.Comms, "")
 	message := dump(1, 2, []comm.Call{comm.SendCall(0, 4, dtype.F32, 0, 3)}).Entries[0]
 	message.CollectiveSeq, message.RecordID, message.Completed = 2, 7, at(4)
-	records[1].Entries = []comm.DumpEntry{message}
+	records[1].Entries = []record.Entry{message}
 	assert.Empty(t, Diagnose(records).Findings)
 }
 
@@ -325,8 +326,8 @@ func TestContradictions(t *testing.T) {
 // million ranks.
 func TestLinesAreForPeople(t *testing.T) {
 	records := allReduces(1, 2)
-	records[1].Entries[1].Tutti.Call, records[1].Entries[1].Frames = "x", []comm.DumpFrame{{Name: "f", Filename: "\x1b]0;owned\a.go", Line: 7}}
-	fail(records[0], comm.DumpFailure{Time: at(3), Error: "\x1b[2Jall is well\r\u202e\nreally\u00ad é"})
+	records[1].Entries[1].Tutti.Call, records[1].Entries[1].Frames = "x", []record.Frame{{Name: "f", Filename: "\x1b]0;owned\a.go", Line: 7}}
+	fail(records[0], record.Failure{Time: at(3), Error: "\x1b[2Jall is well\r\u202e\nreally\u00ad é"})
 	report := Diagnose(records)
 	all := report.Findings[0].Text + report.Findings[1].Text + report.States[0].Error + report.States[1].Last
 	assert.Equal(t, -1, strings.IndexFunc(all, func(c rune) bool { return !strconv.IsPrint(c) }), "%q", all)
@@ -352,7 +353,7 @@ func TestWrongFiles(t *testing.T) {
 	rt := cpu.New()
 	defer rt.Close()
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		r := comm.NewRecorder(c, 4, "")
+		r := record.New(c, 4, "")
 		if err := r.Barrier(ctx); err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-// Package diagnose puts the flight records of all ranks together ([comm.Recorder])
+// Package diagnose puts the flight records of all ranks together ([record.Recorder])
 // and says which rank has not called what the others wait for.
 package diagnose
 
@@ -13,7 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/record"
 )
 
 // maxRanks is beyond any world; what says more is no record.
@@ -22,7 +22,7 @@ const maxRanks = 1 << 20
 // Record is a dump with the name of its file.
 type Record struct {
 	Name string
-	*comm.Dump
+	*record.Dump
 }
 
 // ReadFiles reads dumps, and all those in directories, and sorts them by rank.
@@ -78,9 +78,9 @@ func readFile(path string) (Record, error) {
 func Read(name string, from io.Reader) (Record, error) {
 	in := bufio.NewReader(from)
 	if first, _ := in.Peek(1); len(first) == 1 && first[0] == 0x80 {
-		return Record{}, fmt.Errorf("%s: is a pickle, want the JSON that comm.Recorder writes", name)
+		return Record{}, fmt.Errorf("%s: is a pickle, want the JSON that record.Recorder writes", name)
 	}
-	d := new(comm.Dump)
+	d := new(record.Dump)
 	decoder := json.NewDecoder(in)
 	switch err := decoder.Decode(d); {
 	case errors.Is(err, io.EOF):
@@ -100,7 +100,7 @@ func Read(name string, from io.Reader) (Record, error) {
 }
 
 // valid checks what the diagnosis relies on.
-func valid(d *comm.Dump) error {
+func valid(d *record.Dump) error {
 	if major, _, _ := strings.Cut(d.Version, "."); major != "2" {
 		return fmt.Errorf("version %q, want 2", d.Version)
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/record"
 )
 
 // WriteTorch writes the dumps of one job, sorted by rank, to a directory as
@@ -34,9 +34,9 @@ func WriteTorch(dir string, records []Record) error {
 	return nil
 }
 
-func forTorch(records []Record) []comm.Dump {
+func forTorch(records []Record) []record.Dump {
 	members, first, done := map[string][]int{}, map[string]uint64{}, map[string]bool{}
-	collective := func(e *comm.DumpEntry) string { return fmt.Sprint(e.ProcessGroup[0], " ", e.CollectiveSeq) }
+	collective := func(e *record.Entry) string { return fmt.Sprint(e.ProcessGroup[0], " ", e.CollectiveSeq) }
 	for _, d := range records {
 		for name := range d.Tutti.Comms {
 			members[name] = append(members[name], d.Tutti.Rank)
@@ -55,10 +55,10 @@ func forTorch(records []Record) []comm.Dump {
 			}
 		}
 	}
-	out := make([]comm.Dump, len(records))
+	out := make([]record.Dump, len(records))
 	for i, d := range records {
 		out[i] = *d.Dump
-		out[i].Groups, out[i].Entries = map[string]comm.DumpGroup{}, []comm.DumpEntry{}
+		out[i].Groups, out[i].Entries = map[string]record.Group{}, []record.Entry{}
 		for name, g := range d.Groups {
 			ranks := members[name]
 			if name == "0" { // also of ranks without a dump

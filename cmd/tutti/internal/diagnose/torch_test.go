@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/record"
 )
 
 // python runs a program, or skips the test.
@@ -42,15 +42,15 @@ func TestPickle(t *testing.T) {
 }
 
 func TestForTorch(t *testing.T) {
-	entry := func(group string, seq uint64, completed int64) comm.DumpEntry {
-		return comm.DumpEntry{ProcessGroup: [2]string{group, "tutti"}, CollectiveSeq: seq, Completed: completed, State: "scheduled", Tutti: &comm.DumpCall{Op: "allreduce"}}
+	entry := func(group string, seq uint64, completed int64) record.Entry {
+		return record.Entry{ProcessGroup: [2]string{group, "tutti"}, CollectiveSeq: seq, Completed: completed, State: "scheduled", Tutti: &record.Call{Op: "allreduce"}}
 	}
 	left, message := entry("0", 9, 0), entry("0", 4, 0)
 	left.Tutti.Left, message.P2P = true, true
-	record := func(rank int, entries ...comm.DumpEntry) Record {
-		return Record{Dump: &comm.Dump{Version: comm.RecordVersion, Entries: entries,
-			Groups: map[string]comm.DumpGroup{"0": {Name: "0", Ranks: "[]"}, "0/1.0": {Ranks: "[]"}},
-			Tutti:  &comm.DumpRank{Rank: rank, Size: 4, Comms: map[string]comm.DumpMember{"0": {}, "0/1.0": {}}}}}
+	record := func(rank int, entries ...record.Entry) Record {
+		return Record{Dump: &record.Dump{Version: record.Version, Entries: entries,
+			Groups: map[string]record.Group{"0": {Name: "0", Ranks: "[]"}, "0/1.0": {Ranks: "[]"}},
+			Tutti:  &record.Rank{Rank: rank, Size: 4, Comms: map[string]record.Member{"0": {}, "0/1.0": {}}}}}
 	}
 	got := forTorch([]Record{
 		record(0, entry("0", 3, 7), entry("0/1.0", 1, 0), message, entry("0", 4, 8), left),

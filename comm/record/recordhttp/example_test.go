@@ -8,7 +8,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/noop"
-	"github.com/tutti-go/tutti/comm/recordhttp"
+	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/comm/record/recordhttp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -17,7 +18,7 @@ import (
 func ExampleHandler() {
 	rt := cpu.New()
 	defer rt.Close()
-	c := comm.NewRecorder(noop.New(rt), 1000, "")
+	c := record.New(noop.New(rt), 1000, "")
 	defer c.Close()
 	if err := c.AllReduce(0, 0, 0, dtype.F32, comm.Max); err != nil {
 		fmt.Println(err)
@@ -28,7 +29,7 @@ func ExampleHandler() {
 
 	answer := httptest.NewRecorder() // a browser, or curl
 	recordhttp.Handler(c).ServeHTTP(answer, httptest.NewRequest("GET", "/debug/tutti", nil))
-	var dump comm.Dump
+	var dump record.Dump
 	if err := json.NewDecoder(answer.Body).Decode(&dump); err != nil {
 		fmt.Println(err)
 	}

@@ -1,10 +1,9 @@
-// Package recordhttp shows a [comm.Recorder] live over HTTP. It is a package of its
-// own because few programs that communicate want net/http.
+// Package recordhttp shows a [record.Recorder] live over HTTP. It is apart from package
+// record because few programs that communicate import net/http.
 //
 //	http.Handle("/debug/tutti", recordhttp.Handler(c))
 //
-// `tutti diagnose` reads what comes from the handlers of all ranks as it reads the
-// files:
+// `tutti diagnose` reads the pages of all ranks as it reads their files:
 //
 //	for rank in 0 1 2 3; do curl -so tutti-record-$rank.json host$rank:6060/debug/tutti; done
 //	tutti diagnose tutti-record-*.json
@@ -16,12 +15,12 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/instrument"
+	"github.com/tutti-go/tutti/comm/record"
 )
 
-// Handler answers GET with what [comm.Recorder.WriteJSON] writes, of the Recorder
-// that c is or wraps; without one, it answers 404 and says how to get one. What it
-// shows are calls with sizes and source lines, and no data, but it is as private as
-// net/http/pprof.
+// Handler answers GET with the dump ([record.Recorder.WriteJSON]) of the Recorder that c is
+// or wraps. If there is none, it answers 404 and says how to get one. A dump has calls with
+// their sizes and source lines, but no data. Protect the page as one of net/http/pprof.
 func Handler(c comm.Communicator) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.Method != http.MethodGet && req.Method != http.MethodHead {
@@ -29,7 +28,7 @@ func Handler(c comm.Communicator) http.Handler {
 			http.Error(w, "only GET", http.StatusMethodNotAllowed)
 			return
 		}
-		r, ok := comm.As[*comm.Recorder](c)
+		r, ok := comm.As[*record.Recorder](c)
 		if !ok {
 			http.Error(w, "nothing is recorded: start the program with "+instrument.RecordVariable+"=1000", http.StatusNotFound)
 			return

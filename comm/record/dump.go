@@ -1,4 +1,4 @@
-package comm
+package record
 
 import (
 	"encoding/json"
@@ -10,110 +10,110 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/callers"
 )
 
-// RecordVersion is the version of PyTorch's flight recorder whose fields the dump
-// has.
-const RecordVersion = "2.10"
+// Version is the version of PyTorch's flight recorder whose fields a [Dump] has.
+const Version = "2.10"
 
 // Dump is what a [Recorder] writes: the fields of PyTorch's flight recorder
-// (torch/csrc/distributed/c10d/FlightRecorder.hpp), and what it has no place for
-// under "tutti". Process groups are communicators; the ranks of one that Split
-// made are known to the others' dumps only, so "ranks" has this one alone.
+// (torch/csrc/distributed/c10d/FlightRecorder.hpp), and further ones under "tutti". Process
+// groups are communicators. The ranks of a sub-communicator are in as many dumps, so its
+// "ranks" has this rank alone.
 type Dump struct {
-	Version  string                `json:"version"`
-	Library  string                `json:"comm_lib_version"`
-	Groups   map[string]DumpGroup  `json:"pg_config"` // by name
-	Statuses map[string]DumpStatus `json:"pg_status"` // by pg_id
-	Entries  []DumpEntry           `json:"entries"`
-	Tutti    *DumpRank             `json:"tutti"`
+	Version  string            `json:"version"`
+	Library  string            `json:"comm_lib_version"`
+	Groups   map[string]Group  `json:"pg_config"` // by name
+	Statuses map[string]Status `json:"pg_status"` // by pg_id
+	Entries  []Entry           `json:"entries"`
+	Tutti    *Rank             `json:"tutti"`
 }
 
-// DumpGroup describes a communicator.
-type DumpGroup struct {
+// Group describes a communicator.
+type Group struct {
 	Name  string `json:"name"`
 	Desc  string `json:"desc"`
 	Ranks string `json:"ranks"`
 }
 
-// DumpStatus has the numbers of a communicator's collectives, as text.
-type DumpStatus struct {
+// Status has the numbers of a communicator's collectives, as text.
+type Status struct {
 	Enqueued  string `json:"last_enqueued_collective"`
 	Started   string `json:"last_started_collective"`
 	Completed string `json:"last_completed_collective"`
 }
 
-// DumpEntry is a call. Times are in nanoseconds since 1970, 0 if unknown.
-type DumpEntry struct {
-	RecordID      uint64      `json:"record_id"`
-	PgID          int         `json:"pg_id"`
-	ProcessGroup  [2]string   `json:"process_group"` // name and description
-	ThreadName    string      `json:"thread_name"`
-	ThreadID      string      `json:"thread_id"`
-	CollectiveSeq uint64      `json:"collective_seq_id"`
-	P2PSeq        uint64      `json:"p2p_seq_id"`
-	OpID          uint64      `json:"op_id"`
-	ProfilingName string      `json:"profiling_name"`
-	Created       int64       `json:"time_created_ns"`
-	InputSizes    [][]int     `json:"input_sizes"`
-	InputDTypes   []string    `json:"input_dtypes"`
-	OutputSizes   [][]int     `json:"output_sizes"`
-	OutputDTypes  []string    `json:"output_dtypes"`
-	State         string      `json:"state"` // scheduled or completed
-	Started       int64       `json:"time_discovered_started_ns"`
-	Completed     int64       `json:"time_discovered_completed_ns"`
-	Retired       bool        `json:"retired"`
-	Timeout       int         `json:"timeout_ms"`
-	P2P           bool        `json:"is_p2p"`
-	Frames        []DumpFrame `json:"frames"` // innermost first, without this package's
-	Tutti         *DumpCall   `json:"tutti"`
+// Entry is a call. Times are in nanoseconds since 1970, 0 if unknown.
+type Entry struct {
+	RecordID      uint64    `json:"record_id"`
+	PgID          int       `json:"pg_id"`
+	ProcessGroup  [2]string `json:"process_group"` // name and description
+	ThreadName    string    `json:"thread_name"`
+	ThreadID      string    `json:"thread_id"`
+	CollectiveSeq uint64    `json:"collective_seq_id"`
+	P2PSeq        uint64    `json:"p2p_seq_id"`
+	OpID          uint64    `json:"op_id"`
+	ProfilingName string    `json:"profiling_name"`
+	Created       int64     `json:"time_created_ns"`
+	InputSizes    [][]int   `json:"input_sizes"`
+	InputDTypes   []string  `json:"input_dtypes"`
+	OutputSizes   [][]int   `json:"output_sizes"`
+	OutputDTypes  []string  `json:"output_dtypes"`
+	State         string    `json:"state"` // scheduled or completed
+	Started       int64     `json:"time_discovered_started_ns"`
+	Completed     int64     `json:"time_discovered_completed_ns"`
+	Retired       bool      `json:"retired"`
+	Timeout       int       `json:"timeout_ms"`
+	P2P           bool      `json:"is_p2p"`
+	Frames        []Frame   `json:"frames"` // innermost first, without this package's
+	Tutti         *Call     `json:"tutti"`
 }
 
-// DumpFrame is a line of a call's stack.
-type DumpFrame struct {
+// Frame is a line of a call's stack.
+type Frame struct {
 	Name     string `json:"name"`
 	Filename string `json:"filename"`
 	Line     int    `json:"line"`
 }
 
-// DumpRank says whose dump it is, in which communicators.
-type DumpRank struct {
-	Rank  int                   `json:"rank"`
-	Size  int                   `json:"world_size"`
-	Time  int64                 `json:"time_ns"`       // when the dump was made, in nanoseconds since 1970
-	Comms map[string]DumpMember `json:"communicators"` // by name
+// Rank says which rank a dump is of, and what the rank is in each communicator.
+type Rank struct {
+	Rank  int               `json:"rank"`
+	Size  int               `json:"world_size"`
+	Time  int64             `json:"time_ns"`       // when the dump was made, in nanoseconds since 1970
+	Comms map[string]Member `json:"communicators"` // by name
 }
 
-// DumpMember is a rank of a communicator.
-type DumpMember struct {
-	Rank    int          `json:"rank"`
-	Size    int          `json:"size"`
-	Sync    *DumpSync    `json:"sync,omitempty"` // that failed, waits longest, or was the last
-	Failure *DumpFailure `json:"failure,omitempty"`
+// Member is a rank of a communicator.
+type Member struct {
+	Rank    int      `json:"rank"`
+	Size    int      `json:"size"`
+	Sync    *Sync    `json:"sync,omitempty"` // that failed, waits longest, or was the last
+	Failure *Failure `json:"failure,omitempty"`
 }
 
-// DumpFailure is the first failure of a rank in a communicator.
-type DumpFailure struct {
+// Failure is the first failure of a rank in a communicator.
+type Failure struct {
 	Time  int64  `json:"time_ns"` // in nanoseconds since 1970
 	Error string `json:"error"`
 	Wait  bool   `json:"wait,omitempty"` // a wait returned it; otherwise the rank aborted because of it
 	Peer  bool   `json:"peer,omitempty"` // it reports another rank's failure
 }
 
-// DumpSync is a Sync.
-type DumpSync struct {
-	Created   int64       `json:"time_created_ns"`
-	Completed int64       `json:"time_discovered_completed_ns"`
-	Pending   bool        `json:"pending"`
-	Error     string      `json:"error,omitempty"`
-	Frames    []DumpFrame `json:"frames"`
+// Sync is a wait for all calls of a rank. Times are in nanoseconds since 1970, 0 if unknown.
+type Sync struct {
+	Created   int64   `json:"time_created_ns"`
+	Completed int64   `json:"time_discovered_completed_ns"`
+	Pending   bool    `json:"pending"`
+	Error     string  `json:"error,omitempty"`
+	Frames    []Frame `json:"frames"`
 }
 
-// DumpCall is a [Call] in tutti's terms.
-type DumpCall struct {
-	Call  string `json:"call"` // what [Call.String] says
+// Call is a [comm.Call] in tutti's terms.
+type Call struct {
+	Call  string `json:"call"` // what [comm.Call.String] says
 	Op    string `json:"op"`
 	DType string `json:"dtype,omitempty"`
 	Count int    `json:"count"` // elements; of a V-collective what is sent
@@ -128,8 +128,8 @@ type DumpCall struct {
 	Left bool `json:"left,omitempty"`
 }
 
-// WriteJSON writes what is remembered of this communicator and of all that share
-// its record, oldest call first. It can be called at any time.
+// WriteJSON writes the calls of this communicator and of its sub-communicators that are
+// remembered, oldest first. It can be called at any time.
 func (r *Recorder) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode(r.Dump()) }
 
 // Dump is what WriteJSON writes.
@@ -139,13 +139,13 @@ func (r *Recorder) Dump() *Dump {
 	r.flight.mu.Unlock()
 
 	top := open[0] // is never forgotten
-	d := &Dump{Version: RecordVersion, Groups: map[string]DumpGroup{}, Statuses: map[string]DumpStatus{}, Entries: []DumpEntry{},
-		Tutti: &DumpRank{Rank: top.Rank(), Size: top.WorldSize(), Time: time.Now().UnixNano(), Comms: map[string]DumpMember{}}}
+	d := &Dump{Version: Version, Groups: map[string]Group{}, Statuses: map[string]Status{}, Entries: []Entry{},
+		Tutti: &Rank{Rank: top.Rank(), Size: top.WorldSize(), Time: time.Now().UnixNano(), Comms: map[string]Member{}}}
 	clock := callers.NewClock()
 	for id, one := range open {
 		one.addTo(d, id, clock)
 	}
-	slices.SortStableFunc(d.Entries, func(a, b DumpEntry) int { return int(min(max(a.Created-b.Created, -1), 1)) })
+	slices.SortStableFunc(d.Entries, func(a, b Entry) int { return int(min(max(a.Created-b.Created, -1), 1)) })
 	return d
 }
 
@@ -154,7 +154,7 @@ const groupDesc = "tutti"
 
 func (r *Recorder) addTo(d *Dump, id int, clock callers.Clock) {
 	r.mu.Lock()
-	r.settle(r.told.look(), callers.Now())
+	r.markDone(r.progress.done(), callers.Now())
 	kept := min(r.calls, uint64(len(r.ring)))
 	records := make([]record, 0, kept)
 	for i := r.calls - kept; i < r.calls; i++ {
@@ -174,13 +174,13 @@ func (r *Recorder) addTo(d *Dump, id int, clock callers.Clock) {
 			ranks = append(ranks, strconv.Itoa(rank))
 		}
 	}
-	d.Groups[r.name] = DumpGroup{r.name, groupDesc, "[" + strings.Join(ranks, ", ") + "]"}
+	d.Groups[r.name] = Group{r.name, groupDesc, "[" + strings.Join(ranks, ", ") + "]"}
 	enqueued := strconv.FormatUint(number.collective, 10)
-	d.Statuses[strconv.Itoa(id)] = DumpStatus{enqueued, enqueued, strconv.FormatUint(last.collective, 10)}
+	d.Statuses[strconv.Itoa(id)] = Status{enqueued, enqueued, strconv.FormatUint(last.collective, 10)}
 
-	member := DumpMember{Rank: r.Rank(), Size: r.WorldSize(), Failure: failure}
+	member := Member{Rank: r.Rank(), Size: r.WorldSize(), Failure: failure}
 	if sync.number > 0 {
-		member.Sync = &DumpSync{Created: unix(clock, sync.submitted), Completed: unix(clock, sync.done), Pending: sync.pending,
+		member.Sync = &Sync{Created: unix(clock, sync.submitted), Completed: unix(clock, sync.done), Pending: sync.pending,
 			Error: errorText(sync.err), Frames: framesOf(&sync.record)}
 	}
 	d.Tutti.Comms[r.name] = member
@@ -204,14 +204,14 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func (r *Recorder) entry(e *record, group int, id uint64, clock callers.Clock) DumpEntry {
+func (r *Recorder) entry(e *record, group int, id uint64, clock callers.Clock) Entry {
 	c := e.call()
-	out := DumpEntry{
+	out := Entry{
 		RecordID: id, PgID: group, ProcessGroup: [2]string{r.name, groupDesc},
 		CollectiveSeq: e.number.collective, P2PSeq: e.number.message, OpID: id,
 		Created: unix(clock, e.submitted), Completed: unix(clock, e.done), State: "scheduled", Retired: e.done > 0,
 		P2P: c.Op.Message(), Frames: framesOf(e),
-		Tutti: &DumpCall{Call: c.String(), Op: c.Op.String(), Count: c.Count, Received: e.received, Peer: c.Peer, Tag: c.Tag,
+		Tutti: &Call{Call: c.String(), Op: c.Op.String(), Count: c.Count, Received: e.received, Peer: c.Peer, Tag: c.Tag,
 			Error: errorText(e.err), Left: e.left},
 	}
 	if e.done > 0 {
@@ -230,30 +230,30 @@ func (r *Recorder) entry(e *record, group int, id uint64, clock callers.Clock) D
 	// The analyser knows the names of NCCL's backend only.
 	out.ProfilingName = "nccl:" + torchNames[c.Op]
 	switch c.Op {
-	case OpSend:
+	case comm.OpSend:
 		out.ProfilingName += fmt.Sprintf(" %d->%d", r.Rank(), c.Peer)
-	case OpRecv:
+	case comm.OpRecv:
 		out.ProfilingName += fmt.Sprintf(" %d<-%d", r.Rank(), c.Peer)
 	}
 	return out
 }
 
-// sizes are the elements that a call reads and writes, on any rank: those of the
-// root where only it has a buffer.
+// sizes returns how many elements a call reads and writes. Where only the root has a
+// buffer, they are the root's on all ranks.
 func sizes(e *record, ranks int) (sent, received []int) {
 	n := e.count
 	switch e.op {
-	case OpAllGather, OpGather:
+	case comm.OpAllGather, comm.OpGather:
 		return []int{n}, []int{n * ranks}
-	case OpReduceScatter, OpScatter:
+	case comm.OpReduceScatter, comm.OpScatter:
 		return []int{n * ranks}, []int{n}
-	case OpAllToAll:
+	case comm.OpAllToAll:
 		return []int{n * ranks}, []int{n * ranks}
-	case OpAllGatherV: // ranks send different lengths, which the analyser compares
+	case comm.OpAllGatherV: // ranks send different lengths, which the analyser compares
 		return []int{e.received}, []int{e.received}
-	case OpAllToAllV:
+	case comm.OpAllToAllV:
 		return []int{n}, []int{e.received}
-	case OpBarrier, OpSplit:
+	case comm.OpBarrier, comm.OpSplit:
 		return []int{}, []int{}
 	}
 	return []int{n}, []int{n}
@@ -262,11 +262,11 @@ func sizes(e *record, ranks int) (sent, received []int) {
 // torchNames are the names of operations in PyTorch's flight recorder, which its
 // analyser knows in all versions (up to 2.11 it refuses "barrier", "split" and
 // "all_gather_v"; PyTorch itself calls its barrier an allreduce).
-var torchNames = map[Op]string{
-	OpAllReduce: "all_reduce", OpBroadcast: "broadcast", OpReduce: "reduce",
-	OpAllGather: "_all_gather_base", OpAllGatherV: "_all_gather_base", OpReduceScatter: "_reduce_scatter_base",
-	OpAllToAll: "all_to_all", OpAllToAllV: "all_to_all", OpGather: "gather", OpScatter: "scatter",
-	OpSend: "send", OpRecv: "recv", OpBarrier: "all_reduce_barrier", OpSplit: "all_reduce_barrier",
+var torchNames = map[comm.Op]string{
+	comm.OpAllReduce: "all_reduce", comm.OpBroadcast: "broadcast", comm.OpReduce: "reduce",
+	comm.OpAllGather: "_all_gather_base", comm.OpAllGatherV: "_all_gather_base", comm.OpReduceScatter: "_reduce_scatter_base",
+	comm.OpAllToAll: "all_to_all", comm.OpAllToAllV: "all_to_all", comm.OpGather: "gather", comm.OpScatter: "scatter",
+	comm.OpSend: "send", comm.OpRecv: "recv", comm.OpBarrier: "all_reduce_barrier", comm.OpSplit: "all_reduce_barrier",
 }
 
 // torchType is the name of a type in PyTorch's flight recorder.
@@ -306,12 +306,12 @@ func torchType(d dtype.DType) string {
 	return d.String()
 }
 
-// framesOf is where a call came from, without the functions of this package.
-func framesOf(e *record) []DumpFrame {
-	out := []DumpFrame{}
+// framesOf returns the stack of a call without the functions of comm and this package.
+func framesOf(e *record) []Frame {
+	out := []Frame{}
 	for _, f := range e.from.Frames() {
 		if !ownFrame(f) {
-			out = append(out, DumpFrame{f.Function, f.File, f.Line})
+			out = append(out, Frame{f.Function, f.File, f.Line})
 		}
 	}
 	return out
@@ -319,6 +319,7 @@ func framesOf(e *record) []DumpFrame {
 
 func ownFrame(f runtime.Frame) bool {
 	return strings.HasPrefix(f.Function, "github.com/tutti-go/tutti/comm.") ||
+		strings.HasPrefix(f.Function, "github.com/tutti-go/tutti/comm/record.") ||
 		strings.HasPrefix(f.Function, "github.com/tutti-go/tutti/internal/callers.") ||
 		strings.HasPrefix(f.Function, "runtime.") || f.File == "<autogenerated>"
 }

@@ -11,7 +11,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/noop"
-	"github.com/tutti-go/tutti/comm/recordhttp"
+	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/comm/record/recordhttp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -21,7 +22,7 @@ func TestHandler(t *testing.T) {
 	buf, err := rt.Allocate(64)
 	require.NoError(t, err)
 	bare := noop.New(rt)
-	r := comm.NewRecorder(bare, 4, "")
+	r := record.New(bare, 4, "")
 	server := httptest.NewServer(recordhttp.Handler(comm.NewMeter(r)))
 	defer server.Close()
 	for calls := range 3 { // it shows what is there now
@@ -29,7 +30,7 @@ func TestHandler(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, http.StatusOK, answer.StatusCode)
 		assert.Equal(t, "application/json", answer.Header.Get("Content-Type"))
-		var got comm.Dump
+		var got record.Dump
 		require.NoError(t, json.NewDecoder(answer.Body).Decode(&got))
 		require.NoError(t, answer.Body.Close())
 		assert.Equal(t, timeless(*r.Dump()), timeless(got))
@@ -51,7 +52,7 @@ func TestHandler(t *testing.T) {
 }
 
 // timeless is a dump without times, which two dumps tell to a microsecond or so.
-func timeless(d comm.Dump) comm.Dump {
+func timeless(d record.Dump) record.Dump {
 	d.Tutti.Time = 0
 	for i := range d.Entries {
 		d.Entries[i].Created, d.Entries[i].Completed = 0, 0

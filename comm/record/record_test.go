@@ -1,4 +1,4 @@
-package comm_test
+package record_test
 
 import (
 	"bytes"
@@ -22,16 +22,17 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
 )
 
-func TestRecorderConformance(t *testing.T) {
+func TestConformance(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	commtest.Run(t, commtest.Backend{
 		Name:  "local",
 		Sizes: []int{2},
 		Run: hosttest.Decorated(local.Run, rt, func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
-			return comm.NewRecorder(c, 100, ""), nil
+			return record.New(c, 100, ""), nil
 		}),
 	})
 }
@@ -39,7 +40,7 @@ func TestRecorderConformance(t *testing.T) {
 // untold is a communicator that does not tell what is done.
 type untold struct{ comm.Communicator }
 
-func TestRecorderRemembersTheLastCalls(t *testing.T) {
+func TestRemembersTheLastCalls(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -47,7 +48,7 @@ func TestRecorderRemembersTheLastCalls(t *testing.T) {
 	buf := hosttest.Allocate(t, rt, 4096)
 	for range 20 {
 		n := 1 + random.IntN(30)
-		r := comm.NewRecorder(untold{noop.New(rt)}, n, "")
+		r := record.New(untold{noop.New(rt)}, n, "")
 		// The reference: everything that was called, in plain lists.
 		type called struct {
 			text, err       string
@@ -115,12 +116,12 @@ func TestRecorderRemembersTheLastCalls(t *testing.T) {
 	}
 }
 
-// TestRecorderDumpHasThePyTorchFields compares with the names that the analyser of
+// TestDumpHasThePyTorchFields compares with the names that the analyser of
 // PyTorch 2.10's format reads.
-func TestRecorderDumpHasThePyTorchFields(t *testing.T) {
+func TestDumpHasThePyTorchFields(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
-	r := comm.NewRecorder(untold{noop.New(rt)}, 10, "")
+	r := record.New(untold{noop.New(rt)}, 10, "")
 	_, _, line, _ := runtime.Caller(0)
 	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.BF16, comm.Sum)) // line + 1
 	var c comm.Communicator = comm.NewMeter(r)
@@ -148,16 +149,16 @@ func TestRecorderDumpHasThePyTorchFields(t *testing.T) {
 	for i, want := range []int{line + 1, line + 3, line + 3} {
 		frame := entries[i].(map[string]any)["frames"].([]any)[0].(map[string]any)
 		assert.Equal(t, float64(want), frame["line"], "call %d", i)
-		assert.Equal(t, "recorder_test.go", filepath.Base(frame["filename"].(string)))
-		assert.Contains(t, frame["name"], "comm_test.TestRecorderDumpHasThePyTorchFields")
+		assert.Equal(t, "record_test.go", filepath.Base(frame["filename"].(string)))
+		assert.Contains(t, frame["name"], "record_test.TestDumpHasThePyTorchFields")
 	}
 	assert.Equal(t, "nccl:send 0->0", entries[1].(map[string]any)["profiling_name"])
 	assert.Equal(t, "nccl:recv 0<-0", entries[2].(map[string]any)["profiling_name"])
 	assert.Equal(t, true, entries[2].(map[string]any)["is_p2p"])
 }
 
-func TestRecorderOfACallThatIsNone(t *testing.T) {
-	r := comm.NewRecorder(noop.New(hosttest.NewRuntime(t)), 10, "")
+func TestACallThatIsNone(t *testing.T) {
+	r := record.New(noop.New(hosttest.NewRuntime(t)), 10, "")
 	for _, op := range []comm.Op{comm.OpSync, 200} {
 		require.ErrorIs(t, r.Group(comm.Call{Op: op}), comm.ErrArgument)
 	}
@@ -170,10 +171,10 @@ func TestRecorderOfACallThatIsNone(t *testing.T) {
 	assert.Equal(t, uint64(1), entries[2].CollectiveSeq)
 }
 
-func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
+func TestRecordsSplitsUnderTheirName(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
-		r := comm.NewRecorder(c, 10, "")
+		r := record.New(c, 10, "")
 		half, err := r.Split(ctx, r.Rank()%2, 0)
 		if err != nil {
 			return err
@@ -192,7 +193,7 @@ func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
 		d := r.Dump()
 		assert.Equal(t, "split", d.Entries[0].Tutti.Op)
 		assert.Equal(t, [2]string{name, "tutti"}, d.Entries[1].ProcessGroup)
-		assert.Equal(t, comm.DumpMember{Rank: c.Rank() / 2, Size: 2, Sync: d.Tutti.Comms[name].Sync}, d.Tutti.Comms[name])
+		assert.Equal(t, record.Member{Rank: c.Rank() / 2, Size: 2, Sync: d.Tutti.Comms[name].Sync}, d.Tutti.Comms[name])
 		assert.NotNil(t, d.Tutti.Comms[name].Sync)
 		if err := half.Close(); err != nil {
 			return err
@@ -202,10 +203,10 @@ func TestRecorderRecordsSplitsUnderTheirName(t *testing.T) {
 	}))
 }
 
-func TestRecorderWritesWhenAWaitFails(t *testing.T) {
+func TestWritesWhenAWaitFails(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	rt := hosttest.NewRuntime(t)
-	c := comm.NewRecorder(noop.New(rt), 5, dir)
+	c := record.New(noop.New(rt), 5, dir)
 	buf := hosttest.Allocate(t, rt, 64)
 	require.NoError(t, c.AllReduce(buf, buf, 2, dtype.F32, comm.Sum))
 	require.NoError(t, c.Sync(t.Context()))
@@ -218,7 +219,7 @@ func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 	require.Error(t, cause)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	var d comm.Dump
+	var d record.Dump
 	require.NoError(t, json.Unmarshal(text, &d))
 	require.Len(t, d.Entries, 2)
 	assert.Equal(t, "completed", d.Entries[0].State)
@@ -226,7 +227,7 @@ func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 	assert.Contains(t, d.Tutti.Comms["0"].Sync.Error, "canceled")
 	failure := d.Tutti.Comms["0"].Failure
 	require.NotNil(t, failure)
-	assert.Equal(t, comm.DumpFailure{Time: failure.Time, Error: cause.Error(), Wait: true}, *failure)
+	assert.Equal(t, record.Failure{Time: failure.Time, Error: cause.Error(), Wait: true}, *failure)
 	assert.GreaterOrEqual(t, d.Tutti.Time, failure.Time)
 
 	require.NoError(t, os.Remove(path))
@@ -236,22 +237,22 @@ func TestRecorderWritesWhenAWaitFails(t *testing.T) {
 }
 
 // The dump of a rank that aborts says why, and whether another rank is the cause.
-func TestRecorderWritesWhyTheRankAborted(t *testing.T) {
+func TestWritesWhyTheRankAborted(t *testing.T) {
 	for cause, peer := range map[error]bool{
 		errors.New("no disk space"):                  false,
 		fmt.Errorf("step 7: %w", comm.ErrPeerFailed): true,
 		fmt.Errorf("step 7: %w", comm.ErrBroken):     true,
 	} {
 		dir := t.TempDir()
-		r := comm.NewRecorder(noop.New(hosttest.NewRuntime(t)), 5, dir)
+		r := record.New(noop.New(hosttest.NewRuntime(t)), 5, dir)
 		_ = r.End(cause)
 		text, err := os.ReadFile(filepath.Join(dir, "tutti-record-0.json"))
 		require.NoError(t, err)
-		var d comm.Dump
+		var d record.Dump
 		require.NoError(t, json.Unmarshal(text, &d))
 		failure := d.Tutti.Comms["0"].Failure
 		require.NotNil(t, failure)
-		assert.Equal(t, comm.DumpFailure{Time: failure.Time, Error: cause.Error(), Peer: peer}, *failure)
+		assert.Equal(t, record.Failure{Time: failure.Time, Error: cause.Error(), Peer: peer}, *failure)
 	}
 }
 
@@ -265,7 +266,7 @@ func (w ofWorld) WorldSize() int { return w.size }
 
 // A rank that aborts waits for the dumps of other processes, but not without end, and not
 // for those of this process or of an earlier job.
-func TestRecorderWaitsForDumpsOfPeers(t *testing.T) {
+func TestWaitsForDumpsOfPeers(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		peers []string // tutti-record-1.json and on: written before, old, here or written after a second
@@ -283,7 +284,7 @@ func TestRecorderWaitsForDumpsOfPeers(t *testing.T) {
 			rt := hosttest.NewRuntime(t)
 			synctest.Test(t, func(t *testing.T) {
 				size := 1 + len(test.peers)
-				r := comm.NewRecorder(ofWorld{noop.New(rt), size}, 5, dir)
+				r := record.New(ofWorld{noop.New(rt), size}, 5, dir)
 				for i, peer := range test.peers {
 					path := filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", i+1))
 					write := func() { assert.NoError(t, os.WriteFile(path, nil, 0o600)) }
@@ -291,7 +292,7 @@ func TestRecorderWaitsForDumpsOfPeers(t *testing.T) {
 					case "written":
 						write()
 					case "here":
-						comm.NewRecorder(ofRank{noop.New(rt), i + 1}, 5, dir)
+						record.New(ofRank{noop.New(rt), i + 1}, 5, dir)
 					case "late":
 						time.AfterFunc(time.Second, write)
 					case "old":
@@ -315,10 +316,10 @@ type ofRank struct {
 
 func (r ofRank) Rank() int { return r.rank }
 
-func TestRecorderDoesNotAllocate(t *testing.T) {
+func TestDoesNotAllocate(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
-	r := comm.NewRecorder(noop.New(rt), 16, "")
+	r := record.New(noop.New(rt), 16, "")
 	counts, displs := []int{4}, []int{0}
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		_ = r.AllReduce(buf, buf, 4, dtype.F32, comm.Sum)
@@ -348,7 +349,7 @@ func BenchmarkRecorder(b *testing.B) {
 		name string
 		comm.Communicator
 	}{{"nothing", bare}, {"noop", noop.New(rt)}} {
-		for name, c := range map[string]comm.Communicator{"bare": of.Communicator, "recorded": comm.NewRecorder(of.Communicator, 1000, "")} {
+		for name, c := range map[string]comm.Communicator{"bare": of.Communicator, "recorded": record.New(of.Communicator, 1000, "")} {
 			b.Run(of.name+"/"+name, func(b *testing.B) {
 				for b.Loop() {
 					_ = c.AllReduce(buf, buf, 4, dtype.F32, comm.Sum)
@@ -359,12 +360,12 @@ func BenchmarkRecorder(b *testing.B) {
 }
 
 // A rank that waited in a Barrier when another one gave up has called it.
-func TestRecorderBarrierThatBroke(t *testing.T) {
+func TestBarrierThatBroke(t *testing.T) {
 	worlds, err := local.New(3)
 	require.NoError(t, err)
-	var recorders []*comm.Recorder
+	var recorders []*record.Recorder
 	for _, c := range worlds {
-		recorders = append(recorders, comm.NewRecorder(c, 4, ""))
+		recorders = append(recorders, record.New(c, 4, ""))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -385,10 +386,10 @@ func TestRecorderBarrierThatBroke(t *testing.T) {
 }
 
 // The same when what another rank failed with says that an argument was wrong.
-func TestRecorderBarrierOfFailedPeer(t *testing.T) {
+func TestBarrierOfFailedPeer(t *testing.T) {
 	worlds, err := local.New(2)
 	require.NoError(t, err)
-	r := comm.NewRecorder(worlds[0], 4, "")
+	r := record.New(worlds[0], 4, "")
 	failed := make(chan error)
 	go func() { failed <- r.Barrier(t.Context()) }()
 	require.Eventually(t, func() bool { return len(r.Dump().Entries) == 1 }, 5*time.Second, time.Millisecond)
@@ -401,11 +402,11 @@ func TestRecorderBarrierOfFailedPeer(t *testing.T) {
 
 // A call of one goroutine that is not made leaves no gap in the numbers of calls
 // that other goroutines have made meanwhile.
-func TestRecorderNumbersOfSeveralGoroutines(t *testing.T) {
+func TestNumbersOfSeveralGoroutines(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	r := comm.NewRecorder(held{noop.New(rt), entered, leave}, 8, "")
+	r := record.New(held{noop.New(rt), entered, leave}, 8, "")
 	refused := make(chan error)
 	go func() { refused <- r.Broadcast(buf, 1, dtype.F32, 5) }() // there is no root 5
 	<-entered
@@ -447,12 +448,12 @@ func (w waiting) Sync(context.Context) error {
 }
 
 // What is done is known before anybody waits for it, where the communicator tells.
-func TestRecorderLearnsOfWhatIsDone(t *testing.T) {
+func TestLearnsOfWhatIsDone(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := [2]uintptr{hosttest.Allocate(t, rt, 4096), hosttest.Allocate(t, rt, 4096)}
 	worlds, err := local.New(2)
 	require.NoError(t, err)
-	r := comm.NewRecorder(comm.NewMeter(worlds[0]), 8, "")
+	r := record.New(comm.NewMeter(worlds[0]), 8, "")
 	done := func() (done []bool) {
 		for _, e := range r.Dump().Entries {
 			done = append(done, e.Completed >= e.Created && e.State == "completed")
@@ -502,11 +503,11 @@ func TestRecorderLearnsOfWhatIsDone(t *testing.T) {
 
 // Which of two messages of two goroutines is submitted first is not known: only a wait
 // tells that they are done.
-func TestRecorderOfGoroutinesAtTheSameTime(t *testing.T) {
+func TestOfGoroutinesAtTheSameTime(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	r := comm.NewRecorder(late{comm.NewMeter(noop.New(rt)), entered, leave}, 8, "")
+	r := record.New(late{comm.NewMeter(noop.New(rt)), entered, leave}, 8, "")
 	done := make(chan error)
 	go func() { done <- r.Recv(buf, 1, dtype.F32, 0, 1) }()
 	<-entered
@@ -551,10 +552,10 @@ func (l late) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) 
 
 // Of several goroutines that wait, the record shows the one that waits longest, and
 // when one has failed that one, whose failure ends the others.
-func TestRecorderShowsTheRightOneOfSeveralWaits(t *testing.T) {
-	r := comm.NewRecorder(waiting{noop.New(hosttest.NewRuntime(t)), make(chan chan error)}, 8, "")
+func TestShowsTheRightOneOfSeveralWaits(t *testing.T) {
+	r := record.New(waiting{noop.New(hosttest.NewRuntime(t)), make(chan chan error)}, 8, "")
 	inner := r.Communicator.(waiting)
-	shown := func() comm.DumpSync { return *r.Dump().Tutti.Comms["0"].Sync }
+	shown := func() record.Sync { return *r.Dump().Tutti.Comms["0"].Sync }
 	begin := func() (end, ended chan error) {
 		ended = make(chan error)
 		go func() { ended <- r.Sync(t.Context()) }()

@@ -1,4 +1,6 @@
-package comm
+// Package record has a flight recorder: a communicator that remembers the last calls made
+// to another one, for programs that hang or crash.
+package record
 
 import (
 	"context"
@@ -12,22 +14,22 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/callers"
 )
 
-// Recorder is a communicator that remembers the last calls made to another one,
-// for the day a program hangs: what was called, from where, when, whether it is
-// known to be done, and the error. Its dump ([Recorder.WriteJSON]) has the form of
-// PyTorch's flight recorder; `tutti diagnose` puts the dumps of all ranks
-// together.
+// Recorder is a communicator that remembers the last calls made to another one, for
+// programs that hang: the call, its source line, its time, whether it is known to be done,
+// and the error. Its dump ([Recorder.WriteJSON]) has the form of PyTorch's flight recorder.
+// `tutti diagnose` compares the dumps of all ranks.
 //
 // A call is known to be done when a later Sync or a Barrier has returned, and before that
-// where the communicator reports its progress ([Progresser]). Its time is then that of the
+// where the communicator reports its progress ([comm.Progresser]). Its time is then that of the
 // next look, at one of the next eight calls or for the dump.
 //
 // A dump is written to a file when a wait fails (Sync, Barrier, Split), when the rank
-// aborts ([Ender]), on a signal ([Recorder.NotifyOn], [Recorder.SaveBefore]), and by
+// aborts ([comm.Ender]), on a signal ([Recorder.NotifyOn], [Recorder.SaveBefore]), and by
 // [Recorder.Save]. A rank that aborts then waits up to two seconds for the dumps of other
 // processes in the same directory: a launcher may end them as soon as this one exits.
 //
@@ -37,25 +39,26 @@ import (
 // A Recorder can be used from any goroutine, costs 30 to 45 ns a call, and
 // allocates nothing.
 type Recorder struct {
-	Methods
-	Wrapped
+	comm.Methods
+	comm.Wrapped
 	*flight
 	name string // of the group, the same on all its ranks
 
-	mu     sync.Mutex
-	ring   []record
-	calls  uint64 // recorded so far; call i is in ring[i % len(ring)]
-	done   uint64 // the calls before this one have been seen by a wait
-	told   told
-	number numbers
-	last   numbers // of what was done
-	waits  waits
-	cause  error // the first failure, for which the dump was written
+	mu    sync.Mutex
+	ring  []record
+	calls uint64 // recorded so far; call i is in ring[i % len(ring)]
+	done  uint64 // the calls before this one have been seen by a wait
+	// progress is what the communicator says of the calls in the ring.
+	progress progress
+	number   numbers
+	last     numbers // of the last call that is done
+	waits    waits
+	cause    error // the first failure, for which the dump was written
 	// failure is what a dump says of it.
-	failure *DumpFailure
+	failure *Failure
 }
 
-// flight is what a Recorder shares with those split from it.
+// flight is what a Recorder shares with those of its sub-communicators.
 type flight struct {
 	dir   string // of the dump, "" for none
 	path  string
@@ -72,15 +75,15 @@ type numbers struct{ collective, message uint64 }
 
 // record is one call.
 type record struct {
-	op        Op
+	op        comm.Op
 	dt        dtype.DType
-	reduce    ReduceOp
-	left      bool // it was not made
-	shared    bool // beside one of another goroutine, which may have been submitted first
+	reduce    comm.ReduceOp
+	left      bool // the call failed before the rank took part in it
+	shared    bool // a call of another goroutine may have been submitted before it, or after
 	tag       uint32
 	peer      int
-	count     int // of a V-collective, what it sends
-	received  int // what that receives
+	count     int // elements; of a V-collective those that it sends
+	received  int // elements that a V-collective receives
 	number    numbers
 	submitted callers.Ticks
 	done      callers.Ticks // 0 if it is not known
@@ -89,8 +92,8 @@ type record struct {
 }
 
 // call is the call without addresses and lists.
-func (e *record) call() Call {
-	return Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: e.tag, Peer: e.peer, Count: e.count}
+func (e *record) call() comm.Call {
+	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: e.tag, Peer: e.peer, Count: e.count}
 }
 
 // wait is a Sync.
@@ -100,15 +103,15 @@ type wait struct {
 	pending bool
 }
 
-// waits are the Syncs that goroutines are in, and the one to be shown of those that
-// have ended.
+// waits are the Syncs in flight, one for each goroutine, and the one that a dump shows of
+// those that have ended.
 type waits struct {
 	begun uint64
 	all   []*wait // used again and again
 	ended *wait
 }
 
-// begin returns room for a wait. The Recorder's lock is held, as for the others.
+// begin adds a wait. The caller holds the Recorder's lock, here and below.
 func (s *waits) begin() *wait {
 	s.begun++
 	i := slices.IndexFunc(s.all, func(w *wait) bool { return !w.pending && w != s.ended })
@@ -120,17 +123,18 @@ func (s *waits) begin() *wait {
 	return w
 }
 
-// end notes how a wait ended. What another one's failure ended does not replace that.
+// end notes how a wait ended. An error that follows from an earlier failure does not
+// replace that.
 func (s *waits) end(w *wait, done callers.Ticks, err error) {
 	w.pending, w.done, w.err = false, done, err
-	if s.ended != nil && s.ended.err != nil && errors.Is(err, ErrBroken) {
+	if s.ended != nil && s.ended.err != nil && errors.Is(err, comm.ErrBroken) {
 		return
 	}
 	s.ended = w
 }
 
-// shown is what a dump shows, nil for nothing: the wait that failed, otherwise the
-// one that takes longest, otherwise the one that ended last.
+// shown returns the wait that a dump shows: the one that failed, or else the one that
+// takes longest, or else the one that ended last. It is nil if there was none.
 func (s *waits) shown() *wait {
 	shown := s.ended
 	if shown != nil && shown.err != nil {
@@ -144,10 +148,10 @@ func (s *waits) shown() *wait {
 	return shown
 }
 
-// NewRecorder returns a Recorder of the last n calls (at least one) around c,
+// New returns a Recorder of the last n calls (at least one) around c,
 // which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
-// Package comm/instrument makes one where the environment asks for it.
-func NewRecorder(c Communicator, n int, dir string) *Recorder {
+// Package comm/instrument makes one if the environment asks for it.
+func New(c comm.Communicator, n int, dir string) *Recorder {
 	f := &flight{dir: dir, begun: time.Now()}
 	if dir != "" {
 		f.path = dumpPath(dir, c.Rank())
@@ -161,25 +165,25 @@ func dumpPath(dir string, rank int) string {
 	return filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", rank))
 }
 
-func newRecorder(c Communicator, n int, name string, f *flight) *Recorder {
-	r := &Recorder{Wrapped: Wrap(c), flight: f, name: name, ring: make([]record, n)}
-	r.Methods = Methods{Together: r.together, Do: func(c Call) error { // here, so that a call is not copied once more
+func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
+	r := &Recorder{Wrapped: comm.Wrap(c), flight: f, name: name, ring: make([]record, n)}
+	r.Methods = comm.Methods{Together: r.together, Do: func(c comm.Call) error { // here, so that a call is not copied once more
 		id := r.enter(&c)
-		err := c.makeOn(r.Communicator)
+		err := c.Make(r.Communicator)
 		if err != nil {
 			r.failed(id, c.Op.Message(), false, err)
 		}
 		return err
 	}}
-	r.told = newTold(c)
+	r.progress = newProgress(c)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open = append(f.open, r)
 	return r
 }
 
-// NotifyOn writes the dump to the file whenever the process gets one of the
-// signals, until the Recorder is closed.
+// NotifyOn writes the dump to the file whenever the process gets one of the signals, until
+// the Recorder is closed. The signals then do nothing else.
 func (r *Recorder) NotifyOn(signals ...os.Signal) {
 	r.onSignal(signals, nil)
 }
@@ -235,7 +239,7 @@ func (r *Recorder) onSignal(signals []os.Signal, handled context.Context) {
 }
 
 // enter records a call that is about to be made.
-func (r *Recorder) enter(c *Call) uint64 {
+func (r *Recorder) enter(c *comm.Call) uint64 {
 	r.mu.Lock()
 	id := r.add(c)
 	r.mu.Unlock()
@@ -243,13 +247,13 @@ func (r *Recorder) enter(c *Call) uint64 {
 }
 
 // add is enter with the lock held.
-func (r *Recorder) add(c *Call) uint64 {
+func (r *Recorder) add(c *comm.Call) uint64 {
 	id := r.calls
 	r.calls++
 	var done [2]uint64
-	look := r.told.by != nil && id%lookEvery == 0
+	look := r.progress.of != nil && id%lookEvery == 0
 	if look {
-		done = r.told.look()
+		done = r.progress.done()
 	}
 	e := &r.ring[id%uint64(len(r.ring))]
 	goroutine := r.fill(e, c)
@@ -259,21 +263,21 @@ func (r *Recorder) add(c *Call) uint64 {
 		r.number.collective++
 	}
 	e.number = r.number
-	if r.told.by != nil && (goroutine != r.told.goroutine || goroutine == 0) {
+	if r.progress.of != nil && (goroutine != r.progress.goroutine || goroutine == 0) {
 		r.handOver(id, goroutine)
 	}
 	if look {
-		r.settle(done, e.submitted)
+		r.markDone(done, e.submitted)
 	}
 	return id
 }
 
-// fill sets a record of a call that is made now, by which goroutine it returns.
-func (r *Recorder) fill(e *record, c *Call) (goroutine uintptr) {
+// fill sets the record of a call that is made now, and returns its goroutine.
+func (r *Recorder) fill(e *record, c *comm.Call) (goroutine uintptr) {
 	goroutine = e.from.Fill()
 	e.op, e.dt, e.reduce, e.tag, e.peer, e.count = c.Op, c.DType, c.Reduce, c.Tag, c.Peer, c.Count
 	e.received = 0
-	if c.Op == OpAllGatherV || c.Op == OpAllToAllV {
+	if c.Op == comm.OpAllGatherV || c.Op == comm.OpAllToAllV {
 		for _, n := range c.SendCounts {
 			e.count += n
 		}
@@ -285,18 +289,17 @@ func (r *Recorder) fill(e *record, c *Call) (goroutine uintptr) {
 	return goroutine
 }
 
-// neverMade reports whether a call that failed did not get as far as to take part
-// in what the ranks do together. waited says that it is a wait on a communicator
-// that was sound: it may have broken meanwhile.
+// neverMade reports whether a call failed before the rank took part in the operation.
+// waited means that it is a wait, and the communicator had not aborted before it.
 func neverMade(err error, waited bool) bool {
 	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
 	switch {
-	case is(ErrBroken):
+	case is(comm.ErrBroken):
 		return !waited
-	case slices.ContainsFunc([]error{ErrPeerFailed, ErrTimeout, ErrCanceled, ErrMismatch}, is):
-		return false // whatever else the cause says, which may be another rank's
+	case slices.ContainsFunc([]error{comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrCanceled, comm.ErrMismatch}, is):
+		return false // other sentinels in the chain may be of another rank
 	}
-	return slices.ContainsFunc([]error{ErrArgument, ErrUnsupported, ErrDevice, ErrUnavailable, ErrClosed}, is)
+	return slices.ContainsFunc([]error{comm.ErrArgument, comm.ErrUnsupported, comm.ErrDevice, comm.ErrUnavailable, comm.ErrClosed}, is)
 }
 
 // failed records the error of call id. A call that was not made (see neverMade)
@@ -335,7 +338,7 @@ func (r *Recorder) at(id uint64) *record {
 	return &r.ring[id%uint64(len(r.ring))]
 }
 
-func (r *Recorder) together(calls []Call) error {
+func (r *Recorder) together(calls []comm.Call) error {
 	r.mu.Lock()
 	first := r.calls
 	for i := range calls {
@@ -351,12 +354,12 @@ func (r *Recorder) together(calls []Call) error {
 	return err
 }
 
-// Sync implements [Communicator].
+// Sync implements [comm.Communicator].
 func (r *Recorder) Sync(ctx context.Context) error {
 	r.mu.Lock()
 	before := r.calls
 	w := r.waits.begin()
-	r.fill(&w.record, &Call{Op: OpSync})
+	r.fill(&w.record, &comm.Call{Op: comm.OpSync})
 	r.mu.Unlock()
 
 	err := r.Communicator.Sync(ctx)
@@ -389,7 +392,7 @@ func (r *Recorder) finish(before uint64) callers.Ticks {
 
 // waited writes the dump when a wait has failed, and returns err.
 func (r *Recorder) waited(err error) error {
-	if err != nil && !errors.Is(err, ErrClosed) {
+	if err != nil && !errors.Is(err, comm.ErrClosed) {
 		r.saveOnce(err, true)
 	}
 	return err
@@ -399,13 +402,13 @@ func (r *Recorder) waited(err error) error {
 // for failures that follow from it.
 func (r *Recorder) saveOnce(err error, wait bool) {
 	r.mu.Lock()
-	follows := r.cause != nil && (errors.Is(err, ErrBroken) || errors.Is(err, r.cause))
+	follows := r.cause != nil && (errors.Is(err, comm.ErrBroken) || errors.Is(err, r.cause))
 	if !follows {
 		r.cause = err
 	}
 	if r.failure == nil {
-		r.failure = &DumpFailure{Time: time.Now().UnixNano(), Error: err.Error(), Wait: wait,
-			Peer: errors.Is(err, ErrPeerFailed) || errors.Is(err, ErrBroken)}
+		r.failure = &Failure{Time: time.Now().UnixNano(), Error: err.Error(), Wait: wait,
+			Peer: errors.Is(err, comm.ErrPeerFailed) || errors.Is(err, comm.ErrBroken)}
 	}
 	r.mu.Unlock()
 	if !follows {
@@ -416,10 +419,10 @@ func (r *Recorder) saveOnce(err error, wait bool) {
 // sound reports whether something can be submitted.
 func (r *Recorder) sound() bool { return r.Communicator.Group() == nil }
 
-// Barrier implements [Communicator].
+// Barrier implements [comm.Communicator].
 func (r *Recorder) Barrier(ctx context.Context) error {
 	sound := r.sound()
-	id := r.enter(&Call{Op: OpBarrier})
+	id := r.enter(&comm.Call{Op: comm.OpBarrier})
 	err := r.Communicator.Barrier(ctx)
 	if err != nil {
 		r.failed(id, false, sound, err)
@@ -431,10 +434,10 @@ func (r *Recorder) Barrier(ctx context.Context) error {
 	return nil
 }
 
-// Split implements [Communicator]. What it makes is recorded too.
-func (r *Recorder) Split(ctx context.Context, color, key int) (Communicator, error) {
+// Split implements [comm.Communicator]. The sub-communicator is recorded, too.
+func (r *Recorder) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
 	sound := r.sound()
-	id := r.enter(&Call{Op: OpSplit})
+	id := r.enter(&comm.Call{Op: comm.OpSplit})
 	c, err := r.Communicator.Split(ctx, color, key)
 	if err != nil {
 		r.failed(id, false, sound, err)
@@ -452,19 +455,19 @@ func (r *Recorder) Split(ctx context.Context, color, key int) (Communicator, err
 	return newRecorder(c, len(r.ring), fmt.Sprintf("%s/%d.%d", r.name, number, color), r.flight), nil
 }
 
-// Close implements [Communicator].
+// Close implements [comm.Communicator].
 func (r *Recorder) Close() error {
 	r.forget()
 	return r.Communicator.Close()
 }
 
-// End implements [Ender], whether the communicator does or not.
+// End implements [comm.Ender], even if the communicator does not.
 func (r *Recorder) End(cause error) error {
 	if cause != nil {
 		r.saveOnce(cause, false)
 	}
 	r.forget()
-	err := CloseAll(r.Communicator, cause)
+	err := comm.CloseAll(r.Communicator, cause)
 	if cause != nil && r.name == "0" && r.path != "" {
 		r.awaitPeers()
 	}
@@ -505,7 +508,8 @@ func (r *Recorder) written(path string) bool {
 	return err == nil && !info.ModTime().Before(r.begun.Truncate(time.Second))
 }
 
-// forget takes the Recorder out of the dump, and ends NotifyOn with the first one.
+// forget removes a sub-communicator from the dump. For the first communicator, it ends
+// the handling of signals.
 func (r *Recorder) forget() {
 	f := r.flight
 	f.mu.Lock()
@@ -514,7 +518,7 @@ func (r *Recorder) forget() {
 		for _, stop := range f.stops {
 			stop()
 		}
-		return // its history stays for those split from it
+		return // its calls stay in the dump of its sub-communicators
 	}
 	for i, other := range f.open {
 		if other == r {
@@ -532,10 +536,10 @@ func (r *Recorder) Save(why string) {
 	r.writes.Lock()
 	defer r.writes.Unlock()
 	if err := r.writeFile(); err != nil {
-		slog.Error("comm: the flight record cannot be written", "path", r.path, "error", err)
+		slog.Error("record: the flight record cannot be written", "path", r.path, "error", err)
 		return
 	}
-	slog.Warn("comm: wrote the flight record; see it with tutti diagnose", "path", r.path, "why", why)
+	slog.Warn("record: wrote the flight record; see it with tutti diagnose", "path", r.path, "why", why)
 }
 
 // writeFile replaces the file whole.
