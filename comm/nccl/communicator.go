@@ -26,7 +26,7 @@ import (
 //
 // The abort on one rank ends kernels of the others with wrong results, of which NCCL
 // tells them nothing. So a rank that gives up lets the others know first
-// ([comm.Reports]), and their Sync and Barrier are [comm.ErrPeerFailed], with the
+// ([rendezvous.Reports]), and their Sync and Barrier are [comm.ErrPeerFailed], with the
 // cause. Graphs are not looked into: with some ([cuda.Stream.Capture]), that holds for
 // whatever was done before as well. The end of rank 0's process, through which they learn
 // it, is a failure of what that has not closed. They do not learn it where they have no

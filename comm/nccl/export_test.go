@@ -3,14 +3,14 @@ package nccl
 import (
 	"context"
 
-	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
 // OtherRankGivesUp tells a communicator that another rank has aborted, after as many
 // collectives as this one has seen done and more.
 func OtherRankGivesUp(c *Comm, rank, more int) {
-	c.reporter.GiveUp(context.Background(), c.name, rank, "changed its mind", c.submitted.seenDone()+uint64(more))
+	c.reporter.Abort(context.Background(), c.name, rank, "changed its mind", c.submitted.seenDone()+uint64(more))
 }
 
 // Guarded runs calls as calls that wait for other ranks.
@@ -25,7 +25,7 @@ func Watch(c *Comm, leaves, gives, fails func()) {
 }
 
 type watched struct {
-	comm.Reports
+	rendezvous.Reports
 	leaves, gives, fails func()
 }
 
@@ -36,11 +36,11 @@ func (w watched) Leave(group string, rank int, text string) {
 	w.Reports.Leave(group, rank, text)
 }
 
-func (w watched) GiveUp(ctx context.Context, group string, rank int, text string, done uint64) {
+func (w watched) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
 	if w.gives != nil {
 		w.gives()
 	}
-	w.Reports.GiveUp(ctx, group, rank, text, done)
+	w.Reports.Abort(ctx, group, rank, text, done)
 }
 
 func (w watched) Failed(group string, rank int, collectives uint64) error {

@@ -104,7 +104,7 @@ func (c *Comm) tellOthers(cause error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
 	defer cancel()
-	c.reporter.GiveUp(ctx, c.name, c.Rank(), c.submitted.how(), c.submitted.seenDone())
+	c.reporter.Abort(ctx, c.name, c.Rank(), c.submitted.how(), c.submitted.seenDone())
 }
 
 // drainTimeout bounds how long a communicator that broke waits for its kernels

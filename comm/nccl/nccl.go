@@ -68,7 +68,7 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	comms := make([]*Comm, len(runtimes))
-	reports := new(comm.LocalReports)
+	reports := new(rendezvous.LocalReports)
 	var first error
 	var once sync.Once
 	var wg sync.WaitGroup

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
@@ -18,7 +17,7 @@ import (
 // were made out of one another, and what these have told. It looks now and then, so
 // that calls cost nothing.
 type reporter struct {
-	comm.Reports
+	rendezvous.Reports
 	close func() error
 	told  <-chan struct{} // closed when it is known who gave up before; nil if nobody could
 

@@ -6,12 +6,13 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/dtype"
 )
 
 // What the others are known to do is put together, rank by rank.
 func TestWhatTheOthersDo(t *testing.T) {
-	reports := new(comm.LocalReports)
+	reports := new(rendezvous.LocalReports)
 	ranks := make([]*submissions, 5)
 	reporters := make([]*reporter, len(ranks))
 	for r := range ranks {

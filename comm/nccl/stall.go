@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/marks"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
 // submissions are what a communicator has submitted, to tell what a wait that ended
@@ -155,7 +156,7 @@ func (s *submissions) open() string {
 }
 
 // leave tells the other ranks something for the last time.
-func (s *submissions) leave(to comm.Reports, why string) {
+func (s *submissions) leave(to rendezvous.Reports, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left = true
@@ -169,7 +170,7 @@ func (s *submissions) hasLeft() bool {
 }
 
 // tell reports what the communicator does, if that is new.
-func (s *submissions) tell(to comm.Reports) {
+func (s *submissions) tell(to rendezvous.Reports) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.left {

@@ -12,8 +12,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/tutti-go/tutti/comm"
 )
 
 // Invitation tells the other ranks where rank 0 keeps their reports. It contains the
@@ -28,17 +26,17 @@ type Invitation struct {
 // well. Its answer comes when rank 0 has told all other ranks and they have confirmed it.
 // Rank 0 also tells which groups its own process is in.
 type reportMessage struct {
-	Group  string              `json:"group,omitempty"`
-	Rank   int                 `json:"rank,omitempty"`
-	Text   string              `json:"text,omitempty"`
-	Left   bool                `json:"left,omitempty"`
-	GaveUp bool                `json:"gave_up,omitempty"`
-	Done   uint64              `json:"done,omitempty"`  // collectives, before it gave up
-	Told   uint64              `json:"told,omitempty"`  // the number of what rank 0 tells
-	Home   bool                `json:"home,omitempty"`  // rank 0's process is in the group, as that rank, until it has left
-	Known  bool                `json:"known,omitempty"` // what came before is all that rank 0 knew when the connection began
-	Ask    uint64              `json:"ask,omitempty"`
-	Last   map[int]comm.Report `json:"last,omitempty"`
+	Group   string         `json:"group,omitempty"`
+	Rank    int            `json:"rank,omitempty"`
+	Text    string         `json:"text,omitempty"`
+	Left    bool           `json:"left,omitempty"`
+	Aborted bool           `json:"aborted,omitempty"`
+	Done    uint64         `json:"done,omitempty"`  // collectives that it had seen done when it aborted
+	Told    uint64         `json:"told,omitempty"`  // the number of what rank 0 tells
+	Home    bool           `json:"home,omitempty"`  // rank 0's process is in the group, as that rank, until it has left
+	Known   bool           `json:"known,omitempty"` // what came before is all that rank 0 knew when the connection began
+	Ask     uint64         `json:"ask,omitempty"`
+	Last    map[int]Report `json:"last,omitempty"`
 }
 
 // longestReport bounds a line that a rank sends: a group's name can list thousands of
@@ -54,7 +52,7 @@ const tellTimeout = 500 * time.Millisecond
 
 // ReportKeeper keeps the reports of all ranks, at rank 0.
 type ReportKeeper struct {
-	comm.LocalReports
+	LocalReports
 	job       Job
 	listener  net.Listener
 	strangers strangers
@@ -161,7 +159,7 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 	}()
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, longestReport)
-	givingUp := make(chan struct{}, mostGroups)
+	aborting := make(chan struct{}, mostGroups)
 	for lines.Scan() {
 		var m reportMessage
 		if json.Unmarshal(lines.Bytes(), &m) != nil {
@@ -177,7 +175,7 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 			if heard != nil {
 				heard()
 			}
-		case m.Ask > 0 && !m.GaveUp:
+		case m.Ask > 0 && !m.Aborted:
 			m.Last, _ = k.Last(context.Background(), m.Group)
 			if f.send(&m) != nil {
 				return
@@ -185,15 +183,15 @@ func (k *ReportKeeper) serve(conn net.Conn) {
 		case m.Left:
 			k.LocalReports.Leave(m.Group, m.Rank, m.Text)
 			delete(reported, at)
-		case m.GaveUp: // which the others have to know in any case
+		case m.Aborted: // which the others have to know in any case
 			if len(reported) < mostGroups {
 				reported[at] = true
 			}
-			givingUp <- struct{}{}
-			go func() { // the other ranks answer each on its own connection, and this one others that give up
+			aborting <- struct{}{}
+			go func() { // other ranks confirm on their own connections, and this rank confirms the aborts of others
 				k.tell(context.Background(), f, m)
 				_ = f.send(&reportMessage{Ask: m.Ask})
-				<-givingUp
+				<-aborting
 			}()
 		case len(reported) == mostGroups && !reported[at]: // nobody will read it
 		default:
@@ -218,8 +216,8 @@ func (k *ReportKeeper) admit(f *follower) bool {
 		first = append(first, reportMessage{Group: group, Rank: rank, Home: true})
 	}
 	k.mu.Unlock()
-	k.EachGivenUp(func(group string, rank int, text string, done uint64) {
-		first = append(first, reportMessage{Group: group, Rank: rank, Text: text, GaveUp: true, Done: done})
+	k.EachAborted(func(group string, rank int, text string, done uint64) {
+		first = append(first, reportMessage{Group: group, Rank: rank, Text: text, Aborted: true, Done: done})
 	})
 	for _, m := range append(first, reportMessage{Known: true}) {
 		if f.encode(&m) != nil {
@@ -229,7 +227,7 @@ func (k *ReportKeeper) admit(f *follower) bool {
 	return !closed
 }
 
-// Report implements [comm.Reports], for rank 0's own process.
+// Report implements [Reports], for rank 0's own process.
 func (k *ReportKeeper) Report(group string, rank int, text string) {
 	k.LocalReports.Report(group, rank, text)
 	k.mu.Lock()
@@ -241,7 +239,7 @@ func (k *ReportKeeper) Report(group string, rank int, text string) {
 	}
 }
 
-// Leave implements [comm.Reports], for rank 0's own process.
+// Leave implements [Reports], for rank 0's own process.
 func (k *ReportKeeper) Leave(group string, rank int, text string) {
 	k.LocalReports.Leave(group, rank, text)
 	k.mu.Lock()
@@ -262,14 +260,14 @@ func (k *ReportKeeper) announce(m reportMessage) {
 	}
 }
 
-// GiveUp implements [comm.Reports]: it tells all other ranks.
-func (k *ReportKeeper) GiveUp(ctx context.Context, group string, rank int, text string, done uint64) {
-	k.tell(ctx, nil, reportMessage{Group: group, Rank: rank, Text: text, GaveUp: true, Done: done})
+// Abort implements [Reports]: it tells all other ranks.
+func (k *ReportKeeper) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
+	k.tell(ctx, nil, reportMessage{Group: group, Rank: rank, Text: text, Aborted: true, Done: done})
 }
 
-// tell notes that a rank gives up, and tells all others but the one that it comes from.
+// tell notes that a rank aborts, and tells all others but the one that reported it.
 func (k *ReportKeeper) tell(ctx context.Context, from *follower, m reportMessage) {
-	k.LocalReports.GiveUp(ctx, m.Group, m.Rank, m.Text, m.Done)
+	k.LocalReports.Abort(ctx, m.Group, m.Rank, m.Text, m.Done)
 	var open sync.WaitGroup
 	k.mu.Lock()
 	ctx, cancel := context.WithTimeout(ctx, k.tellTime)
@@ -337,8 +335,8 @@ func (k *ReportKeeper) Close() error {
 // RemoteReports are the reports of a job at its other ranks.
 type RemoteReports struct {
 	cancel context.CancelFunc
-	known  comm.LocalReports // who gave up in groups
-	told   chan struct{}     // closed when known has all that rank 0 knows, or never will
+	known  LocalReports  // the ranks that aborted
+	told   chan struct{} // closed when known has all that rank 0 knows, or never will
 
 	mu      sync.Mutex
 	groups  map[string]bool // in which this rank reports
@@ -346,7 +344,7 @@ type RemoteReports struct {
 	wake    chan struct{}
 	pending []reportMessage // to be sent; of each rank of a group the last alone
 	asked   uint64
-	answers map[uint64]chan map[int]comm.Report
+	answers map[uint64]chan map[int]Report
 	state   error // nil while connected, errNotConnected with a cause before, another error after
 	closing bool
 }
@@ -355,7 +353,7 @@ type RemoteReports struct {
 // until it is closed. Reports are sent when the connection is there.
 func FollowReports(in Invitation, rank, size int) *RemoteReports {
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &RemoteReports{cancel: cancel, told: make(chan struct{}), groups: map[string]bool{}, home: map[string]int{}, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]comm.Report{},
+	r := &RemoteReports{cancel: cancel, told: make(chan struct{}), groups: map[string]bool{}, home: map[string]int{}, wake: make(chan struct{}, 1), answers: map[uint64]chan map[int]Report{},
 		state: errNotConnected}
 	go r.run(ctx, in, newHello(rank, size))
 	return r
@@ -414,15 +412,15 @@ func (r *RemoteReports) run(ctx context.Context, in Invitation, self hello) {
 	r.end(fmt.Errorf("rank 0 does not answer: %w", context.Cause(ctx)))
 }
 
-// end notes why there is no connection. Without one nobody hears who gives up: what rank
-// 0's process takes part in has failed with it.
+// end notes why there is no connection. Without one, ranks do not learn of aborts, so the
+// communicators that rank 0's process takes part in have failed.
 func (r *RemoteReports) end(why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state, r.pending = why, nil
 	for group, rank := range r.home {
 		if r.groups[group] && !r.closing {
-			r.known.GiveUp(context.Background(), group, rank, "its process has ended, or cannot be reached", 0)
+			r.known.Abort(context.Background(), group, rank, "its process has ended, or cannot be reached", 0)
 		}
 	}
 	for _, answer := range r.answers {
@@ -491,8 +489,8 @@ func (r *RemoteReports) read(conn net.Conn, told func()) error {
 			return err
 		}
 		r.mu.Lock()
-		if m.GaveUp && r.groups[m.Group] {
-			r.known.GiveUp(context.Background(), m.Group, m.Rank, m.Text, m.Done)
+		if m.Aborted && r.groups[m.Group] {
+			r.known.Abort(context.Background(), m.Group, m.Rank, m.Text, m.Done)
 		}
 		if m.Told > 0 {
 			r.push(reportMessage{Told: m.Told})
@@ -535,7 +533,7 @@ func (r *RemoteReports) push(m reportMessage) {
 	}
 }
 
-// Report implements [comm.Reports].
+// Report implements [Reports].
 func (r *RemoteReports) Report(group string, rank int, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -543,7 +541,7 @@ func (r *RemoteReports) Report(group string, rank int, text string) {
 	r.push(reportMessage{Group: group, Rank: rank, Text: text})
 }
 
-// Leave implements [comm.Reports].
+// Leave implements [Reports].
 func (r *RemoteReports) Leave(group string, rank int, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -556,32 +554,32 @@ func (r *RemoteReports) Leave(group string, rank int, text string) {
 	r.push(reportMessage{Group: group, Rank: rank, Text: text, Left: true})
 }
 
-// Last implements [comm.Reports]: it asks rank 0.
-func (r *RemoteReports) Last(ctx context.Context, group string) (map[int]comm.Report, error) {
+// Last implements [Reports]: it asks rank 0.
+func (r *RemoteReports) Last(ctx context.Context, group string) (map[int]Report, error) {
 	return r.ask(ctx, reportMessage{Group: group})
 }
 
-// GiveUp implements [comm.Reports]: it has rank 0 tell the others.
-func (r *RemoteReports) GiveUp(ctx context.Context, group string, rank int, text string, done uint64) {
-	_, _ = r.ask(ctx, reportMessage{Group: group, Rank: rank, Text: text, GaveUp: true, Done: done})
+// Abort implements [Reports]: it has rank 0 tell the others.
+func (r *RemoteReports) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
+	_, _ = r.ask(ctx, reportMessage{Group: group, Rank: rank, Text: text, Aborted: true, Done: done})
 }
 
-// Failed implements [comm.Reports].
+// Failed implements [Reports].
 func (r *RemoteReports) Failed(group string, rank int, collectives uint64) error {
 	return r.known.Failed(group, rank, collectives)
 }
 
-// ask sends a question and waits for rank 0's answer. Who gives up waits for the
+// ask sends a question and waits for rank 0's answer. A rank that aborts waits for the
 // connection as well.
-func (r *RemoteReports) ask(ctx context.Context, m reportMessage) (map[int]comm.Report, error) {
+func (r *RemoteReports) ask(ctx context.Context, m reportMessage) (map[int]Report, error) {
 	r.mu.Lock()
-	if r.state != nil && !(m.GaveUp && errors.Is(r.state, errNotConnected)) {
+	if r.state != nil && !(m.Aborted && errors.Is(r.state, errNotConnected)) {
 		defer r.mu.Unlock()
 		return nil, r.state
 	}
 	r.asked++
 	m.Ask = r.asked
-	answer := make(chan map[int]comm.Report, 1)
+	answer := make(chan map[int]Report, 1)
 	r.answers[m.Ask] = answer
 	r.push(m)
 	r.mu.Unlock()

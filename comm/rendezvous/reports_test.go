@@ -19,11 +19,11 @@ import (
 )
 
 // eventually asks for the reports of a group until they are as wanted.
-func eventually(t *testing.T, r comm.Reports, group string, want func(last map[int]comm.Report) bool) {
+func eventually(t *testing.T, r rendezvous.Reports, group string, want func(last map[int]rendezvous.Report) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	var last map[int]comm.Report
+	var last map[int]rendezvous.Report
 	for ctx.Err() == nil {
 		got, err := r.Last(ctx, group)
 		if last = got; err == nil && want(last) {
@@ -44,24 +44,24 @@ func TestReports(t *testing.T) {
 		require.True(t, strings.HasPrefix(a, "127.0.0.1:"), a)
 	}
 	one, two := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
-	all := []comm.Reports{keeper, one, two}
+	all := []rendezvous.Reports{keeper, one, two}
 	for rank, r := range all {
 		r.Report("0", rank, "called nothing")
 		r.Report("0", rank, "waits") // the last counts
 		r.Report("0/1.0", rank, "elsewhere")
 	}
 	for _, r := range all {
-		eventually(t, r, "0", func(last map[int]comm.Report) bool {
+		eventually(t, r, "0", func(last map[int]rendezvous.Report) bool {
 			return len(last) == 3 && last[0].Text == "waits" && last[1].Text == "waits" && last[2].Text == "waits"
 		})
 	}
 	two.Leave("0", 2, "closed")
 	require.NoError(t, two.Close())
-	eventually(t, one, "0/1.0", func(last map[int]comm.Report) bool { return last[2].Gone && last[2].Text == "elsewhere" })
-	eventually(t, one, "0", func(last map[int]comm.Report) bool { return last[2].Text == "closed" && !last[2].Gone })
+	eventually(t, one, "0/1.0", func(last map[int]rendezvous.Report) bool { return last[2].Gone && last[2].Text == "elsewhere" })
+	eventually(t, one, "0", func(last map[int]rendezvous.Report) bool { return last[2].Text == "closed" && !last[2].Gone })
 	keeper.Leave("0", 0, "closed")
 	one.Leave("0", 1, "closed")
-	eventually(t, one, "0", func(last map[int]comm.Report) bool { return len(last) == 0 })
+	eventually(t, one, "0", func(last map[int]rendezvous.Report) bool { return len(last) == 0 })
 
 	require.NoError(t, keeper.Close())
 	require.Eventually(t, func() bool {
@@ -71,28 +71,28 @@ func TestReports(t *testing.T) {
 	require.NoError(t, one.Close())
 }
 
-// Who gives up goes on when all others know, in the groups that they are in; who does not
-// answer, or has gone, is not waited for without end.
-func TestRanksThatGiveUp(t *testing.T) {
+// A rank that aborts goes on when all others know, in the groups that they are in. It waits
+// a bounded time for a rank that does not answer or is gone.
+func TestRanksThatAbort(t *testing.T) {
 	keeper, invitation, err := rendezvous.KeepReports(true)
 	require.NoError(t, err)
 	defer keeper.Close()     //nolint:errcheck // nothing is lost
 	const long = time.Minute // so that a loaded machine is no rank that does not answer
 	rendezvous.SetTellTime(keeper, long)
 	one, two := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
-	all := []comm.Reports{keeper, one, two}
+	all := []rendezvous.Reports{keeper, one, two}
 	for rank, r := range all {
 		r.Report("0", rank, "waits")
 		r.Report("0/1.0", rank, "waits")
 	}
-	eventually(t, keeper, "0/1.0", func(last map[int]comm.Report) bool { return len(last) == 3 })
+	eventually(t, keeper, "0/1.0", func(last map[int]rendezvous.Report) bool { return len(last) == 3 })
 	ctx, cancel := context.WithTimeout(t.Context(), long)
 	defer cancel()
 	for i, group := range []string{"0", "0/1.0"} {
 		for _, r := range all {
 			require.NoError(t, r.Failed(group, -1, 100))
 		}
-		all[i].GiveUp(ctx, group, i, "changed its mind", 5)
+		all[i].Abort(ctx, group, i, "changed its mind", 5)
 		for rank, r := range all {
 			require.NoError(t, r.Failed(group, rank, 5))
 			if rank == i {
@@ -105,13 +105,13 @@ func TestRanksThatGiveUp(t *testing.T) {
 		}
 	}
 	// All at once, as a rank does that ends with many communicators.
-	var givingUp sync.WaitGroup
+	var aborting sync.WaitGroup
 	for rank, r := range all {
 		for n := range 100 {
-			givingUp.Go(func() { r.GiveUp(ctx, "0", rank, "again", uint64(4-n%2)) })
+			aborting.Go(func() { r.Abort(ctx, "0", rank, "again", uint64(4-n%2)) })
 		}
 	}
-	givingUp.Wait()
+	aborting.Wait()
 	for rank, r := range all {
 		require.Error(t, r.Failed("0", rank, 5))
 	}
@@ -120,17 +120,17 @@ func TestRanksThatGiveUp(t *testing.T) {
 	two.Leave("0", 2, "closed")
 	require.NoError(t, two.Failed("0", 2, 100), "it has left")
 	require.NoError(t, two.Close())
-	one.GiveUp(ctx, "0", 1, "once more", 1)
+	one.Abort(ctx, "0", 1, "once more", 1)
 	require.NoError(t, ctx.Err())
 	require.ErrorContains(t, keeper.Failed("0", 0, 2), "rank 1 gave up: once more")
 	require.NoError(t, keeper.Close())
-	one.GiveUp(ctx, "0", 1, "when nobody is there", 0)
+	one.Abort(ctx, "0", 1, "when nobody is there", 0)
 	require.NoError(t, ctx.Err())
 	require.NoError(t, one.Close())
 }
 
-// A rank that comes to rank 0 late is told of those that gave up before.
-func TestALateRankHearsWhoGaveUp(t *testing.T) {
+// A rank that reaches rank 0 late is told which ranks aborted before.
+func TestALateRankLearnsOfAborts(t *testing.T) {
 	keeper, invitation, err := rendezvous.KeepReports(true)
 	require.NoError(t, err)
 	defer keeper.Close() //nolint:errcheck // nothing is lost
@@ -148,7 +148,7 @@ func TestALateRankHearsWhoGaveUp(t *testing.T) {
 		Addresses: append([]string{silent.Addr().String()}, invitation.Addresses...), Secret: invitation.Secret}, 1, 3)
 	late.Report("0", 1, "waits")
 	conn := <-held
-	keeper.GiveUp(t.Context(), "0", 2, "changed its mind", 5)
+	keeper.Abort(t.Context(), "0", 2, "changed its mind", 5)
 	select {
 	case <-late.Told():
 		t.Fatal("it is told although it is not connected")
@@ -167,8 +167,8 @@ func TestALateRankHearsWhoGaveUp(t *testing.T) {
 	<-never.Told() // there is nothing to wait for
 }
 
-// When rank 0's process ends, nobody can tell any more who gives up: that is a failure of what
-// it takes part in, and of nothing else. It does not if it has left before.
+// When rank 0's process ends, ranks no longer learn of aborts. That is a failure of the
+// groups that it takes part in and has not left, and of no others.
 func TestTheEndOfRankZero(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		keeper, invitation, err := rendezvous.KeepReports(true)
@@ -204,8 +204,8 @@ func TestTheEndOfRankZero(t *testing.T) {
 	}
 }
 
-// What a rank reports without end is not kept, and nobody has failed by that: they hear of
-// each other who gives up, there as well.
+// The reports of one rank are bounded. Beyond the bound they are dropped, no rank has failed,
+// and ranks still learn of aborts.
 func TestReportsAreBounded(t *testing.T) {
 	keeper, invitation, err := rendezvous.KeepReports(true)
 	require.NoError(t, err)
@@ -220,14 +220,14 @@ func TestReportsAreBounded(t *testing.T) {
 	for _, group := range []string{"0", last} {
 		friend.Report(group, 2, "waits")
 	}
-	eventually(t, keeper, last, func(last map[int]comm.Report) bool { return last[2].Text == "waits" })
+	eventually(t, keeper, last, func(last map[int]rendezvous.Report) bool { return last[2].Text == "waits" })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	known, err := flood.Last(ctx, last)
 	require.NoError(t, err)
 	assert.NotContains(t, known, 1)
 	require.NoError(t, flood.Failed("0", 1, 100))
-	flood.GiveUp(ctx, last, 1, "has too many", 5)
+	flood.Abort(ctx, last, 1, "has too many", 5)
 	require.NoError(t, ctx.Err())
 	assert.ErrorContains(t, keeper.Failed(last, 0, 6), "rank 1 gave up: has too many")
 	assert.NoError(t, flood.Close())
@@ -247,7 +247,7 @@ func TestReportsOfALongName(t *testing.T) {
 	name := fmt.Sprint("without ", excluded)
 	keeper.Report(name, 0, "waits")
 	one.Report(name, 1, "waits")
-	eventually(t, one, name, func(last map[int]comm.Report) bool { return len(last) == 2 })
+	eventually(t, one, name, func(last map[int]rendezvous.Report) bool { return len(last) == 2 })
 	require.NoError(t, one.Failed(name, 1, 100))
 	require.NoError(t, one.Close())
 }
@@ -282,7 +282,7 @@ func TestSilentConnectionsKeepNoReports(t *testing.T) {
 	}
 	friend := rendezvous.FollowReports(invitation, 2, 3)
 	friend.Report("0", 2, "waits")
-	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[2].Text == "waits" })
+	eventually(t, keeper, "0", func(last map[int]rendezvous.Report) bool { return last[2].Text == "waits" })
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "it did not say who it is") }, 10*time.Second, time.Millisecond)
 	assert.NoError(t, friend.Close())
 }
@@ -314,11 +314,11 @@ func TestAFollowerTriesAgain(t *testing.T) {
 	one.Report("0", 1, "waits")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	one.GiveUp(ctx, "0/1.0", 1, "changed its mind", 5) // waits for the connection
+	one.Abort(ctx, "0/1.0", 1, "changed its mind", 5) // waits for the connection
 	require.NoError(t, ctx.Err())
 	<-one.Told()
 	require.ErrorContains(t, keeper.Failed("0/1.0", 0, 6), "rank 1 gave up: changed its mind")
-	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return last[1].Text == "waits" })
+	eventually(t, keeper, "0", func(last map[int]rendezvous.Report) bool { return last[1].Text == "waits" })
 	assert.Contains(t, log.String(), "no connection to rank 0 for status reports")
 	require.NoError(t, one.Close())
 }
@@ -338,7 +338,7 @@ func TestReportsWithoutAConnectionAreBounded(t *testing.T) {
 	}
 	require.Zero(t, rendezvous.Pending(one))
 	for group := range 1 << 13 {
-		one.GiveUp(ctx, strconv.Itoa(group), 1, "changed its mind", 0)
+		one.Abort(ctx, strconv.Itoa(group), 1, "changed its mind", 0)
 	}
 	require.Equal(t, 1<<12, rendezvous.Pending(one))
 	require.NoError(t, one.Close())
@@ -362,7 +362,7 @@ func TestReportsOfStrangers(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 	friend := rendezvous.FollowReports(invitation, 2, 3)
 	friend.Report("0", 2, "waits")
-	eventually(t, keeper, "0", func(last map[int]comm.Report) bool { return len(last) == 1 && last[2].Text == "waits" })
+	eventually(t, keeper, "0", func(last map[int]rendezvous.Report) bool { return len(last) == 1 && last[2].Text == "waits" })
 	assert.NoError(t, stranger.Close())
 	assert.NoError(t, friend.Close())
 }

@@ -1,4 +1,4 @@
-package comm_test
+package rendezvous_test
 
 import (
 	"testing"
@@ -7,18 +7,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
-// A rank that gave up fails what comes after the collectives that it had seen done, until
-// its group is forgotten, whatever it reports later.
-func TestLocalReportsOfRanksThatGiveUp(t *testing.T) {
-	l := new(comm.LocalReports)
+// A rank that aborted fails later collectives than those that it had seen done, until its
+// group is forgotten, whatever it reports later.
+func TestLocalReportsOfRanksThatAbort(t *testing.T) {
+	l := new(rendezvous.LocalReports)
 	for rank := range 4 {
 		l.Report("0", rank, "waits")
 	}
 	require.NoError(t, l.Failed("0", 0, 100))
-	l.GiveUp(t.Context(), "0", 3, "timed out", 7)
-	l.GiveUp(t.Context(), "0", 2, "changed its mind", 5)
+	l.Abort(t.Context(), "0", 3, "timed out", 7)
+	l.Abort(t.Context(), "0", 2, "changed its mind", 5)
 	l.Report("0", 2, "waits")
 	l.Leave("0", 3, "closed")
 	require.NoError(t, l.Failed("0", 0, 5), "they did their part in those")
@@ -42,7 +43,7 @@ func TestLocalReportsOfRanksThatGiveUp(t *testing.T) {
 // More reports than a job has are not kept, and those of groups that are forgotten make
 // room.
 func TestLocalReportsAreBounded(t *testing.T) {
-	l := new(comm.LocalReports)
+	l := new(rendezvous.LocalReports)
 	has := func(group string) bool {
 		last, err := l.Last(t.Context(), group)
 		require.NoError(t, err)
