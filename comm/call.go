@@ -2,7 +2,6 @@ package comm
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/tutti-go/tutti/dtype"
@@ -197,27 +196,10 @@ func (c Call) Make(on Communicator) error {
 	return noCall(c.Op)
 }
 
-// Clone returns a copy of the call that owns its lists.
-func (c Call) Clone() Call {
-	for _, list := range []*[]int{&c.SendCounts, &c.SendDispls, &c.RecvCounts, &c.RecvDispls} {
-		*list = slices.Clone(*list)
-	}
-	return c
-}
-
 func noCall(o Op) error { return fmt.Errorf("%w: %v does not move data", ErrArgument, o) }
 
 // Bytes is the length of Count elements.
 func (c Call) Bytes() int { return c.Count * c.DType.Size() }
-
-// Message returns the memory that a message uses on this rank.
-func (c Call) Message() (start, end uintptr) {
-	start = c.Send
-	if c.Op == OpRecv {
-		start = c.Recv
-	}
-	return start, start + uintptr(c.Bytes())
-}
 
 // String describes the call as errors do, such as "allreduce of 4 f32, sum".
 // Addresses are left out: ranks that call the same describe it the same, except

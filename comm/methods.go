@@ -112,5 +112,5 @@ type wrapped struct{ Communicator }
 // Wrap returns what a decorator of c embeds.
 func Wrap(c Communicator) Wrapped { return Wrapped{wrapped{c}} }
 
-// Unwrap implements [Unwrapper].
+// Unwrap returns the wrapped communicator; see [As].
 func (w Wrapped) Unwrap() Communicator { return w.Communicator }

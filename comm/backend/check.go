@@ -148,19 +148,19 @@ func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 		}
 	}
 	slices.SortFunc(list, func(x, y *comm.Call) int {
-		from, _ := x.Message()
-		other, _ := y.Message()
+		from, _ := MessageMemory(x)
+		other, _ := MessageMemory(y)
 		return cmp.Compare(from, other)
 	})
 	var farthest, written *comm.Call // of all, and of those that write
 	for _, x := range list {
-		start, _ := x.Message()
+		start, _ := MessageMemory(x)
 		against := written
 		if x.Op == comm.OpRecv {
 			against = farthest
 		}
 		if against != nil {
-			if _, reaches := against.Message(); start < reaches {
+			if _, reaches := MessageMemory(against); start < reaches {
 				return against, x
 			}
 		}
@@ -175,8 +175,8 @@ func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 // farther returns that of two messages whose memory ends later; a may be nil.
 func farther(a, b *comm.Call) *comm.Call {
 	if a != nil {
-		_, aEnd := a.Message()
-		if _, bEnd := b.Message(); aEnd >= bEnd {
+		_, aEnd := MessageMemory(a)
+		if _, bEnd := MessageMemory(b); aEnd >= bEnd {
 			return a
 		}
 	}

@@ -172,8 +172,8 @@ func TestGroupOfOverlappingMessages(t *testing.T) {
 				if !a.Op.Message() || !b.Op.Message() || a.Op == comm.OpSend && b.Op == comm.OpSend {
 					continue
 				}
-				aStart, aEnd := a.Message()
-				bStart, bEnd := b.Message()
+				aStart, aEnd := backend.MessageMemory(&a)
+				bStart, bEnd := backend.MessageMemory(&b)
 				want = want || max(aStart, bStart) < min(aEnd, bEnd)
 			}
 		}

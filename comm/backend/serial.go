@@ -84,7 +84,7 @@ func (s *Serial) Submit(c comm.Call) error { return s.SubmitTogether([]comm.Call
 func (s *Serial) SubmitTogether(calls []comm.Call) error {
 	own := make([]comm.Call, len(calls))
 	for i := range calls {
-		own[i] = calls[i].Clone()
+		own[i] = Clone(calls[i])
 	}
 	_, err := s.submit(func() error { return s.worker.Work(own) })
 	return err

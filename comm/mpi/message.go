@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -17,7 +18,7 @@ import (
 func (p planner) message() {
 	o := p.op(stepMessage)
 	o.msgTag = uintptr(p.c.Tag)
-	start, end := p.c.Message()
+	start, end := backend.MessageMemory(p.c)
 	if p.c.Op == comm.OpSend {
 		o.reads = span{start, end}
 	} else {

@@ -54,7 +54,7 @@ func (c *communicator) submit(call *comm.Call) error {
 		err = c.deliver(c.waiting[partner], *call)
 		c.waiting = slices.Delete(c.waiting, partner, partner+1)
 	case len(c.waiting) > 0 || call.Op.Message():
-		c.waiting = append(c.waiting, call.Clone())
+		c.waiting = append(c.waiting, backend.Clone(*call))
 		return nil
 	default:
 		err = c.carry(call, call)
