@@ -1,7 +1,7 @@
-// Package rendezvous lets the processes of a job find each other before they
-// have a communicator: what the launcher put into the environment says who
-// they are ([FromEnv]), and a short TCP exchange gives all of them what rank 0
-// has to say ([Job.Broadcast]), such as NCCL's unique id.
+// Package rendezvous lets the processes of a job find each other before they have a
+// communicator. Their launcher's environment variables tell their ranks ([FromEnv]), and a
+// short TCP exchange gives all of them a payload of rank 0 ([Job.Broadcast]), such as NCCL's
+// unique id. It also has the out-of-band status reports of ranks ([Reports]).
 package rendezvous
 
 import (
@@ -15,21 +15,19 @@ import (
 	"strings"
 )
 
-// ErrEnvironment: the launcher's variables are missing or contradict each
-// other.
+// ErrEnvironment means that the launcher's variables are missing or contradict each other.
 var ErrEnvironment = errors.New("launcher's environment")
 
 // Job is one process's place in a job.
 type Job struct {
-	// Launcher names whose variables were found: "torchrun", "openmpi",
-	// "slurm" or "pmi"; "none" for a process on its own.
+	// Launcher is the launcher whose variables were found: "torchrun", "openmpi", "slurm" or
+	// "pmi", or "none" for a single process.
 	Launcher string
-	// Rank is this process's number of WorldSize, LocalRank its number among
-	// those of this host.
+	// Rank is this process's number of WorldSize, LocalRank its number on this host.
 	Rank, WorldSize, LocalRank int
-	// Address is where the other ranks reach rank 0, as host:port. Rank 0 listens
-	// on that port of all interfaces, of a loopback address on that alone, and on
-	// one of the next three ports if somebody else has this one.
+	// Address is where the other ranks reach rank 0, as host:port. Rank 0 listens on all
+	// interfaces, or on the loopback address if it is one. If another program has the port,
+	// rank 0 listens on one of the next three.
 	Address string
 	// Secret is known to the processes of this job and to nobody else. Without
 	// one, only a loopback address is used, and rank 0 warns of it.
@@ -39,37 +37,35 @@ type Job struct {
 	Guessable bool
 }
 
-// Variables of an address that a user, or a script, sets for any launcher.
+// Variables of rank 0's address that users set for any launcher.
 const (
 	addressVariable = "MASTER_ADDR"
 	portVariable    = "MASTER_PORT"
 )
 
-// launcher says how one family of launchers names things. A variable that a
-// family does not have is "".
+// launcher has the variables of a family of launchers, "" for one that it does not set.
 type launcher struct {
 	name                  string
 	rank, size            string
 	localRank, localSize  string
-	key                   string   // random, and told to the processes of the job alone
+	key                   string   // random, and known to the processes of the job alone
 	job                   []string // together a name of the job, unless the first is missing
-	descriptor            string   // the number of a socket that all of this host's processes inherit
-	hosts, hostCount      string   // those of the job, in the order of the ranks
+	descriptor            string   // the number of a socket that all processes of this host inherit
+	hosts, hostCount      string   // of the job, in the order of the ranks
 	portServesTheLauncher string   // if "True", the launcher listens on the port itself
 }
 
-// launchers in the order of preference: torchrun may itself have been started
-// by one of the others, and then its ranks count.
+// launchers are in the order of preference. Another launcher may have started torchrun; the
+// ranks are torchrun's then.
 //
-// Slurm's variables are those of the step, which srun sets in the tasks that it
-// starts (https://slurm.schedmd.com/srun.html). A batch script has the job's
-// variables alone, with rank 0 and a number of tasks of which none was started.
-// SLURM_LAUNCH_NODE_IPADDR does not tell where rank 0 is: it is the host that
-// srun ran on, which may be a login node.
+// Slurm's variables are those of the step, which srun sets in the tasks that it starts
+// (https://slurm.schedmd.com/srun.html). A batch script has only the job's variables: rank 0
+// and a number of tasks, none of which was started. SLURM_LAUNCH_NODE_IPADDR is the host
+// that srun ran on, which may be a login node and not that of rank 0.
 //
-// Open MPI's mpirun draws the transports' key from the system's random numbers,
-// so that networks can keep jobs apart. Hydra, MPICH's launcher, names no job,
-// but its processes on one host inherit one socket, to the launcher's proxy.
+// Open MPI's mpirun draws a random key, by which transports keep jobs apart. Hydra, MPICH's
+// launcher, has no name for the job, but its processes on one host inherit one socket, to
+// the launcher's proxy.
 var launchers = []launcher{
 	{
 		name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
@@ -96,28 +92,24 @@ var launchers = []launcher{
 // SecretVariable names the environment variable that holds the job's secret.
 const SecretVariable = "TUTTI_SECRET"
 
-// FromEnv reads the variables of torchrun, Open MPI, Slurm and PMI launchers
-// (MPICH, Intel MPI), in this order; without any the process is a job of one,
-// as it is in a Slurm batch script that does not use srun. getenv is os.Getenv,
-// or stands for it.
+// FromEnv reads the variables of torchrun, Open MPI, Slurm and PMI launchers (MPICH, Intel
+// MPI), in this order. Without any, the process is a job of one; so is a Slurm batch script
+// that does not use srun. getenv is os.Getenv or a stand-in.
 //
-// The secret is TUTTI_SECRET, which is to be set the same for all processes, or
-// the random key that Open MPI's mpirun gives them, together with the
-// launcher's name for the job. Where there is the name alone (Slurm's job and
-// step, torchrun's --rdzv-id), it is the secret, and Guessable.
+// The secret is TUTTI_SECRET, which must be the same in all processes, or the random key of
+// Open MPI's mpirun, together with the launcher's name for the job. If there is only the
+// name (Slurm's job and step, torchrun's --rdzv-id), it is the secret, and Guessable.
 //
-// The ranks reach rank 0 at MASTER_ADDR:MASTER_PORT, whatever the launcher.
-// Where torchrun itself uses that port, it is the next one; where no port is
-// set, one that follows from the secret. Where no address is set, it is
-// this host's loopback address if all processes are on this host, and with
-// Slurm otherwise the first host of the step, on which rank 0 runs unless the
+// The ranks reach rank 0 at MASTER_ADDR:MASTER_PORT with any launcher. If torchrun itself
+// uses that port, it is the next one. If no port is set, it follows from the secret. If no
+// address is set, and all processes are on this host, it is the loopback address.
+// With Slurm it is otherwise the first host of the step, on which rank 0 runs unless the
 // user distributes the tasks arbitrarily.
 //
-// Rank 0 listens on that port of all interfaces, since its host may know its
-// own name by another address than the others do. So hosts outside the job can
-// connect too, and only the secret keeps them out: without one, [Job.Broadcast]
-// is an error unless the address is a loopback address, given as a number or as
-// localhost, where rank 0 listens on that alone.
+// Rank 0 listens on all interfaces, because its host may resolve its own name to another
+// address than other hosts do. Hosts outside the job can connect, too, and only the secret
+// keeps them out. Without one, [Job.Broadcast] is an error unless the address is a loopback
+// address, as a number or as localhost; rank 0 then listens on that alone.
 func FromEnv(getenv func(string) string) (Job, error) {
 	for _, l := range launchers {
 		if getenv(l.rank) != "" && getenv(l.size) != "" {
@@ -192,7 +184,7 @@ func (l launcher) jobName(getenv func(string) string, host string) string {
 	return ""
 }
 
-// host is where rank 0 runs.
+// host is the host of rank 0.
 func (l launcher) host(getenv func(string) string, size int) (string, error) {
 	if host := getenv(addressVariable); host != "" {
 		if inside, ok := strings.CutPrefix(host, "["); ok { // as IPv6 addresses are written before a port
@@ -257,10 +249,10 @@ func (l launcher) listenPort(getenv func(string) string, secret []byte) (int, er
 	return int(port), nil
 }
 
-// portAfter is the port n behind another; behind the last comes the first.
+// portAfter is the n-th port after another; the first comes after the last.
 func portAfter(port, n int) int { return (port-1+n)%65535 + 1 }
 
-// isLoopback reports whether what a host is called is its loopback address.
+// isLoopback reports whether host names a loopback address.
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()

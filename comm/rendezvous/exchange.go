@@ -11,26 +11,24 @@ import (
 )
 
 const (
-	// doors is how many ports rank 0 tries to listen on, from that of the address
-	// on.
-	doors = 4
-	// patience is how long one connection may take to say hello, or to answer it.
+	// ports is the number of ports that rank 0 tries to listen on, beginning with that of
+	// its address.
+	ports = 4
+	// patience bounds the time until a connection has said hello, and that of the answer.
 	patience = 10 * time.Second
-	// glance is how long somebody may take to be reached and to greet.
+	// glance bounds the time to reach a listener and to get its greeting.
 	glance = 3 * time.Second
-	// A rank that did not find rank 0 looks again after this time, which doubles.
+	// A rank that did not find rank 0 tries again after this time, which doubles.
 	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond
 )
 
-// Broadcast gives every rank what rank 0 passes. All ranks of the job call it;
-// it returns on rank 0 when all the others have it, and ends with an error when
-// ctx does.
+// Broadcast gives every rank the payload of rank 0. All ranks of the job call it. On rank 0
+// it returns when all others have the payload. It ends with an error when ctx does.
 //
-// Strangers are refused and logged, however many they are or however slowly
-// they speak. A rank that knows the secret, but that rank 0 has a reason to
-// refuse (another process came with the same rank, or the job is of another
-// size), gets an error wrapping [ErrRefused] at once; so does one that finds
-// all the ports where rank 0 could be taken by others.
+// Strangers are refused and logged, and delay no rank. Rank 0 refuses a rank that knows the
+// secret if another process has the same rank, or if the job's size differs. That rank gets
+// an error wrapping [ErrRefused] at once, as does a rank that finds all ports where rank 0
+// could be taken by others.
 func (j Job) Broadcast(ctx context.Context, payload []byte) ([]byte, error) {
 	if len(payload) > maxPayload {
 		return nil, fmt.Errorf("rendezvous: %d bytes to share, at most %d can be", len(payload), maxPayload)
@@ -56,8 +54,8 @@ func (j Job) Broadcast(ctx context.Context, payload []byte) ([]byte, error) {
 	return payload, nil
 }
 
-// door is one of the addresses where rank 0 may be, host being its own.
-func (j Job) door(host string, i int) (string, error) {
+// portAddress is the address of host with the port of rank 0, or with the i-th after it.
+func (j Job) portAddress(host string, i int) (string, error) {
 	_, text, err := net.SplitHostPort(j.Address)
 	if err != nil {
 		return "", err
@@ -66,8 +64,8 @@ func (j Job) door(host string, i int) (string, error) {
 	return net.JoinHostPort(host, strconv.Itoa(portAfter(int(port), i))), err
 }
 
-// fetch is the side of the other ranks. Rank 0 may start later, or somebody
-// else may have its port, so they try until ctx ends.
+// fetch is the side of the other ranks. Rank 0 may start later, or another program may have
+// its port, so they try until ctx ends.
 func (j Job) fetch(ctx context.Context) ([]byte, error) {
 	host, _, err := net.SplitHostPort(j.Address)
 	if err != nil {
@@ -75,11 +73,11 @@ func (j Job) fetch(ctx context.Context) ([]byte, error) {
 	}
 	self := newHello(j.Rank, j.WorldSize)
 	var log tally
-	var refused []error // when somebody did so last
+	var refused []error // of the last round with a refusal
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
 		var unreached, now []error
-		for i := range doors {
-			address, err := j.door(host, i)
+		for i := range ports {
+			address, err := j.portAddress(host, i)
 			if err != nil {
 				return nil, err
 			}
@@ -103,7 +101,7 @@ func (j Job) fetch(ctx context.Context) ([]byte, error) {
 			refused = now
 		}
 		if len(unreached) == 0 && ctx.Err() == nil {
-			return nil, fmt.Errorf("rank 0's port and the %d behind it are in use by others; set %s to a free one: %w", doors-1, portVariable, errors.Join(refused...))
+			return nil, fmt.Errorf("rank 0's port and the %d behind it are in use by others; set %s to a free one: %w", ports-1, portVariable, errors.Join(refused...))
 		}
 		select {
 		case <-ctx.Done():
@@ -136,11 +134,11 @@ func (j Job) ask(ctx context.Context, address string, self hello) ([]byte, error
 	return t.introduce(self)
 }
 
-// tally counts what happens again and again, such as refusals for one reason.
+// tally counts repeated events, such as refusals for one reason.
 type tally map[string]int
 
-// count returns how often something has happened, and whether that is to be
-// logged: the first, second, fourth, eighth … time.
+// count returns how often an event has happened, and whether to log it: the first, second,
+// fourth, eighth … time.
 func (t *tally) count(what string) (times int, due bool) {
 	if *t == nil {
 		*t = make(tally)

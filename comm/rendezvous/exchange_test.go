@@ -22,7 +22,7 @@ import (
 // which rank 0 waits for a silent connection.
 const atMost = patience / 2
 
-// freeAddress returns the first of as many ports as there are doors that nobody
+// freeAddress returns the first of as many successive ports that nobody
 // listens on now.
 func freeAddress(t testing.TB) string {
 	for {
@@ -30,8 +30,8 @@ func freeAddress(t testing.TB) string {
 		require.NoError(t, err)
 		j := Job{Address: l.Addr().String()}
 		free := l.Close() == nil
-		for i := range doors {
-			address, err := j.door("127.0.0.1", i)
+		for i := range ports {
+			address, err := j.portAddress("127.0.0.1", i)
 			require.NoError(t, err)
 			l, err := net.Listen("tcp", address)
 			free = free && err == nil && l.Close() == nil
@@ -42,12 +42,12 @@ func freeAddress(t testing.TB) string {
 	}
 }
 
-// occupy has a stranger at some of the doors of an address.
+// occupy has a stranger at some of the ports of an address.
 func occupy(t *testing.T, address string, stranger func(net.Conn), which ...int) {
 	for _, i := range which {
-		door, err := Job{Address: address}.door("127.0.0.1", i)
+		port, err := Job{Address: address}.portAddress("127.0.0.1", i)
 		require.NoError(t, err)
-		l, err := net.Listen("tcp", door)
+		l, err := net.Listen("tcp", port)
 		require.NoError(t, err)
 		t.Cleanup(func() { l.Close() }) //nolint:errcheck
 		go func() {

@@ -19,10 +19,10 @@ func (j Job) serve(ctx context.Context, payload []byte) error {
 	return newServer(j, payload).run(ctx, listener)
 }
 
-// listen listens on the first of the doors that is free. What the others call
-// rank 0's host may be no address of the host (behind a translation), or mean
-// another one here: Debian resolves the host's own name to 127.0.1.1. So it is
-// all addresses, of a loopback address that one alone.
+// listen listens on the first port that is free, of the [ports] that ranks try. The name by
+// which other ranks know rank 0's host may be no address of that host (behind a network
+// address translation), or another one here: Debian resolves the host's own name to
+// 127.0.1.1. So rank 0 listens on all addresses, unless j.Address is a loopback address.
 func (j Job) listen(ctx context.Context) (net.Listener, error) {
 	host, _, err := net.SplitHostPort(j.Address)
 	if err != nil {
@@ -37,8 +37,8 @@ func (j Job) listen(ctx context.Context) (net.Listener, error) {
 			" to something random, the same for all processes", "launcher", j.Launcher)
 	}
 	var inUse []error
-	for i := range doors {
-		address, err := j.door(host, i)
+	for i := range ports {
+		address, err := j.portAddress(host, i)
 		if err != nil {
 			return nil, err
 		}
@@ -50,7 +50,7 @@ func (j Job) listen(ctx context.Context) (net.Listener, error) {
 			return listener, nil
 		}
 		inUse = append(inUse, err)
-		// It may be this job's, and then there are two processes of rank 0.
+		// If it is this job's, there are two processes of rank 0.
 		var r *refusal
 		if _, err := j.ask(ctx, address, newHello(0, j.WorldSize)); errors.As(err, &r) && r.proven {
 			return nil, err
@@ -65,9 +65,9 @@ func (j Job) listen(ctx context.Context) (net.Listener, error) {
 // visitor is a connection to rank 0.
 type visitor struct {
 	conn  net.Conn
-	who   hello // once known
-	known bool
-	has   bool // whether it has the payload
+	who   hello // if known
+	known bool  // it knows the secret
+	has   bool  // it has the payload
 }
 
 // server is rank 0 while it answers the others.
@@ -77,7 +77,7 @@ type server struct {
 	strangers strangers
 
 	mu     sync.Mutex
-	claims map[int]*visitor // the connection of each rank that has the payload or is about to get it
+	claims map[int]*visitor // by rank: connections that have the payload, or are about to get it
 	lastly string           // the last refusal of a rank that knows the secret
 }
 
@@ -85,8 +85,7 @@ func newServer(j Job, payload []byte) *server {
 	return &server{job: j, payload: payload, strangers: strangers{most: j.WorldSize + mostStrangers}, claims: make(map[int]*visitor)}
 }
 
-// run answers until every rank has the payload or ctx ends. It closes the
-// listener.
+// run answers until every rank has the payload or ctx ends. It closes the listener.
 func (s *server) run(ctx context.Context, listener net.Listener) error {
 	ctx, finish := context.WithCancel(ctx)
 	defer finish()
@@ -117,8 +116,8 @@ func (s *server) run(ctx context.Context, listener net.Listener) error {
 	return err
 }
 
-// dismiss ends a connection. A rank that did not take the payload may come
-// again, also as another process.
+// dismiss ends a connection. A rank that did not get the payload may connect again, also
+// as another process.
 func (s *server) dismiss(v *visitor) {
 	v.conn.Close() //nolint:errcheck // nothing is lost
 	s.strangers.known(v.conn)
@@ -129,8 +128,8 @@ func (s *server) dismiss(v *visitor) {
 	}
 }
 
-// answer is rank 0's side of one connection; it notes and returns why the visitor is
-// refused, "" if it is not.
+// answer is rank 0's side of one connection. It logs and returns the reason of a refusal,
+// "" if there is none.
 func (s *server) answer(v *visitor) (reason string) {
 	t := &talk{conn: v.conn, key: s.job.key()}
 	refuse := func(reason string) string {
@@ -149,8 +148,8 @@ func (s *server) answer(v *visitor) (reason string) {
 	case reasonSilence, reasonLanguage:
 		return refuse(reason)
 	default:
-		refuse(reason)                            // before somebody acts on the reply
-		_ = t.reply(replyRefusal, []byte(reason)) // it may be gone
+		refuse(reason) // before the reply has consequences
+		_ = t.reply(replyRefusal, []byte(reason))
 		return reason
 	}
 	if err := t.give(s.payload); err != nil {
@@ -166,8 +165,8 @@ func (s *server) answer(v *visitor) (reason string) {
 	return ""
 }
 
-// claim notes who a visitor is, unless that cannot be. A process that comes
-// again may have lost its first connection.
+// claim notes the rank of a visitor, or returns why it cannot have that rank. A process
+// that connects again may have lost its first connection.
 func (s *server) claim(v *visitor, who hello) (reason string) {
 	s.strangers.known(v.conn)
 	s.mu.Lock()

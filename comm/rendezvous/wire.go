@@ -22,19 +22,18 @@ import (
 //	rank 0 -> rank r   reply:    outcome, length, payload (encrypted) or the reason of a refusal, MAC
 //	rank r -> rank 0   receipt:  MAC
 //
-// A MAC is HMAC-SHA256 over everything said so far in both directions and the
-// name of the step, so neither side accepts a stranger, a replay or its own
-// words. Its key is made of the job's secret and the port. The payload is encrypted
-// (AES-GCM) by what the two keys (X25519) have in common: who listens does not learn
-// it, even one who finds the secret out later.
+// A MAC is HMAC-SHA256 over all bytes so far in both directions and the name of the step,
+// so neither side accepts a stranger, a replay or its own messages. Its key is derived from
+// the job's secret and the port. The payload is encrypted (AES-GCM) with the shared secret
+// of the two keys (X25519). An eavesdropper does not learn it, even with the job's secret.
 //
-// The key of rank r is the same in all its attempts: it tells a rank that tries again
-// from another process that has the same rank.
+// The key of rank r is the same in all its attempts. It distinguishes a rank that tries
+// again from another process with the same rank.
 const (
 	magic    = "tutti/rendezvous/3"
 	keyBytes = 32
-	// maxPayload bounds what a peer may announce, maxReason one that may be a
-	// stranger.
+	// maxPayload bounds the length in a reply of rank 0, maxReason that of a refusal, which
+	// may come from a stranger.
 	maxPayload = 1 << 20
 	maxReason  = 1 << 10
 )
@@ -45,11 +44,11 @@ const (
 	replyRefusal
 )
 
-// ErrRefused: the other side does not know the secret, is of another job, or
-// has reasons not to take this rank.
+// ErrRefused means that the other side does not know the secret, is of another job, or
+// refuses this rank for another reason.
 var ErrRefused = errors.New("refused")
 
-// refusal is an answer that brings no payload.
+// refusal is an answer without the payload.
 type refusal struct {
 	by     string // the other side's address
 	reason string
@@ -65,7 +64,7 @@ func (r *refusal) Error() string {
 
 func (r *refusal) Unwrap() error { return ErrRefused }
 
-// key authenticates the words of this job.
+// key authenticates the messages of this job.
 func (j Job) key() []byte {
 	_, port, _ := net.SplitHostPort(j.Address)
 	h := hmac.New(sha256.New, j.Secret)
@@ -73,11 +72,11 @@ func (j Job) key() []byte {
 	return h.Sum(nil)
 }
 
-// talk is one connection and what was said on it.
+// talk is one connection and all bytes that were sent on it.
 type talk struct {
 	conn    net.Conn
 	key     []byte
-	said    []byte
+	said    []byte           // in both directions
 	private *ecdh.PrivateKey // this side's
 	public  []byte           // the other side's
 }
@@ -97,7 +96,7 @@ func (t *talk) receive(n int) ([]byte, error) {
 	return words, nil
 }
 
-// mac authenticates what was said up to a step.
+// mac authenticates all bytes up to a step.
 func (t *talk) mac(step string) []byte {
 	h := hmac.New(sha256.New, t.key)
 	io.WriteString(h, step) //nolint:errcheck // hashes never fail
@@ -105,15 +104,15 @@ func (t *talk) mac(step string) []byte {
 	return h.Sum(nil)
 }
 
-// check receives the MAC of a step, and reports whether it is right.
+// check receives the MAC of a step and reports whether it is right.
 func (t *talk) check(step string) (bool, error) {
 	want := t.mac(step)
 	got, err := t.receive(sha256.Size)
 	return err == nil && hmac.Equal(got, want), err
 }
 
-// payloadCipher encrypts a payload behind what was said so far. Both keys are used in
-// one talk together, so there is one message and needs no nonce.
+// payloadCipher encrypts a payload with a key that depends on all bytes so far. A pair of
+// keys is used for one message, so the nonce may be zero.
 func (t *talk) payloadCipher() (cipher.AEAD, []byte, error) {
 	public, err := ecdh.X25519().NewPublicKey(t.public)
 	if err != nil {
@@ -160,11 +159,11 @@ func (t *talk) greet() error {
 	return t.send(append([]byte(magic), t.private.PublicKey().Bytes()...))
 }
 
-// hello is who somebody says to be.
+// hello is the rank that a process claims.
 type hello struct {
 	rank, size int
 	public     string           // key
-	private    *ecdh.PrivateKey // of oneself
+	private    *ecdh.PrivateKey // in the process itself
 }
 
 func newHello(rank, size int) hello {
@@ -172,7 +171,7 @@ func newHello(rank, size int) hello {
 	return hello{rank, size, string(key.PublicKey().Bytes()), key}
 }
 
-// Reasons of rank 0 to refuse somebody.
+// Reasons of rank 0 to refuse a connection.
 const (
 	reasonSilence  = "it did not say who it is"
 	reasonLanguage = "it does not speak this protocol"
@@ -181,8 +180,8 @@ const (
 	reasonKnown    = "it knows the secret, but"
 )
 
-// hear is rank 0's second step: it returns who the peer is if that knows the
-// secret, and a reason otherwise.
+// hear is rank 0's second step. It returns the peer's rank if the peer knows the secret, and
+// a reason otherwise.
 func (t *talk) hear() (h hello, reason string) {
 	if words, err := t.receive(len(magic)); err != nil {
 		return h, reasonSilence
@@ -207,8 +206,8 @@ func (t *talk) hear() (h hello, reason string) {
 	}, ""
 }
 
-// introduce is the whole of the other ranks' side, once the connection has
-// brought the greeting: it returns the payload or a [refusal].
+// introduce is the other ranks' side after the greeting. It returns the payload or a
+// [refusal].
 func (t *talk) introduce(h hello) ([]byte, error) {
 	t.private, t.public = h.private, t.said[len(magic):]
 	words := binary.BigEndian.AppendUint32([]byte(magic), uint32(h.rank))
@@ -240,7 +239,7 @@ func (t *talk) introduce(h hello) ([]byte, error) {
 		return nil, t.stranger("it did not answer")
 	case outcome == replyRefusal && known:
 		return nil, &refusal{t.conn.RemoteAddr().String(), string(body), true}
-	case outcome == replyRefusal: // anybody's words
+	case outcome == replyRefusal: // of a stranger
 		return nil, t.stranger("it says that " + strconv.QuoteToASCII(string(body)))
 	case !known:
 		return nil, t.stranger("it does not know the secret")
@@ -252,7 +251,7 @@ func (t *talk) introduce(h hello) ([]byte, error) {
 	return payload, t.send(t.mac("receipt"))
 }
 
-// stranger is the refusal of somebody who did not prove to be rank 0.
+// stranger is the refusal of a peer that did not prove to be rank 0.
 func (t *talk) stranger(reason string) error {
 	return &refusal{by: t.conn.RemoteAddr().String(), reason: reason}
 }
