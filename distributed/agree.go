@@ -3,10 +3,8 @@ package distributed
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
-	"reflect"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -14,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // termsBytes is the most that terms take when they travel.
@@ -35,126 +34,58 @@ var version = sync.OnceValue(func() string {
 	return "unknown"
 })
 
-// terms are what all ranks of a step have to agree on, one to a line.
-func (s *Sparse) terms(dt dtype.DType) string {
-	lines := []string{"version " + version(), fmt.Sprintf("%d elements", s.n), dt.String(), s.scheduled()}
-	cfg := reflect.ValueOf(s.cfg)
-	for i := range cfg.NumField() {
-		lines = append(lines, fmt.Sprintf("%s %v", cfg.Type().Field(i).Name, cfg.Field(i)))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// scheduled says where in its schedule the next step is: where a step has failed on some
-// ranks alone, the others are one ahead.
-func (s *Sparse) scheduled() string {
-	if s.cfg.Schedule.over(s.steps) {
-		return "no schedule any more"
-	}
-	return fmt.Sprintf("step %d of the schedule", s.steps)
-}
-
-// agree compares terms between the ranks, once for each communicator: their hash,
-// which is one element of each rank, and only if that differs themselves. An error
-// is the same on every rank, and names the first difference to rank 0.
-func (e *engine) agree(ctx context.Context, terms string) {
-	if e.agreed || e.err != nil {
-		return
-	}
+// agree compares terms between the ranks: their hash, which is one element of each rank,
+// and only if that differs themselves. An error is the same on every rank, and names the
+// first difference to rank 0. After an error the communicator may still write memory that stays
+// among the buffers.
+func agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *order, memory *buffers, terms string) error {
 	h := fnv.New64a()
 	h.Write([]byte(terms))
-	hashes := e.exchange(ctx, h.Sum(nil), dtype.I64)
-	if e.err == nil && slices.ContainsFunc(hashes, func(h []byte) bool { return !bytes.Equal(h, hashes[0]) }) {
-		text := make([]byte, termsBytes)
-		copy(text, terms)
-		e.check(difference(e.exchange(ctx, text, dtype.U8)))
-	}
-	e.agreed = e.err == nil
-}
-
-// agree is that for all buckets, before the first step with a communicator.
-func (g *GradientSync) agree(ctx context.Context) error {
-	if g.agreed || g.meter.WorldSize() == 1 {
-		return nil
-	}
-	e := g.handshake
-	switch {
-	case g.joint != nil:
-		e = g.joint.engine
-	case e == nil:
-		var err error
-		if e, err = newEngine(g.rt, nil, g.meter, 0, Config{}); err != nil {
-			return errors.Join(err, e.close())
-		}
-		g.handshake = e
-	}
-	e.agree(ctx, g.terms())
-	g.agreed = e.agreed
-	g.before = g.meter.Totals() // what the step sends comes now
-	if err := e.failure(); err != nil {
+	hashes, err := swapBytes(ctx, rt, c, o, memory, h.Sum(nil), dtype.I64)
+	if err != nil || !slices.ContainsFunc(hashes, func(h []byte) bool { return !bytes.Equal(h, hashes[0]) }) {
 		return err
 	}
-	return g.endHandshake()
+	text := make([]byte, termsBytes)
+	copy(text, terms)
+	texts, err := swapBytes(ctx, rt, c, o, memory, text, dtype.U8)
+	if err != nil {
+		return err
+	}
+	return difference(texts)
 }
 
-// endHandshake gives back what plain buckets have needed to agree.
-func (g *GradientSync) endHandshake() error {
-	if g.handshake == nil {
-		return nil
+// swapBytes returns every rank's bytes, which are elements of a type.
+func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *order, memory *buffers, mine []byte, dt dtype.DType) ([][]byte, error) {
+	size, ranks := len(mine), c.WorldSize()
+	b := new(buffer)
+	if err := memory.allocate(rt, b, (ranks+1)*size); err != nil {
+		return nil, err
 	}
-	err := g.handshake.close()
-	if err == nil {
-		g.handshake = nil
+	if err := rt.CopyIn(b.ptr, mine); err != nil {
+		return nil, err
 	}
-	return err
-}
-
-// terms are those of all buckets. What does not fit is in the hash alone.
-func (g *GradientSync) terms() string {
-	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, rebuild %v, views %v",
-		version(), len(g.lens), g.op, g.cfg.Uneven, g.cfg.Rebuild && g.steps == 0, g.cfg.BucketViews)
-	h := fnv.New64a()
-	fmt.Fprintln(h, g.lens)
-	for i, b := range g.buckets {
-		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
-		if b.sparse != nil {
-			terms += ", " + b.sparse.scheduled()
-		}
-		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
+	if err := o.commAfterCompute(ctx); err != nil {
+		return nil, err
 	}
-	if g.joint != nil {
-		terms += fmt.Sprintf("\n%+v", g.joint.cfg)
+	first := b.ptr + uintptr(size)
+	if err := comm.AllGatherCall(b.ptr, first, size/dt.Size(), dt).Make(c); err != nil {
+		return nil, err
 	}
-	h.Write([]byte(terms))
-	return fmt.Sprintf("%.*s\nhash %x", termsBytes-32, terms, h.Sum64())
-}
-
-// exchange has every rank know every rank's bytes, which are elements of a type.
-func (e *engine) exchange(ctx context.Context, mine []byte, dt dtype.DType) [][]byte {
-	size := len(mine)
-	var memory buffer
-	e.allocate(&memory, (e.size+1)*size)
-	if e.err == nil {
-		e.check(e.rt.CopyIn(memory.ptr, mine))
+	if err := o.computeAfterComm(ctx); err != nil {
+		return nil, err
 	}
-	first := memory.ptr + uintptr(size)
-	e.communicate(ctx, comm.AllGatherCall(memory.ptr, first, size/dt.Size(), dt))
-	if e.err == nil {
-		e.check(e.order.hostAfterAll(ctx))
+	if err := o.hostAfterAll(ctx); err != nil {
+		return nil, err
 	}
-	all := make([]byte, e.size*size)
-	if e.err == nil {
-		e.check(e.rt.CopyOut(all, first))
-		e.release(len(e.buffers) - 1) // after an error, somebody may still write it
+	all := make([]byte, ranks*size)
+	if err := rt.CopyOut(all, first); err != nil {
+		return nil, err
 	}
-	return slices.Collect(slices.Chunk(all, size))
+	return slices.Collect(slices.Chunk(all, size)), memory.release(rt, len(*memory)-1)
 }
 
 // difference names what the first rank that differs from rank 0 has.
 func difference(texts [][]byte) error {
-	if len(texts) == 0 {
-		return nil
-	}
 	lines := func(rank int) []string {
 		return strings.Split(string(bytes.TrimRight(texts[rank], "\x00")), "\n")
 	}

@@ -110,7 +110,7 @@ func (s *Sparse) become(pattern string, choice *Choice) {
 // with is c with a pattern in the place of Auto, and defaults.
 func (c Config) with(pattern string) (Config, error) {
 	c.Pattern = pattern
-	return c.withDefaults()
+	return c.WithDefaults()
 }
 
 // chosenFor returns the configuration that Auto may have become for a state with this

@@ -16,22 +16,22 @@ import (
 // back by itself.
 type behind struct {
 	given chan *bucket
-	done  chan *Sparse
+	done  chan *bucket
 	open  int // given and not known to be done
 	// failed: no other exchange is made, as the peers may be in the middle of one.
 	failed atomic.Bool
 }
 
 // newBehind is for the exchanges of so many buckets at a time, which f makes.
-func newBehind(most int, f func(b *bucket)) *behind {
-	b := &behind{given: make(chan *bucket, most), done: make(chan *Sparse, most)}
+func newBehind(most int, f func(b *bucket) error) *behind {
+	b := &behind{given: make(chan *bucket, most), done: make(chan *bucket, most)}
 	go func() {
 		for of := range b.given {
 			if !b.failed.Load() {
-				f(of)
-				b.failed.Store(of.sparse.err != nil)
+				of.failed = f(of)
+				b.failed.Store(of.failed != nil)
 			}
-			b.done <- of.sparse
+			b.done <- of
 		}
 		close(b.done)
 	}()
@@ -48,10 +48,10 @@ func (b *behind) add(of *bucket) {
 func (b *behind) look() error {
 	for b.open > 0 {
 		select {
-		case s := <-b.done:
+		case of := <-b.done:
 			b.open--
-			if s.err != nil {
-				return s.err
+			if of.failed != nil {
+				return of.failed
 			}
 		default:
 			return nil
@@ -70,10 +70,10 @@ func (b *behind) wait(ctx context.Context, c comm.Communicator) error {
 	over, again := ctx.Done(), (<-chan time.Time)(nil)
 	for b.open > 0 {
 		select {
-		case s := <-b.done:
+		case of := <-b.done:
 			b.open--
 			if first == nil {
-				first = s.err
+				first = of.failed
 			}
 			continue
 		case <-over:

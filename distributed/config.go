@@ -169,8 +169,8 @@ func (s *Schedule) over(step int) bool {
 	return step >= 0 && (len(s.Densities) == 0 || step/s.StepsPerEpoch >= len(s.Densities))
 }
 
-// withDefaults checks c and fills in what was left out.
-func (c Config) withDefaults() (Config, error) {
+// WithDefaults returns c with the defaults of what is not set, or the error of a field that is out of range.
+func (c Config) WithDefaults() (Config, error) {
 	if c.Pattern == "" {
 		c.Pattern = Dense
 	}
@@ -248,8 +248,13 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// keeps reports whether there is a residual, in memory of its own.
-func (c *Config) keeps() bool {
+// Plain reports whether a dense allreduce of the gradient does it.
+func (c *Config) Plain() bool {
+	return c.Pattern == Dense && c.Momentum == 0 && c.ClipNorm == 0 && c.Overflow == OverflowPass
+}
+
+// Keeps reports whether there is a residual, in memory that is not the gradient's.
+func (c *Config) Keeps() bool {
 	return !c.InPlace && (c.Momentum > 0 || c.Pattern != Dense && c.Pattern != Auto)
 }
 

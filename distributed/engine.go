@@ -68,7 +68,7 @@ type engine struct {
 	sharedBytes int
 	exchanging  bool // the compute stream is to wait for what was submitted
 
-	buffers   []*buffer
+	buffers   buffers
 	permanent int // buffers[:permanent] live until close
 	group     []comm.Call
 	copies    []runtime.Copy

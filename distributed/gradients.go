@@ -158,7 +158,7 @@ type GradientSync struct {
 	steps     int     // complete steps
 	begun     bool
 	agreed    bool            // the ranks have compared what they reduce
-	handshake *engine         // plain buckets are being compared
+	memory    buffers         // where plain buckets do
 	fault     error           // of this step, which Wait undoes
 	factor    uintptr         // what clips the gradients of this step
 	sums      []sum           // what was accumulated
@@ -359,7 +359,7 @@ func (g *GradientSync) drain(ctx context.Context) error {
 			return err
 		}
 		for _, b := range g.buckets {
-			if err := b.sparse.order.drain(ctx); err != nil {
+			if err := b.sparse.Drain(ctx); err != nil {
 				return err
 			}
 		}
@@ -418,33 +418,39 @@ func (g *GradientSync) startSparse(ctx context.Context, b *bucket) error {
 	if err := g.branch.mark(b.ready); err != nil {
 		return err
 	}
-	s := b.sparse
 	if g.behind != nil && g.branch != nil { // it also submits the work, in the order in which the branch is to do it
 		g.behind.add(b)
 		return nil
 	}
-	if g.pick(ctx, b); s.err != nil {
-		return s.err
+	if err := g.pick(ctx, b); err != nil {
+		return err
 	}
 	if g.behind != nil {
 		g.behind.add(b)
 		return nil
 	}
-	s.combine(ctx)
+	err := b.sparse.Exchange(ctx)
 	g.passed(b, Exchanged)
-	// What is not under way, and will not be undone, ends here: the result may be in
+	// What is not in flight, and will not be rolled back, ends here: the result may be in
 	// memory that the next bucket uses.
-	if b.ended = g.joint.cfg.NoUndo && !s.exchanging; b.ended {
-		s.finish(passes)
-		s.check(g.copyParts(b, true))
-		g.passed(b, Finished)
+	if b.ended = g.joint.cfg.NoUndo && !b.sparse.InFlight(); b.ended && err == nil {
+		err = g.commit(b, Passes)
 	}
-	return s.err
+	return err
 }
 
-// pick picks from a bucket, whose gradients are there at its mark. Errors are the
-// bucket's.
-func (g *GradientSync) pick(ctx context.Context, b *bucket) {
+// commit ends the step of a bucket.
+func (g *GradientSync) commit(b *bucket, v Verdict) error {
+	err := b.sparse.Commit(v)
+	if err == nil {
+		err = g.copyParts(b, true)
+	}
+	g.passed(b, Finished)
+	return err
+}
+
+// pick picks from a bucket, whose gradients are there at its mark.
+func (g *GradientSync) pick(ctx context.Context, b *bucket) error {
 	t := b.flat
 	if t == nil {
 		t = g.given[b.params[0]]
@@ -455,21 +461,24 @@ func (g *GradientSync) pick(ctx context.Context, b *bucket) {
 	}
 	ptr, wrong := t.Ptr()
 	if err = cmp.Or(err, wrong); err != nil {
-		b.sparse.refuse(err)
-		return
+		return err
 	}
-	b.sparse.pick(ctx, gradient{ptr: ptr, dt: b.dt, factor: g.factor, lent: g.order.streams == nil && b.flat != nil && b.shares()})
+	err = b.sparse.Select(ctx, Input{Ptr: ptr, DType: b.dt, Factor: g.factor, Lent: g.order.streams == nil && b.flat != nil && b.shares()})
 	g.passed(b, Selected)
+	return err
 }
 
 // exchange is what is done behind the caller, until Wait's context ends it.
-func (g *GradientSync) exchange(b *bucket) {
+func (g *GradientSync) exchange(b *bucket) error {
 	ctx := context.Background()
 	if g.branch != nil {
-		g.pick(ctx, b)
+		if err := g.pick(ctx, b); err != nil {
+			return err
+		}
 	}
-	b.sparse.combine(ctx)
+	err := b.sparse.Exchange(ctx)
 	g.passed(b, Exchanged)
+	return err
 }
 
 // OnStage has f called when the work of a stage of a bucket that is more than a plain
@@ -612,8 +621,11 @@ func (g *GradientSync) conclude(ctx context.Context) {
 	}()
 	if j.cfg.ClipNorm > 0 && g.fault == nil && g.err == nil {
 		g.fail(g.branch.catchUp())
-		g.factor = j.clip(ctx, g.given)
-		g.fail(j.failure())
+		if g.fault == nil && g.err == nil {
+			var err error
+			g.factor, err = j.clip(ctx, g.given)
+			g.fail(err)
+		}
 		g.launchComplete(ctx)
 	}
 	if g.behind != nil { // also after an error: it reads gradients
@@ -632,14 +644,16 @@ func (g *GradientSync) conclude(ctx context.Context) {
 		if b.ended {
 			continue
 		}
-		if b.sparse.complete(ctx); b.sparse.err != nil {
-			g.fail(b.sparse.err)
+		hostWaited, err := b.sparse.Complete(ctx)
+		if err != nil {
+			g.fail(err)
 			return
 		}
-		waited = waited || b.sparse.waited
+		waited = waited || hostWaited
 	}
-	v := j.judge(ctx, len(g.buckets), waited)
-	if g.fail(j.failure()); g.fault != nil || g.err != nil {
+	v, err := j.judge(ctx, len(g.buckets), waited)
+	if err != nil {
+		g.fail(err)
 		return
 	}
 	writes = true
@@ -647,16 +661,11 @@ func (g *GradientSync) conclude(ctx context.Context) {
 		if b.ended {
 			continue
 		}
-		b.sparse.finish(v)
-		if g.err = b.sparse.err; g.err == nil {
-			g.err = g.copyParts(b, true)
-		}
-		g.passed(b, Finished)
-		if g.err != nil {
+		if g.err = g.commit(b, v); g.err != nil {
 			return
 		}
 	}
-	g.stats.Skipped, g.open = v == overflow, v == open
+	g.stats.Skipped, g.open = v == Skips, v == Deferred
 }
 
 // undo undoes the steps of all buckets that were started, and returns why it did.
@@ -664,8 +673,8 @@ func (g *GradientSync) conclude(ctx context.Context) {
 func (g *GradientSync) undo() error {
 	cause := g.fault
 	for _, b := range g.buckets[:g.next] {
-		if b.sparse.abandon(); b.sparse.err != nil && g.err == nil {
-			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, b.sparse.err)
+		if err := b.sparse.RollBack(); err != nil && g.err == nil {
+			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, err)
 		}
 	}
 	if g.err == nil {
@@ -741,8 +750,8 @@ func (g *GradientSync) Stats(ctx context.Context) (GradientStats, error) {
 		if err := g.branch.catchUp(); err != nil {
 			return g.stats, opError("gradient stats", err)
 		}
-		skipped := g.joint.overflowed(ctx)
-		if err := g.joint.failure(); err != nil {
+		skipped, err := g.joint.skips(ctx)
+		if err != nil {
 			return g.stats, opError("gradient stats", err)
 		}
 		g.stats.Skipped, g.open = skipped, false
@@ -828,7 +837,9 @@ func (g *GradientSync) Close() error {
 	if g.joint != nil {
 		errs = append(errs, g.joint.close())
 	}
-	errs = append(errs, g.endHandshake())
+	if settled == nil {
+		errs = append(errs, g.memory.release(g.rt, 0))
+	}
 	for _, t := range own {
 		if t != nil && settled == nil {
 			errs = append(errs, t.Free())

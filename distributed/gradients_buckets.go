@@ -28,6 +28,7 @@ type bucket struct {
 	cfg     Config          // with its defaults, and what was chosen for Auto
 	ended   bool            // the step of sparse is over
 	sparse  *Sparse         // nil: a plain allreduce
+	failed  error           // of its exchange behind the caller
 	ready   uintptr         // the event of its gradients, with a branch
 	calls   []comm.Call     // reused
 }
@@ -133,14 +134,14 @@ func (g *GradientSync) configure(ctx context.Context, patterns []string) error {
 	}
 	for i := range given {
 		var err error
-		if cfgs[i], err = given[i].withDefaults(); err != nil {
+		if cfgs[i], err = given[i].WithDefaults(); err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
 		if given[i].InPlace {
 			return fmt.Errorf("bucket %d: %w", i, configError("InPlace, where gradients are to become averages"))
 		}
 	}
-	whole, err := cfg.Config.withDefaults()
+	whole, err := cfg.Config.WithDefaults()
 	if err != nil {
 		return err
 	}
@@ -199,15 +200,10 @@ func (g *GradientSync) keepsHost() bool {
 	return g.order.streams == nil || g.branch != nil && slices.ContainsFunc(g.buckets, func(b *bucket) bool { return NeedsHost(b.cfg.Pattern) })
 }
 
-// plain reports whether an allreduce does it.
-func (c *Config) plain() bool {
-	return c.Pattern == Dense && c.Momentum == 0 && c.ClipNorm == 0 && c.Overflow == OverflowPass
-}
-
 // choose chooses for the buckets that leave their pattern to [Auto], once for those
 // that are alike, or takes what was chosen before.
 func (g *GradientSync) choose(ctx context.Context, given []Config, patterns []string) error {
-	made := make(map[string]string)
+	choices := make(Choices)
 	for i, b := range g.buckets {
 		if patterns != nil && given[i].Pattern == Auto {
 			given[i].Pattern = patterns[i]
@@ -218,22 +214,11 @@ func (g *GradientSync) choose(ctx context.Context, given []Config, patterns []st
 		if given[i].Pattern != Auto {
 			continue
 		}
-		if _, err := given[i].withDefaults(); err != nil {
+		pattern, err := choices.Pattern(ctx, g.rt, g.meter, b.bytes/b.dt.Size(), b.dt, given[i])
+		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
-		if err := checkGradientType(b.dt); err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
-		}
-		n := b.bytes / b.dt.Size()
-		alike := fmt.Sprintf("%v %d %+v", b.dt, sizeClass(n), given[i])
-		if made[alike] == "" {
-			choice, err := choose(ctx, g.rt, g.meter, n, b.dt, given[i])
-			if err != nil {
-				return fmt.Errorf("bucket %d: %w", i, err)
-			}
-			made[alike] = choice.Pattern
-		}
-		given[i].Pattern = made[alike]
+		given[i].Pattern = pattern
 	}
 	return nil
 }
@@ -256,8 +241,8 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 		var err error
 		switch {
 		case g.cfg.BucketViews && g.joint != nil:
-			g.joint.allocate(&b.views, b.bytes)
-			ptr, err = b.views.ptr, g.joint.err
+			err = g.joint.buffers.allocate(g.joint.rt, &b.views, b.bytes)
+			ptr = b.views.ptr
 		case !g.cfg.BucketViews && len(b.joined) < 2 && b.wire == b.dt:
 			b.joined, b.apart = nil, b.params
 			continue
@@ -282,9 +267,8 @@ func (g *GradientSync) allocate(ctx context.Context) error {
 	if g.joint == nil {
 		return nil
 	}
-	g.joint.allocate(&g.joint.shared, shared)
-	if g.joint.err != nil {
-		return g.joint.err
+	if err := g.joint.buffers.allocate(g.joint.rt, &g.joint.shared, shared); err != nil {
+		return err
 	}
 	for i, b := range g.buckets {
 		n := b.bytes / b.dt.Size()

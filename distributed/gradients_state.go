@@ -135,7 +135,7 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) error {
 	if err != nil {
 		return err
 	}
-	parsed, err := to.parseBuckets(ctx, saved)
+	restores, err := to.prepareBuckets(ctx, saved)
 	switch {
 	case err == nil && to != g:
 		if err := g.dismiss(ctx); err != nil {
@@ -163,11 +163,11 @@ func (g *GradientSync) restore(ctx context.Context, states [][]byte) error {
 	for i := range g.sums {
 		g.sums[i].any = false
 	}
-	for i, b := range g.buckets {
-		if b.sparse == nil {
+	for i, restore := range restores {
+		if restore == nil {
 			continue
 		}
-		if g.err = b.sparse.restore(ctx, parsed[i]); g.err != nil {
+		if g.err = restore(ctx); g.err != nil {
 			return fmt.Errorf("bucket %d: %w", i, g.err)
 		}
 	}
@@ -197,9 +197,10 @@ func (g *GradientSync) discard(ctx context.Context, other *GradientSync) error {
 	return err
 }
 
-// parseBuckets parses the states of the buckets.
-func (g *GradientSync) parseBuckets(ctx context.Context, saved []savedGradients) ([][]savedState, error) {
-	all := make([][]savedState, len(g.buckets))
+// prepareBuckets checks the states of the buckets, and returns what restores each; nil for one
+// that is plain.
+func (g *GradientSync) prepareBuckets(ctx context.Context, saved []savedGradients) ([]func(context.Context) error, error) {
+	all := make([]func(context.Context) error, len(g.buckets))
 	for i, b := range g.buckets {
 		var parts [][]byte
 		for _, s := range saved {
@@ -213,10 +214,7 @@ func (g *GradientSync) parseBuckets(ctx context.Context, saved []savedGradients)
 			continue
 		}
 		var err error
-		if all[i], err = b.sparse.parseAll(parts); err == nil {
-			err = b.sparse.settled(ctx)
-		}
-		if err != nil {
+		if all[i], err = b.sparse.PrepareRestore(ctx, parts...); err != nil {
 			return nil, fmt.Errorf("bucket %d: %w", i, err)
 		}
 	}
@@ -325,7 +323,10 @@ func (g *GradientSync) Rebind(ctx context.Context, c comm.Communicator) error {
 }
 
 func (g *GradientSync) rebind(ctx context.Context, c comm.Communicator) error {
-	if err := errors.Join(g.order.settle(), g.endHandshake()); err != nil {
+	if err := g.order.settle(); err != nil {
+		return err
+	}
+	if err := g.memory.release(g.rt, 0); err != nil {
 		return err
 	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
@@ -349,21 +350,24 @@ func (g *GradientSync) rebind(ctx context.Context, c comm.Communicator) error {
 	}
 	for _, b := range g.buckets {
 		if b.sparse != nil {
-			if err := b.sparse.rebind(g.meter); err != nil {
+			if err := b.sparse.Rebind(g.meter); err != nil {
 				return err
 			}
-			keeps = keeps || b.sparse.cfg.keeps()
+			keeps = keeps || b.cfg.Keeps()
 		}
 	}
 	if keeps {
 		reportLost(had, c)
 	}
 	if g.open { // the buckets have found out
-		g.stats.Skipped, g.open = g.buckets[0].sparse.stats.Skipped, false
+		first, err := g.buckets[0].sparse.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		g.stats.Skipped, g.open = first.Skipped, false
 	}
 	if g.joint != nil {
-		g.joint.bind(g.meter)
-		if err := g.joint.place(g); err != nil {
+		if err := g.joint.bind(g); err != nil {
 			return err
 		}
 	}

@@ -8,27 +8,11 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// buffer is device memory that grows when more is needed.
-type buffer struct {
-	ptr   uintptr
-	bytes int
-}
-
 // allocate makes b hold at least bytes bytes; its content is lost when it has
 // to grow.
 func (e *engine) allocate(b *buffer, bytes int) {
-	if e.err != nil || bytes <= b.bytes {
-		return
-	}
-	if b.ptr == 0 {
-		e.buffers = append(e.buffers, b)
-	}
-	e.check(e.rt.Deallocate(b.ptr))
-	*b = buffer{}
-	ptr, err := e.rt.Allocate(bytes)
-	e.check(err)
-	if err == nil {
-		*b = buffer{ptr: ptr, bytes: bytes}
+	if e.err == nil {
+		e.check(e.buffers.allocate(e.rt, b, bytes))
 	}
 }
 
@@ -81,13 +65,7 @@ func (e *engine) leaveShared(ctx context.Context, alone bool) error {
 }
 
 // release gives buffers[from:] back; they are empty then and grow again.
-func (e *engine) release(from int) {
-	for _, b := range e.buffers[from:] {
-		e.check(e.rt.Deallocate(b.ptr))
-		*b = buffer{}
-	}
-	e.buffers = e.buffers[:from]
-}
+func (e *engine) release(from int) { e.check(e.buffers.release(e.rt, from)) }
 
 // at returns the address of element i of an array of words.
 func at(p uintptr, i int) uintptr { return p + uintptr(i)*wordSize }

@@ -37,6 +37,7 @@ type Sparse struct {
 	onStage func(Stage)
 	remains [2]buffer // the residual, and that before the step
 	closed  bool
+	joined  bool // its steps are part of a transaction of several tensors
 	started bool // a step was picked from, has not been undone, and has written nothing to the gradient
 
 	// Of the last step.
@@ -98,7 +99,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		return nil, opError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
 	}
 	given := cfg
-	cfg, err := cfg.withDefaults()
+	cfg, err := cfg.WithDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +107,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 		return nil, opError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
 	}
 	kernels, err := runtime.KernelsOf(rt)
-	if err != nil && !cfg.plain() {
+	if err != nil && !cfg.Plain() {
 		return nil, opError("sparse", err)
 	}
 	if err := comm.CheckDevice(c, rt.Device()); err != nil {
@@ -128,7 +129,7 @@ func NewSparse(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Spa
 
 // prepare allocates what the steps of the pattern keep.
 func (s *Sparse) prepare() {
-	if s.residual != 0 || !s.cfg.keeps() {
+	if s.residual != 0 || !s.cfg.Keeps() {
 		return
 	}
 	s.allocate(&s.remains[0], s.held*wordSize)
@@ -158,9 +159,10 @@ func (s *Sparse) prepare() {
 func (s *Sparse) Rebind(c comm.Communicator) error {
 	had := s.size
 	err := s.rebind(c)
-	if err == nil && s.cfg.keeps() {
+	if err == nil && s.cfg.Keeps() && !s.joined {
 		reportLost(had, c)
 	}
+	s.joined = s.joined && err != nil
 	return err
 }
 
@@ -335,12 +337,6 @@ func (s *Sparse) pick(ctx context.Context, g gradient) {
 	s.addSent(sent)
 }
 
-// refuse is pick for a step that cannot begin.
-func (s *Sparse) refuse(err error) {
-	s.last, s.started, s.undoes = s.stats, true, false
-	s.check(err)
-}
-
 // combine does the second half: it makes the result of what all ranks picked.
 func (s *Sparse) combine(ctx context.Context) {
 	if s.err != nil {
@@ -389,39 +385,39 @@ func (s *Sparse) passed(stage Stage) {
 	}
 }
 
-// verdict says what becomes of a step that was started.
-type verdict uint8
+// Verdict says what becomes of a step that was started.
+type Verdict uint8
 
 const (
-	passes   verdict = iota
-	open             // it passes, and the device undoes it if there were overflows
-	overflow         // it is undone
+	Passes   Verdict = iota // its result becomes the gradient
+	Deferred                // it passes, and the device rolls it back if there were non-finite entries
+	Skips                   // it is rolled back, and the gradient is zero
 )
 
 // judge looks at the overflows that were counted. Where the host has not waited for
 // the device in this step, it leaves the question to the device.
-func (s *Sparse) judge(ctx context.Context) verdict {
+func (s *Sparse) judge(ctx context.Context) Verdict {
 	switch {
 	case s.err != nil || !s.judges():
-		return passes
+		return Passes
 	case s.cfg.Overflow == OverflowDrop && s.order.streams != nil && !s.waited:
-		return open
+		return Deferred
 	case s.judged && !s.large || !s.judged && !s.overflowed(ctx):
-		return passes
+		return Passes
 	case s.cfg.Overflow == OverflowError && s.stats.K > 0: // otherwise no other rank knows
 		s.check(ErrOverflow)
 	}
-	return overflow
+	return Skips
 }
 
 // finish ends a step that was started.
-func (s *Sparse) finish(v verdict) {
+func (s *Sparse) finish(v Verdict) {
 	if s.err != nil {
 		return
 	}
 	g := s.target
 	switch {
-	case v == overflow:
+	case v == Skips:
 		if s.undoes {
 			s.undo()
 		}
@@ -441,10 +437,10 @@ func (s *Sparse) finish(v verdict) {
 	if s.err == nil {
 		s.started = false // what fails from here on cannot be undone: the gradient is overwritten
 	}
-	if v != overflow && !s.stats.Dense {
+	if v != Skips && !s.stats.Dense {
 		s.mask(s.picks)
 	}
-	if s.open = v == open; s.open {
+	if s.open = v == Deferred; s.open {
 		s.undoIfOverflow(g)
 	}
 	if s.past.pending && s.judges() {

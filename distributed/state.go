@@ -66,7 +66,7 @@ func (s *Sparse) State(ctx context.Context) ([]byte, error) {
 	if s.past.even {
 		header.Even = 1
 	}
-	if s.cfg.keeps() {
+	if s.cfg.Keeps() {
 		header.Elements = uint32(s.held)
 	}
 	size := len(stateMagic) + binary.Size(header) + wordSize*(int(header.Words)+int(header.Elements)+1)
@@ -119,12 +119,9 @@ func (s *Sparse) Restore(ctx context.Context, states ...[]byte) error {
 	if s.err != nil {
 		return opError(op, s.err)
 	}
-	parsed, err := s.parseAll(states)
+	restore, err := s.PrepareRestore(ctx, states...)
 	if err == nil {
-		err = s.settled(ctx)
-	}
-	if err == nil {
-		err = s.restore(ctx, parsed)
+		err = restore(ctx)
 	}
 	if err != nil {
 		return opError(op, err)
@@ -186,7 +183,7 @@ func (s *Sparse) parse(state []byte) (p savedState, err error) {
 	}
 	p.cfg = s.chosenFor(p.Config)
 	elements := 0
-	if p.cfg.keeps() {
+	if p.cfg.Keeps() {
 		elements = s.held
 	}
 	if p.Config != p.cfg.fingerprint(s.n) {
@@ -236,7 +233,7 @@ func (s *Sparse) restore(ctx context.Context, states []savedState) error {
 	s.picks, s.result = runtime.Entries{}, result{}
 	if pattern := first.cfg.Pattern; pattern == Auto {
 		s.become(pattern, nil)
-		if s.residual != 0 && !s.cfg.keeps() { // the state has none: nothing waits to be sent
+		if s.residual != 0 && !s.cfg.Keeps() { // the state has none: nothing waits to be sent
 			s.fill(s.residual, s.held)
 		}
 	} else if pattern != s.cfg.Pattern {
@@ -302,7 +299,7 @@ func (s *Sparse) ScaleResidual(factor float64) error {
 		return opError(op, fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor))
 	case s.cfg.InPlace:
 		return opError(op, fmt.Errorf("%w: in place, the tensor of the step is the residual: scale that", comm.ErrUnsupported))
-	case !s.cfg.keeps():
+	case !s.cfg.Keeps():
 		return nil
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), settleLimit)

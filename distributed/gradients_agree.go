@@ -1,0 +1,42 @@
+package distributed
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+)
+
+// agree is that of all buckets, before the first step with a communicator.
+func (g *GradientSync) agree(ctx context.Context) error {
+	if g.agreed || g.meter.WorldSize() == 1 {
+		return nil
+	}
+	rt, o, memory := g.rt, &g.order, &g.memory
+	if g.joint != nil {
+		rt, o, memory = g.joint.rt, &g.joint.order, &g.joint.buffers
+	}
+	err := agree(ctx, rt, g.meter, o, memory, g.terms())
+	g.agreed = err == nil
+	g.before = g.meter.Totals() // what the step sends comes now
+	return err
+}
+
+// terms are those of all buckets. What does not fit is in the hash alone.
+func (g *GradientSync) terms() string {
+	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, rebuild %v, views %v",
+		version(), len(g.lens), g.op, g.cfg.Uneven, g.cfg.Rebuild && g.steps == 0, g.cfg.BucketViews)
+	h := fnv.New64a()
+	fmt.Fprintln(h, g.lens)
+	for i, b := range g.buckets {
+		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
+		if b.sparse != nil {
+			terms += ", " + b.sparse.Terms()
+		}
+		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
+	}
+	if g.joint != nil {
+		terms += fmt.Sprintf("\n%+v", g.joint.cfg)
+	}
+	h.Write([]byte(terms))
+	return fmt.Sprintf("%.*s\nhash %x", termsBytes-32, terms, h.Sum64())
+}
