@@ -242,7 +242,7 @@ func TestAutoTriesAgain(t *testing.T) {
 // the steps look short that are measured with them.
 func TestAutoWithStreams(t *testing.T) {
 	const n = 20_000
-	rt := onStream{cpu.New()}
+	rt := newOnStream(cpu.New())
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
 		calls, alone := 0, 0
 		counted := notice(c, func(call comm.Call) {
@@ -258,7 +258,7 @@ func TestAutoWithStreams(t *testing.T) {
 			}
 			hostmem.Slice[float64](call.Send, 1)[0], calls = took.Seconds(), 0
 		})
-		s, err := distributed.NewSparse(rt, ordered{counted, ctx}, n, distributed.Config{Pattern: distributed.Auto, Density: 0.02})
+		s, err := distributed.NewSparse(rt, newOrdered(ctx, counted), n, distributed.Config{Pattern: distributed.Auto, Density: 0.02})
 		require.NoError(t, err)
 		g, err := runtime.FromSlice(rt, normal(n, c.Rank()))
 		require.NoError(t, err)
@@ -302,7 +302,7 @@ func TestAutoLogs(t *testing.T) {
 	var text bytes.Buffer
 	var mu sync.Mutex
 	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(lockedBuffer{&mu, &text}, nil)))
+	slog.SetDefault(slog.New(slog.NewTextHandler(newLockedBuffer(&mu, &text), nil)))
 	defer slog.SetDefault(before)
 	runAuto(t, 3, 3000, 3, distributed.Config{Density: 0.05}, plainComm)
 	assert.Equal(t, 1, bytes.Count(text.Bytes(), []byte("chose a pattern")))
@@ -313,6 +313,8 @@ type lockedBuffer struct {
 	mu   *sync.Mutex
 	text *bytes.Buffer
 }
+
+func newLockedBuffer(mu *sync.Mutex, text *bytes.Buffer) lockedBuffer { return lockedBuffer{mu, text} }
 
 func (l lockedBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
@@ -421,7 +423,7 @@ func TestAutoBuckets(t *testing.T) {
 	var text bytes.Buffer
 	var mu sync.Mutex
 	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(lockedBuffer{&mu, &text}, nil)))
+	slog.SetDefault(slog.New(slog.NewTextHandler(newLockedBuffer(&mu, &text), nil)))
 	defer slog.SetDefault(before)
 	b := backend(t, ranks)
 	lens := []int{1000, 20_000, 20_100, 19_900}

@@ -195,7 +195,7 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 // while the goroutine behind the caller uses the communicator.
 func TestStatsInTheMiddle(t *testing.T) {
 	world(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := branching{onStream{memory}}
+		rt := newBranching(memory)
 		open := make(chan struct{})
 		gated := gate(c, open)
 		x, err := runtime.FromSlice(rt, normal(3000, c.Rank()))
@@ -203,7 +203,7 @@ func TestStatsInTheMiddle(t *testing.T) {
 		all := []*runtime.Tensor{x}
 		// Dense steps of a pattern whose others keep the host.
 		cfg := distributed.Config{Pattern: distributed.TopkSA, Density: 0.1, Schedule: distributed.Schedule{WarmupSteps: 2}}
-		g, err := distributed.NewGradientSync(ctx, rt, byEvents{ordered{gated, ctx}}, all, distributed.GradientConfig{Config: cfg, DenseUpTo: -1})
+		g, err := distributed.NewGradientSync(ctx, rt, newByEvents(ctx, gated), all, distributed.GradientConfig{Config: cfg, DenseUpTo: -1})
 		require.NoError(t, err)
 		require.NoError(t, g.ReduceAll(ctx, all))
 		gated.shut.Store(true)

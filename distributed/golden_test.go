@@ -157,8 +157,8 @@ func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.R
 	const n = 4099
 	var rt runtime.Runtime = memory
 	if c.streams {
-		rt = noticing{waitedFor{onStream{memory}, new(waits)}, &stumbling{Kernels: memory.Kernels()}, nil}
-		cc = ordered{cc, ctx}
+		rt = newNoticing(memory, new(waits), &stumbling{Kernels: memory.Kernels()}, nil)
+		cc = newOrdered(ctx, cc)
 	}
 	s, err := distributed.NewSparse(rt, cc, n, c.cfg)
 	if err != nil {
@@ -293,9 +293,9 @@ func TestBucketsGolden(t *testing.T) {
 			var rt runtime.Runtime = memory
 			switch c.device {
 			case "streams":
-				rt, cc = onStream{memory}, ordered{cc, ctx}
+				rt, cc = newOnStream(memory), newOrdered(ctx, cc)
 			case "branch":
-				rt, cc = branching{onStream{memory}}, byEvents{ordered{cc, ctx}}
+				rt, cc = newBranching(memory), newByEvents(ctx, cc)
 			}
 			if err := c.run(ctx, cc, rt, all[cc.Rank()]); err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)

@@ -272,7 +272,7 @@ func (g *GradientSync) parse(state []byte) (p savedGradients, err error) {
 		err = damaged
 	}
 	for i, pattern := range p.patterns {
-		if _, known := patterns[pattern]; err == nil && !known {
+		if known := slices.Contains(Patterns(), pattern); err == nil && !known {
 			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, pattern)
 		}
 	}

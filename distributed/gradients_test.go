@@ -137,7 +137,7 @@ func TestDenseBucketOverflows(t *testing.T) {
 func TestBucketsInSymmetricMemory(t *testing.T) {
 	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		world := symmetric{streamedComm: streamedComm{c, s}, live: map[uintptr]int{}}
+		world := symmetric{streamedComm: newStreamedComm(c, s), live: map[uintptr]int{}}
 		params := gradients(t, s, 3)
 		for _, lost := range []error{nil, errors.New("order lost")} {
 			g, err := distributed.NewGradientSync(ctx, s, world, params, distributed.GradientConfig{BucketBytes: 800})

@@ -49,6 +49,10 @@ func (r noticing) Copy(dst, src uintptr, bytes int) error {
 	return r.waitedFor.Copy(dst, src, bytes)
 }
 
+func newNoticing(rt *cpu.Runtime, w *waits, fails *stumbling, rng *rand.Rand) noticing {
+	return noticing{newWaitedFor(rt, w), fails, rng}
+}
+
 type lateNotice struct {
 	of   noticing
 	src  []runtime.Span // of what is posted and not read
@@ -89,8 +93,8 @@ func (n *lateNotice) Close() error { return n.of.stumbling.due("close") }
 func TestCloseOfNoticeFails(t *testing.T) {
 	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		fails := &stumbling{Kernels: rt.Kernels(), call: "close"}
-		memory := noticing{waitedFor{onStream{rt}, new(waits)}, fails, nil}
-		u, err := newTrainee(memory, ordered{c, ctx}, distributed.Config{Pattern: distributed.Oktopk, Density: 0.1}, 3000)
+		memory := newNoticing(rt, new(waits), fails, nil)
+		u, err := newTrainee(memory, newOrdered(ctx, c), distributed.Config{Pattern: distributed.Oktopk, Density: 0.1}, 3000)
 		if err := errors.Join(err, u.step(ctx, 0)); err != nil {
 			return err
 		}
@@ -153,8 +157,8 @@ func TestFailureBehindTheResult(t *testing.T) {
 	for _, call := range []string{"post", "copy if"} {
 		world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			fails := &stumbling{Kernels: rt.Kernels(), call: call, in: 3}
-			memory := noticing{waitedFor{onStream{rt}, new(waits)}, fails, nil}
-			u, err := newTrainee(memory, ordered{c, ctx}, distributed.Config{Pattern: distributed.Oktopk, Density: 0.1}, n)
+			memory := newNoticing(rt, new(waits), fails, nil)
+			u, err := newTrainee(memory, newOrdered(ctx, c), distributed.Config{Pattern: distributed.Oktopk, Density: 0.1}, n)
 			for step := 0; err == nil && step < steps; step++ {
 				err = u.step(ctx, step)
 			}
@@ -184,9 +188,9 @@ func (f failsAt) StreamWaitEvent(_, _ uintptr) error {
 func TestFailureBehindResults(t *testing.T) {
 	world(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		calls := 0
-		memory := branching{onStream{rt}}
+		memory := newBranching(rt)
 		all := gradients(t, memory, 2)
-		g, err := distributed.NewGradientSync(ctx, memory, failsAt{byEvents{ordered{c, ctx}}, &calls}, all,
+		g, err := distributed.NewGradientSync(ctx, memory, failsAt{newByEvents(ctx, c), &calls}, all,
 			distributed.GradientConfig{Config: distributed.Config{Pattern: "topkA", Density: 0.1}, DenseUpTo: -1})
 		require.NoError(t, err)
 		require.NoError(t, g.ReduceAll(ctx, all))
@@ -325,11 +329,11 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, u
 		var memory runtime.Runtime = rt
 		fails := &stumbling{Kernels: rt.Kernels()}
 		if streams {
-			r := noticing{waitedFor{onStream{rt}, w}, fails, nil}
+			r := newNoticing(rt, w, fails, nil)
 			if rank%2 == 0 {
 				r.rng = rand.New(rand.NewPCG(seed, 7))
 			}
-			memory, c = r, watched{ordered{c, ctx}, w}
+			memory, c = r, watched{newOrdered(ctx, c), w}
 		}
 		x, err := distributed.NewSparse(memory, c, s.n, s.cfg)
 		if err != nil {
@@ -507,7 +511,7 @@ func TestOktopkDropsWhatBalances(t *testing.T) {
 			var memory runtime.Runtime = rt
 			w := new(waits)
 			if streams {
-				memory, c = noticing{waitedFor{onStream{rt}, w}, &stumbling{Kernels: rt.Kernels()}, nil}, watched{ordered{c, ctx}, w}
+				memory, c = newNoticing(rt, w, &stumbling{Kernels: rt.Kernels()}, nil), watched{newOrdered(ctx, c), w}
 			}
 			u, err := newTrainee(memory, c, distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 1000, RebalanceInterval: balances}, n)
 			for step := 0; err == nil && step < steps; step++ {
@@ -548,7 +552,7 @@ type noticingBranches struct{ noticing }
 
 func (b noticingBranches) Branch() (runtime.Runtime, error) {
 	of := cpu.New()
-	return noticingBranch{noticing{waitedFor{onStream{of}, b.w}, &stumbling{Kernels: of.Kernels()}, b.rng}}, nil
+	return noticingBranch{newNoticing(of, b.w, &stumbling{Kernels: of.Kernels()}, b.rng)}, nil
 }
 
 type noticingBranch struct{ noticing }
@@ -573,8 +577,8 @@ func TestBucketsReadLater(t *testing.T) {
 			var memory runtime.Runtime = rt
 			rank := c.Rank()
 			if streams {
-				memory = noticingBranches{noticing{waitedFor{onStream{rt}, new(waits)}, &stumbling{Kernels: rt.Kernels()}, rand.New(rand.NewPCG(seed, 7))}}
-				c = byEvents{ordered{c, ctx}}
+				memory = noticingBranches{noticing: newNoticing(rt, new(waits), &stumbling{Kernels: rt.Kernels()}, rand.New(rand.NewPCG(seed, 7)))}
+				c = newByEvents(ctx, c)
 			}
 			var params []*runtime.Tensor
 			for range buckets {

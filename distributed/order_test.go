@@ -63,6 +63,8 @@ type streamedComm struct {
 	s *streamed
 }
 
+func newStreamedComm(c comm.Communicator, s *streamed) streamedComm { return streamedComm{c, s} }
+
 func (c streamedComm) CheckDevice(d runtime.Device) error {
 	if d.Kind != c.s.reach {
 		return fmt.Errorf("%w: %v", comm.ErrDevice, d)
@@ -113,7 +115,7 @@ func withStreams(t *testing.T, body func(ctx context.Context, s *streamed, c com
 	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		// Streams are found through decorators.
-		body(ctx, s, comm.NewMeter(streamedComm{c, s}))
+		body(ctx, s, comm.NewMeter(newStreamedComm(c, s)))
 		return nil
 	}))
 	assert.NoError(t, s.Close())
@@ -176,7 +178,7 @@ func TestCloseStuck(t *testing.T) {
 	unordered := errors.New("order lost")
 	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		c = streamedComm{c, s}
+		c = newStreamedComm(c, s)
 		params := gradients(t, s, 2)
 		defer free(t, params)
 		for _, orderFails := range []error{nil, unordered} {
@@ -210,7 +212,7 @@ func TestSparseCloseWaits(t *testing.T) {
 	unordered := errors.New("order lost")
 	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		c = streamedComm{c, s}
+		c = newStreamedComm(c, s)
 		for _, syncFails := range []error{nil, comm.ErrTimeout} {
 			g, err := runtime.FromSlice(s, normal(64, 1), 64)
 			require.NoError(t, err)

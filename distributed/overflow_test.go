@@ -106,7 +106,7 @@ func TestOverflowWhileNothingIsSent(t *testing.T) {
 					world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 						rank, memory := c.Rank(), runtime.Runtime(rt)
 						if streams { // then the device judges
-							memory, c = onStream{rt}, ordered{c, ctx}
+							memory, c = newOnStream(rt), newOrdered(ctx, c)
 						}
 						u, err := newTrainee(memory, c, distributed.Config{Pattern: pattern, Density: 0.1, Overflow: policy,
 							Schedule: distributed.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}, n)

@@ -71,7 +71,7 @@ func TestRebuild(t *testing.T) {
 func TestRebuildSymmetric(t *testing.T) {
 	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		world := symmetric{streamedComm: streamedComm{c, s}, live: map[uintptr]int{}}
+		world := symmetric{streamedComm: newStreamedComm(c, s), live: map[uintptr]int{}}
 		params := gradients(t, s, 4)
 		g, err := distributed.NewGradientSync(ctx, s, world, params, distributed.GradientConfig{BucketBytes: 1200, Rebuild: true})
 		require.NoError(t, err)

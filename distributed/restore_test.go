@@ -84,16 +84,19 @@ func TestRestoreOfTwoChoices(t *testing.T) {
 // choosing is a communicator with a stream over which dense steps are the fastest, or
 // patterns whose steps keep the host.
 func choosing(ctx context.Context, c comm.Communicator, dense bool) comm.Communicator {
-	return byEvents{ordered{pace(c, func(call comm.Call) time.Duration {
-		slow := call.Op != comm.OpAllReduce
-		if !dense {
-			slow = call.Op == comm.OpAllReduce || call.Op == comm.OpAllGather || call.Op == comm.OpBroadcast
-		}
-		if slow && call.Count > 100 {
-			return 3 * time.Millisecond
-		}
-		return 0
-	}), ctx}}
+	return newByEvents(
+
+		ctx, pace(c, func(call comm.Call) time.Duration {
+			slow := call.Op != comm.OpAllReduce
+			if !dense {
+				slow = call.Op == comm.OpAllReduce || call.Op == comm.OpAllGather || call.Op == comm.OpBroadcast
+			}
+			if slow && call.Count > 100 {
+				return 3 * time.Millisecond
+			}
+			return 0
+		}))
+
 }
 
 // TestRestoredBehind: a GradientSync whose buckets are those of a state works on the
@@ -102,7 +105,7 @@ func TestRestoredBehind(t *testing.T) {
 	const ranks, steps = 2, 6
 	clipped := distributed.Config{Pattern: distributed.Auto, Density: 0.1, ClipNorm: 1}
 	world(t, ranks, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := branching{onStream{memory}}
+		rt := newBranching(memory)
 		make := func(dense bool) *distributed.GradientSync {
 			t1, err := runtime.New(rt, dtype.F32, 20_000)
 			require.NoError(t, err)
@@ -142,7 +145,7 @@ func TestRestoredBehind(t *testing.T) {
 func TestRestoredPlain(t *testing.T) {
 	cfg := distributed.GradientConfig{Config: distributed.Config{Pattern: distributed.Auto, Density: 0.1}, DenseUpTo: -1}
 	world(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := branching{onStream{memory}}
+		rt := newBranching(memory)
 		x, err := runtime.FromSlice(rt, normal(20_000, c.Rank()))
 		require.NoError(t, err)
 		all := []*runtime.Tensor{x}
@@ -178,11 +181,11 @@ func (o orderedBy) StreamWaitEvent(stream, _ uintptr) error {
 func TestStateBehindAGraph(t *testing.T) {
 	const compute, beside = computeStream, computeStream + 2
 	world(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := branching{onStream{memory}}
+		rt := newBranching(memory)
 		var waits []uintptr
 		x, err := runtime.FromSlice(rt, normal(1000, c.Rank()))
 		require.NoError(t, err)
-		g, err := distributed.NewGradientSync(ctx, rt, orderedBy{byEvents{ordered{c, ctx}}, &waits}, []*runtime.Tensor{x},
+		g, err := distributed.NewGradientSync(ctx, rt, orderedBy{newByEvents(ctx, c), &waits}, []*runtime.Tensor{x},
 			distributed.GradientConfig{Config: distributed.Config{Pattern: "topkA", Density: 0.1}, DenseUpTo: -1})
 		require.NoError(t, err)
 		var state []byte

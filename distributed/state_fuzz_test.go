@@ -60,7 +60,7 @@ func (f *stateFuzz) run(faults bool) (states [4][][]byte) {
 		var memory runtime.Runtime = f.rt
 		var through comm.Communicator = broken
 		if f.streams {
-			memory, through = onStream{f.rt}, ordered{broken, ctx}
+			memory, through = newOnStream(f.rt), newOrdered(ctx, broken)
 		}
 		u, err := newTrainee(memory, through, f.cfg, n)
 		for i := range f.steps {

@@ -31,11 +31,18 @@ func (onStream) ComputeStream() uintptr { return computeStream }
 // branching is one that can work beside itself.
 type branching struct{ onStream }
 
-func (b branching) Branch() (runtime.Runtime, error) { return beside{onStream{cpu.New()}}, nil }
+func (b branching) Branch() (runtime.Runtime, error) { return newBeside(cpu.New()), nil }
 
 type beside struct{ onStream }
 
 func (beside) ComputeStream() uintptr { return computeStream + 2 }
+
+func newOnStream(rt *cpu.Runtime) onStream   { return onStream{rt} }
+func newBranching(rt *cpu.Runtime) branching { return branching{onStream{rt}} }
+func newBeside(rt *cpu.Runtime) beside       { return beside{onStream{rt}} }
+
+func newOrdered(ctx context.Context, c comm.Communicator) ordered   { return ordered{c, ctx} }
+func newByEvents(ctx context.Context, c comm.Communicator) byEvents { return byEvents{ordered{c, ctx}} }
 
 // ordered is a communicator with a stream: what comes after it waits for it.
 type ordered struct {
@@ -65,14 +72,14 @@ func TestLocalWithStreams(t *testing.T) {
 	if testing.Short() {
 		sizes = []int{3}
 	}
-	rt := onStream{cpu.New()}
+	rt := newOnStream(cpu.New())
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	distributedtest.Run(t, commtest.Backend{
 		Name:  "local, with streams",
 		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
-				return body(ctx, commtest.Rank{Comm: ordered{c, ctx}, Runtime: rt})
+				return body(ctx, commtest.Rank{Comm: newOrdered(ctx, c), Runtime: rt})
 			})
 		},
 	})
@@ -84,14 +91,14 @@ func TestLocalWithBranches(t *testing.T) {
 	if testing.Short() {
 		sizes = []int{2}
 	}
-	rt := branching{onStream{cpu.New()}}
+	rt := newBranching(cpu.New())
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	distributedtest.Run(t, commtest.Backend{
 		Name:  "local, with branches",
 		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
-				return body(ctx, commtest.Rank{Comm: byEvents{ordered{c, ctx}}, Runtime: rt})
+				return body(ctx, commtest.Rank{Comm: newByEvents(ctx, c), Runtime: rt})
 			})
 		},
 	})
@@ -116,6 +123,8 @@ func (r waitedFor) CopyIn(dst uintptr, src []byte) error {
 	r.w.copies.Add(1)
 	return r.onStream.CopyIn(dst, src)
 }
+
+func newWaitedFor(rt *cpu.Runtime, w *waits) waitedFor { return waitedFor{onStream{rt}, w} }
 
 // watched is a rank's communicator that does.
 type watched struct {
@@ -188,8 +197,8 @@ func TestOktopkWithStreams(t *testing.T) {
 							w := new(waits)
 							var memory runtime.Runtime = rt
 							if streams {
-								memory = waitedFor{onStream{rt}, w}
-								c = watched{ordered{c, ctx}, w}
+								memory = newWaitedFor(rt, w)
+								c = watched{newOrdered(ctx, c), w}
 							}
 							s, err := distributed.NewSparse(memory, c, n, cfg)
 							if err != nil {

@@ -454,7 +454,7 @@ func TestLostResiduals(t *testing.T) {
 	var text bytes.Buffer
 	var mu sync.Mutex
 	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(lockedBuffer{&mu, &text}, nil)))
+	slog.SetDefault(slog.New(slog.NewTextHandler(newLockedBuffer(&mu, &text), nil)))
 	defer slog.SetDefault(before)
 	for _, k := range []struct {
 		pattern string

@@ -85,7 +85,7 @@ func TestBucketViews(t *testing.T) {
 					counting := &copying{Runtime: cpu.New()}
 					var rt runtime.Runtime = counting
 					if streams {
-						rt, c = countingStream{counting}, ordered{c, ctx}
+						rt, c = countingStream{counting}, newOrdered(ctx, c)
 					}
 					make := newModel
 					if views {
@@ -165,7 +165,7 @@ func TestBucketViewsSurvive(t *testing.T) {
 func TestBucketViewsInSymmetricMemory(t *testing.T) {
 	s := &streamed{Runtime: cpu.New(), reach: runtime.CPU}
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		world := symmetric{streamedComm: streamedComm{c, s}, live: map[uintptr]int{}}
+		world := symmetric{streamedComm: newStreamedComm(c, s), live: map[uintptr]int{}}
 		params := gradients(t, s, 3)
 		_, err := distributed.NewGradientSync(ctx, s, world, params, distributed.GradientConfig{BucketViews: true, Wire: dtype.BF16})
 		require.ErrorIs(t, err, comm.ErrArgument)

@@ -163,7 +163,7 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 				world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 					memory, besides := runtime.Runtime(rt), 0
 					if streams {
-						memory, c, besides = onStream{rt}, ordered{c, ctx}, 7*(ranks-1)
+						memory, c, besides = newOnStream(rt), newOrdered(ctx, c), 7*(ranks-1)
 					}
 					u, err := newTrainee(memory, c, distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, ThresholdInterval: 100, RebalanceInterval: 50}, n)
 					if err != nil {
