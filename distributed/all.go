@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -32,26 +33,26 @@ func BroadcastAll(ctx context.Context, c comm.Communicator, tensors []*runtime.T
 
 // all makes a call for each tensor, together.
 func all(ctx context.Context, op string, c comm.Communicator, tensors []*runtime.Tensor, call func(transfer) comm.Call) error {
-	if err := checkComm(c); err != nil {
-		return opError(op, err)
+	if err := base.CheckComm(c); err != nil {
+		return base.OpError(op, err)
 	}
 	if len(tensors) == 0 {
 		return nil
 	}
 	calls := make([]comm.Call, len(tensors))
 	for i, t := range tensors {
-		p, err := address(op, fmt.Sprintf("tensor %d", i), c, t)
+		p, err := base.Address(op, fmt.Sprintf("tensor %d", i), c, t)
 		if err != nil {
 			return err
 		}
-		if err := sameStream(tensors[0].Runtime(), t.Runtime()); err != nil {
-			return opError(op, fmt.Errorf("tensors 0 and %d: %w", i, err))
+		if err := base.SameStream(tensors[0].Runtime(), t.Runtime()); err != nil {
+			return base.OpError(op, fmt.Errorf("tensors 0 and %d: %w", i, err))
 		}
 		calls[i] = call(transfer{src: p, dst: p, count: t.Len(), dt: t.DType()})
 	}
-	x := transfer{op: op, order: newOrder(tensors[0].Runtime(), c)}
-	if err := x.order.commAfterCompute(ctx); err != nil {
-		return opError(op, err)
+	x := transfer{op: op, order: base.NewOrder(tensors[0].Runtime(), c)}
+	if err := x.order.CommAfterCompute(ctx); err != nil {
+		return base.OpError(op, err)
 	}
 	return x.finish(ctx, c.Group(calls...))
 }

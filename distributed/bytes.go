@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -27,7 +28,7 @@ func BroadcastBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 		return nil, err
 	}
 	if root < 0 || root >= c.WorldSize() {
-		return nil, opError(op, fmt.Errorf("%w: root %d is not in [0, %d)", comm.ErrArgument, root, c.WorldSize()))
+		return nil, base.OpError(op, fmt.Errorf("%w: root %d is not in [0, %d)", comm.ErrArgument, root, c.WorldSize()))
 	}
 	word := binary.LittleEndian.AppendUint64(nil, uint64(len(data)))
 	m.move(ctx, word, 0, len(word), func(p uintptr) []comm.Call {
@@ -71,7 +72,7 @@ func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, d
 		return nil, err
 	}
 	if root < 0 || root >= c.WorldSize() {
-		return nil, opError(op, fmt.Errorf("%w: root %d is not in [0, %d)", comm.ErrArgument, root, c.WorldSize()))
+		return nil, base.OpError(op, fmt.Errorf("%w: root %d is not in [0, %d)", comm.ErrArgument, root, c.WorldSize()))
 	}
 	counts, displs, total := m.lengths(ctx, len(data))
 	if c.Rank() != root {
@@ -99,18 +100,18 @@ type mail struct {
 	op    string
 	rt    runtime.Runtime
 	c     comm.Communicator
-	order order
+	order base.Order
 	err   error
 }
 
 func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) {
 	if rt == nil || c == nil {
-		return nil, opError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
 	}
 	if err := comm.CheckDevice(c, rt.Device()); err != nil {
-		return nil, opError(op, err)
+		return nil, base.OpError(op, err)
 	}
-	return &mail{op: op, rt: rt, c: c, order: newOrder(rt, c)}, nil
+	return &mail{op: op, rt: rt, c: c, order: base.NewOrder(rt, c)}, nil
 }
 
 // move allocates n bytes, copies in to their place at, makes the calls, and copies
@@ -121,7 +122,7 @@ func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uint
 	}
 	p, err := m.rt.Allocate(n)
 	if err != nil {
-		m.err = opError(m.op, err)
+		m.err = base.OpError(m.op, err)
 		return
 	}
 	err = func() error {
@@ -130,27 +131,27 @@ func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uint
 				return err
 			}
 		}
-		if err := m.order.commAfterCompute(ctx); err != nil {
+		if err := m.order.CommAfterCompute(ctx); err != nil {
 			return err
 		}
 		if err := m.c.Group(calls(p)...); err != nil {
 			return err
 		}
-		if err := m.order.computeAfterComm(ctx); err != nil {
+		if err := m.order.ComputeAfterComm(ctx); err != nil {
 			return err
 		}
-		if err := m.order.hostAfterAll(ctx); err != nil || len(out) == 0 {
+		if err := m.order.HostAfterAll(ctx); err != nil || len(out) == 0 {
 			return err
 		}
 		return m.rt.CopyOut(out, p)
 	}()
-	if settled := m.order.settle(); settled != nil {
+	if settled := m.order.DrainToFree(); settled != nil {
 		err = cmp.Or(err, settled)
 	} else {
 		err = errors.Join(err, m.rt.Deallocate(p))
 	}
 	if err != nil {
-		m.err = opError(m.op, err)
+		m.err = base.OpError(m.op, err)
 	}
 }
 
@@ -167,14 +168,14 @@ func (m *mail) lengths(ctx context.Context, n int) (counts, displs []int, total 
 	for r := range counts {
 		counts[r] = m.length(words[8*r:], r)
 	}
-	return counts, displs, displacements(counts, displs)
+	return counts, displs, base.Displacements(counts, displs)
 }
 
 // length reads a length that a rank sent.
 func (m *mail) length(word []byte, rank int) int {
 	n := int64(binary.LittleEndian.Uint64(word))
 	if m.err == nil && n < 0 {
-		m.err = opError(m.op, fmt.Errorf("%w: rank %d announces %d bytes", comm.ErrMismatch, rank, n))
+		m.err = base.OpError(m.op, fmt.Errorf("%w: rank %d announces %d bytes", comm.ErrMismatch, rank, n))
 	}
 	if m.err != nil {
 		return 0

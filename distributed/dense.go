@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -73,7 +74,7 @@ func AllGatherV(ctx context.Context, c comm.Communicator, dst, src *runtime.Tens
 		return err
 	}
 	if src != nil && src.Len() != counts[c.Rank()] {
-		return shapeError(op, "src has %d elements, counts[%d] says %d", src.Len(), c.Rank(), counts[c.Rank()])
+		return base.ShapeError(op, "src has %d elements, counts[%d] says %d", src.Len(), c.Rank(), counts[c.Rank()])
 	}
 	x, err := begin(ctx, op, c, dst, src)
 	if err != nil {
@@ -103,7 +104,7 @@ func AllToAll(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor
 	}
 	p := c.WorldSize()
 	if dst.Len() != src.Len() || src.Len()%p != 0 {
-		return shapeError(op, "src has %d elements and dst %d; want equal multiples of the %d ranks", src.Len(), dst.Len(), p)
+		return base.ShapeError(op, "src has %d elements and dst %d; want equal multiples of the %d ranks", src.Len(), dst.Len(), p)
 	}
 	return x.end(ctx, comm.AllToAllCall(x.src, x.dst, src.Len()/p, x.dt))
 }
@@ -132,8 +133,8 @@ func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, re
 // WorldSize times as many elements. The others' dst may be nil.
 func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
 	const op = "gather"
-	if err := checkComm(c); err != nil {
-		return opError(op, err)
+	if err := base.CheckComm(c); err != nil {
+		return base.OpError(op, err)
 	}
 	if c.Rank() != root {
 		x, err := begin(ctx, op, c, src, src)
@@ -153,8 +154,8 @@ func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, 
 // as many elements as dst; the others' src may be nil.
 func Scatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, root int) error {
 	const op = "scatter"
-	if err := checkComm(c); err != nil {
-		return opError(op, err)
+	if err := base.CheckComm(c); err != nil {
+		return base.OpError(op, err)
 	}
 	if c.Rank() != root {
 		x, err := begin(ctx, op, c, dst, dst)
@@ -209,33 +210,33 @@ type transfer struct {
 	src, dst uintptr
 	count    int // elements of src
 	dt       dtype.DType
-	order    order
+	order    base.Order
 }
 
 // begin checks the tensors of a collective and makes communication wait for
 // what computes them.
 func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor) (transfer, error) {
 	x := transfer{op: op}
-	err := checkComm(c)
+	err := base.CheckComm(c)
 	if err != nil {
-		return x, opError(op, err)
+		return x, base.OpError(op, err)
 	}
-	if x.src, err = address(op, "source", c, src); err != nil {
+	if x.src, err = base.Address(op, "source", c, src); err != nil {
 		return x, err
 	}
-	if x.dst, err = address(op, "destination", c, dst); err != nil {
+	if x.dst, err = base.Address(op, "destination", c, dst); err != nil {
 		return x, err
 	}
 	if dst.DType() != src.DType() {
-		return x, opError(op, fmt.Errorf("%w: source is %v, destination %v", runtime.ErrDType, src.DType(), dst.DType()))
+		return x, base.OpError(op, fmt.Errorf("%w: source is %v, destination %v", runtime.ErrDType, src.DType(), dst.DType()))
 	}
-	if err := sameStream(dst.Runtime(), src.Runtime()); err != nil {
-		return x, opError(op, fmt.Errorf("destination and source: %w", err))
+	if err := base.SameStream(dst.Runtime(), src.Runtime()); err != nil {
+		return x, base.OpError(op, fmt.Errorf("destination and source: %w", err))
 	}
 	x.count, x.dt = src.Len(), src.DType()
-	x.order = newOrder(dst.Runtime(), c)
-	if err := x.order.commAfterCompute(ctx); err != nil {
-		return x, opError(op, err)
+	x.order = base.NewOrder(dst.Runtime(), c)
+	if err := x.order.CommAfterCompute(ctx); err != nil {
+		return x, base.OpError(op, err)
 	}
 	return x, nil
 }
@@ -243,11 +244,11 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 // beginParts is begin for collectives between a part and a whole of WorldSize
 // parts; the transfer's count is that of the part.
 func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor) (transfer, error) {
-	if err := checkComm(c); err != nil {
-		return transfer{}, opError(op, err)
+	if err := base.CheckComm(c); err != nil {
+		return transfer{}, base.OpError(op, err)
 	}
 	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
-		return transfer{}, shapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
+		return transfer{}, base.ShapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
 			c.WorldSize(), part.Len(), part.Len()*c.WorldSize(), whole.Len())
 	}
 	x, err := begin(ctx, op, c, dst, src)
@@ -260,72 +261,39 @@ func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, p
 
 // end makes a call, and the device wait for it.
 func (x *transfer) end(ctx context.Context, call comm.Call) error {
-	return x.finish(ctx, call.Make(x.order.c))
+	return x.finish(ctx, call.Make(x.order.C))
 }
 
 // finish takes the error of what was submitted, and makes the device wait for
 // it.
 func (x *transfer) finish(ctx context.Context, err error) error {
 	if err == nil {
-		err = x.order.computeAfterComm(ctx)
+		err = x.order.ComputeAfterComm(ctx)
 	}
 	if err != nil {
-		return opError(x.op, err)
+		return base.OpError(x.op, err)
 	}
 	return nil
-}
-
-// address checks one tensor and returns its address.
-func address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, error) {
-	if t == nil {
-		return 0, opError(op, fmt.Errorf("%w: %s tensor is nil", comm.ErrArgument, role))
-	}
-	p, err := t.Ptr()
-	if err != nil {
-		return 0, opError(op, fmt.Errorf("%s: %w", role, err))
-	}
-	if !t.IsContiguous() {
-		return 0, opError(op, fmt.Errorf("%w: %s has shape %v and strides %v; make a copy with Contiguous",
-			runtime.ErrNotContiguous, role, t.Shape(), t.Strides()))
-	}
-	if err := comm.CheckDevice(c, t.Device()); err != nil {
-		return 0, opError(op, fmt.Errorf("%s: %w", role, err))
-	}
-	return p, nil
 }
 
 // checkCounts checks the counts of a V-collective against a tensor that they fill
 // and returns the displacements.
 func checkCounts(op string, c comm.Communicator, countsRole string, counts []int, role string, t *runtime.Tensor) ([]int, error) {
-	if err := checkComm(c); err != nil {
-		return nil, opError(op, err)
+	if err := base.CheckComm(c); err != nil {
+		return nil, base.OpError(op, err)
 	}
 	if len(counts) != c.WorldSize() {
-		return nil, opError(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
+		return nil, base.OpError(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
 	}
 	for r, n := range counts {
 		if n < 0 {
-			return nil, opError(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, countsRole, r, n))
+			return nil, base.OpError(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, countsRole, r, n))
 		}
 	}
 	displs := make([]int, len(counts))
-	sum := displacements(counts, displs)
+	sum := base.Displacements(counts, displs)
 	if t != nil && t.Len() != sum {
-		return nil, shapeError(op, "%s sum up to %d, %s has %d elements", countsRole, sum, role, t.Len())
+		return nil, base.ShapeError(op, "%s sum up to %d, %s has %d elements", countsRole, sum, role, t.Len())
 	}
 	return displs, nil
-}
-
-func opError(op string, err error) error { return fmt.Errorf("distributed: %s: %w", op, err) }
-
-// closedError is [comm.ErrClosed] of what has a communicator, which may be open.
-type closedError string
-
-func (what closedError) Error() string { return string(what) + " is closed" }
-
-// Is implements what [errors.Is] asks for.
-func (closedError) Is(target error) bool { return target == comm.ErrClosed }
-
-func shapeError(op, format string, args ...any) error {
-	return opError(op, fmt.Errorf("%w: %s", runtime.ErrShape, fmt.Sprintf(format, args...)))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -21,8 +22,8 @@ import (
 // group.
 func TestAll(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3} {
-		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			made := &grouped{Communicator: c}
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			made := &standin.Grouped{Communicator: c}
 			var tensors []*runtime.Tensor
 			for i, dt := range []dtype.DType{dtype.F32, dtype.I64, dtype.BF16, dtype.F64} {
 				x, err := runtime.New(rt, dt, i)
@@ -66,9 +67,9 @@ func TestAll(t *testing.T) {
 			root := ranks - 1
 			require.NoError(t, distributed.BroadcastAll(ctx, made, tensors, root))
 			assert.Equal(t, slices.Repeat([]float64{float64(root)}, 6), values())
-			assert.Len(t, made.groups, 2)
+			assert.Len(t, made.Groups, 2)
 			assert.NoError(t, distributed.AllReduceAll(ctx, c, nil, comm.Sum))
-			free(t, tensors)
+			standin.Free(t, tensors)
 			return nil
 		})
 	}
@@ -76,17 +77,17 @@ func TestAll(t *testing.T) {
 
 // TestAllMisuse: one tensor that is wrong is named, and nothing is sent.
 func TestAllMisuse(t *testing.T) {
-	world(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		made := &grouped{Communicator: c}
-		tensors := gradients(t, rt, 2)
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		made := &standin.Grouped{Communicator: c}
+		tensors := standin.Gradients(t, rt, 2)
 		err := distributed.AllReduceAll(ctx, made, append(tensors[:2:2], nil), comm.Sum)
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		assert.ErrorContains(t, err, "tensor 2")
-		free(t, tensors)
+		standin.Free(t, tensors)
 		err = distributed.BroadcastAll(ctx, made, tensors, 0)
 		assert.ErrorIs(t, err, runtime.ErrFreed)
 		assert.ErrorIs(t, distributed.BroadcastAll(ctx, nil, nil, 0), comm.ErrArgument)
-		assert.Empty(t, made.groups)
+		assert.Empty(t, made.Groups)
 		return nil
 	})
 }
@@ -100,7 +101,7 @@ func TestBytes(t *testing.T) {
 		return []byte(fmt.Sprintf("%*d", 3000*rank+1, rank))
 	}
 	for _, ranks := range []int{1, 2, 3, 4} {
-		world(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			same := func(got [][]byte) {
 				assert.Len(t, got, ranks)
 				for r, b := range got {
@@ -138,7 +139,7 @@ func TestBytes(t *testing.T) {
 
 // TestAverageMetrics: averages over samples, and a rank without any.
 func TestAverageMetrics(t *testing.T) {
-	world(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+	standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		weight := []float64{30, 10, 0}[c.Rank()]
 		loss := []float64{1, 5, math.NaN()}[c.Rank()]
 		got, err := distributed.AverageMetrics(ctx, rt, c, weight, loss, float64(c.Rank()))
@@ -164,7 +165,7 @@ func TestSampler(t *testing.T) {
 			} {
 				for _, inOrder := range []bool{false, true} {
 					shares := make([][]int, ranks)
-					world(t, ranks, func(_ context.Context, c comm.Communicator, _ *cpu.Runtime) error {
+					standin.World(t, ranks, func(_ context.Context, c comm.Communicator, _ *cpu.Runtime) error {
 						s, err := distributed.NewSampler(c, n, distributed.SamplerConfig{Seed: 3, Tail: tail, InOrder: inOrder})
 						require.NoError(t, err)
 						shares[c.Rank()] = s.Epoch(2)
@@ -209,7 +210,7 @@ func TestSampler(t *testing.T) {
 	}
 	_, err := distributed.NewSampler(nil, 1, distributed.SamplerConfig{})
 	assert.ErrorIs(t, err, comm.ErrArgument)
-	world(t, 1, func(_ context.Context, c comm.Communicator, _ *cpu.Runtime) error {
+	standin.World(t, 1, func(_ context.Context, c comm.Communicator, _ *cpu.Runtime) error {
 		_, err := distributed.NewSampler(c, -1, distributed.SamplerConfig{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		_, err = distributed.NewSampler(c, 1, distributed.SamplerConfig{Tail: 3})

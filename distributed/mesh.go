@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 )
 
 // Dim is one dimension of a [Mesh].
@@ -35,12 +36,12 @@ type Mesh struct {
 // mesh does not own c.
 func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, error) {
 	const op = "mesh"
-	if err := checkComm(c); err != nil {
-		return nil, opError(op, err)
+	if err := base.CheckComm(c); err != nil {
+		return nil, base.OpError(op, err)
 	}
 	dims, err := checkDims(slices.Clone(dims), c.WorldSize())
 	if err != nil {
-		return nil, opError(op, err)
+		return nil, base.OpError(op, err)
 	}
 	m := &Mesh{dims: dims, coords: make([]int, len(dims))}
 	rest := c.Rank()
@@ -55,7 +56,7 @@ func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, erro
 		color := c.Rank() - m.coords[d]*stride
 		sub, err := c.Split(ctx, color, m.coords[d])
 		if err != nil {
-			return nil, opError(op, errors.Join(fmt.Errorf("dimension %q: %w", dim.Name, err), m.Close()))
+			return nil, base.OpError(op, errors.Join(fmt.Errorf("dimension %q: %w", dim.Name, err), m.Close()))
 		}
 		m.comms = append(m.comms, sub)
 	}
@@ -77,8 +78,8 @@ func JoinMesh(lines ...Line) (*Mesh, error) {
 	m := &Mesh{}
 	world := 1
 	for _, l := range lines {
-		if err := checkComm(l.Comm); err != nil {
-			return nil, opError(op, fmt.Errorf("dimension %q: %w", l.Name, err))
+		if err := base.CheckComm(l.Comm); err != nil {
+			return nil, base.OpError(op, fmt.Errorf("dimension %q: %w", l.Name, err))
 		}
 		world *= l.Comm.WorldSize()
 		m.dims = append(m.dims, Dim{l.Name, l.Comm.WorldSize()})
@@ -86,7 +87,7 @@ func JoinMesh(lines ...Line) (*Mesh, error) {
 		m.comms = append(m.comms, l.Comm)
 	}
 	if _, err := checkDims(m.dims, world); err != nil {
-		return nil, opError(op, err)
+		return nil, base.OpError(op, err)
 	}
 	return m, nil
 }
@@ -150,12 +151,12 @@ func (m *Mesh) Coord(name string) (int, error) {
 // coordinates, one per dimension.
 func (m *Mesh) Rank(coords ...int) (int, error) {
 	if len(coords) != len(m.dims) {
-		return 0, opError("mesh", fmt.Errorf("%w: %d coordinates for %d dimensions", comm.ErrArgument, len(coords), len(m.dims)))
+		return 0, base.OpError("mesh", fmt.Errorf("%w: %d coordinates for %d dimensions", comm.ErrArgument, len(coords), len(m.dims)))
 	}
 	rank := 0
 	for d, x := range coords {
 		if x < 0 || x >= m.dims[d].Size {
-			return 0, opError("mesh", fmt.Errorf("%w: coordinate %d of %q is not in [0, %d)", comm.ErrArgument, x, m.dims[d].Name, m.dims[d].Size))
+			return 0, base.OpError("mesh", fmt.Errorf("%w: coordinate %d of %q is not in [0, %d)", comm.ErrArgument, x, m.dims[d].Name, m.dims[d].Size))
 		}
 		rank = rank*m.dims[d].Size + x
 	}
@@ -174,7 +175,7 @@ func (m *Mesh) Close() error {
 func (m *Mesh) dim(name string) (int, error) {
 	d := slices.IndexFunc(m.dims, func(d Dim) bool { return d.Name == name })
 	if d < 0 {
-		return 0, opError("mesh", fmt.Errorf("%w: no dimension %q in %v", comm.ErrArgument, name, m.dims))
+		return 0, base.OpError("mesh", fmt.Errorf("%w: no dimension %q in %v", comm.ErrArgument, name, m.dims))
 	}
 	return d, nil
 }

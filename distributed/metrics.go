@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -27,7 +28,7 @@ func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 		return nil, err
 	}
 	if !(weight >= 0) || math.IsInf(weight, 1) {
-		return nil, opError(op, fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
+		return nil, base.OpError(op, fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
 	}
 	words := binary.NativeEndian.AppendUint64(nil, math.Float64bits(weight))
 	for _, x := range metrics {

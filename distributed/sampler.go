@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 )
 
 // Tail says what a [Sampler] does with samples that the ranks cannot share
@@ -50,11 +51,11 @@ type Sampler struct {
 // A negative n and a Tail that there is not are [comm.ErrArgument].
 func NewSampler(c comm.Communicator, n int, cfg SamplerConfig) (*Sampler, error) {
 	const op = "sampler"
-	if err := checkComm(c); err != nil {
-		return nil, opError(op, err)
+	if err := base.CheckComm(c); err != nil {
+		return nil, base.OpError(op, err)
 	}
 	if n < 0 || cfg.Tail >= numTails {
-		return nil, opError(op, fmt.Errorf("%w: %d samples, Tail %d", comm.ErrArgument, n, cfg.Tail))
+		return nil, base.OpError(op, fmt.Errorf("%w: %d samples, Tail %d", comm.ErrArgument, n, cfg.Tail))
 	}
 	return &Sampler{rank: c.Rank(), size: c.WorldSize(), n: n, cfg: cfg}, nil
 }

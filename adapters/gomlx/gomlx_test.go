@@ -25,6 +25,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
@@ -119,7 +120,7 @@ func TestSameTraining(t *testing.T) {
 				}))
 				got := make([][]float32, 2)
 				require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-					o, err := gomlx.New(ctx, c, optimizer(), distributed.GradientConfig{})
+					o, err := gomlx.New(ctx, c, optimizer(), ddp.Config{})
 					if err != nil {
 						return err
 					}
@@ -183,9 +184,9 @@ func TestDataset(t *testing.T) {
 // TestMisuse: an optimizer that makes its gradients itself.
 func TestMisuse(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		_, err := gomlx.New(ctx, c, struct{ optimizers.Interface }{}, distributed.GradientConfig{})
+		_, err := gomlx.New(ctx, c, struct{ optimizers.Interface }{}, ddp.Config{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
-		_, err = gomlx.New(ctx, nil, optimizers.StochasticGradientDescent(), distributed.GradientConfig{})
+		_, err = gomlx.New(ctx, nil, optimizers.StochasticGradientDescent(), ddp.Config{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return nil
 	}))
@@ -201,7 +202,7 @@ func BenchmarkStep(b *testing.B) {
 		b.Run(map[bool]string{false: "alone", true: "tutti"}[wrapped], func(b *testing.B) {
 			require.NoError(b, local.Run(b.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 				optimizer := inner["adam"]()
-				o, err := gomlx.New(ctx, c, optimizer, distributed.GradientConfig{})
+				o, err := gomlx.New(ctx, c, optimizer, ddp.Config{})
 				if err != nil {
 					return err
 				}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -39,10 +40,10 @@ const scope = "/tutti"
 type Optimizer struct {
 	ctx   context.Context // of the training: hooks of GoMLX have none
 	c     comm.Communicator
-	cfg   distributed.GradientConfig
+	cfg   ddp.Config
 	inner optimizers.Interface
 	rt    *cpu.Runtime
-	sync  *distributed.GradientSync
+	sync  *ddp.Gradients
 
 	model  *mlctx.Context // of the first graph
 	params []*mlctx.Variable
@@ -55,7 +56,7 @@ type Optimizer struct {
 // unless set, and leaves the update to inner, which works with given gradients
 // (train.OptimizeWithGradients: Adam, SGD and their relatives). ctx ends waits for
 // other ranks. All ranks pass the same.
-func New(ctx context.Context, c comm.Communicator, inner optimizers.Interface, cfg distributed.GradientConfig) (*Optimizer, error) {
+func New(ctx context.Context, c comm.Communicator, inner optimizers.Interface, cfg ddp.Config) (*Optimizer, error) {
 	if _, ok := inner.(train.OptimizeWithGradients); !ok || c == nil {
 		return nil, fmt.Errorf("gomlx: new optimizer: %w: communicator %v; optimizer %T takes given gradients: %v", comm.ErrArgument, c, inner, ok)
 	}
@@ -154,7 +155,7 @@ func (o *Optimizer) step() error {
 	}
 	err := o.with(o.slots, nil, func(gradients []*runtime.Tensor) (err error) {
 		if o.sync == nil {
-			if o.sync, err = distributed.NewGradientSync(o.ctx, o.rt, o.c, gradients, o.cfg); err != nil {
+			if o.sync, err = ddp.New(o.ctx, o.rt, o.c, gradients, o.cfg); err != nil {
 				return err
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -26,13 +27,13 @@ type Solver struct {
 	ctx   context.Context // of the training: Step has none
 	inner gorgonia.Solver
 	rt    *cpu.Runtime
-	sync  *distributed.GradientSync
+	sync  *ddp.Gradients
 }
 
 // New gives all ranks rank 0's parameters, and returns a solver that averages their
 // gradients over the ranks of c as cfg says, densely unless set, and leaves the
 // update to inner. ctx ends waits for other ranks. All ranks pass the same.
-func New(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parameters gorgonia.Nodes, cfg distributed.GradientConfig) (*Solver, error) {
+func New(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parameters gorgonia.Nodes, cfg ddp.Config) (*Solver, error) {
 	s := &Solver{ctx: ctx, inner: inner, rt: cpu.New()}
 	values := make([]gorgonia.Value, len(parameters))
 	for i, p := range parameters {
@@ -40,7 +41,7 @@ func New(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parame
 	}
 	err := s.with(values, func(tensors []*runtime.Tensor) (err error) {
 		if err = distributed.BroadcastAll(ctx, c, tensors, 0); err == nil {
-			s.sync, err = distributed.NewGradientSync(ctx, s.rt, c, tensors, cfg)
+			s.sync, err = ddp.New(ctx, s.rt, c, tensors, cfg)
 		}
 		return err
 	})

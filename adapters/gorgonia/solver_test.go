@@ -15,7 +15,7 @@ import (
 	"github.com/tutti-go/tutti/adapters/gorgonia"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -99,7 +99,7 @@ func TestSameTraining(t *testing.T) {
 			got := make([][]float64, 2)
 			require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
 				r := newRegression(t, 8, float64(c.Rank()))
-				solver, err := gorgonia.New(ctx, c, inner(), r.parameters, distributed.GradientConfig{})
+				solver, err := gorgonia.New(ctx, c, inner(), r.parameters, ddp.Config{})
 				if err != nil {
 					return err
 				}
@@ -142,7 +142,7 @@ func TestWrap(t *testing.T) {
 func TestOtherParameters(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		r := newRegression(t, 8, 0)
-		solver, err := gorgonia.New(ctx, c, G.NewVanillaSolver(), r.parameters, distributed.GradientConfig{})
+		solver, err := gorgonia.New(ctx, c, G.NewVanillaSolver(), r.parameters, ddp.Config{})
 		require.NoError(t, err)
 		require.NoError(t, r.machine.RunAll())
 		assert.ErrorIs(t, solver.Step(G.NodesToValueGrads(r.parameters[:1])), comm.ErrArgument)
@@ -172,7 +172,7 @@ func BenchmarkStep(b *testing.B) {
 			require.NoError(b, local.Run(b.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 				var solver G.Solver = G.NewAdamSolver(G.WithLearnRate(math.SmallestNonzeroFloat32))
 				if wrapped {
-					s, err := gorgonia.New(ctx, c, solver, parameters, distributed.GradientConfig{})
+					s, err := gorgonia.New(ctx, c, solver, parameters, ddp.Config{})
 					if err != nil {
 						return err
 					}

@@ -23,7 +23,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -83,7 +83,7 @@ func TestKilledInStep(t *testing.T) {
 		case os.Getenv(killsVariable) == "all":
 			for at, more := 0, true; more; at++ {
 				var all sync.WaitGroup
-				reached := make([]bool, len(distributed.Patterns()))
+				reached := make([]bool, len(sparse.Patterns()))
 				for first := range reached {
 					all.Go(func() { reached[first] = run(at, first) })
 				}
@@ -190,7 +190,7 @@ func survive(world comm.Communicator, at, first int) (k kills, err error) {
 	}
 	rt := cpu.New()
 	for i, victim := range order[:len(order)-1] {
-		pattern := distributed.Patterns()[(first+i)%len(distributed.Patterns())]
+		pattern := sparse.Patterns()[(first+i)%len(sparse.Patterns())]
 		r := &mourner{ctx: ctx, rt: rt, before: comms[i], after: comms[i+1], at: at, mortal: world.Rank() == victim}
 		became, err := r.run(pattern, world.Rank())
 		if err != nil {
@@ -217,7 +217,7 @@ const mournedElements = 1500
 func (m *mourner) run(pattern string, id int) (became kills, err error) {
 	d := newDeadly(m.before)
 	// The norm is exchanged, and nothing clipped.
-	s, err := distributed.NewSparse(m.rt, d, mournedElements, distributed.Config{Pattern: pattern, Density: 0.1, ClipNorm: 1e6, Clip: distributed.ClipGlobal})
+	s, err := sparse.New(m.rt, d, mournedElements, sparse.Config{Pattern: pattern, Density: 0.1, ClipNorm: 1e6, Clip: sparse.ClipGlobal})
 	if err != nil {
 		return became, err
 	}
@@ -280,7 +280,7 @@ func (m *mourner) run(pattern string, id int) (became kills, err error) {
 		if err := s.Close(); err != nil {
 			return became, err
 		}
-		if s, err = distributed.NewSparse(m.rt, m.after, mournedElements, distributed.Config{Pattern: pattern, Density: 0.1}); err != nil {
+		if s, err = sparse.New(m.rt, m.after, mournedElements, sparse.Config{Pattern: pattern, Density: 0.1}); err != nil {
 			return became, err
 		}
 	}
@@ -302,7 +302,7 @@ func btof(b bool) float64 {
 
 // repeat makes a step on what is left. Of every element, the sum over the ranks of
 // gradient and residual before it is that of result and residual after it.
-func (m *mourner) repeat(s *distributed.Sparse, x *runtime.Tensor, given []float32) error {
+func (m *mourner) repeat(s *sparse.Reducer, x *runtime.Tensor, given []float32) error {
 	if err := s.AllReduce(m.ctx, x); err != nil {
 		return err
 	}
@@ -332,7 +332,7 @@ func (m *mourner) repeat(s *distributed.Sparse, x *runtime.Tensor, given []float
 }
 
 // state is the tensor and, of s, the residual, if there is one.
-func (m *mourner) state(s *distributed.Sparse, x *runtime.Tensor) []float32 {
+func (m *mourner) state(s *sparse.Reducer, x *runtime.Tensor) []float32 {
 	values, err := runtime.ToSlice[float32](x)
 	if err != nil {
 		panic(err)

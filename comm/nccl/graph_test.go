@@ -14,7 +14,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -111,11 +111,11 @@ func TestReplaysOfSparseSteps(t *testing.T) {
 	defer cancel()
 	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
-	for _, pattern := range distributed.Patterns() {
-		if distributed.NeedsHost(pattern) || pattern == distributed.Dense {
+	for _, pattern := range sparse.Patterns() {
+		if sparse.NeedsHost(pattern) || pattern == sparse.Dense {
 			continue
 		}
-		for name, cfg := range map[string]distributed.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
+		for name, cfg := range map[string]sparse.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
 			cfg.Pattern, cfg.Density = pattern, 0.01
 			t.Run(pattern+"/"+name, func(t *testing.T) {
 				assert.NoError(t, each(world, func(c *nccl.Comm) error { return replaySteps(ctx, c, cfg) }))
@@ -125,7 +125,7 @@ func TestReplaysOfSparseSteps(t *testing.T) {
 	require.NoError(t, each(world, (*nccl.Comm).Close))
 }
 
-func replaySteps(ctx context.Context, c *nccl.Comm, cfg distributed.Config) (err error) {
+func replaySteps(ctx context.Context, c *nccl.Comm, cfg sparse.Config) (err error) {
 	const n, warm, steps = 20_011, 3, 1000
 	rt := c.Runtime()
 	rng := rand.New(rand.NewPCG(uint64(c.Rank()), 16))
@@ -144,12 +144,12 @@ func replaySteps(ctx context.Context, c *nccl.Comm, cfg distributed.Config) (err
 	}
 	var runs [2]struct {
 		t, sum *runtime.Tensor // sum is of all results
-		s      *distributed.Sparse
+		s      *sparse.Reducer
 		graph  *cuda.Graph
 	}
 	for i := range runs {
 		u := &runs[i]
-		if u.s, err = distributed.NewSparse(rt, c, n, cfg); err != nil {
+		if u.s, err = sparse.New(rt, c, n, cfg); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, u.s.Close()) }()

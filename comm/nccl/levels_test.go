@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -41,10 +42,10 @@ func levelsOverMPI(ctx context.Context, t *testing.T, base comm.Communicator, gp
 	plain, err := distributed.JoinMesh(distributed.Line{Name: "host", Comm: split(local, host)}, distributed.Line{Name: "gpu", Comm: overMPI})
 	require.NoError(t, err)
 
-	for _, pattern := range distributed.Patterns() {
+	for _, pattern := range sparse.Patterns() {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
 			run := func(rt runtime.Runtime, mesh *distributed.Mesh) [][]byte {
-				l, err := distributed.NewLevels(rt, mesh, n, distributed.Config{Pattern: pattern, Density: 0.02})
+				l, err := sparse.NewHierarchical(rt, mesh, n, sparse.Config{Pattern: pattern, Density: 0.02})
 				require.NoError(t, err)
 				gradient, err := runtime.New(rt, dt, n)
 				require.NoError(t, err)

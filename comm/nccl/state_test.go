@@ -13,7 +13,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -23,7 +24,7 @@ import (
 func TestStateOfABranch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for _, pattern := range []string{distributed.TopkA, distributed.Gtopk, distributed.Oktopk} {
+	for _, pattern := range []string{sparse.TopkA, sparse.Gtopk, sparse.Oktopk} {
 		t.Run(pattern, func(t *testing.T) {
 			world, _ := ranks(t, 1, math.MaxInt)
 			comms := make([]comm.Communicator, len(world))
@@ -49,10 +50,10 @@ func restoreSteps(ctx context.Context, c *nccl.Comm, pattern string) (err error)
 		}
 		defer func() { err = errors.Join(err, gradients[i].Free()) }()
 	}
-	cfg := distributed.GradientConfig{Config: distributed.Config{Pattern: pattern, Density: 0.01}, BucketBytes: 1 << 16, DenseUpTo: -1}
-	var syncs [2]*distributed.GradientSync
+	cfg := ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.01}, BucketBytes: 1 << 16, DenseUpTo: -1}
+	var syncs [2]*ddp.Gradients
 	for i := range syncs {
-		if syncs[i], err = distributed.NewGradientSync(ctx, rt, c, gradients, cfg); err != nil {
+		if syncs[i], err = ddp.New(ctx, rt, c, gradients, cfg); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, syncs[i].Close()) }()
@@ -61,7 +62,7 @@ func restoreSteps(ctx context.Context, c *nccl.Comm, pattern string) (err error)
 		}
 	}
 	// step returns the results of all tensors.
-	step := func(g *distributed.GradientSync, number int) (results [][]float32, err error) {
+	step := func(g *ddp.Gradients, number int) (results [][]float32, err error) {
 		rng := rand.New(rand.NewPCG(uint64(c.Rank()), uint64(number)))
 		for i, n := range lengths {
 			values := make([]float32, n)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -19,7 +19,7 @@ import (
 // overflow, only the bits are compared.
 //
 // All ranks of r's world call it together.
-func CheckPattern(ctx context.Context, r commtest.Rank, cfg distributed.Config, n, steps int, gradient func(rank, step int) []float32) error {
+func CheckPattern(ctx context.Context, r commtest.Rank, cfg sparse.Config, n, steps int, gradient func(rank, step int) []float32) error {
 	p := newRank(ctx, &suite{}, r)
 	return p.run(func(*rank) error {
 		u, err := p.newRun(cfg.Pattern, n, dtype.F32, cfg)
@@ -52,7 +52,7 @@ func finite(x []float32) bool {
 // numbers come on top.
 func (u *run) inBudget() error {
 	stats := u.stats
-	if u.cfg.Pattern != distributed.Oktopk || stats.Dense {
+	if u.cfg.Pattern != sparse.Oktopk || stats.Dense {
 		return nil
 	}
 	bound := 6 * int64(stats.K) * int64(u.size-1) / int64(u.size)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -227,11 +228,11 @@ func testSparseMisuse(r *rank) error {
 	if err != nil {
 		return err
 	}
-	sparse, err := distributed.NewSparse(r.rt, c, 4, distributed.Config{Pattern: distributed.TopkA, Density: 0.5})
+	s, err := sparse.New(r.rt, c, 4, sparse.Config{Pattern: sparse.TopkA, Density: 0.5})
 	if err != nil {
 		return err
 	}
-	closed, err := distributed.NewSparse(r.rt, c, 4, distributed.Config{})
+	closed, err := sparse.New(r.rt, c, 4, sparse.Config{})
 	if err != nil {
 		return err
 	}
@@ -239,13 +240,13 @@ func testSparseMisuse(r *rank) error {
 		return err
 	}
 	return errors.Join(unexpected([]expectation{
-		{"type", sparse.AllReduce(ctx, f64), comm.ErrUnsupported},
-		{"length", sparse.AllReduce(ctx, m.long), runtime.ErrShape},
-		{"nil", sparse.AllReduce(ctx, nil), comm.ErrArgument},
-		{"strided", sparse.AllReduce(ctx, m.strided), runtime.ErrNotContiguous},
-		{"freed", sparse.AllReduce(ctx, m.freed), runtime.ErrFreed},
+		{"type", s.AllReduce(ctx, f64), comm.ErrUnsupported},
+		{"length", s.AllReduce(ctx, m.long), runtime.ErrShape},
+		{"nil", s.AllReduce(ctx, nil), comm.ErrArgument},
+		{"strided", s.AllReduce(ctx, m.strided), runtime.ErrNotContiguous},
+		{"freed", s.AllReduce(ctx, m.freed), runtime.ErrFreed},
 		{"closed", closed.AllReduce(ctx, m.good), comm.ErrClosed},
-	}), sparse.AllReduce(ctx, m.good), sparse.Close())
+	}), s.AllReduce(ctx, m.good), s.Close())
 }
 
 // misuse are tensors of four float32, but for one that is longer, of which all

@@ -13,7 +13,7 @@ type family struct {
 }
 
 // families are the gradients that patterns are tested with: ordinary ones, and
-// what has broken or could break a selection, a balance of regions, a reused
+// what has broken or could break a selection, a balance of partitions, a reused
 // threshold or the bookkeeping of residuals.
 var families = []family{
 	{"normal", func(g []float32, rng *rand.Rand, _, _, _ int) { normal(g, rng, 1) }},

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -15,7 +15,7 @@ import (
 // the residuals have the same bits, and so have the results, as entries, added to
 // a tensor of zeros, and written to the gradient.
 func testInPlace(r *rank, pattern string) error {
-	if pattern == distributed.Dense {
+	if pattern == sparse.Dense {
 		return nil // has no residual
 	}
 	for _, density := range []float64{0.05, 0.5, 1} {
@@ -39,7 +39,7 @@ func (r *rank) inPlace(pattern string, density float64, n int, k family) (err er
 	}
 	defer func() { err = u.close(err) }()
 	cfg.InPlace = true
-	s, err := distributed.NewSparse(r.rt, r.c, n, cfg)
+	s, err := sparse.New(r.rt, r.c, n, cfg)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (r *rank) inPlace(pattern string, density float64, n int, k family) (err er
 // it: these are its values, and only where it was picked from has the tensor changed,
 // but that a node of gtopk's tree, which oktopk has for few entries, keeps what it has
 // dropped of other ranks'.
-func (r *rank) rightPicks(s *distributed.Sparse, pattern string, before, after []float32) error {
+func (r *rank) rightPicks(s *sparse.Reducer, pattern string, before, after []float32) error {
 	list, err := s.Picks()
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func (r *rank) rightPicks(s *distributed.Sparse, pattern string, before, after [
 	if err != nil {
 		return err
 	}
-	keeps := pattern == distributed.Gtopk || pattern == distributed.Oktopk
+	keeps := pattern == sparse.Gtopk || pattern == sparse.Oktopk
 	picked := make([]bool, len(before))
 	for j, i := range idx {
 		if math.Float32bits(val[j]) != math.Float32bits(before[i]) {
@@ -124,7 +124,7 @@ func (r *rank) rightPicks(s *distributed.Sparse, pattern string, before, after [
 
 // sameResult compares what a step in place made with the result beside it, and
 // leaves dense zero, as it was.
-func (r *rank) sameResult(s *distributed.Sparse, u *run, dense *runtime.Tensor) error {
+func (r *rank) sameResult(s *sparse.Reducer, u *run, dense *runtime.Tensor) error {
 	want, err := r.read(u.t)
 	if err != nil {
 		return err

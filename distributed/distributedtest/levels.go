@@ -7,14 +7,15 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// reducer is what [distributed.Sparse] and [distributed.Levels] have in common.
+// reducer is what [sparse.Reducer] and [sparse.Hierarchical] have in common.
 type reducer interface {
 	AllReduce(ctx context.Context, t *runtime.Tensor) error
-	Stats(ctx context.Context) (distributed.StepStats, error)
+	Stats(ctx context.Context) (sparse.Stats, error)
 	Residual() (*runtime.Tensor, error)
 	Close() error
 }
@@ -31,7 +32,7 @@ func testLevels(r *rank) error {
 		if err != nil {
 			return err
 		}
-		for _, pattern := range distributed.Patterns() {
+		for _, pattern := range sparse.Patterns() {
 			for _, k := range families[:3] {
 				for _, n := range []int{0, 3, 1000} {
 					if err := r.levelsSequence(k, mesh, perHost, meter, n, often(pattern, 0.05)); err != nil {
@@ -48,13 +49,13 @@ func testLevels(r *rank) error {
 }
 
 // levelsSequence is sequence for a mesh, whose traffic meter counts.
-func (r *rank) levelsSequence(k family, mesh *distributed.Mesh, perHost int, meter *comm.Meter, n int, cfg distributed.Config) error {
+func (r *rank) levelsSequence(k family, mesh *distributed.Mesh, perHost int, meter *comm.Meter, n int, cfg sparse.Config) error {
 	label := fmt.Sprintf("%s, %s, %d ranks per host, n=%d", cfg.Pattern, k.name, perHost, n)
 	t, err := r.tensor(dtype.F32, make([]float32, n))
 	if err != nil {
 		return err
 	}
-	levels, err := distributed.NewLevels(r.rt, mesh, n, cfg)
+	levels, err := sparse.NewHierarchical(r.rt, mesh, n, cfg)
 	if err != nil {
 		return fmt.Errorf("%s: %w", label, err)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -18,23 +20,23 @@ import (
 func testGradientSync(r *rank) error {
 	for _, k := range []struct {
 		name   string
-		cfg    distributed.GradientConfig
+		cfg    ddp.Config
 		sparse bool
 	}{
 		{name: "one bucket"},
-		{name: "small buckets", cfg: distributed.GradientConfig{BucketBytes: 3000}},
-		{name: "each its own", cfg: distributed.GradientConfig{BucketBytes: 1}},
-		{name: "sums", cfg: distributed.GradientConfig{BucketBytes: 3000, Sum: true}},
-		{name: "sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often(distributed.Oktopk, 0.9), DenseUpTo: -1}, sparse: true},
-		{name: "large ones sparse", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: often(distributed.Oktopk, 0.9), DenseUpTo: 400}, sparse: true},
-		{name: "mixed", cfg: distributed.GradientConfig{BucketBytes: 3000, PerBucket: func(bucket, _ int) distributed.Config {
-			return often(distributed.Patterns()[bucket%10], 1)
+		{name: "small buckets", cfg: ddp.Config{BucketBytes: 3000}},
+		{name: "each its own", cfg: ddp.Config{BucketBytes: 1}},
+		{name: "sums", cfg: ddp.Config{BucketBytes: 3000, Sum: true}},
+		{name: "sparse", cfg: ddp.Config{BucketBytes: 3000, Config: often(sparse.Oktopk, 0.9), DenseUpTo: -1}, sparse: true},
+		{name: "large ones sparse", cfg: ddp.Config{BucketBytes: 3000, Config: often(sparse.Oktopk, 0.9), DenseUpTo: 400}, sparse: true},
+		{name: "mixed", cfg: ddp.Config{BucketBytes: 3000, PerBucket: func(bucket, _ int) sparse.Config {
+			return often(sparse.Patterns()[bucket%10], 1)
 		}}, sparse: true},
-		{name: "in the buckets", cfg: distributed.GradientConfig{BucketBytes: 3000, BucketViews: true}},
-		{name: "sparse, in the buckets", cfg: distributed.GradientConfig{BucketBytes: 3000, BucketViews: true, Config: often("oktopk", 0.9)}, sparse: true},
-		{name: "mixed, no undo", cfg: distributed.GradientConfig{BucketBytes: 3000, Config: distributed.Config{NoUndo: true},
-			PerBucket: func(bucket, _ int) distributed.Config {
-				c := often(distributed.Patterns()[(bucket+5)%10], 1)
+		{name: "in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true}},
+		{name: "sparse, in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true, Config: often("oktopk", 0.9)}, sparse: true},
+		{name: "mixed, no undo", cfg: ddp.Config{BucketBytes: 3000, Config: sparse.Config{NoUndo: true},
+			PerBucket: func(bucket, _ int) sparse.Config {
+				c := often(sparse.Patterns()[(bucket+5)%10], 1)
 				c.NoUndo = true
 				return c
 			}}, sparse: true},
@@ -51,7 +53,7 @@ func testGradientSync(r *rank) error {
 
 // trainSteps runs steps and compares the averages with a float64 reference.
 // All configurations send everything, so that they are exact.
-func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
+func (r *rank) trainSteps(cfg ddp.Config) error {
 	lengths := []int{500, 10, 0, 300, 400, 1, 700}
 	types := []dtype.DType{dtype.F32, dtype.F32, dtype.F32, dtype.BF16, dtype.F32, dtype.F32, dtype.F32}
 	var sets [2][]*runtime.Tensor // gradients move from step to step
@@ -64,12 +66,12 @@ func (r *rank) trainSteps(cfg distributed.GradientConfig) error {
 			sets[s] = append(sets[s], t)
 		}
 	}
-	g, err := distributed.NewGradientSync(r.ctx, r.rt, r.c, sets[0], cfg)
+	g, err := ddp.New(r.ctx, r.rt, r.c, sets[0], cfg)
 	if err != nil {
 		return err
 	}
 	if cfg.BucketViews {
-		sets[0], sets[1] = g.Gradients(), g.Gradients()
+		sets[0], sets[1] = g.Views(), g.Views()
 	}
 	for step := range 5 {
 		params := slices.Clone(sets[step%2])
@@ -160,15 +162,15 @@ func testGradientMisuse(r *rank) error {
 		return err
 	}
 	r.live = append(r.live, i32)
-	g, err := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{})
+	g, err := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{})
 	if err != nil {
 		return err
 	}
-	_, nilGradient := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a, nil}, distributed.GradientConfig{})
-	_, integers := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{i32}, distributed.GradientConfig{})
-	_, bytes := distributed.NewGradientSync(r.ctx, r.rt, r.c, nil, distributed.GradientConfig{BucketBytes: -1})
-	_, sum := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Sum: true, Config: distributed.Config{ClipNorm: 1}})
-	_, pattern := distributed.NewGradientSync(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, distributed.GradientConfig{Config: distributed.Config{Pattern: "none"}})
+	_, nilGradient := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a, nil}, ddp.Config{})
+	_, integers := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{i32}, ddp.Config{})
+	_, bytes := ddp.New(r.ctx, r.rt, r.c, nil, ddp.Config{BucketBytes: -1})
+	_, sum := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{Sum: true, Config: sparse.Config{ClipNorm: 1}})
+	_, pattern := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{Config: sparse.Config{Pattern: "none"}})
 	long, err := r.tensor(dtype.F32, make([]float32, 5))
 	if err != nil {
 		return err

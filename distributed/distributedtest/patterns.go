@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -32,9 +32,9 @@ func patternCases() []testCase {
 		{name: "InPlace", body: testInPlace},
 	}
 	var cases []testCase
-	for _, pattern := range distributed.Patterns() {
+	for _, pattern := range sparse.Patterns() {
 		for _, b := range bodies {
-			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: b.sparse || pattern != distributed.Dense,
+			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: b.sparse || pattern != sparse.Dense,
 				body: func(r *rank) error { return b.body(r, pattern) }})
 		}
 	}
@@ -46,12 +46,12 @@ func patternCases() []testCase {
 type run struct {
 	*rank
 	label  string
-	cfg    distributed.Config
+	cfg    sparse.Config
 	sparse reducer
 	meter  *comm.Meter
 	t      *runtime.Tensor
 	result []float32
-	stats  distributed.StepStats // of the last step
+	stats  sparse.Stats // of the last step
 
 	// The residual is that of t's elements from here on, and an element of it
 	// stands for so many ranks' gradients.
@@ -62,18 +62,18 @@ type run struct {
 }
 
 // newRun makes a Sparse for n elements of type dt.
-func (r *rank) newRun(label string, n int, dt dtype.DType, cfg distributed.Config) (*run, error) {
+func (r *rank) newRun(label string, n int, dt dtype.DType, cfg sparse.Config) (*run, error) {
 	label = fmt.Sprintf("%s, %v, n=%d, density %v", label, dt, n, cfg.Density)
 	t, err := r.tensor(dt, make([]float32, n))
 	if err != nil {
 		return nil, err
 	}
 	meter := comm.NewMeter(r.c)
-	sparse, err := distributed.NewSparse(r.rt, meter, n, cfg)
+	s, err := sparse.New(r.rt, meter, n, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", label, err)
 	}
-	return &run{rank: r, label: label, cfg: cfg, sparse: sparse, meter: meter, t: t, weight: 1}, nil
+	return &run{rank: r, label: label, cfg: cfg, sparse: s, meter: meter, t: t, weight: 1}, nil
 }
 
 // close ends a run and adds its label to err.
@@ -117,7 +117,7 @@ func (u *run) residual() ([]float32, error) {
 
 // mayBeDense reports whether the backend may add up, without a residual.
 func (u *run) mayBeDense() bool {
-	return u.cfg.Pattern == distributed.Dense || u.cfg.Pattern == distributed.Auto
+	return u.cfg.Pattern == sparse.Dense || u.cfg.Pattern == sparse.Auto
 }
 
 // step runs one step and checks everything that holds for finite gradients:
@@ -234,14 +234,14 @@ func (u *run) conserved(before, gradient []float32) error {
 // over size ranks: each input, and each sum on its way.
 func halfRoundings(size int) float64 { return float64(size + 1) }
 
-// often is a configuration in which thresholds and regions are computed anew,
+// often is a configuration in which thresholds and partitions are computed anew,
 // and reused, within a few steps.
-func often(pattern string, density float64) distributed.Config {
-	return distributed.Config{Pattern: pattern, Density: density, ThresholdInterval: 3, RebalanceInterval: 4}
+func often(pattern string, density float64) sparse.Config {
+	return sparse.Config{Pattern: pattern, Density: density, ThresholdInterval: 3, RebalanceInterval: 4}
 }
 
 // sequence runs steps of a family of gradients.
-func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg distributed.Config) error {
+func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg sparse.Config) error {
 	u, err := r.newRun(k.name, n, dt, cfg)
 	if err != nil {
 		return err
@@ -279,12 +279,12 @@ func testConservation(r *rank, pattern string) error {
 func testAuto(r *rank) error {
 	for _, k := range families[:3] {
 		for _, n := range []int{0, 3, 1000, r.large()} {
-			if err := r.sequence(k, n, 4, dtype.F32, often(distributed.Auto, 0.02)); err != nil {
+			if err := r.sequence(k, n, 4, dtype.F32, often(sparse.Auto, 0.02)); err != nil {
 				return err
 			}
 		}
 	}
-	return r.sequence(families[0], 1000, 4, dtype.F16, often(distributed.Auto, 0.1))
+	return r.sequence(families[0], 1000, 4, dtype.F16, often(sparse.Auto, 0.1))
 }
 
 // large is the length of tensors that every part of a pattern has work with.
@@ -327,12 +327,12 @@ func testNoFeedback(r *rank, pattern string) error {
 		return u.close(err)
 	}
 	first := slices.Clone(u.result)
-	// Regions are balanced in the first step only, and which entries are cut
-	// depends on regions: compare without cuts.
+	// Partitions are balanced in the first step only, and which entries are cut
+	// depends on partitions: compare without cuts.
 	if err := u.step(g); err != nil {
 		return u.close(err)
 	}
-	if pattern != distributed.Oktopk && !slices.Equal(first, u.result) {
+	if pattern != sparse.Oktopk && !slices.Equal(first, u.result) {
 		return u.close(errors.New("the second step with the same gradient has another result"))
 	}
 	return u.close(nil)
@@ -391,7 +391,7 @@ func testHalfTypes(r *rank, pattern string) error {
 // sees them in the same step, at their place and nowhere else, and later steps
 // are clean again.
 func testSpecial(r *rank, pattern string) error {
-	for _, policy := range []distributed.OverflowPolicy{distributed.OverflowPass, distributed.OverflowDrop} {
+	for _, policy := range []sparse.NonFinitePolicy{sparse.PassNonFinite, sparse.SkipNonFinite} {
 		if err := special(r, pattern, policy); err != nil {
 			return err
 		}
@@ -399,10 +399,10 @@ func testSpecial(r *rank, pattern string) error {
 	return nil
 }
 
-func special(r *rank, pattern string, policy distributed.OverflowPolicy) error {
+func special(r *rank, pattern string, policy sparse.NonFinitePolicy) error {
 	const n, nan, inf = 3000, 17, 2900
 	cfg := often(pattern, 0.1)
-	cfg.Overflow = policy
+	cfg.NonFinite = policy
 	u, err := r.newRun("special", n, dtype.F32, cfg)
 	if err != nil {
 		return err
@@ -430,7 +430,7 @@ func special(r *rank, pattern string, policy distributed.OverflowPolicy) error {
 		if err != nil {
 			return u.close(err)
 		}
-		drops := special && policy == distributed.OverflowDrop
+		drops := special && policy == sparse.SkipNonFinite
 		if stats.Skipped != drops {
 			return u.close(fmt.Errorf("step %d: Skipped is %v, want %v", step, stats.Skipped, drops))
 		}
@@ -467,7 +467,7 @@ func special(r *rank, pattern string, policy distributed.OverflowPolicy) error {
 func testSchedule(r *rank, pattern string) error {
 	const n = 2000
 	cfg := often(pattern, 0.01)
-	cfg.Schedule = distributed.Schedule{WarmupSteps: 2, Densities: []float64{0.25, 0}, StepsPerEpoch: 2}
+	cfg.Schedule = sparse.Schedule{WarmupSteps: 2, Densities: []float64{0.25, 0}, StepsPerEpoch: 2}
 	u, err := r.newRun("schedule", n, dtype.F32, cfg)
 	if err != nil {
 		return err
@@ -478,10 +478,10 @@ func testSchedule(r *rank, pattern string) error {
 			return u.close(err)
 		}
 		stats := u.stats
-		if pattern == distributed.Dense {
+		if pattern == sparse.Dense {
 			k = n
 		}
-		if stats.Step != step || stats.K != k || stats.Dense != (step < 2 || pattern == distributed.Dense) {
+		if stats.Step != step || stats.K != k || stats.Dense != (step < 2 || pattern == sparse.Dense) {
 			return u.close(fmt.Errorf("step %d: stats %+v, want k %d", step, stats, k))
 		}
 		if k == 0 && stats.SentElements != 0 {
@@ -493,9 +493,9 @@ func testSchedule(r *rank, pattern string) error {
 
 // testClipping checks the norm of what goes into result and residual.
 func testClipping(r *rank, pattern string) error {
-	for _, mode := range []distributed.ClipMode{distributed.ClipLocal, distributed.ClipGlobal} {
+	for _, mode := range []sparse.ClipMode{sparse.ClipLocal, sparse.ClipGlobal} {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
-			if pattern == distributed.Dense && dt == dtype.BF16 {
+			if pattern == sparse.Dense && dt == dtype.BF16 {
 				continue // there, clipped gradients are rounded before they are summed
 			}
 			cfg := often(pattern, 0.1)
@@ -534,7 +534,7 @@ func (u *run) clip() error {
 		norms[u.rank.rank] += float64(x) * float64(x)
 	}
 	factor := min(1, u.cfg.ClipNorm/math.Sqrt(float64(u.size)*norms[u.rank.rank]))
-	if u.cfg.Clip == distributed.ClipGlobal {
+	if u.cfg.Clip == sparse.ClipGlobal {
 		if err := u.sum(norms); err != nil {
 			return err
 		}
@@ -565,7 +565,7 @@ func testVolume(r *rank) error {
 	}
 	for _, k := range families {
 		for _, s := range shapes {
-			if err := r.sequence(k, s.n, 7, dtype.F32, often(distributed.Oktopk, s.density)); err != nil {
+			if err := r.sequence(k, s.n, 7, dtype.F32, often(sparse.Oktopk, s.density)); err != nil {
 				return err
 			}
 		}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -92,11 +94,11 @@ func testMany(r *rank) error {
 
 // testTraining has ranks with fewer and fewer batches, each of three passes.
 func testTraining(r *rank) error {
-	for _, cfg := range []distributed.GradientConfig{
+	for _, cfg := range []ddp.Config{
 		{},
 		{Rebuild: true, BucketBytes: 5000, FirstBucketBytes: 100},
 		{Wire: dtype.BF16},
-		{Config: distributed.Config{Pattern: distributed.TopkA, Density: 1}},
+		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}},
 	} {
 		cfg.Uneven = true
 		if err := r.unevenEpochs(cfg); err != nil {
@@ -106,7 +108,7 @@ func testTraining(r *rank) error {
 	return nil
 }
 
-func (r *rank) unevenEpochs(cfg distributed.GradientConfig) error {
+func (r *rank) unevenEpochs(cfg ddp.Config) error {
 	var gradients []*runtime.Tensor
 	for _, n := range []int{1, 3000, 40, 0} {
 		t, err := r.tensor(dtype.F32, make([]float32, n))
@@ -115,7 +117,7 @@ func (r *rank) unevenEpochs(cfg distributed.GradientConfig) error {
 		}
 		gradients = append(gradients, t)
 	}
-	g, err := distributed.NewGradientSync(r.ctx, r.rt, r.c, gradients, cfg)
+	g, err := ddp.New(r.ctx, r.rt, r.c, gradients, cfg)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -24,7 +25,7 @@ type checkpoint struct {
 }
 
 // save gathers the states of the ranks on rank 0, which writes the file.
-func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, epoch int, parameters []float32, exchange *distributed.Sparse) error {
+func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, epoch int, parameters []float32, exchange *sparse.Reducer) error {
 	if s.checkpoint == "" {
 		return nil
 	}
@@ -49,7 +50,7 @@ func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settin
 
 // resume reads the file on rank 0, gives all ranks what is theirs, and returns the
 // epoch to go on with: 0 if there is no file.
-func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, parameters []float32, exchange *distributed.Sparse) (int, error) {
+func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, parameters []float32, exchange *sparse.Reducer) (int, error) {
 	if s.checkpoint == "" {
 		return 0, nil
 	}
@@ -70,7 +71,7 @@ func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s sett
 	}
 	copy(parameters, all.Parameters)
 	var mine [][]byte
-	for _, rank := range distributed.RestoreRanks(len(all.Ranks), c.WorldSize(), c.Rank()) {
+	for _, rank := range sparse.RestoreRanks(len(all.Ranks), c.WorldSize(), c.Rank()) {
 		mine = append(mine, all.Ranks[rank])
 	}
 	return all.Epoch, exchange.Restore(ctx, mine...)

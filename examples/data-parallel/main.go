@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -39,7 +40,7 @@ type settings struct {
 }
 
 func main() {
-	s := settings{batch: 16, learningRate: 0.1, momentum: 0.9, pattern: distributed.Dense}
+	s := settings{batch: 16, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
 	backend := flag.String("backend", "local", "local, or mpi under mpirun")
 	ranks := flag.Int("ranks", 4, "ranks of the local backend")
 	flag.IntVar(&s.epochs, "epochs", 10, "how often to see all images")
@@ -47,7 +48,7 @@ func main() {
 	flag.StringVar(&s.checkpoint, "checkpoint", "", "`file` to go on from, and to write after each epoch")
 	flag.Parse()
 	if s.density < 1 {
-		s.pattern = distributed.Oktopk
+		s.pattern = sparse.Oktopk
 	}
 	body := func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
@@ -109,7 +110,7 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, s settings
 		defer t.Free()
 		tensors = append(tensors, t)
 	}
-	exchange, err := distributed.NewSparse(rt, meter, len(update), distributed.Config{Pattern: s.pattern, Density: s.density, Momentum: s.momentum})
+	exchange, err := sparse.New(rt, meter, len(update), sparse.Config{Pattern: s.pattern, Density: s.density, Momentum: s.momentum})
 	if err != nil {
 		return result{}, err
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -33,7 +33,7 @@ func run(t *testing.T, ranks int, s settings) result {
 // TestResume: a run that is interrupted after some epochs, and resumed, ends with
 // the bits of one that is not, also where ranks have something left to send.
 func TestResume(t *testing.T) {
-	for pattern, accuracy := range map[string]float64{distributed.Dense: 0.95, distributed.Oktopk: 0.9} {
+	for pattern, accuracy := range map[string]float64{sparse.Dense: 0.95, sparse.Oktopk: 0.9} {
 		s := settings{epochs: 10, batch: 16, learningRate: 0.1, momentum: 0.9, pattern: pattern, density: 0.1}
 		through := run(t, 3, s)
 		assert.Greater(t, through.accuracy, accuracy, pattern)
@@ -56,7 +56,7 @@ func TestResume(t *testing.T) {
 // TestMoreRanks: the same batches on more ranks are the same training, but for
 // rounding.
 func TestMoreRanks(t *testing.T) {
-	s := settings{epochs: 5, batch: 48, learningRate: 0.1, momentum: 0.9, pattern: distributed.Dense}
+	s := settings{epochs: 5, batch: 48, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
 	one := run(t, 1, s)
 	s.batch = 16
 	three := run(t, 3, s)

@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -85,11 +85,11 @@ func compare(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error
 	print("%-30s %24s %24s\n", "", "elements sent per step", "error of the sum so far")
 	for _, run := range []struct {
 		label string
-		cfg   distributed.Config
+		cfg   sparse.Config
 	}{
-		{"dense", distributed.Config{}},
-		{"oktopk, 5 %", distributed.Config{Pattern: distributed.Oktopk, Density: 0.05}},
-		{"oktopk, 5 %, no feedback", distributed.Config{Pattern: distributed.Oktopk, Density: 0.05, NoErrorFeedback: true}},
+		{"dense", sparse.Config{}},
+		{"oktopk, 5 %", sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}},
+		{"oktopk, 5 %, no feedback", sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NoErrorFeedback: true}},
 	} {
 		sent, deviation, err := train(ctx, rt, c, run.cfg)
 		if err != nil {
@@ -103,8 +103,8 @@ func compare(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error
 // train adds up the averaged gradients of all steps, as an optimizer does, and
 // compares the sum with the exact one. It returns how many elements this rank
 // sent and how far the sum is off, relative to its norm.
-func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg distributed.Config) (sent int64, deviation float64, err error) {
-	sparse, err := distributed.NewSparse(rt, c, elements, cfg)
+func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg sparse.Config) (sent int64, deviation float64, err error) {
+	sparse, err := sparse.New(rt, c, elements, cfg)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/distributed"
+	topk "github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime"
@@ -46,14 +46,14 @@ func TestStepsOfPatterns(t *testing.T) {
 	}
 	f := openStandIn(t)
 	const ranks, n, rounds, steps = 2, 4096, 5, 3
-	for _, pattern := range distributed.Patterns() {
-		for name, cfg := range map[string]distributed.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
-			if cfg.InPlace && pattern == distributed.Dense || race.Enabled && cfg.NoUndo {
+	for _, pattern := range topk.Patterns() {
+		for name, cfg := range map[string]topk.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
+			if cfg.InPlace && pattern == topk.Dense || race.Enabled && cfg.NoUndo {
 				continue
 			}
 			cfg.Pattern, cfg.Density = pattern, 0.02
 			warm := 40
-			if distributed.NeedsHost(pattern) {
+			if topk.NeedsHost(pattern) {
 				warm = 100 // its memory grows to the longest list
 			}
 			t.Run(pattern+"/"+name, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestStepsOfPatterns(t *testing.T) {
 					}
 					defer func() { err = errors.Join(err, rt.Close()) }()
 					meter := comm.NewMeter(overHost{c, ctx})
-					s, err := distributed.NewSparse(rt, meter, n, cfg)
+					s, err := topk.New(rt, meter, n, cfg)
 					if err != nil {
 						return err
 					}
@@ -126,7 +126,7 @@ func TestStepsOfPatterns(t *testing.T) {
 					}
 					stats, err := s.Stats(ctx)
 					assert.Positive(t, stats.PickedLocal, "the kernels ran")
-					if err != nil || distributed.NeedsHost(pattern) {
+					if err != nil || topk.NeedsHost(pattern) {
 						return err
 					}
 					// Collectives of the host are made at once here: on what is there.

@@ -19,7 +19,7 @@ import (
 	tutti "github.com/tutti-go/tutti/adapters/cu"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -167,7 +167,7 @@ func (g *gpu) train(ctx context.Context, c comm.Communicator, rt *cuda.Runtime) 
 		return err
 	}
 	all := []*runtime.Tensor{gradient}
-	sync, err := distributed.NewGradientSync(ctx, rt, c, all, distributed.GradientConfig{})
+	sync, err := ddp.New(ctx, rt, c, all, ddp.Config{})
 	if err != nil {
 		return err
 	}

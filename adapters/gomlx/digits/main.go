@@ -27,6 +27,8 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 )
 
@@ -37,9 +39,9 @@ func main() {
 	accumulate := flag.Int("accumulate", 1, "batches whose gradients are accumulated in a step")
 	density := flag.Float64("density", 1, "share of the gradient's entries that is sent; below 1 by topkA")
 	flag.Parse()
-	cfg := distributed.GradientConfig{}
+	cfg := ddp.Config{}
 	if *density < 1 {
-		cfg.Config = distributed.Config{Pattern: distributed.TopkA, Density: *density}
+		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}
 	}
 	body := func(ctx context.Context, c comm.Communicator) error {
 		return run(ctx, c, *epochs, *accumulate, cfg)
@@ -56,7 +58,7 @@ func main() {
 }
 
 // run is one rank.
-func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg distributed.GradientConfig) error {
+func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg ddp.Config) error {
 	backend, err := backends.NewWithConfig("go")
 	if err != nil {
 		return err

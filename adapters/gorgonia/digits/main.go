@@ -20,6 +20,8 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 )
 
@@ -29,9 +31,9 @@ func main() {
 	epochs := flag.Int("epochs", 4, "how often to see all images")
 	density := flag.Float64("density", 1, "share of the gradient's entries that is sent; below 1 by topkA")
 	flag.Parse()
-	cfg := distributed.GradientConfig{}
+	cfg := ddp.Config{}
 	if *density < 1 {
-		cfg.Config = distributed.Config{Pattern: distributed.TopkA, Density: *density}
+		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}
 	}
 	body := func(ctx context.Context, c comm.Communicator) error { return run(ctx, c, *epochs, cfg) }
 	var err error
@@ -48,7 +50,7 @@ func main() {
 const batch = 16 // images of a rank in a step
 
 // run is one rank.
-func run(ctx context.Context, c comm.Communicator, epochs int, cfg distributed.GradientConfig) error {
+func run(ctx context.Context, c comm.Communicator, epochs int, cfg ddp.Config) error {
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return err

@@ -7,23 +7,24 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 )
 
 // Reducer averages a gradient over the ranks, step after step: with a pattern
 // between all of them, or densely within hosts and with the pattern between these.
 type Reducer struct {
-	sparse
+	steps
 	last   comm.Communicator // of a step
 	mesh   *distributed.Mesh // of hosts, nil: there are none
 	from   int               // where the residual begins
 	weight float32           // how many ranks' gradients it is the average of
 }
 
-// sparse is what [distributed.Sparse] and [distributed.Levels] have in common.
-type sparse interface {
+// steps is what [sparse.Reducer] and [sparse.Hierarchical] have in common.
+type steps interface {
 	AllReduce(ctx context.Context, t *runtime.Tensor) error
-	Stats(ctx context.Context) (distributed.StepStats, error)
+	Stats(ctx context.Context) (sparse.Stats, error)
 	Residual() (*runtime.Tensor, error)
 	Close() error
 }
@@ -31,10 +32,10 @@ type sparse interface {
 // NewReducer prepares the reduction of n elements of a rank's memory. hosts is on
 // how many hosts the ranks are, equally many on each and one host after the other;
 // 0 makes no difference between ranks. It is collective if there are hosts.
-func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg distributed.Config) (*Reducer, error) {
+func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg sparse.Config) (*Reducer, error) {
 	if hosts == 0 {
-		s, err := distributed.NewSparse(r.Runtime, r.Comm, n, cfg)
-		return &Reducer{sparse: s, last: r.Comm, weight: 1}, err
+		s, err := sparse.New(r.Runtime, r.Comm, n, cfg)
+		return &Reducer{steps: s, last: r.Comm, weight: 1}, err
 	}
 	ranks := r.Comm.WorldSize()
 	if ranks%hosts != 0 {
@@ -51,17 +52,17 @@ func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg d
 	if err != nil {
 		return nil, errors.Join(err, mesh.Close())
 	}
-	levels, err := distributed.NewLevels(r.Runtime, mesh, n, cfg)
+	levels, err := sparse.NewHierarchical(r.Runtime, mesh, n, cfg)
 	if err != nil {
 		return nil, errors.Join(err, mesh.Close())
 	}
 	from, _ := levels.Share()
-	return &Reducer{sparse: levels, last: last, mesh: mesh, from: from, weight: float32(ranks / hosts)}, nil
+	return &Reducer{steps: levels, last: last, mesh: mesh, from: from, weight: float32(ranks / hosts)}, nil
 }
 
 // Sparse is what reduces, if there are no hosts.
-func (r *Reducer) Sparse() (*distributed.Sparse, bool) {
-	s, ok := r.sparse.(*distributed.Sparse)
+func (r *Reducer) Sparse() (*sparse.Reducer, bool) {
+	s, ok := r.steps.(*sparse.Reducer)
 	return s, ok
 }
 
@@ -89,7 +90,7 @@ func (r *Reducer) Pending(n int) ([]float32, error) {
 
 // Close frees what NewReducer made.
 func (r *Reducer) Close() error {
-	err := r.sparse.Close()
+	err := r.steps.Close()
 	if r.mesh != nil {
 		err = errors.Join(err, r.mesh.Close())
 	}

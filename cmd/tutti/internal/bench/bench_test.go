@@ -17,7 +17,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -200,7 +200,7 @@ func TestInTurns(t *testing.T) {
 }
 
 func TestSparseKeepsItsPromises(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Verify: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Verify: true}
 	var results, inTurns []SparseResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 		turns := cfg
@@ -236,7 +236,7 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 
 func TestSparseOf16Bits(t *testing.T) {
 	for _, dt := range []dtype.DType{dtype.F16, dtype.BF16} {
-		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Sizes: []int{2, 20_000}, Repeats: quick, Verify: true}
+		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: sparse.Patterns(), Densities: []float64{0.02}, Sizes: []int{2, 20_000}, Repeats: quick, Verify: true}
 		var results []SparseResult
 		onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 			return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
@@ -255,7 +255,7 @@ func TestSparseOf16Bits(t *testing.T) {
 
 // With hosts, the pattern is between them, and nothing gets lost either.
 func TestSparseBetweenHosts(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: distributed.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Verify: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Verify: true}
 	var results []SparseResult
 	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
 		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
@@ -291,7 +291,7 @@ func TestGradientsAloneStayApart(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		s, err := newSparseRun(ctx, r, cfg, random, gradient, distributed.TopkA, 0.1)
+		s, err := newSparseRun(ctx, r, cfg, random, gradient, sparse.TopkA, 0.1)
 		if err != nil {
 			return err
 		}
@@ -337,14 +337,14 @@ func TestConfigNamesBadSettings(t *testing.T) {
 func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 	const huge = 1 << 52
 	cfg := Config{Collective: "alltoall", Backend: "local", Sizes: []int{8, huge}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick}
-	sparse := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: []string{distributed.Dense}, Densities: []float64{1}, Sizes: []int{8, huge}, Repeats: quick}
+	steps := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: []string{sparse.Dense}, Densities: []float64{1}, Sizes: []int{8, huge}, Repeats: quick}
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 		err := runAlone(ctx, r, cfg, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 16777216.0 GiB, this machine has")
 		assert.ErrorAs(t, err, new(*backend.OptionError))
-		err = RunSparse(ctx, r, sparse, nil)
+		err = RunSparse(ctx, r, steps, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 25165824.0 GiB")
-		buckets := BucketsConfig{Backend: "local", Patterns: []string{distributed.Dense}, Density: 1, Buckets: 8, Bytes: 1 << 60, Rounds: 1}
+		buckets := BucketsConfig{Backend: "local", Patterns: []string{sparse.Dense}, Density: 1, Buckets: 8, Bytes: 1 << 60, Rounds: 1}
 		err = RunBuckets(ctx, r, buckets, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 53687091200.0 GiB", "more bytes than an int counts")
 		r.HostRanks = 0
@@ -402,7 +402,7 @@ func TestNumbers(t *testing.T) {
 }
 
 func TestBuckets(t *testing.T) {
-	cfg := BucketsConfig{Backend: "local", Patterns: []string{distributed.Dense, distributed.Oktopk, distributed.Auto}, Density: 0.02,
+	cfg := BucketsConfig{Backend: "local", Patterns: []string{sparse.Dense, sparse.Oktopk, sparse.Auto}, Density: 0.02,
 		Buckets: 3, Bytes: 40_000, Backward: time.Millisecond, Rounds: 2}
 	var results []BucketsResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {

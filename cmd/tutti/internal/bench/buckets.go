@@ -10,13 +10,14 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
 // BucketsConfig is what to measure of gradients that travel behind a backward pass:
-// one of float32 in each bucket of a [distributed.GradientSync].
+// one of float32 in each bucket of a [ddp.Gradients].
 type BucketsConfig struct {
 	// Backend is the name that results carry.
 	Backend string
@@ -95,7 +96,7 @@ type bucketsRun struct {
 	cfg       BucketsConfig
 	random    []float32
 	gradients []*runtime.Tensor
-	sync      *distributed.GradientSync
+	sync      *ddp.Gradients
 }
 
 func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, pattern string) (_ BucketsResult, err error) {
@@ -113,9 +114,9 @@ func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, patt
 		}
 		b.gradients = append(b.gradients, t)
 	}
-	b.sync, err = distributed.NewGradientSync(ctx, r.Runtime, r.Comm, b.gradients, distributed.GradientConfig{
+	b.sync, err = ddp.New(ctx, r.Runtime, r.Comm, b.gradients, ddp.Config{
 		BucketBytes: 1, // so each gradient is a bucket
-		Config:      distributed.Config{Pattern: pattern, Density: cfg.Density},
+		Config:      sparse.Config{Pattern: pattern, Density: cfg.Density},
 	})
 	if err != nil {
 		return BucketsResult{}, err
@@ -138,7 +139,7 @@ func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, patt
 		After:    significant(median.Of(after) * 1e6), Behind: significant(median.Of(behind) * 1e6),
 	}
 	result.Hidden = significant((result.After - result.Behind) / (result.After - result.Backward))
-	if pattern == distributed.Auto {
+	if pattern == sparse.Auto {
 		result.Chosen = b.sync.Patterns()
 	}
 	return result, nil

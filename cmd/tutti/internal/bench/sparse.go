@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/settled"
 	"github.com/tutti-go/tutti/runtime"
@@ -49,7 +50,7 @@ type SparseConfig struct {
 	Graph bool
 	// InPlace: gradients are added to the tensor, which is the residual, and the
 	// result is left as entries; NoUndo: steps are no transactions. Both are those of
-	// [distributed.Config], of sparse patterns.
+	// [sparse.Config], of sparse patterns.
 	InPlace, NoUndo bool
 }
 
@@ -168,7 +169,7 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 	for i, density := range cfg.Densities {
 		for patterns := range slices.Chunk(cfg.Patterns, cfg.together()) {
 			if i > 0 {
-				patterns = slices.DeleteFunc(slices.Clone(patterns), func(p string) bool { return p == distributed.Dense })
+				patterns = slices.DeleteFunc(slices.Clone(patterns), func(p string) bool { return p == sparse.Dense })
 			}
 			if err := measureSparse(ctx, r, cfg, random, patterns, density, n, report); err != nil {
 				return err
@@ -224,7 +225,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 		if err := s.settle(ctx, density); err != nil {
 			return aboutPattern(pattern, n, err)
 		}
-		if cfg.Graph && !distributed.NeedsHost(pattern) {
+		if cfg.Graph && !sparse.NeedsHost(pattern) {
 			if err := s.capture(ctx); err != nil {
 				return aboutPattern(pattern, n, err)
 			}
@@ -304,7 +305,7 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 	if stats.Choice != nil {
 		result.Chosen = stats.Choice.Pattern
 	}
-	if s.pattern == distributed.Dense || result.Chosen == distributed.Dense {
+	if s.pattern == sparse.Dense || result.Chosen == sparse.Dense {
 		result.Density = 1
 	}
 	result.setTime(median.Of(seconds), 2*(p-1)/p)
@@ -326,7 +327,7 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 // newSparseRun makes the reduction of one rank, and in place its tensors.
 func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random, gradient *runtime.Tensor, pattern string, density float64) (_ *sparseRun, err error) {
 	n := gradient.Len()
-	s := &sparseRun{Rank: r, random: random, tensor: gradient, pattern: pattern, hosts: cfg.Hosts, inPlace: cfg.InPlace && pattern != distributed.Dense}
+	s := &sparseRun{Rank: r, random: random, tensor: gradient, pattern: pattern, hosts: cfg.Hosts, inPlace: cfg.InPlace && pattern != sparse.Dense}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -340,15 +341,15 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random,
 			return nil, err
 		}
 	}
-	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{Pattern: pattern, Density: density,
-		InPlace: s.inPlace, NoUndo: s.inPlace || cfg.NoUndo || pattern == distributed.Dense}) // what others are compared with is an allreduce and no more
+	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, sparse.Config{Pattern: pattern, Density: density,
+		InPlace: s.inPlace, NoUndo: s.inPlace || cfg.NoUndo || pattern == sparse.Dense}) // what others are compared with is an allreduce and no more
 	return s, err
 }
 
 // settle makes the residual what it is after many steps.
 func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	pattern, ranks := s.pattern, s.Comm.WorldSize()
-	if pattern == distributed.Auto { // which it chooses in the first step
+	if pattern == sparse.Auto { // which it chooses in the first step
 		if _, err := s.round(ctx, 1); err != nil {
 			return err
 		}
@@ -358,7 +359,7 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 		}
 		pattern = stats.Choice.Pattern
 	}
-	if pattern == distributed.Dense {
+	if pattern == sparse.Dense {
 		return nil
 	}
 	residual, between := s.tensor, cmp.Or(s.hosts, ranks)
@@ -370,7 +371,7 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	}
 	n := residual.Len()
 	interval := float64(n) / max(1, math.Round(density*float64(n)))
-	if pattern == distributed.TopkA2 || pattern == distributed.Oktopk { // k entries of all ranks together are sent
+	if pattern == sparse.TopkA2 || pattern == sparse.Oktopk { // k entries of all ranks together are sent
 		interval *= float64(between)
 	}
 	values := make([]float32, min(n, 1<<16))
@@ -487,12 +488,12 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 // parts measures the parts of a few steps on a device.
 func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
 	var round sparseRound
-	if sparse, ok := s.sparse.Sparse(); ok && s.pattern != distributed.Dense {
+	if r, ok := s.sparse.Sparse(); ok && s.pattern != sparse.Dense {
 		took, err := s.Compute.Parts(ctx, 8, 3, s.nextGradient, func(next func() error) error {
 			var err error
-			sparse.OnStage(func(distributed.Stage) { err = errors.Join(err, next()) })
-			defer sparse.OnStage(nil)
-			return errors.Join(sparse.AllReduce(ctx, s.tensor), err)
+			r.OnStage(func(sparse.Stage) { err = errors.Join(err, next()) })
+			defer r.OnStage(nil)
+			return errors.Join(r.AllReduce(ctx, s.tensor), err)
 		})
 		if err != nil {
 			return round, err
@@ -594,11 +595,11 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if sparse, ok := s.sparse.Sparse(); ok && s.inPlace { // the tensor is the residual, and then has the result
+	if r, ok := s.sparse.Sparse(); ok && s.inPlace { // the tensor is the residual, and then has the result
 		if after, err = toFloats(s.tensor); err != nil {
 			return 0, err
 		}
-		if err := errors.Join(s.tensor.Fill(0), sparse.AddResult(s.tensor, 1)); err != nil {
+		if err := errors.Join(s.tensor.Fill(0), r.AddResult(s.tensor, 1)); err != nil {
 			return 0, err
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -117,18 +117,18 @@ func dtypeFlag(flags *pflag.FlagSet, target *dtype.DType, of ...dtype.DType) {
 
 // patternNames are what a flag of a pattern takes.
 func patternNames() string {
-	return distributed.Auto + " (the fastest here), " + strings.Join(distributed.Patterns(), ", ")
+	return sparse.Auto + " (the fastest here), " + strings.Join(sparse.Patterns(), ", ")
 }
 
 // somePatterns are those that are measured unless others are asked for.
 func somePatterns() []string {
-	return []string{distributed.Dense, distributed.TopkA, distributed.Oktopk}
+	return []string{sparse.Dense, sparse.TopkA, sparse.Oktopk}
 }
 
 // patternsFlag adds the flag that lists patterns, of which "all" is all but auto.
 func patternsFlag(flags *pflag.FlagSet, target *[]string) {
 	flags.Var(flagValue[[]string]{target: target, parse: parsePatterns, kind: "names", format: func(names []string) string {
-		if slices.Equal(names, distributed.Patterns()) {
+		if slices.Equal(names, sparse.Patterns()) {
 			return "all"
 		}
 		return strings.Join(names, ",")
@@ -136,14 +136,14 @@ func patternsFlag(flags *pflag.FlagSet, target *[]string) {
 }
 
 func parsePattern(name string) (string, error) {
-	return oneOf("pattern", name, append(distributed.Patterns(), distributed.Auto), nil)
+	return oneOf("pattern", name, append(sparse.Patterns(), sparse.Auto), nil)
 }
 
 func parsePatterns(text string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)
-		some := distributed.Patterns()
+		some := sparse.Patterns()
 		if !strings.EqualFold(name, "all") {
 			pattern, err := parsePattern(name)
 			if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/comm/rendezvous"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -113,7 +113,7 @@ func collect(cmd *cobra.Command) information {
 		Free:       memory.FreeMemory(),
 		GPUs:       backend.LookForGPUs(),
 		CUBLAS:     backend.LookForCUBLAS(),
-		Patterns:   distributed.Patterns(),
+		Patterns:   sparse.Patterns(),
 	}
 	for _, f := range []cpuid.FeatureID{cpuid.AVX2, cpuid.F16C, cpuid.POPCNT} {
 		if cpuid.CPU.Has(f) {

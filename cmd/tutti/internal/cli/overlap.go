@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -201,7 +201,7 @@ func (r *overlapReport) print() {
 
 // patternText says how buckets are reduced.
 func patternText(res *overlapResult) string {
-	if res.Pattern == distributed.Dense {
+	if res.Pattern == sparse.Dense {
 		return res.Pattern
 	}
 	return fmt.Sprintf("%s of %g %%", res.Pattern, 100*res.Density)
@@ -209,7 +209,7 @@ func patternText(res *overlapResult) string {
 
 // oneBufferText says that a step of one buffer is dense where others are not.
 func oneBufferText(res *overlapResult) string {
-	if res.Pattern == distributed.Dense {
+	if res.Pattern == sparse.Dense {
 		return ""
 	}
 	return "dense"

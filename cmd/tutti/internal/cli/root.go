@@ -16,7 +16,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -169,7 +169,7 @@ func completeNames(cmd *cobra.Command) {
 		"mpi":     cluster.MPIs(),
 		"dtype":   strings.Split(joinNames(dtype.All()), ", "),
 		"op":      strings.Split(joinNames(dtype.ReduceOps()), ", "),
-		"pattern": append(distributed.Patterns(), distributed.Auto),
+		"pattern": append(sparse.Patterns(), sparse.Auto),
 	} {
 		if cmd.Flags().Lookup(flag) != nil {
 			_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))

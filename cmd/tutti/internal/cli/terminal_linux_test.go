@@ -16,7 +16,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
 // onTerminal gives f a terminal of so many columns and returns what it wrote
@@ -58,7 +58,7 @@ func widest(shown string) (line string) {
 
 func TestTablesFitTheTerminal(t *testing.T) {
 	long := strings.Repeat("a long explanation ", 12)
-	info := information{Patterns: distributed.Patterns(), GPUs: backend.GPUs{NoGPU: long, NoNCCL: long}}
+	info := information{Patterns: sparse.Patterns(), GPUs: backend.GPUs{NoGPU: long, NoNCCL: long}}
 	for _, b := range backend.All() {
 		info.Backends = append(info.Backends, backendInfo{Name: b.Name(), Summary: b.Summary(), Detail: long})
 	}

@@ -14,12 +14,12 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
 func newTrain() *cobra.Command {
 	cfg := train.Default()
-	cfg.Patterns = distributed.Patterns()
+	cfg.Patterns = sparse.Patterns()
 	w := newWorld()
 	var dir outDir
 	var asJSON bool

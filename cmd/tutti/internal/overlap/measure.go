@@ -8,6 +8,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -122,7 +124,7 @@ func (s *session) close(ctx context.Context, failed bool) error {
 type link struct {
 	comm.Communicator
 	ops  comm.StreamSyncOps
-	sync *distributed.GradientSync
+	sync *ddp.Gradients
 	// gradients are what it adds up.
 	gradients []*runtime.Tensor
 	// closes names the bucket that a gradient completes, if it does: gradients
@@ -139,12 +141,12 @@ func (s *session) newLink(ctx context.Context, c comm.Communicator) (*link, erro
 	if !ok {
 		return nil, fmt.Errorf("overlap: %w: the communicator has no streams", comm.ErrUnsupported)
 	}
-	cfg := distributed.GradientConfig{BucketBytes: s.cfg.BucketBytes, Sum: true}
+	cfg := ddp.Config{BucketBytes: s.cfg.BucketBytes, Sum: true}
 	if s.cfg.sparse() {
 		cfg.Sum, cfg.DenseUpTo = false, -1
-		cfg.Config = distributed.Config{Pattern: s.cfg.Pattern, Density: s.cfg.Density}
+		cfg.Config = sparse.Config{Pattern: s.cfg.Pattern, Density: s.cfg.Density}
 	}
-	sync, err := distributed.NewGradientSync(ctx, s.Runtime, c, s.model.gradients, cfg)
+	sync, err := ddp.New(ctx, s.Runtime, c, s.model.gradients, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +327,7 @@ func (s *session) tracedStep(ctx context.Context, p phase) error {
 		return err
 	}
 	var failed error // of stages, which are over when the step is
-	p.link.sync.OnStage(func(bucket int, stage distributed.Stage) {
+	p.link.sync.OnStage(func(bucket int, stage sparse.Stage) {
 		failed = errors.Join(failed, s.trace.Passed(bucket, stage, p.link.sync.Stream()))
 	})
 	defer p.link.sync.OnStage(nil)

@@ -3,7 +3,7 @@
 //
 // The model is a chain of linear layers in bfloat16. Each rank computes a step
 // on a batch of its own, of a loss divided by the world size; the gradients are
-// added up by [distributed.GradientSync], either after the backward pass or while
+// added up by [ddp.Gradients], either after the backward pass or while
 // it goes on, ordered by events. They lie in symmetric memory where the
 // communicator has that. All times are those of the devices' clocks.
 //
@@ -25,7 +25,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -57,12 +57,12 @@ type Config struct {
 	// and output, Batch the rows of a rank's input.
 	Layers, Width, Batch int
 	// BucketBytes is how many bytes of gradients are reduced together, as in
-	// [distributed.GradientConfig]. A layer with more is reduced on its own. The
+	// [ddp.Config]. A layer with more is reduced on its own. The
 	// first layer's gradient, the last to be ready, is then computed and reduced
 	// in parts of at most this size, since all that is reduced after the last
 	// product is not hidden.
 	BucketBytes int
-	// Pattern is how gradients are averaged, [distributed.Dense] for their plain sum;
+	// Pattern is how gradients are averaged, [sparse.Dense] for their plain sum;
 	// of another one Density is the part of the entries that a rank picks.
 	Pattern string
 	Density float64
@@ -80,11 +80,11 @@ type Config struct {
 
 // Default is the shape on which PyTorch's DistributedDataParallel was measured.
 func Default() Config {
-	return Config{Layers: 32, Width: 4096, Batch: 8192, BucketBytes: 8 << 20, Pattern: distributed.Dense, Density: 0.01, Steps: 5, Rounds: 7, Seed: 1}
+	return Config{Layers: 32, Width: 4096, Batch: 8192, BucketBytes: 8 << 20, Pattern: sparse.Dense, Density: 0.01, Steps: 5, Rounds: 7, Seed: 1}
 }
 
 // sparse reports whether not all of the gradients is sent.
-func (c Config) sparse() bool { return c.Pattern != "" && c.Pattern != distributed.Dense }
+func (c Config) sparse() bool { return c.Pattern != "" && c.Pattern != sparse.Dense }
 
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
@@ -216,7 +216,7 @@ func (s *session) result(ctx context.Context, phases []phase, recorded []recordi
 	out := Result{
 		Device: s.Runtime.Name(), Ranks: s.Comm.WorldSize(), Layers: cfg.Layers, Width: cfg.Width, Batch: cfg.Batch,
 		BucketBytes: cfg.BucketBytes, Buckets: len(s.alone.sync.Buckets()), GradientBytes: s.model.flat.Bytes(),
-		Multiprocessors: cfg.Multiprocessors, Pattern: distributed.Dense, Density: 1,
+		Multiprocessors: cfg.Multiprocessors, Pattern: sparse.Dense, Density: 1,
 	}
 	if cfg.sparse() {
 		out.Pattern, out.Density = cfg.Pattern, cfg.Density

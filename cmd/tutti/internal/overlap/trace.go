@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
 // clock hands out timers and takes all of them back at once.
@@ -60,7 +60,7 @@ type Trace struct {
 type stageMark struct {
 	timer  uintptr
 	bucket int
-	stage  distributed.Stage
+	stage  sparse.Stage
 }
 
 // computeMark is a point on the compute stream. The piece of work that ends there
@@ -112,9 +112,9 @@ func (t *Trace) Ready() error {
 
 // Passed is called when a stage of a sparse bucket was submitted; stream is where they
 // are picked from and merged.
-func (t *Trace) Passed(bucket int, stage distributed.Stage, stream uintptr) error {
+func (t *Trace) Passed(bucket int, stage sparse.Stage, stream uintptr) error {
 	on := t.ops.RecordOnCommStream
-	if stage != distributed.Exchanged {
+	if stage != sparse.Exchanged {
 		on = func(timer uintptr) error { return t.ops.RecordOnStream(timer, stream) }
 	}
 	timer, err := t.record(on)
@@ -185,7 +185,7 @@ func (t *Trace) Timeline(name string) (Timeline, error) {
 	for b, timer := range t.ready {
 		done[b] = since(timer)
 	}
-	kinds := map[distributed.Stage]Kind{distributed.Selected: Select, distributed.Exchanged: Exchange, distributed.Finished: Merge}
+	kinds := map[sparse.Stage]Kind{sparse.Selected: Select, sparse.Exchanged: Exchange, sparse.Finished: Merge}
 	for _, m := range t.stages {
 		kind, end := kinds[m.stage], since(m.timer)
 		lane := kind.Lane()

@@ -29,6 +29,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -162,11 +163,11 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string,
 	if t.update, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
 		return nil, err
 	}
-	t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, distributed.Config{
+	t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, sparse.Config{
 		Pattern:         pattern,
 		Density:         cfg.Density,
 		NoErrorFeedback: cfg.NoErrorFeedback,
-		Schedule:        distributed.Schedule{WarmupSteps: cfg.WarmupSteps},
+		Schedule:        sparse.Schedule{WarmupSteps: cfg.WarmupSteps},
 	})
 	if err != nil {
 		return nil, errors.Join(err, t.update.Free())
@@ -311,7 +312,7 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 	}
 	losses, sent := values[2:2+steps], values[2+steps:]
 	density := t.cfg.Density
-	if pattern == distributed.Dense || t.chosen == distributed.Dense {
+	if pattern == sparse.Dense || t.chosen == sparse.Dense {
 		density = 1
 	}
 

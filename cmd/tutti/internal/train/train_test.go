@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -59,10 +59,10 @@ func TestEveryPatternReachesDenseAccuracy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for minutes under the race detector")
 	}
-	cfg := Default(distributed.Patterns()...)
+	cfg := Default(sparse.Patterns()...)
 	results := trainLocal(t, 4, cfg)
 	require.Len(t, results, len(cfg.Patterns))
-	dense := results[distributed.Dense]
+	dense := results[sparse.Dense]
 	assert.Greater(t, dense.Accuracy, 97.0, "seed %d", cfg.Seed)
 	assert.InDelta(t, 1, dense.RatioToDense, 1e-6, "and once what the ranks compare before the first step")
 	assert.Equal(t, 1.0, dense.Density)
@@ -70,7 +70,7 @@ func TestEveryPatternReachesDenseAccuracy(t *testing.T) {
 		r := results[pattern]
 		assert.GreaterOrEqual(t, r.Accuracy, dense.Accuracy-1, "%s, seed %d", pattern, cfg.Seed)
 		assert.Equal(t, 4, r.Ranks)
-		if pattern != distributed.Dense {
+		if pattern != sparse.Dense {
 			assert.Less(t, r.RatioToDense, 0.06, pattern)
 		}
 	}
@@ -102,7 +102,7 @@ func short(patterns ...string) Config {
 }
 
 func TestSameSeedSameResult(t *testing.T) {
-	cfg := short(distributed.Patterns()...)
+	cfg := short(sparse.Patterns()...)
 	timeless := func(results map[string]Result) map[string]Result {
 		for name, r := range results {
 			r.CommSeconds, r.TotalSeconds = 0, 0
@@ -242,7 +242,7 @@ func TestScheduleRisesAndFalls(t *testing.T) {
 
 // A learning rate that is far too high ends the training with an error.
 func TestDivergenceIsAnError(t *testing.T) {
-	cfg := Default(distributed.Dense)
+	cfg := Default(sparse.Dense)
 	cfg.Epochs, cfg.LearningRate, cfg.Hidden = 3, 1e30, 16
 	local, err := backend.Find("local")
 	require.NoError(t, err)
@@ -257,7 +257,7 @@ func TestDivergenceIsAnError(t *testing.T) {
 
 // What a machine does not have is said before it is asked for.
 func TestMemoryIsCheckedBeforeTraining(t *testing.T) {
-	cfg := Default(distributed.Dense)
+	cfg := Default(sparse.Dense)
 	cfg.Backend, cfg.Hidden = "local", maxHidden
 	err := Run(t.Context(), backend.Rank{HostRanks: 1 << 20}, cfg, nil)
 	var option *backend.OptionError
@@ -272,7 +272,7 @@ func TestLimits(t *testing.T) {
 		"batch":        func(c *Config) { c.Batch = math.MaxInt },
 		"hidden width": func(c *Config) { c.Hidden = math.MaxInt },
 	} {
-		cfg := Default(distributed.Dense)
+		cfg := Default(sparse.Dense)
 		want(&cfg)
 		assert.ErrorContains(t, cfg.Validate(), change+" 9223372036854775807 is not in [1, ")
 	}

@@ -1,0 +1,111 @@
+package ddp
+
+import (
+	"fmt"
+
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// sum is what was accumulated of a gradient.
+type sum struct {
+	of     *runtime.Tensor // F32; nil: never
+	any    bool            // since the last step
+	folded bool            // in this step, into what is reduced
+}
+
+// Accumulate adds t, a gradient of parameter i, to what the next [Gradients.Ready]
+// of it, or Wait, reduces: gradient accumulation over several backward passes of
+// which only the last communicates (no_sync in PyTorch). It does not communicate. t
+// may be written again by work that is submitted to the compute stream from then on.
+//
+// The sum is kept in F32, whatever type the gradient has (F32, F16 or BF16,
+// [comm.ErrUnsupported] otherwise), and rounded once. It is a sum: who wants the
+// mean over n passes divides the loss by n. A program that accumulates in its
+// gradients does not need it, and calls Ready after the last pass only.
+//
+// Where a step is undone, the sum is in the gradient that was ready, and if none
+// was, it waits for the next one.
+func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
+	const op = "gradient accumulate"
+	if err := g.usable(op); err != nil {
+		return err
+	}
+	if err := g.check(op, i, t); err != nil {
+		return err
+	}
+	if err := base.CheckGradientType(t.DType()); err != nil {
+		return base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
+	}
+	s := &g.sums[i]
+	if s.of == nil {
+		of, err := runtime.New(g.rt, dtype.F32, g.lens[i])
+		if err != nil {
+			return base.OpError(op, err)
+		}
+		s.of = of
+	}
+	if err := g.addTo(s, t); err != nil {
+		g.err = err
+		return base.OpError(op, err)
+	}
+	return nil
+}
+
+// addTo adds a gradient to a sum.
+func (g *Gradients) addTo(s *sum, t *runtime.Tensor) error {
+	if !s.any {
+		if err := s.of.Fill(0); err != nil {
+			return err
+		}
+		s.any = true
+	}
+	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
+		return k.Accumulate(runtime.Source{X: x, N: t.Len(), Grad: grad, DType: t.DType()})
+	})
+}
+
+// fold adds what was accumulated to the gradient that is reduced.
+func (g *Gradients) fold(i int, t *runtime.Tensor) error {
+	s := &g.sums[i]
+	if !s.any {
+		return nil
+	}
+	if err := g.addTo(s, t); err != nil {
+		return err
+	}
+	s.any, s.folded = false, true
+	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
+		return k.Store(grad, t.DType(), x, t.Len(), 1, 0)
+	})
+}
+
+// unfold keeps the sums of gradients that were left out of a step that is undone.
+func (g *Gradients) unfold() {
+	for i := range g.sums {
+		s := &g.sums[i]
+		s.any = s.any || s.folded && g.given[i] == g.spares[i]
+	}
+}
+
+// onSum calls a kernel with the addresses of a sum and a gradient, if they have
+// elements.
+func (g *Gradients) onSum(s *sum, t *runtime.Tensor, call func(k runtime.Kernels, x, grad uintptr) error) error {
+	if t.Len() == 0 {
+		return nil
+	}
+	kernels, err := runtime.KernelsOf(g.rt)
+	if err != nil {
+		return err
+	}
+	x, err := s.of.Ptr()
+	if err != nil {
+		return err
+	}
+	grad, err := t.Ptr()
+	if err != nil {
+		return err
+	}
+	return call(kernels, x, grad)
+}

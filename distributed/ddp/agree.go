@@ -1,0 +1,44 @@
+package ddp
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/tutti-go/tutti/distributed/internal/base"
+)
+
+// agree is that of all buckets, before the first step with a communicator.
+func (g *Gradients) agree(ctx context.Context) error {
+	if g.agreed || g.meter.WorldSize() == 1 {
+		return nil
+	}
+	rt, o, memory := g.rt, &g.order, &g.memory
+	if g.transaction != nil {
+		rt, o, memory = g.transaction.rt, &g.transaction.order, &g.transaction.buffers
+	}
+	err := base.Agree(ctx, rt, g.meter, o, memory, g.terms())
+	g.agreed = err == nil
+	g.before = g.meter.Totals() // what the step sends comes now
+	return err
+}
+
+// terms are those of all buckets. What does not fit is in the hash alone.
+func (g *Gradients) terms() string {
+	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, rebuild %v, views %v",
+		base.Version(), len(g.lens), g.op, g.cfg.Uneven, g.cfg.Rebuild && g.steps == 0, g.cfg.BucketViews)
+	h := fnv.New64a()
+	fmt.Fprintln(h, g.lens)
+	for i, b := range g.buckets {
+		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
+		if b.sparse != nil {
+			terms += ", " + b.sparse.Terms()
+		}
+		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
+	}
+	if g.transaction != nil {
+		terms += fmt.Sprintf("\n%+v", g.transaction.cfg)
+	}
+	h.Write([]byte(terms))
+	return fmt.Sprintf("%.*s\nhash %x", base.TermsBytes-32, terms, h.Sum64())
+}

@@ -1,0 +1,322 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// bucket is a group of gradients that are reduced together.
+type bucket struct {
+	dt      dtype.DType
+	wire    dtype.DType // of what travels
+	first   bool        // of its type
+	params  []int
+	bytes   int
+	vectors bool            // of small gradients of one dimension only
+	missing int             // gradients that are not ready
+	joined  []int           // gradients that are put together
+	apart   []int           // and those that are reduced where they are
+	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
+	views   base.Buffer     // of gradients that live here and survive the communicator
+	flat    *runtime.Tensor // those that are joined; nil: none are
+	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
+	ended   bool            // the step of sparse is over
+	sparse  *sparse.Reducer // nil: a plain allreduce
+	failed  error           // of its exchange behind the caller
+	ready   uintptr         // the event of its gradients, with a branch
+	calls   []comm.Call     // reused
+}
+
+// arrange makes the buckets, for gradients that become ready in this order. patterns
+// are what was chosen for them ([Gradients.Patterns]), nil to choose now.
+func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string) error {
+	g.fillBuckets(ready)
+	if err := g.configure(ctx, patterns); err != nil {
+		return err
+	}
+	if patterns != nil && !slices.Equal(g.Patterns(), patterns) {
+		return fmt.Errorf("%w: patterns are %v, want %v", comm.ErrMismatch, patterns, g.Patterns())
+	}
+	if err := g.allocate(ctx); err != nil {
+		return err
+	}
+	if g.transaction != nil && !g.transaction.cfg.NoUndo && g.keepsHost() {
+		g.async = newWorker(len(g.buckets), g.exchange)
+	}
+	return nil
+}
+
+// dismiss frees what arrange made.
+func (g *Gradients) dismiss(ctx context.Context) error {
+	var errs []error
+	if g.async != nil {
+		g.async.close()
+		g.async = nil
+	}
+	for _, b := range g.buckets {
+		if b.sparse != nil {
+			errs = append(errs, b.sparse.Close())
+		}
+		if b.memory != nil {
+			errs = append(errs, b.memory.Free(ctx))
+		}
+		errs = append(errs, g.forget(b))
+	}
+	if g.transaction != nil {
+		errs = append(errs, g.transaction.close())
+	}
+	return errors.Join(errs...)
+}
+
+// forget destroys the event of a bucket.
+func (g *Gradients) forget(b *bucket) error {
+	event := b.ready
+	b.ready = 0
+	if event == 0 {
+		return nil
+	}
+	return g.side.ops.DestroyEvent(event)
+}
+
+// fillBuckets puts the gradients into buckets, a filling one for each type, and one
+// for vectors of it, in the order in which they become ready. The buckets are reduced
+// in the order in which they are complete then.
+func (g *Gradients) fillBuckets(ready []int) {
+	type contents struct {
+		dt      dtype.DType
+		vectors bool
+	}
+	filling := make(map[contents]*bucket)
+	g.buckets, g.ready = nil, ready
+	for _, i := range ready {
+		of := contents{g.types[i], g.vectors[i]}
+		b, bytes, limit := filling[of], g.lens[i]*of.dt.Size(), g.cfg.BucketBytes
+		if b != nil && b.first {
+			limit = min(limit, g.cfg.FirstBucketBytes)
+		}
+		if b == nil || b.bytes+bytes > limit {
+			b = &bucket{dt: of.dt, wire: of.dt, first: b == nil, vectors: of.vectors}
+			filling[of] = b
+		}
+		b.params = append(b.params, i)
+		b.bytes += bytes
+		// Which gets a gradient last is complete last.
+		g.buckets = append(slices.DeleteFunc(g.buckets, func(o *bucket) bool { return o == b }), b)
+	}
+	for at, b := range g.buckets {
+		for _, i := range b.params {
+			g.where[i] = at
+		}
+	}
+}
+
+// configure decides how the buckets are reduced.
+func (g *Gradients) configure(ctx context.Context, patterns []string) error {
+	cfg := g.cfg
+	given, cfgs := make([]sparse.Config, len(g.buckets)), make([]sparse.Config, len(g.buckets))
+	for i, b := range g.buckets {
+		given[i] = cfg.Config
+		if cfg.PerBucket != nil {
+			given[i] = cfg.PerBucket(i, b.bytes/b.dt.Size())
+		}
+		if b.vectors {
+			given[i].Pattern, given[i].Schedule = sparse.Dense, sparse.Schedule{}
+		}
+	}
+	if err := g.choose(ctx, given, patterns); err != nil {
+		return err
+	}
+	for i := range given {
+		var err error
+		if cfgs[i], err = given[i].WithDefaults(); err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+		if given[i].InPlace {
+			return fmt.Errorf("bucket %d: %w", i, base.ConfigError("InPlace, where gradients are to become averages"))
+		}
+	}
+	whole, err := cfg.Config.WithDefaults()
+	if err != nil {
+		return err
+	}
+	whole, joint, err := joinPolicies(given, cfgs, whole, cfg.PerBucket != nil || whole.Pattern == sparse.Auto)
+	if err != nil {
+		return err
+	}
+	for i, b := range g.buckets {
+		b.cfg = cfgs[i]
+		switch {
+		case joint:
+			err = base.CheckGradientType(b.dt)
+		default:
+			if b.dt == dtype.F32 && cfg.Wire != dtype.Invalid {
+				b.wire = cfg.Wire
+			}
+			if !g.op.Defined(b.wire) {
+				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.wire)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+	}
+	if !joint {
+		return nil
+	}
+	if cfg.Sum || cfg.Rebuild || cfg.Wire != dtype.Invalid {
+		return fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with some that are sparse, clipped or judged", comm.ErrArgument)
+	}
+	if _, err := runtime.KernelsOf(g.rt); err != nil {
+		return err
+	}
+	if g.side == nil {
+		if g.side, err = newSideStream(g.rt, g.meter); err != nil {
+			return err
+		}
+	}
+	kernels, err := runtime.KernelsOf(g.runtime())
+	if err == nil {
+		g.transaction, err = newTransaction(g, kernels, whole)
+	}
+	return err
+}
+
+// runtime is the runtime that works on sparse buckets.
+func (g *Gradients) runtime() runtime.Runtime {
+	if g.side != nil {
+		return g.side.rt
+	}
+	return g.rt
+}
+
+// keepsHost reports whether an exchange of a bucket keeps the host.
+func (g *Gradients) keepsHost() bool {
+	return g.order.Streams == nil || g.side != nil && slices.ContainsFunc(g.buckets, func(b *bucket) bool { return sparse.NeedsHost(b.cfg.Pattern) })
+}
+
+// choose chooses for the buckets that leave their pattern to [sparse.Auto], once for those
+// that are alike, or takes what was chosen before.
+func (g *Gradients) choose(ctx context.Context, given []sparse.Config, patterns []string) error {
+	choices := make(sparse.Choices)
+	for i, b := range g.buckets {
+		if patterns != nil && given[i].Pattern == sparse.Auto {
+			given[i].Pattern = patterns[i]
+		}
+		if given[i].Pattern == sparse.Auto && g.cfg.Rebuild {
+			return fmt.Errorf("bucket %d: %w: Rebuild with pattern auto, which is chosen for buckets that stay", i, comm.ErrArgument)
+		}
+		if given[i].Pattern != sparse.Auto {
+			continue
+		}
+		pattern, err := choices.Pattern(ctx, g.rt, g.meter, b.bytes/b.dt.Size(), b.dt, given[i])
+		if err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+		given[i].Pattern = pattern
+	}
+	return nil
+}
+
+// allocate allocates what the buckets need. The sparse ones, of which nobody reads
+// the gradient any more when they have started, share memory to put it together.
+func (g *Gradients) allocate(ctx context.Context) error {
+	shared := 0
+	for i, b := range g.buckets {
+		n := 0
+		for _, p := range b.params {
+			if g.cfg.BucketViews || g.transaction != nil || b.wire != b.dt || g.order.Streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+				b.joined = append(b.joined, p)
+				n += g.lens[p]
+			} else {
+				b.apart = append(b.apart, p)
+			}
+		}
+		var ptr uintptr
+		var err error
+		switch {
+		case g.cfg.BucketViews && g.transaction != nil:
+			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
+			ptr = b.views.Ptr
+		case !g.cfg.BucketViews && len(b.joined) < 2 && b.wire == b.dt:
+			b.joined, b.apart = nil, b.params
+			continue
+		case b.shares():
+			shared = max(shared, b.bytes)
+			continue
+		default:
+			if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.wire.Size()); err == nil {
+				ptr = b.memory.Ptr
+			}
+		}
+		if err == nil {
+			b.flat, err = runtime.Wrap(g.rt, ptr, b.wire, []int{n}, nil, nil)
+		}
+		if err == nil && g.cfg.BucketViews {
+			err = g.view(b, ptr)
+		}
+		if err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+	}
+	if g.transaction == nil {
+		return nil
+	}
+	if err := g.transaction.buffers.Allocate(g.transaction.rt, &g.transaction.shared, shared); err != nil {
+		return err
+	}
+	for i, b := range g.buckets {
+		n := b.bytes / b.dt.Size()
+		var err error
+		if b.flat == nil && b.joined != nil {
+			b.flat, err = runtime.Wrap(g.rt, g.transaction.shared.Ptr, b.dt, []int{n}, nil, nil)
+		}
+		if err == nil && b.sparse == nil {
+			b.sparse, err = sparse.New(g.runtime(), g.meter, n, b.cfg)
+		}
+		if err == nil && g.side != nil && b.ready == 0 {
+			b.ready, err = g.side.ops.CreateEvent()
+		}
+		if err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
+		g.transaction.link(i, b.sparse)
+	}
+	return nil
+}
+
+// shares reports whether gradients are put together in memory that other buckets
+// use as well.
+func (b *bucket) shares() bool { return b.cfg.Pattern != sparse.Dense && b.views.Ptr == 0 }
+
+// view makes the tensors of the gradients that live in a bucket, at ptr. They are zero.
+func (g *Gradients) view(b *bucket, ptr uintptr) error {
+	if g.views == nil {
+		g.views = make([]*runtime.Tensor, len(g.lens))
+	}
+	for _, i := range b.joined {
+		if t := g.views[i]; t != nil {
+			if p, err := t.Ptr(); err == nil && p == ptr {
+				ptr += uintptr(t.Bytes())
+				continue
+			}
+		}
+		t, err := runtime.Wrap(g.rt, ptr, b.dt, g.shapes[i], nil, nil)
+		if err == nil {
+			err = t.Fill(0)
+		}
+		if err != nil {
+			return fmt.Errorf("gradient %d: %w", i, err)
+		}
+		g.views[i] = t
+		ptr += uintptr(t.Bytes())
+	}
+	return nil
+}

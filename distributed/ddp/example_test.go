@@ -1,0 +1,257 @@
+package ddp_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// Two ranks train a model of two layers. The second rank does not use the first
+// layer in this step.
+func ExampleGradients() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		var layers []*runtime.Tensor // the parameters, in the order of the forward pass
+		for range 2 {
+			parameters, err := cpu.Wrap(rt, make([]float32, 3))
+			if err != nil {
+				return err
+			}
+			defer parameters.Free()
+			layers = append(layers, parameters)
+		}
+		sync, err := ddp.New(ctx, rt, c, layers, ddp.Config{})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+
+		for i := len(layers) - 1; i >= c.Rank(); i-- { // a backward pass
+			gradient, err := cpu.Wrap(rt, []float32{1, float32(i), float32(c.Rank())})
+			if err != nil {
+				return err
+			}
+			defer gradient.Free()
+			if err := sync.Ready(ctx, i, gradient); err != nil {
+				return err
+			}
+		}
+		if err := sync.Wait(ctx); err != nil {
+			return err
+		}
+		for i := range layers {
+			average, err := cpu.Slice[float32](sync.Result(i))
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 1 {
+				fmt.Println("layer", i, average)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// layer 0 [0.5 0 0]
+	// layer 1 [1 1 0.5]
+}
+
+// The gradients of two ranks live in the buckets, and nothing is copied.
+func ExampleGradients_Views() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		layer, err := cpu.Wrap(rt, make([]float32, 3))
+		if err != nil {
+			return err
+		}
+		defer layer.Free()
+		sync, err := ddp.New(ctx, rt, c, []*runtime.Tensor{layer, layer}, ddp.Config{BucketViews: true})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		gradients := sync.Views()
+		for i, gradient := range gradients { // a backward pass
+			values, err := cpu.Slice[float32](gradient)
+			if err != nil {
+				return err
+			}
+			values[0], values[2] = float32(i+1), float32(c.Rank())
+		}
+		if err := sync.ReduceAll(ctx, gradients); err != nil {
+			return err
+		}
+		for i, gradient := range gradients {
+			values, err := cpu.Slice[float32](gradient)
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 1 {
+				fmt.Println("layer", i, values)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// layer 0 [1 0 0.5]
+	// layer 1 [2 0 0.5]
+}
+
+// Four backward passes, of which the last one communicates.
+func ExampleGradients_Accumulate() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		values := []float32{0}
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		sync, err := ddp.New(ctx, rt, c, []*runtime.Tensor{gradient}, ddp.Config{})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		const passes = 4
+		for pass := range passes {
+			values[0] = float32(1+c.Rank()) / passes // a backward pass
+			if pass < passes-1 {
+				err = sync.Accumulate(0, gradient)
+			} else {
+				err = sync.Ready(ctx, 0, gradient)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := sync.Wait(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			fmt.Println(values)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: [1.5]
+}
+
+// The first rank has three batches, the second one. It makes the updates of the
+// other two as well, so both end with the same parameter.
+func ExampleGradients_Join() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		parameter, values := float32(0), []float32{0}
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		all := []*runtime.Tensor{gradient}
+		sync, err := ddp.New(ctx, rt, c, all, ddp.Config{Uneven: true})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		update := func() error {
+			average, err := cpu.Slice[float32](sync.Result(0))
+			if err == nil {
+				parameter -= average[0]
+			}
+			return err
+		}
+
+		for range []int{3, 1}[c.Rank()] {
+			values[0] = 1 // a backward pass
+			if err := sync.ReduceAll(ctx, all); err != nil {
+				return err
+			}
+			if err := update(); err != nil {
+				return err
+			}
+		}
+		if err := sync.Join(ctx, update); err != nil {
+			return err
+		}
+		if c.Rank() == 1 {
+			fmt.Println(parameter)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: -2
+}
+
+// A loss scale that follows overflows: gradients of type F16 are computed from a loss
+// that is multiplied by it. A step in which a gradient of any rank is not finite is
+// dropped on all of them.
+func ExampleGradients_lossScale() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		layer, err := runtime.New(rt, dtype.F16, 100, 100)
+		if err != nil {
+			return err
+		}
+		defer layer.Free()
+		gradients := []*runtime.Tensor{layer}
+		sync, err := ddp.New(ctx, rt, c, gradients, ddp.Config{
+			Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1},
+		})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		scale := 65536.0
+		for step := range 4 {
+			if err := layer.Fill(3 * scale); err != nil { // the backward pass
+				return err
+			}
+			if err := sync.ReduceAll(ctx, gradients); err != nil {
+				return err
+			}
+			stats, err := sync.Stats(ctx)
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 0 {
+				fmt.Printf("step %d, scale %v, skipped: %v\n", step, scale, stats.Skipped)
+			}
+			if stats.Skipped { // no update of the parameters
+				scale /= 2
+				if err := sync.ScaleResidual(0.5); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// step 0, scale 65536, skipped: true
+	// step 1, scale 32768, skipped: true
+	// step 2, scale 16384, skipped: false
+	// step 3, scale 16384, skipped: false
+}

@@ -1,0 +1,171 @@
+package ddp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash"
+	"math"
+	goruntime "runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// bucketCase is one configuration of gradient buckets whose steps are recorded.
+type bucketCase struct {
+	name   string
+	cfg    ddp.Config
+	types  [2]dtype.DType // of even and odd parameters
+	ranks  int
+	device string // host, streams or branch
+}
+
+func bucketCases() (all []bucketCase) {
+	type policy struct {
+		name string
+		cfg  ddp.Config
+		only string // pattern; "": all
+	}
+	policies := []policy{
+		{"plain", ddp.Config{}, ""},
+		{"drop", ddp.Config{Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}, ""},
+		{"no undo", ddp.Config{Config: sparse.Config{NoUndo: true}}, ""},
+		{"clip global", ddp.Config{Config: sparse.Config{ClipNorm: 3, Clip: sparse.ClipGlobal}}, ""},
+		{"clip local", ddp.Config{Config: sparse.Config{ClipNorm: 3}}, ""},
+		{"momentum", ddp.Config{Config: sparse.Config{Momentum: 0.5}}, ""},
+		{"views", ddp.Config{BucketViews: true}, ""},
+		{"uneven", ddp.Config{Uneven: true}, ""},
+		{"wire", ddp.Config{Wire: dtype.BF16}, sparse.Dense},
+		{"sum", ddp.Config{Sum: true}, sparse.Dense},
+		{"rebuild", ddp.Config{Rebuild: true}, sparse.Dense},
+		{"per bucket", ddp.Config{PerBucket: func(bucket, _ int) sparse.Config {
+			return sparse.Config{Pattern: []string{sparse.Dense, sparse.TopkA, sparse.Oktopk}[bucket%3], Density: 0.1}
+		}}, sparse.TopkA},
+	}
+	for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk, sparse.GaussiankSA} {
+		for _, p := range policies {
+			if p.only != "" && p.only != pattern {
+				continue
+			}
+			cfg := p.cfg
+			cfg.Pattern, cfg.Density, cfg.BucketBytes, cfg.FirstBucketBytes, cfg.DenseUpTo = pattern, 0.1, 24<<10, 8<<10, 64
+			for _, device := range []string{"host", "streams", "branch"} {
+				types := [2]dtype.DType{dtype.F32, dtype.F32}
+				all = append(all, bucketCase{fmt.Sprintf("%s, %s, %s, 2 ranks", pattern, p.name, device), cfg, types, 2, device})
+				types[1] = dtype.BF16
+				all = append(all, bucketCase{fmt.Sprintf("%s, %s, %s, mixed, 3 ranks", pattern, p.name, device), cfg, types, 3, device})
+			}
+		}
+	}
+	return all
+}
+
+// TestBucketsGolden is that of gradients in buckets.
+func TestBucketsGolden(t *testing.T) {
+	if goruntime.GOARCH != "amd64" {
+		t.Skip("recorded on amd64")
+	}
+	var lines []string
+	for _, c := range bucketCases() {
+		all := standin.NewHashes(c.ranks)
+		require.NoError(t, local.Run(t.Context(), c.ranks, func(ctx context.Context, cc comm.Communicator) error {
+			memory := cpu.New()
+			var rt runtime.Runtime = memory
+			switch c.device {
+			case "streams":
+				rt, cc = standin.NewOnStream(memory), standin.NewOrdered(ctx, cc)
+			case "branch":
+				rt, cc = standin.NewBranching(memory), standin.NewByEvents(ctx, cc)
+			}
+			if err := c.run(ctx, cc, rt, all[cc.Rank()]); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+			return memory.Close()
+		}), c.name)
+		lines = append(lines, all.Line(c.name))
+	}
+	standin.Golden(t, "testdata/steps.golden", lines)
+}
+
+func (c bucketCase) run(ctx context.Context, cc comm.Communicator, rt runtime.Runtime, h hash.Hash) (err error) {
+	var params []*runtime.Tensor
+	defer func() {
+		for _, p := range params {
+			err = errors.Join(err, p.Free())
+		}
+	}()
+	for i, shape := range [][]int{{40, 50}, {50}, {3000}, {20, 10}, {10}, {60, 60}, {7, 7, 7}, {100, 30}} {
+		p, err := runtime.New(rt, c.types[i%2], shape...)
+		if err != nil {
+			return err
+		}
+		params = append(params, p)
+	}
+	g, err := ddp.New(ctx, rt, cc, params, c.cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(g.Close(), err) }()
+	grads := params
+	if c.cfg.BucketViews {
+		grads = g.Views()
+	}
+	load := func(i, step int) error {
+		t := grads[i]
+		raw := make([]byte, t.Bytes())
+		values := standin.Normal(t.Len(), cc.Rank(), step, i)
+		if step == 2 && i == 3 && cc.Rank() == 1 && c.cfg.NonFinite == sparse.SkipNonFinite {
+			values[5] = float32(math.NaN())
+		}
+		return errors.Join(dtype.FromFloat32(raw, t.DType(), values), rt.CopyIn(standin.Pointer(t), raw))
+	}
+	results := func(step int) error {
+		for i := range grads {
+			if err := standin.AddTensor(h, rt, g.Result(i)); err != nil {
+				return err
+			}
+		}
+		stats, err := g.Stats(ctx)
+		fmt.Fprintln(h, stats.Step, stats.Skipped, stats.Buckets, stats.SentElements, stats.SentBytes, g.Buckets(), g.Patterns())
+		return err
+	}
+	steps := 6
+	if c.cfg.Uneven {
+		steps -= cc.Rank()
+	}
+	for step := range steps {
+		if step == 3 {
+			for i := range grads {
+				if err := errors.Join(load(i, 100), g.Accumulate(i, grads[i])); err != nil {
+					return err
+				}
+			}
+		}
+		for i := range grads {
+			j := (3*i + step) % len(grads) // not in the order of the buckets
+			if step == 4 && j == 5 && !c.cfg.Rebuild {
+				continue
+			}
+			if err := errors.Join(load(j, step), g.Ready(ctx, j, grads[j])); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(g.Wait(ctx), results(step)); err != nil {
+			return err
+		}
+	}
+	if c.cfg.Uneven {
+		return g.Join(ctx, func() error { return results(0) })
+	}
+	return nil
+}

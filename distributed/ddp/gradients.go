@@ -1,0 +1,868 @@
+package ddp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// The size of a gradient bucket unless set. With streams it is that of PyTorch's
+// DistributedDataParallel: a bucket is one call, which has to be large to be fast.
+// Without, the calls of a bucket are one group, which gains nothing by being
+// large, and a small one begins earlier.
+const (
+	DefaultBucketBytes      = 25 << 20
+	DefaultHostBucketBytes  = 1 << 20
+	DefaultFirstBucketBytes = 1 << 20 // as PyTorch's
+)
+
+// smallBytes is the size up to which a gradient is put together with others on the
+// host as well: copying it takes less than a call of its own, some microseconds
+// over MPI.
+const smallBytes = 16 << 10
+
+// Config says how a [Gradients] works. All ranks use the same.
+type Config struct {
+	// BucketBytes is how many bytes of gradients are reduced together,
+	// [DefaultBucketBytes] or [DefaultHostBucketBytes] unless set. A larger tensor
+	// is a bucket of its own.
+	BucketBytes int
+	// Sum adds gradients up instead of averaging them, for programs that divide
+	// the loss by the world size: a backend may add faster than it averages. It
+	// is for dense buckets only that neither clip nor look for overflows.
+	Sum bool
+	// Config is how a bucket is reduced, dense unless set. ClipNorm bounds the norm
+	// of the whole gradient, which is known when the last one is ready: so all
+	// communication is in Wait then. Overflow is one for all buckets.
+	sparse.Config
+	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
+	// many elements, as biases and the parameters of norms are, have dense buckets of
+	// their own: [DefaultDenseUpTo] unless set, a negative number for none.
+	DenseUpTo int
+	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
+	// first and holds gradients registered last. There is no DenseUpTo then. A
+	// ClipNorm is 0 or that of Config.
+	PerBucket func(bucket, elements int) sparse.Config
+	// FirstBucketBytes is the size of the first bucket of each type,
+	// [DefaultFirstBucketBytes] unless set, at most BucketBytes: its reduction is to
+	// begin early.
+	FirstBucketBytes int
+	// Rebuild fills the buckets anew after the first step, in the order in which rank
+	// 0's gradients became ready. It is for dense buckets: what a sparse one has not
+	// sent yet is of its gradients.
+	Rebuild bool
+	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
+	// bytes. They are rounded before the reduction, which adds up in F32 where the
+	// backend does, and once behind it. Beyond 65504 an F16 is infinite; BF16 has the
+	// range of F32. Unset, they travel as they are.
+	Wire dtype.DType
+	// BucketViews has the gradients live in the buckets: a backward pass computes them
+	// in the tensors that [Gradients.Views] hands out, and nothing is copied
+	// (gradient_as_bucket_view in PyTorch). Another tensor that Ready is given is
+	// copied as ever. It excludes Wire and Rebuild.
+	BucketViews bool
+	// Uneven has ranks that run out of data sooner than others call
+	// [Gradients.Join]. It costs an allreduce of one number in each step.
+	Uneven bool
+}
+
+// DefaultDenseUpTo is how many elements a gradient of one dimension has at most
+// that is reduced densely unless [Config] says otherwise.
+const DefaultDenseUpTo = 1 << 16
+
+// Stats tells what the last step of a [Gradients] did on this rank.
+type Stats struct {
+	Step    int // number of the step, from 0
+	Buckets int
+	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was undone
+	// in all buckets, on all ranks.
+	Skipped bool
+	// SentElements and SentBytes count as in [sparse.Stats].
+	SentElements, SentBytes int64
+	// LaunchTime is the host's time in Ready, WaitTime that in Wait: the
+	// communication that the backward pass did not hide.
+	LaunchTime, WaitTime time.Duration
+}
+
+// Gradients averages the gradients of a model over the ranks, or adds them
+// up, while the backward pass goes on.
+//
+// Gradients are put into buckets of one type each, in reverse order of
+// registration, because a backward pass computes the last layer's gradient first.
+// A bucket is reduced as soon as all its gradients, and all buckets before it,
+// are ready: so all ranks reduce the same buckets in the same order, whatever the
+// order in which their gradients become ready.
+//
+// A dense bucket is submitted in Ready and completed in Wait; meanwhile the
+// communicator works on it if it has a stream of its own (then buckets and
+// compute are ordered by events and the host never waits) or makes progress by
+// itself. With streams its gradients are put together, in symmetric memory if
+// there is such ([comm.Allocate]); otherwise all but the small ones are reduced
+// where they are, as one group. What is to be sent of a sparse bucket is picked in
+// Ready. Without streams it travels while the backward pass goes on, and while the
+// next bucket is picked from, on a goroutine of the Gradients (with [sparse.Config].NoUndo
+// in Ready). With streams, buckets are picked from, exchanged and merged on a stream of
+// the Gradients's own, behind an event of the compute stream for each, where
+// the runtime can branch ([runtime.Brancher]) and otherwise on the compute stream. Where
+// an exchange has the host wait ([sparse.NeedsHost]), that goroutine does it all, with
+// [sparse.Config].NoUndo Ready.
+//
+// Where a bucket is sparse, gradients are clipped or overflows are looked for, a
+// step is a transaction of all buckets, unless [sparse.Config].NoUndo is set: results are
+// written in Wait, if all buckets have one and none overflowed. An error of Ready
+// stays until Wait, which returns it too and ends the step: gradients and residuals
+// are as before it then, bit for bit, on this rank, and the step can be repeated, or
+// left out, with the same communicator or another one ([Gradients.Rebind]). An
+// error while results are written stays for good.
+//
+//	for step := range steps {
+//		// backward pass: after the gradient of parameter i is complete
+//		err := sync.Ready(ctx, i, gradient)
+//		...
+//		err = sync.Wait(ctx) // all gradients are averages now
+//	}
+//
+// or, without overlap, [Gradients.ReduceAll].
+//
+// A Gradients belongs to one goroutine at a time, and so does its
+// communicator between the first Ready and the end of Wait.
+type Gradients struct {
+	rt          runtime.Runtime
+	meter       *comm.Meter
+	order       base.Order
+	cfg         Config
+	op          comm.ReduceOp     // of dense buckets
+	lens        []int             // of each gradient
+	types       []dtype.DType     // of each gradient
+	shapes      [][]int           // of each gradient
+	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
+	vectors     []bool            // of each gradient: it goes to a dense bucket of such
+	where       []int             // its bucket
+	ready       []int             // the order in which the buckets were filled
+	given       []*runtime.Tensor // nil: not ready in this step
+	results     []*runtime.Tensor // what was given in the last complete step
+	spares      []*runtime.Tensor // in the place of what was left out; nil: never yet
+	buckets     []*bucket
+	transaction *transaction // nil: all buckets are plain allreduces
+	onStage     func(bucket int, s sparse.Stage)
+	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
+	async       *worker     // nil: what buckets exchange is exchanged when they are complete
+	next        int         // first bucket that is not launched
+	steps       int         // complete steps
+	begun       bool
+	agreed      bool            // the ranks have compared what they reduce
+	memory      base.Buffers    // where plain buckets do
+	fault       error           // of this step, which Wait undoes
+	factor      uintptr         // what clips the gradients of this step
+	sums        []sum           // what was accumulated
+	active      *runtime.Tensor // with Uneven: whether this rank has data, and how many do
+	arrived     []int           // with Rebuild: gradients of the first step, as they became ready
+
+	stats  Stats
+	open   bool // the device knows whether the last step was skipped
+	launch time.Duration
+	before comm.Traffic
+	err    error
+	closed bool
+}
+
+// New prepares the reduction of gradients that have the lengths and
+// the types of params, in the order of the forward pass: the parameters
+// themselves, for example, contiguous and in memory of rt's device and compute
+// stream ([runtime.ErrDevice]). Params are neither written nor kept.
+//
+// All ranks call it together, with the same lengths, types and configuration: it
+// allocates symmetric memory where the communicator has such, and chooses what is
+// left to [sparse.Auto]. Before the first step with a communicator they compare them, and
+// the version of this module: what differs is [comm.ErrMismatch] on all of them, and
+// named as far as there is room. That step waits for the device, and allocates: it
+// comes before the runtime is frozen.
+func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Gradients, error) {
+	const op = "gradient sync"
+	if rt == nil || c == nil {
+		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+	}
+	if cfg.BucketBytes < 0 {
+		return nil, base.ConfigError("BucketBytes is %d, want at least 1", cfg.BucketBytes)
+	}
+	if cfg.FirstBucketBytes < 0 {
+		return nil, base.ConfigError("FirstBucketBytes is %d, want at least 1", cfg.FirstBucketBytes)
+	}
+	if err := cfg.checkWire(); err != nil {
+		return nil, err
+	}
+	if cfg.BucketViews && (cfg.Wire != dtype.Invalid || cfg.Rebuild) {
+		return nil, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", cfg.Wire, cfg.Rebuild)
+	}
+	n := len(params)
+	g := &Gradients{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), shapes: make([][]int, n), where: make([]int, n),
+		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), sums: make([]sum, n), vectors: make([]bool, n)}
+	if cfg.Sum {
+		g.op = comm.Sum
+	}
+	g.order = base.NewOrder(rt, g.meter)
+	if cfg.BucketBytes == 0 {
+		cfg.BucketBytes = DefaultBucketBytes
+		if g.order.Streams == nil {
+			cfg.BucketBytes = DefaultHostBucketBytes
+		}
+	}
+	if cfg.FirstBucketBytes == 0 {
+		cfg.FirstBucketBytes = DefaultFirstBucketBytes
+	}
+	if cfg.DenseUpTo == 0 {
+		cfg.DenseUpTo = DefaultDenseUpTo
+	}
+	g.cfg = cfg
+	for i, t := range params {
+		if _, err := g.address(t); err != nil {
+			return nil, base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
+		}
+		g.lens[i], g.types[i], g.shapes[i] = t.Len(), t.DType(), t.Shape()
+		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
+		g.vectors[i] = compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
+	}
+	if g.err = g.arrange(ctx, backward(n), nil); g.err == nil {
+		g.err = g.prepareJoin()
+	}
+	if g.err != nil {
+		return nil, base.OpError(op, errors.Join(g.err, g.Close()))
+	}
+	g.reset()
+	return g, nil
+}
+
+// address checks a tensor and returns its address.
+func (g *Gradients) address(t *runtime.Tensor) (uintptr, error) {
+	p, err := base.Address("gradient", "source", g.meter, t)
+	if err == nil {
+		err = base.SameStream(g.rt, t.Runtime())
+	}
+	return p, err
+}
+
+// Views returns with [Config].BucketViews the tensors in which a backward
+// pass computes the gradients, in the order of registration, and nil otherwise. They
+// have the shapes and types of the parameters, are aligned to their elements, start as
+// zeros, and are valid until Close. After a Restore that makes other buckets, and after
+// a [Gradients.Rebind] where steps are plain allreduces, ask again: there are others,
+// and what these held is lost.
+func (g *Gradients) Views() []*runtime.Tensor { return slices.Clone(g.views) }
+
+// reset prepares for the next step.
+func (g *Gradients) reset() {
+	clear(g.given)
+	for _, b := range g.buckets {
+		b.missing = len(b.params)
+	}
+	g.arrived = g.arrived[:0]
+	g.next, g.fault, g.factor = 0, nil, 0
+	g.begun = false
+	for i := range g.sums {
+		g.sums[i].folded = false
+	}
+	g.launch = 0
+	g.before = g.meter.Totals()
+}
+
+// Buckets returns for each bucket, in the order of reduction, the numbers of
+// its gradients.
+func (g *Gradients) Buckets() [][]int {
+	all := make([][]int, len(g.buckets))
+	for i, b := range g.buckets {
+		all[i] = slices.Clone(b.params)
+	}
+	return all
+}
+
+// Patterns returns for each bucket, in the order of reduction, its pattern: that of
+// its configuration, or what was chosen for [sparse.Auto].
+func (g *Gradients) Patterns() []string {
+	all := make([]string, len(g.buckets))
+	for i, b := range g.buckets {
+		all[i] = b.cfg.Pattern
+	}
+	return all
+}
+
+// Ready says that t, this step's gradient i, is complete (or that the work that
+// completes it has been submitted to the runtime's compute stream). It must be
+// neither written nor freed before Wait returned, which leaves the average in it.
+// In another step it may be another tensor.
+//
+// A number that is out of range, a gradient that is ready already, or a tensor
+// that is not as the one registered, is an error and changes nothing. An error of
+// the communication stays: later calls return it too, until Wait has ended the step
+// where it is a transaction.
+func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
+	const op = "gradient ready"
+	if err := g.usable(op); err != nil {
+		return err
+	}
+	if err := g.check(op, i, t); err != nil {
+		return err
+	}
+	started := time.Now()
+	g.accept(ctx, i, t)
+	g.launch += time.Since(started)
+	if err := errors.Join(g.err, g.fault); err != nil {
+		return base.OpError(op, err)
+	}
+	return nil
+}
+
+// check checks this step's gradient i.
+func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
+	if i < 0 || i >= len(g.given) {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.given)))
+	}
+	if g.given[i] != nil {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is ready already in this step", comm.ErrArgument, i))
+	}
+	if _, err := g.address(t); err != nil {
+		return base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
+	}
+	if dt := g.buckets[g.where[i]].dt; t.DType() != dt {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is %v, registered was %v", runtime.ErrDType, i, t.DType(), dt))
+	}
+	if t.Len() != g.lens[i] {
+		return base.ShapeError(op, "gradient %d has %d elements, registered were %d", i, t.Len(), g.lens[i])
+	}
+	return nil
+}
+
+// begin begins a step, if it has not begun.
+func (g *Gradients) begin(ctx context.Context) {
+	if !g.begun && g.err == nil && g.fault == nil {
+		g.begun = true
+		err := g.drain(ctx)
+		if err == nil {
+			err = g.announce(ctx, 1)
+		}
+		g.fail(err)
+	}
+}
+
+// drain waits for what a step that failed has left under way, before anything that
+// buckets share is written. Then, before anything else is communicated, the ranks
+// compare what they reduce, if they have not yet.
+func (g *Gradients) drain(ctx context.Context) error {
+	if g.transaction != nil {
+		if err := g.transaction.order.Drain(ctx); err != nil {
+			return err
+		}
+		for _, b := range g.buckets {
+			if err := b.sparse.Drain(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return g.agree(ctx)
+}
+
+// fail notes an error, if it is one. Where a step is a transaction, Wait undoes it.
+func (g *Gradients) fail(err error) {
+	switch {
+	case err == nil:
+	case g.transaction != nil && !g.transaction.cfg.NoUndo:
+		g.fault = err
+	default:
+		g.err = err
+	}
+}
+
+// accept takes a gradient and reduces the buckets that it completes.
+func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
+	if g.begin(ctx); g.err == nil && g.fault == nil {
+		g.fail(g.fold(i, t))
+	}
+	g.given[i] = t
+	if g.cfg.Rebuild && g.steps == 0 {
+		g.arrived = append(g.arrived, i)
+	}
+	g.buckets[g.where[i]].missing--
+	if g.transaction == nil || g.transaction.cfg.ClipNorm == 0 {
+		g.launchComplete(ctx)
+	}
+}
+
+// launchComplete reduces the buckets whose turn it is and which are complete.
+func (g *Gradients) launchComplete(ctx context.Context) {
+	if g.async != nil && g.fault == nil {
+		g.fault = g.async.look()
+	}
+	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil && g.fault == nil {
+		b := g.buckets[g.next]
+		g.next++
+		if g.transaction != nil {
+			g.fail(g.startSparse(ctx, b))
+			continue
+		}
+		err := g.copyParts(b, false)
+		if err == nil {
+			err = g.start(ctx, b)
+		}
+		g.fail(err)
+	}
+}
+
+// startSparse starts the step of a bucket, and may also end it.
+func (g *Gradients) startSparse(ctx context.Context, b *bucket) error {
+	if err := g.side.mark(b.ready); err != nil {
+		return err
+	}
+	if g.async != nil && g.side != nil { // it also submits the work, in the order in which the branch is to do it
+		g.async.add(b)
+		return nil
+	}
+	if err := g.pick(ctx, b); err != nil {
+		return err
+	}
+	if g.async != nil {
+		g.async.add(b)
+		return nil
+	}
+	err := b.sparse.Exchange(ctx)
+	g.passed(b, sparse.Exchanged)
+	// What is not in flight, and will not be rolled back, ends here: the result may be in
+	// memory that the next bucket uses.
+	if b.ended = g.transaction.cfg.NoUndo && !b.sparse.InFlight(); b.ended && err == nil {
+		err = g.commit(b, sparse.Passes)
+	}
+	return err
+}
+
+// commit ends the step of a bucket.
+func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
+	err := b.sparse.Commit(v)
+	if err == nil {
+		err = g.copyParts(b, true)
+	}
+	g.passed(b, sparse.Finished)
+	return err
+}
+
+// pick picks from a bucket, whose gradients are there at its mark.
+func (g *Gradients) pick(ctx context.Context, b *bucket) error {
+	t := b.flat
+	if t == nil {
+		t = g.given[b.params[0]]
+	}
+	err := g.side.follow(b.ready)
+	if err == nil {
+		err = g.copyParts(b, false)
+	}
+	ptr, wrong := t.Ptr()
+	if err = cmp.Or(err, wrong); err != nil {
+		return err
+	}
+	err = b.sparse.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.factor, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
+	g.passed(b, sparse.Selected)
+	return err
+}
+
+// exchange is what is done behind the caller, until Wait's context ends it.
+func (g *Gradients) exchange(b *bucket) error {
+	ctx := context.Background()
+	if g.side != nil {
+		if err := g.pick(ctx, b); err != nil {
+			return err
+		}
+	}
+	err := b.sparse.Exchange(ctx)
+	g.passed(b, sparse.Exchanged)
+	return err
+}
+
+// OnStage has f called when the work of a stage of a bucket that is more than a plain
+// allreduce has been submitted: Selected and Finished to the stream that
+// [Gradients.Stream] returns, Exchanged to the communicator's. f may run on another
+// goroutine, one call at a time. nil ends that; it is called between steps.
+func (g *Gradients) OnStage(f func(bucket int, s sparse.Stage)) { g.onStage = f }
+
+func (g *Gradients) passed(b *bucket, s sparse.Stage) {
+	if g.onStage != nil {
+		g.onStage(slices.Index(g.buckets, b), s)
+	}
+}
+
+// Stream returns the stream on which sparse buckets are picked from and merged: one
+// beside the compute stream where there is such ([runtime.Brancher]).
+func (g *Gradients) Stream() uintptr { return g.runtime().ComputeStream() }
+
+// start submits the reduction of a plain bucket.
+func (g *Gradients) start(ctx context.Context, b *bucket) error {
+	b.calls = b.calls[:0]
+	add := func(t *runtime.Tensor) error {
+		p, err := t.Ptr()
+		b.calls = append(b.calls, comm.AllReduceCall(p, p, t.Len(), b.wire, g.op))
+		return err
+	}
+	if b.flat != nil {
+		if err := add(b.flat); err != nil {
+			return err
+		}
+	}
+	for _, i := range b.apart {
+		if err := add(g.given[i]); err != nil {
+			return fmt.Errorf("gradient %d: %w", i, err)
+		}
+	}
+	if err := g.order.CommAfterCompute(ctx); err != nil {
+		return err
+	}
+	if len(b.calls) == 1 {
+		return b.calls[0].Make(g.meter)
+	}
+	return g.meter.Group(b.calls...)
+}
+
+// copyParts puts gradients of a bucket together, or copies them back.
+func (g *Gradients) copyParts(b *bucket, back bool) error {
+	if b.flat == nil {
+		return nil
+	}
+	flat, err := b.flat.Ptr()
+	if err != nil {
+		return err
+	}
+	for _, i := range b.joined {
+		t := g.given[i]
+		param, err := t.Ptr()
+		if err != nil {
+			return fmt.Errorf("gradient %d: %w", i, err)
+		}
+		if param != flat { // otherwise it lives there
+			if err := g.convert(b, flat, param, t.Len(), back); err != nil {
+				return err
+			}
+		}
+		flat += uintptr(t.Len() * b.wire.Size())
+	}
+	return nil
+}
+
+// Wait completes the step: when it returns, all gradients are averages (for
+// work submitted to the compute stream from then on), and the next step may
+// begin. On a device with streams the host has not waited: before it reads a
+// gradient, or anything computed from one, it calls the communicator's Sync, as
+// "Completion" in the package's documentation explains.
+//
+// A gradient that was left out, because this rank did not use the parameter,
+// counts as zero. The average over the ranks need not be zero; [Gradients.Result]
+// has it, for ranks are to change their parameters alike.
+//
+// After an error of a step that is a transaction, nothing has happened: all is as
+// before its first Ready, which the next step begins with.
+func (g *Gradients) Wait(ctx context.Context) error {
+	const op = "gradient wait"
+	if err := g.usable(op); err != nil && (g.closed || g.err != nil) {
+		return err
+	}
+	started := time.Now()
+	g.begin(ctx)
+	for i, t := range slices.Backward(g.given) {
+		if t == nil && g.err == nil && g.fault == nil {
+			t, err := g.zero(i)
+			if g.fail(err); err == nil {
+				g.accept(ctx, i, t)
+			}
+		}
+	}
+	if g.err == nil && g.transaction == nil {
+		g.err = g.order.ComputeAfterComm(ctx)
+		for _, b := range g.buckets {
+			if g.err == nil {
+				g.err = g.copyParts(b, true)
+			}
+		}
+	} else if g.transaction != nil {
+		g.conclude(ctx)
+	}
+	if g.fault != nil {
+		return base.OpError(op, g.undo())
+	}
+	if g.err != nil {
+		return base.OpError(op, g.err)
+	}
+	after := g.meter.Totals()
+	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
+	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
+	g.given, g.results = g.results, g.given
+	if g.cfg.Rebuild && g.steps == 0 {
+		g.err = g.rebuild(ctx)
+	}
+	g.steps++
+	g.reset()
+	if g.err != nil {
+		return base.OpError(op, g.err)
+	}
+	return nil
+}
+
+// conclude judges the buckets, and ends their steps.
+func (g *Gradients) conclude(ctx context.Context) {
+	j := g.transaction
+	writes := false // what fails then stays
+	defer func() {
+		err := g.side.join()
+		if !writes {
+			g.fail(err)
+		} else if g.err == nil {
+			g.err = err
+		}
+	}()
+	if j.cfg.ClipNorm > 0 && g.fault == nil && g.err == nil {
+		g.fail(g.side.catchUp())
+		if g.fault == nil && g.err == nil {
+			var err error
+			g.factor, err = j.clip(ctx, g.given)
+			g.fail(err)
+		}
+		g.launchComplete(ctx)
+	}
+	if g.async != nil { // also after an error: it reads gradients
+		if err := g.async.wait(ctx, g.meter); g.fault == nil {
+			g.fail(err)
+		}
+	}
+	if g.cfg.Uneven && g.fault == nil && g.err == nil {
+		g.fail(g.order.ComputeAfterComm(ctx))
+	}
+	if g.fault != nil || g.err != nil {
+		return
+	}
+	waited := false
+	for _, b := range g.buckets {
+		if b.ended {
+			continue
+		}
+		hostWaited, err := b.sparse.Complete(ctx)
+		if err != nil {
+			g.fail(err)
+			return
+		}
+		waited = waited || hostWaited
+	}
+	v, err := j.judge(ctx, len(g.buckets), waited)
+	if err != nil {
+		g.fail(err)
+		return
+	}
+	writes = true
+	for _, b := range g.buckets {
+		if b.ended {
+			continue
+		}
+		if g.err = g.commit(b, v); g.err != nil {
+			return
+		}
+	}
+	g.stats.Skipped, g.open = v == sparse.Skips, v == sparse.Deferred
+}
+
+// undo undoes the steps of all buckets that were started, and returns why it did.
+// What fails now stays.
+func (g *Gradients) undo() error {
+	cause := g.fault
+	for _, b := range g.buckets[:g.next] {
+		if err := b.sparse.RollBack(); err != nil && g.err == nil {
+			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, err)
+		}
+	}
+	if g.err == nil {
+		g.err = g.side.join()
+	}
+	g.unfold()
+	g.reset()
+	if g.err != nil {
+		return g.err
+	}
+	return fmt.Errorf("%w (the step is undone: gradients and residuals are as before)", cause)
+}
+
+// zero returns a tensor of zeros in the place of gradient i.
+func (g *Gradients) zero(i int) (*runtime.Tensor, error) {
+	if g.spares[i] == nil {
+		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.lens[i])
+		if err != nil {
+			return nil, err
+		}
+		g.spares[i] = t
+	}
+	return g.spares[i], g.spares[i].Fill(0)
+}
+
+// ReduceAll is a step at once: Ready for all gradients, of which one that is nil
+// is left out, and Wait. A wrong one, and a context that is over, is an error before
+// any of them is taken.
+func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
+	const op = "gradient reduce"
+	if len(gradients) != len(g.given) {
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.given)))
+	}
+	if g.usable(op) == nil {
+		for i, t := range gradients {
+			if t == nil {
+				continue
+			}
+			if err := g.check(op, i, t); err != nil {
+				return err
+			}
+		}
+		if !g.begun && ctx.Err() != nil {
+			return base.OpError(op, comm.ContextError(ctx))
+		}
+	}
+	for i, t := range slices.Backward(gradients) {
+		if t != nil {
+			if err := g.Ready(ctx, i, t); err != nil {
+				if g.fault != nil {
+					return g.Wait(ctx) // it ends the step
+				}
+				return err
+			}
+		}
+	}
+	return g.Wait(ctx)
+}
+
+// Result returns the average of gradient i in the last complete step: the tensor
+// that was given or, if it was left out, a vector that is valid until the next
+// step's Wait and Close. It is nil before the first step.
+func (g *Gradients) Result(i int) *runtime.Tensor { return g.results[i] }
+
+// Stats returns what the last complete step did. Whether it was skipped may be known
+// by the device only, which is waited for then, until ctx is done. In the middle of a
+// step on which the Gradients's goroutine works, that is [comm.ErrArgument].
+func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
+	if g.open && !g.closed {
+		if err := g.alone(); err != nil {
+			return g.stats, base.OpError("gradient stats", err)
+		}
+		if err := g.side.catchUp(); err != nil {
+			return g.stats, base.OpError("gradient stats", err)
+		}
+		skipped, err := g.transaction.skips(ctx)
+		if err != nil {
+			return g.stats, base.OpError("gradient stats", err)
+		}
+		g.stats.Skipped, g.open = skipped, false
+	}
+	return g.stats, nil
+}
+
+// alone checks that no goroutine works on a step, which uses buckets and communicator.
+func (g *Gradients) alone() error {
+	if g.begun && g.async != nil {
+		return fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument)
+	}
+	return nil
+}
+
+// BucketStats returns what the last complete step did for a bucket, as
+// [sparse.Reducer.Stats] does. A bucket that is a plain allreduce has no times, and its
+// traffic is part of [Stats] only.
+func (g *Gradients) BucketStats(ctx context.Context, bucket int) (sparse.Stats, error) {
+	const op = "gradient stats"
+	if bucket < 0 || bucket >= len(g.buckets) {
+		return sparse.Stats{}, base.OpError(op, fmt.Errorf("%w: bucket %d is not in [0, %d)", comm.ErrArgument, bucket, len(g.buckets)))
+	}
+	b := g.buckets[bucket]
+	if b.sparse != nil {
+		if err := g.alone(); err != nil {
+			return sparse.Stats{}, base.OpError(op, err)
+		}
+		if !g.closed {
+			if err := g.side.catchUp(); err != nil {
+				return sparse.Stats{}, base.OpError(op, err)
+			}
+		}
+		return b.sparse.Stats(ctx)
+	}
+	n := b.bytes / b.dt.Size()
+	return sparse.Stats{Step: g.stats.Step, Pattern: sparse.Dense, Dense: true, Elements: n, K: n, PickedLocal: n, PickedGlobal: n}, nil
+}
+
+// Close frees the buckets. Gradients and communicator stay as they are.
+// Closing twice is fine. Where the communicator has symmetric memory, all ranks
+// close together; after an error that memory is left to the communicator's Close,
+// because the peers may be calling something else.
+//
+// In the middle of a step the host waits for the buckets that were launched,
+// because the communicator still reads and writes them. If the peers do not
+// reduce theirs within 5 seconds, that is [comm.ErrTimeout], and the communicator
+// is broken. After this or any other error of that wait the buckets' memory is
+// not given back, because the communicator may still write it. Close the
+// communicator then, and after it the Gradients again, before the gradients
+// are freed: they may be buckets themselves.
+func (g *Gradients) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	if g.async != nil && !g.closed {
+		_ = g.async.wait(ctx, g.meter) // what it leaves behind, settle finds
+		g.async.close()
+	}
+	g.closed = true
+	settled := g.order.DrainToFree()
+	errs := []error{settled}
+	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
+	own := append(slices.Clone(g.spares), g.active)
+	for _, s := range g.sums {
+		own = append(own, s.of)
+	}
+	for _, b := range g.buckets {
+		err := settled
+		if b.sparse != nil {
+			err = b.sparse.Close()
+			errs = append(errs, err)
+		}
+		if b.memory != nil && err == nil && !(symmetric && g.err != nil) {
+			// A communicator that was closed has freed its memory.
+			if err := b.memory.Free(ctx); !errors.Is(err, comm.ErrClosed) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	for _, b := range g.buckets {
+		errs = append(errs, g.forget(b))
+	}
+	if g.transaction != nil {
+		errs = append(errs, g.transaction.close())
+	}
+	if settled == nil {
+		errs = append(errs, g.memory.Release(g.rt, 0))
+	}
+	for _, t := range own {
+		if t != nil && settled == nil {
+			errs = append(errs, t.Free())
+		}
+	}
+	if errors.Join(errs...) == nil { // otherwise the communicator may still write its memory
+		errs = append(errs, g.side.close())
+		g.side = nil
+	}
+	if err := errors.Join(errs...); err != nil {
+		return base.OpError("gradient sync close", err)
+	}
+	return nil
+}
+
+func (g *Gradients) usable(op string) error {
+	if g.closed {
+		return base.OpError(op, base.ClosedError("the Gradients"))
+	}
+	if err := errors.Join(g.err, g.fault); err != nil {
+		return base.OpError(op, err)
+	}
+	return nil
+}

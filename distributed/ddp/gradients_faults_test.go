@@ -1,0 +1,377 @@
+package ddp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// model is a rank with the gradients of a small model: matrices, and vectors that
+// have dense buckets.
+type model struct {
+	sync   *ddp.Gradients
+	params []*runtime.Tensor
+	rank   int
+}
+
+var modelShapes = [][]int{{40, 50}, {50}, {30, 20}, {7, 100}, {100}, {3}}
+
+func newModel(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg ddp.Config) (*model, error) {
+	m := &model{rank: c.Rank()}
+	for _, shape := range modelShapes {
+		t, err := runtime.New(rt, dtype.F32, shape...)
+		if err != nil {
+			return nil, err
+		}
+		m.params = append(m.params, t)
+	}
+	if cfg.BucketBytes == 0 {
+		cfg.BucketBytes = 6000 // several sparse buckets, of one and of two gradients
+	}
+	var err error
+	m.sync, err = ddp.New(ctx, rt, c, m.params, cfg)
+	return m, err
+}
+
+// load writes the gradients of a step.
+func (m *model) load(step int) error {
+	var err error
+	for i, t := range m.params {
+		err = errors.Join(err, runtime.CopyIn(t, standin.Normal(t.Len(), m.rank, step, i)))
+	}
+	return err
+}
+
+// bits are the bits of all gradients.
+func (m *model) bits() (all []uint32) {
+	for _, t := range m.params {
+		all = append(all, standin.Bits(t)...)
+	}
+	return all
+}
+
+func (m *model) close() error {
+	err := m.sync.Close()
+	for _, t := range m.params {
+		err = errors.Join(err, t.Free())
+	}
+	return err
+}
+
+var sparseModel = ddp.Config{Config: sparse.Config{Pattern: "oktopk", Density: 0.1, ThresholdInterval: 3}}
+
+// TestDenseVectors: small gradients of one dimension have dense buckets.
+func TestDenseVectors(t *testing.T) {
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		m, err := newModel(ctx, rt, c, sparseModel)
+		if err != nil {
+			return err
+		}
+		assert.Equal(t, [][]int{{3, 2}, {5, 4, 1}, {0}}, m.sync.Buckets())
+		if err := errors.Join(m.load(0), m.sync.ReduceAll(ctx, m.params)); err != nil {
+			return err
+		}
+		for i, want := range []string{"oktopk", "dense", "oktopk"} {
+			stats, err := m.sync.BucketStats(ctx, i)
+			assert.NoError(t, err)
+			assert.Equal(t, want, stats.Pattern)
+		}
+		_, err = m.sync.BucketStats(ctx, 3)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		return m.close()
+	})
+}
+
+// TestGradientOverflow gives one rank a gradient that is not finite, in a sparse or
+// in a dense bucket. All buckets of all ranks drop the step, or report the error,
+// and what follows has the bits of a run without it.
+func TestGradientOverflow(t *testing.T) {
+	const ranks, bad, steps = 3, 2, 5
+	for _, pattern := range []string{sparse.Dense, "topkA", "gtopk", "topkSA", "gaussiank", "oktopk"} {
+		for _, policy := range []sparse.NonFinitePolicy{sparse.SkipNonFinite, sparse.FailNonFinite} {
+			for _, where := range []int{0, 4} {
+				rt := cpu.New()
+				label := fmt.Sprintf("%s, policy %d, gradient %d", pattern, policy, where)
+				run := func(with bool) (all [ranks][][]uint32) {
+					require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+						m, err := newModel(ctx, rt, c, ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: policy}})
+						for step := range steps {
+							if step == bad && !with {
+								continue
+							}
+							if err = errors.Join(err, m.load(step)); err != nil {
+								return err
+							}
+							if step == bad && c.Rank() == 1 {
+								g := standin.Normal(m.params[where].Len(), 1)
+								g[2] = float32(math.Inf(1))
+								require.NoError(t, runtime.CopyIn(m.params[where], g))
+							}
+							given := m.bits()
+							err := m.sync.ReduceAll(ctx, m.params)
+							stats, statsErr := m.sync.Stats(ctx)
+							assert.NoError(t, statsErr)
+							switch {
+							case step != bad:
+								assert.NoError(t, err, label)
+								assert.False(t, stats.Skipped, label)
+								all[c.Rank()] = append(all[c.Rank()], m.bits())
+							case policy == sparse.FailNonFinite:
+								assert.ErrorIs(t, err, sparse.ErrNonFinite, label)
+								assert.Equal(t, given, m.bits(), label)
+							default:
+								assert.NoError(t, err, label)
+								assert.True(t, stats.Skipped, label)
+								assert.Equal(t, make([]uint32, len(given)), m.bits(), label)
+								for b := range m.sync.Buckets() {
+									s, err := m.sync.BucketStats(ctx, b)
+									assert.NoError(t, err)
+									assert.True(t, s.Skipped, "%s, bucket %d", label, b)
+								}
+							}
+						}
+						return m.close()
+					}))
+					return all
+				}
+				assert.Equal(t, run(false), run(true), label)
+				require.NoError(t, rt.Close())
+			}
+		}
+	}
+}
+
+// TestGradientOverflowOnDevice: where the host does not wait, the device drops the
+// step in all buckets.
+func TestGradientOverflowOnDevice(t *testing.T) {
+	standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
+		m, err := newModel(ctx, s, c, ddp.Config{Config: sparse.Config{Pattern: "topkA", Density: 0.1, ClipNorm: 1e9}})
+		require.NoError(t, err)
+		for step := range 4 {
+			require.NoError(t, m.load(step))
+			if step%2 == 1 {
+				require.NoError(t, m.params[4].Fill(math.NaN()))
+			}
+			s.Take()
+			require.NoError(t, m.sync.ReduceAll(ctx, m.params))
+			assert.NotContains(t, s.Take(), "HOST-WAITS")
+			stats, err := m.sync.Stats(ctx)
+			require.NoError(t, err)
+			assert.Equal(t, step%2 == 1, stats.Skipped, "step %d", step)
+			if stats.Skipped {
+				assert.Equal(t, make([]uint32, len(m.bits())), m.bits())
+			} else {
+				assert.NotEqual(t, make([]uint32, len(m.bits())), m.bits())
+			}
+		}
+		require.NoError(t, m.close())
+	})
+}
+
+// TestGradientClip: one factor for all buckets. Everything is sent, so that results
+// are averages of scaled gradients.
+func TestGradientClip(t *testing.T) {
+	const ranks, norm = 2, 5.0
+	for _, mode := range []sparse.ClipMode{sparse.ClipLocal, sparse.ClipGlobal} {
+		for _, pattern := range []string{sparse.Dense, "topkA"} {
+			standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				cfg := sparse.Config{Pattern: pattern, Density: 1, ClipNorm: norm, Clip: mode}
+				m, err := newModel(ctx, rt, c, ddp.Config{Config: cfg})
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(m.load(0), m.sync.ReduceAll(ctx, m.params)); err != nil {
+					return err
+				}
+				var squares [ranks]float64
+				for r := range squares {
+					for i, p := range m.params {
+						for _, v := range standin.Normal(p.Len(), r, 0, i) {
+							squares[r] += float64(v) * float64(v)
+						}
+					}
+				}
+				for i, p := range m.params {
+					got, err := runtime.ToSlice[float32](p)
+					if err != nil {
+						return err
+					}
+					want := make([]float64, len(got))
+					for r, s := range squares {
+						factor := norm / math.Sqrt(ranks) / math.Sqrt(s)
+						if mode == sparse.ClipGlobal {
+							factor = norm / math.Sqrt((squares[0]+squares[1])/ranks)
+						}
+						for j, v := range standin.Normal(p.Len(), r, 0, i) {
+							want[j] += float64(v) * factor / ranks
+						}
+					}
+					for j := range got {
+						assert.InDelta(t, want[j], float64(got[j]), 1e-6, "%s, gradient %d", pattern, i)
+					}
+				}
+				return m.close()
+			})
+		}
+	}
+}
+
+// TestGradientFaults makes each communication call of a step of several buckets
+// fail, on all ranks or on one: gradients are as before, and the step, repeated on
+// another communicator, gives what it gives without a fault, as do those that follow.
+func TestGradientFaults(t *testing.T) {
+	const steps, bad = 4, 1
+	sizes := []int{2, 3}
+	if testing.Short() {
+		sizes = sizes[:1]
+	}
+	for _, cfg := range []ddp.Config{
+		sparseModel,
+		{Config: sparse.Config{Pattern: "topkSA", Density: 0.1, ClipNorm: 3, Clip: sparse.ClipGlobal}},
+		{Config: sparse.Config{ClipNorm: 3}},
+	} {
+		for _, size := range sizes {
+			rt := cpu.New()
+			run := func(at int, everywhere bool) (all [][][]uint32, more bool) {
+				label := fmt.Sprintf("%s, %d ranks, call %d, on all: %v", cfg.Pattern, size, at, everywhere)
+				others, err := local.New(size)
+				require.NoError(t, err)
+				all = make([][][]uint32, size)
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				var mu sync.Mutex
+				var met sync.WaitGroup
+				met.Add(size)
+				failed, completed := 0, 0
+				err = local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+					rank := c.Rank()
+					defer others[rank].Close()
+					f := standin.NewFaulty(c)
+					m, err := newModel(ctx, rt, f, cfg)
+					for step := range steps {
+						if err = errors.Join(err, m.load(step)); err != nil {
+							return err
+						}
+						given := m.bits()
+						if step == bad && at >= 0 {
+							f.Calls = 0
+							if everywhere || rank == at%size {
+								f.At = at
+							}
+						}
+						err = m.sync.ReduceAll(ctx, m.params)
+						if step == bad && at >= 0 {
+							f.At = -1
+							if err != nil {
+								assert.ErrorContains(t, err, "undone", label)
+								assert.Equal(t, given, m.bits(), label)
+								_ = c.Close()
+							}
+							mu.Lock()
+							more = more || f.Calls > at
+							if err != nil {
+								failed++
+							} else {
+								completed++
+							}
+							mu.Unlock()
+							met.Done()
+							met.Wait()
+							if failed > 0 && completed > 0 { // the last wait of some
+								return m.close()
+							}
+							if failed > 0 {
+								if err := m.sync.Rebind(ctx, others[rank]); err != nil {
+									return fmt.Errorf("%s: %w", label, err)
+								}
+								err = m.sync.ReduceAll(ctx, m.params)
+							}
+						}
+						if err != nil {
+							return fmt.Errorf("%s, step %d: %w", label, step, err)
+						}
+						all[rank] = append(all[rank], m.bits())
+					}
+					return m.close()
+				})
+				if failed > 0 && completed > 0 {
+					return nil, more
+				}
+				require.NoError(t, err, label)
+				return all, more
+			}
+			want, _ := run(-1, false)
+			for _, everywhere := range []bool{true, false} {
+				for at, more := 0, true; more; at++ {
+					var got [][][]uint32
+					// Those of oktopk's thresholds start anew with another communicator.
+					if got, more = run(at, everywhere); got != nil && cfg.Pattern != sparse.Oktopk {
+						assert.Equal(t, want, got, "%s, %d ranks, call %d, on all: %v", cfg.Pattern, size, at, everywhere)
+					}
+				}
+			}
+			require.NoError(t, rt.Close())
+		}
+	}
+}
+
+// TestGradientResume interrupts a run of several buckets after each of its steps.
+func TestGradientResume(t *testing.T) {
+	const ranks, steps = 2, 6
+	rt := cpu.New()
+	run := func(cut int) (all [ranks][][]uint32) {
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			m, err := newModel(ctx, rt, c, sparseModel)
+			for step := range steps {
+				if step == cut {
+					var state []byte
+					if state, err = m.sync.State(ctx); err != nil {
+						return err
+					}
+					if err = m.close(); err != nil {
+						return err
+					}
+					if m, err = newModel(ctx, rt, c, sparseModel); err != nil {
+						return err
+					}
+					for i := 0; i < len(state); i += 97 {
+						assert.ErrorIs(t, m.sync.Restore(ctx, state[:i]), comm.ErrArgument)
+					}
+					err = m.sync.Restore(ctx, state)
+				}
+				if err = errors.Join(err, m.load(step)); err != nil {
+					return err
+				}
+				if err = m.sync.ReduceAll(ctx, m.params); err != nil {
+					return err
+				}
+				all[c.Rank()] = append(all[c.Rank()], m.bits())
+			}
+			stats, err := m.sync.Stats(ctx)
+			assert.Equal(t, steps-1, stats.Step)
+			return errors.Join(err, m.close())
+		}))
+		return all
+	}
+	want := run(-1)
+	for cut := range steps {
+		assert.Equal(t, want, run(cut), "cut before step %d", cut)
+	}
+	require.NoError(t, rt.Close())
+}

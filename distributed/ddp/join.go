@@ -1,0 +1,117 @@
+package ddp
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// prepareJoin allocates what ranks tell each other at the beginning of a step: 1
+// from who has data, and behind it their number.
+func (g *Gradients) prepareJoin() error {
+	if !g.cfg.Uneven {
+		return nil
+	}
+	var err error
+	g.active, err = runtime.New(g.rt, dtype.F32, 2)
+	return err
+}
+
+// announce takes part in counting the ranks that have data, with 1 or 0. Who has, does
+// not look at the number.
+func (g *Gradients) announce(ctx context.Context, have float64) error {
+	if !g.cfg.Uneven {
+		return nil
+	}
+	p, err := g.active.Ptr()
+	if err == nil {
+		err = g.rt.Fill(p, 1, dtype.F32, have)
+	}
+	if err == nil {
+		err = g.order.CommAfterCompute(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return g.meter.AllReduce(p, p+uintptr(dtype.F32.Size()), 1, dtype.F32, comm.Sum)
+}
+
+// Join is what a rank calls that has no data left, while others may have, in place
+// of the steps that they make: it takes part in these with gradients of zero, until
+// all ranks have called Join, and calls update, unless it is nil, after each. All ranks
+// call it at the end of an epoch, and can begin the next one when it has returned. It
+// needs [Config].Uneven; it is Join of PyTorch's DistributedDataParallel.
+//
+// Averages stay those over all ranks, those without data included, as PyTorch's are
+// by default: so a sample counts as much in the last steps as in others, and a
+// sparse exchange keeps what it has not sent. A rank without data has the averages
+// too ([Gradients.Result]), so update makes the optimizer's step as after Wait,
+// and all ranks keep the same parameters. The host waits in each step.
+//
+// The error of update ends Join; the other ranks wait for this one then, as after
+// any error of a rank.
+func (g *Gradients) Join(ctx context.Context, update func() error) error {
+	const op = "gradient join"
+	if err := g.usable(op); err != nil {
+		return err
+	}
+	if !g.cfg.Uneven {
+		return base.OpError(op, fmt.Errorf("%w: GradientConfig.Uneven is not set", comm.ErrArgument))
+	}
+	if g.begun {
+		return base.OpError(op, fmt.Errorf("%w: in the middle of a step", comm.ErrArgument))
+	}
+	for {
+		others, err := g.others(ctx)
+		if g.fail(err); g.fault != nil {
+			return base.OpError(op, g.undo())
+		}
+		if err != nil {
+			return base.OpError(op, err)
+		}
+		if others == 0 {
+			g.reset()
+			return nil
+		}
+		if err := g.Wait(ctx); err != nil {
+			return err
+		}
+		if update == nil {
+			continue
+		}
+		if err := update(); err != nil {
+			return base.OpError(op, err)
+		}
+	}
+}
+
+// others begins a step without data, and returns how many ranks have some.
+func (g *Gradients) others(ctx context.Context) (int, error) {
+	p, err := g.active.Ptr()
+	if err != nil {
+		return 0, err
+	}
+	g.begun = true
+	if err := g.drain(ctx); err != nil {
+		return 0, err
+	}
+	if err := g.announce(ctx, 0); err != nil {
+		return 0, err
+	}
+	if err := g.order.ComputeAfterComm(ctx); err != nil {
+		return 0, err
+	}
+	if err := g.order.HostAfterAll(ctx); err != nil {
+		return 0, err
+	}
+	var count [1]float32
+	if err := g.rt.CopyOut(hostmem.Bytes(count[:]), p+uintptr(dtype.F32.Size())); err != nil {
+		return 0, err
+	}
+	return int(count[0]), nil
+}

@@ -1,0 +1,129 @@
+package ddp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestJoin: ranks with data for different numbers of steps, one without any, keep
+// the same parameters for two epochs; averages are over all ranks.
+func TestJoin(t *testing.T) {
+	const epochs = 2
+	have := []int{5, 2, 0}
+	for _, cfg := range []sparse.Config{{}, {Pattern: sparse.TopkA, Density: 0.5}, {Pattern: sparse.Gtopk, Density: 0.5}, {Pattern: sparse.TopkSA, Density: 0.5}} {
+		t.Run(fmt.Sprintf("pattern=%s", cfg.Pattern), func(t *testing.T) {
+			updates := make([][][]float32, len(have))
+			standin.World(t, len(have), func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				x, err := runtime.New(rt, dtype.F32, 4)
+				require.NoError(t, err)
+				y, err := runtime.New(rt, dtype.F32, 1)
+				require.NoError(t, err)
+				all := []*runtime.Tensor{x, y}
+				g, err := ddp.New(ctx, rt, c, all, ddp.Config{Config: cfg, Uneven: true})
+				require.NoError(t, err)
+				update := func() error {
+					var step []float32
+					for i := range all {
+						values, err := cpu.Slice[float32](g.Result(i))
+						require.NoError(t, err)
+						step = append(step, values...)
+					}
+					updates[c.Rank()] = append(updates[c.Rank()], step)
+					return nil
+				}
+				for range epochs {
+					for step := range have[c.Rank()] {
+						require.NoError(t, x.Fill(float64(3*(step+1)*(c.Rank()+1))))
+						require.NoError(t, y.Fill(6))
+						if err := g.ReduceAll(ctx, all); err != nil {
+							return err
+						}
+						require.NoError(t, update())
+					}
+					if err := g.Join(ctx, update); err != nil {
+						return err
+					}
+				}
+				stats, err := g.Stats(ctx)
+				require.NoError(t, err)
+				assert.Equal(t, epochs*have[0], stats.Step+1)
+				require.NoError(t, g.Close())
+				standin.Free(t, all)
+				return nil
+			})
+			assert.Len(t, updates[0], epochs*have[0])
+			assert.Equal(t, updates[0], updates[1])
+			assert.Equal(t, updates[0], updates[2])
+			if cfg.Pattern == "" {
+				want := [][]float32{{3, 3, 3, 3, 4}, {6, 6, 6, 6, 4}, {3, 3, 3, 3, 2}, {4, 4, 4, 4, 2}, {5, 5, 5, 5, 2}}
+				assert.Equal(t, append(want, want...), updates[0])
+			}
+		})
+	}
+}
+
+// TestJoinMisuse: without Uneven, in the middle of a step, and when update fails.
+func TestJoinMisuse(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := standin.Gradients(t, rt, 2)
+		for _, uneven := range []bool{false, true} {
+			g, err := ddp.New(ctx, rt, c, all, ddp.Config{Uneven: uneven})
+			require.NoError(t, err)
+			if uneven {
+				require.NoError(t, g.Join(ctx, nil), "everybody is out of data")
+			}
+			require.NoError(t, g.Ready(ctx, 0, all[0]))
+			assert.ErrorIs(t, g.Join(ctx, nil), comm.ErrArgument)
+			require.NoError(t, g.Wait(ctx))
+			require.NoError(t, g.Close())
+		}
+		standin.Free(t, all)
+		return nil
+	})
+	full := errors.New("disk full")
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		all := standin.Gradients(t, rt, 1)
+		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Uneven: true})
+		require.NoError(t, err)
+		if c.Rank() == 1 {
+			return g.Join(ctx, func() error { return full })
+		}
+		for err == nil {
+			err = g.ReduceAll(ctx, all)
+		}
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		return err
+	})
+	assert.ErrorIs(t, err, full)
+}
+
+// TestJoinWithoutUpdate: a rank may have nothing to do after the steps of others.
+func TestJoinWithoutUpdate(t *testing.T) {
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := standin.Gradients(t, rt, 2)
+		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Uneven: true})
+		require.NoError(t, err)
+		if c.Rank() == 0 {
+			require.NoError(t, g.ReduceAll(ctx, all))
+		}
+		require.NoError(t, g.Join(ctx, nil))
+		require.NoError(t, g.Close())
+		standin.Free(t, all)
+		return nil
+	})
+}

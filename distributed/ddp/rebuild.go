@@ -1,0 +1,51 @@
+package ddp
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+)
+
+// backward returns the order in which a backward pass is taken to complete the
+// gradients of n parameters.
+func backward(n int) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = n - 1 - i
+	}
+	return order
+}
+
+// rebuild fills the buckets in the order in which rank 0's gradients became ready,
+// as PyTorch's DistributedDataParallel does after the first iteration.
+func (g *Gradients) rebuild(ctx context.Context) error {
+	order := make([]byte, 0, 4*len(g.arrived))
+	for _, i := range g.arrived {
+		order = binary.LittleEndian.AppendUint32(order, uint32(i))
+	}
+	// It also has the host wait for the copies out of the buckets.
+	order, err := distributed.BroadcastBytes(ctx, g.rt, g.meter, order, 0)
+	if err != nil {
+		return err
+	}
+	ready, seen := make([]int, 0, len(g.lens)), make([]bool, len(g.lens))
+	for ; len(order) >= 4; order = order[4:] {
+		i := int(binary.LittleEndian.Uint32(order))
+		if i >= len(seen) || seen[i] {
+			break
+		}
+		seen[i] = true
+		ready = append(ready, i)
+	}
+	if len(ready) != len(g.lens) {
+		return fmt.Errorf("%w: rank 0 has other gradients", comm.ErrMismatch)
+	}
+	g.arrived = nil
+	if err := g.dismiss(ctx); err != nil {
+		return err
+	}
+	return g.arrange(ctx, ready, nil)
+}

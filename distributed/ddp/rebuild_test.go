@@ -1,0 +1,100 @@
+package ddp_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestFirstBucket: the first bucket is smaller than the others.
+func TestFirstBucket(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 7) // of 400 bytes each
+		g, err := ddp.New(ctx, rt, c, params, ddp.Config{BucketBytes: 1200, FirstBucketBytes: 400})
+		require.NoError(t, err)
+		assert.Equal(t, [][]int{{6}, {5, 4, 3}, {2, 1, 0}}, g.Buckets())
+		require.NoError(t, g.Close())
+		standin.Free(t, params)
+		return nil
+	})
+}
+
+// TestRebuild: after the first step all ranks have buckets in the order in which
+// rank 0's gradients became ready, whatever their own, and averages stay right.
+func TestRebuild(t *testing.T) {
+	orders := [][]int{{0, 2, 4, 1}, {4, 3, 2, 1, 0}, {1, 0}} // what is not ready is left out
+	standin.World(t, len(orders), func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 5)
+		g, err := ddp.New(ctx, rt, c, params, ddp.Config{BucketBytes: 800, FirstBucketBytes: 400, Rebuild: true})
+		require.NoError(t, err)
+		assert.Equal(t, [][]int{{4}, {3, 2}, {1, 0}}, g.Buckets())
+		for step := range 3 {
+			given := make(map[int]bool)
+			for _, i := range orders[c.Rank()] {
+				given[i] = true
+				require.NoError(t, params[i].Fill(float64(3*(i+step))))
+				require.NoError(t, g.Ready(ctx, i, params[i]))
+			}
+			require.NoError(t, g.Wait(ctx))
+			for i := range params {
+				users := 0
+				for _, order := range orders {
+					for _, j := range order {
+						if i == j {
+							users++
+						}
+					}
+				}
+				values, err := cpu.Slice[float32](g.Result(i))
+				require.NoError(t, err)
+				assert.Equal(t, float32(users*(i+step)), values[99], "gradient %d in step %d", i, step)
+				assert.Equal(t, given[i], g.Result(i) == params[i])
+			}
+			assert.Equal(t, [][]int{{0}, {2, 4}, {1, 3}}, g.Buckets())
+		}
+		require.NoError(t, g.Close())
+		standin.Free(t, params)
+		return nil
+	})
+}
+
+// TestRebuildSymmetric: memory that the ranks have together is given back before
+// other is allocated.
+func TestRebuildSymmetric(t *testing.T) {
+	s := &standin.Streamed{Runtime: cpu.New(), Reach: runtime.CPU}
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		world := symmetric{StreamedComm: standin.NewStreamedComm(c, s), live: map[uintptr]int{}}
+		params := standin.Gradients(t, s, 4)
+		g, err := ddp.New(ctx, s, world, params, ddp.Config{BucketBytes: 1200, Rebuild: true})
+		require.NoError(t, err)
+		assert.Equal(t, [][]int{{3, 2, 1}, {0}}, g.Buckets())
+		for step := range 3 {
+			for i, p := range params {
+				require.NoError(t, p.Fill(float64(i+step)))
+				require.NoError(t, g.Ready(ctx, i, p))
+			}
+			require.NoError(t, g.Wait(ctx))
+			assert.Equal(t, [][]int{{0, 1, 2}, {3}}, g.Buckets())
+			assert.Len(t, world.live, 1)
+			for i := range params {
+				values, err := cpu.Slice[float32](g.Result(i))
+				require.NoError(t, err)
+				assert.EqualValues(t, i+step, values[99])
+			}
+		}
+		require.NoError(t, g.Close())
+		assert.Empty(t, world.live)
+		standin.Free(t, params)
+		return nil
+	}))
+	assert.NoError(t, s.Close())
+}

@@ -1,0 +1,378 @@
+package ddp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+)
+
+// gradientsMagic is the beginning of what [Gradients.State] returns; its last
+// byte is the version. Behind it come gradientsHeader; the order in which buckets were
+// filled (U32); of each bucket its pattern and the state of its sparse.Reducer, empty for a
+// plain bucket, both with their lengths (U32) in front; and a CRC-32C.
+const gradientsMagic = "tutti-gradients\x02"
+
+type gradientsHeader struct {
+	Fingerprint        uint64
+	Steps              uint64
+	Gradients, Buckets uint32
+}
+
+// savedGradients is a state that was parsed.
+type savedGradients struct {
+	gradientsHeader
+	ready    []int
+	patterns []string
+	parts    [][]byte
+}
+
+// fingerprint is a hash of which gradients the buckets have.
+func (g *Gradients) fingerprint() uint64 {
+	h := fnv.New64a()
+	for _, b := range g.buckets {
+		fmt.Fprintf(h, "%v %v %v\n", b.dt, b.params, b.bytes)
+	}
+	return h.Sum64()
+}
+
+// between checks that no step is under way.
+func (g *Gradients) between(op string) error {
+	if err := g.usable(op); err != nil {
+		return err
+	}
+	for _, t := range g.given {
+		if t != nil {
+			return base.OpError(op, fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument))
+		}
+	}
+	if err := g.side.catchUp(); err != nil { // a graph has the branch's work on the compute stream
+		return base.OpError(op, err)
+	}
+	return nil
+}
+
+// State returns what a [Gradients] of the same gradients and configuration needs
+// to go on from here, bit for bit: what [sparse.Reducer.State] returns for each bucket. It
+// is for between two steps, when nothing is accumulated, does not communicate, and
+// waits for the device until ctx is done. Every rank saves its own.
+func (g *Gradients) State(ctx context.Context) ([]byte, error) {
+	const op = "gradient state"
+	if err := g.between(op); err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(g.sums, func(s sum) bool { return s.any }); i >= 0 {
+		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it", comm.ErrArgument, i))
+	}
+	state := []byte(gradientsMagic)
+	header := gradientsHeader{Fingerprint: g.fingerprint(), Steps: uint64(g.steps), Gradients: uint32(len(g.lens)), Buckets: uint32(len(g.buckets))}
+	state, err := binary.Append(state, binary.LittleEndian, header)
+	for _, i := range g.ready {
+		state = binary.LittleEndian.AppendUint32(state, uint32(i))
+	}
+	chunk := func(part []byte) { state = append(binary.LittleEndian.AppendUint32(state, uint32(len(part))), part...) }
+	for i, b := range g.buckets {
+		var part []byte
+		if b.sparse != nil && err == nil {
+			part, err = b.sparse.State(ctx)
+		}
+		if int64(len(part)) > math.MaxUint32 {
+			err = fmt.Errorf("%w: bucket %d has a state of %d bytes", comm.ErrUnsupported, i, len(part))
+		}
+		chunk([]byte(b.cfg.Pattern))
+		chunk(part)
+	}
+	if err != nil {
+		return nil, base.OpError(op, err)
+	}
+	return base.Seal(state), nil
+}
+
+// Restore makes g what it was when [Gradients.State] returned its state. What
+// [sparse.Reducer.Restore] says of other world sizes and of errors holds here too, for all
+// buckets: a wrong state is found before anything has changed. What is accumulated is
+// forgotten. Buckets that
+// Config.Rebuild has filled anew are filled like that, and where [sparse.Auto] had
+// chosen other patterns than it has for g, theirs are restored: then there are other
+// buckets than before, which all ranks make together.
+func (g *Gradients) Restore(ctx context.Context, states ...[]byte) error {
+	const op = "gradient restore"
+	if err := g.between(op); err != nil {
+		return err
+	}
+	if err := g.restore(ctx, states); err != nil {
+		return base.OpError(op, err)
+	}
+	g.stats, g.open = Stats{}, false
+	return nil
+}
+
+func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
+	if len(states) == 0 {
+		return fmt.Errorf("%w: no state", comm.ErrArgument)
+	}
+	var saved []savedGradients
+	for i, state := range states {
+		p, err := g.parse(state)
+		if err == nil && i > 0 && !(slices.Equal(p.ready, saved[0].ready) && slices.Equal(p.patterns, saved[0].patterns)) {
+			err = fmt.Errorf("%w: its buckets are not those of the first", comm.ErrMismatch)
+		}
+		if err == nil && i > 0 && p.Steps != saved[0].Steps {
+			err = fmt.Errorf("%w: it is of step %d, the first of %d", comm.ErrMismatch, p.Steps, saved[0].Steps)
+		}
+		if err != nil {
+			return fmt.Errorf("state %d: %w", i, err)
+		}
+		saved = append(saved, p)
+	}
+	to, err := g.arrangedAs(ctx, saved[0])
+	if err != nil {
+		return err
+	}
+	restores, err := to.prepareBuckets(ctx, saved)
+	switch {
+	case err == nil && to != g:
+		if err := g.dismiss(ctx); err != nil {
+			g.err = err
+			return errors.Join(err, g.discard(ctx, to))
+		}
+		*g = *to
+		if g.async != nil { // it worked for what took its place
+			g.async.close()
+			g.async = newWorker(len(g.buckets), g.exchange)
+		}
+		if g.transaction == nil { // plain buckets are ordered by the compute stream alone
+			if g.err = g.side.close(); g.err != nil {
+				return g.err
+			}
+			g.side = nil
+		}
+		g.reset()
+	case err != nil && to != g:
+		return errors.Join(err, g.discard(ctx, to))
+	case err != nil:
+		return err
+	}
+	g.steps = int(saved[0].Steps)
+	for i := range g.sums {
+		g.sums[i].any = false
+	}
+	for i, restore := range restores {
+		if restore == nil {
+			continue
+		}
+		if g.err = restore(ctx); g.err != nil {
+			return fmt.Errorf("bucket %d: %w", i, g.err)
+		}
+	}
+	return g.side.join()
+}
+
+// arrangedAs returns g, if its buckets are those of a state, and otherwise what is to
+// take its place.
+func (g *Gradients) arrangedAs(ctx context.Context, saved savedGradients) (*Gradients, error) {
+	if slices.Equal(saved.ready, g.ready) && slices.Equal(saved.patterns, g.Patterns()) {
+		return g, nil
+	}
+	other := *g
+	other.where, other.transaction, other.async, other.views, other.agreed = slices.Clone(g.where), nil, nil, nil, false
+	if err := other.arrange(ctx, saved.ready, saved.patterns); err != nil {
+		return nil, errors.Join(err, g.discard(ctx, &other))
+	}
+	return &other, nil
+}
+
+// discard gives back what was to take g's place.
+func (g *Gradients) discard(ctx context.Context, other *Gradients) error {
+	err := other.dismiss(ctx)
+	if other.side != g.side {
+		err = errors.Join(err, other.side.close())
+	}
+	return err
+}
+
+// prepareBuckets checks the states of the buckets, and returns what restores each; nil for one
+// that is plain.
+func (g *Gradients) prepareBuckets(ctx context.Context, saved []savedGradients) ([]func(context.Context) error, error) {
+	all := make([]func(context.Context) error, len(g.buckets))
+	for i, b := range g.buckets {
+		var parts [][]byte
+		for _, s := range saved {
+			if part := s.parts[i]; (len(part) > 0) != (b.sparse != nil) {
+				return nil, fmt.Errorf("%w: bucket %d is configured otherwise", comm.ErrMismatch, i)
+			} else if b.sparse != nil {
+				parts = append(parts, part)
+			}
+		}
+		if b.sparse == nil {
+			continue
+		}
+		var err error
+		if all[i], err = b.sparse.PrepareRestore(ctx, parts...); err != nil {
+			return nil, fmt.Errorf("bucket %d: %w", i, err)
+		}
+	}
+	return all, nil
+}
+
+// parse checks a state, but for those of its buckets' Sparses.
+func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
+	rest, err := base.Unseal(state, gradientsMagic, "a Gradients")
+	if err != nil {
+		return p, err
+	}
+	damaged := fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
+	size := binary.Size(p.gradientsHeader)
+	if len(rest) < size {
+		return p, damaged
+	}
+	if err := binary.Read(bytes.NewReader(rest), binary.LittleEndian, &p.gradientsHeader); err != nil {
+		return p, fmt.Errorf("%w: %w", damaged, err)
+	}
+	others := fmt.Errorf("%w: the state is of other gradients or buckets", comm.ErrMismatch)
+	if int(p.Gradients) != len(g.lens) {
+		return p, others
+	}
+	rest = rest[size:]
+	if p.Steps > math.MaxInt64 || len(rest) < base.WordSize*len(g.lens) {
+		return p, damaged
+	}
+	for range g.lens {
+		p.ready, rest = append(p.ready, int(binary.LittleEndian.Uint32(rest))), rest[base.WordSize:]
+	}
+	if sorted := slices.Sorted(slices.Values(p.ready)); !slices.Equal(slices.Sorted(slices.Values(g.ready)), sorted) {
+		return p, damaged
+	}
+	plan := Gradients{cfg: g.cfg, lens: g.lens, types: g.types, vectors: g.vectors, where: make([]int, len(g.lens))}
+	plan.fillBuckets(p.ready)
+	if plan.fingerprint() != p.Fingerprint || len(plan.buckets) != int(p.Buckets) || !g.cfg.Rebuild && !slices.Equal(p.ready, g.ready) {
+		return p, others
+	}
+	chunk := func() []byte {
+		if len(rest) < base.WordSize || int64(binary.LittleEndian.Uint32(rest)) > int64(len(rest)-base.WordSize) {
+			err = damaged
+			return nil
+		}
+		end := base.WordSize + int(binary.LittleEndian.Uint32(rest))
+		part := rest[base.WordSize:end]
+		rest = rest[end:]
+		return part
+	}
+	for range p.Buckets {
+		p.patterns = append(p.patterns, string(chunk()))
+		p.parts = append(p.parts, chunk())
+	}
+	if err == nil && len(rest) > 0 {
+		err = damaged
+	}
+	for i, pattern := range p.patterns {
+		if known := slices.Contains(sparse.Patterns(), pattern); err == nil && !known {
+			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, pattern)
+		}
+	}
+	return p, err
+}
+
+// ScaleResidual is [sparse.Reducer.ScaleResidual] for all buckets, between two steps.
+func (g *Gradients) ScaleResidual(factor float64) error {
+	const op = "gradient scale residual"
+	if err := g.between(op); err != nil {
+		return err
+	}
+	for i, b := range g.buckets {
+		if b.sparse == nil {
+			continue
+		}
+		if err := b.sparse.ScaleResidual(factor); err != nil {
+			return base.OpError(op, fmt.Errorf("bucket %d: %w", i, err))
+		}
+	}
+	return g.side.join()
+}
+
+// Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do
+// it together, between two steps, for it allocates symmetric memory where there is
+// such. Where a step is no transaction and has failed, gradients and residuals are
+// what they are; g can be used again only if all buckets are plain allreduces.
+func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
+	const op = "gradient rebind"
+	if err := base.CheckComm(c); err != nil {
+		return base.OpError(op, err)
+	}
+	if err := comm.CheckDevice(c, g.rt.Device()); err != nil {
+		return base.OpError(op, err)
+	}
+	if g.transaction == nil && !g.closed {
+		g.err = nil // a plain allreduce keeps nothing that its error could spoil
+		g.reset()
+	}
+	if err := g.between(op); err != nil {
+		return err
+	}
+	if err := g.rebind(ctx, c); err != nil {
+		g.err = err
+		return base.OpError(op, err)
+	}
+	return nil
+}
+
+func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
+	if err := g.order.DrainToFree(); err != nil {
+		return err
+	}
+	if err := g.memory.Release(g.rt, 0); err != nil {
+		return err
+	}
+	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
+	for _, b := range g.buckets {
+		b.joined, b.apart, b.flat = nil, nil, nil
+		if b.memory == nil {
+			continue
+		}
+		if !symmetric { // otherwise the communicator's Close does it, as its peers may be gone
+			if err := b.memory.Free(ctx); err != nil && !errors.Is(err, comm.ErrClosed) {
+				return err
+			}
+		}
+		b.memory = nil
+	}
+	had, keeps := g.meter.WorldSize(), false
+	g.meter, g.agreed = comm.NewMeter(c), false
+	g.order = base.NewOrder(g.rt, g.meter)
+	if ops, ok := comm.AsStreamSync(g.meter); ok && g.side != nil {
+		g.side.ops = ops
+	}
+	for _, b := range g.buckets {
+		if b.sparse != nil {
+			if err := b.sparse.Rebind(g.meter); err != nil {
+				return err
+			}
+			keeps = keeps || b.cfg.Keeps()
+		}
+	}
+	if keeps {
+		base.ReportLost(had, c)
+	}
+	if g.open { // the buckets have found out
+		first, err := g.buckets[0].sparse.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		g.stats.Skipped, g.open = first.Skipped, false
+	}
+	if g.transaction != nil {
+		if err := g.transaction.bind(g); err != nil {
+			return err
+		}
+	}
+	g.reset()
+	return g.allocate(ctx)
+}

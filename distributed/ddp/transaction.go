@@ -1,0 +1,179 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// transaction is what the buckets of a [Gradients] share where one of them is more
+// than a plain allreduce: the norm that clips them, a verdict on non-finite gradients, and
+// memory.
+type transaction struct {
+	rt      runtime.Runtime // that works on buckets
+	kernels runtime.Kernels
+	c       comm.Communicator
+	order   base.Order
+	cfg     sparse.Config
+	buffers base.Buffers
+	shared  base.Buffer // the gradients of one sparse bucket at a time
+
+	memory  base.Buffer // of what follows, all of it words
+	squares uintptr     // squared norms, an F64 of each gradient
+	flags   uintptr     // P of each bucket
+	factor  uintptr     // F32: what clips gradients
+	least   uintptr     // I32 1, the least count of a flag
+	skip    uintptr     // I32: how many flags are set
+	skipped [1]int32
+}
+
+// newTransaction configures what buckets share.
+func newTransaction(g *Gradients, kernels runtime.Kernels, cfg sparse.Config) (*transaction, error) {
+	j := &transaction{rt: g.runtime(), kernels: kernels, cfg: cfg}
+	if err := j.bind(g); err != nil {
+		return nil, errors.Join(err, j.close())
+	}
+	return j, nil
+}
+
+// bind makes g's communicator that of the transaction, and allocates what there is per gradient
+// and per bucket.
+func (j *transaction) bind(g *Gradients) error {
+	j.c, j.order = g.meter, base.NewOrder(j.rt, g.meter)
+	squares, flags := 2*len(g.lens), j.c.WorldSize()*len(g.buckets)
+	words := squares + flags + 3
+	if err := j.buffers.Allocate(j.rt, &j.memory, words*base.WordSize); err != nil {
+		return err
+	}
+	j.squares = j.memory.Ptr
+	j.flags = base.At(j.squares, squares)
+	j.factor = base.At(j.flags, flags)
+	j.least, j.skip = base.At(j.factor, 1), base.At(j.factor, 2)
+	if err := j.rt.Fill(j.flags, flags, dtype.I32, 0); err != nil { // of those that look for none
+		return err
+	}
+	return j.rt.Fill(j.least, 1, dtype.I32, 1)
+}
+
+// link has a bucket count its non-finite entries for the verdict, and follow it.
+func (j *transaction) link(bucket int, s *sparse.Reducer) {
+	s.JoinTransaction(base.At(j.flags, bucket*j.c.WorldSize()), j.skip)
+}
+
+// clip returns the address of what all gradients are multiplied by, 0 if nothing
+// bounds their norm.
+func (j *transaction) clip(ctx context.Context, gradients []*runtime.Tensor) (uintptr, error) {
+	if j.cfg.ClipNorm == 0 || len(gradients) == 0 {
+		return 0, nil
+	}
+	for i, t := range gradients {
+		ptr, err := t.Ptr()
+		if err == nil {
+			err = j.kernels.SumSquares(ptr, t.DType(), t.Len(), base.At(j.squares, 2*i))
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	m, share, limit := len(gradients), 1.0, j.cfg.ClipNorm/math.Sqrt(float64(j.c.WorldSize()))
+	if j.cfg.Clip == sparse.ClipGlobal {
+		share, limit = 1/float64(j.c.WorldSize()), j.cfg.ClipNorm
+		err := j.order.CommAfterCompute(ctx)
+		if err == nil {
+			err = j.c.AllReduce(j.squares, j.squares, m, dtype.F64, comm.Sum)
+		}
+		if err == nil {
+			err = j.order.ComputeAfterComm(ctx)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return j.factor, j.kernels.ClipFactor(j.factor, j.squares, m, share, limit)
+}
+
+// judge looks at the non-finite entries that all buckets have counted. waited: the host has
+// waited for the device in this step.
+func (j *transaction) judge(ctx context.Context, buckets int, waited bool) (sparse.Verdict, error) {
+	if j.cfg.NonFinite == sparse.PassNonFinite {
+		return sparse.Passes, nil
+	}
+	// As numbers, counts have the order of their bits.
+	counts := runtime.Entries{Val: j.flags, N: buckets * j.c.WorldSize()}
+	if err := j.kernels.CountAbove(counts, j.least, 1, j.skip); err != nil {
+		return sparse.Passes, err
+	}
+	if j.cfg.NonFinite == sparse.SkipNonFinite && j.order.Streams != nil && !waited {
+		return sparse.Deferred, nil
+	}
+	skips, err := j.skips(ctx)
+	switch {
+	case err != nil || !skips:
+		return sparse.Passes, err
+	case j.cfg.NonFinite == sparse.FailNonFinite:
+		return sparse.Skips, sparse.ErrNonFinite
+	}
+	return sparse.Skips, nil
+}
+
+// skips has the host wait for the last verdict, and returns whether it was to skip the step.
+func (j *transaction) skips(ctx context.Context) (bool, error) {
+	if err := j.order.HostAfterAll(ctx); err != nil {
+		return false, err
+	}
+	err := j.rt.CopyOut(hostmem.Bytes(j.skipped[:]), j.skip)
+	return j.skipped[0] != 0, err
+}
+
+// close gives the memory back, if the communicator is done with it.
+func (j *transaction) close() error {
+	if err := j.order.DrainToFree(); err != nil {
+		return err
+	}
+	return j.buffers.Release(j.rt, 0)
+}
+
+// joinPolicies makes what the buckets share one: what a bucket leaves open follows
+// the strictest of the others. whole, which has what they share, says how all are
+// reduced unless each has a configuration of its own. It returns whether there is
+// more to do than plain allreduces.
+func joinPolicies(given, cfgs []sparse.Config, whole sparse.Config, each bool) (sparse.Config, bool, error) {
+	policy, plain := whole.NonFinite, whole.Plain()
+	if each {
+		policy, plain = sparse.PassNonFinite, whole.ClipNorm == 0
+	}
+	for i := range cfgs {
+		policy = max(policy, cfgs[i].NonFinite)
+		plain = plain && cfgs[i].Plain()
+	}
+	whole.NonFinite = policy
+	if len(cfgs) > 0 {
+		whole.NoUndo = cfgs[0].NoUndo
+	}
+	if plain {
+		return whole, false, nil
+	}
+	for i := range cfgs {
+		c := &cfgs[i]
+		if given[i].NonFinite == 0 {
+			c.NonFinite = policy
+		}
+		if c.NonFinite != policy || c.NoUndo != whole.NoUndo {
+			return whole, true, fmt.Errorf("bucket %d: %w", i, base.ConfigError("NonFinite is %d and NoUndo %v, want %d and %v as for the other buckets",
+				c.NonFinite, c.NoUndo, policy, whole.NoUndo))
+		}
+		if c.ClipNorm != 0 && (c.ClipNorm != whole.ClipNorm || c.Clip != whole.Clip) {
+			return whole, true, fmt.Errorf("bucket %d: %w", i, base.ConfigError("ClipNorm is %v, want that of the whole gradient (%v), or 0", c.ClipNorm, whole.ClipNorm))
+		}
+		c.ClipNorm = 0 // all of them are clipped by one factor
+	}
+	return whole, true, nil
+}

@@ -1,0 +1,109 @@
+package base
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// TermsBytes is the most that terms take when they travel.
+const TermsBytes = 2 << 10
+
+// module is this library's, whose version all ranks are to have.
+const module = "github.com/tutti-go/tutti"
+
+// Version returns the version of this library that the program was built with.
+var Version = sync.OnceValue(func() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {
+		if m.Path == module {
+			return m.Version
+		}
+	}
+	return "unknown"
+})
+
+// Agree compares terms between the ranks: their hash, which is one element of each rank,
+// and only if that differs themselves. An error is the same on every rank, and names the
+// first difference to rank 0. After an error the communicator may still write memory that stays
+// among the buffers.
+func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers, terms string) error {
+	h := fnv.New64a()
+	h.Write([]byte(terms))
+	hashes, err := swapBytes(ctx, rt, c, o, memory, h.Sum(nil), dtype.I64)
+	if err != nil || !slices.ContainsFunc(hashes, func(h []byte) bool { return !bytes.Equal(h, hashes[0]) }) {
+		return err
+	}
+	text := make([]byte, TermsBytes)
+	copy(text, terms)
+	texts, err := swapBytes(ctx, rt, c, o, memory, text, dtype.U8)
+	if err != nil {
+		return err
+	}
+	return difference(texts)
+}
+
+// swapBytes returns every rank's bytes, which are elements of a type.
+func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers, mine []byte, dt dtype.DType) ([][]byte, error) {
+	size, ranks := len(mine), c.WorldSize()
+	b := new(Buffer)
+	if err := memory.Allocate(rt, b, (ranks+1)*size); err != nil {
+		return nil, err
+	}
+	if err := rt.CopyIn(b.Ptr, mine); err != nil {
+		return nil, err
+	}
+	if err := o.CommAfterCompute(ctx); err != nil {
+		return nil, err
+	}
+	first := b.Ptr + uintptr(size)
+	if err := comm.AllGatherCall(b.Ptr, first, size/dt.Size(), dt).Make(c); err != nil {
+		return nil, err
+	}
+	if err := o.ComputeAfterComm(ctx); err != nil {
+		return nil, err
+	}
+	if err := o.HostAfterAll(ctx); err != nil {
+		return nil, err
+	}
+	all := make([]byte, ranks*size)
+	if err := rt.CopyOut(all, first); err != nil {
+		return nil, err
+	}
+	return slices.Collect(slices.Chunk(all, size)), memory.Release(rt, len(*memory)-1)
+}
+
+// difference names what the first rank that differs from rank 0 has.
+func difference(texts [][]byte) error {
+	lines := func(rank int) []string {
+		return strings.Split(string(bytes.TrimRight(texts[rank], "\x00")), "\n")
+	}
+	zero := lines(0)
+	for rank := range texts {
+		other := lines(rank)
+		for i := range max(len(zero), len(other)) {
+			line := func(of []string) string {
+				if i < len(of) {
+					return of[i]
+				}
+				return "nothing"
+			}
+			if a, b := line(zero), line(other); a != b {
+				return fmt.Errorf("%w: rank 0 has %q, rank %d has %q", comm.ErrMismatch, a, rank, b)
+			}
+		}
+	}
+	return fmt.Errorf("%w: the ranks' configurations differ", comm.ErrMismatch)
+}

@@ -1,0 +1,66 @@
+package base
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Address checks one tensor and returns its address.
+func Address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, error) {
+	if t == nil {
+		return 0, OpError(op, fmt.Errorf("%w: %s tensor is nil", comm.ErrArgument, role))
+	}
+	p, err := t.Ptr()
+	if err != nil {
+		return 0, OpError(op, fmt.Errorf("%s: %w", role, err))
+	}
+	if !t.IsContiguous() {
+		return 0, OpError(op, fmt.Errorf("%w: %s has shape %v and strides %v; make a copy with Contiguous",
+			runtime.ErrNotContiguous, role, t.Shape(), t.Strides()))
+	}
+	if err := comm.CheckDevice(c, t.Device()); err != nil {
+		return 0, OpError(op, fmt.Errorf("%s: %w", role, err))
+	}
+	return p, nil
+}
+
+// SameStream checks that other's memory may take part in work on rt's: an order
+// knows the compute stream of one runtime only, and two runtimes of one GPU may
+// have a stream each.
+func SameStream(rt, other runtime.Runtime) error {
+	if rt.Device() != other.Device() {
+		return fmt.Errorf("%w: %v and %v", runtime.ErrDevice, rt.Device(), other.Device())
+	}
+	if rt.ComputeStream() != other.ComputeStream() {
+		return fmt.Errorf("%w: two runtimes of %v, whose compute streams nothing puts into an order", runtime.ErrDevice, rt.Device())
+	}
+	return nil
+}
+
+// CheckComm checks that there is a communicator.
+func CheckComm(c comm.Communicator) error {
+	if c == nil {
+		return fmt.Errorf("%w: communicator is nil", comm.ErrArgument)
+	}
+	return nil
+}
+
+// ReportLost logs that what some ranks had not sent is lost, if there were more.
+func ReportLost(had int, c comm.Communicator) {
+	if have := c.WorldSize(); have < had && c.Rank() == 0 {
+		slog.Warn("distributed: moved to fewer ranks; what the others had not sent yet is lost", "ranks", have, "lost", had-have)
+	}
+}
+
+// CheckGradientType refuses what the kernels cannot add to a residual.
+func CheckGradientType(dt dtype.DType) error {
+	switch dt {
+	case dtype.F32, dtype.F16, dtype.BF16:
+		return nil
+	}
+	return fmt.Errorf("%w: gradient is %v, want f32, f16 or bf16", comm.ErrUnsupported, dt)
+}

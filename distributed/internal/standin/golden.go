@@ -1,0 +1,67 @@
+package standin
+
+import (
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"hash"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/runtime"
+)
+
+var update = flag.Bool("update", false, "record the hashes of all steps anew")
+
+// Golden compares lines of a name and a hash with those that are recorded in a file. Their
+// inputs are made by floating-point code of which other processors may fuse operations.
+func Golden(t *testing.T, file string, got []string) {
+	t.Helper()
+	text := strings.Join(got, "\n") + "\n"
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+	}
+	recorded, err := os.ReadFile(file)
+	require.NoError(t, err)
+	if text == string(recorded) {
+		return
+	}
+	want := strings.Split(strings.TrimSuffix(string(recorded), "\n"), "\n")
+	assert.Len(t, got, len(want))
+	for i := range min(len(got), len(want)) {
+		assert.Equal(t, want[i], got[i])
+	}
+}
+
+// hashes are those of what each rank has after its steps.
+type hashes []hash.Hash
+
+// NewHashes returns empty hashes.
+func NewHashes(ranks int) hashes {
+	all := make(hashes, ranks)
+	for r := range all {
+		all[r] = sha256.New()
+	}
+	return all
+}
+
+// Line is one of all ranks.
+func (h hashes) Line(name string) string {
+	all := sha256.New()
+	for _, one := range h {
+		all.Write(one.Sum(nil))
+	}
+	return fmt.Sprintf("%s %x", name, all.Sum(nil)[:8])
+}
+
+// AddTensor adds the bits of a tensor.
+func AddTensor(h hash.Hash, rt runtime.Runtime, t *runtime.Tensor) error {
+	raw := make([]byte, t.Bytes())
+	err := rt.CopyOut(raw, Pointer(t))
+	h.Write(raw)
+	return err
+}

@@ -1,0 +1,17 @@
+package standin
+
+import (
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Grouped writes down the groups that a communicator is given.
+type Grouped struct {
+	comm.Communicator
+	Groups [][]comm.Call
+}
+
+// Group implements [comm.Communicator].
+func (c *Grouped) Group(calls ...comm.Call) error {
+	c.Groups = append(c.Groups, append([]comm.Call(nil), calls...))
+	return c.Communicator.Group(calls...)
+}

@@ -1,0 +1,83 @@
+package standin
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// World runs body for ranks with a runtime of their own, which must leak nothing.
+func World(t *testing.T, ranks int, body func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error) {
+	t.Helper()
+	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		if err := body(ctx, c, rt); err != nil {
+			return err
+		}
+		return rt.Close()
+	}))
+}
+
+// Gradients returns tensors of 100 elements.
+func Gradients(t *testing.T, rt runtime.Runtime, count int) []*runtime.Tensor {
+	tensors := make([]*runtime.Tensor, count)
+	for i := range tensors {
+		g, err := runtime.New(rt, dtype.F32, 100)
+		require.NoError(t, err)
+		tensors[i] = g
+	}
+	return tensors
+}
+
+// Free frees tensors.
+func Free(t *testing.T, tensors []*runtime.Tensor) {
+	for _, g := range tensors {
+		assert.NoError(t, g.Free())
+	}
+}
+
+// Pointer returns the address of a tensor that the test has not freed.
+func Pointer(t *runtime.Tensor) uintptr {
+	p, err := t.Ptr()
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// Normal returns n normally distributed numbers of a seed.
+func Normal(n int, seeds ...int) []float32 {
+	var seed uint64
+	for _, s := range seeds {
+		seed = seed*1_000_003 + uint64(s)
+	}
+	rng := rand.New(rand.NewPCG(seed, 99))
+	g := make([]float32, n)
+	for i := range g {
+		g[i] = float32(rng.NormFloat64())
+	}
+	return g
+}
+
+// Bits are the bits of a tensor's F32 elements.
+func Bits(t *runtime.Tensor) []uint32 {
+	x, err := runtime.ToSlice[float32](t)
+	if err != nil {
+		panic(err)
+	}
+	out := make([]uint32, len(x))
+	for i, v := range x {
+		out[i] = math.Float32bits(v)
+	}
+	return out
+}

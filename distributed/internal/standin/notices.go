@@ -1,0 +1,130 @@
+package standin
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// Noticing is a rank's runtime with streams and notices, whose kernels fail when they are
+// told to. A notice is made as late as it may be: what is not to be written before, must not.
+type Noticing struct {
+	waitedFor
+	stumbling *Stumbling
+	Rng       *rand.Rand // whether a notice is there when it is asked for; nil: it is
+}
+
+// NewNotice implements [runtime.Noticer].
+func (r Noticing) NewNotice(bytes int) (runtime.Notice, error) {
+	return &lateNotice{of: r, data: make([]byte, bytes)}, nil
+}
+
+// Kernels returns those that fail.
+func (r Noticing) Kernels() runtime.Kernels { return r.stumbling }
+
+// Fill implements [runtime.Runtime].
+func (r Noticing) Fill(dst uintptr, count int, dt dtype.DType, value float64) error {
+	if err := r.stumbling.due("fill"); err != nil {
+		return err
+	}
+	return r.waitedFor.Fill(dst, count, dt, value)
+}
+
+// Copy implements [runtime.Runtime].
+func (r Noticing) Copy(dst, src uintptr, bytes int) error {
+	if err := r.stumbling.due("copy"); err != nil {
+		return err
+	}
+	return r.waitedFor.Copy(dst, src, bytes)
+}
+
+// NewNoticing returns a runtime that counts its waits in w and fails as told.
+func NewNoticing(rt *cpu.Runtime, w *Waits, fails *Stumbling, rng *rand.Rand) Noticing {
+	return Noticing{NewWaitedFor(rt, w), fails, rng}
+}
+
+type lateNotice struct {
+	of   Noticing
+	src  []runtime.Span // of what is posted and not read
+	data []byte
+}
+
+func (n *lateNotice) Post(spans []runtime.Span) error {
+	if err := n.of.stumbling.due("post"); err != nil {
+		return err
+	}
+	n.src = slices.Clone(spans)
+	return nil
+}
+
+func (n *lateNotice) Ready() (bool, error) {
+	return n.src == nil || n.of.Rng == nil || n.of.Rng.IntN(2) == 0, nil
+}
+
+func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
+	if err := n.of.stumbling.due("notice"); err != nil {
+		return nil, err
+	}
+	for data := n.data; len(n.src) > 0; n.src = n.src[1:] {
+		s := n.src[0]
+		if err := n.of.Runtime.CopyOut(data[:s.Bytes], s.Ptr); err != nil {
+			return nil, err
+		}
+		data = data[s.Bytes:]
+	}
+	n.src = nil
+	return n.data, ctx.Err()
+}
+
+func (n *lateNotice) Close() error { return n.of.stumbling.due("close") }
+
+// Stumbling are kernels of which a call fails, or one of the runtime.
+type Stumbling struct {
+	runtime.Kernels
+	Call string // which
+	In   int    // so many calls from now; 0: none does
+}
+
+// ErrKernel is the error of a kernel that was told to fail.
+var ErrKernel = errors.New("this call is to fail")
+
+func (f *Stumbling) due(call string) error {
+	if f.In == 0 || call != f.Call {
+		return nil
+	}
+	if f.In--; f.In == 0 {
+		return ErrKernel
+	}
+	return nil
+}
+
+// GiveBack implements [runtime.Kernels].
+func (f *Stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
+	return errors.Join(f.due(""), f.Kernels.GiveBack(dst, l, taken))
+}
+
+// Merge implements [runtime.Kernels].
+func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
+	return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest, back))
+}
+
+// CopyPieces implements [runtime.Kernels].
+func (f *Stumbling) CopyPieces(pieces []runtime.Piece) error {
+	if err := f.due("pieces"); err != nil {
+		return err
+	}
+	return f.Kernels.CopyPieces(pieces)
+}
+
+// CopyIf implements [runtime.Kernels].
+func (f *Stumbling) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
+	if err := f.due("copy if"); err != nil {
+		return err
+	}
+	return f.Kernels.CopyIf(copies, flags, m)
+}

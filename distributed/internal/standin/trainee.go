@@ -1,0 +1,95 @@
+package standin
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// ErrFault is the error of a call that was told to fail.
+var ErrFault = errors.New("injected fault")
+
+// Faulty is a communicator whose call number at fails, before it is made.
+type Faulty struct {
+	comm.Methods
+	comm.Wrapped
+	Calls, At int // at < 0: none fails
+}
+
+// NewFaulty returns c, of which no call fails until At is set.
+func NewFaulty(c comm.Communicator) *Faulty {
+	f := &Faulty{Wrapped: comm.Wrap(c), At: -1}
+	f.Methods = comm.Methods{
+		Do: func(call comm.Call) error {
+			if err := f.count(); err != nil {
+				return err
+			}
+			return call.Make(c)
+		},
+		Together: func(calls []comm.Call) error {
+			if err := f.count(); err != nil {
+				return err
+			}
+			return c.Group(calls...)
+		},
+	}
+	return f
+}
+
+func (f *Faulty) count() error {
+	f.Calls++
+	if f.Calls-1 == f.At {
+		return ErrFault
+	}
+	return nil
+}
+
+// Sync also fails before it waits.
+func (f *Faulty) Sync(ctx context.Context) error {
+	if err := f.count(); err != nil {
+		return err
+	}
+	return f.Communicator.Sync(ctx)
+}
+
+// trainee is a rank that reduces a sequence of gradients.
+type trainee struct {
+	S        *sparse.Reducer
+	T        *runtime.Tensor
+	Gradient func(step int) []float32
+}
+
+// NewTrainee prepares the reduction of n normally distributed numbers a step.
+func NewTrainee(rt runtime.Runtime, c comm.Communicator, cfg sparse.Config, n int) (*trainee, error) {
+	s, err := sparse.New(rt, c, n, cfg)
+	if err != nil {
+		return nil, err
+	}
+	rank := c.Rank()
+	u := &trainee{S: s, Gradient: func(step int) []float32 { return Normal(n, rank, step) }}
+	u.T, err = runtime.FromSlice(rt, u.Gradient(0), n)
+	return u, err
+}
+
+func (u *trainee) Load(step int) error { return runtime.CopyIn(u.T, u.Gradient(step)) }
+
+func (u *trainee) Step(ctx context.Context, step int) error {
+	return errors.Join(u.Load(step), u.S.AllReduce(ctx, u.T))
+}
+
+// State are the bits of the residual, if there is one.
+func (u *trainee) State() []uint32 {
+	r, err := u.S.Residual()
+	if errors.Is(err, comm.ErrUnsupported) {
+		return nil
+	}
+	if err != nil {
+		panic(err)
+	}
+	return Bits(r)
+}
+
+func (u *trainee) Close() error { return errors.Join(u.S.Close(), u.T.Free()) }

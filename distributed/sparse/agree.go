@@ -1,0 +1,38 @@
+package sparse
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// terms are what all ranks of a step have to agree on, one to a line.
+func (s *Reducer) terms(dt dtype.DType) string {
+	lines := []string{"version " + base.Version(), fmt.Sprintf("%d elements", s.n), dt.String(), s.Terms()}
+	cfg := reflect.ValueOf(s.cfg)
+	for i := range cfg.NumField() {
+		lines = append(lines, fmt.Sprintf("%s %v", cfg.Type().Field(i).Name, cfg.Field(i)))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Terms says where in its [Schedule] the next step is, which ranks that make the step together
+// agree on: where a step has failed on some ranks alone, the others are one ahead.
+func (s *Reducer) Terms() string {
+	if s.cfg.Schedule.over(s.steps) {
+		return "no schedule any more"
+	}
+	return fmt.Sprintf("step %d of the schedule", s.steps)
+}
+
+// agree compares terms between the ranks, once for each communicator.
+func (e *engine) agree(ctx context.Context, terms string) {
+	if !e.agreed && e.err == nil {
+		e.check(base.Agree(ctx, e.rt, e.c, &e.order, &e.buffers, terms))
+		e.agreed = e.err == nil
+	}
+}

@@ -1,0 +1,377 @@
+package sparse_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// autoStep is what a step of Auto did on a rank.
+type autoStep struct {
+	result []float32
+	stats  sparse.Stats
+}
+
+// runAuto makes steps of Auto on communicators that wrap makes, and returns what
+// they did, by step and rank.
+func runAuto(t *testing.T, ranks, n, steps int, cfg sparse.Config, wrap func(c comm.Communicator) comm.Communicator) [][]autoStep {
+	t.Helper()
+	cfg.Pattern = sparse.Auto
+	all := make([][]autoStep, steps)
+	for i := range all {
+		all[i] = make([]autoStep, ranks)
+	}
+	b := standin.Backend(t, ranks)
+	require.NoError(t, b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+		s, err := sparse.New(r.Runtime, wrap(r.Comm), n, cfg)
+		if err != nil {
+			return err
+		}
+		tensor, err := runtime.New(r.Runtime, dtype.F32, n)
+		if err != nil {
+			return err
+		}
+		_, err = s.Residual()
+		assert.ErrorIs(t, err, comm.ErrUnsupported, "nothing is chosen yet")
+		for step := range steps {
+			if err := runtime.CopyIn(tensor, standin.Normal(n, r.Comm.Rank(), step)); err != nil {
+				return err
+			}
+			if err := s.AllReduce(ctx, tensor); err != nil {
+				return err
+			}
+			result, err := runtime.ToSlice[float32](tensor)
+			if err != nil {
+				return err
+			}
+			stats, err := s.Stats(ctx)
+			if err != nil {
+				return err
+			}
+			all[step][r.Comm.Rank()] = autoStep{result, stats}
+		}
+		return errors.Join(s.Close(), tensor.Free())
+	}))
+	return all
+}
+
+func plainComm(c comm.Communicator) comm.Communicator { return c }
+
+// Whatever a rank measures, all ranks choose the same, from a bounded number of
+// trials, and use it in every step.
+func TestAutoAgrees(t *testing.T) {
+	const n = 20_000
+	cfg := sparse.Config{Density: 0.02}
+	for _, ranks := range []int{2, 3, 5} {
+		steps := runAuto(t, ranks, n, 3, cfg, plainComm)
+		choice := steps[0][0].stats.Choice
+		require.NotNil(t, choice)
+		assert.Contains(t, sparse.Patterns(), choice.Pattern)
+		assert.Equal(t, n, choice.Elements)
+		assert.Equal(t, n/50, choice.K)
+		assert.LessOrEqual(t, len(choice.Trials), len(sparse.Patterns()))
+		for _, step := range steps {
+			for rank, s := range step {
+				require.Equal(t, choice.Pattern, s.stats.Choice.Pattern, "rank %d of %d", rank, ranks)
+				require.Equal(t, choice.Trials, s.stats.Choice.Trials, "they agreed on the times")
+				require.Equal(t, hostmem.Bytes(step[0].result), hostmem.Bytes(s.result))
+				if choice.Pattern != sparse.Oktopk { // which may use another
+					require.Equal(t, choice.Pattern, s.stats.Pattern)
+				}
+			}
+		}
+	}
+}
+
+// Where a dense step's call takes 10 ms longer than any other, a sparse pattern is
+// chosen, and where all calls but that take 2 ms longer, the dense one.
+func TestAutoChooses(t *testing.T) {
+	const ranks, n = 2, 100_000
+	cfg := sparse.Config{Density: 0.01}
+	slow := func(c comm.Communicator) comm.Communicator {
+		return standin.Pace(c, func(call comm.Call) time.Duration {
+			if call.Op == comm.OpAllReduce {
+				return time.Duration(call.Count) * 100 * time.Nanosecond
+			}
+			return 0
+		})
+	}
+	for _, s := range runAuto(t, ranks, n, 1, cfg, slow)[0] {
+		require.NotEqual(t, sparse.Dense, s.stats.Choice.Pattern, "%v", s.stats.Choice.Trials)
+		require.False(t, s.stats.Dense)
+		require.Less(t, s.stats.SentElements, int64(n/10), "what was sent to choose does not count")
+	}
+	costly := func(c comm.Communicator) comm.Communicator {
+		return standin.Pace(c, func(call comm.Call) time.Duration {
+			if call.Op == comm.OpAllReduce {
+				return 0
+			}
+			return 2 * time.Millisecond
+		})
+	}
+	for _, s := range runAuto(t, ranks, n, 2, cfg, costly)[1] {
+		require.Equal(t, sparse.Dense, s.stats.Choice.Pattern, "%v", s.stats.Choice.Trials)
+		require.True(t, s.stats.Dense)
+	}
+}
+
+// What small parts say of the dense step decides nothing where the whole is soon
+// measured, and spares a whole that takes long.
+func TestAutoMeasuresDense(t *testing.T) {
+	const n = 1 << 16
+	for part, want := range map[time.Duration]string{100 * time.Microsecond: sparse.Dense, time.Millisecond: ""} {
+		var whole atomic.Int32
+		takes := func(c comm.Communicator) comm.Communicator {
+			return standin.Pace(c, func(call comm.Call) time.Duration {
+				switch {
+				case call.Op != comm.OpAllReduce:
+					return 10 * time.Microsecond
+				case call.Count == n/32: // disturbed: 41 times as much are estimated
+					return part
+				case call.Count == n:
+					whole.Add(1)
+				}
+				return 0
+			})
+		}
+		for _, s := range runAuto(t, 2, n, 1, sparse.Config{Density: 0.01}, takes)[0] {
+			trials := s.stats.Choice.Trials
+			dense := trials[slices.IndexFunc(trials, func(t sparse.Trial) bool { return t.Pattern == sparse.Dense })]
+			assert.Equal(t, want == "", dense.Estimated, "%v", trials)
+			if want != "" {
+				assert.Equal(t, want, s.stats.Choice.Pattern, "%v", trials)
+			} else {
+				assert.Zero(t, whole.Load())
+			}
+		}
+	}
+}
+
+// A first step that takes long, because ranks have to connect, does not make the
+// tensor one whose steps are slow.
+func TestAutoConnectsFirst(t *testing.T) {
+	const n = 200_000
+	connect := func(c comm.Communicator) comm.Communicator {
+		connected := false
+		return standin.Pace(c, func(call comm.Call) time.Duration {
+			if call.Op != comm.OpAllGather || call.Count < 1000 || connected {
+				return 0
+			}
+			connected = true
+			return 200 * time.Millisecond
+		})
+	}
+	require.Equal(t, n, runAuto(t, 2, n, 1, sparse.Config{Density: 0.01}, connect)[0][0].stats.Choice.Elements)
+}
+
+// What is slow because it is measured first is measured again.
+func TestAutoTriesAgain(t *testing.T) {
+	slow := func(c comm.Communicator) comm.Communicator {
+		gathered := 0
+		return standin.Pace(c, func(call comm.Call) time.Duration {
+			if call.Op != comm.OpAllGather || call.Count < 1000 {
+				return 100 * time.Microsecond
+			}
+			if gathered++; gathered <= 6 { // topkA comes first, and makes one in a step
+				return 20 * time.Millisecond
+			}
+			return 0
+		})
+	}
+	trials := runAuto(t, 2, 20_000, 1, sparse.Config{Density: 0.1}, slow)[0][0].stats.Choice.Trials
+	first := trials[slices.IndexFunc(trials, func(t sparse.Trial) bool { return t.Pattern == sparse.TopkA })]
+	assert.Less(t, first.Time, time.Millisecond, "%v", trials)
+}
+
+// What disturbs gradients that are made alone, on a device with streams, does not make
+// the steps look short that are measured with them.
+func TestAutoWithStreams(t *testing.T) {
+	const n = 20_000
+	rt := standin.NewOnStream(cpu.New())
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		calls, alone := 0, 0
+		counted := standin.Notice(c, func(call comm.Call) {
+			if call.Op != comm.OpAllReduce || call.DType != dtype.F64 || call.Reduce != comm.Max {
+				calls++
+				return
+			}
+			took := time.Duration(calls) * 100 * time.Microsecond
+			if calls == 0 {
+				if alone++; alone%3 == 0 {
+					took = 20 * time.Millisecond
+				}
+			}
+			hostmem.Slice[float64](call.Send, 1)[0], calls = took.Seconds(), 0
+		})
+		s, err := sparse.New(rt, standin.NewOrdered(ctx, counted), n, sparse.Config{Pattern: sparse.Auto, Density: 0.02})
+		require.NoError(t, err)
+		g, err := runtime.FromSlice(rt, standin.Normal(n, c.Rank()))
+		require.NoError(t, err)
+		require.NoError(t, s.AllReduce(ctx, g))
+		stats, err := s.Stats(ctx)
+		require.NoError(t, err)
+		assert.Len(t, stats.Choice.Trials, len(sparse.Patterns())-1, "gaussiankconcat is gaussiank")
+		for _, trial := range stats.Choice.Trials {
+			assert.Positive(t, trial.Time, trial.Pattern)
+		}
+		return errors.Join(s.Close(), g.Free())
+	}))
+	require.NoError(t, rt.Close())
+}
+
+// Where nothing or most is to be sent, nothing is measured.
+func TestAutoWithoutTrials(t *testing.T) {
+	for _, k := range []struct {
+		ranks, n int
+		density  float64
+	}{{1, 1000, 0.01}, {2, 0, 0.1}, {2, 1, 0.1}, {3, 1000, 0.5}} {
+		for _, s := range runAuto(t, k.ranks, k.n, 2, sparse.Config{Density: k.density}, plainComm)[1] {
+			assert.Equal(t, sparse.Dense, s.stats.Choice.Pattern)
+			assert.Empty(t, s.stats.Choice.Trials)
+		}
+	}
+}
+
+// Dense steps of a schedule choose nothing.
+func TestAutoAfterWarmup(t *testing.T) {
+	cfg := sparse.Config{Density: 0.05, Schedule: sparse.Schedule{WarmupSteps: 2, Densities: []float64{0, 0.1}, StepsPerEpoch: 1}}
+	steps := runAuto(t, 2, 5000, 5, cfg, plainComm)
+	assert.Nil(t, steps[1][0].stats.Choice)
+	assert.True(t, steps[1][0].stats.Dense)
+	assert.NotNil(t, steps[2][0].stats.Choice)
+	assert.Equal(t, steps[2][0].stats.Choice, steps[4][0].stats.Choice)
+}
+
+// One line of the log says what was chosen.
+func TestAutoLogs(t *testing.T) {
+	var text bytes.Buffer
+	var mu sync.Mutex
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(standin.NewLockedBuffer(&mu, &text), nil)))
+	defer slog.SetDefault(before)
+	runAuto(t, 3, 3000, 3, sparse.Config{Density: 0.05}, plainComm)
+	assert.Equal(t, 1, bytes.Count(text.Bytes(), []byte("chose a pattern")))
+	assert.Regexp(t, `pattern=\w+ elements=3000 density=0.05 ranks=3 trials="\[.*dense .*s.*\]" took=`, text.String())
+}
+
+// A state takes the choice along: nothing is measured again, and the bits are the
+// same. One of another configuration is refused, and changes nothing.
+func TestAutoResumes(t *testing.T) {
+	const n, ranks = 30_000, 2
+	cfg := sparse.Config{Pattern: sparse.Auto, Density: 0.02}
+	// Dense would be slow, so that the state has a residual.
+	b := standin.Backend(t, ranks)
+	require.NoError(t, b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+		c := standin.Pace(r.Comm, func(call comm.Call) time.Duration {
+			if call.Op == comm.OpAllReduce && call.Count > 100 {
+				return 5 * time.Millisecond
+			}
+			return 0
+		})
+		g, err := runtime.New(r.Runtime, dtype.F32, n)
+		if err != nil {
+			return err
+		}
+		defer g.Free()
+		step := func(s *sparse.Reducer, number int) []float32 {
+			err := errors.Join(runtime.CopyIn(g, standin.Normal(n, r.Comm.Rank(), number)), s.AllReduce(ctx, g))
+			assert.NoError(t, err)
+			result, err := runtime.ToSlice[float32](g)
+			assert.NoError(t, err)
+			return result
+		}
+		first, err := sparse.New(r.Runtime, c, n, cfg)
+		if err != nil {
+			return err
+		}
+		defer first.Close()
+		for number := range 3 {
+			step(first, number)
+		}
+		state, err := first.State(ctx)
+		if err != nil {
+			return err
+		}
+		other := cfg
+		other.Density = 0.03
+		stranger, err := sparse.New(r.Runtime, c, n, other)
+		if err != nil {
+			return err
+		}
+		defer stranger.Close()
+		assert.ErrorIs(t, stranger.Restore(ctx, state), comm.ErrMismatch)
+		_, err = stranger.Residual()
+		assert.ErrorIs(t, err, comm.ErrUnsupported, "still nothing is chosen")
+
+		second, err := sparse.New(r.Runtime, c, n, cfg)
+		if err != nil {
+			return err
+		}
+		defer second.Close()
+		if err := second.Restore(ctx, state); err != nil {
+			return err
+		}
+		for number := 3; number < 6; number++ {
+			assert.Equal(t, hostmem.Bytes(step(first, number)), hostmem.Bytes(step(second, number)))
+		}
+		one, err := first.Stats(ctx)
+		assert.NoError(t, err)
+		two, err := second.Stats(ctx)
+		assert.NoError(t, err)
+		assert.Equal(t, one.Choice.Pattern, two.Choice.Pattern)
+		assert.Empty(t, two.Choice.Trials, "nothing was measured")
+		return nil
+	}))
+}
+
+// A peer that leaves, or a context that ends, ends the choosing.
+func TestAutoFails(t *testing.T) {
+	rt := cpu.New()
+	left := errors.New("left")
+	err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+		s, err := sparse.New(rt, c, 1000, sparse.Config{Pattern: sparse.Auto, Density: 0.1})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if c.Rank() == 2 {
+			return left
+		}
+		g, err := runtime.FromSlice(rt, standin.Normal(1000, 1))
+		if err != nil {
+			return err
+		}
+		defer g.Free()
+		assert.ErrorIs(t, s.AllReduce(ctx, g), comm.ErrPeerFailed)
+		return c.Close()
+	})
+	assert.ErrorIs(t, err, left)
+}
+
+// Hierarchical choose for their shares.
+func TestAutoLevels(t *testing.T) {
+	steps := runLevels(t, []int{2, 2}, 8001, 3, sparse.Config{Pattern: sparse.Auto, Density: 0.02})
+	for _, ranks := range steps {
+		checkLevels(t, ranks, 2)
+		assert.NotNil(t, ranks[0].stats.Choice)
+	}
+}

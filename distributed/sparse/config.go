@@ -1,0 +1,293 @@
+package sparse
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/tutti-go/tutti/distributed/internal/base"
+)
+
+// Config says how a [Reducer] reduces a gradient. The zero value of each field
+// but Density is its default. All ranks use the same values.
+type Config struct {
+	// Pattern is one of [Patterns], "dense" unless set, or [Auto].
+	Pattern string
+	// Density is the share of a rank's entries that it picks per step, in
+	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
+	// it.
+	Density float64
+	// NoErrorFeedback forgets what was not sent, instead of adding it to the
+	// next step's gradient. It is there for comparison: training with it off
+	// usually converges worse.
+	NoErrorFeedback bool
+
+	// Momentum, in (0, 1), is momentum correction (Lin et al., "Deep Gradient
+	// Compression", ICLR 2018, section 3.1): each rank keeps a velocity v = Momentum*v
+	// + gradient, and that is reduced in place of the gradient; what a rank picks
+	// becomes 0 in its velocity (momentum factor masking). So entries that are sent
+	// late carry the momentum of the time when they arose, and the optimizer is plain
+	// SGD, without a momentum of its own. Dense steps are ordinary momentum. It takes
+	// as much memory as the residual, and needs error feedback.
+	Momentum float64
+
+	// ClipNorm bounds the L2 norm of the gradient before it is added to the
+	// residual; 0 does not clip, and neither does a norm that is not finite.
+	ClipNorm float64
+	// Clip says whose norm ClipNorm bounds.
+	Clip ClipMode
+
+	// NoUndo saves memory, 4 bytes per element (for the dense pattern, the size of
+	// the gradient). Without it a step is a transaction, which can be repeated after
+	// an error (see [Reducer.AllReduce]) and dropped after an overflow; with it, an
+	// error of a step stays.
+	NoUndo bool
+	// InPlace makes the gradient's memory the residual: a step takes out of the
+	// tensor what it sends, which is zero then, and leaves the rest, to which the
+	// backward pass adds the next gradient instead of starting from zero. The result
+	// is not written to the tensor, but is there as entries ([Reducer.Entries],
+	// [Reducer.AddResult]). That saves the residual's memory, and most of what a step
+	// moves. The tensor is F32. It excludes what needs an old gradient or
+	// residual, and is an error with the dense pattern, without NoUndo, and with
+	// NoErrorFeedback, Momentum, ClipNorm and Schedule.WarmupSteps.
+	InPlace bool
+	// NonFinite says what becomes of a step in which a rank's gradient is not
+	// finite. Unless set it is [SkipNonFinite], but [PassNonFinite] with NoUndo, which
+	// allows no other, and for the dense pattern, which keeps nothing that an
+	// overflow could spoil.
+	NonFinite NonFinitePolicy
+
+	// Schedule varies the density over the steps.
+	Schedule Schedule
+
+	// ThresholdInterval is for how many steps a threshold is reused before it
+	// is computed exactly again (topkAopt, oktopk), 32 unless set, as in the
+	// Ok-Topk paper. A threshold that picks more than 3k/2 or fewer than k/4
+	// entries is recomputed at once.
+	ThresholdInterval int
+	// ThresholdStep is the factor by which a reused threshold is corrected
+	// after a step that picked fewer than 2k/3 or more than 5k/4 entries,
+	// 1.02 unless set.
+	ThresholdStep float64
+	// RebalanceInterval is after how many steps oktopk balances the partitions
+	// again, 64 unless set, as in the paper.
+	RebalanceInterval int
+	// Throttle is with how many peers at a time oktopk, topkSA and gaussiankSA
+	// exchange entries when they reduce by partitions, 4 unless set,
+	// as in the published code.
+	Throttle int
+	// BalanceFactor: oktopk spreads the reduced entries evenly before it
+	// gathers them if a rank has more than this many times the average, 4
+	// unless set, as in the paper.
+	BalanceFactor float64
+	// FitSteps is in how many rounds the Gaussian patterns may correct a threshold
+	// that picks fewer than 3k/4 or more than 5k/4 entries, 3 unless set. 0 means
+	// the default, a negative number none.
+	FitSteps int
+}
+
+// ClipMode says which norm [Config.ClipNorm] bounds.
+type ClipMode uint8
+
+const (
+	// ClipLocal scales each rank's gradient to at most ClipNorm/sqrt(P), as in
+	// Deep Gradient Compression (Lin et al., ICLR 2018, section 3.2): if the
+	// ranks' gradients are independent, their sum has at most norm ClipNorm.
+	ClipLocal ClipMode = iota
+	// ClipGlobal scales all ranks' gradients by one factor, so that the root
+	// mean square of their norms is at most ClipNorm. The norm of the averaged
+	// gradient is never larger than that. It costs an allreduce of one
+	// number.
+	ClipGlobal
+	numClipModes
+)
+
+// NonFinitePolicy says what becomes of a step whose result has, or may have from
+// additions of that size (from the largest F32 divided by P), an entry that is
+// not finite. As every rank's result is made of the same entries, all ranks find
+// the same. An average that is too large for F16 or BF16, but not for F32, is no
+// overflow: the result is the largest number of that type, and the residual keeps
+// the rest.
+type NonFinitePolicy uint8
+
+const (
+	// nonFiniteUnset is the default: see [Config].
+	nonFiniteUnset NonFinitePolicy = iota
+	// PassNonFinite passes NaN and infinities on, as a dense allreduce does.
+	PassNonFinite
+	// SkipNonFinite undoes the step on every rank: the gradients are not added,
+	// residuals and thresholds are as before, bit for bit, the result is zero, and
+	// [Stats] has Skipped set. It costs no message, and where the host has not
+	// waited for the device in the step, no wait. In an epoch of density 0, which
+	// sends nothing, a rank drops its own gradient where a later step could not send
+	// what it adds up to. Gradients just below that size can leave more than that in a
+	// residual: with [Config].Momentum, or where sums of ranks come back to one. Then all
+	// later steps are dropped, until [Reducer.ScaleResidual] has made it smaller.
+	SkipNonFinite
+	// FailNonFinite is [ErrNonFinite] on every rank, and as after any error nothing
+	// has happened. The host waits for the device in every step. In an epoch of density
+	// 0 it is SkipNonFinite.
+	FailNonFinite
+	numNonFinitePolicies
+)
+
+// ErrNonFinite: a gradient is not finite; see [FailNonFinite].
+var ErrNonFinite = errors.New("gradient is not finite")
+
+// Schedule varies the density over the steps. The zero value does not.
+type Schedule struct {
+	// WarmupSteps steps at the start are dense.
+	WarmupSteps int
+	// Densities are the densities of the epochs after the warm-up, in [0, 1];
+	// later epochs use Config.Density. In an epoch of density 0 nothing is
+	// sent: gradients add up in the residuals and results are 0.
+	Densities []float64
+	// StepsPerEpoch is the length of an epoch of Densities, in steps.
+	StepsPerEpoch int
+}
+
+// WarmupDensities returns the exponential warm-up of Deep Gradient Compression
+// (Lin et al., ICLR 2018, section 3.3), for [Schedule.Densities].
+func WarmupDensities() []float64 { return []float64{0.25, 0.0625, 0.015625, 0.004, 0.001} }
+
+// density returns the density of a step, and whether the step is dense.
+func (s *Schedule) density(step int, after float64) (density float64, dense bool) {
+	switch {
+	case s.over(step):
+		return after, false
+	case step < s.WarmupSteps:
+		return 1, true
+	}
+	return s.Densities[(step-s.WarmupSteps)/s.StepsPerEpoch], false
+}
+
+// over reports whether a step is behind those that the schedule is for.
+func (s *Schedule) over(step int) bool {
+	step -= s.WarmupSteps
+	return step >= 0 && (len(s.Densities) == 0 || step/s.StepsPerEpoch >= len(s.Densities))
+}
+
+// WithDefaults returns c with the defaults of what is not set, or the error of a field that is out of range.
+func (c Config) WithDefaults() (Config, error) {
+	if c.Pattern == "" {
+		c.Pattern = Dense
+	}
+	if _, ok := patterns[c.Pattern]; !ok && c.Pattern != Auto {
+		return c, base.ConfigError("unknown pattern %q (want %s or one of %s)", c.Pattern, Auto, strings.Join(Patterns(), ", "))
+	}
+	if c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1) {
+		return c, base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
+	}
+	if !(c.Momentum >= 0 && c.Momentum < 1) {
+		return c, base.ConfigError("Momentum is %v, want a number in [0, 1)", c.Momentum)
+	}
+	if c.Momentum > 0 && c.NoErrorFeedback {
+		return c, base.ConfigError("Momentum is %v, which needs error feedback", c.Momentum)
+	}
+	if !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0) {
+		return c, base.ConfigError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)
+	}
+	if err := c.checkInPlace(); err != nil {
+		return c, err
+	}
+	if c.Clip >= numClipModes {
+		return c, base.ConfigError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
+	}
+	if c.NonFinite == nonFiniteUnset {
+		c.NonFinite = SkipNonFinite
+		if c.NoUndo || c.Pattern == Dense {
+			c.NonFinite = PassNonFinite
+		}
+	}
+	if c.NonFinite != PassNonFinite && c.NoUndo {
+		return c, base.ConfigError("NonFinite is %d with NoUndo, want PassNonFinite", c.NonFinite)
+	}
+	if c.NonFinite >= numNonFinitePolicies {
+		return c, base.ConfigError("NonFinite is %d, want PassNonFinite, SkipNonFinite or FailNonFinite", c.NonFinite)
+	}
+	if err := c.Schedule.check(); err != nil {
+		return c, err
+	}
+	c.Schedule.Densities = slices.Clone(c.Schedule.Densities)
+	for _, f := range []struct {
+		name  string
+		value *int
+		std   int
+	}{
+		{"ThresholdInterval", &c.ThresholdInterval, 32},
+		{"RebalanceInterval", &c.RebalanceInterval, 64},
+		{"Throttle", &c.Throttle, 4},
+	} {
+		if *f.value < 0 {
+			return c, base.ConfigError("%s is %d, want at least 1", f.name, *f.value)
+		}
+		if *f.value == 0 {
+			*f.value = f.std
+		}
+	}
+	for _, f := range []struct {
+		name  string
+		value *float64
+		std   float64
+	}{
+		{"ThresholdStep", &c.ThresholdStep, 1.02},
+		{"BalanceFactor", &c.BalanceFactor, 4},
+	} {
+		if *f.value == 0 {
+			*f.value = f.std
+		}
+		if !(*f.value >= 1) || math.IsInf(*f.value, 0) {
+			return c, base.ConfigError("%s is %v, want a finite factor of at least 1", f.name, *f.value)
+		}
+	}
+	if c.FitSteps == 0 {
+		c.FitSteps = 3
+	}
+	return c, nil
+}
+
+// Plain reports whether a dense allreduce of the gradient does it.
+func (c *Config) Plain() bool {
+	return c.Pattern == Dense && c.Momentum == 0 && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
+}
+
+// Keeps reports whether there is a residual, in memory that is not the gradient's.
+func (c *Config) Keeps() bool {
+	return !c.InPlace && (c.Momentum > 0 || c.Pattern != Dense && c.Pattern != Auto)
+}
+
+// checkInPlace refuses what a step in place cannot do.
+func (c *Config) checkInPlace() error {
+	switch {
+	case !c.InPlace:
+	case c.Pattern == Dense || c.Pattern == Auto:
+		return base.ConfigError("InPlace with pattern %s, which has no residual or may choose one without", c.Pattern)
+	case !c.NoUndo:
+		return base.ConfigError("InPlace without NoUndo: a step in place keeps nothing to be undone with")
+	case c.NoErrorFeedback:
+		return base.ConfigError("InPlace with NoErrorFeedback: the tensor is the residual")
+	case c.Momentum != 0:
+		return base.ConfigError("InPlace with Momentum %v, which takes memory of a step's own", c.Momentum)
+	case c.ClipNorm != 0:
+		return base.ConfigError("InPlace with ClipNorm %v: gradient and residual are one; clip the gradient before it is added", c.ClipNorm)
+	case c.Schedule.WarmupSteps != 0:
+		return base.ConfigError("InPlace with %d dense warm-up steps; take a second Reducer with the dense pattern for these", c.Schedule.WarmupSteps)
+	}
+	return nil
+}
+
+func (s *Schedule) check() error {
+	if s.WarmupSteps < 0 {
+		return base.ConfigError("Schedule.WarmupSteps is %d, want at least 0", s.WarmupSteps)
+	}
+	for i, d := range s.Densities {
+		if !(d >= 0 && d <= 1) {
+			return base.ConfigError("Schedule.Densities[%d] is %v, want a share in [0, 1]", i, d)
+		}
+	}
+	if s.StepsPerEpoch < 0 || len(s.Densities) > 0 && s.StepsPerEpoch == 0 {
+		return base.ConfigError("Schedule.StepsPerEpoch is %d, want at least 1", s.StepsPerEpoch)
+	}
+	return nil
+}

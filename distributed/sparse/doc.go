@@ -1,0 +1,26 @@
+// Package sparse is sparse allreduce with error feedback: a step averages one
+// gradient tensor over the ranks and sends only its largest entries.
+//
+// The patterns are not programs but a grid: a selector chooses entries of gradient +
+// residual, an exchange combines the lists of all ranks, and error feedback keeps in
+// the residual what was not sent. [Patterns] lists the named combinations, and [Auto] is
+// the fastest of them here; docs/sparse.md describes them, their volume and how they
+// differ from the published code. For the gradients of a whole model, see package ddp.
+//
+// For each pattern the following holds:
+//
+//   - The result is the average over the ranks, bit-identical on every rank.
+//   - Nothing gets lost: the sum over the ranks of gradient + old residual is
+//     P times the result plus the sum of the new residuals, up to rounding.
+//   - Indices travel as 32-bit integers. A tensor has at most 2^31-1 elements.
+//   - NaN and infinities rank above all numbers, so they are selected first: if
+//     any rank's gradient has one, every rank finds out in that step (with [PassNonFinite],
+//     where a step of [Oktopk] has no room for it, in a later one). What follows is the
+//     same on all ranks ([NonFinitePolicy]).
+//   - A step is a transaction, unless Config.NoUndo is set: after an error, gradient
+//     and residual are as before it, bit for bit, and the step can be repeated.
+//
+// [Hierarchical] is for ranks whose links differ: dense along the inner
+// dimensions of a [distributed.Mesh], within a host, and sparse along the outer one. Its
+// steps are not transactions.
+package sparse

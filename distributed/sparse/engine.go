@@ -1,0 +1,427 @@
+package sparse
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// tiny is the smallest magnitude above zero.
+const tiny = math.SmallestNonzeroFloat32
+
+// engine is what selectors and exchanges share: one rank's view of the tensor
+// being reduced, the kernels and the communicator.
+//
+// Its first error sticks, as in a bufio.Writer: later methods do nothing and
+// return zeros, so that an algorithm reads as what it does. Whoever runs a
+// step looks at err at its end, and undoes the step.
+type engine struct {
+	rt      runtime.Runtime
+	kernels runtime.Kernels
+	c       comm.Communicator
+	order   base.Order
+	cfg     Config
+	err     error
+
+	rank, size int
+	n          int
+	k          int     // how many entries a rank is to pick
+	average    float32 // 1/P
+	residual   uintptr // n F32: what was not sent yet; behind it the velocity, if there is one
+	origin     uintptr // both before the step; 0: the step changes them in place
+	held       int     // elements of both
+	fixed      bool    // steps were captured, which know the residual's address
+	keeping    bool    // in such a step the pass that adds the gradient keeps the residual
+	kept       bool    // the residual before the step is in its origin, apart from it
+
+	target  gradient    // of the step: where the result goes
+	before  base.Buffer // what is kept of the numbers, before the step
+	flags   uintptr     // P I32: of each list of the result, how many may overflow
+	skip    uintptr     // I32, and how many: if one is not 0, the device undoes the step
+	skips   int
+	past    past // what earlier steps left on the host
+	ago     past // that before the step
+	undone  past // that before the last step which left numbers to be read later
+	undoes  bool // the step may be undone: it has begun
+	waited  bool // the host has waited for the device in this step
+	judged  bool // the exchange has found out whether the result may overflow:
+	large   bool
+	flagged bool        // it has left that in the flags
+	used    number      // where the threshold is that entries were picked by
+	flat    base.Buffer // a dense result, until the step is sure to succeed
+
+	agreed bool // the ranks of c have compared what they reduce
+
+	numbers
+	notice      runtime.Notice // of the numbers, for where the host reads them in the next step
+	posted      []runtime.Span // where they are then
+	picked      message        // what the selector picked, unless it is among what is shared
+	shared      *comm.Buffer   // lists of all ranks; nil: none yet
+	sharedBytes int
+	exchanging  bool // the compute stream is to wait for what was submitted
+
+	buffers   base.Buffers
+	permanent int // buffers[:permanent] live until close
+	group     []comm.Call
+	copies    []runtime.Copy
+}
+
+func newEngine(rt runtime.Runtime, kernels runtime.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
+	e := &engine{rt: rt, kernels: kernels, cfg: cfg, n: n, held: n}
+	if cfg.Momentum > 0 {
+		e.held = 2 * n
+	}
+	e.bind(c)
+	return e, e.err
+}
+
+// bind makes c the communicator. What depends on the ranks starts anew.
+func (e *engine) bind(c comm.Communicator) {
+	e.c, e.order = c, base.NewOrder(e.rt, c)
+	e.rank, e.size = c.Rank(), c.WorldSize()
+	e.average = 1 / float32(e.size)
+	e.agreed = e.size == 1
+	e.prepareNumbers()
+}
+
+// past is what steps leave on the host to later ones.
+type past struct {
+	age             int // steps since oktopk estimated the threshold of the sums
+	steps           int // that oktopk's exchange made
+	globalThreshold float32
+	even            bool // oktopk's messages had about equal lengths
+	level           int  // for how many steps partitions had about equally many of the sums that passed
+	pending         bool // the numbers of the last step are not read yet: see okExchange.settle
+}
+
+// save keeps what undo brings back: the numbers that a step leaves to later ones, and
+// the residual. That stays where it is, as the origin,
+// and the step writes the new one to the memory of the origin before, at no cost.
+// A captured step is to find and leave it at the same address, so there the pass that
+// adds the gradient keeps it in the origin. With momentum it is copied, and so it is in
+// all steps from then on that are not captured.
+func (e *engine) save() {
+	if e.cfg.NoUndo {
+		return
+	}
+	e.copy(e.before.Ptr, e.at(numKept), keptWords(e.size))
+	e.fill(e.flags, e.size)
+	// A graph needs addresses that stay, so its capture freezes the allocator.
+	frozen := e.rt.Stats().Frozen
+	e.fixed = e.fixed || frozen
+	e.keeping = frozen && e.origin != 0 && e.held == e.n
+	if e.kept = e.fixed && e.origin != 0 && !e.keeping; e.kept {
+		e.copy(e.origin, e.residual, e.held)
+	}
+	if e.undoes = e.err == nil; e.undoes {
+		e.swap()
+		e.ago = e.past
+	}
+}
+
+// swap exchanges the residual and its origin, unless addresses are fixed.
+func (e *engine) swap() {
+	if e.origin != 0 && !e.fixed {
+		e.residual, e.origin = e.origin, e.residual
+	}
+}
+
+// undo makes the residual and the numbers that are kept what they were at save, bit for bit.
+// It does so once, and again only if it fails.
+func (e *engine) undo() {
+	e.copy(e.at(numKept), e.before.Ptr, keptWords(e.size))
+	if e.kept { // then swap does nothing
+		e.copy(e.residual, e.origin, e.held)
+	}
+	if e.err == nil {
+		e.swap()
+		e.past, e.undoes = e.ago, false
+	}
+}
+
+// undoIfNonFinite has the device undo the step, and make the gradient zero, if
+// there were overflows. The past is that before the step then: whoever leaves one
+// finds out ([numbers].dropped).
+func (e *engine) undoIfNonFinite(g gradient) {
+	e.copies = e.copies[:0]
+	if e.undoes {
+		e.copies = append(e.copies, runtime.Copy{Dst: e.at(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
+		if e.origin != 0 {
+			e.copies = append(e.copies, runtime.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
+		}
+	}
+	e.copies = append(e.copies, runtime.Copy{Dst: g.ptr, DType: g.dt, N: e.n})
+	if e.past.pending { // numTiny is a word that is not 0
+		e.copies = append(e.copies, runtime.Copy{Dst: e.at(e.dropped), Src: e.at(numTiny), DType: dtype.F32, N: 1})
+	}
+	e.copyIfNonFinite()
+}
+
+// copyIfNonFinite makes the copies if there were overflows.
+func (e *engine) copyIfNonFinite() {
+	if e.err == nil {
+		e.check(e.kernels.CopyIf(e.copies, e.skip, e.skips))
+	}
+}
+
+// countResult counts the overflows of a result: the same on every rank, as it is.
+func (e *engine) countResult(r result) {
+	for i, l := range r.lists {
+		e.countList(l, i)
+	}
+	if r.dense != 0 {
+		e.countArray(r.dense, dtype.F32)
+	}
+}
+
+func (e *engine) countList(l runtime.Entries, i int) {
+	if e.err == nil {
+		e.check(e.kernels.CountAbove(l, e.at(numLimit), 1, base.At(e.flags, i)))
+	}
+}
+
+// countArray counts one overflow if an array has any. Its sum of squares is not
+// finite then, and the high word of such an F64, read as an F32, is a NaN, while
+// that of no sum of squares of F32 reaches numLimit.
+func (e *engine) countArray(p uintptr, dt dtype.DType) {
+	if e.err == nil {
+		e.check(e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)))
+	}
+	e.countList(runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, 0)
+}
+
+// foundNonFinite has the host wait for the overflows, and reports whether there are
+// any.
+func (e *engine) foundNonFinite(ctx context.Context) bool {
+	e.read(ctx)
+	counts := e.host[e.overflows:][:e.size]
+	if e.skip != e.at(e.overflows) && e.err == nil { // it is decided with other tensors
+		clear(counts)
+		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
+	}
+	return slices.ContainsFunc(counts, func(n int32) bool { return n != 0 })
+}
+
+// close gives all device memory back, if the communicator is done with it. Its
+// errors are not those of a step.
+func (e *engine) close() error {
+	failed := e.err != nil
+	e.err = e.order.DrainToFree()
+	if e.err == nil {
+		e.check(e.takeNotice(nil))
+	}
+	if e.err == nil {
+		e.release(0)
+	}
+	if e.err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+		defer cancel()
+		e.err = e.leaveShared(ctx, failed)
+	}
+	return e.err
+}
+
+// check makes err stick if it is the first.
+func (e *engine) check(err error) {
+	if e.err == nil {
+		e.err = err
+	}
+}
+
+// failure returns the error of something outside of a step, which does not stay.
+func (e *engine) failure() error {
+	err := e.err
+	e.err = nil
+	return err
+}
+
+// array is an array of n elements that the indices of lists point into.
+func (e *engine) array(p uintptr) runtime.Array {
+	return runtime.Array{Ptr: p, N: e.n, Faults: e.at(numFaults)}
+}
+
+// source is the residual, which is made from its origin and a gradient on the
+// way, to select from. What is selected is taken out of it.
+func (e *engine) source(g gradient) runtime.Source {
+	src := runtime.Source{X: e.residual, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor, From: e.origin, Take: true}
+	if e.keeping {
+		src.From, src.Keep = 0, e.origin
+	}
+	return src
+}
+
+// added checks a kernel that has added the gradient, and so kept the residual if that is
+// to be.
+func (e *engine) added(err error) {
+	e.check(err)
+	e.kept = e.kept || err == nil && e.keeping
+}
+
+// gradient is what a step adds to the residual.
+type gradient struct {
+	ptr    uintptr // 0: it is in the residual
+	dt     dtype.DType
+	factor uintptr // of an F32, 0 for none
+	lent   bool    // only until it is picked from
+}
+
+// denseResult is memory for a dense result: the gradient's, which is in the residual by
+// then, unless the step may be undone.
+func (e *engine) denseResult() uintptr {
+	if e.target.dt == dtype.F32 && e.cfg.NoUndo && !e.cfg.InPlace {
+		return e.target.ptr
+	}
+	e.allocate(&e.flat, e.n*base.WordSize)
+	return e.flat.Ptr
+}
+
+// The kernels, with sticky errors.
+
+func (e *engine) fill(p uintptr, n int) {
+	if e.err == nil && n > 0 {
+		e.check(e.rt.Fill(p, n, dtype.F32, 0))
+	}
+}
+
+func (e *engine) copy(dst, src uintptr, words int) { e.copyBytes(dst, src, words*base.WordSize) }
+
+func (e *engine) copyBytes(dst, src uintptr, bytes int) {
+	if e.err == nil && bytes > 0 && dst != src {
+		e.check(e.rt.Copy(dst, src, bytes))
+	}
+}
+
+func (e *engine) accumulate(g gradient) {
+	if e.err == nil && g.ptr != 0 {
+		e.added(e.kernels.Accumulate(e.source(g)))
+	}
+}
+
+// store writes a dense result to the gradient.
+func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
+	if e.err == nil && dst != src {
+		e.check(e.kernels.Store(dst, dt, src, e.n, 1, e.residual))
+	}
+}
+
+func (e *engine) topK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) {
+	if e.err == nil {
+		e.added(e.kernels.TopK(src, k, dst, threshold))
+	}
+}
+
+func (e *engine) topOf(l runtime.Entries, k int, dst runtime.Entries) {
+	if e.err == nil {
+		e.check(e.kernels.TopOf(l, k, dst, 0, runtime.Array{}))
+	}
+}
+
+// topOutside selects as many entries as there is room for of those outside of a partition, the
+// one that begins with that bound. What it leaves out goes back to the residual.
+func (e *engine) topOutside(l runtime.Entries, partition number, dst runtime.Entries) {
+	rest := runtime.Array{}
+	if !e.cfg.NoErrorFeedback {
+		rest = e.array(e.residual)
+	}
+	if e.err == nil {
+		e.check(e.kernels.TopOf(l, dst.N, dst, e.at(partition), rest))
+	}
+}
+
+func (e *engine) aboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) {
+	if e.err == nil {
+		e.check(e.kernels.AboveOf(l, threshold, dst))
+	}
+}
+
+// merge also gives back what is left over.
+func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, scale float32, left leftover) {
+	back := runtime.Back{}
+	if !e.cfg.NoErrorFeedback {
+		back = runtime.Back{Dst: e.array(e.residual), L: left.picks, Taken: left.taken}
+	}
+	if e.err == nil {
+		e.check(e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back))
+	}
+}
+
+func (e *engine) union(dst runtime.Entries, lists []runtime.Entries, scale float32, threshold uintptr) {
+	if e.err == nil {
+		e.check(e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold))
+	}
+}
+
+func (e *engine) copyPieces(pieces []runtime.Piece) {
+	if e.err == nil {
+		e.check(e.kernels.CopyPieces(pieces))
+	}
+}
+
+// giveBack adds the entries of l to the residual, except those whose index is
+// in taken.
+func (e *engine) giveBack(l, taken runtime.Entries) {
+	if e.err == nil && !e.cfg.NoErrorFeedback {
+		e.check(e.kernels.GiveBack(e.array(e.residual), l, taken))
+	}
+}
+
+// Communication, with sticky errors.
+
+// fence makes communication wait for the kernels submitted so far.
+func (e *engine) fence(ctx context.Context) {
+	if e.err == nil {
+		e.check(e.order.CommAfterCompute(ctx))
+	}
+}
+
+// join makes kernels wait for the communication submitted so far.
+func (e *engine) join(ctx context.Context) {
+	if e.err == nil {
+		e.check(e.order.ComputeAfterComm(ctx))
+	}
+}
+
+// add puts a call into the group that submit and together start.
+func (e *engine) add(c comm.Call) { e.group = append(e.group, c) }
+
+// together makes the calls that were added, at once, between what the device
+// was given before and what it is given afterwards.
+func (e *engine) together(ctx context.Context) {
+	e.submit(ctx)
+	e.arrive(ctx)
+}
+
+// submit makes the calls that were added, at once, behind what the device was given
+// before. What the device is given afterwards does not wait for them, until arrive.
+func (e *engine) submit(ctx context.Context) {
+	e.fence(ctx)
+	switch {
+	case e.err != nil:
+	case len(e.group) == 1:
+		e.check(e.group[0].Make(e.c))
+	case len(e.group) > 1:
+		e.check(e.c.Group(e.group...))
+	}
+	e.group = e.group[:0]
+	e.exchanging = true
+}
+
+// arrive makes kernels wait for what was submitted.
+func (e *engine) arrive(ctx context.Context) {
+	if e.exchanging {
+		e.exchanging = false
+		e.join(ctx)
+	}
+}
+
+// communicate is together for one call.
+func (e *engine) communicate(ctx context.Context, c comm.Call) {
+	e.add(c)
+	e.together(ctx)
+}

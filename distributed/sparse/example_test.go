@@ -1,0 +1,131 @@
+package sparse_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// A quarter of the entries is sent in each step. The rest waits in the residual,
+// so that it is in the average of a later one.
+func ExampleReducer() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		const n = 4
+		s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.Oktopk, Density: 0.01})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		for _, values := range [][]float32{{9, 1, 5, 2}, {0, 1, 0, 2}, {0, 0, 0, 0}} {
+			gradient, err := cpu.Wrap(rt, values)
+			if err != nil {
+				return err
+			}
+			defer gradient.Free()
+			err = s.AllReduce(ctx, gradient) // in its place: the average over the ranks
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 0 {
+				fmt.Println(values)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// [9 0 0 0]
+	// [0 0 5 0]
+	// [0 0 0 4]
+}
+
+func ExampleHierarchical() {
+	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
+		mesh, err := distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: 2}, distributed.Dim{Name: "gpu", Size: -1})
+		if err != nil {
+			return err
+		}
+		defer mesh.Close()
+		rt := cpu.New()
+		defer rt.Close()
+		const n = 400
+		l, err := sparse.NewHierarchical(rt, mesh, n, sparse.Config{Pattern: "oktopk", Density: 0.01})
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		values := make([]float32, n)
+		values[7], values[300] = float32(c.Rank()), 4 // of the first and of the second rank of a host
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		err = l.AllReduce(ctx, gradient)
+		if err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			fmt.Println(values[7], values[300])
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: 1.5 4
+}
+
+func ExampleReducer_inPlace() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		const n, learningRate = 4, 0.5
+		sums, weights := make([]float32, n), make([]float32, n)
+		gradient, err := cpu.Wrap(rt, sums)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		parameters, err := cpu.Wrap(rt, weights)
+		if err != nil {
+			return err
+		}
+		defer parameters.Free()
+		s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.Oktopk, Density: 0.01, NoUndo: true, InPlace: true})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		for range 2 {
+			for i, g := range []float32{4, 0, 2, 3} {
+				sums[i] += g // the backward pass adds to gradient, which is never set to zero
+			}
+			err = s.AllReduce(ctx, gradient) // takes out what is sent
+			if err != nil {
+				return err
+			}
+			err = s.AddResult(parameters, -learningRate) // or s.Entries(), indices and values
+			if err != nil {
+				return err
+			}
+		}
+		if c.Rank() == 0 {
+			fmt.Println(sums, weights)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: [4 0 4 0] [-2 0 0 -3]
+}

@@ -1,0 +1,175 @@
+package sparse_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash"
+	"math"
+	goruntime "runtime"
+	"testing"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// sparseCase is one configuration whose steps are recorded.
+type sparseCase struct {
+	name    string
+	cfg     sparse.Config
+	dt      dtype.DType
+	ranks   int
+	steps   int
+	streams bool
+}
+
+func sparseCases() (all []sparseCase) {
+	policies := []struct {
+		name string
+		cfg  sparse.Config
+	}{
+		{"drop", sparse.Config{}},
+		{"error", sparse.Config{NonFinite: sparse.FailNonFinite}},
+		{"pass", sparse.Config{NonFinite: sparse.PassNonFinite}},
+		{"no undo", sparse.Config{NoUndo: true}},
+		{"forget", sparse.Config{NoErrorFeedback: true}},
+		{"momentum", sparse.Config{Momentum: 0.9}},
+		{"clip local", sparse.Config{ClipNorm: 1}},
+		{"clip global", sparse.Config{ClipNorm: 1, Clip: sparse.ClipGlobal}},
+		{"schedule", sparse.Config{Schedule: sparse.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0, 0.25}, StepsPerEpoch: 1}}},
+		{"in place", sparse.Config{InPlace: true, NoUndo: true}},
+	}
+	for _, pattern := range sparse.Patterns() {
+		add := func(policy string, cfg sparse.Config, dt dtype.DType, density float64, ranks, steps int, streams bool) {
+			if cfg.InPlace && (dt != dtype.F32 || pattern == sparse.Dense) {
+				return
+			}
+			cfg.Pattern, cfg.Density = pattern, density
+			if cfg.NonFinite == 0 && !cfg.NoUndo {
+				cfg.NonFinite = sparse.SkipNonFinite
+			}
+			name := fmt.Sprintf("%s, %s, %v, density %v, %d ranks", pattern, policy, dt, density, ranks)
+			if streams {
+				name += ", streams"
+			}
+			all = append(all, sparseCase{name, cfg, dt, ranks, steps, streams})
+		}
+		for _, p := range policies {
+			for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
+				add(p.name, p.cfg, dt, 0.2, 2, 5, false)
+			}
+			for _, streams := range []bool{false, true} {
+				add(p.name, p.cfg, dtype.F32, 0.2, 3, 7, streams)
+			}
+		}
+		for _, ranks := range []int{1, 2, 3, 5} {
+			for _, streams := range []bool{false, true} {
+				add("drop", sparse.Config{}, dtype.F32, 0.01, ranks, 5, streams)
+			}
+		}
+		add("drop", sparse.Config{}, dtype.BF16, 0.2, 5, 5, true)
+		add("pass", sparse.Config{NonFinite: sparse.PassNonFinite}, dtype.F32, 0.2, 2, 40, true)
+		add("pass", sparse.Config{NonFinite: sparse.PassNonFinite}, dtype.F32, 0.2, 2, 40, false)
+	}
+	return all
+}
+
+// TestSparseGolden compares the bits of results, residuals and picks of every pattern, type and
+// policy with those that are recorded: what changes how a step is made must not change these.
+func TestSparseGolden(t *testing.T) {
+	if goruntime.GOARCH != "amd64" {
+		t.Skip("recorded on amd64")
+	}
+	var lines []string
+	for _, c := range sparseCases() {
+		all := standin.NewHashes(c.ranks)
+		standin.World(t, c.ranks, func(ctx context.Context, c0 comm.Communicator, rt *cpu.Runtime) error {
+			return c.run(ctx, c0, rt, all[c0.Rank()])
+		})
+		lines = append(lines, all.Line(c.name))
+	}
+	standin.Golden(t, "testdata/steps.golden", lines)
+}
+
+func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.Runtime, h hash.Hash) (err error) {
+	const n = 4099
+	var rt runtime.Runtime = memory
+	if c.streams {
+		rt = standin.NewNoticing(memory, new(standin.Waits), &standin.Stumbling{Kernels: memory.Kernels()}, nil)
+		cc = standin.NewOrdered(ctx, cc)
+	}
+	s, err := sparse.New(rt, cc, n, c.cfg)
+	if err != nil {
+		return err
+	}
+	t, err := runtime.New(rt, c.dt, n)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close(), t.Free()) }()
+	for step := range c.steps {
+		g := standin.Normal(n, cc.Rank(), step)
+		for i := range n / 8 { // where ranks differ in what is large
+			g[(i+cc.Rank()*n/cc.WorldSize())%n] *= 4
+		}
+		overflows := step == 2 && c.cfg.NonFinite > sparse.PassNonFinite
+		if overflows && cc.Rank() == cc.WorldSize()-1 {
+			g[17] = float32(math.Inf(1))
+		}
+		if c.cfg.InPlace && step > 0 { // the backward pass adds to what is left
+			left, err := runtime.ToSlice[float32](t)
+			if err != nil {
+				return err
+			}
+			for i := range g {
+				g[i] += left[i]
+			}
+		}
+		raw := make([]byte, t.Bytes())
+		if err := errors.Join(dtype.FromFloat32(raw, c.dt, g), memory.CopyIn(standin.Pointer(t), raw)); err != nil {
+			return err
+		}
+		err := s.AllReduce(ctx, t)
+		if overflows && errors.Is(err, sparse.ErrNonFinite) && c.cfg.NonFinite == sparse.FailNonFinite {
+			h.Write([]byte("overflow"))
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s, step %d: %w", c.name, step, err)
+		}
+		if err := standin.AddTensor(h, rt, t); err != nil {
+			return err
+		}
+		if c.cfg.Pattern != sparse.Dense && !c.cfg.InPlace {
+			residual, err := s.Residual()
+			if err != nil {
+				return err
+			}
+			if err := standin.AddTensor(h, rt, residual); err != nil {
+				return err
+			}
+		}
+		stats, err := s.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(h, stats.Step, stats.Pattern, stats.Skipped, stats.K, stats.PickedLocal, stats.PickedGlobal,
+			math.Float32bits(stats.Threshold), math.Float32bits(stats.GlobalThreshold), stats.SentElements, stats.SentBytes)
+		picks, err := s.Picks()
+		if err != nil {
+			return err
+		}
+		indices, values, err := s.Read(ctx, picks)
+		h.Write(hostmem.Bytes(indices))
+		h.Write(hostmem.Bytes(values))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

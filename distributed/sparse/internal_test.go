@@ -1,0 +1,155 @@
+package sparse
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestPartitionsBalance checks what a rank receives in oktopk's reduction by partitions, right after
+// partitions were balanced: not much more than k, also if each rank's large
+// entries cluster at a place of their own.
+func TestPartitionsBalance(t *testing.T) {
+	const ranks, n, density = 8, 50_000, 0.02
+	const k = int(n * density)
+	for name, place := range map[string]func(rank int) (from, to int){
+		"spread":        func(int) (int, int) { return 0, n },
+		"clustered":     func(int) (int, int) { return 30_000, 31_500 },
+		"own clusters":  func(rank int) (int, int) { return rank * n / ranks, rank*n/ranks + 1500 },
+		"two clusters":  func(rank int) (int, int) { return rank % 2 * 40_000, rank%2*40_000 + 1500 },
+		"far apart one": func(rank int) (int, int) { return rank / 7 * 40_000, rank/7*40_000 + 1500 },
+	} {
+		rt := cpu.New()
+		received := make([]int, ranks)
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			rng := rand.New(rand.NewPCG(uint64(c.Rank()), 3))
+			g := make([]float32, n)
+			from, to := place(c.Rank())
+			for i := range g {
+				g[i] = float32(rng.NormFloat64()) * 1e-4
+				if i >= from && i < to {
+					g[i] *= 1e4
+				}
+			}
+			grad, err := runtime.FromSlice(rt, g, n)
+			if err != nil {
+				return err
+			}
+			s, err := New(rt, c, n, Config{Pattern: "oktopk", Density: density})
+			if err != nil {
+				return err
+			}
+			if err := s.AllReduce(ctx, grad); err != nil {
+				return err
+			}
+			for _, l := range s.exchange.(*okExchange).sources[1:] {
+				received[c.Rank()] += l.N
+			}
+			return errors.Join(s.Close(), grad.Free())
+		}))
+		assert.LessOrEqual(t, slices.Max(received), 2*k, "%s: entries received by each rank: %v, k = %d", name, received, k)
+		require.NoError(t, rt.Close())
+	}
+}
+
+// TestLimits checks the arithmetic behind oktopk's bound for all k and sizes
+// that use it: shares are positive and together within the budget.
+func TestLimits(t *testing.T) {
+	for _, size := range []int{2, 3, 4, 5, 8, 31, 32, 64, 1000} {
+		for k := 1; k < 100_000; k += 1 + k/50 {
+			if !roomy(k, size) {
+				continue
+			}
+			for _, extra := range []int{overhead(size, false, false), overhead(size, true, false), overhead(size, true, true)} {
+				l := newLimits(k, size, extra)
+				require.Positive(t, l.outgoing, "k=%d P=%d", k, size)
+				require.Positive(t, l.global, "k=%d P=%d", k, size)
+				require.LessOrEqual(t, l.global, k)
+				require.GreaterOrEqual(t, l.global, size, "k=%d P=%d: not one entry per rank", k, size)
+				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
+				require.LessOrEqual(t, 2*l.outgoing+l.allgather+extra, budget(k, size), "k=%d P=%d", k, size)
+				require.GreaterOrEqual(t, 4*l.global, k, "k=%d P=%d: too little of the budget is left", k, size)
+				if extra == overhead(size, true, true) {
+					continue
+				}
+				each := l.each(k, size)
+				require.LessOrEqual(t, 2*l.outgoing+2*each*(size-1)+extra, budget(k, size), "k=%d P=%d", k, size)
+				l = l.less(again(size))
+				extra += again(size)
+				if each >= 2*evenLength {
+					require.GreaterOrEqual(t, 10*each*size, 14*k, "k=%d P=%d: less than a threshold lets pass", k, size)
+					left := l.less((size - 1) * messageWords(each))
+					require.GreaterOrEqual(t, left.global, max(size, k/8), "k=%d P=%d: too little is left for a threshold that is far off", k, size)
+				}
+				if size > 3 {
+					require.Equal(t, k, l.global, "k=%d P=%d: gtopk has k entries", k, size)
+				}
+				require.GreaterOrEqual(t, l.global, size, "k=%d P=%d: not one entry per rank", k, size)
+				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
+				require.LessOrEqual(t, 2*l.outgoing+l.allgather+extra, budget(k, size), "k=%d P=%d", k, size)
+				require.GreaterOrEqual(t, 5*l.global, k, "k=%d P=%d: too little of the budget is left", k, size)
+			}
+		}
+	}
+}
+
+func TestCorrect(t *testing.T) {
+	assert.Equal(t, float32(1), correct(1, 100, 100, 2))
+	assert.Equal(t, float32(1), correct(1, 125, 100, 2))
+	assert.Equal(t, float32(1), correct(1, 67, 100, 2))
+	assert.Equal(t, float32(2), correct(1, 126, 100, 2))
+	assert.Equal(t, float32(0.5), correct(1, 66, 100, 2))
+	assert.Equal(t, float32(tiny), correct(tiny, 0, 100, 2), "a threshold stays above zero")
+}
+
+// TestGaussianPicks checks how many entries the fitted and corrected threshold
+// picks of distributions with tails of all weights.
+func TestGaussianPicks(t *testing.T) {
+	const n, k = 50_000, 500
+	for name, draw := range map[string]func(rng *rand.Rand) float64{
+		"normal":     func(rng *rand.Rand) float64 { return rng.NormFloat64() },
+		"shifted":    func(rng *rand.Rand) float64 { return rng.NormFloat64() + 3 },
+		"uniform":    func(rng *rand.Rand) float64 { return rng.Float64() - 0.5 },
+		"laplace":    func(rng *rand.Rand) float64 { return rng.ExpFloat64() * float64(rng.IntN(2)*2-1) },
+		"heavy tail": func(rng *rand.Rand) float64 { return math.Pow(1-rng.Float64(), -3) },
+	} {
+		rt := cpu.New()
+		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+			rng := rand.New(rand.NewPCG(4, 4))
+			g := make([]float32, n)
+			for i := range g {
+				g[i] = float32(draw(rng))
+			}
+			grad, err := runtime.FromSlice(rt, g, n)
+			if err != nil {
+				return err
+			}
+			s, err := New(rt, c, n, Config{Pattern: "gaussiank", Density: float64(k) / n})
+			if err != nil {
+				return err
+			}
+			if err := s.AllReduce(ctx, grad); err != nil {
+				return err
+			}
+			stats, err := s.Stats(ctx)
+			if err != nil {
+				return err
+			}
+			picked := stats.PickedLocal
+			assert.True(t, picked >= 3*k/4 && picked <= 5*k/4, "%s: %d picked, want about %d", name, picked, k)
+			return errors.Join(s.Close(), grad.Free())
+		}))
+		require.NoError(t, rt.Close())
+	}
+}

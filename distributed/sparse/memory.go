@@ -1,0 +1,115 @@
+package sparse
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// allocate makes b hold at least bytes bytes; its content is lost when it has
+// to grow.
+func (e *engine) allocate(b *base.Buffer, bytes int) {
+	if e.err == nil {
+		e.check(e.buffers.Allocate(e.rt, b, bytes))
+	}
+}
+
+// placePicks returns memory for the picks of this rank alone.
+func (e *engine) placePicks(_ context.Context, n int) runtime.Entries { return e.message(&e.picked, n) }
+
+// share makes e.shared hold at least bytes bytes: memory for collectives, which
+// all ranks make together, in the same step.
+func (e *engine) share(ctx context.Context, bytes int) {
+	if e.err != nil || bytes <= e.sharedBytes {
+		return
+	}
+	e.check(e.unshare(ctx))
+	if e.err == nil {
+		var err error
+		e.shared, err = comm.Allocate(ctx, e.c, e.rt, bytes)
+		e.check(err)
+	}
+	if e.err == nil {
+		e.sharedBytes = bytes
+	}
+}
+
+// unshare gives that memory back, together as well. A communicator that was closed
+// has freed it.
+func (e *engine) unshare(ctx context.Context) error {
+	if e.shared != nil && e.notice != nil { // which may be a copy of that
+		if _, err := e.notice.Read(ctx); err != nil {
+			return err
+		}
+	}
+	shared := e.shared
+	e.shared, e.sharedBytes = nil, 0
+	if shared == nil {
+		return nil
+	}
+	if err := shared.Free(ctx); !errors.Is(err, comm.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// leaveShared is unshare where the ranks may not do it together, because this one
+// goes alone: symmetric memory is left to the communicator's Close then.
+func (e *engine) leaveShared(ctx context.Context, alone bool) error {
+	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
+		e.shared, e.sharedBytes = nil, 0
+	}
+	return e.unshare(ctx)
+}
+
+// release gives buffers[from:] back; they are empty then and grow again.
+func (e *engine) release(from int) { e.check(e.buffers.Release(e.rt, from)) }
+
+// message is a list in one piece of memory, so that it travels as one: its
+// length in front (a word, and as many more as keep what follows aligned),
+// then its indices, then its values.
+//
+// Lists travel in three ways. Where all ranks know how long they are, indices and
+// values go. Where lengths differ and the host may wait, lengths are sent first
+// ([allgather.exchangeLengths]), then indices and values of that length. Where the
+// host is not to wait, because the device has streams of its own, a list goes
+// padded to its capacity, with the length in front.
+type message struct{ base.Buffer }
+
+// headerWords is the length of what is in front of a message.
+const headerWords = 4
+
+// messageWords is the length of a message of n entries.
+func messageWords(n int) int { return headerWords + 2*n }
+
+// message returns m's memory as a list of up to n entries, with room for a
+// quarter more if it has to grow (so that sizes that vary from step to step
+// settle). It does not move as long as it does not grow.
+func (e *engine) message(m *message, n int) runtime.Entries {
+	if messageWords(n)*base.WordSize > m.Bytes {
+		e.allocate(&m.Buffer, messageWords(n+n/4)*base.WordSize)
+	}
+	return entriesAt(m.Ptr, n)
+}
+
+// entriesAt returns the list of a message of n entries at an address.
+func entriesAt(p uintptr, n int) runtime.Entries {
+	if p == 0 {
+		return runtime.Entries{}
+	}
+	return runtime.Entries{Idx: base.At(p, headerWords), Val: base.At(p, headerWords+n), N: n, Len: p}
+}
+
+// exactly returns l where its length is known to be n: the first n entries.
+func exactly(l runtime.Entries, n int) runtime.Entries {
+	l.N, l.Len = n, 0
+	return l
+}
+
+// part returns the entries [from, to).
+func part(l runtime.Entries, from, to int) runtime.Entries {
+	return runtime.Entries{Idx: base.At(l.Idx, from), Val: base.At(l.Val, from), N: to - from}
+}

@@ -1,0 +1,32 @@
+package sparse
+
+import (
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// correct advances the velocity by a gradient, and returns it to be reduced in the
+// gradient's place: momentum correction. The velocity lies behind the residual, so
+// that what undoes, saves or scales the one does so with the other.
+func (e *engine) correct(g gradient) gradient {
+	if e.cfg.Momentum == 0 || e.err != nil || e.n == 0 {
+		return g
+	}
+	velocity, before := base.At(e.residual, e.n), base.At(e.residual, e.n)
+	if e.origin != 0 {
+		before = base.At(e.origin, e.n)
+	}
+	e.check(e.kernels.Store(velocity, dtype.F32, before, e.n, float32(e.cfg.Momentum), 0))
+	if e.err == nil {
+		e.check(e.kernels.Accumulate(runtime.Source{X: velocity, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor}))
+	}
+	return gradient{ptr: velocity, dt: dtype.F32}
+}
+
+// mask makes 0 of the velocity what was picked: momentum factor masking.
+func (e *engine) mask(picks runtime.Entries) {
+	if e.cfg.Momentum > 0 && e.err == nil && picks.Idx != 0 {
+		e.check(e.kernels.ZeroAt(runtime.Array{Ptr: base.At(e.residual, e.n), N: e.n}, picks))
+	}
+}

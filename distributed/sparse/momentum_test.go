@@ -1,0 +1,165 @@
+package sparse_test
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// momentumGradient is rank's gradient in a step.
+func momentumGradient(rank, step, n int) []float32 {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
+	g := make([]float32, n)
+	for i := range g {
+		g[i] = float32(rng.NormFloat64())
+	}
+	return g
+}
+
+// TestMomentumReference: velocities, picks and masking are those of a simulation,
+// to the last bit, behind a dense warm-up.
+func TestMomentumReference(t *testing.T) {
+	const n, ranks, k, warmup, steps = 50, 3, 5, 2, 8
+	const momentum = 0.75
+	velocity, residual := make([][]float32, ranks), make([][]float32, ranks)
+	for r := range ranks {
+		velocity[r], residual[r] = make([]float32, n), make([]float32, n)
+	}
+	var want [steps][]float32
+	scale := 1 / float32(ranks)
+	for step := range steps {
+		want[step] = make([]float32, n)
+		for r := range ranks {
+			v, x := velocity[r], residual[r]
+			for i, g := range momentumGradient(r, step, n) {
+				product := momentum * v[i]
+				v[i] = product + g
+			}
+			if step < warmup {
+				for i := range v {
+					want[step][i] += v[i] / ranks
+				}
+				continue
+			}
+			order := make([]int, n)
+			for i := range order {
+				order[i] = i
+				x[i] += v[i]
+			}
+			slices.SortStableFunc(order, func(a, b int) int {
+				if d := math.Abs(float64(x[b])) - math.Abs(float64(x[a])); d != 0 {
+					return int(math.Copysign(1, d))
+				}
+				return 0
+			})
+			for _, i := range order[:k] {
+				product := x[i] * scale
+				want[step][i] += product
+				x[i], v[i] = 0, 0
+			}
+		}
+	}
+	for _, noUndo := range []bool{false, true} {
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.TopkA, Density: float64(k) / n,
+				Momentum: momentum, NoUndo: noUndo, Schedule: sparse.Schedule{WarmupSteps: warmup}})
+			require.NoError(t, err)
+			for step := range steps {
+				got := momentumGradient(c.Rank(), step, n)
+				x, err := cpu.Wrap(rt, got)
+				require.NoError(t, err)
+				require.NoError(t, s.AllReduce(ctx, x))
+				require.NoError(t, x.Free())
+				if step < warmup {
+					assert.InDeltaSlice(t, want[step], got, 1e-6)
+				} else {
+					assert.Equal(t, want[step], got, "step %d", step)
+				}
+			}
+			return s.Close()
+		})
+	}
+}
+
+// TestMomentumTransaction: with every pattern, a step that is dropped leaves
+// velocities as they were, and so does one that goes on from a saved state.
+func TestMomentumTransaction(t *testing.T) {
+	const n, ranks, steps = 300, 3, 6
+	for _, pattern := range append(sparse.Patterns(), sparse.Auto) {
+		t.Run(pattern, func(t *testing.T) {
+			cfg := sparse.Config{Pattern: pattern, Density: 0.1, Momentum: 0.9, NonFinite: sparse.SkipNonFinite,
+				Schedule: sparse.Schedule{WarmupSteps: 2}}
+			if pattern == sparse.Auto {
+				cfg.Density = 0.6 // so that it always chooses the same, dense
+			}
+			train := func(bad, resumed int) [][]float32 {
+				results := make([][]float32, 0, steps)
+				standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+					s, err := sparse.New(rt, c, n, cfg)
+					require.NoError(t, err)
+					reduce := func(g []float32) {
+						x, err := cpu.Wrap(rt, g)
+						require.NoError(t, err)
+						require.NoError(t, s.AllReduce(ctx, x))
+						require.NoError(t, x.Free())
+					}
+					for step := range steps {
+						if step == resumed {
+							state, err := s.State(ctx)
+							require.NoError(t, err)
+							require.NoError(t, s.Close())
+							s, err = sparse.New(rt, c, n, cfg)
+							require.NoError(t, err)
+							require.NoError(t, s.Restore(ctx, state))
+						}
+						g := momentumGradient(c.Rank(), step, n)
+						if step == bad && c.Rank() == 1 {
+							g[7] = float32(math.NaN())
+						}
+						reduce(g)
+						if step == bad {
+							assert.Equal(t, make([]float32, n), g)
+						} else if c.Rank() == 0 {
+							results = append(results, g)
+						}
+					}
+					return s.Close()
+				})
+				return results
+			}
+			through := train(-1, -1)
+			for _, step := range []int{1, 3} {
+				assert.Equal(t, through, train(-1, step), "saved before step %d", step)
+				// A dropped step is one that never was, but for the schedule.
+				dropped := train(step, -1)
+				assert.Equal(t, through[:step], dropped[:step])
+				assert.Len(t, dropped, steps-1)
+				for _, result := range dropped {
+					assert.False(t, slices.ContainsFunc(result, func(x float32) bool { return x != x }), "no NaN is left in a velocity")
+				}
+			}
+		})
+	}
+}
+
+// TestMomentumMisuse: what is no momentum, and without error feedback.
+func TestMomentumMisuse(t *testing.T) {
+	standin.World(t, 1, func(_ context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		for _, cfg := range []sparse.Config{{Momentum: 1}, {Momentum: -0.1}, {Momentum: math.NaN()},
+			{Pattern: sparse.TopkA, Density: 0.1, Momentum: 0.9, NoErrorFeedback: true}} {
+			_, err := sparse.New(rt, c, 10, cfg)
+			assert.ErrorIs(t, err, comm.ErrArgument)
+		}
+		return nil
+	})
+}

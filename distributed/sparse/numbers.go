@@ -1,0 +1,266 @@
+package sparse
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// number is the place of a word among the numbers of an engine.
+type number int
+
+// The numbers that every engine has, in words; those that there are of every
+// rank come behind them. What steps leave to later ones begins at numKept: that is
+// undone with a step, and saved. Everything else is made anew in each step, and what
+// one that was undone has received may come to it at any time.
+const (
+	numSquares   number = 0 // F64: the squared norm of the gradient
+	numFactor    number = 2 // F32: what clipping scales it by
+	numUsed      number = 3 // F32: the threshold that was used
+	numLimit     number = 4 // F32: magnitudes from here on may overflow when P are added
+	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
+	numFan       number = 6
+	numFanCounts        = numFan + bisectFan
+	numKept             = numFanCounts + bisectFan
+	numState            = numKept     // threshold (F32) of the selector, and its age or margin
+	numBracket          = numKept + 2 // of the search for oktopk's threshold: low, high
+	numFaults           = numKept + 4 // indices that were out of range
+	numBounds           = numKept + 5 // P+1: where partitions start
+)
+
+// keptWords is how many numbers are kept.
+func keptWords(size int) int { return int(numBounds-numKept) + size + 1 }
+
+// numbers are the few numbers of a step that live on the device, where kernels
+// and communication write and read them, and the host's copy. Patterns that need
+// none of them on the host never wait for the device.
+type numbers struct {
+	words base.Buffer
+	host  []int32 // as read last
+
+	// Places of what there is per rank.
+	lengths       number // P: by which this rank's list is cut; P-1 bounds, so lengths
+	positions     number // P+1: where partitions start in a list
+	received      number // P: lengths that the ranks sent
+	samples       number // a rank's, all ranks', and these sorted
+	overflows     number // P: of each list of the result, how many are not below numLimit
+	matrix        number // P·P: what each rank has for each partition; with streams
+	dropped       number // not 0: the device has undone the last step
+	longest       number // the least length of long messages; see okExchange.countLong
+	announcement  number // announcedWords: what this rank announces
+	announcements number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
+}
+
+// layOut places the numbers for so many ranks, and returns how many words they are.
+func (n *numbers) layOut(size int, streams bool) int {
+	next := numKept + number(keptWords(size))
+	matrix := 0
+	if streams {
+		matrix = size * size
+	}
+	for _, place := range []struct {
+		number *number
+		words  int
+	}{
+		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
+		{&n.overflows, size}, {&n.matrix, matrix}, {&n.dropped, 1}, {&n.longest, 1},
+		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
+	} {
+		*place.number = next
+		next += number(place.words)
+	}
+	return int(next)
+}
+
+// prepareNumbers makes the numbers.
+func (e *engine) prepareNumbers() {
+	e.check(e.takeNotice(nil))
+	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
+	e.allocate(&e.words, len(e.host)*base.WordSize)
+	e.allocate(&e.before, keptWords(e.size)*base.WordSize)
+	e.flags, e.skip, e.skips = e.at(e.overflows), e.at(e.overflows), e.size
+	e.resetNumbers()
+}
+
+// resetNumbers makes the numbers what they are before the first step.
+func (e *engine) resetNumbers() {
+	clear(e.host)
+	e.past = past{}
+	e.fill(e.words.Ptr, len(e.host))
+	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))), int32(math.Float32bits(tiny)))
+}
+
+// at returns the address of a number.
+func (e *engine) at(x number) uintptr { return base.At(e.words.Ptr, int(x)) }
+
+// read has the host wait for the device and copies all numbers. It is the one
+// place where a step waits for what it does itself.
+func (e *engine) read(ctx context.Context) { e.readSome(ctx, e.host, 0) }
+
+// readKept is read of what is kept, which it returns.
+func (e *engine) readKept(ctx context.Context) []int32 {
+	kept := e.host[numKept:][:keptWords(e.size)]
+	e.readSome(ctx, kept, numKept)
+	return kept
+}
+
+func (e *engine) readSome(ctx context.Context, words []int32, x number) {
+	if e.err == nil {
+		e.check(e.order.HostAfterAll(ctx))
+	}
+	if e.err == nil {
+		e.check(e.rt.CopyOut(hostmem.Bytes(words), e.at(x)))
+	}
+	e.waited = true
+	e.checkRead()
+}
+
+// checkRead looks at what the kernels have counted, when the numbers are read.
+func (e *engine) checkRead() {
+	if e.err != nil {
+		clear(e.host)
+		return
+	}
+	if faults := e.host[numFaults]; faults != 0 {
+		e.err = fmt.Errorf("%w: %d indices of other ranks are not those of a tensor of %d elements", comm.ErrMismatch, faults, e.n)
+	}
+}
+
+// late reports whether the host can read numbers of this step in the next one: they are
+// posted then. A frozen runtime may be captured, which bears no notice.
+func (e *engine) late() bool {
+	return e.notice != nil && e.cfg.NonFinite != FailNonFinite && !e.rt.Stats().Frozen
+}
+
+// takeNotice makes the notice that of the numbers, in the place of the one there was. That
+// stays if it cannot be closed: its copy may still read the numbers.
+func (e *engine) takeNotice(n runtime.Notice) error {
+	if e.notice != nil {
+		if err := e.notice.Close(); err != nil {
+			return err
+		}
+	}
+	e.notice = n
+	return nil
+}
+
+// makeNotice makes one, where there are such. (The numbers stay where they are.)
+func (e *engine) makeNotice() {
+	if of, ok := e.rt.(runtime.Noticer); ok && e.order.Streams != nil && e.notice == nil && e.err == nil {
+		n, err := of.NewNotice(len(e.host) * base.WordSize)
+		e.check(err)
+		e.check(e.takeNotice(n))
+	}
+}
+
+// post has the numbers copied to the host, from where they are, behind what the device was
+// given.
+func (e *engine) post() {
+	if e.err == nil {
+		e.check(e.notice.Post(e.posted))
+	}
+}
+
+// receive is read for what was posted. What the device does since then, it does
+// not wait for.
+func (e *engine) receive(ctx context.Context) {
+	if !e.late() { // a capture fails here
+		e.read(ctx)
+	}
+	if e.err == nil {
+		ready, err := e.notice.Ready()
+		if err == nil && !ready {
+			err = e.c.Sync(ctx) // the wait that ends when a peer has failed
+		}
+		e.check(err)
+	}
+	if e.err == nil {
+		words, err := e.notice.Read(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = comm.ContextError(ctx)
+		}
+		e.check(err)
+		copy(hostmem.Bytes(e.host), words)
+	}
+	e.checkRead()
+}
+
+// forget makes another past that of the steps to come.
+func (e *engine) forget(p past) {
+	if e.past.pending && e.words.Ptr != 0 {
+		e.setInt(e.dropped, 0)
+	}
+	e.past = p
+}
+
+// faultInterval is how often a step waits for the device only to look at what the
+// kernels have counted.
+const faultInterval = 256
+
+// lookForFaults makes indices that earlier steps have left out an error of this one.
+// A step whose exchange reads nothing would not find them. It costs a copy of the
+// numbers; where that is a wait of the host, few steps do it.
+func (s *Reducer) lookForFaults(ctx context.Context) {
+	if s.order.Streams != nil && (s.steps == 0 || s.steps%faultInterval != 0 || s.rt.Stats().Frozen) {
+		return
+	}
+	s.read(ctx)
+	s.waited = false // for this step
+}
+
+// set stores words in device memory and in the host's copy.
+func (e *engine) set(x number, words ...int32) {
+	copy(e.host[x:], words)
+	if e.err == nil {
+		e.check(e.rt.CopyIn(e.at(x), hostmem.Bytes(e.host[x:int(x)+len(words)])))
+	}
+}
+
+// setInt is set for one word, behind what the device was given, for which it does not
+// wait.
+func (e *engine) setInt(x number, v int32) {
+	if e.err == nil {
+		e.check(e.rt.Fill(e.at(x), 1, dtype.I32, float64(v)))
+	}
+	if e.err == nil { // otherwise it would never be set
+		e.host[x] = v
+	}
+}
+
+// float reads a number as F32.
+func (e *engine) float(x number) float32 { return math.Float32frombits(uint32(e.host[x])) }
+
+// lengthOf has the host wait for the length of a list.
+func (e *engine) lengthOf(l runtime.Entries) (int, error) {
+	if l.Len == 0 {
+		return l.N, nil
+	}
+	var word [base.WordSize]byte
+	err := e.rt.CopyOut(word[:], l.Len)
+	return min(max(int(int32(binary.LittleEndian.Uint32(word[:]))), 0), l.N), err
+}
+
+// checkWords makes it an error if a word that a rank sent, equally many from each
+// and in host words from x on, is not in [0, limit(i)]: then the ranks do not reduce
+// the same tensor, and nothing may be sized by what they say. The words are zero
+// then, as after any error.
+func (e *engine) checkWords(x number, count int, limit func(i int) int, what string) []int32 {
+	words := e.host[x:][:count]
+	for i, w := range words {
+		if most := limit(i); e.err == nil && (w < 0 || int(w) > most) {
+			e.err = fmt.Errorf("%w: rank %d of %d announces %d as %s, and with a tensor of %d elements it is 0 to %d",
+				comm.ErrMismatch, i*e.size/count, e.size, w, what, e.n, most)
+		}
+	}
+	if e.err != nil {
+		clear(words)
+	}
+	return words
+}

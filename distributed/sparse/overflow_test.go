@@ -1,0 +1,266 @@
+package sparse_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestOverflow gives one rank a gradient with infinities, everywhere or at one
+// place, in a sequence of steps, and compares what follows with a sequence without
+// that step: the same bits.
+func TestOverflow(t *testing.T) {
+	const ranks, n, bad, steps = 3, 1500, 2, 6
+	places := map[string]func(g []float32){
+		"everywhere": func(g []float32) {
+			for i := range g {
+				g[i] = float32(math.Inf(1))
+			}
+		},
+		"one NaN": func(g []float32) { g[n/2] = float32(math.NaN()) },
+		"sums":    func(g []float32) { g[7] = math.MaxFloat32 },
+	}
+	for _, pattern := range sparse.Patterns() {
+		for name, spoil := range places {
+			for _, policy := range []sparse.NonFinitePolicy{sparse.SkipNonFinite, sparse.FailNonFinite} {
+				rt := cpu.New()
+				run := func(with bool) (all [ranks][][]uint32) {
+					require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+						cfg := sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: policy, ThresholdInterval: 3, RebalanceInterval: 2}
+						rank := c.Rank()
+						u, err := standin.NewTrainee(rt, c, cfg, n)
+						if err != nil {
+							return err
+						}
+						for step := range steps {
+							g := u.Gradient(step)
+							if step == bad {
+								if !with {
+									continue
+								}
+								// Where the results of the dense pattern overflow is for its
+								// backend to say.
+								if rank == 1 || pattern == sparse.Dense && name == "sums" {
+									spoil(g)
+								}
+							}
+							before := u.State()
+							if err := runtime.CopyIn(u.T, g); err != nil {
+								return err
+							}
+							given := standin.Bits(u.T)
+							err := u.S.AllReduce(ctx, u.T)
+							stats, statsErr := u.S.Stats(ctx)
+							if step != bad {
+								all[rank] = append(all[rank], standin.Bits(u.T), u.State())
+								assert.False(t, stats.Skipped, "%s, %s, step %d", pattern, name, step)
+								if err := errors.Join(err, statsErr); err != nil {
+									return err
+								}
+								continue
+							}
+							want := make([]uint32, n)
+							if policy == sparse.FailNonFinite {
+								assert.ErrorIs(t, err, sparse.ErrNonFinite, "%s, %s, rank %d", pattern, name, rank)
+								want = given
+							} else {
+								assert.NoError(t, errors.Join(err, statsErr))
+								assert.True(t, stats.Skipped, "%s, %s, rank %d", pattern, name, rank)
+								assert.Zero(t, stats.PickedGlobal, "%s, %s, rank %d", pattern, name, rank)
+							}
+							assert.Equal(t, want, standin.Bits(u.T), "%s, %s, rank %d", pattern, name, rank)
+							assert.Equal(t, before, u.State(), "%s, %s, rank %d", pattern, name, rank)
+						}
+						return u.Close()
+					}))
+					return all
+				}
+				assert.Equal(t, run(false), run(true), "%s, %s", pattern, name)
+				require.NoError(t, rt.Close())
+			}
+		}
+	}
+}
+
+// TestOverflowWhileNothingIsSent gives one rank a gradient that later steps could not
+// send, in an epoch in which gradients only add up: that rank goes without it, and no
+// step after the epoch is dropped. The reference is a run in which it is zero.
+func TestOverflowWhileNothingIsSent(t *testing.T) {
+	const ranks, n, bad, steps = 3, 1500, 1, 5
+	limit := float32(math.MaxFloat32) / ranks
+	for _, pattern := range sparse.Patterns()[1:] {
+		for name, value := range map[string]float32{"the least": limit, "the largest": -math.MaxFloat32, "infinite": float32(math.Inf(1))} {
+			for _, policy := range []sparse.NonFinitePolicy{sparse.SkipNonFinite, sparse.FailNonFinite} {
+				run := func(spoil, streams bool) (all [ranks][][]uint32) {
+					standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+						rank, memory := c.Rank(), runtime.Runtime(rt)
+						if streams { // then the device judges
+							memory, c = standin.NewOnStream(rt), standin.NewOrdered(ctx, c)
+						}
+						u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: policy,
+							Schedule: sparse.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}, n)
+						if err != nil {
+							return err
+						}
+						for step := range steps {
+							g := u.Gradient(step)
+							if step == bad && rank == 1 {
+								clear(g)
+								if spoil {
+									g[n/2] = value
+								}
+							}
+							if err := errors.Join(runtime.CopyIn(u.T, g), u.S.AllReduce(ctx, u.T)); err != nil {
+								return err
+							}
+							stats, err := u.S.Stats(ctx)
+							if err != nil {
+								return err
+							}
+							assert.Equal(t, spoil && step == bad && rank == 1, stats.Skipped, "%s, %s, rank %d, step %d", pattern, name, rank, step)
+							all[rank] = append(all[rank], standin.Bits(u.T), u.State())
+						}
+						return u.Close()
+					})
+					return all
+				}
+				for _, streams := range []bool{false, true} {
+					assert.Equal(t, run(false, streams), run(true, streams), "%s, %s", pattern, name)
+				}
+			}
+		}
+	}
+}
+
+// TestOverflowOnDevice checks that where the host does not wait for the device,
+// the device undoes the step, and that the host learns of it when it asks.
+func TestOverflowOnDevice(t *testing.T) {
+	const n = 64
+	for _, pattern := range []string{sparse.Dense, "topkA", "topkA2", "topkAopt", "gtopk", "gaussiank"} {
+		standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
+			u, err := standin.NewTrainee(s, c, sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: sparse.SkipNonFinite}, n)
+			require.NoError(t, err)
+			for step := range 4 {
+				g, before := u.Gradient(step), u.State()
+				if step%2 == 1 {
+					g[9] = float32(math.Inf(-1))
+				}
+				require.NoError(t, runtime.CopyIn(u.T, g))
+				s.Take()
+				require.NoError(t, u.S.AllReduce(ctx, u.T))
+				assert.NotContains(t, s.Take(), "HOST-WAITS", pattern)
+				if pattern != sparse.Dense {
+					sums, err := runtime.New(s, dtype.F32, n)
+					require.NoError(t, errors.Join(err, sums.Fill(0), u.S.AddResult(sums, 1)))
+					if step%2 == 1 {
+						assert.Equal(t, make([]uint32, n), standin.Bits(sums), "%s: the result of a step that was dropped", pattern)
+					}
+					require.NoError(t, sums.Free())
+				}
+				stats, err := u.S.Stats(ctx)
+				require.NoError(t, err)
+				assert.Equal(t, step%2 == 1, stats.Skipped, "%s, step %d", pattern, step)
+				if stats.Skipped {
+					assert.Equal(t, make([]uint32, n), standin.Bits(u.T), pattern)
+					assert.Equal(t, before, u.State(), pattern)
+				}
+			}
+			require.NoError(t, u.Close())
+		})
+	}
+}
+
+// TestSaturation reduces gradients of 1000 everywhere as F16: what adds up in the
+// residuals while other entries are sent is soon beyond the largest F16. Results
+// are the largest number then, and the rest stays in the residuals: nothing gets
+// lost but what results are rounded by.
+func TestSaturation(t *testing.T) {
+	const ranks, n, steps, value, largest = 3, 300, 150, 1000, 65504
+	for _, pattern := range sparse.Patterns()[1:] {
+		var l ledger
+		seen := false
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			s, err := sparse.New(rt, c, n, sparse.Config{Pattern: pattern, Density: 0.01})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dtype.F16, n)
+			if err != nil {
+				return err
+			}
+			result, values := make([]byte, 2*n), make([]float32, n)
+			sums := make([]float64, n)
+			for step := range steps {
+				if err := errors.Join(g.Fill(value), s.AllReduce(ctx, g)); err != nil {
+					return err
+				}
+				ptr, err := g.Ptr()
+				if err := errors.Join(err, rt.CopyOut(result, ptr), dtype.ToFloat32(values, result, dtype.F16)); err != nil {
+					return err
+				}
+				for i, v := range values {
+					if math.IsInf(float64(v), 0) {
+						assert.Fail(t, "infinite", "%s, step %d, index %d", pattern, step, i)
+					}
+					l.mu.Lock()
+					seen = seen || v == largest
+					l.mu.Unlock()
+					sums[i] += float64(v)
+				}
+			}
+			residual, err := s.Residual()
+			if err != nil {
+				return err
+			}
+			l.add(&l.out, standin.Bits(residual), 1)
+			l.mu.Lock()
+			for i, v := range sums {
+				l.out[i] += v
+			}
+			l.mu.Unlock()
+			return errors.Join(s.Close(), g.Free())
+		})
+		assert.True(t, seen, "%s: no result was too large", pattern)
+		for i, v := range l.out {
+			assert.InEpsilon(t, float64(ranks*steps*value), v, 1./2048, "%s, index %d", pattern, i)
+		}
+	}
+}
+
+// TestLargeResidual has a gradient pass of which the residual keeps so much that, with
+// its velocity, no later step can send it: they are dropped until it is scaled down.
+func TestLargeResidual(t *testing.T) {
+	const n = 20
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		u, err := standin.NewTrainee(rt, c, sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Momentum: 0.9}, n)
+		require.NoError(t, err)
+		skipped := func(x float32) bool {
+			require.NoError(t, u.T.Fill(float64(x)))
+			require.NoError(t, u.S.AllReduce(ctx, u.T))
+			stats, err := u.S.Stats(ctx)
+			require.NoError(t, err)
+			return stats.Skipped
+		}
+		assert.False(t, skipped(0.6*math.MaxFloat32/2))
+		for range 3 {
+			assert.True(t, skipped(0))
+		}
+		require.NoError(t, u.S.ScaleResidual(0.1))
+		for range 3 {
+			assert.False(t, skipped(1))
+		}
+		return u.Close()
+	})
+}

@@ -1,0 +1,212 @@
+package sparse
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// partitionTag marks the messages of regionReducer: indices, and one above it values.
+const partitionTag uint32 = 2
+
+// partitionReducer reduces by partitions, the first half of an allreduce: the index space is
+// cut into one partition per rank, each rank sends every other rank the picks in
+// its partition, and adds up what it receives in its own. It is what SparCML calls split
+// (Renggli et al., SC 2019, section 5.3.2) with the rotated, throttled
+// exchange of Ok-Topk (Li and Hoefler, section 3.1.1): in round t, rank r sends
+// to rank r+t and receives from rank r-t, so that no rank gets messages from
+// all others at once.
+type partitionReducer struct {
+	*engine
+	incoming base.Buffer
+	sources  []runtime.Entries // by round, so by distance from this rank
+	sums     message
+}
+
+func newPartitionReducer(e *engine) *partitionReducer {
+	bounds := make([]int32, e.size+1)
+	for r := range bounds {
+		bounds[r] = int32(e.n / e.size * r)
+	}
+	bounds[e.size] = int32(e.n)
+	e.set(numBounds, bounds...)
+	return &partitionReducer{engine: e, sources: make([]runtime.Entries, e.size)}
+}
+
+// partition returns the start and the length of a rank's partition, as read last.
+func (s *partitionReducer) partition(rank int) (start, n int) {
+	start = int(s.host[int(numBounds)+rank])
+	return start, int(s.host[int(numBounds)+rank+1]) - start
+}
+
+func (s *partitionReducer) partitionLength(rank int) int {
+	_, n := s.partition(rank)
+	return n
+}
+
+// locate finds the partitions of a list of picks.
+func (s *partitionReducer) locate(l runtime.Entries) {
+	if s.err == nil {
+		s.check(s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths)))
+	}
+}
+
+// partitionOf returns those picks of a list, located and read, that are in a
+// rank's partition.
+func (s *partitionReducer) partitionOf(l runtime.Entries, rank int) runtime.Entries {
+	positions := s.host[s.positions:]
+	return part(l, int(positions[rank]), int(positions[rank+1]))
+}
+
+// reduce adds up this rank's picks for itself and what the other ranks'
+// outgoing lists hold for this rank. outgoing was located, and is read here; own
+// are the picks for itself, or nil: those that outgoing has. It returns the sums.
+func (s *partitionReducer) reduce(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
+	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
+	s.read(ctx)
+	return s.reduceRead(ctx, outgoing, own)
+}
+
+// reduceRead is reduce when the lengths are read.
+func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
+	_, length := s.partition(s.rank)
+	lengths := s.checkWords(s.received, s.size, func(int) int { return length }, "its number of entries for this rank's partition")
+	s.sources[0] = s.partitionOf(outgoing, s.rank)
+	if own != nil {
+		s.sources[0] = *own
+	}
+	total := 0
+	for t := 1; t < s.size; t++ {
+		total += int(lengths[s.from(t)])
+	}
+	s.allocate(&s.incoming, (total+total/4)*2*base.WordSize)
+	all := runtime.Entries{Idx: s.incoming.Ptr, Val: base.At(s.incoming.Ptr, total), N: total}
+	offset := 0
+	for t := 1; t < s.size; t++ {
+		n := int(lengths[s.from(t)])
+		s.sources[t] = part(all, offset, offset+n)
+		offset += n
+	}
+	for first := 1; first < s.size; first += s.cfg.Throttle {
+		for t := first; t < min(first+s.cfg.Throttle, s.size); t++ {
+			s.addRound(outgoing, t)
+		}
+		s.engine.together(ctx)
+	}
+	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
+	s.union(sums, s.sources, 1, 0)
+	return sums
+}
+
+// from and to are the peers of a round.
+func (s *partitionReducer) from(round int) int { return (s.rank - round + s.size) % s.size }
+func (s *partitionReducer) to(round int) int   { return (s.rank + round) % s.size }
+
+// addRound adds the messages of a round to the group. Both sides know the
+// lengths, so empty messages are not sent.
+func (s *partitionReducer) addRound(outgoing runtime.Entries, round int) {
+	to := s.to(round)
+	if out := s.partitionOf(outgoing, to); out.N > 0 {
+		s.add(comm.SendCall(out.Idx, out.N, dtype.I32, to, partitionTag))
+		s.add(comm.SendCall(out.Val, out.N, dtype.F32, to, partitionTag+1))
+	}
+	from := s.from(round)
+	if in := s.sources[round]; in.N > 0 {
+		s.add(comm.RecvCall(in.Idx, in.N, dtype.I32, from, partitionTag))
+		s.add(comm.RecvCall(in.Val, in.N, dtype.F32, from, partitionTag+1))
+	}
+}
+
+// partitionExchange is a reduction by partitions followed by an allgather of the reduced partitions.
+type partitionExchange struct {
+	*partitionReducer
+	allgather *allgather
+	orDense   bool // send whole partitions when lists of entries would be longer
+	all       [1]runtime.Entries
+}
+
+func partitions(e *engine) exchange {
+	return &partitionExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
+}
+
+// partitionsOrDense is SparCML's dynamic allreduce: sparse as long as that is
+// less. An entry is two words, so a result with more than n/2 entries goes as
+// n values.
+func partitionsOrDense(e *engine) exchange {
+	return &partitionExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e), orDense: true}
+}
+
+func (x *partitionExchange) run(ctx context.Context, picks runtime.Entries) result {
+	x.locate(picks)
+	if x.order.Streams != nil {
+		return x.runPadded(ctx, picks)
+	}
+	sums := x.reduce(ctx, picks, nil)
+	total := x.allgather.exchangeLengths(ctx, sums, x.partitionLength)
+	if x.orDense && 2*total > x.n {
+		return x.allgatherPartitions(ctx, sums)
+	}
+	// Partitions ascend with the ranks, so all lists together are one.
+	x.all[0] = x.allgather.collect(ctx, sums)
+	return result{lists: x.all[:], scale: x.average}
+}
+
+// runPadded is run where a wait of the host costs more than a longer message. All
+// ranks get to know all lengths of the first half, which bound those of the second:
+// so the host waits once, and the sums of a partition travel with as much room as they
+// may need, their length in front.
+func (x *partitionExchange) runPadded(ctx context.Context, picks runtime.Entries) result {
+	g := x.allgather
+	x.communicate(ctx, comm.AllGatherCall(x.at(x.lengths), x.at(x.matrix), x.size, dtype.I32))
+	x.read(ctx)
+	room := func(i int) int {
+		_, length := x.partition(i % x.size)
+		return length
+	}
+	all := x.checkWords(x.matrix, x.size*x.size, room, "its number of entries for a partition")
+	total := 0
+	for to := range g.lengths {
+		g.lengths[to] = 0
+		for from := range x.size {
+			g.lengths[to] += int(all[from*x.size+to])
+		}
+		g.lengths[to] = min(g.lengths[to], x.n) // the room of reduce's sums
+		total += g.lengths[to]
+	}
+	for from := range x.size {
+		x.host[int(x.received)+from] = all[from*x.size+x.rank]
+	}
+	sums := x.reduceRead(ctx, picks, nil)
+	if x.orDense && 2*total > x.n {
+		return x.allgatherPartitions(ctx, sums)
+	}
+	rooms := g.lengths
+	words := base.Displacements(rooms, g.displs)
+	for r, n := range rooms {
+		g.displs[r] = 2*g.displs[r] + r*headerWords
+		g.lists[r].N = n
+	}
+	words = 2*words + x.size*headerWords
+	g.allocate(&g.recv, words*base.WordSize)
+	for r := range g.lists {
+		g.lists[r] = entriesAt(base.At(g.recv.Ptr, g.displs[r]), g.lists[r].N)
+		rooms[r] = messageWords(rooms[r])
+	}
+	x.communicate(ctx, comm.AllGatherVCall(sums.Len, g.recv.Ptr, rooms, g.displs, dtype.I32))
+	return result{lists: g.lists, scale: x.average}
+}
+
+// allgatherPartitions makes the result of all ranks' partitions, densely.
+func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums runtime.Entries) result {
+	g, dense := x.allgather, x.denseResult()
+	for r := range g.lengths {
+		g.displs[r], g.lengths[r] = x.partition(r)
+	}
+	x.all[0] = sums
+	x.merge(dense, dtype.F32, x.all[:], x.average, leftover{})
+	x.communicate(ctx, comm.AllGatherVCall(base.At(dense, g.displs[x.rank]), dense, g.lengths, g.displs, dtype.F32))
+	return result{dense: dense}
+}

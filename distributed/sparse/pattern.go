@@ -1,0 +1,122 @@
+package sparse
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// pattern is one cell of the grid: what picks, and what combines the picks.
+type pattern struct {
+	selector func(e *engine) selector
+	exchange func(e *engine) exchange
+}
+
+// selector picks entries of gradient + residual.
+type selector interface {
+	// capacity is the largest number of entries that pick may return.
+	capacity(k int) int
+	// pick adds the gradient to the residual, takes about k entries of large
+	// magnitude out of it, and returns them: dst, or its beginning where the number
+	// is known to the host.
+	pick(g gradient, k int, dst runtime.Entries) runtime.Entries
+}
+
+// exchange combines the picks of all ranks.
+type exchange interface {
+	// placePicks returns memory for the picks, up to n. All ranks call it together.
+	placePicks(ctx context.Context, n int) runtime.Entries
+	// run makes the result of all ranks' picks, and gives back to the residual what
+	// did not make it into that, or leaves it to the end of the step ([leftover]). The
+	// result is there after engine.arrive.
+	run(ctx context.Context, picks runtime.Entries) result
+}
+
+// result is what an exchange makes, the same on every rank: the sum of lists,
+// scaled, or a dense array of F32.
+type result struct {
+	lists []runtime.Entries
+	scale float32
+	dense uintptr // n averages, if not 0
+	left  leftover
+}
+
+// leftover are picks that may not have made it into the result, and what they are in if
+// they have. They go back to the residual when the result is written.
+type leftover struct{ picks, taken runtime.Entries }
+
+// patterns is the grid. The dense pattern has neither selector nor exchange.
+var patterns = map[string]pattern{
+	Dense:           {},
+	TopkA:           {exactSelector, allgatherEqual},
+	TopkA2:          {exactSelector, allgatherAgain},
+	TopkAopt:        {reusedSelector, allgatherSized},
+	Gtopk:           {exactSelector, tree},
+	TopkSA:          {nonzeroSelector, partitionsOrDense},
+	Gaussiank:       {gaussianSelector, allgatherSized},
+	GaussiankConcat: {gaussianSelector, allgatherPacked},
+	GaussiankSA:     {gaussianSelector, partitions},
+	Oktopk:          {reusedSelector, oktopk},
+}
+
+// The patterns, for [Config.Pattern]. The names are those of the published Ok-Topk
+// code (https://github.com/Shigangli/Ok-Topk), which compares these methods.
+const (
+	Dense           = "dense"           // sends everything
+	TopkA           = "topkA"           // exact top-k, allgather
+	TopkA2          = "topkA2"          // the same, and the top k of the sum
+	TopkAopt        = "topkAopt"        // reused threshold, allgather
+	Gtopk           = "gtopk"           // Shi et al., ICDCS 2019
+	TopkSA          = "topkSA"          // the split allreduce of SparCML, Renggli et al., SC 2019
+	Gaussiank       = "gaussiank"       // Shi et al., 2019, "Understanding Top-k Sparsification in Distributed Deep Learning"
+	GaussiankConcat = "gaussiankconcat" // the same, indices and values in one message
+	GaussiankSA     = "gaussiankSA"     // the same selection, split allreduce
+	Oktopk          = "oktopk"          // Li and Hoefler, PPoPP 2022
+)
+
+// Patterns returns the names of all patterns, dense first.
+func Patterns() []string {
+	return []string{Dense, TopkA, TopkA2, TopkAopt, Gtopk, TopkSA, Gaussiank, GaussiankConcat, GaussiankSA, Oktopk}
+}
+
+// NeedsHost reports whether a step of a pattern waits for the device, on one that
+// has streams, because the host needs lengths to size messages. The others only
+// submit work, and can be captured in a graph, but with [FailNonFinite]. [Auto] may
+// be any of them. Of [Oktopk] not all steps wait, but what the host reads of one leads
+// the next, so none can be captured.
+func NeedsHost(pattern string) bool {
+	switch pattern {
+	case TopkSA, GaussiankSA, Oktopk, Auto:
+		return true
+	}
+	return false
+}
+
+// find returns what reduces k of n entries per rank.
+//
+// oktopk's bound of 6k(P-1)/P elements leaves room for other ways where they
+// are better:
+//
+//   - From k = n/3 on, a dense allreduce of gradient + residual (2n(P-1)/P
+//     elements) costs no more and sends everything.
+//   - Its lengths, samples and counts cost a fixed number of elements per step.
+//     Where k is so small that they would take half of the budget or more, or
+//     leave room for fewer than k entries in a result,
+//     it uses the pattern of lowest volume that sends nothing but entries: for
+//     up to three ranks topkA2 (2k(P-1) elements), above that gtopk (4k);
+//     neither is more than 6k(P-1)/P.
+//
+// The name is that of the pattern that is used.
+func find(name string, k, n, size int) (string, pattern) {
+	if name == Oktopk {
+		switch {
+		case 3*k >= n:
+			return Dense, pattern{noSelector, sumAll}
+		case !roomy(k, size) && size <= 3:
+			name = TopkA2
+		case !roomy(k, size):
+			name = Gtopk
+		}
+	}
+	return name, patterns[name]
+}

@@ -1,0 +1,735 @@
+package sparse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Reducer averages one gradient tensor over the ranks, step after step, with
+// one of the [Patterns]. It keeps what is particular to that tensor: the
+// residual, thresholds, partitions and scratch memory. Make one per tensor (or
+// per bucket, see package ddp) with [New].
+//
+// A Reducer belongs to one goroutine at a time, and so do the calls of its
+// communicator during a step.
+type Reducer struct {
+	*engine
+	meter    *comm.Meter
+	name     string // of the pattern that serves k
+	selector selector
+	exchange exchange
+
+	given   Config  // as it was given
+	choice  *Choice // for Auto, when it was made
+	chose   bool    // in this step
+	steps   int     // all steps, also dense ones
+	entries message // the result as a list, where it was asked for
+	onStage func(Stage)
+	remains [2]base.Buffer // the residual, and that before the step
+	closed  bool
+	joined  bool // its steps are part of a transaction of several tensors
+	started bool // a step was picked from, has not been undone, and has written nothing to the gradient
+
+	// Of the last step.
+	stats   Stats
+	last    Stats           // those of the step before
+	counted bool            // stats has what is on the device, too
+	open    bool            // the device knows whether it was skipped
+	picks   runtime.Entries // unless it was dense
+	whole   comm.Call       // if it was
+	result  result
+}
+
+// Stats tells what the last step of a [Reducer] did on this rank.
+type Stats struct {
+	Step int // number of the step, from 0
+	// Pattern is what ran: that of the configuration, "dense" in the warm-up, and
+	// what oktopk uses where it is no better: dense, topkA2 or gtopk. It is empty
+	// at density 0.
+	Pattern  string
+	Dense    bool // a step of the dense pattern, or of the warm-up
+	Skipped  bool // the step was undone by [SkipNonFinite]
+	Elements int  // length of the tensor
+	K        int  // entries that a rank was to pick
+	// PickedLocal is how many entries this rank picked.
+	PickedLocal int
+	// PickedGlobal is how many entries the result was put together from: the
+	// number of entries that it has, or, where an exchange does not merge the
+	// ranks' lists before it gathers them, the sum of their lengths.
+	PickedGlobal int
+	// Threshold is the magnitude that the picked entries have at least,
+	// GlobalThreshold (oktopk) that of the sums that went into the result.
+	Threshold, GlobalThreshold float32
+	// SentElements and SentBytes are what this rank sent as comm.Meter counts:
+	// a value and an index are one element each, an allgather counts what the
+	// rank receives. What [Auto] sent to choose does not count.
+	SentElements, SentBytes int64
+	// SelectTime is the host's time for adding the gradient to the residual
+	// and picking, ExchangeTime for everything after. On a device with streams
+	// the host runs ahead, and each may contain the device's work of the other.
+	SelectTime, ExchangeTime time.Duration
+	// Choice is what was found for [Auto], nil for another pattern.
+	Choice *Choice
+	// InnerElements, InnerBytes and InnerTime are what the dense reduction along the
+	// inner dimensions of [Hierarchical] sent, and the host's time for it; 0 without.
+	InnerElements, InnerBytes int64
+	InnerTime                 time.Duration
+}
+
+// New prepares the reduction of a tensor of n elements in rt's memory.
+// It does not communicate ([Auto] does in the first step). All ranks of c pass the
+// same n and cfg.
+//
+// Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
+// negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
+// without [runtime.Kernels], which only the dense pattern that neither clips nor looks
+// for overflows does not need; [comm.ErrDevice] if c does not reach rt's memory.
+func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
+	if rt == nil || c == nil {
+		return nil, base.OpError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+	}
+	given := cfg
+	cfg, err := cfg.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if n < 0 || n > math.MaxInt32 {
+		return nil, base.OpError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
+	}
+	kernels, err := runtime.KernelsOf(rt)
+	if err != nil && !cfg.Plain() {
+		return nil, base.OpError("sparse", err)
+	}
+	if err := comm.CheckDevice(c, rt.Device()); err != nil {
+		return nil, base.OpError("sparse", err)
+	}
+	meter := comm.NewMeter(c)
+	e, err := newEngine(rt, kernels, meter, n, cfg)
+	s := &Reducer{engine: e, meter: meter, given: given}
+	if err == nil {
+		s.permanent = len(s.buffers)
+		s.prepare()
+		err = e.err
+	}
+	if err != nil {
+		return nil, base.OpError("sparse", errors.Join(err, e.close()))
+	}
+	return s, nil
+}
+
+// prepare allocates what the steps of the pattern keep.
+func (s *Reducer) prepare() {
+	if s.residual != 0 || !s.cfg.Keeps() {
+		return
+	}
+	s.allocate(&s.remains[0], s.held*base.WordSize)
+	if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
+		s.allocate(&s.remains[1], s.held*base.WordSize)
+	}
+	s.permanent = len(s.buffers)
+	s.fill(s.remains[0].Ptr, s.held)
+	if s.err == nil { // otherwise the next step that chooses a pattern does it again
+		s.residual, s.origin = s.remains[0].Ptr, s.remains[1].Ptr
+	}
+}
+
+// Rebind moves s to another communicator, say what is left of the old one after
+// a rank has failed. It does not communicate; all ranks of c do it. The residual
+// stays as it is, averages are over the ranks of c, and thresholds and partitions
+// start anew. What the residual of a rank held that is not part of c is lost with
+// that rank; where c has fewer ranks, its rank 0 logs how many went. Ranks of which only
+// some have completed the step that failed ([Stats].Step) are a step apart from then
+// on: under a [Schedule] that is not over, the next step is [comm.ErrMismatch] on all of
+// them until they have restored one step's states ([Reducer.Restore]).
+//
+// If a step has failed on the old communicator, Rebind waits for that as
+// [Reducer.Close] does: close it first. After an error of that wait, or of a
+// communicator that is nil or does not reach the memory, s is still with the old
+// one; an error of the runtime stays.
+func (s *Reducer) Rebind(c comm.Communicator) error {
+	had := s.size
+	err := s.rebind(c)
+	if err == nil && s.cfg.Keeps() && !s.joined {
+		base.ReportLost(had, c)
+	}
+	s.joined = s.joined && err != nil
+	return err
+}
+
+func (s *Reducer) rebind(c comm.Communicator) error {
+	const op = "rebind"
+	switch {
+	case s.closed:
+		return base.OpError(op, base.ClosedError("the Reducer"))
+	case s.err != nil:
+		return base.OpError(op, s.err)
+	}
+	if err := base.CheckComm(c); err != nil {
+		return base.OpError(op, err)
+	}
+	if err := comm.CheckDevice(c, s.rt.Device()); err != nil {
+		return base.OpError(op, err)
+	}
+	if err := s.order.DrainToFree(); err != nil {
+		return base.OpError(op, err)
+	}
+	if err := s.learn(); err != nil {
+		return base.OpError(op, err)
+	}
+	if s.check(s.leaveShared(context.Background(), true)); s.err != nil {
+		return base.OpError(op, s.err)
+	}
+	s.release(s.permanent)
+	s.meter = comm.NewMeter(c)
+	s.bind(s.meter)
+	s.k, s.picks, s.result = 0, runtime.Entries{}, result{}
+	if s.err != nil {
+		return base.OpError(op, s.err)
+	}
+	return nil
+}
+
+// learn finds out whether the device dropped the last step, before the numbers are
+// those of another communicator.
+func (s *Reducer) learn() error {
+	if !s.open || s.counted {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	counts := make([]int32, s.skips)
+	err := s.order.HostAfterCompute(ctx)
+	if err == nil {
+		err = s.rt.CopyOut(hostmem.Bytes(counts), s.skip)
+	}
+	if err == nil && slices.ContainsFunc(counts, func(n int32) bool { return n != 0 }) {
+		s.skipped()
+	}
+	s.open = s.open && err != nil
+	return err
+}
+
+// AllReduce replaces t by (an approximation of) the average of all ranks' t, or,
+// with [Config].InPlace, takes what it sends out of t:
+// the same bits on every rank, zero where no rank's entry made it into the
+// result. t has the n elements that New was told, in any shape; F32, F16
+// or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
+// stream of the one that New was told ([runtime.ErrDevice] otherwise). What
+// was not sent is kept, in F32, and added to the next step's gradient. The result
+// is ready as that of [distributed.AllReduce] is.
+//
+// A wrong argument is an error before anything happened. A step is a transaction:
+// after any error nothing has happened on this rank. t holds the gradient that was
+// passed, and the residual what it held before, both bit for bit, and the step does
+// not count. So the same call repeats it, with the
+// same communicator unless that is broken, or with another one ([Reducer.Rebind]).
+// The exception is an error of the runtime itself while that is restored, or when the
+// result has been written to t, which has lost the gradient then: it
+// stays, and later calls return it. So does every error of a step with
+// [Config].NoUndo: t's content is undefined then.
+//
+// The other ranks wait for this one after an error, until their contexts end or
+// this rank closes its communicator, which is [comm.ErrPeerFailed] on them: so
+// close it unless all ranks have the error. A rank that had got all of the result
+// by then has completed the step; [Stats.Step] tells. A context that is over
+// before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
+// happens, as a wrong argument is.
+//
+// Before the first step with a communicator the ranks compare the length, the type, the
+// configuration, the step of a [Schedule] that is not over, and the version of this
+// module, by one element of each rank: if they differ, that is [comm.ErrMismatch] on
+// all of them, and names the difference. Lengths that another rank announces and that
+// no tensor of n elements has are [comm.ErrMismatch], and so are indices: those are
+// left out of the result, and every step that follows has the error. On a device with
+// streams it is the first step that reads numbers of the device, and each 256th that is
+// not captured does. What oktopk reads in the step after ([NeedsHost]) is an error of
+// that, or of Stats, State and ScaleResidual before it.
+func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
+	const op = "sparse allreduce"
+	if s.closed {
+		return base.OpError(op, base.ClosedError("the Reducer"))
+	}
+	if s.err != nil {
+		return base.OpError(op, s.err)
+	}
+	ptr, err := s.checkTensor(op, t)
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return base.OpError(op, comm.ContextError(ctx))
+	}
+	g := gradient{ptr: ptr, dt: t.DType()}
+	if s.cfg.InPlace {
+		g.ptr, s.residual = 0, ptr
+		defer func() { s.residual = 0 }()
+	}
+	s.start(ctx, g)
+	ending := time.Now()
+	s.complete(ctx)
+	s.finish(s.judge(ctx))
+	s.stats.ExchangeTime += time.Since(ending)
+	if s.err != nil {
+		return base.OpError(op, s.rollBack())
+	}
+	return nil
+}
+
+// start does a step but for its end: it picks, begins the exchange, and leaves
+// gradient and residual before the step as they are. Then come complete and finish,
+// or abandon.
+func (s *Reducer) start(ctx context.Context, g gradient) {
+	s.pick(ctx, g)
+	s.combine(ctx)
+}
+
+// pick does the first half of start: it takes the gradient, which a dense step also reads
+// afterwards unless it is lent, and picks what is to be sent. It communicates
+// only before the first step, to choose for [Auto], and to clip by the norm of all ranks.
+func (s *Reducer) pick(ctx context.Context, g gradient) {
+	started, sent := time.Now(), s.meter.Totals()
+	s.last, s.started = s.stats, true
+	s.stats, s.counted = Stats{Step: s.steps, Elements: s.n}, false
+	s.undoes, s.waited, s.judged, s.flagged, s.open, s.exchanging, s.chose = false, false, false, false, false, false, false
+	if ctx.Err() != nil {
+		s.check(comm.ContextError(ctx))
+	} else {
+		s.check(s.order.Drain(ctx)) // an earlier step may have failed
+	}
+	if !s.agreed {
+		s.agree(ctx, s.terms(g.dt))
+	}
+	s.lookForFaults(ctx)
+	if s.err != nil {
+		return
+	}
+	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
+	if !dense && s.cfg.Pattern == Auto {
+		if s.decide(ctx, g.dt); s.err != nil {
+			return
+		}
+		started, sent = time.Now(), s.meter.Totals()
+	}
+	s.stats.Choice = s.choice
+	if dense || s.cfg.Pattern == Dense {
+		s.takeWhole(ctx, g)
+	} else {
+		s.takeSome(ctx, g, density)
+	}
+	s.stats.SelectTime = time.Since(started)
+	s.addSent(sent)
+}
+
+// combine does the second half: it makes the result of what all ranks picked.
+func (s *Reducer) combine(ctx context.Context) {
+	if s.err != nil {
+		return
+	}
+	started, sent := time.Now(), s.meter.Totals()
+	switch {
+	case s.stats.Dense:
+		s.communicate(ctx, s.whole)
+		if s.judges() {
+			s.fill(s.flags, s.size)
+			s.countArray(s.whole.Recv, s.whole.DType)
+		}
+		s.result = result{dense: s.whole.Recv}
+	case s.stats.K > 0:
+		s.result = s.exchange.run(ctx, s.picks)
+	}
+	s.stats.ExchangeTime = time.Since(started)
+	s.addSent(sent)
+}
+
+// addSent counts what was sent since then for the step.
+func (s *Reducer) addSent(then comm.Traffic) {
+	now := s.meter.Totals()
+	s.stats.SentElements += now.SentElements - then.SentElements
+	s.stats.SentBytes += now.SentBytes - then.SentBytes
+}
+
+// Stage is a part of a sparse step.
+type Stage uint8
+
+const (
+	Selected  Stage = iota // the gradient is added, and the picks are made
+	Exchanged              // the result is there, as lists
+	Finished               // the result is written to the tensor
+)
+
+// OnStage has f called when the work of a stage of a sparse step has been submitted
+// to the compute stream, which waits for the exchange by then: an event that f
+// records there has the time of the stage's end. nil ends that.
+func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
+
+func (s *Reducer) passed(stage Stage) {
+	if s.onStage != nil {
+		s.onStage(stage)
+	}
+}
+
+// Verdict says what becomes of a step that was started.
+type Verdict uint8
+
+const (
+	Passes   Verdict = iota // its result becomes the gradient
+	Deferred                // it passes, and the device rolls it back if there were non-finite entries
+	Skips                   // it is rolled back, and the gradient is zero
+)
+
+// judge looks at the overflows that were counted. Where the host has not waited for
+// the device in this step, it leaves the question to the device.
+func (s *Reducer) judge(ctx context.Context) Verdict {
+	switch {
+	case s.err != nil || !s.judges():
+		return Passes
+	case s.cfg.NonFinite == SkipNonFinite && s.order.Streams != nil && !s.waited:
+		return Deferred
+	case s.judged && !s.large || !s.judged && !s.foundNonFinite(ctx):
+		return Passes
+	case s.cfg.NonFinite == FailNonFinite && s.stats.K > 0: // otherwise no other rank knows
+		s.check(ErrNonFinite)
+	}
+	return Skips
+}
+
+// finish ends a step that was started.
+func (s *Reducer) finish(v Verdict) {
+	if s.err != nil {
+		return
+	}
+	g := s.target
+	switch {
+	case v == Skips:
+		if s.undoes {
+			s.undo()
+		}
+		if s.err == nil { // otherwise the gradient is as it was
+			s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
+		}
+		s.skipped()
+	case s.cfg.InPlace: // the result stays where it is
+		s.giveBack(s.result.left.picks, s.result.left.taken)
+	case s.result.dense == 0:
+		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale, s.result.left)
+	case s.stats.Dense && s.whole.DType == g.dt:
+		s.copyBytes(g.ptr, s.result.dense, s.n*g.dt.Size())
+	default:
+		s.store(g.ptr, g.dt, s.result.dense)
+	}
+	if s.err == nil {
+		s.started = false // what fails from here on cannot be undone: the gradient is overwritten
+	}
+	if v != Skips && !s.stats.Dense {
+		s.mask(s.picks)
+	}
+	if s.open = v == Deferred; s.open {
+		s.undoIfNonFinite(g)
+	}
+	if s.past.pending && s.judges() {
+		s.post()
+	}
+	if s.err == nil {
+		s.steps++
+		s.undoes = false
+	}
+	s.passed(Finished)
+}
+
+// abandon undoes a step, if one was started and has not ended. What fails now stays.
+func (s *Reducer) abandon() {
+	if !s.started {
+		return
+	}
+	s.stats, s.counted, s.err = s.last, true, nil
+	s.picks, s.result = runtime.Entries{}, result{}
+	if s.undoes {
+		s.undo()
+	}
+	if s.chose {
+		s.become(Auto, nil)
+	}
+	s.started, s.undoes = false, false
+}
+
+// rollBack undoes a step that failed, if it can, and returns why it did. What
+// fails now stays.
+func (s *Reducer) rollBack() error {
+	if s.cfg.NoUndo {
+		s.stats, s.counted = s.last, true
+		return s.err
+	}
+	cause := s.err
+	if !s.started {
+		s.err = fmt.Errorf("%w; and the gradient is lost, because the result was written to its place before", cause)
+		return s.err
+	}
+	s.abandon()
+	if s.err != nil {
+		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
+		return s.err
+	}
+	return fmt.Errorf("%w (the step is undone: gradient and residual are as before)", cause)
+}
+
+// Stats returns what the last step did. Numbers that are on the device are
+// waited for, until ctx is done. After a step that was undone they are those of the step
+// before, in which what was picked is 0 unless Stats had been asked for it by then.
+func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
+	if s.counted || s.closed || s.err != nil {
+		return s.stats, nil
+	}
+	idle := s.stats.Dense || s.picks.Idx == 0 // what there is to count, is
+	if idle && !s.open {
+		return s.stats, nil
+	}
+	overflowed := s.foundNonFinite(ctx)
+	s.settle(ctx)
+	if err := s.failure(); err != nil {
+		return s.stats, base.OpError("stats", err)
+	}
+	if s.open && overflowed {
+		s.skipped()
+	}
+	if idle {
+		s.counted = true
+		return s.stats, nil
+	}
+	local, err := s.lengthOf(s.picks)
+	global := 0
+	for _, l := range s.result.lists {
+		n, e := s.lengthOf(l)
+		global, err = global+n, errors.Join(err, e)
+	}
+	if s.result.dense != 0 {
+		global = s.n
+	}
+	threshold := s.float(s.used)
+	if _, all := s.selector.(nothing); all {
+		local, threshold = s.n, 0
+	}
+	s.stats.PickedLocal, s.stats.PickedGlobal = local, global
+	s.stats.Threshold, s.stats.GlobalThreshold = threshold, s.past.globalThreshold
+	if err != nil {
+		return s.stats, base.OpError("stats", err)
+	}
+	s.counted = true
+	return s.stats, nil
+}
+
+// Residual returns this rank's residual as a tensor of n F32 elements, for
+// inspection, and to forget what was not sent (fill it with zeros). It is a view,
+// valid until the next step: that leaves the residual at another address, unless
+// a step has been captured in a graph ([Config].NoUndo: the address stays). The
+// dense pattern has none, and [Auto] none before it has chosen, and a step in place
+// leaves it in the tensor
+// ([comm.ErrUnsupported]).
+func (s *Reducer) Residual() (*runtime.Tensor, error) {
+	if s.closed {
+		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
+	}
+	if s.cfg.Pattern == Dense || s.cfg.Pattern == Auto {
+		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
+	}
+	if s.cfg.InPlace {
+		return nil, base.OpError("residual", fmt.Errorf("%w: in place, the tensor of the step is the residual", comm.ErrUnsupported))
+	}
+	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
+}
+
+// Close frees the memory. The communicator and tensors stay as they are.
+// Closing twice is fine. Where the communicator has symmetric memory
+// ([comm.Allocate]), all ranks close together; after an error that memory is left
+// to the communicator's Close.
+//
+// If a step has failed in the middle of an exchange, Close waits for the
+// communicator, at most 5 seconds. After an error of that wait the memory is not
+// given back, because the communicator may still write it: close the communicator
+// then, and after it the Reducer again.
+func (s *Reducer) Close() error {
+	s.closed = true
+	if err := s.engine.close(); err != nil {
+		return base.OpError("sparse close", err)
+	}
+	return nil
+}
+
+// checkTensor checks a gradient and returns its address.
+func (s *Reducer) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
+	ptr, err := checkGradient(op, s.rt, s.c, s.n, t)
+	if err == nil && s.cfg.InPlace && t.DType() != dtype.F32 {
+		err = base.OpError(op, fmt.Errorf("%w: tensor is %v, and in place it is the residual, which is f32", comm.ErrUnsupported, t.DType()))
+	}
+	return ptr, err
+}
+
+// checkGradient checks a gradient of n elements and returns its address.
+func checkGradient(op string, rt runtime.Runtime, c comm.Communicator, n int, t *runtime.Tensor) (uintptr, error) {
+	ptr, err := base.Address(op, "gradient", c, t)
+	if err != nil {
+		return 0, err
+	}
+	if err := base.CheckGradientType(t.DType()); err != nil {
+		return 0, base.OpError(op, err)
+	}
+	if t.Len() != n {
+		return 0, base.ShapeError(op, "gradient has %d elements, want %d", t.Len(), n)
+	}
+	if err := base.SameStream(rt, t.Runtime()); err != nil {
+		return 0, base.OpError(op, fmt.Errorf("the runtime of the gradient and that of its reduction: %w", err))
+	}
+	return ptr, nil
+}
+
+// takeWhole prepares to average the gradient itself. Residuals are not touched:
+// dense steps come before sparse ones, so there is nothing in them yet. A result
+// that may have to be undone is made beside the gradient.
+func (s *Reducer) takeWhole(ctx context.Context, g gradient) {
+	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
+	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
+	s.target = g
+	if s.cfg.Momentum > 0 {
+		s.takeVelocity(ctx, g)
+		return
+	}
+	bytes, send, sum := s.n*g.dt.Size(), g.ptr, g.ptr
+	if !s.cfg.NoUndo {
+		if sum = s.origin; sum == 0 {
+			s.allocate(&s.flat, bytes)
+			sum = s.flat.Ptr
+		}
+	}
+	s.clip(ctx, &g)
+	if g.factor != 0 || g.lent {
+		send = sum
+		s.copyBytes(send, g.ptr, bytes)
+	}
+	if g.factor != 0 && s.err == nil {
+		s.check(s.kernels.Scale(send, g.dt, s.n, g.factor))
+	}
+	s.whole = comm.AllReduceCall(send, sum, s.n, g.dt, comm.Avg)
+}
+
+// takeVelocity prepares to average the velocity, in F32 whatever type the gradient
+// has: it may outgrow that, and what the result has no room for is in the residual,
+// to be sent in the next step.
+func (s *Reducer) takeVelocity(ctx context.Context, g gradient) {
+	s.clip(ctx, &g)
+	s.save()
+	s.accumulate(s.correct(g))
+	sum := s.denseResult()
+	s.copy(sum, s.residual, s.n)
+	s.fill(s.residual, s.n)
+	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
+}
+
+// takeSome adds the gradient to the residual and picks from it.
+func (s *Reducer) takeSome(ctx context.Context, g gradient, density float64) {
+	k := count(density, s.n)
+	s.plan(ctx, k)
+	s.stats.K = k
+	s.picks, s.result = runtime.Entries{}, result{}
+	s.clip(ctx, &g)
+	s.target = g
+	s.save()
+	if s.err != nil {
+		return // nothing has changed, and nothing may
+	}
+	if s.cfg.NoErrorFeedback {
+		s.fill(s.residual, s.n)
+	}
+	g = s.correct(g)
+	if k == 0 {
+		s.accumulate(g)
+		s.judgeAlone()
+		return
+	}
+	s.stats.Pattern = s.name
+	s.picks = s.selector.pick(g, k, s.exchange.placePicks(ctx, s.selector.capacity(k)))
+	s.passed(Selected)
+}
+
+// complete has the compute stream wait for the exchange of a step that was started,
+// and looks for overflows in the result.
+func (s *Reducer) complete(ctx context.Context) {
+	s.arrive(ctx)
+	s.passed(Exchanged)
+	s.judged = s.judged && s.flags == s.at(s.overflows) // otherwise the verdict is about other tensors too
+	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.flagged {
+		s.countResult(s.result)
+	}
+}
+
+// judgeAlone looks for overflows of a gradient that is not sent, which no other
+// rank knows of: it does not count where several tensors have one verdict. An overflow
+// is what a step that sends it would take for one: that one would be dropped, and so
+// would all that follow, as the residual would keep it.
+func (s *Reducer) judgeAlone() {
+	if !s.judges() {
+		return
+	}
+	flags, skip, skips := s.flags, s.skip, s.skips
+	s.flags, s.skip, s.skips = s.at(s.overflows), s.at(s.overflows), s.size
+	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
+	if flags != s.flags && s.origin != 0 {
+		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
+		s.copyIfNonFinite()
+	}
+	s.flags, s.skip, s.skips = flags, skip, skips
+}
+
+// settle reads what the last step left to be read later, if it is not read yet.
+func (s *Reducer) settle(ctx context.Context) {
+	if x, ok := s.exchange.(*okExchange); ok {
+		x.settle(ctx)
+	}
+}
+
+// judges reports whether overflows are looked for.
+func (s *Reducer) judges() bool { return s.cfg.NonFinite != PassNonFinite && s.n > 0 }
+
+// skipped notes that the step was undone.
+func (s *Reducer) skipped() {
+	s.stats.Skipped, s.stats.PickedGlobal, s.result = true, 0, result{}
+}
+
+// count returns how many of n entries a density stands for.
+func count(density float64, n int) int {
+	if density == 0 || n == 0 {
+		return 0
+	}
+	return min(n, max(1, int(math.Round(density*float64(n)))))
+}
+
+// plan chooses what serves k entries. When k changes, thresholds and partitions
+// start anew and scratch memory is fitted to the new size.
+func (s *Reducer) plan(ctx context.Context, k int) {
+	if k == s.k {
+		return
+	}
+	if NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
+		s.check(s.order.HostAfterAll(ctx))
+	}
+	s.release(s.permanent)
+	s.k = k
+	s.forget(past{})
+	s.fill(s.at(numState), 2)
+	if k > 0 {
+		name, p := find(s.cfg.Pattern, k, s.n, s.size)
+		s.name = name
+		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
+	}
+	if s.err != nil {
+		s.k = 0 // nothing is planned
+	}
+}

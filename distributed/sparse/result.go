@@ -1,0 +1,172 @@
+package sparse
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Picks returns the entries that this rank picked in the last step, which are no
+// longer in its residual unless the exchange gave them back: gradient + residual,
+// not divided by anything. There are none after a step that sent everything or
+// nothing. They lie in device memory, valid until the next step; [Reducer.Read]
+// brings them to the host.
+func (s *Reducer) Picks() (runtime.Entries, error) {
+	if err := s.usable("picks"); err != nil {
+		return runtime.Entries{}, err
+	}
+	return s.picks, nil
+}
+
+// Entries returns the average that the last step made as a list, the same on
+// every rank: its indices ascend, and the average is zero elsewhere. It lies in
+// device memory, valid until the next step, ready for work on the compute stream;
+// how many entries it has, is on the device too ([runtime.Entries].Len).
+//
+// With [Config].InPlace it is there after every step. Otherwise a dense result, which
+// topkSA and oktopk may make too, is in the tensor alone, and that is
+// [comm.ErrUnsupported].
+// There are no entries after a step that was skipped; where only the device knows
+// whether it was ([SkipNonFinite]), the host waits for it, 5 seconds at most.
+func (s *Reducer) Entries() (runtime.Entries, error) {
+	const op = "entries"
+	if err := s.listed(op); err != nil {
+		return runtime.Entries{}, err
+	}
+	n := 0
+	for _, l := range s.result.lists {
+		n = min(n+l.N, s.n)
+	}
+	if s.result.dense != 0 {
+		n = s.n
+	}
+	all := s.message(&s.entries, n)
+	if s.result.dense == 0 {
+		s.union(all, s.result.lists, s.result.scale, 0)
+	} else if s.err == nil {
+		s.check(s.kernels.Select(runtime.Source{X: s.result.dense, N: s.n}, s.at(numTiny), all))
+	}
+	return all, s.resultError(op)
+}
+
+// AddResult adds the average that the last step made to t, multiplied by factor:
+// with the negative learning rate it is the update of plain SGD, and with 1 and a
+// tensor of zeros it makes the average as a dense tensor, which [Reducer.ClearResult]
+// makes zero again. t is F32, with as many elements as the gradient. Only the
+// entries are touched, one list of each rank after the other.
+//
+// The entries are those of [Reducer.Entries], until the next step.
+func (s *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
+	const op = "add result"
+	ptr, err := s.resultTarget(op, t)
+	if err != nil {
+		return err
+	}
+	for _, l := range s.result.lists {
+		if s.err == nil {
+			s.check(s.kernels.ScatterAdd(s.array(ptr), l, s.result.scale*factor))
+		}
+	}
+	if s.result.dense != 0 {
+		s.set(numFactor, int32(math.Float32bits(factor)))
+		if s.err == nil {
+			s.check(s.kernels.Accumulate(runtime.Source{X: ptr, N: s.n, Grad: s.result.dense, DType: dtype.F32, Factor: s.at(numFactor)}))
+		}
+	}
+	return s.resultError(op)
+}
+
+// ClearResult makes t zero where the last step's result has entries.
+func (s *Reducer) ClearResult(t *runtime.Tensor) error {
+	const op = "clear result"
+	ptr, err := s.resultTarget(op, t)
+	if err != nil {
+		return err
+	}
+	for _, l := range s.result.lists {
+		if s.err == nil {
+			s.check(s.kernels.ZeroAt(s.array(ptr), l))
+		}
+	}
+	if s.result.dense != 0 {
+		s.fill(ptr, s.n)
+	}
+	return s.resultError(op)
+}
+
+// Read waits for the device until ctx is done, and copies a list that
+// [Reducer.Entries] or [Reducer.Picks] returned.
+func (s *Reducer) Read(ctx context.Context, l runtime.Entries) (indices []int32, values []float32, err error) {
+	const op = "read entries"
+	if err := s.usable(op); err != nil {
+		return nil, nil, err
+	}
+	s.read(ctx)
+	if err := s.failure(); err != nil {
+		return nil, nil, base.OpError(op, err)
+	}
+	n, err := s.lengthOf(l)
+	if err != nil || n == 0 {
+		return nil, nil, err
+	}
+	indices, values = make([]int32, n), make([]float32, n)
+	for _, part := range []struct {
+		to   []byte
+		from uintptr
+	}{{hostmem.Bytes(indices), l.Idx}, {hostmem.Bytes(values), l.Val}} {
+		if err := s.rt.CopyOut(part.to, part.from); err != nil {
+			return nil, nil, base.OpError(op, err)
+		}
+	}
+	return indices, values, nil
+}
+
+// listed reports why there is no result as a list.
+func (s *Reducer) listed(op string) error {
+	err := s.usable(op)
+	if err == nil && s.result.dense != 0 && !s.cfg.InPlace {
+		err = base.OpError(op, fmt.Errorf("%w: the last step's result is dense, and in the tensor", comm.ErrUnsupported))
+	}
+	return err
+}
+
+// usable reports why nothing can be said of the last step.
+func (s *Reducer) usable(op string) error {
+	switch {
+	case s.closed:
+		return base.OpError(op, base.ClosedError("the Reducer"))
+	case s.err != nil:
+		return base.OpError(op, s.err)
+	}
+	if err := s.learn(); err != nil {
+		return base.OpError(op, err)
+	}
+	return nil
+}
+
+// resultTarget checks a tensor that the result goes to, and returns its address.
+func (s *Reducer) resultTarget(op string, t *runtime.Tensor) (uintptr, error) {
+	if err := s.listed(op); err != nil {
+		return 0, err
+	}
+	ptr, err := s.checkTensor(op, t)
+	if err == nil && t.DType() != dtype.F32 {
+		err = base.OpError(op, fmt.Errorf("%w: tensor is %v, want f32", comm.ErrUnsupported, t.DType()))
+	}
+	return ptr, err
+}
+
+// resultError returns an error of work on the result, which does not spoil the
+// next step.
+func (s *Reducer) resultError(op string) error {
+	if err := s.failure(); err != nil {
+		return base.OpError(op, err)
+	}
+	return nil
+}

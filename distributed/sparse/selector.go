@@ -1,0 +1,157 @@
+package sparse
+
+import (
+	"math"
+
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// exact picks the k entries of largest magnitude, of equal ones that with the
+// lower index.
+type exact struct{ *engine }
+
+func exactSelector(e *engine) selector { return exact{e} }
+
+func (s exact) capacity(k int) int { return k }
+
+func (s exact) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	s.topK(s.source(g), k, exactly(dst, k), s.at(numState))
+	s.used = numState
+	return exactly(dst, k)
+}
+
+// nonzero is exact without the zeros that fill up a list when the tensor has
+// fewer than k other entries: where list lengths may vary, they need not
+// travel.
+type nonzero struct{ exact }
+
+func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
+
+func (s nonzero) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	s.topK(s.source(g), k, dst, s.at(numState))
+	s.used = numState
+	return dst
+}
+
+// nothing picks no entry, for an exchange that takes the whole residual.
+type nothing struct{ *engine }
+
+func noSelector(e *engine) selector { return nothing{e} }
+
+func (nothing) capacity(int) int { return 0 }
+
+func (s nothing) pick(g gradient, _ int, dst runtime.Entries) runtime.Entries {
+	s.accumulate(g)
+	return exactly(dst, 0)
+}
+
+// roomFor is the capacity of selectors that meet k only about: if more
+// entries than that pass a threshold, the threshold is no good. It is 3k/2, as lists
+// travel padded to it where the host does not wait for their lengths.
+func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
+
+// near picks by a threshold, if about k entries pass it, and otherwise exactly.
+func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
+	e.used = numUsed
+	if e.err == nil {
+		e.added(e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)))
+	}
+}
+
+// reused picks by the threshold of an earlier exact top-k. Gradient
+// distributions change slowly (Li and Hoefler, section 3.1.3), so a threshold
+// serves many steps; between them one pass over the tensor is enough.
+type reused struct{ *engine }
+
+func reusedSelector(e *engine) selector {
+	if e.k == e.n {
+		return nonzeroSelector(e) // there is nothing to choose
+	}
+	return reused{e}
+}
+
+func (s reused) capacity(k int) int { return s.roomFor(k) }
+
+func (s reused) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	s.near(s.source(g), k, runtime.Near{
+		Min:      (k + 3) / 4,
+		Interval: s.cfg.ThresholdInterval,
+		Step:     float32(s.cfg.ThresholdStep),
+	}, dst)
+	return dst
+}
+
+// correct moves a threshold that let total entries pass where k were wanted,
+// if it was off by more than a third below or a quarter above.
+func correct(threshold float32, total, k int, step float64) float32 {
+	switch {
+	case 3*total < 2*k:
+		threshold /= float32(step)
+	case 4*total > 5*k:
+		threshold *= float32(step)
+	}
+	return max(threshold, tiny)
+}
+
+// gaussian picks by the threshold that k of n entries would pass if they were
+// normally distributed, corrected until about k do.
+//
+// Gradients have heavier tails than the normal distribution, so that the
+// first threshold is often far off. The published code corrects it by 2 % at a
+// time, at most 20 times, with a pass over the tensor for each. Here a round of
+// correction chooses from a ladder of factors, the first of which spans seven
+// powers of ten either way, and each later one the gap between two steps of the one
+// before.
+type gaussian struct {
+	*engine
+	ladders [][]float32 // by round
+}
+
+func gaussianSelector(e *engine) selector {
+	if e.k == e.n {
+		return nonzeroSelector(e) // there is nothing to choose
+	}
+	return gaussian{e, ladders(e.cfg.FitSteps)}
+}
+
+// ladders returns the factors of each round, ascending.
+func ladders(rounds int) [][]float32 {
+	const steps = 31 // up, and as many down
+	var all [][]float32
+	ratio := 1.7
+	for round := range max(rounds, 0) {
+		factors := make([]float32, 2*steps+1)
+		first := -steps
+		if round > 0 {
+			ratio = math.Pow(ratio, 1/float64(2*steps+1))
+			first = -2 * steps
+		}
+		for i := range factors {
+			factors[i] = float32(math.Pow(ratio, float64(first+i)))
+		}
+		all = append(all, factors)
+	}
+	return all
+}
+
+func (s gaussian) capacity(k int) int { return s.roomFor(k) }
+
+func (s gaussian) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+	// t such that a share k/n of a normal distribution with the tensor's mean and
+	// deviation is farther than t from the mean.
+	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
+	state := s.at(numState)
+	if s.err == nil {
+		s.added(s.kernels.Fit(s.source(g), z, state))
+	}
+	for _, factors := range s.ladders {
+		if s.err == nil {
+			s.check(s.kernels.Refine(s.residual, s.n, state, k, factors))
+		}
+	}
+	// No threshold separates the entries of a constant tensor, a few outliers can
+	// put the fit out of the correction's reach, and that of a NaN is none: then
+	// the picks are exact.
+	s.near(s.source(gradient{}), k, runtime.Near{Min: 1}, dst)
+	return dst
+}

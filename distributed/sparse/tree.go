@@ -1,0 +1,67 @@
+package sparse
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// treeTag marks the messages of treeExchange.
+const treeTag uint32 = 1
+
+// treeExchange merges the picks along a binomial tree: in round d = 1, 2, 4, …
+// rank r+d sends its list to rank r (for r a multiple of 2d), which keeps the
+// top k of the sum. Rank 0 broadcasts what is left.
+//
+// gTop-k (Shi et al., ICDCS 2019) as published needs a power of two ranks and
+// forgets what the inner nodes drop. Here a rank without a partner waits for
+// the next round, and an inner node takes what it drops into its own
+// residual: the entries are sums over its subtree, and every rank of the
+// subtree has taken its share out of its own residual, so each contribution
+// stays in exactly one place.
+type treeExchange struct {
+	*engine
+	incoming, merged message
+	kept             [2]message
+	pair             [2]runtime.Entries
+	top              [1]runtime.Entries
+}
+
+func tree(e *engine) exchange { return &treeExchange{engine: e} }
+
+func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
+	k := picks.N
+	words := 2 * k // a list in one piece
+	current := picks
+	for d, round := 1, 0; d < x.size; d, round = 2*d, round+1 {
+		if x.rank%(2*d) == d {
+			x.communicate(ctx, comm.SendCall(current.Idx, words, dtype.I32, x.rank-d, treeTag))
+			break
+		}
+		if x.rank+d < x.size {
+			in := exactly(x.message(&x.incoming, k), k)
+			x.communicate(ctx, comm.RecvCall(in.Idx, words, dtype.I32, x.rank+d, treeTag))
+			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
+		}
+	}
+	if x.rank != 0 { // its own list was sent
+		current = exactly(x.message(&x.incoming, k), k)
+	}
+	x.communicate(ctx, comm.BroadcastCall(current.Idx, words, dtype.I32, 0))
+	x.top[0] = current
+	return result{lists: x.top[:], scale: x.average}
+}
+
+// mergeTop adds up two lists of k entries, returns the top k of the sum in dst
+// and gives the rest to the residual. (The sum has at least k entries, so all
+// lists of the tree have the same length and need not announce it.)
+func (x *treeExchange) mergeTop(a, b, dst runtime.Entries) runtime.Entries {
+	x.pair = [2]runtime.Entries{a, b}
+	sum := x.message(&x.merged, min(2*a.N, x.n))
+	x.union(sum, x.pair[:], 1, 0)
+	x.topOf(sum, dst.N, dst)
+	x.giveBack(sum, dst)
+	return dst
+}

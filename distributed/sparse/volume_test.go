@@ -1,0 +1,198 @@
+package sparse_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// volume is what ranks sent per step, in elements.
+type volume struct{ mean, most float64 }
+
+// measureVolume runs steps of a pattern and returns what a rank sent per step,
+// on average and at most, as a meter around the backend counts it.
+func measureVolume(t *testing.T, pattern string, ranks, n, steps int, density float64, gradient func(rank, step int) []float32) volume {
+	t.Helper()
+	var mu sync.Mutex
+	var v volume
+	b := standin.Backend(t, ranks)
+	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
+		meter := comm.NewMeter(r.Comm)
+		s, err := sparse.New(r.Runtime, meter, n, sparse.Config{Pattern: pattern, Density: density})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		g, err := runtime.New(r.Runtime, dtype.F32, n)
+		if err != nil {
+			return err
+		}
+		defer g.Free()
+		for step := range steps {
+			if err := runtime.CopyIn(g, gradient(r.Comm.Rank(), step)); err != nil {
+				return err
+			}
+			before := meter.Totals().SentElements
+			if err := s.AllReduce(ctx, g); err != nil {
+				return err
+			}
+			sent := float64(meter.Totals().SentElements - before)
+			if step == 0 { // without what the ranks compare first
+				sent -= float64(ranks - 1)
+			}
+			mu.Lock()
+			v.mean += sent / float64(ranks*steps)
+			v.most = max(v.most, sent)
+			mu.Unlock()
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	return v
+}
+
+// TestVolumeTable measures every pattern and prints the table of
+// docs/sparse-measurements.md.
+func TestVolumeTable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a table for worlds of up to 32 ranks")
+	}
+	const n, density, steps = 100_000, 0.01, 3
+	k := int(n * density)
+	worlds := []int{2, 4, 8, 16, 32}
+	gradients := map[string]func(rank, step int) []float32{
+		"spread": func(rank, step int) []float32 { return standin.Normal(n, rank, step) },
+		"clustered": func(rank, step int) []float32 {
+			g := standin.Normal(n, rank, step)
+			for i := range g {
+				if i < n*6/10 || i >= n*65/100 {
+					g[i] *= 1e-3
+				}
+			}
+			return g
+		},
+	}
+	for _, name := range []string{"spread", "clustered"} {
+		var table strings.Builder
+		fmt.Fprintf(&table, "elements sent per rank and step, mean (most), in units of k; n = %d, k = %d, %s\n", n, k, name)
+		fmt.Fprintf(&table, "| %-15s |", "pattern")
+		for _, p := range worlds {
+			fmt.Fprintf(&table, " %13s |", fmt.Sprintf("P=%d", p))
+		}
+		bounds := fmt.Sprintf("| %-15s |", "6(P-1)/P")
+		for _, p := range worlds {
+			bounds += fmt.Sprintf(" %13.2f |", 6*float64(p-1)/float64(p))
+		}
+		fmt.Fprintf(&table, "\n%s\n", bounds)
+		volumes := map[string][]volume{}
+		for _, pattern := range sparse.Patterns() {
+			fmt.Fprintf(&table, "| %-15s |", pattern)
+			for _, p := range worlds {
+				v := measureVolume(t, pattern, p, n, steps, density, gradients[name])
+				volumes[pattern] = append(volumes[pattern], v)
+				fmt.Fprintf(&table, " %13s |", fmt.Sprintf("%.2f (%.2f)", v.mean/float64(k), v.most/float64(k)))
+			}
+			table.WriteByte('\n')
+		}
+		t.Log(table.String())
+		for i, p := range worlds {
+			assert.LessOrEqual(t, volumes["oktopk"][i].most, 6*float64(k)*float64(p-1)/float64(p), "oktopk, P=%d, %s", p, name)
+			assert.Equal(t, float64(2*k*(p-1)), volumes["topkA"][i].most, "topkA, P=%d", p)
+		}
+		last := len(worlds) - 1
+		assert.Greater(t, volumes["topkA"][last].most, 8*volumes["oktopk"][last].most, name)
+	}
+}
+
+// TestFillUp checks that topkSA gathers whole partitions when the ranks' picks
+// together are most of the tensor: a value per element instead of two words
+// per entry.
+func TestFillUp(t *testing.T) {
+	const ranks, n, density = 8, 10_000, 0.25
+	gradient := func(rank, step int) []float32 { return standin.Normal(n, rank, step) }
+	sparse := measureVolume(t, "gaussiankSA", ranks, n, 2, density, gradient)
+	dense := measureVolume(t, "topkSA", ranks, n, 2, density, gradient)
+	const split = 2 * density * n
+	assert.Less(t, dense.most, split+n)
+	assert.Greater(t, sparse.most, split+n)
+}
+
+// TestVolumeOfOktopkOnStreams holds each step to the bound also where lengths travel with
+// messages, which may add 7(P-1) elements: with gradients of which other parts are large in
+// each step, so that partitions and shares of the result are as uneven as they can be; and with
+// those that grow in a part that is one rank's, so that the threshold is estimated again.
+func TestVolumeOfOktopkOnStreams(t *testing.T) {
+	const n, steps = 20_000, 40
+	shapes := map[string]func(step, i int) float32{
+		"wandering": func(step, i int) float32 {
+			if i*8/n == step%8 {
+				return 100
+			}
+			return 1
+		},
+		"growing": func(step, i int) float32 {
+			x, from, to := float32(1), n/3, n*6/10
+			if step > 4 {
+				from, to = n*5/8, n*81/100
+			}
+			if step > 0 && (i < from || i >= to) {
+				x /= 1000
+			}
+			if step > 0 && step < 6 {
+				x /= 100
+			}
+			return x
+		},
+	}
+	for name, shape := range shapes {
+		for _, ranks := range []int{2, 3, 4} {
+			for _, streams := range []bool{false, true} {
+				standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+					memory, besides := runtime.Runtime(rt), 0
+					if streams {
+						memory, c, besides = standin.NewOnStream(rt), standin.NewOrdered(ctx, c), 7*(ranks-1)
+					}
+					u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, ThresholdInterval: 100, RebalanceInterval: 50}, n)
+					if err != nil {
+						return err
+					}
+					for step := range steps {
+						g := u.Gradient(step)
+						for i := range g {
+							g[i] *= shape(step, i)
+						}
+						if err := errors.Join(runtime.CopyIn(u.T, g), u.S.AllReduce(ctx, u.T)); err != nil {
+							return err
+						}
+						stats, err := u.S.Stats(ctx)
+						if err != nil {
+							return err
+						}
+						if step == 0 { // the ranks compare what they reduce, too
+							besides += ranks - 1
+						}
+						assert.LessOrEqual(t, int(stats.SentElements), 6*stats.K*(ranks-1)/ranks+besides, "%s, streams %v, rank %d of %d, step %d", name, streams, c.Rank(), ranks, step)
+						if step == 0 {
+							besides -= ranks - 1
+						}
+					}
+					return u.Close()
+				})
+			}
+		}
+	}
+}
