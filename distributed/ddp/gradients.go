@@ -20,9 +20,10 @@ import (
 // Without, the calls of a bucket are one group, which gains nothing by being
 // large, and a small one begins earlier.
 const (
-	DefaultBucketBytes      = 25 << 20
-	DefaultHostBucketBytes  = 1 << 20
-	DefaultFirstBucketBytes = 1 << 20 // as PyTorch's
+	bucketBytes      = 25 << 20
+	hostBucketBytes  = 1 << 20
+	firstBucketBytes = 1 << 20 // as PyTorch's
+	denseUpTo        = 1 << 16 // elements of a gradient of one dimension that is reduced densely
 )
 
 // smallBytes is the size up to which a gradient is put together with others on the
@@ -33,7 +34,7 @@ const smallBytes = 16 << 10
 // Config says how a [Gradients] works. All ranks use the same.
 type Config struct {
 	// BucketBytes is how many bytes of gradients are reduced together,
-	// [DefaultBucketBytes] or [DefaultHostBucketBytes] unless set. A larger tensor
+	// 25 MiB unless set, or 1 MiB where the communicator has no streams. A larger tensor
 	// is a bucket of its own.
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide
@@ -46,14 +47,14 @@ type Config struct {
 	sparse.Config
 	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
 	// many elements, as biases and the parameters of norms are, have dense buckets of
-	// their own: [DefaultDenseUpTo] unless set, a negative number for none.
+	// their own: 65536 unless set, a negative number for none.
 	DenseUpTo int
 	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
 	// first and holds gradients registered last. There is no DenseUpTo then. A
 	// ClipNorm is 0 or that of Config.
 	PerBucket func(bucket, elements int) sparse.Config
 	// FirstBucketBytes is the size of the first bucket of each type,
-	// [DefaultFirstBucketBytes] unless set, at most BucketBytes: its reduction is to
+	// 1 MiB unless set, at most BucketBytes: its reduction is to
 	// begin early.
 	FirstBucketBytes int
 	// Rebuild fills the buckets anew after the first step, in the order in which rank
@@ -74,10 +75,6 @@ type Config struct {
 	// [Gradients.Join]. It costs an allreduce of one number in each step.
 	Uneven bool
 }
-
-// DefaultDenseUpTo is how many elements a gradient of one dimension has at most
-// that is reduced densely unless [Config] says otherwise.
-const DefaultDenseUpTo = 1 << 16
 
 // Stats tells what the last step of a [Gradients] did on this rank.
 type Stats struct {
@@ -211,16 +208,16 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	}
 	g.order = base.NewOrder(rt, g.meter)
 	if cfg.BucketBytes == 0 {
-		cfg.BucketBytes = DefaultBucketBytes
+		cfg.BucketBytes = bucketBytes
 		if g.order.Streams == nil {
-			cfg.BucketBytes = DefaultHostBucketBytes
+			cfg.BucketBytes = hostBucketBytes
 		}
 	}
 	if cfg.FirstBucketBytes == 0 {
-		cfg.FirstBucketBytes = DefaultFirstBucketBytes
+		cfg.FirstBucketBytes = firstBucketBytes
 	}
 	if cfg.DenseUpTo == 0 {
-		cfg.DenseUpTo = DefaultDenseUpTo
+		cfg.DenseUpTo = denseUpTo
 	}
 	g.cfg = cfg
 	for i, t := range params {

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -74,7 +75,7 @@ func (m *model) close() error {
 	return err
 }
 
-var sparseModel = ddp.Config{Config: sparse.Config{Pattern: "oktopk", Density: 0.1, ThresholdInterval: 3}}
+var sparseModel = ddp.Config{Config: sparse.Config{Pattern: "oktopk", Density: 0.1}.Tuned(tuning.Tuning{ThresholdInterval: 3})}
 
 // TestDenseVectors: small gradients of one dimension have dense buckets.
 func TestDenseVectors(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -100,7 +101,7 @@ func TestBucketsReadLater(t *testing.T) {
 				params = append(params, p)
 			}
 			cfg := ddp.Config{BucketBytes: 4 * n, DenseUpTo: -1,
-				Config: sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, ThresholdInterval: 10, RebalanceInterval: 25}}
+				Config: sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})}
 			g, err := ddp.New(ctx, memory, c, params, cfg)
 			if err != nil {
 				return err

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -46,7 +47,7 @@ func TestSoak(t *testing.T) {
 		run := func(faults bool) (weights [ranks][]float32, counts [ranks]soakCounts) {
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 				s := &soak{rt: rt, c: standin.NewFaulty(c), rank: c.Rank(), scale: 1024, cfg: ddp.Config{BucketBytes: 1500,
-					Config: sparse.Config{Pattern: pattern, Density: 0.2, ThresholdInterval: 7, RebalanceInterval: 11}}}
+					Config: sparse.Config{Pattern: pattern, Density: 0.2}.Tuned(tuning.Tuning{ThresholdInterval: 7, RebalanceInterval: 11})}}
 				if faults { // the same on every rank
 					s.faults = rand.New(rand.NewPCG(seed, 0))
 				}

@@ -19,7 +19,7 @@ import (
 // byte is the version. Behind it come gradientsHeader; the order in which buckets were
 // filled (U32); of each bucket its pattern and the state of its sparse.Reducer, empty for a
 // plain bucket, both with their lengths (U32) in front; and a CRC-32C.
-const gradientsMagic = "tutti-gradients\x02"
+const gradientsMagic = "tutti-gradients\x03"
 
 type gradientsHeader struct {
 	Fingerprint        uint64

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -237,7 +238,7 @@ func halfRoundings(size int) float64 { return float64(size + 1) }
 // often is a configuration in which thresholds and partitions are computed anew,
 // and reused, within a few steps.
 func often(pattern string, density float64) sparse.Config {
-	return sparse.Config{Pattern: pattern, Density: density, ThresholdInterval: 3, RebalanceInterval: 4}
+	return sparse.Config{Pattern: pattern, Density: density}.Tuned(tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4})
 }
 
 // sequence runs steps of a family of gradients.
@@ -317,7 +318,7 @@ func testLarge(r *rank, pattern string) error {
 func testNoFeedback(r *rank, pattern string) error {
 	cfg := often(pattern, 0.1)
 	cfg.NoErrorFeedback = true
-	cfg.ThresholdInterval = 1 // a corrected threshold would be state
+	cfg = cfg.Tuned(tuning.Tuning{ThresholdInterval: 1, RebalanceInterval: 4}) // a corrected threshold would be state
 	u, err := r.newRun("no feedback", 2000, dtype.F32, cfg)
 	if err != nil {
 		return err

@@ -370,7 +370,7 @@ func (p *probe) final(finalists []*Trial) (pattern string, err error) {
 		if err != nil {
 			return "", err
 		}
-		every := float64(t.sparse.cfg.ThresholdInterval)
+		every := float64(t.sparse.cfg.tuning.ThresholdInterval)
 		if p.streams { // it is one of a batch
 			every /= batch
 		}
@@ -546,9 +546,9 @@ func (t *trial) settle() error {
 func (t *trial) findAnew() {
 	s := t.sparse
 	if _, kept := s.selector.(reused); kept {
-		s.setInt(numState+1, int32(s.cfg.ThresholdInterval))
+		s.setInt(numState+1, int32(s.cfg.tuning.ThresholdInterval))
 	}
-	s.past.age, s.past.steps = s.cfg.ThresholdInterval, 0
+	s.past.age, s.past.steps = s.cfg.tuning.ThresholdInterval, 0
 }
 
 func (t *trial) close() error { return errors.Join(t.sparse.Close(), t.gradient.Free()) }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 )
 
 // Config says how a [Reducer] reduces a gradient. The zero value of each field
@@ -61,30 +62,7 @@ type Config struct {
 	// Schedule varies the density over the steps.
 	Schedule Schedule
 
-	// ThresholdInterval is for how many steps a threshold is reused before it
-	// is computed exactly again (topkAopt, oktopk), 32 unless set, as in the
-	// Ok-Topk paper. A threshold that picks more than 3k/2 or fewer than k/4
-	// entries is recomputed at once.
-	ThresholdInterval int
-	// ThresholdStep is the factor by which a reused threshold is corrected
-	// after a step that picked fewer than 2k/3 or more than 5k/4 entries,
-	// 1.02 unless set.
-	ThresholdStep float64
-	// RebalanceInterval is after how many steps oktopk balances the partitions
-	// again, 64 unless set, as in the paper.
-	RebalanceInterval int
-	// Throttle is with how many peers at a time oktopk, topkSA and gaussiankSA
-	// exchange entries when they reduce by partitions, 4 unless set,
-	// as in the published code.
-	Throttle int
-	// BalanceFactor: oktopk spreads the reduced entries evenly before it
-	// gathers them if a rank has more than this many times the average, 4
-	// unless set, as in the paper.
-	BalanceFactor float64
-	// FitSteps is in how many rounds the Gaussian patterns may correct a threshold
-	// that picks fewer than 3k/4 or more than 5k/4 entries, 3 unless set. 0 means
-	// the default, a negative number none.
-	FitSteps int
+	tuning tuning.Tuning // what tests set
 }
 
 // ClipMode says which norm [Config.ClipNorm] bounds.
@@ -210,41 +188,14 @@ func (c Config) WithDefaults() (Config, error) {
 		return c, err
 	}
 	c.Schedule.Densities = slices.Clone(c.Schedule.Densities)
-	for _, f := range []struct {
-		name  string
-		value *int
-		std   int
-	}{
-		{"ThresholdInterval", &c.ThresholdInterval, 32},
-		{"RebalanceInterval", &c.RebalanceInterval, 64},
-		{"Throttle", &c.Throttle, 4},
-	} {
-		if *f.value < 0 {
-			return c, base.ConfigError("%s is %d, want at least 1", f.name, *f.value)
-		}
-		if *f.value == 0 {
-			*f.value = f.std
-		}
-	}
-	for _, f := range []struct {
-		name  string
-		value *float64
-		std   float64
-	}{
-		{"ThresholdStep", &c.ThresholdStep, 1.02},
-		{"BalanceFactor", &c.BalanceFactor, 4},
-	} {
-		if *f.value == 0 {
-			*f.value = f.std
-		}
-		if !(*f.value >= 1) || math.IsInf(*f.value, 0) {
-			return c, base.ConfigError("%s is %v, want a finite factor of at least 1", f.name, *f.value)
-		}
-	}
-	if c.FitSteps == 0 {
-		c.FitSteps = 3
-	}
+	c.tuning = c.tuning.WithDefaults()
 	return c, nil
+}
+
+// Tuned returns c with constants of algorithms that the tests of this module set.
+func (c Config) Tuned(t tuning.Tuning) Config {
+	c.tuning = t
+	return c
 }
 
 // Plain reports whether a dense allreduce of the gradient does it.

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -83,7 +84,8 @@ func TestOktopkReadsLater(t *testing.T) {
 			"no undo": {NoUndo: true},
 		} {
 			t.Run(fmt.Sprintf("%d ranks, %s", ranks, name), func(t *testing.T) {
-				cfg.Pattern, cfg.Density, cfg.ThresholdInterval, cfg.RebalanceInterval = sparse.Oktopk, 0.05, 10, 25
+				cfg.Pattern, cfg.Density = sparse.Oktopk, 0.05
+				cfg = cfg.Tuned(tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})
 				s := script(rand.New(rand.NewPCG(seed, uint64(ranks))), n, ranks, steps, cfg)
 				want, _ := s.run(t, false, seed)
 				got, unwaited := s.run(t, true, seed)
@@ -293,7 +295,7 @@ func TestOktopkRepeatsWhatFailed(t *testing.T) {
 	const n, steps = 24_000, 48
 	for _, ranks := range []int{2, 3} {
 		s := &acts{n: n, ranks: ranks,
-			cfg: sparse.Config{Pattern: sparse.Oktopk, Density: 0.1, ThresholdInterval: 30, RebalanceInterval: 40}}
+			cfg: sparse.Config{Pattern: sparse.Oktopk, Density: 0.1}.Tuned(tuning.Tuning{ThresholdInterval: 30, RebalanceInterval: 40})}
 		for step := range steps {
 			a := act{scale: []float32{1, 1.2}[step/6%2], overflow: -1} // thresholds follow
 			if step%7 == 6 {
@@ -348,7 +350,7 @@ func (c *conserved) check(t *testing.T, seed uint64, step int) {
 func TestOktopkDoesNotWait(t *testing.T) {
 	const n, ranks, steps, settled = 60_000, 2, 64, 24
 	for _, overflow := range []sparse.NonFinitePolicy{sparse.SkipNonFinite, sparse.PassNonFinite} {
-		cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, ThresholdInterval: 8, RebalanceInterval: 16, NonFinite: overflow}
+		cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NonFinite: overflow}.Tuned(tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
 		s := &acts{cfg: cfg, n: n, ranks: ranks}
 		for range steps {
 			s.steps = append(s.steps, act{scale: 1, overflow: -1})
@@ -370,7 +372,7 @@ func TestOktopkDropsWhatBalances(t *testing.T) {
 			if streams {
 				memory, c = standin.NewNoticing(rt, w, &standin.Stumbling{Kernels: rt.Kernels()}, nil), watched{standin.NewOrdered(ctx, c), w}
 			}
-			u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, ThresholdInterval: 1000, RebalanceInterval: balances}, n)
+			u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 1000, RebalanceInterval: balances}), n)
 			for step := 0; err == nil && step < steps; step++ {
 				g := u.Gradient(step)
 				for i := range g { // large ones are near the beginning, but in that step

@@ -170,7 +170,7 @@ func (l limits) each(k, size int) int {
 
 func oktopk(e *engine) exchange {
 	x := &okExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
-	e.past = past{age: e.cfg.ThresholdInterval}
+	e.past = past{age: e.cfg.tuning.ThresholdInterval}
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
 	x.sent = make([]runtime.Entries, e.size)
@@ -188,8 +188,8 @@ const levelSteps = 2
 func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
 	x.settle(ctx)
 	x.past.age++
-	rebalance := x.past.steps%x.cfg.RebalanceInterval == 0
-	estimate := x.past.age >= x.cfg.ThresholdInterval
+	rebalance := x.past.steps%x.cfg.tuning.RebalanceInterval == 0
+	estimate := x.past.age >= x.cfg.tuning.ThresholdInterval
 	limit := newLimits(x.k, x.size, overhead(x.size, rebalance, estimate))
 	x.past.steps++
 	if rebalance {
@@ -574,7 +574,7 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit lim
 	for _, n := range counts {
 		total += n
 	}
-	if float64(slices.Max(counts)*x.size) <= x.cfg.BalanceFactor*float64(total) {
+	if float64(slices.Max(counts)*x.size) <= x.cfg.tuning.BalanceFactor*float64(total) {
 		return mine
 	}
 	// List r covers [start, end) of all sums, in rank order; afterwards
@@ -621,11 +621,11 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit lim
 func (x *okExchange) adapt(passed int) {
 	used := x.float(numBracket)
 	x.past.globalThreshold = used
-	if next := correct(used, passed, x.k, x.cfg.ThresholdStep); next != used {
+	if next := correct(used, passed, x.k, thresholdStep); next != used {
 		x.setInt(numBracket, int32(math.Float32bits(next)))
 	}
 	if x.far(passed) {
-		x.past.age = x.cfg.ThresholdInterval
+		x.past.age = x.cfg.tuning.ThresholdInterval
 	}
 }
 

@@ -182,8 +182,8 @@ func (x *okExchange) sendRounds(ctx context.Context, picks, outgoing runtime.Ent
 		x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
 	}
 	x.copyPieces(x.pieces)
-	for first := 1; first < x.size; first += x.cfg.Throttle {
-		for t := first; t < min(first+x.cfg.Throttle, x.size); t++ {
+	for first := 1; first < x.size; first += throttle {
+		for t := first; t < min(first+throttle, x.size); t++ {
 			x.sources[t] = entriesAt(base.At(x.incoming.Ptr, (t-1)*words), room)
 			x.add(comm.SendCall(x.sent[t].Len, words, dtype.I32, x.to(t), partitionTag))
 			x.add(comm.RecvCall(x.sources[t].Len, words, dtype.I32, x.from(t), partitionTag))

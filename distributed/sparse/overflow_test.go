@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -38,7 +39,7 @@ func TestOverflow(t *testing.T) {
 				rt := cpu.New()
 				run := func(with bool) (all [ranks][][]uint32) {
 					require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
-						cfg := sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: policy, ThresholdInterval: 3, RebalanceInterval: 2}
+						cfg := sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: policy}.Tuned(tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 2})
 						rank := c.Rank()
 						u, err := standin.NewTrainee(rt, c, cfg, n)
 						if err != nil {

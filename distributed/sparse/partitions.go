@@ -12,6 +12,9 @@ import (
 // partitionTag marks the messages of regionReducer: indices, and one above it values.
 const partitionTag uint32 = 2
 
+// throttle is with how many peers at a time a rank exchanges entries, as in the published code.
+const throttle = 4
+
 // partitionReducer reduces by partitions, the first half of an allreduce: the index space is
 // cut into one partition per rank, each rank sends every other rank the picks in
 // its partition, and adds up what it receives in its own. It is what SparCML calls split
@@ -90,8 +93,8 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 		s.sources[t] = part(all, offset, offset+n)
 		offset += n
 	}
-	for first := 1; first < s.size; first += s.cfg.Throttle {
-		for t := first; t < min(first+s.cfg.Throttle, s.size); t++ {
+	for first := 1; first < s.size; first += throttle {
+		for t := first; t < min(first+throttle, s.size); t++ {
 			s.addRound(outgoing, t)
 		}
 		s.engine.together(ctx)

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -51,13 +52,6 @@ func TestConfig(t *testing.T) {
 		"warm-up":              {Schedule: sparse.Schedule{WarmupSteps: -1}},
 		"scheduled density":    {Schedule: sparse.Schedule{Densities: []float64{0.1, 2}, StepsPerEpoch: 1}},
 		"no steps per epoch":   {Schedule: sparse.Schedule{Densities: []float64{0.1}}},
-		"threshold interval":   {ThresholdInterval: -1},
-		"rebalance interval":   {RebalanceInterval: -1},
-		"throttle":             {Throttle: -1},
-		"threshold step":       {ThresholdStep: 0.5},
-		"infinite step":        {ThresholdStep: math.Inf(1)},
-		"balance factor":       {BalanceFactor: math.NaN()},
-		"small balance factor": {BalanceFactor: 0.9},
 	} {
 		_, err := sparse.New(rt, comms[0], 10, cfg)
 		assert.ErrorIs(t, err, comm.ErrArgument, name)
@@ -203,7 +197,7 @@ func TestThresholdReuse(t *testing.T) {
 	} {
 		rt := &countingKernels{Runtime: cpu.New()}
 		err := local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-			cfg := sparse.Config{Pattern: k.pattern, Density: 0.05, NoErrorFeedback: true, ThresholdInterval: 10}
+			cfg := sparse.Config{Pattern: k.pattern, Density: 0.05, NoErrorFeedback: true}.Tuned(tuning.Tuning{ThresholdInterval: 10})
 			return distributedtest.CheckPattern(ctx, commtest.Rank{Comm: c, Runtime: rt}, cfg, 5000, 12, func(_, step int) []float32 {
 				g := standin.Normal(5000, step)
 				if step == 5 {
@@ -264,7 +258,7 @@ func TestSpread(t *testing.T) {
 	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 		r.Comm = &countingSpreads{Communicator: r.Comm, calls: &spreads}
 		// Partitions of equal length, as the first gradient has them, stay.
-		cfg := sparse.Config{Pattern: "oktopk", Density: 0.05, RebalanceInterval: 1 << 30, BalanceFactor: 1.5}
+		cfg := sparse.Config{Pattern: "oktopk", Density: 0.05}.Tuned(tuning.Tuning{RebalanceInterval: 1 << 30, BalanceFactor: 1.5})
 		return distributedtest.CheckPattern(ctx, r, cfg, n, 8, func(rank, step int) []float32 {
 			if step == 0 {
 				return standin.Normal(n, rank, step)
@@ -526,8 +520,8 @@ func FuzzPatterns(f *testing.F) {
 		}
 		cfg := sparse.Config{
 			Pattern: sparse.Patterns()[int(pattern)%10],
-			Density: (1 + float64(density)) / 256, ThresholdInterval: 2, RebalanceInterval: 2,
-		}
+			Density: (1 + float64(density)) / 256,
+		}.Tuned(tuning.Tuning{ThresholdInterval: 2, RebalanceInterval: 2})
 		b := standin.Backend(t, ranks)
 		require.NoError(t, b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 			return distributedtest.CheckPattern(ctx, r, cfg, n, 4, gradient)

@@ -2,6 +2,7 @@ package sparse
 
 import (
 	"math"
+	"sync"
 
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -75,20 +76,23 @@ func (s reused) capacity(k int) int { return s.roomFor(k) }
 func (s reused) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
 	s.near(s.source(g), k, runtime.Near{
 		Min:      (k + 3) / 4,
-		Interval: s.cfg.ThresholdInterval,
-		Step:     float32(s.cfg.ThresholdStep),
+		Interval: s.cfg.tuning.ThresholdInterval,
+		Step:     thresholdStep,
 	}, dst)
 	return dst
 }
 
+// thresholdStep is the factor by which a reused threshold is corrected.
+const thresholdStep float32 = 1.02
+
 // correct moves a threshold that let total entries pass where k were wanted,
 // if it was off by more than a third below or a quarter above.
-func correct(threshold float32, total, k int, step float64) float32 {
+func correct(threshold float32, total, k int, step float32) float32 {
 	switch {
 	case 3*total < 2*k:
-		threshold /= float32(step)
+		threshold /= step
 	case 4*total > 5*k:
-		threshold *= float32(step)
+		threshold *= step
 	}
 	return max(threshold, tiny)
 }
@@ -102,24 +106,22 @@ func correct(threshold float32, total, k int, step float64) float32 {
 // correction chooses from a ladder of factors, the first of which spans seven
 // powers of ten either way, and each later one the gap between two steps of the one
 // before.
-type gaussian struct {
-	*engine
-	ladders [][]float32 // by round
-}
+type gaussian struct{ *engine }
 
 func gaussianSelector(e *engine) selector {
 	if e.k == e.n {
 		return nonzeroSelector(e) // there is nothing to choose
 	}
-	return gaussian{e, ladders(e.cfg.FitSteps)}
+	return gaussian{e}
 }
 
 // ladders returns the factors of each round, ascending.
-func ladders(rounds int) [][]float32 {
+var ladders = sync.OnceValue(func() [][]float32 {
 	const steps = 31 // up, and as many down
+	const rounds = 3
 	var all [][]float32
 	ratio := 1.7
-	for round := range max(rounds, 0) {
+	for round := range rounds {
 		factors := make([]float32, 2*steps+1)
 		first := -steps
 		if round > 0 {
@@ -132,7 +134,7 @@ func ladders(rounds int) [][]float32 {
 		all = append(all, factors)
 	}
 	return all
-}
+})
 
 func (s gaussian) capacity(k int) int { return s.roomFor(k) }
 
@@ -144,7 +146,7 @@ func (s gaussian) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
 	if s.err == nil {
 		s.added(s.kernels.Fit(s.source(g), z, state))
 	}
-	for _, factors := range s.ladders {
+	for _, factors := range ladders() {
 		if s.err == nil {
 			s.check(s.kernels.Refine(s.residual, s.n, state, k, factors))
 		}

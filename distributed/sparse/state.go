@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -18,7 +19,7 @@ import (
 
 // stateMagic is the beginning of what State returns; its last byte is the
 // version.
-const stateMagic = "tutti-sparse\x03"
+const stateMagic = "tutti-sparse\x04"
 
 // stateHeader is what follows it, little-endian. Behind it come words numbers
 // (I32), elements of the residual and the velocity (F32), and the CRC-32C of everything before.
@@ -35,6 +36,7 @@ type stateHeader struct {
 // fingerprint is a hash of the tensor's length and the configuration.
 func (c Config) fingerprint(n int) uint64 {
 	h := fnv.New64a()
+	c.tuning = tuning.Tuning{}
 	fmt.Fprintf(h, "%d %+v", n, c)
 	return h.Sum64()
 }

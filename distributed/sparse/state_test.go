@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -31,10 +32,10 @@ func TestResume(t *testing.T) {
 		cfg sparse.Config
 	}
 	// Large enough for the partitions' shares of the result to be bounded one by one.
-	cases := []reduction{{40_000, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, ThresholdInterval: 7}}}
+	cases := []reduction{{40_000, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 7})}}
 	for _, pattern := range sparse.Patterns() {
-		cases = append(cases, reduction{3000, sparse.Config{Pattern: pattern, Density: 0.1, ThresholdInterval: 3, RebalanceInterval: 4,
-			Schedule: sparse.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0}, StepsPerEpoch: 1}}})
+		cases = append(cases, reduction{3000, sparse.Config{Pattern: pattern, Density: 0.1,
+			Schedule: sparse.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0}, StepsPerEpoch: 1}}.Tuned(tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4})})
 	}
 	for _, of := range cases {
 		n, cfg := of.n, of.cfg

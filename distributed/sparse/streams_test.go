@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -84,7 +85,7 @@ func TestOktopkWithStreams(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s, %d ranks, no undo %v", name, ranks, noUndo), func(t *testing.T) {
-					cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, ThresholdInterval: 8, RebalanceInterval: 16, NoUndo: noUndo}
+					cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NoUndo: noUndo}.Tuned(tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
 					var sent, once, ahead atomic.Int64 // elements of all steps; steps in which a host waited once; and when all was sent
 					run := func(streams bool) [][]uint32 {
 						results := make([][]uint32, ranks)

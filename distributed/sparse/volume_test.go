@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -166,7 +167,7 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 					if streams {
 						memory, c, besides = standin.NewOnStream(rt), standin.NewOrdered(ctx, c), 7*(ranks-1)
 					}
-					u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, ThresholdInterval: 100, RebalanceInterval: 50}, n)
+					u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 100, RebalanceInterval: 50}), n)
 					if err != nil {
 						return err
 					}
