@@ -37,24 +37,16 @@ type engine struct {
 	origin     uintptr // both before the step; 0: the step changes them in place
 	held       int     // elements of both
 	fixed      bool    // steps were captured, which know the residual's address
-	keeping    bool    // in such a step the pass that adds the gradient keeps the residual
-	kept       bool    // the residual before the step is in its origin, apart from it
 
-	target  gradient    // of the step: where the result goes
-	before  base.Buffer // what is kept of the numbers, before the step
-	flags   uintptr     // P I32: of each list of the result, how many may overflow
-	skip    uintptr     // I32, and how many: if one is not 0, the device undoes the step
-	skips   int
-	past    past // what earlier steps left on the host
-	ago     past // that before the step
-	undone  past // that before the last step which left numbers to be read later
-	undoes  bool // the step may be undone: it has begun
-	waited  bool // the host has waited for the device in this step
-	judged  bool // the exchange has found out whether the result may overflow:
-	large   bool
-	flagged bool        // it has left that in the flags
-	used    number      // where the threshold is that entries were picked by
-	flat    base.Buffer // a dense result, until the step is sure to succeed
+	before base.Buffer // what is kept of the numbers, before the step
+	step               // the one that is made, or was made last
+
+	flags  uintptr // P I32: of each list of the result, how many may overflow
+	skip   uintptr // I32, and how many: if one is not 0, the device undoes the step
+	skips  int
+	past   past        // what earlier steps left on the host
+	undone past        // that before the last step which left numbers to be read later
+	flat   base.Buffer // a dense result, until the step is sure to succeed
 
 	agreed bool // the ranks of c have compared what they reduce
 
@@ -64,7 +56,6 @@ type engine struct {
 	picked      message        // what the selector picked, unless it is among what is shared
 	shared      *comm.Buffer   // lists of all ranks; nil: none yet
 	sharedBytes int
-	exchanging  bool // the compute stream is to wait for what was submitted
 
 	buffers   base.Buffers
 	permanent int // buffers[:permanent] live until close
@@ -115,11 +106,16 @@ func (e *engine) save() {
 	// A graph needs addresses that stay, so its capture freezes the allocator.
 	frozen := e.rt.Stats().Frozen
 	e.fixed = e.fixed || frozen
-	e.keeping = frozen && e.origin != 0 && e.held == e.n
-	if e.kept = e.fixed && e.origin != 0 && !e.keeping; e.kept {
+	restores := swapped
+	switch {
+	case frozen && e.origin != 0 && e.held == e.n:
+		restores = keeping
+	case e.fixed && e.origin != 0:
+		restores = kept
 		e.copy(e.origin, e.residual, e.held)
 	}
-	if e.undoes = e.err == nil; e.undoes {
+	if e.err == nil {
+		e.restores = restores
 		e.swap()
 		e.ago = e.past
 	}
@@ -136,12 +132,12 @@ func (e *engine) swap() {
 // It does so once, and again only if it fails.
 func (e *engine) undo() {
 	e.copy(e.at(numKept), e.before.Ptr, keptWords(e.size))
-	if e.kept { // then swap does nothing
+	if e.restores == kept { // then swap does nothing
 		e.copy(e.residual, e.origin, e.held)
 	}
 	if e.err == nil {
 		e.swap()
-		e.past, e.undoes = e.ago, false
+		e.past, e.restores = e.ago, nothingSaved
 	}
 }
 
@@ -150,7 +146,7 @@ func (e *engine) undo() {
 // finds out ([numbers].dropped).
 func (e *engine) undoIfNonFinite(g gradient) {
 	e.copies = e.copies[:0]
-	if e.undoes {
+	if e.restores != nothingSaved {
 		e.copies = append(e.copies, runtime.Copy{Dst: e.at(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
 		if e.origin != 0 {
 			e.copies = append(e.copies, runtime.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
@@ -250,7 +246,7 @@ func (e *engine) array(p uintptr) runtime.Array {
 // way, to select from. What is selected is taken out of it.
 func (e *engine) source(g gradient) runtime.Source {
 	src := runtime.Source{X: e.residual, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor, From: e.origin, Take: true}
-	if e.keeping {
+	if e.restores == keeping {
 		src.From, src.Keep = 0, e.origin
 	}
 	return src
@@ -260,7 +256,9 @@ func (e *engine) source(g gradient) runtime.Source {
 // to be.
 func (e *engine) added(err error) {
 	e.check(err)
-	e.kept = e.kept || err == nil && e.keeping
+	if err == nil && e.restores == keeping {
+		e.restores = kept
+	}
 }
 
 // gradient is what a step adds to the residual.
@@ -409,13 +407,13 @@ func (e *engine) submit(ctx context.Context) {
 		e.check(e.c.Group(e.group...))
 	}
 	e.group = e.group[:0]
-	e.exchanging = true
+	e.inFlight = true
 }
 
 // arrive makes kernels wait for what was submitted.
 func (e *engine) arrive(ctx context.Context) {
-	if e.exchanging {
-		e.exchanging = false
+	if e.inFlight {
+		e.inFlight = false
 		e.join(ctx)
 	}
 }

@@ -180,3 +180,45 @@ func TestRanksDisagree(t *testing.T) {
 		})
 	}
 }
+
+// The parts of a step have an order, and RollBack undoes whatever was done of it.
+func TestPartsOfAStep(t *testing.T) {
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		const n = 100
+		s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.TopkA, Density: 0.1})
+		require.NoError(t, err)
+		g, err := runtime.FromSlice(rt, standin.Normal(n, c.Rank()), n)
+		require.NoError(t, err)
+		residual, err := s.Residual()
+		require.NoError(t, err)
+		in, gradient, before := sparse.Input{Ptr: standin.Pointer(g), DType: dtype.F32}, standin.Bits(g), standin.Bits(residual)
+		assert.ErrorIs(t, s.Exchange(ctx), comm.ErrArgument)
+		assert.ErrorIs(t, s.Commit(sparse.Passes), comm.ErrArgument)
+		assert.NoError(t, s.RollBack(), "nothing was begun")
+		for parts := range 3 {
+			require.NoError(t, s.Select(ctx, in))
+			if parts > 0 {
+				require.NoError(t, s.Exchange(ctx))
+				assert.ErrorIs(t, s.Exchange(ctx), comm.ErrArgument)
+			}
+			if parts > 1 {
+				_, err := s.Complete(ctx)
+				require.NoError(t, err)
+			}
+			require.NoError(t, s.RollBack())
+			residual, err := s.Residual()
+			require.NoError(t, err)
+			assert.Equal(t, before, standin.Bits(residual), "after %d parts", parts+1)
+			assert.Equal(t, gradient, standin.Bits(g), "after %d parts", parts+1)
+			assert.ErrorIs(t, s.Commit(sparse.Passes), comm.ErrArgument)
+		}
+		require.NoError(t, s.Select(ctx, in))
+		require.NoError(t, s.Exchange(ctx))
+		_, err = s.Complete(ctx)
+		require.NoError(t, err)
+		require.NoError(t, s.Commit(sparse.Passes))
+		stats, err := s.Stats(ctx)
+		assert.Zero(t, stats.Step, "steps that were rolled back do not count")
+		return errors.Join(err, s.Close(), g.Free())
+	})
+}

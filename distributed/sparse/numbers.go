@@ -118,7 +118,7 @@ func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	if e.err == nil {
 		e.check(e.rt.CopyOut(hostmem.Bytes(words), e.at(x)))
 	}
-	e.waited = true
+	e.hostWaited = true
 	e.checkRead()
 }
 
@@ -212,7 +212,7 @@ func (s *Reducer) lookForFaults(ctx context.Context) {
 		return
 	}
 	s.read(ctx)
-	s.waited = false // for this step
+	s.hostWaited = false // for this step
 }
 
 // set stores words in device memory and in the host's copy.

@@ -305,7 +305,7 @@ func (x *okExchange) settle(ctx context.Context) {
 		x.past.pending = false
 		x.checkSamples()
 		x.learn(x.announced(), newLimits(x.k, x.size, overhead(x.size, false, false)).each(x.k, x.size))
-		if now := x.host[numBracket]; now != threshold && x.undoes && x.err == nil {
+		if now := x.host[numBracket]; now != threshold && x.restores != nothingSaved && x.err == nil {
 			x.check(x.rt.Fill(base.At(x.before.Ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
 		}
 	}
@@ -498,7 +498,7 @@ func (x *okExchange) readAnnounced(ctx context.Context) (total int) {
 	x.read(ctx)
 	x.checkSamples()
 	total = x.announced()
-	x.judged, x.large = true, x.announces(announcedLarge)
+	x.found(x.announces(announcedLarge))
 	return total
 }
 

@@ -56,8 +56,9 @@ func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, lim
 		*word &^= known
 	}
 	x.past.even = bits&longBit == 0
-	x.judged, x.large, x.flagged = true, bits&largeBit != 0, true
-	if x.large && x.err == nil {
+	x.found(bits&largeBit != 0)
+	x.flagged = true
+	if x.finding == mayBeNonFinite && x.err == nil {
 		x.check(x.rt.Fill(x.flags, 1, dtype.I32, 1))
 	}
 	return own, outgoing, x.reduceRead(ctx, outgoing, &own)

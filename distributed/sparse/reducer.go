@@ -31,23 +31,12 @@ type Reducer struct {
 
 	given   Config  // as it was given
 	choice  *Choice // for Auto, when it was made
-	chose   bool    // in this step
 	steps   int     // all steps, also dense ones
 	entries message // the result as a list, where it was asked for
 	onStage func(Stage)
 	remains [2]base.Buffer // the residual, and that before the step
 	closed  bool
 	joined  bool // its steps are part of a transaction of several tensors
-	started bool // a step was picked from, has not been undone, and has written nothing to the gradient
-
-	// Of the last step.
-	stats   Stats
-	last    Stats           // those of the step before
-	counted bool            // stats has what is on the device, too
-	open    bool            // the device knows whether it was skipped
-	picks   runtime.Entries // unless it was dense
-	whole   comm.Call       // if it was
-	result  result
 }
 
 // Stats tells what the last step of a [Reducer] did on this rank.
@@ -202,7 +191,7 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 // learn finds out whether the device dropped the last step, before the numbers are
 // those of another communicator.
 func (s *Reducer) learn() error {
-	if !s.open || s.counted {
+	if !s.deferred || s.counted {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
@@ -215,7 +204,7 @@ func (s *Reducer) learn() error {
 	if err == nil && slices.ContainsFunc(counts, func(n int32) bool { return n != 0 }) {
 		s.skipped()
 	}
-	s.open = s.open && err != nil
+	s.deferred = s.deferred && err != nil
 	return err
 }
 
@@ -298,9 +287,7 @@ func (s *Reducer) start(ctx context.Context, g gradient) {
 // only before the first step, to choose for [Auto], and to clip by the norm of all ranks.
 func (s *Reducer) pick(ctx context.Context, g gradient) {
 	started, sent := time.Now(), s.meter.Totals()
-	s.last, s.started = s.stats, true
-	s.stats, s.counted = Stats{Step: s.steps, Elements: s.n}, false
-	s.undoes, s.waited, s.judged, s.flagged, s.open, s.exchanging, s.chose = false, false, false, false, false, false, false
+	s.step = step{phase: begun, last: s.stats, stats: Stats{Step: s.steps, Elements: s.n}}
 	if ctx.Err() != nil {
 		s.check(comm.ContextError(ctx))
 	} else {
@@ -328,6 +315,7 @@ func (s *Reducer) pick(ctx context.Context, g gradient) {
 	}
 	s.stats.SelectTime = time.Since(started)
 	s.addSent(sent)
+	s.phase = selected
 }
 
 // combine does the second half: it makes the result of what all ranks picked.
@@ -347,6 +335,7 @@ func (s *Reducer) combine(ctx context.Context) {
 	case s.stats.K > 0:
 		s.result = s.exchange.run(ctx, s.picks)
 	}
+	s.phase = exchanged
 	s.stats.ExchangeTime = time.Since(started)
 	s.addSent(sent)
 }
@@ -393,9 +382,9 @@ func (s *Reducer) judge(ctx context.Context) Verdict {
 	switch {
 	case s.err != nil || !s.judges():
 		return Passes
-	case s.cfg.NonFinite == SkipNonFinite && s.order.Streams != nil && !s.waited:
+	case s.cfg.NonFinite == SkipNonFinite && s.order.Streams != nil && !s.hostWaited:
 		return Deferred
-	case s.judged && !s.large || !s.judged && !s.foundNonFinite(ctx):
+	case s.finding == finite || s.finding == unknown && !s.foundNonFinite(ctx):
 		return Passes
 	case s.cfg.NonFinite == FailNonFinite && s.stats.K > 0: // otherwise no other rank knows
 		s.check(ErrNonFinite)
@@ -411,7 +400,7 @@ func (s *Reducer) finish(v Verdict) {
 	g := s.target
 	switch {
 	case v == Skips:
-		if s.undoes {
+		if s.restores != nothingSaved {
 			s.undo()
 		}
 		if s.err == nil { // otherwise the gradient is as it was
@@ -428,12 +417,12 @@ func (s *Reducer) finish(v Verdict) {
 		s.store(g.ptr, g.dt, s.result.dense)
 	}
 	if s.err == nil {
-		s.started = false // what fails from here on cannot be undone: the gradient is overwritten
+		s.phase = finished // what fails from here on cannot be rolled back: the gradient is overwritten
 	}
 	if v != Skips && !s.stats.Dense {
 		s.mask(s.picks)
 	}
-	if s.open = v == Deferred; s.open {
+	if s.deferred = v == Deferred; s.deferred {
 		s.undoIfNonFinite(g)
 	}
 	if s.past.pending && s.judges() {
@@ -441,25 +430,24 @@ func (s *Reducer) finish(v Verdict) {
 	}
 	if s.err == nil {
 		s.steps++
-		s.undoes = false
+		s.restores = nothingSaved
 	}
 	s.passed(Finished)
 }
 
 // abandon undoes a step, if one was started and has not ended. What fails now stays.
 func (s *Reducer) abandon() {
-	if !s.started {
+	if !s.phase.open() {
 		return
 	}
-	s.stats, s.counted, s.err = s.last, true, nil
-	s.picks, s.result = runtime.Entries{}, result{}
-	if s.undoes {
+	s.err = nil
+	if s.restores != nothingSaved {
 		s.undo()
 	}
 	if s.chose {
 		s.become(Auto, nil)
 	}
-	s.started, s.undoes = false, false
+	s.step = step{phase: rolledBack, stats: s.last, counted: true}
 }
 
 // rollBack undoes a step that failed, if it can, and returns why it did. What
@@ -470,7 +458,7 @@ func (s *Reducer) rollBack() error {
 		return s.err
 	}
 	cause := s.err
-	if !s.started {
+	if !s.phase.open() {
 		s.err = fmt.Errorf("%w; and the gradient is lost, because the result was written to its place before", cause)
 		return s.err
 	}
@@ -490,7 +478,7 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 		return s.stats, nil
 	}
 	idle := s.stats.Dense || s.picks.Idx == 0 // what there is to count, is
-	if idle && !s.open {
+	if idle && !s.deferred {
 		return s.stats, nil
 	}
 	overflowed := s.foundNonFinite(ctx)
@@ -498,7 +486,7 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	if err := s.failure(); err != nil {
 		return s.stats, base.OpError("stats", err)
 	}
-	if s.open && overflowed {
+	if s.deferred && overflowed {
 		s.skipped()
 	}
 	if idle {
@@ -638,7 +626,6 @@ func (s *Reducer) takeSome(ctx context.Context, g gradient, density float64) {
 	k := count(density, s.n)
 	s.plan(ctx, k)
 	s.stats.K = k
-	s.picks, s.result = runtime.Entries{}, result{}
 	s.clip(ctx, &g)
 	s.target = g
 	s.save()
@@ -664,10 +651,13 @@ func (s *Reducer) takeSome(ctx context.Context, g gradient, density float64) {
 func (s *Reducer) complete(ctx context.Context) {
 	s.arrive(ctx)
 	s.passed(Exchanged)
-	s.judged = s.judged && s.flags == s.at(s.overflows) // otherwise the verdict is about other tensors too
+	if s.flags != s.at(s.overflows) { // the verdict is about other tensors too
+		s.finding = unknown
+	}
 	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.flagged {
 		s.countResult(s.result)
 	}
+	s.phase = judged
 }
 
 // judgeAlone looks for overflows of a gradient that is not sent, which no other

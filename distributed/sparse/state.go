@@ -14,7 +14,6 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
 )
 
 // stateMagic is the beginning of what State returns; its last byte is the
@@ -229,8 +228,7 @@ func (s *Reducer) settled(ctx context.Context) error {
 // restore takes what was parsed.
 func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
-	s.steps, s.stats, s.counted, s.open = int(first.Steps), Stats{}, true, false
-	s.picks, s.result = runtime.Entries{}, result{}
+	s.steps, s.step = int(first.Steps), step{counted: true}
 	if pattern := first.cfg.Pattern; pattern == Auto {
 		s.become(pattern, nil)
 		if s.residual != 0 && !s.cfg.Keeps() { // the state has none: nothing waits to be sent

@@ -10,6 +10,72 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
+// phase is how far a step has come.
+type phase uint8
+
+const (
+	idle       phase = iota // none was begun
+	begun                   // gradient and residual are as before, unless restores says otherwise
+	selected                // what is to be sent is taken out of the residual
+	exchanged               // the result is submitted
+	judged                  // its entries that are not finite are counted
+	finished                // the result is written to the gradient: there is no way back
+	rolledBack              // gradient and residual are as before
+)
+
+// open reports whether a step can be rolled back.
+func (p phase) open() bool { return begun <= p && p <= judged }
+
+// restoration is where the residual before a step is.
+type restoration uint8
+
+const (
+	nothingSaved restoration = iota
+	swapped                  // in the origin, which the step reads
+	keeping                  // it will be in the origin when the gradient is added
+	kept                     // in the origin, from where it is copied back
+)
+
+// finding is what an exchange has found out of its result.
+type finding uint8
+
+const (
+	unknown finding = iota
+	finite
+	mayBeNonFinite
+)
+
+// step is what there is of one step. What later steps need is in engine and Reducer.
+type step struct {
+	phase  phase
+	target gradient        // where the result goes
+	picks  runtime.Entries // unless it is dense
+	whole  comm.Call       // if it is
+	result result
+	used   number // where the threshold is that entries were picked by
+
+	restores restoration // the step may be undone, and how
+	ago      past        // what to restore of the host's
+
+	inFlight   bool    // the compute stream is to wait for what was submitted
+	hostWaited bool    // the host has waited for the device
+	finding    finding // of the exchange
+	flagged    bool    // the exchange has left that in the flags
+	deferred   bool    // the device knows whether it was skipped
+	chose      bool    // a pattern, for Auto
+
+	stats, last Stats // of the step, and of the one before
+	counted     bool  // stats has what is on the device, too
+}
+
+// found notes what an exchange has found out.
+func (s *step) found(large bool) {
+	s.finding = finite
+	if large {
+		s.finding = mayBeNonFinite
+	}
+}
+
 // A step in parts, for a caller that reduces several tensors in one transaction: Select,
 // Exchange and Complete, then Commit, or after an error RollBack.
 
@@ -34,23 +100,40 @@ func (s *Reducer) Select(ctx context.Context, in Input) error {
 
 // Exchange makes the result of what all ranks selected.
 func (s *Reducer) Exchange(ctx context.Context) error {
+	if err := s.in(selected, selected); err != nil {
+		return err
+	}
 	s.combine(ctx)
 	return s.err
 }
 
+// in returns an error unless the step is in one of some phases.
+func (s *Reducer) in(from, to phase) error {
+	if s.err == nil && (s.phase < from || s.phase > to) {
+		return fmt.Errorf("%w: parts of a step are made in the order Select, Exchange, Complete, Commit", comm.ErrArgument)
+	}
+	return s.err
+}
+
 // InFlight reports whether the compute stream does not wait for the exchange yet.
-func (s *Reducer) InFlight() bool { return s.exchanging }
+func (s *Reducer) InFlight() bool { return s.inFlight }
 
 // Complete has the compute stream wait for the exchange, and counts what is not finite. waited
 // is whether the host has waited for the device in this step.
 func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
+	if err := s.in(exchanged, exchanged); err != nil {
+		return s.hostWaited, err
+	}
 	s.complete(ctx)
-	return s.waited, s.err
+	return s.hostWaited, s.err
 }
 
 // Commit ends a step that is complete: it writes the result to the gradient, or skips the step.
 // An error stays, because the gradient may be lost.
 func (s *Reducer) Commit(v Verdict) error {
+	if err := s.in(exchanged, judged); err != nil {
+		return err
+	}
 	s.finish(v)
 	return s.err
 }
