@@ -364,7 +364,7 @@ func (e *engine) copyPieces(pieces []runtime.Piece) {
 // giveBack adds the entries of l to the residual, except those whose index is
 // in taken.
 func (e *engine) giveBack(l, taken runtime.Entries) {
-	if e.err == nil && !e.cfg.NoErrorFeedback {
+	if e.err == nil && !e.cfg.NoErrorFeedback && l.N > 0 {
 		e.check(e.kernels.GiveBack(e.array(e.residual), l, taken))
 	}
 }

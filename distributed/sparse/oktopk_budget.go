@@ -1,0 +1,75 @@
+package sparse
+
+// budget is what oktopk may send per rank and step: 6k(P-1)/P elements.
+func budget(k, size int) int { return 6 * k * (size - 1) / size }
+
+// overhead is how many elements a rank sends in a step beside entries.
+func overhead(size int, rebalance, estimate bool) int {
+	others := size - 1
+	sum := 2 * others // lengths: alltoall, allgather
+	if rebalance {
+		sum += sampleCount * others
+	}
+	if estimate {
+		sum += bisectRounds * ((2*bisectFan*others + size - 1) / size)
+	}
+	return sum
+}
+
+// again is the overhead of an estimate in a step that was to go without: lengths
+// are exchanged once more, too.
+func again(size int) int {
+	return overhead(size, false, true) - overhead(size, false, false) + size - 1
+}
+
+func maxOverhead(size int) int { return overhead(size, true, false) + again(size) }
+
+// roomy reports whether the budget suits k: what is sent beside entries takes less
+// than half of it, and, among four ranks and more, every result has room for k entries,
+// as those of gtopk have, which serves k otherwise.
+func roomy(k, size int) bool {
+	most := newLimits(k, size, overhead(size, true, false)).less(again(size))
+	return 2*maxOverhead(size) < budget(k, size) && (size <= 3 || most.global == k)
+}
+
+// limits are the shares of a step's budget.
+type limits struct {
+	outgoing  int // entries that a rank sends to others in the reduction
+	message   int // of them to one rank, if messages are padded
+	global    int // entries of the result
+	allgather int // elements for spreading and allgathering them
+}
+
+func newLimits(k, size, overhead int) limits {
+	b := budget(k, size) - overhead
+	s := b / 6
+	// For one other rank there is room for all that may be sent, for several 1.4 times as
+	// much as if all messages were equally long.
+	return limits{outgoing: s, message: min(s, 7*s/(5*max(size-1, 1))), global: min(k, (b-2*s)/2), allgather: b - 2*s}
+}
+
+// less returns what is left if so many elements are sent for something else. (At
+// most half of a budget is overhead, and a third was sent: a sixth is left.)
+func (l limits) less(elements int) limits {
+	l.allgather -= elements
+	l.global = min(l.global, l.allgather/2)
+	return l
+}
+
+// leaving gives padded messages all that each rank's share of the result leaves, so that
+// little has to be cut of what was picked.
+func (l limits) leaving(each, size int) limits {
+	others := size - 1
+	const lengths = 2 * headerWords // of messages, in front of them
+	l.message = (l.allgather + 2*l.outgoing - (2*each+lengths)*others) / (2 * others) &^ 1
+	l.outgoing, l.allgather = l.message*others, 2*each*others
+	l.global = min(l.global, l.allgather/2)
+	return l
+}
+
+// each returns how many sums every rank may add to the result, if none has more: 1.5
+// times an equal share of k. A threshold that is kept lets 1.25k pass, and balanced
+// partitions are not quite equal.
+func (l limits) each(k, size int) int {
+	return min(3*k/(2*size), l.allgather/(2*(size-1))) &^ 1 // even, so that messages are aligned
+}
