@@ -42,7 +42,7 @@
 // Arguments are checked before anything is sent (package comm/backend). Errors are
 // [*OpError] wrapping a sentinel, to be tested with errors.Is. After an error
 // that leaves ranks out of step (a timeout, a dead peer, a mismatch) the
-// communicator is broken: every later call fails with [ErrBroken] and the
+// communicator is aborted: every later call fails with [ErrBroken] and the
 // first cause.
 package comm
 
@@ -156,8 +156,21 @@ type Communicator interface {
 	// negative color gets (nil, nil).
 	Split(ctx context.Context, color, key int) (Communicator, error)
 
-	// Close gives up the communicator. Pending work gets a bounded time to
-	// finish; what could not is logged with log/slog. It never panics and may
-	// be called twice. Peers that still need this rank get [ErrPeerFailed].
+	// Err returns nil while calls are accepted, otherwise what they are refused with:
+	// [ErrClosed], or [ErrBroken] with the first cause.
+	Err() error
+
+	// Abort ends what is in flight because of cause ([ErrCanceled] for nil). Waits in
+	// progress and later calls fail with [ErrBroken] and the first cause, and peers
+	// that need this rank get [ErrPeerFailed] with it. When Abort returns, buffers
+	// belong to the caller again. The communicator is still to be closed.
+	// Sub-communicators go on; [CloseAll] includes them.
+	Abort(cause error)
+
+	// Close gives back what the communicator holds. Operations in flight get a bounded
+	// time to finish; those that did not are an error, unless it is one that was
+	// returned before, and logged with log/slog. Close never panics and may be called
+	// twice. Peers that still need this rank get [ErrPeerFailed]. Sub-communicators
+	// stay open.
 	Close() error
 }

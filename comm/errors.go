@@ -25,8 +25,7 @@ var (
 
 	// ErrClosed: the communicator was closed.
 	ErrClosed = errors.New("communicator is closed")
-	// ErrBroken: an earlier error left the ranks out of step. It comes with
-	// that error.
+	// ErrBroken: the communicator was aborted earlier. It comes with the first cause.
 	ErrBroken = errors.New("communicator is broken")
 	// ErrMismatch: ranks disagree on what they called.
 	ErrMismatch = errors.New("ranks disagree")

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/internal/ranks"
@@ -38,13 +39,42 @@ func (p *PanicError) Unwrap() error {
 	return err
 }
 
-// Ender is implemented by communicators that know what was split off them, and
-// can tell the other ranks why this one gives up; see [Run].
-type Ender interface {
-	// End closes the communicator and those split off it. If cause is not nil, the
-	// rank gives up because of it: what is pending is not waited for, and the other
-	// ranks get [ErrPeerFailed] with the cause.
-	End(cause error) error
+// Parent is implemented by communicators that know their sub-communicators: all that
+// package comm/backend makes.
+type Parent interface {
+	// SubCommunicators returns those that Split made of this one and that are not
+	// closed, with theirs, each behind its own.
+	SubCommunicators() []Communicator
+}
+
+// CloseAll closes c and its sub-communicators ([Parent]). If cause is not nil it
+// aborts all of them first, side by side, so that every peer learns the cause before
+// this rank waits for anything.
+func CloseAll(c Communicator, cause error) error {
+	var family []Communicator
+	for at := c; at != nil; {
+		if p, ok := at.(Parent); ok {
+			family = append(family, p.SubCommunicators()...)
+		}
+		u, ok := at.(interface{ Unwrap() Communicator })
+		if !ok {
+			break
+		}
+		at = u.Unwrap()
+	}
+	family = append(family, c)
+	if cause != nil {
+		var all sync.WaitGroup
+		for _, m := range family {
+			all.Go(func() { m.Abort(cause) })
+		}
+		all.Wait()
+	}
+	var errs []error
+	for _, m := range family {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // runPatience is for how long Run waits, after a failure, for bodies to return before
@@ -56,9 +86,9 @@ const runPatience = 10 * time.Second
 // errors, each behind the number of its rank: first those that are no
 // [ErrPeerFailed], which are what went wrong.
 //
-// When a body returns an error or panics (a [*PanicError]), the others learn it:
-// their calls fail with [ErrPeerFailed] and the cause if the communicator is an
-// [Ender]; in any case their context is done, with that as its cause. Run waits for
+// When a body returns an error or panics (a [*PanicError]), its rank aborts
+// ([CloseAll]), so that the others' calls fail with [ErrPeerFailed] and the cause, and
+// their context is done, with that as its cause. Run waits for
 // all bodies; those that have not returned ten seconds after their context was done
 // are named in the log.
 func Run(ctx context.Context, comms []Communicator, body func(ctx context.Context, c Communicator) error) error {
@@ -152,16 +182,4 @@ func runRank(ctx context.Context, c Communicator, body func(context.Context, Com
 	}()
 	*result = body(ctx, c)
 	returned = true
-}
-
-// CloseAll closes c as an [Ender] does, if it or what it wraps is one. Decorators around
-// that one have a Close.
-func CloseAll(c Communicator, cause error) error {
-	if e, ok := c.(Ender); ok {
-		return e.End(cause)
-	}
-	if e, ok := As[Ender](c); ok {
-		return errors.Join(e.End(cause), c.Close())
-	}
-	return c.Close()
 }

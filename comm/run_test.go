@@ -23,7 +23,7 @@ import (
 	"github.com/tutti-go/tutti/comm/staged"
 )
 
-// closing is a decorator that has something to give back, and is no Ender.
+// closing is a decorator that has something to give back.
 type closing struct {
 	comm.Wrapped
 	closed *int
@@ -48,7 +48,7 @@ type stuck struct{ comm.Wrapped }
 
 func (s stuck) Close() error { return errors.New("stuck") }
 
-// Run closes decorators around an Ender, whose peers learn the cause all the same.
+// Run closes decorators, and peers learn the cause all the same.
 func TestRunClosesDecorators(t *testing.T) {
 	failure := errors.New("no more")
 	for _, cause := range []error{nil, failure} {
@@ -92,7 +92,7 @@ func TestRunSaysWhatWentWrongFirst(t *testing.T) {
 	assert.Equal(t, "rank 2: no disk space", lines[0])
 	for rank, line := range lines[1:] {
 		assert.True(t, strings.HasPrefix(line, fmt.Sprintf("rank %d: local: barrier on rank %d: ", rank, rank)), line)
-		assert.True(t, strings.HasSuffix(line, "peer failed: rank 2: no disk space"), line)
+		assert.True(t, strings.HasSuffix(line, "peer failed: rank 2 aborted: no disk space"), line)
 	}
 }
 
@@ -239,11 +239,11 @@ func TestEndBesideAWait(t *testing.T) {
 			go func() { waited <- c.Barrier(ctx) }()
 			<-ctx.looked
 			cause := errors.New("no more")
-			require.NoError(t, c.(comm.Ender).End(cause))
+			c.Abort(cause)
 			err = <-waited
 			assert.ErrorIs(t, err, comm.ErrBroken)
 			assert.ErrorIs(t, err, cause)
-			assert.ErrorContains(t, worlds[1].Barrier(t.Context()), "peer failed: rank 0: no more")
+			assert.ErrorContains(t, worlds[1].Barrier(t.Context()), "peer failed: rank 0 aborted: no more")
 			require.NoError(t, worlds[1].Close())
 		})
 	}

@@ -1,20 +1,15 @@
 package backend
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"log/slog"
-	"slices"
 	"sync"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
 // Worker is the simplest backend: one rank, which does one thing after the other,
 // each from beginning to end. [NewSerial] makes a communicator of it. An error
-// breaks the communicator.
+// aborts the communicator.
 type Worker interface {
 	// Work does the calls of a group, whose arguments were checked. They may wait
 	// for each other: messages are not ordered among the calls of a group.
@@ -23,110 +18,95 @@ type Worker interface {
 	// before is done.
 	Meet(w comm.Wait) (comm.Communicator, error)
 	// Leave is called once, as the last: ranks that need this one get
-	// [comm.ErrPeerFailed]. If cause is not nil, the rank gives up because of it, and
-	// what it is in ends soon, with an error; so does a Work or Meet that begins after
-	// that. Then nobody touches its buffers any more.
+	// [comm.ErrPeerFailed]. If cause is not nil, the rank aborts because of it: a Work
+	// or Meet in progress, and any later one, returns an error promptly. Then nobody
+	// touches the rank's buffers any more.
 	Leave(cause error)
 }
 
-// Serial is a communicator of a [Worker].
-type Serial struct {
-	Calls
+// serial is the [Backend] of a [Worker].
+type serial struct {
 	check  Check
+	life   Life
+	ledger Ledger
 	worker Worker
 	leave  sync.Once
 
-	mu       sync.Mutex
-	last     chan struct{} // closed when what was submitted last is done
-	children []comm.Communicator
-	closed   bool
-	broken   error
+	mu   sync.Mutex
+	last chan struct{} // closed when what was submitted last is done
 }
 
 // NewSerial returns a communicator whose rank w is. What is submitted is done in
 // that order, each submission on a goroutine of its own: this is simple, not fast.
-// The communicator is an [comm.Ender].
-func NewSerial(check Check, w Worker) *Serial {
-	s := &Serial{check: check, worker: w, last: make(chan struct{})}
+func NewSerial(check Check, w Worker) comm.Communicator {
+	s := &serial{check: check, worker: w, last: make(chan struct{})}
 	close(s.last)
-	s.Calls = NewCalls(&s.check, s)
-	return s
-}
-
-// Usable implements [Backend].
-func (s *Serial) Usable() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.usable()
-}
-
-func (s *Serial) usable() error { return Unusable(s.closed, s.broken) }
-
-// cause returns what broke the communicator.
-func (s *Serial) cause() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.broken
-}
-
-// fail breaks the communicator; the first cause stays.
-func (s *Serial) fail(err error) {
-	s.mu.Lock()
-	s.broken = cmp.Or(s.broken, err)
-	s.mu.Unlock()
-	s.leave.Do(func() { s.worker.Leave(err) })
+	return New(&s.check, &s.life, s)
 }
 
 // Submit implements [Backend].
-func (s *Serial) Submit(c comm.Call) error { return s.SubmitTogether([]comm.Call{c}) }
+func (s *serial) Submit(c comm.Call) error { return s.SubmitTogether([]comm.Call{c}) }
 
 // SubmitTogether implements [Backend].
-func (s *Serial) SubmitTogether(calls []comm.Call) error {
+func (s *serial) SubmitTogether(calls []comm.Call) error {
 	own := make([]comm.Call, len(calls))
 	for i := range calls {
 		own[i] = Clone(calls[i])
 	}
-	_, err := s.submit(func() error { return s.worker.Work(own) })
+	_, err := s.submit(own, func() error { return s.worker.Work(own) })
 	return err
 }
 
-// submit has work done after what was submitted before; nil is nothing to do.
-func (s *Serial) submit(work func() error) (done <-chan struct{}, err error) {
+// submit has work done after what was submitted before.
+func (s *serial) submit(calls []comm.Call, work func() error) (done <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.usable(); err != nil {
+	if err := s.life.Err(); err != nil {
 		return nil, err
 	}
-	if work == nil {
-		return s.last, nil
+	for i := range calls {
+		s.ledger.Begin(&calls[i])
 	}
+	until := s.ledger.Begun()
 	before, ended := s.last, make(chan struct{})
 	s.last = ended
 	go func() {
 		defer close(ended)
 		<-before
-		if s.cause() == nil {
-			if err := work(); err != nil {
-				s.fail(err)
-			}
+		if s.life.Cause() != nil {
+			return
 		}
+		if err := work(); err != nil {
+			s.fail(err)
+			return
+		}
+		s.ledger.Done(until)
 	}()
 	return ended, nil
 }
 
+// fail aborts the communicator.
+func (s *serial) fail(err error) (first bool) {
+	first = s.life.Fail(err)
+	s.leave.Do(func() { s.worker.Leave(err) })
+	return first
+}
+
 // Wait implements [Backend].
-func (s *Serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+func (s *serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	s.mu.Lock()
+	var done <-chan struct{} = s.last
+	s.mu.Unlock()
 	var child comm.Communicator
-	var meet func() error
 	if w.Op != comm.OpSync {
-		meet = func() (err error) {
+		var err error
+		done, err = s.submit([]comm.Call{{Op: w.Op}}, func() (err error) {
 			child, err = s.worker.Meet(w)
 			return err
+		})
+		if err != nil {
+			return nil, err
 		}
-	}
-	done, err := s.submit(meet)
-	if err != nil {
-		return nil, err
 	}
 	select {
 	case <-done:
@@ -134,62 +114,29 @@ func (s *Serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, erro
 		select {
 		case <-done: // there was nothing to wait for
 		default:
-			s.fail(comm.ContextError(ctx))
+			err := s.ledger.InFlight().Error(ctx)
+			first := s.fail(err)
 			<-done
+			if first {
+				return nil, err
+			}
 		}
 	}
-	if err := s.cause(); err != nil {
-		if child != nil {
-			_ = comm.CloseAll(child, err) // its other ranks have theirs
-		}
+	if err := s.life.Broken(); err != nil && !s.ledger.Idle() {
 		return nil, err
-	}
-	if child != nil {
-		s.mu.Lock()
-		closed := func(c comm.Communicator) bool { return errors.Is(c.Group(), comm.ErrClosed) }
-		s.children = append(slices.DeleteFunc(s.children, closed), child)
-		s.mu.Unlock()
 	}
 	return child, nil
 }
 
-// serialPatience is how long Close waits for what is under way.
-const serialPatience = 5 * time.Second
+// Abort implements [Backend].
+func (s *serial) Abort(_ context.Context, cause error) { s.fail(cause) }
 
-// Close implements [comm.Communicator].
-func (s *Serial) Close() error {
+// Release implements [Backend].
+func (s *serial) Release(context.Context) error {
 	s.mu.Lock()
-	closed, last := s.closed, s.last
-	s.closed = true
+	last := s.last
 	s.mu.Unlock()
-	if closed {
-		return nil
-	}
-	select {
-	case <-last:
-	case <-time.After(serialPatience):
-		slog.Warn("communicator closed with operations under way", "backend", s.check.Backend, "rank", s.Rank())
-		s.fail(comm.ErrClosed)
-		<-last
-	}
+	<-last
 	s.leave.Do(func() { s.worker.Leave(nil) })
 	return nil
-}
-
-// End implements [comm.Ender].
-func (s *Serial) End(cause error) error {
-	s.mu.Lock()
-	children := s.children
-	s.mu.Unlock()
-	var errs []error
-	for _, c := range children {
-		errs = append(errs, comm.CloseAll(c, cause))
-	}
-	if cause != nil {
-		s.mu.Lock()
-		s.broken = cmp.Or(s.broken, unusable(false, cause)) // to who waits here
-		s.mu.Unlock()
-		s.fail(cause)
-	}
-	return errors.Join(append(errs, s.Close())...)
 }

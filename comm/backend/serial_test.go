@@ -94,7 +94,7 @@ func TestSerialGivesUp(t *testing.T) {
 	assert.Empty(t, s.left, "told once")
 }
 
-// An error of the worker breaks the communicator, and so does the cause of End.
+// An error of the worker breaks the communicator, and so does Abort.
 func TestSerialFails(t *testing.T) {
 	failure := errors.New("no more")
 	c, s := serial()
@@ -105,6 +105,6 @@ func TestSerialFails(t *testing.T) {
 
 	c, s = serial()
 	require.NoError(t, c.Broadcast(64, 1, dtype.U8, 0))
-	require.NoError(t, c.(comm.Ender).End(failure))
+	c.Abort(failure)
 	assert.ErrorIs(t, <-s.left, failure)
 }

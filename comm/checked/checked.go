@@ -2,6 +2,7 @@
 package checked
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -40,16 +41,15 @@ import (
 // the other, before the group starts; a program in which a rank comes to them only
 // after a message of the same group has arrived times out.
 type Communicator struct {
-	backend.Calls
+	*backend.Base
 	comm.Wrapped
 	side    comm.Communicator // for what is compared
 	ends    messageEnds
 	rt      runtime.Runtime // for those split off
 	own     runtime.Runtime // where what is compared lies: rt, or a branch of it
 	check   backend.Check
+	life    backend.Life
 	timeout time.Duration
-	life    context.Context // ends when the communicator breaks or is closed
-	stop    context.CancelCauseFunc
 
 	// mu keeps the comparison and the call it is about together.
 	mu          sync.Mutex
@@ -58,10 +58,6 @@ type Communicator struct {
 	memory sync.Mutex // guards what follows, from beginning to end of an exchange
 	send   uintptr    // 0 when it was given back
 	recv   uintptr
-
-	stateMu sync.Mutex // guards what follows
-	closed  bool
-	broken  error // what broke the communicator
 }
 
 // Option changes how a [Communicator] works.
@@ -87,8 +83,7 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...O
 		check:   backend.Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
 		timeout: checkPatience,
 	}
-	k.Calls = backend.NewCalls(&k.check, k)
-	k.life, k.stop = context.WithCancelCause(context.Background())
+	k.Base = backend.New(&k.check, &k.life, door{k})
 	for _, o := range opts {
 		o(k)
 	}
@@ -122,7 +117,7 @@ func (k *Communicator) sides() []*comm.Communicator {
 	return []*comm.Communicator{&k.side, &k.ends.forth, &k.ends.back}
 }
 
-// closeSides closes them, which ends an exchange that is under way.
+// closeSides closes them.
 func (k *Communicator) closeSides() error {
 	var errs [3]error
 	var all sync.WaitGroup
@@ -135,9 +130,8 @@ func (k *Communicator) closeSides() error {
 	return errors.Join(errs[:]...)
 }
 
-// release gives up what New has made.
+// release gives back what New has made.
 func (k *Communicator) release() error {
-	k.stop(comm.ErrClosed)
 	err := errors.Join(k.closeSides(), k.ends.free(k.own))
 	k.memory.Lock()
 	defer k.memory.Unlock()
@@ -152,19 +146,19 @@ func (k *Communicator) release() error {
 // within returns a context for an exchange: one that ends with the timeout, and with
 // the communicator.
 func (k *Communicator) within(ctx context.Context) (context.Context, func()) {
+	ctx, stop := k.life.Until(ctx)
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
-	ended := context.AfterFunc(k.life, cancel)
 	return ctx, func() {
-		ended()
 		cancel()
+		stop()
 	}
 }
 
 // settle waits until what was copied to memory for an exchange is there.
 func (k *Communicator) settle(ctx context.Context) error {
 	err := k.own.Synchronize(ctx)
-	if err != nil && k.life.Err() != nil {
-		return context.Cause(k.life)
+	if down := k.life.Err(); err != nil && down != nil {
+		return down
 	}
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%w, waiting for the device", comm.ContextError(ctx))
@@ -202,46 +196,14 @@ func (k *Communicator) decode(b []byte) comm.Call {
 	return c
 }
 
-// Usable implements [backend.Backend].
-func (k *Communicator) Usable() error {
-	k.stateMu.Lock()
-	defer k.stateMu.Unlock()
-	return backend.Unusable(k.closed, k.broken)
-}
-
-// breakWith breaks the communicator; the first cause stays. The peers learn it
-// when they next want to compare something.
-func (k *Communicator) breakWith(err error) {
-	k.stateMu.Lock()
-	first := k.broken == nil
-	if first {
-		k.broken = err
-	}
-	k.stateMu.Unlock()
-	if first {
-		k.stop(err)
-		for _, side := range k.sides() {
-			_ = comm.CloseAll(*side, err)
-		}
-	}
-}
-
-// observe passes on an error of the communicator that is checked. Whatever
-// leaves the ranks out of step there does so here.
-func (k *Communicator) observe(err error) error {
-	for _, sentinel := range []error{comm.ErrTimeout, comm.ErrCanceled, comm.ErrPeerFailed, comm.ErrMismatch, comm.ErrBroken} {
-		if errors.Is(err, sentinel) {
-			k.breakWith(err)
-			break
-		}
-	}
-	return err
-}
+// door is the [backend.Backend] of a Communicator.
+type door struct{ k *Communicator }
 
 // Submit implements [backend.Backend].
-func (k *Communicator) Submit(c comm.Call) error {
+func (d door) Submit(c comm.Call) error {
+	k := d.k
 	if c.Op.Message() { // the collective that holds mu may wait for it
-		if err := k.Usable(); err != nil {
+		if err := k.life.Err(); err != nil {
 			return err
 		}
 		ends, err := k.prepareEnds([]comm.Call{c})
@@ -255,11 +217,12 @@ func (k *Communicator) Submit(c comm.Call) error {
 	if err := k.agree(context.Background(), &c); err != nil {
 		return err
 	}
-	return k.observe(c.Make(k.Communicator))
+	return c.Make(k.Communicator)
 }
 
 // SubmitTogether implements [backend.Backend].
-func (k *Communicator) SubmitTogether(calls []comm.Call) error {
+func (d door) SubmitTogether(calls []comm.Call) error {
+	k := d.k
 	ends, err := k.prepareEnds(calls)
 	if err != nil {
 		return err
@@ -275,22 +238,18 @@ func (k *Communicator) SubmitTogether(calls []comm.Call) error {
 	return k.announce(ends, func() error { return k.Communicator.Group(calls...) })
 }
 
-// agree compares a collective with what the other ranks called. An error breaks
-// the communicator. The caller holds mu.
+// agree compares a collective with what the other ranks called. The caller holds mu.
 func (k *Communicator) agree(ctx context.Context, c *comm.Call) error {
-	if err := k.Usable(); err != nil || c.Op.Message() {
+	if err := k.life.Err(); err != nil || c.Op.Message() {
 		return err
 	}
 	ctx, cancel := k.within(ctx)
 	defer cancel()
 	err := k.compare(ctx, c)
 	if err != nil {
-		if gone := k.Usable(); gone != nil { // meanwhile, which ended the exchange
-			return gone
-		}
-		k.breakWith(err)
+		return cmp.Or(k.life.Err(), err) // it ended the exchange
 	}
-	return err
+	return nil
 }
 
 // compare exchanges calls.
@@ -327,7 +286,7 @@ func (k *Communicator) exchange(ctx context.Context, mine []byte) ([][]byte, err
 		return nil, err
 	}
 	if err := k.side.Sync(ctx); err != nil {
-		return nil, brokenBy(err) // what broke that one breaks this one
+		return nil, backend.Cause(err) // what broke that one breaks this one
 	}
 	flat := make([]byte, len(mine)*k.WorldSize())
 	if err := k.own.CopyOut(flat, k.recv); err != nil {
@@ -337,17 +296,18 @@ func (k *Communicator) exchange(ctx context.Context, mine []byte) ([][]byte, err
 }
 
 // Wait implements [backend.Backend]. What a Split makes is checked, too.
-func (k *Communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	k := d.k
 	if w.Op != comm.OpSplit {
 		if err := k.compareMessages(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if w.Op == comm.OpSync {
-		if err := k.Usable(); err != nil {
-			return nil, err
-		}
-		return nil, k.observe(k.Communicator.Sync(ctx))
+	switch {
+	case k.life.Closed(): // which drains the other communicator as well
+		return nil, nil
+	case w.Op == comm.OpSync:
+		return nil, k.Communicator.Sync(ctx)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -356,44 +316,29 @@ func (k *Communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator
 	}
 	c, err := w.Make(ctx, k.Communicator)
 	if err != nil || c == nil {
-		return nil, k.observe(err)
+		return nil, err
 	}
 	child, err := New(ctx, c, k.rt, Timeout(k.timeout))
 	if err != nil {
-		return nil, k.observe(errors.Join(err, c.Close()))
+		return nil, errors.Join(err, c.Close())
 	}
 	return child, nil
 }
 
-// Close implements [comm.Communicator]. It closes the communicator that is checked.
-func (k *Communicator) Close() error { return k.leave(k.Communicator.Close) }
-
-// End implements [comm.Ender], whether the communicator does or not.
-func (k *Communicator) End(cause error) error {
-	return k.leave(func() error { return comm.CloseAll(k.Communicator, cause) })
+// Abort implements [backend.Backend]. The peers learn the cause from the communicators
+// of this one's own. That which is checked aborts if something is in flight on it.
+func (d door) Abort(_ context.Context, cause error) {
+	var all sync.WaitGroup
+	for _, side := range d.k.sides() {
+		all.Go(func() { (*side).Abort(cause) })
+	}
+	all.Wait()
+	ended, cancel := context.WithCancelCause(context.Background())
+	cancel(cause)
+	_ = d.k.Communicator.Sync(ended)
 }
 
-// leave closes, once, and gives back what New has made.
-func (k *Communicator) leave(closeInner func() error) error {
-	k.stateMu.Lock()
-	closed := k.closed
-	k.closed = true
-	k.stateMu.Unlock()
-	if closed {
-		return nil
-	}
-	return errors.Join(closeInner(), k.release())
-}
-
-// brokenBy returns the cause that comes with an [comm.ErrBroken], and other errors as they
-// are.
-func brokenBy(err error) error {
-	for e := err; e != nil; e = errors.Unwrap(e) {
-		if both, ok := e.(interface{ Unwrap() []error }); ok {
-			if errs := both.Unwrap(); len(errs) == 2 && errs[0] == comm.ErrBroken {
-				return errs[1]
-			}
-		}
-	}
-	return err
+// Release implements [backend.Backend]. It closes the communicator that is checked.
+func (d door) Release(context.Context) error {
+	return errors.Join(d.k.Communicator.Close(), d.k.release())
 }

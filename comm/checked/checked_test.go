@@ -253,7 +253,10 @@ func (l latecomer) Unwrap() comm.Communicator { return l.Communicator }
 
 func (l latecomer) Sync(ctx context.Context) error {
 	l.came <- struct{}{}
-	<-l.open
+	select {
+	case <-l.open:
+	case <-ctx.Done():
+	}
 	return l.Communicator.Sync(ctx)
 }
 
@@ -276,7 +279,7 @@ func TestCheckedCallInWhichAPeerGivesUp(t *testing.T) {
 		return comm.Run(ctx, []comm.Communicator{k}, func(ctx context.Context, _ comm.Communicator) error {
 			if k.Rank() == 1 {
 				<-came // in a call
-				_ = k.End(failure)
+				k.Abort(failure)
 				close(gone)
 				return nil
 			}

@@ -64,7 +64,7 @@ func (k *Communicator) announce(ends []messageEnd, submit func() error) error {
 	if errors.Is(err, comm.ErrMismatch) { // the other end is to hear of it, too
 		err = cmp.Or(k.compareMessages(context.Background()), err)
 	}
-	return k.observe(err)
+	return err
 }
 
 func (k *Communicator) submitWithEnds(ends []messageEnd, submit func() error) error {
@@ -78,11 +78,7 @@ func (k *Communicator) submitWithEnds(ends []messageEnd, submit func() error) er
 	}
 	e.pending = append(e.pending, ends...)
 	e.holders.Done()
-	if err := e.exchange(ends); err != nil {
-		k.breakWith(err)
-		return err
-	}
-	return err
+	return cmp.Or(e.exchange(ends), err)
 }
 
 // prepareEnds returns the ends of the calls that are messages, with this rank's in
@@ -108,7 +104,7 @@ func (k *Communicator) prepareEnds(calls []comm.Call) (ends []messageEnd, err er
 	}
 	if err != nil {
 		k.forgetEnds(ends)
-		return nil, cmp.Or(k.Usable(), err)
+		return nil, cmp.Or(k.life.Err(), err)
 	}
 	return ends, nil
 }
@@ -193,8 +189,6 @@ func (e *messageEnds) free(rt runtime.Runtime) error {
 }
 
 // compareMessages waits for the other ends of this rank's messages, and compares.
-// An error breaks the communicator, and ends what is pending in the one that is
-// checked.
 func (k *Communicator) compareMessages(ctx context.Context) error {
 	e := &k.ends
 	e.mu.Lock()
@@ -207,12 +201,6 @@ func (k *Communicator) compareMessages(ctx context.Context) error {
 	e.holders.Add(1)
 	e.mu.Unlock()
 	err := k.meet(ctx, pending)
-	if err != nil {
-		k.breakWith(err)
-		ended, cancel := context.WithCancelCause(context.Background())
-		cancel(err)
-		_ = k.Communicator.Sync(ended)
-	}
 	k.forgetEnds(pending)
 	return err
 }

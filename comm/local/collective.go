@@ -186,7 +186,6 @@ func (w *world) split(s *slot) {
 	for _, ranks := range backend.SplitGroups(splits) {
 		child := newWorld(len(ranks), w.spins) // as many ranks as before
 		for i, r := range ranks {
-			child.ranks[i].root = w.ranks[r].root
 			s.extras[r].split.child = child.ranks[i]
 		}
 	}

@@ -12,53 +12,41 @@ import (
 // communicator is the handle of one rank. Nothing in the world refers to it,
 // so that it is garbage collected, and noticed, when the rank forgets it.
 type communicator struct {
-	backend.Calls
-	*endpoint
+	*backend.Base
+	e *endpoint
 }
 
 var (
 	_ comm.Communicator = (*communicator)(nil)
 	_ comm.Reacher      = (*communicator)(nil)
-	_ comm.Ender        = (*communicator)(nil)
 	_ comm.Progresser   = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
-	c := &communicator{endpoint: e}
-	c.Calls = backend.NewCalls(&e.check, c)
+	base := *backend.New(&e.check, &e.life, e) // a copy, for the life to keep what does not refer to c
+	c := &communicator{&base, e}
+	wait := base.Wait
+	base.Wait = func(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+		defer runtime.KeepAlive(c)
+		return wait(ctx, w)
+	}
 	e.leakAlarm = runtime.AddCleanup(c, (*endpoint).leaked, e)
 	return c
 }
 
 // Wait implements [backend.Backend].
-func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
-	defer runtime.KeepAlive(c)
+func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch w.Op {
 	case comm.OpSync:
-		return nil, c.sync(ctx)
+		return nil, e.settle(ctx)
 	case comm.OpBarrier:
-		return nil, c.meet(ctx, comm.OpBarrier, nil)
+		return nil, e.meet(ctx, comm.OpBarrier, nil)
 	}
-	child, err := c.split(ctx, w)
+	child, err := e.split(ctx, w)
 	if child == nil {
 		return nil, err
 	}
 	return newCommunicator(child), nil
-}
-
-// Close implements [comm.Communicator].
-func (c *communicator) Close() error {
-	defer runtime.KeepAlive(c)
-	return c.close()
-}
-
-// End implements [comm.Ender].
-func (c *communicator) End(cause error) error {
-	if cause != nil {
-		c.abort(cause)
-		return nil
-	}
-	return c.closeAll()
 }
 
 // CheckDevice implements [comm.Reacher].
@@ -66,5 +54,5 @@ func (c *communicator) CheckDevice(d device.Device) error {
 	if d.Kind == device.CPU {
 		return nil
 	}
-	return c.check.Unreachable(d, "goroutines reach host memory; comm/nccl moves that of GPUs")
+	return c.e.check.Unreachable(d, "goroutines reach host memory; comm/nccl moves that of GPUs")
 }

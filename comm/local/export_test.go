@@ -1,13 +1,10 @@
 package local
 
 import (
-	"testing"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
-// CloseWithin has Close wait for pending work no longer than d in a test.
-func CloseWithin(t *testing.T, d time.Duration) {
-	before := closeLimit
-	closeLimit = d
-	t.Cleanup(func() { closeLimit = before })
-}
+// CloseWithin has Close wait for operations in flight no longer than d.
+func CloseWithin(c comm.Communicator, d time.Duration) { c.(*communicator).e.life.Timeout = d }

@@ -9,12 +9,28 @@ import (
 // everyone is the rank of a failure that concerns all ranks alike.
 const everyone = -1
 
-// fail breaks the world, unless it is broken.
+// fail aborts the communicators of all ranks, unless they are.
 func (w *world) fail(f *failure) {
 	if !w.failure.CompareAndSwap(nil, f) {
 		return
 	}
+	for _, e := range w.ranks {
+		e.life.Fail(f.of(e))
+	}
 	w.wakeAll()
+}
+
+// abort is fail because of a rank, whose wait returns own.
+func (w *world) abort(e *endpoint, own, cause error) {
+	w.fail(&failure{rank: e.rank, own: own, peers: fmt.Errorf("%w: rank %d aborted: %w", comm.ErrPeerFailed, e.rank, cause)})
+}
+
+// of is the error of a rank whose wait the failure ends.
+func (f *failure) of(e *endpoint) error {
+	if f.rank == e.rank || f.rank == everyone {
+		return f.own
+	}
+	return f.peers
 }
 
 // checkLeft breaks the world if a rank needs one that has left: it submitted
@@ -58,23 +74,4 @@ func (w *world) checkMailboxes() {
 			w.failLeft(gone)
 		}
 	}
-}
-
-// broken is the error of a call that comes after the world broke.
-func (e *endpoint) broken(f *failure) error {
-	e.told.Store(true)
-	if f.rank == e.rank {
-		return fmt.Errorf("%w: %w", comm.ErrBroken, f.own)
-	}
-	return fmt.Errorf("%w: %w", comm.ErrBroken, f.peers)
-}
-
-// failed is the error of a wait during which the world broke.
-func (e *endpoint) failed(f *failure) error {
-	if f.rank == e.rank || f.rank == everyone {
-		if e.told.CompareAndSwap(false, true) {
-			return f.own
-		}
-	}
-	return e.broken(f)
 }

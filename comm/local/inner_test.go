@@ -39,7 +39,7 @@ func TestSleeperWhoseSmallCollectiveOthersFinish(t *testing.T) {
 	defer cancel()
 	comms, data, addr := tellingWorld(t)
 	_, messages, messageAddr := tellingWorld(t)
-	c, peer, w := comms[0], comms[1], comms[0].(*communicator).world
+	c, peer, w := comms[0], comms[1], comms[0].(*communicator).e.world
 	synced := make(chan error, 1)
 	go func() {
 		synced <- errors.Join(
@@ -73,7 +73,7 @@ func TestSmallLeavesBuffersOfWhoKnows(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, comms[0].Sync(ctx), comm.ErrCanceled)
 	call := comm.AllReduceCall(addr[1], addr[1], 1, dtype.I32, comm.Sum)
-	x, e := newEntry(&call), comms[1].(*communicator).endpoint
+	x, e := newEntry(&call), comms[1].(*communicator).e
 	e.mu.Lock()
 	e.tell(&x)
 	e.mu.Unlock()
@@ -90,15 +90,15 @@ func TestSpinShrinksAfterASleep(t *testing.T) {
 	defer cancel()
 	comms, _, addr := tellingWorld(t)
 	c, peer := comms[0].(*communicator), comms[1]
-	c.endpoint.spin.Store(int64(maxSpin))
+	c.e.spin.Store(int64(maxSpin))
 	synced := make(chan error, 1)
 	go func() {
 		synced <- errors.Join(c.Recv(addr[0], 1, dtype.I32, 1, 0), c.Sync(ctx))
 	}()
-	for c.world.sleepers.Load() == 0 && ctx.Err() == nil {
+	for c.e.world.sleepers.Load() == 0 && ctx.Err() == nil {
 		runtime.Gosched()
 	}
 	require.NoError(t, errors.Join(peer.Send(addr[1], 1, dtype.I32, 0, 0), peer.Sync(ctx)))
 	require.NoError(t, <-synced)
-	assert.Less(t, time.Duration(c.endpoint.spin.Load()), maxSpin)
+	assert.Less(t, time.Duration(c.e.spin.Load()), maxSpin)
 }

@@ -14,9 +14,6 @@ func (e *endpoint) split(ctx context.Context, w comm.Wait) (*endpoint, error) {
 		sc.child.depart()
 		return nil, err
 	}
-	if sc.child != nil {
-		e.root.remember(sc.child)
-	}
 	return sc.child, err
 }
 

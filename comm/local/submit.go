@@ -8,9 +8,9 @@ func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil) }
 // submit takes one operation. split is its part of a Split.
 func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 	e.mu.Lock()
-	if err := e.Usable(); err != nil {
+	if err := e.life.Err(); err != nil {
 		e.mu.Unlock()
-		return e.turnDown(err)
+		return err
 	}
 	e.submitted.Store(e.submitted.Load() + 1)
 	run := driver{endpoint: e}
@@ -40,9 +40,9 @@ func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 // SubmitTogether implements [backend.Backend].
 func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	e.mu.Lock()
-	if err := e.Usable(); err != nil {
+	if err := e.life.Err(); err != nil {
 		e.mu.Unlock()
-		return e.turnDown(err)
+		return err
 	}
 	e.submitted.Store(e.submitted.Load() + uint64(len(calls)))
 	for i := range calls {
@@ -56,24 +56,4 @@ func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	run.kick(e)
 	run.run()
 	return nil
-}
-
-// Usable implements [backend.Backend].
-func (e *endpoint) Usable() error {
-	if e.closed.Load() {
-		return comm.ErrClosed
-	}
-	if f := e.world.failure.Load(); f != nil {
-		return e.broken(f)
-	}
-	return nil
-}
-
-// turnDown returns the error of a call that submits nothing. If that is because
-// the communicator broke, nobody touches the rank's buffers any more.
-func (e *endpoint) turnDown(err error) error {
-	if e.world.failure.Load() != nil {
-		e.quiesce()
-	}
-	return err
 }

@@ -2,13 +2,11 @@ package local
 
 import (
 	"context"
-	"fmt"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/ranks"
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
 // yieldLooks is how often a rank looks for an end of its waiting after it has spun,
@@ -38,32 +36,21 @@ func (e *endpoint) Progress() comm.Progress {
 	}
 }
 
-// sync waits until everything the rank submitted is done.
-func (e *endpoint) sync(ctx context.Context) error {
-	if e.closed.Load() {
-		return comm.ErrClosed
-	}
-	return e.settle(ctx)
-}
-
-// settle is sync for an operation that was submitted before the communicator
-// was closed, if it was: whoever closes it waits as well.
+// settle waits until everything the rank submitted is done.
 func (e *endpoint) settle(ctx context.Context) error {
-	submitted := e.submitted.Load()
-	if f := e.world.failure.Load(); f != nil && submitted == e.settled.Load() {
-		return e.broken(f)
+	if e.life.Closed() {
+		e.counted()
 	}
-	if err := e.wait(ctx); err != nil {
-		return err
-	}
-	for known := e.settled.Load(); known < submitted && !e.settled.CompareAndSwap(known, submitted); {
-		known = e.settled.Load() // another goroutine knows more now
-	}
-	return nil
+	return e.wait(ctx)
 }
 
-// wait helps until everything is done. If that fails, the world is broken and
-// nobody touches the rank's buffers any more.
+// counted returns when a call that was accepted before Close is among those in flight.
+func (e *endpoint) counted() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+}
+
+// wait helps until everything is done. If that fails, the world has failed.
 func (e *endpoint) wait(ctx context.Context) error {
 	w := e.world
 	spin := time.Duration(e.spin.Load())
@@ -78,8 +65,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 			continue
 		}
 		if f := w.failure.Load(); f != nil {
-			e.quiesce()
-			return e.failed(f)
+			return f.of(e)
 		}
 		if e.help() {
 			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
@@ -107,7 +93,8 @@ func (e *endpoint) wait(ctx context.Context) error {
 			e.learn(spin, false, looks)
 			spin = time.Duration(e.spin.Load())
 			if err := e.sleep(ctx); err != nil && !e.done() {
-				e.giveUp(err)
+				err = e.inFlight().Error(ctx)
+				w.abort(e, err, err)
 			}
 			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
 		}
@@ -130,22 +117,11 @@ func (e *endpoint) learn(spin time.Duration, spinning bool, looks int) {
 	}
 }
 
-// giveUp breaks the world since the rank does not wait any longer.
-func (e *endpoint) giveUp(err error) {
-	err = fmt.Errorf("%w, waiting for %s", err, e.waitsFor())
-	e.world.fail(&failure{
-		rank:  e.rank,
-		own:   err,
-		peers: fmt.Errorf("%w: rank %d gave up: %w", comm.ErrPeerFailed, e.rank, err),
-	})
-}
-
-// waitsFor describes what keeps the rank waiting.
-func (e *endpoint) waitsFor() string {
+// inFlight describes what keeps the rank waiting.
+func (e *endpoint) inFlight() (f backend.InFlight) {
 	w := e.world
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var what []string
 	seq, x := e.completed(), (*entry)(nil)
 	if e.telling() {
 		seq = e.arrivals.Load() - 1
@@ -153,27 +129,18 @@ func (e *endpoint) waitsFor() string {
 	} else {
 		x = &w.slot(seq).calls[e.rank]
 	}
-	if seq < e.arrivals.Load() {
-		var late []int
+	if arrived := e.arrivals.Load(); seq < arrived {
+		f.Collective, f.Number = x.call(), seq+1
+		f.Behind = int(arrived - seq - 1)
 		for _, other := range w.ranks {
 			if other.arrivals.Load() <= seq {
-				late = append(late, other.rank)
+				f.Missing = append(f.Missing, other.rank)
 			}
 		}
-		text := fmt.Sprintf("%v (collective #%d)", x, seq+1)
-		if len(late) > 0 {
-			text += ", not called by " + ranks.Text(late)
-		}
-		what = append(what, text)
 	}
 	for _, o := range e.open {
-		what = append(what, o.call().String())
+		f.Messages = append(f.Messages, o.call())
 	}
-	if n := len(e.backlog.all()); n > 0 {
-		what = append(what, fmt.Sprintf("%d operations behind that", n))
-	}
-	if len(what) == 0 {
-		return "nothing"
-	}
-	return strings.Join(what, "; ")
+	f.Behind += len(e.backlog.all())
+	return f
 }

@@ -133,6 +133,7 @@ type endpoint struct {
 	world *world
 	rank  int
 	check backend.Check
+	life  backend.Life
 
 	mu sync.Mutex // guards what has no lock or atomic type of its own
 
@@ -141,10 +142,7 @@ type endpoint struct {
 	pending   atomic.Int32  // operations in the backlog or open
 	submitted atomic.Uint64 // all operations
 	messages  tally.Tally   // of these
-	settled   atomic.Uint64 // of these, known to the rank as done
 	spin      atomic.Int64  // how long waits spin, in ns; 0: not at all
-	told      atomic.Bool   // the rank knows why the world broke
-	closed    atomic.Bool   // by this rank
 	gone      atomic.Bool   // closed, and nothing pending
 	leakAlarm runtime.Cleanup
 
@@ -164,9 +162,6 @@ type endpoint struct {
 
 	batch   []*op // the group being submitted
 	scratch atomic.Pointer[scratch]
-
-	root     *endpoint   // where the Splits that led here began; itself for what New made
-	children []*endpoint // of a root: all that was split off below it and has not departed
 }
 
 // op is an operation that does not go straight into the ring.
@@ -261,7 +256,6 @@ func newWorld(size int, spins bool) *world {
 
 func newEndpoint(w *world, rank int) *endpoint {
 	e := &endpoint{world: w, rank: rank}
-	e.root = e
 	e.check = backend.Check{Backend: name, Rank: rank, WorldSize: w.size}
 	if w.spins {
 		e.spin.Store(int64(minSpin))

@@ -121,32 +121,16 @@ func (s *state) descendants(e *endpoint) []*endpoint {
 	return found
 }
 
-// end is [comm.Ender.End].
-func (e *endpoint) end(cause error) error {
-	var errs []error
-	family := append(e.state.descendants(e), e)
-	for _, d := range family {
-		if cause == nil {
-			errs = append(errs, d.close(context.Background()))
-			continue
-		}
-		d.mu.Lock()
-		if !d.closed && d.broken == nil {
-			_ = d.fail("end", cause)
-		}
-		d.closed = true
-		d.mu.Unlock()
-		d.state.forget(d)
-		d.state.progress.remove(d)
+// abort is [comm.Communicator.Abort].
+func (e *endpoint) abort(cause error) {
+	e.mu.Lock()
+	if !e.closed && e.broken == nil {
+		_ = e.fail("abort", cause)
 	}
-	if cause != nil { // all have been told
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		defer cancel()
-		for _, d := range family {
-			d.settle(ctx)
-		}
-	}
-	return errors.Join(errs...)
+	e.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	e.settle(ctx)
 }
 
 // release frees the memory and the MPI communicators of one that has departed. The

@@ -2,6 +2,7 @@ package mpi
 
 import (
 	"context"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
@@ -20,7 +21,6 @@ type communicator struct {
 var (
 	_ comm.Communicator = (*communicator)(nil)
 	_ comm.Reacher      = (*communicator)(nil)
-	_ comm.Ender        = (*communicator)(nil)
 	_ comm.Progresser   = (*communicator)(nil)
 )
 
@@ -37,8 +37,20 @@ func (c *communicator) Close() error {
 	return nil
 }
 
-// End implements [comm.Ender]. With interop the other ranks are not told.
-func (c *communicator) End(cause error) error { return c.e.end(cause) }
+// Err implements [comm.Communicator].
+func (c *communicator) Err() error { return c.e.Usable() }
+
+// Abort implements [comm.Communicator]. With interop the other ranks are not told.
+func (c *communicator) Abort(cause error) { c.e.abort(cause) }
+
+// SubCommunicators implements [comm.Parent].
+func (c *communicator) SubCommunicators() (open []comm.Communicator) {
+	for _, e := range c.e.state.descendants(c.e) {
+		open = append(open, newCommunicator(e))
+	}
+	slices.Reverse(open) // a parent's comes before its own sub-communicators'
+	return open
+}
 
 // Progress implements [comm.Progresser].
 func (c *communicator) Progress() comm.Progress { return c.e.Progress() }

@@ -274,7 +274,7 @@ func TestRankGivingUp(t *testing.T) {
 				require.NoError(t, child.Close())
 			}
 			if me == round%3 {
-				require.NoError(t, c.(comm.Ender).End(errors.New("disk full")))
+				c.Abort(errors.New("disk full"))
 			} else {
 				err := c.Barrier(forever)
 				require.ErrorIs(t, err, comm.ErrPeerFailed)
@@ -294,10 +294,10 @@ func TestRankGivingUp(t *testing.T) {
 		if me == 1 {
 			cause = pair.Barrier(forever)
 			require.ErrorIs(t, cause, comm.ErrPeerFailed)
-			require.NoError(t, all.(comm.Ender).End(cause))
+			all.Abort(cause)
 		} else {
 			if me == 0 {
-				require.NoError(t, pair.(comm.Ender).End(cause))
+				pair.Abort(cause)
 			}
 			err := all.Barrier(r.ctx)
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)

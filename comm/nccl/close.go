@@ -1,10 +1,10 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -105,19 +105,22 @@ func (c *Comm) freeWindow(w window) error {
 	return nil
 }
 
-// End implements [comm.Ender]. The other ranks are told the cause as [Comm] says.
-func (c *Comm) End(cause error) error {
-	children := c.children.all()
-	errs := make([]error, len(children))
-	var all sync.WaitGroup
-	for i, child := range children { // each waits until others know
-		all.Go(func() { errs[i] = child.End(cause) })
+// Err implements [comm.Communicator].
+func (c *Comm) Err() error { return c.usable() }
+
+// Abort implements [comm.Communicator]. The other ranks are told the cause as [Comm] says.
+func (c *Comm) Abort(cause error) {
+	if !c.closed() {
+		_ = c.breakDown(cmp.Or(cause, comm.ErrCanceled)) // nothing is waited for but the end of the kernels
 	}
-	all.Wait()
-	if cause != nil && !c.closed() {
-		_ = c.breakDown(cause) // nothing is waited for but the end of the kernels
+}
+
+// SubCommunicators implements [comm.Parent].
+func (c *Comm) SubCommunicators() (open []comm.Communicator) {
+	for _, child := range c.children.all() {
+		open = append(append(open, child.SubCommunicators()...), child)
 	}
-	return errors.Join(append(errs, c.Close())...)
+	return open
 }
 
 // leaked is called when the garbage collector finds a communicator that was

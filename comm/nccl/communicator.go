@@ -83,7 +83,6 @@ var (
 	_ comm.StreamOrder        = (*Comm)(nil)
 	_ comm.Reacher            = (*Comm)(nil)
 	_ comm.SymmetricAllocator = (*Comm)(nil)
-	_ comm.Ender              = (*Comm)(nil)
 	_ comm.Progresser         = (*Comm)(nil)
 )
 

@@ -207,10 +207,10 @@ func TestEnd(t *testing.T) {
 	cause := errors.New("aborted")
 	waiting := make(chan error)
 	go func() { waiting <- parts[0].Sync(context.Background()) }()
-	require.NoError(t, world[0].End(cause))
+	require.NoError(t, comm.CloseAll(world[0], cause))
 	err = <-waiting
 	require.True(t, errors.Is(err, cause) || errors.Is(err, comm.ErrClosed), "%v", err)
-	require.NoError(t, world[1].End(nil))
+	require.NoError(t, comm.CloseAll(world[1], nil))
 	for i, c := range []comm.Communicator{world[0], parts[0], world[1], parts[1]} {
 		assert.ErrorIs(t, c.Barrier(ctx), comm.ErrClosed, "%d", i)
 		assert.NoError(t, c.Close(), "twice")

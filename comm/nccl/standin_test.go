@@ -164,7 +164,7 @@ func TestStandInAbortBesideALaunch(t *testing.T) {
 	}
 	until(s.nccl.Stuck, 1)
 	alive, aborted := s.nccl.Alive.Int(), s.nccl.Aborted.Int()
-	go func() { ended <- c.End(errors.New("changed its mind")) }()
+	go func() { ended <- comm.CloseAll(c, errors.New("changed its mind")) }()
 	until(s.nccl.Aborted, aborted+2) // what carries data, and control
 	until(s.nccl.Alive, alive-1)     // control, which has no call in flight
 	s.nccl.HoldLaunch.Call(0)
@@ -182,7 +182,7 @@ func TestStandInFreesWhatIsFinalized(t *testing.T) {
 		c := s.alone(t, rt)
 		nccl.AmongOthers(c)
 		alive := s.nccl.Alive.Int()
-		require.NoError(t, c.End(cause))
+		require.NoError(t, comm.CloseAll(c, cause))
 		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == alive-2 }, 20*time.Second, time.Millisecond)
 	}
 	require.Equal(t, abrupt, s.nccl.Abrupt.Int())
@@ -197,7 +197,7 @@ func TestStandInWaitsForServiceThreads(t *testing.T) {
 		early := s.nccl.Early.Int()
 		s.nccl.HoldThread.Call(1)
 		time.AfterFunc(2*time.Second, func() { s.nccl.HoldThread.Call(0) })
-		require.NoError(t, c.End(cause))
+		require.NoError(t, comm.CloseAll(c, cause))
 		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
 		require.Equal(t, early, s.nccl.Early.Int())
 	}
@@ -213,7 +213,7 @@ func TestStandInFailsToFree(t *testing.T) {
 	for _, cause := range causes {
 		c := s.alone(t, rt)
 		s.nccl.FailEnd.Call(1)
-		require.NoError(t, c.End(cause))
+		require.NoError(t, comm.CloseAll(c, cause))
 		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
 	}
 	require.Eventually(t, func() bool { return s.nccl.Ended.Int() >= ended+int32(len(causes))-1 }, 20*time.Second, time.Millisecond)
@@ -255,7 +255,7 @@ func TestStandInKeepsWindowsWhileFreeing(t *testing.T) {
 	before := mapped()
 	s.nccl.HoldAbort.Call(1)
 	t.Cleanup(func() { s.nccl.HoldAbort.Call(0) })
-	require.NoError(t, c.End(errors.New("changed its mind")))
+	require.NoError(t, comm.CloseAll(c, errors.New("changed its mind")))
 	for s.nccl.Ending.Int() == 0 {
 		time.Sleep(time.Millisecond)
 	}
@@ -582,7 +582,7 @@ func TestStandInEnd(t *testing.T) {
 	waiting := make(chan error)
 	go func() { waiting <- part.Sync(context.Background()) }()
 	cause := errors.New("aborted")
-	require.NoError(t, c.End(cause))
+	require.NoError(t, comm.CloseAll(c, cause))
 	err = <-waiting
 	assert.True(t, errors.Is(err, cause) || errors.Is(err, comm.ErrClosed), "%v", err)
 	assert.ErrorIs(t, part.Barrier(t.Context()), comm.ErrClosed)
@@ -621,7 +621,7 @@ func TestStandInEndsTogether(t *testing.T) {
 		require.NoError(t, err)
 		nccl.AsOfTwo(part.(*nccl.Comm))
 	}
-	require.NoError(t, c.End(errors.New("aborted")))
+	require.NoError(t, comm.CloseAll(c, errors.New("aborted")))
 }
 
 // Close during a wait drops what is known of aborted ranks, so the wait does not succeed.

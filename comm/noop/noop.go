@@ -10,11 +10,8 @@ package noop
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
@@ -23,75 +20,59 @@ import (
 
 const name = "noop"
 
-// communicator is a world of one.
+// communicator is the handle of a world of one.
 type communicator struct {
-	backend.Calls
+	*backend.Base
+	r *rank
+}
+
+// rank is its only rank.
+type rank struct {
 	rt    runtime.Runtime
 	check backend.Check
+	life  backend.Life
 
 	mu      sync.Mutex
 	waiting []comm.Call   // messages without a partner, and what comes after them
 	calls   comm.Progress // Done is up to when nothing was waiting
 	changed chan struct{} // closed when something waiting was done; nil if nobody waits
-	closed  bool
-	broken  error // what broke the communicator
 }
 
 // New returns a communicator of one rank for memory of rt.
 func New(rt runtime.Runtime) comm.Communicator {
-	c := &communicator{rt: rt, check: backend.Check{Backend: name, WorldSize: 1}}
-	c.Calls = backend.NewCalls(&c.check, c)
-	return c
-}
-
-// Progress implements [comm.Progresser]. What a device copies is not known to be done.
-func (c *communicator) Progress() comm.Progress {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.rt.Device().Kind != runtime.CPU {
-		return comm.Progress{}
+	r := &rank{rt: rt, check: backend.Check{Backend: name, WorldSize: 1}}
+	if rt.Device().Kind != runtime.CPU {
+		r.life.Timeout = backend.DeviceTimeout
 	}
-	return c.calls
+	return &communicator{backend.New(&r.check, &r.life, r), r}
 }
 
 // CheckDevice implements [comm.Reacher].
 func (c *communicator) CheckDevice(d runtime.Device) error {
-	if own := c.rt.Device(); d != own {
-		return c.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", own))
+	if own := c.r.rt.Device(); d != own {
+		return c.r.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", own))
 	}
 	return nil
 }
 
-// Usable implements [backend.Backend].
-func (c *communicator) Usable() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.usable()
+// Progress implements [comm.Progresser]. What a device copies is not known to be done.
+func (r *rank) Progress() comm.Progress {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.rt.Device().Kind != runtime.CPU {
+		return comm.Progress{}
+	}
+	return r.calls
 }
 
-// usable is Usable for a caller that holds mu.
-func (c *communicator) usable() error { return backend.Unusable(c.closed, c.broken) }
-
-// closeTimeout bounds how long Close waits for the device.
-const closeTimeout = 5 * time.Second
-
-// Close implements [comm.Communicator].
-func (c *communicator) Close() error {
-	c.mu.Lock()
-	closed, unmatched := c.closed, len(c.waiting)
-	c.closed, c.waiting = true, nil
-	c.announce()
-	c.mu.Unlock()
-	if closed {
-		return nil
-	}
-	if unmatched > 0 {
-		slog.Warn("communicator closed with messages that nobody received", "backend", name, "operations", unmatched)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	if err := c.rt.Synchronize(ctx); err != nil && !errors.Is(err, runtime.ErrClosed) {
-		slog.Warn("communicator closed with copies under way", "backend", name, "error", err)
-	}
-	return nil
+// Abort implements [backend.Backend].
+func (r *rank) Abort(ctx context.Context, _ error) {
+	r.mu.Lock()
+	r.waiting = nil
+	r.announce()
+	r.mu.Unlock()
+	_ = r.rt.Synchronize(ctx) // of copies that were started
 }
+
+// Release implements [backend.Backend]. There is nothing to give back.
+func (r *rank) Release(context.Context) error { return nil }

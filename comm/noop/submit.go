@@ -9,26 +9,26 @@ import (
 )
 
 // Submit implements [backend.Backend].
-func (c *communicator) Submit(call comm.Call) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.usable(); err != nil {
+func (r *rank) Submit(call comm.Call) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.life.Err(); err != nil {
 		return err
 	}
-	return c.submit(&call)
+	return r.submit(&call)
 }
 
 // SubmitTogether implements [backend.Backend]. The calls of a group are not ordered
 // among themselves. Messages go first, lest a collective waits behind one whose
 // partner comes after it.
-func (c *communicator) SubmitTogether(calls []comm.Call) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	err := c.usable()
+func (r *rank) SubmitTogether(calls []comm.Call) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.life.Err()
 	for _, messages := range []bool{true, false} {
 		for i := range calls {
 			if err == nil && calls[i].Op.Message() == messages {
-				err = c.submit(&calls[i])
+				err = r.submit(&calls[i])
 			}
 		}
 	}
@@ -39,54 +39,54 @@ func (c *communicator) SubmitTogether(calls []comm.Call) error {
 // partner comes, a collective until no message is before it, whose data it may
 // need. A message does overtake collectives, which wait for its partner. An error
 // breaks the communicator: what failed may be another submission's.
-func (c *communicator) submit(call *comm.Call) error {
+func (r *rank) submit(call *comm.Call) error {
 	var err error
-	partner, count := -1, &c.calls.Collectives
+	partner, count := -1, &r.calls.Collectives
 	if call.Op.Message() {
-		count = &c.calls.Messages
-		partner = slices.IndexFunc(c.waiting, func(other comm.Call) bool {
+		count = &r.calls.Messages
+		partner = slices.IndexFunc(r.waiting, func(other comm.Call) bool {
 			return other.Op.Message() && other.Op != call.Op && other.Tag == call.Tag
 		})
 	}
 	count.Submitted++
 	switch {
 	case partner >= 0:
-		err = c.deliver(c.waiting[partner], *call)
-		c.waiting = slices.Delete(c.waiting, partner, partner+1)
-	case len(c.waiting) > 0 || call.Op.Message():
-		c.waiting = append(c.waiting, backend.Clone(*call))
+		err = r.deliver(r.waiting[partner], *call)
+		r.waiting = slices.Delete(r.waiting, partner, partner+1)
+	case len(r.waiting) > 0 || call.Op.Message():
+		r.waiting = append(r.waiting, backend.Clone(*call))
 		return nil
 	default:
-		err = c.carry(call, call)
+		err = r.carry(call, call)
 	}
-	for err == nil && len(c.waiting) > 0 && !c.waiting[0].Op.Message() {
-		err = c.carry(&c.waiting[0], &c.waiting[0])
-		c.waiting = slices.Delete(c.waiting, 0, 1)
+	for err == nil && len(r.waiting) > 0 && !r.waiting[0].Op.Message() {
+		err = r.carry(&r.waiting[0], &r.waiting[0])
+		r.waiting = slices.Delete(r.waiting, 0, 1)
 	}
 	if err != nil {
-		return c.fail(err)
+		return err
 	}
-	if len(c.waiting) == 0 {
-		c.calls.Collectives.Done, c.calls.Messages.Done = c.calls.Collectives.Submitted, c.calls.Messages.Submitted
+	if len(r.waiting) == 0 {
+		r.calls.Collectives.Done, r.calls.Messages.Done = r.calls.Collectives.Submitted, r.calls.Messages.Submitted
 	}
-	c.announce()
+	r.announce()
 	return nil
 }
 
 // deliver carries a message, given its two ends.
-func (c *communicator) deliver(send, recv comm.Call) error {
+func (r *rank) deliver(send, recv comm.Call) error {
 	if send.Op == comm.OpRecv {
 		send, recv = recv, send
 	}
 	if err := backend.AgreeOnMessage(0, &send, 0, &recv); err != nil {
 		return err
 	}
-	return c.carry(&send, &recv)
+	return r.carry(&send, &recv)
 }
 
 // carry copies what a call sends to where another one, or the same, receives it,
 // on the runtime's stream. Any reduction of Bool makes bytes that are not zero 1.
-func (c *communicator) carry(send, recv *comm.Call) error {
+func (r *rank) carry(send, recv *comm.Call) error {
 	src, dst, bytes := send.Send, recv.Recv, send.Bytes()
 	if send.RecvCounts != nil { // of a V-collective, whose lists say where its parts lie
 		src, bytes, _ = send.SendPart(0, 0)
@@ -94,26 +94,26 @@ func (c *communicator) carry(send, recv *comm.Call) error {
 	}
 	switch {
 	case send.Op.Reduces() && send.DType == dtype.Bool:
-		return c.copyTruth(dst, src, bytes)
+		return r.copyTruth(dst, src, bytes)
 	case bytes == 0 || dst == src:
 		return nil
 	}
-	return c.rt.Copy(dst, src, bytes)
+	return r.rt.Copy(dst, src, bytes)
 }
 
 // copyTruth reduces Bool elements. It does so on the host, piece by piece, as
 // no runtime has a kernel for it.
-func (c *communicator) copyTruth(dst, src uintptr, count int) error {
+func (r *rank) copyTruth(dst, src uintptr, count int) error {
 	piece := make([]byte, min(count, 64<<10))
 	for at := 0; at < count; at += len(piece) {
 		piece = piece[:min(len(piece), count-at)]
-		if err := c.rt.CopyOut(piece, src+uintptr(at)); err != nil {
+		if err := r.rt.CopyOut(piece, src+uintptr(at)); err != nil {
 			return err
 		}
 		for i, b := range piece {
 			piece[i] = min(b, 1)
 		}
-		if err := c.rt.CopyIn(dst+uintptr(at), piece); err != nil {
+		if err := r.rt.CopyIn(dst+uintptr(at), piece); err != nil {
 			return err
 		}
 	}

@@ -1,93 +1,91 @@
 package noop
 
 import (
-	"cmp"
 	"context"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
 // Wait implements [backend.Backend]. A Split does not wait, as there is nobody to wait
 // for.
-func (c *communicator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+func (r *rank) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	if w.Op == comm.OpSync {
-		return nil, c.finish(ctx)
+		return nil, r.finish(ctx)
 	}
-	if err := c.Submit(comm.Call{Op: w.Op}); err != nil { // it moves nothing, but has its place
+	if err := r.Submit(comm.Call{Op: w.Op}); err != nil { // it moves nothing, but has its place
 		return nil, err
 	}
 	switch {
 	case w.Op == comm.OpBarrier:
-		return nil, c.finish(ctx)
+		return nil, r.finish(ctx)
 	case w.Color < 0:
 		return nil, nil
 	}
-	return New(c.rt), nil
+	return New(r.rt), nil
 }
 
 // finish waits until messages have found their partners and copies are done.
-func (c *communicator) finish(ctx context.Context) error {
+func (r *rank) finish(ctx context.Context) error {
 	for {
-		c.mu.Lock()
-		changed, err := c.outstanding(), c.usable()
-		c.mu.Unlock()
-		if err != nil {
-			return err
-		}
+		r.mu.Lock()
+		changed := r.unmatched()
+		r.mu.Unlock()
 		if changed == nil {
 			break
 		}
 		select {
 		case <-changed:
+			if err := r.life.Broken(); err != nil {
+				return err
+			}
 		case <-ctx.Done():
-			return c.interrupt(ctx)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.inFlight().Error(ctx)
 		}
 	}
-	err := c.rt.Synchronize(ctx)
+	err := r.rt.Synchronize(ctx)
 	if err != nil && ctx.Err() != nil {
-		// A runtime refuses a context that has ended also when nothing is pending.
+		// A runtime refuses a context that has ended also when nothing is in flight.
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 		defer cancel()
-		if err = c.rt.Synchronize(last); err != nil && last.Err() != nil {
-			return c.interrupt(ctx)
+		if err = r.rt.Synchronize(last); err != nil && last.Err() != nil {
+			return comm.ContextError(ctx)
 		}
 	}
 	return err
 }
 
-// lastLook is how long a wait whose context has ended looks for copies under way.
+// lastLook is how long a wait whose context has ended looks for copies in flight.
 const lastLook = time.Millisecond
 
-// interrupt breaks the communicator because ctx is done.
-func (c *communicator) interrupt(ctx context.Context) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.fail(comm.ContextError(ctx))
-}
-
-// fail breaks the communicator and returns err; the first cause stays. The caller
-// holds mu.
-func (c *communicator) fail(err error) error {
-	c.broken = cmp.Or(c.broken, err)
-	c.waiting = nil
-	c.announce()
-	return err
-}
-
-// outstanding returns a channel that is closed when something that waits is done,
-// nil if nothing does. The caller holds mu.
-func (c *communicator) outstanding() <-chan struct{} {
-	if len(c.waiting) > 0 && c.changed == nil {
-		c.changed = make(chan struct{})
+// inFlight describes what waits for a partner. The caller holds mu.
+func (r *rank) inFlight() (f backend.InFlight) {
+	for _, call := range r.waiting {
+		if call.Op.Message() {
+			f.Messages = append(f.Messages, call)
+		} else {
+			f.Behind++
+		}
 	}
-	return c.changed
+	return f
 }
 
-// announce wakes those who wait in Sync. The caller holds mu.
-func (c *communicator) announce() {
-	if c.changed != nil {
-		close(c.changed)
-		c.changed = nil
+// unmatched returns a channel that is closed when something that waits is done,
+// nil if nothing does. The caller holds mu.
+func (r *rank) unmatched() <-chan struct{} {
+	if len(r.waiting) > 0 && r.changed == nil {
+		r.changed = make(chan struct{})
+	}
+	return r.changed
+}
+
+// announce wakes waits. The caller holds mu.
+func (r *rank) announce() {
+	if r.changed != nil {
+		close(r.changed)
+		r.changed = nil
 	}
 }

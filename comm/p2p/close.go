@@ -1,6 +1,7 @@
 package p2p
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -15,34 +16,37 @@ const closeTimeout = 10 * time.Second
 
 // Close implements [comm.Communicator]: it closes the base, too. Graphs that hold
 // operations of this communicator are closed before it.
-func (c *Comm) Close() error { return c.finish(nil) }
+func (c *Comm) Close() error { return c.finish() }
 
-// End implements [comm.Ender]: it ends the base, too, which tells the other ranks the
-// cause if it can.
-func (c *Comm) End(cause error) error {
-	c.mu.Lock()
-	children := make([]*Comm, 0, len(c.children))
-	for child := range c.children {
-		children = append(children, child)
+// Err implements [comm.Communicator].
+func (c *Comm) Err() error { return c.usable() }
+
+// Abort implements [comm.Communicator]: it aborts the base, too, which tells the other
+// ranks the cause if it can.
+func (c *Comm) Abort(cause error) {
+	if !c.closed.Load() {
+		_ = c.breakDown(cmp.Or(cause, comm.ErrCanceled))
+		c.Communicator.Abort(cause)
 	}
-	c.mu.Unlock()
-	var errs []error
-	for _, child := range children {
-		errs = append(errs, child.End(cause))
-	}
-	if cause != nil && !c.closed.Load() {
-		_ = c.breakDown(cause)
-	}
-	return errors.Join(append(errs, c.finish(cause))...)
 }
 
-// finish closes the communicator, once, because of a cause if there is one.
-func (c *Comm) finish(cause error) (err error) {
-	c.closing.Do(func() { err = c.explain("close", c.close(cause)) })
+// SubCommunicators implements [comm.Parent].
+func (c *Comm) SubCommunicators() (open []comm.Communicator) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for child := range c.children {
+		open = append(append(open, child.SubCommunicators()...), child)
+	}
+	return open
+}
+
+// finish closes the communicator, once.
+func (c *Comm) finish() (err error) {
+	c.closing.Do(func() { err = c.explain("close", c.close()) })
 	return err
 }
 
-func (c *Comm) close(cause error) error {
+func (c *Comm) close() error {
 	c.closed.Store(true)
 	if p := c.parent; p != nil {
 		p.mu.Lock()
@@ -60,11 +64,7 @@ func (c *Comm) close(cause error) error {
 	stream := c.current()
 	c.progress.looks.Lock() // nobody asks the stream, which the base closes
 	defer c.progress.looks.Unlock()
-	err := c.here.discard(stream, func() {
-		if base, ok := comm.As[comm.Ender](c.Communicator); ok && cause != nil {
-			_ = base.End(cause)
-		}
-	})
+	err := c.here.discard(stream, nil)
 	c.progress.marks.Close(err != nil)
 	return errors.Join(err, c.Communicator.Close())
 }

@@ -48,7 +48,6 @@ var (
 	_ comm.Communicator  = (*Comm)(nil)
 	_ comm.StreamSyncOps = (*Comm)(nil)
 	_ comm.StreamOrder   = (*Comm)(nil)
-	_ comm.Ender         = (*Comm)(nil)
 	_ comm.Progresser    = (*Comm)(nil)
 )
 

@@ -414,9 +414,9 @@ type ending struct {
 	cause error
 }
 
-func (e *ending) End(cause error) error {
+func (e *ending) Abort(cause error) {
 	e.cause = cause
-	return e.end()
+	_ = e.end()
 }
 
 // A rank that aborts aborts the base, which tells the others.
@@ -442,7 +442,7 @@ func TestStandInEnd(t *testing.T) {
 		}
 		s.Stall.Call(stream.Handle(), 1)
 		cause := errors.New("aborted")
-		err = errors.Join(rt.CopyInAsync(stream, buf, make([]byte, 64)), c.End(cause))
+		err = errors.Join(rt.CopyInAsync(stream, buf, make([]byte, 64)), comm.CloseAll(c, cause))
 		assert.Equal(t, cause, e.cause)
 		return errors.Join(err, rt.Deallocate(buf))
 	})
@@ -474,7 +474,7 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 		for !p2p.Launching(c) {
 			runtime.Gosched()
 		}
-		assert.ErrorContains(t, c.End(errors.New("aborted")), "memory of peers stays mapped")
+		assert.ErrorContains(t, comm.CloseAll(c, errors.New("aborted")), "memory of peers stays mapped")
 		s.Hold.Call(0)
 		return errors.Join(<-launched, rt.Deallocate(buf))
 	})
@@ -508,7 +508,7 @@ func TestStandInEndWithoutAnEvent(t *testing.T) {
 		s.Hold.Call(1)
 		err = c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum)
 		s.next("cuEventCreate", outOfMemory)
-		assert.ErrorContains(t, c.End(errors.New("aborted")), "memory of peers stays mapped")
+		assert.ErrorContains(t, comm.CloseAll(c, errors.New("aborted")), "memory of peers stays mapped")
 		s.Hold.Call(0)
 		return errors.Join(err, rt.Deallocate(buf))
 	})

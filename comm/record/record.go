@@ -3,6 +3,7 @@
 package record
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/callers"
 )
@@ -29,7 +31,7 @@ import (
 // next look, at one of the next eight calls or for the dump.
 //
 // A dump is written to a file when a wait fails (Sync, Barrier, Split), when the rank
-// aborts ([comm.Ender]), on a signal ([Recorder.NotifyOn], [Recorder.SaveBefore]), and by
+// aborts, on a signal ([Recorder.NotifyOn], [Recorder.SaveBefore]), and by
 // [Recorder.Save]. A rank that aborts then waits up to two seconds for the dumps of other
 // processes in the same directory: a launcher may end them as soon as this one exits.
 //
@@ -289,25 +291,13 @@ func (r *Recorder) fill(e *record, c *comm.Call) (goroutine uintptr) {
 	return goroutine
 }
 
-// neverMade reports whether a call failed before the rank took part in the operation.
-// waited means that it is a wait, and the communicator had not aborted before it.
-func neverMade(err error, waited bool) bool {
-	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
-	switch {
-	case is(comm.ErrBroken):
-		return !waited
-	case slices.ContainsFunc([]error{comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrCanceled, comm.ErrMismatch}, is):
-		return false // other sentinels in the chain may be of another rank
-	}
-	return slices.ContainsFunc([]error{comm.ErrArgument, comm.ErrUnsupported, comm.ErrDevice, comm.ErrUnavailable, comm.ErrClosed}, is)
-}
-
-// failed records the error of call id. A call that was not made (see neverMade)
-// gives its number to the next one.
+// failed records the error of call id. A call that the rank took no part in gives its
+// number to the next one. waited means that it is a wait, and the communicator had not
+// aborted before it.
 func (r *Recorder) failed(id uint64, message, waited bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	left := neverMade(err, waited)
+	left := backend.Refused(err) || !waited && errors.Is(err, comm.ErrBroken)
 	if left {
 		r.number.drop(message)
 		for later := id + 1; later < r.calls; later++ { // of other goroutines
@@ -417,7 +407,7 @@ func (r *Recorder) saveOnce(err error, wait bool) {
 }
 
 // sound reports whether something can be submitted.
-func (r *Recorder) sound() bool { return r.Communicator.Group() == nil }
+func (r *Recorder) sound() bool { return r.Communicator.Err() == nil }
 
 // Barrier implements [comm.Communicator].
 func (r *Recorder) Barrier(ctx context.Context) error {
@@ -461,17 +451,13 @@ func (r *Recorder) Close() error {
 	return r.Communicator.Close()
 }
 
-// End implements [comm.Ender], even if the communicator does not.
-func (r *Recorder) End(cause error) error {
-	if cause != nil {
-		r.saveOnce(cause, false)
-	}
-	r.forget()
-	err := comm.CloseAll(r.Communicator, cause)
-	if cause != nil && r.name == "0" && r.path != "" {
+// Abort implements [comm.Communicator].
+func (r *Recorder) Abort(cause error) {
+	r.saveOnce(cmp.Or(cause, comm.ErrCanceled), false)
+	r.Communicator.Abort(cause)
+	if r.name == "0" && r.path != "" {
 		r.awaitPeers()
 	}
-	return err
 }
 
 // ofThisProcess has the paths of all dumps of this process.

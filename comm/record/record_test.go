@@ -232,7 +232,7 @@ func TestWritesWhenAWaitFails(t *testing.T) {
 
 	require.NoError(t, os.Remove(path))
 	require.ErrorIs(t, c.Sync(t.Context()), comm.ErrBroken)
-	_ = c.End(fmt.Errorf("step 7: %w", cause))
+	c.Abort(fmt.Errorf("step 7: %w", cause))
 	assert.NoFileExists(t, path, "once for a failure and what follows from it")
 }
 
@@ -245,7 +245,7 @@ func TestWritesWhyTheRankAborted(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		r := record.New(noop.New(hosttest.NewRuntime(t)), 5, dir)
-		_ = r.End(cause)
+		r.Abort(cause)
 		text, err := os.ReadFile(filepath.Join(dir, "tutti-record-0.json"))
 		require.NoError(t, err)
 		var d record.Dump
@@ -301,7 +301,7 @@ func TestWaitsForDumpsOfPeers(t *testing.T) {
 					}
 				}
 				begin := time.Now() // of a clock that stands while anything runs
-				require.NoError(t, r.End(errors.New("no disk space")))
+				r.Abort(errors.New("no disk space"))
 				assert.InDelta(t, test.wait, time.Since(begin), float64(20*time.Millisecond))
 			})
 		})
@@ -393,8 +393,7 @@ func TestBarrierOfFailedPeer(t *testing.T) {
 	failed := make(chan error)
 	go func() { failed <- r.Barrier(t.Context()) }()
 	require.Eventually(t, func() bool { return len(r.Dump().Entries) == 1 }, 5*time.Second, time.Millisecond)
-	ender, _ := comm.As[comm.Ender](worlds[1])
-	require.NoError(t, ender.End(comm.ErrArgument))
+	worlds[1].Abort(comm.ErrArgument)
 	assert.ErrorIs(t, <-failed, comm.ErrPeerFailed)
 	assert.False(t, r.Dump().Entries[0].Tutti.Left)
 	require.NoError(t, r.Close())

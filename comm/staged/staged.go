@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
@@ -31,39 +30,30 @@ func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, 
 		return nil, check.Fail("check device", err)
 	}
 	s := &stage{base: c, device: device, host: host}
-	s.ctx, s.leave = context.WithCancelCause(context.Background())
-	return &staged{backend.NewSerial(check, s), check, s}, nil
+	return &staged{comm.Wrap(backend.NewSerial(check, s)), check, device.Device()}, nil
 }
 
-// staged says which memory a stage is for, and what it ends.
+// staged says which memory a stage is for.
 type staged struct {
-	*backend.Serial
-	check backend.Check
-	stage *stage
+	comm.Wrapped
+	check  backend.Check
+	device runtime.Device
 }
 
 // CheckDevice implements [comm.Reacher].
 func (s *staged) CheckDevice(d runtime.Device) error {
-	if made := s.stage.device.Device(); d != made {
-		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", made))
+	if d != s.device {
+		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", s.device))
 	}
 	return nil
-}
-
-// End implements [comm.Ender].
-func (s *staged) End(cause error) error {
-	s.stage.ends.Store(true)
-	return s.Serial.End(cause)
 }
 
 // stage is the [backend.Worker] of a staged communicator.
 type stage struct {
 	base         comm.Communicator
 	device, host runtime.Runtime
-	ctx          context.Context // of waits, until the rank gives up
-	leave        context.CancelCauseFunc
-	ends         atomic.Bool // by End, and with what was split off
 	working      sync.Mutex
+	left         bool
 	memory       uintptr // on the host, of the calls of a group
 	bytes        int
 	calls        []comm.Call // the same calls there
@@ -73,8 +63,8 @@ type stage struct {
 func (s *stage) Work(calls []comm.Call) error {
 	s.working.Lock()
 	defer s.working.Unlock()
-	if s.ctx.Err() != nil {
-		return context.Cause(s.ctx)
+	if s.left {
+		return comm.ErrClosed
 	}
 	if err := s.place(calls); err != nil {
 		return err
@@ -93,7 +83,7 @@ func (s *stage) Work(calls []comm.Call) error {
 		err = s.base.Group(s.calls...)
 	}
 	if err == nil {
-		err = s.base.Sync(s.ctx)
+		err = s.base.Sync(context.Background()) // Leave ends it
 	}
 	for i := range calls {
 		if err == nil {
@@ -167,25 +157,22 @@ func (s *stage) parts(call, own *comm.Call, part func(c *comm.Call, rank, peer i
 
 // Meet implements [backend.Worker].
 func (s *stage) Meet(w comm.Wait) (comm.Communicator, error) {
-	child, err := w.Make(s.ctx, s.base)
+	child, err := w.Make(context.Background(), s.base)
 	if err != nil || child == nil {
 		return nil, err
 	}
 	return New(child, s.device, s.host)
 }
 
-// Leave implements [backend.Worker]. What was split off base goes on, unless that is to end, too.
+// Leave implements [backend.Worker]. Sub-communicators of base go on.
 func (s *stage) Leave(cause error) {
-	if cause != nil && s.ends.Load() {
-		_ = comm.CloseAll(s.base, cause) // before a wait on base ends it, which has other words
-		s.leave(cause)
-	} else {
-		s.leave(cause)
-		_ = s.base.Sync(s.ctx) // what is under way breaks base
-		_ = s.base.Close()
+	if cause != nil {
+		s.base.Abort(cause)
 	}
-	s.working.Lock() // it ends, now that base has
+	_ = s.base.Close()
+	s.working.Lock() // a Work ends, now that base has
 	defer s.working.Unlock()
+	s.left = true
 	_ = s.host.Deallocate(s.memory)
 	s.memory, s.bytes = 0, 0
 }

@@ -118,7 +118,7 @@ var Table = []Fault{
 			return errors.Join(err, p.Comm.Barrier(p.ctx))
 		},
 		Cells: map[string]Cell{
-			"local": lateComer, "nccl": lateComer,
+			"local": lateComer("aborted"), "nccl": lateComer("gave up"),
 			"mpi":   {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Note: "with who gave up, and why; success if what the others sent is all that it needs"},
 			Checked: {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
 			"p2p":   {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
@@ -228,13 +228,17 @@ var Table = []Fault{
 }
 
 var (
-	lateComer = Cell{Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who gave up, and why", says: "gave up"}
 	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
 	lost      = shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed))
 	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
 	errCause  = errors.New("changed my mind")
 	errAside  = errors.New("has no part in the fault")
 )
+
+// lateComer is the cell of a rank whose peers have aborted.
+func lateComer(says string) Cell {
+	return Cell{Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who aborted, and why", says: says}
+}
 
 // leavesBut are the cells of a rank that leaves: host backends tell the others.
 func leavesBut(told, waited Cell, self Outcome) map[string]Cell {

@@ -2,29 +2,19 @@ package backend
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Backend is the door by which a backend takes operations. [NewCalls] makes the
-// methods of a [comm.Communicator] of it, and checks the arguments.
-//
-// Errors need not name the operation: what is no [*comm.OpError] is wrapped in one.
-type Backend interface {
-	// Submit starts a call.
+// Unported is a [Backend] that keeps its own life.
+type Unported interface {
 	Submit(c comm.Call) error
-	// SubmitTogether starts the calls of a group, at least one, all or none.
-	// calls belong to the caller again when it returns.
 	SubmitTogether(calls []comm.Call) error
-	// Wait does a Sync, a Barrier or a Split, which alone has a result.
 	Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error)
-	// Usable returns why nothing can be submitted any more, nil if it can; see
-	// [Unusable]. Submit and SubmitTogether return that too.
 	Usable() error
 }
 
-// Unusable is what [Backend] has Usable return: [comm.ErrClosed], [comm.ErrBroken] with its
+// Unusable is what [Unported] has Usable return: [comm.ErrClosed], [comm.ErrBroken] with its
 // cause, or nil.
 func Unusable(closed bool, broken error) error {
 	if closed || broken != nil {
@@ -38,7 +28,7 @@ func unusable(closed bool, broken error) error {
 	if closed {
 		return comm.ErrClosed
 	}
-	return fmt.Errorf("%w: %w", comm.ErrBroken, broken)
+	return &brokenError{broken}
 }
 
 // Calls are the methods of a [comm.Communicator] but for Close, for a backend to embed.
@@ -50,7 +40,7 @@ type Calls struct {
 
 // NewCalls returns the methods of a communicator that give b what check lets
 // pass.
-func NewCalls(check *Check, b Backend) Calls {
+func NewCalls(check *Check, b Unported) Calls {
 	return Calls{check: check, Methods: comm.Methods{
 		Do: func(c comm.Call) error {
 			if err := check.Call(&c); err != nil {
@@ -85,9 +75,6 @@ func NewCalls(check *Check, b Backend) Calls {
 		},
 	}}
 }
-
-// opGroup is what errors of a group name.
-const opGroup = "group"
 
 // Rank implements [comm.Communicator].
 func (c Calls) Rank() int { return c.check.Rank }

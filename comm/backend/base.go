@@ -1,0 +1,134 @@
+package backend
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Backend moves the bytes of one rank. [New] makes the methods of a
+// [comm.Communicator] of it, which check arguments and keep the communicator's [Life].
+//
+// Errors need not name the operation: what is no [*comm.OpError] is wrapped in one. An
+// error that is not [Refused] aborts the communicator.
+type Backend interface {
+	// Submit starts a call. Submit and SubmitTogether return [Life.Err] if that is not
+	// nil, and look under the lock under which they accept a call.
+	Submit(c comm.Call) error
+	// SubmitTogether starts the calls of a group, at least one, all or none.
+	// calls belong to the caller again when it returns.
+	SubmitTogether(calls []comm.Call) error
+	// Wait does a Sync, a Barrier or a Split, which alone has a result. It returns an
+	// error promptly ([Life.Broken]) if the communicator aborts before that is done. Close
+	// drains with a Sync, after [Life.Err] has become [comm.ErrClosed].
+	Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error)
+	// Abort ends what is in flight and tells the peers, unless they know, that this rank
+	// aborts because of cause, the first that [Life.Fail] was given. When it returns,
+	// nobody touches the rank's buffers any more, or ctx has ended. It is called at most
+	// once.
+	Abort(ctx context.Context, cause error)
+	// Release gives everything back, and tells the peers that this rank leaves. It is
+	// called once, as the last: after a Sync that found nothing in flight, or after
+	// Abort. The end of ctx bounds what it waits for.
+	Release(ctx context.Context) error
+}
+
+// Base is a [comm.Communicator] made of a [Backend]. A handle that has more methods
+// embeds it, and keeps the backend in a field: its Abort is another one.
+type Base struct {
+	comm.Methods
+	comm.Waits
+	check *Check
+	life  *Life
+}
+
+// New returns the methods of a communicator that give b what check lets pass, and
+// whose life is l.
+func New(check *Check, l *Life, b Backend) *Base {
+	l.backend = b
+	l.base = &Base{check: check, life: l, Methods: comm.Methods{
+		Do: func(c comm.Call) error {
+			if err := check.Call(&c); err != nil {
+				return err
+			}
+			if err := b.Submit(c); err != nil {
+				return l.failed(c.Op.String(), err)
+			}
+			return nil
+		},
+		Together: func(calls []comm.Call) error {
+			if err := check.Group(calls); err != nil {
+				return err
+			}
+			err := l.Err()
+			if len(calls) > 0 {
+				err = b.SubmitTogether(calls)
+			}
+			if err != nil {
+				return l.failed(opGroup, err)
+			}
+			return nil
+		},
+	}, Waits: comm.Waits{
+		Wait: func(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+			err := l.Err()
+			var child comm.Communicator
+			if err == nil {
+				child, err = b.Wait(ctx, w)
+			}
+			if child != nil {
+				err = l.adopt(child)
+			}
+			if err != nil {
+				return nil, l.failed(w.Op.String(), err)
+			}
+			return child, nil
+		},
+	}}
+	return l.base
+}
+
+// opGroup is what errors of a group name.
+const opGroup = "group"
+
+// Rank implements [comm.Communicator].
+func (b *Base) Rank() int { return b.check.Rank }
+
+// WorldSize implements [comm.Communicator].
+func (b *Base) WorldSize() int { return b.check.WorldSize }
+
+// Err implements [comm.Communicator].
+func (b *Base) Err() error {
+	err := b.life.Err()
+	if err != nil {
+		b.life.known.Store(true)
+	}
+	return err
+}
+
+// Abort implements [comm.Communicator].
+func (b *Base) Abort(cause error) {
+	if cause == nil {
+		cause = comm.ErrCanceled
+	}
+	b.life.known.Store(true)
+	b.life.Fail(cause)
+	b.life.abort()
+}
+
+// Close implements [comm.Communicator].
+func (b *Base) Close() error { return b.life.close() }
+
+// SubCommunicators implements [comm.Parent].
+func (b *Base) SubCommunicators() []comm.Communicator { return b.life.subCommunicators() }
+
+// Progress implements [comm.Progresser] if the backend does.
+func (b *Base) Progress() comm.Progress {
+	if p, ok := b.life.backend.(comm.Progresser); ok {
+		return p.Progress()
+	}
+	return comm.Progress{}
+}
+
+// own finds the life of a handle that embeds a Base.
+func (b *Base) own() *Life { return b.life }

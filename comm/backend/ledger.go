@@ -1,0 +1,159 @@
+package backend
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/ranks"
+)
+
+// InFlight describes what a rank waits for, in the same words on every backend:
+//
+//	allreduce of 1024 f32, sum (collective #7), nothing from rank 2; 3 operations behind that
+type InFlight struct {
+	Collective comm.Call // the oldest collective in flight
+	Number     uint64    // its number, from 1; 0 if none is in flight, or it has none
+	Missing    []int     // ranks from which it lacks something
+	Unreceived []int     // other ranks that have not received all that was sent to them
+	Reports    []string  // what is known of what those ranks do
+	Messages   []comm.Call
+	Behind     int // other operations in flight
+}
+
+// mostNamed is how many messages the text of an InFlight names.
+const mostNamed = 4
+
+// String returns the text, "nothing" if nothing is in flight.
+func (f InFlight) String() string {
+	var what []string
+	if f.Number > 0 {
+		text := fmt.Sprintf("%v (collective #%d)", f.Collective, f.Number)
+		if len(f.Missing) > 0 {
+			text += ", nothing from " + ranks.Text(f.Missing)
+		}
+		if len(f.Unreceived) > 0 {
+			text += ", not received by " + ranks.Text(f.Unreceived)
+		}
+		what = append(what, strings.Join(append([]string{text}, f.Reports...), ", "))
+	}
+	named := min(len(f.Messages), mostNamed)
+	for _, m := range f.Messages[:named] {
+		what = append(what, m.String())
+	}
+	if more := len(f.Messages) - named; more > 0 {
+		what = append(what, fmt.Sprintf("%d more messages", more))
+	}
+	switch {
+	case f.Behind == 1:
+		what = append(what, "1 operation behind that")
+	case f.Behind > 1:
+		what = append(what, fmt.Sprintf("%d operations behind that", f.Behind))
+	}
+	if len(what) == 0 {
+		return "nothing"
+	}
+	return strings.Join(what, "; ")
+}
+
+// Error is the error of a wait for what is in flight that ctx ended.
+func (f InFlight) Error(ctx context.Context) error {
+	return fmt.Errorf("%w, waiting for %v", comm.ContextError(ctx), f)
+}
+
+// Extent is a number of collectives and of messages: the first ones that a rank
+// submitted. Barrier and Split count as collectives.
+type Extent struct{ Collectives, Messages uint64 }
+
+// Max returns the further of two.
+func (e Extent) Max(other Extent) Extent {
+	return Extent{max(e.Collectives, other.Collectives), max(e.Messages, other.Messages)}
+}
+
+func (e Extent) calls() uint64 { return e.Collectives + e.Messages }
+
+// Ledger numbers the calls of a rank, and remembers the last ones, for a backend that
+// has no list of its own of what is in flight. The zero value is ready; any goroutine
+// may use it. It allocates nothing.
+type Ledger struct {
+	mu     sync.Mutex
+	begun  Extent
+	done   Extent
+	recent [remembered]entry
+}
+
+// remembered is how many calls a Ledger can name.
+const remembered = 64
+
+// entry is a call without addresses and lists, and its number among its kind.
+type entry struct {
+	call   comm.Call
+	number uint64
+}
+
+// Begin notes a call that is submitted. Only its Op counts of a Barrier or Split.
+func (l *Ledger) Begin(c *comm.Call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := &l.recent[l.begun.calls()%remembered]
+	count := &l.begun.Collectives
+	if c.Op.Message() {
+		count = &l.begun.Messages
+	}
+	*count++
+	e.number = *count
+	e.call = comm.Call{Op: c.Op, DType: c.DType, Reduce: c.Reduce, Tag: c.Tag, Peer: c.Peer, Count: c.Count}
+}
+
+// Begun returns how many calls were submitted.
+func (l *Ledger) Begun() Extent {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.begun
+}
+
+// Idle reports whether all calls are known to be done.
+func (l *Ledger) Idle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.begun == l.done
+}
+
+// Done notes that the calls up to there are done.
+func (l *Ledger) Done(until Extent) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done = l.done.Max(until)
+}
+
+// Progress returns what [comm.Progresser] does.
+func (l *Ledger) Progress() comm.Progress {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return comm.Progress{
+		Collectives: comm.Count{Submitted: l.begun.Collectives, Done: l.done.Collectives},
+		Messages:    comm.Count{Submitted: l.begun.Messages, Done: l.done.Messages},
+	}
+}
+
+// InFlight describes the calls that are not known to be done: the oldest one, of those
+// that are remembered, and how many are behind it.
+func (l *Ledger) InFlight() (f InFlight) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	begun := l.begun.calls()
+	first := max(l.done.calls(), begun-min(begun, remembered))
+	if first == begun {
+		return InFlight{}
+	}
+	oldest := l.recent[first%remembered]
+	if oldest.call.Op.Message() {
+		f.Messages = []comm.Call{oldest.call}
+	} else {
+		f.Collective, f.Number = oldest.call, oldest.number
+	}
+	f.Behind = int(begun - first - 1)
+	return f
+}

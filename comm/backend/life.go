@@ -1,0 +1,269 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// How long [Base.Close] waits for operations in flight, and then for Release: on the
+// host, and on devices, whose queues are longer.
+const (
+	HostTimeout   = 5 * time.Second
+	DeviceTimeout = 10 * time.Second
+)
+
+// Life is where a rank's communicator is in its life. [New] makes the methods Err,
+// Abort and Close of it, and a backend asks it whether to accept a call and tells it
+// when the ranks are out of step. The zero value is a sound communicator.
+//
+//	          Fail: the first cause stays          Backend.Abort: peers told,
+//	                                               nothing in flight
+//	sound ───────────────────────────► aborting ──────────────────► aborted
+//	  │                                   ▲                            │
+//	  │ Close: calls are refused          │ the drain fails            │ Close
+//	  ▼                                   │                            ▼
+//	draining ─────────────────────────────┴────────────────────► Backend.Release
+//	             nothing in flight
+//
+// Fail only marks, so a backend may call it under its locks; waits in progress return
+// then. The backend's Abort follows, once, before any method returns an error for that
+// reason; so an error means that nobody touches the rank's buffers any more. Release
+// comes last. Sub-communicators have lives of their own: Close and Abort leave them
+// alone, and [comm.CloseAll] includes them.
+type Life struct {
+	// Timeout bounds Close; [HostTimeout] if it is 0.
+	Timeout time.Duration
+
+	down   atomic.Pointer[error] // what calls are refused with, nil if they are not
+	broken atomic.Pointer[error] // an [comm.ErrBroken] with the first cause
+	known  atomic.Bool           // the user has been told the cause
+
+	base    *Base // without the handle around it, which the garbage collector may take
+	backend Backend
+
+	mu       sync.Mutex
+	context  context.Context // ends with the first of Fail and Close; see Until
+	end      context.CancelCauseFunc
+	children []comm.Communicator // sub-communicators that may be open
+
+	closing atomic.Bool
+	ending  sync.Mutex // held during Backend.Abort and Backend.Release
+	aborted bool       // Abort was called, or must not be any more
+}
+
+// brokenError is an [comm.ErrBroken] with its cause.
+type brokenError struct{ cause error }
+
+func (b *brokenError) Error() string   { return fmt.Sprintf("%v: %v", comm.ErrBroken, b.cause) }
+func (b *brokenError) Unwrap() []error { return []error{comm.ErrBroken, b.cause} }
+
+// Cause returns the cause that an [comm.ErrBroken] came with, other errors as they are.
+func Cause(err error) error {
+	if broken := (*brokenError)(nil); errors.As(err, &broken) {
+		return broken.cause
+	}
+	return err
+}
+
+// Err returns why a call is refused: [comm.ErrClosed], [comm.ErrBroken] with the first
+// cause, or nil. A backend asks under the lock under which it accepts a call, so that a
+// call comes before a Close and is waited for, or is refused.
+func (l *Life) Err() error {
+	if down := l.down.Load(); down != nil {
+		return *down
+	}
+	return nil
+}
+
+// Broken returns an [comm.ErrBroken] with the first cause that Fail was given, nil if
+// there is none: what a wait returns that ends because of it, also while Close drains.
+func (l *Life) Broken() error {
+	if broken := l.broken.Load(); broken != nil {
+		return *broken
+	}
+	return nil
+}
+
+// Cause returns that cause alone.
+func (l *Life) Cause() error {
+	if broken := l.broken.Load(); broken != nil {
+		return (*broken).(*brokenError).cause
+	}
+	return nil
+}
+
+// Closed reports whether Close was called.
+func (l *Life) Closed() bool { return l.closing.Load() }
+
+// Fail marks the communicator aborted because of cause, which leaves the ranks out of
+// step, and ends the contexts of Until. It returns false if an earlier cause stays.
+// Of an [comm.ErrBroken] it takes the cause: what broke a communicator below.
+func (l *Life) Fail(cause error) (first bool) {
+	var broken error = &brokenError{Cause(cause)}
+	if !l.broken.CompareAndSwap(nil, &broken) {
+		return false
+	}
+	l.down.CompareAndSwap(nil, &broken)
+	l.endWaits(cause)
+	return true
+}
+
+// Until returns a context that ends with ctx, when Fail is called, and when Close is:
+// for waits on something that the backend's Abort does not end. Its cause says which.
+func (l *Life) Until(ctx context.Context) (context.Context, context.CancelFunc) {
+	l.mu.Lock()
+	if l.context == nil {
+		l.context, l.end = context.WithCancelCause(context.Background())
+		if err := l.Cause(); err != nil {
+			l.end(err)
+		} else if l.closing.Load() {
+			l.end(comm.ErrClosed)
+		}
+	}
+	life := l.context
+	l.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+func (l *Life) endWaits(cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.end != nil {
+		l.end(cause)
+	}
+}
+
+// failed deals with an error of the backend, and returns it as that of op. One that is
+// not [Refused] aborts the communicator.
+func (l *Life) failed(op string, err error) error {
+	if !Refused(err) {
+		l.Fail(err)
+		l.abort()
+	}
+	l.known.Store(true)
+	return l.base.check.Fail(op, err)
+}
+
+// abort has the backend abort, once, after Fail. It returns when that is done.
+func (l *Life) abort() {
+	l.ending.Lock()
+	defer l.ending.Unlock()
+	if !l.aborted {
+		l.aborted = true
+		_ = l.bounded(func(ctx context.Context) error {
+			l.backend.Abort(ctx, l.Cause())
+			return nil
+		})
+	}
+}
+
+// close is [Base.Close].
+func (l *Life) close() error {
+	if l.closing.Swap(true) {
+		return nil
+	}
+	refusal := comm.ErrClosed
+	l.down.Store(&refusal)
+	l.endWaits(comm.ErrClosed)
+	known := l.known.Load()
+	err := l.bounded(func(ctx context.Context) error {
+		_, err := l.backend.Wait(ctx, comm.Wait{Op: comm.OpSync})
+		return err
+	})
+	if err != nil {
+		l.Fail(err)
+		err = l.Cause()
+	}
+	if l.Cause() != nil {
+		l.abort()
+	}
+	if known {
+		err = nil
+	}
+	l.ending.Lock()
+	defer l.ending.Unlock()
+	l.aborted = true
+	if err = errors.Join(err, l.bounded(l.backend.Release)); err == nil {
+		return nil
+	}
+	err = l.base.check.Fail("close", err)
+	slog.Warn("comm: a communicator closed with an error", "error", err)
+	return err
+}
+
+// bounded calls f with a context that ends after Timeout.
+func (l *Life) bounded(f func(context.Context) error) error {
+	timeout := l.Timeout
+	if timeout == 0 {
+		timeout = HostTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return f(ctx)
+}
+
+// adopt registers a sub-communicator, or ends it if this one was closed meanwhile.
+func (l *Life) adopt(child comm.Communicator) error {
+	if l.closing.Load() {
+		_ = comm.CloseAll(child, comm.ErrClosed) // its other ranks may have theirs
+		return comm.ErrClosed
+	}
+	if c, ok := child.(interface{ own() *Life }); ok {
+		child = c.own().base
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.children = append(slices.DeleteFunc(l.children, gone), child)
+	return nil
+}
+
+// gone reports whether a sub-communicator is closed, and all below it.
+func gone(c comm.Communicator) bool {
+	return errors.Is(c.Err(), comm.ErrClosed) && len(below(c)) == 0
+}
+
+func below(c comm.Communicator) []comm.Communicator {
+	if p, ok := comm.As[comm.Parent](c); ok {
+		return p.SubCommunicators()
+	}
+	return nil
+}
+
+// subCommunicators is [Base.SubCommunicators].
+func (l *Life) subCommunicators() (open []comm.Communicator) {
+	l.mu.Lock()
+	children := slices.Clone(l.children)
+	l.mu.Unlock()
+	for _, c := range children {
+		open = append(open, below(c)...)
+		if !errors.Is(c.Err(), comm.ErrClosed) {
+			open = append(open, c)
+		}
+	}
+	return open
+}
+
+// Refused reports whether a call with this error took no part in what the ranks do
+// together, so that they are still in step: its arguments were wrong, the backend
+// cannot do it, or the communicator was closed.
+func Refused(err error) bool {
+	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
+	// The cause of these may be anything, as it may be another rank's.
+	if slices.ContainsFunc([]error{comm.ErrBroken, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrCanceled, comm.ErrMismatch}, is) {
+		return false
+	}
+	return slices.ContainsFunc([]error{comm.ErrArgument, comm.ErrUnsupported, comm.ErrDevice, comm.ErrUnavailable, comm.ErrClosed}, is)
+}
