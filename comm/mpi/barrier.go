@@ -7,31 +7,26 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// barrier waits until every rank has called it. op is the call that waits.
+// barrier waits until every rank has called it. op is the call that waits, and first says
+// that this is its first barrier: a Split has three, and one sequence number.
 //
-// It is a dissemination barrier (Hensgen, Finkel and Manber, 1988) done twice:
-// when the first is done all ranks have come, and no rank leaves the second
-// before all know. So no rank leaves the barrier if another gave up before all
-// had come, and if one has left it all do, also when that one gives up next (see
-// gaveUp), unless one gives up that is still in it. With interop it is MPI's.
-func (e *endpoint) barrier(ctx context.Context, op comm.Op) error {
-	return e.meet(ctx, op, true)
-}
-
-// meet is barrier; first says that it is the call's first one, by which the call counts
-// to users.
-func (e *endpoint) meet(ctx context.Context, op comm.Op, first bool) error {
+// It is a dissemination barrier (Hensgen, Finkel and Manber, 1988) done twice. After the first
+// all ranks have come, and no rank leaves the second before all know. So no rank leaves the
+// barrier if one aborted before all had come. If one has left it, all leave it, also if that
+// one aborts next (see aborted), unless a rank aborts that is still in it. With interop it is
+// MPI's.
+func (e *endpoint) barrier(ctx context.Context, op comm.Op, first bool) error {
 	if err := e.sync(ctx, op.String()); err != nil {
 		return err
 	}
 	e.mu.Lock()
-	err, number := e.usable(), e.history.calls
+	err, number := e.usable(), e.log.calls
 	if err == nil {
 		p := planner{endpoint: e, c: &comm.Call{Op: op}, entry: entry{op: op}}
 		if first {
-			e.history.named++
+			e.log.sequence++
 		}
-		e.history.add(p.entry, nil)
+		e.log.add(p.entry, nil)
 		p.barrier()
 		err = e.launch()
 	}
@@ -43,14 +38,14 @@ func (e *endpoint) meet(ctx context.Context, op comm.Op, first bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.passed > number {
-		return nil // whatever was heard after that
+		return nil // whatever has come after that
 	}
 	return err
 }
 
-// barrier plans one.
+// barrier plans a barrier.
 func (p planner) barrier() {
-	step, shared := stepBarrier, p.board.fits(0)
+	step, shared := stepBarrier, p.segment.fits(0)
 	switch {
 	case p.interop():
 		step = stepNativeBarrier
@@ -62,8 +57,8 @@ func (p planner) barrier() {
 	p.add(o)
 }
 
-// stepBarrier tells the rank 1, 2, 4, … places ahead that everybody up to this
-// one has come, and hears it from the one as far behind.
+// stepBarrier tells the rank 1, 2, 4, … places ahead that all ranks up to this one have come,
+// and waits for the same message from the rank as far behind.
 func stepBarrier(e *endpoint, o *op) (bool, error) {
 	rounds := bits.Len(uint(e.size - 1))
 	if o.phase == tagPhases*rounds {

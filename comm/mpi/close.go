@@ -11,11 +11,11 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// closeTimeout bounds how long Close waits for pending operations.
+// closeTimeout bounds how long Close waits for operations in flight.
 const closeTimeout = 5 * time.Second
 
-// close waits for pending operations, no longer than ctx and closeTimeout, and
-// leaves. It returns why operations are left pending, also if that was found before.
+// close waits for operations in flight, until ctx or closeTimeout, and says goodbye. It
+// returns why operations are left in flight, also if that was found before.
 func (e *endpoint) close(ctx context.Context) error {
 	e.mu.Lock()
 	closed, broken := e.closed, e.broken
@@ -32,26 +32,24 @@ func (e *endpoint) close(ctx context.Context) error {
 	}
 	if broken != nil {
 		e.state.progress.remove(e)
-		receiving := e.settle(bounded)
-		e.mu.Lock()
-		pending := e.started() + len(e.waiting)
-		e.mu.Unlock()
-		slog.Warn("mpi: communicator closed with operations pending", "rank", e.rank, "operations", pending, "receiving", receiving, "cause", broken)
+		receiving := e.drainReceives(bounded)
+		slog.Warn("mpi: communicator closed with operations in flight",
+			"rank", e.rank, "operations", e.inFlight.Load(), "receiving", receiving, "cause", broken)
 		return broken
 	}
 	e.mu.Lock()
-	e.tellAll(note{kind: farewell})
+	e.notifyAll(controlMessage{kind: goodbye})
 	e.leaving.Store(true)
 	e.mu.Unlock()
-	e.state.progress.seeOff(ctx)
-	e.state.progress.notify() // later farewells are its to read
+	e.state.progress.releaseDeparted(ctx)
+	e.state.progress.notify() // for later goodbyes
 	return nil
 }
 
-// settle has MPI write no more where a broken endpoint receives: messages that have not
-// begun to come are received no more, the others are waited for until ctx ends. It
-// returns how many are still coming.
-func (e *endpoint) settle(ctx context.Context) (receiving int) {
+// drainReceives keeps MPI from writing to memory of an aborted endpoint later: it cancels
+// receives of messages that have not begun to come, and waits for the others until ctx ends.
+// It returns how many are still coming.
+func (e *endpoint) drainReceives(ctx context.Context) (receiving int) {
 	for pace := (pause{}); ; pace.next() {
 		e.mu.Lock()
 		if e.broken != nil { // and has not departed
@@ -64,30 +62,30 @@ func (e *endpoint) settle(ctx context.Context) (receiving int) {
 	}
 }
 
-// departs reports whether an endpoint that is leaving is left alone: the farewells
-// of all other ranks have come, so that nobody sends to it any more and what it
-// holds can be freed, or it broke, and nothing is.
+// departs reports whether an endpoint that is leaving has gone. It may be freed if the
+// goodbyes of all other ranks have come, so that nobody sends to it any more. It also has
+// gone, and is not freed, if it has aborted.
 func (e *endpoint) departs() (gone, free bool) {
 	if !e.leaving.Load() {
 		return false, false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	broken := e.deliverNotes() != nil || e.readNotes() != nil
+	broken := e.progressControl() != nil || e.receiveControl() != nil
 	for src := range e.peers {
-		broken = broken || e.gaveUp(src) != nil
+		broken = broken || e.aborted(src) != nil
 	}
 	switch {
 	case !e.leaving.Load():
 		return false, false
-	case !broken && !e.interop() && (e.notes.left < e.size-1 || len(e.notes.table.list) > 0):
+	case !broken && !e.interop() && (e.control.departed < e.size-1 || len(e.control.table.list) > 0):
 		return false, false
 	}
 	e.leaving.Store(false)
 	return true, !broken
 }
 
-// missing returns the ranks whose farewells an endpoint that is leaving waits for.
+// missing returns the ranks whose goodbyes a leaving endpoint waits for.
 func (e *endpoint) missing() (ranks []int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -99,19 +97,19 @@ func (e *endpoint) missing() (ranks []int) {
 	return ranks
 }
 
-// forget takes an endpoint off those that are open.
+// forget removes a sub-communicator from the register.
 func (s *state) forget(e *endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.splits = slices.DeleteFunc(s.splits, func(other *endpoint) bool { return other == e })
+	s.subs = slices.DeleteFunc(s.subs, func(other *endpoint) bool { return other == e })
 }
 
-// descendants returns the open endpoints that were split off e, and off those.
+// descendants returns the sub-communicators of e, and theirs, that are not closed.
 func (s *state) descendants(e *endpoint) []*endpoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var found []*endpoint
-	for _, d := range s.splits {
+	for _, d := range s.subs {
 		for p := d.parent; p != nil; p = p.parent {
 			if p == e {
 				found = append(found, d)
@@ -130,22 +128,22 @@ func (e *endpoint) abort(cause error) {
 	e.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	e.settle(ctx)
+	e.drainReceives(ctx)
 }
 
-// release frees the memory and the MPI communicators of one that has departed. The
-// standard calls MPI_Comm_free collective, but has it implemented locally; a
-// library that waits for the others is waited for no longer than ctx and closeTimeout,
-// and MPI_Finalize is left out then. The caller holds no lock.
+// release frees the memory and the MPI communicators of an endpoint that has departed. The
+// standard calls MPI_Comm_free collective, and recommends a local implementation. A library
+// that waits for other ranks gets until ctx or closeTimeout, after which MPI_Finalize is left
+// out. The caller holds no lock.
 func (e *endpoint) release(ctx context.Context) {
 	e.table.release()
 	e.scratch.release()
 	e.heads.release()
-	e.notes.table.release()
-	e.mu.Lock() // a wait that is ending may look at the board
-	e.board.release()
+	e.control.table.release()
+	e.mu.Lock() // a wait that is ending may look at the segment
+	e.segment.release()
 	e.mu.Unlock()
-	_ = host.Deallocate(e.notes.memory)
+	_ = host.Deallocate(e.control.memory)
 	for _, o := range e.free {
 		_ = host.Deallocate(o.vectors)
 	}
@@ -165,14 +163,14 @@ func (e *endpoint) release(ctx context.Context) {
 			slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
 		}
 	case <-ctx.Done():
-		err := fmt.Errorf("MPI_Comm_free has not come back: %w", comm.ContextError(ctx))
+		err := fmt.Errorf("MPI_Comm_free has not returned: %w", comm.ContextError(ctx))
 		slog.Warn("mpi: communicator not freed", "rank", e.rank, "cause", err)
 		e.state.failed.CompareAndSwap(nil, &err)
 		e.lib.turn.leave()
 	}
 }
 
-// freeHandle calls MPI_Comm_free, which wants the address of the handle.
+// freeHandle calls MPI_Comm_free with the address of the handle.
 func (e *endpoint) freeHandle(handle uintptr) error {
 	if handle == e.lib.handles.world {
 		return nil

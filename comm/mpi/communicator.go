@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// backend is what errors of this package name.
+// backend is the name of this backend in errors.
 const name = "mpi"
 
 // communicator is the handle of one rank on a group of MPI processes.
@@ -29,7 +29,7 @@ func newCommunicator(e *endpoint) *communicator {
 }
 
 // Close implements [comm.Communicator]. The MPI communicators are freed when all
-// ranks have closed theirs, unless operations are left pending. Closing the world
+// ranks have closed theirs, unless operations are left in flight. Closing the world
 // waits for its operations and makes it unusable, but leaves MPI_Finalize to
 // [Finalize].
 func (c *communicator) Close() error {
@@ -40,7 +40,7 @@ func (c *communicator) Close() error {
 // Err implements [comm.Communicator].
 func (c *communicator) Err() error { return c.e.Usable() }
 
-// Abort implements [comm.Communicator]. With interop the other ranks are not told.
+// Abort implements [comm.Communicator]. With interop the other ranks are not notified.
 func (c *communicator) Abort(cause error) { c.e.abort(cause) }
 
 // SubCommunicators implements [comm.Parent].

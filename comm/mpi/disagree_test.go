@@ -253,10 +253,10 @@ func TestRankGivingUp(t *testing.T) {
 		}
 		require.NoError(t, r.world.Barrier(r.ctx))
 		if me != 0 {
-			// The same, as rank 0 may have told what it called before it gave up.
+			// The same, as rank 0 may have sent what it called before it aborted.
 			err := errors.Join(calls(), c.Sync(forever))
 			require.ErrorIs(t, err, comm.ErrPeerFailed)
-			assert.ErrorContains(t, err, "rank 0 gave up: sync: timed out")
+			assert.ErrorContains(t, err, "rank 0 aborted: sync: timed out")
 		}
 		assert.NoError(t, c.Close())
 		require.NoError(t, r.world.Barrier(r.ctx))
@@ -301,7 +301,7 @@ func TestRankGivingUp(t *testing.T) {
 			}
 			err := all.Barrier(r.ctx)
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)
-			assert.ErrorContains(t, err, "rank 1 gave up: ")
+			assert.ErrorContains(t, err, "rank 1 aborted: ")
 			assert.ErrorContains(t, err, "disk full")
 		}
 		assert.NoError(t, errors.Join(pair.Close(), all.Close()))
@@ -318,7 +318,7 @@ func TestRankGivingUp(t *testing.T) {
 		} else {
 			err := c.Barrier(r.ctx)
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)
-			assert.ErrorContains(t, err, "rank 1 gave up: why could not be sent")
+			assert.ErrorContains(t, err, "rank 1 aborted: why could not be sent")
 		}
 		assert.NoError(t, c.Close())
 		require.NoError(t, r.world.Barrier(r.ctx))
@@ -341,7 +341,7 @@ func TestRankFailedSplit(t *testing.T) {
 	} else {
 		_, err = c.Split(ctx, 0, 0)
 		assert.ErrorIs(t, err, comm.ErrPeerFailed)
-		says = "rank 1 gave up: split: MPI_Comm_set_errhandler"
+		says = "rank 1 aborted: split: MPI_Comm_set_errhandler"
 	}
 	assert.ErrorContains(t, err, says)
 	assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
@@ -416,7 +416,7 @@ func TestRankSkippedSplit(t *testing.T) {
 		assert.ErrorIs(t, err, comm.ErrPeerFailed, "as of any call of MPI that needs the peers")
 	} else {
 		assert.ErrorIs(t, err, comm.ErrPeerFailed)
-		assert.ErrorContains(t, err, "rank 1 gave up: split: peer failed: MPI_Comm_set_errhandler")
+		assert.ErrorContains(t, err, "rank 1 aborted: split: peer failed: MPI_Comm_set_errhandler")
 	}
 	require.NoError(t, ctx.Err(), "nobody waits for a deadline")
 	assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
@@ -468,7 +468,7 @@ func TestRankSplitGivenUp(t *testing.T) {
 		require.NoError(t, errors.Join(world.Send(buf, 1, dtype.I64, 2, 0), world.Sync(ctx)))
 	} else {
 		assert.ErrorIs(t, err, comm.ErrPeerFailed)
-		assert.ErrorContains(t, err, "rank 1 gave up: split: canceled")
+		assert.ErrorContains(t, err, "rank 1 aborted: split: canceled")
 	}
 	assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
 	require.NoError(t, c.Close())
@@ -484,7 +484,7 @@ func TestRankAbandonedSplit(t *testing.T) {
 	} else {
 		err := c.Barrier(ctx)
 		assert.ErrorIs(t, err, comm.ErrPeerFailed)
-		assert.ErrorContains(t, err, "rank 1 gave up: split: timed out")
+		assert.ErrorContains(t, err, "rank 1 aborted: split: timed out")
 		require.NoError(t, c.Close())
 	}
 	require.NoError(t, world.Barrier(ctx), "what it was split from goes on")
@@ -536,7 +536,7 @@ func TestRankSerializedFree(t *testing.T) {
 	passed(t, c)
 }
 
-// TestRankFinalizeInTime finalizes with something pending on several communicators:
+// TestRankFinalizeInTime finalizes with operations in flight on several communicators:
 // for all of them together it waits no longer than its context.
 func TestRankFinalizeInTime(t *testing.T) {
 	ctx, world, c := splitWorld(t)
@@ -653,7 +653,7 @@ func TestRankFinalizeHangs(t *testing.T) {
 	require.NoError(t, c.Close())
 	err := mpi.Run(context.Background(), func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) })
 	assert.ErrorIs(t, err, comm.ErrTimeout)
-	assert.ErrorContains(t, err, "MPI_Finalize has not come back")
+	assert.ErrorContains(t, err, "MPI_Finalize has not returned")
 	passed(t, world)
 }
 

@@ -11,54 +11,54 @@ import (
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
-// endpoint is one rank of a communicator: what it submitted, and what has become
-// of that. Operations start in the order in which they were submitted, each as
-// soon as those before it have started and none of these uses memory that it
-// needs (op.conflicts); from then on they run side by side. All messages are non-blocking: submitting
-// starts what can start, and whoever waits (or the progress goroutine) asks
-// MPI what has finished and lets operations go on.
+// endpoint is one rank of a communicator: its operations in flight. They start in the order
+// in which they were submitted, each as soon as those before it have started and no memory
+// conflicts (op.conflicts). From then on they run side by side. All messages are
+// non-blocking: a submission starts what can start. A rank that waits, or the progress
+// goroutine, asks MPI which messages are done and lets operations go on.
 //
-// Fields below mu belong to who holds it; the methods say so.
+// Fields below mu belong to the holder of mu. Methods say if they expect the caller to hold
+// it.
 type endpoint struct {
 	state    *state
 	lib      *library
 	world    bool
-	parent   *endpoint // that it was split from
+	parent   *endpoint // that Split was called on
 	check    backend.Check
 	rank     int
 	size     int
 	pub      uintptr       // the communicator that users and other programs see
 	inner    uintptr       // its duplicate for this package's own messages; pub with interop
-	inFlight atomic.Int32  // operations submitted and not done
-	called   atomic.Uint64 // collectives submitted,
-	done     atomic.Uint64 // and of these, the first ones, done
+	inFlight atomic.Int32  // operations
+	called   atomic.Uint64 // collectives submitted
+	done     atomic.Uint64 // and completed, without a gap
 	waiters  atomic.Int32  // goroutines inside wait
-	leaving  atomic.Bool   // has said farewell, and waits for that of the others
+	leaving  atomic.Bool   // has sent its goodbyes, and waits for those of the others
 
-	mu       sync.Mutex
-	closed   bool
-	broken   error
-	waiting  []*op // submitted, in order
-	running  []*op // collectives that have started, in order,
-	open     []*op // and messages, in no order
-	reads    spans // what these read,
-	writes   spans // and what they write
-	free     []*op
-	seq      uint64      // operations of collectives submitted so far,
-	begun    uint64      // and started, the last of which belongs to the collective
-	latest   uint64      // with this number
-	messages tally.Tally // of users
-	groups   uint64
-	table    requests
-	board    board
-	unshared error       // why there is none
-	scratch  scratchPool // working memory of collectives,
-	heads    scratchPool // and of messages
+	mu        sync.Mutex
+	closed    bool
+	broken    error // why it aborted
+	queued    []*op // submitted, in order
+	running   []*op // collectives that have started, in order
+	transfers []*op // messages of users that have started, in no order
+	reads     spans // memory that these read
+	writes    spans // and that they write
+	free      []*op
+	seq       uint64      // operations of collectives submitted so far
+	begun     uint64      // and started
+	latest    uint64      // sequence number of the collective that started last
+	messages  tally.Tally // of users
+	groups    uint64
+	table     requests
+	segment   segment
+	unshared  error       // why there is no segment
+	scratch   scratchPool // working memory of collectives
+	heads     scratchPool // and of messages
 
-	history history
+	log     callLog
 	passed  uint64 // calls up to the last barrier or Split that is done
 	peers   []peer
-	notes   notebook
+	control controls
 }
 
 // native reports whether collectives are the library's own.
@@ -68,8 +68,8 @@ func (e *endpoint) native() bool { return e.state.collectives != scheduled }
 // package.
 func (e *endpoint) interop() bool { return e.state.collectives == interop }
 
-// maxActive bounds the collectives that run at a time, and with them their
-// working memory.
+// maxActive bounds the number of collectives that run at a time, and so their working
+// memory.
 const maxActive = 4
 
 // newOp returns an operation to fill in and submit. The caller holds mu.
@@ -86,20 +86,20 @@ func (e *endpoint) newOp() *op {
 // and calls start afterwards.
 func (e *endpoint) enqueue(o *op) {
 	if o.collective() {
-		o.number, o.seq, o.msgTag, o.chain = e.history.calls-1, e.seq, e.tag(e.seq), e.history.chain
-		o.named = e.history.named
+		o.number, o.seq, o.msgTag, o.fingerprint = e.log.calls-1, e.seq, e.tag(e.seq), e.log.fingerprint
+		o.sequence = e.log.sequence
 		e.seq++
 	} else {
 		o.number = e.messages.Begin()
 	}
-	e.waiting = append(e.waiting, o)
+	e.queued = append(e.queued, o)
 	e.inFlight.Add(1)
 }
 
-// start starts every operation that has not to wait. The caller holds mu.
+// start starts the operations that need not wait. The caller holds mu.
 func (e *endpoint) start() error {
 	started := 0
-	for _, o := range e.waiting {
+	for _, o := range e.queued {
 		if !e.ready(o) {
 			break
 		}
@@ -109,26 +109,26 @@ func (e *endpoint) start() error {
 		}
 	}
 	if started > 0 {
-		rest := copy(e.waiting, e.waiting[started:])
-		clear(e.waiting[rest:])
-		e.waiting = e.waiting[:rest]
+		rest := copy(e.queued, e.queued[started:])
+		clear(e.queued[rest:])
+		e.queued = e.queued[:rest]
 	}
 	e.publish()
 	return nil
 }
 
-// publish tells anyone who asks how far collectives have come.
+// publish makes the progress of collectives visible to Progress.
 func (e *endpoint) publish() {
-	done, called := e.history.named, e.history.named
+	done, called := e.log.sequence, e.log.sequence
 	if o := e.oldest(); o != nil {
-		done = o.named - min(o.named, 1) // setUp's have none
+		done = o.sequence - min(o.sequence, 1) // those of setUp have none
 	} else if e.begun < e.seq {
 		done = e.latest - min(e.latest, 1)
 	}
 	if e.called.Load() != called {
 		e.called.Store(called)
 	}
-	if e.done.Load() < done { // of a collective that waits it is not known how many parts have begun
+	if e.done.Load() < done { // a queued collective may have parts that have begun
 		e.done.Store(done)
 	}
 }
@@ -142,15 +142,15 @@ func (e *endpoint) Progress() comm.Progress {
 	}
 }
 
-// started returns how many operations have started and are not done.
-func (e *endpoint) started() int { return len(e.running) + len(e.open) }
+// started returns the number of operations that have started and are in flight.
+func (e *endpoint) started() int { return len(e.running) + len(e.transfers) }
 
-// idle reports whether nothing is left to do.
-func (e *endpoint) idle() bool { return e.started() == 0 && len(e.waiting) == 0 }
+// idle reports whether nothing is in flight.
+func (e *endpoint) idle() bool { return e.started() == 0 && len(e.queued) == 0 }
 
 // ready reports whether o may start.
 func (e *endpoint) ready(o *op) bool {
-	if o.shared && e.board.owner != nil {
+	if o.shared && e.segment.owner != nil {
 		return false
 	}
 	if o.collective() && len(e.running) > 0 {
@@ -170,7 +170,7 @@ func (e *endpoint) ready(o *op) bool {
 	if o.group == 0 || o.chained {
 		return false
 	}
-	for _, started := range [][]*op{e.running, e.open} {
+	for _, started := range [][]*op{e.running, e.transfers} {
 		if slices.ContainsFunc(started, o.conflicts) {
 			return false
 		}
@@ -187,7 +187,7 @@ func (e *endpoint) begin(o *op) error {
 		}
 	}
 	if o.collective() {
-		e.begun, e.latest = o.seq+1, o.named
+		e.begun, e.latest = o.seq+1, o.sequence
 	}
 	done, err := e.advance(o)
 	if err != nil {
@@ -199,7 +199,7 @@ func (e *endpoint) begin(o *op) error {
 	}
 	e.reads.add(&o.readNode, o.reads)
 	e.writes.add(&o.writeNode, o.writes)
-	list := &e.open
+	list := &e.transfers
 	if o.collective() {
 		list = &e.running
 	}
@@ -208,7 +208,7 @@ func (e *endpoint) begin(o *op) error {
 	return nil
 }
 
-// finish takes an operation that has started and is done off the lists.
+// finish removes an operation that is done from the lists.
 func (e *endpoint) finish(o *op) {
 	e.reads.remove(&o.readNode)
 	e.writes.remove(&o.writeNode)
@@ -218,17 +218,17 @@ func (e *endpoint) finish(o *op) {
 			later.at = o.at + i
 		}
 	} else {
-		last := len(e.open) - 1
-		e.open[o.at], e.open[last].at = e.open[last], o.at
-		e.open[last] = nil
-		e.open = e.open[:last]
+		last := len(e.transfers) - 1
+		e.transfers[o.at], e.transfers[last].at = e.transfers[last], o.at
+		e.transfers[last] = nil
+		e.transfers = e.transfers[:last]
 	}
 	e.retire(o)
 }
 
-// advance lets an operation without pending messages go on, as far as it can.
+// advance takes the steps of an operation until it has messages in flight.
 func (e *endpoint) advance(o *op) (done bool, err error) {
-	for o.pending == 0 && !done && err == nil {
+	for o.inFlight == 0 && !done && err == nil {
 		done, err = o.step(e, o)
 		o.phase++
 	}
@@ -238,7 +238,7 @@ func (e *endpoint) advance(o *op) (done bool, err error) {
 	return done, err
 }
 
-// retire gives up an operation that is done.
+// retire recycles an operation that is done.
 func (e *endpoint) retire(o *op) {
 	if !o.collective() {
 		e.messages.End(o.number)
@@ -252,9 +252,9 @@ func (e *endpoint) retire(o *op) {
 	e.inFlight.Add(-1)
 }
 
-// poll asks MPI, at most so often, which messages are done and lets operations go
-// on. It reports whether anything was. Messages of a stalled operation count one by one:
-// the first may show why the others do not come. The caller holds mu.
+// poll asks MPI which messages are done, at most the given number of times, and lets
+// operations go on. It reports whether any message was done. In a stalled wait it looks at
+// messages one by one: one may show why the others do not come. The caller holds mu.
 func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	if e.broken != nil {
 		return false, backend.Unusable(false, e.broken)
@@ -263,14 +263,14 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 		return false, nil
 	}
 	asks := tries
-	if e.board.owner != nil {
+	if e.segment.owner != nil {
 		asks = 1
 	}
 	n, err := e.table.test(e.lib, !stalled && e.started() == 1, asks)
 	if err != nil {
 		return false, e.fail(e.table.failed.String(), err)
 	}
-	if o := e.board.await(tries); o != nil {
+	if o := e.segment.await(tries); o != nil {
 		e.table.idle = append(e.table.idle, o)
 	} else if n == 0 {
 		return false, nil
@@ -287,15 +287,15 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	return true, e.start()
 }
 
-// fail marks the communicator broken, tells the other ranks unless one of them
-// has told this one on it, and returns err as an OpError. What is pending stays with MPI
-// and is never waited for again. The caller holds mu.
+// fail aborts the communicator, notifies the other ranks unless the error came from one of
+// them, and returns err as an OpError. Operations in flight stay with MPI, and no wait is
+// for them any more. The caller holds mu.
 func (e *endpoint) fail(name string, err error) error {
 	err = e.check.Fail(name, err)
 	if e.broken == nil {
 		e.broken = err
-		if by := (*told)(nil); !errors.As(err, &by) || by.on != e {
-			e.tellFailure(err)
+		if by := (*peerFailure)(nil); !errors.As(err, &by) || by.on != e {
+			e.notifyFailure(err)
 		}
 	}
 	return err

@@ -12,10 +12,10 @@ import (
 // when all before it are done.
 func TestProgressOfWhatWaits(t *testing.T) {
 	e := new(endpoint)
-	e.history.named, e.seq, e.begun, e.latest = 5, 9, 9, 5
+	e.log.sequence, e.seq, e.begun, e.latest = 5, 9, 9, 5
 	e.publish()
 	assert.Equal(t, comm.Count{Submitted: 5, Done: 5}, e.Progress().Collectives)
-	e.history.named, e.seq = 6, 10
+	e.log.sequence, e.seq = 6, 10
 	e.publish()
 	assert.Equal(t, comm.Count{Submitted: 6, Done: 5}, e.Progress().Collectives)
 }

@@ -43,10 +43,10 @@ func (p planner) parts() *op {
 // nothing is the length of a part that is not sent.
 const nothing = -1
 
-// sends says what rank r gets: so many bytes, from a place in the send buffer.
+// sends sets the bytes that rank r gets, and where they are in the send buffer.
 func (o *op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
 
-// receives says what rank r sends, and where in the receive buffer it goes.
+// receives sets the bytes that rank r sends, and where they go in the receive buffer.
 func (o *op) receives(r, at, bytes int) { o.recvAt[r], o.recvBytes[r] = at, bytes }
 
 // addExchange adds an exchange after finding the memory that it uses.

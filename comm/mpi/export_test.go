@@ -12,7 +12,7 @@ import (
 func SpoilSplit(c comm.Communicator) { c.(*communicator).e.lib.handles.errorsReturn = 0 }
 
 // Shares reports whether collectives of c go over memory that its ranks share.
-func Shares(c comm.Communicator) bool { return c.(*communicator).e.board.memory != nil }
+func Shares(c comm.Communicator) bool { return c.(*communicator).e.segment.memory != nil }
 
 // SkipSplit makes every Split of this rank fail instead of calling MPI_Comm_split,
 // where the others wait.

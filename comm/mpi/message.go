@@ -13,8 +13,8 @@ import (
 )
 
 // message plans a Send or a Recv. With interop it is one MPI message of the elements' own
-// type, as the other end may be any MPI program. Otherwise that is preceded by a head, which
-// tells what is sent; short data on the host travels with it in one message.
+// type, as the other end may be any MPI program. Otherwise a head comes first, which describes
+// the message. Short data on the host travels with it.
 func (p planner) message() {
 	o := p.op(stepMessage)
 	o.msgTag = uintptr(p.c.Tag)
@@ -27,21 +27,20 @@ func (p planner) message() {
 	p.add(o)
 }
 
-// head is what precedes a message: what the sender sends.
+// head describes a message, and travels before its data.
 type head struct {
 	count uint64
 	dt    uint64
 }
 
-// headBytes is the size of a head, and shortBytes how much data travels with it at
-// most.
+// headBytes is the size of a head, and shortBytes the most data that travels with it.
 const (
 	headBytes  = 16
 	shortBytes = 2 << 10
 )
 
-// short reports whether data travels with its head. With native collectives it does not, as
-// it may be on a device.
+// short reports whether data travels with its head. With native collectives none does, as it
+// may be on a device.
 func (e *endpoint) short(bytes int) bool { return bytes == 0 || bytes <= shortBytes && !e.native() }
 
 // stepMessage posts a user's message and, at the receiver, takes short data from
@@ -87,8 +86,7 @@ func stepMessage(e *endpoint, o *op) (bool, error) {
 	return false, e.postMessage(o, receives)
 }
 
-// checkHead compares the head of a message that o receives, if it has come, with
-// what o expects.
+// checkHead compares the head of a message, if it has come, with what o expects.
 func (o *op) checkHead(r *requests) error {
 	if o.op != comm.OpRecv || o.memory.address == 0 {
 		return nil

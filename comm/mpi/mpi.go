@@ -10,9 +10,9 @@
 //		log.Fatal(err) // with this status the launcher ends the job
 //	}
 //
-// Init and Finalize do the parts of it. Start the program with the launcher of the library (mpirun -n 4 ./program);
-// without a launcher it is a world of one. docs/mpi.md tells how the library
-// is found, how collectives work, and how fast they are.
+// Run is Init, the body, and Finalize. Start the program with the launcher of the library
+// (mpirun -n 4 ./program); without a launcher it is a world of one. docs/mpi.md describes how
+// the library is found, how collectives work, and how fast they are.
 package mpi
 
 import (
@@ -47,13 +47,13 @@ type state struct {
 	thread      mainThread
 	patience    time.Duration
 
-	failed atomic.Pointer[error] // of a call of MPI that left it in an unknown state
+	failed atomic.Pointer[error] // of a call that left MPI in an unknown state
 	mu     sync.Mutex
-	splits []*endpoint // open communicators other than the world
+	subs   []*endpoint // sub-communicators of the world that are not closed, and theirs
 }
 
-// finalizePatience is for how long Finalize waits for other ranks without saying so, and
-// for MPI_Finalize when they are all there.
+// finalizePatience is how long Finalize waits for other ranks before the log says so, and for
+// MPI_Finalize when all ranks are there.
 const finalizePatience = 30 * time.Second
 
 // process guards the state of this process: MPI can be initialized once.
@@ -73,16 +73,15 @@ type Info struct {
 	// LargeCounts: one message or collective can carry more than 2^31-1
 	// elements.
 	LargeCounts bool
-	// Unshared is why ranks of this host do not share memory for collectives, "" if
-	// they do: after Init the world's ranks, before Init those that this process
-	// could find.
+	// Unshared is why ranks do not share memory for collectives, "" if they do: after Init
+	// the ranks of the world, before Init this process and others on its host.
 	Unshared string
 	// CUDA: the library says that it accepts device memory; false before Init.
 	CUDA bool
 }
 
 // Library opens the MPI library, without initializing MPI, and describes it.
-// The error says what was tried.
+// The error lists the files that were tried.
 func Library() (Info, error) {
 	process.Lock()
 	defer process.Unlock()
@@ -169,7 +168,7 @@ func Init(ctx context.Context) (comm.Communicator, error) {
 	return process.state.world, nil
 }
 
-// startWithin is start, which is given up when ctx ends. The process is locked.
+// startWithin is start, left behind when ctx ends. The caller holds process.
 func startWithin(ctx context.Context) (*state, error) {
 	if ctx.Err() != nil {
 		return nil, comm.ContextError(ctx)
@@ -193,20 +192,19 @@ func startWithin(ctx context.Context) (*state, error) {
 	}
 }
 
-// Finalize closes all communicators and finalizes MPI. It is collective, as
-// MPI_Finalize is, and waits for the other ranks as long as ctx lets it: until a
-// late one comes, or, with a deadline, no longer than that ([comm.ErrTimeout]; the
-// process should then exit with a non-zero status, since the launcher may take
-// another one for success). The error, and after 30 seconds the log, names ranks that
-// have not closed their communicators, or says that some have not called Finalize. When all are in Finalize, MPI_Finalize has 30
-// seconds. With interop (see [CollectivesVariable]), ctx alone ends the wait in MPI_Finalize.
-// Later calls return nil and do nothing.
+// Finalize closes all communicators and finalizes MPI. It is collective, as MPI_Finalize is,
+// and waits for the other ranks until ctx ends ([comm.ErrTimeout], [comm.ErrCanceled]). The
+// error, and after 30 seconds the log, names ranks that have not closed their communicators,
+// or says that some have not called Finalize. When all ranks have called it, MPI_Finalize gets
+// 30 seconds. With interop (see [CollectivesVariable]), ctx alone ends MPI_Finalize. Later
+// calls return nil and do nothing.
 //
-// When a communicator is broken, because a rank died or did not come in time, or a
-// Split failed,
-// MPI_Finalize would wait for that rank as well: Finalize then leaves it out
-// and returns an error wrapping [comm.ErrBroken]. The process should exit with
-// a non-zero status, which makes the launcher end the job.
+// If a communicator has aborted, because a rank died or did not come in time, or a Split
+// failed, MPI_Finalize would wait for that rank as well. Finalize then leaves it out and
+// returns an error wrapping [comm.ErrBroken].
+//
+// After an error the process should exit with a non-zero status, which makes the launcher end
+// the job.
 func Finalize(ctx context.Context) error {
 	process.Lock()
 	s, done := process.state, process.finalized
@@ -221,9 +219,8 @@ func Finalize(ctx context.Context) error {
 	return nil
 }
 
-// Abort ends all processes of the job at once (MPI_Abort) with the given exit
-// code: the way out when going on makes no sense and the other ranks may be
-// waiting. Without MPI it ends this process.
+// Abort ends all processes of the job at once (MPI_Abort) with the given exit code. Without
+// MPI it ends this process.
 func Abort(code int) {
 	process.Lock()
 	s := process.state
@@ -234,8 +231,8 @@ func Abort(code int) {
 	os.Exit(code)
 }
 
-// mainThread is the operating system's thread that initialized MPI: the
-// standard wants MPI_Finalize to be called there.
+// mainThread is the operating system's thread that initialized MPI. The standard requires
+// MPI_Finalize on the same thread.
 type mainThread struct {
 	calls chan func()
 }
@@ -252,7 +249,7 @@ func newMainThread() mainThread {
 	return t
 }
 
-// do runs f on the thread, and reports whether it came back before ctx ended.
+// do runs f on the thread, and reports whether it returned before ctx ended.
 func (t mainThread) do(ctx context.Context, f func()) bool {
 	done := make(chan struct{})
 	t.calls <- func() { f(); close(done) }
@@ -333,7 +330,7 @@ func (e *endpoint) compareCollectives(ctx context.Context) error {
 	return nil
 }
 
-// initialize brings MPI up, with as much thread support as there is.
+// initialize initializes MPI, with the highest thread level that the library has.
 func (s *state) initialize() error {
 	lib := s.lib
 	out := newCells()
@@ -371,8 +368,8 @@ func (s *state) initialize() error {
 	return s.readTagLimit(out)
 }
 
-// readTagLimit finds out how much of a fingerprint fits into a tag, from
-// MPI_TAG_UB, the highest one: the attribute's value is the address of an int.
+// readTagLimit finds out how much of a fingerprint fits into a tag. The attribute MPI_TAG_UB,
+// the highest tag, is the address of an int.
 func (s *state) readTagLimit(out cells) error {
 	lib := s.lib
 	err := lib.must(lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.at(2), out.at(3))
@@ -387,7 +384,7 @@ func (s *state) readTagLimit(out cells) error {
 	return nil
 }
 
-// failure is why MPI cannot be finalized, if a call has left it in an unknown state.
+// failure returns an error if a call has left MPI in an unknown state.
 func (s *state) failure() error {
 	if failed := s.failed.Load(); failed != nil {
 		return *failed
@@ -398,7 +395,7 @@ func (s *state) failure() error {
 // finalize closes everything.
 func (s *state) finalize(ctx context.Context) error {
 	s.mu.Lock()
-	splits := slices.Clone(s.splits)
+	splits := slices.Clone(s.subs)
 	s.mu.Unlock()
 	broken := s.world.e.close(ctx)
 	for _, e := range splits {
@@ -408,10 +405,10 @@ func (s *state) finalize(ctx context.Context) error {
 	}
 	broken = cmp.Or(s.failure(), broken)
 	if broken == nil {
-		broken = s.progress.awaitDeparture(ctx, s.patience)
+		broken = s.progress.awaitGoodbyes(ctx, s.patience)
 	}
 	if !s.progress.close(ctx) && broken == nil {
-		broken = fmt.Errorf("MPI_Comm_free has not come back: %w", comm.ContextError(ctx))
+		broken = fmt.Errorf("MPI_Comm_free has not returned: %w", comm.ContextError(ctx))
 	}
 	broken = cmp.Or(s.failure(), broken)
 	if !s.ours {
@@ -431,7 +428,7 @@ func (s *state) finalize(ctx context.Context) error {
 	}
 	var err error
 	if !s.thread.do(ctx, func() { err = s.lib.must(s.lib.Finalize) }) {
-		return fmt.Errorf("MPI_Finalize has not come back: %w", comm.ContextError(ctx))
+		return fmt.Errorf("MPI_Finalize has not returned: %w", comm.ContextError(ctx))
 	}
 	close(s.thread.calls)
 	return err
@@ -446,7 +443,7 @@ const silence = 100 * time.Millisecond
 // MPI_Finalize of MPICH before 4.2 over UCX flushes its connections, which takes an answer
 // from the peer, and then waits in a barrier of the process manager, where it answers
 // nothing. If a peer answers the first rank's flush before its own MPI_Finalize, because it
-// still polls, nobody answers the peer's flush. A silent peer flushes first, then answers.
+// still polls, nobody answers the peer's flush. A missing peer flushes first, then answers.
 func (s *state) fallSilent(ctx context.Context) {
 	if e := s.world.e; e.size == 1 || e.unshared == nil {
 		return
@@ -457,8 +454,8 @@ func (s *state) fallSilent(ctx context.Context) {
 	}
 }
 
-// assemble waits until all ranks are in finalize: they may have closed their
-// communicators long before. The log says so when the patience is over.
+// assemble waits until all ranks are in finalize, as they may have closed their communicators
+// long before. The log says so when the patience is over.
 func (s *state) assemble(ctx context.Context) error {
 	const missing = "not all ranks have called it"
 	began, told := time.Now(), false

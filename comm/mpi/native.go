@@ -42,7 +42,7 @@ type collective struct {
 	small, large dl.Func // with counts of type int, MPI_Count
 }
 
-// collectiveOf returns what does a call.
+// collectiveOf returns the functions for a call.
 func (l *library) collectiveOf(op comm.Op) collective {
 	switch op {
 	case comm.OpAllReduce:

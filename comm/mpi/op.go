@@ -5,7 +5,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// entry is what errors tell of a call.
+// entry is what errors say about a call.
 type entry struct {
 	count  int
 	peer   int32
@@ -24,16 +24,16 @@ func (e entry) String() string {
 	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: uint32(e.tag), Peer: int(e.peer), Count: e.count}.String()
 }
 
-// op is one operation from submission to completion: a call, or one of several
-// parts of it. What it does is a step at a time, each of which posts messages;
-// the endpoint takes the next one when these are done.
+// op is one operation from submission to completion: a call, or one of several parts of
+// it. It takes a step at a time. A step posts messages, and the endpoint takes the next one
+// when these are done.
 type op struct {
 	plan
 
-	// What is kept for the next use.
+	// The rest is kept for the next use.
 
-	// Of exchanges: where the message to (from) each rank starts, from send (recv)
-	// on, and its length, in bytes.
+	// Of exchanges: where the message to (from) each rank starts, relative to send (recv),
+	// and its length, in bytes.
 	sendAt, sendBytes, recvAt, recvBytes []int
 
 	native  invocation // of native collectives
@@ -45,37 +45,37 @@ type op struct {
 	srcs []uintptr  // its operands, in rank order
 }
 
-// plan is what changes with each use of an op.
+// plan is the part of an op that changes with each use.
 type plan struct {
 	entry
 	step step
 
-	at      int     // its place in the endpoint's list
-	phase   int     // steps taken
-	pending int     // messages posted and not done
-	number  uint64  // of the message, or of the collective that it is part of
-	named   uint64  // of the collective, to users
-	seq     uint64  // its own among the operations of collectives
-	group   uint64  // operations of one group do not wait for each other
-	library bool    // is a collective of the library
-	msgTag  uintptr // of the first phase's messages; later phases of a collective follow
-	chained bool    // waits for earlier operations in a group, too
-	reads   span    // what the operation reads,
-	writes  span    // and what it writes, for the order between operations
+	at       int     // its place in the endpoint's list
+	phase    int     // steps taken
+	inFlight int     // messages
+	number   uint64  // of the message, or of the collective that it is part of
+	sequence uint64  // of the collective, for users
+	seq      uint64  // its own among the operations of collectives
+	group    uint64  // operations of one group do not wait for each other
+	library  bool    // is a collective of the library
+	msgTag   uintptr // of the first phase's messages; later phases of a collective follow
+	chained  bool    // waits for earlier operations in a group, too
+	reads    span    // what the operation reads,
+	writes   span    // and what it writes, for the order between operations
 
 	send, recv uintptr
 
-	// Of reductions: to whom the result goes, a rank or one of the constants
-	// below. Rank r reduces share elements that start at element r*stride of send;
-	// all shares together are total elements, and go to so many peers at a time.
+	// Of reductions: the rank that gets the result, or one of the constants below. Rank r
+	// reduces share elements that start at element r*stride of send. All shares together are
+	// total elements, and go to the given number of peers at a time.
 	to                          int
 	share, stride, total, peers int
 
-	// Of collectives over the board: the fingerprint of all calls up to this one, the
-	// bytes that this rank tells, and the most that any does.
-	shared      bool
-	chain       uint64
-	tells, most int
+	// Of collectives over the segment: the fingerprint of all calls up to this one, the
+	// bytes that this rank shares, and the most that any rank does.
+	shared       bool
+	fingerprint  uint64
+	shares, most int
 
 	memory scratch // working memory while the operation runs
 	work   int     // bytes of it that the operation needs
@@ -83,7 +83,7 @@ type plan struct {
 
 // step posts the messages of an operation's next phase and reports whether
 // there is none left. It is called whenever no message of the operation is
-// pending.
+// in flight.
 type step func(e *endpoint, o *op) (done bool, err error)
 
 // newOp returns an empty operation among size ranks.
@@ -114,8 +114,8 @@ func (s span) overlaps(t span) bool {
 	return max(s.from, t.from) < min(s.to, t.to)
 }
 
-// conflicts reports whether o has to wait for an earlier operation: one that
-// writes what o uses, or uses what o writes.
+// conflicts reports whether o has to wait for an earlier operation, which writes memory that
+// o uses, or uses memory that o writes.
 func (o *op) conflicts(earlier *op) bool {
 	if o.group != 0 && o.group == earlier.group && !o.chained {
 		return false

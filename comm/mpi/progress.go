@@ -13,11 +13,10 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// progress is the goroutine that lets communication go on while its submitters
-// compute: MPI libraries move most data only inside MPI calls. It looks now
-// and then at communicators that have operations pending and nobody waiting,
-// and goes on for as long as it finds messages done. It sleeps when nothing
-// was submitted for a while.
+// progress is the goroutine that drives communication while the program computes: MPI
+// libraries move most data only inside MPI calls. It looks now and then at communicators that
+// have operations in flight and nobody waiting, and goes on for as long as messages complete.
+// It sleeps when nothing was submitted for a while.
 type progress struct {
 	parked atomic.Bool
 	wake   chan struct{}
@@ -29,18 +28,17 @@ type progress struct {
 }
 
 const (
-	// busyTick is the pause between two looks while there is something to
-	// move on, idleTick while there is not; the latter costs a loop of short
-	// collectives about one percent.
+	// busyTick is the pause between two looks while operations are in flight, and
+	// idleTick while none are. The latter costs a loop of short collectives about one
+	// percent.
 	busyTick = 100 * time.Microsecond
 	idleTick = time.Millisecond
-	// idleTicks is how many looks find nothing before the goroutine parks.
+	// idleTicks is the number of looks that find nothing before the goroutine parks.
 	idleTicks = 50
-	// lookLimit is how long one communicator keeps others from their look.
+	// lookLimit is how long one communicator keeps the others waiting.
 	lookLimit = 5 * time.Millisecond
-	// farewellTick is the pause between two looks for farewells of ranks that have
-	// not closed a communicator yet.
-	farewellTick = 20 * time.Millisecond
+	// goodbyeTick is the pause between two looks for goodbyes while nothing is in flight.
+	goodbyeTick = 20 * time.Millisecond
 )
 
 func newProgress() *progress {
@@ -68,8 +66,8 @@ func (p *progress) remove(e *endpoint) {
 	p.endpoints = slices.DeleteFunc(slices.Clone(p.endpoints), func(have *endpoint) bool { return have == e })
 }
 
-// all returns the communicators as they are now. A look at them holds no lock, as it may
-// take long.
+// all returns the communicators at this moment. A look at them takes long, and so holds no
+// lock.
 func (p *progress) all() []*endpoint {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,25 +96,25 @@ func (p *progress) run() {
 	defer timer.Stop()
 	for idle := 0; ; {
 		tick := idleTick
-		switch pending, _ := p.look(); {
-		case pending:
+		switch busy, _ := p.look(); {
+		case busy:
 			tick, idle = busyTick, 0
 		case idle < idleTicks:
 			idle++
 		default:
 			p.parked.Store(true)
-			// What was submitted before that has woken nobody.
-			pending, leaving := p.look()
-			if pending && p.parked.CompareAndSwap(true, false) {
+			// A submission before that has woken nobody.
+			busy, leaving := p.look()
+			if busy && p.parked.CompareAndSwap(true, false) {
 				idle = 0
 				break
 			}
-			var farewells <-chan time.Time
+			var goodbyes <-chan time.Time
 			if leaving {
-				farewells = time.After(farewellTick)
+				goodbyes = time.After(goodbyeTick)
 			}
 			select {
-			case <-farewells:
+			case <-goodbyes:
 				if p.parked.CompareAndSwap(true, false) {
 					continue
 				}
@@ -136,25 +134,25 @@ func (p *progress) run() {
 	}
 }
 
-// look moves every communicator on that nobody waits for, and reports whether
-// one of them has operations pending, and whether one waits for farewells.
-func (p *progress) look() (pending, leaving bool) {
-	pending = p.moveOn()
-	return pending, p.seeOff(context.Background())
+// look drives every communicator that nobody waits on. It reports whether one of them has
+// operations in flight, and whether one waits for goodbyes.
+func (p *progress) look() (busy, leaving bool) {
+	busy = p.driveAll()
+	return busy, p.releaseDeparted(context.Background())
 }
 
-func (p *progress) moveOn() (pending bool) {
+func (p *progress) driveAll() (busy bool) {
 	for _, e := range p.all() {
 		if e.waiters.Load() > 0 {
 			continue
 		}
 		if !e.mu.TryLock() {
-			// Somebody is at it, and maybe submits: not the time to park.
-			pending = pending || p.parked.Load()
+			// Another goroutine may be submitting: not the time to park.
+			busy = busy || p.parked.Load()
 			continue
 		}
-		if !e.keepUp() {
-			pending = true
+		if !e.drive() {
+			busy = true
 			continue
 		}
 		if e.broken == nil && !e.closed {
@@ -162,21 +160,20 @@ func (p *progress) moveOn() (pending bool) {
 				_ = e.fail(comm.OpSync.String(), err)
 			}
 		}
-		pending = pending || e.broken == nil && e.started() > 0
+		busy = busy || e.broken == nil && e.started() > 0
 		e.mu.Unlock()
 	}
-	return pending
+	return busy
 }
 
-// keepUp lets operations go on for as long as they do, up to lookLimit. Many small ones go on a step at a
-// time, each when the other ranks have made theirs: where something has moved, more is a
-// moment away if the others are at it as well, and is waited for as long as they may pause.
-// The caller holds mu, which others can have in between; keepUp reports whether they have
-// left it to the caller.
-func (e *endpoint) keepUp() bool {
+// drive lets operations go on until nothing has moved for busyTick, or lookLimit is over.
+// Many small operations go on step by step, each when the other ranks have taken theirs: after
+// one step the next is close if other ranks drive as well, and busyTick is their pause. The
+// caller holds mu, which drive releases in between. It reports whether it holds mu again.
+func (e *endpoint) drive() bool {
 	var began, last time.Time
 	for e.inFlight.Load() > 0 && e.waiters.Load() == 0 {
-		// An error breaks the communicator, which its next call reports.
+		// An error aborts the communicator, which its next call reports.
 		moved, err := e.poll(false, 1)
 		now := time.Now()
 		if began.IsZero() {
@@ -199,9 +196,9 @@ func (e *endpoint) keepUp() bool {
 	return true
 }
 
-// seeOff lets go of the endpoints whose other ranks have left as well, frees what
-// they hold, and reports whether others still wait for that.
-func (p *progress) seeOff(ctx context.Context) (leaving bool) {
+// releaseDeparted removes and frees the endpoints that all ranks have left. It reports whether
+// others still wait for goodbyes.
+func (p *progress) releaseDeparted(ctx context.Context) (leaving bool) {
 	for _, e := range p.all() {
 		gone, free := e.departs()
 		if gone {
@@ -215,12 +212,11 @@ func (p *progress) seeOff(ctx context.Context) (leaving bool) {
 	return leaving
 }
 
-// awaitDeparture waits until no endpoint is waiting for farewells of other ranks. It
-// says which ranks it misses: its error where ctx ends first, and the log when its
-// patience is over.
-func (p *progress) awaitDeparture(ctx context.Context, patience time.Duration) error {
+// awaitGoodbyes waits until no endpoint waits for goodbyes. Its error when ctx ends, and the
+// log when the patience is over, name the missing ranks.
+func (p *progress) awaitGoodbyes(ctx context.Context, patience time.Duration) error {
 	began, told := time.Now(), false
-	for pace := (pause{}); p.seeOff(ctx); pace.next() {
+	for pace := (pause{}); p.releaseDeparted(ctx); pace.next() {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", p.missing(), comm.ContextError(ctx))
 		}
@@ -239,5 +235,5 @@ func (p *progress) missing() string {
 			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, ranks.Text(missing))
 		}
 	}
-	return "they are being told that this one has closed its communicators"
+	return "its goodbyes to them are in flight"
 }

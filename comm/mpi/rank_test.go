@@ -227,7 +227,7 @@ func TestRankShared(t *testing.T) {
 func TestRankClosedMemory(t *testing.T) {
 	ctx, world, before := splitWorld(t)
 	r := rank{t, world, cpu.New(), ctx}
-	const n = 1 << 20 // floats: too long for the board
+	const n = 1 << 20 // floats: too long for the segment
 	from, _ := r.floats(n, func(int) float32 { return 1 })
 	to, got := r.floats(2*n, func(int) float32 { return 2 })
 	if world.Rank() == 0 {

@@ -40,7 +40,7 @@ func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 func (p planner) reduce(to int) {
 	c, size := p.c, p.c.DType.Size()
 	mine := to == everybody || to == p.rank
-	shared := p.board.fits(c.Bytes())
+	shared := p.segment.fits(c.Bytes())
 	whole := c.Bytes()*(p.size-1) <= wholeLimit
 	block := c.Count
 	if !shared && !whole {
@@ -86,10 +86,10 @@ func (p planner) reduceScatter() {
 	}
 }
 
-// peersAtOnce is to how many ranks shares of so many bytes go at a time. Ranks that have
-// a board are on one host.
+// peersAtOnce is the number of ranks to which shares of that many bytes go at a time. Ranks
+// with a segment are on one host.
 func (p planner) peersAtOnce(bytes int) int {
-	if p.board.memory == nil && bytes >= longShare {
+	if p.segment.memory == nil && bytes >= longShare {
 		return 1
 	}
 	return max(p.size-1, 1)

@@ -54,7 +54,7 @@ func (r *requests) add(lib *library, o *op, rank, expected int) (slot uintptr, e
 	}
 	r.reserve(n + 1)
 	r.list = append(r.list, request{o, expected, int32(rank)})
-	o.pending++
+	o.inFlight++
 	return r.handles + uintptr(n*r.handleSize), nil
 }
 
@@ -76,7 +76,7 @@ func (r *requests) posted(lib *library, n, done int, code int32) error {
 	}
 	kept := len(r.list) - n + done
 	for _, q := range r.list[kept:] {
-		q.owner.pending--
+		q.owner.inFlight--
 	}
 	clear(r.list[kept:])
 	r.list = r.list[:kept]
@@ -108,9 +108,9 @@ func (r *requests) grow() {
 	r.indices = r.statuses + uintptr(capacity*r.statusSize)
 }
 
-// cancel has MPI receive nothing any more that has not begun to come, the first time it
-// is called, and returns how many receives MPI still writes for. Some of the list may be
-// done, as a look has failed. What is sent stays.
+// cancel cancels receives of messages that have not begun to come, the first time it is
+// called, and returns the number of receives that MPI still writes for. Some of the list may
+// be done, as a look has failed. Sends stay.
 func (r *requests) cancel(lib *library, first bool) (receiving int) {
 	r.list = r.list[:len(r.list)-r.calls.Len()] // the others were not posted
 	r.calls.Drop()
@@ -237,7 +237,7 @@ func (r *requests) complete(lib *library, request, status int) error {
 	}
 	o := r.list[request].owner
 	r.list[request].owner = nil
-	if o.pending--; o.pending == 0 {
+	if o.inFlight--; o.inFlight == 0 {
 		r.idle = append(r.idle, o)
 	}
 	return nil

@@ -7,11 +7,10 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Run initializes MPI, runs body for this process's rank as [comm.Run] does, and
-// finalizes MPI: what comm/local's Run is for goroutines. An error of body ends the
-// other ranks' waits with [comm.ErrPeerFailed], and MPI is not finalized then,
-// because that would wait for them: exit with a non-zero status, which makes the
-// launcher end the job.
+// Run initializes MPI, runs body for this process's rank as [comm.Run] does, and finalizes
+// MPI. An error of body ends the waits of the other ranks with [comm.ErrPeerFailed]. MPI is not
+// finalized then, because that would wait for them: exit with a non-zero status, which makes
+// the launcher end the job.
 func Run(ctx context.Context, body func(ctx context.Context, c comm.Communicator) error) error {
 	world, err := Init(ctx)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // host is where this package's own memory comes from: outside the Go heap, as
-// MPI keeps addresses while messages are under way.
+// MPI keeps addresses while messages are in flight.
 var host = cpu.New()
 
 // scratch is a piece of working memory.

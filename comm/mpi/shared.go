@@ -7,32 +7,32 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// Collectives of ranks on one host that are not long go over the board (see board.go)
-// and not through MPI: every rank tells what the others need of it, and takes what it
-// needs from their pages. (The small ones of comm/local do the same with cells.)
+// Short collectives of ranks on one host go over the shared-memory segment (see segment.go):
+// every rank writes what the others need to its slot, and takes what it needs from theirs.
+// The small collectives of comm/local do the same with cells.
 
 // sharedExchange plans a call that only moves data, and reports whether it goes over the
-// board. Ranks that agree on the call agree on that.
+// segment. Ranks that agree on the call agree on that.
 func (p planner) sharedExchange() bool {
 	c := p.c
-	most := c.Bytes() // that a rank tells
+	most := c.Bytes() // that a rank shares
 	switch c.Op {
 	case comm.OpScatter, comm.OpAllToAll:
 		most *= p.size
 	case comm.OpAllGatherV:
 		most = slices.Max(c.RecvCounts) * c.DType.Size()
 	case comm.OpAllToAllV:
-		return false // who receives does not know where the sender has it
+		return false // a receiver does not know the sender's displacements
 	}
-	// From one to all, a copy by the library takes as long as two here.
-	if !p.board.fits(most) || c.Op.HasRoot() && most > treeLimit {
+	// From one rank to all, a copy by the library takes as long as two here.
+	if !p.segment.fits(most) || c.Op.HasRoot() && most > treeLimit {
 		return false
 	}
 	o := p.op(stepSharedExchange)
 	o.shared, o.most = true, most
 	for r := range p.size {
 		if from, bytes, ok := c.SendPart(p.rank, r); ok {
-			o.tells = max(o.tells, int(from-c.Send)+bytes)
+			o.shares = max(o.shares, int(from-c.Send)+bytes)
 		}
 		o.receives(r, 0, nothing)
 		if to, bytes, ok := c.RecvPart(p.rank, r); ok {
@@ -41,38 +41,38 @@ func (p planner) sharedExchange() bool {
 			o.receives(r, int(to-c.Recv), bytes)
 		}
 	}
-	o.reads = spanOf(o.send, o.tells)
+	o.reads = spanOf(o.send, o.shares)
 	o.writes = spanOf(o.recv, extent(o.recvAt, o.recvBytes))
 	p.add(o)
 	return true
 }
 
-// stepSharedExchange takes every rank's part of recv, which begins at sendAt of what
-// that rank has told.
+// stepSharedExchange copies every rank's part of recv, which begins at sendAt of that rank's
+// slot.
 func stepSharedExchange(e *endpoint, o *op) (bool, error) {
 	if o.phase == 0 {
-		e.board.tell(o, o.tells)
+		e.segment.begin(o, o.shares)
 		return false, nil
 	}
 	for r, bytes := range o.recvBytes {
 		from := o.send
 		if r != e.rank {
-			from = e.board.data(r, o.most)
+			from = e.segment.data(r, o.most)
 		}
 		hostops.Copy(o.recv+uintptr(o.recvAt[r]), from+uintptr(o.sendAt[r]), bytes, false)
 	}
 	return true, nil
 }
 
-// stepSharedReduce reduces what all have told.
+// stepSharedReduce reduces the data of all slots.
 func stepSharedReduce(e *endpoint, o *op) (bool, error) {
 	if o.phase == 0 {
-		e.board.tell(o, o.most)
+		e.segment.begin(o, o.most)
 		return false, nil
 	}
 	if o.to == everybody || o.to == e.rank {
 		for r := range o.srcs {
-			o.srcs[r] = e.board.data(r, o.most)
+			o.srcs[r] = e.segment.data(r, o.most)
 		}
 		o.srcs[e.rank] = o.send
 		o.dst[0] = o.recv
@@ -87,6 +87,6 @@ func stepSharedBarrier(e *endpoint, o *op) (bool, error) {
 	if o.phase == 2 {
 		return true, nil
 	}
-	e.board.tell(o, 0)
+	e.segment.begin(o, 0)
 	return false, nil
 }

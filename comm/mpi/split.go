@@ -11,9 +11,9 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// duplicate makes a communicator of the same ranks, so that messages of
-// collectives never meet those of users. It is collective. With interop there is none, as
-// other programs would not take part.
+// duplicate makes a communicator of the same ranks for this package's own messages, which
+// never match those of users. It is collective. With interop it returns pub, as other programs
+// would not take part.
 func (s *state) duplicate(pub uintptr) (uintptr, error) {
 	if s.collectives == interop {
 		return pub, nil
@@ -26,7 +26,7 @@ func (s *state) duplicate(pub uintptr) (uintptr, error) {
 	return s.lib.handle(out, 0), nil
 }
 
-// wrap makes an endpoint of an MPI communicator and its duplicate.
+// wrap makes an endpoint from an MPI communicator and its duplicate.
 func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	lib := s.lib
 	for _, handle := range []uintptr{pub, inner} {
@@ -45,8 +45,8 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 		table: requests{rank: rank, calls: dl.NewSequence(), handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
 		peers: make([]peer, size),
 	}
-	e.notes.table = e.table
-	e.notes.table.calls = dl.NewSequence()
+	e.control.table = e.table
+	e.control.table.calls = dl.NewSequence()
 	if e.native() {
 		e.check.Supports = nativeSupports
 	}
@@ -64,17 +64,17 @@ func (l *library) place(handle uintptr) (rank, size int, err error) {
 	return int(out.int32(0)), int(out.int32(1)), err
 }
 
-// splitOff is Split with MPI_Comm_split, between barriers that ctx can end. The
-// call itself cannot be interrupted: when ctx ends in it, or another rank reports
-// that it failed there, splitOff returns and leaves the call behind. The second
-// barrier is where ranks learn that one has failed. After the third all have set the
-// new communicator up, and it may be used, and left.
-func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, error) {
+// makeSub makes a sub-communicator with MPI_Comm_split, between barriers that ctx can end.
+// The call itself cannot be interrupted: when ctx ends in it, or another rank reports that it
+// failed there, makeSub returns and leaves the call behind. In the second barrier ranks learn
+// that one has failed. After the third all have set the sub-communicator up, and it may be
+// used, and closed.
+func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, error) {
 	const op = comm.OpSplit
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
-		return nil, fmt.Errorf("%w: color %d or key %d is no 32-bit number", comm.ErrArgument, color, key)
+		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
-	if err := e.barrier(ctx, op); err != nil {
+	if err := e.barrier(ctx, op, true); err != nil {
 		return nil, err
 	}
 	made := make(chan *endpoint, 1)
@@ -84,7 +84,7 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 		made <- child
 		done <- err
 	}()
-	tell := func(err error) error {
+	fail := func(err error) error {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return e.fail(op.String(), err)
@@ -96,17 +96,17 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	default: // the call was left behind
 	}
 	if err != nil {
-		err = tell(err)
+		err = fail(err)
 	} else {
-		err = e.meet(ctx, op, false)
+		err = e.barrier(ctx, op, false)
 	}
 	if err == nil && child != nil {
 		if err = child.share(ctx); err != nil {
-			err = tell(err)
+			err = fail(err)
 		}
 	}
 	if err == nil {
-		if err = e.meet(ctx, op, false); err == nil {
+		if err = e.barrier(ctx, op, false); err == nil {
 			return child, nil
 		}
 	}
@@ -117,8 +117,8 @@ func (e *endpoint) splitOff(ctx context.Context, color, key int) (*endpoint, err
 	return nil, err
 }
 
-// abandon closes an endpoint that nobody here has used. It is not freed, as not all
-// ranks may have it, and those that do are told.
+// abandon closes an endpoint that this rank has not used. It is not freed, as some ranks may
+// not have it. Those that have it are notified.
 func (e *endpoint) abandon(cause error) {
 	e.mu.Lock()
 	_ = e.fail(comm.OpSplit.String(), cause)
@@ -128,18 +128,17 @@ func (e *endpoint) abandon(cause error) {
 	e.state.progress.remove(e)
 }
 
-// noteTick is how often who waits for a call of MPI looks for notes.
-const noteTick = 10 * time.Millisecond
+// controlTick is the pause between looks for control messages during a call of MPI.
+const controlTick = 10 * time.Millisecond
 
-// await waits for a call that MPI does in another goroutine, until ctx ends or a
-// note tells that another rank has given up.
+// await waits for a call of MPI in another goroutine, until ctx ends or another rank aborts.
 //
-// A library that allows one call at a time cannot be asked for notes meanwhile, nor
-// for anything else when ctx has ended: no communicator can be used any more.
+// A library that allows one call at a time receives no control messages meanwhile. When ctx
+// has ended, it cannot be called again, and no communicator can be used any more.
 func (e *endpoint) await(ctx context.Context, done <-chan error) error {
 	var look <-chan time.Time
 	if e.lib.turn == nil {
-		tick := time.NewTicker(noteTick)
+		tick := time.NewTicker(controlTick)
 		defer tick.Stop()
 		look = tick.C
 	}
@@ -149,7 +148,7 @@ func (e *endpoint) await(ctx context.Context, done <-chan error) error {
 			return err
 		case <-ctx.Done():
 			select {
-			case err := <-done: // just now
+			case err := <-done: // at the same time
 				return err
 			default:
 			}
@@ -191,6 +190,6 @@ func (e *endpoint) split(color, key int) (*endpoint, error) {
 	child.parent = e
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.splits = append(s.splits, child)
+	s.subs = append(s.subs, child)
 	return child, nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// oldest returns the collective that has run longest, nil if there is none.
+// oldest returns the collective that has run longest, nil if none runs.
 func (e *endpoint) oldest() *op {
 	if len(e.running) == 0 {
 		return nil
@@ -18,46 +18,47 @@ func (e *endpoint) oldest() *op {
 	return e.running[0]
 }
 
-// reportStall tells the ranks that this one waits for, or the nearest ones, in which
-// collective it waits and what it called before, once for each collective. The caller holds mu.
+// reportStall sends the ranks that this one waits for, or the nearest ones, a status report:
+// in which collective it waits, and its last calls. It does so once for each collective. The
+// caller holds mu.
 func (e *endpoint) reportStall() {
-	o, h := e.oldest(), &e.history
-	if e.interop() || o == nil || e.notes.reported > o.number || e.notes.reports.pending > 0 || !h.knows(o.number) {
+	o, log := e.oldest(), &e.log
+	if e.interop() || o == nil || e.control.reported > o.number || e.control.reports.inFlight > 0 || !log.knows(o.number) {
 		return
 	}
-	e.notes.reported = o.number + 1
-	n := note{kind: report, number: o.number}
-	for number := n.first(); number <= o.number; number++ {
-		if h.knows(number) {
-			n.recent[number-n.first()] = *h.at(number)
+	e.control.reported = o.number + 1
+	m := controlMessage{kind: stallReport, number: o.number}
+	for number := m.first(); number <= o.number; number++ {
+		if log.knows(number) {
+			m.recent[number-m.first()] = *log.at(number)
 		}
 	}
-	silent, deaf := e.late(o)
-	to := append(silent, deaf...)
+	missing, lagging := e.stragglers(o)
+	to := append(missing, lagging...)
 	if o.library {
 		to = e.nearest()
 	}
 	for _, r := range slices.Compact(slices.Sorted(slices.Values(to))) {
-		e.send(&e.notes.reports, r, r, n)
+		e.send(&e.control.reports, r, r, m)
 	}
 }
 
-// late returns the ranks whose messages o waits for, and of the others those that
-// have not received all that o sent them. Whom a collective of the library waits for is not
-// known: late returns those of the nearest ranks that have not reported that they wait too.
-func (e *endpoint) late(o *op) (silent, deaf []int) {
+// stragglers returns the ranks whose messages o waits for, and of the others those that have
+// not received all messages of o. Whom a collective of the library waits for is not known:
+// missing are those of the nearest ranks that have not reported that they wait as well.
+func (e *endpoint) stragglers(o *op) (missing, lagging []int) {
 	const waited, sending = 1, 2
 	state := make([]int, e.size)
-	if e.board.owner == o {
+	if e.segment.owner == o {
 		for r := range state {
-			if !e.board.hasTold(r) {
+			if !e.segment.hasBegun(r) {
 				state[r] |= waited
 			}
 		}
 	}
 	if o.library {
 		for _, r := range e.nearest() {
-			if n := e.peers[r].report; n == nil || n.number < o.number {
+			if m := e.peers[r].report; m == nil || m.number < o.number {
 				state[r] |= waited
 			}
 		}
@@ -74,12 +75,12 @@ func (e *endpoint) late(o *op) (silent, deaf []int) {
 	for r, s := range state {
 		switch {
 		case s&waited != 0:
-			silent = append(silent, r)
+			missing = append(missing, r)
 		case s&sending != 0:
-			deaf = append(deaf, r)
+			lagging = append(lagging, r)
 		}
 	}
-	return silent, deaf
+	return missing, lagging
 }
 
 // nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different
@@ -91,23 +92,23 @@ func (e *endpoint) nearest() (ranks []int) {
 	return ranks
 }
 
-// mostNamed is how many messages the error of a wait names.
+// mostNamed is the number of messages that the error of a wait names.
 const mostNamed = 4
 
-// waitsFor describes what keeps the rank waiting.
+// waitsFor describes the operations in flight.
 func (e *endpoint) waitsFor() string {
 	var what []string
 	if o := e.oldest(); o != nil {
 		what = append(what, e.collectiveState(o))
 	}
-	open := slices.SortedFunc(slices.Values(e.open), func(a, b *op) int { return cmp.Compare(a.number, b.number) })
-	for _, o := range open[:min(len(open), mostNamed)] {
+	messages := slices.SortedFunc(slices.Values(e.transfers), func(a, b *op) int { return cmp.Compare(a.number, b.number) })
+	for _, o := range messages[:min(len(messages), mostNamed)] {
 		what = append(what, o.String())
 	}
-	if len(open) > mostNamed {
-		what = append(what, fmt.Sprintf("%d more messages", len(open)-mostNamed))
+	if len(messages) > mostNamed {
+		what = append(what, fmt.Sprintf("%d more messages", len(messages)-mostNamed))
 	}
-	if behind := len(e.waiting) + max(len(e.running)-1, 0); behind > 0 {
+	if behind := len(e.queued) + max(len(e.running)-1, 0); behind > 0 {
 		what = append(what, fmt.Sprintf("%d operations behind that", behind))
 	}
 	if len(what) == 0 {
@@ -116,59 +117,59 @@ func (e *endpoint) waitsFor() string {
 	return strings.Join(what, "; ")
 }
 
-// collectiveState describes a collective, which ranks it waits for, and where
-// these were last.
+// collectiveState describes a collective, the ranks that it waits for, and where these were
+// last.
 func (e *endpoint) collectiveState(o *op) string {
 	text := o.String()
-	if o.number < e.history.calls { // setUp makes others
-		text += fmt.Sprintf(" (collective #%d)", o.named)
+	if o.number < e.log.calls { // setUp makes others
+		text += fmt.Sprintf(" (collective #%d)", o.sequence)
 	}
-	silent, deaf := e.late(o)
-	if len(silent) > 0 {
-		text += ", nothing from " + ranks.Text(silent)
+	missing, lagging := e.stragglers(o)
+	if len(missing) > 0 {
+		text += ", nothing from " + ranks.Text(missing)
 	}
-	if len(deaf) > 0 {
-		text += ", not received by " + ranks.Text(deaf)
+	if len(lagging) > 0 {
+		text += ", not received by " + ranks.Text(lagging)
 	}
-	for _, r := range append(silent, deaf...) {
-		if n := e.peers[r].report; n != nil {
-			what := n.recent[n.number-n.first()]
-			text += fmt.Sprintf(", rank %d waits in %v (collective #%d)", r, what, what.named)
+	for _, r := range append(missing, lagging...) {
+		if m := e.peers[r].report; m != nil {
+			call := m.recent[m.number-m.first()]
+			text += fmt.Sprintf(", rank %d waits in %v (collective #%d)", r, call, call.sequence)
 		}
 	}
 	return text
 }
 
-// compare finds the first call in which this rank and one that has sent a report
+// compare finds the first call in which this rank and one that has sent a status report
 // differ.
 func (e *endpoint) compare(src int) error {
-	p, h := &e.peers[src], &e.history
-	n := p.report
-	if n == nil || p.agreed || !h.knows(n.number) {
+	p, log := &e.peers[src], &e.log
+	m := p.report
+	if m == nil || p.agreed || !log.knows(m.number) {
 		return nil
 	}
-	first := n.first()
-	if h.at(n.number).chain == n.recent[n.number-first].chain {
+	first := m.first()
+	if log.at(m.number).fingerprint == m.recent[m.number-first].fingerprint {
 		p.agreed = true
 		return nil
 	}
-	for number := first; number <= n.number; number++ {
-		if theirs := n.recent[number-first]; h.knows(number) && h.at(number).entry != theirs.entry {
-			return e.disagreement(src, &theirs, h.at(number))
+	for number := first; number <= m.number; number++ {
+		if theirs := m.recent[number-first]; log.knows(number) && log.at(number).entry != theirs.entry {
+			return e.disagreement(src, &theirs, log.at(number))
 		}
 	}
 	return fmt.Errorf("%w: ranks %d and %d called different things before collective #%d",
-		comm.ErrMismatch, min(src, e.rank), max(src, e.rank), n.recent[0].named)
+		comm.ErrMismatch, min(src, e.rank), max(src, e.rank), m.recent[0].sequence)
 }
 
-// needs returns an error if this rank needs one that has left: for a collective
-// that the other has not called, or for a message.
+// needs returns an error if this rank needs one that has closed its communicator: for a
+// collective that the other has not called, or for a message.
 func (e *endpoint) needs(src int) error {
 	p := &e.peers[src]
 	if p.last == nil {
 		return nil
 	}
-	alone := e.history.calls > p.last.calls
+	alone := e.log.calls > p.last.calls
 	for _, q := range e.table.list {
 		if int(q.rank) == src && q.owner.op.Message() {
 			alone = alone || p.received > p.last.sent || p.sent > p.last.received

@@ -28,8 +28,8 @@ func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 		}
 	}
 	e.groups++
-	// Messages go first, as collectives may have to wait for others of the group, and
-	// those for a rank that waits for one of these messages.
+	// Messages go first: a collective may wait for another one of the group, and that one for
+	// a rank that waits for one of these messages.
 	for _, messages := range [...]bool{true, false} {
 		for i := range calls {
 			if calls[i].Op.Message() == messages {
@@ -47,7 +47,7 @@ func (e *endpoint) Usable() error {
 	return e.usable()
 }
 
-// usable is Usable for who holds mu.
+// usable is Usable for a caller that holds mu.
 func (e *endpoint) usable() error { return backend.Unusable(e.closed, e.broken) }
 
 // Wait implements [backend.Backend].
@@ -56,9 +56,9 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 	case comm.OpSync:
 		return nil, e.sync(ctx, w.Op.String())
 	case comm.OpBarrier:
-		return nil, e.barrier(ctx, w.Op)
+		return nil, e.barrier(ctx, w.Op, true)
 	}
-	child, err := e.splitOff(ctx, w.Color, w.Key)
+	child, err := e.makeSub(ctx, w.Color, w.Key)
 	if child == nil {
 		return nil, err
 	}
@@ -73,17 +73,16 @@ func (e *endpoint) accepts(c *comm.Call) error {
 	return e.nativeAccepts(c)
 }
 
-// plan makes operations of a call and puts them behind those submitted before.
-// Those of one group other than 0 do not wait for each other. The caller holds
-// mu and calls launch afterwards.
+// plan makes the operations of a call and queues them. Those of one group other than 0 do not
+// wait for each other. The caller holds mu and calls launch afterwards.
 func (e *endpoint) plan(c *comm.Call, group uint64) {
 	p := planner{e, c, newEntry(c), group}
 	if c.Op.Message() {
 		p.message()
 		return
 	}
-	e.history.named++
-	e.history.add(p.entry, c.RecvCounts)
+	e.log.sequence++
+	e.log.add(p.entry, c.RecvCounts)
 	switch {
 	case e.native():
 		p.native()
@@ -101,7 +100,7 @@ func (e *endpoint) plan(c *comm.Call, group uint64) {
 	}
 }
 
-// launch starts what can start of what was planned. The caller holds mu.
+// launch starts the planned operations that can start. The caller holds mu.
 func (e *endpoint) launch() error {
 	e.state.progress.notify()
 	return e.start()
@@ -123,7 +122,7 @@ func (p planner) op(step step) *op {
 	return o
 }
 
-// add puts an operation behind those submitted before.
+// add queues an operation.
 func (p planner) add(o *op) {
 	o.group = p.group
 	p.enqueue(o)

@@ -19,8 +19,8 @@ const leftBehind = math.MinInt32
 
 func newTurn() *turn { return &turn{taken: make(chan struct{}, 1), left: make(chan struct{})} }
 
-// leave gives up the call that has the turn: every later one is leftBehind. Where there
-// are no turns, it does nothing.
+// leave leaves the call that has the turn behind: every later one is leftBehind. Without
+// turns it does nothing.
 func (t *turn) leave() {
 	if t != nil {
 		t.once.Do(func() { close(t.left) })

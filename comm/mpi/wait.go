@@ -7,13 +7,12 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// sync waits until everything that was submitted is done or ctx is, under the
-// name of the call that waits.
+// sync waits until nothing is in flight, or ctx ends. name is that of the call that waits.
 func (e *endpoint) sync(ctx context.Context, name string) error {
 	return e.wait(ctx, name, false)
 }
 
-// wait is sync; closing says that it is close that waits.
+// wait is sync, also of an endpoint that close has marked closed.
 func (e *endpoint) wait(ctx context.Context, name string, closing bool) error {
 	e.waiters.Add(1)
 	defer e.waiters.Add(-1)
@@ -22,16 +21,16 @@ func (e *endpoint) wait(ctx context.Context, name string, closing bool) error {
 		if idle, err := e.drain(&p, name, closing); err != nil || idle {
 			return err
 		}
-		// The context is looked at after the first tries, so that a
-		// collective whose peers are there costs nothing extra.
+		// The context comes after the first tries, so that it costs nothing where the
+		// peers are there.
 		if ctx.Err() != nil {
-			return e.giveUp(ctx, name)
+			return e.expire(ctx, name)
 		}
 		p.next()
 	}
 }
 
-// drain polls a few times and reports whether nothing is left to do.
+// drain polls a few times and reports whether nothing is in flight.
 func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,8 +66,8 @@ func (e *endpoint) drain(p *pause, name string, closing bool) (idle bool, err er
 	return false, nil
 }
 
-// giveUp ends a wait whose context is done.
-func (e *endpoint) giveUp(ctx context.Context, name string) error {
+// expire ends a wait whose context has ended.
+func (e *endpoint) expire(ctx context.Context, name string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	err := e.attend()

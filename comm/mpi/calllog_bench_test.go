@@ -14,8 +14,8 @@ func BenchmarkFingerprint(b *testing.B) {
 	c := comm.AllReduceCall(0, 0, 2, dtype.F32, comm.Sum)
 	var tag uintptr
 	for b.Loop() {
-		e.history.add(newEntry(&c), nil)
-		tag += e.tag(e.history.calls)
+		e.log.add(newEntry(&c), nil)
+		tag += e.tag(e.log.calls)
 	}
 	_ = tag
 }

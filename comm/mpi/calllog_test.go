@@ -30,15 +30,15 @@ func drawCalls(data []byte) []comm.Call {
 	return calls
 }
 
-// FuzzFingerprint has two ranks call things: their fingerprints are the same
-// exactly as long as the calls are.
+// FuzzFingerprint has two ranks make calls: their fingerprints are the same exactly as long as
+// the calls are.
 func FuzzFingerprint(f *testing.F) {
 	f.Add([]byte("aaaabbbbcccc"), []byte("aaaabbbbcccc"))
 	f.Add([]byte("aaaabbbb"), []byte("bbbbaaaa"))
 	f.Add([]byte{4, 0, 1, 2}, []byte{4, 0, 2, 1})
 	f.Add([]byte{0, 1, 2, 0}, []byte{0, 1, 2, 1})
 	f.Fuzz(func(t *testing.T, a, b []byte) {
-		var one, other history
+		var one, other callLog
 		same := true
 		calls, others := drawCalls(a), drawCalls(b)
 		for i := range min(len(calls), len(others)) {
@@ -46,32 +46,32 @@ func FuzzFingerprint(f *testing.F) {
 			one.add(newEntry(&c), c.RecvCounts)
 			other.add(newEntry(&d), d.RecvCounts)
 			same = same && assert.ObjectsAreEqual(c, d)
-			require.Equal(t, same, one.chain == other.chain, "%v, %v", c, d)
+			require.Equal(t, same, one.fingerprint == other.fingerprint, "%v, %v", c, d)
 			require.True(t, one.knows(uint64(i)))
-			require.Equal(t, one.chain, one.at(uint64(i)).chain)
+			require.Equal(t, one.fingerprint, one.at(uint64(i)).fingerprint)
 		}
 	})
 }
 
-// FuzzNote has another rank write anything: an error or none, and nothing worse.
-func FuzzNote(f *testing.F) {
+// FuzzControlMessage has another rank send anything: an error or none, and nothing worse.
+func FuzzControlMessage(f *testing.F) {
 	f.Add([]byte{}, []byte("aaaabbbb"))
 	for kind := range byte(5) {
-		n := note{kind: noteKind(kind), calls: 3, number: 1, length: 5}
+		n := controlMessage{kind: controlKind(kind), calls: 3, number: 1, length: 5}
 		copy(n.text[:], "hello")
-		f.Add(append([]byte(nil), hostmem.Bytes([]note{n})...), []byte("aaaabbbbcccc"))
+		f.Add(append([]byte(nil), hostmem.Bytes([]controlMessage{n})...), []byte("aaaabbbbcccc"))
 		n.length, n.number, n.calls = 1<<63, 1<<63, 1<<63
-		f.Add(append([]byte(nil), hostmem.Bytes([]note{n})...), []byte("aaaabbbbcccc"))
+		f.Add(append([]byte(nil), hostmem.Bytes([]controlMessage{n})...), []byte("aaaabbbbcccc"))
 	}
 	f.Fuzz(func(t *testing.T, bytes, calls []byte) {
 		e := &endpoint{size: 2, peers: make([]peer, 2), check: backend.Check{WorldSize: 2}}
 		for _, c := range drawCalls(calls) {
-			e.history.add(newEntry(&c), c.RecvCounts)
+			e.log.add(newEntry(&c), c.RecvCounts)
 		}
-		notes := make([]note, 1)
-		copy(hostmem.Bytes(notes), bytes)
-		e.heed(1, &notes[0])
-		err := e.gaveUp(1)
+		messages := make([]controlMessage, 1)
+		copy(hostmem.Bytes(messages), bytes)
+		e.keep(1, &messages[0])
+		err := e.aborted(1)
 		if err == nil {
 			err = e.compare(1)
 		}
