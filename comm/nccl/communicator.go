@@ -19,20 +19,20 @@ import (
 
 // Comm is one rank's handle on a group of GPUs.
 //
-// Sync and Barrier watch NCCL's asynchronous error state; when that, or their
-// context, ends the wait, the communicator is aborted, and buffers are the
-// caller's again when they return. That does not reach kernels on symmetric
-// buffers, see [Comm.AllocateSymmetric]. Split's colors and keys must fit in 32 bits.
+// Sync and Barrier watch NCCL's asynchronous error state. When that or their context ends the
+// wait, the communicator is aborted, and buffers are the caller's again when they return. The
+// abort does not reach kernels on symmetric buffers, see [Comm.AllocateSymmetric]. Split's
+// colors and keys must fit in 32 bits.
 //
-// The abort on one rank ends kernels of the others with wrong results, of which NCCL
-// tells them nothing. So a rank that gives up lets the others know first
-// ([rendezvous.Reports]), and their Sync and Barrier are [comm.ErrPeerFailed], with the
-// cause. Graphs are not looked into: with some ([cuda.Stream.Capture]), that holds for
-// whatever was done before as well. The end of rank 0's process, through which they learn
-// it, is a failure of what that has not closed. They do not learn it where they have no
-// connection to rank 0, for which creation waits a second at most, or have it no more, as
-// parts without rank 0; and of replays of graphs that others captured, on a stream of
-// [Comm.UseStream].
+// When one rank aborts, kernels of the others end with wrong results, and NCCL reports no
+// error there. So a rank tells its peers before it aborts ([rendezvous.Reports]), and their Sync and
+// Barrier return [comm.ErrPeerFailed] with the cause. Replays of graphs are not counted: after
+// a capture ([cuda.Stream.Capture]) Sync and Barrier return that error even if the
+// peer's part was done before. Ranks learn this through rank 0: if rank 0's process exits, its
+// open communicators fail everywhere. A rank without a connection to rank 0, for which
+// creation waits a second at most, does not learn it, nor do the ranks of a sub-communicator
+// without rank 0 once that has exited, nor does a rank that replays graphs that others captured
+// on a stream of [Comm.UseStream].
 type Comm struct {
 	calls
 	check backend.Check
@@ -40,34 +40,33 @@ type Comm struct {
 	rt    *cuda.Runtime
 	options
 	own    *cuda.Stream
-	looks  sync.RWMutex // held by who asks or orders stream, to change it, and to close own
+	looks  sync.RWMutex // held for reading to ask or order stream, for writing to change it and to close own
 	stream *cuda.Stream // where calls are submitted: own, or one from UseStream
 	mark   mark
-	// scratch is device memory of the communicator's own; the constants below
-	// say what lies where.
+	// scratch is device memory of the communicator, with the layout below.
 	scratch uintptr
 
 	// There are two native communicators (ncclComm_t) of the same ranks, and a
 	// third for windows as soon as there are some.
 	//
-	// control is in NCCL's non-blocking mode, in which a deadline can end what
-	// takes all ranks: creation, split, shrink. It carries no data, so a peer
+	// control is in NCCL's non-blocking mode, in which a deadline can end calls
+	// that need all ranks: creation, split, shrink. It carries no data, so a peer
 	// that dies leaves nothing unfinished on it and Shrink finds it intact.
 	//
-	// data, made out of control, carries the data. It is in blocking mode:
-	// NCCL starts a thread for every call on a non-blocking one, which takes
-	// 100 µs, and cannot be captured in a graph.
+	// data, split from control, carries the data. It is in blocking mode: on a
+	// non-blocking one NCCL starts a thread for each call, which takes
+	// 100 µs and cannot be captured in a graph.
 	control control
 	data    *native
 
 	mu        sync.Mutex // NCCL allows one call at a time on a communicator
-	plan      plan       // the submission that is being made
+	plan      plan       // of the current submission
 	submitted *submissions
 	windows   windows
 	marks     marks.Marks
 
 	state
-	parent    *Comm // nil if it was not made out of another
+	parent    *Comm // nil unless it is a sub-communicator
 	splits    atomic.Int64
 	shrinks   shrinks
 	children  children
@@ -86,8 +85,7 @@ var (
 	_ comm.Progresser         = (*Comm)(nil)
 )
 
-// newComm completes a communicator around its control communicator, which it
-// takes over.
+// newComm makes a communicator around its control communicator, which it owns from then on.
 func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	lib, rt, handle := control.lib, control.rt, control.handle
 	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
@@ -109,7 +107,7 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	if err := c.init(ctx); err != nil {
 		return nil, errors.Join(c.explain("init", err), c.Close())
 	}
-	c.submitted.forget() // what users submit counts
+	c.submitted.forget() // only the user's calls count
 	return c, nil
 }
 
@@ -127,7 +125,7 @@ func (c *Comm) explain(op string, err error) error {
 	return c.check.Fail(op, err)
 }
 
-// What lies where in scratch, in bytes.
+// The layout of scratch, in bytes.
 const (
 	barrierOffset = 0                       // the int32 that Barrier reduces
 	voteOffset    = 8                       // what maximum reduces

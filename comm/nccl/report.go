@@ -13,28 +13,27 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// reporter tells the other ranks what the communicators of this one do, those that
-// were made out of one another, and what these have told. It looks now and then, so
-// that calls cost nothing.
+// reporter publishes the status of a communicator and its sub-communicators to the other ranks,
+// and reads theirs. It looks for changes at intervals, so that calls cost nothing.
 type reporter struct {
 	rendezvous.Reports
 	close func() error
-	told  <-chan struct{} // closed when it is known who gave up before; nil if nobody could
+	told  <-chan struct{} // closed when this rank knows who has aborted so far; nil if it always does
 
 	mu   sync.Mutex
 	open []*submissions
 	stop chan struct{} // nil as long as none is open
 }
 
-// reportEvery is how often a rank looks whether it has something new to tell.
+// reportEvery is the interval at which a rank publishes changes of its status.
 const reportEvery = 100 * time.Millisecond
 
-// answerTimeout bounds how long a rank that waited in vain asks what the others do.
+// answerTimeout bounds how long a rank whose wait timed out asks for the status of its peers.
 const answerTimeout = 500 * time.Millisecond
 
 func noClose() error { return nil }
 
-// add has a communicator's state reported from now on.
+// add publishes a communicator's status from now on.
 func (r *reporter) add(s *submissions) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +79,7 @@ func (r *reporter) run(stop <-chan struct{}) {
 	}
 }
 
-// others describes what the other ranks of a communicator reported.
+// others describes the last status of the other ranks of a communicator.
 func (r *reporter) others(s *submissions) string {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
@@ -117,8 +116,8 @@ func (r *reporter) others(s *submissions) string {
 	return strings.Join(texts, "; ")
 }
 
-// sharedReports are those of the ranks of a job of several processes. The invitation
-// to them, nil if rank 0 cannot keep any, comes with the unique id.
+// sharedReports is the reporter of a job of several processes. The invitation comes with the unique
+// id; it is nil if rank 0 cannot keep reports.
 func sharedReports(kept *rendezvous.ReportKeeper, invitation []byte, rank, size int) *reporter {
 	switch {
 	case kept != nil:
@@ -134,7 +133,7 @@ func sharedReports(kept *rendezvous.ReportKeeper, invitation []byte, rank, size 
 	return &reporter{Reports: r, close: r.Close, told: r.Told()}
 }
 
-// awaitTold waits until rank 0 tells this rank who gives up, or for a while.
+// awaitTold waits until rank 0 tells this rank who aborts, or [tellTimeout].
 func (r *reporter) awaitTold() {
 	if r == nil || r.told == nil {
 		return
@@ -145,8 +144,8 @@ func (r *reporter) awaitTold() {
 	}
 }
 
-// keepReports is what rank 0 does before it shares the unique id. A rank that cannot
-// listen has no reports: they are not worth an error.
+// keepReports is called on rank 0 before it shares the unique id. A rank that cannot listen has no
+// reports, which is not worth an error.
 func keepReports(thisHost bool) (*rendezvous.ReportKeeper, []byte) {
 	kept, in, err := rendezvous.KeepReports(thisHost)
 	if err != nil {
@@ -160,5 +159,5 @@ func keepReports(thisHost bool) (*rendezvous.ReportKeeper, []byte) {
 	return kept, invitation
 }
 
-// maxInvitation bounds what travels behind the unique id.
+// maxInvitation is the most bytes of an invitation.
 const maxInvitation = 2048

@@ -40,9 +40,9 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 }
 
 // Shrink makes a communicator of the ranks that are not excluded, so that the
-// survivors of a failure go on. All of them, and only they, call it with the
-// same list; ranks keep their order. It works on a communicator that broke in a
-// collective, and which is to be closed afterwards, but not on one whose Split
+// survivors of a failure go on. The survivors, and only they, call it with the
+// same list; ranks keep their order. It works on a communicator that was aborted in a
+// collective, which is to be closed afterwards, but not on one whose Split
 // or AllocateSymmetric failed. It needs NCCL 2.27.
 func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	const op = "shrink"
@@ -70,14 +70,14 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	return child, c.explain(op, err)
 }
 
-// shrinks counts those without the same ranks: all who are left make the same of them,
-// and may not make those without others.
+// shrinks counts the calls of Shrink for each list of excluded ranks. All survivors make the
+// same calls with one list, but not necessarily with others.
 type shrinks struct {
 	mu      sync.Mutex
 	without map[string]int
 }
 
-// name returns that of the next one.
+// name returns the name of the next communicator without these ranks.
 func (s *shrinks) name(excluded []int32) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,12 +89,10 @@ func (s *shrinks) name(excluded []int32) string {
 	return fmt.Sprintf("%d %s", s.without[without], without)
 }
 
-// shrinkAbort is NCCL_SHRINK_ABORT: it lets NCCL make a communicator out of a
-// parent that saw an error.
+// shrinkAbort is NCCL_SHRINK_ABORT, with which NCCL shrinks a communicator that saw an error.
 const shrinkAbort = 1
 
-// derive makes a communicator out of this one. The name is the same on all its ranks,
-// and no other's.
+// derive makes a sub-communicator. Its name is the same on all its ranks, and unique.
 func (c *Comm) derive(ctx context.Context, name string, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
 	control, err := c.fromControl(ctx, false, fn, call)
 	if err != nil {
@@ -117,7 +115,7 @@ func (c *Comm) derive(ctx context.Context, name string, fn dl.Func, call func(ce
 	return child, nil
 }
 
-// children are the open communicators that were made out of one.
+// children are the open sub-communicators of one.
 type children struct {
 	mu   sync.Mutex
 	open map[*Comm]struct{}

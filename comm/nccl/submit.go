@@ -35,8 +35,8 @@ func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) 
 // Usable implements [backend.Backend].
 func (d door) Usable() error { return d.c.usable() }
 
-// submit starts a call on a native communicator, or, for nil, on the one that is
-// best for it. ctx ends its wait for what is being freed.
+// submit starts a call on a native communicator, nil for the best one. ctx bounds its wait for
+// communicators that are being freed.
 func (c *Comm) submit(ctx context.Context, x *comm.Call, on *native) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,8 +57,8 @@ func (c *Comm) submit(ctx context.Context, x *comm.Call, on *native) error {
 }
 
 // submitTogether starts calls as one NCCL group, always on the data
-// communicator: ranks may have different numbers of calls in a group, so one
-// call alone does not mean that it is alone on all.
+// communicator: ranks may have different numbers of calls in a group, so a single call here may
+// be one of several elsewhere.
 func (c *Comm) submitTogether(ctx context.Context, calls []comm.Call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +73,7 @@ func (c *Comm) submitTogether(ctx context.Context, calls []comm.Call) error {
 	return nil
 }
 
-// pick chooses the native communicator for a call.
+// pick chooses the native communicator of a call.
 func (c *Comm) pick(x *comm.Call) *native {
 	if c.windows.serve(x, c.WorldSize()) {
 		return c.windows.native.Load()
@@ -88,11 +88,11 @@ func (c *Comm) flush(ctx context.Context, on *native) error {
 	if err := c.usable(); err != nil || len(planned) == 0 {
 		return err
 	}
-	// Where all ranks are in one process, what is freed may wait for kernels of others,
-	// and those for this rank.
+	// If all ranks are in one process, freeing may wait for kernels of other ranks, and those for
+	// this rank.
 	if freeing.some.Load() && !c.oneProcess && c.WorldSize() > 1 {
 		freeing.await(ctx, c.life) // Close does not wait for this
-		ended := ctx.Err() != nil  // asked before whether Close, which ends c.life, was called
+		ended := ctx.Err() != nil  // before usable: Close ends c.life
 		if err := c.usable(); err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func (c *Comm) flush(ctx context.Context, on *native) error {
 		}
 	}
 	if !on.enter() {
-		return errors.Join(comm.ErrBroken, c.usable()) // since a moment ago
+		return errors.Join(comm.ErrBroken, c.usable()) // aborted since
 	}
 	// NCCL's groups belong to the OS thread; Current keeps the goroutine on it.
 	err := c.rt.Current(func() error {
@@ -124,8 +124,8 @@ func (c *Comm) flush(ctx context.Context, on *native) error {
 	return nil
 }
 
-// invoke makes a native call. Its arguments are all words, so those that a
-// function does not have do no harm.
+// invoke makes a native call. All arguments are words, so a function ignores those that it does
+// not have.
 func (c *Comm) invoke(n *nativeCall, handle uintptr) error {
 	a := &n.args
 	a[n.count], a[n.count+1] = handle, c.stream.Handle()

@@ -11,8 +11,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// asyncErrorEvery is how many looks at the stream Sync takes for one at NCCL's
-// own state, which costs more and changes rarely.
+// asyncErrorEvery is how many times Sync asks the stream for each time it asks NCCL for its
+// asynchronous state, which costs more and changes rarely.
 const asyncErrorEvery = 16
 
 // sync is Sync, as [Comm] describes it.
@@ -35,15 +35,14 @@ func (c *Comm) sync(ctx context.Context) error {
 	})
 	switch {
 	case err == nil:
-		// The stream is also done if another goroutine gave up and aborted, or
-		// another rank.
+		// The stream is also done if another goroutine or another rank has aborted.
 		if err := c.sound(); err != nil {
 			return err
 		}
 		if err := c.abandoned(collectives); err != nil {
 			return c.breakDown(err)
 		}
-		if c.closed() { // and with it what was known of others
+		if c.closed() { // which drops what was known of peers
 			return c.usable()
 		}
 		done = wait
@@ -58,28 +57,27 @@ func (c *Comm) sync(ctx context.Context) error {
 	return c.breakDown(err)
 }
 
-// done asks the stream. Close, which others may call, takes it away between two
-// looks.
+// done asks the stream whether it is idle. Close may take the stream away between two calls.
 func (c *Comm) done() (bool, error) {
 	c.looks.RLock()
 	defer c.looks.RUnlock()
 	return c.stream.Done()
 }
 
-// abandoned returns an error if another rank is known to have given up before so many
+// abandoned returns an error if another rank is known to have aborted before it completed n
 // collectives.
 //
-// The abort of one rank lets kernels of others go on, with whatever lies in memory: on
-// their way out its own still store the flags and steps that the others wait for. NCCL
-// tells those nothing, so a rank tells them before ([Comm.tellOthers]).
-func (c *Comm) abandoned(collectives uint64) error {
+// The abort of one rank lets kernels of the others go on with whatever lies in memory: its own
+// kernels still store the flags and steps that the others wait for before they exit. NCCL does
+// not tell the others, so a rank tells them before it aborts ([Comm.tellOthers]).
+func (c *Comm) abandoned(n uint64) error {
 	if c.reporter == nil {
 		return nil
 	}
 	if c.rt.HasCaptured() { // replays are not counted
-		collectives = math.MaxUint64
+		n = math.MaxUint64
 	}
-	return c.reporter.Failed(c.name, c.Rank(), collectives)
+	return c.reporter.Failed(c.name, c.Rank(), n)
 }
 
 // inCapture reports whether the driver refused a call because of a capture.
@@ -88,7 +86,7 @@ func inCapture(err error) bool {
 	return errors.As(err, &e) && e.InCapture()
 }
 
-// asyncError returns what went wrong in the native communicators that carry data.
+// asyncError returns the asynchronous error of the native communicators that carry data.
 func (c *Comm) asyncError() error {
 	if err := c.data.asyncError(); err != nil {
 		return err
