@@ -52,7 +52,7 @@ func New(check *Check, l *Life, b Backend) *Base {
 				return err
 			}
 			if err := b.Submit(c); err != nil {
-				return l.failed(c.Op.String(), err)
+				return l.explain(c.Op.String(), err)
 			}
 			return nil
 		},
@@ -65,7 +65,7 @@ func New(check *Check, l *Life, b Backend) *Base {
 				err = b.SubmitTogether(calls)
 			}
 			if err != nil {
-				return l.failed(opGroup, err)
+				return l.explain(opGroup, err)
 			}
 			return nil
 		},
@@ -80,7 +80,7 @@ func New(check *Check, l *Life, b Backend) *Base {
 				err = l.adopt(child)
 			}
 			if err != nil {
-				return nil, l.failed(w.Op.String(), err)
+				return nil, l.explain(w.Op.String(), err)
 			}
 			return child, nil
 		},

@@ -52,6 +52,7 @@ type Life struct {
 	mu       sync.Mutex
 	context  context.Context // ends with the first of Fail and Close; see Until
 	end      context.CancelCauseFunc
+	aborting chan struct{}       // closed by Fail; see Aborting
 	children []comm.Communicator // sub-communicators that may be open
 
 	closing atomic.Bool
@@ -112,12 +113,31 @@ func (l *Life) Fail(cause error) (first bool) {
 		return false
 	}
 	l.down.CompareAndSwap(nil, &broken)
+	l.mu.Lock()
+	close(l.failed())
+	l.mu.Unlock()
 	l.endWaits(cause)
 	return true
 }
 
+// Aborting returns a channel that is closed when Fail is called: for waits, which Close
+// lets go on.
+func (l *Life) Aborting() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed()
+}
+
+// failed is Aborting with mu held.
+func (l *Life) failed() chan struct{} {
+	if l.aborting == nil {
+		l.aborting = make(chan struct{})
+	}
+	return l.aborting
+}
+
 // Until returns a context that ends with ctx, when Fail is called, and when Close is:
-// for waits on something that the backend's Abort does not end. Its cause says which.
+// for what is not worth finishing once the communicator closes. Its cause says which.
 func (l *Life) Until(ctx context.Context) (context.Context, context.CancelFunc) {
 	l.mu.Lock()
 	if l.context == nil {
@@ -146,9 +166,9 @@ func (l *Life) endWaits(cause error) {
 	}
 }
 
-// failed deals with an error of the backend, and returns it as that of op. One that is
+// explain deals with an error of the backend, and returns it as that of op. One that is
 // not [Refused] aborts the communicator.
-func (l *Life) failed(op string, err error) error {
+func (l *Life) explain(op string, err error) error {
 	if !Refused(err) {
 		l.Fail(err)
 		l.abort()
