@@ -13,11 +13,7 @@ func (g *Gradients) agree(ctx context.Context) error {
 	if g.agreed || g.meter.WorldSize() == 1 {
 		return nil
 	}
-	rt, o, memory := g.rt, &g.order, &g.memory
-	if g.transaction != nil {
-		rt, o, memory = g.transaction.rt, &g.transaction.order, &g.transaction.buffers
-	}
-	err := base.Agree(ctx, rt, g.meter, o, memory, g.terms())
+	err := base.Agree(ctx, g.transaction.rt, g.meter, &g.transaction.order, &g.transaction.buffers, g.terms())
 	g.agreed = err == nil
 	g.before = g.meter.Totals() // what the step sends comes now
 	return err
@@ -31,12 +27,12 @@ func (g *Gradients) terms() string {
 	fmt.Fprintln(h, g.lens)
 	for i, b := range g.buckets {
 		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
-		if b.sparse != nil {
-			terms += ", " + b.sparse.Terms()
+		if own := b.reducer.Terms(); own != "" {
+			terms += ", " + own
 		}
 		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
 	}
-	if g.transaction != nil {
+	if !g.transaction.plain {
 		terms += fmt.Sprintf("\n%+v", g.transaction.cfg)
 	}
 	h.Write([]byte(terms))

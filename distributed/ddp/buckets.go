@@ -28,11 +28,10 @@ type bucket struct {
 	views   base.Buffer     // of gradients that live here and survive the communicator
 	flat    *runtime.Tensor // those that are joined; nil: none are
 	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
-	ended   bool            // the step of sparse is over
-	sparse  *sparse.Reducer // nil: a plain allreduce
-	failed  error           // of its exchange behind the caller
-	ready   uintptr         // the event of its gradients, with a branch
-	calls   []comm.Call     // reused
+	ended   bool            // its step is committed
+	reducer reducer
+	failed  error   // of its exchange behind the caller
+	ready   uintptr // the event of its gradients, with a branch
 }
 
 // arrange makes the buckets, for gradients that become ready in this order. patterns
@@ -48,7 +47,7 @@ func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string)
 	if err := g.allocate(ctx); err != nil {
 		return err
 	}
-	if g.transaction != nil && !g.transaction.cfg.NoUndo && g.keepsHost() {
+	if g.transaction.undoes() && g.keepsHost() {
 		g.async = newWorker(len(g.buckets), g.exchange)
 	}
 	return nil
@@ -62,8 +61,8 @@ func (g *Gradients) dismiss(ctx context.Context) error {
 		g.async = nil
 	}
 	for _, b := range g.buckets {
-		if b.sparse != nil {
-			errs = append(errs, b.sparse.Close())
+		if b.reducer != nil {
+			errs = append(errs, b.reducer.Close())
 		}
 		if b.memory != nil {
 			errs = append(errs, b.memory.Free(ctx))
@@ -147,14 +146,15 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 	if err != nil {
 		return err
 	}
-	whole, joint, err := joinPolicies(given, cfgs, whole, cfg.PerBucket != nil || whole.Pattern == sparse.Auto)
+	whole, more, err := joinPolicies(given, cfgs, whole, cfg.PerBucket != nil || whole.Pattern == sparse.Auto)
 	if err != nil {
 		return err
 	}
+	more = more || cfg.Reducer != nil
 	for i, b := range g.buckets {
 		b.cfg = cfgs[i]
 		switch {
-		case joint:
+		case more:
 			err = base.CheckGradientType(b.dt)
 		default:
 			if b.dt == dtype.F32 && cfg.Wire != dtype.Invalid {
@@ -168,8 +168,9 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
 	}
-	if !joint {
-		return nil
+	if !more {
+		g.transaction, err = newTransaction(g, nil, whole)
+		return err
 	}
 	if cfg.Sum || cfg.Rebuild || cfg.Wire != dtype.Invalid {
 		return fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with some that are sparse, clipped or judged", comm.ErrArgument)
@@ -232,7 +233,7 @@ func (g *Gradients) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if g.cfg.BucketViews || g.transaction != nil || b.wire != b.dt || g.order.Streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+			if g.cfg.BucketViews || !g.transaction.plain || b.wire != b.dt || g.order.Streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
 				b.joined = append(b.joined, p)
 				n += g.lens[p]
 			} else {
@@ -242,7 +243,7 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		var ptr uintptr
 		var err error
 		switch {
-		case g.cfg.BucketViews && g.transaction != nil:
+		case g.cfg.BucketViews && !g.transaction.plain:
 			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
 			ptr = b.views.Ptr
 		case !g.cfg.BucketViews && len(b.joined) < 2 && b.wire == b.dt:
@@ -266,31 +267,49 @@ func (g *Gradients) allocate(ctx context.Context) error {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
 	}
-	if g.transaction == nil {
-		return nil
-	}
 	if err := g.transaction.buffers.Allocate(g.transaction.rt, &g.transaction.shared, shared); err != nil {
 		return err
 	}
 	for i, b := range g.buckets {
-		n := b.bytes / b.dt.Size()
+		n := b.len()
 		var err error
 		if b.flat == nil && b.joined != nil {
 			b.flat, err = runtime.Wrap(g.rt, g.transaction.shared.Ptr, b.dt, []int{n}, nil, nil)
 		}
-		if err == nil && b.sparse == nil {
-			b.sparse, err = sparse.New(g.runtime(), g.meter, n, b.cfg)
+		if err == nil && b.reducer == nil {
+			b.reducer, err = g.newReducer(i, b)
 		}
-		if err == nil && g.side != nil && b.ready == 0 {
+		if err == nil && g.side != nil && !g.transaction.plain && b.ready == 0 {
 			b.ready, err = g.side.ops.CreateEvent()
 		}
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
-		g.transaction.link(i, b.sparse)
+		g.transaction.link(i, b.reducer)
 	}
 	return nil
 }
+
+// newReducer makes what reduces a bucket.
+func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
+	if g.transaction.plain {
+		return &plain{g: g, b: b}, nil
+	}
+	if g.cfg.Reducer != nil {
+		r, err := g.newCustom(i, b)
+		if r != nil || err != nil {
+			return r, err
+		}
+	}
+	s, err := sparse.New(g.runtime(), g.meter, b.len(), b.cfg)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// len returns how many elements a bucket has.
+func (b *bucket) len() int { return b.bytes / b.dt.Size() }
 
 // shares reports whether gradients are put together in memory that other buckets
 // use as well.

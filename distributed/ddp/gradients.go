@@ -71,6 +71,9 @@ type Config struct {
 	// (gradient_as_bucket_view in PyTorch). Another tensor that Ready is given is
 	// copied as ever. It excludes Wire and Rebuild.
 	BucketViews bool
+	// Reducer, if set, returns what reduces a bucket in the place of Config: a compression of the
+	// program. nil leaves a bucket to Config.
+	Reducer func(b Bucket) (Reducer, error)
 	// Uneven has ranks that run out of data sooner than others call
 	// [Gradients.Join]. It costs an allreduce of one number in each step.
 	Uneven bool
@@ -149,7 +152,7 @@ type Gradients struct {
 	results     []*runtime.Tensor // what was given in the last complete step
 	spares      []*runtime.Tensor // in the place of what was left out; nil: never yet
 	buckets     []*bucket
-	transaction *transaction // nil: all buckets are plain allreduces
+	transaction *transaction
 	onStage     func(bucket int, s sparse.Stage)
 	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
 	async       *worker     // nil: what buckets exchange is exchanged when they are complete
@@ -157,7 +160,6 @@ type Gradients struct {
 	steps       int         // complete steps
 	begun       bool
 	agreed      bool            // the ranks have compared what they reduce
-	memory      base.Buffers    // where plain buckets do
 	fault       error           // of this step, which Wait undoes
 	factor      uintptr         // what clips the gradients of this step
 	sums        []sum           // what was accumulated
@@ -353,14 +355,12 @@ func (g *Gradients) begin(ctx context.Context) {
 // buckets share is written. Then, before anything else is communicated, the ranks
 // compare what they reduce, if they have not yet.
 func (g *Gradients) drain(ctx context.Context) error {
-	if g.transaction != nil {
-		if err := g.transaction.order.Drain(ctx); err != nil {
+	if err := g.transaction.order.Drain(ctx); err != nil {
+		return err
+	}
+	for _, b := range g.buckets {
+		if err := b.reducer.Drain(ctx); err != nil {
 			return err
-		}
-		for _, b := range g.buckets {
-			if err := b.sparse.Drain(ctx); err != nil {
-				return err
-			}
 		}
 	}
 	return g.agree(ctx)
@@ -370,7 +370,7 @@ func (g *Gradients) drain(ctx context.Context) error {
 func (g *Gradients) fail(err error) {
 	switch {
 	case err == nil:
-	case g.transaction != nil && !g.transaction.cfg.NoUndo:
+	case g.transaction.undoes():
 		g.fault = err
 	default:
 		g.err = err
@@ -387,7 +387,7 @@ func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
 		g.arrived = append(g.arrived, i)
 	}
 	g.buckets[g.where[i]].missing--
-	if g.transaction == nil || g.transaction.cfg.ClipNorm == 0 {
+	if g.transaction.cfg.ClipNorm == 0 {
 		g.launchComplete(ctx)
 	}
 }
@@ -400,20 +400,12 @@ func (g *Gradients) launchComplete(ctx context.Context) {
 	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil && g.fault == nil {
 		b := g.buckets[g.next]
 		g.next++
-		if g.transaction != nil {
-			g.fail(g.startSparse(ctx, b))
-			continue
-		}
-		err := g.copyParts(b, false)
-		if err == nil {
-			err = g.start(ctx, b)
-		}
-		g.fail(err)
+		g.fail(g.start(ctx, b))
 	}
 }
 
-// startSparse starts the step of a bucket, and may also end it.
-func (g *Gradients) startSparse(ctx context.Context, b *bucket) error {
+// start starts the step of a bucket, and may also end it.
+func (g *Gradients) start(ctx context.Context, b *bucket) error {
 	if err := g.side.mark(b.ready); err != nil {
 		return err
 	}
@@ -428,11 +420,11 @@ func (g *Gradients) startSparse(ctx context.Context, b *bucket) error {
 		g.async.add(b)
 		return nil
 	}
-	err := b.sparse.Exchange(ctx)
+	err := b.reducer.Exchange(ctx)
 	g.passed(b, sparse.Exchanged)
 	// What is not in flight, and will not be rolled back, ends here: the result may be in
 	// memory that the next bucket uses.
-	if b.ended = g.transaction.cfg.NoUndo && !b.sparse.InFlight(); b.ended && err == nil {
+	if b.ended = g.transaction.cfg.NoUndo && !b.reducer.InFlight(); b.ended && err == nil {
 		err = g.commit(b, sparse.Passes)
 	}
 	return err
@@ -440,7 +432,7 @@ func (g *Gradients) startSparse(ctx context.Context, b *bucket) error {
 
 // commit ends the step of a bucket.
 func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
-	err := b.sparse.Commit(v)
+	err := b.reducer.Commit(v)
 	if err == nil {
 		err = g.copyParts(b, true)
 	}
@@ -462,7 +454,7 @@ func (g *Gradients) pick(ctx context.Context, b *bucket) error {
 	if err = cmp.Or(err, wrong); err != nil {
 		return err
 	}
-	err = b.sparse.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.factor, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
+	err = b.reducer.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.factor, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
 	g.passed(b, sparse.Selected)
 	return err
 }
@@ -475,7 +467,7 @@ func (g *Gradients) exchange(b *bucket) error {
 			return err
 		}
 	}
-	err := b.sparse.Exchange(ctx)
+	err := b.reducer.Exchange(ctx)
 	g.passed(b, sparse.Exchanged)
 	return err
 }
@@ -487,7 +479,7 @@ func (g *Gradients) exchange(b *bucket) error {
 func (g *Gradients) OnStage(f func(bucket int, s sparse.Stage)) { g.onStage = f }
 
 func (g *Gradients) passed(b *bucket, s sparse.Stage) {
-	if g.onStage != nil {
+	if g.onStage != nil && !g.transaction.plain {
 		g.onStage(slices.Index(g.buckets, b), s)
 	}
 }
@@ -495,33 +487,6 @@ func (g *Gradients) passed(b *bucket, s sparse.Stage) {
 // Stream returns the stream on which sparse buckets are picked from and merged: one
 // beside the compute stream where there is such ([runtime.Brancher]).
 func (g *Gradients) Stream() uintptr { return g.runtime().ComputeStream() }
-
-// start submits the reduction of a plain bucket.
-func (g *Gradients) start(ctx context.Context, b *bucket) error {
-	b.calls = b.calls[:0]
-	add := func(t *runtime.Tensor) error {
-		p, err := t.Ptr()
-		b.calls = append(b.calls, comm.AllReduceCall(p, p, t.Len(), b.wire, g.op))
-		return err
-	}
-	if b.flat != nil {
-		if err := add(b.flat); err != nil {
-			return err
-		}
-	}
-	for _, i := range b.apart {
-		if err := add(g.given[i]); err != nil {
-			return fmt.Errorf("gradient %d: %w", i, err)
-		}
-	}
-	if err := g.order.CommAfterCompute(ctx); err != nil {
-		return err
-	}
-	if len(b.calls) == 1 {
-		return b.calls[0].Make(g.meter)
-	}
-	return g.meter.Group(b.calls...)
-}
 
 // copyParts puts gradients of a bucket together, or copies them back.
 func (g *Gradients) copyParts(b *bucket, back bool) error {
@@ -575,16 +540,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 			}
 		}
 	}
-	if g.err == nil && g.transaction == nil {
-		g.err = g.order.ComputeAfterComm(ctx)
-		for _, b := range g.buckets {
-			if g.err == nil {
-				g.err = g.copyParts(b, true)
-			}
-		}
-	} else if g.transaction != nil {
-		g.conclude(ctx)
-	}
+	g.conclude(ctx)
 	if g.fault != nil {
 		return base.OpError(op, g.undo())
 	}
@@ -643,7 +599,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 		if b.ended {
 			continue
 		}
-		hostWaited, err := b.sparse.Complete(ctx)
+		hostWaited, err := b.reducer.Complete(ctx)
 		if err != nil {
 			g.fail(err)
 			return
@@ -672,7 +628,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 func (g *Gradients) undo() error {
 	cause := g.fault
 	for _, b := range g.buckets[:g.next] {
-		if err := b.sparse.RollBack(); err != nil && g.err == nil {
+		if err := b.reducer.RollBack(); err != nil && g.err == nil {
 			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, err)
 		}
 	}
@@ -775,19 +731,15 @@ func (g *Gradients) BucketStats(ctx context.Context, bucket int) (sparse.Stats, 
 		return sparse.Stats{}, base.OpError(op, fmt.Errorf("%w: bucket %d is not in [0, %d)", comm.ErrArgument, bucket, len(g.buckets)))
 	}
 	b := g.buckets[bucket]
-	if b.sparse != nil {
-		if err := g.alone(); err != nil {
+	if err := g.alone(); err != nil {
+		return sparse.Stats{}, base.OpError(op, err)
+	}
+	if !g.closed {
+		if err := g.side.catchUp(); err != nil {
 			return sparse.Stats{}, base.OpError(op, err)
 		}
-		if !g.closed {
-			if err := g.side.catchUp(); err != nil {
-				return sparse.Stats{}, base.OpError(op, err)
-			}
-		}
-		return b.sparse.Stats(ctx)
 	}
-	n := b.bytes / b.dt.Size()
-	return sparse.Stats{Step: g.stats.Step, Pattern: sparse.Dense, Dense: true, Elements: n, K: n, PickedLocal: n, PickedGlobal: n}, nil
+	return b.reducer.Stats(ctx)
 }
 
 // Close frees the buckets. Gradients and communicator stay as they are.
@@ -819,9 +771,10 @@ func (g *Gradients) Close() error {
 	}
 	for _, b := range g.buckets {
 		err := settled
-		if b.sparse != nil {
-			err = b.sparse.Close()
-			errs = append(errs, err)
+		if b.reducer != nil {
+			failed := b.reducer.Close()
+			errs = append(errs, failed)
+			err = cmp.Or(err, failed)
 		}
 		if b.memory != nil && err == nil && !(symmetric && g.err != nil) {
 			// A communicator that was closed has freed its memory.
@@ -835,9 +788,6 @@ func (g *Gradients) Close() error {
 	}
 	if g.transaction != nil {
 		errs = append(errs, g.transaction.close())
-	}
-	if settled == nil {
-		errs = append(errs, g.memory.Release(g.rt, 0))
 	}
 	for _, t := range own {
 		if t != nil && settled == nil {

@@ -81,8 +81,8 @@ func (g *Gradients) State(ctx context.Context) ([]byte, error) {
 	chunk := func(part []byte) { state = append(binary.LittleEndian.AppendUint32(state, uint32(len(part))), part...) }
 	for i, b := range g.buckets {
 		var part []byte
-		if b.sparse != nil && err == nil {
-			part, err = b.sparse.State(ctx)
+		if err == nil {
+			part, err = b.reducer.State(ctx)
 		}
 		if int64(len(part)) > math.MaxUint32 {
 			err = fmt.Errorf("%w: bucket %d has a state of %d bytes", comm.ErrUnsupported, i, len(part))
@@ -149,7 +149,12 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 			g.async.close()
 			g.async = newWorker(len(g.buckets), g.exchange)
 		}
-		if g.transaction == nil { // plain buckets are ordered by the compute stream alone
+		for _, b := range g.buckets {
+			if p, ok := b.reducer.(*plain); ok {
+				p.g = g
+			}
+		}
+		if g.transaction.plain { // plain buckets are ordered by the compute stream alone
 			if g.err = g.side.close(); g.err != nil {
 				return g.err
 			}
@@ -166,9 +171,6 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 		g.sums[i].any = false
 	}
 	for i, restore := range restores {
-		if restore == nil {
-			continue
-		}
 		if g.err = restore(ctx); g.err != nil {
 			return fmt.Errorf("bucket %d: %w", i, g.err)
 		}
@@ -199,24 +201,20 @@ func (g *Gradients) discard(ctx context.Context, other *Gradients) error {
 	return err
 }
 
-// prepareBuckets checks the states of the buckets, and returns what restores each; nil for one
-// that is plain.
+// prepareBuckets checks the states of the buckets, and returns what restores each.
 func (g *Gradients) prepareBuckets(ctx context.Context, saved []savedGradients) ([]func(context.Context) error, error) {
 	all := make([]func(context.Context) error, len(g.buckets))
 	for i, b := range g.buckets {
 		var parts [][]byte
 		for _, s := range saved {
-			if part := s.parts[i]; (len(part) > 0) != (b.sparse != nil) {
+			if part := s.parts[i]; (len(part) > 0) == g.transaction.plain {
 				return nil, fmt.Errorf("%w: bucket %d is configured otherwise", comm.ErrMismatch, i)
-			} else if b.sparse != nil {
+			} else {
 				parts = append(parts, part)
 			}
 		}
-		if b.sparse == nil {
-			continue
-		}
 		var err error
-		if all[i], err = b.sparse.PrepareRestore(ctx, parts...); err != nil {
+		if all[i], err = b.reducer.PrepareRestore(ctx, parts...); err != nil {
 			return nil, fmt.Errorf("bucket %d: %w", i, err)
 		}
 	}
@@ -288,10 +286,7 @@ func (g *Gradients) ScaleResidual(factor float64) error {
 		return err
 	}
 	for i, b := range g.buckets {
-		if b.sparse == nil {
-			continue
-		}
-		if err := b.sparse.ScaleResidual(factor); err != nil {
+		if err := b.reducer.ScaleResidual(factor); err != nil {
 			return base.OpError(op, fmt.Errorf("bucket %d: %w", i, err))
 		}
 	}
@@ -310,7 +305,7 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	if err := comm.CheckDevice(c, g.rt.Device()); err != nil {
 		return base.OpError(op, err)
 	}
-	if g.transaction == nil && !g.closed {
+	if g.transaction.plain && !g.closed {
 		g.err = nil // a plain allreduce keeps nothing that its error could spoil
 		g.reset()
 	}
@@ -325,10 +320,7 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 }
 
 func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
-	if err := g.order.DrainToFree(); err != nil {
-		return err
-	}
-	if err := g.memory.Release(g.rt, 0); err != nil {
+	if err := errors.Join(g.order.DrainToFree(), g.transaction.order.DrainToFree()); err != nil {
 		return err
 	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
@@ -351,27 +343,23 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		g.side.ops = ops
 	}
 	for _, b := range g.buckets {
-		if b.sparse != nil {
-			if err := b.sparse.Rebind(g.meter); err != nil {
-				return err
-			}
-			keeps = keeps || b.cfg.Keeps()
+		if err := b.reducer.Rebind(g.meter); err != nil {
+			return err
 		}
+		keeps = keeps || b.cfg.Keeps()
 	}
 	if keeps {
 		base.ReportLost(had, c)
 	}
 	if g.open { // the buckets have found out
-		first, err := g.buckets[0].sparse.Stats(ctx)
+		first, err := g.buckets[0].reducer.Stats(ctx)
 		if err != nil {
 			return err
 		}
 		g.stats.Skipped, g.open = first.Skipped, false
 	}
-	if g.transaction != nil {
-		if err := g.transaction.bind(g); err != nil {
-			return err
-		}
+	if err := g.transaction.bind(g); err != nil {
+		return err
 	}
 	g.reset()
 	return g.allocate(ctx)

@@ -14,10 +14,10 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// transaction is what the buckets of a [Gradients] share where one of them is more
-// than a plain allreduce: the norm that clips them, a verdict on non-finite gradients, and
-// memory.
+// transaction is what the buckets of a [Gradients] share: the norm that clips them, a verdict on
+// non-finite gradients, and memory.
 type transaction struct {
+	plain   bool            // all buckets are plain allreduces, of which none clips or judges
 	rt      runtime.Runtime // that works on buckets
 	kernels runtime.Kernels
 	c       comm.Communicator
@@ -35,9 +35,12 @@ type transaction struct {
 	skipped [1]int32
 }
 
-// newTransaction configures what buckets share.
+// newTransaction configures what buckets share; without kernels they are plain.
 func newTransaction(g *Gradients, kernels runtime.Kernels, cfg sparse.Config) (*transaction, error) {
-	j := &transaction{rt: g.runtime(), kernels: kernels, cfg: cfg}
+	j := &transaction{plain: kernels == nil, rt: g.runtime(), kernels: kernels, cfg: cfg}
+	if j.plain { // on the compute stream alone
+		j.rt = g.rt
+	}
 	if err := j.bind(g); err != nil {
 		return nil, errors.Join(err, j.close())
 	}
@@ -48,6 +51,9 @@ func newTransaction(g *Gradients, kernels runtime.Kernels, cfg sparse.Config) (*
 // and per bucket.
 func (j *transaction) bind(g *Gradients) error {
 	j.c, j.order = g.meter, base.NewOrder(j.rt, g.meter)
+	if j.plain {
+		return j.buffers.Release(j.rt, 0) // of a comparison that failed
+	}
 	squares, flags := 2*len(g.lens), j.c.WorldSize()*len(g.buckets)
 	words := squares + flags + 3
 	if err := j.buffers.Allocate(j.rt, &j.memory, words*base.WordSize); err != nil {
@@ -64,9 +70,12 @@ func (j *transaction) bind(g *Gradients) error {
 }
 
 // link has a bucket count its non-finite entries for the verdict, and follow it.
-func (j *transaction) link(bucket int, s *sparse.Reducer) {
-	s.JoinTransaction(base.At(j.flags, bucket*j.c.WorldSize()), j.skip)
+func (j *transaction) link(bucket int, r reducer) {
+	r.JoinTransaction(base.At(j.flags, bucket*j.c.WorldSize()), j.skip)
 }
+
+// undoes reports whether a step that fails is rolled back.
+func (j *transaction) undoes() bool { return !j.plain && !j.cfg.NoUndo }
 
 // clip returns the address of what all gradients are multiplied by, 0 if nothing
 // bounds their norm.

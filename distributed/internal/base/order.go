@@ -105,3 +105,6 @@ func (o *Order) Drain(ctx context.Context) error {
 	o.pending = false
 	return nil
 }
+
+// InFlight reports whether there may be communication that the compute stream does not wait for.
+func (o *Order) InFlight() bool { return o.pending }
