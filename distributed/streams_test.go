@@ -2,6 +2,8 @@ package distributed_test
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -14,7 +16,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestLocalWithStreams runs the suite in the ways of devices with streams.
+// TestLocalWithStreams runs the suite in the ways of devices with streams. (What auto chooses among
+// is part of it; how it does so there, TestAutoWithStreams of package sparse knows.)
 func TestLocalWithStreams(t *testing.T) {
 	sizes := []int{1, 2, 3, 5}
 	if testing.Short() {
@@ -30,10 +33,11 @@ func TestLocalWithStreams(t *testing.T) {
 				return body(ctx, commtest.Rank{Comm: standin.NewOrdered(ctx, c), Runtime: rt})
 			})
 		},
-	})
+	}, distributedtest.Cases(func(name string) bool { return extended || !strings.HasPrefix(name, "auto") }))
 }
 
-// The same with sparse buckets that are worked on beside the backward pass.
+// The same with sparse buckets that are worked on beside the backward pass: the cases that have
+// buckets.
 func TestLocalWithBranches(t *testing.T) {
 	sizes := []int{1, 2, 3}
 	if testing.Short() {
@@ -49,5 +53,7 @@ func TestLocalWithBranches(t *testing.T) {
 				return body(ctx, commtest.Rank{Comm: standin.NewByEvents(ctx, c), Runtime: rt})
 			})
 		},
-	})
+	}, distributedtest.Cases(func(name string) bool {
+		return extended || slices.Contains([]string{"Misuse", "Gradients", "Many", "Training"}, name)
+	}))
 }

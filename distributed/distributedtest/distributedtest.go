@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,12 +37,16 @@ type Option func(*suite)
 // Extended runs more lengths and steps, for continuous integration.
 func Extended() Option { return func(s *suite) { s.extended = true } }
 
+// Cases leaves out the cases that keep is false for: those that another run of the suite has.
+func Cases(keep func(name string) bool) Option { return func(s *suite) { s.keep = keep } }
+
 // Seed sets the seed of the inputs, 1 unless set.
 func Seed(seed uint64) Option { return func(s *suite) { s.seed = seed } }
 
 type suite struct {
 	commtest.Backend
 	extended bool
+	keep     func(name string) bool // nil: all
 	seed     uint64
 }
 
@@ -74,6 +79,9 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "Levels", body: testLevels, sparse: true},
 	}
 	cases = append(cases, patternCases()...)
+	if s.keep != nil {
+		cases = slices.DeleteFunc(cases, func(c testCase) bool { return !s.keep(c.name) })
+	}
 	for _, size := range b.Sizes {
 		t.Run(fmt.Sprintf("ranks=%d", size), func(t *testing.T) {
 			for _, c := range cases {

@@ -83,6 +83,9 @@ func TestOktopkReadsLater(t *testing.T) {
 			"error":   {NonFinite: sparse.FailNonFinite},
 			"no undo": {NoUndo: true},
 		} {
+			if common := name == "drop" || name == "no undo"; !standin.Extended && (ranks == 3 && !common || ranks == 4 && common) {
+				continue // what is left has all policies, and all numbers of ranks
+			}
 			t.Run(fmt.Sprintf("%d ranks, %s", ranks, name), func(t *testing.T) {
 				cfg.Pattern, cfg.Density = sparse.Oktopk, 0.05
 				cfg = cfg.Tuned(tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})

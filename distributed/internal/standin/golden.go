@@ -17,6 +17,9 @@ import (
 
 var update = flag.Bool("update", false, "record the hashes of all steps anew")
 
+// Extended: tests are to take longer, and leave nothing out.
+var Extended = os.Getenv("TUTTI_EXTENDED") != ""
+
 // Golden compares lines of a name and a hash with those that are recorded in a file. Their
 // inputs are made by floating-point code of which other processors may fuse operations.
 func Golden(t *testing.T, file string, got []string) {
