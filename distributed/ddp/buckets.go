@@ -30,8 +30,8 @@ type bucket struct {
 	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
 	ended   bool            // its step is committed
 	reducer reducer
-	failed  error   // of its exchange behind the caller
-	ready   uintptr // the event of its gradients, with a branch
+	failed  error   // of its asynchronous exchange
+	ready   uintptr // the event of its gradients, with a side stream
 }
 
 // arrange makes the buckets, for gradients that become ready in this order. patterns

@@ -38,16 +38,16 @@ type Config struct {
 	// is a bucket of its own.
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide
-	// the loss by the world size: a backend may add faster than it averages. It
-	// is for dense buckets only that neither clip nor look for overflows.
+	// the loss by the world size: a backend may add faster than it averages. Valid only
+	// for dense buckets without clipping or detection of non-finite gradients.
 	Sum bool
 	// Config is how a bucket is reduced, dense unless set. ClipNorm bounds the norm
 	// of the whole gradient, which is known when the last one is ready: so all
-	// communication is in Wait then. Overflow is one for all buckets.
+	// communication is in Wait then. NonFinite is one for all buckets.
 	sparse.Config
 	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
-	// many elements, as biases and the parameters of norms are, have dense buckets of
-	// their own: 65536 unless set, a negative number for none.
+	// many elements, such as biases and the parameters of norms, have separate dense
+	// buckets: 65536 unless set, a negative number for none.
 	DenseUpTo int
 	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
 	// first and holds gradients registered last. There is no DenseUpTo then. A
@@ -59,17 +59,17 @@ type Config struct {
 	FirstBucketBytes int
 	// Rebuild fills the buckets anew after the first step, in the order in which rank
 	// 0's gradients became ready. It is for dense buckets: what a sparse one has not
-	// sent yet is of its gradients.
+	// sent yet belongs to its gradients.
 	Rebuild bool
 	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
 	// bytes. They are rounded before the reduction, which adds up in F32 where the
-	// backend does, and once behind it. Beyond 65504 an F16 is infinite; BF16 has the
+	// backend does, and once after it. Beyond 65504 an F16 is infinite; BF16 has the
 	// range of F32. Unset, they travel as they are.
 	Wire dtype.DType
 	// BucketViews has the gradients live in the buckets: a backward pass computes them
 	// in the tensors that [Gradients.Views] hands out, and nothing is copied
-	// (gradient_as_bucket_view in PyTorch). Another tensor that Ready is given is
-	// copied as ever. It excludes Wire and Rebuild.
+	// (gradient_as_bucket_view in PyTorch). Any other tensor passed to Ready is
+	// copied as usual. It excludes Wire and Rebuild.
 	BucketViews bool
 	// Reducer, if set, returns what reduces a bucket in the place of Config: a compression of the
 	// program. nil leaves a bucket to Config.
@@ -83,7 +83,7 @@ type Config struct {
 type Stats struct {
 	Step    int // number of the step, from 0
 	Buckets int
-	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was undone
+	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was rolled back
 	// in all buckets, on all ranks.
 	Skipped bool
 	// SentElements and SentBytes count as in [sparse.Stats].
@@ -107,18 +107,18 @@ type Stats struct {
 // compute are ordered by events and the host never waits) or makes progress by
 // itself. With streams its gradients are put together, in symmetric memory if
 // there is such ([comm.Allocate]); otherwise all but the small ones are reduced
-// where they are, as one group. What is to be sent of a sparse bucket is picked in
-// Ready. Without streams it travels while the backward pass goes on, and while the
-// next bucket is picked from, on a goroutine of the Gradients (with [sparse.Config].NoUndo
-// in Ready). With streams, buckets are picked from, exchanged and merged on a stream of
-// the Gradients's own, behind an event of the compute stream for each, where
-// the runtime can branch ([runtime.Brancher]) and otherwise on the compute stream. Where
-// an exchange has the host wait ([sparse.NeedsHost]), that goroutine does it all, with
-// [sparse.Config].NoUndo Ready.
+// where they are, as one group.
 //
-// Where a bucket is sparse, gradients are clipped or overflows are looked for, a
-// step is a transaction of all buckets, unless [sparse.Config].NoUndo is set: results are
-// written in Wait, if all buckets have one and none overflowed. An error of Ready
+// What a sparse bucket sends is selected in Ready. Without streams the exchange is
+// asynchronous: a communication worker, a goroutine of the Gradients, makes it while the
+// backward pass goes on (with [sparse.Config].NoUndo, Ready does). With streams, a side
+// stream selects, exchanges and merges each bucket after an event of the compute stream, if the
+// runtime has such streams ([runtime.Brancher]); otherwise the compute stream does. If an exchange
+// has the host wait ([sparse.NeedsHost]), the worker does it all, or with NoUndo, Ready.
+//
+// If any bucket is sparse, has a [Reducer], or clipping or detection of non-finite gradients is
+// on, all buckets commit or roll back together, unless [sparse.Config].NoUndo is set: results are
+// written in Wait, if all buckets have one and all gradients are finite. An error of Ready
 // stays until Wait, which returns it too and ends the step: gradients and residuals
 // are as before it then, bit for bit, on this rank, and the step can be repeated, or
 // left out, with the same communicator or another one ([Gradients.Rebind]). An
@@ -409,7 +409,7 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 	if err := g.side.mark(b.ready); err != nil {
 		return err
 	}
-	if g.async != nil && g.side != nil { // it also submits the work, in the order in which the branch is to do it
+	if g.async != nil && g.side != nil { // it also submits the work, in the order of the side stream
 		g.async.add(b)
 		return nil
 	}
@@ -459,7 +459,7 @@ func (g *Gradients) pick(ctx context.Context, b *bucket) error {
 	return err
 }
 
-// exchange is what is done behind the caller, until Wait's context ends it.
+// exchange is what the worker does, until Wait's context ends it.
 func (g *Gradients) exchange(b *bucket) error {
 	ctx := context.Background()
 	if g.side != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// branch is where a [Gradients] works on sparse buckets beside the backward pass, if
+// sideStream is where a [Gradients] works on buckets beside the backward pass, if
 // the device does several streams of work at a time: it picks, exchanges and merges
 // on a stream of its own, behind an event of the compute stream for each bucket.
 type sideStream struct {
@@ -18,7 +18,7 @@ type sideStream struct {
 	back    uintptr // the event of what was done here
 }
 
-// newSideStream returns a branch of rt, or nil where there is none.
+// newSideStream returns a side stream of rt, or nil if there is none.
 func newSideStream(rt runtime.Runtime, c comm.Communicator) (*sideStream, error) {
 	of, ok := rt.(runtime.Brancher)
 	ops, has := comm.AsStreamSync(c)
@@ -44,7 +44,7 @@ func (b *sideStream) mark(event uintptr) error {
 	return b.ops.RecordOnStream(event, b.compute)
 }
 
-// follow lets the branch's work from now on see what was there at the mark.
+// follow lets the side stream's work from now on see what was there at the mark.
 func (b *sideStream) follow(event uintptr) error {
 	if b == nil {
 		return nil
@@ -52,7 +52,7 @@ func (b *sideStream) follow(event uintptr) error {
 	return b.ops.StreamWaitEvent(b.rt.ComputeStream(), event)
 }
 
-// join lets the compute stream's work from now on see what the branch was given.
+// join lets the compute stream's work from now on see what the side stream was given.
 func (b *sideStream) join() error {
 	if b == nil {
 		return nil
@@ -74,7 +74,7 @@ func (b *sideStream) catchUp() error {
 	return b.follow(b.back)
 }
 
-// close waits for the compute stream, which may use memory of the branch, and gives
+// close waits for the compute stream, which may use memory of the side stream, and gives
 // all back.
 func (b *sideStream) close() error {
 	if b == nil {

@@ -54,7 +54,7 @@ func (g *Gradients) between(op string) error {
 			return base.OpError(op, fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument))
 		}
 	}
-	if err := g.side.catchUp(); err != nil { // a graph has the branch's work on the compute stream
+	if err := g.side.catchUp(); err != nil { // a graph has the side stream's work on the compute stream
 		return base.OpError(op, err)
 	}
 	return nil

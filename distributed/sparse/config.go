@@ -41,7 +41,7 @@ type Config struct {
 
 	// NoUndo saves memory, 4 bytes per element (for the dense pattern, the size of
 	// the gradient). Without it a step is a transaction, which can be repeated after
-	// an error (see [Reducer.AllReduce]) and dropped after an overflow; with it, an
+	// an error (see [Reducer.AllReduce]) and skipped if a gradient is not finite; with it, an
 	// error of a step stays.
 	NoUndo bool
 	// InPlace makes the gradient's memory the residual: a step takes out of the
@@ -55,8 +55,8 @@ type Config struct {
 	InPlace bool
 	// NonFinite says what becomes of a step in which a rank's gradient is not
 	// finite. Unless set it is [SkipNonFinite], but [PassNonFinite] with NoUndo, which
-	// allows no other, and for the dense pattern, which keeps nothing that an
-	// overflow could spoil.
+	// allows no other, and for the dense pattern, which keeps nothing that such
+	// a gradient could spoil.
 	NonFinite NonFinitePolicy
 
 	// Schedule varies the density over the steps.
@@ -84,8 +84,8 @@ const (
 // NonFinitePolicy says what becomes of a step whose result has, or may have from
 // additions of that size (from the largest F32 divided by P), an entry that is
 // not finite. As every rank's result is made of the same entries, all ranks find
-// the same. An average that is too large for F16 or BF16, but not for F32, is no
-// overflow: the result is the largest number of that type, and the residual keeps
+// the same. An average that is too large for F16 or BF16, but not for F32, is
+// finite: the result is the largest number of that type, and the residual keeps
 // the rest.
 type NonFinitePolicy uint8
 

@@ -41,7 +41,7 @@ type engine struct {
 	before base.Buffer // what is kept of the numbers, before the step
 	step               // the one that is made, or was made last
 
-	flags  uintptr // P I32: of each list of the result, how many may overflow
+	flags  uintptr // P I32: of each list of the result, how many may not be finite
 	skip   uintptr // I32, and how many: if one is not 0, the device undoes the step
 	skips  int
 	past   past        // what earlier steps left on the host
@@ -88,7 +88,7 @@ type past struct {
 	globalThreshold float32
 	even            bool // oktopk's messages had about equal lengths
 	level           int  // for how many steps partitions had about equally many of the sums that passed
-	pending         bool // the numbers of the last step are not read yet: see okExchange.settle
+	pending         bool // the numbers of the last step are not read yet: see okExchange.readPosted
 }
 
 // save keeps what undo brings back: the numbers that a step leaves to later ones, and
@@ -142,7 +142,7 @@ func (e *engine) undo() {
 }
 
 // undoIfNonFinite has the device undo the step, and make the gradient zero, if
-// there were overflows. The past is that before the step then: whoever leaves one
+// there were entries that are not finite. The past is that before the step then: whoever leaves one
 // finds out ([numbers].dropped).
 func (e *engine) undoIfNonFinite(g gradient) {
 	e.copies = e.copies[:0]
@@ -159,14 +159,14 @@ func (e *engine) undoIfNonFinite(g gradient) {
 	e.copyIfNonFinite()
 }
 
-// copyIfNonFinite makes the copies if there were overflows.
+// copyIfNonFinite makes the copies if there were such entries.
 func (e *engine) copyIfNonFinite() {
 	if e.err == nil {
 		e.check(e.kernels.CopyIf(e.copies, e.skip, e.skips))
 	}
 }
 
-// countResult counts the overflows of a result: the same on every rank, as it is.
+// countResult counts the entries of a result that are not finite: the same on every rank, as it is.
 func (e *engine) countResult(r result) {
 	for i, l := range r.lists {
 		e.countList(l, i)
@@ -182,7 +182,7 @@ func (e *engine) countList(l runtime.Entries, i int) {
 	}
 }
 
-// countArray counts one overflow if an array has any. Its sum of squares is not
+// countArray counts one such entry if an array has any. Its sum of squares is not
 // finite then, and the high word of such an F64, read as an F32, is a NaN, while
 // that of no sum of squares of F32 reaches numLimit.
 func (e *engine) countArray(p uintptr, dt dtype.DType) {
@@ -192,12 +192,12 @@ func (e *engine) countArray(p uintptr, dt dtype.DType) {
 	e.countList(runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, 0)
 }
 
-// foundNonFinite has the host wait for the overflows, and reports whether there are
+// foundNonFinite has the host wait for what was counted, and reports whether there is
 // any.
 func (e *engine) foundNonFinite(ctx context.Context) bool {
 	e.read(ctx)
-	counts := e.host[e.overflows:][:e.size]
-	if e.skip != e.at(e.overflows) && e.err == nil { // it is decided with other tensors
+	counts := e.host[e.nonFinite:][:e.size]
+	if e.skip != e.at(e.nonFinite) && e.err == nil { // it is decided with other tensors
 		clear(counts)
 		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
 	}

@@ -64,7 +64,7 @@ type innerDim struct {
 //
 // K = Density * n is of a rank's share. Errors are those of [New], and
 // [comm.ErrArgument] for a dimension that mesh does not have, or that is named
-// twice; [comm.ErrUnsupported] for ClipNorm and for an Overflow that is not
+// twice; [comm.ErrUnsupported] for ClipNorm and for a NonFinite that is not
 // [PassNonFinite], which take more than the ranks between hosts know. A step is no
 // transaction ([Config].NoUndo).
 func NewHierarchical(rt runtime.Runtime, mesh *distributed.Mesh, n int, cfg Config, dims ...string) (*Hierarchical, error) {

@@ -24,7 +24,7 @@ const (
 	numSquares   number = 0 // F64: the squared norm of the gradient
 	numFactor    number = 2 // F32: what clipping scales it by
 	numUsed      number = 3 // F32: the threshold that was used
-	numLimit     number = 4 // F32: magnitudes from here on may overflow when P are added
+	numLimit     number = 4 // F32: magnitudes from here on may not stay finite when P are added
 	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
 	numFan       number = 6
 	numFanCounts        = numFan + bisectFan
@@ -50,7 +50,7 @@ type numbers struct {
 	positions     number // P+1: where partitions start in a list
 	received      number // P: lengths that the ranks sent
 	samples       number // a rank's, all ranks', and these sorted
-	overflows     number // P: of each list of the result, how many are not below numLimit
+	nonFinite     number // P: of each list of the result, how many are not below numLimit
 	matrix        number // P·P: what each rank has for each partition; with streams
 	dropped       number // not 0: the device has undone the last step
 	longest       number // the least length of long messages; see okExchange.countLong
@@ -70,7 +70,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 		words  int
 	}{
 		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
-		{&n.overflows, size}, {&n.matrix, matrix}, {&n.dropped, 1}, {&n.longest, 1},
+		{&n.nonFinite, size}, {&n.matrix, matrix}, {&n.dropped, 1}, {&n.longest, 1},
 		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
 	} {
 		*place.number = next
@@ -85,7 +85,7 @@ func (e *engine) prepareNumbers() {
 	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
 	e.allocate(&e.words, len(e.host)*base.WordSize)
 	e.allocate(&e.before, keptWords(e.size)*base.WordSize)
-	e.flags, e.skip, e.skips = e.at(e.overflows), e.at(e.overflows), e.size
+	e.flags, e.skip, e.skips = e.at(e.nonFinite), e.at(e.nonFinite), e.size
 	e.resetNumbers()
 }
 

@@ -144,7 +144,7 @@ func (x *okExchange) next() okStep {
 // pass the global threshold, which is estimated from time to time (Li and Hoefler, Algorithm 1).
 // Variants differ in what the host knows of lengths.
 func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
-	x.settle(ctx)
+	x.readPosted(ctx)
 	s := x.next()
 	if s.rebalance {
 		x.balancePartitions(ctx, picks)
@@ -236,12 +236,12 @@ func (x *okExchange) learn(total, each int) {
 	x.adapt(total)
 }
 
-// settle learns from the last step, if nothing in that needed its numbers: they were
+// readPosted learns from the last step, if nothing in that needed its numbers: they were
 // copied to the host behind its back. In a step that comes when the device has been given
 // the selection, which it works on meanwhile. The steps before are settled for good: what
 // undoes this one leaves that alone. If the device has undone the last one, nothing is
 // learned from it.
-func (x *okExchange) settle(ctx context.Context) {
+func (x *okExchange) readPosted(ctx context.Context) {
 	if !x.past.pending || x.err != nil {
 		return
 	}
@@ -290,7 +290,7 @@ func (x *okExchange) balancePartitions(ctx context.Context, picks runtime.Entrie
 	}
 }
 
-// countLarge counts the picks that may overflow when those of all ranks are added.
+// countLarge counts the picks that may not stay finite when those of all ranks are added.
 func (x *okExchange) countLarge(picks runtime.Entries) {
 	if x.cfg.NonFinite != PassNonFinite && x.err == nil {
 		x.check(x.kernels.CountAbove(picks, x.at(numLimit), 1, base.At(x.mine, announcedLarge)))

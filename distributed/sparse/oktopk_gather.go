@@ -58,7 +58,7 @@ func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late 
 	for _, l := range lists {
 		x.posted = append(x.posted, runtime.Span{Ptr: l.Len, Bytes: announcedWords * base.WordSize})
 	}
-	if x.err == nil { // otherwise what settle has not read yet stays as it is
+	if x.err == nil { // otherwise what readPosted has not read yet stays as it is
 		x.past.pending, x.undone = true, x.ago
 		if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
 			x.post()
@@ -107,7 +107,7 @@ func (x *okExchange) exchanged(rank, room int) runtime.Entries {
 // What a rank lets all others know of, in front of its message where that goes with it.
 const (
 	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
-	announcedLarge         // how many of the picks may overflow
+	announcedLarge         // how many of the picks may not stay finite
 	announcedLong          // how many messages were nearly too long
 	announcedWords
 )

@@ -14,7 +14,7 @@ import (
 // this rank's partition.
 
 // What a length says besides, in bits that none has: that one of a rank's messages is so
-// long that the next step is not to pad them, and that picks of it may overflow.
+// long that the next step is not to pad them, and that picks of it may not stay finite.
 const longBit, largeBit = 1 << 30, math.MinInt32
 
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages

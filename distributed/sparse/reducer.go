@@ -81,8 +81,8 @@ type Stats struct {
 //
 // Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
 // negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
-// without [runtime.Kernels], which only the dense pattern that neither clips nor looks
-// for overflows does not need; [comm.ErrDevice] if c does not reach rt's memory.
+// without [runtime.Kernels], which only the dense pattern without clipping and detection of
+// non-finite gradients does not need; [comm.ErrDevice] if c does not reach rt's memory.
 func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
 	if rt == nil || c == nil {
 		return nil, base.OpError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
@@ -376,7 +376,7 @@ const (
 	Skips                   // it is rolled back, and the gradient is zero
 )
 
-// judge looks at the overflows that were counted. Where the host has not waited for
+// judge looks at what was counted. Where the host has not waited for
 // the device in this step, it leaves the question to the device.
 func (s *Reducer) judge(ctx context.Context) Verdict {
 	switch {
@@ -481,12 +481,12 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	if idle && !s.deferred {
 		return s.stats, nil
 	}
-	overflowed := s.foundNonFinite(ctx)
-	s.settle(ctx)
+	found := s.foundNonFinite(ctx)
+	s.readPosted(ctx)
 	if err := s.failure(); err != nil {
 		return s.stats, base.OpError("stats", err)
 	}
-	if s.deferred && overflowed {
+	if s.deferred && found {
 		s.skipped()
 	}
 	if idle {
@@ -647,11 +647,11 @@ func (s *Reducer) takeSome(ctx context.Context, g gradient, density float64) {
 }
 
 // complete has the compute stream wait for the exchange of a step that was started,
-// and looks for overflows in the result.
+// and counts what is not finite in the result.
 func (s *Reducer) complete(ctx context.Context) {
 	s.arrive(ctx)
 	s.passed(Exchanged)
-	if s.flags != s.at(s.overflows) { // the verdict is about other tensors too
+	if s.flags != s.at(s.nonFinite) { // the verdict is about other tensors too
 		s.finding = unknown
 	}
 	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.flagged {
@@ -660,16 +660,16 @@ func (s *Reducer) complete(ctx context.Context) {
 	s.phase = judged
 }
 
-// judgeAlone looks for overflows of a gradient that is not sent, which no other
-// rank knows of: it does not count where several tensors have one verdict. An overflow
-// is what a step that sends it would take for one: that one would be dropped, and so
-// would all that follow, as the residual would keep it.
+// judgeAlone looks for entries that are not finite in a gradient that is not sent, which no other
+// rank knows of: they do not count where several tensors have one verdict. An entry is
+// one if a step that sends it would be skipped for it, and so would all that follow, as
+// the residual would keep it.
 func (s *Reducer) judgeAlone() {
 	if !s.judges() {
 		return
 	}
 	flags, skip, skips := s.flags, s.skip, s.skips
-	s.flags, s.skip, s.skips = s.at(s.overflows), s.at(s.overflows), s.size
+	s.flags, s.skip, s.skips = s.at(s.nonFinite), s.at(s.nonFinite), s.size
 	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
 	if flags != s.flags && s.origin != 0 {
 		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
@@ -678,14 +678,14 @@ func (s *Reducer) judgeAlone() {
 	s.flags, s.skip, s.skips = flags, skip, skips
 }
 
-// settle reads what the last step left to be read later, if it is not read yet.
-func (s *Reducer) settle(ctx context.Context) {
+// readPosted reads what the last step left to be read later, if it is not read yet.
+func (s *Reducer) readPosted(ctx context.Context) {
 	if x, ok := s.exchange.(*okExchange); ok {
-		x.settle(ctx)
+		x.readPosted(ctx)
 	}
 }
 
-// judges reports whether overflows are looked for.
+// judges reports whether entries that are not finite are looked for.
 func (s *Reducer) judges() bool { return s.cfg.NonFinite != PassNonFinite && s.n > 0 }
 
 // skipped notes that the step was undone.

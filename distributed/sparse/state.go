@@ -52,7 +52,7 @@ func (s *Reducer) State(ctx context.Context) ([]byte, error) {
 	if s.err != nil {
 		return nil, base.OpError(op, s.err)
 	}
-	s.settle(ctx)
+	s.readPosted(ctx)
 	kept := s.readKept(ctx)
 	if err := s.failure(); err != nil {
 		return nil, base.OpError(op, err)
@@ -302,7 +302,7 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 		defer cancel()
-		if s.settle(ctx); s.err != nil {
+		if s.readPosted(ctx); s.err != nil {
 			return base.OpError(op, s.failure())
 		}
 		s.set(numFactor, int32(math.Float32bits(f)))
