@@ -65,7 +65,7 @@ func TestMakeIsTheMethod(t *testing.T) {
 	}
 }
 
-// A limit ends a wait whose context does not, also on what was split off.
+// A limit ends a wait whose context does not, also on a sub-communicator.
 func TestLimit(t *testing.T) {
 	cause := errors.New("the flag says so")
 	rt := hosttest.NewRuntime(t)

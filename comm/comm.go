@@ -142,7 +142,7 @@ type Communicator interface {
 	Group(calls ...Call) error
 
 	// Sync waits until everything this rank submitted is done, from whichever
-	// goroutine, or ctx is done. In the latter case the communicator is broken
+	// goroutine, or ctx is done. In the latter case the communicator is aborted
 	// ([ErrTimeout] for a deadline, [ErrCanceled] for a cancellation). It is the
 	// wait that ends when a peer has failed, so the host calls it before it reads
 	// a result: what waits for a device's streams alone (a copy to the host)

@@ -38,7 +38,7 @@ type SymmetricAllocator interface {
 	AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error)
 	// FreeSymmetric waits for all ranks, and gives a buffer back. It is
 	// collective: all ranks free their buffers in the same order. Close frees
-	// what is left; a rank that gives up alone leaves it to that, because its
+	// what is left; a rank that aborts alone leaves it to that, because its
 	// peers may be calling something else.
 	FreeSymmetric(ctx context.Context, buf uintptr) error
 }

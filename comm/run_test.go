@@ -146,7 +146,7 @@ func TestRunNamesWhoDoesNotReturn(t *testing.T) {
 	assert.Contains(t, log.String(), "peer failed: rank 1: no more")
 }
 
-// A Run on what was split off names both ranks: its own, and that in the world, by which
+// A Run on a sub-communicator names both ranks: its own, and that in the world, by which
 // the others know it.
 func TestRunOfASplitNamesTheRankOfTheWorld(t *testing.T) {
 	failure := errors.New("no disk space")
@@ -157,7 +157,7 @@ func TestRunOfASplitNamesTheRankOfTheWorld(t *testing.T) {
 		err := local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
 			part, err := c.Split(ctx, c.Rank()/2, 0)
 			splits.Done()
-			splits.Wait() // nobody gives up before all have split
+			splits.Wait() // nobody aborts before all have split
 			if err != nil || c.Rank() == 2 {
 				return err
 			}

@@ -37,7 +37,7 @@ func (s *slow) Meet(w comm.Wait) (comm.Communicator, error) { return nil, <-s.me
 func (s *slow) Leave(cause error) {
 	s.left <- cause
 	if cause != nil {
-		s.work <- cause // what is under way ends
+		s.work <- cause // what is in flight ends
 		s.meet <- cause
 	}
 }

@@ -21,12 +21,12 @@ import (
 // one whether all ranks have called the same: the same method, count, type,
 // reduction, root and lengths. If they have not, every rank gets an error
 // wrapping [comm.ErrMismatch] that says who called what, and the communicator is
-// broken; nothing of the call has reached the other communicator, which could
+// aborted; nothing of the call has reached the other communicator, which could
 // have hung, or read memory that is not there. It is a tool for debugging and
 // for tests: each collective first exchanges a few words and waits for them.
 //
 // The words travel over communicators of their own, so that they do not meet
-// what is under way. A rank that does not come at all within the timeout is
+// what is in flight. A rank that does not come at all within the timeout is
 // [comm.ErrTimeout].
 //
 // The two ends of a message tell each other what they called, too: its type, length
@@ -35,7 +35,7 @@ import (
 // a message is submitted at once, and its ends are compared by the next Sync or
 // Barrier: both ranks get [comm.ErrMismatch], and a message whose other end does not
 // come within the timeout is named in [comm.ErrTimeout]. What was sent by then has
-// reached the other communicator, whose pending work is given up.
+// reached the other communicator, which aborts if something is in flight on it.
 //
 // For the same reason the collectives of a Group are compared, one after
 // the other, before the group starts; a program in which a rank comes to them only
@@ -45,7 +45,7 @@ type Communicator struct {
 	comm.Wrapped
 	side    comm.Communicator // for what is compared
 	ends    messageEnds
-	rt      runtime.Runtime // for those split off
+	rt      runtime.Runtime // of sub-communicators
 	own     runtime.Runtime // where what is compared lies: rt, or a branch of it
 	check   backend.Check
 	life    backend.Life

@@ -225,7 +225,7 @@ func FuzzChecked(f *testing.F) {
 
 // Run ends a Checked as Close does.
 func TestRunGivesMemoryOfCheckedBack(t *testing.T) {
-	for _, cause := range []error{nil, errors.New("gives up")} {
+	for _, cause := range []error{nil, errors.New("aborts")} {
 		rt := cpu.New()
 		worlds, err := local.New(2)
 		require.NoError(t, err)
@@ -242,7 +242,7 @@ func TestRunGivesMemoryOfCheckedBack(t *testing.T) {
 }
 
 // latecomer is a communicator whose Sync says that it has come, and begins when a
-// channel is closed, and so do those of what is split off it.
+// channel is closed, and so do those of its sub-communicators.
 type latecomer struct {
 	comm.Communicator
 	came chan<- struct{}
@@ -265,7 +265,7 @@ func (l latecomer) Split(ctx context.Context, color, key int) (comm.Communicator
 	return latecomer{c, l.came, l.open}, err
 }
 
-// A rank whose peer gives up while it waits to compare a call has made that call: its
+// A rank whose peer aborts while it waits to compare a call has made that call: its
 // error is not that of one that came too late.
 func TestCheckedCallInWhichAPeerGivesUp(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
@@ -492,7 +492,7 @@ func TestCheckedWaitsForTheDeviceAlone(t *testing.T) {
 	require.NoError(t, k.AllReduce(buf+24, buf+24, 1, dtype.F32, comm.Sum))
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.NoError(t, k.Sync(canceled), "nothing is pending")
+	require.NoError(t, k.Sync(canceled), "nothing is in flight")
 	require.NoError(t, k.Close())
 	assert.ErrorIs(t, <-first, comm.ErrClosed)
 }

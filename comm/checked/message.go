@@ -109,7 +109,7 @@ func (k *Communicator) prepareEnds(calls []comm.Call) (ends []messageEnd, err er
 	return ends, nil
 }
 
-// forgetEnds gives up ends whose calls are not made, or were compared.
+// forgetEnds drops ends whose calls are not made, or were compared.
 func (k *Communicator) forgetEnds(ends []messageEnd) {
 	k.ends.mu.Lock()
 	defer k.ends.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 var closingCases = []testCase{
 	{name: "close: twice", body: closeTwice},
 	{name: "close: later calls fail", body: useAfterClose},
-	{name: "close: finishes what is under way", body: closePending},
+	{name: "close: finishes what is in flight", body: closePending},
 }
 
 // closeTwice closes a communicator again and again.
@@ -56,7 +56,7 @@ func (p *probe) refuses(c comm.Communicator, want ...error) {
 func closePending(p *probe) {
 	c := p.split(0, p.rank)
 	b := p.batch(c)
-	addAllGather(b, plain("allgather", "under way when closed", 2000, p.word()))
+	addAllGather(b, plain("allgather", "in flight when closed", 2000, p.word()))
 	b.submit()
 	p.must(p.c.Barrier(p.ctx))
 	p.must(c.Close())

@@ -88,7 +88,7 @@ type Backend struct {
 	// told that others disagree about it learns so from the next Barrier (MPI).
 	LateMismatch bool
 	// NoPeerFailure: a rank that leaves is noticed by its peers' deadlines
-	// alone, not by [comm.ErrPeerFailed], and what it gave up may complete on a
+	// alone, not by [comm.ErrPeerFailed], and what it aborted may complete on a
 	// peer that comes late.
 	NoPeerFailure bool
 	// NoFaults: a wait that is given up, or a rank that leaves, breaks more

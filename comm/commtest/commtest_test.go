@@ -370,7 +370,7 @@ func TestSuiteReportsFaults(t *testing.T) {
 				f.sync = func(context.Context) error { return nil }
 			})
 		}},
-		{"what a rank aborts looks done", "fault: a rank gives up before others", "rank 1 of 4: another rank has given up: got <nil>", func(f *faulty) {
+		{"what a rank aborts looks done", "fault: a rank aborts before others", "rank 1 of 4: another rank has aborted: got <nil>", func(f *faulty) {
 			f.onSplit(func(f *faulty) {
 				f.sync = func(ctx context.Context) error {
 					err := f.Communicator.Sync(ctx)

@@ -32,7 +32,7 @@ var faultCases = []testCase{
 	{name: "fault: an ended context breaks nothing when nothing is left", body: endedContext},
 	{name: "fault: a rank leaves", body: peerLeaves, needs: faults, minRanks: 2},
 	{name: "fault: a rank leaves while others wait", body: peerLeavesMeanwhile, needs: faults, minRanks: 2},
-	{name: "fault: a rank gives up before others", body: peerGivesUp, needs: all(faults, asynchrony), minRanks: 3},
+	{name: "fault: a rank aborts before others", body: peerAborts, needs: all(faults, asynchrony), minRanks: 3},
 	{name: "fault: ranks disagree", body: disagreements, needs: detection, minRanks: 2},
 	{name: "fault: message of another length or type", body: wrongMessage, needs: detection, minRanks: 2},
 }
@@ -103,7 +103,7 @@ var endings = []struct {
 
 // interrupted lets rank 0 alone call something that needs all ranks, with a
 // context that ends. The call must end with it, and the communicator must be
-// broken from then on: for rank 0, and for the others who come too late. The
+// aborted from then on: for rank 0, and for the others who come too late. The
 // communicator that it was split from is not.
 func interrupted(call func(ctx context.Context, c comm.Communicator, a operands) error) func(p *probe) {
 	return func(p *probe) {
@@ -225,10 +225,10 @@ func peerLeavesMeanwhile(p *probe) {
 	p.exercise(p.c)
 }
 
-// peerGivesUp has all ranks but the last, which stays away, wait for an allreduce. The
-// first gives up long before the others would: what it aborts must not look to them as if
+// peerAborts has all ranks but the last, which stays away, wait for an allreduce. The
+// first aborts long before the others would: what it aborts must not look to them as if
 // the allreduce were done.
-func peerGivesUp(p *probe) {
+func peerAborts(p *probe) {
 	a := p.operands(p.sumType(), 5)
 	c := p.split(0, p.rank)
 	switch p.rank {
@@ -244,7 +244,7 @@ func peerGivesUp(p *probe) {
 			ctx, cancel = context.WithTimeout(p.ctx, 20*patience)
 			want = append(want, comm.ErrTimeout)
 		}
-		p.wantOneOf("another rank has given up", allReduceAndSync(ctx, c, a), want...)
+		p.wantOneOf("another rank has aborted", allReduceAndSync(ctx, c, a), want...)
 		cancel()
 	}
 	p.must(p.c.Barrier(p.ctx))

@@ -72,7 +72,7 @@ func (p *probe) guard(body func()) (err error) {
 			err = errors.Join(p.close(), p.findings())
 		case stop{}:
 			p.stopped = true
-			// Operations may be under way still: leave them their memory.
+			// Operations may be in flight still: leave them their memory.
 			err = p.findings()
 		default:
 			panic(v)

@@ -123,7 +123,7 @@ func nestedSplits(p *probe) {
 	p.exercise(p.c)
 }
 
-// independentSplits has work under way on the world and on two groups of the
+// independentSplits has work in flight on the world and on two groups of the
 // same ranks, submitted in another order on each rank: every communicator
 // matches by itself, the same tags notwithstanding.
 func independentSplits(p *probe) {
@@ -152,7 +152,7 @@ func independentSplits(p *probe) {
 	p.must(b.Close())
 }
 
-// closedSplit closes one of two groups while the other has work under way.
+// closedSplit closes one of two groups while the other has work in flight.
 func closedSplit(p *probe) {
 	a, b := p.split(0, p.rank), p.split(0, p.rank)
 	x := p.batch(b)

@@ -235,7 +235,7 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	return w.out.Write(p)
 }
 
-// TestCloseWithPendingWork gives up after a bounded time, and says so.
+// TestCloseWithPendingWork closes after a bounded time, and says what was in flight.
 func TestCloseWithPendingWork(t *testing.T) {
 	logged := capturedLog(t)
 	_, addr := perRank(newMemory(t), 2, 1, rankPlusOne)

@@ -76,9 +76,8 @@ func New(n int) ([]comm.Communicator, error) {
 }
 
 // Run makes a world of n ranks and runs body for each of them as [comm.Run]
-// does: it closes the communicators, also those that the body split off and did
-// not close, and a rank whose body returns an error or panics breaks them, so
-// that the others get [comm.ErrPeerFailed] and the cause.
+// does: it closes the communicators and their open sub-communicators, and a rank
+// whose body returns an error or panics aborts them, so that the others get [comm.ErrPeerFailed] and the cause.
 func Run(ctx context.Context, n int, body func(ctx context.Context, c comm.Communicator) error) error {
 	comms, err := New(n)
 	if err != nil {

@@ -143,7 +143,7 @@ type endpoint struct {
 	submitted atomic.Uint64 // all operations
 	messages  tally.Tally   // of these
 	spin      atomic.Int64  // how long waits spin, in ns; 0: not at all
-	gone      atomic.Bool   // closed, and nothing pending
+	gone      atomic.Bool   // closed, and nothing in flight
 	leakAlarm runtime.Cleanup
 
 	backlog  queue[*op]

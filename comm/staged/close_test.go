@@ -30,7 +30,7 @@ func stagedPair(t *testing.T) ([]comm.Communicator, *cpu.Runtime) {
 	return world, memory
 }
 
-// A communicator that was split off a staged one outlives it, as others do.
+// A sub-communicator of a staged one outlives it, as others do.
 func TestStagedChildOutlivesParent(t *testing.T) {
 	world, _ := stagedPair(t)
 	assert.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
@@ -51,7 +51,7 @@ func TestStagedChildOutlivesParent(t *testing.T) {
 	}))
 }
 
-// A communicator that was split off a staged one outlives its failure as well.
+// A sub-communicator of a staged one outlives its failure as well.
 func TestStagedChildOutlivesBrokenParent(t *testing.T) {
 	world, memory := stagedPair(t)
 	buf := hosttest.Allocate(t, memory, 64)
