@@ -14,11 +14,11 @@ type Memory interface {
 	Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op comm.ReduceOp) error
 }
 
-// Carry does a collective, given what all ranks called, in rank order, or a
+// ExecuteShared does a collective, given what all ranks called, in rank order, or a
 // message, given its Send and its Recv: for a backend whose ranks share memory. It
 // compares the calls first, and returns an error wrapping [comm.ErrMismatch], with
 // nothing done, if they do not fit.
-func Carry(m Memory, calls ...comm.Call) error {
+func ExecuteShared(m Memory, calls ...comm.Call) error {
 	rank := func(i int) int { return i }
 	if first := &calls[0]; first.Op == comm.OpSend {
 		rank = func(i int) int { return calls[1-i].Peer }

@@ -13,9 +13,9 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestCarry does what the conformance of examples/custom-communicator does not
+// TestExecuteShared does what the conformance of examples/custom-communicator does not
 // reach: calls that do not fit leave the buffers alone. That suite tests the rest.
-func TestCarry(t *testing.T) {
+func TestExecuteShared(t *testing.T) {
 	rt := cpu.New()
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	vector := func(x ...float32) (*runtime.Tensor, uintptr) {
@@ -34,18 +34,18 @@ func TestCarry(t *testing.T) {
 		assert.Equal(t, want, got)
 	}
 
-	err := backend.Carry(rt, comm.AllReduceCall(a, a, 2, dtype.F32, comm.Sum), comm.AllReduceCall(b, b, 2, dtype.F32, comm.Max))
+	err := backend.ExecuteShared(rt, comm.AllReduceCall(a, a, 2, dtype.F32, comm.Sum), comm.AllReduceCall(b, b, 2, dtype.F32, comm.Max))
 	assert.ErrorIs(t, err, comm.ErrMismatch)
 	assert.ErrorContains(t, err, "rank 0 called allreduce of 2 f32, sum; rank 1 called allreduce of 2 f32, max")
-	err = backend.Carry(rt, comm.SendCall(a, 2, dtype.F32, 5, 7), comm.RecvCall(b, 1, dtype.F32, 3, 7))
+	err = backend.ExecuteShared(rt, comm.SendCall(a, 2, dtype.F32, 5, 7), comm.RecvCall(b, 1, dtype.F32, 3, 7))
 	assert.ErrorIs(t, err, comm.ErrMismatch)
 	assert.ErrorContains(t, err, "rank 3 called send of 2 f32 to rank 5, tag 7; rank 5 called recv of 1 f32 from rank 3, tag 7")
 	holds(first, 1, 2)
 	holds(second, 10, 20)
 
-	require.NoError(t, backend.Carry(rt, comm.AllReduceCall(a, a, 2, dtype.F32, comm.Sum), comm.AllReduceCall(b, b, 2, dtype.F32, comm.Sum)))
+	require.NoError(t, backend.ExecuteShared(rt, comm.AllReduceCall(a, a, 2, dtype.F32, comm.Sum), comm.AllReduceCall(b, b, 2, dtype.F32, comm.Sum)))
 	holds(first, 11, 22)
 	holds(second, 11, 22)
-	require.NoError(t, backend.Carry(rt, comm.SendCall(a, 1, dtype.F32, 5, 7), comm.RecvCall(b+4, 1, dtype.F32, 3, 7)))
+	require.NoError(t, backend.ExecuteShared(rt, comm.SendCall(a, 1, dtype.F32, 5, 7), comm.RecvCall(b+4, 1, dtype.F32, 3, 7)))
 	holds(second, 11, 11)
 }

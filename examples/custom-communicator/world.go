@@ -135,7 +135,7 @@ func (w *world) hold(seats []*seat) error {
 	for _, s := range seats {
 		calls, waits = append(calls, s.call), append(waits, s.wait)
 	}
-	if err := backend.Carry(w.memory, calls...); err != nil {
+	if err := backend.ExecuteShared(w.memory, calls...); err != nil {
 		return err
 	}
 	if calls[0].Op == comm.OpSplit {
