@@ -77,7 +77,7 @@ func New(check *Check, l *Life, b Backend) *Base {
 				child, err = b.Wait(ctx, w)
 			}
 			if child != nil {
-				err = l.adopt(child)
+				err = l.Adopt(child)
 			}
 			if err != nil {
 				return nil, l.explain(w.Op.String(), err)

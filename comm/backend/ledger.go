@@ -107,6 +107,20 @@ func (l *Ledger) Begin(c *comm.Call) {
 	e.call = comm.Call{Op: c.Op, DType: c.DType, Reduce: c.Reduce, Tag: c.Tag, Peer: c.Peer, Count: c.Count}
 }
 
+// Last describes the last call that was submitted, "" if there is none.
+func (l *Ledger) Last() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.begun.calls() == 0 {
+		return ""
+	}
+	last := l.recent[(l.begun.calls()-1)%remembered]
+	if last.call.Op.Message() {
+		return last.call.String()
+	}
+	return InFlight{Collective: last.call, Number: last.number}.String()
+}
+
 // Begun returns how many calls were submitted.
 func (l *Ledger) Begun() Extent {
 	l.mu.Lock()

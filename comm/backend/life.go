@@ -235,8 +235,9 @@ func (l *Life) bounded(f func(context.Context) error) error {
 	return f(ctx)
 }
 
-// adopt registers a sub-communicator, or ends it if this one was closed meanwhile.
-func (l *Life) adopt(child comm.Communicator) error {
+// Adopt registers a sub-communicator that no Split made, or ends it if this one was closed
+// meanwhile.
+func (l *Life) Adopt(child comm.Communicator) error {
 	if l.closing.Load() {
 		_ = comm.CloseAll(child, comm.ErrClosed) // its other ranks may have theirs
 		return comm.ErrClosed

@@ -34,8 +34,9 @@ import (
 // without rank 0 once that has exited, nor does a rank that replays graphs that others captured
 // on a stream of [Comm.UseStream].
 type Comm struct {
-	calls
+	*backend.Base
 	check backend.Check
+	life  backend.Life
 	lib   *library
 	rt    *cuda.Runtime
 	options
@@ -62,19 +63,16 @@ type Comm struct {
 	mu        sync.Mutex // NCCL allows one call at a time on a communicator
 	plan      plan       // of the current submission
 	submitted *submissions
+	counts    bool // calls are the user's: creation is over
 	windows   windows
 	marks     marks.Marks
+	stuck     atomic.Bool // kernels of this rank go on after the abort
+	released  atomic.Bool
 
-	state
-	parent    *Comm // nil unless it is a sub-communicator
 	splits    atomic.Int64
 	shrinks   shrinks
-	children  children
 	leakAlarm goruntime.Cleanup
 }
-
-// calls keeps the field of [backend.Calls] to this package.
-type calls = backend.Calls
 
 var (
 	_ comm.Communicator       = (*Comm)(nil)
@@ -89,7 +87,7 @@ var (
 func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	lib, rt, handle := control.lib, control.rt, control.handle
 	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
-	c.life, c.end = context.WithCancel(context.Background())
+	c.life.Timeout = backend.DeviceTimeout
 	c.check = backend.Check{
 		Backend:   "nccl",
 		Rank:      int(int32(lib.out(func(p uintptr) { lib.sym.UserRank.Call(handle, p) }))),
@@ -97,7 +95,7 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 		Supports:  c.supports,
 	}
 	c.submitted.rank, c.submitted.size = c.check.Rank, c.check.WorldSize
-	c.calls = backend.NewCalls(&c.check, door{c})
+	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	c.control.native = control
 	name, reporter, submitted := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.reporter, c.submitted
 	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, reporter, submitted) }, name)
@@ -105,9 +103,10 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 		c.reporter.add(c.submitted)
 	}
 	if err := c.init(ctx); err != nil {
+		c.Abort(err)
 		return nil, errors.Join(c.explain("init", err), c.Close())
 	}
-	c.submitted.forget() // only the user's calls count
+	c.counts = true
 	return c, nil
 }
 

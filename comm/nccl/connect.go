@@ -48,7 +48,7 @@ func (c *Comm) connect(ctx context.Context) error {
 	}
 	err := c.guarded(ctx, func() error { return errors.Join(c.submitTogether(ctx, hello), c.barrier(ctx)) })
 	if err != nil {
-		return c.breakDown(err)
+		return c.fail(err)
 	}
 	if c.oneProcess {
 		return nil // a rank does not die alone, and more connections are more to free
@@ -86,7 +86,7 @@ func (c *Comm) connectAlgorithms(ctx context.Context) error {
 		return errors.Join(err, c.barrier(ctx))
 	})
 	if err != nil {
-		err = c.breakDown(err) // nothing of this rank writes to the buffer any more
+		err = c.fail(err) // nothing of this rank writes to the buffer any more
 	}
 	return errors.Join(err, c.freeWindow(window{addr: buf}))
 }
@@ -97,7 +97,7 @@ var connectBytes = []int{256, 256 << 10, 32 << 20}
 // guarded runs native calls that block until the peers make theirs. It aborts the
 // communicator from outside when ctx ends or Close is called before that.
 func (c *Comm) guarded(ctx context.Context, calls func() error) error {
-	ctx, cancel := c.untilClosed(ctx)
+	ctx, cancel := c.life.Until(ctx)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- calls() }()
@@ -106,7 +106,7 @@ func (c *Comm) guarded(ctx context.Context, calls func() error) error {
 		return err
 	case <-ctx.Done():
 		err := comm.ContextError(ctx)
-		_ = c.breakDown(err) // before its abort, so that no other wait takes the end of kernels for success
+		c.Abort(err) // also when Close is called: the calls use memory
 		return err
 	}
 }

@@ -20,18 +20,22 @@ type control struct {
 
 // fromControl makes a native sub-communicator of control.
 func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call func(cell, cfg uintptr) uintptr) (made *native, err error) {
-	ctx, cancel := c.untilClosed(ctx)
-	defer cancel()
 	c.control.mu.Lock()
 	defer c.control.mu.Unlock()
-	switch {
-	case c.closed():
-		return nil, comm.ErrClosed
-	case c.control.failed != nil:
+	stop := func() error {
+		if c.life.Closed() {
+			return comm.ErrClosed
+		}
+		return nil
+	}
+	if err := stop(); err != nil {
+		return nil, err
+	}
+	if c.control.failed != nil {
 		return nil, fmt.Errorf("%w: the communicator cannot make others since one of them failed: %w", comm.ErrBroken, c.control.failed)
 	}
 	cfg := c.options.config(blocking)
-	made, err = c.lib.create(ctx, c.rt, c.control.native, c.control.shares, fn, func(cell uintptr) uintptr {
+	made, err = c.lib.create(ctx, stop, c.rt, c.control.native, c.control.shares, fn, func(cell uintptr) uintptr {
 		return call(cell, hostmem.AddrOf(cfg))
 	})
 	goruntime.KeepAlive(cfg)

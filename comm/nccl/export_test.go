@@ -7,26 +7,26 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// OtherRankGivesUp tells a communicator that another rank has aborted, after as many
+// OtherRankAborts tells a communicator that another rank has aborted, after as many
 // collectives as this one has seen done and more.
-func OtherRankGivesUp(c *Comm, rank, more int) {
-	c.reporter.Abort(context.Background(), c.name, rank, "changed its mind", c.submitted.seenDone()+uint64(more))
+func OtherRankAborts(c *Comm, rank, more int) {
+	c.reporter.Abort(context.Background(), c.name, rank, "changed its mind", c.submitted.seen.Load()+uint64(more))
 }
 
 // Guarded runs calls as calls that wait for other ranks.
 func Guarded(ctx context.Context, c *Comm, calls func() error) error { return c.guarded(ctx, calls) }
 
 // Watch has leaves called when a communicator, or one that was made out of it, leaves its
-// reports, gives when it gives up, and fails before it is asked who has; each may be nil.
-func Watch(c *Comm, leaves, gives, fails func()) {
+// reports, aborts when it aborts, and fails before it is asked who has; each may be nil.
+func Watch(c *Comm, leaves, aborts, fails func()) {
 	c.reporter.mu.Lock()
 	defer c.reporter.mu.Unlock()
-	c.reporter.Reports = watched{c.reporter.Reports, leaves, gives, fails}
+	c.reporter.Reports = watched{c.reporter.Reports, leaves, aborts, fails}
 }
 
 type watched struct {
 	rendezvous.Reports
-	leaves, gives, fails func()
+	leaves, aborts, fails func()
 }
 
 func (w watched) Leave(group string, rank int, text string) {
@@ -37,8 +37,8 @@ func (w watched) Leave(group string, rank int, text string) {
 }
 
 func (w watched) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
-	if w.gives != nil {
-		w.gives()
+	if w.aborts != nil {
+		w.aborts()
 	}
 	w.Reports.Abort(ctx, group, rank, text, done)
 }

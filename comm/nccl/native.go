@@ -298,13 +298,13 @@ func (f *frees) ended(n *native) bool {
 	return due
 }
 
-// await waits until everything that is being freed is free, until ctx or the communicator's
-// life ends, and at most [freeTimeout] from the time at which freeing began.
+// await waits until everything that is being freed is free or ctx ends, and at most
+// [freeTimeout] from the time at which freeing began.
 //
 // The driver makes freeing wait for all kernels of the process, and launches wait for freeing.
 // If a rank launches a collective meanwhile and its kernel waits for another rank, the launch
 // blocks until that rank joins, and no context ends it.
-func (f *frees) await(ctx, life context.Context) {
+func (f *frees) await(ctx context.Context) {
 	f.mu.Lock()
 	open := maps.Clone(f.open)
 	f.mu.Unlock()
@@ -312,8 +312,6 @@ func (f *frees) await(ctx, life context.Context) {
 		select {
 		case <-n.freed:
 		case <-ctx.Done():
-			return
-		case <-life.Done():
 			return
 		case <-time.After(time.Until(since.Add(freeTimeout))):
 			f.forget(n) // while a graph is open it does not end
@@ -368,8 +366,9 @@ var libc = sync.OnceValue(func() (sym struct {
 // cell, and waits until NCCL has finished it. If ctx ends first, it is aborted and freed in
 // the background. The handle of a sub-communicator is known only when its parent has finished
 // the call: if ctx ends before, it is freed with the parent. The result is nil for a
-// split that leaves this rank out. shares says whether other ranks are in this process.
-func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent *native, shares bool, fn dl.Func, init func(cell uintptr) uintptr) (made *native, err error) {
+// split that leaves this rank out. shares says whether other ranks are in this process. An error
+// of stop ends the wait as well.
+func (l *library) create(ctx context.Context, stop func() error, rt *cuda.Runtime, parent *native, shares bool, fn dl.Func, init func(cell uintptr) uintptr) (made *native, err error) {
 	cell := new(uint64)
 	defer func() {
 		if err != nil {
@@ -385,14 +384,14 @@ func (l *library) create(ctx context.Context, rt *cuda.Runtime, parent *native, 
 	}
 	// Also when the call itself reports success: it only means "launched".
 	if parent != nil && (s == statusSuccess || s == statusInProgress) {
-		if s, err = l.await(ctx, parent.handle); err != nil {
+		if s, err = l.await(ctx, stop, parent.handle); err != nil {
 			parent.child = cell
 			return nil, err
 		}
 	}
 	handle := uintptr(atomic.LoadUint64(cell))
 	if handle != 0 && (s == statusSuccess || s == statusInProgress) {
-		s, err = l.await(ctx, handle)
+		s, err = l.await(ctx, stop, handle)
 	}
 	switch {
 	case err == nil && s != statusSuccess:
@@ -420,13 +419,14 @@ func (l *library) abandon(cell *uint64) {
 	l.abandoned.cells = append(l.abandoned.cells, cell)
 }
 
-// await waits until a communicator is no longer "in progress", or until ctx ends.
-func (l *library) await(ctx context.Context, handle uintptr) (s Status, err error) {
+// await waits until a communicator is no longer "in progress", until ctx ends, or for an error
+// of stop.
+func (l *library) await(ctx context.Context, stop func() error, handle uintptr) (s Status, err error) {
 	err = poll.Until(ctx, func() (bool, error) {
 		s = l.asyncError(handle)
-		return s != statusInProgress, nil
+		return s != statusInProgress, stop()
 	})
-	if err != nil {
+	if err != nil && ctx.Err() != nil {
 		err = comm.ContextError(ctx)
 	}
 	return s, err

@@ -20,7 +20,7 @@ func TestWhatIsNeverFreed(t *testing.T) {
 	var f frees
 	f.begin(stuck)
 	f.open[stuck] = time.Now().Add(-freeTimeout)
-	f.await(t.Context(), t.Context())
+	f.await(t.Context())
 	require.False(t, f.some.Load())
 	f.ended(stuck) // after all
 	require.False(t, f.some.Load())

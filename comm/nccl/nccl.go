@@ -141,7 +141,7 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 // join makes rank's communicator; all ranks call it with the same id.
 func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
 	cfg := o.config(false)
-	control, err := l.create(ctx, rt, nil, o.sharesProcess(size), l.sym.InitRankConfig, func(cell uintptr) uintptr {
+	control, err := l.create(ctx, func() error { return nil }, rt, nil, o.sharesProcess(size), l.sym.InitRankConfig, func(cell uintptr) uintptr {
 		return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
 	})
 	goruntime.KeepAlive(cfg)

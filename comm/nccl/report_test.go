@@ -24,10 +24,10 @@ func TestWhatTheOthersDo(t *testing.T) {
 	}
 	calls := []comm.Call{comm.BroadcastCall(0, 4, dtype.F32, 1), comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)}
 	for r, s := range ranks[:4] {
-		s.add(calls[0].Op, &calls[0])
-		settle(s)
+		s.add(calls[0])
+		drain(s)
 		if r != 3 {
-			s.add(calls[1].Op, &calls[1])
+			s.add(calls[1])
 			s.begin()
 		}
 	}
@@ -38,10 +38,10 @@ func TestWhatTheOthersDo(t *testing.T) {
 	const silent = "rank 4 reported nothing"
 	const late = "rank 3 reported: called broadcast of 4 f32, root 1 (collective #1) last, which is done; "
 	assert.Equal(t, "ranks 1, 2 reported: "+waits+"; "+late+silent, reporters[0].others(ranks[0]))
-	ranks[1].broke(comm.ErrTimeout)
+	ranks[1].aborts(comm.ErrTimeout)
 	reporters[2].remove(ranks[2], "closed its communicator")
 	reporters[1].others(ranks[1])
-	assert.Equal(t, "rank 1 reported: gave up: timed out; rank 2 reported: closed its communicator; "+late+silent, reporters[0].others(ranks[0]))
+	assert.Equal(t, "rank 1 reported: aborted: timed out; rank 2 reported: closed its communicator; "+late+silent, reporters[0].others(ranks[0]))
 	for r := range ranks {
 		reporters[r].remove(ranks[r], "closed its communicator")
 	}

@@ -3,7 +3,6 @@ package nccl
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math"
 	goruntime "runtime"
 	"slices"
@@ -19,9 +18,6 @@ const noColor = -1
 
 // split is Split, by ncclCommSplit. Colors and keys must fit in 32 bits.
 func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
-	if err := c.usable(); err != nil {
-		return nil, err
-	}
 	color, key := w.Color, w.Key
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
 		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
@@ -34,7 +30,7 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
 	if err == nil {
-		done = c.submitted.next(wait)
+		done = c.submitted.last(wait)
 	}
 	return child, err
 }
@@ -49,7 +45,7 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	switch {
 	case !c.lib.sym.Shrink.Found():
 		return nil, c.check.Fail(op, fmt.Errorf("%w: NCCL %s has no ncclCommShrink, 2.27 does", comm.ErrUnsupported, versionText(c.lib.version)))
-	case c.closed():
+	case c.life.Closed():
 		return nil, c.check.Fail(op, comm.ErrClosed)
 	case len(excluded) == 0:
 		return nil, c.check.Fail(op, fmt.Errorf("%w: no rank is excluded", comm.ErrArgument))
@@ -67,7 +63,13 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 		return c.lib.sym.Shrink.Call(c.control.handle, hostmem.Addr(ranks), uintptr(len(ranks)), cell, cfg, shrinkAbort)
 	})
 	goruntime.KeepAlive(ranks)
-	return child, c.explain(op, err)
+	if err == nil {
+		err = c.life.Adopt(child)
+	}
+	if err != nil {
+		return nil, c.check.Fail(op, err)
+	}
+	return child, nil
 }
 
 // shrinks counts the calls of Shrink for each list of excluded ranks. All survivors make the
@@ -99,45 +101,12 @@ func (c *Comm) derive(ctx context.Context, name string, fn dl.Func, call func(ce
 		if ctx.Err() != nil {
 			err = c.withOthers(err)
 		}
-		return nil, c.breakDown(err)
+		return nil, c.fail(err)
 	}
 	if control == nil {
 		return nil, nil
 	}
 	o := c.options
 	o.name = fmt.Sprintf("%s/%s", c.name, name)
-	child, err := newComm(ctx, control, o)
-	if err != nil {
-		return nil, err
-	}
-	child.parent = c
-	c.children.add(child)
-	return child, nil
-}
-
-// children are the open sub-communicators of one.
-type children struct {
-	mu   sync.Mutex
-	open map[*Comm]struct{}
-}
-
-func (f *children) add(c *Comm) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.open == nil {
-		f.open = make(map[*Comm]struct{})
-	}
-	f.open[c] = struct{}{}
-}
-
-func (f *children) remove(c *Comm) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.open, c)
-}
-
-func (f *children) all() []*Comm {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Collect(maps.Keys(f.open))
+	return newComm(ctx, control, o)
 }

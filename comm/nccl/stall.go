@@ -1,107 +1,67 @@
 package nccl
 
 import (
-	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/internal/marks"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
-// submissions are what a communicator has submitted, to tell what a wait that ended
-// in vain was for. Calls run in order, so it is for one of those that no wait has
-// seen done, and normally for the first.
+// submissions are the calls of a communicator, and its status for the other ranks.
 type submissions struct {
 	group      string // the communicator's name, the same on all its ranks
 	rank, size int
 
+	ledger   backend.Ledger // the user's calls
+	all      atomic.Uint64  // collectives, the communicator's own among them
+	seen     atomic.Uint64  // of these, done as far as waits have seen
+	trailing atomic.Bool    // messages were submitted that no collective comes after in the stream
+
 	mu      sync.Mutex
-	begun   extent   // submitted so far
-	settled extent   // done, as far as waits have told
 	waiters int      // goroutines that wait
-	splits  []uint64 // collectives before each Split under way, which the stream knows nothing of
-	ended   string   // how it broke
-	behind  bool     // messages were submitted that no collective comes after
-	recent  [remembered]submission
-	told    string // what the other ranks were told last
-	left    bool   // they are told nothing more
+	splits  []uint64 // collectives before each Split in flight, which is not in the stream
+	aborted string   // the cause
+	told    string   // the last status that was published
+	left    bool     // nothing is published any more
 }
 
-// extent is how far submissions go: the user's, and all collectives, those of the
-// communicator's own among them.
+// extent is how far submissions go: the user's, and all collectives.
 type extent struct {
-	marks.Extent
+	backend.Extent
 	all uint64
 }
 
-func (e extent) calls() uint64 { return e.Collectives + e.Messages }
-
-// max returns the further of two.
-func (e extent) max(other extent) extent { return extent{e.Max(other.Extent), max(e.all, other.all)} }
-
-// submission is a call without its addresses and lists, and its number among those of
-// its kind.
-type submission struct {
-	comm.Call
-	number uint64
-}
-
-// String describes the call as errors of other backends and `tutti diagnose` do.
-func (s *submission) String() string {
-	kind := "collective"
-	if s.Op.Message() {
-		kind = "message"
-	}
-	return fmt.Sprintf("%v (%s #%d)", s.Call, kind, s.number)
-}
-
-// remembered is how many calls a timeout can name.
-const remembered = 64
-
-// add records a call.
-func (s *submissions) add(op comm.Op, x *comm.Call) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.record(op, x)
-}
-
-// record is add with the lock held.
-func (s *submissions) record(op comm.Op, x *comm.Call) {
-	k := &s.recent[s.begun.calls()%remembered]
-	k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = op, x.DType, x.Reduce, x.Tag, x.Peer, x.Count
-	if op != comm.OpSplit { // which says nothing of what is in the stream
-		s.behind = op.Message()
-	}
-	if op.Message() {
-		s.begun.Messages++
-		k.number = s.begun.Messages
-		return
-	}
-	s.begun.Collectives++
-	s.begun.all++
-	k.number = s.begun.Collectives
-}
-
-// addTogether records calls that are one kernel, in no order.
-func (s *submissions) addTogether(calls []comm.Call) {
+// add notes calls of the user, which are one kernel if they are several. Comm.mu is held.
+func (s *submissions) add(calls ...comm.Call) {
 	messages := false
 	for i := range calls {
-		s.add(calls[i].Op, &calls[i])
-		messages = messages || calls[i].Op.Message()
+		s.ledger.Begin(&calls[i])
+		if calls[i].Op.Message() {
+			messages = true
+		} else {
+			s.all.Add(1)
+		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.behind = s.behind || messages
+	s.trailing.Store(messages)
 }
 
-// addSplit records a Split, which ends by endSplit with the number that it returns.
+// addOwn notes a collective that is not the user's. Comm.mu is held.
+func (s *submissions) addOwn() {
+	s.all.Add(1)
+	s.trailing.Store(false)
+}
+
+// addSplit notes a Split, which endSplit ends with the number that it returns. It says nothing
+// of the stream.
 func (s *submissions) addSplit() (before uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before = s.begun.Collectives
-	s.record(comm.OpSplit, &comm.Call{})
+	before = s.ledger.Begun().Collectives
+	s.ledger.Begin(&comm.Call{Op: comm.OpSplit})
+	s.all.Add(1)
 	s.splits = append(s.splits, before)
 	return before
 }
@@ -113,49 +73,54 @@ func (s *submissions) endSplit(before uint64) {
 	s.splits = slices.Delete(s.splits, i, i+1)
 }
 
-// addOwn counts a collective that is not the user's.
-func (s *submissions) addOwn() {
+// begin starts a wait. It returns the calls that it waits for, and how many collectives
+// another rank has completed when it has done its part of these. For messages behind the last
+// collective, a further one shows that.
+func (s *submissions) begin() (wait extent, collectives uint64) {
+	s.mu.Lock()
+	s.waiters++
+	s.mu.Unlock()
+	wait.Extent = s.ledger.Begun() // first: more collectives do no harm
+	wait.all = s.all.Load()
+	collectives = wait.all
+	if p := s.ledger.Progress().Messages; s.trailing.Load() && p.Submitted > p.Done {
+		collectives++
+	}
+	return wait, collectives
+}
+
+// end ends a wait that has seen calls done.
+func (s *submissions) end(done extent) {
+	s.ledger.Done(done.Extent)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begun.all++
-	s.behind = false
+	s.waiters--
+	s.seen.Store(max(s.seen.Load(), done.all))
 }
 
-// forget begins anew: what came before was not the user's.
-func (s *submissions) forget() {
+// last returns what is done when the last call of a wait is, which says nothing of those before
+// it.
+func (s *submissions) last(wait extent) extent {
+	p := s.ledger.Progress()
+	if wait.Collectives+wait.Messages == p.Collectives.Done+p.Messages.Done+1 {
+		return wait
+	}
+	return extent{}
+}
+
+// soFar returns what is done when the stream is: what the user has submitted before any
+// Split in flight.
+func (s *submissions) soFar() backend.Extent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begun, s.settled = extent{all: s.begun.all}, extent{all: s.settled.all}
+	e := s.ledger.Begun()
+	for _, before := range s.splits {
+		e.Collectives = min(e.Collectives, before)
+	}
+	return e
 }
 
-// waitsFor describes what has not been seen done.
-func (s *submissions) waitsFor() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.open()
-}
-
-// open is waitsFor with the lock held.
-func (s *submissions) open() string {
-	calls := s.begun.calls()
-	open := calls - s.settled.calls()
-	if open == 0 {
-		return "nothing"
-	}
-	first := s.settled.calls()
-	text := ""
-	if open > remembered {
-		first = calls - remembered
-		text = fmt.Sprintf("one of %d operations before, or ", first-s.settled.calls())
-	}
-	text += s.recent[first%remembered].String()
-	if behind := calls - first - 1; behind > 0 {
-		text += fmt.Sprintf("; %d operations behind that", behind)
-	}
-	return text
-}
-
-// leave tells the other ranks something for the last time.
+// leave publishes a status for the last time.
 func (s *submissions) leave(to rendezvous.Reports, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,13 +128,7 @@ func (s *submissions) leave(to rendezvous.Reports, why string) {
 	to.Leave(s.group, s.rank, why)
 }
 
-func (s *submissions) hasLeft() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.left
-}
-
-// tell reports what the communicator does, if that is new.
+// tell publishes the status if it has changed.
 func (s *submissions) tell(to rendezvous.Reports) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,18 +136,17 @@ func (s *submissions) tell(to rendezvous.Reports) {
 		return
 	}
 	var text string
-	switch last := s.begun.calls() - 1; {
-	case s.ended != "":
-		text = "gave up: " + s.ended
+	switch last := s.ledger.Last(); {
+	case s.aborted != "":
+		text = "aborted: " + s.aborted
 	case s.waiters > 0:
-		text = "waits for " + s.open()
-	case s.begun.calls() == 0:
+		text = "waits for " + s.ledger.InFlight().String()
+	case last == "":
 		text = "has called nothing"
+	case s.ledger.Idle():
+		text = "called " + last + " last, which is done"
 	default:
-		text = fmt.Sprintf("called %v last", &s.recent[last%remembered])
-		if s.settled.calls() == s.begun.calls() {
-			text += ", which is done"
-		}
+		text = "called " + last + " last"
 	}
 	if text != s.told {
 		s.told = text
@@ -196,90 +154,18 @@ func (s *submissions) tell(to rendezvous.Reports) {
 	}
 }
 
-// begin returns what a wait is for that begins, and how many collectives another rank
-// has done when it has done its part in all of that. Of messages behind the last one it
-// is known when there is a further one.
-func (s *submissions) begin() (wait extent, collectives uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waiters++
-	wait, collectives = s.begun, s.begun.all
-	if s.behind && s.begun.Messages > s.settled.Messages {
-		collectives++
-	}
-	return wait, collectives
-}
-
-// next returns what is done when the last call of a wait is, which does not tell of
-// those before it.
-func (s *submissions) next(wait extent) extent {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if wait.calls() == s.settled.calls()+1 {
-		return wait
-	}
-	return extent{}
-}
-
-// end notes that a wait has ended, which has seen that much done.
-func (s *submissions) end(done extent) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waiters--
-	s.settled = s.settled.max(done)
-}
-
-// seenDone returns how many collectives waits have seen done.
-func (s *submissions) seenDone() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.settled.all
-}
-
-// extents returns what the user has submitted, and what waits have seen done of it.
-func (s *submissions) extents() (begun, settled marks.Extent) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.begun.Extent, s.settled.Extent
-}
-
-// soFar returns what is done when the stream is: what the user has submitted before any
-// Split that is under way.
-func (s *submissions) soFar() marks.Extent {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.begun.Extent
-	for _, before := range s.splits {
-		e.Collectives = min(e.Collectives, before)
-	}
-	return e
-}
-
-// how returns how the communicator broke.
+// how returns why the communicator aborted.
 func (s *submissions) how() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ended
+	return s.aborted
 }
 
-// broke notes how the communicator broke.
-func (s *submissions) broke(cause error) {
+// aborts notes why the communicator aborts.
+func (s *submissions) aborts(cause error) {
 	const longest = 200
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ended = cause.Error()
-	s.ended = s.ended[:min(len(s.ended), longest)]
-}
-
-// stalled is the error of a wait that ended with cause.
-func (c *Comm) stalled(cause error) error {
-	return c.withOthers(fmt.Errorf("%w, waiting for %s", cause, c.submitted.waitsFor()))
-}
-
-// withOthers adds what the other ranks have reported.
-func (c *Comm) withOthers(err error) error {
-	if c.reporter == nil || c.WorldSize() == 1 {
-		return err
-	}
-	return fmt.Errorf("%w; %s", err, c.reporter.others(c.submitted))
+	s.aborted = cause.Error()
+	s.aborted = s.aborted[:min(len(s.aborted), longest)]
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// settle is a wait that has seen everything done.
-func settle(s *submissions) {
+// drain is a wait that has seen everything done.
+func drain(s *submissions) {
 	wait, _ := s.begin()
 	s.end(wait)
 }
@@ -20,16 +20,16 @@ func TestWaitsForNoSplit(t *testing.T) {
 	s := new(submissions)
 	reduce := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)
 	split := func() {
-		s.add(comm.OpSplit, &comm.Call{})
+		defer s.endSplit(s.addSplit())
 		wait, _ := s.begin()
-		s.end(s.next(wait))
+		s.end(s.last(wait))
 	}
 	split()
-	assert.Equal(t, "nothing", s.waitsFor())
-	s.add(reduce.Op, &reduce)
-	assert.Equal(t, "allreduce of 16 f32, sum (collective #2)", s.waitsFor())
+	assert.Equal(t, "nothing", s.ledger.InFlight().String())
+	s.add(reduce)
+	assert.Equal(t, "allreduce of 16 f32, sum (collective #2)", s.ledger.InFlight().String())
 	split()
-	assert.Equal(t, "allreduce of 16 f32, sum (collective #2); 1 operations behind that", s.waitsFor())
+	assert.Equal(t, "allreduce of 16 f32, sum (collective #2); 1 operation behind that", s.ledger.InFlight().String())
 }
 
 // Collectives and messages are counted apart, from 1, as in a flight record.
@@ -37,18 +37,18 @@ func TestNumbersOfWhatIsWaitedFor(t *testing.T) {
 	s := new(submissions)
 	reduce, send := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum), comm.SendCall(0, 3, dtype.F32, 1, 7)
 	for range 2 {
-		s.add(reduce.Op, &reduce)
+		s.add(reduce)
 	}
-	settle(s)
-	s.add(send.Op, &send)
-	assert.Equal(t, "send of 3 f32 to rank 1, tag 7 (message #1)", s.waitsFor())
-	settle(s)
-	s.add(reduce.Op, &reduce)
-	assert.Equal(t, "allreduce of 16 f32, sum (collective #3)", s.waitsFor())
-	for range remembered {
-		s.add(send.Op, &send)
+	drain(s)
+	s.add(send)
+	assert.Equal(t, "send of 3 f32 to rank 1, tag 7", s.ledger.InFlight().String())
+	drain(s)
+	s.add(reduce)
+	assert.Equal(t, "allreduce of 16 f32, sum (collective #3)", s.ledger.InFlight().String())
+	for range 64 {
+		s.add(send)
 	}
-	assert.Equal(t, "one of 1 operations before, or send of 3 f32 to rank 1, tag 7 (message #2); 63 operations behind that", s.waitsFor())
+	assert.Equal(t, "send of 3 f32 to rank 1, tag 7; 63 operations behind that", s.ledger.InFlight().String())
 }
 
 // What a wait needs of the other ranks: the collectives up to its own, and one more
@@ -62,28 +62,27 @@ func TestCollectivesOfAWait(t *testing.T) {
 		return collectives
 	}
 	assert.Zero(t, needs())
-	s.add(send.Op, &send)
+	s.add(send)
 	assert.EqualValues(t, 1, needs(), "of who has done no collective behind it, nothing is known")
-	s.add(reduce.Op, &reduce)
+	s.add(reduce)
 	assert.EqualValues(t, 1, needs())
 	s.addOwn()
-	s.forget()
 	assert.EqualValues(t, 2, needs())
-	assert.EqualValues(t, 0, s.seenDone())
-	settle(s)
-	assert.EqualValues(t, 2, s.seenDone())
-	assert.Equal(t, "nothing", s.waitsFor())
-	s.add(send.Op, &send)
+	assert.EqualValues(t, 0, s.seen.Load())
+	drain(s)
+	assert.EqualValues(t, 2, s.seen.Load())
+	assert.Equal(t, "nothing", s.ledger.InFlight().String())
+	s.add(send)
 	assert.EqualValues(t, 3, needs())
-	settle(s)
+	drain(s)
 	assert.EqualValues(t, 2, needs(), "the message is done")
-	s.add(send.Op, &send)
-	s.add(comm.OpSplit, &comm.Call{})
+	s.add(send)
+	s.endSplit(s.addSplit())
 	assert.EqualValues(t, 4, needs(), "a Split does not come after the message in the stream")
-	settle(s)
-	s.addTogether([]comm.Call{send, reduce})
+	drain(s)
+	s.add(send, reduce)
 	assert.EqualValues(t, 5, needs(), "nor does a collective in a group with it")
-	settle(s)
+	drain(s)
 	assert.EqualValues(t, 4, needs())
 }
 

@@ -17,7 +17,7 @@ func (c *Comm) Stream() *cuda.Stream { return c.stream }
 // another. Nobody else may call the communicator meanwhile.
 func (c *Comm) UseStream(stream uintptr) error {
 	const op = "use stream"
-	if err := c.usable(); err != nil {
+	if err := c.life.Err(); err != nil {
 		return c.check.Fail(op, err)
 	}
 	next := c.own
@@ -80,7 +80,7 @@ func (c *Comm) CommStream() uintptr {
 func (c *Comm) onStream(op string, do func() error) error {
 	c.looks.RLock()
 	defer c.looks.RUnlock()
-	err := c.usable()
+	err := c.life.Err()
 	if err == nil {
 		err = do()
 	}

@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -8,69 +9,79 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// door is the [backend.Backend] of a communicator.
-type door struct{ c *Comm }
+// adapter is the [backend.Backend] of a communicator.
+type adapter struct{ c *Comm }
 
 // Submit implements [backend.Backend].
-func (d door) Submit(x comm.Call) error { return d.c.submit(d.c.life, &x, nil) }
+func (a adapter) Submit(x comm.Call) error { return a.c.submit(context.Background(), &x, nil) }
 
 // SubmitTogether implements [backend.Backend].
-func (d door) SubmitTogether(calls []comm.Call) error { return d.c.submitTogether(d.c.life, calls) }
+func (a adapter) SubmitTogether(calls []comm.Call) error {
+	return a.c.submitTogether(context.Background(), calls)
+}
 
 // Wait implements [backend.Backend].
-func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+func (a adapter) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch w.Op {
 	case comm.OpSync:
-		return nil, d.c.sync(ctx)
+		return nil, a.c.sync(ctx)
 	case comm.OpBarrier:
-		return nil, d.c.barrier(ctx)
+		return nil, a.c.barrier(ctx)
 	}
-	child, err := d.c.split(ctx, w)
+	child, err := a.c.split(ctx, w)
 	if child == nil {
 		return nil, err // a nil *Comm must not become a non-nil interface
 	}
 	return child, nil
 }
 
-// Usable implements [backend.Backend].
-func (d door) Usable() error { return d.c.usable() }
-
 // submit starts a call on a native communicator, nil for the best one. ctx bounds its wait for
 // communicators that are being freed.
 func (c *Comm) submit(ctx context.Context, x *comm.Call, on *native) error {
+	return c.fail(c.start(ctx, x, on))
+}
+
+// start is submit without the abort after an error.
+func (c *Comm) start(ctx context.Context, x *comm.Call, on *native) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.addCall(x)
-	if on == nil {
-		on = c.pick(x)
-		c.submitted.add(x.Op, x)
-	} else if x.Send == c.scratch+barrierOffset {
-		c.submitted.add(comm.OpBarrier, x)
-	} else {
-		c.submitted.addOwn()
-	}
-	if err := c.flush(ctx, on); err != nil {
+	if err := c.life.Err(); err != nil {
 		return err
 	}
-	c.setMark(1)
-	return nil
+	c.addCall(x)
+	switch {
+	case on == nil:
+		on = c.pick(x)
+		c.submitted.add(*x)
+	case c.counts && x.Send == c.scratch+barrierOffset:
+		c.submitted.add(comm.Call{Op: comm.OpBarrier})
+	default:
+		c.submitted.addOwn()
+	}
+	return c.flush(ctx, on, 1)
 }
 
 // submitTogether starts calls as one NCCL group, always on the data
 // communicator: ranks may have different numbers of calls in a group, so a single call here may
 // be one of several elsewhere.
 func (c *Comm) submitTogether(ctx context.Context, calls []comm.Call) error {
+	return c.fail(c.startTogether(ctx, calls))
+}
+
+// startTogether is submitTogether without the abort after an error.
+func (c *Comm) startTogether(ctx context.Context, calls []comm.Call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.life.Err(); err != nil {
+		return err
+	}
 	for i := range calls {
 		c.addCall(&calls[i])
 	}
-	c.submitted.addTogether(calls)
-	if err := c.flush(ctx, c.data); err != nil {
-		return err
+	if c.counts {
+		c.submitted.add(calls...)
 	}
-	c.setMark(len(calls))
-	return nil
+	return c.flush(ctx, c.data, len(calls))
 }
 
 // pick chooses the native communicator of a call.
@@ -81,30 +92,47 @@ func (c *Comm) pick(x *comm.Call) *native {
 	return c.data
 }
 
-// flush makes the planned native calls, several of them as one NCCL group.
-func (c *Comm) flush(ctx context.Context, on *native) error {
+// flush makes the planned native calls, several of them as one NCCL group, for a number of the
+// user's calls.
+func (c *Comm) flush(ctx context.Context, on *native, calls int) error {
 	planned := c.plan
 	c.plan = planned[:0]
-	if err := c.usable(); err != nil || len(planned) == 0 {
-		return err
-	}
 	// If all ranks are in one process, freeing may wait for kernels of other ranks, and those for
 	// this rank.
-	if freeing.some.Load() && !c.oneProcess && c.WorldSize() > 1 {
-		freeing.await(ctx, c.life) // Close does not wait for this
-		ended := ctx.Err() != nil  // before usable: Close ends c.life
-		if err := c.usable(); err != nil {
+	if freeing.some.Load() && len(planned) > 0 && !c.oneProcess && c.WorldSize() > 1 {
+		if err := c.awaitFreeing(ctx); err != nil {
 			return err
 		}
-		if ended { // as in sync
-			return c.breakDown(c.stalled(comm.ContextError(ctx)))
-		}
 	}
-	if !on.enter() {
-		return errors.Join(comm.ErrBroken, c.usable()) // aborted since
+	err := c.invokeAll(planned, on)
+	if err == nil && c.marks.Due(calls) {
+		c.marks.Set(c.stream, c.submitted.soFar())
 	}
+	return err
+}
+
+// awaitFreeing waits until nothing is being freed, until ctx ends or the communicator does.
+func (c *Comm) awaitFreeing(ctx context.Context) error {
+	life, cancel := c.life.Until(ctx)
+	defer cancel()
+	freeing.await(life)
+	if ctx.Err() != nil {
+		return c.inFlightError(ctx)
+	}
+	return c.life.Err()
+}
+
+// invokeAll makes native calls.
+func (c *Comm) invokeAll(planned plan, on *native) error {
+	switch {
+	case len(planned) == 0:
+		return nil
+	case !on.enter():
+		return cmp.Or(c.life.Broken(), comm.ErrBroken)
+	}
+	defer on.leave()
 	// NCCL's groups belong to the OS thread; Current keeps the goroutine on it.
-	err := c.rt.Current(func() error {
+	return c.rt.Current(func() error {
 		if len(planned) == 1 {
 			return c.invoke(&planned[0], on.handle)
 		}
@@ -117,11 +145,6 @@ func (c *Comm) flush(ctx context.Context, on *native) error {
 		}
 		return errors.Join(first, c.status(c.lib.sym.GroupEnd, on.handle, c.lib.sym.GroupEnd.Int()))
 	})
-	on.leave()
-	if err != nil {
-		return c.breakDown(err)
-	}
-	return nil
 }
 
 // invoke makes a native call. All arguments are words, so a function ignores those that it does

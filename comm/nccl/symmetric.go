@@ -23,7 +23,7 @@ const windowSymmetric = 1
 // again.
 func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error) {
 	const op = "allocate symmetric"
-	if err := c.usable(); err != nil {
+	if err := c.life.Err(); err != nil {
 		return 0, c.check.Fail(op, err)
 	}
 	if bytes < 0 {
@@ -92,7 +92,7 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 		if ctx.Err() != nil {
 			err = comm.ContextError(ctx)
 		}
-		return c.breakDown(err)
+		return c.fail(err)
 	}
 	x := comm.AllReduceCall(at, at, len(votes), dtype.I64, comm.Max)
 	if err := c.submit(ctx, &x, c.data); err != nil {
@@ -102,7 +102,7 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 		return err
 	}
 	if err := c.rt.CopyOut(hostmem.Bytes(votes), at); err != nil {
-		return c.breakDown(err) // the peers go by the outcome
+		return c.fail(err) // the peers go by the outcome
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err erro
 	})
 	if err != nil {
 		c.lib.abandon(cell)
-		return 0, c.breakDown(err)
+		return 0, c.fail(err)
 	}
 	return uintptr(*cell), nil
 }
@@ -148,10 +148,10 @@ func (c *Comm) prepareWindows(ctx context.Context) error {
 func (c *Comm) splitForWindows(ctx context.Context) error {
 	made, err := c.splitControl(ctx)
 	if err != nil {
-		return c.breakDown(err)
+		return c.fail(err)
 	}
 	c.windows.native.Store(made)
-	if err := c.usable(); err != nil { // another goroutine aborted or closed the communicator meanwhile
+	if err := c.life.Err(); err != nil { // another goroutine aborted or closed the communicator meanwhile
 		made.abort()
 		return err
 	}
@@ -165,9 +165,10 @@ func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	if buf == 0 {
 		return nil
 	}
-	if c.closed() {
+	if c.life.Closed() {
 		return c.check.Fail(op, comm.ErrClosed)
 	}
+	_ = c.fail(c.life.Broken()) // after the abort
 	c.mu.Lock()
 	w, known := c.windows.remove(buf)
 	c.mu.Unlock()
@@ -179,7 +180,7 @@ func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 
 // deregister ends a window when no rank uses it any more.
 func (c *Comm) deregister(ctx context.Context, w window) error {
-	if c.sound() != nil {
+	if c.life.Broken() != nil {
 		return nil
 	}
 	if err := c.barrier(ctx); err != nil || w.handle == 0 {

@@ -60,7 +60,7 @@ func (c *Comm) tune(ctx context.Context, buf uintptr) error {
 	end, endErr := c.rt.NewTimingEvent()
 	err := errors.Join(startErr, endErr, c.rt.Fill(buf, tunedBytes(tunedSizes-1), dtype.U8, 0), c.rt.Synchronize(ctx))
 	if err != nil {
-		return c.breakDown(err) // the peers go on with the measurements
+		return c.fail(err) // the peers go on with the measurements
 	}
 	defer func() { _ = errors.Join(start.Close(), end.Close()) }()
 	gate := c.tuningCall(comm.OpAllReduce, buf, tunedBytes(tunedSizes-1))
@@ -109,14 +109,14 @@ func (c *Comm) shortest(ctx context.Context, round func() error, start, end *cud
 	best := time.Duration(math.MaxInt64)
 	for range tuneRounds {
 		if err := c.guarded(ctx, round); err != nil {
-			return 0, c.breakDown(err)
+			return 0, c.fail(err)
 		}
 		if err := c.sync(ctx); err != nil {
 			return 0, err
 		}
 		d, err := end.Since(start)
 		if err != nil {
-			return 0, c.breakDown(err)
+			return 0, c.fail(err)
 		}
 		best = min(best, d)
 	}

@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
@@ -15,10 +16,10 @@ import (
 // asynchronous state, which costs more and changes rarely.
 const asyncErrorEvery = 16
 
-// sync is Sync, as [Comm] describes it.
+// sync is Sync, as [Comm] describes it, and what Close drains with.
 func (c *Comm) sync(ctx context.Context) error {
-	if err := c.usable(); err != nil {
-		return err
+	if c.data == nil || c.life.Broken() != nil {
+		return c.life.Broken() // or creation failed before there was anything to wait for
 	}
 	var done extent
 	wait, collectives := c.submitted.begin()
@@ -31,30 +32,34 @@ func (c *Comm) sync(ctx context.Context) error {
 			}
 		}
 		looks++
+		if c.life.Closed() { // a call that was accepted before may be in its launch
+			if !c.mu.TryLock() {
+				return false, nil
+			}
+			c.mu.Unlock()
+		}
 		return c.done()
 	})
 	switch {
+	case c.life.Broken() != nil: // the abort ends kernels as well
+		return c.fail(c.life.Broken())
 	case err == nil:
-		// The stream is also done if another goroutine or another rank has aborted.
-		if err := c.sound(); err != nil {
-			return err
+		if err = c.abandoned(collectives); err != nil {
+			return c.fail(err)
 		}
-		if err := c.abandoned(collectives); err != nil {
-			return c.breakDown(err)
-		}
-		if c.closed() { // which drops what was known of peers
-			return c.usable()
+		if c.released.Load() { // and with it what was known of peers
+			return c.life.Err()
 		}
 		done = wait
 		return nil
 	case ctx.Err() != nil:
-		return c.breakDown(c.stalled(comm.ContextError(ctx)))
-	case c.closed():
-		return c.usable() // and the stream is gone
-	case inCapture(err):
-		return err // the caller's mistake, nothing is wrong with the peers
+		return c.fail(c.inFlightError(ctx))
+	case c.released.Load():
+		return c.life.Err() // the stream is gone
+	case inCapture(err): // the caller's mistake, nothing is wrong with the peers
+		return fmt.Errorf("%w: %w", comm.ErrArgument, err)
 	}
-	return c.breakDown(err)
+	return c.fail(err)
 }
 
 // done asks the stream whether it is idle. Close may take the stream away between two calls.

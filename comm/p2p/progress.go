@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/marks"
 )
 
@@ -15,9 +16,9 @@ type progress struct {
 	looks sync.RWMutex // held by who asks or marks the stream, or looks at what kernels tell, and to close it
 
 	mu      sync.Mutex
-	begun   marks.Extent // that were made
-	settled marks.Extent // waits have seen it done
-	calling int          // calls under way
+	begun   backend.Extent // that were made
+	settled backend.Extent // waits have seen it done
+	calling int            // calls under way
 }
 
 // enter begins a call, or several together.
@@ -29,12 +30,12 @@ func (p *progress) enter() {
 
 // leave ends what enter has begun. It counts the calls unless they were refused, and marks the
 // stream now and then.
-func (c *Comm) leave(err error, calls marks.Extent) {
+func (c *Comm) leave(err error, calls backend.Extent) {
 	p := &c.progress
 	p.mu.Lock()
 	p.calling--
 	if err == nil {
-		p.begun = p.begun.Plus(calls)
+		p.begun = backend.Extent{Collectives: p.begun.Collectives + calls.Collectives, Messages: p.begun.Messages + calls.Messages}
 	}
 	p.mu.Unlock()
 	if !p.marks.Due(int(calls.Collectives+calls.Messages)) || !p.looks.TryRLock() {
@@ -48,28 +49,28 @@ func (c *Comm) leave(err error, calls marks.Extent) {
 }
 
 // extentOf counts a call.
-func extentOf(op comm.Op) marks.Extent {
+func extentOf(op comm.Op) backend.Extent {
 	if op.Message() {
-		return marks.Extent{Messages: 1}
+		return backend.Extent{Messages: 1}
 	}
-	return marks.Extent{Collectives: 1}
+	return backend.Extent{Collectives: 1}
 }
 
 // quiet returns what was made, if nobody is in a call.
-func (p *progress) quiet() (marks.Extent, bool) {
+func (p *progress) quiet() (backend.Extent, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.begun, p.calling == 0
 }
 
-func (p *progress) soFar() marks.Extent {
+func (p *progress) soFar() backend.Extent {
 	e, _ := p.quiet()
 	return e
 }
 
 // waited counts a wait that has ended well, and what it has seen done: all that was made
 // before, but for a Split.
-func (p *progress) waited(op comm.Op, before marks.Extent) {
+func (p *progress) waited(op comm.Op, before backend.Extent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if op == comm.OpSplit {
@@ -95,7 +96,11 @@ func (c *Comm) Progress() comm.Progress {
 	done := p.marks.Reached(p.soFar, c.idle, c.unharmed)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return marks.Progress(p.begun, done.Max(p.settled))
+	done = done.Max(p.settled)
+	return comm.Progress{
+		Collectives: comm.Count{Submitted: p.begun.Collectives, Done: done.Collectives},
+		Messages:    comm.Count{Submitted: p.begun.Messages, Done: done.Messages},
+	}
 }
 
 // healthy is implemented by a base that knows whether an abort, here or on another rank,
@@ -114,9 +119,9 @@ func (c *Comm) unharmed() bool {
 }
 
 // idle returns what was made if all that is done.
-func (c *Comm) idle() (marks.Extent, bool) {
+func (c *Comm) idle() (backend.Extent, bool) {
 	if !c.open() {
-		return marks.Extent{}, false
+		return backend.Extent{}, false
 	}
 	defer c.progress.looks.RUnlock()
 	e, quiet := c.progress.quiet()

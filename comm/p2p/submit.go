@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/internal/marks"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -37,9 +37,10 @@ func (a adapter) SubmitTogether(calls []comm.Call) error {
 	if err == nil {
 		err = c.group(calls)
 	}
-	var all marks.Extent
+	var all backend.Extent
 	for i := range calls {
-		all = all.Plus(extentOf(calls[i].Op))
+		e := extentOf(calls[i].Op)
+		all.Collectives, all.Messages = all.Collectives+e.Collectives, all.Messages+e.Messages
 	}
 	c.leave(err, all)
 	return err

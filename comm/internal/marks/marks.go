@@ -7,30 +7,9 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
-
-// Extent is so many collectives and messages, the first ones.
-type Extent struct{ Collectives, Messages uint64 }
-
-// Max returns the further of two.
-func (e Extent) Max(other Extent) Extent {
-	return Extent{max(e.Collectives, other.Collectives), max(e.Messages, other.Messages)}
-}
-
-// Plus returns the sum of two.
-func (e Extent) Plus(other Extent) Extent {
-	return Extent{e.Collectives + other.Collectives, e.Messages + other.Messages}
-}
-
-// Progress is that of so many calls, of which so many are done.
-func Progress(submitted, done Extent) comm.Progress {
-	return comm.Progress{
-		Collectives: comm.Count{Submitted: submitted.Collectives, Done: done.Collectives},
-		Messages:    comm.Count{Submitted: submitted.Messages, Done: done.Messages},
-	}
-}
 
 // Marks are how far a stream says that it has come. As soon as somebody has asked, it
 // writes behind every eighth call or so how many there were into memory of the host.
@@ -40,7 +19,7 @@ type Marks struct {
 	word    atomic.Pointer[cuda.Word] // nil if streams cannot write one, and after Close
 
 	mu   sync.Mutex
-	done Extent // as far as is known
+	done backend.Extent // as far as is known
 }
 
 // every is how many calls a mark is for, which takes about a microsecond.
@@ -62,7 +41,7 @@ func (m *Marks) Due(calls int) bool {
 // Set has the stream say that it has come to what was submitted, and is there, so far.
 // In a graph it would say so again and again, so nothing is written into one. What is
 // wrong with the stream, calls tell. Close does not come beside it.
-func (m *Marks) Set(s *cuda.Stream, submitted Extent) {
+func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 	word := m.word.Load()
 	if word == nil {
 		return
@@ -78,14 +57,14 @@ func (m *Marks) Set(s *cuda.Stream, submitted Extent) {
 // far calls go at most; idle returns what the stream, and nobody else, had to do if all
 // that is done. What is found out counts if sound then says that no abort may have
 // ended it.
-func (m *Marks) Reached(submitted func() Extent, idle func() (Extent, bool), sound func() bool) Extent {
+func (m *Marks) Reached(submitted func() backend.Extent, idle func() (backend.Extent, bool), sound func() bool) backend.Extent {
 	m.asked.Store(true)
 	now, all := idle()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if word := m.word.Load(); !all && word != nil {
 		mark := word.Load() // first
-		now = submitted().at(mark)
+		now = at(submitted(), mark)
 	}
 	if sound() {
 		m.done = m.done.Max(now)
@@ -94,9 +73,9 @@ func (m *Marks) Reached(submitted func() Extent, idle func() (Extent, bool), sou
 }
 
 // at returns the extent of a mark, which has the low halves of its numbers, and is no
-// further than this one.
-func (e Extent) at(mark uint64) Extent {
-	return Extent{Collectives: upTo(e.Collectives, uint32(mark>>32)), Messages: upTo(e.Messages, uint32(mark))}
+// further than e.
+func at(e backend.Extent, mark uint64) backend.Extent {
+	return backend.Extent{Collectives: upTo(e.Collectives, uint32(mark>>32)), Messages: upTo(e.Messages, uint32(mark))}
 }
 
 // upTo returns the number with this low half that is less than 1<<31 below n, or n if

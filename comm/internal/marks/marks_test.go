@@ -5,19 +5,21 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
 // A mark has half the digits of each number.
 func TestAt(t *testing.T) {
 	const most = math.MaxUint32
-	for _, e := range []struct{ submitted, marked Extent }{
-		{Extent{}, Extent{}},
-		{Extent{20, 7}, Extent{16, 0}},
-		{Extent{most + 5, 3<<32 + 1}, Extent{most - 3, 3<<32 - 2}},
-		{Extent{7 << 40, 1}, Extent{7 << 40, 1}},
+	for _, e := range []struct{ submitted, marked backend.Extent }{
+		{backend.Extent{}, backend.Extent{}},
+		{backend.Extent{Collectives: 20, Messages: 7}, backend.Extent{Collectives: 16, Messages: 0}},
+		{backend.Extent{Collectives: most + 5, Messages: 3<<32 + 1}, backend.Extent{Collectives: most - 3, Messages: 3<<32 - 2}},
+		{backend.Extent{Collectives: 7 << 40, Messages: 1}, backend.Extent{Collectives: 7 << 40, Messages: 1}},
 	} {
 		mark := e.marked.Collectives<<32 | e.marked.Messages&most
-		assert.Equal(t, e.marked, e.submitted.at(mark), "%+v", e)
+		assert.Equal(t, e.marked, at(e.submitted, mark), "%+v", e)
 	}
-	assert.Equal(t, Extent{5, 0}, Extent{5, 0}.at(6<<32|1), "a mark that is further")
+	assert.Equal(t, backend.Extent{Collectives: 5}, at(backend.Extent{Collectives: 5}, 6<<32|1), "a mark that is further")
 }
