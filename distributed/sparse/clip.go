@@ -10,13 +10,13 @@ import (
 
 // clip has g multiplied by what bounds its norm as the configuration says, which
 // it computes on the device.
-func (s *Reducer) clip(ctx context.Context, g *gradient) {
+func (s *Reducer) clip(ctx context.Context, g *Input) {
 	if s.cfg.ClipNorm == 0 || s.n == 0 || s.err != nil {
 		return
 	}
 	squares := s.at(numSquares)
-	s.check(s.kernels.SumSquares(g.ptr, g.dt, s.n, squares))
-	g.factor = s.clipFactor(ctx, squares, 1)
+	s.check(s.kernels.SumSquares(g.Ptr, g.DType, s.n, squares))
+	g.Factor = s.clipFactor(ctx, squares, 1)
 }
 
 // clipFactor returns the address of what scales a gradient whose squared norm is

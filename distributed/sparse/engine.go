@@ -144,7 +144,7 @@ func (e *engine) undo() {
 // undoIfNonFinite has the device undo the step, and make the gradient zero, if
 // there were entries that are not finite. The past is that before the step then: whoever leaves one
 // finds out ([numbers].dropped).
-func (e *engine) undoIfNonFinite(g gradient) {
+func (e *engine) undoIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
 		e.copies = append(e.copies, runtime.Copy{Dst: e.at(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
@@ -152,7 +152,7 @@ func (e *engine) undoIfNonFinite(g gradient) {
 			e.copies = append(e.copies, runtime.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
 		}
 	}
-	e.copies = append(e.copies, runtime.Copy{Dst: g.ptr, DType: g.dt, N: e.n})
+	e.copies = append(e.copies, runtime.Copy{Dst: g.Ptr, DType: g.DType, N: e.n})
 	if e.past.pending { // numTiny is a word that is not 0
 		e.copies = append(e.copies, runtime.Copy{Dst: e.at(e.dropped), Src: e.at(numTiny), DType: dtype.F32, N: 1})
 	}
@@ -244,8 +244,8 @@ func (e *engine) array(p uintptr) runtime.Array {
 
 // source is the residual, which is made from its origin and a gradient on the
 // way, to select from. What is selected is taken out of it.
-func (e *engine) source(g gradient) runtime.Source {
-	src := runtime.Source{X: e.residual, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor, From: e.origin, Take: true}
+func (e *engine) source(g Input) runtime.Source {
+	src := runtime.Source{X: e.residual, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor, From: e.origin, Take: true}
 	if e.restores == keeping {
 		src.From, src.Keep = 0, e.origin
 	}
@@ -261,19 +261,11 @@ func (e *engine) added(err error) {
 	}
 }
 
-// gradient is what a step adds to the residual.
-type gradient struct {
-	ptr    uintptr // 0: it is in the residual
-	dt     dtype.DType
-	factor uintptr // of an F32, 0 for none
-	lent   bool    // only until it is picked from
-}
-
 // denseResult is memory for a dense result: the gradient's, which is in the residual by
 // then, unless the step may be undone.
 func (e *engine) denseResult() uintptr {
-	if e.target.dt == dtype.F32 && e.cfg.NoUndo && !e.cfg.InPlace {
-		return e.target.ptr
+	if e.target.DType == dtype.F32 && e.cfg.NoUndo && !e.cfg.InPlace {
+		return e.target.Ptr
 	}
 	e.allocate(&e.flat, e.n*base.WordSize)
 	return e.flat.Ptr
@@ -295,8 +287,8 @@ func (e *engine) copyBytes(dst, src uintptr, bytes int) {
 	}
 }
 
-func (e *engine) accumulate(g gradient) {
-	if e.err == nil && g.ptr != 0 {
+func (e *engine) accumulate(g Input) {
+	if e.err == nil && g.Ptr != 0 {
 		e.added(e.kernels.Accumulate(e.source(g)))
 	}
 }

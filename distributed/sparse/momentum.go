@@ -9,7 +9,7 @@ import (
 // correct advances the velocity by a gradient, and returns it to be reduced in the
 // gradient's place: momentum correction. The velocity lies behind the residual, so
 // that what undoes, saves or scales the one does so with the other.
-func (e *engine) correct(g gradient) gradient {
+func (e *engine) correct(g Input) Input {
 	if e.cfg.Momentum == 0 || e.err != nil || e.n == 0 {
 		return g
 	}
@@ -19,9 +19,9 @@ func (e *engine) correct(g gradient) gradient {
 	}
 	e.check(e.kernels.Store(velocity, dtype.F32, before, e.n, float32(e.cfg.Momentum), 0))
 	if e.err == nil {
-		e.check(e.kernels.Accumulate(runtime.Source{X: velocity, N: e.n, Grad: g.ptr, DType: g.dt, Factor: g.factor}))
+		e.check(e.kernels.Accumulate(runtime.Source{X: velocity, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor}))
 	}
-	return gradient{ptr: velocity, dt: dtype.F32}
+	return Input{Ptr: velocity, DType: dtype.F32}
 }
 
 // mask makes 0 of the velocity what was picked: momentum factor masking.

@@ -19,7 +19,7 @@ type selector interface {
 	// pick adds the gradient to the residual, takes about k entries of large
 	// magnitude out of it, and returns them: dst, or its beginning where the number
 	// is known to the host.
-	pick(g gradient, k int, dst runtime.Entries) runtime.Entries
+	pick(g Input, k int, dst runtime.Entries) runtime.Entries
 }
 
 // exchange combines the picks of all ranks.

@@ -258,216 +258,36 @@ func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	if ctx.Err() != nil {
 		return base.OpError(op, comm.ContextError(ctx))
 	}
-	g := gradient{ptr: ptr, dt: t.DType()}
+	g := Input{Ptr: ptr, DType: t.DType()}
 	if s.cfg.InPlace {
-		g.ptr, s.residual = 0, ptr
+		g.Ptr, s.residual = 0, ptr
 		defer func() { s.residual = 0 }()
 	}
-	s.start(ctx, g)
-	ending := time.Now()
-	s.complete(ctx)
-	s.finish(s.judge(ctx))
-	s.stats.ExchangeTime += time.Since(ending)
-	if s.err != nil {
-		return base.OpError(op, s.rollBack())
+	err = s.Select(ctx, g)
+	if err == nil {
+		err = s.Exchange(ctx)
+	}
+	if err == nil {
+		err = s.end(ctx)
+	}
+	if err != nil {
+		return base.OpError(op, s.failed())
 	}
 	return nil
 }
 
-// start does a step but for its end: it picks, begins the exchange, and leaves
-// gradient and residual before the step as they are. Then come complete and finish,
-// or abandon.
-func (s *Reducer) start(ctx context.Context, g gradient) {
-	s.pick(ctx, g)
-	s.combine(ctx)
-}
-
-// pick does the first half of start: it takes the gradient, which a dense step also reads
-// afterwards unless it is lent, and picks what is to be sent. It communicates
-// only before the first step, to choose for [Auto], and to clip by the norm of all ranks.
-func (s *Reducer) pick(ctx context.Context, g gradient) {
-	started, sent := time.Now(), s.meter.Totals()
-	s.step = step{phase: begun, last: s.stats, stats: Stats{Step: s.steps, Elements: s.n}}
-	if ctx.Err() != nil {
-		s.check(comm.ContextError(ctx))
-	} else {
-		s.check(s.order.Drain(ctx)) // an earlier step may have failed
-	}
-	if !s.agreed {
-		s.agree(ctx, s.terms(g.dt))
-	}
-	s.lookForFaults(ctx)
-	if s.err != nil {
-		return
-	}
-	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
-	if !dense && s.cfg.Pattern == Auto {
-		if s.decide(ctx, g.dt); s.err != nil {
-			return
+// end completes and commits a step.
+func (s *Reducer) end(ctx context.Context) error {
+	started := time.Now()
+	_, err := s.Complete(ctx)
+	if err == nil {
+		v := s.judge(ctx)
+		if err = s.err; err == nil {
+			err = s.Commit(v)
 		}
-		started, sent = time.Now(), s.meter.Totals()
 	}
-	s.stats.Choice = s.choice
-	if dense || s.cfg.Pattern == Dense {
-		s.takeWhole(ctx, g)
-	} else {
-		s.takeSome(ctx, g, density)
-	}
-	s.stats.SelectTime = time.Since(started)
-	s.addSent(sent)
-	s.phase = selected
-}
-
-// combine does the second half: it makes the result of what all ranks picked.
-func (s *Reducer) combine(ctx context.Context) {
-	if s.err != nil {
-		return
-	}
-	started, sent := time.Now(), s.meter.Totals()
-	switch {
-	case s.stats.Dense:
-		s.communicate(ctx, s.whole)
-		if s.judges() {
-			s.fill(s.flags, s.size)
-			s.countArray(s.whole.Recv, s.whole.DType)
-		}
-		s.result = result{dense: s.whole.Recv}
-	case s.stats.K > 0:
-		s.result = s.exchange.run(ctx, s.picks)
-	}
-	s.phase = exchanged
-	s.stats.ExchangeTime = time.Since(started)
-	s.addSent(sent)
-}
-
-// addSent counts what was sent since then for the step.
-func (s *Reducer) addSent(then comm.Traffic) {
-	now := s.meter.Totals()
-	s.stats.SentElements += now.SentElements - then.SentElements
-	s.stats.SentBytes += now.SentBytes - then.SentBytes
-}
-
-// Stage is a part of a sparse step.
-type Stage uint8
-
-const (
-	Selected  Stage = iota // the gradient is added, and the picks are made
-	Exchanged              // the result is there, as lists
-	Finished               // the result is written to the tensor
-)
-
-// OnStage has f called when the work of a stage of a sparse step has been submitted
-// to the compute stream, which waits for the exchange by then: an event that f
-// records there has the time of the stage's end. nil ends that.
-func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
-
-func (s *Reducer) passed(stage Stage) {
-	if s.onStage != nil {
-		s.onStage(stage)
-	}
-}
-
-// Verdict says what becomes of a step that was started.
-type Verdict uint8
-
-const (
-	Passes   Verdict = iota // its result becomes the gradient
-	Deferred                // it passes, and the device rolls it back if there were non-finite entries
-	Skips                   // it is rolled back, and the gradient is zero
-)
-
-// judge looks at what was counted. Where the host has not waited for
-// the device in this step, it leaves the question to the device.
-func (s *Reducer) judge(ctx context.Context) Verdict {
-	switch {
-	case s.err != nil || !s.judges():
-		return Passes
-	case s.cfg.NonFinite == SkipNonFinite && s.order.Streams != nil && !s.hostWaited:
-		return Deferred
-	case s.finding == finite || s.finding == unknown && !s.foundNonFinite(ctx):
-		return Passes
-	case s.cfg.NonFinite == FailNonFinite && s.stats.K > 0: // otherwise no other rank knows
-		s.check(ErrNonFinite)
-	}
-	return Skips
-}
-
-// finish ends a step that was started.
-func (s *Reducer) finish(v Verdict) {
-	if s.err != nil {
-		return
-	}
-	g := s.target
-	switch {
-	case v == Skips:
-		if s.restores != nothingSaved {
-			s.undo()
-		}
-		if s.err == nil { // otherwise the gradient is as it was
-			s.check(s.rt.Fill(g.ptr, s.n, g.dt, 0))
-		}
-		s.skipped()
-	case s.cfg.InPlace: // the result stays where it is
-		s.giveBack(s.result.left.picks, s.result.left.taken)
-	case s.result.dense == 0:
-		s.merge(g.ptr, g.dt, s.result.lists, s.result.scale, s.result.left)
-	case s.stats.Dense && s.whole.DType == g.dt:
-		s.copyBytes(g.ptr, s.result.dense, s.n*g.dt.Size())
-	default:
-		s.store(g.ptr, g.dt, s.result.dense)
-	}
-	if s.err == nil {
-		s.phase = finished // what fails from here on cannot be rolled back: the gradient is overwritten
-	}
-	if v != Skips && !s.stats.Dense {
-		s.mask(s.picks)
-	}
-	if s.deferred = v == Deferred; s.deferred {
-		s.undoIfNonFinite(g)
-	}
-	if s.past.pending && s.judges() {
-		s.post()
-	}
-	if s.err == nil {
-		s.steps++
-		s.restores = nothingSaved
-	}
-	s.passed(Finished)
-}
-
-// abandon undoes a step, if one was started and has not ended. What fails now stays.
-func (s *Reducer) abandon() {
-	if !s.phase.open() {
-		return
-	}
-	s.err = nil
-	if s.restores != nothingSaved {
-		s.undo()
-	}
-	if s.chose {
-		s.become(Auto, nil)
-	}
-	s.step = step{phase: rolledBack, stats: s.last, counted: true}
-}
-
-// rollBack undoes a step that failed, if it can, and returns why it did. What
-// fails now stays.
-func (s *Reducer) rollBack() error {
-	if s.cfg.NoUndo {
-		s.stats, s.counted = s.last, true
-		return s.err
-	}
-	cause := s.err
-	if !s.phase.open() {
-		s.err = fmt.Errorf("%w; and the gradient is lost, because the result was written to its place before", cause)
-		return s.err
-	}
-	s.abandon()
-	if s.err != nil {
-		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
-		return s.err
-	}
-	return fmt.Errorf("%w (the step is undone: gradient and residual are as before)", cause)
+	s.stats.ExchangeTime += time.Since(started)
+	return err
 }
 
 // Stats returns what the last step did. Numbers that are on the device are
@@ -577,105 +397,6 @@ func checkGradient(op string, rt runtime.Runtime, c comm.Communicator, n int, t 
 		return 0, base.OpError(op, fmt.Errorf("the runtime of the gradient and that of its reduction: %w", err))
 	}
 	return ptr, nil
-}
-
-// takeWhole prepares to average the gradient itself. Residuals are not touched:
-// dense steps come before sparse ones, so there is nothing in them yet. A result
-// that may have to be undone is made beside the gradient.
-func (s *Reducer) takeWhole(ctx context.Context, g gradient) {
-	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
-	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
-	s.target = g
-	if s.cfg.Momentum > 0 {
-		s.takeVelocity(ctx, g)
-		return
-	}
-	bytes, send, sum := s.n*g.dt.Size(), g.ptr, g.ptr
-	if !s.cfg.NoUndo {
-		if sum = s.origin; sum == 0 {
-			s.allocate(&s.flat, bytes)
-			sum = s.flat.Ptr
-		}
-	}
-	s.clip(ctx, &g)
-	if g.factor != 0 || g.lent {
-		send = sum
-		s.copyBytes(send, g.ptr, bytes)
-	}
-	if g.factor != 0 && s.err == nil {
-		s.check(s.kernels.Scale(send, g.dt, s.n, g.factor))
-	}
-	s.whole = comm.AllReduceCall(send, sum, s.n, g.dt, comm.Avg)
-}
-
-// takeVelocity prepares to average the velocity, in F32 whatever type the gradient
-// has: it may outgrow that, and what the result has no room for is in the residual,
-// to be sent in the next step.
-func (s *Reducer) takeVelocity(ctx context.Context, g gradient) {
-	s.clip(ctx, &g)
-	s.save()
-	s.accumulate(s.correct(g))
-	sum := s.denseResult()
-	s.copy(sum, s.residual, s.n)
-	s.fill(s.residual, s.n)
-	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
-}
-
-// takeSome adds the gradient to the residual and picks from it.
-func (s *Reducer) takeSome(ctx context.Context, g gradient, density float64) {
-	k := count(density, s.n)
-	s.plan(ctx, k)
-	s.stats.K = k
-	s.clip(ctx, &g)
-	s.target = g
-	s.save()
-	if s.err != nil {
-		return // nothing has changed, and nothing may
-	}
-	if s.cfg.NoErrorFeedback {
-		s.fill(s.residual, s.n)
-	}
-	g = s.correct(g)
-	if k == 0 {
-		s.accumulate(g)
-		s.judgeAlone()
-		return
-	}
-	s.stats.Pattern = s.name
-	s.picks = s.selector.pick(g, k, s.exchange.placePicks(ctx, s.selector.capacity(k)))
-	s.passed(Selected)
-}
-
-// complete has the compute stream wait for the exchange of a step that was started,
-// and counts what is not finite in the result.
-func (s *Reducer) complete(ctx context.Context) {
-	s.arrive(ctx)
-	s.passed(Exchanged)
-	if s.flags != s.at(s.nonFinite) { // the verdict is about other tensors too
-		s.finding = unknown
-	}
-	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.flagged {
-		s.countResult(s.result)
-	}
-	s.phase = judged
-}
-
-// judgeAlone looks for entries that are not finite in a gradient that is not sent, which no other
-// rank knows of: they do not count where several tensors have one verdict. An entry is
-// one if a step that sends it would be skipped for it, and so would all that follow, as
-// the residual would keep it.
-func (s *Reducer) judgeAlone() {
-	if !s.judges() {
-		return
-	}
-	flags, skip, skips := s.flags, s.skip, s.skips
-	s.flags, s.skip, s.skips = s.at(s.nonFinite), s.at(s.nonFinite), s.size
-	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
-	if flags != s.flags && s.origin != 0 {
-		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
-		s.copyIfNonFinite()
-	}
-	s.flags, s.skip, s.skips = flags, skip, skips
 }
 
 // readPosted reads what the last step left to be read later, if it is not read yet.

@@ -15,7 +15,7 @@ func exactSelector(e *engine) selector { return exact{e} }
 
 func (s exact) capacity(k int) int { return k }
 
-func (s exact) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+func (s exact) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.topK(s.source(g), k, exactly(dst, k), s.at(numState))
 	s.used = numState
 	return exactly(dst, k)
@@ -28,7 +28,7 @@ type nonzero struct{ exact }
 
 func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
 
-func (s nonzero) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+func (s nonzero) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.topK(s.source(g), k, dst, s.at(numState))
 	s.used = numState
 	return dst
@@ -41,7 +41,7 @@ func noSelector(e *engine) selector { return nothing{e} }
 
 func (nothing) capacity(int) int { return 0 }
 
-func (s nothing) pick(g gradient, _ int, dst runtime.Entries) runtime.Entries {
+func (s nothing) pick(g Input, _ int, dst runtime.Entries) runtime.Entries {
 	s.accumulate(g)
 	return exactly(dst, 0)
 }
@@ -73,7 +73,7 @@ func reusedSelector(e *engine) selector {
 
 func (s reused) capacity(k int) int { return s.roomFor(k) }
 
-func (s reused) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+func (s reused) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.near(s.source(g), k, runtime.Near{
 		Min:      (k + 3) / 4,
 		Interval: s.cfg.tuning.ThresholdInterval,
@@ -138,7 +138,7 @@ var ladders = sync.OnceValue(func() [][]float32 {
 
 func (s gaussian) capacity(k int) int { return s.roomFor(k) }
 
-func (s gaussian) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
+func (s gaussian) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	// t such that a share k/n of a normal distribution with the tensor's mean and
 	// deviation is farther than t from the mean.
 	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
@@ -154,6 +154,6 @@ func (s gaussian) pick(g gradient, k int, dst runtime.Entries) runtime.Entries {
 	// No threshold separates the entries of a constant tensor, a few outliers can
 	// put the fit out of the correction's reach, and that of a NaN is none: then
 	// the picks are exact.
-	s.near(s.source(gradient{}), k, runtime.Near{Min: 1}, dst)
+	s.near(s.source(Input{}), k, runtime.Near{Min: 1}, dst)
 	return dst
 }

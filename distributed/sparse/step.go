@@ -3,6 +3,7 @@ package sparse
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -48,7 +49,7 @@ const (
 // step is what there is of one step. What later steps need is in engine and Reducer.
 type step struct {
 	phase  phase
-	target gradient        // where the result goes
+	target Input           // where the result goes
 	picks  runtime.Entries // unless it is dense
 	whole  comm.Call       // if it is
 	result result
@@ -91,10 +92,46 @@ type Input struct {
 func (s *Reducer) Drain(ctx context.Context) error { return s.order.Drain(ctx) }
 
 // Select begins a step: it adds the gradient to the residual and selects what is to be sent.
-// It communicates only before the first step, to choose for [Auto], and to clip
-// by the norm of all ranks. After an error, RollBack.
-func (s *Reducer) Select(ctx context.Context, in Input) error {
-	s.pick(ctx, gradient{ptr: in.Ptr, dt: in.DType, factor: in.Factor, lent: in.Lent})
+// A dense step also reads the gradient afterwards, unless it is lent. Select communicates
+// only before the first step, to choose for [Auto], and to clip by the norm of all ranks. After
+// an error, RollBack.
+func (s *Reducer) Select(ctx context.Context, g Input) error {
+	switch {
+	case s.closed:
+		return base.ClosedError("the Reducer")
+	case s.err != nil:
+		return s.err
+	}
+	started, sent := time.Now(), s.meter.Totals()
+	s.step = step{phase: begun, last: s.stats, stats: Stats{Step: s.steps, Elements: s.n}}
+	if ctx.Err() != nil {
+		s.check(comm.ContextError(ctx))
+	} else {
+		s.check(s.order.Drain(ctx)) // an earlier step may have failed
+	}
+	if !s.agreed {
+		s.agree(ctx, s.terms(g.DType))
+	}
+	s.lookForFaults(ctx)
+	if s.err != nil {
+		return s.err
+	}
+	density, dense := s.cfg.Schedule.density(s.steps, s.cfg.Density)
+	if !dense && s.cfg.Pattern == Auto {
+		if s.decide(ctx, g.DType); s.err != nil {
+			return s.err
+		}
+		started, sent = time.Now(), s.meter.Totals()
+	}
+	s.stats.Choice = s.choice
+	if dense || s.cfg.Pattern == Dense {
+		s.takeWhole(ctx, g)
+	} else {
+		s.takeSome(ctx, g, density)
+	}
+	s.stats.SelectTime = time.Since(started)
+	s.addSent(sent)
+	s.phase = selected
 	return s.err
 }
 
@@ -103,8 +140,258 @@ func (s *Reducer) Exchange(ctx context.Context) error {
 	if err := s.in(selected, selected); err != nil {
 		return err
 	}
-	s.combine(ctx)
+	started, sent := time.Now(), s.meter.Totals()
+	switch {
+	case s.stats.Dense:
+		s.communicate(ctx, s.whole)
+		if s.judges() {
+			s.fill(s.flags, s.size)
+			s.countArray(s.whole.Recv, s.whole.DType)
+		}
+		s.result = result{dense: s.whole.Recv}
+	case s.stats.K > 0:
+		s.result = s.exchange.run(ctx, s.picks)
+	}
+	s.phase = exchanged
+	s.stats.ExchangeTime = time.Since(started)
+	s.addSent(sent)
 	return s.err
+}
+
+// addSent counts what was sent since then for the step.
+func (s *Reducer) addSent(then comm.Traffic) {
+	now := s.meter.Totals()
+	s.stats.SentElements += now.SentElements - then.SentElements
+	s.stats.SentBytes += now.SentBytes - then.SentBytes
+}
+
+// Stage is a part of a sparse step.
+type Stage uint8
+
+const (
+	Selected  Stage = iota // the gradient is added, and the picks are made
+	Exchanged              // the result is there, as lists
+	Finished               // the result is written to the tensor
+)
+
+// OnStage has f called when the work of a stage of a sparse step has been submitted
+// to the compute stream, which waits for the exchange by then: an event that f
+// records there has the time of the stage's end. nil ends that.
+func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
+
+func (s *Reducer) passed(stage Stage) {
+	if s.onStage != nil {
+		s.onStage(stage)
+	}
+}
+
+// Verdict says what becomes of a step that was started.
+type Verdict uint8
+
+const (
+	Passes   Verdict = iota // its result becomes the gradient
+	Deferred                // it passes, and the device rolls it back if there were non-finite entries
+	Skips                   // it is rolled back, and the gradient is zero
+)
+
+// judge looks at what was counted. Where the host has not waited for
+// the device in this step, it leaves the question to the device.
+func (s *Reducer) judge(ctx context.Context) Verdict {
+	switch {
+	case s.err != nil || !s.judges():
+		return Passes
+	case s.cfg.NonFinite == SkipNonFinite && s.order.Streams != nil && !s.hostWaited:
+		return Deferred
+	case s.finding == finite || s.finding == unknown && !s.foundNonFinite(ctx):
+		return Passes
+	case s.cfg.NonFinite == FailNonFinite && s.stats.K > 0: // otherwise no other rank knows
+		s.check(ErrNonFinite)
+	}
+	return Skips
+}
+
+// Commit ends a step whose exchange is not in flight: it writes the result to the gradient, or skips
+// the step. An error stays, because the gradient may be lost.
+func (s *Reducer) Commit(v Verdict) error {
+	if err := s.in(exchanged, judged); err != nil {
+		return err
+	}
+	g := s.target
+	switch {
+	case v == Skips:
+		if s.restores != nothingSaved {
+			s.undo()
+		}
+		if s.err == nil { // otherwise the gradient is as it was
+			s.check(s.rt.Fill(g.Ptr, s.n, g.DType, 0))
+		}
+		s.skipped()
+	case s.cfg.InPlace: // the result stays where it is
+		s.giveBack(s.result.left.picks, s.result.left.taken)
+	case s.result.dense == 0:
+		s.merge(g.Ptr, g.DType, s.result.lists, s.result.scale, s.result.left)
+	case s.stats.Dense && s.whole.DType == g.DType:
+		s.copyBytes(g.Ptr, s.result.dense, s.n*g.DType.Size())
+	default:
+		s.store(g.Ptr, g.DType, s.result.dense)
+	}
+	if s.err == nil {
+		s.phase = finished // what fails from here on cannot be rolled back: the gradient is overwritten
+	}
+	if v != Skips && !s.stats.Dense {
+		s.mask(s.picks)
+	}
+	if s.deferred = v == Deferred; s.deferred {
+		s.undoIfNonFinite(g)
+	}
+	if s.past.pending && s.judges() {
+		s.post()
+	}
+	if s.err == nil {
+		s.steps++
+		s.restores = nothingSaved
+	}
+	s.passed(Finished)
+	return s.err
+}
+
+// RollBack ends a step that was begun and not committed: the residual is as before it, bit for
+// bit, unless that fails, which stays. Without such a step it does nothing.
+func (s *Reducer) RollBack() error {
+	if !s.phase.open() {
+		return s.err
+	}
+	s.err = nil
+	if s.restores != nothingSaved {
+		s.undo()
+	}
+	if s.chose {
+		s.become(Auto, nil)
+	}
+	s.step = step{phase: rolledBack, stats: s.last, counted: true}
+	return s.err
+}
+
+// failed rolls back a step that failed, if it can, and returns why it did. What
+// fails now stays.
+func (s *Reducer) failed() error {
+	if s.cfg.NoUndo {
+		s.stats, s.counted = s.last, true
+		return s.err
+	}
+	cause := s.err
+	if !s.phase.open() {
+		s.err = fmt.Errorf("%w; and the gradient is lost, because the result was written to its place before", cause)
+		return s.err
+	}
+	if s.RollBack() != nil {
+		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
+		return s.err
+	}
+	return fmt.Errorf("%w (the step is undone: gradient and residual are as before)", cause)
+}
+
+// takeWhole prepares to average the gradient itself. Residuals are not touched:
+// dense steps come before sparse ones, so there is nothing in them yet. A result
+// that may have to be undone is made beside the gradient.
+func (s *Reducer) takeWhole(ctx context.Context, g Input) {
+	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
+	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
+	s.target = g
+	if s.cfg.Momentum > 0 {
+		s.takeVelocity(ctx, g)
+		return
+	}
+	bytes, send, sum := s.n*g.DType.Size(), g.Ptr, g.Ptr
+	if !s.cfg.NoUndo {
+		if sum = s.origin; sum == 0 {
+			s.allocate(&s.flat, bytes)
+			sum = s.flat.Ptr
+		}
+	}
+	s.clip(ctx, &g)
+	if g.Factor != 0 || g.Lent {
+		send = sum
+		s.copyBytes(send, g.Ptr, bytes)
+	}
+	if g.Factor != 0 && s.err == nil {
+		s.check(s.kernels.Scale(send, g.DType, s.n, g.Factor))
+	}
+	s.whole = comm.AllReduceCall(send, sum, s.n, g.DType, comm.Avg)
+}
+
+// takeVelocity prepares to average the velocity, in F32 whatever type the gradient
+// has: it may outgrow that, and what the result has no room for is in the residual,
+// to be sent in the next step.
+func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
+	s.clip(ctx, &g)
+	s.save()
+	s.accumulate(s.correct(g))
+	sum := s.denseResult()
+	s.copy(sum, s.residual, s.n)
+	s.fill(s.residual, s.n)
+	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
+}
+
+// takeSome adds the gradient to the residual and picks from it.
+func (s *Reducer) takeSome(ctx context.Context, g Input, density float64) {
+	k := count(density, s.n)
+	s.plan(ctx, k)
+	s.stats.K = k
+	s.clip(ctx, &g)
+	s.target = g
+	s.save()
+	if s.err != nil {
+		return // nothing has changed, and nothing may
+	}
+	if s.cfg.NoErrorFeedback {
+		s.fill(s.residual, s.n)
+	}
+	g = s.correct(g)
+	if k == 0 {
+		s.accumulate(g)
+		s.judgeAlone()
+		return
+	}
+	s.stats.Pattern = s.name
+	s.picks = s.selector.pick(g, k, s.exchange.placePicks(ctx, s.selector.capacity(k)))
+	s.passed(Selected)
+}
+
+// Complete has the compute stream wait for the exchange, and counts what is not finite in the
+// result. waited is whether the host has waited for the device in this step.
+func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
+	if err := s.in(exchanged, exchanged); err != nil {
+		return s.hostWaited, err
+	}
+	s.arrive(ctx)
+	s.passed(Exchanged)
+	if s.flags != s.at(s.nonFinite) { // the verdict is about other tensors too
+		s.finding = unknown
+	}
+	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.flagged {
+		s.countResult(s.result)
+	}
+	s.phase = judged
+	return s.hostWaited, s.err
+}
+
+// judgeAlone looks for entries that are not finite in a gradient that is not sent, which no other
+// rank knows of: they do not count where several tensors have one verdict. An entry is
+// one if a step that sends it would be skipped for it, and so would all that follow, as
+// the residual would keep it.
+func (s *Reducer) judgeAlone() {
+	if !s.judges() {
+		return
+	}
+	flags, skip, skips := s.flags, s.skip, s.skips
+	s.flags, s.skip, s.skips = s.at(s.nonFinite), s.at(s.nonFinite), s.size
+	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
+	if flags != s.flags && s.origin != 0 {
+		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
+		s.copyIfNonFinite()
+	}
+	s.flags, s.skip, s.skips = flags, skip, skips
 }
 
 // in returns an error unless the step is in one of some phases.
@@ -117,33 +404,6 @@ func (s *Reducer) in(from, to phase) error {
 
 // InFlight reports whether the compute stream does not wait for the exchange yet.
 func (s *Reducer) InFlight() bool { return s.inFlight }
-
-// Complete has the compute stream wait for the exchange, and counts what is not finite. waited
-// is whether the host has waited for the device in this step.
-func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
-	if err := s.in(exchanged, exchanged); err != nil {
-		return s.hostWaited, err
-	}
-	s.complete(ctx)
-	return s.hostWaited, s.err
-}
-
-// Commit ends a step that is complete: it writes the result to the gradient, or skips the step.
-// An error stays, because the gradient may be lost.
-func (s *Reducer) Commit(v Verdict) error {
-	if err := s.in(exchanged, judged); err != nil {
-		return err
-	}
-	s.finish(v)
-	return s.err
-}
-
-// RollBack ends a step that was begun and not committed: the residual is as before it, bit for
-// bit, unless that fails, which stays. Without such a step it does nothing.
-func (s *Reducer) RollBack() error {
-	s.abandon()
-	return s.err
-}
 
 // JoinTransaction makes s one of several tensors whose steps pass or are skipped together.
 // Complete counts at flags, an I32 of each rank, which entries of the result are not
