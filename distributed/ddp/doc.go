@@ -6,4 +6,14 @@
 // ([Gradients.Accumulate]), and ranks may run out of data at different steps
 // ([Gradients.Join]). If any bucket is sparse, or clipping or detection of non-finite
 // gradients is on, all buckets commit or roll back together.
+//
+// # How it is written
+//
+//   - gradients.go: [Gradients], a step from Ready to Wait; buckets.go: which gradients are in which
+//     bucket, and where they lie.
+//   - reducer.go: what reduces a bucket, and the plain allreduce; custom.go: a program's [Reducer].
+//   - transaction.go: the norm and the verdict that buckets share.
+//   - worker.go: asynchronous exchanges; side_stream.go: work beside the compute stream.
+//   - accumulate.go, join.go, rebuild.go, wire.go: one option each.
+//   - state.go: saved states, and other communicators; agree.go: what ranks compare first.
 package ddp

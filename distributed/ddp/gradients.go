@@ -341,7 +341,7 @@ func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
 
 // begin begins a step, if it has not begun.
 func (g *Gradients) begin(ctx context.Context) {
-	if !g.begun && g.err == nil && g.fault == nil {
+	if !g.begun && g.sound() {
 		g.begun = true
 		err := g.drain(ctx)
 		if err == nil {
@@ -379,7 +379,7 @@ func (g *Gradients) fail(err error) {
 
 // accept takes a gradient and reduces the buckets that it completes.
 func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
-	if g.begin(ctx); g.err == nil && g.fault == nil {
+	if g.begin(ctx); g.sound() {
 		g.fail(g.fold(i, t))
 	}
 	g.given[i] = t
@@ -397,7 +397,7 @@ func (g *Gradients) launchComplete(ctx context.Context) {
 	if g.async != nil && g.fault == nil {
 		g.fault = g.async.look()
 	}
-	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.err == nil && g.fault == nil {
+	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.sound() {
 		b := g.buckets[g.next]
 		g.next++
 		g.fail(g.start(ctx, b))
@@ -533,7 +533,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	started := time.Now()
 	g.begin(ctx)
 	for i, t := range slices.Backward(g.given) {
-		if t == nil && g.err == nil && g.fault == nil {
+		if t == nil && g.sound() {
 			t, err := g.zero(i)
 			if g.fail(err); err == nil {
 				g.accept(ctx, i, t)
@@ -562,25 +562,13 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	return nil
 }
 
-// conclude judges the buckets, and ends their steps.
+// sound reports whether nothing has failed in the step.
+func (g *Gradients) sound() bool { return g.fault == nil && g.err == nil }
+
+// conclude completes what was launched, and commits it.
 func (g *Gradients) conclude(ctx context.Context) {
-	j := g.transaction
-	writes := false // what fails then stays
-	defer func() {
-		err := g.side.join()
-		if !writes {
-			g.fail(err)
-		} else if g.err == nil {
-			g.err = err
-		}
-	}()
-	if j.cfg.ClipNorm > 0 && g.fault == nil && g.err == nil {
-		g.fail(g.side.catchUp())
-		if g.fault == nil && g.err == nil {
-			var err error
-			g.factor, err = j.clip(ctx, g.given)
-			g.fail(err)
-		}
+	if g.sound() && g.transaction.cfg.ClipNorm > 0 {
+		g.fail(g.clip(ctx))
 		g.launchComplete(ctx)
 	}
 	if g.async != nil { // also after an error: it reads gradients
@@ -588,11 +576,31 @@ func (g *Gradients) conclude(ctx context.Context) {
 			g.fail(err)
 		}
 	}
-	if g.cfg.Uneven && g.fault == nil && g.err == nil {
-		g.fail(g.order.ComputeAfterComm(ctx))
+	fail := g.fail
+	if g.sound() {
+		v, err := g.complete(ctx)
+		if g.fail(err); err == nil {
+			fail = func(err error) { g.err = cmp.Or(g.err, err) } // what fails while results are written stays
+			fail(g.commitAll(v))
+		}
 	}
-	if g.fault != nil || g.err != nil {
-		return
+	fail(g.side.join())
+}
+
+// clip computes what scales the gradients, which are all there, before their buckets are launched.
+func (g *Gradients) clip(ctx context.Context) (err error) {
+	if err = g.side.catchUp(); err == nil {
+		g.factor, err = g.transaction.clip(ctx, g.given)
+	}
+	return err
+}
+
+// complete completes the steps of all buckets, and judges them.
+func (g *Gradients) complete(ctx context.Context) (sparse.Verdict, error) {
+	if g.cfg.Uneven {
+		if err := g.order.ComputeAfterComm(ctx); err != nil {
+			return sparse.Passes, err
+		}
 	}
 	waited := false
 	for _, b := range g.buckets {
@@ -601,26 +609,25 @@ func (g *Gradients) conclude(ctx context.Context) {
 		}
 		hostWaited, err := b.reducer.Complete(ctx)
 		if err != nil {
-			g.fail(err)
-			return
+			return sparse.Passes, err
 		}
 		waited = waited || hostWaited
 	}
-	v, err := j.judge(ctx, len(g.buckets), waited)
-	if err != nil {
-		g.fail(err)
-		return
-	}
-	writes = true
+	return g.transaction.judge(ctx, len(g.buckets), waited)
+}
+
+// commitAll commits the steps of all buckets that have not ended.
+func (g *Gradients) commitAll(v sparse.Verdict) error {
 	for _, b := range g.buckets {
 		if b.ended {
 			continue
 		}
-		if g.err = g.commit(b, v); g.err != nil {
-			return
+		if err := g.commit(b, v); err != nil {
+			return err
 		}
 	}
 	g.stats.Skipped, g.open = v == sparse.Skips, v == sparse.Deferred
+	return nil
 }
 
 // undo undoes the steps of all buckets that were started, and returns why it did.

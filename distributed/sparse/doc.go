@@ -23,4 +23,18 @@
 // [Hierarchical] is for ranks whose links differ: dense along the inner
 // dimensions of a [distributed.Mesh], within a host, and sparse along the outer one. Its
 // steps are not transactions.
+//
+// # How it is written
+//
+// Files use only what files before them have, as far as they can:
+//
+//   - config.go: what a program sets; pattern.go: the grid; result.go: results as lists.
+//   - engine.go: one rank's residual, kernels and communicator, with errors that stay;
+//     memory.go: lists that travel; numbers.go: the few numbers on the device, and when the host
+//     reads them.
+//   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
+//   - allgather.go, tree.go, partitions.go and oktopk*.go are the exchanges.
+//   - step.go: a step, from Select to Commit or RollBack, with what undoes it;
+//     reducer.go: [Reducer], whose AllReduce is such a step; agree.go: what ranks compare first.
+//   - state.go: saved states; auto.go: [Auto]; hierarchical.go: [Hierarchical].
 package sparse
