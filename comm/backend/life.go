@@ -235,8 +235,8 @@ func (l *Life) bounded(f func(context.Context) error) error {
 	return f(ctx)
 }
 
-// Adopt registers a sub-communicator that no Split made, or ends it if this one was closed
-// meanwhile.
+// Adopt registers a sub-communicator, or ends it if this one was closed meanwhile. What
+// Split makes is adopted by the door.
 func (l *Life) Adopt(child comm.Communicator) error {
 	if l.closing.Load() {
 		_ = comm.CloseAll(child, comm.ErrClosed) // its other ranks may have theirs
