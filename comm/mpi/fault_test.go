@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
@@ -78,8 +77,8 @@ func TestRankFaults(t *testing.T) {
 	require.NoError(t, err)
 	b := faulttest.Backend{Elsewhere: faultsElsewhere,
 		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }}
-	if info, err := mpi.Library(); assert.NoError(t, err) && info.ABI == "Open MPI" && os.Getenv(mpi.CollectivesVariable) != "" {
-		// Its collectives report a message of another length as an error without a class.
+	if os.Getenv(mpi.CollectivesVariable) != "" {
+		// The library may find a message of another length, Open MPI without a class.
 		b.Also = map[string]error{"count": comm.ErrPeerFailed}
 	}
 	faulttest.Run(t, "mpi", b)

@@ -294,7 +294,7 @@ func (r *requests) failure(lib *library, f dl.Func, code int32, first, n int, al
 		q := &r.list[request]
 		r.failed = q.owner.op
 		err := translate(lib, lib.error(f, code))
-		if errors.Is(err, comm.ErrMismatch) {
+		if q.rank >= 0 && errors.Is(err, comm.ErrMismatch) {
 			err = fmt.Errorf("%w: %v: rank %d sent more than %d bytes", comm.ErrMismatch, q.owner, q.rank, q.expected)
 		}
 		if head := q.owner.checkHead(r); head != nil {
