@@ -16,11 +16,11 @@ import (
 // one aborts next (see aborted), unless a rank aborts that is still in it. With interop it is
 // MPI's.
 func (e *endpoint) barrier(ctx context.Context, op comm.Op, first bool) error {
-	if err := e.sync(ctx, op.String()); err != nil {
+	if err := e.wait(ctx, op); err != nil {
 		return err
 	}
 	e.mu.Lock()
-	err, number := e.usable(), e.log.calls
+	err, number := e.life.Err(), e.log.calls
 	if err == nil {
 		p := planner{endpoint: e, c: &comm.Call{Op: op}, entry: entry{op: op}}
 		if first {
@@ -34,7 +34,7 @@ func (e *endpoint) barrier(ctx context.Context, op comm.Op, first bool) error {
 	if err != nil {
 		return err
 	}
-	err = e.sync(ctx, op.String())
+	err = e.wait(ctx, op)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.passed > number {

@@ -5,37 +5,29 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// closeTimeout bounds how long Close waits for operations in flight.
-const closeTimeout = 5 * time.Second
-
-// close waits for operations in flight, until ctx or closeTimeout, and says goodbye. It
-// returns why operations are left in flight, also if that was found before.
-func (e *endpoint) close(ctx context.Context) error {
+// Abort implements [backend.Backend]. With interop the other ranks are not notified. What is
+// being sent, and native collectives, stay in flight.
+func (e *endpoint) Abort(ctx context.Context, cause error) {
 	e.mu.Lock()
-	closed, broken := e.closed, e.broken
-	e.closed = true
+	e.notifyFailure(cause)
 	e.mu.Unlock()
-	if closed {
-		return broken
-	}
-	e.state.forget(e)
-	bounded, cancel := context.WithTimeout(ctx, closeTimeout)
-	defer cancel()
-	if broken == nil {
-		broken = e.wait(bounded, "close", true)
-	}
-	if broken != nil {
+	e.drainReceives(ctx)
+}
+
+// Release implements [backend.Backend]. An endpoint that has aborted is not freed, as
+// operations stay in flight. Others are freed when all ranks have released theirs.
+func (e *endpoint) Release(ctx context.Context) error {
+	if cause := e.life.Cause(); cause != nil {
 		e.state.progress.remove(e)
-		receiving := e.drainReceives(bounded)
-		slog.Warn("mpi: communicator closed with operations in flight",
-			"rank", e.rank, "operations", e.inFlight.Load(), "receiving", receiving, "cause", broken)
-		return broken
+		if receiving := e.drainReceives(ctx); receiving > 0 {
+			slog.Warn("mpi: MPI still writes to memory of a closed communicator", "rank", e.rank, "receives", receiving, "cause", cause)
+		}
+		return nil
 	}
 	e.mu.Lock()
 	e.notifyAll(controlMessage{kind: goodbye})
@@ -52,9 +44,8 @@ func (e *endpoint) close(ctx context.Context) error {
 func (e *endpoint) drainReceives(ctx context.Context) (receiving int) {
 	for pace := (pause{}); ; pace.next() {
 		e.mu.Lock()
-		if e.broken != nil { // and has not departed
-			receiving = e.table.cancel(e.lib, pace.first())
-		}
+		receiving = e.table.cancel(e.lib, !e.canceled)
+		e.canceled = true
 		e.mu.Unlock()
 		if receiving == 0 || ctx.Err() != nil {
 			return receiving
@@ -97,44 +88,10 @@ func (e *endpoint) missing() (ranks []int) {
 	return ranks
 }
 
-// forget removes a sub-communicator from the register.
-func (s *state) forget(e *endpoint) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.subs = slices.DeleteFunc(s.subs, func(other *endpoint) bool { return other == e })
-}
-
-// descendants returns the sub-communicators of e, and theirs, that are not closed.
-func (s *state) descendants(e *endpoint) []*endpoint {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var found []*endpoint
-	for _, d := range s.subs {
-		for p := d.parent; p != nil; p = p.parent {
-			if p == e {
-				found = append(found, d)
-			}
-		}
-	}
-	return found
-}
-
-// abort is [comm.Communicator.Abort].
-func (e *endpoint) abort(cause error) {
-	e.mu.Lock()
-	if !e.closed && e.broken == nil {
-		_ = e.fail("abort", cause)
-	}
-	e.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	e.drainReceives(ctx)
-}
-
 // release frees the memory and the MPI communicators of an endpoint that has departed. The
 // standard calls MPI_Comm_free collective, and recommends a local implementation. A library
-// that waits for other ranks gets until ctx or closeTimeout, after which MPI_Finalize is left
-// out. The caller holds no lock.
+// that waits for other ranks gets until ctx or [backend.HostTimeout], after which MPI_Finalize
+// is left out. The caller holds no lock.
 func (e *endpoint) release(ctx context.Context) {
 	e.table.release()
 	e.scratch.release()
@@ -147,7 +104,7 @@ func (e *endpoint) release(ctx context.Context) {
 	for _, o := range e.free {
 		_ = host.Deallocate(o.vectors)
 	}
-	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, backend.HostTimeout)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {

@@ -1,9 +1,6 @@
 package mpi
 
 import (
-	"context"
-	"slices"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime"
@@ -12,48 +9,21 @@ import (
 // backend is the name of this backend in errors.
 const name = "mpi"
 
-// communicator is the handle of one rank on a group of MPI processes.
+// communicator is the handle of one rank on a group of MPI processes. Close of the world
+// leaves MPI_Finalize to [Finalize].
 type communicator struct {
-	backend.Calls
+	*backend.Base
 	e *endpoint
 }
 
 var (
 	_ comm.Communicator = (*communicator)(nil)
 	_ comm.Reacher      = (*communicator)(nil)
-	_ comm.Progresser   = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
-	return &communicator{backend.NewCalls(&e.check, e), e}
+	return &communicator{backend.New(&e.check, &e.life, e), e}
 }
-
-// Close implements [comm.Communicator]. The MPI communicators are freed when all
-// ranks have closed theirs, unless operations are left in flight. Closing the world
-// waits for its operations and makes it unusable, but leaves MPI_Finalize to
-// [Finalize].
-func (c *communicator) Close() error {
-	_ = c.e.close(context.Background())
-	return nil
-}
-
-// Err implements [comm.Communicator].
-func (c *communicator) Err() error { return c.e.Usable() }
-
-// Abort implements [comm.Communicator]. With interop the other ranks are not notified.
-func (c *communicator) Abort(cause error) { c.e.abort(cause) }
-
-// SubCommunicators implements [comm.Parent].
-func (c *communicator) SubCommunicators() (open []comm.Communicator) {
-	for _, e := range c.e.state.descendants(c.e) {
-		open = append(open, newCommunicator(e))
-	}
-	slices.Reverse(open) // a parent's comes before its own sub-communicators'
-	return open
-}
-
-// Progress implements [comm.Progresser].
-func (c *communicator) Progress() comm.Progress { return c.e.Progress() }
 
 // CheckDevice implements [comm.Reacher]. Device memory needs a CUDA-aware
 // library, and native collectives: this package's own reduce on the host.

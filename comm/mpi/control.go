@@ -97,9 +97,10 @@ func (e *endpoint) send(owner *op, buffer, dest int, m controlMessage) bool {
 
 // notifyAll sends this rank's last control message to every other rank.
 func (e *endpoint) notifyAll(m controlMessage) {
-	if e.interop() {
+	if e.notified || e.interop() {
 		return
 	}
+	e.notified = true
 	e.segment.setLast(lastInFlight, e.passed)
 	for r := range e.size {
 		if r != e.rank && !e.send(&e.control.last, e.size+r, r, m) {
@@ -139,8 +140,8 @@ func (f *peerFailure) Unwrap() error { return f.sentinel }
 // attend receives control messages and returns an error if they show that operations in
 // flight cannot complete, also if that was found before. The caller holds mu.
 func (e *endpoint) attend() error {
-	if e.broken != nil {
-		return e.broken
+	if err := e.life.Broken(); err != nil {
+		return err
 	}
 	_ = e.progressControl() // some ranks may be out of reach
 	if err := e.receiveControl(); err != nil {

@@ -23,8 +23,8 @@ type endpoint struct {
 	state    *state
 	lib      *library
 	world    bool
-	parent   *endpoint // that Split was called on
 	check    backend.Check
+	life     backend.Life
 	rank     int
 	size     int
 	pub      uintptr       // the communicator that users and other programs see
@@ -36,8 +36,8 @@ type endpoint struct {
 	leaving  atomic.Bool   // has sent its goodbyes, and waits for those of the others
 
 	mu        sync.Mutex
-	closed    bool
-	broken    error // why it aborted
+	notified  bool  // this rank has sent its last control message
+	canceled  bool  // receives that have not begun
 	queued    []*op // submitted, in order
 	running   []*op // collectives that have started, in order
 	transfers []*op // messages of users that have started, in no order
@@ -105,7 +105,7 @@ func (e *endpoint) start() error {
 		}
 		started++
 		if err := e.begin(o); err != nil {
-			return e.fail(o.op.String(), err)
+			return e.fail(o.op, err)
 		}
 	}
 	if started > 0 {
@@ -256,8 +256,8 @@ func (e *endpoint) retire(o *op) {
 // operations go on. It reports whether any message was done. In a stalled wait it looks at
 // messages one by one: one may show why the others do not come. The caller holds mu.
 func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
-	if e.broken != nil {
-		return false, backend.Unusable(false, e.broken)
+	if err := e.life.Broken(); err != nil {
+		return false, err
 	}
 	if e.started() == 0 {
 		return false, nil
@@ -268,7 +268,7 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	}
 	n, err := e.table.test(e.lib, !stalled && e.started() == 1, asks)
 	if err != nil {
-		return false, e.fail(e.table.failed.String(), err)
+		return false, e.fail(e.table.failed, err)
 	}
 	if o := e.segment.await(tries); o != nil {
 		e.table.idle = append(e.table.idle, o)
@@ -278,7 +278,7 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	for _, o := range e.table.idle {
 		done, err := e.advance(o)
 		if err != nil {
-			return true, e.fail(o.op.String(), err)
+			return true, e.fail(o.op, err)
 		}
 		if done {
 			e.finish(o)
@@ -287,16 +287,15 @@ func (e *endpoint) poll(stalled bool, tries int) (moved bool, err error) {
 	return true, e.start()
 }
 
-// fail aborts the communicator, notifies the other ranks unless the error came from one of
-// them, and returns err as an OpError. Operations in flight stay with MPI, and no wait is
-// for them any more. The caller holds mu.
-func (e *endpoint) fail(name string, err error) error {
-	err = e.check.Fail(name, err)
-	if e.broken == nil {
-		e.broken = err
-		if by := (*peerFailure)(nil); !errors.As(err, &by) || by.on != e {
-			e.notifyFailure(err)
+// fail marks the communicator aborted and notifies the other ranks that the wait or call op
+// of this rank failed, unless the error came from one of them. Operations in flight stay with
+// MPI. It returns err. The caller holds mu.
+func (e *endpoint) fail(op comm.Op, err error) error {
+	if e.life.Fail(err) {
+		if by := (*peerFailure)(nil); errors.As(err, &by) && by.on == e {
+			e.notified = true // they know
 		}
+		e.notifyFailure(&comm.OpError{Op: op.String(), Err: err})
 	}
 	return err
 }

@@ -76,7 +76,7 @@ func FailUntold(c comm.Communicator, cause error) {
 		bytes := lib.handles.bytes
 		defer func() { lib.handles.bytes = bytes }()
 		lib.handles.bytes = 0
-		_ = c.(*communicator).e.fail("end", cause)
+		_ = c.(*communicator).e.fail(comm.OpBarrier, cause)
 	})
 }
 

@@ -48,8 +48,6 @@ type state struct {
 	patience    time.Duration
 
 	failed atomic.Pointer[error] // of a call that left MPI in an unknown state
-	mu     sync.Mutex
-	subs   []*endpoint // sub-communicators of the world that are not closed, and theirs
 }
 
 // finalizePatience is how long Finalize waits for other ranks before the log says so, and for
@@ -392,17 +390,23 @@ func (s *state) failure() error {
 	return nil
 }
 
+// closeAll closes all communicators, which abort when ctx ends, and returns why one of them
+// has aborted.
+func (s *state) closeAll(ctx context.Context) (broken error) {
+	endpoints := append(slices.Clip(s.progress.all()), s.world.e)
+	for _, c := range append(s.world.SubCommunicators(), s.world) {
+		defer context.AfterFunc(ctx, func() { c.Abort(comm.ContextError(ctx)) })()
+	}
+	_ = comm.CloseAll(s.world, nil)
+	for _, e := range endpoints {
+		broken = cmp.Or(broken, e.life.Cause())
+	}
+	return broken
+}
+
 // finalize closes everything.
 func (s *state) finalize(ctx context.Context) error {
-	s.mu.Lock()
-	splits := slices.Clone(s.subs)
-	s.mu.Unlock()
-	broken := s.world.e.close(ctx)
-	for _, e := range splits {
-		if err := e.close(ctx); broken == nil {
-			broken = err
-		}
-	}
+	broken := s.closeAll(ctx)
 	broken = cmp.Or(s.failure(), broken)
 	if broken == nil {
 		broken = s.progress.awaitGoodbyes(ctx, s.patience)

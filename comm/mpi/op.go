@@ -19,10 +19,13 @@ func newEntry(c *comm.Call) entry {
 	return entry{count: c.Count, peer: int32(c.Peer), tag: uint16(c.Tag), op: c.Op, dt: c.DType, reduce: c.Reduce}
 }
 
-// String describes the call as errors do.
-func (e entry) String() string {
-	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: uint32(e.tag), Peer: int(e.peer), Count: e.count}.String()
+// call returns the call without addresses and lists.
+func (e entry) call() comm.Call {
+	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: uint32(e.tag), Peer: int(e.peer), Count: e.count}
 }
+
+// String describes the call as errors do.
+func (e entry) String() string { return e.call().String() }
 
 // op is one operation from submission to completion: a call, or one of several parts of
 // it. It takes a step at a time. A step posts messages, and the endpoint takes the next one

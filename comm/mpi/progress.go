@@ -155,12 +155,12 @@ func (p *progress) driveAll() (busy bool) {
 			busy = true
 			continue
 		}
-		if e.broken == nil && !e.closed {
+		if e.life.Err() == nil {
 			if err := e.attend(); err != nil {
-				_ = e.fail(comm.OpSync.String(), err)
+				_ = e.fail(comm.OpSync, err)
 			}
 		}
-		busy = busy || e.broken == nil && e.started() > 0
+		busy = busy || e.life.Broken() == nil && e.started() > 0
 		e.mu.Unlock()
 	}
 	return busy

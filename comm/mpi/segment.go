@@ -275,5 +275,5 @@ func (e *endpoint) setUp(ctx context.Context, c comm.Call) error {
 	if err != nil {
 		return err
 	}
-	return e.sync(ctx, comm.OpSplit.String())
+	return e.wait(ctx, comm.OpSplit)
 }

@@ -87,7 +87,7 @@ func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, erro
 	fail := func(err error) error {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return e.fail(op.String(), err)
+		return e.fail(op, err)
 	}
 	err := e.await(ctx, done)
 	var child *endpoint
@@ -121,10 +121,8 @@ func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, erro
 // not have it. Those that have it are notified.
 func (e *endpoint) abandon(cause error) {
 	e.mu.Lock()
-	_ = e.fail(comm.OpSplit.String(), cause)
-	e.closed = true
+	_ = e.fail(comm.OpSplit, cause)
 	e.mu.Unlock()
-	e.state.forget(e)
 	e.state.progress.remove(e)
 }
 
@@ -187,9 +185,5 @@ func (e *endpoint) split(color, key int) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	child.parent = e
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.subs = append(s.subs, child)
 	return child, nil
 }

@@ -4,10 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/ranks"
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
 // oldest returns the collective that has run longest, nil if none runs.
@@ -92,52 +91,25 @@ func (e *endpoint) nearest() (ranks []int) {
 	return ranks
 }
 
-// mostNamed is the number of messages that the error of a wait names.
-const mostNamed = 4
-
-// waitsFor describes the operations in flight.
-func (e *endpoint) waitsFor() string {
-	var what []string
-	if o := e.oldest(); o != nil {
-		what = append(what, e.collectiveState(o))
-	}
-	messages := slices.SortedFunc(slices.Values(e.transfers), func(a, b *op) int { return cmp.Compare(a.number, b.number) })
-	for _, o := range messages[:min(len(messages), mostNamed)] {
-		what = append(what, o.String())
-	}
-	if len(messages) > mostNamed {
-		what = append(what, fmt.Sprintf("%d more messages", len(messages)-mostNamed))
-	}
-	if behind := len(e.queued) + max(len(e.running)-1, 0); behind > 0 {
-		what = append(what, fmt.Sprintf("%d operations behind that", behind))
-	}
-	if len(what) == 0 {
-		return "nothing"
-	}
-	return strings.Join(what, "; ")
-}
-
-// collectiveState describes a collective, the ranks that it waits for, and where these were
-// last.
-func (e *endpoint) collectiveState(o *op) string {
-	text := o.String()
-	if o.number < e.log.calls { // setUp makes others
-		text += fmt.Sprintf(" (collective #%d)", o.sequence)
-	}
-	missing, lagging := e.stragglers(o)
-	if len(missing) > 0 {
-		text += ", nothing from " + ranks.Text(missing)
-	}
-	if len(lagging) > 0 {
-		text += ", not received by " + ranks.Text(lagging)
-	}
-	for _, r := range append(missing, lagging...) {
-		if m := e.peers[r].report; m != nil {
-			call := m.recent[m.number-m.first()]
-			text += fmt.Sprintf(", rank %d waits in %v (collective #%d)", r, call, call.sequence)
+// describe describes the operations in flight.
+func (e *endpoint) describe() (f backend.InFlight) {
+	if o := e.oldest(); o != nil && o.sequence == 0 { // of setUp, which has no number
+		f.Messages = append(f.Messages, o.call())
+	} else if o != nil {
+		f.Collective, f.Number = o.call(), o.sequence
+		f.Missing, f.Unreceived = e.stragglers(o)
+		for _, r := range append(f.Missing, f.Unreceived...) {
+			if m := e.peers[r].report; m != nil {
+				call := m.recent[m.number-m.first()]
+				f.Reports = append(f.Reports, fmt.Sprintf("rank %d waits in %v (collective #%d)", r, call, call.sequence))
+			}
 		}
 	}
-	return text
+	for _, o := range slices.SortedFunc(slices.Values(e.transfers), func(a, b *op) int { return cmp.Compare(a.number, b.number) }) {
+		f.Messages = append(f.Messages, o.call())
+	}
+	f.Behind = len(e.queued) + max(len(e.running)-1, 0)
+	return f
 }
 
 // compare finds the first call in which this rank and one that has sent a status report

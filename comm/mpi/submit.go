@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 )
 
 // Submit implements [backend.Backend].
@@ -40,21 +39,11 @@ func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	return e.launch()
 }
 
-// Usable implements [backend.Backend].
-func (e *endpoint) Usable() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.usable()
-}
-
-// usable is Usable for a caller that holds mu.
-func (e *endpoint) usable() error { return backend.Unusable(e.closed, e.broken) }
-
 // Wait implements [backend.Backend].
 func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch w.Op {
 	case comm.OpSync:
-		return nil, e.sync(ctx, w.Op.String())
+		return nil, e.wait(ctx, w.Op)
 	case comm.OpBarrier:
 		return nil, e.barrier(ctx, w.Op, true)
 	}
@@ -67,7 +56,7 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 
 // accepts returns why a call cannot be submitted, if so. The caller holds mu.
 func (e *endpoint) accepts(c *comm.Call) error {
-	if err := e.usable(); err != nil || !e.native() {
+	if err := e.life.Err(); err != nil || !e.native() {
 		return err
 	}
 	return e.nativeAccepts(c)
