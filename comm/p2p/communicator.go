@@ -8,35 +8,31 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/comm/internal/marks"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Comm is a communicator over another one of the same GPUs, of which it takes
-// over what goes faster over the memory of peers.
+// Comm decorates a communicator of GPUs, and runs the operations that are faster through peer
+// memory itself. Its Close closes the base, too. Graphs that hold its operations are closed
+// before it.
 type Comm struct {
-	methods
+	*backend.Base
 	comm.Wrapped
 	streams // of the base, which both submit to
 	check   backend.Check
+	life    backend.Life
 	rt      *cuda.Runtime
 	options
 	here    *endpoint
 	offload offloadTable
 
-	stream  atomic.Pointer[cuda.Stream] // the base's, as last seen
-	failure atomic.Pointer[error]
-	closed  atomic.Bool
-	closing sync.Once
+	stream atomic.Pointer[cuda.Stream] // the base's, as last seen
+	looks  sync.RWMutex                // held for reading to ask or mark the stream, for writing to give all back
 
-	progress progress
-
-	mu       sync.Mutex
-	children map[*Comm]struct{}
-	parent   *Comm
+	ledger        backend.Ledger
+	entered, left atomic.Uint64 // calls
+	marks         marks.Marks
 }
-
-// methods keeps the field of [backend.Calls] to this package.
-type methods = backend.Calls
 
 // streams are the base's operations on streams.
 type streams interface {
@@ -51,26 +47,35 @@ var (
 	_ comm.Progresser    = (*Comm)(nil)
 )
 
-// newComm makes a communicator that takes over what it is told, or, for nil, what
-// it finds out.
+// newComm makes a communicator with an offload table, or, for nil, with one that it measures.
+// After an error base is as it was.
 func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o options, t *offloadTable) (*Comm, error) {
 	here, err := connect(ctx, base, rt, defaults(base.WorldSize()), o.patience)
 	if err != nil {
 		return nil, err
 	}
-	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, options: o, here: here, children: map[*Comm]struct{}{}}
-	c.progress.marks.Init(rt)
+	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, options: o, here: here}
+	c.marks.Init(rt)
 	c.check = backend.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
-	c.methods = backend.NewCalls(&c.check, adapter{c})
+	c.life.Timeout = backend.DeviceTimeout
+	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	if t != nil {
 		c.offload = *t
 	} else if err := c.choose(ctx); err != nil {
 		here.stopWaiting()
-		discarded := here.discard(c.current(), nil)
-		c.progress.marks.Close(discarded != nil)
-		return nil, errors.Join(err, discarded)
+		return nil, errors.Join(err, c.discard())
 	}
 	return c, nil
+}
+
+// discard gives back what the communicator has beside its base.
+func (c *Comm) discard() error {
+	stream := c.current()
+	c.looks.Lock() // nobody asks the stream, which the base closes
+	defer c.looks.Unlock()
+	err := c.here.discard(stream)
+	c.marks.Close(err != nil)
+	return err
 }
 
 // current is the base's stream, which it may change (nccl.Comm.UseStream).
@@ -82,13 +87,4 @@ func (c *Comm) current() *cuda.Stream {
 		c.stream.Store(s)
 	}
 	return s
-}
-
-// explain wraps the error of an operation, if there is one.
-func (c *Comm) explain(op string, err error) error {
-	var named *comm.OpError
-	if err == nil || errors.As(err, &named) && named.Op == op {
-		return err
-	}
-	return c.check.Fail(op, err)
 }

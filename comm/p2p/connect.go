@@ -193,7 +193,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 		err = b.agree(ctx, err)
 	}
 	if err != nil && e != nil {
-		return nil, errors.Join(err, e.discard(stream, nil))
+		return nil, errors.Join(err, e.discard(stream))
 	}
 	return e, err
 }

@@ -37,7 +37,7 @@ func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes
 	e = &endpoint{planner: planner{sizes: s, ranks: ranks}, rt: rt, rank: rank, peers: make([]*cuda.SharedMemory, ranks)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.discard(rt.Stream(), nil))
+			err = errors.Join(err, e.discard(rt.Stream()))
 			e = nil
 		}
 	}()
@@ -196,33 +196,17 @@ func (e *endpoint) awaited() (what string) {
 	return what
 }
 
-// discard refuses further launches, drains the stream, and closes the endpoint. Between the
-// launches and the drain it calls end, which may be nil, to end the work of others in the
-// stream, and may take the stream away. If work stays in flight, the memory stays too.
-func (e *endpoint) discard(s *cuda.Stream, end func()) error {
+// discard refuses further launches, drains the stream, and closes the endpoint. If work stays in
+// flight, the memory stays too.
+func (e *endpoint) discard(s *cuda.Stream) error {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	e.shut.Store(true)
 	// A launch into a full stream waits.
 	err := poll.Until(ctx, func() (bool, error) { return e.mu.TryLock(), nil })
-	var done func() (bool, error)
 	if err == nil {
 		e.mu.Unlock()
-		if last, failed := e.rt.NewEvent(); failed == nil {
-			defer last.Close() //nolint:errcheck // fails where what follows does
-			if s.Record(last) == nil {
-				done = last.Done
-			}
-		}
-		if done == nil { // the stream alone tells, while it is there
-			err = poll.Until(ctx, s.Done)
-		}
-	}
-	if end != nil {
-		end()
-	}
-	if done != nil {
-		err = poll.Until(ctx, done)
+		err = poll.Until(ctx, s.Done)
 	}
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("memory of peers stays mapped, because work is in flight: %w", err)

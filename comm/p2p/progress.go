@@ -1,142 +1,74 @@
 package p2p
 
 import (
-	"sync"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
-	"github.com/tutti-go/tutti/comm/internal/marks"
 )
 
-// progress is how far this rank's calls have come, its own and those of the base, which
-// share a stream. They are not made under a lock: what the stream is to say, or is asked
-// for, is what was made at a time at which nobody was in a call.
-type progress struct {
-	marks marks.Marks
-	looks sync.RWMutex // held by who asks or marks the stream, or looks at what kernels tell, and to close it
+// Calls of this communicator and of its base share a stream, and are not made under a lock. So
+// a mark in the stream, or an idle stream, tells of the calls that were begun at a time at which
+// no goroutine was in a call.
 
-	mu      sync.Mutex
-	begun   backend.Extent // that were made
-	settled backend.Extent // waits have seen it done
-	calling int            // calls under way
-}
-
-// enter begins a call, or several together.
-func (p *progress) enter() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.calling++
-}
-
-// leave ends what enter has begun. It counts the calls unless they were refused, and marks the
-// stream now and then.
-func (c *Comm) leave(err error, calls backend.Extent) {
-	p := &c.progress
-	p.mu.Lock()
-	p.calling--
-	if err == nil {
-		p.begun = backend.Extent{Collectives: p.begun.Collectives + calls.Collectives, Messages: p.begun.Messages + calls.Messages}
-	}
-	p.mu.Unlock()
-	if !p.marks.Due(int(calls.Collectives+calls.Messages)) || !p.looks.TryRLock() {
+// leave ends a call, or several together, and marks the stream now and then.
+func (c *Comm) leave(calls int) {
+	c.left.Add(1)
+	if !c.marks.Due(calls) || !c.looks.TryRLock() {
 		return
 	}
-	defer p.looks.RUnlock()
+	defer c.looks.RUnlock()
 	s := c.current()
-	if e, quiet := p.quiet(); quiet {
-		p.marks.Set(s, e)
+	if e, quiet := c.quiet(); quiet {
+		c.marks.Set(s, e)
 	}
 }
 
-// extentOf counts a call.
-func extentOf(op comm.Op) backend.Extent {
-	if op.Message() {
-		return backend.Extent{Messages: 1}
-	}
-	return backend.Extent{Collectives: 1}
+// quiet returns the calls that were begun, and whether no goroutine is in a call.
+func (c *Comm) quiet() (backend.Extent, bool) {
+	left := c.left.Load() // before, and entered after
+	e := c.ledger.Begun()
+	return e, c.entered.Load() == left
 }
 
-// quiet returns what was made, if nobody is in a call.
-func (p *progress) quiet() (backend.Extent, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.begun, p.calling == 0
-}
-
-func (p *progress) soFar() backend.Extent {
-	e, _ := p.quiet()
-	return e
-}
-
-// waited counts a wait that has ended well, and what it has seen done: all that was made
-// before, but for a Split.
-func (p *progress) waited(op comm.Op, before backend.Extent) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if op == comm.OpSplit {
-		before.Messages = p.settled.Messages
-	}
-	if op != comm.OpSync {
-		alone := p.begun.Collectives == before.Collectives
-		p.begun.Collectives++
-		if op == comm.OpSplit && p.settled.Collectives != before.Collectives {
-			return // it is not the first one that is not known to be done
-		}
-		if alone {
-			before.Collectives++
-		}
-	}
-	p.settled = p.settled.Max(before)
-}
-
-// Progress implements [comm.Progresser]. What is captured counts when the stream has
-// come to what was submitted behind it.
-func (c *Comm) Progress() comm.Progress {
-	p := &c.progress
-	done := p.marks.Reached(p.soFar, c.idle, c.unharmed)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	done = done.Max(p.settled)
-	return comm.Progress{
-		Collectives: comm.Count{Submitted: p.begun.Collectives, Done: done.Collectives},
-		Messages:    comm.Count{Submitted: p.begun.Messages, Done: done.Messages},
-	}
+// Progress implements [comm.Progresser]. Captured calls count when the stream has
+// come to what was submitted behind them.
+func (a adapter) Progress() comm.Progress {
+	c := a.c
+	c.ledger.Done(c.marks.Reached(c.ledger.Begun, c.idle, c.unharmed))
+	return c.ledger.Progress()
 }
 
 // healthy is implemented by a base that knows whether an abort, here or on another rank,
-// may have ended what its stream has to do. Of any other nothing is known.
+// may have ended what its stream has to do. Of any other base nothing is known.
 type healthy interface{ Healthy() bool }
 
 // unharmed reports whether nothing is known to have ended what the stream has to do. A
-// kernel that gives up says so before the stream goes on, in memory that Close gives back.
+// kernel that aborts says so before the stream goes on, in memory that Release frees.
 func (c *Comm) unharmed() bool {
 	if !c.open() {
 		return false
 	}
-	defer c.progress.looks.RUnlock()
+	defer c.looks.RUnlock()
 	base, ok := comm.As[healthy](c.Communicator)
-	return c.here.awaited() == "" && c.sound() == nil && ok && base.Healthy()
+	return c.here.awaited() == "" && c.life.Broken() == nil && ok && base.Healthy()
 }
 
-// idle returns what was made if all that is done.
+// idle returns the calls that were begun, if all are done.
 func (c *Comm) idle() (backend.Extent, bool) {
 	if !c.open() {
 		return backend.Extent{}, false
 	}
-	defer c.progress.looks.RUnlock()
-	e, quiet := c.progress.quiet()
-	return e, quiet && c.current().Idle() // the one of before may be idle, and gone
+	defer c.looks.RUnlock()
+	e, quiet := c.quiet()
+	return e, quiet && c.current().Idle() // an earlier stream may be idle, and gone
 }
 
-// open reports whether Close has not begun to give anything back. If so it does not
-// before looks is released.
+// open reports whether Release has freed nothing yet, and does not before looks is released.
 func (c *Comm) open() bool {
-	p := &c.progress
-	if !p.looks.TryRLock() {
+	if !c.looks.TryRLock() {
 		return false
 	}
-	if c.closed.Load() {
-		p.looks.RUnlock()
+	if c.here.shut.Load() {
+		c.looks.RUnlock()
 		return false
 	}
 	return true

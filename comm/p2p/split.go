@@ -7,17 +7,10 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// split is Split. What the base splits off is made a communicator like this one,
-// where that is possible.
+// split is Split. The base's sub-communicator is decorated like this one, where that is possible.
 func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	if err := c.usable(); err != nil {
-		return nil, c.check.Fail("split", err)
-	}
 	base, err := c.Communicator.Split(ctx, color, key)
 	if base == nil || err != nil {
-		if err != nil && ctx.Err() != nil {
-			_ = c.breakDown(err)
-		}
 		return nil, err
 	}
 	ops, ok := comm.As[streams](base)
@@ -33,11 +26,7 @@ func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, er
 	case errors.Is(err, comm.ErrUnsupported):
 		return base, nil
 	case err != nil:
-		return nil, errors.Join(c.check.Fail("split", err), base.Close())
+		return nil, errors.Join(err, base.Close())
 	}
-	child.parent = c
-	c.mu.Lock()
-	c.children[child] = struct{}{}
-	c.mu.Unlock()
 	return child, nil
 }

@@ -206,7 +206,8 @@ func TestStandInGPUsOutOfReach(t *testing.T) {
 	}
 }
 
-// A call that cannot be launched breaks the communicator, a barrier as well.
+// A call that cannot be launched aborts the communicator, a barrier as well, and with it the base,
+// which tells the other ranks.
 func TestStandInABarrierThatFails(t *testing.T) {
 	s, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -224,8 +225,11 @@ func TestStandInABarrierThatFails(t *testing.T) {
 			assert.ErrorContains(t, c.Barrier(ctx), "CUDA_ERROR_OUT_OF_MEMORY")
 			assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
 			assert.ErrorIs(t, c.AllGather(0, 0, 0, dtype.F32), comm.ErrBroken)
+			return c.Close()
 		}
-		return errors.Join(base.Barrier(ctx), c.Close())
+		assert.ErrorIs(t, base.Barrier(ctx), comm.ErrPeerFailed)
+		assert.ErrorIs(t, c.Close(), comm.ErrPeerFailed)
+		return nil
 	})
 	assert.Equal(t, [2]error{}, errs)
 }
@@ -372,7 +376,7 @@ type held struct {
 }
 
 func (h *held) Sync(ctx context.Context) error {
-	if !h.holds.Load() {
+	if !h.holds.Swap(false) {
 		return h.streamed.Sync(ctx)
 	}
 	close(h.waits)
@@ -461,7 +465,8 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 		}
 		if base.Rank() != 0 {
 			<-ended
-			return c.Close()
+			assert.ErrorIs(t, c.Close(), comm.ErrPeerFailed)
+			return nil
 		}
 		defer close(ended)
 		buf, err := rt.Allocate(4096)
@@ -477,40 +482,6 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 		assert.ErrorContains(t, comm.CloseAll(c, errors.New("aborted")), "memory of peers stays mapped")
 		s.Hold.Call(0)
 		return errors.Join(<-launched, rt.Deallocate(buf))
-	})
-	assert.Equal(t, [2]error{}, errs)
-	assert.ErrorContains(t, gpus[0].Close(), "1 pinned allocations")
-	assert.NoError(t, gpus[1].Close())
-}
-
-// If no event can be made that tells when work in flight is done, the memory that it may use
-// stays mapped.
-func TestStandInEndWithoutAnEvent(t *testing.T) {
-	s, _ := openStandIn(t)
-	gpus := openBoth(t)
-	made, ended := make(chan struct{}), make(chan struct{})
-	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
-		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
-		if err != nil {
-			return err
-		}
-		if base.Rank() != 0 {
-			close(made)
-			<-ended
-			return c.Close()
-		}
-		defer close(ended)
-		buf, err := rt.Allocate(4096)
-		if err != nil {
-			return err
-		}
-		<-made
-		s.Hold.Call(1)
-		err = c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum)
-		s.next("cuEventCreate", outOfMemory)
-		assert.ErrorContains(t, comm.CloseAll(c, errors.New("aborted")), "memory of peers stays mapped")
-		s.Hold.Call(0)
-		return errors.Join(err, rt.Deallocate(buf))
 	})
 	assert.Equal(t, [2]error{}, errs)
 	assert.ErrorContains(t, gpus[0].Close(), "1 pinned allocations")

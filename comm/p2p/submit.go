@@ -1,11 +1,10 @@
 package p2p
 
 import (
-	"context"
 	"errors"
+	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -15,8 +14,8 @@ type adapter struct{ c *Comm }
 // Submit implements [backend.Backend].
 func (a adapter) Submit(x comm.Call) error {
 	c := a.c
-	c.progress.enter()
-	err := c.sound()
+	c.entered.Add(1)
+	err := c.life.Err()
 	switch {
 	case err != nil:
 	case c.offload.has(&x):
@@ -24,7 +23,10 @@ func (a adapter) Submit(x comm.Call) error {
 	default:
 		err = x.Make(c.Communicator)
 	}
-	c.leave(err, extentOf(x.Op))
+	if err == nil {
+		c.ledger.Begin(&x)
+	}
+	c.leave(1)
 	return err
 }
 
@@ -32,31 +34,18 @@ func (a adapter) Submit(x comm.Call) error {
 // it lacks.
 func (a adapter) SubmitTogether(calls []comm.Call) error {
 	c := a.c
-	c.progress.enter()
-	err := c.sound()
+	c.entered.Add(1)
+	err := c.life.Err()
 	if err == nil {
 		err = c.group(calls)
 	}
-	var all backend.Extent
-	for i := range calls {
-		e := extentOf(calls[i].Op)
-		all.Collectives, all.Messages = all.Collectives+e.Collectives, all.Messages+e.Messages
+	if err == nil {
+		for i := range calls {
+			c.ledger.Begin(&calls[i])
+		}
 	}
-	c.leave(err, all)
+	c.leave(len(calls))
 	return err
-}
-
-// Wait implements [backend.Backend].
-func (a adapter) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
-	return a.c.wait(ctx, w)
-}
-
-// Usable implements [backend.Backend].
-func (a adapter) Usable() error {
-	if err := a.c.usable(); err != nil {
-		return err
-	}
-	return a.c.Communicator.Group()
 }
 
 func (c *Comm) group(calls []comm.Call) error {
@@ -83,22 +72,22 @@ func (c *Comm) group(calls []comm.Call) error {
 // submit launches a call's kernel in the base's stream, behind what the base
 // submitted there.
 func (c *Comm) submit(x *comm.Call) error {
-	if err := c.usable(); err != nil || x.Count == 0 {
-		return err
+	if x.Count == 0 {
+		return nil
 	}
 	return c.launch(c.here.plan(x))
 }
 
 func (c *Comm) launch(p plan) error {
 	err := c.here.submit(c.current(), p)
-	if err == nil || errors.Is(err, comm.ErrClosed) {
-		return err
+	if err == nil {
+		return nil
 	}
 	var refused *cuda.Error
-	if errors.As(err, &refused) && refused.InCapture() {
-		return err
+	if errors.As(err, &refused) && refused.InCapture() { // the caller's mistake, the ranks are in step
+		return fmt.Errorf("%w: %w", comm.ErrArgument, err)
 	}
-	return c.breakDown(err)
+	return err
 }
 
 // plan plans a call.

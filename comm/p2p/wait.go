@@ -6,59 +6,77 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/poll"
 )
 
-// wait does a Sync, a Barrier or a Split.
-func (c *Comm) wait(ctx context.Context, w comm.Wait) (child comm.Communicator, err error) {
-	before := c.progress.soFar()
+// Wait implements [backend.Backend].
+func (a adapter) Wait(ctx context.Context, w comm.Wait) (child comm.Communicator, err error) {
+	c := a.c
+	if w.Op != comm.OpSync {
+		c.entered.Add(1)
+		c.ledger.Begin(&comm.Call{Op: w.Op})
+	}
+	wait := c.ledger.Begun()
 	switch w.Op {
 	case comm.OpBarrier:
-		err = c.barrier(ctx)
+		err = c.launch(c.here.barrier())
+		c.leave(1)
+		if err == nil {
+			err = c.sync(ctx)
+		}
 	case comm.OpSplit:
 		child, err = c.split(ctx, w.Color, w.Key)
+		c.leave(1)
+		p := c.ledger.Progress()
+		if wait.Collectives+wait.Messages > p.Collectives.Done+p.Messages.Done+1 {
+			return child, err // it does not wait for calls before it
+		}
 	default:
 		err = c.sync(ctx)
 	}
 	if err == nil {
-		c.progress.waited(w.Op, before)
+		c.ledger.Done(wait)
 	}
-	return child, c.explain(w.Op.String(), err)
+	return child, err
 }
 
-// sync is Sync. When ctx ends it, kernels that wait for peers end, and the error
-// names the peer.
+// sync is Sync, and what Close drains with. When ctx ends it, kernels that wait for peers
+// abort, and the error names the peer.
 func (c *Comm) sync(ctx context.Context) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
 	stopped := c.here.stopWith(ctx)
 	err := c.Communicator.Sync(ctx)
-	gaveUp := stopped()
+	stopped()
 	what := c.here.awaited()
 	switch {
-	case what != "" && c.failure.Load() != nil: // another goroutine gave up
-		return c.sound()
+	case c.life.Broken() != nil: // another goroutine aborted
+		return c.life.Broken()
 	case what != "" && ctx.Err() != nil:
-		return c.breakDown(fmt.Errorf("%w: %s", comm.ContextError(ctx), what))
+		return fmt.Errorf("%w: %s", comm.ContextError(ctx), what)
 	case what != "":
-		return c.breakDown(c.here.fault())
-	case err == nil:
-		return c.usable() // and not closed, in which case nothing is known of kernels
-	case gaveUp || errors.Is(err, comm.ErrPeerFailed):
-		return c.breakDown(err)
+		return c.here.fault()
+	case c.here.shut.Load(): // and nothing is known of kernels
+		return c.life.Err()
+	}
+	var named *comm.OpError
+	if errors.As(err, &named) { // it is this communicator's
+		err = named.Err
 	}
 	return err
 }
 
-func (c *Comm) barrier(ctx context.Context) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-	if err := c.launch(c.here.barrier()); err != nil {
-		return err
-	}
-	return c.sync(ctx)
-}
-
 // SyncCommStream implements [comm.StreamSyncOps].
 func (c *Comm) SyncCommStream() error { return c.Sync(context.Background()) }
+
+// Abort implements [backend.Backend]. The base tells the other ranks the cause, if it can.
+func (a adapter) Abort(ctx context.Context, cause error) {
+	a.c.here.stopWaiting()
+	a.c.Communicator.Abort(cause)
+	ctx, cancel := context.WithTimeout(ctx, drainTime)
+	defer cancel()
+	_ = poll.Until(ctx, a.c.current().Done)
+}
+
+// Release implements [backend.Backend].
+func (a adapter) Release(context.Context) error {
+	return errors.Join(a.c.discard(), a.c.Communicator.Close())
+}
