@@ -85,7 +85,7 @@ func (g *Gradients) fold(i int, t *runtime.Tensor) error {
 func (g *Gradients) unfold() {
 	for i := range g.sums {
 		s := &g.sums[i]
-		s.any = s.any || s.folded && g.given[i] == g.spares[i]
+		s.any = s.any || s.folded && g.absent[i]
 	}
 }
 

@@ -188,7 +188,7 @@ func ExampleGradients_Join() {
 				return err
 			}
 		}
-		if err := sync.Join(ctx, update); err != nil {
+		if err := sync.Join(ctx, all, update); err != nil {
 			return err
 		}
 		if c.Rank() == 1 {

@@ -165,7 +165,7 @@ func (c bucketCase) run(ctx context.Context, cc comm.Communicator, rt runtime.Ru
 		}
 	}
 	if c.cfg.Uneven {
-		return g.Join(ctx, func() error { return results(0) })
+		return g.Join(ctx, grads, func() error { return results(0) })
 	}
 	return nil
 }

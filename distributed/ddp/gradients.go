@@ -151,6 +151,8 @@ type Gradients struct {
 	given       []*runtime.Tensor // nil: not ready in this step
 	results     []*runtime.Tensor // what was given in the last complete step
 	spares      []*runtime.Tensor // in the place of what was left out; nil: never yet
+	absent      []bool            // it was left out of this step
+	joining     []*runtime.Tensor // in the place of what is left out, in Join
 	buckets     []*bucket
 	transaction *transaction
 	onStage     func(bucket int, s sparse.Stage)
@@ -204,7 +206,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	}
 	n := len(params)
 	g := &Gradients{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), shapes: make([][]int, n), where: make([]int, n),
-		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), sums: make([]sum, n), vectors: make([]bool, n)}
+		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), absent: make([]bool, n), sums: make([]sum, n), vectors: make([]bool, n)}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -260,6 +262,7 @@ func (g *Gradients) Views() []*runtime.Tensor { return slices.Clone(g.views) }
 // reset prepares for the next step.
 func (g *Gradients) reset() {
 	clear(g.given)
+	clear(g.absent)
 	for _, b := range g.buckets {
 		b.missing = len(b.params)
 	}
@@ -650,8 +653,12 @@ func (g *Gradients) undo() error {
 	return fmt.Errorf("%w (the step is undone: gradients and residuals are as before)", cause)
 }
 
-// zero returns a tensor of zeros in the place of gradient i.
+// zero returns a tensor of zeros in the place of gradient i: in Join that of the caller.
 func (g *Gradients) zero(i int) (*runtime.Tensor, error) {
+	g.absent[i] = true
+	if g.joining != nil {
+		return g.joining[i], g.joining[i].Fill(0)
+	}
 	if g.spares[i] == nil {
 		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.lens[i])
 		if err != nil {

@@ -47,25 +47,44 @@ func (g *Gradients) announce(ctx context.Context, have float64) error {
 // call it at the end of an epoch, and can begin the next one when it has returned. It
 // needs [Config].Uneven; it is Join of PyTorch's DistributedDataParallel.
 //
+// gradients are the tensors in which update looks for averages, as Ready takes them: Join fills them
+// with zeros, and averages are there when it calls update, as after Wait. So all ranks make the same
+// update and keep the same parameters. With [Config].BucketViews they may be nil, which is the views;
+// otherwise that is [comm.ErrArgument] where there is an update. The host waits in each step.
+//
 // Averages stay those over all ranks, those without data included, as PyTorch's are
 // by default: so a sample counts as much in the last steps as in others, and a
-// sparse exchange keeps what it has not sent. A rank without data has the averages
-// too ([Gradients.Result]), so update makes the optimizer's step as after Wait,
-// and all ranks keep the same parameters. The host waits in each step.
+// sparse exchange keeps what it has not sent.
 //
 // The error of update ends Join; the other ranks wait for this one then, as after
 // any error of a rank.
-func (g *Gradients) Join(ctx context.Context, update func() error) error {
+func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, update func() error) error {
 	const op = "gradient join"
 	if err := g.usable(op); err != nil {
 		return err
 	}
 	if !g.cfg.Uneven {
-		return base.OpError(op, fmt.Errorf("%w: GradientConfig.Uneven is not set", comm.ErrArgument))
+		return base.OpError(op, fmt.Errorf("%w: Config.Uneven is not set", comm.ErrArgument))
 	}
 	if g.begun {
 		return base.OpError(op, fmt.Errorf("%w: in the middle of a step", comm.ErrArgument))
 	}
+	if gradients == nil {
+		gradients = g.views
+	}
+	switch {
+	case gradients == nil && update != nil:
+		return base.OpError(op, fmt.Errorf("%w: no gradients in which update finds averages", comm.ErrArgument))
+	case gradients != nil && len(gradients) != len(g.given):
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.given)))
+	}
+	for i, t := range gradients {
+		if err := g.check(op, i, t); err != nil {
+			return err
+		}
+	}
+	g.joining = gradients
+	defer func() { g.joining = nil }()
 	for {
 		others, err := g.others(ctx)
 		if g.fail(err); g.fault != nil {

@@ -54,7 +54,7 @@ func TestJoin(t *testing.T) {
 						}
 						require.NoError(t, update())
 					}
-					if err := g.Join(ctx, update); err != nil {
+					if err := g.Join(ctx, all, update); err != nil {
 						return err
 					}
 				}
@@ -76,6 +76,69 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// An update that reads the gradients' own memory is the same on all ranks, in Join as after Wait,
+// also on a rank that never had data, and where gradients live in the buckets.
+func TestJoinUpdatesFromGradients(t *testing.T) {
+	const n = 3841
+	have := []int{4, 2, 0}
+	for _, cfg := range []ddp.Config{{}, {BucketViews: true}, {Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}} {
+		cfg.Uneven = true
+		parameters := make([][]float32, len(have))
+		standin.World(t, len(have), func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			params := []*runtime.Tensor{nil, nil}
+			for i, length := range []int{n, 7} {
+				var err error
+				params[i], err = runtime.New(rt, dtype.F32, length)
+				require.NoError(t, err)
+			}
+			g, err := ddp.New(ctx, rt, c, params, cfg)
+			require.NoError(t, err)
+			all := params
+			if cfg.BucketViews {
+				all = g.Views()
+			}
+			parameter := make([]float32, n+7)
+			update := func() error {
+				at := 0
+				for _, tensor := range all {
+					values, err := cpu.Slice[float32](tensor)
+					if err != nil {
+						return err
+					}
+					for _, x := range values {
+						parameter[at] -= 0.1 * x
+						at++
+					}
+				}
+				return nil
+			}
+			for step := range have[c.Rank()] {
+				for i, tensor := range all {
+					require.NoError(t, runtime.CopyIn(tensor, standin.Normal(tensor.Len(), c.Rank(), step, i)))
+				}
+				if err := errors.Join(g.ReduceAll(ctx, all), update()); err != nil {
+					return err
+				}
+			}
+			given := all
+			if cfg.BucketViews {
+				given = nil
+			}
+			if err := g.Join(ctx, given, update); err != nil {
+				return err
+			}
+			parameters[c.Rank()] = parameter
+			require.NoError(t, g.Close())
+			standin.Free(t, params)
+			return nil
+		})
+		assert.NotZero(t, parameters[0][0])
+		for r := range have {
+			assert.Equal(t, parameters[0], parameters[r], "rank %d", r)
+		}
+	}
+}
+
 // TestJoinMisuse: without Uneven, in the middle of a step, and when update fails.
 func TestJoinMisuse(t *testing.T) {
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -84,10 +147,13 @@ func TestJoinMisuse(t *testing.T) {
 			g, err := ddp.New(ctx, rt, c, all, ddp.Config{Uneven: uneven})
 			require.NoError(t, err)
 			if uneven {
-				require.NoError(t, g.Join(ctx, nil), "everybody is out of data")
+				require.NoError(t, g.Join(ctx, nil, nil), "everybody is out of data")
+				assert.ErrorIs(t, g.Join(ctx, nil, func() error { return nil }), comm.ErrArgument, "update has no place to look")
+				assert.ErrorIs(t, g.Join(ctx, all[:1], nil), comm.ErrArgument)
+				assert.ErrorIs(t, g.Join(ctx, []*runtime.Tensor{all[0], nil}, nil), comm.ErrArgument)
 			}
 			require.NoError(t, g.Ready(ctx, 0, all[0]))
-			assert.ErrorIs(t, g.Join(ctx, nil), comm.ErrArgument)
+			assert.ErrorIs(t, g.Join(ctx, nil, nil), comm.ErrArgument)
 			require.NoError(t, g.Wait(ctx))
 			require.NoError(t, g.Close())
 		}
@@ -101,7 +167,7 @@ func TestJoinMisuse(t *testing.T) {
 		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Uneven: true})
 		require.NoError(t, err)
 		if c.Rank() == 1 {
-			return g.Join(ctx, func() error { return full })
+			return g.Join(ctx, all, func() error { return full })
 		}
 		for err == nil {
 			err = g.ReduceAll(ctx, all)
@@ -121,7 +187,7 @@ func TestJoinWithoutUpdate(t *testing.T) {
 		if c.Rank() == 0 {
 			require.NoError(t, g.ReduceAll(ctx, all))
 		}
-		require.NoError(t, g.Join(ctx, nil))
+		require.NoError(t, g.Join(ctx, nil, nil))
 		require.NoError(t, g.Close())
 		standin.Free(t, all)
 		return nil

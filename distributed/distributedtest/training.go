@@ -165,7 +165,7 @@ func (r *rank) unevenEpochs(cfg ddp.Config) error {
 				return err
 			}
 		}
-		if err := g.Join(r.ctx, update); err != nil {
+		if err := g.Join(r.ctx, gradients, update); err != nil {
 			return err
 		}
 	}
