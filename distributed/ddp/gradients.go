@@ -593,7 +593,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 // clip computes what scales the gradients, which are all there, before their buckets are launched.
 func (g *Gradients) clip(ctx context.Context) (err error) {
 	if err = g.side.catchUp(); err == nil {
-		g.factor, err = g.transaction.clip(ctx, g.given)
+		g.factor, err = g.transaction.clip(ctx, g.given, len(g.buckets))
 	}
 	return err
 }

@@ -376,3 +376,45 @@ func TestGradientResume(t *testing.T) {
 	}
 	require.NoError(t, rt.Close())
 }
+
+// Where a gradient that is not finite spoils the norm that clips all ranks, all of them skip the step
+// in all buckets, in an epoch that sends nothing as well.
+func TestGlobalNormIsNotFinite(t *testing.T) {
+	const bad = 1
+	cfg := ddp.Config{BucketBytes: 400, DenseUpTo: -1, Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1, ClipNorm: 1, Clip: sparse.ClipGlobal,
+		Schedule: sparse.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}}
+	for _, streams := range []bool{false, true} {
+		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			memory := runtime.Runtime(rt)
+			if streams {
+				memory, c = standin.NewOnStream(rt), standin.NewOrdered(ctx, c)
+			}
+			all := standin.Gradients(t, memory, 3)
+			g, err := ddp.New(ctx, memory, c, all, cfg)
+			if err != nil {
+				return err
+			}
+			for step := range bad + 2 {
+				for i, x := range all {
+					values := standin.Normal(x.Len(), c.Rank(), step, i)
+					if step == bad && i == 2 && c.Rank() == 1 {
+						values[7] = float32(math.NaN())
+					}
+					if err := runtime.CopyIn(x, values); err != nil {
+						return err
+					}
+				}
+				if err := g.ReduceAll(ctx, all); err != nil {
+					return err
+				}
+				stats, err := g.Stats(ctx)
+				if err != nil {
+					return err
+				}
+				assert.Equal(t, step == bad, stats.Skipped, "streams %v, rank %d, step %d", streams, c.Rank(), step)
+			}
+			standin.Free(t, all)
+			return g.Close()
+		})
+	}
+}

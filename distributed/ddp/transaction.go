@@ -28,10 +28,13 @@ type transaction struct {
 
 	memory  base.Buffer // of what follows, all of it words
 	squares uintptr     // squared norms, an F64 of each gradient
-	flags   uintptr     // P of each bucket
+	flags   uintptr     // P of each bucket, and one of the norm
 	factor  uintptr     // F32: what clips gradients
 	least   uintptr     // I32 1, the least count of a flag
-	skip    uintptr     // I32: how many flags are set
+	limit   uintptr     // F32: a square whose high word is as large is not finite
+	highs   uintptr     // the high words of the squares
+	layout  [3][1]int
+	skip    uintptr // I32: how many flags are set
 	skipped [1]int32
 }
 
@@ -54,16 +57,19 @@ func (j *transaction) bind(g *Gradients) error {
 	if j.plain {
 		return j.buffers.Release(j.rt, 0) // of a comparison that failed
 	}
-	squares, flags := 2*len(g.lens), j.c.WorldSize()*len(g.buckets)
-	words := squares + flags + 3
+	squares, flags := 2*len(g.lens), j.c.WorldSize()*len(g.buckets)+1
+	words := squares + flags + 4 + len(g.lens)
 	if err := j.buffers.Allocate(j.rt, &j.memory, words*base.WordSize); err != nil {
 		return err
 	}
 	j.squares = j.memory.Ptr
 	j.flags = base.At(j.squares, squares)
 	j.factor = base.At(j.flags, flags)
-	j.least, j.skip = base.At(j.factor, 1), base.At(j.factor, 2)
+	j.least, j.skip, j.limit, j.highs = base.At(j.factor, 1), base.At(j.factor, 2), base.At(j.factor, 3), base.At(j.factor, 4)
 	if err := j.rt.Fill(j.flags, flags, dtype.I32, 0); err != nil { // of those that look for none
+		return err
+	}
+	if err := j.rt.Fill(j.limit, 1, dtype.F32, math.MaxFloat32); err != nil {
 		return err
 	}
 	return j.rt.Fill(j.least, 1, dtype.I32, 1)
@@ -79,7 +85,7 @@ func (j *transaction) undoes() bool { return !j.plain && !j.cfg.NoUndo }
 
 // clip returns the address of what all gradients are multiplied by, 0 if nothing
 // bounds their norm.
-func (j *transaction) clip(ctx context.Context, gradients []*runtime.Tensor) (uintptr, error) {
+func (j *transaction) clip(ctx context.Context, gradients []*runtime.Tensor, buckets int) (uintptr, error) {
 	if j.cfg.ClipNorm == 0 || len(gradients) == 0 {
 		return 0, nil
 	}
@@ -102,11 +108,26 @@ func (j *transaction) clip(ctx context.Context, gradients []*runtime.Tensor) (ui
 		if err == nil {
 			err = j.order.ComputeAfterComm(ctx)
 		}
+		if err == nil && j.cfg.NonFinite != sparse.PassNonFinite {
+			err = j.judgeNorm(m, buckets)
+		}
 		if err != nil {
 			return 0, err
 		}
 	}
 	return j.factor, j.kernels.ClipFactor(j.factor, j.squares, m, share, limit)
+}
+
+// judgeNorm counts the squares that are not finite, of which all ranks know: none of them is clipped
+// then. A bucket that sends nothing in this step would not find out.
+func (j *transaction) judgeNorm(m, buckets int) error {
+	j.layout = [...][1]int{{1}, {2}, {m}}
+	err := j.rt.CopyStrided(j.highs, j.layout[0][:], base.At(j.squares, 1), j.layout[1][:], j.layout[2][:], base.WordSize)
+	if err != nil {
+		return err
+	}
+	counts := runtime.Entries{Idx: j.highs, Val: j.highs, N: m}
+	return j.kernels.CountAbove(counts, j.limit, 1, base.At(j.flags, buckets*j.c.WorldSize()))
 }
 
 // judge looks at the non-finite entries that all buckets have counted. waited: the host has
@@ -116,7 +137,7 @@ func (j *transaction) judge(ctx context.Context, buckets int, waited bool) (spar
 		return sparse.Passes, nil
 	}
 	// As numbers, counts have the order of their bits.
-	counts := runtime.Entries{Val: j.flags, N: buckets * j.c.WorldSize()}
+	counts := runtime.Entries{Val: j.flags, N: buckets*j.c.WorldSize() + 1}
 	if err := j.kernels.CountAbove(counts, j.least, 1, j.skip); err != nil {
 		return sparse.Passes, err
 	}

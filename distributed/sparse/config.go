@@ -99,7 +99,8 @@ const (
 	// [Stats] has Skipped set. It costs no message, and where the host has not
 	// waited for the device in the step, no wait. In an epoch of density 0, which
 	// sends nothing, a rank drops its own gradient where a later step could not send
-	// what it adds up to. Gradients just below that size can leave more than that in a
+	// what it adds up to; where [ClipGlobal] has found that a gradient is not finite, all
+	// ranks skip the step. Gradients just below that size can leave more than that in a
 	// residual: with [Config].Momentum, or where sums of ranks come back to one. Then all
 	// later steps are dropped, until [Reducer.ScaleResidual] has made it smaller.
 	SkipNonFinite

@@ -182,14 +182,18 @@ func (e *engine) countList(l runtime.Entries, i int) {
 	}
 }
 
-// countArray counts one such entry if an array has any. Its sum of squares is not
-// finite then, and the high word of such an F64, read as an F32, is a NaN, while
-// that of no sum of squares of F32 reaches numLimit.
+// countArray counts one such entry if an array has any: then its sum of squares is not finite.
 func (e *engine) countArray(p uintptr, dt dtype.DType) {
 	if e.err == nil {
 		e.check(e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)))
 	}
-	e.countList(runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, 0)
+	e.countSquares(0)
+}
+
+// countSquares counts one entry if a sum of squares is not finite. The high word of such an F64,
+// read as an F32, is a NaN, while that of no sum of squares of F32 reaches numLimit.
+func (e *engine) countSquares(i int) {
+	e.countList(runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, i)
 }
 
 // foundNonFinite has the host wait for what was counted, and reports whether there is

@@ -54,6 +54,9 @@ import (
 // For P = 2, the tightest case, 2S + 2G is about k + 2k: the whole budget. If k
 // is too small to pay the overhead, [find] takes another exchange.
 //
+// What the ranks compare before the first step with a communicator ([Reducer.AllReduce]) is not in
+// that sum, nor is the number that [ClipGlobal] adds.
+//
 // What a rank receives in the reduction is not in that sum. Balanced partitions keep
 // it near 2k; see balanceRegions.
 //

@@ -145,6 +145,43 @@ func TestOverflowWhileNothingIsSent(t *testing.T) {
 	}
 }
 
+// Where a gradient that is not finite spoils the norm that clips all ranks, all of them skip the step,
+// in an epoch that sends nothing as well: otherwise the others would add theirs unclipped.
+func TestGlobalNormIsNotFinite(t *testing.T) {
+	const ranks, n, bad = 3, 500, 1
+	for _, streams := range []bool{false, true} {
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			rank, memory := c.Rank(), runtime.Runtime(rt)
+			if streams {
+				memory, c = standin.NewOnStream(rt), standin.NewOrdered(ctx, c)
+			}
+			u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.TopkA, Density: 0.1, ClipNorm: 1, Clip: sparse.ClipGlobal,
+				Schedule: sparse.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}, n)
+			if err != nil {
+				return err
+			}
+			for step := range bad + 3 {
+				g, before := u.Gradient(step), u.State()
+				if step == bad && rank == 1 {
+					g[7] = float32(math.NaN())
+				}
+				if err := errors.Join(runtime.CopyIn(u.T, g), u.S.AllReduce(ctx, u.T)); err != nil {
+					return err
+				}
+				stats, err := u.S.Stats(ctx)
+				if err != nil {
+					return err
+				}
+				assert.Equal(t, step == bad, stats.Skipped, "streams %v, rank %d, step %d", streams, rank, step)
+				if step == bad {
+					assert.Equal(t, before, u.State(), "streams %v, rank %d", streams, rank)
+				}
+			}
+			return u.Close()
+		})
+	}
+}
+
 // TestOverflowOnDevice checks that where the host does not wait for the device,
 // the device undoes the step, and that the host learns of it when it asks.
 func TestOverflowOnDevice(t *testing.T) {

@@ -387,6 +387,9 @@ func (s *Reducer) judgeAlone() {
 	flags, skip, skips := s.flags, s.skip, s.skips
 	s.flags, s.skip, s.skips = s.at(s.nonFinite), s.at(s.nonFinite), s.size
 	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
+	if s.cfg.ClipNorm > 0 && s.cfg.Clip == ClipGlobal && s.size > 1 { // all ranks know this norm
+		s.countSquares(1)
+	}
 	if flags != s.flags && s.origin != 0 {
 		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
 		s.copyIfNonFinite()
