@@ -27,6 +27,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -47,6 +48,7 @@ type suite struct {
 	commtest.Backend
 	extended bool
 	keep     func(name string) bool // nil: all
+	reducer  func(b ddp.Bucket) (ddp.Reducer, error)
 	seed     uint64
 }
 
@@ -79,6 +81,9 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "Levels", body: testLevels, sparse: true},
 	}
 	cases = append(cases, patternCases()...)
+	if s.reducer != nil {
+		cases = append(cases, testCase{name: "Reducer", sparse: true, body: testReducer})
+	}
 	if s.keep != nil {
 		cases = slices.DeleteFunc(cases, func(c testCase) bool { return !s.keep(c.name) })
 	}
