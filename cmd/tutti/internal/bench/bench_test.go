@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -157,46 +158,16 @@ func TestSmallSizesRoundUpOnce(t *testing.T) {
 	assert.Equal(t, []int{24, 48}, bytes)
 }
 
-func TestChosenIterationsFillARound(t *testing.T) {
-	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
-		for perCall, want := range map[float64]int{1e-9: maxIterations, 2e-5: 1000, 1: minIterations} {
-			got, err := fitIterations(ctx, r, func(_ context.Context, n int) (float64, error) { return float64(n) * perCall, nil })
-			assert.NoError(t, err)
-			assert.Equal(t, want, got, "%g s a call", perCall)
-		}
-		return nil
-	})
-}
-
-func TestMedianOfRoundsOnTheSlowestRank(t *testing.T) {
-	n := Repeats{Rounds: 3}
+func TestRoundsOnTheSlowestRank(t *testing.T) {
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 		times := [][]float64{{10, 2, 6}, {4, 8, 2}}[r.Comm.Rank()]
 		i := 0
-		got, err := n.medianTime(ctx, r, func(context.Context, int) (float64, error) { i++; return times[i-1], nil }, 2)
+		run := func(context.Context, int) (float64, error) { i++; return times[i-1], nil }
+		got, err := measure.InTurns(0, 3, slowest(ctx, r), perIteration(ctx, run, 2))
 		assert.NoError(t, err)
-		assert.InDelta(t, 4, got, 1e-12, "the median of 10, 8 and 6, for two iterations")
+		assert.Equal(t, [][]float64{{5, 4, 3}}, got)
 		return nil
 	})
-}
-
-// What is measured in turns is, a round of each at a time, and each is the first once.
-func TestInTurns(t *testing.T) {
-	var order []int
-	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
-		var runs []round
-		for i := range 3 {
-			runs = append(runs, func(_ context.Context, n int) (float64, error) {
-				order = append(order, i)
-				return float64(n*(i+1)) + float64(len(order)), nil // later rounds take longer
-			})
-		}
-		got, err := Repeats{Rounds: 3}.inTurns(ctx, r, runs, []int{1, 2, 10})
-		assert.NoError(t, err)
-		assert.Equal(t, [][]float64{{1 + 1, 1 + 6, 1 + 8}, {2 + 2/2., 2 + 4/2., 2 + 9/2.}, {3 + 3/10., 3 + 5/10., 3 + 7/10.}}, got)
-		return nil
-	})
-	assert.Equal(t, []int{0, 1, 2, 1, 2, 0, 2, 0, 1}, order)
 }
 
 func TestSparseKeepsItsPromises(t *testing.T) {

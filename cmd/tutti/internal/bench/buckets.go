@@ -8,11 +8,10 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -121,22 +120,15 @@ func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, patt
 	if err != nil {
 		return BucketsResult{}, err
 	}
-	var after, behind []float64
-	for round := range cfg.Rounds + 2 { // two to warm up
-		for i, times := range []*[]float64{&after, &behind} {
-			seconds, err := b.step(ctx, i == 1)
-			if err != nil {
-				return BucketsResult{}, err
-			}
-			if round >= 2 {
-				*times = append(*times, seconds)
-			}
-		}
+	seconds, err := measure.InTurns(2, cfg.Rounds, slowest(ctx, r),
+		func() (float64, error) { return b.step(ctx, false) }, func() (float64, error) { return b.step(ctx, true) })
+	if err != nil {
+		return BucketsResult{}, err
 	}
 	result := BucketsResult{
 		Pattern: pattern, Backend: cfg.Backend, Ranks: r.Comm.WorldSize(), Density: cfg.Density, Buckets: cfg.Buckets, Bytes: cfg.Bytes,
 		Backward: significant(float64(cfg.Backward.Microseconds()) * float64(cfg.Buckets)),
-		After:    significant(median.Of(after) * 1e6), Behind: significant(median.Of(behind) * 1e6),
+		After:    significant(measure.Median(seconds[0]) * 1e6), Behind: significant(measure.Median(seconds[1]) * 1e6),
 	}
 	result.Hidden = significant((result.After - result.Behind) / (result.After - result.Backward))
 	if pattern == sparse.Auto {
@@ -145,7 +137,7 @@ func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, patt
 	return result, nil
 }
 
-// step makes a step and returns its time on the slowest rank. behind: buckets are
+// step makes a step and returns its time on this rank. behind: buckets are
 // reduced while the backward pass goes on.
 func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
 	for _, g := range b.gradients {
@@ -181,11 +173,7 @@ func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
 	if err := b.Runtime.Synchronize(ctx); err != nil {
 		return 0, err
 	}
-	slowest, err := backend.Reduce(ctx, b.Rank, []float64{time.Since(start).Seconds()}, comm.Max)
-	if err != nil {
-		return 0, err
-	}
-	return slowest[0], nil
+	return time.Since(start).Seconds(), nil
 }
 
 // compute stands for a backward pass that takes so long.

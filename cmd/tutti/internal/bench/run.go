@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/measure"
 )
 
 // Result is one line of `tutti bench --json`.
@@ -199,12 +200,12 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	if err != nil {
 		return Result{}, err
 	}
-	perCall, err := s.cfg.medianTime(ctx, s.Rank, op.run, iterations)
+	seconds, err := measure.InTurns(0, s.cfg.Rounds, slowest(ctx, s.Rank), perIteration(ctx, op.run, iterations))
 	if err != nil {
 		return Result{}, err
 	}
 	result := s.result(count, place)
-	result.setTime(perCall, s.ref.collective.busFactor(float64(result.Ranks)))
+	result.setTime(measure.Median(seconds[0]), s.ref.collective.busFactor(float64(result.Ranks)))
 	if s.cfg.Verify {
 		wrong, err := s.verify(ctx, w, op)
 		if err != nil {

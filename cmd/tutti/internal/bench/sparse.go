@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/internal/settled"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -214,8 +214,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 		}
 		err = errors.Join(err, gradient.Free())
 	}()
-	var rounds []round
-	var iterations []int
+	var rounds []measure.Round
 	for _, pattern := range patterns {
 		s, err := newSparseRun(ctx, r, cfg, random, gradient, pattern, density)
 		if err != nil {
@@ -235,13 +234,12 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 			return aboutPattern(pattern, n, err)
 		}
 		s.rounds = nil // those so far were to warm up
-		iterations = append(iterations, once)
-		rounds = append(rounds, func(ctx context.Context, iterations int) (float64, error) {
+		rounds = append(rounds, perIteration(ctx, func(ctx context.Context, iterations int) (float64, error) {
 			seconds, err := s.round(ctx, iterations)
 			return seconds, aboutPattern(pattern, n, err)
-		})
+		}, once))
 	}
-	seconds, err := cfg.inTurns(ctx, r, rounds, iterations)
+	seconds, err := measure.InTurns(0, cfg.Rounds, slowest(ctx, r), rounds...)
 	if err != nil {
 		return err
 	}
@@ -308,7 +306,7 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 	if s.pattern == sparse.Dense || result.Chosen == sparse.Dense {
 		result.Density = 1
 	}
-	result.setTime(median.Of(seconds), 2*(p-1)/p)
+	result.setTime(measure.Median(seconds), 2*(p-1)/p)
 	if cfg.Interleave {
 		for _, round := range seconds {
 			result.RoundTimes = append(result.RoundTimes, significant(round*1e6))
@@ -524,7 +522,7 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 		inner += values[n+i] / float64(n)
 	}
 	return sparseRound{sent: sent / ranks, inner: inner / ranks,
-		choose: median.Of(values[2*n:3*n]) / ranks, exchange: median.Of(values[3*n:4*n]) / ranks, merge: median.Of(values[4*n:]) / ranks}, nil
+		choose: measure.Median(values[2*n:3*n]) / ranks, exchange: measure.Median(values[3*n:4*n]) / ranks, merge: measure.Median(values[4*n:]) / ranks}, nil
 }
 
 // likeGradient does as much as nextGradient. In place that is done elsewhere: gradients

@@ -3,13 +3,11 @@ package bench
 import (
 	"context"
 	"fmt"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/measure"
 )
 
 // Repeats says how often something is measured.
@@ -28,12 +26,8 @@ func DefaultRepeats() Repeats { return Repeats{Warmup: 5, Rounds: 7} }
 // roundTime is how long a round takes when Repeats.Iterations is 0.
 const roundTime = 20 * time.Millisecond
 
-// Limits of the iterations of a round, when they are chosen: calls that take longer
-// than a round are not held up by each other.
-const (
-	minIterations = 1
-	maxIterations = 20000
-)
+// maxIterations is the most iterations of a round when they are chosen.
+const maxIterations = 20000
 
 // Limits of what is asked for: each round keeps its time, and calls that take a
 // microsecond each would go on for a month.
@@ -121,54 +115,18 @@ func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterati
 	if _, err := run(ctx, n.Warmup); err != nil || n.Iterations != 0 {
 		return n.Iterations, err
 	}
-	return fitIterations(ctx, r, run)
+	return measure.Fit(roundTime.Seconds(), maxIterations, slowest(ctx, r), func(n int) (float64, error) { return run(ctx, n) })
 }
 
-// medianTime returns the seconds of one iteration: the median of its rounds. It is
-// collective.
-func (n Repeats) medianTime(ctx context.Context, r backend.Rank, run round, iterations int) (float64, error) {
-	seconds, err := n.inTurns(ctx, r, []round{run}, []int{iterations})
-	if err != nil {
-		return 0, err
+// perIteration makes a measured round of a round: it returns the mean of its iterations.
+func perIteration(ctx context.Context, run round, iterations int) measure.Round {
+	return func() (float64, error) {
+		seconds, err := run(ctx, iterations)
+		return seconds / float64(iterations), err
 	}
-	return median.Of(seconds[0]), nil
 }
 
-// inTurns measures several in turns: what else the machine does in a while, it does
-// to all of them. Each is the first in some of the rounds. It returns for each of them
-// the seconds of one iteration in each round: the mean over its iterations, on the
-// slowest rank. It is collective.
-func (n Repeats) inTurns(ctx context.Context, r backend.Rank, runs []round, iterations []int) ([][]float64, error) {
-	means := make([]float64, len(runs)*n.Rounds) // one after the other
-	for i := range n.Rounds {
-		for turn := range runs {
-			which := (turn + i) % len(runs)
-			seconds, err := runs[which](ctx, iterations[which])
-			if err != nil {
-				return nil, err
-			}
-			means[which*n.Rounds+i] = seconds / float64(iterations[which])
-		}
-	}
-	slowest, err := backend.Reduce(ctx, r, means, comm.Max)
-	return slices.Collect(slices.Chunk(slowest, n.Rounds)), err
-}
-
-// fitIterations finds out, together with the other ranks, how many iterations
-// take about roundTime.
-func fitIterations(ctx context.Context, r backend.Rank, run round) (int, error) {
-	for iterations := 2; ; iterations *= 8 {
-		own, err := run(ctx, iterations)
-		if err != nil {
-			return 0, err
-		}
-		slowest, err := backend.Reduce(ctx, r, []float64{own}, comm.Max)
-		if err != nil {
-			return 0, err
-		}
-		if seconds := slowest[0]; seconds > roundTime.Seconds()/16 || iterations >= maxIterations {
-			fit := float64(iterations) * roundTime.Seconds() / seconds
-			return int(math.Round(min(max(fit, minIterations), maxIterations))), nil
-		}
-	}
+// slowest has the slowest rank's times count.
+func slowest(ctx context.Context, r backend.Rank) measure.Slowest {
+	return func(values []float64) ([]float64, error) { return backend.Reduce(ctx, r, values, comm.Max) }
 }

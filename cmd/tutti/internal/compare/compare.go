@@ -24,7 +24,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
+	"github.com/tutti-go/tutti/internal/measure"
 )
 
 // Config is what to compare.
@@ -136,10 +136,10 @@ func Run(ctx context.Context, cfg Config) (results []Result, missing []error, er
 	}
 	for k, runs := range times {
 		r := Result{Bytes: k.bytes, Place: k.place, Subject: k.subject, Ranks: cfg.Ranks,
-			Time: median.Of(runs), Best: slices.Min(runs), Runs: runs}
+			Time: measure.Median(runs), Best: slices.Min(runs), Runs: runs}
 		if base := times[key{k.bytes, k.place, against[k.subject]}]; len(base) > 0 {
 			r.Against = against[k.subject]
-			r.Ratio, r.BestRatio = r.Time/median.Of(base), r.Best/slices.Min(base)
+			r.Ratio, r.BestRatio = r.Time/measure.Median(base), r.Best/slices.Min(base)
 		}
 		results = append(results, r)
 	}

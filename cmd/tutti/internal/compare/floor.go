@@ -2,15 +2,16 @@ package compare
 
 import (
 	"context"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/measure"
 )
 
 // The least that an allreduce between goroutines takes: two ranks have to tell
@@ -45,23 +46,15 @@ func (c Config) floor(ctx context.Context) (lines []measured, err error) {
 // perCall returns the microseconds of one of the calls that run makes, the
 // median over rounds.
 func perCall(run func(calls int)) float64 {
-	timed := func(calls int) time.Duration {
+	timed := func(calls int) (float64, error) {
 		start := time.Now()
 		run(calls)
-		return time.Since(start)
+		return time.Since(start).Seconds(), nil
 	}
-	calls := 2
-	took := timed(calls)
-	for took < roundTime/16 {
-		calls *= 8
-		took = timed(calls)
-	}
-	calls = max(3, int(int64(calls)*int64(roundTime)/int64(took)))
-	rounds := make([]float64, floorRounds)
-	for i := range rounds {
-		rounds[i] = float64(timed(calls).Nanoseconds()) / 1e3 / float64(calls)
-	}
-	return median.Of(rounds)
+	calls, _ := measure.Fit(roundTime.Seconds(), math.MaxInt32, measure.Alone, timed)
+	calls = max(3, calls)
+	rounds, _ := measure.InTurns(0, floorRounds, measure.Alone, func() (float64, error) { return timed(calls) })
+	return measure.Median(rounds[0]) * 1e6 / float64(calls)
 }
 
 // pingPong has a line go from one goroutine to another and one back, so often.

@@ -203,10 +203,12 @@ type phase struct {
 	traced bool
 	// passes is the part until the last product or gradient, rest what comes after it.
 	passes, rest func(context.Context, *Trace) error
+	// busy is the part until the last product in each round, in seconds.
+	busy      []float64
+	timelines []Timeline
 }
 
-// phases are all kinds of steps, in the order in which a round runs them. They
-// take turns, so that a drift of the device's clock meets all of them.
+// phases are all kinds of steps.
 func (s *session) phases() []phase {
 	compute := func(_ context.Context, t *Trace) error { return s.compute(t, nil) }
 	return []phase{

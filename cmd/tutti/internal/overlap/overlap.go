@@ -23,10 +23,10 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
-	"github.com/tutti-go/tutti/cmd/tutti/internal/median"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -179,39 +179,32 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, s.close(ctx, err != nil)) }()
-	phases := s.phases()
-	recorded := make([]recording, len(phases))
-	for round := range cfg.Rounds + 1 {
-		for i, p := range phases {
-			t, err := s.round(ctx, p)
+	phases, recorded := s.phases(), 0
+	rounds := make([]measure.Round, len(phases))
+	for i := range phases {
+		p := &phases[i]
+		rounds[i] = func() (float64, error) {
+			t, err := s.round(ctx, *p)
 			if err != nil {
-				return Result{}, fmt.Errorf("%s: %w", p.name, err)
+				return 0, fmt.Errorf("%s: %w", p.name, err)
 			}
-			if round > 0 { // the first warms up
-				recorded[i].add(t)
+			p.busy, p.timelines = append(p.busy, t.busy.Seconds()), append(p.timelines, t.timeline)
+			if recorded++; recorded%len(phases) == 0 && cfg.Progress != nil && r.Comm.Rank() == 0 {
+				cfg.Progress(recorded/len(phases), cfg.Rounds+1)
 			}
-		}
-		if cfg.Progress != nil && r.Comm.Rank() == 0 {
-			cfg.Progress(round+1, cfg.Rounds+1)
+			return t.total.Seconds(), nil
 		}
 	}
-	return s.result(ctx, phases, recorded)
-}
-
-// recording is what the rounds of a phase gave on this rank.
-type recording struct {
-	total, busy []float64 // seconds of a step, and of the part until the last product
-	timelines   []Timeline
-}
-
-func (r *recording) add(t timing) {
-	r.total = append(r.total, t.total.Seconds())
-	r.busy = append(r.busy, t.busy.Seconds())
-	r.timelines = append(r.timelines, t.timeline)
+	slowest := func(values []float64) ([]float64, error) { return s.slowest(ctx, values) }
+	total, err := measure.InTurns(1, cfg.Rounds, slowest, rounds...)
+	if err != nil {
+		return Result{}, err
+	}
+	return s.result(ctx, phases, total)
 }
 
 // result puts the figures together.
-func (s *session) result(ctx context.Context, phases []phase, recorded []recording) (Result, error) {
+func (s *session) result(ctx context.Context, phases []phase, seconds [][]float64) (Result, error) {
 	cfg := s.cfg
 	out := Result{
 		Device: s.Runtime.Name(), Ranks: s.Comm.WorldSize(), Layers: cfg.Layers, Width: cfg.Width, Batch: cfg.Batch,
@@ -223,13 +216,13 @@ func (s *session) result(ctx context.Context, phases []phase, recorded []recordi
 	}
 	medians := make(map[phaseName][2]float64, len(phases)) // total and busy, in milliseconds
 	for i, p := range phases {
-		slowest, err := s.slowest(ctx, append(recorded[i].total, recorded[i].busy...))
+		busy, err := s.slowest(ctx, p.busy[1:]) // the first round warmed up
 		if err != nil {
 			return Result{}, err
 		}
-		medians[p.name] = [2]float64{1e3 * median.Of(slowest[:cfg.Rounds]), 1e3 * median.Of(slowest[cfg.Rounds:])}
+		medians[p.name] = [2]float64{1e3 * measure.Median(seconds[i]), 1e3 * measure.Median(busy)}
 		if s.Comm.Rank() == 0 && p.traced {
-			out.Timelines = append(out.Timelines, medianTimeline(recorded[i].timelines))
+			out.Timelines = append(out.Timelines, medianTimeline(p.timelines[1:]))
 		}
 	}
 	total := func(name phaseName) float64 { return medians[name][0] }

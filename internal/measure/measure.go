@@ -1,0 +1,86 @@
+// Package measure has what all measurements of this module share: rounds that subjects take in
+// turns, the time of the slowest rank, and statistics of rounds.
+package measure
+
+import (
+	"math"
+	"slices"
+)
+
+// Round runs a subject once and returns how many seconds that took on this rank.
+type Round func() (seconds float64, err error)
+
+// Slowest returns the largest of the ranks' values, element by element, the same on every
+// rank. It is collective. The values may be overwritten.
+type Slowest func(values []float64) ([]float64, error)
+
+// InTurns runs some rounds of each subject, behind others that only warm up, and returns the
+// seconds of each round on the slowest rank, by subject. The subjects take turns, and begin
+// rounds in turn, so that whatever else the machine does disturbs all of them.
+func InTurns(warmup, rounds int, slowest Slowest, subjects ...Round) ([][]float64, error) {
+	times, err := turns(warmup, rounds, subjects)
+	if err == nil {
+		times, err = slowest(times)
+	}
+	return slices.Collect(slices.Chunk(times, max(rounds, 1))), err
+}
+
+// Best returns the seconds of each subject's shortest round, on the slowest rank: disturbances
+// only add to what is short beside them. The subjects take turns.
+func Best(rounds int, slowest Slowest, subjects ...Round) ([]float64, error) {
+	times, err := turns(0, rounds, subjects)
+	if err != nil {
+		return nil, err
+	}
+	best := make([]float64, len(subjects))
+	for i := range best {
+		best[i] = slices.Min(times[i*rounds : (i+1)*rounds])
+	}
+	return slowest(best)
+}
+
+// turns returns this rank's seconds, all rounds of a subject after those of the one before.
+func turns(warmup, rounds int, subjects []Round) ([]float64, error) {
+	times := make([]float64, len(subjects)*rounds)
+	for i := range warmup + rounds {
+		for turn := range subjects {
+			which := (turn + i) % len(subjects)
+			seconds, err := subjects[which]()
+			if err != nil {
+				return nil, err
+			}
+			if i >= warmup {
+				times[which*rounds+i-warmup] = seconds
+			}
+		}
+	}
+	return times, nil
+}
+
+// Fit returns how many iterations take about so many seconds on the slowest rank, from 1 to most.
+func Fit(seconds float64, most int, slowest Slowest, run func(iterations int) (float64, error)) (int, error) {
+	for iterations := 2; ; iterations *= 8 {
+		own, err := run(iterations)
+		if err != nil {
+			return 0, err
+		}
+		took, err := slowest([]float64{own})
+		if err != nil {
+			return 0, err
+		}
+		if took[0] > seconds/16 || iterations >= most {
+			return int(math.Round(min(max(float64(iterations)*seconds/took[0], 1), float64(most)))), nil
+		}
+	}
+}
+
+// Alone is for measurements that this process makes by itself.
+func Alone(values []float64) ([]float64, error) { return values, nil }
+
+// Median returns the middle of some values, and the mean of the two in the middle if their
+// number is even. There must be one at least.
+func Median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
