@@ -62,14 +62,14 @@ func (e *endpoint) departs() (gone, free bool) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if !e.leaving.Load() { // another goroutine releases it
+		return false, false
+	}
 	broken := e.progressControl() != nil || e.receiveControl() != nil
 	for src := range e.peers {
 		broken = broken || e.aborted(src) != nil
 	}
-	switch {
-	case !e.leaving.Load():
-		return false, false
-	case !broken && !e.interop() && (e.control.departed < e.size-1 || len(e.control.table.list) > 0):
+	if !broken && !e.interop() && (e.control.departed < e.size-1 || len(e.control.table.list) > 0) {
 		return false, false
 	}
 	e.leaving.Store(false)
