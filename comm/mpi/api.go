@@ -124,8 +124,8 @@ func (l *library) must(f dl.Func, args ...uintptr) error {
 	return nil
 }
 
-// reach is must for functions that need other ranks: its error says what a failure means
-// for the communicator.
+// reach is must for functions that need other ranks: its error has the sentinel of a failure
+// of the communicator.
 func (l *library) reach(f dl.Func, args ...uintptr) error {
 	if code := l.call(f, args...); code != success {
 		return translate(l, l.error(f, code))

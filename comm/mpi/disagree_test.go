@@ -38,17 +38,17 @@ func TestDisagreement(t *testing.T) {
 	})
 }
 
-func TestGivingUp(t *testing.T) {
+func TestAborting(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp"})
-		l.mustRun(t, job{ranks: 3, test: "TestRankGivingUp", env: withoutSharing})
+		l.mustRun(t, job{ranks: 3, test: "TestRankAborting"})
+		l.mustRun(t, job{ranks: 3, test: "TestRankAborting", env: withoutSharing})
 	})
 }
 
 // TestFailedSplit lets one rank fail in the steps of a Split where MPI does not tell
 // the others, under a library of either thread level.
 func TestFailedSplit(t *testing.T) {
-	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankSplitGivenUp", "TestRankAbandonedSplit",
+	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankAbortedSplit", "TestRankAbandonedSplit",
 		"TestRankSerializedSplit", "TestRankSerializedFree", "TestRankFinalizeInTime",
 		"TestRankFinalizeAlone", "TestRankFinalizeHangs", "TestRankFinalizeLate"} {
 		t.Run(test, func(t *testing.T) {
@@ -189,9 +189,9 @@ func TestRankDisagreement(t *testing.T) {
 	}
 }
 
-// TestRankGivingUp has what the fault matrix leaves out: rank 1 gives up with what it
-// has split off, or does not send; and what the errors say.
-func TestRankGivingUp(t *testing.T) {
+// TestRankAborting has faults that are not in the fault matrix: rank 1 aborts with its
+// sub-communicators, or does not send. It looks at the texts of the errors.
+func TestRankAborting(t *testing.T) {
 	r := newRank(t)
 	buf, _ := r.floats(100, func(int) float32 { return 1 })
 	me := r.world.Rank()
@@ -222,7 +222,7 @@ func TestRankGivingUp(t *testing.T) {
 			require.NoError(t, c.Close())
 		} else {
 			err := c.Recv(buf, 4, dtype.F32, 1, 3)
-			if err == nil { // or the other one that waits has told already
+			if err == nil { // or the other waiting rank has aborted already
 				err = c.Sync(forever)
 			}
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)
@@ -261,7 +261,7 @@ func TestRankGivingUp(t *testing.T) {
 		assert.NoError(t, c.Close())
 		require.NoError(t, r.world.Barrier(r.ctx))
 	})
-	// Who has left a barrier, or a Split, may give up at once: the others leave it, too.
+	// A rank that has left a barrier, or a Split, may abort at once: the others leave it, too.
 	t.Run("after a barrier", func(t *testing.T) {
 		for round := range 20 {
 			c, err := r.world.Split(r.ctx, 0, me)
@@ -283,8 +283,8 @@ func TestRankGivingUp(t *testing.T) {
 			require.NoError(t, c.Close())
 		}
 	})
-	// What a rank has heard on one communicator may be why it gives up another, of which
-	// others have not heard.
+	// The failure of one communicator may be why a rank aborts another one, whose other ranks
+	// do not know about it.
 	t.Run("passed on", func(t *testing.T) {
 		all, err := r.world.Split(r.ctx, 0, me)
 		require.NoError(t, err)
@@ -350,7 +350,7 @@ func TestRankFailedSplit(t *testing.T) {
 	broken(t, ctx, c)
 }
 
-// broken finalizes, which a broken communicator keeps from calling MPI_Finalize, and
+// broken checks that Finalize leaves MPI_Finalize out because a communicator is aborted, and
 // passes.
 func broken(t *testing.T, ctx context.Context, c comm.Communicator) {
 	assert.ErrorIs(t, mpi.Finalize(ctx), comm.ErrBroken)
@@ -392,7 +392,7 @@ func awaitFiles(files ...string) {
 	}
 }
 
-// splitWorld returns a communicator to be broken, of the ranks of the world.
+// splitWorld returns a communicator of all ranks, to be aborted.
 func splitWorld(t *testing.T) (ctx context.Context, world, c comm.Communicator) {
 	onlyChild(t)
 	world, err := mpi.Init(context.Background())
@@ -440,15 +440,15 @@ func (s *inSplit) Done() <-chan struct{} {
 	return s.Context.Done()
 }
 
-// ended is a context that has been canceled, but does not wake those who wait.
+// ended is a context that has been canceled, but does not end waits.
 type ended struct{ context.Context }
 
 func (ended) Done() <-chan struct{} { return nil }
 func (ended) Err() error            { return context.Canceled }
 
-// TestRankSplitGivenUp lets rank 1 give up between MPI_Comm_split and the end of the
+// TestRankAbortedSplit lets rank 1 abort between MPI_Comm_split and the end of the
 // barrier behind it, to which rank 2 comes when it has.
-func TestRankSplitGivenUp(t *testing.T) {
+func TestRankAbortedSplit(t *testing.T) {
 	ctx, world, c := splitWorld(t)
 	buf, err := cpu.New().Allocate(8)
 	require.NoError(t, err)
@@ -493,7 +493,7 @@ func TestRankAbandonedSplit(t *testing.T) {
 }
 
 // TestRankSerializedSplit lets rank 1 fail before MPI_Comm_split, where the others
-// cannot be told: their contexts end the call.
+// cannot be notified: their contexts end the call.
 func TestRankSerializedSplit(t *testing.T) {
 	ctx, world, c := splitWorld(t)
 	mpi.Serialize(c)
@@ -636,7 +636,7 @@ func (f hears) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// told has what is written to it.
+// told receives the lines of a log.
 type told chan string
 
 func (c told) Write(text []byte) (int, error) {

@@ -22,7 +22,6 @@ import (
 type endpoint struct {
 	state    *state
 	lib      *library
-	world    bool
 	check    backend.Check
 	life     backend.Life
 	rank     int

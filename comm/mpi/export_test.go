@@ -70,7 +70,7 @@ func ReplaceFinalize(c comm.Communicator, f dl.Func) {
 // for MPI_Finalize.
 func SetPatience(c comm.Communicator, d time.Duration) { c.(*communicator).e.state.patience = d }
 
-// FailUntold breaks c for a cause that MPI does not bring to the others.
+// FailUntold aborts c for a cause that MPI does not send to the others.
 func FailUntold(c comm.Communicator, cause error) {
 	change(c, func(lib *library) {
 		bytes := lib.handles.bytes

@@ -73,14 +73,14 @@ func TestNative(t *testing.T) {
 }
 
 // TestKilledRank kills a process in the middle of a collective. The launcher
-// is told to let the others live, so that they can tell what they saw.
+// lets the others live, so that they can report their errors.
 func TestKilledRank(t *testing.T) { loseRank(t, "killed", 2) }
 
 // TestExitedRank ends a process there, without MPI_Finalize.
 func TestExitedRank(t *testing.T) { loseRank(t, "exits", 2) }
 
 // TestStoppedRank stops a process there, and lets it go on when the others have
-// given up.
+// aborted.
 func TestStoppedRank(t *testing.T) { loseRank(t, "stopped", 3) }
 
 // loseRank loses the last rank in a way, and looks at what some ranks tell.
@@ -116,7 +116,7 @@ func TestAbort(t *testing.T) {
 	})
 }
 
-// TestLateInit has a rank give up in MPI_Init, to which another one does not come.
+// TestLateInit has a rank leave MPI_Init behind, to which another one does not come.
 func TestLateInit(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 2, test: "TestRankLateInit"}) })
 }

@@ -45,7 +45,7 @@ const killedSize = 8
 // TestKilledInStep kills processes in the middle of sparse steps, at a call of every
 // pattern. The survivors go on with communicators that were split before. On those
 // whose step failed, gradient and residual are as before it, and when they repeat the
-// step without the dead rank, nothing of what they have gets lost, nor in the next one.
+// step without the dead rank, nothing of their gradients gets lost, nor in the next one.
 func TestKilledInStep(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		if l.keepAway != "" {
@@ -176,7 +176,7 @@ func survive(world comm.Communicator, at, first int) (k kills, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	defer cancel()
 	order := deaths(at, first)
-	comms := []comm.Communicator{world} // without the first of those who die, without the first two, …
+	comms := []comm.Communicator{world} // without the first rank that dies, without the first two, …
 	for i := 1; i < len(order); i++ {
 		color := 0
 		if slices.Contains(order[:i], world.Rank()) {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// createShared makes memory for this process and those that it tells how to find it.
+// createShared makes memory for this process and those that open it.
 // It has no name in any file system, so that nothing is left when they end, however.
 func createShared(name string, bytes int) (fd int, memory []byte, err error) {
 	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)

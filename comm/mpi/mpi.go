@@ -294,7 +294,6 @@ func start(ctx context.Context) (*state, error) {
 	if err := world.share(ctx); err != nil {
 		return nil, err
 	}
-	world.world = true
 	s.world = newCommunicator(world)
 	if n := launchedSize(os.Getenv); n > 1 && world.size == 1 {
 		return nil, fmt.Errorf("%w: %w: %d processes were launched, but each is a world of one under %s (%s); use the launcher of that library, or set %s",

@@ -12,7 +12,7 @@ import (
 
 // Native collectives are the library's own non-blocking ones, on the communicator that users
 // see. The network may reduce, and a CUDA-aware library takes device memory. In return,
-// reductions are combined in whatever order the library likes, and are limited to what MPI
+// reductions are combined in the library's order, and are limited to those that MPI
 // defines. With interop a rank may be any MPI program that calls the same MPI_I… functions.
 
 // invocation is a call of an MPI function that starts a collective. Its last

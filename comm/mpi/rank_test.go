@@ -135,7 +135,7 @@ func TestRankSteadyState(t *testing.T) {
 		step()
 	}
 	// Some allocations are no collective's: timers, the goroutine that keeps
-	// communication going, and notes of ranks that had to wait long on a busy machine.
+	// communication going, and status reports of ranks that wait long on a busy machine.
 	least := uint64(math.MaxUint64)
 	resident := residentBytes(t)
 	for range windows {
@@ -222,8 +222,8 @@ func TestRankShared(t *testing.T) {
 	require.NoError(t, r.world.Barrier(r.ctx))
 }
 
-// TestRankClosedMemory has rank 0 give up a collective and close the communicator: what
-// rank 1 sends afterwards does not come where it was to be received.
+// TestRankClosedMemory has rank 0 abort a collective and close the communicator: data that
+// rank 1 sends afterwards does not arrive in the memory for it.
 func TestRankClosedMemory(t *testing.T) {
 	ctx, world, before := splitWorld(t)
 	r := rank{t, world, cpu.New(), ctx}
@@ -333,7 +333,7 @@ func TestRankWrongLength(t *testing.T) {
 			require.NoError(t, err)
 			if c.Rank() == 0 {
 				require.NoError(t, c.Send(send, sent, dtype.F32, 1, tag))
-				if err := c.Sync(r.ctx); err != nil { // or it is done before it can be told
+				if err := c.Sync(r.ctx); err != nil { // or it is done before it can be notified
 					require.ErrorIs(t, err, comm.ErrMismatch)
 				}
 			} else {

@@ -9,8 +9,8 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// sent is what a request expects that receives nothing;
-// headed means that the message is the first of a user's, which says what it is.
+// sent is expected by a request that receives nothing;
+// headed means that the message is a user's first, with the head.
 const (
 	sent   = -1
 	headed = -2
@@ -248,7 +248,7 @@ func (r *requests) status(i int) []byte {
 	return hostmem.Slice[byte](r.statuses+uintptr(i*r.statusSize), r.statusSize)
 }
 
-// check compares a message with what was expected.
+// check compares a message with the expected length, or its head with the call.
 func (r *requests) check(lib *library, request, status int) error {
 	q := &r.list[request]
 	switch q.expected {
@@ -305,7 +305,7 @@ func (r *requests) failure(lib *library, f dl.Func, code int32, first, n int, al
 	return translate(lib, err)
 }
 
-// translate wraps an MPI error in the sentinel that says what it means.
+// translate wraps an MPI error in the sentinel of its class.
 func translate(lib *library, err *callError) error {
 	sentinel := comm.ErrPeerFailed
 	if err.class == lib.abi.errTruncate {

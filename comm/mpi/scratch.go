@@ -40,7 +40,7 @@ func (p *scratchPool) take(bytes int) (scratch, error) {
 	return scratch{address, bytes}, nil
 }
 
-// give takes a piece back; the zero piece is none.
+// give returns a piece to the pool; the zero piece is none.
 func (p *scratchPool) give(s scratch) {
 	if s.bytes > 0 {
 		p.free = append(p.free, s)

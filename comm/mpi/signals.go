@@ -11,7 +11,7 @@ import (
 // that: UCX, on which MPICH and Open MPI may work, does it on being loaded, and
 // a nil pointer then kills the process that would have recovered.
 
-// handleErrorsVariable tells UCX what to do on faults.
+// handleErrorsVariable chooses UCX's reaction to faults.
 const handleErrorsVariable = "UCX_HANDLE_ERRORS"
 
 // keepSignals runs f, in which libraries are opened or initialized, and puts

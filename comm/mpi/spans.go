@@ -61,7 +61,7 @@ func insert(t, n *spanNode) *spanNode {
 	return t
 }
 
-// cut divides a tree into what is before n and the rest.
+// cut divides a tree into the nodes before n and the others.
 func cut(t, n *spanNode) (before, after *spanNode) {
 	if t == nil {
 		return nil, nil

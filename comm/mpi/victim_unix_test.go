@@ -127,7 +127,7 @@ func TestArriving(t *testing.T) {
 }
 
 // TestRankArriving has rank 1 stop where it has announced a message to rank 0, which
-// gives up and closes the communicator: what comes until then has come, and nothing comes
+// aborts and closes the communicator: what comes until then has come, and nothing comes
 // afterwards.
 func TestRankArriving(t *testing.T) {
 	ctx, world, c := splitWorld(t)
@@ -139,7 +139,7 @@ func TestRankArriving(t *testing.T) {
 	if world.Rank() == 1 {
 		require.NoError(t, c.Send(buf, n, dtype.F32, 0, 1))
 		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGSTOP))
-		_ = c.Sync(ctx) // rank 0 may have given up
+		_ = c.Sync(ctx) // rank 0 may have aborted
 		require.NoError(t, errors.Join(world.Send(word, 1, dtype.F32, 0, 2), world.Recv(word, 1, dtype.F32, 0, 3), world.Sync(ctx)))
 		passed(t, world)
 	}
