@@ -103,8 +103,8 @@ func (l *Ledger) Begin(c *comm.Call) {
 		count = &l.begun.Messages
 	}
 	*count++
-	e.number = *count
-	e.call = comm.Call{Op: c.Op, DType: c.DType, Reduce: c.Reduce, Tag: c.Tag, Peer: c.Peer, Count: c.Count}
+	k := &e.call
+	e.number, k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = *count, c.Op, c.DType, c.Reduce, c.Tag, c.Peer, c.Count
 }
 
 // Last describes the last call that was submitted, "" if there is none.

@@ -24,10 +24,10 @@ func TestWhatTheOthersDo(t *testing.T) {
 	}
 	calls := []comm.Call{comm.BroadcastCall(0, 4, dtype.F32, 1), comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)}
 	for r, s := range ranks[:4] {
-		s.add(calls[0])
+		s.add(&calls[0])
 		drain(s)
 		if r != 3 {
-			s.add(calls[1])
+			s.add(&calls[1])
 			s.begin()
 		}
 	}

@@ -19,9 +19,9 @@ type submissions struct {
 	all      atomic.Uint64  // collectives, the communicator's own among them
 	seen     atomic.Uint64  // of these, done as far as waits have seen
 	trailing atomic.Bool    // messages were submitted that no collective comes after in the stream
+	waiters  atomic.Int32   // goroutines that wait
 
 	mu      sync.Mutex
-	waiters int      // goroutines that wait
 	splits  []uint64 // collectives before each Split in flight, which is not in the stream
 	aborted string   // the cause
 	told    string   // the last status that was published
@@ -34,24 +34,32 @@ type extent struct {
 	all uint64
 }
 
-// add notes calls of the user, which are one kernel if they are several. Comm.mu is held.
-func (s *submissions) add(calls ...comm.Call) {
-	messages := false
-	for i := range calls {
-		s.ledger.Begin(&calls[i])
-		if calls[i].Op.Message() {
-			messages = true
-		} else {
-			s.all.Add(1)
-		}
+// add notes a call of the user. Comm.mu is held.
+func (s *submissions) add(x *comm.Call) {
+	s.ledger.Begin(x)
+	if x.Op.Message() {
+		s.trailing.Store(true)
+	} else {
+		s.addOwn()
 	}
-	s.trailing.Store(messages)
 }
 
-// addOwn notes a collective that is not the user's. Comm.mu is held.
+// addOwn notes a collective. Comm.mu is held.
 func (s *submissions) addOwn() {
 	s.all.Add(1)
-	s.trailing.Store(false)
+	if s.trailing.Load() {
+		s.trailing.Store(false)
+	}
+}
+
+// addTogether notes calls of the user that are one kernel, in no order. Comm.mu is held.
+func (s *submissions) addTogether(calls []comm.Call) {
+	messages := false
+	for i := range calls {
+		s.add(&calls[i])
+		messages = messages || calls[i].Op.Message()
+	}
+	s.trailing.Store(messages)
 }
 
 // addSplit notes a Split, which endSplit ends with the number that it returns. It says nothing
@@ -77,14 +85,14 @@ func (s *submissions) endSplit(before uint64) {
 // another rank has completed when it has done its part of these. For messages behind the last
 // collective, a further one shows that.
 func (s *submissions) begin() (wait extent, collectives uint64) {
-	s.mu.Lock()
-	s.waiters++
-	s.mu.Unlock()
+	s.waiters.Add(1)
 	wait.Extent = s.ledger.Begun() // first: more collectives do no harm
 	wait.all = s.all.Load()
 	collectives = wait.all
-	if p := s.ledger.Progress().Messages; s.trailing.Load() && p.Submitted > p.Done {
-		collectives++
+	if s.trailing.Load() {
+		if p := s.ledger.Progress().Messages; p.Submitted > p.Done {
+			collectives++
+		}
 	}
 	return wait, collectives
 }
@@ -92,10 +100,10 @@ func (s *submissions) begin() (wait extent, collectives uint64) {
 // end ends a wait that has seen calls done.
 func (s *submissions) end(done extent) {
 	s.ledger.Done(done.Extent)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waiters--
-	s.seen.Store(max(s.seen.Load(), done.all))
+	s.waiters.Add(-1)
+	for seen := s.seen.Load(); seen < done.all && !s.seen.CompareAndSwap(seen, done.all); {
+		seen = s.seen.Load()
+	}
 }
 
 // last returns what is done when the last call of a wait is, which says nothing of those before
@@ -139,7 +147,7 @@ func (s *submissions) tell(to rendezvous.Reports) {
 	switch last := s.ledger.Last(); {
 	case s.aborted != "":
 		text = "aborted: " + s.aborted
-	case s.waiters > 0:
+	case s.waiters.Load() > 0:
 		text = "waits for " + s.ledger.InFlight().String()
 	case last == "":
 		text = "has called nothing"

@@ -26,7 +26,7 @@ func TestWaitsForNoSplit(t *testing.T) {
 	}
 	split()
 	assert.Equal(t, "nothing", s.ledger.InFlight().String())
-	s.add(reduce)
+	s.add(&reduce)
 	assert.Equal(t, "allreduce of 16 f32, sum (collective #2)", s.ledger.InFlight().String())
 	split()
 	assert.Equal(t, "allreduce of 16 f32, sum (collective #2); 1 operation behind that", s.ledger.InFlight().String())
@@ -37,16 +37,16 @@ func TestNumbersOfWhatIsWaitedFor(t *testing.T) {
 	s := new(submissions)
 	reduce, send := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum), comm.SendCall(0, 3, dtype.F32, 1, 7)
 	for range 2 {
-		s.add(reduce)
+		s.add(&reduce)
 	}
 	drain(s)
-	s.add(send)
+	s.add(&send)
 	assert.Equal(t, "send of 3 f32 to rank 1, tag 7", s.ledger.InFlight().String())
 	drain(s)
-	s.add(reduce)
+	s.add(&reduce)
 	assert.Equal(t, "allreduce of 16 f32, sum (collective #3)", s.ledger.InFlight().String())
 	for range 64 {
-		s.add(send)
+		s.add(&send)
 	}
 	assert.Equal(t, "send of 3 f32 to rank 1, tag 7; 63 operations behind that", s.ledger.InFlight().String())
 }
@@ -62,9 +62,9 @@ func TestCollectivesOfAWait(t *testing.T) {
 		return collectives
 	}
 	assert.Zero(t, needs())
-	s.add(send)
+	s.add(&send)
 	assert.EqualValues(t, 1, needs(), "of who has done no collective behind it, nothing is known")
-	s.add(reduce)
+	s.add(&reduce)
 	assert.EqualValues(t, 1, needs())
 	s.addOwn()
 	assert.EqualValues(t, 2, needs())
@@ -72,15 +72,15 @@ func TestCollectivesOfAWait(t *testing.T) {
 	drain(s)
 	assert.EqualValues(t, 2, s.seen.Load())
 	assert.Equal(t, "nothing", s.ledger.InFlight().String())
-	s.add(send)
+	s.add(&send)
 	assert.EqualValues(t, 3, needs())
 	drain(s)
 	assert.EqualValues(t, 2, needs(), "the message is done")
-	s.add(send)
+	s.add(&send)
 	s.endSplit(s.addSplit())
 	assert.EqualValues(t, 4, needs(), "a Split does not come after the message in the stream")
 	drain(s)
-	s.add(send, reduce)
+	s.addTogether([]comm.Call{send, reduce})
 	assert.EqualValues(t, 5, needs(), "nor does a collective in a group with it")
 	drain(s)
 	assert.EqualValues(t, 4, needs())

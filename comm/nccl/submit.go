@@ -52,9 +52,9 @@ func (c *Comm) start(ctx context.Context, x *comm.Call, on *native) error {
 	switch {
 	case on == nil:
 		on = c.pick(x)
-		c.submitted.add(*x)
+		c.submitted.add(x)
 	case c.counts && x.Send == c.scratch+barrierOffset:
-		c.submitted.add(comm.Call{Op: comm.OpBarrier})
+		c.submitted.add(&comm.Call{Op: comm.OpBarrier})
 	default:
 		c.submitted.addOwn()
 	}
@@ -79,7 +79,7 @@ func (c *Comm) startTogether(ctx context.Context, calls []comm.Call) error {
 		c.addCall(&calls[i])
 	}
 	if c.counts {
-		c.submitted.add(calls...)
+		c.submitted.addTogether(calls)
 	}
 	return c.flush(ctx, c.data, len(calls))
 }
