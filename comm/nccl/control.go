@@ -18,16 +18,11 @@ type control struct {
 	failed error // the error that left it in the middle of a call: it makes no others any more
 }
 
-// fromControl makes a native sub-communicator of control.
-func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call func(cell, cfg uintptr) uintptr) (made *native, err error) {
+// fromControl makes a native sub-communicator of control, unless stop returns an error before it
+// is made.
+func (c *Comm) fromControl(ctx context.Context, stop func() error, blocking bool, fn dl.Func, call func(cell, cfg uintptr) uintptr) (made *native, err error) {
 	c.control.mu.Lock()
 	defer c.control.mu.Unlock()
-	stop := func() error {
-		if c.life.Closed() {
-			return comm.ErrClosed
-		}
-		return nil
-	}
 	if err := stop(); err != nil {
 		return nil, err
 	}
@@ -45,7 +40,7 @@ func (c *Comm) fromControl(ctx context.Context, blocking bool, fn dl.Func, call 
 
 // splitControl makes a native sub-communicator of all ranks, in blocking mode.
 func (c *Comm) splitControl(ctx context.Context) (*native, error) {
-	return c.fromControl(ctx, true, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
+	return c.fromControl(ctx, c.life.Err, true, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, 0, uintptr(c.Rank()), cell, cfg)
 	})
 }

@@ -26,7 +26,7 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	wait, _ := c.submitted.begin()
 	var done extent
 	defer func() { c.submitted.end(done) }()
-	child, err := c.derive(ctx, fmt.Sprintf("%d.%d", c.splits.Add(1), color), c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
+	child, err := c.derive(ctx, c.life.Err, fmt.Sprintf("%d.%d", c.splits.Add(1), color), c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
 	})
 	if err == nil {
@@ -59,7 +59,13 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	}
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks) // NCCL counts the entries
-	child, err := c.derive(ctx, c.shrinks.name(ranks), c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
+	closed := func() error {      // it may be aborted
+		if c.life.Closed() {
+			return comm.ErrClosed
+		}
+		return nil
+	}
+	child, err := c.derive(ctx, closed, c.shrinks.name(ranks), c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
 		return c.lib.sym.Shrink.Call(c.control.handle, hostmem.Addr(ranks), uintptr(len(ranks)), cell, cfg, shrinkAbort)
 	})
 	goruntime.KeepAlive(ranks)
@@ -94,9 +100,10 @@ func (s *shrinks) name(excluded []int32) string {
 // shrinkAbort is NCCL_SHRINK_ABORT, with which NCCL shrinks a communicator that saw an error.
 const shrinkAbort = 1
 
-// derive makes a sub-communicator. Its name is the same on all its ranks, and unique.
-func (c *Comm) derive(ctx context.Context, name string, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
-	control, err := c.fromControl(ctx, false, fn, call)
+// derive makes a sub-communicator, unless stop returns an error before. Its name is the same on
+// all its ranks, and unique.
+func (c *Comm) derive(ctx context.Context, stop func() error, name string, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
+	control, err := c.fromControl(ctx, stop, false, fn, call)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = c.withOthers(err)

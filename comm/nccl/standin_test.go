@@ -466,6 +466,27 @@ func TestStandInProgressInASplit(t *testing.T) {
 	require.NoError(t, errors.Join(part.Close(), c.Close()))
 }
 
+// A Split that waits for its peers ends when the communicator is aborted.
+func TestStandInAbortBesideASplit(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	s.nccl.InProgress.Call(1)
+	defer s.nccl.InProgress.Call(0)
+	split := make(chan error)
+	go func() {
+		_, err := c.Split(context.Background(), 0, 0)
+		split <- err
+	}()
+	for c.Progress().Collectives.Submitted == 0 {
+		runtime.Gosched()
+	}
+	cause := errors.New("aborted")
+	c.Abort(cause)
+	require.ErrorIs(t, <-split, cause)
+	s.nccl.InProgress.Call(0)
+	require.NoError(t, c.Close())
+}
+
 // A flight record shows completed calls although nobody has waited, without allocations.
 func TestStandInRecord(t *testing.T) {
 	s, rt := openStandIns(t)
