@@ -69,12 +69,12 @@ func testReducer(r *rank) error {
 // reduceSteps returns the results of steps, of which the last rank has no data in the last one.
 func (r *rank) reduceSteps(steps int, disturbed bool) (results [][]byte, err error) {
 	var params []*runtime.Tensor
-	for _, n := range []int{300, 0, 7, 640} {
-		t, err := r.tensor(dtype.F32, make([]float32, n))
+	for _, shape := range [][]int{{20, 15}, {0}, {7}, {32, 2, 10}} {
+		t, err := runtime.New(r.rt, dtype.F32, shape...)
 		if err != nil {
 			return nil, err
 		}
-		params = append(params, t)
+		r.live, params = append(r.live, t), append(params, t)
 	}
 	fails := false
 	cfg := ddp.Config{BucketBytes: 1300, Uneven: true, Config: sparse.Config{NonFinite: sparse.SkipNonFinite},
