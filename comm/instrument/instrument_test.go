@@ -107,7 +107,7 @@ func TestExamineRecordsOnce(t *testing.T) {
 }
 
 // What Examine made gives its memory back and writes its record, and the other ranks
-// learn why this one gave up.
+// learn why this one aborted.
 func TestExamineEndsWithTheError(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv(instrument.CheckVariable, "1")

@@ -81,7 +81,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.True(t, errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed), "%v", err)
 	if way == gputest.First { // which tells the others of each other
 		require.ErrorIs(t, err, comm.ErrPeerFailed)
-		require.ErrorContains(t, err, "rank 0 gave up: its process has ended")
+		require.ErrorContains(t, err, "rank 0 aborted: its process has ended")
 		require.Less(t, time.Since(began), deadline)
 	}
 	if errors.Is(err, comm.ErrTimeout) && way != gputest.Stops {

@@ -351,7 +351,7 @@ func TestStandInAnotherRankAborts(t *testing.T) {
 	require.NoError(t, reduce())
 	err = c.Sync(t.Context())
 	require.ErrorIs(t, err, comm.ErrPeerFailed)
-	require.ErrorContains(t, err, "rank 5 gave up: changed its mind")
+	require.ErrorContains(t, err, "rank 5 aborted: changed its mind")
 	require.ErrorIs(t, reduce(), comm.ErrBroken)
 	require.NoError(t, part.Barrier(t.Context()), "another group")
 

@@ -359,7 +359,7 @@ func BenchmarkRecorder(b *testing.B) {
 	}
 }
 
-// A rank that waited in a Barrier when another one gave up has called it.
+// A rank that waited in a Barrier when another one aborted has called it.
 func TestBarrierThatBroke(t *testing.T) {
 	worlds, err := local.New(3)
 	require.NoError(t, err)

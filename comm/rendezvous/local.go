@@ -81,7 +81,7 @@ func (l *LocalReports) Leave(group string, rank int, text string) {
 
 // Abort implements [Reports].
 func (l *LocalReports) Abort(_ context.Context, group string, rank int, text string, done uint64) {
-	l.put(group, rank, "gave up: "+text, false, &aborted{text, done})
+	l.put(group, rank, "aborted: "+text, false, &aborted{text, done})
 	l.aborted.Store(true)
 }
 
@@ -119,7 +119,7 @@ func (l *LocalReports) Failed(group string, rank int, collectives uint64) error 
 	if first == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: rank %d gave up: %s", comm.ErrPeerFailed, who, first.text)
+	return fmt.Errorf("%w: rank %d aborted: %s", comm.ErrPeerFailed, who, first.text)
 }
 
 func (l *LocalReports) put(group string, rank int, text string, left bool, end *aborted) {

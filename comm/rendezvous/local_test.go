@@ -23,13 +23,13 @@ func TestLocalReportsOfRanksThatAbort(t *testing.T) {
 	l.Report("0", 2, "waits")
 	l.Leave("0", 3, "closed")
 	require.NoError(t, l.Failed("0", 0, 5), "they did their part in those")
-	for collectives, want := range map[uint64]string{6: "rank 2 gave up: changed its mind", 8: "rank 2 gave up: changed its mind"} {
+	for collectives, want := range map[uint64]string{6: "rank 2 aborted: changed its mind", 8: "rank 2 aborted: changed its mind"} {
 		err := l.Failed("0", 0, collectives)
 		require.ErrorIs(t, err, comm.ErrPeerFailed)
 		require.ErrorContains(t, err, want, collectives)
 	}
 	require.NoError(t, l.Failed("0/1.0", 0, 100), "another group")
-	require.ErrorContains(t, l.Failed("0", 2, 8), "rank 3 gave up: timed out", "it knows what it does itself")
+	require.ErrorContains(t, l.Failed("0", 2, 8), "rank 3 aborted: timed out", "it knows what it does itself")
 	require.NoError(t, l.Failed("0", 2, 7))
 	last, err := l.Last(t.Context(), "0")
 	require.NoError(t, err)

@@ -101,7 +101,7 @@ func TestRanksThatAbort(t *testing.T) {
 			}
 			err := r.Failed(group, rank, 6)
 			require.ErrorIs(t, err, comm.ErrPeerFailed, "rank %d", rank)
-			require.ErrorContains(t, err, "rank "+strconv.Itoa(i)+" gave up: changed its mind")
+			require.ErrorContains(t, err, "rank "+strconv.Itoa(i)+" aborted: changed its mind")
 		}
 	}
 	// All at once, as a rank does that ends with many communicators.
@@ -122,7 +122,7 @@ func TestRanksThatAbort(t *testing.T) {
 	require.NoError(t, two.Close())
 	one.Abort(ctx, "0", 1, "once more", 1)
 	require.NoError(t, ctx.Err())
-	require.ErrorContains(t, keeper.Failed("0", 0, 2), "rank 1 gave up: once more")
+	require.ErrorContains(t, keeper.Failed("0", 0, 2), "rank 1 aborted: once more")
 	require.NoError(t, keeper.Close())
 	one.Abort(ctx, "0", 1, "when nobody is there", 0)
 	require.NoError(t, ctx.Err())
@@ -159,7 +159,7 @@ func TestALateRankLearnsOfAborts(t *testing.T) {
 	require.NoError(t, late.Failed("0", 1, 5))
 	err = late.Failed("0", 1, 6)
 	require.ErrorIs(t, err, comm.ErrPeerFailed)
-	require.ErrorContains(t, err, "rank 2 gave up: changed its mind")
+	require.ErrorContains(t, err, "rank 2 aborted: changed its mind")
 	require.NoError(t, late.Close())
 
 	never := rendezvous.FollowReports(rendezvous.Invitation{Addresses: []string{silent.Addr().String()}}, 1, 3)
@@ -229,7 +229,7 @@ func TestReportsAreBounded(t *testing.T) {
 	require.NoError(t, flood.Failed("0", 1, 100))
 	flood.Abort(ctx, last, 1, "has too many", 5)
 	require.NoError(t, ctx.Err())
-	assert.ErrorContains(t, keeper.Failed(last, 0, 6), "rank 1 gave up: has too many")
+	assert.ErrorContains(t, keeper.Failed(last, 0, 6), "rank 1 aborted: has too many")
 	assert.NoError(t, flood.Close())
 	assert.NoError(t, friend.Close())
 }
@@ -317,7 +317,7 @@ func TestAFollowerTriesAgain(t *testing.T) {
 	one.Abort(ctx, "0/1.0", 1, "changed its mind", 5) // waits for the connection
 	require.NoError(t, ctx.Err())
 	<-one.Told()
-	require.ErrorContains(t, keeper.Failed("0/1.0", 0, 6), "rank 1 gave up: changed its mind")
+	require.ErrorContains(t, keeper.Failed("0/1.0", 0, 6), "rank 1 aborted: changed its mind")
 	eventually(t, keeper, "0", func(last map[int]rendezvous.Report) bool { return last[1].Text == "waits" })
 	assert.Contains(t, log.String(), "no connection to rank 0 for status reports")
 	require.NoError(t, one.Close())

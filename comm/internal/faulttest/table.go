@@ -41,7 +41,7 @@ var (
 	mismatch = same(atOnce(comm.ErrMismatch))
 	// unnoticed is what a GPU does with calls that do not fit.
 	unnoticed = same(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("not found: wrong numbers, or a wait")
-	gaveUp    = late(comm.ErrTimeout, comm.ErrPeerFailed)
+	inVain    = late(comm.ErrTimeout, comm.ErrPeerFailed)
 )
 
 // gpu has the same cell for both backends of GPUs.
@@ -100,11 +100,11 @@ var Table = []Fault{
 			return p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))
 		},
 		Cells: map[string]Cell{
-			"local": {Others: gaveUp, Self: ok, Note: "names the call, its number and who has not made it"},
-			"mpi":   {Others: gaveUp, Self: ok, Note: "names the call, its number and who has sent nothing"},
-			Checked: {Others: gaveUp, Self: ok, Note: "after 30 s, or what `checked.Timeout` says"},
-			"nccl":  {Others: gaveUp, Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
-			"p2p":   {Others: gaveUp, Self: ok, Note: "names the call and its number"},
+			"local": {Others: inVain, Self: ok, Note: "names the call, its number and who has not made it"},
+			"mpi":   {Others: inVain, Self: ok, Note: "names the call, its number and who has sent nothing"},
+			Checked: {Others: inVain, Self: ok, Note: "after 30 s, or what `checked.Timeout` says"},
+			"nccl":  {Others: inVain, Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
+			"p2p":   {Others: inVain, Self: ok, Note: "names the call and its number"},
 		}},
 	{Name: "late", What: "it makes the call when the others have given up",
 		play: func(p *player) error {
@@ -118,10 +118,10 @@ var Table = []Fault{
 			return errors.Join(err, p.Comm.Barrier(p.ctx))
 		},
 		Cells: map[string]Cell{
-			"local": lateComer("aborted"), "nccl": lateComer("gave up"),
-			"mpi":   {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Note: "with who gave up, and why; success if what the others sent is all that it needs"},
-			Checked: {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
-			"p2p":   {Others: gaveUp, Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
+			"local": lateComer, "nccl": lateComer,
+			"mpi":   {Others: inVain, Self: atOnce(comm.ErrPeerFailed, nil), Note: "with who aborted, and why; success if what the others sent is all that it needs"},
+			Checked: {Others: inVain, Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
+			"p2p":   {Others: inVain, Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
 		}},
 	{Name: "timed out", What: "its own wait passes a deadline",
 		play: func(p *player) error {
@@ -140,7 +140,7 @@ var Table = []Fault{
 		Cells: map[string]Cell{
 			"local": {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
 			"mpi":   {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout)},
-			"nccl":  {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout), says: "gave up: timed out"},
+			"nccl":  {Others: atOnce(comm.ErrPeerFailed), Self: late(comm.ErrTimeout), says: "aborted: timed out"},
 			"p2p":   {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout), Note: "success if what it sent before is all that the others need"},
 			Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed, nil), Self: late(comm.ErrTimeout)},
 		}},
@@ -160,7 +160,7 @@ var Table = []Fault{
 			}
 			return err
 		},
-		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled), Note: "both with the context's cause", says: errCause.Error()},
+		Cells: aborts(Cell{Others: atOnce(comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled), Note: "both with the context's cause", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: atOnce(comm.ErrCanceled)}, atOnce(comm.ErrCanceled))},
 	{Name: "closed", What: "it closes its communicator",
 		play: gives(func(p *player) error { return p.c.Close() }),
@@ -168,15 +168,15 @@ var Table = []Fault{
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok}, ok)},
 	{Name: "error", What: "its body in `comm.Run` returns one",
 		play: gives(run(func() error { return errCause })),
-		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text", says: errCause.Error()},
+		Cells: aborts(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "panic", What: "its body in `comm.Run` panics",
 		play: gives(run(func() error { panic(errCause) })),
-		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text; `Run` returns a `*PanicError` with the stack", says: errCause.Error()},
+		Cells: aborts(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok, Note: "with its text; `Run` returns a `*PanicError` with the stack", says: errCause.Error()},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "Goexit", What: "its body in `comm.Run` ends the goroutine",
 		play: gives(run(func() error { goruntime.Goexit(); return nil })),
-		Cells: givesUp(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok},
+		Cells: aborts(Cell{Others: atOnce(comm.ErrPeerFailed), Self: ok},
 			Cell{Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: ok, Note: "ranks of one process: `ErrCanceled` at once"}, ok)},
 	{Name: "dead", What: "its process is killed",
 		Cells: gpu(map[string]Cell{
@@ -185,7 +185,7 @@ var Table = []Fault{
 	{Name: "exit", What: "its process ends without finalizing",
 		Cells: gpu(map[string]Cell{"mpi": shown("unless the launcher ends the job first", late(comm.ErrTimeout, comm.ErrPeerFailed))}, lost)},
 	{Name: "stopped", What: "its process gets `SIGSTOP`, and goes on later",
-		Cells: gpu(map[string]Cell{"mpi": {Others: gaveUp, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true}}, lost)},
+		Cells: gpu(map[string]Cell{"mpi": {Others: inVain, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true}}, lost)},
 
 	{Name: "two goroutines, two Splits", What: "each has a communicator of its own",
 		play: func(p *player) error {
@@ -228,6 +228,7 @@ var Table = []Fault{
 }
 
 var (
+	lateComer = Cell{Others: inVain, Self: atOnce(comm.ErrPeerFailed), Note: "with who aborted, and why", says: "aborted"}
 	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
 	lost      = shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed))
 	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
@@ -235,18 +236,13 @@ var (
 	errAside  = errors.New("has no part in the fault")
 )
 
-// lateComer is the cell of a rank whose peers have aborted.
-func lateComer(says string) Cell {
-	return Cell{Others: gaveUp, Self: atOnce(comm.ErrPeerFailed), Note: "with who aborted, and why", says: says}
-}
-
 // leavesBut are the cells of a rank that leaves: host backends tell the others.
 func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
 	return gpu(map[string]Cell{"noop": same(self), "local": told, "mpi": told, Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: self}}, waited)
 }
 
-// givesUp are those of one that gives up, which NCCL's ranks tell as well.
-func givesUp(told, waited Cell, self Outcome) map[string]Cell {
+// aborts are those of one that aborts, which NCCL's ranks tell as well.
+func aborts(told, waited Cell, self Outcome) map[string]Cell {
 	cells := leavesBut(told, waited, self)
 	cells["nccl"] = told
 	return cells

@@ -248,7 +248,7 @@ func (w *world) register(flags *pflag.FlagSet) {
 		"backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it "+ranks)
 	flags.BoolVar(&w.p2p, "p2p", false, "let GPUs of this machine write into each other's memory where that is faster (nccl)")
-	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it gives up, such as 30s; 0 for ever")
+	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it aborts, such as 30s; 0 for ever")
 	flags.BoolVar(&w.check, "check-calls", false, "compare every call between the ranks before it is made, which is slow: what to try when a program hangs")
 	if w.gpus {
 		_ = flags.MarkHidden("backend")
