@@ -3,8 +3,11 @@ package ddp
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -15,8 +18,7 @@ import (
 
 // Reducer reduces the gradients of a bucket as a program wants it: another compression, or
 // another algorithm. Overlap, accumulation, Join, clipping, the verdict on non-finite
-// gradients and Rebind are those of other buckets, and so is the transaction of a step: each Reduce is
-// followed by one Commit or RollBack.
+// gradients, transactions, State and Rebind are those of other buckets.
 type Reducer interface {
 	// Reduce replaces b.Tensor, which holds this rank's gradients, by (an approximation of) their
 	// average over the ranks, with the same bits on each: by work that is submitted to the
@@ -24,24 +26,25 @@ type Reducer interface {
 	// the same order. Package distributed has them with that order. It may run on another
 	// goroutine than Ready.
 	Reduce(ctx context.Context, b Bucket) error
-	// Commit keeps what Reduce has changed, such as a residual, for the steps to come.
-	Commit() error
-	// RollBack makes it what it was before Reduce, also after an error of that.
-	RollBack() error
-	// State returns what a Reducer of the same bucket needs to go on from here, on the host.
-	State(ctx context.Context) ([]byte, error)
-	// Restore makes of it what it was, or of the states of [sparse.RestoreRanks] where the world
-	// was another one.
-	Restore(ctx context.Context, states ...[]byte) error
-	// Rebind moves it to another communicator, which the next Reduce has.
-	Rebind(c comm.Communicator) error
-	// Close gives its memory back.
-	Close() error
+	// Memory returns what Reduce leaves to later steps, always the same tensors of the bucket's
+	// runtime. They are what they were before Reduce after a step that failed or was skipped, are
+	// part of [Gradients.State], and are freed by [Gradients.Close].
+	Memory() Memory
+}
+
+// Memory is what a [Reducer] leaves to later steps.
+type Memory struct {
+	// Residual is what was not sent, as F32: where a run goes on with other ranks, its sum over the
+	// ranks stays.
+	Residual []*runtime.Tensor
+	// Shared is the same on all ranks.
+	Shared []*runtime.Tensor
 }
 
 // Bucket is a bucket of gradients that a [Reducer] reduces.
 type Bucket struct {
 	Index  int
+	Step   int               // how many steps were reduced before, without those that were skipped
 	Tensor *runtime.Tensor   // all its elements, one part after the other
 	Comm   comm.Communicator // of the ranks that average
 	Parts  []Part
@@ -59,6 +62,9 @@ type custom struct {
 	Reducer
 	g      *transaction
 	b      Bucket
+	kept   []*runtime.Tensor // its memory, residuals first
+	sums   int               // how many of them are residuals
+	before base.Buffer       // the memory before the step
 	n      int
 	dt     dtype.DType
 	target uintptr // of the step
@@ -67,7 +73,7 @@ type custom struct {
 	squares [2]uintptr  // F64: of the gradients of all ranks, and of the result
 	limit   uintptr     // F32: what is as large is not finite
 	flags   uintptr     // I32 of each rank, of the transaction
-	begun   bool        // Reduce was called, and neither Commit nor RollBack
+	begun   bool        // Reduce was called, and its memory is not what it was
 }
 
 // newCustom makes what the program reduces a bucket with, nil for none.
@@ -92,7 +98,45 @@ func (g *Gradients) newCustom(i int, b *bucket) (reducer, error) {
 	if c.Reducer, err = g.cfg.Reducer(c.b); c.Reducer == nil || err != nil {
 		return nil, err
 	}
+	m := c.Memory()
+	c.kept, c.sums = slices.Concat(m.Residual, m.Shared), len(m.Residual)
+	for _, t := range m.Residual {
+		if t.DType() != dtype.F32 {
+			return nil, errors.Join(fmt.Errorf("%w: a residual is %v, want f32", comm.ErrUnsupported, t.DType()), c.Close())
+		}
+	}
+	if err := c.g.buffers.Allocate(c.g.rt, &c.before, c.size()); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
 	return c, nil
+}
+
+// size returns how many bytes of memory there are, each tensor's rounded up to words of 8.
+func (c *custom) size() (bytes int) {
+	for _, t := range c.kept {
+		bytes += (t.Bytes() + 7) &^ 7
+	}
+	return bytes
+}
+
+// copyMemory keeps the memory, or copies it back.
+func (c *custom) copyMemory(back bool) error {
+	at := c.before.Ptr
+	for _, t := range c.kept {
+		p, err := t.Ptr()
+		if err == nil && t.Bytes() > 0 {
+			from, to := p, at
+			if back {
+				from, to = at, p
+			}
+			err = c.g.rt.Copy(to, from, t.Bytes())
+		}
+		if err != nil {
+			return err
+		}
+		at += uintptr((t.Bytes() + 7) &^ 7)
+	}
+	return nil
 }
 
 // Drain implements reducer.
@@ -109,6 +153,9 @@ func (c *custom) Select(_ context.Context, in sparse.Input) error {
 
 // Exchange implements reducer.
 func (c *custom) Exchange(ctx context.Context) error {
+	if err := c.copyMemory(false); err != nil {
+		return err
+	}
 	c.begun = true
 	if !c.judges() {
 		return c.Reduce(ctx, c.b)
@@ -159,11 +206,12 @@ func (c *custom) Complete(context.Context) (hostWaited bool, err error) {
 
 // Commit implements reducer.
 func (c *custom) Commit(v sparse.Verdict) error {
-	c.begun = false
 	if v == sparse.Skips {
-		return cmp.Or(c.Reducer.RollBack(), c.g.rt.Fill(c.target, c.n, c.dt, 0))
+		return cmp.Or(c.RollBack(), c.g.rt.Fill(c.target, c.n, c.dt, 0))
 	}
-	return cmp.Or(c.g.rt.Copy(c.target, c.memory.Ptr, c.n*c.dt.Size()), c.Reducer.Commit())
+	c.begun = false
+	c.b.Step++
+	return c.g.rt.Copy(c.target, c.memory.Ptr, c.n*c.dt.Size())
 }
 
 // RollBack implements reducer.
@@ -172,7 +220,7 @@ func (c *custom) RollBack() error {
 		return nil
 	}
 	c.begun = false
-	return c.Reducer.RollBack()
+	return c.copyMemory(true)
 }
 
 // JoinTransaction implements reducer.
@@ -186,9 +234,91 @@ func (c *custom) Stats(context.Context) (sparse.Stats, error) {
 	return sparse.Stats{Elements: c.n}, nil
 }
 
-// PrepareRestore implements reducer.
-func (c *custom) PrepareRestore(_ context.Context, states ...[]byte) (restore func(context.Context) error, err error) {
-	return func(ctx context.Context) error { return c.Restore(ctx, states...) }, nil
+// customHeader is in front of the memory in a state.
+type customHeader struct {
+	Step       uint64
+	Rank, Size uint32
+}
+
+// State implements reducer.
+func (c *custom) State(ctx context.Context) ([]byte, error) {
+	if err := c.g.order.HostAfterAll(ctx); err != nil {
+		return nil, err
+	}
+	header := customHeader{uint64(c.b.Step), uint32(c.b.Comm.Rank()), uint32(c.b.Comm.WorldSize())}
+	state, err := binary.Append(nil, binary.LittleEndian, header)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range c.kept {
+		part := make([]byte, t.Bytes())
+		p, err := t.Ptr()
+		if err == nil && len(part) > 0 {
+			err = c.g.rt.CopyOut(part, p)
+		}
+		if err != nil {
+			return nil, err
+		}
+		state = append(state, part...)
+	}
+	return state, nil
+}
+
+// PrepareRestore implements reducer. A rank that was not there before begins without a residual.
+func (c *custom) PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error) {
+	headers, ranks, rank, world := make([]customHeader, len(states)), make([]int, len(states)), c.b.Comm.Rank(), c.b.Comm.WorldSize()
+	start := binary.Size(headers[0])
+	size := start
+	for _, t := range c.kept {
+		size += t.Bytes()
+	}
+	for i, state := range states {
+		if len(state) != size {
+			return nil, fmt.Errorf("%w: state %d has %d bytes, want %d", comm.ErrMismatch, i, len(state), size)
+		}
+		if _, err := binary.Decode(state, binary.LittleEndian, &headers[i]); err != nil {
+			return nil, err
+		}
+		ranks[i] = int(headers[i].Rank)
+	}
+	if saved := int(headers[0].Size); saved < 1 || !slices.Equal(ranks, sparse.RestoreRanks(saved, world, rank)) {
+		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, for rank %d of %d", comm.ErrMismatch, ranks, saved, rank, world)
+	}
+	if err := c.g.order.HostAfterAll(ctx); err != nil {
+		return nil, err
+	}
+	return func(context.Context) error {
+		c.b.Step = int(headers[0].Step)
+		at := start
+		for i, t := range c.kept {
+			part := slices.Clone(states[0][at:][:t.Bytes()])
+			if i < c.sums && ranks[0]%world != rank {
+				clear(part)
+			}
+			if i < c.sums {
+				for _, state := range states[1:] {
+					addF32(part, state[at:])
+				}
+			}
+			at += len(part)
+			p, err := t.Ptr()
+			if err == nil && len(part) > 0 {
+				err = c.g.rt.CopyIn(p, part)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+// addF32 adds numbers to others.
+func addF32(sum, x []byte) {
+	for i := 0; i < len(sum); i += 4 {
+		a, b := math.Float32frombits(binary.LittleEndian.Uint32(sum[i:])), math.Float32frombits(binary.LittleEndian.Uint32(x[i:]))
+		binary.LittleEndian.PutUint32(sum[i:], math.Float32bits(a+b))
+	}
 }
 
 // ScaleResidual implements reducer.
@@ -199,5 +329,17 @@ func (c *custom) ScaleResidual(float64) error {
 // Rebind implements reducer.
 func (c *custom) Rebind(to comm.Communicator) error {
 	c.b.Comm = to
-	return c.Reducer.Rebind(to)
+	return nil
+}
+
+// Close implements reducer.
+func (c *custom) Close() error {
+	if err := c.g.order.DrainToFree(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, t := range c.kept {
+		errs = append(errs, t.Free())
+	}
+	return errors.Join(errs...)
 }

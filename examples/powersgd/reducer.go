@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
-	"fmt"
+	"errors"
 	"math"
 	"math/rand/v2"
-	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -21,8 +19,8 @@ const rank = 4
 // iteration from the factors of the step before, with error feedback (Vogels, Karimireddy and Jaggi,
 // "PowerSGD", NeurIPS 2019). It computes on the host.
 type powerSGD struct {
-	residual, before []float32 // what was not sent, now and before the step
-	q, qBefore       []float32 // the right factors, one matrix after the other
+	residual *runtime.Tensor // what was not sent
+	right    *runtime.Tensor // the right factors, one matrix after the other
 }
 
 // matrix is a part of a bucket that is worth its factors.
@@ -49,29 +47,39 @@ func matrices(b ddp.Bucket) (all []matrix, rest []int) {
 }
 
 func newPowerSGD(b ddp.Bucket) (ddp.Reducer, error) {
-	r := &powerSGD{residual: make([]float32, b.Tensor.Len())}
+	var q []float32
 	rng := rand.New(rand.NewPCG(1, uint64(b.Index))) // the same on all ranks
 	all, _ := matrices(b)
 	for _, m := range all {
 		for range m.columns * rank {
-			r.q = append(r.q, float32(rng.NormFloat64()))
+			q = append(q, float32(rng.NormFloat64()))
 		}
 	}
-	return r, nil
+	residual, err := runtime.FromSlice(b.Tensor.Runtime(), make([]float32, b.Tensor.Len()), b.Tensor.Len())
+	if err != nil {
+		return nil, err
+	}
+	right, err := runtime.FromSlice(b.Tensor.Runtime(), q, len(q))
+	return &powerSGD{residual, right}, err
+}
+
+func (r *powerSGD) Memory() ddp.Memory {
+	return ddp.Memory{Residual: []*runtime.Tensor{r.residual}, Shared: []*runtime.Tensor{r.right}}
 }
 
 func (r *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
-	r.before, r.qBefore = slices.Clone(r.residual), slices.Clone(r.q)
 	x, err := runtime.ToSlice[float32](b.Tensor)
-	if err != nil {
+	residual, err2 := runtime.ToSlice[float32](r.residual)
+	right, err3 := runtime.ToSlice[float32](r.right)
+	if err := errors.Join(err, err2, err3); err != nil {
 		return err
 	}
 	for i := range x {
-		x[i] += r.residual[i]
+		x[i] += residual[i]
 	}
 	all, rest := matrices(b)
 	var p []float32 // the left factors, and what is no matrix
-	q := r.q
+	q := right
 	for _, m := range all {
 		p = append(p, product(x[m.offset:], q, m.rows, m.columns, m.columns, 1)...)
 		q = q[m.columns*rank:]
@@ -83,17 +91,17 @@ func (r *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
 		return err
 	}
 	left := p
-	r.q = r.q[:0]
+	right = nil
 	for _, m := range all {
 		orthogonalize(left, m.rows)
-		r.q = append(r.q, product(x[m.offset:], left, m.columns, m.rows, 1, m.columns)...)
+		right = append(right, product(x[m.offset:], left, m.columns, m.rows, 1, m.columns)...)
 		left = left[m.rows*rank:]
 	}
-	if err := average(ctx, b, r.q); err != nil {
+	if err := average(ctx, b, right); err != nil {
 		return err
 	}
-	copy(r.residual, x)
-	left, q = p, r.q
+	copy(residual, x)
+	left, q = p, right
 	for _, m := range all {
 		for i := range m.rows {
 			for j := range m.columns {
@@ -107,12 +115,12 @@ func (r *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
 		left, q = left[m.rows*rank:], q[m.columns*rank:]
 	}
 	for i, at := range rest {
-		x[at], r.residual[at] = left[i], left[i]
+		x[at], residual[at] = left[i], left[i]
 	}
 	for i := range x {
-		r.residual[i] -= x[i]
+		residual[i] -= x[i]
 	}
-	return runtime.CopyIn(b.Tensor, x)
+	return errors.Join(runtime.CopyIn(b.Tensor, x), runtime.CopyIn(r.residual, residual), runtime.CopyIn(r.right, right))
 }
 
 // product returns a matrix times a factor. Its element i, j is at i*down + j*right.
@@ -165,33 +173,3 @@ func average(ctx context.Context, b ddp.Bucket, x []float32) error {
 	}
 	return runtime.CopyOut(x, t)
 }
-
-func (r *powerSGD) Commit() error { return nil }
-
-func (r *powerSGD) RollBack() error {
-	r.residual, r.q = r.before, r.qBefore
-	return nil
-}
-
-func (r *powerSGD) State(context.Context) ([]byte, error) {
-	return binary.Append(nil, binary.LittleEndian, slices.Concat(r.q, r.residual))
-}
-
-// Restore adds residuals up where there are fewer ranks than before, so that nothing gets lost.
-func (r *powerSGD) Restore(_ context.Context, states ...[]byte) error {
-	x := make([]float32, len(r.q)+len(r.residual))
-	clear(r.residual)
-	for _, state := range states {
-		if n, err := binary.Decode(state, binary.LittleEndian, x); err != nil || n != len(state) {
-			return fmt.Errorf("%w: a state of %d bytes, want %d", comm.ErrArgument, len(state), 4*len(x))
-		}
-		copy(r.q, x)
-		for i := range r.residual {
-			r.residual[i] += x[len(r.q)+i]
-		}
-	}
-	return nil
-}
-
-func (r *powerSGD) Rebind(comm.Communicator) error { return nil }
-func (r *powerSGD) Close() error                   { return nil }
