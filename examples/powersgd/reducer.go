@@ -56,11 +56,8 @@ func newPowerSGD(b ddp.Bucket) (ddp.Reducer, error) {
 		}
 	}
 	residual, err := runtime.FromSlice(b.Tensor.Runtime(), make([]float32, b.Tensor.Len()), b.Tensor.Len())
-	if err != nil {
-		return nil, err
-	}
-	right, err := runtime.FromSlice(b.Tensor.Runtime(), q, len(q))
-	return &powerSGD{residual, right}, err
+	right, err2 := runtime.FromSlice(b.Tensor.Runtime(), q, len(q))
+	return &powerSGD{residual, right}, errors.Join(err, err2)
 }
 
 func (r *powerSGD) Memory() ddp.Memory {
@@ -165,10 +162,7 @@ func average(ctx context.Context, b ddp.Bucket, x []float32) error {
 		return err
 	}
 	defer t.Free()
-	if err := distributed.AllReduce(ctx, b.Comm, t, comm.Avg); err != nil {
-		return err
-	}
-	if err := b.Comm.Sync(ctx); err != nil {
+	if err := errors.Join(distributed.AllReduce(ctx, b.Comm, t, comm.Avg), b.Comm.Sync(ctx)); err != nil {
 		return err
 	}
 	return runtime.CopyOut(x, t)
