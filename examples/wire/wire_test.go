@@ -10,33 +10,46 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-func pipe() (net.Conn, net.Conn, error) {
-	a, b := net.Pipe()
-	return a, b, nil
+// loopback connects over TCP.
+func loopback() (net.Conn, net.Conn) {
+	listener, err := net.Listen("tcp", "localhost:0")
+	if err != nil {
+		panic(err)
+	}
+	defer listener.Close()
+	a, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		panic(err)
+	}
+	b, err := listener.Accept()
+	if err != nil {
+		panic(err)
+	}
+	return a, b
 }
 
 func TestConformance(t *testing.T) {
-	for name, connect := range map[string]func() (net.Conn, net.Conn, error){"tcp": loopback, "pipe": pipe} {
-		t.Run(name, func(t *testing.T) {
-			rt := cpu.New()
-			defer func() {
-				if err := rt.Close(); err != nil {
-					t.Error(err)
-				}
-			}()
-			commtest.Run(t, commtest.Backend{
-				Name:  "wire",
-				Sizes: []int{1, 2, 3, 5},
-				Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-					comms, err := world(size, connect)
-					if err != nil {
-						return err
-					}
-					return comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) error {
-						return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
-					})
-				},
+	conformance(t, net.Pipe, 1, 2, 3, 5)
+}
+
+func TestConformanceTCP(t *testing.T) {
+	conformance(t, loopback, 3)
+}
+
+func conformance(t *testing.T, connect func() (net.Conn, net.Conn), sizes ...int) {
+	rt := cpu.New()
+	defer func() {
+		if err := rt.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	commtest.Run(t, commtest.Backend{
+		Name:  "wire",
+		Sizes: sizes,
+		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+			return comm.Run(ctx, world(size, connect), func(ctx context.Context, c comm.Communicator) error {
+				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
-		})
-	}
+		},
+	})
 }
