@@ -72,8 +72,8 @@ func bucketCases() (all []bucketCase) {
 
 // TestBucketsGolden is that of gradients in buckets.
 func TestBucketsGolden(t *testing.T) {
-	if goruntime.GOARCH != "amd64" {
-		t.Skip("recorded on amd64")
+	if goruntime.GOARCH != "amd64" || testing.Short() {
+		t.Skip("recorded on amd64, and too much for the race detector")
 	}
 	var lines []string
 	for _, c := range bucketCases() {

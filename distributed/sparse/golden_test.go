@@ -82,8 +82,8 @@ func sparseCases() (all []sparseCase) {
 // TestSparseGolden compares the bits of results, residuals and picks of every pattern, type and
 // policy with those that are recorded: what changes how a step is made must not change these.
 func TestSparseGolden(t *testing.T) {
-	if goruntime.GOARCH != "amd64" {
-		t.Skip("recorded on amd64")
+	if goruntime.GOARCH != "amd64" || testing.Short() {
+		t.Skip("recorded on amd64, and too much for the race detector")
 	}
 	var lines []string
 	for _, c := range sparseCases() {
