@@ -162,7 +162,7 @@ type Communicator interface {
 
 	// Abort ends what is in flight because of cause ([ErrCanceled] for nil). Waits in
 	// progress and later calls fail with [ErrBroken] and the first cause, and peers
-	// that need this rank get [ErrPeerFailed] with it. When Abort returns, buffers
+	// that need this rank get [ErrPeerFailed] with its text. When Abort returns, buffers
 	// belong to the caller again. The communicator is still to be closed.
 	// Sub-communicators go on; [CloseAll] includes them.
 	Abort(cause error)

@@ -102,11 +102,11 @@ func (m Methods) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint3
 func (m Methods) Group(calls ...Call) error { return m.Together(calls) }
 
 // Wrapped is the communicator that a decorator wraps: what the decorator does
-// not replace is that one's. Methods, [Waits] and [Calls], embedded beside it, come
+// not replace is that one's. Methods and [Waits], embedded beside it, come
 // before it.
 type Wrapped struct{ wrapped }
 
-// wrapped puts the methods one level deeper than those of [Calls].
+// wrapped puts the methods one level deeper than those.
 type wrapped struct{ Communicator }
 
 // Wrap returns what a decorator of c embeds.

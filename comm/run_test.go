@@ -128,7 +128,7 @@ func TestRunNamesWhoDoesNotReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		comms := make([]comm.Communicator, 3)
 		for r := range comms {
-			comms[r] = backend.NewSerial(backend.Check{Rank: r, WorldSize: len(comms)}, alone{})
+			comms[r] = backend.NewSerial(&backend.Check{Rank: r, WorldSize: len(comms)}, alone{})
 		}
 		err := comm.Run(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error {
 			if c.Rank() == 1 {
@@ -190,7 +190,7 @@ func TestRunWithinARunNamesWhoDoesNotReturn(t *testing.T) {
 	world := func(size int) []comm.Communicator {
 		comms := make([]comm.Communicator, size)
 		for r := range comms {
-			comms[r] = backend.NewSerial(backend.Check{Rank: r, WorldSize: size}, alone{})
+			comms[r] = backend.NewSerial(&backend.Check{Rank: r, WorldSize: size}, alone{})
 		}
 		return comms
 	}
@@ -215,7 +215,7 @@ type alone struct{}
 
 func (alone) Work([]comm.Call) error                    { return nil }
 func (alone) Meet(comm.Wait) (comm.Communicator, error) { return nil, nil }
-func (alone) Leave(error)                               {}
+func (alone) Leave(context.Context, error)              {}
 
 // The wait of a goroutine whose rank is ended by another one has a sentinel, and the cause.
 func TestEndBesideAWait(t *testing.T) {

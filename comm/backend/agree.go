@@ -11,9 +11,13 @@ import (
 )
 
 // Agree compares what the ranks of a communicator have called as one collective,
-// in rank order. If they disagree it returns an error wrapping [comm.ErrMismatch] that
-// says who called what: for a backend that has the calls of all ranks before it
-// touches their memory.
+// in rank order, before their memory is touched. A Barrier or Split is a Call with that
+// Op and nothing else. Addresses are not compared. Lists are: after nil, RecvPart on one
+// rank and SendPart on the other have the same length.
+//
+// If the ranks disagree, the error wraps [comm.ErrMismatch] and says who called what.
+// Every rank that took part returns it, not [comm.ErrPeerFailed]: a rank that learns of
+// a peer's abort because of a mismatch passes that on.
 func Agree(calls []comm.Call) error {
 	first := &calls[0]
 	same := func(c comm.Call) bool {
@@ -67,7 +71,9 @@ func whoCalledWhat(calls []comm.Call) string {
 }
 
 // SplitGroups returns the groups that ranks form by their Splits, which are given
-// in rank order: those of one color, ordered by key, then by rank.
+// in rank order: for each color, in ascending order, the ranks of the parent in the order
+// of their new ranks, by key, then by rank. Ranks with a negative color are in none. The
+// slices are the caller's.
 func SplitGroups(splits []comm.Wait) [][]int {
 	var ranks []int
 	for r, s := range splits {

@@ -9,11 +9,11 @@ import (
 // Backend moves the bytes of one rank. [New] makes the methods of a
 // [comm.Communicator] of it, which check arguments and keep the communicator's [Life].
 //
-// Errors need not name the operation: what is no [*comm.OpError] is wrapped in one. An
-// error that is not [Refused] aborts the communicator.
+// Errors need not name the operation: those that are not an [*comm.OpError] are wrapped
+// in one. An error that is not [Refused] aborts the communicator.
 type Backend interface {
 	// Submit starts a call. Submit and SubmitTogether return [Life.Err] if that is not
-	// nil, and look under the lock under which they accept a call.
+	// nil, and look at it under the lock under which they accept a call.
 	Submit(c comm.Call) error
 	// SubmitTogether starts the calls of a group, at least one, all or none.
 	// calls belong to the caller again when it returns.
@@ -25,7 +25,7 @@ type Backend interface {
 	// Abort ends what is in flight and tells the peers, unless they know, that this rank
 	// aborts because of cause, the first that [Life.Fail] was given. When it returns,
 	// nobody touches the rank's buffers any more, or ctx has ended. It is called at most
-	// once.
+	// once. Neither Abort nor Release calls methods of the communicator.
 	Abort(ctx context.Context, cause error)
 	// Release gives everything back, and tells the peers that this rank leaves. It is
 	// called once, as the last: after a Sync that found nothing in flight, or after

@@ -1,6 +1,3 @@
-// Package backend is for authors of communicators: it makes the methods of a
-// [comm.Communicator] out of a [Backend], or of the simpler [Worker], and checks their
-// arguments.
 package backend
 
 import (

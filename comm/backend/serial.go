@@ -11,22 +11,29 @@ import (
 // each from beginning to end. [NewSerial] makes a communicator of it. An error
 // aborts the communicator.
 type Worker interface {
-	// Work does the calls of a group, whose arguments were checked. They may wait
-	// for each other: messages are not ordered among the calls of a group.
+	// Work does one call, or those of a Group, which may mix collectives and messages,
+	// also to oneself. It starts all of them before it waits for one. Messages of equal
+	// peer and tag match in the order of calls. Arguments were checked, and calls with
+	// their lists are valid until Work returns. Work and Meet never run at once.
 	Work(calls []comm.Call) error
-	// Meet does a Barrier or a Split, which alone has a result. What was submitted
-	// before is done.
+	// Meet does a Barrier or a Split, when what was submitted before is done. A Split
+	// alone has a result: another communicator, which outlives this one, or nil for a
+	// negative color. If the caller's context ends, NewSerial calls Leave.
 	Meet(w comm.Wait) (comm.Communicator, error)
-	// Leave is called once, as the last: ranks that need this one get
-	// [comm.ErrPeerFailed]. If cause is not nil, the rank aborts because of it: a Work
-	// or Meet in progress, and any later one, returns an error promptly. Then nobody
-	// touches the rank's buffers any more.
-	Leave(cause error)
+	// Leave is called once, as the last, and tells the peers: their calls that this rank
+	// has not completed fail with [comm.ErrPeerFailed], even if all its data has arrived,
+	// and those that it has completed still complete. A goodbye with the number of
+	// completed collectives tells the two apart.
+	//
+	// If cause is not nil, the rank aborts because of it. A Work or Meet may be in progress
+	// then; it returns promptly, and so does a later one. What they return is ignored. No
+	// method of the communicator returns an error for that reason before both have
+	// returned. The end of ctx bounds what Leave waits for.
+	Leave(ctx context.Context, cause error)
 }
 
 // serial is the [Backend] of a [Worker].
 type serial struct {
-	check  Check
 	life   Life
 	ledger Ledger
 	worker Worker
@@ -36,12 +43,13 @@ type serial struct {
 	last chan struct{} // closed when what was submitted last is done
 }
 
-// NewSerial returns a communicator whose rank w is. What is submitted is done in
-// that order, each submission on a goroutine of its own: this is simple, not fast.
-func NewSerial(check Check, w Worker) comm.Communicator {
-	s := &serial{check: check, worker: w, last: make(chan struct{})}
+// NewSerial returns a communicator whose rank w is. Submissions run one after the
+// other, each on a new goroutine: this is simple, not fast. A wait whose context ends
+// names the calls in flight, but not the ranks that are missing.
+func NewSerial(check *Check, w Worker) comm.Communicator {
+	s := &serial{worker: w, last: make(chan struct{})}
 	close(s.last)
-	return New(&s.check, &s.life, s)
+	return New(check, &s.life, s)
 }
 
 // Submit implements [Backend].
@@ -88,7 +96,9 @@ func (s *serial) submit(calls []comm.Call, work func() error) (done <-chan struc
 // fail aborts the communicator.
 func (s *serial) fail(err error) (first bool) {
 	first = s.life.Fail(err)
-	s.leave.Do(func() { s.worker.Leave(err) })
+	ctx, cancel := context.WithTimeout(context.Background(), HostTimeout)
+	defer cancel()
+	s.leave.Do(func() { s.worker.Leave(ctx, err) })
 	return first
 }
 
@@ -132,11 +142,11 @@ func (s *serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, erro
 func (s *serial) Abort(_ context.Context, cause error) { s.fail(cause) }
 
 // Release implements [Backend].
-func (s *serial) Release(context.Context) error {
+func (s *serial) Release(ctx context.Context) error {
+	s.leave.Do(func() { s.worker.Leave(ctx, nil) })
 	s.mu.Lock()
 	last := s.last
 	s.mu.Unlock()
 	<-last
-	s.leave.Do(func() { s.worker.Leave(nil) })
 	return nil
 }

@@ -34,7 +34,7 @@ func (s *slow) Work(calls []comm.Call) error {
 
 func (s *slow) Meet(w comm.Wait) (comm.Communicator, error) { return nil, <-s.meet }
 
-func (s *slow) Leave(cause error) {
+func (s *slow) Leave(_ context.Context, cause error) {
 	s.left <- cause
 	if cause != nil {
 		s.work <- cause // what is in flight ends
@@ -44,7 +44,7 @@ func (s *slow) Leave(cause error) {
 
 func serial() (comm.Communicator, *slow) {
 	s := newSlow()
-	return backend.NewSerial(backend.Check{Backend: "slow", WorldSize: 1}, s), s
+	return backend.NewSerial(&backend.Check{Backend: "slow", WorldSize: 1}, s), s
 }
 
 // The conformance of a communicator like this one is tested in

@@ -25,7 +25,7 @@ import (
 //
 // [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed#Levels
 func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, error) {
-	check := backend.Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
+	check := &backend.Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
 	if err := comm.CheckDevice(c, host.Device()); err != nil {
 		return nil, check.Fail("check device", err)
 	}
@@ -36,7 +36,7 @@ func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, 
 // staged says which memory a stage is for.
 type staged struct {
 	comm.Wrapped
-	check  backend.Check
+	check  *backend.Check
 	device runtime.Device
 }
 
@@ -165,7 +165,7 @@ func (s *stage) Meet(w comm.Wait) (comm.Communicator, error) {
 }
 
 // Leave implements [backend.Worker]. Sub-communicators of base go on.
-func (s *stage) Leave(cause error) {
+func (s *stage) Leave(_ context.Context, cause error) {
 	if cause != nil {
 		s.base.Abort(cause)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -46,7 +47,7 @@ func newWorld(size int, memory *cpu.Runtime) []comm.Communicator {
 	all := make([]comm.Communicator, size)
 	for r := range all {
 		w.all = append(w.all, r)
-		all[r] = backend.NewSerial(backend.Check{Backend: "custom", Rank: r, WorldSize: size}, rank{w, r})
+		all[r] = backend.NewSerial(&backend.Check{Backend: "custom", Rank: r, WorldSize: size}, rank{w, r})
 	}
 	return all
 }
@@ -74,7 +75,7 @@ func (r rank) Meet(w comm.Wait) (comm.Communicator, error) {
 }
 
 // Leave tells the others that this rank does not come any more.
-func (r rank) Leave(cause error) {
+func (r rank) Leave(_ context.Context, cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.left[r.number] = true

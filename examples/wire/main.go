@@ -131,12 +131,12 @@ type worker struct {
 
 func (n *node) communicator(id string, rank int, ranks []int) comm.Communicator {
 	n.open.Add(1)
-	check := backend.Check{Backend: "wire", Rank: rank, WorldSize: len(ranks)}
+	check := &backend.Check{Backend: "wire", Rank: rank, WorldSize: len(ranks)}
 	return backend.NewSerial(check, &worker{node: n, id: id, rank: rank, ranks: ranks})
 }
 
 // Leave implements backend.Worker.
-func (w *worker) Leave(cause error) {
+func (w *worker) Leave(_ context.Context, cause error) {
 	cause = cmp.Or(cause, comm.ErrClosed)
 	w.mu.Lock()
 	w.left = cause

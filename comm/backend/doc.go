@@ -1,0 +1,27 @@
+// Package backend is for authors of communicators. It makes the methods of a
+// [comm.Communicator] out of what one rank does, checks their arguments ([Check]), and
+// keeps its life ([Life]): closing, aborting, the first cause, sub-communicators.
+//
+// Start with a [Worker], which does one thing after the other and locks nothing:
+// [NewSerial] makes a communicator of it. Choose a [Backend] and [New] if calls must
+// overlap. Both pass the suite of comm/commtest:
+//
+//	commtest.Run(t, commtest.Backend{Name: "mine", Sizes: []int{1, 2, 5},
+//		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+//			return comm.Run(ctx, newWorld(size), func(ctx context.Context, c comm.Communicator) error {
+//				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+//			})
+//		}})
+//
+// What an operation moves is in [comm.Call.SendPart] and [comm.Call.RecvPart]: one loop over
+// the peers does all twelve. A backend in which a rank sees the calls of the others compares them
+// ([Agree], [AgreeOnMessage]), and one whose ranks share memory leaves the work to
+// [ExecuteShared]. [SplitGroups] does the arithmetic of Split. A Call may be sent to another
+// process (encoding/gob); its addresses mean nothing there.
+//
+// A Backend asks [Life.Err] before it accepts a call, calls [Life.Fail] when it finds that
+// the ranks are out of step, and describes what a wait waits for by an [InFlight], or has a
+// [Ledger] do so. Examples: examples/wire is a Worker over connections,
+// examples/custom-communicator one that shares memory, comm/noop the smallest Backend, and
+// comm/local one that is made to be fast.
+package backend
