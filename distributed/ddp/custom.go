@@ -39,9 +39,11 @@ type Memory struct {
 	Residual []*runtime.Tensor
 	// Shared is the same on all ranks.
 	Shared []*runtime.Tensor
+	// Scratch is what a step needs and does not leave: it is freed only.
+	Scratch []*runtime.Tensor
 }
 
-// Bucket is a bucket of gradients that a [Reducer] reduces.
+// Bucket is a bucket of gradients that a [Reducer] reduces. Tensor and Parts are the same in all steps.
 type Bucket struct {
 	Index  int
 	Step   int               // how many steps were reduced before, without those that were skipped
@@ -322,8 +324,18 @@ func addF32(sum, x []byte) {
 }
 
 // ScaleResidual implements reducer.
-func (c *custom) ScaleResidual(float64) error {
-	return fmt.Errorf("%w: the residual is that of %T", comm.ErrUnsupported, c.Reducer)
+func (c *custom) ScaleResidual(factor float64) error {
+	if !(factor >= 0) || math.IsInf(float64(float32(factor)), 0) {
+		return fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor)
+	}
+	err := c.g.rt.Fill(c.limit, 1, dtype.F32, factor)
+	for _, t := range c.kept[:c.sums] {
+		p, wrong := t.Ptr()
+		if err = cmp.Or(err, wrong); err == nil {
+			err = c.g.kernels.Scale(p, dtype.F32, t.Len(), c.limit)
+		}
+	}
+	return err
 }
 
 // Rebind implements reducer.
@@ -338,7 +350,7 @@ func (c *custom) Close() error {
 		return err
 	}
 	var errs []error
-	for _, t := range c.kept {
+	for _, t := range append(c.kept, c.Memory().Scratch...) {
 		errs = append(errs, t.Free())
 	}
 	return errors.Join(errs...)

@@ -182,6 +182,27 @@ func TestOwnReducer(t *testing.T) {
 	}
 }
 
+// What a program's reducer has not sent is scaled as other residuals are.
+func TestOwnReducerScaleResidual(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := standin.Gradients(t, rt, 1)
+		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Reducer: func(b ddp.Bucket) (ddp.Reducer, error) {
+			residual, err := runtime.New(rt, dtype.F32, b.Tensor.Len())
+			return &halves{residual: residual}, errors.Join(err, residual.Fill(0))
+		}})
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(all[0].Fill(4), g.ReduceAll(ctx, all)))
+		assert.ErrorIs(t, g.ScaleResidual(-1), comm.ErrArgument)
+		assert.ErrorIs(t, g.ScaleResidual(math.NaN()), comm.ErrArgument)
+		require.NoError(t, errors.Join(g.ScaleResidual(0.5), all[0].Fill(4), g.ReduceAll(ctx, all)))
+		x, err := runtime.ToSlice[float32](all[0])
+		require.NoError(t, err)
+		assert.Equal(t, []float32{0, 6, 0, 6}, x[:4])
+		standin.Free(t, all)
+		return g.Close()
+	})
+}
+
 // In a world of another size the residuals of a program's reducers keep their sum.
 func TestOwnReducerOtherWorld(t *testing.T) {
 	const n = 100

@@ -18,8 +18,8 @@ func newBenchBuckets() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "buckets",
 		Short: "Send buckets of gradients behind a backward pass",
-		Long: `buckets averages float32 gradients, one a bucket, by the GradientSync of package
-distributed: when the backward pass is over (after), and each as soon as it is
+		Long: `buckets averages float32 gradients, one a bucket, by Gradients of package
+ddp: when the backward pass is over (after), and each as soon as it is
 complete (behind). hidden is the share of the reduction's time that is not seen then:
 
   (after - behind) / (after - backward)
