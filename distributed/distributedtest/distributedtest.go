@@ -8,6 +8,8 @@
 //		distributedtest.Run(t, backend) // the commtest.Backend of the conformance test
 //	}
 //
+// [RunReducer] is the suite of a program's own [ddp.Reducer].
+//
 // The ranks' inputs are functions of a seed, so processes that run the suite
 // together compute each other's inputs, and every failure names what it needs
 // to be repeated.
@@ -27,7 +29,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
-	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -48,7 +49,6 @@ type suite struct {
 	commtest.Backend
 	extended bool
 	keep     func(name string) bool // nil: all
-	reducer  func(b ddp.Bucket) (ddp.Reducer, error)
 	seed     uint64
 }
 
@@ -66,10 +66,6 @@ type testCase struct {
 // Run runs the suite as subtests of t, for each world size of b.
 func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 	t.Helper()
-	s := &suite{Backend: b, seed: 1}
-	for _, o := range opts {
-		o(s)
-	}
 	cases := []testCase{
 		{name: "Collectives", body: testCollectives},
 		{name: "Misuse", body: testMisuse},
@@ -80,9 +76,14 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "Training", body: testTraining, sparse: true},
 		{name: "Levels", body: testLevels, sparse: true},
 	}
-	cases = append(cases, patternCases()...)
-	if s.reducer != nil {
-		cases = append(cases, testCase{name: "Reducer", sparse: true, body: testReducer})
+	runCases(t, b, append(cases, patternCases()...), opts)
+}
+
+func runCases(t *testing.T, b commtest.Backend, cases []testCase, opts []Option) {
+	t.Helper()
+	s := &suite{Backend: b, seed: 1}
+	for _, o := range opts {
+		o(s)
 	}
 	if s.keep != nil {
 		cases = slices.DeleteFunc(cases, func(c testCase) bool { return !s.keep(c.name) })

@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
+	"math/rand/v2"
+	"testing"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -15,137 +18,350 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Reducer adds the case "Reducer": gradients in buckets that a program's own reducer reduces
-// ([ddp.Config].Reducer). All ranks get the same bits; steps that fail or are skipped leave no trace, a run
-// goes on from its state, and a rank without data takes part.
-func Reducer(make func(b ddp.Bucket) (ddp.Reducer, error)) Option {
-	return func(s *suite) { s.reducer = make }
+// RunReducer runs what a [ddp.Reducer] promises as subtests of t, for each world size of b: the same
+// bits on all ranks, and those of plain steps with overlap, accumulation, Join and clipping, around
+// steps that are skipped or fail at one of their collectives, and after Restore. If its residual is a
+// tensor as long as the bucket, nothing may get lost: gradients and residuals of all ranks add up to
+// the average times their number and the residuals that the step leaves, also after a Rebind without
+// one rank, and where a state is restored on fewer ranks or more.
+func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.Reducer, error), opts ...Option) {
+	t.Helper()
+	var cases []testCase
+	add := func(name string, body func(x *reduced)) {
+		cases = append(cases, testCase{name, func(r *rank) (err error) {
+			defer func() {
+				switch failed := recover().(type) {
+				case nil:
+				case failure:
+					err = failed.error
+				default:
+					panic(failed)
+				}
+			}()
+			body(&reduced{rank: r, top: r, reducer: reducer})
+			return nil
+		}, true})
+	}
+	skip, fail := sparse.Config{NonFinite: sparse.SkipNonFinite}, sparse.Config{NonFinite: sparse.FailNonFinite}
+	add("Overlap", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).overlap) })
+	add("Accumulate", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).accumulate) })
+	add("Join", func(x *reduced) { x.follow(ddp.Config{Uneven: true}, (*reduced).plain) })
+	add("Clip", func(x *reduced) { x.follow(ddp.Config{Config: sparse.Config{ClipNorm: 1}}, (*reduced).clip) })
+	add("Skip", func(x *reduced) { x.follow(ddp.Config{Config: skip}, (*reduced).afterNaN) })
+	add("Fail", func(x *reduced) { x.follow(ddp.Config{Config: fail}, (*reduced).afterNaN) })
+	add("Fault", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).afterFaults) })
+	add("Restore", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).restored) })
+	add("Worlds", (*reduced).worlds)
+	runCases(t, b, cases, opts)
 }
 
-var errReduce = errors.New("this Reduce is to fail")
+// failure is what a case panics with.
+type failure struct{ error }
 
-// failing is a Reducer of which Reduce fails once it has done its work, when it is told to.
-type failing struct {
+func must(errs ...error) {
+	if err := errors.Join(errs...); err != nil {
+		panic(failure{err})
+	}
+}
+
+func got[T any](x T, err error) T {
+	must(err)
+	return x
+}
+
+// watched is a Reducer whose calls are seen, and may fail.
+type watched struct {
 	ddp.Reducer
-	fails *bool
+	begun chan struct{}
+	calls int // collectives of the last step
+	fails int // which of them fails, from 1; 0: none
 }
 
-func (f failing) Reduce(ctx context.Context, b ddp.Bucket) error {
-	err := f.Reducer.Reduce(ctx, b)
-	if err == nil && *f.fails {
-		err = errReduce
-	}
-	return err
-}
+var errFault = errors.New("this collective is to fail")
 
-// testReducer compares a run that is disturbed with one that is not.
-func testReducer(r *rank) error {
-	const steps = 6
-	want, err := r.reduceSteps(steps, false)
-	if err != nil {
-		return err
+func (w *watched) Reduce(ctx context.Context, b ddp.Bucket) error {
+	select {
+	case w.begun <- struct{}{}:
+	default:
 	}
-	got, err := r.reduceSteps(steps, true)
-	if err != nil {
-		return fmt.Errorf("disturbed: %w", err)
-	}
-	for step := range want {
-		if !bytes.Equal(want[step], got[step]) {
-			return fmt.Errorf("step %d has other bits after steps that failed, were skipped or restored", step)
+	w.calls = 0
+	c := b.Comm
+	group := func(calls []comm.Call) error {
+		if w.calls++; w.calls == w.fails {
+			return errFault
 		}
+		return c.Group(calls...)
 	}
-	all, err := distributed.AllGatherBytes(r.ctx, r.rt, r.c, slices.Concat(want...))
-	if err != nil {
-		return err
-	}
-	for peer := range all {
-		if !bytes.Equal(all[peer], all[0]) {
-			return fmt.Errorf("rank %d has other results than rank 0", peer)
-		}
-	}
-	return nil
+	b.Comm = struct {
+		comm.Methods
+		comm.Wrapped
+	}{comm.Methods{Do: func(call comm.Call) error { return group([]comm.Call{call}) }, Together: group}, comm.Wrap(c)}
+	return w.Reducer.Reduce(ctx, b)
 }
 
-// reduceSteps returns the results of steps, of which the last rank has no data in the last one.
-func (r *rank) reduceSteps(steps int, disturbed bool) (results [][]byte, err error) {
-	var params []*runtime.Tensor
-	for _, shape := range [][]int{{20, 15}, {0}, {7}, {32, 2, 10}} {
-		t, err := runtime.New(r.rt, dtype.F32, shape...)
-		if err != nil {
+// reduced is a Gradients whose buckets a Reducer reduces.
+type reduced struct {
+	*rank
+	top       *rank // which frees the gradients
+	reducer   func(ddp.Bucket) (ddp.Reducer, error)
+	cfg       ddp.Config
+	g         *ddp.Gradients
+	params    []*runtime.Tensor
+	buckets   []*watched
+	residuals map[int]*runtime.Tensor // of the parameters
+	kept      []float64               // residuals, added up over the ranks
+}
+
+// over returns a Gradients over c, which goes on from states if there are some.
+func (x *reduced) over(c comm.Communicator, cfg ddp.Config, states ...[]byte) *reduced {
+	o := &reduced{rank: newRank(x.ctx, x.suite, commtest.Rank{Comm: c, Runtime: x.rt}), top: x.top, reducer: x.reducer, cfg: cfg,
+		residuals: map[int]*runtime.Tensor{}}
+	n := 0
+	for _, shape := range [][]int{{40, 50}, {50}, {30, 5, 4}, {7, 100}, {100}, {3}} {
+		o.params = append(o.params, got(runtime.New(x.rt, dtype.F32, shape...)))
+		n += o.params[len(o.params)-1].Len()
+	}
+	x.top.live = append(x.top.live, o.params...)
+	cfg.ClipNorm *= math.Sqrt(float64(n * o.size)) // the norm of gradients of 1 and -1
+	cfg.BucketBytes = 6000
+	cfg.Reducer = func(b ddp.Bucket) (ddp.Reducer, error) {
+		r, err := x.reducer(b)
+		o.buckets = append(o.buckets, &watched{Reducer: r, begun: make(chan struct{}, 1)})
+		if r == nil || err != nil { // the bucket is dense
 			return nil, err
 		}
-		r.live, params = append(r.live, t), append(params, t)
-	}
-	fails := false
-	cfg := ddp.Config{BucketBytes: 1300, Uneven: true, Config: sparse.Config{NonFinite: sparse.SkipNonFinite},
-		Reducer: func(b ddp.Bucket) (ddp.Reducer, error) {
-			own, err := r.reducer(b)
-			return failing{own, &fails}, err
-		}}
-	g, err := ddp.New(r.ctx, r.rt, r.c, params, cfg)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, g.Close()) }()
-	load := func(step int, spoilt bool) error {
-		for i, t := range params {
-			x := r.gradient(families[0], t.Len(), r.rank, r.size, 10*step+i)
-			if spoilt && len(x) > 5 && r.rank == r.size-1 {
-				x[5] = float32(math.NaN())
-			}
-			if err := r.write(t, x); err != nil {
-				return err
+		for _, p := range b.Parts {
+			if kept := r.Memory().Residual; len(kept) == 1 && kept[0].Len() == b.Tensor.Len() {
+				o.residuals[p.Param] = got(kept[0].Slice(0, p.Offset, p.Offset+o.params[p.Param].Len()))
 			}
 		}
+		return o.buckets[len(o.buckets)-1], nil
+	}
+	o.g = got(ddp.New(x.ctx, x.rt, c, o.params, cfg))
+	if len(states) > 0 {
+		must(o.g.Restore(x.ctx, states...))
+	}
+	o.kept = o.sums(true)
+	return o
+}
+
+// load writes gradients of 1 and -1, times a factor. The last of several ranks has none from step 2 on.
+func (x *reduced) load(step int, factor float32) {
+	rng := rand.New(rand.NewPCG(x.seed, uint64(x.rank.rank)<<32|uint64(step)))
+	for _, t := range x.params {
+		values := make([]float32, t.Len())
+		for i := range values {
+			if !x.left(step) {
+				values[i] = sign(rng) * factor
+			}
+		}
+		must(x.write(t, values))
+	}
+}
+
+func (x *reduced) left(step int) bool { return step >= 2 && x.size > 1 && x.rank.rank == x.size-1 }
+
+// bits are those of the gradients, which become results.
+func (x *reduced) bits() (all []byte) {
+	for _, t := range x.params {
+		all = append(all, got(x.bytes(t))...)
+	}
+	return all
+}
+
+// sums returns the gradients or the residuals, added up over the ranks; nil if there are none.
+func (x *reduced) sums(residuals bool) (all []float64) {
+	for i, t := range x.params {
+		if residuals {
+			if t = x.residuals[i]; t == nil {
+				return nil
+			}
+		}
+		for _, v := range got(x.read(t)) {
+			all = append(all, float64(v))
+		}
+	}
+	must(x.sum(all))
+	return all
+}
+
+// checked makes a plain step, checks it against what all ranks had before, and returns its bits.
+func (x *reduced) checked(step int) []byte {
+	x.load(step, 1)
+	want, before := x.sums(false), x.kept
+	must(x.g.ReduceAll(x.ctx, x.params))
+	bits := x.bits()
+	for rank, other := range got(distributed.AllGatherBytes(x.ctx, x.rt, x.c, bits)) {
+		if !bytes.Equal(bits, other) {
+			must(fmt.Errorf("step %d: results of rank %d have other bits", step, rank))
+		}
+	}
+	results := x.sums(false)
+	x.kept = x.sums(true)
+	for i, kept := range x.kept {
+		if lost := want[i] + before[i] - results[i] - kept; !(math.Abs(lost) <= 1e-4*float64(x.size)) {
+			must(fmt.Errorf("step %d: element %d has lost %v", step, i, lost))
+		}
+	}
+	return bits
+}
+
+// follow makes steps in a way that has the results of plain ones.
+func (x *reduced) follow(cfg ddp.Config, way func(x *reduced, step int)) {
+	reference, o := x.over(x.c, ddp.Config{}), x.over(x.c, cfg)
+	var want [4][]byte
+	for step := range want {
+		want[step] = reference.checked(step)
+	}
+	step := 0
+	same := func() error {
+		if !bytes.Equal(o.bits(), want[step]) {
+			return fmt.Errorf("step %d has other bits than a plain one", step)
+		}
+		step++
 		return nil
 	}
-	collect := func() error {
-		var all []byte
-		for _, t := range params {
-			x, err := r.bytes(t)
-			if err != nil {
-				return err
-			}
-			all = append(all, x...)
-		}
-		results = append(results, all)
-		return r.c.Sync(r.ctx)
+	for step < len(want) && !(cfg.Uneven && x.left(step)) {
+		way(o, step)
+		must(same())
 	}
-	for step := range steps {
-		if step == steps-1 && r.rank == r.size-1 {
-			break
+	if cfg.Uneven {
+		must(o.g.Join(x.ctx, o.params, same))
+	}
+	must(o.g.Close(), reference.g.Close())
+}
+
+func (x *reduced) plain(step int) { x.scaled(step, 1) }
+
+func (x *reduced) clip(step int) { x.scaled(step, 2) }
+
+func (x *reduced) scaled(step int, factor float32) {
+	x.load(step, factor)
+	must(x.g.ReduceAll(x.ctx, x.params))
+}
+
+// overlap has each bucket reduced before the gradients of the next are there.
+func (x *reduced) overlap(step int) {
+	x.load(step, 1)
+	for b, params := range x.g.Buckets() {
+		for _, i := range params {
+			must(x.g.Ready(x.ctx, i, x.params[i]))
 		}
-		if disturbed && step == 1 {
-			if err := errors.Join(load(step, true), g.ReduceAll(r.ctx, params)); err != nil {
-				return nil, err
-			}
-			stats, err := g.Stats(r.ctx)
-			if err != nil || !stats.Skipped {
-				return nil, errors.Join(err, fmt.Errorf("a step with a NaN is skipped: %v", stats.Skipped))
-			}
+		if x.buckets[b].Reducer == nil {
+			continue
 		}
-		if disturbed && step == 2 {
-			fails = true
-			if err := errors.Join(load(step, false), g.ReduceAll(r.ctx, params)); !errors.Is(err, errReduce) {
-				return nil, fmt.Errorf("a step in which Reduce fails: %w", err)
-			}
-			fails = false
-		}
-		if disturbed && step == 3 {
-			state, err := g.State(r.ctx)
-			if err = errors.Join(err, g.Close()); err != nil {
-				return nil, err
-			}
-			if g, err = ddp.New(r.ctx, r.rt, r.c, params, cfg); err != nil {
-				return nil, err
-			}
-			if err := g.Restore(r.ctx, state); err != nil {
-				return nil, err
-			}
-		}
-		if err := errors.Join(load(step, false), g.ReduceAll(r.ctx, params), collect()); err != nil {
-			return nil, err
+		select {
+		case <-x.buckets[b].begun:
+		case <-x.ctx.Done():
+			must(fmt.Errorf("bucket %d is not reduced before Wait", b))
 		}
 	}
-	return results, g.Join(r.ctx, params, collect)
+	must(x.g.Wait(x.ctx))
+}
+
+func (x *reduced) accumulate(step int) {
+	x.load(step, 0.5)
+	for i, t := range x.params {
+		must(x.g.Accumulate(i, t))
+	}
+	must(x.g.ReduceAll(x.ctx, x.params))
+}
+
+// afterNaN makes each step after one in which one rank has a gradient that is not finite.
+func (x *reduced) afterNaN(step int) {
+	x.load(step, 1)
+	if x.rank.rank == x.size-1 {
+		must(x.write(x.params[0], append(make([]float32, x.params[0].Len()-1), float32(math.NaN()))))
+	}
+	given := x.bits()
+	err := x.g.ReduceAll(x.ctx, x.params)
+	undone, skipped := bytes.Equal(given, x.bits()), got(x.g.Stats(x.ctx)).Skipped
+	if skips := x.cfg.NonFinite == sparse.SkipNonFinite; skipped != skips || undone == skips || errors.Is(err, sparse.ErrNonFinite) == skips {
+		must(fmt.Errorf("step %d: not finite, but skipped is %v, undone %v: %w", step, skipped, undone, err))
+	}
+	x.plain(step)
+}
+
+// afterFaults makes each step but the first after it has failed at each of its collectives.
+func (x *reduced) afterFaults(step int) {
+	for bucket, w := range x.buckets {
+		for call := range w.calls {
+			x.load(step, 1)
+			given := x.bits()
+			w.fails = call + 1
+			err := x.g.ReduceAll(x.ctx, x.params)
+			if w.fails = 0; !errors.Is(err, errFault) || !bytes.Equal(given, x.bits()) {
+				must(fmt.Errorf("collective %d of bucket %d failed, and gradients have changed or the error is %w", call, bucket, err))
+			}
+		}
+	}
+	x.plain(step)
+}
+
+func (x *reduced) restored(step int) {
+	state := got(x.g.State(x.ctx))
+	must(x.g.Close())
+	*x = *x.over(x.c, x.cfg, state)
+	x.plain(step)
+}
+
+// worlds restores states of all ranks on one less, and of these on all, and rebinds without the last
+// one after a fault.
+func (x *reduced) worlds() {
+	if x.size == 1 {
+		return
+	}
+	lost := x.rank.rank == x.size-1
+	rest := got(x.c.Split(x.ctx, map[bool]int{lost: 1}[true], x.rank.rank))
+	move := func(state []byte, saved int, c comm.Communicator, kept []float64) *reduced {
+		var states [][]byte
+		all := got(distributed.AllGatherBytes(x.ctx, x.rt, x.c, state))
+		if c == nil {
+			return nil
+		}
+		for _, rank := range sparse.RestoreRanks(saved, c.WorldSize(), c.Rank()) {
+			states = append(states, all[rank])
+		}
+		o := x.over(c, ddp.Config{}, states...)
+		for i := range kept {
+			if math.Abs(o.kept[i]-kept[i]) > 1e-4 {
+				must(fmt.Errorf("residuals of %d ranks, restored on %d: element %d has %v, want %v", saved, c.WorldSize(), i, o.kept[i], kept[i]))
+			}
+		}
+		return o
+	}
+	all := x.over(x.c, ddp.Config{})
+	all.checked(0)
+	all.checked(1)
+	var kept []float64
+	var state []byte
+	if lost {
+		move(got(all.g.State(x.ctx)), x.size, nil, nil)
+	} else {
+		fewer := move(got(all.g.State(x.ctx)), x.size, rest, all.kept)
+		fewer.checked(2)
+		kept, state = fewer.kept, got(fewer.g.State(x.ctx))
+		must(fewer.g.Close())
+	}
+	more := move(state, x.size-1, x.c, kept)
+	more.checked(3)
+	must(more.g.Close())
+
+	all.load(2, 1)
+	for _, w := range all.buckets {
+		w.fails = 1
+	}
+	if err := all.g.ReduceAll(x.ctx, all.params); !errors.Is(err, errFault) {
+		must(fmt.Errorf("a collective failed, the error is %w", err))
+	}
+	for _, w := range all.buckets {
+		w.fails = 0
+	}
+	if !lost {
+		must(all.g.Rebind(x.ctx, rest))
+		all.rank = newRank(x.ctx, x.suite, commtest.Rank{Comm: rest, Runtime: x.rt})
+		all.kept = all.sums(true)
+		all.checked(2)
+	}
+	must(all.g.Close())
 }

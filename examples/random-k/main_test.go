@@ -23,8 +23,7 @@ func TestReducer(t *testing.T) {
 		})
 		return errors.Join(err, rt.Close())
 	}
-	distributedtest.Run(t, commtest.Backend{Name: "local", Sizes: []int{1, 2, 3}, Run: world},
-		distributedtest.Reducer(newRandomK), distributedtest.Cases(func(name string) bool { return name == "Reducer" }))
+	distributedtest.RunReducer(t, commtest.Backend{Name: "local", Sizes: []int{1, 2, 3}, Run: world}, newRandomK)
 }
 
 func TestMainProgram(t *testing.T) {
