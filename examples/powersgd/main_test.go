@@ -3,29 +3,123 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/examples/digits/softmax"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestReducer is all that a reducer needs to find out whether it keeps its contract.
+func reducer(b ddp.Bucket) (ddp.Reducer, error) { return newPowerSGD(b, 4) }
+
+// TestReducer is all that a Reducer needs to find out whether it keeps the contract.
 func TestReducer(t *testing.T) {
-	world := func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-		rt := cpu.New()
-		err := local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
-			return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
-		})
-		return errors.Join(err, rt.Close())
-	}
-	distributedtest.RunReducer(t, commtest.Backend{Name: "local", Sizes: []int{1, 2, 3}, Run: world}, newPowerSGD)
+	distributedtest.RunReducer(t, commtest.Backend{Sizes: []int{1, 2, 3}, Run: runWorld}, reducer)
 }
 
-func TestMainProgram(t *testing.T) {
-	require.NoError(t, run(t.Context()))
+// runWorld makes a world and calls body for each rank.
+func runWorld(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+	return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		return errors.Join(body(ctx, commtest.Rank{Comm: c, Runtime: rt}), rt.Close())
+	})
+}
+
+// TestPowerSGD: an average of rank 4 or less is sent as it is in the first step, and a vector too; others
+// are sent in time.
+func TestPowerSGD(t *testing.T) {
+	const rows, columns, length = 30, 50, 20
+	for _, of := range []struct {
+		steps, rank int // of each gradient
+		within      float64
+	}{{1, 2, 1e-4}, {300, 10, 0.2}} {
+		require.NoError(t, runWorld(t.Context(), 2, func(ctx context.Context, r commtest.Rank) error {
+			matrices, average := [2][]float32{}, make([]float32, rows*columns)
+			for rank := range matrices {
+				random := rand.New(rand.NewPCG(7, uint64(rank)))
+				matrices[rank] = make([]float32, rows*columns)
+				for range of.rank {
+					right := make([]float32, columns)
+					for j := range right {
+						right[j] = float32(random.NormFloat64())
+					}
+					for i := range rows {
+						left := float32(random.NormFloat64())
+						for j := range right {
+							matrices[rank][i*columns+j] += left * right[j]
+							average[i*columns+j] += left * right[j] / 2
+						}
+					}
+				}
+			}
+			matrix, err := runtime.New(r.Runtime, dtype.F32, rows, columns)
+			require.NoError(t, err)
+			vector, err := runtime.New(r.Runtime, dtype.F32, length)
+			require.NoError(t, err)
+			gradients, sum := []*runtime.Tensor{matrix, vector}, make([]float64, rows*columns)
+			g, err := ddp.New(ctx, r.Runtime, r.Comm, gradients, ddp.Config{Reducer: reducer})
+			require.NoError(t, err)
+			for range of.steps {
+				require.NoError(t, runtime.CopyIn(matrix, matrices[r.Comm.Rank()]))
+				require.NoError(t, vector.Fill(float64(r.Comm.Rank())))
+				require.NoError(t, g.ReduceAll(ctx, gradients))
+				for i, x := range got(runtime.ToSlice[float32](matrix)) {
+					sum[i] += float64(x)
+				}
+				require.Equal(t, slices.Repeat([]float32{0.5}, length), got(runtime.ToSlice[float32](vector)))
+			}
+			for i, x := range average {
+				require.InDelta(t, x, sum[i]/float64(of.steps), of.within, "element %d, %d steps", i, of.steps)
+			}
+			return errors.Join(g.Close(), matrix.Free(), vector.Free())
+		}))
+	}
+}
+
+func got(x []float32, _ error) []float32 { return x }
+
+// TestAllocations: steps allocate nothing.
+func TestAllocations(t *testing.T) {
+	const rounds, steps = 5, 20
+	perStep := math.Inf(1)
+	require.NoError(t, runWorld(t.Context(), 2, func(ctx context.Context, r commtest.Rank) error {
+		gradient, err := runtime.New(r.Runtime, dtype.F32, 25, 40)
+		require.NoError(t, err)
+		gradients := []*runtime.Tensor{gradient}
+		g, err := ddp.New(ctx, r.Runtime, r.Comm, gradients, ddp.Config{Reducer: reducer})
+		require.NoError(t, err)
+		step := func() { err = errors.Join(err, g.ReduceAll(ctx, gradients)) }
+		for range rounds {
+			if r.Comm.Rank() == 0 {
+				perStep = min(perStep, testing.AllocsPerRun(steps, step))
+				continue
+			}
+			for range steps + 1 { // AllocsPerRun adds one
+				step()
+			}
+		}
+		return errors.Join(err, g.Close(), gradient.Free())
+	}))
+	assert.Zero(t, perStep, "allocations per step")
+}
+
+func TestTraining(t *testing.T) {
+	dense, err := softmax.Train(t.Context(), ddp.Config{})
+	require.NoError(t, err)
+	result, err := softmax.Train(t.Context(), ddp.Config{Reducer: reducer})
+	require.NoError(t, err)
+	assert.Greater(t, result.Accuracy, dense.Accuracy-0.02)
+	assert.Less(t, result.Sent, dense.Sent/2)
 }

@@ -10,160 +10,141 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// rank is that of the matrices that travel.
-const rank = 4
-
-// powerSGD averages matrices by factors of low rank, and all else as it is: one step of subspace
-// iteration from the factors of the step before, with error feedback (Vogels, Karimireddy and Jaggi,
-// "PowerSGD", NeurIPS 2019). It computes on the host.
+// powerSGD is PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): it sends a matrix M of gradient +
+// residual as P·Qᵀ of a low rank, by one step of a power iteration from the last Q, and keeps what
+// this rank's share lacks. Vectors, and matrices no larger than P and Q, are averaged as they are.
 type powerSGD struct {
-	residual *runtime.Tensor // what was not sent
-	right    *runtime.Tensor // the right factors, one matrix after the other
+	parts       []part
+	residual, q *runtime.Tensor // q: the columns of all Q
+	p           *runtime.Tensor // the columns of all P, and what is averaged as it is
 }
 
-// matrix is a part of a bucket that is worth its factors.
-type matrix struct{ offset, rows, columns int }
+// part is a gradient as a matrix, and where its factors begin: of rank 0 if it is averaged as it is.
+type part struct{ at, rows, columns, rank, p, q int }
 
-// matrices returns those of a bucket, and which elements are part of none.
-func matrices(b ddp.Bucket) (all []matrix, rest []int) {
-	for _, p := range b.Parts {
+// newPowerSGD returns the Reducer of a bucket of F32 in host memory.
+func newPowerSGD(b ddp.Bucket, rank int) (ddp.Reducer, error) {
+	s, p, q := &powerSGD{}, 0, 0
+	for _, of := range b.Parts {
 		n := 1
-		for _, d := range p.Shape {
-			n *= d
+		for _, length := range of.Shape {
+			n *= length
 		}
-		if len(p.Shape) > 1 && n > 0 {
-			if m := (matrix{p.Offset, p.Shape[0], n / p.Shape[0]}); rank*(m.rows+m.columns) < n {
-				all = append(all, m)
-				continue
-			}
+		m := part{at: of.Offset, rows: n, columns: 1, p: p, q: q}
+		if n > 0 && len(of.Shape) > 1 && rank*(of.Shape[0]+n/of.Shape[0]) < n {
+			m.rows, m.columns, m.rank = of.Shape[0], n/of.Shape[0], rank
 		}
-		for i := range n {
-			rest = append(rest, p.Offset+i)
-		}
+		s.parts = append(s.parts, m)
+		p, q = p+m.rows*max(1, m.rank), q+m.columns*m.rank
 	}
-	return all, rest
+	start := make([]float32, q) // the same on all ranks
+	for random, i := rand.New(rand.NewPCG(uint64(b.Index), 0)), 0; i < q; i++ {
+		start[i] = float32(random.NormFloat64())
+	}
+	var err, failed, wrong error
+	s.residual, err = runtime.FromSlice(b.Tensor.Runtime(), make([]float32, b.Tensor.Len()), b.Tensor.Len())
+	s.q, failed = runtime.FromSlice(b.Tensor.Runtime(), start, q)
+	s.p, wrong = runtime.FromSlice(b.Tensor.Runtime(), make([]float32, p), p)
+	return s, errors.Join(err, failed, wrong)
 }
 
-func newPowerSGD(b ddp.Bucket) (ddp.Reducer, error) {
-	var q []float32
-	rng := rand.New(rand.NewPCG(1, uint64(b.Index))) // the same on all ranks
-	all, _ := matrices(b)
-	for _, m := range all {
-		for range m.columns * rank {
-			q = append(q, float32(rng.NormFloat64()))
+// Memory implements [ddp.Reducer].
+func (s *powerSGD) Memory() ddp.Memory {
+	return ddp.Memory{Residual: []*runtime.Tensor{s.residual}, Shared: []*runtime.Tensor{s.q}, Scratch: []*runtime.Tensor{s.p}}
+}
+
+// Reduce implements [ddp.Reducer].
+func (s *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
+	var of [4][]float32
+	for i, t := range []*runtime.Tensor{b.Tensor, s.residual, s.p, s.q} {
+		var err error
+		if of[i], err = cpu.Slice[float32](t); err != nil {
+			return err
 		}
 	}
-	residual, err := runtime.FromSlice(b.Tensor.Runtime(), make([]float32, b.Tensor.Len()), b.Tensor.Len())
-	right, err2 := runtime.FromSlice(b.Tensor.Runtime(), q, len(q))
-	return &powerSGD{residual, right}, errors.Join(err, err2)
-}
-
-func (r *powerSGD) Memory() ddp.Memory {
-	return ddp.Memory{Residual: []*runtime.Tensor{r.residual}, Shared: []*runtime.Tensor{r.right}}
-}
-
-func (r *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
-	x, err := runtime.ToSlice[float32](b.Tensor)
-	residual, err2 := runtime.ToSlice[float32](r.residual)
-	right, err3 := runtime.ToSlice[float32](r.right)
-	if err := errors.Join(err, err2, err3); err != nil {
-		return err
-	}
+	x, m, p, q := of[0], of[1], of[2], of[3]
 	for i := range x {
-		x[i] += residual[i]
+		m[i], x[i] = m[i]+x[i], 0
 	}
-	all, rest := matrices(b)
-	var p []float32 // the left factors, and what is no matrix
-	q := right
-	for _, m := range all {
-		p = append(p, product(x[m.offset:], q, m.rows, m.columns, m.columns, 1)...)
-		q = q[m.columns*rank:]
+	for _, of := range s.parts {
+		if of.rank == 0 {
+			copy(p[of.p:], m[of.at:][:of.rows])
+			clear(m[of.at:][:of.rows])
+		}
+		for k := range of.rank { // P = M·Q
+			for i := range of.rows {
+				of.left(p, k)[i] = float32(dot(of.row(m, i), of.right(q, k)))
+			}
+		}
 	}
-	for _, i := range rest {
-		p = append(p, x[i])
-	}
-	if err := average(ctx, b, p); err != nil {
+	if err := distributed.AllReduce(ctx, b.Comm, s.p, comm.Avg); err != nil {
 		return err
 	}
-	left := p
-	right = nil
-	for _, m := range all {
-		orthogonalize(left, m.rows)
-		right = append(right, product(x[m.offset:], left, m.columns, m.rows, 1, m.columns)...)
-		left = left[m.rows*rank:]
-	}
-	if err := average(ctx, b, right); err != nil {
-		return err
-	}
-	copy(residual, x)
-	left, q = p, right
-	for _, m := range all {
-		for i := range m.rows {
-			for j := range m.columns {
-				sum := float32(0)
-				for k := range rank {
-					sum += left[i*rank+k] * q[j*rank+k]
-				}
-				x[m.offset+i*m.columns+j] = sum
+	for _, of := range s.parts {
+		if of.rank == 0 {
+			copy(x[of.at:], p[of.p:][:of.rows])
+		}
+		for k := range of.rank { // Q = Mᵀ·P
+			if of.orthogonal(p, k) {
+				clear(of.right(q, k)) // otherwise it is tried again
+			}
+			for i, v := range of.left(p, k) {
+				add(of.right(q, k), v, of.row(m, i))
 			}
 		}
-		left, q = left[m.rows*rank:], q[m.columns*rank:]
+		of.addProduct(m, -1, p, q)
 	}
-	for i, at := range rest {
-		x[at], residual[at] = left[i], left[i]
+	err := distributed.AllReduce(ctx, b.Comm, s.q, comm.Avg)
+	for _, of := range s.parts {
+		of.addProduct(x, 1, p, q)
 	}
-	for i := range x {
-		residual[i] -= x[i]
-	}
-	return errors.Join(runtime.CopyIn(b.Tensor, x), runtime.CopyIn(r.residual, residual), runtime.CopyIn(r.right, right))
+	return err
 }
 
-// product returns a matrix times a factor. Its element i, j is at i*down + j*right.
-func product(m, factor []float32, rows, columns, down, right int) []float32 {
-	out := make([]float32, rows*rank)
-	for i := range rows {
-		for j := range columns {
-			for k := range rank {
-				out[i*rank+k] += m[i*down+j*right] * factor[j*rank+k]
-			}
-		}
+func (m part) row(of []float32, i int) []float32  { return of[m.at+i*m.columns:][:m.columns] }
+func (m part) left(p []float32, k int) []float32  { return p[m.p+k*m.rows:][:m.rows] }
+func (m part) right(q []float32, k int) []float32 { return q[m.q+k*m.columns:][:m.columns] }
+
+// orthogonal makes column k of P a unit vector orthogonal to those before it (Gram and Schmidt), or 0
+// and returns false where little but rounding is left of it.
+func (m part) orthogonal(p []float32, k int) bool {
+	column := m.left(p, k)
+	square := dot(column, column)
+	for j := range k {
+		add(column, -float32(dot(column, m.left(p, j))), m.left(p, j))
 	}
-	return out
+	rest := dot(column, column)
+	if rest <= 1e-6*square {
+		clear(column)
+		return false
+	}
+	for i := range column {
+		column[i] *= float32(1 / math.Sqrt(rest))
+	}
+	return true
 }
 
-// orthogonalize makes the columns of a factor orthonormal (Gram and Schmidt).
-func orthogonalize(p []float32, rows int) {
-	for k := range rank {
-		for other := range k {
-			dot := 0.0
-			for i := range rows {
-				dot += float64(p[i*rank+k]) * float64(p[i*rank+other])
-			}
-			for i := range rows {
-				p[i*rank+k] -= float32(dot) * p[i*rank+other]
-			}
-		}
-		norm := 1e-30
-		for i := range rows {
-			norm += float64(p[i*rank+k]) * float64(p[i*rank+k])
-		}
-		for i := range rows {
-			p[i*rank+k] /= float32(math.Sqrt(norm))
+// addProduct adds sign·P·Qᵀ to a matrix in a bucket.
+func (m part) addProduct(to []float32, sign float32, p, q []float32) {
+	for k := range m.rank {
+		for i, v := range m.left(p, k) {
+			add(m.row(to, i), sign*v, m.right(q, k))
 		}
 	}
 }
 
-// average averages numbers of the host over the ranks.
-func average(ctx context.Context, b ddp.Bucket, x []float32) error {
-	t, err := runtime.FromSlice(b.Tensor.Runtime(), x, len(x))
-	if err != nil {
-		return err
+func dot(a, b []float32) (sum float64) {
+	for i, x := range a {
+		sum += float64(x) * float64(b[i]) // exact, so fused or not
 	}
-	defer t.Free()
-	if err := errors.Join(distributed.AllReduce(ctx, b.Comm, t, comm.Avg), b.Comm.Sync(ctx)); err != nil {
-		return err
+	return sum
+}
+
+func add(to []float32, factor float32, x []float32) {
+	for i, v := range x {
+		to[i] += float32(factor * v) // not fused: the same bits on every processor
 	}
-	return runtime.CopyOut(x, t)
 }
