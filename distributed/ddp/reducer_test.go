@@ -12,9 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -252,5 +254,31 @@ func TestOwnReducerOtherWorld(t *testing.T) {
 			sum += x
 		}
 		assert.Equal(t, float32(n/2*(1+2)), sum, "%d ranks", ranks)
+	}
+}
+
+// TestReducerSuite runs the suite of a program's reducer, also with streams.
+func TestReducerSuite(t *testing.T) {
+	newHalves := func(b ddp.Bucket) (ddp.Reducer, error) {
+		residual, err := runtime.New(b.Tensor.Runtime(), dtype.F32, b.Tensor.Len())
+		return &halves{residual: residual}, errors.Join(err, residual.Fill(0))
+	}
+	for _, device := range []string{"host", "streams", "side stream"} {
+		t.Run(device, func(t *testing.T) {
+			world := func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+				return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+					memory := cpu.New()
+					r := commtest.Rank{Comm: c, Runtime: memory}
+					switch device {
+					case "streams":
+						r = commtest.Rank{Comm: standin.NewOrdered(ctx, c), Runtime: standin.NewOnStream(memory)}
+					case "side stream":
+						r = commtest.Rank{Comm: standin.NewByEvents(ctx, c), Runtime: standin.NewBranching(memory)}
+					}
+					return errors.Join(body(ctx, r), memory.Close())
+				})
+			}
+			distributedtest.RunReducer(t, commtest.Backend{Sizes: []int{1, 3}, Run: world}, newHalves)
+		})
 	}
 }
