@@ -172,8 +172,8 @@ func (l *Life) explain(op string, err error) error {
 	if !Refused(err) {
 		l.Fail(err)
 		l.abort()
+		l.known.Store(true)
 	}
-	l.known.Store(true)
 	return l.base.check.Fail(op, err)
 }
 

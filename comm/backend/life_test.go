@@ -172,6 +172,12 @@ func TestLife(t *testing.T) {
 			require.NoError(t, s.Close())
 		}, []string{"submit allreduce", "sync", "release"}},
 
+		{"a call refused, then closed with operations in flight", func(t *testing.T, s *script) {
+			s.fail = comm.ErrUnsupported
+			require.ErrorIs(t, allReduce(s), comm.ErrUnsupported)
+			assert.ErrorIs(t, s.Close(), comm.ErrTimeout, "a refusal is not the cause")
+		}, []string{"submit allreduce", "sync", "abort: timed out: context deadline exceeded", "release"}},
+
 		{"failed by the backend, unknown to the user", func(t *testing.T, s *script) {
 			assert.True(t, s.life.Fail(fmt.Errorf("%w: rank 1", comm.ErrPeerFailed)))
 			assert.False(t, s.life.Fail(errCause))
