@@ -252,8 +252,14 @@ func (l *Life) Adopt(child comm.Communicator) error {
 }
 
 // gone reports whether a sub-communicator is closed, and all below it.
-func gone(c comm.Communicator) bool {
-	return errors.Is(c.Err(), comm.ErrClosed) && len(below(c)) == 0
+func gone(c comm.Communicator) bool { return closed(c) && len(below(c)) == 0 }
+
+// closed does not ask Err where it need not, which tells the user why c has aborted.
+func closed(c comm.Communicator) bool {
+	if own, ok := comm.As[interface{ own() *Life }](c); ok {
+		return own.own().Closed()
+	}
+	return errors.Is(c.Err(), comm.ErrClosed)
 }
 
 func below(c comm.Communicator) []comm.Communicator {
@@ -270,7 +276,7 @@ func (l *Life) subCommunicators() (open []comm.Communicator) {
 	l.mu.Unlock()
 	for _, c := range children {
 		open = append(open, below(c)...)
-		if !errors.Is(c.Err(), comm.ErrClosed) {
+		if !closed(c) {
 			open = append(open, c)
 		}
 	}

@@ -269,6 +269,17 @@ func TestSubCommunicators(t *testing.T) {
 	assert.Equal(t, []string{"split", "abort: no disk space", "sync", "release"}, root.seen())
 }
 
+// Looking for sub-communicators does not tell the user of an error, which Close returns.
+func TestCloseAllReturnsWhatASubCommunicatorAbortedBy(t *testing.T) {
+	parent, child := newScript(), newScript()
+	parent.child = child
+	parent.idle(2)
+	_, err := parent.Split(t.Context(), 0, 0)
+	require.NoError(t, err)
+	child.life.Fail(fmt.Errorf("%w: rank 1", comm.ErrPeerFailed))
+	assert.ErrorIs(t, comm.CloseAll(parent, nil), comm.ErrPeerFailed)
+}
+
 // A sub-communicator of one that was closed meanwhile is not left open.
 func TestSplitBesideClose(t *testing.T) {
 	parent, child := newScript(), newScript()
