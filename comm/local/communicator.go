@@ -34,6 +34,12 @@ func newCommunicator(e *endpoint) *communicator {
 	return c
 }
 
+// Close implements [comm.Communicator]. It may be the last to refer to c.
+func (c *communicator) Close() error {
+	defer runtime.KeepAlive(c)
+	return c.Base.Close()
+}
+
 // Wait implements [backend.Backend].
 func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch w.Op {

@@ -248,6 +248,32 @@ func TestCloseWithPendingWork(t *testing.T) {
 	require.ErrorIs(t, comms[1].AllReduce(addr[1], addr[1], 1, dtype.I32, comm.Sum), comm.ErrPeerFailed)
 }
 
+// TestCloseIsNoLeak closes a communicator to which nobody refers meanwhile.
+func TestCloseIsNoLeak(t *testing.T) {
+	logged := capturedLog(t)
+	comms, err := local.New(2)
+	require.NoError(t, err)
+	other := comms[1]
+	require.NoError(t, comms[0].Broadcast(0, 0, dtype.F32, 0))
+	began, closed := make(chan bool), make(chan error)
+	go func(c comm.Communicator) {
+		close(began)
+		closed <- c.Close()
+	}(comms[0])
+	comms[0], comms[1] = nil, nil
+	<-began
+	for range 5 { // the collector has looked, and called what it calls of others
+		collected := make(chan bool)
+		runtime.AddCleanup(new([64]byte), func(c chan bool) { close(c) }, collected)
+		runtime.GC()
+		<-collected
+	}
+	require.NoError(t, other.Broadcast(0, 0, dtype.F32, 0))
+	require.NoError(t, <-closed)
+	require.NoError(t, other.Close())
+	assert.NotContains(t, logged(), "never closed")
+}
+
 // TestLeak forgets a communicator.
 func TestLeak(t *testing.T) {
 	logged := capturedLog(t)
