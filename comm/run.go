@@ -49,12 +49,15 @@ type Parent interface {
 
 // CloseAll closes c and its sub-communicators ([Parent]). If cause is not nil it
 // aborts all of them first, side by side, so that every peer learns the cause before
-// this rank waits for anything.
+// this rank waits for anything. Sub-communicators of what c decorates come last, as c may
+// need them until it closes.
 func CloseAll(c Communicator, cause error) error {
-	var family []Communicator
+	var family, below []Communicator
+	subs := &family
 	for at := c; at != nil; {
 		if p, ok := at.(Parent); ok {
-			family = append(family, p.SubCommunicators()...)
+			*subs = append(*subs, p.SubCommunicators()...)
+			subs = &below
 		}
 		u, ok := at.(interface{ Unwrap() Communicator })
 		if !ok {
@@ -62,7 +65,7 @@ func CloseAll(c Communicator, cause error) error {
 		}
 		at = u.Unwrap()
 	}
-	family = append(family, c)
+	family = append(append(family, c), below...)
 	if cause != nil {
 		var all sync.WaitGroup
 		for _, m := range family {

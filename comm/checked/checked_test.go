@@ -603,3 +603,21 @@ func TestCheckedSplitEndsWithItsContext(t *testing.T) {
 		return k.Close()
 	}))
 }
+
+// CloseAll lets the comparison of messages finish before it closes what that uses.
+func TestCloseAllComparesMessages(t *testing.T) {
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 1024)
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		k, err := checked.New(ctx, c, rt)
+		if err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			err = k.Send(buf, 4, dtype.F32, 1, 0)
+		} else {
+			err = k.Recv(buf+512, 4, dtype.F32, 0, 0)
+		}
+		return errors.Join(err, comm.CloseAll(k, nil))
+	}))
+}
