@@ -18,9 +18,10 @@ type Backend interface {
 	// SubmitTogether starts the calls of a group, at least one, all or none.
 	// calls belong to the caller again when it returns.
 	SubmitTogether(calls []comm.Call) error
-	// Wait does a Sync, a Barrier or a Split, which alone has a result. It returns an
-	// error promptly ([Life.Broken]) if the communicator aborts before that is done. Close
-	// drains with a Sync, after [Life.Err] has become [comm.ErrClosed].
+	// Wait does a Sync, a Barrier or a Split, which alone has a result; one beside an error
+	// is closed. It returns an error promptly ([Life.Broken]) if the communicator aborts
+	// before that is done. Close drains with a Sync, after [Life.Err] has become
+	// [comm.ErrClosed].
 	Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error)
 	// Abort ends what is in flight and tells the peers, unless they know, that this rank
 	// aborts because of cause, the first that [Life.Fail] was given. When it returns,
@@ -76,8 +77,10 @@ func New(check *Check, l *Life, b Backend) *Base {
 			if err == nil {
 				child, err = b.Wait(ctx, w)
 			}
-			if child != nil {
+			if child != nil && err == nil {
 				err = l.Adopt(child)
+			} else if child != nil {
+				_ = comm.CloseAll(child, err) // its other ranks may have theirs
 			}
 			if err != nil {
 				return nil, l.explain(w.Op.String(), err)

@@ -269,6 +269,18 @@ func TestSubCommunicators(t *testing.T) {
 	assert.Equal(t, []string{"split", "abort: no disk space", "sync", "release"}, root.seen())
 }
 
+// A sub-communicator that comes with an error is nobody's, and closed.
+func TestSplitWithAnError(t *testing.T) {
+	parent, child := newScript(), newScript()
+	parent.child = child
+	parent.wait <- errCause
+	made, err := parent.Split(t.Context(), 0, 0)
+	assert.ErrorIs(t, err, errCause)
+	assert.Nil(t, made)
+	assert.ErrorIs(t, child.Err(), comm.ErrClosed)
+	assert.Empty(t, parent.SubCommunicators())
+}
+
 // Looking for sub-communicators does not tell the user of an error, which Close returns.
 func TestCloseAllReturnsWhatASubCommunicatorAbortedBy(t *testing.T) {
 	parent, child := newScript(), newScript()

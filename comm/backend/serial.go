@@ -128,25 +128,36 @@ func (s *serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, erro
 			first := s.fail(err)
 			<-done
 			if first {
-				return nil, err
+				return child, err
 			}
 		}
 	}
 	if err := s.life.Broken(); err != nil && !s.ledger.Idle() {
-		return nil, err
+		return child, err
 	}
 	return child, nil
 }
 
 // Abort implements [Backend].
-func (s *serial) Abort(_ context.Context, cause error) { s.fail(cause) }
+func (s *serial) Abort(ctx context.Context, cause error) {
+	s.fail(cause)
+	s.ended(ctx)
+}
 
-// Release implements [Backend].
-func (s *serial) Release(ctx context.Context) error {
-	s.leave.Do(func() { s.worker.Leave(ctx, nil) })
+// ended waits for what was submitted.
+func (s *serial) ended(ctx context.Context) {
 	s.mu.Lock()
 	last := s.last
 	s.mu.Unlock()
-	<-last
+	select {
+	case <-last:
+	case <-ctx.Done():
+	}
+}
+
+// Release implements [Backend].
+func (s *serial) Release(ctx context.Context) error {
+	s.ended(ctx)
+	s.leave.Do(func() { s.worker.Leave(ctx, nil) })
 	return nil
 }

@@ -3,6 +3,7 @@ package backend_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 
@@ -107,4 +108,59 @@ func TestSerialFails(t *testing.T) {
 	require.NoError(t, c.Broadcast(64, 1, dtype.U8, 0))
 	c.Abort(failure)
 	assert.ErrorIs(t, <-s.left, failure)
+}
+
+// late is a worker that finishes what is in progress when it leaves.
+type late struct {
+	child   comm.Communicator // of a Split
+	began   chan bool
+	leaving chan bool
+	working bool // guarded by the promise that it is over when Abort returns
+}
+
+func newLate() (comm.Communicator, *late) {
+	l := &late{newScript(), make(chan bool), make(chan bool), true}
+	return backend.NewSerial(&backend.Check{Backend: "late", WorldSize: 1}, l), l
+}
+
+func (l *late) Work([]comm.Call) error {
+	close(l.began)
+	<-l.leaving
+	for range 100 {
+		runtime.Gosched()
+	}
+	l.working = false
+	return nil
+}
+
+func (l *late) Meet(comm.Wait) (comm.Communicator, error) {
+	close(l.began)
+	<-l.leaving
+	return l.child, nil
+}
+
+func (l *late) Leave(context.Context, error) { close(l.leaving) }
+
+// A Split that succeeds here when its wait has ended leaves nothing open.
+func TestSerialClosesALateSubCommunicator(t *testing.T) {
+	c, l := newLate()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-l.began
+		cancel()
+	}()
+	made, err := c.Split(ctx, 0, 0)
+	assert.ErrorIs(t, err, comm.ErrCanceled)
+	assert.Nil(t, made)
+	assert.ErrorIs(t, l.child.Err(), comm.ErrClosed)
+}
+
+// Abort returns when the worker has let go of the rank's buffers.
+func TestSerialAbortsBeforeItReturns(t *testing.T) {
+	c, l := newLate()
+	require.NoError(t, allReduce(c))
+	<-l.began
+	c.Abort(nil)
+	assert.False(t, l.working)
+	require.NoError(t, c.Close())
 }
