@@ -3,6 +3,7 @@ package noop_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -178,4 +179,21 @@ func TestErrorOfADeferredCallStays(t *testing.T) {
 	f.err = nil
 	assert.ErrorIs(t, c.Sync(t.Context()), broken)
 	assert.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
+}
+
+// A message without a partner fails the wait for it, whenever the communicator aborts.
+func TestSyncBesideAbort(t *testing.T) {
+	rt := cpu.New()
+	defer rt.Close()
+	for range 5000 {
+		c := noop.New(rt)
+		require.NoError(t, c.Send(64, 0, dtype.U8, 0, 0))
+		var both sync.WaitGroup
+		var failed error
+		both.Go(func() { failed = c.Sync(t.Context()) })
+		both.Go(func() { c.Abort(nil) })
+		both.Wait()
+		require.ErrorIs(t, failed, comm.ErrBroken)
+		require.NoError(t, c.Close())
+	}
 }

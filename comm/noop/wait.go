@@ -32,14 +32,14 @@ func (r *rank) finish(ctx context.Context) error {
 		r.mu.Lock()
 		changed := r.unmatched()
 		r.mu.Unlock()
+		if err := r.life.Broken(); err != nil { // nothing is unmatched after an abort
+			return err
+		}
 		if changed == nil {
 			break
 		}
 		select {
 		case <-changed:
-			if err := r.life.Broken(); err != nil {
-				return err
-			}
 		case <-ctx.Done():
 			r.mu.Lock()
 			defer r.mu.Unlock()
