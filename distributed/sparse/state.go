@@ -320,3 +320,16 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 	}
 	return nil
 }
+
+// chosenFor returns the configuration that Auto may have become for a state with this
+// fingerprint, or the one there is.
+func (s *Reducer) chosenFor(fingerprint uint64) Config {
+	if s.given.Pattern == Auto {
+		for _, pattern := range append(Patterns(), Auto) {
+			if cfg, err := s.given.with(pattern); err == nil && cfg.fingerprint(s.n) == fingerprint {
+				return cfg
+			}
+		}
+	}
+	return s.cfg
+}

@@ -3,6 +3,7 @@ package sparse
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -451,3 +452,7 @@ func (all Choices) Pattern(ctx context.Context, rt runtime.Runtime, c comm.Commu
 	}
 	return all[alike], nil
 }
+
+// sizeClass is a class of lengths that one choice serves, a factor of the square
+// root of two wide.
+func sizeClass(n int) int { return int(math.Round(2 * math.Log2(float64(max(n, 1))))) }
