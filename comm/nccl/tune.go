@@ -3,12 +3,11 @@ package nccl
 import (
 	"context"
 	"errors"
-	"math"
 	"math/bits"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -65,16 +64,20 @@ func (c *Comm) tune(ctx context.Context, buf uintptr) error {
 	defer func() { _ = errors.Join(start.Close(), end.Close()) }()
 	gate := c.tuningCall(comm.OpAllReduce, buf, tunedBytes(tunedSizes-1))
 	for _, op := range windowOps {
-		times := make([]int64, 2*tunedSizes) // nanoseconds, without windows and with
+		var rounds []measure.Round // of each size, without windows and with
 		for i := range tunedSizes {
 			x := c.tuningCall(op, buf, tunedBytes(i))
-			for path, on := range []*native{c.data, c.windows.native.Load()} {
-				d, err := c.shortest(ctx, func() error { return c.round(ctx, gate, x, on, start, end) }, start, end)
-				if err != nil {
-					return err
-				}
-				times[2*i+path] = d.Nanoseconds()
+			for _, on := range []*native{c.data, c.windows.native.Load()} {
+				rounds = append(rounds, func() (float64, error) { return c.round(ctx, gate, x, on, start, end) })
 			}
+		}
+		best, err := measure.Best(tuneRounds, measure.Alone, rounds...)
+		if err != nil {
+			return err
+		}
+		times := make([]int64, len(best)) // nanoseconds
+		for i, seconds := range best {
+			times[i] = int64(seconds * 1e9)
 		}
 		// The slowest rank counts, and all ranks must decide alike.
 		if err := c.maximum(ctx, times); err != nil {
@@ -103,28 +106,9 @@ func (c *Comm) tuningCall(op comm.Op, buf uintptr, bytes int) comm.Call {
 	return comm.AllReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum)
 }
 
-// shortest repeats a round, which records both events, and returns the shortest time
-// between them.
-func (c *Comm) shortest(ctx context.Context, round func() error, start, end *cuda.Event) (time.Duration, error) {
-	best := time.Duration(math.MaxInt64)
-	for range tuneRounds {
-		if err := c.guarded(ctx, round); err != nil {
-			return 0, c.fail(err)
-		}
-		if err := c.sync(ctx); err != nil {
-			return 0, err
-		}
-		d, err := end.Since(start)
-		if err != nil {
-			return 0, c.fail(err)
-		}
-		best = min(best, d)
-	}
-	return best, nil
-}
-
-// round submits the calls of a round on one of the native communicators.
-func (c *Comm) round(ctx context.Context, gate, x comm.Call, on *native, start, end *cuda.Event) error {
+// round runs the calls of a round on one of the native communicators, and returns the seconds
+// between both events.
+func (c *Comm) round(ctx context.Context, gate, x comm.Call, on *native, start, end *cuda.Event) (float64, error) {
 	repeat := func(n int, x *comm.Call, on *native) (err error) {
 		for range n {
 			if err == nil {
@@ -133,7 +117,20 @@ func (c *Comm) round(ctx context.Context, gate, x comm.Call, on *native, start, 
 		}
 		return err
 	}
-	// The ranks come together in the gate.
-	err := errors.Join(repeat(tuneGates, &gate, c.data), repeat(tuneWarmup, &x, on), c.stream.Record(start))
-	return errors.Join(err, repeat(tuneCalls, &x, on), c.stream.Record(end))
+	err := c.guarded(ctx, func() error {
+		// The ranks come together in the gate.
+		err := errors.Join(repeat(tuneGates, &gate, c.data), repeat(tuneWarmup, &x, on), c.stream.Record(start))
+		return errors.Join(err, repeat(tuneCalls, &x, on), c.stream.Record(end))
+	})
+	if err != nil {
+		return 0, c.fail(err)
+	}
+	if err := c.sync(ctx); err != nil {
+		return 0, err
+	}
+	d, err := end.Since(start)
+	if err != nil {
+		return 0, c.fail(err)
+	}
+	return d.Seconds(), nil
 }

@@ -27,7 +27,7 @@ type hello struct {
 	sizes  sizes
 	bytes  int
 	state  verdict
-	times  [2]time.Duration // of a call here and on the base
+	times  [2]float64 // seconds of a call here and on the base
 }
 
 // verdict is how a rank fares, the worse the greater.

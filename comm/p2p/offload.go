@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -231,23 +231,36 @@ func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error 
 // slowest rank decides, on all ranks alike.
 func (c *Comm) wins(ctx context.Context, b *bootstrap, m *measurement, k class, bytes int) (bool, error) {
 	x := c.sample(k, m.send, m.recv, bytes)
-	own, ownErr := c.shortest(ctx, m, func() error { return c.submit(&x) })
-	base, baseErr := c.shortest(ctx, m, func() error { return x.Make(c.Communicator) })
-	if errors.Is(baseErr, comm.ErrUnsupported) {
-		base, baseErr = math.MaxInt64, nil
+	var first error // measuring goes on: ranks that make different numbers of calls are out of step for good
+	lacks := false
+	timed := func(call func() error) measure.Round {
+		return func() (float64, error) {
+			seconds, err := c.round(ctx, m, call)
+			if first == nil {
+				first = err
+			}
+			return seconds, nil
+		}
 	}
-	err := errors.Join(ownErr, baseErr)
-	all, shareErr := b.share(ctx, hello{state: verdictOf(err), times: [2]time.Duration{own, base}})
-	if shareErr != nil {
-		return false, errors.Join(err, shareErr)
+	base := func() error {
+		err := x.Make(c.Communicator)
+		if lacks = errors.Is(err, comm.ErrUnsupported); lacks {
+			return nil
+		}
+		return err
 	}
-	if err := worst(all, err); err != nil {
-		return false, err
+	best, _ := measure.Best(measureRounds, measure.Alone, timed(func() error { return c.submit(&x) }), timed(base))
+	if lacks {
+		best[1] = math.Inf(1)
+	}
+	all, err := b.share(ctx, hello{state: verdictOf(first), times: [2]float64(best)})
+	if err != nil {
+		return false, errors.Join(first, err)
 	}
 	for _, h := range all {
-		own, base = max(own, h.times[0]), max(base, h.times[1])
+		best[0], best[1] = max(best[0], h.times[0]), max(best[1], h.times[1])
 	}
-	return own <= base, nil
+	return best[0] <= best[1], worst(all, first)
 }
 
 // sample is a call of a class whose larger buffer has that many bytes.
@@ -274,26 +287,16 @@ func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
 	return comm.AllReduceCall(send, recv, bytes/4, dtype.F32, comm.Sum)
 }
 
-// shortest times a call. It goes on after an error: ranks that make different numbers of
-// calls are out of step for good.
-func (c *Comm) shortest(ctx context.Context, m *measurement, call func() error) (best time.Duration, err error) {
-	note := func(e error) {
-		if err == nil {
-			err = e
+// round times a call, which it repeats after an error, too.
+func (c *Comm) round(ctx context.Context, m *measurement, call func() error) (seconds float64, err error) {
+	var errs []error
+	for i := range measureWarmup + measureCalls {
+		if i == measureWarmup {
+			errs = append(errs, c.current().Record(m.start))
 		}
+		errs = append(errs, call())
 	}
-	best = math.MaxInt64
-	for range measureRounds {
-		for i := range measureWarmup + measureCalls {
-			if i == measureWarmup {
-				note(c.current().Record(m.start))
-			}
-			note(call())
-		}
-		note(errors.Join(c.current().Record(m.end), c.sync(ctx)))
-		d, e := m.end.Since(m.start)
-		note(e)
-		best = min(best, d)
-	}
-	return best, err
+	errs = append(errs, c.current().Record(m.end), c.sync(ctx))
+	took, err := m.end.Since(m.start)
+	return took.Seconds(), errors.Join(append(errs, err)...)
 }
