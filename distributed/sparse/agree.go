@@ -2,12 +2,16 @@ package sparse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // terms are what all ranks of a step have to agree on, one to a line.
@@ -35,4 +39,18 @@ func (e *engine) agree(ctx context.Context, terms string) {
 		e.check(base.Agree(ctx, e.rt, e.c, &e.order, &e.buffers, terms))
 		e.agreed = e.err == nil
 	}
+}
+
+// largest returns the largest of the ranks' values.
+func largest(ctx context.Context, rt runtime.Runtime, c comm.Communicator, value float64) (most float64, err error) {
+	t, err := runtime.FromSlice(rt, []float64{value})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, t.Free()) }()
+	if err := distributed.AllReduce(ctx, c, t, comm.Max); err != nil {
+		return 0, err
+	}
+	all, err := runtime.ToSlice[float64](t)
+	return append(all, value)[0], err
 }

@@ -280,8 +280,7 @@ func (p *probe) timed(call func() error) measure.Round {
 		if err := errors.Join(p.c.Sync(p.ctx), p.order.HostAfterCompute(p.ctx)); err != nil {
 			return 0, err
 		}
-		seconds, err := measure.Ranks(p.ctx, p.rt, p.c)([]float64{time.Since(started).Seconds() / float64(p.batch)})
-		return append(seconds, 0)[0], err
+		return largest(p.ctx, p.rt, p.c, time.Since(started).Seconds()/float64(p.batch))
 	}
 }
 

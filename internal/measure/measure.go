@@ -3,14 +3,8 @@
 package measure
 
 import (
-	"context"
-	"errors"
 	"math"
 	"slices"
-
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
 )
 
 // Round runs a subject once and returns how many seconds that took on this rank.
@@ -77,32 +71,6 @@ func Fit(seconds float64, most int, slowest Slowest, run func(iterations int) (f
 		if took[0] > seconds/16 || iterations >= most {
 			return int(math.Round(min(max(float64(iterations)*seconds/took[0], 1), float64(most)))), nil
 		}
-	}
-}
-
-// Ranks has the slowest rank of a communicator count, which reaches the runtime's memory.
-func Ranks(ctx context.Context, rt runtime.Runtime, c comm.Communicator) Slowest {
-	return func(values []float64) (_ []float64, err error) {
-		t, err := runtime.FromSlice(rt, values)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, t.Free()) }()
-		ptr, err := t.Ptr()
-		if err == nil {
-			err = rt.Synchronize(ctx)
-		}
-		if err == nil {
-			x := comm.AllReduceCall(ptr, ptr, len(values), dtype.F64, comm.Max)
-			err = x.Make(c)
-		}
-		if err == nil {
-			err = c.Sync(ctx)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return runtime.ToSlice[float64](t)
 	}
 }
 
