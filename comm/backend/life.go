@@ -43,7 +43,7 @@ type Life struct {
 	Timeout time.Duration
 
 	down   atomic.Pointer[error] // what calls are refused with, nil if they are not
-	broken atomic.Pointer[error] // an [comm.ErrBroken] with the first cause
+	broken atomic.Pointer[error] // an [comm.ErrBroken] with the first cause; to nil if Release came before one
 	known  atomic.Bool           // the user has been told the cause
 
 	base    *Base // without the handle around it, which the garbage collector may take
@@ -95,8 +95,8 @@ func (l *Life) Broken() error {
 
 // Cause returns that cause alone.
 func (l *Life) Cause() error {
-	if broken := l.broken.Load(); broken != nil {
-		return (*broken).(*brokenError).cause
+	if broken := l.Broken(); broken != nil {
+		return broken.(*brokenError).cause
 	}
 	return nil
 }
@@ -105,7 +105,8 @@ func (l *Life) Cause() error {
 func (l *Life) Closed() bool { return l.closing.Load() }
 
 // Fail marks the communicator aborted because of cause, which leaves the ranks out of
-// step, and ends the contexts of Until. It returns false if an earlier cause stays.
+// step, and ends the contexts of Until. It returns false, and does nothing, after an
+// earlier cause and after the beginning of Release.
 // Of an [comm.ErrBroken] it takes the cause: what broke a communicator below.
 func (l *Life) Fail(cause error) (first bool) {
 	var broken error = &brokenError{Cause(cause)}
@@ -181,6 +182,11 @@ func (l *Life) explain(op string, err error) error {
 func (l *Life) abort() {
 	l.ending.Lock()
 	defer l.ending.Unlock()
+	l.abortOnce()
+}
+
+// abortOnce is abort with ending held.
+func (l *Life) abortOnce() {
 	if !l.aborted {
 		l.aborted = true
 		_ = l.bounded(func(ctx context.Context) error {
@@ -207,14 +213,14 @@ func (l *Life) close() error {
 		l.Fail(err)
 		err = l.Cause()
 	}
-	if l.Cause() != nil {
-		l.abort()
-	}
 	if known {
 		err = nil
 	}
 	l.ending.Lock()
 	defer l.ending.Unlock()
+	if !l.broken.CompareAndSwap(nil, new(error)) {
+		l.abortOnce()
+	}
 	l.aborted = true
 	if err = errors.Join(err, l.bounded(l.backend.Release)); err == nil {
 		return nil

@@ -31,6 +31,7 @@ type script struct {
 	child  comm.Communicator // of a Split
 	during func()            // called by a wait
 	fail   error             // of Submit
+	last   func()            // called by Release
 
 	mu    sync.Mutex
 	notes []string
@@ -92,6 +93,9 @@ func (d door) Abort(_ context.Context, cause error) { d.s.note("abort: %v", caus
 
 func (d door) Release(context.Context) error {
 	d.s.note("release")
+	if d.s.last != nil {
+		d.s.last()
+	}
 	return nil
 }
 
@@ -177,6 +181,16 @@ func TestLife(t *testing.T) {
 			require.ErrorIs(t, allReduce(s), comm.ErrUnsupported)
 			assert.ErrorIs(t, s.Close(), comm.ErrTimeout, "a refusal is not the cause")
 		}, []string{"submit allreduce", "sync", "abort: timed out: context deadline exceeded", "release"}},
+
+		{"failed during its release", func(t *testing.T, s *script) {
+			s.idle(1)
+			s.last = func() {
+				assert.False(t, s.life.Fail(errCause))
+				assert.NoError(t, s.life.Cause(), "there was no Abort")
+			}
+			require.NoError(t, s.Close())
+			assert.Equal(t, comm.ErrClosed, s.Err())
+		}, []string{"sync", "release"}},
 
 		{"failed by the backend, unknown to the user", func(t *testing.T, s *script) {
 			assert.True(t, s.life.Fail(fmt.Errorf("%w: rank 1", comm.ErrPeerFailed)))
