@@ -13,8 +13,8 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// How long [Base.Close] waits for operations in flight, and then for Release: on the
-// host, and on devices, whose queues are longer.
+// How long [Base.Close] waits for operations in flight, then for Abort if they do not
+// finish, and then for Release: on the host, and on devices, whose queues are longer.
 const (
 	HostTimeout   = 5 * time.Second
 	DeviceTimeout = 10 * time.Second
@@ -34,9 +34,9 @@ const (
 //	             nothing in flight
 //
 // Fail only marks, so a backend may call it under its locks; waits in progress return
-// then. The backend's Abort follows, once, before any method returns an error for that
-// reason; so an error means that nobody touches the rank's buffers any more. Release
-// comes last. Sub-communicators have lives of their own: Close and Abort leave them
+// then. The backend's Abort follows, once, before a call, a wait, Abort or Close returns
+// for that reason; so their error means that nobody touches the rank's buffers any more,
+// unlike that of Err, which does not wait. Release comes last. Sub-communicators have lives of their own: Close and Abort leave them
 // alone, and [comm.CloseAll] includes them.
 type Life struct {
 	// Timeout bounds Close; [HostTimeout] if it is 0.
