@@ -28,7 +28,7 @@ import (
 // A [Reducer] does so in the first step that is not dense by its schedule, for
 // Config.Density; a package ddp when it is made, once for all buckets of about
 // the same length. It takes less than a second where steps with 16,384 elements take less
-// than 20 ms, and memory meanwhile, of up to eleven times the tensor's size, about twenty
+// than 12 ms, and memory meanwhile, of up to eleven times the tensor's size, about twenty
 // with momentum, but for no more than 16,777,216 elements.
 const Auto = "auto"
 
@@ -37,7 +37,7 @@ type Choice struct {
 	// Pattern is the one that is used.
 	Pattern string
 	// Elements and K are what was measured: only a part of a tensor whose steps take
-	// more than 20 ms.
+	// more than 12 ms.
 	Elements, K int
 	// Trials are the patterns that were measured, the fastest first.
 	Trials []Trial
@@ -59,7 +59,7 @@ func (t Trial) String() string {
 const (
 	trialElements = 1 << 24 // most elements of a trial
 	firstElements = 1 << 14 // of the first one
-	trialSeconds  = 0.02    // most that a step of topkA takes, unless it has firstElements
+	trialSeconds  = 0.012   // most that a step of topkA takes, unless it has firstElements
 	roundsSeconds = 0.15    // what the rounds of all patterns take, if all are like topkA
 	batch         = 8       // steps that are timed together, on devices with streams
 	shifts        = 1 << 12 // gradients that random numbers make, each shifted by one element
