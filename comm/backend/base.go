@@ -12,30 +12,34 @@ import (
 // Errors need not name the operation: those that are not an [*comm.OpError] are wrapped
 // in one. An error that is not [Refused] aborts the communicator.
 type Backend interface {
-	// Submit starts a call. Submit and SubmitTogether return [Life.Err] if that is not
-	// nil, and look at it under the lock under which they accept a call.
+	// Submit starts a call. Submit, SubmitTogether, and Wait of a Barrier or Split return
+	// [Life.Err] if that is not nil, and look at it under the lock under which they accept
+	// a call. (Or what they accept beside Close is refused later, before Release ends.)
 	Submit(c comm.Call) error
 	// SubmitTogether starts the calls of a group, at least one, all or none.
 	// calls belong to the caller again when it returns.
 	SubmitTogether(calls []comm.Call) error
 	// Wait does a Sync, a Barrier or a Split, which alone has a result; one beside an error
-	// is closed. It returns an error promptly ([Life.Broken]) if the communicator aborts
-	// before that is done. Close drains with a Sync, after [Life.Err] has become
-	// [comm.ErrClosed].
+	// is closed. If the communicator aborts before that is done, Wait returns
+	// [Life.Broken] promptly, also when Abort has left nothing to wait for. Close drains with
+	// a Sync, also after Abort, and after [Life.Err] has become [comm.ErrClosed].
 	Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error)
 	// Abort ends what is in flight and tells the peers, unless they know, that this rank
 	// aborts because of cause, the first that [Life.Fail] was given. When it returns,
 	// nobody touches the rank's buffers any more, or ctx has ended. It is called at most
-	// once. Neither Abort nor Release calls methods of the communicator.
+	// once. A decorator whose peers learn the cause from what it decorates aborts that.
+	// Neither Abort nor Release calls Abort or Close of the same communicator.
 	Abort(ctx context.Context, cause error)
 	// Release gives everything back, and tells the peers that this rank leaves. It is
 	// called once, as the last: after a Sync that found nothing in flight, or after
-	// Abort. The end of ctx bounds what it waits for.
+	// Abort. The end of ctx bounds what it waits for, beside the Close of what it decorates.
 	Release(ctx context.Context) error
 }
 
 // Base is a [comm.Communicator] made of a [Backend]. A handle that has more methods
-// embeds it, and keeps the backend in a field: its Abort is another one.
+// embeds it, and keeps the backend in a field: its Abort is another one. A handle with a
+// cleanup for the garbage collector is not referred to by its backend, and keeps itself
+// alive through Wait and Close; see comm/local.
 type Base struct {
 	comm.Methods
 	comm.Waits
@@ -44,7 +48,7 @@ type Base struct {
 }
 
 // New returns the methods of a communicator that give b what check lets pass, and
-// whose life is l.
+// whose life is l. Only then may anything fail the life.
 func New(check *Check, l *Life, b Backend) *Base {
 	l.backend = b
 	l.base = &Base{check: check, life: l, Methods: comm.Methods{

@@ -56,6 +56,7 @@ type Life struct {
 	children []comm.Communicator // sub-communicators that may be open
 
 	closing atomic.Bool
+	closes  sync.Once
 	ending  sync.Mutex // held during Backend.Abort and Backend.Release
 	aborted bool       // Abort was called, or must not be any more
 }
@@ -196,11 +197,14 @@ func (l *Life) abortOnce() {
 	}
 }
 
-// close is [Base.Close].
-func (l *Life) close() error {
-	if l.closing.Swap(true) {
-		return nil
-	}
+// close is [Base.Close]. A second one waits for the first.
+func (l *Life) close() (err error) {
+	l.closes.Do(func() { err = l.closeOnce() })
+	return err
+}
+
+func (l *Life) closeOnce() error {
+	l.closing.Store(true)
 	refusal := comm.ErrClosed
 	l.down.Store(&refusal)
 	l.endWaits(comm.ErrClosed)
@@ -228,6 +232,14 @@ func (l *Life) close() error {
 	err = l.base.check.Fail("close", err)
 	slog.Warn("comm: a communicator closed with an error", "error", err)
 	return err
+}
+
+// Forget marks a communicator closed that nobody can close any more, so that its parent
+// keeps it no longer. The backend is not asked for anything.
+func (l *Life) Forget() {
+	refusal := comm.ErrClosed
+	l.closing.Store(true)
+	l.down.Store(&refusal)
 }
 
 // bounded calls f with a context that ends after Timeout.

@@ -276,11 +276,20 @@ func TestSubCommunicators(t *testing.T) {
 	assert.Equal(t, []*script{leaf}, sub())
 	require.NoError(t, leaf.Err())
 
+	lost := newScript()
+	root.child = lost
+	root.idle(1)
+	_, err := root.Split(t.Context(), 0, 0)
+	require.NoError(t, err)
+	assert.Len(t, root.SubCommunicators(), 2)
+	lost.life.Forget()
+	assert.Equal(t, []*script{leaf}, sub())
+
 	root.idle(1)
 	require.NoError(t, comm.CloseAll(root, errCause))
 	assert.Empty(t, sub())
 	assert.Equal(t, []string{"abort: no disk space", "sync", "release"}, leaf.seen())
-	assert.Equal(t, []string{"split", "abort: no disk space", "sync", "release"}, root.seen())
+	assert.Equal(t, []string{"split", "split", "abort: no disk space", "sync", "release"}, root.seen())
 }
 
 // A sub-communicator that comes with an error is nobody's, and closed.
@@ -323,6 +332,20 @@ func TestSplitBesideClose(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrClosed)
 	assert.ErrorIs(t, child.Err(), comm.ErrClosed)
 	require.NoError(t, <-closed)
+}
+
+// A second Close returns when the first one is done.
+func TestCloseBesideClose(t *testing.T) {
+	s := newScript()
+	first := make(chan error)
+	go func() { first <- s.Close() }()
+	for !s.life.Closed() {
+		goruntime.Gosched()
+	}
+	s.idle(1)
+	require.NoError(t, s.Close())
+	assert.Equal(t, []string{"sync", "release"}, s.seen())
+	require.NoError(t, <-first)
 }
 
 // Aborts, closes, calls and waits from everywhere end in one Abort and one Release, in

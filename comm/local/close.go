@@ -32,6 +32,7 @@ func (e *endpoint) depart() {
 
 // leaked runs when a communicator was garbage collected without Close.
 func (e *endpoint) leaked() {
+	e.life.Forget()
 	slog.Warn("communicator was never closed", "backend", name, "rank", e.rank, "ranks", e.world.size)
 	e.depart()
 }

@@ -603,6 +603,7 @@ func TestStandInEnd(t *testing.T) {
 	waiting := make(chan error)
 	go func() { waiting <- part.Sync(context.Background()) }()
 	cause := errors.New("aborted")
+	part.Abort(cause) // before c, whose abort ends the kernels of all with the stand-in
 	require.NoError(t, comm.CloseAll(c, cause))
 	err = <-waiting
 	assert.True(t, errors.Is(err, cause) || errors.Is(err, comm.ErrClosed), "%v", err)
@@ -672,9 +673,10 @@ func TestStandInCanceledAfterClose(t *testing.T) {
 	nccl.AsOfTwo(c)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	left, after := false, 0
+	closed, left, after := false, false, 0
 	nccl.Watch(c, func() { left = true }, func() { after++ }, func() {
-		if !left {
+		if !closed {
+			closed = true // Close, which drains, looks as well
 			require.NoError(t, c.Close())
 			cancel()
 		}

@@ -31,6 +31,7 @@ func newDevice(rank int, pending bool) *device {
 }
 
 func (d *device) Rank() int    { return d.rank }
+func (d *device) Abort(error)  { d.once.Do(func() { close(d.aborted) }) }
 func (d *device) Close() error { return nil }
 
 func (d *device) Sync(ctx context.Context) error {
@@ -41,7 +42,7 @@ func (d *device) Sync(ctx context.Context) error {
 	case <-d.aborted:
 		return comm.ErrBroken
 	case <-ctx.Done():
-		d.once.Do(func() { close(d.aborted) })
+		d.Abort(ctx.Err())
 		return comm.ContextError(ctx)
 	}
 }
