@@ -97,7 +97,7 @@ func (e *endpoint) nativeAccepts(c *comm.Call) error {
 func (p planner) native() {
 	c, l, o := p.c, p.lib, p.op(stepNative)
 	mpi, wide := l.collectiveOf(c.Op), largest(c) > math.MaxInt32
-	o.library, o.native = true, invocation{f: mpi.small}
+	o.external, o.native = true, invocation{f: mpi.small}
 	if wide {
 		o.native.f = mpi.large
 	}

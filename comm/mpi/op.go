@@ -60,7 +60,7 @@ type plan struct {
 	sequence uint64  // of the collective, for users
 	seq      uint64  // its own among the operations of collectives
 	group    uint64  // operations of one group do not wait for each other
-	library  bool    // is a collective of the library
+	external bool    // is a collective of the MPI library
 	msgTag   uintptr // of the first phase's messages; later phases of a collective follow
 	chained  bool    // waits for earlier operations in a group, too
 	reads    span    // what the operation reads,

@@ -118,7 +118,7 @@ func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, erro
 }
 
 // abandon closes an endpoint that this rank has not used. It is not freed, as some ranks may
-// not have it. Those that have it are notified.
+// not have it. Ranks that have it are notified.
 func (e *endpoint) abandon(cause error) {
 	e.mu.Lock()
 	_ = e.fail(comm.OpSplit, cause)

@@ -34,7 +34,7 @@ func (e *endpoint) reportStall() {
 	}
 	missing, lagging := e.stragglers(o)
 	to := append(missing, lagging...)
-	if o.library {
+	if o.external {
 		to = e.nearest()
 	}
 	for _, r := range slices.Compact(slices.Sorted(slices.Values(to))) {
@@ -55,7 +55,7 @@ func (e *endpoint) stragglers(o *op) (missing, lagging []int) {
 			}
 		}
 	}
-	if o.library {
+	if o.external {
 		for _, r := range e.nearest() {
 			if m := e.peers[r].report; m == nil || m.number < o.number {
 				state[r] |= waited

@@ -43,7 +43,7 @@ func (a adapter) Release(context.Context) error {
 	return errors.Join(errs...)
 }
 
-// freeWindow frees the memory of a symmetric buffer. That of an aborted
+// freeWindow frees the memory of a symmetric buffer. The memory of an aborted
 // communicator goes to the system: peers that have not noticed yet may still
 // write to it, through their own references, so nobody else may
 // get it. And if a kernel of this rank still uses it, it stays.

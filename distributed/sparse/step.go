@@ -18,7 +18,7 @@ type phase uint8
 const (
 	idle       phase = iota // none was begun
 	begun                   // gradient and residual are as before, unless restores says otherwise
-	selected                // what is to be sent is taken out of the residual
+	selected                // the selected entries are subtracted from the residual
 	exchanged               // the result is submitted
 	judged                  // its entries that are not finite are counted
 	finished                // the result is written to the gradient: there is no way back
@@ -92,7 +92,7 @@ type Input struct {
 // Drain waits for communication that a step which failed has left in flight, until ctx is done.
 func (s *Reducer) Drain(ctx context.Context) error { return s.order.Drain(ctx) }
 
-// Select begins a step: it adds the gradient to the residual and selects what is to be sent.
+// Select begins a step: it adds the gradient to the residual and selects the entries to send.
 // A dense step also reads the gradient afterwards, unless it is lent. Select communicates
 // only before the first step, to choose for [Auto], and to clip by the norm of all ranks. After
 // an error, RollBack.
