@@ -163,8 +163,9 @@ func (s *sparse) sift(p *selection) error {
 		s.at(segmentsAbove), s.at(candidates), maxCandidates, uint64(p.src.N), uint64(p.length), uint64(p.k))
 }
 
-// run launches what a selection takes. What fails for want of memory has done nothing, and
-// what fails later brings back what was kept.
+// run launches what a selection takes. What fails for want of memory has done nothing. What
+// fails later brings back what was kept, and clears what pick has counted, which cut would
+// have: the epoch, and with it the tiles' words that it tells from older ones.
 func (s *sparse) run(p selection) error {
 	picks, picked := p.src.Grad != 0 || p.threshold != 0, false
 	err := s.growStatus(p.src.N)
@@ -180,6 +181,9 @@ func (s *sparse) run(p selection) error {
 	}
 	if err == nil {
 		err = s.cut(&p)
+	}
+	if err != nil && picked {
+		err = errors.Join(err, s.zero(control), s.zero(status), s.zero(statusTies))
 	}
 	if err != nil && picked && p.src.Grad != 0 && p.src.Keep != 0 {
 		err = errors.Join(err, s.rt.Copy(p.src.X, p.src.Keep, 4*p.src.N))

@@ -108,11 +108,19 @@ func (s *sparse) grow(which, bytes int) error {
 		return err
 	}
 	s.kept = append(s.kept, ptr)
-	if err := r.do(r.drv.sym.MemsetD8, ptr, 0, uintptr(bytes), r.compute.handle); err != nil {
+	smaller := *at
+	*at = region{ptr, bytes}
+	if err := s.zero(which); err != nil {
+		*at = smaller
 		return err
 	}
-	*at = region{ptr, bytes}
 	return nil
+}
+
+// zero makes a region what it was when it was new.
+func (s *sparse) zero(which int) error {
+	at, r := s.memory[which], s.rt
+	return r.do(r.drv.sym.MemsetD8, at.ptr, 0, uintptr(at.bytes), r.compute.handle)
 }
 
 // growStatus makes room for what the tiles of n elements tell each other.

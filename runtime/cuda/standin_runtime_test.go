@@ -278,7 +278,8 @@ func TestStandInUnionOfTwoOfTheLongestLists(t *testing.T) {
 }
 
 // A selection that fails in its middle leaves the array that it has added a gradient to as
-// it was, if it was to keep that.
+// it was, if it was to keep that, and the memory that kernels share as it was when new: the
+// next selection would count on top of what the first launch has counted.
 func TestStandInSelectionFails(t *testing.T) {
 	f := openStandIn(t)
 	rt := openRuntime(t, 0)
@@ -303,11 +304,15 @@ func TestStandInSelectionFails(t *testing.T) {
 		require.NoError(t, call(), name)
 		for at, want := range map[int]float32{1: 1, 2: kept} {
 			require.NoError(t, rt.Fill(x, n, dtype.F32, 1))
+			counts := rt.sparse.memory[control].ptr
+			require.NoError(t, rt.Fill(counts, controlBytes/4, dtype.F32, 1))
 			f.Fail.Call(hostmem.Addr(launch), 701, uintptr(-at))
 			require.ErrorContains(t, call(), "CUDA_ERROR", name)
 			got := make([]float32, n)
 			require.NoError(t, rt.CopyOut(hostmem.Bytes(got), x))
 			assert.Equal(t, slices.Repeat([]float32{want}, n), got, "%s, launch %d", name, at)
+			require.NoError(t, rt.CopyOut(hostmem.Bytes(got), counts))
+			assert.Equal(t, slices.Repeat([]float32{float32(2 - at)}, n), got, "%s, launch %d", name, at)
 		}
 	}
 	goruntime.KeepAlive(launch)
