@@ -2,25 +2,28 @@ package gomlx
 
 import (
 	"fmt"
-	"io"
+	"iter"
 	"slices"
 
-	"github.com/gomlx/gomlx/pkg/core/tensors"
+	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/train"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 )
 
 // Dataset is a rank's share of a data set in memory, in batches. It implements
-// train.Dataset, for loops over epochs: each Reset begins the next one, in another
-// order.
+// train.Dataset: an iteration goes on where the last one ended, to the end of the epoch,
+// and the next one begins the next epoch, in another order. Its position is the number of
+// epochs and of batches that were taken, for checkpoints.
 type Dataset struct {
 	name           string
 	inputs, labels []*tensors.Tensor
 	sampler        *distributed.Sampler
 	size           int
-	epoch          int
-	batches        [][]int
+	infinite       bool
+	epoch, batch   int
+	batches        [][]int // of the epoch
 }
 
 // NewDataset returns the share of c's rank of examples: the first axis of each
@@ -44,33 +47,54 @@ func NewDataset(c comm.Communicator, name string, inputs, labels []*tensors.Tens
 	if d.sampler, err = distributed.NewSampler(c, n, cfg); err != nil {
 		return nil, err
 	}
-	d.SetEpoch(0)
-	return d, nil
+	return d, d.Seek(0, 0)
 }
 
-// SetEpoch begins an epoch, for runs that go on from a checkpoint.
-func (d *Dataset) SetEpoch(epoch int) {
-	d.epoch = epoch
-	d.batches = slices.DeleteFunc(d.sampler.Batches(epoch, d.size), func(b []int) bool { return len(b) < d.size })
+// Infinite has an iteration go on with the next epoch instead of ending, for
+// train.Loop.RunSteps. It returns d.
+func (d *Dataset) Infinite(on bool) *Dataset {
+	d.infinite = on
+	return d
+}
+
+// Position returns the epoch and how many of its batches were taken.
+func (d *Dataset) Position() (epoch, batch int) { return d.epoch, d.batch }
+
+// Seek continues at a position: after those of [Dataset.Position], for a run that resumes
+// from a checkpoint. A position that there is not is [comm.ErrArgument].
+func (d *Dataset) Seek(epoch, batch int) error {
+	batches := slices.DeleteFunc(d.sampler.Batches(epoch, d.size), func(b []int) bool { return len(b) < d.size })
+	if epoch < 0 || batch < 0 || batch > len(batches) {
+		return fmt.Errorf("gomlx: data set %s: %w: epoch %d, batch %d of %d", d.name, comm.ErrArgument, epoch, batch, len(batches))
+	}
+	d.epoch, d.batch, d.batches = epoch, batch, batches
+	return nil
 }
 
 // Name implements train.Dataset.
 func (d *Dataset) Name() string { return d.name }
 
-// Reset implements train.Dataset: it begins the next epoch.
-func (d *Dataset) Reset() { d.SetEpoch(d.epoch + 1) }
-
-// Yield implements train.Dataset.
-func (d *Dataset) Yield() (spec any, inputs, labels []*tensors.Tensor, err error) {
-	if len(d.batches) == 0 {
-		return nil, nil, nil, io.EOF
+// Iter implements train.Dataset.
+func (d *Dataset) Iter() iter.Seq2[train.Batch, error] {
+	return func(yield func(train.Batch, error) bool) {
+		for {
+			for d.batch < len(d.batches) {
+				examples := d.batches[d.batch]
+				d.batch++
+				var b train.Batch
+				var err error
+				if b.Inputs, err = gather(d.inputs, examples); err == nil {
+					b.Labels, err = gather(d.labels, examples)
+				}
+				if !yield(b, err) || err != nil {
+					return
+				}
+			}
+			if err := d.Seek(d.epoch+1, 0); err != nil || !d.infinite || len(d.batches) == 0 {
+				return
+			}
+		}
 	}
-	examples := d.batches[0]
-	d.batches = d.batches[1:]
-	if inputs, err = gather(d.inputs, examples); err == nil {
-		labels, err = gather(d.labels, examples)
-	}
-	return nil, inputs, labels, err
 }
 
 // gather returns tensors with some examples of others.
@@ -78,7 +102,7 @@ func gather(from []*tensors.Tensor, examples []int) ([]*tensors.Tensor, error) {
 	var batch []*tensors.Tensor
 	for _, all := range from {
 		shape := all.Shape().Clone()
-		row := int(shape.Memory()) / shape.Dimensions[0]
+		row := int(shape.ByteSize()) / shape.Dimensions[0]
 		shape.Dimensions[0] = len(examples)
 		picked := tensors.FromShape(shape)
 		var err error

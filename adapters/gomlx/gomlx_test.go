@@ -2,22 +2,29 @@ package gomlx_test
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"io"
+	"hash/fnv"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/gomlx/gomlx/backends"
-	_ "github.com/gomlx/gomlx/backends/simplego"
-	"github.com/gomlx/gomlx/pkg/core/graph"
-	"github.com/gomlx/gomlx/pkg/core/tensors"
-	mlctx "github.com/gomlx/gomlx/pkg/ml/context"
-	"github.com/gomlx/gomlx/pkg/ml/layers"
-	"github.com/gomlx/gomlx/pkg/ml/layers/activations"
-	"github.com/gomlx/gomlx/pkg/ml/train"
-	"github.com/gomlx/gomlx/pkg/ml/train/losses"
-	"github.com/gomlx/gomlx/pkg/ml/train/optimizers"
+	"github.com/gomlx/compute"
+	_ "github.com/gomlx/compute/gobackend"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/layers"
+	"github.com/gomlx/gomlx/ml/layers/activation"
+	"github.com/gomlx/gomlx/ml/layers/norm"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/model/checkpoint"
+	"github.com/gomlx/gomlx/ml/model/initializer"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/loss"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -26,6 +33,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
@@ -39,20 +47,26 @@ func TestDigits(t *testing.T) {
 	}
 }
 
-func model(ctx *mlctx.Context, _ any, inputs []*graph.Node) []*graph.Node {
-	hidden := activations.Relu(layers.Dense(ctx.In("hidden"), inputs[0], true, 16))
-	return []*graph.Node{layers.Dense(ctx.In("logits"), hidden, true, digits.Classes)}
+func perceptron(scope *model.Scope, images *graph.Node) *graph.Node {
+	hidden := activation.Relu(layers.Dense(scope.In("hidden"), images, true, 16))
+	return layers.Dense(scope.In("logits"), hidden, true, digits.Classes)
 }
 
 // training is what a rank needs to train.
 type training struct {
-	variables *mlctx.Context
+	variables *model.Store
 	loop      *train.Loop
 	data      *gomlx.Dataset
+	saved     *checkpoint.Handler
 }
 
 // newTraining prepares one on a rank; the first variables of every rank are others.
-func newTraining(c comm.Communicator, optimizer optimizers.Interface, batch, accumulate int) (*training, error) {
+func newTraining(c comm.Communicator, o optimizer.Interface, batch, accumulate int) (*training, error) {
+	return newTrainingOf(c, o, batch, accumulate, perceptron, "")
+}
+
+// newTrainingOf is of another model, and continues from the checkpoint in dir, if that is set.
+func newTrainingOf(c comm.Communicator, o optimizer.Interface, batch, accumulate int, f func(*model.Scope, *graph.Node) *graph.Node, dir string) (*training, error) {
 	set, _, err := digits.Split(1)
 	if err != nil {
 		return nil, err
@@ -67,38 +81,48 @@ func newTraining(c comm.Communicator, optimizer optimizers.Interface, batch, acc
 	if err != nil {
 		return nil, err
 	}
-	backend, err := backends.NewWithConfig("go")
+	backend, err := compute.NewWithConfig("go")
 	if err != nil {
 		return nil, err
 	}
-	variables := mlctx.New()
+	variables := model.NewStore()
 	if err := variables.SetRNGStateFromSeed(int64(c.Rank())); err != nil {
 		return nil, err
 	}
-	trainer := train.NewTrainer(backend, variables, model, losses.SparseCategoricalCrossEntropyLogits, optimizer, nil, nil)
+	var saved *checkpoint.Handler
+	if dir != "" { // before the loop, which asks for the step
+		if saved, err = checkpoint.Build(variables).Dir(dir).Immediate().Done(); err != nil {
+			return nil, err
+		}
+	}
+	trainer := train.NewTrainer(backend, variables, f, loss.SparseCategoricalCrossEntropyLogits, o, nil, nil)
 	if accumulate > 1 {
 		if err := trainer.AccumulateGradients(accumulate); err != nil {
 			return nil, err
 		}
 	}
-	return &training{variables, train.NewLoop(trainer), data}, nil
+	return &training{variables, train.NewLoop(trainer), data, saved}, nil
 }
 
-// parameters returns the trainable variables, one after the other.
+// parameters returns the trainable variables, one after the other, by path.
 func (x *training) parameters() []float32 {
-	var all []float32
+	of := map[string][]float32{}
 	for v := range x.variables.IterVariables() {
-		if v.Trainable {
-			tensors.MustConstFlatData(v.MustValue(), func(flat []float32) { all = append(all, flat...) })
+		if strings.HasPrefix(v.Path(), "/hidden") || strings.HasPrefix(v.Path(), "/logits") { // a loaded one is trainable whatever it was
+			of[v.Path()] = tensors.MustCopyFlatData[float32](v.MustValue())
 		}
+	}
+	var all []float32
+	for _, path := range slices.Sorted(maps.Keys(of)) {
+		all = append(all, of[path]...)
 	}
 	return all
 }
 
 // inner are optimizers that keep more or less state.
-var inner = map[string]func() optimizers.Interface{
-	"sgd":  func() optimizers.Interface { return optimizers.StochasticGradientDescent() },
-	"adam": func() optimizers.Interface { return optimizers.Adam().LearningRate(0.01).Done() },
+var inner = map[string]func() optimizer.Interface{
+	"sgd":  func() optimizer.Interface { return optimizer.StochasticGradientDescent() },
+	"adam": func() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).Done() },
 }
 
 // TestSameTraining: two ranks make what GoMLX alone makes of batches twice as
@@ -142,7 +166,136 @@ func TestSameTraining(t *testing.T) {
 	}
 }
 
-// TestDataset: what all ranks get in an epoch.
+// checkpointed trains for some steps on a number of ranks, from a checkpoint in dir if there is
+// one, and writes one. It returns the parameters, and each rank's state of the reduction.
+func checkpointed(t *testing.T, dir string, ranks, steps int, states [][]byte, cfg ddp.Config) (parameters []uint64, now [][]byte) {
+	parameters, now = make([]uint64, ranks), make([][]byte, ranks)
+	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		o, err := gomlx.New(ctx, c, optimizer.StochasticGradientDescent().WithDecay(false), cfg)
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		if states != nil {
+			var mine [][]byte
+			for _, rank := range sparse.RestoreRanks(len(states), ranks, c.Rank()) {
+				mine = append(mine, states[rank])
+			}
+			if err := o.Restore(mine...); err != nil {
+				return err
+			}
+		}
+		x, err := newTrainingOf(c, o, 24/ranks, 1, perceptron, dir)
+		if err != nil {
+			return err
+		}
+		if err := x.data.Infinite(true).Seek(0, x.loop.LoopStep); err != nil {
+			return err
+		}
+		o.Attach(x.loop)
+		if _, err := x.loop.RunSteps(x.data, steps); err != nil {
+			return err
+		}
+		h := fnv.New64a()
+		if err := binary.Write(h, binary.LittleEndian, x.parameters()); err != nil {
+			return err
+		}
+		parameters[c.Rank()] = h.Sum64()
+		if now[c.Rank()], err = o.State(); err != nil || c.Rank() > 0 {
+			return err
+		}
+		stats, err := o.Stats()
+		assert.False(t, stats.Skipped)
+		return errors.Join(err, x.saved.Save())
+	}))
+	return parameters, now
+}
+
+// TestResume: a sparse training that is resumed from its checkpoint makes what the straight
+// run makes, bit for bit; without the state of the reduction it would not. It goes on, with
+// the same bits on all ranks, on more and on fewer ranks.
+func TestResume(t *testing.T) {
+	const ranks, before, after = 2, 5, 7
+	cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.05}}
+	want, _ := checkpointed(t, t.TempDir(), ranks, before+after, nil, cfg)
+	dir := t.TempDir()
+	_, states := checkpointed(t, dir, ranks, before, nil, cfg)
+	again := func(ranks int, states [][]byte) []uint64 {
+		here := t.TempDir()
+		require.NoError(t, os.CopyFS(here, os.DirFS(dir)))
+		got, _ := checkpointed(t, here, ranks, after, states, cfg)
+		for rank := range ranks {
+			require.Equal(t, got[0], got[rank])
+		}
+		return got
+	}
+	assert.Equal(t, want[0], again(ranks, states)[0])
+	assert.NotEqual(t, want[0], again(ranks, nil)[0])
+	for _, other := range []int{1, 3, 4} {
+		again(other, states)
+	}
+}
+
+// normalized subtracts the mean of the batch, and remembers it where norm.BatchNorm does, which
+// GoMLX's Go backend cannot train.
+func normalized(scope *model.Scope, x *graph.Node) *graph.Node {
+	mean := graph.ReduceMean(x, 0)
+	scope.In(norm.BatchNormalizationScopeName).WithInitializer(initializer.Zero).
+		VariableWithShape("mean", mean.Shape()).SetTrainable(false).SetNodeValue(mean)
+	return graph.Sub(x, graph.ExpandDims(mean, 0))
+}
+
+// TestSyncBatchNorm: what batch normalization remembers is the same on all ranks, if asked
+// for, and is their average.
+func TestSyncBatchNorm(t *testing.T) {
+	const ranks = 3
+	remembered := func(sync bool) [ranks]map[string][]float32 {
+		var all [ranks]map[string][]float32
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			o, err := gomlx.New(ctx, c, optimizer.Adam().Done(), ddp.Config{})
+			if err != nil {
+				return err
+			}
+			defer o.Close()
+			if sync {
+				o.SyncBatchNorm()
+			}
+			x, err := newTrainingOf(c, o, 16, 1, func(scope *model.Scope, images *graph.Node) *graph.Node {
+				return perceptron(scope, normalized(scope, images))
+			}, "")
+			if err != nil {
+				return err
+			}
+			o.Attach(x.loop)
+			if _, err := x.loop.RunSteps(x.data, 1); err != nil {
+				return err
+			}
+			all[c.Rank()] = map[string][]float32{}
+			for v := range x.variables.IterVariables() {
+				if strings.Contains(v.Path(), norm.BatchNormalizationScopeName) && !v.Trainable && !strings.HasPrefix(v.Path(), "/tutti") {
+					all[c.Rank()][v.Name()] = tensors.MustCopyFlatData[float32](v.MustValue())
+				}
+			}
+			return nil
+		}))
+		return all
+	}
+	apart, together := remembered(false), remembered(true)
+	require.Len(t, together[0], 1)
+	for name := range together[0] {
+		mean := make([]float32, len(together[0][name]))
+		for rank := range ranks {
+			assert.Equal(t, together[0][name], together[rank][name], name)
+			for i, x := range apart[rank][name] {
+				mean[i] += x / ranks
+			}
+		}
+		assert.InDeltaSlice(t, mean, together[0][name], 1e-5, name)
+	}
+	assert.NotEqual(t, apart[0]["mean"], apart[1]["mean"])
+}
+
+// TestDataset: what all ranks get in an epoch, and where iterations end and go on.
 func TestDataset(t *testing.T) {
 	numbers := tensors.FromFlatDataAndDimensions([]int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 11)
 	squares := tensors.FromFlatDataAndDimensions([]int64{0, 1, 4, 9, 16, 25, 36, 49, 64, 81, 100}, 11, 1)
@@ -151,27 +304,34 @@ func TestDataset(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 2, func(_ context.Context, c comm.Communicator) error {
 		d, err := gomlx.NewDataset(c, "numbers", both, both[:1], 2, distributed.SamplerConfig{Tail: distributed.TailDrop})
 		require.NoError(t, err)
-		for epoch := range 2 {
-			var got []int64
-			for {
-				_, inputs, labels, err := d.Yield()
-				if err == io.EOF {
+		take := func(most int) (got []int64) {
+			for b, err := range d.Iter() {
+				require.NoError(t, err)
+				assert.Equal(t, []int{2, 1}, b.Inputs[1].Shape().Dimensions)
+				x := tensors.MustCopyFlatData[int64](b.Inputs[0])
+				assert.Equal(t, []int64{x[0] * x[0], x[1] * x[1]}, tensors.MustCopyFlatData[int64](b.Inputs[1]))
+				assert.Equal(t, x, tensors.MustCopyFlatData[int64](b.Labels[0]))
+				if got = append(got, x...); len(got) >= most {
 					break
 				}
-				require.NoError(t, err)
-				assert.Equal(t, []int{2, 1}, inputs[1].Shape().Dimensions)
-				x := tensors.MustCopyFlatData[int64](inputs[0])
-				assert.Equal(t, []int64{x[0] * x[0], x[1] * x[1]}, tensors.MustCopyFlatData[int64](inputs[1]))
-				assert.Equal(t, x, tensors.MustCopyFlatData[int64](labels[0]))
-				got = append(got, x...)
 			}
-			assert.Len(t, got, 4, "five of eleven, in batches of two")
-			if epoch == 0 {
-				seen[c.Rank()] = got
-			} else {
-				assert.NotEqual(t, seen[c.Rank()], got)
-			}
-			d.Reset()
+			return got
+		}
+		first, second := take(100), take(100)
+		seen[c.Rank()] = first
+		assert.Len(t, first, 4, "five of eleven, in batches of two")
+		assert.NotEqual(t, first, second)
+		epoch, batch := d.Position()
+		assert.Equal(t, [2]int{2, 0}, [2]int{epoch, batch})
+
+		require.NoError(t, d.Infinite(true).Seek(0, 1))
+		assert.Equal(t, slices.Concat(first[2:], second[:2]), take(4), "from the middle of an epoch into the next")
+		epoch, batch = d.Position()
+		assert.Equal(t, [2]int{1, 1}, [2]int{epoch, batch})
+		d.Infinite(false)
+		assert.Equal(t, second[2:], take(100), "to the end of the epoch")
+		for _, wrong := range [][2]int{{-1, 0}, {0, -1}, {0, 3}} {
+			assert.ErrorIs(t, d.Seek(wrong[0], wrong[1]), comm.ErrArgument)
 		}
 		_, err = gomlx.NewDataset(c, "numbers", both, nil, 2, distributed.SamplerConfig{Tail: distributed.TailKeep})
 		assert.ErrorIs(t, err, comm.ErrArgument)
@@ -184,9 +344,9 @@ func TestDataset(t *testing.T) {
 // TestMisuse: an optimizer that makes its gradients itself.
 func TestMisuse(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		_, err := gomlx.New(ctx, c, struct{ optimizers.Interface }{}, ddp.Config{})
+		_, err := gomlx.New(ctx, c, struct{ optimizer.Interface }{}, ddp.Config{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
-		_, err = gomlx.New(ctx, nil, optimizers.StochasticGradientDescent(), ddp.Config{})
+		_, err = gomlx.New(ctx, nil, optimizer.StochasticGradientDescent(), ddp.Config{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return nil
 	}))
@@ -226,7 +386,9 @@ func BenchmarkStep(b *testing.B) {
 					if err != nil {
 						return err
 					}
-					x.data.SetEpoch(0)
+					if err := x.data.Seek(0, 0); err != nil {
+						return err
+					}
 				}
 				return nil
 			}))

@@ -9,15 +9,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
+	"strings"
 
-	"github.com/gomlx/gomlx/pkg/core/dtypes"
-	"github.com/gomlx/gomlx/pkg/core/graph"
-	"github.com/gomlx/gomlx/pkg/core/tensors"
-	mlctx "github.com/gomlx/gomlx/pkg/ml/context"
-	"github.com/gomlx/gomlx/pkg/ml/context/initializers"
-	"github.com/gomlx/gomlx/pkg/ml/train"
-	"github.com/gomlx/gomlx/pkg/ml/train/optimizers"
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/layers/norm"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -41,22 +43,25 @@ type Optimizer struct {
 	ctx   context.Context // of the training: hooks of GoMLX have none
 	c     comm.Communicator
 	cfg   ddp.Config
-	inner optimizers.Interface
+	inner optimizer.Interface
 	rt    *cpu.Runtime
 	sync  *ddp.Gradients
+	saved [][]byte // what Restore got before the first step
 
-	model  *mlctx.Context // of the first graph
-	params []*mlctx.Variable
-	slots  []*mlctx.Variable // their gradients
-	due    *mlctx.Variable   // not 0: slots are complete
-	update *mlctx.Exec
+	params   []*model.Variable // of the first graph
+	slots    []*model.Variable // their gradients, in the order of all ranks
+	averages []*model.Variable // of batch normalization, if they are synchronized
+	due      *model.Variable   // not 0: slots are complete
+	update   *model.Exec
+
+	syncBatchNorm bool
 }
 
 // New returns an optimizer that averages over the ranks of c as cfg says, densely
 // unless set, and leaves the update to inner, which works with given gradients
 // (train.OptimizeWithGradients: Adam, SGD and their relatives). ctx ends waits for
 // other ranks. All ranks pass the same.
-func New(ctx context.Context, c comm.Communicator, inner optimizers.Interface, cfg ddp.Config) (*Optimizer, error) {
+func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cfg ddp.Config) (*Optimizer, error) {
 	if _, ok := inner.(train.OptimizeWithGradients); !ok || c == nil {
 		return nil, fmt.Errorf("gomlx: new optimizer: %w: communicator %v; optimizer %T takes given gradients: %v", comm.ErrArgument, c, inner, ok)
 	}
@@ -73,59 +78,104 @@ func (o *Optimizer) Attach(loop *train.Loop) {
 		if loop.LoopStep > 0 {
 			return nil
 		}
-		ctx := loop.Trainer.Context()
-		if v := ctx.GetVariableByScopeAndName(mlctx.RootScope, mlctx.RNGStateVariableName); v == nil || !v.HasValue() {
-			if err := ctx.ResetRNGState(); err != nil {
+		store := loop.Trainer.Store()
+		if v := store.GetVariable("/" + model.RNGStateVariableName); v == nil || !v.HasValue() {
+			if err := store.ResetRNGState(); err != nil {
 				return err
 			}
 		}
-		return o.broadcast(slices.Collect(ctx.IterVariables()))
+		return o.broadcast(slices.Collect(store.IterVariables()))
 	})
 	loop.OnStep("tutti", first, func(*train.Loop, []*tensors.Tensor) error { return o.step() })
 }
 
-// UpdateGraph implements optimizers.Interface.
-func (o *Optimizer) UpdateGraph(ctx *mlctx.Context, _ *graph.Graph, loss *graph.Node) {
-	o.UpdateGraphWithGradients(ctx, ctx.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
+// SyncBatchNorm has every update average over the ranks what batch normalization
+// remembers of batches (mean, variance and their weight), so that all ranks evaluate the
+// same model and any of them may write a checkpoint. Within a step a rank normalizes by
+// its own batch. It is called before the first step, on all ranks.
+func (o *Optimizer) SyncBatchNorm() *Optimizer {
+	o.syncBatchNorm = true
+	return o
+}
+
+// Stats is that of [ddp.Gradients], of the last update. Before the first it is zero.
+func (o *Optimizer) Stats() (ddp.Stats, error) {
+	if o.sync == nil {
+		return ddp.Stats{}, nil
+	}
+	return o.sync.Stats(o.ctx)
+}
+
+// State returns what the reduction keeps between updates ([ddp.Gradients.State]:
+// residuals of sparse patterns, momentum), nil before the first. Each rank saves its own,
+// beside the checkpoint of variables that one rank writes.
+func (o *Optimizer) State() ([]byte, error) {
+	if o.sync == nil {
+		return nil, nil
+	}
+	return o.sync.State(o.ctx)
+}
+
+// Restore continues from states that [Optimizer.State] returned, with the variables of the
+// same step: the rank's own, or, with another number of ranks than before, all of them
+// ([ddp.Gradients.Restore]). Before the first step they are taken over when it reduces,
+// which reports what is wrong with them.
+func (o *Optimizer) Restore(states ...[]byte) error {
+	states = slices.DeleteFunc(states, func(s []byte) bool { return len(s) == 0 })
+	if o.sync == nil || len(states) == 0 {
+		o.saved = states
+		return nil
+	}
+	return o.sync.Restore(o.ctx, states...)
+}
+
+// UpdateGraph implements optimizer.Interface.
+func (o *Optimizer) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.Node) {
+	o.UpdateGraphWithGradients(scope, scope.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
 }
 
 // UpdateGraphWithGradients implements train.OptimizeWithGradients. It builds the
 // half of a step that comes before the reduction.
-func (o *Optimizer) UpdateGraphWithGradients(ctx *mlctx.Context, gradients []*graph.Node, loss dtypes.DType) {
-	ctx, g := ctx.Checked(false), gradients[0].Graph()
-	var params, slots []*mlctx.Variable
-	for v := range ctx.IterVariables() {
+func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.Node, loss dtypes.DType) {
+	store, g := s.Store(), gradients[0].Graph()
+	var params, slots []*model.Variable
+	for v := range s.IterVariables() {
 		if v.Trainable && v.InUseByGraph(g) {
-			slot := ctx.InAbsPath(scope+v.Scope()).WithInitializer(initializers.Zero).VariableWithShape(v.Name(), v.Shape())
+			slot := store.VariableWithShape(scope+v.Path(), v.Shape(), graph.Zeros)
 			params, slots = append(params, v), append(slots, slot.SetTrainable(false))
 		}
 	}
 	for i, slot := range slots {
-		slot.SetValueGraph(gradients[i])
+		slot.SetNodeValue(gradients[i])
 	}
-	due := ctx.InAbsPath(scope).VariableWithValue("due", int32(0)).SetTrainable(false)
-	due.SetValueGraph(graph.Const(g, int32(1)))
+	due := store.VariableWithValue(scope+"/due", int32(0)).SetTrainable(false)
+	due.SetNodeValue(graph.Const(g, int32(1)))
 	if o.update != nil {
 		if !slices.Equal(params, o.params) {
 			panic(errors.New("gomlx: a graph uses other trainable variables than the first one"))
 		}
 		return
 	}
-	o.model, o.params, o.slots, o.due = ctx, params, slots, due
-	o.update = mlctx.MustNewExec(g.Backend(), ctx, func(ctx *mlctx.Context, g *graph.Graph) *graph.Node {
-		var reduced []*graph.Node
-		for i, v := range o.params {
-			v.ValueGraph(g) // so that it is in use
-			reduced = append(reduced, o.slots[i].ValueGraph(g))
+	for v := range s.IterVariables() {
+		if o.syncBatchNorm && !v.Trainable && path.Base(v.Scope()) == norm.BatchNormalizationScopeName {
+			o.averages = append(o.averages, v)
 		}
-		o.inner.(train.OptimizeWithGradients).UpdateGraphWithGradients(ctx.Checked(false), reduced, loss)
+	}
+	o.params, o.slots, o.averages, o.due = params, inOrder(slots), inOrder(o.averages), due
+	o.update = model.MustNewExec(g.Backend(), store, func(s *model.Scope, g *graph.Graph) *graph.Node {
+		var reduced []*graph.Node
+		for i, v := range params {
+			v.NodeValue(g) // so that it is in use
+			reduced = append(reduced, slots[i].NodeValue(g))
+		}
+		o.inner.(train.OptimizeWithGradients).UpdateGraphWithGradients(s, reduced, loss)
 		return graph.ScalarZero(g, loss)
 	})
 }
 
-// Clear implements optimizers.Interface.
-func (o *Optimizer) Clear(ctx *mlctx.Context) error {
-	return errors.Join(ctx.InAbsPath(scope).DeleteVariablesInScope(), o.inner.Clear(ctx))
+// Clear implements optimizer.Interface.
+func (o *Optimizer) Clear(s *model.Scope) error {
+	return errors.Join(s.Store().DeleteVariablesInScope(scope), o.inner.Clear(s))
 }
 
 // Close gives memory back. The communicator stays as it is.
@@ -158,26 +208,43 @@ func (o *Optimizer) step() error {
 			if o.sync, err = ddp.New(o.ctx, o.rt, o.c, gradients, o.cfg); err != nil {
 				return err
 			}
+			if len(o.saved) > 0 {
+				if err := o.sync.Restore(o.ctx, o.saved...); err != nil {
+					return err
+				}
+				o.saved = nil
+			}
 		}
 		return o.sync.ReduceAll(o.ctx, gradients)
 	})
 	if err == nil {
-		_, err = o.update.Exec()
+		_, err = o.update.Call()
+	}
+	if err == nil {
+		err = o.with(o.averages, nil, func(averages []*runtime.Tensor) error {
+			return distributed.AllReduceAll(o.ctx, o.c, averages, comm.Avg)
+		})
 	}
 	return err
 }
 
 // broadcast gives all ranks rank 0's variables, those that have values.
-func (o *Optimizer) broadcast(variables []*mlctx.Variable) error {
-	variables = slices.DeleteFunc(variables, func(v *mlctx.Variable) bool { return !v.HasValue() })
-	return o.with(variables, nil, func(values []*runtime.Tensor) error {
+func (o *Optimizer) broadcast(variables []*model.Variable) error {
+	variables = slices.DeleteFunc(variables, func(v *model.Variable) bool { return !v.HasValue() })
+	return o.with(inOrder(variables), nil, func(values []*runtime.Tensor) error {
 		return distributed.BroadcastAll(o.ctx, o.c, values, 0)
 	})
 }
 
+// inOrder returns variables sorted by path, as ranks that load a checkpoint may have them in
+// different orders.
+func inOrder(variables []*model.Variable) []*model.Variable {
+	return slices.SortedFunc(slices.Values(variables), func(v, w *model.Variable) int { return strings.Compare(v.Path(), w.Path()) })
+}
+
 // with calls use with tensors of the memory of variables, behind those that there
 // are already. GoMLX gives access to memory only while a function runs.
-func (o *Optimizer) with(variables []*mlctx.Variable, wrapped []*runtime.Tensor, use func([]*runtime.Tensor) error) error {
+func (o *Optimizer) with(variables []*model.Variable, wrapped []*runtime.Tensor, use func([]*runtime.Tensor) error) error {
 	if len(variables) == 0 {
 		return use(wrapped)
 	}
@@ -187,7 +254,7 @@ func (o *Optimizer) with(variables []*mlctx.Variable, wrapped []*runtime.Tensor,
 	}
 	dt, err := dtype.Parse(value.DType().String())
 	if err != nil {
-		return fmt.Errorf("%s: %w", variables[0].ScopeAndName(), err)
+		return fmt.Errorf("%s: %w", variables[0].Path(), err)
 	}
 	access := value.MutableBytes(func(data []byte) {
 		var t *runtime.Tensor

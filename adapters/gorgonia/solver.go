@@ -67,6 +67,18 @@ func (s *Solver) Step(model []gorgonia.ValueGrad) error {
 	return s.inner.Step(model)
 }
 
+// Stats is that of [ddp.Gradients], of the last step.
+func (s *Solver) Stats() (ddp.Stats, error) { return s.sync.Stats(s.ctx) }
+
+// State returns what the reduction keeps between steps ([ddp.Gradients.State]: residuals of
+// sparse patterns, momentum). Each rank saves its own, beside the parameters.
+func (s *Solver) State() ([]byte, error) { return s.sync.State(s.ctx) }
+
+// Restore continues from states that [Solver.State] returned, with the parameters of the
+// same step: the rank's own, or, with another number of ranks than before, those that
+// sparse.RestoreRanks names ([ddp.Gradients.Restore]).
+func (s *Solver) Restore(states ...[]byte) error { return s.sync.Restore(s.ctx, states...) }
+
 // Close gives memory back. The communicator stays as it is.
 func (s *Solver) Close() error {
 	var err error

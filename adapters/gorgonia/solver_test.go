@@ -2,8 +2,10 @@ package gorgonia_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -111,6 +114,61 @@ func TestSameTraining(t *testing.T) {
 			assert.InDeltaSlice(t, []float64{0, 1, 2, 3, 4, 0.5}, got[0], 0.2, "it has learned something")
 		})
 	}
+}
+
+// vector is a parameter with a gradient of the test's own.
+type vector struct{ value, grad *tensor.Dense }
+
+func (v vector) Value() G.Value         { return v.value }
+func (v vector) Grad() (G.Value, error) { return v.grad, nil }
+
+// TestResume: a sparse training goes on from its parameters and states with the bits of the
+// straight run, and not without the states.
+func TestResume(t *testing.T) {
+	const ranks, n, before, steps = 2, 2000, 4, 9 // a smaller bucket is dense
+	// run makes the steps from one on, from parameters and the ranks' states.
+	run := func(from, to int, parameters []float32, states [][]byte) (now []float32, saved [][]byte) {
+		saved = make([][]byte, ranks)
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			v := vector{tensor.New(tensor.WithBacking(slices.Clone(parameters))), tensor.New(tensor.WithShape(n), tensor.Of(tensor.Float32))}
+			w := G.NewVector(G.NewGraph(), tensor.Float32, G.WithName("w"), G.WithValue(v.value))
+			solver, err := gorgonia.New(ctx, c, G.NewVanillaSolver(G.WithLearnRate(0.1)), G.Nodes{w},
+				ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}})
+			if err != nil {
+				return err
+			}
+			defer solver.Close()
+			if states != nil {
+				if err := solver.Restore(states[c.Rank()]); err != nil {
+					return err
+				}
+			}
+			for step := from; step < to; step++ {
+				rng := rand.New(rand.NewPCG(uint64(step), uint64(c.Rank())))
+				for i := range n {
+					v.grad.Data().([]float32)[i] = float32(rng.NormFloat64())
+				}
+				if err := solver.Step([]G.ValueGrad{v}); err != nil {
+					return err
+				}
+			}
+			stats, err := solver.Stats()
+			assert.False(t, stats.Skipped)
+			if c.Rank() == 0 {
+				now = slices.Clone(v.value.Data().([]float32))
+			}
+			state, stateErr := solver.State()
+			saved[c.Rank()] = state
+			return errors.Join(err, stateErr)
+		}))
+		return now, saved
+	}
+	want, _ := run(0, steps, make([]float32, n), nil)
+	half, states := run(0, before, make([]float32, n), nil)
+	got, _ := run(before, steps, half, states)
+	assert.Equal(t, want, got)
+	got, _ = run(before, steps, half, nil)
+	assert.NotEqual(t, want, got)
 }
 
 // TestWrap: the tensor is the value's memory, and what has gaps is refused.

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"github.com/gomlx/gomlx/backends"
-	"github.com/gomlx/gomlx/pkg/core/graph"
-	"github.com/gomlx/gomlx/pkg/core/tensors"
-	mlctx "github.com/gomlx/gomlx/pkg/ml/context"
+	"github.com/gomlx/compute"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/model"
 
 	"github.com/tutti-go/tutti/examples/digits"
 )
@@ -27,15 +27,15 @@ func load() (images, labels *tensors.Tensor, test digits.Set, err error) {
 }
 
 // evaluate returns the share of test images whose digit has the highest logit.
-func evaluate(backend backends.Backend, variables *mlctx.Context, test digits.Set) (float64, error) {
+func evaluate(backend compute.Backend, variables *model.Store, test digits.Set) (float64, error) {
 	images := tensors.FromFlatDataAndDimensions(test.Inputs, test.Len(), digits.Pixels)
-	exec, err := mlctx.NewExec(backend, variables.Reuse(), func(ctx *mlctx.Context, images *graph.Node) *graph.Node {
-		return graph.ArgMax(model(ctx, nil, []*graph.Node{images})[0], -1)
+	exec, err := model.NewExec(backend, variables, func(scope *model.Scope, images *graph.Node) *graph.Node {
+		return graph.ArgMax(perceptron(scope, images), -1)
 	})
 	if err != nil {
 		return 0, err
 	}
-	out, err := exec.Exec(images)
+	out, err := exec.Call(images)
 	if err != nil {
 		return 0, err
 	}
@@ -49,7 +49,7 @@ func evaluate(backend backends.Backend, variables *mlctx.Context, test digits.Se
 }
 
 // checksum is of the bits of the trainable variables, for comparing runs.
-func checksum(variables *mlctx.Context) uint32 {
+func checksum(variables *model.Store) uint32 {
 	sum := crc32.NewIEEE()
 	for v := range variables.IterVariables() {
 		if v.Trainable {

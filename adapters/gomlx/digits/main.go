@@ -11,16 +11,16 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/gomlx/gomlx/backends"
-	_ "github.com/gomlx/gomlx/backends/simplego"
-	"github.com/gomlx/gomlx/pkg/core/graph"
-	"github.com/gomlx/gomlx/pkg/core/tensors"
-	mlctx "github.com/gomlx/gomlx/pkg/ml/context"
-	"github.com/gomlx/gomlx/pkg/ml/layers"
-	"github.com/gomlx/gomlx/pkg/ml/layers/activations"
-	"github.com/gomlx/gomlx/pkg/ml/train"
-	"github.com/gomlx/gomlx/pkg/ml/train/losses"
-	"github.com/gomlx/gomlx/pkg/ml/train/optimizers"
+	"github.com/gomlx/compute"
+	_ "github.com/gomlx/compute/gobackend"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/layers"
+	"github.com/gomlx/gomlx/ml/layers/activation"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/loss"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/tutti-go/tutti/adapters/gomlx"
 	"github.com/tutti-go/tutti/comm"
@@ -59,12 +59,12 @@ func main() {
 
 // run is one rank.
 func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg ddp.Config) error {
-	backend, err := backends.NewWithConfig("go")
+	backend, err := compute.NewWithConfig("go")
 	if err != nil {
 		return err
 	}
-	variables := mlctx.New()
-	variables.SetParam(optimizers.ParamLearningRate, 0.01)
+	variables := model.NewStore()
+	variables.SetParam(optimizer.ParamLearningRate, 0.01)
 	if err := variables.SetRNGStateFromSeed(int64(c.Rank())); err != nil { // rank 0's will be used
 		return err
 	}
@@ -76,19 +76,19 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 	if err != nil {
 		return err
 	}
-	optimizer, err := gomlx.New(ctx, c, optimizers.Adam().Done(), cfg)
+	averaging, err := gomlx.New(ctx, c, optimizer.Adam().Done(), cfg)
 	if err != nil {
 		return err
 	}
-	defer optimizer.Close()
-	trainer := train.NewTrainer(backend, variables, model, losses.SparseCategoricalCrossEntropyLogits, optimizer, nil, nil)
+	defer averaging.Close()
+	trainer := train.NewTrainer(backend, variables, perceptron, loss.SparseCategoricalCrossEntropyLogits, averaging, nil, nil)
 	if accumulate > 1 {
 		if err := trainer.AccumulateGradients(accumulate); err != nil {
 			return err
 		}
 	}
 	loop := train.NewLoop(trainer)
-	optimizer.Attach(loop)
+	averaging.Attach(loop)
 	if _, err := loop.RunEpochs(data, epochs); err != nil {
 		return err
 	}
@@ -103,8 +103,8 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 	return nil
 }
 
-// model is a perceptron with one hidden layer.
-func model(ctx *mlctx.Context, _ any, inputs []*graph.Node) []*graph.Node {
-	hidden := activations.Relu(layers.Dense(ctx.In("hidden"), inputs[0], true, 32))
-	return []*graph.Node{layers.Dense(ctx.In("logits"), hidden, true, digits.Classes)}
+// perceptron has one hidden layer.
+func perceptron(scope *model.Scope, images *graph.Node) *graph.Node {
+	hidden := activation.Relu(layers.Dense(scope.In("hidden"), images, true, 32))
+	return layers.Dense(scope.In("logits"), hidden, true, digits.Classes)
 }
