@@ -20,10 +20,12 @@ type class uint8
 const (
 	reduceSums   class = iota // allreduce, sum and average of f64, f32, f16 and bf16
 	reduceOthers              // allreduce, other reductions of these
-	reduceTagged              // allreduce, other types
+	reduceTagged              // allreduce, other types of two bytes and more
+	reduceBytes               // allreduce, types of one byte
 	scatterSums
 	scatterOthers
 	scatterTagged
+	scatterBytes
 	gathers
 	exchanges
 	broadcasts
@@ -47,6 +49,8 @@ func classOf(x *comm.Call) (class, bool) {
 		return 0, false
 	}
 	switch {
+	case x.DType.Valid() && x.DType.Size() == 1:
+		return first + 3, true
 	case !x.DType.Valid() || !elements[x.DType].words:
 		return first + 2, true
 	case !sums(x.Reduce):
@@ -271,12 +275,16 @@ func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
 		return comm.AllReduceCall(send, recv, bytes/4, dtype.F32, comm.Min)
 	case reduceTagged:
 		return comm.AllReduceCall(send, recv, bytes/4, dtype.I32, comm.Sum)
+	case reduceBytes:
+		return comm.AllReduceCall(send, recv, bytes, dtype.FP8E4M3, comm.Sum)
 	case scatterSums:
 		return comm.ReduceScatterCall(send, recv, part, dtype.F32, comm.Sum)
 	case scatterOthers:
 		return comm.ReduceScatterCall(send, recv, part, dtype.F32, comm.Min)
 	case scatterTagged:
 		return comm.ReduceScatterCall(send, recv, part, dtype.I32, comm.Sum)
+	case scatterBytes:
+		return comm.ReduceScatterCall(send, recv, 4*part, dtype.FP8E4M3, comm.Sum)
 	case gathers:
 		return comm.AllGatherCall(send, recv, part, dtype.F32)
 	case exchanges:

@@ -109,11 +109,16 @@ func TestOffloadTable(t *testing.T) {
 	var none offloadTable
 	none.lacks[dtype.I16][comm.Sum] = true
 	most := offloadTable{limit: [classes]int{reduceSums: 1 << 20, gathers: 100}}
+	tagged := offloadTable{limit: [classes]int{reduceTagged: 1 << 20, scatterBytes: 64}}
 	for _, c := range []struct {
 		call     comm.Call
 		by       offloadTable
 		expected bool
 	}{
+		{comm.AllReduceCall(0, 0, 1<<17, dtype.I64, comm.Sum), tagged, true},
+		{comm.AllReduceCall(0, 0, 1<<10, dtype.I8, comm.Sum), tagged, false},
+		{comm.AllReduceCall(0, 0, 1<<10, dtype.FP8E5M2, comm.Max), tagged, false},
+		{comm.ReduceScatterCall(0, 0, 64, dtype.FP8E4M3, comm.Sum), tagged, true},
 		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Sum), most, true},
 		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Avg), most, true},
 		{comm.AllReduceCall(0, 0, 1<<18+1, dtype.F32, comm.Sum), most, false},
