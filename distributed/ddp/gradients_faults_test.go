@@ -257,7 +257,8 @@ func TestGradientFaults(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
 				var mu sync.Mutex
-				var met sync.WaitGroup
+				var began, met sync.WaitGroup
+				began.Add(size)
 				met.Add(size)
 				failed, completed := 0, 0
 				err = local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
@@ -271,6 +272,8 @@ func TestGradientFaults(t *testing.T) {
 						}
 						given := m.bits()
 						if step == bad && at >= 0 {
+							began.Done() // otherwise a rank that closes its communicator may end the step before of another one
+							began.Wait()
 							f.Calls = 0
 							if everywhere || rank == at%size {
 								f.At = at

@@ -92,7 +92,8 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg sparse.Config, n, size, at, kind i
 		return others[rank].Close()
 	}
 	var l ledger
-	var met sync.WaitGroup
+	var began, met sync.WaitGroup
+	began.Add(size)
 	met.Add(size)
 	failed := make([]error, size)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -104,6 +105,9 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg sparse.Config, n, size, at, kind i
 		if err == nil {
 			err = errors.Join(u.Step(ctx, 0), u.Load(1))
 		}
+		// A rank that fails closes its communicator, and others may still wait for the end of the step before.
+		began.Done()
+		began.Wait()
 		if err != nil {
 			met.Done()
 			return err
