@@ -17,10 +17,13 @@ import (
 )
 
 // TestLocalWithStreams runs the suite in the ways of devices with streams. (What auto chooses among
-// is part of it; how it does so there, TestAutoWithStreams of package sparse knows.)
+// is part of it; how it does so there, TestAutoWithStreams of package sparse knows.) With 5 ranks,
+// extended, it does what it does with 3.
 func TestLocalWithStreams(t *testing.T) {
-	sizes := []int{1, 2, 3, 5}
-	if testing.Short() {
+	sizes := []int{1, 2, 3}
+	if extended {
+		sizes = []int{1, 2, 3, 5}
+	} else if testing.Short() {
 		sizes = []int{3}
 	}
 	rt := standin.NewOnStream(cpu.New())

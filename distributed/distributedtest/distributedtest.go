@@ -30,6 +30,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -166,9 +167,12 @@ func (r *rank) tensor(dt dtype.DType, values []float32) (*runtime.Tensor, error)
 
 // write stores values, rounded to t's type.
 func (r *rank) write(t *runtime.Tensor, values []float32) error {
-	raw := make([]byte, t.Bytes())
-	if err := dtype.FromFloat32(raw, t.DType(), values); err != nil {
-		return err
+	raw := hostmem.Bytes(values)
+	if t.DType() != dtype.F32 {
+		raw = make([]byte, t.Bytes())
+		if err := dtype.FromFloat32(raw, t.DType(), values); err != nil {
+			return err
+		}
 	}
 	p, err := t.Ptr()
 	if err != nil {
@@ -179,21 +183,28 @@ func (r *rank) write(t *runtime.Tensor, values []float32) error {
 
 // bytes returns t's content.
 func (r *rank) bytes(t *runtime.Tensor) ([]byte, error) {
+	raw := make([]byte, t.Bytes())
+	return raw, r.copyOut(raw, t)
+}
+
+func (r *rank) copyOut(raw []byte, t *runtime.Tensor) error {
 	p, err := t.Ptr()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	raw := make([]byte, t.Bytes())
-	return raw, r.rt.CopyOut(raw, p)
+	return r.rt.CopyOut(raw, p)
 }
 
 // read returns t's elements as float32.
 func (r *rank) read(t *runtime.Tensor) ([]float32, error) {
+	values := make([]float32, t.Len())
+	if t.DType() == dtype.F32 {
+		return values, r.copyOut(hostmem.Bytes(values), t)
+	}
 	raw, err := r.bytes(t)
 	if err != nil {
 		return nil, err
 	}
-	values := make([]float32, t.Len())
 	return values, dtype.ToFloat32(values, raw, t.DType())
 }
 
