@@ -1,0 +1,100 @@
+package outer
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+)
+
+// Config says how a [Loop] averages. All ranks use the same.
+type Config struct {
+	// Every is H, the steps of a window. Those of DiLoCo are 50 to 500, and of SparseLoCo 15 to
+	// 50; fewer where the ranks' data differ much.
+	Every int
+	// Schedule, if set, returns the steps of the window of each round, from 0 on, in the place
+	// of Every. It is a function of the round alone.
+	Schedule func(round int) int
+
+	// Reduce is how outer gradients are averaged: densely unless set. They are F32, whatever
+	// the parameters are. NonFinite is [sparse.SkipNonFinite] unless set. Sum, Rebuild,
+	// BucketViews and Uneven have no meaning here.
+	Reduce ddp.Config
+	// Decay, in (0, 1], multiplies the residual after each round: 1 unless set. SparseLoCo has
+	// 0.95.
+	Decay float64
+	// Weighted has a rank count with the steps that it has made since its last exchange, or
+	// what it passes to [Loop.Weigh]. It costs an allreduce of one number a round.
+	Weighted bool
+
+	// LearningRate of the outer optimizer: 1 unless set.
+	LearningRate float64
+	// Momentum of the outer optimizer, in [0, 1): 0.9 in DiLoCo.
+	Momentum float64
+	// Nesterov: the momentum is Nesterov's.
+	Nesterov bool
+
+	// Fragments is into how many parts the parameters are cut, which take turns within a
+	// window: 1 unless set. A parameter is in one fragment.
+	Fragments int
+	// Delay is how many steps after it was sent a fragment arrives: 0 unless set, with which
+	// Step waits for the exchange. Otherwise the exchange goes on behind the steps between. It
+	// is at most the number of steps from one fragment to the next.
+	Delay int
+	// Mix, in [0, 1), is the share of a rank's own parameters where a fragment arrives: they
+	// become Mix · own + (1 − Mix) · common. 0 unless set; Streaming DiLoCo has 0.5.
+	Mix float64
+}
+
+// withDefaults returns c with the defaults of what is not set.
+func (c Config) withDefaults(params int) (Config, error) {
+	if c.Fragments == 0 {
+		c.Fragments = 1
+	}
+	if c.LearningRate == 0 {
+		c.LearningRate = 1
+	}
+	if c.Decay == 0 {
+		c.Decay = 1
+	}
+	switch share := func(x float64) bool { return x >= 0 && x < 1 }; {
+	case c.Fragments < 1 || c.Fragments > params:
+		return c, base.ConfigError("Fragments is %d, want 1 to %d, the number of parameters", c.Fragments, params)
+	case !(c.LearningRate > 0) || math.IsInf(c.LearningRate, 1):
+		return c, base.ConfigError("LearningRate is %v, want a finite number above 0", c.LearningRate)
+	case !share(c.Momentum) || !share(c.Mix):
+		return c, base.ConfigError("Momentum is %v and Mix is %v, want [0, 1)", c.Momentum, c.Mix)
+	case !(c.Decay > 0 && c.Decay <= 1):
+		return c, base.ConfigError("Decay is %v, want (0, 1]", c.Decay)
+	case c.Delay < 0:
+		return c, base.ConfigError("Delay is %d, want at least 0", c.Delay)
+	case c.Reduce.Sum || c.Reduce.Rebuild || c.Reduce.BucketViews || c.Reduce.Uneven:
+		return c, base.ConfigError("Reduce has Sum, Rebuild, BucketViews or Uneven")
+	}
+	if c.Reduce.NonFinite == 0 && !c.Reduce.NoUndo {
+		c.Reduce.NonFinite = sparse.SkipNonFinite
+	}
+	_, err := c.window(0)
+	return c, err
+}
+
+// window returns the steps of a round's window.
+func (c *Config) window(round int) (int, error) {
+	steps := c.Every
+	if c.Schedule != nil {
+		steps = c.Schedule(round)
+	}
+	if apart := steps / c.Fragments; apart < max(1, c.Delay) {
+		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments to the next; want at least 1, and no fewer than Delay (%d)",
+			round, steps, apart, c.Fragments, c.Delay)
+	}
+	return steps, nil
+}
+
+// terms is what the ranks compare.
+func (c *Config) terms() string {
+	return fmt.Sprintf("version %s\nouter rate %v, momentum %v, nesterov %v, decay %v, weighted %v\n%d fragments, delay %d, mix %v",
+		base.Version(), c.LearningRate, c.Momentum, c.Nesterov, c.Decay, c.Weighted, c.Fragments, c.Delay, c.Mix)
+}

@@ -1,0 +1,338 @@
+package outer
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Loop exchanges the parameters of a model that each rank trains by an optimizer of its own.
+//
+//	loop, err := outer.New(ctx, rt, c, parameters, outer.Config{Every: 50})
+//	…
+//	for batch := range batches {
+//		// forward, backward, the step of the inner optimizer
+//		err := loop.Step(ctx)
+//	}
+//
+// It keeps the common parameters in F32, an outer gradient as long, a velocity with momentum,
+// and what the reduction keeps.
+//
+// A Loop belongs to one goroutine at a time. So does its communicator during calls; with a
+// Delay it has a communicator split from that, so that the program can use its own between.
+type Loop struct {
+	rt      runtime.Runtime
+	kernels runtime.Kernels
+	c       comm.Communicator
+	own     bool // c is the loop's
+	cfg     Config
+	order   base.Order
+	agreed  bool
+
+	buffers                          base.Buffers
+	common, delta, velocity, rounded base.Buffer
+	words                            base.Buffer
+	fragments                        []*fragment
+	n                                int // elements
+
+	step          int     // steps that ended
+	round         int     // of the window
+	begin, length int     // the window: its first step and how many it has
+	made, next    float64 // what steps counted, and what the next one will
+	stats         Stats
+	err           error // why the loop is of no use any more
+	closed        bool
+}
+
+// Stats tells what a [Loop] did on this rank.
+type Stats struct {
+	Steps     int // of the inner optimizer
+	Rounds    int // windows that ended
+	Exchanges int // fragments that arrived
+	Skipped   int // fragments that the ranks dropped, as one of them was not finite
+	// SentElements and SentBytes count as in [ddp.Stats], over all exchanges.
+	SentElements, SentBytes int64
+	// LaunchTime and WaitTime are the host's time in exchanges that steps did not hide.
+	LaunchTime, WaitTime time.Duration
+}
+
+// The words in device memory that kernels multiply by.
+const (
+	minusWord = iota
+	rateWord
+	momentumWord
+	mixWord
+	weightWord
+	words
+)
+
+// New prepares a loop for parameters, contiguous tensors of F32, F16 or BF16 in rt's memory,
+// which the program's optimizer changes and Step replaces. All ranks of c call it together, with
+// parameters of the same lengths and types, the same bits in them ([distributed.BroadcastAll])
+// and the same configuration: they are the first common parameters.
+//
+// Errors are those of [ddp.New], and [comm.ErrArgument] for a field of cfg that is out of
+// range. Ranks that differ find out when the first fragment is sent ([comm.ErrMismatch]).
+func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Loop, error) {
+	const op = "outer loop"
+	if rt == nil || c == nil || len(params) == 0 {
+		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil, or there are no parameters", comm.ErrArgument))
+	}
+	cfg, err := cfg.withDefaults(len(params))
+	if err != nil {
+		return nil, err
+	}
+	l := &Loop{rt: rt, c: c, cfg: cfg, next: 1}
+	if l.length, err = cfg.window(0); err == nil {
+		l.kernels, err = runtime.KernelsOf(rt)
+	}
+	if err == nil {
+		err = l.allocate(params)
+	}
+	if err == nil {
+		err = l.bind(ctx, c)
+	}
+	for _, f := range l.fragments {
+		if err == nil {
+			f.sync, err = ddp.New(ctx, rt, l.c, f.deltas, cfg.Reduce)
+		}
+	}
+	if err != nil {
+		return nil, base.OpError(op, errors.Join(err, l.Close()))
+	}
+	return l, nil
+}
+
+// bind makes c the loop's communicator, or with a Delay one split from it.
+func (l *Loop) bind(ctx context.Context, c comm.Communicator) error {
+	if l.cfg.Delay > 0 {
+		mine, err := c.Split(ctx, 0, c.Rank())
+		if err != nil {
+			return err
+		}
+		c = mine
+	}
+	l.c, l.own, l.order, l.agreed = c, l.cfg.Delay > 0, base.NewOrder(l.rt, c), false
+	return nil
+}
+
+// allocate cuts parameters into fragments of about equal length, and copies them.
+func (l *Loop) allocate(params []*runtime.Tensor) error {
+	starts, widest := make([]int, len(params)+1), 0
+	for i, t := range params {
+		if _, err := base.Address("outer loop", fmt.Sprintf("parameter %d", i), l.c, t); err != nil {
+			return err
+		}
+		if err := errors.Join(base.SameStream(l.rt, t.Runtime()), base.CheckGradientType(t.DType())); err != nil {
+			return fmt.Errorf("parameter %d: %w", i, err)
+		}
+		starts[i+1] = starts[i] + t.Len()
+		if t.DType() != dtype.F32 {
+			widest = max(widest, t.Bytes())
+		}
+	}
+	l.n = starts[len(params)]
+	arrays := map[*base.Buffer]int{&l.common: l.n * base.WordSize, &l.delta: l.n * base.WordSize, &l.rounded: widest, &l.words: words * base.WordSize}
+	if l.cfg.Momentum > 0 {
+		arrays[&l.velocity] = l.n * base.WordSize
+	}
+	for b, bytes := range arrays {
+		if err := l.buffers.Allocate(l.rt, b, bytes); err != nil {
+			return err
+		}
+	}
+	for word, x := range map[int]float64{minusWord: -1, rateWord: -l.cfg.LearningRate, momentumWord: l.cfg.Momentum, mixWord: l.cfg.Mix} {
+		if err := l.set(word, x); err != nil {
+			return err
+		}
+	}
+	first := 0
+	for i := range l.cfg.Fragments {
+		end, left := first+1, l.cfg.Fragments-1-i // which get one parameter each at least
+		for end < len(params)-left && (starts[end]+starts[end+1])/2 <= (i+1)*l.n/l.cfg.Fragments {
+			end++
+		}
+		f := &fragment{from: starts[first], n: starts[end] - starts[first], params: params[first:end]}
+		for j, t := range f.params {
+			d, err := runtime.Wrap(l.rt, base.At(l.delta.Ptr, starts[first+j]), dtype.F32, t.Shape(), nil, nil)
+			if err != nil {
+				return err
+			}
+			f.deltas = append(f.deltas, d)
+		}
+		l.fragments = append(l.fragments, f)
+		first = end
+	}
+	return l.start()
+}
+
+// start makes the ranks' parameters the common ones.
+func (l *Loop) start() error {
+	if l.velocity.Ptr != 0 {
+		if err := l.rt.Fill(l.velocity.Ptr, l.n, dtype.F32, 0); err != nil {
+			return err
+		}
+	}
+	if err := l.rt.Fill(l.common.Ptr, l.n, dtype.F32, 0); err != nil {
+		return err
+	}
+	offset := 0
+	for _, f := range l.fragments {
+		for _, t := range f.params {
+			p, err := t.Ptr()
+			if err == nil {
+				err = l.kernels.Accumulate(runtime.Source{X: base.At(l.common.Ptr, offset), N: t.Len(), Grad: p, DType: t.DType()})
+			}
+			if err != nil {
+				return err
+			}
+			offset += t.Len()
+		}
+	}
+	return nil
+}
+
+// Step ends a step of the inner optimizer. Where a fragment is due it is sent, and where one
+// arrives, the host waits for the exchange, the common parameters move, and those of the rank
+// become (or are mixed with) them. Without a Delay a fragment arrives in the step that sends it.
+//
+// A round is a transaction. After an error of an exchange nothing has happened on this rank, the
+// step does not count, and the same call repeats it, after [Loop.Rebind] where the communicator
+// is broken. Where outer gradients are not finite on any rank, all ranks drop them and take the
+// common parameters ([Stats].Skipped), unless Config.Reduce says otherwise. An error of the
+// runtime while the common parameters move stays.
+func (l *Loop) Step(ctx context.Context) error {
+	const op = "outer step"
+	if err := l.usable(op); err != nil {
+		return err
+	}
+	now := l.step + 1
+	for _, f := range l.fragments {
+		if f.phase != resting && f.sent < now && now >= f.sent+l.cfg.Delay {
+			if err := l.finish(ctx, f); err != nil {
+				return base.OpError(op, err)
+			}
+		}
+	}
+	for i, f := range l.fragments {
+		if now != l.begin+(i+1)*l.length/len(l.fragments) {
+			continue
+		}
+		var err error
+		if f.sent != now {
+			err = l.send(ctx, f)
+		}
+		if err == nil && l.cfg.Delay == 0 {
+			err = l.finish(ctx, f)
+		}
+		if err != nil {
+			return base.OpError(op, err)
+		}
+	}
+	if now == l.begin+l.length {
+		length, err := l.cfg.window(l.round + 1)
+		if err != nil {
+			l.err = err
+			return base.OpError(op, err)
+		}
+		l.round, l.begin, l.length = l.round+1, now, length
+	}
+	l.step, l.made, l.next = now, l.made+l.next, 1
+	return nil
+}
+
+// Weigh has the step that Step ends next count as weight instead of 1 (its samples, for example;
+// 0 where a rank had no data and made none), with Config.Weighted.
+func (l *Loop) Weigh(weight float64) error {
+	if !(weight >= 0) || math.IsInf(weight, 1) {
+		return base.OpError("outer weight", fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
+	}
+	l.next = weight
+	return nil
+}
+
+// Adopt makes the rank's parameters the common ones, as a rank does that has none of its own
+// after [Loop.Restore], or before it evaluates the model that all ranks have.
+func (l *Loop) Adopt() error {
+	if err := l.usable("outer adopt"); err != nil {
+		return err
+	}
+	for _, f := range l.fragments {
+		if err := l.adopt(f, false); err != nil {
+			return base.OpError("outer adopt", err)
+		}
+	}
+	return nil
+}
+
+// Stats returns what the loop did since New.
+func (l *Loop) Stats() Stats {
+	s := l.stats
+	s.Steps, s.Rounds = l.step, l.round
+	return s
+}
+
+// Close frees the memory, and the communicator that New split. Parameters stay as they are. In
+// the middle of an exchange, see [ddp.Gradients.Close]. Closing twice is fine.
+func (l *Loop) Close() error {
+	if l.closed {
+		return nil
+	}
+	var errs []error
+	for _, f := range l.fragments {
+		if f.sync != nil {
+			errs = append(errs, f.sync.Close())
+		}
+		for _, t := range f.deltas {
+			errs = append(errs, t.Free())
+		}
+	}
+	errs = append(errs, l.buffers.Release(l.rt, 0))
+	if l.own {
+		errs = append(errs, l.c.Close())
+	}
+	l.closed = true
+	return errors.Join(errs...)
+}
+
+// usable returns why the loop is not.
+func (l *Loop) usable(op string) error {
+	if l.closed {
+		return base.OpError(op, base.ClosedError("outer loop"))
+	}
+	if l.err != nil {
+		return base.OpError(op, l.err)
+	}
+	return nil
+}
+
+// agree compares the ranks' configurations, and where they are, before the first exchange with
+// a communicator.
+func (l *Loop) agree(ctx context.Context) error {
+	if l.agreed || l.c.WorldSize() == 1 {
+		return nil
+	}
+	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d", l.cfg.terms(), l.step, l.round, l.begin, l.begin+l.length)
+	err := base.Agree(ctx, l.rt, l.c, &l.order, &l.buffers, terms)
+	l.agreed = err == nil
+	return err
+}
+
+// at returns the address of a fragment's elements in an array.
+func at(b base.Buffer, f *fragment) uintptr { return base.At(b.Ptr, f.from) }
+
+// word returns the address of a word, and set stores it.
+func (l *Loop) word(i int) uintptr { return base.At(l.words.Ptr, i) }
+
+func (l *Loop) set(i int, x float64) error {
+	return l.rt.CopyIn(l.word(i), binary.NativeEndian.AppendUint32(nil, math.Float32bits(float32(x))))
+}

@@ -1,0 +1,531 @@
+package outer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/outer"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// model is a rank's parameters, in Go memory.
+type model struct {
+	values  [][]float32
+	tensors []*runtime.Tensor
+}
+
+var lengths = []int{300, 7, 1200, 40}
+
+const total = 300 + 7 + 1200 + 40
+
+// startValues are parameters of about 1, multiples of 2^-10: the same on all ranks.
+func startValues() []float32 {
+	rng := rand.New(rand.NewPCG(1, 2))
+	all := make([]float32, total)
+	for i := range all {
+		all[i] = 1 + float32(rng.IntN(2048))/1024
+	}
+	return all
+}
+
+func newModel(t testing.TB, rt *cpu.Runtime) *model {
+	m, rest := &model{}, startValues()
+	for _, n := range lengths {
+		x, err := cpu.Wrap(rt, rest[:n:n])
+		require.NoError(t, err)
+		m.values, m.tensors, rest = append(m.values, rest[:n:n]), append(m.tensors, x), rest[n:]
+	}
+	return m
+}
+
+// gradient is that of a step on a rank, multiples of 2^-6 of magnitude up to 1/4.
+func gradient(step, rank, parameter int) []float32 {
+	rng := rand.New(rand.NewPCG(uint64(step), uint64(rank*100+parameter)))
+	g := make([]float32, lengths[parameter])
+	for i := range g {
+		g[i] = float32(rng.IntN(33)-16) / 64
+	}
+	return g
+}
+
+// sgd makes a step of an inner optimizer of rate 1/4.
+func (m *model) sgd(step, rank int) {
+	for p, v := range m.values {
+		for i, g := range gradient(step, rank, p) {
+			v[i] -= g / 4
+		}
+	}
+}
+
+func (m *model) flat() []float32 { return slices.Concat(m.values...) }
+
+// train makes steps on a world, and returns each rank's parameters and the hash of the common ones.
+func train(t *testing.T, ranks, steps int, cfg outer.Config) (all [][]float32, hashes []uint64) {
+	all, hashes = make([][]float32, ranks), make([]uint64, ranks)
+	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		m := newModel(t, rt)
+		l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		for step := range steps {
+			m.sgd(step, c.Rank())
+			if err := l.Step(ctx); err != nil {
+				return err
+			}
+		}
+		all[c.Rank()] = m.flat()
+		hashes[c.Rank()], err = l.Hash(ctx)
+		return err
+	}))
+	return all, hashes
+}
+
+// A window of one step, an outer rate of 1 and no compression are data-parallel SGD: bit for
+// bit, where no sum is rounded.
+func TestOneStepIsDataParallel(t *testing.T) {
+	const ranks, steps = 4, 20
+	want := newModel(t, cpu.New())
+	for step := range steps {
+		for p, v := range want.values {
+			sum := make([]float32, len(v))
+			for rank := range ranks {
+				for i, g := range gradient(step, rank, p) {
+					sum[i] += g
+				}
+			}
+			for i := range v {
+				v[i] -= sum[i] / ranks / 4
+			}
+		}
+	}
+	for _, cfg := range []outer.Config{{Every: 1}, {Schedule: func(int) int { return 1 }}} {
+		all, hashes := train(t, ranks, steps, cfg)
+		for rank := range ranks {
+			assert.Equal(t, want.flat(), all[rank])
+			assert.Equal(t, hashes[0], hashes[rank])
+		}
+	}
+}
+
+// reference is the published algorithm in float64, with dense averages: windows of H steps,
+// fragments that are sent in turn, arrive some steps later and are mixed. alive is how many
+// ranks a fragment is averaged over that is sent after a step.
+func reference(ranks, steps int, cfg outer.Config, cuts []int, alive func(step int) int) [][]float64 {
+	start := startValues()
+	n := len(start)
+	common, velocity, own := make([]float64, n), make([]float64, n), make([][]float64, ranks)
+	for i, x := range start {
+		common[i] = float64(x)
+	}
+	for rank := range own {
+		own[rank] = slices.Clone(common)
+	}
+	type flight struct {
+		at   int
+		from int
+		mean []float64
+	}
+	var flying []flight
+	land := func(now int) {
+		for len(flying) > 0 && flying[0].at <= now {
+			f := flying[0]
+			flying = flying[1:]
+			for j, mean := range f.mean {
+				i := f.from + j
+				velocity[i] = cfg.Momentum*velocity[i] + mean
+				move := velocity[i]
+				if cfg.Nesterov {
+					move = mean + cfg.Momentum*velocity[i]
+				}
+				common[i] -= cfg.LearningRate * move
+				for rank := range own {
+					own[rank][i] = cfg.Mix*own[rank][i] + (1-cfg.Mix)*common[i]
+				}
+			}
+		}
+	}
+	F := len(cuts) - 1
+	for step := 1; step <= steps; step++ {
+		for rank := range own {
+			at := 0
+			for p := range lengths {
+				for i, g := range gradient(step-1, rank, p) {
+					own[rank][at+i] -= float64(g) / 4
+				}
+				at += lengths[p]
+			}
+		}
+		land(step)
+		for f := range F {
+			if (step-(f+1)*cfg.Every/F)%cfg.Every == 0 && step >= (f+1)*cfg.Every/F {
+				mean := make([]float64, cuts[f+1]-cuts[f])
+				for j := range mean {
+					for rank := range alive(step) {
+						mean[j] += (common[cuts[f]+j] - own[rank][cuts[f]+j]) / float64(alive(step))
+					}
+				}
+				flying = append(flying, flight{step + cfg.Delay, cuts[f], mean})
+				land(step)
+			}
+		}
+	}
+	return own
+}
+
+// All options against a float64 model of the algorithm.
+func TestAgainstTheAlgorithm(t *testing.T) {
+	const ranks, steps = 3, 41
+	for i, c := range []struct {
+		cfg  outer.Config
+		cuts []int
+	}{
+		{outer.Config{Every: 5, LearningRate: 0.7}, []int{0, total}},
+		{outer.Config{Every: 5, LearningRate: 0.7, Momentum: 0.9}, []int{0, total}},
+		{outer.Config{Every: 5, LearningRate: 0.7, Momentum: 0.9, Nesterov: true}, []int{0, total}},
+		{outer.Config{Every: 6, LearningRate: 0.5, Delay: 4}, []int{0, total}},
+		{outer.Config{Every: 6, LearningRate: 0.5, Delay: 2, Mix: 0.5}, []int{0, total}},
+		{outer.Config{Every: 7, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 3, Mix: 0.25}, []int{0, 307, total}},
+		{outer.Config{Every: 8, LearningRate: 1, Fragments: 4}, []int{0, 300, 307, 1507, total}},
+	} {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			want := reference(ranks, steps, c.cfg, c.cuts, func(int) int { return ranks })
+			all, hashes := train(t, ranks, steps, c.cfg)
+			for rank := range ranks {
+				got := make([]float64, total)
+				for i, x := range all[rank] {
+					got[i] = float64(x)
+				}
+				assert.InDeltaSlice(t, want[rank], got, 1e-4)
+				assert.Equal(t, hashes[0], hashes[rank])
+			}
+		})
+	}
+}
+
+// A rank that is lost in the middle of a window: the others make the round without it, over
+// another communicator, and what they had learned in the window stays.
+func TestALostRank(t *testing.T) {
+	const ranks, steps, lost = 3, 24, 9
+	for _, cfg := range []outer.Config{
+		{Every: 6, LearningRate: 0.7, Momentum: 0.9, Nesterov: true},
+		{Every: 6, LearningRate: 0.7, Delay: 2, Mix: 0.5},
+	} {
+		want := reference(ranks, steps, cfg, []int{0, total}, func(step int) int {
+			if step > lost {
+				return ranks - 1
+			}
+			return ranks
+		})
+		err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			rest, err := c.Split(ctx, c.Rank()/2, c.Rank())
+			if err != nil {
+				return err
+			}
+			rt := cpu.New()
+			m := newModel(t, rt)
+			l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 0 {
+				defer l.Close()
+			}
+			for step := range steps {
+				m.sgd(step, c.Rank())
+				if c.Rank() == 2 && step == lost {
+					return errors.Join(l.Close(), c.Close())
+				}
+				err := l.Step(ctx)
+				if errors.Is(err, comm.ErrPeerFailed) {
+					if err = l.Rebind(ctx, rest); err == nil {
+						err = l.Step(ctx)
+					}
+				}
+				if err != nil {
+					return err
+				}
+			}
+			got := make([]float64, total)
+			for i, x := range m.flat() {
+				got[i] = float64(x)
+			}
+			assert.InDeltaSlice(t, want[c.Rank()], got, 1e-4, "rank %d", c.Rank())
+			return nil
+		})
+		if err != nil {
+			assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
+		}
+	}
+}
+
+// Every pattern makes the same common parameters on all ranks, and moves them about as the
+// dense average does.
+func TestPatterns(t *testing.T) {
+	const ranks, steps = 4, 24
+	for _, pattern := range sparse.Patterns() {
+		t.Run(pattern, func(t *testing.T) {
+			cfg := outer.Config{Every: 4, Decay: 0.95, Momentum: 0.5, Reduce: ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.1}, DenseUpTo: -1}}
+			for _, delay := range []int{0, 3} {
+				cfg.Delay = delay
+				all, hashes := train(t, ranks, steps, cfg)
+				for rank := range ranks {
+					assert.Equal(t, hashes[0], hashes[rank])
+				}
+				if delay == 0 {
+					assert.Equal(t, all[0], all[ranks-1])
+				}
+			}
+		})
+	}
+}
+
+// A run that is saved and restored makes the bits of the straight one: also with averages that
+// have not arrived, and the run goes on with other numbers of ranks.
+func TestState(t *testing.T) {
+	const ranks, steps = 3, 30
+	cfg := outer.Config{Every: 6, LearningRate: 0.7, Momentum: 0.9, Nesterov: true, Decay: 0.9, Fragments: 2, Delay: 2, Mix: 0.25, Weighted: true,
+		Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.05}, DenseUpTo: -1}}
+	want, hashes := train(t, ranks, steps, cfg)
+	for _, at := range []int{3, 4, 5, 8, 12, 13} {
+		states, parameters := make([][]byte, ranks), make([][]float32, ranks)
+		part := func(size, from, to int) (all [][]float32, hash []uint64) {
+			all, hash = make([][]float32, size), make([]uint64, size)
+			require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, c comm.Communicator) error {
+				rt := cpu.New()
+				m := newModel(t, rt)
+				l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+				if err != nil {
+					return err
+				}
+				defer l.Close()
+				if from > 0 {
+					var mine [][]byte
+					for _, rank := range sparse.RestoreRanks(ranks, size, c.Rank()) {
+						mine = append(mine, states[rank])
+					}
+					if err := l.Restore(ctx, mine...); err != nil {
+						return err
+					}
+					if c.Rank() < ranks {
+						rest := parameters[c.Rank()]
+						for _, v := range m.values {
+							rest = rest[copy(v, rest):]
+						}
+					} else if err := l.Adopt(); err != nil {
+						return err
+					}
+				}
+				for step := from; step < to; step++ {
+					m.sgd(step, c.Rank())
+					if err := l.Step(ctx); err != nil {
+						return err
+					}
+				}
+				if from == 0 {
+					parameters[c.Rank()] = m.flat()
+					states[c.Rank()], err = l.State(ctx)
+					return err
+				}
+				all[c.Rank()] = m.flat()
+				hash[c.Rank()], err = l.Hash(ctx)
+				return err
+			}))
+			return all, hash
+		}
+		part(ranks, 0, at)
+		got, gotHashes := part(ranks, at, steps)
+		assert.Equal(t, want, got, "saved after %d steps", at)
+		assert.Equal(t, hashes, gotHashes)
+		for _, size := range []int{1, 2, 5} {
+			_, gotHashes := part(size, at, steps)
+			for _, h := range gotHashes {
+				assert.Equal(t, gotHashes[0], h)
+			}
+		}
+	}
+}
+
+// What is no state of this loop changes nothing.
+func TestWrongStates(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		m := newModel(t, rt)
+		l, err := outer.New(ctx, rt, c, m.tensors, outer.Config{Every: 2})
+		require.NoError(t, err)
+		other, err := outer.New(ctx, rt, c, m.tensors[:3], outer.Config{Every: 2})
+		require.NoError(t, err)
+		state, err := l.State(ctx)
+		require.NoError(t, err)
+		before, err := l.Hash(ctx)
+		require.NoError(t, err)
+		rng := rand.New(rand.NewPCG(3, 4))
+		for range 200 {
+			damaged := slices.Clone(state)
+			damaged[rng.IntN(len(damaged))] ^= 1 << rng.IntN(8)
+			assert.Error(t, l.Restore(ctx, damaged[:rng.IntN(len(damaged)+1)]))
+		}
+		assert.ErrorIs(t, l.Restore(ctx), comm.ErrArgument)
+		foreign, err := other.State(ctx)
+		require.NoError(t, err)
+		assert.ErrorIs(t, l.Restore(ctx, foreign), comm.ErrMismatch)
+		require.NoError(t, l.Restore(ctx, state))
+		after, err := l.Hash(ctx)
+		assert.Equal(t, before, after)
+		require.NoError(t, errors.Join(err, l.Close(), l.Close(), other.Close()))
+		assert.ErrorIs(t, l.Step(ctx), comm.ErrClosed)
+		return nil
+	}))
+}
+
+// An outer gradient that is not finite on one rank is dropped by all, who take the common
+// parameters; the next round is as any other.
+func TestNonFinite(t *testing.T) {
+	for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Oktopk} {
+		for _, delay := range []int{0, 1} {
+			require.NoError(t, local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+				rt := cpu.New()
+				m := newModel(t, rt)
+				cfg := outer.Config{Every: 2, Momentum: 0.9, Delay: delay, Reduce: ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.1}, DenseUpTo: -1}}
+				l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+				if err != nil {
+					return err
+				}
+				defer l.Close()
+				before, err := l.Hash(ctx)
+				require.NoError(t, err)
+				for step := range 2 + delay {
+					m.sgd(step, c.Rank())
+					if c.Rank() == 1 && step == 1 {
+						m.values[2][100] = float32(math.NaN())
+					}
+					require.NoError(t, l.Step(ctx))
+				}
+				after, err := l.Hash(ctx)
+				require.NoError(t, err)
+				assert.Equal(t, before, after)
+				assert.Equal(t, 1, l.Stats().Skipped)
+				assert.Equal(t, newModel(t, rt).flat(), m.flat())
+				for step := range 4 {
+					m.sgd(step, c.Rank())
+					require.NoError(t, l.Step(ctx))
+				}
+				after, err = l.Hash(ctx)
+				assert.NotEqual(t, before, after)
+				assert.Equal(t, 1, l.Stats().Skipped)
+				return err
+			}))
+		}
+	}
+}
+
+// Ranks count with their steps, and with what Weigh says.
+func TestWeights(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		v := []float32{8, 8, 8, 8}
+		x, err := cpu.Wrap(rt, v)
+		require.NoError(t, err)
+		l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, outer.Config{Every: 2, Weighted: true})
+		require.NoError(t, err)
+		defer l.Close()
+		assert.ErrorIs(t, l.Weigh(-1), comm.ErrArgument)
+		assert.ErrorIs(t, l.Weigh(math.NaN()), comm.ErrArgument)
+		for range 2 { // rank 0 has no data, and rank 2 three times that of rank 1
+			require.NoError(t, l.Weigh([]float64{0, 1, 3}[c.Rank()]))
+			v[0] -= float32(c.Rank())
+			v[1] -= 1
+			require.NoError(t, l.Step(ctx))
+		}
+		assert.Equal(t, []float32{8 - (2*1+4*3)/4.0, 6, 8, 8}, v)
+		for range 2 { // nobody has any
+			require.NoError(t, l.Weigh(0))
+			v[0]++
+			require.NoError(t, l.Step(ctx))
+		}
+		assert.Equal(t, []float32{8 - (2*1+4*3)/4.0, 6, 8, 8}, v)
+		return nil
+	}))
+}
+
+// Parameters of 16 bits keep what their rounding loses: many small moves add up in the common
+// ones.
+func TestHalfPrecision(t *testing.T) {
+	for _, dt := range []dtype.DType{dtype.BF16, dtype.F16} {
+		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+			rt := cpu.New()
+			x, err := runtime.New(rt, dt, 64)
+			require.NoError(t, err)
+			require.NoError(t, x.Fill(1))
+			l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, outer.Config{Every: 1, LearningRate: 1.0 / 64})
+			require.NoError(t, err)
+			defer l.Close()
+			p, err := x.Ptr()
+			require.NoError(t, err)
+			raw, values := make([]byte, x.Bytes()), make([]float32, 64)
+			read := func() {
+				require.NoError(t, rt.CopyOut(raw, p))
+				require.NoError(t, dtype.ToFloat32(values, raw, dt))
+			}
+			for range 64 { // of 2^-6 each, times the rate: less than half of what 16 bits tell apart
+				read()
+				for i := range values {
+					values[i] -= 1.0 / 64
+				}
+				require.NoError(t, dtype.FromFloat32(raw, dt, values))
+				require.NoError(t, rt.CopyIn(p, raw))
+				require.NoError(t, l.Step(ctx))
+			}
+			read()
+			assert.InDelta(t, 1-64*1.0/64/64, values[0], 0.004)
+			return nil
+		}))
+	}
+}
+
+// Configurations that make no sense, and ranks that have different ones.
+func TestMisuse(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		m := newModel(t, rt)
+		for _, cfg := range []outer.Config{
+			{}, {Every: -1}, {Every: 3, Delay: 4}, {Every: 3, Delay: -1}, {Every: 3, Fragments: 4}, {Every: 30, Fragments: 5}, {Every: 4, Fragments: 2, Delay: 3},
+			{Every: 1, LearningRate: -1}, {Every: 1, LearningRate: math.Inf(1)}, {Every: 1, Momentum: 1}, {Every: 1, Mix: 1}, {Every: 1, Decay: 2},
+			{Every: 1, Reduce: ddp.Config{Sum: true}}, {Schedule: func(int) int { return 0 }},
+			{Every: 1, Reduce: ddp.Config{Config: sparse.Config{Pattern: "nothing"}}},
+		} {
+			_, err := outer.New(ctx, rt, c, m.tensors, cfg)
+			assert.ErrorIs(t, err, comm.ErrArgument, "%+v", cfg)
+		}
+		_, err := outer.New(ctx, rt, c, nil, outer.Config{Every: 1})
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		double, err := runtime.New(rt, dtype.F64, 3)
+		require.NoError(t, err)
+		_, err = outer.New(ctx, rt, c, []*runtime.Tensor{double}, outer.Config{Every: 1})
+		assert.ErrorIs(t, err, comm.ErrUnsupported)
+
+		l, err := outer.New(ctx, rt, c, m.tensors, outer.Config{Every: 1, LearningRate: 1 / float64(1+c.Rank())})
+		require.NoError(t, err)
+		defer l.Close()
+		err = l.Step(ctx)
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		assert.ErrorContains(t, err, "rate 1")
+		return nil
+	}))
+}
