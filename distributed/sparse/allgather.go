@@ -12,14 +12,18 @@ import (
 // allgather collects a list of every rank on every rank.
 type allgather struct {
 	*engine
-	lengths, displs []int
-	recv, packed    base.Buffer
+	lengths, displs []int // entries
+	sizes, places   []int // words
+	recv            base.Buffer
+	joined          message
 	words           int               // of a message of collectInPlace
 	lists           []runtime.Entries // per rank, in rank order
 }
 
 func newAllgather(e *engine) *allgather {
-	return &allgather{engine: e, lengths: make([]int, e.size), displs: make([]int, e.size), lists: make([]runtime.Entries, e.size)}
+	ints := make([]int, 4*e.size)
+	return &allgather{engine: e, lengths: ints[:e.size], displs: ints[e.size:][:e.size], sizes: ints[2*e.size:][:e.size], places: ints[3*e.size:],
+		lists: make([]runtime.Entries, e.size)}
 }
 
 // collectInPlace is collect for messages of equal length, of which each rank has
@@ -44,47 +48,46 @@ func (g *allgather) exchangeLengths(ctx context.Context, mine runtime.Entries, l
 	return base.Displacements(g.lengths, g.displs)
 }
 
-// collect makes every rank's list known to every rank, with the lengths in g.lengths, indices and
-// values apart. The result holds the lists one after the other; g.lists has
-// them one by one.
+// collect makes every rank's list known to every rank, with the lengths in g.lengths. The result
+// holds the lists one after the other; g.lists has them one by one.
 func (g *allgather) collect(ctx context.Context, mine runtime.Entries) runtime.Entries {
 	total := base.Displacements(g.lengths, g.displs)
-	g.allocate(&g.recv, 2*total*base.WordSize)
-	all := runtime.Entries{Idx: g.recv.Ptr, Val: base.At(g.recv.Ptr, total), N: total}
+	all := exactly(g.message(&g.joined, total), total)
 	for r, n := range g.lengths {
 		g.lists[r] = part(all, g.displs[r], g.displs[r]+n)
+		g.sizes[r] = g.messageWords(n)
 	}
-	g.add(comm.AllGatherVCall(mine.Idx, all.Idx, g.lengths, g.displs, dtype.I32))
-	g.add(comm.AllGatherVCall(mine.Val, all.Val, g.lengths, g.displs, dtype.F32))
-	g.together(ctx)
+	words := base.Displacements(g.sizes, g.places)
+	g.allocate(&g.recv, (words+words/4)*base.WordSize)
+	own := base.At(g.recv.Ptr, g.places[g.rank])
+	g.pack(own, exactly(mine, g.lengths[g.rank]))
+	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.sizes, g.places, dtype.I32))
+	for r, l := range g.lists {
+		g.unpack(l, base.At(g.recv.Ptr, g.places[r]))
+	}
 	return all
 }
 
-// collectPacked is collect with one message per rank, which holds its indices
-// and behind them the bits of its values, as I32 words.
-func (g *allgather) collectPacked(ctx context.Context, mine runtime.Entries) {
-	n := g.lengths[g.rank]
-	g.allocate(&g.packed, 2*n*base.WordSize)
-	g.copy(g.packed.Ptr, mine.Idx, n)
-	g.copy(base.At(g.packed.Ptr, n), mine.Val, n)
-	for r := range g.lengths {
-		g.lengths[r] *= 2
+// collectSlots is collect of lists whose lengths are on the device, with room for those in g.lengths.
+func (g *allgather) collectSlots(ctx context.Context, mine runtime.Entries) []runtime.Entries {
+	for r, n := range g.lengths {
+		g.sizes[r] = g.slotWords(n)
 	}
-	total := base.Displacements(g.lengths, g.displs)
-	g.allocate(&g.recv, total*base.WordSize)
-	g.communicate(ctx, comm.AllGatherVCall(g.packed.Ptr, g.recv.Ptr, g.lengths, g.displs, dtype.I32))
-	for r := range g.lists {
-		first, n := base.At(g.recv.Ptr, g.displs[r]), g.lengths[r]/2
-		g.lists[r] = runtime.Entries{Idx: first, Val: base.At(first, n), N: n}
+	g.allocate(&g.recv, base.Displacements(g.sizes, g.places)*base.WordSize)
+	for r, n := range g.lengths {
+		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.places[r]), n)
 	}
+	g.pack(g.lists[g.rank].Idx, mine)
+	g.copy(g.lists[g.rank].Len, mine.Len, 1)
+	g.communicate(ctx, comm.AllGatherVCall(g.lists[g.rank].Len, g.recv.Ptr, g.sizes, g.places, dtype.I32))
+	return g.lists
 }
 
 // allgatherExchange sends all picks everywhere, where they are added up.
 type allgatherExchange struct {
 	*allgather
-	fixed  bool // all ranks pick equally many, so lengths need not travel
-	packed bool // indices and values in one message
-	again  bool // only the top k of the sum go into the result
+	fixed bool // all ranks pick equally many, so lengths need not travel
+	again bool // only the top k of the sum go into the result
 
 	sum    message
 	global message
@@ -101,10 +104,6 @@ func allgatherAgain(e *engine) exchange {
 
 func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: newAllgather(e)} }
 
-func allgatherPacked(e *engine) exchange {
-	return &allgatherExchange{allgather: newAllgather(e), packed: true}
-}
-
 // placePicks has the lists of all ranks in one array if they travel at their
 // capacity: in symmetric memory where there is such. Lengths that are not known
 // stand in front.
@@ -112,21 +111,19 @@ func (x *allgatherExchange) placePicks(ctx context.Context, n int) runtime.Entri
 	if !x.fixed && x.order.Streams == nil {
 		return x.engine.placePicks(ctx, n)
 	}
-	header := headerWords
-	if x.fixed {
-		header = 0
+	if x.words = x.slotWords(n); x.fixed {
+		x.words = x.messageWords(n)
 	}
-	x.words = header + 2*n
 	x.share(ctx, x.words*x.size*base.WordSize)
-	if x.err != nil {
+	switch {
+	case x.err != nil:
 		return runtime.Entries{}
-	}
-	for r := range x.lists {
-		first := base.At(x.shared.Ptr, r*x.words)
-		x.lists[r] = runtime.Entries{Idx: base.At(first, header), Val: base.At(first, header+n), N: n}
-		if !x.fixed {
-			x.lists[r].Len = first
+	case x.fixed:
+		for r := range x.lists {
+			x.lists[r] = x.listAt(base.At(x.shared.Ptr, r*x.words), n)
 		}
+	default:
+		x.placeSlots(x.lists, x.shared.Ptr, n)
 	}
 	return x.lists[x.rank]
 }
@@ -137,11 +134,7 @@ func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) resu
 		x.collectInPlace(ctx)
 	default:
 		x.exchangeLengths(ctx, picks, func(int) int { return picks.N }) // all have room for as many
-		if x.packed {
-			x.collectPacked(ctx, picks)
-		} else {
-			x.collect(ctx, picks)
-		}
+		x.collect(ctx, picks)
 	}
 	if !x.again {
 		return result{lists: x.lists, scale: x.average}

@@ -89,7 +89,7 @@ func TestLimits(t *testing.T) {
 				extra += again(size)
 				if each >= 2*evenLength {
 					require.GreaterOrEqual(t, 10*each*size, 14*k, "k=%d P=%d: less than a threshold lets pass", k, size)
-					left := l.less((size - 1) * messageWords(each))
+					left := l.less((size - 1) * (headerWords + 2*each))
 					require.GreaterOrEqual(t, left.global, max(size, k/8), "k=%d P=%d: too little is left for a threshold that is far off", k, size)
 				}
 				if size > 3 {

@@ -68,34 +68,24 @@ func (e *engine) leaveShared(ctx context.Context, alone bool) error {
 // release gives buffers[from:] back; they are empty then and grow again.
 func (e *engine) release(from int) { e.check(e.buffers.Release(e.rt, from)) }
 
-// message is a list in one piece of memory, so that it travels as one: its
-// length in front (a word, and as many more as keep what follows aligned),
-// then its indices, then its values.
-//
-// Lists travel in three ways. Where all ranks know how long they are, indices and
-// values go. Where lengths differ and the host may wait, lengths are sent first
-// ([allgather.exchangeLengths]), then indices and values of that length. Where the
-// host is not to wait, because the device has streams of its own, a list goes
-// padded to its capacity, with the length in front.
+// message is memory of a list, its length in front: a word, and as many more as keep what follows
+// aligned.
 type message struct{ base.Buffer }
 
-// headerWords is the length of what is in front of a message.
+// headerWords is the length of what is in front of a list.
 const headerWords = 4
-
-// messageWords is the length of a message of n entries.
-func messageWords(n int) int { return headerWords + 2*n }
 
 // message returns m's memory as a list of up to n entries, with room for a
 // quarter more if it has to grow (so that sizes that vary from step to step
 // settle). It does not move as long as it does not grow.
 func (e *engine) message(m *message, n int) runtime.Entries {
-	if messageWords(n)*base.WordSize > m.Bytes {
-		e.allocate(&m.Buffer, messageWords(n+n/4)*base.WordSize)
+	if words := headerWords + 2*n; words*base.WordSize > m.Bytes {
+		e.allocate(&m.Buffer, (words+2*(n/4))*base.WordSize)
 	}
 	return entriesAt(m.Ptr, n)
 }
 
-// entriesAt returns the list of a message of n entries at an address.
+// entriesAt returns the list at an address, of up to n entries.
 func entriesAt(p uintptr, n int) runtime.Entries {
 	if p == 0 {
 		return runtime.Entries{}

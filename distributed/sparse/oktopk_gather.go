@@ -44,7 +44,8 @@ func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
 // next step what the ranks announced.
 func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late bool) []runtime.Entries {
 	lists := x.allgather.lists
-	words := messageWords(lists[0].N)
+	words := x.slotWords(lists[0].N)
+	x.packSlot(lists[x.rank])
 	x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
 	x.submit(ctx)
 	x.giveBack(own, lists[x.rank])
@@ -74,10 +75,10 @@ func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late 
 func (x *okExchange) place(ctx context.Context, ahead int) {
 	limit := newLimits(x.k, x.size, overhead(x.size, false, false))
 	each := limit.each(x.k, x.size) // so many are gathered ahead if any
-	gathered := x.size * messageWords(each)
+	gathered := x.size * x.slotWords(each)
 	words := gathered
 	if x.size == 2 {
-		words += 2 * messageWords(max(limit.message, limit.leaving(each, x.size).message))
+		words += 2 * x.slotWords(max(limit.message, limit.leaving(each, x.size).message))
 	}
 	lists := x.allgather.lists
 	fresh := lists[x.rank].Len == 0 || words*base.WordSize > x.sharedBytes
@@ -88,20 +89,17 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 	if ahead == 0 {
 		return
 	}
-	x.mine = base.At(x.shared.Ptr, x.rank*messageWords(each))
-	if fresh {
+	x.placeSlots(lists, x.shared.Ptr, each)
+	if x.mine = lists[x.rank].Len; fresh {
 		x.fill(x.mine, headerWords)
-	}
-	for r := range lists {
-		if x.err == nil {
-			lists[r] = entriesAt(base.At(x.shared.Ptr, r*messageWords(each)), each)
-		}
 	}
 }
 
 // exchanged is the message of one of two ranks to the other one.
 func (x *okExchange) exchanged(rank, room int) runtime.Entries {
-	return entriesAt(base.At(x.slots, rank*messageWords(room)), room)
+	var l [1]runtime.Entries
+	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room)
+	return l[0]
 }
 
 // What a rank lets all others know of, in front of its message where that goes with it.

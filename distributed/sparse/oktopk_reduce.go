@@ -155,10 +155,14 @@ func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, li
 		own, outgoing = x.sendRounds(ctx, picks, outgoing, room)
 	} else {
 		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
-		x.add(comm.AllGatherCall(outgoing.Len, x.slots, messageWords(room), dtype.I32))
+		x.packSlot(outgoing)
+		x.add(comm.AllGatherCall(outgoing.Len, x.slots, x.slotWords(room), dtype.I32))
 		x.submit(ctx)
 		own = x.copyOwn(picks)
 		x.arrive(ctx)
+	}
+	for _, l := range x.sources[1:] {
+		x.unpackSlot(l)
 	}
 	x.sources[0] = own
 	if above != 0 {
@@ -173,19 +177,22 @@ func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, li
 // sendRounds cuts what was located into a message to each other rank, and has it sent, with
 // [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
 func (x *okExchange) sendRounds(ctx context.Context, picks, outgoing runtime.Entries, room int) (own, sent runtime.Entries) {
-	words := messageWords(room)
+	words := x.slotWords(room)
 	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
 	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
+	x.placeSlots(x.sources[1:], x.incoming.Ptr, room)
+	x.placeSlots(x.sent[1:], x.padded.Ptr, room)
 	x.pieces = x.pieces[:0]
 	for t := 1; t < x.size; t++ {
 		to := x.positions + number(x.to(t))
-		x.sent[t] = entriesAt(base.At(x.padded.Ptr, (t-1)*words), room)
 		x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
 	}
 	x.copyPieces(x.pieces)
+	for _, l := range x.sent[1:] {
+		x.packSlot(l)
+	}
 	for first := 1; first < x.size; first += throttle {
 		for t := first; t < min(first+throttle, x.size); t++ {
-			x.sources[t] = entriesAt(base.At(x.incoming.Ptr, (t-1)*words), room)
 			x.add(comm.SendCall(x.sent[t].Len, words, dtype.I32, x.to(t), partitionTag))
 			x.add(comm.RecvCall(x.sources[t].Len, words, dtype.I32, x.from(t), partitionTag))
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// partitionTag marks the messages of regionReducer: indices, and one above it values.
+// partitionTag marks the messages of partitionReducer.
 const partitionTag uint32 = 2
 
 // throttle is with how many peers at a time a rank exchanges entries, as in the published code.
@@ -24,9 +24,9 @@ const throttle = 4
 // all others at once.
 type partitionReducer struct {
 	*engine
-	incoming base.Buffer
-	sources  []runtime.Entries // by round, so by distance from this rank
-	sums     message
+	incoming, outbound base.Buffer
+	sources            []runtime.Entries // by round, so by distance from this rank
+	sums               message
 }
 
 func newPartitionReducer(e *engine) *partitionReducer {
@@ -81,21 +81,28 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 	if own != nil {
 		s.sources[0] = *own
 	}
-	total := 0
-	for t := 1; t < s.size; t++ {
-		total += int(lengths[s.from(t)])
-	}
-	s.allocate(&s.incoming, (total+total/4)*2*base.WordSize)
-	all := runtime.Entries{Idx: s.incoming.Ptr, Val: base.At(s.incoming.Ptr, total), N: total}
-	offset := 0
+	total, in, out := 0, 0, 0
 	for t := 1; t < s.size; t++ {
 		n := int(lengths[s.from(t)])
-		s.sources[t] = part(all, offset, offset+n)
-		offset += n
+		total += n
+		in += s.messageWords(n)
+		out += s.messageWords(s.partitionOf(outgoing, s.to(t)).N)
 	}
+	s.allocate(&s.incoming, (in+in/4)*base.WordSize)
+	s.allocate(&s.outbound, (out+out/4)*base.WordSize)
+	from, to := s.incoming.Ptr, s.outbound.Ptr
 	for first := 1; first < s.size; first += throttle {
 		for t := first; t < min(first+throttle, s.size); t++ {
-			s.addRound(outgoing, t)
+			if l := s.partitionOf(outgoing, s.to(t)); l.N > 0 { // both sides know the lengths
+				s.pack(to, l)
+				s.add(comm.SendCall(to, s.messageWords(l.N), dtype.I32, s.to(t), partitionTag))
+				to = base.At(to, s.messageWords(l.N))
+			}
+			s.sources[t] = s.listAt(from, int(lengths[s.from(t)]))
+			if words := s.messageWords(s.sources[t].N); words > 0 {
+				s.add(comm.RecvCall(from, words, dtype.I32, s.from(t), partitionTag))
+				from = base.At(from, words)
+			}
 		}
 		s.engine.together(ctx)
 	}
@@ -107,21 +114,6 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 // from and to are the peers of a round.
 func (s *partitionReducer) from(round int) int { return (s.rank - round + s.size) % s.size }
 func (s *partitionReducer) to(round int) int   { return (s.rank + round) % s.size }
-
-// addRound adds the messages of a round to the group. Both sides know the
-// lengths, so empty messages are not sent.
-func (s *partitionReducer) addRound(outgoing runtime.Entries, round int) {
-	to := s.to(round)
-	if out := s.partitionOf(outgoing, to); out.N > 0 {
-		s.add(comm.SendCall(out.Idx, out.N, dtype.I32, to, partitionTag))
-		s.add(comm.SendCall(out.Val, out.N, dtype.F32, to, partitionTag+1))
-	}
-	from := s.from(round)
-	if in := s.sources[round]; in.N > 0 {
-		s.add(comm.RecvCall(in.Idx, in.N, dtype.I32, from, partitionTag))
-		s.add(comm.RecvCall(in.Val, in.N, dtype.F32, from, partitionTag+1))
-	}
-}
 
 // partitionExchange is a reduction by partitions followed by an allgather of the reduced partitions.
 type partitionExchange struct {
@@ -186,20 +178,7 @@ func (x *partitionExchange) runPadded(ctx context.Context, picks runtime.Entries
 	if x.orDense && 2*total > x.n {
 		return x.allgatherPartitions(ctx, sums)
 	}
-	rooms := g.lengths
-	words := base.Displacements(rooms, g.displs)
-	for r, n := range rooms {
-		g.displs[r] = 2*g.displs[r] + r*headerWords
-		g.lists[r].N = n
-	}
-	words = 2*words + x.size*headerWords
-	g.allocate(&g.recv, words*base.WordSize)
-	for r := range g.lists {
-		g.lists[r] = entriesAt(base.At(g.recv.Ptr, g.displs[r]), g.lists[r].N)
-		rooms[r] = messageWords(rooms[r])
-	}
-	x.communicate(ctx, comm.AllGatherVCall(sums.Len, g.recv.Ptr, rooms, g.displs, dtype.I32))
-	return result{lists: g.lists, scale: x.average}
+	return result{lists: g.collectSlots(ctx, sums), scale: x.average}
 }
 
 // allgatherPartitions makes the result of all ranks' partitions, densely.

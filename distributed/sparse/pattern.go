@@ -54,7 +54,7 @@ var patterns = map[string]pattern{
 	Gtopk:           {exactSelector, tree},
 	TopkSA:          {nonzeroSelector, partitionsOrDense},
 	Gaussiank:       {gaussianSelector, allgatherSized},
-	GaussiankConcat: {gaussianSelector, allgatherPacked},
+	GaussiankConcat: {gaussianSelector, allgatherSized},
 	GaussiankSA:     {gaussianSelector, partitions},
 	Oktopk:          {reusedSelector, oktopk},
 }
@@ -69,7 +69,7 @@ const (
 	Gtopk           = "gtopk"           // Shi et al., ICDCS 2019
 	TopkSA          = "topkSA"          // the split allreduce of SparCML, Renggli et al., SC 2019
 	Gaussiank       = "gaussiank"       // Shi et al., 2019, "Understanding Top-k Sparsification in Distributed Deep Learning"
-	GaussiankConcat = "gaussiankconcat" // the same, indices and values in one message
+	GaussiankConcat = "gaussiankconcat" // the same: here every list is one message of indices and values
 	GaussiankSA     = "gaussiankSA"     // the same selection, split allreduce
 	Oktopk          = "oktopk"          // Li and Hoefler, PPoPP 2022
 )

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -25,6 +26,7 @@ type treeExchange struct {
 	*engine
 	incoming, merged message
 	kept             [2]message
+	coded            base.Buffer // a message, where that is not the list
 	pair             [2]runtime.Entries
 	top              [1]runtime.Entries
 }
@@ -33,23 +35,34 @@ func tree(e *engine) exchange { return &treeExchange{engine: e} }
 
 func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 	k := picks.N
-	words := 2 * k // a list in one piece
+	words := x.messageWords(k)
 	current := picks
 	for d, round := 1, 0; d < x.size; d, round = 2*d, round+1 {
 		if x.rank%(2*d) == d {
-			x.communicate(ctx, comm.SendCall(current.Idx, words, dtype.I32, x.rank-d, treeTag))
+			at := x.messageOf(&x.coded, current)
+			x.pack(at, current)
+			x.communicate(ctx, comm.SendCall(at, words, dtype.I32, x.rank-d, treeTag))
 			break
 		}
 		if x.rank+d < x.size {
 			in := exactly(x.message(&x.incoming, k), k)
-			x.communicate(ctx, comm.RecvCall(in.Idx, words, dtype.I32, x.rank+d, treeTag))
+			at := x.messageOf(&x.coded, in)
+			x.communicate(ctx, comm.RecvCall(at, words, dtype.I32, x.rank+d, treeTag))
+			x.unpack(in, at)
 			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
 		}
 	}
 	if x.rank != 0 { // its own list was sent
 		current = exactly(x.message(&x.incoming, k), k)
 	}
-	x.communicate(ctx, comm.BroadcastCall(current.Idx, words, dtype.I32, 0))
+	at := x.messageOf(&x.coded, current)
+	if x.rank == 0 {
+		x.pack(at, current)
+	}
+	x.communicate(ctx, comm.BroadcastCall(at, words, dtype.I32, 0))
+	if x.rank != 0 {
+		x.unpack(current, at)
+	}
 	x.top[0] = current
 	return result{lists: x.top[:], scale: x.average}
 }
