@@ -95,7 +95,7 @@ func TestOktopkReadsLater(t *testing.T) {
 				for r := range want {
 					require.Len(t, got[r], len(want[r]))
 					for step := range want[r] {
-						require.True(t, slices.Equal(want[r][step], got[r][step]), "seed %d, rank %d, step %d (%+v) has other bits", seed, r, step, s.steps[step])
+						require.Equal(t, want[r][step], got[r][step], "seed %d, rank %d, step %d (%+v) has other bits", seed, r, step, s.steps[step])
 					}
 				}
 				t.Logf("%d of %d steps without a wait", unwaited, steps)
@@ -178,12 +178,12 @@ func (s *acts) gradient(rank, step int) []float32 {
 	return g
 }
 
-// run does it. It returns the bits of result and residual of each rank after each step,
+// run does it. It returns digests of result and residual of each rank after each step,
 // and how many steps did without a wait.
-func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, unwaited int) {
+func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][]uint64, unwaited int) {
 	rt := cpu.New()
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
-	all = make([][][]uint32, s.ranks)
+	all = make([][]uint64, s.ranks)
 	var mu sync.Mutex
 	balance := make([]conserved, len(s.steps))
 	require.NoError(t, local.Run(t.Context(), s.ranks, func(ctx context.Context, c comm.Communicator) error {
@@ -210,6 +210,7 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, u
 			require.NoError(t, err)
 			return standin.Bits(r)
 		}
+		var after []uint32
 		for step, a := range s.steps {
 			switch {
 			case a.restores:
@@ -233,10 +234,10 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, u
 				}
 			}
 			g := s.gradient(rank, step)
-			var before []uint32
-			if step > 0 {
-				before = residual()
+			if a.restores || a.rescales > 0 {
+				after = residual()
 			}
+			before := after // the step
 			made := false
 			var err error
 			if streams && a.fails > 0 {
@@ -273,15 +274,16 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][][]uint32, u
 			if overflowed != (err != nil) && s.cfg.NonFinite == sparse.FailNonFinite {
 				return fmt.Errorf("step %d: overflow %v, error %v", step, overflowed, err)
 			}
+			after = residual()
 			mu.Lock()
 			if w.Copies.Load() == 0 && w.Comm.Load() == 0 && rank == 1 {
 				unwaited++
 			}
 			if !overflowed {
-				balance[step].add(g, before, standin.Bits(tensor), residual())
+				balance[step].add(g, before, standin.Bits(tensor), after)
 			}
 			mu.Unlock()
-			all[rank] = append(all[rank], append(standin.Bits(tensor), residual()...))
+			all[rank] = append(all[rank], standin.Digest(standin.Bits(tensor), after))
 		}
 		return errors.Join(x.Close(), tensor.Free())
 	}))
@@ -315,7 +317,7 @@ func TestOktopkRepeatsWhatFailed(t *testing.T) {
 				got, _ := s.run(t, true, 0)
 				for r := range want {
 					for step := range want[r] {
-						assert.True(t, slices.Equal(want[r][step], got[r][step]), "%d ranks, %s %d fails: rank %d, step %d has other bits", ranks, call, fails, r, step)
+						assert.Equal(t, want[r][step], got[r][step], "%d ranks, %s %d fails: rank %d, step %d has other bits", ranks, call, fails, r, step)
 					}
 				}
 			}

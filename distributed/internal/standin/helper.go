@@ -2,7 +2,7 @@ package standin
 
 import (
 	"context"
-	"math"
+	"hash/maphash"
 	"math/rand/v2"
 	"testing"
 
@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -71,13 +72,21 @@ func Normal(n int, seeds ...int) []float32 {
 
 // Bits are the bits of a tensor's F32 elements.
 func Bits(t *runtime.Tensor) []uint32 {
-	x, err := runtime.ToSlice[float32](t)
-	if err != nil {
+	out := make([]uint32, t.Len())
+	if err := t.Runtime().CopyOut(hostmem.Bytes(out), Pointer(t)); err != nil {
 		panic(err)
 	}
-	out := make([]uint32, len(x))
-	for i, v := range x {
-		out[i] = math.Float32bits(v)
-	}
 	return out
+}
+
+var seed = maphash.MakeSeed()
+
+// Digest is a hash of bits, of this process.
+func Digest(bits ...[]uint32) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, b := range bits {
+		_, _ = h.Write(hostmem.Bytes(b))
+	}
+	return h.Sum64()
 }
