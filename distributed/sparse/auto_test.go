@@ -328,3 +328,108 @@ func TestAutoLevels(t *testing.T) {
 		assert.NotNil(t, ranks[0].stats.Choice)
 	}
 }
+
+// TestChoiceIsUndone: a step that fails takes the choice that it began with back, so
+// that all ranks choose again, also those that the failure kept from choosing; and a
+// state from before the choice undoes it.
+func TestChoiceIsUndone(t *testing.T) {
+	const n, ranks = 20_000, 2
+	others, err := local.New(ranks)
+	require.NoError(t, err)
+	standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		f := standin.NewFaulty(standin.Pace(c, func(call comm.Call) time.Duration {
+			if call.Op == comm.OpAllReduce && call.Count > 100 {
+				return 5 * time.Millisecond
+			}
+			return 0
+		}))
+		u, err := standin.NewTrainee(rt, f, sparse.Config{Pattern: sparse.Auto, Density: 0.02}, n)
+		require.NoError(t, err)
+		virgin, err := u.S.State(ctx)
+		require.NoError(t, err)
+		require.NoError(t, u.Load(0))
+		given := standin.Bits(u.T)
+		failing := &lastCall{Communicator: f, sparse: u.S}
+		require.NoError(t, u.S.Rebind(failing))
+		failing.armed = true
+		assert.ErrorIs(t, u.S.AllReduce(ctx, u.T), standin.ErrFault)
+		assert.True(t, failing.made, "the choice was made before the fault")
+		assert.Equal(t, given, standin.Bits(u.T))
+		stats, err := u.S.Stats(ctx)
+		require.NoError(t, err)
+		assert.Nil(t, stats.Choice)
+		_, err = u.S.Residual()
+		assert.ErrorIs(t, err, comm.ErrUnsupported, "nothing is chosen")
+		state, err := u.S.State(ctx)
+		require.NoError(t, err)
+		assert.Equal(t, virgin, state)
+		require.NoError(t, errors.Join(c.Close(), u.S.Rebind(others[c.Rank()]), u.S.AllReduce(ctx, u.T)))
+		stats, err = u.S.Stats(ctx)
+		require.NoError(t, err)
+		assert.NotNil(t, stats.Choice)
+		require.NoError(t, u.S.Restore(ctx, virgin))
+		_, err = u.S.Residual()
+		assert.ErrorIs(t, err, comm.ErrUnsupported, "nothing is chosen any more")
+		require.NoError(t, u.Step(ctx, 0))
+		return errors.Join(u.Close(), others[c.Rank()].Close())
+	})
+}
+
+// TestChoiceWithoutMemory: where there is no memory to undo steps of the pattern that was
+// chosen, the step fails, and those that follow can be undone.
+func TestChoiceWithoutMemory(t *testing.T) {
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		f := standin.NewFaulty(standin.Pace(c, func(call comm.Call) time.Duration {
+			if call.Op == comm.OpAllReduce && call.Count > 100 {
+				return 5 * time.Millisecond
+			}
+			return 0
+		}))
+		scarce := &scarce{Runtime: rt}
+		u, err := standin.NewTrainee(scarce, f, sparse.Config{Pattern: sparse.Auto, Density: 0.02}, 20_000)
+		require.NoError(t, err)
+		scarce.left, scarce.sparse = 1, u.S
+		assert.ErrorIs(t, u.Step(ctx, 0), runtime.ErrOutOfMemory)
+		require.NoError(t, u.Step(ctx, 0))
+		before := u.State()
+		f.Calls, f.At = 0, 0
+		assert.ErrorIs(t, u.Step(ctx, 1), standin.ErrFault)
+		assert.Equal(t, before, u.State())
+		return u.Close()
+	})
+}
+
+// scarce has memory for so many allocations when a pattern has been chosen, and then for
+// all but one.
+type scarce struct {
+	*cpu.Runtime
+	sparse *sparse.Reducer
+	left   int
+}
+
+func (s *scarce) Allocate(n int) (uintptr, error) {
+	if s.sparse != nil {
+		if _, err := s.sparse.Residual(); !errors.Is(err, comm.ErrUnsupported) {
+			if s.left--; s.left < 0 {
+				s.sparse = nil
+				return 0, runtime.ErrOutOfMemory
+			}
+		}
+	}
+	return s.Runtime.Allocate(n)
+}
+
+// lastCall fails the wait of a step in which the pattern has been chosen.
+type lastCall struct {
+	comm.Communicator
+	sparse      *sparse.Reducer
+	armed, made bool
+}
+
+func (l *lastCall) Sync(ctx context.Context) error {
+	if _, unchosen := l.sparse.Residual(); l.armed && unchosen == nil {
+		l.armed, l.made = false, true
+		return standin.ErrFault
+	}
+	return l.Communicator.Sync(ctx)
+}

@@ -2,6 +2,8 @@ package sparse_test
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -13,6 +15,8 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -162,4 +166,117 @@ func TestMomentumMisuse(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestDenseVelocity: velocities of F16 gradients outgrow the type in dense steps,
+// too. What results have no room for comes later, and nothing is dropped.
+func TestDenseVelocity(t *testing.T) {
+	const n, steps, warmup, value, momentum, largest = 40, 60, 20, 8000, 0.9, 65504
+	for _, cfg := range []sparse.Config{
+		{Momentum: momentum, NonFinite: sparse.SkipNonFinite},
+		{Pattern: "topkA", Density: 1, Momentum: momentum, Schedule: sparse.Schedule{WarmupSteps: warmup}},
+	} {
+		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			s, err := sparse.New(rt, c, n, cfg)
+			require.NoError(t, err)
+			g, err := runtime.New(rt, dtype.F16, n)
+			require.NoError(t, err)
+			var velocity, in, out float64
+			for step := range steps {
+				x := float64(value)
+				if step >= steps/2 {
+					x = 0 // what is left comes out
+				}
+				require.NoError(t, errors.Join(g.Fill(x), s.AllReduce(ctx, g)))
+				stats, err := s.Stats(ctx)
+				require.NoError(t, err)
+				assert.False(t, stats.Skipped, "step %d", step)
+				if velocity = momentum*velocity + x; step >= warmup && cfg.Pattern == "topkA" {
+					velocity = x // what was sent before is masked, but for the first time
+					if step == warmup {
+						velocity = 0
+						for range warmup {
+							velocity = momentum*velocity + x
+						}
+						velocity = momentum*velocity + x
+					}
+				}
+				in += velocity
+				got := make([]byte, 2*n)
+				ptr, err := g.Ptr()
+				require.NoError(t, errors.Join(err, rt.CopyOut(got, ptr)))
+				values := make([]float32, n)
+				require.NoError(t, dtype.ToFloat32(values, got, dtype.F16))
+				require.LessOrEqual(t, values[3], float32(largest))
+				out += float64(values[3])
+			}
+			assert.InEpsilon(t, in, out, 1e-3, "%+v", cfg)
+			return errors.Join(s.Close(), g.Free())
+		})
+	}
+}
+
+// TestVelocityOtherWorld saves a run with momentum and goes on with fewer and with
+// more ranks: the mean of the velocities and the sum of the residuals stay, and
+// every rank has a velocity.
+func TestVelocityOtherWorld(t *testing.T) {
+	const n, steps = 500, 4
+	cfg := sparse.Config{Pattern: "topkA", Density: 0.1, Momentum: 0.9}
+	// sums are of the residuals and the velocities in states of all ranks.
+	sums := func(states [][]byte) (residual, velocity []float64) {
+		residual, velocity = make([]float64, n), make([]float64, n)
+		for rank, state := range states {
+			values := state[len(state)-4-8*n:]
+			most := 0.0
+			for i := range n {
+				residual[i] += float64(math.Float32frombits(binary.LittleEndian.Uint32(values[4*i:])))
+				v := float64(math.Float32frombits(binary.LittleEndian.Uint32(values[4*(n+i):])))
+				velocity[i] += v
+				most = max(most, math.Abs(v))
+			}
+			assert.Positive(t, most, "rank %d of %d has no velocity", rank, len(states))
+		}
+		return residual, velocity
+	}
+	for _, saved := range []int{2, 5} {
+		states := make([][]byte, saved)
+		standin.World(t, saved, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			u, err := standin.NewTrainee(rt, c, cfg, n)
+			for step := range steps {
+				if err == nil {
+					err = u.Step(ctx, step)
+				}
+			}
+			if err != nil {
+				return err
+			}
+			states[c.Rank()], err = u.S.State(ctx)
+			return errors.Join(err, u.Close())
+		})
+		residual, velocity := sums(states)
+		for _, size := range []int{1, 2, 3, 4, 7} {
+			again := make([][]byte, size)
+			standin.World(t, size, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				u, err := standin.NewTrainee(rt, c, cfg, n)
+				if err != nil {
+					return err
+				}
+				var mine [][]byte
+				for _, r := range sparse.RestoreRanks(saved, size, c.Rank()) {
+					mine = append(mine, states[r])
+				}
+				if err := u.S.Restore(ctx, mine...); err != nil {
+					return err
+				}
+				again[c.Rank()], err = u.S.State(ctx)
+				return errors.Join(err, u.Step(ctx, steps), u.Close())
+			})
+			r, v := sums(again)
+			for i := range n {
+				assert.InDelta(t, residual[i], r[i], 1e-5*(1+math.Abs(residual[i])), "%d to %d ranks, index %d", saved, size, i)
+				want := velocity[i] / float64(saved)
+				assert.InDelta(t, want, v[i]/float64(size), 1e-5*(1+math.Abs(want)), "%d to %d ranks, index %d", saved, size, i)
+			}
+		}
+	}
 }

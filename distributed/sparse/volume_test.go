@@ -201,3 +201,14 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 		}
 	}
 }
+
+// TestNoZerosInSplit: the split allreduce of topkSA does not send the zeros that fill
+// up a list of k entries.
+func TestNoZerosInSplit(t *testing.T) {
+	few := func(rank, _ int) []float32 {
+		g := make([]float32, 10_000)
+		g[3000*rank], g[3000*rank+1] = 1, -2
+		return g
+	}
+	assert.Less(t, measureVolume(t, "topkSA", 3, 10_000, 2, 0.1, few).most, 60.0)
+}

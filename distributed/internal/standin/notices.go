@@ -110,7 +110,34 @@ func (f *Stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error 
 
 // Merge implements [runtime.Kernels].
 func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
+	if err := f.due("merge"); err != nil {
+		return err
+	}
 	return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest, back))
+}
+
+// TopK implements [runtime.Kernels].
+func (f *Stumbling) TopK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) error {
+	if err := f.due("select"); err != nil {
+		return err
+	}
+	return f.Kernels.TopK(src, k, dst, threshold)
+}
+
+// SelectNear implements [runtime.Kernels].
+func (f *Stumbling) SelectNear(src runtime.Source, k int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+	if err := f.due("select"); err != nil {
+		return err
+	}
+	return f.Kernels.SelectNear(src, k, state, o, dst, used)
+}
+
+// Fit implements [runtime.Kernels].
+func (f *Stumbling) Fit(src runtime.Source, z float64, threshold uintptr) error {
+	if err := f.due("select"); err != nil {
+		return err
+	}
+	return f.Kernels.Fit(src, z, threshold)
 }
 
 // CopyPieces implements [runtime.Kernels].

@@ -274,9 +274,10 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][]uint64, unw
 			if overflowed != (err != nil) && s.cfg.NonFinite == sparse.FailNonFinite {
 				return fmt.Errorf("step %d: overflow %v, error %v", step, overflowed, err)
 			}
+			waits := w.Copies.Load() + w.Comm.Load()
 			after = residual()
 			mu.Lock()
-			if w.Copies.Load() == 0 && w.Comm.Load() == 0 && rank == 1 {
+			if waits == 0 && rank == 1 {
 				unwaited++
 			}
 			if !overflowed {
