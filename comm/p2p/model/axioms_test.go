@@ -61,7 +61,7 @@ type event struct {
 // set is a set of events, by index.
 type set [maxEvents / 64]uint64
 
-const maxEvents = 384
+const maxEvents = 512
 
 func (s *set) add(i int)      { s[i>>6] |= 1 << (i & 63) }
 func (s *set) has(i int) bool { return s[i>>6]>>(i&63)&1 != 0 }

@@ -46,6 +46,7 @@ type program struct {
 	names     []string // of locations
 	first     map[int]uint64
 	registers int
+	bounded   bool // waits end by themselves: that nothing goes on is no violation
 	buffers   bool // loads may read from what is written later
 }
 
@@ -105,7 +106,7 @@ type violation struct {
 type explorer struct {
 	*program
 	later    [][]set // by thread and instruction: the locations that may be written from there on
-	complete func(s *state) string
+	complete func(x *explorer, s *state) string
 	bad      *violation // the first one
 	ends     int        // complete executions
 	leaves   int
@@ -115,7 +116,7 @@ type explorer struct {
 
 // explore returns the first violation that it finds: an assertion, a wait that may last for
 // ever, or what complete says of an execution that has ended.
-func (p *program) explore(most int, complete func(s *state) string) *explorer {
+func (p *program) explore(most int, complete func(x *explorer, s *state) string) *explorer {
 	x := &explorer{program: p, complete: complete, most: most}
 	s := &state{graph: &graph{places: p.places, atLoc: make([][]int, len(p.names))}}
 	for _, code := range p.code {
@@ -456,9 +457,12 @@ func (x *explorer) leaf(s *state) {
 	}
 	if done {
 		x.ends++
-		if what := x.complete(s); what != "" {
+		if what := x.complete(x, s); what != "" {
 			x.report(s, "%s", what)
 		}
+		return
+	}
+	if x.bounded {
 		return
 	}
 	for l, ts := range waiting {

@@ -221,7 +221,7 @@ func (l *litmus) run(t *testing.T) bool {
 			}
 		}
 	}
-	x := l.explore(200000, func(s *state) string {
+	x := l.explore(200000, func(_ *explorer, s *state) string {
 		for _, terms := range l.result {
 			if l.holds(s, terms) {
 				return "allowed"
