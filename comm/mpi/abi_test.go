@@ -162,20 +162,3 @@ func TestCandidates(t *testing.T) {
 		}
 	}
 }
-
-func TestConflicts(t *testing.T) {
-	reads := func(from, to uintptr) *op { return &op{plan: plan{reads: span{from, to}}} }
-	writes := func(from, to uintptr) *op { return &op{plan: plan{writes: span{from, to}}} }
-	assert.False(t, reads(0, 8).conflicts(reads(0, 8)), "two readers")
-	assert.True(t, writes(0, 8).conflicts(reads(4, 12)), "write after read")
-	assert.True(t, reads(4, 12).conflicts(writes(0, 8)), "read after write")
-	assert.True(t, writes(7, 9).conflicts(writes(0, 8)), "write after write")
-	assert.False(t, writes(8, 9).conflicts(writes(0, 8)), "neighbors")
-	assert.False(t, writes(4, 4).conflicts(writes(0, 8)), "nothing")
-
-	a, b := writes(0, 8), writes(0, 8)
-	a.group, b.group = 3, 3
-	assert.False(t, b.conflicts(a), "one group")
-	b.chained = true
-	assert.True(t, b.conflicts(a), "one group, but a second step of one operation")
-}

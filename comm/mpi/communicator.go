@@ -22,7 +22,7 @@ var (
 )
 
 func newCommunicator(e *endpoint) *communicator {
-	return &communicator{backend.New(&e.check, &e.life, e), e}
+	return &communicator{backend.New(&e.Check, &e.Life, e), e}
 }
 
 // CheckDevice implements [comm.Reacher]. Device memory needs a CUDA-aware
@@ -36,5 +36,5 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	if lib.cuda {
 		reason = "mpi reaches it with native collectives only (" + CollectivesVariable + "=native)"
 	}
-	return c.e.check.Unreachable(d, reason+"; use the nccl backend, or stage through host memory (copy out, communicate, copy in)")
+	return c.e.Check.Unreachable(d, reason+"; use the nccl backend, or stage through host memory (copy out, communicate, copy in)")
 }

@@ -1,10 +1,12 @@
 package mpi
 
 import (
-	"errors"
+	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
@@ -12,7 +14,7 @@ import (
 func SpoilSplit(c comm.Communicator) { c.(*communicator).e.lib.handles.errorsReturn = 0 }
 
 // Shares reports whether collectives of c go over memory that its ranks share.
-func Shares(c comm.Communicator) bool { return c.(*communicator).e.segment.memory != nil }
+func Shares(c comm.Communicator) bool { return c.(*communicator).e.Shares() }
 
 // SkipSplit makes every Split of this rank fail instead of calling MPI_Comm_split,
 // where the others wait.
@@ -21,35 +23,78 @@ func SkipSplit(c comm.Communicator) {
 	lib.CommSplit, lib.handles.errorsReturn = lib.CommSetErrhandler, 0
 }
 
-// change changes the library while no other goroutine makes calls.
-func change(c comm.Communicator, how func(lib *library)) {
-	e := c.(*communicator).e
-	for _, other := range e.state.progress.all() {
-		other.mu.Lock()
-		defer other.mu.Unlock()
+// testWire is a wire whose library and behavior tests change.
+type testWire struct {
+	*wire
+	entered, leave chan struct{} // closed by the next Poll, which waits for the other
+	refuses        bool          // to send control messages
+}
+
+var testWires sync.Map // by *wire
+
+func init() {
+	asWire = func(w *wire) schedule.Wire {
+		t := &testWire{wire: w}
+		testWires.Store(w, t)
+		return t
 	}
-	how(e.lib)
+}
+
+// tests returns the wire of c.
+func tests(c comm.Communicator) *testWire {
+	t, _ := testWires.Load(c.(*communicator).e.wire)
+	return t.(*testWire)
+}
+
+// calling is held while wires call the library.
+var calling sync.RWMutex
+
+func (w *testWire) Flush() error {
+	calling.RLock()
+	defer calling.RUnlock()
+	return w.wire.Flush()
+}
+
+func (w *testWire) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done, error) {
+	calling.RLock()
+	entered := w.entered
+	calling.RUnlock()
+	if entered != nil {
+		w.entered = nil
+		close(entered)
+		<-w.leave
+	}
+	calling.RLock()
+	defer calling.RUnlock()
+	return w.wire.Poll(done, h)
+}
+
+func (w *testWire) Tell(rank int, report bool, message []byte) bool {
+	calling.RLock()
+	defer calling.RUnlock()
+	return !w.refuses && w.wire.Tell(rank, report, message)
+}
+
+func (w *testWire) Hear(rank int) ([]byte, error) {
+	calling.RLock()
+	defer calling.RUnlock()
+	return w.wire.Hear(rank)
+}
+
+// change changes the library while no wire makes calls.
+func change(c comm.Communicator, how func(lib *library)) {
+	calling.Lock()
+	defer calling.Unlock()
+	how(c.(*communicator).e.lib)
 }
 
 // BlockProgress keeps the progress goroutine busy with c, from when entered is closed until
 // leave is.
 func BlockProgress(c comm.Communicator) (entered, leave chan struct{}) {
-	e := c.(*communicator).e
 	entered, leave = make(chan struct{}), make(chan struct{})
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	p := planner{endpoint: e, c: &comm.Call{Op: comm.OpBarrier}}
-	o := p.op(func(e *endpoint, o *op) (bool, error) {
-		if o.phase == 1 {
-			close(entered)
-			<-leave
-			return true, nil
-		}
-		err := e.recvBytes(o, o.msgTag, 0, 0, e.rank)
-		return false, errors.Join(err, e.sendBytes(o, o.msgTag, 0, 0, e.rank))
-	})
-	p.add(o)
-	if err := e.launch(); err != nil {
+	w := tests(c)
+	change(c, func(*library) { w.entered, w.leave = entered, leave })
+	if err := c.Group(comm.SendCall(0, 0, dtype.U8, c.Rank(), 0), comm.RecvCall(0, 0, dtype.U8, c.Rank(), 0)); err != nil {
 		panic(err)
 	}
 	return entered, leave
@@ -72,16 +117,12 @@ func SetPatience(c comm.Communicator, d time.Duration) { c.(*communicator).e.sta
 
 // FailUntold aborts c for a cause that MPI does not send to the others.
 func FailUntold(c comm.Communicator, cause error) {
-	change(c, func(lib *library) {
-		bytes := lib.handles.bytes
-		defer func() { lib.handles.bytes = bytes }()
-		lib.handles.bytes = 0
-		_ = c.(*communicator).e.fail(comm.OpBarrier, cause)
-	})
+	tests(c).refuses = true
+	_ = c.(*communicator).e.Fail(comm.OpBarrier, cause)
 }
 
 // Abandon does what a rank does with what a Split made that failed afterwards.
 func Abandon(c comm.Communicator, cause error) { c.(*communicator).e.abandon(cause) }
 
 // InFlight returns the number of operations of c that are not done.
-func InFlight(c comm.Communicator) int { return int(c.(*communicator).e.inFlight.Load()) }
+func InFlight(c comm.Communicator) int { return c.(*communicator).e.InFlight() }

@@ -22,7 +22,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"math/bits"
 	"os"
 	goruntime "runtime"
 	"slices"
@@ -33,6 +32,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/poll"
 )
 
 // state is MPI in this process.
@@ -41,7 +41,7 @@ type state struct {
 	collectives collectives
 	threads     string // the thread level that the library provides
 	ours        bool   // this package initialized MPI and has to finalize it
-	tagShift    int    // how far a fingerprint is shifted to fit into a tag
+	maxTag      uint64 // the highest tag
 	progress    *progress
 	world       *communicator
 	thread      mainThread
@@ -315,7 +315,7 @@ func (e *endpoint) compareCollectives(ctx context.Context) error {
 	} else {
 		lowest[1] = uint64(e.rank)
 	}
-	if err := e.setUp(ctx, comm.AllReduceCall(out.at(0), out.at(0), 2, dtype.U64, comm.Min)); err != nil {
+	if err := e.SetUp(ctx, comm.AllReduceCall(out.at(0), out.at(0), 2, dtype.U64, comm.Min)); err != nil {
 		return err
 	}
 	with, without := lowest[0], lowest[1]
@@ -365,19 +365,17 @@ func (s *state) initialize() error {
 	return s.readTagLimit(out)
 }
 
-// readTagLimit finds out how much of a fingerprint fits into a tag. The attribute MPI_TAG_UB,
-// the highest tag, is the address of an int.
+// readTagLimit reads the highest tag. The attribute MPI_TAG_UB is the address of an int.
 func (s *state) readTagLimit(out cells) error {
 	lib := s.lib
 	err := lib.must(lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.at(2), out.at(3))
 	if err != nil {
 		return err
 	}
-	limit := int32(comm.MaxTag) // the least that the standard allows
+	s.maxTag = comm.MaxTag // the least that the standard allows
 	if out.int32(3) != 0 {
-		limit = hostmem.Slice[int32](out.uintptr(2), 1)[0]
+		s.maxTag = uint64(hostmem.Slice[int32](out.uintptr(2), 1)[0])
 	}
-	s.tagShift = 65 - bits.Len32(uint32(limit)/(tagWindow*tagPhases))
 	return nil
 }
 
@@ -398,7 +396,7 @@ func (s *state) closeAll(ctx context.Context) (broken error) {
 	}
 	_ = comm.CloseAll(s.world, nil)
 	for _, e := range endpoints {
-		broken = cmp.Or(broken, e.life.Cause())
+		broken = cmp.Or(broken, e.Life.Cause())
 	}
 	return broken
 }
@@ -466,7 +464,7 @@ func (s *state) assemble(ctx context.Context) error {
 	if err := s.lib.reach(s.lib.Ibarrier, s.lib.handles.world, out.at(0)); err != nil {
 		return err
 	}
-	for pace := (pause{}); ; pace.next() {
+	for pace := (poll.Pace{}); ; pace.Next() {
 		if err := s.lib.reach(s.lib.Testall, 1, out.at(0), out.at(1), out.at(2)); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -15,56 +16,77 @@ import (
 // reductions are combined in the library's order, and are limited to those that MPI
 // defines. With interop a rank may be any MPI program that calls the same MPI_I… functions.
 
-// invocation is a call of an MPI function that starts a collective. Its last
-// argument is the request, which is known when it starts.
+// invocation is a call of an MPI function that starts a collective or, with interop, a
+// message. Its last argument is the request, which is known when it starts.
 type invocation struct {
-	f    dl.Func
-	args [10]uintptr // MPI_Ialltoallv has most of them
-	n    int         // of them, without the request
+	f       dl.Func
+	args    [10]uintptr // MPI_Ialltoallv has most of them
+	n       int         // of them, without the request
+	message schedule.Message
+	vectors uintptr // counts and displacements
 }
 
-// stepNative starts the collective.
-func stepNative(e *endpoint, o *op) (bool, error) {
-	if o.phase == 1 {
-		return true, nil
+// Accepts implements [schedule.Offload].
+func (e *endpoint) Accepts(c comm.Call) error {
+	if c.Op.Message() && !e.interop() {
+		return nil
 	}
-	slot, err := e.table.add(e.lib, o, everybody, sent)
-	if err == nil {
-		i := &o.native
+	if n, mpi := largest(&c), e.lib.functionOf(c.Op); n > math.MaxInt32 && !mpi.large.Found() {
+		return fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1", comm.ErrUnsupported, n, mpi.small.Name())
+	}
+	if c.Op == comm.OpReduceScatter && schedule.SpanOf(c.Send, e.size*c.Bytes()).Overlaps(schedule.SpanOf(c.Recv, c.Bytes())) {
+		return fmt.Errorf("%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)
+	}
+	return nil
+}
+
+// startNative is the [schedule.Step] of an invocation.
+func (e *endpoint) startNative(_ *schedule.Engine, o *schedule.Op) (done bool) {
+	if !o.First() {
+		return true
+	}
+	i := o.Extra.(*invocation)
+	if slot, ok := e.table.add(e.Expect(o, i.message), i.message.Receive); ok {
 		i.args[i.n] = slot
 		e.table.calls.Add(i.f, i.args[:i.n+1]...)
 	}
-	return false, err
+	return false
 }
 
-// collective is an MPI collective in its two forms.
-type collective struct {
+// function is an MPI function in its two forms.
+type function struct {
 	small, large dl.Func // with counts of type int, MPI_Count
 }
 
-// collectiveOf returns the functions for a call.
-func (l *library) collectiveOf(op comm.Op) collective {
+// functionOf returns the functions for a call.
+func (l *library) functionOf(op comm.Op) function {
 	switch op {
 	case comm.OpAllReduce:
-		return collective{l.Iallreduce, l.IallreduceC}
+		return function{l.Iallreduce, l.IallreduceC}
 	case comm.OpReduce:
-		return collective{l.Ireduce, l.IreduceC}
+		return function{l.Ireduce, l.IreduceC}
 	case comm.OpReduceScatter:
-		return collective{l.IreduceScatterBlock, l.IreduceScatterBlockC}
+		return function{l.IreduceScatterBlock, l.IreduceScatterBlockC}
 	case comm.OpBroadcast:
-		return collective{l.Ibcast, l.IbcastC}
+		return function{l.Ibcast, l.IbcastC}
 	case comm.OpAllGather:
-		return collective{l.Iallgather, l.IallgatherC}
+		return function{l.Iallgather, l.IallgatherC}
 	case comm.OpAllGatherV:
-		return collective{l.Iallgatherv, l.IallgathervC}
+		return function{l.Iallgatherv, l.IallgathervC}
 	case comm.OpAllToAll:
-		return collective{l.Ialltoall, l.IalltoallC}
+		return function{l.Ialltoall, l.IalltoallC}
 	case comm.OpAllToAllV:
-		return collective{l.Ialltoallv, l.IalltoallvC}
+		return function{l.Ialltoallv, l.IalltoallvC}
 	case comm.OpGather:
-		return collective{l.Igather, l.IgatherC}
+		return function{l.Igather, l.IgatherC}
+	case comm.OpScatter:
+		return function{l.Iscatter, l.IscatterC}
+	case comm.OpSend:
+		return function{l.Isend, l.IsendC}
+	case comm.OpRecv:
+		return function{l.Irecv, l.IrecvC}
 	default:
-		return collective{l.Iscatter, l.IscatterC}
+		return function{small: l.Ibarrier}
 	}
 }
 
@@ -79,80 +101,78 @@ func largest(c *comm.Call) int {
 	return n
 }
 
-// nativeAccepts returns why the library has no collective for a call, if so.
-func (e *endpoint) nativeAccepts(c *comm.Call) error {
-	if c.Op.Message() {
-		return nil
+// Plan implements [schedule.Offload]: collectives are the library's. With interop, barriers
+// are as well, and a message is one of the elements' own type.
+func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
+	if !e.interop() && (c.Op.Message() || !c.Op.MovesData()) {
+		return false
 	}
-	if n, mpi := largest(c), e.lib.collectiveOf(c.Op); n > math.MaxInt32 && !mpi.large.Found() {
-		return fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1", comm.ErrUnsupported, n, mpi.small.Name())
+	if o.Extra == nil {
+		o.Extra = new(invocation)
 	}
-	if c.Op == comm.OpReduceScatter && spanOf(c.Send, e.size*c.Bytes()).overlaps(spanOf(c.Recv, c.Bytes())) {
-		return fmt.Errorf("%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)
-	}
-	return nil
-}
-
-// native plans a collective of the library.
-func (p planner) native() {
-	c, l, o := p.c, p.lib, p.op(stepNative)
-	mpi, wide := l.collectiveOf(c.Op), largest(c) > math.MaxInt32
-	o.external, o.native = true, invocation{f: mpi.small}
+	l, i := e.lib, o.Extra.(*invocation)
+	mpi, wide := l.functionOf(c.Op), largest(&c) > math.MaxInt32
+	*i = invocation{f: mpi.small, vectors: i.vectors}
+	o.Step, o.External = e.nativeStep, !c.Op.Message()
 	if wide {
-		o.native.f = mpi.large
+		i.f = mpi.large
 	}
 	send, recv := c.Send, c.Recv
 	n, t, root := uintptr(c.Count), l.typeOf(c.DType), uintptr(c.Peer)
 	size, bytes := c.DType.Size(), c.Bytes()
-	atRoot := p.rank == c.Peer
+	atRoot := e.rank == c.Peer
 	switch c.Op {
 	case comm.OpAllReduce:
-		o.reads, o.writes = spanOf(send, bytes), spanOf(recv, bytes)
-		o.native.pass(l.orInPlace(send, send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce))
+		o.Reads, o.Writes = schedule.SpanOf(send, bytes), schedule.SpanOf(recv, bytes)
+		i.pass(l.orInPlace(send, send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce))
 	case comm.OpReduce:
-		o.reads, o.writes = spanOf(send, bytes), spanAt(atRoot, recv, bytes)
-		o.native.pass(l.orInPlace(send, atRoot && send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce), root)
+		o.Reads, o.Writes = schedule.SpanOf(send, bytes), spanAt(atRoot, recv, bytes)
+		i.pass(l.orInPlace(send, atRoot && send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce), root)
 	case comm.OpReduceScatter:
-		o.reads, o.writes = spanOf(send, p.size*bytes), spanOf(recv, bytes)
-		o.native.pass(send, recv, n, t, l.nativeReduce(c.DType, c.Reduce))
+		o.Reads, o.Writes = schedule.SpanOf(send, e.size*bytes), schedule.SpanOf(recv, bytes)
+		i.pass(send, recv, n, t, l.nativeReduce(c.DType, c.Reduce))
 	case comm.OpBroadcast:
-		o.writes = spanOf(recv, bytes)
-		o.native.pass(recv, n, t, root)
+		o.Writes = schedule.SpanOf(recv, bytes)
+		i.pass(recv, n, t, root)
 	case comm.OpAllGather:
-		o.reads, o.writes = spanOf(send, bytes), spanOf(recv, p.size*bytes)
-		o.native.pass(l.orInPlace(send, send == recv+uintptr(p.rank*bytes)), n, t, recv, n, t)
+		o.Reads, o.Writes = schedule.SpanOf(send, bytes), schedule.SpanOf(recv, e.size*bytes)
+		i.pass(l.orInPlace(send, send == recv+uintptr(e.rank*bytes)), n, t, recv, n, t)
 	case comm.OpAllGatherV:
-		own := c.RecvCounts[p.rank]
-		o.reads, o.writes = spanOf(send, own*size), spanOf(recv, extent(c.RecvDispls, c.RecvCounts)*size)
-		o.native.pass(l.orInPlace(send, send == recv+uintptr(c.RecvDispls[p.rank]*size)), uintptr(own), t,
-			recv, o.vector(0, c.RecvCounts, wide), o.vector(1, c.RecvDispls, wide), t)
+		own := c.RecvCounts[e.rank]
+		o.Reads, o.Writes = schedule.SpanOf(send, own*size), schedule.SpanOf(recv, schedule.Extent(c.RecvDispls, c.RecvCounts)*size)
+		i.pass(l.orInPlace(send, send == recv+uintptr(c.RecvDispls[e.rank]*size)), uintptr(own), t,
+			recv, i.vector(0, c.RecvCounts, wide), i.vector(1, c.RecvDispls, wide), t)
 	case comm.OpAllToAll:
-		o.reads, o.writes = spanOf(send, p.size*bytes), spanOf(recv, p.size*bytes)
-		o.native.pass(send, n, t, recv, n, t)
+		o.Reads, o.Writes = schedule.SpanOf(send, e.size*bytes), schedule.SpanOf(recv, e.size*bytes)
+		i.pass(send, n, t, recv, n, t)
 	case comm.OpAllToAllV:
-		o.reads, o.writes = spanOf(send, extent(c.SendDispls, c.SendCounts)*size), spanOf(recv, extent(c.RecvDispls, c.RecvCounts)*size)
-		o.native.pass(send, o.vector(0, c.SendCounts, wide), o.vector(1, c.SendDispls, wide), t,
-			recv, o.vector(2, c.RecvCounts, wide), o.vector(3, c.RecvDispls, wide), t)
+		o.Reads, o.Writes = schedule.SpanOf(send, schedule.Extent(c.SendDispls, c.SendCounts)*size), schedule.SpanOf(recv, schedule.Extent(c.RecvDispls, c.RecvCounts)*size)
+		i.pass(send, i.vector(0, c.SendCounts, wide), i.vector(1, c.SendDispls, wide), t,
+			recv, i.vector(2, c.RecvCounts, wide), i.vector(3, c.RecvDispls, wide), t)
 	case comm.OpGather:
-		o.reads, o.writes = spanOf(send, bytes), spanAt(atRoot, recv, p.size*bytes)
-		o.native.pass(l.orInPlace(send, atRoot && send == recv+uintptr(c.Peer*bytes)), n, t, recv, n, t, root)
+		o.Reads, o.Writes = schedule.SpanOf(send, bytes), spanAt(atRoot, recv, e.size*bytes)
+		i.pass(l.orInPlace(send, atRoot && send == recv+uintptr(c.Peer*bytes)), n, t, recv, n, t, root)
 	case comm.OpScatter:
-		o.reads, o.writes = spanAt(atRoot, send, p.size*bytes), spanOf(recv, bytes)
-		o.native.pass(send, n, t, l.orInPlace(recv, atRoot && recv == send+uintptr(c.Peer*bytes)), n, t, root)
+		o.Reads, o.Writes = spanAt(atRoot, send, e.size*bytes), schedule.SpanOf(recv, bytes)
+		i.pass(send, n, t, l.orInPlace(recv, atRoot && recv == send+uintptr(c.Peer*bytes)), n, t, root)
+	case comm.OpSend, comm.OpRecv:
+		i.message = schedule.Message{Receive: c.Op == comm.OpRecv, Peer: c.Peer, Bytes: bytes}
+		o.Reads, o.Writes = spanAt(!i.message.Receive, send, bytes), spanAt(i.message.Receive, recv, bytes)
+		i.pass(send|recv, n, t, root, uintptr(c.Tag)) // it has one of them
 	}
-	o.native.pass(p.pub)
-	p.add(o)
+	i.pass(e.pub)
+	return true
 }
 
 // pass appends arguments.
 func (i *invocation) pass(args ...uintptr) { i.n += copy(i.args[i.n:], args) }
 
 // spanAt is a span that only the root uses.
-func spanAt(root bool, address uintptr, bytes int) span {
+func spanAt(root bool, address uintptr, bytes int) schedule.Span {
 	if !root {
-		return span{}
+		return schedule.Span{}
 	}
-	return spanOf(address, bytes)
+	return schedule.SpanOf(address, bytes)
 }
 
 // nativeSupports says which reductions MPI defines on its own types: no
@@ -186,17 +206,17 @@ func (l *library) orInPlace(buffer uintptr, inPlace bool) uintptr {
 }
 
 // vector stores numbers as MPI wants them (int, or MPI_Count and MPI_Aint) in
-// the i-th of four arrays that belong to o, and returns the array's address.
-func (o *op) vector(i int, numbers []int, wide bool) uintptr {
+// the j-th of four arrays that belong to i, and returns the array's address.
+func (i *invocation) vector(j int, numbers []int, wide bool) uintptr {
 	const width = 8
 	n := len(numbers)
-	if o.vectors == 0 {
+	if i.vectors == 0 {
 		var err error
-		if o.vectors, err = host.Allocate(4 * width * n); err != nil {
+		if i.vectors, err = host.Allocate(4 * width * n); err != nil {
 			panic("mpi: " + err.Error()) // a few bytes per rank
 		}
 	}
-	address := o.vectors + uintptr(i*width*n)
+	address := i.vectors + uintptr(j*width*n)
 	if wide {
 		for r, x := range numbers {
 			hostmem.Slice[int64](address, n)[r] = int64(x)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
@@ -35,8 +36,6 @@ const (
 	idleTick = time.Millisecond
 	// idleTicks is the number of looks that find nothing before the goroutine parks.
 	idleTicks = 50
-	// lookLimit is how long one communicator keeps the others waiting.
-	lookLimit = 5 * time.Millisecond
 	// goodbyeTick is the pause between two looks for goodbyes while nothing is in flight.
 	goodbyeTick = 20 * time.Millisecond
 )
@@ -143,71 +142,24 @@ func (p *progress) look() (busy, leaving bool) {
 
 func (p *progress) driveAll() (busy bool) {
 	for _, e := range p.all() {
-		if e.waiters.Load() > 0 {
-			continue
-		}
-		if !e.mu.TryLock() {
-			// Another goroutine may be submitting: not the time to park.
-			busy = busy || p.parked.Load()
-			continue
-		}
-		if !e.drive() {
-			busy = true
-			continue
-		}
-		if e.life.Err() == nil {
-			if err := e.attend(); err != nil {
-				_ = e.fail(comm.OpSync, err)
-			}
-		}
-		busy = busy || e.life.Broken() == nil && e.started() > 0
-		e.mu.Unlock()
+		moving, missed := e.Look(busyTick)
+		busy = busy || moving || missed && p.parked.Load() // not the time to park
 	}
 	return busy
-}
-
-// drive lets operations go on until nothing has moved for busyTick, or lookLimit is over.
-// Many small operations go on step by step, each when the other ranks have taken theirs: after
-// one step the next is close if other ranks drive as well, and busyTick is their pause. The
-// caller holds mu, which drive releases in between. It reports whether it holds mu again.
-func (e *endpoint) drive() bool {
-	var began, last time.Time
-	for e.inFlight.Load() > 0 && e.waiters.Load() == 0 {
-		// An error aborts the communicator, which its next call reports.
-		moved, err := e.poll(false, 1)
-		now := time.Now()
-		if began.IsZero() {
-			began = now
-		}
-		if moved {
-			last = now
-		}
-		if err != nil || now.Sub(last) > busyTick || now.Sub(began) > lookLimit {
-			break
-		}
-		e.mu.Unlock()
-		if !moved {
-			yieldProcessor()
-		}
-		if !e.mu.TryLock() {
-			return false
-		}
-	}
-	return true
 }
 
 // releaseDeparted removes and frees the endpoints that all ranks have left. It reports whether
 // others still wait for goodbyes.
 func (p *progress) releaseDeparted(ctx context.Context) (leaving bool) {
 	for _, e := range p.all() {
-		gone, free := e.departs()
+		gone, free := e.Departs()
 		if gone {
 			p.remove(e)
 		}
 		if free {
 			e.release(ctx)
 		}
-		leaving = leaving || e.leaving.Load()
+		leaving = leaving || e.Leaving()
 	}
 	return leaving
 }
@@ -216,7 +168,7 @@ func (p *progress) releaseDeparted(ctx context.Context) (leaving bool) {
 // log when the patience is over, name the missing ranks.
 func (p *progress) awaitGoodbyes(ctx context.Context, patience time.Duration) error {
 	began, told := time.Now(), false
-	for pace := (pause{}); p.releaseDeparted(ctx); pace.next() {
+	for pace := (poll.Pace{}); p.releaseDeparted(ctx); pace.Next() {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", p.missing(), comm.ContextError(ctx))
 		}
@@ -231,7 +183,7 @@ func (p *progress) awaitGoodbyes(ctx context.Context, patience time.Duration) er
 // missing describes an endpoint that other ranks have not closed.
 func (p *progress) missing() string {
 	for _, e := range p.all() {
-		if missing := e.missing(); len(missing) > 0 {
+		if missing := e.Missing(); len(missing) > 0 {
 			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, ranks.Text(missing))
 		}
 	}

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
-	"github.com/tutti-go/tutti/internal/dl"
 )
 
 // duplicate makes a communicator of the same ranks for this package's own messages, which
@@ -39,17 +37,7 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &endpoint{
-		state: s, lib: lib, rank: rank, size: size, pub: pub, inner: inner,
-		check: backend.Check{Backend: name, Rank: rank, WorldSize: size},
-		table: requests{rank: rank, calls: dl.NewSequence(), handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize},
-		peers: make([]peer, size),
-	}
-	e.control.table = e.table
-	e.control.table.calls = dl.NewSequence()
-	if e.native() {
-		e.check.Supports = nativeSupports
-	}
+	e := s.newEndpoint(rank, size, pub, inner)
 	s.progress.add(e)
 	return e, nil
 }
@@ -74,7 +62,7 @@ func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, erro
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
 		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
-	if err := e.barrier(ctx, op, true); err != nil {
+	if err := e.Barrier(ctx, op, true); err != nil {
 		return nil, err
 	}
 	made := make(chan *endpoint, 1)
@@ -84,11 +72,6 @@ func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, erro
 		made <- child
 		done <- err
 	}()
-	fail := func(err error) error {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return e.fail(op, err)
-	}
 	err := e.await(ctx, done)
 	var child *endpoint
 	select {
@@ -96,17 +79,17 @@ func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, erro
 	default: // the call was left behind
 	}
 	if err != nil {
-		err = fail(err)
+		err = e.Fail(op, err)
 	} else {
-		err = e.barrier(ctx, op, false)
+		err = e.Barrier(ctx, op, false)
 	}
 	if err == nil && child != nil {
 		if err = child.share(ctx); err != nil {
-			err = fail(err)
+			err = e.Fail(op, err)
 		}
 	}
 	if err == nil {
-		if err = e.barrier(ctx, op, false); err == nil {
+		if err = e.Barrier(ctx, op, false); err == nil {
 			return child, nil
 		}
 	}
@@ -120,9 +103,7 @@ func (e *endpoint) makeSub(ctx context.Context, color, key int) (*endpoint, erro
 // abandon closes an endpoint that this rank has not used. It is not freed, as some ranks may
 // not have it. Ranks that have it are notified.
 func (e *endpoint) abandon(cause error) {
-	e.mu.Lock()
-	_ = e.fail(comm.OpSplit, cause)
-	e.mu.Unlock()
+	_ = e.Fail(comm.OpSplit, cause)
 	e.state.progress.remove(e)
 }
 
@@ -153,10 +134,7 @@ func (e *endpoint) await(ctx context.Context, done <-chan error) error {
 			e.lib.turn.leave()
 			return comm.ContextError(ctx)
 		case <-look:
-			e.mu.Lock()
-			err := e.attend()
-			e.mu.Unlock()
-			if err != nil {
+			if err := e.Attend(); err != nil {
 				return err
 			}
 		}

@@ -1,25 +1,11 @@
-package mpi
+package schedule
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"math/rand/v2"
-	"os"
 	"sync/atomic"
 
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
 )
-
-// SharedVariable is the environment variable that keeps ranks of one host from sharing
-// memory for collectives: "off" for any rank has all of them go through MPI. Any other value
-// is an error of [Init].
-const SharedVariable = "TUTTI_MPI_SHARED"
-
-const sharedOff = "off"
 
 // segment is memory that all ranks of a communicator share if they are on one host. In a
 // round, each rank writes what the others need into a slot of its own and then sets the
@@ -40,7 +26,7 @@ type segment struct {
 	round uint64 // the last that this rank has begun
 	flag  uint64 // of this rank in that round
 	seen  int    // ranks that were seen to have begun it, from rank 0 on
-	owner *op    // waits for the others, nil for none
+	owner *Op    // waits for the others, nil for none
 }
 
 // slot is where a rank writes its part of a round.
@@ -134,7 +120,7 @@ func (s *segment) fits(bytes int) bool { return s.memory != nil && bytes <= s.ca
 
 // begin begins a round of o with bytes that o sends. The operation goes on when all ranks
 // have begun it.
-func (s *segment) begin(o *op, bytes int) {
+func (s *segment) begin(o *Op, bytes int) {
 	s.round++
 	s.flag = o.fingerprint&^roundBits | s.round&roundBits
 	hostops.Copy(s.data(s.rank, o.most), o.send, bytes, false)
@@ -164,7 +150,7 @@ const looks = 64
 
 // await looks at the flags a number of times and returns the operation that goes on, nil if
 // the round is not complete.
-func (s *segment) await(tries int) *op {
+func (s *segment) await(tries int) *Op {
 	o := s.owner
 	if o == nil {
 		return nil
@@ -179,101 +165,24 @@ func (s *segment) await(tries int) *op {
 	return nil
 }
 
-// release gives the memory back.
-func (s *segment) release() {
-	if s.memory != nil {
-		unmapShared(s.memory)
-		*s = segment{}
-	}
+// SegmentBytes is the size of the memory that the ranks of one host share for short
+// collectives.
+func SegmentBytes(size int) int { s := newSegment(0, size); return s.bytes() }
+
+func newSegment(rank, size int) segment {
+	return segment{rank: rank, size: size, capacity: sharedLimit / (size - 1)}
 }
 
-// sharable returns why this process cannot share memory with others on its host.
-func sharable() error {
-	if os.Getenv(SharedVariable) == sharedOff {
-		return errors.New(SharedVariable + "=" + sharedOff)
-	}
-	fd, memory, err := createShared("tutti", os.Getpagesize())
-	if err == nil {
-		unmapShared(memory)
-		closeShared(fd)
-	}
-	return err
-}
-
-// offer says where rank 0 has made the memory.
-type offer struct{ pid, fd, token uint64 }
-
-func (o *offer) name() string { return fmt.Sprintf("tutti-%016x", o.token) }
-
-// share sets the segment up: rank 0 makes it, and it is used if all others can map it. It
-// is collective.
-func (e *endpoint) share(ctx context.Context) error {
-	if e.native() {
-		e.unshared = errors.New("collectives are native")
-	}
-	if e.native() || e.size == 1 {
-		return nil
-	}
-	s := segment{rank: e.rank, size: e.size, capacity: sharedLimit / (e.size - 1)}
-	out := newCells() // an offer, and whether this rank has the memory; MPI's after an error
-	o, all := &hostmem.Slice[offer](out.at(0), 1)[0], &hostmem.Slice[uint64](out.at(3), 1)[0]
-	reason := sharable()
-	if e.rank == 0 && reason == nil {
-		made := offer{pid: uint64(os.Getpid()), token: rand.Uint64()}
-		var fd int
-		if fd, s.memory, reason = createShared(made.name(), s.bytes()); reason == nil {
-			defer closeShared(fd)
-			made.fd = uint64(fd)
-			*o = made
-		}
-	}
-	defer func() {
-		if e.segment.memory == nil {
-			s.release()
-		}
-	}()
-	if err := e.setUp(ctx, comm.BroadcastCall(out.at(0), 3, dtype.U64, 0)); err != nil {
-		return err
-	}
-	switch {
-	case e.rank == 0 || reason != nil:
-	case o.pid == 0:
-		reason = errors.New("rank 0 has no memory to share")
-	default:
-		s.memory, reason = openShared(int(o.pid), int(o.fd), o.name(), s.bytes())
-	}
-	if reason == nil {
-		*all = 1
-	}
-	if err := e.setUp(ctx, comm.AllReduceCall(out.at(3), out.at(3), 1, dtype.U64, comm.Min)); err != nil {
-		return err
-	}
-	shared := *all == 1
-	out.free()
+// Share has short collectives go over memory of [SegmentBytes] that all ranks have mapped,
+// zero at first. All ranks call it at the same place, with nothing in flight. The engine reads
+// it until Release.
+func (e *Engine) Share(memory []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if shared {
-		s.lay()
-		e.segment = s
-	} else if e.unshared = reason; reason == nil {
-		e.unshared = errors.New("not all ranks can")
-	}
-	return nil
+	e.segment = newSegment(e.rank, e.size)
+	e.segment.memory = memory
+	e.segment.lay()
 }
 
-// setUp makes a call that does not enter the call log, and waits for it.
-func (e *endpoint) setUp(ctx context.Context, c comm.Call) error {
-	e.mu.Lock()
-	p := planner{e, &c, newEntry(&c), 0}
-	if c.Op == comm.OpBroadcast {
-		p.broadcast()
-	} else {
-		p.reduce(everybody)
-	}
-	err := e.launch()
-	e.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return e.wait(ctx, comm.OpSplit)
-}
+// Shares reports whether short collectives go over memory that the ranks share.
+func (e *Engine) Shares() bool { return e.segment.memory != nil }

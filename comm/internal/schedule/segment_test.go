@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"math/rand/v2"
@@ -45,7 +45,7 @@ func TestSegmentRounds(t *testing.T) {
 		ranks.Go(func() {
 			random := rand.New(rand.NewPCG(seed, uint64(r)+1))
 			own := make([]byte, capacity)
-			o := &op{plan: plan{send: hostmem.Addr(own)}}
+			o := &Op{plan: plan{send: hostmem.Addr(own)}}
 			for round, n := range lengths {
 				for i := range n {
 					own[i] = value(r, round, i)
@@ -78,7 +78,7 @@ func TestSegmentRounds(t *testing.T) {
 // TestSegmentDisagreement has ranks that have called different things wait for each other.
 func TestSegmentDisagreement(t *testing.T) {
 	segments := newSegments(2, 64)
-	a, s := &op{plan: plan{fingerprint: 1 << 40}}, &op{plan: plan{fingerprint: 2 << 40}}
+	a, s := &Op{plan: plan{fingerprint: 1 << 40}}, &Op{plan: plan{fingerprint: 2 << 40}}
 	segments[0].begin(a, 0)
 	segments[1].begin(s, 0)
 	assert.Nil(t, segments[0].await(10))
@@ -97,7 +97,7 @@ func TestSegmentDisagreement(t *testing.T) {
 	assert.Equal(t, [2]uint64{lastUnsent, 7}, last())
 }
 
-// TestNoSegment is what an endpoint has whose ranks share nothing.
+// TestNoSegment is what an engine has whose ranks share nothing.
 func TestNoSegment(t *testing.T) {
 	var s segment
 	assert.False(t, s.fits(0))
@@ -105,7 +105,6 @@ func TestNoSegment(t *testing.T) {
 	assert.EqualValues(t, lastUnwritten, state)
 	s.setLast(lastInFlight, 1)
 	assert.Nil(t, s.await(1))
-	s.release()
 }
 
 // TestSlots looks at the addresses of slots: they are apart, and short data is beside the

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"cmp"
@@ -12,9 +12,9 @@ import (
 // TestPeerAborted has a rank wait, and another one abort before or after the barrier that
 // this one waits in.
 func TestPeerAborted(t *testing.T) {
-	waits := func(call comm.Op) *endpoint {
-		o := &op{plan: plan{entry: entry{op: call}, number: 3}}
-		return &endpoint{size: 2, peers: make([]peer, 2), running: []*op{o}}
+	waits := func(call comm.Op) *Engine {
+		o := &Op{plan: plan{entry: entry{op: call}, number: 3}}
+		return &Engine{size: 2, peers: make([]peer, 2), running: []*Op{o}}
 	}
 	failed := func(passed uint64) *controlMessage {
 		n := &controlMessage{kind: failure, calls: 4, passed: passed}
@@ -35,7 +35,8 @@ func TestPeerAborted(t *testing.T) {
 	}
 	e := waits(comm.OpBarrier)
 	e.log.calls = 4
-	e.keep(1, unsent(4))
+	last := unsent(4)
+	e.keep(1, &last)
 	assert.NoError(t, cmp.Or(e.aborted(1), e.needs(1)), "all have come, whatever the other one could not send")
 
 	e = waits(comm.OpBroadcast)

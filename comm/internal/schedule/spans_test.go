@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"math/rand/v2"
@@ -16,7 +16,7 @@ func TestSpans(t *testing.T) {
 	for range 50 {
 		var tree spans
 		var list []*spanNode
-		draw := func() span { return spanOf(uintptr(random.IntN(400)), random.IntN(6)) }
+		draw := func() Span { return SpanOf(uintptr(random.IntN(400)), random.IntN(6)) }
 		for range 500 {
 			if len(list) > 0 && random.IntN(5) < 2 {
 				i := random.IntN(len(list))
@@ -30,7 +30,7 @@ func TestSpans(t *testing.T) {
 			}
 			s, want := draw(), false
 			for _, n := range list {
-				want = want || n.overlaps(s)
+				want = want || n.Overlaps(s)
 			}
 			require.Equal(t, want, tree.overlap(s), "%v", s)
 		}

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 // spans are the ranges of memory that started operations use, as a treap (Seidel
 // and Aragon, 1996) in the order of their beginnings, each node with where its
@@ -11,7 +11,7 @@ type spans struct {
 }
 
 type spanNode struct {
-	span
+	Span
 	reaches     uintptr // the farthest end in the subtree
 	priority    uint32
 	left, right *spanNode
@@ -35,9 +35,9 @@ func (n *spanNode) update() {
 }
 
 // add puts n into the tree as s, unless that is empty.
-func (t *spans) add(n *spanNode, s span) {
+func (t *spans) add(n *spanNode, s Span) {
 	t.random = t.random*1664525 + 1013904223 // Knuth and Lewis
-	*n = spanNode{span: s, reaches: s.to, priority: t.random}
+	*n = spanNode{Span: s, reaches: s.to, priority: t.random}
 	if s.from < s.to {
 		t.root = insert(t.root, n)
 	}
@@ -115,13 +115,13 @@ func join(a, b *spanNode) *spanNode {
 }
 
 // overlap reports whether s overlaps one of the spans.
-func (t *spans) overlap(s span) bool {
+func (t *spans) overlap(s Span) bool {
 	if s.from >= s.to {
 		return false
 	}
 	for n := t.root; n != nil; {
 		switch {
-		case n.overlaps(s):
+		case n.Overlaps(s):
 			return true
 		case n.left != nil && n.left.reaches > s.from:
 			n = n.left

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"github.com/tutti-go/tutti/comm"
@@ -27,10 +27,10 @@ func (e entry) call() comm.Call {
 // String describes the call as errors do.
 func (e entry) String() string { return e.call().String() }
 
-// op is one operation from submission to completion: a call, or one of several parts of
-// it. It takes a step at a time. A step posts messages, and the endpoint takes the next one
+// Op is one operation from submission to completion: a call, or one of several parts of
+// it. It takes a step at a time. A step posts messages, and the engine takes the next one
 // when these are done.
-type op struct {
+type Op struct {
 	plan
 
 	// The rest is kept for the next use.
@@ -39,8 +39,7 @@ type op struct {
 	// and its length, in bytes.
 	sendAt, sendBytes, recvAt, recvBytes []int
 
-	native  invocation // of native collectives
-	vectors uintptr    // their counts and displacements
+	Extra any // what an [Offload] keeps for the next use as well
 
 	readNode, writeNode spanNode // of what it reads and writes, once it has started
 
@@ -48,23 +47,23 @@ type op struct {
 	srcs []uintptr  // its operands, in rank order
 }
 
-// plan is the part of an op that changes with each use.
+// plan is the part of an Op that changes with each use.
 type plan struct {
 	entry
-	step step
+	Step     Step
+	External bool // a collective that the transport does: whom it waits for is not known
+	Reads    Span // what the operation reads,
+	Writes   Span // and what it writes, for the order between operations
 
-	at       int     // its place in the endpoint's list
-	phase    int     // steps taken
-	inFlight int     // messages
-	number   uint64  // of the message, or of the collective that it is part of
-	sequence uint64  // of the collective, for users
-	seq      uint64  // its own among the operations of collectives
-	group    uint64  // operations of one group do not wait for each other
-	external bool    // is a collective of the MPI library
-	msgTag   uintptr // of the first phase's messages; later phases of a collective follow
-	chained  bool    // waits for earlier operations in a group, too
-	reads    span    // what the operation reads,
-	writes   span    // and what it writes, for the order between operations
+	at       int    // its place in the engine's list
+	phase    int    // steps taken
+	inFlight int    // messages
+	number   uint64 // of the message, or of the collective that it is part of
+	sequence uint64 // of the collective, for users
+	seq      uint64 // its own among the operations of collectives
+	group    uint64 // operations of one group do not wait for each other
+	tag      uint64 // of the first phase's messages; later phases of a collective follow
+	chained  bool   // waits for earlier operations in a group, too
 
 	send, recv uintptr
 
@@ -84,44 +83,49 @@ type plan struct {
 	work   int     // bytes of it that the operation needs
 }
 
-// step posts the messages of an operation's next phase and reports whether
+// Step posts the messages of an operation's next phase and reports whether
 // there is none left. It is called whenever no message of the operation is
 // in flight.
-type step func(e *endpoint, o *op) (done bool, err error)
+type Step func(e *Engine, o *Op) (done bool)
+
+// First reports whether the operation takes its first step.
+func (o *Op) First() bool { return o.phase == 0 }
 
 // newOp returns an empty operation among size ranks.
-func newOp(size int) *op {
+func newOp(size int) *Op {
 	at := make([]int, 4*size)
-	return &op{
+	return &Op{
 		sendAt: at[:size], sendBytes: at[size : 2*size],
 		recvAt: at[2*size : 3*size], recvBytes: at[3*size:],
 		srcs: make([]uintptr, size),
 	}
 }
 
-// Values of op.to of a reduction that does not end at a root.
+// Values of Op.to of a reduction that does not end at a root.
 const (
 	everybody = -1 // all ranks get the whole result
 	nobody    = -2 // each rank keeps its share of it
 )
 
 // collective reports whether the operation takes tags of its own.
-func (o *op) collective() bool { return !o.op.Message() }
+func (o *Op) collective() bool { return !o.op.Message() }
 
-// span is a range of memory.
-type span struct{ from, to uintptr }
+// Span is a range of memory.
+type Span struct{ from, to uintptr }
 
-func spanOf(address uintptr, bytes int) span { return span{address, address + uintptr(bytes)} }
+// SpanOf returns the range of some bytes from an address on.
+func SpanOf(address uintptr, bytes int) Span { return Span{address, address + uintptr(bytes)} }
 
-func (s span) overlaps(t span) bool {
+// Overlaps reports whether two ranges have a byte in common.
+func (s Span) Overlaps(t Span) bool {
 	return max(s.from, t.from) < min(s.to, t.to)
 }
 
 // conflicts reports whether o has to wait for an earlier operation, which writes memory that
 // o uses, or uses memory that o writes.
-func (o *op) conflicts(earlier *op) bool {
+func (o *Op) conflicts(earlier *Op) bool {
 	if o.group != 0 && o.group == earlier.group && !o.chained {
 		return false
 	}
-	return o.writes.overlaps(earlier.writes) || o.writes.overlaps(earlier.reads) || o.reads.overlaps(earlier.writes)
+	return o.Writes.Overlaps(earlier.Writes) || o.Writes.Overlaps(earlier.Reads) || o.Reads.Overlaps(earlier.Writes)
 }

@@ -1,16 +1,17 @@
-package mpi
+package schedule
 
 import (
 	"context"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/poll"
 )
 
 // wait waits until nothing is in flight, or ctx ends. op is the call that waits.
-func (e *endpoint) wait(ctx context.Context, op comm.Op) error {
+func (e *Engine) wait(ctx context.Context, op comm.Op) error {
 	e.waiters.Add(1)
-	defer e.waiters.Add(-1)
-	var p pause
+	defer e.waited()
+	var p poll.Pace
 	for {
 		if idle, err := e.drain(&p, op); err != nil || idle {
 			return err
@@ -20,19 +21,35 @@ func (e *endpoint) wait(ctx context.Context, op comm.Op) error {
 		if ctx.Err() != nil {
 			return e.expire(ctx, op)
 		}
-		p.next()
+		e.pause(&p)
+	}
+}
+
+// waited ends a wait. Drive has left what came meanwhile to it.
+func (e *Engine) waited() {
+	if e.waiters.Add(-1) == 0 && e.waiter != nil && e.inFlight.Load() > 0 {
+		e.Drive()
+	}
+}
+
+// pause pauses between two looks.
+func (e *Engine) pause(p *poll.Pace) {
+	if e.waiter == nil {
+		p.Next()
+	} else {
+		e.waiter.Await(p.Pause())
 	}
 }
 
 // drain polls a few times and reports whether nothing is in flight.
-func (e *endpoint) drain(p *pause, op comm.Op) (idle bool, err error) {
+func (e *Engine) drain(p *poll.Pace, op comm.Op) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for tries := p.polls(); tries > 0; tries-- {
-		if e.idle() {
+	for tries := p.Polls(); tries > 0; tries-- {
+		if e.isIdle() {
 			return true, nil
 		}
-		moved, err := e.poll(p.stalled(), tries)
+		moved, err := e.poll(p.Stalled(), tries)
 		if err != nil {
 			return false, err
 		}
@@ -40,13 +57,13 @@ func (e *endpoint) drain(p *pause, op comm.Op) (idle bool, err error) {
 			break
 		}
 	}
-	if e.idle() {
+	if e.isIdle() {
 		return true, nil
 	}
-	if !p.stalled() {
+	if !p.Stalled() {
 		return false, nil
 	}
-	if p.long() {
+	if p.Long() {
 		e.reportStall()
 	}
 	if err := e.attend(); err != nil {
@@ -56,7 +73,7 @@ func (e *endpoint) drain(p *pause, op comm.Op) (idle bool, err error) {
 }
 
 // expire ends a wait whose context has ended.
-func (e *endpoint) expire(ctx context.Context, op comm.Op) error {
+func (e *Engine) expire(ctx context.Context, op comm.Op) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	err := e.attend()

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"cmp"
@@ -11,8 +11,8 @@ import (
 
 // Control messages are small messages between ranks on the internal communicator. Nobody
 // waits for them: a rank looks for them when it has waited a while, and the progress
-// goroutine does now and then. So they cost nothing while all goes well. With interop there
-// are none, as other ranks may be other programs.
+// goroutine does now and then. So they cost nothing while all goes well. A mute engine sends
+// none.
 
 // controlMessage is one of them.
 type controlMessage struct {
@@ -44,6 +44,8 @@ const (
 	// is its last control message.
 	failure
 	mismatch
+	// lost stands for the last message of a rank that the wire cannot reach any more.
+	lost
 )
 
 const (
@@ -51,9 +53,10 @@ const (
 	controlTextLength = 472
 )
 
-var controlBytes = len(hostmem.Bytes(make([]controlMessage, 1)))
+// ControlBytes is the length of a control message: fixed, in the byte order of the host.
+var ControlBytes = len(hostmem.Bytes(make([]controlMessage, 1)))
 
-// peer is what an endpoint knows of another rank.
+// peer is what an engine knows of another rank.
 type peer struct {
 	sent, received uint64          // messages of users to and from it
 	report         *controlMessage // its latest status report
@@ -61,56 +64,29 @@ type peer struct {
 	last           *controlMessage // goodbye, failure or mismatch: it sends no more
 }
 
-// controls is what an endpoint keeps of the exchange of control messages.
-type controls struct {
-	table    requests // of those that are being sent
-	memory   uintptr  // for a status report and a last message to each rank
-	reports  op       // owns the status reports
-	last     op       // and the last messages
-	reported uint64   // number of the last collective that was reported, plus one
-	departed int      // ranks whose last message has come
-}
-
-// buffer returns the memory of a control message.
-func (c *controls) buffer(i int) uintptr { return c.memory + uintptr(i*controlBytes) }
-
-// send starts sending a control message from a buffer, and reports whether MPI has taken it.
-func (e *endpoint) send(owner *op, buffer, dest int, m controlMessage) bool {
-	c := &e.control
-	if c.memory == 0 {
-		var err error
-		if c.memory, err = host.Allocate(2 * e.size * controlBytes); err != nil {
-			return false
-		}
-	}
+// tell sends a control message to a rank, and reports whether the wire has taken it.
+func (e *Engine) tell(dest int, m controlMessage) bool {
 	p := &e.peers[dest]
 	m.calls, m.passed, m.sent, m.received = e.log.calls, e.passed, p.sent, p.received
-	address := c.buffer(buffer)
-	hostmem.Slice[controlMessage](address, 1)[0] = m
-	slot, err := c.table.add(e.lib, owner, dest, sent)
-	if err == nil {
-		c.table.calls.Add(e.lib.Isend, address, uintptr(controlBytes), e.lib.handles.bytes, uintptr(dest), controlTag, e.inner, slot)
-		err = c.table.flush(e.lib)
-	}
-	return err == nil
+	return e.wire.Tell(dest, m.kind == stallReport, hostmem.Bytes([]controlMessage{m}))
 }
 
 // notifyAll sends this rank's last control message to every other rank.
-func (e *endpoint) notifyAll(m controlMessage) {
-	if e.notified || e.interop() {
+func (e *Engine) notifyAll(m controlMessage) {
+	if e.notified || e.mute {
 		return
 	}
 	e.notified = true
 	e.segment.setLast(lastInFlight, e.passed)
 	for r := range e.size {
-		if r != e.rank && !e.send(&e.control.last, e.size+r, r, m) {
+		if r != e.rank && !e.tell(r, m) {
 			e.segment.setLast(lastUnsent, e.passed)
 		}
 	}
 }
 
 // notifyFailure tells the other ranks why this one aborts.
-func (e *endpoint) notifyFailure(err error) {
+func (e *Engine) notifyFailure(err error) {
 	m := controlMessage{kind: failure}
 	text := err.Error()
 	var op *comm.OpError
@@ -123,13 +99,16 @@ func (e *endpoint) notifyFailure(err error) {
 			text = op.Err.Error()
 		}
 	}
-	m.length = uint64(copy(m.text[:], text))
+	m.say(text)
 	e.notifyAll(m)
 }
 
-// peerFailure is an error that another rank has sent on an endpoint.
+// say sets the text of a failure.
+func (m *controlMessage) say(text string) { m.length = uint64(copy(m.text[:], text)) }
+
+// peerFailure is an error that another rank has sent to an engine.
 type peerFailure struct {
-	on       *endpoint
+	on       *Engine
 	text     string
 	sentinel error
 }
@@ -137,14 +116,20 @@ type peerFailure struct {
 func (f *peerFailure) Error() string { return f.text }
 func (f *peerFailure) Unwrap() error { return f.sentinel }
 
-// attend receives control messages and returns an error if they show that operations in
-// flight cannot complete, also if that was found before. The caller holds mu.
-func (e *endpoint) attend() error {
-	if err := e.life.Broken(); err != nil {
+// Attend receives control messages and returns an error if they show that operations in flight
+// cannot complete, also if that was found before. The caller holds no lock.
+func (e *Engine) Attend() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.attend()
+}
+
+// attend is Attend with mu held.
+func (e *Engine) attend() error {
+	if err := e.Life.Broken(); err != nil {
 		return err
 	}
-	_ = e.progressControl() // some ranks may be out of reach
-	if err := e.receiveControl(); err != nil {
+	if err := e.hear(); err != nil {
 		return err
 	}
 	for src := range e.peers {
@@ -166,24 +151,30 @@ func (e *endpoint) attend() error {
 	return nil
 }
 
-// receiveControl receives the control messages that have come.
-func (e *endpoint) receiveControl() error {
-	if e.interop() {
+// hear receives the control messages that have come.
+func (e *Engine) hear() error {
+	if e.mute {
 		return nil
 	}
 	for src := range e.peers {
 		for src != e.rank && e.peers[src].last == nil {
-			m, err := e.receive(src)
+			bytes, err := e.wire.Hear(src)
 			if err != nil {
 				return err
 			}
-			if state, passed := e.segment.last(src); m == nil && state == lastUnsent {
-				m = unsent(passed)
-			}
-			if m == nil {
+			m := make([]controlMessage, 1)
+			state, passed := e.segment.last(src)
+			if bytes != nil {
+				copy(hostmem.Bytes(m), bytes)
+			} else if state == lastUnsent {
+				m[0] = unsent(passed)
+			} else if gone := e.wire.Gone(src); gone != nil {
+				m[0] = controlMessage{kind: lost}
+				m[0].say(gone.Error())
+			} else {
 				break
 			}
-			e.keep(src, m)
+			e.keep(src, &m[0])
 		}
 	}
 	return nil
@@ -191,54 +182,26 @@ func (e *endpoint) receiveControl() error {
 
 // unsent stands for the last message of a rank that MPI has refused. The rank has called at
 // least what it has passed.
-func unsent(passed uint64) *controlMessage {
-	m := &controlMessage{kind: failure, calls: passed, passed: passed}
-	m.length = uint64(copy(m.text[:], "why could not be sent"))
+func unsent(passed uint64) controlMessage {
+	m := controlMessage{kind: failure, calls: passed, passed: passed}
+	m.say("why could not be sent")
 	return m
 }
 
-// progressControl lets MPI progress the control messages that are being sent. It returns
-// the failure of one of them once.
-func (e *endpoint) progressControl() error {
-	if len(e.control.table.list) == 0 {
-		return nil
-	}
-	_, err := e.control.table.test(e.lib, false, 1)
-	return err
-}
-
-// receive returns a control message from a rank, nil if none has come.
-func (e *endpoint) receive(src int) (*controlMessage, error) {
-	t := &e.control.table
-	t.reserve(1)
-	if err := e.lib.reach(e.lib.Iprobe, uintptr(src), controlTag, e.inner, t.flag, t.statuses); err != nil {
-		return nil, err
-	}
-	if hostmem.Slice[int32](t.flag, 1)[0] == 0 {
-		return nil, nil
-	}
-	m := make([]controlMessage, 1)
-	address := hostmem.Addr(m)
-	if err := e.lib.reach(e.lib.Recv, address, uintptr(controlBytes), e.lib.handles.bytes, uintptr(src), controlTag, e.inner, t.statuses); err != nil {
-		return nil, err
-	}
-	return &m[0], nil
-}
-
 // keep remembers a control message.
-func (e *endpoint) keep(src int, m *controlMessage) {
+func (e *Engine) keep(src int, m *controlMessage) {
 	p := &e.peers[src]
 	if m.kind == stallReport {
 		p.report, p.agreed = m, false
 		return
 	}
 	p.last = m
-	e.control.departed++
+	e.departed++
 }
 
 // aborted returns an error if a rank has aborted. A barrier that the rank has left completes
 // first, as all ranks have come to it.
-func (e *endpoint) aborted(src int) error {
+func (e *Engine) aborted(src int) error {
 	m := e.peers[src].last
 	if m == nil || m.kind == goodbye {
 		return nil
@@ -247,8 +210,11 @@ func (e *endpoint) aborted(src int) error {
 		return nil
 	}
 	text := string(m.text[:min(m.length, controlTextLength)])
-	if m.kind == mismatch {
+	switch m.kind {
+	case mismatch:
 		return &peerFailure{e, cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}
+	case lost:
+		return fmt.Errorf("%w: rank %d is gone: %s", comm.ErrPeerFailed, src, text)
 	}
 	return &peerFailure{e, fmt.Sprintf("%v: rank %d aborted: %s", comm.ErrPeerFailed, src, text), comm.ErrPeerFailed}
 }

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"github.com/tutti-go/tutti/internal/hostops"
@@ -50,15 +50,15 @@ func (p planner) reduce(to int) {
 		n := min(block, c.Count-from)
 		o := p.operands(from, to)
 		o.total = n
-		o.reads = spanOf(o.send, n*size)
+		o.Reads = SpanOf(o.send, n*size)
 		if mine {
-			o.writes = spanOf(o.recv, n*size)
+			o.Writes = SpanOf(o.recv, n*size)
 		}
 		switch {
 		case shared:
-			o.step, o.shared, o.most = stepSharedReduce, true, n*size
+			o.Step, o.shared, o.most = stepSharedReduce, true, n*size
 		case whole:
-			o.step = stepWhole
+			o.Step = stepWhole
 			if mine {
 				o.work = (p.size - 1) * roundUp(n*size, cacheLine)
 			}
@@ -80,8 +80,8 @@ func (p planner) reduceScatter() {
 		o := p.operands(from, nobody)
 		o.share, o.stride, o.total, o.peers = n, c.Count, n*p.size, p.peersAtOnce(n*size)
 		o.work = (p.size - 1) * roundUp(n*size, cacheLine)
-		o.reads = spanOf(o.send, (o.stride*(p.size-1)+n)*size)
-		o.writes = spanOf(o.recv, n*size)
+		o.Reads = SpanOf(o.send, (o.stride*(p.size-1)+n)*size)
+		o.Writes = SpanOf(o.recv, n*size)
 		p.add(o)
 	}
 }
@@ -96,7 +96,7 @@ func (p planner) peersAtOnce(bytes int) int {
 }
 
 // operands returns a reduction by shares of the data from an element on.
-func (p planner) operands(from, to int) *op {
+func (p planner) operands(from, to int) *Op {
 	o := p.op(stepShares)
 	at := uintptr(from * o.dt.Size())
 	o.send, o.recv, o.to = o.send+at, o.recv+at, to
@@ -104,7 +104,7 @@ func (p planner) operands(from, to int) *op {
 }
 
 // stepWhole runs the whole schedule.
-func stepWhole(e *endpoint, o *op) (bool, error) {
+func stepWhole(e *Engine, o *Op) bool {
 	receives := o.to == everybody || o.to == e.rank
 	bytes := o.total * o.dt.Size()
 	if o.phase == 1 {
@@ -112,54 +112,50 @@ func stepWhole(e *endpoint, o *op) (bool, error) {
 			o.dst[0] = o.recv
 			hostops.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.reduce, false)
 		}
-		return true, nil
+		return true
 	}
 	if receives {
-		if err := e.recvOperands(o, bytes, 0, 1, e.size-1); err != nil {
-			return false, err
-		}
+		e.recvOperands(o, bytes, 0, 1, e.size-1)
 		o.srcs[e.rank] = o.send
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
-		if o.to != everybody && o.to != dest {
-			continue
-		}
-		if err := e.sendBytes(o, o.msgTag, o.send, bytes, dest); err != nil {
-			return false, err
+		if o.to == everybody || o.to == dest {
+			e.sendBytes(o, o.tag, o.send, bytes, dest)
 		}
 	}
-	return false, nil
+	return false
 }
 
 // stepShares runs the schedule by shares: rounds in which shares are exchanged, and as
 // many in which results are spread, each with the ranks at the distances from first to
 // last, those to send to after this one, those to receive from before it.
-func stepShares(e *endpoint, o *op) (bool, error) {
+func stepShares(e *Engine, o *Op) bool {
 	rounds := max(1, (e.size-1+o.peers-1)/o.peers)
 	first := o.phase%rounds*o.peers + 1
 	last := min(first+o.peers, e.size) - 1
 	switch o.phase / rounds {
 	case 0:
-		return false, e.exchangeShares(o, first, last)
+		e.exchangeShares(o, first, last)
 	case 1:
 		if first == 1 {
 			o.dst[0] = o.result(e.rank)
 			hostops.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.reduce, false)
 		}
 		if o.to == everybody && first == last {
-			return false, e.passShares(o, first)
+			e.passShares(o, first)
+		} else {
+			e.spreadShares(o, first, last)
 		}
-		return false, e.spreadShares(o, first, last)
 	}
-	return true, nil
+	return o.phase == 2*rounds
 }
 
 // length is the number of elements in rank r's share.
-func (o *op) length(r int) int { return max(0, min(o.share, o.total-r*o.share)) }
+func (o *Op) length(r int) int { return max(0, min(o.share, o.total-r*o.share)) }
 
 // result is where this rank puts its share of the result.
-func (o *op) result(rank int) uintptr {
+func (o *Op) result(rank int) uintptr {
 	switch o.to {
 	case nobody:
 		return o.recv
@@ -170,28 +166,23 @@ func (o *op) result(rank int) uintptr {
 }
 
 // exchangeShares sends ranks their shares of this rank's data.
-func (e *endpoint) exchangeShares(o *op, first, last int) error {
+func (e *Engine) exchangeShares(o *Op, first, last int) {
 	size := o.dt.Size()
 	spare := uintptr(0)
-	if (o.to == everybody || o.to == nobody) && !o.reads.overlaps(o.writes) {
+	if (o.to == everybody || o.to == nobody) && !o.Reads.Overlaps(o.Writes) {
 		spare = o.result(e.rank)
 	}
-	if err := e.recvOperands(o, o.length(e.rank)*size, spare, first, last); err != nil {
-		return err
-	}
+	e.recvOperands(o, o.length(e.rank)*size, spare, first, last)
 	o.srcs[e.rank] = o.send + uintptr(e.rank*o.stride*size)
 	for i := first; i <= last; i++ {
 		dest := (e.rank + i) % e.size
-		if err := e.sendBytes(o, o.msgTag, o.send+uintptr(dest*o.stride*size), o.length(dest)*size, dest); err != nil {
-			return err
-		}
+		e.sendBytes(o, o.tag, o.send+uintptr(dest*o.stride*size), o.length(dest)*size, dest)
 	}
-	return nil
 }
 
 // recvOperands receives bytes from other ranks and notes where in o.srcs. They go to
 // working memory, those of the rank before this one to spare if there is such a place.
-func (e *endpoint) recvOperands(o *op, bytes int, spare uintptr, first, last int) error {
+func (e *Engine) recvOperands(o *Op, bytes int, spare uintptr, first, last int) {
 	for i := first; i <= last; i++ {
 		src := (e.rank + e.size - i) % e.size
 		buffer := spare
@@ -199,47 +190,36 @@ func (e *endpoint) recvOperands(o *op, bytes int, spare uintptr, first, last int
 			buffer = o.memory.address + uintptr((i-1)*roundUp(bytes, cacheLine))
 		}
 		o.srcs[src] = buffer
-		if err := e.recvBytes(o, o.msgTag, buffer, bytes, src); err != nil {
-			return err
-		}
+		e.recvBytes(o, o.tag, buffer, bytes, src)
 	}
-	return nil
 }
 
 // spreadShares sends this rank's share of the result to whom it is for, and
 // receives the others'.
-func (e *endpoint) spreadShares(o *op, first, last int) error {
+func (e *Engine) spreadShares(o *Op, first, last int) {
 	size := o.dt.Size()
 	if o.to == everybody || o.to == e.rank {
 		for i := first; i <= last; i++ {
 			src := (e.rank + e.size - i) % e.size
-			if err := e.recvBytes(o, o.msgTag+1, o.recv+uintptr(src*o.stride*size), o.length(src)*size, src); err != nil {
-				return err
-			}
+			e.recvBytes(o, o.tag+1, o.recv+uintptr(src*o.stride*size), o.length(src)*size, src)
 		}
 	}
 	if o.to == nobody || o.to == e.rank {
-		return nil
+		return
 	}
 	for i := first; i <= last; i++ {
 		dest := (e.rank + i) % e.size
-		if o.to != everybody && o.to != dest {
-			continue
-		}
-		if err := e.sendBytes(o, o.msgTag+1, o.dst[0], o.length(e.rank)*size, dest); err != nil {
-			return err
+		if o.to == everybody || o.to == dest {
+			e.sendBytes(o, o.tag+1, o.dst[0], o.length(e.rank)*size, dest)
 		}
 	}
-	return nil
 }
 
 // passShares passes the share of the result that came in the round before on to the next
 // rank, at first this rank's own.
-func (e *endpoint) passShares(o *op, round int) error {
+func (e *Engine) passShares(o *Op, round int) {
 	size := o.dt.Size()
 	in, out := (e.rank+e.size-round)%e.size, (e.rank+1+e.size-round)%e.size
-	if err := e.recvBytes(o, o.msgTag+1, o.recv+uintptr(in*o.stride*size), o.length(in)*size, (e.rank+e.size-1)%e.size); err != nil {
-		return err
-	}
-	return e.sendBytes(o, o.msgTag+1, o.recv+uintptr(out*o.stride*size), o.length(out)*size, (e.rank+1)%e.size)
+	e.recvBytes(o, o.tag+1, o.recv+uintptr(in*o.stride*size), o.length(in)*size, (e.rank+e.size-1)%e.size)
+	e.sendBytes(o, o.tag+1, o.recv+uintptr(out*o.stride*size), o.length(out)*size, (e.rank+1)%e.size)
 }

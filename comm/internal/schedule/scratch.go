@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"fmt"
@@ -6,8 +6,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// host is where this package's own memory comes from: outside the Go heap, as
-// MPI keeps addresses while messages are in flight.
+// host is where working memory comes from: outside the Go heap, as
+// wires keep addresses while messages are in flight.
 var host = cpu.New()
 
 // scratch is a piece of working memory.

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"slices"
@@ -41,18 +41,18 @@ func (p planner) sharedExchange() bool {
 			o.receives(r, int(to-c.Recv), bytes)
 		}
 	}
-	o.reads = spanOf(o.send, o.shares)
-	o.writes = spanOf(o.recv, extent(o.recvAt, o.recvBytes))
+	o.Reads = SpanOf(o.send, o.shares)
+	o.Writes = SpanOf(o.recv, Extent(o.recvAt, o.recvBytes))
 	p.add(o)
 	return true
 }
 
 // stepSharedExchange copies every rank's part of recv, which begins at sendAt of that rank's
 // slot.
-func stepSharedExchange(e *endpoint, o *op) (bool, error) {
+func stepSharedExchange(e *Engine, o *Op) bool {
 	if o.phase == 0 {
 		e.segment.begin(o, o.shares)
-		return false, nil
+		return false
 	}
 	for r, bytes := range o.recvBytes {
 		from := o.send
@@ -61,14 +61,14 @@ func stepSharedExchange(e *endpoint, o *op) (bool, error) {
 		}
 		hostops.Copy(o.recv+uintptr(o.recvAt[r]), from+uintptr(o.sendAt[r]), bytes, false)
 	}
-	return true, nil
+	return true
 }
 
 // stepSharedReduce reduces the data of all slots.
-func stepSharedReduce(e *endpoint, o *op) (bool, error) {
+func stepSharedReduce(e *Engine, o *Op) bool {
 	if o.phase == 0 {
 		e.segment.begin(o, o.most)
-		return false, nil
+		return false
 	}
 	if o.to == everybody || o.to == e.rank {
 		for r := range o.srcs {
@@ -78,15 +78,15 @@ func stepSharedReduce(e *endpoint, o *op) (bool, error) {
 		o.dst[0] = o.recv
 		hostops.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.reduce, false)
 	}
-	return true, nil
+	return true
 }
 
 // stepSharedBarrier is a barrier of two rounds, for the reason that [stepBarrier] has
 // two halves.
-func stepSharedBarrier(e *endpoint, o *op) (bool, error) {
+func stepSharedBarrier(e *Engine, o *Op) bool {
 	if o.phase == 2 {
-		return true, nil
+		return true
 	}
 	e.segment.begin(o, 0)
-	return false, nil
+	return false
 }

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 // treeLimit is how many bytes are broadcast along a tree, which needs the
 // fewest steps. Longer data is scattered and gathered by everybody, so that the
@@ -13,7 +13,7 @@ func (p planner) broadcast() {
 		return
 	}
 	o := p.op(stepTree)
-	o.writes = spanOf(o.recv, bytes)
+	o.Writes = SpanOf(o.recv, bytes)
 	p.add(o)
 }
 
@@ -42,8 +42,8 @@ func (p planner) scatterAndGather(bytes int) {
 			gather.sends(r, p.rank*part, length(p.rank))
 		}
 	}
-	for _, o := range []*op{scatter, gather} {
-		o.writes = spanOf(o.recv, bytes)
+	for _, o := range []*Op{scatter, gather} {
+		o.Writes = SpanOf(o.recv, bytes)
 		p.add(o)
 	}
 }
@@ -52,7 +52,7 @@ func (p planner) scatterAndGather(bytes int) {
 // root, rank v receives from v without its lowest set bit, then sends to v
 // plus every lower power of two. Each rank sends an empty message to the one it
 // receives from: a rank that alone takes itself for the root waits for these.
-func stepTree(e *endpoint, o *op) (bool, error) {
+func stepTree(e *Engine, o *Op) bool {
 	bytes, root := o.count*o.dt.Size(), int(o.peer)
 	place := (e.rank - root + e.size) % e.size
 	below := place & -place
@@ -63,27 +63,19 @@ func stepTree(e *endpoint, o *op) (bool, error) {
 	switch o.phase {
 	case 0:
 		if place == 0 {
-			return false, nil
+			return false
 		}
 		from := (place - below + root) % e.size
-		if err := e.sendBytes(o, o.msgTag+1, 0, 0, from); err != nil {
-			return false, err
-		}
-		return false, e.recvBytes(o, o.msgTag, o.recv, bytes, from)
+		e.sendBytes(o, o.tag+1, 0, 0, from)
+		e.recvBytes(o, o.tag, o.recv, bytes, from)
 	case 1:
 		for step := below / 2; step > 0; step /= 2 {
-			if place+step >= e.size {
-				continue
-			}
-			to := (place + step + root) % e.size
-			if err := e.sendBytes(o, o.msgTag, o.recv, bytes, to); err != nil {
-				return false, err
-			}
-			if err := e.recvBytes(o, o.msgTag+1, 0, 0, to); err != nil {
-				return false, err
+			if place+step < e.size {
+				to := (place + step + root) % e.size
+				e.sendBytes(o, o.tag, o.recv, bytes, to)
+				e.recvBytes(o, o.tag+1, 0, 0, to)
 			}
 		}
-		return false, nil
 	}
-	return true, nil
+	return o.phase == 2
 }

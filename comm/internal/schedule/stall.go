@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"cmp"
@@ -10,7 +10,7 @@ import (
 )
 
 // oldest returns the collective that has run longest, nil if none runs.
-func (e *endpoint) oldest() *op {
+func (e *Engine) oldest() *Op {
 	if len(e.running) == 0 {
 		return nil
 	}
@@ -20,12 +20,12 @@ func (e *endpoint) oldest() *op {
 // reportStall sends the ranks that this one waits for, or the nearest ones, a status report:
 // in which collective it waits, and its last calls. It does so once for each collective. The
 // caller holds mu.
-func (e *endpoint) reportStall() {
+func (e *Engine) reportStall() {
 	o, log := e.oldest(), &e.log
-	if e.interop() || o == nil || e.control.reported > o.number || e.control.reports.inFlight > 0 || !log.knows(o.number) {
+	if e.mute || o == nil || e.reported > o.number || !log.knows(o.number) {
 		return
 	}
-	e.control.reported = o.number + 1
+	e.reported = o.number + 1
 	m := controlMessage{kind: stallReport, number: o.number}
 	for number := m.first(); number <= o.number; number++ {
 		if log.knows(number) {
@@ -34,18 +34,18 @@ func (e *endpoint) reportStall() {
 	}
 	missing, lagging := e.stragglers(o)
 	to := append(missing, lagging...)
-	if o.external {
+	if o.External {
 		to = e.nearest()
 	}
 	for _, r := range slices.Compact(slices.Sorted(slices.Values(to))) {
-		e.send(&e.control.reports, r, r, m)
+		e.tell(r, m)
 	}
 }
 
 // stragglers returns the ranks whose messages o waits for, and of the others those that have
-// not received all messages of o. Whom a collective of the library waits for is not known:
+// not received all messages of o. Whom an external operation waits for is not known:
 // missing are those of the nearest ranks that have not reported that they wait as well.
-func (e *endpoint) stragglers(o *op) (missing, lagging []int) {
+func (e *Engine) stragglers(o *Op) (missing, lagging []int) {
 	const waited, sending = 1, 2
 	state := make([]int, e.size)
 	if e.segment.owner == o {
@@ -55,20 +55,20 @@ func (e *endpoint) stragglers(o *op) (missing, lagging []int) {
 			}
 		}
 	}
-	if o.external {
+	if o.External {
 		for _, r := range e.nearest() {
 			if m := e.peers[r].report; m == nil || m.number < o.number {
 				state[r] |= waited
 			}
 		}
 	}
-	for _, q := range e.table.list {
-		switch {
-		case q.owner != o || q.rank < 0 || int(q.rank) == e.rank && o.collective():
-		case q.expected == sent:
-			state[q.rank] |= sending
+	for i := range e.table {
+		switch m := &e.table[i]; {
+		case m.owner != o || o.External || m.Peer == e.rank && o.collective():
+		case m.Receive:
+			state[m.Peer] |= waited
 		default:
-			state[q.rank] |= waited
+			state[m.Peer] |= sending
 		}
 	}
 	for r, s := range state {
@@ -84,7 +84,7 @@ func (e *endpoint) stragglers(o *op) (missing, lagging []int) {
 
 // nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different
 // things, so have two neighbors.
-func (e *endpoint) nearest() (ranks []int) {
+func (e *Engine) nearest() (ranks []int) {
 	for step := 1; step < e.size; step *= 2 {
 		ranks = append(ranks, (e.rank+step)%e.size, (e.rank+e.size-step)%e.size)
 	}
@@ -92,8 +92,8 @@ func (e *endpoint) nearest() (ranks []int) {
 }
 
 // describe describes the operations in flight.
-func (e *endpoint) describe() (f backend.InFlight) {
-	if o := e.oldest(); o != nil && o.sequence == 0 { // of setUp, which has no number
+func (e *Engine) describe() (f backend.InFlight) {
+	if o := e.oldest(); o != nil && o.sequence == 0 { // of SetUp, which has no number
 		f.Messages = append(f.Messages, o.call())
 	} else if o != nil {
 		f.Collective, f.Number = o.call(), o.sequence
@@ -105,7 +105,7 @@ func (e *endpoint) describe() (f backend.InFlight) {
 			}
 		}
 	}
-	for _, o := range slices.SortedFunc(slices.Values(e.transfers), func(a, b *op) int { return cmp.Compare(a.number, b.number) }) {
+	for _, o := range slices.SortedFunc(slices.Values(e.transfers), func(a, b *Op) int { return cmp.Compare(a.number, b.number) }) {
 		f.Messages = append(f.Messages, o.call())
 	}
 	f.Behind = len(e.queued) + max(len(e.running)-1, 0)
@@ -114,7 +114,7 @@ func (e *endpoint) describe() (f backend.InFlight) {
 
 // compare finds the first call in which this rank and one that has sent a status report
 // differ.
-func (e *endpoint) compare(src int) error {
+func (e *Engine) compare(src int) error {
 	p, log := &e.peers[src], &e.log
 	m := p.report
 	if m == nil || p.agreed || !log.knows(m.number) {
@@ -136,14 +136,14 @@ func (e *endpoint) compare(src int) error {
 
 // needs returns an error if this rank needs one that has closed its communicator: for a
 // collective that the other has not called, or for a message.
-func (e *endpoint) needs(src int) error {
+func (e *Engine) needs(src int) error {
 	p := &e.peers[src]
 	if p.last == nil {
 		return nil
 	}
 	alone := e.log.calls > p.last.calls
-	for _, q := range e.table.list {
-		if int(q.rank) == src && q.owner.op.Message() {
+	for i := range e.table {
+		if m := &e.table[i]; m.owner != nil && m.Peer == src && m.owner.op.Message() {
 			alone = alone || p.received > p.last.sent || p.sent > p.last.received
 		}
 	}

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"testing"
@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -64,7 +63,7 @@ func FuzzControlMessage(f *testing.F) {
 		f.Add(append([]byte(nil), hostmem.Bytes([]controlMessage{n})...), []byte("aaaabbbbcccc"))
 	}
 	f.Fuzz(func(t *testing.T, bytes, calls []byte) {
-		e := &endpoint{size: 2, peers: make([]peer, 2), check: backend.Check{WorldSize: 2}}
+		e := &Engine{size: 2, peers: make([]peer, 2)}
 		for _, c := range drawCalls(calls) {
 			e.log.add(newEntry(&c), c.RecvCounts)
 		}

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"github.com/tutti-go/tutti/comm"
@@ -32,7 +32,7 @@ func (p planner) exchange() {
 }
 
 // parts returns an exchange in which nothing goes anywhere yet.
-func (p planner) parts() *op {
+func (p planner) parts() *Op {
 	o := p.op(stepExchange)
 	for r := range p.size {
 		o.sendBytes[r], o.recvBytes[r] = nothing, nothing
@@ -44,20 +44,20 @@ func (p planner) parts() *op {
 const nothing = -1
 
 // sends sets the bytes that rank r gets, and where they are in the send buffer.
-func (o *op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
+func (o *Op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
 
 // receives sets the bytes that rank r sends, and where they go in the receive buffer.
-func (o *op) receives(r, at, bytes int) { o.recvAt[r], o.recvBytes[r] = at, bytes }
+func (o *Op) receives(r, at, bytes int) { o.recvAt[r], o.recvBytes[r] = at, bytes }
 
 // addExchange adds an exchange after finding the memory that it uses.
-func (p planner) addExchange(o *op) {
-	o.reads = spanOf(o.send, extent(o.sendAt, o.sendBytes))
-	o.writes = spanOf(o.recv, extent(o.recvAt, o.recvBytes))
+func (p planner) addExchange(o *Op) {
+	o.Reads = SpanOf(o.send, Extent(o.sendAt, o.sendBytes))
+	o.Writes = SpanOf(o.recv, Extent(o.recvAt, o.recvBytes))
 	p.add(o)
 }
 
-// extent returns where the last part ends.
-func extent(at, lengths []int) int {
+// Extent returns where the last of the parts at some places, with some lengths, ends.
+func Extent(at, lengths []int) int {
 	end := 0
 	for r, n := range lengths {
 		if n > 0 {
@@ -69,33 +69,25 @@ func extent(at, lengths []int) int {
 
 // stepExchange sends every rank its part of send and receives every rank's
 // part of recv.
-func stepExchange(e *endpoint, o *op) (bool, error) {
+func stepExchange(e *Engine, o *Op) bool {
 	if o.phase == 1 {
-		return true, nil
+		return true
 	}
 	for i := 1; i < e.size; i++ {
 		src := (e.rank + e.size - i) % e.size
-		if o.recvBytes[src] == nothing {
-			continue
-		}
-		if err := e.recvBytes(o, o.msgTag, o.recv+uintptr(o.recvAt[src]), o.recvBytes[src], src); err != nil {
-			return false, err
+		if o.recvBytes[src] != nothing {
+			e.recvBytes(o, o.tag, o.recv+uintptr(o.recvAt[src]), o.recvBytes[src], src)
 		}
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
-		if o.sendBytes[dest] == nothing {
-			continue
-		}
-		if err := e.sendBytes(o, o.msgTag, o.send+uintptr(o.sendAt[dest]), o.sendBytes[dest], dest); err != nil {
-			return false, err
+		if o.sendBytes[dest] != nothing {
+			e.sendBytes(o, o.tag, o.send+uintptr(o.sendAt[dest]), o.sendBytes[dest], dest)
 		}
 	}
 	if own := o.recvBytes[e.rank]; own > 0 {
-		if err := e.table.flush(e.lib); err != nil {
-			return false, err
-		}
+		_ = e.wire.Flush() // an error comes again
 		hostops.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), own, false)
 	}
-	return false, nil
+	return false
 }

@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"testing"
@@ -10,9 +10,9 @@ import (
 // BenchmarkFingerprint is what it takes to remember a call of 8 bytes and to make the
 // tag of its messages.
 func BenchmarkFingerprint(b *testing.B) {
-	e := &endpoint{state: &state{tagShift: 43}}
+	e := &Engine{tagShift: 43}
 	c := comm.AllReduceCall(0, 0, 2, dtype.F32, comm.Sum)
-	var tag uintptr
+	var tag uint64
 	for b.Loop() {
 		e.log.add(newEntry(&c), nil)
 		tag += e.tag(e.log.calls)

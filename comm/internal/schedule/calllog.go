@@ -1,4 +1,4 @@
-package mpi
+package schedule
 
 import (
 	"fmt"
@@ -59,26 +59,25 @@ func (l *callLog) at(number uint64) *loggedCall { return &l.recent[number%rememb
 
 // Internal tags are made of the number of an operation (modulo tagWindow), the
 // half of it that a message belongs to, and as many bits of the fingerprint as
-// MPI_TAG_UB leaves room for: 5 if it is the smallest that the standard allows,
-// 18 with MPICH over UCX, 21 with Open MPI. A disagreement that these bits do not
+// the wire leaves room for: with MPI 5 if MPI_TAG_UB is the smallest that the standard
+// allows, 18 with MPICH over UCX, 21 with Open MPI. A disagreement that these bits do not
 // show appears in those of the next call. Messages of two operations that share
-// a tag, a window apart, stay apart because MPI keeps the order of messages
+// a tag, a window apart, stay apart because wires keep the order of messages
 // between two ranks, operations start in order, and no two of them that are a
-// window apart are active (see endpoint.ready).
+// window apart are active (see Engine.ready).
 const (
-	controlTag = 0
-	tagPhases  = 2
-	tagWindow  = 256
-	firstTag   = 1
+	tagPhases = 2
+	tagWindow = 256
+	firstTag  = 1
 )
 
 // tag returns the tag of the first phase's messages of an operation.
-func (e *endpoint) tag(seq uint64) uintptr {
-	return uintptr(firstTag + seq%tagWindow*tagPhases + e.log.fingerprint>>e.state.tagShift*tagWindow*tagPhases)
+func (e *Engine) tag(seq uint64) uint64 {
+	return firstTag + seq%tagWindow*tagPhases + e.log.fingerprint>>e.tagShift*tagWindow*tagPhases
 }
 
 // disagreement is the error that names the calls of two ranks.
-func (e *endpoint) disagreement(other int, theirs, ours *loggedCall) error {
+func (e *Engine) disagreement(other int, theirs, ours *loggedCall) error {
 	number := ours.sequence
 	a, b := e.rank, other
 	if b < a {

@@ -1,0 +1,66 @@
+package schedule
+
+import (
+	"context"
+	"math/bits"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Barrier waits until every rank has called it. op is the call that waits, and first says
+// that this is its first barrier: a Split has three, and one sequence number.
+//
+// It is a dissemination barrier (Hensgen, Finkel and Manber, 1988) done twice. After the first
+// all ranks have come, and no rank leaves the second before all know. So no rank leaves the
+// barrier if one aborted before all had come. If one has left it, all leave it, also if that
+// one aborts next (see aborted), unless a rank aborts that is still in it.
+func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
+	if err := e.wait(ctx, op); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	err, number := e.Life.Err(), e.log.calls
+	if err == nil {
+		if first {
+			e.log.sequence++
+		}
+		c := comm.Call{Op: op}
+		p := planner{e, &c, newEntry(&c), 0}
+		e.log.add(p.entry, nil)
+		p.plan()
+		err = e.launch()
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	err = e.wait(ctx, op)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.passed > number {
+		return nil // whatever has come after that
+	}
+	return err
+}
+
+// barrier plans a barrier.
+func (p planner) barrier() {
+	o := p.op(stepBarrier)
+	if p.segment.fits(0) {
+		o.Step, o.shared = stepSharedBarrier, true
+	}
+	p.add(o)
+}
+
+// stepBarrier tells the rank 1, 2, 4, … places ahead that all ranks up to this one have come,
+// and waits for the same message from the rank as far behind.
+func stepBarrier(e *Engine, o *Op) bool {
+	rounds := bits.Len(uint(e.size - 1))
+	if o.phase == tagPhases*rounds {
+		return true
+	}
+	tag, distance := o.tag+uint64(o.phase/rounds), 1<<(o.phase%rounds)
+	e.recvBytes(o, tag, 0, 0, (e.rank+e.size-distance)%e.size)
+	e.sendBytes(o, tag, 0, 0, (e.rank+distance)%e.size)
+	return false
+}

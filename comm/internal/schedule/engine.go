@@ -1,0 +1,493 @@
+package schedule
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/internal/tally"
+)
+
+// Engine is one rank of a communicator: its operations in flight. They start in the order
+// in which they were submitted, each as soon as those before it have started and no memory
+// conflicts (Op.conflicts). From then on they run side by side. All messages are
+// non-blocking: a submission starts what can start. A rank that waits, or one that drives the
+// engine beside its program, asks the wire which messages are done and lets operations go on.
+//
+// Fields below mu belong to the holder of mu. Unexported methods say if they expect the
+// caller to hold it.
+type Engine struct {
+	Check backend.Check
+	Life  backend.Life
+
+	wire     Wire
+	waiter   Waiter // the wire, if it is one
+	offload  Offload
+	notify   func()
+	mute     bool
+	pieces   bool
+	rank     int
+	size     int
+	tagShift int           // how far a fingerprint is shifted to fit into a tag
+	inFlight atomic.Int32  // operations
+	called   atomic.Uint64 // collectives submitted
+	ended    atomic.Uint64 // and completed, without a gap
+	waiters  atomic.Int32  // goroutines inside Wait
+	leaving  atomic.Bool   // has sent its goodbyes, and waits for those of the others
+
+	mu        sync.Mutex
+	notified  bool      // this rank has sent its last control message
+	table     []Message // by id
+	vacant    []int     // ids that no message in flight has
+	done      []Done    // of the last Poll
+	idle      []*Op     // whose last message the last Poll found done
+	queued    []*Op     // submitted, in order
+	running   []*Op     // collectives that have started, in order
+	transfers []*Op     // messages of users that have started, in no order
+	reads     spans     // memory that these read
+	writes    spans     // and that they write
+	free      []*Op
+	seq       uint64      // operations of collectives submitted so far
+	begun     uint64      // and started
+	latest    uint64      // sequence number of the collective that started last
+	messages  tally.Tally // of users
+	groups    uint64
+	segment   segment
+	scratch   scratchPool // working memory of collectives
+	heads     scratchPool // and of messages
+
+	log      callLog
+	passed   uint64 // calls up to the last barrier or Split that is done
+	peers    []peer
+	reported uint64 // number of the last collective that was reported, plus one
+	departed int    // ranks whose last message has come
+}
+
+// Config is what an Engine is made of.
+type Config struct {
+	Check backend.Check
+	Wire  Wire
+	// MaxTag is the highest tag of messages that are not a user's, at least [comm.MaxTag].
+	// The higher it is, the sooner ranks notice that they disagree.
+	MaxTag uint64
+	// Notify is called at each submission, nil for none.
+	Notify func()
+	// Mute has the engine send no control messages and users' messages without heads, for
+	// peers that are other programs.
+	Mute bool
+	// Pieces has messages of 2 to 6 KiB cut into pieces of 2 KiB, for transports that send
+	// these without a handshake, and longer ones more slowly.
+	Pieces bool
+	// Offload does calls in the place of the schedules, nil for none. With it, buffers of
+	// users' messages may be a device's.
+	Offload Offload
+}
+
+// New returns the engine of a rank.
+func New(c Config) *Engine {
+	e := &Engine{Check: c.Check, wire: c.Wire, offload: c.Offload, notify: c.Notify, mute: c.Mute, pieces: c.Pieces,
+		rank: c.Check.Rank, size: c.Check.WorldSize, peers: make([]peer, c.Check.WorldSize),
+		tagShift: 65 - bits.Len64(c.MaxTag/(tagWindow*tagPhases))}
+	e.waiter, _ = c.Wire.(Waiter)
+	return e
+}
+
+// maxActive bounds the number of collectives that run at a time, and so their working
+// memory.
+const maxActive = 4
+
+// newOp returns an operation to fill in and submit. The caller holds mu.
+func (e *Engine) newOp() *Op {
+	if n := len(e.free); n > 0 {
+		o := e.free[n-1]
+		e.free = e.free[:n-1]
+		return o
+	}
+	return newOp(e.size)
+}
+
+// enqueue puts an operation behind those submitted before. The caller holds mu
+// and calls start afterwards.
+func (e *Engine) enqueue(o *Op) {
+	if o.collective() {
+		o.number, o.seq, o.tag, o.fingerprint = e.log.calls-1, e.seq, e.tag(e.seq), e.log.fingerprint
+		o.sequence = e.log.sequence
+		e.seq++
+	} else {
+		o.number = e.messages.Begin()
+	}
+	e.queued = append(e.queued, o)
+	e.inFlight.Add(1)
+}
+
+// start starts the operations that need not wait. The caller holds mu.
+func (e *Engine) start() error {
+	started := 0
+	for _, o := range e.queued {
+		if !e.ready(o) {
+			break
+		}
+		started++
+		if err := e.begin(o); err != nil {
+			return e.fail(o.op, err)
+		}
+	}
+	if started > 0 {
+		rest := copy(e.queued, e.queued[started:])
+		clear(e.queued[rest:])
+		e.queued = e.queued[:rest]
+	}
+	e.publish()
+	return nil
+}
+
+// publish makes the progress of collectives visible to Progress.
+func (e *Engine) publish() {
+	done, called := e.log.sequence, e.log.sequence
+	if o := e.oldest(); o != nil {
+		done = o.sequence - min(o.sequence, 1) // those of SetUp have none
+	} else if e.begun < e.seq {
+		done = e.latest - min(e.latest, 1)
+	}
+	if e.called.Load() != called {
+		e.called.Store(called)
+	}
+	if e.ended.Load() < done { // a queued collective may have parts that have begun
+		e.ended.Store(done)
+	}
+}
+
+// Progress implements [comm.Progresser] for the communicator.
+func (e *Engine) Progress() comm.Progress {
+	done, ended := e.ended.Load(), e.messages.Ended()
+	return comm.Progress{
+		Collectives: comm.Count{Submitted: e.called.Load(), Done: done},
+		Messages:    comm.Count{Submitted: e.messages.Begun(), Done: ended},
+	}
+}
+
+// InFlight returns the number of operations in flight.
+func (e *Engine) InFlight() int { return int(e.inFlight.Load()) }
+
+// started returns the number of operations that have started and are in flight.
+func (e *Engine) started() int { return len(e.running) + len(e.transfers) }
+
+// isIdle reports whether nothing is in flight.
+func (e *Engine) isIdle() bool { return e.started() == 0 && len(e.queued) == 0 }
+
+// ready reports whether o may start.
+func (e *Engine) ready(o *Op) bool {
+	if o.shared && e.segment.owner != nil {
+		return false
+	}
+	if o.collective() && len(e.running) > 0 {
+		working := 0
+		for _, a := range e.running {
+			if a.work > 0 {
+				working++
+			}
+		}
+		if o.seq-e.running[0].seq >= tagWindow || o.work > 0 && working >= maxActive {
+			return false
+		}
+	}
+	if !e.writes.overlap(o.Writes) && !e.reads.overlap(o.Writes) && !e.writes.overlap(o.Reads) {
+		return true
+	}
+	if o.group == 0 || o.chained {
+		return false
+	}
+	for _, started := range [][]*Op{e.running, e.transfers} {
+		if slices.ContainsFunc(started, o.conflicts) {
+			return false
+		}
+	}
+	return true
+}
+
+// begin starts o. The caller holds mu.
+func (e *Engine) begin(o *Op) error {
+	if o.work > 0 {
+		var err error
+		if o.memory, err = e.pool(o).take(o.work); err != nil {
+			return err
+		}
+	}
+	if o.collective() {
+		e.begun, e.latest = o.seq+1, o.sequence
+	}
+	done, err := e.advance(o)
+	if err != nil {
+		return err
+	}
+	if done {
+		e.retire(o)
+		return nil
+	}
+	e.reads.add(&o.readNode, o.Reads)
+	e.writes.add(&o.writeNode, o.Writes)
+	list := &e.transfers
+	if o.collective() {
+		list = &e.running
+	}
+	o.at = len(*list)
+	*list = append(*list, o)
+	return nil
+}
+
+// pool is where an operation's working memory comes from.
+func (e *Engine) pool(o *Op) *scratchPool {
+	if o.collective() {
+		return &e.scratch
+	}
+	return &e.heads
+}
+
+// finish removes an operation that is done from the lists.
+func (e *Engine) finish(o *Op) {
+	e.reads.remove(&o.readNode)
+	e.writes.remove(&o.writeNode)
+	if o.collective() {
+		e.running = slices.Delete(e.running, o.at, o.at+1)
+		for i, later := range e.running[o.at:] {
+			later.at = o.at + i
+		}
+	} else {
+		last := len(e.transfers) - 1
+		e.transfers[o.at], e.transfers[last].at = e.transfers[last], o.at
+		e.transfers[last] = nil
+		e.transfers = e.transfers[:last]
+	}
+	e.retire(o)
+}
+
+// advance takes the steps of an operation until it has messages in flight.
+func (e *Engine) advance(o *Op) (done bool, err error) {
+	for o.inFlight == 0 && !done {
+		done = o.Step(e, o)
+		o.phase++
+	}
+	return done, e.wire.Flush()
+}
+
+// retire recycles an operation that is done.
+func (e *Engine) retire(o *Op) {
+	if !o.collective() {
+		e.messages.End(o.number)
+	}
+	e.pool(o).give(o.memory)
+	if !o.op.MovesData() {
+		e.passed = o.number + 1
+	}
+	o.plan = plan{}
+	e.free = append(e.free, o)
+	e.inFlight.Add(-1)
+}
+
+// Expect adds a message of o to those in flight, and returns the id that Poll reports when it
+// has completed. A backend that starts the message itself calls it from a [Step].
+func (e *Engine) Expect(o *Op, m Message) (id int) {
+	if last := len(e.vacant) - 1; last >= 0 {
+		id, e.vacant = e.vacant[last], e.vacant[:last]
+	} else {
+		id, e.table = len(e.table), append(e.table, Message{})
+	}
+	m.owner = o
+	e.table[id] = m
+	o.inFlight++
+	return id
+}
+
+// post starts a message of o.
+func (e *Engine) post(o *Op, m Message) {
+	id := e.Expect(o, m)
+	e.wire.Post(id, &e.table[id])
+}
+
+// complete takes note of a message that is done.
+func (e *Engine) complete(d *Done) error {
+	m := &e.table[d.ID]
+	o, err := m.owner, d.Err
+	switch {
+	case !m.Receive:
+	case d.Bytes > m.Bytes:
+		err = fmt.Errorf("%w: %v: rank %d sent more than %d bytes", comm.ErrMismatch, o, m.Peer, m.Bytes)
+	case err == nil && !m.headed && d.Bytes != m.Bytes:
+		err = fmt.Errorf("%w: %v: rank %d sent %d bytes, expected %d", comm.ErrMismatch, o, m.Peer, d.Bytes, m.Bytes)
+	}
+	if m.headed || err != nil {
+		err = cmp.Or(e.checkHead(o), err)
+	}
+	if err != nil {
+		return e.fail(o.op, err)
+	}
+	*m = Message{}
+	e.vacant = append(e.vacant, d.ID)
+	if o.inFlight--; o.inFlight == 0 {
+		e.idle = append(e.idle, o)
+	}
+	return nil
+}
+
+// poll asks the wire which messages are done, at most the given number of times, and lets
+// operations go on. It reports whether any message was done. In a stalled wait it looks at
+// messages one by one: one may show why the others do not come. The caller holds mu.
+func (e *Engine) poll(stalled bool, tries int) (moved bool, err error) {
+	if err := e.Life.Broken(); err != nil {
+		return false, err
+	}
+	if e.started() == 0 {
+		return false, nil
+	}
+	asks := tries
+	if e.segment.owner != nil {
+		asks = 1
+	}
+	e.idle = e.idle[:0]
+	if e.done, err = e.wire.Poll(e.done[:0], Hint{Together: !stalled && e.started() == 1, Tries: asks}); err != nil {
+		return false, e.fail(comm.OpSync, err)
+	}
+	for i := range e.done {
+		if err := e.complete(&e.done[i]); err != nil {
+			return false, err
+		}
+	}
+	if o := e.segment.await(tries); o != nil {
+		e.idle = append(e.idle, o)
+	} else if len(e.done) == 0 {
+		return false, nil
+	}
+	for _, o := range e.idle {
+		done, err := e.advance(o)
+		if err != nil {
+			return true, e.fail(o.op, err)
+		}
+		if done {
+			e.finish(o)
+		}
+	}
+	return true, e.start()
+}
+
+// Fail aborts the communicator, and tells the other ranks that the wait or call op of this
+// rank failed, unless the error came from one of them. It returns err. The caller holds no lock.
+func (e *Engine) Fail(op comm.Op, err error) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.fail(op, err)
+}
+
+// fail is Fail with mu held. Operations in flight stay with the wire.
+func (e *Engine) fail(op comm.Op, err error) error {
+	if e.Life.Fail(err) {
+		if by := (*peerFailure)(nil); errors.As(err, &by) && by.on == e {
+			e.notified = true // they know
+		}
+		e.notifyFailure(&comm.OpError{Op: op.String(), Err: err})
+	}
+	return err
+}
+
+// Abort implements [backend.Backend]. A mute engine does not notify the other ranks. What
+// the wire does not cancel stays in flight.
+func (e *Engine) Abort(ctx context.Context, cause error) {
+	e.mu.Lock()
+	e.notifyFailure(cause)
+	e.mu.Unlock()
+	e.abandon(ctx)
+}
+
+// abandon waits until the wire touches no memory of messages any more, or ctx ends, and
+// returns the number of messages whose memory it still touches.
+func (e *Engine) abandon(ctx context.Context) (touched int) {
+	for pace := (poll.Pace{}); ; e.pause(&pace) {
+		e.mu.Lock()
+		touched = e.wire.Abandon()
+		e.mu.Unlock()
+		if touched == 0 || ctx.Err() != nil {
+			return touched
+		}
+	}
+}
+
+// Leave begins [backend.Backend.Release]. Of a communicator that has aborted, it waits until
+// the wire touches no memory any more, or ctx ends, and returns false. Otherwise it tells the
+// other ranks goodbye.
+func (e *Engine) Leave(ctx context.Context) (sound bool) {
+	if cause := e.Life.Cause(); cause != nil {
+		if touched := e.abandon(ctx); touched > 0 {
+			slog.Warn(e.Check.Backend+": messages of a closed communicator are still in flight, and write to its memory",
+				"rank", e.rank, "messages", touched, "cause", cause)
+		}
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.notifyAll(controlMessage{kind: goodbye})
+	e.leaving.Store(true)
+	return true
+}
+
+// Leaving reports whether Leave has said goodbye, and Departs has not reported that all
+// others have.
+func (e *Engine) Leaving() bool { return e.leaving.Load() }
+
+// Departs reports, once after Leave, that the engine has gone. Its memory may be released if
+// the goodbyes of all other ranks have come, so that nobody sends to it any more. It also has
+// gone, and is not released, if a rank has aborted.
+func (e *Engine) Departs() (gone, free bool) {
+	if !e.leaving.Load() {
+		return false, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.leaving.Load() { // another goroutine releases it
+		return false, false
+	}
+	told, err := e.wire.Told()
+	broken := err != nil || e.hear() != nil
+	for src := range e.peers {
+		broken = broken || e.aborted(src) != nil
+	}
+	if !broken && !e.mute && (e.departed < e.size-1 || !told) {
+		return false, false
+	}
+	e.leaving.Store(false)
+	return true, !broken
+}
+
+// Missing returns the ranks whose goodbyes a leaving engine waits for.
+func (e *Engine) Missing() (ranks []int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for r := range e.peers {
+		if e.leaving.Load() && r != e.rank && e.peers[r].last == nil {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// Release gives the memory of an engine back that has departed. extra is called for the Extra
+// of each operation that has one.
+func (e *Engine) Release(extra func(any)) {
+	e.mu.Lock() // a wait that is ending may look at the segment
+	defer e.mu.Unlock()
+	e.scratch.release()
+	e.heads.release()
+	e.segment = segment{}
+	for _, o := range e.free {
+		if o.Extra != nil {
+			extra(o.Extra)
+		}
+	}
+}

@@ -1,0 +1,38 @@
+package schedule
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// TestProgressOfWhatWaits has a collective wait, behind a message that uses its memory,
+// when all before it are done.
+func TestProgressOfWhatWaits(t *testing.T) {
+	e := new(Engine)
+	e.log.sequence, e.seq, e.begun, e.latest = 5, 9, 9, 5
+	e.publish()
+	assert.Equal(t, comm.Count{Submitted: 5, Done: 5}, e.Progress().Collectives)
+	e.log.sequence, e.seq = 6, 10
+	e.publish()
+	assert.Equal(t, comm.Count{Submitted: 6, Done: 5}, e.Progress().Collectives)
+}
+
+func TestConflicts(t *testing.T) {
+	reads := func(from, to uintptr) *Op { return &Op{plan: plan{Reads: Span{from, to}}} }
+	writes := func(from, to uintptr) *Op { return &Op{plan: plan{Writes: Span{from, to}}} }
+	assert.False(t, reads(0, 8).conflicts(reads(0, 8)), "two readers")
+	assert.True(t, writes(0, 8).conflicts(reads(4, 12)), "write after read")
+	assert.True(t, reads(4, 12).conflicts(writes(0, 8)), "read after write")
+	assert.True(t, writes(7, 9).conflicts(writes(0, 8)), "write after write")
+	assert.False(t, writes(8, 9).conflicts(writes(0, 8)), "neighbors")
+	assert.False(t, writes(4, 4).conflicts(writes(0, 8)), "nothing")
+
+	a, b := writes(0, 8), writes(0, 8)
+	a.group, b.group = 3, 3
+	assert.False(t, b.conflicts(a), "one group")
+	b.chained = true
+	assert.True(t, b.conflicts(a), "one group, but a second step of one operation")
+}

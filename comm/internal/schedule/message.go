@@ -1,0 +1,129 @@
+package schedule
+
+import (
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/hostops"
+)
+
+// message plans a Send or a Recv. A head comes first, which describes the message. Short data
+// on the host travels with it.
+func (p planner) message(o *Op) {
+	o.tag, o.work = uint64(p.c.Tag), headBytes+shortBytes
+	if bytes := p.c.Bytes(); p.c.Op == comm.OpSend {
+		o.Reads = SpanOf(o.send, bytes)
+	} else {
+		o.Writes = SpanOf(o.recv, bytes)
+	}
+	p.add(o)
+}
+
+// head describes a message, and travels before its data.
+type head struct {
+	count uint64
+	dt    uint64
+}
+
+// headBytes is the size of a head, and shortBytes the most data that travels with it.
+const (
+	headBytes  = 16
+	shortBytes = 2 << 10
+)
+
+// short reports whether data travels with its head. None does that may be on a device.
+func (e *Engine) short(bytes int) bool {
+	return bytes == 0 || bytes <= shortBytes && e.offload == nil
+}
+
+// stepMessage posts a user's message and, at the receiver, takes short data from
+// behind the head.
+func stepMessage(e *Engine, o *Op) bool {
+	bytes, receives := o.count*o.dt.Size(), o.op == comm.OpRecv
+	if o.phase == 1 {
+		if receives && e.short(bytes) {
+			hostops.Copy(o.recv, o.memory.address+headBytes, bytes, false)
+		}
+		return true
+	}
+	hd := &hostmem.Slice[head](o.memory.address, 1)[0]
+	m := Message{Peer: int(o.peer), Tag: o.tag, User: true, Receive: receives, Address: o.memory.address, Bytes: headBytes}
+	data := o.send
+	if receives {
+		*hd, data = head{}, o.recv
+		m.Bytes, m.headed = headBytes+shortBytes, true
+		e.peers[o.peer].received++
+	} else {
+		*hd = head{uint64(o.count), uint64(o.dt)}
+		if e.short(bytes) {
+			hostops.Copy(o.memory.address+headBytes, o.send, bytes, false)
+			m.Bytes += bytes
+		}
+		e.peers[o.peer].sent++
+	}
+	e.post(o, m)
+	if !e.short(bytes) {
+		m.headed = false
+		e.postPieces(o, m, data, bytes, maxMessage)
+	}
+	return false
+}
+
+// checkHead compares the head of a message, if it has come, with what o expects.
+func (e *Engine) checkHead(o *Op) error {
+	if o.op != comm.OpRecv || o.memory.address == 0 {
+		return nil
+	}
+	got := hostmem.Slice[head](o.memory.address, 1)[0]
+	if got == (head{uint64(o.count), uint64(o.dt)}) || dtype.DType(got.dt) == dtype.Invalid {
+		return nil
+	}
+	sent := comm.SendCall(0, int(got.count), dtype.DType(got.dt), e.rank, uint32(o.entry.tag))
+	return fmt.Errorf("%w: rank %d called %v, rank %d called %v", comm.ErrMismatch, o.peer, sent, e.rank, o)
+}
+
+// maxMessage is the most bytes of one message.
+const maxMessage = 1 << 30
+
+// Messages that are little longer than what a library sends without a
+// handshake (4 KiB with Open MPI's shared memory) take less time in two or
+// three pieces that are shorter.
+const (
+	eagerPiece = 2 << 10
+	eagerLimit = 6 << 10
+)
+
+// pieceOf is the size of the messages that carry that many bytes of o. Ranks may
+// disagree about the length of a part of an AllToAllV: it is not cut up, so that
+// the length of the message tells.
+func (e *Engine) pieceOf(o *Op, bytes int) int {
+	if e.pieces && bytes <= eagerLimit && o.op != comm.OpAllToAllV {
+		return eagerPiece
+	}
+	return maxMessage
+}
+
+// sendBytes posts an internal message, in pieces if it is long; without data, it
+// is an empty one.
+func (e *Engine) sendBytes(o *Op, tag uint64, buffer uintptr, bytes, dest int) {
+	e.postPieces(o, Message{Peer: dest, Tag: tag}, buffer, bytes, e.pieceOf(o, bytes))
+}
+
+// recvBytes posts the receive for sendBytes.
+func (e *Engine) recvBytes(o *Op, tag uint64, buffer uintptr, bytes, src int) {
+	e.postPieces(o, Message{Peer: src, Tag: tag, Receive: true}, buffer, bytes, e.pieceOf(o, bytes))
+}
+
+// postPieces posts messages like m that carry bytes from an address on.
+func (e *Engine) postPieces(o *Op, m Message, address uintptr, bytes, piece int) {
+	for {
+		m.Address, m.Bytes = address, min(bytes, piece)
+		e.post(o, m)
+		if bytes -= m.Bytes; bytes == 0 {
+			return
+		}
+		address += uintptr(m.Bytes)
+	}
+}

@@ -1,0 +1,265 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// network is the least wire: the ranks of a communicator in one process, a message of which
+// is copied when both its ends are posted.
+type network struct {
+	mu    sync.Mutex
+	wires []*wire
+	subs  map[string]*network // made by Split
+}
+
+type wire struct {
+	*network
+	rank    int
+	posted  []post // that wait for the other end
+	done    []schedule.Done
+	heard   [][][]byte // control messages, by the rank that sent them
+	lost    []error    // by rank
+	changed chan struct{}
+	kick    chan struct{}
+}
+
+type post struct {
+	id int
+	schedule.Message
+}
+
+func newNetwork(size int) *network {
+	n := &network{subs: map[string]*network{}}
+	for r := range size {
+		n.wires = append(n.wires, &wire{network: n, rank: r, heard: make([][][]byte, size), lost: make([]error, size),
+			changed: make(chan struct{}), kick: make(chan struct{}, 1)})
+	}
+	return n
+}
+
+// wake tells a wire that something is new. The caller holds mu.
+func (w *wire) wake() {
+	close(w.changed)
+	w.changed = make(chan struct{})
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (w *wire) Post(id int, m *schedule.Message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	peer := w.wires[m.Peer]
+	i := slices.IndexFunc(peer.posted, func(p post) bool {
+		return p.Peer == w.rank && p.Receive != m.Receive && p.Tag == m.Tag && p.User == m.User
+	})
+	if i < 0 {
+		w.posted = append(w.posted, post{id, *m})
+		return
+	}
+	other := peer.posted[i]
+	peer.posted = slices.Delete(peer.posted, i, i+1)
+	from, to := m, &other.Message
+	if m.Receive {
+		from, to = to, from
+	}
+	hostops.Copy(to.Address, from.Address, min(from.Bytes, to.Bytes), false)
+	w.done = append(w.done, schedule.Done{ID: id, Bytes: from.Bytes})
+	peer.done = append(peer.done, schedule.Done{ID: other.id, Bytes: from.Bytes})
+	w.wake()
+	peer.wake()
+}
+
+func (w *wire) Flush() error { return nil }
+
+func (w *wire) Poll(done []schedule.Done, _ schedule.Hint) ([]schedule.Done, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	done = append(done, w.done...)
+	w.done = w.done[:0]
+	return done, nil
+}
+
+func (w *wire) Abandon() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.posted = nil
+	return 0
+}
+
+func (w *wire) Tell(rank int, _ bool, message []byte) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	peer := w.wires[rank]
+	peer.heard[w.rank] = append(peer.heard[w.rank], slices.Clone(message))
+	peer.wake()
+	return true
+}
+
+func (w *wire) Told() (bool, error) { return true, nil }
+
+func (w *wire) Hear(rank int) (message []byte, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if from := w.heard[rank]; len(from) > 0 {
+		message, w.heard[rank] = from[0], from[1:]
+	}
+	return message, nil
+}
+
+func (w *wire) Gone(rank int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lost[rank]
+}
+
+func (w *wire) Await(d time.Duration) {
+	w.mu.Lock()
+	changed, late := w.changed, time.After(d)
+	w.mu.Unlock()
+	select {
+	case <-changed:
+	case <-late:
+	}
+}
+
+// lose has a rank be gone for all others.
+func (n *network) lose(rank int, why error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, w := range n.wires {
+		w.lost[rank] = why
+		w.wake()
+	}
+}
+
+// endpoint is a rank of a network.
+type endpoint struct {
+	*schedule.Engine
+	wire   *wire
+	splits int
+	stop   chan struct{}
+}
+
+// join returns the communicator of a rank.
+func (n *network) join(rank int) comm.Communicator {
+	w := n.wires[rank]
+	check := backend.Check{Backend: "network", Rank: rank, WorldSize: len(n.wires)}
+	e := &endpoint{Engine: schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62}), wire: w, stop: make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case <-w.kick:
+				e.Drive()
+			case <-e.stop:
+				return
+			}
+		}
+	}()
+	return backend.New(&e.Check, &e.Life, e)
+}
+
+func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	if w.Op != comm.OpSplit {
+		return nil, e.Engine.Wait(ctx, w.Op)
+	}
+	if err := e.Barrier(ctx, comm.OpSplit, true); err != nil {
+		return nil, err
+	}
+	size := e.Check.WorldSize
+	pairs := make([]int64, 2*size+2) // not moved: the heap's
+	mine := pairs[2*size:]
+	mine[0], mine[1] = int64(w.Color), int64(w.Key)
+	if err := e.SetUp(ctx, comm.AllGatherCall(hostmem.Addr(mine), hostmem.Addr(pairs), 2, dtype.I64)); err != nil {
+		return nil, err
+	}
+	splits := make([]comm.Wait, size)
+	for r := range splits {
+		splits[r] = comm.Wait{Color: int(pairs[2*r]), Key: int(pairs[2*r+1])}
+	}
+	e.splits++
+	for i, group := range backend.SplitGroups(splits) {
+		if place := slices.Index(group, e.Check.Rank); place >= 0 {
+			return e.wire.sub(fmt.Sprint(e.splits, i), len(group)).join(place), nil
+		}
+	}
+	return nil, nil
+}
+
+func (n *network) sub(name string, size int) *network {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.subs[name] == nil {
+		n.subs[name] = newNetwork(size)
+	}
+	return n.subs[name]
+}
+
+func (e *endpoint) Release(ctx context.Context) error {
+	e.Leave(ctx)
+	close(e.stop)
+	return nil
+}
+
+// each runs body for the ranks of a network.
+func each(ctx context.Context, size int, body func(context.Context, comm.Communicator) error) error {
+	n := newNetwork(size)
+	world := make([]comm.Communicator, size)
+	for r := range world {
+		world[r] = n.join(r)
+	}
+	return comm.Run(ctx, world, body)
+}
+
+// TestConformance runs the suite of the contract over the least wire.
+func TestConformance(t *testing.T) {
+	rt := cpu.New()
+	commtest.Run(t, commtest.Backend{Name: "network", Sizes: []int{1, 2, 3, 5}, LateMismatch: true,
+		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+			return each(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+			})
+		}})
+}
+
+// TestLostRank has the wire lose a rank that others wait for, and then one that has closed
+// its communicator and that nobody needs any more.
+func TestLostRank(t *testing.T) {
+	cut := errors.New("cable cut")
+	n := newNetwork(3)
+	c := []comm.Communicator{n.join(0), n.join(1), n.join(2)}
+	go n.lose(2, cut)
+	for _, c := range c[:2] {
+		err := c.Barrier(t.Context())
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		assert.ErrorContains(t, err, "rank 2 is gone: cable cut")
+		assert.NoError(t, c.Close())
+	}
+
+	n = newNetwork(2)
+	first, second := n.join(0), n.join(1)
+	require.NoError(t, second.Close())
+	n.lose(1, cut)
+	assert.NoError(t, first.Sync(t.Context()))
+	assert.ErrorContains(t, first.Barrier(t.Context()), "rank 1 closed its communicator")
+	assert.NoError(t, first.Close())
+}

@@ -1,0 +1,117 @@
+// Package schedule runs the collectives and messages of a communicator over a [Wire], which
+// does no more than send and receive bytes between ranks. [Engine] is the rest of a
+// [backend.Backend]: the schedules, the order between operations that use the same memory,
+// tags, the comparison of what ranks have called, and the texts of waits that end in vain.
+//
+// A backend over a transport is connections, a Wire, and an Engine:
+//
+//	type endpoint struct {
+//		*schedule.Engine // Submit, SubmitTogether, Abort, Progress
+//		wire             *wire
+//	}
+//	e := &endpoint{schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1<<62}), w}
+//	communicator := backend.New(&e.Check, &e.Life, e)
+//
+// It adds Wait, which makes sub-communicators and leaves the other waits to [Engine.Wait],
+// and Release, which calls [Engine.Leave] and closes what it has opened.
+//
+// # How it is written
+//
+// engine.go has the operations in flight, submit.go makes them from calls, and the steps of
+// the schedules are in barrier.go, broadcast.go, exchange.go, reduce.go, message.go and, over
+// memory that all ranks share, shared.go and segment.go. calllog.go, control.go and stall.go
+// find out why a rank waits in vain.
+package schedule
+
+import (
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Wire sends and receives bytes between the ranks of one communicator.
+//
+// The [Engine] calls its methods one at a time, except Await, and holds its lock meanwhile: they do not
+// wait for other ranks, and do not call the Engine. What a Wire does on goroutines of its own is
+// bounded by the memory rule: the bytes of a message belong to the Wire from Post until Poll
+// has reported the message, or Abandon has returned 0.
+type Wire interface {
+	// Post starts a message. The wire may leave that to the next Flush or Poll, and copies
+	// what it keeps of m. A receive takes the oldest message from m.Peer with its tag that no
+	// earlier receive takes. A message of a rank to itself is one like any other.
+	//
+	// A send may be in flight until its receive is posted, and does not keep messages of other
+	// tags from arriving.
+	Post(id int, m *Message)
+	// Flush starts what was posted. An error aborts the communicator.
+	Flush() error
+	// Poll appends the messages that have completed since the last Poll. It starts what was
+	// posted, and does not wait. An error aborts the communicator.
+	Poll(done []Done, h Hint) ([]Done, error)
+	// Abandon is called after an abort, instead of Poll, until it returns 0: it cancels what
+	// has not begun, and returns the number of messages whose memory the wire still touches.
+	// Nothing is posted after that.
+	Abandon() (touched int)
+
+	// Tell sends a control message of at most [ControlBytes], which it copies, and reports
+	// whether it has taken it. Of reports the wire may drop one while an earlier one to that
+	// rank is in flight; any other is the last to that rank. Nobody waits for control
+	// messages, and they do not wait for messages that Post started. They arrive in order.
+	Tell(rank int, report bool, message []byte) bool
+	// Hear returns the oldest control message of a rank that it has not returned before, nil
+	// if there is none.
+	Hear(rank int) ([]byte, error)
+	// Told reports whether all control messages are sent that Tell has taken.
+	Told() (bool, error)
+	// Gone returns why a rank cannot be reached any more, nil if it can. Everything that the
+	// rank sent before is reported first, by Poll and Hear. The engine aborts the
+	// communicator unless it has heard the rank's goodbye.
+	Gone(rank int) error
+}
+
+// Waiter is implemented by wires that can block until something happens.
+type Waiter interface {
+	// Await returns when Poll, Hear or Gone may have something new, or after d. It may
+	// return early. Several goroutines may call it at once, and hold no lock. 0 only yields
+	// the processor: most collectives take microseconds.
+	//
+	// A wire with this method also calls [Engine.Drive] when something new has come, so that
+	// operations go on while nobody waits.
+	Await(d time.Duration)
+}
+
+// Message is a message as the wire sees it.
+type Message struct {
+	Peer    int    // the rank that it goes to or comes from
+	Tag     uint64 // at most MaxTag of the Config; of users at most [comm.MaxTag]
+	User    bool   // tags of users and of the engine never match
+	Receive bool
+	Address uintptr // on the host, never in memory that the garbage collector moves
+	Bytes   int     // the length, at most 1 GiB; of a receive the room, as the message may be shorter
+
+	owner  *Op  // nil if the table's entry is free
+	headed bool // begins with a head, and may be shorter than the room
+}
+
+// Done is a message that has completed.
+type Done struct {
+	ID    int
+	Bytes int   // received: more than the room if the message was longer, whose end is lost
+	Err   error // why the message failed, which aborts the communicator
+}
+
+// Hint says what a Poll is for.
+type Hint struct {
+	Together bool // the messages in flight only matter when all of them have completed
+	Tries    int  // ask the transport at most so often while nothing has completed
+}
+
+// Offload makes operations that the engine leaves to its backend.
+type Offload interface {
+	// Accepts returns why a call cannot be submitted, if so.
+	Accepts(c comm.Call) error
+	// Plan sets the Step of the operation of a call, and what it uses, and returns true; or
+	// it returns false, and the engine's schedules do it. The lists of c are valid until
+	// Plan returns. A Barrier or Split is a Call with that Op and nothing else.
+	Plan(o *Op, c comm.Call) bool
+}

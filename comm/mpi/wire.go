@@ -1,0 +1,373 @@
+package mpi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// wire is the MPI communicator under an endpoint, as the engine sees it.
+type wire struct {
+	lib        *library
+	pub        uintptr // the communicator that users and other programs see
+	inner      uintptr // its duplicate for the engine's messages; pub with interop
+	table      requests
+	abandoned  bool
+	control    requests // control messages that are being sent, by the number of their buffers
+	buffers    uintptr  // of a status report and a last message to each rank
+	controlled []bool   // buffers in use
+}
+
+var _ schedule.Wire = (*wire)(nil)
+
+func newWire(lib *library, pub, inner uintptr, size int) *wire {
+	return &wire{lib: lib, pub: pub, inner: inner, table: newRequests(lib), control: newRequests(lib), controlled: make([]bool, 2*size)}
+}
+
+// Post implements [schedule.Wire].
+func (w *wire) Post(id int, m *schedule.Message) {
+	f, over := w.lib.Isend, w.inner
+	if m.Receive {
+		f = w.lib.Irecv
+	}
+	if m.User {
+		over = w.pub
+	}
+	if slot, ok := w.table.add(id, m.Receive); ok {
+		w.table.calls.Add(f, m.Address, uintptr(m.Bytes), w.lib.handles.bytes, uintptr(m.Peer), uintptr(m.Tag), over, slot)
+	}
+}
+
+// Flush implements [schedule.Wire].
+func (w *wire) Flush() error { return w.table.flush() }
+
+// Poll implements [schedule.Wire].
+func (w *wire) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done, error) {
+	return w.table.test(done, h.Together, h.Tries)
+}
+
+// Abandon implements [schedule.Wire]. It returns the number of receives: sends stay in flight.
+func (w *wire) Abandon() (receiving int) {
+	receiving = w.table.cancel(!w.abandoned)
+	w.abandoned = true
+	return receiving
+}
+
+// controlTag is the tag of control messages.
+const controlTag = 0
+
+// Tell implements [schedule.Wire].
+func (w *wire) Tell(rank int, report bool, message []byte) bool {
+	_, _ = w.Told() // some ranks may be out of reach
+	size, bytes := len(w.controlled)/2, uintptr(schedule.ControlBytes)
+	buffer := rank
+	if !report {
+		buffer += size
+	}
+	if w.controlled[buffer] {
+		return false
+	}
+	if w.buffers == 0 {
+		var err error
+		if w.buffers, err = host.Allocate(2 * size * schedule.ControlBytes); err != nil {
+			return false
+		}
+	}
+	address := w.buffers + uintptr(buffer)*bytes
+	copy(hostmem.Slice[byte](address, schedule.ControlBytes), message)
+	w.control.failed = nil // to send to another rank, perhaps
+	if slot, ok := w.control.add(buffer, false); ok {
+		w.control.calls.Add(w.lib.Isend, address, bytes, w.lib.handles.bytes, uintptr(rank), controlTag, w.inner, slot)
+	}
+	w.controlled[buffer] = w.control.flush() == nil
+	return w.controlled[buffer]
+}
+
+// Told implements [schedule.Wire].
+func (w *wire) Told() (bool, error) {
+	done, err := w.control.test(nil, false, 1)
+	for _, d := range done {
+		w.controlled[d.ID] = false
+		err = cmp.Or(err, d.Err)
+	}
+	return len(w.control.list) == 0, err
+}
+
+// Hear implements [schedule.Wire].
+func (w *wire) Hear(rank int) ([]byte, error) {
+	t, lib := &w.control, w.lib
+	t.reserve(1)
+	if err := lib.reach(lib.Iprobe, uintptr(rank), controlTag, w.inner, t.flag, t.statuses); err != nil {
+		return nil, err
+	}
+	if hostmem.Slice[int32](t.flag, 1)[0] == 0 {
+		return nil, nil
+	}
+	m := make([]byte, schedule.ControlBytes)
+	return m, lib.reach(lib.Recv, hostmem.Addr(m), uintptr(len(m)), lib.handles.bytes, uintptr(rank), controlTag, w.inner, t.statuses)
+}
+
+// Gone implements [schedule.Wire]. MPI does not say.
+func (*wire) Gone(int) error { return nil }
+
+// release gives the memory back.
+func (w *wire) release() {
+	_ = host.Deallocate(w.table.memory)
+	_ = host.Deallocate(w.control.memory)
+	_ = host.Deallocate(w.buffers)
+}
+
+// request is a message in flight.
+type request struct {
+	id       int32 // of the engine, none if MPI has completed it
+	receives bool
+}
+
+const none = -1
+
+// requests are the messages in flight: MPI's requests in one dense array, as
+// MPI_Testall and MPI_Testsome want it, and which they are.
+type requests struct {
+	lib    *library
+	list   []request
+	calls  *dl.Sequence // that are to post the last of them
+	next   int          // where the next look begins
+	failed error        // of a call that was to post one
+
+	handleSize, statusSize int
+	memory                 uintptr // the arrays below, outside the Go heap
+	capacity               int
+	handles                uintptr
+	statuses               uintptr
+	indices                uintptr
+	flag                   uintptr
+}
+
+func newRequests(lib *library) requests {
+	return requests{lib: lib, calls: dl.NewSequence(), handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize}
+}
+
+// add makes room for a request and returns where MPI is to store it. The call
+// that posts it is the next that is added to calls; it is made together with
+// others, by flush at the latest. After one that failed there is none.
+func (r *requests) add(id int, receives bool) (slot uintptr, ok bool) {
+	n := len(r.list)
+	if r.calls.Full() || n == r.capacity {
+		_ = r.flush()
+	}
+	if r.failed != nil {
+		return 0, false
+	}
+	r.reserve(n + 1)
+	r.list = append(r.list, request{int32(id), receives})
+	return r.handles + uintptr(n*r.handleSize), true
+}
+
+// flush makes the calls that are left.
+func (r *requests) flush() error {
+	if n := r.calls.Len(); n > 0 {
+		done, code := r.lib.run(r.calls)
+		r.posted(n, done, code)
+	}
+	return r.failed
+}
+
+// posted forgets the requests whose calls were not made, of the last n ones, because
+// one failed.
+func (r *requests) posted(n, done int, code int32) {
+	if code != success {
+		r.list = r.list[:len(r.list)-n+done]
+		r.failed = translate(r.lib, r.lib.error(r.calls.Func(done), code))
+	}
+}
+
+// reserve makes room for n requests: it doubles the arrays. Without memory for requests
+// nothing can go on.
+func (r *requests) reserve(n int) {
+	if n <= r.capacity {
+		return
+	}
+	capacity := max(16, 2*r.capacity)
+	size := capacity * (8 + r.statusSize + 4)
+	memory, err := host.Allocate(size + 8)
+	if err != nil {
+		panic("mpi: " + err.Error())
+	}
+	old := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
+	copy(hostmem.Slice[byte](memory+8, len(old)), old)
+	_ = host.Deallocate(r.memory)
+	r.memory, r.capacity = memory, capacity
+	r.flag = memory
+	r.handles = memory + 8
+	r.statuses = r.handles + uintptr(capacity*8)
+	r.indices = r.statuses + uintptr(capacity*r.statusSize)
+}
+
+// cancel cancels receives of messages that have not begun to come, the first time it is
+// called, and returns the number of receives that MPI still writes for. Some of the list may
+// be done, as a look has failed. Sends stay.
+func (r *requests) cancel(first bool) (receiving int) {
+	r.list = r.list[:len(r.list)-r.calls.Len()] // the others were not posted
+	r.calls.Drop()
+	lib := r.lib
+	if !lib.Cancel.Found() {
+		return 0
+	}
+	done := func(handle uintptr) bool { // now or before
+		code := lib.call(lib.Testsome, 1, handle, r.flag, r.indices, r.statuses)
+		return code != leftBehind && hostmem.Slice[int32](r.flag, 1)[0] != 0
+	}
+	for i := range r.list {
+		q, handle := &r.list[i], r.handles+uintptr(i*r.handleSize)
+		if !q.receives || q.id == none {
+			continue
+		}
+		over := done(handle)
+		if !over && first {
+			_ = lib.call(lib.Cancel, handle)
+			over = done(handle)
+		}
+		if over {
+			q.id = none
+		} else {
+			receiving++
+		}
+	}
+	return receiving
+}
+
+// mostTested is how many requests one look asks about: what it costs does not
+// depend on how many there are, and the next look goes on where it ended.
+const mostTested = 512
+
+// test asks MPI which requests are done, and moves these from the list to done. all says
+// that they only matter together. As long as there are none it asks again, at most so often.
+func (r *requests) test(done []schedule.Done, all bool, tries int) ([]schedule.Done, error) {
+	if len(r.list) == 0 {
+		return done, nil
+	}
+	first := 0
+	if len(r.list) > mostTested {
+		if all = false; r.next < len(r.list) {
+			first = r.next
+		}
+	}
+	n := min(len(r.list)-first, mostTested)
+	r.next = first + n
+	handles := r.handles + uintptr(first*r.handleSize)
+	if r.calls.Full() || r.failed != nil {
+		if err := r.flush(); err != nil {
+			return done, err
+		}
+	}
+	posts, f := r.calls.Len(), r.lib.Testsome
+	if all {
+		f = r.lib.Testall
+		r.calls.AddUntil(r.flag, tries, f, uintptr(n), handles, r.flag, r.statuses)
+	} else {
+		r.calls.AddUntil(r.flag, tries, f, uintptr(n), handles, r.flag, r.indices, r.statuses)
+	}
+	made, code := r.lib.run(r.calls)
+	if made < posts {
+		r.posted(posts, made, code)
+		return done, r.failed
+	}
+	completed := int(hostmem.Slice[int32](r.flag, 1)[0])
+	if code != success {
+		return r.failure(done, f, code, first, n, all, completed)
+	}
+	switch {
+	case completed <= 0: // for Testsome, MPI_UNDEFINED is negative
+	case all:
+		for i := range r.list {
+			done = append(done, r.complete(i, i))
+		}
+		r.list = r.list[:0]
+	default:
+		done = r.completeSome(done, first, completed)
+	}
+	return done, nil
+}
+
+// completeSome takes the requests that MPI has named, counted from the first that
+// it was asked about, out of the list: the last ones take their places.
+func (r *requests) completeSome(done []schedule.Done, first, completed int) []schedule.Done {
+	indices := hostmem.Slice[int32](r.indices, completed)
+	for i, index := range indices {
+		done = append(done, r.complete(first+int(index), i))
+	}
+	handles := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
+	for _, index := range indices {
+		hole, last := first+int(index), len(r.list)-1
+		for last >= 0 && r.list[last].id == none {
+			last--
+		}
+		if hole < last {
+			r.list[hole], r.list[last].id = r.list[last], none
+			copy(handles[hole*r.handleSize:(hole+1)*r.handleSize], handles[last*r.handleSize:])
+			last--
+		}
+		r.list = r.list[:last+1]
+	}
+	return done
+}
+
+// complete takes note of a request that is done.
+func (r *requests) complete(request, status int) schedule.Done {
+	q := &r.list[request]
+	d := schedule.Done{ID: int(q.id)}
+	q.id = none
+	switch {
+	case !q.receives:
+	case r.lib.abi.received != nil:
+		d.Bytes = int(r.lib.abi.received(hostmem.Slice[byte](r.statuses+uintptr(status*r.statusSize), r.statusSize)))
+	default:
+		r.lib.call(r.lib.GetCountC, r.statuses+uintptr(status*r.statusSize), r.lib.handles.bytes, r.flag)
+		d.Bytes = hostmem.Slice[int](r.flag, 1)[0]
+	}
+	return d
+}
+
+// failure finds the message that made a test of n requests from first on fail.
+func (r *requests) failure(done []schedule.Done, f dl.Func, code int32, first, n int, all bool, completed int) ([]schedule.Done, error) {
+	lib := r.lib
+	err := lib.error(f, code)
+	if err.class != lib.abi.errInStatus {
+		return done, translate(lib, err)
+	}
+	indices := hostmem.Slice[int32](r.indices, n)
+	if !all {
+		n = max(min(n, completed), 0)
+	}
+	for i := range n {
+		code := hostmem.Slice[int32](r.statuses+uintptr(i*r.statusSize+lib.abi.statusError), 1)[0]
+		if code == success || code == lib.abi.errPending {
+			continue
+		}
+		request := first + i
+		if !all {
+			request = first + int(indices[i])
+		}
+		d := schedule.Done{ID: int(r.list[request].id), Err: translate(lib, lib.error(f, code))}
+		if errors.Is(d.Err, comm.ErrMismatch) {
+			d.Bytes = math.MaxInt // how many, MPI does not say
+		}
+		return append(done, d), nil
+	}
+	return done, translate(lib, err)
+}
+
+// translate wraps an MPI error in the sentinel of its class.
+func translate(lib *library, err *callError) error {
+	sentinel := comm.ErrPeerFailed
+	if err.class == lib.abi.errTruncate {
+		sentinel = comm.ErrMismatch
+	}
+	return fmt.Errorf("%w: %w", sentinel, err)
+}
