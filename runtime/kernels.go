@@ -247,6 +247,32 @@ type Kernels interface {
 	// most 64: the index of the list at position len*quantile, rounded down (in
 	// F64); n*quantile if the list is empty.
 	Sample(l Entries, quantiles []float64, n int, dst uintptr) error
+	// TopKChunks selects the min(k, length) entries of largest magnitude, zeros too, of each
+	// chunk of that many elements (at least 1; the last one may be shorter); among equals the lower
+	// index wins. dst.N is at least their number, [ChunkedLen], to which dst.Len is set.
+	TopKChunks(src Source, k, chunk int, dst Entries) error
+
+	// Encode writes a list as a message of codec c, see [Codec], if dst has room for [Codec.Fit] entries
+	// with indices in a range of n, and otherwise the first ones. dst.Bytes is at least 8. What rounding
+	// loses, value - decoded, rounded to F32, is added to lost at the entry's index, and so is the whole
+	// value of an entry for which there is no room; what is decoded as a NaN or infinity loses
+	// nothing. lost.Ptr may be 0. With [CodecPositions] l.Val is not looked at, and nothing is
+	// lost. If the list does not ascend, or has indices in a wider range, the message is undefined, but
+	// not longer than dst.Bytes.
+	Encode(l Entries, c Codec, n int, dst Message, lost Array) error
+	// Decode reads a message into a list; dst.Len is set to its length, at most dst.N. With
+	// [CodecPositions] dst.Val is not written. Any message is decoded in a time proportional to dst.N, and
+	// without touching other memory: one whose length is above src.Bytes, or that is too short for
+	// its entries, as an empty list, and others that no Encode wrote as entries of any content.
+	Decode(src Message, c Codec, dst Entries) error
+	// Quantize writes an array of n F32 in codec c, in c.Size(n) bytes at dst, which is aligned to 4
+	// bytes. lost, if not 0, is the address of n F32, possibly src, that become value - decoded, rounded
+	// to F32, and 0 where that is not finite.
+	Quantize(dst uintptr, c Codec, src uintptr, n int, lost uintptr) error
+	// Dequantize stores n values of codec c, or adds them, each sum rounded to F32, to the F32 at dst. src is aligned
+	// to 4 bytes.
+	Dequantize(dst uintptr, c Codec, src uintptr, n int, add bool) error
+
 	// Balance sorts m samples (I32) in place and stores parts+1 bounds (I32): 0,
 	// n, and between them samples[r*m/parts], within [0, n]. m and parts are at
 	// least 1.

@@ -1,6 +1,10 @@
 package cpu
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/tutti-go/tutti/runtime"
+)
 
 // scratch is the working memory of one kernel call.
 type scratch struct {
@@ -14,7 +18,9 @@ type scratch struct {
 	around     entries              // a list without its middle
 	compacted  entries              // elements that kth still has to look at, or that go back
 	lists      []entries            // what is left to be merged
-	dst        [1]uintptr           // arguments of a reduction
+	gaps       [runtime.IndexBlock]uint32
+	lost       []float32  // what rounding loses of the values of a list
+	dst        [1]uintptr // arguments of a reduction
 	src        [2]uintptr
 }
 

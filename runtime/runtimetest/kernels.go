@@ -44,6 +44,12 @@ var kernelTests = []test{
 	{"balance", testBalance},
 	{"hostile lists", testHostile},
 	{"bad arguments", testKernelArguments},
+	{"top k of chunks", testTopKChunks},
+	{"encode and decode", testEncode},
+	{"encode into little room", testEncodeRoom},
+	{"hostile codes", testHostileCodes},
+	{"quantize", testQuantize},
+	{"bad arguments of codecs", testCodecArguments},
 }
 
 // kernels returns the kernels of the runtime, or skips the test.

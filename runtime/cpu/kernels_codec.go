@@ -1,0 +1,199 @@
+package cpu
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/tutti-go/tutti/internal/gaps"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/quant"
+)
+
+func (k kernels) TopKChunks(src runtime.Source, n, chunk int, dst runtime.Entries) error {
+	c := k.checks("TopKChunks")
+	from, to := c.source(src), c.target("dst", dst)
+	c.length("k", n)
+	if c.length("chunk", chunk) == 0 {
+		c.fail("chunks have no elements")
+	}
+	if c.err == nil {
+		total := runtime.ChunkedLen(src.N, n, chunk)
+		c.room(dst, total, total)
+		if c.err == nil {
+			s := scratches.get()
+			s.topKChunks(&from, n, chunk, to.entries)
+			scratches.put(s)
+			set(to.length, int32(total))
+		}
+	}
+	return c.err
+}
+
+// topKChunks writes the k largest of each chunk to dst.
+func (s *scratch) topKChunks(src *source, k, size int, dst entries) {
+	for from := 0; from < len(src.x); from += size {
+		to := min(from+size, len(src.x))
+		s.accumulate(src, from, to)
+		count, _ := s.topK(&source{x: src.x[from:to], take: src.take}, k, dst, guess{}, true)
+		for i := range dst.idx[:count] {
+			dst.idx[i] += int32(from)
+		}
+		dst = dst.from(count)
+	}
+}
+
+func (k kernels) Encode(l runtime.Entries, codec runtime.Codec, n int, dst runtime.Message, lost runtime.Array) error {
+	c := k.checks("Encode")
+	c.codec(codec, codec.Encodes())
+	var from entries
+	if codec == runtime.CodecPositions {
+		from.idx = c.indices("l", l)
+	} else {
+		from = c.list("l", l)
+	}
+	message, length := slice[byte](&c, "dst", dst.Ptr, dst.Bytes), optional[int32](&c, dst.Len)
+	if c.length("n", n); dst.Bytes < codecHeader {
+		c.fail("dst has %d bytes, want at least %d", dst.Bytes, codecHeader)
+	}
+	x, faults := c.optionalArray(lost)
+	if c.err == nil {
+		s := scratches.get()
+		bytes, outside := s.encode(from, codec, n, message, x)
+		scratches.put(s)
+		set(length, int32(bytes))
+		if lost.Ptr != 0 {
+			add(faults, outside)
+		}
+	}
+	return c.err
+}
+
+func (k kernels) Decode(src runtime.Message, codec runtime.Codec, dst runtime.Entries) error {
+	c := k.checks("Decode")
+	c.codec(codec, codec.Encodes())
+	message := slice[byte](&c, "src", src.Ptr, src.Bytes)
+	to := target{entries: entries{idx: c.ints("dst", dst.Idx, dst.N)}, length: number[int32](&c, "dst.Len", dst.Len)}
+	if codec != runtime.CodecPositions {
+		to.val = c.floats("dst", dst.Val, dst.N)
+	}
+	if c.err == nil {
+		*to.length = int32(decode(message, codec, to.entries))
+	}
+	return c.err
+}
+
+func (k kernels) Quantize(dst uintptr, codec runtime.Codec, src uintptr, n int, lost uintptr) error {
+	c := k.checks("Quantize")
+	c.codec(codec, codec.Quantizes())
+	x, rest := c.floats("src", src, n), c.rest(lost, n)
+	if out := c.message("dst", dst, codec, n); c.err == nil {
+		quant.Encode(codec, out, x, rest)
+	}
+	return c.err
+}
+
+func (k kernels) Dequantize(dst uintptr, codec runtime.Codec, src uintptr, n int, sum bool) error {
+	c := k.checks("Dequantize")
+	c.codec(codec, codec.Quantizes())
+	x := c.floats("dst", dst, n)
+	if in := c.message("src", src, codec, n); c.err == nil {
+		quant.Decode(codec, x, in, n, sum)
+	}
+	return c.err
+}
+
+func (c *checks) codec(codec runtime.Codec, ok bool) {
+	if !ok {
+		c.fail("the codec is %v", codec)
+	}
+}
+
+// message returns the bytes of an array in a codec.
+func (c *checks) message(name string, p uintptr, codec runtime.Codec, n int) []byte {
+	if !c.buffer(name, p, n) {
+		return nil
+	}
+	return hostmem.Slice[byte](p, codec.Size(n))
+}
+
+const codecHeader = 8
+
+// encode writes a list, and adds to lost what its message does not hold.
+func (s *scratch) encode(l entries, c runtime.Codec, n int, message []byte, lost []float32) (length int, outside int32) {
+	m := min(len(l.idx), c.Fit(len(message), n))
+	headersAt, valuesAt, at := c.Layout(m)
+	le := binary.LittleEndian
+	le.PutUint32(message, uint32(m))
+	clear(message[headersAt:valuesAt])
+	for from := 0; from < m; from += runtime.IndexBlock {
+		idx := l.idx[from:min(from+runtime.IndexBlock, m)]
+		before := idx[0] - 1
+		if from%runtime.CodecGroup != 0 {
+			before = l.idx[from-1]
+		} else {
+			directory := message[codecHeader+from/runtime.CodecGroup*8:]
+			le.PutUint32(directory, uint32(idx[0]))
+			le.PutUint32(directory[4:], uint32(at))
+		}
+		g := s.gaps[:len(idx)]
+		gaps.Of(g, idx, before)
+		h := gaps.Choose(g)
+		if at+h.Bytes(len(g)) > len(message) { // the list does not ascend, or not in n
+			h = 0
+		}
+		le.PutUint16(message[headersAt+from/runtime.IndexBlock*2:], uint16(h))
+		end := at + h.Bytes(len(g))
+		gaps.Encode(message[at:end], g, h)
+		at = end
+	}
+	le.PutUint32(message[4:], uint32(at))
+	if c == runtime.CodecPositions {
+		return at, 0
+	}
+	var rest []float32
+	if len(lost) > 0 {
+		s.lost = slices.Grow(s.lost[:0], m)[:m]
+		rest = s.lost
+	}
+	quant.Encode(c, message[valuesAt:][:c.Size(m)], l.val[:m], rest)
+	if rest != nil {
+		outside = scatterAdd(lost, entries{l.idx[:m], rest}, 1) + scatterAdd(lost, l.from(m), 1)
+	}
+	return at, outside
+}
+
+// decode reads a list, and returns how many entries it has.
+func decode(message []byte, c runtime.Codec, dst entries) int {
+	if len(message) < codecHeader {
+		return 0
+	}
+	le := binary.LittleEndian
+	count, length := le.Uint32(message), le.Uint32(message[4:])
+	if uint64(length) > uint64(len(message)) || count > math.MaxInt32 {
+		return 0
+	}
+	headersAt, valuesAt, blocksAt := c.Layout(int(count))
+	if blocksAt > int(length) {
+		return 0
+	}
+	message = message[:length]
+	m := min(int(count), len(dst.idx))
+	at, next := 0, int32(0)
+	for from := 0; from < m; from += runtime.IndexBlock {
+		if from%runtime.CodecGroup == 0 {
+			directory := message[codecHeader+from/runtime.CodecGroup*8:]
+			next, at = int32(le.Uint32(directory)), int(le.Uint32(directory[4:]))
+		}
+		h := gaps.Header(le.Uint16(message[headersAt+from/runtime.IndexBlock*2:]))
+		idx, size := dst.idx[from:min(from+runtime.IndexBlock, m)], min(int(count)-from, runtime.IndexBlock)
+		gaps.Decode(idx, size, message[min(at, len(message)):], h, next)
+		next = idx[len(idx)-1] + 1
+		at += h.Bytes(size)
+	}
+	if c != runtime.CodecPositions {
+		quant.Decode(c, dst.val[:m], message[valuesAt:blocksAt], int(count), false)
+	}
+	return m
+}
