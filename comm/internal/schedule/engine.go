@@ -53,8 +53,8 @@ type Engine struct {
 	queued    []*Op     // submitted, in order
 	running   []*Op     // collectives that have started, in order
 	transfers []*Op     // messages of users that have started, in no order
-	reads     spans     // memory that these read
-	writes    spans     // and that they write
+	uses      []usage   // the memory of both, in no order
+	around    usage     // what was read and written since nothing had started, with what is between
 	free      []*Op
 	seq       uint64      // operations of collectives submitted so far
 	begun     uint64      // and started
@@ -200,14 +200,11 @@ func (e *Engine) ready(o *Op) bool {
 			return false
 		}
 	}
-	if !e.writes.overlap(o.Writes) && !e.reads.overlap(o.Writes) && !e.writes.overlap(o.Reads) {
+	if !o.overlaps(&e.around) {
 		return true
 	}
-	if o.group == 0 || o.chained {
-		return false
-	}
-	for _, started := range [][]*Op{e.running, e.transfers} {
-		if slices.ContainsFunc(started, o.conflicts) {
+	for i := range e.uses {
+		if o.conflicts(&e.uses[i]) {
 			return false
 		}
 	}
@@ -233,8 +230,11 @@ func (e *Engine) begin(o *Op) error {
 		e.retire(o)
 		return nil
 	}
-	e.reads.add(&o.readNode, o.Reads)
-	e.writes.add(&o.writeNode, o.Writes)
+	if o.use = len(e.uses); o.use == 0 {
+		e.around = usage{}
+	}
+	e.around.reads, e.around.writes = e.around.reads.with(o.Reads), e.around.writes.with(o.Writes)
+	e.uses = append(e.uses, usage{o, o.Reads, o.Writes})
 	list := &e.transfers
 	if o.collective() {
 		list = &e.running
@@ -254,15 +254,17 @@ func (e *Engine) pool(o *Op) *scratchPool {
 
 // finish removes an operation that is done from the lists.
 func (e *Engine) finish(o *Op) {
-	e.reads.remove(&o.readNode)
-	e.writes.remove(&o.writeNode)
+	last := len(e.uses) - 1
+	e.uses[o.use] = e.uses[last]
+	e.uses[o.use].op.use = o.use
+	e.uses = e.uses[:last]
 	if o.collective() {
 		e.running = slices.Delete(e.running, o.at, o.at+1)
 		for i, later := range e.running[o.at:] {
 			later.at = o.at + i
 		}
 	} else {
-		last := len(e.transfers) - 1
+		last = len(e.transfers) - 1
 		e.transfers[o.at], e.transfers[last].at = e.transfers[last], o.at
 		e.transfers[last] = nil
 		e.transfers = e.transfers[:last]

@@ -21,18 +21,19 @@ func TestProgressOfWhatWaits(t *testing.T) {
 }
 
 func TestConflicts(t *testing.T) {
-	reads := func(from, to uintptr) *Op { return &Op{plan: plan{Reads: Span{from, to}}} }
-	writes := func(from, to uintptr) *Op { return &Op{plan: plan{Writes: Span{from, to}}} }
-	assert.False(t, reads(0, 8).conflicts(reads(0, 8)), "two readers")
-	assert.True(t, writes(0, 8).conflicts(reads(4, 12)), "write after read")
-	assert.True(t, reads(4, 12).conflicts(writes(0, 8)), "read after write")
-	assert.True(t, writes(7, 9).conflicts(writes(0, 8)), "write after write")
-	assert.False(t, writes(8, 9).conflicts(writes(0, 8)), "neighbors")
-	assert.False(t, writes(4, 4).conflicts(writes(0, 8)), "nothing")
+	reads := func(from, to uintptr) *Op { return &Op{plan: plan{Reads: SpanOf(from, int(to-from))}} }
+	writes := func(from, to uintptr) *Op { return &Op{plan: plan{Writes: SpanOf(from, int(to-from))}} }
+	started := func(o *Op) *usage { return &usage{o, o.Reads, o.Writes} }
+	assert.False(t, reads(0, 8).conflicts(started(reads(0, 8))), "two readers")
+	assert.True(t, writes(0, 8).conflicts(started(reads(4, 12))), "write after read")
+	assert.True(t, reads(4, 12).conflicts(started(writes(0, 8))), "read after write")
+	assert.True(t, writes(7, 9).conflicts(started(writes(0, 8))), "write after write")
+	assert.False(t, writes(8, 9).conflicts(started(writes(0, 8))), "neighbors")
+	assert.False(t, writes(4, 4).conflicts(started(writes(0, 8))), "nothing")
 
 	a, b := writes(0, 8), writes(0, 8)
 	a.group, b.group = 3, 3
-	assert.False(t, b.conflicts(a), "one group")
+	assert.False(t, b.conflicts(started(a)), "one group")
 	b.chained = true
-	assert.True(t, b.conflicts(a), "one group, but a second step of one operation")
+	assert.True(t, b.conflicts(started(a)), "one group, but a second step of one operation")
 }

@@ -41,8 +41,6 @@ type Op struct {
 
 	Extra any // what an [Offload] keeps for the next use as well
 
-	readNode, writeNode spanNode // of what it reads and writes, once it has started
-
 	dst  [1]uintptr // the result of a reduction
 	srcs []uintptr  // its operands, in rank order
 }
@@ -55,7 +53,7 @@ type plan struct {
 	Reads    Span // what the operation reads,
 	Writes   Span // and what it writes, for the order between operations
 
-	at       int    // its place in the engine's list
+	at, use  int    // its places in the engine's lists
 	phase    int    // steps taken
 	inFlight int    // messages
 	number   uint64 // of the message, or of the collective that it is part of
@@ -110,22 +108,41 @@ const (
 // collective reports whether the operation takes tags of its own.
 func (o *Op) collective() bool { return !o.op.Message() }
 
-// Span is a range of memory.
+// Span is a range of memory, or none if it is zero.
 type Span struct{ from, to uintptr }
 
 // SpanOf returns the range of some bytes from an address on.
-func SpanOf(address uintptr, bytes int) Span { return Span{address, address + uintptr(bytes)} }
-
-// Overlaps reports whether two ranges have a byte in common.
-func (s Span) Overlaps(t Span) bool {
-	return max(s.from, t.from) < min(s.to, t.to)
+func SpanOf(address uintptr, bytes int) Span {
+	if bytes == 0 {
+		return Span{}
+	}
+	return Span{address, address + uintptr(bytes)}
 }
 
-// conflicts reports whether o has to wait for an earlier operation, which writes memory that
-// o uses, or uses memory that o writes.
-func (o *Op) conflicts(earlier *Op) bool {
-	if o.group != 0 && o.group == earlier.group && !o.chained {
-		return false
+// Overlaps reports whether two ranges have a byte in common.
+func (s Span) Overlaps(t Span) bool { return s.from < t.to && t.from < s.to }
+
+// with returns the least range around two.
+func (s Span) with(t Span) Span {
+	if s == (Span{}) || t == (Span{}) {
+		return Span{s.from + t.from, s.to + t.to}
 	}
-	return o.Writes.Overlaps(earlier.Writes) || o.Writes.Overlaps(earlier.Reads) || o.Reads.Overlaps(earlier.Writes)
+	return Span{min(s.from, t.from), max(s.to, t.to)}
+}
+
+// usage is the memory of an operation that has started: the engine looks at that of all of
+// them before it starts another one.
+type usage struct {
+	op            *Op
+	reads, writes Span
+}
+
+// overlaps reports whether o writes memory that is used, or uses memory that is written.
+func (o *Op) overlaps(u *usage) bool {
+	return o.Writes.Overlaps(u.writes) || o.Writes.Overlaps(u.reads) || o.Reads.Overlaps(u.writes)
+}
+
+// conflicts reports whether o has to wait for an earlier operation.
+func (o *Op) conflicts(earlier *usage) bool {
+	return o.overlaps(earlier) && (o.group == 0 || o.chained || o.group != earlier.op.group)
 }
