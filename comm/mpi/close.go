@@ -27,8 +27,8 @@ func (e *endpoint) Release(ctx context.Context) error {
 // that waits for other ranks gets until ctx or [backend.HostTimeout], after which MPI_Finalize
 // is left out. The caller holds no lock.
 func (e *endpoint) release(ctx context.Context) {
-	e.Engine.Release(func(extra any) { _ = host.Deallocate(extra.(*invocation).vectors) })
-	e.wire.release()
+	e.Engine.Release()
+	_ = host.Deallocate(e.buffers)
 	if e.shared != nil {
 		unmapShared(e.shared)
 	}

@@ -14,7 +14,7 @@ import (
 func SpoilSplit(c comm.Communicator) { c.(*communicator).e.lib.handles.errorsReturn = 0 }
 
 // Shares reports whether collectives of c go over memory that its ranks share.
-func Shares(c comm.Communicator) bool { return c.(*communicator).e.Shares() }
+func Shares(c comm.Communicator) bool { return c.(*communicator).e.shared != nil }
 
 // SkipSplit makes every Split of this rank fail instead of calling MPI_Comm_split,
 // where the others wait.
@@ -125,4 +125,7 @@ func FailUntold(c comm.Communicator, cause error) {
 func Abandon(c comm.Communicator, cause error) { c.(*communicator).e.abandon(cause) }
 
 // InFlight returns the number of operations of c that are not done.
-func InFlight(c comm.Communicator) int { return c.(*communicator).e.InFlight() }
+func InFlight(c comm.Communicator) int {
+	p := c.(*communicator).Progress()
+	return int(p.Collectives.Submitted + p.Messages.Submitted - p.Collectives.Done - p.Messages.Done)
+}

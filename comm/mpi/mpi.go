@@ -406,7 +406,7 @@ func (s *state) finalize(ctx context.Context) error {
 	broken := s.closeAll(ctx)
 	broken = cmp.Or(s.failure(), broken)
 	if broken == nil {
-		broken = s.progress.awaitGoodbyes(ctx, s.patience)
+		broken = s.await(ctx, func() (string, error) { return s.progress.missing(ctx), nil })
 	}
 	if !s.progress.close(ctx) && broken == nil {
 		broken = fmt.Errorf("MPI_Comm_free has not returned: %w", comm.ContextError(ctx))
@@ -456,22 +456,34 @@ func (s *state) fallSilent(ctx context.Context) {
 }
 
 // assemble waits until all ranks are in finalize, as they may have closed their communicators
-// long before. The log says so when the patience is over.
+// long before.
 func (s *state) assemble(ctx context.Context) error {
-	const missing = "not all ranks have called it"
-	began, told := time.Now(), false
-	out := newCells() // a request, a flag and a status
+	out := newCells() // a request, a flag and a status; MPI's after an error
 	if err := s.lib.reach(s.lib.Ibarrier, s.lib.handles.world, out.at(0)); err != nil {
 		return err
 	}
-	for pace := (poll.Pace{}); ; pace.Next() {
-		if err := s.lib.reach(s.lib.Testall, 1, out.at(0), out.at(1), out.at(2)); err != nil {
-			return err
+	err := s.await(ctx, func() (string, error) {
+		err := s.lib.reach(s.lib.Testall, 1, out.at(0), out.at(1), out.at(2))
+		if err != nil || out.int32(1) != 0 {
+			return "", err
 		}
+		return "not all ranks have called it", nil
+	})
+	if err == nil {
+		out.free()
+	}
+	return err
+}
+
+// await waits until look returns nothing that is missing, or an error. Its error when ctx
+// ends, and the log when the patience is over, say what is missing.
+func (s *state) await(ctx context.Context, look func() (missing string, err error)) error {
+	began, told := time.Now(), false
+	for pace := (poll.Pace{}); ; pace.Next() {
+		missing, err := look()
 		switch {
-		case out.int32(1) != 0:
-			out.free()
-			return nil
+		case err != nil || missing == "":
+			return err
 		case ctx.Err() != nil:
 			return fmt.Errorf("%s: %w", missing, comm.ContextError(ctx))
 		case !told && time.Since(began) > s.patience:

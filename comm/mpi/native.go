@@ -23,7 +23,7 @@ type invocation struct {
 	args    [10]uintptr // MPI_Ialltoallv has most of them
 	n       int         // of them, without the request
 	message schedule.Message
-	vectors uintptr // counts and displacements
+	vectors []int64 // counts and displacements
 }
 
 // Accepts implements [schedule.Offload].
@@ -34,7 +34,7 @@ func (e *endpoint) Accepts(c comm.Call) error {
 	if n, mpi := largest(&c), e.lib.functionOf(c.Op); n > math.MaxInt32 && !mpi.large.Found() {
 		return fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1", comm.ErrUnsupported, n, mpi.small.Name())
 	}
-	if c.Op == comm.OpReduceScatter && schedule.SpanOf(c.Send, e.size*c.Bytes()).Overlaps(schedule.SpanOf(c.Recv, c.Bytes())) {
+	if bytes := uintptr(c.Bytes()); c.Op == comm.OpReduceScatter && c.Send < c.Recv+bytes && c.Recv < c.Send+uintptr(e.size)*bytes {
 		return fmt.Errorf("%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)
 	}
 	return nil
@@ -60,34 +60,21 @@ type function struct {
 
 // functionOf returns the functions for a call.
 func (l *library) functionOf(op comm.Op) function {
-	switch op {
-	case comm.OpAllReduce:
-		return function{l.Iallreduce, l.IallreduceC}
-	case comm.OpReduce:
-		return function{l.Ireduce, l.IreduceC}
-	case comm.OpReduceScatter:
-		return function{l.IreduceScatterBlock, l.IreduceScatterBlockC}
-	case comm.OpBroadcast:
-		return function{l.Ibcast, l.IbcastC}
-	case comm.OpAllGather:
-		return function{l.Iallgather, l.IallgatherC}
-	case comm.OpAllGatherV:
-		return function{l.Iallgatherv, l.IallgathervC}
-	case comm.OpAllToAll:
-		return function{l.Ialltoall, l.IalltoallC}
-	case comm.OpAllToAllV:
-		return function{l.Ialltoallv, l.IalltoallvC}
-	case comm.OpGather:
-		return function{l.Igather, l.IgatherC}
-	case comm.OpScatter:
-		return function{l.Iscatter, l.IscatterC}
-	case comm.OpSend:
-		return function{l.Isend, l.IsendC}
-	case comm.OpRecv:
-		return function{l.Irecv, l.IrecvC}
-	default:
-		return function{small: l.Ibarrier}
-	}
+	return [...]function{
+		comm.OpAllReduce:     {l.Iallreduce, l.IallreduceC},
+		comm.OpReduce:        {l.Ireduce, l.IreduceC},
+		comm.OpReduceScatter: {l.IreduceScatterBlock, l.IreduceScatterBlockC},
+		comm.OpBroadcast:     {l.Ibcast, l.IbcastC},
+		comm.OpAllGather:     {l.Iallgather, l.IallgatherC},
+		comm.OpAllGatherV:    {l.Iallgatherv, l.IallgathervC},
+		comm.OpAllToAll:      {l.Ialltoall, l.IalltoallC},
+		comm.OpAllToAllV:     {l.Ialltoallv, l.IalltoallvC},
+		comm.OpGather:        {l.Igather, l.IgatherC},
+		comm.OpScatter:       {l.Iscatter, l.IscatterC},
+		comm.OpSend:          {l.Isend, l.IsendC},
+		comm.OpRecv:          {l.Irecv, l.IrecvC},
+		comm.OpBarrier:       {small: l.Ibarrier},
+	}[op]
 }
 
 // largest is the largest number that goes into an int argument of a call.
@@ -123,41 +110,30 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 	atRoot := e.rank == c.Peer
 	switch c.Op {
 	case comm.OpAllReduce:
-		o.Reads, o.Writes = schedule.SpanOf(send, bytes), schedule.SpanOf(recv, bytes)
 		i.pass(l.orInPlace(send, send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce))
 	case comm.OpReduce:
-		o.Reads, o.Writes = schedule.SpanOf(send, bytes), spanAt(atRoot, recv, bytes)
 		i.pass(l.orInPlace(send, atRoot && send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce), root)
 	case comm.OpReduceScatter:
-		o.Reads, o.Writes = schedule.SpanOf(send, e.size*bytes), schedule.SpanOf(recv, bytes)
 		i.pass(send, recv, n, t, l.nativeReduce(c.DType, c.Reduce))
 	case comm.OpBroadcast:
-		o.Writes = schedule.SpanOf(recv, bytes)
 		i.pass(recv, n, t, root)
 	case comm.OpAllGather:
-		o.Reads, o.Writes = schedule.SpanOf(send, bytes), schedule.SpanOf(recv, e.size*bytes)
 		i.pass(l.orInPlace(send, send == recv+uintptr(e.rank*bytes)), n, t, recv, n, t)
 	case comm.OpAllGatherV:
 		own := c.RecvCounts[e.rank]
-		o.Reads, o.Writes = schedule.SpanOf(send, own*size), schedule.SpanOf(recv, schedule.Extent(c.RecvDispls, c.RecvCounts)*size)
 		i.pass(l.orInPlace(send, send == recv+uintptr(c.RecvDispls[e.rank]*size)), uintptr(own), t,
 			recv, i.vector(0, c.RecvCounts, wide), i.vector(1, c.RecvDispls, wide), t)
 	case comm.OpAllToAll:
-		o.Reads, o.Writes = schedule.SpanOf(send, e.size*bytes), schedule.SpanOf(recv, e.size*bytes)
 		i.pass(send, n, t, recv, n, t)
 	case comm.OpAllToAllV:
-		o.Reads, o.Writes = schedule.SpanOf(send, schedule.Extent(c.SendDispls, c.SendCounts)*size), schedule.SpanOf(recv, schedule.Extent(c.RecvDispls, c.RecvCounts)*size)
 		i.pass(send, i.vector(0, c.SendCounts, wide), i.vector(1, c.SendDispls, wide), t,
 			recv, i.vector(2, c.RecvCounts, wide), i.vector(3, c.RecvDispls, wide), t)
 	case comm.OpGather:
-		o.Reads, o.Writes = schedule.SpanOf(send, bytes), spanAt(atRoot, recv, e.size*bytes)
 		i.pass(l.orInPlace(send, atRoot && send == recv+uintptr(c.Peer*bytes)), n, t, recv, n, t, root)
 	case comm.OpScatter:
-		o.Reads, o.Writes = spanAt(atRoot, send, e.size*bytes), schedule.SpanOf(recv, bytes)
 		i.pass(send, n, t, l.orInPlace(recv, atRoot && recv == send+uintptr(c.Peer*bytes)), n, t, root)
 	case comm.OpSend, comm.OpRecv:
 		i.message = schedule.Message{Receive: c.Op == comm.OpRecv, Peer: c.Peer, Bytes: bytes}
-		o.Reads, o.Writes = spanAt(!i.message.Receive, send, bytes), spanAt(i.message.Receive, recv, bytes)
 		i.pass(send|recv, n, t, root, uintptr(c.Tag)) // it has one of them
 	}
 	i.pass(e.pub)
@@ -166,14 +142,6 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 
 // pass appends arguments.
 func (i *invocation) pass(args ...uintptr) { i.n += copy(i.args[i.n:], args) }
-
-// spanAt is a span that only the root uses.
-func spanAt(root bool, address uintptr, bytes int) schedule.Span {
-	if !root {
-		return schedule.Span{}
-	}
-	return schedule.SpanOf(address, bytes)
-}
 
 // nativeSupports says which reductions MPI defines on its own types: no
 // averages, and nothing on floats of 16 and 8 bits.
@@ -208,23 +176,17 @@ func (l *library) orInPlace(buffer uintptr, inPlace bool) uintptr {
 // vector stores numbers as MPI wants them (int, or MPI_Count and MPI_Aint) in
 // the j-th of four arrays that belong to i, and returns the array's address.
 func (i *invocation) vector(j int, numbers []int, wide bool) uintptr {
-	const width = 8
 	n := len(numbers)
-	if i.vectors == 0 {
-		var err error
-		if i.vectors, err = host.Allocate(4 * width * n); err != nil {
-			panic("mpi: " + err.Error()) // a few bytes per rank
-		}
+	if i.vectors == nil {
+		i.vectors = make([]int64, 4*n)
 	}
-	address := i.vectors + uintptr(j*width*n)
-	if wide {
-		for r, x := range numbers {
-			hostmem.Slice[int64](address, n)[r] = int64(x)
-		}
-		return address
-	}
+	address := hostmem.Addr(i.vectors[j*n:])
 	for r, x := range numbers {
-		hostmem.Slice[int32](address, n)[r] = int32(x)
+		if wide {
+			hostmem.Slice[int64](address, n)[r] = int64(x)
+		} else {
+			hostmem.Slice[int32](address, n)[r] = int32(x)
+		}
 	}
 	return address
 }

@@ -3,14 +3,11 @@ package mpi
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
@@ -136,16 +133,11 @@ func (p *progress) run() {
 // look drives every communicator that nobody waits on. It reports whether one of them has
 // operations in flight, and whether one waits for goodbyes.
 func (p *progress) look() (busy, leaving bool) {
-	busy = p.driveAll()
-	return busy, p.releaseDeparted(context.Background())
-}
-
-func (p *progress) driveAll() (busy bool) {
 	for _, e := range p.all() {
 		moving, missed := e.Look(busyTick)
 		busy = busy || moving || missed && p.parked.Load() // not the time to park
 	}
-	return busy
+	return busy, p.releaseDeparted(context.Background())
 }
 
 // releaseDeparted removes and frees the endpoints that all ranks have left. It reports whether
@@ -164,24 +156,12 @@ func (p *progress) releaseDeparted(ctx context.Context) (leaving bool) {
 	return leaving
 }
 
-// awaitGoodbyes waits until no endpoint waits for goodbyes. Its error when ctx ends, and the
-// log when the patience is over, name the missing ranks.
-func (p *progress) awaitGoodbyes(ctx context.Context, patience time.Duration) error {
-	began, told := time.Now(), false
-	for pace := (poll.Pace{}); p.releaseDeparted(ctx); pace.Next() {
-		if ctx.Err() != nil {
-			return fmt.Errorf("%s: %w", p.missing(), comm.ContextError(ctx))
-		}
-		if !told && time.Since(began) > patience {
-			slog.Warn("mpi: Finalize waits for other ranks: " + p.missing())
-			told = true
-		}
+// missing describes an endpoint that other ranks have not closed, and returns "" if no
+// endpoint waits for goodbyes.
+func (p *progress) missing(ctx context.Context) string {
+	if !p.releaseDeparted(ctx) {
+		return ""
 	}
-	return nil
-}
-
-// missing describes an endpoint that other ranks have not closed.
-func (p *progress) missing() string {
 	for _, e := range p.all() {
 		if missing := e.Missing(); len(missing) > 0 {
 			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, ranks.Text(missing))

@@ -116,13 +116,6 @@ func (w *wire) Hear(rank int) ([]byte, error) {
 // Gone implements [schedule.Wire]. MPI does not say.
 func (*wire) Gone(int) error { return nil }
 
-// release gives the memory back.
-func (w *wire) release() {
-	_ = host.Deallocate(w.table.memory)
-	_ = host.Deallocate(w.control.memory)
-	_ = host.Deallocate(w.buffers)
-}
-
 // request is a message in flight.
 type request struct {
 	id       int32 // of the engine, none if MPI has completed it
@@ -141,7 +134,7 @@ type requests struct {
 	failed error        // of a call that was to post one
 
 	handleSize, statusSize int
-	memory                 uintptr // the arrays below, outside the Go heap
+	arrays                 []int64 // the arrays below, which have room for that many requests
 	capacity               int
 	handles                uintptr
 	statuses               uintptr
@@ -187,24 +180,17 @@ func (r *requests) posted(n, done int, code int32) {
 	}
 }
 
-// reserve makes room for n requests: it doubles the arrays. Without memory for requests
-// nothing can go on.
+// reserve makes room for n requests: it doubles the arrays.
 func (r *requests) reserve(n int) {
 	if n <= r.capacity {
 		return
 	}
 	capacity := max(16, 2*r.capacity)
-	size := capacity * (8 + r.statusSize + 4)
-	memory, err := host.Allocate(size + 8)
-	if err != nil {
-		panic("mpi: " + err.Error())
-	}
-	old := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
-	copy(hostmem.Slice[byte](memory+8, len(old)), old)
-	_ = host.Deallocate(r.memory)
-	r.memory, r.capacity = memory, capacity
-	r.flag = memory
-	r.handles = memory + 8
+	old := r.arrays
+	r.arrays, r.capacity = make([]int64, 1+(capacity*(8+r.statusSize+4)+7)/8), capacity
+	copy(r.arrays, old[:min(len(old), 1+len(r.list))]) // a handle has 8 bytes at most
+	r.flag = hostmem.Addr(r.arrays)
+	r.handles = r.flag + 8
 	r.statuses = r.handles + uintptr(capacity*8)
 	r.indices = r.statuses + uintptr(capacity*r.statusSize)
 }

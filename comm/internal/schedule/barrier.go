@@ -22,10 +22,10 @@ func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 	err, number := e.Life.Err(), e.log.calls
 	if err == nil {
 		if first {
-			e.log.sequence++
+			e.log.sequence.Add(1)
 		}
 		c := comm.Call{Op: op}
-		p := planner{e, &c, newEntry(&c), 0}
+		p := planner{e, &c, newEntry(&c)}
 		e.log.add(p.entry, nil)
 		p.plan()
 		err = e.launch()

@@ -13,7 +13,7 @@ func (p planner) broadcast() {
 		return
 	}
 	o := p.op(stepTree)
-	o.Writes = SpanOf(o.recv, bytes)
+	o.writes = spanOf(o.recv, bytes)
 	p.add(o)
 }
 
@@ -43,7 +43,7 @@ func (p planner) scatterAndGather(bytes int) {
 		}
 	}
 	for _, o := range []*Op{scatter, gather} {
-		o.Writes = SpanOf(o.recv, bytes)
+		o.writes = spanOf(o.recv, bytes)
 		p.add(o)
 	}
 }

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
 )
@@ -12,7 +13,7 @@ import (
 // in vain and the rank that it waits for compare their logs (see control.go).
 type callLog struct {
 	calls       uint64                 // how many; a Split counts thrice
-	sequence    uint64                 // how many for users, to whom a Split is one
+	sequence    atomic.Uint64          // how many for users, to whom a Split is one
 	fingerprint uint64                 // of all of them, in order
 	recent      [remembered]loggedCall // the last ones, by number
 }
@@ -29,7 +30,7 @@ type loggedCall struct {
 
 // add appends a call. The lengths of an AllGatherV are the same on all ranks.
 func (l *callLog) add(e entry, counts []int) {
-	r := loggedCall{entry: e, sequence: l.sequence}
+	r := loggedCall{entry: e, sequence: l.sequence.Load()}
 	if e.op == comm.OpAllGatherV {
 		for _, n := range counts {
 			r.count = int(mix(uint64(r.count), uint64(n)))

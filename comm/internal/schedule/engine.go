@@ -39,8 +39,7 @@ type Engine struct {
 	size     int
 	tagShift int           // how far a fingerprint is shifted to fit into a tag
 	inFlight atomic.Int32  // operations
-	called   atomic.Uint64 // collectives submitted
-	ended    atomic.Uint64 // and completed, without a gap
+	ended    atomic.Uint64 // collectives completed, without a gap
 	waiters  atomic.Int32  // goroutines inside Wait
 	leaving  atomic.Bool   // has sent its goodbyes, and waits for those of the others
 
@@ -57,13 +56,9 @@ type Engine struct {
 	around    usage     // what was read and written since nothing had started, with what is between
 	free      []*Op
 	seq       uint64      // operations of collectives submitted so far
-	begun     uint64      // and started
-	latest    uint64      // sequence number of the collective that started last
 	messages  tally.Tally // of users
 	groups    uint64
 	segment   segment
-	scratch   scratchPool // working memory of collectives
-	heads     scratchPool // and of messages
 
 	log      callLog
 	passed   uint64 // calls up to the last barrier or Split that is done
@@ -105,30 +100,6 @@ func New(c Config) *Engine {
 // memory.
 const maxActive = 4
 
-// newOp returns an operation to fill in and submit. The caller holds mu.
-func (e *Engine) newOp() *Op {
-	if n := len(e.free); n > 0 {
-		o := e.free[n-1]
-		e.free = e.free[:n-1]
-		return o
-	}
-	return newOp(e.size)
-}
-
-// enqueue puts an operation behind those submitted before. The caller holds mu
-// and calls start afterwards.
-func (e *Engine) enqueue(o *Op) {
-	if o.collective() {
-		o.number, o.seq, o.tag, o.fingerprint = e.log.calls-1, e.seq, e.tag(e.seq), e.log.fingerprint
-		o.sequence = e.log.sequence
-		e.seq++
-	} else {
-		o.number = e.messages.Begin()
-	}
-	e.queued = append(e.queued, o)
-	e.inFlight.Add(1)
-}
-
 // start starts the operations that need not wait. The caller holds mu.
 func (e *Engine) start() error {
 	started := 0
@@ -152,16 +123,14 @@ func (e *Engine) start() error {
 
 // publish makes the progress of collectives visible to Progress.
 func (e *Engine) publish() {
-	done, called := e.log.sequence, e.log.sequence
-	if o := e.oldest(); o != nil {
-		done = o.sequence - min(o.sequence, 1) // those of SetUp have none
-	} else if e.begun < e.seq {
-		done = e.latest - min(e.latest, 1)
+	done, first := e.log.sequence.Load(), e.oldest()
+	if i := slices.IndexFunc(e.queued, (*Op).collective); first == nil && i >= 0 {
+		first = e.queued[i]
 	}
-	if e.called.Load() != called {
-		e.called.Store(called)
+	if first != nil {
+		done = first.sequence - min(first.sequence, 1) // those of SetUp have none
 	}
-	if e.ended.Load() < done { // a queued collective may have parts that have begun
+	if e.ended.Load() != done {
 		e.ended.Store(done)
 	}
 }
@@ -170,13 +139,10 @@ func (e *Engine) publish() {
 func (e *Engine) Progress() comm.Progress {
 	done, ended := e.ended.Load(), e.messages.Ended()
 	return comm.Progress{
-		Collectives: comm.Count{Submitted: e.called.Load(), Done: done},
+		Collectives: comm.Count{Submitted: e.log.sequence.Load(), Done: done},
 		Messages:    comm.Count{Submitted: e.messages.Begun(), Done: ended},
 	}
 }
-
-// InFlight returns the number of operations in flight.
-func (e *Engine) InFlight() int { return int(e.inFlight.Load()) }
 
 // started returns the number of operations that have started and are in flight.
 func (e *Engine) started() int { return len(e.running) + len(e.transfers) }
@@ -213,14 +179,8 @@ func (e *Engine) ready(o *Op) bool {
 
 // begin starts o. The caller holds mu.
 func (e *Engine) begin(o *Op) error {
-	if o.work > 0 {
-		var err error
-		if o.memory, err = e.pool(o).take(o.work); err != nil {
-			return err
-		}
-	}
-	if o.collective() {
-		e.begun, e.latest = o.seq+1, o.sequence
+	if err := o.prepare(); err != nil {
+		return fmt.Errorf("working memory: %w", err)
 	}
 	done, err := e.advance(o)
 	if err != nil {
@@ -233,8 +193,8 @@ func (e *Engine) begin(o *Op) error {
 	if o.use = len(e.uses); o.use == 0 {
 		e.around = usage{}
 	}
-	e.around.reads, e.around.writes = e.around.reads.with(o.Reads), e.around.writes.with(o.Writes)
-	e.uses = append(e.uses, usage{o, o.Reads, o.Writes})
+	e.around.reads, e.around.writes = e.around.reads.with(o.reads), e.around.writes.with(o.writes)
+	e.uses = append(e.uses, usage{o, o.reads, o.writes})
 	list := &e.transfers
 	if o.collective() {
 		list = &e.running
@@ -242,14 +202,6 @@ func (e *Engine) begin(o *Op) error {
 	o.at = len(*list)
 	*list = append(*list, o)
 	return nil
-}
-
-// pool is where an operation's working memory comes from.
-func (e *Engine) pool(o *Op) *scratchPool {
-	if o.collective() {
-		return &e.scratch
-	}
-	return &e.heads
 }
 
 // finish removes an operation that is done from the lists.
@@ -286,7 +238,7 @@ func (e *Engine) retire(o *Op) {
 	if !o.collective() {
 		e.messages.End(o.number)
 	}
-	e.pool(o).give(o.memory)
+	_ = host.Deallocate(o.memory)
 	if !o.op.MovesData() {
 		e.passed = o.number + 1
 	}
@@ -479,17 +431,13 @@ func (e *Engine) Missing() (ranks []int) {
 	return ranks
 }
 
-// Release gives the memory of an engine back that has departed. extra is called for the Extra
-// of each operation that has one.
-func (e *Engine) Release(extra func(any)) {
+// Release gives the memory of an engine back that has departed.
+func (e *Engine) Release() {
 	e.mu.Lock() // a wait that is ending may look at the segment
 	defer e.mu.Unlock()
-	e.scratch.release()
-	e.heads.release()
 	e.segment = segment{}
 	for _, o := range e.free {
-		if o.Extra != nil {
-			extra(o.Extra)
-		}
+		_ = host.Deallocate(o.head)
 	}
+	e.free = nil
 }

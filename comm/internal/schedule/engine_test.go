@@ -12,18 +12,21 @@ import (
 // when all before it are done.
 func TestProgressOfWhatWaits(t *testing.T) {
 	e := new(Engine)
-	e.log.sequence, e.seq, e.begun, e.latest = 5, 9, 9, 5
+	e.log.sequence.Store(5)
 	e.publish()
 	assert.Equal(t, comm.Count{Submitted: 5, Done: 5}, e.Progress().Collectives)
-	e.log.sequence, e.seq = 6, 10
+	e.log.sequence.Store(6)
+	e.queued = []*Op{{plan: plan{entry: entry{op: comm.OpBarrier}, sequence: 6}}}
 	e.publish()
 	assert.Equal(t, comm.Count{Submitted: 6, Done: 5}, e.Progress().Collectives)
 }
 
 func TestConflicts(t *testing.T) {
-	reads := func(from, to uintptr) *Op { return &Op{plan: plan{Reads: SpanOf(from, int(to-from))}} }
-	writes := func(from, to uintptr) *Op { return &Op{plan: plan{Writes: SpanOf(from, int(to-from))}} }
-	started := func(o *Op) *usage { return &usage{o, o.Reads, o.Writes} }
+	group := uint64(0)
+	next := func() uint64 { group++; return group }
+	reads := func(from, to uintptr) *Op { return &Op{plan: plan{group: next(), reads: spanOf(from, int(to-from))}} }
+	writes := func(from, to uintptr) *Op { return &Op{plan: plan{group: next(), writes: spanOf(from, int(to-from))}} }
+	started := func(o *Op) *usage { return &usage{o, o.reads, o.writes} }
 	assert.False(t, reads(0, 8).conflicts(started(reads(0, 8))), "two readers")
 	assert.True(t, writes(0, 8).conflicts(started(reads(4, 12))), "write after read")
 	assert.True(t, reads(4, 12).conflicts(started(writes(0, 8))), "read after write")

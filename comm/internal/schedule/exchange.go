@@ -14,10 +14,10 @@ import (
 func (p planner) exchange() {
 	o, c := p.parts(), p.c
 	for r := range p.size {
-		if from, bytes, ok := c.SendPart(p.rank, r); ok {
+		if from, bytes, ok := p.sendPart(o, r); ok {
 			o.sends(r, int(from-c.Send), bytes)
 		}
-		if to, bytes, ok := c.RecvPart(p.rank, r); ok {
+		if to, bytes, ok := p.recvPart(o, r); ok {
 			o.receives(r, int(to-c.Recv), bytes)
 		}
 		switch atRoot := p.rank == c.Peer; {
@@ -28,7 +28,7 @@ func (p planner) exchange() {
 			o.sends(r, 0, 0)
 		}
 	}
-	p.addExchange(o)
+	p.add(o)
 }
 
 // parts returns an exchange in which nothing goes anywhere yet.
@@ -48,24 +48,6 @@ func (o *Op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
 
 // receives sets the bytes that rank r sends, and where they go in the receive buffer.
 func (o *Op) receives(r, at, bytes int) { o.recvAt[r], o.recvBytes[r] = at, bytes }
-
-// addExchange adds an exchange after finding the memory that it uses.
-func (p planner) addExchange(o *Op) {
-	o.Reads = SpanOf(o.send, Extent(o.sendAt, o.sendBytes))
-	o.Writes = SpanOf(o.recv, Extent(o.recvAt, o.recvBytes))
-	p.add(o)
-}
-
-// Extent returns where the last of the parts at some places, with some lengths, ends.
-func Extent(at, lengths []int) int {
-	end := 0
-	for r, n := range lengths {
-		if n > 0 {
-			end = max(end, at[r]+n)
-		}
-	}
-	return end
-}
 
 // stepExchange sends every rank its part of send and receives every rank's
 // part of recv.

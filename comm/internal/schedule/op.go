@@ -3,6 +3,7 @@ package schedule
 import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // entry is what errors say about a call.
@@ -39,7 +40,8 @@ type Op struct {
 	// and its length, in bytes.
 	sendAt, sendBytes, recvAt, recvBytes []int
 
-	Extra any // what an [Offload] keeps for the next use as well
+	Extra any     // what an [Offload] keeps for the next use as well
+	head  uintptr // of a message: memory for its head and short data
 
 	dst  [1]uintptr // the result of a reduction
 	srcs []uintptr  // its operands, in rank order
@@ -50,8 +52,8 @@ type plan struct {
 	entry
 	Step     Step
 	External bool // a collective that the transport does: whom it waits for is not known
-	Reads    Span // what the operation reads,
-	Writes   Span // and what it writes, for the order between operations
+	reads    span // what the operation reads and writes, for the order between operations
+	writes   span
 
 	at, use  int    // its places in the engine's lists
 	phase    int    // steps taken
@@ -61,6 +63,7 @@ type plan struct {
 	seq      uint64 // its own among the operations of collectives
 	group    uint64 // operations of one group do not wait for each other
 	tag      uint64 // of the first phase's messages; later phases of a collective follow
+	headed   bool   // is a message that begins with a head
 	chained  bool   // waits for earlier operations in a group, too
 
 	send, recv uintptr
@@ -77,7 +80,7 @@ type plan struct {
 	fingerprint  uint64
 	shares, most int
 
-	memory scratch // working memory while the operation runs
+	memory uintptr // working memory while the operation runs
 	work   int     // bytes of it that the operation needs
 }
 
@@ -99,6 +102,20 @@ func newOp(size int) *Op {
 	}
 }
 
+// host is where working memory comes from: outside the Go heap, as
+// wires keep addresses while messages are in flight.
+var host = cpu.New()
+
+// prepare allocates what the operation needs to start.
+func (o *Op) prepare() (err error) {
+	if o.work > 0 {
+		o.memory, err = host.Allocate(o.work)
+	} else if o.headed && o.head == 0 {
+		o.head, err = host.Allocate(headBytes + shortBytes)
+	}
+	return err
+}
+
 // Values of Op.to of a reduction that does not end at a root.
 const (
 	everybody = -1 // all ranks get the whole result
@@ -108,41 +125,40 @@ const (
 // collective reports whether the operation takes tags of its own.
 func (o *Op) collective() bool { return !o.op.Message() }
 
-// Span is a range of memory, or none if it is zero.
-type Span struct{ from, to uintptr }
+// span is a range of memory, or none if it is zero.
+type span struct{ from, to uintptr }
 
-// SpanOf returns the range of some bytes from an address on.
-func SpanOf(address uintptr, bytes int) Span {
+func spanOf(address uintptr, bytes int) span {
 	if bytes == 0 {
-		return Span{}
+		return span{}
 	}
-	return Span{address, address + uintptr(bytes)}
+	return span{address, address + uintptr(bytes)}
 }
 
-// Overlaps reports whether two ranges have a byte in common.
-func (s Span) Overlaps(t Span) bool { return s.from < t.to && t.from < s.to }
+// overlaps reports whether two ranges have a byte in common.
+func (s span) overlaps(t span) bool { return s.from < t.to && t.from < s.to }
 
 // with returns the least range around two.
-func (s Span) with(t Span) Span {
-	if s == (Span{}) || t == (Span{}) {
-		return Span{s.from + t.from, s.to + t.to}
+func (s span) with(t span) span {
+	if s == (span{}) || t == (span{}) {
+		return span{s.from + t.from, s.to + t.to}
 	}
-	return Span{min(s.from, t.from), max(s.to, t.to)}
+	return span{min(s.from, t.from), max(s.to, t.to)}
 }
 
 // usage is the memory of an operation that has started: the engine looks at that of all of
 // them before it starts another one.
 type usage struct {
 	op            *Op
-	reads, writes Span
+	reads, writes span
 }
 
 // overlaps reports whether o writes memory that is used, or uses memory that is written.
 func (o *Op) overlaps(u *usage) bool {
-	return o.Writes.Overlaps(u.writes) || o.Writes.Overlaps(u.reads) || o.Reads.Overlaps(u.writes)
+	return o.writes.overlaps(u.writes) || o.writes.overlaps(u.reads) || o.reads.overlaps(u.writes)
 }
 
 // conflicts reports whether o has to wait for an earlier operation.
 func (o *Op) conflicts(earlier *usage) bool {
-	return o.overlaps(earlier) && (o.group == 0 || o.chained || o.group != earlier.op.group)
+	return o.overlaps(earlier) && (o.chained || o.group != earlier.op.group)
 }

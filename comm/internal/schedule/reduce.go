@@ -50,9 +50,9 @@ func (p planner) reduce(to int) {
 		n := min(block, c.Count-from)
 		o := p.operands(from, to)
 		o.total = n
-		o.Reads = SpanOf(o.send, n*size)
+		o.reads = spanOf(o.send, n*size)
 		if mine {
-			o.Writes = SpanOf(o.recv, n*size)
+			o.writes = spanOf(o.recv, n*size)
 		}
 		switch {
 		case shared:
@@ -80,8 +80,8 @@ func (p planner) reduceScatter() {
 		o := p.operands(from, nobody)
 		o.share, o.stride, o.total, o.peers = n, c.Count, n*p.size, p.peersAtOnce(n*size)
 		o.work = (p.size - 1) * roundUp(n*size, cacheLine)
-		o.Reads = SpanOf(o.send, (o.stride*(p.size-1)+n)*size)
-		o.Writes = SpanOf(o.recv, n*size)
+		o.reads = spanOf(o.send, (o.stride*(p.size-1)+n)*size)
+		o.writes = spanOf(o.recv, n*size)
 		p.add(o)
 	}
 }
@@ -162,14 +162,14 @@ func (o *Op) result(rank int) uintptr {
 	case everybody, rank:
 		return o.recv + uintptr(rank*o.stride*o.dt.Size())
 	}
-	return o.memory.address // in place of an operand
+	return o.memory // in place of an operand
 }
 
 // exchangeShares sends ranks their shares of this rank's data.
 func (e *Engine) exchangeShares(o *Op, first, last int) {
 	size := o.dt.Size()
 	spare := uintptr(0)
-	if (o.to == everybody || o.to == nobody) && !o.Reads.Overlaps(o.Writes) {
+	if (o.to == everybody || o.to == nobody) && !o.reads.overlaps(o.writes) {
 		spare = o.result(e.rank)
 	}
 	e.recvOperands(o, o.length(e.rank)*size, spare, first, last)
@@ -187,7 +187,7 @@ func (e *Engine) recvOperands(o *Op, bytes int, spare uintptr, first, last int) 
 		src := (e.rank + e.size - i) % e.size
 		buffer := spare
 		if i > 1 || spare == 0 {
-			buffer = o.memory.address + uintptr((i-1)*roundUp(bytes, cacheLine))
+			buffer = o.memory + uintptr((i-1)*roundUp(bytes, cacheLine))
 		}
 		o.srcs[src] = buffer
 		e.recvBytes(o, o.tag, buffer, bytes, src)

@@ -183,6 +183,3 @@ func (e *Engine) Share(memory []byte) {
 	e.segment.memory = memory
 	e.segment.lay()
 }
-
-// Shares reports whether short collectives go over memory that the ranks share.
-func (e *Engine) Shares() bool { return e.segment.memory != nil }

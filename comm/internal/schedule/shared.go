@@ -31,18 +31,16 @@ func (p planner) sharedExchange() bool {
 	o := p.op(stepSharedExchange)
 	o.shared, o.most = true, most
 	for r := range p.size {
-		if from, bytes, ok := c.SendPart(p.rank, r); ok {
+		if from, bytes, ok := p.sendPart(o, r); ok {
 			o.shares = max(o.shares, int(from-c.Send)+bytes)
 		}
 		o.receives(r, 0, nothing)
-		if to, bytes, ok := c.RecvPart(p.rank, r); ok {
+		if to, bytes, ok := p.recvPart(o, r); ok {
 			from, _, _ := c.SendPart(r, p.rank)
 			o.sendAt[r] = int(from - c.Send)
 			o.receives(r, int(to-c.Recv), bytes)
 		}
 	}
-	o.Reads = SpanOf(o.send, o.shares)
-	o.Writes = SpanOf(o.recv, Extent(o.recvAt, o.recvBytes))
 	p.add(o)
 	return true
 }

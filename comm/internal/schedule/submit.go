@@ -7,33 +7,34 @@ import (
 )
 
 // Submit implements [backend.Backend].
-func (e *Engine) Submit(c comm.Call) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if err := e.accepts(&c); err != nil {
-		return err
-	}
-	e.plan(&c, 0)
-	return e.launch()
-}
+func (e *Engine) Submit(c comm.Call) error { return e.SubmitTogether([]comm.Call{c}) }
 
 // SubmitTogether implements [backend.Backend].
 func (e *Engine) SubmitTogether(calls []comm.Call) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i := range calls {
-		if err := e.accepts(&calls[i]); err != nil {
-			return err
-		}
+	err := e.Life.Err()
+	for i := 0; i < len(calls) && e.offload != nil && err == nil; i++ {
+		err = e.offload.Accepts(calls[i])
+	}
+	if err != nil {
+		return err
 	}
 	e.groups++
 	// Messages go first: a collective may wait for another one of the group, and that one for
 	// a rank that waits for one of these messages.
 	for _, messages := range [...]bool{true, false} {
 		for i := range calls {
-			if calls[i].Op.Message() == messages {
-				e.plan(&calls[i], e.groups)
+			c := &calls[i]
+			if c.Op.Message() != messages {
+				continue
 			}
+			p := planner{e, c, newEntry(c)}
+			if !messages {
+				e.log.sequence.Add(1)
+				e.log.add(p.entry, c.RecvCounts)
+			}
+			p.plan()
 		}
 	}
 	return e.launch()
@@ -47,30 +48,16 @@ func (e *Engine) Wait(ctx context.Context, op comm.Op) error {
 	return e.wait(ctx, op)
 }
 
-// accepts returns why a call cannot be submitted, if so. The caller holds mu.
-func (e *Engine) accepts(c *comm.Call) error {
-	if err := e.Life.Err(); err != nil || e.offload == nil {
-		return err
-	}
-	return e.offload.Accepts(*c)
-}
-
-// plan makes the operations of a call and queues them. Those of one group other than 0 do not
-// wait for each other. The caller holds mu and calls launch afterwards.
-func (e *Engine) plan(c *comm.Call, group uint64) {
-	p := planner{e, c, newEntry(c), group}
-	if !c.Op.Message() {
-		e.log.sequence++
-		e.log.add(p.entry, c.RecvCounts)
-	}
-	p.plan()
-}
-
-// plan leaves the call to the backend, or schedules it.
+// plan makes the operations of a call and queues them: the backend does, or schedule. The
+// caller holds mu and calls launch afterwards.
 func (p planner) plan() {
 	if p.offload == nil {
 		p.schedule()
 	} else if o := p.op(nil); p.offload.Plan(o, *p.c) {
+		for r := 0; r < p.size && p.c.Op.MovesData(); r++ {
+			p.sendPart(o, r)
+			p.recvPart(o, r)
+		}
 		p.add(o)
 	} else {
 		o.plan = plan{}
@@ -113,28 +100,56 @@ type planner struct {
 	*Engine
 	c     *comm.Call
 	entry entry
-	group uint64
 }
 
 // op returns an operation to fill in and add.
 func (p planner) op(step Step) *Op {
-	o := p.newOp()
+	var o *Op
+	if last := len(p.free) - 1; last >= 0 {
+		o, p.free = p.free[last], p.free[:last]
+	} else {
+		o = newOp(p.size)
+	}
 	o.entry, o.Step = p.entry, step
 	o.send, o.recv = p.c.Send, p.c.Recv
 	return o
 }
 
-// add queues an operation.
+// sendPart returns what the call sends a rank, which o reads.
+func (p planner) sendPart(o *Op, to int) (address uintptr, bytes int, ok bool) {
+	if address, bytes, ok = p.c.SendPart(p.rank, to); ok {
+		o.reads = o.reads.with(spanOf(address, bytes))
+	}
+	return address, bytes, ok
+}
+
+// recvPart returns where the call puts what a rank sends, which o writes.
+func (p planner) recvPart(o *Op, from int) (address uintptr, bytes int, ok bool) {
+	if address, bytes, ok = p.c.RecvPart(p.rank, from); ok {
+		o.writes = o.writes.with(spanOf(address, bytes))
+	}
+	return address, bytes, ok
+}
+
+// add puts an operation behind those submitted before.
 func (p planner) add(o *Op) {
-	o.group = p.group
-	p.enqueue(o)
+	o.group = p.groups
+	if o.collective() {
+		o.number, o.seq, o.tag, o.fingerprint = p.log.calls-1, p.seq, p.tag(p.seq), p.log.fingerprint
+		o.sequence = p.log.sequence.Load()
+		p.seq++
+	} else {
+		o.number = p.messages.Begin()
+	}
+	p.queued = append(p.queued, o)
+	p.inFlight.Add(1)
 }
 
 // SetUp makes a collective that does not enter the call log, as a backend does to set a
 // communicator up, and waits for it. All ranks call it at the same place.
 func (e *Engine) SetUp(ctx context.Context, c comm.Call) error {
 	e.mu.Lock()
-	planner{e, &c, newEntry(&c), 0}.schedule()
+	planner{e, &c, newEntry(&c)}.schedule()
 	err := e.launch()
 	e.mu.Unlock()
 	if err != nil {
