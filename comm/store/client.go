@@ -1,0 +1,328 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+var (
+	// ErrRefused means that the other side does not know the secret, or refuses this process for another reason.
+	ErrRefused = errors.New("refused")
+	// ErrFull means that a bound of the store is reached.
+	ErrFull = errors.New("the store is full")
+)
+
+// Event is a change of a key that is watched. The entry of one that is deleted is its last, with a new version.
+type Event struct {
+	Entry
+	Deleted bool
+}
+
+// Option changes how a key is set.
+type Option func(*Request)
+
+var (
+	// Lease has a key vanish when the session that set it ends.
+	Lease Option = func(r *Request) { r.Lease = true }
+	// Heard has Set return when all other sessions that watch the key have seen it, or have ended.
+	Heard Option = func(r *Request) { r.Heard = true }
+)
+
+// Client is a session of a store: what it leases vanishes, and its watches end, with the client or its process. Its
+// methods may be called by several goroutines; their requests are made in the order in which they were called.
+// Errors wrap [comm.ErrTimeout] or [comm.ErrCanceled] if the context has ended, and [comm.ErrPeerFailed] if the store
+// is lost.
+type Client struct {
+	post  func(r Request) error // queues a request
+	end   func() error
+	local net.Addr
+
+	mu      sync.Mutex
+	next    uint64
+	calls   map[uint64]chan *Reply
+	watches map[uint64]func(Event)
+	done    chan struct{}
+	err     error
+}
+
+func newClient(local net.Addr) *Client {
+	return &Client{local: local, calls: map[uint64]chan *Reply{}, watches: map[uint64]func(Event){}, done: make(chan struct{})}
+}
+
+// remote makes the client of a connection that was welcomed.
+func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
+	c := newClient(conn.LocalAddr())
+	out := &outbox[Request]{send: sender[Request](conn), finish: func() { _ = conn.CloseWrite() }}
+	c.post = func(r Request) error {
+		first, err := out.push(r)
+		if first {
+			go func() {
+				out.drain()
+				out.mu.Lock()
+				defer out.mu.Unlock()
+				if out.err != nil { // what was said before may still be there
+					_ = conn.SetReadDeadline(time.Now().Add(flushTime))
+				}
+			}()
+		}
+		return err
+	}
+	c.end = func() error {
+		select {
+		case <-out.close():
+		case <-time.After(flushTime):
+		}
+		conn.NetConn().Close() //nolint:errcheck // the store may have been faster
+		return nil
+	}
+	go func() {
+		defer conn.NetConn().Close() //nolint:errcheck // nothing is lost
+		for {
+			if silence > 0 {
+				_ = conn.SetReadDeadline(time.Now().Add(silence))
+			}
+			var r Reply
+			if err := in.Decode(&r); err != nil {
+				if errors.Is(err, io.EOF) {
+					err = errors.New("its process has ended")
+				}
+				c.fail(fmt.Errorf("%w: the job's store does not answer: %w", comm.ErrPeerFailed, err))
+				return
+			}
+			c.handle(&r)
+		}
+	}()
+	if silence > 0 {
+		go c.beat(silence / 4)
+	}
+	return c
+}
+
+// beat sends heartbeats.
+func (c *Client) beat(every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-tick.C:
+			_ = c.post(Request{Op: OpPing})
+		}
+	}
+}
+
+// handle takes a reply.
+func (c *Client) handle(r *Reply) {
+	c.mu.Lock()
+	watch, call := c.watches[r.ID], c.calls[r.ID]
+	if !r.Event {
+		delete(c.calls, r.ID)
+	}
+	c.mu.Unlock()
+	if watch != nil {
+		for _, e := range r.Entries {
+			watch(Event{e, r.Deleted})
+		}
+	}
+	if r.Confirm > 0 {
+		_ = c.post(Request{Op: OpHeard, Version: r.Confirm})
+	}
+	if call != nil && !r.Event {
+		call <- r
+	}
+}
+
+// fail ends the client with its first error.
+func (c *Client) fail(err error) (first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return false
+	}
+	c.err = err
+	close(c.done)
+	return true
+}
+
+// call makes a request and waits for its answer. watch is called for the events of a Watch.
+func (c *Client) call(ctx context.Context, r Request, watch func(Event)) (*Reply, error) {
+	answer := make(chan *Reply, 1)
+	c.mu.Lock()
+	err := c.err
+	switch {
+	case err == nil && ctx.Err() != nil:
+		err = comm.ContextError(ctx)
+	case err == nil && !utf8.ValidString(r.Key):
+		err = fmt.Errorf("store: %w: the key %q is not UTF-8", comm.ErrArgument, r.Key)
+	}
+	if err != nil {
+		c.mu.Unlock()
+		return nil, err
+	}
+	c.next++
+	r.ID = c.next
+	c.calls[r.ID] = answer
+	if watch != nil {
+		c.watches[r.ID] = watch
+	}
+	c.mu.Unlock()
+	if err = c.post(r); !errors.Is(err, ErrFull) { // another error ends the client soon
+		select {
+		case a := <-answer:
+			switch {
+			case a.Full:
+				return nil, fmt.Errorf("store: %s %q: %w: %s", r.Op, r.Key, ErrFull, a.Fault)
+			case a.Fault != "":
+				return nil, fmt.Errorf("store: %s: %w: %s", r.Op, comm.ErrArgument, a.Fault)
+			}
+			return a, nil
+		case <-c.done:
+			err = c.Err()
+		case <-ctx.Done():
+			err = comm.ContextError(ctx)
+			_ = c.post(Request{Op: OpStop, Version: r.ID})
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.calls, r.ID)
+	delete(c.watches, r.ID)
+	return nil, fmt.Errorf("store: %s %q: %w", r.Op, r.Key, err)
+}
+
+// Post is Set without an answer: it does not wait, and what is beyond a bound is dropped.
+func (c *Client) Post(key string, value []byte, options ...Option) {
+	_ = c.post(set(key, value, options))
+}
+
+func set(key string, value []byte, options []Option) Request {
+	r := Request{Op: OpSet, Key: key, Value: value}
+	for _, o := range options {
+		o(&r)
+	}
+	return r
+}
+
+// Set sets a key.
+func (c *Client) Set(ctx context.Context, key string, value []byte, options ...Option) error {
+	_, err := c.call(ctx, set(key, value, options), nil)
+	return err
+}
+
+// Get returns the value of a key, which it waits for.
+func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
+	r, err := c.call(ctx, Request{Op: OpGet, Key: key}, nil)
+	if err != nil || len(r.Entries) == 0 {
+		return nil, err
+	}
+	return r.Entries[0].Value, nil
+}
+
+// Wait waits until all of the keys exist. Its error names those that are missing.
+func (c *Client) Wait(ctx context.Context, keys ...string) error {
+	for i, key := range keys {
+		_, err := c.Get(ctx, key)
+		if err == nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
+		defer cancel()
+		all, listErr := c.List(ctx, "")
+		missing := slices.DeleteFunc(slices.Clone(keys[i:]), func(key string) bool {
+			return slices.ContainsFunc(all, func(e Entry) bool { return e.Key == key })
+		})
+		if listErr != nil {
+			return err
+		}
+		return fmt.Errorf("%w; missing: %s", err, strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// Add adds to a counter, a decimal number, and returns the sum. A key that does not exist counts as 0.
+func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	r, err := c.call(ctx, Request{Op: OpAdd, Key: key, Delta: delta}, nil)
+	if err != nil {
+		return 0, err
+	}
+	return r.Number, nil
+}
+
+// CompareAndSet sets a key if it has a version, 0 if it must not exist, and reports whether it did. now is the entry
+// after that, zero if there is none.
+func (c *Client) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...Option) (now Entry, ok bool, err error) {
+	r := set(key, value, options)
+	r.Op, r.Version = OpSwap, version
+	a, err := c.call(ctx, r, nil)
+	if err != nil {
+		return now, false, err
+	}
+	if len(a.Entries) > 0 {
+		now = a.Entries[0]
+	}
+	return now, a.OK, nil
+}
+
+// Delete deletes a key, if it has a version or that is 0.
+func (c *Client) Delete(ctx context.Context, key string, version uint64) error {
+	_, err := c.call(ctx, Request{Op: OpDelete, Key: key, Version: version}, nil)
+	return err
+}
+
+// List returns the keys that begin with a prefix, sorted.
+func (c *Client) List(ctx context.Context, prefix string) ([]Entry, error) {
+	r, err := c.call(ctx, Request{Op: OpList, Key: prefix}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return r.Entries, nil
+}
+
+// Watch calls f for every key that begins with a prefix: for those that exist before it returns, and then for each
+// change, in order, until stop is called or the client ends. f must not wait, and not for this client in particular.
+func (c *Client) Watch(ctx context.Context, prefix string, f func(Event)) (stop func(), err error) {
+	r, err := c.call(ctx, Request{Op: OpWatch, Key: prefix}, f)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		c.mu.Lock()
+		delete(c.watches, r.ID)
+		c.mu.Unlock()
+		_ = c.post(Request{Op: OpStop, Version: r.ID})
+	}, nil
+}
+
+// LocalAddr is this process's side of the connection, nil in the store's own process.
+func (c *Client) LocalAddr() net.Addr { return c.local }
+
+// Done is closed when the store is lost or the client closed.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err is why: an error that wraps [comm.ErrPeerFailed] or [comm.ErrClosed], nil before.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Close ends the session when what was posted is sent, or soon.
+func (c *Client) Close() error {
+	if c.fail(fmt.Errorf("store: %w", comm.ErrClosed)) {
+		return c.end()
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+const (
+	// glance bounds the time to reach a listener and to get its side of the handshake.
+	glance = 3 * time.Second
+	// A process that did not find the store tries again after this time, which doubles.
+	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond
+	longestReason         = 1 << 10
+)
+
+// refusal is an answer of who is not the store, or of the store.
+type refusal struct {
+	by, reason string
+	proven     bool // by the store of this job
+}
+
+func (r *refusal) Error() string {
+	if r.proven {
+		return fmt.Sprintf("%v by the job's store (%s): %s", ErrRefused, r.by, r.reason)
+	}
+	return fmt.Sprintf("%v: what listens on %s is not the store of this job: %s", ErrRefused, r.by, r.reason)
+}
+
+func (r *refusal) Unwrap() error { return ErrRefused }
+
+// Dialer reaches a store.
+type Dialer struct {
+	Addresses []string // where it may be, as host:port
+	TLS       *tls.Config
+	Name      string // of this process, that no other one has
+	Size      int    // of the job, 0 if it is not known
+}
+
+// Dial connects to the store. It may start later, or others may have some of its addresses, so Dial tries until ctx
+// ends, unless all addresses are those of others; one that only hangs up is tried five times. If the store refuses
+// this process, that is an error wrapping [ErrRefused] at once.
+func (d Dialer) Dial(ctx context.Context) (*Client, error) {
+	hello := Hello{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol}
+	var log Gate
+	var strangers error // of the last round with any
+	for wait, silent := retryFirst, 1; ; wait, silent = min(2*wait, retryLast), silent+1 {
+		var unreached, now []error
+		sure := true
+		for _, address := range d.Addresses {
+			c, err := d.connect(ctx, address, hello)
+			var r *refusal
+			switch {
+			case err == nil:
+				return c, nil
+			case !errors.As(err, &r):
+				unreached = append(unreached, err)
+			case r.proven:
+				return nil, err
+			default:
+				now = append(now, err)
+				sure = sure && r.reason != reasonSilence
+				if times, due := log.count(r.reason); due {
+					slog.Warn("store: looking for the job's store, found somebody else", "at", r.by, "reason", r.reason, "times", times)
+				}
+			}
+		}
+		if len(now) > 0 {
+			strangers = errors.Join(now...)
+		}
+		switch {
+		case len(unreached) > 0:
+			silent = 0
+		case (sure || silent == 5) && ctx.Err() == nil:
+			return nil, strangers
+		}
+		if times, due := log.count(""); due && times > 4 {
+			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", errors.Join(unreached...), "times", times)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w; last attempts to reach the job's store: %w", comm.ContextError(ctx), errors.Join(append(unreached, strangers)...))
+		case <-time.After(wait):
+		}
+	}
+}
+
+// Occupied tells whether the store of this job itself answers at an address, and refuses this process: why.
+func (d Dialer) Occupied(ctx context.Context, address string) error {
+	c, err := d.connect(ctx, address, Hello{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol})
+	var r *refusal
+	if errors.As(err, &r) && r.proven {
+		return err
+	}
+	if err == nil {
+		return c.Close()
+	}
+	return nil
+}
+
+// connect makes one attempt at one address.
+func (d Dialer) connect(ctx context.Context, address string, hello Hello) (*Client, error) {
+	plain, err := (&net.Dialer{Timeout: glance, KeepAliveConfig: keepAlive}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return d.introduce(ctx, plain, hello)
+}
+
+// introduce says who this process is on a new connection.
+func (d Dialer) introduce(ctx context.Context, plain net.Conn, hello Hello) (_ *Client, err error) {
+	defer context.AfterFunc(ctx, func() { plain.Close() })() // ends what is read
+	defer func() {
+		if err != nil {
+			plain.Close() //nolint:errcheck // nothing is lost
+		}
+	}()
+	stranger := func(err error) error { return &refusal{by: plain.RemoteAddr().String(), reason: reason(err)} }
+	conn := tls.Client(plain, d.TLS)
+	if err := plain.SetDeadline(time.Now().Add(glance)); err != nil {
+		return nil, err
+	}
+	if err := conn.Handshake(); err != nil {
+		return nil, stranger(err)
+	}
+	var w welcome
+	in := json.NewDecoder(conn)
+	if err := plain.SetDeadline(time.Now().Add(patience)); err != nil {
+		return nil, err
+	}
+	if err := sender[Hello](conn)([]Hello{hello}); err != nil {
+		return nil, stranger(err)
+	}
+	if err := in.Decode(&w); err != nil {
+		return nil, stranger(err)
+	}
+	if w.Refused != "" {
+		return nil, &refusal{plain.RemoteAddr().String(), w.Refused[:min(len(w.Refused), longestReason)], true}
+	}
+	if err := plain.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	return remote(conn, in, w.Silence), nil
+}

@@ -1,0 +1,353 @@
+package store
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	protocol    = 1       // the version of what follows
+	longestLine = 8 << 20 // of what a process sends
+	mostQueued  = 1 << 14 // messages that a side has not taken yet
+	// flushTime bounds how long Close waits until what was said before is sent.
+	flushTime = 500 * time.Millisecond
+)
+
+// Hello is who a process is.
+type Hello struct {
+	Name    string `json:"name"`           // of one process at a time
+	Size    int    `json:"size,omitempty"` // of the job
+	Process string `json:"process"`        // random: tells a process that connects again from another one with its name
+	Version int    `json:"version"`
+}
+
+// welcome answers a Hello.
+type welcome struct {
+	Refused string        `json:"refused,omitempty"`
+	Silence time.Duration `json:"silence,omitempty"` // the process says something more often than that
+}
+
+// Options of a [Server].
+type Options struct {
+	// Size is that of the job; processes that believe in another one are refused. 0 is any.
+	Size int
+	// Silence ends the session of a process that says nothing for so long, also one that is stopped; processes
+	// send heartbeats. 0 leaves it to TCP's keep-alive, which finds those that are cut off in 25 s.
+	Silence time.Duration
+}
+
+// Server runs a [State] for clients of its own process and of others.
+type Server struct {
+	options Options
+	gate    Gate
+	started time.Time
+
+	mu        sync.Mutex
+	state     State
+	last      uint64 // session
+	sessions  map[uint64]*session
+	listeners []net.Listener
+	refused   string // the last refusal of a process that knows the secret
+	closed    bool
+}
+
+// session is a process that has said who it is.
+type session struct {
+	number uint64
+	hello  Hello
+	from   string
+	conn   *tls.Conn // nil in the server's own process
+	out    outbox[Reply]
+}
+
+// NewServer makes an empty store.
+func NewServer(options Options) *Server {
+	return &Server{options: options, gate: Gate{Name: "store", Most: options.Size + 256}, started: time.Now(), sessions: map[uint64]*session{}}
+}
+
+// Serve answers processes that connect and know the secret of conf ([TLS]), until [Server.Close]. It returns at once.
+func (s *Server) Serve(l net.Listener, conf *tls.Config) {
+	s.mu.Lock()
+	s.listeners = append(s.listeners, l)
+	s.mu.Unlock()
+	go s.gate.Serve(l, conf, s.serve)
+}
+
+// Owner is [Server.Local], and closes the server with the client.
+func (s *Server) Owner(name string) *Client {
+	c := s.Local(name)
+	end := c.end
+	c.end = func() error { return errors.Join(s.Close(), end()) }
+	return c
+}
+
+// Local is a client in the server's process. Watches call in the goroutine that makes the change.
+func (s *Server) Local(name string) *Client {
+	n := &session{hello: Hello{Name: name}, from: "this process"}
+	c := newClient(nil)
+	n.out.send = func(replies []Reply) error {
+		for i := range replies {
+			c.handle(&replies[i])
+		}
+		return nil
+	}
+	s.mu.Lock()
+	s.admit(n)
+	s.mu.Unlock()
+	c.post = func(r Request) error { s.apply(n.number, &r); return nil }
+	c.end = func() error { s.end(n); return nil }
+	return c
+}
+
+// apply makes a request.
+func (s *Server) apply(session uint64, r *Request) {
+	s.mu.Lock()
+	s.route(s.state.Apply(time.Since(s.started), session, r))
+}
+
+// route queues replies and unlocks the server. Clients of this process get theirs here.
+func (s *Server) route(replies []Reply) {
+	var local []*session
+	for _, r := range replies {
+		to := s.sessions[r.To]
+		if to == nil {
+			continue
+		}
+		switch first, err := to.out.push(r); {
+		case err != nil: // it does not take what it asked for
+			if to.conn != nil {
+				to.conn.NetConn().Close() //nolint:errcheck // serve ends
+			}
+		case first && to.conn == nil:
+			local = append(local, to)
+		case first:
+			go to.out.drain()
+		}
+	}
+	s.mu.Unlock()
+	for _, l := range local {
+		l.out.drain()
+	}
+}
+
+// admit begins a session. The server is locked.
+func (s *Server) admit(n *session) {
+	s.last++
+	n.number = s.last
+	s.sessions[n.number] = n
+	s.state.Open(n.number)
+}
+
+// end ends a session.
+func (s *Server) end(n *session) {
+	s.mu.Lock()
+	delete(s.sessions, n.number)
+	s.route(s.state.End(time.Since(s.started), n.number))
+}
+
+// claim begins the session of a process that knows the secret, or returns why it is refused. A process that connects
+// again has lost its first connection.
+func (s *Server) claim(n *session) (refused string) {
+	s.mu.Lock()
+	var before *session
+	for _, other := range s.sessions {
+		if other.hello.Name == n.hello.Name {
+			before = other
+		}
+	}
+	switch h := n.hello; {
+	case h.Version != protocol:
+		refused = fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: all processes of a job use one version of tutti", h.Name, h.Version, protocol)
+	case s.closed:
+		refused = "the store is closed"
+	case s.options.Size > 0 && h.Size != s.options.Size:
+		refused = fmt.Sprintf("%s of %d in a job of %d", h.Name, h.Size, s.options.Size)
+	case before != nil && (before.conn == nil || before.hello.Process != h.Process):
+		refused = fmt.Sprintf("%s is here already, from %s: two processes have the same name", h.Name, before.from)
+	}
+	if refused != "" {
+		s.refused = n.from + ": " + refused
+		s.mu.Unlock()
+		return refused
+	}
+	s.admit(n)
+	s.mu.Unlock()
+	if before != nil {
+		before.conn.NetConn().Close() //nolint:errcheck // nothing is lost
+		s.end(before)
+	}
+	return ""
+}
+
+// Refused is the last refusal of a process that knows the secret, "" if there was none.
+func (s *Server) Refused() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused
+}
+
+// serve is one connection.
+func (s *Server) serve(conn *tls.Conn) {
+	lines := bufio.NewScanner(conn)
+	lines.Buffer(nil, longestLine)
+	n := &session{conn: conn, from: conn.RemoteAddr().String()}
+	n.out.send = sender[Reply](conn)
+	n.out.finish = func() { _ = conn.CloseWrite() }
+	if conn.SetDeadline(time.Now().Add(patience)) != nil || !lines.Scan() || json.Unmarshal(lines.Bytes(), &n.hello) != nil {
+		s.gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
+		return
+	}
+	w := welcome{Silence: s.options.Silence}
+	n.out.hold() // nothing comes before the welcome
+	if w.Refused = s.claim(n); w.Refused != "" {
+		s.gate.Refuse(conn, "known", w.Refused) // before the answer has consequences
+		_ = sender[welcome](conn)([]welcome{w})
+		return
+	}
+	defer s.end(n)
+	if sender[welcome](conn)([]welcome{w}) != nil || conn.SetReadDeadline(time.Time{}) != nil {
+		return
+	}
+	n.out.drain()
+	for {
+		if s.options.Silence > 0 && conn.SetReadDeadline(time.Now().Add(s.options.Silence)) != nil {
+			return
+		}
+		var r Request
+		open, err := lines.Scan(), lines.Err()
+		if open {
+			err = json.Unmarshal(lines.Bytes(), &r)
+		}
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			s.gate.Refuse(conn, "request", n.hello.Name+" is no longer heard: "+err.Error())
+		}
+		if err != nil || !open {
+			return
+		}
+		s.apply(n.number, &r)
+	}
+}
+
+// Close ends the store. What was said before reaches the others, if they take it soon.
+func (s *Server) Close() error {
+	var err error
+	s.mu.Lock()
+	s.closed = true
+	for _, l := range s.listeners {
+		err = errors.Join(err, l.Close())
+	}
+	var flushed []<-chan struct{}
+	for _, n := range s.sessions {
+		if n.conn != nil {
+			// They close the connection then. What lay here unread would have it reset.
+			_ = n.conn.SetReadDeadline(time.Now().Add(patience))
+			flushed = append(flushed, n.out.close())
+		}
+	}
+	s.listeners = nil
+	s.mu.Unlock()
+	late := time.After(flushTime)
+	for _, done := range flushed {
+		select {
+		case <-done:
+		case <-late:
+			return err
+		}
+	}
+	return err
+}
+
+// outbox has messages for one side in order. One goroutine at a time sends them, and none while there are none.
+type outbox[T any] struct {
+	send   func(batch []T) error
+	finish func() // after the last message
+
+	mu     sync.Mutex
+	list   []T
+	busy   bool
+	closed chan struct{} // when all is sent after close; nil before
+	err    error
+}
+
+// push queues a message. Who pushes the first one calls drain.
+func (o *outbox[T]) push(m T) (first bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.err != nil:
+		return false, o.err
+	case o.closed != nil:
+		return false, net.ErrClosed
+	case len(o.list) == mostQueued:
+		return false, ErrFull
+	}
+	o.list = append(o.list, m)
+	first, o.busy = !o.busy, true
+	return first, nil
+}
+
+// hold has messages wait for a drain.
+func (o *outbox[T]) hold() { o.busy = true }
+
+// drain sends what is queued.
+func (o *outbox[T]) drain() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for len(o.list) > 0 && o.err == nil {
+		batch := o.list
+		o.list = nil
+		o.mu.Unlock()
+		err := o.send(batch)
+		o.mu.Lock()
+		if err != nil {
+			o.err = err
+		}
+	}
+	o.busy = false
+	if o.closed != nil {
+		o.end()
+	}
+}
+
+// end says that all is sent. The outbox is locked.
+func (o *outbox[T]) end() {
+	o.finish()
+	close(o.closed)
+	o.finish = func() {}
+}
+
+// close ends the outbox behind what is queued.
+func (o *outbox[T]) close() (flushed <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed == nil {
+		o.closed = make(chan struct{})
+		if !o.busy {
+			o.end()
+		}
+	}
+	return o.closed
+}
+
+// sender writes messages as lines of JSON, in a bounded time.
+func sender[T any](conn net.Conn) func(batch []T) error {
+	buffer := bufio.NewWriter(conn)
+	out := json.NewEncoder(buffer)
+	return func(batch []T) error {
+		if err := conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+			return err
+		}
+		for i := range batch {
+			if err := out.Encode(&batch[i]); err != nil {
+				return err
+			}
+		}
+		return buffer.Flush()
+	}
+}

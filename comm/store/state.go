@@ -1,0 +1,366 @@
+// Package store is a small key-value store that the processes of a job share, as c10d's TCPStore: a process sets keys,
+// waits for keys of others, counts, compares and sets, watches a prefix, and leases keys that vanish with its session.
+// It carries what a job is made of before and beside its communicators: addresses, ids, status reports, members.
+//
+//	state.go    what the store does: a deterministic state machine without time, goroutines or connections
+//	server.go   sessions of a State: processes over TLS, and clients of the server's own process
+//	client.go   what a process asks of it
+//	dial.go     how a process reaches it; gate.go: how strangers are kept out
+package store
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bounds of a State. A request beyond them is answered by [ErrFull] or [comm.ErrArgument].
+const (
+	mostKeys    = 1 << 18
+	mostBytes   = 256 << 20 // of keys and values
+	longestKey  = 64 << 10
+	MaxValue    = 1 << 20 // MaxValue is the most bytes of a value.
+	mostWaits   = 1 << 12 // of a session
+	mostWatches = 1 << 8  // of a session
+)
+
+// Op is what a [Request] asks for.
+type Op string
+
+// The operations of a [State].
+const (
+	OpSet    Op = "set"    // Key, Value; Lease, Heard
+	OpSwap   Op = "swap"   // a Set if the key's version is Version, 0 if it must not exist
+	OpAdd    Op = "add"    // Key, Delta
+	OpGet    Op = "get"    // Key: answered when it exists
+	OpList   Op = "list"   // Key, a prefix
+	OpDelete Op = "delete" // Key, if its version is Version or that is 0
+	OpWatch  Op = "watch"  // Key, a prefix: an answer with what is there, then an event for each change
+	OpStop   Op = "stop"   // ends the Get or Watch with the ID Version
+	OpHeard  Op = "heard"  // confirms the event with the number Version
+	OpPing   Op = "ping"   // is answered
+)
+
+// Request is one operation of a session.
+type Request struct {
+	ID      uint64 `json:"id,omitempty"` // of the session's own; 0 wants no answer
+	Op      Op     `json:"op"`
+	Key     string `json:"key,omitempty"`
+	Value   []byte `json:"value,omitempty"`
+	Delta   int64  `json:"delta,omitempty"`
+	Version uint64 `json:"version,omitempty"`
+	Lease   bool   `json:"lease,omitempty"` // the key vanishes with the session
+	Heard   bool   `json:"heard,omitempty"` // the answer comes when all other sessions that watch the key have confirmed the event
+}
+
+// Reply is an answer to a session, or an event of one of its watches.
+type Reply struct {
+	To      uint64  `json:"-"`            // the session
+	ID      uint64  `json:"id,omitempty"` // of its request
+	Entries []Entry `json:"entries,omitempty"`
+	Number  int64   `json:"number,omitempty"` // the sum of an Add
+	OK      bool    `json:"ok,omitempty"`     // a Swap was made
+	Fault   string  `json:"fault,omitempty"`  // why the request was refused
+	Full    bool    `json:"full,omitempty"`   // because of a bound of the store
+
+	Event   bool   `json:"event,omitempty"`
+	Deleted bool   `json:"deleted,omitempty"`
+	Confirm uint64 `json:"confirm,omitempty"` // the number of an event that is to be confirmed
+}
+
+// Entry is a key with its value.
+type Entry struct {
+	Key     string        `json:"key"`
+	Value   []byte        `json:"value,omitempty"`
+	Version uint64        `json:"version"`        // grows with every change of the store
+	Age     time.Duration `json:"age,omitempty"`  // since it was set
+	Gone    bool          `json:"gone,omitempty"` // the session that set it has ended
+}
+
+// State is the state machine of a store. Its answers depend on the calls alone: who replicates it makes the same
+// calls, in the same order and with the same times, on every replica. The zero value is ready.
+type State struct {
+	now        time.Duration
+	version    uint64 // of the last change
+	bytes      int
+	entries    map[string]*entry
+	sessions   map[uint64]*held
+	waiting    map[string][]place // Gets of keys that do not exist
+	watches    []watch            // in the order in which they began
+	confirming map[uint64]*confirming
+}
+
+type entry struct {
+	value   []byte
+	version uint64
+	at      time.Duration
+	session uint64
+	lease   bool
+}
+
+// held is what a session holds.
+type held struct {
+	waits   map[uint64]string // keys, by request
+	watches int
+}
+
+// place is a request of a session.
+type place struct{ session, id uint64 }
+
+type watch struct {
+	place
+	prefix string
+}
+
+// confirming is a Set that waits for confirmations.
+type confirming struct {
+	answer Reply
+	open   map[uint64]int // events, by session
+}
+
+// Open begins a session, whose number was never used before.
+func (s *State) Open(session uint64) {
+	if s.sessions == nil {
+		s.sessions, s.entries = map[uint64]*held{}, map[string]*entry{}
+		s.waiting, s.confirming = map[string][]place{}, map[uint64]*confirming{}
+	}
+	s.sessions[session] = &held{waits: map[uint64]string{}}
+}
+
+// End ends a session: its leases vanish, and nobody waits for it.
+func (s *State) End(now time.Duration, session uint64) (replies []Reply) {
+	h := s.sessions[session]
+	if h == nil {
+		return nil
+	}
+	s.now = now
+	for id := range h.waits {
+		s.stop(place{session, id})
+	}
+	delete(s.sessions, session)
+	s.watches = slices.DeleteFunc(s.watches, func(w watch) bool { return w.session == session })
+	for _, number := range slices.Sorted(maps.Keys(s.confirming)) {
+		replies = s.heard(replies, number, session, true)
+	}
+	var leases []string
+	for key, e := range s.entries {
+		if e.lease && e.session == session {
+			leases = append(leases, key)
+		}
+	}
+	slices.Sort(leases)
+	for _, key := range leases {
+		replies = s.remove(replies, key)
+	}
+	return replies
+}
+
+// Apply makes a request of an open session at a time, which does not run backwards. It returns answers and
+// events in the order in which each session is to get its own.
+func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []Reply) {
+	h := s.sessions[session]
+	if h == nil {
+		return nil
+	}
+	s.now = now
+	at := place{session, r.ID}
+	answer := Reply{To: session, ID: r.ID}
+	e := s.entries[r.Key]
+	switch r.Op {
+	case OpSet:
+		return s.put(at, r, r.Value, answer)
+	case OpSwap:
+		if r.Version != e.versionOf() {
+			if e != nil {
+				answer.Entries = s.view(r.Key)
+			}
+			return answer.unless(r.ID == 0)
+		}
+		answer.OK = true
+		return s.put(at, r, r.Value, answer)
+	case OpAdd:
+		if e != nil {
+			n, err := strconv.ParseInt(string(e.value), 10, 64)
+			if err != nil {
+				answer.Fault = fmt.Sprintf("%q is no counter", r.Key)
+				return answer.unless(r.ID == 0)
+			}
+			answer.Number = n
+		}
+		answer.Number += r.Delta
+		return s.put(at, r, strconv.AppendInt(nil, answer.Number, 10), answer)
+	case OpGet:
+		switch {
+		case e != nil:
+			answer.Entries = s.view(r.Key)
+		case len(h.waits) == mostWaits:
+			answer.Fault, answer.Full = "too many waits", true
+		default:
+			h.waits[r.ID] = r.Key
+			s.waiting[r.Key] = append(s.waiting[r.Key], at)
+			return nil
+		}
+	case OpList:
+		answer.Entries = s.list(r.Key)
+	case OpDelete:
+		if e != nil && (r.Version == 0 || r.Version == e.version) {
+			replies = s.remove(nil, r.Key)
+		}
+	case OpWatch:
+		if h.watches == mostWatches {
+			answer.Fault, answer.Full = "too many watches", true
+			break
+		}
+		h.watches++
+		s.watches = append(s.watches, watch{at, r.Key})
+		answer.Entries = s.list(r.Key)
+	case OpStop:
+		s.stop(place{session, r.Version})
+	case OpHeard:
+		return s.heard(nil, r.Version, session, false)
+	case OpPing:
+	default:
+		answer.Fault = fmt.Sprintf("there is no operation %q", r.Op)
+	}
+	return append(replies, answer.unless(r.ID == 0 && r.Op != OpPing)...)
+}
+
+// unless is the reply alone, or none.
+func (r Reply) unless(unwanted bool) []Reply {
+	if unwanted {
+		return nil
+	}
+	return []Reply{r}
+}
+
+func (e *entry) versionOf() uint64 {
+	if e == nil {
+		return 0
+	}
+	return e.version
+}
+
+// put sets a key and tells who waits for it and who watches it.
+func (s *State) put(at place, r *Request, value []byte, answer Reply) (replies []Reply) {
+	old, grows := s.entries[r.Key], len(r.Key)+len(value)
+	if old != nil {
+		grows = len(value) - len(old.value)
+	}
+	switch {
+	case len(r.Key) > longestKey || len(value) > MaxValue:
+		answer.Fault = fmt.Sprintf("a key of %d bytes, a value of %d, at most %d and %d", len(r.Key), len(value), longestKey, MaxValue)
+	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys:
+		answer.Fault, answer.Full = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes), true
+	}
+	if answer.Fault != "" {
+		answer.OK = false
+		return answer.unless(r.ID == 0)
+	}
+	s.version++
+	s.bytes += grows
+	s.entries[r.Key] = &entry{value, s.version, s.now, at.session, r.Lease}
+	answer.Entries = nil
+	now := s.view(r.Key)
+	if r.Op == OpSwap {
+		answer.Entries = now
+	}
+	var confirm *Reply
+	if r.Heard {
+		confirm = &answer
+	}
+	replies = s.tell(nil, Reply{Event: true, Entries: now}, confirm)
+	for _, w := range s.waiting[r.Key] {
+		replies = append(replies, Reply{To: w.session, ID: w.id, Entries: now})
+		delete(s.sessions[w.session].waits, w.id)
+	}
+	delete(s.waiting, r.Key)
+	if s.confirming[s.version] == nil {
+		replies = append(replies, answer.unless(r.ID == 0)...)
+	}
+	return replies
+}
+
+// remove deletes a key that exists.
+func (s *State) remove(replies []Reply, key string) []Reply {
+	last := s.view(key)
+	s.bytes -= len(key) + len(s.entries[key].value)
+	delete(s.entries, key)
+	s.version++
+	last[0].Version = s.version
+	return s.tell(replies, Reply{Event: true, Deleted: true, Entries: last}, nil)
+}
+
+// tell adds an event for each watch. An answer that is to come when other sessions have confirmed it is kept.
+func (s *State) tell(replies []Reply, event Reply, answer *Reply) []Reply {
+	for _, w := range s.watches {
+		if !strings.HasPrefix(event.Entries[0].Key, w.prefix) {
+			continue
+		}
+		event.To, event.ID, event.Confirm = w.session, w.id, 0
+		if answer != nil && w.session != answer.To {
+			c := s.confirming[s.version]
+			if c == nil {
+				c = &confirming{*answer, map[uint64]int{}}
+				s.confirming[s.version] = c
+			}
+			c.open[w.session]++
+			event.Confirm = s.version
+		}
+		replies = append(replies, event)
+	}
+	return replies
+}
+
+// heard notes that a session has confirmed an event, or that it never will.
+func (s *State) heard(replies []Reply, number, session uint64, gone bool) []Reply {
+	c := s.confirming[number]
+	if c == nil || c.open[session] == 0 {
+		return replies
+	}
+	c.open[session]--
+	if gone || c.open[session] == 0 {
+		delete(c.open, session)
+	}
+	if len(c.open) == 0 {
+		delete(s.confirming, number)
+		replies = append(replies, c.answer.unless(c.answer.ID == 0 || s.sessions[c.answer.To] == nil)...)
+	}
+	return replies
+}
+
+// stop ends a Get or a Watch.
+func (s *State) stop(at place) {
+	h := s.sessions[at.session]
+	if key, ok := h.waits[at.id]; ok {
+		delete(h.waits, at.id)
+		s.waiting[key] = slices.DeleteFunc(s.waiting[key], func(w place) bool { return w == at })
+		if len(s.waiting[key]) == 0 {
+			delete(s.waiting, key)
+		}
+	}
+	if i := slices.IndexFunc(s.watches, func(w watch) bool { return w.place == at }); i >= 0 {
+		s.watches = slices.Delete(s.watches, i, i+1)
+		h.watches--
+	}
+}
+
+// view is the entry of a key.
+func (s *State) view(key string) []Entry {
+	e := s.entries[key]
+	return []Entry{{Key: key, Value: e.value, Version: e.version, Age: s.now - e.at, Gone: s.sessions[e.session] == nil}}
+}
+
+// list is the entries of a prefix, by key.
+func (s *State) list(prefix string) (all []Entry) {
+	for key := range s.entries {
+		if strings.HasPrefix(key, prefix) {
+			all = append(all, s.view(key)...)
+		}
+	}
+	slices.SortFunc(all, func(a, b Entry) int { return cmp.Compare(a.Key, b.Key) })
+	return all
+}

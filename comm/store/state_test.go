@@ -1,0 +1,224 @@
+package store
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What sessions know of a State: the keys that each watch has been told of, and the requests without an answer.
+type witness struct {
+	watches map[uint64]map[string]string // by request, then key
+	prefix  map[uint64]string
+	gets    map[uint64]string // keys, by request
+	heard   map[uint64]uint64 // Sets that wait for confirmations: the number of their event, 0 if not known
+	toHear  []uint64          // events to confirm
+}
+
+// Random sessions come, ask and go. A watch that adds up what it was told knows what the store has, a Get is
+// answered when its key exists and not before, leases end with their sessions, and a Set that is to be heard is
+// answered when all that watch have confirmed it.
+func TestRandomSessions(t *testing.T) {
+	seeds := uint64(100)
+	if testing.Short() {
+		seeds = 10
+	}
+	for seed := range seeds {
+		simulate(t, seed, 300)
+	}
+}
+
+func simulate(t *testing.T, seed uint64, steps int) {
+	random := rand.New(rand.NewPCG(seed, 1))
+	var s State
+	keys := map[string]string{}    // what the store should have
+	leases := map[string]uint64{}  // sessions, by leased key
+	open := map[uint64]*witness{}  // by session
+	confirms := map[uint64][]int{} // by event: how many confirmations are missing
+	var last, next uint64
+	check := func(replies []Reply) {
+		for _, r := range replies {
+			w := open[r.To]
+			require.NotNil(t, w, "seed %d: a reply to a session that has ended", seed)
+			if known := w.watches[r.ID]; known != nil {
+				for _, e := range r.Entries {
+					require.True(t, strings.HasPrefix(e.Key, w.prefix[r.ID]))
+					if known[e.Key] = string(e.Value); r.Deleted {
+						delete(known, e.Key)
+					}
+				}
+			}
+			if key, ok := w.gets[r.ID]; ok {
+				require.Equal(t, key, r.Entries[0].Key, "seed %d", seed)
+				delete(w.gets, r.ID)
+			}
+			if r.Confirm > 0 {
+				w.toHear = append(w.toHear, r.Confirm)
+				confirms[r.Confirm] = append(confirms[r.Confirm], 1)
+			}
+			if number, ok := w.heard[r.ID]; ok && !r.Event {
+				require.Empty(t, confirms[number], "seed %d: answered before it was heard", seed)
+				delete(w.heard, r.ID)
+			}
+		}
+	}
+	now := func(step int) time.Duration { return time.Duration(step) * time.Second }
+	for step := range steps {
+		session := last
+		if all := slices.Sorted(maps.Keys(open)); len(all) > 0 {
+			session = all[random.IntN(len(all))]
+		}
+		w := open[session]
+		next++
+		r := Request{ID: next, Key: fmt.Sprintf("%c/%d", 'a'+rune(random.IntN(2)), random.IntN(4)), Value: []byte(strconv.Itoa(step))}
+		value, exists := keys[r.Key]
+		set := func() {
+			keys[r.Key] = string(r.Value)
+			if delete(leases, r.Key); r.Lease {
+				leases[r.Key] = session
+			}
+		}
+		r.Lease = random.IntN(3) == 0
+		switch kind := random.IntN(20); {
+		case len(open) == 0 || kind == 0 && len(open) < 6:
+			last++
+			s.Open(last)
+			open[last] = &witness{map[uint64]map[string]string{}, map[uint64]string{}, map[uint64]string{}, map[uint64]uint64{}, nil}
+			continue
+		case kind == 1:
+			delete(open, session)
+			for _, number := range w.toHear {
+				confirms[number] = confirms[number][1:]
+			}
+			for key, owner := range leases {
+				if owner == session {
+					delete(keys, key)
+					delete(leases, key)
+				}
+			}
+			check(s.End(now(step), session))
+			continue
+		case kind < 6:
+			r.Op = OpSet
+			set()
+		case kind < 8:
+			r.Op, r.Heard, r.Lease = OpSet, true, false
+			set()
+			w.heard[r.ID] = s.version + 1
+		case kind < 10:
+			r.Op, r.Version = OpSwap, uint64(random.IntN(2))*s.entries[r.Key].versionOf()
+			if !exists || r.Version > 0 {
+				set()
+			}
+		case kind < 12:
+			r.Op = OpAdd
+			r.Delta = int64(random.IntN(9))
+			n, _ := strconv.ParseInt(value, 10, 64)
+			r.Value = strconv.AppendInt(nil, n+r.Delta, 10)
+			set()
+		case kind < 14:
+			r.Op = OpDelete
+			delete(keys, r.Key)
+			delete(leases, r.Key)
+		case kind == 14:
+			r.Op, r.Key = OpWatch, r.Key[:random.IntN(2)]
+			w.watches[r.ID], w.prefix[r.ID] = map[string]string{}, r.Key
+		case kind < 17:
+			r.Op = OpGet
+			w.gets[r.ID] = r.Key
+		case kind == 17 && len(w.gets) > 0:
+			r.Op, r.Version = OpStop, slices.Sorted(maps.Keys(w.gets))[0]
+			delete(w.gets, r.Version)
+		case len(w.toHear) > 0:
+			r.Op, r.Version = OpHeard, w.toHear[0]
+			w.toHear = w.toHear[1:]
+			confirms[r.Version] = confirms[r.Version][1:]
+		default:
+			continue
+		}
+		check(s.Apply(now(step), session, &r))
+		for number, w := range open {
+			for id, known := range w.watches {
+				want := maps.Clone(keys)
+				maps.DeleteFunc(want, func(key, _ string) bool { return !strings.HasPrefix(key, w.prefix[id]) })
+				require.Equal(t, want, known, "seed %d, step %d: watch %d of session %d", seed, step, id, number)
+			}
+			for id, key := range w.gets {
+				require.NotContains(t, keys, key, "seed %d: get %d has no answer", seed, id)
+			}
+			for id, event := range w.heard {
+				require.NotEmpty(t, confirms[event], "seed %d: set %d was heard and has no answer", seed, id)
+			}
+		}
+		bytes := 0
+		for key, value := range keys {
+			bytes += len(key) + len(value)
+		}
+		require.Equal(t, bytes, s.bytes, "seed %d", seed)
+	}
+}
+
+// Replicas that are told the same have the same answers.
+func TestReplicasAgree(t *testing.T) {
+	var a, b State
+	for _, s := range []*State{&a, &b} {
+		for session := range uint64(50) {
+			s.Open(session)
+			s.Apply(0, session, &Request{ID: 1, Op: OpWatch})
+			for k := range 20 {
+				s.Apply(0, session, &Request{ID: 2, Op: OpSet, Key: fmt.Sprint(session, "/", k), Lease: true, Heard: true})
+			}
+		}
+	}
+	for session := range uint64(50) {
+		require.Equal(t, a.End(1, session), b.End(1, session))
+	}
+	require.Equal(t, a.version, b.version)
+}
+
+// What is beyond a bound is refused, and room that is given back can be used.
+func TestBounds(t *testing.T) {
+	var s State
+	s.Open(1)
+	ask := func(r Request) Reply {
+		r.ID = 1
+		return s.Apply(0, 1, &r)[0]
+	}
+	if testing.Short() {
+		t.Skip("takes a second, and a minute with the race detector")
+	}
+	require.NotEmpty(t, ask(Request{Op: OpSet, Key: strings.Repeat("k", longestKey+1)}).Fault)
+	require.NotEmpty(t, ask(Request{Op: OpSet, Key: "k", Value: make([]byte, MaxValue+1)}).Fault)
+	value := make([]byte, MaxValue)
+	n := 0
+	for !ask(Request{Op: OpSet, Key: strconv.Itoa(n), Value: value}).Full {
+		n++
+	}
+	require.Equal(t, mostBytes/MaxValue-1, n)
+	for i := range n {
+		ask(Request{Op: OpDelete, Key: strconv.Itoa(i)})
+	}
+	require.Zero(t, s.bytes)
+	for n = 0; !ask(Request{Op: OpSet, Key: strconv.Itoa(n)}).Full; n++ {
+	}
+	require.Equal(t, mostKeys, n)
+	require.True(t, ask(Request{Op: OpAdd, Key: "new"}).Full)
+	require.Empty(t, ask(Request{Op: OpSet, Key: "7"}).Fault)
+	for range mostWatches {
+		ask(Request{Op: OpWatch, Key: "none"})
+	}
+	require.True(t, ask(Request{Op: OpWatch, Key: "none"}).Full)
+	for id := range uint64(mostWaits) {
+		s.Apply(0, 1, &Request{ID: 10 + id, Op: OpGet, Key: "later"})
+	}
+	require.True(t, ask(Request{Op: OpGet, Key: "later"}).Full)
+	require.Contains(t, ask(Request{Op: "steal"}).Fault, "no operation")
+	require.Contains(t, ask(Request{Op: OpAdd, Key: "7"}).Fault, "no counter")
+}

@@ -1,0 +1,651 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// logged collects what the package logs.
+func logged(t *testing.T) *syncBuffer {
+	log, old := new(syncBuffer), slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	t.Cleanup(func() { slog.SetDefault(old) })
+	return log
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// pipes is a listener without a network, whose time a bubble can have stand still.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func newPipes() *pipes { return &pipes{make(chan net.Conn), make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { close(p.closed); return nil }
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// connect makes a connection, of which it returns one end.
+func (p *pipes) connect() net.Conn {
+	here, there := net.Pipe()
+	p.conns <- there
+	return here
+}
+
+func mustTLS(t testing.TB, secret string) *tls.Config {
+	conf, err := TLS([]byte(secret), "test")
+	require.NoError(t, err)
+	return conf
+}
+
+// clients runs a test with two clients of a store, both in the store's process and over TLS, where time stands still
+// while all wait.
+func clients(t *testing.T, f func(t *testing.T, ctx context.Context, a, b *Client)) {
+	for _, way := range []string{"local", "tls"} {
+		t.Run(way, func(t *testing.T) {
+			conf := mustTLS(t, "s")
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				server := NewServer(Options{})
+				var both [2]*Client
+				l := newPipes()
+				server.Serve(l, conf)
+				for i := range both {
+					if way == "local" {
+						both[i] = server.Local(strconv.Itoa(i))
+						continue
+					}
+					var err error
+					both[i], err = Dialer{TLS: conf}.introduce(ctx, l.connect(), Hello{Name: strconv.Itoa(i), Version: protocol})
+					require.NoError(t, err)
+				}
+				f(t, ctx, both[0], both[1])
+				require.NoError(t, errors.Join(both[0].Close(), both[1].Close(), server.Close()))
+			})
+		})
+	}
+}
+
+func TestGetWaitsForAKey(t *testing.T) {
+	clients(t, func(t *testing.T, ctx context.Context, a, b *Client) {
+		began := time.Now()
+		time.AfterFunc(time.Hour, func() { assert.NoError(t, b.Set(ctx, "k", []byte("v"))) })
+		v, err := a.Get(ctx, "k")
+		require.NoError(t, err)
+		assert.Equal(t, "v", string(v))
+		assert.Equal(t, time.Hour, time.Since(began))
+		v, err = b.Get(ctx, "k")
+		require.NoError(t, err)
+		assert.Equal(t, "v", string(v))
+	})
+}
+
+// A wait ends with its context, and says for what it waited.
+func TestWaitsEndWithTheirContext(t *testing.T) {
+	clients(t, func(t *testing.T, ctx context.Context, a, b *Client) {
+		require.NoError(t, b.Set(ctx, "rank 1", nil))
+		require.NoError(t, b.Set(ctx, "rank 3", nil))
+		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		began := time.Now()
+		err := a.Wait(limited, "rank 1", "rank 2", "rank 3", "rank 4")
+		assert.ErrorIs(t, err, comm.ErrTimeout)
+		assert.ErrorContains(t, err, "missing: rank 2, rank 4")
+		assert.Equal(t, time.Minute, time.Since(began))
+		canceled, cancel := context.WithCancel(ctx)
+		time.AfterFunc(time.Second, cancel)
+		_, err = a.Get(canceled, "rank 2")
+		assert.ErrorIs(t, err, comm.ErrCanceled)
+		assert.ErrorContains(t, err, `"rank 2"`)
+		require.NoError(t, b.Set(ctx, "rank 2", nil)) // for which nobody waits any more
+		require.NoError(t, b.Set(ctx, "rank 4", nil))
+		require.NoError(t, a.Wait(ctx, "rank 1", "rank 2", "rank 3", "rank 4"))
+	})
+}
+
+func TestCountersAndSwaps(t *testing.T) {
+	clients(t, func(t *testing.T, ctx context.Context, a, b *Client) {
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		seen := map[int64]bool{}
+		for i := range 100 {
+			wg.Go(func() {
+				n, err := []*Client{a, b}[i%2].Add(ctx, "n", 1)
+				assert.NoError(t, err)
+				mu.Lock()
+				defer mu.Unlock()
+				seen[n] = true
+			})
+		}
+		wg.Wait()
+		assert.Len(t, seen, 100)
+		v, err := a.Get(ctx, "n")
+		require.NoError(t, err)
+		assert.Equal(t, "100", string(v))
+
+		first, ok, err := a.CompareAndSet(ctx, "leader", 0, []byte("a"))
+		require.NoError(t, err)
+		require.True(t, ok)
+		now, ok, err := b.CompareAndSet(ctx, "leader", 0, []byte("b"))
+		require.NoError(t, err)
+		assert.False(t, ok)
+		assert.Equal(t, "a", string(now.Value))
+		now, ok, err = b.CompareAndSet(ctx, "leader", now.Version, []byte("b"))
+		require.NoError(t, err)
+		assert.True(t, ok)
+		assert.Greater(t, now.Version, first.Version)
+		require.NoError(t, a.Delete(ctx, "leader", first.Version)) // which it no longer has
+		v, err = a.Get(ctx, "leader")
+		require.NoError(t, err)
+		assert.Equal(t, "b", string(v))
+		_, err = a.Add(ctx, "leader", 1)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorIs(t, a.Set(ctx, "\xff", nil), comm.ErrArgument)
+	})
+}
+
+// A watch sees what is there and then every change, in order; leases vanish when their owner is gone, and what it
+// wrote otherwise stays, as of somebody who is gone.
+func TestWatchesAndLeases(t *testing.T) {
+	clients(t, func(t *testing.T, ctx context.Context, a, b *Client) {
+		require.NoError(t, b.Set(ctx, "m/1", []byte("b"), Lease))
+		require.NoError(t, b.Set(ctx, "other", nil, Lease))
+		require.NoError(t, b.Set(ctx, "m/2", []byte("stays")))
+		events := make(chan string, 100)
+		stop, err := a.Watch(ctx, "m/", func(e Event) { events <- fmt.Sprintf("%s=%s %v %v", e.Key, e.Value, e.Deleted, e.Gone) })
+		require.NoError(t, err)
+		assert.Equal(t, "m/1=b false false", <-events)
+		assert.Equal(t, "m/2=stays false false", <-events)
+		for i := range 50 {
+			b.Post("m/3", []byte(strconv.Itoa(i)))
+		}
+		for i := range 50 {
+			require.Equal(t, fmt.Sprintf("m/3=%d false false", i), <-events)
+		}
+		time.Sleep(time.Minute)
+		require.NoError(t, b.Close())
+		assert.Equal(t, "m/1=b true true", <-events)
+		all, err := a.List(ctx, "m/")
+		require.NoError(t, err)
+		require.Len(t, all, 2)
+		assert.True(t, all[0].Gone)
+		assert.Equal(t, time.Minute, all[0].Age)
+		stop()
+		require.NoError(t, a.Set(ctx, "m/4", nil))
+		synctest.Wait()
+		assert.Empty(t, events)
+		assert.ErrorIs(t, b.Set(ctx, "m/5", nil), comm.ErrClosed)
+	})
+}
+
+// A Set that is to be heard returns when the other watches have run, and does not wait for who is gone.
+func TestSetThatIsHeard(t *testing.T) {
+	clients(t, func(t *testing.T, ctx context.Context, a, b *Client) {
+		var heard sync.Map
+		for who, c := range map[string]*Client{"a": a, "b": b} {
+			_, err := c.Watch(ctx, "news", func(e Event) { heard.Store(who, string(e.Value)) })
+			require.NoError(t, err)
+		}
+		require.NoError(t, a.Set(ctx, "news", []byte("1"), Heard))
+		v, _ := heard.Load("b")
+		assert.Equal(t, "1", v)
+		v, _ = heard.Load("a")
+		assert.Equal(t, "1", v)
+		require.NoError(t, b.Close())
+		require.NoError(t, a.Set(ctx, "news", []byte("2"), Heard))
+	})
+}
+
+// Both sides find out that the other one has stopped, when the silence is over, and its leases vanish.
+func TestSilence(t *testing.T) {
+	logged(t)
+	conf := mustTLS(t, "s")
+	synctest.Test(t, func(t *testing.T) {
+		const silence = 2 * time.Second
+		server, l := NewServer(Options{Silence: silence}), newPipes()
+		server.Serve(l, conf)
+		stopped := &stoppable{Conn: l.connect(), stop: make(chan struct{})}
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), stopped, Hello{Name: "1", Version: protocol})
+		require.NoError(t, err)
+		watcher := server.Local("0")
+		require.NoError(t, c.Set(t.Context(), "k", nil, Lease))
+		gone := make(chan time.Time, 1)
+		_, err = watcher.Watch(t.Context(), "k", func(e Event) {
+			if e.Deleted {
+				gone <- time.Now()
+			}
+		})
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		require.NoError(t, c.Err(), "heartbeats keep it")
+		close(stopped.stop)
+		began := time.Now()
+		late := (<-gone).Sub(began)
+		assert.Greater(t, late, silence/2)
+		assert.LessOrEqual(t, late, silence)
+		<-c.Done()
+		assert.ErrorIs(t, c.Err(), comm.ErrPeerFailed)
+		require.NoError(t, errors.Join(c.Close(), server.Close()))
+	})
+}
+
+// stoppable sends nothing when it is stopped.
+type stoppable struct {
+	net.Conn
+	stop chan struct{}
+}
+
+func (s *stoppable) Write(b []byte) (int, error) {
+	select {
+	case <-s.stop:
+		return len(b), nil
+	default:
+		return s.Conn.Write(b)
+	}
+}
+
+// A process that does not take what it watches loses its session; nobody waits for it.
+func TestAReaderThatStops(t *testing.T) {
+	conf := mustTLS(t, "s")
+	synctest.Test(t, func(t *testing.T) {
+		server, l := NewServer(Options{}), newPipes()
+		server.Serve(l, conf)
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), Hello{Name: "1", Version: protocol})
+		require.NoError(t, err)
+		release := make(chan struct{})
+		_, err = c.Watch(t.Context(), "k", func(Event) { <-release })
+		require.NoError(t, err)
+		writer := server.Local("0")
+		require.NoError(t, c.Set(t.Context(), "lease", nil, Lease))
+		began := time.Now()
+		for range 2 * mostQueued {
+			require.NoError(t, writer.Set(t.Context(), "k", make([]byte, 100)))
+		}
+		assert.Zero(t, time.Since(began), "the writer waited")
+		synctest.Wait()
+		all, err := writer.List(t.Context(), "lease")
+		require.NoError(t, err)
+		assert.Empty(t, all)
+		close(release)
+		<-c.Done()
+		require.NoError(t, errors.Join(c.Close(), server.Close()))
+	})
+}
+
+// When the store ends, what was said before has reached the clients, and what they wait for ends.
+func TestTheEndOfAStore(t *testing.T) {
+	conf := mustTLS(t, "s")
+	synctest.Test(t, func(t *testing.T) {
+		server, l := NewServer(Options{}), newPipes()
+		server.Serve(l, conf)
+		owner := server.Owner("0")
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), Hello{Name: "1", Version: protocol})
+		require.NoError(t, err)
+		var last string
+		_, err = c.Watch(t.Context(), "", func(e Event) { last = string(e.Value) })
+		require.NoError(t, err)
+		for i := range 1000 {
+			owner.Post("k", []byte(strconv.Itoa(i)))
+		}
+		require.NoError(t, owner.Close())
+		_, err = c.Get(t.Context(), "never")
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		assert.ErrorContains(t, err, "the job's store does not answer: its process has ended")
+		assert.Equal(t, "999", last)
+		require.NoError(t, c.Close())
+		_, err = Dialer{TLS: conf}.introduce(t.Context(), stillOpen(l), Hello{Name: "2", Version: protocol})
+		assert.Error(t, err)
+	})
+}
+
+// stillOpen is a connection that nobody accepts.
+func stillOpen(*pipes) net.Conn {
+	here, there := net.Pipe()
+	_ = there.Close()
+	return here
+}
+
+// listen has a server on a port of this host.
+func listen(t testing.TB, server *Server, secret string) (address string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server.Serve(l, mustTLS(t, secret))
+	t.Cleanup(func() { _ = server.Close() })
+	return l.Addr().String()
+}
+
+func dialer(t testing.TB, address, secret, name string) Dialer {
+	return Dialer{Addresses: []string{address}, TLS: mustTLS(t, secret), Name: name}
+}
+
+// Strangers are refused by a reason, learn nothing and delay nobody: garbage, silence, half a handshake, another
+// secret, no certificate.
+func TestStrangersAreRefused(t *testing.T) {
+	log := logged(t)
+	address := listen(t, NewServer(Options{}), "right")
+	for _, say := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat("x", 1000), "\x16\x03\x01\x02\x00\x01\x00"} {
+		c, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		_, _ = io.WriteString(c, say) // fails if the refusal is faster
+		_ = c.(*net.TCPConn).CloseWrite()
+		_, _ = io.ReadAll(c)
+		require.NoError(t, c.Close())
+	}
+	_, err := dialer(t, address, "wrong", "2").Dial(t.Context())
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, "it knows another secret")
+	bare := mustTLS(t, "right")
+	bare.Certificates = nil
+	c, err := tls.Dial("tcp", address, bare)
+	require.NoError(t, err) // the server has not looked yet
+	_, err = c.Read(make([]byte, 1))
+	require.Error(t, err)
+	old := mustTLS(t, "right")
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	_, err = tls.Dial("tcp", address, old)
+	require.Error(t, err)
+
+	friend, err := dialer(t, address, "right", "1").Dial(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, friend.Set(t.Context(), "k", nil))
+	require.NoError(t, friend.Close())
+	for _, reason := range []string{reasonSilence, reasonLanguage, reasonSecret} {
+		require.Eventually(t, func() bool { return strings.Contains(log.String(), reason) }, 10*time.Second, time.Millisecond, reason)
+	}
+}
+
+// Connections that say nothing, more than the store keeps, delay nobody; the oldest give way.
+func TestSilentConnectionsDelayNobody(t *testing.T) {
+	logged(t)
+	address := listen(t, NewServer(Options{}), "s")
+	var first net.Conn
+	for i := range 1000 {
+		c, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		defer c.Close() //nolint:errcheck // nothing is lost
+		if i == 0 {
+			first = c
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience/2)
+	defer cancel()
+	c, err := dialer(t, address, "s", "1").Dial(ctx)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.NoError(t, first.SetDeadline(time.Now().Add(patience/2)))
+	_, err = first.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, io.EOF)
+}
+
+// A stranger has 10 s, however slowly it speaks.
+func TestSlowStrangers(t *testing.T) {
+	log := logged(t)
+	conf := mustTLS(t, "s")
+	synctest.Test(t, func(t *testing.T) {
+		server, l := NewServer(Options{}), newPipes()
+		server.Serve(l, conf)
+		began := time.Now()
+		c := l.connect()
+		var err error
+		for _, b := range []byte("\x16\x03\x01\x02\x00" + strings.Repeat("\x01", 100)) {
+			if _, err = c.Write([]byte{b}); err != nil {
+				break
+			}
+			time.Sleep(time.Second)
+		}
+		require.Error(t, err)
+		assert.InDelta(t, patience, time.Since(began), float64(time.Second))
+		synctest.Wait()
+		assert.Contains(t, log.String(), reasonSilence)
+		require.NoError(t, server.Close())
+	})
+}
+
+// A process that knows the secret hears at once why it cannot be of the job.
+func TestContradictionsAreNamed(t *testing.T) {
+	log := logged(t)
+	server := NewServer(Options{Size: 3})
+	server.Local("rank 0")
+	address := listen(t, server, "s")
+	as := func(name string, size int) Dialer {
+		d := dialer(t, address, "s", name)
+		d.Size = size
+		return d
+	}
+	first, err := as("rank 1", 3).Dial(t.Context())
+	require.NoError(t, err)
+	for _, c := range []struct {
+		d    Dialer
+		says string
+	}{
+		{as("rank 2", 5), "rank 2 of 5 in a job of 3"},
+		{as("rank 1", 3), "rank 1 is here already, from 127.0.0.1:"},
+		{as("rank 0", 3), "rank 0 is here already, from this process"},
+	} {
+		_, err := c.d.Dial(t.Context())
+		assert.ErrorIs(t, err, ErrRefused)
+		assert.ErrorContains(t, err, c.says)
+	}
+	assert.Contains(t, log.String(), "rank 2 of 5 in a job of 3")
+	d := as("rank 2", 3)
+	_, err = d.connect(t.Context(), address, Hello{Name: "rank 2", Size: 3, Version: 7})
+	assert.ErrorIs(t, err, ErrRefused)
+	assert.ErrorContains(t, err, "version 7 of the store's protocol, this process 1")
+	require.NoError(t, first.Close())
+	require.Eventually(t, func() bool { // which the store sees at its own time
+		again, err := as("rank 1", 3).Dial(t.Context())
+		return err == nil && again.Close() == nil
+	}, 10*time.Second, time.Millisecond)
+}
+
+// A process that lost its connection before it was welcomed takes its own place.
+func TestAProcessComesAgain(t *testing.T) {
+	logged(t)
+	address := listen(t, NewServer(Options{}), "s")
+	d, self := dialer(t, address, "s", "rank 1"), Hello{Name: "rank 1", Process: "p", Version: protocol}
+	first, err := d.connect(t.Context(), address, self) // stays open, as to the store that of a lost host does
+	require.NoError(t, err)
+	second, err := d.connect(t.Context(), address, self)
+	require.NoError(t, err)
+	<-first.Done()
+	require.NoError(t, second.Set(t.Context(), "k", nil))
+	require.NoError(t, second.Close())
+}
+
+// Who listens at the address and is not the store is not believed, whatever it says.
+func TestAFalseStoreIsNotBelieved(t *testing.T) {
+	log := logged(t)
+	for name, stranger := range map[string]func(net.Conn){
+		"hangs up":       func(c net.Conn) { c.Close() },
+		"talks":          func(c net.Conn) { io.WriteString(c, "220 mail.example ESMTP \x1b[2J"+strings.Repeat("x", 200)) }, //nolint:errcheck
+		"another secret": func(c net.Conn) { tls.Server(c, mustTLS(t, "guess")).Handshake() },                               //nolint:errcheck
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				t.Cleanup(func() { c.Close() }) //nolint:errcheck
+				go stranger(c)
+			}
+		}()
+		_, err = dialer(t, l.Addr().String(), "s", "1").Dial(t.Context())
+		assert.ErrorIs(t, err, ErrRefused, name)
+		assert.ErrorContains(t, err, "is not the store of this job", name)
+		assert.NotContains(t, err.Error(), "\x1b")
+		require.NoError(t, l.Close())
+	}
+	assert.Contains(t, log.String(), "found somebody else")
+}
+
+// tiredListener has no descriptors left at first.
+type tiredListener struct {
+	net.Listener
+	failures int
+}
+
+func (l *tiredListener) Accept() (net.Conn, error) {
+	if l.failures > 0 {
+		l.failures--
+		return nil, &net.OpError{Op: "accept", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+func TestAFailedAcceptIsSurvived(t *testing.T) {
+	log := logged(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := NewServer(Options{})
+	server.Serve(&tiredListener{l, 5}, mustTLS(t, "s"))
+	c, err := dialer(t, l.Addr().String(), "s", "1").Dial(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(c.Close(), server.Close()))
+	assert.Contains(t, log.String(), "cannot accept")
+}
+
+// A store that hangs up at first, out of descriptors for instance, is tried again.
+func TestAProcessTriesAgain(t *testing.T) {
+	logged(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := NewServer(Options{})
+	server.Serve(&busyListener{l, 3}, mustTLS(t, "s"))
+	c, err := dialer(t, l.Addr().String(), "s", "1").Dial(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(c.Close(), server.Close()))
+}
+
+// busyListener closes the first connections.
+type busyListener struct {
+	net.Listener
+	closes int
+}
+
+func (l *busyListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err == nil && l.closes > 0 {
+		l.closes--
+		_ = conn.Close()
+	}
+	return conn, err
+}
+
+// Refusals for one reason are logged ever more rarely.
+func TestRefusalsDoNotFillTheLog(t *testing.T) {
+	log := logged(t)
+	g := Gate{Name: "test"}
+	here, _ := net.Pipe()
+	for range 300 {
+		g.Refuse(here, "class", "is a stranger")
+	}
+	assert.Equal(t, 9, strings.Count(log.String(), "is a stranger"), "times 1, 2, 4 … 256")
+	assert.Contains(t, log.String(), "times=256")
+}
+
+// The certificate follows from the secret and the purpose alone.
+func TestCertificates(t *testing.T) {
+	of := func(secret, purpose string) []byte {
+		conf, err := TLS([]byte(secret), purpose)
+		require.NoError(t, err)
+		return conf.Certificates[0].Certificate[0]
+	}
+	assert.Equal(t, of("s", "a"), of("s", "a"))
+	assert.NotEqual(t, of("s", "a"), of("s", "b"))
+	assert.NotEqual(t, of("s", "a"), of("t", "a"))
+}
+
+// FuzzSession has someone who knows the secret send anything: it hurts nobody else.
+func FuzzSession(f *testing.F) {
+	f.Add([]byte(`{"id":1,"op":"set","key":"k","value":"dg=="}` + "\n" + `{"id":2,"op":"get","key":"none"}` + "\n"))
+	f.Add([]byte(`{"op":"heard","version":1}` + "\n" + `{"id":1,"op":"watch","key":""}` + "\n" + `{"id":1,"op":"stop","version":1}` + "\n"))
+	f.Add([]byte(`{"id":18446744073709551615,"op":"add","key":"k","delta":-1}` + "\n[]\n\n{"))
+	f.Add([]byte(`{"id":1,"op":"set","key":"news","heard":true}` + "\n" + `{"id":1,"op":"swap","key":"news","version":9}` + "\n"))
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	server := NewServer(Options{})
+	address := listen(f, server, "s")
+	conf := mustTLS(f, "s")
+	friend := server.Local("friend")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		conn, err := tls.Dial("tcp", address, conf)
+		require.NoError(t, err)
+		require.NoError(t, sender[Hello](conn)([]Hello{{Name: "fuzz", Process: "p", Version: protocol}}))
+		_, _ = conn.Write(data)
+		require.NoError(t, conn.Close())
+		require.NoError(t, friend.Set(t.Context(), "friend", []byte(t.Name())))
+		v, err := friend.Get(t.Context(), "friend")
+		require.NoError(t, err)
+		require.Equal(t, t.Name(), string(v))
+	})
+}
+
+// FuzzReplies has a client read anything from a store: it ends, or goes on.
+func FuzzReplies(f *testing.F) {
+	f.Add([]byte(`{"id":1,"entries":[{"key":"k","version":1}]}`))
+	f.Add([]byte(`{"id":1}` + `{"event":true,"confirm":7}`))
+	f.Add([]byte(`{"id":1,"fault":"no"}` + "\n[]"))
+	conf := mustTLS(f, "s")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		here, there := net.Pipe()
+		go func() {
+			conn := tls.Server(there, conf)
+			defer there.Close() //nolint:errcheck // nothing is lost
+			if conn.Handshake() == nil {
+				_, _ = conn.Read(make([]byte, 1<<10))
+				_, _ = conn.Write(append([]byte("{}\n"), data...))
+				_ = conn.CloseWrite()
+				_, _ = io.Copy(io.Discard, conn)
+			}
+		}()
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), here, Hello{Name: "1", Version: protocol})
+		require.NoError(t, err)
+		_, _ = c.Get(t.Context(), "k")
+		<-c.Done()
+	})
+}
