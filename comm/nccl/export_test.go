@@ -3,7 +3,6 @@ package nccl
 import (
 	"context"
 
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
@@ -21,11 +20,11 @@ func Guarded(ctx context.Context, c *Comm, calls func() error) error { return c.
 func Watch(c *Comm, leaves, aborts, fails func()) {
 	c.reporter.mu.Lock()
 	defer c.reporter.mu.Unlock()
-	c.reporter.Reports = watched{c.reporter.Reports, leaves, aborts, fails}
+	c.reporter.reports = watched{c.reporter.reports, leaves, aborts, fails}
 }
 
 type watched struct {
-	rendezvous.Reports
+	reports
 	leaves, aborts, fails func()
 }
 
@@ -33,21 +32,21 @@ func (w watched) Leave(group string, rank int, text string) {
 	if w.leaves != nil {
 		w.leaves()
 	}
-	w.Reports.Leave(group, rank, text)
+	w.reports.Leave(group, rank, text)
 }
 
 func (w watched) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
 	if w.aborts != nil {
 		w.aborts()
 	}
-	w.Reports.Abort(ctx, group, rank, text, done)
+	w.reports.Abort(ctx, group, rank, text, done)
 }
 
 func (w watched) Failed(group string, rank int, collectives uint64) error {
 	if w.fails != nil {
 		w.fails()
 	}
-	return w.Reports.Failed(group, rank, collectives)
+	return w.reports.Failed(group, rank, collectives)
 }
 
 // Reported is of how many ranks of a communicator there are reports.

@@ -22,6 +22,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -64,18 +65,21 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	if err != nil {
 		return nil, err
 	}
+	reports, err := rendezvous.NewReports(ctx, store.NewServer(store.Options{}).Local("all ranks"))
+	if err != nil {
+		return nil, err
+	}
 	// When one rank fails, the others stop waiting for it.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	comms := make([]*Comm, len(runtimes))
-	reports := new(rendezvous.LocalReports)
 	var first error
 	var once sync.Once
 	var wg sync.WaitGroup
 	for rank, rt := range runtimes {
 		wg.Go(func() {
 			o := collect(opts)
-			o.oneProcess, o.reporter = true, &reporter{Reports: reports, close: noClose}
+			o.oneProcess, o.reporter = true, &reporter{reports: reports, close: noClose}
 			c, err := lib.join(ctx, rt, id, rank, len(runtimes), o)
 			if err != nil {
 				once.Do(func() { first = err })
@@ -110,11 +114,11 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	if err == nil && base.Rank() == 0 {
 		id, err = lib.newID()
 	}
-	var kept *rendezvous.ReportKeeper
+	var kept *store.Client
 	// A rank without NCCL still takes part, so that the others learn of it.
 	all, shareErr := shareID(ctx, base, rt, err != nil, func(oneHost bool) (own []byte) {
 		if base.WorldSize() > 1 {
-			kept, own = keepReports(oneHost)
+			kept, own = invite(oneHost)
 		}
 		return append(id[:], own...)
 	})
@@ -134,7 +138,7 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	copy(id[:], all.payload)
 	o := collect(opts)
 	o.oneProcess = all.oneProcess
-	o.reporter = sharedReports(kept, all.payload[len(id):], base.Rank(), base.WorldSize())
+	o.reporter = invited(ctx, kept, all.payload[len(id):], base.Rank())
 	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), o)
 }
 
@@ -155,13 +159,12 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	if err != nil && o.reporter != nil {
 		_ = o.reporter.close()
 	}
-	o.reporter.awaitTold()
 	return c, err
 }
 
 // FromEnv makes a communicator of the processes that a launcher started
 // (torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
-// [rendezvous.FromEnv] for the variables. Rank 0 sends the unique id over TCP.
+// [rendezvous.FromEnv] for the variables. Rank 0 sends the unique id over the job's store.
 func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
 	if rt == nil {
 		return nil, fmt.Errorf("nccl: %w: runtime is nil", comm.ErrArgument)
@@ -177,32 +180,29 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 	var id uniqueID
 	var own []byte // empty if rank 0 cannot make an id, which tells the others
 	var failed error
-	var kept *rendezvous.ReportKeeper
 	if job.Rank == 0 {
 		if id, failed = lib.newID(); failed == nil {
 			own = id[:]
 		}
-		if failed == nil && job.WorldSize > 1 {
-			var invitation []byte
-			kept, invitation = keepReports(job.OneHost())
-			own = append(own, invitation...)
-		}
 	}
-	payload, err := job.Broadcast(ctx, own)
+	kv, err := job.Connect(ctx)
+	if err != nil {
+		return nil, errors.Join(failed, err)
+	}
+	payload, err := job.Broadcast(ctx, kv, own)
 	switch {
 	case failed != nil:
 		err = failed
-	case err == nil && len(payload) < len(id):
+	case err == nil && len(payload) != len(id):
 		err = fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(payload))
 	}
 	if err != nil {
-		if kept != nil {
-			err = errors.Join(err, kept.Close())
-		}
-		return nil, err
+		return nil, errors.Join(err, kv.Close())
 	}
 	copy(id[:], payload)
 	o := collect(opts)
-	o.reporter = sharedReports(kept, payload[len(id):], job.Rank, job.WorldSize)
+	if o.reporter, err = sharedReports(ctx, kv); err != nil {
+		return nil, err
+	}
 	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, o)
 }

@@ -4,25 +4,35 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // reporter publishes the status of a communicator and its sub-communicators to the other ranks,
 // and reads theirs. It looks for changes at intervals, so that calls cost nothing.
 type reporter struct {
-	rendezvous.Reports
+	reports
 	close func() error
-	told  <-chan struct{} // closed when this rank knows who has aborted so far; nil if it always does
 
 	mu   sync.Mutex
 	open []*submissions
 	stop chan struct{} // nil as long as none is open
+}
+
+// reports are [rendezvous.Reports].
+type reports interface {
+	Report(group string, rank int, text string)
+	Leave(group string, rank int, text string)
+	Last(ctx context.Context, group string) (map[int]rendezvous.Report, error)
+	Abort(ctx context.Context, group string, rank int, text string, done uint64)
+	Failed(group string, rank int, collectives uint64) error
 }
 
 // reportEvery is the interval at which a rank publishes changes of its status.
@@ -42,7 +52,7 @@ func (r *reporter) add(s *submissions) {
 		r.stop = make(chan struct{})
 		go r.run(r.stop)
 	}
-	s.tell(r.Reports)
+	s.tell(r.reports)
 }
 
 // remove ends that.
@@ -54,7 +64,7 @@ func (r *reporter) remove(s *submissions, why string) {
 		return
 	}
 	r.open = slices.Delete(r.open, i, i+1)
-	s.leave(r.Reports, why)
+	s.leave(r.reports, why)
 	if len(r.open) == 0 {
 		close(r.stop)
 		r.stop = nil
@@ -72,7 +82,7 @@ func (r *reporter) run(stop <-chan struct{}) {
 		case <-tick.C:
 			r.mu.Lock()
 			for _, s := range r.open {
-				s.tell(r.Reports)
+				s.tell(r.reports)
 			}
 			r.mu.Unlock()
 		}
@@ -83,7 +93,7 @@ func (r *reporter) run(stop <-chan struct{}) {
 func (r *reporter) others(s *submissions) string {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
-	s.tell(r.Reports)
+	s.tell(r.reports)
 	last, err := r.Last(ctx, s.group)
 	if err != nil {
 		return fmt.Sprintf("what the others do is not known: %v", err)
@@ -116,47 +126,55 @@ func (r *reporter) others(s *submissions) string {
 	return strings.Join(texts, "; ")
 }
 
-// sharedReports is the reporter of a job of several processes. The invitation comes with the unique
-// id; it is nil if rank 0 cannot keep reports.
-func sharedReports(kept *rendezvous.ReportKeeper, invitation []byte, rank, size int) *reporter {
-	switch {
-	case kept != nil:
-		return &reporter{Reports: kept, close: kept.Close}
-	case len(invitation) == 0:
-		return nil
+// sharedReports is the reporter of a job of several processes, over its store.
+func sharedReports(ctx context.Context, kv *store.Client) (*reporter, error) {
+	r, err := rendezvous.NewReports(ctx, kv)
+	if err != nil {
+		return nil, err
 	}
-	var in rendezvous.Invitation
-	if json.Unmarshal(invitation, &in) != nil {
-		return nil
-	}
-	r := rendezvous.FollowReports(in, rank, size)
-	return &reporter{Reports: r, close: r.Close, told: r.Told()}
+	return &reporter{reports: r, close: r.Close}, nil
 }
 
-// awaitTold waits until rank 0 tells this rank who aborts, or [tellTimeout].
-func (r *reporter) awaitTold() {
-	if r == nil || r.told == nil {
-		return
+// reach bounds how long a rank looks for the store of an invitation.
+const reach = 5 * time.Second
+
+// invited is the reporter of a rank that was told of a store; kv is that of the rank that keeps it. A rank that
+// cannot keep or reach a store has no reports, which is not worth an error.
+func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int) *reporter {
+	if len(invitation) == 0 {
+		return nil
 	}
-	select {
-	case <-r.told:
-	case <-time.After(tellTimeout):
+	ctx, cancel := context.WithTimeout(ctx, reach)
+	defer cancel()
+	var err error
+	if kv == nil {
+		var in rendezvous.Invitation
+		if err = json.Unmarshal(invitation, &in); err == nil {
+			kv, err = in.Accept(ctx, rank)
+		}
 	}
+	var r *reporter
+	if err == nil {
+		r, err = sharedReports(ctx, kv)
+	}
+	if err != nil {
+		slog.Warn("nccl: no status reports: this rank does not learn of peers that abort", "rank", rank, "err", err)
+	}
+	return r
 }
 
-// keepReports is called on rank 0 before it shares the unique id. A rank that cannot listen has no
-// reports, which is not worth an error.
-func keepReports(thisHost bool) (*rendezvous.ReportKeeper, []byte) {
-	kept, in, err := rendezvous.KeepReports(thisHost)
+// invite is called on rank 0 before it shares the unique id.
+func invite(thisHost bool) (*store.Client, []byte) {
+	kv, in, err := rendezvous.Invite(thisHost)
 	if err != nil {
 		return nil, nil
 	}
 	invitation, err := json.Marshal(in)
 	if err != nil || len(invitation) > maxInvitation {
-		_ = kept.Close()
+		_ = kv.Close()
 		return nil, nil
 	}
-	return kept, invitation
+	return kv, invitation
 }
 
 // maxInvitation is the most bytes of an invitation.

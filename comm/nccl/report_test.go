@@ -4,20 +4,23 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/dtype"
 )
 
 // What the others are known to do is put together, rank by rank.
 func TestWhatTheOthersDo(t *testing.T) {
-	reports := new(rendezvous.LocalReports)
+	reports, err := rendezvous.NewReports(t.Context(), store.NewServer(store.Options{}).Local("all ranks"))
+	require.NoError(t, err)
 	ranks := make([]*submissions, 5)
 	reporters := make([]*reporter, len(ranks))
 	for r := range ranks {
 		ranks[r] = &submissions{group: "0", rank: r, size: len(ranks)}
-		reporters[r] = &reporter{Reports: reports, close: noClose}
+		reporters[r] = &reporter{reports: reports, close: noClose}
 		if r != 4 {
 			reporters[r].add(ranks[r])
 		}
@@ -32,7 +35,7 @@ func TestWhatTheOthersDo(t *testing.T) {
 		}
 	}
 	for r, s := range ranks[:4] {
-		s.tell(reporters[r].Reports) // as it does now and then
+		s.tell(reporters[r].reports) // as it does now and then
 	}
 	const waits = "waits for allreduce of 16 f32, sum (collective #2)"
 	const silent = "rank 4 reported nothing"

@@ -7,7 +7,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
 // submissions are the calls of a communicator, and its status for the other ranks.
@@ -129,7 +128,7 @@ func (s *submissions) soFar() backend.Extent {
 }
 
 // leave publishes a status for the last time.
-func (s *submissions) leave(to rendezvous.Reports, why string) {
+func (s *submissions) leave(to reports, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left = true
@@ -137,7 +136,7 @@ func (s *submissions) leave(to rendezvous.Reports, why string) {
 }
 
 // tell publishes the status if it has changed.
-func (s *submissions) tell(to rendezvous.Reports) {
+func (s *submissions) tell(to reports) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.left {

@@ -1,7 +1,7 @@
 // Package rendezvous lets the processes of a job find each other before they have a
-// communicator. Their launcher's environment variables tell their ranks ([FromEnv]), and a
-// short TCP exchange gives all of them a payload of rank 0 ([Job.Broadcast]), such as NCCL's
-// unique id. It also has the out-of-band status reports of ranks ([Reports]).
+// communicator. Their launcher's environment variables tell their ranks ([FromEnv]). They share
+// a store ([Job.Connect]), which gives all of them a payload of rank 0 ([Job.Broadcast]), such as
+// NCCL's unique id, and has the status reports of ranks ([Reports]).
 package rendezvous
 
 import (
@@ -20,8 +20,8 @@ var ErrEnvironment = errors.New("launcher's environment")
 
 // Job is one process's place in a job.
 type Job struct {
-	// Launcher is the launcher whose variables were found: "torchrun", "openmpi", "slurm" or
-	// "pmi", or "none" for a single process.
+	// Launcher is the launcher whose variables were found: "tutti", "torchrun", "openmpi",
+	// "slurm" or "pmi", or "none" for a single process.
 	Launcher string
 	// Rank is this process's number of WorldSize, LocalRank its number on this host.
 	Rank, WorldSize, LocalRank int
@@ -29,12 +29,15 @@ type Job struct {
 	// interfaces, or on the loopback address if it is one. If another program has the port,
 	// rank 0 listens on one of the next three.
 	Address string
-	// Secret is known to the processes of this job and to nobody else. Without
-	// one, only a loopback address is used, and rank 0 warns of it.
+	// Secret is known to the processes of this job and to nobody else. Without one, only a
+	// loopback address is used, with the user's secret ([UserSecretFile]).
 	Secret []byte
-	// Guessable: Secret is the job's name. It keeps apart jobs that meet by accident, but
-	// does not keep out a process that knows the name. Rank 0 warns of it.
+	// Guessable: Secret is the job's name. It keeps apart jobs that meet by accident, but does
+	// not keep out a process that knows the name. On a loopback address the user's secret does;
+	// elsewhere rank 0 warns of it.
 	Guessable bool
+	// Hosted: the launcher keeps the job's store at Address, not rank 0.
+	Hosted bool
 }
 
 // Variables of rank 0's address that users set for any launcher.
@@ -53,6 +56,7 @@ type launcher struct {
 	descriptor            string   // the number of a socket that all processes of this host inherit
 	hosts, hostCount      string   // of the job, in the order of the ranks
 	portServesTheLauncher string   // if "True", the launcher listens on the port itself
+	hosted                bool     // the launcher keeps the store
 }
 
 // launchers are in the order of preference. Another launcher may have started torchrun; the
@@ -67,6 +71,10 @@ type launcher struct {
 // launcher, has no name for the job, but its processes on one host inherit one socket, to
 // the launcher's proxy.
 var launchers = []launcher{
+	{
+		name: "tutti", rank: "TUTTI_RANK", size: "TUTTI_WORLD_SIZE",
+		localRank: "TUTTI_LOCAL_RANK", localSize: "TUTTI_LOCAL_WORLD_SIZE", job: []string{"TUTTI_JOB"}, hosted: true,
+	},
 	{
 		name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
 		localRank: "LOCAL_RANK", localSize: "LOCAL_WORLD_SIZE", job: []string{"TORCHELASTIC_RUN_ID"},
@@ -89,16 +97,21 @@ var launchers = []launcher{
 	},
 }
 
-// SecretVariable names the environment variable that holds the job's secret.
-const SecretVariable = "TUTTI_SECRET"
+// Environment variables of the job's secret: the secret, or a file that has it and that only
+// its owner may read.
+const (
+	SecretVariable     = "TUTTI_SECRET"
+	SecretFileVariable = "TUTTI_SECRET_FILE"
+)
 
-// FromEnv reads the variables of torchrun, Open MPI, Slurm and PMI launchers (MPICH, Intel
-// MPI), in this order. Without any, the process is a job of one; so is a Slurm batch script
+// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm and PMI launchers
+// (MPICH, Intel MPI), in this order. Without any, the process is a job of one; so is a Slurm batch script
 // that does not use srun. getenv is os.Getenv or a stand-in.
 //
-// The secret is TUTTI_SECRET, which must be the same in all processes, or the random key of
-// Open MPI's mpirun, together with the launcher's name for the job. If there is only the
-// name (Slurm's job and step, torchrun's --rdzv-id), it is the secret, and Guessable.
+// The secret is TUTTI_SECRET, which must be the same in all processes, or what the file
+// TUTTI_SECRET_FILE has, or the random key of Open MPI's mpirun, together with the launcher's
+// name for the job. If there is only the name (Slurm's job and step, torchrun's --rdzv-id), it
+// is the secret, and Guessable.
 //
 // The ranks reach rank 0 at MASTER_ADDR:MASTER_PORT with any launcher. If torchrun itself
 // uses that port, it is the next one. If no port is set, it follows from the secret. If no
@@ -108,7 +121,7 @@ const SecretVariable = "TUTTI_SECRET"
 //
 // Rank 0 listens on all interfaces, because its host may resolve its own name to another
 // address than other hosts do. Hosts outside the job can connect, too, and only the secret
-// keeps them out. Without one, [Job.Broadcast] is an error unless the address is a loopback
+// keeps them out. Without one, [Job.Connect] is an error unless the address is a loopback
 // address, as a number or as localhost; rank 0 then listens on that alone.
 func FromEnv(getenv func(string) string) (Job, error) {
 	for _, l := range launchers {
@@ -121,7 +134,7 @@ func FromEnv(getenv func(string) string) (Job, error) {
 
 // read makes a Job of a launcher's variables.
 func (l launcher) read(getenv func(string) string) (Job, error) {
-	j := Job{Launcher: l.name}
+	j := Job{Launcher: l.name, Hosted: l.hosted}
 	for _, v := range []struct {
 		name     string
 		to       *int
@@ -150,6 +163,11 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 	}
 	name := l.jobName(getenv, host)
 	secret := getenv(SecretVariable)
+	if path := getenv(SecretFileVariable); secret == "" && path != "" {
+		if secret, err = ReadSecret(path, false); err != nil {
+			return j, fmt.Errorf("rendezvous: %w of %s: %s: %w", ErrEnvironment, l.name, SecretFileVariable, err)
+		}
+	}
 	if secret == "" && l.key != "" {
 		secret = getenv(l.key)
 	}

@@ -33,7 +33,14 @@ func ExampleJob_Broadcast() {
 		fmt.Println(err)
 		return
 	}
-	told, err := job.Broadcast(context.Background(), []byte("hello"))
+	ctx := context.Background()
+	kv, err := job.Connect(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer kv.Close() //nolint:errcheck
+	told, err := job.Broadcast(ctx, kv, []byte("hello"))
 	fmt.Println(string(told), err)
 	// Output: hello <nil>
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -18,9 +19,16 @@ import (
 const payloadVariable = "TUTTI_TEST_PAYLOAD"
 
 func TestMain(m *testing.M) {
+	for _, home := range []string{"XDG_CONFIG_HOME", "HOME", "AppData"} { // not the files of who runs this
+		if os.Getenv(payloadVariable) == "" {
+			_ = os.Setenv(home, filepath.Join(os.TempDir(), fmt.Sprint("tutti-rendezvous-test-", os.Getpid())))
+		}
+	}
 	own := os.Getenv(payloadVariable)
 	if own == "" {
-		os.Exit(m.Run())
+		code := m.Run()
+		_ = os.RemoveAll(os.Getenv("HOME"))
+		os.Exit(code)
 	}
 	job, err := FromEnv(os.Getenv)
 	if err == nil && job.Rank > 0 {
@@ -28,7 +36,7 @@ func TestMain(m *testing.M) {
 	}
 	var got []byte
 	if err == nil {
-		got, err = job.Broadcast(context.Background(), []byte(own))
+		got, err = job.broadcast(context.Background(), own)
 	}
 	if err != nil {
 		fmt.Println("ERROR", err)

@@ -1,4 +1,4 @@
-package rendezvous_test
+package rendezvous
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,78 +14,90 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
 )
 
-// eventually asks for the reports of a group until they are as wanted.
-func eventually(t *testing.T, r rendezvous.Reports, group string, want func(last map[int]rendezvous.Report) bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	var last map[int]rendezvous.Report
-	for ctx.Err() == nil {
-		got, err := r.Last(ctx, group)
-		if last = got; err == nil && want(last) {
-			return
+// job has the reports of ranks over an invitation; the first keeps the store.
+func job(t *testing.T, ranks int) []*Reports {
+	kv, in, err := Invite(true)
+	require.NoError(t, err)
+	all := make([]*Reports, ranks)
+	for rank := range all {
+		if rank > 0 {
+			kv, err = in.Accept(t.Context(), rank)
+			require.NoError(t, err)
 		}
-		time.Sleep(time.Millisecond)
+		all[rank], err = NewReports(t.Context(), kv)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = all[rank].Close() })
 	}
-	t.Fatalf("the last reports are %v", last)
+	return all
 }
 
-// Reports of all ranks are known to all of them, through rank 0; who has gone is
-// known, and who has left is none of those.
-func TestReports(t *testing.T) {
-	keeper, invitation, err := rendezvous.KeepReports(true)
+// local has the reports of the ranks of one process.
+func local(t *testing.T) *Reports {
+	r, err := NewReports(t.Context(), store.NewServer(store.Options{}).Local("all"))
 	require.NoError(t, err)
-	defer keeper.Close() //nolint:errcheck // nothing is lost
-	for _, a := range invitation.Addresses {
-		require.True(t, strings.HasPrefix(a, "127.0.0.1:"), a)
-	}
-	one, two := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
-	all := []rendezvous.Reports{keeper, one, two}
+	return r
+}
+
+// last is the last reports of a group.
+func last(t *testing.T, r *Reports, group string) map[int]Report {
+	got, err := r.Last(t.Context(), group)
+	require.NoError(t, err)
+	return got
+}
+
+// eventually asks for the reports of a group until they are as wanted: each rank's come on its own connection.
+func eventually(t *testing.T, r *Reports, group string, want func(last map[int]Report) bool) {
+	t.Helper()
+	require.Eventually(t, func() bool { return want(last(t, r, group)) }, 10*time.Second, time.Millisecond)
+}
+
+// Reports of all ranks are known to all of them; who has gone is known, and who has left is none of those.
+func TestReports(t *testing.T) {
+	all := job(t, 3)
+	zero, one, two := all[0], all[1], all[2]
 	for rank, r := range all {
 		r.Report("0", rank, "called nothing")
 		r.Report("0", rank, "waits") // the last counts
 		r.Report("0/1.0", rank, "elsewhere")
 	}
 	for _, r := range all {
-		eventually(t, r, "0", func(last map[int]rendezvous.Report) bool {
+		eventually(t, r, "0", func(last map[int]Report) bool {
 			return len(last) == 3 && last[0].Text == "waits" && last[1].Text == "waits" && last[2].Text == "waits"
 		})
 	}
 	two.Leave("0", 2, "closed")
 	require.NoError(t, two.Close())
-	eventually(t, one, "0/1.0", func(last map[int]rendezvous.Report) bool { return last[2].Gone && last[2].Text == "elsewhere" })
-	eventually(t, one, "0", func(last map[int]rendezvous.Report) bool { return last[2].Text == "closed" && !last[2].Gone })
-	keeper.Leave("0", 0, "closed")
+	eventually(t, one, "0/1.0", func(last map[int]Report) bool { return last[2].Gone && last[2].Text == "elsewhere" })
+	eventually(t, one, "0", func(last map[int]Report) bool { return last[2].Text == "closed" && !last[2].Gone })
+	zero.Leave("0", 0, "closed")
 	one.Leave("0", 1, "closed")
-	eventually(t, one, "0", func(last map[int]rendezvous.Report) bool { return len(last) == 0 })
+	assert.Empty(t, last(t, one, "0"))
 
-	require.NoError(t, keeper.Close())
+	require.NoError(t, zero.Close())
 	require.Eventually(t, func() bool {
 		_, err := one.Last(t.Context(), "0")
-		return err != nil && strings.Contains(err.Error(), "rank 0 does not answer")
+		return errors.Is(err, comm.ErrPeerFailed)
 	}, 10*time.Second, time.Millisecond)
-	require.NoError(t, one.Close())
+	for group := range 100 { // to nobody
+		one.Report(strconv.Itoa(group), 1, "waits")
+		one.Leave(strconv.Itoa(group), 1, "closed")
+	}
 }
 
-// A rank that aborts goes on when all others know, in the groups that they are in. It waits
-// a bounded time for a rank that does not answer or is gone.
+// A rank that aborts goes on when all others know, in the groups that they are in. It does not wait for a rank that is
+// gone.
 func TestRanksThatAbort(t *testing.T) {
-	keeper, invitation, err := rendezvous.KeepReports(true)
-	require.NoError(t, err)
-	defer keeper.Close()     //nolint:errcheck // nothing is lost
-	const long = time.Minute // so that a loaded machine is no rank that does not answer
-	rendezvous.SetTellTime(keeper, long)
-	one, two := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
-	all := []rendezvous.Reports{keeper, one, two}
+	all := job(t, 3)
+	zero, one, two := all[0], all[1], all[2]
 	for rank, r := range all {
 		r.Report("0", rank, "waits")
 		r.Report("0/1.0", rank, "waits")
 	}
-	eventually(t, keeper, "0/1.0", func(last map[int]rendezvous.Report) bool { return len(last) == 3 })
-	ctx, cancel := context.WithTimeout(t.Context(), long)
+	eventually(t, zero, "0/1.0", func(last map[int]Report) bool { return len(last) == 3 })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for i, group := range []string{"0", "0/1.0"} {
 		for _, r := range all {
@@ -122,247 +133,151 @@ func TestRanksThatAbort(t *testing.T) {
 	require.NoError(t, two.Close())
 	one.Abort(ctx, "0", 1, "once more", 1)
 	require.NoError(t, ctx.Err())
-	require.ErrorContains(t, keeper.Failed("0", 0, 2), "rank 1 aborted: once more")
-	require.NoError(t, keeper.Close())
+	require.ErrorContains(t, zero.Failed("0", 0, 2), "rank 1 aborted: once more")
+	require.NoError(t, zero.Close())
 	one.Abort(ctx, "0", 1, "when nobody is there", 0)
 	require.NoError(t, ctx.Err())
-	require.NoError(t, one.Close())
 }
 
-// A rank that reaches rank 0 late is told which ranks aborted before.
+// A rank that does not answer delays one that aborts until its context ends.
+func TestAnAbortIsBounded(t *testing.T) {
+	all := job(t, 2)
+	release := make(chan struct{})
+	_, err := all[1].kv.Watch(t.Context(), abortedKeys, func(store.Event) { <-release })
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	all[0].Abort(ctx, "0", 0, "changed its mind", 5)
+	require.Error(t, ctx.Err())
+	close(release)
+	require.Eventually(t, func() bool { return all[1].Failed("0", 1, 6) != nil }, 10*time.Second, time.Millisecond)
+}
+
+// A rank that reaches the store late, past addresses of which one is silent, knows which ranks aborted before.
 func TestALateRankLearnsOfAborts(t *testing.T) {
-	keeper, invitation, err := rendezvous.KeepReports(true)
+	logged(t)
+	kv, in, err := Invite(true)
 	require.NoError(t, err)
-	defer keeper.Close() //nolint:errcheck // nothing is lost
-	keeper.Report("0", 0, "waits")
-	// The first address that it tries is silent until that listener is closed.
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	defer kv.Close() //nolint:errcheck // nothing is lost
+	first, err := NewReports(t.Context(), kv)
 	require.NoError(t, err)
-	held := make(chan net.Conn, 1)
-	go func() {
-		if conn, err := silent.Accept(); err == nil {
-			held <- conn
-		}
-	}()
-	late := rendezvous.FollowReports(rendezvous.Invitation{
-		Addresses: append([]string{silent.Addr().String()}, invitation.Addresses...), Secret: invitation.Secret}, 1, 3)
-	late.Report("0", 1, "waits")
-	conn := <-held
-	keeper.Abort(t.Context(), "0", 2, "changed its mind", 5)
-	select {
-	case <-late.Told():
-		t.Fatal("it is told although it is not connected")
-	default:
-	}
-	require.NoError(t, errors.Join(conn.Close(), silent.Close()))
-	<-late.Told()
+	first.Abort(t.Context(), "0", 2, "changed its mind", 5)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	in.Addresses = append([]string{closed.Addr().String()}, in.Addresses...)
+	kv, err = in.Accept(t.Context(), 1)
+	require.NoError(t, err)
+	late, err := NewReports(t.Context(), kv)
+	require.NoError(t, err)
+	defer late.Close() //nolint:errcheck // nothing is lost
 	require.NoError(t, late.Failed("0", 1, 5))
 	err = late.Failed("0", 1, 6)
 	require.ErrorIs(t, err, comm.ErrPeerFailed)
 	require.ErrorContains(t, err, "rank 2 aborted: changed its mind")
-	require.NoError(t, late.Close())
 
-	never := rendezvous.FollowReports(rendezvous.Invitation{Addresses: []string{silent.Addr().String()}}, 1, 3)
-	require.NoError(t, never.Close())
-	<-never.Told() // there is nothing to wait for
+	in.Secret = []byte("another one")
+	in.Addresses = in.Addresses[1:]
+	_, err = in.Accept(t.Context(), 3)
+	require.ErrorIs(t, err, store.ErrRefused)
 }
 
-// When rank 0's process ends, ranks no longer learn of aborts. That is a failure of the
-// groups that it takes part in and has not left, and of no others.
+// When the process of the store ends, ranks no longer learn of aborts. That is a failure of the groups that it takes
+// part in and has not left, and of no others.
 func TestTheEndOfRankZero(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
-		keeper, invitation, err := rendezvous.KeepReports(true)
-		require.NoError(t, err)
-		keeper.Report("before", 4, "waits")
-		one := rendezvous.FollowReports(invitation, 1, 3)
+		all := job(t, 2)
+		zero, one := all[0], all[1]
+		zero.Report("before", 4, "waits")
 		one.Report("before", 1, "waits")
-		<-one.Told()
-		keeper.Report("behind", 2, "waits")
+		zero.Report("behind", 2, "waits")
 		for _, group := range []string{"behind", "left", "of others"} {
 			one.Report(group, 1, "waits")
 		}
-		keeper.Report("left", 3, "waits")
-		keeper.Leave("left", 3, "closed")
+		zero.Report("left", 3, "waits")
+		zero.Leave("left", 3, "closed")
 		if leaves {
-			keeper.Leave("before", 4, "closed")
-			keeper.Leave("behind", 2, "closed")
+			zero.Leave("before", 4, "closed")
+			zero.Leave("behind", 2, "closed")
 		}
-		require.NoError(t, keeper.Close())
-		<-rendezvous.Ended(one)
+		require.NoError(t, zero.Close())
+		<-one.kv.Done()
 		for group, rank := range map[string]string{"before": "rank 4", "behind": "rank 2"} {
-			err := one.Failed(group, 1, 1)
 			if leaves {
-				require.NoError(t, err)
+				require.NoError(t, one.Failed(group, 1, 1))
 				continue
 			}
+			var err error
+			require.Eventually(t, func() bool { err = one.Failed(group, 1, 1); return err != nil }, 10*time.Second, time.Millisecond)
 			require.ErrorIs(t, err, comm.ErrPeerFailed)
 			require.ErrorContains(t, err, rank)
 		}
 		require.NoError(t, one.Failed("left", 1, 100))
 		require.NoError(t, one.Failed("of others", 1, 100))
-		require.NoError(t, one.Close())
 	}
 }
 
-// The reports of one rank are bounded. Beyond the bound they are dropped, no rank has failed,
-// and ranks still learn of aborts.
+// The reports of one process are bounded. Beyond the bound they are dropped, no rank has failed, and ranks still learn
+// of aborts.
 func TestReportsAreBounded(t *testing.T) {
-	keeper, invitation, err := rendezvous.KeepReports(true)
-	require.NoError(t, err)
-	defer keeper.Close() //nolint:errcheck // nothing is lost
-	const bound = 1 << 12
-	last := strconv.Itoa(bound)
-	flood, friend := rendezvous.FollowReports(invitation, 1, 3), rendezvous.FollowReports(invitation, 2, 3)
-	for group := range bound + 1 {
+	all := job(t, 3)
+	zero, flood, friend := all[0], all[1], all[2]
+	final := strconv.Itoa(mostGroups)
+	for group := range mostGroups + 1 {
 		flood.Report(strconv.Itoa(group), 1, "waits")
 	}
-	keeper.Report("0", 0, "waits")
-	for _, group := range []string{"0", last} {
-		friend.Report(group, 2, "waits")
-	}
-	eventually(t, keeper, last, func(last map[int]rendezvous.Report) bool { return last[2].Text == "waits" })
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	known, err := flood.Last(ctx, last)
-	require.NoError(t, err)
-	assert.NotContains(t, known, 1)
+	zero.Report("0", 0, "waits")
+	friend.Report("0", 2, "waits")
+	friend.Report(final, 2, "waits")
+	eventually(t, zero, final, func(last map[int]Report) bool { return last[2].Text == "waits" })
+	assert.NotContains(t, last(t, flood, final), 1)
+	assert.Contains(t, last(t, flood, "0"), 1)
 	require.NoError(t, flood.Failed("0", 1, 100))
-	flood.Abort(ctx, last, 1, "has too many", 5)
-	require.NoError(t, ctx.Err())
-	assert.ErrorContains(t, keeper.Failed(last, 0, 6), "rank 1 aborted: has too many")
-	assert.NoError(t, flood.Close())
-	assert.NoError(t, friend.Close())
+	flood.Abort(t.Context(), final, 1, "has too many", 5)
+	assert.ErrorContains(t, zero.Failed(final, 0, 6), "rank 1 aborted: has too many")
 }
 
 // The name of a group tells of many ranks where a communicator was made without those.
 func TestReportsOfALongName(t *testing.T) {
-	keeper, invitation, err := rendezvous.KeepReports(true)
-	require.NoError(t, err)
-	defer keeper.Close() //nolint:errcheck // nothing is lost
+	all := job(t, 2)
 	excluded := make([]int, 5000)
 	for i := range excluded {
 		excluded[i] = i
 	}
-	one := rendezvous.FollowReports(invitation, 1, 3)
 	name := fmt.Sprint("without ", excluded)
-	keeper.Report(name, 0, "waits")
-	one.Report(name, 1, "waits")
-	eventually(t, one, name, func(last map[int]rendezvous.Report) bool { return len(last) == 2 })
-	require.NoError(t, one.Failed(name, 1, 100))
-	require.NoError(t, one.Close())
-}
-
-// A rank that has no connection any more goes on, and keeps nothing to be sent.
-func TestReportsToNobody(t *testing.T) {
-	keeper, invitation, err := rendezvous.KeepReports(true)
-	require.NoError(t, err)
-	one := rendezvous.FollowReports(invitation, 1, 3)
-	<-one.Told()
-	require.NoError(t, keeper.Close())
-	<-rendezvous.Ended(one)
-	for group := range 100 {
-		one.Report(strconv.Itoa(group), 1, "waits")
-		one.Leave(strconv.Itoa(group), 1, "closed")
+	for rank, r := range all {
+		r.Report(name, rank, "waits")
 	}
-	require.Zero(t, rendezvous.Pending(one))
-	require.NoError(t, one.Close())
+	eventually(t, all[1], name, func(last map[int]Report) bool { return len(last) == 2 })
 }
 
-// Silent connections, also more than rank 0 keeps, keep no rank from its reports: the
-// oldest give way, and the log names the reason.
-func TestSilentConnectionsKeepNoReports(t *testing.T) {
-	log := rendezvous.Logged(t)
-	keeper, invitation, err := rendezvous.KeepReports(true)
-	require.NoError(t, err)
-	defer keeper.Close() //nolint:errcheck // nothing is lost
-	for range rendezvous.MostStrangers + 50 {
-		silent, err := net.Dial("tcp", invitation.Addresses[0])
-		require.NoError(t, err)
-		defer silent.Close() //nolint:errcheck // nothing is lost
+// A rank that aborted fails later collectives than those that it had seen done, until its group is forgotten,
+// whatever it reports later.
+func TestReportsOfOneProcess(t *testing.T) {
+	l := local(t)
+	for rank := range 4 {
+		l.Report("0", rank, "waits")
 	}
-	friend := rendezvous.FollowReports(invitation, 2, 3)
-	friend.Report("0", 2, "waits")
-	eventually(t, keeper, "0", func(last map[int]rendezvous.Report) bool { return last[2].Text == "waits" })
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "it did not say who it is") }, 10*time.Second, time.Millisecond)
-	assert.NoError(t, friend.Close())
-}
-
-// busyListener closes the first connections.
-type busyListener struct {
-	net.Listener
-	closes int
-}
-
-func (l *busyListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err == nil && l.closes > 0 {
-		l.closes--
-		_ = conn.Close()
+	require.NoError(t, l.Failed("0", 0, 100))
+	l.Abort(t.Context(), "0", 3, "timed out", 7)
+	l.Abort(t.Context(), "0", 2, "changed its mind", 5)
+	l.Report("0", 2, "waits")
+	l.Leave("0", 3, "closed")
+	require.NoError(t, l.Failed("0", 0, 5), "they did their part in those")
+	for collectives, want := range map[uint64]string{6: "rank 2 aborted: changed its mind", 8: "rank 2 aborted: changed its mind"} {
+		err := l.Failed("0", 0, collectives)
+		require.ErrorIs(t, err, comm.ErrPeerFailed)
+		require.ErrorContains(t, err, want, collectives)
 	}
-	return conn, err
-}
-
-// A rank whose first connections fail tries again, says so in the log, and sends what it
-// reported meanwhile, but nothing of a communicator that it has closed by then.
-func TestAFollowerTriesAgain(t *testing.T) {
-	log := rendezvous.Logged(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	keeper, invitation := rendezvous.KeepReportsOn(&busyListener{listener, 3})
-	defer keeper.Close() //nolint:errcheck // nothing is lost
-	one := rendezvous.FollowReports(invitation, 1, 3)
-	one.Report("0", 1, "waits")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	one.Abort(ctx, "0/1.0", 1, "changed its mind", 5) // waits for the connection
-	require.NoError(t, ctx.Err())
-	<-one.Told()
-	require.ErrorContains(t, keeper.Failed("0/1.0", 0, 6), "rank 1 aborted: changed its mind")
-	eventually(t, keeper, "0", func(last map[int]rendezvous.Report) bool { return last[1].Text == "waits" })
-	assert.Contains(t, log.String(), "no connection to rank 0 for status reports")
-	require.NoError(t, one.Close())
-}
-
-// A rank that has no connection yet keeps a bounded number of messages.
-func TestReportsWithoutAConnectionAreBounded(t *testing.T) {
-	rendezvous.Logged(t)
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, silent.Close())
-	one := rendezvous.FollowReports(rendezvous.Invitation{Addresses: []string{silent.Addr().String()}}, 1, 3)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	for group := range 1 << 13 {
-		one.Report(strconv.Itoa(group), 1, "waits")
-		one.Leave(strconv.Itoa(group), 1, "closed")
+	require.NoError(t, l.Failed("0/1.0", 0, 100), "another group")
+	require.ErrorContains(t, l.Failed("0", 2, 8), "rank 3 aborted: timed out", "it knows what it does itself")
+	require.NoError(t, l.Failed("0", 2, 7))
+	assert.Equal(t, "closed", last(t, l, "0")[3].Text)
+	for rank := range 3 {
+		l.Leave("0", rank, "closed")
 	}
-	require.Zero(t, rendezvous.Pending(one))
-	for group := range 1 << 13 {
-		one.Abort(ctx, strconv.Itoa(group), 1, "changed its mind", 0)
-	}
-	require.Equal(t, 1<<12, rendezvous.Pending(one))
-	require.NoError(t, one.Close())
-	<-one.Told()
-}
-
-// Someone without the secret is not listened to, and who says nothing keeps nobody.
-func TestReportsOfStrangers(t *testing.T) {
-	keeper, invitation, err := rendezvous.KeepReports(true)
+	assert.NoError(t, l.Failed("0", 0, 100))
+	all, err := l.kv.List(t.Context(), "")
 	require.NoError(t, err)
-	defer keeper.Close() //nolint:errcheck // nothing is lost
-	silent, err := net.Dial("tcp", invitation.Addresses[0])
-	require.NoError(t, err)
-	defer silent.Close() //nolint:errcheck // nothing is lost
-	other := rendezvous.Invitation{Addresses: invitation.Addresses, Secret: []byte("another one")}
-	stranger := rendezvous.FollowReports(other, 1, 3)
-	stranger.Report("0", 1, "lies")
-	require.Eventually(t, func() bool {
-		_, err := stranger.Last(t.Context(), "0")
-		return err != nil && strings.Contains(err.Error(), "it did not answer")
-	}, 10*time.Second, time.Millisecond)
-	friend := rendezvous.FollowReports(invitation, 2, 3)
-	friend.Report("0", 2, "waits")
-	eventually(t, keeper, "0", func(last map[int]rendezvous.Report) bool { return len(last) == 1 && last[2].Text == "waits" })
-	assert.NoError(t, stranger.Close())
-	assert.NoError(t, friend.Close())
+	assert.Empty(t, all, "all is forgotten")
 }

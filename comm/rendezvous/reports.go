@@ -1,0 +1,223 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// Reports is where ranks publish their status out of band, in the job's store, so that a rank whose wait times out
+// can say what its peers were doing. A backend uses it whose ranks learn nothing of each other otherwise, such as one
+// of GPUs. Status reports are for people to read; the program acts only on those of ranks that abort.
+//
+// Ranks report in a group: a communicator, by a name that is the same on its ranks. A group is forgotten when all
+// ranks that reported in it have left.
+type Reports struct {
+	kv      *store.Client
+	aborted atomic.Bool // whether any rank has
+
+	mu     sync.Mutex
+	own    map[string]map[int]bool  // ranks of this process that report, by group
+	aborts map[string]map[int]abort // by group and rank
+	home   map[string]int           // the groups that the store's own process is in, and its rank there
+}
+
+// abort is the end of a rank in a group.
+type abort struct {
+	Text string `json:"text"`
+	Done uint64 `json:"done"` // collectives before
+}
+
+// Report is the status that a rank reported last.
+type Report struct {
+	Text string
+	Age  time.Duration // since then
+	Gone bool          // the rank's process has ended since, or cannot be reached
+}
+
+const (
+	// mostGroups bounds the groups in which a process reports. Reports in others are dropped.
+	mostGroups = 1 << 12
+	// leaveTime bounds how long a rank that leaves waits for the store.
+	leaveTime = 500 * time.Millisecond
+)
+
+// Keys in the store: a kind, the group, 0 and the rank. A status that begins with 0 is a rank's last.
+const (
+	statusKeys  = "status\x00"
+	abortedKeys = "aborted\x00"
+	homeKeys    = "home\x00"
+)
+
+func reportKey(kind, group string, rank int) string {
+	return kind + group + "\x00" + strconv.Itoa(rank)
+}
+
+// place is the group and the rank of a key.
+func place(key string) (group string, rank int) {
+	parts := strings.Split(key, "\x00")
+	rank, _ = strconv.Atoi(parts[len(parts)-1])
+	return parts[1], rank
+}
+
+// NewReports has a process publish its reports in a store, whose client it closes. Ranks of one process may share it.
+// When it returns, it knows which ranks aborted before.
+func NewReports(ctx context.Context, kv *store.Client) (*Reports, error) {
+	r := &Reports{kv: kv, own: map[string]map[int]bool{}, aborts: map[string]map[int]abort{}, home: map[string]int{}}
+	_, err := kv.Watch(ctx, homeKeys, func(e store.Event) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		group, rank := place(e.Key)
+		if r.home[group] = rank; e.Deleted {
+			delete(r.home, group)
+		}
+	})
+	if err == nil {
+		_, err = kv.Watch(ctx, abortedKeys, func(e store.Event) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			group, rank := place(e.Key)
+			var a abort
+			if _ = json.Unmarshal(e.Value, &a); !e.Deleted {
+				r.note(group, rank, a)
+			} else if delete(r.aborts[group], rank); len(r.aborts[group]) == 0 {
+				delete(r.aborts, group)
+			}
+		})
+	}
+	if err != nil {
+		return nil, errors.Join(err, kv.Close())
+	}
+	if kv.LocalAddr() != nil {
+		go r.watchStore()
+	}
+	return r, nil
+}
+
+// watchStore waits for the end of the store. Ranks do not learn of aborts then, so the communicators that the store's
+// process takes part in have failed.
+func (r *Reports) watchStore() {
+	<-r.kv.Done()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for group, rank := range r.home {
+		if r.own[group] != nil && !errors.Is(r.kv.Err(), comm.ErrClosed) {
+			r.note(group, rank, abort{Text: "its process has ended, or cannot be reached"})
+		}
+	}
+}
+
+// note keeps that a rank has aborted. The caller holds the lock.
+func (r *Reports) note(group string, rank int, a abort) {
+	if r.aborts[group] == nil {
+		r.aborts[group] = map[int]abort{}
+	}
+	r.aborts[group][rank] = a
+	r.aborted.Store(true)
+}
+
+// Report replaces the status of a rank in a group. It does not wait.
+func (r *Reports) Report(group string, rank int, text string) {
+	r.mu.Lock()
+	if r.own[group] == nil {
+		if len(r.own) == mostGroups {
+			r.mu.Unlock()
+			return
+		}
+		r.own[group] = map[int]bool{}
+	}
+	first := !r.own[group][rank]
+	r.own[group][rank] = true
+	r.mu.Unlock()
+	r.kv.Post(reportKey(statusKeys, group, rank), []byte(text))
+	if first && r.kv.LocalAddr() == nil {
+		r.kv.Post(reportKey(homeKeys, group, rank), nil)
+	}
+}
+
+// Leave is the last Report. It waits for the store, but not for long.
+func (r *Reports) Leave(group string, rank int, text string) {
+	r.mu.Lock()
+	reported := r.own[group][rank]
+	delete(r.own[group], rank)
+	if len(r.own[group]) == 0 {
+		delete(r.own, group)
+		delete(r.aborts, group)
+	}
+	r.mu.Unlock()
+	if !reported {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+	defer cancel()
+	r.kv.Post(reportKey(statusKeys, group, rank), []byte("\x00"+text))
+	if r.kv.LocalAddr() == nil {
+		_ = r.kv.Delete(ctx, reportKey(homeKeys, group, rank), 0)
+	}
+	all, _ := r.kv.List(ctx, statusKeys+group+"\x00")
+	for _, e := range all {
+		if !left(e) {
+			return
+		}
+	}
+	for _, e := range all {
+		_, member := place(e.Key)
+		_ = r.kv.Delete(ctx, e.Key, e.Version)
+		_ = r.kv.Delete(ctx, reportKey(abortedKeys, group, member), 0)
+	}
+}
+
+func left(e store.Entry) bool { return len(e.Value) > 0 && e.Value[0] == 0 }
+
+// Last returns the last status of the ranks of a group, by rank.
+func (r *Reports) Last(ctx context.Context, group string) (map[int]Report, error) {
+	all, err := r.kv.List(ctx, statusKeys+group+"\x00")
+	last := make(map[int]Report, len(all))
+	for _, e := range all {
+		_, rank := place(e.Key)
+		last[rank] = Report{Text: strings.TrimPrefix(string(e.Value), "\x00"), Age: e.Age, Gone: e.Gone && !left(e)}
+	}
+	return last, err
+}
+
+// Abort is Report of a rank that takes part in no further operation of a group. done is the number of collectives
+// that it has seen completed. Abort returns when the ranks that can be reached know, or when ctx ends. Call it before
+// aborting work, if that can end the work of others as if it had succeeded.
+func (r *Reports) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
+	r.Report(group, rank, "aborted: "+text)
+	value, _ := json.Marshal(abort{text, done})
+	_ = r.kv.Set(ctx, reportKey(abortedKeys, group, rank), value, store.Heard)
+}
+
+// Failed returns [comm.ErrPeerFailed] if any rank other than rank is known to have aborted before completing that
+// many collectives. It does not wait, and costs a few nanoseconds as long as no rank has aborted.
+func (r *Reports) Failed(group string, rank int, collectives uint64) error {
+	if !r.aborted.Load() {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var first abort
+	who := -1
+	for other, a := range r.aborts[group] {
+		if other != rank && a.Done < collectives && (who < 0 || a.Done < first.Done || a.Done == first.Done && other < who) {
+			first, who = a, other
+		}
+	}
+	if who < 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: rank %d aborted: %s", comm.ErrPeerFailed, who, first.Text)
+}
+
+// Close closes the client of the store, as soon as what was reported last is sent.
+func (r *Reports) Close() error { return r.kv.Close() }
