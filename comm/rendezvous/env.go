@@ -73,7 +73,7 @@ type launcher struct {
 var launchers = []launcher{
 	{
 		name: "tutti", rank: "TUTTI_RANK", size: "TUTTI_WORLD_SIZE",
-		localRank: "TUTTI_LOCAL_RANK", localSize: "TUTTI_LOCAL_WORLD_SIZE", job: []string{"TUTTI_JOB"}, hosted: true,
+		localRank: "TUTTI_LOCAL_RANK", localSize: "TUTTI_LOCAL_WORLD_SIZE", hosted: true,
 	},
 	{
 		name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
@@ -190,7 +190,7 @@ func (l launcher) jobName(getenv func(string) string, host string) string {
 		parts = append(parts, getenv(variable))
 	}
 	// "none" is the id that torchrun gives to every job by default.
-	if parts[0] != "" && parts[0] != "none" {
+	if len(parts) > 0 && parts[0] != "" && parts[0] != "none" {
 		return strings.Join(parts, ".")
 	}
 	if l.descriptor != "" && isLoopback(host) {
