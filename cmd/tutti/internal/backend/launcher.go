@@ -13,6 +13,7 @@ import (
 var processes = map[string]string{
 	"torchrun": "torchrun --nproc-per-node",
 	"slurm":    "srun -n",
+	"tutti":    "tutti launch -n",
 }
 
 // separateWorlds says that every process of a job is a world of its own, "" if

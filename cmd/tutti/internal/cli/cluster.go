@@ -42,16 +42,9 @@ says how much went over the links. The exit code is that of the job.`,
 			if len(args) == 0 {
 				return usageError{errors.New("which command is to run on the cluster, such as bench sparse?")}
 			}
-			self, err := os.Executable()
+			args, self, err := program(cmd, args)
 			if err != nil {
 				return err
-			}
-			if own, _, err := cmd.Root().Find(args); args[0] == cmd.Root().Name() {
-				args[0] = self
-			} else if err == nil && own.HasParent() {
-				args = append([]string{self}, args...)
-			} else if _, err := exec.LookPath(args[0]); err != nil {
-				return usageError{fmt.Errorf("%s is no command of tutti and no program: %w", args[0], err)}
 			}
 			return cluster.Run(cmd.Context(), cfg, mpi, self, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -68,6 +61,22 @@ says how much went over the links. The exit code is that of the job.`,
 	flags.Var(nameFlag(&mpi, func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) }),
 		"mpi", strings.Join(cluster.MPIs(), " or ")+"; without it the first that is installed")
 	return cmd
+}
+
+// program is what args run: a command of tutti's own, or a program. self is that of tutti.
+func program(cmd *cobra.Command, args []string) (command []string, self string, err error) {
+	if self, err = os.Executable(); err != nil {
+		return nil, "", err
+	}
+	if own, _, err := cmd.Root().Find(args); args[0] == cmd.Root().Name() {
+		return append([]string{self}, args[1:]...), self, nil
+	} else if err == nil && own.HasParent() {
+		return append([]string{self}, args...), self, nil
+	}
+	if _, err := exec.LookPath(args[0]); err != nil {
+		return nil, self, usageError{fmt.Errorf("%s is no command of tutti and no program: %w", args[0], err)}
+	}
+	return args, self, nil
 }
 
 // newClusterInside is what the cluster command starts in namespaces of its own.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -48,6 +49,9 @@ type signaled struct {
 
 // Error says what the signal did.
 func (s *signaled) Error() string { return s.text }
+
+// Signal is the signal.
+func (s *signaled) Signal() syscall.Signal { return syscall.Signal(s.code - 128) }
 
 // The signals that end what runs.
 var (
@@ -95,6 +99,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var options *backend.OptionError
 	var stopped *signaled
 	var job *cluster.ExitError
+	var ended *launch.End
 	switch {
 	case out.err != nil: // also where the command did not notice
 		fmt.Fprintf(stderr, "tutti: %v\n", out.err)
@@ -106,6 +111,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return stopped.code
 	case errors.As(err, &job):
 		return job.Code // which has said why
+	case errors.As(err, &ended):
+		fmt.Fprintf(stderr, "tutti: %v\n", ended)
+		return ended.Code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.
 		fmt.Fprintf(stderr, "tutti: %s\nRun '%s --help' for usage.\n", message(err), cmd.CommandPath())
@@ -127,7 +135,8 @@ func newRoot() (root *cobra.Command, started *bool) {
 small network with every gradient exchange pattern, and measures collectives.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP),
-130 interrupted (SIGINT), 143 terminated (SIGTERM); cluster has that of its job.
+130 interrupted (SIGINT), 143 terminated (SIGTERM); cluster and launch have that of
+their job.
 
 Environment:
   TUTTI_BACKEND          backend of commands that are given none
@@ -135,8 +144,10 @@ Environment:
                          at most
   TUTTI_RECORD           number of calls that ranks remember, for tutti diagnose
   TUTTI_RECORD_DIR       directory for them, instead of the current one
-  TUTTI_SECRET           keeps strangers out of a job of NCCL: the same text for all
-                         processes
+  TUTTI_SECRET           keeps strangers out of a job: a text that all processes have
+  TUTTI_SECRET_FILE      a file with it, which its owner alone may read
+  TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_WORLD_SIZE,
+  TUTTI_RESTART          what launch tells ranks
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_CUBLAS_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
   TUTTI_MPI_SHARED       off: ranks of one host share no memory
@@ -156,7 +167,7 @@ instrument.Run those of calls.`,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetVersionTemplate("tutti {{.Version}}\n")
-	root.AddCommand(newInfo(), newTrain(), newBench(), newCluster(), newDiagnose(), newProbe(), newClusterInside())
+	root.AddCommand(newInfo(), newTrain(), newBench(), newLaunch(), newCluster(), newDiagnose(), newProbe(), newClusterInside())
 	onlySubcommands(root, "command")
 	completeNames(root)
 	return root, started

@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
+)
+
+func newLaunch() *cobra.Command {
+	cfg := launch.Config{Version: version()}
+	cmd := &cobra.Command{
+		Use:   "launch [flags] COMMAND [ARGUMENT]...",
+		Short: "Run a program as the ranks of a job, on one machine or several",
+		Long: `launch starts ranks of a program, or of one of tutti's own commands, and gives
+them what rendezvous.FromEnv reads: their ranks, the job's store, which the first
+machine's launcher keeps, and the secret that keeps strangers out. Lines of their
+output begin with the rank.
+
+With --machines, it waits until that many launchers have come; the others --join
+the first one, whose ranks are the lowest. All know one secret: TUTTI_SECRET, or a
+file that the first machine makes and that is copied to the others.
+
+If a rank fails, all are told to end (SIGTERM, and SIGKILL after 10 s), on all
+machines, and the exit code is that of the rank, or 128 and the signal that killed
+it. With --restarts, all ranks are started again; TUTTI_RESTART tells them how
+often. A signal to any launcher goes to all ranks.`,
+		Example: `  tutti launch -n 4 ./program
+  tutti launch -n 4 --machines 2 ./program                       # on the first of two machines
+  tutti launch -n 4 --join HOST:29400 --secret-file F ./program  # on the second
+  tutti launch -n 4 --restarts 3 ./program`,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			switch {
+			case len(args) == 0:
+				return usageError{errors.New("which program is to run, such as ./program?")}
+			case cfg.Ranks < 1 || cfg.Machines < 1 || cfg.Restarts < 0:
+				return usagef("-n and --machines are at least 1, --restarts is at least 0")
+			case cfg.Join != "" && (cfg.Listen != "" || cmd.Flags().Changed("machines") || cfg.Restarts > 0):
+				return usagef("--listen, --machines and --restarts are for the first machine, which has no --join")
+			}
+			if cfg.Command, _, err = program(cmd, args); err != nil {
+				return err
+			}
+			cfg.Out, cfg.Err = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			cfg.Color = canRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
+			return launch.Run(cmd.Context(), cfg)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.SetInterspersed(false) // what follows the command is the command's
+	flags.IntVarP(&cfg.Ranks, "ranks", "n", 1, "ranks on this machine")
+	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")
+	flags.StringVar(&cfg.Join, "join", "", "`address` of the first machine's launcher, as host:port")
+	flags.StringVar(&cfg.Listen, "listen", "", "`address` for the other machines ("+launch.DefaultListen+" if there are any)")
+	flags.StringVar(&cfg.SecretFile, "secret-file", "", "`file` with the job's secret, of mode 0600 (tutti/secret in the user's directory of configurations)")
+	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
+	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
+	return cmd
+}

@@ -1,0 +1,414 @@
+// Package launch starts the ranks of a job on one machine or several, and ends them together. The launcher of the first
+// machine keeps the job's store (comm/store), in which the others join it and all agree how the job ended.
+package launch
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// Config says what to start.
+type Config struct {
+	Command    []string
+	Ranks      int           // on this machine
+	Machines   int           // of the job; the first one's launcher says how many
+	Listen     string        // where the first machine keeps the store, "" for a port of the loopback address
+	Join       string        // the address of the first machine on the others
+	SecretFile string        // "" for the user's, if there are several machines and TUTTI_SECRET is not set
+	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
+	Wait       time.Duration // until all machines have come
+	Version    string        // of this program
+	Color      bool
+	Out, Err   io.Writer
+}
+
+// DefaultListen is where the first of several machines keeps the store.
+const DefaultListen = ":29400"
+
+// A variable of ranks beside those that [rendezvous.FromEnv] reads.
+const restartVariable = "TUTTI_RESTART" // how often the ranks were started before
+
+// Keys of the store.
+const (
+	keys     = "launch/"
+	versions = keys + "version"
+	arrivals = keys + "arrivals"
+	machines = keys + "machine/" // by number, leased
+	planKey  = keys + "plan"
+)
+
+// machine is one that has come.
+type machine struct {
+	Host  string `json:"host"`
+	Ranks int    `json:"ranks"`
+}
+
+// plan is who runs which ranks.
+type plan struct {
+	Size     int            `json:"size"`
+	First    map[string]int `json:"first"` // rank, by the machine's key
+	Restarts int            `json:"restarts"`
+}
+
+// End is how a job ended: the error that the launchers return. The zero value is success.
+type End struct {
+	Text   string         `json:"text,omitempty"`
+	Code   int            `json:"code,omitempty"`   // of the exit
+	Rank   bool           `json:"rank,omitempty"`   // a rank failed, which a restart may help
+	Signal syscall.Signal `json:"signal,omitempty"` // that a user sent
+}
+
+// Error says it.
+func (e *End) Error() string { return e.Text }
+
+// agent is the launcher of this machine.
+type agent struct {
+	Config
+	kv      *store.Client
+	host    string
+	address string // of the store
+	known   string // what tells the secret
+	own     string // the machine's key
+	first   bool
+	plan    plan
+	env     []string // of all ranks of this machine
+}
+
+// Run starts the ranks of this machine and returns when the job has ended on all: nil, or an *[End] if a rank
+// failed. When ctx ends, ranks get the signal of its cause (an error with a method Signal), or SIGTERM.
+func Run(ctx context.Context, cfg Config) (err error) {
+	a := &agent{Config: cfg, first: cfg.Join == ""}
+	if a.host, err = os.Hostname(); err != nil {
+		a.host = "this machine"
+	}
+	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
+	defer cancel()
+	if err := a.connect(starting); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	defer a.kv.Close() //nolint:errcheck // nothing is lost
+	if err := a.gather(starting); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	for round := 0; ; round++ {
+		end, err := a.round(ctx, round)
+		if err == nil && end.Rank && round < a.plan.Restarts {
+			if a.first {
+				fmt.Fprintf(a.Err, "tutti: %s; restart %d of %d\n", end.Text, round+1, a.plan.Restarts)
+			}
+			if err = a.again(ctx, round); err == nil {
+				continue
+			}
+		}
+		a.leave()
+		switch {
+		case err != nil:
+			return fmt.Errorf("launch: %w", err)
+		case end.Text != "":
+			return &end
+		}
+		return nil
+	}
+}
+
+// connect keeps the store, or joins it.
+func (a *agent) connect(ctx context.Context) error {
+	secret, err := a.secret()
+	if err != nil {
+		return err
+	}
+	address := a.Join
+	var l net.Listener
+	if a.first {
+		at := "127.0.0.1:0"
+		if a.Machines > 1 {
+			at = DefaultListen
+		}
+		if l, err = net.Listen("tcp", cmp.Or(a.Listen, at)); err != nil {
+			return fmt.Errorf("%w; --listen takes another address", err)
+		}
+		address = l.Addr().String()
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%w: --join takes HOST:PORT", err)
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = a.reachable()
+	}
+	a.address = net.JoinHostPort(host, port)
+	a.env = []string{"MASTER_ADDR=" + host, "MASTER_PORT=" + port, rendezvous.SecretVariable + "=" + secret,
+		"TUTTI_LOCAL_WORLD_SIZE=" + strconv.Itoa(a.Ranks)}
+	conf, err := a.tls()
+	if err != nil {
+		return err
+	}
+	if a.first {
+		server := store.NewServer(store.Options{})
+		server.Serve(l, conf)
+		a.kv = server.Owner("the first launcher")
+		return a.kv.Set(ctx, versions, []byte(a.Version))
+	}
+	d := store.Dialer{Addresses: []string{a.Join}, TLS: conf, Name: "a launcher of " + a.host + ", " + rand.Text()}
+	if a.kv, err = d.Dial(ctx); err != nil {
+		return err
+	}
+	version, err := a.kv.Get(ctx, versions)
+	if err == nil && string(version) != a.Version {
+		err = fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s", comm.ErrMismatch, a.Version, version)
+	}
+	if err != nil {
+		return errors.Join(err, a.kv.Close())
+	}
+	return nil
+}
+
+// reachable is an address of this machine, that of loopback if the job has no other machine.
+func (a *agent) reachable() string {
+	all, _ := net.InterfaceAddrs()
+	for _, at := range all {
+		if n, ok := at.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && a.Machines > 1 {
+			return n.IP.String()
+		}
+	}
+	return "127.0.0.1"
+}
+
+// tls is that of the ranks' store, as they read it from their environment.
+func (a *agent) tls() (*tls.Config, error) {
+	job, err := rendezvous.FromEnv(func(name string) (value string) {
+		for _, e := range append(a.env, "TUTTI_RANK=0", "TUTTI_WORLD_SIZE=1") {
+			if v, ok := strings.CutPrefix(e, name+"="); ok {
+				value = v
+			}
+		}
+		return value
+	})
+	if err != nil {
+		return nil, err
+	}
+	return job.TLS("store")
+}
+
+// secret is TUTTI_SECRET, that of the file, or a random one that only ranks of this machine need to know.
+func (a *agent) secret() (string, error) {
+	if secret := os.Getenv(rendezvous.SecretVariable); secret != "" && a.SecretFile == "" {
+		a.known = "the same " + rendezvous.SecretVariable
+		return secret, nil
+	}
+	path := a.SecretFile
+	if path == "" && a.first && a.Machines == 1 && a.Listen == "" {
+		return rand.Text(), nil
+	}
+	if path == "" {
+		var err error
+		if path, err = rendezvous.UserSecretFile(); err != nil {
+			return "", err
+		}
+	}
+	secret, err := rendezvous.ReadSecret(path, a.first)
+	if errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w: copy the first machine's, and name it with --secret-file", err)
+	}
+	a.known = "--secret-file and a copy of " + path
+	return secret, err
+}
+
+// gather waits until all machines have come, and has the first one make the plan.
+func (a *agent) gather(ctx context.Context) error {
+	n, err := a.kv.Add(ctx, arrivals, 1)
+	if err != nil {
+		return err
+	}
+	a.own = fmt.Sprintf("%s%08d", machines, n-1)
+	own, _ := json.Marshal(machine{a.host, a.Ranks})
+	if err := a.kv.Set(ctx, a.own, own, store.Lease); err != nil {
+		return err
+	}
+	if a.first {
+		if err := a.makePlan(ctx); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(a.Err, "tutti: joined %s\n", a.Join)
+	}
+	text, err := a.kv.Get(ctx, planKey)
+	if err == nil {
+		err = json.Unmarshal(text, &a.plan)
+	}
+	if _, ok := a.plan.First[a.own]; err == nil && !ok {
+		err = fmt.Errorf("%w: the job at %s has its %d machines already", comm.ErrArgument, a.Join, len(a.plan.First))
+	}
+	return err
+}
+
+// makePlan gives the machines that have come their ranks.
+func (a *agent) makePlan(ctx context.Context) error {
+	if a.Machines > 1 {
+		fmt.Fprintf(a.Err, "tutti: on the other machines, with %s: tutti launch --join %s -n RANKS COMMAND\n", a.known, a.address)
+	}
+	here, err := a.until(ctx, func(here []store.Entry) bool { return len(here) >= a.Machines })
+	p := plan{First: map[string]int{}, Restarts: a.Restarts}
+	var names []string
+	for _, e := range here[:min(len(here), a.Machines)] {
+		var m machine
+		err = cmp.Or(err, json.Unmarshal(e.Value, &m))
+		names = append(names, m.Host)
+		p.First[e.Key] = p.Size
+		p.Size += m.Ranks
+	}
+	if err != nil {
+		return fmt.Errorf("%d of %d machines came (%s): %w", len(here), a.Machines, strings.Join(names, ", "), err)
+	}
+	text, _ := json.Marshal(p)
+	return a.kv.Set(ctx, planKey, text)
+}
+
+// until waits until the machines that are here are enough, and returns them, also when ctx ends.
+func (a *agent) until(ctx context.Context, enough func(here []store.Entry) bool) (here []store.Entry, err error) {
+	changes := make(chan struct{}, 1)
+	stop, err := a.kv.Watch(ctx, machines, func(store.Event) {
+		select {
+		case changes <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	for {
+		now, err := a.kv.List(ctx, machines)
+		if err != nil || enough(now) {
+			return now, err
+		}
+		here = now
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return here, comm.ContextError(ctx)
+		}
+	}
+}
+
+// endKey is how a round ended, doneKey that ranks of a machine have, with success or after that.
+func endKey(round int) string { return fmt.Sprintf("%send/%d", keys, round) }
+func (a *agent) doneKey(what, machine string, round int) string {
+	return fmt.Sprintf("%s%s/%d/%s", keys, what, round, machine)
+}
+
+// finish says how a round ended, unless another launcher has said it.
+func (a *agent) finish(ctx context.Context, round int, end End) {
+	text, _ := json.Marshal(end)
+	_, _, _ = a.kv.CompareAndSet(ctx, endKey(round), 0, text)
+}
+
+// round runs the ranks once, until all launchers know how they ended.
+func (a *agent) round(ctx context.Context, round int) (end End, err error) {
+	lasting := context.WithoutCancel(ctx)
+	g := a.start(round, func(failed End) { a.finish(lasting, round, failed) })
+	watching, cancel := context.WithCancel(lasting)
+	defer cancel()
+	if a.first {
+		if stop, err := a.kv.Watch(watching, machines, func(e store.Event) {
+			if _, ours := a.plan.First[e.Key]; ours && e.Deleted {
+				var m machine
+				_ = json.Unmarshal(e.Value, &m)
+				go a.finish(lasting, round, End{Text: fmt.Sprintf("the launcher of %s has ended, or its machine cannot be reached", m.Host), Code: 1})
+			}
+		}); err == nil {
+			defer stop()
+		}
+		go func() { // which succeeds when all have
+			if a.all(watching, "success", round) == nil {
+				a.finish(watching, round, End{})
+			}
+		}()
+	}
+	go func() {
+		select {
+		case <-g.succeeded:
+			_ = a.kv.Set(watching, a.doneKey("success", a.own, round), nil)
+		case <-ctx.Done():
+			sig := syscall.SIGTERM
+			var s interface{ Signal() syscall.Signal }
+			if errors.As(context.Cause(ctx), &s) {
+				sig = s.Signal()
+			}
+			a.finish(watching, round, End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig})
+		case <-watching.Done():
+		}
+	}()
+	text, err := a.kv.Get(watching, endKey(round))
+	if err == nil {
+		err = json.Unmarshal(text, &end)
+	} else if !a.first {
+		err = fmt.Errorf("the launcher of the first machine: %w", err)
+	}
+	g.stop(end.Signal)
+	return end, err
+}
+
+// all waits until the ranks of all machines have done something.
+func (a *agent) all(ctx context.Context, what string, round int) error {
+	var others []string
+	for m := range a.plan.First {
+		others = append(others, a.doneKey(what, m, round))
+	}
+	return a.kv.Wait(ctx, others...)
+}
+
+// again waits until the ranks have ended everywhere, and clears what they had in the store.
+func (a *agent) again(ctx context.Context, round int) error {
+	if err := a.kv.Set(ctx, a.doneKey("ended", a.own, round), nil); err != nil {
+		return err
+	}
+	ready := a.doneKey("ready", "", round)
+	if a.first {
+		ctx, cancel := context.WithTimeout(ctx, 2*grace)
+		defer cancel()
+		if err := a.all(ctx, "ended", round); err != nil {
+			return err
+		}
+		left, err := a.kv.List(ctx, "")
+		for _, e := range left {
+			if !strings.HasPrefix(e.Key, keys) {
+				err = cmp.Or(err, a.kv.Delete(ctx, e.Key, 0))
+			}
+		}
+		if err = cmp.Or(err, a.kv.Set(ctx, ready, nil)); err != nil {
+			return err
+		}
+	}
+	_, err := a.kv.Get(ctx, ready)
+	return err
+}
+
+// leave has the first machine keep the store until the others know how the job ended and have stopped their ranks.
+func (a *agent) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*grace)
+	defer cancel()
+	_ = a.kv.Delete(ctx, a.own, 0)
+	if a.first {
+		_, _ = a.until(ctx, func(here []store.Entry) bool {
+			return !slices.ContainsFunc(here, func(e store.Entry) bool { _, ours := a.plan.First[e.Key]; return ours })
+		})
+	}
+}

@@ -1,0 +1,398 @@
+//go:build unix
+
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	ossignal "os/signal"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// What the test binary is as a rank, or as the launcher of a machine.
+const (
+	rankVariable    = "TUTTI_TEST_RANK"
+	machineVariable = "TUTTI_TEST_MACHINE"
+)
+
+func TestMain(m *testing.M) {
+	if address := os.Getenv(machineVariable); address != "" && os.Getenv("TUTTI_RANK") == "" {
+		err := Run(context.Background(), Config{Command: os.Args[:1], Ranks: 1, Join: address, Wait: time.Minute, Version: "v1", Out: os.Stdout, Err: os.Stderr})
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	way := os.Getenv(rankVariable)
+	if way == "" {
+		os.Exit(m.Run())
+	}
+	code, err := rank(way)
+	if err != nil {
+		fmt.Println("ERROR", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// rank is what a rank does.
+func rank(way string) (code int, err error) {
+	ctx := context.Background()
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return 0, err
+	}
+	signals := make(chan os.Signal, 1)
+	ossignal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	kv, err := job.Connect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	payload, err := job.Broadcast(ctx, kv, []byte("from rank 0 of round "+os.Getenv(restartVariable)))
+	if err != nil {
+		return 0, err
+	}
+	fmt.Printf("rank %d of %d, local %d: %s\n", job.Rank, job.WorldSize, job.LocalRank, payload)
+	last := job.Rank == job.WorldSize-1
+	switch {
+	case way == "fails" && last, way == "fails once" && last && os.Getenv(restartVariable) == "0":
+		return 7, nil
+	case way == "dies" && last:
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	case way == "stubborn":
+		for s := range signals {
+			fmt.Println("ignores", s)
+		}
+	case way == "succeeds", way == "fails once" && os.Getenv(restartVariable) == "1":
+		// All are done before rank 0's value can be cleared.
+		if err := kv.Set(ctx, fmt.Sprint("done/", job.Rank), nil); err != nil {
+			return 0, err
+		}
+		var all []string
+		for r := range job.WorldSize {
+			all = append(all, fmt.Sprint("done/", r))
+		}
+		return 0, kv.Wait(ctx, all...)
+	}
+	fmt.Println("got", <-signals)
+	return 3, nil
+}
+
+// buffer is one that may be written to and read at the same time.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// started is a launcher of this process.
+type started struct {
+	out, err buffer
+	done     chan error
+}
+
+// begin starts ranks of this binary.
+func begin(t *testing.T, ctx context.Context, way string, change func(*Config)) *started {
+	t.Helper()
+	t.Setenv(rankVariable, way)
+	t.Setenv(rendezvous.SecretVariable, "")
+	s := &started{done: make(chan error, 1)}
+	cfg := Config{Command: []string{os.Args[0]}, Ranks: 2, Machines: 1, Wait: time.Minute, Version: "v1", Out: &s.out, Err: &s.err}
+	change(&cfg)
+	go func() { s.done <- Run(ctx, cfg) }()
+	return s
+}
+
+// wait returns how it ended.
+func (s *started) wait(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-s.done:
+		return err
+	case <-time.After(time.Minute):
+		t.Fatalf("still runs:\n%s\n%s", &s.out, &s.err)
+		return nil
+	}
+}
+
+// says waits until a launcher's ranks have written something.
+func (s *started) says(t *testing.T, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(s.out.String(), text) }, time.Minute, time.Millisecond, text)
+}
+
+func one(*Config) {}
+
+// pair are the options of two machines, on a port that was free.
+func pair(t *testing.T) (first, second func(*Config)) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	file := filepath.Join(t.TempDir(), "secret")
+	_, err = rendezvous.ReadSecret(file, true)
+	require.NoError(t, err)
+	return func(c *Config) { c.Machines, c.Listen, c.SecretFile = 2, l.Addr().String(), file },
+		func(c *Config) { c.Join, c.SecretFile, c.Ranks = l.Addr().String(), file, 3 }
+}
+
+// ended is how a job ended that a rank failed.
+func ended(t *testing.T, err error) *End {
+	t.Helper()
+	var end *End
+	require.ErrorAs(t, err, &end)
+	return end
+}
+
+func TestOneMachine(t *testing.T) {
+	s := begin(t, t.Context(), "succeeds", one)
+	require.NoError(t, s.wait(t), "%s", &s.out)
+	for r := range 2 {
+		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] rank %d of 2, local %d: from rank 0 of round 0\n", r, r, r))
+	}
+}
+
+// The ranks of the first machine come first, and all are of one job.
+func TestTwoMachines(t *testing.T) {
+	first, second := pair(t)
+	a := begin(t, t.Context(), "succeeds", first)
+	b := begin(t, t.Context(), "succeeds", second)
+	require.NoError(t, a.wait(t), "%s", &a.out)
+	require.NoError(t, b.wait(t), "%s", &b.out)
+	for r := range 5 {
+		s, local := a, r
+		if r > 1 {
+			s, local = b, r-2
+		}
+		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] rank %d of 5, local %d: from rank 0 of round 0\n", r, r, local))
+	}
+	assert.Contains(t, a.err.String(), "secret: tutti launch --join 127.0.0.1:")
+}
+
+// A rank that fails ends the job on all machines with its error and status, and nobody is left.
+func TestARankThatFails(t *testing.T) {
+	for way, want := range map[string]struct {
+		code int
+		text string
+	}{"fails": {7, "exit status 7"}, "dies": {137, "signal: killed"}} {
+		first, second := pair(t)
+		a, b := begin(t, t.Context(), way, first), begin(t, t.Context(), way, second)
+		host, err := os.Hostname()
+		require.NoError(t, err)
+		for _, s := range []*started{a, b} {
+			end := ended(t, s.wait(t))
+			assert.Equal(t, want.code, end.Code)
+			assert.Equal(t, fmt.Sprintf("rank 4 on %s: %s", host, want.text), end.Error())
+		}
+		a.says(t, "got terminated")
+	}
+}
+
+// With restarts all ranks are started again, with an empty store, but not more often than was asked for.
+func TestRestarts(t *testing.T) {
+	first, second := pair(t)
+	more := func(c *Config) { first(c); c.Restarts = 2 }
+	a, b := begin(t, t.Context(), "fails once", more), begin(t, t.Context(), "fails once", second)
+	require.NoError(t, a.wait(t), "%s", &a.out)
+	require.NoError(t, b.wait(t), "%s", &b.out)
+	for _, s := range []*started{a, b} {
+		assert.Contains(t, s.out.String(), "from rank 0 of round 0")
+		assert.Contains(t, s.out.String(), "from rank 0 of round 1")
+	}
+	assert.Contains(t, a.err.String(), "exit status 7; restart 1 of 2")
+	c := begin(t, t.Context(), "fails", func(c *Config) { c.Restarts = 1 })
+	assert.Equal(t, 7, ended(t, c.wait(t)).Code)
+	assert.Contains(t, c.out.String(), "round 1")
+	assert.NotContains(t, c.out.String(), "round 2")
+}
+
+// signalError is the cause of a context that a signal ended.
+type signalError syscall.Signal
+
+func (s signalError) Error() string          { return "signaled" }
+func (s signalError) Signal() syscall.Signal { return syscall.Signal(s) }
+
+// A signal to one launcher reaches the ranks of all, once.
+func TestSignals(t *testing.T) {
+	first, second := pair(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	a, b := begin(t, ctx, "waits", first), begin(t, t.Context(), "waits", second)
+	a.says(t, "rank 1 of 5")
+	for r := 2; r < 5; r++ {
+		b.says(t, fmt.Sprintf("rank %d of 5", r))
+	}
+	cancel(signalError(syscall.SIGINT))
+	for s, n := range map[*started]int{a: 2, b: 3} {
+		end := ended(t, s.wait(t))
+		assert.Equal(t, 130, end.Code)
+		assert.Contains(t, end.Error(), "signaled on ")
+		assert.Equal(t, n, strings.Count(s.out.String(), "got interrupt"), s.out.String())
+	}
+}
+
+// Ranks that do not end are killed.
+func TestStubbornRanks(t *testing.T) {
+	defer func(d time.Duration) { grace = d }(grace)
+	grace = 200 * time.Millisecond
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := begin(t, ctx, "stubborn", one)
+	s.says(t, "rank 0 of 2")
+	s.says(t, "rank 1 of 2")
+	cancel(errors.New("no longer wanted"))
+	assert.Equal(t, 143, ended(t, s.wait(t)).Code)
+	assert.Contains(t, s.out.String(), "ignores terminated")
+}
+
+// A machine whose launcher is killed ends the job, and takes its ranks along.
+func TestALostMachine(t *testing.T) {
+	first, _ := pair(t)
+	var at, file string
+	a := begin(t, t.Context(), "waits", func(c *Config) { first(c); at, file = c.Listen, c.SecretFile })
+	secret, err := rendezvous.ReadSecret(file, false)
+	require.NoError(t, err)
+	lost := exec.Command(os.Args[0])
+	lost.Env = append(os.Environ(), machineVariable+"="+at, rendezvous.SecretVariable+"="+secret)
+	out := new(buffer)
+	lost.Stdout, lost.Stderr = out, out
+	require.NoError(t, lost.Start())
+	a.says(t, "rank 1 of 3")
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "[2] rank 2 of 3") }, time.Minute, time.Millisecond)
+	require.NoError(t, lost.Process.Kill())
+	require.Error(t, lost.Wait()) // waits until its ranks, which have its output, are gone
+	end := ended(t, a.wait(t))
+	assert.Equal(t, 1, end.Code)
+	assert.Regexp(t, regexp.MustCompile("the launcher of .* has ended, or its machine cannot be reached"), end.Error())
+}
+
+// The first machine's launcher ends in the same way for the others.
+func TestALostFirstMachine(t *testing.T) {
+	first, second := pair(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var cfg Config
+	first(&cfg)
+	secret, err := rendezvous.ReadSecret(cfg.SecretFile, false)
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", cfg.Listen)
+	require.NoError(t, err)
+	job := rendezvous.Job{Secret: []byte(secret + "\x00tutti\x00"), Hosted: true}
+	conf, err := job.TLS("store")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	server.Serve(l, conf)
+	kv := server.Owner("the first launcher")
+	require.NoError(t, kv.Set(ctx, versions, []byte("v1")))
+	b := begin(t, ctx, "waits", func(c *Config) { second(c); c.Ranks = 1 })
+	require.NoError(t, kv.Set(ctx, planKey, []byte(`{"size":1,"first":{"`+machines+`00000000":0}}`)))
+	b.says(t, "rank 0 of 1")
+	require.NoError(t, kv.Close())
+	err = b.wait(t)
+	assert.ErrorIs(t, err, comm.ErrPeerFailed)
+	assert.ErrorContains(t, err, "the launcher of the first machine")
+	assert.Contains(t, b.out.String(), "got terminated")
+	cancel()
+}
+
+// The ordinary mistakes are named, and none hurts the job.
+func TestMistakes(t *testing.T) {
+	first, second := pair(t)
+	var cfg Config
+	first(&cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	a := begin(t, ctx, "succeeds", first)
+	require.Eventually(t, func() bool { return strings.Contains(a.err.String(), "on the other machines") }, time.Minute, time.Millisecond)
+
+	taken := begin(t, t.Context(), "succeeds", first)
+	err := taken.wait(t)
+	assert.ErrorIs(t, err, syscall.EADDRINUSE)
+	assert.ErrorContains(t, err, "--listen takes another address")
+
+	other := filepath.Join(t.TempDir(), "secret")
+	_, err = rendezvous.ReadSecret(other, true)
+	require.NoError(t, err)
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.SecretFile = other }).wait(t)
+	assert.ErrorIs(t, err, store.ErrRefused)
+	assert.ErrorContains(t, err, "it knows another secret")
+
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.SecretFile = other + "2" }).wait(t)
+	assert.ErrorIs(t, err, os.ErrNotExist)
+	assert.ErrorContains(t, err, "copy the first machine's")
+
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Version = "v2" }).wait(t)
+	assert.ErrorIs(t, err, comm.ErrMismatch)
+	assert.ErrorContains(t, err, "this is tutti v2, and the first machine has tutti v1")
+
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Join = "127.0.0.1" }).wait(t)
+	assert.ErrorContains(t, err, "--join takes HOST:PORT")
+
+	b := begin(t, t.Context(), "waits", second)
+	b.says(t, "rank 4 of 5")
+	third := begin(t, t.Context(), "succeeds", second)
+	assert.ErrorContains(t, third.wait(t), "has its 2 machines already")
+	cancel()
+	assert.Equal(t, 143, ended(t, a.wait(t)).Code)
+	assert.Equal(t, 143, ended(t, b.wait(t)).Code)
+}
+
+// A first machine to which nobody comes says how many there are, as one that joins nobody does.
+func TestNobodyComes(t *testing.T) {
+	first, second := pair(t)
+	brief := func(c *Config) { c.Wait = 200 * time.Millisecond }
+	err := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); brief(c) }).wait(t)
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "1 of 2 machines came")
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); brief(c) }).wait(t)
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "connection refused")
+}
+
+// Lines are whole, also where ranks write parts of them or never end one, and have a colour on request.
+func TestLines(t *testing.T) {
+	var mu sync.Mutex
+	var out bytes.Buffer
+	a := &agent{plan: plan{Size: 12}}
+	l := &lines{mu: &mu, out: &out, prefix: a.prefix(3)}
+	for _, part := range []string{"a", "b\nc\n\nd", "e"} {
+		n, err := l.Write([]byte(part))
+		require.NoError(t, err)
+		require.Equal(t, len(part), n)
+	}
+	assert.Equal(t, "[ 3] ab\n[ 3] c\n[ 3] \n", out.String())
+	l.flush()
+	assert.Equal(t, "[ 3] ab\n[ 3] c\n[ 3] \n[ 3] de\n", out.String())
+	out.Reset()
+	_, err := l.Write(bytes.Repeat([]byte("x"), longestLine+10))
+	require.NoError(t, err)
+	l.flush()
+	assert.LessOrEqual(t, len(strings.Split(out.String(), "\n")[0]), longestLine+len(l.prefix))
+	assert.Equal(t, longestLine+10, strings.Count(out.String(), "x"))
+	a.Color = true
+	assert.Equal(t, "\x1b[34m[ 3] \x1b[0m", a.prefix(3))
+	assert.Equal(t, "[11] ", (&agent{plan: a.plan}).prefix(11), strconv.Itoa(11))
+}

@@ -1,0 +1,169 @@
+package launch
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// grace is how long ranks that are told to end have until they are killed.
+var grace = 10 * time.Second
+
+// longestLine is how much of a line is kept until it is written.
+const longestLine = 64 << 10
+
+// group is the ranks of this machine in one round.
+type group struct {
+	succeeded chan struct{} // closed when all have ended, and none failed
+	ended     sync.WaitGroup
+
+	mu       sync.Mutex
+	stopping bool
+	commands []*exec.Cmd // that run
+}
+
+// start starts the ranks. failed is called when one fails that was not told to end.
+func (a *agent) start(round int, failed func(End)) *group {
+	g := &group{succeeded: make(chan struct{})}
+	var mu sync.Mutex // of the output
+	var good sync.WaitGroup
+	good.Add(a.Ranks)
+	for local := range a.Ranks {
+		rank := a.plan.First[a.own] + local
+		cmd := exec.Command(a.Command[0], a.Command[1:]...)
+		cmd.Env = append(append(os.Environ(), a.env...), "TUTTI_RANK="+strconv.Itoa(rank), "TUTTI_LOCAL_RANK="+strconv.Itoa(local),
+			"TUTTI_WORLD_SIZE="+strconv.Itoa(a.plan.Size), restartVariable+"="+strconv.Itoa(round))
+		cmd.SysProcAttr = attributes()
+		cmd.WaitDelay = time.Second // for what the rank started, and keeps its output open
+		out := &lines{mu: &mu, out: a.Out, prefix: a.prefix(rank)}
+		errs := &lines{mu: &mu, out: a.Err, prefix: out.prefix}
+		cmd.Stdout, cmd.Stderr = out, errs
+		g.ended.Go(func() {
+			// Where ranks die with their parent, that is the thread.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			g.mu.Lock()
+			if g.stopping {
+				g.mu.Unlock()
+				return
+			}
+			err := cmd.Start()
+			if err == nil {
+				g.commands = append(g.commands, cmd)
+			}
+			g.mu.Unlock()
+			if err == nil {
+				err = cmd.Wait()
+			}
+			g.mu.Lock()
+			told := g.stopping
+			g.commands = slices.DeleteFunc(g.commands, func(c *exec.Cmd) bool { return c == cmd })
+			g.mu.Unlock()
+			out.flush()
+			errs.flush()
+			if err == nil || errors.Is(err, exec.ErrWaitDelay) {
+				good.Done()
+				return
+			}
+			if !told {
+				failed(End{Text: fmt.Sprintf("rank %d on %s: %v", rank, a.host, err), Code: code(err), Rank: true})
+			}
+		})
+	}
+	go func() {
+		good.Wait()
+		close(g.succeeded)
+	}()
+	return g
+}
+
+// stop tells ranks to end by a signal, or SIGTERM, kills those that do not, and waits for all.
+func (g *group) stop(with syscall.Signal) {
+	send := func(s syscall.Signal) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.stopping = true
+		for _, c := range g.commands {
+			signal(c.Process, s)
+		}
+	}
+	send(cmp.Or(with, syscall.SIGTERM))
+	defer time.AfterFunc(grace, func() { send(syscall.SIGKILL) }).Stop()
+	g.ended.Wait()
+}
+
+// code is the exit code of a rank, as shells have it.
+func code(err error) int {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return 1
+	}
+	if sig := killedBy(exit.ProcessState); sig != 0 {
+		return 128 + int(sig)
+	}
+	return max(exit.ExitCode(), 1)
+}
+
+// prefix is what the lines of a rank begin with.
+func (a *agent) prefix(rank int) string {
+	text := fmt.Sprintf("[%*d] ", len(strconv.Itoa(a.plan.Size-1)), rank)
+	if a.Color {
+		return fmt.Sprintf("\x1b[3%dm%s\x1b[0m", 1+rank%6, text)
+	}
+	return text
+}
+
+// lines writes whole lines with a prefix.
+type lines struct {
+	mu     *sync.Mutex
+	out    io.Writer
+	prefix string
+	rest   []byte
+}
+
+// Write implements [io.Writer].
+func (l *lines) Write(p []byte) (int, error) {
+	l.rest = append(l.rest, p...)
+	for {
+		i := bytes.IndexByte(l.rest, '\n')
+		if i < 0 && len(l.rest) < longestLine {
+			return len(p), nil
+		}
+		if i < 0 || i >= longestLine {
+			i = longestLine - 1
+		}
+		if err := l.line(l.rest[:i+1]); err != nil {
+			return 0, err
+		}
+		l.rest = l.rest[i+1:]
+	}
+}
+
+// flush writes what is left.
+func (l *lines) flush() {
+	if len(l.rest) > 0 {
+		_ = l.line(l.rest)
+		l.rest = nil
+	}
+}
+
+func (l *lines) line(text []byte) error {
+	text = append([]byte(l.prefix), text...)
+	if text[len(text)-1] != '\n' {
+		text = append(text, '\n')
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, err := l.out.Write(text)
+	return err
+}
