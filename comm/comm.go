@@ -164,7 +164,7 @@ type Communicator interface {
 	// progress and later calls fail with [ErrBroken] and the first cause, and peers
 	// that need this rank get [ErrPeerFailed] with its text. When Abort returns, buffers
 	// belong to the caller again. The communicator is still to be closed.
-	// Sub-communicators go on; [CloseAll] includes them.
+	// Sub-communicators go on; [AbortAll] includes them.
 	Abort(cause error)
 
 	// Close gives back what the communicator holds. Operations in flight get a bounded

@@ -47,13 +47,11 @@ type Parent interface {
 	SubCommunicators() []Communicator
 }
 
-// CloseAll closes c and its sub-communicators ([Parent]). If cause is not nil it
-// aborts all of them first, side by side, so that every peer learns the cause before
-// this rank waits for anything. Sub-communicators of what c decorates come last, as c may
-// need them until it closes.
-func CloseAll(c Communicator, cause error) error {
-	var family, below []Communicator
-	subs := &family
+// family returns c and its sub-communicators ([Parent]). Those of what c decorates come
+// last, as c may need them until it closes.
+func family(c Communicator) []Communicator {
+	var own, below []Communicator
+	subs := &own
 	for at := c; at != nil; {
 		if p, ok := at.(Parent); ok {
 			*subs = append(*subs, p.SubCommunicators()...)
@@ -65,16 +63,27 @@ func CloseAll(c Communicator, cause error) error {
 		}
 		at = u.Unwrap()
 	}
-	family = append(append(family, c), below...)
+	return append(append(own, c), below...)
+}
+
+// AbortAll aborts c and its sub-communicators ([Parent]), side by side, so that every peer
+// learns the cause before this rank waits for anything.
+func AbortAll(c Communicator, cause error) {
+	var all sync.WaitGroup
+	for _, m := range family(c) {
+		all.Go(func() { m.Abort(cause) })
+	}
+	all.Wait()
+}
+
+// CloseAll closes c and its sub-communicators ([Parent]). If cause is not nil it
+// aborts all of them first ([AbortAll]).
+func CloseAll(c Communicator, cause error) error {
 	if cause != nil {
-		var all sync.WaitGroup
-		for _, m := range family {
-			all.Go(func() { m.Abort(cause) })
-		}
-		all.Wait()
+		AbortAll(c, cause)
 	}
 	var errs []error
-	for _, m := range family {
+	for _, m := range family(c) {
 		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)

@@ -42,10 +42,7 @@ func (b localBackend) Run(ctx context.Context, opts Options, body func(context.C
 	}
 	rt := cpu.New()
 	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
-		if opts.Timeout > 0 {
-			c = comm.Limit(c, opts.Timeout, overdue{opts.Timeout})
-		}
-		return body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: ranks})
+		return body(ctx, Rank{Comm: bound(c, opts.Timeout), Runtime: rt, HostRanks: ranks, limit: opts.Timeout})
 	})
 	return errors.Join(err, rt.Close())
 }

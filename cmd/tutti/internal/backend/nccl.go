@@ -120,34 +120,27 @@ func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*
 		return err
 	}
 	comms, err := b.overPeerMemory(ctx, bases, opts)
-	ranks := make([]Rank, 0, len(comms))
-	var streams []*cudaStream
-	var computes []*cudaCompute
-	for i, base := range bases {
-		if err != nil {
-			break
+	if err != nil {
+		for _, c := range comms {
+			err = errors.Join(err, c.Close())
 		}
-		g, rt := &guard{limit: opts.Timeout}, base.Runtime()
-		bound := g.watch(comms[i])
-		s, streamErr := newCUDAStream(base, bound)
-		streams, err = append(streams, s), errors.Join(err, streamErr)
-		compute := &cudaCompute{rt: rt, bound: bound}
-		computes = append(computes, compute)
-		ranks = append(ranks, Rank{Comm: bound, Runtime: rt, Stream: s, Compute: compute, Location: location(rt), guard: g})
+		return err
 	}
-	if err == nil {
-		err = run(ctx, ranks, body)
-	}
-	for _, s := range streams {
-		err = errors.Join(err, s.free())
-	}
-	for _, c := range computes {
-		err = errors.Join(err, c.free())
-	}
-	for _, c := range comms {
-		err = errors.Join(err, c.Close())
-	}
-	return err
+	return comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) (err error) {
+		base := bases[slices.Index(comms, c)]
+		rt := base.Runtime()
+		r := Rank{Runtime: rt, Location: location(rt), limit: opts.Timeout}
+		r.Comm = r.Watch(ctx, c)
+		s, err := newCUDAStream(base, r.Comm)
+		defer func() { err = errors.Join(err, s.free()) }()
+		if err != nil {
+			return err
+		}
+		compute := &cudaCompute{rt: rt, bound: r.Comm}
+		defer func() { err = errors.Join(err, compute.free()) }()
+		r.Stream, r.Compute = s, compute
+		return body(ctx, r)
+	})
 }
 
 // overPeerMemory puts communicators over peer memory on top of those of this

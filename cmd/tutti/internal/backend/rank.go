@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pbnjay/memory"
 
@@ -33,18 +34,37 @@ type Rank struct {
 	// host's, and 0 if it is that of devices.
 	HostRanks int
 
-	guard *guard // of Comm; nil where that bounds its waits itself
+	limit time.Duration // of each wait, 0 for none
 }
 
-// Watch puts c, a communicator that the rank made for itself, on an equal
-// footing with Comm: its waits end after [Options.Timeout], and with the other
-// ranks of this process when one of them fails. It is used and closed through
-// the communicator that is returned.
-func (r Rank) Watch(c comm.Communicator) comm.Communicator {
-	if r.guard == nil {
-		return c
+// overdue is the cause of a context that a limit ended.
+type overdue struct{ limit time.Duration }
+
+// Error names the flag that sets the limit.
+func (o overdue) Error() string { return fmt.Sprintf("--timeout %v", o.limit) }
+
+// Unwrap makes it a [context.DeadlineExceeded].
+func (overdue) Unwrap() error { return context.DeadlineExceeded }
+
+// within is ctx with a deadline after limit, 0 for none.
+func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if limit == 0 {
+		return context.WithCancel(ctx)
 	}
-	return r.guard.watch(c)
+	return context.WithTimeoutCause(ctx, limit, overdue{limit})
+}
+
+// bound has the waits of c end after a limit.
+func bound(c comm.Communicator, limit time.Duration) comm.Communicator {
+	return comm.Limit(c, limit, overdue{limit})
+}
+
+// Watch puts c, a communicator of GPUs, on an equal footing with Comm: its waits end
+// after [Options.Timeout], and it aborts when ctx ends, as a rank may be in what no context
+// ends: a copy from a device, a submission to a full queue.
+func (r Rank) Watch(ctx context.Context, c comm.Communicator) comm.Communicator {
+	context.AfterFunc(ctx, func() { comm.AbortAll(c, context.Cause(ctx)) })
+	return bound(c, r.limit)
 }
 
 // WithoutPeerMemory is the rank with what is below its communicator over peer
@@ -52,7 +72,7 @@ func (r Rank) Watch(c comm.Communicator) comm.Communicator {
 func (r Rank) WithoutPeerMemory() (Rank, bool) {
 	c, ok := comm.As[*p2p.Comm](r.Comm)
 	if ok {
-		r.Comm = r.guard.add(comm.Limit(c.Unwrap(), r.guard.limit, overdue{r.guard.limit}))
+		r.Comm = bound(c.Unwrap(), r.limit)
 	}
 	return r, ok
 }
@@ -60,10 +80,7 @@ func (r Rank) WithoutPeerMemory() (Rank, bool) {
 // Within is ctx with the deadline of one wait, for collective calls that are
 // not among those of a communicator, as making another one is.
 func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) {
-	if r.guard == nil {
-		return context.WithCancel(ctx)
-	}
-	return within(ctx, r.guard.limit)
+	return within(ctx, r.limit)
 }
 
 // Fits returns an error if what the ranks of this process need of the host's

@@ -16,134 +16,73 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// device is a communicator like those of GPUs: it does not know of its peers'
-// failures, and only a wait whose context ends breaks it.
+// device is a communicator like those of GPUs: operations in flight end by an abort.
 type device struct {
 	comm.Communicator
 	rank    int
-	pending bool
 	once    sync.Once
 	aborted chan struct{}
 }
 
-func newDevice(rank int, pending bool) *device {
-	return &device{rank: rank, pending: pending, aborted: make(chan struct{})}
-}
+func newDevice(rank int) *device { return &device{rank: rank, aborted: make(chan struct{})} }
 
 func (d *device) Rank() int    { return d.rank }
 func (d *device) Abort(error)  { d.once.Do(func() { close(d.aborted) }) }
 func (d *device) Close() error { return nil }
 
 func (d *device) Sync(ctx context.Context) error {
-	if !d.pending {
-		return nil
-	}
 	select {
 	case <-d.aborted:
 		return comm.ErrBroken
 	case <-ctx.Done():
-		d.Abort(ctx.Err())
 		return comm.ContextError(ctx)
 	}
 }
 
-// guardedRank is a rank with a guarded communicator.
-func guardedRank(c comm.Communicator, limit time.Duration) Rank {
-	g := &guard{limit: limit}
-	return Rank{Comm: g.watch(c), guard: g}
-}
-
 func TestOneFailureEndsAllRanks(t *testing.T) {
 	failure := errors.New("rank 2 has had enough")
-	devices := []*device{newDevice(0, true), newDevice(1, true), newDevice(2, true)}
-	var ranks []Rank
-	for _, d := range devices {
-		ranks = append(ranks, guardedRank(d, 0))
-	}
-	err := run(t.Context(), ranks, func(ctx context.Context, r Rank) error {
+	devices := []*device{newDevice(0), newDevice(1), newDevice(2)}
+	beside := newDevice(0)
+	err := comm.Run(t.Context(), []comm.Communicator{devices[0], devices[1], devices[2]}, func(ctx context.Context, c comm.Communicator) error {
+		r := Rank{}
+		r.Comm = r.Watch(ctx, c)
 		switch r.Comm.Rank() {
-		case 0: // waits as it should
-			return r.Comm.Sync(ctx)
-		case 1: // is in a call that no context ends
+		case 0: // waits for a communicator that it made for itself, in a call that no context ends
+			return r.Watch(ctx, beside).Sync(context.WithoutCancel(ctx))
+		case 1: // is in a call that nothing but an abort ends
 			<-devices[1].aborted
 			return errors.New("the call failed")
 		}
 		return failure
 	})
 	assert.ErrorIs(t, err, failure)
-	assert.ErrorIs(t, err, comm.ErrPeerFailed)
+	assert.ErrorIs(t, err, comm.ErrBroken)
 	assert.ErrorContains(t, err, "the call failed")
-	for _, d := range devices {
+	for _, d := range append(devices, beside) {
 		<-d.aborted
 	}
 }
 
-// A communicator that a rank makes for itself ends with the others.
-func TestOneFailureEndsWatchedCommunicators(t *testing.T) {
-	failure := errors.New("rank 1 has had enough")
-	own := newDevice(0, true)
-	closed := newDevice(0, true)
-	err := run(t.Context(), []Rank{guardedRank(newDevice(0, false), 0), guardedRank(newDevice(1, false), 0)}, func(_ context.Context, r Rank) error {
-		if r.Comm.Rank() == 1 {
-			return failure
-		}
-		assert.NoError(t, r.Watch(closed).Close())
-		beside := r.Watch(own)
-		// A wait that only an abort ends, as that of SyncCommStream.
-		return beside.Sync(context.WithoutCancel(t.Context()))
-	})
-	assert.ErrorIs(t, err, failure)
-	assert.ErrorIs(t, err, comm.ErrBroken)
-	select {
-	case <-closed.aborted:
-		t.Error("a communicator that was closed is touched")
-	default:
-	}
-}
-
-// A rank may have nothing pending when the context ends, and something later.
-func TestAbandonLooksAgain(t *testing.T) {
+func TestTheEndOfTheContextAborts(t *testing.T) {
 	cause := errors.New("interrupted")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d := newDevice(0, true)
-	looks := 0
-	err := run(ctx, []Rank{guardedRank(syncFunc{d, func(ctx context.Context) error {
-		if looks++; looks < 3 {
-			return nil
-		}
-		return d.Sync(ctx)
-	}}, 0)}, func(context.Context, Rank) error {
-		cancel(cause)
-		<-d.aborted
-		return context.Cause(ctx)
-	})
+	comms, err := local.New(2)
+	require.NoError(t, err)
+	defer comms[1].Close() //nolint:errcheck // broken
+	c := Rank{}.Watch(ctx, comms[0])
+	cancel(cause)
+	err = c.Barrier(context.WithoutCancel(ctx))
+	assert.ErrorIs(t, err, comm.ErrBroken)
 	assert.ErrorIs(t, err, cause)
-}
-
-// syncFunc is a communicator with another Sync.
-type syncFunc struct {
-	comm.Communicator
-	sync func(context.Context) error
-}
-
-func (s syncFunc) Sync(ctx context.Context) error { return s.sync(ctx) }
-
-func TestRanksThatSucceedAreLeftAlone(t *testing.T) {
-	d := newDevice(0, true)
-	require.NoError(t, run(t.Context(), []Rank{guardedRank(d, 0)}, func(context.Context, Rank) error { return nil }))
-	select {
-	case <-d.aborted:
-		t.Error("aborted")
-	default:
-	}
+	require.NoError(t, c.Close())
 }
 
 func TestWaitsAreBounded(t *testing.T) {
 	comms, err := local.New(2)
 	require.NoError(t, err)
 	defer comms[1].Close() //nolint:errcheck // broken
-	r := guardedRank(comms[0], time.Millisecond)
-	c := r.Comm
+	r := Rank{limit: time.Millisecond}
+	c := r.Watch(t.Context(), comms[0])
 	err = c.Barrier(t.Context())
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
@@ -153,25 +92,13 @@ func TestWaitsAreBounded(t *testing.T) {
 	assert.Equal(t, comms[0], found)
 	require.NoError(t, c.Close())
 
-	assert.ErrorIs(t, r.Watch(newDevice(0, true)).Sync(t.Context()), comm.ErrTimeout)
-	ctx, cancel := r.Within(t.Context())
-	defer cancel()
-	_, bounded := ctx.Deadline()
-	assert.True(t, bounded)
-
-	ctx, cancel = guardedRank(newDevice(0, true), 0).Within(t.Context())
-	defer cancel()
-	_, bounded = ctx.Deadline()
-	assert.False(t, bounded)
-}
-
-func TestRanksThatBoundTheirOwnWaitsAreNotWatched(t *testing.T) {
-	d := newDevice(0, false)
-	assert.Equal(t, d, Rank{}.Watch(d))
-	ctx, cancel := Rank{}.Within(t.Context())
-	defer cancel()
-	_, bounded := ctx.Deadline()
-	assert.False(t, bounded)
+	assert.ErrorIs(t, r.Watch(t.Context(), newDevice(0)).Sync(t.Context()), comm.ErrTimeout)
+	for _, r := range []Rank{r, {}} {
+		ctx, cancel := r.Within(t.Context())
+		defer cancel()
+		_, bounded := ctx.Deadline()
+		assert.Equal(t, r.limit > 0, bounded)
+	}
 }
 
 func TestLocationsAreThoseOfAllRanks(t *testing.T) {

@@ -119,7 +119,7 @@ func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, c
 		if r.Beside, err = newBeside(ctx, rank, rt, ctas); err != nil {
 			return overlap.Result{}, err
 		}
-		defer func() { err = errors.Join(err, r.Beside.Close()) }()
+		defer func() { err = errors.Join(err, comm.CloseAll(r.Beside, err)) }()
 	}
 	return overlap.Run(ctx, r, cfg)
 }
@@ -127,13 +127,13 @@ func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, c
 // newBeside makes a communicator of a rank's own that takes few multiprocessors.
 // It is collective.
 func newBeside(ctx context.Context, rank backend.Rank, rt *cuda.Runtime, ctas int) (comm.Communicator, error) {
-	ctx, cancel := rank.Within(ctx)
+	within, cancel := rank.Within(ctx)
 	defer cancel()
-	c, err := nccl.From(ctx, rank.Comm, rt, nccl.WithCTAs(ctas, ctas))
+	c, err := nccl.From(within, rank.Comm, rt, nccl.WithCTAs(ctas, ctas))
 	if err != nil {
 		return nil, err
 	}
-	return rank.Watch(c), nil
+	return rank.Watch(ctx, c), nil
 }
 
 // overlapResult is a line of --json.
