@@ -31,9 +31,7 @@ func TestOnStandIns(t *testing.T) {
 	}
 	dir := t.TempDir()
 	library, old := buildStandIn(t, dir, "driver.so"), buildStandIn(t, dir, "old.so", "-DTOO_OLD")
-	emulating := func(t *testing.T) string {
-		return buildStandIn(t, dir, "emulating.so", buildEmulator(t, dir), "-lm")
-	}
+	emulating := ""
 	unavailable := []string{"-test.run=^TestOpenSaysWhatIsMissing$"}
 	for name, c := range map[string]struct {
 		file string
@@ -64,7 +62,10 @@ func TestOnStandIns(t *testing.T) {
 			self, err := os.Executable()
 			require.NoError(t, err)
 			if c.file == "" {
-				c.file = emulating(t)
+				if emulating == "" {
+					emulating = buildStandIn(t, dir, "emulating.so", buildEmulator(t, dir), "-lm")
+				}
+				c.file = emulating
 			}
 			cmd := exec.Command(self, append(c.args, "-test.v", "-test.timeout=5m")...)
 			cmd.Env = append(append(os.Environ(), standInVariable+"=1", libraryVariable+"="+c.file), c.env...)

@@ -21,16 +21,28 @@ namespace {
 enum { max_threads = 1024, stack_bytes = 128 << 10 };
 enum state { ready, in_warp, in_block, done };
 
+// A switch saves the stack and the place, and the compiler the registers that it uses.
+#ifdef __x86_64__
+typedef void *context[5];
+#define SAVE(p) __builtin_setjmp(p)
+#define GO(p) __builtin_longjmp(p, 1)
+#else
+typedef jmp_buf context;
+#define SAVE(p) _setjmp(p)
+#define GO(p) _longjmp(p, 1)
+#endif
+
 struct coroutine {
-  jmp_buf env;
+  context at;
   state is;
   u64 said;
 } all[max_threads];
 
-jmp_buf scheduler;
+context scheduler;
 char *stacks;
 u32 now, thread_total, block_now, block_total;
 u64 heard[max_threads]; // what the lanes of each warp said last
+u32 bits_heard[max_threads / 32], sum_heard[max_threads / 32];
 u32 conditions;         // for which barrier_count holds
 
 void (*body)(void *);
@@ -41,36 +53,45 @@ void failed(const char *what) {
   abort();
 }
 
-void wait_as(state s) {
+__attribute__((noinline)) void yield() { GO(scheduler); }
+
+__attribute__((noinline)) void wait_as(state s) {
   all[now].is = s;
-  if (_setjmp(all[now].env) == 0) _longjmp(scheduler, 1);
+  if (SAVE(all[now].at) == 0) yield();
 }
 
+// entry runs one block after the other: a coroutine is made once, as that takes system calls.
 void entry() {
-  body(body_argument);
-  all[now].is = done;
-  _longjmp(scheduler, 1);
+  for (;;) {
+    body(body_argument);
+    wait_as(done);
+  }
 }
 
-// start makes a coroutine that enters entry when it is first resumed.
+// start readies a coroutine for a block. A new one enters entry when it is first resumed.
 void start(u32 t) {
+  static u32 made_so_far;
+  all[t].is = ready;
+  if (t < made_so_far) return;
+  made_so_far = t + 1;
   static ucontext_t back, made;
   getcontext(&made);
   made.uc_stack.ss_sp = stacks + (size_t)t * stack_bytes;
   made.uc_stack.ss_size = stack_bytes;
   made.uc_link = nullptr;
   makecontext(&made, [] {
-    if (_setjmp(all[now].env) == 0) swapcontext(&made, &back);
+    if (SAVE(all[now].at) == 0) swapcontext(&made, &back);
     entry();
   }, 0);
   now = t;
   swapcontext(&back, &made);
-  all[t].is = ready;
 }
 
-void resume(u32 t) {
+__attribute__((noinline)) void enter(u32 t) { GO(all[t].at); }
+
+__attribute__((noinline)) void resume(u32 t) {
   now = t;
-  if (_setjmp(scheduler) == 0) _longjmp(all[t].env, 1);
+  if (SAVE(scheduler) == 0) enter(t);
 }
 
 void run_block() {
@@ -86,7 +107,12 @@ void run_block() {
       }
       if (!told) continue;
       if (told != 32) failed("not all threads of a warp take part");
-      for (u32 t = w; t < w + 32; t++) heard[t] = all[t].said, all[t].is = ready;
+      u32 bits = 0, sum = 0;
+      for (u32 t = w; t < w + 32; t++) {
+        const u64 said = all[t].said;
+        heard[t] = said, all[t].is = ready, sum += (u32)said, bits |= (u32)(said & 1) << (t - w);
+      }
+      bits_heard[w / 32] = bits, sum_heard[w / 32] = sum;
       moved = true;
     }
     if (ended == thread_total) return;
@@ -121,19 +147,15 @@ DEVICE const u64 *tell(u64 v) {
 }
 DEVICE void warp_barrier() { tell(0); }
 DEVICE u32 ballot(bool condition) {
-  const u64 *all_said = tell(condition);
-  u32 bits = 0;
-  for (u32 i = 0; i < 32; i++) bits |= (u32)all_said[i] << i;
-  return bits;
+  tell(condition);
+  return bits_heard[now / 32];
 }
 DEVICE u32 shuffle(u32 v, u32 from) { return (u32)tell(v)[from & 31]; }
 DEVICE u32 shuffle_up(u32 v, u32 by) { return now % 32 < by ? (u32)tell(v)[now % 32] : (u32)tell(v)[now % 32 - by]; }
 DEVICE u32 shuffle_xor(u32 v, u32 mask) { return (u32)tell(v)[(now % 32) ^ mask]; }
 DEVICE u32 warp_sum(u32 v) {
-  const u64 *all_said = tell(v);
-  u32 sum = 0;
-  for (u32 i = 0; i < 32; i++) sum += (u32)all_said[i];
-  return sum;
+  tell(v);
+  return sum_heard[now / 32];
 }
 
 DEVICE u32 ones(u32 v) { return (u32)__builtin_popcount(v); }
