@@ -39,7 +39,7 @@ var movementCases = func() []testCase {
 func (m movement) matrix(p *probe) {
 	for _, dt := range p.types() {
 		b := p.batch(p.c)
-		for i, n := range p.counts(m.parts(p.size)) {
+		for i, n := range p.counts(m.parts(p.size), int(dt)) {
 			l := plain(m.name, "", n, dt)
 			if m.rooted {
 				l.root = (i + int(dt)) % p.size

@@ -59,7 +59,7 @@ func (b *batch) runGroup() {
 func ring(p *probe) {
 	dt := p.word()
 	for distance := range p.size {
-		for i, n := range p.counts(1) {
+		for i, n := range p.counts(1, distance) {
 			b := p.batch(p.c)
 			dest, src := (p.rank+distance)%p.size, (p.rank+p.size-distance)%p.size
 			b.send(n, dt, dest, i, 5)

@@ -18,6 +18,10 @@ func TestConformance(t *testing.T) {
 	if testing.Short() {
 		sizes = []int{1, 3, 4}
 	}
+	conformance(t, sizes...)
+}
+
+func conformance(t *testing.T, sizes ...int) {
 	rt := cpu.New()
 	t.Cleanup(func() {
 		if err := rt.Close(); err != nil {

@@ -40,8 +40,9 @@ func TestDisagreement(t *testing.T) {
 
 func TestAborting(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		l.mustRun(t, job{ranks: 3, test: "TestRankAborting"})
-		l.mustRun(t, job{ranks: 3, test: "TestRankAborting", env: withoutSharing})
+		for _, env := range l.transports() {
+			l.mustRun(t, job{ranks: 3, test: "TestRankAborting", env: env})
+		}
 	})
 }
 
@@ -61,8 +62,9 @@ func TestFailedSplit(t *testing.T) {
 
 func TestLateRanks(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		l.mustRun(t, job{ranks: 4, test: "TestRankLateRanks"})
-		l.mustRun(t, job{ranks: 4, test: "TestRankLateRanks", env: withoutSharing})
+		for _, env := range l.transports() {
+			l.mustRun(t, job{ranks: 4, test: "TestRankLateRanks", env: env})
+		}
 	})
 }
 

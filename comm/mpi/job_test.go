@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -148,7 +149,8 @@ func TestStandardABI(t *testing.T) {
 		lib := filepath.Join(t.TempDir(), "libmpi_abi.so.0")
 		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", lib, filepath.Join("testdata", "abi.c")).CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		for _, test := range []string{"TestRankConformance", "TestRankNative", "TestRankDisagreement", "TestRankManyMessages", "TestRankStandardABI"} {
+		l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: append(slices.Clone(withoutSharing), mpi.LibraryVariable+"="+lib)})
+		for _, test := range []string{"TestRankNative", "TestRankDisagreement", "TestRankManyMessages", "TestRankStandardABI"} {
 			ranks := 3
 			if test == "TestRankManyMessages" {
 				ranks = 2

@@ -115,8 +115,20 @@ const lossVariable = "TUTTI_MPI_TEST_LOSS"
 // offVariable is the rank of TestRankShared that does not share memory.
 const offVariable = "TUTTI_MPI_TEST_OFF"
 
+// extended asks for what takes long and is much like what the tests do anyway.
+var extended = os.Getenv("TUTTI_EXTENDED") != ""
+
 // withoutSharing is the environment of a job in which everything goes through MPI.
 var withoutSharing = []string{mpi.SharedVariable + "=off"}
+
+// transports are the environments for jobs over shared memory and through MPI. The first is
+// the same code under either library, so MPICH, which is slower, has the second alone.
+func (l launcher) transports() [][]string {
+	if l.name == "mpich" && !extended {
+		return [][]string{withoutSharing}
+	}
+	return [][]string{nil, withoutSharing}
+}
 
 func isChild() bool { return os.Getenv(childVariable) != "" }
 

@@ -13,10 +13,15 @@ import (
 )
 
 // TestPatterns runs the suite of package distributed (conservation, identical
-// bits, volume) over MPI.
+// bits, volume) over MPI, on two ranks of one library and three of the other. With
+// TUTTI_EXTENDED set both run under both.
 func TestPatterns(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		for _, ranks := range []int{2, 3} {
+		sizes := map[string][]int{"openmpi": {3}, "mpich": {2}}[l.name]
+		if extended {
+			sizes = []int{2, 3}
+		}
+		for _, ranks := range sizes {
 			t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
 				t.Parallel()
 				l.mustRun(t, job{ranks: ranks, test: "TestRankPatterns"})
