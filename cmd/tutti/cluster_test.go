@@ -64,6 +64,7 @@ func TestClusterHasHosts(t *testing.T) {
 // Ranks on different hosts talk over their links, which hold the rate. Without
 // them this machine would be some hundred times as fast.
 func TestClusterHoldsTheRate(t *testing.T) {
+	t.Parallel()
 	tutti := build(t)
 	onClusters(t, func(t *testing.T, mpi string) {
 		stdout, stderr, err := execute(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "--rate", "100mbit",
@@ -105,6 +106,7 @@ func marked(t *testing.T, value string) (commands []string) {
 
 // However a run ends, nothing of it stays.
 func TestClusterLeavesNothing(t *testing.T) {
+	t.Parallel()
 	heedSignals(t)
 	tutti := build(t)
 	onClusters(t, func(t *testing.T, mpi string) {

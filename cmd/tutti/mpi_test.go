@@ -68,6 +68,7 @@ func lines[T any](t *testing.T, text string) []T {
 
 // Ranks that are processes of an MPI job do what ranks in one process do.
 func TestMPIJobs(t *testing.T) {
+	t.Parallel()
 	var launchers []string
 	for _, name := range []string{"mpirun.openmpi", "mpirun.mpich"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -96,6 +97,7 @@ func TestMPIJobs(t *testing.T) {
 
 	for _, mpirun := range launchers {
 		t.Run(filepath.Base(mpirun), func(t *testing.T) {
+			t.Parallel()
 			stdout, stderr, err := execute(t, mpirun, append(append([]string{"-n", "4", tutti}, train...), t.TempDir(), "--backend", "mpi")...)
 			require.NoError(t, err, stderr)
 			assert.Equal(t, want, lines[result](t, stdout), "of rank 0 alone")
@@ -169,6 +171,7 @@ exec "$0" bench allreduce --backend mpi --timeout 5s --step 2 --rounds 50`
 // TestCompare sets the ranks against C under what is here: every subject is
 // measured in both places, and ratios are those of the times.
 func TestCompare(t *testing.T) {
+	t.Parallel()
 	stdout, stderr, err := execute(t, build(t), "bench", "compare", "--min", "8", "--max", "8", "--runs", "2", "--json")
 	require.NoError(t, err, stderr)
 	type line struct {

@@ -4,12 +4,14 @@ package main
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -17,13 +19,32 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// build makes the command.
+// built makes the command, once.
+var built = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "tutti-test-"); err != nil {
+		return "", err
+	}
+	out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "tutti"), ".").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return dir, err
+})
+
+// build returns the path of the command, which it makes.
 func build(t *testing.T) (path string) {
 	t.Helper()
-	path = filepath.Join(t.TempDir(), "tutti")
-	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return path
+	dir, err := built()
+	require.NoError(t, err)
+	return filepath.Join(dir, "tutti")
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, _ := built(); dir != "" {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
 }
 
 // heedSignals has the processes that a test starts heed signals that a shell may have

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -59,7 +60,7 @@ func TestEveryPatternReachesDenseAccuracy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for minutes under the race detector")
 	}
-	cfg := Default(sparse.Patterns()...)
+	cfg := brief(sparse.Patterns()...)
 	results := trainLocal(t, 4, cfg)
 	require.Len(t, results, len(cfg.Patterns))
 	dense := results[sparse.Dense]
@@ -85,13 +86,23 @@ func TestErrorFeedbackMatters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for minutes under the race detector")
 	}
-	cfg := Default("topkA")
+	cfg := brief("topkA")
 	cfg.Seed = 2
 	with := trainLocal(t, 4, cfg)["topkA"]
 	cfg.NoErrorFeedback = true
 	without := trainLocal(t, 4, cfg)["topkA"]
 	assert.Greater(t, with.Accuracy, without.Accuracy, "seed %d", cfg.Seed)
 	assert.Greater(t, finalLoss(without), 3*finalLoss(with), "seed %d", cfg.Seed)
+}
+
+// brief is the default training, if TUTTI_EXTENDED is set, or a third of it, in which
+// patterns come as close to each other.
+func brief(patterns ...string) Config {
+	cfg := Default(patterns...)
+	if os.Getenv("TUTTI_EXTENDED") == "" {
+		cfg.Epochs = 12
+	}
+	return cfg
 }
 
 // short is a training that is over in a moment.
