@@ -20,10 +20,10 @@ func newBench() *cobra.Command {
 		Use:   "bench COLLECTIVE",
 		Short: "Measure collectives: time, bandwidth and wrong elements",
 		Long: `bench measures a collective over a range of sizes, the smallest and the largest
-among them, and prints the table of nccl-tests. Time is that of one call until its
-result is there, on the slowest rank, the median over rounds; on GPUs it is the
-device's, of calls that are queued one after the other. algbw is size over time;
-busbw is what a link carries, by the factors of nccl-tests, and so comparable
+among them, and prints a table; --wide is that of nccl-tests. Time is that of one
+call until its result is there, on the slowest rank, the median over rounds; on GPUs
+it is the device's, of calls that are queued one after the other. algbw is size over
+time; busbw is what a link carries, by the factors of nccl-tests, and so comparable
 between numbers of ranks. #wrong counts elements that differ from an independent
 reference, over all ranks. What a backend does not have (a reduction of a type,
 graphs) is wrong usage, exit code 2.`,
@@ -35,9 +35,10 @@ graphs) is wrong usage, exit code 2.`,
   mpirun -n 2 tutti bench allreduce --backend mpi --json`,
 	}
 	for _, name := range bench.Collectives() {
-		cmd.AddCommand(newBenchCollective(name))
+		addGroup(cmd, "Collectives:", newBenchCollective(name))
 	}
-	cmd.AddCommand(newBenchSparse(), newBenchBuckets(), newBenchOverlap(), newBenchCompare(), newBenchPeerMemory())
+	addGroup(cmd, "Gradients:", newBenchSparse(), newBenchBuckets(), newBenchOverlap())
+	addGroup(cmd, "Comparisons:", newBenchCompare(), newBenchPeerMemory())
 	onlySubcommands(cmd, "collective")
 	return cmd
 }
@@ -126,7 +127,7 @@ var about = map[string]string{
 func newBenchCollective(name string) *cobra.Command {
 	cfg := bench.Config{Collective: name, DType: dtype.F32, Op: comm.Sum}
 	var flags *benchFlags
-	var inPlace, symmetric bool
+	var inPlace, symmetric, wide bool
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: about[name],
@@ -146,6 +147,7 @@ func newBenchCollective(name string) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, fmt.Sprintf("measure calls captured in CUDA graphs of %d (nccl)", bench.GraphCalls))
 	cmd.Flags().BoolVar(&symmetric, "symmetric", true, "allocate buffers by the communicator where it can (nccl: registered windows), instead of by the runtime")
+	cmd.Flags().BoolVar(&wide, "wide", false, "print the columns of nccl-tests, which need 130 of a terminal")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if cfg.Sizes, err = flags.sizes(); err != nil {
@@ -170,13 +172,13 @@ func newBenchCollective(name string) *cobra.Command {
 		lines, text := forms(cmd.OutOrStdout(), flags.json)
 		report := func(results []bench.Result) {
 			if t.lines == 0 {
-				printHeader(text, results)
+				printHeader(text, results, wide)
 			}
 			for _, r := range results {
 				t.add(r)
 				writeJSON(lines, r)
 			}
-			printLine(text, results)
+			printLine(text, results, wide)
 		}
 		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 			return measurement.Run(ctx, r, report)

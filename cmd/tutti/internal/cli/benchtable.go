@@ -10,15 +10,38 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 )
 
-// The tables of `tutti bench` have the columns of nccl-tests, which everybody
-// in the field reads, and are printed line by line as the results come.
+// The tables of `tutti bench` are printed line by line as the results come. A line fits 80
+// columns, or is wide and has the columns of nccl-tests, which everybody in the field reads.
 
 // timeColumns are the columns that every measured form has.
 const timeColumns = " %10s %7s %7s %7s"
 
-func printHeader(out io.Writer, results []bench.Result) {
+// callColumns are those of a call.
+func callColumns(wide bool, size, count, dtype, op, root any) string {
+	if !wide {
+		return fmt.Sprintf("%12v", size)
+	}
+	return fmt.Sprintf("%12v %12v %8v %8v %8v    ", size, count, dtype, op, root)
+}
+
+// placeColumns are those of a measured form.
+func placeColumns(wide bool, time, algBW, busBW, wrong string) string {
+	if !wide {
+		return fmt.Sprintf(" %11s %10s %8s", time, busBW, wrong)
+	}
+	return fmt.Sprintf(timeColumns, time, algBW, busBW, wrong)
+}
+
+func printHeader(out io.Writer, results []bench.Result, wide bool) {
 	first := results[0]
-	fmt.Fprintf(out, "# %s over %s, backend %s\n", first.Collective, backend.Counted(first.Ranks, "rank"), first.Backend)
+	what := ""
+	if !wide {
+		what = ", " + first.DType
+		if first.Op != "none" {
+			what += " " + first.Op
+		}
+	}
+	fmt.Fprintf(out, "# %s over %s, backend %s%s\n", first.Collective, backend.Counted(first.Ranks, "rank"), first.Backend, what)
 	if printLocations(out, first) {
 		writeComment(out, "time: "+timeMeaning(first))
 		writeComment(out, "buffers: "+bufferMeaning(first))
@@ -27,15 +50,16 @@ func printHeader(out io.Writer, results []bench.Result) {
 		writeComment(out, "peer memory: "+handOverMeaning(first))
 	}
 	writeComment(out, "")
-	places, names, units := "", "", ""
+	places, names, units := callColumns(wide, "", "", "", "", ""), callColumns(wide, "size", "count", "type", "redop", "root"), callColumns(wide, "(B)", "(elements)", "", "", "")
 	for _, r := range results {
-		places += fmt.Sprintf(" %34s", r.Place)
-		names += fmt.Sprintf(timeColumns, "time", "algbw", "busbw", "#wrong")
-		units += fmt.Sprintf(timeColumns, "(us)", "(GB/s)", "(GB/s)", "")
+		columns := placeColumns(wide, "time", "algbw", "busbw", "#wrong")
+		places += fmt.Sprintf("%*s", len(columns), r.Place)
+		names += columns
+		units += placeColumns(wide, "(us)", "(GB/s)", "(GB/s)", "")
 	}
-	writeComment(out, fmt.Sprintf("%58s%s", "", places))
-	writeComment(out, fmt.Sprintf("%12s %12s %8s %8s %8s    %s", "size", "count", "type", "redop", "root", names))
-	writeComment(out, fmt.Sprintf("%12s %12s %8s %8s %8s    %s", "(B)", "(elements)", "", "", "", units))
+	for _, line := range []string{places, names, units} {
+		writeComment(out, line)
+	}
 }
 
 // printLocations prints where each rank is, on backends that tell, and whether
@@ -72,13 +96,13 @@ func handOverMeaning(r bench.Result) string {
 	return fmt.Sprintf("up to %d bytes, beyond that %s is faster", *r.HandOver, r.Backend)
 }
 
-func printLine(out io.Writer, results []bench.Result) {
+func printLine(out io.Writer, results []bench.Result, wide bool) {
 	first := results[0]
-	fmt.Fprintf(out, "  %12d %12d %8s %8s %8d    ", first.Bytes, first.Count, first.DType, first.Op, first.Root)
+	line := callColumns(wide, first.Bytes, first.Count, first.DType, first.Op, first.Root)
 	for _, r := range results {
-		printTimes(out, r)
+		line += resultColumns(wide, r)
 	}
-	fmt.Fprintln(out)
+	fmt.Fprintln(out, "  "+line)
 }
 
 func printSparseHeader(out io.Writer, first bench.SparseResult) {
@@ -115,17 +139,16 @@ func printSparseLine(out io.Writer, r bench.SparseResult) {
 	}
 	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, name(r.Pattern, r.Chosen), r.Density,
 		r.SentElements, ofDense, formatTime(r.SelectTime), formatTime(r.ExchangeTime))
-	printTimes(out, r.Result)
-	fmt.Fprintln(out)
+	fmt.Fprintln(out, resultColumns(true, r.Result))
 }
 
-// printTimes prints the values of timeColumns.
-func printTimes(out io.Writer, r bench.Result) {
+// resultColumns are the placeColumns of a result.
+func resultColumns(wide bool, r bench.Result) string {
 	wrong := "N/A"
 	if r.Wrong != nil {
 		wrong = strconv.FormatInt(*r.Wrong, 10)
 	}
-	fmt.Fprintf(out, timeColumns, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrong)
+	return placeColumns(wide, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrong)
 }
 
 // formatTime writes microseconds with about as many digits as they are worth.

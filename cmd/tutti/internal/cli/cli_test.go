@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -87,7 +89,9 @@ func TestWrongUsage(t *testing.T) {
 		{"bench sparse --ranks 1024 --max 1024G", "local: the buffers of 1024 ranks are 3145728.0 GiB"},
 		{"train --backend noop --ranks 2", "noop: has one rank, not 2"},
 		{"bench overlap --pattern topk", `did you mean "topkA"?`},
-		{"train --speed", "unknown flag: --speed"},
+		{"train --speed", "unknown flag: --speed; did you mean --seed?"},
+		{"bench allreduce --vrify", "did you mean --verify?"},
+		{"train --nonsense", "unknown flag: --nonsense\n"},
 		{"train now", "now"},
 		{"info now", "now"},
 		{"bench allreduc", `did you mean "allreduce"?`},
@@ -158,7 +162,9 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 	visit(root)
 	code, stdout, _ := execute(t)
 	assert.Equal(t, exitOK, code)
-	assert.Contains(t, stdout, "Available Commands:")
+	for _, text := range []string{"Run something:", "Find something out:", "completion "} {
+		assert.Contains(t, stdout, text)
+	}
 }
 
 func TestInfo(t *testing.T) {
@@ -213,7 +219,7 @@ func TestTrain(t *testing.T) {
 	args := []string{"train", "--pattern", "dense,TOPKA", "--epochs", "1", "--hidden", "16", "--ranks", "2", "--out", out}
 	code, stdout, stderr := execute(t, args...)
 	require.Equal(t, exitOK, code, stderr)
-	assert.Empty(t, stderr, "no progress bars where there is no terminal")
+	assert.NotContains(t, stderr, "\x1b", "no progress bars where there is no terminal")
 	for _, want := range []string{"pattern", "dense", "topkA", "100.00 %", "loss-vs-bytes.png"} {
 		assert.Contains(t, stdout, want)
 	}
@@ -278,6 +284,9 @@ func TestTrainFindsOutBeforeThatItCannotWrite(t *testing.T) {
 	assert.Equal(t, exitFailure, code)
 	assert.Empty(t, stdout)
 	assert.Contains(t, stderr, "cannot use --out")
+	code, _, stderr = execute(t, "train", "--out", "")
+	assert.Equal(t, exitUsage, code)
+	assert.Contains(t, stderr, "--out is empty")
 }
 
 func TestBackendThatIsNotThereIsAFailure(t *testing.T) {
@@ -358,6 +367,20 @@ func TestDefaultBackendOfTheEnvironment(t *testing.T) {
 	assert.Contains(t, stderr, `unknown backend "nonsense"`)
 }
 
+// Where there is no terminal, a long work says now and then how far it is.
+func TestProgressInAPipe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		b := &bars{out: &out, pieces: 2}
+		for step := range 20 {
+			b.set("topkA", step+1, 20)
+			time.Sleep(time.Second)
+		}
+		b.stop()
+		assert.Equal(t, "tutti: topkA: 6 of 20\ntutti: topkA: 11 of 20\ntutti: topkA: 16 of 20\n", out.String())
+	})
+}
+
 // Each process that a launcher started is a world of its own on local.
 func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
@@ -399,6 +422,11 @@ func TestBenchPlaces(t *testing.T) {
 	_, both, _ := execute(t, args...)
 	assert.Contains(t, both, "out-of-place")
 	assert.Contains(t, both, "in-place\n")
+	for line := range strings.Lines(both) {
+		assert.LessOrEqual(t, len(line), 80, line)
+	}
+	_, wide, _ := execute(t, append(args, "--wide")...)
+	assert.Regexp(t, `size +count +type +redop +root +time +algbw +busbw +#wrong +time +algbw`, wide)
 	_, one, _ := execute(t, append(args, "--in-place")...)
 	assert.NotContains(t, one, "out-of-place")
 	_, unverified, _ := execute(t, append(args, "--verify=false")...)

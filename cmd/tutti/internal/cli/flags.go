@@ -191,41 +191,17 @@ func oneOf(what, name string, names []string, aliases map[string]string) (string
 	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", what, name, strings.Join(names, ", "), hint)
 }
 
-// nearest returns the name with the fewest edits to text, "" when all are too
-// different to be a slip: two letters, of short names one, of long ones a third.
+// nearest returns the first name that is two letters from text or begins with it, "" if
+// there is none.
 func nearest(text string, names []string) string {
-	edits := func(name string) int { return editDistance(strings.ToLower(text), strings.ToLower(name)) }
-	best := slices.MinFunc(names, func(a, b string) int { return cmp.Compare(edits(a), edits(b)) })
-	most := max(2, len(best)/3)
-	if len(best) < 5 {
-		most = 1
+	c := cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, name := range names {
+		c.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
 	}
-	if edits(best) > most {
-		return ""
+	if near := c.SuggestionsFor(text); text != "" && len(near) > 0 {
+		return near[0]
 	}
-	return best
-}
-
-// editDistance is the number of letters to insert, delete or change to turn a
-// into b (Levenshtein's distance).
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return ""
 }
 
 // world are the flags that say on which ranks a command runs.

@@ -68,7 +68,7 @@ func TestLongTextsArePrintedOnce(t *testing.T) {
 func TestHeaderSaysWhatItRanOn(t *testing.T) {
 	result := bench.Result{Collective: "allreduce", Backend: "nccl", Ranks: 2, Place: bench.InPlace, Graph: true, Symmetric: true, Locations: []string{"cuda:0 H200", "cuda:1 H200"}}
 	var out bytes.Buffer
-	printHeader(&out, []bench.Result{result})
+	printHeader(&out, []bench.Result{result}, true)
 	assert.True(t, strings.HasPrefix(out.String(), `# allreduce over 2 ranks, backend nccl
 # rank 0: cuda:0 H200
 # rank 1: cuda:1 H200
@@ -80,13 +80,13 @@ func TestHeaderSaysWhatItRanOn(t *testing.T) {
 	for most, want := range map[int]string{65536: "up to 65536 bytes, beyond that nccl is faster", -1: "for none of these sizes, over which nccl is faster"} {
 		out.Reset()
 		result.HandOver = &most
-		printHeader(&out, []bench.Result{result})
+		printHeader(&out, []bench.Result{result}, true)
 		assert.Contains(t, out.String(), "# peer memory: "+want+"\n")
 	}
 	result.HandOver = nil
 
 	out.Reset()
 	result.Graph, result.Symmetric, result.Locations = false, false, nil
-	printHeader(&out, []bench.Result{result})
+	printHeader(&out, []bench.Result{result}, true)
 	assert.True(t, strings.HasPrefix(out.String(), "# allreduce over 2 ranks, backend nccl\n#\n#  "), out.String())
 }

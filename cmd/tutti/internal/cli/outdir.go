@@ -26,6 +26,9 @@ func (d *outDir) register(flags *pflag.FlagSet) {
 // prepare makes the directory and tries to write to it, so that a long run does
 // not end in a picture that cannot be kept.
 func (d *outDir) prepare() error {
+	if d.path == "" {
+		return usagef("--out is empty, want a directory")
+	}
 	for dir := filepath.Clean(d.path); ; dir = filepath.Dir(dir) {
 		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
 			break // or dir is the root

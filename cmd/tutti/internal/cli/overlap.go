@@ -30,11 +30,11 @@ func newBenchOverlap() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "overlap",
-		Short: "Hide the communication of gradients behind the backward pass",
+		Short: "Hide the communication of gradients behind the backward pass (needs a GPU)",
 		Long: `overlap runs data-parallel training steps of a chain of linear layers in bfloat16
-and averages the gradients over the ranks: after the backward pass, or bucket by
-bucket while it goes on, ordered by events. It prints the time of both, on the
-devices' clocks, and the share of the communication that was hidden:
+on NVIDIA GPUs, and averages the gradients over the ranks: after the backward pass,
+or bucket by bucket while it goes on, ordered by events. It prints the time of both,
+on the devices' clocks, and the share of the communication that was hidden:
 
   (compute + communication - overlapped) / communication
 

@@ -37,7 +37,7 @@ func newBenchPeerMemory() *cobra.Command {
 	var dir outDir
 	cmd := &cobra.Command{
 		Use:   "p2p",
-		Short: "Set allreduce over peer memory against NCCL",
+		Short: "Set allreduce over peer memory against NCCL (needs GPUs)",
 		Long: `p2p measures allreduce in place, over the memory of peers (--p2p of other commands),
 over NCCL and over NCCL on windows, each captured in CUDA graphs and eager, in one
 run. Times are microseconds of the GPU's clock, the slowest rank, the median over

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"io"
 	"time"
 
@@ -8,14 +9,19 @@ import (
 )
 
 // bars shows a bar for each piece of a long work, if out is a terminal that
-// can be written over. It shows nothing before the first step.
+// can be written over, and elsewhere a line now and then. It shows nothing before the
+// first step.
 type bars struct {
 	out     io.Writer
 	pieces  int
 	writer  progress.Writer
 	tracker *progress.Tracker
 	stopped chan struct{}
+	told    time.Time // when the last line was written, or would have been
 }
+
+// tellEvery is the time from one line to the next.
+const tellEvery = 5 * time.Second
 
 // messageWidth aligns the bars; it is that of the longest pattern name.
 const messageWidth = 16
@@ -43,6 +49,12 @@ func (b *bars) start() {
 // set moves the bar of the current piece; its first step begins a new bar.
 func (b *bars) set(piece string, step, steps int) {
 	if b.writer == nil && !canRedraw(b.out) {
+		if b.told.IsZero() {
+			b.told = time.Now()
+		} else if time.Since(b.told) >= tellEvery {
+			b.told = time.Now()
+			fmt.Fprintf(b.out, "tutti: %s: %d of %d\n", piece, step, steps)
+		}
 		return
 	}
 	if b.writer == nil {

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
@@ -30,6 +31,10 @@ const (
 	exitInterrupted = 128 + int(syscall.SIGINT)
 	exitTerminated  = 128 + int(syscall.SIGTERM)
 )
+
+// tooLarge is SIGXFSZ, which a write beyond the limit of a file's size raises beside its
+// error. Windows has none.
+const tooLarge = syscall.Signal(25)
 
 // usageError marks an error as the user's: wrong flags or arguments.
 type usageError struct{ error }
@@ -67,7 +72,8 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	defer cancel(nil)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+	signal.Notify(make(chan os.Signal, 1), tooLarge) // or it would end the process in Go's way
+	if !signal.Ignored(syscall.SIGHUP) {             // as nohup has it
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	go func() {
@@ -160,17 +166,42 @@ instrument.Run those of calls.`,
   tutti train --pattern dense,topkA,oktopk
   tutti bench allreduce --ranks 2 --max 16M
   tutti cluster --rate 100mbit bench sparse --min 16M --max 16M`,
-		Version:           version(),
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		PersistentPreRun:  func(*cobra.Command, []string) { *started = true },
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Version:          version(),
+		SilenceErrors:    true,
+		SilenceUsage:     true,
+		PersistentPreRun: func(*cobra.Command, []string) { *started = true },
 	}
 	root.SetVersionTemplate("tutti {{.Version}}\n")
-	root.AddCommand(newInfo(), newTrain(), newBench(), newLaunch(), newCluster(), newDiagnose(), newProbe(), newClusterInside())
+	root.SetFlagErrorFunc(suggestFlag)
+	addGroup(root, "Run something:", newTrain(), newBench(), newLaunch(), newCluster())
+	addGroup(root, "Find something out:", newInfo(), newDiagnose())
+	root.AddCommand(newProbe(), newClusterInside())
 	onlySubcommands(root, "command")
 	completeNames(root)
 	return root, started
+}
+
+// addGroup adds subcommands under a title of the help.
+func addGroup(cmd *cobra.Command, title string, subs ...*cobra.Command) {
+	if !cmd.ContainsGroup(title) {
+		cmd.AddGroup(&cobra.Group{ID: title, Title: title})
+	}
+	for _, sub := range subs {
+		sub.GroupID = title
+		cmd.AddCommand(sub)
+	}
+}
+
+// suggestFlag adds to the error of an unknown flag which one may be meant.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if unknown := new(pflag.NotExistError); errors.As(err, &unknown) {
+		if near := nearest(unknown.GetSpecifiedName(), names); near != "" {
+			return fmt.Errorf("%w; did you mean --%s?", err, near)
+		}
+	}
+	return err
 }
 
 // completeNames has shells complete the names that flags take.
