@@ -162,9 +162,9 @@ func (c Codec) Fit(bytes, n int) int {
 
 // RiceParameter returns the k that an encoder begins with for count gaps of that sum: the whole part
 // of the logarithm of their mean, and not below 0. From there it goes down as long as the block
-// gets smaller by it, in bits; or else up in the same way. For each k it takes capped quotients
-// if that is smaller than others, and neither if its u is above 1023. Last, it takes gaps of
-// fixed length, that of the largest, if that is not longer in bytes.
+// gets shorter by it, in bits without filling; or, if it went no step, up in the same way, to 30 at most. For each k it caps
+// quotients if the largest is 32 or more and that is shorter; a k with more than 1023 bytes of
+// quotients is out of the question. Last, it takes gaps of fixed length, that of the largest, if that is not longer in bytes.
 func RiceParameter(count int, sum uint64) int {
 	return max(bits.Len64(sum/uint64(count))-1, 0)
 }

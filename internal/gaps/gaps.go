@@ -8,6 +8,9 @@ import (
 	"math/bits"
 )
 
+// Block is the number of entries of a block, at most.
+const Block = 1024
+
 // Header says how a block is coded.
 type Header uint16
 
@@ -16,7 +19,9 @@ const (
 	cappedFlag  = 1 << 5
 	quotients   = 6 // shift of the number of bytes of quotients
 	maxQuotient = 1<<(16-quotients) - 1
-	cap8        = 8 // what larger quotients are written as
+	capAt       = 8  // quotients from here on are apart
+	capFrom     = 32 // the largest quotient, for that to be tried
+	slack       = 8  // bytes that are read behind a block
 )
 
 func (h Header) split() (k uint, capped bool, u int) {
@@ -25,148 +30,234 @@ func (h Header) split() (k uint, capped bool, u int) {
 
 // Bytes returns the length of a block with that many entries.
 func (h Header) Bytes(count int) int {
-	k, _, u := h.split()
-	return (count*int(k)+7)/8 + u
+	return (count*int(h&lowMask)+7)/8 + int(h>>quotients)
 }
 
-// Of stores the gaps before the indices; before is the index before the first one. Gaps are modulo 2^31.
-func Of(gaps []uint32, idx []int32, before int32) {
-	gaps = gaps[:len(idx)]
+// Gaps are those before the entries of a block.
+type Gaps struct {
+	gaps [Block]uint32
+	n    int
+	sum  uint64
+	or   uint32
+}
+
+// Set makes g the gaps before the indices, at least one and at most Block; before is the index before the
+// first one. Gaps are modulo 2^31.
+func (g *Gaps) Set(idx []int32, before int32) {
+	g.n, g.sum, g.or = len(idx), 0, 0
+	gaps := g.gaps[:len(idx)]
 	for i, x := range idx {
-		gaps[i] = uint32(x-before-1) & (1<<31 - 1)
-		before = x
+		gap := uint32(x-before-1) & (1<<31 - 1)
+		gaps[i], before = gap, x
+		g.sum += uint64(gap)
+		g.or |= gap
 	}
 }
 
-// Choose returns the header with which gaps, at least one, take the least room, as described at
-// runtime.RiceParameter.
-func Choose(gaps []uint32) Header {
-	var sum uint64
-	var or uint32
-	for _, g := range gaps {
-		sum += uint64(g)
-		or |= g
-	}
-	start := uint(max(bits.Len64(sum/uint64(len(gaps)))-1, 0))
-	k := start
-	best, flag := cost(gaps, k)
-	better := func(try uint) bool {
-		c, f := cost(gaps, try)
-		if c >= best {
-			return false
+// Choose returns the header with which gaps take the least room, as described at runtime.RiceParameter.
+func (g *Gaps) Choose() Header {
+	k := uint(max(bits.Len64(g.sum/uint64(g.n))-1, 0))
+	best, down := g.cost(k), false
+	for k > 0 {
+		c := g.cost(k - 1)
+		if c>>1 >= best>>1 {
+			break
 		}
-		k, best, flag = try, c, f
-		return true
+		k, best, down = k-1, c, true
 	}
-	for k > 0 && better(k-1) {
-	}
-	for k >= start && k < 30 && better(k+1) {
-	}
-	unary := (best - len(gaps)*int(k) + 7) / 8
-	if fixed := bits.Len32(or); (len(gaps)*fixed+7)/8 <= (len(gaps)*int(k)+7)/8+unary {
-		return Header(fixed)
-	}
-	return Header(k) | flag | Header(unary<<quotients)
-}
-
-// cost returns the length of a block in bits, without filling, and whether quotients are capped.
-func cost(gaps []uint32, k uint) (int, Header) {
-	plain, capped := len(gaps), len(gaps)
-	for _, g := range gaps {
-		q := int(g >> k)
-		plain += q
-		if q >= cap8 {
-			q = cap8 + 2*bits.Len(uint(q-cap8+1)) - 1
+	for !down && k < 30 {
+		c := g.cost(k + 1)
+		if c>>1 >= best>>1 {
+			break
 		}
-		capped += q
+		k, best = k+1, c
 	}
-	flag := Header(0)
-	if capped < plain {
-		plain, flag = capped, cappedFlag
+	high := (best>>1 - g.n*int(k) + 7) / 8
+	h := Header(k) | Header(best&1*cappedFlag) | Header(high<<quotients)
+	if fixed := Header(bits.Len32(g.or)); fixed.Bytes(g.n) <= h.Bytes(g.n) {
+		return fixed
 	}
-	if plain > 8*maxQuotient {
-		plain = 1 << 40
-	}
-	return plain + len(gaps)*int(k), flag
+	return h
 }
 
-// Encode writes a block to dst, which has h.Bytes(len(gaps)) bytes. h is what Choose returned.
-func Encode(dst []byte, gaps []uint32, h Header) {
-	clear(dst)
+// cost returns the length of the block with that many low bits, in bits without filling, twice, and one
+// more if quotients are capped.
+func (g *Gaps) cost(k uint) int {
+	total := sumQuotients(g.gaps[:g.n], k) + g.n
+	flag := 0
+	if g.or>>k >= capFrom {
+		capped := g.n
+		for _, gap := range g.gaps[:g.n] {
+			q := int(gap >> (k & 31))
+			if q >= capAt {
+				q = capAt + 2*bits.Len(uint(q-capAt+1)) - 1
+			}
+			capped += q
+		}
+		if capped < total {
+			total, flag = capped, 1
+		}
+	}
+	if total > 8*maxQuotient {
+		total = 1 << 40
+	}
+	return 2*(total+g.n*int(k)) + flag
+}
+
+func sumQuotients(gaps []uint32, k uint) (total int) {
+	for _, gap := range gaps {
+		total += int(gap >> (k & 31))
+	}
+	return total
+}
+
+// Encode writes the block to dst, which has h.Bytes bytes. h is what Choose returned.
+func (g *Gaps) Encode(dst []byte, h Header) {
 	k, capped, u := h.split()
+	gaps := g.gaps[:g.n]
 	w := writer{dst: dst}
-	for _, g := range gaps {
-		w.put(uint64(g)&(1<<k-1), k)
+	for _, gap := range gaps {
+		w.put(gap&(1<<k-1), k)
 	}
-	if u == 0 {
+	if w.end(); u == 0 {
 		return
 	}
-	w.at = (w.at + 7) &^ 7
-	for _, g := range gaps {
-		q := uint(g >> k)
-		if capped {
-			q = min(q, cap8)
-		}
-		w.at += q
-		w.put(1, 1)
-	}
-	if !capped {
-		return
-	}
-	for _, g := range gaps {
-		if q := uint64(g >> k); q >= cap8 {
-			x := q - cap8 + 1
-			n := uint(bits.Len64(x) - 1)
-			w.at += n
-			w.put(1, 1)
-			w.put(x&^(1<<n), n)
+	w.high(gaps, k, capped)
+	if capped {
+		for _, gap := range gaps {
+			if q := gap >> k; q >= capAt {
+				x := q - capAt + 1
+				n := uint(bits.Len32(x) - 1)
+				w.zeros(n)
+				w.put(1, 1)
+				w.put(x&(1<<n-1), n)
+			}
 		}
 	}
+	w.end()
 }
 
-// writer writes bits to zeros.
+// writer writes bits.
 type writer struct {
 	dst []byte
-	at  uint
+	acc uint64
+	n   uint // bits in acc, below 32
 }
 
-// put writes the n bits of v.
-func (w *writer) put(v uint64, n uint) {
-	v <<= w.at % 8
-	for i := w.at / 8; v != 0; i++ {
-		w.dst[i] |= byte(v)
-		v >>= 8
+// put writes the n bits of v, at most 32.
+func (w *writer) put(v uint32, n uint) {
+	w.acc |= uint64(v) << w.n
+	w.n += n
+	if w.n >= 32 {
+		binary.LittleEndian.PutUint32(w.dst, uint32(w.acc))
+		w.dst = w.dst[4:]
+		w.acc >>= 32
+		w.n -= 32
 	}
-	w.at += n
+}
+
+func (w *writer) zeros(n uint) {
+	for ; n > 32; n -= 32 {
+		w.put(0, 32)
+	}
+	w.put(0, n)
+}
+
+// high writes quotients, those that are apart as capAt.
+func (w *writer) high(gaps []uint32, k uint, capped bool) {
+	for _, gap := range gaps {
+		q := uint(gap >> (k & 31))
+		if capped {
+			q = min(q, capAt)
+		}
+		if q >= 32 {
+			w.zeros(q)
+			q = 0
+		}
+		w.put(1<<(q&31), q+1)
+	}
+}
+
+// end fills the last byte.
+func (w *writer) end() {
+	for ; int(w.n) > 0; w.n -= min(w.n, 8) {
+		w.dst[0] = byte(w.acc)
+		w.dst = w.dst[1:]
+		w.acc >>= 8
+	}
+	w.acc = 0
 }
 
 // Decode writes the first indices of a block of count entries, which src begins with; next is the least
 // index that the first one may have. Whatever the block holds, no more than src is read.
 func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 	k, capped, u := h.split()
-	low := reader{src: src}
-	start := min((count*int(k)+7)/8, len(src))
-	high := reader{src: src[start:min(start+u, len(src))]}
-	large := high
-	if capped {
-		for range count {
-			large.zeros()
+	low := (count*int(k) + 7) / 8
+	if len(src) < low+u+slack {
+		var padded [Block*31/8 + maxQuotient + slack]byte
+		copy(padded[:low+u], src)
+		src = padded[:]
+	}
+	at, mask := uint(0), uint32(1)<<k-1
+	switch high := src[low : low+u+slack]; {
+	case u == 0:
+		for i := range idx {
+			next += int32(uint32(word(src, at)) & mask)
+			idx[i] = next
+			next++
+			at += k
 		}
+	case capped:
+		decodeCapped(idx, count, src, reader{src: high[:u]}, k, next)
+	default:
+		decodePlain(idx, src, high, k, next)
+	}
+}
+
+// decodePlain decodes a block without quotients that are apart. high has slack bytes more.
+func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
+	mask := uint32(1)<<k - 1
+	w, from, at := binary.LittleEndian.Uint64(high), 0, uint(0)
+	sum := uint32(next) // of the low bits, and one for each entry; quotients are added where they end
+	for i := range idx {
+		for w == 0 {
+			if from += 64; from/8+slack >= len(high) { // no ones are left
+				w = 1
+				break
+			}
+			w = binary.LittleEndian.Uint64(high[from/8:])
+		}
+		q := uint32(from + bits.TrailingZeros64(w) - i)
+		w &= w - 1
+		sum += uint32(word(src, at)) & mask
+		at += k
+		idx[i] = int32(sum + q<<(k&31))
+		sum++
+	}
+}
+
+// decodeCapped decodes a block with quotients that are apart.
+func decodeCapped(idx []int32, count int, src []byte, high reader, k uint, next int32) {
+	mask := uint32(1)<<k - 1
+	apart := high
+	for range count {
+		apart.zeros()
 	}
 	for i := range idx {
-		gap := uint32(low.take(k))
-		if u > 0 {
-			q := high.zeros()
-			if capped && q == cap8 {
-				n := large.zeros()
-				q = uint(1<<n|large.take(n)) + cap8 - 1
-			}
-			gap |= uint32(q << k)
+		gap, q := uint32(word(src, uint(i)*k))&mask, high.zeros()
+		if q == capAt {
+			n := apart.zeros()
+			q += uint(1<<n|apart.take(n)) - 1
 		}
-		next += int32(gap)
+		next += int32(gap | uint32(q)<<k)
 		idx[i] = next
 		next++
 	}
+}
+
+// word returns at least the 57 bits from one on.
+func word(src []byte, at uint) uint64 {
+	return binary.LittleEndian.Uint64(src[at/8:]) >> (at % 8)
 }
 
 // reader reads bits; there are zeros behind the end.

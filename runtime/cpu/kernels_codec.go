@@ -137,15 +137,14 @@ func (s *scratch) encode(l entries, c runtime.Codec, n int, message []byte, lost
 			le.PutUint32(directory, uint32(idx[0]))
 			le.PutUint32(directory[4:], uint32(at))
 		}
-		g := s.gaps[:len(idx)]
-		gaps.Of(g, idx, before)
-		h := gaps.Choose(g)
-		if at+h.Bytes(len(g)) > len(message) { // the list does not ascend, or not in n
+		s.gaps.Set(idx, before)
+		h := s.gaps.Choose()
+		if at+h.Bytes(len(idx)) > len(message) { // the list does not ascend, or not in n
 			h = 0
 		}
 		le.PutUint16(message[headersAt+from/runtime.IndexBlock*2:], uint16(h))
-		end := at + h.Bytes(len(g))
-		gaps.Encode(message[at:end], g, h)
+		end := at + h.Bytes(len(idx))
+		s.gaps.Encode(message[at:end], h)
 		at = end
 	}
 	le.PutUint32(message[4:], uint32(at))
@@ -158,7 +157,7 @@ func (s *scratch) encode(l entries, c runtime.Codec, n int, message []byte, lost
 		rest = s.lost
 	}
 	quant.Encode(c, message[valuesAt:][:c.Size(m)], l.val[:m], rest)
-	if rest != nil {
+	if len(lost) > 0 {
 		outside = scatterAdd(lost, entries{l.idx[:m], rest}, 1) + scatterAdd(lost, l.from(m), 1)
 	}
 	return at, outside

@@ -3,7 +3,7 @@ package cpu
 import (
 	"sync"
 
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/internal/gaps"
 )
 
 // scratch is the working memory of one kernel call.
@@ -18,9 +18,9 @@ type scratch struct {
 	around     entries              // a list without its middle
 	compacted  entries              // elements that kth still has to look at, or that go back
 	lists      []entries            // what is left to be merged
-	gaps       [runtime.IndexBlock]uint32
-	lost       []float32  // what rounding loses of the values of a list
-	dst        [1]uintptr // arguments of a reduction
+	gaps       gaps.Gaps            // of a block of indices
+	lost       []float32            // what rounding loses of the values of a list
+	dst        [1]uintptr           // arguments of a reduction
 	src        [2]uintptr
 }
 

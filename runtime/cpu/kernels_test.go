@@ -119,6 +119,7 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	array, both := runtime.Array{Ptr: x, N: n, Faults: words}, []runtime.Entries{list, other}
 	factors, quantiles := []float32{0.25, 0.5, 1, 2}, []float64{0, 0.5}
 	pieces := []runtime.Piece{{From: list, End: words, To: out}, {From: other, Start: words, To: out}}
+	message := runtime.Message{Ptr: room[float32](w, 2*n), Bytes: 8 * n}
 	return map[string]func() error{
 		"Accumulate":      func() error { return w.Accumulate(src) },
 		"Accumulate bf16": func() error { return w.Accumulate(bf16) },
@@ -150,6 +151,12 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"CopyPieces":      func() error { return w.CopyPieces(pieces) },
 		"Sample":          func() error { return w.Sample(list, quantiles, n, words) },
 		"Balance":         func() error { return w.Balance(bounds, 4, n, words, 3) },
+		"TopKChunks":      func() error { return w.TopKChunks(bf16, 10, 4096, out) },
+		"Encode":          func() error { return w.Encode(list, runtime.CodecI8, n, message, array) },
+		"Encode i2":       func() error { return w.Encode(list, runtime.CodecI2, n, message, array) },
+		"Decode":          func() error { return w.Decode(message, runtime.CodecI8, out) },
+		"Quantize":        func() error { return w.Quantize(y, runtime.CodecFP8, x, n, x) },
+		"Dequantize":      func() error { return w.Dequantize(x, runtime.CodecI4, y, n, true) },
 	}
 }
 

@@ -41,9 +41,11 @@ func (b bitString) bytes(multiple int) []byte {
 // blockOf codes gaps with parameter k, which is in order if ok.
 func blockOf(gaps []uint64, k int) (low, high bitString, capped, ok bool) {
 	var plain, short, large bitString
+	most := uint64(0)
 	for _, g := range gaps {
 		low.number(g, k)
 		q := g >> k
+		most = max(most, q)
 		if q > 1<<14 || len(plain) > 1<<14 {
 			plain = make(bitString, 1<<15) // too long
 		} else {
@@ -58,7 +60,7 @@ func blockOf(gaps []uint64, k int) (low, high bitString, capped, ok bool) {
 	}
 	short = append(short, large...)
 	high = plain
-	if len(short) < len(plain) {
+	if most >= 32 && len(short) < len(plain) {
 		high, capped = short, true
 	}
 	return low, high, capped, len(high) <= 8*1023

@@ -19,43 +19,65 @@ const (
 	largest  = math.MaxFloat32
 )
 
+var le = binary.LittleEndian
+
+// scaleAt returns where the scale of value i is.
+func scaleAt(c runtime.Codec, i int) int {
+	switch c {
+	case runtime.CodecI2:
+		return i / group * 16
+	case runtime.CodecF32, runtime.CodecBF16, runtime.CodecF16:
+		return 0
+	}
+	return i / block * 2
+}
+
 // Encode writes src in codec c to dst, of c.Size(len(src)) bytes. lost, if it is as long as src, becomes
 // what rounding loses; it may be src.
 func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 	scales, codes := dst[:c.ScaleBytes(len(src))], dst[c.ScaleBytes(len(src)):]
-	step := block
-	if c == runtime.CodecI2 {
-		step = group
-	}
 	// The last codes and scales are not written whole.
 	clear(codes[max(len(codes)-4, 0):])
 	clear(scales[max(len(scales)-4, 0):])
+	size := block
+	if c == runtime.CodecI2 {
+		size = group
+	}
 	var decoded [group]float32
-	for i := 0; i < len(src); i += step {
-		x := src[i:min(i+step, len(src))]
-		code := codes[i*c.Bits()/8:]
+	for i := 0; i < len(src); {
+		scale, code, rest := scales[scaleAt(c, i):], codes[i*c.Bits()/8:], lost[min(i, len(lost)):]
+		if done := encodeBlocks(c, code, scale, src[i:], rest); done > 0 {
+			i += done
+			continue
+		}
+		x := src[i:min(i+size, len(src))]
+		i += len(x)
 		d := decoded[:len(x)]
 		switch c {
 		case runtime.CodecF32:
 			for j, v := range x {
-				binary.LittleEndian.PutUint32(code[4*j:], math.Float32bits(v))
+				le.PutUint32(code[4*j:], math.Float32bits(v))
 			}
 			copy(d, x)
 		case runtime.CodecBF16, runtime.CodecF16:
 			narrow(c, code, x, d)
 		case runtime.CodecI2:
-			encodeTable(scales[i/group*16:], code, x, d)
+			encodeTable(scale, code, x, d)
 		case runtime.CodecSign:
-			encodeSigns(scales[i/block*2:], code, x, d)
-		default:
-			encodeBlock(c, scales[i/block*2:], code, x, d)
+			encodeSigns(scale, code, x, d)
+		case runtime.CodecFP8:
+			encodeFP8(scale, code, x, d)
+		case runtime.CodecI8:
+			encodeIntegers(scale, code, x, d, 127)
+		case runtime.CodecI4:
+			encodeIntegers(scale, code, x, d, 7)
 		}
-		if len(lost) == 0 {
-			continue
-		}
-		for j, v := range x {
-			if lost[i+j] = 0; finite(d[j]) {
-				lost[i+j] = v - d[j]
+		if len(rest) > 0 {
+			rest = rest[:len(x)]
+			for j, v := range x {
+				if rest[j] = 0; finite(d[j]) {
+					rest[j] = v - d[j]
+				}
 			}
 		}
 	}
@@ -64,40 +86,73 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 // Decode reads the first of n values in codec c from src, of c.Size(n) bytes, and stores them or adds them.
 func Decode(c runtime.Codec, dst []float32, src []byte, n int, add bool) {
 	scales, codes := src[:c.ScaleBytes(n)], src[c.ScaleBytes(n):]
-	for i := range dst {
-		var v float32
-		switch c {
-		case runtime.CodecF32:
-			v = math.Float32frombits(binary.LittleEndian.Uint32(codes[4*i:]))
-		case runtime.CodecBF16:
-			v = bf16(codes[2*i:])
-		case runtime.CodecF16:
-			v = half(binary.LittleEndian.Uint16(codes[2*i:]))
-		case runtime.CodecI8:
-			v = float32(int8(codes[i])) * bf16(scales[i/block*2:])
-			if int8(codes[i]) == -128 {
-				v = nan
-			}
-		case runtime.CodecFP8:
-			v = fp8[codes[i]] * bf16(scales[i/block*2:])
-		case runtime.CodecI4:
-			q := int8(codes[i/2]<<(4-i%2*4)) >> 4
-			if v = float32(q) * bf16(scales[i/block*2:]); q == -8 {
-				v = nan
-			}
-		case runtime.CodecI2:
-			q := codes[i/4] >> (i % 4 * 2) & 3
-			v = math.Float32frombits(binary.LittleEndian.Uint32(scales[i/group*16+int(q)*4:]))
-		case runtime.CodecSign:
-			v = bf16(scales[i/block*2:])
-			if codes[i/8]>>(i%8)&1 != 0 {
-				v = -v
+	var values [block]float32
+	for i := 0; i < len(dst); {
+		scale, code := scales[scaleAt(c, i):], codes[i*c.Bits()/8:]
+		if done := decodeBlocks(c, dst[i:], code, scale, add); done > 0 {
+			i += done
+			continue
+		}
+		y := dst[i:min(i+block, len(dst))]
+		i += len(y)
+		v := y
+		if add {
+			v = values[:len(y)]
+		}
+		decodeBlock(c, v, code, scale)
+		if add {
+			for j := range y {
+				y[j] += v[j]
 			}
 		}
-		if add {
-			dst[i] += v
-		} else {
-			dst[i] = v
+	}
+}
+
+// decodeBlock decodes at most a block.
+func decodeBlock(c runtime.Codec, y []float32, code, scale []byte) {
+	switch c {
+	case runtime.CodecF32:
+		for i := range y {
+			y[i] = math.Float32frombits(le.Uint32(code[4*i:]))
+		}
+	case runtime.CodecBF16:
+		for i := range y {
+			y[i] = bf16(code[2*i:])
+		}
+	case runtime.CodecF16:
+		var h [block]uint16
+		for i := range y {
+			h[i] = le.Uint16(code[2*i:])
+		}
+		convert.F16ToF32(y, h[:])
+	case runtime.CodecFP8:
+		s := bf16(scale)
+		for i, q := range code[:len(y)] {
+			y[i] = float32(fp8[q] * s)
+		}
+	case runtime.CodecI8:
+		s := bf16(scale)
+		for i, q := range code[:len(y)] {
+			if y[i] = float32(float32(int8(q)) * s); q == 0x80 {
+				y[i] = nan
+			}
+		}
+	case runtime.CodecI4:
+		s := bf16(scale)
+		for i := range y {
+			q := int8(code[i/2]<<(4-i%2*4)) >> 4
+			if y[i] = float32(float32(q) * s); q == -8 {
+				y[i] = nan
+			}
+		}
+	case runtime.CodecI2:
+		for i := range y {
+			y[i] = math.Float32frombits(le.Uint32(scale[code[i/4]>>(i%4*2)&3*4:]))
+		}
+	case runtime.CodecSign:
+		s := uint32(le.Uint16(scale)) << 16
+		for i := range y {
+			y[i] = math.Float32frombits(s ^ uint32(code[i/8]>>(i%8))<<31)
 		}
 	}
 }
@@ -106,15 +161,7 @@ var nan = float32(math.NaN())
 
 func finite(v float32) bool { return math.Float32bits(v)&^signBit < infinity }
 
-func bf16(b []byte) float32 {
-	return math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16)
-}
-
-func half(bits uint16) float32 {
-	var v [1]float32
-	convert.F16ToF32(v[:], []uint16{bits})
-	return v[0]
-}
+func bf16(b []byte) float32 { return math.Float32frombits(uint32(le.Uint16(b)) << 16) }
 
 // fp8 are the values of the FP8E4M3 patterns.
 var fp8 = func() (values [256]float32) {
@@ -146,15 +193,15 @@ func round(v float32) int32 {
 	return int32(math.Float32bits(v+1.5*(1<<23)) - 0x4b400000)
 }
 
-// scaleOf returns the scale of a block for codes up to most, as BF16 and as a number, and its inverse.
-func scaleOf(x []float32, most float32) (bits uint16, scale, inverse float32) {
+// putScale writes the scale of a block for codes up to most, and returns it and its inverse.
+func putScale(at []byte, x []float32, most float32) (scale, inverse float32) {
 	top := uint32(0)
 	for _, v := range x {
 		if b := math.Float32bits(v) &^ signBit; b < infinity {
 			top = max(top, b)
 		}
 	}
-	bits = toBF16(math.Float32frombits(top) / most)
+	bits := toBF16(math.Float32frombits(top) / most)
 	if scale = math.Float32frombits(uint32(bits) << 16); float32(scale*most) > largest {
 		bits--
 		scale = math.Float32frombits(uint32(bits) << 16)
@@ -162,147 +209,160 @@ func scaleOf(x []float32, most float32) (bits uint16, scale, inverse float32) {
 	if scale > 0 {
 		inverse = 1 / scale
 	}
-	return bits, scale, inverse
+	le.PutUint16(at, bits)
+	return scale, inverse
 }
 
-// encodeBlock writes a block in a codec with one scale.
-func encodeBlock(c runtime.Codec, scaleAt, codes []byte, x, decoded []float32) {
-	most := map[runtime.Codec]float32{runtime.CodecI8: 127, runtime.CodecI4: 7, runtime.CodecFP8: 448}[c]
-	bits, scale, inverse := scaleOf(x, most)
-	binary.LittleEndian.PutUint16(scaleAt, bits)
+// encodeIntegers writes a block in CodecI8 or CodecI4.
+func encodeIntegers(scaleAt, codes []byte, x, decoded []float32, most int32) {
+	scale, inverse := putScale(scaleAt, x, float32(most))
 	for i, v := range x {
-		y := float32(v * inverse)
-		if c == runtime.CodecFP8 {
-			if convert.F32ToE4M3(codes[i:i+1], []float32{y}); !finite(v) {
-				codes[i] = 0x7f
-			}
-			decoded[i] = float32(fp8[codes[i]] * scale)
-			continue
-		}
-		q := int32(-most) - 1
+		q := -most - 1
 		decoded[i] = nan
 		if finite(v) {
-			q = min(max(round(y), int32(-most)), int32(most))
+			q = min(max(round(float32(v*inverse)), -most), most)
 			decoded[i] = float32(float32(q) * scale)
 		}
-		if c == runtime.CodecI8 {
+		switch {
+		case most == 127:
 			codes[i] = byte(q)
-		} else if i%2 == 0 {
+		case i%2 == 0:
 			codes[i/2] = byte(q) & 15
-		} else {
+		default:
 			codes[i/2] |= byte(q) << 4
 		}
 	}
 }
 
-// narrow writes 16-bit floats.
-func narrow(c runtime.Codec, codes []byte, x, decoded []float32) {
+// encodeFP8 writes a block in CodecFP8.
+func encodeFP8(scaleAt, codes []byte, x, decoded []float32) {
+	scale, inverse := putScale(scaleAt, x, 448)
 	for i, v := range x {
-		most := float32(65504)
-		if c == runtime.CodecBF16 {
-			most = 0xff * (1 << 120)
+		decoded[i] = float32(v * inverse)
+	}
+	convert.F32ToE4M3(codes[:len(x)], decoded)
+	for i, v := range x {
+		if !finite(v) {
+			codes[i] = 0x7f
 		}
+		decoded[i] = float32(fp8[codes[i]] * scale)
+	}
+}
+
+// narrow writes at most a block of 16-bit floats.
+func narrow(c runtime.Codec, codes []byte, x, decoded []float32) {
+	var h [block]uint16
+	most := float32(65504)
+	if c == runtime.CodecBF16 {
+		most = 0xff * (1 << 120)
+	}
+	for i, v := range x {
 		if finite(v) {
 			v = min(max(v, -most), most)
 		}
-		var h [1]uint16
-		if c == runtime.CodecF16 {
-			convert.F32ToF16(h[:], []float32{v})
-			decoded[i] = half(h[0])
-		} else {
-			convert.F32ToBF16(h[:], []float32{v})
-			decoded[i] = math.Float32frombits(uint32(h[0]) << 16)
-		}
-		binary.LittleEndian.PutUint16(codes[2*i:], h[0])
+		decoded[i] = v
+	}
+	if c == runtime.CodecF16 {
+		convert.F32ToF16(h[:], decoded)
+		convert.F16ToF32(decoded, h[:])
+	} else {
+		convert.F32ToBF16(h[:], decoded)
+		convert.BF16ToF32(decoded, h[:])
+	}
+	for i := range x {
+		le.PutUint16(codes[2*i:], h[i])
 	}
 }
 
 // encodeSigns writes a block in CodecSign.
 func encodeSigns(scaleAt, codes []byte, x, decoded []float32) {
 	var terms [block]float32
+	odd := uint32(0)
 	for i, v := range x {
-		terms[i] = float32(math.Abs(float64(v))) / block
-		if !finite(v) {
-			terms[i] = nan
-		}
+		b := math.Float32bits(v) &^ signBit
+		odd = max(odd, b)
+		terms[i] = math.Float32frombits(b) / block
+	}
+	if odd >= infinity {
+		terms[0] = nan
 	}
 	for half := block / 2; half > 0; half /= 2 {
-		for i := range half {
-			terms[i] += terms[i+half]
+		low, high := terms[:half], terms[half:2*half]
+		for i := range low {
+			low[i] += high[i]
 		}
 	}
 	bits := toBF16(float32(terms[0] * (block / float32(len(x)))))
-	binary.LittleEndian.PutUint16(scaleAt, bits)
-	magnitude := math.Float32frombits(uint32(bits) << 16)
+	le.PutUint16(scaleAt, bits)
+	clear(codes[:(len(x)+7)/8])
 	for i, v := range x {
 		sign := math.Float32bits(v) >> 31
-		if i%8 == 0 {
-			codes[i/8] = 0
-		}
 		codes[i/8] |= byte(sign << (i % 8))
-		decoded[i] = math.Float32frombits(math.Float32bits(magnitude) ^ sign<<31)
+		decoded[i] = math.Float32frombits(uint32(bits)<<16 ^ sign<<31)
 	}
 }
 
 // encodeTable writes a group in CodecI2.
 func encodeTable(tableAt, codes []byte, x, decoded []float32) {
-	var centered [group]float32
-	var bins [group]uint8
-	var table [4]float32
-	n := float64(len(x))
-	shift := float32(sum(len(x), func(i int) float64 { return float64(x[i]) }) / n)
+	var parts [4]partial
+	centered, n := decoded, float64(len(x))
+	odd := uint32(0)
 	for i, v := range x {
-		centered[i] = v - shift
+		odd = max(odd, math.Float32bits(v)&^signBit)
+		parts[0][i%len(parts[0])] += float64(v)
 	}
-	std := float32(math.Sqrt(sum(len(x), func(i int) float64 { return float64(centered[i]) * float64(centered[i]) }) / (n - 1)))
-	scale := float32(6*std) / 4
+	clear(codes[:(len(x)+3)/4])
+	if odd >= infinity {
+		for b := range parts {
+			le.PutUint32(tableAt[4*b:], math.Float32bits(nan))
+		}
+		for i := range decoded {
+			decoded[i] = nan
+		}
+		return
+	}
+	shift := float32(parts[0].sum() / n)
+	parts[0] = partial{}
+	for i, v := range x {
+		c := v - shift
+		centered[i] = c
+		parts[0][i%len(parts[0])] += float64(c) * float64(c)
+	}
+	scale := float32(6*float32(math.Sqrt(parts[0].sum()/(n-1)))) / 4
 	if scale == 0 || !finite(scale) {
 		scale = 1
 	}
-	var counts [4]float64
-	for i, c := range centered[:len(x)] {
-		bins[i] = uint8(min(max(math.RoundToEven(float64(float32(c/scale)+2)), 0), 3))
-		counts[bins[i]]++
+	parts[0] = partial{}
+	var counts [4]int
+	var table [4]float32
+	for i, c := range centered {
+		b := min(max(round(min(max(float32(c/scale)+2, -1), 4)), 0), 3)
+		counts[b&3]++
+		parts[b&3][i%len(parts[0])] += float64(c)
+		codes[i/4] |= byte(b << (i % 4 * 2))
 	}
 	for b := range table {
 		if counts[b] > 0 {
-			table[b] = float32(sum(len(x), func(i int) float64 {
-				if bins[i] != uint8(b) {
-					return 0
-				}
-				return float64(centered[i])
-			}) / counts[b])
+			table[b] = float32(parts[b].sum() / float64(counts[b]))
 		}
 		table[b] = min(max(table[b]+shift, -largest), largest)
+		le.PutUint32(tableAt[4*b:], math.Float32bits(table[b]))
 	}
-	for _, v := range x {
-		if !finite(v) {
-			table = [4]float32{nan, nan, nan, nan}
-			clear(bins[:])
-		}
-	}
-	for b, v := range table {
-		binary.LittleEndian.PutUint32(tableAt[4*b:], math.Float32bits(v))
-	}
-	for i := range x {
-		if i%4 == 0 {
-			codes[i/4] = 0
-		}
-		codes[i/4] |= bins[i] << (i % 4 * 2)
-		decoded[i] = table[bins[i]]
+	for i := range decoded {
+		decoded[i] = table[codes[i/4]>>(i%4*2)&3]
 	}
 }
 
-// sum adds n terms in the order that the codec says.
-func sum(n int, term func(i int) float64) float64 {
-	var parts [256]float64
-	for i := range n {
-		parts[i%len(parts)] += term(i)
-	}
-	for half := len(parts) / 2; half > 0; half /= 2 {
-		for i := range half {
-			parts[i] += parts[i+half]
+// partial are the partial sums that CodecI2 is specified with.
+type partial [256]float64
+
+// sum adds them up, halves onto halves.
+func (p *partial) sum() float64 {
+	for half := len(p) / 2; half > 0; half /= 2 {
+		low, high := p[:half], p[half:2*half]
+		for i := range low {
+			low[i] += high[i]
 		}
 	}
-	return parts[0]
+	return p[0]
 }

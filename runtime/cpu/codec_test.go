@@ -1,0 +1,252 @@
+package cpu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// entropy is that of n elements, in bits: whether each is selected, with the probability at(i).
+func entropy(n int, at func(i int) float64) (bits float64) {
+	for i := range n {
+		if p := at(i); p > 0 && p < 1 {
+			bits -= p*math.Log2(p) + (1-p)*math.Log2(1-p)
+		}
+	}
+	return bits
+}
+
+// drawn selects element i of n with the probability at(i).
+func drawn(rng *rand.Rand, n int, at func(i int) float64) (e entries) {
+	for i := range n {
+		if rng.Float64() < at(i) {
+			e.idx = append(e.idx, int32(i))
+		}
+	}
+	e.val = normals(rng, len(e.idx))
+	return e
+}
+
+// encoded returns the length of the message of a list.
+func encoded(w workbench, e entries, c runtime.Codec, n int) int {
+	bound, length := c.Bound(len(e.idx), n), room[int32](w, 1)
+	message := runtime.Message{Ptr: room[byte](w, bound), Bytes: bound, Len: length}
+	require.NoError(w, w.Encode(w.list(e, 0), c, n, message, runtime.Array{}))
+	return int(read[int32](length, 1)[0])
+}
+
+func uniform(p float64) func(int) float64 { return func(int) float64 { return p } }
+
+func TestIndicesCostLittleMoreThanTheirEntropy(t *testing.T) {
+	const n, seed = 1 << 22, 41
+	layers := []float64{0.001, 0.1, 0.005, 0.05, 0.0004, 0.03, 0.01, 0.08}
+	for name, at := range map[string]func(i int) float64{
+		"0.1 %": uniform(0.001), "0.2 %": uniform(0.0019), "0.37 %": uniform(0.0037), "0.7 %": uniform(0.0074), "1 %": uniform(0.01), "1.5 %": uniform(0.015),
+		"3 %": uniform(0.0297), "5.8 %": uniform(0.0585), "10 %": uniform(0.1),
+		"falling": func(i int) float64 { return 0.2 * math.Exp(-20*float64(i)/n) },
+		"layers":  func(i int) float64 { return layers[i*len(layers)/n] },
+		"rows": func(i int) float64 { // one of 16 has all of them
+			if i/16384%16 == 3 {
+				return 0.1
+			}
+			return 0
+		},
+	} {
+		rng, w := rand.New(rand.NewPCG(seed, 0)), newWorkbench(t)
+		e := drawn(rng, n, at)
+		least := entropy(n, at)
+		bits := float64(8 * encoded(w, e, runtime.CodecPositions, n))
+		t.Logf("%s: %.3f bits an index, %.2f %% over the entropy; bound %.3f", name, bits/float64(len(e.idx)), 100*(bits/least-1),
+			8*float64(runtime.CodecPositions.Bound(len(e.idx), n))/float64(len(e.idx)))
+		assert.LessOrEqual(t, bits, 1.03*least, "%s, seed %d", name, seed)
+	}
+}
+
+func TestBytesOfAnEntry(t *testing.T) {
+	const n, seed = 1 << 22, 42
+	for _, c := range []struct {
+		runtime.Codec
+		most float64
+	}{{runtime.CodecF32, 5.1}, {runtime.CodecBF16, 3.1}, {runtime.CodecF16, 3.1}, {runtime.CodecFP8, 2.1}, {runtime.CodecI8, 2.1}, {runtime.CodecI4, 1.6}, {runtime.CodecI2, 1.35}} {
+		rng, w := rand.New(rand.NewPCG(seed, 0)), newWorkbench(t)
+		e := drawn(rng, n, uniform(0.01))
+		each := float64(encoded(w, e, c.Codec, n)) / float64(len(e.idx))
+		t.Logf("%v: %.3f bytes", c.Codec, each)
+		assert.LessOrEqual(t, each, c.most, "%v, seed %d", c.Codec, seed)
+	}
+	rng, w := rand.New(rand.NewPCG(seed, 1)), newWorkbench(t)
+	chunks := w.list(entries{}, runtime.ChunkedLen(n, 64, 4096))
+	require.NoError(t, w.TopKChunks(runtime.Source{X: put(w, normals(rng, n)...), N: n}, 64, 4096, chunks))
+	e := entries{read[int32](chunks.Idx, chunks.N), read[float32](chunks.Val, chunks.N)}
+	each := float64(encoded(w, e, runtime.CodecI2, n)) / float64(chunks.N)
+	t.Logf("64 of 4096, i2: %.3f bytes", each)
+	assert.LessOrEqual(t, each, 1.2, "seed %d", seed)
+}
+
+// words returns the integers of some bytes.
+func words(data []byte) (w []int32) {
+	for ; len(data) >= 4; data = data[4:] {
+		w = append(w, int32(binary.LittleEndian.Uint32(data)))
+	}
+	return w
+}
+
+// guarded puts bytes, of which n are to be used, between others that are to stay.
+func guarded(w workbench, data []byte, n int) (ptr uintptr, check func()) {
+	const guard = 64
+	all := slices.Concat(slices.Repeat([]byte{0xa5}, guard), data, make([]byte, n-min(n, len(data))), slices.Repeat([]byte{0xa5}, guard))
+	base := put(w, all...)
+	return base + guard, func() {
+		w.Helper()
+		now := read[byte](base, len(all))
+		for i := range guard {
+			require.EqualValues(w, 0xa5, now[i], "before an array")
+			require.EqualValues(w, 0xa5, now[len(all)-1-i], "behind an array")
+		}
+	}
+}
+
+// FuzzDecode decodes messages of any content. A list that ascends comes back when it is encoded again.
+func FuzzDecode(f *testing.F) {
+	for _, c := range []runtime.Codec{runtime.CodecPositions, runtime.CodecI8, runtime.CodecI2, runtime.CodecSign} {
+		w := newWorkbench(f)
+		e := drawn(rand.New(rand.NewPCG(43, 0)), 20_000, uniform(0.1))
+		bound := c.Bound(len(e.idx), 20_000)
+		p := room[byte](w, bound)
+		require.NoError(f, w.Encode(w.list(e, 0), c, 20_000, runtime.Message{Ptr: p, Bytes: bound}, runtime.Array{}))
+		f.Add(slices.Clone(read[byte](p, bound)), uint8(c), uint16(3000))
+	}
+	f.Add([]byte{255, 255, 255, 127, 8, 0, 0, 0}, uint8(runtime.CodecPositions), uint16(9))
+	f.Fuzz(func(t *testing.T, data []byte, codec uint8, size uint16) {
+		w, c, n := newWorkbench(t), runtime.Codec(codec), int(size)
+		if !c.Encodes() {
+			return
+		}
+		message, checkMessage := guarded(w, data, len(data))
+		idx, checkIdx := guarded(w, nil, 4*n)
+		val, checkVal := guarded(w, nil, 4*n)
+		dst := runtime.Entries{Idx: idx, Val: val, N: n, Len: room[int32](w, 1)}
+		require.NoError(t, w.Decode(runtime.Message{Ptr: message, Bytes: len(data)}, c, dst))
+		checkMessage()
+		checkIdx()
+		checkVal()
+		got := slices.Clone(read[int32](idx, n)[:read[int32](dst.Len, 1)[0]])
+		if len(got) == 0 || got[0] < 0 || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) < len(got) {
+			return
+		}
+		span := int(got[len(got)-1]) + 1
+		bound := c.Bound(len(got), span)
+		again := runtime.Message{Ptr: room[byte](w, bound), Bytes: bound}
+		require.NoError(t, w.Encode(dst, c, span, again, runtime.Array{}))
+		require.NoError(t, w.Decode(again, c, dst))
+		require.Equal(t, got, slices.Clone(read[int32](idx, n)[:read[int32](dst.Len, 1)[0]]))
+	})
+}
+
+// FuzzEncode encodes lists of any content into messages of any size.
+func FuzzEncode(f *testing.F) {
+	f.Add([]byte{}, uint8(runtime.CodecI8), uint16(8), int32(0))
+	f.Add([]byte{1, 0, 0, 0, 2, 0, 0, 0, 255, 255, 255, 127}, uint8(runtime.CodecI4), uint16(100), int32(math.MaxInt32))
+	f.Add([]byte{255, 255, 255, 255, 0, 0, 0, 0}, uint8(runtime.CodecI2), uint16(40), int32(2))
+	f.Fuzz(func(t *testing.T, data []byte, codec uint8, bytes uint16, n int32) {
+		w, c, idx := newWorkbench(t), runtime.Codec(codec), words(data)
+		if !c.Encodes() || bytes < 8 || n < 0 {
+			return
+		}
+		e, residual := entries{idx, make([]float32, len(idx))}, room[float32](w, 100)
+		for i := range e.val {
+			e.val[i] = float32(i%7) - 3
+		}
+		p, check := guarded(w, nil, int(bytes))
+		message := runtime.Message{Ptr: p, Bytes: int(bytes), Len: room[int32](w, 1)}
+		lost := runtime.Array{Ptr: residual, N: 100, Faults: room[int32](w, 1)}
+		require.NoError(t, w.Encode(w.list(e, 0), c, int(n), message, lost))
+		check()
+		require.LessOrEqual(t, int(read[int32](message.Len, 1)[0]), int(bytes))
+		dst := w.list(entries{}, len(idx)+1)
+		require.NoError(t, w.Decode(message, c, dst))
+		got := read[int32](dst.Idx, int(read[int32](dst.Len, 1)[0]))
+		ascends := slices.IsSorted(idx) && len(slices.Compact(slices.Clone(idx))) == len(idx)
+		if ascends && (len(idx) == 0 || idx[0] >= 0 && int64(idx[len(idx)-1])-int64(idx[0]) < int64(n)) {
+			require.Len(t, got, min(len(idx), c.Fit(int(bytes), int(n))))
+			require.True(t, slices.Equal(idx[:len(got)], got))
+		}
+	})
+}
+
+// least reports the least time that a call took, which other processes disturb least, and returns it.
+func least(b *testing.B, run func() error) time.Duration {
+	best := time.Duration(math.MaxInt64)
+	for b.Loop() {
+		start := time.Now()
+		require.NoError(b, run())
+		best = min(best, time.Since(start))
+	}
+	b.ReportMetric(float64(best.Nanoseconds()), "least-ns")
+	return best
+}
+
+// BenchmarkCodec encodes and decodes 41,943 of 4,194,304 entries.
+func BenchmarkCodec(b *testing.B) {
+	const n, seed = 1 << 22, 44
+	w := newWorkbench(b)
+	x := put(w, normals(rand.New(rand.NewPCG(seed, 0)), n)...)
+	list, out := w.list(entries{}, n/100), w.list(entries{}, n/100)
+	require.NoError(b, w.TopK(runtime.Source{X: x, N: n}, n/100, list, 0))
+	lost := runtime.Array{Ptr: x, N: n}
+	for c := runtime.CodecPositions; c.Encodes(); c++ {
+		message := runtime.Message{Ptr: room[byte](w, c.Bound(list.N, n)), Bytes: c.Bound(list.N, n)}
+		b.Run(fmt.Sprintf("encode/%v", c), func(b *testing.B) {
+			least(b, func() error { return w.Encode(list, c, n, message, runtime.Array{}) })
+		})
+		b.Run(fmt.Sprintf("encode, residual/%v", c), func(b *testing.B) {
+			least(b, func() error { return w.Encode(list, c, n, message, lost) })
+		})
+		b.Run(fmt.Sprintf("decode/%v", c), func(b *testing.B) {
+			least(b, func() error { return w.Decode(message, c, out) })
+		})
+	}
+	b.Run("chunks", func(b *testing.B) {
+		chunks := w.list(entries{}, n/64)
+		least(b, func() error { return w.TopKChunks(runtime.Source{X: x, N: n}, 64, 4096, chunks) })
+	})
+}
+
+// BenchmarkQuantize reports how long copying takes, of n float32, in units of what the codecs take.
+func BenchmarkQuantize(b *testing.B) {
+	const n, seed = 1 << 24, 45
+	w := newWorkbench(b)
+	x, y, lost := put(w, normals(rand.New(rand.NewPCG(seed, 0)), n)...), room[float32](w, n), room[float32](w, n)
+	code := room[float32](w, n)
+	var copied time.Duration
+	b.Run("copy", func(b *testing.B) {
+		b.SetBytes(4 * n)
+		copied = least(b, func() error { return w.Copy(y, x, 4*n) })
+	})
+	for c := runtime.CodecF32; c.Quantizes(); c++ {
+		require.NoError(b, w.Quantize(code, c, x, n, 0))
+		for _, test := range []struct {
+			name string
+			run  func() error
+		}{
+			{"quantize", func() error { return w.Quantize(code, c, x, n, 0) }},
+			{"quantize, residual", func() error { return w.Quantize(code, c, x, n, lost) }},
+			{"dequantize", func() error { return w.Dequantize(y, c, code, n, false) }},
+			{"dequantize and add", func() error { return w.Dequantize(y, c, code, n, true) }},
+		} {
+			b.Run(fmt.Sprintf("%v/%s", c, test.name), func(b *testing.B) {
+				b.SetBytes(4 * n)
+				b.ReportMetric(float64(copied)/float64(least(b, test.run)), "of-copy")
+			})
+		}
+	}
+}

@@ -1,0 +1,43 @@
+package quant
+
+//go:generate env GOWORK=off go run -C ../../../../internal/simd/gen ./quant -out ../../../runtime/cpu/internal/quant/avx2_amd64.s -stubs ../../../runtime/cpu/internal/quant/avx2_amd64.go -pkg quant
+
+import (
+	"github.com/tutti-go/tutti/internal/simd"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// The vectorised functions return how many values from the first on they handled: whole blocks, at most
+// simd.Chunk bytes, none without AVX2.
+
+const step = simd.Chunk / 4
+
+func encodeBlocks(c runtime.Codec, codes, scales []byte, src, lost []float32) int {
+	if src = src[:min(len(src), step)&^(block-1)]; !simd.AVX2 || len(src) == 0 {
+		return 0
+	}
+	switch c {
+	case runtime.CodecI8:
+		return block * quantizeI8AVX2(&codes[0], &scales[0], src, lost, 127)
+	case runtime.CodecI4:
+		return block * quantizeI4AVX2(&codes[0], &scales[0], src, lost, 7)
+	}
+	return 0
+}
+
+func decodeBlocks(c runtime.Codec, dst []float32, codes, scales []byte, add bool) int {
+	if dst = dst[:min(len(dst), step)&^(block-1)]; !simd.AVX2 || len(dst) == 0 {
+		return 0
+	}
+	switch c {
+	case runtime.CodecI8:
+		return block * dequantizeI8AVX2(dst, &codes[0], &scales[0], add)
+	case runtime.CodecI4:
+		return block * dequantizeI4AVX2(dst, &codes[0], &scales[0], add)
+	case runtime.CodecSign:
+		return block * dequantizeSignAVX2(dst, &codes[0], &scales[0], add)
+	case runtime.CodecI2:
+		return block * dequantizeI2AVX2(dst[:min(len(dst), group)], &codes[0], &scales[0], add)
+	}
+	return 0
+}

@@ -1,0 +1,9 @@
+//go:build !amd64
+
+package quant
+
+import "github.com/tutti-go/tutti/runtime"
+
+func encodeBlocks(runtime.Codec, []byte, []byte, []float32, []float32) int { return 0 }
+
+func decodeBlocks(runtime.Codec, []float32, []byte, []byte, bool) int { return 0 }
