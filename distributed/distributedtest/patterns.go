@@ -122,7 +122,7 @@ func (u *run) residual() ([]float32, error) {
 
 // mayBeDense reports whether the backend may add up, without a residual.
 func (u *run) mayBeDense() bool {
-	return u.cfg.Pattern == sparse.Dense || u.cfg.Pattern == sparse.Auto
+	return u.cfg.Pattern == sparse.Dense && (u.cfg.Values == "" || u.cfg.Values == sparse.F32) || u.cfg.Pattern == sparse.Auto
 }
 
 // step runs one step and checks everything that holds for finite gradients:
@@ -228,6 +228,13 @@ func (u *run) conserved(before, gradient []float32) error {
 	case dtype.F16:
 		relative += rounded * 0x1p-11
 		smallest += float64(u.size) * 0x1p-24
+	}
+	switch u.cfg.Values {
+	case sparse.I2, sparse.Bit: // what an element loses is as large as the mean of others may be
+		smallest += relative * slices.Max(append(sums[n:], 0))
+	case "", sparse.F32:
+	default: // a code may be twice the number
+		relative *= 2
 	}
 	for i, diff := range sums[:n] {
 		if tolerance := sums[n+i]*relative + smallest; !(math.Abs(diff) <= tolerance) {

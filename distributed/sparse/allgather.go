@@ -18,19 +18,21 @@ type allgather struct {
 	joined          message
 	words           int               // of a message of collectInPlace
 	lists           []runtime.Entries // per rank, in rank order
+	messages        []uintptr         // of collectInPlace
 }
 
 func newAllgather(e *engine) *allgather {
 	ints := make([]int, 4*e.size)
 	return &allgather{engine: e, lengths: ints[:e.size], displs: ints[e.size:][:e.size], sizes: ints[2*e.size:][:e.size], places: ints[3*e.size:],
-		lists: make([]runtime.Entries, e.size)}
+		lists: make([]runtime.Entries, e.size), messages: make([]uintptr, e.size)}
 }
 
 // collectInPlace is collect for messages of equal length, of which each rank has
 // picked its own where it belongs ([allgatherExchange.placePicks]). The compute
-// stream does not wait yet.
+// stream does not wait yet, and nothing is unpacked.
 func (g *allgather) collectInPlace(ctx context.Context) {
 	if g.err == nil {
+		g.pack(g.messages[g.rank], g.lists[g.rank])
 		first := g.shared.Ptr
 		g.add(comm.AllGatherCall(base.At(first, g.rank*g.words), first, g.words, dtype.I32))
 		g.submit(ctx)
@@ -74,12 +76,17 @@ func (g *allgather) collectSlots(ctx context.Context, mine runtime.Entries) []ru
 		g.sizes[r] = g.slotWords(n)
 	}
 	g.allocate(&g.recv, base.Displacements(g.sizes, g.places)*base.WordSize)
+	apart := g.apart(&g.joined.Buffer, base.Displacements(g.lengths, g.displs))
 	for r, n := range g.lengths {
-		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.places[r]), n)
+		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.places[r]), n, base.At(apart, 2*g.displs[r]))
 	}
-	g.pack(g.lists[g.rank].Idx, mine)
-	g.copy(g.lists[g.rank].Len, mine.Len, 1)
-	g.communicate(ctx, comm.AllGatherVCall(g.lists[g.rank].Len, g.recv.Ptr, g.sizes, g.places, dtype.I32))
+	own := g.lists[g.rank].Len
+	g.pack(base.At(own, headerWords), mine)
+	g.copy(own, mine.Len, 1)
+	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.sizes, g.places, dtype.I32))
+	for _, l := range g.lists {
+		g.unpackSlot(l)
+	}
 	return g.lists
 }
 
@@ -115,31 +122,36 @@ func (x *allgatherExchange) placePicks(ctx context.Context, n int) runtime.Entri
 		x.words = x.messageWords(n)
 	}
 	x.share(ctx, x.words*x.size*base.WordSize)
-	switch {
-	case x.err != nil:
+	apart := x.apart(&x.joined.Buffer, x.size*n)
+	if x.err != nil {
 		return runtime.Entries{}
-	case x.fixed:
-		for r := range x.lists {
-			x.lists[r] = x.listAt(base.At(x.shared.Ptr, r*x.words), n)
+	}
+	for r := range x.lists {
+		at := base.At(x.shared.Ptr, r*x.words)
+		if x.fixed {
+			x.lists[r] = x.listAt(at, n, base.At(apart, 2*n*r))
+		} else {
+			x.placeSlots(x.lists[r:r+1], at, n, base.At(apart, 2*n*r))
+			at = base.At(at, headerWords)
 		}
-	default:
-		x.placeSlots(x.lists, x.shared.Ptr, n)
+		x.messages[r] = at
 	}
 	return x.lists[x.rank]
 }
 
 func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) result {
-	switch {
-	case x.fixed || x.order.Streams != nil:
+	all := result{lists: x.lists, scale: x.average}
+	if x.fixed || x.order.Streams != nil {
 		x.collectInPlace(ctx)
-	default:
+		all.messages = x.messages
+	} else {
 		x.exchangeLengths(ctx, picks, func(int) int { return picks.N }) // all have room for as many
 		x.collect(ctx, picks)
 	}
 	if !x.again {
-		return result{lists: x.lists, scale: x.average}
+		return all
 	}
-	x.arrive(ctx)
+	x.arriveAll(ctx, all)
 	// The sum is the same on every rank, and so are its largest entries: no fewer
 	// than picks, which are as many on each rank.
 	sum := x.message(&x.sum, min(picks.N*x.size, x.n))
@@ -153,12 +165,17 @@ func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) resu
 // sumExchange reduces the whole residual, densely, whatever was picked.
 type sumExchange struct{ *engine }
 
-func sumAll(e *engine) exchange { return sumExchange{e} }
+func sumAll(e *engine) exchange {
+	if e.coded() {
+		return &quantized{engine: e}
+	}
+	return sumExchange{e}
+}
 
 func (x sumExchange) run(ctx context.Context, _ runtime.Entries) result {
 	sum := x.denseResult()
 	x.copy(sum, x.residual, x.n)
 	x.fill(x.residual, x.n)
 	x.communicate(ctx, comm.AllReduceCall(sum, sum, x.n, dtype.F32, comm.Avg))
-	return result{dense: sum}
+	return result{dense: sum, scale: 1}
 }

@@ -81,7 +81,7 @@ func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 func (s *Reducer) become(pattern string, choice *Choice) {
 	cfg, err := s.given.with(pattern)
 	s.check(err)
-	s.cfg, s.choice, s.k, s.chose = cfg, choice, 0, false
+	s.cfg, s.codec, s.choice, s.k, s.chose = cfg, cfg.codec(), choice, 0, false
 	s.resetNumbers()
 	s.prepare()
 }
@@ -215,7 +215,9 @@ func (p *probe) candidates(usual float64) ([]string, error) {
 	if p.c.WorldSize() > 2 {
 		names = append(names, Gtopk)
 	}
-	if uses, _ := find(Oktopk, count(p.cfg.Density, p.n), p.n, p.c.WorldSize()); uses == Oktopk {
+	cfg := p.cfg
+	cfg.Pattern = Oktopk
+	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == Oktopk {
 		names = append(names, Oktopk)
 	}
 	for part := max(p.n/64, 1); ; part = min(4*part, p.n) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // Config says how a [Reducer] reduces a gradient. The zero value of each field
@@ -15,10 +16,19 @@ import (
 type Config struct {
 	// Pattern is one of [Patterns], "dense" unless set, or [Auto].
 	Pattern string
+	// Values is as what values travel, one of [Values], F32 unless set. What rounding loses stays in the
+	// residual of the rank that has rounded, so it is sent in later steps, and so the dense pattern has
+	// a residual as well unless Values is F32. A sum that is rounded again before all ranks get it leaves what that
+	// loses with the rank that made it. With NoErrorFeedback it is forgotten. Where dense steps
+	// precede sparse ones ([Schedule]), they travel so, too.
+	Values string
 	// Density is the share of a rank's entries that it picks per step, in
 	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
 	// it.
 	Density float64
+	// Chunk is how many elements a chunk of the pattern [Chunked] has, 4096 unless set; it picks Density * Chunk
+	// of each, rounded, at least 1. Other patterns ignore it.
+	Chunk int
 	// NoErrorFeedback forgets what was not sent, instead of adding it to the
 	// next step's gradient. It is there for comparison: training with it off
 	// usually converges worse.
@@ -55,7 +65,7 @@ type Config struct {
 	InPlace bool
 	// NonFinite says what becomes of a step in which a rank's gradient is not
 	// finite. Unless set it is [SkipNonFinite], but [PassNonFinite] with NoUndo, which
-	// allows no other, and for the dense pattern, which keeps nothing that such
+	// allows no other, and for the dense pattern in F32, which keeps nothing that such
 	// a gradient could spoil.
 	NonFinite NonFinitePolicy
 
@@ -158,6 +168,18 @@ func (c Config) WithDefaults() (Config, error) {
 	if c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1) {
 		return c, base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
 	}
+	if c.Values == "" {
+		c.Values = F32
+	}
+	if _, ok := codecs[c.Values]; !ok {
+		return c, base.ConfigError("unknown values %q (want one of %s)", c.Values, strings.Join(Values(), ", "))
+	}
+	if c.Chunk == 0 {
+		c.Chunk = 4096
+	}
+	if c.Chunk < 1 {
+		return c, base.ConfigError("Chunk is %d, want at least 1", c.Chunk)
+	}
 	if !(c.Momentum >= 0 && c.Momentum < 1) {
 		return c, base.ConfigError("Momentum is %v, want a number in [0, 1)", c.Momentum)
 	}
@@ -175,7 +197,7 @@ func (c Config) WithDefaults() (Config, error) {
 	}
 	if c.NonFinite == nonFiniteUnset {
 		c.NonFinite = SkipNonFinite
-		if c.NoUndo || c.Pattern == Dense {
+		if c.NoUndo || c.Pattern == Dense && c.Values == F32 {
 			c.NonFinite = PassNonFinite
 		}
 	}
@@ -201,13 +223,16 @@ func (c Config) Tuned(t tuning.Tuning) Config {
 
 // Plain reports whether a dense allreduce of the gradient does it.
 func (c *Config) Plain() bool {
-	return c.Pattern == Dense && c.Momentum == 0 && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
+	return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0 && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
 }
 
 // Keeps reports whether there is a residual, in memory that is not the gradient's.
 func (c *Config) Keeps() bool {
-	return !c.InPlace && (c.Momentum > 0 || c.Pattern != Dense && c.Pattern != Auto)
+	return !c.InPlace && (c.Momentum > 0 || c.Values != F32 || c.Pattern != Dense && c.Pattern != Auto)
 }
+
+// codec is that of Values.
+func (c *Config) codec() runtime.Codec { return codecs[c.Values] }
 
 // checkInPlace refuses what a step in place cannot do.
 func (c *Config) checkInPlace() error {

@@ -27,6 +27,7 @@ type engine struct {
 	c       comm.Communicator
 	order   base.Order
 	cfg     Config
+	codec   runtime.Codec // of cfg
 	err     error
 
 	rank, size int
@@ -64,7 +65,7 @@ type engine struct {
 }
 
 func newEngine(rt runtime.Runtime, kernels runtime.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
-	e := &engine{rt: rt, kernels: kernels, cfg: cfg, n: n, held: n}
+	e := &engine{rt: rt, kernels: kernels, cfg: cfg, codec: cfg.codec(), n: n, held: n}
 	if cfg.Momentum > 0 {
 		e.held = 2 * n
 	}
@@ -297,10 +298,10 @@ func (e *engine) accumulate(g Input) {
 	}
 }
 
-// store writes a dense result to the gradient.
+// store writes a dense result to the gradient, scaled.
 func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
-	if e.err == nil && dst != src {
-		e.check(e.kernels.Store(dst, dt, src, e.n, 1, e.residual))
+	if e.err == nil && src != 0 && (dst != src || e.result.scale != 1) {
+		e.check(e.kernels.Store(dst, dt, src, e.n, e.result.scale, e.residual))
 	}
 }
 

@@ -68,10 +68,10 @@ func TestPartitionsBalance(t *testing.T) {
 func TestLimits(t *testing.T) {
 	for _, size := range []int{2, 3, 4, 5, 8, 31, 32, 64, 1000} {
 		for k := 1; k < 100_000; k += 1 + k/50 {
-			if !roomy(k, size) {
+			if !unit(1).roomy(k, size) {
 				continue
 			}
-			for _, extra := range []int{overhead(size, false, false), overhead(size, true, false), overhead(size, true, true)} {
+			for _, extra := range []int{unit(1).overhead(size, false, false), unit(1).overhead(size, true, false), unit(1).overhead(size, true, true)} {
 				l := newLimits(k, size, extra)
 				require.Positive(t, l.outgoing, "k=%d P=%d", k, size)
 				require.Positive(t, l.global, "k=%d P=%d", k, size)
@@ -80,13 +80,13 @@ func TestLimits(t *testing.T) {
 				require.LessOrEqual(t, 2*l.outgoing+2*l.global+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.LessOrEqual(t, 2*l.outgoing+l.allgather+extra, budget(k, size), "k=%d P=%d", k, size)
 				require.GreaterOrEqual(t, 4*l.global, k, "k=%d P=%d: too little of the budget is left", k, size)
-				if extra == overhead(size, true, true) {
+				if extra == unit(1).overhead(size, true, true) {
 					continue
 				}
 				each := l.each(k, size)
 				require.LessOrEqual(t, 2*l.outgoing+2*each*(size-1)+extra, budget(k, size), "k=%d P=%d", k, size)
-				l = l.less(again(size))
-				extra += again(size)
+				l = l.less(unit(1).again(size))
+				extra += unit(1).again(size)
 				if each >= 2*evenLength {
 					require.GreaterOrEqual(t, 10*each*size, 14*k, "k=%d P=%d: less than a threshold lets pass", k, size)
 					left := l.less((size - 1) * (headerWords + 2*each))

@@ -26,7 +26,8 @@ const (
 	numUsed      number = 3 // F32: the threshold that was used
 	numLimit     number = 4 // F32: magnitudes from here on may not stay finite when P are added
 	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
-	numFan       number = 6
+	numCount     number = 6 // entries of a message that was decoded
+	numFan       number = 7
 	numFanCounts        = numFan + bisectFan
 	numKept             = numFanCounts + bisectFan
 	numState            = numKept     // threshold (F32) of the selector, and its age or margin

@@ -73,7 +73,8 @@ type okExchange struct {
 	quantiles              []float64         // of the samples that this rank shows
 	own, trimmed           message           // of limitOutgoing and cutOutgoing
 	fitting, joined        message           // of cutMessages and joinSent
-	padded                 base.Buffer       // messages of sendRounds
+	padded, paddedApart    base.Buffer       // messages of sendRounds, and their lists where those are not messages
+	exchangedApart         [2]base.Buffer    // lists of exchanged, likewise
 	sent                   []runtime.Entries // these, by round
 	mine                   uintptr           // what this rank announces
 	slots                  uintptr           // of exchanged
@@ -128,7 +129,7 @@ func (x *okExchange) next() okStep {
 	x.past.age++
 	s := okStep{rebalance: x.past.steps%x.cfg.tuning.RebalanceInterval == 0, estimate: x.past.age >= x.cfg.tuning.ThresholdInterval}
 	x.past.steps++
-	s.limit = newLimits(x.k, x.size, overhead(x.size, s.rebalance, s.estimate))
+	s.limit = newLimits(x.k, x.size, x.unit().overhead(x.size, s.rebalance, s.estimate))
 	s.each = s.limit.each(x.k, x.size)
 	if x.past.level == levelSteps && s.each >= 2*evenLength {
 		s.room = s.each
@@ -136,7 +137,7 @@ func (x *okExchange) next() okStep {
 	s.padded = x.pads(s.limit.outgoing, s.rebalance)
 	switch {
 	case s.padded && s.room > 0:
-		s.limit = s.limit.leaving(s.room, x.size)
+		s.limit = s.limit.leaving(s.room, x.size, x.unit())
 	case s.padded:
 		s.limit = s.limit.less(2 * ((x.size-1)*s.limit.message - s.limit.outgoing))
 	}
@@ -214,7 +215,7 @@ func (x *okExchange) gather(ctx context.Context, own, outgoing, sums runtime.Ent
 	}
 	passed, total := x.pickGlobal(ctx, sums)
 	if s.room == 0 && !s.estimate && x.far(total) { // say, because the gradients' scale has changed
-		s.limit = s.limit.less(again(x.size))
+		s.limit = s.limit.less(x.unit().again(x.size))
 		x.estimate(ctx, sums)
 		passed, total = x.pickGlobal(ctx, sums)
 	}
@@ -259,7 +260,7 @@ func (x *okExchange) readPosted(ctx context.Context) {
 		threshold := x.host[numBracket]
 		x.past.pending = false
 		x.checkSamples()
-		x.learn(x.announced(), newLimits(x.k, x.size, overhead(x.size, false, false)).each(x.k, x.size))
+		x.learn(x.announced(), newLimits(x.k, x.size, x.unit().overhead(x.size, false, false)).each(x.k, x.size))
 		if now := x.host[numBracket]; now != threshold && x.restores != nothingSaved && x.err == nil {
 			x.check(x.rt.Fill(base.At(x.before.Ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
 		}

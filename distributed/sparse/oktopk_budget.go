@@ -1,10 +1,21 @@
 package sparse
 
+import "math"
+
+// A budget is counted in elements, of which an entry is two, so that it is 6k(P-1)/P whatever bytes
+// an entry takes.
+
 // budget is what oktopk may send per rank and step: 6k(P-1)/P elements.
 func budget(k, size int) int { return 6 * k * (size - 1) / size }
 
+// unit is how many elements a word is, 1 where an entry is two words.
+type unit float64
+
+// of returns how many elements words are.
+func (u unit) of(words int) int { return int(math.Ceil(float64(u) * float64(words))) }
+
 // overhead is how many elements a rank sends in a step beside entries.
-func overhead(size int, rebalance, estimate bool) int {
+func (u unit) overhead(size int, rebalance, estimate bool) int {
 	others := size - 1
 	sum := 2 * others // lengths: alltoall, allgather
 	if rebalance {
@@ -13,23 +24,22 @@ func overhead(size int, rebalance, estimate bool) int {
 	if estimate {
 		sum += bisectRounds * ((2*bisectFan*others + size - 1) / size)
 	}
-	return sum
+	return u.of(sum)
 }
 
 // again is the overhead of an estimate in a step that was to go without: lengths
 // are exchanged once more, too.
-func again(size int) int {
-	return overhead(size, false, true) - overhead(size, false, false) + size - 1
+func (u unit) again(size int) int {
+	return u.overhead(size, false, true) - u.overhead(size, false, false) + u.of(size-1)
 }
-
-func maxOverhead(size int) int { return overhead(size, true, false) + again(size) }
 
 // roomy reports whether the budget suits k: what is sent beside entries takes less
 // than half of it, and, among four ranks and more, every result has room for k entries,
 // as those of gtopk have, which serves k otherwise.
-func roomy(k, size int) bool {
-	most := newLimits(k, size, overhead(size, true, false)).less(again(size))
-	return 2*maxOverhead(size) < budget(k, size) && (size <= 3 || most.global == k)
+func (u unit) roomy(k, size int) bool {
+	overhead := u.overhead(size, true, false)
+	most := newLimits(k, size, overhead).less(u.again(size))
+	return 2*(overhead+u.again(size)) < budget(k, size) && (size <= 3 || most.global == k)
 }
 
 // limits are the shares of a step's budget.
@@ -58,9 +68,9 @@ func (l limits) less(elements int) limits {
 
 // leaving gives padded messages all that each rank's share of the result leaves, so that
 // little has to be cut of what was picked.
-func (l limits) leaving(each, size int) limits {
+func (l limits) leaving(each, size int, u unit) limits {
 	others := size - 1
-	const lengths = 2 * headerWords // of messages, in front of them
+	lengths := u.of(2 * headerWords) // of messages, in front of them
 	l.message = (l.allgather + 2*l.outgoing - (2*each+lengths)*others) / (2 * others) &^ 1
 	l.outgoing, l.allgather = l.message*others, 2*each*others
 	l.global = min(l.global, l.allgather/2)

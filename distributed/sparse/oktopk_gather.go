@@ -50,6 +50,9 @@ func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late 
 	x.submit(ctx)
 	x.giveBack(own, lists[x.rank])
 	x.arrive(ctx)
+	for _, l := range lists {
+		x.unpackSlot(l)
+	}
 	x.flagLarge(lists[0].Len, words)
 	if !late {
 		x.copyWords(x.at(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
@@ -73,12 +76,12 @@ func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late 
 // Where these are gathered ahead, x.allgather.lists is that room for so many sums of each,
 // and the words in front of its own message are what this rank announces.
 func (x *okExchange) place(ctx context.Context, ahead int) {
-	limit := newLimits(x.k, x.size, overhead(x.size, false, false))
+	limit := newLimits(x.k, x.size, x.unit().overhead(x.size, false, false))
 	each := limit.each(x.k, x.size) // so many are gathered ahead if any
 	gathered := x.size * x.slotWords(each)
 	words := gathered
 	if x.size == 2 {
-		words += 2 * x.slotWords(max(limit.message, limit.leaving(each, x.size).message))
+		words += 2 * x.slotWords(max(limit.message, limit.leaving(each, x.size, x.unit()).message))
 	}
 	lists := x.allgather.lists
 	fresh := lists[x.rank].Len == 0 || words*base.WordSize > x.sharedBytes
@@ -89,7 +92,7 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 	if ahead == 0 {
 		return
 	}
-	x.placeSlots(lists, x.shared.Ptr, each)
+	x.placeSlots(lists, x.shared.Ptr, each, x.apart(&x.allgather.joined.Buffer, x.size*each))
 	if x.mine = lists[x.rank].Len; fresh {
 		x.fill(x.mine, headerWords)
 	}
@@ -98,7 +101,7 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 // exchanged is the message of one of two ranks to the other one.
 func (x *okExchange) exchanged(rank, room int) runtime.Entries {
 	var l [1]runtime.Entries
-	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room)
+	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room, x.apart(&x.exchangedApart[rank], room))
 	return l[0]
 }
 
@@ -201,14 +204,14 @@ func divide(counts []int, total, limit int) {
 
 // spread moves sums between ranks so that all have equally many, if one has
 // far more than the others: an allgather is as slow as its longest list. It
-// corrects x.allgather.lengths.
+// corrects x.allgather.lengths. Where lists are coded that would round sums twice.
 func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit limits) runtime.Entries {
 	counts := x.allgather.lengths
 	total := 0
 	for _, n := range counts {
 		total += n
 	}
-	if float64(slices.Max(counts)*x.size) <= x.cfg.tuning.BalanceFactor*float64(total) {
+	if x.coded() || float64(slices.Max(counts)*x.size) <= x.cfg.tuning.BalanceFactor*float64(total) {
 		return mine
 	}
 	// List r covers [start, end) of all sums, in rank order; afterwards

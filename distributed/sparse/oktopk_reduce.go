@@ -161,8 +161,11 @@ func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, li
 		own = x.copyOwn(picks)
 		x.arrive(ctx)
 	}
-	for _, l := range x.sources[1:] {
-		x.unpackSlot(l)
+	for t := 1; t < x.size; t++ {
+		x.unpackSlot(x.sources[t])
+		if x.size == 2 {
+			x.unpackSlot(x.sent[t])
+		}
 	}
 	x.sources[0] = own
 	if above != 0 {
@@ -180,8 +183,8 @@ func (x *okExchange) sendRounds(ctx context.Context, picks, outgoing runtime.Ent
 	words := x.slotWords(room)
 	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
 	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
-	x.placeSlots(x.sources[1:], x.incoming.Ptr, room)
-	x.placeSlots(x.sent[1:], x.padded.Ptr, room)
+	x.placeSlots(x.sources[1:], x.incoming.Ptr, room, x.apart(&x.unpacked, (x.size-1)*room))
+	x.placeSlots(x.sent[1:], x.padded.Ptr, room, x.apart(&x.paddedApart, (x.size-1)*room))
 	x.pieces = x.pieces[:0]
 	for t := 1; t < x.size; t++ {
 		to := x.positions + number(x.to(t))
@@ -190,6 +193,7 @@ func (x *okExchange) sendRounds(ctx context.Context, picks, outgoing runtime.Ent
 	x.copyPieces(x.pieces)
 	for _, l := range x.sent[1:] {
 		x.packSlot(l)
+		x.unpackSlot(l)
 	}
 	for first := 1; first < x.size; first += throttle {
 		for t := first; t < min(first+throttle, x.size); t++ {

@@ -24,7 +24,8 @@ const throttle = 4
 // all others at once.
 type partitionReducer struct {
 	*engine
-	incoming, outbound base.Buffer
+	incoming, outbound base.Buffer       // messages
+	unpacked           base.Buffer       // lists, where they are not the messages
 	sources            []runtime.Entries // by round, so by distance from this rank
 	sums               message
 }
@@ -90,21 +91,28 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 	}
 	s.allocate(&s.incoming, (in+in/4)*base.WordSize)
 	s.allocate(&s.outbound, (out+out/4)*base.WordSize)
-	from, to := s.incoming.Ptr, s.outbound.Ptr
+	from, to, apart := s.incoming.Ptr, s.outbound.Ptr, s.apart(&s.unpacked, total+total/4)
 	for first := 1; first < s.size; first += throttle {
 		for t := first; t < min(first+throttle, s.size); t++ {
 			if l := s.partitionOf(outgoing, s.to(t)); l.N > 0 { // both sides know the lengths
 				s.pack(to, l)
+				s.unpack(l, to)
 				s.add(comm.SendCall(to, s.messageWords(l.N), dtype.I32, s.to(t), partitionTag))
 				to = base.At(to, s.messageWords(l.N))
 			}
-			s.sources[t] = s.listAt(from, int(lengths[s.from(t)]))
+			s.sources[t] = s.listAt(from, int(lengths[s.from(t)]), apart)
+			apart = base.At(apart, 2*s.sources[t].N)
 			if words := s.messageWords(s.sources[t].N); words > 0 {
 				s.add(comm.RecvCall(from, words, dtype.I32, s.from(t), partitionTag))
 				from = base.At(from, words)
 			}
 		}
 		s.engine.together(ctx)
+	}
+	from = s.incoming.Ptr
+	for _, l := range s.sources[1:] {
+		s.unpack(l, from)
+		from = base.At(from, s.messageWords(l.N))
 	}
 	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
 	s.union(sums, s.sources, 1, 0)
@@ -134,6 +142,10 @@ func partitionsOrDense(e *engine) exchange {
 	return &partitionExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e), orDense: true}
 }
 
+// fills reports whether so many sums take more than all numbers do. Where they are coded, indices
+// take less than a number that is zero.
+func (x *partitionExchange) fills(total int) bool { return x.orDense && !x.coded() && 2*total > x.n }
+
 func (x *partitionExchange) run(ctx context.Context, picks runtime.Entries) result {
 	x.locate(picks)
 	if x.order.Streams != nil {
@@ -141,7 +153,7 @@ func (x *partitionExchange) run(ctx context.Context, picks runtime.Entries) resu
 	}
 	sums := x.reduce(ctx, picks, nil)
 	total := x.allgather.exchangeLengths(ctx, sums, x.partitionLength)
-	if x.orDense && 2*total > x.n {
+	if x.fills(total) {
 		return x.allgatherPartitions(ctx, sums)
 	}
 	// Partitions ascend with the ranks, so all lists together are one.
@@ -175,7 +187,7 @@ func (x *partitionExchange) runPadded(ctx context.Context, picks runtime.Entries
 		x.host[int(x.received)+from] = all[from*x.size+x.rank]
 	}
 	sums := x.reduceRead(ctx, picks, nil)
-	if x.orDense && 2*total > x.n {
+	if x.fills(total) {
 		return x.allgatherPartitions(ctx, sums)
 	}
 	return result{lists: g.collectSlots(ctx, sums), scale: x.average}
@@ -190,5 +202,5 @@ func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums runtim
 	x.all[0] = sums
 	x.merge(dense, dtype.F32, x.all[:], x.average, leftover{})
 	x.communicate(ctx, comm.AllGatherVCall(base.At(dense, g.displs[x.rank]), dense, g.lengths, g.displs, dtype.F32))
-	return result{dense: dense}
+	return result{dense: dense, scale: 1}
 }

@@ -37,8 +37,10 @@ type exchange interface {
 type result struct {
 	lists []runtime.Entries
 	scale float32
-	dense uintptr // n averages, if not 0
+	dense uintptr // n F32, if not 0, to be scaled as well
 	left  leftover
+	// messages, if there are any, are what the lists are to be made of when it is there.
+	messages []uintptr
 }
 
 // leftover are picks that may not have made it into the result, and what they are in if
@@ -57,9 +59,10 @@ var patterns = map[string]pattern{
 	GaussiankConcat: {gaussianSelector, allgatherSized},
 	GaussiankSA:     {gaussianSelector, partitions},
 	Oktopk:          {reusedSelector, oktopk},
+	Chunked:         {chunkedSelector, allgatherEqual},
 }
 
-// The patterns, for [Config.Pattern]. The names are those of the published Ok-Topk
+// The patterns, for [Config.Pattern]. All names but the last are those of the published Ok-Topk
 // code (https://github.com/Shigangli/Ok-Topk), which compares these methods.
 const (
 	Dense           = "dense"           // sends everything
@@ -72,11 +75,12 @@ const (
 	GaussiankConcat = "gaussiankconcat" // the same: here every list is one message of indices and values
 	GaussiankSA     = "gaussiankSA"     // the same selection, split allreduce
 	Oktopk          = "oktopk"          // Li and Hoefler, PPoPP 2022
+	Chunked         = "chunked"         // exact top-k of each chunk, allgather: DeMo (Peng et al., 2024), SparseLoCo (Sarfi et al., 2025)
 )
 
 // Patterns returns the names of all patterns, dense first.
 func Patterns() []string {
-	return []string{Dense, TopkA, TopkA2, TopkAopt, Gtopk, TopkSA, Gaussiank, GaussiankConcat, GaussiankSA, Oktopk}
+	return []string{Dense, TopkA, TopkA2, TopkAopt, Gtopk, TopkSA, Gaussiank, GaussiankConcat, GaussiankSA, Oktopk, Chunked}
 }
 
 // NeedsHost reports whether a step of a pattern waits for the device, on one that
@@ -107,14 +111,16 @@ func NeedsHost(pattern string) bool {
 //     neither is more than 6k(P-1)/P.
 //
 // The name is that of the pattern that is used.
-func find(name string, k, n, size int) (string, pattern) {
+func find(cfg *Config, k, n, size int) (string, pattern) {
+	name := cfg.Pattern
 	if name == Oktopk {
 		switch {
 		case 3*k >= n:
 			return Dense, pattern{noSelector, sumAll}
-		case !roomy(k, size) && size <= 3:
+		case unitOf(cfg.codec(), k, n, size).roomy(k, size):
+		case size <= 3:
 			name = TopkA2
-		case !roomy(k, size):
+		default:
 			name = Gtopk
 		}
 	}

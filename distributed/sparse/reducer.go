@@ -32,6 +32,7 @@ type Reducer struct {
 	given   Config  // as it was given
 	choice  *Choice // for Auto, when it was made
 	steps   int     // all steps, also dense ones
+	dense   bool    // the exchange is that of dense steps
 	entries message // the result as a list, where it was asked for
 	onStage func(Stage)
 	remains [2]base.Buffer // the residual, and that before the step
@@ -339,14 +340,14 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 // inspection, and to forget what was not sent (fill it with zeros). It is a view,
 // valid until the next step: that leaves the residual at another address, unless
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
-// dense pattern has none, and [Auto] none before it has chosen, and a step in place
+// dense pattern in F32 has none, and [Auto] none before it has chosen, and a step in place
 // leaves it in the tensor
 // ([comm.ErrUnsupported]).
 func (s *Reducer) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
 	}
-	if s.cfg.Pattern == Dense || s.cfg.Pattern == Auto {
+	if s.cfg.Values == F32 && (s.cfg.Pattern == Dense || s.cfg.Pattern == Auto) {
 		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
 	}
 	if s.cfg.InPlace {
@@ -422,21 +423,24 @@ func count(density float64, n int) int {
 	return min(n, max(1, int(math.Round(density*float64(n)))))
 }
 
-// plan chooses what serves k entries. When k changes, thresholds and partitions
+// plan chooses what serves k entries, or the whole residual. When k changes, thresholds and partitions
 // start anew and scratch memory is fitted to the new size.
-func (s *Reducer) plan(ctx context.Context, k int) {
-	if k == s.k {
+func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
+	if k == s.k && whole == s.dense {
 		return
 	}
 	if NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
 		s.check(s.order.HostAfterAll(ctx))
 	}
 	s.release(s.permanent)
-	s.k = k
+	s.k, s.dense = k, whole
 	s.forget(past{})
 	s.fill(s.at(numState), 2)
 	if k > 0 {
-		name, p := find(s.cfg.Pattern, k, s.n, s.size)
+		name, p := Dense, pattern{noSelector, sumAll}
+		if !whole {
+			name, p = find(&s.cfg, k, s.n, s.size)
+		}
 		s.name = name
 		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
 	}

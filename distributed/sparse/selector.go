@@ -34,6 +34,30 @@ func (s nonzero) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	return dst
 }
 
+// chunks picks the entries of largest magnitude of each chunk, equally many of each, of equal ones those with
+// the lower index: no threshold, and as many entries on each rank.
+type chunks struct{ *engine }
+
+func chunkedSelector(e *engine) selector { return chunks{e} }
+
+// each is how many entries of a chunk are picked where k of all are.
+func (s chunks) each(k int) int {
+	chunk := min(s.cfg.Chunk, s.n)
+	return min(max(int(math.Round(float64(k)*float64(chunk)/float64(s.n))), 1), chunk)
+}
+
+func (s chunks) capacity(k int) int {
+	return runtime.ChunkedLen(s.n, s.each(k), s.cfg.Chunk)
+}
+
+func (s chunks) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+	dst = exactly(dst, s.capacity(k))
+	if s.err == nil {
+		s.added(s.kernels.TopKChunks(s.source(g), s.each(k), s.cfg.Chunk, dst))
+	}
+	return dst
+}
+
 // nothing picks no entry, for an exchange that takes the whole residual.
 type nothing struct{ *engine }
 

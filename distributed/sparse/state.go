@@ -18,7 +18,7 @@ import (
 
 // stateMagic is the beginning of what State returns; its last byte is the
 // version.
-const stateMagic = "tutti-sparse\x04"
+const stateMagic = "tutti-sparse\x05"
 
 // stateHeader is what follows it, little-endian. Behind it come words numbers
 // (I32), elements of the residual and the velocity (F32), and the CRC-32C of everything before.
@@ -32,10 +32,14 @@ type stateHeader struct {
 	Words, Elements uint32
 }
 
-// fingerprint is a hash of the tensor's length and the configuration.
+// fingerprint is a hash of the tensor's length and the configuration, but for what a state does not depend
+// on: as what values travel, where there is a residual either way.
 func (c Config) fingerprint(n int) uint64 {
 	h := fnv.New64a()
 	c.tuning = tuning.Tuning{}
+	if c.Pattern != Dense && c.Pattern != Auto {
+		c.Values = ""
+	}
 	fmt.Fprintf(h, "%d %+v", n, c)
 	return h.Sum64()
 }
@@ -58,9 +62,12 @@ func (s *Reducer) State(ctx context.Context) ([]byte, error) {
 		return nil, base.OpError(op, err)
 	}
 	header := stateHeader{
-		Config: s.cfg.fingerprint(s.n), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps), K: uint64(s.k),
+		Config: s.cfg.fingerprint(s.n), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps),
 		Age: uint64(s.past.age), Rounds: uint64(s.past.steps), Level: uint32(s.past.level), GlobalThreshold: s.past.globalThreshold,
 		Words: uint32(len(kept)),
+	}
+	if !s.dense { // of which nothing but the residual is left
+		header.K = uint64(s.k)
 	}
 	if s.past.even {
 		header.Even = 1
@@ -210,7 +217,7 @@ func (p *savedState) plausible(n int) bool {
 	if p.numbers[numFaults-numKept] != 0 {
 		return false
 	}
-	if uses, _ := find(p.cfg.Pattern, int(p.K), n, int(p.Size)); p.K == 0 || !NeedsHost(uses) { // there are no partitions
+	if uses, _ := find(&p.cfg, int(p.K), n, int(p.Size)); p.K == 0 || !NeedsHost(uses) { // there are no partitions
 		return true
 	}
 	bounds := p.numbers[numBounds-numKept:]
@@ -238,7 +245,7 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 		s.become(pattern, &Choice{Pattern: pattern})
 	}
 	if int(first.Size) == s.size {
-		s.plan(ctx, int(first.K))
+		s.plan(ctx, int(first.K), false)
 		s.resetNumbers()
 		s.set(numKept, first.numbers...)
 		s.past = past{age: int(first.Age), steps: int(first.Rounds), level: int(first.Level), even: first.Even != 0, globalThreshold: first.GlobalThreshold}

@@ -125,10 +125,10 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 		started, sent = time.Now(), s.meter.Totals()
 	}
 	s.stats.Choice = s.choice
-	if dense || s.cfg.Pattern == Dense {
+	if dense = dense || s.cfg.Pattern == Dense; dense && !s.coded() {
 		s.takeWhole(ctx, g)
 	} else {
-		s.takeSome(ctx, g, density)
+		s.takeSome(ctx, g, density, dense)
 	}
 	s.stats.SelectTime = time.Since(started)
 	s.addSent(sent)
@@ -143,13 +143,13 @@ func (s *Reducer) Exchange(ctx context.Context) error {
 	}
 	started, sent := time.Now(), s.meter.Totals()
 	switch {
-	case s.stats.Dense:
+	case s.whole.DType != dtype.Invalid:
 		s.communicate(ctx, s.whole)
 		if s.judges() {
 			s.fill(s.flags, s.size)
 			s.countArray(s.whole.Recv, s.whole.DType)
 		}
-		s.result = result{dense: s.whole.Recv}
+		s.result = result{dense: s.whole.Recv, scale: 1}
 	case s.stats.K > 0:
 		s.result = s.exchange.run(ctx, s.picks)
 	}
@@ -229,6 +229,7 @@ func (s *Reducer) Commit(v Verdict) error {
 		s.skipped()
 	case s.cfg.InPlace: // the result stays where it is
 		s.giveBack(s.result.left.picks, s.result.left.taken)
+		s.store(s.result.dense, dtype.F32, s.result.dense)
 	case s.result.dense == 0:
 		s.merge(g.Ptr, g.DType, s.result.lists, s.result.scale, s.result.left)
 	case s.stats.Dense && s.whole.DType == g.DType:
@@ -296,8 +297,7 @@ func (s *Reducer) failed() error {
 // dense steps come before sparse ones, so there is nothing in them yet. A result
 // that may have to be undone is made beside the gradient.
 func (s *Reducer) takeWhole(ctx context.Context, g Input) {
-	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
-	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
+	s.sendsAll()
 	s.target = g
 	if s.cfg.Momentum > 0 {
 		s.takeVelocity(ctx, g)
@@ -334,11 +334,22 @@ func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
 }
 
-// takeSome adds the gradient to the residual and picks from it.
-func (s *Reducer) takeSome(ctx context.Context, g Input, density float64) {
+// sendsAll notes that the step is dense.
+func (s *Reducer) sendsAll() {
+	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
+	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
+}
+
+// takeSome adds the gradient to the residual and picks from it, or has the exchange take the whole.
+func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole bool) {
 	k := count(density, s.n)
-	s.plan(ctx, k)
-	s.stats.K = k
+	if whole {
+		k = s.n
+	}
+	s.plan(ctx, k, whole)
+	if s.stats.K = k; whole {
+		s.sendsAll()
+	}
 	s.clip(ctx, &g)
 	s.target = g
 	s.save()
@@ -365,12 +376,12 @@ func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
 	if err := s.in(exchanged, exchanged); err != nil {
 		return s.hostWaited, err
 	}
-	s.arrive(ctx)
+	s.arriveAll(ctx, s.result)
 	s.passed(Exchanged)
 	if s.flags != s.at(s.nonFinite) { // the verdict is about other tensors too
 		s.finding = unknown
 	}
-	if s.judges() && s.stats.Pattern != "" && !s.stats.Dense && !s.flagged {
+	if s.judges() && s.stats.Pattern != "" && s.whole.DType == dtype.Invalid && !s.flagged {
 		s.countResult(s.result)
 	}
 	s.phase = judged

@@ -60,9 +60,7 @@ func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 		x.pack(at, current)
 	}
 	x.communicate(ctx, comm.BroadcastCall(at, words, dtype.I32, 0))
-	if x.rank != 0 {
-		x.unpack(current, at)
-	}
+	x.unpack(current, at)
 	x.top[0] = current
 	return result{lists: x.top[:], scale: x.average}
 }

@@ -1,6 +1,8 @@
 package sparse
 
 import (
+	"context"
+
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -11,49 +13,117 @@ import (
 // because the device has streams of its own, a list goes padded to its capacity, in a slot: a message
 // with the list's length in front.
 //
-// This file alone knows how a message looks: indices, and behind them values.
+// This file alone knows how a message looks: indices, and behind them values; or, where values travel
+// otherwise than as F32, what [runtime.Kernels].Encode makes of them. Such a message is sized by the most
+// bytes that so many entries may take. Its list lies apart from it. Where a rank sends what others
+// add up or keep, it unpacks its own messages as well, so that its list holds what they say. What rounding
+// loses is in its residual.
+
+// coded reports whether lists are encoded to travel.
+func (e *engine) coded() bool { return e.codec != runtime.CodecNone }
+
+// unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n entries.
+func unitOf(codec runtime.Codec, k, n, size int) unit {
+	if codec == runtime.CodecNone {
+		return 1
+	}
+	share := max(k/(2*size), 1)
+	return unit(2 * base.WordSize * float64(share) / float64(codec.Bound(share, n)))
+}
+
+func (e *engine) unit() unit { return unitOf(e.codec, e.k, e.n, e.size) }
 
 // messageWords is the length of the message of n entries, slotWords that of their slot.
-func (e *engine) messageWords(n int) int { return 2 * n }
-func (e *engine) slotWords(n int) int    { return headerWords + e.messageWords(n) }
+func (e *engine) messageWords(n int) int {
+	switch {
+	case n == 0:
+		return 0
+	case e.coded():
+		return e.codec.Bound(n, e.n) / base.WordSize
+	}
+	return 2 * n
+}
+
+func (e *engine) slotWords(n int) int { return headerWords + e.messageWords(n) }
 
 // pack makes the message of a list at p, unless the list is there.
 func (e *engine) pack(p uintptr, l runtime.Entries) {
-	e.copy(p, l.Idx, l.N)
-	e.copy(base.At(p, l.N), l.Val, l.N)
+	if !e.coded() {
+		e.copy(p, l.Idx, l.N)
+		e.copy(base.At(p, l.N), l.Val, l.N)
+		return
+	}
+	lost := runtime.Array{}
+	if !e.cfg.NoErrorFeedback {
+		lost = e.array(e.residual)
+	}
+	if e.err == nil && l.N > 0 {
+		e.check(e.kernels.Encode(l, e.codec, e.n, e.encoded(p, l.N), lost))
+	}
 }
 
 // unpack makes a list of the message at p, unless the list is there.
 func (e *engine) unpack(l runtime.Entries, p uintptr) {
-	e.copy(l.Idx, p, l.N)
-	e.copy(l.Val, base.At(p, l.N), l.N)
+	if !e.coded() {
+		e.copy(l.Idx, p, l.N)
+		e.copy(l.Val, base.At(p, l.N), l.N)
+		return
+	}
+	if e.err == nil && l.N > 0 {
+		l.Len = e.at(numCount) // what stands in front of a slot may say more
+		e.check(e.kernels.Decode(e.encoded(p, l.N), e.codec, l))
+	}
 }
 
-// messageOf returns where the message of a list is made, or arrives: where the list is, if that is in
-// one piece, and in b otherwise.
-func (e *engine) messageOf(b *base.Buffer, l runtime.Entries) uintptr {
-	if l.Val == base.At(l.Idx, l.N) {
-		return l.Idx
-	}
-	e.allocate(b, e.messageWords(l.N)*base.WordSize)
-	return b.Ptr
+// encoded is the message of n entries at p.
+func (e *engine) encoded(p uintptr, n int) runtime.Message {
+	return runtime.Message{Ptr: p, Bytes: e.messageWords(n) * base.WordSize}
 }
 
 // packSlot and unpackSlot are pack and unpack of a list in a slot.
 func (e *engine) packSlot(l runtime.Entries)   { e.pack(base.At(l.Len, headerWords), l) }
 func (e *engine) unpackSlot(l runtime.Entries) { e.unpack(l, base.At(l.Len, headerWords)) }
 
+// arriveAll makes the lists of a result when it has arrived.
+func (e *engine) arriveAll(ctx context.Context, r result) {
+	e.arrive(ctx)
+	for i, p := range r.messages {
+		e.unpack(r.lists[i], p)
+	}
+}
+
+// messageOf returns where the message of a list is made, or arrives: where the list is, if it is one,
+// and in b otherwise.
+func (e *engine) messageOf(b *base.Buffer, l runtime.Entries) uintptr {
+	if !e.coded() && l.Val == base.At(l.Idx, l.N) {
+		return l.Idx
+	}
+	e.allocate(b, e.messageWords(l.N)*base.WordSize)
+	return b.Ptr
+}
+
+// apart returns memory of lists of n entries, where they are not messages.
+func (e *engine) apart(b *base.Buffer, n int) uintptr {
+	if e.coded() {
+		e.allocate(b, 2*n*base.WordSize)
+	}
+	return b.Ptr
+}
+
 // listAt returns where the list of n entries is that travels as the message at p.
-func (e *engine) listAt(p uintptr, n int) runtime.Entries {
+func (e *engine) listAt(p uintptr, n int, apart uintptr) runtime.Entries {
+	if e.coded() {
+		p = apart
+	}
 	return runtime.Entries{Idx: p, Val: base.At(p, n), N: n}
 }
 
 // placeSlots makes lists those of slots of n entries, one behind the other from p on.
-func (e *engine) placeSlots(lists []runtime.Entries, p uintptr, n int) {
+func (e *engine) placeSlots(lists []runtime.Entries, p uintptr, n int, apart uintptr) {
 	for i := range lists {
 		if e.err == nil {
 			first := base.At(p, i*e.slotWords(n))
-			lists[i] = e.listAt(base.At(first, headerWords), n)
+			lists[i] = e.listAt(base.At(first, headerWords), n, base.At(apart, 2*n*i))
 			lists[i].Len = first
 		}
 	}

@@ -34,7 +34,7 @@ func Golden(t *testing.T, file string, got []string) {
 		return
 	}
 	want := strings.Split(strings.TrimSuffix(string(recorded), "\n"), "\n")
-	assert.Len(t, got, len(want))
+	assert.Equal(t, len(want), len(got), "lines")
 	for i := range min(len(got), len(want)) {
 		assert.Equal(t, want[i], got[i])
 	}
