@@ -171,7 +171,7 @@ func TestRoundsOnTheSlowestRank(t *testing.T) {
 }
 
 func TestSparseKeepsItsPromises(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Verify: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Values: []string{sparse.F32, sparse.I8}, Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Verify: true}
 	var results, inTurns []SparseResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 		turns := cfg
@@ -179,22 +179,25 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 		return errors.Join(RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) }),
 			RunSparse(ctx, r, turns, func(s SparseResult) { inTurns = append(inTurns, s) }))
 	})
-	require.Len(t, results, 2*(2*len(cfg.Patterns)-1), "dense once for both densities")
+	require.Len(t, results, 2*2*(2*len(cfg.Patterns)-1), "dense once for both densities")
 	require.Len(t, inTurns, len(results))
 	for i, r := range inTurns {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
 		assert.Equal(t, results[i].Pattern, r.Pattern)
-		assert.Equal(t, results[i].SentElements, r.SentElements, "%s, %d elements", r.Pattern, r.Count)
+		assert.Equal(t, results[i].SentBytes, r.SentBytes, "%s, %d elements", r.Pattern, r.Count)
 		assert.Len(t, r.RoundTimes, 2)
 		assert.InEpsilon(t, (r.RoundTimes[0]+r.RoundTimes[1])/2, r.Time, 1e-3)
 	}
 	for _, r := range results {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
+		if r.Values != sparse.F32 {
+			continue
+		}
 		if r.Count == 10_000 && r.Pattern == "topkA" && r.Density == 0.02 {
-			assert.InDelta(t, 2*200*2, r.SentElements, 1e-9, "200 values and indices of two other ranks")
+			assert.InDelta(t, 8*200*2, r.SentBytes, 1e-9, "200 values and indices of two other ranks")
 		}
 		if r.Count == 10_000 && r.Pattern == "topkAopt" {
-			assert.InEpsilon(t, 2*r.Density*10_000*2, r.SentElements, 0.1, "as after many steps, a threshold serves for several")
+			assert.InEpsilon(t, 8*r.Density*10_000*2, r.SentBytes, 0.1, "as after many steps, a threshold serves for several")
 		}
 	}
 	line, err := json.Marshal(results[0])
@@ -202,7 +205,7 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 	var keys map[string]any
 	require.NoError(t, json.Unmarshal(line, &keys))
 	assert.ElementsMatch(t, []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "p2p", "p2p_up_to_bytes", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root",
-		"pattern", "density", "sent_elements_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
+		"pattern", "density", "values", "sent_bytes_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
 }
 
 func TestSparseOf16Bits(t *testing.T) {
@@ -236,8 +239,8 @@ func TestSparseBetweenHosts(t *testing.T) {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
 		assert.Equal(t, 3, r.Hosts)
 		if r.Count == 10_001 && r.Pattern == "topkA" {
-			assert.InDelta(t, 2*100*2, r.SentElements, 1e-9, "100 values and indices of two other hosts")
-			assert.InDelta(t, 10_001, r.InnerElements, 1, "a reduce-scatter and an allgather of two ranks")
+			assert.InDelta(t, 8*100*2, r.SentBytes, 1e-9, "100 values and indices of two other hosts")
+			assert.InDelta(t, 4*10_001, r.InnerBytes, 4, "a reduce-scatter and an allgather of two ranks")
 		}
 	}
 	cfg.Hosts = 4
@@ -262,7 +265,7 @@ func TestGradientsAloneStayApart(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		s, err := newSparseRun(ctx, r, cfg, random, gradient, sparse.TopkA, 0.1)
+		s, err := newSparseRun(ctx, r, cfg, random, gradient, cell{sparse.TopkA, sparse.F32}, 0.1)
 		if err != nil {
 			return err
 		}

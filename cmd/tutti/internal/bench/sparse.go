@@ -28,8 +28,9 @@ type SparseConfig struct {
 	Backend string
 	// DType of the tensors: F32, F16 or BF16.
 	DType dtype.DType
-	// Patterns of package distributed, each measured at each size.
-	Patterns []string
+	// Patterns of package sparse, each measured at each size, and with each of Values: as what
+	// values travel ([sparse.Values]), f32 unless set.
+	Patterns, Values []string
 	// Densities are the parts of the entries that a rank picks, in (0, 1]. The dense
 	// pattern is measured once for all of them.
 	Densities []float64
@@ -70,6 +71,11 @@ func (c SparseConfig) Validate() error {
 	default:
 		return fmt.Errorf("gradients are f32, f16 or bf16, not %v", c.DType)
 	}
+	for _, cell := range c.cells() {
+		if _, err := c.sparse(cell.pattern, cell.values, 1).WithDefaults(); err != nil {
+			return err
+		}
+	}
 	if c.Hosts < 0 {
 		return fmt.Errorf("%d hosts are not 1 or more", c.Hosts)
 	}
@@ -88,14 +94,16 @@ type SparseResult struct {
 	Result
 	Pattern string `json:"pattern"`
 	// Chosen is the pattern that auto is here, "" for others.
-	Chosen  string  `json:"chosen,omitempty"`
+	Chosen string `json:"chosen,omitempty"`
+	// Values is as what values travel.
+	Values  string  `json:"values"`
 	Density float64 `json:"density"`
 	// Hosts between which the pattern is; 0: it is between all ranks.
 	Hosts int `json:"hosts,omitempty"`
-	// SentElements in a step, as comm.Meter counts, the mean over ranks and
-	// steps; with Hosts only those between hosts, and InnerElements those within.
-	SentElements  float64 `json:"sent_elements_per_rank"`
-	InnerElements float64 `json:"inner_elements_per_rank,omitempty"`
+	// SentBytes in a step, lengths and headers included, as comm.Meter counts, the mean over ranks and
+	// steps; with Hosts only those between hosts, and InnerBytes those within.
+	SentBytes  float64 `json:"sent_bytes_per_rank"`
+	InnerBytes float64 `json:"inner_bytes_per_rank,omitempty"`
 	// SelectTime, ExchangeTime and MergeTime are the parts of a step, in
 	// microseconds: the mean over ranks and the steps of a round, of these the median.
 	// On a device it is its own time for steps that are submitted one by one;
@@ -149,9 +157,26 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 // together is how many patterns are measured in turns.
 func (c SparseConfig) together() int {
 	if c.Interleave {
-		return max(len(c.Patterns), 1)
+		return max(len(c.cells()), 1)
 	}
 	return 1
+}
+
+// cell is what is measured at each size and density.
+type cell struct{ pattern, values string }
+
+// cells are the combinations of patterns and values.
+func (c SparseConfig) cells() (all []cell) {
+	named := c.Values
+	if len(named) == 0 {
+		named = []string{sparse.F32}
+	}
+	for _, pattern := range c.Patterns {
+		for _, values := range named {
+			all = append(all, cell{pattern, values})
+		}
+	}
+	return all
 }
 
 // measureSize measures all patterns on n elements.
@@ -167,11 +192,11 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 	}
 	defer func() { err = errors.Join(err, random.Free()) }()
 	for i, density := range cfg.Densities {
-		for patterns := range slices.Chunk(cfg.Patterns, cfg.together()) {
+		for cells := range slices.Chunk(cfg.cells(), cfg.together()) {
 			if i > 0 {
-				patterns = slices.DeleteFunc(slices.Clone(patterns), func(p string) bool { return p == sparse.Dense })
+				cells = slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.pattern == sparse.Dense })
 			}
-			if err := measureSparse(ctx, r, cfg, random, patterns, density, n, report); err != nil {
+			if err := measureSparse(ctx, r, cfg, random, cells, density, n, report); err != nil {
 				return err
 			}
 		}
@@ -182,26 +207,26 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 // sparseRun is one rank's state while a pattern is measured at a size.
 type sparseRun struct {
 	backend.Rank
-	pattern string
-	hosts   int // see [SparseConfig]
-	sparse  *backend.Reducer
-	random  *runtime.Tensor // n + freshShift elements
-	tensor  *runtime.Tensor // n elements: the gradient, then the result; of all patterns, but in place
-	spare   *runtime.Tensor // in place: n elements that gradients are added to where the residual is to stay
-	step    int
-	rounds  []sparseRound
-	graph   backend.Graph // of a step, nil: steps are submitted one by one
+	cell
+	hosts  int // see [SparseConfig]
+	sparse *backend.Reducer
+	random *runtime.Tensor // n + freshShift elements
+	tensor *runtime.Tensor // n elements: the gradient, then the result; of all patterns, but in place
+	spare  *runtime.Tensor // in place: n elements that gradients are added to where the residual is to stay
+	step   int
+	rounds []sparseRound
+	graph  backend.Graph // of a step, nil: steps are submitted one by one
 
 	inPlace bool
 }
 
 // sparseRound are the means of a round on one rank.
 type sparseRound struct {
-	sent, inner, choose, exchange, merge float64 // elements, elements, seconds, seconds, seconds
+	sent, inner, choose, exchange, merge float64 // bytes, bytes, seconds, seconds, seconds
 }
 
 // measureSparse measures patterns in turns.
-func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, patterns []string, density float64, n int, report func(SparseResult)) (err error) {
+func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, cells []cell, density float64, n int, report func(SparseResult)) (err error) {
 	// One for all, because where memory lies may matter as much as the pattern does.
 	gradient, err := runtime.New(r.Runtime, cfg.DType, n)
 	if err != nil {
@@ -215,28 +240,28 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 		err = errors.Join(err, gradient.Free())
 	}()
 	var rounds []measure.Round
-	for _, pattern := range patterns {
-		s, err := newSparseRun(ctx, r, cfg, random, gradient, pattern, density)
+	for _, c := range cells {
+		s, err := newSparseRun(ctx, r, cfg, random, gradient, c, density)
 		if err != nil {
-			return aboutPattern(pattern, n, err)
+			return c.about(n, err)
 		}
 		runs = append(runs, s)
 		if err := s.settle(ctx, density); err != nil {
-			return aboutPattern(pattern, n, err)
+			return c.about(n, err)
 		}
-		if cfg.Graph && !sparse.NeedsHost(pattern) {
+		if cfg.Graph && !sparse.NeedsHost(c.pattern) {
 			if err := s.capture(ctx); err != nil {
-				return aboutPattern(pattern, n, err)
+				return c.about(n, err)
 			}
 		}
 		once, err := cfg.settle(ctx, r, s.round)
 		if err != nil {
-			return aboutPattern(pattern, n, err)
+			return c.about(n, err)
 		}
 		s.rounds = nil // those so far were to warm up
 		rounds = append(rounds, perIteration(ctx, func(ctx context.Context, iterations int) (float64, error) {
 			seconds, err := s.round(ctx, iterations)
-			return seconds, aboutPattern(pattern, n, err)
+			return seconds, c.about(n, err)
 		}, once))
 	}
 	seconds, err := measure.InTurns(0, cfg.Rounds, slowest(ctx, r), rounds...)
@@ -246,7 +271,7 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 	for i, s := range runs {
 		result, err := s.result(ctx, cfg, density, seconds[i])
 		if err != nil {
-			return aboutPattern(s.pattern, n, err)
+			return s.about(n, err)
 		}
 		if r.Comm.Rank() == 0 {
 			report(result)
@@ -255,12 +280,12 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 	return nil
 }
 
-// aboutPattern says of an error which measurement has it.
-func aboutPattern(pattern string, n int, err error) error {
+// about says of an error which measurement has it.
+func (c cell) about(n int, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("pattern %s on %d elements: %w", pattern, n, err)
+	return fmt.Errorf("pattern %s with values %s on %d elements: %w", c.pattern, c.values, n, err)
 }
 
 // result is what was measured.
@@ -289,16 +314,17 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 			Graph:      s.graph != nil,
 			Root:       -1,
 		},
-		Pattern:       s.pattern,
-		Density:       density,
-		Hosts:         cfg.Hosts,
-		SentElements:  significant(parts.sent),
-		InnerElements: significant(parts.inner),
-		SelectTime:    significant(parts.choose * 1e6),
-		ExchangeTime:  significant(parts.exchange * 1e6),
-		MergeTime:     significant(parts.merge * 1e6),
-		StepInPlace:   s.inPlace,
-		NoUndo:        cfg.NoUndo || s.inPlace,
+		Pattern:      s.pattern,
+		Values:       s.values,
+		Density:      density,
+		Hosts:        cfg.Hosts,
+		SentBytes:    significant(parts.sent),
+		InnerBytes:   significant(parts.inner),
+		SelectTime:   significant(parts.choose * 1e6),
+		ExchangeTime: significant(parts.exchange * 1e6),
+		MergeTime:    significant(parts.merge * 1e6),
+		StepInPlace:  s.inPlace,
+		NoUndo:       cfg.NoUndo || s.inPlace,
 	}
 	if stats.Choice != nil {
 		result.Chosen = stats.Choice.Pattern
@@ -323,9 +349,9 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 }
 
 // newSparseRun makes the reduction of one rank, and in place its tensors.
-func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random, gradient *runtime.Tensor, pattern string, density float64) (_ *sparseRun, err error) {
+func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random, gradient *runtime.Tensor, c cell, density float64) (_ *sparseRun, err error) {
 	n := gradient.Len()
-	s := &sparseRun{Rank: r, random: random, tensor: gradient, pattern: pattern, hosts: cfg.Hosts, inPlace: cfg.InPlace && pattern != sparse.Dense}
+	s := &sparseRun{Rank: r, random: random, tensor: gradient, cell: c, hosts: cfg.Hosts, inPlace: cfg.InPlace && c.pattern != sparse.Dense}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -339,9 +365,16 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random,
 			return nil, err
 		}
 	}
-	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, sparse.Config{Pattern: pattern, Density: density,
-		InPlace: s.inPlace, NoUndo: s.inPlace || cfg.NoUndo || pattern == sparse.Dense}) // what others are compared with is an allreduce and no more
+	reduce := cfg.sparse(c.pattern, c.values, density)
+	reduce.InPlace = s.inPlace
+	reduce.NoUndo = s.inPlace || cfg.NoUndo || c.pattern == sparse.Dense // what others are compared with is an allreduce and no more
+	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, reduce)
 	return s, err
+}
+
+// sparse is the configuration of a cell.
+func (c SparseConfig) sparse(pattern, values string, density float64) sparse.Config {
+	return sparse.Config{Pattern: pattern, Values: values, Density: density}
 }
 
 // settle makes the residual what it is after many steps.
@@ -452,8 +485,8 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 		if err != nil {
 			return 0, err
 		}
-		mean.sent += float64(stats.SentElements) / float64(iterations)
-		mean.inner += float64(stats.InnerElements) / float64(iterations)
+		mean.sent += float64(stats.SentBytes) / float64(iterations)
+		mean.inner += float64(stats.InnerBytes) / float64(iterations)
 		mean.choose += stats.SelectTime.Seconds() / float64(iterations)
 		mean.exchange += stats.ExchangeTime.Seconds() / float64(iterations)
 	}
@@ -499,11 +532,11 @@ func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
 		round.choose, round.exchange, round.merge = took[0].Seconds(), took[1].Seconds(), took[2].Seconds()
 	}
 	stats, err := s.sparse.Stats(ctx)
-	round.sent, round.inner = float64(stats.SentElements), float64(stats.InnerElements)
+	round.sent, round.inner = float64(stats.SentBytes), float64(stats.InnerBytes)
 	return round, err
 }
 
-// meanRounds returns the mean of the elements sent, and the medians over
+// meanRounds returns the mean of the bytes sent, and the medians over
 // rounds of the times, each of them the mean over ranks.
 func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	n := len(s.rounds)
@@ -613,7 +646,7 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	gone, size := make([]float32, len(gradient)), make([]float32, len(gradient))
 	for i, g := range gradient {
 		in := before[i] + g
-		gone[i], size[i] = in-after[i], float32(math.Abs(float64(in)))
+		gone[i], size[i] = in-after[i], float32(math.Abs(float64(in))+math.Abs(float64(after[i]))+math.Abs(float64(result[i])))
 	}
 	if gone, err = backend.Reduce(ctx, s.Rank, gone, comm.Sum); err != nil {
 		return 0, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
 // The tables of `tutti bench` are printed line by line as the results come. A line fits 80
@@ -111,7 +112,7 @@ func printSparseHeader(out io.Writer, first bench.SparseResult) {
 	writeComment(out, "")
 	const columns = "%12s %12s  %-15s %8s %12s %9s %10s %10s"
 	writeComment(out, fmt.Sprintf(columns+timeColumns, "size", "count", "pattern", "density", "sent", "of dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
-	writeComment(out, fmt.Sprintf(columns+timeColumns, "(B)", "(elements)", "", "", "(elements)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
+	writeComment(out, fmt.Sprintf(columns+timeColumns, "(B)", "(elements)", "", "", "(B)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
 }
 
 // ranksOn counts ranks, as in "4 ranks on 2 hosts"; hosts may be 0.
@@ -123,10 +124,13 @@ func ranksOn(ranks, hosts int) string {
 	return text
 }
 
-// name is that of a pattern, with what auto chose.
-func name(pattern, chosen string) string {
+// name is that of a pattern, with what auto chose, and as what values travel.
+func name(pattern, chosen, values string) string {
 	if chosen != "" {
 		pattern += ": " + chosen
+	}
+	if values != sparse.F32 {
+		pattern += " " + values
 	}
 	return pattern
 }
@@ -134,11 +138,11 @@ func name(pattern, chosen string) string {
 func printSparseLine(out io.Writer, r bench.SparseResult) {
 	ofDense := "-"
 	if r.Ranks > 1 {
-		dense := 2 * float64(r.Count) * float64(r.Ranks-1) / float64(r.Ranks)
-		ofDense = fmt.Sprintf("%.2f%%", 100*r.SentElements/dense)
+		dense := 2 * float64(r.Bytes) * float64(r.Ranks-1) / float64(r.Ranks)
+		ofDense = fmt.Sprintf("%.2f%%", 100*r.SentBytes/dense)
 	}
-	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, name(r.Pattern, r.Chosen), r.Density,
-		r.SentElements, ofDense, formatTime(r.SelectTime), formatTime(r.ExchangeTime))
+	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, name(r.Pattern, r.Chosen, r.Values), r.Density,
+		r.SentBytes, ofDense, formatTime(r.SelectTime), formatTime(r.ExchangeTime))
 	fmt.Fprintln(out, resultColumns(true, r.Result))
 }
 

@@ -116,6 +116,7 @@ func TestWrongUsage(t *testing.T) {
 		{"bench alltoall --in-place", "unknown flag: --in-place"},
 		{"bench broadcast --op sum", "unknown flag: --op"},
 		{"bench sparse --density 1.5", "density 1.5"},
+		{"bench sparse --values i3", `unknown values "i3" (want one of f32, lossless, bf16, f16, fp8, i8, i4, i2, 1bit)`},
 		{"bench sparse --density 0.1,much", `"much" is not a number`},
 		{"bench sparse --graph", "--graph needs a backend with CUDA graphs"},
 		{"bench allreduce --graph", "local: --graph needs a backend with CUDA graphs: nccl"},
@@ -235,7 +236,7 @@ func TestTrain(t *testing.T) {
 	lines := jsonLines(t, stdout)
 	require.Len(t, lines, 2)
 	for _, line := range lines {
-		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "density", "accuracy", "sent_elements_per_rank_step",
+		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "values", "density", "accuracy", "sent_elements_per_rank_step",
 			"sent_bytes_per_rank_step", "ratio_to_dense", "comm_s", "total_s", "tests"}, keys(line))
 		assert.EqualValues(t, 2, line["ranks"])
 		assert.Equal(t, "local", line["backend"])
@@ -245,7 +246,7 @@ func TestTrain(t *testing.T) {
 	t.Setenv("TUTTI_NETWORK", "2 tins and a string")
 	code, stdout, stderr = execute(t, append(args, "--target", "100")...)
 	require.Equal(t, exitOK, code, stderr)
-	assert.Regexp(t, `total +to\n.* 100 %\n`, stdout)
+	assert.Regexp(t, `total +to 100 %:\n.* time, steps\n`, stdout)
 	assert.Contains(t, stdout, "never")
 	assert.Contains(t, stdout, "\n2 ranks on 2 tins and a string; ")
 	code, stdout, stderr = execute(t, append(args, "--target", "1", "--json")...)

@@ -140,25 +140,38 @@ func parsePattern(name string) (string, error) {
 }
 
 func parsePatterns(text string) ([]string, error) {
-	var names []string
+	return listOf("pattern", text, sparse.Patterns(), []string{sparse.Auto})
+}
+
+// listOf reads names that are separated by commas: some of those in all, which "all" stands for, and
+// in others.
+func listOf(what, text string, all, others []string) (names []string, err error) {
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)
-		some := sparse.Patterns()
+		some := all
 		if !strings.EqualFold(name, "all") {
-			pattern, err := parsePattern(name)
-			if err != nil {
+			if name, err = oneOf(what, name, slices.Concat(all, others), nil); err != nil {
 				return nil, err
 			}
-			some = []string{pattern}
+			some = []string{name}
 		}
-		for _, pattern := range some {
-			if !slices.Contains(names, pattern) {
-				names = append(names, pattern)
+		for _, name := range some {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
 			}
 		}
 	}
 	return names, nil
 }
+
+// valuesFlag adds the flag that lists as what values travel, of which "all" is all.
+func valuesFlag(flags *pflag.FlagSet, target *[]string) {
+	flags.Var(flagValue[[]string]{target: target, parse: parseValues, kind: "names", format: func(names []string) string {
+		return strings.Join(names, ",")
+	}}, "values", "as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", "))
+}
+
+func parseValues(text string) ([]string, error) { return listOf("values", text, sparse.Values(), nil) }
 
 // hostsFlag adds the flag that says which ranks share a host.
 func hostsFlag(flags *pflag.FlagSet, hosts *int) {

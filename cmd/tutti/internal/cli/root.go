@@ -212,6 +212,7 @@ func completeNames(cmd *cobra.Command) {
 		"dtype":   strings.Split(joinNames(dtype.All()), ", "),
 		"op":      strings.Split(joinNames(dtype.ReduceOps()), ", "),
 		"pattern": append(sparse.Patterns(), sparse.Auto),
+		"values":  sparse.Values(),
 	} {
 		if cmd.Flags().Lookup(flag) != nil {
 			_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))

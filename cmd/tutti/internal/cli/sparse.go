@@ -8,19 +8,20 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
 
 func newBenchSparse() *cobra.Command {
-	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32, Patterns: somePatterns()}
+	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32, Patterns: somePatterns(), Values: []string{sparse.F32}}
 	var flags *benchFlags
 	cmd := &cobra.Command{
 		Use:   "sparse",
 		Short: "Average tensors by sending only their largest entries",
 		Long: `sparse measures the sparse allreduce of tensors with normally distributed random
 entries, new ones in every step; residuals begin as they are after many steps. sent
-is the number of elements that a rank sends in a step (a value and an index count
-one each); algbw and busbw are what a dense allreduce would need to take the same
+is the bytes that a rank sends in a step, of dense its share of those of a dense allreduce as
+it is; algbw and busbw are what a dense allreduce would need to take the same
 time. #wrong counts elements that got lost between result and residuals, or are not
 the same on all ranks. On GPUs times are those of the device, between which
 gradients are copied without being counted; select and exchange (and merge, with
@@ -29,11 +30,13 @@ hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
   tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
+  tutti cluster --rate 100mbit bench sparse --values f32,i8,i2 --min 16M --max 16M
   tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
 		Args: cobra.NoArgs,
 	}
 	flags = newBenchFlags(cmd.Flags(), newWorld(), 8, 64<<20)
 	patternsFlag(cmd.Flags(), &cfg.Patterns)
+	valuesFlag(cmd.Flags(), &cfg.Values)
 	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
 	cmd.Flags().Var(flagValue[[]float64]{target: &cfg.Densities, parse: parseList, format: formatList, kind: "parts"},
 		"density", "parts of the entries that a rank picks, separated by commas")

@@ -43,6 +43,7 @@ late carry them along.`,
   tutti train --pattern topkA --no-error-feedback
   mpirun -n 4 tutti train --backend mpi
   tutti train --backend nccl
+  tutti train --pattern oktopk --values f32,i8,i2
   tutti cluster --rate 100mbit train --hidden 4096 --target 97
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
@@ -52,7 +53,7 @@ late carry them along.`,
 				return usageError{err}
 			}
 			defer dir.tidy()
-			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns)}}
+			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns) * len(cfg.Values)}}
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			err := w.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
 				return train.Run(ctx, rank, cfg, &r)
@@ -65,6 +66,7 @@ late carry them along.`,
 	flags.SortFlags = false
 	w.register(flags)
 	patternsFlag(flags, &cfg.Patterns)
+	valuesFlag(flags, &cfg.Values)
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern picks")
 	hostsFlag(flags, &cfg.Hosts)
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
@@ -97,7 +99,7 @@ type trainReport struct {
 }
 
 // Step implements [train.Observer].
-func (r *trainReport) Step(pattern string, step, steps int) { r.bars.set(pattern, step, steps) }
+func (r *trainReport) Step(name string, step, steps int) { r.bars.set(name, step, steps) }
 
 // Finished implements [train.Observer].
 func (r *trainReport) Finished(result train.Result) {
@@ -141,12 +143,12 @@ func (r *trainReport) printTable() {
 	target := r.results[0].Target
 	header := table.Row{"pattern", "test\naccuracy", "elements\nsent", "bytes\nsent", "of\ndense", "commu-\nnication", "total"}
 	if target > 0 {
-		header = append(header, fmt.Sprintf("to\n%g %%", target))
+		header = append(header, fmt.Sprintf("to %g %%:\ntime, steps", target))
 	}
 	t.AppendHeader(header)
 	for _, result := range r.results {
 		row := table.Row{
-			name(result.Pattern, result.Chosen),
+			name(result.Pattern, result.Chosen, result.Values),
 			fmt.Sprintf("%.2f %%", result.Accuracy),
 			fmt.Sprintf("%.1f", result.SentElements),
 			fmt.Sprintf("%.1f", result.SentBytes),
@@ -156,7 +158,7 @@ func (r *trainReport) printTable() {
 		}
 		switch {
 		case result.TargetSeconds != nil:
-			row = append(row, fmt.Sprintf("%.2f s", *result.TargetSeconds))
+			row = append(row, fmt.Sprintf("%.2f s, %d", *result.TargetSeconds, *result.TargetStep))
 		case target > 0:
 			row = append(row, "never")
 		}

@@ -55,7 +55,7 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 		}
 		line, err := plotter.NewLine(points)
 		if err != nil {
-			return fmt.Errorf("curve of %s: %w", r.Pattern, err)
+			return fmt.Errorf("curve of %s: %w", r.Name(), err)
 		}
 		line.LineStyle, line.StepStyle = lineStyle(i), plotter.PostStep
 		p.Add(line)
@@ -79,9 +79,9 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 func accuracyLegend(r train.Result) string {
 	switch {
 	case r.Target == 0:
-		return fmt.Sprintf("%s (%.1f %%)", r.Pattern, r.Accuracy)
+		return fmt.Sprintf("%s (%.1f %%)", r.Name(), r.Accuracy)
 	case r.TargetSeconds == nil:
-		return fmt.Sprintf("%s (not to %g %%)", r.Pattern, r.Target)
+		return fmt.Sprintf("%s (not to %g %%)", r.Name(), r.Target)
 	}
-	return fmt.Sprintf("%s (%.3g s to %g %%)", r.Pattern, *r.TargetSeconds, r.Target)
+	return fmt.Sprintf("%s (%.3g s to %g %%)", r.Name(), *r.TargetSeconds, r.Target)
 }

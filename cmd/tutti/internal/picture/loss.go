@@ -45,11 +45,11 @@ func LossAgainstBytes(results []train.Result, path string) error {
 		}
 		line, err := plotter.NewLine(points)
 		if err != nil {
-			return fmt.Errorf("curve of %s: %w", r.Pattern, err)
+			return fmt.Errorf("curve of %s: %w", r.Name(), err)
 		}
 		line.LineStyle = lineStyle(i)
 		p.Add(line)
-		p.Legend.Add(fmt.Sprintf("%s (%.1f %%)", r.Pattern, r.Accuracy), line)
+		p.Legend.Add(fmt.Sprintf("%s (%.1f %%)", r.Name(), r.Accuracy), line)
 		drawn++
 	}
 	if drawn == 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 )
 
@@ -13,8 +14,9 @@ type Config struct {
 	// Backend is the name that results carry, and Network what they say of an
 	// emulated one.
 	Backend, Network string
-	// Patterns are trained one after the other, each from the same start.
-	Patterns []string
+	// Patterns are trained one after the other, each from the same start and with each of Values: as what
+	// values travel ([sparse.Values]).
+	Patterns, Values []string
 	// Density is the part of the gradient that a sparse pattern picks, in
 	// (0, 1].
 	Density float64
@@ -54,6 +56,7 @@ type Config struct {
 func Default(patterns ...string) Config {
 	return Config{
 		Patterns:     patterns,
+		Values:       []string{sparse.F32},
 		Density:      0.01,
 		Epochs:       40,
 		Batch:        32,
@@ -72,6 +75,8 @@ func (c Config) Validate() error {
 	switch {
 	case len(c.Patterns) == 0:
 		return errors.New("no pattern was given")
+	case len(c.Values) == 0:
+		return errors.New("it was not said as what values travel")
 	case !(c.Density > 0 && c.Density <= 1):
 		return bad("density", c.Density, "in (0, 1]")
 	case c.Hosts < 0:

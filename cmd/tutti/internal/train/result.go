@@ -1,11 +1,15 @@
 package train
 
+import "github.com/tutti-go/tutti/distributed/sparse"
+
 // Result is what training with one pattern gave. The JSON form is one line of
 // `tutti train --json`.
 type Result struct {
 	Pattern string `json:"pattern"`
 	// Chosen is the pattern that auto is here, "" for others.
-	Chosen  string `json:"chosen,omitempty"`
+	Chosen string `json:"chosen,omitempty"`
+	// Values is as what values travel.
+	Values  string `json:"values"`
 	Backend string `json:"backend"`
 	Network string `json:"network,omitempty"` // an emulated one
 	Device  string `json:"device"`            // rank 0's, on which gradients are exchanged
@@ -29,14 +33,23 @@ type Result struct {
 	// TotalSeconds is the time of the training, without the tests.
 	TotalSeconds float64 `json:"total_s"`
 	// Target is the accuracy that was asked for, in percent, and TargetSeconds the
-	// time of the first test that reached it, nil if none did.
+	// time of the first test that reached it, TargetStep how many steps were made by then; nil if none did.
 	Target        float64  `json:"target,omitempty"`
 	TargetSeconds *float64 `json:"target_s,omitempty"`
+	TargetStep    *int     `json:"target_step,omitempty"`
 
 	// Tests are the accuracies during the training, the last one at its end.
 	Tests []Test `json:"tests"`
 	// Curve has a point for every step.
 	Curve []Point `json:"-"`
+}
+
+// Name is that of the pattern, and as what values travel unless that is f32.
+func (r Result) Name() string {
+	if r.Values == "" || r.Values == sparse.F32 {
+		return r.Pattern
+	}
+	return r.Pattern + " " + r.Values
 }
 
 // Point is the state after a step.
@@ -49,6 +62,8 @@ type Point struct {
 
 // Test is a measurement of the accuracy.
 type Test struct {
+	// Step is how many steps were made.
+	Step int `json:"step"`
 	// Seconds since the start, without those of tests.
 	Seconds float64 `json:"s"`
 	// Accuracy on the test images, in percent.
@@ -58,7 +73,7 @@ type Test struct {
 // Observer is told of the progress, on rank 0.
 type Observer interface {
 	// Step is called after each step of a pattern; steps is their number.
-	Step(pattern string, step, steps int)
+	Step(name string, step, steps int)
 	// Finished is called after each pattern.
 	Finished(r Result)
 }

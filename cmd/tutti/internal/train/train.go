@@ -57,11 +57,13 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 		return err
 	}
 	for _, pattern := range cfg.Patterns {
-		result, err := trainPattern(ctx, r, cfg, pattern, trainSet, testSet, observer)
-		if err != nil {
-			return fmt.Errorf("training with pattern %s: %w", pattern, err)
+		for _, values := range cfg.Values {
+			result, err := trainPattern(ctx, r, cfg, pattern, values, trainSet, testSet, observer)
+			if err != nil {
+				return fmt.Errorf("training with pattern %s and values %s: %w", pattern, values, err)
+			}
+			observer.Finished(result)
 		}
-		observer.Finished(result)
 	}
 	return nil
 }
@@ -99,8 +101,8 @@ type trainer struct {
 }
 
 // trainPattern trains with one pattern and tests the result.
-func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern string, trainSet, testSet digits.Set, observer Observer) (_ Result, err error) {
-	t, err := newTrainer(ctx, r, cfg, pattern, trainSet, testSet)
+func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, trainSet, testSet digits.Set, observer Observer) (_ Result, err error) {
+	t, err := newTrainer(ctx, r, cfg, pattern, values, trainSet, testSet)
 	if err != nil {
 		return Result{}, err
 	}
@@ -127,7 +129,7 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern strin
 			}
 			start = time.Now()
 		}
-		observer.Step(pattern, step+1, steps)
+		observer.Step(Result{Pattern: pattern, Values: values}.Name(), step+1, steps)
 		if (step+1)%stepsPerEpoch == 0 {
 			if err := t.checkLoss(ctx, stepsPerEpoch); err != nil {
 				return Result{}, err
@@ -138,11 +140,11 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern strin
 	if err := t.checkAgreement(ctx); err != nil {
 		return Result{}, err
 	}
-	return t.result(ctx, pattern)
+	return t.result(ctx, pattern, values)
 }
 
 // newTrainer makes a rank's state, with rank 0's initial weights.
-func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string, data, test digits.Set) (*trainer, error) {
+func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, data, test digits.Set) (*trainer, error) {
 	n := parameterCount(cfg.Hidden)
 	rank, ranks := r.Comm.Rank(), r.Comm.WorldSize()
 	t := &trainer{
@@ -165,6 +167,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern string,
 	}
 	t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, sparse.Config{
 		Pattern:         pattern,
+		Values:          values,
 		Density:         cfg.Density,
 		NoErrorFeedback: cfg.NoErrorFeedback,
 		Schedule:        sparse.Schedule{WarmupSteps: cfg.WarmupSteps},
@@ -246,7 +249,7 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 func (t *trainer) test(ctx context.Context, all int) error {
 	right, err := backend.Reduce(ctx, t.rank, []int64{int64(t.model.right(t.own))}, comm.Sum)
 	if err == nil {
-		t.tests = append(t.tests, Test{Seconds: t.clock.Seconds(), Accuracy: 100 * float64(right[0]) / float64(all)})
+		t.tests = append(t.tests, Test{Step: len(t.losses), Seconds: t.clock.Seconds(), Accuracy: 100 * float64(right[0]) / float64(all)})
 	}
 	return err
 }
@@ -303,7 +306,7 @@ func (t *trainer) checkAgreement(ctx context.Context) error {
 }
 
 // result averages the statistics over ranks.
-func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
+func (t *trainer) result(ctx context.Context, pattern, travel string) (Result, error) {
 	steps := len(t.losses)
 	values := append(append([]float64{float64(t.elements), t.exchange.Seconds()}, t.losses...), t.sent...)
 	values, err := backend.Reduce(ctx, t.rank, values, comm.Avg)
@@ -319,6 +322,7 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 	r := Result{
 		Pattern:      pattern,
 		Chosen:       t.chosen,
+		Values:       travel,
 		Backend:      t.cfg.Backend,
 		Network:      t.cfg.Network,
 		Device:       t.rank.Runtime.Name(),
@@ -339,7 +343,7 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 	}
 	reached := func(test Test) bool { return t.cfg.Target > 0 && test.Accuracy >= t.cfg.Target }
 	if i := slices.IndexFunc(t.tests, reached); i >= 0 {
-		r.TargetSeconds = &t.tests[i].Seconds
+		r.TargetSeconds, r.TargetStep = &t.tests[i].Seconds, &t.tests[i].Step
 	}
 	for i := range r.Curve {
 		r.Curve[i] = Point{SentBytes: sent[i], Loss: losses[i]}
