@@ -13,6 +13,7 @@ import (
 type allgather struct {
 	*engine
 	lengths, displs []int // entries
+	spans           []int // the ranges of their indices, of messages without headers
 	sizes, places   []int // words
 	recv            base.Buffer
 	joined          message
@@ -22,9 +23,13 @@ type allgather struct {
 }
 
 func newAllgather(e *engine) *allgather {
-	ints := make([]int, 4*e.size)
-	return &allgather{engine: e, lengths: ints[:e.size], displs: ints[e.size:][:e.size], sizes: ints[2*e.size:][:e.size], places: ints[3*e.size:],
+	ints := func() []int { return make([]int, e.size) }
+	g := &allgather{engine: e, lengths: ints(), displs: ints(), spans: ints(), sizes: ints(), places: ints(),
 		lists: make([]runtime.Entries, e.size), messages: make([]uintptr, e.size)}
+	for r := range g.spans {
+		g.spans[r] = e.n
+	}
+	return g
 }
 
 // collectInPlace is collect for messages of equal length, of which each rank has
@@ -32,7 +37,7 @@ func newAllgather(e *engine) *allgather {
 // stream does not wait yet, and nothing is unpacked.
 func (g *allgather) collectInPlace(ctx context.Context) {
 	if g.err == nil {
-		g.pack(g.messages[g.rank], g.lists[g.rank])
+		g.pack(g.messages[g.rank], g.lists[g.rank], g.n)
 		first := g.shared.Ptr
 		g.add(comm.AllGatherCall(base.At(first, g.rank*g.words), first, g.words, dtype.I32))
 		g.submit(ctx)
@@ -57,15 +62,15 @@ func (g *allgather) collect(ctx context.Context, mine runtime.Entries) runtime.E
 	all := exactly(g.message(&g.joined, total), total)
 	for r, n := range g.lengths {
 		g.lists[r] = part(all, g.displs[r], g.displs[r]+n)
-		g.sizes[r] = g.messageWords(n)
+		g.sizes[r] = g.messageWords(n, g.spans[r])
 	}
 	words := base.Displacements(g.sizes, g.places)
 	g.allocate(&g.recv, (words+words/4)*base.WordSize)
 	own := base.At(g.recv.Ptr, g.places[g.rank])
-	g.pack(own, exactly(mine, g.lengths[g.rank]))
+	g.pack(own, exactly(mine, g.lengths[g.rank]), g.spans[g.rank])
 	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.sizes, g.places, dtype.I32))
 	for r, l := range g.lists {
-		g.unpack(l, base.At(g.recv.Ptr, g.places[r]))
+		g.unpack(l, base.At(g.recv.Ptr, g.places[r]), g.spans[r])
 	}
 	return all
 }
@@ -81,7 +86,7 @@ func (g *allgather) collectSlots(ctx context.Context, mine runtime.Entries) []ru
 		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.places[r]), n, base.At(apart, 2*g.displs[r]))
 	}
 	own := g.lists[g.rank].Len
-	g.pack(base.At(own, headerWords), mine)
+	g.pack(base.At(own, headerWords), mine, g.n)
 	g.copy(own, mine.Len, 1)
 	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.sizes, g.places, dtype.I32))
 	for _, l := range g.lists {
@@ -119,7 +124,7 @@ func (x *allgatherExchange) placePicks(ctx context.Context, n int) runtime.Entri
 		return x.engine.placePicks(ctx, n)
 	}
 	if x.words = x.slotWords(n); x.fixed {
-		x.words = x.messageWords(n)
+		x.words = x.messageWords(n, x.n)
 	}
 	x.share(ctx, x.words*x.size*base.WordSize)
 	apart := x.apart(&x.joined.Buffer, x.size*n)

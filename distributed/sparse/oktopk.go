@@ -221,7 +221,7 @@ func (x *okExchange) gather(ctx context.Context, own, outgoing, sums runtime.Ent
 	}
 	x.learn(total, s.each)
 	mine := x.spread(ctx, x.share(passed, total, s.limit, s.room), s.limit)
-	global := x.allgather.collect(ctx, mine)
+	global := x.collectPartitions(ctx, x.allgather, mine)
 	x.giveBack(own, global)
 	x.giveBack(outgoing, global)
 	x.all[0] = global

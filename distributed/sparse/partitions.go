@@ -86,23 +86,24 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 	for t := 1; t < s.size; t++ {
 		n := int(lengths[s.from(t)])
 		total += n
-		in += s.messageWords(n)
-		out += s.messageWords(s.partitionOf(outgoing, s.to(t)).N)
+		in += s.messageWords(n, length)
+		out += s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
 	}
 	s.allocate(&s.incoming, (in+in/4)*base.WordSize)
 	s.allocate(&s.outbound, (out+out/4)*base.WordSize)
 	from, to, apart := s.incoming.Ptr, s.outbound.Ptr, s.apart(&s.unpacked, total+total/4)
 	for first := 1; first < s.size; first += throttle {
 		for t := first; t < min(first+throttle, s.size); t++ {
-			if l := s.partitionOf(outgoing, s.to(t)); l.N > 0 { // both sides know the lengths
-				s.pack(to, l)
-				s.unpack(l, to)
-				s.add(comm.SendCall(to, s.messageWords(l.N), dtype.I32, s.to(t), partitionTag))
-				to = base.At(to, s.messageWords(l.N))
+			if l, span := s.partitionOf(outgoing, s.to(t)), s.partitionLength(s.to(t)); l.N > 0 { // both sides know the lengths
+				words := s.messageWords(l.N, span)
+				s.pack(to, l, span)
+				s.unpack(l, to, span)
+				s.add(comm.SendCall(to, words, dtype.I32, s.to(t), partitionTag))
+				to = base.At(to, words)
 			}
 			s.sources[t] = s.listAt(from, int(lengths[s.from(t)]), apart)
 			apart = base.At(apart, 2*s.sources[t].N)
-			if words := s.messageWords(s.sources[t].N); words > 0 {
+			if words := s.messageWords(s.sources[t].N, length); words > 0 {
 				s.add(comm.RecvCall(from, words, dtype.I32, s.from(t), partitionTag))
 				from = base.At(from, words)
 			}
@@ -111,8 +112,8 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 	}
 	from = s.incoming.Ptr
 	for _, l := range s.sources[1:] {
-		s.unpack(l, from)
-		from = base.At(from, s.messageWords(l.N))
+		s.unpack(l, from, length)
+		from = base.At(from, s.messageWords(l.N, length))
 	}
 	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
 	s.union(sums, s.sources, 1, 0)
@@ -122,6 +123,14 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 // from and to are the peers of a round.
 func (s *partitionReducer) from(round int) int { return (s.rank - round + s.size) % s.size }
 func (s *partitionReducer) to(round int) int   { return (s.rank + round) % s.size }
+
+// collectPartitions is g.collect of lists of which each is in a rank's partition.
+func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, mine runtime.Entries) runtime.Entries {
+	for r := range g.spans {
+		g.spans[r] = s.partitionLength(r)
+	}
+	return g.collect(ctx, mine)
+}
 
 // partitionExchange is a reduction by partitions followed by an allgather of the reduced partitions.
 type partitionExchange struct {
@@ -157,7 +166,7 @@ func (x *partitionExchange) run(ctx context.Context, picks runtime.Entries) resu
 		return x.allgatherPartitions(ctx, sums)
 	}
 	// Partitions ascend with the ranks, so all lists together are one.
-	x.all[0] = x.allgather.collect(ctx, sums)
+	x.all[0] = x.collectPartitions(ctx, x.allgather, sums)
 	return result{lists: x.all[:], scale: x.average}
 }
 

@@ -35,12 +35,12 @@ func tree(e *engine) exchange { return &treeExchange{engine: e} }
 
 func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 	k := picks.N
-	words := x.messageWords(k)
+	words := x.messageWords(k, x.n)
 	current := picks
 	for d, round := 1, 0; d < x.size; d, round = 2*d, round+1 {
 		if x.rank%(2*d) == d {
 			at := x.messageOf(&x.coded, current)
-			x.pack(at, current)
+			x.pack(at, current, x.n)
 			x.communicate(ctx, comm.SendCall(at, words, dtype.I32, x.rank-d, treeTag))
 			break
 		}
@@ -48,7 +48,7 @@ func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 			in := exactly(x.message(&x.incoming, k), k)
 			at := x.messageOf(&x.coded, in)
 			x.communicate(ctx, comm.RecvCall(at, words, dtype.I32, x.rank+d, treeTag))
-			x.unpack(in, at)
+			x.unpack(in, at, x.n)
 			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
 		}
 	}
@@ -57,10 +57,10 @@ func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
 	}
 	at := x.messageOf(&x.coded, current)
 	if x.rank == 0 {
-		x.pack(at, current)
+		x.pack(at, current, x.n)
 	}
 	x.communicate(ctx, comm.BroadcastCall(at, words, dtype.I32, 0))
-	x.unpack(current, at)
+	x.unpack(current, at, x.n)
 	x.top[0] = current
 	return result{lists: x.top[:], scale: x.average}
 }

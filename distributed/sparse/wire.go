@@ -33,21 +33,22 @@ func unitOf(codec runtime.Codec, k, n, size int) unit {
 
 func (e *engine) unit() unit { return unitOf(e.codec, e.k, e.n, e.size) }
 
-// messageWords is the length of the message of n entries, slotWords that of their slot.
-func (e *engine) messageWords(n int) int {
+// messageWords is the length of the message of n entries with indices in a range of span, slotWords that
+// of a slot for n entries with any indices.
+func (e *engine) messageWords(n, span int) int {
 	switch {
 	case n == 0:
 		return 0
 	case e.coded():
-		return e.codec.Bound(n, e.n) / base.WordSize
+		return e.codec.Bound(n, span) / base.WordSize
 	}
 	return 2 * n
 }
 
-func (e *engine) slotWords(n int) int { return headerWords + e.messageWords(n) }
+func (e *engine) slotWords(n int) int { return headerWords + e.messageWords(n, e.n) }
 
-// pack makes the message of a list at p, unless the list is there.
-func (e *engine) pack(p uintptr, l runtime.Entries) {
+// pack makes the message of a list with indices in a range of span at p, unless the list is there.
+func (e *engine) pack(p uintptr, l runtime.Entries, span int) {
 	if !e.coded() {
 		e.copy(p, l.Idx, l.N)
 		e.copy(base.At(p, l.N), l.Val, l.N)
@@ -58,12 +59,12 @@ func (e *engine) pack(p uintptr, l runtime.Entries) {
 		lost = e.array(e.residual)
 	}
 	if e.err == nil && l.N > 0 {
-		e.check(e.kernels.Encode(l, e.codec, e.n, e.encoded(p, l.N), lost))
+		e.check(e.kernels.Encode(l, e.codec, span, e.encoded(p, l.N, span), lost))
 	}
 }
 
 // unpack makes a list of the message at p, unless the list is there.
-func (e *engine) unpack(l runtime.Entries, p uintptr) {
+func (e *engine) unpack(l runtime.Entries, p uintptr, span int) {
 	if !e.coded() {
 		e.copy(l.Idx, p, l.N)
 		e.copy(l.Val, base.At(p, l.N), l.N)
@@ -71,24 +72,24 @@ func (e *engine) unpack(l runtime.Entries, p uintptr) {
 	}
 	if e.err == nil && l.N > 0 {
 		l.Len = e.at(numCount) // what stands in front of a slot may say more
-		e.check(e.kernels.Decode(e.encoded(p, l.N), e.codec, l))
+		e.check(e.kernels.Decode(e.encoded(p, l.N, span), e.codec, l))
 	}
 }
 
 // encoded is the message of n entries at p.
-func (e *engine) encoded(p uintptr, n int) runtime.Message {
-	return runtime.Message{Ptr: p, Bytes: e.messageWords(n) * base.WordSize}
+func (e *engine) encoded(p uintptr, n, span int) runtime.Message {
+	return runtime.Message{Ptr: p, Bytes: e.messageWords(n, span) * base.WordSize}
 }
 
 // packSlot and unpackSlot are pack and unpack of a list in a slot.
-func (e *engine) packSlot(l runtime.Entries)   { e.pack(base.At(l.Len, headerWords), l) }
-func (e *engine) unpackSlot(l runtime.Entries) { e.unpack(l, base.At(l.Len, headerWords)) }
+func (e *engine) packSlot(l runtime.Entries)   { e.pack(base.At(l.Len, headerWords), l, e.n) }
+func (e *engine) unpackSlot(l runtime.Entries) { e.unpack(l, base.At(l.Len, headerWords), e.n) }
 
 // arriveAll makes the lists of a result when it has arrived.
 func (e *engine) arriveAll(ctx context.Context, r result) {
 	e.arrive(ctx)
 	for i, p := range r.messages {
-		e.unpack(r.lists[i], p)
+		e.unpack(r.lists[i], p, e.n)
 	}
 }
 
@@ -98,7 +99,7 @@ func (e *engine) messageOf(b *base.Buffer, l runtime.Entries) uintptr {
 	if !e.coded() && l.Val == base.At(l.Idx, l.N) {
 		return l.Idx
 	}
-	e.allocate(b, e.messageWords(l.N)*base.WordSize)
+	e.allocate(b, e.messageWords(l.N, e.n)*base.WordSize)
 	return b.Ptr
 }
 
