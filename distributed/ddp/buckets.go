@@ -127,7 +127,7 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 			given[i] = cfg.PerBucket(i, b.bytes/b.dt.Size())
 		}
 		if b.vectors {
-			given[i].Pattern, given[i].Schedule = sparse.Dense, sparse.Schedule{}
+			given[i].Pattern, given[i].Schedule, given[i].Selector = sparse.Dense, sparse.Schedule{}, nil
 		}
 	}
 	if err := g.choose(ctx, given, patterns); err != nil {

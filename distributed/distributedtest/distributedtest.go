@@ -8,7 +8,8 @@
 //		distributedtest.Run(t, backend) // the commtest.Backend of the conformance test
 //	}
 //
-// [RunReducer] is the suite of a program's own [ddp.Reducer].
+// [RunReducer] is the suite of a program's own [ddp.Reducer], [RunSelector] that of its own
+// [sparse.Selector].
 //
 // The ranks' inputs are functions of a seed, so processes that run the suite
 // together compute each other's inputs, and every failure names what it needs
@@ -29,6 +30,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -50,6 +52,7 @@ type suite struct {
 	commtest.Backend
 	extended bool
 	keep     func(name string) bool // nil: all
+	selector sparse.Selector        // of all patterns, if set
 	seed     uint64
 }
 

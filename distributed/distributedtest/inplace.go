@@ -32,7 +32,7 @@ func testInPlace(r *rank, pattern string) error {
 
 func (r *rank) inPlace(pattern string, density float64, n int, k family) (err error) {
 	cfg := often(pattern, density)
-	cfg.NoUndo = true
+	cfg.NoUndo, cfg.Selector = true, r.selector
 	u, err := r.newRun("beside", n, dtype.F32, cfg)
 	if err != nil {
 		return err

@@ -29,6 +29,9 @@ type Config struct {
 	// Chunk is how many elements a chunk of the pattern [Chunked] has, 4096 unless set; it picks Density * Chunk
 	// of each, rounded, at least 1. Other patterns ignore it.
 	Chunk int
+	// Selector, if set, selects the entries in the place of the pattern's own selection, and the
+	// pattern says how they are combined. It is an error with the dense pattern and [Auto].
+	Selector Selector
 	// NoErrorFeedback forgets what was not sent, instead of adding it to the
 	// next step's gradient. It is there for comparison: training with it off
 	// usually converges worse.
@@ -179,6 +182,9 @@ func (c Config) WithDefaults() (Config, error) {
 	}
 	if c.Chunk < 1 {
 		return c, base.ConfigError("Chunk is %d, want at least 1", c.Chunk)
+	}
+	if c.Selector != nil && (c.Pattern == Dense || c.Pattern == Auto) {
+		return c, base.ConfigError("Selector with pattern %s, which may send everything", c.Pattern)
 	}
 	if !(c.Momentum >= 0 && c.Momentum < 1) {
 		return c, base.ConfigError("Momentum is %v, want a number in [0, 1)", c.Momentum)

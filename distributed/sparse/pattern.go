@@ -12,7 +12,7 @@ type pattern struct {
 	exchange func(e *engine) exchange
 }
 
-// selector picks entries of gradient + residual.
+// selector picks entries of gradient + residual; custom is one that has a [Selector] do it.
 type selector interface {
 	// capacity is the largest number of entries that pick may return.
 	capacity(k int) int

@@ -324,8 +324,11 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 		global = s.n
 	}
 	threshold := s.float(s.used)
-	if _, all := s.selector.(nothing); all {
+	switch s.selector.(type) {
+	case nothing:
 		local, threshold = s.n, 0
+	case *custom:
+		threshold = 0
 	}
 	s.stats.PickedLocal, s.stats.PickedGlobal = local, global
 	s.stats.Threshold, s.stats.GlobalThreshold = threshold, s.past.globalThreshold
@@ -443,6 +446,9 @@ func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
 		}
 		s.name = name
 		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
+		if _, all := s.selector.(nothing); !all && s.cfg.Selector != nil {
+			s.selector = &custom{engine: s.engine}
+		}
 	}
 	if s.err != nil {
 		s.k = 0 // nothing is planned

@@ -2,8 +2,10 @@ package sparse
 
 import (
 	"math"
+	"slices"
 	"sync"
 
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -180,4 +182,86 @@ func (s gaussian) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	// the picks are exact.
 	s.near(s.source(Input{}), k, runtime.Near{Min: 1}, dst)
 	return dst
+}
+
+// Selector selects the entries that a rank sends, in the place of a pattern's own selection
+// ([Config].Selector): by work that is submitted to the runtime of the [Selection]'s tensors. Residual,
+// momentum, exchange, and the rollback of a step that fails are those of the pattern.
+//
+// A step that was rolled back is made again with the same Step, and one that follows a restored state
+// too: so a Selector keeps nothing of its own between steps. Where there are several tensors, as the
+// buckets of package ddp are, it selects from one at a time, perhaps on another goroutine.
+type Selector interface {
+	// Select writes which entries are sent. Its error is one of the step.
+	Select(s Selection) error
+	// String names the Selector and its settings: the ranks compare it before the first step, and
+	// [Reducer.Restore] compares it with that of the state.
+	String() string
+}
+
+// Selection is what a [Selector] selects from, and what it writes.
+type Selection struct {
+	Step    int             // number of the step, from 0
+	From    *runtime.Tensor // n F32: gradient + residual, not to be written
+	Indices *runtime.Tensor // k I32: the numbers of k entries, in strictly ascending order
+	Values  *runtime.Tensor // k F32: these entries
+}
+
+// custom has a Selector select.
+type custom struct {
+	*engine
+	tensors []*runtime.Tensor // of a few addresses
+}
+
+func (s *custom) capacity(k int) int { return k }
+
+func (s *custom) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+	s.accumulate(g)
+	selection := Selection{s.stats.Step, s.tensor(s.residual, dtype.F32, s.n), s.tensor(dst.Idx, dtype.I32, k), s.tensor(dst.Val, dtype.F32, k)}
+	if s.err == nil {
+		s.check(s.cfg.Selector.Select(selection))
+	}
+	if s.err == nil && dst.Len != 0 {
+		s.check(s.rt.Fill(dst.Len, 1, dtype.I32, float64(k)))
+	}
+	s.tell(dst)
+	if s.err == nil {
+		s.check(s.kernels.ZeroAt(s.array(s.residual), dst))
+	}
+	return dst
+}
+
+// tell makes the first value a NaN if any entry, selected or not, is not finite: then all ranks find
+// out in this step, as with selectors that rank such entries first.
+func (s *custom) tell(dst runtime.Entries) {
+	if s.err != nil || s.cfg.NonFinite == PassNonFinite {
+		return
+	}
+	count, value := s.at(numFan), s.at(numFan+1)
+	s.check(s.rt.Fill(value, 1, dtype.F32, math.NaN()))
+	if s.err == nil {
+		s.check(s.kernels.CountAbove(runtime.Entries{Val: s.residual, N: s.n}, s.at(numLimit), 1, count))
+	}
+	s.copies = append(s.copies[:0], runtime.Copy{Dst: dst.Val, Src: value, DType: dtype.F32, N: 1})
+	if s.err == nil {
+		s.check(s.kernels.CopyIf(s.copies, count, 1))
+	}
+}
+
+// tensor returns a tensor of n elements at an address. There are few: the residual is at one of two.
+func (s *custom) tensor(p uintptr, dt dtype.DType, n int) *runtime.Tensor {
+	i := slices.IndexFunc(s.tensors, func(t *runtime.Tensor) bool {
+		at, err := t.Ptr()
+		return err == nil && at == p && t.DType() == dt && t.Len() == n
+	})
+	if i >= 0 || s.err != nil {
+		return append(s.tensors, nil)[max(i, 0)]
+	}
+	t, err := runtime.Wrap(s.rt, p, dt, []int{n}, nil, nil)
+	s.check(err)
+	if len(s.tensors) == 8 { // steps in place have the tensors that they are given
+		s.tensors = s.tensors[:0]
+	}
+	s.tensors = append(s.tensors, t)
+	return t
 }
