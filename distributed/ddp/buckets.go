@@ -151,6 +151,9 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 		return err
 	}
 	more = more || cfg.Reducer != nil
+	if err := cfg.checkShard(more); err != nil {
+		return err
+	}
 	for i, b := range g.buckets {
 		b.cfg = cfgs[i]
 		switch {
@@ -233,20 +236,21 @@ func (g *Gradients) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if g.cfg.BucketViews || !g.transaction.plain || b.wire != b.dt || g.order.Streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+			if g.cfg.BucketViews || g.cfg.Shard || !g.transaction.plain || b.wire != b.dt || g.order.Streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
 				b.joined = append(b.joined, p)
 				n += g.lens[p]
 			} else {
 				b.apart = append(b.apart, p)
 			}
 		}
+		n = g.padded(n)
 		var ptr uintptr
 		var err error
 		switch {
 		case g.cfg.BucketViews && !g.transaction.plain:
 			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
 			ptr = b.views.Ptr
-		case !g.cfg.BucketViews && len(b.joined) < 2 && b.wire == b.dt:
+		case !g.cfg.BucketViews && !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt:
 			b.joined, b.apart = nil, b.params
 			continue
 		case b.shares():
@@ -292,8 +296,11 @@ func (g *Gradients) allocate(ctx context.Context) error {
 
 // newReducer makes what reduces a bucket.
 func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
-	if g.transaction.plain {
-		return &plain{g: g, b: b}, nil
+	switch p := (plain{g: g, b: b}); {
+	case g.cfg.Shard:
+		return &sharded{p}, nil
+	case g.transaction.plain:
+		return &p, nil
 	}
 	if g.cfg.Reducer != nil {
 		r, err := g.newCustom(i, b)

@@ -74,6 +74,12 @@ type Config struct {
 	// Reducer, if set, returns what reduces a bucket in the place of Config: a compression of the
 	// program. nil leaves a bucket to Config.
 	Reducer func(b Bucket) (Reducer, error)
+	// Shard leaves each rank a shard of each bucket's averages ([Gradients.Shards]), by a
+	// reduce-scatter: a rank updates its part of the parameters, and keeps the optimizer's state for that
+	// part alone (ZeRO-1, Rajbhandari et al., SC 2020). Then [Gradients.Gather] puts the parameters
+	// together. The gradients that Ready was given are not written. It is for plain dense buckets, without
+	// Rebuild and Wire.
+	Shard bool
 	// Uneven has ranks that run out of data sooner than others call
 	// [Gradients.Join]. It costs an allreduce of one number in each step.
 	Uneven bool
@@ -166,6 +172,7 @@ type Gradients struct {
 	factor      uintptr         // what clips the gradients of this step
 	sums        []sum           // what was accumulated
 	active      *runtime.Tensor // with Uneven: whether this rank has data, and how many do
+	squares     base.Buffer     // with Shard: of the averages, an F64 of each bucket
 	arrived     []int           // with Rebuild: gradients of the first step, as they became ready
 
 	stats  Stats
@@ -436,7 +443,7 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 // commit ends the step of a bucket.
 func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
 	err := b.reducer.Commit(v)
-	if err == nil {
+	if err == nil && !g.cfg.Shard {
 		err = g.copyParts(b, true)
 	}
 	g.passed(b, sparse.Finished)

@@ -1,11 +1,13 @@
-// Package softmax is the training that examples of compression share: a softmax regression that reads
+// Package softmax is the training that examples of compression and of sharded optimizers share: a softmax regression that reads
 // digits.
 package softmax
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
@@ -21,6 +23,7 @@ import (
 type Result struct {
 	Accuracy float64 // on test images
 	Sent     int64   // bytes by rank 0
+	Checksum uint32  // of the parameters
 }
 
 // String implements [fmt.Stringer].
@@ -28,39 +31,74 @@ func (r Result) String() string {
 	return fmt.Sprintf("%.1f %% of the test images read, a rank sent %d KiB", 100*r.Accuracy, r.Sent>>10)
 }
 
-// Train trains a softmax regression on four ranks, goroutines of this process, for ten epochs. cfg says
+// Optimizer is what a rank moves its parameters with.
+type Optimizer interface {
+	// Update makes a step, the first of which is 0: gradients have the averages, or g the shards.
+	Update(ctx context.Context, step int, g *ddp.Gradients, params, gradients []*runtime.Tensor) error
+	// Close frees what it keeps.
+	Close() error
+}
+
+// descent subtracts the gradient.
+type descent struct{}
+
+func (descent) Update(_ context.Context, _ int, _ *ddp.Gradients, params, gradients []*runtime.Tensor) error {
+	const rate = 0.5
+	for i := range params {
+		x, err := cpu.Slice[float32](params[i])
+		dx, failed := cpu.Slice[float32](gradients[i])
+		if err := errors.Join(err, failed); err != nil {
+			return err
+		}
+		for j, d := range dx {
+			x[j] -= float32(rate * d)
+		}
+	}
+	return nil
+}
+
+func (descent) Close() error { return nil }
+
+// Train is TrainBy with gradient descent.
+func Train(ctx context.Context, cfg ddp.Config) (Result, error) {
+	return TrainBy(ctx, cfg, func() Optimizer { return descent{} })
+}
+
+// TrainBy trains a softmax regression on four ranks, goroutines of this process, for ten epochs. cfg says
 // how gradients are averaged: those of a matrix of [digits.Classes]×[digits.Pixels] and of a vector.
-func Train(ctx context.Context, cfg ddp.Config) (result Result, err error) {
+// Each rank has an Optimizer of its own.
+func TrainBy(ctx context.Context, cfg ddp.Config, optimizer func() Optimizer) (result Result, err error) {
 	err = local.Run(ctx, 4, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
-		r, err := train(ctx, rt, c, cfg)
+		o := optimizer()
+		r, err := train(ctx, rt, c, cfg, o)
 		if c.Rank() == 0 {
 			result = r
 		}
-		return errors.Join(err, rt.Close())
+		return errors.Join(err, o.Close(), rt.Close())
 	})
 	return result, err
 }
 
-func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Config) (result Result, err error) {
+func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Config, optimizer Optimizer) (result Result, err error) {
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return result, err
 	}
 	weights, bias := make([]float32, digits.Classes*digits.Pixels), make([]float32, digits.Classes)
 	dw, db := make([]float32, len(weights)), make([]float32, len(bias))
-	w, err := cpu.Wrap(rt, dw, digits.Classes, digits.Pixels)
-	if err != nil {
-		return result, err
+	var gradients, params []*runtime.Tensor
+	for _, x := range [][]float32{dw, db, weights, bias} {
+		shape := []int{digits.Classes, digits.Pixels}[:1+len(x)/(digits.Classes*digits.Pixels)]
+		t, err := cpu.Wrap(rt, x, shape...)
+		if err != nil {
+			return result, err
+		}
+		defer t.Free()
+		params = append(params, t)
 	}
-	defer w.Free()
-	b, err := cpu.Wrap(rt, db)
-	if err != nil {
-		return result, err
-	}
-	defer b.Free()
+	gradients, params = params[:2], params[2:]
 	meter := comm.NewMeter(c)
-	gradients := []*runtime.Tensor{w, b}
 	sync, err := ddp.New(ctx, rt, meter, gradients, cfg)
 	if err != nil {
 		return result, err
@@ -70,7 +108,8 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 	if err != nil {
 		return result, err
 	}
-	const batch, rate = 16, 0.5
+	const batch = 16
+	step := 0
 	for epoch := range 10 {
 		for _, images := range sampler.Batches(epoch, batch) {
 			clear(dw)
@@ -89,12 +128,10 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 			if err := sync.ReduceAll(ctx, gradients); err != nil {
 				return result, err
 			}
-			for i, d := range dw {
-				weights[i] -= float32(rate * d)
+			if err := optimizer.Update(ctx, step, sync, params, gradients); err != nil {
+				return result, err
 			}
-			for i, d := range db {
-				bias[i] -= float32(rate * d)
-			}
+			step++
 		}
 	}
 	right := 0
@@ -110,7 +147,11 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 			right++
 		}
 	}
-	return Result{float64(right) / float64(test.Len()), meter.Totals().SentBytes}, nil
+	h := fnv.New32a()
+	if err := binary.Write(h, binary.LittleEndian, append(weights, bias...)); err != nil {
+		return result, err
+	}
+	return Result{float64(right) / float64(test.Len()), meter.Totals().SentBytes, h.Sum32()}, nil
 }
 
 // probabilities returns that of each digit.

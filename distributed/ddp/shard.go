@@ -1,0 +1,270 @@
+package ddp
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
+// there are ranks; what it lacks for that is padding at its end.
+type Shard struct {
+	// Tensor has the averages after Wait, until the next Ready. It is as long on all ranks; padding is 0.
+	Tensor *runtime.Tensor
+	Parts  []ShardPart
+}
+
+// ShardPart is what a [Shard] has of a gradient.
+type ShardPart struct {
+	Param    int // its number
+	From, To int // which of its elements: [From, To)
+	Offset   int // of the first one in the shard
+}
+
+// sharded is a plain reduction that leaves each rank its shard, where that lies in the bucket.
+type sharded struct{ plain }
+
+// Select implements reducer.
+func (s *sharded) Select(context.Context, sparse.Input) error {
+	b := s.b
+	whole, err := b.flat.Ptr()
+	if err != nil {
+		return err
+	}
+	if padding := b.flat.Len() - b.len(); padding > 0 {
+		if err := s.g.rt.Fill(whole+uintptr(b.bytes), padding, b.dt, 0); err != nil {
+			return err
+		}
+	}
+	share := b.flat.Len() / s.g.meter.WorldSize()
+	mine := whole + uintptr(s.g.meter.Rank()*share*b.dt.Size())
+	s.calls = append(s.calls[:0], comm.ReduceScatterCall(whole, mine, share, b.dt, s.g.op))
+	return nil
+}
+
+// padded returns the length of a bucket that can be cut into shards.
+func (g *Gradients) padded(n int) int {
+	if size := g.meter.WorldSize(); g.cfg.Shard {
+		n = (n + size - 1) / size * size
+	}
+	return n
+}
+
+// checkShard refuses what needs more than a shard of the averages.
+func (c *Config) checkShard(more bool) error {
+	if c.Shard && (more || c.Rebuild || c.Wire != dtype.Invalid) {
+		return base.ConfigError("Shard with Rebuild, Wire, or buckets that are sparse, clipped or judged")
+	}
+	return nil
+}
+
+// Shards returns with [Config].Shard this rank's part of each bucket, in the order of [Gradients.Buckets].
+// After a [Gradients.Rebind] there are others.
+func (g *Gradients) Shards() ([]Shard, error) {
+	if err := g.checkSharded("gradient shards"); err != nil {
+		return nil, err
+	}
+	all := make([]Shard, len(g.buckets))
+	for i, b := range g.buckets {
+		share := b.flat.Len() / g.meter.WorldSize()
+		from := g.meter.Rank() * share
+		t, err := b.flat.Slice(0, from, from+share)
+		if err != nil {
+			return nil, base.OpError("gradient shards", err)
+		}
+		all[i].Tensor = t
+		at := 0
+		for _, p := range b.params {
+			first, end := max(from, at), min(from+share, at+g.lens[p])
+			if first < end {
+				all[i].Parts = append(all[i].Parts, ShardPart{p, first - at, end - at, first - from})
+			}
+			at += g.lens[p]
+		}
+	}
+	return all, nil
+}
+
+// Scatter copies this rank's parts of tensors like the gradients, such as the parameters, into tensors
+// like the [Gradients.Shards]. It does not communicate.
+func (g *Gradients) Scatter(shards, whole []*runtime.Tensor) error {
+	const op = "gradient scatter"
+	own, err := g.checkShards(op, shards, whole)
+	if err != nil {
+		return err
+	}
+	for i, s := range own {
+		if err := shards[i].Fill(0); err != nil {
+			return base.OpError(op, err)
+		}
+		for _, p := range s.Parts {
+			if err := g.copyElements(shards[i], p.Offset, whole[p.Param], p.From, p.To-p.From); err != nil {
+				return base.OpError(op, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Gather puts the shards of all ranks together in tensors like the gradients: the parameters, after each
+// rank has updated its part of them, or a state of the optimizer, for a checkpoint that does not depend
+// on the number of ranks. All ranks call it, between two steps. It overwrites what the gradients' shards
+// hold; the result is ready as that of Wait is.
+func (g *Gradients) Gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
+	const op = "gradient gather"
+	own, err := g.checkShards(op, shards, whole)
+	if err != nil {
+		return err
+	}
+	if err := g.gather(ctx, own, shards, whole); err != nil {
+		return base.OpError(op, err)
+	}
+	return nil
+}
+
+func (g *Gradients) gather(ctx context.Context, own []Shard, shards, whole []*runtime.Tensor) error {
+	if err := g.agree(ctx); err != nil {
+		return err
+	}
+	calls := make([]comm.Call, len(own))
+	for i, s := range own {
+		if err := g.copyElements(s.Tensor, 0, shards[i], 0, s.Tensor.Len()); err != nil {
+			return err
+		}
+		mine, err := s.Tensor.Ptr()
+		if err != nil {
+			return err
+		}
+		first := mine - uintptr(g.meter.Rank()*s.Tensor.Bytes())
+		calls[i] = comm.AllGatherCall(mine, first, s.Tensor.Len(), s.Tensor.DType())
+	}
+	if err := g.order.CommAfterCompute(ctx); err != nil {
+		return err
+	}
+	if err := g.meter.Group(calls...); err != nil {
+		return err
+	}
+	if err := g.order.ComputeAfterComm(ctx); err != nil {
+		return err
+	}
+	for _, b := range g.buckets {
+		at := 0
+		for _, p := range b.params {
+			if err := g.copyElements(whole[p], 0, b.flat, at, g.lens[p]); err != nil {
+				return fmt.Errorf("tensor %d: %w", p, err)
+			}
+			at += g.lens[p]
+		}
+	}
+	return nil
+}
+
+// ShardNorm returns the L2 norm of all averages of the last step, padding left out, the same bits on all
+// ranks: to clip the update by. A gradient that was not finite on any rank makes it NaN or infinite on
+// all. All ranks call it, before the shards are overwritten. The host waits.
+func (g *Gradients) ShardNorm(ctx context.Context) (float64, error) {
+	const op = "gradient norm"
+	own, err := g.Shards()
+	if err != nil {
+		return 0, err
+	}
+	norm, err := g.shardNorm(ctx, own)
+	if err != nil {
+		return 0, base.OpError(op, err)
+	}
+	return norm, nil
+}
+
+func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error) {
+	if len(own) == 0 {
+		return 0, nil
+	}
+	kernels, err := runtime.KernelsOf(g.rt)
+	if err == nil {
+		err = g.transaction.buffers.Allocate(g.rt, &g.squares, 2*len(own)*base.WordSize)
+	}
+	if err != nil {
+		return 0, err
+	}
+	for i, s := range own {
+		p, err := s.Tensor.Ptr()
+		if err == nil {
+			err = kernels.SumSquares(p, s.Tensor.DType(), s.Tensor.Len(), base.At(g.squares.Ptr, 2*i))
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	if err := g.order.CommAfterCompute(ctx); err != nil {
+		return 0, err
+	}
+	if err := g.meter.AllReduce(g.squares.Ptr, g.squares.Ptr, len(own), dtype.F64, comm.Sum); err != nil {
+		return 0, err
+	}
+	if err := g.order.ComputeAfterComm(ctx); err != nil {
+		return 0, err
+	}
+	if err := g.order.HostAfterAll(ctx); err != nil {
+		return 0, err
+	}
+	squares, sum := make([]float64, len(own)), 0.0
+	err = g.rt.CopyOut(hostmem.Bytes(squares), g.squares.Ptr)
+	for _, s := range squares {
+		sum += s
+	}
+	return math.Sqrt(sum), err
+}
+
+// checkSharded checks that there are shards, and no step is in flight.
+func (g *Gradients) checkSharded(op string) error {
+	if !g.cfg.Shard {
+		return base.OpError(op, fmt.Errorf("%w: Config.Shard is not set", comm.ErrArgument))
+	}
+	return g.between(op)
+}
+
+// checkShards checks tensors like the shards, and like the gradients.
+func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]Shard, error) {
+	own, err := g.Shards()
+	if err != nil {
+		return nil, err
+	}
+	if len(shards) != len(own) || len(whole) != len(g.lens) {
+		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d", comm.ErrArgument, len(shards), len(whole), len(own), len(g.lens)))
+	}
+	for i, t := range shards {
+		if _, err := g.address(t); err != nil {
+			return nil, base.OpError(op, fmt.Errorf("shard %d: %w", i, err))
+		}
+		if like := own[i].Tensor; t.DType() != like.DType() || t.Len() != like.Len() {
+			return nil, base.ShapeError(op, "shard %d has %d elements of %v, want %d of %v", i, t.Len(), t.DType(), like.Len(), like.DType())
+		}
+	}
+	for i, t := range whole {
+		if err := g.check(op, i, t); err != nil {
+			return nil, err
+		}
+	}
+	return own, nil
+}
+
+// copyElements copies n elements between tensors of one type.
+func (g *Gradients) copyElements(dst *runtime.Tensor, to int, src *runtime.Tensor, from, n int) error {
+	d, err := dst.Ptr()
+	if err != nil {
+		return err
+	}
+	s, err := src.Ptr()
+	size := dst.DType().Size()
+	if d, s = d+uintptr(to*size), s+uintptr(from*size); err != nil || n == 0 || d == s {
+		return err
+	}
+	return g.rt.Copy(d, s, n*size)
+}

@@ -1,0 +1,80 @@
+// Command zero1 trains with an optimizer whose state is cut into shards, one on each rank (ZeRO-1,
+// Rajbhandari et al., SC 2020): Adam has moments of a part of the parameters only, updates that part by
+// the averages that a reduce-scatter leaves there, and an allgather puts the parameters together.
+//
+//	go run ./examples/zero1
+//
+// The parameters have the bits that a whole Adam on each rank gives them: main_test.go compares them.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"math"
+
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/examples/digits/softmax"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// moments are those of a shard, or of a whole gradient.
+type moments struct{ first, second []float32 }
+
+// adam moves parameters by their gradient in a step, the first of which is 0 (Kingma and Ba, 2015).
+func (m *moments) adam(step int, params, gradient *runtime.Tensor) error {
+	const rate, beta1, beta2, epsilon = 0.01, 0.9, 0.999, 1e-8
+	x, err := cpu.Slice[float32](params)
+	dx, failed := cpu.Slice[float32](gradient)
+	if m.first == nil {
+		m.first, m.second = make([]float32, len(dx)), make([]float32, len(dx))
+	}
+	size := rate * math.Sqrt(1-math.Pow(beta2, float64(step+1))) / (1 - math.Pow(beta1, float64(step+1)))
+	for i, d := range dx {
+		m.first[i] = float32(beta1*m.first[i]) + float32((1-beta1)*d)
+		m.second[i] = float32(beta2*m.second[i]) + float32(float32((1-beta2)*d)*d)
+		x[i] -= float32(size * float64(m.first[i]) / (math.Sqrt(float64(m.second[i])) + epsilon))
+	}
+	return errors.Join(err, failed)
+}
+
+// sharded has moments and parameters of this rank's shard of each bucket.
+type sharded struct {
+	moments []moments
+	params  []*runtime.Tensor
+}
+
+// Update implements [softmax.Optimizer].
+func (o *sharded) Update(ctx context.Context, step int, g *ddp.Gradients, params, _ []*runtime.Tensor) error {
+	shards, err := g.Shards()
+	if o.params == nil && err == nil {
+		o.moments = make([]moments, len(shards))
+		for _, s := range shards {
+			t, failed := runtime.New(s.Tensor.Runtime(), s.Tensor.DType(), s.Tensor.Len())
+			o.params, err = append(o.params, t), errors.Join(err, failed)
+		}
+		err = errors.Join(err, g.Scatter(o.params, params))
+	}
+	for i, s := range shards {
+		err = errors.Join(err, o.moments[i].adam(step, o.params[i], s.Tensor))
+	}
+	return errors.Join(err, g.Gather(ctx, params, o.params))
+}
+
+// Close implements [softmax.Optimizer].
+func (o *sharded) Close() (err error) {
+	for _, t := range o.params {
+		err = errors.Join(err, t.Free())
+	}
+	return err
+}
+
+func main() {
+	result, err := softmax.TrainBy(context.Background(), ddp.Config{Shard: true}, func() softmax.Optimizer { return &sharded{} })
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(result)
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/examples/digits/softmax"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// whole is Adam with all moments, by averages of whole gradients.
+type whole []moments
+
+func (o *whole) Update(_ context.Context, step int, _ *ddp.Gradients, params, gradients []*runtime.Tensor) error {
+	if *o == nil {
+		*o = make([]moments, len(params))
+	}
+	for i := range params {
+		if err := (*o)[i].adam(step, params[i], gradients[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (*whole) Close() error { return nil }
+
+// TestBits: with its state cut into shards, Adam gives the parameters the bits that it gives them as a
+// whole on each rank, in one bucket and in two.
+func TestBits(t *testing.T) {
+	want, err := softmax.TrainBy(t.Context(), ddp.Config{}, func() softmax.Optimizer { return new(whole) })
+	require.NoError(t, err)
+	assert.Greater(t, want.Accuracy, 0.9)
+	for _, bytes := range []int{0, 100} {
+		got, err := softmax.TrainBy(t.Context(), ddp.Config{Shard: true, BucketBytes: bytes}, func() softmax.Optimizer { return new(sharded) })
+		require.NoError(t, err)
+		assert.Equal(t, want.Checksum, got.Checksum, "buckets of %d bytes", bytes)
+		assert.Equal(t, want.Accuracy, got.Accuracy)
+	}
+}
