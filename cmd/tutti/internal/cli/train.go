@@ -35,6 +35,10 @@ against the bytes sent and of the accuracy against time are written to the --out
 directory (` + lossPicture + ` and ` + accuracyPicture + `, .png and .svg). With
 --backend nccl the gradients are averaged on GPUs; the rest is the host's work.
 
+With --outer each rank trains on its part of the batches by itself, and the ranks
+average their weights every so many steps, by the same patterns: far fewer bytes in
+far fewer rounds.
+
 The same seed gives the same result in every run. Momentum and learning rate act
 on each rank before the exchange, so that entries which error feedback delivers
 late carry them along.`,
@@ -45,9 +49,11 @@ late carry them along.`,
   tutti train --backend nccl
   tutti train --pattern oktopk --values f32,i8,i2
   tutti cluster --rate 100mbit train --hidden 4096 --target 97
+  tutti cluster --rate 100mbit train --hidden 2048 --target 97 --outer 11 --density 0.05 --pattern dense,topkA
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
 			cfg.Backend, cfg.Network = w.backend, os.Getenv(cluster.NetworkVariable)
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
@@ -71,6 +77,13 @@ late carry them along.`,
 	hostsFlag(flags, &cfg.Hosts)
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")
+	o := &cfg.Outer
+	flags.IntVar(&o.Every, "outer", o.Every, "train each rank alone and average the weights every so many `steps`, instead of each gradient")
+	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate, "learning rate of the outer optimizer: 0.7 with a momentum")
+	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum, "Nesterov momentum of the outer optimizer: 0.9 with dense averages")
+	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
+	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns, 1 to 4")
+	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
 	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")
 	flags.IntVar(&cfg.Epochs, "epochs", cfg.Epochs, "how often each training image is seen")
 	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "images of a step, over all ranks")

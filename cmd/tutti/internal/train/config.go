@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 )
@@ -28,6 +29,11 @@ type Config struct {
 	NoErrorFeedback bool
 	// WarmupSteps is how many steps at the beginning are exchanged dense.
 	WarmupSteps int
+
+	// Outer, if Every is set, has each rank train on its own part of the batches with an
+	// optimizer of its own, and the ranks average their parameters every so many steps by
+	// pattern and density (package outer), in the place of gradients in every step.
+	Outer outer.Config
 
 	// Turned makes the task harder: images are turned and mirrored at random, and
 	// have noise.
@@ -64,6 +70,7 @@ func Default(patterns ...string) Config {
 		LearningRate: 0.05,
 		Momentum:     0.9,
 		Seed:         1,
+		Outer:        outer.Config{LearningRate: 1, Decay: 1, Fragments: 1},
 	}
 }
 
@@ -81,6 +88,10 @@ func (c Config) Validate() error {
 		return bad("density", c.Density, "in (0, 1]")
 	case c.Hosts < 0:
 		return bad("number of hosts", c.Hosts, "1 or more")
+	case c.Outer.Every < 0:
+		return bad("outer window", c.Outer.Every, "1 step or more")
+	case c.Outer.Every > 0 && (c.Hosts > 0 || c.NoErrorFeedback || c.WarmupSteps > 0):
+		return errors.New("an outer loop is between all ranks, and has error feedback and no warm-up")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
 	case c.Batch < 1 || c.Batch > trainingImages:
@@ -103,8 +114,12 @@ func (c Config) Validate() error {
 // steps.
 const testsPerEpoch = 4
 
-// testEvery is the number of steps from one test to the next.
-func testEvery(stepsPerEpoch int) int { return max(1, stepsPerEpoch/testsPerEpoch) }
+// testEvery is the number of steps from one test to the next: with an outer loop, of whole
+// windows, after which ranks have the same parameters.
+func (c Config) testEvery(stepsPerEpoch int) int {
+	every, window := max(1, stepsPerEpoch/testsPerEpoch), max(1, c.Outer.Every)
+	return (every + window - 1) / window * window
+}
 
 // trainingImages is the size of the training set.
 const trainingImages = digits.Images - digits.TestImages
@@ -120,6 +135,9 @@ const maxHidden = 1 << 20
 // exchanged and its residual, two activations, and the curve.
 func (c Config) bytes() float64 {
 	floats := 5*parameterCount(c.Hidden) + 2*c.Batch*c.Hidden
+	if c.Outer.Every > 0 {
+		floats += 2 * parameterCount(c.Hidden)
+	}
 	return 4*float64(floats) + 16*float64(c.Epochs)*float64(trainingImages/c.Batch)
 }
 

@@ -33,6 +33,9 @@ type layers struct {
 	w1, b1, w2, b2 []float32
 }
 
+// all are the layers in their order.
+func (l *layers) all() [][]float32 { return [][]float32{l.w1, l.b1, l.w2, l.b2} }
+
 // parameterCount is the length of a parameter vector.
 func parameterCount(hidden int) int {
 	return digits.Pixels*hidden + hidden + hidden*digits.Classes + digits.Classes

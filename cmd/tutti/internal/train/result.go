@@ -14,6 +14,10 @@ type Result struct {
 	Network string `json:"network,omitempty"` // an emulated one
 	Device  string `json:"device"`            // rank 0's, on which gradients are exchanged
 	Ranks   int    `json:"ranks"`
+	// Outer is the window of an outer loop, in steps; 0: every step exchanges.
+	Outer int `json:"outer,omitempty"`
+	// Rounds is how often the ranks exchanged.
+	Rounds int `json:"rounds"`
 	// Density that was asked for; the dense pattern has 1.
 	Density float64 `json:"density"`
 	// Hosts between which the pattern is; 0: it is between all ranks.
@@ -37,6 +41,10 @@ type Result struct {
 	Target        float64  `json:"target,omitempty"`
 	TargetSeconds *float64 `json:"target_s,omitempty"`
 	TargetStep    *int     `json:"target_step,omitempty"`
+	// TargetRounds and TargetSentBytes are how often the ranks had exchanged then, and what a
+	// rank had sent, nil if no test reached the target.
+	TargetRounds    *int     `json:"target_rounds,omitempty"`
+	TargetSentBytes *float64 `json:"target_sent_bytes_per_rank,omitempty"`
 
 	// Tests are the accuracies during the training, the last one at its end.
 	Tests []Test `json:"tests"`
@@ -68,6 +76,8 @@ type Test struct {
 	Seconds float64 `json:"s"`
 	// Accuracy on the test images, in percent.
 	Accuracy float64 `json:"accuracy"`
+
+	rounds int // until then
 }
 
 // Observer is told of the progress, on rank 0.

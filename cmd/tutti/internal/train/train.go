@@ -29,6 +29,8 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/examples/digits"
@@ -86,6 +88,8 @@ type trainer struct {
 	gradient []float32
 	update   *runtime.Tensor // exchanged, in memory of the rank's runtime
 	sparse   *backend.Reducer
+	outer    *outer.Loop // or this one, over update's layers
+	layers   []*runtime.Tensor
 	chosen   string // by auto
 
 	own   digits.Set // the test images of this rank
@@ -118,7 +122,7 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 		if err := t.step(ctx, step, stepsPerEpoch); err != nil {
 			return Result{}, fmt.Errorf("step %d of %d: %w", step+1, steps, err)
 		}
-		if (step+1)%testEvery(stepsPerEpoch) == 0 || step+1 == steps {
+		if (step+1)%cfg.testEvery(stepsPerEpoch) == 0 || step+1 == steps {
 			// What counts is when the last rank is here.
 			if err := r.Comm.Barrier(ctx); err != nil {
 				return Result{}, err
@@ -137,6 +141,11 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 		}
 	}
 
+	if t.outer != nil { // the last window may not be over
+		if err := t.through(ctx, t.model.params, t.outer.Adopt); err != nil {
+			return Result{}, err
+		}
+	}
 	if err := t.checkAgreement(ctx); err != nil {
 		return Result{}, err
 	}
@@ -165,26 +174,60 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 	if t.update, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
 		return nil, err
 	}
-	t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, sparse.Config{
+	reduce := sparse.Config{
 		Pattern:         pattern,
 		Values:          values,
 		Density:         cfg.Density,
 		NoErrorFeedback: cfg.NoErrorFeedback,
 		Schedule:        sparse.Schedule{WarmupSteps: cfg.WarmupSteps},
-	})
-	if err != nil {
-		return nil, errors.Join(err, t.update.Free())
 	}
-	if err := t.shareWeights(ctx); err != nil {
+	if cfg.Outer.Every == 0 {
+		if t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, reduce); err != nil {
+			t.sparse = nil
+		}
+	}
+	if err == nil {
+		err = t.shareWeights(ctx)
+	}
+	if err == nil && cfg.Outer.Every > 0 {
+		err = t.newOuter(ctx, reduce)
+	}
+	if err != nil {
 		return nil, errors.Join(err, t.close())
 	}
 	t.exchange = 0 // that was no gradient
 	return t, nil
 }
 
+// newOuter makes the outer loop over the layers of the tensor that is exchanged, which holds
+// the weights.
+func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
+	p, err := t.update.Ptr()
+	for _, values := range t.model.layers.all() {
+		if err == nil {
+			var layer *runtime.Tensor
+			layer, err = runtime.Wrap(t.rank.Runtime, p, dtype.F32, []int{len(values)}, nil, nil)
+			t.layers, p = append(t.layers, layer), p+uintptr(len(values)*dtype.F32.Size())
+		}
+	}
+	if err == nil {
+		cfg := t.cfg.Outer
+		cfg.Reduce = ddp.Config{Config: reduce, DenseUpTo: -1}
+		t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, t.layers, cfg)
+	}
+	return err
+}
+
 // close frees what the trainer allocated.
 func (t *trainer) close() error {
-	return errors.Join(t.sparse.Close(), t.update.Free())
+	var errs []error
+	if t.sparse != nil {
+		errs = append(errs, t.sparse.Close())
+	}
+	if t.outer != nil {
+		errs = append(errs, t.outer.Close())
+	}
+	return errors.Join(append(errs, t.update.Free())...)
 }
 
 // shareWeights gives every rank the initial weights of rank 0.
@@ -208,7 +251,11 @@ func (t *trainer) through(ctx context.Context, values []float32, exchange func()
 		return err
 	}
 	start := time.Now()
-	if err := errors.Join(t.rank.Comm.Sync(ctx), t.sparse.Sync(ctx)); err != nil {
+	err := t.rank.Comm.Sync(ctx)
+	if t.sparse != nil {
+		err = errors.Join(err, t.sparse.Sync(ctx))
+	}
+	if err != nil {
 		return err
 	}
 	t.exchange += time.Since(start)
@@ -228,6 +275,9 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	// Ranks may have different numbers of images. Scaled like this, the average
 	// over ranks is the mean gradient over the batch whatever the division.
 	scale := float32(ranks) / float32(len(batch))
+	if t.outer != nil { // which does not average gradients, but what they make of the weights
+		scale = 1 / float32(max(len(own), 1))
+	}
 	loss := t.model.gradient(t.gradient, t.data, own, scale) * float64(scale)
 
 	velocity := vector(t.velocity)
@@ -236,6 +286,16 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	blas32.Copy(velocity, vector(t.gradient))
 	blas32.Scal(t.cfg.schedule(step, stepsPerEpoch), vector(t.gradient))
 
+	if t.outer != nil {
+		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
+		if err := t.through(ctx, t.model.params, func() error { return t.outer.Step(ctx) }); err != nil {
+			return err
+		}
+		stats := t.outer.Stats()
+		t.bytes, t.elements, t.exchange = stats.SentBytes, stats.SentElements, stats.LaunchTime+stats.WaitTime
+		t.losses, t.sent = append(t.losses, loss), append(t.sent, float64(t.bytes))
+		return nil
+	}
 	err := t.through(ctx, t.gradient, func() error { return t.sparse.AllReduce(ctx, t.update) })
 	if err != nil {
 		return err
@@ -249,9 +309,17 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 func (t *trainer) test(ctx context.Context, all int) error {
 	right, err := backend.Reduce(ctx, t.rank, []int64{int64(t.model.right(t.own))}, comm.Sum)
 	if err == nil {
-		t.tests = append(t.tests, Test{Step: len(t.losses), Seconds: t.clock.Seconds(), Accuracy: 100 * float64(right[0]) / float64(all)})
+		t.tests = append(t.tests, Test{Step: len(t.losses), Seconds: t.clock.Seconds(), Accuracy: 100 * float64(right[0]) / float64(all), rounds: t.rounds()})
 	}
 	return err
+}
+
+// rounds returns how often the ranks have exchanged.
+func (t *trainer) rounds() int {
+	if t.outer != nil {
+		return t.outer.Stats().Rounds
+	}
+	return len(t.losses)
 }
 
 // record keeps the statistics of the step that was just made.
@@ -328,6 +396,8 @@ func (t *trainer) result(ctx context.Context, pattern, travel string) (Result, e
 		Device:       t.rank.Runtime.Name(),
 		Ranks:        t.rank.Comm.WorldSize(),
 		Density:      density,
+		Outer:        t.cfg.Outer.Every,
+		Rounds:       t.rounds(),
 		Hosts:        t.cfg.Hosts,
 		Accuracy:     t.tests[len(t.tests)-1].Accuracy,
 		SentElements: values[0] / float64(steps),
@@ -343,7 +413,8 @@ func (t *trainer) result(ctx context.Context, pattern, travel string) (Result, e
 	}
 	reached := func(test Test) bool { return t.cfg.Target > 0 && test.Accuracy >= t.cfg.Target }
 	if i := slices.IndexFunc(t.tests, reached); i >= 0 {
-		r.TargetSeconds, r.TargetStep = &t.tests[i].Seconds, &t.tests[i].Step
+		test := &t.tests[i]
+		r.TargetSeconds, r.TargetStep, r.TargetRounds, r.TargetSentBytes = &test.Seconds, &test.Step, &test.rounds, &sent[test.Step-1]
 	}
 	for i := range r.Curve {
 		r.Curve[i] = Point{SentBytes: sent[i], Loss: losses[i]}

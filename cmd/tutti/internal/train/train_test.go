@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"
@@ -105,6 +106,31 @@ func brief(patterns ...string) Config {
 	return cfg
 }
 
+// An outer loop learns what gradients that are averaged in each step do, in few exchanges; all
+// ranks end with the same weights (or Run fails), in the middle of a window too.
+func TestOuterLoop(t *testing.T) {
+	cfg := Default(sparse.Dense, "topkA")
+	cfg.Epochs, cfg.Hidden, cfg.Density, cfg.Target = 8, 128, 0.05, 90
+	steps := cfg.Epochs * (trainingImages / cfg.Batch)
+	for _, o := range []outer.Config{
+		{Every: 11, LearningRate: 1},
+		{Every: 10, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Decay: 0.95, Fragments: 2, Delay: 3},
+	} {
+		cfg.Outer = o
+		for pattern, r := range trainLocal(t, 4, cfg) {
+			assert.Greater(t, r.Accuracy, 93.0, "%s, seed %d", pattern, cfg.Seed)
+			assert.Equal(t, steps/o.Every, r.Rounds)
+			assert.Equal(t, o.Every, r.Outer)
+			require.NotNil(t, r.TargetRounds)
+			assert.Less(t, *r.TargetRounds, r.Rounds)
+			assert.Less(t, *r.TargetSentBytes, r.Curve[len(r.Curve)-1].SentBytes)
+			assert.Less(t, r.RatioToDense, 1.1/float64(o.Every), pattern)
+		}
+	}
+	cfg.Outer.Every, cfg.WarmupSteps = 1, 3
+	assert.ErrorContains(t, cfg.Validate(), "outer loop")
+}
+
 // short is a training that is over in a moment.
 func short(patterns ...string) Config {
 	cfg := Default(patterns...)
@@ -153,7 +179,7 @@ func TestAccuracyIsRecordedAgainstTime(t *testing.T) {
 	cfg.Epochs, cfg.Target = 3, 80
 	for pattern, r := range trainLocal(t, ranks, cfg) {
 		steps := len(r.Curve)
-		every := testEvery(steps / cfg.Epochs)
+		every := Default().testEvery(steps / cfg.Epochs)
 		require.Len(t, r.Tests, (steps+every-1)/every, "one at the end, and one every %d steps", every)
 		previous, reached := 0.0, -1.0
 		for _, test := range r.Tests {
