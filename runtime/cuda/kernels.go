@@ -799,32 +799,3 @@ func (c *checks) array(a runtime.Array) {
 	c.floats("dst", a.Ptr, a.N)
 	c.optional("faults", a.Faults)
 }
-
-// TopKChunks implements [runtime.Kernels].
-func (s *sparse) TopKChunks(runtime.Source, int, int, runtime.Entries) error {
-	return s.missing("TopKChunks")
-}
-
-// Encode implements [runtime.Kernels].
-func (s *sparse) Encode(runtime.Entries, runtime.Codec, int, runtime.Message, runtime.Array) error {
-	return s.missing("Encode")
-}
-
-// Decode implements [runtime.Kernels].
-func (s *sparse) Decode(runtime.Message, runtime.Codec, runtime.Entries) error {
-	return s.missing("Decode")
-}
-
-// Quantize implements [runtime.Kernels].
-func (s *sparse) Quantize(uintptr, runtime.Codec, uintptr, int, uintptr) error {
-	return s.missing("Quantize")
-}
-
-// Dequantize implements [runtime.Kernels].
-func (s *sparse) Dequantize(uintptr, runtime.Codec, uintptr, int, bool) error {
-	return s.missing("Dequantize")
-}
-
-func (s *sparse) missing(op string) error {
-	return fmt.Errorf("cuda:%d: %s: %w", s.rt.index, op, runtime.ErrUnsupported)
-}

@@ -10,7 +10,7 @@ import (
 )
 
 // sparse are the [runtime.Kernels] of a GPU: the PTX of kernels/dense.cu,
-// select.cu, lists.cu and pieces.cu, and the device memory that it works with.
+// select.cu, lists.cu, pieces.cu and codec.cu, and the device memory that it works with.
 //
 // That memory is shared by all calls, which the compute stream puts in order;
 // graphs that hold such calls have to be launched in order with it too. It grows
@@ -88,7 +88,8 @@ func (s *sparse) load() error {
 		s.rt.loadKernels("dense.ptx", kernelScaleF32, kernelScatterAdd),
 		s.rt.loadKernels("lists.ptx", kernelScatterAdd, kernelPick),
 		s.rt.loadKernels("select.ptx", kernelPick, kernelCopyPieces),
-		s.rt.loadKernels("pieces.ptx", kernelCopyPieces, kernelCount))
+		s.rt.loadKernels("pieces.ptx", kernelCopyPieces, kernelQuantize),
+		s.rt.loadKernels("codec.ptx", kernelQuantize, kernelCount))
 }
 
 // grow sees to it that a region has that many bytes. New memory is zero.

@@ -68,6 +68,12 @@ const (
 
 	kernelCopyPieces
 
+	kernelQuantize
+	kernelDequantize
+	kernelEncode
+	kernelDecode
+	kernelTopKChunks
+
 	kernelCount
 )
 
@@ -114,6 +120,11 @@ var kernelNames = [kernelCount]string{
 	kernelCut:            "cut",
 	kernelCutOutside:     "cut_outside",
 	kernelCopyPieces:     "copy_pieces",
+	kernelQuantize:       "quantize",
+	kernelDequantize:     "dequantize",
+	kernelEncode:         "encode",
+	kernelDecode:         "decode",
+	kernelTopKChunks:     "topk_chunks",
 }
 
 // loadKernels compiles and loads PTX into the context, and finds the entry points

@@ -10,6 +10,7 @@
 #include "../kernels/lists.cu"
 #include "../kernels/select.cu"
 #include "../kernels/pieces.cu"
+#include "../kernels/codec.cu"
 
 namespace {
 
@@ -37,6 +38,7 @@ const kernel kernels[] = {
   K(sum_squares_f32), K(sum_squares_f16), K(sum_squares_bf16), K(clip_factor), K(refine), K(scatter_add),
   K(scatter_set), K(zero_at), K(give_back), K(lower_bounds), K(sample), K(balance), K(count_above),
   K(narrow_bracket), K(put_words), K(merge_f32), K(merge_f16), K(merge_bf16), K(unite), K(unite_two), K(pick), K(sift), K(cut), K(cut_outside), K(copy_pieces),
+  K(quantize), K(dequantize), K(encode), K(decode), K(topk_chunks),
 };
 
 } // namespace
