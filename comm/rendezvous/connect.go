@@ -228,6 +228,9 @@ func (j Job) Broadcast(ctx context.Context, kv *store.Client, payload []byte) ([
 		err = kv.Wait(ctx, others...)
 	}
 	if err != nil {
+		if refused, _ := kv.List(context.WithoutCancel(ctx), store.RefusedKey); len(refused) > 0 {
+			err = fmt.Errorf("%w; refused: %s", err, refused[0].Value)
+		}
 		return nil, fmt.Errorf("rendezvous: rank 0: %w", err)
 	}
 	return payload, nil

@@ -439,7 +439,9 @@ func TestContradictionsAreNamed(t *testing.T) {
 		}
 	}
 	cancel()
-	assert.ErrorContains(t, await(t, served).err, "missing: broadcast/rank 1, broadcast/rank 2")
+	err = await(t, served).err
+	assert.ErrorContains(t, err, "missing: broadcast/rank 1, broadcast/rank 2")
+	assert.ErrorContains(t, err, "rank 0 is here already")
 	require.NoError(t, kv.Close())
 }
 

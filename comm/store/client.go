@@ -64,9 +64,9 @@ func newClient(local net.Addr) *Client {
 // remote makes the client of a connection that was welcomed.
 func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 	c := newClient(conn.LocalAddr())
-	out := &outbox[Request]{send: sender[Request](conn), finish: func() { _ = conn.CloseWrite() }}
+	out := &outbox[Request]{send: sender[Request](conn), finish: conn.CloseWrite, most: mostQueued}
 	c.post = func(r Request) error {
-		first, err := out.push(r)
+		first, err := out.push(r, len(r.Key)+len(r.Value))
 		if first {
 			go func() {
 				out.drain()

@@ -108,10 +108,11 @@ func (d Dialer) Occupied(ctx context.Context, address string) error {
 
 // connect makes one attempt at one address.
 func (d Dialer) connect(ctx context.Context, address string, hello Hello) (*Client, error) {
-	plain, err := (&net.Dialer{Timeout: glance, KeepAliveConfig: keepAlive}).DialContext(ctx, "tcp", address)
+	plain, err := (&net.Dialer{Timeout: glance}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
+	keepAlive(plain)
 	return d.introduce(ctx, plain, hello)
 }
 

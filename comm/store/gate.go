@@ -21,8 +21,18 @@ import (
 // patience bounds the time until a connection has said who it is, and that of an answer.
 const patience = 10 * time.Second
 
-// keepAlive finds connections whose other side is cut off, in 25 s.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
+// cutOff is the time after which a connection ends whose other side is cut off.
+const cutOff = 25 * time.Second
+
+// keepAlive has the system look whether a connection's other side is cut off.
+func keepAlive(conn net.Conn) {
+	if c, ok := conn.(*net.TCPConn); ok {
+		_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: cutOff * 2 / 5, Interval: cutOff / 5, Count: 3})
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = raw.Control(boundUnacknowledged)
+		}
+	}
+}
 
 // TLS is the configuration of both sides of a connection between processes that know a secret. Each proves it by
 // the key of a certificate that follows from the secret and the purpose (HKDF, Ed25519), and accepts no other.
@@ -125,9 +135,7 @@ func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn
 				g.Refuse(conn, reason(err), reason(err))
 				return
 			}
-			if c, ok := conn.(*net.TCPConn); ok {
-				_ = c.SetKeepAliveConfig(keepAlive)
-			}
+			keepAlive(conn)
 			if conn.SetDeadline(time.Time{}) == nil {
 				serve(secure)
 			}
@@ -147,8 +155,12 @@ func (g *Gate) giveWay(most int) {
 
 // Refuse logs a refusal, ever more rarely those of one class.
 func (g *Gate) Refuse(conn net.Conn, class, reason string) {
+	g.warn(conn, "connection refused", class, reason)
+}
+
+func (g *Gate) warn(conn net.Conn, what, class, reason string) {
 	if times, due := g.count(class); due {
-		slog.Warn(g.Name+": connection refused", "from", conn.RemoteAddr(), "reason", reason, "times", times)
+		slog.Warn(g.Name+": "+what, "from", conn.RemoteAddr(), "reason", reason, "times", times)
 	}
 }
 

@@ -6,15 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
 	"time"
 )
 
 const (
-	protocol    = 1       // the version of what follows
-	longestLine = 8 << 20 // of what a process sends
-	mostQueued  = 1 << 14 // messages that a side has not taken yet
+	protocol    = 1        // the version of what follows
+	longestLine = 8 << 20  // of what a process sends
+	mostQueued  = 64 << 20 // bytes of messages that a side has not taken yet
 	// flushTime bounds how long Close waits until what was said before is sent.
 	flushTime = 500 * time.Millisecond
 )
@@ -53,7 +54,6 @@ type Server struct {
 	last      uint64 // session
 	sessions  map[uint64]*session
 	listeners []net.Listener
-	refused   string // the last refusal of a process that knows the secret
 	closed    bool
 }
 
@@ -66,9 +66,14 @@ type session struct {
 	out    outbox[Reply]
 }
 
+// RefusedKey has the last refusal of a process that knows the secret.
+const RefusedKey = "store/refused"
+
 // NewServer makes an empty store.
 func NewServer(options Options) *Server {
-	return &Server{options: options, gate: Gate{Name: "store", Most: options.Size + 256}, started: time.Now(), sessions: map[uint64]*session{}}
+	s := &Server{options: options, gate: Gate{Name: "store", Most: options.Size + 256}, started: time.Now(), sessions: map[uint64]*session{}}
+	s.state.Open(0) // the server's own
+	return s
 }
 
 // Serve answers processes that connect and know the secret of conf ([TLS]), until [Server.Close]. It returns at once.
@@ -89,14 +94,13 @@ func (s *Server) Owner(name string) *Client {
 
 // Local is a client in the server's process. Watches call in the goroutine that makes the change.
 func (s *Server) Local(name string) *Client {
-	n := &session{hello: Hello{Name: name}, from: "this process"}
 	c := newClient(nil)
-	n.out.send = func(replies []Reply) error {
+	n := &session{hello: Hello{Name: name}, from: "this process", out: outbox[Reply]{most: math.MaxInt, send: func(replies []Reply) error {
 		for i := range replies {
 			c.handle(&replies[i])
 		}
 		return nil
-	}
+	}}}
 	s.mu.Lock()
 	s.admit(n)
 	s.mu.Unlock()
@@ -119,11 +123,13 @@ func (s *Server) route(replies []Reply) {
 		if to == nil {
 			continue
 		}
-		switch first, err := to.out.push(r); {
+		cost := 0
+		for _, e := range r.Entries {
+			cost += len(e.Key) + len(e.Value)
+		}
+		switch first, err := to.out.push(r, cost); {
 		case err != nil: // it does not take what it asked for
-			if to.conn != nil {
-				to.conn.NetConn().Close() //nolint:errcheck // serve ends
-			}
+			to.conn.NetConn().Close() //nolint:errcheck // serve ends
 		case first && to.conn == nil:
 			local = append(local, to)
 		case first:
@@ -172,8 +178,8 @@ func (s *Server) claim(n *session) (refused string) {
 		refused = fmt.Sprintf("%s is here already, from %s: two processes have the same name", h.Name, before.from)
 	}
 	if refused != "" {
-		s.refused = n.from + ": " + refused
-		s.mu.Unlock()
+		why := Request{Op: OpSet, Key: RefusedKey, Value: []byte(n.from + ": " + refused)}
+		s.route(s.state.Apply(time.Since(s.started), 0, &why))
 		return refused
 	}
 	s.admit(n)
@@ -185,26 +191,18 @@ func (s *Server) claim(n *session) (refused string) {
 	return ""
 }
 
-// Refused is the last refusal of a process that knows the secret, "" if there was none.
-func (s *Server) Refused() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.refused
-}
-
 // serve is one connection.
 func (s *Server) serve(conn *tls.Conn) {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, longestLine)
-	n := &session{conn: conn, from: conn.RemoteAddr().String()}
-	n.out.send = sender[Reply](conn)
-	n.out.finish = func() { _ = conn.CloseWrite() }
+	// Nothing comes before the welcome.
+	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[Reply]{most: mostQueued, busy: true,
+		send: sender[Reply](conn), finish: conn.CloseWrite}}
 	if conn.SetDeadline(time.Now().Add(patience)) != nil || !lines.Scan() || json.Unmarshal(lines.Bytes(), &n.hello) != nil {
 		s.gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
 		return
 	}
 	w := welcome{Silence: s.options.Silence}
-	n.out.hold() // nothing comes before the welcome
 	if w.Refused = s.claim(n); w.Refused != "" {
 		s.gate.Refuse(conn, "known", w.Refused) // before the answer has consequences
 		_ = sender[welcome](conn)([]welcome{w})
@@ -225,7 +223,7 @@ func (s *Server) serve(conn *tls.Conn) {
 			err = json.Unmarshal(lines.Bytes(), &r)
 		}
 		if err != nil && !errors.Is(err, net.ErrClosed) {
-			s.gate.Refuse(conn, "request", n.hello.Name+" is no longer heard: "+err.Error())
+			s.gate.warn(conn, "session lost", "session", n.hello.Name+": "+err.Error())
 		}
 		if err != nil || !open {
 			return
@@ -266,17 +264,19 @@ func (s *Server) Close() error {
 // outbox has messages for one side in order. One goroutine at a time sends them, and none while there are none.
 type outbox[T any] struct {
 	send   func(batch []T) error
-	finish func() // after the last message
+	finish func() error // after the last message
+	most   int          // bytes of all messages but one
 
 	mu     sync.Mutex
 	list   []T
+	bytes  int
 	busy   bool
 	closed chan struct{} // when all is sent after close; nil before
 	err    error
 }
 
-// push queues a message. Who pushes the first one calls drain.
-func (o *outbox[T]) push(m T) (first bool, err error) {
+// push queues a message with so many bytes. Who pushes the first one calls drain.
+func (o *outbox[T]) push(m T, bytes int) (first bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -284,16 +284,14 @@ func (o *outbox[T]) push(m T) (first bool, err error) {
 		return false, o.err
 	case o.closed != nil:
 		return false, net.ErrClosed
-	case len(o.list) == mostQueued:
+	case o.bytes > o.most-bytes && o.bytes > 0:
 		return false, ErrFull
 	}
-	o.list = append(o.list, m)
+	const overhead = 128
+	o.list, o.bytes = append(o.list, m), o.bytes+bytes+overhead
 	first, o.busy = !o.busy, true
 	return first, nil
 }
-
-// hold has messages wait for a drain.
-func (o *outbox[T]) hold() { o.busy = true }
 
 // drain sends what is queued.
 func (o *outbox[T]) drain() {
@@ -301,13 +299,11 @@ func (o *outbox[T]) drain() {
 	defer o.mu.Unlock()
 	for len(o.list) > 0 && o.err == nil {
 		batch := o.list
-		o.list = nil
+		o.list, o.bytes = nil, 0
 		o.mu.Unlock()
 		err := o.send(batch)
 		o.mu.Lock()
-		if err != nil {
-			o.err = err
-		}
+		o.err = err
 	}
 	o.busy = false
 	if o.closed != nil {
@@ -317,9 +313,8 @@ func (o *outbox[T]) drain() {
 
 // end says that all is sent. The outbox is locked.
 func (o *outbox[T]) end() {
-	o.finish()
+	_ = o.finish()
 	close(o.closed)
-	o.finish = func() {}
 }
 
 // close ends the outbox behind what is queued.

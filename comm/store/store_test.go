@@ -301,8 +301,8 @@ func TestAReaderThatStops(t *testing.T) {
 		writer := server.Local("0")
 		require.NoError(t, c.Set(t.Context(), "lease", nil, Lease))
 		began := time.Now()
-		for range 2 * mostQueued {
-			require.NoError(t, writer.Set(t.Context(), "k", make([]byte, 100)))
+		for range 2*mostQueued/MaxValue + 100 {
+			require.NoError(t, writer.Set(t.Context(), "k", make([]byte, MaxValue)))
 		}
 		assert.Zero(t, time.Since(began), "the writer waited")
 		synctest.Wait()
@@ -470,6 +470,9 @@ func TestContradictionsAreNamed(t *testing.T) {
 		assert.ErrorContains(t, err, c.says)
 	}
 	assert.Contains(t, log.String(), "rank 2 of 5 in a job of 3")
+	last, err := first.Get(t.Context(), RefusedKey)
+	require.NoError(t, err)
+	assert.Contains(t, string(last), "rank 0 is here already")
 	d := as("rank 2", 3)
 	_, err = d.connect(t.Context(), address, Hello{Name: "rank 2", Size: 3, Version: 7})
 	assert.ErrorIs(t, err, ErrRefused)
