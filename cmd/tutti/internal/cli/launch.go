@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
+	"github.com/tutti-go/tutti/comm/instrument"
 )
 
 func newLaunch() *cobra.Command {
@@ -27,7 +29,8 @@ file that the first machine makes and that is copied to the others.
 If a rank fails, all are told to end (SIGTERM, and SIGKILL after 10 s), on all
 machines, and the exit code is that of the rank, or 128 and the signal that killed
 it. With --restarts, all ranks are started again; TUTTI_RESTART tells them how
-often. A signal to any launcher goes to all ranks.`,
+often. A signal to any launcher goes to all ranks. The first machine collects the
+flight records of a job that failed (TUTTI_RECORD).`,
 		Example: `  tutti launch -n 4 ./program
   tutti launch -n 4 --machines 2 ./program                       # on the first of two machines
   tutti launch -n 4 --join HOST:29400 --secret-file F ./program  # on the second
@@ -45,6 +48,9 @@ often. A signal to any launcher goes to all ranks.`,
 				return err
 			}
 			cfg.Out, cfg.Err = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			if os.Getenv(instrument.RecordVariable) != "" {
+				cfg.Records = cmp.Or(os.Getenv(instrument.RecordDirVariable), ".")
+			}
 			cfg.Color = canRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
 			return launch.Run(cmd.Context(), cfg)
 		},

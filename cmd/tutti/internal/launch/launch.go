@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,7 @@ type Config struct {
 	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
 	Wait       time.Duration // until all machines have come
 	Version    string        // of this program
+	Records    string        // the directory of the ranks' flight records, which the first machine collects; "" if there are none
 	Color      bool
 	Out, Err   io.Writer
 }
@@ -52,6 +54,7 @@ const (
 	arrivals = keys + "arrivals"
 	machines = keys + "machine/" // by number, leased
 	planKey  = keys + "plan"
+	dumps    = keys + "dump/" // by rank and piece
 )
 
 // machine is one that has come.
@@ -83,6 +86,7 @@ type agent struct {
 	Config
 	kv      *store.Client
 	host    string
+	began   time.Time
 	address string // of the store
 	known   string // what tells the secret
 	own     string // the machine's key
@@ -94,7 +98,7 @@ type agent struct {
 // Run starts the ranks of this machine and returns when the job has ended on all: nil, or an *[End] if a rank
 // failed. When ctx ends, ranks get the signal of its cause (an error with a method Signal), or SIGTERM.
 func Run(ctx context.Context, cfg Config) (err error) {
-	a := &agent{Config: cfg, first: cfg.Join == ""}
+	a := &agent{Config: cfg, first: cfg.Join == "", began: time.Now()}
 	if a.host, err = os.Hostname(); err != nil {
 		a.host = "this machine"
 	}
@@ -117,7 +121,13 @@ func Run(ctx context.Context, cfg Config) (err error) {
 				continue
 			}
 		}
+		if end.Text != "" && !a.first {
+			a.sendDumps()
+		}
 		a.leave()
+		if a.first {
+			err = errors.Join(err, a.takeDumps())
+		}
 		switch {
 		case err != nil:
 			return fmt.Errorf("launch: %w", err)
@@ -411,4 +421,44 @@ func (a *agent) leave() {
 			return !slices.ContainsFunc(here, func(e store.Entry) bool { _, ours := a.plan.First[e.Key]; return ours })
 		})
 	}
+}
+
+// dump is the flight record of a rank, as package record names it.
+func (a *agent) dump(rank string) string {
+	return filepath.Join(a.Records, "tutti-record-"+rank+".json")
+}
+
+// sendDumps gives the flight records of this machine's ranks to the first machine, in pieces.
+func (a *agent) sendDumps() {
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	for local := range a.Ranks {
+		rank := strconv.Itoa(a.plan.First[a.own] + local)
+		if info, err := os.Stat(a.dump(rank)); a.Records == "" || err != nil || info.ModTime().Before(a.began) {
+			continue
+		}
+		text, err := os.ReadFile(a.dump(rank))
+		i := 0
+		for piece := range slices.Chunk(text, store.MaxValue) {
+			err = cmp.Or(err, a.kv.Set(ctx, fmt.Sprintf("%s%s/%06d", dumps, rank, i), piece))
+			i++
+		}
+		if err != nil {
+			fmt.Fprintf(a.Err, "tutti: the flight record of rank %s stays on this machine: %v\n", rank, err)
+		}
+	}
+}
+
+// takeDumps writes what the other machines gave.
+func (a *agent) takeDumps() error {
+	pieces, err := a.kv.List(context.Background(), dumps)
+	texts := map[string][]byte{}
+	for _, e := range pieces {
+		rank, _, _ := strings.Cut(strings.TrimPrefix(e.Key, dumps), "/")
+		texts[rank] = append(texts[rank], e.Value...)
+	}
+	for rank, text := range texts {
+		err = cmp.Or(err, os.WriteFile(a.dump(rank), text, 0o644))
+	}
+	return err
 }

@@ -257,6 +257,31 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// The first machine gets the flight records of the others' ranks when the job fails, whole and however large, but no old
+// ones.
+func TestFlightRecords(t *testing.T) {
+	first, second := pair(t)
+	here, there := t.TempDir(), t.TempDir()
+	record := bytes.Repeat([]byte("0123456789"), 300_000)
+	require.NoError(t, os.WriteFile(filepath.Join(there, "tutti-record-2.json"), record, 0o600))
+	require.NoError(t, os.Chtimes(filepath.Join(there, "tutti-record-2.json"), time.Time{}, time.Now().Add(-time.Hour)))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	a := begin(t, ctx, "waits", func(c *Config) { first(c); c.Records = here })
+	b := begin(t, t.Context(), "waits", func(c *Config) { second(c); c.Records = there })
+	a.says(t, "rank 1 of 5")
+	b.says(t, "rank 4 of 5")
+	require.NoError(t, os.WriteFile(filepath.Join(there, "tutti-record-3.json"), record, 0o600))
+	cancel(signalError(syscall.SIGTERM))
+	ended(t, a.wait(t))
+	ended(t, b.wait(t))
+	got, err := os.ReadFile(filepath.Join(here, "tutti-record-3.json"))
+	require.NoError(t, err)
+	assert.True(t, bytes.Equal(record, got))
+	all, err := os.ReadDir(here)
+	require.NoError(t, err)
+	assert.Len(t, all, 1)
+}
+
 // Ranks that do not end are killed.
 func TestStubbornRanks(t *testing.T) {
 	defer func(d time.Duration) { grace = d }(grace)
