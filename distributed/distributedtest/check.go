@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // CheckPattern reduces a sequence of F32 gradients of n elements and checks
@@ -48,8 +49,8 @@ func finite(x []float32) bool {
 	return true
 }
 
-// inBudget checks oktopk's bound on what a rank sends in a step. With streams a few
-// numbers come on top.
+// inBudget checks oktopk's bound on what a rank sends in a step, in elements, or in bytes of the codec. With
+// streams a few numbers come on top.
 func (u *run) inBudget() error {
 	stats := u.stats
 	if u.cfg.Pattern != sparse.Oktopk || stats.Dense {
@@ -61,6 +62,17 @@ func (u *run) inBudget() error {
 	}
 	if _, ok := comm.As[comm.StreamOrder](u.c); ok && u.rt.ComputeStream() != 0 {
 		bound += 6 * int64(u.size-1)
+	}
+	switch {
+	case u.codec != runtime.CodecNone && stats.Pattern != sparse.Oktopk: // few entries, beside which headers count
+		return nil
+	case u.codec != runtime.CodecNone: // a word of 6k(P-1)/P is half of an entry of a message
+		share := max(stats.K/(2*u.size), 1)
+		entry := float64(u.codec.Bound(share, u.t.Len())) / float64(share)
+		if most := float64(bound) / 2 * entry; float64(stats.SentBytes) > most {
+			return fmt.Errorf("step %d: %d bytes sent, more than 3k(P-1)/P entries of %.2f bytes", stats.Step, stats.SentBytes, entry)
+		}
+		return nil
 	}
 	if stats.SentElements > bound {
 		return fmt.Errorf("step %d: %d elements sent, more than 6k(P-1)/P = %d", stats.Step, stats.SentElements, bound)

@@ -65,6 +65,11 @@ var families = []family{
 			}
 		}
 	}},
+	{"one sign", func(g []float32, rng *rand.Rand, rank, _, _ int) {
+		for i := range g {
+			g[i] = float32(math.Abs(rng.NormFloat64())) * float32(1-2*((i/64+rank)%2))
+		}
+	}},
 	{"subnormal", func(g []float32, rng *rand.Rand, _, _, _ int) { normal(g, rng, 1e-42) }},
 	{"huge", func(g []float32, rng *rand.Rand, _, _, _ int) { normal(g, rng, 1e30) }},
 }

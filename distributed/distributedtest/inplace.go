@@ -21,7 +21,7 @@ func testInPlace(r *rank, pattern string) error {
 	for _, density := range []float64{0.05, 0.5, 1} {
 		for _, n := range []int{0, 3, 1009} {
 			for _, k := range []family{families[0], families[3]} {
-				if err := r.inPlace(pattern, density, n, k); err != nil {
+				if err := r.inPlace(often(pattern, density), n, k); err != nil {
 					return fmt.Errorf("%s, density %v, %d elements: %w", k.name, density, n, err)
 				}
 			}
@@ -30,8 +30,7 @@ func testInPlace(r *rank, pattern string) error {
 	return nil
 }
 
-func (r *rank) inPlace(pattern string, density float64, n int, k family) (err error) {
-	cfg := often(pattern, density)
+func (r *rank) inPlace(cfg sparse.Config, n int, k family) (err error) {
 	cfg.NoUndo, cfg.Selector = true, r.selector
 	u, err := r.newRun("beside", n, dtype.F32, cfg)
 	if err != nil {
@@ -74,8 +73,10 @@ func (r *rank) inPlace(pattern string, density float64, n int, k family) (err er
 		if x, err = r.read(t); err != nil {
 			return err
 		}
-		if err := r.rightPicks(s, pattern, before, x); err != nil {
-			return fmt.Errorf("step %d: %w", step, err)
+		if cfg.Values == "" { // others are rounded
+			if err := r.rightPicks(s, cfg.Pattern, before, x); err != nil {
+				return fmt.Errorf("step %d: %w", step, err)
+			}
 		}
 		residual, err := u.residual()
 		if err != nil {
