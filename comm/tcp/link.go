@@ -1,0 +1,308 @@
+package tcp
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+)
+
+const (
+	// recordBytes is the most that a TLS record carries.
+	recordBytes = 16 << 10
+	// chunkBytes is the most payload of a frame.
+	chunkBytes = 128 << 10
+	// flushBytes is how much is collected before it goes to the socket, inlineBytes how much
+	// a goroutine sends that is not the writer.
+	flushBytes  = 128 << 10
+	inlineBytes = 32 << 10
+	// readBytes is how much a read from the socket asks for.
+	readBytes = 64 << 10
+)
+
+// link is the socket under the TLS of a lane. What TLS writes is collected, so that several
+// records go out by one system call, and sealing never waits for the network.
+type link struct {
+	net.Conn
+	in     *bufio.Reader
+	direct bool // during the handshake, nothing is collected
+	socket syscall.RawConn
+	try    func(fd uintptr) bool // one attempt to send pending
+	sent   int                   // what it sent
+	failed error
+
+	mu      sync.Mutex
+	out     []byte // collected
+	pending []byte // what flush is sending
+	spare   []byte // its memory
+}
+
+func newLink(conn net.Conn) *link {
+	l := &link{Conn: conn, in: bufio.NewReaderSize(conn, readBytes), direct: true}
+	if c, ok := conn.(syscall.Conn); ok {
+		l.socket, _ = c.SyscallConn()
+	}
+	l.try = func(fd uintptr) bool {
+		l.sent, l.failed = trySend(fd, l.pending)
+		return true
+	}
+	tune(l.socket)
+	return l
+}
+
+// Read implements [net.Conn].
+func (l *link) Read(b []byte) (int, error) { return l.in.Read(b) }
+
+// Write implements [net.Conn].
+func (l *link) Write(b []byte) (int, error) {
+	if l.direct {
+		return l.Conn.Write(b)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.out = append(l.out, b...)
+	return len(b), nil
+}
+
+// flush sends what was collected: all of it, or, if it is not to wait, what the socket takes.
+// One goroutine flushes at a time.
+func (l *link) flush(wait bool) (empty bool, err error) {
+	for {
+		if len(l.pending) == 0 {
+			l.mu.Lock()
+			l.out, l.spare = l.spare[:0], l.out
+			l.mu.Unlock()
+			if l.pending = l.spare; len(l.pending) == 0 {
+				return true, nil
+			}
+		}
+		n := 0
+		if wait {
+			n, err = l.Conn.Write(l.pending)
+		} else if l.socket != nil {
+			l.sent = 0
+			if err = l.socket.Write(l.try); err == nil {
+				n, err = l.sent, l.failed
+			}
+		}
+		l.pending = l.pending[n:]
+		if err != nil || !wait && len(l.pending) > 0 {
+			return false, err
+		}
+	}
+}
+
+// listener makes links of the connections that it accepts.
+type listener struct{ net.Listener }
+
+// Accept implements [net.Listener].
+func (l listener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return newLink(conn), nil
+}
+
+// kind is the kind of a frame.
+type kind uint8
+
+const (
+	frameMessage kind = iota + 1 // announces a message, and carries its beginning
+	frameData                    // a part of one
+	frameGrant                   // the receive of a message is there: the rest may come
+	frameControl                 // an engine's control message
+	frameBeat                    // nothing but a sign of life, or credit
+	frameBye                     // the last frame of a lane, if the sender has left
+	frameSeen                    // all frames up to the goodbye have been seen
+)
+
+// header precedes every frame. The fields after credit depend on the kind.
+type header struct {
+	kind   kind
+	report bool   // of a control message
+	length int    // of the payload
+	credit uint64 // that the receiver of messages gives back
+	wire   uint64 // of messages and control messages: the communicator
+	tag    uint64 // of a message
+	total  uint64 // length of a message
+	eager  uint64 // of a message: bytes that come without a grant
+	id     uint64 // of data and grants: number of the message
+	offset uint64 // of data
+}
+
+const headerBytes = 48
+
+func (h *header) put(b []byte) {
+	clear(b[:headerBytes])
+	b[0] = byte(h.kind)
+	if h.report {
+		b[1] = 1
+	}
+	binary.LittleEndian.PutUint32(b[4:], uint32(h.length))
+	binary.LittleEndian.PutUint64(b[8:], h.credit)
+	first, second := h.wire, h.tag
+	if h.kind == frameData || h.kind == frameGrant {
+		first, second = h.id, h.offset
+	}
+	for i, v := range [...]uint64{first, second, h.total, h.eager} {
+		binary.LittleEndian.PutUint64(b[16+8*i:], v)
+	}
+}
+
+func (h *header) get(b []byte) {
+	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[16+8*i:]) }
+	*h = header{kind: kind(b[0]), report: b[1] != 0, length: int(binary.LittleEndian.Uint32(b[4:])),
+		credit: binary.LittleEndian.Uint64(b[8:]), total: word(2), eager: word(3)}
+	if h.kind == frameData || h.kind == frameGrant {
+		h.id, h.offset = word(0), word(1)
+	} else {
+		h.wire, h.tag = word(0), word(1)
+	}
+}
+
+// lane is one of the connections of a pair.
+type lane struct {
+	*pair
+	index  int
+	link   *link
+	secure *tls.Conn
+	wake   chan struct{} // the writer
+	byed   bool          // has sent its last frame
+
+	// Locks, in the order in which they are taken, before that of the pair.
+	writing  sync.Mutex // held while frames are collected and sent
+	sealing  sync.Mutex // held while a message's memory is read
+	touching sync.Mutex // held while a message's memory is written
+
+	frame [recordBytes]byte // being written: a header, and as much of its payload as fits
+	head  [headerBytes]byte // being read
+	lost  [recordBytes]byte // where payloads go that nobody wants
+}
+
+func newLane(p *pair, index int, conn *tls.Conn) *lane {
+	return &lane{pair: p, index: index, link: conn.NetConn().(*link), secure: conn, wake: make(chan struct{}, 1)}
+}
+
+// write sends what there is: as the writer, or inline a little of it, without waiting.
+func (l *lane) write(inline bool) {
+	if inline {
+		if !l.writing.TryLock() {
+			l.rouse()
+			return
+		}
+	} else {
+		l.writing.Lock()
+	}
+	defer l.writing.Unlock()
+	for sealed := 0; ; {
+		n, err := l.seal()
+		sealed += n
+		done, full := n == 0, inline && sealed > inlineBytes
+		if err == nil && (done || full || sealed >= flushBytes) {
+			var empty bool
+			empty, err = l.link.flush(!inline)
+			if err == nil && (full || !empty) {
+				l.rouse()
+				return
+			}
+			if !inline {
+				sealed = 0
+			}
+		}
+		if err != nil {
+			l.fail(err)
+		}
+		if done || err != nil {
+			return
+		}
+	}
+}
+
+// rouse has the writer look.
+func (l *lane) rouse() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// writer sends until the pair is gone.
+func (l *lane) writer() {
+	for {
+		select {
+		case <-l.wake:
+			l.write(false)
+		case <-l.dead:
+			return
+		}
+	}
+}
+
+// seal collects the next frame, and returns its length, 0 if there is none.
+func (l *lane) seal() (n int, err error) {
+	l.sealing.Lock()
+	defer l.sealing.Unlock()
+	var f sending
+	if !l.next(l, &f) {
+		return 0, nil
+	}
+	f.header.put(l.frame[:])
+	first := copy(l.frame[headerBytes:], f.payload)
+	_, err = l.secure.Write(l.frame[:headerBytes+first])
+	if rest := f.payload[first:]; err == nil && len(rest) > 0 {
+		_, err = l.secure.Write(rest)
+	}
+	if err == nil {
+		l.sealed(&f)
+	}
+	return headerBytes + len(f.payload), err
+}
+
+// reader receives until the connection ends.
+func (l *lane) reader() {
+	l.fail(l.receive())
+}
+
+func (l *lane) receive() error {
+	var h header
+	for {
+		if _, err := io.ReadFull(l.secure, l.head[:]); err != nil {
+			return err
+		}
+		h.get(l.head[:])
+		if err := l.arrived(l, &h); err != nil {
+			return err
+		}
+	}
+}
+
+// payload reads n bytes of a message into memory, to nowhere if in is nil or dropped. A read that
+// waits is one of a byte into memory of the lane's own, since the message may be dropped
+// meanwhile. What is there already of the byte's record is read with touching held.
+func (l *lane) payload(in *incoming, to []byte, n int) error {
+	for at := 0; at < n; {
+		if _, err := io.ReadFull(l.secure, l.head[:1]); err != nil {
+			return err
+		}
+		l.touching.Lock()
+		into := l.lost[:min(n-at, recordBytes)]
+		if in != nil && !in.dropped.Load() {
+			into = to[at:]
+		}
+		into[0] = l.head[0]
+		more, err := 0, error(nil)
+		if len(into) > 1 {
+			more, err = l.secure.Read(into[1:])
+		}
+		l.touching.Unlock()
+		if err != nil {
+			return err
+		}
+		at += 1 + more
+	}
+	return nil
+}

@@ -1,0 +1,10 @@
+//go:build !unix
+
+package tcp
+
+import "syscall"
+
+// trySend leaves sending to the writer.
+func trySend(uintptr, []byte) (int, error) { return 0, nil }
+
+func tune(syscall.RawConn) {}

@@ -1,0 +1,149 @@
+package tcp
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// node is a rank of the world: what its communicators share.
+type node struct {
+	rank, size int
+	pairs      []*pair // by rank
+	tick       time.Duration
+	patience   int64 // ticks without a sign of life
+	ticks      atomic.Int64
+	stop       chan struct{}
+	awake      chan struct{} // leave looks
+	after      func() error  // called when this rank has left
+
+	mu    sync.RWMutex
+	wires map[uint64]*wire
+	gone  bool // this rank has left
+}
+
+// wire returns the communicator of that number, nil if it is closed.
+func (n *node) wire(id uint64) *wire {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return n.wires[id]
+}
+
+func (n *node) add(w *wire) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wires[w.id] = w
+	go w.drive()
+}
+
+func (n *node) remove(w *wire) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.wires, w.id)
+}
+
+// signal has all communicators look.
+func (n *node) signal() {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	for _, w := range n.wires {
+		w.signal()
+	}
+}
+
+// wake has leave look.
+func (n *node) wake() {
+	select {
+	case n.awake <- struct{}{}:
+	default:
+	}
+}
+
+// start starts the lanes, once all are there.
+func (n *node) start() {
+	for _, p := range n.pairs {
+		for _, l := range p.lanes {
+			l.link.direct = false
+			go l.writer()
+			go l.reader()
+		}
+	}
+	go n.beat()
+}
+
+// beat counts the ticks. A process that was stopped counts few, and does not take the others for
+// silent.
+func (n *node) beat() {
+	ticker := time.NewTicker(n.tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			tick := n.ticks.Add(1)
+			for _, p := range n.pairs {
+				if len(p.lanes) > 0 {
+					p.beat(tick, n.patience)
+				}
+			}
+		case <-n.stop:
+			return
+		}
+	}
+}
+
+// leave closes the connections if all communicators are closed: it says goodbye, and waits until
+// all others have seen everything that this rank has sent, or until ctx ends.
+func (n *node) leave(ctx context.Context) error {
+	n.mu.Lock()
+	stays := n.gone || len(n.wires) > 0
+	n.gone = n.gone || !stays
+	n.mu.Unlock()
+	if stays {
+		return nil
+	}
+	for _, p := range n.pairs {
+		p.mu.Lock()
+		p.leaving = true
+		p.mu.Unlock()
+		for _, l := range p.lanes {
+			l.rouse()
+		}
+	}
+	for n.unseen() && ctx.Err() == nil {
+		select {
+		case <-n.awake:
+		case <-ctx.Done():
+		}
+	}
+	n.end()
+	if n.after != nil {
+		return n.after()
+	}
+	return nil
+}
+
+// unseen reports whether a rank that can be reached has not seen the goodbyes.
+func (n *node) unseen() bool {
+	for _, p := range n.pairs {
+		p.mu.Lock()
+		seen := p.seen || len(p.lanes) == 0
+		p.mu.Unlock()
+		select {
+		case <-p.dead:
+		default:
+			if !seen {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// end closes the connections.
+func (n *node) end() {
+	close(n.stop)
+	for _, p := range n.pairs {
+		p.fail(errLeft)
+	}
+}

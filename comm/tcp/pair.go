@@ -1,0 +1,624 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// pair is what this rank shares with another one, or with itself: the connections, the messages
+// on their way, and the credit for those that come before their receives.
+//
+// The first lane carries what is short: announcements of messages, and everything urgent. If
+// there are others, these carry the rest of the messages. A message is announced with the
+// length of its eager part, which comes at once and which the receiver has memory for. The rest
+// comes when the receive is there and has granted it. So no message keeps others from arriving,
+// and the memory for early ones is bounded by the window.
+type pair struct {
+	node  *node
+	rank  int // of the other one in the world
+	lanes []*lane
+	dead  chan struct{}
+	heard atomic.Int64 // tick of the node at which something has come
+
+	mu        sync.Mutex
+	announced sync.Cond // a message was announced, or the pair is gone
+	gone      error     // why it cannot be reached
+	window    int       // bytes of early messages
+	leaving   bool      // this rank has left: the lanes say goodbye
+	byes      int       // lanes on which the other one has said goodbye
+	seen      bool      // the other one has seen the goodbyes
+	spoke     bool      // since the last tick
+
+	urgent   fifo[urgent]
+	announce fifo[*outgoing]
+	flow     fifo[*outgoing]      // announced, and the next part may be sent
+	held     map[uint64]*outgoing // announced, and not granted
+	sent     uint64               // number of the message announced last
+	credit   int                  // bytes that may be sent eagerly
+
+	incoming map[uint64]*incoming // announced, and not complete
+	received uint64               // number of the message that was announced last
+	owed     int                  // credit to give back
+
+	spareOut   []*outgoing
+	spareIn    []*incoming
+	spareBytes [][]byte
+}
+
+// urgent is a frame that goes before all messages.
+type urgent struct {
+	header  header
+	payload []byte
+	wire    *wire // of a control message
+}
+
+// outgoing is a send.
+type outgoing struct {
+	wire                  *wire
+	id                    int // of the engine
+	tag, number           uint64
+	address               uintptr
+	total, eager, allowed int
+	next                  int  // where the next part begins
+	sealing               int  // parts that are being sealed
+	dropped               bool // nobody waits for it any more
+}
+
+// incoming is a message that was announced.
+type incoming struct {
+	wire          *wire
+	from          int // rank of the communicator
+	tag, number   uint64
+	total, eager  int
+	got, gotEager int
+	early         []byte    // the eager part, if it came before the receive
+	local         *outgoing // of a message to oneself, the send, whose memory is early
+	matched       bool
+	to            posted // once matched
+	dropped       atomic.Bool
+}
+
+// posted is a receive.
+type posted struct {
+	id      int // of the engine
+	tag     uint64
+	address uintptr
+	room    int
+}
+
+// box has the messages and receives of a rank of a communicator that have not met.
+type box struct {
+	posted []posted
+	early  []*incoming
+}
+
+func newPair(n *node, rank int) *pair {
+	p := &pair{node: n, rank: rank, dead: make(chan struct{}), held: map[uint64]*outgoing{}, incoming: map[uint64]*incoming{}}
+	p.announced.L = &p.mu
+	return p
+}
+
+// sending is a frame that is being sealed.
+type sending struct {
+	header  header
+	payload []byte
+	out     *outgoing
+	wire    *wire // of a control message
+}
+
+// next finds what a lane sends next.
+func (p *pair) next(l *lane, f *sending) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case l.index == 0 && p.nextUrgent(f), l.index == 0 && p.nextAnnouncement(f), (l.index > 0 || len(p.lanes) == 1) && p.nextPart(f):
+	case l.index == 0 && p.owed > 0 && p.owed >= p.window/4:
+		f.header.kind = frameBeat
+	case p.leaving && !l.byed:
+		f.header.kind, l.byed = frameBye, true
+	default:
+		return false
+	}
+	f.header.credit, p.owed, p.spoke = uint64(p.owed), 0, true
+	f.header.length = len(f.payload)
+	return true
+}
+
+func (p *pair) nextUrgent(f *sending) bool {
+	u, ok := p.urgent.pop()
+	f.header, f.payload, f.wire = u.header, u.payload, u.wire
+	return ok
+}
+
+func (p *pair) nextAnnouncement(f *sending) bool {
+	o, ok := p.announce.pop()
+	for ok && o.dropped {
+		o, ok = p.announce.pop()
+	}
+	if !ok {
+		return false
+	}
+	p.sent++
+	o.number, o.eager = p.sent, min(o.total, p.credit)
+	p.credit -= o.eager
+	o.allowed = o.eager
+	f.header = header{kind: frameMessage, wire: o.wire.id, tag: o.tag, total: uint64(o.total), eager: uint64(o.eager)}
+	first := min(o.eager, chunkBytes)
+	if len(p.lanes) > 1 && first > recordBytes-headerBytes {
+		first = 0
+	}
+	p.part(f, o, first)
+	if o.eager < o.total {
+		p.held[o.number] = o
+	}
+	if o.next < o.allowed {
+		p.flow.push(o)
+		p.rouse()
+	}
+	return true
+}
+
+func (p *pair) nextPart(f *sending) bool {
+	for {
+		o, ok := p.flow.peek()
+		if !ok {
+			return false
+		}
+		if !o.dropped {
+			end := o.allowed
+			if o.next < o.eager {
+				end = o.eager // the parts of an early message lie in other memory
+			}
+			f.header = header{kind: frameData, id: o.number, offset: uint64(o.next)}
+			p.part(f, o, min(end-o.next, chunkBytes))
+			if o.next < o.allowed {
+				return true
+			}
+		}
+		p.flow.pop()
+		if !o.dropped {
+			return true
+		}
+	}
+}
+
+// part adds the next n bytes of a message to a frame.
+func (p *pair) part(f *sending, o *outgoing, n int) {
+	f.out, f.payload = o, hostmem.Slice[byte](o.address+uintptr(o.next), n)
+	o.next += n
+	o.sealing++
+}
+
+// rouse has the writers of the lanes look that carry the parts of messages.
+func (p *pair) rouse() {
+	for _, l := range p.lanes[min(1, len(p.lanes)-1):] {
+		l.rouse()
+	}
+}
+
+// sealed notes that a frame's memory is not needed any more.
+func (p *pair) sealed(f *sending) {
+	if f.wire != nil {
+		f.wire.untold.Add(-1)
+	}
+	o := f.out
+	if o == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o.sealing--; o.next == o.total && o.sealing == 0 && !o.dropped {
+		o.wire.complete(o.id, o.total)
+		*o = outgoing{}
+		p.spareOut = append(p.spareOut, o)
+	}
+}
+
+// arrived takes a frame whose header has come, with its payload.
+func (p *pair) arrived(l *lane, h *header) error {
+	p.heard.Store(p.node.ticks.Load())
+	if h.length > chunkBytes {
+		return fmt.Errorf("a frame of %d bytes", h.length)
+	}
+	if h.kind == frameControl {
+		return p.control(l, h)
+	}
+	in, to, err := p.accept(h)
+	if err == nil {
+		err = l.payload(in, to, h.length)
+	}
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	if in != nil {
+		p.took(in, h)
+	}
+	owes := p.owed >= p.window/4 || !p.urgent.empty()
+	p.mu.Unlock()
+	if owes {
+		p.lanes[0].write(true)
+	}
+	return nil
+}
+
+// accept takes a frame without its payload, and returns where that goes: nil if there is none, or
+// nobody wants it.
+func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.credit = min(p.credit+int(min(h.credit, uint64(p.window))), p.window)
+	switch h.kind {
+	case frameMessage:
+		in, err = p.receive(h)
+		p.announced.Broadcast()
+	case frameData:
+		for h.id > p.received && p.gone == nil {
+			p.announced.Wait()
+		}
+		in = p.incoming[h.id]
+	case frameGrant:
+		if o := p.held[h.id]; o != nil {
+			delete(p.held, h.id)
+			if o.next == o.allowed { // otherwise it is in the queue
+				p.flow.push(o)
+				p.rouse()
+			}
+			o.allowed = o.total
+		}
+	case frameBye:
+		if p.byes++; p.byes == len(p.lanes) {
+			p.urgent.push(urgent{header: header{kind: frameSeen}})
+			p.lanes[0].rouse()
+			p.lose(errLeft)
+		}
+	case frameSeen:
+		p.seen = true
+		p.node.wake()
+	case frameBeat:
+	default:
+		err = fmt.Errorf("a frame of kind %d", h.kind)
+	}
+	if in == nil || err != nil || h.length == 0 {
+		return nil, nil, err
+	}
+	to, err = in.memory(h)
+	return in, to, err
+}
+
+// receive takes the announcement of a message, nil if its communicator is closed.
+func (p *pair) receive(h *header) (*incoming, error) {
+	if h.total > math.MaxInt32 || h.eager > min(h.total, uint64(p.window)) || uint64(h.length) > h.eager {
+		return nil, fmt.Errorf("a message of %d bytes, %d of them early", h.total, h.eager)
+	}
+	p.received++
+	w := p.node.wire(h.wire)
+	if w == nil || w.place[p.rank] < 0 {
+		p.owed += int(h.eager)
+		return nil, nil
+	}
+	in := p.newIncoming()
+	in.wire, in.from, in.tag, in.number, in.total, in.eager = w, int(w.place[p.rank]), h.tag, p.received, int(h.total), int(h.eager)
+	b := &w.boxes[in.from]
+	if i := slices.IndexFunc(b.posted, func(r posted) bool { return r.tag == in.tag }); i >= 0 {
+		r := b.posted[i]
+		b.posted = slices.Delete(b.posted, i, i+1)
+		p.owed += in.eager
+		p.match(in, r)
+		if in.total > r.room {
+			return nil, nil
+		}
+	} else {
+		in.early = p.memory(in.eager)
+		b.early = append(b.early, in)
+	}
+	if in.total > h.length {
+		p.incoming[in.number] = in
+	}
+	return in, nil
+}
+
+// match gives a message to a receive.
+func (p *pair) match(in *incoming, r posted) {
+	in.matched, in.to = true, r
+	if in.total > r.room {
+		p.drop(in)
+		in.wire.complete(r.id, in.total)
+		return
+	}
+	if in.eager < in.total {
+		p.urgent.push(urgent{header: header{kind: frameGrant, id: in.number}})
+	}
+	p.settle(in)
+}
+
+// settle moves on with a message that has met its receive.
+func (p *pair) settle(in *incoming) {
+	if in.early != nil && in.gotEager == in.eager {
+		copy(hostmem.Slice[byte](in.to.address, in.eager), in.early)
+		p.giveBack(in)
+	}
+	if in.got == in.total && in.early == nil {
+		in.wire.complete(in.to.id, in.total)
+		delete(p.incoming, in.number)
+		*in = incoming{}
+		p.spareIn = append(p.spareIn, in)
+	}
+}
+
+// giveBack gives the memory of an early message back, and its credit.
+func (p *pair) giveBack(in *incoming) {
+	if o := in.local; o != nil {
+		o.wire.complete(o.id, o.total)
+	} else {
+		p.owed += in.eager
+		if in.gotEager == in.eager && len(p.spareBytes) < mostSpare {
+			p.spareBytes = append(p.spareBytes, in.early)
+		}
+	}
+	in.early, in.local = nil, nil
+}
+
+// drop forgets a message. What comes of it later is lost.
+func (p *pair) drop(in *incoming) {
+	in.dropped.Store(true)
+	if in.early != nil && in.local == nil {
+		p.giveBack(in)
+	}
+	delete(p.incoming, in.number)
+}
+
+// memory is where the payload of a frame goes.
+func (in *incoming) memory(h *header) ([]byte, error) {
+	from, n := int(h.offset), h.length
+	if h.kind == frameMessage {
+		from = 0
+	}
+	limit := in.total
+	if from < in.eager {
+		limit = in.eager
+	}
+	if from < 0 || n > limit-from {
+		return nil, fmt.Errorf("%d bytes at %d of a message of %d", n, from, in.total)
+	}
+	switch {
+	case from < in.eager && in.early != nil:
+		return in.early[from : from+n], nil
+	case !in.matched:
+		return nil, errors.New("a part of a message that was not granted")
+	}
+	return hostmem.Slice[byte](in.to.address+uintptr(from), n), nil
+}
+
+// took notes that the payload of a frame is in its place.
+func (p *pair) took(in *incoming, h *header) {
+	if in.dropped.Load() {
+		return
+	}
+	in.got += h.length
+	if h.kind == frameMessage || int(h.offset) < in.eager {
+		in.gotEager += h.length
+	}
+	if in.matched {
+		p.settle(in)
+	}
+}
+
+// mostSpare is how many pieces of memory for early messages are kept for the next ones.
+const mostSpare = 16
+
+// memory returns memory for n bytes of an early message.
+func (p *pair) memory(n int) []byte {
+	if n == 0 {
+		return nil
+	}
+	if i := slices.IndexFunc(p.spareBytes, func(b []byte) bool { return cap(b) >= n }); i >= 0 {
+		b := p.spareBytes[i]
+		p.spareBytes = slices.Delete(p.spareBytes, i, i+1)
+		return b[:n]
+	}
+	return make([]byte, n, 1<<bits.Len(uint(n-1)))
+}
+
+func (p *pair) newIncoming() *incoming {
+	if n := len(p.spareIn); n > 0 {
+		in := p.spareIn[n-1]
+		p.spareIn = p.spareIn[:n-1]
+		return in
+	}
+	return new(incoming)
+}
+
+func (p *pair) newOutgoing() *outgoing {
+	if n := len(p.spareOut); n > 0 {
+		o := p.spareOut[n-1]
+		p.spareOut = p.spareOut[:n-1]
+		return o
+	}
+	return new(outgoing)
+}
+
+// send queues a message, whose first frame the next write announces. To this rank itself
+// it is delivered.
+func (p *pair) send(w *wire, id int, tag uint64, address uintptr, bytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := p.newOutgoing()
+	o.wire, o.id, o.tag, o.address, o.total = w, id, tag, address, bytes
+	if p.rank != p.node.rank {
+		p.announce.push(o)
+		return
+	}
+	in := p.newIncoming()
+	in.wire, in.from, in.tag, in.total, in.eager, in.got, in.gotEager = w, w.rank, tag, bytes, bytes, bytes, bytes
+	in.early, in.local = hostmem.Slice[byte](address, bytes), o
+	if bytes == 0 {
+		in.early, in.local = nil, nil
+		w.complete(id, 0)
+	}
+	b := &w.boxes[w.rank]
+	if i := slices.IndexFunc(b.posted, func(r posted) bool { return r.tag == tag }); i >= 0 {
+		r := b.posted[i]
+		b.posted = slices.Delete(b.posted, i, i+1)
+		p.match(in, r)
+		return
+	}
+	b.early = append(b.early, in)
+}
+
+// post posts a receive, and reports whether there is something urgent to send now.
+func (p *pair) post(w *wire, from int, r posted) (urgent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := &w.boxes[from]
+	if i := slices.IndexFunc(b.early, func(in *incoming) bool { return in.tag == r.tag }); i >= 0 {
+		in := b.early[i]
+		b.early = slices.Delete(b.early, i, i+1)
+		p.match(in, r)
+	} else {
+		b.posted = append(b.posted, r)
+	}
+	return len(p.lanes) > 0 && (!p.urgent.empty() || p.owed >= p.window/4)
+}
+
+// forget drops everything of a communicator. When it returns, nobody touches the memory of its
+// messages.
+func (p *pair) forget(w *wire, from int) {
+	p.mu.Lock()
+	b := &w.boxes[from]
+	for _, in := range b.early {
+		p.drop(in)
+	}
+	*b = box{}
+	for _, in := range p.incoming {
+		if in.wire == w {
+			p.drop(in)
+		}
+	}
+	for _, queue := range []*fifo[*outgoing]{&p.announce, &p.flow} {
+		for _, o := range queue.all() {
+			o.dropped = o.dropped || o.wire == w
+		}
+	}
+	for number, o := range p.held {
+		if o.wire == w {
+			o.dropped = true
+			delete(p.held, number)
+		}
+	}
+	p.mu.Unlock()
+	for _, l := range p.lanes {
+		for _, memory := range []*sync.Mutex{&l.sealing, &l.touching} {
+			memory.Lock()
+			memory.Unlock() //nolint:staticcheck // waits for who holds it
+		}
+	}
+}
+
+// control takes a control message.
+func (p *pair) control(l *lane, h *header) error {
+	if h.length > mostControl {
+		return fmt.Errorf("a control message of %d bytes", h.length)
+	}
+	message := make([]byte, h.length)
+	if _, err := io.ReadFull(l.secure, message); err != nil {
+		return err
+	}
+	if w := p.node.wire(h.wire); w != nil && w.place[p.rank] >= 0 {
+		w.hear(int(w.place[p.rank]), h.report, message)
+	}
+	return nil
+}
+
+// mostControl is the longest control message.
+const mostControl = 4 << 10
+
+// errLeft says that the other rank's process has closed all its communicators.
+var errLeft = errors.New("it left the job")
+
+// lose notes that the other rank cannot be reached any more. The caller holds mu.
+func (p *pair) lose(err error) {
+	if p.gone == nil {
+		p.gone = err
+		p.announced.Broadcast()
+		go p.node.signal() // not with mu held
+	}
+}
+
+// fail ends the connections.
+func (p *pair) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lose(fmt.Errorf("connection lost: %w", err))
+	select {
+	case <-p.dead:
+	default:
+		close(p.dead)
+		for _, l := range p.lanes {
+			_ = l.link.Close()
+		}
+		p.node.wake()
+	}
+}
+
+// beat sends a sign of life if there was none since the last tick, and notices if none
+// came for so many ticks.
+func (p *pair) beat(tick, patience int64) {
+	p.mu.Lock()
+	quiet := !p.spoke && !p.leaving
+	if p.spoke = false; quiet {
+		p.urgent.push(urgent{header: header{kind: frameBeat}})
+	}
+	p.mu.Unlock()
+	if quiet {
+		p.lanes[0].write(true)
+	}
+	if silent := tick - p.heard.Load(); silent >= patience {
+		p.fail(fmt.Errorf("nothing has come from it for %v", time.Duration(silent)*p.node.tick))
+	}
+}
+
+// fifo is a queue.
+type fifo[T any] struct {
+	list  []T
+	first int
+}
+
+func (q *fifo[T]) empty() bool { return q.first == len(q.list) }
+func (q *fifo[T]) all() []T    { return q.list[q.first:] }
+
+func (q *fifo[T]) push(v T) {
+	if q.first > 0 && len(q.list) == cap(q.list) {
+		n := copy(q.list, q.list[q.first:])
+		clear(q.list[n:])
+		q.list, q.first = q.list[:n], 0
+	}
+	q.list = append(q.list, v)
+}
+
+func (q *fifo[T]) peek() (v T, ok bool) {
+	if q.empty() {
+		return v, false
+	}
+	return q.list[q.first], true
+}
+
+func (q *fifo[T]) pop() (v T, ok bool) {
+	if v, ok = q.peek(); ok {
+		var zero T
+		q.list[q.first] = zero
+		if q.first++; q.empty() {
+			q.list, q.first = q.list[:0], 0
+		}
+	}
+	return v, ok
+}

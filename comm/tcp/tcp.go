@@ -1,0 +1,251 @@
+// Package tcp is a backend of processes on any machines, over TCP and TLS 1.3, in pure Go: no
+// MPI, no launcher's daemon, nothing to install.
+//
+//	c, err := tcp.FromEnv(ctx) // under `tutti launch`, torchrun, srun, mpirun
+//
+// Each pair of ranks has a connection, and several where the round trip is long. Both sides
+// prove that they know the job's secret (package comm/store). Ranks find each other's addresses
+// in the job's store, which nothing needs afterwards. Collectives are those of comm/mpi: the
+// same schedules, the same bits.
+//
+// # What is sent when
+//
+// Data goes from a tensor's memory into TLS records, and from these into the memory of the
+// receive. A message whose receive is not there yet comes early as far as a window of memory for
+// its pair goes, 4 MiB unless the round trip is long; the rest waits for its receive, and
+// keeps no other message from arriving.
+//
+// # When ranks fail
+//
+// A connection that closes is noticed at once, and a process or a link that is silent after
+// [Config.Silence]. Waits that need the rank then fail with [comm.ErrPeerFailed]. A process that
+// was stopped and goes on does not take the others for silent.
+//
+// # How it is written
+//
+// tcp.go makes communicators, connect.go their connections. A connection is a lane (link.go),
+// the lanes to one rank are a pair (pair.go), and all pairs a node (node.go). wire.go is a
+// communicator's part of them, on which comm/internal/schedule runs.
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// name is the name of this backend in errors.
+const name = "tcp"
+
+// DefaultSilence is how long a rank may be silent.
+const DefaultSilence = 10 * time.Second
+
+// Config is a rank's place in a world, and how it connects.
+type Config struct {
+	Rank, WorldSize int
+	// TLS is of both sides of a connection, such as rendezvous.Job.TLS("comm/tcp").
+	TLS *tls.Config
+	// World keeps worlds apart that share a store.
+	World string
+	// Listen is the address, with a port or without one, that other ranks connect to. By
+	// default this rank listens on all interfaces and publishes their addresses.
+	Listen string
+	// Connections is the number of connections to each rank, at most 64. By default it
+	// follows from the round trip: 1 up to 4 ms, 48 at 100 ms.
+	Connections int
+	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second.
+	Silence time.Duration
+}
+
+// key is where a rank publishes its addresses.
+func (c *Config) key(rank int) string { return fmt.Sprintf("tcp/%s/%d", c.World, rank) }
+
+// FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), with
+// its store.
+func FromEnv(ctx context.Context) (comm.Communicator, error) {
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	conf, err := job.TLS("comm/tcp")
+	if err != nil {
+		return nil, err
+	}
+	kv, err := job.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := Config{Rank: job.Rank, WorldSize: job.WorldSize, TLS: conf}
+	if job.OneHost() {
+		c.Listen = "localhost"
+	}
+	world, err := open(ctx, kv, c, kv.Close)
+	if err != nil {
+		return nil, errors.Join(err, kv.Close())
+	}
+	return world, nil
+}
+
+// New connects the ranks of a world, which publish their addresses in a store. It returns when
+// this rank is connected to all others, or ctx ends. The store is not needed after that.
+func New(ctx context.Context, kv *store.Client, c Config) (comm.Communicator, error) {
+	return open(ctx, kv, c, nil)
+}
+
+// open is New. after is called when this rank has left.
+func open(ctx context.Context, kv *store.Client, c Config, after func() error) (_ comm.Communicator, err error) {
+	if c.Silence == 0 {
+		c.Silence = DefaultSilence
+	}
+	const beats = 10 // in the time of silence
+	n := &node{rank: c.Rank, size: c.WorldSize, tick: c.Silence / beats, patience: beats, after: after,
+		stop: make(chan struct{}), awake: make(chan struct{}, 1), wires: map[uint64]*wire{}}
+	check := backend.Check{Backend: name, Rank: c.Rank, WorldSize: c.WorldSize}
+	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
+		return nil, check.Fail("connect", fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))
+	}
+	for rank := range c.WorldSize {
+		n.pairs = append(n.pairs, newPair(n, rank))
+	}
+	defer func() {
+		if err != nil {
+			n.end()
+			err = check.Fail("connect", err)
+		}
+	}()
+	if c.WorldSize > 1 {
+		if err := connect(ctx, kv, c, n); err != nil {
+			return nil, err
+		}
+	}
+	all := make([]int, c.WorldSize)
+	for r := range all {
+		all[r] = r
+	}
+	world := n.communicator(1, c.Rank, all)
+	n.start()
+	return world, nil
+}
+
+// communicator is a rank's handle.
+type communicator struct {
+	*backend.Base
+	e *endpoint
+}
+
+// CheckDevice implements [comm.Reacher].
+func (c *communicator) CheckDevice(d runtime.Device) error {
+	if d.Kind == runtime.CPU {
+		return nil
+	}
+	return c.e.Check.Unreachable(d, "tcp sends the host's memory; stage through it (comm/staged), or use the nccl backend")
+}
+
+// endpoint is the [backend.Backend].
+type endpoint struct {
+	*schedule.Engine
+	wire *wire
+}
+
+// communicator makes a communicator of ranks of the world. From then on messages may come.
+func (n *node) communicator(id uint64, rank int, ranks []int) *communicator {
+	w := n.newWire(id, rank, ranks)
+	w.engine = schedule.New(schedule.Config{Check: backend.Check{Backend: name, Rank: rank, WorldSize: len(ranks)}, Wire: w, MaxTag: 1 << 62})
+	e := &endpoint{w.engine, w}
+	c := &communicator{backend.New(&e.Check, &e.Life, e), e}
+	n.add(w)
+	return c
+}
+
+// Wait implements [backend.Backend].
+func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	if w.Op != comm.OpSplit {
+		return nil, e.Engine.Wait(ctx, w.Op)
+	}
+	child, err := e.split(ctx, w)
+	if child == nil {
+		return nil, err
+	}
+	return child, err
+}
+
+// split makes a sub-communicator. Behind the second barrier all ranks have it, so that no message
+// comes too early.
+func (e *endpoint) split(ctx context.Context, mine comm.Wait) (*communicator, error) {
+	if err := e.Barrier(ctx, mine.Op, true); err != nil {
+		return nil, err
+	}
+	splits, err := e.exchange(ctx, mine)
+	if err != nil {
+		return nil, err
+	}
+	w := e.wire
+	w.splits++
+	var child *communicator
+	for _, group := range backend.SplitGroups(splits) {
+		rank := slices.Index(group, w.rank)
+		if rank < 0 {
+			continue
+		}
+		for i, r := range group {
+			group[i] = w.pairs[r].rank
+		}
+		child = w.node.communicator(mix(mix(w.id, w.splits), uint64(mine.Color)), rank, group)
+	}
+	return child, e.Barrier(ctx, mine.Op, false)
+}
+
+// exchange returns what all ranks pass to a Split.
+func (e *endpoint) exchange(ctx context.Context, mine comm.Wait) ([]comm.Wait, error) {
+	const words = 2
+	size := e.Check.WorldSize
+	memory, err := host.Allocate((1 + size) * words * 8)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Deallocate(memory) //nolint:errcheck // it is there
+	values := hostmem.Slice[int64](memory, (1+size)*words)
+	values[0], values[1] = int64(mine.Color), int64(mine.Key)
+	if err := e.SetUp(ctx, comm.AllGatherCall(memory, memory+words*8, words, dtype.I64)); err != nil {
+		if e.Life.Broken() != nil {
+			e.wire.Abandon()
+		}
+		return nil, err
+	}
+	splits := make([]comm.Wait, size)
+	for r := range splits {
+		splits[r] = comm.Wait{Op: mine.Op, Color: int(values[words*(1+r)]), Key: int(values[words*(1+r)+1])}
+	}
+	return splits, nil
+}
+
+// host is where this package's own memory comes from.
+var host = cpu.New()
+
+// mix returns h changed by x: another result for another x.
+func mix(h, x uint64) uint64 {
+	h = (h ^ x) * 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio (Knuth)
+	return h ^ h>>32
+}
+
+// Release implements [backend.Backend].
+func (e *endpoint) Release(ctx context.Context) error {
+	e.Leave(ctx)
+	e.wire.close()
+	e.Engine.Release(nil)
+	return e.wire.node.leave(ctx)
+}
