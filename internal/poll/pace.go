@@ -46,6 +46,20 @@ func (p *Pace) Pause() time.Duration {
 	return p.sleep
 }
 
+// blockRounds is yieldRounds for who blocks, and blockTime the shortest time.
+const (
+	blockRounds = 50
+	blockTime   = time.Millisecond
+)
+
+// Block is Pause for those who block until something comes: the longest time that they do.
+func (p *Pace) Block() time.Duration {
+	if p.round++; p.round > blockRounds {
+		p.sleep = min(p.sleep+8*sleepStep, maxSleep)
+	}
+	return max(p.sleep, blockTime)
+}
+
 // Stalled reports whether the wait has come to sleeping, Long whether it has
 // taken some milliseconds.
 func (p *Pace) Stalled() bool { return p.sleep > 0 }

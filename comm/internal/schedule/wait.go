@@ -37,7 +37,7 @@ func (e *Engine) pause(p *poll.Pace) {
 	if e.waiter == nil {
 		p.Next()
 	} else {
-		e.waiter.Await(p.Pause())
+		e.waiter.Await(p.Block())
 	}
 }
 

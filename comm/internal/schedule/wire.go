@@ -72,8 +72,7 @@ type Wire interface {
 // Waiter is implemented by wires that can block until something happens.
 type Waiter interface {
 	// Await returns when Poll, Hear or Gone may have something new, or after d. It may
-	// return early. Several goroutines may call it at once, and hold no lock. 0 only yields
-	// the processor: most collectives take microseconds.
+	// return early. Several goroutines may call it at once, and hold no lock.
 	//
 	// A wire with this method also calls [Engine.Drive] when something new has come, so that
 	// operations go on while nobody waits.
