@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	goruntime "runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -207,12 +206,9 @@ func (w *wire) signal() {
 	}
 }
 
-// Await implements [schedule.Waiter].
+// Await implements [schedule.Waiter]. It blocks: a thread that spins would keep the one from the
+// processor that hears the network.
 func (w *wire) Await(d time.Duration) {
-	if d == 0 {
-		goruntime.Gosched()
-		return
-	}
 	w.waiting.Add(1)
 	defer w.waiting.Add(-1)
 	timer := w.timers.Get().(*time.Timer)
