@@ -104,7 +104,7 @@ func Counted(n int, thing string) string {
 
 // All returns every backend, in the order in which they are shown.
 func All() []Backend {
-	return []Backend{localBackend{}, noopBackend{}, mpiBackend{}, ncclBackend{}}
+	return []Backend{localBackend{}, noopBackend{}, mpiBackend{}, tcpBackend{}, ncclBackend{}}
 }
 
 // Aliases are names that users may try, with those of the backends that serve

@@ -67,7 +67,7 @@ func TestLaunchersAreCalledByTheirNames(t *testing.T) {
 
 func TestProcessesWithoutACommonWorldAreNoted(t *testing.T) {
 	pair := rendezvous.Job{Launcher: "openmpi", WorldSize: 2}
-	assert.Equal(t, "mpirun started 2 processes, and with --backend noop each of them is a world of its own; --backend mpi and --backend nccl make one of all",
+	assert.Equal(t, "mpirun started 2 processes, and with --backend noop each of them is a world of its own; --backend mpi, tcp and nccl make one of all",
 		separateWorlds(noopBackend{}, pair))
 	assert.Contains(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "slurm", WorldSize: 3}), "srun started 3")
 	assert.Empty(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "openmpi", WorldSize: 2, Rank: 1}), "said by the first")

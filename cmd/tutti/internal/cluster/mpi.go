@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"crypto/rand"
 	"fmt"
 	"os/exec"
 	"regexp"
@@ -14,9 +15,10 @@ import (
 type launcher struct {
 	name     string
 	programs []string       // its names, the most certain first
-	version  *regexp.Regexp // in what it prints with --version
-	// arguments of the program for a cluster, before the command.
-	arguments func(c Config) []string
+	version  *regexp.Regexp // in what it prints with --version, nil for anything
+	// arguments of the program for a cluster, with the command.
+	arguments func(c Config, command []string) []string
+	backend   string // of the ranks, mpi if it is empty
 	// environment of the program, and so of the ranks, anywhere and in a cluster.
 	anywhere, environment []string
 }
@@ -28,15 +30,15 @@ var launchers = []launcher{
 		name:     "openmpi",
 		programs: []string{"mpirun.openmpi", "mpirun"},
 		version:  regexp.MustCompile("Open MPI|OpenRTE|PRRTE"),
-		arguments: func(c Config) []string {
-			return []string{
+		arguments: func(c Config, command []string) []string {
+			return append([]string{
 				// Also where the environment asks for another one, as that of a container may.
 				"--mca", "plm", "rsh", "--mca", "plm_rsh_agent", enter,
 				"--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", device,
 				// All hosts are the same processors: no rank may have one to itself.
 				"--bind-to", "none", "--mca", "mpi_yield_when_idle", "1",
 				"--map-by", "slot", "--host", c.hostList(), "-n", fmt.Sprint(c.Hosts * c.PerHost),
-			}
+			}, command...)
 		},
 		anywhere: []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"},
 	},
@@ -44,17 +46,45 @@ var launchers = []launcher{
 		name:     "mpich",
 		programs: []string{"mpiexec.hydra", "mpirun.mpich", "mpirun"},
 		version:  regexp.MustCompile("HYDRA"),
-		arguments: func(c Config) []string {
-			return []string{
+		arguments: func(c Config, command []string) []string {
+			return append([]string{
 				"-launcher", "rsh", "-launcher-exec", enter,
 				"-hosts", c.hostList(), "-n", fmt.Sprint(c.Hosts * c.PerHost),
-			}
+			}, command...)
 		},
 		environment: []string{"UCX_TLS=self,tcp", "UCX_NET_DEVICES=" + device},
 	},
+	{
+		name:      "none",
+		programs:  []string{"sh"},
+		arguments: func(c Config, command []string) []string { return []string{"-c", c.script(command)} },
+		backend:   "tcp",
+	},
 }
 
-// MPIs are the names of the MPI libraries that can run jobs.
+// script starts a command on all hosts at once, with what package rendezvous reads, and ends with
+// the first exit code that is not 0.
+func (c Config) script(command []string) string {
+	var b strings.Builder
+	quoted := make([]string, len(command))
+	for i, word := range command {
+		quoted[i] = quote(word)
+	}
+	size := c.Hosts * c.PerHost
+	secret := rand.Text()
+	for rank := range size {
+		start := fmt.Sprintf("RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=%s MASTER_PORT=29400 TUTTI_SECRET=%s %s",
+			rank, size, rank%c.PerHost, c.PerHost, address(0), secret, strings.Join(quoted, " "))
+		fmt.Fprintf(&b, "%s %s %s & all=\"$all $!\"\n", enter, host(rank/c.PerHost), quote(start))
+	}
+	b.WriteString("code=0\nfor p in $all; do wait $p || code=$?; done\nexit $code\n")
+	return b.String()
+}
+
+// quote is a word as the shell reads it, twice: enter passes its command to another one.
+func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
+// MPIs are the names of the MPI libraries that can run jobs, and none.
 func MPIs() []string {
 	var names []string
 	for _, l := range launchers {
@@ -84,15 +114,15 @@ func find(name string) (launcher, string, error) {
 				tried = append(tried, program)
 				continue
 			}
+			if l.version == nil {
+				return l, path, nil
+			}
 			version, err := exec.Command(path, "--version").CombinedOutput()
 			if err == nil && l.version.Match(version) {
 				return l, path, nil
 			}
 			tried = append(tried, fmt.Sprintf("%s (%s)", path, firstLine(version)))
 		}
-	}
-	if name == "" {
-		name = strings.Join(MPIs(), " or ")
 	}
 	return launcher{}, "", fmt.Errorf("%w: no launcher of %s: looked for %s; Debian's packages are openmpi-bin and mpich",
 		comm.ErrUnavailable, name, strings.Join(slices.Compact(tried), ", "))

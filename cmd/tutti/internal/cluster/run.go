@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -102,12 +103,12 @@ type job struct {
 func newJob(c Config, l launcher, path string, command []string) job {
 	return job{
 		Config: c,
-		Args:   slices.Concat([]string{path}, l.arguments(c), command),
+		Args:   append([]string{path}, l.arguments(c, command)...),
 		Environment: slices.Concat([]string{
 			// Where launchers leave what they forget: gone with the cluster.
 			"TMPDIR=" + shared,
 			NetworkVariable + "=" + c.Network(),
-			backend.DefaultVariable + "=mpi",
+			backend.DefaultVariable + "=" + cmp.Or(l.backend, "mpi"),
 		}, l.anywhere, l.environment),
 	}
 }

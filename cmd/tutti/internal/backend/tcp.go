@@ -1,0 +1,56 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// tcpBackend is one rank of a job over TCP (comm/tcp): any launcher starts a process for each.
+type tcpBackend struct{}
+
+func (tcpBackend) Name() string    { return "tcp" }
+func (tcpBackend) Jobs() bool      { return true }
+func (tcpBackend) Summary() string { return "processes on any machines, over TLS, without MPI" }
+
+func (tcpBackend) Probe(context.Context) (string, error) {
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil || job.Launcher == "none" {
+		return "needs nothing; " + processOption("tutti") + ", torchrun, srun and mpirun start it", err
+	}
+	return fmt.Sprintf("rank %d of %d, started by %s", job.Rank, job.WorldSize, job.Launcher), nil
+}
+
+func (b tcpBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	if err := checkRanks(b.Name(), job.Launcher, opts.Ranks, job.WorldSize); err != nil {
+		return err
+	}
+	opts.note(alone(job))
+	starting, cancel := within(ctx, opts.Timeout)
+	defer cancel()
+	world, err := tcp.FromEnv(starting)
+	if err != nil {
+		return err
+	}
+	if world.Rank() == 0 {
+		err = opts.prepare()
+	}
+	rt := cpu.New()
+	if err == nil {
+		g := &guard{limit: opts.Timeout}
+		err = body(ctx, Rank{Comm: g.watch(world), Runtime: rt, HostRanks: 1, guard: g})
+	}
+	if err != nil {
+		world.Abort(err)
+	}
+	return errors.Join(err, world.Close(), rt.Close())
+}
