@@ -155,6 +155,9 @@ func connect(ctx context.Context, kv *store.Client, c Config, n *node) error {
 		return err
 	}
 	k.own = record{hostName(), binary.LittleEndian.Uint64(nonce[:]), addresses(l)}
+	if len(c.Advertise) > 0 {
+		k.own.Addresses = c.Advertise
+	}
 	text, err := json.Marshal(k.own)
 	if err != nil {
 		return err

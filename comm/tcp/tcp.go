@@ -64,6 +64,9 @@ type Config struct {
 	// Listen is the address, with a port or without one, that other ranks connect to. By
 	// default this rank listens on all interfaces and publishes their addresses.
 	Listen string
+	// Advertise replaces the addresses that are published, each with its port: those of a network
+	// address translation, or of a container's host.
+	Advertise []string
 	// Connections is the number of connections to each rank, at most 64. By default it
 	// follows from the round trip: 1 up to 4 ms, 48 at 100 ms.
 	Connections int
@@ -123,12 +126,12 @@ func open(ctx context.Context, kv *store.Client, c Config, after func() error) (
 	}
 	defer func() {
 		if err != nil {
-			n.end()
 			err = check.Fail("connect", err)
 		}
 	}()
 	if c.WorldSize > 1 {
 		if err := connect(ctx, kv, c, n); err != nil {
+			n.end()
 			return nil, err
 		}
 	}
@@ -138,6 +141,9 @@ func open(ctx context.Context, kv *store.Client, c Config, after func() error) (
 	}
 	world := n.communicator(1, c.Rank, all)
 	n.start()
+	if _, err := world.e.exchange(ctx, comm.Wait{}); err != nil { // all ranks are here, and nobody needs the store
+		return nil, errors.Join(err, world.Close())
+	}
 	return world, nil
 }
 

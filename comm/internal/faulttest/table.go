@@ -16,7 +16,7 @@ import (
 
 // Columns are the columns of the table. The last two are any backend within
 // checked.Communicator, and the rendezvous before there is a communicator.
-var Columns = []string{"noop", "local", "mpi", "nccl", "p2p", Checked, "rendezvous"}
+var Columns = []string{"noop", "local", "mpi", "tcp", "nccl", "p2p", Checked, "rendezvous"}
 
 // Checked is the column of any backend within [checked.Communicator].
 const Checked = "any, within `Checked`"
@@ -42,7 +42,23 @@ var (
 	// unnoticed is what a GPU does with calls that do not fit.
 	unnoticed = same(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("not found: wrong numbers, or a wait")
 	inVain    = late(comm.ErrTimeout, comm.ErrPeerFailed)
+	silent    = late(comm.ErrPeerFailed)
 )
+
+// init gives tcp the cells of mpi, whose schedules it has, in rows where it has none of its own
+// and mpi's are shown here.
+func init() {
+	for _, f := range Table {
+		if _, own := f.Cells["tcp"]; !own && f.play != nil {
+			if c, ok := f.Cells["mpi"]; ok {
+				f.Cells["tcp"] = c
+			}
+		}
+	}
+}
+
+// rendezvous has the same cell for tcp, whose ranks find each other in the same way.
+func rendezvous(c Cell) map[string]Cell { return map[string]Cell{"rendezvous": c, "tcp": c} }
 
 // gpu has the same cell for both backends of GPUs.
 func gpu(cells map[string]Cell, c Cell) map[string]Cell {
@@ -181,11 +197,16 @@ var Table = []Fault{
 	{Name: "dead", What: "its process is killed",
 		Cells: gpu(map[string]Cell{
 			"mpi": shown("unless the launcher ends the job first, as it normally does", late(comm.ErrTimeout, comm.ErrPeerFailed)),
+			"tcp": shown("its connections are closed", atOnce(comm.ErrPeerFailed)),
 		}, lost)},
 	{Name: "exit", What: "its process ends without finalizing",
-		Cells: gpu(map[string]Cell{"mpi": shown("unless the launcher ends the job first", late(comm.ErrTimeout, comm.ErrPeerFailed))}, lost)},
+		Cells: gpu(map[string]Cell{"mpi": shown("unless the launcher ends the job first", late(comm.ErrTimeout, comm.ErrPeerFailed)),
+			"tcp": shown("its connections are closed", atOnce(comm.ErrPeerFailed))}, lost)},
 	{Name: "stopped", What: "its process gets `SIGSTOP`, and goes on later",
-		Cells: gpu(map[string]Cell{"mpi": {Others: inVain, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true}}, lost)},
+		Cells: gpu(map[string]Cell{"mpi": {Others: inVain, Self: atOnce(comm.ErrPeerFailed, nil), Elsewhere: true},
+			"tcp": {Others: silent, Self: atOnce(comm.ErrPeerFailed), Elsewhere: true, Note: "when it has been silent for `tcp.Config.Silence`"}}, lost)},
+	{Name: "cut off", What: "the link to it carries nothing any more",
+		Cells: map[string]Cell{"tcp": {Others: silent, Self: silent, Elsewhere: true, Note: "when it has been silent for `tcp.Config.Silence`"}}},
 
 	{Name: "two goroutines, two Splits", What: "each has a communicator of its own",
 		play: func(p *player) error {
@@ -218,13 +239,15 @@ var Table = []Fault{
 		Cells: map[string]Cell{"mpi": shown("", atOnce(comm.ErrUnavailable))}},
 
 	{Name: "stranger", What: "someone without the job's secret connects",
-		Cells: map[string]Cell{"rendezvous": shown("refused and logged, and delays nobody", Outcome{})}},
+		Cells: rendezvous(shown("refused and logged, and delays nobody", Outcome{}))},
 	{Name: "garbage", What: "someone sends what is no greeting",
-		Cells: map[string]Cell{"rendezvous": shown("refused and logged, and delays nobody", Outcome{})}},
+		Cells: rendezvous(shown("refused and logged, and delays nobody", Outcome{}))},
 	{Name: "silence", What: "someone connects and says nothing",
-		Cells: map[string]Cell{"rendezvous": shown("delays nobody", Outcome{})}},
+		Cells: rendezvous(shown("delays nobody", Outcome{}))},
+	{Name: "another version", What: "a rank of the job speaks another version",
+		Cells: map[string]Cell{"tcp": shown("refused and logged", late(comm.ErrTimeout))}},
 	{Name: "absent at the rendezvous", What: "a rank does not come",
-		Cells: map[string]Cell{"rendezvous": shown("names the ranks that did not come", late(comm.ErrTimeout))}},
+		Cells: rendezvous(shown("names the ranks that did not come", late(comm.ErrTimeout)))},
 }
 
 var (
