@@ -150,7 +150,7 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 	if err != nil {
 		return err
 	}
-	more = more || cfg.Reducer != nil
+	more = more || cfg.Reducer != nil || cfg.Mesh != nil
 	if err := cfg.checkShard(more); err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 		return err
 	}
 	if cfg.Sum || cfg.Rebuild || cfg.Wire != dtype.Invalid {
-		return fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with some that are sparse, clipped or judged", comm.ErrArgument)
+		return fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with a mesh, or some that are sparse, clipped or judged", comm.ErrArgument)
 	}
 	if _, err := runtime.KernelsOf(g.rt); err != nil {
 		return err
@@ -220,7 +220,7 @@ func (g *Gradients) choose(ctx context.Context, given []sparse.Config, patterns 
 		if given[i].Pattern != sparse.Auto {
 			continue
 		}
-		pattern, err := choices.Pattern(ctx, g.rt, g.meter, b.bytes/b.dt.Size(), b.dt, given[i])
+		pattern, err := choices.Pattern(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, given[i])
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
@@ -302,13 +302,27 @@ func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
 	case g.transaction.plain:
 		return &p, nil
 	}
+	if g.lines.mesh != nil {
+		return g.newMeshed(i, b)
+	}
+	var parts []Part
+	offset := 0
+	for _, p := range b.params {
+		parts = append(parts, Part{p, g.shapes[p], offset})
+		offset += g.lens[p]
+	}
+	return g.compress(i, b, b.cfg, g.meter, b.len(), parts)
+}
+
+// compress makes what reduces n elements of a bucket along a communicator.
+func (g *Gradients) compress(i int, b *bucket, cfg sparse.Config, to comm.Communicator, n int, parts []Part) (reducer, error) {
 	if g.cfg.Reducer != nil {
-		r, err := g.newCustom(i, b)
+		r, err := g.newCustom(i, b.dt, to, n, parts)
 		if r != nil || err != nil {
 			return r, err
 		}
 	}
-	s, err := sparse.New(g.runtime(), g.meter, b.len(), b.cfg)
+	s, err := sparse.New(g.runtime(), to, n, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,8 @@ type Bucket struct {
 	Parts  []Part
 }
 
-// Part is a gradient in a bucket.
+// Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part what it
+// has of a gradient: a vector.
 type Part struct {
 	Param  int   // its number
 	Shape  []int // of the parameter
@@ -72,31 +73,37 @@ type custom struct {
 	dt     dtype.DType
 	target uintptr // of the step
 
+	room    int         // elements of the memory
 	memory  base.Buffer // the tensor's, and behind it what follows
 	squares [2]uintptr  // F64: of the gradients of all ranks, and of the result
 	limit   uintptr     // F32: what is as large is not finite
 	flags   uintptr     // I32 of each rank, of the transaction
 	begun   bool        // Reduce was called, and its memory is not what it was
+	counted bool        // as a step
+	inner   bool        // it is a part of another reducer, which judges
+	scratch bool        // of the step: its target
 }
 
-// newCustom makes what the program reduces a bucket with, nil for none.
-func (g *Gradients) newCustom(i int, b *bucket) (reducer, error) {
-	c := &custom{g: g.transaction, n: b.len(), dt: b.dt, b: Bucket{Index: i, Comm: g.meter}}
-	bytes := (c.n*c.dt.Size() + 7) &^ 7
+// allocate allocates memory for a bucket of n elements, which may be more than it has.
+func (c *custom) allocate(n int) error {
+	bytes := (n*c.dt.Size() + 7) &^ 7
 	if err := c.g.buffers.Allocate(c.g.rt, &c.memory, bytes+5*base.WordSize); err != nil {
-		return nil, err
+		return err
 	}
 	first := c.memory.Ptr + uintptr(bytes)
-	c.squares = [2]uintptr{first, base.At(first, 2)}
-	c.limit = base.At(first, 4)
-	var err error
-	if c.b.Tensor, err = runtime.Wrap(c.g.rt, c.memory.Ptr, c.dt, []int{c.n}, nil, nil); err != nil {
-		return nil, err
+	c.room, c.squares, c.limit = n, [2]uintptr{first, base.At(first, 2)}, base.At(first, 4)
+	return nil
+}
+
+// newCustom makes what the program reduces a bucket with, or a share of one, nil for none.
+func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int, parts []Part) (reducer, error) {
+	c := &custom{g: g.transaction, n: n, dt: dt, b: Bucket{Index: i, Comm: to, Parts: parts}, inner: g.lines.mesh != nil}
+	err := c.allocate(n)
+	if err == nil {
+		c.b.Tensor, err = runtime.Wrap(c.g.rt, c.memory.Ptr, c.dt, []int{c.n}, nil, nil)
 	}
-	offset := 0
-	for _, p := range b.params {
-		c.b.Parts = append(c.b.Parts, Part{p, g.shapes[p], offset})
-		offset += g.lens[p]
+	if err != nil {
+		return nil, err
 	}
 	if c.Reducer, err = g.cfg.Reducer(c.b); c.Reducer == nil || err != nil {
 		return nil, err
@@ -147,7 +154,7 @@ func (c *custom) Drain(context.Context) error { return nil }
 
 // Select implements reducer.
 func (c *custom) Select(_ context.Context, in sparse.Input) error {
-	c.target = in.Ptr
+	c.target, c.scratch, c.begun, c.counted = in.Ptr, in.Scratch, false, false
 	if err := c.g.rt.Copy(c.memory.Ptr, in.Ptr, c.n*c.dt.Size()); err != nil || in.Factor == 0 {
 		return err
 	}
@@ -182,7 +189,9 @@ func (c *custom) Exchange(ctx context.Context) error {
 }
 
 // judges reports whether entries that are not finite are looked for.
-func (c *custom) judges() bool { return c.g.cfg.NonFinite != sparse.PassNonFinite && c.n > 0 }
+func (c *custom) judges() bool {
+	return !c.inner && c.g.cfg.NonFinite != sparse.PassNonFinite && c.n > 0
+}
 
 // InFlight implements reducer. The result is in memory that no other bucket uses.
 func (c *custom) InFlight() bool { return true }
@@ -212,7 +221,7 @@ func (c *custom) Commit(v sparse.Verdict) error {
 	if v == sparse.Skips {
 		return cmp.Or(c.RollBack(), c.g.rt.Fill(c.target, c.n, c.dt, 0))
 	}
-	c.begun = false
+	c.begun, c.counted = c.scratch, true
 	c.b.Step++
 	return c.g.rt.Copy(c.target, c.memory.Ptr, c.n*c.dt.Size())
 }
@@ -222,7 +231,9 @@ func (c *custom) RollBack() error {
 	if !c.begun {
 		return nil
 	}
-	c.begun = false
+	if c.begun = false; c.counted {
+		c.b.Step--
+	}
 	return c.copyMemory(true)
 }
 

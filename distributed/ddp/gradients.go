@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -80,6 +81,14 @@ type Config struct {
 	// together. The gradients that Ready was given are not written. It is for plain dense buckets, without
 	// Rebuild and Wire.
 	Shard bool
+	// Mesh, if set, arranges the ranks of a communicator: along the inner dimensions, those within a host,
+	// buckets are reduced densely, by a reduce-scatter and an allgather, and along the first one, between
+	// hosts, this rank's share of them is reduced as Config, PerBucket and Reducer say. A step is one
+	// transaction of all ranks. After an error that not all ranks have, [comm.CloseAll] of the communicator
+	// ends the waits of the others, also those along the mesh. New calls Mesh, and [Gradients.Rebind] does,
+	// which needs the same share: hosts may be lost or added as a whole. The mesh is closed with the
+	// Gradients. Restore takes the states of ranks with that share, in their order along the first dimension.
+	Mesh func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error)
 	// Uneven has ranks that run out of data sooner than others call
 	// [Gradients.Join]. It costs an allreduce of one number in each step.
 	Uneven bool
@@ -144,6 +153,7 @@ type Stats struct {
 type Gradients struct {
 	rt          runtime.Runtime
 	meter       *comm.Meter
+	lines       lines
 	order       base.Order
 	cfg         Config
 	op          comm.ReduceOp     // of dense buckets
@@ -239,7 +249,10 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
 		g.vectors[i] = compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
 	}
-	if g.err = g.arrange(ctx, backward(n), nil); g.err == nil {
+	if g.lines, g.err = g.newLines(ctx); g.err == nil {
+		g.err = g.arrange(ctx, backward(n), nil)
+	}
+	if g.err == nil {
 		g.err = g.prepareJoin()
 	}
 	if g.err != nil {
@@ -280,7 +293,7 @@ func (g *Gradients) reset() {
 		g.sums[i].folded = false
 	}
 	g.launch = 0
-	g.before = g.meter.Totals()
+	g.before = g.traffic()
 }
 
 // Buckets returns for each bucket, in the order of reduction, the numbers of
@@ -557,7 +570,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	if g.err != nil {
 		return base.OpError(op, g.err)
 	}
-	after := g.meter.Totals()
+	after := g.traffic()
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
 	g.given, g.results = g.results, g.given
@@ -582,7 +595,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 		g.launchComplete(ctx)
 	}
 	if g.async != nil { // also after an error: it reads gradients
-		if err := g.async.wait(ctx, g.meter); g.fault == nil {
+		if err := g.async.wait(ctx, g.comms()); g.fault == nil {
 			g.fail(err)
 		}
 	}
@@ -779,7 +792,7 @@ func (g *Gradients) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
 	if g.async != nil && !g.closed {
-		_ = g.async.wait(ctx, g.meter) // what it leaves behind, settle finds
+		_ = g.async.wait(ctx, g.comms()) // what it leaves behind, settle finds
 		g.async.close()
 	}
 	g.closed = true
@@ -819,6 +832,7 @@ func (g *Gradients) Close() error {
 		errs = append(errs, g.side.close())
 		g.side = nil
 	}
+	errs = append(errs, g.lines.close())
 	if err := errors.Join(errs...); err != nil {
 		return base.OpError("gradient sync close", err)
 	}

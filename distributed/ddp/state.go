@@ -342,11 +342,25 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	if ops, ok := comm.AsStreamSync(g.meter); ok && g.side != nil {
 		g.side.ops = ops
 	}
+	l, err := g.newLines(ctx)
+	if err != nil {
+		return errors.Join(err, l.close())
+	}
+	before := g.lines
+	g.lines = l
 	for _, b := range g.buckets {
-		if err := b.reducer.Rebind(g.meter); err != nil {
-			return err
+		if m, ok := b.reducer.(*meshed); ok {
+			err = m.rebind(&g.lines, g.meter)
+		} else {
+			err = b.reducer.Rebind(g.meter)
+		}
+		if err != nil {
+			return errors.Join(err, before.close())
 		}
 		keeps = keeps || b.cfg.Keeps()
+	}
+	if err := before.close(); err != nil {
+		return err
 	}
 	if keeps {
 		base.ReportLost(had, c)

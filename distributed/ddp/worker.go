@@ -64,8 +64,8 @@ func (b *worker) look() error {
 const breakEvery = 10 * time.Millisecond
 
 // wait waits until all exchanges are done and returns the first error. When ctx
-// ends before, it ends what c has submitted, and with it the exchanges.
-func (b *worker) wait(ctx context.Context, c comm.Communicator) error {
+// ends before, it ends what the communicators have submitted, and with it the exchanges.
+func (b *worker) wait(ctx context.Context, all []*comm.Meter) error {
 	var first error
 	over, again := ctx.Done(), (<-chan time.Time)(nil)
 	for b.open > 0 {
@@ -80,7 +80,9 @@ func (b *worker) wait(ctx context.Context, c comm.Communicator) error {
 		case <-again:
 		}
 		over, again = nil, time.After(breakEvery)
-		_ = c.Sync(ctx) // the exchange says why it ended
+		for _, c := range all {
+			_ = c.Sync(ctx) // the exchange says why it ended
+		}
 	}
 	b.failed.Store(false)
 	return first

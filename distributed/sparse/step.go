@@ -87,6 +87,8 @@ type Input struct {
 	DType  dtype.DType
 	Factor uintptr // of an F32 on the device that multiplies it, 0 for none
 	Lent   bool    // Ptr may be read until Select returns, and written by Commit
+	// Scratch: the gradient at Ptr may be lost, so that RollBack also undoes a step that is committed.
+	Scratch bool
 }
 
 // Drain waits for communication that a step which failed has left in flight, until ctx is done.
@@ -251,19 +253,24 @@ func (s *Reducer) Commit(v Verdict) error {
 	}
 	if s.err == nil {
 		s.steps++
-		s.restores = nothingSaved
+		if !g.Scratch {
+			s.restores = nothingSaved
+		}
 	}
 	s.passed(Finished)
 	return s.err
 }
 
-// RollBack ends a step that was begun and not committed: the residual is as before it, bit for
+// RollBack ends a step that was begun and not committed, or has a target that is scratch: the residual is as before it, bit for
 // bit, unless that fails, which stays. Without such a step it does nothing.
 func (s *Reducer) RollBack() error {
-	if !s.phase.open() {
+	done := s.phase == finished && s.target.Scratch
+	if !s.phase.open() && !done {
 		return s.err
 	}
-	s.err = nil
+	if s.err = nil; done {
+		s.steps--
+	}
 	if s.restores != nothingSaved {
 		s.undo()
 	}

@@ -16,7 +16,8 @@ var ErrFault = errors.New("injected fault")
 type Faulty struct {
 	comm.Methods
 	comm.Wrapped
-	Calls, At int // at < 0: none fails
+	Calls, At int     // at < 0: none fails
+	CountedBy *Faulty // nil: this one
 }
 
 // NewFaulty returns c, of which no call fails until At is set.
@@ -40,6 +41,9 @@ func NewFaulty(c comm.Communicator) *Faulty {
 }
 
 func (f *Faulty) count() error {
+	if f.CountedBy != nil {
+		return f.CountedBy.count()
+	}
 	f.Calls++
 	if f.Calls-1 == f.At {
 		return ErrFault

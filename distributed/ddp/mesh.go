@@ -1,0 +1,286 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+)
+
+// lines are the communicators of a mesh.
+type lines struct {
+	mesh  *distributed.Mesh
+	outer *comm.Meter
+	inner []*comm.Meter // the fastest dimension first
+}
+
+// newLines makes the mesh of g's communicator, if it is configured; without, there is the communicator alone.
+func (g *Gradients) newLines(ctx context.Context) (l lines, err error) {
+	if g.cfg.Mesh == nil {
+		return lines{outer: g.meter}, nil
+	}
+	if l.mesh, err = g.cfg.Mesh(ctx, g.meter); err != nil {
+		return l, err
+	}
+	ranks := 1
+	for i, d := range slices.Backward(l.mesh.Dims()) {
+		c, err := l.mesh.Comm(d.Name)
+		if err != nil {
+			return l, err
+		}
+		if ranks *= d.Size; i == 0 {
+			l.outer = comm.NewMeter(c)
+		} else {
+			l.inner = append(l.inner, comm.NewMeter(c))
+		}
+	}
+	if ranks != g.meter.WorldSize() {
+		return l, fmt.Errorf("%w: the mesh %v has %d ranks, the communicator has %d", comm.ErrArgument, l.mesh.Dims(), ranks, g.meter.WorldSize())
+	}
+	return l, nil
+}
+
+// close closes what newLines made.
+func (l *lines) close() error {
+	if l.mesh == nil {
+		return nil
+	}
+	return l.mesh.Close()
+}
+
+// share returns how many elements of a bucket this rank has between the hosts, padding included.
+func (l *lines) share(n int) int {
+	for _, c := range l.inner {
+		n = (n + c.WorldSize() - 1) / c.WorldSize()
+	}
+	return n
+}
+
+// comms are all communicators of g.
+func (g *Gradients) comms() []*comm.Meter {
+	all := append([]*comm.Meter{g.meter}, g.lines.inner...)
+	if g.lines.mesh != nil {
+		all = append(all, g.lines.outer)
+	}
+	return all
+}
+
+// traffic is what all of them have sent.
+func (g *Gradients) traffic() (sum comm.Traffic) {
+	for _, c := range g.comms() {
+		t := c.Totals()
+		sum.SentElements, sum.SentBytes = sum.SentElements+t.SentElements, sum.SentBytes+t.SentBytes
+	}
+	return sum
+}
+
+// meshed reduces a bucket densely along the inner dimensions of a mesh, and this rank's share of it along
+// the outer one by another reducer. It is judged, and copied, as what a [Reducer] reduces.
+type meshed struct {
+	custom
+	between reducer
+	share   sparse.Input // in the memory
+	levels  []level      // the fastest dimension first
+	started bool         // the step between the hosts
+}
+
+// level is an inner dimension.
+type level struct {
+	order           base.Order
+	scatter, gather comm.Call
+}
+
+// newMeshed makes what reduces a bucket along a mesh.
+func (g *Gradients) newMeshed(i int, b *bucket) (reducer, error) {
+	n := g.lines.share(b.len())
+	m := &meshed{custom: custom{g: g.transaction, n: b.len(), dt: b.dt, b: Bucket{Index: i, Comm: g.meter}}}
+	m.Reducer = m
+	room := n * g.lines.ranks()
+	if err := m.allocate(room); err != nil {
+		return nil, err
+	}
+	from := m.connect(&g.lines, room)
+	var parts []Part
+	at := 0
+	for _, p := range b.params {
+		if first, end := max(from, at), min(from+n, at+g.lens[p]); first < end {
+			parts = append(parts, Part{p, []int{end - first}, first - from})
+		}
+		at += g.lens[p]
+	}
+	cfg := b.cfg
+	cfg.NonFinite = sparse.PassNonFinite // it is judged with the buckets, by the ranks of all hosts
+	var err error
+	m.between, err = g.compress(i, b, cfg, g.lines.outer, n, parts)
+	return m, err
+}
+
+// connect makes the calls along the inner dimensions, on a bucket that was padded to room elements. Each
+// dimension leaves this rank an equal part, where that lies. It returns where the last one begins.
+func (m *meshed) connect(l *lines, room int) (from int) {
+	m.levels = nil
+	size := m.dt.Size()
+	for _, c := range l.inner {
+		at := m.memory.Ptr + uintptr(from*size)
+		room /= c.WorldSize()
+		from += c.Rank() * room
+		part := m.memory.Ptr + uintptr(from*size)
+		m.levels = append(m.levels, level{base.NewOrder(m.g.rt, c),
+			comm.ReduceScatterCall(at, part, room, m.dt, comm.Avg), comm.AllGatherCall(part, at, room, m.dt)})
+	}
+	m.share = sparse.Input{Ptr: m.memory.Ptr + uintptr(from*size), DType: m.dt, Scratch: true}
+	return from
+}
+
+// do makes a call along a dimension, between what the compute stream was given before and what it is given
+// afterwards.
+func (l *level) do(ctx context.Context, call comm.Call) error {
+	err := l.order.CommAfterCompute(ctx)
+	if err == nil {
+		err = call.Make(l.order.C)
+	}
+	if err == nil {
+		err = l.order.ComputeAfterComm(ctx)
+	}
+	return err
+}
+
+// Reduce implements [Reducer].
+func (m *meshed) Reduce(ctx context.Context, _ Bucket) error {
+	end := m.memory.Ptr + uintptr(m.n*m.dt.Size())
+	if padding := m.room - m.n; padding > 0 {
+		if err := m.g.rt.Fill(end, padding, m.dt, 0); err != nil {
+			return err
+		}
+	}
+	for i := range m.levels {
+		if err := m.levels[i].do(ctx, m.levels[i].scatter); err != nil {
+			return err
+		}
+	}
+	m.started = true
+	err := m.between.Select(ctx, m.share)
+	if err == nil {
+		err = m.between.Exchange(ctx)
+	}
+	if err == nil {
+		_, err = m.between.Complete(ctx)
+	}
+	if err == nil {
+		err = m.between.Commit(sparse.Passes)
+	}
+	for i := range slices.Backward(m.levels) {
+		if err == nil {
+			err = m.levels[i].do(ctx, m.levels[i].gather)
+		}
+	}
+	return err
+}
+
+// Memory implements [Reducer]. What is kept between steps, the reducer between the hosts keeps.
+func (m *meshed) Memory() Memory { return Memory{} }
+
+// Drain implements reducer.
+func (m *meshed) Drain(ctx context.Context) error {
+	for i := range m.levels {
+		if err := m.levels[i].order.Drain(ctx); err != nil {
+			return err
+		}
+	}
+	return m.between.Drain(ctx)
+}
+
+// Commit implements reducer.
+func (m *meshed) Commit(v sparse.Verdict) error {
+	if v == sparse.Skips {
+		if err := m.RollBack(); err != nil {
+			return err
+		}
+	}
+	m.started = false
+	return m.custom.Commit(v)
+}
+
+// RollBack implements reducer.
+func (m *meshed) RollBack() error {
+	if !m.started {
+		return nil // the last step between the hosts is an earlier one
+	}
+	m.started = false
+	return m.between.RollBack()
+}
+
+// JoinTransaction implements reducer. The ranks of all hosts have compared what they reduce.
+func (m *meshed) JoinTransaction(flags, skip uintptr) {
+	m.custom.JoinTransaction(flags, skip)
+	m.between.JoinTransaction(flags, skip)
+}
+
+// Terms implements reducer.
+func (m *meshed) Terms() string {
+	sizes := []int{}
+	for i := range m.levels {
+		sizes = append(sizes, m.levels[i].order.C.WorldSize())
+	}
+	return fmt.Sprintf("within %v ranks, %s", sizes, m.between.Terms())
+}
+
+// Stats implements reducer: of this rank's share.
+func (m *meshed) Stats(ctx context.Context) (sparse.Stats, error) { return m.between.Stats(ctx) }
+
+// State implements reducer.
+func (m *meshed) State(ctx context.Context) ([]byte, error) { return m.between.State(ctx) }
+
+// PrepareRestore implements reducer.
+func (m *meshed) PrepareRestore(ctx context.Context, states ...[]byte) (func(context.Context) error, error) {
+	return m.between.PrepareRestore(ctx, states...)
+}
+
+// ScaleResidual implements reducer.
+func (m *meshed) ScaleResidual(factor float64) error { return m.between.ScaleResidual(factor) }
+
+// rebind moves to another mesh, in which this rank has the same share.
+func (m *meshed) rebind(l *lines, to comm.Communicator) error {
+	before := m.share
+	if len(l.inner) != len(m.levels) || l.share(m.n)*l.ranks() != m.room {
+		return errOtherShare
+	}
+	for i := range m.levels {
+		if err := m.levels[i].order.DrainToFree(); err != nil {
+			return err
+		}
+	}
+	m.b.Comm = to
+	if m.connect(l, m.room); m.share != before {
+		return errOtherShare
+	}
+	return m.between.Rebind(l.outer)
+}
+
+var errOtherShare = fmt.Errorf("%w: this rank has another share of the buckets in the new mesh, want the same ranks within a host", comm.ErrUnsupported)
+
+// ranks is the number of ranks within a host.
+func (l *lines) ranks() int {
+	n := 1
+	for _, c := range l.inner {
+		n *= c.WorldSize()
+	}
+	return n
+}
+
+// Close implements reducer.
+func (m *meshed) Close() error {
+	var errs []error
+	for i := range m.levels {
+		errs = append(errs, m.levels[i].order.DrainToFree())
+	}
+	if m.between != nil {
+		errs = append(errs, m.between.Close())
+	}
+	return errors.Join(append(errs, m.custom.Close())...)
+}

@@ -1,0 +1,242 @@
+package ddp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// hosts arranges ranks in hosts, of so many each.
+func hosts(perHost int) func(context.Context, comm.Communicator) (*distributed.Mesh, error) {
+	return func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+		return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: -1}, distributed.Dim{Name: "rank", Size: perHost})
+	}
+}
+
+// TestMesh: sparse and dense buckets, with padding, have the same bits on all ranks in each step, and nothing
+// gets lost: after some steps without gradients, results add up to the averages that went in.
+func TestMesh(t *testing.T) {
+	const steps, rest = 3, 60
+	for _, k := range []struct{ ranks, perHost int }{{1, 1}, {2, 2}, {3, 1}, {4, 2}, {6, 3}} {
+		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk} {
+			for _, streams := range []bool{false, true} {
+				label := fmt.Sprintf("%+v, %s, streams %v", k, pattern, streams)
+				results := make([][]uint64, k.ranks)
+				standin.World(t, k.ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+					memory, mesh := runtime.Runtime(rt), hosts(k.perHost)
+					if streams {
+						memory, c = standin.NewOnStream(rt), standin.NewOrdered(ctx, c)
+						mesh = func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+							m, err := hosts(k.perHost)(ctx, c)
+							if err != nil {
+								return nil, err
+							}
+							var of []distributed.Line
+							for _, d := range m.Dims() {
+								sub, err := m.Comm(d.Name)
+								if err != nil {
+									return nil, err
+								}
+								of = append(of, distributed.Line{Name: d.Name, Comm: standin.NewOrdered(ctx, sub)})
+							}
+							return distributed.JoinMesh(of...)
+						}
+					}
+					m, err := newModel(ctx, memory, c, ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.2}, Mesh: mesh})
+					require.NoError(t, err)
+					var in, out [][]float64
+					for i := range m.params {
+						in, out = append(in, make([]float64, m.params[i].Len())), append(out, make([]float64, m.params[i].Len()))
+					}
+					for step := range steps + rest {
+						if step < steps {
+							require.NoError(t, m.load(step))
+						} else {
+							for _, p := range m.params {
+								require.NoError(t, p.Fill(0))
+							}
+						}
+						require.NoError(t, m.sync.ReduceAll(ctx, m.params), label)
+						results[c.Rank()] = append(results[c.Rank()], standin.Digest(m.bits()))
+						for i, p := range m.params {
+							x, err := runtime.ToSlice[float32](p)
+							require.NoError(t, err)
+							for j, v := range x {
+								out[i][j] += float64(v)
+							}
+							for r := 0; r < k.ranks && step < steps; r++ {
+								for j, v := range standin.Normal(p.Len(), r, step, i) {
+									in[i][j] += float64(v) / float64(k.ranks)
+								}
+							}
+						}
+					}
+					for i := range in {
+						assert.InDeltaSlice(t, in[i], out[i], 1e-5, "%s, gradient %d", label, i)
+					}
+					stats, err := m.sync.Stats(ctx)
+					require.NoError(t, err)
+					assert.Equal(t, k.ranks > 1, stats.SentBytes > 0, label)
+					return m.close()
+				})
+				for _, r := range results {
+					assert.Equal(t, results[0], r, label)
+				}
+			}
+		}
+	}
+}
+
+// Along a mesh, a bucket has the bits of [sparse.Hierarchical] where nothing is padded.
+func TestMeshHasTheBitsOfHierarchical(t *testing.T) {
+	const n, steps = 600, 5
+	for _, pattern := range []string{sparse.TopkA, sparse.TopkSA} {
+		standin.World(t, 4, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			mesh, err := hosts(2)(ctx, c)
+			require.NoError(t, err)
+			cfg := sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: sparse.PassNonFinite, Momentum: 0.5}
+			h, err := sparse.NewHierarchical(rt, mesh, n, cfg)
+			require.NoError(t, err)
+			var x [2]*runtime.Tensor
+			for i := range x {
+				x[i], err = runtime.FromSlice(rt, make([]float32, n), n)
+				require.NoError(t, err)
+			}
+			g, err := ddp.New(ctx, rt, c, x[:1], ddp.Config{Config: cfg, DenseUpTo: -1, Mesh: hosts(2)})
+			require.NoError(t, err)
+			for step := range steps {
+				for _, t := range x {
+					err = errors.Join(err, runtime.CopyIn(t, standin.Normal(n, c.Rank(), step)))
+				}
+				require.NoError(t, errors.Join(err, g.ReduceAll(ctx, x[:1]), h.AllReduce(ctx, x[1])))
+				assert.Equal(t, standin.Bits(x[1]), standin.Bits(x[0]), "%s, step %d", pattern, step)
+			}
+			return errors.Join(g.Close(), h.Close(), mesh.Close(), x[0].Free(), x[1].Free())
+		})
+	}
+}
+
+// A step that is skipped, as a gradient on one rank is not finite, leaves all as it was on all hosts: the steps
+// around it have the bits of a run without it. So have those after a state is restored, and after the
+// ranks have moved to another communicator.
+func TestMeshAroundASkippedStep(t *testing.T) {
+	const ranks, steps, bad = 4, 6, 2
+	for _, cfg := range []ddp.Config{
+		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Momentum: 0.9}},
+		{Config: sparse.Config{Pattern: sparse.Gtopk, Density: 0.1, ClipNorm: 1, Clip: sparse.ClipGlobal}},
+		{Reducer: newAlternating, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}},
+	} {
+		cfg.Mesh = hosts(2)
+		run := func(with bool) [][]uint64 {
+			all := make([][]uint64, ranks)
+			others, err := local.New(ranks)
+			require.NoError(t, err)
+			standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				m, err := newModel(ctx, rt, c, cfg)
+				require.NoError(t, err)
+				defer others[c.Rank()].Close()
+				for step := range steps {
+					if step == bad && !with {
+						continue
+					}
+					require.NoError(t, m.load(step))
+					if step == bad && c.Rank() == 3 {
+						require.NoError(t, m.params[0].Fill(math.NaN()))
+					}
+					if step == 4 && with {
+						state, err := m.sync.State(ctx)
+						require.NoError(t, errors.Join(err, m.close()))
+						m, err = newModel(ctx, rt, c, cfg)
+						require.NoError(t, errors.Join(err, m.sync.Restore(ctx, state), m.load(step)))
+					}
+					if step == 5 && with {
+						require.NoError(t, m.sync.Rebind(ctx, others[c.Rank()]))
+					}
+					require.NoError(t, m.sync.ReduceAll(ctx, m.params))
+					stats, err := m.sync.Stats(ctx)
+					require.NoError(t, err)
+					require.Equal(t, step == bad, stats.Skipped, "step %d", step)
+					if step != bad {
+						all[c.Rank()] = append(all[c.Rank()], standin.Digest(m.bits()))
+					}
+				}
+				return m.close()
+			})
+			return all
+		}
+		assert.Equal(t, run(false), run(true), "%+v", cfg.Config)
+	}
+}
+
+// alternating is a Reducer that averages every other entry of a bucket, and keeps the rest.
+type alternating struct{ residual *runtime.Tensor }
+
+func newAlternating(b ddp.Bucket) (ddp.Reducer, error) {
+	residual, err := runtime.FromSlice(b.Tensor.Runtime(), make([]float32, b.Tensor.Len()), b.Tensor.Len())
+	return &alternating{residual}, err
+}
+
+func (a *alternating) Memory() ddp.Memory { return ddp.Memory{Residual: []*runtime.Tensor{a.residual}} }
+
+func (a *alternating) Reduce(ctx context.Context, b ddp.Bucket) error {
+	x, err := cpu.Slice[float32](b.Tensor)
+	residual, wrong := cpu.Slice[float32](a.residual)
+	if err := errors.Join(err, wrong); err != nil {
+		return err
+	}
+	for i := range x {
+		x[i] += residual[i]
+		if residual[i] = 0; (i+b.Step)%2 == 1 {
+			residual[i], x[i] = x[i], 0
+		}
+	}
+	return distributed.AllReduce(ctx, b.Comm, b.Tensor, comm.Avg)
+}
+
+func TestMeshMisuse(t *testing.T) {
+	standin.World(t, 4, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		m, err := newModel(ctx, rt, c, ddp.Config{Mesh: hosts(2)})
+		require.NoError(t, err)
+		for _, cfg := range []ddp.Config{{Mesh: hosts(2), Sum: true}, {Mesh: hosts(2), Shard: true}, {Mesh: hosts(3)},
+			{Mesh: func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+				half, err := c.Split(ctx, c.Rank()%2, 0)
+				if err != nil {
+					return nil, err
+				}
+				return distributed.JoinMesh(distributed.Line{Name: "half", Comm: half})
+			}}} {
+			_, err := ddp.New(ctx, rt, c, m.params, cfg)
+			assert.ErrorIs(t, err, comm.ErrArgument)
+		}
+		return m.close()
+	})
+	others, err := local.New(3)
+	require.NoError(t, err)
+	standin.World(t, 4, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		perHost := 2
+		m, err := newModel(ctx, rt, c, ddp.Config{Mesh: func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+			return hosts(perHost)(ctx, c)
+		}})
+		require.NoError(t, errors.Join(err, m.load(0), m.sync.ReduceAll(ctx, m.params)))
+		if c.Rank() < 3 {
+			defer others[c.Rank()].Close()
+			perHost = 3
+			assert.ErrorIs(t, m.sync.Rebind(ctx, others[c.Rank()]), comm.ErrUnsupported)
+		}
+		return m.close()
+	})
+}
