@@ -1,9 +1,11 @@
 package ddp_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"sync"
@@ -458,4 +460,106 @@ func TestGlobalNormIsNotFinite(t *testing.T) {
 			return g.Close()
 		})
 	}
+}
+
+// TestLostResiduals: a line of the log says that ranks are gone with what they had not
+// sent, one for all buckets, and nothing where nothing is lost.
+func TestLostResiduals(t *testing.T) {
+	const ranks = 3
+	var text bytes.Buffer
+	var mu sync.Mutex
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(standin.NewLockedBuffer(&mu, &text), nil)))
+	defer slog.SetDefault(before)
+	for _, k := range []struct {
+		pattern string
+		fewer   int
+		lines   int
+	}{{"topkA", 1, 2}, {"topkA", 0, 0}, {sparse.Dense, 1, 0}} {
+		others, err := local.New(ranks - k.fewer)
+		require.NoError(t, err)
+		text.Reset()
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			u, err := standin.NewTrainee(rt, c, sparse.Config{Pattern: k.pattern, Density: 0.1}, 500)
+			require.NoError(t, err)
+			m, err := newModel(ctx, rt, c, ddp.Config{Config: sparse.Config{Pattern: k.pattern, Density: 0.1, ClipNorm: 9}})
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(u.Step(ctx, 0), m.load(0), m.sync.ReduceAll(ctx, m.params)))
+			if rank := c.Rank(); rank < len(others) {
+				defer others[rank].Close()
+				require.NoError(t, errors.Join(u.S.Rebind(others[rank]), m.sync.Rebind(ctx, others[rank])))
+				require.NoError(t, errors.Join(u.Step(ctx, 1), m.load(1), m.sync.ReduceAll(ctx, m.params)))
+			}
+			return errors.Join(u.Close(), m.close())
+		})
+		assert.Equal(t, k.lines, bytes.Count(text.Bytes(), []byte("is lost\" ranks=2 lost=1")), "%+v: %s", k, text.String())
+	}
+}
+
+// TestContextOverBefore: a step that does not begin, because its context is over, leaves
+// everything usable, also where steps cannot be undone.
+func TestContextOverBefore(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		const n = 100
+		cfg := sparse.Config{Pattern: "topkA", Density: 0.1, NoUndo: true}
+		u, err := standin.NewTrainee(rt, c, cfg, n)
+		require.NoError(t, err)
+		buckets, err := ddp.New(ctx, rt, c, []*runtime.Tensor{u.T}, ddp.Config{Config: cfg})
+		require.NoError(t, err)
+		plain, err := ddp.New(ctx, rt, c, []*runtime.Tensor{u.T}, ddp.Config{})
+		require.NoError(t, err)
+		for name, step := range map[string]func(ctx context.Context) error{
+			"sparse":  func(ctx context.Context) error { return u.S.AllReduce(ctx, u.T) },
+			"buckets": func(ctx context.Context) error { return buckets.ReduceAll(ctx, []*runtime.Tensor{u.T}) },
+			"plain":   func(ctx context.Context) error { return plain.ReduceAll(ctx, []*runtime.Tensor{u.T}) },
+		} {
+			before := standin.Bits(u.T)
+			assert.ErrorIs(t, step(over), comm.ErrCanceled, name)
+			assert.Equal(t, before, standin.Bits(u.T), name)
+		}
+		_, stateErr := u.S.State(ctx)
+		_, bucketsErr := buckets.State(ctx)
+		_, plainErr := plain.State(ctx)
+		require.NoError(t, errors.Join(stateErr, bucketsErr, plainErr))
+		require.NoError(t, errors.Join(u.Step(ctx, 0), buckets.ReduceAll(ctx, []*runtime.Tensor{u.T}), plain.ReduceAll(ctx, []*runtime.Tensor{u.T})))
+		return errors.Join(buckets.Close(), plain.Close(), u.Close())
+	})
+}
+
+// failsAt is a communicator of whose calls of StreamWaitEvent one fails.
+type failsAt struct {
+	standin.ByEvents
+	calls *int // until then; below 0: none
+}
+
+func (f failsAt) StreamWaitEvent(_, _ uintptr) error {
+	if *f.calls--; *f.calls == 0 {
+		return standin.ErrKernel
+	}
+	return nil
+}
+
+// The same of the buckets of a model, behind whose results the compute stream waits.
+func TestFailureBehindResults(t *testing.T) {
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		calls := 0
+		memory := standin.NewBranching(rt)
+		all := standin.Gradients(t, memory, 2)
+		g, err := ddp.New(ctx, memory, failsAt{standin.NewByEvents(ctx, c), &calls}, all,
+			ddp.Config{Config: sparse.Config{Pattern: "topkA", Density: 0.1}, DenseUpTo: -1})
+		require.NoError(t, err)
+		require.NoError(t, g.ReduceAll(ctx, all))
+		calls = 0
+		require.NoError(t, g.ReduceAll(ctx, all))
+		calls = -calls // the last one
+		err = g.ReduceAll(ctx, all)
+		assert.ErrorIs(t, err, standin.ErrKernel)
+		assert.NotContains(t, err.Error(), "undone")
+		assert.ErrorIs(t, g.ReduceAll(ctx, all), standin.ErrKernel, "it stays")
+		err = g.Close()
+		standin.Free(t, all)
+		return err
+	})
 }
