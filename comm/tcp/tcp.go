@@ -252,6 +252,6 @@ func mix(h, x uint64) uint64 {
 func (e *endpoint) Release(ctx context.Context) error {
 	e.Leave(ctx)
 	e.wire.close()
-	e.Engine.Release(nil)
+	e.Engine.Release()
 	return e.wire.node.leave(ctx)
 }

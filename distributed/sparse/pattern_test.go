@@ -358,6 +358,8 @@ type failing struct {
 
 func (f failing) TopK(runtime.Source, int, runtime.Entries, uintptr) error { return f.err }
 
+func (f failing) TopKChunks(runtime.Source, int, int, runtime.Entries) error { return f.err }
+
 func (f failing) SelectNear(runtime.Source, int, uintptr, runtime.Near, runtime.Entries, uintptr) error {
 	return f.err
 }

@@ -46,8 +46,7 @@ func (b tcpBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	}
 	rt := cpu.New()
 	if err == nil {
-		g := &guard{limit: opts.Timeout}
-		err = body(ctx, Rank{Comm: g.watch(world), Runtime: rt, HostRanks: 1, guard: g})
+		err = body(ctx, Rank{Comm: bound(world, opts.Timeout), Runtime: rt, HostRanks: 1, limit: opts.Timeout})
 	}
 	if err != nil {
 		world.Abort(err)
