@@ -44,29 +44,49 @@ type Gaps struct {
 // Set makes g the gaps before the indices, at least one and at most Block; before is the index before the
 // first one. Gaps are modulo 2^31.
 func (g *Gaps) Set(idx []int32, before int32) {
-	g.n, g.sum, g.or = len(idx), 0, 0
 	gaps := g.gaps[:len(idx)]
-	for i, x := range idx {
-		gap := uint32(x-before-1) & (1<<31 - 1)
-		gaps[i], before = gap, x
+	first := uint32(idx[0]-before-1) & (1<<31 - 1)
+	gaps[0] = first
+	var done int
+	done, g.sum, g.or = scan(gaps[1:], idx)
+	for i := done + 1; i < len(idx); i++ {
+		gap := uint32(idx[i]-idx[i-1]-1) & (1<<31 - 1)
+		gaps[i] = gap
 		g.sum += uint64(gap)
 		g.or |= gap
 	}
+	g.n, g.sum, g.or = len(idx), g.sum+uint64(first), g.or|first
 }
 
 // Choose returns the header with which gaps take the least room, as described at runtime.RiceParameter.
 func (g *Gaps) Choose() Header {
 	k := uint(max(bits.Len64(g.sum/uint64(g.n))-1, 0))
-	best, down := g.cost(k), false
-	for k > 0 {
-		c := g.cost(k - 1)
+	// Quotients with one bit less, as many, and one bit more: mostly all that it takes.
+	gaps := g.gaps[:g.n]
+	var sums [3]int
+	if k == 0 {
+		sums[1], sums[2] = int(g.sum), sumQuotients(gaps, 1)
+	} else {
+		done := 0
+		if g.or < 1<<25 {
+			done, sums = sumSome(gaps, k-1)
+		}
+		for i, s := range sumThree(gaps[done:], k-1) {
+			sums[i] += s
+		}
+	}
+	best, down := g.cost(k, sums[1]), false
+	for next := sums[0]; k > 0; next = sumQuotients(gaps, k-1) {
+		c := g.cost(k-1, next)
 		if c>>1 >= best>>1 {
 			break
 		}
-		k, best, down = k-1, c, true
+		if k, best, down = k-1, c, true; k == 0 {
+			break
+		}
 	}
-	for !down && k < 30 {
-		c := g.cost(k + 1)
+	for next := sums[2]; !down && k < 30; next = sumQuotients(gaps, k+1) {
+		c := g.cost(k+1, next)
 		if c>>1 >= best>>1 {
 			break
 		}
@@ -80,11 +100,10 @@ func (g *Gaps) Choose() Header {
 	return h
 }
 
-// cost returns the length of the block with that many low bits, in bits without filling, twice, and one
-// more if quotients are capped.
-func (g *Gaps) cost(k uint) int {
-	total := sumQuotients(g.gaps[:g.n], k) + g.n
-	flag := 0
+// cost returns the length of the block with that many low bits and that sum of quotients, in bits without
+// filling, twice, and one more if quotients are capped.
+func (g *Gaps) cost(k uint, sum int) int {
+	total, flag := sum+g.n, 0
 	if g.or>>k >= capFrom {
 		capped := g.n
 		for _, gap := range g.gaps[:g.n] {
@@ -111,30 +130,80 @@ func sumQuotients(gaps []uint32, k uint) (total int) {
 	return total
 }
 
+// sumThree sums quotients for k, k+1 and k+2.
+func sumThree(gaps []uint32, k uint) (sums [3]int) {
+	var a, b, c int
+	for _, gap := range gaps {
+		q := int(gap >> (k & 31))
+		a += q
+		b += q >> 1
+		c += q >> 2
+	}
+	return [3]int{a, b, c}
+}
+
 // Encode writes the block to dst, which has h.Bytes bytes. h is what Choose returned.
 func (g *Gaps) Encode(dst []byte, h Header) {
 	k, capped, u := h.split()
 	gaps := g.gaps[:g.n]
-	w := writer{dst: dst}
-	for _, gap := range gaps {
-		w.put(gap&(1<<k-1), k)
+	low := len(dst) - u
+	if !putFast(dst[:low], gaps, k, false) {
+		putLow(dst[:low], gaps, k)
 	}
-	if w.end(); u == 0 {
+	if u == 0 || !capped && g.or>>k <= 27 && putFast(dst[low:], gaps, k, true) {
 		return
 	}
-	w.high(gaps, k, capped)
+	most := uint32(1<<32 - 1)
+	if capped {
+		most = capAt
+	}
+	w := putHigh(dst[low:], gaps, k, most)
 	if capped {
 		for _, gap := range gaps {
-			if q := gap >> k; q >= capAt {
+			if q := gap >> (k & 31); q >= capAt {
 				x := q - capAt + 1
 				n := uint(bits.Len32(x) - 1)
-				w.zeros(n)
+				w.put(0, n)
 				w.put(1, 1)
 				w.put(x&(1<<n-1), n)
 			}
 		}
 	}
 	w.end()
+}
+
+// putLow writes the k lowest bits of each gap.
+func putLow(dst []byte, gaps []uint32, k uint) {
+	var acc uint64
+	n, mask := uint(0), uint32(1)<<(k&31)-1
+	for _, gap := range gaps {
+		acc |= uint64(gap&mask) << (n & 63)
+		if n += k; n >= 32 {
+			binary.LittleEndian.PutUint32(dst, uint32(acc))
+			dst, acc, n = dst[4:], acc>>32, n-32
+		}
+	}
+	w := writer{dst, acc, n}
+	w.end()
+}
+
+// putHigh writes quotients, larger ones as most.
+func putHigh(dst []byte, gaps []uint32, k uint, most uint32) writer {
+	var acc uint64
+	n := uint(0)
+	for _, gap := range gaps {
+		q := uint(min(gap>>(k&31), most))
+		for ; q >= 32; q -= 32 {
+			binary.LittleEndian.PutUint32(dst, uint32(acc))
+			dst, acc = dst[4:], 0
+		}
+		acc |= 1 << ((n + q) & 63)
+		if n += q + 1; n >= 32 {
+			binary.LittleEndian.PutUint32(dst, uint32(acc))
+			dst, acc, n = dst[4:], acc>>32, n-32
+		}
+	}
+	return writer{dst, acc, n}
 }
 
 // writer writes bits.
@@ -147,45 +216,18 @@ type writer struct {
 // put writes the n bits of v, at most 32.
 func (w *writer) put(v uint32, n uint) {
 	w.acc |= uint64(v) << w.n
-	w.n += n
-	if w.n >= 32 {
+	if w.n += n; w.n >= 32 {
 		binary.LittleEndian.PutUint32(w.dst, uint32(w.acc))
-		w.dst = w.dst[4:]
-		w.acc >>= 32
-		w.n -= 32
-	}
-}
-
-func (w *writer) zeros(n uint) {
-	for ; n > 32; n -= 32 {
-		w.put(0, 32)
-	}
-	w.put(0, n)
-}
-
-// high writes quotients, those that are apart as capAt.
-func (w *writer) high(gaps []uint32, k uint, capped bool) {
-	for _, gap := range gaps {
-		q := uint(gap >> (k & 31))
-		if capped {
-			q = min(q, capAt)
-		}
-		if q >= 32 {
-			w.zeros(q)
-			q = 0
-		}
-		w.put(1<<(q&31), q+1)
+		w.dst, w.acc, w.n = w.dst[4:], w.acc>>32, w.n-32
 	}
 }
 
 // end fills the last byte.
 func (w *writer) end() {
-	for ; int(w.n) > 0; w.n -= min(w.n, 8) {
+	for ; w.n > 0; w.n -= min(w.n, 8) {
 		w.dst[0] = byte(w.acc)
-		w.dst = w.dst[1:]
-		w.acc >>= 8
+		w.dst, w.acc = w.dst[1:], w.acc>>8
 	}
-	w.acc = 0
 }
 
 // Decode writes the first indices of a block of count entries, which src begins with; next is the least
@@ -216,6 +258,10 @@ func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 
 // decodePlain decodes a block without quotients that are apart. high has slack bytes more.
 func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
+	done := decodeFast(idx, src, high[:len(high)-slack], k, next)
+	if done == len(idx) {
+		return
+	}
 	mask := uint32(1)<<k - 1
 	w, from, at := binary.LittleEndian.Uint64(high), 0, uint(0)
 	sum := uint32(next) // of the low bits, and one for each entry; quotients are added where they end

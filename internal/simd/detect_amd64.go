@@ -7,7 +7,7 @@ import "golang.org/x/sys/cpu"
 // registers if it does for AVX2.
 func detect() bool {
 	_, _, features, _ := cpuid(1, 0)
-	return cpu.X86.HasAVX2 && features&cpuidF16C != 0
+	return cpu.X86.HasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasBMI2 && features&cpuidF16C != 0
 }
 
 const cpuidF16C = 1 << 29

@@ -1,8 +1,8 @@
 // Package simd says which vector instructions the assembly of this module may
 // use, how large the processor's cache is, and has the generators of that assembly.
 //
-// Packages with assembly (internal/convert, internal/hostops,
-// runtime/cpu/internal/f32) have every function in Go as well. Both give the same
+// Packages with assembly (internal/convert, internal/gaps, internal/hostops,
+// runtime/cpu/internal/f32 and quant) have every function in Go as well. Both give the same
 // bits, except that the payload and sign of a NaN that an addition,
 // multiplication or division produces are the processor's.
 //
@@ -12,8 +12,8 @@ package simd
 
 //go:generate env GOWORK=off go run -C gen ./arith -of cpuid -out ../cpuid_amd64.s -stubs ../cpuid_amd64.go -pkg simd
 
-// AVX2 reports whether the processor has AVX2 and F16C, on which all assembly of
-// this module relies. It is set when the program starts; only tests change it.
+// AVX2 reports whether the processor has AVX2, BMI2 and F16C, on which all assembly
+// of this module relies. It is set when the program starts; only tests change it.
 var AVX2 = detect()
 
 // Cache is the size of the processor's last-level cache in bytes, 0 if it does not tell.

@@ -14,6 +14,7 @@ import (
 func main() {
 	quantize("quantizeI8AVX2", 8)
 	quantize("quantizeI4AVX2", 4)
+	signs()
 	for _, k := range []struct {
 		name string
 		bits int
@@ -96,17 +97,7 @@ func quantize(name string, bits int) {
 	}
 	x := maximum(largest)
 	VDIVSS(most, x, x) // a NaN or infinity stays one
-	scale, odd := GP32(), GP32()
-	VMOVD(x, scale)
-	MOVL(scale, odd)
-	SHRL(Imm(16), odd)
-	ANDL(Imm(1), odd)
-	LEAL(Mem{Base: scale, Index: odd, Scale: 1, Disp: 0x7fff}, scale)
-	ANDL(U32(0xffff0000), scale)
-	check := GP32()
-	LEAL(Mem{Base: scale, Disp: -0x01000000}, check) // above 2^-125, below 2^110
-	CMPL(check, U32(0x75000000))
-	JAE(LabelRef("end"))
+	scale := roundScale(x)
 	factor, inverse := YMM(), YMM()
 	VMOVD(scale, x)
 	VPBROADCASTD(x, factor)
@@ -166,6 +157,98 @@ func quantize(name string, bits int) {
 	VZEROUPPER()
 	Store(done, ReturnIndex(0))
 	RET()
+}
+
+// signs adds magnitudes as CodecSign is specified: the upper half onto the lower one.
+func signs() {
+	kernel("quantizeSignAVX2", "func(codes, scales *byte, src, lost []float32) (done int)",
+		"quantizeSignAVX2 writes the signs and the mean magnitudes of blocks, until one has a value that is not",
+		"finite, or a mean near the ends of its range. If lost is not empty, it becomes what rounding loses.")
+	codes, scales := Load(Param("codes"), GP64()), Load(Param("scales"), GP64())
+	src, blocks := Load(Param("src").Base(), GP64()), Load(Param("src").Len(), GP64())
+	SHRQ(Imm(6), blocks)
+	lost, keeps := Load(Param("lost").Base(), GP64()), Load(Param("lost").Len(), GP64())
+	done := GP64()
+	XORQ(done, done)
+	magnitude, sign, share, bound := constant(1<<31-1), constant(1<<31), constant(0x3c800000), constant(0x7f7fffff)
+	Label("block")
+	CMPQ(done, blocks)
+	JGE(LabelRef("end"))
+	var v [vectors]VecVirtual
+	largest := YMM()
+	VPXOR(largest, largest, largest)
+	for i := range v {
+		v[i] = YMM()
+		VPAND(Mem{Base: src, Disp: 32 * i}, magnitude, v[i])
+		VPMAXSD(v[i], largest, largest)
+		VMULPS(share, v[i], v[i])
+		if i >= vectors/2 {
+			VADDPS(v[i], v[i-vectors/2], v[i-vectors/2])
+		}
+	}
+	VPCMPGTD(bound, largest, largest)
+	odd := GP32()
+	VPMOVMSKB(largest, odd)
+	TESTL(odd, odd)
+	JNE(LabelRef("end"))
+	VADDPS(v[2], v[0], v[0])
+	VADDPS(v[3], v[1], v[1])
+	VADDPS(v[1], v[0], v[0])
+	x, y := XMM(), XMM()
+	VEXTRACTF128(Imm(1), v[0], x)
+	VADDPS(x, v[0].AsX(), x)
+	for _, order := range []uint8{0b01_00_11_10, 0b00_00_00_01} {
+		VPSHUFD(U8(order), x, y)
+		VADDPS(y, x, x)
+	}
+	mean := roundScale(x)
+	factor := YMM()
+	VMOVD(mean, x)
+	VPBROADCASTD(x, factor)
+	SHRL(Imm(16), mean)
+	MOVW(mean.As16(), Mem{Base: scales})
+	for i := range vectors {
+		bits, rest := GP32(), YMM()
+		VMOVUPS(Mem{Base: src, Disp: 32 * i}, rest)
+		VMOVMSKPS(rest, bits)
+		MOVB(bits.As8(), Mem{Base: codes, Disp: i})
+	}
+	CMPQ(keeps, Imm(0))
+	JE(LabelRef("next"))
+	for i := range vectors {
+		rest, d := YMM(), YMM()
+		VMOVUPS(Mem{Base: src, Disp: 32 * i}, rest)
+		VANDPS(rest, sign, d)
+		VXORPS(factor, d, d)
+		VSUBPS(d, rest, rest)
+		VMOVUPS(rest, Mem{Base: lost, Disp: 32 * i})
+	}
+	Label("next")
+	ADDQ(U32(block*4), src)
+	ADDQ(U32(block*4), lost)
+	ADDQ(Imm(2), scales)
+	ADDQ(Imm(block/8), codes)
+	INCQ(done)
+	JMP(LabelRef("block"))
+	Label("end")
+	VZEROUPPER()
+	Store(done, ReturnIndex(0))
+	RET()
+}
+
+// roundScale rounds the first lane of x to BF16, and goes to the end if it is near the ends of the range.
+func roundScale(x VecVirtual) GPVirtual {
+	scale, odd, check := GP32(), GP32(), GP32()
+	VMOVD(x, scale)
+	MOVL(scale, odd)
+	SHRL(Imm(16), odd)
+	ANDL(Imm(1), odd)
+	LEAL(Mem{Base: scale, Index: odd, Scale: 1, Disp: 0x7fff}, scale)
+	ANDL(U32(0xffff0000), scale)
+	LEAL(Mem{Base: scale, Disp: -0x01000000}, check) // above 2^-125, below 2^110
+	CMPL(check, U32(0x75000000))
+	JAE(LabelRef("end"))
+	return scale
 }
 
 var tables = map[string]Mem{}

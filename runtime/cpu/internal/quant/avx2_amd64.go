@@ -14,6 +14,12 @@ func quantizeI8AVX2(codes *byte, scales *byte, src []float32, lost []float32, mo
 //go:noescape
 func quantizeI4AVX2(codes *byte, scales *byte, src []float32, lost []float32, most float32) (done int)
 
+// quantizeSignAVX2 writes the signs and the mean magnitudes of blocks, until one has a value that is not
+// finite, or a mean near the ends of its range. If lost is not empty, it becomes what rounding loses.
+//
+//go:noescape
+func quantizeSignAVX2(codes *byte, scales *byte, src []float32, lost []float32) (done int)
+
 // dequantizeI8AVX2 stores or adds the values of blocks
 // until one has a value that is not finite.
 //

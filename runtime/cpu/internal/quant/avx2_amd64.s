@@ -351,6 +351,168 @@ end:
 	MOVQ R8, done+72(FP)
 	RET
 
+// func quantizeSignAVX2(codes *byte, scales *byte, src []float32, lost []float32) (done int)
+// Requires: AVX, AVX2
+TEXT ·quantizeSignAVX2(SB), NOSPLIT, $0-72
+	MOVQ         codes+0(FP), AX
+	MOVQ         scales+8(FP), CX
+	MOVQ         src_base+16(FP), DX
+	MOVQ         src_len+24(FP), BX
+	SHRQ         $0x06, BX
+	MOVQ         lost_base+40(FP), SI
+	MOVQ         lost_len+48(FP), DI
+	XORQ         R8, R8
+	MOVL         $0x7fffffff, R9
+	VMOVD        R9, X0
+	VPBROADCASTD X0, Y0
+	MOVL         $0x80000000, R9
+	VMOVD        R9, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x3c800000, R9
+	VMOVD        R9, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0x7f7fffff, R9
+	VMOVD        R9, X3
+	VPBROADCASTD X3, Y3
+
+block:
+	CMPQ         R8, BX
+	JGE          end
+	VPXOR        Y4, Y4, Y4
+	VPAND        (DX), Y0, Y5
+	VPMAXSD      Y5, Y4, Y4
+	VMULPS       Y2, Y5, Y5
+	VPAND        32(DX), Y0, Y6
+	VPMAXSD      Y6, Y4, Y4
+	VMULPS       Y2, Y6, Y6
+	VPAND        64(DX), Y0, Y7
+	VPMAXSD      Y7, Y4, Y4
+	VMULPS       Y2, Y7, Y7
+	VPAND        96(DX), Y0, Y8
+	VPMAXSD      Y8, Y4, Y4
+	VMULPS       Y2, Y8, Y8
+	VPAND        128(DX), Y0, Y9
+	VPMAXSD      Y9, Y4, Y4
+	VMULPS       Y2, Y9, Y9
+	VADDPS       Y9, Y5, Y5
+	VPAND        160(DX), Y0, Y9
+	VPMAXSD      Y9, Y4, Y4
+	VMULPS       Y2, Y9, Y9
+	VADDPS       Y9, Y6, Y6
+	VPAND        192(DX), Y0, Y9
+	VPMAXSD      Y9, Y4, Y4
+	VMULPS       Y2, Y9, Y9
+	VADDPS       Y9, Y7, Y7
+	VPAND        224(DX), Y0, Y9
+	VPMAXSD      Y9, Y4, Y4
+	VMULPS       Y2, Y9, Y9
+	VADDPS       Y9, Y8, Y8
+	VPCMPGTD     Y3, Y4, Y4
+	VPMOVMSKB    Y4, R9
+	TESTL        R9, R9
+	JNE          end
+	VADDPS       Y7, Y5, Y5
+	VADDPS       Y8, Y6, Y6
+	VADDPS       Y6, Y5, Y5
+	VEXTRACTF128 $0x01, Y5, X4
+	VADDPS       X4, X5, X4
+	VPSHUFD      $0x4e, X4, X5
+	VADDPS       X5, X4, X4
+	VPSHUFD      $0x01, X4, X5
+	VADDPS       X5, X4, X4
+	VMOVD        X4, R9
+	MOVL         R9, R10
+	SHRL         $0x10, R10
+	ANDL         $0x01, R10
+	LEAL         32767(R9)(R10*1), R9
+	ANDL         $0xffff0000, R9
+	LEAL         -16777216(R9), R10
+	CMPL         R10, $0x75000000
+	JAE          end
+	VMOVD        R9, X4
+	VPBROADCASTD X4, Y4
+	SHRL         $0x10, R9
+	MOVW         R9, (CX)
+	VMOVUPS      (DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, (AX)
+	VMOVUPS      32(DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, 1(AX)
+	VMOVUPS      64(DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, 2(AX)
+	VMOVUPS      96(DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, 3(AX)
+	VMOVUPS      128(DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, 4(AX)
+	VMOVUPS      160(DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, 5(AX)
+	VMOVUPS      192(DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, 6(AX)
+	VMOVUPS      224(DX), Y5
+	VMOVMSKPS    Y5, R9
+	MOVB         R9, 7(AX)
+	CMPQ         DI, $0x00
+	JE           next
+	VMOVUPS      (DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, (SI)
+	VMOVUPS      32(DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, 32(SI)
+	VMOVUPS      64(DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, 64(SI)
+	VMOVUPS      96(DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, 96(SI)
+	VMOVUPS      128(DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, 128(SI)
+	VMOVUPS      160(DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, 160(SI)
+	VMOVUPS      192(DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, 192(SI)
+	VMOVUPS      224(DX), Y5
+	VANDPS       Y5, Y1, Y6
+	VXORPS       Y4, Y6, Y6
+	VSUBPS       Y6, Y5, Y5
+	VMOVUPS      Y5, 224(SI)
+
+next:
+	ADDQ $0x00000100, DX
+	ADDQ $0x00000100, SI
+	ADDQ $0x02, CX
+	ADDQ $0x08, AX
+	INCQ R8
+	JMP  block
+
+end:
+	VZEROUPPER
+	MOVQ R8, done+64(FP)
+	RET
+
 // func dequantizeI8AVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
 // Requires: AVX, AVX2
 TEXT ·dequantizeI8AVX2(SB), NOSPLIT, $0-56

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/convert"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -43,6 +44,11 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 	if c == runtime.CodecI2 {
 		size = group
 	}
+	if c == runtime.CodecF32 {
+		copy(codes, hostmem.Bytes(src))
+		clear(lost)
+		return
+	}
 	var decoded [group]float32
 	for i := 0; i < len(src); {
 		scale, code, rest := scales[scaleAt(c, i):], codes[i*c.Bits()/8:], lost[min(i, len(lost)):]
@@ -54,11 +60,6 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 		i += len(x)
 		d := decoded[:len(x)]
 		switch c {
-		case runtime.CodecF32:
-			for j, v := range x {
-				le.PutUint32(code[4*j:], math.Float32bits(v))
-			}
-			copy(d, x)
 		case runtime.CodecBF16, runtime.CodecF16:
 			narrow(c, code, x, d)
 		case runtime.CodecI2:
@@ -112,9 +113,7 @@ func Decode(c runtime.Codec, dst []float32, src []byte, n int, add bool) {
 func decodeBlock(c runtime.Codec, y []float32, code, scale []byte) {
 	switch c {
 	case runtime.CodecF32:
-		for i := range y {
-			y[i] = math.Float32frombits(le.Uint32(code[4*i:]))
-		}
+		copy(hostmem.Bytes(y), code)
 	case runtime.CodecBF16:
 		for i := range y {
 			y[i] = bf16(code[2*i:])

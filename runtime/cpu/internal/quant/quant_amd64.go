@@ -21,6 +21,8 @@ func encodeBlocks(c runtime.Codec, codes, scales []byte, src, lost []float32) in
 		return block * quantizeI8AVX2(&codes[0], &scales[0], src, lost, 127)
 	case runtime.CodecI4:
 		return block * quantizeI4AVX2(&codes[0], &scales[0], src, lost, 7)
+	case runtime.CodecSign:
+		return block * quantizeSignAVX2(&codes[0], &scales[0], src, lost)
 	}
 	return 0
 }

@@ -1,0 +1,55 @@
+package gaps
+
+//go:generate env GOWORK=off go run -C ../simd/gen ./gaps -out ../../gaps/bmi2_amd64.s -stubs ../../gaps/bmi2_amd64.go -pkg gaps
+
+import "github.com/tutti-go/tutti/internal/simd"
+
+// The functions of this file do a part from the beginning, and return how much; nothing without AVX2.
+
+// scan stores the gaps before the indices but the first one.
+func scan(gaps []uint32, idx []int32) (done int, sum uint64, or uint32) {
+	rounds := (len(idx) - 1) / 8
+	if !simd.AVX2 || rounds == 0 {
+		return 0, 0, 0
+	}
+	var sums [8]uint64
+	or = scanAVX2(&gaps[0], &idx[0], rounds, &sums)
+	for _, s := range sums {
+		sum += s
+	}
+	return 8 * rounds, sum, or
+}
+
+// sumSome sums quotients as sumThree does, if all are below 2^25.
+func sumSome(gaps []uint32, k uint) (done int, sums [3]int) {
+	if !simd.AVX2 || len(gaps) < 8 {
+		return 0, sums
+	}
+	var parts [24]uint32
+	sumsAVX2(&gaps[0], len(gaps)/8, k, &parts)
+	for i, s := range parts {
+		sums[i/8] += int(s)
+	}
+	return len(gaps) &^ 7, sums
+}
+
+// putFast writes low bits, or quotients of which none is above 27, of an even number of gaps, if dst has
+// room for 8 bytes behind its end.
+func putFast(dst []byte, gaps []uint32, k uint, high bool) bool {
+	if !simd.AVX2 || cap(dst)-len(dst) < slack || len(gaps)%2 != 0 || k > 28 {
+		return false
+	}
+	if high {
+		highBMI2(&dst[:1][0], &gaps[0], len(gaps)/2, k)
+	} else {
+		lowBMI2(&dst[:1][0], &gaps[0], len(gaps)/2, k)
+	}
+	return true
+}
+
+func decodeFast(idx []int32, low, high []byte, k uint, next int32) int {
+	if !simd.AVX2 || len(idx) == 0 {
+		return 0
+	}
+	return decodeBMI2(idx, low, high, k, next)
+}
