@@ -31,12 +31,14 @@ func (k kernels) TopKChunks(src runtime.Source, n, chunk int, dst runtime.Entrie
 	return c.err
 }
 
-// topKChunks writes the k largest of each chunk to dst.
+// topKChunks writes the k largest of each chunk to dst. What a chunk's last one has is a guess for the next.
 func (s *scratch) topKChunks(src *source, k, size int, dst entries) {
+	g := guess{0, mostMargin}
 	for from := 0; from < len(src.x); from += size {
 		to := min(from+size, len(src.x))
 		s.accumulate(src, from, to)
-		count, _ := s.topK(&source{x: src.x[from:to], take: src.take}, k, dst, guess{}, true)
+		count, key := s.topK(&source{x: src.x[from:to], take: src.take}, k, dst, g, true)
+		g.threshold = math.Float32frombits(key)
 		for i := range dst.idx[:count] {
 			dst.idx[i] += int32(from)
 		}
