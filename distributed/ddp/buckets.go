@@ -1,10 +1,12 @@
 package ddp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -28,6 +30,7 @@ type bucket struct {
 	views   base.Buffer     // of gradients that live here and survive the communicator
 	flat    *runtime.Tensor // those that are joined; nil: none are
 	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
+	pattern string          // as [Gradients.Patterns] has it
 	ended   bool            // its step is committed
 	reducer reducer
 	failed  error   // of its asynchronous exchange
@@ -127,7 +130,7 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 			given[i] = cfg.PerBucket(i, b.bytes/b.dt.Size())
 		}
 		if b.vectors {
-			given[i].Pattern, given[i].Schedule, given[i].Selector = sparse.Dense, sparse.Schedule{}, nil
+			given[i].Pattern, given[i].Values, given[i].Schedule, given[i].Selector = sparse.Dense, "", sparse.Schedule{}, nil
 		}
 	}
 	if err := g.choose(ctx, given, patterns); err != nil {
@@ -211,18 +214,26 @@ func (g *Gradients) keepsHost() bool {
 func (g *Gradients) choose(ctx context.Context, given []sparse.Config, patterns []string) error {
 	choices := make(sparse.Choices)
 	for i, b := range g.buckets {
-		if patterns != nil && given[i].Pattern == sparse.Auto {
-			given[i].Pattern = patterns[i]
-		}
+		b.pattern = cmp.Or(given[i].Pattern, sparse.Dense)
 		if given[i].Pattern == sparse.Auto && g.cfg.Rebuild {
 			return fmt.Errorf("bucket %d: %w: Rebuild with pattern auto, which is chosen for buckets that stay", i, comm.ErrArgument)
 		}
 		if given[i].Pattern != sparse.Auto {
 			continue
 		}
-		pattern, err := choices.Pattern(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, given[i])
-		if err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
+		var pattern, values string
+		if patterns != nil {
+			pattern, values, _ = strings.Cut(patterns[i], " ")
+		} else {
+			choice, err := choices.Of(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, given[i])
+			if err != nil {
+				return fmt.Errorf("bucket %d: %w", i, err)
+			}
+			pattern, values = choice.Pattern, choice.Values
+		}
+		if b.pattern = pattern; given[i].Values == sparse.Auto {
+			given[i].Values = values
+			b.pattern += " " + values
 		}
 		given[i].Pattern = pattern
 	}

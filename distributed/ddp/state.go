@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -87,7 +88,7 @@ func (g *Gradients) State(ctx context.Context) ([]byte, error) {
 		if int64(len(part)) > math.MaxUint32 {
 			err = fmt.Errorf("%w: bucket %d has a state of %d bytes", comm.ErrUnsupported, i, len(part))
 		}
-		chunk([]byte(b.cfg.Pattern))
+		chunk([]byte(b.pattern))
 		chunk(part)
 	}
 	if err != nil {
@@ -271,9 +272,10 @@ func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 	if err == nil && len(rest) > 0 {
 		err = damaged
 	}
-	for i, pattern := range p.patterns {
-		if known := slices.Contains(sparse.Patterns(), pattern); err == nil && !known {
-			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, pattern)
+	for i, name := range p.patterns {
+		pattern, values, chosen := strings.Cut(name, " ")
+		if known := slices.Contains(sparse.Patterns(), pattern) && (!chosen || slices.Contains(sparse.Values(), values)); err == nil && !known {
+			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, name)
 		}
 	}
 	return p, err

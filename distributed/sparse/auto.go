@@ -25,6 +25,9 @@ import (
 // [Choice], which stays. It is dense where a sparse pattern is faster by less than a
 // twentieth. Patterns that send less need more steps for the same accuracy, which does not count.
 //
+// Auto for [Config.Values] as well, which takes Auto for the pattern, is the fastest of [F32], [Lossless], [I8], [I4]
+// and [I2]; what is faster by less than a twentieth than one before it is not taken. Dense is measured in F32, too.
+//
 // A [Reducer] does so in the first step that is not dense by its schedule, for
 // Config.Density; a package ddp when it is made, once for all buckets of about
 // the same length. It takes less than a second where steps with 16,384 elements take less
@@ -34,8 +37,8 @@ const Auto = "auto"
 
 // Choice is what the ranks found for [Auto].
 type Choice struct {
-	// Pattern is the one that is used.
-	Pattern string
+	// Pattern and Values are those that are used.
+	Pattern, Values string
 	// Elements and K are what was measured: only a part of a tensor whose steps take
 	// more than 12 ms.
 	Elements, K int
@@ -47,13 +50,21 @@ type Choice struct {
 
 // Trial is what a step of a pattern takes: the median of rounds, on the slowest rank.
 type Trial struct {
-	Pattern string
-	Time    time.Duration
+	Pattern, Values string
+	Time            time.Duration
 }
 
-// String is as in "topkA 1.2ms".
+// String is as in "topkA 1.2ms" or "topkA i8 0.6ms".
 func (t Trial) String() string {
-	return fmt.Sprintf("%s %v", t.Pattern, t.Time.Round(100*time.Nanosecond))
+	return fmt.Sprintf("%s %v", cellName(t.Pattern, t.Values), t.Time.Round(100*time.Nanosecond))
+}
+
+// cellName is the name of a pattern, and of what its values travel as unless that is F32.
+func cellName(pattern, values string) string {
+	if values == F32 {
+		return pattern
+	}
+	return pattern + " " + values
 }
 
 const (
@@ -72,30 +83,34 @@ func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.given)
 	s.check(err)
 	if s.err == nil {
-		s.become(choice.Pattern, choice)
+		s.become(choice.Pattern, choice.Values, choice)
 		s.chose = true
 	}
 }
 
 // become makes a pattern that of the configuration. Thresholds and partitions start anew.
-func (s *Reducer) become(pattern string, choice *Choice) {
-	cfg, err := s.given.with(pattern)
+func (s *Reducer) become(pattern, values string, choice *Choice) {
+	cfg, err := s.given.with(pattern, values)
 	s.check(err)
 	s.cfg, s.codec, s.choice, s.k, s.chose = cfg, cfg.codec(), choice, 0, false
 	s.resetNumbers()
 	s.prepare()
 }
 
-// with is c with a pattern in the place of Auto, and defaults.
-func (c Config) with(pattern string) (Config, error) {
-	c.Pattern = pattern
+// with is c with a pattern in the place of Auto, and values, and defaults.
+func (c Config) with(pattern, values string) (Config, error) {
+	c.Pattern, c.Values = pattern, values
 	return c.WithDefaults()
 }
 
 // choose has the ranks make the choice for n elements. It is collective.
 func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
 	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
-		return &Choice{Pattern: Dense, Elements: n, K: k}, nil
+		values := cfg.Values
+		if values == Auto {
+			values = F32
+		}
+		return &Choice{Pattern: Dense, Values: cmp.Or(values, F32), Elements: n, K: k}, nil
 	}
 	started := time.Now()
 	cfg.Schedule, cfg.ClipNorm = Schedule{}, 0 // clipping takes as long with every pattern
@@ -110,7 +125,7 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	}
 	choice.Took = time.Since(started)
 	if c.Rank() == 0 {
-		slog.Info("distributed: chose a pattern", "pattern", choice.Pattern, "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
+		slog.Info("distributed: chose a pattern", "pattern", cellName(choice.Pattern, choice.Values), "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
 			"trials", fmt.Sprint(choice.Trials), "took", choice.Took.Round(time.Millisecond))
 	}
 	return choice, nil
@@ -159,43 +174,72 @@ func (p *probe) run(dt dtype.DType) (*Choice, error) {
 	if err := p.allocate(dt); err != nil {
 		return nil, err
 	}
+	weighs := p.cfg.Values == Auto
+	if p.cfg.Values = cmp.Or(p.cfg.Values, F32); weighs {
+		p.cfg.Values = F32
+	}
 	usual, err := p.fit()
+	if err == nil && weighs {
+		usual, err = p.weigh()
+	}
 	if err != nil {
 		return nil, err
 	}
-	names, err := p.candidates(usual)
+	trials, err := p.candidates(usual)
+	if err == nil && weighs && p.cfg.Values != F32 {
+		trials = append(trials, Trial{Pattern: Dense, Values: F32})
+	}
 	if err != nil {
 		return nil, err
 	}
-	rounds := int(roundsSeconds / usual / float64(p.batch*len(names)))
-	medians, err := p.try(p.n, min(max(rounds, 3), 31), names...)
+	rounds := int(roundsSeconds / usual / float64(p.batch*len(trials)))
+	medians, err := p.try(p.n, min(max(rounds, 3), 31), trials...)
 	if err != nil {
 		return nil, err
 	}
-	return choiceOf(names, medians, p.n, count(p.cfg.Density, p.n)), nil
+	return choiceOf(trials, medians, p.n, count(p.cfg.Density, p.n)), nil
 }
 
-// choiceOf is the fastest of patterns whose steps took so many seconds, or dense if that is slower
+// choiceOf is the fastest of trials whose steps took so many seconds, or dense if that is slower
 // by less than a twentieth.
-func choiceOf(names []string, seconds []float64, n, k int) *Choice {
-	choice := &Choice{Elements: n, K: k}
+func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
+	choice := &Choice{Elements: n, K: k, Trials: trials}
 	best := slices.Min(seconds)
-	for i, name := range names {
-		choice.Trials = append(choice.Trials, Trial{name, time.Duration(seconds[i] * float64(time.Second))})
-		if choice.Pattern == "" && seconds[i] == best || name == Dense && 20*seconds[i] <= 21*best {
-			choice.Pattern = name
+	for i := range trials {
+		t := &trials[i]
+		t.Time = time.Duration(seconds[i] * float64(time.Second))
+		if choice.Pattern == "" && seconds[i] == best || t.Pattern == Dense && 20*seconds[i] <= 21*best {
+			choice.Pattern, choice.Values = t.Pattern, t.Values
 		}
 	}
 	slices.SortStableFunc(choice.Trials, func(a, b Trial) int { return cmp.Compare(a.Time, b.Time) })
 	return choice
 }
 
+// weigh makes the values with which a step of topkA is the fastest those of the trials, and returns what it takes.
+func (p *probe) weigh() (usual float64, err error) {
+	var trials []Trial
+	for _, values := range []string{F32, Lossless, I8, I4, I2} {
+		trials = append(trials, Trial{Pattern: TopkA, Values: values})
+	}
+	medians, err := p.try(p.n, 5, trials...)
+	for i, seconds := range medians {
+		if i == 0 || 20*seconds < 19*usual {
+			usual, p.cfg.Values = seconds, trials[i].Values
+		}
+	}
+	return usual, err
+}
+
+// trial is one of a pattern.
+func (p *probe) trial(pattern string) Trial { return Trial{Pattern: pattern, Values: p.cfg.Values} }
+
 // fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns what
 // it takes then. It begins with few elements, because a step of all might take minutes.
 func (p *probe) fit() (usual float64, err error) {
 	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, trialSeconds/usual)) {
 		p.n = min(whole, n)
-		seconds, err := p.try(p.n, 3, TopkA)
+		seconds, err := p.try(p.n, 3, p.trial(TopkA))
 		if err != nil {
 			return 0, err
 		}
@@ -210,27 +254,27 @@ func (p *probe) fit() (usual float64, err error) {
 // three ranks and more, in more messages, and oktopk as many between two. No other sparse pattern
 // was the fastest by a tenth in any measurement. Dense is out where the link is so slow that
 // already a part takes longer.
-func (p *probe) candidates(usual float64) ([]string, error) {
-	names := []string{TopkA, TopkAopt}
+func (p *probe) candidates(usual float64) ([]Trial, error) {
+	trials := []Trial{p.trial(TopkA), p.trial(TopkAopt)}
 	if p.c.WorldSize() > 2 {
-		names = append(names, Gtopk)
+		trials = append(trials, p.trial(Gtopk))
 	}
 	cfg := p.cfg
 	cfg.Pattern = Oktopk
 	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == Oktopk {
-		names = append(names, Oktopk)
+		trials = append(trials, p.trial(Oktopk))
 	}
 	for part := max(p.n/64, 1); ; part = min(4*part, p.n) {
-		if dense, err := p.try(part, 1, Dense); err != nil || dense[0] > 1.5*usual {
-			return names, err
+		if dense, err := p.try(part, 1, p.trial(Dense)); err != nil || dense[0] > 1.5*usual {
+			return trials, err
 		} else if part == p.n {
-			return append(names, Dense), nil
+			return append(trials, p.trial(Dense)), nil
 		}
 	}
 }
 
 // try returns the seconds of a step of each pattern on so many elements: the medians of rounds.
-func (p *probe) try(n, rounds int, patterns ...string) (medians []float64, err error) {
+func (p *probe) try(n, rounds int, trials ...Trial) (medians []float64, err error) {
 	gradient, err := runtime.New(p.rt, p.random.DType(), n)
 	if err != nil {
 		return nil, err
@@ -241,9 +285,9 @@ func (p *probe) try(n, rounds int, patterns ...string) (medians []float64, err e
 		return nil, err
 	}
 	var steps []measure.Round
-	for _, name := range patterns {
+	for _, t := range trials {
 		cfg := p.cfg
-		cfg.Pattern = name
+		cfg.Pattern, cfg.Values = t.Pattern, t.Values
 		s, err := New(p.rt, p.c, n, cfg)
 		if err != nil {
 			return nil, err

@@ -19,7 +19,7 @@ import (
 // Dense wins where what is faster is faster by less than a twentieth.
 func TestAutoPrefersDense(t *testing.T) {
 	for dense, want := range map[float64]string{99: Dense, 104: Dense, 106: Gtopk} {
-		choice := choiceOf([]string{TopkA, Gtopk, Oktopk, Dense}, []float64{101, 100, 300, dense}, 10, 1)
+		choice := choiceOf([]Trial{{Pattern: TopkA}, {Pattern: Gtopk}, {Pattern: Oktopk}, {Pattern: Dense}}, []float64{101, 100, 300, dense}, 10, 1)
 		assert.Equal(t, want, choice.Pattern, "%v", dense)
 		assert.Equal(t, Oktopk, choice.Trials[3].Pattern, "the slowest")
 	}

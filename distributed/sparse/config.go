@@ -16,7 +16,7 @@ import (
 type Config struct {
 	// Pattern is one of [Patterns], "dense" unless set, or [Auto].
 	Pattern string
-	// Values is as what values travel, one of [Values], F32 unless set. What rounding loses stays in the
+	// Values is as what values travel, one of [Values], F32 unless set, or with pattern Auto also [Auto]. What rounding loses stays in the
 	// residual of the rank that has rounded, so it is sent in later steps, and so the dense pattern has
 	// a residual as well unless Values is F32. A sum that is rounded again before all ranks get it leaves what that
 	// loses with the rank that made it. With NoErrorFeedback it is forgotten. Where dense steps
@@ -174,8 +174,8 @@ func (c Config) WithDefaults() (Config, error) {
 	if c.Values == "" {
 		c.Values = F32
 	}
-	if _, ok := codecs[c.Values]; !ok {
-		return c, base.ConfigError("unknown values %q (want one of %s)", c.Values, strings.Join(Values(), ", "))
+	if _, ok := codecs[c.Values]; !ok && (c.Values != Auto || c.Pattern != Auto) {
+		return c, base.ConfigError("unknown values %q (want one of %s, or with pattern %s also %[3]s)", c.Values, strings.Join(Values(), ", "), Auto)
 	}
 	if c.Chunk == 0 {
 		c.Chunk = 4096

@@ -65,12 +65,18 @@ func TestFaults(t *testing.T) {
 		for _, size := range sizes {
 			// The norm is exchanged, and nothing clipped.
 			cfg := sparse.Config{Pattern: pattern, Density: density, ClipNorm: 1e6, Clip: sparse.ClipGlobal}
-			for kind := range numKind {
+			for kind := range 2 * numKind {
+				if cfg.Values = sparse.F32; kind >= numKind {
+					cfg.Values = []string{sparse.I8, sparse.I2, sparse.Lossless}[kind%numKind]
+				}
+				if kind >= numKind && size != 3 {
+					continue
+				}
 				repeated := 0
 				for at, more := 0, true; more; at++ {
 					more = false
-					label := fmt.Sprintf("%s, %d ranks, call %d, fault %d", pattern, size, at, kind)
-					require.NoError(t, fault(t, rt, cfg, n, size, at, kind, label, &more, &repeated), label)
+					label := fmt.Sprintf("%s, %s, %d ranks, call %d, fault %d", pattern, cfg.Values, size, at, kind)
+					require.NoError(t, fault(t, rt, cfg, n, size, at, kind%numKind, label, &more, &repeated), label)
 				}
 				assert.Positive(t, repeated, "%s, %d ranks, fault %d", pattern, size, kind)
 			}

@@ -32,14 +32,10 @@ type stateHeader struct {
 	Words, Elements uint32
 }
 
-// fingerprint is a hash of the tensor's length and the configuration, but for what a state does not depend
-// on: as what values travel, where there is a residual either way.
+// fingerprint is a hash of the tensor's length and the configuration.
 func (c Config) fingerprint(n int) uint64 {
 	h := fnv.New64a()
 	c.tuning = tuning.Tuning{}
-	if c.Pattern != Dense && c.Pattern != Auto {
-		c.Values = ""
-	}
 	fmt.Fprintf(h, "%d %+v", n, c)
 	return h.Sum64()
 }
@@ -187,12 +183,13 @@ func (s *Reducer) parse(state []byte) (p savedState, err error) {
 	if err := binary.Read(bytes.NewReader(body), binary.LittleEndian, &p.stateHeader); err != nil {
 		return wrong("the state is damaged: %v", err)
 	}
-	p.cfg = s.chosenFor(p.Config)
+	var known bool
+	p.cfg, known = s.chosenFor(p.Config)
 	elements := 0
 	if p.cfg.Keeps() {
 		elements = s.held
 	}
-	if p.Config != p.cfg.fingerprint(s.n) {
+	if !known {
 		return p, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor", comm.ErrMismatch, p.Rank, p.Size)
 	}
 	rest, words := body[size:], keptWords(int(p.Size))
@@ -237,12 +234,12 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
 	s.steps, s.step = int(first.Steps), step{counted: true}
 	if pattern := first.cfg.Pattern; pattern == Auto {
-		s.become(pattern, nil)
+		s.become(pattern, first.cfg.Values, nil)
 		if s.residual != 0 && !s.cfg.Keeps() { // the state has none: nothing waits to be sent
 			s.fill(s.residual, s.held)
 		}
-	} else if pattern != s.cfg.Pattern {
-		s.become(pattern, &Choice{Pattern: pattern})
+	} else if values := first.cfg.Values; pattern != s.cfg.Pattern || values != s.cfg.Values {
+		s.become(pattern, values, &Choice{Pattern: pattern, Values: values})
 	}
 	if int(first.Size) == s.size {
 		s.plan(ctx, int(first.K), false)
@@ -328,15 +325,27 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 	return nil
 }
 
-// chosenFor returns the configuration that Auto may have become for a state with this
-// fingerprint, or the one there is.
-func (s *Reducer) chosenFor(fingerprint uint64) Config {
+// chosenFor returns the configuration with which s goes on from a state with this fingerprint, if there is
+// one: that of s, or one that Auto may have become. As what values travelled does not count
+// unless Auto has chosen that, or there is a residual with one and none with the other.
+func (s *Reducer) chosenFor(fingerprint uint64) (Config, bool) {
+	patterns := []string{s.given.Pattern}
 	if s.given.Pattern == Auto {
-		for _, pattern := range append(Patterns(), Auto) {
-			if cfg, err := s.given.with(pattern); err == nil && cfg.fingerprint(s.n) == fingerprint {
-				return cfg
+		patterns = append(Patterns(), Auto)
+	}
+	for _, pattern := range patterns {
+		for _, values := range append(Values(), Auto) {
+			cfg, err := s.given.with(pattern, values)
+			if err != nil || cfg.fingerprint(s.n) != fingerprint {
+				continue
 			}
+			if s.given.Values != Auto {
+				kept := cfg.Keeps()
+				cfg, err = s.given.with(pattern, s.given.Values)
+				return cfg, err == nil && cfg.Keeps() == kept
+			}
+			return cfg, true
 		}
 	}
-	return s.cfg
+	return s.cfg, false
 }

@@ -275,7 +275,7 @@ func (s *Reducer) RollBack() error {
 		s.undo()
 	}
 	if s.chose {
-		s.become(Auto, nil)
+		s.become(Auto, s.given.Values, nil)
 	}
 	s.step = step{phase: rolledBack, stats: s.last, counted: true}
 	return s.err
@@ -447,26 +447,26 @@ func (s *Reducer) PrepareRestore(ctx context.Context, states ...[]byte) (restore
 	return func(ctx context.Context) error { return s.restore(ctx, parsed) }, err
 }
 
-// Choices are patterns that were chosen for [Auto], for several tensors: those that are about as
+// Choices were made for [Auto], for several tensors: those that are about as
 // long, and of one configuration, have the same.
-type Choices map[string]string
+type Choices map[string]*Choice
 
-// Pattern returns the pattern of a tensor of n elements, and chooses it with all ranks if there is
+// Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
 // none for tensors like it.
-func (all Choices) Pattern(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (string, error) {
+func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
 	if _, err := cfg.WithDefaults(); err != nil {
-		return "", err
+		return nil, err
 	}
 	if err := base.CheckGradientType(dt); err != nil {
-		return "", err
+		return nil, err
 	}
 	alike := fmt.Sprintf("%v %d %+v", dt, sizeClass(n), cfg)
-	if all[alike] == "" {
+	if all[alike] == nil {
 		choice, err := choose(ctx, rt, c, n, dt, cfg)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		all[alike] = choice.Pattern
+		all[alike] = choice
 	}
 	return all[alike], nil
 }

@@ -1,0 +1,262 @@
+package sparse_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// The configuration names what it does not know, and what there is.
+func TestValuesNames(t *testing.T) {
+	for _, c := range []struct {
+		cfg  sparse.Config
+		want string
+	}{
+		{sparse.Config{Values: "i3"}, `unknown values "i3" (want one of f32, lossless, bf16, f16, fp8, i8, i4, i2, 1bit`},
+		{sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Values: sparse.Auto}, `unknown values "auto"`},
+		{sparse.Config{Pattern: sparse.Chunked, Density: 0.1, Chunk: -1}, "Chunk is -1, want at least 1"},
+	} {
+		_, err := c.cfg.WithDefaults()
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorContains(t, err, c.want)
+	}
+}
+
+// reduced makes a step on a gradient, and returns the result.
+func reduced(ctx context.Context, s *sparse.Reducer, t *runtime.Tensor, gradient []float32) ([]float32, error) {
+	if err := errors.Join(runtime.CopyIn(t, gradient), s.AllReduce(ctx, t)); err != nil {
+		return nil, err
+	}
+	return runtime.ToSlice[float32](t)
+}
+
+// Bytes that a rank sends for an entry, headers and lengths included, at 1 %, and of a dense step.
+func TestValuesBytes(t *testing.T) {
+	const n, ranks = 400_000, 2
+	for _, c := range []struct {
+		pattern, values string
+		density, most   float64 // bytes an entry, or of dense F32
+	}{
+		{sparse.TopkA, sparse.F32, 0.01, 8}, {sparse.TopkA, sparse.I8, 0.01, 2.15}, {sparse.TopkA, sparse.I4, 0.01, 1.65}, {sparse.TopkA, sparse.I2, 0.01, 1.38},
+		{sparse.Chunked, sparse.I2, 64. / 4096, 1.27},
+		{sparse.Dense, sparse.I8, 1, 4. / 3.8}, {sparse.Dense, sparse.I4, 1, 4. / 7.4}, {sparse.Dense, sparse.Bit, 1, 4. / 25},
+	} {
+		standin.World(t, ranks, func(ctx context.Context, c0 comm.Communicator, rt *cpu.Runtime) error {
+			s, err := sparse.New(rt, c0, n, sparse.Config{Pattern: c.pattern, Values: c.values, Density: c.density})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dtype.F32, n)
+			if err != nil {
+				return err
+			}
+			for step := range 2 { // the first one has what the ranks compare
+				if _, err := reduced(ctx, s, g, standin.Normal(n, c0.Rank(), step)); err != nil {
+					return err
+				}
+			}
+			stats, err := s.Stats(ctx)
+			entries := math.Round(c.density * n) // of a rank to the other one
+			assert.LessOrEqual(t, float64(stats.SentBytes)/entries, c.most, "%s %s", c.pattern, c.values)
+			return errors.Join(err, s.Close(), g.Free())
+		})
+	}
+}
+
+// A state is that of any codec, but for the dense pattern, which has a residual with one and none without.
+func TestValuesOfStates(t *testing.T) {
+	const n = 3000
+	for _, pattern := range []string{sparse.TopkA, sparse.Oktopk, sparse.Gtopk, sparse.Chunked, sparse.Dense} {
+		for _, values := range []string{sparse.Lossless, sparse.I8, sparse.I2} {
+			standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				cfg := sparse.Config{Pattern: pattern, Values: values, Density: 0.1, Momentum: 0.5}
+				made := func(cfg sparse.Config, states ...[]byte) (*sparse.Reducer, error) {
+					s, err := sparse.New(rt, c, n, cfg)
+					if err == nil && len(states) > 0 {
+						err = s.Restore(ctx, states...)
+					}
+					return s, err
+				}
+				g, err := runtime.New(rt, dtype.F32, n)
+				if err != nil {
+					return err
+				}
+				s, err := made(cfg)
+				if err != nil {
+					return err
+				}
+				var state []byte
+				var want [2][]float32
+				for step := range 5 {
+					if step == 3 {
+						if state, err = s.State(ctx); err != nil {
+							return err
+						}
+					}
+					result, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), step))
+					if err != nil {
+						return err
+					}
+					if step >= 3 {
+						want[step-3] = result
+					}
+				}
+				resumed, err := made(cfg, state)
+				if err != nil {
+					return err
+				}
+				for step := range want {
+					result, err := reduced(ctx, resumed, g, standin.Normal(n, c.Rank(), 3+step))
+					if err != nil {
+						return err
+					}
+					if !slices.Equal(result, want[step]) {
+						return fmt.Errorf("%s %s: step %d is another one when it is resumed", pattern, values, step)
+					}
+				}
+				other := cfg
+				other.Values = sparse.I4
+				changed, err := made(other, state)
+				if err != nil {
+					return fmt.Errorf("%s %s as i4: %w", pattern, values, err)
+				}
+				if _, err := reduced(ctx, changed, g, standin.Normal(n, c.Rank(), 3)); err != nil {
+					return err
+				}
+				other.Values, other.Momentum, cfg.Momentum = sparse.F32, 0, 0
+				plain, err := made(cfg)
+				if err != nil {
+					return err
+				}
+				if state, err = plain.State(ctx); err != nil {
+					return err
+				}
+				last, err := made(other, state)
+				if dense := pattern == sparse.Dense; dense != errors.Is(err, comm.ErrMismatch) {
+					return fmt.Errorf("%s %s as f32: error is %w", pattern, values, err)
+				}
+				return errors.Join(s.Close(), resumed.Close(), changed.Close(), plain.Close(), last.Close(), g.Free())
+			})
+		}
+	}
+}
+
+// Chunked, with 64 of 4096 and i2, has the values of SparseLoCo: the top k of each chunk, in bins over six
+// standard deviations whose means travel.
+func TestChunkedIsSparseLoCo(t *testing.T) {
+	const n, chunk, k = 40_000, 4096, 64
+	gradient := standin.Normal(n, 0, 0)
+	picked := make([]int, 0, n)
+	for from := 0; from < n; from += chunk {
+		all := make([]int, min(chunk, n-from))
+		for i := range all {
+			all[i] = from + i
+		}
+		slices.SortStableFunc(all, func(a, b int) int {
+			x, y := math.Abs(float64(gradient[a])), math.Abs(float64(gradient[b]))
+			return map[bool]int{true: -1, false: 1}[x > y]
+		})
+		all = all[:min(k, len(all))]
+		slices.Sort(all)
+		picked = append(picked, all...)
+	}
+	want := make([]float64, n)
+	quantize(gradient, picked, want)
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.Chunked, Values: sparse.I2, Density: float64(k) / chunk})
+		if err != nil {
+			return err
+		}
+		g, err := runtime.New(rt, dtype.F32, n)
+		if err != nil {
+			return err
+		}
+		result, err := reduced(ctx, s, g, gradient)
+		require.NoError(t, err)
+		for i, v := range result {
+			if !assert.InDelta(t, want[i], v, 1e-5, "element %d", i) {
+				break
+			}
+		}
+		return errors.Join(s.Close(), g.Free())
+	})
+}
+
+// quantize stores what SparseLoCo's quantiser makes of some elements of x, of at most 4096.
+func quantize(x []float32, picked []int, to []float64) {
+	mean, squares := 0.0, 0.0
+	for _, i := range picked {
+		mean += float64(x[i]) / float64(len(picked))
+	}
+	for _, i := range picked {
+		squares += (float64(x[i]) - mean) * (float64(x[i]) - mean)
+	}
+	scale := 6 * math.Sqrt(squares/float64(len(picked)-1)) / 4
+	var sums, counts [4]float64
+	bin := func(i int) int {
+		return int(min(max(math.RoundToEven((float64(x[i])-mean)/scale+2), 0), 3))
+	}
+	for _, i := range picked {
+		sums[bin(i)] += float64(x[i]) - mean
+		counts[bin(i)]++
+	}
+	for _, i := range picked {
+		to[i] = mean + sums[bin(i)]/counts[bin(i)]
+	}
+}
+
+// Auto may weigh as what values travel, and resumes with what it has chosen.
+func TestAutoWeighsValues(t *testing.T) {
+	const n = 50_000
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		cfg := sparse.Config{Pattern: sparse.Auto, Values: sparse.Auto, Density: 0.01}
+		s, err := sparse.New(rt, c, n, cfg)
+		if err != nil {
+			return err
+		}
+		g, err := runtime.New(rt, dtype.F32, n)
+		if err != nil {
+			return err
+		}
+		if _, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), 0)); err != nil {
+			return err
+		}
+		stats, err := s.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		state, err := s.State(ctx)
+		if err != nil {
+			return err
+		}
+		assert.Contains(t, sparse.Values(), stats.Choice.Values)
+		resumed, err := sparse.New(rt, c, n, cfg)
+		if err != nil {
+			return err
+		}
+		want, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), 1))
+		if err != nil {
+			return err
+		}
+		err = resumed.Restore(ctx, state)
+		if err != nil {
+			return err
+		}
+		result, err := reduced(ctx, resumed, g, standin.Normal(n, c.Rank(), 1))
+		assert.True(t, slices.Equal(want, result))
+		return errors.Join(err, s.Close(), resumed.Close(), g.Free())
+	})
+}
