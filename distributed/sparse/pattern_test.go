@@ -75,7 +75,7 @@ func TestConfig(t *testing.T) {
 	require.NoError(t, errors.Join(gradient.Free(), dense.Close()))
 	_, err = sparse.New(nil, comms[0], 1, sparse.Config{})
 	assert.ErrorIs(t, err, comm.ErrArgument)
-	assert.Len(t, sparse.Patterns(), 10)
+	assert.Len(t, sparse.Patterns(), 11)
 	assert.Equal(t, sparse.Dense, sparse.Patterns()[0])
 	assert.IsDecreasing(t, sparse.WarmupDensities())
 }

@@ -124,6 +124,14 @@ func (f *Stumbling) TopK(src runtime.Source, k int, dst runtime.Entries, thresho
 	return f.Kernels.TopK(src, k, dst, threshold)
 }
 
+// TopKChunks implements [runtime.Kernels].
+func (f *Stumbling) TopKChunks(src runtime.Source, k, chunk int, dst runtime.Entries) error {
+	if err := f.due("select"); err != nil {
+		return err
+	}
+	return f.Kernels.TopKChunks(src, k, chunk, dst)
+}
+
 // SelectNear implements [runtime.Kernels].
 func (f *Stumbling) SelectNear(src runtime.Source, k int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
 	if err := f.due("select"); err != nil {
