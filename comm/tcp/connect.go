@@ -414,18 +414,23 @@ func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 		gate.Refuse(conn, "lanes", fmt.Sprintf("rank %d asks for lane %d of %d, %d bytes", rank, h.Lane, h.Lanes, h.Window))
 		return
 	}
-	_ = conn.SetDeadline(time.Time{})
 	index := int(h.Lane)
 	k.join(rank, func(lanes []*lane) []*lane {
 		if index == 0 || len(lanes) != int(h.Lanes) {
 			lanes = make([]*lane, h.Lanes)
 		}
-		lanes[index] = k.newLane(rank, index, conn, int(h.Window))
 		return lanes
 	})
 	if _, err := conn.Write(verdict[:1]); err != nil { // of the first lane: the others may come
 		return
 	}
+	_ = conn.SetDeadline(time.Time{})
+	k.join(rank, func(lanes []*lane) []*lane {
+		if index < len(lanes) { // or the rank has begun again
+			lanes[index] = k.newLane(rank, index, conn, int(h.Window))
+		}
+		return lanes
+	})
 	<-k.pairs[rank].dead // whoever passed the connection closes it then
 }
 
