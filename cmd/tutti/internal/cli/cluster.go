@@ -21,8 +21,8 @@ func newCluster() *cobra.Command {
 		Long: `cluster makes hosts out of namespaces on this Linux machine, joins them by links of
 the given rate, delay and loss, and runs a command on them as a job of Open MPI or
 MPICH, or without MPI. The command is a program, or one of tutti's own (bench, train,
-info), which then has the mpi backend, without MPI tcp, unless told otherwise. Ranks on one host share memory;
-hosts talk over TCP.
+info), which then has the mpi backend, or without MPI tcp, unless told otherwise.
+MPI's ranks on one host share memory; hosts talk over TCP.
 
 The hosts share this machine's processors: what ranks compute takes its time from
 the others. Everything but the files that the command writes is gone when it ends,
@@ -59,7 +59,7 @@ says how much went over the links. The exit code is that of the job.`,
 	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
 	flags.Float64Var(&cfg.Loss, "loss", 0, "`percentage` of packets that are lost")
 	flags.Var(nameFlag(&mpi, func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) }),
-		"mpi", strings.Join(cluster.MPIs(), " or ")+"; the default is the first that is installed")
+		"mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
 	return cmd
 }
 

@@ -124,6 +124,9 @@ func find(name string) (launcher, string, error) {
 			tried = append(tried, fmt.Sprintf("%s (%s)", path, firstLine(version)))
 		}
 	}
+	if name == "" {
+		name = strings.Join(MPIs(), " or ")
+	}
 	return launcher{}, "", fmt.Errorf("%w: no launcher of %s: looked for %s; Debian's packages are openmpi-bin and mpich",
 		comm.ErrUnavailable, name, strings.Join(slices.Compact(tried), ", "))
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -86,12 +87,20 @@ func TestJobsOfBothLibraries(t *testing.T) {
 		j := newJob(c, l, "/bin/run", []string{"program", "an argument"})
 		line := strings.Join(j.Args, " ")
 		assert.Equal(t, "/bin/run", j.Args[0])
+		assert.Contains(t, MPIs(), l.name)
+		if l.backend == "tcp" {
+			for rank := range 6 {
+				assert.Contains(t, line, fmt.Sprintf("enter host%d 'RANK=%d WORLD_SIZE=6 LOCAL_RANK=%d", rank/2, rank, rank%2))
+			}
+			assert.Contains(t, line, quote("'program' 'an argument'")[1:])
+			assert.Contains(t, j.Environment, "TUTTI_BACKEND=tcp")
+			continue
+		}
 		assert.Equal(t, []string{"program", "an argument"}, j.Args[len(j.Args)-2:])
 		assert.Contains(t, line, "host0:2,host1:2,host2:2", l.name)
 		assert.Contains(t, line, " -n 6 ", l.name)
 		assert.Contains(t, line, enter, l.name)
 		assert.Subset(t, j.Environment, []string{"TUTTI_NETWORK=3 hosts, 1gbit", "TUTTI_BACKEND=mpi", "TMPDIR=/dev/shm"}, l.name)
-		assert.Contains(t, MPIs(), l.name)
 	}
 }
 
@@ -100,7 +109,7 @@ func TestMissingLaunchersAreSaid(t *testing.T) {
 	_, _, err := find("mpich")
 	assert.ErrorContains(t, err, "no launcher of mpich: looked for mpiexec.hydra, mpirun.mpich, mpirun;")
 	_, _, err = find("")
-	assert.ErrorContains(t, err, "no launcher of openmpi or mpich")
+	assert.ErrorContains(t, err, "no launcher of openmpi or mpich or none")
 }
 
 func TestCommandsThatFailSayWhatKernelsLack(t *testing.T) {
