@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/internal/faulttest"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed/distributedtest"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -51,4 +54,48 @@ func TestSoak(t *testing.T) {
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
 	faulttest.Soak(t, ofThree(rt))
+}
+
+// TestDistributed runs the suite of package distributed.
+func TestDistributed(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	distributedtest.Run(t, commtest.Backend{Name: "tcp", Sizes: []int{3}, LateMismatch: true,
+		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+			return run(ctx, size, nil, func(ctx context.Context, c comm.Communicator) error {
+				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+			})
+		}})
+}
+
+// What allocates in the steady state is the standard library's TLS: 24 bytes for a read.
+func TestAllocations(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	comms := open(t, 2, nil)
+	const times = 200
+	step := func(c comm.Communicator, p uintptr) error {
+		for range times {
+			if err := errors.Join(c.AllReduce(p, p, 2, dtype.F32, comm.Sum), c.Sync(t.Context())); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	require.NoError(t, comm.Run(t.Context(), comms, func(_ context.Context, c comm.Communicator) error {
+		p, err := rt.Allocate(8)
+		if err != nil {
+			return err
+		}
+		const rounds = 5
+		if c.Rank() == 1 {
+			for range rounds + 1 { // AllocsPerRun has one more
+				err = errors.Join(err, step(c, p))
+			}
+			return errors.Join(err, rt.Deallocate(p))
+		}
+		allocs := testing.AllocsPerRun(rounds, func() { err = errors.Join(err, step(c, p)) })
+		assert.LessOrEqual(t, allocs/times, 2.1, "one read of a record on each of two ranks, and a second one if it comes in parts")
+		return errors.Join(err, rt.Deallocate(p))
+	}))
 }

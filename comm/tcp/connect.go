@@ -337,15 +337,13 @@ func settle(ctx context.Context, first *tls.Conn, h hello) error {
 }
 
 // dial makes one connection and says hello. Of the first lane it measures the round trip.
-func (k *connector) dial(ctx context.Context, address string, rank int, h hello) (conn *tls.Conn, roundTrip time.Duration, err error) {
+func (k *connector) dial(ctx context.Context, address string, rank int, h hello) (conn *tls.Conn, _ time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	began := time.Now()
 	plain, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, 0, err
 	}
-	roundTrip = time.Since(began)
 	defer func() {
 		if err != nil {
 			_ = plain.Close()
@@ -359,7 +357,7 @@ func (k *connector) dial(ctx context.Context, address string, rank int, h hello)
 	if err := binary.Write(conn, binary.LittleEndian, h); err != nil {
 		return nil, 0, err
 	}
-	verdict := make([]byte, verdictBytes)
+	verdict, roundTrip := make([]byte, verdictBytes), dialTime
 	for range pings {
 		began := time.Now()
 		if _, err := io.ReadFull(conn, verdict); err != nil {

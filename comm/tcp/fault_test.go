@@ -26,6 +26,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -114,30 +115,42 @@ func TestRankOfLostProcess(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// cable is a forwarder to an address that can be cut.
+// cable is a forwarder to an address, with a delay, that can be cut.
 type cable struct {
 	net.Listener
 	cut atomic.Bool
 }
 
-func newCable(t *testing.T, to string) *cable {
+func newCable(t *testing.T, to string, delay time.Duration) *cable {
 	l, err := net.Listen("tcp", "localhost:0")
 	require.NoError(t, err)
 	c := &cable{Listener: l}
 	t.Cleanup(func() { _ = l.Close() })
+	type piece struct {
+		due   time.Time
+		bytes []byte
+	}
 	forward := func(to, from net.Conn) {
-		b := make([]byte, 64<<10)
-		for {
-			n, err := from.Read(b)
-			if err != nil {
+		pieces := make(chan piece, 1<<14)
+		go func() {
+			for p := range pieces {
+				time.Sleep(time.Until(p.due)) // this is the delay, and waits for nothing else
 				if !c.cut.Load() {
-					_ = to.Close()
+					_, _ = to.Write(p.bytes)
 				}
-				return
 			}
 			if !c.cut.Load() {
-				_, _ = to.Write(b[:n])
+				_ = to.Close()
 			}
+		}()
+		defer close(pieces)
+		for {
+			b := make([]byte, 64<<10)
+			n, err := from.Read(b)
+			if err != nil {
+				return
+			}
+			pieces <- piece{time.Now().Add(delay), b[:n]}
 		}
 	}
 	go func() {
@@ -169,7 +182,7 @@ func free(t *testing.T) string {
 // A link that is cut in the middle of a transfer closes no connection.
 func TestCutOff(t *testing.T) {
 	at := free(t)
-	link := newCable(t, at)
+	link := newCable(t, at, 0)
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
 	comms := open(t, 2, func(c *tcp.Config) {
@@ -200,6 +213,55 @@ func TestCutOff(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// Over a link with a long round trip, a pair has several connections, and more may come early.
+func TestLongRoundTrip(t *testing.T) {
+	at := free(t)
+	const delay = 10 * time.Millisecond
+	link := newCable(t, at, delay)
+	comms := open(t, 2, func(c *tcp.Config) {
+		if c.Rank == 0 {
+			c.Listen, c.Advertise = at, []string{link.Addr().String()}
+		}
+	})
+	lanes, window := tcp.LanesOf(2 * delay)
+	assert.Equal(t, 9, lanes)
+	assert.Equal(t, 5_000_000, window)
+	assert.GreaterOrEqual(t, tcp.Lanes(comms[0]), lanes)
+	assert.Equal(t, tcp.Lanes(comms[0]), tcp.Lanes(comms[1]))
+	lanes, window = tcp.LanesOf(100 * time.Microsecond)
+	assert.Equal(t, 1, lanes)
+	assert.Equal(t, 4<<20, window)
+	lanes, window = tcp.LanesOf(100 * time.Millisecond)
+	assert.Equal(t, 47, lanes)
+	assert.Equal(t, 25_000_000, window)
+
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	const n = 2 << 20
+	require.NoError(t, comm.Run(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error {
+		values := make([]float32, n)
+		for i := range values {
+			values[i] = float32(i % 1000 * (c.Rank() + 1))
+		}
+		tensor, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer tensor.Free() //nolint:errcheck // it is the slice's
+		for range 3 {
+			if err := distributed.AllReduce(ctx, c, tensor, comm.Avg); err != nil {
+				return err
+			}
+		}
+		for i, v := range values {
+			if v != float32(i%1000)*1.5 {
+				return fmt.Errorf("element %d is %v", i, v)
+			}
+		}
+		return nil
+	}))
 }
 
 // Strangers of all kinds, many at once, are refused and delay nobody.
