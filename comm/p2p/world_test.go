@@ -269,13 +269,17 @@ func (b buffers) verify(s step, rank, ranks int, recv uintptr, want []byte) erro
 	if !s.inPlace && (got[0] != 0x5a || got[n+1] != 0x5a) {
 		return fmt.Errorf("%v: rank %d wrote beside its buffer", s, rank)
 	}
-	got = got[1 : n+1]
+	return s.compare(rank, got[1:n+1], want)
+}
+
+// compare compares a result with what it should be.
+func (s step) compare(rank int, got, want []byte) error {
 	if bytes.Equal(got, want) {
 		return nil
 	}
 	size := s.dt.Size()
 	reduces := s.operation == comm.OpAllReduce || s.operation == comm.OpReduceScatter
-	for i := range nr {
+	for i := range len(want) / size {
 		g, w := got[i*size:(i+1)*size], want[i*size:(i+1)*size]
 		if bytes.Equal(g, w) {
 			continue
@@ -284,7 +288,7 @@ func (b buffers) verify(s step, rank, ranks int, recv uintptr, want []byte) erro
 		if reduces && s.dt.IsFloat() && s.op != comm.Min && s.op != comm.Max && isNaN(s.dt, g) && isNaN(s.dt, w) {
 			continue
 		}
-		return fmt.Errorf("%v: rank %d, element %d of %d is % x, want % x", s, rank, i, nr, g, w)
+		return fmt.Errorf("%v: rank %d, element %d of %d is % x, want % x", s, rank, i, len(want)/size, g, w)
 	}
 	return nil
 }

@@ -19,6 +19,15 @@ enum reduction : u32 { sum, product, minimum, maximum, average, signed_minimum, 
 // good as another, and choose an instruction that gives that of the hardware.
 DEVICE bool is_nan(float x) { return (__builtin_bit_cast(u32, x) & 0x7fffffff) > 0x7f800000; }
 DEVICE bool is_nan(double x) { return (__builtin_bit_cast(u64, x) & ~0ull >> 1) > 0x7ffull << 52; }
+#ifdef EMULATOR
+template <typename T> DEVICE T quiet(bool nan, T x) { return nan ? (T)__builtin_nan("") : x; }
+template <typename T> DEVICE T first_of(T a, T b) { return a < b || a == b && __builtin_signbit(a) ? a : b; }
+DEVICE float lesser(float a, float b) { return quiet(is_nan(a) || is_nan(b), first_of(a, b)); }
+DEVICE double lesser(double a, double b) { return quiet(is_nan(a) || is_nan(b), first_of(a, b)); }
+DEVICE float greater(float a, float b) { return quiet(is_nan(a) || is_nan(b), -first_of(-a, -b)); }
+DEVICE double greater(double a, double b) { return quiet(is_nan(a) || is_nan(b), -first_of(-a, -b)); }
+template <typename T> DEVICE T quotient(T a, T b) { return a / b; }
+#else
 DEVICE float quiet(bool nan, float x) {
   float r;
   asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; selp.b32 %0, 0x7fc00000, %1, p; }" : "=f"(r) : "f"(x), "r"((u32)nan));
@@ -51,6 +60,18 @@ DEVICE double greater(double a, double b) {
   asm("max.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
   return quiet(is_nan(a) || is_nan(b), r);
 }
+// The quotient, for compilers that would divide by one where nothing is divided.
+DEVICE float quotient(float a, float b) {
+  float r;
+  asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+DEVICE double quotient(double a, double b) {
+  double r;
+  asm("div.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
+  return r;
+}
+#endif
 template <typename T> DEVICE T lesser(T a, T b) { return a < b ? a : b; }
 template <typename T> DEVICE T greater(T a, T b) { return a > b ? a : b; }
 
@@ -129,18 +150,6 @@ template <u32 size> DEVICE void set_bits(pack &p, u32 lane, u32 bits) {
 DEVICE u64 bits64_of(const pack &p, u32 lane) { return (u64)p.word[2 * lane + 1] << 32 | p.word[2 * lane]; }
 DEVICE void set_bits64(pack &p, u32 lane, u64 bits) {
   p.word[2 * lane] = (u32)bits, p.word[2 * lane + 1] = (u32)(bits >> 32);
-}
-
-// The quotient, for compilers that would divide by one where nothing is divided.
-DEVICE float quotient(float a, float b) {
-  float r;
-  asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-DEVICE double quotient(double a, double b) {
-  double r;
-  asm("div.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
-  return r;
 }
 
 template <typename A, u32 bytes> struct floating {

@@ -68,8 +68,12 @@ struct launch {
   call c;
 };
 
-DEVICE u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
 DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
+
+struct pair { u64 word[2]; };
+#ifdef EMULATOR // runs kernels on the host
+#include "../testdata/emulator.h"
+#else
 
 // Memory accesses that other GPUs, or the host, see or make.
 DEVICE void store(void *p, const pack &v) {
@@ -82,7 +86,6 @@ DEVICE pack load(const void *p) {
                : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(p) : "memory");
   return v;
 }
-struct pair { u64 word[2]; };
 DEVICE void store(void *p, u64 a, u64 b) {
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b) : "memory");
 }
@@ -103,12 +106,46 @@ DEVICE u32 load32(const u32 *p) {
   asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+DEVICE void release64(u64 *p, u64 v) { asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+DEVICE u64 acquire64(const u64 *p) {
+  u64 v;
+  asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+// Sets a word that only this GPU uses to 1, and returns what it was, if that was 0.
+DEVICE u32 set_once(u32 *p) {
+  u32 before;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(p) : "memory");
+  return before;
+}
 DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 DEVICE u64 nanoseconds() {
   u64 t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
 }
+DEVICE u32 active_lanes() {
+  u32 mask;
+  asm volatile("activemask.b32 %0;" : "=r"(mask));
+  return mask;
+}
+DEVICE bool all_lanes(bool condition) { return (bool)__nvvm_vote_all_sync(~0u, condition); }
+
+// Starts after everything that the stream did before.
+DEVICE void start() {
+#ifdef DEPENDENT_LAUNCH
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;"); // not before, or kernels without end would wait on the GPU
+#endif
+}
+
+// Whether it is time, after so many polls, to look at what may end them: after
+// some 30 ms. A look reads the host's memory, which takes about a microsecond, one
+// warp after the other. If waits came to it that are shorter than all warps'
+// looks together (5 ms), those of one rank would make the other wait long enough
+// to look as well, and so on, call after call.
+DEVICE bool due(u32 tries) { return tries % (1u << 16) == 0; }
+#endif
 
 // Whether packs are whole and aligned, as most are.
 struct whole { static const bool value = true; };
@@ -201,14 +238,6 @@ struct operation {
   DEVICE u32 tag(const operation &o) { return (u32)o.epoch; }
 };
 
-// Starts after everything that the stream did before.
-DEVICE void start() {
-#ifdef DEPENDENT_LAUNCH
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;"); // not before, or kernels without end would wait on the GPU
-#endif
-}
-
 DEVICE operation begin(const world &w) {
   const state *own = (const state *)w.scratch[w.rank];
   return {load64(&own->epoch[block()]), load32(&own->broken) == 0};
@@ -221,15 +250,8 @@ DEVICE void advance(const world &w, const operation &o) {
   u64 next = o.epoch + 1;
   if ((u32)next == 0) next += 2;
   state *own = (state *)w.scratch[w.rank];
-  for (u32 b = block() + tid() * blocks(); b < max_blocks; b += threads() * blocks()) store64(&own->epoch[b], next);
+  for (u32 b = block() + thread() * blocks(); b < max_blocks; b += threads() * blocks()) store64(&own->epoch[b], next);
 }
-
-// Whether it is time, after so many polls, to look at what may end them: after
-// some 30 ms. A look reads the host's memory, which takes about a microsecond, one
-// warp after the other. If waits came to it that are shorter than all warps'
-// looks together (5 ms), those of one rank would make the other wait long enough
-// to look as well, and so on, call after call.
-DEVICE bool due(u32 tries) { return tries % (1u << 16) == 0; }
 
 // Says whether to go on with the wait for a peer, which began at since. The first
 // that gives up tells the host why, and the rest of this rank's threads to leave.
@@ -238,14 +260,10 @@ DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer,
   if (load32(&own->broken)) return false;
   u64 now = nanoseconds();
   if (since == 0) since = now;
-  u32 waiting; // one lane of those that wait asks the host
-  asm volatile("activemask.b32 %0;" : "=r"(waiting));
-  if (tid() % 32 != __builtin_ctz(waiting)) return true;
+  if (lane() != __builtin_ctz(active_lanes())) return true; // one of those that wait asks the host
   bool timed_out = now - since > load64(&w.host->limit);
   if (!timed_out && !load32(&w.host->abort)) return true;
-  u32 before;
-  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(&own->broken) : "memory");
-  if (before == 0) {
+  if (set_once(&own->broken) == 0) {
     store32(&w.host->rank, w.rank);
     store32(&w.host->peer, peer);
     store32(&w.host->code, c.code);
@@ -626,7 +644,7 @@ struct line {
 DEVICE line line_of(const world &w, const call &c, const operation &o) {
   const u32 warps = threads() / 32;
   const u64 stripe = (u64)blocks() * warps * w.at.chunk;
-  return {block() * warps + tid() / 32, tid() % 32, (packs(c.bytes) + stripe - 1) / stripe, (bool)__nvvm_vote_all_sync(~0u, o.alive)};
+  return {block() * warps + thread() / 32, thread() % 32, (packs(c.bytes) + stripe - 1) / stripe, all_lanes(o.alive)};
 }
 DEVICE u64 slot_at(const world &w, const operation &o, const line &l, u32 stage, u64 round, u32 seat) {
   u64 slot = ((2 * stage + (o.epoch & 1)) * w.at.lines + l.index) * ring_slots + round % ring_slots;
@@ -642,7 +660,7 @@ DEVICE u64 count(const operation &o, u64 round) { return o.epoch << 20 | (round 
 DEVICE void tell(const world &w, const operation &o, const line &l, u32 stage, u64 round) {
   if (l.lane >= w.ranks - 1) return;
   const u32 p = l.lane + (l.lane >= w.rank);
-  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(flag_at(w, l, p, stage, seat(w.rank, p))), "l"(count(o, round)) : "memory");
+  release64(flag_at(w, l, p, stage, seat(w.rank, p)), count(o, round));
 }
 
 // Waits for a chunk of every peer. False: the line gives up.
@@ -652,7 +670,7 @@ DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32
     u64 since = 0, now = 0;
     const u64 *flag = flag_at(w, l, w.rank, stage, l.lane);
     for (u32 tries = 1;; tries++) {
-      asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(now) : "l"(flag) : "memory");
+      now = acquire64(flag);
       if (now >= count(o, round)) break;
       if (due(tries) && !patient(w, c, o, l.lane + (l.lane >= w.rank), since)) {
         here = false;
@@ -660,8 +678,8 @@ DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32
       }
     }
   }
-  l.alive = __nvvm_vote_all_sync(~0u, here);
-  __nvvm_bar_warp_sync(~0u);
+  l.alive = all_lanes(here);
+  warp_barrier();
   return l.alive;
 }
 
@@ -774,7 +792,7 @@ template <typename T> DEVICE void ring(const world &w, const call &c) {
       if (!hear(w, c, o, l, 1, k - 2)) return;
       collect(w, c, o, l, 1, k - 2);
     }
-    __nvvm_bar_warp_sync(~0u);
+    warp_barrier();
     if (fills) tell(w, o, l, 0, k);
     if (reduces && onward) tell(w, o, l, 1, k - 1);
   }
@@ -794,13 +812,13 @@ DEVICE void move_ring(const world &w, const call &c) {
       keep_own(w, c, own.first + l.lane, own.last, 32);
       collect(w, c, o, l, 0, k - 1);
     }
-    __nvvm_bar_warp_sync(~0u);
+    warp_barrier();
     if (k < l.rounds) tell(w, o, l, 0, k);
   }
 }
 
 #define OPERATION(name, run)                                                                                         \
-  KERNEL __attribute__((launch_bounds(max_width, 1))) name(launch l) {                                              \
+  KERNEL BOUNDS(max_width, 1) name(launch l) {                                              \
     if (!l.c.idle) run(l.w, l.c);                                                                                    \
   }
 

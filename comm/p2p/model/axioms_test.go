@@ -87,7 +87,6 @@ type graph struct {
 	before []set // base causality: the events that precede each
 	fences []int // fence.sc, in an order that agrees with Fence-SC order
 	atLoc  [][]int
-	chains bool // some signal orders nothing, or a read was resolved late: before must be made anew
 }
 
 func (g *graph) copy() *graph {

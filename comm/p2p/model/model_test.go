@@ -90,6 +90,8 @@ func TestModelledText(t *testing.T) {
 		"st.release.sys.global.b64",
 		"ld.acquire.sys.global.b64",
 		"st.relaxed.sys.global.v4.b32",
+		"atom.relaxed.gpu.global.cas.b32",
+		"fence.acq_rel.sys;",
 		"ld.relaxed.sys.global.v4.b32",
 		"if (now >= count(o, round)) break;",
 		"if (n == 0 && thread_index() == 0) W::put(to, pack{{0, 0, 0, 0}}, o.tag(o));",
@@ -100,10 +102,10 @@ func TestModelledText(t *testing.T) {
 		{"void start()", "griddepcontrol.wait", "griddepcontrol.launch_dependents"},
 		{"void pair_up", "start();", "from + (u64)(first", "begin(w)", "W::put(", "advance(w, o);", "await("},
 		{"void advance", "barrier();", "store64(&own->epoch[b], next)"},
-		{"bool patient", "cas.b32", "store32(&w.host->rank", "fence_system();", "store32(&w.host->told, 1);"},
-		{"void move_ring(", "fill(", "hear(", "collect(", "bar_warp_sync", "tell("},
-		{"void ring(", "fill(", "hear(w, c, o, l, 0", "reduce_round", "hear(w, c, o, l, 1", "collect(", "bar_warp_sync", "tell(w, o, l, 0", "tell(w, o, l, 1"},
-		{"bool hear", "vote_all_sync", "bar_warp_sync"},
+		{"bool patient", "set_once(&own->broken) == 0", "store32(&w.host->rank", "fence_system();", "store32(&w.host->told, 1);"},
+		{"void move_ring(", "fill(", "hear(", "collect(", "warp_barrier()", "tell("},
+		{"void ring(", "fill(", "hear(w, c, o, l, 0", "reduce_round", "hear(w, c, o, l, 1", "collect(", "warp_barrier()", "tell(w, o, l, 0", "tell(w, o, l, 1"},
+		{"bool hear", "all_lanes(here)", "warp_barrier()"},
 	} {
 		rest := source
 		for _, text := range order {

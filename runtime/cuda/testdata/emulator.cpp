@@ -52,8 +52,6 @@ extern "C" int emulated_find(const char *name) {
 }
 extern "C" unsigned emulated_parameter(int k, unsigned i) { return i < kernels[k].parameters ? kernels[k].bytes[i] : 0; }
 extern "C" void emulated_run(int k, unsigned grid, unsigned size, void **parameters) {
-  if (!stacks)
-    stacks = (char *)mmap(nullptr, (size_t)max_threads * stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   struct call { int k; void **parameters; } c = {k, parameters};
   body = [](void *p) { kernels[((call *)p)->k].call(((call *)p)->parameters); };
   body_argument = &c;

@@ -1,0 +1,82 @@
+/* Runs the kernels of kernels/p2p.cu on the host: the same text, compiled as C++.
+ *
+ *   emulator IMAGE
+ *
+ * The file is the memory of a world at a fixed address, as emulator_test.go writes
+ * it: what each rank launches, and everything that kernels have pointers to. Each
+ * rank is a thread. It runs its kernels one after the other, of a kernel the
+ * blocks in ascending order, of a block the threads as coroutines. So no rank has
+ * room for more than one block. */
+#define EMULATOR "../testdata/emulator.h"
+#define OF_A_RANK thread_local
+#include "../kernels/p2p.cu"
+#include <atomic>
+#include <cstddef>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <thread>
+
+namespace {
+
+struct launched {
+  char name[16];
+  u32 blocks, width;
+  launch l;
+};
+struct image {
+  u64 ranks, launches, seed;
+  u64 abort_rank, abort_after; // so many stores of all ranks, 0: none
+  launched first; // by rank
+};
+const u64 base = 1ull << 36;
+
+const struct { const char *name; void (*run)(launch); } kernels[] = {
+#define K(name) {#name, name},
+#define FLOATS(family) K(family##_f64) K(family##_f32) K(family##_f16) K(family##_bf16)
+#define ALL(family) FLOATS(family) K(family##_e4m3) K(family##_e5m2) K(family##_i64) K(family##_i32) K(family##_i16) K(family##_i8)
+  FLOATS(pair) FLOATS(add) FLOATS(twice) ALL(reduce) ALL(ring) K(move) K(move_ring)
+};
+
+/* The boundary of a grid, as comm/p2p/model has it: what a rank did before its
+ * kernel comes before what a peer does after its own, which has heard of that. */
+void run(const image *im, u64 rank, u64 i) {
+  const launched *all = &im->first, &e = all[rank * im->launches + i];
+  static thread_local const launched *current;
+  static thread_local void (*kernel)(launch);
+  current = &e, kernel = nullptr;
+  for (auto &k : kernels)
+    if (strcmp(k.name, e.name) == 0) kernel = k.run;
+  if (!kernel) failed(e.name);
+  body = [](void *) { kernel(current->l); };
+  thread_total = e.width, block_total = e.blocks;
+  releases((void *)&e);
+  for (block_now = 0; block_now < e.blocks; block_now++) run_block();
+  for (u64 p = 0; p < im->ranks; p++) acquires((void *)(all + p * im->launches + i));
+}
+
+} // namespace
+
+#ifdef CONSTANTS // what Go takes them for
+#include CONSTANTS
+#endif
+
+int main(int argc, char **argv) {
+  const int file = open(argv[argc - 1], O_RDWR);
+  struct stat st;
+  if (file < 0 || fstat(file, &st) < 0) return perror(argv[argc - 1]), 1;
+  if (mmap((void *)base, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, file, 0) != (void *)base)
+    return perror("mmap"), 1;
+  image *im = (image *)base;
+  std::atomic<u64> running{im->ranks};
+  std::thread ranks[max_ranks];
+  for (u64 r = 0; r < im->ranks; r++)
+    ranks[r] = std::thread([&, r] {
+      random_state = (im->seed * max_ranks + r + 1) * 0x9e3779b97f4a7c15;
+      for (u64 i = 0; i < im->launches; i++) run(im, r, i);
+      running--;
+    });
+  while (im->abort_after && running && __atomic_load_n(&stores, __ATOMIC_RELAXED) < im->abort_after) usleep(50);
+  if (im->abort_after) __atomic_store_n(&(&im->first)[im->abort_rank * im->launches].l.w.host->abort, 1, __ATOMIC_RELAXED);
+  for (u64 r = 0; r < im->ranks; r++) ranks[r].join();
+  return 0;
+}
