@@ -9,7 +9,8 @@
 // operation, its epoch, from the scratch memory and counts it up, so a launch
 // captured in a graph may be replayed, and mixed with others. A rank at epoch e
 // has heard from every peer in e-1, when that peer was through with e-2: so what
-// the epochs use alternates between two places.
+// the epochs use alternates between two places. This takes the boundaries of grids
+// for fences at system scope; ../model checks it, and what would do instead.
 //
 // Polls are bounded: by a word in the host's memory that aborts them, and by time.
 #include "element.cuh"
@@ -636,6 +637,10 @@ DEVICE void move(const world &w, const call &c) {
 // then reads the peers' of the round before, and then tells of the first. So it
 // fills a slot again, three rounds and more later, when the peers are through
 // with it.
+//
+// A line waits for the same line of its peers, and of all kernels a block for the
+// same block. GPUs start blocks in ascending order, so a kernel ends also where
+// not all of its blocks find room at once.
 struct line {
   u32 index, lane;
   u64 rounds;
