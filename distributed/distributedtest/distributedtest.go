@@ -23,7 +23,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -42,8 +42,9 @@ type Option func(*suite)
 // Extended runs more lengths and steps, for continuous integration.
 func Extended() Option { return func(s *suite) { s.extended = true } }
 
-// Cases leaves out the cases that keep is false for: those that another run of the suite has.
-func Cases(keep func(name string) bool) Option { return func(s *suite) { s.keep = keep } }
+// Cases leaves out the cases that keep is false for, with so many ranks: those that another run of the suite
+// has.
+func Cases(keep func(ranks int, name string) bool) Option { return func(s *suite) { s.keep = keep } }
 
 // Seed sets the seed of the inputs, 1 unless set.
 func Seed(seed uint64) Option { return func(s *suite) { s.seed = seed } }
@@ -51,8 +52,9 @@ func Seed(seed uint64) Option { return func(s *suite) { s.seed = seed } }
 type suite struct {
 	commtest.Backend
 	extended bool
-	keep     func(name string) bool // nil: all
-	selector sparse.Selector        // of all patterns, if set
+	keep     func(ranks int, name string) bool // nil: all
+	selector sparse.Selector                   // of all patterns, if set
+	made     sync.Map                          // gradients that many cases have, by their gradientOf
 	seed     uint64
 }
 
@@ -89,12 +91,13 @@ func runCases(t *testing.T, b commtest.Backend, cases []testCase, opts []Option)
 	for _, o := range opts {
 		o(s)
 	}
-	if s.keep != nil {
-		cases = slices.DeleteFunc(cases, func(c testCase) bool { return !s.keep(c.name) })
-	}
 	for _, size := range b.Sizes {
 		t.Run(fmt.Sprintf("ranks=%d", size), func(t *testing.T) {
+			defer s.made.Clear()
 			for _, c := range cases {
+				if s.keep != nil && !s.keep(size, c.name) {
+					continue
+				}
 				t.Run(c.name, func(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), caseTimeout)
 					defer cancel()

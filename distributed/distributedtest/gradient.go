@@ -3,6 +3,7 @@ package distributedtest
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 )
 
 // family is gradients of a sort.
@@ -74,12 +75,25 @@ var families = []family{
 	{"huge", func(g []float32, rng *rand.Rand, _, _, _ int) { normal(g, rng, 1e30) }},
 }
 
-// gradient returns one rank's gradient of one step.
+// gradientOf is what a gradient is made from.
+type gradientOf struct {
+	family              string
+	n, rank, size, step int
+}
+
+// gradient returns one rank's gradient of one step. Those of the patterns' cases are made once.
 func (s *suite) gradient(k family, n, rank, size, step int) []float32 {
+	of := gradientOf{k.name, n, rank, size, step}
+	if g, ok := s.made.Load(of); ok {
+		return slices.Clone(g.([]float32))
+	}
 	g := make([]float32, n)
 	if n > 0 {
 		rng := rand.New(rand.NewPCG(s.seed, uint64(rank)<<32|uint64(step)))
 		k.fill(g, rng, rank, size, step)
+	}
+	if step < 6 && (n <= 3000 || n == s.large()) {
+		s.made.Store(of, slices.Clone(g))
 	}
 	return g
 }

@@ -324,7 +324,7 @@ func testAuto(r *rank) error {
 }
 
 // large is the length of tensors that every part of a pattern has work with.
-func (r *rank) large() int {
+func (s *suite) large() int {
 	if testing.Short() {
 		return 20_000
 	}
