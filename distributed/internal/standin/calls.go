@@ -1,8 +1,6 @@
 package standin
 
 import (
-	"bytes"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,20 +17,30 @@ type noticed struct {
 
 // Notice returns c with look called for each of its calls, before it is made.
 func Notice(c comm.Communicator, look func(call comm.Call)) comm.Communicator {
-	p := &noticed{Wrapped: comm.Wrap(c)}
-	p.Methods = comm.Methods{
-		Do: func(call comm.Call) error {
+	return &noticed{Wrapped: comm.Wrap(c), Methods: intercept(c, func(calls ...comm.Call) error {
+		for _, call := range calls {
 			look(call)
+		}
+		return nil
+	})}
+}
+
+// intercept has before called with the calls of c, which are not made where it fails.
+func intercept(c comm.Communicator, before func(calls ...comm.Call) error) comm.Methods {
+	return comm.Methods{
+		Do: func(call comm.Call) error {
+			if err := before(call); err != nil {
+				return err
+			}
 			return call.Make(c)
 		},
 		Together: func(calls []comm.Call) error {
-			for _, call := range calls {
-				look(call)
+			if err := before(calls...); err != nil {
+				return err
 			}
 			return c.Group(calls...)
 		},
 	}
-	return p
 }
 
 // Pace says what calls take, beside a microsecond each: when the ranks agree on the
@@ -47,18 +55,4 @@ func Pace(c comm.Communicator, takes func(call comm.Call) time.Duration) comm.Co
 		}
 		step.Add(int64(time.Microsecond + takes(call)))
 	})
-}
-
-type lockedBuffer struct {
-	mu   *sync.Mutex
-	text *bytes.Buffer
-}
-
-// NewLockedBuffer returns a writer to text.
-func NewLockedBuffer(mu *sync.Mutex, text *bytes.Buffer) lockedBuffer { return lockedBuffer{mu, text} }
-
-func (l lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
 }

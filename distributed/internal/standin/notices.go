@@ -29,18 +29,12 @@ func (r Noticing) Kernels() runtime.Kernels { return r.stumbling }
 
 // Fill implements [runtime.Runtime].
 func (r Noticing) Fill(dst uintptr, count int, dt dtype.DType, value float64) error {
-	if err := r.stumbling.due("fill"); err != nil {
-		return err
-	}
-	return r.waitedFor.Fill(dst, count, dt, value)
+	return r.stumbling.do("fill", func() error { return r.waitedFor.Fill(dst, count, dt, value) })
 }
 
 // Copy implements [runtime.Runtime].
 func (r Noticing) Copy(dst, src uintptr, bytes int) error {
-	if err := r.stumbling.due("copy"); err != nil {
-		return err
-	}
-	return r.waitedFor.Copy(dst, src, bytes)
+	return r.stumbling.do("copy", func() error { return r.waitedFor.Copy(dst, src, bytes) })
 }
 
 // NewNoticing returns a runtime that counts its waits in w and fails as told.
@@ -103,6 +97,14 @@ func (f *Stumbling) due(call string) error {
 	return nil
 }
 
+// do makes a call, unless it is to fail.
+func (f *Stumbling) do(call string, make func() error) error {
+	if err := f.due(call); err != nil {
+		return err
+	}
+	return make()
+}
+
 // GiveBack implements [runtime.Kernels].
 func (f *Stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
 	return errors.Join(f.due(""), f.Kernels.GiveBack(dst, l, taken))
@@ -110,18 +112,14 @@ func (f *Stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error 
 
 // Merge implements [runtime.Kernels].
 func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
-	if err := f.due("merge"); err != nil {
-		return err
-	}
-	return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest, back))
+	return f.do("merge", func() error {
+		return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest, back))
+	})
 }
 
 // TopK implements [runtime.Kernels].
 func (f *Stumbling) TopK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) error {
-	if err := f.due("select"); err != nil {
-		return err
-	}
-	return f.Kernels.TopK(src, k, dst, threshold)
+	return f.do("select", func() error { return f.Kernels.TopK(src, k, dst, threshold) })
 }
 
 // TopKChunks implements [runtime.Kernels].
@@ -134,32 +132,20 @@ func (f *Stumbling) TopKChunks(src runtime.Source, k, chunk int, dst runtime.Ent
 
 // SelectNear implements [runtime.Kernels].
 func (f *Stumbling) SelectNear(src runtime.Source, k int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
-	if err := f.due("select"); err != nil {
-		return err
-	}
-	return f.Kernels.SelectNear(src, k, state, o, dst, used)
+	return f.do("select", func() error { return f.Kernels.SelectNear(src, k, state, o, dst, used) })
 }
 
 // Fit implements [runtime.Kernels].
 func (f *Stumbling) Fit(src runtime.Source, z float64, threshold uintptr) error {
-	if err := f.due("select"); err != nil {
-		return err
-	}
-	return f.Kernels.Fit(src, z, threshold)
+	return f.do("select", func() error { return f.Kernels.Fit(src, z, threshold) })
 }
 
 // CopyPieces implements [runtime.Kernels].
 func (f *Stumbling) CopyPieces(pieces []runtime.Piece) error {
-	if err := f.due("pieces"); err != nil {
-		return err
-	}
-	return f.Kernels.CopyPieces(pieces)
+	return f.do("pieces", func() error { return f.Kernels.CopyPieces(pieces) })
 }
 
 // CopyIf implements [runtime.Kernels].
 func (f *Stumbling) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
-	if err := f.due("copy if"); err != nil {
-		return err
-	}
-	return f.Kernels.CopyIf(copies, flags, m)
+	return f.do("copy if", func() error { return f.Kernels.CopyIf(copies, flags, m) })
 }

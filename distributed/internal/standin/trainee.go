@@ -23,20 +23,7 @@ type Faulty struct {
 // NewFaulty returns c, of which no call fails until At is set.
 func NewFaulty(c comm.Communicator) *Faulty {
 	f := &Faulty{Wrapped: comm.Wrap(c), At: -1}
-	f.Methods = comm.Methods{
-		Do: func(call comm.Call) error {
-			if err := f.count(); err != nil {
-				return err
-			}
-			return call.Make(c)
-		},
-		Together: func(calls []comm.Call) error {
-			if err := f.count(); err != nil {
-				return err
-			}
-			return c.Group(calls...)
-		},
-	}
+	f.Methods = intercept(c, func(...comm.Call) error { return f.count() })
 	return f
 }
 
