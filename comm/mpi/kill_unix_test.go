@@ -248,7 +248,7 @@ func (m *mourner) run(pattern string, id int) (became kills, err error) {
 		die()
 	}
 	if failed != nil {
-		if !errors.Is(failed, comm.ErrPeerFailed) && !errors.Is(failed, comm.ErrTimeout) || !strings.Contains(failed.Error(), "undone") {
+		if !errors.Is(failed, comm.ErrPeerFailed) && !errors.Is(failed, comm.ErrTimeout) || !strings.Contains(failed.Error(), "rolled back") {
 			return became, fmt.Errorf("the error is %w", failed)
 		}
 		if !slices.Equal(given, m.state(s, x)) {

@@ -50,7 +50,7 @@ func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string)
 	if err := g.allocate(ctx); err != nil {
 		return err
 	}
-	if g.transaction.undoes() && g.keepsHost() {
+	if g.transaction.rollsBack() && g.keepsHost() {
 		g.async = newWorker(len(g.buckets), g.exchange)
 	}
 	return nil

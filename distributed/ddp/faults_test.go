@@ -298,7 +298,7 @@ func TestGradientFaults(t *testing.T) {
 						if step == bad && at >= 0 {
 							f.At = -1
 							if err != nil {
-								assert.ErrorContains(t, err, "undone", label)
+								assert.ErrorContains(t, err, "rolled back", label)
 								assert.Equal(t, given, m.bits(), label)
 								_ = comm.CloseAll(c, nil)
 							}
@@ -496,7 +496,7 @@ func TestLostResiduals(t *testing.T) {
 }
 
 // TestContextOverBefore: a step that does not begin, because its context is over, leaves
-// everything usable, also where steps cannot be undone.
+// everything usable, also where steps cannot be rolled back.
 func TestContextOverBefore(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -540,7 +540,7 @@ func (f failsAt) StreamWaitEvent(_, _ uintptr) error {
 	return nil
 }
 
-// The same of the buckets of a model, behind whose results the compute stream waits.
+// The same of the buckets of a model, after whose results the compute stream waits.
 func TestFailureBehindResults(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		calls := 0
@@ -555,7 +555,7 @@ func TestFailureBehindResults(t *testing.T) {
 		calls = -calls // the last one
 		err = g.ReduceAll(ctx, all)
 		assert.ErrorIs(t, err, standin.ErrKernel)
-		assert.NotContains(t, err.Error(), "undone")
+		assert.NotContains(t, err.Error(), "rolled back")
 		assert.ErrorIs(t, g.ReduceAll(ctx, all), standin.ErrKernel, "it stays")
 		err = g.Close()
 		standin.Free(t, all)

@@ -178,7 +178,7 @@ type Gradients struct {
 	steps       int         // complete steps
 	begun       bool
 	agreed      bool            // the ranks have compared what they reduce
-	fault       error           // of this step, which Wait undoes
+	fault       error           // of this step, which Wait rolls back
 	factor      uintptr         // what clips the gradients of this step
 	sums        []sum           // what was accumulated
 	active      *runtime.Tensor // with Uneven: whether this rank has data, and how many do
@@ -390,11 +390,11 @@ func (g *Gradients) drain(ctx context.Context) error {
 	return g.agree(ctx)
 }
 
-// fail notes an error, if it is one. Where a step is a transaction, Wait undoes it.
+// fail notes an error, if it is one. Where a step is a transaction, Wait rolls it back.
 func (g *Gradients) fail(err error) {
 	switch {
 	case err == nil:
-	case g.transaction.undoes():
+	case g.transaction.rollsBack():
 		g.fault = err
 	default:
 		g.err = err
@@ -437,7 +437,7 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 		g.async.add(b)
 		return nil
 	}
-	if err := g.pick(ctx, b); err != nil {
+	if err := g.selectEntries(ctx, b); err != nil {
 		return err
 	}
 	if g.async != nil {
@@ -464,8 +464,8 @@ func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
 	return err
 }
 
-// pick picks from a bucket, whose gradients are there at its mark.
-func (g *Gradients) pick(ctx context.Context, b *bucket) error {
+// selectEntries selects from a bucket, whose gradients are there at its mark.
+func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 	t := b.flat
 	if t == nil {
 		t = g.given[b.params[0]]
@@ -487,7 +487,7 @@ func (g *Gradients) pick(ctx context.Context, b *bucket) error {
 func (g *Gradients) exchange(b *bucket) error {
 	ctx := context.Background()
 	if g.side != nil {
-		if err := g.pick(ctx, b); err != nil {
+		if err := g.selectEntries(ctx, b); err != nil {
 			return err
 		}
 	}
@@ -508,7 +508,7 @@ func (g *Gradients) passed(b *bucket, s sparse.Stage) {
 	}
 }
 
-// Stream returns the stream on which sparse buckets are picked from and merged: one
+// Stream returns the stream on which sparse buckets are selected from and merged: one
 // beside the compute stream where there is such ([runtime.Brancher]).
 func (g *Gradients) Stream() uintptr { return g.runtime().ComputeStream() }
 
@@ -566,7 +566,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	}
 	g.conclude(ctx)
 	if g.fault != nil {
-		return base.OpError(op, g.undo())
+		return base.OpError(op, g.rollBack())
 	}
 	if g.err != nil {
 		return base.OpError(op, g.err)
@@ -654,9 +654,9 @@ func (g *Gradients) commitAll(v sparse.Verdict) error {
 	return nil
 }
 
-// undo undoes the steps of all buckets that were started, and returns why it did.
+// rollBack rolls back the steps of all buckets that were started, and returns why it did.
 // What fails now stays.
-func (g *Gradients) undo() error {
+func (g *Gradients) rollBack() error {
 	cause := g.fault
 	for _, b := range g.buckets[:g.next] {
 		if err := b.reducer.RollBack(); err != nil && g.err == nil {
@@ -671,7 +671,7 @@ func (g *Gradients) undo() error {
 	if g.err != nil {
 		return g.err
 	}
-	return fmt.Errorf("%w (the step is undone: gradients and residuals are as before)", cause)
+	return fmt.Errorf("%w (the step was rolled back: gradients and residuals are as before)", cause)
 }
 
 // zero returns a tensor of zeros in the place of gradient i: in Join that of the caller.
@@ -793,7 +793,7 @@ func (g *Gradients) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
 	if g.async != nil && !g.closed {
-		_ = g.async.wait(ctx, g.comms()) // what it leaves behind, settle finds
+		_ = g.async.wait(ctx, g.comms()) // what it leaves in flight, DrainToFree finds
 		g.async.close()
 	}
 	g.closed = true

@@ -88,7 +88,7 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	for {
 		others, err := g.others(ctx)
 		if g.fail(err); g.fault != nil {
-			return base.OpError(op, g.undo())
+			return base.OpError(op, g.rollBack())
 		}
 		if err != nil {
 			return base.OpError(op, err)

@@ -81,7 +81,7 @@ func (p *plain) Complete(ctx context.Context) (hostWaited bool, err error) {
 // Stats implements reducer.
 func (p *plain) Stats(context.Context) (sparse.Stats, error) {
 	n := p.b.len()
-	return sparse.Stats{Step: p.g.stats.Step, Pattern: sparse.Dense, Dense: true, Elements: n, K: n, PickedLocal: n, PickedGlobal: n}, nil
+	return sparse.Stats{Step: p.g.stats.Step, Pattern: sparse.Dense, Dense: true, Elements: n, K: n, SelectedLocal: n, SelectedGlobal: n}, nil
 }
 
 // PrepareRestore implements reducer.

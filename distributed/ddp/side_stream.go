@@ -9,8 +9,8 @@ import (
 )
 
 // sideStream is where a [Gradients] works on buckets beside the backward pass, if
-// the device does several streams of work at a time: it picks, exchanges and merges
-// on a stream of its own, behind an event of the compute stream for each bucket.
+// the device does several streams of work at a time: it selects, exchanges and merges
+// on its own stream, after an event of the compute stream for each bucket.
 type sideStream struct {
 	rt      runtime.Runtime // where the work is done
 	compute uintptr         // the stream that gradients are computed on

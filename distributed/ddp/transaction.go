@@ -80,8 +80,8 @@ func (j *transaction) link(bucket int, r reducer) {
 	r.JoinTransaction(base.At(j.flags, bucket*j.c.WorldSize()), j.skip)
 }
 
-// undoes reports whether a step that fails is rolled back.
-func (j *transaction) undoes() bool { return !j.plain && !j.cfg.NoUndo }
+// rollsBack reports whether a step that fails is rolled back.
+func (j *transaction) rollsBack() bool { return !j.plain && !j.cfg.NoUndo }
 
 // clip returns the address of what all gradients are multiplied by, 0 if nothing
 // bounds their norm.

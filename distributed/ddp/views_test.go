@@ -207,7 +207,7 @@ func TestGradientMemory(t *testing.T) {
 		cfg  ddp.Config
 		most float64
 	}{
-		// 4 for a residual, 4 for the one that a step is undone with, half a byte for
+		// 4 for a residual, 4 for the one that a step is rolled back with, half a byte for
 		// lists, and an eighth of 2 bytes for the bucket in which gradients are put together.
 		{"transactions", ddp.Config{Config: topk}, 8.5 + 0.25},
 		{"NoUndo", ddp.Config{Config: frugal}, 4.5 + 0.25},

@@ -8,12 +8,12 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// behind makes the exchanges of a [Gradients]'s buckets on a goroutine of its own,
+// worker is the communication worker of a [Gradients]: a goroutine that makes the exchanges of buckets,
 // one after the other in the order in which they were given, so that all ranks make
 // the same ones in the same order. Meanwhile the caller goes on with its backward
 // pass. It is for where an exchange keeps the host: where that does the work, or waits
-// for numbers of the device. Otherwise a device with streams works behind the host's
-// back by itself.
+// for numbers of the device. A device with streams works asynchronously
+// by itself otherwise.
 type worker struct {
 	given chan *bucket
 	done  chan *bucket

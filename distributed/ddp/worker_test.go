@@ -98,7 +98,7 @@ func TestBucketsTravelBehindTheCaller(t *testing.T) {
 	}
 }
 
-// TestBucketsAllocate: the steps of buckets that travel behind the caller allocate nothing.
+// TestBucketsAllocate: the steps of buckets that the communication worker exchanges allocate nothing.
 func TestBucketsAllocate(t *testing.T) {
 	const rounds, steps = 10, 40
 	perStep := math.Inf(1)
@@ -198,7 +198,7 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 }
 
 // TestStatsInTheMiddle: what the device alone knows of the last step is not asked for
-// while the goroutine behind the caller uses the communicator.
+// while the communication worker uses the communicator.
 func TestStatsInTheMiddle(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
 		rt := standin.NewBranching(memory)
@@ -240,7 +240,7 @@ type noticingBranch struct{ standin.Noticing }
 
 func (noticingBranch) ComputeStream() uintptr { return standin.ComputeStream + 2 }
 
-// The same in buckets that have one verdict: a step that one of them has dropped, is
+// The same in buckets that have one verdict: a step that one of them has skipped, is
 // dropped in all, and what they read later is that of the step before.
 func TestBucketsReadLater(t *testing.T) {
 	const n, ranks, buckets, steps = 30_000, 2, 3, 40

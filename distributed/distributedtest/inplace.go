@@ -74,7 +74,7 @@ func (r *rank) inPlace(cfg sparse.Config, n int, k family) (err error) {
 			return err
 		}
 		if cfg.Values == "" { // others are rounded
-			if err := r.rightPicks(s, cfg.Pattern, before, x); err != nil {
+			if err := r.rightSelection(s, cfg.Pattern, before, x); err != nil {
 				return fmt.Errorf("step %d: %w", step, err)
 			}
 		}
@@ -94,12 +94,12 @@ func (r *rank) inPlace(cfg sparse.Config, n int, k family) (err error) {
 	return nil
 }
 
-// rightPicks compares what the rank picked in a step in place with the tensor before
-// it: these are its values, and only where it was picked from has the tensor changed,
+// rightSelection compares what the rank selected in a step in place with the tensor before
+// it: these are its values, and only where it was selected from has the tensor changed,
 // but that a node of gtopk's tree, which oktopk has for few entries, keeps what it has
 // dropped of other ranks'.
-func (r *rank) rightPicks(s *sparse.Reducer, pattern string, before, after []float32) error {
-	list, err := s.Picks()
+func (r *rank) rightSelection(s *sparse.Reducer, pattern string, before, after []float32) error {
+	list, err := s.SelectedEntries()
 	if err != nil {
 		return err
 	}
@@ -108,16 +108,16 @@ func (r *rank) rightPicks(s *sparse.Reducer, pattern string, before, after []flo
 		return err
 	}
 	keeps := pattern == sparse.Gtopk || pattern == sparse.Oktopk
-	picked := make([]bool, len(before))
+	selected := make([]bool, len(before))
 	for j, i := range idx {
 		if math.Float32bits(val[j]) != math.Float32bits(before[i]) {
-			return fmt.Errorf("picked %v as element %d, which was %v", val[j], i, before[i])
+			return fmt.Errorf("selected %v as element %d, which was %v", val[j], i, before[i])
 		}
-		picked[i] = true
+		selected[i] = true
 	}
 	for i, v := range after {
-		if len(idx) > 0 && !keeps && v != before[i] && !picked[i] {
-			return fmt.Errorf("element %d was %v and is %v, and was not picked", i, before[i], v)
+		if len(idx) > 0 && !keeps && v != before[i] && !selected[i] {
+			return fmt.Errorf("element %d was %v and is %v, and was not selected", i, before[i], v)
 		}
 	}
 	return nil

@@ -506,7 +506,7 @@ func specialBy(r *rank, cfg sparse.Config) error {
 		}
 		for i, v := range after {
 			if drops && math.Float32bits(v) != math.Float32bits(before[i]) {
-				return u.close(fmt.Errorf("step %d was dropped, but the residual at %d is %v, and was %v", step, i, v, before[i]))
+				return u.close(fmt.Errorf("step %d was skippedLast, but the residual at %d is %v, and was %v", step, i, v, before[i]))
 			}
 		}
 	}

@@ -33,7 +33,7 @@ func newAllgather(e *engine) *allgather {
 }
 
 // collectInPlace is collect for messages of equal length, of which each rank has
-// picked its own where it belongs ([allgatherExchange.placePicks]). The compute
+// selected its own where it belongs ([allgatherExchange.placeSelected]). The compute
 // stream does not wait yet, and nothing is unpacked.
 func (g *allgather) collectInPlace(ctx context.Context) {
 	if g.err == nil {
@@ -95,10 +95,10 @@ func (g *allgather) collectSlots(ctx context.Context, mine runtime.Entries) []ru
 	return g.lists
 }
 
-// allgatherExchange sends all picks everywhere, where they are added up.
+// allgatherExchange sends all selected entries everywhere, where they are added up.
 type allgatherExchange struct {
 	*allgather
-	fixed bool // all ranks pick equally many, so lengths need not travel
+	fixed bool // all ranks select equally many, so lengths need not travel
 	again bool // only the top k of the sum go into the result
 
 	sum    message
@@ -116,12 +116,12 @@ func allgatherAgain(e *engine) exchange {
 
 func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: newAllgather(e)} }
 
-// placePicks has the lists of all ranks in one array if they travel at their
+// placeSelected has the lists of all ranks in one array if they travel at their
 // capacity: in symmetric memory where there is such. Lengths that are not known
 // stand in front.
-func (x *allgatherExchange) placePicks(ctx context.Context, n int) runtime.Entries {
+func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.Entries {
 	if !x.fixed && x.order.Streams == nil {
-		return x.engine.placePicks(ctx, n)
+		return x.engine.placeSelected(ctx, n)
 	}
 	if x.words = x.slotWords(n); x.fixed {
 		x.words = x.messageWords(n, x.n)
@@ -144,30 +144,30 @@ func (x *allgatherExchange) placePicks(ctx context.Context, n int) runtime.Entri
 	return x.lists[x.rank]
 }
 
-func (x *allgatherExchange) run(ctx context.Context, picks runtime.Entries) result {
+func (x *allgatherExchange) run(ctx context.Context, selected runtime.Entries) result {
 	all := result{lists: x.lists, scale: x.average}
 	if x.fixed || x.order.Streams != nil {
 		x.collectInPlace(ctx)
 		all.messages = x.messages
 	} else {
-		x.exchangeLengths(ctx, picks, func(int) int { return picks.N }) // all have room for as many
-		x.collect(ctx, picks)
+		x.exchangeLengths(ctx, selected, func(int) int { return selected.N }) // all have room for as many
+		x.collect(ctx, selected)
 	}
 	if !x.again {
 		return all
 	}
 	x.arriveAll(ctx, all)
 	// The sum is the same on every rank, and so are its largest entries: no fewer
-	// than picks, which are as many on each rank.
-	sum := x.message(&x.sum, min(picks.N*x.size, x.n))
+	// than the selected ones, which are as many on each rank.
+	sum := x.message(&x.sum, min(selected.N*x.size, x.n))
 	x.union(sum, x.lists, x.average, 0)
-	x.top[0] = exactly(x.message(&x.global, picks.N), picks.N)
-	x.topOf(sum, picks.N, x.top[0])
-	x.giveBack(picks, x.top[0])
+	x.top[0] = exactly(x.message(&x.global, selected.N), selected.N)
+	x.topOf(sum, selected.N, x.top[0])
+	x.giveBack(selected, x.top[0])
 	return result{lists: x.top[:], scale: 1}
 }
 
-// sumExchange reduces the whole residual, densely, whatever was picked.
+// sumExchange reduces the whole residual, densely, whatever was selected.
 type sumExchange struct{ *engine }
 
 func sumAll(e *engine) exchange {

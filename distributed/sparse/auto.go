@@ -77,7 +77,7 @@ const (
 	randomBlock   = 1 << 16 // numbers that are drawn; the others repeat them
 )
 
-// decide makes the choice, which is part of the step: when that is undone, the next one chooses
+// decide makes the choice, which is part of the step: when that is rolled back, the next one chooses
 // again, as it does on ranks that the error has kept from choosing.
 func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.given)

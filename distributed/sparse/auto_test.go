@@ -329,7 +329,7 @@ func TestAutoLevels(t *testing.T) {
 
 // TestChoiceIsUndone: a step that fails takes the choice that it began with back, so
 // that all ranks choose again, also those that the failure kept from choosing; and a
-// state from before the choice undoes it.
+// state from before the choice takes it back.
 func TestChoiceIsUndone(t *testing.T) {
 	const n, ranks = 20_000, 2
 	others, err := local.New(ranks)
@@ -374,7 +374,7 @@ func TestChoiceIsUndone(t *testing.T) {
 }
 
 // TestChoiceWithoutMemory: where there is no memory to undo steps of the pattern that was
-// chosen, the step fails, and those that follow can be undone.
+// chosen, the step fails, and those that follow can be rolled back.
 func TestChoiceWithoutMemory(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		f := standin.NewFaulty(standin.Pace(c, func(call comm.Call) time.Duration {

@@ -22,11 +22,11 @@ type Config struct {
 	// loses with the rank that made it. With NoErrorFeedback it is forgotten. Where dense steps
 	// precede sparse ones ([Schedule]), they travel so, too.
 	Values string
-	// Density is the share of a rank's entries that it picks per step, in
+	// Density is the share of a rank's entries that it selects per step, in
 	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
 	// it.
 	Density float64
-	// Chunk is how many elements a chunk of the pattern [Chunked] has, 4096 unless set; it picks Density * Chunk
+	// Chunk is how many elements a chunk of the pattern [Chunked] has, 4096 unless set; it selects Density * Chunk
 	// of each, rounded, at least 1. Other patterns ignore it.
 	Chunk int
 	// Selector, if set, selects the entries in the place of the pattern's own selection, and the
@@ -39,7 +39,7 @@ type Config struct {
 
 	// Momentum, in (0, 1), is momentum correction (Lin et al., "Deep Gradient
 	// Compression", ICLR 2018, section 3.1): each rank keeps a velocity v = Momentum*v
-	// + gradient, and that is reduced in place of the gradient; what a rank picks
+	// + gradient, and that is reduced in place of the gradient; what a rank selects
 	// becomes 0 in its velocity (momentum factor masking). So entries that are sent
 	// late carry the momentum of the time when they arose, and the optimizer is plain
 	// SGD, without a momentum of its own. Dense steps are ordinary momentum. It takes
@@ -107,7 +107,7 @@ const (
 	nonFiniteUnset NonFinitePolicy = iota
 	// PassNonFinite passes NaN and infinities on, as a dense allreduce does.
 	PassNonFinite
-	// SkipNonFinite undoes the step on every rank: the gradients are not added,
+	// SkipNonFinite rolls the step back on every rank: the gradients are not added,
 	// residuals and thresholds are as before, bit for bit, the result is zero, and
 	// [Stats] has Skipped set. It costs no message, and where the host has not
 	// waited for the device in the step, no wait. In an epoch of density 0, which
@@ -115,7 +115,7 @@ const (
 	// what it adds up to; where [ClipGlobal] has found that a gradient is not finite, all
 	// ranks skip the step. Gradients just below that size can leave more than that in a
 	// residual: with [Config].Momentum, or where sums of ranks come back to one. Then all
-	// later steps are dropped, until [Reducer.ScaleResidual] has made it smaller.
+	// later steps are skipped, until [Reducer.ScaleResidual] has made it smaller.
 	SkipNonFinite
 	// FailNonFinite is [ErrNonFinite] on every rank, and as after any error nothing
 	// has happened. The host waits for the device in every step. In an epoch of density
@@ -154,7 +154,7 @@ func (s *Schedule) density(step int, after float64) (density float64, dense bool
 	return s.Densities[(step-s.WarmupSteps)/s.StepsPerEpoch], false
 }
 
-// over reports whether a step is behind those that the schedule is for.
+// over reports whether a step is after those that the schedule is for.
 func (s *Schedule) over(step int) bool {
 	step -= s.WarmupSteps
 	return step >= 0 && (len(s.Densities) == 0 || step/s.StepsPerEpoch >= len(s.Densities))

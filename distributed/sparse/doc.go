@@ -34,7 +34,7 @@
 //     reads them.
 //   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
 //   - allgather.go, tree.go, partitions.go and oktopk*.go are the exchanges.
-//   - step.go: a step, from Select to Commit or RollBack, with what undoes it;
+//   - step.go: a step, from Select to Commit or RollBack, with what rolls it back;
 //     reducer.go: [Reducer], whose AllReduce is such a step; agree.go: what ranks compare first.
 //   - state.go: saved states; auto.go: [Auto]; hierarchical.go: [Hierarchical].
 package sparse

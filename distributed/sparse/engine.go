@@ -20,7 +20,7 @@ const tiny = math.SmallestNonzeroFloat32
 //
 // Its first error sticks, as in a bufio.Writer: later methods do nothing and
 // return zeros, so that an algorithm reads as what it does. Whoever runs a
-// step looks at err at its end, and undoes the step.
+// step looks at err at its end, and rolls the step back.
 type engine struct {
 	rt      runtime.Runtime
 	kernels runtime.Kernels
@@ -32,7 +32,7 @@ type engine struct {
 
 	rank, size int
 	n          int
-	k          int     // how many entries a rank is to pick
+	k          int     // how many entries a rank is to select
 	average    float32 // 1/P
 	residual   uintptr // n F32: what was not sent yet; behind it the velocity, if there is one
 	origin     uintptr // both before the step; 0: the step changes them in place
@@ -42,19 +42,19 @@ type engine struct {
 	before base.Buffer // what is kept of the numbers, before the step
 	step               // the one that is made, or was made last
 
-	flags  uintptr // P I32: of each list of the result, how many may not be finite
-	skip   uintptr // I32, and how many: if one is not 0, the device undoes the step
-	skips  int
-	past   past        // what earlier steps left on the host
-	undone past        // that before the last step which left numbers to be read later
-	flat   base.Buffer // a dense result, until the step is sure to succeed
+	flags        uintptr // P I32: of each list of the result, how many may not be finite
+	skip         uintptr // I32, and how many: if one is not 0, the device rolls the step back
+	skips        int
+	past         past        // what earlier steps left on the host
+	beforePosted past        // that before the last step which left numbers to be read later
+	flat         base.Buffer // a dense result, until the step is sure to succeed
 
 	agreed bool // the ranks of c have compared what they reduce
 
 	numbers
 	notice      runtime.Notice // of the numbers, for where the host reads them in the next step
 	posted      []runtime.Span // where they are then
-	picked      message        // what the selector picked, unless it is among what is shared
+	list        message        // what the selector selected, unless it is among what is shared
 	shared      *comm.Buffer   // lists of all ranks; nil: none yet
 	sharedBytes int
 
@@ -92,7 +92,7 @@ type past struct {
 	pending         bool // the numbers of the last step are not read yet: see okExchange.readPosted
 }
 
-// save keeps what undo brings back: the numbers that a step leaves to later ones, and
+// save keeps what rollBack brings back: the numbers that a step leaves to later ones, and
 // the residual. That stays where it is, as the origin,
 // and the step writes the new one to the memory of the origin before, at no cost.
 // A captured step is to find and leave it at the same address, so there the pass that
@@ -129,9 +129,9 @@ func (e *engine) swap() {
 	}
 }
 
-// undo makes the residual and the numbers that are kept what they were at save, bit for bit.
+// rollBack makes the residual and the numbers that are kept what they were at save, bit for bit.
 // It does so once, and again only if it fails.
-func (e *engine) undo() {
+func (e *engine) rollBack() {
 	e.copy(e.at(numKept), e.before.Ptr, keptWords(e.size))
 	if e.restores == kept { // then swap does nothing
 		e.copy(e.residual, e.origin, e.held)
@@ -142,10 +142,10 @@ func (e *engine) undo() {
 	}
 }
 
-// undoIfNonFinite has the device undo the step, and make the gradient zero, if
+// rollBackIfNonFinite has the device roll the step back, and make the gradient zero, if
 // there were entries that are not finite. The past is that before the step then: whoever leaves one
 // finds out ([numbers].dropped).
-func (e *engine) undoIfNonFinite(g Input) {
+func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
 		e.copies = append(e.copies, runtime.Copy{Dst: e.at(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
@@ -155,7 +155,7 @@ func (e *engine) undoIfNonFinite(g Input) {
 	}
 	e.copies = append(e.copies, runtime.Copy{Dst: g.Ptr, DType: g.DType, N: e.n})
 	if e.past.pending { // numTiny is a word that is not 0
-		e.copies = append(e.copies, runtime.Copy{Dst: e.at(e.dropped), Src: e.at(numTiny), DType: dtype.F32, N: 1})
+		e.copies = append(e.copies, runtime.Copy{Dst: e.at(e.skippedLast), Src: e.at(numTiny), DType: dtype.F32, N: 1})
 	}
 	e.copyIfNonFinite()
 }
@@ -267,7 +267,7 @@ func (e *engine) added(err error) {
 }
 
 // denseResult is memory for a dense result: the gradient's, which is in the residual by
-// then, unless the step may be undone.
+// then, unless the step may be rolled back.
 func (e *engine) denseResult() uintptr {
 	if e.target.DType == dtype.F32 && e.cfg.NoUndo && !e.cfg.InPlace {
 		return e.target.Ptr
@@ -339,7 +339,7 @@ func (e *engine) aboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, scale float32, left leftover) {
 	back := runtime.Back{}
 	if !e.cfg.NoErrorFeedback {
-		back = runtime.Back{Dst: e.array(e.residual), L: left.picks, Taken: left.taken}
+		back = runtime.Back{Dst: e.array(e.residual), L: left.selected, Taken: left.taken}
 	}
 	if e.err == nil {
 		e.check(e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back))
@@ -392,7 +392,7 @@ func (e *engine) together(ctx context.Context) {
 	e.arrive(ctx)
 }
 
-// submit makes the calls that were added, at once, behind what the device was given
+// submit makes the calls that were added, at once, after what the device was given
 // before. What the device is given afterwards does not wait for them, until arrive.
 func (e *engine) submit(ctx context.Context) {
 	e.fence(ctx)

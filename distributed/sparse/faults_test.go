@@ -133,7 +133,7 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg sparse.Config, n, size, at, kind i
 		l.mu.Unlock()
 		f.At = -1
 		if failed[rank] != nil {
-			assert.ErrorContains(t, failed[rank], "undone", label)
+			assert.ErrorContains(t, failed[rank], "rolled back", label)
 			assert.Equal(t, gradient, standin.Bits(u.T), "gradient: %s, rank %d", label, rank)
 			assert.Equal(t, residual, u.State(), "residual: %s, rank %d", label, rank)
 			_ = c.Close() // it may say what is unfinished
@@ -231,7 +231,7 @@ func (o *onHost) Stats() runtime.Stats {
 	return stats
 }
 
-// TestFaultTable has a fault in each phase of a step: an error that undoes it, after which the same call
+// TestFaultTable has a fault in each phase of a step: an error that rolls it back, after which the same call
 // repeats it, or a gradient that is not finite, which skips or refuses it. The steps around have the
 // bits of ranks to which nothing happened, also while addresses are fixed, on streams, and with fewer
 // ranks in the end.
@@ -368,7 +368,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 					continue
 				case skips:
 					assert.NoError(t, err, label)
-					assert.Zero(t, stats.PickedGlobal, label)
+					assert.Zero(t, stats.SelectedGlobal, label)
 					given = make([]uint32, n)
 					if s.streams && !sparse.NeedsHost(pattern) {
 						assert.Zero(t, waits, "%s: the device skips the step", label)
@@ -381,9 +381,9 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 					}
 				case wontBegin:
 					assert.ErrorIs(t, err, comm.ErrCanceled, label)
-					assert.NotContains(t, fmt.Sprint(err), "undone", label)
+					assert.NotContains(t, fmt.Sprint(err), "rolled back", label)
 				default:
-					assert.ErrorContains(t, err, "undone", label)
+					assert.ErrorContains(t, err, "rolled back", label)
 				}
 				assert.ErrorIs(t, err, f.errOf(want), "%s, rank %d", label, rank)
 				assert.Equal(t, given, result, "gradient: %s, rank %d", label, rank)

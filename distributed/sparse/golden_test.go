@@ -79,7 +79,7 @@ func sparseCases() (all []sparseCase) {
 	return all
 }
 
-// TestSparseGolden compares the bits of results, residuals and picks of every pattern, type and
+// TestSparseGolden compares the bits of results, residuals and selected entries of every pattern, type and
 // policy with those that are recorded: what changes how a step is made must not change these.
 func TestSparseGolden(t *testing.T) {
 	if goruntime.GOARCH != "amd64" || testing.Short() {
@@ -158,13 +158,13 @@ func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.R
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(h, stats.Step, stats.Pattern, stats.Skipped, stats.K, stats.PickedLocal, stats.PickedGlobal,
+		fmt.Fprintln(h, stats.Step, stats.Pattern, stats.Skipped, stats.K, stats.SelectedLocal, stats.SelectedGlobal,
 			math.Float32bits(stats.Threshold), math.Float32bits(stats.GlobalThreshold), stats.SentElements, stats.SentBytes)
-		picks, err := s.Picks()
+		selected, err := s.SelectedEntries()
 		if err != nil {
 			return err
 		}
-		indices, values, err := s.Read(ctx, picks)
+		indices, values, err := s.Read(ctx, selected)
 		h.Write(hostmem.Bytes(indices))
 		h.Write(hostmem.Bytes(values))
 		if err != nil {

@@ -113,9 +113,9 @@ func TestCorrect(t *testing.T) {
 	assert.Equal(t, float32(tiny), correct(tiny, 0, 100, 2), "a threshold stays above zero")
 }
 
-// TestGaussianPicks checks how many entries the fitted and corrected threshold
-// picks of distributions with tails of all weights.
-func TestGaussianPicks(t *testing.T) {
+// TestGaussianSelection checks how many entries the fitted and corrected threshold
+// selected entries of distributions with tails of all weights.
+func TestGaussianSelection(t *testing.T) {
 	const n, k = 50_000, 500
 	for name, draw := range map[string]func(rng *rand.Rand) float64{
 		"normal":     func(rng *rand.Rand) float64 { return rng.NormFloat64() },
@@ -146,8 +146,8 @@ func TestGaussianPicks(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			picked := stats.PickedLocal
-			assert.True(t, picked >= 3*k/4 && picked <= 5*k/4, "%s: %d picked, want about %d", name, picked, k)
+			selected := stats.SelectedLocal
+			assert.True(t, selected >= 3*k/4 && selected <= 5*k/4, "%s: %d selected, want about %d", name, selected, k)
 			return errors.Join(s.Close(), grad.Free())
 		}))
 		require.NoError(t, rt.Close())

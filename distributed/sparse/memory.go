@@ -17,8 +17,10 @@ func (e *engine) allocate(b *base.Buffer, bytes int) {
 	}
 }
 
-// placePicks returns memory for the picks of this rank alone.
-func (e *engine) placePicks(_ context.Context, n int) runtime.Entries { return e.message(&e.picked, n) }
+// placeSelected returns memory for the selected entries of this rank alone.
+func (e *engine) placeSelected(_ context.Context, n int) runtime.Entries {
+	return e.message(&e.list, n)
+}
 
 // share makes e.shared hold at least bytes bytes: memory for collectives, which
 // all ranks make together, in the same step.

@@ -181,7 +181,7 @@ func TestRanksDisagree(t *testing.T) {
 	}
 }
 
-// The parts of a step have an order, and RollBack undoes whatever was done of it.
+// The parts of a step have an order, and RollBack rolls back whatever was done of it.
 func TestPartsOfAStep(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		const n = 100

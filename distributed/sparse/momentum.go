@@ -8,7 +8,7 @@ import (
 
 // correct advances the velocity by a gradient, and returns it to be reduced in the
 // gradient's place: momentum correction. The velocity lies behind the residual, so
-// that what undoes, saves or scales the one does so with the other.
+// that what rolls back, saves or scales the one does so with the other.
 func (e *engine) correct(g Input) Input {
 	if e.cfg.Momentum == 0 || e.err != nil || e.n == 0 {
 		return g
@@ -24,9 +24,9 @@ func (e *engine) correct(g Input) Input {
 	return Input{Ptr: velocity, DType: dtype.F32}
 }
 
-// mask makes 0 of the velocity what was picked: momentum factor masking.
-func (e *engine) mask(picks runtime.Entries) {
-	if e.cfg.Momentum > 0 && e.err == nil && picks.Idx != 0 {
-		e.check(e.kernels.ZeroAt(runtime.Array{Ptr: base.At(e.residual, e.n), N: e.n}, picks))
+// mask makes 0 of the velocity what was selected: momentum factor masking.
+func (e *engine) mask(selected runtime.Entries) {
+	if e.cfg.Momentum > 0 && e.err == nil && selected.Idx != 0 {
+		e.check(e.kernels.ZeroAt(runtime.Array{Ptr: base.At(e.residual, e.n), N: e.n}, selected))
 	}
 }

@@ -30,8 +30,8 @@ func momentumGradient(rank, step, n int) []float32 {
 	return g
 }
 
-// TestMomentumReference: velocities, picks and masking are those of a simulation,
-// to the last bit, behind a dense warm-up.
+// TestMomentumReference: velocities, selected entries and masking are those of a simulation,
+// to the last bit, after a dense warm-up.
 func TestMomentumReference(t *testing.T) {
 	const n, ranks, k, warmup, steps = 50, 3, 5, 2, 8
 	const momentum = 0.75
@@ -95,7 +95,7 @@ func TestMomentumReference(t *testing.T) {
 	}
 }
 
-// TestMomentumTransaction: with every pattern, a step that is dropped leaves
+// TestMomentumTransaction: with every pattern, a step that is skipped leaves
 // velocities as they were, and so does one that goes on from a saved state.
 func TestMomentumTransaction(t *testing.T) {
 	const n, ranks, steps = 300, 3, 6
@@ -145,10 +145,10 @@ func TestMomentumTransaction(t *testing.T) {
 			for _, step := range []int{1, 3} {
 				assert.Equal(t, through, train(-1, step), "saved before step %d", step)
 				// A dropped step is one that never was, but for the schedule.
-				dropped := train(step, -1)
-				assert.Equal(t, through[:step], dropped[:step])
-				assert.Len(t, dropped, steps-1)
-				for _, result := range dropped {
+				skippedLast := train(step, -1)
+				assert.Equal(t, through[:step], skippedLast[:step])
+				assert.Len(t, skippedLast, steps-1)
+				for _, result := range skippedLast {
 					assert.False(t, slices.ContainsFunc(result, func(x float32) bool { return x != x }), "no NaN is left in a velocity")
 				}
 			}
@@ -169,7 +169,7 @@ func TestMomentumMisuse(t *testing.T) {
 }
 
 // TestDenseVelocity: velocities of F16 gradients outgrow the type in dense steps,
-// too. What results have no room for comes later, and nothing is dropped.
+// too. What results have no room for comes later, and nothing is skipped.
 func TestDenseVelocity(t *testing.T) {
 	const n, steps, warmup, value, momentum, largest = 40, 60, 20, 8000, 0.9, 65504
 	for _, cfg := range []sparse.Config{

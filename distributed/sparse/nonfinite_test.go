@@ -19,7 +19,7 @@ import (
 
 // TestOverflowWhileNothingIsSent gives one rank a gradient that later steps could not
 // send, in an epoch in which gradients only add up: that rank goes without it, and no
-// step after the epoch is dropped. The reference is a run in which it is zero.
+// step after the epoch is skipped. The reference is a run in which it is zero.
 func TestOverflowWhileNothingIsSent(t *testing.T) {
 	const ranks, n, bad, steps = 3, 1500, 1, 5
 	limit := float32(math.MaxFloat32) / ranks
@@ -162,7 +162,7 @@ func TestSaturation(t *testing.T) {
 }
 
 // TestLargeResidual has a gradient pass of which the residual keeps so much that, with
-// its velocity, no later step can send it: they are dropped until it is scaled down.
+// its velocity, no later step can send it: they are skipped until it is scaled down.
 func TestLargeResidual(t *testing.T) {
 	const n = 20
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

@@ -18,8 +18,8 @@ type number int
 
 // The numbers that every engine has, in words; those that there are of every
 // rank come behind them. What steps leave to later ones begins at numKept: that is
-// undone with a step, and saved. Everything else is made anew in each step, and what
-// one that was undone has received may come to it at any time.
+// rolled back with a step, and saved. Everything else is made anew in each step, and what
+// one that was rolled back has received may come to it at any time.
 const (
 	numSquares   number = 0 // F64: the squared norm of the gradient
 	numFactor    number = 2 // F32: what clipping scales it by
@@ -53,7 +53,7 @@ type numbers struct {
 	samples       number // a rank's, all ranks', and these sorted
 	nonFinite     number // P: of each list of the result, how many are not below numLimit
 	matrix        number // P·P: what each rank has for each partition; with streams
-	dropped       number // not 0: the device has undone the last step
+	skippedLast   number // not 0: the device has rolled back the last step
 	longest       number // the least length of long messages; see okExchange.countLong
 	announcement  number // announcedWords: what this rank announces
 	announcements number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
@@ -71,7 +71,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 		words  int
 	}{
 		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
-		{&n.nonFinite, size}, {&n.matrix, matrix}, {&n.dropped, 1}, {&n.longest, 1},
+		{&n.nonFinite, size}, {&n.matrix, matrix}, {&n.skippedLast, 1}, {&n.longest, 1},
 		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
 	} {
 		*place.number = next
@@ -161,7 +161,7 @@ func (e *engine) makeNotice() {
 	}
 }
 
-// post has the numbers copied to the host, from where they are, behind what the device was
+// post has the numbers copied to the host, from where they are, after what the device was
 // given.
 func (e *engine) post() {
 	if e.err == nil {
@@ -196,7 +196,7 @@ func (e *engine) receive(ctx context.Context) {
 // forget makes another past that of the steps to come.
 func (e *engine) forget(p past) {
 	if e.past.pending && e.words.Ptr != 0 {
-		e.setInt(e.dropped, 0)
+		e.setInt(e.skippedLast, 0)
 	}
 	e.past = p
 }
@@ -224,7 +224,7 @@ func (e *engine) set(x number, words ...int32) {
 	}
 }
 
-// setInt is set for one word, behind what the device was given, for which it does not
+// setInt is set for one word, after what the device was given, for which it does not
 // wait.
 func (e *engine) setInt(x number, v int32) {
 	if e.err == nil {

@@ -12,7 +12,7 @@ import (
 
 // okExchange is the exchange of Ok-Topk (Li and Hoefler, "Near-Optimal Reducer
 // Allreduce for Distributed Deep Learning", PPoPP 2022): reduce by partitions
-// that are balanced from time to time, pick the globally largest sums
+// that are balanced from time to time, select the globally largest sums
 // by a reused threshold, allgather them.
 //
 // # Volume
@@ -20,7 +20,7 @@ import (
 // The paper bounds what a rank sends in a step by 6k(P-1)/P elements (an index
 // and a value count one each, an allgather counts what a rank receives): a
 // third for the reduction by partitions, two thirds for balancing and the allgather. It assumes that
-// thresholds pick k entries and partitions hold equal shares. Here it holds
+// thresholds select k entries and partitions hold equal shares. Here it holds
 // whatever the gradients are, because every message is paid from a budget
 // before it is sent:
 //
@@ -31,7 +31,7 @@ import (
 //     off is estimated in the same step, from what is left of B ([limits.less]), or, in steps
 //     in which nobody waits for what passed (R, below), in the next one.
 //  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
-//     2S <= B/3 elements. If it picked more for others, the largest S go and
+//     2S <= B/3 elements. If it selected more for others, the largest S go and
 //     the rest stays in its residual. So does what there is no room for in messages that
 //     are padded, or would be if the host waited for nothing ([okExchange.pads]). What
 //     padding takes comes off what is left below. In steps in which the result has
@@ -88,7 +88,7 @@ type okExchange struct {
 }
 
 const (
-	// sampleCount is how many of its picks a rank shows to balance partitions.
+	// sampleCount is how many of its selected entries a rank shows to balance partitions.
 	sampleCount = 4
 	// bisectFan thresholds are tried in each of bisectRounds rounds, so that
 	// 31 bits of magnitude shrink to an interval of 2^11 float32 numbers: the
@@ -144,39 +144,39 @@ func (x *okExchange) next() okStep {
 	return s
 }
 
-// run reduces the picks by partitions, balanced from time to time, and gathers the sums that
+// run reduces the selected entries by partitions, balanced from time to time, and gathers the sums that
 // pass the global threshold, which is estimated from time to time (Li and Hoefler, Algorithm 1).
 // Variants differ in what the host knows of lengths.
-func (x *okExchange) run(ctx context.Context, picks runtime.Entries) result {
+func (x *okExchange) run(ctx context.Context, selected runtime.Entries) result {
 	x.readPosted(ctx)
 	s := x.next()
 	if s.rebalance {
-		x.balancePartitions(ctx, picks)
+		x.balancePartitions(ctx, selected)
 	}
 	x.mine = x.at(x.announcement)
 	switch {
 	case x.order.Streams == nil:
-		return x.runKnown(ctx, picks, s)
+		return x.runKnown(ctx, selected, s)
 	case s.padded && s.room > 0:
-		return x.runAhead(ctx, picks, s)
+		return x.runAhead(ctx, selected, s)
 	case s.padded:
 		x.place(ctx, 0)
-		x.countLarge(picks)
-		own, outgoing, sums := x.reducePadded(ctx, picks, s.limit, 0)
+		x.countLarge(selected)
+		own, outgoing, sums := x.reducePadded(ctx, selected, s.limit, 0)
 		return x.gather(ctx, own, outgoing, sums, s)
 	}
-	x.countLarge(picks)
-	outgoing := x.cutOutgoing(picks, s.limit)
-	own := x.copyOwn(picks)
+	x.countLarge(selected)
+	outgoing := x.cutOutgoing(selected, s.limit)
+	own := x.copyOwn(selected)
 	return x.gather(ctx, own, outgoing, x.reduce(ctx, outgoing, &own), s)
 }
 
 // runKnown is the step of a host that waits for all lengths.
-func (x *okExchange) runKnown(ctx context.Context, picks runtime.Entries, s okStep) result {
-	x.countLarge(picks)
-	own, outgoing, sums := x.reduceKnown(ctx, picks, s.limit, s.padded)
-	if outgoing.Idx == picks.Idx { // nothing was cut: they are own and outgoing
-		own, outgoing = picks, runtime.Entries{}
+func (x *okExchange) runKnown(ctx context.Context, selected runtime.Entries, s okStep) result {
+	x.countLarge(selected)
+	own, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
+	if outgoing.Idx == selected.Idx { // nothing was cut: they are own and outgoing
+		own, outgoing = selected, runtime.Entries{}
 	}
 	return x.gather(ctx, own, outgoing, sums, s)
 }
@@ -184,15 +184,15 @@ func (x *okExchange) runKnown(ctx context.Context, picks runtime.Entries, s okSt
 // runAhead is the step of a host that sizes nothing by lengths, because there is room for the sums
 // of each rank: they are gathered before the host knows how many there are. A threshold that is far
 // off does little harm then, and it is the next step that estimates it.
-func (x *okExchange) runAhead(ctx context.Context, picks runtime.Entries, s okStep) result {
+func (x *okExchange) runAhead(ctx context.Context, selected runtime.Entries, s okStep) result {
 	late := x.late()
 	x.place(ctx, s.room)
-	x.countLarge(picks)
+	x.countLarge(selected)
 	above := uintptr(0)
 	if !s.estimate { // nothing else is needed of the sums
 		above = x.at(numBracket)
 	}
-	own, _, sums := x.reducePadded(ctx, picks, s.limit, above)
+	own, _, sums := x.reducePadded(ctx, selected, s.limit, above)
 	if s.estimate { // otherwise they are where they are sent from
 		x.estimate(ctx, sums)
 		x.aboveOf(sums, x.at(numBracket), x.allgather.lists[x.rank])
@@ -208,16 +208,16 @@ func (x *okExchange) runAhead(ctx context.Context, picks runtime.Entries, s okSt
 }
 
 // gather makes the result of those sums that pass the threshold, for whose lengths the host waits,
-// and gives back what this rank picked and no sum has.
+// and gives back what this rank selected and no sum has.
 func (x *okExchange) gather(ctx context.Context, own, outgoing, sums runtime.Entries, s okStep) result {
 	if s.estimate {
 		x.estimate(ctx, sums)
 	}
-	passed, total := x.pickGlobal(ctx, sums)
+	passed, total := x.selectGlobal(ctx, sums)
 	if s.room == 0 && !s.estimate && x.far(total) { // say, because the gradients' scale has changed
 		s.limit = s.limit.less(x.unit().again(x.size))
 		x.estimate(ctx, sums)
-		passed, total = x.pickGlobal(ctx, sums)
+		passed, total = x.selectGlobal(ctx, sums)
 	}
 	x.learn(total, s.each)
 	mine := x.spread(ctx, x.share(passed, total, s.limit, s.room), s.limit)
@@ -241,9 +241,9 @@ func (x *okExchange) learn(total, each int) {
 }
 
 // readPosted learns from the last step, if nothing in that needed its numbers: they were
-// copied to the host behind its back. In a step that comes when the device has been given
+// copied to the host asynchronously. In a step that comes when the device has been given
 // the selection, which it works on meanwhile. The steps before are settled for good: what
-// undoes this one leaves that alone. If the device has undone the last one, nothing is
+// rolls this one back leaves that alone. If the device has rolled back the last one, nothing is
 // learned from it.
 func (x *okExchange) readPosted(ctx context.Context) {
 	if !x.past.pending || x.err != nil {
@@ -253,9 +253,9 @@ func (x *okExchange) readPosted(ctx context.Context) {
 	x.receive(ctx)
 	switch {
 	case x.err != nil:
-	case x.host[x.dropped] != 0: // with its partitions, so what was announced is not of those that there are
-		x.setInt(x.dropped, 0)
-		x.past = x.undone
+	case x.host[x.skippedLast] != 0: // with its partitions, so what was announced is not of those that there are
+		x.setInt(x.skippedLast, 0)
+		x.past = x.beforePosted
 	default:
 		threshold := x.host[numBracket]
 		x.past.pending = false
@@ -272,7 +272,7 @@ func (x *okExchange) readPosted(ctx context.Context) {
 }
 
 // balancePartitions makes partitions that hold about equally many of all ranks'
-// picks. Each rank shows a regular sample of its picks, and the sorted samples
+// selected entries. Each rank shows a regular sample of its selected entries, and the sorted samples
 // of all ranks are cut into equal parts, as in parallel sorting by regular
 // sampling. The samples are staggered by rank, so that ranks with like
 // distributions together show P times as many quantiles.
@@ -280,12 +280,12 @@ func (x *okExchange) readPosted(ctx context.Context) {
 // The paper averages the ranks' own boundaries instead, which balances ranks
 // with like distributions only: if the entries of each rank cluster at a place
 // of their own, all averages fall between the clusters.
-func (x *okExchange) balancePartitions(ctx context.Context, picks runtime.Entries) {
+func (x *okExchange) balancePartitions(ctx context.Context, selected runtime.Entries) {
 	count := sampleCount * x.size
 	all := x.samples + sampleCount
 	sorted := all + number(count)
 	if x.err == nil {
-		x.check(x.kernels.Sample(picks, x.quantiles, x.n, x.at(x.samples)))
+		x.check(x.kernels.Sample(selected, x.quantiles, x.n, x.at(x.samples)))
 	}
 	x.communicate(ctx, comm.AllGatherCall(x.at(x.samples), x.at(all), sampleCount, dtype.I32))
 	x.copy(x.at(sorted), x.at(all), count)
@@ -294,10 +294,10 @@ func (x *okExchange) balancePartitions(ctx context.Context, picks runtime.Entrie
 	}
 }
 
-// countLarge counts the picks that may not stay finite when those of all ranks are added.
-func (x *okExchange) countLarge(picks runtime.Entries) {
+// countLarge counts the selected entries that may not stay finite when those of all ranks are added.
+func (x *okExchange) countLarge(selected runtime.Entries) {
 	if x.cfg.NonFinite != PassNonFinite && x.err == nil {
-		x.check(x.kernels.CountAbove(picks, x.at(numLimit), 1, base.At(x.mine, announcedLarge)))
+		x.check(x.kernels.CountAbove(selected, x.at(numLimit), 1, base.At(x.mine, announcedLarge)))
 	}
 }
 

@@ -67,7 +67,7 @@ func (l limits) less(elements int) limits {
 }
 
 // leaving gives padded messages all that each rank's share of the result leaves, so that
-// little has to be cut of what was picked.
+// little has to be cut of what was selected.
 func (l limits) leaving(each, size int, u unit) limits {
 	others := size - 1
 	lengths := u.of(2 * headerWords) // of messages, in front of them

@@ -13,10 +13,10 @@ import (
 
 // The second half of oktopk's exchange: the sums that pass the threshold, gathered.
 
-// pickGlobal picks the sums of this rank's partition that pass the threshold. It
+// selectGlobal selects the sums of this rank's partition that pass the threshold. It
 // returns them and how many sums of all ranks did, for which the host waits; x.allgather
 // has the lengths of all ranks' lists.
-func (x *okExchange) pickGlobal(ctx context.Context, sums runtime.Entries) (passed runtime.Entries, total int) {
+func (x *okExchange) selectGlobal(ctx context.Context, sums runtime.Entries) (passed runtime.Entries, total int) {
 	passed = x.passing(sums)
 	if x.order.Streams == nil {
 		total = x.allgather.exchangeLengths(ctx, passed, x.partitionLength)
@@ -39,7 +39,7 @@ func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
 }
 
 // gatherAhead gathers those of each rank's sums that passed the threshold, as many as there is
-// room for ([okExchange.place]). What comes of this rank's own picks is known
+// room for ([okExchange.place]). What comes of this rank's own selected entries is known
 // before: those that are not in its sums go back meanwhile. Late, the host gets to know in the
 // next step what the ranks announced.
 func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late bool) []runtime.Entries {
@@ -63,7 +63,7 @@ func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late 
 		x.posted = append(x.posted, runtime.Span{Ptr: l.Len, Bytes: announcedWords * base.WordSize})
 	}
 	if x.err == nil { // otherwise what readPosted has not read yet stays as it is
-		x.past.pending, x.undone = true, x.ago
+		x.past.pending, x.beforePosted = true, x.ago
 		if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
 			x.post()
 		}
@@ -108,7 +108,7 @@ func (x *okExchange) exchanged(rank, room int) runtime.Entries {
 // What a rank lets all others know of, in front of its message where that goes with it.
 const (
 	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
-	announcedLarge         // how many of the picks may not stay finite
+	announcedLarge         // how many of the selected entries may not stay finite
 	announcedLong          // how many messages were nearly too long
 	announcedWords
 )

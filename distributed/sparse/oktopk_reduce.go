@@ -10,18 +10,18 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// The first half of oktopk's exchange: what of the picks is sent, and how, and the sums of
+// The first half of oktopk's exchange: what of the selected entries is sent, and how, and the sums of
 // this rank's partition.
 
 // What a length says besides, in bits that none has: that one of a rank's messages is so
-// long that the next step is not to pad them, and that picks of it may not stay finite.
+// long that the next step is not to pad them, and that selected entries of it may not stay finite.
 const longBit, largeBit = 1 << 30, math.MinInt32
 
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages
 // have their lengths, which are known to the receiver before, and only the content of
 // them is that of padded ones.
-func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, limit limits, padded bool) (own, outgoing, sums runtime.Entries) {
-	own, outgoing = x.limitOutgoing(ctx, picks, limit.outgoing)
+func (x *okExchange) reduceKnown(ctx context.Context, selected runtime.Entries, limit limits, padded bool) (own, outgoing, sums runtime.Entries) {
+	own, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)
 	words, most, room := x.host[x.lengths:][:x.size], 0, limit.message
 	for r, n := range words {
 		if r != x.rank {
@@ -64,21 +64,21 @@ func (x *okExchange) reduceKnown(ctx context.Context, picks runtime.Entries, lim
 	return own, outgoing, x.reduceRead(ctx, outgoing, &own)
 }
 
-// limitOutgoing locates the partitions in the picks and cuts those for other
-// ranks down to the limit largest. It returns the picks in this rank's own
-// partition, and the list to send from: if nothing was cut, that is all picks. What is cut goes
+// limitOutgoing locates the partitions in the selected entries and cuts those for other
+// ranks down to the limit largest. It returns the selected entries in this rank's own
+// partition, and the list to send from: if nothing was cut, that is all selected entries. What is cut goes
 // back: it is not sent, and the others have no part in it. The host has read where the
 // partitions are.
-func (x *okExchange) limitOutgoing(ctx context.Context, picks runtime.Entries, limit int) (own, outgoing runtime.Entries) {
-	x.locate(picks)
+func (x *okExchange) limitOutgoing(ctx context.Context, selected runtime.Entries, limit int) (own, outgoing runtime.Entries) {
+	x.locate(selected)
 	x.read(ctx)
 	x.checkSamples()
-	own = x.partitionOf(picks, x.rank)
+	own = x.partitionOf(selected, x.rank)
 	if int(x.host[x.positions+number(x.size)])-own.N <= limit {
-		return own, picks
+		return own, selected
 	}
 	outgoing = exactly(x.message(&x.trimmed, limit), limit)
-	x.topOutside(picks, numBounds+number(x.rank), outgoing)
+	x.topOutside(selected, numBounds+number(x.rank), outgoing)
 	x.locate(outgoing)
 	x.read(ctx)
 	return own, outgoing
@@ -106,15 +106,15 @@ func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Ent
 	return cut
 }
 
-// cutOutgoing returns the picks for other ranks, as [okExchange.limitOutgoing] does, where the
+// cutOutgoing returns the selected entries for other ranks, as [okExchange.limitOutgoing] does, where the
 // host is not to wait: the list has its length on the device.
-func (x *okExchange) cutOutgoing(picks runtime.Entries, limit limits) (outgoing runtime.Entries) {
+func (x *okExchange) cutOutgoing(selected runtime.Entries, limit limits) (outgoing runtime.Entries) {
 	if x.size > 2 {
 		outgoing = x.message(&x.trimmed, limit.outgoing)
 	} else { // all go to the other one
 		outgoing = x.exchanged(x.rank, limit.message)
 	}
-	x.topOutside(picks, numBounds+number(x.rank), outgoing)
+	x.topOutside(selected, numBounds+number(x.rank), outgoing)
 	if x.size > 2 {
 		x.locate(outgoing)
 		x.countLong(limit.message)
@@ -122,10 +122,10 @@ func (x *okExchange) cutOutgoing(picks runtime.Entries, limit limits) (outgoing 
 	return outgoing
 }
 
-// copyOwn returns the picks in this rank's own partition.
-func (x *okExchange) copyOwn(picks runtime.Entries) runtime.Entries {
-	own, start := x.message(&x.own, picks.N), x.at(numBounds+number(x.rank))
-	x.pieces = append(x.pieces[:0], runtime.Piece{From: picks, Start: start, End: start + base.WordSize, ByIndex: true, To: own})
+// copyOwn returns the selected entries in this rank's own partition.
+func (x *okExchange) copyOwn(selected runtime.Entries) runtime.Entries {
+	own, start := x.message(&x.own, selected.N), x.at(numBounds+number(x.rank))
+	x.pieces = append(x.pieces[:0], runtime.Piece{From: selected, Start: start, End: start + base.WordSize, ByIndex: true, To: own})
 	x.copyPieces(x.pieces)
 	return own
 }
@@ -149,16 +149,16 @@ func nearly(room int) int { return room * 13 / 14 }
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
 // in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
 // those that pass it, in this rank's message to all others, and in front of them how many passed.
-func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
-	outgoing, room := x.cutOutgoing(picks, limit), limit.message
+func (x *okExchange) reducePadded(ctx context.Context, selected runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
+	outgoing, room := x.cutOutgoing(selected, limit), limit.message
 	if x.size > 2 {
-		own, outgoing = x.sendRounds(ctx, picks, outgoing, room)
+		own, outgoing = x.sendRounds(ctx, selected, outgoing, room)
 	} else {
 		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
 		x.packSlot(outgoing)
 		x.add(comm.AllGatherCall(outgoing.Len, x.slots, x.slotWords(room), dtype.I32))
 		x.submit(ctx)
-		own = x.copyOwn(picks)
+		own = x.copyOwn(selected)
 		x.arrive(ctx)
 	}
 	for t := 1; t < x.size; t++ {
@@ -179,7 +179,7 @@ func (x *okExchange) reducePadded(ctx context.Context, picks runtime.Entries, li
 
 // sendRounds cuts what was located into a message to each other rank, and has it sent, with
 // [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
-func (x *okExchange) sendRounds(ctx context.Context, picks, outgoing runtime.Entries, room int) (own, sent runtime.Entries) {
+func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing runtime.Entries, room int) (own, sent runtime.Entries) {
 	words := x.slotWords(room)
 	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
 	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
@@ -202,7 +202,7 @@ func (x *okExchange) sendRounds(ctx context.Context, picks, outgoing runtime.Ent
 		}
 		x.submit(ctx)
 		if first == 1 {
-			own = x.copyOwn(picks)
+			own = x.copyOwn(selected)
 			sent = x.joinSent(outgoing.N)
 			x.giveBack(outgoing, sent)
 		}

@@ -44,7 +44,7 @@ func TestCloseOfNoticeFails(t *testing.T) {
 	})
 }
 
-// What fails when the result is in the gradient's place cannot be undone, and the error
+// What fails when the result is in the gradient's place cannot be rolled back, and the error
 // does not say that it is: it stays.
 func TestFailureBehindTheResult(t *testing.T) {
 	const n, steps = 24_000, 40
@@ -58,7 +58,7 @@ func TestFailureBehindTheResult(t *testing.T) {
 			}
 			assert.ErrorIs(t, err, standin.ErrKernel, call)
 			assert.ErrorContains(t, err, "the gradient is lost", call)
-			assert.NotContains(t, err.Error(), "undone", call)
+			assert.NotContains(t, err.Error(), "rolled back", call)
 			assert.EqualError(t, u.Step(ctx, 0), err.Error(), call)
 			return u.Close()
 		})
@@ -252,7 +252,7 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][]uint64, unw
 						return fmt.Errorf("step %d: %w", step, err)
 					}
 					if !slices.Equal(before, residual()) {
-						return fmt.Errorf("step %d is not undone", step)
+						return fmt.Errorf("step %d is not rolled back", step)
 					}
 					if err := c.Sync(ctx); err != nil {
 						return err
@@ -296,7 +296,7 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][]uint64, unw
 
 // A step that fails where it reads numbers of the step before, or where it tells the device
 // some, is repeated with the bits that it would have had: also what it had learned, and
-// whether the step before was dropped.
+// whether the step before was skipped.
 func TestOktopkRepeatsWhatFailed(t *testing.T) {
 	const n, steps = 24_000, 48
 	for _, ranks := range []int{2, 3} {
@@ -366,7 +366,7 @@ func TestOktopkDoesNotWait(t *testing.T) {
 	}
 }
 
-// A step that balances partitions, and is dropped: what ranks announced in it may be more than the
+// A step that balances partitions, and is skipped: what ranks announced in it may be more than the
 // partitions have that there are again.
 func TestOktopkDropsWhatBalances(t *testing.T) {
 	const n, ranks, balances, steps = 60_000, 2, 16, 20

@@ -50,7 +50,7 @@ func TestStreams(t *testing.T) {
 	})
 }
 
-// TestSparseCloseWaits is for a step that failed behind its communication: the
+// TestSparseCloseWaits is for a step that failed after its communication: the
 // host waits before the memory is given back, and keeps it if that fails.
 func TestSparseCloseWaits(t *testing.T) {
 	unordered := errors.New("order lost")

@@ -16,7 +16,7 @@ const partitionTag uint32 = 2
 const throttle = 4
 
 // partitionReducer reduces by partitions, the first half of an allreduce: the index space is
-// cut into one partition per rank, each rank sends every other rank the picks in
+// cut into one partition per rank, each rank sends every other rank the selected entries in
 // its partition, and adds up what it receives in its own. It is what SparCML calls split
 // (Renggli et al., SC 2019, section 5.3.2) with the rotated, throttled
 // exchange of Ok-Topk (Li and Hoefler, section 3.1.1): in round t, rank r sends
@@ -51,23 +51,23 @@ func (s *partitionReducer) partitionLength(rank int) int {
 	return n
 }
 
-// locate finds the partitions of a list of picks.
+// locate finds the partitions of a list of selected entries.
 func (s *partitionReducer) locate(l runtime.Entries) {
 	if s.err == nil {
 		s.check(s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths)))
 	}
 }
 
-// partitionOf returns those picks of a list, located and read, that are in a
+// partitionOf returns those selected entries of a list, located and read, that are in a
 // rank's partition.
 func (s *partitionReducer) partitionOf(l runtime.Entries, rank int) runtime.Entries {
 	positions := s.host[s.positions:]
 	return part(l, int(positions[rank]), int(positions[rank+1]))
 }
 
-// reduce adds up this rank's picks for itself and what the other ranks'
+// reduce adds up this rank's selected entries for itself and what the other ranks'
 // outgoing lists hold for this rank. outgoing was located, and is read here; own
-// are the picks for itself, or nil: those that outgoing has. It returns the sums.
+// are the selected entries for itself, or nil: those that outgoing has. It returns the sums.
 func (s *partitionReducer) reduce(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
 	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
 	s.read(ctx)
@@ -155,12 +155,12 @@ func partitionsOrDense(e *engine) exchange {
 // take less than a number that is zero.
 func (x *partitionExchange) fills(total int) bool { return x.orDense && !x.coded() && 2*total > x.n }
 
-func (x *partitionExchange) run(ctx context.Context, picks runtime.Entries) result {
-	x.locate(picks)
+func (x *partitionExchange) run(ctx context.Context, selected runtime.Entries) result {
+	x.locate(selected)
 	if x.order.Streams != nil {
-		return x.runPadded(ctx, picks)
+		return x.runPadded(ctx, selected)
 	}
-	sums := x.reduce(ctx, picks, nil)
+	sums := x.reduce(ctx, selected, nil)
 	total := x.allgather.exchangeLengths(ctx, sums, x.partitionLength)
 	if x.fills(total) {
 		return x.allgatherPartitions(ctx, sums)
@@ -174,7 +174,7 @@ func (x *partitionExchange) run(ctx context.Context, picks runtime.Entries) resu
 // ranks get to know all lengths of the first half, which bound those of the second:
 // so the host waits once, and the sums of a partition travel with as much room as they
 // may need, their length in front.
-func (x *partitionExchange) runPadded(ctx context.Context, picks runtime.Entries) result {
+func (x *partitionExchange) runPadded(ctx context.Context, selected runtime.Entries) result {
 	g := x.allgather
 	x.communicate(ctx, comm.AllGatherCall(x.at(x.lengths), x.at(x.matrix), x.size, dtype.I32))
 	x.read(ctx)
@@ -195,7 +195,7 @@ func (x *partitionExchange) runPadded(ctx context.Context, picks runtime.Entries
 	for from := range x.size {
 		x.host[int(x.received)+from] = all[from*x.size+x.rank]
 	}
-	sums := x.reduceRead(ctx, picks, nil)
+	sums := x.reduceRead(ctx, selected, nil)
 	if x.fills(total) {
 		return x.allgatherPartitions(ctx, sums)
 	}

@@ -6,30 +6,30 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// pattern is one cell of the grid: what picks, and what combines the picks.
+// pattern is one cell of the grid: what selects entries, and what combines those of all ranks.
 type pattern struct {
 	selector func(e *engine) selector
 	exchange func(e *engine) exchange
 }
 
-// selector picks entries of gradient + residual; custom is one that has a [Selector] do it.
+// selector selects entries of gradient + residual; custom is one that has a [Selector] do it.
 type selector interface {
-	// capacity is the largest number of entries that pick may return.
+	// capacity is the largest number of entries that selectEntries may return.
 	capacity(k int) int
-	// pick adds the gradient to the residual, takes about k entries of large
+	// selectEntries adds the gradient to the residual, takes about k entries of large
 	// magnitude out of it, and returns them: dst, or its beginning where the number
 	// is known to the host.
-	pick(g Input, k int, dst runtime.Entries) runtime.Entries
+	selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries
 }
 
-// exchange combines the picks of all ranks.
+// exchange combines the selected entries of all ranks.
 type exchange interface {
-	// placePicks returns memory for the picks, up to n. All ranks call it together.
-	placePicks(ctx context.Context, n int) runtime.Entries
-	// run makes the result of all ranks' picks, and gives back to the residual what
+	// placeSelected returns memory for the selected entries, up to n. All ranks call it together.
+	placeSelected(ctx context.Context, n int) runtime.Entries
+	// run makes the result of all ranks' selected entries, and gives back to the residual what
 	// did not make it into that, or leaves it to the end of the step ([leftover]). The
 	// result is there after engine.arrive.
-	run(ctx context.Context, picks runtime.Entries) result
+	run(ctx context.Context, selected runtime.Entries) result
 }
 
 // result is what an exchange makes, the same on every rank: the sum of lists,
@@ -43,9 +43,9 @@ type result struct {
 	messages []uintptr
 }
 
-// leftover are picks that may not have made it into the result, and what they are in if
+// leftover are selected entries that may not have made it into the result, and what they are in if
 // they have. They go back to the residual when the result is written.
-type leftover struct{ picks, taken runtime.Entries }
+type leftover struct{ selected, taken runtime.Entries }
 
 // patterns is the grid. The dense pattern has neither selector nor exchange.
 var patterns = map[string]pattern{

@@ -396,7 +396,7 @@ func TestNaNAmongManySums(t *testing.T) {
 		}
 		result, err := runtime.ToSlice[float32](g)
 		stats, statsErr := s.Stats(ctx)
-		assert.Less(t, stats.PickedGlobal, n/ranks, "the sums were cut")
+		assert.Less(t, stats.SelectedGlobal, n/ranks, "the sums were cut")
 		assert.True(t, math.IsNaN(float64(result[0])), "rank %d: %v at index 0 (%+v)", rank, result[0], stats)
 		return errors.Join(err, statsErr, s.Close(), g.Free())
 	})
@@ -561,7 +561,7 @@ func TestScaleJump(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				assert.GreaterOrEqual(t, stats.PickedGlobal, k/4, "step %d, times %v", step, factor)
+				assert.GreaterOrEqual(t, stats.SelectedGlobal, k/4, "step %d, times %v", step, factor)
 				if step > 0 {
 					assert.LessOrEqual(t, stats.SentElements, int64(6*k*(ranks-1)/ranks), "step %d, times %v", step, factor)
 				}

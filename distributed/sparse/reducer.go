@@ -48,16 +48,16 @@ type Stats struct {
 	// at density 0.
 	Pattern  string
 	Dense    bool // a step of the dense pattern, or of the warm-up
-	Skipped  bool // the step was undone by [SkipNonFinite]
+	Skipped  bool // the step was rolled back by [SkipNonFinite]
 	Elements int  // length of the tensor
-	K        int  // entries that a rank was to pick
-	// PickedLocal is how many entries this rank picked.
-	PickedLocal int
-	// PickedGlobal is how many entries the result was put together from: the
+	K        int  // entries that a rank was to select
+	// SelectedLocal is how many entries this rank selected.
+	SelectedLocal int
+	// SelectedGlobal is how many entries the result was put together from: the
 	// number of entries that it has, or, where an exchange does not merge the
 	// ranks' lists before it gathers them, the sum of their lengths.
-	PickedGlobal int
-	// Threshold is the magnitude that the picked entries have at least,
+	SelectedGlobal int
+	// Threshold is the magnitude that the selected entries have at least,
 	// GlobalThreshold (oktopk) that of the sums that went into the result.
 	Threshold, GlobalThreshold float32
 	// SentElements and SentBytes are what this rank sent as comm.Meter counts:
@@ -65,7 +65,7 @@ type Stats struct {
 	// rank receives. What [Auto] sent to choose does not count.
 	SentElements, SentBytes int64
 	// SelectTime is the host's time for adding the gradient to the residual
-	// and picking, ExchangeTime for everything after. On a device with streams
+	// and selecting, ExchangeTime for everything after. On a device with streams
 	// the host runs ahead, and each may contain the device's work of the other.
 	SelectTime, ExchangeTime time.Duration
 	// Choice is what was found for [Auto], nil for another pattern.
@@ -182,14 +182,14 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	s.release(s.permanent)
 	s.meter = comm.NewMeter(c)
 	s.bind(s.meter)
-	s.k, s.picks, s.result = 0, runtime.Entries{}, result{}
+	s.k, s.selected, s.result = 0, runtime.Entries{}, result{}
 	if s.err != nil {
 		return base.OpError(op, s.err)
 	}
 	return nil
 }
 
-// learn finds out whether the device dropped the last step, before the numbers are
+// learn finds out whether the device skipped the last step, before the numbers are
 // those of another communicator.
 func (s *Reducer) learn() error {
 	if !s.deferred || s.counted {
@@ -292,13 +292,13 @@ func (s *Reducer) end(ctx context.Context) error {
 }
 
 // Stats returns what the last step did. Numbers that are on the device are
-// waited for, until ctx is done. After a step that was undone they are those of the step
-// before, in which what was picked is 0 unless Stats had been asked for it by then.
+// waited for, until ctx is done. After a step that was rolled back they are those of the step
+// before, in which what was selected is 0 unless Stats had been asked for it by then.
 func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	if s.counted || s.closed || s.err != nil {
 		return s.stats, nil
 	}
-	idle := s.stats.Dense || s.picks.Idx == 0 // what there is to count, is
+	idle := s.stats.Dense || s.selected.Idx == 0 // what there is to count, is
 	if idle && !s.deferred {
 		return s.stats, nil
 	}
@@ -314,7 +314,7 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 		s.counted = true
 		return s.stats, nil
 	}
-	local, err := s.lengthOf(s.picks)
+	local, err := s.lengthOf(s.selected)
 	global := 0
 	for _, l := range s.result.lists {
 		n, e := s.lengthOf(l)
@@ -330,7 +330,7 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	case *custom:
 		threshold = 0
 	}
-	s.stats.PickedLocal, s.stats.PickedGlobal = local, global
+	s.stats.SelectedLocal, s.stats.SelectedGlobal = local, global
 	s.stats.Threshold, s.stats.GlobalThreshold = threshold, s.past.globalThreshold
 	if err != nil {
 		return s.stats, base.OpError("stats", err)
@@ -413,9 +413,9 @@ func (s *Reducer) readPosted(ctx context.Context) {
 // judges reports whether entries that are not finite are looked for.
 func (s *Reducer) judges() bool { return s.cfg.NonFinite != PassNonFinite && s.n > 0 }
 
-// skipped notes that the step was undone.
+// skipped notes that the step was rolled back.
 func (s *Reducer) skipped() {
-	s.stats.Skipped, s.stats.PickedGlobal, s.result = true, 0, result{}
+	s.stats.Skipped, s.stats.SelectedGlobal, s.result = true, 0, result{}
 }
 
 // count returns how many of n entries a density stands for.

@@ -20,7 +20,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestReference compares what the exact patterns pick, combine and keep with loops over
+// TestReference compares what the exact patterns select, combine and keep with loops over
 // all elements: conservation alone would not tell which entries are sent.
 // Gradients are small integers, so that there are many ties and sums are exact.
 func TestReference(t *testing.T) {
@@ -88,7 +88,7 @@ type entry struct {
 // step makes a step and returns its result.
 func (r *reference) step(gradients [][]float32) []float32 {
 	n, share := len(gradients[0]), 1/float32(len(gradients))
-	var picks [][]entry
+	var selected [][]entry
 	for rank, g := range gradients {
 		if rank == len(r.residuals) {
 			r.residuals = append(r.residuals, make([]float32, n))
@@ -99,32 +99,32 @@ func (r *reference) step(gradients [][]float32) []float32 {
 			residual[i] += g[i]
 			all[i] = entry{i, residual[i]}
 		}
-		picks = append(picks, largest(all, r.k))
-		for _, e := range picks[rank] {
+		selected = append(selected, largest(all, r.k))
+		for _, e := range selected[rank] {
 			residual[e.index] = 0
 		}
 	}
 	switch r.pattern {
 	case sparse.TopkA2:
-		top := largest(sumOf(n, share, picks...), r.k)
-		for rank, l := range picks {
+		top := largest(sumOf(n, share, selected...), r.k)
+		for rank, l := range selected {
 			r.keep(rank, l, top)
 		}
-		picks, share = [][]entry{top}, 1
+		selected, share = [][]entry{top}, 1
 	case sparse.Gtopk:
-		for distance := 1; distance < len(picks); distance *= 2 {
-			for rank := 0; rank+distance < len(picks); rank += 2 * distance {
-				sum := sumOf(n, 1, picks[rank], picks[rank+distance])
-				picks[rank] = largest(sum, r.k)
-				r.keep(rank, sum, picks[rank])
+		for distance := 1; distance < len(selected); distance *= 2 {
+			for rank := 0; rank+distance < len(selected); rank += 2 * distance {
+				sum := sumOf(n, 1, selected[rank], selected[rank+distance])
+				selected[rank] = largest(sum, r.k)
+				r.keep(rank, sum, selected[rank])
 			}
 		}
-		picks = picks[:1]
+		selected = selected[:1]
 	case sparse.TopkSA:
-		picks = [][]entry{sumOf(n, 1, picks...)}
+		selected = [][]entry{sumOf(n, 1, selected...)}
 	}
 	result := make([]float32, n)
-	for _, e := range sumOf(n, share, picks...) {
+	for _, e := range sumOf(n, share, selected...) {
 		result[e.index] = e.value
 	}
 	return result

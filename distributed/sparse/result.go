@@ -12,16 +12,16 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Picks returns the entries that this rank picked in the last step, which are no
+// SelectedEntries returns the entries that this rank selected in the last step, which are no
 // longer in its residual unless the exchange gave them back: gradient + residual,
 // not divided by anything. There are none after a step that sent everything or
 // nothing. They lie in device memory, valid until the next step; [Reducer.Read]
 // brings them to the host.
-func (s *Reducer) Picks() (runtime.Entries, error) {
-	if err := s.usable("picks"); err != nil {
+func (s *Reducer) SelectedEntries() (runtime.Entries, error) {
+	if err := s.usable("selected"); err != nil {
 		return runtime.Entries{}, err
 	}
-	return s.picks, nil
+	return s.selected, nil
 }
 
 // Entries returns the average that the last step made as a list, the same on
@@ -101,7 +101,7 @@ func (s *Reducer) ClearResult(t *runtime.Tensor) error {
 }
 
 // Read waits for the device until ctx is done, and copies a list that
-// [Reducer.Entries] or [Reducer.Picks] returned.
+// [Reducer.Entries] or [Reducer.SelectedEntries] returned.
 func (s *Reducer) Read(ctx context.Context, l runtime.Entries) (indices []int32, values []float32, err error) {
 	const op = "read entries"
 	if err := s.usable(op); err != nil {

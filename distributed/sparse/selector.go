@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// exact picks the k entries of largest magnitude, of equal ones that with the
+// exact selects the k entries of largest magnitude, of equal ones that with the
 // lower index.
 type exact struct{ *engine }
 
@@ -17,7 +17,7 @@ func exactSelector(e *engine) selector { return exact{e} }
 
 func (s exact) capacity(k int) int { return k }
 
-func (s exact) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s exact) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.topK(s.source(g), k, exactly(dst, k), s.at(numState))
 	s.used = numState
 	return exactly(dst, k)
@@ -30,19 +30,19 @@ type nonzero struct{ exact }
 
 func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
 
-func (s nonzero) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s nonzero) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.topK(s.source(g), k, dst, s.at(numState))
 	s.used = numState
 	return dst
 }
 
-// chunks picks the entries of largest magnitude of each chunk, equally many of each, of equal ones those with
+// chunks selects the entries of largest magnitude of each chunk, equally many of each, of equal ones those with
 // the lower index: no threshold, and as many entries on each rank.
 type chunks struct{ *engine }
 
 func chunkedSelector(e *engine) selector { return chunks{e} }
 
-// each is how many entries of a chunk are picked where k of all are.
+// each is how many entries of a chunk are selected where k of all are.
 func (s chunks) each(k int) int {
 	chunk := min(s.cfg.Chunk, s.n)
 	return min(max(int(math.Round(float64(k)*float64(chunk)/float64(s.n))), 1), chunk)
@@ -52,7 +52,7 @@ func (s chunks) capacity(k int) int {
 	return runtime.ChunkedLen(s.n, s.each(k), s.cfg.Chunk)
 }
 
-func (s chunks) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s chunks) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	dst = exactly(dst, s.capacity(k))
 	if s.err == nil {
 		s.added(s.kernels.TopKChunks(s.source(g), s.each(k), s.cfg.Chunk, dst))
@@ -60,14 +60,14 @@ func (s chunks) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	return dst
 }
 
-// nothing picks no entry, for an exchange that takes the whole residual.
+// nothing selects no entry, for an exchange that takes the whole residual.
 type nothing struct{ *engine }
 
 func noSelector(e *engine) selector { return nothing{e} }
 
 func (nothing) capacity(int) int { return 0 }
 
-func (s nothing) pick(g Input, _ int, dst runtime.Entries) runtime.Entries {
+func (s nothing) selectEntries(g Input, _ int, dst runtime.Entries) runtime.Entries {
 	s.accumulate(g)
 	return exactly(dst, 0)
 }
@@ -77,7 +77,7 @@ func (s nothing) pick(g Input, _ int, dst runtime.Entries) runtime.Entries {
 // travel padded to it where the host does not wait for their lengths.
 func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
 
-// near picks by a threshold, if about k entries pass it, and otherwise exactly.
+// near selects by a threshold, if about k entries pass it, and otherwise exactly.
 func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
 	e.used = numUsed
 	if e.err == nil {
@@ -85,7 +85,7 @@ func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Ent
 	}
 }
 
-// reused picks by the threshold of an earlier exact top-k. Gradient
+// reused selects by the threshold of an earlier exact top-k. Gradient
 // distributions change slowly (Li and Hoefler, section 3.1.3), so a threshold
 // serves many steps; between them one pass over the tensor is enough.
 type reused struct{ *engine }
@@ -99,7 +99,7 @@ func reusedSelector(e *engine) selector {
 
 func (s reused) capacity(k int) int { return s.roomFor(k) }
 
-func (s reused) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s reused) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.near(s.source(g), k, runtime.Near{
 		Min:      (k + 3) / 4,
 		Interval: s.cfg.tuning.ThresholdInterval,
@@ -123,7 +123,7 @@ func correct(threshold float32, total, k int, step float32) float32 {
 	return max(threshold, tiny)
 }
 
-// gaussian picks by the threshold that k of n entries would pass if they were
+// gaussian selects by the threshold that k of n entries would pass if they were
 // normally distributed, corrected until about k do.
 //
 // Gradients have heavier tails than the normal distribution, so that the
@@ -164,7 +164,7 @@ var ladders = sync.OnceValue(func() [][]float32 {
 
 func (s gaussian) capacity(k int) int { return s.roomFor(k) }
 
-func (s gaussian) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s gaussian) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	// t such that a share k/n of a normal distribution with the tensor's mean and
 	// deviation is farther than t from the mean.
 	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
@@ -179,7 +179,7 @@ func (s gaussian) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
 	}
 	// No threshold separates the entries of a constant tensor, a few outliers can
 	// put the fit out of the correction's reach, and that of a NaN is none: then
-	// the picks are exact.
+	// the selection is exact.
 	s.near(s.source(Input{}), k, runtime.Near{Min: 1}, dst)
 	return dst
 }
@@ -215,7 +215,7 @@ type custom struct {
 
 func (s *custom) capacity(k int) int { return k }
 
-func (s *custom) pick(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s *custom) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.accumulate(g)
 	selection := Selection{s.stats.Step, s.tensor(s.residual, dtype.F32, s.n), s.tensor(dst.Idx, dtype.I32, k), s.tensor(dst.Val, dtype.F32, k)}
 	if s.err == nil {

@@ -189,7 +189,7 @@ func TestSelectorFailsAndDiffers(t *testing.T) {
 		require.NoError(t, u.S.AllReduce(ctx, u.T))
 		stats, err := u.S.Stats(ctx)
 		assert.NoError(t, err)
-		assert.Equal(t, 50, stats.PickedLocal)
+		assert.Equal(t, 50, stats.SelectedLocal)
 		assert.Zero(t, stats.Threshold)
 
 		cfg.Selector = randomK{2}

@@ -209,7 +209,7 @@ func (s *Reducer) parse(state []byte) (p savedState, err error) {
 }
 
 // plausible reports whether the numbers are such as steps leave. Those that follow
-// trust them: partitions say where picks go.
+// trust them: partitions say where selected entries go.
 func (p *savedState) plausible(n int) bool {
 	if p.numbers[numFaults-numKept] != 0 {
 		return false

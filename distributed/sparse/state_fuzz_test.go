@@ -25,7 +25,7 @@ import (
 type fuzzedStep struct {
 	fails    float64 // at first, on all ranks, at this share of its calls; < 0: it does not
 	drops    bool    // its gradient overflows
-	restores bool    // another Reducer goes on behind it
+	restores bool    // another Reducer goes on after it
 	calls    [4]int  // of each rank; 0 in gtopk, whose ranks make different ones
 }
 
@@ -51,7 +51,7 @@ func newStateFuzz(t *testing.T, pattern string, streams bool, seed uint64) *stat
 	return f
 }
 
-// run makes the steps and returns the State of each rank behind each of them.
+// run makes the steps and returns the State of each rank after each of them.
 func (f *stateFuzz) run(faults bool) (states [4][][]byte) {
 	const n = 1200
 	over, cancel := context.WithCancel(f.t.Context())
@@ -123,8 +123,8 @@ func (f *stateFuzz) run(faults bool) (states [4][][]byte) {
 }
 
 // TestStateOfUndoneSteps makes random steps, of which some fail on all ranks at a random
-// call and are repeated, some are dropped because of overflows, and some go on with another
-// Reducer from what was saved. A State says nothing about steps that were undone, nor about
+// call and are repeated, some are skipped because of overflows, and some go on with another
+// Reducer from what was saved. A State says nothing about steps that were rolled back, nor about
 // when messages come: it is that of a run in which none fails, bit for bit.
 func TestStateOfUndoneSteps(t *testing.T) {
 	seeds := 4
@@ -139,7 +139,7 @@ func TestStateOfUndoneSteps(t *testing.T) {
 				got := f.run(true)
 				for r := range f.ranks {
 					for step := range f.steps {
-						assert.True(t, slices.Equal(want[r][step], got[r][step]), "%s: rank %d, behind step %d", f.label, r, step)
+						assert.True(t, slices.Equal(want[r][step], got[r][step]), "%s: rank %d, after step %d", f.label, r, step)
 					}
 				}
 				require.NoError(t, f.rt.Close())

@@ -174,9 +174,9 @@ func TestWhatRan(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
-// TestWhatWasPicked: of steps whose result is dense the statistics say what was picked,
-// and the picks can be read.
-func TestWhatWasPicked(t *testing.T) {
+// TestWhatWasSelected: of steps whose result is dense the statistics say what was selected,
+// and the selected entries can be read.
+func TestWhatWasSelected(t *testing.T) {
 	const n = 3000
 	for _, k := range []struct {
 		pattern string
@@ -184,7 +184,7 @@ func TestWhatWasPicked(t *testing.T) {
 		warmup  int
 		none    int // this rank has a gradient of zeros
 		local   [2]int
-		list    int // how long rank 0's list of picks is
+		list    int // how long rank 0's list of selected entries is
 	}{
 		{"oktopk", 0.5, 0, -1, [2]int{n, n}, 0}, // sends everything
 		{"topkSA", 0.8, 0, 1, [2]int{2400, 0}, 2400},
@@ -201,16 +201,16 @@ func TestWhatWasPicked(t *testing.T) {
 			require.NoError(t, s.AllReduce(ctx, g))
 			stats, err := s.Stats(ctx)
 			require.NoError(t, err)
-			assert.Equal(t, k.local[c.Rank()], stats.PickedLocal, "%s, rank %d", k.pattern, c.Rank())
-			assert.Equal(t, n, stats.PickedGlobal, k.pattern)
+			assert.Equal(t, k.local[c.Rank()], stats.SelectedLocal, "%s, rank %d", k.pattern, c.Rank())
+			assert.Equal(t, n, stats.SelectedGlobal, k.pattern)
 			if k.list == 0 {
-				assert.Zero(t, stats.Threshold, "%s: nothing was picked by one", k.pattern)
+				assert.Zero(t, stats.Threshold, "%s: nothing was selected by one", k.pattern)
 			}
 			_, err = s.Entries()
 			assert.ErrorIs(t, err, comm.ErrUnsupported, k.pattern)
-			picks, err := s.Picks()
+			selected, err := s.SelectedEntries()
 			require.NoError(t, err, k.pattern)
-			indices, _, err := s.Read(ctx, picks)
+			indices, _, err := s.Read(ctx, selected)
 			require.NoError(t, err, k.pattern)
 			if c.Rank() == 0 {
 				assert.Len(t, indices, k.list, k.pattern)
@@ -390,7 +390,7 @@ func FuzzRestore(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which uint8, at uint16, change []byte) {
 		k := forgeries[int(which)%len(forgeries)]
 		var l ledger
-		var refused, failed atomic.Int32 // ranks; those whose step is undone fail, too
+		var refused, failed atomic.Int32 // ranks; those whose step is rolled back fail, too
 		standin.World(t, k.ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			u, err := standin.NewTrainee(rt, c, k.cfg, k.n)
 			require.NoError(t, err)

@@ -49,14 +49,14 @@ const (
 
 // step is what there is of one step. What later steps need is in engine and Reducer.
 type step struct {
-	phase  phase
-	target Input           // where the result goes
-	picks  runtime.Entries // unless it is dense
-	whole  comm.Call       // if it is
-	result result
-	used   number // where the threshold is that entries were picked by
+	phase    phase
+	target   Input           // where the result goes
+	selected runtime.Entries // unless it is dense
+	whole    comm.Call       // if it is
+	result   result
+	used     number // where the threshold is that entries were selected by
 
-	restores restoration // the step may be undone, and how
+	restores restoration // the step may be rolled back, and how
 	ago      past        // what to restore of the host's
 
 	inFlight   bool    // the compute stream is to wait for what was submitted
@@ -87,7 +87,7 @@ type Input struct {
 	DType  dtype.DType
 	Factor uintptr // of an F32 on the device that multiplies it, 0 for none
 	Lent   bool    // Ptr may be read until Select returns, and written by Commit
-	// Scratch: the gradient at Ptr may be lost, so that RollBack also undoes a step that is committed.
+	// Scratch: the gradient at Ptr may be lost, so that RollBack also takes back a step that is committed.
 	Scratch bool
 }
 
@@ -153,7 +153,7 @@ func (s *Reducer) Exchange(ctx context.Context) error {
 		}
 		s.result = result{dense: s.whole.Recv, scale: 1}
 	case s.stats.K > 0:
-		s.result = s.exchange.run(ctx, s.picks)
+		s.result = s.exchange.run(ctx, s.selected)
 	}
 	s.phase = exchanged
 	s.stats.ExchangeTime = time.Since(started)
@@ -172,7 +172,7 @@ func (s *Reducer) addSent(then comm.Traffic) {
 type Stage uint8
 
 const (
-	Selected  Stage = iota // the gradient is added, and the picks are made
+	Selected  Stage = iota // the gradient is added, and the entries are selected
 	Exchanged              // the result is there, as lists
 	Finished               // the result is written to the tensor
 )
@@ -223,14 +223,14 @@ func (s *Reducer) Commit(v Verdict) error {
 	switch {
 	case v == Skips:
 		if s.restores != nothingSaved {
-			s.undo()
+			s.rollBack()
 		}
 		if s.err == nil { // otherwise the gradient is as it was
 			s.check(s.rt.Fill(g.Ptr, s.n, g.DType, 0))
 		}
 		s.skipped()
 	case s.cfg.InPlace: // the result stays where it is
-		s.giveBack(s.result.left.picks, s.result.left.taken)
+		s.giveBack(s.result.left.selected, s.result.left.taken)
 		s.store(s.result.dense, dtype.F32, s.result.dense)
 	case s.result.dense == 0:
 		s.merge(g.Ptr, g.DType, s.result.lists, s.result.scale, s.result.left)
@@ -243,10 +243,10 @@ func (s *Reducer) Commit(v Verdict) error {
 		s.phase = finished // what fails from here on cannot be rolled back: the gradient is overwritten
 	}
 	if v != Skips && !s.stats.Dense {
-		s.mask(s.picks)
+		s.mask(s.selected)
 	}
 	if s.deferred = v == Deferred; s.deferred {
-		s.undoIfNonFinite(g)
+		s.rollBackIfNonFinite(g)
 	}
 	if s.past.pending && s.judges() {
 		s.post()
@@ -272,7 +272,7 @@ func (s *Reducer) RollBack() error {
 		s.steps--
 	}
 	if s.restores != nothingSaved {
-		s.undo()
+		s.rollBack()
 	}
 	if s.chose {
 		s.become(Auto, s.given.Values, nil)
@@ -297,12 +297,12 @@ func (s *Reducer) failed() error {
 		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
 		return s.err
 	}
-	return fmt.Errorf("%w (the step is undone: gradient and residual are as before)", cause)
+	return fmt.Errorf("%w (the step was rolled back: gradient and residual are as before)", cause)
 }
 
 // takeWhole prepares to average the gradient itself. Residuals are not touched:
 // dense steps come before sparse ones, so there is nothing in them yet. A result
-// that may have to be undone is made beside the gradient.
+// that may have to be rolled back is made beside the gradient.
 func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 	s.sendsAll()
 	s.target = g
@@ -344,10 +344,10 @@ func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 // sendsAll notes that the step is dense.
 func (s *Reducer) sendsAll() {
 	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
-	s.stats.PickedLocal, s.stats.PickedGlobal = s.n, s.n
+	s.stats.SelectedLocal, s.stats.SelectedGlobal = s.n, s.n
 }
 
-// takeSome adds the gradient to the residual and picks from it, or has the exchange take the whole.
+// takeSome adds the gradient to the residual and selects from it, or has the exchange take the whole.
 func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole bool) {
 	k := count(density, s.n)
 	if whole {
@@ -373,7 +373,7 @@ func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole 
 		return
 	}
 	s.stats.Pattern = s.name
-	s.picks = s.selector.pick(g, k, s.exchange.placePicks(ctx, s.selector.capacity(k)))
+	s.selected = s.selector.selectEntries(g, k, s.exchange.placeSelected(ctx, s.selector.capacity(k)))
 	s.passed(Selected)
 }
 

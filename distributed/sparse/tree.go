@@ -12,7 +12,7 @@ import (
 // treeTag marks the messages of treeExchange.
 const treeTag uint32 = 1
 
-// treeExchange merges the picks along a binomial tree: in round d = 1, 2, 4, …
+// treeExchange merges the selected entries along a binomial tree: in round d = 1, 2, 4, …
 // rank r+d sends its list to rank r (for r a multiple of 2d), which keeps the
 // top k of the sum. Rank 0 broadcasts what is left.
 //
@@ -33,10 +33,10 @@ type treeExchange struct {
 
 func tree(e *engine) exchange { return &treeExchange{engine: e} }
 
-func (x *treeExchange) run(ctx context.Context, picks runtime.Entries) result {
-	k := picks.N
+func (x *treeExchange) run(ctx context.Context, selected runtime.Entries) result {
+	k := selected.N
 	words := x.messageWords(k, x.n)
-	current := picks
+	current := selected
 	for d, round := 1, 0; d < x.size; d, round = 2*d, round+1 {
 		if x.rank%(2*d) == d {
 			at := x.messageOf(&x.coded, current)

@@ -2,7 +2,7 @@ package sparse
 
 import "github.com/tutti-go/tutti/runtime"
 
-// As what values travel, for [Config.Values]. Bytes are those of an entry where 1 % are picked, its index
+// As what values travel, for [Config.Values]. Bytes are those of an entry where 1 % are selected, its index
 // included.
 const (
 	F32      = "f32"      // as they are, and indices as well: 8 bytes, and nothing to encode

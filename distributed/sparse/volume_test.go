@@ -123,7 +123,7 @@ func TestVolumeTable(t *testing.T) {
 	}
 }
 
-// TestFillUp checks that topkSA gathers whole partitions when the ranks' picks
+// TestFillUp checks that topkSA gathers whole partitions when the ranks' selected entries
 // together are most of the tensor: a value per element instead of two words
 // per entry.
 func TestFillUp(t *testing.T) {

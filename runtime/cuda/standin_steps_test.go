@@ -125,7 +125,7 @@ func TestStepsOfPatterns(t *testing.T) {
 						return err
 					}
 					stats, err := s.Stats(ctx)
-					assert.Positive(t, stats.PickedLocal, "the kernels ran")
+					assert.Positive(t, stats.SelectedLocal, "the kernels ran")
 					if err != nil || topk.NeedsHost(pattern) {
 						return err
 					}
