@@ -74,6 +74,7 @@ func (l *library) functionOf(op comm.Op) function {
 		comm.OpSend:          {l.Isend, l.IsendC},
 		comm.OpRecv:          {l.Irecv, l.IrecvC},
 		comm.OpBarrier:       {small: l.Ibarrier},
+		comm.OpSplit:         {small: l.Ibarrier}, // those that it has
 	}[op]
 }
 
