@@ -28,6 +28,9 @@ func TestAutoPrefersDense(t *testing.T) {
 // Trials begin where training arrives after many steps: with thresholds that serve
 // from one step to the next. The reference gets there step by step.
 func TestTrialsBeginSettled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 1800 steps, which other tests make under the race detector")
+	}
 	const ranks, n, density, steps = 3, 6000, 0.02, 600
 	for _, name := range []string{TopkA, TopkAopt, Oktopk} {
 		var arrived, began [ranks]float64

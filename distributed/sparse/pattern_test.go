@@ -456,6 +456,9 @@ func TestAllNaN(t *testing.T) {
 // allocates what it keeps for an operation when it first needs it. An
 // allocation of every step would show in every round.
 func TestAllocations(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a quarter of a minute under the race detector, which allocates itself")
+	}
 	const ranks, n, rounds, steps = 2, 20_000, 10, 40
 	rt := cpu.New()
 	defer rt.Close()
