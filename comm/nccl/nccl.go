@@ -18,6 +18,7 @@ import (
 	"os"
 	goruntime "runtime"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
@@ -185,23 +186,29 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 			own = id[:]
 		}
 	}
-	kv, err := job.Connect(ctx)
-	if err != nil {
-		return nil, errors.Join(failed, err)
+	kv, err := job.Shared(ctx)
+	if err == nil && job.Rank == 0 && failed == nil {
+		var number int64 // of the communicator, a name for its reports
+		number, err = kv.Add(ctx, "nccl", 1)
+		own = strconv.AppendInt(own, number, 10)
 	}
-	payload, err := job.Broadcast(ctx, kv, own)
+	var payload []byte
+	if err == nil {
+		payload, err = job.Broadcast(ctx, kv, "nccl", own)
+	}
 	switch {
 	case failed != nil:
 		err = failed
-	case err == nil && len(payload) != len(id):
+	case err == nil && len(payload) <= len(id):
 		err = fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(payload))
 	}
 	if err != nil {
-		return nil, errors.Join(err, kv.Close())
+		return nil, err
 	}
 	copy(id[:], payload)
 	o := collect(opts)
-	if o.reporter, err = sharedReports(ctx, kv); err != nil {
+	o.name = string(payload[len(id):])
+	if o.reporter, err = storeReports(ctx, kv, noClose); err != nil {
 		return nil, err
 	}
 	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, o)

@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -126,13 +127,13 @@ func (r *reporter) others(s *submissions) string {
 	return strings.Join(texts, "; ")
 }
 
-// sharedReports is the reporter of a job of several processes, over its store.
-func sharedReports(ctx context.Context, kv *store.Client) (*reporter, error) {
+// storeReports is the reporter of a job of several processes, over its store.
+func storeReports(ctx context.Context, kv *store.Client, closeStore func() error) (*reporter, error) {
 	r, err := rendezvous.NewReports(ctx, kv)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, closeStore())
 	}
-	return &reporter{reports: r, close: r.Close}, nil
+	return &reporter{reports: r, close: func() error { return errors.Join(r.Close(), closeStore()) }}, nil
 }
 
 // reach bounds how long a rank looks for the store of an invitation.
@@ -155,7 +156,7 @@ func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int)
 	}
 	var r *reporter
 	if err == nil {
-		r, err = sharedReports(ctx, kv)
+		r, err = storeReports(ctx, kv, kv.Close)
 	}
 	if err != nil {
 		slog.Warn("nccl: no status reports: this rank does not learn of peers that abort", "rank", rank, "err", err)

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -9,13 +10,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 )
 
@@ -34,6 +39,40 @@ func (j Job) Connect(ctx context.Context) (*store.Client, error) {
 		return nil, fmt.Errorf("rendezvous: rank %d: %w", j.Rank, err)
 	}
 	return kv, nil
+}
+
+// connections are those that this process shares, by job and rank.
+var connections struct {
+	sync.Mutex
+	of map[string]*connection
+}
+
+type connection struct {
+	sync.Mutex
+	kv *store.Client
+}
+
+// Shared is [Job.Connect] for whatever in a process needs the job's store: one connection, which stays open until the
+// process ends.
+func (j Job) Shared(ctx context.Context) (*store.Client, error) {
+	key := fmt.Sprintf("%s %q %d %d", j.Address, j.Secret, j.WorldSize, j.Rank)
+	connections.Lock()
+	c := connections.of[key]
+	if c == nil {
+		if connections.of == nil {
+			connections.of = map[string]*connection{}
+		}
+		c = new(connection)
+		connections.of[key] = c
+	}
+	connections.Unlock()
+	c.Lock()
+	defer c.Unlock()
+	var err error
+	if c.kv == nil || c.kv.Err() != nil {
+		c.kv, err = j.Connect(ctx)
+	}
+	return c.kv, err
 }
 
 func (j Job) connect(ctx context.Context) (*store.Client, error) {
@@ -208,32 +247,108 @@ func (j Job) listen(ctx context.Context, d store.Dialer) (net.Listener, error) {
 	return nil, errors.Join(inUse...)
 }
 
-// Broadcast gives every rank the payload of rank 0, over the job's store and once a job. On rank 0 it returns when
-// all others have it; when ctx ends before, its error names those that did not come.
-func (j Job) Broadcast(ctx context.Context, kv *store.Client, payload []byte) ([]byte, error) {
-	const key, has = "broadcast", "broadcast/"
-	if j.Rank > 0 {
-		payload, err := kv.Get(ctx, key)
-		if err == nil {
-			err = kv.Set(ctx, fmt.Sprint(has, "rank ", j.Rank), nil)
-		}
-		return payload, err
-	}
-	var others []string
-	for rank := 1; rank < j.WorldSize; rank++ {
-		others = append(others, fmt.Sprint(has, "rank ", rank))
-	}
-	err := kv.Set(ctx, key, payload)
-	if err == nil {
-		err = kv.Wait(ctx, others...)
+// Broadcast gives every rank the payload of rank 0, over the job's store. All ranks call it, for one name in the same
+// order; a rank may try again. On rank 0 it returns when all others have it; when ctx ends before, its error names those
+// that did not come.
+func (j Job) Broadcast(ctx context.Context, kv *store.Client, name string, payload []byte) ([]byte, error) {
+	var err error
+	base := "broadcast/" + name + "/"
+	switch {
+	case j.Rank > 0:
+		payload, err = receive(ctx, kv, base, strconv.Itoa(j.Rank))
+	case len(payload) > store.MaxValue/2:
+		err = fmt.Errorf("%w: %d bytes to share, at most %d can be", comm.ErrArgument, len(payload), store.MaxValue/2)
+	default:
+		err = j.give(ctx, kv, base, payload)
 	}
 	if err != nil {
-		if refused, _ := kv.List(context.WithoutCancel(ctx), store.RefusedKey); len(refused) > 0 {
-			err = fmt.Errorf("%w; refused: %s", err, refused[0].Value)
-		}
-		return nil, fmt.Errorf("rendezvous: rank 0: %w", err)
+		return nil, fmt.Errorf("rendezvous: rank %d: %w", j.Rank, err)
 	}
 	return payload, nil
+}
+
+// The keys of a broadcast, before the rank: a rank that is ready has drawn a text, which names its call in what rank 0
+// gives it and in its receipt.
+const ready, given, taken = "ready/", "given/", "taken/"
+
+// give is rank 0's side.
+func (j Job) give(ctx context.Context, kv *store.Client, base string, payload []byte) error {
+	var mu sync.Mutex
+	calls, missing := map[string]string{}, map[string]bool{} // by rank
+	for rank := 1; rank < j.WorldSize; rank++ {
+		missing[strconv.Itoa(rank)] = true
+	}
+	all := make(chan struct{}, 1)
+	stop, err := kv.Watch(ctx, base, func(e store.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		key, call := strings.TrimPrefix(e.Key, base), string(e.Value)
+		if rank, ok := strings.CutPrefix(key, ready); ok && !e.Deleted {
+			calls[rank] = call
+			kv.Post(base+given+rank, []byte(call+string(payload)))
+		}
+		if rank, ok := strings.CutPrefix(key, taken); ok && !e.Deleted && missing[rank] && calls[rank] == call {
+			if delete(missing, rank); len(missing) == 0 {
+				all <- struct{}{}
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if j.WorldSize > 1 {
+		select {
+		case <-all:
+		case <-kv.Done():
+			err = kv.Err()
+		case <-ctx.Done():
+			err = comm.ContextError(ctx)
+		}
+	}
+	stop()
+	for rank := 1; rank < j.WorldSize; rank++ {
+		kv.Drop(base + given + strconv.Itoa(rank))
+		kv.Drop(base + taken + strconv.Itoa(rank))
+	}
+	if err == nil {
+		return nil
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	defer cancel()
+	if refused, _ := kv.List(late, store.RefusedKey); len(refused) > 0 {
+		err = fmt.Errorf("%w; refused: %s", err, refused[0].Value)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return fmt.Errorf("ranks %v did not come: %w", slices.Sorted(maps.Keys(missing)), err)
+}
+
+// receive is the side of the other ranks.
+func receive(ctx context.Context, kv *store.Client, base, rank string) ([]byte, error) {
+	call, got := rand.Text(), make(chan []byte, 1)
+	stop, err := kv.Watch(ctx, base+given+rank, func(e store.Event) {
+		if payload, ok := bytes.CutPrefix(e.Value, []byte(call)); ok && !e.Deleted {
+			select {
+			case got <- payload:
+			default:
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	kv.Post(base+ready+rank, []byte(call), store.Lease)
+	select {
+	case payload := <-got:
+		kv.Drop(base + ready + rank)
+		return payload, kv.Set(ctx, base+taken+rank, []byte(call))
+	case <-kv.Done():
+		return nil, kv.Err()
+	case <-ctx.Done():
+		kv.Drop(base + ready + rank)
+		return nil, fmt.Errorf("rank 0 gave nothing: %w", comm.ContextError(ctx))
+	}
 }
 
 // Invitation tells processes that have another way to be told where a store is. It contains the secret, so no one

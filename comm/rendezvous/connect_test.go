@@ -83,7 +83,7 @@ func (j Job) broadcast(ctx context.Context, payload string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := j.Broadcast(ctx, kv, []byte(payload))
+	got, err := j.Broadcast(ctx, kv, "test", []byte(payload))
 	return got, errors.Join(err, kv.Close())
 }
 
@@ -165,6 +165,48 @@ func TestBroadcastReachesEveryRank(t *testing.T) {
 	for rank := range size {
 		assert.Equal(t, payload, got[rank], "rank %d", rank)
 	}
+}
+
+// Whatever in a process needs the job's store shares a connection to it, and can share values again and again, also
+// after an attempt for which a rank came too late.
+func TestSharedConnections(t *testing.T) {
+	zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+	one := zero
+	one.Rank = 1
+	a, err := zero.Shared(t.Context())
+	require.NoError(t, err)
+	b, err := one.Shared(t.Context())
+	require.NoError(t, err)
+	again, err := one.Shared(t.Context())
+	require.NoError(t, err)
+	require.Same(t, b, again)
+	for i := range 20 {
+		switch i % 4 { // the other one does not come
+		case 0:
+			_, err = zero.Broadcast(deadline(t, time.Millisecond), a, "x", []byte("too early"))
+			require.ErrorIs(t, err, comm.ErrTimeout)
+		case 1:
+			_, err = one.Broadcast(deadline(t, time.Millisecond), b, "x", nil)
+			require.ErrorIs(t, err, comm.ErrTimeout)
+		}
+		sent := make(chan error, 1)
+		go func() {
+			_, err := zero.Broadcast(t.Context(), a, "x", []byte(strconv.Itoa(i)))
+			sent <- err
+		}()
+		got, err := one.Broadcast(t.Context(), b, "x", nil)
+		require.NoError(t, err)
+		require.Equal(t, strconv.Itoa(i), string(got))
+		require.NoError(t, <-sent)
+	}
+	require.NoError(t, b.Close())
+	left, err := a.List(t.Context(), "")
+	require.NoError(t, err)
+	assert.Empty(t, left)
+	again, err = one.Shared(t.Context())
+	require.NoError(t, err)
+	require.NotSame(t, b, again, "a connection that is lost is made again")
+	require.NoError(t, errors.Join(again.Close(), a.Close()))
 }
 
 // Where the launcher keeps the store, all ranks are clients of it, rank 0 too, and its end is not that of the store.
@@ -323,12 +365,16 @@ func TestARankThatDoesNotComeIsNamed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	served := job.start(ctx, "id")
 	job.Rank = 2
-	got := await(t, job.start(t.Context(), ""))
-	require.NoError(t, got.err)
+	two, err := job.Connect(t.Context())
+	require.NoError(t, err)
+	defer two.Close() //nolint:errcheck // nothing is lost
+	job.Rank = 2
+	_, err = job.Broadcast(t.Context(), two, "test", nil)
+	require.NoError(t, err)
 	cancel()
-	err := await(t, served).err
+	err = await(t, served).err
 	assert.ErrorIs(t, err, comm.ErrCanceled)
-	assert.ErrorContains(t, err, "missing: broadcast/rank 1, broadcast/rank 3")
+	assert.ErrorContains(t, err, "ranks [1 3] did not come")
 	_, err = Job{Rank: 1, WorldSize: 2, Address: freeAddress(t)}.broadcast(deadline(t, 100*time.Millisecond), "")
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 }
@@ -440,7 +486,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 	}
 	cancel()
 	err = await(t, served).err
-	assert.ErrorContains(t, err, "missing: broadcast/rank 1, broadcast/rank 2")
+	assert.ErrorContains(t, err, "ranks [1 2] did not come")
 	assert.ErrorContains(t, err, "rank 0 is here already")
 	require.NoError(t, kv.Close())
 }

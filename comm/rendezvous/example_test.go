@@ -34,13 +34,12 @@ func ExampleJob_Broadcast() {
 		return
 	}
 	ctx := context.Background()
-	kv, err := job.Connect(ctx)
+	kv, err := job.Shared(ctx)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer kv.Close() //nolint:errcheck
-	told, err := job.Broadcast(ctx, kv, []byte("hello"))
+	told, err := job.Broadcast(ctx, kv, "greeting", []byte("hello"))
 	fmt.Println(string(told), err)
 	// Output: hello <nil>
 }

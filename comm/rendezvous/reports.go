@@ -23,6 +23,9 @@ import (
 // ranks that reported in it have left.
 type Reports struct {
 	kv      *store.Client
+	stops   []func()      // of watches
+	closed  chan struct{} // by Close, once
+	once    sync.Once
 	aborted atomic.Bool // whether any rank has
 
 	mu     sync.Mutex
@@ -69,33 +72,21 @@ func place(key string) (group string, rank int) {
 	return parts[1], rank
 }
 
-// NewReports has a process publish its reports in a store, whose client it closes. Ranks of one process may share it.
-// When it returns, it knows which ranks aborted before.
+// NewReports has a process publish its reports in a store. Ranks of one process may share it. When it returns, it knows
+// which ranks aborted before.
 func NewReports(ctx context.Context, kv *store.Client) (*Reports, error) {
-	r := &Reports{kv: kv, own: map[string]map[int]bool{}, aborts: map[string]map[int]abort{}, home: map[string]int{}}
-	_, err := kv.Watch(ctx, homeKeys, func(e store.Event) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		group, rank := place(e.Key)
-		if r.home[group] = rank; e.Deleted {
-			delete(r.home, group)
-		}
-	})
-	if err == nil {
-		_, err = kv.Watch(ctx, abortedKeys, func(e store.Event) {
+	r := &Reports{kv: kv, closed: make(chan struct{}), own: map[string]map[int]bool{}, aborts: map[string]map[int]abort{}, home: map[string]int{}}
+	for kind, see := range map[string]func(group string, rank int, e store.Event){homeKeys: r.seeHome, abortedKeys: r.seeAbort} {
+		stop, err := kv.Watch(ctx, kind, func(e store.Event) {
+			group, rank := place(e.Key)
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			group, rank := place(e.Key)
-			var a abort
-			if _ = json.Unmarshal(e.Value, &a); !e.Deleted {
-				r.note(group, rank, a)
-			} else if delete(r.aborts[group], rank); len(r.aborts[group]) == 0 {
-				delete(r.aborts, group)
-			}
+			see(group, rank, e)
 		})
-	}
-	if err != nil {
-		return nil, errors.Join(err, kv.Close())
+		if err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+		r.stops = append(r.stops, stop)
 	}
 	if kv.LocalAddr() != nil {
 		go r.watchStore()
@@ -103,14 +94,33 @@ func NewReports(ctx context.Context, kv *store.Client) (*Reports, error) {
 	return r, nil
 }
 
+func (r *Reports) seeHome(group string, rank int, e store.Event) {
+	if r.home[group] = rank; e.Deleted {
+		delete(r.home, group)
+	}
+}
+
+func (r *Reports) seeAbort(group string, rank int, e store.Event) {
+	var a abort
+	if _ = json.Unmarshal(e.Value, &a); !e.Deleted {
+		r.note(group, rank, a)
+	} else if delete(r.aborts[group], rank); len(r.aborts[group]) == 0 {
+		delete(r.aborts, group)
+	}
+}
+
 // watchStore waits for the end of the store. Ranks do not learn of aborts then, so the communicators that the store's
 // process takes part in have failed.
 func (r *Reports) watchStore() {
-	<-r.kv.Done()
+	select {
+	case <-r.kv.Done():
+	case <-r.closed:
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for group, rank := range r.home {
-		if r.own[group] != nil && !errors.Is(r.kv.Err(), comm.ErrClosed) {
+		if r.own[group] != nil {
 			r.note(group, rank, abort{Text: "its process has ended, or cannot be reached"})
 		}
 	}
@@ -161,7 +171,7 @@ func (r *Reports) Leave(group string, rank int, text string) {
 	defer cancel()
 	r.kv.Post(reportKey(statusKeys, group, rank), []byte("\x00"+text))
 	if r.kv.LocalAddr() == nil {
-		_ = r.kv.Delete(ctx, reportKey(homeKeys, group, rank), 0)
+		r.kv.Drop(reportKey(homeKeys, group, rank))
 	}
 	all, _ := r.kv.List(ctx, statusKeys+group+"\x00")
 	for _, e := range all {
@@ -172,7 +182,7 @@ func (r *Reports) Leave(group string, rank int, text string) {
 	for _, e := range all {
 		_, member := place(e.Key)
 		_ = r.kv.Delete(ctx, e.Key, e.Version)
-		_ = r.kv.Delete(ctx, reportKey(abortedKeys, group, member), 0)
+		r.kv.Drop(reportKey(abortedKeys, group, member))
 	}
 }
 
@@ -219,5 +229,13 @@ func (r *Reports) Failed(group string, rank int, collectives uint64) error {
 	return fmt.Errorf("%w: rank %d aborted: %s", comm.ErrPeerFailed, who, first.Text)
 }
 
-// Close closes the client of the store, as soon as what was reported last is sent.
-func (r *Reports) Close() error { return r.kv.Close() }
+// Close ends the reports, and leaves the store open.
+func (r *Reports) Close() error {
+	r.once.Do(func() {
+		close(r.closed)
+		for _, stop := range r.stops {
+			stop()
+		}
+	})
+	return nil
+}

@@ -29,7 +29,7 @@ func job(t *testing.T, ranks int) []*Reports {
 		}
 		all[rank], err = NewReports(t.Context(), kv)
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = all[rank].Close() })
+		t.Cleanup(func() { assert.NoError(t, errors.Join(all[rank].Close(), all[rank].kv.Close())) })
 	}
 	return all
 }
@@ -69,14 +69,14 @@ func TestReports(t *testing.T) {
 		})
 	}
 	two.Leave("0", 2, "closed")
-	require.NoError(t, two.Close())
+	require.NoError(t, two.kv.Close())
 	eventually(t, one, "0/1.0", func(last map[int]Report) bool { return last[2].Gone && last[2].Text == "elsewhere" })
 	eventually(t, one, "0", func(last map[int]Report) bool { return last[2].Text == "closed" && !last[2].Gone })
 	zero.Leave("0", 0, "closed")
 	one.Leave("0", 1, "closed")
 	assert.Empty(t, last(t, one, "0"))
 
-	require.NoError(t, zero.Close())
+	require.NoError(t, zero.kv.Close())
 	require.Eventually(t, func() bool {
 		_, err := one.Last(t.Context(), "0")
 		return errors.Is(err, comm.ErrPeerFailed)
@@ -130,11 +130,11 @@ func TestRanksThatAbort(t *testing.T) {
 
 	two.Leave("0", 2, "closed")
 	require.NoError(t, two.Failed("0", 2, 100), "it has left")
-	require.NoError(t, two.Close())
+	require.NoError(t, two.kv.Close())
 	one.Abort(ctx, "0", 1, "once more", 1)
 	require.NoError(t, ctx.Err())
 	require.ErrorContains(t, zero.Failed("0", 0, 2), "rank 1 aborted: once more")
-	require.NoError(t, zero.Close())
+	require.NoError(t, zero.kv.Close())
 	one.Abort(ctx, "0", 1, "when nobody is there", 0)
 	require.NoError(t, ctx.Err())
 }
@@ -170,7 +170,7 @@ func TestALateRankLearnsOfAborts(t *testing.T) {
 	require.NoError(t, err)
 	late, err := NewReports(t.Context(), kv)
 	require.NoError(t, err)
-	defer late.Close() //nolint:errcheck // nothing is lost
+	defer kv.Close() //nolint:errcheck // nothing is lost
 	require.NoError(t, late.Failed("0", 1, 5))
 	err = late.Failed("0", 1, 6)
 	require.ErrorIs(t, err, comm.ErrPeerFailed)
@@ -200,7 +200,7 @@ func TestTheEndOfRankZero(t *testing.T) {
 			zero.Leave("before", 4, "closed")
 			zero.Leave("behind", 2, "closed")
 		}
-		require.NoError(t, zero.Close())
+		require.NoError(t, zero.kv.Close())
 		<-one.kv.Done()
 		for group, rank := range map[string]string{"before": "rank 4", "behind": "rank 2"} {
 			if leaves {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -95,7 +94,7 @@ func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 			}
 			var r Reply
 			if err := in.Decode(&r); err != nil {
-				if errors.Is(err, io.EOF) {
+				if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 					err = errors.New("its process has ended")
 				}
 				c.fail(fmt.Errorf("%w: the job's store does not answer: %w", comm.ErrPeerFailed, err))
@@ -158,20 +157,9 @@ func (c *Client) fail(err error) (first bool) {
 }
 
 // call makes a request and waits for its answer. watch is called for the events of a Watch.
-func (c *Client) call(ctx context.Context, r Request, watch func(Event)) (*Reply, error) {
+func (c *Client) call(ctx context.Context, r Request, watch func(Event)) (a Reply, err error) {
 	answer := make(chan *Reply, 1)
 	c.mu.Lock()
-	err := c.err
-	switch {
-	case err == nil && ctx.Err() != nil:
-		err = comm.ContextError(ctx)
-	case err == nil && !utf8.ValidString(r.Key):
-		err = fmt.Errorf("store: %w: the key %q is not UTF-8", comm.ErrArgument, r.Key)
-	}
-	if err != nil {
-		c.mu.Unlock()
-		return nil, err
-	}
 	c.next++
 	r.ID = c.next
 	c.calls[r.ID] = answer
@@ -179,16 +167,27 @@ func (c *Client) call(ctx context.Context, r Request, watch func(Event)) (*Reply
 		c.watches[r.ID] = watch
 	}
 	c.mu.Unlock()
-	if err = c.post(r); !errors.Is(err, ErrFull) { // another error ends the client soon
-		select {
-		case a := <-answer:
-			switch {
+	switch {
+	case c.Err() != nil:
+		err = c.Err()
+	case ctx.Err() != nil:
+		err = comm.ContextError(ctx)
+	case !utf8.ValidString(r.Key):
+		err = fmt.Errorf("%w: the key is not UTF-8", comm.ErrArgument)
+	default:
+		if err = c.post(r); errors.Is(err, ErrFull) {
+			break
+		}
+		select { // another error ends the client soon
+		case got := <-answer:
+			switch a = *got; {
 			case a.Full:
-				return nil, fmt.Errorf("store: %s %q: %w: %s", r.Op, r.Key, ErrFull, a.Fault)
+				err = fmt.Errorf("%w: %s", ErrFull, a.Fault)
 			case a.Fault != "":
-				return nil, fmt.Errorf("store: %s: %w: %s", r.Op, comm.ErrArgument, a.Fault)
+				err = fmt.Errorf("%w: %s", comm.ErrArgument, a.Fault)
+			default:
+				return a, nil
 			}
-			return a, nil
 		case <-c.done:
 			err = c.Err()
 		case <-ctx.Done():
@@ -200,13 +199,16 @@ func (c *Client) call(ctx context.Context, r Request, watch func(Event)) (*Reply
 	defer c.mu.Unlock()
 	delete(c.calls, r.ID)
 	delete(c.watches, r.ID)
-	return nil, fmt.Errorf("store: %s %q: %w", r.Op, r.Key, err)
+	return a, fmt.Errorf("store: %s %q: %w", r.Op, r.Key, err)
 }
 
 // Post is Set without an answer: it does not wait, and what is beyond a bound is dropped.
 func (c *Client) Post(key string, value []byte, options ...Option) {
 	_ = c.post(set(key, value, options))
 }
+
+// Drop is Delete without an answer.
+func (c *Client) Drop(key string) { _ = c.post(Request{Op: OpDelete, Key: key}) }
 
 func set(key string, value []byte, options []Option) Request {
 	r := Request{Op: OpSet, Key: key, Value: value}
@@ -240,12 +242,13 @@ func (c *Client) Wait(ctx context.Context, keys ...string) error {
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 		defer cancel()
-		all, listErr := c.List(ctx, "")
-		missing := slices.DeleteFunc(slices.Clone(keys[i:]), func(key string) bool {
-			return slices.ContainsFunc(all, func(e Entry) bool { return e.Key == key })
-		})
-		if listErr != nil {
-			return err
+		missing := []string{key}
+		for _, later := range keys[i+1:] {
+			if all, listErr := c.List(ctx, later); listErr != nil {
+				return err
+			} else if len(all) == 0 || all[0].Key != later {
+				missing = append(missing, later)
+			}
 		}
 		return fmt.Errorf("%w; missing: %s", err, strings.Join(missing, ", "))
 	}
@@ -255,10 +258,7 @@ func (c *Client) Wait(ctx context.Context, keys ...string) error {
 // Add adds to a counter, a decimal number, and returns the sum. A key that does not exist counts as 0.
 func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	r, err := c.call(ctx, Request{Op: OpAdd, Key: key, Delta: delta}, nil)
-	if err != nil {
-		return 0, err
-	}
-	return r.Number, nil
+	return r.Number, err
 }
 
 // CompareAndSet sets a key if it has a version, 0 if it must not exist, and reports whether it did. now is the entry
@@ -267,13 +267,10 @@ func (c *Client) CompareAndSet(ctx context.Context, key string, version uint64, 
 	r := set(key, value, options)
 	r.Op, r.Version = OpSwap, version
 	a, err := c.call(ctx, r, nil)
-	if err != nil {
-		return now, false, err
-	}
 	if len(a.Entries) > 0 {
 		now = a.Entries[0]
 	}
-	return now, a.OK, nil
+	return now, a.OK, err
 }
 
 // Delete deletes a key, if it has a version or that is 0.
@@ -285,10 +282,7 @@ func (c *Client) Delete(ctx context.Context, key string, version uint64) error {
 // List returns the keys that begin with a prefix, sorted.
 func (c *Client) List(ctx context.Context, prefix string) ([]Entry, error) {
 	r, err := c.call(ctx, Request{Op: OpList, Key: prefix}, nil)
-	if err != nil {
-		return nil, err
-	}
-	return r.Entries, nil
+	return r.Entries, err
 }
 
 // Watch calls f for every key that begins with a prefix: for those that exist before it returns, and then for each

@@ -65,7 +65,7 @@ func rank(way string) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	payload, err := job.Broadcast(ctx, kv, []byte("from rank 0 of round "+os.Getenv(restartVariable)))
+	payload, err := job.Broadcast(ctx, kv, "test", []byte("from rank 0 of round "+os.Getenv(restartVariable)))
 	if err != nil {
 		return 0, err
 	}
