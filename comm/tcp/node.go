@@ -16,7 +16,6 @@ type node struct {
 	ticks      atomic.Int64
 	stop       chan struct{}
 	awake      chan struct{} // leave looks
-	after      func() error  // called when this rank has left
 
 	mu    sync.RWMutex
 	wires map[uint64]*wire
@@ -117,9 +116,6 @@ func (n *node) leave(ctx context.Context) error {
 		}
 	}
 	n.end()
-	if n.after != nil {
-		return n.after()
-	}
 	return nil
 }
 

@@ -35,6 +35,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -77,8 +78,8 @@ type Config struct {
 // key is where a rank publishes its addresses.
 func (c *Config) key(rank int) string { return fmt.Sprintf("tcp/%s/%d", c.World, rank) }
 
-// FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), with
-// its store.
+// FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), over
+// the store that the process shares.
 func FromEnv(ctx context.Context) (comm.Communicator, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
@@ -88,34 +89,35 @@ func FromEnv(ctx context.Context) (comm.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	kv, err := job.Connect(ctx)
+	kv, err := job.Shared(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := Config{Rank: job.Rank, WorldSize: job.WorldSize, TLS: conf}
+	var number int64 // of the world among those of this job
+	if job.Rank == 0 {
+		if number, err = kv.Add(ctx, "tcp", 1); err != nil {
+			return nil, err
+		}
+	}
+	world, err := job.Broadcast(ctx, kv, "tcp", strconv.AppendInt(nil, number, 10))
+	if err != nil {
+		return nil, err
+	}
+	c := Config{Rank: job.Rank, WorldSize: job.WorldSize, TLS: conf, World: string(world)}
 	if job.OneHost() {
 		c.Listen = "localhost"
 	}
-	world, err := open(ctx, kv, c, kv.Close)
-	if err != nil {
-		return nil, errors.Join(err, kv.Close())
-	}
-	return world, nil
+	return New(ctx, kv, c)
 }
 
 // New connects the ranks of a world, which publish their addresses in a store. It returns when
 // this rank is connected to all others, or ctx ends. The store is not needed after that.
-func New(ctx context.Context, kv *store.Client, c Config) (comm.Communicator, error) {
-	return open(ctx, kv, c, nil)
-}
-
-// open is New. after is called when this rank has left.
-func open(ctx context.Context, kv *store.Client, c Config, after func() error) (_ comm.Communicator, err error) {
+func New(ctx context.Context, kv *store.Client, c Config) (_ comm.Communicator, err error) {
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
 	}
 	const beats = 10 // in the time of silence
-	n := &node{rank: c.Rank, size: c.WorldSize, tick: c.Silence / beats, patience: beats, after: after,
+	n := &node{rank: c.Rank, size: c.WorldSize, tick: c.Silence / beats, patience: beats,
 		stop: make(chan struct{}), awake: make(chan struct{}, 1), wires: map[uint64]*wire{}}
 	check := backend.Check{Backend: name, Rank: c.Rank, WorldSize: c.WorldSize}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
@@ -144,6 +146,7 @@ func open(ctx context.Context, kv *store.Client, c Config, after func() error) (
 	if _, err := world.e.exchange(ctx, comm.Wait{}); err != nil { // all ranks are here, and nobody needs the store
 		return nil, errors.Join(err, world.Close())
 	}
+	kv.Drop(c.key(c.Rank))
 	return world, nil
 }
 

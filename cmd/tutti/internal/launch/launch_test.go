@@ -26,6 +26,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
 )
 
 // What the test binary is as a rank, or as the launcher of a machine.
@@ -58,6 +59,14 @@ func rank(way string) (code int, err error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
 		return 0, err
+	}
+	if way == "communicators" { // one after the other, and at the same time
+		for range 2 {
+			if err := communicators(ctx); err != nil {
+				return 0, err
+			}
+		}
+		return 0, nil
 	}
 	signals := make(chan os.Signal, 1)
 	ossignal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -93,6 +102,20 @@ func rank(way string) (code int, err error) {
 	}
 	fmt.Println("got", <-signals)
 	return 3, nil
+}
+
+// communicators makes two of this job, and uses both.
+func communicators(ctx context.Context) error {
+	var errs []error
+	for range 2 {
+		c, err := tcp.FromEnv(ctx)
+		if err != nil {
+			return err
+		}
+		errs = append(errs, c.Barrier(ctx))
+		defer c.Close() //nolint:errcheck // the barriers are what counts
+	}
+	return errors.Join(errs...)
 }
 
 // buffer is one that may be written to and read at the same time.
@@ -177,6 +200,12 @@ func TestOneMachine(t *testing.T) {
 	for r := range 2 {
 		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] rank %d of 2, local %d: from rank 0 of round 0\n", r, r, r))
 	}
+}
+
+// A process may make communicators of its job again and again: they share its store, and nothing in it.
+func TestCommunicators(t *testing.T) {
+	s := begin(t, t.Context(), "communicators", one)
+	require.NoError(t, s.wait(t), "%s%s", &s.out, &s.err)
 }
 
 // The ranks of the first machine come first, and all are of one job.
