@@ -24,7 +24,7 @@ const (
 	mostBytes   = 256 << 20 // of keys and values
 	longestKey  = 64 << 10
 	MaxValue    = 1 << 20 // MaxValue is the most bytes of a value.
-	mostWaits   = 1 << 12 // of a session
+	mostWaits   = 1 << 10 // of a session
 	mostWatches = 1 << 8  // of a session
 )
 
@@ -170,6 +170,10 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 	at := place{session, r.ID}
 	answer := Reply{To: session, ID: r.ID}
 	e := s.entries[r.Key]
+	if len(r.Key) > longestKey {
+		answer.Fault = fmt.Sprintf("a key of %d bytes, at most %d", len(r.Key), longestKey)
+		return answer.unless(r.ID == 0)
+	}
 	switch r.Op {
 	case OpSet:
 		return s.put(at, r, r.Value, answer)
@@ -194,11 +198,11 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 		answer.Number += r.Delta
 		return s.put(at, r, strconv.AppendInt(nil, answer.Number, 10), answer)
 	case OpGet:
-		switch {
+		switch _, twice := h.waits[r.ID]; {
 		case e != nil:
 			answer.Entries = s.view(r.Key)
-		case len(h.waits) == mostWaits:
-			answer.Fault, answer.Full = "too many waits", true
+		case len(h.waits) == mostWaits || twice:
+			answer.Fault, answer.Full = "too many waits, or two by one ID", true
 		default:
 			h.waits[r.ID] = r.Key
 			s.waiting[r.Key] = append(s.waiting[r.Key], at)
@@ -251,9 +255,9 @@ func (s *State) put(at place, r *Request, value []byte, answer Reply) (replies [
 		grows = len(value) - len(old.value)
 	}
 	switch {
-	case len(r.Key) > longestKey || len(value) > MaxValue:
-		answer.Fault = fmt.Sprintf("a key of %d bytes, a value of %d, at most %d and %d", len(r.Key), len(value), longestKey, MaxValue)
-	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys:
+	case len(value) > MaxValue:
+		answer.Fault = fmt.Sprintf("a value of %d bytes, at most %d", len(value), MaxValue)
+	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys || r.Heard && len(s.confirming) == mostKeys:
 		answer.Fault, answer.Full = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes), true
 	}
 	if answer.Fault != "" {

@@ -26,7 +26,7 @@ type witness struct {
 // answered when its key exists and not before, leases end with their sessions, and a Set that is to be heard is
 // answered when all that watch have confirmed it.
 func TestRandomSessions(t *testing.T) {
-	seeds := uint64(100)
+	seeds := uint64(50)
 	if testing.Short() {
 		seeds = 10
 	}
@@ -211,6 +211,10 @@ func TestBounds(t *testing.T) {
 	require.Equal(t, mostKeys, n)
 	require.True(t, ask(Request{Op: OpAdd, Key: "new"}).Full)
 	require.Empty(t, ask(Request{Op: OpSet, Key: "7"}).Fault)
+	s.Apply(0, 1, &Request{ID: 9, Op: OpGet, Key: "later"})
+	require.True(t, s.Apply(0, 1, &Request{ID: 9, Op: OpGet, Key: "later"})[0].Full, "a wait that has its ID")
+	s.Apply(0, 1, &Request{Op: OpStop, Version: 9})
+	require.NotEmpty(t, ask(Request{Op: OpGet, Key: strings.Repeat("k", longestKey+1)}).Fault)
 	for range mostWatches {
 		ask(Request{Op: OpWatch, Key: "none"})
 	}
