@@ -327,7 +327,7 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 		NoUndo:       cfg.NoUndo || s.inPlace,
 	}
 	if stats.Choice != nil {
-		result.Chosen = stats.Choice.Pattern
+		result.Chosen, result.Values = stats.Choice.Pattern, stats.Choice.Values
 	}
 	if s.pattern == sparse.Dense || result.Chosen == sparse.Dense {
 		result.Density = 1

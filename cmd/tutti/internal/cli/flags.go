@@ -168,10 +168,12 @@ func listOf(what, text string, all, others []string) (names []string, err error)
 func valuesFlag(flags *pflag.FlagSet, target *[]string) {
 	flags.Var(flagValue[[]string]{target: target, parse: parseValues, kind: "names", format: func(names []string) string {
 		return strings.Join(names, ",")
-	}}, "values", "as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", "))
+	}}, "values", "as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", ")+", or with pattern auto also auto")
 }
 
-func parseValues(text string) ([]string, error) { return listOf("values", text, sparse.Values(), nil) }
+func parseValues(text string) ([]string, error) {
+	return listOf("values", text, sparse.Values(), []string{sparse.Auto})
+}
 
 // hostsFlag adds the flag that says which ranks share a host.
 func hostsFlag(flags *pflag.FlagSet, hosts *int) {

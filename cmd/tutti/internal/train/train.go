@@ -91,6 +91,7 @@ type trainer struct {
 	outer    *outer.Loop // or this one, over update's layers
 	layers   []*runtime.Tensor
 	chosen   string // by auto
+	values   string // as what values travel: those that were asked for, or what auto has chosen
 
 	own   digits.Set // the test images of this rank
 	tests []Test
@@ -149,7 +150,7 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 	if err := t.checkAgreement(ctx); err != nil {
 		return Result{}, err
 	}
-	return t.result(ctx, pattern, values)
+	return t.result(ctx, pattern)
 }
 
 // newTrainer makes a rank's state, with rank 0's initial weights.
@@ -158,6 +159,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 	rank, ranks := r.Comm.Rank(), r.Comm.WorldSize()
 	t := &trainer{
 		cfg:      cfg,
+		values:   values,
 		rank:     r,
 		data:     data,
 		own:      test.Part(rank*test.Len()/ranks, (rank+1)*test.Len()/ranks),
@@ -326,7 +328,7 @@ func (t *trainer) rounds() int {
 func (t *trainer) record(ctx context.Context, loss float64) error {
 	stats, err := t.sparse.Stats(ctx)
 	if stats.Choice != nil {
-		t.chosen = stats.Choice.Pattern
+		t.chosen, t.values = stats.Choice.Pattern, stats.Choice.Values
 	}
 	t.losses = append(t.losses, loss)
 	t.bytes += stats.SentBytes
@@ -374,7 +376,7 @@ func (t *trainer) checkAgreement(ctx context.Context) error {
 }
 
 // result averages the statistics over ranks.
-func (t *trainer) result(ctx context.Context, pattern, travel string) (Result, error) {
+func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 	steps := len(t.losses)
 	values := append(append([]float64{float64(t.elements), t.exchange.Seconds()}, t.losses...), t.sent...)
 	values, err := backend.Reduce(ctx, t.rank, values, comm.Avg)
@@ -390,7 +392,7 @@ func (t *trainer) result(ctx context.Context, pattern, travel string) (Result, e
 	r := Result{
 		Pattern:      pattern,
 		Chosen:       t.chosen,
-		Values:       travel,
+		Values:       t.values,
 		Backend:      t.cfg.Backend,
 		Network:      t.cfg.Network,
 		Device:       t.rank.Runtime.Name(),
