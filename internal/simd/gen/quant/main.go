@@ -15,6 +15,10 @@ func main() {
 	quantize("quantizeI8AVX2", 8)
 	quantize("quantizeI4AVX2", 4)
 	signs()
+	groupSum()
+	groupCenter()
+	groupBins()
+	groupBinSums()
 	for _, k := range []struct {
 		name string
 		bits int
@@ -249,6 +253,127 @@ func roundScale(x VecVirtual) GPVirtual {
 	CMPL(check, U32(0x75000000))
 	JAE(LabelRef("end"))
 	return scale
+}
+
+// columns walks over a group of 4096 elements as the partial sums of CodecI2 do: by four columns of 256, of
+// 16 rows each. body gets the first row's place, and repeat writes what is done for a row.
+func columns(body func(at Register, rows func(row func(disp int)))) {
+	at := GP64()
+	XORQ(at, at)
+	Label("columns")
+	body(at, func(row func(disp int)) {
+		for r := range 16 {
+			row(r * 256)
+		}
+	})
+	ADDQ(Imm(4), at)
+	CMPQ(at, U32(256))
+	JL(LabelRef("columns"))
+	VZEROUPPER()
+	RET()
+}
+
+func zero() VecVirtual {
+	v := YMM()
+	VPXOR(v, v, v)
+	return v
+}
+
+func groupSum() {
+	kernel("groupSumAVX2", "func(x *float32, parts *[256]float64)", "groupSumAVX2 stores the partial sums of a group.")
+	x, parts := Load(Param("x"), GP64()), Load(Param("parts"), GP64())
+	columns(func(at Register, rows func(func(int))) {
+		sum := zero()
+		rows(func(disp int) {
+			v := YMM()
+			VCVTPS2PD(Mem{Base: x, Index: at, Scale: 4, Disp: 4 * disp}, v)
+			VADDPD(v, sum, sum)
+		})
+		VMOVUPD(sum, Mem{Base: parts, Index: at, Scale: 8})
+	})
+}
+
+func groupCenter() {
+	kernel("groupCenterAVX2", "func(centered, x *float32, shift float32, parts *[256]float64)",
+		"groupCenterAVX2 stores the values of a group less shift, and the partial sums of their squares.")
+	x, parts, to := Load(Param("x"), GP64()), Load(Param("parts"), GP64()), Load(Param("centered"), GP64())
+	shift := XMM()
+	VBROADCASTSS(param("shift"), shift)
+	columns(func(at Register, rows func(func(int))) {
+		sum := zero()
+		rows(func(disp int) {
+			c, v := XMM(), YMM()
+			VMOVUPS(Mem{Base: x, Index: at, Scale: 4, Disp: 4 * disp}, c)
+			VSUBPS(shift, c, c)
+			VMOVUPS(c, Mem{Base: to, Index: at, Scale: 4, Disp: 4 * disp})
+			VCVTPS2PD(c, v)
+			VMULPD(v, v, v)
+			VADDPD(v, sum, sum)
+		})
+		VMOVUPD(sum, Mem{Base: parts, Index: at, Scale: 8})
+	})
+}
+
+func groupBins() {
+	kernel("groupBinsAVX2", "func(bins *byte, centered *float32, scale float32)", "groupBinsAVX2 stores the bins of a group.")
+	bins, x := Load(Param("bins"), GP64()), Load(Param("centered"), GP64())
+	scale := YMM()
+	VBROADCASTSS(param("scale"), scale)
+	two, least, most, order := constant(0x40000000), constant(0xbf800000), constant(0x40800000), loadOnce("order", 0, 4, 1, 5, 2, 6, 3, 7)
+	nothing, three, left := zero(), constant(3), GP64()
+	MOVQ(U32(4096/32), left)
+	Label("bins")
+	var q [4]VecVirtual
+	for i := range q {
+		q[i] = YMM()
+		VMOVUPS(Mem{Base: x, Disp: 32 * i}, q[i])
+		VDIVPS(scale, q[i], q[i])
+		VADDPS(two, q[i], q[i])
+		VMAXPS(least, q[i], q[i])
+		VMINPS(most, q[i], q[i])
+		VCVTPS2DQ(q[i], q[i])
+		VPMAXSD(nothing, q[i], q[i])
+		VPMINSD(three, q[i], q[i])
+	}
+	VPACKSSDW(q[1], q[0], q[0])
+	VPACKSSDW(q[3], q[2], q[2])
+	VPACKSSWB(q[2], q[0], q[0])
+	VPERMD(q[0], order, q[0])
+	VMOVDQU(q[0], Mem{Base: bins})
+	ADDQ(Imm(32), bins)
+	ADDQ(U32(128), x)
+	DECQ(left)
+	JNZ(LabelRef("bins"))
+	VZEROUPPER()
+	RET()
+}
+
+func groupBinSums() {
+	kernel("groupBinSumsAVX2", "func(bins *byte, centered *float32, parts *[4][256]float64)",
+		"groupBinSumsAVX2 stores the partial sums of the values of a group in each bin.")
+	bins, x, parts := Load(Param("bins"), GP64()), Load(Param("centered"), GP64()), Load(Param("parts"), GP64())
+	var numbers [4]VecVirtual
+	for b := range numbers {
+		numbers[b] = constant(uint32(b))
+		VPSRLQ(Imm(32), numbers[b], numbers[b])
+	}
+	columns(func(at Register, rows func(func(int))) {
+		sums := [4]VecVirtual{zero(), zero(), zero(), zero()}
+		rows(func(disp int) {
+			v, b := YMM(), YMM()
+			VCVTPS2PD(Mem{Base: x, Index: at, Scale: 4, Disp: 4 * disp}, v)
+			VPMOVZXBQ(Mem{Base: bins, Index: at, Scale: 1, Disp: disp}, b)
+			for i, sum := range sums {
+				hit := YMM()
+				VPCMPEQQ(numbers[i], b, hit)
+				VANDPD(v, hit, hit)
+				VADDPD(hit, sum, sum)
+			}
+		})
+		for i, sum := range sums {
+			VMOVUPD(sum, Mem{Base: parts, Index: at, Scale: 8, Disp: 2048 * i})
+		}
+	})
 }
 
 var tables = map[string]Mem{}

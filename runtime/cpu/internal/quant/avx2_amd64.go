@@ -20,6 +20,26 @@ func quantizeI4AVX2(codes *byte, scales *byte, src []float32, lost []float32, mo
 //go:noescape
 func quantizeSignAVX2(codes *byte, scales *byte, src []float32, lost []float32) (done int)
 
+// groupSumAVX2 stores the partial sums of a group.
+//
+//go:noescape
+func groupSumAVX2(x *float32, parts *[256]float64)
+
+// groupCenterAVX2 stores the values of a group less shift, and the partial sums of their squares.
+//
+//go:noescape
+func groupCenterAVX2(centered *float32, x *float32, shift float32, parts *[256]float64)
+
+// groupBinsAVX2 stores the bins of a group.
+//
+//go:noescape
+func groupBinsAVX2(bins *byte, centered *float32, scale float32)
+
+// groupBinSumsAVX2 stores the partial sums of the values of a group in each bin.
+//
+//go:noescape
+func groupBinSumsAVX2(bins *byte, centered *float32, parts *[4][256]float64)
+
 // dequantizeI8AVX2 stores or adds the values of blocks
 // until one has a value that is not finite.
 //

@@ -4,6 +4,7 @@ package quant
 import (
 	"encoding/binary"
 	"math"
+	"math/bits"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/convert"
@@ -200,15 +201,15 @@ func putScale(at []byte, x []float32, most float32) (scale, inverse float32) {
 			top = max(top, b)
 		}
 	}
-	bits := toBF16(math.Float32frombits(top) / most)
-	if scale = math.Float32frombits(uint32(bits) << 16); float32(scale*most) > largest {
-		bits--
-		scale = math.Float32frombits(uint32(bits) << 16)
+	b16 := toBF16(math.Float32frombits(top) / most)
+	if scale = math.Float32frombits(uint32(b16) << 16); float32(scale*most) > largest {
+		b16--
+		scale = math.Float32frombits(uint32(b16) << 16)
 	}
 	if scale > 0 {
 		inverse = 1 / scale
 	}
-	le.PutUint16(at, bits)
+	le.PutUint16(at, b16)
 	return scale, inverse
 }
 
@@ -304,59 +305,88 @@ func encodeSigns(scaleAt, codes []byte, x, decoded []float32) {
 // encodeTable writes a group in CodecI2.
 func encodeTable(tableAt, codes []byte, x, decoded []float32) {
 	var parts [4]partial
+	var bins [group]byte
 	centered, n := decoded, float64(len(x))
-	odd := uint32(0)
-	for i, v := range x {
-		odd = max(odd, math.Float32bits(v)&^signBit)
-		parts[0][i%len(parts[0])] += float64(v)
+	fast := sumGroup(x, &parts[0])
+	if !fast {
+		for i, v := range x {
+			parts[0][i%len(parts[0])] += float64(v)
+		}
 	}
-	clear(codes[:(len(x)+3)/4])
-	if odd >= infinity {
-		for b := range parts {
-			le.PutUint32(tableAt[4*b:], math.Float32bits(nan))
-		}
-		for i := range decoded {
-			decoded[i] = nan
-		}
+	shift := float32(total(&parts[0]) / n)
+	if !finite(shift) { // and so is a value
+		clear(codes[:(len(x)+3)/4])
+		putTable(tableAt, codes, [4]float32{nan, nan, nan, nan}, decoded)
 		return
 	}
-	shift := float32(parts[0].sum() / n)
-	parts[0] = partial{}
-	for i, v := range x {
-		c := v - shift
-		centered[i] = c
-		parts[0][i%len(parts[0])] += float64(c) * float64(c)
+	if fast {
+		centerGroup(centered, x, shift, &parts[0])
+	} else {
+		parts[0] = partial{}
+		for i, v := range x {
+			c := v - shift
+			centered[i] = c
+			parts[0][i%len(parts[0])] += float64(c) * float64(c)
+		}
 	}
-	scale := float32(6*float32(math.Sqrt(parts[0].sum()/(n-1)))) / 4
+	scale := float32(6*float32(math.Sqrt(total(&parts[0])/(n-1)))) / 4
 	if scale == 0 || !finite(scale) {
 		scale = 1
 	}
-	parts[0] = partial{}
-	var counts [4]int
-	var table [4]float32
-	for i, c := range centered {
-		b := min(max(round(min(max(float32(c/scale)+2, -1), 4)), 0), 3)
-		counts[b&3]++
-		parts[b&3][i%len(parts[0])] += float64(c)
-		codes[i/4] |= byte(b << (i % 4 * 2))
+	if fast {
+		binGroup(&bins, centered, scale, &parts)
+	} else {
+		parts[0] = partial{}
+		for i, c := range centered {
+			b := min(max(round(min(max(float32(c/scale)+2, -1), 4)), 0), 3)
+			bins[i] = byte(b)
+			parts[b&3][i%len(parts[0])] += float64(c)
+		}
 	}
+	for i := range codes[:(len(x)+3)/4] {
+		four := le.Uint32(bins[4*i:])
+		codes[i] = byte(four | four>>6 | four>>12 | four>>18)
+	}
+	counts := countCodes(codes[:(len(x)+3)/4], len(x))
+	var table [4]float32
 	for b := range table {
 		if counts[b] > 0 {
-			table[b] = float32(parts[b].sum() / float64(counts[b]))
+			table[b] = float32(total(&parts[b]) / float64(counts[b]))
 		}
 		table[b] = min(max(table[b]+shift, -largest), largest)
-		le.PutUint32(tableAt[4*b:], math.Float32bits(table[b]))
 	}
-	for i := range decoded {
-		decoded[i] = table[codes[i/4]>>(i%4*2)&3]
+	putTable(tableAt, codes, table, decoded)
+}
+
+// countCodes counts how many of n values have each code.
+func countCodes(codes []byte, n int) (counts [4]int) {
+	const lower = 0x5555555555555555
+	for len(codes) > 0 {
+		var word [8]byte
+		codes = codes[copy(word[:], codes):]
+		low, high := le.Uint64(word[:])&lower, le.Uint64(word[:])>>1&lower
+		counts[1] += bits.OnesCount64(low &^ high)
+		counts[2] += bits.OnesCount64(high &^ low)
+		counts[3] += bits.OnesCount64(low & high)
 	}
+	counts[0] = n - counts[1] - counts[2] - counts[3] // what fills the last byte is 0
+	return counts
+}
+
+// putTable writes the table of a group, and what its codes decode to.
+func putTable(tableAt, codes []byte, table [4]float32, decoded []float32) {
+	for b, v := range table {
+		le.PutUint32(tableAt[4*b:], math.Float32bits(v))
+	}
+	done := decodeBlocks(runtime.CodecI2, decoded, codes, tableAt, false)
+	decodeBlock(runtime.CodecI2, decoded[done:], codes[done/4:], tableAt)
 }
 
 // partial are the partial sums that CodecI2 is specified with.
-type partial [256]float64
+type partial = [256]float64
 
-// sum adds them up, halves onto halves.
-func (p *partial) sum() float64 {
+// total adds them up, halves onto halves.
+func total(p *partial) float64 {
 	for half := len(p) / 2; half > 0; half /= 2 {
 		low, high := p[:half], p[half:2*half]
 		for i := range low {

@@ -43,3 +43,23 @@ func decodeBlocks(c runtime.Codec, dst []float32, codes, scales []byte, add bool
 	}
 	return 0
 }
+
+// sumGroup stores the partial sums of a whole group, and reports whether it did.
+func sumGroup(x []float32, parts *partial) bool {
+	if !simd.AVX2 || len(x) != group {
+		return false
+	}
+	groupSumAVX2(&x[0], parts)
+	return true
+}
+
+// centerGroup makes centered the values of a group less shift, and parts the partial sums of their squares.
+func centerGroup(centered, x []float32, shift float32, parts *partial) {
+	groupCenterAVX2(&centered[0], &x[0], shift, parts)
+}
+
+// binGroup stores the bins of a group, and the partial sums of each.
+func binGroup(bins *[group]byte, centered []float32, scale float32, parts *[4]partial) {
+	groupBinsAVX2(&bins[0], &centered[0], scale)
+	groupBinSumsAVX2(&bins[0], &centered[0], parts)
+}

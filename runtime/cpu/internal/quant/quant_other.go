@@ -7,3 +7,9 @@ import "github.com/tutti-go/tutti/runtime"
 func encodeBlocks(runtime.Codec, []byte, []byte, []float32, []float32) int { return 0 }
 
 func decodeBlocks(runtime.Codec, []float32, []byte, []byte, bool) int { return 0 }
+
+func sumGroup([]float32, *partial) bool { return false }
+
+func centerGroup([]float32, []float32, float32, *partial) {}
+
+func binGroup(*[group]byte, []float32, float32, *[4]partial) {}
