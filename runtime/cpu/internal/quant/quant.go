@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/internal/convert"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
 const (
@@ -41,10 +42,7 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 	// The last codes and scales are not written whole.
 	clear(codes[max(len(codes)-4, 0):])
 	clear(scales[max(len(scales)-4, 0):])
-	size := block
-	if c == runtime.CodecI2 {
-		size = group
-	}
+	size := sizeOf(c)
 	if c == runtime.CodecF32 {
 		copy(codes, hostmem.Bytes(src))
 		clear(lost)
@@ -62,7 +60,7 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 		d := decoded[:len(x)]
 		switch c {
 		case runtime.CodecBF16, runtime.CodecF16:
-			narrow(c, code, x, d)
+			narrow(c, code, x, d, len(rest) > 0)
 		case runtime.CodecI2:
 			encodeTable(scale, code, x, d)
 		case runtime.CodecSign:
@@ -88,14 +86,15 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 // Decode reads the first of n values in codec c from src, of c.Size(n) bytes, and stores them or adds them.
 func Decode(c runtime.Codec, dst []float32, src []byte, n int, add bool) {
 	scales, codes := src[:c.ScaleBytes(n)], src[c.ScaleBytes(n):]
-	var values [block]float32
+	var values [group]float32
+	size := sizeOf(c)
 	for i := 0; i < len(dst); {
 		scale, code := scales[scaleAt(c, i):], codes[i*c.Bits()/8:]
 		if done := decodeBlocks(c, dst[i:], code, scale, add); done > 0 {
 			i += done
 			continue
 		}
-		y := dst[i:min(i+block, len(dst))]
+		y := dst[i:min(i+size, len(dst))]
 		i += len(y)
 		v := y
 		if add {
@@ -110,21 +109,26 @@ func Decode(c runtime.Codec, dst []float32, src []byte, n int, add bool) {
 	}
 }
 
-// decodeBlock decodes at most a block.
+// sizeOf returns how many values are encoded and decoded at a time: those that have a scale in common, or many.
+func sizeOf(c runtime.Codec) int {
+	if c >= runtime.CodecFP8 && c != runtime.CodecI2 {
+		return block
+	}
+	return group
+}
+
+// halves returns n codes of two bytes.
+func halves(code []byte, n int) []uint16 { return hostmem.Slice[uint16](hostmem.Addr(code), n) }
+
+// decodeBlock decodes values with a scale in common.
 func decodeBlock(c runtime.Codec, y []float32, code, scale []byte) {
 	switch c {
 	case runtime.CodecF32:
 		copy(hostmem.Bytes(y), code)
 	case runtime.CodecBF16:
-		for i := range y {
-			y[i] = bf16(code[2*i:])
-		}
+		convert.BF16ToF32(y, halves(code, len(y)))
 	case runtime.CodecF16:
-		var h [block]uint16
-		for i := range y {
-			h[i] = le.Uint16(code[2*i:])
-		}
-		convert.F16ToF32(y, h[:])
+		convert.F16ToF32(y, halves(code, len(y)))
 	case runtime.CodecFP8:
 		s := bf16(scale)
 		for i, q := range code[:len(y)] {
@@ -249,28 +253,27 @@ func encodeFP8(scaleAt, codes []byte, x, decoded []float32) {
 	}
 }
 
-// narrow writes at most a block of 16-bit floats.
-func narrow(c runtime.Codec, codes []byte, x, decoded []float32) {
-	var h [block]uint16
-	most := float32(65504)
+// narrow writes 16-bit floats, and stores what they decode to if that is wanted.
+func narrow(c runtime.Codec, code []byte, x, decoded []float32, wanted bool) {
+	h, most := halves(code, len(x)), uint32(0x477fe000)
 	if c == runtime.CodecBF16 {
-		most = 0xff * (1 << 120)
+		most = 0x7f7f0000
 	}
-	for i, v := range x {
-		if finite(v) {
-			v = min(max(v, -most), most)
+	if f32.CountRange(x, most+1, infinity-1) > 0 {
+		for i, v := range x {
+			if b := math.Float32bits(v); b&^signBit > most && b&^signBit < infinity {
+				v = math.Float32frombits(b&signBit | most)
+			}
+			decoded[i] = v
 		}
-		decoded[i] = v
+		x = decoded
 	}
 	if c == runtime.CodecF16 {
-		convert.F32ToF16(h[:], decoded)
-		convert.F16ToF32(decoded, h[:])
-	} else {
-		convert.F32ToBF16(h[:], decoded)
-		convert.BF16ToF32(decoded, h[:])
-	}
-	for i := range x {
-		le.PutUint16(codes[2*i:], h[i])
+		if convert.F32ToF16(h, x); wanted {
+			convert.F16ToF32(decoded, h)
+		}
+	} else if convert.F32ToBF16(h, x); wanted {
+		convert.BF16ToF32(decoded, h)
 	}
 }
 
