@@ -1,10 +1,12 @@
 package cuda
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -107,9 +109,18 @@ func buildEmulator(t *testing.T, dir string) string {
 	if err != nil {
 		t.Skipf("needs a compiler of the kernels: %v", err)
 	}
-	object := filepath.Join(dir, "emulator.o")
+	object, constants := filepath.Join(dir, "emulator.o"), filepath.Join(dir, "constants.h")
+	var text strings.Builder
+	for what, v := range map[string]int{
+		"max_lists": maxLists, "inline_lists": inlineLists, "max_counts": maxCounts, "max_pieces": maxPieces, "sizeof(moments)": momentsBytes,
+		"sizeof(put_args::word) / 8": putWords, "sizeof(entries) / 8": listWords, "pick_blocks": picksPerSM,
+	} {
+		fmt.Fprintf(&text, "static_assert(%s == %d, \"%s is not what Go has\");\n", what, v, what)
+	}
+	fmt.Fprintf(&text, "static_assert(sizeof(control) <= %d, \"the control does not fit\");\n", controlBytes)
+	require.NoError(t, os.WriteFile(constants, []byte(text.String()), 0o600))
 	out, err := exec.Command(clang, "-x", "c++", "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
-		"-Wno-unknown-pragmas", "-c", filepath.Join("testdata", "emulator.cpp"), "-o", object).CombinedOutput()
+		"-Wno-unknown-pragmas", "-DCONSTANTS="+strconv.Quote(constants), "-c", filepath.Join("testdata", "emulator.cpp"), "-o", object).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return object
 }
