@@ -302,7 +302,7 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		}
 		g.transaction.link(i, b.reducer)
 	}
-	return nil
+	return g.cut()
 }
 
 // newReducer makes what reduces a bucket.

@@ -182,7 +182,10 @@ type Gradients struct {
 	factor      uintptr         // what clips the gradients of this step
 	sums        []sum           // what was accumulated
 	active      *runtime.Tensor // with Uneven: whether this rank has data, and how many do
-	squares     base.Buffer     // with Shard: of the averages, an F64 of each bucket
+	shards      []Shard         // with Shard: one of each bucket
+	gathers     []comm.Call     // reused
+	squares     base.Buffer     // of the averages, an F64 of each bucket
+	norms       []float64       // these, on the host
 	arrived     []int           // with Rebuild: gradients of the first step, as they became ready
 
 	stats  Stats
@@ -293,7 +296,7 @@ func (g *Gradients) reset() {
 		g.sums[i].folded = false
 	}
 	g.launch = 0
-	g.before = g.traffic()
+	g.before = g.lines.traffic()
 }
 
 // Buckets returns for each bucket, in the order of reduction, the numbers of
@@ -571,7 +574,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	if g.err != nil {
 		return base.OpError(op, g.err)
 	}
-	after := g.traffic()
+	after := g.lines.traffic()
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
 	g.given, g.results = g.results, g.given
@@ -596,7 +599,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 		g.launchComplete(ctx)
 	}
 	if g.async != nil { // also after an error: it reads gradients
-		if err := g.async.wait(ctx, g.comms()); g.fault == nil {
+		if err := g.async.wait(ctx, g.lines.all); g.fault == nil {
 			g.fail(err)
 		}
 	}
@@ -793,7 +796,7 @@ func (g *Gradients) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
 	if g.async != nil && !g.closed {
-		_ = g.async.wait(ctx, g.comms()) // what it leaves in flight, DrainToFree finds
+		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
 		g.async.close()
 	}
 	g.closed = true

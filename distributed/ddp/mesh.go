@@ -17,27 +17,31 @@ type lines struct {
 	mesh  *distributed.Mesh
 	outer *comm.Meter
 	inner []*comm.Meter // the fastest dimension first
+	all   []*comm.Meter // these, and that of all ranks
 }
 
 // newLines makes the mesh of g's communicator, if it is configured; without, there is the communicator alone.
 func (g *Gradients) newLines(ctx context.Context) (l lines, err error) {
 	if g.cfg.Mesh == nil {
-		return lines{outer: g.meter}, nil
+		return lines{outer: g.meter, all: []*comm.Meter{g.meter}}, nil
 	}
 	if l.mesh, err = g.cfg.Mesh(ctx, g.meter); err != nil {
 		return l, err
 	}
+	l.all = append(l.all, g.meter)
 	ranks := 1
 	for i, d := range slices.Backward(l.mesh.Dims()) {
 		c, err := l.mesh.Comm(d.Name)
 		if err != nil {
 			return l, err
 		}
+		m := comm.NewMeter(c)
 		if ranks *= d.Size; i == 0 {
-			l.outer = comm.NewMeter(c)
+			l.outer = m
 		} else {
-			l.inner = append(l.inner, comm.NewMeter(c))
+			l.inner = append(l.inner, m)
 		}
+		l.all = append(l.all, m)
 	}
 	if ranks != g.meter.WorldSize() {
 		return l, fmt.Errorf("%w: the mesh %v has %d ranks, the communicator has %d", comm.ErrArgument, l.mesh.Dims(), ranks, g.meter.WorldSize())
@@ -61,18 +65,9 @@ func (l *lines) share(n int) int {
 	return n
 }
 
-// comms are all communicators of g.
-func (g *Gradients) comms() []*comm.Meter {
-	all := append([]*comm.Meter{g.meter}, g.lines.inner...)
-	if g.lines.mesh != nil {
-		all = append(all, g.lines.outer)
-	}
-	return all
-}
-
-// traffic is what all of them have sent.
-func (g *Gradients) traffic() (sum comm.Traffic) {
-	for _, c := range g.comms() {
+// traffic is what was sent along all of them.
+func (l *lines) traffic() (sum comm.Traffic) {
+	for _, c := range l.all {
 		t := c.Totals()
 		sum.SentElements, sum.SentBytes = sum.SentElements+t.SentElements, sum.SentBytes+t.SentBytes
 	}

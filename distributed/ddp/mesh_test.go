@@ -207,6 +207,67 @@ func (a *alternating) Reduce(ctx context.Context, b ddp.Bucket) error {
 	return distributed.AllReduce(ctx, b.Comm, b.Tensor, comm.Avg)
 }
 
+// TestMeshAndShardsAllocate: steps along a mesh, and those of shards with their norm and gathered parameters,
+// allocate nothing. So does a selection of a program's own.
+func TestMeshAndShardsAllocate(t *testing.T) {
+	const rounds, steps = 10, 20
+	for _, cfg := range []ddp.Config{
+		{Mesh: hosts(1)}, {Mesh: hosts(2), Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}}, {Shard: true},
+		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Selector: first{}}},
+	} {
+		perStep := math.Inf(1)
+		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			m, err := newModel(ctx, rt, c, cfg)
+			require.NoError(t, err)
+			var shards []*runtime.Tensor
+			if cfg.Shard {
+				own, wrong := m.sync.Shards()
+				shards, err = tensorsOf(own), wrong
+			}
+			step := func() {
+				if err == nil {
+					err = m.sync.ReduceAll(ctx, m.params)
+				}
+				if err == nil && cfg.Shard {
+					_, err = m.sync.ShardNorm(ctx)
+				}
+				if err == nil && cfg.Shard {
+					err = m.sync.Gather(ctx, m.params, shards)
+				}
+			}
+			for range rounds {
+				if c.Rank() == 0 {
+					perStep = min(perStep, testing.AllocsPerRun(steps, step))
+					continue
+				}
+				for range steps + 1 { // AllocsPerRun adds one
+					step()
+				}
+			}
+			return errors.Join(err, m.close())
+		})
+		assert.Zero(t, perStep, "allocations per step, %+v", cfg)
+	}
+}
+
+// first is a [sparse.Selector] of the first entries.
+type first struct{}
+
+func (first) String() string { return "first" }
+
+func (first) Select(s sparse.Selection) error {
+	from, wrong := cpu.Slice[float32](s.From)
+	indices, failed := cpu.Slice[int32](s.Indices)
+	values, err := cpu.Slice[float32](s.Values)
+	for i := range indices {
+		indices[i], values[i] = int32(i), from[i]
+	}
+	if wrong != nil || failed != nil {
+		return errors.Join(wrong, failed)
+	}
+	return err
+}
+
 func TestMeshMisuse(t *testing.T) {
 	standin.World(t, 4, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		m, err := newModel(ctx, rt, c, ddp.Config{Mesh: hosts(2)})

@@ -65,11 +65,19 @@ func (c *Config) checkShard(more bool) error {
 	return nil
 }
 
-// Shards returns with [Config].Shard this rank's part of each bucket, in the order of [Gradients.Buckets].
-// After a [Gradients.Rebind] there are others.
+// Shards returns with [Config].Shard this rank's part of each bucket, in the order of [Gradients.Buckets]: the
+// same in all steps, until a [Gradients.Rebind]. They are not to be changed.
 func (g *Gradients) Shards() ([]Shard, error) {
 	if err := g.checkSharded("gradient shards"); err != nil {
 		return nil, err
+	}
+	return g.shards, nil
+}
+
+// cut makes the shards of buckets that are allocated.
+func (g *Gradients) cut() error {
+	if !g.cfg.Shard {
+		return nil
 	}
 	all := make([]Shard, len(g.buckets))
 	for i, b := range g.buckets {
@@ -77,7 +85,7 @@ func (g *Gradients) Shards() ([]Shard, error) {
 		from := g.meter.Rank() * share
 		t, err := b.flat.Slice(0, from, from+share)
 		if err != nil {
-			return nil, base.OpError("gradient shards", err)
+			return err
 		}
 		all[i].Tensor = t
 		at := 0
@@ -89,7 +97,8 @@ func (g *Gradients) Shards() ([]Shard, error) {
 			at += g.lens[p]
 		}
 	}
-	return all, nil
+	g.shards, g.gathers, g.norms = all, make([]comm.Call, len(all)), make([]float64, len(all))
+	return nil
 }
 
 // Scatter copies this rank's parts of tensors like the gradients, such as the parameters, into tensors
@@ -133,7 +142,6 @@ func (g *Gradients) gather(ctx context.Context, own []Shard, shards, whole []*ru
 	if err := g.agree(ctx); err != nil {
 		return err
 	}
-	calls := make([]comm.Call, len(own))
 	for i, s := range own {
 		if err := g.copyElements(s.Tensor, 0, shards[i], 0, s.Tensor.Len()); err != nil {
 			return err
@@ -143,12 +151,12 @@ func (g *Gradients) gather(ctx context.Context, own []Shard, shards, whole []*ru
 			return err
 		}
 		first := mine - uintptr(g.meter.Rank()*s.Tensor.Bytes())
-		calls[i] = comm.AllGatherCall(mine, first, s.Tensor.Len(), s.Tensor.DType())
+		g.gathers[i] = comm.AllGatherCall(mine, first, s.Tensor.Len(), s.Tensor.DType())
 	}
 	if err := g.order.CommAfterCompute(ctx); err != nil {
 		return err
 	}
-	if err := g.meter.Group(calls...); err != nil {
+	if err := g.meter.Group(g.gathers...); err != nil {
 		return err
 	}
 	if err := g.order.ComputeAfterComm(ctx); err != nil {
@@ -214,9 +222,9 @@ func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error)
 	if err := g.order.HostAfterAll(ctx); err != nil {
 		return 0, err
 	}
-	squares, sum := make([]float64, len(own)), 0.0
-	err = g.rt.CopyOut(hostmem.Bytes(squares), g.squares.Ptr)
-	for _, s := range squares {
+	sum := 0.0
+	err = g.rt.CopyOut(hostmem.Bytes(g.norms), g.squares.Ptr)
+	for _, s := range g.norms {
 		sum += s
 	}
 	return math.Sqrt(sum), err

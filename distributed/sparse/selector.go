@@ -254,8 +254,11 @@ func (s *custom) tensor(p uintptr, dt dtype.DType, n int) *runtime.Tensor {
 		at, err := t.Ptr()
 		return err == nil && at == p && t.DType() == dt && t.Len() == n
 	})
-	if i >= 0 || s.err != nil {
-		return append(s.tensors, nil)[max(i, 0)]
+	switch {
+	case i >= 0:
+		return s.tensors[i]
+	case s.err != nil:
+		return nil
 	}
 	t, err := runtime.Wrap(s.rt, p, dt, []int{n}, nil, nil)
 	s.check(err)
