@@ -124,10 +124,7 @@ func (f *Stumbling) TopK(src runtime.Source, k int, dst runtime.Entries, thresho
 
 // TopKChunks implements [runtime.Kernels].
 func (f *Stumbling) TopKChunks(src runtime.Source, k, chunk int, dst runtime.Entries) error {
-	if err := f.due("select"); err != nil {
-		return err
-	}
-	return f.Kernels.TopKChunks(src, k, chunk, dst)
+	return f.do("select", func() error { return f.Kernels.TopKChunks(src, k, chunk, dst) })
 }
 
 // SelectNear implements [runtime.Kernels].
