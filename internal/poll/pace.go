@@ -15,6 +15,7 @@ const (
 	firstPolls  = 16 // before the first pause
 	laterPolls  = 4  // between two
 	yieldRounds = 500
+	blockRounds = 50 // is that for those who block
 	// Sleeps get longer by sleepStep, so that they stay a small part of the
 	// time that was waited already.
 	sleepStep = 5 * time.Microsecond
@@ -30,34 +31,21 @@ func (p *Pace) Polls() int {
 
 // Next pauses.
 func (p *Pace) Next() {
-	if d := p.Pause(); d > 0 {
-		time.Sleep(d)
-	} else {
+	if p.round++; p.round <= yieldRounds {
 		Yield()
+		return
 	}
+	p.sleep = min(p.sleep+sleepStep, maxSleep)
+	time.Sleep(p.sleep)
 }
 
-// Pause returns how long the next pause is to be, for those who make it themselves: 0 gives
-// up the processor only.
-func (p *Pace) Pause() time.Duration {
-	if p.round++; p.round > yieldRounds {
-		p.sleep = min(p.sleep+sleepStep, maxSleep)
-	}
-	return p.sleep
-}
-
-// blockRounds is yieldRounds for who blocks, and blockTime the shortest time.
-const (
-	blockRounds = 50
-	blockTime   = time.Millisecond
-)
-
-// Block is Pause for those who block until something comes: the longest time that they do.
+// Block is Next for those who block until something comes: it returns the longest time that
+// they do.
 func (p *Pace) Block() time.Duration {
 	if p.round++; p.round > blockRounds {
 		p.sleep = min(p.sleep+8*sleepStep, maxSleep)
 	}
-	return max(p.sleep, blockTime)
+	return maxSleep
 }
 
 // Stalled reports whether the wait has come to sleeping, Long whether it has

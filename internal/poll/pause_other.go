@@ -2,7 +2,14 @@
 
 package poll
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
 // pause sleeps for d.
 func pause(d time.Duration) { time.Sleep(d) }
+
+// Yield lets other goroutines run, where the system has no call that
+// lets other processes do so.
+func Yield() { runtime.Gosched() }
