@@ -147,9 +147,6 @@ func (e *Engine) Progress() comm.Progress {
 // started returns the number of operations that have started and are in flight.
 func (e *Engine) started() int { return len(e.running) + len(e.transfers) }
 
-// isIdle reports whether nothing is in flight.
-func (e *Engine) isIdle() bool { return e.started() == 0 && len(e.queued) == 0 }
-
 // ready reports whether o may start.
 func (e *Engine) ready(o *Op) bool {
 	if o.shared && e.segment.owner != nil {
@@ -238,7 +235,9 @@ func (e *Engine) retire(o *Op) {
 	if !o.collective() {
 		e.messages.End(o.number)
 	}
-	_ = host.Deallocate(o.memory)
+	if o.work > smallBytes {
+		_ = host.Deallocate(o.memory)
+	}
 	if !o.op.MovesData() {
 		e.passed = o.number + 1
 	}
@@ -437,7 +436,7 @@ func (e *Engine) Release() {
 	defer e.mu.Unlock()
 	e.segment = segment{}
 	for _, o := range e.free {
-		_ = host.Deallocate(o.head)
+		_ = host.Deallocate(o.small)
 	}
 	e.free = nil
 }

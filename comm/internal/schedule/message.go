@@ -12,7 +12,7 @@ import (
 // message plans a Send or a Recv. A head comes first, which describes the message. Short data
 // on the host travels with it.
 func (p planner) message(o *Op) {
-	o.tag, o.headed = uint64(p.c.Tag), true
+	o.tag, o.work = uint64(p.c.Tag), smallBytes
 	if bytes := p.c.Bytes(); p.c.Op == comm.OpSend {
 		o.reads = spanOf(o.send, bytes)
 	} else {
@@ -44,12 +44,12 @@ func stepMessage(e *Engine, o *Op) bool {
 	bytes, receives := o.count*o.dt.Size(), o.op == comm.OpRecv
 	if o.phase == 1 {
 		if receives && e.short(bytes) {
-			hostops.Copy(o.recv, o.head+headBytes, bytes, false)
+			hostops.Copy(o.recv, o.memory+headBytes, bytes, false)
 		}
 		return true
 	}
-	hd := &hostmem.Slice[head](o.head, 1)[0]
-	m := Message{Peer: int(o.peer), Tag: o.tag, User: true, Receive: receives, Address: o.head, Bytes: headBytes}
+	hd := &hostmem.Slice[head](o.memory, 1)[0]
+	m := Message{Peer: int(o.peer), Tag: o.tag, User: true, Receive: receives, Address: o.memory, Bytes: headBytes}
 	data := o.send
 	if receives {
 		*hd, data = head{}, o.recv
@@ -58,7 +58,7 @@ func stepMessage(e *Engine, o *Op) bool {
 	} else {
 		*hd = head{uint64(o.count), uint64(o.dt)}
 		if e.short(bytes) {
-			hostops.Copy(o.head+headBytes, o.send, bytes, false)
+			hostops.Copy(o.memory+headBytes, o.send, bytes, false)
 			m.Bytes += bytes
 		}
 		e.peers[o.peer].sent++
@@ -73,10 +73,10 @@ func stepMessage(e *Engine, o *Op) bool {
 
 // checkHead compares the head of a message, if it has come, with what o expects.
 func (e *Engine) checkHead(o *Op) error {
-	if o.op != comm.OpRecv || !o.headed {
+	if o.op != comm.OpRecv || o.memory == 0 {
 		return nil
 	}
-	got := hostmem.Slice[head](o.head, 1)[0]
+	got := hostmem.Slice[head](o.memory, 1)[0]
 	if got == (head{uint64(o.count), uint64(o.dt)}) || dtype.DType(got.dt) == dtype.Invalid {
 		return nil
 	}

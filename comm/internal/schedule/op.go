@@ -41,7 +41,7 @@ type Op struct {
 	sendAt, sendBytes, recvAt, recvBytes []int
 
 	Extra any     // what an [Offload] keeps for the next use as well
-	head  uintptr // of a message: memory for its head and short data
+	small uintptr // working memory of smallBytes, once it was needed
 
 	dst  [1]uintptr // the result of a reduction
 	srcs []uintptr  // its operands, in rank order
@@ -63,7 +63,6 @@ type plan struct {
 	seq      uint64 // its own among the operations of collectives
 	group    uint64 // operations of one group do not wait for each other
 	tag      uint64 // of the first phase's messages; later phases of a collective follow
-	headed   bool   // is a message that begins with a head
 	chained  bool   // waits for earlier operations in a group, too
 
 	send, recv uintptr
@@ -106,12 +105,19 @@ func newOp(size int) *Op {
 // wires keep addresses while messages are in flight.
 var host = cpu.New()
 
+// smallBytes is how much working memory an operation keeps for the next use: enough for a
+// message's head and short data.
+const smallBytes = headBytes + shortBytes
+
 // prepare allocates what the operation needs to start.
 func (o *Op) prepare() (err error) {
-	if o.work > 0 {
+	if o.work > smallBytes {
 		o.memory, err = host.Allocate(o.work)
-	} else if o.headed && o.head == 0 {
-		o.head, err = host.Allocate(headBytes + shortBytes)
+	} else if o.work > 0 {
+		if o.small == 0 {
+			o.small, err = host.Allocate(smallBytes)
+		}
+		o.memory = o.small
 	}
 	return err
 }

@@ -45,23 +45,13 @@ func (e *Engine) pause(p *poll.Pace) {
 func (e *Engine) drain(p *poll.Pace, op comm.Op) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for tries := p.Polls(); tries > 0; tries-- {
-		if e.isIdle() {
-			return true, nil
-		}
-		moved, err := e.poll(p.Stalled(), tries)
-		if err != nil {
+	for moved, tries := true, p.Polls(); moved && tries > 0 && e.inFlight.Load() > 0; tries-- {
+		if moved, err = e.poll(p.Stalled(), tries); err != nil {
 			return false, err
 		}
-		if !moved {
-			break
-		}
 	}
-	if e.isIdle() {
-		return true, nil
-	}
-	if !p.Stalled() {
-		return false, nil
+	if idle = e.inFlight.Load() == 0; idle || !p.Stalled() {
+		return idle, nil
 	}
 	if p.Long() {
 		e.reportStall()
