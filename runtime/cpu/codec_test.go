@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,8 +49,8 @@ func encoded(w workbench, e entries, c runtime.Codec, n int) int {
 func uniform(p float64) func(int) float64 { return func(int) float64 { return p } }
 
 func TestIndicesCostLittleMoreThanTheirEntropy(t *testing.T) {
-	const n, seed = 1 << 22, 41
-	layers := []float64{0.001, 0.1, 0.005, 0.05, 0.0004, 0.03, 0.01, 0.08}
+	const n, seed = 1 << 21, 41
+	layers := []float64{0.001, 0.1, 0.005, 0.05}
 	for name, at := range map[string]func(i int) float64{
 		"0.1 %": uniform(0.001), "0.2 %": uniform(0.0019), "0.37 %": uniform(0.0037), "0.7 %": uniform(0.0074), "1 %": uniform(0.01), "1.5 %": uniform(0.015),
 		"3 %": uniform(0.0297), "5.8 %": uniform(0.0585), "10 %": uniform(0.1),
@@ -69,6 +70,9 @@ func TestIndicesCostLittleMoreThanTheirEntropy(t *testing.T) {
 		t.Logf("%s: %.3f bits an index, %.2f %% over the entropy; bound %.3f", name, bits/float64(len(e.idx)), 100*(bits/least-1),
 			8*float64(runtime.CodecPositions.Bound(len(e.idx), n))/float64(len(e.idx)))
 		assert.LessOrEqual(t, bits, 1.03*least, "%s, seed %d", name, seed)
+		if strings.HasSuffix(name, "%") {
+			assert.LessOrEqual(t, 0.92*8*float64(runtime.CodecPositions.Bound(len(e.idx), n)), bits, "%s, seed %d", name, seed)
+		}
 	}
 }
 
