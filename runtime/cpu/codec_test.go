@@ -164,11 +164,11 @@ func guarded(w workbench, data []byte, n int) (ptr uintptr, check func()) {
 func FuzzDecode(f *testing.F) {
 	for _, c := range []runtime.Codec{runtime.CodecPositions, runtime.CodecI8, runtime.CodecI2, runtime.CodecSign} {
 		w := newWorkbench(f)
-		e := drawn(rand.New(rand.NewPCG(43, 0)), 20_000, uniform(0.1))
-		bound := c.Bound(len(e.idx), 20_000)
+		e := drawn(rand.New(rand.NewPCG(43, 0)), 2000, uniform(0.1))
+		bound := c.Bound(len(e.idx), 2000)
 		p := room[byte](w, bound)
-		require.NoError(f, w.Encode(w.list(e, 0), c, 20_000, runtime.Message{Ptr: p, Bytes: bound}, runtime.Array{}))
-		f.Add(slices.Clone(read[byte](p, bound)), uint8(c), uint16(3000))
+		require.NoError(f, w.Encode(w.list(e, 0), c, 2000, runtime.Message{Ptr: p, Bytes: bound}, runtime.Array{}))
+		f.Add(slices.Clone(read[byte](p, bound)), uint8(c), uint16(300))
 	}
 	f.Add([]byte{255, 255, 255, 127, 8, 0, 0, 0}, uint8(runtime.CodecPositions), uint16(9))
 	f.Fuzz(func(t *testing.T, data []byte, codec uint8, size uint16) {
