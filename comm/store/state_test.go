@@ -211,6 +211,9 @@ func TestBounds(t *testing.T) {
 	require.Equal(t, mostKeys, n)
 	require.True(t, ask(Request{Op: OpAdd, Key: "new"}).Full)
 	require.Empty(t, ask(Request{Op: OpSet, Key: "7"}).Fault)
+	require.Contains(t, ask(Request{Op: OpAdd, Key: "7", Delta: 1}).Fault, "no counter")
+	s = State{} // each watch looks at all keys
+	s.Open(1)
 	s.Apply(0, 1, &Request{ID: 9, Op: OpGet, Key: "later"})
 	require.True(t, s.Apply(0, 1, &Request{ID: 9, Op: OpGet, Key: "later"})[0].Full, "a wait that has its ID")
 	s.Apply(0, 1, &Request{Op: OpStop, Version: 9})
@@ -224,5 +227,4 @@ func TestBounds(t *testing.T) {
 	}
 	require.True(t, ask(Request{Op: OpGet, Key: "later"}).Full)
 	require.Contains(t, ask(Request{Op: "steal"}).Fault, "no operation")
-	require.Contains(t, ask(Request{Op: OpAdd, Key: "7"}).Fault, "no counter")
 }
