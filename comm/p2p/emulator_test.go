@@ -333,6 +333,9 @@ func TestEmulated(t *testing.T) {
 		{"fast", nil, maxRanks, 120, 20 << 10},
 		{"race detector", []string{"-fsanitize=thread", "-g"}, 4, 24, 12 << 10},
 	} {
+		if testing.Short() {
+			c.most, c.steps = 3, c.steps/2
+		}
 		t.Run(c.name, func(t *testing.T) {
 			emulator, err := buildEmulator(t, ".", []string{"g++", "clang++-16"}, c.flags...)
 			require.NoError(t, err)

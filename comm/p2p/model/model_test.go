@@ -21,7 +21,8 @@
 //     out of a consistent execution leaves it consistent, because no axiom asks for more than
 //     the absence of something, and no relation shrinks when a read is added.
 //   - Reads that decide something read what is written before or beside them, not what depends on
-//     them: waits and branches are control dependencies of all that follows. Reads that decide
+//     them: waits and branches are control dependencies of all that follows, and no thin air covers
+//     those, as in Dat3M's model: a GPU does not publish stores that are speculative. Reads that decide
 //     nothing, those of chunks and epochs, are judged in each complete execution one by one, each
 //     without the others and with every write, later ones included.
 //   - Words of a vector are accesses of their own, as PTX says. Two stand for all: a thread's words
