@@ -161,10 +161,13 @@ type endpoint struct {
 }
 
 // join returns the communicator of a rank.
-func (n *network) join(rank int) comm.Communicator {
+func (n *network) join(rank int) comm.Communicator { return n.joinBy(rank, n.wires[rank]) }
+
+// joinBy is join over a wire that differs from the network's.
+func (n *network) joinBy(rank int, over schedule.Wire) comm.Communicator {
 	w := n.wires[rank]
 	check := backend.Check{Backend: "network", Rank: rank, WorldSize: len(n.wires)}
-	e := &endpoint{Engine: schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62}), wire: w, stop: make(chan struct{})}
+	e := &endpoint{Engine: schedule.New(schedule.Config{Check: check, Wire: over, MaxTag: 1 << 62}), wire: w, stop: make(chan struct{})}
 	go func() {
 		for {
 			select {
@@ -262,4 +265,30 @@ func TestLostRank(t *testing.T) {
 	assert.NoError(t, first.Sync(t.Context()))
 	assert.ErrorContains(t, first.Barrier(t.Context()), "rank 1 closed its communicator")
 	assert.NoError(t, first.Close())
+}
+
+// failing is a wire that cannot start or complete messages.
+type failing struct {
+	*wire
+	flush, poll error
+}
+
+func (f failing) Flush() error { return f.flush }
+
+func (f failing) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done, error) {
+	return done, f.poll
+}
+
+// TestFailedWire aborts communicators, and tells the others, when the wire fails.
+func TestFailedWire(t *testing.T) {
+	cause := fmt.Errorf("%w: no more memory for messages", comm.ErrPeerFailed)
+	for _, f := range []failing{{flush: cause}, {poll: cause}} {
+		n := newNetwork(2)
+		f.wire = n.wires[0]
+		c, other := n.joinBy(0, f), n.join(1)
+		assert.ErrorIs(t, c.Barrier(t.Context()), cause)
+		assert.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
+		assert.ErrorContains(t, other.Barrier(t.Context()), "no more memory for messages")
+		assert.NoError(t, errors.Join(c.Close(), other.Close()))
+	}
 }
