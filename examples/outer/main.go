@@ -1,0 +1,120 @@
+// Command outer trains with few exchanges: each rank makes many steps of its own, and then the ranks
+// average how far their parameters have moved, as entries of two bits (DiLoCo, SparseLoCo).
+//
+//	go run ./examples/outer                                      # four ranks, every 11 steps
+//	go run ./examples/outer -every 1 -pattern dense -values f32  # in every step, for comparison
+//
+// Here ranks are goroutines; over slow links, tutti train --outer 11 --backend tcp does the same.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"math"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/outer"
+	"github.com/tutti-go/tutti/examples/digits"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+func main() {
+	var cfg outer.Config
+	flag.IntVar(&cfg.Every, "every", 11, "steps of a rank between exchanges")
+	flag.StringVar(&cfg.Reduce.Pattern, "pattern", "chunked", "what is sent: docs/sparse.md")
+	flag.StringVar(&cfg.Reduce.Values, "values", "i2", "as what values travel")
+	flag.Float64Var(&cfg.Reduce.Density, "density", 0.05, "share of the entries that is sent")
+	flag.Parse()
+	cfg.Reduce.DenseUpTo = -1 // biases are compressed like the rest
+	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
+		s, read, err := train(ctx, c, cfg)
+		if c.Rank() == 0 && err == nil {
+			fmt.Printf("%.1f %% of the test images read after %d steps in %d rounds; a rank sent %.1f kB\n", 100*read, s.Steps, s.Rounds, float64(s.SentBytes)/1e3)
+		}
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// train is one rank: a softmax regression that reads digits, by gradient descent. It returns the share
+// of test images that it reads.
+func train(ctx context.Context, c comm.Communicator, cfg outer.Config) (done outer.Stats, read float64, err error) {
+	const epochs, batch, rate = 10, 16, 0.5
+	training, test, err := digits.Split(1)
+	if err != nil {
+		return done, 0, err
+	}
+	rt := cpu.New()
+	defer rt.Close()
+	weights := make([]float32, digits.Pixels*digits.Classes) // zeros on all ranks
+	tensor, err := cpu.Wrap(rt, weights, digits.Pixels, digits.Classes)
+	if err != nil {
+		return done, 0, err
+	}
+	defer tensor.Free()
+	loop, err := outer.New(ctx, rt, c, []*runtime.Tensor{tensor}, cfg)
+	if err != nil {
+		return done, 0, err
+	}
+	defer loop.Close()
+	sampler, err := distributed.NewSampler(c, training.Len(), distributed.SamplerConfig{Seed: 1})
+	if err != nil {
+		return done, 0, err
+	}
+	for epoch := range epochs {
+		for _, images := range sampler.Batches(epoch, batch) {
+			for _, i := range images {
+				descend(weights, training.Image(i), training.Labels[i], rate/batch)
+			}
+			if err := loop.Step(ctx); err != nil {
+				return done, 0, err
+			}
+		}
+	}
+	if err := loop.Adopt(); err != nil { // in the middle of a window ranks differ
+		return done, 0, err
+	}
+	right := 0
+	for i, label := range test.Labels {
+		if all := scores(weights, test.Image(i)); all[label] == slices.Max(all[:]) {
+			right++
+		}
+	}
+	return loop.Stats(), float64(right) / float64(test.Len()), nil
+}
+
+// scores are those of the classes for an image.
+func scores(weights, image []float32) (all [digits.Classes]float64) {
+	for j, x := range image {
+		for k := range all {
+			all[k] += float64(weights[j*digits.Classes+k] * x)
+		}
+	}
+	return all
+}
+
+// descend makes a step by an image.
+func descend(weights, image []float32, label uint8, rate float64) {
+	p, sum := scores(weights, image), 0.0
+	for k := range p {
+		p[k] = math.Exp(p[k])
+		sum += p[k]
+	}
+	for j, x := range image {
+		for k := range p {
+			d := p[k] / sum
+			if k == int(label) {
+				d--
+			}
+			weights[j*digits.Classes+k] -= float32(rate * d * float64(x))
+		}
+	}
+}

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/outer"
+)
+
+// TestExchanges: entries of two bits in a tenth of the exchanges learn what dense averages in each
+// step do, by less than a hundredth of their bytes.
+func TestExchanges(t *testing.T) {
+	run := func(cfg outer.Config) (s outer.Stats, read float64) {
+		require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
+			mine, share, err := train(ctx, c, cfg)
+			if c.Rank() == 0 {
+				s, read = mine, share
+			}
+			return err
+		}))
+		return s, read
+	}
+	often, most := run(outer.Config{Every: 1})
+	cfg := outer.Config{Every: 11}
+	cfg.Reduce.Pattern, cfg.Reduce.Values, cfg.Reduce.Density = "chunked", "i2", 0.05
+	rarely, read := run(cfg)
+	assert.Equal(t, often.Steps/11, rarely.Rounds)
+	assert.Greater(t, read, most-0.02)
+	assert.Less(t, 100*rarely.SentBytes, often.SentBytes)
+}
