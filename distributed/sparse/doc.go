@@ -2,8 +2,8 @@
 // gradient tensor over the ranks and sends only its largest entries.
 //
 // The patterns are not programs but a grid: a selector chooses entries of gradient +
-// residual, an exchange combines the lists of all ranks, and error feedback keeps in
-// the residual what was not sent. [Patterns] lists the named combinations, and [Auto] is
+// residual, an exchange combines the lists of all ranks, a codec says how they travel ([Values]), and error
+// feedback keeps in the residual what was not sent, and what rounding lost. [Patterns] lists the named combinations, and [Auto] is
 // the fastest of them here; docs/sparse.md describes them, their volume and how they
 // differ from the published code. For the gradients of a whole model, see package ddp.
 //
@@ -12,7 +12,7 @@
 //   - The result is the average over the ranks, bit-identical on every rank.
 //   - Nothing gets lost: the sum over the ranks of gradient + old residual is
 //     P times the result plus the sum of the new residuals, up to rounding.
-//   - Indices travel as 32-bit integers. A tensor has at most 2^31-1 elements.
+//   - Indices are 32-bit integers. A tensor has at most 2^31-1 elements.
 //   - NaN and infinities rank above all numbers, so they are selected first: if
 //     any rank's gradient has one, every rank finds out in that step (with [PassNonFinite],
 //     where a step of [Oktopk] has no room for it, in a later one). What follows is the
@@ -28,12 +28,13 @@
 //
 // Files use only what files before them have, as far as they can:
 //
-//   - config.go: what a program sets; pattern.go: the grid; result.go: results as lists.
+//   - config.go: what a program sets; pattern.go: the grid; values.go: its codecs; result.go: results as lists.
 //   - engine.go: one rank's residual, kernels and communicator, with errors that stay;
-//     memory.go: lists that travel; numbers.go: the few numbers on the device, and when the host
+//     memory.go: lists; wire.go: how they travel, which no other file knows; numbers.go: the few numbers on the device, and when the host
 //     reads them.
 //   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
-//   - allgather.go, tree.go, partitions.go and oktopk*.go are the exchanges.
+//   - allgather.go, tree.go, partitions.go and oktopk*.go are the exchanges, quantized.go is that of dense
+//     steps whose values are rounded.
 //   - step.go: a step, from Select to Commit or RollBack, with what rolls it back;
 //     reducer.go: [Reducer], whose AllReduce is such a step; agree.go: what ranks compare first.
 //   - state.go: saved states; auto.go: [Auto]; hierarchical.go: [Hierarchical].

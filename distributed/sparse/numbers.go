@@ -95,7 +95,11 @@ func (e *engine) resetNumbers() {
 	clear(e.host)
 	e.past = past{}
 	e.fill(e.words.Ptr, len(e.host))
-	e.set(numLimit, int32(math.Float32bits(math.MaxFloat32/float32(e.size))), int32(math.Float32bits(tiny)))
+	limit := math.MaxFloat32 / float32(e.size)
+	if e.coded() { // what rounds up, by less than that
+		limit /= 2
+	}
+	e.set(numLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)))
 }
 
 // at returns the address of a number.

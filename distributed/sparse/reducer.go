@@ -82,8 +82,8 @@ type Stats struct {
 //
 // Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
 // negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
-// without [runtime.Kernels], which only the dense pattern without clipping and detection of
-// non-finite gradients does not need; [comm.ErrDevice] if c does not reach rt's memory.
+// without [runtime.Kernels], which only the dense pattern in F32 without clipping and detection of
+// non-finite gradients does not need, or without those of the Values; [comm.ErrDevice] if c does not reach rt's memory.
 func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
 	if rt == nil || c == nil {
 		return nil, base.OpError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
@@ -102,6 +102,9 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	}
 	if err := comm.CheckDevice(c, rt.Device()); err != nil {
 		return nil, base.OpError("sparse", err)
+	}
+	if codec := cfg.codec(); codec != runtime.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
+		return nil, base.OpError("sparse", fmt.Errorf("values %s on runtime %s: %w", cfg.Values, rt.Name(), runtime.ErrUnsupported))
 	}
 	meter := comm.NewMeter(c)
 	e, err := newEngine(rt, kernels, meter, n, cfg)

@@ -14,7 +14,7 @@ import (
 
 // SelectedEntries returns the entries that this rank selected in the last step, which are no
 // longer in its residual unless the exchange gave them back: gradient + residual,
-// not divided by anything. There are none after a step that sent everything or
+// not divided by anything, and, unless [Config].Values is F32, rounded where they were sent. There are none after a step that sent everything or
 // nothing. They lie in device memory, valid until the next step; [Reducer.Read]
 // brings them to the host.
 func (s *Reducer) SelectedEntries() (runtime.Entries, error) {
