@@ -33,30 +33,36 @@ func TestMesh(t *testing.T) {
 	const steps, rest = 3, 60
 	for _, k := range []struct{ ranks, perHost int }{{1, 1}, {2, 2}, {3, 1}, {4, 2}, {6, 3}} {
 		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk} {
-			for _, streams := range []bool{false, true} {
-				label := fmt.Sprintf("%+v, %s, streams %v", k, pattern, streams)
+			for _, device := range []string{"host", "streams", "side streams"} {
+				if device == "side streams" && k.ranks != 4 {
+					continue
+				}
+				label := fmt.Sprintf("%+v, %s, %s", k, pattern, device)
 				results := make([][]uint64, k.ranks)
 				standin.World(t, k.ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-					memory, mesh := runtime.Runtime(rt), hosts(k.perHost)
-					if streams {
-						memory, c = standin.NewOnStream(rt), standin.NewOrdered(ctx, c)
-						mesh = func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
-							m, err := hosts(k.perHost)(ctx, c)
+					memory, of := runtime.Runtime(rt), func(c comm.Communicator) comm.Communicator { return c }
+					switch device {
+					case "streams":
+						memory, of = standin.NewOnStream(rt), func(c comm.Communicator) comm.Communicator { return standin.NewOrdered(ctx, c) }
+					case "side streams":
+						memory, of = standin.NewBranching(rt), func(c comm.Communicator) comm.Communicator { return standin.NewByEvents(ctx, c) }
+					}
+					mesh := func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+						m, err := hosts(k.perHost)(ctx, c)
+						if err != nil {
+							return nil, err
+						}
+						var lines []distributed.Line
+						for _, d := range m.Dims() {
+							sub, err := m.Comm(d.Name)
 							if err != nil {
 								return nil, err
 							}
-							var of []distributed.Line
-							for _, d := range m.Dims() {
-								sub, err := m.Comm(d.Name)
-								if err != nil {
-									return nil, err
-								}
-								of = append(of, distributed.Line{Name: d.Name, Comm: standin.NewOrdered(ctx, sub)})
-							}
-							return distributed.JoinMesh(of...)
+							lines = append(lines, distributed.Line{Name: d.Name, Comm: of(sub)})
 						}
+						return distributed.JoinMesh(lines...)
 					}
-					m, err := newModel(ctx, memory, c, ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.2}, Mesh: mesh})
+					m, err := newModel(ctx, memory, of(c), ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.2}, Mesh: mesh})
 					require.NoError(t, err)
 					var in, out [][]float64
 					for i := range m.params {
@@ -99,6 +105,42 @@ func TestMesh(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestMeshLosesAHost: the ranks of the hosts that are left go on, and nothing of what they put in gets lost.
+func TestMeshLosesAHost(t *testing.T) {
+	const n, ranks, left, rest = 601, 6, 4, 60
+	others, err := local.New(left)
+	require.NoError(t, err)
+	standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		x, err := runtime.FromSlice(rt, make([]float32, n), n)
+		require.NoError(t, err)
+		g, err := ddp.New(ctx, rt, c, []*runtime.Tensor{x}, ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.2}, DenseUpTo: -1, Mesh: hosts(2)})
+		require.NoError(t, err)
+		require.NoError(t, g.ReduceAll(ctx, []*runtime.Tensor{x}))
+		if c.Rank() < left {
+			defer others[c.Rank()].Close()
+			require.NoError(t, g.Rebind(ctx, others[c.Rank()]))
+			require.NoError(t, runtime.CopyIn(x, standin.Normal(n, c.Rank())))
+			sum := make([]float64, n)
+			for range rest {
+				require.NoError(t, g.ReduceAll(ctx, []*runtime.Tensor{x}))
+				values, err := runtime.ToSlice[float32](x)
+				require.NoError(t, errors.Join(err, x.Fill(0)))
+				for i, v := range values {
+					sum[i] += float64(v)
+				}
+			}
+			want := make([]float64, n)
+			for r := range left {
+				for i, v := range standin.Normal(n, r) {
+					want[i] += float64(v) / left
+				}
+			}
+			assert.InDeltaSlice(t, want, sum, 1e-5)
+		}
+		return errors.Join(g.Close(), x.Free())
+	})
 }
 
 // Along a mesh, a bucket has the bits of [sparse.Hierarchical] where nothing is padded.
