@@ -15,16 +15,17 @@ import (
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
 // TestLocal runs the suite; with TUTTI_EXTENDED set, more of it, in the worlds that are left
-// out otherwise, and in fewer with -short. With 8 ranks, large tensors are left to the patterns
-// whose exchange has rounds or partitions, and what auto chooses to 5.
+// out otherwise, and in fewer with -short. With 8 ranks, large tensors and codecs are left to the
+// patterns whose exchange has rounds or partitions, and what auto chooses to 5.
 func TestLocal(t *testing.T) {
 	sizes := []int{1, 2, 3, 5, 8}
 	if testing.Short() {
 		sizes = []int{1, 2, 3, 5}
 	}
 	opts := []distributedtest.Option{distributedtest.Cases(func(ranks int, name string) bool {
-		large, ok := strings.CutSuffix(name, "/Large")
-		return extended || ranks < 8 || name != sparse.Auto && (!ok || slices.Contains([]string{sparse.Gtopk, sparse.TopkSA, sparse.Oktopk}, large))
+		pattern, kind, _ := strings.Cut(name, "/")
+		rounds := kind != "Large" && kind != "Values" || slices.Contains([]string{sparse.Dense, sparse.Gtopk, sparse.TopkSA, sparse.Oktopk}, pattern)
+		return extended || ranks < 8 || name != sparse.Auto && rounds
 	})}
 	if extended {
 		sizes = []int{4, 6, 7}
