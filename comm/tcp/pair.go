@@ -47,7 +47,8 @@ type pair struct {
 
 	incoming map[uint64]*incoming // announced, and not complete
 	received uint64               // number of the message that was announced last
-	owed     int                  // credit to give back
+	lent     int                  // credit that the other rank has used
+	owed     int                  // of this, to give back
 
 	spareOut   []*outgoing
 	spareIn    []*incoming
@@ -128,7 +129,8 @@ func (p *pair) next(l *lane, f *sending) bool {
 	default:
 		return false
 	}
-	f.header.credit, p.owed, p.spoke = uint64(p.owed), 0, true
+	f.header.credit, p.spoke = uint64(p.owed), true
+	p.lent, p.owed = p.lent-p.owed, 0
 	f.header.length = len(f.payload)
 	return true
 }
@@ -262,7 +264,7 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 		in, err = p.receive(h)
 		p.announced.Broadcast()
 	case frameData:
-		for h.id > p.received && p.gone == nil {
+		for h.id > p.received && p.gone == nil && len(p.lanes) > 1 {
 			p.announced.Wait()
 		}
 		in = p.incoming[h.id]
@@ -297,10 +299,11 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 
 // receive takes the announcement of a message, nil if its communicator is closed.
 func (p *pair) receive(h *header) (*incoming, error) {
-	if h.total > math.MaxInt32 || h.eager > min(h.total, uint64(p.window)) || uint64(h.length) > h.eager {
+	if h.total > math.MaxInt32 || h.eager > min(h.total, uint64(p.window-p.lent)) || uint64(h.length) > h.eager {
 		return nil, fmt.Errorf("a message of %d bytes, %d of them early", h.total, h.eager)
 	}
 	p.received++
+	p.lent += int(h.eager)
 	w := p.node.wire(h.wire)
 	if w == nil || w.place[p.rank] < 0 {
 		p.owed += int(h.eager)
@@ -387,7 +390,7 @@ func (in *incoming) memory(h *header) ([]byte, error) {
 	if from < in.eager {
 		limit = in.eager
 	}
-	if from < 0 || n > limit-from {
+	if from < 0 || n > limit-from || n > in.total-in.got {
 		return nil, fmt.Errorf("%d bytes at %d of a message of %d", n, from, in.total)
 	}
 	switch {
@@ -517,11 +520,15 @@ func (p *pair) forget(w *wire, from int) {
 	}
 	p.mu.Unlock()
 	for _, l := range p.lanes {
-		for _, memory := range []*sync.Mutex{&l.sealing, &l.touching} {
-			memory.Lock()
-			memory.Unlock() //nolint:staticcheck // waits for who holds it
-		}
+		pass(&l.sealing)
+		pass(&l.touching)
 	}
+}
+
+// pass waits for who holds a lock.
+func pass(m *sync.Mutex) {
+	m.Lock()
+	defer m.Unlock()
 }
 
 // control takes a control message.

@@ -48,7 +48,8 @@ func (p *Pace) Block() time.Duration {
 	return maxSleep
 }
 
-// Stalled reports whether the wait has come to sleeping, Long whether it has
-// taken some milliseconds.
+// Stalled reports whether the wait has come to sleeping.
 func (p *Pace) Stalled() bool { return p.sleep > 0 }
-func (p *Pace) Long() bool    { return p.sleep >= 40*sleepStep }
+
+// Long reports whether it has taken some milliseconds.
+func (p *Pace) Long() bool { return p.sleep >= 40*sleepStep }
