@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"bufio"
 	"crypto/tls"
 	"encoding/binary"
 	"io"
@@ -19,15 +18,12 @@ const (
 	// a goroutine sends that is not the writer.
 	flushBytes  = 128 << 10
 	inlineBytes = 32 << 10
-	// readBytes is how much a read from the socket asks for.
-	readBytes = 64 << 10
 )
 
 // link is the socket under the TLS of a lane. What TLS writes is collected, so that several
 // records go out by one system call, and sealing never waits for the network.
 type link struct {
 	net.Conn
-	in     *bufio.Reader
 	direct bool // during the handshake, nothing is collected
 	socket syscall.RawConn
 	try    func(fd uintptr) bool // one attempt to send pending
@@ -41,7 +37,7 @@ type link struct {
 }
 
 func newLink(conn net.Conn) *link {
-	l := &link{Conn: conn, in: bufio.NewReaderSize(conn, readBytes), direct: true}
+	l := &link{Conn: conn, direct: true}
 	if c, ok := conn.(syscall.Conn); ok {
 		l.socket, _ = c.SyscallConn()
 	}
@@ -52,9 +48,6 @@ func newLink(conn net.Conn) *link {
 	tune(l.socket)
 	return l
 }
-
-// Read implements [net.Conn].
-func (l *link) Read(b []byte) (int, error) { return l.in.Read(b) }
 
 // Write implements [net.Conn].
 func (l *link) Write(b []byte) (int, error) {
