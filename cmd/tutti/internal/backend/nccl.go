@@ -131,14 +131,10 @@ func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*
 		rt := base.Runtime()
 		r := Rank{Runtime: rt, Location: location(rt), limit: opts.Timeout}
 		r.Comm = r.Watch(ctx, c)
-		s, err := newCUDAStream(base, r.Comm)
-		defer func() { err = errors.Join(err, s.free()) }()
-		if err != nil {
-			return err
-		}
-		compute := &cudaCompute{rt: rt, bound: r.Comm}
-		defer func() { err = errors.Join(err, compute.free()) }()
-		r.Stream, r.Compute = s, compute
+		stream := &cudaQueue{rt: rt, stream: base.Stream(), bound: r.Comm}
+		compute := &cudaQueue{rt: rt, stream: rt.Stream(), bound: r.Comm}
+		defer func() { err = errors.Join(err, stream.free(), compute.free()) }()
+		r.Stream, r.Compute = stream, compute
 		return body(ctx, r)
 	})
 }

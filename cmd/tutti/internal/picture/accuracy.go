@@ -36,7 +36,8 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 	p.Add(newGrid())
 	lowerLegend(p, false)
 
-	drawn, first := 0, math.Inf(1)
+	first := math.Inf(1)
+	var curves []curve
 	for i, r := range results {
 		var points plotter.XYs
 		best := 0.0
@@ -50,20 +51,10 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 			}
 			points = append(points, plotter.XY{X: x, Y: best})
 		}
-		if len(points) < 2 {
-			continue
-		}
-		line, err := plotter.NewLine(points)
-		if err != nil {
-			return fmt.Errorf("curve of %s: %w", r.Name(), err)
-		}
-		line.LineStyle, line.StepStyle = lineStyle(i), plotter.PostStep
-		p.Add(line)
-		p.Legend.Add(accuracyLegend(r), line)
-		drawn++
+		curves = append(curves, curve{accuracyLegend(r), points, lineStyle(i), plotter.PostStep})
 	}
-	if drawn == 0 {
-		return ErrNothingToDraw
+	if err := addCurves(p, curves); err != nil {
+		return err
 	}
 	p.X.Min, p.Y.Min, p.Y.Max = min(first, p.X.Max), floor, 100
 	if target := results[0].Target; target > 0 {

@@ -37,23 +37,13 @@ func LossAgainstBytes(results []train.Result, path string) error {
 	// Losses fall from the upper left to the lower right: the lower left is free.
 	lowerLegend(p, true)
 
-	drawn := 0
+	var curves []curve
 	for i, r := range results {
-		points := smooth(r.Curve, pointsPerCurve)
-		if len(points) < 2 {
-			continue
-		}
-		line, err := plotter.NewLine(points)
-		if err != nil {
-			return fmt.Errorf("curve of %s: %w", r.Name(), err)
-		}
-		line.LineStyle = lineStyle(i)
-		p.Add(line)
-		p.Legend.Add(fmt.Sprintf("%s (%.1f %%)", r.Name(), r.Accuracy), line)
-		drawn++
+		name := fmt.Sprintf("%s (%.1f %%)", r.Name(), r.Accuracy)
+		curves = append(curves, curve{name, smooth(r.Curve, pointsPerCurve), lineStyle(i), plotter.NoStep})
 	}
-	if drawn == 0 {
-		return fmt.Errorf("%w: no bytes were sent", ErrNothingToDraw)
+	if err := addCurves(p, curves); err != nil {
+		return err // where no bytes were sent
 	}
 	return save(p, path)
 }

@@ -73,6 +73,36 @@ func lowerLegend(p *plot.Plot, left bool) {
 	p.Legend.ThumbnailWidth = vg.Points(24)
 }
 
+// curve is a line of a picture.
+type curve struct {
+	name   string
+	points plotter.XYs
+	style  draw.LineStyle
+	steps  plotter.StepKind
+}
+
+// addCurves draws those with two points or more, of which there has to be one.
+func addCurves(p *plot.Plot, curves []curve) error {
+	drawn := false
+	for _, c := range curves {
+		if len(c.points) < 2 {
+			continue
+		}
+		line, err := plotter.NewLine(c.points)
+		if err != nil {
+			return fmt.Errorf("curve of %s: %w", c.name, err)
+		}
+		line.LineStyle, line.StepStyle = c.style, c.steps
+		p.Add(line)
+		p.Legend.Add(c.name, line)
+		drawn = true
+	}
+	if !drawn {
+		return ErrNothingToDraw
+	}
+	return nil
+}
+
 // save writes a picture in the format that the extension names.
 func save(p *plot.Plot, path string) (err error) {
 	defer func() {

@@ -40,32 +40,22 @@ func TimesAgainstSizes(curves []Curve, title, path string) error {
 	lowerLegend(p, true)
 	p.Legend.Top, p.Legend.YOffs = true, -p.Legend.YOffs
 
-	drawn := 0
+	var lines []curve
 	for _, c := range curves {
-		var points plotter.XYs
+		line := curve{name: c.Name, style: lineStyle(0)}
+		line.style.Color = curveColors[c.Color%len(curveColors)]
+		if c.Dashed {
+			line.style.Dashes = []vg.Length{vg.Points(5), vg.Points(4)}
+		}
 		for _, t := range c.Points {
 			if t.Bytes > 0 && t.Microseconds > 0 {
-				points = append(points, plotter.XY{X: math.Log2(float64(t.Bytes)), Y: math.Log10(t.Microseconds)})
+				line.points = append(line.points, plotter.XY{X: math.Log2(float64(t.Bytes)), Y: math.Log10(t.Microseconds)})
 			}
 		}
-		if len(points) < 2 {
-			continue
-		}
-		line, err := plotter.NewLine(points)
-		if err != nil {
-			return fmt.Errorf("curve of %s: %w", c.Name, err)
-		}
-		line.LineStyle = lineStyle(0)
-		line.Color = curveColors[c.Color%len(curveColors)]
-		if c.Dashed {
-			line.Dashes = []vg.Length{vg.Points(5), vg.Points(4)}
-		}
-		p.Add(line)
-		p.Legend.Add(c.Name, line)
-		drawn++
+		lines = append(lines, line)
 	}
-	if drawn == 0 {
-		return ErrNothingToDraw
+	if err := addCurves(p, lines); err != nil {
+		return err
 	}
 	return save(p, path)
 }

@@ -9,24 +9,37 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// cudaCompute is the [ComputeStream] of a GPU.
-type cudaCompute struct {
+// cudaQueue is a stream of a GPU: the [ComputeStream] of its runtime, or the [Stream] of its
+// communicator.
+type cudaQueue struct {
 	rt     *cuda.Runtime
+	stream *cuda.Stream
 	bound  comm.Communicator // of the rank, with waits that end as the rank's do
 	events []*cuda.Event     // of steps: before each, and after each of its parts
 }
 
+// Time implements [Stream].
+func (c *cudaQueue) Time(ctx context.Context, submit func() error) (time.Duration, error) {
+	took, err := c.Parts(ctx, 1, 1, nothing, func(next func() error) error {
+		if err := submit(); err != nil {
+			return err
+		}
+		return next()
+	})
+	if err != nil {
+		return 0, err
+	}
+	return took[0], nil
+}
+
 // Steps implements [ComputeStream].
-func (c *cudaCompute) Steps(ctx context.Context, n int, prepare, like, step func() error) (time.Duration, error) {
-	alone, err := c.Parts(ctx, 1, 1, nothing, func(next func() error) error { return errors.Join(repeat(ctx, n, like, nothing), next()) })
+func (c *cudaQueue) Steps(ctx context.Context, n int, prepare, like, step func() error) (time.Duration, error) {
+	alone, err := c.Time(ctx, func() error { return repeat(ctx, n, like, nothing) })
 	if err != nil {
 		return 0, err
 	}
-	both, err := c.Parts(ctx, 1, 1, nothing, func(next func() error) error { return errors.Join(repeat(ctx, n, prepare, step), next()) })
-	if err != nil {
-		return 0, err
-	}
-	return max(both[0]-alone[0], 0), nil
+	both, err := c.Time(ctx, func() error { return repeat(ctx, n, prepare, step) })
+	return max(both-alone, 0), err
 }
 
 func nothing() error { return nil }
@@ -48,7 +61,7 @@ func repeat(ctx context.Context, n int, prepare, step func() error) error {
 }
 
 // Parts implements [ComputeStream].
-func (c *cudaCompute) Parts(ctx context.Context, n, parts int, prepare func() error, step func(next func() error) error) ([]time.Duration, error) {
+func (c *cudaQueue) Parts(ctx context.Context, n, parts int, prepare func() error, step func(next func() error) error) ([]time.Duration, error) {
 	for len(c.events) < n*(parts+1) {
 		e, err := c.rt.NewTimingEvent()
 		if err != nil {
@@ -59,7 +72,7 @@ func (c *cudaCompute) Parts(ctx context.Context, n, parts int, prepare func() er
 	used := 0
 	mark := func() error {
 		used++
-		return c.rt.Stream().Record(c.events[used-1])
+		return c.stream.Record(c.events[used-1])
 	}
 	for i := range n {
 		if err := prepare(); err != nil {
@@ -89,13 +102,26 @@ func (c *cudaCompute) Parts(ctx context.Context, n, parts int, prepare func() er
 	return took, nil
 }
 
-// Capture implements [ComputeStream].
-func (c *cudaCompute) Capture(submit func() error) (Graph, error) {
-	return capture(c.rt.Stream(), submit)
+// Capture implements [Stream] and [ComputeStream].
+func (c *cudaQueue) Capture(submit func() error) (Graph, error) {
+	g, err := c.stream.Capture(submit)
+	if err != nil {
+		return nil, err
+	}
+	return cudaGraph{g, c.stream}, nil
 }
 
+// cudaGraph is a graph with the stream that it runs on.
+type cudaGraph struct {
+	*cuda.Graph
+	stream *cuda.Stream
+}
+
+// Launch implements [Graph].
+func (g cudaGraph) Launch() error { return g.Graph.Launch(g.stream) }
+
 // free frees the events.
-func (c *cudaCompute) free() error {
+func (c *cudaQueue) free() error {
 	var err error
 	for _, e := range c.events {
 		err = errors.Join(err, e.Close())
