@@ -68,6 +68,11 @@ func newBenchFlags(flags *pflag.FlagSet, w world, low, high int) *benchFlags {
 	return b
 }
 
+// wideFlag adds the flag for a table that does not fit 80 columns.
+func wideFlag(flags *pflag.FlagSet, wide *bool) {
+	flags.BoolVar(wide, "wide", false, "print all columns, as nccl-tests has them, which take 140 of a terminal")
+}
+
 // sizes are those between the flags.
 func (b *benchFlags) sizes() ([]int, error) {
 	sizes, err := bench.Sizes(b.low, b.high, b.step)
@@ -147,7 +152,7 @@ func newBenchCollective(name string) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, fmt.Sprintf("measure calls captured in CUDA graphs of %d (nccl)", bench.GraphCalls))
 	cmd.Flags().BoolVar(&symmetric, "symmetric", true, "allocate buffers by the communicator where it can (nccl: registered windows), instead of by the runtime")
-	cmd.Flags().BoolVar(&wide, "wide", false, "print the columns of nccl-tests, which need 130 of a terminal")
+	wideFlag(cmd.Flags(), &wide)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if cfg.Sizes, err = flags.sizes(); err != nil {

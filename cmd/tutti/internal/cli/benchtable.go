@@ -106,13 +106,20 @@ func printLine(out io.Writer, results []bench.Result, wide bool) {
 	fmt.Fprintln(out, "  "+line)
 }
 
-func printSparseHeader(out io.Writer, first bench.SparseResult) {
+func printSparseHeader(out io.Writer, first bench.SparseResult, wide bool) {
 	fmt.Fprintf(out, "# sparse allreduce over %s, backend %s, average of %s\n", ranksOn(first.Ranks, first.Hosts), first.Backend, first.DType)
 	printLocations(out, first.Result)
 	writeComment(out, "")
-	const columns = "%12s %12s  %-15s %8s %12s %9s %10s %10s"
-	writeComment(out, fmt.Sprintf(columns+timeColumns, "size", "count", "pattern", "density", "sent", "of dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
-	writeComment(out, fmt.Sprintf(columns+timeColumns, "(B)", "(elements)", "", "", "(B)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
+	writeComment(out, sparseColumns(wide, "size", "count", "pattern", "density", "sent", "of dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
+	writeComment(out, sparseColumns(wide, "(B)", "(elements)", "", "", "(B)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
+}
+
+// sparseColumns are the columns of a line; a narrow one leaves out what follows from others.
+func sparseColumns(wide bool, size, count, pattern, density, sent, ofDense, choose, exchange any, times ...any) string {
+	if !wide {
+		return fmt.Sprintf("%10v %-15v %7v %8v %8v %8v %8v %6v", size, pattern, density, ofDense, choose, exchange, times[0], times[3])
+	}
+	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, append([]any{size, count, pattern, density, sent, ofDense, choose, exchange}, times...)...)
 }
 
 // ranksOn counts ranks, as in "4 ranks on 2 hosts"; hosts may be 0.
@@ -135,24 +142,27 @@ func name(pattern, chosen, values string) string {
 	return pattern
 }
 
-func printSparseLine(out io.Writer, r bench.SparseResult) {
+func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 	ofDense := "-"
 	if r.Ranks > 1 {
 		dense := 2 * float64(r.Bytes) * float64(r.Ranks-1) / float64(r.Ranks)
 		ofDense = fmt.Sprintf("%.2f%%", 100*r.SentBytes/dense)
 	}
-	fmt.Fprintf(out, "  %12d %12d  %-15s %8g %12.0f %9s %10s %10s", r.Bytes, r.Count, name(r.Pattern, r.Chosen, r.Values), r.Density,
-		r.SentBytes, ofDense, formatTime(r.SelectTime), formatTime(r.ExchangeTime))
-	fmt.Fprintln(out, resultColumns(true, r.Result))
+	fmt.Fprintln(out, "  "+sparseColumns(wide, r.Bytes, r.Count, name(r.Pattern, r.Chosen, r.Values), r.Density, fmt.Sprintf("%.0f", r.SentBytes), ofDense,
+		formatTime(r.SelectTime), formatTime(r.ExchangeTime), formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r.Result)))
+}
+
+// wrongText is the number of wrong elements.
+func wrongText(r bench.Result) string {
+	if r.Wrong == nil {
+		return "N/A"
+	}
+	return strconv.FormatInt(*r.Wrong, 10)
 }
 
 // resultColumns are the placeColumns of a result.
 func resultColumns(wide bool, r bench.Result) string {
-	wrong := "N/A"
-	if r.Wrong != nil {
-		wrong = strconv.FormatInt(*r.Wrong, 10)
-	}
-	return placeColumns(wide, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrong)
+	return placeColumns(wide, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r))
 }
 
 // formatTime writes microseconds with about as many digits as they are worth.

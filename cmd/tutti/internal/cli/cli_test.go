@@ -414,6 +414,11 @@ func TestBench(t *testing.T) {
 		code, stdout, stderr = execute(t, append([]string{"bench", name}, common...)...)
 		require.Equal(t, exitOK, code, stderr)
 		assert.Contains(t, stdout, "# Wrong elements   : 0")
+		for line := range strings.Lines(stdout) {
+			assert.LessOrEqual(t, len(strings.TrimRight(line, "\n")), 80, line)
+		}
+		code, stdout, stderr = execute(t, append([]string{"bench", name, "--wide"}, common...)...)
+		require.Equal(t, exitOK, code, stderr)
 		assert.Contains(t, stdout, "busbw")
 	}
 }

@@ -15,15 +15,16 @@ import (
 func newBenchSparse() *cobra.Command {
 	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32, Patterns: somePatterns(), Values: []string{sparse.F32}}
 	var flags *benchFlags
+	var wide bool
 	cmd := &cobra.Command{
 		Use:   "sparse",
 		Short: "Average tensors by sending only their largest entries",
 		Long: `sparse measures the sparse allreduce of tensors with normally distributed random
-entries, new ones in every step; residuals begin as they are after many steps. sent
-is the bytes that a rank sends in a step, of dense its share of those of a dense allreduce as
-it is; algbw and busbw are what a dense allreduce would need to take the same
-time. #wrong counts elements that got lost between result and residuals, or are not
-the same on all ranks. On GPUs times are those of the device, between which
+entries, new ones in every step; residuals begin as they are after many steps. of
+dense is the share of the bytes that a rank sends in a dense allreduce; --wide has
+these as sent, and as algbw and busbw what a dense allreduce would need to take the
+same time. #wrong counts elements that got lost between result and residuals, or are
+not the same on all ranks. On GPUs times are those of the device, between which
 gradients are copied without being counted; select and exchange (and merge, with
 --json) are those of steps one by one. With --hosts, sent is what goes between
 hosts.`,
@@ -45,6 +46,7 @@ hosts.`,
 	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
 	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false, "measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
+	wideFlag(cmd.Flags(), &wide)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if cfg.Sizes, err = flags.sizes(); err != nil {
@@ -58,9 +60,9 @@ hosts.`,
 		lines, text := forms(cmd.OutOrStdout(), flags.json)
 		report := func(r bench.SparseResult) {
 			if t.lines == 0 {
-				printSparseHeader(text, r)
+				printSparseHeader(text, r, wide)
 			}
-			printSparseLine(text, r)
+			printSparseLine(text, r, wide)
 			writeJSON(lines, r)
 			t.add(r.Result)
 		}

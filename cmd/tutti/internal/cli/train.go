@@ -80,7 +80,7 @@ late carry them along.`,
 	o := &cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every, "train each rank alone and average the weights every so many `steps`, instead of each gradient")
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate, "learning rate of the outer optimizer: 0.7 with a momentum")
-	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum, "Nesterov momentum of the outer optimizer: 0.9 with dense averages")
+	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum, "momentum (Nesterov's) of the outer optimizer: 0.9 with dense averages")
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns, 1 to 4")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
