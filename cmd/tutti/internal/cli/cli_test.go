@@ -172,7 +172,7 @@ func TestInfo(t *testing.T) {
 	code, stdout, stderr := execute(t, "info", "--json")
 	require.Equal(t, exitOK, code, stderr)
 	info := jsonLines(t, stdout)[0]
-	assert.Len(t, info["patterns"], 10)
+	assert.Len(t, info["patterns"], 11)
 	assert.Len(t, info["dtypes"], 15)
 	assert.Positive(t, info["memory_bytes"])
 	available := map[any]any{}
@@ -237,7 +237,7 @@ func TestTrain(t *testing.T) {
 	require.Len(t, lines, 2)
 	for _, line := range lines {
 		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "values", "density", "accuracy", "sent_elements_per_rank_step",
-			"sent_bytes_per_rank_step", "ratio_to_dense", "comm_s", "total_s", "tests"}, keys(line))
+			"sent_bytes_per_rank_step", "ratio_to_dense", "rounds", "comm_s", "total_s", "tests"}, keys(line))
 		assert.EqualValues(t, 2, line["ranks"])
 		assert.Equal(t, "local", line["backend"])
 		assert.Equal(t, "cpu", line["device"])
