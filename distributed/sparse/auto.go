@@ -15,7 +15,6 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/measure"
-	"github.com/tutti-go/tutti/internal/settled"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -340,6 +339,6 @@ func (p *probe) settle(s *Reducer) error {
 		interval *= float64(s.size)
 	}
 	values := make([]float32, min(s.n, randomBlock))
-	settled.Draw(p.rng, values, 1, interval)
+	measure.DrawResidual(p.rng, values, 1, interval)
 	return p.repeat(s.residual, hostmem.Bytes(values), s.n*base.WordSize)
 }

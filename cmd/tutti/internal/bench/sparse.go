@@ -16,7 +16,6 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/measure"
-	"github.com/tutti-go/tutti/internal/settled"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -406,7 +405,7 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 		interval *= float64(between)
 	}
 	values := make([]float32, min(n, 1<<16))
-	settled.Draw(rand.New(rand.NewPCG(uint64(s.Comm.Rank()), uint64(n))), values, math.Sqrt(float64(between)/float64(ranks)), interval)
+	measure.DrawResidual(rand.New(rand.NewPCG(uint64(s.Comm.Rank()), uint64(n))), values, math.Sqrt(float64(between)/float64(ranks)), interval)
 	for from := 0; from < n; from += len(values) {
 		to := min(from+len(values), n)
 		part, err := residual.Slice(0, from, to)

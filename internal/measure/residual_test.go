@@ -1,4 +1,4 @@
-package settled
+package measure
 
 import (
 	"math"
@@ -49,7 +49,7 @@ func TestDrawIsWhatStepsLeave(t *testing.T) {
 		for range rounds * interval {
 			step(rng, arrived, k, 0)
 		}
-		Draw(rng, began, deviation, float64(interval))
+		DrawResidual(rng, began, deviation, float64(interval))
 		reach := deviation * math.Sqrt(float64(interval))
 		one, two := slices.Sorted(slices.Values(arrived)), slices.Sorted(slices.Values(began))
 		for _, part := range []float64{0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99} {
