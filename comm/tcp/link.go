@@ -191,6 +191,11 @@ func (l *lane) write(inline bool) {
 		l.writing.Lock()
 	}
 	defer l.writing.Unlock()
+	select {
+	case <-l.dead:
+		return
+	default:
+	}
 	for sealed := 0; ; {
 		n, err := l.seal()
 		sealed += n
