@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -98,4 +99,20 @@ func TestAllocations(t *testing.T) {
 		assert.LessOrEqual(t, allocs/times, 2.1, "one read of a record on each of two ranks, and a second one if it comes in parts")
 		return errors.Join(err, rt.Deallocate(p))
 	}))
+}
+
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip(err)
+	}
+	require.NoError(t, l.Close())
+	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen = "::1" },
+		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
+}
+
+// By default a rank listens on all interfaces, and publishes their addresses.
+func TestAllInterfaces(t *testing.T) {
+	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen = "" },
+		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
 }
