@@ -3,9 +3,11 @@ package rendezvous_test
 import (
 	"context"
 	"fmt"
+	"log"
 	"os"
 
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
 )
 
 // What the launcher of a job says of this process: the environment of the second
@@ -42,4 +44,24 @@ func ExampleJob_Broadcast() {
 	told, err := job.Broadcast(ctx, kv, "greeting", []byte("hello"))
 	fmt.Println(string(told), err)
 	// Output: hello <nil>
+}
+
+// A job's ranks share keys for purposes of their own.
+func ExampleJob_Shared() {
+	ctx := context.Background()
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		log.Fatal(err)
+	}
+	kv, err := job.Shared(ctx) // one connection per process, as long as the process lives
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = kv.Set(ctx, fmt.Sprint("mine/ready/", job.Rank), []byte("yes"), store.Lease) // gone when this process is
+	if err != nil {
+		log.Fatal(err)
+	}
+	value, err := kv.Get(ctx, "mine/ready/0") // waits until rank 0 has set it, or ctx ends
+	fmt.Printf("%s %v\n", value, err)
+	// Output: yes <nil>
 }
