@@ -186,8 +186,8 @@ columns=("${rates[@]}")
 	(.[] | "- \(.cell): \(.of | round) % of \(.fastest), \(.dense | share) % of dense; \(.chosen) by itself takes \(.choice | round) % of \(.fastest), and auto \(.itself | round) % of that."))' "$out/step.json"
 echo
 
-printf 'Two hosts of two ranks, 4 MiB, 1 %%: elements that a rank sends and milliseconds of a step, flat → with levels (elements between hosts):\n\n'
+printf 'Two hosts of two ranks, 4 MiB, 1 %%: bytes that a rank sends and milliseconds of a step, flat → with levels (bytes between hosts):\n\n'
 table pattern .pattern 'cut(0) as $f | cut(2) as $l
-	| "\($f.sent_elements_per_rank | round) → \($l.sent_elements_per_rank | round), \($f.time_us | ms) → \($l.time_us | ms)"' levels.json
+	| "\($f.sent_bytes_per_rank | round) → \($l.sent_bytes_per_rank | round), \($f.time_us | ms) → \($l.time_us | ms)"' levels.json
 printf 'Eight buckets of 4 MiB and a backward pass of 10 ms each, 4 ranks, 1 %%, milliseconds of a step: reduced after it → behind it, and what is hidden:\n\n'
 table pattern .pattern 'patterns[0] | "\(.after_us | ms) → \(.behind_us | ms), \(.hidden * 100 | round) %"' buckets.json
