@@ -116,7 +116,7 @@ func TestWrongUsage(t *testing.T) {
 		{"bench alltoall --in-place", "unknown flag: --in-place"},
 		{"bench broadcast --op sum", "unknown flag: --op"},
 		{"bench sparse --density 1.5", "density 1.5"},
-		{"bench sparse --values i3", `unknown values "i3" (want one of f32, lossless, bf16, f16, fp8, i8, i4, i2, 1bit)`},
+		{"bench sparse --values i3", `unknown values "i3" (want one of f32, lossless, bf16, f16, fp8, i8, i4, i2, 1bit, auto)`},
 		{"bench sparse --density 0.1,much", `"much" is not a number`},
 		{"bench sparse --graph", "--graph needs a backend with CUDA graphs"},
 		{"bench allreduce --graph", "local: --graph needs a backend with CUDA graphs: nccl"},
