@@ -242,7 +242,7 @@ func normalized(scope *model.Scope, x *graph.Node) *graph.Node {
 	mean := graph.ReduceMean(x, 0)
 	scope.In(norm.BatchNormalizationScopeName).WithInitializer(initializer.Zero).
 		VariableWithShape("mean", mean.Shape()).SetTrainable(false).SetNodeValue(mean)
-	return graph.Sub(x, graph.ExpandDims(mean, 0))
+	return graph.Sub(x, graph.InsertAxes(mean, 0))
 }
 
 // TestSyncBatchNorm: what batch normalization remembers is the same on all ranks, if asked
