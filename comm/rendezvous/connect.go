@@ -305,21 +305,31 @@ func (j Job) give(ctx context.Context, kv *store.Client, base string, payload []
 			err = comm.ContextError(ctx)
 		}
 	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	defer cancel()
+	if err != nil { // a receipt may be in the store that the watch has not told of
+		receipts, _ := kv.List(late, base+taken)
+		mu.Lock()
+		for _, e := range receipts {
+			if rank := strings.TrimPrefix(e.Key, base+taken); calls[rank] == string(e.Value) {
+				delete(missing, rank)
+			}
+		}
+		mu.Unlock()
+	}
 	stop()
 	for rank := 1; rank < j.WorldSize; rank++ {
 		kv.Drop(base + given + strconv.Itoa(rank))
 		kv.Drop(base + taken + strconv.Itoa(rank))
 	}
-	if err == nil {
+	mu.Lock()
+	defer mu.Unlock()
+	if len(missing) == 0 {
 		return nil
 	}
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
-	defer cancel()
 	if refused, _ := kv.List(late, store.RefusedKey); len(refused) > 0 {
 		err = fmt.Errorf("%w; refused: %s", err, refused[0].Value)
 	}
-	mu.Lock()
-	defer mu.Unlock()
 	return fmt.Errorf("ranks %v did not come: %w", slices.Sorted(maps.Keys(missing)), err)
 }
 
