@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -287,7 +288,7 @@ func TestAGuessableSecretIsWarnedAbout(t *testing.T) {
 func TestSecretFiles(t *testing.T) {
 	dir, err := os.MkdirTemp("", "secret")
 	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) }) //nolint:errcheck // Wine does not remove a file that had two names
+	t.Cleanup(func() { os.RemoveAll(dir) }) //nolint:errcheck // Wine does not always remove a file that had two names
 	path := filepath.Join(dir, "a", "secret")
 	_, err = ReadSecret(path, false)
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -307,7 +308,9 @@ func TestSecretFiles(t *testing.T) {
 	}
 	files, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
-	require.Len(t, files, 1)
+	if goruntime.GOOS != "windows" {
+		require.Len(t, files, 1)
+	}
 	job, err := FromEnv(environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", "TUTTI_SECRET_FILE", path))
 	require.NoError(t, err)
 	assert.Equal(t, secrets[0]+"\x00torchrun\x00", string(job.Secret))
