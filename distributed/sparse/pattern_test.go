@@ -146,6 +146,9 @@ func TestManyIndices(t *testing.T) {
 // reduceFew reduces a gradient with few entries and compares the result.
 func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, pattern string, density float64,
 	grad, list, val *runtime.Tensor, wantIdx []int32, want []float32) error {
+	if pattern == sparse.Chunked {
+		density = max(density, 4./4096) // some chunks have two of the entries
+	}
 	s, err := sparse.New(rt, c, grad.Len(), sparse.Config{Pattern: pattern, Density: density})
 	if err != nil {
 		return err
