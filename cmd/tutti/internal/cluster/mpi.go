@@ -55,7 +55,7 @@ var launchers = []launcher{
 		environment: []string{"UCX_TLS=self,tcp", "UCX_NET_DEVICES=" + device},
 	},
 	{
-		name:      "none",
+		name:      NoMPI,
 		programs:  []string{"sh"},
 		arguments: func(c Config, command []string) []string { return []string{"-c", c.script(command)} },
 		backend:   "tcp",
@@ -84,7 +84,10 @@ func (c Config) script(command []string) string {
 // quote is a word as the shell reads it, twice: enter passes its command to another one.
 func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
-// MPIs are the names of the MPI libraries that can run jobs, and none.
+// NoMPI is the name among [MPIs] of jobs over TCP, which need no library.
+const NoMPI = "none"
+
+// MPIs are the names of the MPI libraries that can run jobs, and NoMPI.
 func MPIs() []string {
 	var names []string
 	for _, l := range launchers {

@@ -154,6 +154,9 @@ func Run(ctx context.Context, cfg Config) (results []Result, missing []error, er
 func (c Config) subjects(ctx context.Context, dir string) (all []subject, missing []error) {
 	var pairs []subject
 	for _, name := range cluster.MPIs() {
+		if name == cluster.NoMPI {
+			continue
+		}
 		pair, err := c.pairOf(ctx, dir, name)
 		if err != nil {
 			missing = append(missing, err)
