@@ -90,7 +90,7 @@ func TestEpochs(t *testing.T) {
 func aborts(s setting) *model {
 	m := newModel(s)
 	m.bounded = true
-	const gaveUp, won, told, record, second = 1, 2, 3, 4, 5
+	const aborted, won, told, record, second = 1, 2, 3, 4, 5
 	register := func(t, r int, loc int, o order) {
 		m.emit(t, instr{op: load, order: o, scope: sys, loc: loc, dst: r})
 	}
@@ -115,14 +115,14 @@ func aborts(s setting) *model {
 			for i, t := range threads {
 				w := words[i][0]
 				m.start(t, r)
-				register(t, gaveUp, broken, relaxed)
+				register(t, aborted, broken, relaxed)
 				if m.is("kernels that do not look at broken") {
-					m.emit(t, instr{op: assign, dst: gaveUp, val: constant(0)})
+					m.emit(t, instr{op: assign, dst: aborted, val: constant(0)})
 				}
 				skip := len(m.code[t])
 				m.emit(t, instr{}) // a branch to the end
 				m.putWord(sentinel, t, k, epoch, 1-r, r, 0, w)
-				register(t, gaveUp, chance(t, "gives up"), relaxed)
+				register(t, aborted, chance(t, "aborts"), relaxed)
 				waits := len(m.code[t])
 				m.emit(t, instr{}) // a branch to the wait
 				if m.is("no compare-and-swap") {
@@ -157,8 +157,8 @@ func aborts(s setting) *model {
 				jump := func(at, to, reg int, v uint64) {
 					m.code[t][at] = instr{op: branch, jump: to, cond: func(r []uint64, _ uint64) bool { return reg < 0 || r[reg] == v }}
 				}
-				jump(skip, end, gaveUp, 1)
-				jump(waits, await, gaveUp, 0)
+				jump(skip, end, aborted, 1)
+				jump(waits, await, aborted, 0)
 				jump(tells, end, won, 1)
 				jump(finish, end, -1, 0)
 			}
@@ -191,7 +191,7 @@ func aborts(s setting) *model {
 			}
 			m.judge = func(s *state) string {
 				for _, k := range mine {
-					if s.tasks[k].regs[gaveUp] == 1 && s.tasks[t].regs[told] == 0 {
+					if s.tasks[k].regs[aborted] == 1 && s.tasks[t].regs[told] == 0 {
 						return "the stream is done, an operation is not, and the host does not know"
 					}
 				}
