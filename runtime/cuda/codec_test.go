@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -41,7 +42,12 @@ func BenchmarkCodec(b *testing.B) {
 		name string
 		run  func() error
 	}
-	tests := []test{{"chunks", func() error { return k.TopKChunks(runtime.Source{X: x, N: n}, 64, 4096, out) }}}
+	tests := []test{
+		{"chunks", func() error { return k.TopKChunks(runtime.Source{X: x, N: n}, 64, 4096, out) }},
+		{"chunks of a sum", func() error {
+			return k.TopKChunks(runtime.Source{X: code, Grad: x, DType: dtype.F32, N: n, Take: true}, 64, 4096, out)
+		}},
+	}
 	for c := runtime.CodecPositions; c.Encodes(); c++ {
 		message := runtime.Message{Ptr: code, Bytes: c.Bound(n/100, n)}
 		tests = append(tests,
@@ -52,6 +58,7 @@ func BenchmarkCodec(b *testing.B) {
 	for c := runtime.CodecF32; c.Quantizes(); c++ {
 		tests = append(tests,
 			test{fmt.Sprintf("quantize/%v", c), func() error { return k.Quantize(code, c, x, dense, 0) }},
+			test{fmt.Sprintf("quantize with a residual/%v", c), func() error { return k.Quantize(code, c, x, dense, y) }},
 			test{fmt.Sprintf("dequantize and add/%v", c), func() error { return k.Dequantize(y, c, code, dense, true) }})
 	}
 	for _, c := range tests {

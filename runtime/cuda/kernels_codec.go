@@ -86,7 +86,7 @@ func (s *sparse) Dequantize(dst uintptr, codec runtime.Codec, src uintptr, n int
 	c.floats("dst", dst, n)
 	c.floats("src", src, n)
 	return c.submit(func() error {
-		return s.rt.launch(kernelDequantize, n, uint64(dst), uint64(codec), uint64(src), uint64(n), flag(add))
+		return s.rt.launch(kernelDequantize, (n+3)/4, uint64(dst), uint64(codec), uint64(src), uint64(n), flag(add))
 	})
 }
 

@@ -38,24 +38,69 @@ DEVICE float from_fp8(u32 b) {
 DEVICE u32 to_half(float x) { return x != x ? bits_of(x) >> 31 << 15 | 0x7e00 | (bits_of(x) >> 13 & 0x3ff) : f32_to_f16(x); }
 DEVICE u32 to_brain(float x) { return x != x ? bits_of(x) >> 16 | 0x40 : f32_to_bf16(x); }
 
-DEVICE float decode_value(const coded &a, u64 i) {
+// How many elements of a quad from i on there are, of n; and the quad, without the others.
+DEVICE u32 of_quad(u64 n, u64 i) { return i < n ? (u32)least(n - i, (u64)quad) : 0; }
+DEVICE four load_quad(const float *p, u32 count) {
+  four v = {0, 0, 0, 0};
+  if (count == quad && aligned(p)) {
+    const auto w = load_words<4>(p);
+    for (u32 j = 0; j < quad; j++) v[j] = float_of(w.word[j]);
+  } else {
+#pragma unroll
+    for (u32 j = 0; j < quad; j++)
+      if (j < count) v[j] = p[j];
+  }
+  return v;
+}
+DEVICE void store_quad(float *p, u32 count, const four &v) {
+  if (count == quad && aligned(p)) return store_words(p, pack<float>(v));
+#pragma unroll
+  for (u32 j = 0; j < quad; j++)
+    if (j < count) p[j] = v[j];
+}
+
+// decode_quad decodes the quad from i on, of which there is at least one.
+DEVICE four decode_quad(const coded &a, u64 i) {
+  four v;
+  const u32 *const words = (const u32 *)a.codes;
   switch (a.codec) {
-  case as_f32: return float_of(((const u32 *)a.codes)[i]);
-  case as_bf16: return bf16_to_f32(((const u16 *)a.codes)[i]);
-  case as_f16: return f16_to_f32(((const u16 *)a.codes)[i]);
-  case as_fp8: return from_fp8(a.codes[i]) * scale_at(a, i);
-  case as_i8: {
-    const i32 q = (i8)a.codes[i];
-    return q == -128 ? float_of(0x7fc00000) : (float)q * scale_at(a, i);
+  case as_f32: return load_quad((const float *)words + i, of_quad(a.n, i));
+  case as_bf16:
+  case as_f16: {
+    const u32 low = words[i / 2], high = i + 2 < a.n ? words[i / 2 + 1] : 0;
+#pragma unroll
+    for (u32 j = 0; j < quad; j++) {
+      const u16 h = (u16)((j < 2 ? low : high) >> j % 2 * 16);
+      v[j] = a.codec == as_bf16 ? bf16_to_f32(h) : f16_to_f32(h);
+    }
+    return v;
   }
-  case as_i4: {
-    const i32 q = (i32)((u32)a.codes[i / 2] << (28 - i % 2 * 4)) >> 28;
-    return q == -8 ? float_of(0x7fc00000) : (float)q * scale_at(a, i);
+  case as_i2: {
+    const float *const table = (const float *)a.scales + i / group_values * 4;
+    const u32 b = a.codes[i / 4];
+#pragma unroll
+    for (u32 j = 0; j < quad; j++) v[j] = table[b >> 2 * j & 3];
+    return v;
   }
-  case as_i2: return float_of(((const u32 *)a.scales)[i / group_values * 4 + (a.codes[i / 4] >> i % 4 * 2 & 3)]);
   }
-  const u32 sign = (u32)(a.codes[i / 8] >> i % 8) << 31;
-  return float_of(bits_of(scale_at(a, i)) ^ sign);
+  const float scale = scale_at(a, i), nan = float_of(0x7fc00000);
+  if (a.codec == as_sign) {
+    const u32 signs = a.codes[i / 8] >> i % 8;
+#pragma unroll
+    for (u32 j = 0; j < quad; j++) v[j] = float_of(bits_of(scale) ^ signs >> j << 31);
+    return v;
+  }
+  const u32 word = a.codec == as_i4 ? ((const u16 *)a.codes)[i / 4] : words[i / 4];
+#pragma unroll
+  for (u32 j = 0; j < quad; j++) {
+    if (a.codec == as_fp8) {
+      v[j] = from_fp8(word >> 8 * j & 0xff) * scale;
+    } else {
+      const i32 q = a.codec == as_i8 ? (i32)(word << (24 - 8 * j)) >> 24 : (i32)(word << (28 - 4 * j)) >> 28;
+      v[j] = q == (a.codec == as_i8 ? -128 : -8) ? nan : (float)q * scale;
+    }
+  }
+  return v;
 }
 
 // A magnitude as BF16: not beyond the largest, and 0 if it is subnormal.
@@ -71,87 +116,135 @@ DEVICE float warp_sum(float v) {
   return v;
 }
 
-// encode_block has a warp write a block of values, of which each thread has two, 32 apart, and makes
-// them what is decoded. They are 0 behind the end.
-DEVICE void encode_block(const coded &a, u64 first, float (&v)[2]) {
-  const u32 count = (u32)least(a.n - first, (u64)block_values);
-  u32 code[2];
-  float decoded[2];
-  bool odd = !finite(v[0]) || !finite(v[1]);
+// encode_quads has a warp write two blocks of values, from element i on for this thread, which has a quad of
+// them, and makes that what is decoded. Values behind the end are 0, and codes fill up words.
+DEVICE void encode_quads(const coded &a, u64 i, four &v) {
+  enum { lanes = block_values / quad }; // of a block
+  const u32 exist = of_quad(a.n, i);
+  bool odd = false;
+#pragma unroll
+  for (u32 j = 0; j < quad; j++) odd |= !finite(v[j]);
   float scale = 0, inverse = 0;
-  u32 scale16 = 0;
   const float limit = a.codec == as_fp8 ? 448 : a.codec == as_i8 ? 127 : 7;
-  if (a.codec == as_sign) {
-    const float sum = warp_sum(float_of(key_of(v[0])) / block_values + float_of(key_of(v[1])) / block_values);
-    scale16 = ballot(odd) ? 0x7fc0 : magnitude16(sum * ((float)block_values / (float)count));
-  } else if (a.codec >= as_fp8) {
-    u32 top = most(finite(v[0]) ? key_of(v[0]) : 0, finite(v[1]) ? key_of(v[1]) : 0);
+  if (a.codec >= as_fp8) {
+    u32 scale16;
+    if (a.codec == as_sign) {
+      four sum;
 #pragma unroll
-    for (u32 mask = warp_size / 2; mask > 0; mask /= 2) top = most(top, shuffle_xor(top, mask));
-    scale16 = magnitude16(float_of(top) / limit);
-    if (!finite(bf16_to_f32((u16)scale16) * limit)) scale16--;
-  }
-  scale = bf16_to_f32((u16)scale16);
-  if (scale > 0) inverse = 1 / scale;
+      for (u32 j = 0; j < quad; j++) {
+        sum[j] = float_of(key_of(v[j])) / block_values;
 #pragma unroll
-  for (u32 h = 0; h < 2; h++) {
-    const float x = v[h];
-    switch (a.codec) {
-    case as_f32: code[h] = bits_of(x), decoded[h] = x; break;
-    case as_bf16:
-      code[h] = to_brain(finite(x) ? least(most(x, -0x1.fep127f), 0x1.fep127f) : x), decoded[h] = bf16_to_f32((u16)code[h]);
-      break;
-    case as_f16: code[h] = to_half(finite(x) ? least(most(x, -65504.0f), 65504.0f) : x), decoded[h] = f16_to_f32((u16)code[h]); break;
-    case as_fp8: code[h] = finite(x) ? to_fp8(x * inverse) : 127, decoded[h] = from_fp8(code[h]) * scale; break;
-    case as_sign: code[h] = bits_of(x) >> 31, decoded[h] = float_of(bits_of(scale) ^ code[h] << 31); break;
-    default: {
-      const float rounded = finite(x) ? x * inverse + 12582912.0f : 0;
-      const i32 q = finite(x) ? least(most((i32)(bits_of(rounded) - 0x4b400000), -(i32)limit), (i32)limit) : -(i32)limit - 1;
-      code[h] = (u32)q, decoded[h] = finite(x) ? (float)q * scale : float_of(0x7fc00000);
+        for (u32 mask = lanes / 2; mask > 0; mask /= 2) sum[j] += float_of(shuffle_xor(bits_of(sum[j]), mask));
+      }
+      const bool spoiled = ballot(odd) >> (lane() & ~(lanes - 1)) & ((1 << lanes) - 1);
+      const u64 left = a.n - i / block_values * block_values; // of the block, if it exists
+      scale16 = spoiled ? 0x7fc0 : magnitude16((sum[0] + sum[2] + (sum[1] + sum[3])) * ((float)block_values / (float)least(left, (u64)block_values)));
+    } else {
+      u32 top = 0;
+#pragma unroll
+      for (u32 j = 0; j < quad; j++) top = most(top, finite(v[j]) ? key_of(v[j]) : 0);
+#pragma unroll
+      for (u32 mask = lanes / 2; mask > 0; mask /= 2) top = most(top, shuffle_xor(top, mask));
+      scale16 = magnitude16(float_of(top) / limit);
+      if (!finite(bf16_to_f32((u16)scale16) * limit)) scale16--;
     }
+    scale = bf16_to_f32((u16)scale16);
+    if (scale > 0) inverse = 1 / scale;
+    if (lane() % lanes == 0 && exist) {
+      u16 *const scales = (u16 *)a.scales + i / block_values;
+      *scales = (u16)scale16;
+      if (i + block_values >= a.n && i / block_values % 2 == 0) scales[1] = 0;
     }
-    const u32 i = h * warp_size + lane();
-    const bool exists = i < count;
-    if (!exists) code[h] = 0;
-    switch (a.codec) { // codes fill up words
-    case as_f32:
-      if (exists) ((u32 *)a.codes)[first + i] = code[h];
-      break;
-    case as_bf16:
-    case as_f16:
-      if (i < up4(2 * count) / 2) ((u16 *)a.codes)[first + i] = (u16)code[h];
-      break;
-    case as_fp8:
-    case as_i8:
-      if (i < up4(count)) a.codes[first + i] = (u8)code[h];
-      break;
-    case as_i4: {
-      const u32 next = shuffle_xor(code[h], 1);
-      if (i % 2 == 0 && i < 2 * up4((count + 1) / 2)) a.codes[(first + i) / 2] = (u8)((code[h] & 15) | next << 4);
-      break;
-    }
-    default: {
-      const u32 word = ballot(code[h] & 1);
-      if (lane() == 0 && h * warp_size < count) ((u32 *)a.codes)[(first + i) / 32] = word;
-    }
-    }
-    v[h] = decoded[h];
   }
-  if (a.codec < as_fp8 || lane() > 0) return;
-  ((u16 *)a.scales)[first / block_values] = (u16)scale16;
-  if (first + block_values >= a.n && first / block_values % 2 == 0) ((u16 *)a.scales)[first / block_values + 1] = 0;
+  u32 code[quad];
+  const auto each = [&] METHOD (auto of) {
+#pragma unroll
+    for (u32 j = 0; j < quad; j++) {
+      float x = v[j];
+      code[j] = j < exist ? of(x) : 0;
+      v[j] = x;
+    }
+  };
+  u32 *const words = (u32 *)a.codes;
+  const auto halves = [&] METHOD {
+    if (exist) words[i / 2] = code[0] | code[1] << 16;
+    if (exist > 2) words[i / 2 + 1] = code[2] | code[3] << 16;
+  };
+  switch (a.codec) {
+  case as_f32: store_quad((float *)words + i, exist, v); break;
+  case as_bf16:
+    each([&] METHOD (float &x) {
+      const u32 c = to_brain(finite(x) ? least(most(x, -0x1.fep127f), 0x1.fep127f) : x);
+      x = bf16_to_f32((u16)c);
+      return c;
+    });
+    halves();
+    break;
+  case as_f16:
+    each([&] METHOD (float &x) {
+      const u32 c = to_half(finite(x) ? least(most(x, -65504.0f), 65504.0f) : x);
+      x = f16_to_f32((u16)c);
+      return c;
+    });
+    halves();
+    break;
+  case as_fp8:
+    each([&] METHOD (float &x) {
+      const u32 c = finite(x) ? to_fp8(x * inverse) : 127;
+      x = from_fp8(c) * scale;
+      return c;
+    });
+    if (exist) words[i / 4] = code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24;
+    break;
+  case as_sign: {
+    each([&] METHOD (float &x) {
+      const u32 c = bits_of(x) >> 31;
+      x = float_of(bits_of(scale) ^ c << 31);
+      return c;
+    });
+    u32 word = (code[0] | code[1] << 1 | code[2] << 2 | code[3] << 3) << i % warp_size;
+#pragma unroll
+    for (u32 mask = 1; mask < warp_size / quad; mask *= 2) word |= shuffle_xor(word, mask);
+    if (i % warp_size == 0 && exist) words[i / warp_size] = word;
+    break;
+  }
+  default:
+    each([&] METHOD (float &x) {
+      const bool real = finite(x);
+      const i32 q = real ? least(most((i32)(bits_of(x * inverse + 12582912.0f) - 0x4b400000), -(i32)limit), (i32)limit) : -(i32)limit - 1;
+      x = real ? (float)q * scale : float_of(0x7fc00000);
+      return (u32)q & (a.codec == as_i8 ? 0xff : 15);
+    });
+    if (a.codec == as_i8) {
+      if (exist) words[i / 4] = code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24;
+    } else if (i / 8 * 8 < a.n) {
+      ((u16 *)words)[i / 4] = (u16)(code[0] | code[1] << 4 | code[2] << 8 | code[3] << 12);
+    }
+  }
 }
 
-// block_sum adds up a value of each thread, halves onto halves.
-DEVICE double block_sum(double v, double *memory) {
+// block_sums adds up values of each kind over the threads of the block, halves onto halves.
+template <u32 kinds> DEVICE void block_sums(double (&v)[kinds], double *memory) {
+  static_assert(kinds <= block_warps, "a warp for each");
   barrier();
-  memory[thread()] = v;
-  for (u32 half = block_threads / 2; half >= warp_size; half /= 2) {
-    barrier();
-    if (thread() < half) memory[thread()] = memory[thread()] + memory[thread() + half];
+#pragma unroll
+  for (u32 k = 0; k < kinds; k++) memory[k * block_threads + thread()] = v[k];
+  barrier();
+  if (warp() < kinds) {
+    double part[block_warps];
+#pragma unroll
+    for (u32 w = 0; w < block_warps; w++) part[w] = memory[warp() * block_threads + w * warp_size + lane()];
+#pragma unroll
+    for (u32 half = block_warps / 2; half > 0; half /= 2)
+#pragma unroll
+      for (u32 w = 0; w < half; w++) part[w] = part[w] + part[w + half];
+    const double sum = warp_sum(part[0]);
+    warp_barrier();
+    if (lane() == 0) memory[warp() * block_threads] = sum;
   }
   barrier();
-  return warp_sum(memory[lane()]);
+#pragma unroll
+  for (u32 k = 0; k < kinds; k++) v[k] = memory[k * block_threads];
 }
 
 enum { share = group_values / block_threads }; // values of a thread in a group
@@ -159,40 +252,46 @@ enum { share = group_values / block_threads }; // values of a thread in a group
 // encode_group has a block write a group in two bits a value. v has those of the thread, every 256th of
 // the group, and becomes what is decoded.
 DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *memory) {
-  static SHARED u32 counts[4];
+  enum { bins = 4 };
   const u32 count = (u32)least(a.n - first, (u64)group_values);
   const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
-  double sum = 0, squares = 0, bins[4] = {0, 0, 0, 0};
   bool odd = false;
-  barrier();
-  if (thread() < 4) counts[thread()] = 0;
+  double sum[2] = {0, 0}, squares[1] = {0}, of_bins[2 * bins] = {0, 0, 0, 0}; // and how many there are
+#pragma unroll
   for (u32 j = 0; j < share; j++)
-    if (exists(j)) sum = sum + v[j], odd |= !finite(v[j]);
-  const bool spoiled = barrier_count(odd) > 0;
-  const float shift = (float)(block_sum(sum, memory) / count);
+    if (exists(j)) sum[0] = sum[0] + v[j], odd |= !finite(v[j]);
+  sum[1] = odd;
+  block_sums(sum, memory);
+  const bool spoiled = sum[1] > 0;
+  const float shift = (float)(sum[0] / count);
+#pragma unroll
   for (u32 j = 0; j < share; j++)
-    if (exists(j)) v[j] = v[j] - shift, squares = squares + (double)v[j] * (double)v[j];
-  const float std = (float)square_root(block_sum(squares, memory) / (count - 1.0));
+    if (exists(j)) v[j] = v[j] - shift, squares[0] = squares[0] + (double)v[j] * (double)v[j];
+  block_sums(squares, memory);
+  const float std = (float)square_root(squares[0] / (count - 1.0));
   float scale = 6 * std / 4;
   if (scale == 0 || !finite(scale)) scale = 1;
-  u32 codes = 0;
+  u32 codes = 0, counts = 0; // in bytes
+#pragma unroll
   for (u32 j = 0; j < share; j++) {
     if (!exists(j)) continue;
     const float y = least(most(v[j] / scale + 2, -1.0f), 4.0f);
     const i32 b = spoiled ? 0 : least(most((i32)(bits_of(y + 12582912.0f) - 0x4b400000), 0), 3);
-    codes |= (u32)b << 2 * j;
-    add_to(&counts[b], 1);
+    codes |= (u32)b << 2 * j, counts += 1u << 8 * b;
 #pragma unroll
-    for (i32 k = 0; k < 4; k++)
-      if (k == b) bins[k] = bins[k] + v[j];
+    for (i32 k = 0; k < bins; k++)
+      if (k == b) of_bins[k] = of_bins[k] + v[j];
   }
-  float table[4];
 #pragma unroll
-  for (u32 b = 0; b < 4; b++) {
-    const double total = block_sum(bins[b], memory);
-    const float mean = counts[b] ? (float)(total / counts[b]) : 0;
+  for (u32 k = 0; k < bins; k++) of_bins[bins + k] = counts >> 8 * k & 0xff;
+  block_sums(of_bins, memory);
+  float table[bins];
+#pragma unroll
+  for (u32 b = 0; b < bins; b++) {
+    const double n = of_bins[bins + b];
+    const float mean = n > 0 ? (float)(of_bins[b] / n) : 0;
     table[b] = spoiled ? float_of(0x7fc00000) : least(most(mean + shift, -0x1.fffffep127f), 0x1.fffffep127f);
-    if (thread() == 0) ((u32 *)a.scales)[first / group_values * 4 + b] = bits_of(table[b]);
+    if (thread() == 0) ((u32 *)a.scales)[first / group_values * bins + b] = bits_of(table[b]);
   }
   const u32 filled = (u32)up4((count + 3) / 4) * 4;
 #pragma unroll
@@ -206,30 +305,37 @@ DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *m
   }
 }
 
-// encode_values has a block write the values of a group, and calls lose with each of them and what is
-// decoded.
+enum { memory_of_group = 8 * block_threads }; // that encode_group needs
+
+// encode_values has a block write the values of a group, and calls lose with what is lost of each of them, or of
+// a quad from an element on.
+DEVICE float lost_of(float x, float decoded) { return finite(decoded) ? x - decoded : 0; }
 template <typename F> DEVICE void encode_values(const coded &a, u64 first, const float *x, double *memory, F lose) {
   if (a.codec == as_i2) {
+    const u32 left = (u32)least(a.n - first, (u64)group_values);
     float v[share];
-    for (u32 j = 0; j < share; j++) {
-      const u64 i = first + j * block_threads + thread();
-      v[j] = i < a.n ? x[i] : 0;
-    }
+#pragma unroll
+    for (u32 j = 0; j < share; j++) v[j] = j * block_threads + thread() < left ? x[first + thread() + j * block_threads] : 0;
     encode_group(a, first, v, memory);
-    for (u32 j = 0; j < share; j++) {
-      const u64 i = first + j * block_threads + thread();
-      if (i < a.n) lose(i, x[i], v[j]);
-    }
+#pragma unroll
+    for (u32 j = 0; j < share; j++)
+      if (j * block_threads + thread() < left) lose(first + thread() + j * block_threads, lost_of(x[first + thread() + j * block_threads], v[j]));
     return;
   }
-  for (u64 b = first + warp() * block_values; b < least(first + group_values, a.n); b += block_warps * block_values) {
-    const u64 at[2] = {b + lane(), b + warp_size + lane()};
-    const float before[2] = {at[0] < a.n ? x[at[0]] : 0, at[1] < a.n ? x[at[1]] : 0};
-    float v[2] = {before[0], before[1]};
-    encode_block(a, b, v);
+  enum { row = quad * warp_size, of_warp = group_values / block_warps, rows = 2 }; // at a time
+#pragma unroll 1
+  for (u64 start = first + warp() * of_warp + lane() * quad, end = start + of_warp; start < end; start += rows * row) {
+    four before[rows];
 #pragma unroll
-    for (u32 h = 0; h < 2; h++)
-      if (at[h] < a.n) lose(at[h], before[h], v[h]);
+    for (u32 r = 0; r < rows; r++) before[r] = load_quad(x + start + r * row, of_quad(a.n, start + r * row));
+#pragma unroll
+    for (u32 r = 0; r < rows; r++) {
+      four v = before[r];
+      encode_quads(a, start + r * row, v);
+#pragma unroll
+      for (u32 j = 0; j < quad; j++) v[j] = lost_of(before[r][j], v[j]);
+      lose(start + r * row, v);
+    }
   }
 }
 
@@ -241,11 +347,15 @@ struct quantize_args {
   float *lost;
 };
 KERNEL BOUNDS(block_threads, 4) quantize(quantize_args a) {
-  static SHARED double memory[block_threads];
+  static SHARED double memory[memory_of_group];
   const coded to(a.codec, a.n, a.dst);
   for (u64 first = (u64)block() * group_values; first < a.n; first += (u64)blocks() * group_values)
-    encode_values(to, first, a.src, memory, [&] METHOD (u64 i, float x, float decoded) {
-      if (a.lost) a.lost[i] = finite(decoded) ? x - decoded : 0;
+    encode_values(to, first, a.src, memory, [&] METHOD (u64 i, auto rest) {
+      if (!a.lost) return;
+      if constexpr (__is_same(decltype(rest), float))
+        a.lost[i] = rest;
+      else
+        store_quad(a.lost + i, of_quad(a.n, i), rest);
     });
 }
 
@@ -257,9 +367,12 @@ struct dequantize_args {
 };
 KERNEL dequantize(dequantize_args a) {
   const coded from(a.codec, a.n, a.src);
-  for (u64 i = thread_index(); i < a.n; i += thread_count()) {
-    const float v = decode_value(from, i);
-    a.dst[i] = a.add ? a.dst[i] + v : v;
+  for (u64 i = thread_index() * quad; i < a.n; i += thread_count() * quad) {
+    const u32 exist = of_quad(a.n, i);
+    four v = {0, 0, 0, 0};
+    if (a.add) v = load_quad(a.dst + i, exist);
+    const four decoded = decode_quad(from, i);
+    store_quad(a.dst + i, exist, a.add ? v + decoded : decoded);
   }
 }
 
@@ -384,9 +497,9 @@ struct encode_args {
 };
 // encode: a block has a group of entries at a time: all its warps the values, and then one for each block of
 // indices. Where their bytes begin, it learns from the groups before.
-KERNEL BOUNDS(block_threads, 4) encode(encode_args a) {
+KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
   static SHARED u32 gaps[group_blocks][index_block];
-  alignas(8) static SHARED u32 staged[group_blocks][staged_words];
+  alignas(16) static SHARED u32 staged[group_blocks][staged_words];
   static SHARED u32 sizes[group_blocks], ticket, before;
   control *c = a.c;
   const u64 tag = tag_of(c);
@@ -394,12 +507,22 @@ KERNEL BOUNDS(block_threads, 4) encode(encode_args a) {
   const u32 groups = (m + group_values - 1) / group_values, all = (m + index_block - 1) / index_block;
   const layout at(a.codec, m);
   u32 faults = 0;
-  const auto lose = [&] METHOD (u64 i, float rest) {
-    const i32 index = a.l.idx[i];
-    if (!a.lost.has(index))
-      faults++;
-    else
-      a.lost.p[index] = a.lost.p[index] + rest;
+  const auto lose = [&] METHOD (u64 i, auto rest) {
+    constexpr u32 n = sizeof rest / sizeof(float);
+    const u32 exist = least((u32)(listed - i), n);
+    const auto x = __builtin_bit_cast(words<n>, rest);
+    i32 index[n];
+    float before[n];
+#pragma unroll
+    for (u32 j = 0; j < n; j++) index[j] = j < exist ? a.l.idx[i + j] : -1;
+#pragma unroll
+    for (u32 j = 0; j < n; j++) {
+      if (a.lost.has(index[j])) before[j] = a.lost.p[index[j]];
+      else faults += j < exist;
+    }
+#pragma unroll
+    for (u32 j = 0; j < n; j++)
+      if (a.lost.has(index[j])) a.lost.p[index[j]] = before[j] + float_of(x.word[j]);
   };
   const bool loses = a.lost.p && a.codec != positions;
   for (u64 i = m + thread_index(); loses && i < listed; i += thread_count()) lose(i, a.l.val[i]);
@@ -419,8 +542,8 @@ KERNEL BOUNDS(block_threads, 4) encode(encode_args a) {
     if (number >= groups) break;
     const u32 first = number * group_values;
     if (a.codec != positions)
-      encode_values(coded(a.codec, m, a.message + at.values), first, a.l.val, (double *)staged, [&] METHOD (u64 i, float x, float decoded) {
-        if (loses) lose(i, finite(decoded) ? x - decoded : 0);
+      encode_values(coded(a.codec, m, a.message + at.values), first, a.l.val, (double *)staged, [&] METHOD (u64 i, auto rest) {
+        if (loses && i < m) lose(i, rest);
       });
     barrier();
     const u32 from = first + warp() * index_block, count = from < m ? least(m - from, (u32)index_block) : 0;
@@ -561,7 +684,8 @@ KERNEL BOUNDS(block_threads, 4) decode(decode_args a) {
     }
     if (a.codec == positions) continue;
     const coded values(a.codec, count, a.message + at.values);
-    for (u32 i = first + thread(); i < m && i < first + group_values; i += block_threads) a.dst.val[i] = decode_value(values, i);
+    for (u32 i = first + thread() * quad; i < m && i < first + group_values; i += block_threads * quad)
+      store_quad(a.dst.val + i, of_quad(m, i), decode_quad(values, i));
   }
 }
 
@@ -577,61 +701,115 @@ struct chunks_args {
   float *val;
   i32 *length;
 };
-// topk_chunks: a block has a chunk at a time, and finds the key of the last entry that is selected digit by digit.
+// topk_chunks: a block has a chunk at a time, and keeps it in registers if it is one round. The key of the last
+// entry that is selected is found by halving [low, high), which has it; when few keys are left there, each thread has one.
 KERNEL BOUNDS(block_threads, 4) topk_chunks(chunks_args a) {
-  enum { bins = 256 };
-  static SHARED u32 histogram[bins], totals[block_warps], digit, above;
+  typedef tile<4> part;
+  enum { round = block_warps * part::elements, each = part::elements / warp_size };
+  static SHARED u32 totals[2][block_warps], candidates[block_threads], listed, found[3];
   const u64 chunks = (a.n + a.chunk - 1) / a.chunk;
   const float factor = a.factor ? *a.factor : 1;
+  const u32 wide = a.type == type_f32 ? 4 : 2;
+  u32 turn = 0; // of totals
   if (thread_index() == 0 && a.length) *a.length = (i32)(a.n / a.chunk * least(a.k, a.chunk) + least(a.k, a.n % a.chunk));
   for (u64 number = block(); number < chunks; number += blocks()) {
     const u64 first = number * a.chunk;
-    const u32 size = (u32)least(a.chunk, a.n - first), k = (u32)least(a.k, (u64)size);
+    const u32 size = (u32)least(a.chunk, a.n - first), k = (u32)least(a.k, (u64)size), rounds = (size + round - 1) / round;
     float *const x = a.x + first;
-    for (u32 i = thread(); a.type != type_none && i < size; i += block_threads) {
-      const u64 j = first + i;
-      const float v = a.from[j];
-      if (a.keep) a.keep[j] = v;
-      const float g = a.type == type_f16 ? widen(((const f16 *)a.grad)[j]) : a.type == type_bf16 ? widen(((const bf16 *)a.grad)[j]) : ((const float *)a.grad)[j];
-      x[i] = v + g * factor;
-    }
+    float v[each];
+    u32 exist = 0;
+    const auto at = [&] METHOD (u32 r) { return part(r * block_warps + warp(), 0, size); };
+    for (u32 r = 0; r < rounds; r++)
+      exist = load_tile(v, at(r), x, a.from + first, (const u8 *)a.grad + first * wide, a.type, factor, a.keep ? a.keep + first : nullptr);
     if (k == 0) continue;
-    u32 low = 0, left = k; // the key has these upper bits, and the entry is the left-th of those that have them
-    for (i32 shift = 24; shift >= 0; shift -= 8) {
+    const auto reload = [&] METHOD (u32 r) {
+      if (rounds > 1) exist = load_tile(v, at(r), x);
+    };
+    // total adds up a number of each warp, and before those of the warps before.
+    u32 before;
+    const auto total = [&] METHOD (u32 mine) {
+      u32 *const t = totals[turn++ % 2], sum = 0;
+      if (lane() == 0) t[warp()] = mine;
       barrier();
-      histogram[thread()] = 0;
+      before = 0;
+#pragma unroll
+      for (u32 w = 0; w < block_warps; w++) {
+        if (w < warp()) before += t[w];
+        sum += t[w];
+      }
+      return sum;
+    };
+    // Of the keys from low on there are at least k, and fewer from high on.
+    u32 low = 0, high = key_end, from_low = size, from_high = 0;
+    const auto halve = [&] METHOD (auto count) {
+      const u32 middle = low + (high - low) / 2, n = count(middle);
+      if (n >= k) low = middle, from_low = n;
+      else high = middle, from_high = n;
+    };
+    while (from_low > k && high - low > 1 && from_low - from_high > block_threads)
+      halve([&] METHOD (u32 key) {
+        u32 n = 0;
+        for (u32 r = 0; r < rounds; r++) {
+          reload(r);
+#pragma unroll
+          for (u32 j = 0; j < each; j++) n += key_of(v[j]) >= key; // which is not 0: not those that do not exist
+        }
+        return total(warp_sum(n));
+      });
+    // each_of calls f with the place in the chunk of each element of a round with a flag, and its number.
+    const auto each_of = [&] METHOD (u32 r, u32 flags, auto f) {
+      for (; flags; flags &= flags - 1) f((u32)at(r).at(trailing_zeros(flags) / quad) + trailing_zeros(flags) % quad, trailing_zeros(flags));
+    };
+    const auto between = [&] METHOD {
+      u32 flags = 0;
+#pragma unroll
+      for (u32 j = 0; j < each; j++) flags |= (u32)(key_of(v[j]) - low < high - low) << j;
+      return flags & exist;
+    };
+    if (from_low > k && high - low > 1) {
+      if (thread() == 0) listed = 0;
       barrier();
-      for (u32 i = thread(); i < size; i += block_threads) {
-        const u32 key = key_of(x[i]);
-        if (shift == 24 || key >> (shift + 8) == low >> (shift + 8)) add_to(&histogram[key >> shift & (bins - 1)], 1);
+      for (u32 r = 0; r < rounds; r++) {
+        reload(r);
+        each_of(r, between(), [&] METHOD (u32 i, u32) { candidates[add_to(&listed, 1)] = key_of(x[i]); });
       }
       barrier();
-      // Thread t has the bin t from above.
-      const u32 mine = histogram[bins - 1 - thread()];
-      u32 total;
-      const u32 before = scan(mine, totals, total);
-      if (before < left && before + mine >= left) digit = bins - 1 - thread(), above = before;
+      if (warp() == 0) {
+        const u32 beyond = from_high;
+        u32 mine[block_warps];
+#pragma unroll
+        for (u32 w = 0; w < block_warps; w++) mine[w] = w * warp_size + lane() < listed ? candidates[w * warp_size + lane()] : 0;
+        while (from_low > k && high - low > 1)
+          halve([&] METHOD (u32 key) {
+            u32 n = 0;
+#pragma unroll
+            for (u32 w = 0; w < block_warps; w++) n += mine[w] >= key;
+            return beyond + warp_sum(n);
+          });
+        if (lane() == 0) found[0] = low, found[1] = high, found[2] = from_high;
+      }
       barrier();
-      low |= digit << shift, left -= above;
+      low = found[0], high = found[1], from_high = found[2];
     }
-    u32 written = 0, ties = 0;
+    // All from high on are selected, and of those from low on the first ones.
+    u32 written = 0, tied = from_high;
     const u64 to = number * least(a.k, a.chunk);
-    for (u32 start = 0; start < size; start += block_threads) {
-      const u32 i = start + thread();
-      const float v = i < size ? x[i] : 0;
-      const u32 key = key_of(v);
-      const bool tie = i < size && key == low;
-      u32 total;
-      barrier();
-      const u32 tied = ties + scan(tie, totals, total);
-      ties += total;
-      const bool selected = i < size && (key > low || (tie && tied < left));
-      barrier();
-      const u32 place = written + scan(selected, totals, total);
-      written += total;
-      if (!selected) continue;
-      a.idx[to + place] = (i32)(first + i), a.val[to + place] = v;
-      if (a.take) x[i] = 0;
+    for (u32 r = 0; r < rounds; r++) {
+      reload(r);
+      u32 selected = 0;
+#pragma unroll
+      for (u32 j = 0; j < each; j++) selected |= (u32)(key_of(v[j]) >= high) << j;
+      const auto places = [&] METHOD (u32 flags, u32 &sum, auto f) {
+        const ranks<4> of(flags);
+        const u32 all = total(of.all), start = sum + before;
+        sum += all;
+        each_of(r, flags, [&] METHOD (u32 i, u32 j) { f(start + of.at(j / quad) + ones(flags >> j / quad * quad & ((1u << j % quad) - 1)), i, j); });
+      };
+      places(between(), tied, [&] METHOD (u32 place, u32, u32 j) { selected |= (u32)(place < k) << j; });
+      places(selected, written, [&] METHOD (u32 place, u32 i, u32) {
+        a.idx[to + place] = (i32)(first + i), a.val[to + place] = x[i];
+        if (a.take) x[i] = 0;
+      });
     }
   }
 }
