@@ -79,8 +79,9 @@ type Config struct {
 	// Mute has the engine send no control messages and users' messages without heads, for
 	// peers that are other programs.
 	Mute bool
-	// Pieces has messages of 2 to 6 KiB cut into pieces of 2 KiB, for transports that send
-	// these without a handshake, and longer ones more slowly.
+	// Pieces has messages of 2 to 6 KiB cut into pieces of 2 KiB, and long ones between hosts,
+	// but for reductions, into pieces of almost 64 KiB, for transports that send these without
+	// a handshake, and longer ones more slowly.
 	Pieces bool
 	// Offload does calls in the place of the schedules, nil for none. With it, buffers of
 	// users' messages may be a device's.

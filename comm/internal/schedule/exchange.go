@@ -1,6 +1,8 @@
 package schedule
 
 import (
+	"math"
+
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostops"
 )
@@ -50,26 +52,29 @@ func (o *Op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
 func (o *Op) receives(r, at, bytes int) { o.recvAt[r], o.recvBytes[r] = at, bytes }
 
 // stepExchange sends every rank its part of send and receives every rank's
-// part of recv.
+// part of recv. Of parts in pieces, each phase moves a window, so that few messages are in
+// flight, and a rank that is late is sent little that it has no room for.
 func stepExchange(e *Engine, o *Op) bool {
-	if o.phase == 1 {
-		return true
+	window := math.MaxInt
+	if e.pieceOf(o, window) < maxMessage {
+		window = max(blockBytes/e.size, linkPiece)
 	}
+	from := o.phase * window
 	for i := 1; i < e.size; i++ {
 		src := (e.rank + e.size - i) % e.size
-		if o.recvBytes[src] != nothing {
-			e.recvBytes(o, o.tag, o.recv+uintptr(o.recvAt[src]), o.recvBytes[src], src)
+		if bytes := o.recvBytes[src] - from; bytes > 0 || bytes == 0 && o.First() {
+			e.recvBytes(o, o.tag, o.recv+uintptr(o.recvAt[src]+from), min(bytes, window), src)
 		}
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
-		if o.sendBytes[dest] != nothing {
-			e.sendBytes(o, o.tag, o.send+uintptr(o.sendAt[dest]), o.sendBytes[dest], dest)
+		if bytes := o.sendBytes[dest] - from; bytes > 0 || bytes == 0 && o.First() {
+			e.sendBytes(o, o.tag, o.send+uintptr(o.sendAt[dest]+from), min(bytes, window), dest)
 		}
 	}
-	if own := o.recvBytes[e.rank]; own > 0 {
+	if own := o.recvBytes[e.rank]; own > 0 && o.First() {
 		_ = e.wire.Flush() // an error comes again
 		hostops.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), own, false)
 	}
-	return false
+	return o.inFlight == 0
 }

@@ -95,12 +95,21 @@ const (
 	eagerLimit = 6 << 10
 )
 
+// linkPiece is the longest message that Open MPI sends over TCP without a handshake, less its
+// header. Where a handshake queues behind data on a slow link, an exchange without takes half
+// as long.
+const linkPiece = 64<<10 - 256
+
 // pieceOf is the size of the messages that carry that many bytes of o. Ranks may
 // disagree about the length of a part of an AllToAllV: it is not cut up, so that
 // the length of the message tells.
 func (e *Engine) pieceOf(o *Op, bytes int) int {
-	if e.pieces && bytes <= eagerLimit && o.op != comm.OpAllToAllV {
+	switch {
+	case !e.pieces || o.op == comm.OpAllToAllV:
+	case bytes <= eagerLimit:
 		return eagerPiece
+	case e.segment.memory == nil && !o.op.Reduces():
+		return linkPiece
 	}
 	return maxMessage
 }

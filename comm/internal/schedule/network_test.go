@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	goruntime "runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -25,9 +26,10 @@ import (
 // network is the least wire: the ranks of a communicator in one process, a message of which
 // is copied when both its ends are posted.
 type network struct {
-	mu    sync.Mutex
-	wires []*wire
-	subs  map[string]*network // made by Split
+	mu     sync.Mutex
+	wires  []*wire
+	subs   map[string]*network // made by Split
+	pieces bool
 }
 
 type wire struct {
@@ -167,7 +169,7 @@ func (n *network) join(rank int) comm.Communicator { return n.joinBy(rank, n.wir
 func (n *network) joinBy(rank int, over schedule.Wire) comm.Communicator {
 	w := n.wires[rank]
 	check := backend.Check{Backend: "network", Rank: rank, WorldSize: len(n.wires)}
-	e := &endpoint{Engine: schedule.New(schedule.Config{Check: check, Wire: over, MaxTag: 1 << 62}), wire: w, stop: make(chan struct{})}
+	e := &endpoint{Engine: schedule.New(schedule.Config{Check: check, Wire: over, MaxTag: 1 << 62, Pieces: n.pieces}), wire: w, stop: make(chan struct{})}
 	go func() {
 		for {
 			select {
@@ -290,5 +292,59 @@ func TestFailedWire(t *testing.T) {
 		assert.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
 		assert.ErrorContains(t, other.Barrier(t.Context()), "no more memory for messages")
 		assert.NoError(t, errors.Join(c.Close(), other.Close()))
+	}
+}
+
+// counting is a wire that keeps the longest message, and the most that are in flight.
+type counting struct {
+	*wire
+	longest, posted, done, most int
+}
+
+func (c *counting) Post(id int, m *schedule.Message) {
+	c.posted++
+	c.longest, c.most = max(c.longest, m.Bytes), max(c.most, c.posted-c.done)
+	c.wire.Post(id, m)
+}
+
+func (c *counting) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done, error) {
+	done, err := c.wire.Poll(done, h)
+	c.done += len(done)
+	return done, err
+}
+
+// TestPieces has long messages cut, and exchanges parts that end within a window, with one and behind it.
+func TestPieces(t *testing.T) {
+	const size, window = 3, 4 << 20 / 3
+	n := newNetwork(size)
+	n.pieces = true
+	world, wires := make([]comm.Communicator, size), make([]*counting, size)
+	for r := range world {
+		wires[r] = &counting{wire: n.wires[r]}
+		world[r] = n.joinBy(r, wires[r])
+	}
+	value := func(from, to, i int) byte { return byte(from*7 + to*3 + i*5 + i>>8) }
+	require.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
+		rank := c.Rank()
+		for _, length := range []int{70_000, window, 2*window + 1, 3 * window} {
+			send, recv := make([]byte, size*length), make([]byte, size*length)
+			for i := range send {
+				send[i] = value(rank, i/length, i%length)
+			}
+			if err := errors.Join(c.AllToAll(hostmem.Addr(send), hostmem.Addr(recv), length, dtype.U8), c.Sync(ctx)); err != nil {
+				return err
+			}
+			goruntime.KeepAlive(send)
+			for i, v := range recv {
+				if v != value(i/length, rank, i%length) {
+					return fmt.Errorf("rank %d: byte %d of parts of %d is %d", rank, i, length, v)
+				}
+			}
+		}
+		return nil
+	}))
+	for _, w := range wires {
+		assert.LessOrEqual(t, w.longest, 64<<10)
+		assert.LessOrEqual(t, w.most, 2*(size-1)*(window>>16+2), "messages in flight")
 	}
 }
