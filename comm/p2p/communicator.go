@@ -70,19 +70,23 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 
 // discard gives back what the communicator has beside its base.
 func (c *Comm) discard() error {
-	stream := c.current()
+	stream := c.Stream()
 	c.looks.Lock() // nobody asks the stream, which the base closes
 	defer c.looks.Unlock()
 	err := c.here.discard(stream)
 	c.marks.Close(err != nil)
-	return err
+	return errors.Join(err, stream.Close())
 }
 
-// current is the base's stream, which it may change (nccl.Comm.UseStream).
-func (c *Comm) current() *cuda.Stream {
+// Stream returns the base's stream, which both submit to. The base may change it
+// (nccl.Comm.UseStream).
+func (c *Comm) Stream() *cuda.Stream {
 	handle := c.CommStream()
 	s := c.stream.Load()
 	if s == nil || s.Handle() != handle {
+		if s != nil {
+			_ = s.Close() // the event that others waited for it by
+		}
 		s = c.rt.WrapStream(handle)
 		c.stream.Store(s)
 	}

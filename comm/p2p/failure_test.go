@@ -16,8 +16,13 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Captured operations can be replayed, between others, and give what they should
-// every time.
+// inOrder is what orders an endpoint's operations in place of a communicator.
+type inOrder struct{ *endpoint }
+
+func (o inOrder) Stream() *cuda.Stream { return o.rt.Stream() }
+
+// Captured operations can be replayed, on several streams and between others, and give what they
+// should every time.
 func TestGraphsMixWithEagerCalls(t *testing.T) {
 	const ranks, most = 2, 100 << 10
 	ends := world(t, openGPUs(t, 2), ranks, small(ranks), 20*time.Second)
@@ -48,6 +53,7 @@ func TestGraphsMixWithEagerCalls(t *testing.T) {
 		for part := range 3 {
 			g, err := stream.Capture(func() error {
 				var errs []error
+				e.rt.Serialize(inOrder{e})
 				for i := part; i < len(steps); i += 4 { // the fourth part stays eager
 					errs = append(errs, e.submit(stream, plans[i]))
 				}
@@ -59,12 +65,16 @@ func TestGraphsMixWithEagerCalls(t *testing.T) {
 			defer g.Close() //nolint:errcheck
 			graphs = append(graphs, g)
 		}
+		other, err := e.rt.NewStream(0)
+		if err != nil {
+			return err
+		}
 		order := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
 		for range 40 {
 			var ran []int
 			for range 3 {
 				if part := order.IntN(4); part < 3 {
-					if err := graphs[part].Launch(stream); err != nil {
+					if err := graphs[part].Launch([]*cuda.Stream{stream, other}[order.IntN(2)]); err != nil {
 						return err
 					}
 					for i := part; i < len(steps); i += 4 {

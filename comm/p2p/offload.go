@@ -300,11 +300,11 @@ func (c *Comm) round(ctx context.Context, m *measurement, call func() error) (se
 	var errs []error
 	for i := range measureWarmup + measureCalls {
 		if i == measureWarmup {
-			errs = append(errs, c.current().Record(m.start))
+			errs = append(errs, c.Stream().Record(m.start))
 		}
 		errs = append(errs, call())
 	}
-	errs = append(errs, c.current().Record(m.end), c.sync(ctx))
+	errs = append(errs, c.Stream().Record(m.end), c.sync(ctx))
 	took, err := m.end.Since(m.start)
 	return took.Seconds(), errors.Join(append(errs, err)...)
 }

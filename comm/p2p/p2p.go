@@ -17,9 +17,9 @@
 // operation and its number. The process goes on; the communicator is aborted, and the base
 // can be shrunk.
 //
-// Operations of one communicator must not overlap on the GPU: unlike NCCL, kernels do not order
-// themselves. Launch graphs with operations of a communicator on its stream, or order their stream
-// with it; otherwise results are wrong.
+// Operations of one communicator must not overlap on the GPU: results would be wrong, and kernels
+// do not order themselves. [cuda.Graph.Launch] orders a graph with the communicator's stream. A
+// program that captures by other means launches graphs on that stream, or orders theirs with it.
 //
 // New measures up to which size each kind of operation is faster than on the base, and all
 // ranks agree on it. Both submit to the base's stream.

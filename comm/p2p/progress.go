@@ -16,7 +16,7 @@ func (c *Comm) leave(calls int) {
 		return
 	}
 	defer c.looks.RUnlock()
-	s := c.current()
+	s := c.Stream()
 	if e, quiet := c.quiet(); quiet {
 		c.marks.Set(s, e)
 	}
@@ -59,7 +59,7 @@ func (c *Comm) idle() (backend.Extent, bool) {
 	}
 	defer c.looks.RUnlock()
 	e, quiet := c.quiet()
-	return e, quiet && c.current().Idle() // an earlier stream may be idle, and gone
+	return e, quiet && c.Stream().Idle() // an earlier stream may be idle, and gone
 }
 
 // open reports whether Release has freed nothing yet, and does not before looks is released.

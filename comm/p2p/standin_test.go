@@ -43,6 +43,8 @@ type standIn struct {
 	Hold       dl.Func `sym:"fake_hold"`
 	Stall      dl.Func `sym:"fake_stall"`
 	Violations dl.Func `sym:"fake_violations"`
+	Submitted  dl.Func `sym:"fake_submitted"`
+	Waited     dl.Func `sym:"fake_waited"`
 }
 
 // next lets the next call of a function fail, on whatever rank.
@@ -332,6 +334,29 @@ type switching struct {
 }
 
 func (s *switching) CommStream() uintptr { return s.stream.Handle() }
+
+// A graph with operations of a communicator is ordered with others of it, whatever stream it is
+// launched in: they would take each other's memory for theirs.
+func TestStandInGraphsInOrder(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		return onOne(ctx, base, rt, func(c *p2p.Comm, buf uintptr) {
+			other, err := rt.NewStream(0)
+			require.NoError(t, err)
+			reduce := func() error { return c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) }
+			g, err := c.Stream().Capture(reduce)
+			require.NoError(t, err)
+			for range 2 {
+				assert.NoError(t, reduce())
+				assert.NoError(t, g.Launch(other))
+				assert.Equal(t, s.Submitted.Call(c.CommStream()), s.Waited.Call(other.Handle(), c.CommStream()))
+				assert.Equal(t, s.Submitted.Call(other.Handle()), s.Waited.Call(c.CommStream(), other.Handle()))
+			}
+			assert.NoError(t, errors.Join(g.Close(), other.Close()))
+		})
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
 
 // Close gives back what kernels write. A dump may come after it, or beside it.
 func TestStandInProgressAfterClose(t *testing.T) {

@@ -79,7 +79,8 @@ func (c *Comm) submit(x *comm.Call) error {
 }
 
 func (c *Comm) launch(p plan) error {
-	err := c.here.submit(c.current(), p)
+	c.rt.Serialize(c)
+	err := c.here.submit(c.Stream(), p)
 	if err == nil {
 		return nil
 	}

@@ -73,7 +73,7 @@ func (a adapter) Abort(ctx context.Context, cause error) {
 	a.c.Communicator.Abort(cause)
 	ctx, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
-	_ = poll.Until(ctx, a.c.current().Done)
+	_ = poll.Until(ctx, a.c.Stream().Done)
 }
 
 // Release implements [backend.Backend].

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math"
 	goruntime "runtime"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -13,7 +15,36 @@ import (
 const captureThreadLocal = 1
 
 // Graph is captured work that can be launched again and again.
-type Graph struct{ object }
+type Graph struct {
+	object
+	serial []Serial
+}
+
+// Serial is work that must not overlap on the GPU, because it shares memory there. Stream returns
+// the stream that orders it. Another stream may take its place after it has waited for that one.
+type Serial interface{ Stream() *Stream }
+
+// Serialize announces work that the caller submits next. If the work is captured, each launch
+// of the graph is ordered with all other work of w; see [Graph.Launch].
+func (r *Runtime) Serialize(w Serial) {
+	root := r.root()
+	if !root.graphed.Load() {
+		return
+	}
+	root.capturing.Lock()
+	defer root.capturing.Unlock()
+	if len(root.capturing.graphs) == 0 {
+		return
+	}
+	if capturing, err := w.Stream().Capturing(); err == nil && !capturing {
+		return
+	}
+	for _, g := range root.capturing.graphs { // at worst one that is captured beside it is ordered as well
+		if !slices.Contains(g.serial, w) {
+			g.serial = append(g.serial, w)
+		}
+	}
+}
 
 // Capture records the work that submit puts into the stream (kernels, copies
 // and collectives on streams that wait for it by events) instead of running
@@ -39,10 +70,12 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	defer goruntime.UnlockOSThread()
 	r.Freeze()
 	defer r.Unfreeze()
-	r.root().graphed.Store(true)
-	captures := &r.root().captures
-	captures.RLock()
-	defer captures.RUnlock()
+	root, g := r.root(), &Graph{}
+	root.graphed.Store(true)
+	root.captures.RLock()
+	defer root.captures.RUnlock()
+	root.capturing.add(g)
+	defer root.capturing.remove(g)
 	if err := r.do(r.drv.sym.StreamBeginCapture, stream, captureThreadLocal); err != nil {
 		return nil, err
 	}
@@ -59,7 +92,26 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Graph{object{rt: r, handle: exec}}, nil
+	g.rt, g.handle = r, exec
+	return g, nil
+}
+
+// capturing are the graphs that are being captured.
+type capturing struct {
+	sync.Mutex
+	graphs []*Graph
+}
+
+func (c *capturing) add(g *Graph) {
+	c.Lock()
+	defer c.Unlock()
+	c.graphs = append(c.graphs, g)
+}
+
+func (c *capturing) remove(g *Graph) {
+	c.Lock()
+	defer c.Unlock()
+	c.graphs = slices.DeleteFunc(c.graphs, func(o *Graph) bool { return o == g })
 }
 
 // HasCaptured reports whether there may be graphs, also of branches: work that was not
@@ -79,7 +131,11 @@ func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) 
 	return submit()
 }
 
-// Launch runs the graph in a stream.
+// Launch runs the graph in a stream. Operations of a communicator of comm/p2p, and calls of
+// [Runtime.Kernels], must not overlap with others of the same communicator or runtime. A graph
+// that has some waits for those submitted before, and those submitted later wait for the graph,
+// whatever its stream. NCCL does the same for its communicators. A program that captures by
+// other means than [Stream.Capture] launches on the stream of that work, or orders the two.
 func (g *Graph) Launch(s *Stream) error {
 	exec, err := g.use("graph")
 	if err != nil {
@@ -93,7 +149,24 @@ func (g *Graph) Launch(s *Stream) error {
 		return g.rt.errClosed()
 	}
 	defer g.rt.graphs.leave()
-	return g.rt.do(g.rt.drv.sym.GraphLaunch, exec, stream)
+	for _, w := range g.serial {
+		if home := w.Stream(); home.handle != stream {
+			if err := s.WaitFor(home); err != nil {
+				return err
+			}
+		}
+	}
+	if err := g.rt.do(g.rt.drv.sym.GraphLaunch, exec, stream); err != nil {
+		return err
+	}
+	for _, w := range g.serial {
+		if home := w.Stream(); home.handle != stream {
+			if err := home.WaitFor(s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Close destroys the graph. Closing twice, or after the runtime, which

@@ -681,6 +681,7 @@ func (c *checks) submit(launch func() error) error {
 	defer c.s.mu.Unlock()
 	err := c.s.err
 	if err == nil {
+		c.s.rt.Serialize(c.s.rt)
 		err = launch()
 	}
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 // sparse are the [runtime.Kernels] of a GPU: the PTX of kernels/dense.cu,
 // select.cu, lists.cu, pieces.cu and codec.cu, and the device memory that it works with.
 //
-// That memory is shared by all calls, which the compute stream puts in order;
-// graphs that hold such calls have to be launched in order with it too. It grows
+// That memory is shared by all calls, which the compute stream puts in order, and
+// [Graph.Launch] those of graphs. It grows
 // with the arrays, never while the pool is frozen, and what a graph may refer to
 // is kept until Close.
 type sparse struct {

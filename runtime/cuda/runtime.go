@@ -57,6 +57,7 @@ type Runtime struct {
 	trunk     *Runtime     // of which this is a branch
 	graphed   atomic.Bool  // the trunk's: there were captures, also of branches
 	captures  sync.RWMutex // the trunk's: captures share it, and what must not come beside them has it
+	capturing capturing    // the trunk's
 	branches  branches
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing

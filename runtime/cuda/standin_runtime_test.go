@@ -610,6 +610,66 @@ func TestStandInStreamsWaitForEachOther(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
+// ordered is work that a stream orders.
+type ordered struct{ by *Stream }
+
+func (o ordered) Stream() *Stream { return o.by }
+
+// Graphs whose kernels share memory with others are ordered with these, whatever stream they
+// are launched in. Others are not.
+func TestStandInGraphsInOrder(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	p, err := rt.Allocate(64)
+	require.NoError(t, err)
+	kernels := rt.Kernels() // which allocates
+	other, err := rt.NewStream(0)
+	require.NoError(t, err)
+	apart, err := rt.NewStream(0)
+	require.NoError(t, err)
+	compute := rt.Stream()
+	require.NoError(t, rt.CopyInAsync(apart, p, make([]byte, 8)))
+	waited := func(s, other *Stream) uintptr { return f.Waited.Call(s.Handle(), other.Handle()) }
+	submitted := func(s *Stream) uintptr { return f.Submitted.Call(s.Handle()) }
+
+	for _, c := range []struct {
+		name   string
+		submit func() error
+		orders bool
+	}{
+		{"plain", func() error { return rt.Fill(p, 8, dtype.U64, 1) }, false},
+		{"not captured", func() error { rt.Serialize(ordered{apart}); return nil }, false},
+		{"kernels", func() error { return kernels.Store(p, dtype.F32, p, 16, 2, 0) }, true},
+		{"others", func() error {
+			rt.Serialize(ordered{compute})
+			rt.Serialize(ordered{compute})
+			return rt.Fill(p, 8, dtype.U64, 1)
+		}, true},
+	} {
+		g, err := compute.Capture(c.submit)
+		require.NoError(t, err, c.name)
+		for range 2 {
+			require.NoError(t, rt.Fill(p, 8, dtype.U64, 1))
+			require.NoError(t, g.Launch(other))
+			assert.Equal(t, c.orders, waited(other, compute) == submitted(compute), c.name)
+			assert.Equal(t, c.orders, waited(compute, other) == submitted(other), c.name)
+			assert.Zero(t, waited(other, apart))
+		}
+		before := waited(compute, other)
+		require.NoError(t, g.Launch(compute))
+		assert.Equal(t, before, waited(compute, other), "%s: the stream of the work orders it", c.name)
+		require.NoError(t, g.Close())
+	}
+	events := f.alive()["events"]
+	wrapped := rt.WrapStream(other.Handle())
+	require.NoError(t, compute.WaitFor(wrapped))
+	require.NoError(t, wrapped.Close())
+	assert.Equal(t, events, f.alive()["events"], "what a wrapped stream is waited for by is gone with it")
+	require.NoError(t, compute.WaitFor(other), "the stream is not")
+	require.NoError(t, rt.Deallocate(p))
+	require.NoError(t, rt.Close())
+}
+
 func TestStandInCaptureEnds(t *testing.T) {
 	f := openStandIn(t)
 	before := f.alive()

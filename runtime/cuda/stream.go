@@ -215,18 +215,18 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 // Streams that the runtime itself works with and wrapped ones stay, too. Closing
 // twice, or after the runtime, which destroyed the stream then, is fine.
 func (s *Stream) Close() error {
-	if s.kept {
-		return nil
-	}
 	s.mark.Lock()
 	defer s.mark.Unlock()
-	if done, err := s.Done(); err == nil && !done {
-		if err := s.rt.copyAsync(s, nil, func() error { return nil }); err != nil {
-			return err
+	if !s.kept {
+		if done, err := s.Done(); err == nil && !done {
+			if err := s.rt.copyAsync(s, nil, func() error { return nil }); err != nil {
+				return err
+			}
 		}
 	}
 	if s.mark.event != nil {
 		_ = s.mark.event.Close() // fails where the stream's does
+		s.mark.event = nil
 	}
 	return s.close()
 }
