@@ -371,15 +371,9 @@ type Invitation struct {
 // Invite keeps a store, on this host's loopback address or on all addresses, until its client is closed.
 func Invite(thisHost bool) (*store.Client, Invitation, error) {
 	in := Invitation{Secret: []byte(rand.Text() + rand.Text())}
-	hosts, at := []string{"127.0.0.1"}, "127.0.0.1:0"
-	if !thisHost {
-		at = ":0"
-		addresses, _ := net.InterfaceAddrs()
-		for _, a := range addresses {
-			if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
-				hosts = append(hosts, n.IP.String())
-			}
-		}
+	at := ":0"
+	if thisHost {
+		at = "127.0.0.1:0"
 	}
 	conf, err := store.TLS(in.Secret, "invitation")
 	if err != nil {
@@ -389,9 +383,7 @@ func Invite(thisHost bool) (*store.Client, Invitation, error) {
 	if err != nil {
 		return nil, in, err
 	}
-	for _, h := range hosts {
-		in.Addresses = append(in.Addresses, net.JoinHostPort(h, strconv.Itoa(l.Addr().(*net.TCPAddr).Port)))
-	}
+	in.Addresses = store.Addresses(l)
 	server := store.NewServer(store.Options{})
 	server.Serve(l, conf)
 	return server.Owner("rank 0"), in, nil

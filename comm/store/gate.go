@@ -34,6 +34,24 @@ func keepAlive(conn net.Conn) {
 	}
 }
 
+// Addresses returns where a listener can be reached: at those of its host's interfaces if it listens on all of them,
+// loopback ones last.
+func Addresses(l net.Listener) (list []string) {
+	at := l.Addr().(*net.TCPAddr)
+	if !at.IP.IsUnspecified() {
+		return []string{at.String()}
+	}
+	interfaces, _ := net.InterfaceAddrs()
+	for _, loopback := range []bool{false, true} {
+		for _, a := range interfaces {
+			if n, ok := a.(*net.IPNet); ok && n.IP.IsLoopback() == loopback && !n.IP.IsLinkLocalUnicast() {
+				list = append(list, (&net.TCPAddr{IP: n.IP, Port: at.Port}).String())
+			}
+		}
+	}
+	return list
+}
+
 // TLS is the configuration of both sides of a connection between processes that know a secret. Each proves it by
 // the key of a certificate that follows from the secret and the purpose (HKDF, Ed25519), and accepts no other.
 // What they say is encrypted by keys of the connection alone (TLS 1.3).

@@ -1,14 +1,16 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -63,16 +65,15 @@ type record struct {
 	Addresses []string
 }
 
-// hello is what the dialing side says first on a lane.
+// hello is what the dialing side says on a connection. It gets a verdict: the length of the text of a
+// refusal, 0 for none, and the text. One that asks for no lanes is to measure the round trip, and
+// another one follows.
 type hello struct {
-	Nonce               uint64 // of the record that it has read
-	From, To, Size      uint32
-	Control             uint32 // length of control messages
-	Lane, Lanes, Window uint32 // of all but the first lane, how many there are
+	Nonce                        uint64 // of the record that it has read
+	From, To, Size               uint32
+	Control                      uint32 // length of control messages
+	Attempt, Lane, Lanes, Window uint32 // the connection is this lane of so many
 }
-
-// verdict is how long the answer to a hello is: the length of a refusal, and its text.
-const verdictBytes = 1 << 8
 
 // hostName names the network interfaces that this process sees.
 func hostName() string {
@@ -82,64 +83,50 @@ func hostName() string {
 	return strings.Join([]string{name, strings.TrimSpace(string(boot)), space}, " ")
 }
 
-// addresses returns where a listener can be reached: those of its host's interfaces if it
-// listens on all of them, loopback ones last.
-func addresses(l net.Listener) (list []string) {
-	at := l.Addr().(*net.TCPAddr)
-	if !at.IP.IsUnspecified() {
-		return []string{at.String()}
-	}
-	interfaces, _ := net.InterfaceAddrs()
-	for _, loopback := range []bool{false, true} {
-		for _, a := range interfaces {
-			if n, ok := a.(*net.IPNet); ok && n.IP.IsLoopback() == loopback && !n.IP.IsLinkLocalUnicast() {
-				list = append(list, net.JoinHostPort(n.IP.String(), fmt.Sprint(at.Port)))
-			}
-		}
-	}
-	return list
-}
-
 // candidates puts the addresses of a record into the order in which they are tried. Loopback ones
 // are for ranks of one host, first; elsewhere those of a network that this host is in come first.
 func (r *record) candidates(own string) []string {
-	var near, far, loopback []string
 	interfaces, _ := net.InterfaceAddrs()
-	for _, text := range r.Addresses {
-		a, err := netip.ParseAddrPort(text)
+	place := func(address string) int {
+		a, _ := netip.ParseAddrPort(address)
 		ip := net.IP(a.Addr().AsSlice())
 		switch {
-		case err != nil:
+		case ip.IsLoopback() && r.Host == own:
+			return 0
 		case ip.IsLoopback():
-			loopback = append(loopback, text)
+			return 3
 		case slices.ContainsFunc(interfaces, func(i net.Addr) bool { n, ok := i.(*net.IPNet); return ok && n.Contains(ip) }):
-			near = append(near, text)
-		default:
-			far = append(far, text)
+			return 1
 		}
+		return 2
 	}
-	if r.Host == own {
-		return slices.Concat(loopback, near, far)
-	}
-	return slices.Concat(near, far, loopback)
+	slices.SortStableFunc(r.Addresses, func(a, b string) int { return place(a) - place(b) })
+	return r.Addresses
 }
 
 // connector connects a node.
 type connector struct {
 	*node
 	config Config
+	kv     *store.Client
 	tls    *tls.Config
 	own    record
 
 	mu      sync.Mutex
-	joined  map[int][]*lane // by rank: lanes that have come, by number
-	changed chan struct{}   // closed when a lane joins
-	trouble map[int]error   // by rank: the last error
+	parties []party       // by rank
+	changed chan struct{} // a lane has joined
 }
 
-// connect makes the connections of a node.
-func connect(ctx context.Context, kv *store.Client, c Config, n *node) error {
-	k := &connector{node: n, config: c, tls: c.TLS.Clone(), joined: map[int][]*lane{}, changed: make(chan struct{}), trouble: map[int]error{}}
+// party is what is there of another rank.
+type party struct {
+	attempt uint32  // of the lanes
+	lanes   []*lane // by number, nil for those that have not come
+	trouble error   // of the last attempt to reach it
+}
+
+// connect makes the connections of a node. The rank's record stays in the store if that succeeds.
+func connect(ctx context.Context, kv *store.Client, c Config, n *node) (err error) {
+	k := &connector{node: n, config: c, kv: kv, tls: c.TLS.Clone(), parties: make([]party, n.size), changed: make(chan struct{}, 1)}
 	k.tls.NextProtos, k.tls.DynamicRecordSizingDisabled = []string{protocol}, true
 	listen := c.Listen
 	if _, _, err := net.SplitHostPort(listen); err != nil {
@@ -150,30 +137,28 @@ func connect(ctx context.Context, kv *store.Client, c Config, n *node) error {
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects
-	var nonce [8]byte
-	if _, err := rand.Read(nonce[:]); err != nil {
-		return err
-	}
-	k.own = record{hostName(), binary.LittleEndian.Uint64(nonce[:]), addresses(l)}
-	if len(c.Advertise) > 0 {
-		k.own.Addresses = c.Advertise
+	k.own = record{hostName(), rand.Uint64(), c.Advertise}
+	if len(c.Advertise) == 0 {
+		k.own.Addresses = store.Addresses(l)
 	}
 	text, err := json.Marshal(k.own)
 	if err != nil {
 		return err
 	}
-	if err := kv.Set(ctx, c.key(c.Rank), text, store.Lease); err != nil {
+	switch now, ok, err := kv.CompareAndSet(ctx, c.key(c.Rank), 0, text, store.Lease); {
+	case err != nil:
 		return err
+	case !ok:
+		return fmt.Errorf("%w: another process connects as rank %d: %s", store.ErrRefused, c.Rank, now.Value)
 	}
-	gate := &store.Gate{Name: "tcp", Most: mostStrangers + c.WorldSize}
+	gate := &store.Gate{Name: "tcp", Most: mostStrangers + c.WorldSize*mostLanes}
 	go gate.Serve(listener{l}, k.tls, func(conn *tls.Conn) { k.answer(gate, conn) })
 
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	var all sync.WaitGroup
 	for rank := range c.Rank {
 		all.Go(func() {
-			if err := k.call(ctx, kv, rank); err != nil {
+			if err := k.call(ctx, rank); err != nil {
 				cancel(err) // no more attempts
 			}
 		})
@@ -182,18 +167,19 @@ func connect(ctx context.Context, kv *store.Client, c Config, n *node) error {
 	cancel(err)
 	all.Wait()
 	if err != nil {
+		kv.Drop(c.key(c.Rank))
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		for _, lanes := range k.joined {
-			hangUp(lanes)
+		for i := range k.parties {
+			k.parties[i].hangUp()
 		}
 	}
 	return err
 }
 
-// hangUp closes lanes that are not used, of those that are there.
-func hangUp(lanes []*lane) {
-	for _, l := range lanes {
+// hangUp closes the lanes.
+func (p *party) hangUp() {
+	for _, l := range p.lanes {
 		if l != nil {
 			_ = l.link.Close()
 		}
@@ -204,69 +190,49 @@ func hangUp(lanes []*lane) {
 func (k *connector) await(ctx context.Context) error {
 	for {
 		k.mu.Lock()
-		missing, changed := k.missing(), k.changed
+		var missing []int
+		var trouble error
+		for rank, p := range k.parties {
+			if rank != k.rank && (p.lanes == nil || slices.Contains(p.lanes, nil)) {
+				missing = append(missing, rank)
+				if trouble == nil && p.trouble != nil {
+					trouble = fmt.Errorf("rank %d: %w", rank, p.trouble)
+				}
+			}
+		}
+		for rank := 0; rank < k.size && missing == nil; rank++ {
+			k.pairs[rank].lanes = k.parties[rank].lanes
+		}
 		k.mu.Unlock()
-		if len(missing) == 0 {
-			break
+		if missing == nil {
+			return nil
 		}
 		select {
-		case <-changed:
+		case <-k.changed:
+			continue
 		case <-ctx.Done():
-			return k.error(ctx, missing)
 		}
-	}
-	for rank, lanes := range k.joined {
-		k.pairs[rank].lanes = lanes
-	}
-	return nil
-}
-
-// missing returns the ranks that lack lanes.
-func (k *connector) missing() (missing []int) {
-	for rank := range k.size {
-		if lanes := k.joined[rank]; rank != k.rank && (len(lanes) == 0 || slices.Contains(lanes, nil)) {
-			missing = append(missing, rank)
+		if cause := context.Cause(ctx); errors.Is(cause, store.ErrRefused) {
+			return cause
 		}
-	}
-	return missing
-}
-
-// error names the ranks that did not come, and why, as far as it is known.
-func (k *connector) error(ctx context.Context, missing []int) error {
-	var refused *refusal
-	if errors.As(context.Cause(ctx), &refused) {
-		return refused
-	}
-	err := fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing))
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, rank := range missing {
-		if trouble := k.trouble[rank]; trouble != nil {
-			return fmt.Errorf("%w; rank %d: %w", err, rank, trouble)
+		err := fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing))
+		if trouble != nil {
+			err = fmt.Errorf("%w; %w", err, trouble)
 		}
+		return err
 	}
-	return err
 }
-
-// refusal is the answer of a rank that does not want this one.
-type refusal struct {
-	rank int
-	text string
-}
-
-func (r *refusal) Error() string { return fmt.Sprintf("refused by rank %d: %s", r.rank, r.text) }
-func (r *refusal) Unwrap() error { return comm.ErrPeerFailed }
 
 // call connects to a rank of lower number, until that succeeds, ctx ends, or the rank refuses.
-func (k *connector) call(ctx context.Context, kv *store.Client, rank int) error {
-	for {
-		err := k.try(ctx, kv, rank)
-		if err == nil || errors.As(err, new(*refusal)) {
+func (k *connector) call(ctx context.Context, rank int) error {
+	for attempt := uint32(1); ; attempt++ {
+		err := k.try(ctx, rank, attempt)
+		if err == nil || errors.Is(err, store.ErrRefused) {
 			return err
 		}
 		k.mu.Lock()
 		if ctx.Err() == nil {
-			k.trouble[rank] = err
+			k.parties[rank].trouble = err
 		}
 		k.mu.Unlock()
 		select {
@@ -278,8 +244,8 @@ func (k *connector) call(ctx context.Context, kv *store.Client, rank int) error 
 }
 
 // try makes the lanes to a rank, at the first of its addresses that answers.
-func (k *connector) try(ctx context.Context, kv *store.Client, rank int) error {
-	text, err := kv.Get(ctx, k.config.key(rank))
+func (k *connector) try(ctx context.Context, rank int, attempt uint32) error {
+	text, err := k.kv.Get(ctx, k.config.key(rank))
 	if err != nil {
 		return err
 	}
@@ -287,149 +253,119 @@ func (k *connector) try(ctx context.Context, kv *store.Client, rank int) error {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return err
 	}
-	h := hello{Nonce: r.Nonce, From: uint32(k.rank), To: uint32(rank), Size: uint32(k.size), Control: uint32(schedule.ControlBytes)}
 	var errs []error
 	for _, address := range r.candidates(k.own.Host) {
-		first, roundTrip, err := k.dial(ctx, address, rank, h)
+		first, err := k.dial(ctx, address)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		lanes, window := lanesOf(roundTrip)
-		if k.config.Connections > 0 {
-			lanes = min(k.config.Connections, mostLanes)
-		}
-		h.Lanes, h.Window = uint32(lanes), uint32(window)
-		all := make([]*lane, lanes)
-		all[0] = k.newLane(rank, 0, first, window)
-		if err := settle(ctx, first, h); err != nil {
-			hangUp(all)
-			return err
-		}
-		for i := 1; i < lanes; i++ {
-			h.Lane = uint32(i)
-			conn, _, err := k.dial(ctx, address, rank, h)
-			if err != nil {
-				hangUp(all) // the other side forgets them when the first one comes again
-				return err
-			}
-			all[i] = k.newLane(rank, i, conn, window)
-		}
-		k.join(rank, func([]*lane) []*lane { return all })
-		return nil
+		return k.lanes(ctx, address, first, hello{Nonce: r.Nonce, From: uint32(k.rank), To: uint32(rank),
+			Size: uint32(k.size), Control: uint32(schedule.ControlBytes), Attempt: attempt})
 	}
 	return fmt.Errorf("cannot be reached at %v: %w", r.Addresses, errors.Join(errs...))
 }
 
-// settle tells the other side of the first lane how many there are, and waits until it knows.
-func settle(ctx context.Context, first *tls.Conn, h hello) error {
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = first.Close() })
-	err := binary.Write(first, binary.LittleEndian, h)
-	if err == nil {
-		_, err = io.ReadFull(first, make([]byte, 1))
-	}
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
-	return err
-}
-
-// dial makes one connection and says hello. Of the first lane it measures the round trip.
-func (k *connector) dial(ctx context.Context, address string, rank int, h hello) (conn *tls.Conn, _ time.Duration, err error) {
+// dial makes a connection to who knows the secret.
+func (k *connector) dial(ctx context.Context, address string) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	plain, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = plain.Close()
-		}
-	}()
-	defer context.AfterFunc(ctx, func() { _ = plain.SetDeadline(time.Unix(1, 0)) })()
-	conn = tls.Client(newLink(plain), k.tls)
+	conn := tls.Client(newLink(plain), k.tls)
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, 0, err
+		return nil, errors.Join(err, plain.Close())
 	}
-	if err := binary.Write(conn, binary.LittleEndian, h); err != nil {
-		return nil, 0, err
-	}
-	verdict, roundTrip := make([]byte, verdictBytes), dialTime
+	return conn, nil
+}
+
+// lanes measures the round trip on the first connection to a rank, and makes as many lanes as that asks for. It waits
+// longer than the other side does, so that both agree on whether a lane is there.
+func (k *connector) lanes(ctx context.Context, address string, first *tls.Conn, h hello) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*greetTime)
+	defer cancel()
+	roundTrip := greetTime
 	for range pings {
 		began := time.Now()
-		if _, err := io.ReadFull(conn, verdict); err != nil {
-			return nil, 0, err
-		}
-		if n := int(verdict[0]); n > 0 {
-			return nil, 0, &refusal{rank, string(verdict[1 : 1+n])}
-		}
-		if h.Lanes > 0 {
-			break
+		if err := greet(ctx, first, h); err != nil {
+			return errors.Join(err, first.NetConn().Close())
 		}
 		roundTrip = min(roundTrip, time.Since(began))
-		if _, err := conn.Write(verdict[:1]); err != nil {
-			return nil, 0, err
+	}
+	lanes, window := lanesOf(roundTrip)
+	if k.config.Connections > 0 {
+		lanes = min(k.config.Connections, mostLanes)
+	}
+	h.Lanes, h.Window = uint32(lanes), uint32(window)
+	conns, errs := make([]*tls.Conn, lanes), make([]error, lanes)
+	conns[0] = first
+	var all sync.WaitGroup
+	for i := range conns {
+		h := h
+		h.Lane = uint32(i)
+		all.Go(func() {
+			if i > 0 {
+				conns[i], errs[i] = k.dial(ctx, address)
+			}
+			if errs[i] == nil {
+				errs[i] = greet(ctx, conns[i], h)
+			}
+		})
+	}
+	all.Wait()
+	err := cmp.Or(errs...)
+	for i, conn := range conns {
+		if h.Lane = uint32(i); err == nil {
+			k.join(int(h.To), &h, conn)
+		} else if conn != nil {
+			_ = conn.NetConn().Close()
 		}
 	}
-	return conn, roundTrip, nil
+	return err
+}
+
+// greet says hello and waits for the verdict.
+func greet(ctx context.Context, conn *tls.Conn, h hello) error {
+	defer context.AfterFunc(ctx, func() { _ = conn.NetConn().Close() })()
+	if err := binary.Write(conn, binary.LittleEndian, h); err != nil {
+		return err
+	}
+	var verdict [1 << 8]byte
+	if _, err := io.ReadFull(conn, verdict[:1]); err != nil || verdict[0] == 0 {
+		return err
+	}
+	text := verdict[1:][:verdict[0]]
+	if _, err := io.ReadFull(conn, text); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w by rank %d: %s", comm.ErrPeerFailed, store.ErrRefused, h.To, text)
 }
 
 // answer serves a connection until it ends.
 func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(greetTime))
 	var h hello
-	if err := binary.Read(conn, binary.LittleEndian, &h); err != nil {
-		gate.Refuse(conn, "hello", "it did not say who it is")
-		return
-	}
-	verdict := make([]byte, verdictBytes)
-	if reason := k.refuses(&h); reason != "" {
-		gate.Refuse(conn, "rank", reason)
-		verdict[0] = byte(copy(verdict[1:], reason))
-		_, _ = conn.Write(verdict)
-		return
-	}
-	rank := int(h.From)
-	if first := h.Lanes == 0; first {
-		for range pings {
-			if _, err := conn.Write(verdict); err != nil {
-				return
-			}
-			if _, err := io.ReadFull(conn, verdict[:1]); err != nil {
-				return
-			}
-		}
+	for h.Lanes == 0 {
 		if err := binary.Read(conn, binary.LittleEndian, &h); err != nil {
+			gate.Refuse(conn, "hello", "it did not say who it is")
 			return
 		}
-	} else if _, err := conn.Write(verdict[1:]); err != nil {
-		return
-	}
-	if h.Lanes == 0 || h.Lanes > mostLanes || h.Lane >= h.Lanes || h.Window < leastWindow || h.Window > mostWindow {
-		gate.Refuse(conn, "lanes", fmt.Sprintf("rank %d asks for lane %d of %d, %d bytes", rank, h.Lane, h.Lanes, h.Window))
-		return
-	}
-	index := int(h.Lane)
-	k.join(rank, func(lanes []*lane) []*lane {
-		if index == 0 || len(lanes) != int(h.Lanes) {
-			lanes = make([]*lane, h.Lanes)
+		reason := k.refuses(&h)
+		if reason != "" {
+			gate.Refuse(conn, "rank", reason)
 		}
-		return lanes
-	})
-	if _, err := conn.Write(verdict[:1]); err != nil { // of the first lane: the others may come
-		return
+		verdict := append([]byte{0}, reason[:min(len(reason), math.MaxUint8)]...)
+		verdict[0] = byte(len(verdict) - 1)
+		if _, err := conn.Write(verdict); err != nil || reason != "" {
+			return
+		}
 	}
 	_ = conn.SetDeadline(time.Time{})
-	k.join(rank, func(lanes []*lane) []*lane {
-		if index < len(lanes) { // or the rank has begun again
-			lanes[index] = k.newLane(rank, index, conn, int(h.Window))
-		}
-		return lanes
-	})
-	<-k.pairs[rank].dead // whoever passed the connection closes it then
+	if k.join(int(h.From), &h, conn) {
+		<-k.pairs[h.From].dead // whoever passed the connection closes it then
+	}
 }
 
 // refuses returns why this rank does not want a connection, "" if it does.
@@ -443,24 +379,32 @@ func (k *connector) refuses(h *hello) string {
 		return fmt.Sprintf("rank %d has no business with rank %d of %d", rank, k.rank, k.size)
 	case int(h.Control) != schedule.ControlBytes:
 		return "it is another version of this library"
+	case h.Lanes > 0 && (h.Lanes > mostLanes || h.Lane >= h.Lanes || h.Window < leastWindow || h.Window > mostWindow):
+		return fmt.Sprintf("rank %d asks for lane %d of %d, %d bytes", rank, h.Lane, h.Lanes, h.Window)
 	}
 	return ""
 }
 
-// newLane makes a lane of a connection.
-func (k *connector) newLane(rank, index int, conn *tls.Conn, window int) *lane {
-	p := k.pairs[rank]
-	p.mu.Lock()
-	p.window, p.credit = window, window
-	p.mu.Unlock()
-	return newLane(p, index, conn)
-}
-
-// join notes lanes of a rank.
-func (k *connector) join(rank int, change func(lanes []*lane) []*lane) {
+// join notes a lane of a rank, unless a later attempt has begun.
+func (k *connector) join(rank int, h *hello, conn *tls.Conn) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.joined[rank] = change(k.joined[rank])
-	close(k.changed)
-	k.changed = make(chan struct{})
+	p := &k.parties[rank]
+	if h.Attempt < p.attempt || h.Attempt == p.attempt && len(p.lanes) != int(h.Lanes) {
+		return false
+	}
+	if h.Attempt > p.attempt {
+		p.hangUp()
+		p.attempt, p.lanes = h.Attempt, make([]*lane, h.Lanes)
+	}
+	pair := k.pairs[rank]
+	pair.mu.Lock()
+	pair.window, pair.credit = int(h.Window), int(h.Window)
+	pair.mu.Unlock()
+	p.lanes[h.Lane] = newLane(pair, int(h.Lane), conn)
+	select {
+	case k.changed <- struct{}{}:
+	default:
+	}
+	return true
 }

@@ -354,3 +354,29 @@ func TestAbsent(t *testing.T) {
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorContains(t, err, "no connection to ranks 0, 2")
 }
+
+// Another process that takes a rank for its own is refused, and the first one connects.
+func TestTwoOfOneRank(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	connect := func(name string, rank int) (comm.Communicator, error) {
+		return tcp.New(t.Context(), server.Local(name), tcp.Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost"})
+	}
+	observer := server.Local("observer")
+	var all sync.WaitGroup
+	all.Go(func() {
+		c, err := connect("first", 1)
+		if assert.NoError(t, err) {
+			assert.NoError(t, c.Close())
+		}
+	})
+	_, err := observer.Get(t.Context(), "tcp//1")
+	require.NoError(t, err)
+	_, err = connect("second", 1)
+	require.ErrorIs(t, err, store.ErrRefused)
+	assert.ErrorContains(t, err, "another process connects as rank 1")
+	c, err := connect("rank 0", 0)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	all.Wait()
+}

@@ -143,10 +143,11 @@ func New(ctx context.Context, kv *store.Client, c Config) (_ comm.Communicator, 
 	}
 	world := n.communicator(1, c.Rank, all)
 	n.start()
-	if _, err := world.e.exchange(ctx, comm.Wait{}); err != nil { // all ranks are here, and nobody needs the store
+	_, err = world.e.exchange(ctx, comm.Wait{}) // all ranks are here, and nobody needs the store
+	kv.Drop(c.key(c.Rank))
+	if err != nil {
 		return nil, errors.Join(err, world.Close())
 	}
-	kv.Drop(c.key(c.Rank))
 	return world, nil
 }
 
