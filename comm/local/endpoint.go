@@ -18,7 +18,7 @@ func (e *endpoint) enqueue(batch []*op) {
 				if o.op.Message() {
 					o.number = e.messages.Begin()
 				}
-				e.backlog.push(o)
+				e.backlog.Push(o)
 			}
 		}
 	}
@@ -30,7 +30,7 @@ func (e *endpoint) enqueue(batch []*op) {
 // earlier messages that touch the same memory; collectives after earlier
 // messages are done. The caller holds e.mu.
 func (e *endpoint) startable() bool {
-	o := e.backlog.first()
+	o := e.backlog.First()
 	if !e.finishSmall() {
 		return false
 	}
@@ -79,7 +79,7 @@ func (e *endpoint) enter(x *entry) (seq uint64, s *slot) {
 // batchConflicts reports whether a message of the batch at the front of the
 // backlog conflicts with an open one.
 func (e *endpoint) batchConflicts(batch uint64) bool {
-	for _, o := range e.backlog.all() {
+	for _, o := range e.backlog.All() {
 		if o.batch != batch || !o.op.Message() {
 			return false
 		}
@@ -96,7 +96,7 @@ func (e *endpoint) batchConflicts(batch uint64) bool {
 // it has only others, the endpoint counts as stalled, which makes the next
 // collective that ends look again. The caller holds e.mu.
 func (e *endpoint) advanceable() bool {
-	if e.backlog.empty() {
+	if e.backlog.Empty() {
 		e.setStalled(false)
 		return false
 	}

@@ -41,7 +41,7 @@
 //
 // Each file uses only those before it in this list:
 //
-//   - entry, queue, plan, claim: a call, a list, how work is cut and who takes it
+//   - entry, plan, claim: a call, how work is cut and who takes it
 //   - world: the state, of the ranks together and of each
 //   - lot, failure: how ranks sleep and are woken, how a world breaks
 //   - op, collective, driver, small, message, endpoint: what one operation does,

@@ -95,7 +95,7 @@ func (d *driver) messageDone(o *op) {
 	e.open = e.open[:last]
 	e.messages.End(o.number)
 	e.recycle(o)
-	goesOn := !e.backlog.empty()
+	goesOn := !e.backlog.Empty()
 	idle := e.pending.Add(-1) == 0
 	e.mu.Unlock()
 	if goesOn {

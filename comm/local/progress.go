@@ -80,7 +80,7 @@ func (d *driver) pump(e *endpoint) {
 			e.mu.Unlock()
 			return
 		}
-		o := e.backlog.pop()
+		o := e.backlog.Pop()
 		if o.op.Message() {
 			e.open = append(e.open, o)
 			match := e.post(o)
@@ -116,7 +116,7 @@ func (e *endpoint) finishTold() bool {
 	}
 	e.mu.Lock()
 	done := e.finishSmall()
-	goesOn := !e.backlog.empty()
+	goesOn := !e.backlog.Empty()
 	e.mu.Unlock()
 	if done {
 		e.world.wakeDone() // others who wait for this rank's operations

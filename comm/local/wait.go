@@ -141,6 +141,6 @@ func (e *endpoint) inFlight() (f backend.InFlight) {
 	for _, o := range e.open {
 		f.Messages = append(f.Messages, o.call())
 	}
-	f.Behind += len(e.backlog.all())
+	f.Behind += len(e.backlog.All())
 	return f
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/queue"
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
@@ -146,7 +147,7 @@ type endpoint struct {
 	gone      atomic.Bool   // closed, and nothing in flight
 	leakAlarm runtime.Cleanup
 
-	backlog  queue[*op]
+	backlog  queue.Of[*op]
 	open     []*op // messages that were posted and are not done
 	idle     []*op // for reuse
 	released uint64

@@ -19,11 +19,11 @@ func FuzzFrames(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	seed(header{kind: frameMessage, length: 8, wire: 1, tag: 3, total: 8, eager: 8}) // received
-	seed(header{kind: frameMessage, length: 8, wire: 1, tag: 4, total: 64, eager: 16}, header{kind: frameData, length: 8, id: 1, offset: 8},
-		header{kind: frameData, length: 48, id: 1, offset: 16}) // early, and then not granted
-	seed(header{kind: frameMessage, wire: 1, tag: 3, total: 64}, header{kind: frameData, length: 64, id: 1}, header{kind: frameData, length: 64, id: 1})
-	seed(header{kind: frameMessage, wire: 2, total: 9, eager: 9, length: 9}, header{kind: frameGrant, id: 1}, header{kind: frameBye}, header{kind: frameSeen})
+	seed(header{kind: frameMessage, length: 8, id: 1, tag: 3, total: 8, eager: 8}) // received
+	seed(header{kind: frameMessage, length: 8, id: 1, tag: 4, total: 64, eager: 16}, header{kind: frameData, length: 8, id: 1, tag: 8},
+		header{kind: frameData, length: 48, id: 1, tag: 16}) // early, and then not granted
+	seed(header{kind: frameMessage, id: 1, tag: 3, total: 64}, header{kind: frameData, length: 64, id: 1}, header{kind: frameData, length: 64, id: 1})
+	seed(header{kind: frameMessage, id: 2, total: 9, eager: 9, length: 9}, header{kind: frameGrant, id: 1}, header{kind: frameBye}, header{kind: frameSeen})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const window, room = 1 << 10, 64
 		n := &node{size: 2, awake: make(chan struct{}, 1), wires: map[uint64]*wire{}}

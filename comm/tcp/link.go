@@ -119,12 +119,10 @@ type header struct {
 	report bool   // of a control message
 	length int    // of the payload
 	credit uint64 // that the receiver of messages gives back
-	wire   uint64 // of messages and control messages: the communicator
-	tag    uint64 // of a message
+	id     uint64 // the communicator; of data and grants the number of the message
+	tag    uint64 // of a message; of data the offset
 	total  uint64 // length of a message
 	eager  uint64 // of a message: bytes that come without a grant
-	id     uint64 // of data and grants: number of the message
-	offset uint64 // of data
 }
 
 const headerBytes = 48
@@ -136,25 +134,14 @@ func (h *header) put(b []byte) {
 		b[1] = 1
 	}
 	binary.LittleEndian.PutUint32(b[4:], uint32(h.length))
-	binary.LittleEndian.PutUint64(b[8:], h.credit)
-	first, second := h.wire, h.tag
-	if h.kind == frameData || h.kind == frameGrant {
-		first, second = h.id, h.offset
-	}
-	for i, v := range [...]uint64{first, second, h.total, h.eager} {
-		binary.LittleEndian.PutUint64(b[16+8*i:], v)
+	for i, v := range [...]uint64{h.credit, h.id, h.tag, h.total, h.eager} {
+		binary.LittleEndian.PutUint64(b[8+8*i:], v)
 	}
 }
 
 func (h *header) get(b []byte) {
-	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[16+8*i:]) }
-	*h = header{kind: kind(b[0]), report: b[1] != 0, length: int(binary.LittleEndian.Uint32(b[4:])),
-		credit: binary.LittleEndian.Uint64(b[8:]), total: word(2), eager: word(3)}
-	if h.kind == frameData || h.kind == frameGrant {
-		h.id, h.offset = word(0), word(1)
-	} else {
-		h.wire, h.tag = word(0), word(1)
-	}
+	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
+	*h = header{kind(b[0]), b[1] != 0, int(binary.LittleEndian.Uint32(b[4:])), word(1), word(2), word(3), word(4), word(5)}
 }
 
 // lane is one of the connections of a pair.

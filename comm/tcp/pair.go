@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/queue"
 )
 
 // pair is what this rank shares with another one, or with itself: the connections, the messages
@@ -38,9 +39,9 @@ type pair struct {
 	seen      bool      // the other one has seen the goodbyes
 	spoke     bool      // since the last tick
 
-	urgent   fifo[urgent]
-	announce fifo[*outgoing]
-	flow     fifo[*outgoing]      // announced, and the next part may be sent
+	urgent   queue.Of[sending] // goes before all messages
+	announce queue.Of[*outgoing]
+	flow     queue.Of[*outgoing]  // announced, and the next part may be sent
 	held     map[uint64]*outgoing // announced, and not granted
 	sent     uint64               // number of the message announced last
 	credit   int                  // bytes that may be sent eagerly
@@ -55,11 +56,12 @@ type pair struct {
 	spareBytes [][]byte
 }
 
-// urgent is a frame that goes before all messages.
-type urgent struct {
+// sending is a frame that is sent.
+type sending struct {
 	header  header
 	payload []byte
-	wire    *wire // of a control message
+	out     *outgoing // of a part of a message
+	wire    *wire     // of a control message
 }
 
 // outgoing is a send.
@@ -108,20 +110,14 @@ func newPair(n *node, rank int) *pair {
 	return p
 }
 
-// sending is a frame that is being sealed.
-type sending struct {
-	header  header
-	payload []byte
-	out     *outgoing
-	wire    *wire // of a control message
-}
-
 // next finds what a lane sends next.
 func (p *pair) next(l *lane, f *sending) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case l.index == 0 && p.nextUrgent(f), l.index == 0 && p.nextAnnouncement(f), (l.index > 0 || len(p.lanes) == 1) && p.nextPart(f):
+	case l.index == 0 && !p.urgent.Empty():
+		*f = p.urgent.Pop()
+	case l.index == 0 && p.nextAnnouncement(f), (l.index > 0 || len(p.lanes) == 1) && p.nextPart(f):
 	case l.index == 0 && p.owed > 0 && p.owed >= p.window/4:
 		f.header.kind = frameBeat
 	case p.leaving && !l.byed:
@@ -135,25 +131,19 @@ func (p *pair) next(l *lane, f *sending) bool {
 	return true
 }
 
-func (p *pair) nextUrgent(f *sending) bool {
-	u, ok := p.urgent.pop()
-	f.header, f.payload, f.wire = u.header, u.payload, u.wire
-	return ok
-}
-
 func (p *pair) nextAnnouncement(f *sending) bool {
-	o, ok := p.announce.pop()
-	for ok && o.dropped {
-		o, ok = p.announce.pop()
+	for !p.announce.Empty() && p.announce.First().dropped {
+		p.announce.Pop()
 	}
-	if !ok {
+	if p.announce.Empty() {
 		return false
 	}
+	o := p.announce.Pop()
 	p.sent++
 	o.number, o.eager = p.sent, min(o.total, p.credit)
 	p.credit -= o.eager
 	o.allowed = o.eager
-	f.header = header{kind: frameMessage, wire: o.wire.id, tag: o.tag, total: uint64(o.total), eager: uint64(o.eager)}
+	f.header = header{kind: frameMessage, id: o.wire.id, tag: o.tag, total: uint64(o.total), eager: uint64(o.eager)}
 	first := min(o.eager, chunkBytes)
 	if len(p.lanes) > 1 && first > recordBytes-headerBytes {
 		first = 0
@@ -163,34 +153,31 @@ func (p *pair) nextAnnouncement(f *sending) bool {
 		p.held[o.number] = o
 	}
 	if o.next < o.allowed {
-		p.flow.push(o)
+		p.flow.Push(o)
 		p.rouse()
 	}
 	return true
 }
 
 func (p *pair) nextPart(f *sending) bool {
-	for {
-		o, ok := p.flow.peek()
-		if !ok {
-			return false
-		}
+	for !p.flow.Empty() {
+		o := p.flow.First()
 		if !o.dropped {
 			end := o.allowed
 			if o.next < o.eager {
 				end = o.eager // the parts of an early message lie in other memory
 			}
-			f.header = header{kind: frameData, id: o.number, offset: uint64(o.next)}
+			f.header = header{kind: frameData, id: o.number, tag: uint64(o.next)}
 			p.part(f, o, min(end-o.next, chunkBytes))
-			if o.next < o.allowed {
-				return true
-			}
 		}
-		p.flow.pop()
+		if o.dropped || o.next == o.allowed {
+			p.flow.Pop()
+		}
 		if !o.dropped {
 			return true
 		}
 	}
+	return false
 }
 
 // part adds the next n bytes of a message to a frame.
@@ -245,7 +232,7 @@ func (p *pair) arrived(l *lane, h *header) error {
 	if in != nil {
 		p.took(in, h)
 	}
-	owes := p.owed >= p.window/4 || !p.urgent.empty()
+	owes := p.owed >= p.window/4 || !p.urgent.Empty()
 	p.mu.Unlock()
 	if owes {
 		p.lanes[0].write(true)
@@ -272,14 +259,14 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 		if o := p.held[h.id]; o != nil {
 			delete(p.held, h.id)
 			if o.next == o.allowed { // otherwise it is in the queue
-				p.flow.push(o)
+				p.flow.Push(o)
 				p.rouse()
 			}
 			o.allowed = o.total
 		}
 	case frameBye:
 		if p.byes++; p.byes == len(p.lanes) {
-			p.urgent.push(urgent{header: header{kind: frameSeen}})
+			p.urgent.Push(sending{header: header{kind: frameSeen}})
 			p.lanes[0].rouse()
 			p.lose(errLeft)
 		}
@@ -304,30 +291,34 @@ func (p *pair) receive(h *header) (*incoming, error) {
 	}
 	p.received++
 	p.lent += int(h.eager)
-	w := p.node.wire(h.wire)
+	w := p.node.wire(h.id)
 	if w == nil || w.place[p.rank] < 0 {
 		p.owed += int(h.eager)
 		return nil, nil
 	}
-	in := p.newIncoming()
+	in := take(&p.spareIn)
 	in.wire, in.from, in.tag, in.number, in.total, in.eager = w, int(w.place[p.rank]), h.tag, p.received, int(h.total), int(h.eager)
-	b := &w.boxes[in.from]
-	if i := slices.IndexFunc(b.posted, func(r posted) bool { return r.tag == in.tag }); i >= 0 {
-		r := b.posted[i]
-		b.posted = slices.Delete(b.posted, i, i+1)
-		p.owed += in.eager
-		p.match(in, r)
-		if in.total > r.room {
-			return nil, nil
-		}
-	} else {
+	if !p.meet(in) {
 		in.early = p.memory(in.eager)
-		b.early = append(b.early, in)
+	} else if p.owed += int(h.eager); h.total > uint64(in.to.room) {
+		return nil, nil
 	}
 	if in.total > h.length {
 		p.incoming[in.number] = in
 	}
 	return in, nil
+}
+
+// meet gives a message to its receive, or keeps it until that is posted.
+func (p *pair) meet(in *incoming) bool {
+	b := &in.wire.boxes[in.from]
+	r, ok := pick(&b.posted, func(r posted) bool { return r.tag == in.tag })
+	if ok {
+		p.match(in, r)
+	} else {
+		b.early = append(b.early, in)
+	}
+	return ok
 }
 
 // match gives a message to a receive.
@@ -339,7 +330,7 @@ func (p *pair) match(in *incoming, r posted) {
 		return
 	}
 	if in.eager < in.total {
-		p.urgent.push(urgent{header: header{kind: frameGrant, id: in.number}})
+		p.urgent.Push(sending{header: header{kind: frameGrant, id: in.number}})
 	}
 	p.settle(in)
 }
@@ -382,7 +373,7 @@ func (p *pair) drop(in *incoming) {
 
 // memory is where the payload of a frame goes.
 func (in *incoming) memory(h *header) ([]byte, error) {
-	from, n := int(h.offset), h.length
+	from, n := int(h.tag), h.length
 	if h.kind == frameMessage {
 		from = 0
 	}
@@ -408,7 +399,7 @@ func (p *pair) took(in *incoming, h *header) {
 		return
 	}
 	in.got += h.length
-	if h.kind == frameMessage || int(h.offset) < in.eager {
+	if h.kind == frameMessage || int(h.tag) < in.eager {
 		in.gotEager += h.length
 	}
 	if in.matched {
@@ -424,30 +415,31 @@ func (p *pair) memory(n int) []byte {
 	if n == 0 {
 		return nil
 	}
-	if i := slices.IndexFunc(p.spareBytes, func(b []byte) bool { return cap(b) >= n }); i >= 0 {
-		b := p.spareBytes[i]
-		p.spareBytes = slices.Delete(p.spareBytes, i, i+1)
+	if b, ok := pick(&p.spareBytes, func(b []byte) bool { return cap(b) >= n }); ok {
 		return b[:n]
 	}
 	return make([]byte, n, 1<<bits.Len(uint(n-1)))
 }
 
-func (p *pair) newIncoming() *incoming {
-	if n := len(p.spareIn); n > 0 {
-		in := p.spareIn[n-1]
-		p.spareIn = p.spareIn[:n-1]
-		return in
+// pick takes the first element out of a list that is wanted.
+func pick[T any](list *[]T, wanted func(T) bool) (v T, ok bool) {
+	i := slices.IndexFunc(*list, wanted)
+	if i >= 0 {
+		v = (*list)[i]
+		*list = slices.Delete(*list, i, i+1)
 	}
-	return new(incoming)
+	return v, i >= 0
 }
 
-func (p *pair) newOutgoing() *outgoing {
-	if n := len(p.spareOut); n > 0 {
-		o := p.spareOut[n-1]
-		p.spareOut = p.spareOut[:n-1]
-		return o
+// take returns a spare value, which is zero, or a new one.
+func take[T any](spare *[]*T) *T {
+	last := len(*spare) - 1
+	if last < 0 {
+		return new(T)
 	}
-	return new(outgoing)
+	v := (*spare)[last]
+	*spare = (*spare)[:last]
+	return v
 }
 
 // send queues a message, whose first frame the next write announces. To this rank itself
@@ -455,27 +447,20 @@ func (p *pair) newOutgoing() *outgoing {
 func (p *pair) send(w *wire, id int, tag uint64, address uintptr, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	o := p.newOutgoing()
+	o := take(&p.spareOut)
 	o.wire, o.id, o.tag, o.address, o.total = w, id, tag, address, bytes
 	if p.rank != p.node.rank {
-		p.announce.push(o)
+		p.announce.Push(o)
 		return
 	}
-	in := p.newIncoming()
+	in := take(&p.spareIn)
 	in.wire, in.from, in.tag, in.total, in.eager, in.got, in.gotEager = w, w.rank, tag, bytes, bytes, bytes, bytes
 	in.early, in.local = hostmem.Slice[byte](address, bytes), o
 	if bytes == 0 {
 		in.early, in.local = nil, nil
 		w.complete(id, 0)
 	}
-	b := &w.boxes[w.rank]
-	if i := slices.IndexFunc(b.posted, func(r posted) bool { return r.tag == tag }); i >= 0 {
-		r := b.posted[i]
-		b.posted = slices.Delete(b.posted, i, i+1)
-		p.match(in, r)
-		return
-	}
-	b.early = append(b.early, in)
+	p.meet(in)
 }
 
 // post posts a receive, and reports whether there is something urgent to send now.
@@ -483,14 +468,12 @@ func (p *pair) post(w *wire, from int, r posted) (urgent bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := &w.boxes[from]
-	if i := slices.IndexFunc(b.early, func(in *incoming) bool { return in.tag == r.tag }); i >= 0 {
-		in := b.early[i]
-		b.early = slices.Delete(b.early, i, i+1)
+	if in, ok := pick(&b.early, func(in *incoming) bool { return in.tag == r.tag }); ok {
 		p.match(in, r)
 	} else {
 		b.posted = append(b.posted, r)
 	}
-	return len(p.lanes) > 0 && (!p.urgent.empty() || p.owed >= p.window/4)
+	return len(p.lanes) > 0 && (!p.urgent.Empty() || p.owed >= p.window/4)
 }
 
 // forget drops everything of a communicator. When it returns, nobody touches the memory of its
@@ -507,8 +490,8 @@ func (p *pair) forget(w *wire, from int) {
 			p.drop(in)
 		}
 	}
-	for _, queue := range []*fifo[*outgoing]{&p.announce, &p.flow} {
-		for _, o := range queue.all() {
+	for _, list := range []*queue.Of[*outgoing]{&p.announce, &p.flow} {
+		for _, o := range list.All() {
 			o.dropped = o.dropped || o.wire == w
 		}
 	}
@@ -540,7 +523,7 @@ func (p *pair) control(l *lane, h *header) error {
 	if _, err := io.ReadFull(l.secure, message); err != nil {
 		return err
 	}
-	if w := p.node.wire(h.wire); w != nil && w.place[p.rank] >= 0 {
+	if w := p.node.wire(h.id); w != nil && w.place[p.rank] >= 0 {
 		w.hear(int(w.place[p.rank]), h.report, message)
 	}
 	return nil
@@ -583,7 +566,7 @@ func (p *pair) beat(tick, patience int64) {
 	p.mu.Lock()
 	quiet := !p.spoke && !p.leaving
 	if p.spoke = false; quiet {
-		p.urgent.push(urgent{header: header{kind: frameBeat}})
+		p.urgent.Push(sending{header: header{kind: frameBeat}})
 	}
 	p.mu.Unlock()
 	if quiet {
@@ -592,40 +575,4 @@ func (p *pair) beat(tick, patience int64) {
 	if silent := tick - p.heard.Load(); silent >= patience {
 		p.fail(fmt.Errorf("nothing has come from it for %v", time.Duration(silent)*p.node.tick))
 	}
-}
-
-// fifo is a queue.
-type fifo[T any] struct {
-	list  []T
-	first int
-}
-
-func (q *fifo[T]) empty() bool { return q.first == len(q.list) }
-func (q *fifo[T]) all() []T    { return q.list[q.first:] }
-
-func (q *fifo[T]) push(v T) {
-	if q.first > 0 && len(q.list) == cap(q.list) {
-		n := copy(q.list, q.list[q.first:])
-		clear(q.list[n:])
-		q.list, q.first = q.list[:n], 0
-	}
-	q.list = append(q.list, v)
-}
-
-func (q *fifo[T]) peek() (v T, ok bool) {
-	if q.empty() {
-		return v, false
-	}
-	return q.list[q.first], true
-}
-
-func (q *fifo[T]) pop() (v T, ok bool) {
-	if v, ok = q.peek(); ok {
-		var zero T
-		q.list[q.first] = zero
-		if q.first++; q.empty() {
-			q.list, q.first = q.list[:0], 0
-		}
-	}
-	return v, ok
 }

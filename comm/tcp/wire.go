@@ -133,7 +133,7 @@ func (w *wire) Tell(rank int, report bool, message []byte) bool {
 	taken := p.gone == nil
 	if taken {
 		w.untold.Add(1)
-		p.urgent.push(urgent{header{kind: frameControl, wire: w.id, report: report}, append([]byte(nil), message...), w})
+		p.urgent.Push(sending{header: header{kind: frameControl, id: w.id, report: report}, payload: append([]byte(nil), message...), wire: w})
 	}
 	p.mu.Unlock()
 	if taken {
