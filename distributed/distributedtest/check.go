@@ -2,8 +2,8 @@ package distributedtest
 
 import (
 	"context"
-	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
@@ -22,39 +22,29 @@ import (
 // All ranks of r's world call it together.
 func CheckPattern(ctx context.Context, r commtest.Rank, cfg sparse.Config, n, steps int, gradient func(rank, step int) []float32) error {
 	p := newRank(ctx, &suite{}, r)
-	return p.run(func(*rank) error {
-		u, err := p.newRun(cfg.Pattern, n, dtype.F32, cfg)
-		if err != nil {
-			return err
-		}
-		for step := range steps {
-			for peer := range p.size {
-				u.notFinite = u.notFinite || !finite(gradient(peer, step))
+	return p.run(func(*rank) {
+		p.reduces(cfg.Pattern, n, dtype.F32, cfg, func(u *run) {
+			for step := range steps {
+				for peer := range p.size {
+					u.notFinite = u.notFinite || !finite(gradient(peer, step))
+				}
+				u.step(gradient(p.rank, step))
 			}
-			if err := u.step(gradient(p.rank, step)); err != nil {
-				return u.close(err)
-			}
-		}
-		return u.close(nil)
+		})
 	})
 }
 
 // finite reports whether sums of such gradients are finite.
 func finite(x []float32) bool {
-	for _, v := range x {
-		if !(math.Abs(float64(v)) < 1e36) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(x, func(v float32) bool { return !(math.Abs(float64(v)) < 1e36) })
 }
 
 // inBudget checks oktopk's bound on what a rank sends in a step, in elements, or in bytes of the codec. With
 // streams a few numbers come on top.
-func (u *run) inBudget() error {
+func (u *run) inBudget() {
 	stats := u.stats
 	if u.cfg.Pattern != sparse.Oktopk || stats.Dense {
-		return nil
+		return
 	}
 	bound := 6 * int64(stats.K) * int64(u.size-1) / int64(u.size)
 	if stats.Step == 0 { // the ranks compare what they reduce
@@ -65,17 +55,13 @@ func (u *run) inBudget() error {
 	}
 	switch {
 	case u.codec != runtime.CodecNone && stats.Pattern != sparse.Oktopk: // few entries, beside which headers count
-		return nil
 	case u.codec != runtime.CodecNone: // a word of 6k(P-1)/P is half of an entry of a message
 		share := max(stats.K/(2*u.size), 1)
 		entry := float64(u.codec.Bound(share, u.t.Len())) / float64(share)
 		if most := float64(bound) / 2 * entry; float64(stats.SentBytes) > most {
-			return fmt.Errorf("step %d: %d bytes sent, more than 3k(P-1)/P entries of %.2f bytes", stats.Step, stats.SentBytes, entry)
+			fail("step %d: %d bytes sent, more than 3k(P-1)/P entries of %.2f bytes", stats.Step, stats.SentBytes, entry)
 		}
-		return nil
+	case stats.SentElements > bound:
+		fail("step %d: %d elements sent, more than 6k(P-1)/P = %d", stats.Step, stats.SentElements, bound)
 	}
-	if stats.SentElements > bound {
-		return fmt.Errorf("step %d: %d elements sent, more than 6k(P-1)/P = %d", stats.Step, stats.SentElements, bound)
-	}
-	return nil
 }

@@ -23,7 +23,7 @@ func counted(rank, n int) []float32 {
 
 // testCollectives checks that every collective moves the right elements of
 // tensors. (That backends reduce right is commtest's to say.)
-func testCollectives(r *rank) error {
+func testCollectives(r *rank) {
 	const n = 3
 	p, root := r.size, r.size-1
 	ranks := make([][]float32, p)
@@ -95,158 +95,98 @@ func testCollectives(r *rank) error {
 		}, ranks[previous][:n]},
 	}
 	for _, k := range cases {
-		dst, err := r.tensor(dtype.F32, k.dst)
-		if err != nil {
-			return err
-		}
-		src, err := r.tensor(dtype.F32, k.src)
-		if err != nil {
-			return err
-		}
+		dst, src := r.tensor(dtype.F32, k.dst), r.tensor(dtype.F32, k.src)
 		if err := k.do(dst, src); err != nil {
-			return fmt.Errorf("%s: %w", k.name, err)
+			fail("%s: %w", k.name, err)
 		}
-		got, err := r.read(dst)
-		if err != nil {
-			return err
-		}
-		if !slices.Equal(got, k.want) {
-			return fmt.Errorf("%s: got %v, want %v", k.name, got, k.want)
-		}
+		r.holds(dst, k.want, k.name)
 	}
-	return errors.Join(testLengths(r), testRing(r))
+	testLengths(r)
+	testRing(r)
+}
+
+// holds checks the elements of a tensor.
+func (r *rank) holds(t *runtime.Tensor, want []float32, name string) {
+	if values := r.read(t); !slices.Equal(values, want) {
+		fail("%s: got %v, want %v", name, values, want)
+	}
 }
 
 // testLengths checks the collectives with a length per rank: rank i has i
 // elements for everybody, or i for its left and right neighbours' sake.
-func testLengths(r *rank) error {
-	counts := make([]int, r.size)
-	var all []float32
+func testLengths(r *rank) {
+	// In AllToAllV, rank i sends i+j elements to rank j.
+	counts, sendCounts := make([]int, r.size), make([]int, r.size)
+	var all, send, want []float32
 	for peer := range counts {
-		counts[peer] = peer
+		counts[peer], sendCounts[peer] = peer, r.rank+peer
 		all = append(all, counted(peer, peer)...)
-	}
-	src, err := r.tensor(dtype.F32, counted(r.rank, r.rank))
-	if err != nil {
-		return err
-	}
-	dst, err := r.tensor(dtype.F32, make([]float32, len(all)))
-	if err != nil {
-		return err
-	}
-	if err := distributed.AllGatherV(r.ctx, r.c, dst, src, counts); err != nil {
-		return err
-	}
-	if got, err := r.read(dst); err != nil || !slices.Equal(got, all) {
-		return errors.Join(err, fmt.Errorf("AllGatherV: got %v, want %v", got, all))
-	}
-
-	// Rank i sends i+j elements to rank j.
-	sendCounts := make([]int, r.size)
-	var send, want []float32
-	for peer := range sendCounts {
-		sendCounts[peer] = r.rank + peer
 		send = append(send, counted(10*r.rank+peer, r.rank+peer)...)
 		want = append(want, counted(10*peer+r.rank, r.rank+peer)...)
 	}
-	if src, err = r.tensor(dtype.F32, send); err != nil {
-		return err
-	}
-	if dst, err = r.tensor(dtype.F32, make([]float32, len(want))); err != nil {
-		return err
-	}
-	if err := distributed.AllToAllV(r.ctx, r.c, dst, sendCounts, src, sendCounts); err != nil {
-		return err
-	}
-	if got, err := r.read(dst); err != nil || !slices.Equal(got, want) {
-		return errors.Join(err, fmt.Errorf("AllToAllV: got %v, want %v", got, want))
-	}
-	return nil
+	dst := r.tensor(dtype.F32, make([]float32, len(all)))
+	must(distributed.AllGatherV(r.ctx, r.c, dst, r.tensor(dtype.F32, counted(r.rank, r.rank)), counts))
+	r.holds(dst, all, "AllGatherV")
+	dst = r.tensor(dtype.F32, make([]float32, len(want)))
+	must(distributed.AllToAllV(r.ctx, r.c, dst, sendCounts, r.tensor(dtype.F32, send), sendCounts))
+	r.holds(dst, want, "AllToAllV")
 }
 
 // testRing passes a tensor around by Send and Recv.
-func testRing(r *rank) error {
+func testRing(r *rank) {
 	if r.size == 1 {
-		return nil
+		return
 	}
-	t, err := r.tensor(dtype.F32, counted(r.rank, 4))
-	if err != nil {
-		return err
-	}
+	t := r.tensor(dtype.F32, counted(r.rank, 4))
 	if r.rank > 0 {
-		if err := distributed.Recv(r.ctx, r.c, t, r.rank-1, 9); err != nil {
-			return err
-		}
+		must(distributed.Recv(r.ctx, r.c, t, r.rank-1, 9))
 	}
 	if r.rank < r.size-1 {
-		if err := distributed.Send(r.ctx, r.c, t, r.rank+1, 9); err != nil {
-			return err
-		}
+		must(distributed.Send(r.ctx, r.c, t, r.rank+1, 9))
 	}
-	if got, err := r.read(t); err != nil || !slices.Equal(got, counted(0, 4)) {
-		return errors.Join(err, fmt.Errorf("ring: got %v, want %v", got, counted(0, 4)))
-	}
-	return nil
+	r.holds(t, counted(0, 4), "ring")
 }
 
 // testMisuse checks that wrong arguments are named errors on every rank and
 // leave the communicator usable.
-func testMisuse(r *rank) error {
+func testMisuse(r *rank) {
 	c, ctx := r.c, r.ctx
-	m, err := r.newMisuse()
-	if err != nil {
-		return err
-	}
-	bf16, err := r.tensor(dtype.BF16, make([]float32, 4))
-	if err != nil {
-		return err
-	}
+	m := r.newMisuse()
+	bf16 := r.tensor(dtype.BF16, make([]float32, 4))
 	short := make([]int, r.size-1)
-	return errors.Join(unexpected([]expectation{
-		{"nil tensor", distributed.AllReduce(ctx, c, nil, comm.Sum), comm.ErrArgument},
-		{"freed tensor", distributed.AllReduce(ctx, c, m.freed, comm.Sum), runtime.ErrFreed},
-		{"strided tensor", distributed.AllReduce(ctx, c, m.strided, comm.Sum), runtime.ErrNotContiguous},
-		{"other type", distributed.AllToAll(ctx, c, m.good, bf16), runtime.ErrDType},
-		{"gather length", distributed.AllGather(ctx, c, m.long, m.good), runtime.ErrShape},
-		{"scatter length", distributed.ReduceScatter(ctx, c, m.good, m.long, comm.Sum), runtime.ErrShape},
-		{"alltoall length", distributed.AllToAll(ctx, c, m.long, m.good), runtime.ErrShape},
-		{"root", distributed.Broadcast(ctx, c, m.good, r.size), comm.ErrArgument},
-		{"peer", distributed.Send(ctx, c, m.good, -1, 0), comm.ErrArgument},
-		{"counts", distributed.AllGatherV(ctx, c, m.good, m.good, short), comm.ErrArgument},
-		{"sum of counts", distributed.AllToAllV(ctx, c, m.good, make([]int, r.size), m.good, make([]int, r.size)), runtime.ErrShape},
-	}), distributed.AllReduce(ctx, c, m.good, comm.Sum))
+	expect(
+		expectation{"nil tensor", distributed.AllReduce(ctx, c, nil, comm.Sum), comm.ErrArgument},
+		expectation{"freed tensor", distributed.AllReduce(ctx, c, m.freed, comm.Sum), runtime.ErrFreed},
+		expectation{"strided tensor", distributed.AllReduce(ctx, c, m.strided, comm.Sum), runtime.ErrNotContiguous},
+		expectation{"other type", distributed.AllToAll(ctx, c, m.good, bf16), runtime.ErrDType},
+		expectation{"gather length", distributed.AllGather(ctx, c, m.long, m.good), runtime.ErrShape},
+		expectation{"scatter length", distributed.ReduceScatter(ctx, c, m.good, m.long, comm.Sum), runtime.ErrShape},
+		expectation{"alltoall length", distributed.AllToAll(ctx, c, m.long, m.good), runtime.ErrShape},
+		expectation{"root", distributed.Broadcast(ctx, c, m.good, r.size), comm.ErrArgument},
+		expectation{"peer", distributed.Send(ctx, c, m.good, -1, 0), comm.ErrArgument},
+		expectation{"counts", distributed.AllGatherV(ctx, c, m.good, m.good, short), comm.ErrArgument},
+		expectation{"sum of counts", distributed.AllToAllV(ctx, c, m.good, make([]int, r.size), m.good, make([]int, r.size)), runtime.ErrShape},
+	)
+	must(distributed.AllReduce(ctx, c, m.good, comm.Sum))
 }
 
 // testSparseMisuse is testMisuse of a Sparse.
-func testSparseMisuse(r *rank) error {
+func testSparseMisuse(r *rank) {
 	c, ctx := r.c, r.ctx
-	m, err := r.newMisuse()
-	if err != nil {
-		return err
-	}
-	f64, err := r.tensor(dtype.F64, make([]float32, 4))
-	if err != nil {
-		return err
-	}
-	s, err := sparse.New(r.rt, c, 4, sparse.Config{Pattern: sparse.TopkA, Density: 0.5})
-	if err != nil {
-		return err
-	}
-	closed, err := sparse.New(r.rt, c, 4, sparse.Config{})
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(closed.Close(), closed.Close()); err != nil {
-		return err
-	}
-	return errors.Join(unexpected([]expectation{
-		{"type", s.AllReduce(ctx, f64), comm.ErrUnsupported},
-		{"length", s.AllReduce(ctx, m.long), runtime.ErrShape},
-		{"nil", s.AllReduce(ctx, nil), comm.ErrArgument},
-		{"strided", s.AllReduce(ctx, m.strided), runtime.ErrNotContiguous},
-		{"freed", s.AllReduce(ctx, m.freed), runtime.ErrFreed},
-		{"closed", closed.AllReduce(ctx, m.good), comm.ErrClosed},
-	}), s.AllReduce(ctx, m.good), s.Close())
+	m := r.newMisuse()
+	f64 := r.tensor(dtype.F64, make([]float32, 4))
+	s := got(sparse.New(r.rt, c, 4, sparse.Config{Pattern: sparse.TopkA, Density: 0.5}))
+	closed := got(sparse.New(r.rt, c, 4, sparse.Config{}))
+	must(closed.Close(), closed.Close())
+	expect(
+		expectation{"type", s.AllReduce(ctx, f64), comm.ErrUnsupported},
+		expectation{"length", s.AllReduce(ctx, m.long), runtime.ErrShape},
+		expectation{"nil", s.AllReduce(ctx, nil), comm.ErrArgument},
+		expectation{"strided", s.AllReduce(ctx, m.strided), runtime.ErrNotContiguous},
+		expectation{"freed", s.AllReduce(ctx, m.freed), runtime.ErrFreed},
+		expectation{"closed", closed.AllReduce(ctx, m.good), comm.ErrClosed},
+	)
+	must(s.AllReduce(ctx, m.good), s.Close())
 }
 
 // misuse are tensors of four float32, but for one that is longer, of which all
@@ -255,26 +195,12 @@ type misuse struct {
 	good, long, strided, freed *runtime.Tensor
 }
 
-func (r *rank) newMisuse() (m misuse, err error) {
-	if m.good, err = r.tensor(dtype.F32, make([]float32, 4)); err != nil {
-		return m, err
-	}
-	if m.long, err = r.tensor(dtype.F32, make([]float32, 4*r.size+1)); err != nil {
-		return m, err
-	}
-	if m.strided, err = m.long.Slice(0, 0, 4); err != nil {
-		return m, err
-	}
-	if m.strided, err = m.strided.Reshape(2, 2); err != nil {
-		return m, err
-	}
-	if m.strided, err = m.strided.Transpose(0, 1); err != nil {
-		return m, err
-	}
-	if m.freed, err = r.tensor(dtype.F32, make([]float32, 4)); err != nil {
-		return m, err
-	}
-	return m, m.freed.Free()
+func (r *rank) newMisuse() (m misuse) {
+	m.good, m.long = r.tensor(dtype.F32, make([]float32, 4)), r.tensor(dtype.F32, make([]float32, 4*r.size+1))
+	m.strided = got(got(got(m.long.Slice(0, 0, 4)).Reshape(2, 2)).Transpose(0, 1))
+	m.freed = r.tensor(dtype.F32, make([]float32, 4))
+	must(m.freed.Free())
+	return m
 }
 
 // expectation is a call's error, and what it should wrap.
@@ -283,13 +209,13 @@ type expectation struct {
 	got, want error
 }
 
-// unexpected returns an error for each that was not met.
-func unexpected(all []expectation) error {
+// expect fails with each that was not met.
+func expect(all ...expectation) {
 	var errs []error
 	for _, e := range all {
 		if !errors.Is(e.got, e.want) {
 			errs = append(errs, fmt.Errorf("%s: got error %v, want %v", e.name, e.got, e.want))
 		}
 	}
-	return errors.Join(errs...)
+	must(errs...)
 }

@@ -23,6 +23,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -65,7 +66,7 @@ const caseTimeout = 2 * time.Minute
 // testCase is one named part of the suite; body runs on every rank.
 type testCase struct {
 	name   string
-	body   func(*rank) error
+	body   func(*rank)
 	sparse bool // needs runtime.Kernels
 }
 
@@ -130,7 +131,7 @@ type rank struct {
 	rt   runtime.Runtime
 	rank int
 	size int
-	live []*runtime.Tensor
+	live []func() error // frees what the part of the case made
 }
 
 func newRank(ctx context.Context, s *suite, r commtest.Rank) *rank {
@@ -143,96 +144,106 @@ func (r *rank) hasKernels() bool {
 	return err == nil
 }
 
-// run executes a body and frees what it made.
-func (r *rank) run(body func(*rank) error) error {
-	err := body(r)
-	if err != nil {
-		err = fmt.Errorf("rank %d of %d: %w", r.rank, r.size, err)
+// failure is what a rank's part of a case panics with: [caught] makes it an error.
+type failure struct{ error }
+
+// must ends a rank's part of a case unless all errors are nil.
+func must(errs ...error) {
+	if err := errors.Join(errs...); err != nil {
+		panic(failure{err})
 	}
-	return errors.Join(err, r.free())
 }
 
-func (r *rank) free() error {
-	var errs []error
-	for _, t := range r.live {
-		errs = append(errs, t.Free())
-	}
-	r.live = nil
-	return errors.Join(errs...)
+// fail ends a rank's part of a case.
+func fail(format string, args ...any) { must(fmt.Errorf(format, args...)) }
+
+// got returns x, or ends a rank's part of a case.
+func got[T any](x T, err error) T {
+	must(err)
+	return x
 }
+
+// caught returns what body failed with.
+func caught(body func()) (err error) {
+	defer func() {
+		switch failed := recover().(type) {
+		case nil:
+		case failure:
+			err = failed.error
+		default:
+			panic(failed)
+		}
+	}()
+	body()
+	return nil
+}
+
+// part runs a part of a case, whose label is in its error, and frees what it made.
+func (r *rank) part(label string, body func()) {
+	outer := r.live
+	r.live = nil
+	err := caught(body)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", label, err)
+	}
+	for _, free := range slices.Backward(r.live) {
+		err = errors.Join(err, free())
+	}
+	r.live = outer
+	must(err)
+}
+
+// run executes a body and frees what it made.
+func (r *rank) run(body func(*rank)) error {
+	return caught(func() { r.part(fmt.Sprintf("rank %d of %d", r.rank, r.size), func() { body(r) }) })
+}
+
+// after has the end of the part free something.
+func (r *rank) after(free func() error) { r.live = append(r.live, free) }
 
 // tensor makes a tensor of type dt with the given values.
-func (r *rank) tensor(dt dtype.DType, values []float32) (*runtime.Tensor, error) {
-	t, err := runtime.New(r.rt, dt, len(values))
-	if err != nil {
-		return nil, err
-	}
-	r.live = append(r.live, t)
-	return t, r.write(t, values)
+func (r *rank) tensor(dt dtype.DType, values []float32) *runtime.Tensor {
+	t := got(runtime.New(r.rt, dt, len(values)))
+	r.after(t.Free)
+	r.write(t, values)
+	return t
 }
 
 // write stores values, rounded to t's type.
-func (r *rank) write(t *runtime.Tensor, values []float32) error {
+func (r *rank) write(t *runtime.Tensor, values []float32) {
 	raw := hostmem.Bytes(values)
 	if t.DType() != dtype.F32 {
 		raw = make([]byte, t.Bytes())
-		if err := dtype.FromFloat32(raw, t.DType(), values); err != nil {
-			return err
-		}
+		must(dtype.FromFloat32(raw, t.DType(), values))
 	}
-	p, err := t.Ptr()
-	if err != nil {
-		return err
-	}
-	return r.rt.CopyIn(p, raw)
+	must(r.rt.CopyIn(got(t.Ptr()), raw))
 }
 
 // bytes returns t's content.
-func (r *rank) bytes(t *runtime.Tensor) ([]byte, error) {
+func (r *rank) bytes(t *runtime.Tensor) []byte {
 	raw := make([]byte, t.Bytes())
-	return raw, r.copyOut(raw, t)
-}
-
-func (r *rank) copyOut(raw []byte, t *runtime.Tensor) error {
-	p, err := t.Ptr()
-	if err != nil {
-		return err
-	}
-	return r.rt.CopyOut(raw, p)
+	must(r.rt.CopyOut(raw, got(t.Ptr())))
+	return raw
 }
 
 // read returns t's elements as float32.
-func (r *rank) read(t *runtime.Tensor) ([]float32, error) {
+func (r *rank) read(t *runtime.Tensor) []float32 {
 	values := make([]float32, t.Len())
 	if t.DType() == dtype.F32 {
-		return values, r.copyOut(hostmem.Bytes(values), t)
+		must(r.rt.CopyOut(hostmem.Bytes(values), got(t.Ptr())))
+	} else {
+		must(dtype.ToFloat32(values, r.bytes(t), t.DType()))
 	}
-	raw, err := r.bytes(t)
-	if err != nil {
-		return nil, err
-	}
-	return values, dtype.ToFloat32(values, raw, t.DType())
+	return values
 }
 
 // sum adds up x over the ranks, in float64, in place.
-func (r *rank) sum(x []float64) error {
-	t, err := runtime.FromSlice(r.rt, x, len(x))
-	if err != nil {
-		return err
-	}
+func (r *rank) sum(x []float64) {
+	t := got(runtime.FromSlice(r.rt, x, len(x)))
 	defer t.Free()
-	p, err := t.Ptr()
-	if err != nil {
-		return err
-	}
-	if err := r.rt.Synchronize(r.ctx); err != nil {
-		return err
-	}
-	if err := r.c.AllReduce(p, p, len(x), dtype.F64, comm.Sum); err != nil {
-		return err
-	}
-	if err := r.c.Sync(r.ctx); err != nil {
-		return err
-	}
-	return runtime.CopyOut(x, t)
+	p := got(t.Ptr())
+	must(r.rt.Synchronize(r.ctx))
+	must(r.c.AllReduce(p, p, len(x), dtype.F64, comm.Sum))
+	must(r.c.Sync(r.ctx))
+	must(runtime.CopyOut(x, t))
 }

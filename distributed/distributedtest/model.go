@@ -17,7 +17,7 @@ import (
 
 // testGradientSync runs a small model's gradients through buckets: dense and
 // sparse, in backward and in random order.
-func testGradientSync(r *rank) error {
+func testGradientSync(r *rank) {
 	for _, k := range []struct {
 		name   string
 		cfg    ddp.Config
@@ -44,41 +44,30 @@ func testGradientSync(r *rank) error {
 		if k.sparse && !r.hasKernels() {
 			continue
 		}
-		if err := errors.Join(r.trainSteps(k.cfg), r.free()); err != nil {
-			return fmt.Errorf("%s: %w", k.name, err)
-		}
+		r.part(k.name, func() { r.trainSteps(k.cfg) })
 	}
-	return testGradientMisuse(r)
+	testGradientMisuse(r)
 }
 
 // trainSteps runs steps and compares the averages with a float64 reference.
 // All configurations send everything, so that they are exact.
-func (r *rank) trainSteps(cfg ddp.Config) error {
+func (r *rank) trainSteps(cfg ddp.Config) {
 	lengths := []int{500, 10, 0, 300, 400, 1, 700}
 	types := []dtype.DType{dtype.F32, dtype.F32, dtype.F32, dtype.BF16, dtype.F32, dtype.F32, dtype.F32}
 	var sets [2][]*runtime.Tensor // gradients move from step to step
 	for s := range sets {
 		for i, n := range lengths {
-			t, err := r.tensor(types[i], make([]float32, n))
-			if err != nil {
-				return err
-			}
-			sets[s] = append(sets[s], t)
+			sets[s] = append(sets[s], r.tensor(types[i], make([]float32, n)))
 		}
 	}
-	g, err := ddp.New(r.ctx, r.rt, r.c, sets[0], cfg)
-	if err != nil {
-		return err
-	}
+	g := got(ddp.New(r.ctx, r.rt, r.c, sets[0], cfg))
 	if cfg.BucketViews {
 		sets[0], sets[1] = g.Views(), g.Views()
 	}
 	for step := range 5 {
 		params := slices.Clone(sets[step%2])
 		for i, n := range lengths {
-			if err := r.write(params[i], r.gradient(families[0], n, r.rank, r.size, 10*step+i)); err != nil {
-				return err
-			}
+			r.write(params[i], r.gradient(families[0], n, r.rank, r.size, 10*step+i))
 		}
 		order := rand.New(rand.NewPCG(r.seed, uint64(r.rank))).Perm(len(params))
 		if step == 0 {
@@ -95,29 +84,18 @@ func (r *rank) trainSteps(cfg ddp.Config) error {
 			}
 		}
 		if step == 4 {
-			if err := g.ReduceAll(r.ctx, params); err != nil {
-				return err
-			}
+			must(g.ReduceAll(r.ctx, params))
 		} else {
 			for _, i := range order {
-				if params[i] == nil {
-					continue
-				}
-				if err := g.Ready(r.ctx, i, params[i]); err != nil {
-					return err
+				if params[i] != nil {
+					must(g.Ready(r.ctx, i, params[i]))
 				}
 			}
-			if err := g.Wait(r.ctx); err != nil {
-				return err
-			}
+			must(g.Wait(r.ctx))
 		}
 		for i, n := range lengths {
 			if params[i] != nil && g.Result(i) != params[i] {
-				return fmt.Errorf("step %d: the result of gradient %d is not where it was given", step, i)
-			}
-			got, err := r.read(g.Result(i))
-			if err != nil {
-				return err
+				fail("step %d: the result of gradient %d is not where it was given", step, i)
 			}
 			want, scale := r.average(families[0], n, 10*step+i)
 			if i == leftOut {
@@ -135,86 +113,57 @@ func (r *rank) trainSteps(cfg ddp.Config) error {
 			if types[i] == dtype.BF16 {
 				tolerance = halfRoundings(r.size) * 0x1p-8
 			}
-			for j := range got {
-				if math.Abs(float64(got[j])-want[j]) > scale[j]*tolerance {
-					return fmt.Errorf("step %d: gradient %d is %v at %d, want %v", step, i, got[j], j, want[j])
+			for j, x := range r.read(g.Result(i)) {
+				if math.Abs(float64(x)-want[j]) > scale[j]*tolerance {
+					fail("step %d: gradient %d is %v at %d, want %v", step, i, x, j, want[j])
 				}
 			}
 		}
-		stats, err := g.Stats(r.ctx)
-		if err != nil {
-			return err
-		}
+		stats := got(g.Stats(r.ctx))
 		if stats.Step != step || stats.Buckets != len(g.Buckets()) || (stats.SentElements > 0) != (r.size > 1) {
-			return fmt.Errorf("step %d: stats %+v", step, stats)
+			fail("step %d: stats %+v", step, stats)
 		}
 	}
-	return errors.Join(g.Close(), g.Close())
+	must(g.Close(), g.Close())
 }
 
-func testGradientMisuse(r *rank) error {
-	a, err := r.tensor(dtype.F32, make([]float32, 4))
-	if err != nil {
+func testGradientMisuse(r *rank) {
+	a, long := r.tensor(dtype.F32, make([]float32, 4)), r.tensor(dtype.F32, make([]float32, 5))
+	i32 := got(runtime.New(r.rt, dtype.I32, 4))
+	r.after(i32.Free)
+	refused := func(cfg ddp.Config, tensors ...*runtime.Tensor) error {
+		_, err := ddp.New(r.ctx, r.rt, r.c, tensors, cfg)
 		return err
 	}
-	i32, err := runtime.New(r.rt, dtype.I32, 4)
-	if err != nil {
-		return err
-	}
-	r.live = append(r.live, i32)
-	g, err := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{})
-	if err != nil {
-		return err
-	}
-	_, nilGradient := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a, nil}, ddp.Config{})
-	_, integers := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{i32}, ddp.Config{})
-	_, bytes := ddp.New(r.ctx, r.rt, r.c, nil, ddp.Config{BucketBytes: -1})
-	_, sum := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{Sum: true, Config: sparse.Config{ClipNorm: 1}})
-	_, pattern := ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{Config: sparse.Config{Pattern: "none"}})
-	long, err := r.tensor(dtype.F32, make([]float32, 5))
-	if err != nil {
-		return err
-	}
-	number := g.Ready(r.ctx, 1, a)
-	none := g.Ready(r.ctx, 0, nil)
-	length := g.Ready(r.ctx, 0, long)
-	typed := g.Ready(r.ctx, 0, i32)
-	many := g.ReduceAll(r.ctx, []*runtime.Tensor{a, a})
-	first := g.Ready(r.ctx, 0, a)
-	twice := g.Ready(r.ctx, 0, a)
-	wait := g.Wait(r.ctx)
-	if err := errors.Join(first, wait, g.Close()); err != nil {
-		return err
-	}
-	closed := g.Ready(r.ctx, 0, a)
-	return unexpected([]expectation{
-		{"nil gradient", nilGradient, comm.ErrArgument},
-		{"integers", integers, comm.ErrUnsupported},
-		{"bucket bytes", bytes, comm.ErrArgument},
-		{"pattern", pattern, comm.ErrArgument},
-		{"sum and clipping", sum, comm.ErrArgument},
-		{"no tensor", none, comm.ErrArgument},
-		{"another length", length, runtime.ErrShape},
-		{"another type", typed, runtime.ErrDType},
-		{"too many", many, comm.ErrArgument},
-		{"number", number, comm.ErrArgument},
-		{"twice", twice, comm.ErrArgument},
-		{"closed", closed, comm.ErrClosed},
-	})
+	g := got(ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{}))
+	expect(
+		expectation{"nil gradient", refused(ddp.Config{}, a, nil), comm.ErrArgument},
+		expectation{"integers", refused(ddp.Config{}, i32), comm.ErrUnsupported},
+		expectation{"bucket bytes", refused(ddp.Config{BucketBytes: -1}), comm.ErrArgument},
+		expectation{"sum and clipping", refused(ddp.Config{Sum: true, Config: sparse.Config{ClipNorm: 1}}, a), comm.ErrArgument},
+		expectation{"pattern", refused(ddp.Config{Config: sparse.Config{Pattern: "none"}}, a), comm.ErrArgument},
+		expectation{"number", g.Ready(r.ctx, 1, a), comm.ErrArgument},
+		expectation{"no tensor", g.Ready(r.ctx, 0, nil), comm.ErrArgument},
+		expectation{"another length", g.Ready(r.ctx, 0, long), runtime.ErrShape},
+		expectation{"another type", g.Ready(r.ctx, 0, i32), runtime.ErrDType},
+		expectation{"too many", g.ReduceAll(r.ctx, []*runtime.Tensor{a, a}), comm.ErrArgument},
+		expectation{"first", g.Ready(r.ctx, 0, a), nil},
+		expectation{"twice", g.Ready(r.ctx, 0, a), comm.ErrArgument},
+		expectation{"wait", g.Wait(r.ctx), nil},
+		expectation{"close", g.Close(), nil},
+		expectation{"closed", g.Ready(r.ctx, 0, a), comm.ErrClosed},
+	)
 }
 
 // testMesh splits the world into a grid and checks who is together with whom,
 // and that the communicators work.
-func testMesh(r *rank) error {
+func testMesh(r *rank) {
 	for columns := 1; columns <= r.size; columns++ {
 		if r.size%columns != 0 {
 			continue
 		}
-		m, err := distributed.NewMesh(r.ctx, r.c,
-			distributed.Dim{Name: "data", Size: -1}, distributed.Dim{Name: "tensor", Size: columns})
-		if err != nil {
-			return err
-		}
+		m := got(distributed.NewMesh(r.ctx, r.c,
+			distributed.Dim{Name: "data", Size: -1}, distributed.Dim{Name: "tensor", Size: columns}))
 		row, column := r.rank/columns, r.rank%columns
 		for _, k := range []struct {
 			name                    string
@@ -223,48 +172,28 @@ func testMesh(r *rank) error {
 			{"data", row, r.size / columns, column, columns},
 			{"tensor", column, columns, row * columns, 1},
 		} {
-			c, err := m.Comm(k.name)
-			if err != nil {
-				return err
-			}
-			coord, err := m.Coord(k.name)
-			if err != nil {
-				return err
-			}
+			c, coord := got(m.Comm(k.name)), got(m.Coord(k.name))
 			if coord != k.coord || c.Rank() != k.coord || c.WorldSize() != k.size {
-				return fmt.Errorf("mesh with %d columns: %s has coordinate %d, rank %d of %d; want %d of %d",
+				fail("mesh with %d columns: %s has coordinate %d, rank %d of %d; want %d of %d",
 					columns, k.name, coord, c.Rank(), c.WorldSize(), k.coord, k.size)
 			}
 			var want []float32
 			for i := range k.size {
 				want = append(want, float32(k.first+i*k.gap))
 			}
-			src, err := r.tensor(dtype.F32, []float32{float32(r.rank)})
-			if err != nil {
-				return err
-			}
-			dst, err := r.tensor(dtype.F32, make([]float32, k.size))
-			if err != nil {
-				return err
-			}
-			if err := distributed.AllGather(r.ctx, c, dst, src); err != nil {
-				return err
-			}
-			if got, err := r.read(dst); err != nil || !slices.Equal(got, want) {
-				return errors.Join(err, fmt.Errorf("mesh with %d columns: %s joins ranks %v, want %v", columns, k.name, got, want))
-			}
+			dst := r.tensor(dtype.F32, make([]float32, k.size))
+			must(distributed.AllGather(r.ctx, c, dst, r.tensor(dtype.F32, []float32{float32(r.rank)})))
+			r.holds(dst, want, fmt.Sprintf("ranks that %s joins in a mesh with %d columns", k.name, columns))
 		}
-		if rank, err := m.Rank(row, column); err != nil || rank != r.rank {
-			return errors.Join(err, fmt.Errorf("mesh: coordinates %d, %d are rank %d, want %d", row, column, rank, r.rank))
+		if rank := got(m.Rank(row, column)); rank != r.rank {
+			fail("mesh: coordinates %d, %d are rank %d, want %d", row, column, rank, r.rank)
 		}
-		if err := errors.Join(m.Close(), m.Close()); err != nil {
-			return err
-		}
+		must(m.Close(), m.Close())
 	}
-	return testMeshMisuse(r)
+	testMeshMisuse(r)
 }
 
-func testMeshMisuse(r *rank) error {
+func testMeshMisuse(r *rank) {
 	for name, dims := range map[string][]distributed.Dim{
 		"none":      nil,
 		"no name":   {{Size: r.size}},
@@ -276,21 +205,15 @@ func testMeshMisuse(r *rank) error {
 		"remainder": {{Name: "a", Size: -1}, {Name: "b", Size: r.size + 1}},
 	} {
 		if _, err := distributed.NewMesh(r.ctx, r.c, dims...); !errors.Is(err, comm.ErrArgument) {
-			return fmt.Errorf("mesh %s: got error %v, want %v", name, err, comm.ErrArgument)
+			fail("mesh %s: got error %v, want %v", name, err, comm.ErrArgument)
 		}
 	}
-	m, err := distributed.NewMesh(r.ctx, r.c, distributed.Dim{Name: "data", Size: r.size})
-	if err != nil {
-		return err
-	}
+	m := got(distributed.NewMesh(r.ctx, r.c, distributed.Dim{Name: "data", Size: r.size}))
 	_, unknown := m.Comm("tensor")
 	_, coord := m.Coord("tensor")
 	_, tooFew := m.Rank()
 	_, outside := m.Rank(r.size)
-	for _, err := range []error{unknown, coord, tooFew, outside} {
-		if !errors.Is(err, comm.ErrArgument) {
-			return fmt.Errorf("mesh: got error %v, want %v", err, comm.ErrArgument)
-		}
-	}
-	return m.Close()
+	expect(expectation{"unknown", unknown, comm.ErrArgument}, expectation{"coordinate", coord, comm.ErrArgument},
+		expectation{"too few", tooFew, comm.ErrArgument}, expectation{"outside", outside, comm.ErrArgument})
+	must(m.Close())
 }

@@ -33,7 +33,7 @@ func RunSelector(t *testing.T, b commtest.Backend, selector sparse.Selector, opt
 func patternCases() []testCase {
 	bodies := []struct {
 		name   string
-		body   func(r *rank, pattern string) error
+		body   func(r *rank, pattern string)
 		sparse bool // also for the dense pattern
 	}{
 		{name: "Conservation", body: testConservation},
@@ -51,7 +51,7 @@ func patternCases() []testCase {
 	for _, pattern := range sparse.Patterns() {
 		for _, b := range bodies {
 			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: b.sparse || pattern != sparse.Dense,
-				body: func(r *rank) error { return b.body(r, pattern) }})
+				body: func(r *rank) { b.body(r, pattern) }})
 		}
 	}
 	return append(cases, testCase{name: "oktopk/Volume", sparse: true, body: testVolume},
@@ -61,7 +61,6 @@ func patternCases() []testCase {
 // run is a Sparse under test, with what the checks need to know about it.
 type run struct {
 	*rank
-	label  string
 	cfg    sparse.Config
 	codec  runtime.Codec // of cfg
 	sparse reducer
@@ -79,66 +78,42 @@ type run struct {
 	notFinite bool // there was a NaN or an infinity, sums are not conserved
 }
 
-// newRun makes a Sparse for n elements of type dt.
-func (r *rank) newRun(label string, n int, dt dtype.DType, cfg sparse.Config) (*run, error) {
-	label = fmt.Sprintf("%s, %v, n=%d, density %v, values %q", label, dt, n, cfg.Density, cfg.Values)
-	cfg.Selector = r.selector
-	t, err := r.tensor(dt, make([]float32, n))
-	if err != nil {
-		return nil, err
-	}
-	meter := comm.NewMeter(r.c)
-	s, err := sparse.New(r.rt, meter, n, cfg)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", label, err)
-	}
-	return &run{rank: r, label: label, cfg: cfg, codec: codecs[cfg.Values], sparse: s, meter: meter, t: t, weight: 1}, nil
+// reduces makes a Sparse for n elements of type dt, for a part of a case.
+func (r *rank) reduces(label string, n int, dt dtype.DType, cfg sparse.Config, body func(u *run)) {
+	r.part(fmt.Sprintf("%s, %v, n=%d, density %v, values %q", label, dt, n, cfg.Density, cfg.Values), func() {
+		cfg.Selector = r.selector
+		u := &run{rank: r, cfg: cfg, codec: codecs[cfg.Values], meter: comm.NewMeter(r.c), t: r.tensor(dt, make([]float32, n)), weight: 1}
+		s := got(sparse.New(r.rt, u.meter, n, cfg))
+		r.after(s.Close)
+		u.sparse = s
+		body(u)
+	})
 }
 
 // codecs are what values travel as.
 var codecs = map[string]runtime.Codec{sparse.Lossless: runtime.CodecF32, sparse.BF16: runtime.CodecBF16, sparse.F16: runtime.CodecF16,
 	sparse.FP8: runtime.CodecFP8, sparse.I8: runtime.CodecI8, sparse.I4: runtime.CodecI4, sparse.I2: runtime.CodecI2, sparse.Bit: runtime.CodecSign}
 
-// close ends a run and adds its label to err.
-func (u *run) close(err error) error {
-	if err != nil {
-		err = fmt.Errorf("%s: %w", u.label, err)
-	}
-	return errors.Join(err, u.sparse.Close())
-}
-
 // reduce runs one step on a gradient and reads the result.
-func (u *run) reduce(gradient []float32) error {
-	if err := u.write(u.t, gradient); err != nil {
-		return err
-	}
-	if err := u.sparse.AllReduce(u.ctx, u.t); err != nil {
-		return err
-	}
-	var err error
-	u.result, err = u.read(u.t)
-	return err
+func (u *run) reduce(gradient []float32) {
+	u.write(u.t, gradient)
+	must(u.sparse.AllReduce(u.ctx, u.t))
+	u.result = u.read(u.t)
 }
 
 // residual returns what this rank's residual holds of each element, zeros if the
 // pattern has none.
-func (u *run) residual() ([]float32, error) {
+func (u *run) residual() []float32 {
+	all := make([]float32, u.t.Len())
 	t, err := u.sparse.Residual()
 	if u.mayBeDense() && errors.Is(err, comm.ErrUnsupported) {
-		return make([]float32, u.t.Len()), nil
+		return all
 	}
-	if err != nil {
-		return nil, err
-	}
-	values, err := u.read(t)
-	if err != nil || len(values) == u.t.Len() && u.weight == 1 {
-		return values, err
-	}
-	all := make([]float32, u.t.Len())
-	for i, v := range values {
+	must(err)
+	for i, v := range u.read(t) {
 		all[u.from+i] = u.weight * v
 	}
-	return all, nil
+	return all
 }
 
 // mayBeDense reports whether the backend may add up, without a residual.
@@ -148,76 +123,49 @@ func (u *run) mayBeDense() bool {
 
 // step runs one step and checks everything that holds for finite gradients:
 // same bits everywhere, conservation (with error feedback) and statistics.
-func (u *run) step(gradient []float32) error {
-	before, err := u.residual()
-	if err != nil {
-		return err
-	}
+func (u *run) step(gradient []float32) {
+	before := u.residual()
 	sent := u.meter.Totals()
 	if u.t.DType() != dtype.F32 { // what counts is the gradient as its type holds it
-		if err := u.write(u.t, gradient); err != nil {
-			return err
-		}
-		if gradient, err = u.read(u.t); err != nil {
-			return err
-		}
+		u.write(u.t, gradient)
+		gradient = u.read(u.t)
 	}
-	if err := u.reduce(gradient); err != nil {
-		return err
-	}
+	u.reduce(gradient)
 	total := u.meter.Totals()
-	if err := u.sameBits(); err != nil {
-		return err
-	}
-	stats, err := u.sparse.Stats(u.ctx)
-	if err != nil {
-		return err
-	}
+	u.sameBits()
+	stats := got(u.sparse.Stats(u.ctx))
 	chose := u.stats.Choice == nil && stats.Choice != nil // what that sent does not count
 	if got, want := stats.SentElements+stats.InnerElements, total.SentElements-sent.SentElements; got != want && !chose {
-		return fmt.Errorf("stats say %d elements were sent, a meter counted %d", got, want)
+		fail("stats say %d elements were sent, a meter counted %d", got, want)
 	}
 	if got, want := stats.SentBytes+stats.InnerBytes, total.SentBytes-sent.SentBytes; got != want && !chose {
-		return fmt.Errorf("stats say %d bytes were sent, a meter counted %d", got, want)
+		fail("stats say %d bytes were sent, a meter counted %d", got, want)
 	}
 	u.stats = stats
-	if err := u.inBudget(); err != nil {
-		return err
+	u.inBudget()
+	if !u.cfg.NoErrorFeedback && !u.notFinite {
+		u.conserved(before, gradient)
 	}
-	if u.cfg.NoErrorFeedback || u.notFinite {
-		return nil
-	}
-	return u.conserved(before, gradient)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // sameBits checks that all ranks have the same result.
-func (u *run) sameBits() error {
-	raw, err := u.bytes(u.t)
-	if err != nil {
-		return err
-	}
+func (u *run) sameBits() {
 	sums := make([]float64, u.size)
-	sums[u.rank.rank] = float64(crc32.Checksum(raw, castagnoli))
-	if err := u.sum(sums); err != nil {
-		return err
-	}
+	sums[u.rank.rank] = float64(crc32.Checksum(u.bytes(u.t), castagnoli))
+	u.sum(sums)
 	for peer, sum := range sums {
 		if sum != sums[0] {
-			return fmt.Errorf("result of rank %d differs from that of rank 0", peer)
+			fail("result of rank %d differs from that of rank 0", peer)
 		}
 	}
-	return nil
 }
 
 // conserved checks for every index that what the ranks put in (gradient and
 // old residual) is what came out (P times the result, and the new residuals).
-func (u *run) conserved(before, gradient []float32) error {
-	after, err := u.residual()
-	if err != nil {
-		return err
-	}
+func (u *run) conserved(before, gradient []float32) {
+	after := u.residual()
 	n := len(gradient)
 	// One exchange for both: the difference, and the magnitude that rounding
 	// errors are measured against.
@@ -230,9 +178,7 @@ func (u *run) conserved(before, gradient []float32) error {
 		sums[i] = in - float64(u.result[i]) - float64(after[i])
 		sums[n+i] = math.Abs(float64(g)) + math.Abs(float64(before[i]))
 	}
-	if err := u.sum(sums); err != nil {
-		return err
-	}
+	u.sum(sums)
 	// Float32 sums of 2P numbers, divided and multiplied by P; then rounded to
 	// the type of the tensor. Subnormal numbers have an absolute error instead,
 	// and where each of P shares is divided before they are added up, each has
@@ -259,11 +205,10 @@ func (u *run) conserved(before, gradient []float32) error {
 	}
 	for i, diff := range sums[:n] {
 		if tolerance := sums[n+i]*relative + smallest; !(math.Abs(diff) <= tolerance) {
-			return fmt.Errorf("step %d: %v got lost at index %d of %d, tolerance %v (result %v)",
+			fail("step %d: %v got lost at index %d of %d, tolerance %v (result %v)",
 				u.stats.Step, diff, i, n, tolerance, u.result[i])
 		}
 	}
-	return nil
 }
 
 // halfRoundings is how often a backend may round in a sum of two-byte numbers
@@ -277,22 +222,17 @@ func often(pattern string, density float64) sparse.Config {
 }
 
 // sequence runs steps of a family of gradients.
-func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg sparse.Config) error {
-	u, err := r.newRun(k.name, n, dt, cfg)
-	if err != nil {
-		return err
-	}
-	for step := range steps {
-		if err := u.step(r.gradient(k, n, r.rank, r.size, step)); err != nil {
-			return u.close(err)
+func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg sparse.Config) {
+	r.reduces(k.name, n, dt, cfg, func(u *run) {
+		for step := range steps {
+			u.step(r.gradient(k, n, r.rank, r.size, step))
 		}
-	}
-	return errors.Join(u.close(nil), r.free())
+	})
 }
 
 // testConservation runs all families of gradients through small tensors with enough
 // elements for every part of a pattern, and the first through tensors of fewer, or none.
-func testConservation(r *rank, pattern string) error {
+func testConservation(r *rank, pattern string) {
 	shapes := []struct {
 		n       int
 		density float64
@@ -306,24 +246,19 @@ func testConservation(r *rank, pattern string) error {
 			if i > 0 && s.n < 64 && !r.extended {
 				continue
 			}
-			if err := r.sequence(k, s.n, steps, dtype.F32, often(pattern, s.density)); err != nil {
-				return err
-			}
+			r.sequence(k, s.n, steps, dtype.F32, often(pattern, s.density))
 		}
 	}
-	return nil
 }
 
 // testAuto runs some families through what was chosen, which may be any pattern.
-func testAuto(r *rank) error {
+func testAuto(r *rank) {
 	for i, k := range families[:3] {
 		for _, n := range [][]int{{0, 3, 1000, r.large()}, {1000}}[min(i, 1)] {
-			if err := r.sequence(k, n, 4, dtype.F32, often(sparse.Auto, 0.02)); err != nil {
-				return err
-			}
+			r.sequence(k, n, 4, dtype.F32, often(sparse.Auto, 0.02))
 		}
 	}
-	return r.sequence(families[0], 1000, 4, dtype.F16, often(sparse.Auto, 0.1))
+	r.sequence(families[0], 1000, 4, dtype.F16, often(sparse.Auto, 0.1))
 }
 
 // large is the length of tensors that every part of a pattern has work with.
@@ -335,72 +270,54 @@ func (s *suite) large() int {
 }
 
 // testLarge runs some families through large tensors.
-func testLarge(r *rank, pattern string) error {
+func testLarge(r *rank, pattern string) {
 	steps := 3
 	if r.extended {
 		steps = 6
 	}
 	for _, k := range families {
 		if r.extended || slices.Contains([]string{"normal", "own cluster"}, k.name) {
-			if err := r.sequence(k, r.large(), steps, dtype.F32, often(pattern, 0.01)); err != nil {
-				return err
-			}
+			r.sequence(k, r.large(), steps, dtype.F32, often(pattern, 0.01))
 		}
 	}
-	return nil
 }
 
 // testNoFeedback checks that without error feedback nothing is carried over:
 // two steps with the same gradient have the same result, which holds only
 // averages of entries of that gradient.
-func testNoFeedback(r *rank, pattern string) error {
+func testNoFeedback(r *rank, pattern string) {
 	cfg := often(pattern, 0.1)
 	cfg.NoErrorFeedback = true
 	cfg = cfg.Tuned(tuning.Tuning{ThresholdInterval: 1, RebalanceInterval: 4}) // a corrected threshold would be state
-	u, err := r.newRun("no feedback", 2000, dtype.F32, cfg)
-	if err != nil {
-		return err
-	}
-	g := r.gradient(families[0], 2000, r.rank, r.size, 0)
-	if err := u.step(g); err != nil {
-		return u.close(err)
-	}
-	first := slices.Clone(u.result)
-	// Partitions are balanced in the first step only, and which entries are cut
-	// depends on partitions: compare without cuts.
-	if err := u.step(g); err != nil {
-		return u.close(err)
-	}
-	if pattern != sparse.Oktopk && !slices.Equal(first, u.result) {
-		return u.close(errors.New("the second step with the same gradient has another result"))
-	}
-	return u.close(nil)
+	r.reduces("no feedback", 2000, dtype.F32, cfg, func(u *run) {
+		g := r.gradient(families[0], 2000, r.rank, r.size, 0)
+		u.step(g)
+		first := slices.Clone(u.result)
+		u.step(g)
+		// Partitions are balanced in the first step only, and which entries are cut
+		// depends on partitions: compare without cuts.
+		if pattern != sparse.Oktopk && !slices.Equal(first, u.result) {
+			fail("the second step with the same gradient has another result")
+		}
+	})
 }
 
 // testFullDensity compares every pattern at density 1 with a dense average in
 // float64.
-func testFullDensity(r *rank, pattern string) error {
+func testFullDensity(r *rank, pattern string) {
 	for _, n := range []int{1, 5, 1000} {
-		u, err := r.newRun("full", n, dtype.F32, often(pattern, 1))
-		if err != nil {
-			return err
-		}
-		for step := range 3 {
-			if err := u.step(r.gradient(families[0], n, r.rank, r.size, step)); err != nil {
-				return u.close(err)
-			}
-			want, scale := r.average(families[0], n, step)
-			for i, got := range u.result {
-				if diff := math.Abs(float64(got) - want[i]); diff > scale[i]*1e-6 {
-					return u.close(fmt.Errorf("step %d: result %v at index %d, want %v", step, got, i, want[i]))
+		r.reduces("full", n, dtype.F32, often(pattern, 1), func(u *run) {
+			for step := range 3 {
+				u.step(r.gradient(families[0], n, r.rank, r.size, step))
+				want, scale := r.average(families[0], n, step)
+				for i, got := range u.result {
+					if diff := math.Abs(float64(got) - want[i]); diff > scale[i]*1e-6 {
+						fail("step %d: result %v at index %d, want %v", step, got, i, want[i])
+					}
 				}
 			}
-		}
-		if err := u.close(nil); err != nil {
-			return err
-		}
+		})
 	}
-	return nil
 }
 
 // average returns the dense average of all ranks' gradients in float64, and
@@ -417,76 +334,55 @@ func (r *rank) average(k family, n, step int) (mean, magnitude []float64) {
 }
 
 // testHalfTypes runs gradients of 16 bits.
-func testHalfTypes(r *rank, pattern string) error {
+func testHalfTypes(r *rank, pattern string) {
 	for _, dt := range []dtype.DType{dtype.F16, dtype.BF16} {
-		if err := r.sequence(families[0], 3000, 4, dt, often(pattern, 0.1)); err != nil {
-			return err
-		}
+		r.sequence(families[0], 3000, 4, dt, often(pattern, 0.1))
 	}
-	return nil
 }
 
 // testSpecial puts a NaN on one rank and an infinity on another: every rank
 // sees them in the same step, at their place and nowhere else, and later steps
 // are clean again.
-func testSpecial(r *rank, pattern string) error { return special(r, often(pattern, 0.1)) }
+func testSpecial(r *rank, pattern string) { special(r, often(pattern, 0.1)) }
 
-func special(r *rank, cfg sparse.Config) error {
-	for _, policy := range []sparse.NonFinitePolicy{sparse.PassNonFinite, sparse.SkipNonFinite} {
-		if r.selector != nil && policy == sparse.PassNonFinite {
+func special(r *rank, cfg sparse.Config) {
+	for _, cfg.NonFinite = range []sparse.NonFinitePolicy{sparse.PassNonFinite, sparse.SkipNonFinite} {
+		if r.selector != nil && cfg.NonFinite == sparse.PassNonFinite {
 			continue // entries wait until they are selected
 		}
-		cfg.NonFinite = policy
-		if err := specialBy(r, cfg); err != nil {
-			return err
-		}
+		r.reduces("special", specialLen, dtype.F32, cfg, (*run).special)
 	}
-	return nil
 }
 
-func specialBy(r *rank, cfg sparse.Config) error {
-	const n, nan, inf = 3000, 17, 2900
-	policy := cfg.NonFinite
+const specialLen = 3000
+
+func (u *run) special() {
+	const nan, inf = 17, 2900
 	// Scaled codes have a NaN for all that is not finite, and bins no code of their own: all that
 	// share a table or a magnitude are NaN, and what of it is not sent is so in later steps.
-	scaled := slices.Contains([]string{sparse.FP8, sparse.I8, sparse.I4}, cfg.Values)
-	spreads := slices.Contains([]string{sparse.I2, sparse.Bit}, cfg.Values) && policy == sparse.PassNonFinite
-	u, err := r.newRun("special", n, dtype.F32, cfg)
-	if err != nil {
-		return err
-	}
+	scaled := slices.Contains([]string{sparse.FP8, sparse.I8, sparse.I4}, u.cfg.Values)
+	spreads := slices.Contains([]string{sparse.I2, sparse.Bit}, u.cfg.Values) && u.cfg.NonFinite == sparse.PassNonFinite
 	for step := range 6 {
-		g := r.gradient(families[0], n, r.rank, r.size, step)
+		g := u.gradient(families[0], specialLen, u.rank.rank, u.size, step)
 		special := step%3 == 1
-		if special && r.rank == 0 {
+		if special && u.rank.rank == 0 {
 			g[nan] = float32(math.NaN())
 		}
-		if special && r.rank == r.size-1 {
+		if special && u.rank.rank == u.size-1 {
 			g[inf] = float32(math.Inf(-1))
 		}
-		before, err := u.residual()
-		if err != nil {
-			return u.close(err)
-		}
-		if err := u.reduce(g); err != nil {
-			return u.close(err)
-		}
-		if err := u.sameBits(); err != nil {
-			return u.close(err)
-		}
-		stats, err := u.sparse.Stats(u.ctx)
-		if err != nil {
-			return u.close(err)
-		}
-		drops := special && policy == sparse.SkipNonFinite
-		if stats.Skipped != drops {
-			return u.close(fmt.Errorf("step %d: Skipped is %v, want %v", step, stats.Skipped, drops))
+		before := u.residual()
+		u.reduce(g)
+		u.sameBits()
+		drops := special && u.cfg.NonFinite == sparse.SkipNonFinite
+		if stats := got(u.sparse.Stats(u.ctx)); stats.Skipped != drops {
+			fail("step %d: Skipped is %v, want %v", step, stats.Skipped, drops)
 		}
 		if spreads && special {
 			if !slices.ContainsFunc(u.result, func(v float32) bool { return v != v }) {
-				return u.close(fmt.Errorf("step %d has no NaN", step))
+				fail("step %d has no NaN", step)
 			}
-			return u.close(nil)
+			return
 		}
 		for i, v := range u.result {
 			x := float64(v)
@@ -500,94 +396,71 @@ func specialBy(r *rank, cfg sparse.Config) error {
 				ok = math.IsInf(x, -1) || scaled && math.IsNaN(x)
 			}
 			if !ok {
-				return u.close(fmt.Errorf("step %d: result %v at index %d", step, v, i))
+				fail("step %d: result %v at index %d", step, v, i)
 			}
 		}
-		after, err := u.residual()
-		if err != nil {
-			return u.close(err)
-		}
-		for i, v := range after {
+		for i, v := range u.residual() {
 			if drops && math.Float32bits(v) != math.Float32bits(before[i]) {
-				return u.close(fmt.Errorf("step %d was skippedLast, but the residual at %d is %v, and was %v", step, i, v, before[i]))
+				fail("step %d was skipped, but the residual at %d is %v, and was %v", step, i, v, before[i])
 			}
 		}
 	}
-	return u.close(nil)
 }
 
 // testValues checks what holds for every pattern, as what values soever they travel: with gradients that are hard to
 // round, of all types, with a NaN and an infinity, over a warm-up, and in place.
-func testValues(r *rank, pattern string) error {
+func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
 	for _, values := range sparse.Values()[1:] {
 		cfg := often(pattern, 0.1)
 		cfg.Values = values
 		for _, k := range families {
-			if !slices.Contains(hard, k.name) {
-				continue
-			}
-			if err := r.sequence(k, 700, 3, dtype.F32, cfg); err != nil {
-				return err
+			if slices.Contains(hard, k.name) {
+				r.sequence(k, 700, 3, dtype.F32, cfg)
 			}
 		}
 		for i, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
-			if err := r.sequence(families[0], []int{9000, 3, 600}[i], 3, dt, cfg); err != nil {
-				return err
-			}
+			r.sequence(families[0], []int{9000, 3, 600}[i], 3, dt, cfg)
 		}
 		if r.size > 3 && !r.extended {
 			continue
 		}
-		if err := special(r, cfg); err != nil {
-			return err
-		}
+		special(r, cfg)
 		cfg.Density = 0.01
-		if err := r.schedule(cfg); err != nil {
-			return err
-		}
+		r.schedule(cfg)
 		if pattern != sparse.Dense {
-			if err := r.inPlace(cfg, 1009, families[0]); err != nil {
-				return fmt.Errorf("in place, values %s: %w", values, err)
-			}
+			r.inPlace(cfg, 1009, families[0])
 		}
 	}
-	return nil
 }
 
 // testSchedule checks warm-up steps, densities by epoch, and an epoch of
 // density 0.
-func testSchedule(r *rank, pattern string) error { return r.schedule(often(pattern, 0.01)) }
+func testSchedule(r *rank, pattern string) { r.schedule(often(pattern, 0.01)) }
 
-func (r *rank) schedule(cfg sparse.Config) error {
+func (r *rank) schedule(cfg sparse.Config) {
 	const n = 2000
-	pattern := cfg.Pattern
+	dense := cfg.Pattern == sparse.Dense
 	cfg.Schedule = sparse.Schedule{WarmupSteps: 2, Densities: []float64{0.25, 0}, StepsPerEpoch: 2}
-	u, err := r.newRun("schedule", n, dtype.F32, cfg)
-	if err != nil {
-		return err
-	}
-	wantK := []int{n, n, 500, 500, 0, 0, 20, 20}
-	for step, k := range wantK {
-		if err := u.step(r.gradient(families[0], n, r.rank, r.size, step)); err != nil {
-			return u.close(err)
+	r.reduces("schedule", n, dtype.F32, cfg, func(u *run) {
+		for step, k := range []int{n, n, 500, 500, 0, 0, 20, 20} {
+			u.step(r.gradient(families[0], n, r.rank, r.size, step))
+			stats := u.stats
+			if dense {
+				k = n
+			}
+			if stats.Step != step || stats.K != k || stats.Dense != (step < 2 || dense) {
+				fail("step %d: stats %+v, want k %d", step, stats, k)
+			}
+			if k == 0 && stats.SentElements != 0 {
+				fail("step %d sent %d elements at density 0", step, stats.SentElements)
+			}
 		}
-		stats := u.stats
-		if pattern == sparse.Dense {
-			k = n
-		}
-		if stats.Step != step || stats.K != k || stats.Dense != (step < 2 || pattern == sparse.Dense) {
-			return u.close(fmt.Errorf("step %d: stats %+v, want k %d", step, stats, k))
-		}
-		if k == 0 && stats.SentElements != 0 {
-			return u.close(fmt.Errorf("step %d sent %d elements at density 0", step, stats.SentElements))
-		}
-	}
-	return u.close(nil)
+	})
 }
 
 // testClipping checks the norm of what goes into result and residual.
-func testClipping(r *rank, pattern string) error {
+func testClipping(r *rank, pattern string) {
 	for _, mode := range []sparse.ClipMode{sparse.ClipLocal, sparse.ClipGlobal} {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
 			if pattern == sparse.Dense && dt == dtype.BF16 {
@@ -595,20 +468,13 @@ func testClipping(r *rank, pattern string) error {
 			}
 			cfg := often(pattern, 0.1)
 			cfg.ClipNorm, cfg.Clip = 0.5, mode
-			u, err := r.newRun(fmt.Sprintf("clip mode %d", mode), 2000, dt, cfg)
-			if err != nil {
-				return err
-			}
-			if err := u.close(u.clip()); err != nil {
-				return err
-			}
+			r.reduces(fmt.Sprintf("clip mode %d", mode), 2000, dt, cfg, (*run).clip)
 		}
 	}
-	return nil
 }
 
 // clip runs one step and checks that the gradient counts as clipped.
-func (u *run) clip() error {
+func (u *run) clip() {
 	n := u.t.Len()
 	// Rank 0's gradient is small, so that it is scaled only with the others.
 	g := u.gradient(families[0], n, u.rank.rank, u.size, 0)
@@ -617,40 +483,31 @@ func (u *run) clip() error {
 			g[i] *= 1e-4
 		}
 	}
-	if err := u.write(u.t, g); err != nil {
-		return err
-	}
-	g, err := u.read(u.t)
-	if err != nil {
-		return err
-	}
+	u.write(u.t, g)
+	g = u.read(u.t)
 	norms := make([]float64, u.size)
 	for _, x := range g {
 		norms[u.rank.rank] += float64(x) * float64(x)
 	}
 	factor := min(1, u.cfg.ClipNorm/math.Sqrt(float64(u.size)*norms[u.rank.rank]))
 	if u.cfg.Clip == sparse.ClipGlobal {
-		if err := u.sum(norms); err != nil {
-			return err
-		}
+		u.sum(norms)
 		mean := 0.0
 		for _, square := range norms {
 			mean += square / float64(u.size)
 		}
 		factor = min(1, u.cfg.ClipNorm/math.Sqrt(mean))
 	}
-	if err := u.reduce(g); err != nil {
-		return err
-	}
+	u.reduce(g)
 	for i := range g {
 		g[i] = float32(float64(g[i]) * factor)
 	}
-	return u.conserved(make([]float32, n), g)
+	u.conserved(make([]float32, n), g)
 }
 
 // testVolume runs oktopk with various sizes of k through all families of
 // gradients; every step is checked against its bound.
-func testVolume(r *rank) error {
+func testVolume(r *rank) {
 	shapes := []struct {
 		n       int
 		density float64
@@ -663,10 +520,7 @@ func testVolume(r *rank) error {
 			if (i+j)%2 > 0 && !r.extended { // each family has two shapes, each shape half of the families
 				continue
 			}
-			if err := r.sequence(k, s.n, 7, dtype.F32, often(sparse.Oktopk, s.density)); err != nil {
-				return err
-			}
+			r.sequence(k, s.n, 7, dtype.F32, often(sparse.Oktopk, s.density))
 		}
 	}
-	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -28,19 +27,7 @@ func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.
 	t.Helper()
 	var cases []testCase
 	add := func(name string, body func(x *reduced)) {
-		cases = append(cases, testCase{name, func(r *rank) (err error) {
-			defer func() {
-				switch failed := recover().(type) {
-				case nil:
-				case failure:
-					err = failed.error
-				default:
-					panic(failed)
-				}
-			}()
-			body(&reduced{rank: r, top: r, reducer: reducer})
-			return nil
-		}, true})
+		cases = append(cases, testCase{name, func(r *rank) { body(&reduced{rank: r, top: r, reducer: reducer}) }, true})
 	}
 	skip, fail := sparse.Config{NonFinite: sparse.SkipNonFinite}, sparse.Config{NonFinite: sparse.FailNonFinite}
 	add("Overlap", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).overlap) })
@@ -53,20 +40,6 @@ func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.
 	add("Restore", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).restored) })
 	add("Worlds", (*reduced).worlds)
 	runCases(t, b, cases, opts)
-}
-
-// failure is what a case panics with.
-type failure struct{ error }
-
-func must(errs ...error) {
-	if err := errors.Join(errs...); err != nil {
-		panic(failure{err})
-	}
-}
-
-func got[T any](x T, err error) T {
-	must(err)
-	return x
 }
 
 // watched is a Reducer whose calls are seen, and may fail.
@@ -118,10 +91,11 @@ func (x *reduced) over(c comm.Communicator, cfg ddp.Config, states ...[]byte) *r
 		residuals: map[int]*runtime.Tensor{}}
 	n := 0
 	for _, shape := range [][]int{{40, 50}, {50}, {30, 5, 4}, {7, 100}, {100}, {3}} {
-		o.params = append(o.params, got(runtime.New(x.rt, dtype.F32, shape...)))
-		n += o.params[len(o.params)-1].Len()
+		t := got(runtime.New(x.rt, dtype.F32, shape...))
+		x.top.after(t.Free)
+		o.params = append(o.params, t)
+		n += t.Len()
 	}
-	x.top.live = append(x.top.live, o.params...)
 	cfg.ClipNorm *= math.Sqrt(float64(n * o.size)) // the norm of gradients of 1 and -1
 	cfg.BucketBytes = 6000
 	cfg.Reducer = func(b ddp.Bucket) (ddp.Reducer, error) {
@@ -155,7 +129,7 @@ func (x *reduced) load(step int, factor float32) {
 				values[i] = sign(rng) * factor
 			}
 		}
-		must(x.write(t, values))
+		x.write(t, values)
 	}
 }
 
@@ -164,7 +138,7 @@ func (x *reduced) left(step int) bool { return step >= 2 && x.size > 1 && x.rank
 // bits are those of the gradients, which become results.
 func (x *reduced) bits() (all []byte) {
 	for _, t := range x.params {
-		all = append(all, got(x.bytes(t))...)
+		all = append(all, x.bytes(t)...)
 	}
 	return all
 }
@@ -177,11 +151,11 @@ func (x *reduced) sums(residuals bool) (all []float64) {
 				return nil
 			}
 		}
-		for _, v := range got(x.read(t)) {
+		for _, v := range x.read(t) {
 			all = append(all, float64(v))
 		}
 	}
-	must(x.sum(all))
+	x.sum(all)
 	return all
 }
 
@@ -193,14 +167,14 @@ func (x *reduced) checked(step int) []byte {
 	bits := x.bits()
 	for rank, other := range got(distributed.AllGatherBytes(x.ctx, x.rt, x.c, bits)) {
 		if !bytes.Equal(bits, other) {
-			must(fmt.Errorf("step %d: results of rank %d have other bits", step, rank))
+			fail("step %d: results of rank %d have other bits", step, rank)
 		}
 	}
 	results := x.sums(false)
 	x.kept = x.sums(true)
 	for i, kept := range x.kept {
 		if lost := want[i] + before[i] - results[i] - kept; !(math.Abs(lost) <= 1e-4*float64(x.size)) {
-			must(fmt.Errorf("step %d: element %d has lost %v", step, i, lost))
+			fail("step %d: element %d has lost %v", step, i, lost)
 		}
 	}
 	return bits
@@ -216,7 +190,7 @@ func (x *reduced) follow(cfg ddp.Config, way func(x *reduced, step int)) {
 	step := 0
 	same := func() error {
 		if !bytes.Equal(o.bits(), want[step]) {
-			return fmt.Errorf("step %d has other bits than a plain one", step)
+			fail("step %d has other bits than a plain one", step)
 		}
 		step++
 		return nil
@@ -253,7 +227,7 @@ func (x *reduced) overlap(step int) {
 		select {
 		case <-x.buckets[b].begun:
 		case <-x.ctx.Done():
-			must(fmt.Errorf("bucket %d is not reduced before Wait", b))
+			fail("bucket %d is not reduced before Wait", b)
 		}
 	}
 	must(x.g.Wait(x.ctx))
@@ -271,13 +245,13 @@ func (x *reduced) accumulate(step int) {
 func (x *reduced) afterNaN(step int) {
 	x.load(step, 1)
 	if x.rank.rank == x.size-1 {
-		must(x.write(x.params[0], append(make([]float32, x.params[0].Len()-1), float32(math.NaN()))))
+		x.write(x.params[0], append(make([]float32, x.params[0].Len()-1), float32(math.NaN())))
 	}
 	given := x.bits()
 	err := x.g.ReduceAll(x.ctx, x.params)
 	undone, skipped := bytes.Equal(given, x.bits()), got(x.g.Stats(x.ctx)).Skipped
 	if skips := x.cfg.NonFinite == sparse.SkipNonFinite; skipped != skips || undone == skips || errors.Is(err, sparse.ErrNonFinite) == skips {
-		must(fmt.Errorf("step %d: not finite, but skipped is %v, undone %v: %w", step, skipped, undone, err))
+		fail("step %d: not finite, but skipped is %v, undone %v: %w", step, skipped, undone, err)
 	}
 	x.plain(step)
 }
@@ -291,7 +265,7 @@ func (x *reduced) afterFaults(step int) {
 			w.fails = call + 1
 			err := x.g.ReduceAll(x.ctx, x.params)
 			if w.fails = 0; !errors.Is(err, errFault) || !bytes.Equal(given, x.bits()) {
-				must(fmt.Errorf("collective %d of bucket %d failed, and gradients have changed or the error is %w", call, bucket, err))
+				fail("collective %d of bucket %d failed, and gradients have changed or the error is %w", call, bucket, err)
 			}
 		}
 	}
@@ -325,7 +299,7 @@ func (x *reduced) worlds() {
 		o := x.over(c, ddp.Config{}, states...)
 		for i := range kept {
 			if math.Abs(o.kept[i]-kept[i]) > 1e-4 {
-				must(fmt.Errorf("residuals of %d ranks, restored on %d: element %d has %v, want %v", saved, c.WorldSize(), i, o.kept[i], kept[i]))
+				fail("residuals of %d ranks, restored on %d: element %d has %v, want %v", saved, c.WorldSize(), i, o.kept[i], kept[i])
 			}
 		}
 		return o
@@ -352,7 +326,7 @@ func (x *reduced) worlds() {
 		w.fails = 1
 	}
 	if err := all.g.ReduceAll(x.ctx, all.params); !errors.Is(err, errFault) {
-		must(fmt.Errorf("a collective failed, the error is %w", err))
+		fail("a collective failed, the error is %w", err)
 	}
 	for _, w := range all.buckets {
 		w.fails = 0
