@@ -1,16 +1,19 @@
-package faulttest_test
+package faulttest
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm/internal/faulttest"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 //go:generate go test -run TestDocument -update
@@ -27,7 +30,7 @@ func TestDocument(t *testing.T) {
 	require.True(t, ok, "no place for the table")
 	_, after, ok := strings.Cut(rest, end)
 	require.True(t, ok, "no end of the table")
-	want := before + begin + "\n" + faulttest.Markdown() + "\n" + end + after
+	want := before + begin + "\n" + markdown() + "\n" + end + after
 	if *update {
 		require.NoError(t, os.WriteFile(path, []byte(want), 0o644))
 		return
@@ -38,11 +41,79 @@ func TestDocument(t *testing.T) {
 // Every fault has a name of its own, and every cell a column.
 func TestTable(t *testing.T) {
 	names := map[string]bool{}
-	for _, f := range faulttest.Table {
+	for _, f := range Table {
 		assert.False(t, names[f.Name], f.Name)
 		names[f.Name] = true
 		for column := range f.Cells {
-			assert.Contains(t, faulttest.Columns, column, f.Name)
+			assert.Contains(t, Columns, column, f.Name)
 		}
 	}
+}
+
+// String is what the table in the documentation says.
+func (o Outcome) String() string {
+	if len(o.Errors) == 0 {
+		return ""
+	}
+	var names []string
+	for _, err := range o.Errors {
+		name := "success"
+		for known, text := range sentinelNames {
+			if err == known {
+				name = "`" + text + "`"
+			}
+		}
+		names = append(names, name)
+	}
+	text := strings.Join(names, " or ")
+	switch {
+	case o.Late:
+		text += ", at its deadline"
+	case o.broken():
+		text += ", at once"
+	}
+	return text
+}
+
+var sentinelNames = map[error]string{
+	comm.ErrMismatch: "ErrMismatch", comm.ErrPeerFailed: "ErrPeerFailed", comm.ErrTimeout: "ErrTimeout", comm.ErrCanceled: "ErrCanceled",
+	comm.ErrBroken: "ErrBroken", comm.ErrClosed: "ErrClosed", comm.ErrUnavailable: "ErrUnavailable",
+	runtime.ErrOutOfMemory: "ErrOutOfMemory",
+}
+
+// String is the text of a cell.
+func (c Cell) String() string {
+	others, self := c.Others.String(), c.Self.String()
+	if self == others || self == "success" { // it is still there, and nothing failed
+		self = ""
+	}
+	if self != "" {
+		self = "itself: " + self
+	}
+	return strings.Join(slices.DeleteFunc([]string{others, self, c.Note}, func(part string) bool { return part == "" }), "; ")
+}
+
+// markdown is the table as docs/errors.md has it. A long text that another column of
+// the row has already is not said again.
+func markdown() string {
+	var b strings.Builder
+	b.WriteString("| fault | " + strings.Join(Columns, " | ") + " |\n" + strings.Repeat("| --- ", len(Columns)+1) + "|\n")
+	for _, f := range Table {
+		fmt.Fprintf(&b, "| **%s**: %s |", f.Name, f.What)
+		said := map[string]string{}
+		for _, column := range Columns {
+			text := "–"
+			if cell, ok := f.Cells[column]; ok {
+				text = cell.String()
+			}
+			if first, ok := said[text]; ok && len(text) > 30 {
+				text = "as " + first
+			} else {
+				said[text] = column
+			}
+			b.WriteString(" " + text + " |")
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
 }

@@ -1,7 +1,7 @@
 // Package faulttest is the fault matrix: what goes wrong, by backend, with the
 // errors that are promised and whether they come at once or at a deadline. The
 // table (table.go) is data: [Run] lets a backend's ranks go through its column, and
-// docs/errors.md has the same table as text, which [Markdown] writes.
+// docs/errors.md has the same table as text.
 //
 //	func TestFaults(t *testing.T) {
 //		faulttest.Run(t, "local", faulttest.Backend{Each: …})
@@ -185,7 +185,7 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 	switch {
 	case got == errAside:
 	case !want.allows(got):
-		fail("got %v, want %v", got, want)
+		fail("got %v, want one of %v, at its deadline: %v", got, want.Errors, want.Late)
 	case got != nil && !want.Late && took > patience/2:
 		fail("%v took %v", got, took)
 	case !p.odd && (errors.Is(got, comm.ErrPeerFailed) || len(want.Errors) == 1 && got != nil) && !strings.Contains(got.Error(), cell.says):
@@ -205,71 +205,3 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 }
 
 func (o Outcome) broken() bool { return !slices.Contains(o.Errors, nil) }
-
-// String is what the table in the documentation says.
-func (o Outcome) String() string {
-	if len(o.Errors) == 0 {
-		return ""
-	}
-	var names []string
-	for _, err := range o.Errors {
-		name := "success"
-		for known, text := range sentinelNames {
-			if err == known {
-				name = "`" + text + "`"
-			}
-		}
-		names = append(names, name)
-	}
-	text := strings.Join(names, " or ")
-	switch {
-	case o.Late:
-		text += ", at its deadline"
-	case o.broken():
-		text += ", at once"
-	}
-	return text
-}
-
-var sentinelNames = map[error]string{
-	comm.ErrMismatch: "ErrMismatch", comm.ErrPeerFailed: "ErrPeerFailed", comm.ErrTimeout: "ErrTimeout", comm.ErrCanceled: "ErrCanceled",
-	comm.ErrBroken: "ErrBroken", comm.ErrClosed: "ErrClosed", comm.ErrUnavailable: "ErrUnavailable",
-	runtime.ErrOutOfMemory: "ErrOutOfMemory",
-}
-
-// String is the text of a cell.
-func (c Cell) String() string {
-	others, self := c.Others.String(), c.Self.String()
-	if self == others || self == "success" { // it is still there, and nothing failed
-		self = ""
-	}
-	if self != "" {
-		self = "itself: " + self
-	}
-	return strings.Join(slices.DeleteFunc([]string{others, self, c.Note}, func(part string) bool { return part == "" }), "; ")
-}
-
-// Markdown is the table as docs/errors.md has it. A long text that another column of
-// the row has already is not said again.
-func Markdown() string {
-	var b strings.Builder
-	b.WriteString("| fault | " + strings.Join(Columns, " | ") + " |\n" + strings.Repeat("| --- ", len(Columns)+1) + "|\n")
-	for _, f := range Table {
-		fmt.Fprintf(&b, "| **%s**: %s |", f.Name, f.What)
-		said := map[string]string{}
-		for _, column := range Columns {
-			text := "–"
-			if cell, ok := f.Cells[column]; ok {
-				text = cell.String()
-			}
-			if first, ok := said[text]; ok && len(text) > 30 {
-				text = "as " + first
-			} else {
-				said[text] = column
-			}
-			b.WriteString(" " + text + " |")
-		}
-		b.WriteString("\n")
-	}
-	return b.String()
-}
