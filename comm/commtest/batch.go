@@ -9,6 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reference"
 )
 
 // guard is the number of bytes kept before and behind every buffer, filled
@@ -16,7 +17,7 @@ import (
 const guard = 64
 
 // poisonBlock is what buffers hold that nobody has written.
-var poisonBlock = payload(4093, 0xdead)
+var poisonBlock = reference.Payload(4093, 0xdead)
 
 // label names a call in messages; it is only formatted when there is one.
 type label struct {
@@ -115,7 +116,7 @@ func (b *batch) output(l label, n int, check func(got []byte) error) uintptr {
 
 // untouched makes a buffer that the operation has no business with.
 func (b *batch) untouched(l label, n int) uintptr {
-	return b.input(l, tile(poisonBlock, 0, n))
+	return b.input(l, reference.Tile(poisonBlock, 0, n))
 }
 
 // unused is the address for a buffer that only the root uses: nil, or memory
@@ -130,6 +131,15 @@ func (b *batch) unused(l label, n int) uintptr {
 // want returns the check for exactly these bytes.
 func want(content []byte, dt dtype.DType) func([]byte) error {
 	return func(got []byte) error { return diff(got, content, dt) }
+}
+
+// diff returns an error if two encoded arrays differ.
+func diff(got, want []byte, dt dtype.DType) error {
+	wrong, err := reference.Differences(got, want, dt.Size())
+	if err != nil {
+		err = fmt.Errorf("%w (%d of %d elements differ)", err, wrong, len(want)/dt.Size())
+	}
+	return err
 }
 
 // buffer makes a guarded buffer of n bytes that starts with content and is

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reference"
 )
 
 // movement is a collective that moves data without changing it.
@@ -52,7 +53,7 @@ func (m movement) matrix(p *probe) {
 
 // part is what rank src gives to rank dest (or to everybody) in a call.
 func (l label) part(src, dest, count int) []byte {
-	return payload(count*l.dt.Size(), int(l.dt), l.count, src, dest)
+	return reference.Payload(count*l.dt.Size(), int(l.dt), l.count, src, dest)
 }
 
 // everyone is the dest of a part that all ranks get.
@@ -79,7 +80,7 @@ func (l label) scattered(src, size int) []byte {
 // withOwn is n bytes of poison with this rank's part in its place: the buffer
 // of an in-place gather before the call.
 func (b *batch) withOwn(l label, n int) []byte {
-	content := tile(poisonBlock, 0, n)
+	content := reference.Tile(poisonBlock, 0, n)
 	own := l.part(b.p.rank, everyone, l.count)
 	copy(content[b.p.rank*len(own):], own)
 	return content
@@ -187,7 +188,7 @@ func newLayout(size int, count func(r int) int) layout {
 
 // buffer returns poison with the given parts in their places.
 func (l layout) buffer(dt dtype.DType, part func(r int) []byte) []byte {
-	out := tile(poisonBlock, 0, l.extent*dt.Size())
+	out := reference.Tile(poisonBlock, 0, l.extent*dt.Size())
 	for r, d := range l.displs {
 		copy(out[d*dt.Size():], part(r))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reference"
 )
 
 var orderingCases = []testCase{
@@ -70,15 +71,10 @@ func (p *probe) sumType() dtype.DType {
 }
 
 // number encodes a small integer.
-func number(dt dtype.DType, x int) []byte {
-	if dt.IsFloat() {
-		return encodeFloats(dt, []float64{float64(x)})
-	}
-	return appendInt(nil, uint64(x), dt)
-}
+func number(dt dtype.DType, x int) []byte { return reference.Encode(dt, float64(x)) }
 
 // numbers is n times the same small integer.
-func numbers(dt dtype.DType, n, x int) []byte { return tile(number(dt, x), 0, n*dt.Size()) }
+func numbers(dt dtype.DType, n, x int) []byte { return reference.Tile(number(dt, x), 0, n*dt.Size()) }
 
 // ranksSum is 0 + 1 + … + size-1.
 func (p *probe) ranksSum() int { return p.size * (p.size - 1) / 2 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reference"
 )
 
 var messageCases = []testCase{
@@ -41,7 +42,7 @@ func (b *batch) recv(n int, dt dtype.DType, src, serial int, tag uint32) {
 }
 
 func message(n int, dt dtype.DType, src, dest, serial int) []byte {
-	return payload(n*dt.Size(), src, dest, serial)
+	return reference.Payload(n*dt.Size(), src, dest, serial)
 }
 
 // runGroup submits all calls in one group, waits, and verifies.

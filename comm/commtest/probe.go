@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reference"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -110,7 +111,7 @@ func (p *probe) findings() error {
 // poison returns n bytes of what unwritten memory holds.
 func (p *probe) poison(n int) []byte {
 	if len(p.poisoned) < n {
-		p.poisoned = tile(poisonBlock, 0, max(n, 1<<16))
+		p.poisoned = reference.Tile(poisonBlock, 0, max(n, 1<<16))
 	}
 	return p.poisoned[:n]
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reference"
 )
 
 // counts are the element counts of the matrix: nothing, one, less than a
@@ -53,12 +54,21 @@ type reduction struct {
 
 // reductionData is one period of this rank's input, and the result.
 type reductionData struct {
+	dt    dtype.DType
 	input []byte
-	ref   *reference
+	ref   *reference.Result
 }
 
 func (d reductionData) elements(n int) []byte {
-	return tile(d.input, 0, n*d.ref.dt.Size())
+	return reference.Tile(d.input, 0, n*d.dt.Size())
+}
+
+// check is that of a result from an element on.
+func (d reductionData) check(offset int) func(got []byte) error {
+	return func(got []byte) error {
+		_, err := d.ref.Check(got, offset)
+		return err
+	}
 }
 
 func one(int) int       { return 1 }
@@ -109,7 +119,7 @@ func (r reduction) matrix(p *probe) {
 				r.refused(p, l)
 				continue
 			}
-			in := reductionData{reductionInput(dt, op, p.rank, p.size), newReference(dt, op, p.size)}
+			in := reductionData{dt, reference.Input(dt, op, p.rank, p.size), reference.New(dt, op, p.size)}
 			b := p.batch(p.c)
 			for i, n := range p.counts(r.parts(p.size), int(dt)+int(op)) {
 				l.count = n
@@ -142,7 +152,7 @@ func (r reduction) refused(p *probe, l label) {
 
 func addAllReduce(b *batch, l label, in reductionData, call func(l label, send, recv uintptr)) {
 	n := l.count * l.dt.Size()
-	check := func(got []byte) error { return in.ref.check(got, 0) }
+	check := in.check(0)
 
 	l.what = "out of place"
 	call(l, b.input(l, in.elements(l.count)), b.buffer(l, nil, n, check, true))
@@ -154,7 +164,7 @@ func addAllReduce(b *batch, l label, in reductionData, call func(l label, send, 
 
 func addReduce(b *batch, l label, in reductionData, call func(l label, send, recv uintptr)) {
 	n := l.count * l.dt.Size()
-	check := func(got []byte) error { return in.ref.check(got, 0) }
+	check := in.check(0)
 	root := b.p.rank == l.root
 
 	l.what = "out of place"
@@ -177,7 +187,7 @@ func addReduce(b *batch, l label, in reductionData, call func(l label, send, rec
 
 func addReduceScatter(b *batch, l label, in reductionData, call func(l label, send, recv uintptr)) {
 	part := l.count * l.dt.Size()
-	check := func(got []byte) error { return in.ref.check(got, b.p.rank*l.count) }
+	check := in.check(b.p.rank * l.count)
 
 	l.what = "out of place"
 	call(l, b.input(l, in.elements(l.count*b.p.size)), b.output(l, part, check))

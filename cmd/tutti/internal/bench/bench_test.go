@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/measure"
+	"github.com/tutti-go/tutti/internal/reference"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -336,12 +337,12 @@ func TestReferenceIsMadeOnce(t *testing.T) {
 		const ranks = 5
 		var made [ranks]atomic.Int32
 		var reduced atomic.Int32
-		ref := m.reference(ranks)
-		for rank, input := range ref.inputs {
-			ref.inputs[rank] = sync.OnceValues(func() ([]byte, error) { made[rank].Add(1); return input() })
+		tables := m.tables(ranks)
+		for rank, input := range tables.inputs {
+			tables.inputs[rank] = sync.OnceValue(func() []byte { made[rank].Add(1); return input() })
 		}
-		reduce := ref.reduced
-		ref.reduced = sync.OnceValues(func() ([]byte, error) { reduced.Add(1); return reduce() })
+		reduce := tables.reduced
+		tables.reduced = sync.OnceValue(func() *reference.Result { reduced.Add(1); return reduce() })
 		onRanks(t, ranks, nil, func(ctx context.Context, r backend.Rank) error { return m.Run(ctx, r, func([]Result) {}) })
 		for rank := range made {
 			assert.EqualValues(t, 1, made[rank].Load(), "rank %d", rank)

@@ -68,7 +68,7 @@ func (m memory) releaseAfter(ctx context.Context, err error, buffers ...*comm.Bu
 // allocate makes the buffers of an operation, and returns how to free them
 // after an error or nil. It is collective.
 func (s *setup) allocate(ctx context.Context, count int, place Place) (work, func(error) error, error) {
-	k, p := s.ref.collective, s.Comm.WorldSize()
+	k, p := s.tables.collective, s.Comm.WorldSize()
 	part := count * s.cfg.DType.Size()
 	w := work{count: count, dt: s.cfg.DType, op: s.cfg.Op}
 	sendBytes, recvBytes := part*k.sendParts(p), part*k.recvParts(p)

@@ -59,7 +59,7 @@ type Measurement struct {
 	cfg        Config
 	collective *collective
 	once       sync.Once
-	ref        *reference
+	shared     *tables
 }
 
 // New prepares a measurement. An error names a setting that cannot be used.
@@ -71,17 +71,17 @@ func New(cfg Config) (*Measurement, error) {
 	return &Measurement{cfg: cfg, collective: k}, err
 }
 
-// reference is that for a number of ranks, which is the same on all of them.
-func (m *Measurement) reference(ranks int) *reference {
-	m.once.Do(func() { m.ref = newReference(m.collective, m.cfg.DType, m.cfg.Op, ranks) })
-	return m.ref
+// tables are those for a number of ranks, which are the same on all of them.
+func (m *Measurement) tables(ranks int) *tables {
+	m.once.Do(func() { m.shared = newTables(m.collective, m.cfg.DType, m.cfg.Op, ranks) })
+	return m.shared
 }
 
 // setup is what the sizes of a measurement have in common on one rank.
 type setup struct {
 	backend.Rank
 	cfg       Config
-	ref       *reference
+	tables    *tables
 	memory    memory
 	handOver  *int // bytes of a piece that go over peer memory at most
 	locations []string
@@ -114,7 +114,7 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	if cfg.Graph && r.Stream == nil {
 		return nil, backend.NeedsGraphs(cfg.Backend)
 	}
-	s := &setup{Rank: r, cfg: cfg, ref: m.reference(r.Comm.WorldSize())}
+	s := &setup{Rank: r, cfg: cfg, tables: m.tables(r.Comm.WorldSize())}
 	if s.memory, err = newMemory(r, cfg); err != nil {
 		return nil, err
 	}
@@ -124,8 +124,8 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	if err := m.collective.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
-	parts := m.collective.sendParts(s.ref.ranks) + m.collective.recvParts(s.ref.ranks)
-	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.ref.ranks))*float64(parts)); err != nil {
+	parts := m.collective.sendParts(s.tables.ranks) + m.collective.recvParts(s.tables.ranks)
+	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.tables.ranks))*float64(parts)); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {
@@ -169,7 +169,7 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 func (s *setup) measureSize(ctx context.Context, count int) ([]Result, error) {
 	var results []Result
 	for _, place := range s.cfg.Places {
-		if !slices.Contains(s.ref.collective.places, place) {
+		if !slices.Contains(s.tables.collective.places, place) {
 			continue
 		}
 		result, err := s.measure(ctx, count, place)
@@ -191,7 +191,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	if err := s.prepare(ctx, w); err != nil {
 		return Result{}, err
 	}
-	op, err := newOperation(ctx, s.Rank, func() error { return s.ref.collective.submit(s.Comm, w) }, s.cfg.Graph)
+	op, err := newOperation(ctx, s.Rank, func() error { return s.tables.collective.submit(s.Comm, w) }, s.cfg.Graph)
 	if err != nil {
 		return Result{}, err
 	}
@@ -205,7 +205,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 		return Result{}, err
 	}
 	result := s.result(count, place)
-	result.setTime(measure.Median(seconds[0]), s.ref.collective.busFactor(float64(result.Ranks)))
+	result.setTime(measure.Median(seconds[0]), s.tables.collective.busFactor(float64(result.Ranks)))
 	if s.cfg.Verify {
 		wrong, err := s.verify(ctx, w, op)
 		if err != nil {
@@ -218,7 +218,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 
 // result describes a measurement, without what it gave.
 func (s *setup) result(count int, place Place) Result {
-	k, p := s.ref.collective, s.Comm.WorldSize()
+	k, p := s.tables.collective, s.Comm.WorldSize()
 	result := Result{
 		Collective: k.name,
 		Backend:    s.cfg.Backend,
@@ -264,11 +264,11 @@ func (r *Result) setTime(seconds, busFactor float64) {
 // result is a part or the whole.
 func (s *setup) prepare(ctx context.Context, w work) error {
 	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
-	if err := poison(s.Runtime, w.recv, w.count*s.ref.collective.recvParts(p)*w.dt.Size()); err != nil {
+	if err := poison(s.Runtime, w.recv, w.count*s.tables.collective.recvParts(p)*w.dt.Size()); err != nil {
 		return err
 	}
-	if root := s.ref.collective.root; root < 0 || root == rank {
-		if err := s.ref.fill(s.Runtime, rank, w.send, w.count); err != nil {
+	if root := s.tables.collective.root; root < 0 || root == rank {
+		if err := s.tables.fill(s.Runtime, rank, w.send, w.count); err != nil {
 			return err
 		}
 	}
@@ -287,7 +287,7 @@ func (s *setup) verify(ctx context.Context, w work, op *operation) (int64, error
 	if err := op.call(ctx); err != nil {
 		return 0, err
 	}
-	own, err := s.ref.wrong(s.Runtime, s.Comm.Rank(), w.recv, w.count)
+	own, err := s.tables.wrong(s.Runtime, s.Comm.Rank(), w.recv, w.count)
 	if err != nil {
 		return 0, err
 	}

@@ -1,0 +1,368 @@
+// Package reference has inputs of collectives, and what these must give, independently of
+// any backend: the same in every process.
+package reference
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Period is the number of distinct elements in an input; longer ones repeat.
+// It is prime, so that an implementation which mixes up blocks (whose sizes
+// are anything but a multiple of it) computes something else.
+const Period = 1009
+
+// mix hashes three numbers (SplitMix64's finalizer over a linear combination):
+// the only source of "random" data, the same in every process.
+func mix(a, b, c uint64) uint64 {
+	x := a*0x9E3779B97F4A7C15 + b*0xC2B2AE3D27D4EB4F + c*0x165667B19E3779F9 + 0x27D4EB2F165667C5
+	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+	x = (x ^ x>>27) * 0x94D049BB133111EB
+	return x ^ x>>31
+}
+
+// Payload returns n bytes for a collective that only moves data: any bit
+// patterns, different for every key.
+func Payload(n int, keys ...int) []byte {
+	seed := uint64(len(keys))
+	for _, k := range keys {
+		seed = mix(seed, uint64(k), 1)
+	}
+	block := make([]byte, 0, 4096)
+	for i := 0; len(block) < min(n, 4093); i++ {
+		block = binary.LittleEndian.AppendUint64(block, mix(seed, uint64(i), 2))
+	}
+	if n <= 4093 {
+		return block[:n]
+	}
+	return Tile(block[:4093], 0, n)
+}
+
+// Tile returns n bytes of the endless repetition of block, from offset on.
+func Tile(block []byte, offset, n int) []byte {
+	return bytes.Repeat(block, n/len(block)+2)[offset%len(block):][:n]
+}
+
+// precision is the number of significant bits of a float type.
+var precision = map[dtype.DType]int{dtype.F64: 53, dtype.F32: 24, dtype.F16: 11, dtype.BF16: 8, dtype.FP8E4M3: 4, dtype.FP8E5M2: 3}
+
+// Input returns one period of a rank's input to a reduction, encoded.
+func Input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
+	switch {
+	case dt.IsFloat():
+		return Encode(dt, floatInput(dt, op, rank, size)...)
+	case dt == dtype.Bool:
+		return boolInput(op, rank, size)
+	}
+	out := make([]byte, 0, Period*dt.Size())
+	for i := range Period {
+		out = appendBits(out, intInput(op, rank, i), dt)
+	}
+	return out
+}
+
+// exactElement reports whether element i of a float input is chosen so that
+// every partial result, in any order, is representable: the reduction must
+// then be exact however often a backend rounds. The others carry full
+// mantissas and are compared with a tolerance.
+func exactElement(dt dtype.DType, op dtype.ReduceOp, i int) bool {
+	switch op {
+	case dtype.Min, dtype.Max:
+		return true
+	case dtype.Prod:
+		return precision[dt] < 8 || i%3 != 0
+	}
+	return i%3 != 0
+}
+
+// floatInput returns a rank's values before they are rounded to dt.
+func floatInput(dt dtype.DType, op dtype.ReduceOp, rank, size int) []float64 {
+	out := make([]float64, Period)
+	for i := range out {
+		h := mix(uint64(rank), uint64(i), 3)
+		sign := 1 - 2*float64(h&1)
+		if i%5 == 0 {
+			sign = 1 // sums that do not cancel tell Sum from Avg
+		}
+		fraction := float64(h>>11) / (1 << 53) // [0, 1)
+		switch exact := exactElement(dt, op, i); {
+		case op == dtype.Min || op == dtype.Max:
+			out[i] = sign * (1 + 15*fraction)
+		case op == dtype.Prod:
+			// At most five ranks differ from 1, so nothing overflows.
+			factor := 0.5 + 1.5*fraction
+			if exact {
+				factor = math.Ldexp(1, int(h>>1%3)-1)
+			}
+			if (rank+i)%((size+3)/4) != 0 {
+				factor = 1
+			}
+			out[i] = sign * factor
+		case exact:
+			out[i] = sign * exactTerm(dt, h>>1, rank+i, size)
+		default:
+			// Sums over any number of ranks stay within the range of all types.
+			out[i] = sign * (0.25 + 3*fraction) * min(1, 64/float64(size))
+		}
+	}
+	return out
+}
+
+// exactTerm returns a positive integer (or zero) small enough that the sum
+// over all ranks is an exact number of the type.
+func exactTerm(dt dtype.DType, h uint64, turn, size int) float64 {
+	limit := 1 << min(precision[dt], 20)
+	if size <= limit {
+		return float64(1 + h%uint64(limit/size))
+	}
+	if turn%((size+limit-1)/limit) == 0 {
+		return 1
+	}
+	return 0
+}
+
+// intInput returns a rank's element i: small numbers of both signs, and any bit
+// pattern, so that sums and products wrap around.
+func intInput(op dtype.ReduceOp, rank, i int) uint64 {
+	h := mix(uint64(rank), uint64(i), 4)
+	if i%3 == 0 {
+		h = uint64(int64(h%19) - 9)
+	}
+	if op == dtype.Prod && i%4 != 0 {
+		h |= 1 // or products would soon be zero
+	}
+	return h
+}
+
+// boolInput returns booleans, about half of whose reductions are true. Any byte
+// but zero is true, though 1 is what most of them are.
+func boolInput(op dtype.ReduceOp, rank, size int) []byte {
+	or := op == dtype.Sum || op == dtype.Max
+	out := make([]byte, Period)
+	for i := range out {
+		h := mix(uint64(rank), uint64(i), 5)
+		rare := h%uint64(2*size) == 0
+		if rare == or {
+			out[i] = 1
+			if i%4 == 0 {
+				out[i] = byte(h>>56) | 2
+			}
+		}
+	}
+	return out
+}
+
+// Result is what a reduction must give, one period of it.
+type Result struct {
+	dt dtype.DType
+	// exact is the encoded result of types that have no tolerance.
+	exact []byte
+	// value and tolerance describe the result of float types.
+	value, tolerance []float64
+}
+
+// New reduces the inputs of all ranks, independently of any backend:
+// floats in float64, integers modulo 2^64.
+//
+// A backend may round after each of the size-1 steps; one rounding of a partial
+// result errs by at most u times its magnitude (u = 2^-precision), which is at
+// most the sum of the operands' magnitudes. The tolerance of a sum is therefore
+// (size-1)·u·Σ|x|, of an average one step more, of a product
+// (size-1)·u·|result|, of minimum and maximum 0. For F64 it is doubled, since
+// the reference rounds as well.
+func New(dt dtype.DType, op dtype.ReduceOp, size int) *Result {
+	inputs := make([][]byte, size)
+	for r := range inputs {
+		inputs[r] = Input(dt, op, r, size)
+	}
+	ref := &Result{dt: dt}
+	switch {
+	case dt.IsFloat():
+		ref.floats(op, inputs)
+	case dt == dtype.Bool:
+		ref.bools(op, inputs)
+	default:
+		ref.ints(op, inputs)
+	}
+	return ref
+}
+
+func (ref *Result) floats(op dtype.ReduceOp, inputs [][]byte) {
+	size := len(inputs)
+	operands := make([][]float64, size)
+	for r, in := range inputs {
+		operands[r] = decode(ref.dt, in)
+	}
+	u := math.Ldexp(1, -precision[ref.dt])
+	if ref.dt == dtype.F64 {
+		u *= 2
+	}
+	ref.value, ref.tolerance = make([]float64, Period), make([]float64, Period)
+	for i := range Period {
+		acc := operands[0][i]
+		magnitude := math.Abs(acc)
+		for _, x := range operands[1:] {
+			acc = reduceFloats(op, acc, x[i])
+			magnitude += math.Abs(x[i])
+		}
+		steps := float64(size - 1)
+		exact := exactElement(ref.dt, op, i)
+		switch {
+		case op == dtype.Prod:
+			magnitude = math.Abs(acc)
+		case op == dtype.Avg && size > 1:
+			acc /= float64(size)
+			magnitude /= float64(size)
+			steps++
+			exact = exact && size&(size-1) == 0
+		}
+		ref.value[i] = acc
+		if !exact {
+			ref.tolerance[i] = steps * u * magnitude
+		}
+	}
+}
+
+func reduceFloats(op dtype.ReduceOp, a, b float64) float64 {
+	switch op {
+	case dtype.Prod:
+		return a * b
+	case dtype.Min:
+		return min(a, b)
+	case dtype.Max:
+		return max(a, b)
+	}
+	return a + b
+}
+
+func (ref *Result) bools(op dtype.ReduceOp, inputs [][]byte) {
+	or := op == dtype.Sum || op == dtype.Max
+	for i := range Period {
+		trues := 0
+		for _, in := range inputs {
+			if in[i] != 0 {
+				trues++
+			}
+		}
+		result := byte(0)
+		if trues == len(inputs) || or && trues > 0 {
+			result = 1
+		}
+		ref.exact = append(ref.exact, result)
+	}
+}
+
+func (ref *Result) ints(op dtype.ReduceOp, inputs [][]byte) {
+	for i := range Period {
+		acc := intAt(inputs[0], i, ref.dt)
+		for _, in := range inputs[1:] {
+			x := intAt(in, i, ref.dt)
+			less := x < acc
+			if ref.dt.IsSigned() {
+				less = int64(x) < int64(acc)
+			}
+			switch {
+			case op == dtype.Prod:
+				acc *= x
+			case op == dtype.Sum:
+				acc += x
+			case less == (op == dtype.Min):
+				acc = x
+			}
+		}
+		ref.exact = appendBits(ref.exact, acc, ref.dt)
+	}
+}
+
+// intAt is bitsAt, extended to 64 bits by the sign if it has one.
+func intAt(b []byte, i int, dt dtype.DType) uint64 {
+	x := bitsAt(b, i, dt)
+	if unused := 64 - 8*dt.Size(); dt.IsSigned() {
+		return uint64(int64(x<<unused) >> unused)
+	}
+	return x
+}
+
+// Check compares a result whose first element is number offset of the whole, and returns how
+// many elements are wrong, and an error that shows the first.
+func (ref *Result) Check(got []byte, offset int) (wrong int, err error) {
+	size := ref.dt.Size()
+	if ref.exact != nil {
+		return Differences(got, Tile(ref.exact, offset%Period*size, len(got)), size)
+	}
+	// Backends mostly treat equal elements equally: then all repeats what is checked first.
+	head := got[:min(len(got), Period*size)]
+	if wrong, err = ref.checkFloats(head, offset); wrong == 0 && !bytes.Equal(got[len(head):], got[:len(got)-len(head)]) {
+		return ref.checkFloats(got, offset)
+	}
+	return wrong, err
+}
+
+func (ref *Result) checkFloats(got []byte, offset int) (wrong int, err error) {
+	for i, x := range decode(ref.dt, got) {
+		j := (offset + i) % Period
+		if !(math.Abs(x-ref.value[j]) <= ref.tolerance[j]) {
+			if wrong++; err == nil {
+				err = fmt.Errorf("element %d is %v, want %v ± %.3g", i, x, ref.value[j], ref.tolerance[j])
+			}
+		}
+	}
+	return wrong, err
+}
+
+// Differences returns in how many elements of a size two encoded arrays differ, and an error
+// that shows the first.
+func Differences(got, want []byte, size int) (wrong int, err error) {
+	if bytes.Equal(got, want) {
+		return 0, nil
+	}
+	for i := 0; i < len(want); i += size {
+		if g, w := got[i:i+size], want[i:i+size]; !bytes.Equal(g, w) {
+			if wrong++; err == nil {
+				err = fmt.Errorf("element %d is %#x, want %#x", i/size, g, w)
+			}
+		}
+	}
+	return wrong, err
+}
+
+// Encode rounds values to elements of type dt.
+func Encode(dt dtype.DType, values ...float64) (out []byte) {
+	for _, v := range values {
+		bits, err := dtype.FromFloat64(dt, v)
+		if err != nil {
+			panic(err)
+		}
+		out = appendBits(out, bits, dt)
+	}
+	return out
+}
+
+// decode reads values of a float type.
+func decode(dt dtype.DType, b []byte) []float64 {
+	out := make([]float64, len(b)/dt.Size())
+	for i := range out {
+		out[i], _ = dtype.ToFloat64(dt, bitsAt(b, i, dt))
+	}
+	return out
+}
+
+// appendBits appends the low bits of x as an element of type dt. All platforms of this
+// module are little-endian.
+func appendBits(b []byte, x uint64, dt dtype.DType) []byte {
+	for range dt.Size() {
+		b, x = append(b, byte(x)), x>>8
+	}
+	return b
+}
+
+// bitsAt reads element i of b.
+func bitsAt(b []byte, i int, dt dtype.DType) uint64 {
+	var word [8]byte
+	copy(word[:], b[i*dt.Size():][:dt.Size()])
+	return binary.LittleEndian.Uint64(word[:])
+}
