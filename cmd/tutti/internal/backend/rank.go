@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pbnjay/memory"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -87,8 +86,8 @@ func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) 
 // memory, so many bytes each, is more than there is: the system would end the
 // process when it writes to it. remedy names the options to lower.
 func (r Rank) Fits(backend, what string, bytes float64, remedy string) error {
-	there := float64(memory.TotalMemory()) // 0 if not known
-	need := bytes * float64(r.HostRanks)
+	total, _ := machine.Memory() // 0 if not known
+	there, need := float64(total), bytes*float64(r.HostRanks)
 	if there == 0 || need <= there {
 		return nil
 	}
