@@ -32,6 +32,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/poll"
 )
 
@@ -162,6 +163,9 @@ func Init(ctx context.Context) (comm.Communicator, error) {
 			return nil, &comm.OpError{Backend: name, Op: "init", Rank: -1, Err: err}
 		}
 		process.state = s
+		if warning := machine.Bound(); warning != "" && s.world.Rank() == 0 && s.world.WorldSize() > 1 {
+			slog.Warn("mpi: " + warning)
+		}
 	}
 	return process.state.world, nil
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/klauspost/cpuid/v2"
-	"github.com/pbnjay/memory"
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
@@ -20,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/machine"
 )
 
 // information is what `tutti info --json` prints.
@@ -31,6 +31,8 @@ type information struct {
 	CPU        string `json:"cpu"`
 	Cores      int    `json:"logical_cores"`
 	GoMaxProcs int    `json:"gomaxprocs"`
+	// Bound is a warning where the launcher bound this process to one of several processors.
+	Bound string `json:"bound,omitempty"`
 	// Features are the instruction sets that tutti has code for and this
 	// processor has.
 	Features []string `json:"cpu_features"`
@@ -109,12 +111,12 @@ func collect(cmd *cobra.Command) information {
 		Cores:      runtime.NumCPU(),
 		GoMaxProcs: runtime.GOMAXPROCS(0),
 		Features:   []string{},
-		Memory:     memory.TotalMemory(),
-		Free:       memory.FreeMemory(),
+		Bound:      machine.Bound(),
 		GPUs:       backend.LookForGPUs(),
 		CUBLAS:     backend.LookForCUBLAS(),
 		Patterns:   sparse.Patterns(),
 	}
+	info.Memory, info.Free = machine.Memory()
 	for _, f := range []cpuid.FeatureID{cpuid.AVX2, cpuid.F16C, cpuid.POPCNT} {
 		if cpuid.CPU.Has(f) {
 			info.Features = append(info.Features, f.String())
@@ -143,18 +145,22 @@ func (info information) print(out io.Writer) {
 	if features == "" {
 		features = "none, portable code only"
 	}
-	machine := newTable()
-	machine.AppendRows([]table.Row{
+	host := newTable()
+	host.AppendRows([]table.Row{
 		{"tutti", info.Version},
 		{"go", fmt.Sprintf("%s %s/%s", info.Go, info.OS, info.Arch)},
 		{"cpu", fmt.Sprintf("%s, %s, GOMAXPROCS %d", info.CPU, backend.Counted(info.Cores, "logical core"), info.GoMaxProcs)},
+
 		{"instruction sets used", features},
 		{"memory", fmt.Sprintf("%s, %s free", gibibytes(info.Memory), gibibytes(info.Free))},
 		{"patterns", strings.Join(info.Patterns, " ")},
 		{"dtypes", strings.Join(info.DTypes, " ")},
 		{"emulated clusters", cmp.Or(info.NoCluster, "tutti cluster works here")},
 	})
-	printTable(out, machine, nil, 2)
+	if info.Bound != "" {
+		host.AppendRow(table.Row{"warning", info.Bound})
+	}
+	printTable(out, host, nil, 2)
 	fmt.Fprintln(out)
 	printGPUs(out, info.GPUs, info.CUBLAS)
 	fmt.Fprintln(out)
