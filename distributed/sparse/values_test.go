@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -259,4 +260,71 @@ func TestAutoWeighsValues(t *testing.T) {
 		assert.True(t, slices.Equal(want, result))
 		return errors.Join(err, s.Close(), resumed.Close(), g.Free())
 	})
+}
+
+// A dense step that goes in segments has the bits of one in which each share is rounded as a whole.
+func TestDenseSegments(t *testing.T) {
+	const n, ranks = 500_009, 3
+	const share = (n + ranks - 1) / ranks
+	k, err := runtime.KernelsOf(cpu.New())
+	require.NoError(t, err)
+	// rounded returns what a codec makes of x, of which lost becomes what that loses.
+	rounded := func(codec runtime.Codec, x, lost []float32) []float32 {
+		code, out := make([]uint32, codec.Size(len(x))/4), make([]float32, len(x))
+		require.NoError(t, errors.Join(k.Quantize(hostmem.Addr(code), codec, hostmem.Addr(x), len(x), hostmem.Addr(lost)),
+			k.Dequantize(hostmem.Addr(out), codec, hostmem.Addr(code), len(x), false)))
+		return out
+	}
+	for values, codec := range map[string]runtime.Codec{sparse.I8: runtime.CodecI8, sparse.I2: runtime.CodecI2, sparse.Bit: runtime.CodecSign} {
+		var want [2][]float32
+		var residual [ranks][]float32
+		for r := range residual {
+			residual[r] = make([]float32, n)
+		}
+		for step := range want {
+			for r := range residual {
+				for i, g := range standin.Normal(n, r, step) {
+					residual[r][i] += g
+				}
+			}
+			want[step] = make([]float32, n)
+			for owner := range residual {
+				from, to := owner*share, min((owner+1)*share, n)
+				sums := make([]float32, to-from)
+				for r := range residual {
+					mine := residual[r][from:to]
+					sent := mine
+					if r != owner {
+						sent = rounded(codec, mine, mine)
+					}
+					for i, v := range sent {
+						sums[i] += v
+					}
+				}
+				for i, v := range rounded(codec, sums, residual[owner][from:to]) {
+					want[step][from+i] = v * (float32(1) / ranks)
+				}
+			}
+		}
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.Dense, Values: values})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dtype.F32, n)
+			if err != nil {
+				return err
+			}
+			for step := range want {
+				result, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), step))
+				if err != nil {
+					return err
+				}
+				if !slices.Equal(result, want[step]) {
+					return fmt.Errorf("%s: rank %d has another result in step %d", values, c.Rank(), step)
+				}
+			}
+			return errors.Join(s.Close(), g.Free())
+		})
+	}
 }
