@@ -9,5 +9,5 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	runtimetest.Run(t, func(*testing.T) runtime.Runtime { return cpu.New() })
+	runtimetest.RunCodecs(t, func(*testing.T) runtime.Runtime { return cpu.New() }, reference{})
 }

@@ -135,7 +135,7 @@ func testDoubleFree(d *device) {
 }
 
 func testForeignPointers(d *device) {
-	other := newDevice(d.T, d.open)
+	other := newDevice(d.T, d.open, d.reference)
 	foreign := []uintptr{1, 64, 0x1000, 1 << 63, math.MaxUint &^ 63}
 	own := make(map[uintptr]bool)
 	for _, size := range blockSizes {

@@ -11,7 +11,7 @@
 // [runtime.KernelProvider]) is found by type assertion and tested too.
 //
 // Results are compared with plain Go programs that share no code with any
-// runtime. Random inputs come from a fixed seed, which failures name.
+// runtime, but for those of codecs, which are compared with package cpu's. Random inputs come from a fixed seed, which failures name.
 package runtimetest
 
 import (
@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // Seed starts every random number generator of the suite.
@@ -32,6 +33,14 @@ const Seed = 20260101
 // device is missing for instance. The suite closes every runtime it opened,
 // and has several open at once.
 func Run(t *testing.T, open func(t *testing.T) runtime.Runtime) {
+	t.Helper()
+	k, err := runtime.KernelsOf(cpu.New())
+	require.NoError(t, err)
+	RunCodecs(t, open, hostCodecs{k})
+}
+
+// RunCodecs is Run with other codecs to compare results with.
+func RunCodecs(t *testing.T, open func(t *testing.T) runtime.Runtime, reference Codecs) {
 	t.Helper()
 	for _, group := range []struct {
 		name  string
@@ -45,7 +54,7 @@ func Run(t *testing.T, open func(t *testing.T) runtime.Runtime) {
 	} {
 		t.Run(group.name, func(t *testing.T) {
 			for _, test := range group.tests {
-				t.Run(test.name, func(t *testing.T) { test.run(newDevice(t, open)) })
+				t.Run(test.name, func(t *testing.T) { test.run(newDevice(t, open, reference)) })
 			}
 		})
 	}
@@ -63,9 +72,11 @@ type device struct {
 	runtime.Runtime
 	open func(t *testing.T) runtime.Runtime
 	rng  *rand.Rand
+
+	reference Codecs
 }
 
-func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime) *device {
+func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime, reference Codecs) *device {
 	t.Helper()
 	rt := open(t)
 	require.NotNil(t, rt)
@@ -75,7 +86,7 @@ func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime) *device {
 			t.Logf("seed %d", Seed)
 		}
 	})
-	return &device{T: t, Runtime: rt, open: open, rng: rand.New(rand.NewPCG(Seed, 0))}
+	return &device{T: t, Runtime: rt, open: open, rng: rand.New(rand.NewPCG(Seed, 0)), reference: reference}
 }
 
 // Name is the test's; both embedded types have one.

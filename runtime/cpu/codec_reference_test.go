@@ -1,0 +1,339 @@
+package cpu_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	mathbits "math/bits"
+	"slices"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// reference writes what runtime.Codec describes, with bits as a slice and numbers as float64.
+type reference struct{}
+
+// bitString are bits in their order.
+type bitString []bool
+
+func (b *bitString) number(v uint64, n int) {
+	for i := range n {
+		*b = append(*b, v>>i&1 != 0)
+	}
+}
+
+func (b *bitString) zerosAndOne(n int) { *b = append(append(*b, make([]bool, n)...), true) }
+
+// bytes returns the bits in bytes, at least up to a multiple of that many.
+func (b bitString) bytes(multiple int) []byte {
+	n := (len(b) + 8*multiple - 1) / (8 * multiple) * multiple
+	out := make([]byte, n)
+	for i, bit := range b {
+		if bit {
+			out[i/8] |= 1 << (i % 8)
+		}
+	}
+	return out
+}
+
+// blockOf codes gaps with parameter k, which is in order if ok.
+func blockOf(gaps []uint64, k int) (low, high bitString, capped, ok bool) {
+	var plain, short, large bitString
+	most := uint64(0)
+	for _, g := range gaps {
+		low.number(g, k)
+		q := g >> k
+		most = max(most, q)
+		if q > 1<<14 || len(plain) > 1<<14 {
+			plain = make(bitString, 1<<15) // too long
+		} else {
+			plain.zerosAndOne(int(q))
+		}
+		short.zerosAndOne(int(min(q, 8)))
+		if q >= 8 {
+			n := mathbits.Len64(q-7) - 1
+			large.zerosAndOne(n)
+			large.number(q-7, n)
+		}
+	}
+	short = append(short, large...)
+	high = plain
+	if most >= 32 && len(short) < len(plain) {
+		high, capped = short, true
+	}
+	return low, high, capped, len(high) <= 8*1023
+}
+
+// encodedBlock returns the shortest code of gaps that the description of the search finds.
+func encodedBlock(gaps []uint64) (header uint16, code []byte) {
+	sum, widest := uint64(0), 0
+	for _, g := range gaps {
+		sum, widest = sum+g, max(widest, mathbits.Len64(g))
+	}
+	length := func(k int) int {
+		low, high, _, ok := blockOf(gaps, k)
+		if !ok || k > 30 {
+			return math.MaxInt
+		}
+		return len(low) + len(high)
+	}
+	first := runtime.RiceParameter(len(gaps), sum)
+	k := first
+	for k > 0 && length(k-1) < length(k) {
+		k--
+	}
+	if k == first {
+		for length(k+1) < length(k) {
+			k++
+		}
+	}
+	low, high, capped, _ := blockOf(gaps, k)
+	code = append(low.bytes(1), high.bytes(1)...)
+	header = uint16(k) | uint16(len(high.bytes(1)))<<6
+	if capped {
+		header |= 32
+	}
+	if widest*len(gaps) <= 8*len(code) {
+		var fixed bitString
+		for _, g := range gaps {
+			fixed.number(g, widest)
+		}
+		return uint16(widest), fixed.bytes(1)
+	}
+	return header, code
+}
+
+func (reference) List(idx []int32, val []float32, c runtime.Codec) []byte {
+	le := binary.LittleEndian
+	m := len(idx)
+	var directory, headers, blocks []byte
+	_, _, start := c.Layout(m)
+	for i := 0; i < m; i += runtime.IndexBlock {
+		var gaps []uint64
+		for j := i; j < min(i+runtime.IndexBlock, m); j++ {
+			if j%runtime.CodecGroup == 0 {
+				gaps = append(gaps, 0)
+				directory = le.AppendUint32(directory, uint32(idx[j]))
+				directory = le.AppendUint32(directory, uint32(start+len(blocks)))
+			} else {
+				gaps = append(gaps, uint64(int64(idx[j])-int64(idx[j-1])-1))
+			}
+		}
+		header, code := encodedBlock(gaps)
+		headers, blocks = le.AppendUint16(headers, header), append(blocks, code...)
+	}
+	if len(headers)%4 != 0 {
+		headers = append(headers, 0, 0)
+	}
+	var values []byte
+	if c != runtime.CodecPositions {
+		values, _ = reference{}.Array(val, c)
+	}
+	message := le.AppendUint32(nil, uint32(m))
+	message = le.AppendUint32(message, uint32(8+len(directory)+len(headers)+len(values)+len(blocks)))
+	return slices.Concat(message, directory, headers, values, blocks)
+}
+
+// toType rounds as dtype does, saturating finite numbers at most.
+func toType(v float32, dt dtype.DType, most float32) (pattern uint64, value float32) {
+	if isFinite(v) {
+		v = min(max(v, -most), most)
+	}
+	var b [8]byte
+	var back [1]float32
+	if err := errors.Join(dtype.FromFloat32(b[:dt.Size()], dt, []float32{v}), dtype.ToFloat32(back[:], b[:dt.Size()], dt)); err != nil {
+		panic(err)
+	}
+	return binary.LittleEndian.Uint64(b[:]), back[0]
+}
+
+const (
+	largestF32  = math.MaxFloat32
+	largestBF16 = 255 * (1 << 120)
+)
+
+// scaled16 rounds a scale.
+func scaled16(v float32) (pattern uint64, value float32) {
+	pattern, value = toType(v, dtype.BF16, largestBF16)
+	if value < 0x1p-126 {
+		return 0, 0
+	}
+	return pattern, value
+}
+
+func (reference) Array(x []float32, c runtime.Codec) (code []byte, decoded []float32) {
+	var scales, codes bitString
+	size := runtime.CodecBlock
+	if c == runtime.CodecI2 {
+		size = runtime.CodecGroup
+	}
+	for i := 0; i < len(x); i += size {
+		block := x[i:min(i+size, len(x))]
+		switch c {
+		case runtime.CodecF32, runtime.CodecBF16, runtime.CodecF16:
+			dt, most := dtype.F32, float32(largestF32)
+			if c == runtime.CodecBF16 {
+				dt, most = dtype.BF16, largestBF16
+			} else if c == runtime.CodecF16 {
+				dt, most = dtype.F16, 65504
+			}
+			for _, v := range block {
+				pattern, value := toType(v, dt, most)
+				codes.number(pattern, 8*dt.Size())
+				decoded = append(decoded, value)
+			}
+		case runtime.CodecI2:
+			table, bins := bins(block)
+			for _, v := range table {
+				scales.number(uint64(math.Float32bits(v)), 32)
+			}
+			for _, b := range bins {
+				codes.number(uint64(b), 2)
+				decoded = append(decoded, table[b])
+			}
+		case runtime.CodecSign:
+			pattern, value := signMagnitude(block)
+			scales.number(pattern, 16)
+			for _, v := range block {
+				sign := math.Signbit(float64(v))
+				codes = append(codes, sign)
+				if sign {
+					v = -value
+				} else {
+					v = value
+				}
+				decoded = append(decoded, v)
+			}
+		default:
+			pattern, values := rounded(block, c)
+			scales.number(pattern, 16)
+			for _, v := range values {
+				codes.number(uint64(v.code), c.Bits())
+				decoded = append(decoded, v.value)
+			}
+		}
+	}
+	return append(scales.bytes(4), codes.bytes(4)...), decoded
+}
+
+type codedValue struct {
+	code  int
+	value float32
+}
+
+// rounded codes a block with one scale.
+func rounded(block []float32, c runtime.Codec) (scale uint64, values []codedValue) {
+	most := map[runtime.Codec]float32{runtime.CodecI8: 127, runtime.CodecI4: 7, runtime.CodecFP8: 448}[c]
+	top := float32(0)
+	for _, v := range block {
+		if isFinite(v) {
+			top = max(top, float32(math.Abs(float64(v))))
+		}
+	}
+	pattern, s := scaled16(float32(float64(top) / float64(most)))
+	if float64(s)*float64(most) > largestF32 {
+		pattern--
+		s = math.Float32frombits(uint32(pattern) << 16)
+	}
+	for _, v := range block {
+		q := product(v, 0)
+		if s > 0 {
+			q = product(v, float32(1/float64(s)))
+		}
+		one := codedValue{value: nan}
+		switch {
+		case !isFinite(v) && c == runtime.CodecFP8:
+			one.code = 0x7f
+		case !isFinite(v):
+			one.code = -int(most) - 1
+		case c == runtime.CodecFP8:
+			code, value := toType(q, dtype.FP8E4M3, 448)
+			one = codedValue{int(code), product(value, s)}
+		default:
+			n := min(max(math.RoundToEven(float64(q)), -float64(most)), float64(most))
+			one = codedValue{int(n), product(float32(int(n)), s)}
+		}
+		values = append(values, one)
+	}
+	return pattern, values
+}
+
+// signMagnitude is the magnitude of a block of signs.
+func signMagnitude(block []float32) (pattern uint64, value float32) {
+	var mean func(from, step int) float32 // of the elements from, from+step, …
+	mean = func(from, step int) float32 {
+		if step == runtime.CodecBlock {
+			if from >= len(block) {
+				return 0
+			}
+			return float32(math.Abs(float64(block[from])) / runtime.CodecBlock)
+		}
+		return sum(mean(from, 2*step), mean(from+step, 2*step))
+	}
+	for _, v := range block {
+		if !isFinite(v) {
+			return toType(nan, dtype.BF16, 0)
+		}
+	}
+	return scaled16(product(mean(0, 1), float32(runtime.CodecBlock/float64(len(block)))))
+}
+
+// bins is SparseLoCo's quantiser.
+func bins(group []float32) (table [4]float32, codes []int) {
+	total := func(term func(i int) float64) float64 {
+		var from func(at, step int) float64
+		from = func(at, step int) (s float64) {
+			if step < 256 {
+				return from(at, 2*step) + from(at+step, 2*step)
+			}
+			for i := at; i < len(group); i += 256 {
+				s += term(i)
+			}
+			return s
+		}
+		return from(0, 1)
+	}
+	n, codes := float64(len(group)), make([]int, len(group))
+	if slices.ContainsFunc(group, func(v float32) bool { return !isFinite(v) }) {
+		return [4]float32{nan, nan, nan, nan}, codes
+	}
+	shift := float32(total(func(i int) float64 { return float64(group[i]) }) / n)
+	centered := make([]float32, len(group))
+	for i, v := range group {
+		centered[i] = sum(v, -shift)
+	}
+	std := float32(math.Sqrt(total(func(i int) float64 { return math.Pow(float64(centered[i]), 2) }) / (n - 1)))
+	scale := product(6, std) / 4
+	if !(scale > 0) || !isFinite(scale) {
+		scale = 1
+	}
+	for i, c := range centered {
+		codes[i] = int(min(max(math.RoundToEven(float64(sum(float32(float64(c)/float64(scale)), 2))), 0), 3))
+	}
+	for b := range table {
+		count := 0
+		for _, c := range codes {
+			if c == b {
+				count++
+			}
+		}
+		if count > 0 {
+			table[b] = float32(total(func(i int) float64 {
+				if codes[i] == b {
+					return float64(centered[i])
+				}
+				return 0
+			}) / float64(count))
+		}
+		table[b] = min(max(sum(table[b], shift), -largestF32), largestF32)
+	}
+	return table, codes
+}
+
+var nan = float32(math.NaN())
+
+func isFinite(v float32) bool { return math.Abs(float64(v)) <= largestF32 }
+
+func sum(a, b float32) float32     { return float32(float64(a) + float64(b)) }
+func product(a, b float32) float32 { return float32(float64(a) * float64(b)) }
