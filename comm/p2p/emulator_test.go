@@ -190,14 +190,16 @@ func (w *emulated) complete(t *testing.T, emulator string) error {
 	return err
 }
 
-// abort runs a world in which a rank aborts in the middle, and the others do for their limits.
+// abort runs a world in which a rank aborts in the middle, which tells the others.
 func (w *emulated) abort(t *testing.T, emulator string) error {
 	rng := rand.New(rand.NewPCG(w.seed, 2))
 	head := at[imageHead](w, imageBase)
 	head.abortRank, head.abortAfter = rng.Uint64N(head.ranks), 1+rng.Uint64N(200*head.ranks*head.launches)
+	first := uint32(head.abortRank)
 	if err := w.run(t, emulator); err != nil {
 		return err
 	}
+	origin := *at[watch](w, w.watch[first])
 	for r := range w.ranks {
 		done := len(w.steps)
 		if told := at[watch](w, w.watch[r]); told.told != 0 {
@@ -208,7 +210,8 @@ func (w *emulated) abort(t *testing.T, emulator string) error {
 				}
 			}
 			if done >= len(w.steps) || told.rank != uint32(r) || told.peer == told.rank || told.peer >= uint32(w.ranks) ||
-				comm.Op(told.operation) != w.steps[done].operation {
+				comm.Op(told.operation) != w.steps[done].operation ||
+				told.why != map[bool]uint32{true: whyAsked, false: (first+1)<<8 | origin.peer + 1}[told.rank == first] || told.epoch < origin.epoch {
 				return fmt.Errorf("seed %d: rank %d tells %+v", w.seed, r, *told)
 			}
 		}
@@ -300,6 +303,7 @@ func sharedConstants() string {
 		"warp_size": lineWidth, "sizeof(pack)": packBytes, "sentinel32::size": packBytes, "sentinel64::size": packBytes, "tagged::size": 2 * packBytes,
 		"sum": reduceSum, "product": reduceProduct, "minimum": reduceMinimum, "maximum": reduceMaximum, "average": reduceAverage,
 		"signed_minimum": reduceSignedMinimum, "signed_maximum": reduceSignedMaximum, "any": reduceAny, "::all": reduceAll,
+		"asked": whyAsked, "timed_out": whyTimedOut,
 		"sizeof(launched)": int(unsafe.Sizeof(imageLaunch{})), "offsetof(image, first)": int(unsafe.Sizeof(imageHead{})), "base": imageBase,
 	} {
 		equal(name, v)
@@ -349,7 +353,7 @@ func TestEmulated(t *testing.T) {
 					require.NoError(t, w.complete(t, emulator))
 				})
 				t.Run(fmt.Sprint(ranks, " ranks, aborted"), func(t *testing.T) {
-					require.NoError(t, newEmulated(t, seed+1, ranks, c.steps/ranks, c.size/ranks, 100*time.Millisecond).abort(t, emulator))
+					require.NoError(t, newEmulated(t, seed+1, ranks, c.steps/ranks, c.size/ranks, time.Hour).abort(t, emulator))
 				})
 			}
 			t.Logf("%v ran", slices.Sorted(maps.Keys(ran)))
@@ -387,6 +391,7 @@ func TestEmulatedMutants(t *testing.T) {
 		{"flags without an epoch", "return o.epoch << 20 | (round + 1);", "return round + 1;"},
 		{"a rank that sends nothing does not say so", "if (n == 0 && thread_index() == 0)", "if (false)"},
 		{"a second stage in the place of the first", "W::place(w.at, o.epoch) + (w.ranks - 1) * p.size;", "W::place(w.at, o.epoch);"},
+		{"a rank that aborts does not tell its peers", "if (!told) leave(w, o.epoch, peer);", ""},
 		{"a field of the host's moved", "  u32 abort;\n  u32 told;", "  u32 told;\n  u32 abort;"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
@@ -408,6 +413,9 @@ func TestEmulatedMutants(t *testing.T) {
 			emulator, err := buildEmulator(t, dir, []string{"g++", "clang++-16"}, "-fsanitize=thread", "-g")
 			for i := uint64(0); err == nil && i < 30; i++ {
 				err = newEmulated(t, seed+i, 2+int(i%3), 12, 16<<10, 3*time.Second).complete(t, emulator)
+				if err == nil {
+					err = newEmulated(t, seed+i, 2+int(i%3), 12, 8<<10, 3*time.Second).abort(t, emulator)
+				}
 			}
 			require.Error(t, err)
 			t.Logf("%.300v", err)

@@ -25,7 +25,7 @@ type endpoint struct {
 	peers   []*cuda.SharedMemory // nil for this rank
 	pinned  []byte
 	looks   sync.RWMutex // held for reading to look at watch, and for writing to free it
-	watch   *watch       // in pinned; nil once that is freed
+	watch   *watch       // in pinned; nil once anything is freed
 
 	mu         sync.Mutex
 	parameters []launchParameters // one, filled in for each launch
@@ -105,23 +105,14 @@ func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
 }
 
-// drainTime bounds the wait for aborted kernels, which takes milliseconds.
-const drainTime = 3 * time.Second
+// lookTime is longer than kernels take to notice that they are to abort, and drainTime bounds the
+// wait for them.
+const (
+	lookTime  = 60 * time.Millisecond
+	drainTime = 3 * time.Second
+)
 
-// wait drains the stream. If ctx ends first, the kernels that wait for peers are aborted, and
-// the error names the peer.
-func (e *endpoint) wait(ctx context.Context, s *cuda.Stream) error {
-	err := poll.Until(ctx, s.Done)
-	if err != nil && ctx.Err() != nil {
-		err = e.abort(s, comm.ContextError(ctx))
-	}
-	if err != nil {
-		return err
-	}
-	return e.fault()
-}
-
-// look calls f with the words that kernels and host share, unless close has freed them.
+// look calls f with the words that kernels and host share, unless close frees them.
 func (e *endpoint) look(f func(w *watch)) {
 	e.looks.RLock()
 	defer e.looks.RUnlock()
@@ -133,67 +124,70 @@ func (e *endpoint) look(f func(w *watch)) {
 // stopWaiting ends the waits of this rank's kernels for peers, for good.
 func (e *endpoint) stopWaiting() { e.look(func(w *watch) { atomic.AddUint32(&w.abort, 1) }) }
 
-// stopWith does that when ctx ends, until the function that it returns is called, which
-// reports whether ctx has ended. If no kernel has noticed by then, it is taken back.
-func (e *endpoint) stopWith(ctx context.Context) (ended func() bool) {
+// stopWith does that when ctx ends, until the function that it returns is called. If no kernel
+// has noticed by then, it is taken back.
+func (e *endpoint) stopWith(ctx context.Context) (done func()) {
 	if ctx.Done() == nil {
-		return never
+		return func() {}
 	}
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		e.stopWaiting()
 		close(stopped)
 	})
-	return func() bool {
+	return func() {
 		if stop() {
-			return false
+			return
 		}
 		<-stopped
-		if e.awaited() == "" {
-			e.look(func(w *watch) { atomic.AddUint32(&w.abort, ^uint32(0)) })
-		}
-		return true
+		e.look(func(w *watch) {
+			if atomic.LoadUint32(&w.told) == 0 {
+				atomic.AddUint32(&w.abort, ^uint32(0))
+			}
+		})
 	}
 }
 
-func never() bool { return false }
-
-// abort ends the waits of this rank's kernels, and returns cause with the peer that the
-// first of them waited for.
-func (e *endpoint) abort(s *cuda.Stream, cause error) error {
-	e.stopWaiting()
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+// leave tells the peers' kernels, once the stream is drained, that this rank has aborted, unless
+// its own kernels have told them.
+func (e *endpoint) leave(ctx context.Context, s *cuda.Stream, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	_ = poll.Until(ctx, s.Done)
-	if what := e.awaited(); what != "" {
-		return fmt.Errorf("%w: %s", cause, what)
+	if poll.Until(ctx, s.Done) != nil {
+		return false
 	}
-	return cause
+	return e.aborted() || e.submit(s, plan{kernel: e.kernels.leave, blocks: 1, width: lineWidth}) == nil
 }
 
-// fault returns why kernels of this rank aborted, nil if none did.
-func (e *endpoint) fault() (err error) {
-	what := e.awaited()
+// aborted reports whether kernels of this rank have aborted.
+func (e *endpoint) aborted() (told bool) {
+	e.look(func(w *watch) { told = atomic.LoadUint32(&w.told) != 0 })
+	return told
+}
+
+// fault returns why kernels of this rank aborted, nil if none did: it names the rank that aborted
+// first, as far as this one knows, and the ranks that were waited for. If no peer told of that,
+// ctx may have ended.
+func (e *endpoint) fault(ctx context.Context) (err error) {
 	e.look(func(w *watch) {
-		switch {
-		case what == "":
-		case w.timedOut != 0:
+		if atomic.LoadUint32(&w.told) == 0 {
+			return
+		}
+		what := fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
+		switch rank, peer := int(w.why>>8)-1, int(w.why&0xff)-1; {
+		case rank >= 0 && peer >= 0:
+			err = fmt.Errorf("%w: %s until rank %d aborted, which waited for rank %d", comm.ErrPeerFailed, what, rank, peer)
+		case rank >= 0:
+			err = fmt.Errorf("%w: %s until rank %d aborted", comm.ErrPeerFailed, what, rank)
+		case ctx.Err() != nil:
+			err = fmt.Errorf("%w: %s", comm.ContextError(ctx), what)
+		case w.why == whyTimedOut:
 			err = fmt.Errorf("%w: %s for more than %v", comm.ErrTimeout, what, time.Duration(w.limit))
 		default:
 			err = fmt.Errorf("%w: %s", comm.ErrCanceled, what)
 		}
 	})
 	return err
-}
-
-// awaited says which peer the first aborted kernel was waiting for, "" if none aborted.
-func (e *endpoint) awaited() (what string) {
-	e.look(func(w *watch) {
-		if atomic.LoadUint32(&w.told) != 0 {
-			what = fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
-		}
-	})
-	return what
 }
 
 // discard refuses further launches, drains the stream, and closes the endpoint. If work stays in
@@ -217,6 +211,9 @@ func (e *endpoint) discard(s *cuda.Stream) error {
 // close frees everything. No kernel of this rank runs any more. Those of peers may still
 // write to its scratch memory, through their own mappings.
 func (e *endpoint) close() error {
+	e.looks.Lock()
+	e.watch = nil
+	e.looks.Unlock()
 	var errs []error
 	for _, m := range append(e.peers, e.scratch) {
 		if m != nil {
@@ -227,9 +224,6 @@ func (e *endpoint) close() error {
 		errs = append(errs, e.lib.close(e.rt))
 	}
 	if e.pinned != nil {
-		e.looks.Lock()
-		e.watch = nil
-		e.looks.Unlock()
 		errs = append(errs, e.rt.FreePinned(e.pinned))
 	}
 	return errors.Join(errs...)

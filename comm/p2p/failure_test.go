@@ -176,7 +176,62 @@ func TestAPeerThatDoesNotCome(t *testing.T) {
 				// What comes later does not wait.
 				require.NoError(t, e.submit(stream, p))
 				require.NoError(t, stream.Synchronize(t.Context()))
-				assert.Error(t, e.fault())
+				assert.Error(t, e.fault(t.Context()))
+			})
+		}
+	}
+}
+
+// When a rank aborts, all others stop waiting, with nobody on their hosts who asks, and say which
+// rank aborted.
+func TestARankThatAbortsEndsTheWorld(t *testing.T) {
+	for _, way := range []string{"a kernel tells", "the host tells"} {
+		for _, bytes := range []int{4 << 10, 1 << 20} {
+			t.Run(fmt.Sprint(way, " ", bytes), func(t *testing.T) {
+				ends := world(t, openGPUs(t, 3), 3, small(3), time.Hour)
+				graphs := make([]*cuda.Graph, 3)
+				require.NoError(t, each(ends, func(e *endpoint) (err error) {
+					buf, err := e.rt.Allocate(bytes)
+					if err != nil {
+						return err
+					}
+					t.Cleanup(func() { assert.NoError(t, e.rt.Deallocate(buf)) })
+					stream := e.rt.Stream()
+					graphs[e.rank], err = stream.Capture(func() (err error) {
+						for range 4 {
+							err = errors.Join(err, e.submit(stream, e.allReduce(buf, buf, bytes/4, dtype.F32, comm.Sum)))
+						}
+						return err
+					})
+					return errors.Join(err, e.rt.Fill(buf, bytes, dtype.U8, 0), graphs[e.rank].Launch(stream), e.wait(t.Context(), stream))
+				}))
+				// Rank 2 does not come.
+				waiting := ends[1:2]
+				want := "until rank 2 aborted"
+				if way == "a kernel tells" {
+					waiting, want = ends[:2], "until rank 0 aborted, which waited for rank"
+				}
+				for _, e := range waiting {
+					require.NoError(t, graphs[e.rank].Launch(e.rt.Stream()))
+					require.NoError(t, graphs[e.rank].Launch(e.rt.Stream()))
+				}
+				began := time.Now()
+				if way == "a kernel tells" {
+					ends[0].stopWaiting()
+				} else {
+					require.True(t, ends[2].leave(t.Context(), ends[2].rt.Stream(), time.Minute))
+				}
+				require.NoError(t, each(waiting, func(e *endpoint) error { return e.rt.Stream().Synchronize(context.Background()) }))
+				t.Logf("all had left after %v", time.Since(began))
+				err := ends[1].fault(t.Context())
+				assert.ErrorIs(t, err, comm.ErrPeerFailed)
+				assert.ErrorContains(t, err, want)
+				if way == "a kernel tells" {
+					assert.ErrorIs(t, ends[0].fault(t.Context()), comm.ErrCanceled)
+				}
+				for _, g := range graphs {
+					assert.NoError(t, g.Close())
+				}
 			})
 		}
 	}

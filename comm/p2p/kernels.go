@@ -76,11 +76,17 @@ type launchParameters struct {
 
 // watch is the kernels' struct watch: words in host memory that kernels and host share.
 type watch struct {
-	abort, told                     uint32
-	limit                           int64 // nanoseconds
-	rank, peer, operation, timedOut uint32
-	epoch                           uint64
+	abort, told                uint32
+	limit                      int64 // nanoseconds
+	rank, peer, operation, why uint32
+	epoch                      uint64
 }
+
+// Why a rank aborts; what a peer tells is more than these.
+const (
+	whyAsked = iota
+	whyTimedOut
+)
 
 // sizes are the parameters that must be equal on all ranks.
 type sizes struct {
@@ -189,6 +195,7 @@ type kernel struct {
 type kernelSet struct {
 	byType         [kernelFamilies][len(elements)]*kernel // by dtype.DType
 	move, moveRing *kernel
+	leave          *kernel // tells the peers that this rank aborts
 }
 
 // load looks up all kernels in a module, and those that start early in another one, unless it
@@ -216,7 +223,7 @@ func load(m, dependent *cuda.Module) (k kernelSet, err error) {
 			}
 		}
 	}
-	k.move, k.moveRing = find("move", true), find("move_ring", false)
+	k.move, k.moveRing, k.leave = find("move", true), find("move_ring", false), find("leave_all", false)
 	return k, err
 }
 
@@ -236,6 +243,7 @@ func (k *kernelSet) all() (list []*kernel) {
 	}
 	add(k.move)
 	add(k.moveRing)
+	add(k.leave)
 	return list
 }
 

@@ -13,9 +13,10 @@
 // size. All element types and reductions work, also where the base has none.
 //
 // Kernels do not wait for ever. They abort when the context of a Sync ends, those of a graph
-// too, and after a limit of their own ([WithPatience]). The error names the missing rank, the
-// operation and its number. The process goes on; the communicator is aborted, and the base
-// can be shrunk.
+// too, and after a limit of their own ([WithPatience]). They tell the kernels of the other ranks,
+// which abort as well. The error names the missing rank, the operation and its number, and the
+// rank that aborted first. The process goes on; the communicator is aborted, and the base can be
+// shrunk.
 //
 // Operations of one communicator must not overlap on the GPU: results would be wrong, and kernels
 // do not order themselves. [cuda.Graph.Launch] orders a graph with the communicator's stream. A

@@ -49,7 +49,7 @@ func (c *Comm) unharmed() bool {
 	}
 	defer c.looks.RUnlock()
 	base, ok := comm.As[healthy](c.Communicator)
-	return c.here.awaited() == "" && c.life.Broken() == nil && ok && base.Healthy()
+	return !c.here.aborted() && c.life.Broken() == nil && ok && base.Healthy()
 }
 
 // idle returns the calls that were begun, if all are done.

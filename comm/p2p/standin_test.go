@@ -143,7 +143,7 @@ func TestStandInPatience(t *testing.T) {
 // and nothing is left.
 func TestStandInARankThatFails(t *testing.T) {
 	s, gpus := openStandIn(t)
-	const loads = 2 * 35 // launches before anything is measured
+	const loads = 2 * 36 // launches before anything is measured
 	for _, at := range []struct {
 		function string
 		n        int
@@ -224,7 +224,9 @@ func TestStandInABarrierThatFails(t *testing.T) {
 		}
 		if c.Rank() == 0 {
 			s.next("cuLaunchKernel", outOfMemory)
+			before := s.Submitted.Call(c.CommStream())
 			assert.ErrorContains(t, c.Barrier(ctx), "CUDA_ERROR_OUT_OF_MEMORY")
+			assert.Equal(t, before+1, s.Submitted.Call(c.CommStream()), "a kernel tells those of the peers")
 			assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
 			assert.ErrorIs(t, c.AllGather(0, 0, 0, dtype.F32), comm.ErrBroken)
 			return c.Close()

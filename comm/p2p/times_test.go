@@ -119,7 +119,7 @@ func timeWorld(ctx context.Context, ends []*endpoint, bytes int, graph bool, res
 			reshape(&p)
 		}
 		times[e.rank], err = m.microseconds(ctx, calls(bytes), graph, func() error { return e.submit(m.stream, p) })
-		return errors.Join(err, e.fault(), m.start.Close(), m.end.Close())
+		return errors.Join(err, e.fault(ctx), m.start.Close(), m.end.Close())
 	})
 	return slices.Max(times), err
 }

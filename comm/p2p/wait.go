@@ -3,10 +3,8 @@ package p2p
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/poll"
 )
 
 // Wait implements [backend.Backend].
@@ -46,14 +44,12 @@ func (c *Comm) sync(ctx context.Context) error {
 	stopped := c.here.stopWith(ctx)
 	err := c.Communicator.Sync(ctx)
 	stopped()
-	what := c.here.awaited()
+	fault := c.here.fault(ctx)
 	switch {
 	case c.life.Broken() != nil: // another goroutine aborted
 		return c.life.Broken()
-	case what != "" && ctx.Err() != nil:
-		return fmt.Errorf("%w: %s", comm.ContextError(ctx), what)
-	case what != "":
-		return c.here.fault()
+	case fault != nil:
+		return fault
 	case c.here.shut.Load(): // and nothing is known of kernels
 		return c.life.Err()
 	}
@@ -67,13 +63,16 @@ func (c *Comm) sync(ctx context.Context) error {
 // SyncCommStream implements [comm.StreamSyncOps].
 func (c *Comm) SyncCommStream() error { return c.Sync(context.Background()) }
 
-// Abort implements [backend.Backend]. The base tells the other ranks the cause, if it can.
+// Abort implements [backend.Backend]. Kernels tell those of the other ranks, and the base tells
+// their hosts the cause, if it can.
 func (a adapter) Abort(ctx context.Context, cause error) {
-	a.c.here.stopWaiting()
+	here, stream := a.c.here, a.c.Stream()
+	here.stopWaiting()
+	told := here.leave(ctx, stream, lookTime) // before the base aborts, if it has nothing in flight
 	a.c.Communicator.Abort(cause)
-	ctx, cancel := context.WithTimeout(ctx, drainTime)
-	defer cancel()
-	_ = poll.Until(ctx, a.c.Stream().Done)
+	if !told {
+		here.leave(ctx, stream, drainTime)
+	}
 }
 
 // Release implements [backend.Backend].

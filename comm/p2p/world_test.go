@@ -419,7 +419,7 @@ func TestRanksOfOneLaunch(t *testing.T) {
 				require.NoError(t, w.run(plans), "seed %d, step %d: %v", seed, i, s)
 				require.NoError(t, w.ends[0].wait(t.Context(), rt.Stream()))
 				for r := range plans {
-					require.NoError(t, w.ends[r].fault())
+					require.NoError(t, w.ends[r].fault(t.Context()))
 					require.NoError(t, bufs[r].verify(s, r, ranks, recvs[r], wanted[i][r]), "seed %d, step %d", seed, i)
 				}
 			}
@@ -444,6 +444,14 @@ func world(t testing.TB, gpus []*cuda.Runtime, ranks int, s sizes, limit time.Du
 		}
 	})
 	return ends
+}
+
+// wait drains the stream. If ctx ends first, the kernels that wait for peers are aborted.
+func (e *endpoint) wait(ctx context.Context, s *cuda.Stream) error {
+	done := e.stopWith(ctx)
+	err := s.Synchronize(context.Background())
+	done()
+	return errors.Join(err, e.fault(ctx))
 }
 
 // each runs f for all endpoints at once.

@@ -20,9 +20,11 @@ type Graph struct {
 	serial []Serial
 }
 
-// Serial is work that must not overlap on the GPU, because it shares memory there. Stream returns
-// the stream that orders it. Another stream may take its place after it has waited for that one.
-type Serial interface{ Stream() *Stream }
+// Serial is work that must not overlap on the GPU, because it shares memory there.
+type Serial interface {
+	// Stream returns the stream that orders the work. Another may take its place that has waited for it.
+	Stream() *Stream
+}
 
 // Serialize announces work that the caller submits next. If the work is captured, each launch
 // of the graph is ordered with all other work of w; see [Graph.Launch].

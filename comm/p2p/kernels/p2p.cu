@@ -12,7 +12,8 @@
 // the epochs use alternates between two places. This takes the boundaries of grids
 // for fences at system scope; ../model checks it, and what would do instead.
 //
-// Polls are bounded: by a word in the host's memory that aborts them, and by time.
+// Polls are bounded: by a word in the host's memory that aborts them, and by time. A
+// rank that aborts tells its peers, whose waits end as well.
 #include "element.cuh"
 
 enum { max_ranks = 8, max_blocks = 256, max_width = 512, ring_slots = 4, stages = 2 };
@@ -27,19 +28,27 @@ struct layout {
   u32 chunk;               // packs a slot holds of each peer
 };
 
-// What lies at the start of the scratch memory. Only its own rank uses it.
+// What lies at the start of the scratch memory. Only its own rank uses it, but for
+// the last words.
 struct state {
   u64 epoch[max_blocks]; // all the same between kernels
   u32 broken;            // nothing runs any more
+  u64 gone[max_ranks];   // of ranks that have aborted: see gone_of
 };
+// What a rank tells that has aborted before it was through with an operation, while it
+// waited for peer.
+DEVICE u64 gone_of(u64 epoch, u32 peer) { return epoch << 8 | 1 + peer; }
 enum : u64 { flags_at = 4096 }; // u64 flags[stages][max_lines][max_ranks]
+
+enum { asked, timed_out }; // why a rank aborts; a peer tells more than these
 
 // In the host's memory: what it says, and what it is told.
 struct watch {
   u32 abort;
   u32 told; // the fields below are valid
   u64 limit; // nanoseconds that a wait may take
-  u32 rank, peer, code, timed_out;
+  u32 rank, peer, code;
+  u32 why; // enum, or what a peer told
   u64 epoch;
 };
 
@@ -140,12 +149,13 @@ DEVICE void start() {
 #endif
 }
 
-// Whether it is time, after so many polls, to look at what may end them: after
-// some 30 ms. A look reads the host's memory, which takes about a microsecond, one
-// warp after the other. If waits came to it that are shorter than all warps'
+// Whether it is time, after so many polls, to look at what may end them: in the own
+// memory after some 8 ms, in the host's after some 30. That takes about a microsecond,
+// one warp after the other. If waits came to it that are shorter than all warps'
 // looks together (5 ms), those of one rank would make the other wait long enough
 // to look as well, and so on, call after call.
-DEVICE bool due(u32 tries) { return tries % (1u << 16) == 0; }
+DEVICE bool due(u32 tries) { return tries % (1u << 14) == 0; }
+DEVICE bool asks_host(u32 tries) { return tries % (1u << 16) == 0; }
 #endif
 
 // Whether packs are whole and aligned, as most are.
@@ -254,21 +264,39 @@ DEVICE void advance(const world &w, const operation &o) {
   for (u32 b = block() + thread() * blocks(); b < max_blocks; b += threads() * blocks()) store64(&own->epoch[b], next);
 }
 
-// Says whether to go on with the wait for a peer, which began at since. The first
-// that gives up tells the host why, and the rest of this rank's threads to leave.
-DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer, u64 &since) {
+// Tells all peers that this rank is not through with the operation of that epoch. They
+// end waits of that one and later ones, not those that the others can end.
+DEVICE void leave(const world &w, u64 epoch, u32 peer) {
+  for (u32 p = 0; p < w.ranks; p++)
+    if (p != w.rank) store64(&((state *)w.scratch[p])->gone[w.rank], gone_of(epoch, peer));
+}
+
+// Says whether to go on with the wait for a peer, which began at since, after so many
+// polls. The first thread that aborts tells the host why, the rest of this rank's
+// threads to leave, and the peers, unless one of them told this rank.
+DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer, u32 tries, u64 &since) {
   state *own = (state *)w.scratch[w.rank];
   if (load32(&own->broken)) return false;
+  u32 why = 0;
+  for (u32 p = 0; p < w.ranks; p++) {
+    const u64 gone = load64(&own->gone[p]);
+    if (gone && o.epoch >= gone >> 8) why = (1 + p) << 8 | (gone & 0xff);
+  }
+  const bool told = why;
   u64 now = nanoseconds();
   if (since == 0) since = now;
-  if (lane() != __builtin_ctz(active_lanes())) return true; // one of those that wait asks the host
-  bool timed_out = now - since > load64(&w.host->limit);
-  if (!timed_out && !load32(&w.host->abort)) return true;
+  if (!told) {
+    // One of those that wait asks the host.
+    if (!asks_host(tries) || lane() != __builtin_ctz(active_lanes())) return true;
+    why = now - since > load64(&w.host->limit) ? timed_out : asked;
+    if (why == asked && !load32(&w.host->abort)) return true;
+  }
   if (set_once(&own->broken) == 0) {
+    if (!told) leave(w, o.epoch, peer);
     store32(&w.host->rank, w.rank);
     store32(&w.host->peer, peer);
     store32(&w.host->code, c.code);
-    store32(&w.host->timed_out, timed_out);
+    store32(&w.host->why, why);
     store64(&w.host->epoch, o.epoch);
     fence_system();
     store32(&w.host->told, 1);
@@ -371,7 +399,7 @@ DEVICE void await(const world &w, const call &c, operation &o, arrivals<W, N> &a
       here &= ready;
     }
     if (here) return;
-    if (due(tries) && !patient(w, c, o, peer(missing), since)) {
+    if (due(tries) && !patient(w, c, o, peer(missing), tries, since)) {
       o.alive = false;
       return;
     }
@@ -677,7 +705,7 @@ DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32
     for (u32 tries = 1;; tries++) {
       now = acquire64(flag);
       if (now >= count(o, round)) break;
-      if (due(tries) && !patient(w, c, o, l.lane + (l.lane >= w.rank), since)) {
+      if (due(tries) && !patient(w, c, o, l.lane + (l.lane >= w.rank), tries, since)) {
         here = false;
         break;
       }
@@ -839,6 +867,11 @@ OPERATION(add_bf16, (add<bf16_element, sentinel32>))
 OPERATION(move, move)
 
 #ifndef DEPENDENT_LAUNCH
+// For a host that aborts between operations.
+KERNEL leave_all(launch l) {
+  if (!l.c.idle && thread_index() == 0) leave(l.w, begin(l.w).epoch, ~0u);
+}
+
 OPERATION(reduce_f64, (reduce<f64_element, sentinel64>))
 OPERATION(reduce_f32, (reduce<f32_element, sentinel32>))
 OPERATION(reduce_f16, (reduce<f16_element, sentinel32>))

@@ -37,6 +37,7 @@ type instr struct {
 	free  bool // of signals: they order nothing
 	jump  int
 	text  string
+	or    func(loc int, v uint64) bool // unless nil, of a wait: writes that end it as well, in other executions
 }
 
 // program is what the checker explores: threads, and the first values of locations.
@@ -46,7 +47,6 @@ type program struct {
 	names     []string // of locations
 	first     map[int]uint64
 	registers int
-	bounded   bool // waits end by themselves: that nothing goes on is no violation
 	buffers   bool // loads may read from what is written later
 }
 
@@ -451,7 +451,11 @@ func (x *explorer) leaf(s *state) {
 		k := &s.tasks[t]
 		done = done && k.pc >= len(x.code[t])
 		if k.asleep {
-			l := x.location(&x.code[t][k.pc], k.regs)
+			in := &x.code[t][k.pc]
+			if in.or != nil && slices.ContainsFunc(s.events, func(e event) bool { return e.kind == write && in.or(e.loc, e.val) }) {
+				return
+			}
+			l := x.location(in, k.regs)
 			waiting[l] = append(waiting[l], t)
 		}
 	}
@@ -460,9 +464,6 @@ func (x *explorer) leaf(s *state) {
 		if what := x.complete(x, s); what != "" {
 			x.report(s, "%s", what)
 		}
-		return
-	}
-	if x.bounded {
 		return
 	}
 	for l, ts := range waiting {

@@ -86,11 +86,13 @@ func TestEpochs(t *testing.T) {
 }
 
 // aborts models how ranks abort: begin, patient, and what the host reads. Rank 0 has three
-// kernels of one operation each, and so has rank 1; any wait may end without the word.
+// kernels of one operation each, and so has rank 1; any wait may end without the word, because
+// of the rank's host or its limit, and does if the other rank has told that it aborted.
 func aborts(s setting) *model {
 	m := newModel(s)
-	m.bounded = true
-	const aborted, won, told, record, second = 1, 2, 3, 4, 5
+	const aborted, won, told, record, second, left = 1, 2, 3, 4, 5, 6
+	gone := func(r int) int { return m.loc("gone of rank %d", r) }
+	ends := func(r []uint64, k int) bool { return r[left] != 0 && r[left] <= uint64(k+1) }
 	register := func(t, r int, loc int, o order) {
 		m.emit(t, instr{op: load, order: o, scope: sys, loc: loc, dst: r})
 	}
@@ -122,9 +124,14 @@ func aborts(s setting) *model {
 				skip := len(m.code[t])
 				m.emit(t, instr{}) // a branch to the end
 				m.putWord(sentinel, t, k, epoch, 1-r, r, 0, w)
+				register(t, left, gone(r), relaxed)
+				knows := len(m.code[t])
+				m.emit(t, instr{}) // a branch to the abort
 				register(t, aborted, chance(t, "aborts"), relaxed)
 				waits := len(m.code[t])
 				m.emit(t, instr{}) // a branch to the wait
+				aborts := len(m.code[t])
+				m.emit(t, instr{op: assign, dst: aborted, val: constant(1)})
 				if m.is("no compare-and-swap") {
 					register(t, won, broken, relaxed)
 					m.put(t, relaxed, gpu, broken, 1)
@@ -134,6 +141,20 @@ func aborts(s setting) *model {
 				}
 				tells := len(m.code[t])
 				m.emit(t, instr{}) // a branch to the end
+				was := len(m.code[t])
+				m.emit(t, instr{}) // a branch to the record
+				switch {
+				case m.is("a rank that aborts does not tell its peer"):
+				case m.is("a rank that aborts breaks its peer"):
+					m.put(t, relaxed, sys, m.loc("broken of rank %d", 1-r), 1)
+				default:
+					first := k // of the operations that end
+					if m.is("a rank tells of the next operation") {
+						first++
+					}
+					m.put(t, relaxed, sys, gone(1-r), uint64(first+1))
+				}
+				records := len(m.code[t])
 				fields := func() {
 					m.put(t, relaxed, sys, m.loc("peer of rank %d", r), uint64(10*k+i+1))
 					m.put(t, relaxed, sys, m.loc("code of rank %d", r), uint64(10*k+i+1))
@@ -152,15 +173,22 @@ func aborts(s setting) *model {
 				m.emit(t, instr{})
 				await := len(m.code[t])
 				m.takeWord(sentinel, t, k, epoch, r, 1-r, 0, w)
+				m.code[t][await].or = func(loc int, v uint64) bool { return loc == broken || loc == gone(r) && v <= uint64(k+1) }
 				m.clearWord(sentinel, t, k, epoch, r, 1-r, 0, w)
 				end := len(m.code[t])
-				jump := func(at, to, reg int, v uint64) {
-					m.code[t][at] = instr{op: branch, jump: to, cond: func(r []uint64, _ uint64) bool { return reg < 0 || r[reg] == v }}
+				jump := func(at, to, reg int, v bool) {
+					m.code[t][at] = instr{op: branch, jump: to, cond: func(r []uint64, _ uint64) bool { return reg < 0 || r[reg] != 0 == v }}
 				}
-				jump(skip, end, aborted, 1)
-				jump(waits, await, aborted, 0)
-				jump(tells, end, won, 1)
-				jump(finish, end, -1, 0)
+				jump(skip, end, aborted, true)
+				to := aborts
+				if m.is("a rank that was told does not tell its host") {
+					to = end
+				}
+				m.code[t][knows] = instr{op: branch, jump: to, cond: func(r []uint64, _ uint64) bool { return ends(r, k) }}
+				jump(waits, await, aborted, false)
+				jump(tells, end, won, true)
+				m.code[t][was] = instr{op: branch, jump: records, cond: func(r []uint64, _ uint64) bool { return ends(r, k) }}
+				jump(finish, end, -1, true)
 			}
 			m.end(r, threads)
 		}
@@ -185,14 +213,12 @@ func aborts(s setting) *model {
 		end := len(m.code[t])
 		m.code[t][at] = instr{op: branch, jump: end, cond: func(r []uint64, _ uint64) bool { return r[told] == 0 }}
 		if i == 0 {
-			var mine []int
-			for i := 0; i < len(kernels); i += 2 {
-				mine = append(mine, kernels[i]...)
-			}
 			m.judge = func(s *state) string {
-				for _, k := range mine {
-					if s.tasks[k].regs[aborted] == 1 && s.tasks[t].regs[told] == 0 {
-						return "the stream is done, an operation is not, and the host does not know"
+				for i := 0; i < len(kernels); i += 2 { // of rank 0
+					for _, k := range kernels[i] {
+						if r := s.tasks[k].regs; (r[aborted] != 0 || ends(r, i/2)) && s.tasks[t].regs[told] == 0 {
+							return "the stream is done, an operation is not, and the host does not know"
+						}
 					}
 				}
 				return ""

@@ -103,7 +103,7 @@ func TestModelledText(t *testing.T) {
 		{"void start()", "griddepcontrol.wait", "griddepcontrol.launch_dependents"},
 		{"void pair_up", "start();", "from + (u64)(first", "begin(w)", "W::put(", "advance(w, o);", "await("},
 		{"void advance", "barrier();", "store64(&own->epoch[b], next)"},
-		{"bool patient", "set_once(&own->broken) == 0", "store32(&w.host->rank", "fence_system();", "store32(&w.host->told, 1);"},
+		{"bool patient", "load32(&own->broken)", "load64(&own->gone[p])", "o.epoch >= gone >> 8", "set_once(&own->broken) == 0", "if (!told) leave(w, o.epoch, peer)", "store32(&w.host->rank", "fence_system();", "store32(&w.host->told, 1);"},
 		{"void move_ring(", "fill(", "hear(", "collect(", "warp_barrier()", "tell("},
 		{"void ring(", "fill(", "hear(w, c, o, l, 0", "reduce_round", "hear(w, c, o, l, 1", "collect(", "warp_barrier()", "tell(w, o, l, 0", "tell(w, o, l, 1"},
 		{"bool hear", "all_lanes(here)", "warp_barrier()"},

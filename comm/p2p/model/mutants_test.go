@@ -116,6 +116,10 @@ var ofAborts = []mutant{
 	{"told read relaxed", nil, ""},
 	{"no compare-and-swap", nil, ""},
 	{"kernels that do not look at broken", nil, ""},
+	{"a rank that aborts does not tell its peer", nil, ""},
+	{"a rank that aborts breaks its peer", nil, ""},
+	{"a rank tells of the next operation", nil, ""},
+	{"a rank that was told does not tell its host", nil, ""},
 }
 
 // Every mutant that is wrong is found, and no other is.
