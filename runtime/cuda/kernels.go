@@ -18,6 +18,8 @@ const (
 	piecesPerSM  = 2 // leaves room for what communicates beside
 )
 
+const _ = uint(streamsPerSM - picksPerSM) // cut closes the gaps of each block of pick
+
 // longMerge is the number of elements from which on a part of merge is cut in two. With
 // 104,857,600 float32 that takes 3 % less, with 26,214,400 bf16 10 % more.
 const longMerge = 1 << 26

@@ -222,7 +222,8 @@ struct sentinel64 {
     return p;
   }
 };
-// Each 32-bit word travels with the epoch's lower half, which is never zero.
+// Each 32-bit word travels with the epoch's lower half, which is never zero. A word
+// that was last written 2^32-2 operations ago, to the operation, would be taken for new.
 struct tagged {
   struct arrived { pair half[2]; };
   static const u32 size = 32;

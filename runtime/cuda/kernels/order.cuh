@@ -116,7 +116,8 @@ DEVICE void reset(control *c) {
 // up what the tiles before it have published, and publishes the sum. Tiles are
 // tickets, taken by blocks that run, so what a tile waits for is under way, also
 // when not all blocks have room at a time. A status word is | epoch: 31 | kind: 2 | count: 31 |, so words of
-// earlier launches need no clearing.
+// earlier launches need no clearing, but for one that was last written exactly 2^31
+// launches ago.
 enum : u64 { status_count = (1ull << 31) - 1, status_part = 1ull << 31, status_whole = 2ull << 31, status_kind = 3ull << 31 };
 
 DEVICE u64 tag_of(const control *c) { return (u64)load(&c->epoch) << 33; }
