@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,51 +106,21 @@ func Reduce[T dtype.Element](ctx context.Context, r Rank, values []T, op comm.Re
 	if err := distributed.AllReduce(ctx, r.Comm, tensor, op); err != nil {
 		return nil, err
 	}
-	return Fetch[T](ctx, r, tensor)
-}
-
-// locationBytes is the length to which locations are cut when ranks exchange
-// them.
-const locationBytes = 160
-
-// Locations returns the Location of every rank, nil if they have none. It is
-// collective.
-func Locations(ctx context.Context, r Rank) (_ []string, err error) {
-	if r.Location == "" {
-		return nil, nil // on every rank: a backend says it for all or none
-	}
-	own := make([]uint8, locationBytes)
-	copy(own, r.Location)
-	send, err := runtime.FromSlice(r.Runtime, own)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, send.Free()) }()
-	recv, err := runtime.New(r.Runtime, dtype.U8, r.Comm.WorldSize()*locationBytes)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, recv.Free()) }()
-	if err := distributed.AllGather(ctx, r.Comm, recv, send); err != nil {
-		return nil, err
-	}
-	all, err := Fetch[uint8](ctx, r, recv)
-	if err != nil {
-		return nil, err
-	}
-	locations := make([]string, r.Comm.WorldSize())
-	for i := range locations {
-		locations[i] = string(bytes.TrimRight(all[i*locationBytes:(i+1)*locationBytes], "\x00"))
-	}
-	return locations, nil
-}
-
-// Fetch copies what communication left in a tensor to the host. It waits for
-// the communication first, which ctx can end; a copy from a device waits too,
-// but nothing ends that.
-func Fetch[T dtype.Element](ctx context.Context, r Rank, t *runtime.Tensor) ([]T, error) {
 	if err := r.Comm.Sync(ctx); err != nil {
 		return nil, err
 	}
-	return runtime.ToSlice[T](t)
+	return runtime.ToSlice[T](tensor)
+}
+
+// Locations returns the Location of every rank, nil if they have none. It is
+// collective.
+func Locations(ctx context.Context, r Rank) (locations []string, err error) {
+	if r.Location == "" {
+		return nil, nil // on every rank: a backend says it for all or none
+	}
+	all, err := distributed.AllGatherBytes(ctx, r.Runtime, r.Comm, []byte(r.Location))
+	for _, location := range all {
+		locations = append(locations, string(location))
+	}
+	return locations, err
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -140,40 +142,25 @@ func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, patt
 // step makes a step and returns its time on this rank. behind: buckets are
 // reduced while the backward pass goes on.
 func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
+	var a attempt.Calls
 	for _, g := range b.gradients {
-		if err := runtime.CopyIn(g, b.random); err != nil {
-			return 0, err
-		}
+		a.Do(func() error { return runtime.CopyIn(g, b.random) })
 	}
-	if err := b.Comm.Barrier(ctx); err != nil {
-		return 0, err
-	}
+	a.Do(func() error { return b.Comm.Barrier(ctx) })
 	start := time.Now()
 	if !behind {
-		if err := compute(ctx, b.cfg.Backward*time.Duration(b.cfg.Buckets)); err != nil {
-			return 0, err
-		}
+		a.Do(func() error { return compute(ctx, b.cfg.Backward*time.Duration(b.cfg.Buckets)) })
 	}
-	for i := len(b.gradients) - 1; i >= 0; i-- {
+	for i, g := range slices.Backward(b.gradients) {
 		if behind {
-			if err := compute(ctx, b.cfg.Backward); err != nil {
-				return 0, err
-			}
+			a.Do(func() error { return compute(ctx, b.cfg.Backward) })
 		}
-		if err := b.sync.Ready(ctx, i, b.gradients[i]); err != nil {
-			return 0, err
-		}
+		a.Do(func() error { return b.sync.Ready(ctx, i, g) })
 	}
-	if err := b.sync.Wait(ctx); err != nil {
-		return 0, err
-	}
-	if err := b.Comm.Sync(ctx); err != nil {
-		return 0, err
-	}
-	if err := b.Runtime.Synchronize(ctx); err != nil {
-		return 0, err
-	}
-	return time.Since(start).Seconds(), nil
+	a.Do(func() error { return b.sync.Wait(ctx) })
+	a.Do(func() error { return b.Comm.Sync(ctx) })
+	a.Do(func() error { return b.Runtime.Synchronize(ctx) })
+	return time.Since(start).Seconds(), a.Err
 }
 
 // compute stands for a backward pass that takes so long.

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
@@ -71,30 +72,24 @@ func (s *setup) allocate(ctx context.Context, count int, place Place) (work, fun
 	k, p := s.tables.collective, s.Comm.WorldSize()
 	part := count * s.cfg.DType.Size()
 	w := work{count: count, dt: s.cfg.DType, op: s.cfg.Op}
-	sendBytes, recvBytes := part*k.sendParts(p), part*k.recvParts(p)
-
+	sizes := []int{part * k.sendParts(p), part * k.recvParts(p)}
 	if place == InPlace {
-		buf, err := s.memory.allocate(ctx, max(sendBytes, recvBytes))
+		sizes = []int{slices.Max(sizes)}
+	}
+	var buffers []*comm.Buffer
+	free := func(err error) error { return s.memory.releaseAfter(ctx, err, buffers...) }
+	for _, bytes := range sizes {
+		b, err := s.memory.allocate(ctx, bytes)
 		if err != nil {
-			return w, nil, err
+			return w, nil, free(err)
 		}
-		w.send, w.recv = buf.Ptr, buf.Ptr
-		switch own := uintptr(s.Comm.Rank() * part); {
-		case sendBytes < recvBytes:
-			w.send += own
-		case sendBytes > recvBytes:
-			w.recv += own
-		}
-		return w, func(err error) error { return s.memory.releaseAfter(ctx, err, buf) }, nil
+		buffers = append(buffers, b)
 	}
-	send, err := s.memory.allocate(ctx, sendBytes)
-	if err != nil {
-		return w, nil, err
+	w.send, w.recv = buffers[0].Ptr, buffers[len(buffers)-1].Ptr
+	if own := uintptr(s.Comm.Rank() * part); place == InPlace && k.sendParts(p) < k.recvParts(p) {
+		w.send += own
+	} else if place == InPlace && k.sendParts(p) > k.recvParts(p) {
+		w.recv += own
 	}
-	recv, err := s.memory.allocate(ctx, recvBytes)
-	if err != nil {
-		return w, nil, s.memory.releaseAfter(ctx, err, send)
-	}
-	w.send, w.recv = send.Ptr, recv.Ptr
-	return w, func(err error) error { return s.memory.releaseAfter(ctx, err, send, recv) }, nil
+	return w, free, nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -196,24 +197,21 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, op.close()) }()
-	iterations, err := s.cfg.settle(ctx, s.Rank, op.run)
-	if err != nil {
-		return Result{}, err
-	}
-	seconds, err := measure.InTurns(0, s.cfg.Rounds, slowest(ctx, s.Rank), perIteration(ctx, op.run, iterations))
-	if err != nil {
-		return Result{}, err
+	var a attempt.Calls
+	iterations := attempt.Get(&a, func() (int, error) { return s.cfg.settle(ctx, s.Rank, op.run) })
+	seconds := attempt.Get(&a, func() ([][]float64, error) {
+		return measure.InTurns(0, s.cfg.Rounds, slowest(ctx, s.Rank), perIteration(ctx, op.run, iterations))
+	})
+	if a.Err != nil {
+		return Result{}, a.Err
 	}
 	result := s.result(count, place)
 	result.setTime(measure.Median(seconds[0]), s.tables.collective.busFactor(float64(result.Ranks)))
 	if s.cfg.Verify {
-		wrong, err := s.verify(ctx, w, op)
-		if err != nil {
-			return Result{}, err
-		}
+		wrong := attempt.Get(&a, func() (int64, error) { return s.verify(ctx, w, op) })
 		result.Wrong = &wrong
 	}
-	return result, nil
+	return result, a.Err
 }
 
 // result describes a measurement, without what it gave.
@@ -278,22 +276,14 @@ func (s *setup) prepare(ctx context.Context, w work) error {
 // verify runs the operation once on fresh data and counts wrong elements over
 // all ranks.
 func (s *setup) verify(ctx context.Context, w work, op *operation) (int64, error) {
-	if err := s.Comm.Barrier(ctx); err != nil {
-		return 0, err
-	}
-	if err := s.prepare(ctx, w); err != nil {
-		return 0, err
-	}
-	if err := op.call(ctx); err != nil {
-		return 0, err
-	}
-	own, err := s.tables.wrong(s.Runtime, s.Comm.Rank(), w.recv, w.count)
-	if err != nil {
-		return 0, err
-	}
-	total, err := backend.Reduce(ctx, s.Rank, []int64{own}, comm.Sum)
-	if err != nil {
-		return 0, err
+	var a attempt.Calls
+	a.Do(func() error { return s.Comm.Barrier(ctx) })
+	a.Do(func() error { return s.prepare(ctx, w) })
+	a.Do(func() error { return op.call(ctx) })
+	own := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(s.Runtime, s.Comm.Rank(), w.recv, w.count) })
+	total := attempt.Get(&a, func() ([]int64, error) { return backend.Reduce(ctx, s.Rank, []int64{own}, comm.Sum) })
+	if a.Err != nil {
+		return 0, a.Err
 	}
 	return total[0], nil
 }

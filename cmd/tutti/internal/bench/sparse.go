@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -245,17 +246,14 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 			return c.about(n, err)
 		}
 		runs = append(runs, s)
-		if err := s.settle(ctx, density); err != nil {
-			return c.about(n, err)
-		}
+		var a attempt.Calls
+		a.Do(func() error { return s.settle(ctx, density) })
 		if cfg.Graph && !sparse.NeedsHost(c.pattern) {
-			if err := s.capture(ctx); err != nil {
-				return c.about(n, err)
-			}
+			a.Do(func() error { return s.capture(ctx) })
 		}
-		once, err := cfg.settle(ctx, r, s.round)
-		if err != nil {
-			return c.about(n, err)
+		once := attempt.Get(&a, func() (int, error) { return cfg.settle(ctx, r, s.round) })
+		if a.Err != nil {
+			return c.about(n, a.Err)
 		}
 		s.rounds = nil // those so far were to warm up
 		rounds = append(rounds, perIteration(ctx, func(ctx context.Context, iterations int) (float64, error) {
@@ -289,14 +287,9 @@ func (c cell) about(n int, err error) error {
 
 // result is what was measured.
 func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float64, seconds []float64) (SparseResult, error) {
-	parts, err := s.meanRounds(ctx)
-	if err != nil {
-		return SparseResult{}, err
-	}
-	stats, err := s.sparse.Stats(ctx)
-	if err != nil {
-		return SparseResult{}, err
-	}
+	var a attempt.Calls
+	parts := attempt.Get(&a, func() (sparseRound, error) { return s.meanRounds(ctx) })
+	stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
 	n := s.tensor.Len()
 	p := float64(s.Comm.WorldSize())
 	result := SparseResult{
@@ -338,13 +331,10 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 		}
 	}
 	if cfg.Verify {
-		wrong, err := s.verify(ctx)
-		if err != nil {
-			return SparseResult{}, err
-		}
+		wrong := attempt.Get(&a, func() (int64, error) { return s.verify(ctx) })
 		result.Wrong = &wrong
 	}
-	return result, nil
+	return result, a.Err
 }
 
 // newSparseRun makes the reduction of one rank, and in place its tensors.
@@ -357,11 +347,10 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random,
 		}
 	}()
 	if s.inPlace {
-		if s.tensor, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
-			return nil, err
-		}
-		if s.spare, err = runtime.New(r.Runtime, cfg.DType, n); err != nil {
-			return nil, err
+		var a attempt.Calls
+		tensor := func() (*runtime.Tensor, error) { return runtime.New(r.Runtime, cfg.DType, n) }
+		if s.tensor, s.spare = attempt.Get(&a, tensor), attempt.Get(&a, tensor); a.Err != nil {
+			return nil, a.Err
 		}
 	}
 	reduce := cfg.sparse(c.pattern, c.values, density)
@@ -378,14 +367,13 @@ func (c SparseConfig) sparse(pattern, values string, density float64) sparse.Con
 
 // settle makes the residual what it is after many steps.
 func (s *sparseRun) settle(ctx context.Context, density float64) error {
+	var a attempt.Calls
 	pattern, ranks := s.pattern, s.Comm.WorldSize()
 	if pattern == sparse.Auto { // which it chooses in the first step
-		if _, err := s.round(ctx, 1); err != nil {
-			return err
-		}
-		stats, err := s.sparse.Stats(ctx)
-		if err != nil {
-			return err
+		attempt.Get(&a, func() (float64, error) { return s.round(ctx, 1) })
+		stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
+		if a.Err != nil {
+			return a.Err
 		}
 		pattern = stats.Choice.Pattern
 	}
@@ -394,9 +382,8 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	}
 	residual, between := s.tensor, cmp.Or(s.hosts, ranks)
 	if !s.inPlace {
-		var err error
-		if residual, err = s.sparse.Residual(); err != nil {
-			return err
+		if residual = attempt.Get(&a, s.sparse.Residual); a.Err != nil {
+			return a.Err
 		}
 	}
 	n := residual.Len()
@@ -408,15 +395,10 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	measure.DrawResidual(rand.New(rand.NewPCG(uint64(s.Comm.Rank()), uint64(n))), values, math.Sqrt(float64(between)/float64(ranks)), interval)
 	for from := 0; from < n; from += len(values) {
 		to := min(from+len(values), n)
-		part, err := residual.Slice(0, from, to)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(runtime.CopyIn(part, values[:to-from]), part.Free()); err != nil {
-			return err
-		}
+		part := attempt.Get(&a, func() (*runtime.Tensor, error) { return residual.Slice(0, from, to) })
+		a.Do(func() error { return errors.Join(runtime.CopyIn(part, values[:to-from]), part.Free()) })
 	}
-	return nil
+	return a.Err
 }
 
 // capture makes the graph of a step. The step before allocates what it needs.
@@ -458,31 +440,19 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 	}
 	var mean sparseRound
 	for range iterations {
-		if err := s.nextGradient(); err != nil {
-			return 0, err
-		}
-		if err := s.Runtime.Synchronize(ctx); err != nil {
-			return 0, err
-		}
-		if err := s.Comm.Barrier(ctx); err != nil {
-			return 0, err
-		}
+		var a attempt.Calls
+		a.Do(s.nextGradient)
+		a.Do(func() error { return s.Runtime.Synchronize(ctx) })
+		a.Do(func() error { return s.Comm.Barrier(ctx) })
 		start := time.Now()
-		if err := s.sparse.AllReduce(ctx, s.tensor); err != nil {
-			return 0, err
-		}
+		a.Do(func() error { return s.sparse.AllReduce(ctx, s.tensor) })
 		// The communicator first: it ends its work when ctx ends the wait.
-		if err := s.sparse.Sync(ctx); err != nil {
-			return 0, err
-		}
-		if err := s.Runtime.Synchronize(ctx); err != nil {
-			return 0, err
-		}
+		a.Do(func() error { return s.sparse.Sync(ctx) })
+		a.Do(func() error { return s.Runtime.Synchronize(ctx) })
 		seconds += time.Since(start).Seconds()
-
-		stats, err := s.sparse.Stats(ctx)
-		if err != nil {
-			return 0, err
+		stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
+		if a.Err != nil {
+			return 0, a.Err
 		}
 		mean.sent += float64(stats.SentBytes) / float64(iterations)
 		mean.inner += float64(stats.InnerBytes) / float64(iterations)
@@ -495,24 +465,20 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 
 // deviceRound is round on a device.
 func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds float64, err error) {
-	if err := s.Comm.Barrier(ctx); err != nil {
-		return 0, err
-	}
+	var a attempt.Calls
+	a.Do(func() error { return s.Comm.Barrier(ctx) })
 	step := func() error { return s.sparse.AllReduce(ctx, s.tensor) }
 	if s.graph != nil {
 		step = s.graph.Launch
 	}
 	const most = 64 // steps that the host is ahead
 	for done := 0; done < iterations; done += most {
-		took, err := s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, s.likeGradient, step)
-		if err != nil {
-			return 0, err
-		}
-		seconds += took.Seconds()
+		seconds += attempt.Get(&a, func() (time.Duration, error) {
+			return s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, s.likeGradient, step)
+		}).Seconds()
 	}
-	round, err := s.parts(ctx)
-	s.rounds = append(s.rounds, round)
-	return seconds, err
+	s.rounds = append(s.rounds, attempt.Get(&a, func() (sparseRound, error) { return s.parts(ctx) }))
+	return seconds, a.Err
 }
 
 // parts measures the parts of a few steps on a device.
@@ -561,10 +527,7 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 // that no step picks from would change the residual's scale, and with it what the next
 // steps take.
 func (s *sparseRun) likeGradient() error {
-	if s.inPlace {
-		return s.gradientInto(s.spare)
-	}
-	return s.nextGradient()
+	return s.gradientInto(cmp.Or(s.spare, s.tensor))
 }
 
 // nextGradient puts the gradient of the next step into the tensor, or adds it to
@@ -587,58 +550,37 @@ func (s *sparseRun) gradientInto(t *runtime.Tensor) (err error) {
 
 // add adds a gradient to a tensor, as a backward pass would.
 func (s *sparseRun) add(t, gradient *runtime.Tensor) error {
-	kernels, err := runtime.KernelsOf(s.Runtime)
-	if err != nil {
-		return err
-	}
-	to, err := t.Ptr()
-	if err != nil {
-		return err
-	}
-	from, err := gradient.Ptr()
-	if err != nil {
-		return err
-	}
-	return kernels.Accumulate(runtime.Source{X: to, N: t.Len(), Grad: from, DType: dtype.F32})
+	var a attempt.Calls
+	kernels := attempt.Get(&a, func() (runtime.Kernels, error) { return runtime.KernelsOf(s.Runtime) })
+	to, from := attempt.Get(&a, t.Ptr), attempt.Get(&a, gradient.Ptr)
+	a.Do(func() error {
+		return kernels.Accumulate(runtime.Source{X: to, N: t.Len(), Grad: from, DType: dtype.F32})
+	})
+	return a.Err
 }
 
 // verify makes one more step and counts wrong elements over all ranks.
 func (s *sparseRun) verify(ctx context.Context) (int64, error) {
-	if err := s.nextGradient(); err != nil {
-		return 0, err
+	var a attempt.Calls
+	values := func() []float32 { return attempt.Get(&a, func() ([]float32, error) { return toFloats(s.tensor) }) }
+	sum := func(x []float32) []float32 {
+		return attempt.Get(&a, func() ([]float32, error) { return backend.Reduce(ctx, s.Rank, x, comm.Sum) })
 	}
-	gradient, err := toFloats(s.tensor)
-	if err != nil {
-		return 0, err
-	}
-	before, err := s.sparse.Pending(len(gradient))
-	if err != nil {
-		return 0, err
-	}
-	if err := s.sparse.AllReduce(ctx, s.tensor); err != nil {
-		return 0, err
-	}
-	if err := s.sparse.Sync(ctx); err != nil {
-		return 0, err
-	}
-	after, err := s.sparse.Pending(len(gradient))
-	if err != nil {
-		return 0, err
-	}
+	pending := func() ([]float32, error) { return s.sparse.Pending(s.tensor.Len()) }
+	a.Do(s.nextGradient)
+	gradient := values()
+	before := attempt.Get(&a, pending)
+	a.Do(func() error { return s.sparse.AllReduce(ctx, s.tensor) })
+	a.Do(func() error { return s.sparse.Sync(ctx) })
+	after := attempt.Get(&a, pending)
 	if r, ok := s.sparse.Sparse(); ok && s.inPlace { // the tensor is the residual, and then has the result
-		if after, err = toFloats(s.tensor); err != nil {
-			return 0, err
-		}
-		if err := errors.Join(s.tensor.Fill(0), r.AddResult(s.tensor, 1)); err != nil {
-			return 0, err
-		}
+		after = values()
+		a.Do(func() error { return errors.Join(s.tensor.Fill(0), r.AddResult(s.tensor, 1)) })
 	}
-	if err := s.Comm.Sync(ctx); err != nil {
-		return 0, err
-	}
-	result, err := toFloats(s.tensor)
-	if err != nil {
-		return 0, err
+	a.Do(func() error { return s.Comm.Sync(ctx) })
+	result := values()
+	if a.Err != nil {
+		return 0, a.Err
 	}
 
 	// gone is what left this rank, size the scale of its rounding errors.
@@ -647,21 +589,12 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 		in := before[i] + g
 		gone[i], size[i] = in-after[i], float32(math.Abs(float64(in))+math.Abs(float64(after[i]))+math.Abs(float64(result[i])))
 	}
-	if gone, err = backend.Reduce(ctx, s.Rank, gone, comm.Sum); err != nil {
-		return 0, err
-	}
-	if size, err = backend.Reduce(ctx, s.Rank, size, comm.Sum); err != nil {
-		return 0, err
-	}
-	if err := distributed.Broadcast(ctx, s.Comm, s.tensor, 0); err != nil {
-		return 0, err
-	}
-	if err := s.Comm.Sync(ctx); err != nil {
-		return 0, err
-	}
-	rank0, err := toFloats(s.tensor)
-	if err != nil {
-		return 0, err
+	gone, size = sum(gone), sum(size)
+	a.Do(func() error { return distributed.Broadcast(ctx, s.Comm, s.tensor, 0) })
+	a.Do(func() error { return s.Comm.Sync(ctx) })
+	rank0 := values()
+	if a.Err != nil {
+		return 0, a.Err
 	}
 	total, err := backend.Reduce(ctx, s.Rank, []int64{brokenPromises(s.tensor.DType(), gone, size, result, rank0, s.Comm.WorldSize())}, comm.Sum)
 	if err != nil {
@@ -687,33 +620,27 @@ func brokenPromises(dt dtype.DType, gone, size, result, rank0 []float32, ranks i
 
 // fromFloats makes a tensor of values, rounded to dt.
 func fromFloats(rt runtime.Runtime, dt dtype.DType, values []float32) (*runtime.Tensor, error) {
-	data := make([]byte, len(values)*dt.Size())
-	if err := dtype.FromFloat32(data, dt, values); err != nil {
-		return nil, err
-	}
 	t, err := runtime.New(rt, dt, len(values))
 	if err != nil {
 		return nil, err
 	}
-	p, err := t.Ptr()
-	if err == nil {
-		err = rt.CopyIn(p, data)
-	}
-	if err != nil {
-		return nil, errors.Join(err, t.Free())
+	var a attempt.Calls
+	data := make([]byte, t.Bytes())
+	a.Do(func() error { return dtype.FromFloat32(data, dt, values) })
+	p := attempt.Get(&a, t.Ptr)
+	a.Do(func() error { return rt.CopyIn(p, data) })
+	if a.Err != nil {
+		return nil, errors.Join(a.Err, t.Free())
 	}
 	return t, nil
 }
 
 // toFloats returns the elements of a tensor. It waits for the device.
 func toFloats(t *runtime.Tensor) ([]float32, error) {
-	p, err := t.Ptr()
-	if err != nil {
-		return nil, err
-	}
+	var a attempt.Calls
 	data, values := make([]byte, t.Bytes()), make([]float32, t.Len())
-	if err := t.Runtime().CopyOut(data, p); err != nil {
-		return nil, err
-	}
-	return values, dtype.ToFloat32(values, data, t.DType())
+	p := attempt.Get(&a, t.Ptr)
+	a.Do(func() error { return t.Runtime().CopyOut(data, p) })
+	a.Do(func() error { return dtype.ToFloat32(values, data, t.DType()) })
+	return values, a.Err
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
@@ -42,27 +44,23 @@ func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
 }
 
 // init acquires what close gives back.
-func (s *session) init(ctx context.Context) (err error) {
+func (s *session) init(ctx context.Context) error {
+	var a attempt.Calls
 	beside := s.Comm
 	if s.Beside != nil {
 		beside = s.Beside
 	}
-	if s.model, err = newModel(ctx, s.Runtime, beside, s.cfg, s.Comm.Rank(), s.Comm.WorldSize()); err != nil {
-		return err
-	}
-	if s.line, err = runtime.FromSlice(s.Runtime, []int32{0}); err != nil {
-		return err
-	}
-	if s.alone, err = s.newLink(ctx, s.Comm); err != nil {
-		return err
-	}
+	s.model = attempt.Get(&a, func() (*model, error) {
+		return newModel(ctx, s.Runtime, beside, s.cfg, s.Comm.Rank(), s.Comm.WorldSize())
+	})
+	s.line = attempt.Get(&a, func() (*runtime.Tensor, error) { return runtime.FromSlice(s.Runtime, []int32{0}) })
+	s.alone = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Comm) })
 	s.beside = s.alone
 	if s.Beside != nil {
-		if s.beside, err = s.newLink(ctx, s.Beside); err != nil {
-			return err
-		}
+		s.beside = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Beside) })
 	}
-	return s.settle(ctx)
+	a.Do(func() error { return s.settle(ctx) })
+	return a.Err
 }
 
 // settleSteps is after how many steps with a sparse pattern its residuals, which begin as
@@ -278,49 +276,38 @@ type timing struct {
 
 // round runs the steps of a round, and behind them, if the phase is traced, one
 // more with an event at every product and bucket.
-func (s *session) round(ctx context.Context, p phase) (t timing, err error) {
+func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
+	var a attempt.Calls
 	s.clock.reset()
-	if err := s.startTogether(ctx); err != nil {
-		return t, err
-	}
-	start, err := s.mark(p)
-	if err != nil {
-		return t, err
-	}
+	a.Do(func() error { return s.startTogether(ctx) })
+	start := attempt.Get(&a, func() (uintptr, error) { return s.mark(p) })
 	passed, ended := make([]uintptr, s.cfg.Steps), make([]uintptr, s.cfg.Steps)
 	for i := range s.cfg.Steps {
-		if passed[i], ended[i], err = s.step(ctx, p, nil); err != nil {
-			return t, err
-		}
+		a.Do(func() (err error) {
+			passed[i], ended[i], err = s.step(ctx, p, nil)
+			return err
+		})
 	}
-	last := ended[len(ended)-1]
 	if p.traced {
-		if err := s.tracedStep(ctx, p); err != nil {
-			return t, err
-		}
+		a.Do(func() error { return s.tracedStep(ctx, p) })
 	}
 	// The communicator watches its peers while it waits; all its work is behind
 	// that of the compute stream, or the other way round.
-	if err := errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx)); err != nil {
-		return t, err
+	a.Do(func() error { return errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx)) })
+	elapsed := func(from, to uintptr) time.Duration {
+		return attempt.Get(&a, func() (time.Duration, error) { return s.Compute.Elapsed(from, to) })
 	}
-	if t.total, err = s.Compute.Elapsed(start, last); err != nil {
-		return t, err
-	}
+	t.total = elapsed(start, ended[len(ended)-1])
 	t.busy = t.total
 	for i := range passed {
-		rest, err := s.Compute.Elapsed(passed[i], ended[i])
-		if err != nil {
-			return t, err
-		}
-		t.busy -= rest
+		t.busy -= elapsed(passed[i], ended[i])
 	}
 	t.total /= time.Duration(s.cfg.Steps)
 	t.busy /= time.Duration(s.cfg.Steps)
 	if p.traced {
-		t.timeline, err = s.trace.Timeline(string(p.name))
+		t.timeline = attempt.Get(&a, func() (Timeline, error) { return s.trace.Timeline(string(p.name)) })
 	}
-	return t, err
+	return t, a.Err
 }
 
 // tracedStep runs a step that the session's trace records.
@@ -341,17 +328,13 @@ func (s *session) tracedStep(ctx context.Context, p phase) error {
 
 // step runs one step and returns the events behind its passes and its end.
 func (s *session) step(ctx context.Context, p phase, t *Trace) (passed, ended uintptr, err error) {
-	if err := p.passes(ctx, t); err != nil {
-		return 0, 0, err
-	}
-	if passed, err = s.mark(p); err != nil {
-		return 0, 0, err
-	}
-	if err := p.rest(ctx, t); err != nil {
-		return 0, 0, err
-	}
-	ended, err = s.mark(p)
-	return passed, ended, err
+	var a attempt.Calls
+	mark := func() (uintptr, error) { return s.mark(p) }
+	a.Do(func() error { return p.passes(ctx, t) })
+	passed = attempt.Get(&a, mark)
+	a.Do(func() error { return p.rest(ctx, t) })
+	ended = attempt.Get(&a, mark)
+	return passed, ended, a.Err
 }
 
 // mark records a timer on the compute stream.
@@ -371,17 +354,6 @@ func (s *session) startTogether(ctx context.Context) error {
 
 // slowest returns the largest of the ranks' values, element by element. It is
 // collective.
-func (s *session) slowest(ctx context.Context, values []float64) (_ []float64, err error) {
-	t, err := runtime.FromSlice(s.Runtime, values)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, t.Free()) }()
-	if err := distributed.AllReduce(ctx, s.Comm, t, comm.Max); err != nil {
-		return nil, err
-	}
-	if err := s.Comm.Sync(ctx); err != nil {
-		return nil, err
-	}
-	return runtime.ToSlice[float64](t)
+func (s *session) slowest(ctx context.Context, values []float64) ([]float64, error) {
+	return backend.Reduce(ctx, backend.Rank{Comm: s.Comm, Runtime: s.Runtime}, values, comm.Max)
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -75,37 +76,26 @@ func (m *model) allocate(ctx context.Context, rt runtime.Runtime, c comm.Communi
 	return err
 }
 
-func (m *model) build(rt runtime.Runtime, rank, ranks int) (err error) {
+func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
+	var a attempt.Calls
+	matrices := func(count, rows, columns int) []cublas.Matrix {
+		return attempt.Get(&a, func() ([]cublas.Matrix, error) { return m.newMatrices(rt, count, rows, columns) })
+	}
 	n, d := m.cfg.Batch, m.cfg.Width
-	weights, err := m.newMatrices(rt, m.cfg.Layers, d, d)
-	if err != nil {
-		return err
-	}
-	outputs, err := m.newMatrices(rt, m.cfg.Layers+1, n, d) // number 0 is the input
-	if err != nil {
-		return err
-	}
+	weights, outputs := matrices(m.cfg.Layers, d, d), matrices(m.cfg.Layers+1, n, d) // output 0 is the input
 	// The gradients of the outputs: of the last, then of the others in turns.
-	deltas, err := m.newMatrices(rt, 3, n, d)
-	if err != nil {
-		return err
-	}
-	if err := m.fill(rt, rank, weights, outputs[0]); err != nil {
-		return err
-	}
+	deltas := matrices(3, n, d)
+	a.Do(func() error { return m.fill(rt, rank, weights, outputs[0]) })
 	if m.cfg.sparse() {
-		noise, err := m.newMatrices(rt, 1, 1, d*d+noiseShifts*noiseShift)
-		if err != nil {
-			return err
-		}
-		m.noise = noise[0].Addr
-		rng := rand.New(rand.NewPCG(m.cfg.Seed, uint64(rank+ranks)+1))
-		if err := fillRandom(rt, noise[0], rng.NormFloat64); err != nil {
-			return err
-		}
+		noise := matrices(1, 1, d*d+noiseShifts*noiseShift)
+		a.Do(func() error {
+			m.noise = noise[0].Addr
+			return fillRandom(rt, noise[0], rand.New(rand.NewPCG(m.cfg.Seed, uint64(rank+ranks)+1)).NormFloat64)
+		})
 	}
-	if err := rt.Fill(deltas[0].Addr, n*d, Element, 1/float64(ranks)); err != nil {
-		return err
+	a.Do(func() error { return rt.Fill(deltas[0].Addr, n*d, Element, 1/float64(ranks)) })
+	if a.Err != nil {
+		return a.Err
 	}
 	delta := func(layer int) cublas.Matrix {
 		if layer == m.cfg.Layers-1 {
@@ -165,22 +155,18 @@ func (m *model) parts() int {
 // register cuts flat into the gradients.
 func (m *model) register(parts int) error {
 	d := m.cfg.Width
-	cut := func(from, to int) error {
+	var errs []error
+	cut := func(from, to int) {
 		part, err := m.flat.Slice(0, from*d, to*d)
-		m.gradients = append(m.gradients, part)
-		return err
+		m.gradients, errs = append(m.gradients, part), append(errs, err)
 	}
 	for p := range parts {
-		if err := cut(p*d/parts, (p+1)*d/parts); err != nil {
-			return err
-		}
+		cut(p*d/parts, (p+1)*d/parts)
 	}
 	for i := 1; i < m.cfg.Layers; i++ {
-		if err := cut(i*d, (i+1)*d); err != nil {
-			return err
-		}
+		cut(i*d, (i+1)*d)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // add appends a product to the step.
@@ -208,23 +194,15 @@ func transposed(m cublas.Matrix) cublas.Matrix {
 	return m
 }
 
-// new allocates n elements that the model frees.
-func (m *model) new(rt runtime.Runtime, n int) (*runtime.Tensor, error) {
-	t, err := runtime.New(rt, Element, n)
-	if err == nil {
-		m.owned = append(m.owned, t)
-	}
-	return t, err
-}
-
-// newMatrices allocates matrices of one shape.
+// newMatrices allocates matrices of one shape, which the model frees.
 func (m *model) newMatrices(rt runtime.Runtime, count, rows, columns int) ([]cublas.Matrix, error) {
 	all := make([]cublas.Matrix, count)
 	for i := range all {
-		t, err := m.new(rt, rows*columns)
+		t, err := runtime.New(rt, Element, rows*columns)
 		if err != nil {
 			return nil, err
 		}
+		m.owned = append(m.owned, t)
 		addr, err := t.Ptr()
 		if err != nil {
 			return nil, err

@@ -43,38 +43,22 @@ func (c *clock) close() error {
 }
 
 // Trace records when the work of a step runs, by timers between the pieces on
-// both streams, one step after the other. A nil Trace records nothing.
+// all streams, one step after the other. A nil Trace records nothing.
 type Trace struct {
 	mu         sync.Mutex // stages come from another goroutine
 	clock      clock
 	ops        comm.StreamSyncOps
 	stream     uintptr // the compute stream
 	begin, end uintptr
-	compute    []computeMark
-	reductions []reductionMarks
-	stages     []stageMark // of sparse buckets, in the order in which they were submitted
-	ready      []uintptr   // of a sparse bucket, on the compute stream
+	marks      []mark
+	ready      []uintptr // of each sparse bucket: when its next stage can begin
 }
 
-// stageMark is the end of a stage of a sparse bucket.
-type stageMark struct {
-	timer  uintptr
-	bucket int
-	stage  sparse.Stage
-}
-
-// computeMark is a point on the compute stream. The piece of work that ends there
-// has no name if it is not to be shown.
-type computeMark struct {
+// mark is the end of a piece of work. The piece has no name if it is not to be shown.
+type mark struct {
 	timer uintptr
+	after uintptr // a timer on another stream, which the piece waited for, or 0
 	kind  Kind
-	name  string
-}
-
-// reductionMarks are the points between which something is reduced.
-type reductionMarks struct {
-	ready uintptr // on the compute stream
-	end   uintptr // on the communicator's
 	name  string
 }
 
@@ -84,16 +68,16 @@ func NewTrace(device Compute) *Trace { return &Trace{clock: clock{device: device
 // Begin begins a step and forgets the one before.
 func (t *Trace) Begin(ops comm.StreamSyncOps, computeStream uintptr) (err error) {
 	t.clock.reset()
-	t.ops, t.stream, t.compute, t.reductions, t.stages, t.ready = ops, computeStream, nil, nil, nil, nil
-	t.begin, err = t.record(t.onCompute)
+	t.ops, t.stream, t.marks, t.ready = ops, computeStream, nil, nil
+	t.begin, err = t.clock.record(t.onCompute)
 	return err
 }
 
-// record records a timer.
-func (t *Trace) record(on func(timer uintptr) error) (uintptr, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.clock.record(on)
+// mark records the end of a piece of work. t.mu is locked.
+func (t *Trace) mark(kind Kind, name string, after uintptr, on func(timer uintptr) error) (uintptr, error) {
+	timer, err := t.clock.record(on)
+	t.marks = append(t.marks, mark{timer, after, kind, name})
+	return timer, err
 }
 
 // Ready is called before a sparse bucket is handed over, one after the other.
@@ -101,26 +85,26 @@ func (t *Trace) Ready() error {
 	if t == nil {
 		return nil
 	}
-	if err := t.Computed("", ""); err != nil {
-		return err
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.ready = append(t.ready, t.compute[len(t.compute)-1].timer)
-	return nil
+	timer, err := t.mark("", "", 0, t.onCompute)
+	t.ready = append(t.ready, timer)
+	return err
 }
+
+// stageKinds are the kinds of the pieces that stages end.
+var stageKinds = map[sparse.Stage]Kind{sparse.Selected: Select, sparse.Exchanged: Exchange, sparse.Finished: Merge}
 
 // Passed is called when a stage of a sparse bucket was submitted; stream is where they
 // are picked from and merged.
-func (t *Trace) Passed(bucket int, stage sparse.Stage, stream uintptr) error {
+func (t *Trace) Passed(bucket int, stage sparse.Stage, stream uintptr) (err error) {
 	on := t.ops.RecordOnCommStream
 	if stage != sparse.Exchanged {
 		on = func(timer uintptr) error { return t.ops.RecordOnStream(timer, stream) }
 	}
-	timer, err := t.record(on)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.stages = append(t.stages, stageMark{timer, bucket, stage})
+	t.ready[bucket], err = t.mark(stageKinds[stage], bucketName(bucket), t.ready[bucket], on)
 	return err
 }
 
@@ -129,8 +113,9 @@ func (t *Trace) Computed(kind Kind, name string) error {
 	if t == nil {
 		return nil
 	}
-	timer, err := t.record(t.onCompute)
-	t.compute = append(t.compute, computeMark{timer, kind, name})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, err := t.mark(kind, name, 0, t.onCompute)
 	return err
 }
 
@@ -140,23 +125,25 @@ func (t *Trace) Reduced(name string) error {
 	if t == nil {
 		return nil
 	}
-	if err := t.Computed("", ""); err != nil {
-		return err
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ready, err := t.mark("", "", 0, t.onCompute)
+	if err == nil {
+		_, err = t.mark(AllReduce, name, ready, t.ops.RecordOnCommStream)
 	}
-	end, err := t.record(t.ops.RecordOnCommStream)
-	t.reductions = append(t.reductions, reductionMarks{t.compute[len(t.compute)-1].timer, end, name})
 	return err
 }
 
 // End ends the step: the compute stream waits for all that belongs to it.
 func (t *Trace) End() (err error) {
-	t.end, err = t.record(t.onCompute)
+	t.end, err = t.clock.record(t.onCompute)
 	return err
 }
 
 func (t *Trace) onCompute(timer uintptr) error { return t.ops.RecordOnStream(timer, t.stream) }
 
-// Timeline returns the step that began last, which is complete on the device.
+// Timeline returns the step that began last, which is complete on the device: the pieces
+// of the compute stream, and then those of the others.
 func (t *Trace) Timeline(name string) (Timeline, error) {
 	var errs []error
 	since := func(timer uintptr) float64 {
@@ -165,33 +152,25 @@ func (t *Trace) Timeline(name string) (Timeline, error) {
 		return float64(d) / float64(time.Microsecond)
 	}
 	out := Timeline{Name: name, Total: since(t.end)}
-	last := 0.0
-	for _, m := range t.compute {
-		end := since(m.timer)
-		if m.name != "" {
-			out.Spans = append(out.Spans, Span{Kind: m.kind, Name: m.name, Start: last, End: end})
+	var others []Span
+	lasts := make(map[Lane]float64)
+	for _, m := range t.marks {
+		// A piece begins when what it waits for is done, and the one before it.
+		lane, end := m.kind.Lane(), since(m.timer)
+		start := lasts[lane]
+		if m.after != 0 {
+			start = max(start, since(m.after))
 		}
-		last = end
+		lasts[lane] = end
+		switch span := (Span{Kind: m.kind, Name: m.name, Start: min(start, end), End: end}); {
+		case m.name == "":
+		case lane == ComputeLane:
+			out.Spans = append(out.Spans, span)
+		default:
+			others = append(others, span)
+		}
 	}
-	// A reduction begins when its data is ready and the one before it is done.
-	last = 0
-	for _, m := range t.reductions {
-		end := since(m.end)
-		out.Spans = append(out.Spans, Span{Kind: AllReduce, Name: m.name, Start: max(last, since(m.ready)), End: end})
-		last = end
-	}
-	// So do stages, and each when the one before it of its bucket is.
-	lasts, done := make(map[Lane]float64), make(map[int]float64)
-	for b, timer := range t.ready {
-		done[b] = since(timer)
-	}
-	kinds := map[sparse.Stage]Kind{sparse.Selected: Select, sparse.Exchanged: Exchange, sparse.Finished: Merge}
-	for _, m := range t.stages {
-		kind, end := kinds[m.stage], since(m.timer)
-		lane := kind.Lane()
-		out.Spans = append(out.Spans, Span{Kind: kind, Name: bucketName(m.bucket), Start: min(end, max(lasts[lane], done[m.bucket])), End: end})
-		lasts[lane], done[m.bucket] = end, end
-	}
+	out.Spans = append(out.Spans, others...)
 	return out, errors.Join(errs...)
 }
 
