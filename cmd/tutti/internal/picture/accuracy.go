@@ -20,21 +20,14 @@ const accuracyFloor = 80
 // have one, as a horizontal line. It writes the picture to path, whose extension
 // (one of [Formats]) says how.
 func AccuracyAgainstTime(results []train.Result, title, path string) error {
-	if err := checkFormat(path); err != nil {
-		return err
-	}
 	floor := float64(accuracyFloor)
 	for _, r := range results {
 		if r.Accuracy <= floor {
 			floor = 0
 		}
 	}
-	p := newPlot(title)
-	p.X.Label.Text = "time since the start (s)"
-	p.Y.Label.Text = "best test accuracy so far (%)"
-	p.X.Tick.Marker = decades{format: formatNumber}
-	p.Add(newGrid())
-	lowerLegend(p, false)
+	p := newChart(title, "time since the start (s)", "best test accuracy so far (%)", right)
+	p.X.Tick.Marker = decades(formatNumber)
 
 	first := math.Inf(1)
 	var curves []curve

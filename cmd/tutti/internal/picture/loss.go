@@ -26,16 +26,10 @@ const pointsPerCurve = 60
 // that a rank had sent by then, both on logarithmic axes, and writes it to
 // path. The extension (one of [Formats]) says how.
 func LossAgainstBytes(results []train.Result, path string) error {
-	if err := checkFormat(path); err != nil {
-		return err
-	}
-	p := newPlot("Training loss against bytes sent (with the test accuracy)")
-	p.X.Label.Text = "sent per rank since the start (bytes)"
-	p.Y.Label.Text = "training loss (mean over recent steps)"
-	p.X.Tick.Marker, p.Y.Tick.Marker = decades{format: formatBytes}, decades{format: formatNumber}
-	p.Add(newGrid())
 	// Losses fall from the upper left to the lower right: the lower left is free.
-	lowerLegend(p, true)
+	p := newChart("Training loss against bytes sent (with the test accuracy)",
+		"sent per rank since the start (bytes)", "training loss (mean over recent steps)", left)
+	p.X.Tick.Marker, p.Y.Tick.Marker = decades(formatBytes), decades(formatNumber)
 
 	var curves []curve
 	for i, r := range results {
@@ -116,31 +110,23 @@ func smooth(curve []train.Point, n int) plotter.XYs {
 // decades puts labelled ticks at 1, and where there is room also at 2 and 5,
 // times powers of ten, and small ticks between, on an axis of base-10
 // logarithms.
-type decades struct {
-	format func(v float64) string
-}
-
-// Ticks implements [plot.Ticker].
-func (d decades) Ticks(low, high float64) []plot.Tick {
-	labelled := map[int]bool{1: true}
-	if high-low < 2.5 {
-		labelled[2], labelled[5] = true, true
-	}
-	var ticks []plot.Tick
-	for exponent := math.Floor(low); exponent <= high; exponent++ {
-		for digit := 1; digit <= 9; digit++ {
-			v := float64(digit) * math.Pow(10, exponent)
-			tick := plot.Tick{Value: math.Log10(v)}
-			if tick.Value < low || tick.Value > high {
-				continue
+func decades(format func(v float64) string) plot.TickerFunc {
+	return func(low, high float64) (ticks []plot.Tick) {
+		for exponent := math.Floor(low); exponent <= high; exponent++ {
+			for digit := 1.0; digit <= 9; digit++ {
+				v := digit * math.Pow(10, exponent)
+				tick := plot.Tick{Value: math.Log10(v)}
+				if tick.Value < low || tick.Value > high {
+					continue
+				}
+				if digit == 1 || high-low < 2.5 && (digit == 2 || digit == 5) {
+					tick.Label = format(v)
+				}
+				ticks = append(ticks, tick)
 			}
-			if labelled[digit] {
-				tick.Label = d.format(v)
-			}
-			ticks = append(ticks, tick)
 		}
+		return ticks
 	}
-	return ticks
 }
 
 // formatBytes writes a number of bytes with a decimal unit.

@@ -108,7 +108,7 @@ func TestTickLabels(t *testing.T) {
 		assert.Equal(t, want, formatBytes(v))
 	}
 	var labels []string
-	for _, tick := range (decades{format: formatNumber}).Ticks(math.Log10(0.05), math.Log10(3)) {
+	for _, tick := range decades(formatNumber).Ticks(math.Log10(0.05), math.Log10(3)) {
 		if tick.Label != "" {
 			labels = append(labels, tick.Label)
 		}

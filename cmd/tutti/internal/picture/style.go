@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -32,14 +31,6 @@ const (
 	pngResolution = 150 // dots per inch
 )
 
-// checkFormat refuses paths without one of the Formats.
-func checkFormat(path string) error {
-	if ext := strings.ToLower(filepath.Ext(path)); !slices.Contains(Formats(), ext) {
-		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
-	}
-	return nil
-}
-
 // newPlot makes an empty picture with a title, in the fonts of all.
 func newPlot(title string) *plot.Plot {
 	p := plot.New()
@@ -55,22 +46,25 @@ func newPlot(title string) *plot.Plot {
 	return p
 }
 
-// newGrid makes grey lines at the labelled ticks.
-func newGrid() *plotter.Grid {
+// The lower corners of a picture.
+const (
+	left  = 1.0
+	right = -1.0
+)
+
+// newChart makes a plot of curves, with grey lines at the labelled ticks and the legend in
+// a lower corner.
+func newChart(title, x, y string, corner vg.Length) *plot.Plot {
+	p := newPlot(title)
+	p.X.Label.Text, p.Y.Label.Text = x, y
 	grid := plotter.NewGrid()
 	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 215}, color.Gray{Y: 215}
-	return grid
-}
-
-// lowerLegend puts the legend into the lower left or right corner.
-func lowerLegend(p *plot.Plot, left bool) {
-	p.Legend.Left = left
-	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(6)
-	if !left {
-		p.Legend.XOffs = -p.Legend.XOffs
-	}
+	p.Add(grid)
+	p.Legend.Left = corner == left
+	p.Legend.XOffs, p.Legend.YOffs = corner*vg.Points(8), vg.Points(6)
 	p.Legend.Padding = vg.Points(2)
 	p.Legend.ThumbnailWidth = vg.Points(24)
+	return p
 }
 
 // curve is a line of a picture.
@@ -103,23 +97,26 @@ func addCurves(p *plot.Plot, curves []curve) error {
 	return nil
 }
 
-// save writes a picture in the format that the extension names.
-func save(p *plot.Plot, path string) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("writing the picture: %w", err)
-		}
-	}()
-	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)
-	if strings.EqualFold(filepath.Ext(path), ".png") {
+// save writes a picture in the format that the extension, one of Formats, names.
+func save(p *plot.Plot, path string) error {
+	var canvas vg.CanvasWriterTo
+	switch ext := strings.ToLower(filepath.Ext(path)); ext {
+	case ".png":
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
+	case ".svg":
+		canvas = vgsvg.New(width, height)
+	default:
+		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
 	}
-	area := draw.New(canvas)
-	p.Draw(draw.Crop(area, vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
-	return replace(path, func(w io.Writer) error {
+	p.Draw(draw.Crop(draw.New(canvas), vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
+	err := replace(path, func(w io.Writer) error {
 		_, err := canvas.WriteTo(w)
 		return err
 	})
+	if err != nil {
+		err = fmt.Errorf("writing the picture: %w", err)
+	}
+	return err
 }
 
 // replace writes a file beside path and gives it that name once it is complete:

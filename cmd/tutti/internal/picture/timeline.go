@@ -34,9 +34,6 @@ const (
 // one axis of time, and writes the picture to path. The extension (one of
 // [Formats]) says how.
 func Timelines(timelines []overlap.Timeline, title, path string) error {
-	if err := checkFormat(path); err != nil {
-		return err
-	}
 	longest := 0.0 // microseconds
 	for _, t := range timelines {
 		longest = max(longest, t.Total)

@@ -28,17 +28,10 @@ type Time struct {
 // extension (one of [Formats]) says how. Curves with fewer than two points are left
 // out.
 func TimesAgainstSizes(curves []Curve, title, path string) error {
-	if err := checkFormat(path); err != nil {
-		return err
-	}
-	p := newPlot(title)
-	p.X.Label.Text = "size"
-	p.Y.Label.Text = "time of a call (µs)"
-	p.X.Tick.Marker, p.Y.Tick.Marker = binarySizes{}, decades{format: formatNumber}
-	p.Add(newGrid())
 	// Times rise from the lower left to the upper right: the upper left is free.
-	lowerLegend(p, true)
+	p := newChart(title, "size", "time of a call (µs)", left)
 	p.Legend.Top, p.Legend.YOffs = true, -p.Legend.YOffs
+	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(binarySizes), decades(formatNumber)
 
 	var lines []curve
 	for _, c := range curves {
@@ -65,12 +58,8 @@ var curveColors = []color.RGBA{colors[0], colors[7], colors[3], colors[1], color
 
 // binarySizes puts ticks at the powers of two of an axis of base-2 logarithms, and
 // labels every fifth.
-type binarySizes struct{}
-
-// Ticks implements [plot.Ticker].
-func (binarySizes) Ticks(low, high float64) []plot.Tick {
+func binarySizes(low, high float64) (ticks []plot.Tick) {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	var ticks []plot.Tick
 	for exponent := int(math.Ceil(low)); float64(exponent) <= high; exponent++ {
 		tick := plot.Tick{Value: float64(exponent)}
 		if unit := exponent / 10; exponent%5 == 0 && exponent >= 0 && unit < len(units) {
