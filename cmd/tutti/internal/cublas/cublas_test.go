@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -42,17 +43,13 @@ func TestTheVariableReplacesTheNames(t *testing.T) {
 }
 
 func TestErrorsAreTyped(t *testing.T) {
-	for status, want := range map[Status]error{
-		statusAllocFailed:  runtime.ErrOutOfMemory,
-		statusInvalidValue: runtime.ErrArgument,
-		statusArchMismatch: runtime.ErrUnsupported,
-		statusNotSupported: runtime.ErrUnsupported,
-	} {
-		err := fmt.Errorf("wrapped: %w", &Error{Status: status, Text: "no", Call: "cublasGemmEx", Device: 2})
+	for status, want := range map[int32]error{3: runtime.ErrOutOfMemory, 7: runtime.ErrArgument, 8: runtime.ErrUnsupported, 15: runtime.ErrUnsupported} {
+		err := new(library).newError(dl.Func{}, "cuda:2", status)
 		assert.ErrorIs(t, err, want)
 		assert.NotErrorIs(t, err, runtime.ErrBroken)
-		assert.ErrorContains(t, err, fmt.Sprintf("cuda:2: cublasGemmEx: no (%d)", status))
+		assert.ErrorContains(t, err, fmt.Sprintf("cuda:2: : failed (%d)", status))
 	}
+	assert.EqualError(t, new(library).newError(dl.Func{}, "cuda:2", 13), "cuda:2: : failed (13)")
 }
 
 func TestMatricesThatDoNotFit(t *testing.T) {

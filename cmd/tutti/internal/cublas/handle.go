@@ -123,15 +123,10 @@ func (h *Handle) Close() error {
 
 // do makes a call of the library with the device's context current.
 func (h *Handle) do(fn dl.Func, args ...uintptr) error {
-	status := statusSuccess
-	if err := h.rt.Current(func() error {
-		status = Status(fn.Call(args...))
+	return h.rt.Current(func() error {
+		if status := int32(fn.Call(args...)); status != 0 {
+			return h.lib.newError(fn, h.rt.Device().String(), status)
+		}
 		return nil
-	}); err != nil {
-		return err
-	}
-	if status != statusSuccess {
-		return h.lib.newError(fn, h.rt.Device().Index, status)
-	}
-	return nil
+	})
 }

@@ -75,62 +75,33 @@ func Version() (version, library string, err error) {
 	var parts [3]any // the values of libraryPropertyType: major, minor, patch level
 	for property := range parts {
 		value := new(int32)
-		status := Status(l.sym.GetProperty.Int(uintptr(property), hostmem.AddrOf(value)))
-		if status != statusSuccess {
-			return "", "", l.newError(l.sym.GetProperty, -1, status)
+		if status := l.sym.GetProperty.Int(uintptr(property), hostmem.AddrOf(value)); status != 0 {
+			return "", "", l.newError(l.sym.GetProperty, "cublas", status)
 		}
 		parts[property] = *value
 	}
 	return fmt.Sprintf("%d.%d.%d", parts[:]...), l.name, nil
 }
 
-// Status is a cublasStatus_t.
+// causes are sentinels of package runtime for values of cublasStatus_t, of which 0 is
+// success.
 // https://docs.nvidia.com/cuda/cublas/#cublasstatus-t
-type Status int32
-
-const (
-	statusSuccess      Status = 0
-	statusAllocFailed  Status = 3
-	statusInvalidValue Status = 7
-	statusArchMismatch Status = 8
-	statusNotSupported Status = 15
-)
-
-// Error is a failed call of the library.
-type Error struct {
-	Status Status
-	Text   string // the library's name of the status
-	Call   string
-	Device int // the device's ordinal, -1 if none was involved
+var causes = map[int32]error{
+	3:  runtime.ErrOutOfMemory, // CUBLAS_STATUS_ALLOC_FAILED
+	7:  runtime.ErrArgument,    // CUBLAS_STATUS_INVALID_VALUE
+	8:  runtime.ErrUnsupported, // CUBLAS_STATUS_ARCH_MISMATCH
+	15: runtime.ErrUnsupported, // CUBLAS_STATUS_NOT_SUPPORTED
 }
 
-// Error returns "cuda:0: cublasGemmEx: CUBLAS_STATUS_INVALID_VALUE (7)".
-func (e *Error) Error() string {
-	where := "cublas"
-	if e.Device >= 0 {
-		where = fmt.Sprintf("cuda:%d", e.Device)
-	}
-	return fmt.Sprintf("%s: %s: %s (%d)", where, e.Call, e.Text, e.Status)
-}
-
-// Is reports whether the failure is what a sentinel of package runtime names.
-func (e *Error) Is(target error) bool {
-	switch target {
-	case runtime.ErrOutOfMemory:
-		return e.Status == statusAllocFailed
-	case runtime.ErrArgument:
-		return e.Status == statusInvalidValue
-	case runtime.ErrUnsupported:
-		return e.Status == statusArchMismatch || e.Status == statusNotSupported
-	}
-	return false
-}
-
-// newError describes a status.
-func (l *library) newError(fn dl.Func, device int, status Status) error {
+// newError describes a status that is not success, as in
+// "cuda:0: cublasGemmEx: CUBLAS_STATUS_INVALID_VALUE (7)".
+func (l *library) newError(fn dl.Func, where string, status int32) error {
 	text := "failed"
 	if l.sym.GetStatusString.Found() {
 		text = hostmem.CString(l.sym.GetStatusString.Call(uintptr(status)))
 	}
-	return &Error{Status: status, Text: text, Call: fn.Name(), Device: device}
+	if cause := causes[status]; cause != nil {
+		return fmt.Errorf("%s: %s: %s (%d): %w", where, fn.Name(), text, status, cause)
+	}
+	return fmt.Errorf("%s: %s: %s (%d)", where, fn.Name(), text, status)
 }
