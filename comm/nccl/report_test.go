@@ -48,5 +48,5 @@ func TestWhatTheOthersDo(t *testing.T) {
 	for r := range ranks {
 		reporters[r].remove(ranks[r], "closed its communicator")
 	}
-	assert.Equal(t, "ranks 1, 2, 3, 4 reported nothing", reporters[0].others(&submissions{group: "0", size: len(ranks)}))
+	assert.Equal(t, "ranks 1-4 reported nothing", reporters[0].others(&submissions{group: "0", size: len(ranks)}))
 }

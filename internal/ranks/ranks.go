@@ -6,11 +6,29 @@ import (
 	"strings"
 )
 
-// Text returns "rank 3" or "ranks 0, 2, 3".
+// mostParts bounds how many ranks and ranges a list has.
+const mostParts = 10
+
+// Text returns "rank 3" or "ranks 0-3, 7, 9, … (25 in all)".
 func Text(ranks []int) string {
-	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
 	if len(ranks) == 1 {
-		return "rank " + text
+		return fmt.Sprintf("rank %d", ranks[0])
 	}
-	return "ranks " + text
+	var parts []string
+	for i := 0; i < len(ranks); {
+		n := 1
+		for i+n < len(ranks) && ranks[i+n] == ranks[i]+n {
+			n++
+		}
+		switch {
+		case len(parts) == mostParts:
+			parts, n = append(parts, fmt.Sprintf("… (%d in all)", len(ranks))), len(ranks)
+		case n > 2:
+			parts = append(parts, fmt.Sprintf("%d-%d", ranks[i], ranks[i+n-1]))
+		default:
+			parts, n = append(parts, fmt.Sprint(ranks[i])), 1
+		}
+		i += n
+	}
+	return "ranks " + strings.Join(parts, ", ")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // The kinds of findings.
@@ -97,7 +98,7 @@ func Diagnose(records []Record) Report {
 	}
 	if len(missing) > 0 {
 		r.Findings = append(r.Findings, Finding{Kind: NoDump, Ranks: missing,
-			Text: fmt.Sprintf("there is no dump of %s, which may be what the others wait for", ranksText(missing))})
+			Text: fmt.Sprintf("there is no dump of %s, which may be what the others wait for", ranks.Text(missing))})
 	}
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		g := groups[name]
@@ -169,7 +170,7 @@ func failed(records []Record) []Finding {
 	if len(later) > 0 {
 		slices.Sort(later)
 		f.Ranks = append(f.Ranks, later...)
-		f.Text += fmt.Sprintf("; later %s did as well", ranksText(later))
+		f.Text += fmt.Sprintf("; later %s did as well", ranks.Text(later))
 	}
 	return []Finding{f}
 }
@@ -342,7 +343,7 @@ func (m *member) lastBefore(first *member) uint64 {
 // mismatch tells who called what if ranks disagree about collective n.
 func (g *group) mismatch(n uint64) (Finding, bool) {
 	var kinds []string
-	ranks, example := map[string][]int{}, map[string]*record.Entry{}
+	who, example := map[string][]int{}, map[string]*record.Entry{}
 	for _, m := range g.members {
 		e := m.collectives[n]
 		if e == nil {
@@ -355,7 +356,7 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 		if example[kind] == nil {
 			kinds, example[kind] = append(kinds, kind), e
 		}
-		ranks[kind] = append(ranks[kind], m.rank)
+		who[kind] = append(who[kind], m.rank)
 	}
 	if len(kinds) < 2 {
 		return Finding{}, false
@@ -363,8 +364,8 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 	f := Finding{Kind: Mismatch, Communicator: g.name, Number: n}
 	var parts []string
 	for _, kind := range kinds {
-		f.Ranks = append(f.Ranks, ranks[kind]...)
-		parts = append(parts, fmt.Sprintf("%s called %s", ranksText(ranks[kind]), call(example[kind], false)))
+		f.Ranks = append(f.Ranks, who[kind]...)
+		parts = append(parts, fmt.Sprintf("%s called %s", ranks.Text(who[kind]), call(example[kind], false)))
 	}
 	slices.Sort(f.Ranks)
 	f.Text = fmt.Sprintf("ranks disagree about collective #%d%s: %s", n, g.in(), list(parts))
@@ -407,7 +408,7 @@ func (g *group) notCalled(n uint64, first *member) Finding {
 	}
 	if len(later) > 0 {
 		f.Kind = Late
-		f.Text = fmt.Sprintf("%s had not called %s%s when rank %d aborted; %s", ranksText(f.Ranks), what, g.in(), first.rank, list(later))
+		f.Text = fmt.Sprintf("%s had not called %s%s when rank %d aborted; %s", ranks.Text(f.Ranks), what, g.in(), first.rank, list(later))
 	} else {
 		f.Text = fmt.Sprintf("%s not called %s%s", have(f.Ranks), what, g.in())
 	}
@@ -482,7 +483,7 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 	if len(stopped) > 0 {
 		f.Kind, f.Ranks = Late, stopped
 		f.Text += fmt.Sprintf("; %s went on only %s after rank %d had aborted: stopped, or busy with something else",
-			ranksText(stopped), duration(longest), first.rank)
+			ranks.Text(stopped), duration(longest), first.rank)
 	}
 	return f, true
 }
@@ -642,42 +643,14 @@ func list(texts []string) string {
 	return strings.Join(texts, "; ")
 }
 
-// ranksText names ranks, as in "rank 3" or "ranks 0-3, 7, 9, … (25 in all)".
-func ranksText(ranks []int) string {
-	if len(ranks) == 1 {
-		return fmt.Sprintf("rank %d", ranks[0])
-	}
-	var parts []string
-	for i := 0; i < len(ranks); {
-		n := 1
-		for i+n < len(ranks) && ranks[i+n] == ranks[i]+n {
-			n++
-		}
-		if len(parts) == mostParts {
-			parts = append(parts, fmt.Sprintf("… (%d in all)", len(ranks)))
-			break
-		}
-		if n > 2 {
-			parts = append(parts, fmt.Sprintf("%d-%d", ranks[i], ranks[i+n-1]))
-		} else {
-			n = 1
-			parts = append(parts, fmt.Sprint(ranks[i]))
-		}
-		i += n
-	}
-	return "ranks " + strings.Join(parts, ", ")
-}
+// have is the beginning of a sentence, as in "rank 3 has" or "ranks 0-3 have".
+func have(numbers []int) string { return subject(numbers, "has", "have") }
 
-func have(ranks []int) string {
-	if len(ranks) == 1 {
-		return ranksText(ranks) + " has"
-	}
-	return ranksText(ranks) + " have"
-}
+func waitText(numbers []int) string { return subject(numbers, "waits", "wait") }
 
-func waitText(ranks []int) string {
-	if len(ranks) == 1 {
-		return ranksText(ranks) + " waits"
+func subject(numbers []int, one, more string) string {
+	if len(numbers) == 1 {
+		more = one
 	}
-	return ranksText(ranks) + " wait"
+	return ranks.Text(numbers) + " " + more
 }
