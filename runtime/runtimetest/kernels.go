@@ -440,7 +440,7 @@ func (d *device) source(x []float32) input {
 		in.Keep = place(d, make([]float32, n))
 	}
 	sums.X, sums.From = place(d, x), 0
-	require.NoError(d, d.kernels().Accumulate(sums))
+	require.NoError(d, d.Kernels.Accumulate(sums))
 	in.x = read[float32](d, sums.X, n)
 	d.equalFloats(want, in.x, "accumulated %v times %v", dt, factor)
 	return in

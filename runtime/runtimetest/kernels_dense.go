@@ -11,7 +11,6 @@ import (
 )
 
 func testAccumulate(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, dt := range gradientTypes {
 			for _, factor := range []float32{1, -0.3, 0, inf} {
@@ -27,7 +26,7 @@ func testAccumulate(d *device) {
 				if d.rng.IntN(2) == 0 {
 					src.Keep = place(d, x)
 				}
-				require.NoError(d, k.Accumulate(src))
+				require.NoError(d, d.Accumulate(src))
 				if src.Keep != 0 {
 					d.equalFloats(acc, read[float32](d, src.Keep, len(x)), "what was kept")
 				}
@@ -41,7 +40,6 @@ func testAccumulate(d *device) {
 }
 
 func testStore(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, dt := range gradientTypes {
 			for _, scale := range []float32{1, .25, -3.7} {
@@ -52,12 +50,12 @@ func testStore(d *device) {
 				scaled, rest, check := d.rest(scaled, dt)
 				want, dst := d.narrow(scaled, dt)
 				src := place(d, x)
-				require.NoError(d, k.Store(dst, dt, src, len(x), scale, rest))
+				require.NoError(d, d.Store(dst, dt, src, len(x), scale, rest))
 				check()
 				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v times %v", dt, scale)
 				d.equalFloats(x, read[float32](d, src, len(x)), "the source")
 				if dt == dtype.F32 {
-					require.NoError(d, k.Store(src, dt, src, len(x), scale, 0))
+					require.NoError(d, d.Store(src, dt, src, len(x), scale, 0))
 					d.equalFloats(want, read[float32](d, src, len(x)), "in place, times %v", scale)
 				}
 			}
@@ -66,7 +64,6 @@ func testStore(d *device) {
 }
 
 func testCopyIf(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, dt := range gradientTypes {
 			for _, flags := range [][]int32{{0}, {1}, {0, 0, 0}, {0, 0, -7}} {
@@ -87,7 +84,7 @@ func testCopyIf(d *device) {
 					copies, want = append(copies, runtime.Copy{Dst: dst, Src: src, DType: dt, N: n}), append(want, values)
 					dt = gradientTypes[d.rng.IntN(len(gradientTypes))]
 				}
-				require.NoError(d, k.CopyIf(copies, place(d, flags), len(flags)))
+				require.NoError(d, d.CopyIf(copies, place(d, flags), len(flags)))
 				for i, one := range copies {
 					d.equalFloats(want[i], d.readNarrow(one.Dst, one.DType, one.N), "copy %d of %d, %v, flags %v", i, len(copies), one.DType, flags)
 				}
@@ -97,7 +94,6 @@ func testCopyIf(d *device) {
 }
 
 func testScale(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, dt := range gradientTypes {
 			for _, factor := range []float32{0, 1, -.3, inf} {
@@ -106,7 +102,7 @@ func testScale(d *device) {
 					values[i] = product(v, factor)
 				}
 				want, _ := d.narrow(values, dt)
-				require.NoError(d, k.Scale(ptr, dt, len(x), d.number(factor)))
+				require.NoError(d, d.Scale(ptr, dt, len(x), d.number(factor)))
 				d.equalFloats(want, d.readNarrow(ptr, dt, len(x)), "%v times %v", dt, factor)
 			}
 		}
@@ -125,7 +121,6 @@ func (d *device) near(want, got, scale float64, what string) {
 }
 
 func testSumSquares(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, dt := range gradientTypes {
 			values, ptr := d.narrow(x, dt)
@@ -134,14 +129,13 @@ func testSumSquares(d *device) {
 				want += float64(v) * float64(v)
 			}
 			sum := place(d, []float64{-1})
-			require.NoError(d, k.SumSquares(ptr, dt, len(x), sum))
+			require.NoError(d, d.SumSquares(ptr, dt, len(x), sum))
 			d.near(want, readOne[float64](d, sum), 1e-12*want, dt.String())
 		}
 	})
 }
 
 func testClipFactor(d *device) {
-	k := d.kernels()
 	for _, squares := range []float64{0, 1e-300, 1, 2, 4, 9e10, 1e300, math.Inf(1), math.NaN()} {
 		for _, share := range []float64{1, 0.25, 1e-8} {
 			for _, limit := range []float64{0, 1e-3, 1, 2, 1e9} {
@@ -154,7 +148,7 @@ func testClipFactor(d *device) {
 					parts = []float64{0, squares / 4, squares / 2, squares / 4}
 				}
 				factor := d.number(-1)
-				require.NoError(d, k.ClipFactor(factor, place(d, parts), len(parts), share, limit))
+				require.NoError(d, d.ClipFactor(factor, place(d, parts), len(parts), share, limit))
 				d.equalFloats([]float32{want}, read[float32](d, factor, 1), "%v times %v, at most %v", squares, share, limit)
 			}
 		}
@@ -188,7 +182,7 @@ func (d *device) checkTopK(in input, order []int32, count int, zeros bool, g *gu
 	if g != nil {
 		ptr = place(d, []float32{g.threshold, g.margin})
 	}
-	require.NoError(d, d.kernels().TopK(in.Source, count, dst, ptr))
+	require.NoError(d, d.Kernels.TopK(in.Source, count, dst, ptr))
 	d.equalEntries(want, len(want.idx), dst, "top %d, guess %+v, zeros %v", count, g, zeros)
 	if g != nil {
 		before := *g
@@ -220,7 +214,6 @@ func (g *guessCase) step(found float32) {
 var margins = []float32{0, 1. / 512, 1. / 100, 1. / 32, 1. / 8, 1, -1, nan, inf}
 
 func testTopK(d *device) {
-	d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, count := range topKCounts(len(x)) {
 			in := d.source(x)
@@ -242,7 +235,6 @@ func testTopK(d *device) {
 // testTopKSteps has guesses and margins follow thresholds that move little, much, and
 // to what is not finite.
 func testTopKSteps(d *device) {
-	d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		g, count, zeros := &guessCase{}, len(x)/10, d.rng.IntN(2) == 0
 		for _, factor := range []float32{1, 0.999, 1.001, 0.99, 0.98, 0.95, 1, 0.8, 0.7, 1.5, 1, 1, 0, 1, inf, 1, 1} {
@@ -267,7 +259,6 @@ func scaled(x []float32, factor float32) []float32 {
 var thresholds = []float32{-1, 0, tiny, .5, 1.5, 3, 1000, math.MaxFloat32, inf, nan}
 
 func testSelect(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, threshold := range thresholds {
 			in := d.source(x)
@@ -276,7 +267,7 @@ func testSelect(d *device) {
 			room := []int{len(x) + 40, total, total / 2, min(1, total), 0}[d.rng.IntN(5)]
 			want := pick(in.x, positions).first(room)
 			dst := d.target(room, d.rng.IntN(4) > 0)
-			require.NoError(d, k.Select(in.Source, d.number(threshold), dst))
+			require.NoError(d, d.Select(in.Source, d.number(threshold), dst))
 			d.equalEntries(want, total, dst, "threshold %v, room for %d", threshold, room)
 			d.equalSource(in, want)
 		}
@@ -312,7 +303,6 @@ func (s *nearCase) step(x []float32, k int, o runtime.Near, room int) (want entr
 }
 
 func testSelectNear(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		count := []int{0, len(x) / 100, len(x) / 10, len(x)}[d.rng.IntN(4)]
 		o := runtime.Near{Min: (count + 3) / 4, Interval: d.rng.IntN(6), Step: []float32{0, 1.02}[d.rng.IntN(2)]}
@@ -323,7 +313,7 @@ func testSelectNear(d *device) {
 			in := d.source(scaled(x, []float32{1, 1, 0.98, 0.9, 0.5, 1.1, 3}[d.rng.IntN(7)]))
 			want, total, used := s.step(in.x, count, o, room)
 			dst, ptr := d.target(room, true), d.number(-1)
-			require.NoError(d, k.SelectNear(in.Source, count, state, o, dst, ptr))
+			require.NoError(d, d.SelectNear(in.Source, count, state, o, dst, ptr))
 			d.equalEntries(want, total, dst, "step %d, %d wanted, %+v", step, count, o)
 			d.equalFloats([]float32{used}, read[float32](d, ptr, 1), "threshold used, step %d", step)
 			got := read[uint32](d, state, 2)
@@ -335,7 +325,6 @@ func testSelectNear(d *device) {
 }
 
 func testFit(d *device) {
-	k := d.kernels()
 	d.eachGradient(func(d *device, x []float32) {
 		for _, z := range []float64{0, 2.5, -1} {
 			in := d.source(x)
@@ -351,7 +340,7 @@ func testFit(d *device) {
 			}
 			want := max(float64(float32(math.Abs(mean)+z*math.Sqrt(deviations/n))), tiny)
 			threshold := d.number(-1)
-			require.NoError(d, k.Fit(in.Source, z, threshold))
+			require.NoError(d, d.Fit(in.Source, z, threshold))
 			got := float64(readOne[float32](d, threshold))
 			// Rounding to float32 may go the other way, and the mean may cancel.
 			d.near(want, got, 2e-7*math.Abs(want)+1e-10*size+tiny, "threshold")
@@ -362,7 +351,6 @@ func testFit(d *device) {
 }
 
 func testRefine(d *device) {
-	k := d.kernels()
 	var wide []float32
 	for f := range 64 {
 		wide = append(wide, float32(math.Exp2(float64(f-32)/4)))
@@ -386,7 +374,7 @@ func testRefine(d *device) {
 				}
 			}
 			t := d.number(threshold)
-			require.NoError(d, k.Refine(ptr, len(x), t, count, factors))
+			require.NoError(d, d.Refine(ptr, len(x), t, count, factors))
 			d.equalFloats([]float32{want}, read[float32](d, t, 1), "%v, %d wanted, %d factors", threshold, count, len(factors))
 		}
 		d.equalFloats(x, read[float32](d, ptr, len(x)), "the array")
@@ -395,7 +383,6 @@ func testRefine(d *device) {
 
 // testLong goes through more elements than fit in a cache or a grid of threads.
 func testLong(d *device) {
-	k := d.kernels()
 	n := longSize
 	x := d.gradient("normal", n)
 	for range 4 {
@@ -404,7 +391,7 @@ func testLong(d *device) {
 		in = d.source(x)
 		want := pick(in.x, above(in.x, 2.5))
 		dst := d.target(n/20, true)
-		require.NoError(d, k.Select(in.Source, d.number(2.5), dst))
+		require.NoError(d, d.Select(in.Source, d.number(2.5), dst))
 		d.equalEntries(want.first(n/20), len(want.idx), dst, "select")
 		d.equalSource(in, want.first(n/20))
 	}

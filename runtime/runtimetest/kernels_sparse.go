@@ -20,14 +20,13 @@ func (d *device) eachList(f func(d *device, l entries)) {
 }
 
 func testTopOf(d *device) {
-	k := d.kernels()
 	d.eachList(func(d *device, l entries) {
 		order := ranking(l.val)
 		for _, count := range topKCounts(len(l.idx)) {
 			want := l.at(order[:min(count, len(order))])
 			list := d.list(l)
 			dst := d.target(min(count, list.N)+d.rng.IntN(40), d.rng.IntN(2) == 0)
-			require.NoError(d, k.TopOf(list, count, dst, 0, runtime.Array{}))
+			require.NoError(d, d.TopOf(list, count, dst, 0, runtime.Array{}))
 			d.equalEntries(want, len(want.idx), dst, "top %d", count)
 			if d.rng.IntN(3) == 0 {
 				d.checkTopOutside(l, count)
@@ -78,28 +77,26 @@ func (d *device) checkTopOutside(l entries, count int) {
 	list := d.list(l)
 	dst := d.target(min(count, list.N), d.rng.IntN(2) == 0)
 	rest := runtime.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
-	require.NoError(d, d.kernels().TopOf(list, count, dst, place(d, bounds), rest))
+	require.NoError(d, d.Kernels.TopOf(list, count, dst, place(d, bounds), rest))
 	d.equalEntries(want, len(want.idx), dst, "top %d outside of %v", count, bounds)
 	d.equalFloats(sums, read[float32](d, rest.Ptr, length), "what is left out of top %d outside of %v", count, bounds)
 	require.Equal(d, faults, readOne[int32](d, rest.Faults), "faults, seed %d", Seed)
 }
 
 func testAboveOf(d *device) {
-	k := d.kernels()
 	d.eachList(func(d *device, l entries) {
 		for _, threshold := range thresholds {
 			want := l.at(above(l.val, threshold))
 			total := len(want.idx)
 			room := []int{total + 40, total, total / 2, 0}[d.rng.IntN(4)]
 			dst := d.target(room, d.rng.IntN(4) > 0)
-			require.NoError(d, k.AboveOf(d.list(l), d.number(threshold), dst))
+			require.NoError(d, d.AboveOf(d.list(l), d.number(threshold), dst))
 			d.equalEntries(want.first(room), total, dst, "threshold %v, room for %d", threshold, room)
 		}
 	})
 }
 
 func testCountAbove(d *device) {
-	k := d.kernels()
 	d.eachList(func(d *device, l entries) {
 		for _, m := range []int{0, 1, 2, 15, 64, 100} {
 			ts, want := make([]float32, m), make([]int32, m)
@@ -116,7 +113,7 @@ func testCountAbove(d *device) {
 			}
 			list, counts := d.list(l), place(d, slices.Repeat([]int32{-1}, m))
 			list.Idx = 0
-			require.NoError(d, k.CountAbove(list, place(d, ts), m, counts))
+			require.NoError(d, d.CountAbove(list, place(d, ts), m, counts))
 			require.Equal(d, want, read[int32](d, counts, m), "thresholds %v, seed %d", ts, Seed)
 		}
 	})
@@ -124,7 +121,6 @@ func testCountAbove(d *device) {
 
 // testNarrow searches as several ranks would, and then checks the result.
 func testNarrow(d *device) {
-	k := d.kernels()
 	const ranks = 3
 	for _, name := range []string{"normal", "wide", "ties", "zero", "denormal", "special"} {
 		for _, m := range []int{1, 7, 15, 63} {
@@ -141,7 +137,7 @@ func testNarrow(d *device) {
 				bracket, cuts := place(d, []uint32{5, 5}), place(d, make([]uint32, m))
 				counts := uintptr(0)
 				for round := 0; ; round++ {
-					require.NoError(d, k.Narrow(bracket, counts, count, cuts, m))
+					require.NoError(d, d.Narrow(bracket, counts, count, cuts, m))
 					require.Equal(d, []uint32{uint32(low), uint32(high)}, read[uint32](d, bracket, 2), "round %d, seed %d", round, Seed)
 					want, sums := make([]uint32, m), make([]int32, m)
 					for j := range want {
@@ -159,7 +155,7 @@ func testNarrow(d *device) {
 					got := make([]int32, m)
 					for _, l := range lists {
 						part := place(d, make([]int32, m))
-						require.NoError(d, k.CountAbove(l, cuts, m, part))
+						require.NoError(d, d.CountAbove(l, cuts, m, part))
 						for j, n := range read[int32](d, part, m) {
 							got[j] += n
 						}
@@ -216,7 +212,7 @@ func (d *device) checkMerge(all []entries, n int, scale float32) {
 		_, dst := d.narrow(d.gradient("normal", n), dt)
 		faults := place(d, []int32{1000})
 		back, checkBack := d.back(n)
-		require.NoError(d, d.kernels().Merge(dst, dt, n, d.lists(all), scale, faults, rest, back))
+		require.NoError(d, d.Kernels.Merge(dst, dt, n, d.lists(all), scale, faults, rest, back))
 		check()
 		checkBack()
 		d.equalFloats(want, d.readNarrow(dst, dt, n), "%d lists as %v", len(all), dt)
@@ -252,7 +248,7 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 		want = want.first(room)
 	}
 	dst, faults := d.target(room, true), place(d, []int32{1000})
-	require.NoError(d, d.kernels().Union(dst, n, lists, scale, faults, least))
+	require.NoError(d, d.Kernels.Union(dst, n, lists, scale, faults, least))
 	d.equalEntries(want, total, dst, "%d lists, room for %d of %d", len(all), room, total)
 	require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
 }
@@ -281,21 +277,18 @@ func (d *device) eachLists(f func(d *device, all []entries, n int)) {
 }
 
 func testMerge(d *device) {
-	d.kernels()
 	d.eachLists(func(d *device, all []entries, n int) {
 		d.checkMerge(all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
 	})
 }
 
 func testUnion(d *device) {
-	d.kernels()
 	d.eachLists(func(d *device, all []entries, n int) {
 		d.checkUnion(all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
 	})
 }
 
 func testScatter(d *device) {
-	k := d.kernels()
 	for _, n := range kernelSizes {
 		for _, m := range []int{0, 1, n / 10, n} {
 			d.each(func(d *device) {
@@ -308,11 +301,11 @@ func testScatter(d *device) {
 					call func(dst runtime.Array) error
 					want func(old, v float32) float32
 				}{
-					{"ScatterAdd", func(dst runtime.Array) error { return k.ScatterAdd(dst, list, 1) }, sum},
-					{"ScatterAdd, scaled", func(dst runtime.Array) error { return k.ScatterAdd(dst, list, -0.3) },
+					{"ScatterAdd", func(dst runtime.Array) error { return d.ScatterAdd(dst, list, 1) }, sum},
+					{"ScatterAdd, scaled", func(dst runtime.Array) error { return d.ScatterAdd(dst, list, -0.3) },
 						func(old, v float32) float32 { return sum(old, product(v, -0.3)) }},
-					{"ScatterSet", func(dst runtime.Array) error { return k.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
-					{"ZeroAt", func(dst runtime.Array) error { return k.ZeroAt(dst, zero) }, func(_, _ float32) float32 { return 0 }},
+					{"ScatterSet", func(dst runtime.Array) error { return d.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
+					{"ZeroAt", func(dst runtime.Array) error { return d.ZeroAt(dst, zero) }, func(_, _ float32) float32 { return 0 }},
 				} {
 					want := slices.Clone(x)
 					for j, i := range l.idx {
@@ -331,13 +324,12 @@ func testScatter(d *device) {
 }
 
 func testGiveBack(d *device) {
-	k := d.kernels()
 	for _, n := range kernelSizes {
 		for _, m := range []int{0, 1, n / 10, n} {
 			for _, share := range []int{0, 1, 2, 20} {
 				d.each(func(d *device) {
 					b, check := d.given(n, m, share)
-					require.NoError(d, k.GiveBack(b.Dst, b.L, b.Taken))
+					require.NoError(d, d.GiveBack(b.Dst, b.L, b.Taken))
 					check()
 				}, "%d of %d, share %d", m, n, share)
 			}
@@ -388,7 +380,6 @@ func (d *device) back(n int) (b runtime.Back, check func()) {
 }
 
 func testLowerBounds(d *device) {
-	k := d.kernels()
 	for _, n := range kernelSizes {
 		l := d.random(n/3, n, "zero")
 		bounds := []int32{0, 1, int32(n / 2), int32(n), math.MaxInt32, 0, -1, math.MinInt32}
@@ -410,16 +401,15 @@ func testLowerBounds(d *device) {
 			list, ptr := d.list(l), place(d, bounds)
 			list.Val = 0
 			got, gaps := place(d, make([]int32, m)), place(d, make([]int32, len(lengths)))
-			require.NoError(d, k.LowerBounds(list, ptr, m, got, gaps))
+			require.NoError(d, d.LowerBounds(list, ptr, m, got, gaps))
 			require.Equal(d, want, read[int32](d, got, m), "seed %d: %d entries, bounds %v", Seed, len(l.idx), bounds)
 			require.Equal(d, lengths, read[int32](d, gaps, len(lengths)), "lengths, seed %d", Seed)
-			require.NoError(d, k.LowerBounds(list, ptr, m, got, 0))
+			require.NoError(d, d.LowerBounds(list, ptr, m, got, 0))
 		}
 	}
 }
 
 func testCopyPieces(d *device) {
-	k := d.kernels()
 	for _, n := range kernelSizes {
 		for range 10 {
 			l, lists := [2]entries{}, [2]runtime.Entries{}
@@ -465,7 +455,7 @@ func testCopyPieces(d *device) {
 				}
 				wants, targets = append(wants, want), append(targets, to)
 			}
-			require.NoError(d, k.CopyPieces(pieces))
+			require.NoError(d, d.CopyPieces(pieces))
 			for i, want := range wants {
 				d.equalEntries(want.first(targets[i].N), len(want.idx), targets[i], "list %d of %d, room for %d", i, len(wants), targets[i].N)
 			}
@@ -474,7 +464,6 @@ func testCopyPieces(d *device) {
 }
 
 func testSample(d *device) {
-	k := d.kernels()
 	for _, n := range kernelSizes {
 		for _, m := range []int{0, 1, n / 10, n} {
 			for _, count := range []int{0, 1, 16, 64} {
@@ -490,7 +479,7 @@ func testSample(d *device) {
 				}
 				list, dst := d.list(l), place(d, make([]int32, count))
 				list.Val = 0
-				require.NoError(d, k.Sample(list, quantiles, n, dst))
+				require.NoError(d, d.Sample(list, quantiles, n, dst))
 				require.Equal(d, want, read[int32](d, dst, count), "%d of %d, quantiles %v, seed %d", len(l.idx), n, quantiles, Seed)
 			}
 		}
@@ -498,7 +487,6 @@ func testSample(d *device) {
 }
 
 func testBalance(d *device) {
-	k := d.kernels()
 	const n = 1_000_000
 	for _, parts := range []int{1, 2, 3, 8, 64} {
 		for _, m := range []int{1, 2, 7, parts, 64 * parts} {
@@ -509,7 +497,7 @@ func testBalance(d *device) {
 				}
 			}
 			ptr, bounds := place(d, samples), place(d, make([]int32, parts+1))
-			require.NoError(d, k.Balance(ptr, m, n, bounds, parts))
+			require.NoError(d, d.Balance(ptr, m, n, bounds, parts))
 			slices.Sort(samples)
 			want := []int32{0}
 			for r := 1; r < parts; r++ {
@@ -524,7 +512,6 @@ func testBalance(d *device) {
 // testHostile passes lists of any content and length to whatever reads lists:
 // nothing around the arrays may be written, and nothing may fail.
 func testHostile(d *device) {
-	k := d.kernels()
 	const rounds = 60
 	for round := range rounds {
 		d.each(func(d *device) {
@@ -549,18 +536,18 @@ func testHostile(d *device) {
 			dense, words := place(d, make([]float32, n)), func() uintptr { return place(d, make([]int32, 64)) }
 			bounds := place(d, []int32{0, int32(n / 2), int32(n)})
 			for name, err := range map[string]error{
-				"TopOf":       k.TopOf(l, 100, dst(100), bounds, array),
-				"AboveOf":     k.AboveOf(l, d.number(1), dst(100)),
-				"CountAbove":  k.CountAbove(l, d.number(1), 1, words()),
-				"Merge":       k.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0, runtime.Back{}),
-				"Union":       k.Union(dst(n), n, lists, 0.5, array.Faults, d.number(1)),
-				"ScatterAdd":  k.ScatterAdd(array, l, 1),
-				"ScatterSet":  k.ScatterSet(array, l),
-				"ZeroAt":      k.ZeroAt(array, lists[1]),
-				"GiveBack":    k.GiveBack(array, l, lists[1]),
-				"LowerBounds": k.LowerBounds(l, bounds, 3, words(), words()),
-				"Sample":      k.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
-				"CopyPieces": k.CopyPieces([]runtime.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)},
+				"TopOf":       d.TopOf(l, 100, dst(100), bounds, array),
+				"AboveOf":     d.AboveOf(l, d.number(1), dst(100)),
+				"CountAbove":  d.CountAbove(l, d.number(1), 1, words()),
+				"Merge":       d.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0, runtime.Back{}),
+				"Union":       d.Union(dst(n), n, lists, 0.5, array.Faults, d.number(1)),
+				"ScatterAdd":  d.ScatterAdd(array, l, 1),
+				"ScatterSet":  d.ScatterSet(array, l),
+				"ZeroAt":      d.ZeroAt(array, lists[1]),
+				"GiveBack":    d.GiveBack(array, l, lists[1]),
+				"LowerBounds": d.LowerBounds(l, bounds, 3, words(), words()),
+				"Sample":      d.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
+				"CopyPieces": d.CopyPieces([]runtime.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)},
 					{From: l, Start: bounds, End: bounds + 4, ByIndex: true, To: dst(n)}}),
 			} {
 				require.NoError(d, err, name)
@@ -571,7 +558,6 @@ func testHostile(d *device) {
 }
 
 func testKernelArguments(d *device) {
-	k := d.kernels()
 	p := place(d, make([]float32, 64))
 	q := place(d, []int32{0, 1, 2, 3, 4, 5, 6, 7})
 	t, f64 := d.number(1), place(d, []float64{1, 1})
@@ -586,52 +572,52 @@ func testKernelArguments(d *device) {
 		long, far, wide := runtime.Source{X: p, N: n}, runtime.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, runtime.Array{Ptr: p, N: n}
 		withGrad := long
 		withGrad.Grad, withGrad.DType, withGrad.From = p, dtype.F32, p
-		fails(k.Accumulate(withGrad), k.CopyIf(copyOf(p, p, n), q, 1), k.CopyIf(copyOf(p, p, 1), q, n), k.Store(p, dtype.F32, p, n, 1, 0), k.Scale(p, dtype.F32, n, t), k.SumSquares(p, dtype.F32, n, f64),
-			k.TopK(long, 1, ok, t), k.TopK(src, n, ok, t), k.TopK(src, 1, far, t),
-			k.Select(long, t, ok), k.Select(src, t, far),
-			k.SelectNear(long, 1, f64, near, ok, t), k.SelectNear(src, n, f64, near, ok, t), k.SelectNear(src, 1, f64, near, far, t),
-			k.Fit(long, 1, t), k.Refine(p, n, t, 1, nil), k.Refine(p, 8, t, n, nil),
-			k.TopOf(far, 1, ok, 0, runtime.Array{}), k.TopOf(ok, n, ok, 0, runtime.Array{}), k.TopOf(ok, 1, far, 0, runtime.Array{}), k.TopOf(ok, 1, ok, 0, wide), k.AboveOf(far, t, ok), k.AboveOf(ok, t, far),
-			k.CountAbove(far, t, 1, q), k.CountAbove(ok, t, n, q), k.Narrow(f64, 0, n, t, 1), k.Narrow(f64, 0, 1, t, n),
-			k.Merge(p, dtype.F32, n, nil, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 8, nil, 1, 0, 0, runtime.Back{Dst: array, L: far}),
-			k.Union(ok, n, nil, 1, 0, 0), k.Union(ok, 8, []runtime.Entries{far}, 1, 0, 0), k.Union(far, 8, nil, 1, 0, 0),
-			k.ScatterAdd(wide, ok, 1), k.ScatterAdd(array, far, 1), k.ScatterSet(wide, ok), k.ScatterSet(array, far),
-			k.ZeroAt(wide, ok), k.ZeroAt(array, far), k.GiveBack(wide, ok, ok), k.GiveBack(array, far, ok), k.GiveBack(array, ok, far),
-			k.LowerBounds(far, q, 2, q, q), k.LowerBounds(ok, q, n, q, q),
-			k.CopyPieces([]runtime.Piece{{From: far, To: ok}}), k.CopyPieces([]runtime.Piece{{From: ok, To: far}}),
-			k.Sample(far, []float64{0}, 8, q), k.Sample(ok, []float64{0}, n, q), k.Balance(q, n, 8, q, 1), k.Balance(q, 8, n, q, 1))
+		fails(d.Accumulate(withGrad), d.CopyIf(copyOf(p, p, n), q, 1), d.CopyIf(copyOf(p, p, 1), q, n), d.Store(p, dtype.F32, p, n, 1, 0), d.Scale(p, dtype.F32, n, t), d.SumSquares(p, dtype.F32, n, f64),
+			d.TopK(long, 1, ok, t), d.TopK(src, n, ok, t), d.TopK(src, 1, far, t),
+			d.Select(long, t, ok), d.Select(src, t, far),
+			d.SelectNear(long, 1, f64, near, ok, t), d.SelectNear(src, n, f64, near, ok, t), d.SelectNear(src, 1, f64, near, far, t),
+			d.Fit(long, 1, t), d.Refine(p, n, t, 1, nil), d.Refine(p, 8, t, n, nil),
+			d.TopOf(far, 1, ok, 0, runtime.Array{}), d.TopOf(ok, n, ok, 0, runtime.Array{}), d.TopOf(ok, 1, far, 0, runtime.Array{}), d.TopOf(ok, 1, ok, 0, wide), d.AboveOf(far, t, ok), d.AboveOf(ok, t, far),
+			d.CountAbove(far, t, 1, q), d.CountAbove(ok, t, n, q), d.Narrow(f64, 0, n, t, 1), d.Narrow(f64, 0, 1, t, n),
+			d.Merge(p, dtype.F32, n, nil, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 8, nil, 1, 0, 0, runtime.Back{Dst: array, L: far}),
+			d.Union(ok, n, nil, 1, 0, 0), d.Union(ok, 8, []runtime.Entries{far}, 1, 0, 0), d.Union(far, 8, nil, 1, 0, 0),
+			d.ScatterAdd(wide, ok, 1), d.ScatterAdd(array, far, 1), d.ScatterSet(wide, ok), d.ScatterSet(array, far),
+			d.ZeroAt(wide, ok), d.ZeroAt(array, far), d.GiveBack(wide, ok, ok), d.GiveBack(array, far, ok), d.GiveBack(array, ok, far),
+			d.LowerBounds(far, q, 2, q, q), d.LowerBounds(ok, q, n, q, q),
+			d.CopyPieces([]runtime.Piece{{From: far, To: ok}}), d.CopyPieces([]runtime.Piece{{From: ok, To: far}}),
+			d.Sample(far, []float64{0}, 8, q), d.Sample(ok, []float64{0}, n, q), d.Balance(q, n, 8, q, 1), d.Balance(q, 8, n, q, 1))
 	}
 	none, noX, noPtr := runtime.Entries{N: 1, Len: ok.Len}, runtime.Source{N: 1}, runtime.Array{N: 1}
 	noLen := runtime.Entries{Idx: q, Val: p, N: 8}
 	few := runtime.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
-	fails(k.Accumulate(src), k.CopyIf(copyOf(0, p, 1), q, 1), k.CopyIf(copyOf(p, 0, 1), 0, 1), k.CopyIf(copyOf(p, 0, 1), q, 0),
-		k.CopyIf(slices.Repeat(copyOf(p, 0, 1), runtime.MaxCopies+1), q, 1),
-		k.Store(0, dtype.F32, p, 1, 1, 0), k.Store(p, dtype.F32, 0, 1, 1, 0), k.Scale(0, dtype.F32, 1, t), k.Scale(p, dtype.F32, 1, 0),
-		k.SumSquares(0, dtype.F32, 1, f64), k.SumSquares(p, dtype.F32, 1, 0), k.ClipFactor(0, f64, 1, 1, 1), k.ClipFactor(t, 0, 1, 1, 1), k.ClipFactor(t, f64, 0, 1, 1),
-		k.TopK(noX, 1, ok, t), k.TopK(src, 1, none, t), k.TopK(src, 3, few, t),
-		k.Select(noX, t, ok), k.Select(src, 0, ok), k.Select(src, t, none),
-		k.SelectNear(noX, 1, f64, near, ok, t), k.SelectNear(src, 1, 0, near, ok, t), k.SelectNear(src, 3, f64, near, few, t), k.SelectNear(src, 1, f64, near, noLen, t),
-		k.Fit(noX, 1, t), k.Fit(src, 1, 0), k.Refine(0, 1, t, 1, nil), k.Refine(p, 1, 0, 1, nil), k.Refine(p, 1, t, 1, make([]float32, 65)),
-		k.TopOf(none, 1, ok, 0, runtime.Array{}), k.TopOf(ok, 1, none, 0, runtime.Array{}), k.TopOf(ok, 3, few, 0, runtime.Array{}), k.AboveOf(none, t, ok), k.AboveOf(ok, 0, ok), k.AboveOf(ok, t, none),
-		k.CountAbove(none, t, 1, q), k.CountAbove(ok, 0, 1, q), k.CountAbove(ok, t, 1, 0), k.Narrow(0, 0, 1, t, 1), k.Narrow(f64, 0, 1, 0, 1),
-		k.Merge(0, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0, runtime.Back{}), k.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: noPtr}),
-		k.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: array, Taken: none}),
-		k.Union(none, 1, nil, 1, 0, 0), k.Union(noLen, 1, nil, 1, 0, 0),
-		k.ScatterAdd(noPtr, ok, 1), k.ScatterAdd(array, none, 1), k.ScatterSet(noPtr, ok), k.ScatterSet(array, none),
-		k.ZeroAt(noPtr, ok), k.ZeroAt(array, none), k.GiveBack(noPtr, ok, ok), k.GiveBack(array, none, ok), k.GiveBack(array, ok, none),
-		k.LowerBounds(none, q, 2, q, q), k.LowerBounds(ok, 0, 2, q, q), k.LowerBounds(ok, q, 2, 0, q),
-		k.CopyPieces([]runtime.Piece{{From: none, To: ok}}), k.CopyPieces([]runtime.Piece{{From: ok, To: none}}), k.CopyPieces([]runtime.Piece{{From: ok, To: noLen}}),
-		k.CopyPieces(slices.Repeat([]runtime.Piece{{From: ok, To: few}}, runtime.MaxPieces+1)),
-		k.Sample(none, []float64{0}, 8, q), k.Sample(ok, []float64{0}, 8, 0), k.Sample(ok, []float64{1}, 8, q),
-		k.Sample(ok, []float64{-0.1}, 8, q), k.Sample(ok, []float64{math.NaN()}, 8, q), k.Sample(ok, make([]float64, 65), 8, q),
-		k.Balance(0, 1, 8, q, 1), k.Balance(q, 1, 8, 0, 1), k.Balance(q, 0, 8, q, 1), k.Balance(q, 1, 8, q, 0))
+	fails(d.Accumulate(src), d.CopyIf(copyOf(0, p, 1), q, 1), d.CopyIf(copyOf(p, 0, 1), 0, 1), d.CopyIf(copyOf(p, 0, 1), q, 0),
+		d.CopyIf(slices.Repeat(copyOf(p, 0, 1), runtime.MaxCopies+1), q, 1),
+		d.Store(0, dtype.F32, p, 1, 1, 0), d.Store(p, dtype.F32, 0, 1, 1, 0), d.Scale(0, dtype.F32, 1, t), d.Scale(p, dtype.F32, 1, 0),
+		d.SumSquares(0, dtype.F32, 1, f64), d.SumSquares(p, dtype.F32, 1, 0), d.ClipFactor(0, f64, 1, 1, 1), d.ClipFactor(t, 0, 1, 1, 1), d.ClipFactor(t, f64, 0, 1, 1),
+		d.TopK(noX, 1, ok, t), d.TopK(src, 1, none, t), d.TopK(src, 3, few, t),
+		d.Select(noX, t, ok), d.Select(src, 0, ok), d.Select(src, t, none),
+		d.SelectNear(noX, 1, f64, near, ok, t), d.SelectNear(src, 1, 0, near, ok, t), d.SelectNear(src, 3, f64, near, few, t), d.SelectNear(src, 1, f64, near, noLen, t),
+		d.Fit(noX, 1, t), d.Fit(src, 1, 0), d.Refine(0, 1, t, 1, nil), d.Refine(p, 1, 0, 1, nil), d.Refine(p, 1, t, 1, make([]float32, 65)),
+		d.TopOf(none, 1, ok, 0, runtime.Array{}), d.TopOf(ok, 1, none, 0, runtime.Array{}), d.TopOf(ok, 3, few, 0, runtime.Array{}), d.AboveOf(none, t, ok), d.AboveOf(ok, 0, ok), d.AboveOf(ok, t, none),
+		d.CountAbove(none, t, 1, q), d.CountAbove(ok, 0, 1, q), d.CountAbove(ok, t, 1, 0), d.Narrow(0, 0, 1, t, 1), d.Narrow(f64, 0, 1, 0, 1),
+		d.Merge(0, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: noPtr}),
+		d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: array, Taken: none}),
+		d.Union(none, 1, nil, 1, 0, 0), d.Union(noLen, 1, nil, 1, 0, 0),
+		d.ScatterAdd(noPtr, ok, 1), d.ScatterAdd(array, none, 1), d.ScatterSet(noPtr, ok), d.ScatterSet(array, none),
+		d.ZeroAt(noPtr, ok), d.ZeroAt(array, none), d.GiveBack(noPtr, ok, ok), d.GiveBack(array, none, ok), d.GiveBack(array, ok, none),
+		d.LowerBounds(none, q, 2, q, q), d.LowerBounds(ok, 0, 2, q, q), d.LowerBounds(ok, q, 2, 0, q),
+		d.CopyPieces([]runtime.Piece{{From: none, To: ok}}), d.CopyPieces([]runtime.Piece{{From: ok, To: none}}), d.CopyPieces([]runtime.Piece{{From: ok, To: noLen}}),
+		d.CopyPieces(slices.Repeat([]runtime.Piece{{From: ok, To: few}}, runtime.MaxPieces+1)),
+		d.Sample(none, []float64{0}, 8, q), d.Sample(ok, []float64{0}, 8, 0), d.Sample(ok, []float64{1}, 8, q),
+		d.Sample(ok, []float64{-0.1}, 8, q), d.Sample(ok, []float64{math.NaN()}, 8, q), d.Sample(ok, make([]float64, 65), 8, q),
+		d.Balance(0, 1, 8, q, 1), d.Balance(q, 1, 8, 0, 1), d.Balance(q, 0, 8, q, 1), d.Balance(q, 1, 8, q, 0))
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
 	}
 	for _, dt := range []dtype.DType{dtype.Invalid, dtype.F64, dtype.I32, dtype.I16, dtype.FP8E4M3} {
 		typed := runtime.Source{X: p, N: 1, Grad: p, DType: dt}
-		for i, err := range []error{k.Accumulate(typed), k.Select(typed, t, ok), k.TopK(typed, 1, ok, t), k.SelectNear(typed, 1, f64, near, ok, t),
-			k.Fit(typed, 1, t), k.Store(p, dt, p, 1, 1, 0), k.Scale(p, dt, 1, t), k.SumSquares(p, dt, 1, f64), k.Merge(p, dt, 1, nil, 1, 0, 0, runtime.Back{})} {
+		for i, err := range []error{d.Accumulate(typed), d.Select(typed, t, ok), d.TopK(typed, 1, ok, t), d.SelectNear(typed, 1, f64, near, ok, t),
+			d.Fit(typed, 1, t), d.Store(p, dt, p, 1, 1, 0), d.Scale(p, dt, 1, t), d.SumSquares(p, dt, 1, f64), d.Merge(p, dt, 1, nil, 1, 0, 0, runtime.Back{})} {
 			require.ErrorIs(d, err, runtime.ErrDType, "call %d, %v", i, dt)
 		}
 	}

@@ -54,7 +54,13 @@ func RunCodecs(t *testing.T, open func(t *testing.T) runtime.Runtime, reference 
 	} {
 		t.Run(group.name, func(t *testing.T) {
 			for _, test := range group.tests {
-				t.Run(test.name, func(t *testing.T) { test.run(newDevice(t, open, reference)) })
+				t.Run(test.name, func(t *testing.T) {
+					d := newDevice(t, open, reference)
+					if group.name == "kernels" {
+						d.Kernels = d.kernels()
+					}
+					test.run(d)
+				})
 			}
 		})
 	}
@@ -70,10 +76,10 @@ type test struct {
 type device struct {
 	*testing.T
 	runtime.Runtime
-	open func(t *testing.T) runtime.Runtime
-	rng  *rand.Rand
-
-	reference Codecs
+	runtime.Kernels // in the tests of kernels
+	open            func(t *testing.T) runtime.Runtime
+	rng             *rand.Rand
+	reference       Codecs
 }
 
 func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime, reference Codecs) *device {
