@@ -94,6 +94,45 @@ func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, d
 	return m.parts(out, counts)
 }
 
+// ScatterBytes returns root's parts[r] on rank r: what differs from rank to rank, such as the state of one that
+// joins. What the others pass is not looked at. The lengths may differ.
+func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, parts [][]byte, root int) ([]byte, error) {
+	const op = "scatter bytes"
+	m, err := newMail(op, rt, c)
+	if err != nil {
+		return nil, err
+	}
+	size, me := c.WorldSize(), c.Rank()
+	if root < 0 || root >= size || me == root && len(parts) != size {
+		return nil, base.OpError(op, fmt.Errorf("%w: %d parts of root %d for %d ranks", comm.ErrArgument, len(parts), root, size))
+	}
+	words := make([]byte, 8*size)
+	if me == root {
+		for r, part := range parts {
+			binary.LittleEndian.PutUint64(words[8*r:], uint64(len(part)))
+		}
+	}
+	m.move(ctx, words, 0, len(words), func(p uintptr) []comm.Call {
+		return []comm.Call{comm.BroadcastCall(p, size, dtype.I64, root)}
+	}, words)
+	n := m.length(words[8*me:], root)
+	if me != root {
+		out := make([]byte, n)
+		m.move(ctx, nil, 0, n, func(p uintptr) []comm.Call {
+			return []comm.Call{comm.RecvCall(p, n, dtype.U8, root, 0)}
+		}, out)
+		return out, m.err
+	}
+	for r, part := range parts { // one after the other: the root has memory for one
+		if r != root {
+			m.move(ctx, part, 0, len(part), func(p uintptr) []comm.Call {
+				return []comm.Call{comm.SendCall(p, len(part), dtype.U8, r, 0)}
+			}, nil)
+		}
+	}
+	return parts[root], m.err
+}
+
 // mail moves bytes of the host through memory of a device. Its first error
 // sticks.
 type mail struct {

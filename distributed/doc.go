@@ -29,6 +29,6 @@
 // [Mesh] names the dimensions of a world (data, tensor, pipeline, ...) and has a
 // communicator for each. [BroadcastAll] gives all ranks the same parameters and the same
 // state of an optimizer, [Sampler] says which samples are a rank's, [AverageMetrics] weighs
-// metrics by them, and [BroadcastBytes], [GatherBytes] and [AllGatherBytes] move
-// data that is not a tensor. docs/training.md puts it together.
+// metrics by them, and [BroadcastBytes], [ScatterBytes], [GatherBytes] and
+// [AllGatherBytes] move data that is not a tensor. Package delta hands weights to other processes. docs/training.md puts it together.
 package distributed

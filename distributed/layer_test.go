@@ -120,6 +120,16 @@ func TestBytes(t *testing.T) {
 				} else {
 					assert.Nil(t, all)
 				}
+				var parts [][]byte
+				for r := range ranks {
+					parts = append(parts, text(r))
+				}
+				if c.Rank() != root {
+					parts = nil
+				}
+				part, err := distributed.ScatterBytes(ctx, rt, c, parts, root)
+				require.NoError(t, err)
+				assert.Equal(t, string(text(c.Rank())), string(part))
 			}
 			all, err := distributed.AllGatherBytes(ctx, rt, c, text(c.Rank()))
 			require.NoError(t, err)
@@ -131,6 +141,8 @@ func TestBytes(t *testing.T) {
 			_, err = distributed.BroadcastBytes(ctx, rt, c, nil, ranks)
 			assert.ErrorIs(t, err, comm.ErrArgument)
 			_, err = distributed.GatherBytes(ctx, rt, nil, nil, 0)
+			assert.ErrorIs(t, err, comm.ErrArgument)
+			_, err = distributed.ScatterBytes(ctx, rt, c, nil, ranks)
 			assert.ErrorIs(t, err, comm.ErrArgument)
 			return nil
 		})

@@ -53,6 +53,7 @@ func TestNilCommunicator(t *testing.T) {
 		"BroadcastAll":   func() error { return distributed.BroadcastAll(ctx, nil, tensors, 0) },
 		"BroadcastBytes": func() error { _, err := distributed.BroadcastBytes(ctx, rt, nil, nil, 0); return err },
 		"GatherBytes":    func() error { _, err := distributed.GatherBytes(ctx, rt, nil, nil, 0); return err },
+		"ScatterBytes":   func() error { _, err := distributed.ScatterBytes(ctx, rt, nil, nil, 0); return err },
 		"AllGatherBytes": func() error { _, err := distributed.AllGatherBytes(ctx, rt, nil, nil); return err },
 		"AverageMetrics": func() error { _, err := distributed.AverageMetrics(ctx, rt, nil, 1); return err },
 		"NewSampler":     func() error { _, err := distributed.NewSampler(nil, 1, distributed.SamplerConfig{}); return err },

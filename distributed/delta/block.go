@@ -1,0 +1,436 @@
+package delta
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/gaps"
+)
+
+// blockLen is the number of elements of a block.
+const blockLen = 1 << 20
+
+// The forms of a block.
+const (
+	formRaw   = iota // the elements as they are
+	formList         // positions, and a value for each
+	formOnes         // positions, signs, and values of differences beyond one
+	formDense        // a value for each element
+)
+
+// order maps the bits of an element, shifted up to the sign of an int64, to integers in the order
+// of the elements, and back: adjacent floats are adjacent integers.
+type order struct {
+	shift uint  // 64 less the bits of an element
+	flip  int64 // what the sign of a float inverts
+}
+
+func orderOf(d dtype.DType) order {
+	o := order{shift: 64 - 8*uint(d.Size())}
+	if d.IsFloat() {
+		o.flip = math.MaxInt64 << o.shift & math.MaxInt64
+	}
+	return o
+}
+
+func (o order) of(shifted int64) int64 { return shifted ^ shifted>>63&o.flip }
+
+// coder has the memory to code a block.
+type coder struct {
+	idx, second []int32
+	diffs       []int64
+	values      []uint64
+	words       []uint16
+	signs       []byte
+	gaps        gaps.Gaps
+	counts      [symbolCount]int
+	freq        frequencies
+	slots       [1 << tableBits]slot
+	differ      [4096]uint16 // words that differ
+	old, new    []byte       // what is read of memory that is elsewhere
+	list, dense []byte
+	raw, marks  []byte // elements and signs of a block that was read, memory of its message
+}
+
+var coders = sync.Pool{New: func() any { return new(coder) }}
+
+// compare lists the elements of which two blocks differ, and their differences.
+func (c *coder) compare(old, new []byte, d dtype.DType) {
+	c.idx, c.diffs = c.idx[:0], c.diffs[:0]
+	whole := len(new) &^ 7
+	c.compareWords(old[:whole], new[:whole], d)
+	if whole < len(new) {
+		var a, b [8]byte
+		copy(a[:], old[whole:])
+		copy(b[:], new[whole:])
+		before := len(c.idx)
+		c.compareWords(a[:], b[:], d)
+		for i := range c.idx[before:] {
+			c.idx[before+i] += int32(whole / d.Size())
+		}
+	}
+}
+
+// compareWords is compare of blocks of whole words: it looks which words of some differ, without a branch,
+// and then at their elements.
+func (c *coder) compareWords(old, new []byte, d dtype.DType) {
+	a, b := view[uint64](old), view[uint64](new)
+	o, size := orderOf(d), bits.TrailingZeros8(uint8(d.Size()))
+	shift, lane := o.shift&63, uint64(math.MaxUint64)>>(o.shift&63)
+	for from := 0; from < len(a); from += len(c.differ) {
+		x, y := a[from:min(from+len(c.differ), len(a))], b[from:]
+		y = y[:len(x)]
+		n := 0
+		for i, w := range x {
+			c.differ[n&(len(c.differ)-1)] = uint16(i)
+			w ^= y[i]
+			n += int((w | -w) >> 63)
+		}
+		m := len(c.idx)
+		idx, diffs := slices.Grow(c.idx, n<<3>>size)[:m+n<<3>>size], slices.Grow(c.diffs, n<<3>>size)[:m+n<<3>>size]
+		for _, i := range c.differ[:n] {
+			was, is := x[i], y[i]
+			for w := was ^ is; w != 0; {
+				element := bits.TrailingZeros64(w) >> 3 >> size
+				up := uint(8<<size*element) & 63
+				w &^= lane << up
+				idx[m] = int32((from+int(i))<<3>>size + element)
+				diffs[m] = (o.of(int64(is>>up<<shift)) - o.of(int64(was>>up<<shift))) >> shift
+				m++
+			}
+		}
+		c.idx, c.diffs = idx[:m], diffs[:m]
+	}
+}
+
+// view reads bytes as elements, in place. Both processors that this module supports load and store
+// elements at any address.
+func view[T any](b []byte) []T {
+	var zero T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
+}
+
+func zigzag(d int64) uint64 { return uint64(d<<1 ^ d>>63) }
+
+func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
+
+func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
+
+// encode appends the shortest code of the compared block to dst.
+func (c *coder) encode(dst, new []byte, d dtype.DType) []byte {
+	changed, elements := len(c.idx), len(new)/d.Size()
+	best := []byte(nil)
+	if changed <= elements/4*3 {
+		best = c.encodeList()
+	}
+	if changed > elements/8 {
+		if dense := c.encodeDense(elements); best == nil || len(dense) < len(best) {
+			best = dense
+		}
+	}
+	if len(best) >= len(new) {
+		return appendRaw(dst, changed, new)
+	}
+	return append(dst, best...)
+}
+
+func appendRaw(dst []byte, changed int, data []byte) []byte {
+	return append(binary.AppendUvarint(append(dst, formRaw), uint64(changed)), data...)
+}
+
+func (c *coder) encodeList() []byte {
+	m, form := len(c.idx), byte(formOnes)
+	negative := 0
+	c.second, c.values = c.second[:0], c.values[:0]
+	c.signs = slices.Grow(c.signs[:0], (m+7)/8)[:(m+7)/8]
+	clear(c.signs)
+	for i, diff := range c.diffs {
+		c.signs[i/8] |= byte(diff>>63&1) << (i % 8)
+		negative -= int(diff >> 63)
+		if uint64(diff+1) > 2 {
+			c.second, c.values = append(c.second, int32(i)), append(c.values, magnitude(diff)-2)
+		}
+	}
+	// Signs take a bit each, which is near their entropy only if both are about as frequent.
+	if 4*len(c.second) > m || 5*negative < 2*m || 5*negative > 3*m {
+		form, c.values = formList, c.values[:0]
+		for _, diff := range c.diffs {
+			c.values = append(c.values, zigzag(diff)-1)
+		}
+	}
+	dst := binary.AppendUvarint(append(c.list[:0], form), uint64(m))
+	dst = c.appendPositions(dst, c.idx)
+	if form == formOnes {
+		dst = binary.AppendUvarint(append(dst, c.signs...), uint64(len(c.second)))
+		dst = c.appendPositions(dst, c.second)
+	}
+	c.list = c.appendValues(dst, c.values)
+	return c.list
+}
+
+func (c *coder) encodeDense(elements int) []byte {
+	c.values = slices.Grow(c.values[:0], elements)[:elements]
+	clear(c.values)
+	for i, at := range c.idx {
+		c.values[at] = zigzag(c.diffs[i])
+	}
+	dst := binary.AppendUvarint(append(c.dense[:0], formDense), uint64(len(c.idx)))
+	c.dense = c.appendValues(dst, c.values)
+	return c.dense
+}
+
+// appendPositions appends the section of ascending positions.
+func (c *coder) appendPositions(dst []byte, idx []int32) []byte {
+	headers := len(dst)
+	dst = append(dst, make([]byte, 2*ceilDiv(len(idx), gaps.Block))...)
+	before := int32(-1)
+	for part := range slices.Chunk(idx, gaps.Block) {
+		c.gaps.Set(part, before)
+		h := c.gaps.Choose()
+		binary.LittleEndian.PutUint16(dst[headers:], uint16(h))
+		from, n := len(dst), h.Bytes(len(part))
+		dst = slices.Grow(dst, n+8)[:from+n] // Encode is faster with room for a word
+		clear(dst[from:])
+		c.gaps.Encode(dst[from:], h)
+		before, headers = part[len(part)-1], headers+2
+	}
+	return dst
+}
+
+// readPositions reads the section of len(idx) positions below limit.
+func readPositions(src *cursor, idx []int32, limit int) error {
+	headers := src.take(2 * uint64(ceilDiv(len(idx), gaps.Block)))
+	next, before, descends := int32(0), int32(-1), int32(0)
+	for i := 0; i < len(headers); i += 2 {
+		part := idx[i/2*gaps.Block : min((i/2+1)*gaps.Block, len(idx))]
+		h := gaps.Header(binary.LittleEndian.Uint16(headers[i:]))
+		all := src.rest
+		if src.take(uint64(h.Bytes(len(part)))); src.bad {
+			break
+		}
+		gaps.Decode(part, len(part), all, h, next)
+		for _, at := range part {
+			descends |= at | at - before - 1
+			before = at
+		}
+		next = before + 1
+	}
+	if src.bad || descends < 0 || int(before) >= limit {
+		return errDamaged
+	}
+	return nil
+}
+
+// read decodes a block of that many elements of differences into idx, diffs and second: those
+// of formOnes are ±1 in diffs, before second and values are added. It returns its form.
+func (c *coder) read(code []byte, elements int) (form byte, err error) {
+	src := cursor{rest: code}
+	form, changed := src.byte(), src.uvarint()
+	if src.bad || changed > uint64(elements) {
+		return 0, errDamaged
+	}
+	m := int(changed)
+	c.second, c.values = c.second[:0], c.values[:0]
+	switch form {
+	case formRaw:
+		c.raw = src.rest
+		return form, nil
+	case formDense:
+		c.values = grown(c.values, elements)
+		err = c.readValues(&src, c.values)
+	case formList, formOnes:
+		c.idx = grown(c.idx, m)
+		if err = readPositions(&src, c.idx, elements); err != nil {
+			break
+		}
+		if form == formOnes {
+			c.marks = src.take(uint64(m+7) / 8)
+			beyond := src.uvarint()
+			if src.bad || beyond > changed {
+				return 0, errDamaged
+			}
+			c.second = grown(c.second, int(beyond))
+			if err = readPositions(&src, c.second, m); err != nil {
+				break
+			}
+			m = int(beyond)
+		}
+		c.values = grown(c.values, m)
+		err = c.readValues(&src, c.values)
+	default:
+		err = errDamaged
+	}
+	if err == nil && len(src.rest) > 0 {
+		err = errDamaged
+	}
+	return form, err
+}
+
+// apply adds the differences of a block's code to data, or subtracts them. A raw block replaces data.
+// After an error data is as it was.
+func (c *coder) apply(code, data []byte, d dtype.DType, subtract bool) error {
+	form, err := c.read(code, len(data)/d.Size())
+	if err != nil {
+		return err
+	}
+	if form == formRaw {
+		if len(c.raw) != len(data) {
+			return errDamaged
+		}
+		copy(data, c.raw)
+		return nil
+	}
+	factor := int64(1)
+	if subtract {
+		factor = -1
+	}
+	switch d.Size() {
+	case 1:
+		add[uint8](c, data, form, orderOf(d), factor)
+	case 2:
+		add[uint16](c, data, form, orderOf(d), factor)
+	case 4:
+		add[uint32](c, data, form, orderOf(d), factor)
+	default:
+		add[uint64](c, data, form, orderOf(d), factor)
+	}
+	return nil
+}
+
+// add adds what read decoded to the elements.
+func add[T uint8 | uint16 | uint32 | uint64](c *coder, data []byte, form byte, o order, factor int64) {
+	x := view[T](data)
+	move := func(at int32, diff int64) {
+		old := o.of(int64(uint64(x[at]) << (o.shift & 63)))
+		x[at] = T(uint64(o.of(old+diff<<(o.shift&63))) >> (o.shift & 63))
+	}
+	switch form {
+	case formDense:
+		for i, v := range c.values {
+			move(int32(i), factor*unzigzag(v))
+		}
+	case formList:
+		for i, v := range c.values {
+			move(c.idx[i], factor*unzigzag(v+1))
+		}
+	case formOnes:
+		shift, flip, signs := o.shift&63, o.flip, c.marks
+		one := factor << shift
+		for i, at := range c.idx {
+			old := int64(uint64(x[at]) << shift)
+			minus := -int64(signs[i/8] >> (i % 8) & 1)
+			next := old ^ old>>63&flip + (one ^ minus) - minus
+			x[at] = T(uint64(next^next>>63&flip) >> shift)
+		}
+		for i, v := range c.values {
+			at := c.second[i]
+			diff := factor * int64(v+1)
+			if signs[at/8]>>(at%8)&1 != 0 {
+				diff = -diff
+			}
+			move(c.idx[at], diff)
+		}
+	}
+}
+
+// differences decodes a block's code to positions and differences, in memory of c; raw if it is raw.
+func (c *coder) differences(code []byte, elements int) (raw []byte, err error) {
+	form, err := c.read(code, elements)
+	if err != nil {
+		return nil, err
+	}
+	switch form {
+	case formRaw:
+		return c.raw, nil
+	case formDense:
+		c.idx, c.diffs = c.idx[:0], c.diffs[:0]
+		for i, v := range c.values {
+			if v != 0 {
+				c.idx, c.diffs = append(c.idx, int32(i)), append(c.diffs, unzigzag(v))
+			}
+		}
+	case formList:
+		c.diffs = grown(c.diffs, len(c.idx))
+		for i, v := range c.values {
+			c.diffs[i] = unzigzag(v + 1)
+		}
+	case formOnes:
+		c.diffs = grown(c.diffs, len(c.idx))
+		for i := range c.diffs {
+			c.diffs[i] = 1
+		}
+		for i, v := range c.values {
+			c.diffs[c.second[i]] = int64(v + 2)
+		}
+		for i := range c.diffs {
+			if c.marks[i/8]>>(i%8)&1 != 0 {
+				c.diffs[i] = -c.diffs[i]
+			}
+		}
+	}
+	return nil, nil
+}
+
+// fold returns the code of two codes one after the other, nil if they change nothing.
+func (c *coder) fold(first, then []byte, elements int, d dtype.DType) ([]byte, error) {
+	raw, err := c.differences(then, elements)
+	if err != nil || raw != nil {
+		return then, err
+	}
+	idx, diffs := slices.Clone(c.idx), slices.Clone(c.diffs)
+	if raw, err = c.differences(first, elements); err != nil {
+		return nil, err
+	}
+	if raw != nil {
+		raw = slices.Clone(raw)
+		err := c.apply(then, raw, d, false)
+		return appendRaw(nil, elements, raw), err
+	}
+	at, sums := make([]int32, 0, len(idx)+len(c.idx)), make([]int64, 0, len(idx)+len(c.idx))
+	shift := orderOf(d).shift
+	for i, j := 0, 0; i < len(idx) || j < len(c.idx); {
+		var sum int64
+		p := int32(math.MaxInt32)
+		if i < len(idx) {
+			p = idx[i]
+		}
+		if j < len(c.idx) {
+			p = min(p, c.idx[j])
+		}
+		if i < len(idx) && idx[i] == p {
+			sum, i = diffs[i], i+1
+		}
+		if j < len(c.idx) && c.idx[j] == p {
+			sum, j = sum+c.diffs[j], j+1
+		}
+		if sum = sum << shift >> shift; sum != 0 {
+			at, sums = append(at, p), append(sums, sum)
+		}
+	}
+	if len(at) == 0 {
+		return nil, nil
+	}
+	c.idx, c.diffs = at, sums
+	best := c.encodeList()
+	if dense := c.encodeDense(elements); len(dense) < len(best) {
+		best = dense
+	}
+	return slices.Clone(best), nil
+}
+
+// changedIn returns how many elements a block's code changes.
+func changedIn(code []byte) uint64 {
+	src := cursor{rest: code}
+	src.byte()
+	return src.uvarint()
+}
+
+// grown returns a slice of n elements, in the memory of s if that is enough.
+func grown[T any](s []T, n int) []T { return slices.Grow(s[:0], n)[:n] }
+
+func ceilDiv(n, by int) int { return (n + by - 1) / by }

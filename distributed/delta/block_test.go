@@ -1,0 +1,222 @@
+package delta
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// moved returns n elements of bits around values of a trained layer, and a copy of which about a share has
+// moved: those of move units in the last place.
+func moved(r *rand.Rand, n int, share float64, move func() int) (old, new []byte) {
+	old = make([]byte, 2*n)
+	for i := range n {
+		binary.LittleEndian.PutUint16(old[2*i:], uint16(math.Float32bits(float32(r.NormFloat64()*0.02))>>16))
+	}
+	new = slices.Clone(old)
+	for i := range n {
+		if r.Float64() < share {
+			b := binary.LittleEndian.Uint16(new[2*i:])
+			binary.LittleEndian.PutUint16(new[2*i:], uint16(int(b)+move()))
+		}
+	}
+	return old, new
+}
+
+// lastPlace is as optimizers move: mostly by one.
+func lastPlace(r *rand.Rand) func() int {
+	return func() int {
+		by := 1
+		for r.Float64() < 0.14 {
+			by++
+		}
+		return by * (1 - 2*r.IntN(2))
+	}
+}
+
+// entropy returns the bits of positions and differences of what compare found, by their frequencies.
+func entropy(c *coder, elements int) float64 {
+	counts := map[int64]int{}
+	for _, d := range c.diffs {
+		counts[d]++
+	}
+	m, n := float64(len(c.diffs)), float64(elements)
+	h := n*math.Log2(n) - m*math.Log2(m) - (n-m)*math.Log2(max(n-m, 1))
+	for _, k := range counts {
+		h += float64(k) * math.Log2(m/float64(k))
+	}
+	return h
+}
+
+// TestEntropy compares the length of blocks with the entropy of what they hold, at any share.
+func TestEntropy(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	wide := func() int { return (1 + int(math.Abs(r.NormFloat64())*math.Exp(4*r.Float64()))) * (1 - 2*r.IntN(2)) }
+	one := func() int { return 1 - 2*r.IntN(2) }
+	up := func() int { return 1 }
+	for name, move := range map[string]func() int{"last place": lastPlace(r), "wide": wide, "one": one, "up": up} {
+		for _, share := range []float64{0.001, 0.01, 0.03, 0.1, 0.2, 0.38, 0.5, 1} {
+			old, new := moved(r, blockLen, share, move)
+			var c coder
+			c.compare(old, new, dtype.BF16)
+			code := c.encode(nil, new, dtype.BF16)
+			h := entropy(&c, blockLen)
+			ratio := 8 * float64(len(code)) / h
+			t.Logf("%-10s %5.1f %%: %.3f bytes a changed weight, %.4f of the entropy, form %d", name, 100*share, float64(len(code))/float64(len(c.idx)), ratio, code[0])
+			if name != "wide" || share > 0.001 { // where a thousand differences say little of how they are distributed
+				assert.Less(t, ratio, 1.03, "%s, %v", name, share)
+			}
+			got := slices.Clone(old)
+			require.NoError(t, c.apply(code, got, dtype.BF16, false))
+			require.Equal(t, crc32.ChecksumIEEE(new), crc32.ChecksumIEEE(got), "%s %v", name, share)
+			require.NoError(t, c.apply(code, got, dtype.BF16, true))
+			require.Equal(t, crc32.ChecksumIEEE(old), crc32.ChecksumIEEE(got))
+		}
+	}
+}
+
+// BenchmarkDiff is compare and code of 16 MiB of bf16, in bytes of the new version a second.
+func BenchmarkDiff(b *testing.B) {
+	for _, share := range []float64{0.01, 0.03, 0.1} {
+		b.Run(dtype.BF16.String()+"-"+percent(share), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 2))
+			old, new := moved(r, blockLen, share, lastPlace(r))
+			var c coder
+			var code []byte
+			b.SetBytes(int64(len(new)))
+			for b.Loop() {
+				c.compare(old, new, dtype.BF16)
+				crc32.Checksum(new, castagnoli)
+				code = c.encode(code[:0], new, dtype.BF16)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(c.idx)), "ns/changed")
+		})
+	}
+}
+
+func BenchmarkApply(b *testing.B) {
+	for _, share := range []float64{0.01, 0.03, 0.1} {
+		b.Run(dtype.BF16.String()+"-"+percent(share), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 2))
+			old, new := moved(r, blockLen, share, lastPlace(r))
+			var c coder
+			c.compare(old, new, dtype.BF16)
+			code := c.encode(nil, new, dtype.BF16)
+			m, undo := len(c.idx), false
+			for b.Loop() {
+				if err := c.apply(code, old, dtype.BF16, undo); err != nil {
+					b.Fatal(err)
+				}
+				undo = !undo
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(m), "ns/changed")
+		})
+	}
+}
+
+func percent(share float64) string { return fmt.Sprintf("%02.0f", 100*share) }
+
+// pattern returns n elements: of any bits, or of few values.
+func pattern(r *rand.Rand, n, size int, few bool) []byte {
+	b := make([]byte, n*size)
+	for i := range b {
+		if b[i] = byte(r.Uint32()); few && r.IntN(3) > 0 {
+			b[i] = 0x80 * byte(r.IntN(2))
+		}
+	}
+	return b
+}
+
+// TestTypes codes every type at many lengths, shares and distances, NaNs and zeros of both signs among
+// them, and folds.
+func TestTypes(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, d := range dtype.All() {
+		for _, n := range []int{1, 2, 7, 9, 100, 1023, 4097, 9000} {
+			for _, share := range []float64{0, 0.01, 0.2, 0.6, 1} {
+				testVersions(t, r, d, n, share)
+			}
+		}
+	}
+}
+
+func testVersions(t *testing.T, r *rand.Rand, d dtype.DType, n int, share float64) {
+	var c coder
+	first := pattern(r, n, d.Size(), n%2 == 0)
+	last := first
+	var folded []byte
+	for range 3 {
+		next := slices.Clone(last)
+		for i := range n {
+			if at := i * d.Size(); r.Float64() < share {
+				copy(next[at:at+d.Size()], pattern(r, 1, d.Size(), true))
+			} else if share == 0.2 && i%10 == 0 {
+				next[at] += byte(1 - 2*r.IntN(2))
+			}
+		}
+		c.compare(last, next, d)
+		if bytes.Equal(last, next) {
+			require.Empty(t, c.idx)
+			continue
+		}
+		code := c.encode(nil, next, d)
+		require.LessOrEqual(t, len(code), len(next)+5, "%v, %d", d, n)
+		got := slices.Clone(last)
+		require.NoError(t, c.apply(code, got, d, false))
+		require.True(t, bytes.Equal(next, got), "%v, %d elements, %v", d, n, share)
+		if code[0] != formRaw {
+			require.NoError(t, c.apply(code, got, d, true))
+			require.True(t, bytes.Equal(last, got), "%v, %d elements, %v, back", d, n, share)
+		}
+		if last = next; folded == nil {
+			folded = code
+			continue
+		}
+		var err error
+		folded, err = c.fold(folded, code, n, d)
+		require.NoError(t, err)
+	}
+	got := slices.Clone(first)
+	if folded != nil {
+		require.NoError(t, c.apply(folded, got, d, false))
+	}
+	require.True(t, bytes.Equal(last, got), "%v, %d elements, %v, folded", d, n, share)
+}
+
+// FuzzBlock: any bytes as the code of a block are an error, or change what subtracting makes as it was.
+func FuzzBlock(f *testing.F) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for _, share := range []float64{0.02, 0.3, 1} {
+		old, new := moved(r, 3000, share, lastPlace(r))
+		var c coder
+		c.compare(old, new, dtype.BF16)
+		f.Add(c.encode(nil, new, dtype.BF16), uint8(dtype.BF16), uint16(3000))
+	}
+	f.Add([]byte{formOnes, 3, 31, 255, 1, 2, 3, 4, 5, 6, 7, 8, 9}, uint8(dtype.F64), uint16(100))
+	var c coder
+	f.Fuzz(func(t *testing.T, code []byte, kind uint8, n uint16) {
+		d := dtype.All()[int(kind)%len(dtype.All())]
+		old := pattern(rand.New(rand.NewPCG(7, 8)), int(n), d.Size(), false)
+		data, message := slices.Clone(old), slices.Clone(code)
+		if len(code) > 0 && code[0] == formRaw {
+			_ = c.apply(code, data, d, false)
+			return
+		}
+		if c.apply(code, data, d, false) == nil {
+			require.NoError(t, c.apply(code, data, d, true))
+		}
+		require.True(t, bytes.Equal(old, data), "not as before")
+		_, _ = c.fold(code, code, int(n), d)
+		require.Equal(t, message, code)
+	})
+}

@@ -1,0 +1,331 @@
+package delta
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"math/bits"
+	"slices"
+
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// ErrDelta is what a delta that is damaged, or not one of these tensors, fails with.
+var ErrDelta = errors.New("invalid delta")
+
+// errDamaged is what no encoder wrote.
+var errDamaged = fmt.Errorf("%w: not in the format of deltas", ErrDelta)
+
+// VersionError says that a delta is for tensors of another version. A full copy, or a
+// delta from version Have, helps.
+type VersionError struct {
+	Have, Need uint64 // 0: none
+	// Differ says that the versions are the same, and the tensors are not.
+	Differ bool
+}
+
+// Error implements error.
+func (e *VersionError) Error() string {
+	if e.Differ {
+		return fmt.Sprintf("delta: these tensors are not those of version %d that the delta was made of", e.Need)
+	}
+	return fmt.Sprintf("delta: these tensors are of version %d, the delta is for version %d", e.Have, e.Need)
+}
+
+const magic = "tdl\x01"
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// A Delta makes the tensors of one version those of another.
+type Delta struct {
+	Base   uint64 // the version that it is for; 0: any, it is a full copy
+	Target uint64
+	Extra  []byte // what travels with it, such as the header of a file
+
+	digest  uint32 // of the base
+	weights uint64
+	layout  []Tensor // of the target, without memory; nil: that of the base
+	tensors []change
+}
+
+// change is how a tensor changes.
+type change struct {
+	tensor int
+	sum    uint32
+	blocks []block
+}
+
+type block struct {
+	at   int
+	code []byte
+}
+
+// Stat counts what a delta holds.
+type Stat struct {
+	Weights uint64 `json:"weights"` // elements of all tensors
+	Changed uint64 `json:"changed"` // those that it changes; of blocks that were folded raw, all
+	Bytes   uint64 `json:"bytes"`   // its length
+}
+
+// Stat counts what d holds.
+func (d *Delta) Stat() Stat {
+	s := Stat{Weights: d.weights}
+	for _, c := range d.tensors {
+		for _, b := range c.blocks {
+			s.Changed += changedIn(b.code)
+		}
+	}
+	parts, length := d.parts()
+	s.Bytes = uint64(len(parts[0])) + length
+	return s
+}
+
+// WriteTo writes d, in the format that the package describes.
+func (d *Delta) WriteTo(w io.Writer) (written int64, err error) {
+	parts, _ := d.parts()
+	for _, p := range parts {
+		n, err := w.Write(p)
+		if written += int64(n); err != nil {
+			return written, fmt.Errorf("delta: write: %w", err)
+		}
+	}
+	return written, nil
+}
+
+// parts returns what d is written as; length is that of all but the first.
+func (d *Delta) parts() (parts [][]byte, length uint64) {
+	b := binary.AppendUvarint(nil, d.Base)
+	if d.Base != 0 {
+		b = binary.LittleEndian.AppendUint32(b, d.digest)
+	}
+	b = binary.AppendUvarint(binary.AppendUvarint(b, d.Target), d.weights)
+	if d.layout == nil {
+		b = append(b, 0)
+	} else {
+		b = appendLayout(append(b, 1), d.layout)
+	}
+	b = append(binary.AppendUvarint(b, uint64(len(d.Extra))), d.Extra...)
+	b = binary.AppendUvarint(b, uint64(len(d.tensors)))
+	parts = [][]byte{nil}
+	before := -1
+	for _, c := range d.tensors {
+		b = binary.AppendUvarint(b, uint64(c.tensor-before-1))
+		b = binary.LittleEndian.AppendUint32(b, c.sum)
+		b = binary.AppendUvarint(b, uint64(len(c.blocks)))
+		before = c.tensor
+		next := 0
+		for _, k := range c.blocks {
+			b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(k.at-next)), uint64(len(k.code)))
+			parts = append(parts, b, k.code)
+			b, next = nil, k.at+1
+		}
+	}
+	parts = append(parts, b)
+	sum := uint32(0)
+	for _, p := range parts {
+		length += uint64(len(p))
+		sum = crc32.Update(sum, castagnoli, p)
+	}
+	parts[0] = binary.AppendUvarint([]byte(magic), length+4)
+	return append(parts, binary.LittleEndian.AppendUint32(nil, sum)), length + 4
+}
+
+// Read reads a delta from its beginning to its end, and no further if r is an [io.ByteReader]. It takes as much memory as
+// there are bytes to read, whatever they say.
+func Read(r io.Reader) (*Delta, error) {
+	var head [len(magic)]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, fmt.Errorf("delta: read: %w", err)
+	}
+	if string(head[:]) != magic {
+		return nil, fmt.Errorf("%w: it begins with %q", ErrDelta, head)
+	}
+	length, err := binary.ReadUvarint(byteReader{r})
+	if err != nil {
+		return nil, fmt.Errorf("delta: read: %w", err)
+	}
+	if length > math.MaxInt64 {
+		return nil, errDamaged
+	}
+	body, err := io.ReadAll(io.LimitReader(r, int64(length)))
+	if err == nil && uint64(len(body)) < length {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, fmt.Errorf("delta: read: %w", err)
+	}
+	return parse(body)
+}
+
+// byteReader reads single bytes.
+type byteReader struct{ io.Reader }
+
+func (r byteReader) ReadByte() (byte, error) {
+	var b [1]byte
+	_, err := io.ReadFull(r, b[:])
+	return b[0], err
+}
+
+// parse reads what follows the length.
+func parse(body []byte) (*Delta, error) {
+	end := len(body) - 4
+	if end < 0 || crc32.Checksum(body[:end], castagnoli) != binary.LittleEndian.Uint32(body[end:]) {
+		return nil, fmt.Errorf("%w: its checksum is another", ErrDelta)
+	}
+	src := cursor{rest: body[:end]}
+	d := &Delta{Base: src.uvarint()}
+	if d.Base != 0 {
+		d.digest = src.uint32()
+	}
+	d.Target, d.weights = src.uvarint(), src.uvarint()
+	if src.byte() != 0 {
+		d.layout = []Tensor{}
+		for n := src.uvarint(); n > 0 && !src.bad; n-- {
+			t := Tensor{Name: string(src.text())}
+			dt, err := dtype.Parse(string(src.text()))
+			for range src.uvarint() {
+				if src.bad {
+					break
+				}
+				t.Shape = append(t.Shape, int(min(src.uvarint(), math.MaxInt)))
+			}
+			t.DType = dt
+			last := len(d.layout) - 1
+			if src.bad || err != nil || t.check() != nil || last >= 0 && d.layout[last].Name >= t.Name {
+				return nil, errDamaged
+			}
+			d.layout = append(d.layout, t)
+		}
+	}
+	d.Extra = src.text()
+	next := 0
+	for n := src.uvarint(); n > 0 && !src.bad; n-- {
+		gap, c := src.uvarint(), change{sum: src.uint32()}
+		c.tensor = next + int(gap&math.MaxInt32)
+		next = c.tensor + 1
+		at := 0
+		for m := src.uvarint(); m > 0 && !src.bad; m-- {
+			at += int(src.uvarint() & math.MaxInt32)
+			c.blocks = append(c.blocks, block{at, src.text()})
+			at++
+		}
+		d.tensors = append(d.tensors, c)
+	}
+	if src.bad || len(src.rest) > 0 || d.Target == 0 || d.Base == 0 && d.layout == nil {
+		return nil, errDamaged
+	}
+	return d, nil
+}
+
+// appendLayout appends names, types and shapes.
+func appendLayout(b []byte, tensors []Tensor) []byte {
+	b = binary.AppendUvarint(b, uint64(len(tensors)))
+	for _, t := range tensors {
+		for _, text := range []string{t.Name, t.DType.String()} {
+			b = append(binary.AppendUvarint(b, uint64(len(text))), text...)
+		}
+		b = binary.AppendUvarint(b, uint64(len(t.Shape)))
+		for _, n := range t.Shape {
+			b = binary.AppendUvarint(b, uint64(n))
+		}
+	}
+	return b
+}
+
+// check checks type and shape, also of a message.
+func (t *Tensor) check() error {
+	if !t.DType.Valid() {
+		return fmt.Errorf("delta: tensor %q has no element type", t.Name)
+	}
+	size, empty := uint64(t.DType.Size()), false
+	for _, n := range t.Shape {
+		high, low := bits.Mul64(size, uint64(max(n, 1)))
+		if n < 0 || high != 0 || low > math.MaxInt {
+			return fmt.Errorf("delta: tensor %q of shape %v is larger than memory", t.Name, t.Shape)
+		}
+		size, empty = low, empty || n == 0
+	}
+	if t.elements = int(size) / t.DType.Size(); empty {
+		t.elements = 0
+	}
+	return nil
+}
+
+// blocks returns the number of blocks of t.
+func (t *Tensor) blocks() int { return ceilDiv(t.elements, blockLen) }
+
+// bounds returns where the bytes of a block are.
+func (t *Tensor) bounds(block int) (from, to int) {
+	size := t.DType.Size()
+	return block * blockLen * size, min((block+1)*blockLen, t.elements) * size
+}
+
+// like reports whether the tensors have the same name, type and shape.
+func (t *Tensor) like(other *Tensor) bool {
+	return t.Name == other.Name && t.DType == other.DType && slices.Equal(t.Shape, other.Shape)
+}
+
+// sumOf returns the checksum of a tensor with blocks of these checksums.
+func sumOf(blocks []uint32) uint32 {
+	sum := uint32(0)
+	for _, s := range blocks {
+		sum = crc32.Update(sum, castagnoli, binary.LittleEndian.AppendUint32(nil, s))
+	}
+	return sum
+}
+
+// find returns the index of the tensor that is like t, -1 if there is none.
+func find(tensors []Tensor, t *Tensor) int {
+	i, ok := slices.BinarySearchFunc(tensors, t.Name, func(t Tensor, name string) int { return cmp.Compare(t.Name, name) })
+	if !ok || !tensors[i].like(t) {
+		return -1
+	}
+	return i
+}
+
+// cursor reads a message. After the end, or a number too long, it is bad.
+type cursor struct {
+	rest []byte
+	bad  bool
+}
+
+func (c *cursor) take(n uint64) []byte {
+	if c.bad || n > uint64(len(c.rest)) {
+		c.bad = true
+		return nil
+	}
+	part := c.rest[:n:n]
+	c.rest = c.rest[n:]
+	return part
+}
+
+func (c *cursor) byte() byte {
+	if b := c.take(1); !c.bad {
+		return b[0]
+	}
+	return 0
+}
+
+func (c *cursor) uint32() uint32 {
+	if b := c.take(4); !c.bad {
+		return binary.LittleEndian.Uint32(b)
+	}
+	return 0
+}
+
+func (c *cursor) uvarint() uint64 {
+	v, n := binary.Uvarint(c.rest)
+	if n <= 0 {
+		c.bad = true
+		return 0
+	}
+	c.rest = c.rest[n:]
+	return v
+}
+
+// text reads a number, and as many bytes.
+func (c *cursor) text() []byte { return c.take(c.uvarint()) }

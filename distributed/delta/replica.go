@@ -1,0 +1,557 @@
+package delta
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	gort "runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Tensor is a named array of elements in row-major order, in memory of any kind.
+type Tensor struct {
+	Name   string
+	DType  dtype.DType
+	Shape  []int
+	Memory Memory
+
+	elements int
+}
+
+// Memory holds the bytes of a tensor from offset 0 on. Several goroutines read and write it, not the same bytes.
+type Memory interface {
+	io.ReaderAt
+	io.WriterAt
+}
+
+// inPlace is memory that the host changes without reading and writing it.
+type inPlace interface {
+	bytes() ([]byte, error)
+}
+
+// Of returns a tensor in the memory of a runtime, with a name. Those that are not contiguous are
+// refused ([runtime.ErrShape]): Contiguous makes a copy.
+func Of(name string, t *runtime.Tensor) (Tensor, error) {
+	if t == nil {
+		return Tensor{}, fmt.Errorf("delta: tensor %q is nil: %w", name, runtime.ErrArgument)
+	}
+	if !t.IsContiguous() {
+		return Tensor{}, fmt.Errorf("delta: tensor %q has shape %v and strides %v, want it contiguous: %w", name, t.Shape(), t.Strides(), runtime.ErrShape)
+	}
+	return Tensor{Name: name, DType: t.DType(), Shape: t.Shape(), Memory: memoryOf(device{t, false})}, nil
+}
+
+// Runtime returns the tensor of a runtime in whose memory t lies; nil if it is other memory.
+func (t Tensor) Runtime() *runtime.Tensor {
+	switch m := t.Memory.(type) {
+	case device:
+		return m.Tensor
+	case host:
+		return m.Tensor
+	}
+	return nil
+}
+
+// Host is memory of a Go slice.
+type Host []byte
+
+// ReadAt implements [io.ReaderAt].
+func (h Host) ReadAt(p []byte, at int64) (int, error) { return copy(p, h[at:]), nil }
+
+// WriteAt implements [io.WriterAt].
+func (h Host) WriteAt(p []byte, at int64) (int, error) { return copy(h[at:], p), nil }
+
+func (h Host) bytes() ([]byte, error) { return h, nil }
+
+// device is memory of a runtime.
+type device struct {
+	*runtime.Tensor
+	mine bool // allocated by a subscriber
+}
+
+func memoryOf(d device) Memory {
+	if d.Device().Kind == runtime.CPU {
+		return host{d}
+	}
+	return d
+}
+
+// release frees memory that a subscriber has allocated.
+func release(m Memory) {
+	if h, ok := m.(host); ok {
+		m = h.device
+	}
+	if d, ok := m.(device); ok && d.mine {
+		_ = d.Free()
+	}
+}
+
+func (d device) ReadAt(p []byte, at int64) (int, error) {
+	from, err := d.Ptr()
+	if err != nil {
+		return 0, err
+	}
+	return len(p), d.Runtime().CopyOut(p, from+uintptr(at))
+}
+
+func (d device) WriteAt(p []byte, at int64) (int, error) {
+	to, err := d.Ptr()
+	if err != nil {
+		return 0, err
+	}
+	return len(p), d.Runtime().CopyIn(to+uintptr(at), p)
+}
+
+// host is memory of a runtime that the host reaches.
+type host struct{ device }
+
+func (h host) bytes() ([]byte, error) {
+	p, err := h.Ptr()
+	return hostmem.Slice[byte](p, h.Bytes()), err
+}
+
+// replica is a set of tensors at a version.
+type replica struct {
+	version uint64
+	tensors []Tensor   // by name
+	sums    [][]uint32 // of their blocks
+	lost    error      // why the tensors are of no version
+	hook    func() error
+}
+
+// newReplica checks and sorts tensors.
+func newReplica(version uint64, tensors []Tensor) (*replica, error) {
+	r := &replica{version: version, tensors: slices.Clone(tensors)}
+	slices.SortFunc(r.tensors, func(a, b Tensor) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range r.tensors {
+		t := &r.tensors[i]
+		if err := t.check(); err != nil {
+			return nil, err
+		}
+		if i > 0 && t.Name == r.tensors[i-1].Name {
+			return nil, fmt.Errorf("delta: two tensors have the name %q", t.Name)
+		}
+		if h, ok := t.Memory.(Host); t.Memory == nil || ok && len(h) != t.elements*t.DType.Size() {
+			return nil, fmt.Errorf("delta: tensor %q has %d elements of %v, and memory of another length", t.Name, t.elements, t.DType)
+		}
+		r.sums = append(r.sums, make([]uint32, t.blocks()))
+	}
+	return r, nil
+}
+
+// measure takes the checksums of all blocks.
+func (r *replica) measure(ctx context.Context, tick func(done, of int)) error {
+	return r.each(ctx, tick, func(c *coder, t, b int) error {
+		data, err := r.load(t, b, &c.new)
+		r.sums[t][b] = crc32.Checksum(data, castagnoli)
+		return err
+	})
+}
+
+// each works on all blocks, several at a time.
+func (r *replica) each(ctx context.Context, tick func(done, of int), work func(c *coder, tensor, block int) error) error {
+	type place struct{ t, b int }
+	var all []place
+	for t := range r.tensors {
+		for b := range r.tensors[t].blocks() {
+			all = append(all, place{t, b})
+		}
+	}
+	return parallel(ctx, len(all), tick, func(c *coder, i int) error { return work(c, all[i].t, all[i].b) })
+}
+
+// parallel does n pieces of work, on all processors, until one fails or ctx ends.
+func parallel(ctx context.Context, n int, tick func(done, of int), work func(c *coder, i int) error) error {
+	var next, done atomic.Int64
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
+	var telling sync.Mutex
+	for range min(gort.GOMAXPROCS(0), n) {
+		wg.Go(func() {
+			c := coders.Get().(*coder)
+			defer coders.Put(c)
+			for failed.Load() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				err := context.Cause(ctx)
+				if err == nil {
+					err = work(c, i)
+				}
+				if err != nil {
+					failed.CompareAndSwap(nil, &err)
+				} else if tick != nil {
+					telling.Lock()
+					tick(int(done.Add(1)), n)
+					telling.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return context.Cause(ctx)
+}
+
+// step is called before each access to memory, and each message, where tests make them fail.
+func (r *replica) step() error {
+	if r.hook == nil {
+		return nil
+	}
+	return r.hook()
+}
+
+// load returns the bytes of a block: the memory itself, or a copy in buf.
+func (r *replica) load(tensor, block int, buf *[]byte) ([]byte, error) {
+	if err := r.step(); err != nil {
+		return nil, err
+	}
+	t := &r.tensors[tensor]
+	from, to := t.bounds(block)
+	if m, ok := t.Memory.(inPlace); ok {
+		all, err := m.bytes()
+		if err != nil {
+			return nil, fmt.Errorf("delta: tensor %q: %w", t.Name, err)
+		}
+		return all[from:to], nil
+	}
+	*buf = grown(*buf, to-from)
+	if n, err := t.Memory.ReadAt(*buf, int64(from)); n < to-from {
+		return nil, fmt.Errorf("delta: read tensor %q: %w", t.Name, cmp.Or(err, io.ErrUnexpectedEOF))
+	}
+	return *buf, nil
+}
+
+// store writes back what load returned.
+func (r *replica) store(tensor, block int, data []byte) error {
+	t := &r.tensors[tensor]
+	if _, ok := t.Memory.(inPlace); ok {
+		return nil
+	}
+	from, _ := t.bounds(block)
+	if _, err := t.Memory.WriteAt(data, int64(from)); err != nil {
+		return fmt.Errorf("delta: write tensor %q: %w", t.Name, err)
+	}
+	return nil
+}
+
+// digest identifies layout and content.
+func (r *replica) digest() uint32 {
+	var sums []byte
+	for _, s := range r.sums {
+		sum := sumOf(s)
+		sums = append(sums, byte(sum), byte(sum>>8), byte(sum>>16), byte(sum>>24))
+	}
+	return crc32.Update(crc32.Checksum(appendLayout(nil, r.tensors), castagnoli), castagnoli, sums)
+}
+
+// bytes returns the size of all tensors.
+func (r *replica) bytes() (total int) {
+	for _, t := range r.tensors {
+		total += t.elements * t.DType.Size()
+	}
+	return total
+}
+
+// sameLayout reports whether the tensors of both are like each other.
+func (r *replica) sameLayout(other *replica) bool {
+	return slices.EqualFunc(r.tensors, other.tensors, func(a, b Tensor) bool { return a.like(&b) })
+}
+
+// least returns how short the code of a block of a new tensor may be, so that no message makes
+// a receiver allocate more than 1024 times its length.
+func least(bytes int) int { return bytes / 1024 }
+
+// diff returns the delta from r to next, of whose blocks it takes the checksums. Without r, or of version 0, it is a full copy.
+func diff(ctx context.Context, r, next *replica, tick func(done, of int)) (*Delta, error) {
+	d := &Delta{Base: r.version, Target: next.version}
+	if r.version != 0 {
+		d.digest = r.digest()
+	}
+	if r.version == 0 || !r.sameLayout(next) {
+		d.layout = []Tensor{}
+		for _, t := range next.tensors {
+			t.Memory = nil
+			d.layout = append(d.layout, t)
+		}
+	}
+	from := make([]int, len(next.tensors))
+	codes := make([][][]byte, len(next.tensors))
+	for i := range next.tensors {
+		if from[i] = -1; r.version != 0 {
+			from[i] = find(r.tensors, &next.tensors[i])
+		}
+		codes[i] = make([][]byte, next.tensors[i].blocks())
+		d.weights += uint64(next.tensors[i].elements)
+	}
+	err := next.each(ctx, tick, func(c *coder, t, b int) error {
+		dt := next.tensors[t].DType
+		new, err := next.load(t, b, &c.new)
+		if err != nil {
+			return err
+		}
+		var old []byte
+		if from[t] >= 0 {
+			old, err = r.load(from[t], b, &c.old)
+		} else {
+			c.old = grown(c.old, len(new))
+			clear(c.old)
+			old = c.old
+		}
+		if err != nil {
+			return err
+		}
+		if c.compare(old, new, dt); len(c.idx) == 0 && from[t] >= 0 {
+			next.sums[t][b] = r.sums[from[t]][b]
+			return nil
+		}
+		next.sums[t][b] = crc32.Checksum(new, castagnoli)
+		code := c.encode(nil, new, dt)
+		if from[t] < 0 && len(code) < least(len(new)) {
+			code = appendRaw(nil, len(c.idx), new)
+		}
+		codes[t][b] = code
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for t, blocks := range codes {
+		c := change{tensor: t, sum: sumOf(next.sums[t])}
+		for b, code := range blocks {
+			if code != nil {
+				c.blocks = append(c.blocks, block{b, code})
+			}
+		}
+		if c.blocks != nil {
+			d.tensors = append(d.tensors, c)
+		}
+	}
+	return d, nil
+}
+
+// Diff returns the delta from the old tensors, those of version 1, to the new ones, version 2, in any order. tick, if not
+// nil, is told of progress.
+func Diff(ctx context.Context, old, new []Tensor, tick func(done, of int)) (*Delta, error) {
+	from, err := newReplica(1, old)
+	if err != nil {
+		return nil, err
+	}
+	to, err := newReplica(2, new)
+	if err == nil {
+		err = from.measure(ctx, nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return diff(ctx, from, to, tick)
+}
+
+// Layout returns name, type and shape of the tensors after d, by name; nil if they are those before.
+func (d *Delta) Layout() []Tensor { return slices.Clone(d.layout) }
+
+// Apply makes the tensors those of the delta's target, if they are those of its base (a [VersionError] otherwise). The
+// tensors that are new are put into memory that alloc returns, with zeros. After an error the tensors are as they were, if their
+// memory can be read and written. tick, if not nil, is told of progress.
+func (d *Delta) Apply(ctx context.Context, tensors []Tensor, alloc func(Tensor) (Memory, error), tick func(done, of int)) error {
+	r, err := newReplica(d.Base, tensors)
+	if err != nil {
+		return err
+	}
+	if err := r.measure(ctx, nil); err != nil {
+		return err
+	}
+	_, err = r.apply(ctx, d, alloc, tick)
+	return err
+}
+
+// applied is a delta that was applied, and can be rolled back.
+type applied struct {
+	r, next *replica
+	was     []int    // where each tensor is in r, -1 if it is new
+	mine    []Memory // allocated for new tensors
+	d       *Delta
+	done    [][]undo // by change
+}
+
+// undo is what takes a block back.
+type undo struct {
+	done  bool
+	saved []byte // the block before; without it, differences are subtracted
+}
+
+// apply applies a delta in place, and keeps what it takes to roll back. After an error it has rolled back.
+func (r *replica) apply(ctx context.Context, d *Delta, alloc func(Tensor) (Memory, error), tick func(done, of int)) (*applied, error) {
+	if d.Base != 0 && (d.Base != r.version || r.lost != nil) {
+		return nil, &VersionError{Have: r.version, Need: d.Base}
+	}
+	if d.Base != 0 && d.digest != r.digest() {
+		return nil, &VersionError{Have: r.version, Need: d.Base, Differ: true}
+	}
+	a := &applied{r: r, d: d, next: &replica{version: d.Target, hook: r.hook}}
+	layout := d.layout
+	if layout == nil {
+		layout = r.tensors
+	}
+	if err := a.prepare(layout, alloc); err != nil {
+		a.free()
+		return nil, err
+	}
+	type place struct{ change, block int }
+	var all []place
+	for i, c := range d.tensors {
+		a.done = append(a.done, make([]undo, len(c.blocks)))
+		for b := range c.blocks {
+			all = append(all, place{i, b})
+		}
+	}
+	err := parallel(ctx, len(all), tick, func(c *coder, i int) error { return a.block(c, all[i].change, all[i].block) })
+	for _, c := range d.tensors {
+		if err == nil && sumOf(a.next.sums[c.tensor]) != c.sum {
+			err = fmt.Errorf("%w: tensor %q has another checksum", ErrDelta, layout[c.tensor].Name)
+		}
+	}
+	if err == nil {
+		err = r.step()
+	}
+	if err != nil {
+		return nil, errors.Join(err, a.rollback())
+	}
+	return a, nil
+}
+
+// prepare finds or allocates the memory of all tensors, and checks which blocks there are.
+func (a *applied) prepare(layout []Tensor, alloc func(Tensor) (Memory, error)) error {
+	a.next.tensors = slices.Clone(layout)
+	a.was = make([]int, len(layout))
+	blocks := make([]int, len(layout)) // with codes that are not too short for a new tensor
+	for _, c := range a.d.tensors {
+		if c.tensor >= len(layout) || len(c.blocks) == 0 || c.blocks[len(c.blocks)-1].at >= layout[c.tensor].blocks() {
+			return errDamaged
+		}
+		for _, b := range c.blocks {
+			if from, to := layout[c.tensor].bounds(b.at); len(b.code) >= least(to-from) {
+				blocks[c.tensor]++
+			}
+		}
+	}
+	for i := range layout {
+		t := &a.next.tensors[i]
+		was := find(a.r.tensors, t)
+		if a.was[i] = was; was >= 0 && a.d.Base != 0 {
+			t.Memory = a.r.tensors[was].Memory
+			a.next.sums = append(a.next.sums, slices.Clone(a.r.sums[was]))
+			continue
+		}
+		if blocks[i] != t.blocks() {
+			return errDamaged
+		}
+		a.next.sums = append(a.next.sums, make([]uint32, t.blocks()))
+		if was >= 0 {
+			t.Memory = a.r.tensors[was].Memory
+			continue
+		}
+		m, err := alloc(*t)
+		if err != nil {
+			return fmt.Errorf("delta: new tensor %q: %w", t.Name, err)
+		}
+		t.Memory = m
+		a.mine = append(a.mine, m)
+	}
+	return nil
+}
+
+// block applies the code of a block.
+func (a *applied) block(c *coder, i, b int) error {
+	change := &a.d.tensors[i]
+	at, code, u := change.blocks[b].at, change.blocks[b].code, &a.done[i][b]
+	data, err := a.next.load(change.tensor, at, &c.new)
+	if err != nil {
+		return err
+	}
+	_, direct := a.next.tensors[change.tensor].Memory.(inPlace)
+	kept := a.was[change.tensor] >= 0
+	if a.d.Base == 0 || !kept || len(code) > 0 && code[0] == formRaw {
+		if kept {
+			u.saved, u.done = slices.Clone(data), direct
+		}
+		if a.d.Base == 0 || !kept {
+			clear(data)
+		}
+	}
+	if err := c.apply(code, data, a.next.tensors[change.tensor].DType, false); err != nil {
+		return err
+	}
+	u.done = kept && direct
+	if err := a.next.step(); err != nil {
+		return err
+	}
+	u.done = kept
+	a.next.sums[change.tensor][at] = crc32.Checksum(data, castagnoli)
+	return a.next.store(change.tensor, at, data)
+}
+
+// rollback makes the tensors what they were. Where it fails, they are of no version.
+func (a *applied) rollback() error {
+	type place struct{ change, block int }
+	var all []place
+	for i, done := range a.done {
+		for b := range done {
+			if done[b].done {
+				all = append(all, place{i, b})
+			}
+		}
+	}
+	err := parallel(context.Background(), len(all), nil, func(c *coder, k int) error {
+		i, b := all[k].change, all[k].block
+		change, saved := &a.d.tensors[i], a.done[i][b].saved
+		at := change.blocks[b].at
+		data, err := a.next.load(change.tensor, at, &c.new)
+		if err != nil {
+			return err
+		}
+		if saved != nil {
+			copy(data, saved)
+		} else if err := c.apply(change.blocks[b].code, data, a.next.tensors[change.tensor].DType, true); err != nil {
+			return err
+		}
+		if crc32.Checksum(data, castagnoli) != a.r.sums[a.was[change.tensor]][at] {
+			return fmt.Errorf("tensor %q has another checksum than before", a.next.tensors[change.tensor].Name)
+		}
+		return a.next.store(change.tensor, at, data)
+	})
+	a.free()
+	if err != nil {
+		a.r.version, a.r.lost = 0, fmt.Errorf("delta: roll back: %w", err)
+	}
+	return err
+}
+
+// free frees what was allocated.
+func (a *applied) free() {
+	for _, m := range a.mine {
+		release(m)
+	}
+}
+
+// commit makes the replica the next version, and frees what a subscriber has allocated for tensors that are gone.
+func (a *applied) commit() {
+	for _, t := range a.r.tensors {
+		if find(a.next.tensors, &t) < 0 {
+			release(t.Memory)
+		}
+	}
+	*a.r = *a.next
+}

@@ -1,0 +1,248 @@
+package delta
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+)
+
+// The coder of values is a range asymmetric numeral system with a table per block (rANS: Jarek Duda,
+// "Asymmetric numeral systems", 2013, https://arxiv.org/abs/1311.2540). Its format is in doc.go.
+const (
+	tableBits   = 12      // frequencies of a table sum to 1<<tableBits
+	stateLow    = 1 << 16 // states are in [stateLow, stateLow<<16)
+	direct      = 16      // values below it are symbols of their own
+	symbolCount = direct + 60*8
+	interleaved = 1024 // values from which on there are four states
+)
+
+// symbolOf returns the symbol of a value, and how many of its lowest bits follow it.
+func symbolOf(v uint64) (symbol int, extra uint) {
+	if v < direct {
+		return int(v), 0
+	}
+	extra = uint(bits.Len64(v)) - 4
+	return int(direct + (extra-1)*8 + uint(v>>extra&7)), extra
+}
+
+// leastOf returns the smallest value with a symbol, and how many bits follow it.
+func leastOf(symbol int) (v uint64, extra uint) {
+	if symbol < direct {
+		return uint64(symbol), 0
+	}
+	extra = uint(symbol-direct)/8 + 1
+	return uint64(8|(symbol-direct)%8) << extra, extra
+}
+
+// frequencies of the symbols of a table.
+type frequencies [symbolCount]uint16
+
+// standard is the table of blocks too small for one of their own.
+var standard = func() (f frequencies) {
+	left := uint16(1<<tableBits - symbolCount)
+	for s := range f {
+		f[s] = 1
+	}
+	for s := range 12 {
+		more := uint16(1<<tableBits-symbolCount) >> (s + 1)
+		f[s] += more
+		left -= more
+	}
+	f[0] += left
+	return f
+}()
+
+// fit sets f to the counts, scaled, and returns how many symbols have any.
+func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
+	sum := 0
+	for s, n := range counts {
+		f[s] = 0
+		if n > 0 {
+			f[s] = uint16(max(1, (n<<tableBits+total/2)/total))
+			used++
+			sum += int(f[s])
+		}
+	}
+	for ; sum != 1<<tableBits; sum += sign(1<<tableBits - sum) {
+		most := 0
+		for s := range f {
+			if f[s] > f[most] {
+				most = s
+			}
+		}
+		f[most] = uint16(int(f[most]) + sign(1<<tableBits-sum))
+	}
+	return used
+}
+
+func sign(n int) int {
+	if n < 0 {
+		return -1
+	}
+	return 1
+}
+
+// cost returns about how many bits the counted symbols take.
+func (f *frequencies) cost(counts *[symbolCount]int) (total float64) {
+	for s, n := range counts {
+		if n > 0 {
+			total += float64(n) * (tableBits - math.Log2(float64(f[s])))
+		}
+	}
+	return total
+}
+
+// appendValues appends the section of values.
+func (c *coder) appendValues(dst []byte, values []uint64) []byte {
+	if len(values) == 0 {
+		return dst
+	}
+	clear(c.counts[:])
+	for _, v := range values {
+		s, _ := symbolOf(v)
+		c.counts[s]++
+	}
+	f := &c.freq
+	used := f.fit(&c.counts, len(values))
+	if standard.cost(&c.counts) <= f.cost(&c.counts)+24*float64(used) {
+		f = &standard
+		dst = append(dst, 0)
+	} else {
+		dst = binary.AppendUvarint(dst, uint64(used))
+		before := -1
+		for s, n := range f {
+			if n > 0 {
+				dst = binary.AppendUvarint(binary.AppendUvarint(dst, uint64(s-before-1)), uint64(n))
+				before = s
+			}
+		}
+	}
+	var starts [symbolCount]uint32
+	sum := uint32(0)
+	for s, n := range f {
+		starts[s] = sum
+		sum += uint32(n)
+	}
+	states := [4]uint32{stateLow, stateLow, stateLow, stateLow}
+	mask := statesOf(len(values)) - 1
+	words := c.words[:0]
+	for i := len(values) - 1; i >= 0; i-- {
+		x := states[i&mask]
+		s, extra := symbolOf(values[i])
+		for done := extra; done > 0; { // pieces of up to 16 bits, the highest first
+			n := (done-1)%16 + 1
+			done -= n
+			if uint64(x) >= 1<<(32-n) {
+				words, x = append(words, uint16(x)), x>>16
+			}
+			x = x<<n | uint32(values[i]>>done)&(1<<n-1)
+		}
+		n := uint32(f[s])
+		if uint64(x) >= uint64(n)<<(32-tableBits) {
+			words, x = append(words, uint16(x)), x>>16
+		}
+		states[i&mask] = x/n<<tableBits + x%n + starts[s]
+	}
+	c.words = words
+	dst = binary.AppendUvarint(dst, uint64(len(words)))
+	for _, x := range states[:mask+1] {
+		dst = binary.LittleEndian.AppendUint32(dst, x)
+	}
+	for i := len(words) - 1; i >= 0; i-- {
+		dst = binary.LittleEndian.AppendUint16(dst, words[i])
+	}
+	return dst
+}
+
+func statesOf(values int) int {
+	if values < interleaved {
+		return 1
+	}
+	return 4
+}
+
+// slot is one of the places of a table.
+type slot struct{ symbol, freq, offset uint16 }
+
+// readTable reads a table into the slots of c.
+func (c *coder) readTable(src *cursor) error {
+	f := &standard
+	if used := src.uvarint(); used > 0 {
+		f = &c.freq
+		*f = frequencies{}
+		symbol, sum := uint64(0), uint64(0)
+		for range min(used, symbolCount+1) {
+			symbol += src.uvarint()
+			n := src.uvarint()
+			if sum += n; symbol >= symbolCount || n == 0 || n > 1<<tableBits || sum > 1<<tableBits {
+				return errDamaged
+			}
+			f[symbol] = uint16(n)
+			symbol++
+		}
+		if sum != 1<<tableBits {
+			return errDamaged
+		}
+	}
+	at := 0
+	for s, n := range f {
+		for i := range n {
+			c.slots[at] = slot{uint16(s), n, i}
+			at++
+		}
+	}
+	return nil
+}
+
+// readValues reads the section of as many values.
+func (c *coder) readValues(src *cursor, values []uint64) error {
+	if len(values) == 0 {
+		return nil
+	}
+	if err := c.readTable(src); err != nil {
+		return err
+	}
+	count := src.uvarint()
+	mask := statesOf(len(values)) - 1
+	head := src.take(4 * uint64(mask+1))
+	words := src.take(2 * min(count, math.MaxInt32))
+	if src.bad {
+		return errDamaged
+	}
+	var states [4]uint32
+	for i := range mask + 1 {
+		states[i] = binary.LittleEndian.Uint32(head[4*i:])
+	}
+	for i := range values {
+		x := states[i&mask]
+		s := &c.slots[x&(1<<tableBits-1)]
+		x = uint32(s.freq)*(x>>tableBits) + uint32(s.offset)
+		if x < stateLow && len(words) >= 2 {
+			x, words = x<<16|uint32(binary.LittleEndian.Uint16(words)), words[2:]
+		}
+		v := uint64(s.symbol)
+		if v >= direct {
+			var extra uint
+			v, extra = leastOf(int(v))
+			for at := uint(0); at < extra; {
+				n := min(extra-at, 16)
+				v |= uint64(x&(1<<n-1)) << at
+				at += n
+				if x >>= n; x < stateLow && len(words) >= 2 {
+					x, words = x<<16|uint32(binary.LittleEndian.Uint16(words)), words[2:]
+				}
+			}
+		}
+		values[i] = v
+		states[i&mask] = x
+	}
+	for _, x := range states[:mask+1] {
+		if x != stateLow {
+			return errDamaged
+		}
+	}
+	if len(words) > 0 {
+		return errDamaged
+	}
+	return nil
+}
