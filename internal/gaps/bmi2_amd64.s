@@ -34,12 +34,12 @@ loop:
 	VMOVDQU      Y4, (AX)
 	VMOVDQU      Y5, 32(AX)
 	VEXTRACTI128 $0x01, Y3, X0
-	VPOR         X3, X0, X0
-	VPSHUFD      $0x4e, X0, X1
-	VPOR         X0, X1, X0
-	VPSHUFD      $0x01, X0, X1
-	VPOR         X0, X1, X0
-	VMOVD        X0, AX
+	VPOR         X3, X0, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPOR         X1, X0, X1
+	VPSHUFD      $0x01, X1, X0
+	VPOR         X1, X0, X1
+	VMOVD        X1, AX
 	VZEROUPPER
 	MOVL         AX, or+32(FP)
 	RET

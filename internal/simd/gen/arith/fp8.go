@@ -6,6 +6,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
 // fp8Format is one of the OCP 8-bit floats, which saturate.
@@ -152,7 +154,7 @@ func packBytes(w int, acc vector) reg.VecVirtual {
 	VPACKUSWB(high, low, low)
 	if fp8Width(w) == ymmBytes {
 		order := YMM()
-		VMOVDQU(constant("interleave", 0, 4, 1, 5, 2, 6, 3, 7), order)
+		VMOVDQU(avx.Table("interleave", 0, 4, 1, 5, 2, 6, 3, 7), order)
 		VPERMD(low, order, low)
 	}
 	return low

@@ -7,6 +7,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
 const nosplit = attr.NOSPLIT
@@ -93,21 +95,5 @@ func broadcast64(value uint64) reg.VecVirtual {
 // register, with the value in every 32-bit lane: for kernels that need more
 // constants than there are registers.
 func constant32(value uint32) Mem {
-	return constant(fmt.Sprintf("lanes%08x", value), value, value, value, value, value, value, value, value)
+	return avx.Table(fmt.Sprintf("lanes%08x", value), value, value, value, value, value, value, value, value)
 }
-
-// constant returns the address of a constant in memory, by a name that stands
-// for its lanes.
-func constant(name string, lanes ...uint32) Mem {
-	if m, ok := constants[name]; ok {
-		return m
-	}
-	m := GLOBL(name, attr.RODATA|attr.NOPTR)
-	for i, lane := range lanes {
-		DATA(4*i, U32(lane))
-	}
-	constants[name] = m
-	return m
-}
-
-var constants = map[string]Mem{}

@@ -5,6 +5,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
+
+	. "github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
 func main() {
@@ -16,12 +18,6 @@ func main() {
 	Generate()
 }
 
-func kernel(name, signature string, doc ...string) {
-	TEXT(name, NOSPLIT, signature)
-	Pragma("noescape")
-	Doc(doc...)
-}
-
 // repeat writes a loop of as many rounds as left says, at least one.
 func repeat(left Register, body func()) {
 	Label("loop")
@@ -30,21 +26,15 @@ func repeat(left Register, body func()) {
 	JNZ(LabelRef("loop"))
 }
 
-func zero() VecVirtual {
-	v := YMM()
-	VPXOR(v, v, v)
-	return v
-}
-
 func scan() {
-	kernel("scanAVX2", "func(gaps *uint32, idx *int32, rounds int, sums *[8]uint64) (or uint32)",
+	Kernel("scanAVX2", "func(gaps *uint32, idx *int32, rounds int, sums *[8]uint64) (or uint32)",
 		"scanAVX2 stores the gaps before idx[1] and those that follow, eight a round, and their sums.")
 	gaps, idx, rounds := Load(Param("gaps"), GP64()), Load(Param("idx"), GP64()), Load(Param("rounds"), GP64())
 	ones, mask, low := YMM(), YMM(), YMM()
 	VPCMPEQD(ones, ones, ones)
 	VPSRLD(Imm(1), ones, mask)
 	VPSRLQ(Imm(32), ones, low)
-	all, even, odd := zero(), zero(), zero()
+	all, even, odd := Zero(), Zero(), Zero()
 	repeat(rounds, func() {
 		gap, half := YMM(), YMM()
 		VMOVDQU(Mem{Base: idx, Disp: 4}, gap)
@@ -63,27 +53,20 @@ func scan() {
 	to := Load(Param("sums"), GP64())
 	VMOVDQU(even, Mem{Base: to})
 	VMOVDQU(odd, Mem{Base: to, Disp: 32})
-	x, y := XMM(), XMM()
-	VEXTRACTI128(Imm(1), all, x)
-	VPOR(all.AsX(), x, x)
-	for _, order := range []uint8{0b01_00_11_10, 0b00_00_00_01} {
-		VPSHUFD(U8(order), x, y)
-		VPOR(x, y, x)
-	}
 	r := GP32()
-	VMOVD(x, r)
+	VMOVD(Fold(all, func(ops ...Op) { VPOR(ops[0], ops[1], ops[2]) }), r)
 	VZEROUPPER()
 	Store(r, ReturnIndex(0))
 	RET()
 }
 
 func sums() {
-	kernel("sumsAVX2", "func(gaps *uint32, rounds int, k uint, sums *[24]uint32)",
+	Kernel("sumsAVX2", "func(gaps *uint32, rounds int, k uint, sums *[24]uint32)",
 		"sumsAVX2 sums gaps>>k, gaps>>(k+1) and gaps>>(k+2), eight of each a round, in eight parts each.")
 	gaps, rounds, k := Load(Param("gaps"), GP64()), Load(Param("rounds"), GP64()), Load(Param("k"), GP64())
 	count := XMM()
 	VMOVQ(k, count)
-	s := []VecVirtual{zero(), zero(), zero()}
+	s := []VecVirtual{Zero(), Zero(), Zero()}
 	repeat(rounds, func() {
 		q := YMM()
 		VMOVDQU(Mem{Base: gaps}, q)
@@ -118,7 +101,7 @@ func flush(dst, acc, n Register) {
 }
 
 func putLow() {
-	kernel("lowBMI2", "func(dst *byte, gaps *uint32, pairs int, k uint)",
+	Kernel("lowBMI2", "func(dst *byte, gaps *uint32, pairs int, k uint)",
 		"lowBMI2 writes the k lowest bits of pairs of gaps, at most 28, and up to 8 bytes more.")
 	dst, gaps, pairs := Load(Param("dst"), GP64()), Load(Param("gaps"), GP64()), Load(Param("pairs"), GP64())
 	k, mask, acc, n := Load(Param("k"), GP64()), GP64(), GP64(), GP64()
@@ -145,7 +128,7 @@ func putLow() {
 }
 
 func putHigh() {
-	kernel("highBMI2", "func(dst *byte, gaps *uint32, pairs int, k uint)",
+	Kernel("highBMI2", "func(dst *byte, gaps *uint32, pairs int, k uint)",
 		"highBMI2 writes the quotients of pairs of gaps, at most 27 each, and up to 8 bytes more.")
 	dst, gaps, pairs := Load(Param("dst"), GP64()), Load(Param("gaps"), GP64()), Load(Param("pairs"), GP64())
 	k, acc, n := Load(Param("k"), GP64()), GP64(), GP64()
@@ -168,7 +151,7 @@ func putHigh() {
 }
 
 func decode() {
-	kernel("decodeBMI2", "func(idx []int32, low, high []byte, k uint, next int32) (done int)",
+	Kernel("decodeBMI2", "func(idx []int32, low, high []byte, k uint, next int32) (done int)",
 		"decodeBMI2 decodes a block without capped quotients, until there are no more ones in high. 8 bytes",
 		"behind low and high are read.")
 	idx, left := Load(Param("idx").Base(), GP64()), Load(Param("idx").Len(), GP64())

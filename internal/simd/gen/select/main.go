@@ -9,9 +9,10 @@ import (
 	"sync"
 
 	. "github.com/mmcloughlin/avo/build"
-	"github.com/mmcloughlin/avo/gotypes"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
+
+	. "github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
 func main() {
@@ -25,13 +26,6 @@ func main() {
 }
 
 const vector = 8 // float32 in one register
-
-// kernel starts a function. Its slices do not escape: it keeps no pointer.
-func kernel(name, signature string, doc ...string) {
-	TEXT(name, NOSPLIT, signature)
-	Pragma("noescape")
-	Doc(doc...)
-}
 
 // loop walks over the slice parameter of the given name, step elements at a
 // time, as long as a whole step is left and goOn, if any, does not jump to the
@@ -68,29 +62,9 @@ func loadKeys() keys {
 	VPSRLD(Imm(1), magnitude, magnitude)
 	return keys{
 		magnitude: magnitude,
-		lo:        spread(Load(Param("lo"), GP32())),
-		width:     spread(Load(Param("width"), GP32())),
+		lo:        Broadcast(Load(Param("lo"), GP32())),
+		width:     Broadcast(Load(Param("width"), GP32())),
 	}
-}
-
-// spread returns a vector with the 32 bits of r in all lanes.
-func spread(r Register) VecVirtual {
-	x, v := XMM(), YMM()
-	VMOVD(r, x)
-	VPBROADCASTD(x, v)
-	return v
-}
-
-// argument returns the address of a parameter.
-func argument(param string) Mem { return address(Param(param)) }
-
-// address returns that of a parameter, or of a part of one.
-func address(c gotypes.Component) Mem {
-	m, err := c.Resolve()
-	if err != nil {
-		panic(err)
-	}
-	return m.Addr
 }
 
 // match returns all ones in the lanes of x (a register or memory) that have a
@@ -121,12 +95,12 @@ func selectRange(withGrad bool) {
 		tile    = 16 // blocks
 	)
 	if withGrad {
-		kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added, done, found int)",
+		Kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added, done, found int)",
 			"addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects",
 			"from these blocks while idx and val have room for another 32. take makes zero in x what it",
 			"selects. With a tile, stores to x, which begins at a multiple of 32 bytes, bypass the caches.")
 	} else {
-		kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (done, found int)",
+		Kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (done, found int)",
 			"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.",
 			"take makes zero in x what it selects.")
 	}
@@ -150,7 +124,7 @@ func selectRange(withGrad bool) {
 		from := Mem{Base: Load(Param("from").Base(), GP64()), Scale: 4}
 		grad := Mem{Base: Load(Param("grad").Base(), GP64()), Scale: 4}
 		factor := YMM()
-		VBROADCASTSS(argument("factor"), factor)
+		VBROADCASTSS(Address(Param("factor")), factor)
 		element := sum
 		sum = func(i int) Op {
 			v, term := YMM(), YMM()
@@ -166,22 +140,22 @@ func selectRange(withGrad bool) {
 	table := GP64()
 	LEAQ(permutationTable(), table)
 	positions := YMM()
-	VPADDD(iota8(), spread(Load(Param("base"), GP32())), positions)
+	VPADDD(Table("iota8", 0, 1, 2, 3, 4, 5, 6, 7), Broadcast(Load(Param("base"), GP32())), positions)
 	eight := GP32()
 	MOVL(U32(vector), eight)
-	step := spread(eight)
+	step := Broadcast(eight)
 
 	Label("tile")
 	CMPQ(done, last)
 	JGT(LabelRef("end"))
 	tileLast, listed := GP64(), GP64()
 	if withGrad {
-		CMPQ(argument("tile"), Imm(0))
+		CMPQ(Address(Param("tile")), Imm(0))
 		JE(LabelRef("placed"))
 		MOVQ(done, start)
 		MOVQ(done, listed)
 		SHLQ(Imm(2), listed)
-		MOVQ(argument("tile"), x.Base)
+		MOVQ(Address(Param("tile")), x.Base)
 		SUBQ(listed, x.Base)
 		Label("placed")
 	}
@@ -222,7 +196,7 @@ func selectRange(withGrad bool) {
 	MOVL(list.Idx(next, 4), at.As32())
 	CMPQ(found, room)
 	JGT(LabelRef("full"))
-	position := spread(at.As32())
+	position := Broadcast(at.As32())
 	VPADDD(positions, position, position)
 	left := make([]VecVirtual, vectors)
 	for i := range left {
@@ -245,7 +219,7 @@ func selectRange(withGrad bool) {
 		}
 	}
 	INCQ(next)
-	CMPB(argument("take"), Imm(0))
+	CMPB(Address(Param("take")), Imm(0))
 	JE(LabelRef("compress"))
 	for i := range left {
 		VMOVUPS(left[i], x.Idx(at, 4).Offset(i*vector*4))
@@ -254,11 +228,11 @@ func selectRange(withGrad bool) {
 
 	// stream writes the tile, if there is one, to where x is.
 	stream := func(name string) {
-		CMPQ(argument("tile"), Imm(0))
+		CMPQ(Address(Param("tile")), Imm(0))
 		JE(LabelRef(name + "_end"))
 		element, to := GP64(), GP64()
 		MOVQ(start, element)
-		MOVQ(address(Param("x").Base()), to)
+		MOVQ(Address(Param("x").Base()), to)
 		Label(name)
 		for i := range vectors {
 			v := YMM()
@@ -280,7 +254,7 @@ func selectRange(withGrad bool) {
 	if withGrad {
 		Store(at, Return("done"))
 		stream("last")
-		MOVQ(address(Param("x").Base()), x.Base)
+		MOVQ(Address(Param("x").Base()), x.Base)
 		Label("rest")
 		CMPQ(done, last)
 		JGT(LabelRef("added"))
@@ -322,20 +296,11 @@ var permutationTable = sync.OnceValue(func() Mem {
 	return table
 })
 
-// iota8 returns a table of the numbers 0 to 7.
-var iota8 = sync.OnceValue(func() Mem {
-	table := GLOBL("iota8", RODATA|NOPTR)
-	for i := range vector {
-		DATA(i*4, U32(i))
-	}
-	return table
-})
-
 // countRange subtracts the matches (all ones, that is -1) from counters in
 // each lane, which 2^31 elements cannot overflow.
 func countRange() {
 	const vectors = 4
-	kernel("countAVX2", "func(x []float32, lo, width uint32) (done, found int)",
+	Kernel("countAVX2", "func(x []float32, lo, width uint32) (done, found int)",
 		"countAVX2 counts in whole blocks of 32 elements.")
 	k := loadKeys()
 	counts := zeros(vectors)
@@ -347,15 +312,8 @@ func countRange() {
 	VPADDD(counts[0], counts[1], counts[0])
 	VPADDD(counts[2], counts[3], counts[2])
 	VPADDD(counts[0], counts[2], counts[0])
-	low, high := XMM(), XMM()
-	VEXTRACTI128(Imm(1), counts[0], high)
-	VPADDD(counts[0].AsX(), high, low)
-	VPSHUFD(U8(0b01_00_11_10), low, high)
-	VPADDD(low, high, low)
-	VPSHUFD(U8(0b00_00_00_01), low, high)
-	VPADDD(low, high, low)
 	found := GP32()
-	VMOVD(low, found)
+	VMOVD(Fold(counts[0], VPADDD), found)
 	VZEROUPPER()
 	Store(done, Return("done"))
 	Store(found.As64(), Return("found"))
@@ -366,8 +324,7 @@ func countRange() {
 func zeros(n int) []VecVirtual {
 	list := make([]VecVirtual, n)
 	for i := range list {
-		list[i] = YMM()
-		VPXOR(list[i], list[i], list[i])
+		list[i] = Zero()
 	}
 	return list
 }
@@ -396,17 +353,17 @@ func sums(term func(x VecVirtual)) {
 }
 
 func sum() {
-	kernel("sumAVX2", "func(x []float32, acc *[16]float64) (done int)",
+	Kernel("sumAVX2", "func(x []float32, acc *[16]float64) (done int)",
 		"sumAVX2 stores the partial sums of whole blocks of 16 elements in acc.")
 	sums(func(VecVirtual) {})
 }
 
 func squaredDeviations() {
-	kernel("squareAVX2", "func(x []float32, center float64, acc *[16]float64) (done int)",
+	Kernel("squareAVX2", "func(x []float32, center float64, acc *[16]float64) (done int)",
 		"squareAVX2 stores the partial sums of (x-center)^2 of whole blocks of 16 elements in acc.",
 		"It rounds products before it adds them, as the portable code does.")
 	center := YMM()
-	VBROADCASTSD(argument("center"), center)
+	VBROADCASTSD(Address(Param("center")), center)
 	sums(func(x VecVirtual) {
 		VSUBPD(center, x, x)
 		VMULPD(x, x, x)
@@ -415,10 +372,10 @@ func squaredDeviations() {
 
 func scale() {
 	const vectors = 4
-	kernel("scaleAVX2", "func(dst, src []float32, s float32) (done int)",
+	Kernel("scaleAVX2", "func(dst, src []float32, s float32) (done int)",
 		"scaleAVX2 scales whole blocks of 32 elements.")
 	factor := YMM()
-	VBROADCASTSS(argument("s"), factor)
+	VBROADCASTSS(Address(Param("s")), factor)
 	dst := Load(Param("dst").Base(), GP64())
 	done := loop("src", vectors*vector, nil, func(x Mem, done Register) {
 		for i := range vectors {

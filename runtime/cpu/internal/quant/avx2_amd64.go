@@ -52,13 +52,14 @@ func dequantizeI8AVX2(dst []float32, codes *byte, scales *byte, add bool) (done 
 //go:noescape
 func dequantizeI4AVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
 
+// dequantizeI2AVX2 stores or adds the values of blocks
+// until one has a value that is not finite.
+//
+//go:noescape
+func dequantizeI2AVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
+
 // dequantizeSignAVX2 stores or adds the values of blocks
 // until one has a value that is not finite.
 //
 //go:noescape
 func dequantizeSignAVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
-
-// dequantizeI2AVX2 stores or adds whole blocks of 64 values, whose codes name one of four in the table.
-//
-//go:noescape
-func dequantizeI2AVX2(dst []float32, codes *byte, table *byte, add bool) (done int)

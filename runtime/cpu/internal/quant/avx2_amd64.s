@@ -7,15 +7,11 @@
 TEXT ·quantizeI8AVX2(SB), NOSPLIT, $0-80
 	MOVQ         codes+0(FP), AX
 	MOVQ         scales+8(FP), CX
-	MOVQ         src_base+16(FP), DX
-	MOVQ         src_len+24(FP), BX
-	SHRQ         $0x06, BX
-	MOVQ         lost_base+40(FP), SI
-	MOVQ         lost_len+48(FP), DI
+	MOVQ         lost_base+40(FP), DX
+	MOVQ         lost_len+48(FP), BX
 	MOVSS        most+64(FP), X0
-	XORQ         R8, R8
-	MOVL         $0x3f800000, R9
-	VMOVD        R9, X1
+	MOVL         $0x3f800000, SI
+	VMOVD        SI, X1
 	VCVTTPS2DQ   X0, X2
 	VPBROADCASTD X2, Y2
 	VPXOR        Y3, Y3, Y3
@@ -23,24 +19,28 @@ TEXT ·quantizeI8AVX2(SB), NOSPLIT, $0-80
 	VPCMPEQD     Y4, Y4, Y4
 	VPSRLD       $0x01, Y4, Y4
 	VMOVDQU      order<>+0(SB), Y5
+	MOVQ         src_base+16(FP), SI
+	MOVQ         src_len+24(FP), DI
+	SHRQ         $0x06, DI
+	XORQ         R8, R8
 
 block:
-	CMPQ         R8, BX
+	CMPQ         R8, DI
 	JGE          end
-	VPAND        (DX), Y4, Y6
-	VPAND        32(DX), Y4, Y7
+	VPAND        (SI), Y4, Y6
+	VPAND        32(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        64(DX), Y4, Y7
+	VPAND        64(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        96(DX), Y4, Y7
+	VPAND        96(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        128(DX), Y4, Y7
+	VPAND        128(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        160(DX), Y4, Y7
+	VPAND        160(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        192(DX), Y4, Y7
+	VPAND        192(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        224(DX), Y4, Y7
+	VPAND        224(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
 	VEXTRACTI128 $0x01, Y6, X7
 	VPMAXSD      X6, X7, X6
@@ -64,44 +64,44 @@ block:
 	VBROADCASTSS X6, Y6
 	SHRL         $0x10, R9
 	MOVW         R9, (CX)
-	VMULPS       (DX), Y6, Y8
+	VMULPS       (SI), Y6, Y8
 	VCVTPS2DQ    Y8, Y8
 	VPMINSD      Y2, Y8, Y8
 	VPMAXSD      Y3, Y8, Y8
-	VMULPS       32(DX), Y6, Y9
+	VMULPS       32(SI), Y6, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPMINSD      Y2, Y9, Y9
 	VPMAXSD      Y3, Y9, Y9
-	VMULPS       64(DX), Y6, Y10
+	VMULPS       64(SI), Y6, Y10
 	VCVTPS2DQ    Y10, Y10
 	VPMINSD      Y2, Y10, Y10
 	VPMAXSD      Y3, Y10, Y10
-	VMULPS       96(DX), Y6, Y11
+	VMULPS       96(SI), Y6, Y11
 	VCVTPS2DQ    Y11, Y11
 	VPMINSD      Y2, Y11, Y11
 	VPMAXSD      Y3, Y11, Y11
-	CMPQ         DI, $0x00
+	CMPQ         BX, $0x00
 	JE           pack3
 	VCVTDQ2PS    Y8, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      (DX), Y13
+	VMOVUPS      (SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, (SI)
+	VMOVUPS      Y13, (DX)
 	VCVTDQ2PS    Y9, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      32(DX), Y13
+	VMOVUPS      32(SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, 32(SI)
+	VMOVUPS      Y13, 32(DX)
 	VCVTDQ2PS    Y10, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      64(DX), Y13
+	VMOVUPS      64(SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, 64(SI)
+	VMOVUPS      Y13, 64(DX)
 	VCVTDQ2PS    Y11, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      96(DX), Y13
+	VMOVUPS      96(SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, 96(SI)
+	VMOVUPS      Y13, 96(DX)
 
 pack3:
 	VPACKSSDW Y9, Y8, Y8
@@ -109,44 +109,44 @@ pack3:
 	VPACKSSWB Y10, Y8, Y8
 	VPERMD    Y8, Y5, Y8
 	VMOVDQU   Y8, (AX)
-	VMULPS    128(DX), Y6, Y8
+	VMULPS    128(SI), Y6, Y8
 	VCVTPS2DQ Y8, Y8
 	VPMINSD   Y2, Y8, Y8
 	VPMAXSD   Y3, Y8, Y8
-	VMULPS    160(DX), Y6, Y9
+	VMULPS    160(SI), Y6, Y9
 	VCVTPS2DQ Y9, Y9
 	VPMINSD   Y2, Y9, Y9
 	VPMAXSD   Y3, Y9, Y9
-	VMULPS    192(DX), Y6, Y10
+	VMULPS    192(SI), Y6, Y10
 	VCVTPS2DQ Y10, Y10
 	VPMINSD   Y2, Y10, Y10
 	VPMAXSD   Y3, Y10, Y10
-	VMULPS    224(DX), Y6, Y6
+	VMULPS    224(SI), Y6, Y6
 	VCVTPS2DQ Y6, Y6
 	VPMINSD   Y2, Y6, Y6
 	VPMAXSD   Y3, Y6, Y6
-	CMPQ      DI, $0x00
+	CMPQ      BX, $0x00
 	JE        pack7
 	VCVTDQ2PS Y8, Y11
 	VMULPS    Y7, Y11, Y11
-	VMOVUPS   128(DX), Y12
+	VMOVUPS   128(SI), Y12
 	VSUBPS    Y11, Y12, Y12
-	VMOVUPS   Y12, 128(SI)
+	VMOVUPS   Y12, 128(DX)
 	VCVTDQ2PS Y9, Y11
 	VMULPS    Y7, Y11, Y11
-	VMOVUPS   160(DX), Y12
+	VMOVUPS   160(SI), Y12
 	VSUBPS    Y11, Y12, Y12
-	VMOVUPS   Y12, 160(SI)
+	VMOVUPS   Y12, 160(DX)
 	VCVTDQ2PS Y10, Y11
 	VMULPS    Y7, Y11, Y11
-	VMOVUPS   192(DX), Y12
+	VMOVUPS   192(SI), Y12
 	VSUBPS    Y11, Y12, Y12
-	VMOVUPS   Y12, 192(SI)
+	VMOVUPS   Y12, 192(DX)
 	VCVTDQ2PS Y6, Y11
 	VMULPS    Y7, Y11, Y11
-	VMOVUPS   224(DX), Y7
+	VMOVUPS   224(SI), Y7
 	VSUBPS    Y11, Y7, Y7
-	VMOVUPS   Y7, 224(SI)
+	VMOVUPS   Y7, 224(DX)
 
 pack7:
 	VPACKSSDW Y9, Y8, Y8
@@ -155,9 +155,9 @@ pack7:
 	VPERMD    Y8, Y5, Y8
 	VMOVDQU   Y8, 32(AX)
 	ADDQ      $0x00000100, DX
+	ADDQ      $0x00000002, CX
+	ADDQ      $0x00000040, AX
 	ADDQ      $0x00000100, SI
-	ADDQ      $0x02, CX
-	ADDQ      $0x40, AX
 	INCQ      R8
 	JMP       block
 
@@ -181,15 +181,11 @@ GLOBL order<>(SB), RODATA|NOPTR, $32
 TEXT ·quantizeI4AVX2(SB), NOSPLIT, $0-80
 	MOVQ         codes+0(FP), AX
 	MOVQ         scales+8(FP), CX
-	MOVQ         src_base+16(FP), DX
-	MOVQ         src_len+24(FP), BX
-	SHRQ         $0x06, BX
-	MOVQ         lost_base+40(FP), SI
-	MOVQ         lost_len+48(FP), DI
+	MOVQ         lost_base+40(FP), DX
+	MOVQ         lost_len+48(FP), BX
 	MOVSS        most+64(FP), X0
-	XORQ         R8, R8
-	MOVL         $0x3f800000, R9
-	VMOVD        R9, X1
+	MOVL         $0x3f800000, SI
+	VMOVD        SI, X1
 	VCVTTPS2DQ   X0, X2
 	VPBROADCASTD X2, Y2
 	VPXOR        Y3, Y3, Y3
@@ -197,24 +193,28 @@ TEXT ·quantizeI4AVX2(SB), NOSPLIT, $0-80
 	VPCMPEQD     Y4, Y4, Y4
 	VPSRLD       $0x01, Y4, Y4
 	VMOVDQU      order<>+0(SB), Y5
+	MOVQ         src_base+16(FP), SI
+	MOVQ         src_len+24(FP), DI
+	SHRQ         $0x06, DI
+	XORQ         R8, R8
 
 block:
-	CMPQ         R8, BX
+	CMPQ         R8, DI
 	JGE          end
-	VPAND        (DX), Y4, Y6
-	VPAND        32(DX), Y4, Y7
+	VPAND        (SI), Y4, Y6
+	VPAND        32(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        64(DX), Y4, Y7
+	VPAND        64(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        96(DX), Y4, Y7
+	VPAND        96(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        128(DX), Y4, Y7
+	VPAND        128(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        160(DX), Y4, Y7
+	VPAND        160(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        192(DX), Y4, Y7
+	VPAND        192(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
-	VPAND        224(DX), Y4, Y7
+	VPAND        224(SI), Y4, Y7
 	VPMAXSD      Y7, Y6, Y6
 	VEXTRACTI128 $0x01, Y6, X7
 	VPMAXSD      X6, X7, X6
@@ -238,88 +238,88 @@ block:
 	VBROADCASTSS X6, Y6
 	SHRL         $0x10, R9
 	MOVW         R9, (CX)
-	VMULPS       (DX), Y6, Y8
+	VMULPS       (SI), Y6, Y8
 	VCVTPS2DQ    Y8, Y8
 	VPMINSD      Y2, Y8, Y8
 	VPMAXSD      Y3, Y8, Y8
-	VMULPS       32(DX), Y6, Y9
+	VMULPS       32(SI), Y6, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPMINSD      Y2, Y9, Y9
 	VPMAXSD      Y3, Y9, Y9
-	VMULPS       64(DX), Y6, Y10
+	VMULPS       64(SI), Y6, Y10
 	VCVTPS2DQ    Y10, Y10
 	VPMINSD      Y2, Y10, Y10
 	VPMAXSD      Y3, Y10, Y10
-	VMULPS       96(DX), Y6, Y11
+	VMULPS       96(SI), Y6, Y11
 	VCVTPS2DQ    Y11, Y11
 	VPMINSD      Y2, Y11, Y11
 	VPMAXSD      Y3, Y11, Y11
-	CMPQ         DI, $0x00
+	CMPQ         BX, $0x00
 	JE           pack3
 	VCVTDQ2PS    Y8, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      (DX), Y13
+	VMOVUPS      (SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, (SI)
+	VMOVUPS      Y13, (DX)
 	VCVTDQ2PS    Y9, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      32(DX), Y13
+	VMOVUPS      32(SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, 32(SI)
+	VMOVUPS      Y13, 32(DX)
 	VCVTDQ2PS    Y10, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      64(DX), Y13
+	VMOVUPS      64(SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, 64(SI)
+	VMOVUPS      Y13, 64(DX)
 	VCVTDQ2PS    Y11, Y12
 	VMULPS       Y7, Y12, Y12
-	VMOVUPS      96(DX), Y13
+	VMOVUPS      96(SI), Y13
 	VSUBPS       Y12, Y13, Y13
-	VMOVUPS      Y13, 96(SI)
+	VMOVUPS      Y13, 96(DX)
 
 pack3:
 	VPACKSSDW Y9, Y8, Y8
 	VPACKSSDW Y11, Y10, Y10
 	VPACKSSWB Y10, Y8, Y8
 	VPERMD    Y8, Y5, Y8
-	VMULPS    128(DX), Y6, Y9
+	VMULPS    128(SI), Y6, Y9
 	VCVTPS2DQ Y9, Y9
 	VPMINSD   Y2, Y9, Y9
 	VPMAXSD   Y3, Y9, Y9
-	VMULPS    160(DX), Y6, Y10
+	VMULPS    160(SI), Y6, Y10
 	VCVTPS2DQ Y10, Y10
 	VPMINSD   Y2, Y10, Y10
 	VPMAXSD   Y3, Y10, Y10
-	VMULPS    192(DX), Y6, Y11
+	VMULPS    192(SI), Y6, Y11
 	VCVTPS2DQ Y11, Y11
 	VPMINSD   Y2, Y11, Y11
 	VPMAXSD   Y3, Y11, Y11
-	VMULPS    224(DX), Y6, Y6
+	VMULPS    224(SI), Y6, Y6
 	VCVTPS2DQ Y6, Y6
 	VPMINSD   Y2, Y6, Y6
 	VPMAXSD   Y3, Y6, Y6
-	CMPQ      DI, $0x00
+	CMPQ      BX, $0x00
 	JE        pack7
 	VCVTDQ2PS Y9, Y12
 	VMULPS    Y7, Y12, Y12
-	VMOVUPS   128(DX), Y13
+	VMOVUPS   128(SI), Y13
 	VSUBPS    Y12, Y13, Y13
-	VMOVUPS   Y13, 128(SI)
+	VMOVUPS   Y13, 128(DX)
 	VCVTDQ2PS Y10, Y12
 	VMULPS    Y7, Y12, Y12
-	VMOVUPS   160(DX), Y13
+	VMOVUPS   160(SI), Y13
 	VSUBPS    Y12, Y13, Y13
-	VMOVUPS   Y13, 160(SI)
+	VMOVUPS   Y13, 160(DX)
 	VCVTDQ2PS Y11, Y12
 	VMULPS    Y7, Y12, Y12
-	VMOVUPS   192(DX), Y13
+	VMOVUPS   192(SI), Y13
 	VSUBPS    Y12, Y13, Y13
-	VMOVUPS   Y13, 192(SI)
+	VMOVUPS   Y13, 192(DX)
 	VCVTDQ2PS Y6, Y12
 	VMULPS    Y7, Y12, Y12
-	VMOVUPS   224(DX), Y7
+	VMOVUPS   224(SI), Y7
 	VSUBPS    Y12, Y7, Y7
-	VMOVUPS   Y7, 224(SI)
+	VMOVUPS   Y7, 224(DX)
 
 pack7:
 	VPACKSSDW    Y10, Y9, Y9
@@ -340,9 +340,9 @@ pack7:
 	VPERMQ       $0xd8, Y8, Y8
 	VMOVDQU      Y8, (AX)
 	ADDQ         $0x00000100, DX
+	ADDQ         $0x00000002, CX
+	ADDQ         $0x00000020, AX
 	ADDQ         $0x00000100, SI
-	ADDQ         $0x02, CX
-	ADDQ         $0x20, AX
 	INCQ         R8
 	JMP          block
 
@@ -356,54 +356,54 @@ end:
 TEXT ·quantizeSignAVX2(SB), NOSPLIT, $0-72
 	MOVQ         codes+0(FP), AX
 	MOVQ         scales+8(FP), CX
-	MOVQ         src_base+16(FP), DX
-	MOVQ         src_len+24(FP), BX
-	SHRQ         $0x06, BX
-	MOVQ         lost_base+40(FP), SI
-	MOVQ         lost_len+48(FP), DI
-	XORQ         R8, R8
-	MOVL         $0x7fffffff, R9
-	VMOVD        R9, X0
+	MOVQ         lost_base+40(FP), DX
+	MOVQ         lost_len+48(FP), BX
+	MOVL         $0x7fffffff, SI
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Y0
-	MOVL         $0x80000000, R9
-	VMOVD        R9, X1
+	MOVL         $0x80000000, SI
+	VMOVD        SI, X1
 	VPBROADCASTD X1, Y1
-	MOVL         $0x3c800000, R9
-	VMOVD        R9, X2
+	MOVL         $0x3c800000, SI
+	VMOVD        SI, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x7f7fffff, R9
-	VMOVD        R9, X3
+	MOVL         $0x7f7fffff, SI
+	VMOVD        SI, X3
 	VPBROADCASTD X3, Y3
+	MOVQ         src_base+16(FP), SI
+	MOVQ         src_len+24(FP), DI
+	SHRQ         $0x06, DI
+	XORQ         R8, R8
 
 block:
-	CMPQ         R8, BX
+	CMPQ         R8, DI
 	JGE          end
 	VPXOR        Y4, Y4, Y4
-	VPAND        (DX), Y0, Y5
+	VPAND        (SI), Y0, Y5
 	VPMAXSD      Y5, Y4, Y4
 	VMULPS       Y2, Y5, Y5
-	VPAND        32(DX), Y0, Y6
+	VPAND        32(SI), Y0, Y6
 	VPMAXSD      Y6, Y4, Y4
 	VMULPS       Y2, Y6, Y6
-	VPAND        64(DX), Y0, Y7
+	VPAND        64(SI), Y0, Y7
 	VPMAXSD      Y7, Y4, Y4
 	VMULPS       Y2, Y7, Y7
-	VPAND        96(DX), Y0, Y8
+	VPAND        96(SI), Y0, Y8
 	VPMAXSD      Y8, Y4, Y4
 	VMULPS       Y2, Y8, Y8
-	VPAND        128(DX), Y0, Y9
+	VPAND        128(SI), Y0, Y9
 	VPMAXSD      Y9, Y4, Y4
 	VMULPS       Y2, Y9, Y9
 	VADDPS       Y9, Y5, Y5
-	VPAND        160(DX), Y0, Y9
+	VPAND        160(SI), Y0, Y9
 	VPMAXSD      Y9, Y4, Y4
 	VMULPS       Y2, Y9, Y9
 	VADDPS       Y9, Y6, Y6
-	VPAND        192(DX), Y0, Y9
+	VPAND        192(SI), Y0, Y9
 	VPMAXSD      Y9, Y4, Y4
 	VMULPS       Y2, Y9, Y9
 	VADDPS       Y9, Y7, Y7
-	VPAND        224(DX), Y0, Y9
+	VPAND        224(SI), Y0, Y9
 	VPMAXSD      Y9, Y4, Y4
 	VMULPS       Y2, Y9, Y9
 	VADDPS       Y9, Y8, Y8
@@ -414,13 +414,13 @@ block:
 	VADDPS       Y7, Y5, Y5
 	VADDPS       Y8, Y6, Y6
 	VADDPS       Y6, Y5, Y5
-	VEXTRACTF128 $0x01, Y5, X4
-	VADDPS       X4, X5, X4
-	VPSHUFD      $0x4e, X4, X5
-	VADDPS       X5, X4, X4
-	VPSHUFD      $0x01, X4, X5
-	VADDPS       X5, X4, X4
-	VMOVD        X4, R9
+	VEXTRACTI128 $0x01, Y5, X4
+	VADDPS       X5, X4, X5
+	VPSHUFD      $0x4e, X5, X4
+	VADDPS       X5, X4, X5
+	VPSHUFD      $0x01, X5, X4
+	VADDPS       X5, X4, X5
+	VMOVD        X5, R9
 	MOVL         R9, R10
 	SHRL         $0x10, R10
 	ANDL         $0x01, R10
@@ -429,82 +429,82 @@ block:
 	LEAL         -16777216(R9), R10
 	CMPL         R10, $0x75000000
 	JAE          end
-	VMOVD        R9, X4
-	VPBROADCASTD X4, Y4
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Y4
 	SHRL         $0x10, R9
 	MOVW         R9, (CX)
-	VMOVUPS      (DX), Y5
+	VMOVUPS      (SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, (AX)
-	VMOVUPS      32(DX), Y5
+	VMOVUPS      32(SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, 1(AX)
-	VMOVUPS      64(DX), Y5
+	VMOVUPS      64(SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, 2(AX)
-	VMOVUPS      96(DX), Y5
+	VMOVUPS      96(SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, 3(AX)
-	VMOVUPS      128(DX), Y5
+	VMOVUPS      128(SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, 4(AX)
-	VMOVUPS      160(DX), Y5
+	VMOVUPS      160(SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, 5(AX)
-	VMOVUPS      192(DX), Y5
+	VMOVUPS      192(SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, 6(AX)
-	VMOVUPS      224(DX), Y5
+	VMOVUPS      224(SI), Y5
 	VMOVMSKPS    Y5, R9
 	MOVB         R9, 7(AX)
-	CMPQ         DI, $0x00
+	CMPQ         BX, $0x00
 	JE           next
-	VMOVUPS      (DX), Y5
+	VMOVUPS      (SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, (SI)
-	VMOVUPS      32(DX), Y5
+	VMOVUPS      Y5, (DX)
+	VMOVUPS      32(SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 32(SI)
-	VMOVUPS      64(DX), Y5
+	VMOVUPS      Y5, 32(DX)
+	VMOVUPS      64(SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 64(SI)
-	VMOVUPS      96(DX), Y5
+	VMOVUPS      Y5, 64(DX)
+	VMOVUPS      96(SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 96(SI)
-	VMOVUPS      128(DX), Y5
+	VMOVUPS      Y5, 96(DX)
+	VMOVUPS      128(SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 128(SI)
-	VMOVUPS      160(DX), Y5
+	VMOVUPS      Y5, 128(DX)
+	VMOVUPS      160(SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 160(SI)
-	VMOVUPS      192(DX), Y5
+	VMOVUPS      Y5, 160(DX)
+	VMOVUPS      192(SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 192(SI)
-	VMOVUPS      224(DX), Y5
+	VMOVUPS      Y5, 192(DX)
+	VMOVUPS      224(SI), Y5
 	VANDPS       Y5, Y1, Y6
 	VXORPS       Y4, Y6, Y6
 	VSUBPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 224(SI)
+	VMOVUPS      Y5, 224(DX)
 
 next:
 	ADDQ $0x00000100, DX
+	ADDQ $0x00000002, CX
+	ADDQ $0x00000008, AX
 	ADDQ $0x00000100, SI
-	ADDQ $0x02, CX
-	ADDQ $0x08, AX
 	INCQ R8
 	JMP  block
 
@@ -1010,17 +1010,17 @@ columns:
 TEXT ·dequantizeI8AVX2(SB), NOSPLIT, $0-56
 	MOVQ         codes+24(FP), AX
 	MOVQ         scales+32(FP), CX
-	MOVQ         dst_base+0(FP), DX
-	MOVQ         dst_len+8(FP), BX
-	SHRQ         $0x06, BX
-	MOVBLZX      add+40(FP), SI
-	XORQ         DI, DI
-	MOVL         $0x80808080, R8
-	VMOVD        R8, X0
+	MOVBLZX      add+40(FP), DX
+	MOVL         $0x80808080, BX
+	VMOVD        BX, X0
 	VPBROADCASTD X0, Y0
+	MOVQ         dst_base+0(FP), BX
+	MOVQ         dst_len+8(FP), SI
+	SHRQ         $0x06, SI
+	XORQ         DI, DI
 
 block:
-	CMPQ         DI, BX
+	CMPQ         DI, SI
 	JGE          end
 	MOVWLZX      (CX), R8
 	SHLL         $0x10, R8
@@ -1056,29 +1056,29 @@ block:
 	VPMOVSXBD    56(AX), Y9
 	VCVTDQ2PS    Y9, Y9
 	VMULPS       Y1, Y9, Y9
-	TESTL        SI, SI
+	TESTL        DX, DX
 	JE           store
-	VADDPS       (DX), Y2, Y2
-	VADDPS       32(DX), Y3, Y3
-	VADDPS       64(DX), Y4, Y4
-	VADDPS       96(DX), Y5, Y5
-	VADDPS       128(DX), Y6, Y6
-	VADDPS       160(DX), Y7, Y7
-	VADDPS       192(DX), Y8, Y8
-	VADDPS       224(DX), Y9, Y9
+	VADDPS       (BX), Y2, Y2
+	VADDPS       32(BX), Y3, Y3
+	VADDPS       64(BX), Y4, Y4
+	VADDPS       96(BX), Y5, Y5
+	VADDPS       128(BX), Y6, Y6
+	VADDPS       160(BX), Y7, Y7
+	VADDPS       192(BX), Y8, Y8
+	VADDPS       224(BX), Y9, Y9
 
 store:
-	VMOVUPS Y2, (DX)
-	VMOVUPS Y3, 32(DX)
-	VMOVUPS Y4, 64(DX)
-	VMOVUPS Y5, 96(DX)
-	VMOVUPS Y6, 128(DX)
-	VMOVUPS Y7, 160(DX)
-	VMOVUPS Y8, 192(DX)
-	VMOVUPS Y9, 224(DX)
-	ADDQ    $0x00000100, DX
-	ADDQ    $0x02, CX
-	ADDQ    $0x40, AX
+	VMOVUPS Y2, (BX)
+	VMOVUPS Y3, 32(BX)
+	VMOVUPS Y4, 64(BX)
+	VMOVUPS Y5, 96(BX)
+	VMOVUPS Y6, 128(BX)
+	VMOVUPS Y7, 160(BX)
+	VMOVUPS Y8, 192(BX)
+	VMOVUPS Y9, 224(BX)
+	ADDQ    $0x00000002, CX
+	ADDQ    $0x00000040, AX
+	ADDQ    $0x00000100, BX
 	INCQ    DI
 	JMP     block
 
@@ -1092,23 +1092,23 @@ end:
 TEXT ·dequantizeI4AVX2(SB), NOSPLIT, $0-56
 	MOVQ         codes+24(FP), AX
 	MOVQ         scales+32(FP), CX
-	MOVQ         dst_base+0(FP), DX
-	MOVQ         dst_len+8(FP), BX
-	SHRQ         $0x06, BX
-	MOVBLZX      add+40(FP), SI
-	XORQ         DI, DI
-	MOVL         $0x0f0f0f0f, R8
-	VMOVD        R8, X0
+	MOVBLZX      add+40(FP), DX
+	MOVL         $0x0f0f0f0f, BX
+	VMOVD        BX, X0
 	VPBROADCASTD X0, Y0
-	MOVL         $0x08080808, R8
-	VMOVD        R8, X1
+	MOVL         $0x08080808, BX
+	VMOVD        BX, X1
 	VPBROADCASTD X1, Y1
-	MOVL         $0x08080808, R8
-	VMOVD        R8, X2
+	MOVL         $0x08080808, BX
+	VMOVD        BX, X2
 	VPBROADCASTD X2, Y2
+	MOVQ         dst_base+0(FP), BX
+	MOVQ         dst_len+8(FP), SI
+	SHRQ         $0x06, SI
+	XORQ         DI, DI
 
 block:
-	CMPQ         DI, BX
+	CMPQ         DI, SI
 	JGE          end
 	MOVWLZX      (CX), R8
 	SHLL         $0x10, R8
@@ -1166,29 +1166,29 @@ block:
 	VPMOVSXBD    X6, Y6
 	VCVTDQ2PS    Y6, Y6
 	VMULPS       Y3, Y6, Y6
-	TESTL        SI, SI
+	TESTL        DX, DX
 	JE           store
-	VADDPS       (DX), Y4, Y4
-	VADDPS       32(DX), Y5, Y5
-	VADDPS       64(DX), Y7, Y7
-	VADDPS       96(DX), Y9, Y9
-	VADDPS       128(DX), Y10, Y10
-	VADDPS       160(DX), Y8, Y8
-	VADDPS       192(DX), Y11, Y11
-	VADDPS       224(DX), Y6, Y6
+	VADDPS       (BX), Y4, Y4
+	VADDPS       32(BX), Y5, Y5
+	VADDPS       64(BX), Y7, Y7
+	VADDPS       96(BX), Y9, Y9
+	VADDPS       128(BX), Y10, Y10
+	VADDPS       160(BX), Y8, Y8
+	VADDPS       192(BX), Y11, Y11
+	VADDPS       224(BX), Y6, Y6
 
 store:
-	VMOVUPS Y4, (DX)
-	VMOVUPS Y5, 32(DX)
-	VMOVUPS Y7, 64(DX)
-	VMOVUPS Y9, 96(DX)
-	VMOVUPS Y10, 128(DX)
-	VMOVUPS Y8, 160(DX)
-	VMOVUPS Y11, 192(DX)
-	VMOVUPS Y6, 224(DX)
-	ADDQ    $0x00000100, DX
-	ADDQ    $0x02, CX
-	ADDQ    $0x20, AX
+	VMOVUPS Y4, (BX)
+	VMOVUPS Y5, 32(BX)
+	VMOVUPS Y7, 64(BX)
+	VMOVUPS Y9, 96(BX)
+	VMOVUPS Y10, 128(BX)
+	VMOVUPS Y8, 160(BX)
+	VMOVUPS Y11, 192(BX)
+	VMOVUPS Y6, 224(BX)
+	ADDQ    $0x00000002, CX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000100, BX
 	INCQ    DI
 	JMP     block
 
@@ -1197,23 +1197,104 @@ end:
 	MOVQ DI, done+48(FP)
 	RET
 
+// func dequantizeI2AVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
+// Requires: AVX, AVX2
+TEXT ·dequantizeI2AVX2(SB), NOSPLIT, $0-56
+	MOVQ           codes+24(FP), AX
+	MOVQ           scales+32(FP), CX
+	MOVBLZX        add+40(FP), DX
+	VMOVDQU        counts2<>+0(SB), Y1
+	VBROADCASTI128 (CX), Y0
+	MOVQ           dst_base+0(FP), BX
+	MOVQ           dst_len+8(FP), SI
+	SHRQ           $0x06, SI
+	XORQ           DI, DI
+
+block:
+	CMPQ         DI, SI
+	JGE          end
+	VPBROADCASTW (AX), Y2
+	VPSRLVD      Y1, Y2, Y2
+	VPERMILPS    Y2, Y0, Y2
+	VPBROADCASTW 2(AX), Y3
+	VPSRLVD      Y1, Y3, Y3
+	VPERMILPS    Y3, Y0, Y3
+	VPBROADCASTW 4(AX), Y4
+	VPSRLVD      Y1, Y4, Y4
+	VPERMILPS    Y4, Y0, Y4
+	VPBROADCASTW 6(AX), Y5
+	VPSRLVD      Y1, Y5, Y5
+	VPERMILPS    Y5, Y0, Y5
+	VPBROADCASTW 8(AX), Y6
+	VPSRLVD      Y1, Y6, Y6
+	VPERMILPS    Y6, Y0, Y6
+	VPBROADCASTW 10(AX), Y7
+	VPSRLVD      Y1, Y7, Y7
+	VPERMILPS    Y7, Y0, Y7
+	VPBROADCASTW 12(AX), Y8
+	VPSRLVD      Y1, Y8, Y8
+	VPERMILPS    Y8, Y0, Y8
+	VPBROADCASTW 14(AX), Y9
+	VPSRLVD      Y1, Y9, Y9
+	VPERMILPS    Y9, Y0, Y9
+	TESTL        DX, DX
+	JE           store
+	VADDPS       (BX), Y2, Y2
+	VADDPS       32(BX), Y3, Y3
+	VADDPS       64(BX), Y4, Y4
+	VADDPS       96(BX), Y5, Y5
+	VADDPS       128(BX), Y6, Y6
+	VADDPS       160(BX), Y7, Y7
+	VADDPS       192(BX), Y8, Y8
+	VADDPS       224(BX), Y9, Y9
+
+store:
+	VMOVUPS Y2, (BX)
+	VMOVUPS Y3, 32(BX)
+	VMOVUPS Y4, 64(BX)
+	VMOVUPS Y5, 96(BX)
+	VMOVUPS Y6, 128(BX)
+	VMOVUPS Y7, 160(BX)
+	VMOVUPS Y8, 192(BX)
+	VMOVUPS Y9, 224(BX)
+	ADDQ    $0x00000000, CX
+	ADDQ    $0x00000010, AX
+	ADDQ    $0x00000100, BX
+	INCQ    DI
+	JMP     block
+
+end:
+	VZEROUPPER
+	MOVQ DI, done+48(FP)
+	RET
+
+DATA counts2<>+0(SB)/4, $0x00000000
+DATA counts2<>+4(SB)/4, $0x00000002
+DATA counts2<>+8(SB)/4, $0x00000004
+DATA counts2<>+12(SB)/4, $0x00000006
+DATA counts2<>+16(SB)/4, $0x00000008
+DATA counts2<>+20(SB)/4, $0x0000000a
+DATA counts2<>+24(SB)/4, $0x0000000c
+DATA counts2<>+28(SB)/4, $0x0000000e
+GLOBL counts2<>(SB), RODATA|NOPTR, $32
+
 // func dequantizeSignAVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
 // Requires: AVX, AVX2
 TEXT ·dequantizeSignAVX2(SB), NOSPLIT, $0-56
 	MOVQ         codes+24(FP), AX
 	MOVQ         scales+32(FP), CX
-	MOVQ         dst_base+0(FP), DX
-	MOVQ         dst_len+8(FP), BX
-	SHRQ         $0x06, BX
-	MOVBLZX      add+40(FP), SI
-	XORQ         DI, DI
+	MOVBLZX      add+40(FP), DX
 	VMOVDQU      counts1<>+0(SB), Y0
-	MOVL         $0x80000000, R8
-	VMOVD        R8, X1
+	MOVL         $0x80000000, BX
+	VMOVD        BX, X1
 	VPBROADCASTD X1, Y1
+	MOVQ         dst_base+0(FP), BX
+	MOVQ         dst_len+8(FP), SI
+	SHRQ         $0x06, SI
+	XORQ         DI, DI
 
 block:
-	CMPQ         DI, BX
+	CMPQ         DI, SI
 	JGE          end
 	MOVWLZX      (CX), R8
 	SHLL         $0x10, R8
@@ -1251,29 +1332,29 @@ block:
 	VPSLLVD      Y0, Y10, Y10
 	VPAND        Y1, Y10, Y10
 	VPXOR        Y2, Y10, Y10
-	TESTL        SI, SI
+	TESTL        DX, DX
 	JE           store
-	VADDPS       (DX), Y3, Y3
-	VADDPS       32(DX), Y4, Y4
-	VADDPS       64(DX), Y5, Y5
-	VADDPS       96(DX), Y6, Y6
-	VADDPS       128(DX), Y7, Y7
-	VADDPS       160(DX), Y8, Y8
-	VADDPS       192(DX), Y9, Y9
-	VADDPS       224(DX), Y10, Y10
+	VADDPS       (BX), Y3, Y3
+	VADDPS       32(BX), Y4, Y4
+	VADDPS       64(BX), Y5, Y5
+	VADDPS       96(BX), Y6, Y6
+	VADDPS       128(BX), Y7, Y7
+	VADDPS       160(BX), Y8, Y8
+	VADDPS       192(BX), Y9, Y9
+	VADDPS       224(BX), Y10, Y10
 
 store:
-	VMOVUPS Y3, (DX)
-	VMOVUPS Y4, 32(DX)
-	VMOVUPS Y5, 64(DX)
-	VMOVUPS Y6, 96(DX)
-	VMOVUPS Y7, 128(DX)
-	VMOVUPS Y8, 160(DX)
-	VMOVUPS Y9, 192(DX)
-	VMOVUPS Y10, 224(DX)
-	ADDQ    $0x00000100, DX
-	ADDQ    $0x02, CX
-	ADDQ    $0x08, AX
+	VMOVUPS Y3, (BX)
+	VMOVUPS Y4, 32(BX)
+	VMOVUPS Y5, 64(BX)
+	VMOVUPS Y6, 96(BX)
+	VMOVUPS Y7, 128(BX)
+	VMOVUPS Y8, 160(BX)
+	VMOVUPS Y9, 192(BX)
+	VMOVUPS Y10, 224(BX)
+	ADDQ    $0x00000002, CX
+	ADDQ    $0x00000008, AX
+	ADDQ    $0x00000100, BX
 	INCQ    DI
 	JMP     block
 
@@ -1291,83 +1372,3 @@ DATA counts1<>+20(SB)/4, $0x0000001a
 DATA counts1<>+24(SB)/4, $0x00000019
 DATA counts1<>+28(SB)/4, $0x00000018
 GLOBL counts1<>(SB), RODATA|NOPTR, $32
-
-// func dequantizeI2AVX2(dst []float32, codes *byte, table *byte, add bool) (done int)
-// Requires: AVX, AVX2
-TEXT ·dequantizeI2AVX2(SB), NOSPLIT, $0-56
-	MOVQ           codes+24(FP), AX
-	MOVQ           table+32(FP), CX
-	MOVQ           dst_base+0(FP), DX
-	MOVQ           dst_len+8(FP), BX
-	SHRQ           $0x06, BX
-	MOVBLZX        add+40(FP), SI
-	VBROADCASTI128 (CX), Y0
-	VMOVDQU        counts2<>+0(SB), Y1
-	XORQ           CX, CX
-
-block:
-	CMPQ         CX, BX
-	JGE          end
-	VPBROADCASTW (AX), Y2
-	VPSRLVD      Y1, Y2, Y2
-	VPERMILPS    Y2, Y0, Y2
-	VPBROADCASTW 2(AX), Y3
-	VPSRLVD      Y1, Y3, Y3
-	VPERMILPS    Y3, Y0, Y3
-	VPBROADCASTW 4(AX), Y4
-	VPSRLVD      Y1, Y4, Y4
-	VPERMILPS    Y4, Y0, Y4
-	VPBROADCASTW 6(AX), Y5
-	VPSRLVD      Y1, Y5, Y5
-	VPERMILPS    Y5, Y0, Y5
-	VPBROADCASTW 8(AX), Y6
-	VPSRLVD      Y1, Y6, Y6
-	VPERMILPS    Y6, Y0, Y6
-	VPBROADCASTW 10(AX), Y7
-	VPSRLVD      Y1, Y7, Y7
-	VPERMILPS    Y7, Y0, Y7
-	VPBROADCASTW 12(AX), Y8
-	VPSRLVD      Y1, Y8, Y8
-	VPERMILPS    Y8, Y0, Y8
-	VPBROADCASTW 14(AX), Y9
-	VPSRLVD      Y1, Y9, Y9
-	VPERMILPS    Y9, Y0, Y9
-	TESTL        SI, SI
-	JE           store
-	VADDPS       (DX), Y2, Y2
-	VADDPS       32(DX), Y3, Y3
-	VADDPS       64(DX), Y4, Y4
-	VADDPS       96(DX), Y5, Y5
-	VADDPS       128(DX), Y6, Y6
-	VADDPS       160(DX), Y7, Y7
-	VADDPS       192(DX), Y8, Y8
-	VADDPS       224(DX), Y9, Y9
-
-store:
-	VMOVUPS Y2, (DX)
-	VMOVUPS Y3, 32(DX)
-	VMOVUPS Y4, 64(DX)
-	VMOVUPS Y5, 96(DX)
-	VMOVUPS Y6, 128(DX)
-	VMOVUPS Y7, 160(DX)
-	VMOVUPS Y8, 192(DX)
-	VMOVUPS Y9, 224(DX)
-	ADDQ    $0x00000100, DX
-	ADDQ    $0x10, AX
-	INCQ    CX
-	JMP     block
-
-end:
-	VZEROUPPER
-	MOVQ CX, done+48(FP)
-	RET
-
-DATA counts2<>+0(SB)/4, $0x00000000
-DATA counts2<>+4(SB)/4, $0x00000002
-DATA counts2<>+8(SB)/4, $0x00000004
-DATA counts2<>+12(SB)/4, $0x00000006
-DATA counts2<>+16(SB)/4, $0x00000008
-DATA counts2<>+20(SB)/4, $0x0000000a
-DATA counts2<>+24(SB)/4, $0x0000000c
-DATA counts2<>+28(SB)/4, $0x0000000e
-GLOBL counts2<>(SB), RODATA|NOPTR, $32

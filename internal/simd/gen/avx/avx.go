@@ -1,0 +1,74 @@
+// Package avx has what the generators of AVX2 kernels share.
+package avx
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/gotypes"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// Kernel starts a function. Its slices do not escape: it keeps no pointer.
+func Kernel(name, signature string, doc ...string) {
+	TEXT(name, NOSPLIT, signature)
+	Pragma("noescape")
+	Doc(doc...)
+}
+
+// Address returns that of a parameter, or of a part of one.
+func Address(c gotypes.Component) Mem {
+	m, err := c.Resolve()
+	if err != nil {
+		panic(err)
+	}
+	return m.Addr
+}
+
+// Zero returns a vector of zeros.
+func Zero() VecVirtual {
+	v := YMM()
+	VPXOR(v, v, v)
+	return v
+}
+
+// Broadcast returns a vector with the 32 bits of r in all lanes.
+func Broadcast(r Register) VecVirtual {
+	x, v := XMM(), YMM()
+	VMOVD(r, x)
+	VPBROADCASTD(x, v)
+	return v
+}
+
+// Lanes returns a vector with the 32 bits of v in all lanes.
+func Lanes(v uint32) VecVirtual {
+	r := GP32()
+	MOVL(U32(v), r)
+	return Broadcast(r)
+}
+
+// Fold combines the eight lanes of v into the first one of a register.
+func Fold(v VecVirtual, combine func(ops ...Op)) VecVirtual {
+	low, high := XMM(), XMM()
+	VEXTRACTI128(Imm(1), v, high)
+	combine(v.AsX(), high, low)
+	for _, order := range []uint8{0b01_00_11_10, 0b00_00_00_01} {
+		VPSHUFD(U8(order), low, high)
+		combine(low, high, low)
+	}
+	return low
+}
+
+// Table returns a constant in memory, by a name that stands for its words.
+func Table(name string, words ...uint32) Mem {
+	if m, ok := tables[name]; ok {
+		return m
+	}
+	table := GLOBL(name, RODATA|NOPTR)
+	for i, w := range words {
+		DATA(4*i, U32(w))
+	}
+	tables[name] = table
+	return table
+}
+
+var tables = map[string]Mem{}
