@@ -21,3 +21,8 @@ func bf16ToF32AVX2(dst []float32, src []uint16)
 //
 //go:noescape
 func f32ToBF16AVX2(dst []uint16, src []float32)
+
+// f32ToE4M3AVX2 rounds len(dst) values to FP8E4M3.
+//
+//go:noescape
+func f32ToE4M3AVX2(dst []uint8, src []float32)

@@ -405,3 +405,355 @@ below2:
 below1:
 	VZEROUPPER
 	RET
+
+// func f32ToE4M3AVX2(dst []uint8, src []float32)
+// Requires: AVX, AVX2
+TEXT ·f32ToE4M3AVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ dst_len+8(FP), CX
+	MOVQ src_base+24(FP), DX
+
+groups:
+	SUBQ      $0x20, CX
+	JLT       tail
+	VMOVDQU   (DX), Y0
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	VMOVQ     X0, (AX)
+	VMOVDQU   32(DX), Y0
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	VMOVQ     X0, 8(AX)
+	VMOVDQU   64(DX), Y0
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	VMOVQ     X0, 16(AX)
+	VMOVDQU   96(DX), Y0
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	VMOVQ     X0, 24(AX)
+	ADDQ      $0x80, DX
+	ADDQ      $0x20, AX
+	JMP       groups
+
+tail:
+	TESTQ     $0x00000010, CX
+	JZ        below16
+	VMOVDQU   (DX), Y0
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	VMOVQ     X0, (AX)
+	VMOVDQU   32(DX), Y0
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	VMOVQ     X0, 8(AX)
+	ADDQ      $0x40, DX
+	ADDQ      $0x10, AX
+
+below16:
+	TESTQ     $0x00000008, CX
+	JZ        below8
+	VMOVDQU   (DX), Y0
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	VMOVQ     X0, (AX)
+	ADDQ      $0x20, DX
+	ADDQ      $0x08, AX
+
+below8:
+	TESTQ     $0x00000004, CX
+	JZ        below4
+	VMOVDQU   (DX), X0
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes43e00000<>+0(SB), X0, X0
+	VADDPS    lanes46800000<>+0(SB), X0, X4
+	VPSUBD    lanes46800000<>+0(SB), X4, X4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
+	VPSRLD    $0x14, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc407ffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x14, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
+	VMOVD     X0, (AX)
+	ADDQ      $0x10, DX
+	ADDQ      $0x04, AX
+
+below4:
+	TESTQ     $0x00000002, CX
+	JZ        below2
+	VMOVQ     (DX), X0
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes43e00000<>+0(SB), X0, X0
+	VADDPS    lanes46800000<>+0(SB), X0, X4
+	VPSUBD    lanes46800000<>+0(SB), X4, X4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
+	VPSRLD    $0x14, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc407ffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x14, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
+	VPEXTRW   $0x00, X0, (AX)
+	ADDQ      $0x08, DX
+	ADDQ      $0x02, AX
+
+below2:
+	TESTQ     $0x00000001, CX
+	JZ        below1
+	VMOVD     (DX), X0
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes43e00000<>+0(SB), X0, X0
+	VADDPS    lanes46800000<>+0(SB), X0, X4
+	VPSUBD    lanes46800000<>+0(SB), X4, X4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
+	VPSRLD    $0x14, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc407ffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x14, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
+	VPEXTRB   $0x00, X0, (AX)
+	ADDQ      $0x04, DX
+	ADDQ      $0x01, AX
+
+below1:
+	VZEROUPPER
+	RET
+
+DATA lanes00000080<>+0(SB)/4, $0x00000080
+DATA lanes00000080<>+4(SB)/4, $0x00000080
+DATA lanes00000080<>+8(SB)/4, $0x00000080
+DATA lanes00000080<>+12(SB)/4, $0x00000080
+DATA lanes00000080<>+16(SB)/4, $0x00000080
+DATA lanes00000080<>+20(SB)/4, $0x00000080
+DATA lanes00000080<>+24(SB)/4, $0x00000080
+DATA lanes00000080<>+28(SB)/4, $0x00000080
+GLOBL lanes00000080<>(SB), RODATA|NOPTR, $32
+
+DATA lanes7fffffff<>+0(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+4(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+8(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+12(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+16(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+20(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+24(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+28(SB)/4, $0x7fffffff
+GLOBL lanes7fffffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanes43e00000<>+0(SB)/4, $0x43e00000
+DATA lanes43e00000<>+4(SB)/4, $0x43e00000
+DATA lanes43e00000<>+8(SB)/4, $0x43e00000
+DATA lanes43e00000<>+12(SB)/4, $0x43e00000
+DATA lanes43e00000<>+16(SB)/4, $0x43e00000
+DATA lanes43e00000<>+20(SB)/4, $0x43e00000
+DATA lanes43e00000<>+24(SB)/4, $0x43e00000
+DATA lanes43e00000<>+28(SB)/4, $0x43e00000
+GLOBL lanes43e00000<>(SB), RODATA|NOPTR, $32
+
+DATA lanes46800000<>+0(SB)/4, $0x46800000
+DATA lanes46800000<>+4(SB)/4, $0x46800000
+DATA lanes46800000<>+8(SB)/4, $0x46800000
+DATA lanes46800000<>+12(SB)/4, $0x46800000
+DATA lanes46800000<>+16(SB)/4, $0x46800000
+DATA lanes46800000<>+20(SB)/4, $0x46800000
+DATA lanes46800000<>+24(SB)/4, $0x46800000
+DATA lanes46800000<>+28(SB)/4, $0x46800000
+GLOBL lanes46800000<>(SB), RODATA|NOPTR, $32
+
+DATA lanes3c7fffff<>+0(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+4(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+8(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+12(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+16(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+20(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+24(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+28(SB)/4, $0x3c7fffff
+GLOBL lanes3c7fffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanes00000001<>+0(SB)/4, $0x00000001
+DATA lanes00000001<>+4(SB)/4, $0x00000001
+DATA lanes00000001<>+8(SB)/4, $0x00000001
+DATA lanes00000001<>+12(SB)/4, $0x00000001
+DATA lanes00000001<>+16(SB)/4, $0x00000001
+DATA lanes00000001<>+20(SB)/4, $0x00000001
+DATA lanes00000001<>+24(SB)/4, $0x00000001
+DATA lanes00000001<>+28(SB)/4, $0x00000001
+GLOBL lanes00000001<>(SB), RODATA|NOPTR, $32
+
+DATA lanesc407ffff<>+0(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+4(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+8(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+12(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+16(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+20(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+24(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+28(SB)/4, $0xc407ffff
+GLOBL lanesc407ffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanes0000007f<>+0(SB)/4, $0x0000007f
+DATA lanes0000007f<>+4(SB)/4, $0x0000007f
+DATA lanes0000007f<>+8(SB)/4, $0x0000007f
+DATA lanes0000007f<>+12(SB)/4, $0x0000007f
+DATA lanes0000007f<>+16(SB)/4, $0x0000007f
+DATA lanes0000007f<>+20(SB)/4, $0x0000007f
+DATA lanes0000007f<>+24(SB)/4, $0x0000007f
+DATA lanes0000007f<>+28(SB)/4, $0x0000007f
+GLOBL lanes0000007f<>(SB), RODATA|NOPTR, $32
+
+DATA interleave<>+0(SB)/4, $0x00000000
+DATA interleave<>+4(SB)/4, $0x00000004
+DATA interleave<>+8(SB)/4, $0x00000001
+DATA interleave<>+12(SB)/4, $0x00000005
+DATA interleave<>+16(SB)/4, $0x00000002
+DATA interleave<>+20(SB)/4, $0x00000006
+DATA interleave<>+24(SB)/4, $0x00000003
+DATA interleave<>+28(SB)/4, $0x00000007
+GLOBL interleave<>(SB), RODATA|NOPTR, $32

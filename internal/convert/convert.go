@@ -38,7 +38,7 @@ func F32ToBF16(dst []uint16, src []float32) {
 // F32ToE4M3 converts float32 values to the bits of FP8E4M3 values.
 func F32ToE4M3(dst []uint8, src []float32) {
 	n := min(len(dst), len(src))
-	narrow(&e4m3, dst[:n], src[:n])
+	f32ToE4M3(dst[:n], src[:n])
 }
 
 // F32ToE5M2 converts float32 values to the bits of FP8E5M2 values.

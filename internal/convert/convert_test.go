@@ -2,6 +2,7 @@ package convert_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -146,5 +147,31 @@ func TestConversionHandlesTheShorterLength(t *testing.T) {
 		floats := make([]float32, 2)
 		f.widen(floats, halves)
 		require.Equal(t, []float32{1, 1}, floats)
+	})
+}
+
+// FP8E4M3 saturates, and its NaNs keep their signs.
+func TestE4M3RoundsToNearestEven(t *testing.T) {
+	reference := func(v float32) uint8 {
+		if v != v {
+			return uint8(math.Float32bits(v)>>31)<<7 | 0x7f
+		}
+		return uint8(simdtest.Nearest(dtype.FP8E4M3, float64(v)))
+	}
+	simdtest.EachPath(t, func(t *testing.T) {
+		src := append(halfFormats[0].narrowCases(), float32(math.Inf(1)), float32(math.Inf(-1)), 464, 465, -1e30)
+		dst := make([]uint8, len(src))
+		convert.F32ToE4M3(dst, src)
+		for i, got := range dst {
+			if want := reference(src[i]); got != want {
+				require.Failf(t, "wrong", "seed %d: %g (%#08x): got %#02x, want %#02x", simdtest.Seed, src[i], math.Float32bits(src[i]), got, want)
+			}
+		}
+		for n := range 131 {
+			narrow := simdtest.NewGuarded(n, n%32)
+			convert.F32ToE4M3(hostmem.Slice[uint8](narrow.Addr(), n), src[n:])
+			narrow.RequireIntact(t, "narrowing", n)
+			require.True(t, slices.Equal(dst[n:2*n], hostmem.Slice[uint8](narrow.Addr(), n)), "n=%d", n)
+		}
 	})
 }

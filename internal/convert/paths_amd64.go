@@ -33,3 +33,11 @@ func f32ToBF16(dst []uint16, src []float32) {
 		f32ToBF16Portable(dst, src)
 	}
 }
+
+func f32ToE4M3(dst []uint8, src []float32) {
+	if simd.AVX2 {
+		f32ToE4M3AVX2(dst, src)
+	} else {
+		narrow(&e4m3, dst, src)
+	}
+}

@@ -84,7 +84,7 @@ func (r bf16Narrowing) narrow(w int, v reg.VecVirtual) reg.VecVirtual {
 	return result
 }
 
-// conversions writes the four conversions between 16-bit floats and float32.
+// conversions writes the four conversions between 16-bit floats and float32, and that to FP8E4M3.
 func conversions() {
 	conversion{
 		name: "f16ToF32AVX2", doc: "f16ToF32AVX2 widens len(dst) binary16 values.",
@@ -110,6 +110,17 @@ func conversions() {
 			narrowing := newBF16Narrowing()
 			return func(w int, from Mem) reg.VecVirtual {
 				return narrowing.narrow(w/2, loadVector(w, from))
+			}
+		},
+	}.generate()
+	conversion{
+		name: "f32ToE4M3AVX2", doc: "f32ToE4M3AVX2 rounds len(dst) values to FP8E4M3.",
+		signature: "func(dst []uint8, src []float32)", from: 4, to: 1,
+		prepare: func() converter {
+			return func(w int, from Mem) reg.VecVirtual {
+				v := loadVector(w, from)
+				fp8Formats[0].round(fp8Width(w/4), v)
+				return packBytes(w/4, vector{v})
 			}
 		},
 	}.generate()
