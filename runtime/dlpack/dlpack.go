@@ -1,0 +1,291 @@
+// Package dlpack shares tensors with other libraries of the process, without a copy: PyTorch,
+// JAX, CuPy, NumPy and all others that speak DLPack (https://dmlc.github.io/dlpack), version 1.
+//
+// What is shared is a struct with a deleter, which the consumer calls when it no longer needs the
+// memory. Python passes the struct's address in a capsule, whose name tells its [Format]. To take
+// a tensor of PyTorch's, ask for t.__dlpack__(stream=…, max_version=(1, 0)) with the stream that
+// [Stream] returns, give the capsule's pointer to [Import], and rename the capsule "used_…". To give
+// PyTorch one, put what [Export] returns into a capsule, in the __dlpack__ of an object, which is
+// given the stream.
+//
+// # Order on GPUs
+//
+// The producer makes the consumer's stream wait for its own before it hands over: the producer of
+// an imported tensor does that with the stream that Stream returns, and Export with the stream
+// that it is given. Neither is ordered with the other's later work: whoever writes again tells the
+// other by events. What reads or writes a tensor on the way is ordered at its end: Free of an
+// imported tensor waits for the compute stream before it calls the deleter, and the compute stream
+// waits for the consumer's stream before an exported one's done is called.
+package dlpack
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Format is one of DLPack's structs.
+type Format int
+
+// The structs: the one of version 1, and the one before, which older libraries pass.
+const (
+	Versioned   Format = iota // DLManagedTensorVersioned
+	Unversioned               // DLManagedTensor
+)
+
+// String returns the name of a capsule with that struct.
+func (f Format) String() string {
+	if f == Unversioned {
+		return "dltensor"
+	}
+	return "dltensor_versioned"
+}
+
+// array is DLTensor.
+type array struct {
+	data           uintptr
+	device, index  int32
+	rank           int32
+	code, bits     uint8
+	lanes          uint16
+	shape, strides uintptr // of int64
+	offset         uint64
+}
+
+// managed is DLManagedTensor.
+type managed struct {
+	array
+	_, deleter uintptr // the producer's context
+}
+
+// versioned is DLManagedTensorVersioned.
+type versioned struct {
+	major, minor uint32
+	_, deleter   uintptr // the producer's context
+	flags        uint64
+	array
+}
+
+const (
+	major, minor = 1, 0
+	readOnly     = 1 // a flag
+)
+
+// DLDeviceType.
+const (
+	deviceCPU      = 1
+	deviceCUDA     = 2
+	devicePinned   = 3
+	deviceManaged  = 13
+	streamDisorder = -1
+)
+
+// types are DLDataTypeCode and bits of each element type.
+var types = map[dtype.DType][2]uint8{
+	dtype.I8: {0, 8}, dtype.I16: {0, 16}, dtype.I32: {0, 32}, dtype.I64: {0, 64},
+	dtype.U8: {1, 8}, dtype.U16: {1, 16}, dtype.U32: {1, 32}, dtype.U64: {1, 64},
+	dtype.F16: {2, 16}, dtype.F32: {2, 32}, dtype.F64: {2, 64},
+	dtype.BF16: {4, 16}, dtype.Bool: {6, 8}, dtype.FP8E4M3: {10, 8}, dtype.FP8E5M2: {12, 8},
+}
+
+// Stream returns what a consumer passes as the stream argument of a producer's __dlpack__ so that
+// the runtime's compute stream waits for the producer: the stream's handle, and 0 for a host, which
+// Python passes as None.
+func Stream(rt runtime.Runtime) uintptr {
+	if r, ok := rt.(*cuda.Runtime); ok {
+		return r.ComputeStream()
+	}
+	return 0
+}
+
+// Import makes a tensor of a struct at an address, on a runtime of its device. From then on the
+// struct is the tensor's, whose Free calls the deleter. After an error it is the caller's.
+//
+// Memory of another device is [runtime.ErrDevice], an element type that this module lacks
+// [runtime.ErrDType], and a tensor that must not be written, or of another major version,
+// [runtime.ErrUnsupported].
+func Import(rt runtime.Runtime, address uintptr, f Format) (*runtime.Tensor, error) {
+	if address == 0 {
+		return nil, fmt.Errorf("dlpack: nil struct: %w", runtime.ErrArgument)
+	}
+	var a array
+	var deleter uintptr
+	if f == Unversioned {
+		m := hostmem.Slice[managed](address, 1)[0]
+		a, deleter = m.array, m.deleter
+	} else {
+		m := &hostmem.Slice[versioned](address, 1)[0]
+		switch {
+		case m.major != major:
+			return nil, fmt.Errorf("dlpack: struct of version %d.%d: %w", m.major, m.minor, runtime.ErrUnsupported)
+		case m.flags&readOnly != 0:
+			return nil, fmt.Errorf("dlpack: tensor is read-only: %w", runtime.ErrUnsupported)
+		}
+		a, deleter = m.array, m.deleter
+	}
+	dt, shape, strides, err := a.check(rt)
+	if err != nil {
+		return nil, fmt.Errorf("dlpack: import: %w", err)
+	}
+	release := func() {
+		if deleter != 0 {
+			purego.SyscallN(deleter, address)
+		}
+	}
+	p := a.data + uintptr(a.offset)
+	if r, ok := rt.(*cuda.Runtime); ok {
+		return r.WrapTensor(p, dt, shape, strides, func() {
+			if drained(r) {
+				release()
+			}
+		})
+	}
+	return runtime.Wrap(rt, p, dt, shape, strides, release)
+}
+
+// drainTime bounds the wait for work that uses memory of a producer. If it does not end, the
+// producer is not told: it keeps memory that a kernel may still write.
+const drainTime = 30 * time.Second
+
+func drained(r *cuda.Runtime) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	return r.Synchronize(ctx) == nil
+}
+
+// check returns what the struct says, if a runtime serves it.
+func (a *array) check(rt runtime.Runtime) (dt dtype.DType, shape, strides []int, err error) {
+	d := rt.Device()
+	switch {
+	case d.Kind == runtime.CPU && (a.device == deviceCPU || a.device == devicePinned):
+	case d.Kind == runtime.CUDA && (a.device == deviceCUDA && int(a.index) == d.Index || a.device == deviceManaged):
+	default:
+		return 0, nil, nil, fmt.Errorf("%w: memory of device type %d, number %d, on %v", runtime.ErrDevice, a.device, a.index, d)
+	}
+	for t, code := range types {
+		if code == [2]uint8{a.code, a.bits} && a.lanes == 1 {
+			dt = t
+		}
+	}
+	if !dt.Valid() {
+		return 0, nil, nil, fmt.Errorf("%w: type code %d of %d bits, %d lanes", runtime.ErrDType, a.code, a.bits, a.lanes)
+	}
+	if a.rank < 0 || a.rank > 0 && a.shape == 0 {
+		return 0, nil, nil, fmt.Errorf("%w: %d dimensions, the shape at %#x", runtime.ErrArgument, a.rank, a.shape)
+	}
+	numbers := func(at uintptr) (list []int) {
+		for _, n := range hostmem.Slice[int64](at, int(a.rank)) {
+			list = append(list, int(n))
+		}
+		return list
+	}
+	shape = numbers(a.shape)
+	if a.strides != 0 {
+		strides = numbers(a.strides)
+	}
+	return dt, shape, strides, nil
+}
+
+// exported is a tensor that a consumer has. The memory of the struct is Go's, and stays where it is.
+type exported struct {
+	versioned versioned
+	managed   managed
+	numbers   []int64
+	after     *cuda.Stream // the consumer's, nil if there is none
+	rt        *cuda.Runtime
+	done      func()
+}
+
+// exports are those of the process, by the struct's address.
+var exports sync.Map
+
+// deleter is what consumers call, on any thread.
+var deleter = sync.OnceValue(func() uintptr {
+	return purego.NewCallback(func(address uintptr) uintptr {
+		if v, found := exports.LoadAndDelete(address); found {
+			e := v.(*exported)
+			if e.after != nil { // an error leaves the order to the consumer
+				_ = e.rt.Stream().WaitFor(e.after)
+				_ = e.after.Close()
+			}
+			if e.done != nil {
+				e.done()
+			}
+		}
+		return 0
+	})
+})
+
+// Export makes a struct of a tensor, for one consumer, and returns its address. The tensor must not
+// be freed before done is called, on a thread of the consumer's, which it must not delay; nil is no
+// function. stream is what the consumer passes to __dlpack__: the handle of its stream, 1 for CUDA's
+// legacy default stream, or -1 to order nothing. On a host it is not looked at (Python's None).
+// The stream lives until done is called.
+//
+// A stream of another context is [runtime.ErrDevice], and the per-thread default stream, 2, is
+// [runtime.ErrArgument], as in [cuda.Runtime.CheckStream].
+func Export(t *runtime.Tensor, stream int, f Format, done func()) (address uintptr, err error) {
+	e := &exported{done: done}
+	a := array{device: deviceCPU, rank: int32(t.Rank()), lanes: 1}
+	if t.Len() > 0 {
+		if a.data, err = t.Ptr(); err != nil {
+			return 0, fmt.Errorf("dlpack: export: %w", err)
+		}
+	}
+	code, ok := types[t.DType()]
+	if !ok {
+		return 0, fmt.Errorf("dlpack: export: %w: %v", runtime.ErrDType, t.DType())
+	}
+	a.code, a.bits = code[0], code[1]
+	switch r, ok := t.Runtime().(*cuda.Runtime); {
+	case ok:
+		a.device, a.index = deviceCUDA, int32(t.Device().Index)
+		if err := e.order(r, stream); err != nil {
+			return 0, fmt.Errorf("dlpack: export: %w", err)
+		}
+	case t.Device().Kind != runtime.CPU:
+		return 0, fmt.Errorf("dlpack: export: %w: tensor on %v", runtime.ErrUnsupported, t.Device())
+	}
+	for _, n := range slices.Concat(t.Shape(), t.Strides()) {
+		e.numbers = append(e.numbers, int64(n))
+	}
+	if a.rank > 0 {
+		a.shape, a.strides = hostmem.Addr(e.numbers), hostmem.Addr(e.numbers[a.rank:])
+	}
+	if f == Unversioned {
+		e.managed = managed{array: a, deleter: deleter()}
+		address = hostmem.AddrOf(&e.managed)
+	} else {
+		e.versioned = versioned{major: major, minor: minor, deleter: deleter(), array: a}
+		address = hostmem.AddrOf(&e.versioned)
+	}
+	exports.Store(address, e)
+	return address, nil
+}
+
+// order makes the consumer's stream wait for the runtime's.
+func (e *exported) order(r *cuda.Runtime, stream int) error {
+	switch {
+	case stream == streamDisorder:
+		return nil
+	case stream == 0:
+		return fmt.Errorf("%w: stream 0 is ambiguous in DLPack", runtime.ErrArgument)
+	}
+	if err := r.CheckStream(uintptr(stream)); err != nil {
+		return err
+	}
+	if uintptr(stream) == r.ComputeStream() {
+		return nil
+	}
+	e.rt, e.after = r, r.WrapStream(uintptr(stream))
+	return e.after.WaitFor(r.Stream())
+}

@@ -1,0 +1,371 @@
+package dlpack
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// peer is testdata/peer.c, whose structs are a C compiler's.
+type peer struct {
+	Alive            dl.Func `sym:"peer_alive"`
+	Produce          dl.Func `sym:"peer_produce"`
+	ProduceVersioned dl.Func `sym:"peer_produce_versioned"`
+	Drop             dl.Func `sym:"peer_drop"`
+	Digits           dl.Func `sym:"peer_digits"`
+	Type             dl.Func `sym:"peer_type"`
+}
+
+func (p *peer) produce(f Format, strided uintptr) uintptr {
+	if f == Unversioned {
+		return p.Produce.Call(strided)
+	}
+	return p.ProduceVersioned.Call(strided, 0)
+}
+
+func openPeer(t *testing.T) *peer {
+	t.Helper()
+	if goruntime.GOOS != "linux" {
+		t.Skipf("the library at the other end is built on Linux, not %s", goruntime.GOOS)
+	}
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	library := filepath.Join(t.TempDir(), "peer.so")
+	out, err := exec.Command(cc, "-O1", "-Wall", "-shared", "-fPIC", "-o", library, "testdata/peer.c", "-lpthread").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	lib, err := dl.Open(library)
+	require.NoError(t, err)
+	p := &peer{}
+	require.NoError(t, lib.Bind(p))
+	return p
+}
+
+var formats = []Format{Versioned, Unversioned}
+
+func versionedFlag(f Format) uintptr { return uintptr(1 - f) }
+
+func openCPU(t *testing.T) *cpu.Runtime {
+	rt := cpu.New()
+	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
+	return rt
+}
+
+// What a library produces is a tensor here, and is its own again after Free.
+func TestImport(t *testing.T) {
+	p, rt := openPeer(t), openCPU(t)
+	for _, f := range formats {
+		for strided, want := range [][]int{{2, 3, 3, 1}, {3, 2, 1, 3}} {
+			x, err := Import(rt, p.produce(f, uintptr(strided)), f)
+			require.NoError(t, err, f)
+			assert.Equal(t, dtype.F32, x.DType())
+			assert.Equal(t, want, append(x.Shape(), x.Strides()...), f)
+			first, err := x.Ptr()
+			require.NoError(t, err)
+			assert.Equal(t, []float32{0, 1, 2, 3, 4, 5}, hostmem.Slice[float32](first, 6))
+			assert.EqualValues(t, 1, p.Alive.Call())
+			require.NoError(t, x.Free())
+			require.NoError(t, x.Free())
+			assert.Zero(t, p.Alive.Call())
+		}
+	}
+}
+
+// What is not taken stays the producer's.
+func TestImportRefuses(t *testing.T) {
+	p, rt := openPeer(t), openCPU(t)
+	for change, want := range []error{1: runtime.ErrUnsupported, 2: runtime.ErrUnsupported, 3: runtime.ErrDevice, 4: runtime.ErrDevice,
+		5: runtime.ErrDType, 6: runtime.ErrDType, 7: runtime.ErrArgument, 8: runtime.ErrArgument} {
+		if want == nil {
+			continue
+		}
+		m := p.ProduceVersioned.Call(0, uintptr(change))
+		_, err := Import(rt, m, Versioned)
+		assert.ErrorIs(t, err, want, "change %d", change)
+		assert.EqualValues(t, 1, p.Alive.Call())
+		p.Drop.Call(m, 1)
+		assert.Zero(t, p.Alive.Call())
+	}
+	_, err := Import(rt, 0, Unversioned)
+	assert.ErrorIs(t, err, runtime.ErrArgument)
+}
+
+// A library reads what is exported to it, and says on a thread of its own that it is done.
+func TestExport(t *testing.T) {
+	p, rt := openPeer(t), openCPU(t)
+	x, err := cpu.Wrap(rt, []float32{1, 2, 3, 4, 5, 6}, 2, 3)
+	require.NoError(t, err)
+	transposed, err := x.Transpose(0, 1)
+	require.NoError(t, err)
+	for _, f := range formats {
+		for _, c := range []struct {
+			tensor *runtime.Tensor
+			digits uintptr
+		}{{x, 654321}, {transposed, 635241}} {
+			var done atomic.Int32
+			m, err := Export(c.tensor, 0, f, func() { done.Add(1) })
+			require.NoError(t, err)
+			goruntime.GC()
+			assert.Equal(t, c.digits, p.Digits.Call(m, versionedFlag(f)))
+			assert.Zero(t, done.Load())
+			p.Drop.Call(m, versionedFlag(f))
+			assert.EqualValues(t, 1, done.Load())
+		}
+		m, err := Export(x, 0, f, nil)
+		require.NoError(t, err)
+		p.Drop.Call(m, versionedFlag(f))
+	}
+	exports.Range(func(any, any) bool { t.Error("a struct is kept"); return false })
+	require.NoError(t, x.Free())
+	_, err = Export(x, 0, Versioned, nil)
+	assert.ErrorIs(t, err, runtime.ErrFreed)
+}
+
+// Each element type has the code of dlpack.h, both ways.
+func TestTypes(t *testing.T) {
+	p, rt := openPeer(t), openCPU(t)
+	for dt, want := range map[dtype.DType]string{
+		dtype.I8: "00 08", dtype.I16: "00 16", dtype.I32: "00 32", dtype.I64: "00 64", dtype.U8: "01 08", dtype.U16: "01 16", dtype.U32: "01 32",
+		dtype.U64: "01 64", dtype.F16: "02 16", dtype.F32: "02 32", dtype.F64: "02 64", dtype.BF16: "04 16", dtype.Bool: "06 08",
+		dtype.FP8E4M3: "10 08", dtype.FP8E5M2: "12 08",
+	} {
+		for _, f := range formats {
+			for _, shape := range [][]int{{}, {4}, {0, 3}} {
+				x, err := runtime.New(rt, dt, shape...)
+				require.NoError(t, err)
+				m, err := Export(x, 0, f, nil)
+				require.NoError(t, err)
+				digits := fmt.Sprintf("%012d", p.Type.Call(m, versionedFlag(f)))
+				assert.Equal(t, strings.ReplaceAll(want, " ", "")+"01"+"0100", digits[2:], "%v", dt)
+				back, err := Import(rt, m, f)
+				require.NoError(t, err)
+				assert.Equal(t, x.String(), back.String())
+				assert.Equal(t, x.Strides(), back.Strides())
+				require.NoError(t, back.Free())
+				require.NoError(t, x.Free())
+			}
+		}
+	}
+	assert.Len(t, types, len(dtype.All()))
+}
+
+// TestPython exchanges tensors with PyTorch on a GPU, PyTorch on the host, or NumPy, whichever is
+// there first, in a Python of this process. TUTTI_PYTHON_LIB names its library.
+func TestPython(t *testing.T) {
+	python := uintptr(0)
+	candidates := strings.Fields(os.Getenv("TUTTI_PYTHON_LIB"))
+	for minor := 15; minor > 8; minor-- {
+		candidates = append(candidates, fmt.Sprintf("libpython3.%d.so.1.0", minor))
+	}
+	for _, name := range candidates {
+		if h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL); err == nil {
+			python = h
+			break
+		}
+	}
+	if python == 0 {
+		t.Skipf("needs one of %v", candidates)
+	}
+	goruntime.LockOSThread() // which has Python's lock
+	defer goruntime.UnlockOSThread()
+	var initialize func(int32)
+	var execute func(string) int32
+	purego.RegisterLibFunc(&initialize, python, "Py_InitializeEx")
+	purego.RegisterLibFunc(&execute, python, "PyRun_SimpleString")
+	initialize(0)
+	var rt runtime.Runtime = openCPU(t)
+	onGPU := uint64(0)
+	if gpu, err := cuda.Open(0); err == nil {
+		defer func() { assert.NoError(t, gpu.Close()) }()
+		rt, onGPU = gpu, 1
+	}
+	var done atomic.Int32
+	x, err := runtime.New(rt, dtype.F32, 2, 3)
+	require.NoError(t, err)
+	defer x.Free() //nolint:errcheck
+	set := func(x *runtime.Tensor, values ...float32) {
+		p, err := x.Ptr()
+		require.NoError(t, err)
+		require.NoError(t, rt.CopyIn(p, hostmem.Bytes(values)))
+	}
+	set(x, 1, 2, 3, 4, 5, 6)
+	var wrong error
+	export := purego.NewCallback(func(stream, format uintptr) uintptr {
+		m, err := Export(x, int(int64(stream)), Format(format), func() { done.Add(1) })
+		if err != nil {
+			wrong = err
+		}
+		return m
+	})
+	box := make([]uint64, 3) // what Python found, the address of a struct, its format
+	run := func(script string) {
+		t.Helper()
+		require.Zero(t, execute(strings.NewReplacer("BOX", fmt.Sprint(hostmem.Addr(box)), "EXPORT", fmt.Sprint(export),
+			"GPU", fmt.Sprint(onGPU), "STREAM", fmt.Sprint(Stream(rt))).Replace(script)), "the error is in the log")
+		require.NoError(t, wrong)
+	}
+	run(`
+import ctypes, gc
+box = (ctypes.c_uint64 * 3).from_address(BOX)
+lib, device = None, (1, 0)
+try:
+    import torch as lib
+    if GPU and lib.cuda.is_available(): device = (2, 0)
+    box[0] = 2 if device[0] == 2 else 1
+except ImportError:
+    try:
+        import numpy as lib
+        box[0] = 1
+    except ImportError: pass
+api = ctypes.pythonapi
+api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+`)
+	if box[0] == 0 {
+		t.Skip("Python has neither PyTorch nor NumPy")
+	}
+	if onGPU == 1 && box[0] != 2 {
+		t.Skip("Python has no PyTorch that reaches the GPU")
+	}
+	// Python takes a tensor, and changes it in the memory that is shared.
+	run(`
+export = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64)(EXPORT)
+names = [b"dltensor_versioned", b"dltensor"]
+class Exporter:
+    def __dlpack_device__(self): return device
+    def __dlpack__(self, stream=None, max_version=None, **rest):
+        f = 0 if max_version and max_version >= (1, 0) else 1
+        return api.PyCapsule_New(export(stream or 0, f), names[f], None)
+y = lib.from_dlpack(Exporter())
+assert y.tolist() == [[1, 2, 3], [4, 5, 6]], y
+if lib.__name__ == "torch":
+    y.mul_(2)
+    if device[0] == 2: lib.cuda.synchronize()
+`)
+	if box[0] == 2 {
+		out := make([]float32, 6)
+		p, err := x.Ptr()
+		require.NoError(t, err)
+		require.NoError(t, rt.CopyOut(hostmem.Bytes(out), p))
+		assert.Equal(t, []float32{2, 4, 6, 8, 10, 12}, out)
+	}
+	assert.Zero(t, done.Load())
+	run("del y; gc.collect()")
+	assert.EqualValues(t, 1, done.Load())
+	require.NoError(t, x.Free())
+	// And the other way.
+	run(`
+z = lib.arange(6, dtype=lib.float32).reshape(2, 3)
+if device[0] == 2: z = z.cuda()
+args = {"stream": STREAM} if device[0] == 2 else {}
+try: capsule = z.__dlpack__(max_version=(1, 0), **args)
+except TypeError: capsule = z.__dlpack__(**args)
+name = api.PyCapsule_GetName(capsule)
+box[1], box[2] = api.PyCapsule_GetPointer(capsule, name), names.index(name)
+used = b"used_" + name
+assert api.PyCapsule_SetName(capsule, used) == 0
+`)
+	z, err := Import(rt, uintptr(box[1]), Format(box[2]))
+	require.NoError(t, err)
+	assert.Equal(t, []int{2, 3, 3, 1}, append(z.Shape(), z.Strides()...))
+	out := make([]float32, 6)
+	p, err := z.Ptr()
+	require.NoError(t, err)
+	require.NoError(t, rt.CopyOut(hostmem.Bytes(out), p))
+	assert.Equal(t, []float32{0, 1, 2, 3, 4, 5}, out)
+	set(z, 7, 8, 9, 10, 11, 12)
+	require.NoError(t, rt.Synchronize(t.Context()))
+	run("assert z.tolist() == [[7, 8, 9], [10, 11, 12]], z")
+	require.NoError(t, z.Free())
+	run("del capsule, z; gc.collect()")
+}
+
+// standInVariable is set in a process with the driver's stand-in.
+const standInVariable = "TUTTI_TEST_STAND_IN"
+
+// TestStreams runs TestStandInStreams with a driver that is none.
+func TestStreams(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil || goruntime.GOOS != "linux" {
+		t.Skipf("needs a C compiler on Linux: %v", err)
+	}
+	driver := filepath.Join(t.TempDir(), "driver.so")
+	out, err := exec.Command(cc, "-O1", "-shared", "-fPIC", "-o", driver, "../cuda/testdata/driver.c", "-lpthread").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self, "-test.run=^TestStandInStreams$", "-test.v", "-test.timeout=1m")
+	cmd.Env = append(os.Environ(), standInVariable+"=1", "TUTTI_CUDA_LIB="+driver)
+	out, err = cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS")
+}
+
+func TestStandInStreams(t *testing.T) {
+	if os.Getenv(standInVariable) == "" {
+		t.Skip("needs the stand-in; see TestStreams")
+	}
+	var fake struct {
+		Submitted dl.Func `sym:"fake_submitted"`
+		Waited    dl.Func `sym:"fake_waited"`
+	}
+	lib, err := dl.Open(os.Getenv("TUTTI_CUDA_LIB"))
+	require.NoError(t, err)
+	require.NoError(t, lib.Bind(&fake))
+	rt, err := cuda.Open(0)
+	require.NoError(t, err)
+	consumer, err := rt.NewStream(0)
+	require.NoError(t, err)
+	x, err := runtime.New(rt, dtype.F32, 4)
+	require.NoError(t, err)
+	p, err := x.Ptr()
+	require.NoError(t, err)
+	require.NoError(t, rt.Fill(p, 4, dtype.F32, 1))
+	compute := rt.Stream()
+	assert.Equal(t, compute.Handle(), Stream(rt))
+
+	for _, stream := range []int{-1, int(compute.Handle())} { // nothing to order
+		m, err := Export(x, stream, Versioned, nil)
+		require.NoError(t, err)
+		assert.Zero(t, fake.Waited.Call(consumer.Handle(), compute.Handle()))
+		back, err := Import(rt, m, Versioned)
+		require.NoError(t, err)
+		require.NoError(t, back.Free())
+	}
+	var waited uintptr
+	m, err := Export(x, int(consumer.Handle()), Versioned, func() { waited = fake.Waited.Call(compute.Handle(), consumer.Handle()) })
+	require.NoError(t, err)
+	assert.Equal(t, fake.Submitted.Call(compute.Handle()), fake.Waited.Call(consumer.Handle(), compute.Handle()), "the consumer sees what was written")
+	y, err := Import(rt, m, Versioned)
+	require.NoError(t, err)
+	require.NoError(t, rt.CopyInAsync(consumer, p, make([]byte, 16)))
+	require.NoError(t, y.Free())
+	assert.Equal(t, fake.Submitted.Call(consumer.Handle()), waited, "what comes later waits for the consumer")
+	for _, stream := range []int{0, 2} {
+		_, err = Export(x, stream, Versioned, nil)
+		assert.ErrorIs(t, err, runtime.ErrArgument)
+	}
+	_, err = Import(openCPU(t), hostmem.AddrOf(&versioned{major: major, array: array{device: deviceCUDA}}), Versioned)
+	assert.ErrorIs(t, err, runtime.ErrDevice)
+	require.NoError(t, x.Free())
+	require.NoError(t, rt.Close())
+}
