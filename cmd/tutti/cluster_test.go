@@ -86,6 +86,30 @@ func TestClusterHoldsTheRate(t *testing.T) {
 	})
 }
 
+// A message takes the delay of the links, and arrives over links that lose packets.
+func TestClusterDelaysAndLoses(t *testing.T) {
+	t.Parallel()
+	tutti := build(t)
+	onClusters(t, func(t *testing.T, mpi string) {
+		if tun, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0); err != nil {
+			t.Skipf("needs TAP devices: %v", err)
+		} else {
+			_ = tun.Close()
+		}
+		stdout, stderr, err := execute(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "--delay", "20ms", "--loss", "2%",
+			"bench", "sendrecv", "--min", "400K", "--max", "400K", "--warmup", "0", "--iters", "1", "--rounds", "1", "--json")
+		require.NoError(t, err, stderr)
+		results := lines[struct {
+			Wrong int64
+			Time  float64 `json:"time_us"`
+		}](t, stdout)
+		require.Len(t, results, 1)
+		assert.Zero(t, results[0].Wrong)
+		assert.GreaterOrEqual(t, results[0].Time, 20e3)
+		assert.Regexp(t, `tutti: 2 hosts, 1gbit, delay 20000us, loss 2%: .*; [1-9]\d* packets were lost; the forwarder was busy for`, stderr)
+	})
+}
+
 // marker is the variable by which the processes of a test are found.
 const marker = "TUTTI_TEST_CLUSTER"
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,11 +30,12 @@ the others. Everything but the files that the command writes is gone when it end
 however it ends. It needs the right to make namespaces, which root has and on many
 systems everybody (sudo looks for programs in other directories: give it the path of
 tutti), the programs ip, tc, unshare and nsenter, and the kernel's queueing
-disciplines tbf and, for --delay and --loss, netem. The last line, on standard error,
-says how much went over the links. The exit code is that of the job.`,
+discipline tbf. With --delay or --loss a forwarder of tutti's own carries what hosts
+send; it needs /dev/net/tun. The last line, on standard error, says how much went over
+the links, and how well the forwarder kept up. The exit code is that of the job.`,
 		Example: `  tutti cluster bench sparse --min 16M --max 16M
   tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern dense,oktopk
-  tutti cluster --rate 10gbit --delay 50us --mpi mpich bench allreduce
+  tutti cluster --rate 10mbit --delay 50ms --loss 0.1% --mpi mpich bench allreduce
   sudo $(which tutti) cluster hostname`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cfg.Validate(); err != nil {
@@ -57,7 +59,9 @@ says how much went over the links. The exit code is that of the job.`,
 	flags.Var(flagValue[cluster.Rate]{target: &cfg.Rate, parse: cluster.ParseRate, format: cluster.Rate.String, kind: "bits/s"},
 		"rate", "what each link carries in each direction, such as 100mbit or 10gbit")
 	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
-	flags.Float64Var(&cfg.Loss, "loss", 0, "`percentage` of packets that are lost")
+	flags.Var(flagValue[float64]{target: &cfg.Loss, kind: "percent", format: func(v float64) string { return fmt.Sprint(v, "%") },
+		parse: func(text string) (float64, error) { return strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64) }},
+		"loss", "share of packets that are lost, such as 0.1%")
 	flags.Var(nameFlag(&mpi, func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) }),
 		"mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
 	return cmd

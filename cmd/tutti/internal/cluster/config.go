@@ -1,6 +1,6 @@
 // Package cluster makes an emulated cluster on one Linux machine: each host is a
 // set of namespaces (network, host name, System V IPC) joined to the others by a
-// bridge, over a link that the kernel's queueing disciplines hold to a rate, a
+// bridge, over a link that the kernel holds to a rate, and a forwarder to a
 // delay and a loss. An MPI library starts ranks in the hosts as it would on
 // machines, with a script in the place of ssh.
 //
@@ -26,7 +26,8 @@ type Config struct {
 	// Rate of each link, in each direction.
 	Rate Rate
 	// Delay from one host to another, in whole microseconds, and Loss, the
-	// percentage of packets that do not arrive. The kernel needs netem for them.
+	// percentage of packets that do not arrive. With one of them a forwarder of
+	// this program carries what hosts send, else the kernel does.
 	Delay time.Duration
 	Loss  float64
 }
@@ -73,7 +74,9 @@ func (c Config) Network() string {
 	return text
 }
 
-// delay and loss are written as tc reads them.
+// forwards reports whether a forwarder carries what hosts send.
+func (c Config) forwards() bool { return c.Delay > 0 || c.Loss > 0 }
+
 func (c Config) delay() string { return fmt.Sprintf("%dus", c.Delay.Microseconds()) }
 func (c Config) loss() string  { return strconv.FormatFloat(c.Loss, 'g', -1, 64) + "%" }
 

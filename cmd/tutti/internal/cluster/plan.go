@@ -20,6 +20,7 @@ const (
 const head = "head"
 
 func host(i int) string    { return fmt.Sprintf("host%d", i) }
+func cable(i int) string   { return fmt.Sprintf("cable%d", i) } // the host's end, before it is there
 func address(i int) string { return fmt.Sprintf("10.77.0.%d", i+1) }
 
 const congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
@@ -97,45 +98,30 @@ func (c Config) hostCommands(i int) [][]string {
 		inside("mount", "-t", "sysfs", "sysfs", dir+"/sys"),
 		// Limits of processors and memory stay what they are.
 		{"mount", "--rbind", "/sys/fs/cgroup", dir + "/sys/fs/cgroup"},
-		{"ip", "link", "add", name, "gso_max_size", segment, "type", "veth", "peer", "name", device, "gso_max_size", segment, "netns", net},
-		{"ip", "link", "set", name, "master", bridge, "up"},
+	}
+	if c.forwards() { // its devices are there, and connections fill long links
+		commands = append(commands,
+			[]string{"ip", "link", "set", cable(i), "netns", net, "name", device},
+			inside("ip", "link", "set", device, "gso_max_size", segment, "txqueuelen", "10000"),
+			[]string{"ip", "link", "set", name, "gso_max_size", segment, "txqueuelen", "10000"},
+			inside("sh", "-c", "cd /proc/sys/net/ipv4 && echo 4096 131072 67108864 | tee tcp_rmem > tcp_wmem"))
+	} else {
+		commands = append(commands,
+			[]string{"ip", "link", "add", name, "gso_max_size", segment, "type", "veth", "peer", "name", device, "gso_max_size", segment, "netns", net})
+	}
+	limit := func(name string) []string {
+		return []string{"tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", c.Rate.String(), "burst", fmt.Sprint(c.Rate.burst()), "limit", "64m"}
+	}
+	return append(commands,
+		[]string{"ip", "link", "set", name, "master", bridge, "up"},
 		inside("ip", "link", "set", "lo", "up"),
 		// The same on every machine, and without estimates of the rate of its own.
 		inside("sh", "-c", "echo cubic > "+congestion+" || echo reno > "+congestion),
 		inside("ip", "address", "add", address(i)+netmask, "dev", device),
 		inside("ip", "link", "set", device, "up"),
-		// Down to the host.
-		append([]string{"tc", "qdisc", "add", "dev", name, "root"}, c.limit()...),
-	}
-	// Up from the host: on the way what was delayed is held to the rate.
-	place := []string{"root"}
-	if netem := c.netem(); netem != nil {
-		commands = append(commands, inside(append([]string{"tc", "qdisc", "add", "dev", device, "root", "handle", "1:"}, netem...)...))
-		place = []string{"parent", "1:1", "handle", "2:"}
-	}
-	up := append([]string{"tc", "qdisc", "add", "dev", device}, place...)
-	return append(commands, inside(append(up, c.limit()...)...))
-}
-
-// limit holds a direction of a link to the rate. The queue is long enough that
-// nothing is lost in it.
-func (c Config) limit() []string {
-	return []string{"tbf", "rate", c.Rate.String(), "burst", fmt.Sprint(c.Rate.burst()), "limit", "64m"}
-}
-
-// netem delays and loses packets, nil if none are.
-func (c Config) netem() []string {
-	if c.Delay == 0 && c.Loss == 0 {
-		return nil
-	}
-	netem := []string{"netem", "limit", "100000"} // packets on the way
-	if c.Delay > 0 {
-		netem = append(netem, "delay", c.delay())
-	}
-	if c.Loss > 0 {
-		netem = append(netem, "loss", c.loss())
-	}
-	return netem
+		// Down to the host, and up from it. The queue is long enough that nothing is lost in it.
+		limit(name),
+		inside(limit(device)...))
 }
 
 // hostList names the hosts and their numbers of ranks, as both launchers read

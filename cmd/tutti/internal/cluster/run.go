@@ -198,13 +198,14 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 		fmt.Fprintf(stderr, "tutti: %s is not a command to call: %v\n", Inside, err)
 		return 2
 	}
-	if err := j.make(); err != nil {
+	links, err := j.make()
+	if err != nil {
 		fmt.Fprintf(stderr, "tutti: making the cluster: %v\n", err)
 		return 1
 	}
 	code, err := j.run(end, stdout, stderr)
 	if err == nil {
-		err = j.report(stderr)
+		err = j.report(links, stderr)
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "tutti: %v\n", err)
@@ -213,17 +214,23 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 	return code
 }
 
-// make makes the cluster.
-func (j job) make() error {
+// make makes the cluster, with a forwarder if it has one.
+func (j job) make() (links *forwarder, err error) {
 	if err := runAll(j.private()); err != nil {
-		return err
+		return nil, err
 	}
 	for path, text := range j.files() {
 		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return runAll(j.commands())
+	if j.forwards() {
+		if links, err = newForwarder(j.Config); err != nil {
+			return nil, err
+		}
+		go links.run()
+	}
+	return links, runAll(j.commands())
 }
 
 // runAll runs commands one after the other, up to the first that fails.
@@ -240,10 +247,7 @@ func runAll(commands [][]string) error {
 // lacks says, in front of the error of a command, what the kernel lacks if it is
 // what not all kernels have.
 func lacks(command []string) string {
-	switch {
-	case slices.Contains(command, "netem"):
-		return "--delay and --loss need the queueing discipline netem, which this kernel does not seem to have (CONFIG_NET_SCH_NETEM, module sch_netem); without them, --rate works: "
-	case slices.Contains(command, "tbf"):
+	if slices.Contains(command, "tbf") {
 		return "--rate needs the queueing discipline tbf, which this kernel does not seem to have (CONFIG_NET_SCH_TBF, module sch_tbf): "
 	}
 	return ""
@@ -277,24 +281,28 @@ func (j job) run(end <-chan struct{}, stdout, stderr io.Writer) (int, error) {
 
 // report says what the links carried: a job that was to communicate and did so
 // past them would show.
-func (j job) report(out io.Writer) error {
+func (j job) report(links *forwarder, out io.Writer) error {
 	text, err := exec.Command("ip", "-json", "-statistics", "link", "show", "master", bridge).Output()
 	if err != nil {
 		return err
 	}
-	var links []struct {
+	var ports []struct {
 		Stats struct {
 			Received struct{ Bytes float64 } `json:"rx"`
 		} `json:"stats64"`
 	}
-	if err := json.Unmarshal(text, &links); err != nil {
+	if err := json.Unmarshal(text, &ports); err != nil {
 		return err
 	}
 	var sum, most float64
-	for _, link := range links {
+	for _, link := range ports {
 		sum += link.Stats.Received.Bytes
 		most = max(most, link.Stats.Received.Bytes)
 	}
-	_, err = fmt.Fprintf(out, "tutti: %s: %.1f MB were sent over the links, at most %.1f MB by a host\n", j.Network(), sum/1e6, most/1e6)
+	carried := ""
+	if links != nil {
+		carried = links.report()
+	}
+	_, err = fmt.Fprintf(out, "tutti: %s: %.1f MB were sent over the links, at most %.1f MB by a host%s\n", j.Network(), sum/1e6, most/1e6, carried)
 	return err
 }

@@ -1,0 +1,291 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A frame is what a TAP device reads and writes at once: a header of virtio, Ethernet, and up to
+// 64 KiB of IP. Several segments of TCP are one frame, as between virtual Ethernet devices.
+const (
+	virtioHeader = 10
+	ipOffset     = virtioHeader + 14
+	maxFrame     = ipOffset + 65536
+)
+
+// forwarder is a cable from each host to the bridge. It delays and loses what comes from the
+// host, and passes on at once what goes there. One thread carries everything, and allocates
+// only while more is in flight than ever before.
+type forwarder struct {
+	delay time.Duration
+	loss  float64         // the probability that a packet is lost
+	ends  []unix.PollFd   // of each cable the host's and the bridge's
+	start time.Time       // of the clock
+	queue []*block        // frames in flight, in order
+	free  []*block        // where others were
+	rng   *rand.Rand      // for losses
+	spare int             // packets before the next one that is lost
+	frame [maxFrame]byte  // on the way to a host, or cut in two
+	wait  unix.Timespec   // for the next frame that is due
+	stats forwarderCounts // of all cables
+}
+
+// forwarderCounts is what a forwarder measures.
+type forwarderCounts struct {
+	lost       atomic.Int64 // packets
+	busy, late atomic.Int64 // nanoseconds: the time at work, and the longest by which a frame was late
+}
+
+// block holds frames in flight, each behind its head.
+type block struct {
+	data     [1 << 20]byte
+	from, to int
+}
+
+// frameHead is when a frame is due, on the forwarder's clock, its length and the file it goes to.
+const frameHead = 8 + 4 + 4
+
+// newForwarder makes the devices of all cables: of host i those named host(i), for the bridge,
+// and cable(i), for the host. They end with the process.
+func newForwarder(c Config) (*forwarder, error) {
+	f := &forwarder{delay: c.Delay, loss: c.Loss / 100, start: time.Now(), rng: rand.New(rand.NewPCG(1, 0))}
+	f.spare = f.gap()
+	for i := range c.Hosts {
+		for _, name := range []string{cable(i), host(i)} {
+			fd, err := tap(name)
+			if err != nil {
+				return nil, fmt.Errorf("--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), which this kernel lacks or this user or container may not make; without them, --rate works: %w", err)
+			}
+			f.ends = append(f.ends, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+		}
+	}
+	return f, nil
+}
+
+// tap makes a TAP device whose frames are a file's messages. The kernel leaves checksums and the
+// segments of TCP to whom it passes them to, as it does with virtual Ethernet devices.
+func tap(name string) (fd int, err error) {
+	if fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err != nil {
+		return 0, err
+	}
+	request, err := unix.NewIfreq(name)
+	if err != nil {
+		return 0, err
+	}
+	request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
+		return 0, err
+	}
+	return fd, unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4)
+}
+
+// run carries frames as long as the process lives.
+func (f *forwarder) run() {
+	runtime.LockOSThread()
+	// Before the ranks, and on time to the microsecond, where that is permitted: stats say what came of it.
+	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
+	// It keeps all of its memory, and a collection would have it wait for threads that are not on time.
+	debug.SetGCPercent(-1)
+	for {
+		f.turn()
+	}
+}
+
+// turn waits until there is something to do, and does it.
+func (f *forwarder) turn() {
+	var wait *unix.Timespec
+	if due, _, _ := f.head(); due >= 0 {
+		f.wait = unix.NsecToTimespec(int64(max(0, due-time.Since(f.start))))
+		wait = &f.wait
+	}
+	if _, err := unix.Ppoll(f.ends, wait, nil); err != nil {
+		return // interrupted
+	}
+	begin := time.Since(f.start)
+	f.deliver(begin)
+	for i := range f.ends {
+		switch end := &f.ends[i]; {
+		case end.Revents&unix.POLLERR != 0:
+			end.Fd = -1 // the device is gone
+		case end.Revents&unix.POLLIN == 0:
+		case i%2 == 0:
+			f.take(end.Fd, f.ends[i+1].Fd)
+		default:
+			f.pass(end.Fd, f.ends[i-1].Fd)
+		}
+	}
+	f.stats.busy.Add(int64(time.Since(f.start) - begin))
+}
+
+// batch is how many frames are read from a device before it is the next one's turn.
+const batch = 32
+
+// pass passes frames on at once.
+func (f *forwarder) pass(from, to int32) {
+	for range batch {
+		n, err := unix.Read(int(from), f.frame[:])
+		if err != nil {
+			return
+		}
+		_, _ = unix.Write(int(to), f.frame[:n]) // what goes to a device that is down is lost
+	}
+}
+
+// take reads frames into the queue, without the packets that are lost.
+func (f *forwarder) take(from, to int32) {
+	for range batch {
+		frame := f.room()
+		n, err := unix.Read(int(from), frame)
+		if err != nil {
+			return
+		}
+		frame = frame[:n]
+		packets := segments(frame)
+		for ; f.spare < packets; packets = segments(frame) {
+			f.stats.lost.Add(1)
+			// Before the lost segment, and behind it.
+			n := copy(f.frame[:], frame)
+			f.push(to, cut(frame, 0, f.spare))
+			frame = f.room()
+			frame = frame[:copy(frame, cut(f.frame[:n], f.spare+1, packets))]
+			f.spare = f.gap()
+		}
+		f.spare -= packets
+		f.push(to, frame)
+	}
+}
+
+// gap draws how many packets arrive before one is lost, from a geometric distribution.
+func (f *forwarder) gap() int { return int(min(f.rng.ExpFloat64()/-math.Log1p(-f.loss), 1e18)) }
+
+// room returns the memory for the next frame of the queue.
+func (f *forwarder) room() []byte {
+	if n := len(f.queue); n > 0 {
+		if b := f.queue[n-1]; len(b.data)-b.to >= frameHead+maxFrame {
+			return b.data[b.to+frameHead:]
+		}
+	}
+	b := new(block)
+	if n := len(f.free); n > 0 {
+		b, f.free = f.free[n-1], f.free[:n-1]
+	}
+	b.from, b.to = 0, 0
+	f.queue = append(f.queue, b)
+	return b.data[frameHead:]
+}
+
+// push has the frame in the room leave after the delay. An empty one is none.
+func (f *forwarder) push(to int32, frame []byte) {
+	if len(frame) == 0 {
+		return
+	}
+	b := f.queue[len(f.queue)-1]
+	head := binary.NativeEndian.AppendUint64(b.data[b.to:b.to], uint64(time.Since(f.start)+f.delay))
+	head = binary.NativeEndian.AppendUint32(head, uint32(len(frame)))
+	binary.NativeEndian.AppendUint32(head, uint32(to))
+	b.to += frameHead + len(frame)
+}
+
+// head returns the first frame of the queue: when it is due, below 0 if there is none, and the
+// file that it goes to.
+func (f *forwarder) head() (due time.Duration, to int32, frame []byte) {
+	if len(f.queue) == 0 || f.queue[0].from == f.queue[0].to {
+		return -1, 0, nil
+	}
+	b := f.queue[0].data[f.queue[0].from:]
+	n := binary.NativeEndian.Uint32(b[8:])
+	return time.Duration(binary.NativeEndian.Uint64(b)), int32(binary.NativeEndian.Uint32(b[12:])), b[frameHead : frameHead+n]
+}
+
+// deliver writes the frames that are due.
+func (f *forwarder) deliver(now time.Duration) {
+	for {
+		due, to, frame := f.head()
+		if due < 0 || due > now {
+			return
+		}
+		_, _ = unix.Write(int(to), frame)
+		f.stats.late.Store(max(f.stats.late.Load(), int64(time.Since(f.start)-due)))
+		b := f.queue[0]
+		if b.from += frameHead + len(frame); b.from == b.to {
+			f.free = append(f.free, b)
+			f.queue = f.queue[:copy(f.queue, f.queue[1:])]
+		}
+	}
+}
+
+// report says what was lost, and how well the forwarder did: late frames have had more than the delay.
+func (f *forwarder) report() string {
+	s := &f.stats
+	return fmt.Sprintf("; %d packets were lost; the forwarder was busy for %.0f %% of the time, and at most %.1f ms late",
+		s.lost.Load(), 100*float64(s.busy.Load())/float64(time.Since(f.start)), float64(s.late.Load())/1e6)
+}
+
+// segments returns of how many packets a frame is. One of several is IPv4 and TCP.
+func segments(frame []byte) int {
+	if len(frame) == 0 {
+		return 0
+	}
+	if size := segmentSize(frame); size > 0 {
+		return (len(frame[payload(frame):]) + size - 1) / size
+	}
+	return 1
+}
+
+// segmentSize is the payload of each packet of a frame but the last, 0 if the frame is one packet.
+func segmentSize(frame []byte) int { return int(binary.NativeEndian.Uint16(frame[4:])) }
+
+// payload returns where that of a TCP frame begins.
+func payload(frame []byte) int {
+	tcp := ipOffset + int(frame[ipOffset]&15)*4
+	return tcp + int(frame[tcp+12]>>4)*4
+}
+
+// cut makes of a frame one of only its packets from, from + 1, …, to − 1; of none of them an empty one.
+func cut(frame []byte, from, to int) []byte {
+	if from == to {
+		return nil
+	}
+	size, first := segmentSize(frame), payload(frame)
+	all := frame[first:]
+	last := to*size >= len(all)
+	n := copy(all, all[from*size:min(to*size, len(all))])
+	frame = frame[:first+n]
+	if n <= size {
+		frame[1] = unix.VIRTIO_NET_HDR_GSO_NONE
+		binary.NativeEndian.PutUint16(frame[4:], 0)
+	}
+	ip := frame[ipOffset:]
+	tcp := ip[int(ip[0]&15)*4:]
+	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)))
+	binary.BigEndian.PutUint16(ip[10:], 0)
+	binary.BigEndian.PutUint16(ip[10:], ^sum(0, ip[:len(ip)-len(tcp)]))
+	binary.BigEndian.PutUint32(tcp[4:], binary.BigEndian.Uint32(tcp[4:])+uint32(from*size))
+	if !last {
+		const fin, push = 1, 8
+		tcp[13] &^= fin | push
+	}
+	// The kernel has left its sum over the packet to the device: it is that of the pseudo header.
+	binary.BigEndian.PutUint16(tcp[16:], sum(uint32(ip[9])+uint32(len(tcp)), ip[12:20]))
+	return frame
+}
+
+// sum is the ones' complement sum of 16-bit words (RFC 1071) and what was summed before.
+func sum(s uint32, words []byte) uint16 {
+	for i := 0; i < len(words); i += 2 {
+		s += uint32(binary.BigEndian.Uint16(words[i:]))
+	}
+	for s > 0xffff {
+		s = s>>16 + s&0xffff
+	}
+	return uint16(s)
+}
