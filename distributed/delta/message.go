@@ -236,7 +236,13 @@ func appendLayout(b []byte, tensors []Tensor) []byte {
 	return b
 }
 
-// check checks type and shape, also of a message.
+// Elements returns the number of elements, if type and shape are such that it can be in memory.
+func (t Tensor) Elements() (int, error) {
+	err := t.check()
+	return t.elements, err
+}
+
+// check checks type and shape, and counts the elements.
 func (t *Tensor) check() error {
 	if !t.DType.Valid() {
 		return fmt.Errorf("delta: tensor %q has no element type", t.Name)

@@ -350,30 +350,37 @@ func Diff(ctx context.Context, old, new []Tensor, tick func(done, of int)) (*Del
 		return nil, err
 	}
 	to, err := newReplica(2, new)
-	if err == nil {
-		err = from.measure(ctx, nil)
-	}
 	if err != nil {
 		return nil, err
 	}
-	return diff(ctx, from, to, tick)
+	first, second := halves(tick)
+	if err := from.measure(ctx, first); err != nil {
+		return nil, err
+	}
+	return diff(ctx, from, to, second)
 }
 
-// Layout returns name, type and shape of the tensors after d, by name; nil if they are those before.
-func (d *Delta) Layout() []Tensor { return slices.Clone(d.layout) }
+// halves returns what to call in the first half of a work, and in the second.
+func halves(tick func(done, of int)) (first, second func(done, of int)) {
+	if tick == nil {
+		return nil, nil
+	}
+	return func(done, of int) { tick(done, 2*of) }, func(done, of int) { tick(of+done, 2*of) }
+}
 
-// Apply makes the tensors those of the delta's target, if they are those of its base (a [VersionError] otherwise). The
-// tensors that are new are put into memory that alloc returns, with zeros. After an error the tensors are as they were, if their
-// memory can be read and written. tick, if not nil, is told of progress.
+// Apply makes the tensors those of the delta's target, if they are those of its base (a [VersionError]
+// otherwise). Tensors that are new are put into memory that alloc returns. After an error the tensors are
+// as they were, if their memory can be read and written. tick, if not nil, is told of progress.
 func (d *Delta) Apply(ctx context.Context, tensors []Tensor, alloc func(Tensor) (Memory, error), tick func(done, of int)) error {
 	r, err := newReplica(d.Base, tensors)
 	if err != nil {
 		return err
 	}
-	if err := r.measure(ctx, nil); err != nil {
+	first, second := halves(tick)
+	if err := r.measure(ctx, first); err != nil {
 		return err
 	}
-	_, err = r.apply(ctx, d, alloc, tick)
+	_, err = r.apply(ctx, d, alloc, second)
 	return err
 }
 

@@ -173,7 +173,7 @@ instrument.Run those of calls.`,
 	}
 	root.SetVersionTemplate("tutti {{.Version}}\n")
 	root.SetFlagErrorFunc(suggestFlag)
-	addGroup(root, "Run something:", newTrain(), newBench(), newLaunch(), newCluster())
+	addGroup(root, "Run something:", newTrain(), newBench(), newDelta(), newLaunch(), newCluster())
 	addGroup(root, "Find something out:", newInfo(), newDiagnose())
 	root.AddCommand(newProbe(), newClusterInside())
 	onlySubcommands(root, "command")

@@ -1,0 +1,155 @@
+package checkpoint
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/distributed/delta"
+)
+
+// bytesOf is a file with a header and data of that length.
+func bytesOf(header string, data []byte) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+	return append(append(b, header...), data...)
+}
+
+func put(t *testing.T, dir, name string, content []byte) string {
+	path := filepath.Join(dir, name)
+	require.NoError(t, os.WriteFile(path, content, 0o666))
+	return path
+}
+
+const header = `{"__metadata__":{"step":"1"},"b":{"dtype":"BF16","shape":[100,10],"data_offsets":[0,2000]},` +
+	`"a":{"dtype":"F32","shape":[],"data_offsets":[2000,2004]},"c":{"dtype":"F4","shape":[7,2],"data_offsets":[2004,2011]},"e":{"dtype":"I8","shape":[0],"data_offsets":[2011,2011]}}   `
+
+// TestFiles makes deltas of files with the same header, other metadata, and other tensors.
+func TestFiles(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	data := make([]byte, 2011)
+	for i := range data {
+		data[i] = byte(r.Uint32())
+	}
+	old := bytesOf(header, data)
+	moved := append([]byte(nil), data...)
+	moved[20]++
+	moved[2003] ^= 128
+	moved[2010] = 3
+	dir := t.TempDir()
+	from := put(t, dir, "old", old)
+	for name, content := range map[string][]byte{
+		"same":     old,
+		"moved":    bytesOf(header, moved),
+		"metadata": bytesOf(strings.Replace(header, `"1"`, `"2"`, 1), moved),
+		"tensors": bytesOf(`{"c":{"dtype":"F4","shape":[7,2],"data_offsets":[2004,2011]},"new":{"dtype":"F16","shape":[1,2],"data_offsets":[2000,2004]},`+
+			`"b":{"dtype":"BF16","shape":[10,100],"data_offsets":[0,2000]}}`, moved),
+		"empty": bytesOf("{}", nil),
+	} {
+		to, patch, out := put(t, dir, name, content), filepath.Join(dir, name+".delta"), filepath.Join(dir, name+".out")
+		stat, err := Diff(t.Context(), from, to, patch, nil)
+		require.NoError(t, err, name)
+		require.NoError(t, Apply(t.Context(), from, patch, out, nil), name)
+		got, err := os.ReadFile(out)
+		require.NoError(t, err)
+		require.Equal(t, content, got, name)
+		info, err := os.Stat(patch)
+		require.NoError(t, err)
+		assert.Equal(t, uint64(info.Size()), stat.Bytes)
+		if name == "moved" {
+			assert.Equal(t, delta.Stat{Weights: 1008, Changed: 3, Bytes: stat.Bytes}, stat)
+			err := Apply(t.Context(), to, patch, out, nil)
+			require.ErrorContains(t, err, "moved is not the file that "+patch+" was made of")
+		}
+	}
+	// In the place of the old file.
+	require.NoError(t, Apply(t.Context(), from, filepath.Join(dir, "moved.delta"), from, nil))
+	got, err := os.ReadFile(from)
+	require.NoError(t, err)
+	require.Equal(t, bytesOf(header, moved), got)
+}
+
+// TestRefused: what is no file of weights is an error that says why.
+func TestRefused(t *testing.T) {
+	dir := t.TempDir()
+	good := put(t, dir, "good", bytesOf("{}", nil))
+	tensor := func(text string) []byte { return bytesOf(`{"w":{`+text+`}}`, make([]byte, 8)) }
+	for text, content := range map[string][]byte{
+		"no header of safetensors":  []byte("short"),
+		"a header of 999 bytes":     append(binary.LittleEndian.AppendUint64(nil, 999), '{'),
+		"the header: unexpected":    bytesOf(`{"w`, nil),
+		"has 4 bytes":               tensor(`"dtype":"F32","shape":[2],"data_offsets":[0,4]`),
+		"has 8 bytes":               tensor(`"dtype":"F32","shape":[-2],"data_offsets":[0,8]`),
+		"the file at":               tensor(`"dtype":"F32","shape":[1],"data_offsets":[0,4]`),
+		"begins at byte":            tensor(`"dtype":"F32","shape":[1],"data_offsets":[4,8]`),
+		`the header, tensor "w": j`: tensor(`"dtype":"F32","shape":"x"`),
+		"no such file":              nil,
+	} {
+		path := filepath.Join(dir, "bad")
+		if os.Remove(path); content != nil {
+			put(t, dir, "bad", content)
+		}
+		for _, files := range [][2]string{{path, good}, {good, path}} {
+			_, err := Diff(t.Context(), files[0], files[1], filepath.Join(dir, "out"), nil)
+			require.ErrorContains(t, err, text)
+			require.ErrorContains(t, err, path)
+			require.NoFileExists(t, filepath.Join(dir, "out"))
+		}
+	}
+	require.ErrorContains(t, Apply(t.Context(), good, good, filepath.Join(dir, "out"), nil), good+": invalid delta")
+	_, err := Diff(t.Context(), good, good, filepath.Join(dir, "none", "out"), nil)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// countdown is a context that ends when it has been looked at so often.
+type countdown struct {
+	context.Context
+	left *atomic.Int64
+}
+
+func (c countdown) Err() error {
+	if c.left.Add(-1) < 0 {
+		return errors.New("interrupted")
+	}
+	return nil
+}
+
+// TestInterrupted: nothing is left, wherever it ends.
+func TestInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	data := make([]byte, 2011)
+	from := put(t, dir, "old", bytesOf(header, data))
+	data[7], data[2001] = 1, 1
+	to := put(t, dir, "new", bytesOf(header, data))
+	patch, out := filepath.Join(dir, "delta"), filepath.Join(dir, "out")
+	for name, work := range map[string]func(ctx context.Context) error{
+		"diff":  func(ctx context.Context) error { _, err := Diff(ctx, from, to, out, nil); return err },
+		"apply": func(ctx context.Context) error { return Apply(ctx, from, patch, out, nil) },
+	} {
+		_, err := Diff(t.Context(), from, to, patch, nil)
+		require.NoError(t, err)
+		n := int64(0)
+		for ; ; n++ {
+			left := new(atomic.Int64)
+			left.Store(n)
+			err := work(countdown{t.Context(), left})
+			if err == nil {
+				break
+			}
+			require.ErrorContains(t, err, "interrupted")
+			require.NoFileExists(t, out)
+			require.NoFileExists(t, out+".tmp", fmt.Sprint(name, n))
+		}
+		require.Greater(t, n, int64(4))
+		require.NoError(t, os.Remove(out))
+	}
+}

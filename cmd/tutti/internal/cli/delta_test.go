@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestDelta makes a delta of two files, applies it, and counts.
+func TestDelta(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	const header = `{"w":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}`
+	content := append([]byte{byte(len(header)), 0, 0, 0, 0, 0, 0, 0}, header+"\x01\x3f\x02\x3f\x03\x3f\x04\x3f"...)
+	require.NoError(t, os.WriteFile(path("old"), content, 0o666))
+	content[len(content)-2]++
+	require.NoError(t, os.WriteFile(path("new"), content, 0o666))
+
+	code, out, stderr := execute(t, "delta", "diff", path("old"), path("new"), "-o", path("d"))
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, out, "1 of 4 weights changed (25 %)")
+	code, _, stderr = execute(t, "delta", "apply", path("old"), path("d"), "-o", path("again"))
+	require.Equal(t, exitOK, code, stderr)
+	got, err := os.ReadFile(path("again"))
+	require.NoError(t, err)
+	assert.Equal(t, content, got)
+	code, out, stderr = execute(t, "delta", "stat", path("d"), "--json")
+	require.Equal(t, exitOK, code, stderr)
+	info, err := os.Stat(path("d"))
+	require.NoError(t, err)
+	assert.Equal(t, map[string]any{"weights": 4.0, "changed": 1.0, "bytes": float64(info.Size())}, jsonLines(t, out)[0])
+
+	for _, c := range []struct {
+		text string
+		code int
+		args []string
+	}{
+		{"which file is the old one", exitUsage, []string{"diff", path("old"), "-o", path("x")}},
+		{"-o is missing", exitUsage, []string{"apply", path("old"), path("d")}},
+		{"which delta?", exitUsage, []string{"stat"}},
+		{"unknown command", exitUsage, []string{"patch"}},
+		{"again is not the file that", exitFailure, []string{"apply", path("again"), path("d"), "-o", path("x")}},
+		{"no such file", exitFailure, []string{"stat", path("none")}},
+	} {
+		code, _, stderr := execute(t, append([]string{"delta"}, c.args...)...)
+		assert.Equal(t, c.code, code, c.args)
+		assert.Contains(t, stderr, c.text)
+		assert.NoFileExists(t, path("x"))
+	}
+}
