@@ -65,9 +65,9 @@
 // Values are coded by rANS with 12 bits of frequencies; no values are no bytes. A value below 16 is a symbol. A larger one of n bits has the
 // symbol 16 + 8(n-5) and its three bits below the highest, and its other n-4 bits are extra.
 //
-//   - The table: the number of symbols in it, and for each how many symbols are between the one before and it,
-//     and its frequency, which sum to 4096. If the number is 0 it is the standard table: 1 for each of the 496 symbols,
-//     and 3600>>(s+1) more for symbol s below 12, and what is left for symbol 0.
+//   - The table: 3 and the number of symbols in it (number), and for each how many symbols are between the one before and it,
+//     and its frequency, which sum to 4096. Or a number t below 4, and no more, for the standard tables, of symbols below 112: the frequency
+//     of the values from v to w-1 is 1 + 3984a/(v+a) - 3984a/(w+a), where a is 3^t and w is infinite for the last one, divisions rounded down.
 //   - The number of words; the states (32 bits), one if there are fewer than 1024 values, and otherwise four,
 //     of which value i is decoded by state i mod 4; and the words, of 16 bits.
 //   - To decode a value from state x: its symbol is the one in whose range of slots x mod 4096 lies, in the order of

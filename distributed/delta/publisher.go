@@ -82,6 +82,9 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 // Version returns the latest version, 0 if there is none.
 func (p *Publisher) Version() uint64 { return p.replica.version }
 
+// Stat counts what the latest delta holds.
+func (p *Publisher) Stat() Stat { return p.log[len(p.log)-1].Stat() }
+
 // WriteSince writes what makes subscribers of that version, from 1 on, those of the latest, to a file or a connection from which
 // they [Subscriber.Read]: the versions between, folded, or a full copy if that is smaller, if
 // the publisher does not know the version, or if tensors have come, gone or changed their shapes in between.

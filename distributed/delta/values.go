@@ -37,19 +37,21 @@ func leastOf(symbol int) (v uint64, extra uint) {
 // frequencies of the symbols of a table.
 type frequencies [symbolCount]uint16
 
-// standard is the table of blocks too small for one of their own.
-var standard = func() (f frequencies) {
-	left := uint16(1<<tableBits - symbolCount)
-	for s := range f {
-		f[s] = 1
+// standard are the tables of blocks too small for one of their own. Where an optimizer moves all weights as far, the
+// magnitudes in last places are as the inverses of theirs: the share of values from v on is a/(v+a).
+var standard = func() (all [4]frequencies) {
+	const symbols = direct + 12*8
+	for t, a := range []uint64{1, 3, 9, 27} {
+		for s := range symbols {
+			from, _ := leastOf(s)
+			to, _ := leastOf(s + 1)
+			all[t][s] = uint16(1 + (1<<tableBits-symbols)*a/(from+a))
+			if s < symbols-1 {
+				all[t][s] -= uint16((1<<tableBits - symbols) * a / (to + a))
+			}
+		}
 	}
-	for s := range 12 {
-		more := uint16(1<<tableBits-symbolCount) >> (s + 1)
-		f[s] += more
-		left -= more
-	}
-	f[0] += left
-	return f
+	return all
 }()
 
 // fit sets f to the counts, scaled, and returns how many symbols have any.
@@ -82,7 +84,7 @@ func sign(n int) int {
 	return 1
 }
 
-// cost returns about how many bits the counted symbols take.
+// cost returns about how many bits the counted symbols take, infinity if there is one without a frequency.
 func (f *frequencies) cost(counts *[symbolCount]int) (total float64) {
 	for s, n := range counts {
 		if n > 0 {
@@ -104,11 +106,14 @@ func (c *coder) appendValues(dst []byte, values []uint64) []byte {
 	}
 	f := &c.freq
 	used := f.fit(&c.counts, len(values))
-	if standard.cost(&c.counts) <= f.cost(&c.counts)+24*float64(used) {
-		f = &standard
-		dst = append(dst, 0)
-	} else {
-		dst = binary.AppendUvarint(dst, uint64(used))
+	least, table := f.cost(&c.counts)+24*float64(used), len(standard)-1+used
+	for t := range standard {
+		if cost := standard[t].cost(&c.counts); cost <= least {
+			f, least, table = &standard[t], cost, t
+		}
+	}
+	dst = binary.AppendUvarint(dst, uint64(table))
+	if table >= len(standard) {
 		before := -1
 		for s, n := range f {
 			if n > 0 {
@@ -166,12 +171,13 @@ type slot struct{ symbol, freq, offset uint16 }
 
 // readTable reads a table into the slots of c.
 func (c *coder) readTable(src *cursor) error {
-	f := &standard
-	if used := src.uvarint(); used > 0 {
-		f = &c.freq
+	f := &c.freq
+	if table := src.uvarint(); table < uint64(len(standard)) {
+		f = &standard[table]
+	} else {
 		*f = frequencies{}
 		symbol, sum := uint64(0), uint64(0)
-		for range min(used, symbolCount+1) {
+		for range min(table-uint64(len(standard)-1), symbolCount+1) {
 			symbol += src.uvarint()
 			n := src.uvarint()
 			if sum += n; symbol >= symbolCount || n == 0 || n > 1<<tableBits || sum > 1<<tableBits {

@@ -1,0 +1,210 @@
+// Command delta trains a network on one rank, and hands its bf16 weights to two others that read digits with
+// them, after every few steps, as what has changed.
+//
+//	go run ./examples/delta                             # 153,610 weights
+//	go run ./examples/delta -hidden 16384 -rate 1e-6    # 1.2 million
+//
+// Here ranks are goroutines; over any other communicator, or through files, it is the same.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/delta"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/examples/digits"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+const versions = 5
+
+func main() {
+	hidden := flag.Int("hidden", 2048, "units of the hidden layer")
+	rate := flag.Float64("rate", 1e-5, "Adam's learning rate, after 100 steps of 1e-3")
+	steps := flag.Int("steps", 12, "steps from one version to the next")
+	flag.Parse()
+	err := local.Run(context.Background(), 3, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		if c.Rank() == 0 {
+			return train(ctx, rt, c, *hidden, *steps, *rate)
+		}
+		return serve(ctx, rt, c)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// train publishes versions of a network.
+func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, hidden, steps int, rate float64) error {
+	n, err := newNetwork(hidden)
+	if err != nil {
+		return err
+	}
+	n.train(100, 1e-3)
+	publisher := delta.NewPublisher(rt, c)
+	for version := range uint64(versions) {
+		if version > 0 {
+			n.train(steps, rate)
+		}
+		weights := delta.Tensor{Name: "network", DType: dtype.BF16, Shape: []int{hidden, perUnit}, Memory: delta.Host(n.bf16())}
+		if err := publisher.Publish(ctx, version+1, []delta.Tensor{weights}); err != nil {
+			return err
+		}
+		s := publisher.Stat()
+		fmt.Printf("version %d: %.2f %% of %d weights changed, %d bytes: %.3f a changed weight\n", version+1,
+			100*float64(s.Changed)/float64(s.Weights), s.Weights, s.Bytes, float64(s.Bytes)/float64(s.Changed))
+	}
+	return nil
+}
+
+// serve reads the test images with each version.
+func serve(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
+	_, test, err := digits.Split(1)
+	if err != nil {
+		return err
+	}
+	subscriber, err := delta.NewSubscriber(ctx, rt, c, delta.Config{Together: true})
+	if err != nil {
+		return err
+	}
+	defer subscriber.Close()
+	for range versions {
+		if _, err := subscriber.Update(ctx); err != nil {
+			return err
+		}
+		err := subscriber.View(func(version uint64, tensors []delta.Tensor) error {
+			bits := make([]byte, tensors[0].Runtime().Bytes())
+			if _, err := tensors[0].Memory.ReadAt(bits, 0); err != nil {
+				return err
+			}
+			n := network{weights: make([]float32, len(bits)/2)}
+			if err := dtype.ToFloat32(n.weights, bits, dtype.BF16); err != nil {
+				return err
+			}
+			right := 0
+			for i, label := range test.Labels {
+				if _, all := n.scores(test.Image(i)); all[label] == slices.Max(all[:]) {
+					right++
+				}
+			}
+			fmt.Printf("rank %d reads %.1f %% with version %d\n", c.Rank(), 100*float64(right)/float64(test.Len()), version)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// perUnit are the weights of a unit of the hidden layer: from the pixels, and to the classes.
+const perUnit = digits.Pixels + digits.Classes
+
+// network has a hidden layer of rectified linear units.
+type network struct {
+	training      digits.Set
+	weights       []float32
+	mean, square  []float32 // of the gradients, by Adam
+	gradient      []float32
+	step, samples int
+}
+
+func newNetwork(hidden int) (*network, error) {
+	training, _, err := digits.Split(1)
+	size := hidden * perUnit
+	n := &network{training: training, weights: make([]float32, size), mean: make([]float32, size), square: make([]float32, size), gradient: make([]float32, size)}
+	r := rand.New(rand.NewPCG(1, 1))
+	for i := range n.weights {
+		n.weights[i] = float32(r.NormFloat64() * math.Sqrt(2/float64(digits.Pixels)))
+		if i%perUnit >= digits.Pixels {
+			n.weights[i] = float32(r.NormFloat64() * math.Sqrt(1/float64(hidden)))
+		}
+	}
+	return n, err
+}
+
+// bf16 returns the weights, rounded.
+func (n *network) bf16() []byte {
+	b := make([]byte, 2*len(n.weights))
+	_ = dtype.FromFloat32(b, dtype.BF16, n.weights) // the lengths are right
+	return b
+}
+
+// scores returns what the hidden units are, and the scores of the classes.
+func (n *network) scores(image []float32) (units []float32, all [digits.Classes]float32) {
+	units = make([]float32, len(n.weights)/perUnit)
+	for u := range units {
+		w := n.weights[u*perUnit : (u+1)*perUnit]
+		sum := float32(0)
+		for i, x := range image {
+			sum += w[i] * x
+		}
+		if units[u] = max(sum, 0); sum > 0 {
+			for k := range all {
+				all[k] += sum * w[digits.Pixels+k]
+			}
+		}
+	}
+	return units, all
+}
+
+// train makes steps of Adam, by 16 images each.
+func (n *network) train(steps int, rate float64) {
+	const batch, beta1, beta2 = 16, 0.9, 0.999
+	for range steps {
+		clear(n.gradient)
+		for range batch {
+			i := n.samples % n.training.Len()
+			n.samples++
+			n.learn(n.training.Image(i), n.training.Labels[i])
+		}
+		n.step++
+		down := float32(rate / (1 - math.Pow(beta1, float64(n.step))))
+		up := float32(1 / (1 - math.Pow(beta2, float64(n.step))))
+		for i, g := range n.gradient {
+			g /= batch
+			n.mean[i] += (1 - beta1) * (g - n.mean[i])
+			n.square[i] += (1 - beta2) * (g*g - n.square[i])
+			n.weights[i] -= down * n.mean[i] / (float32(math.Sqrt(float64(n.square[i]*up))) + 1e-8)
+		}
+	}
+}
+
+// learn adds the gradient of the cross entropy of an image.
+func (n *network) learn(image []float32, label uint8) {
+	units, p := n.scores(image)
+	sum, most := float32(0), slices.Max(p[:])
+	for k := range p {
+		p[k] = float32(math.Exp(float64(p[k] - most)))
+		sum += p[k]
+	}
+	for k := range p {
+		p[k] /= sum
+	}
+	p[label]--
+	for u, x := range units {
+		if x == 0 {
+			continue
+		}
+		w, g := n.weights[u*perUnit:(u+1)*perUnit], n.gradient[u*perUnit:(u+1)*perUnit]
+		back := float32(0)
+		for k, d := range p {
+			g[digits.Pixels+k] += x * d
+			back += w[digits.Pixels+k] * d
+		}
+		for i, pixel := range image {
+			g[i] += back * pixel
+		}
+	}
+}
