@@ -10,6 +10,7 @@ import (
 	goruntime "runtime"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -105,10 +106,7 @@ func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime
 
 // hostNumber is a hash of a host and its network, and of a process if that is not "".
 func hostNumber(process string) int64 {
-	name, _ := os.Hostname()
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	network, _ := os.Readlink("/proc/self/ns/net")
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s %s", name, boot, network, process))
+	sum := sha256.Sum256([]byte(rendezvous.HostName() + " " + process))
 	return int64(binary.LittleEndian.Uint64(sum[:]) >> 1)
 }
 

@@ -42,10 +42,7 @@ func (j Job) Connect(ctx context.Context) (*store.Client, error) {
 }
 
 // connections are those that this process shares, by job and rank.
-var connections struct {
-	sync.Mutex
-	of map[string]*connection
-}
+var connections sync.Map
 
 type connection struct {
 	sync.Mutex
@@ -56,16 +53,8 @@ type connection struct {
 // process ends.
 func (j Job) Shared(ctx context.Context) (*store.Client, error) {
 	key := fmt.Sprintf("%s %q %d %d", j.Address, j.Secret, j.WorldSize, j.Rank)
-	connections.Lock()
-	c := connections.of[key]
-	if c == nil {
-		if connections.of == nil {
-			connections.of = map[string]*connection{}
-		}
-		c = new(connection)
-		connections.of[key] = c
-	}
-	connections.Unlock()
+	shared, _ := connections.LoadOrStore(key, new(connection))
+	c := shared.(*connection)
 	c.Lock()
 	defer c.Unlock()
 	var err error

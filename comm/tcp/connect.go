@@ -13,7 +13,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
@@ -73,14 +73,6 @@ type hello struct {
 	From, To, Size               uint32
 	Control                      uint32 // length of control messages
 	Attempt, Lane, Lanes, Window uint32 // the connection is this lane of so many
-}
-
-// hostName names the network interfaces that this process sees.
-func hostName() string {
-	name, _ := os.Hostname()
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	space, _ := os.Readlink("/proc/self/ns/net")
-	return strings.Join([]string{name, strings.TrimSpace(string(boot)), space}, " ")
 }
 
 // candidates puts the addresses of a record into the order in which they are tried. Loopback ones
@@ -137,7 +129,7 @@ func connect(ctx context.Context, kv *store.Client, c Config, n *node) (err erro
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects
-	k.own = record{hostName(), rand.Uint64(), c.Advertise}
+	k.own = record{rendezvous.HostName(), rand.Uint64(), c.Advertise}
 	if len(c.Advertise) == 0 {
 		k.own.Addresses = store.Addresses(l)
 	}
@@ -402,9 +394,6 @@ func (k *connector) join(rank int, h *hello, conn *tls.Conn) bool {
 	pair.window, pair.credit = int(h.Window), int(h.Window)
 	pair.mu.Unlock()
 	p.lanes[h.Lane] = newLane(pair, int(h.Lane), conn)
-	select {
-	case k.changed <- struct{}{}:
-	default:
-	}
+	poke(k.changed)
 	return true
 }

@@ -26,7 +26,7 @@ func FuzzFrames(f *testing.F) {
 	seed(header{kind: frameMessage, id: 2, total: 9, eager: 9, length: 9}, header{kind: frameGrant, id: 1}, header{kind: frameBye}, header{kind: frameSeen})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const window, room = 1 << 10, 64
-		n := &node{size: 2, awake: make(chan struct{}, 1), wires: map[uint64]*wire{}}
+		n := &node{size: 2, wires: map[uint64]*wire{}}
 		n.pairs = []*pair{newPair(n, 0), newPair(n, 1)}
 		p := n.pairs[1]
 		p.window, p.credit = window, window

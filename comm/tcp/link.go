@@ -208,12 +208,7 @@ func (l *lane) write(inline bool) {
 }
 
 // rouse has the writer look.
-func (l *lane) rouse() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
+func (l *lane) rouse() { poke(l.wake) }
 
 // writer sends until the pair is gone.
 func (l *lane) writer() {

@@ -15,7 +15,6 @@ type node struct {
 	patience   int64 // ticks without a sign of life
 	ticks      atomic.Int64
 	stop       chan struct{}
-	awake      chan struct{} // leave looks
 
 	mu    sync.RWMutex
 	wires map[uint64]*wire
@@ -51,10 +50,10 @@ func (n *node) signal() {
 	}
 }
 
-// wake has leave look.
-func (n *node) wake() {
+// poke says that there is something new, to who looks for that.
+func poke(news chan struct{}) {
 	select {
-	case n.awake <- struct{}{}:
+	case news <- struct{}{}:
 	default:
 	}
 }
@@ -109,31 +108,17 @@ func (n *node) leave(ctx context.Context) error {
 			l.rouse()
 		}
 	}
-	for n.unseen() && ctx.Err() == nil {
-		select {
-		case <-n.awake:
-		case <-ctx.Done():
+	for _, p := range n.pairs {
+		if len(p.lanes) > 0 {
+			select {
+			case <-p.seen:
+			case <-p.dead:
+			case <-ctx.Done():
+			}
 		}
 	}
 	n.end()
 	return nil
-}
-
-// unseen reports whether a rank that can be reached has not seen the goodbyes.
-func (n *node) unseen() bool {
-	for _, p := range n.pairs {
-		p.mu.Lock()
-		seen := p.seen || len(p.lanes) == 0
-		p.mu.Unlock()
-		select {
-		case <-p.dead:
-		default:
-			if !seen {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // end closes the connections.

@@ -28,7 +28,8 @@ type pair struct {
 	rank  int // of the other one in the world
 	lanes []*lane
 	dead  chan struct{}
-	heard atomic.Int64 // tick of the node at which something has come
+	seen  chan struct{} // the other one has seen the goodbyes
+	heard atomic.Int64  // tick of the node at which something has come
 
 	mu        sync.Mutex
 	announced sync.Cond // a message was announced, or the pair is gone
@@ -36,7 +37,6 @@ type pair struct {
 	window    int       // bytes of early messages
 	leaving   bool      // this rank has left: the lanes say goodbye
 	byes      int       // lanes on which the other one has said goodbye
-	seen      bool      // the other one has seen the goodbyes
 	spoke     bool      // since the last tick
 
 	urgent   queue.Of[sending] // goes before all messages
@@ -105,7 +105,7 @@ type box struct {
 }
 
 func newPair(n *node, rank int) *pair {
-	p := &pair{node: n, rank: rank, dead: make(chan struct{}), held: map[uint64]*outgoing{}, incoming: map[uint64]*incoming{}}
+	p := &pair{node: n, rank: rank, dead: make(chan struct{}), seen: make(chan struct{}, 1), held: map[uint64]*outgoing{}, incoming: map[uint64]*incoming{}}
 	p.announced.L = &p.mu
 	return p
 }
@@ -271,8 +271,7 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 			p.lose(errLeft)
 		}
 	case frameSeen:
-		p.seen = true
-		p.node.wake()
+		poke(p.seen)
 	case frameBeat:
 	default:
 		err = fmt.Errorf("a frame of kind %d", h.kind)
@@ -556,7 +555,6 @@ func (p *pair) fail(err error) {
 		for _, l := range p.lanes {
 			_ = l.link.Close()
 		}
-		p.node.wake()
 	}
 }
 

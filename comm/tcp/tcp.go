@@ -118,7 +118,7 @@ func New(ctx context.Context, kv *store.Client, c Config) (_ comm.Communicator, 
 	}
 	const beats = 10 // in the time of silence
 	n := &node{rank: c.Rank, size: c.WorldSize, tick: c.Silence / beats, patience: beats,
-		stop: make(chan struct{}), awake: make(chan struct{}, 1), wires: map[uint64]*wire{}}
+		stop: make(chan struct{}), wires: map[uint64]*wire{}}
 	check := backend.Check{Backend: name, Rank: c.Rank, WorldSize: c.WorldSize}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
 		return nil, check.Fail("connect", fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))

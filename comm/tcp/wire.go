@@ -194,15 +194,9 @@ func (w *wire) complete(id, bytes int) {
 
 // signal says that something has come: to who waits, otherwise to who drives.
 func (w *wire) signal() {
-	select {
-	case w.wakes <- struct{}{}:
-	default:
-	}
+	poke(w.wakes)
 	if w.waiting.Load() == 0 {
-		select {
-		case w.drives <- struct{}{}:
-		default:
-		}
+		poke(w.drives)
 	}
 }
 
