@@ -23,6 +23,19 @@ var (
 	ErrFull = errors.New("the store is full")
 )
 
+// Store is what members and communicators need of a store: a [Client], or one of another kind, such as etcd's. An
+// [Option] says what the key of a [Request] is to have.
+type Store interface {
+	Get(ctx context.Context, key string) ([]byte, error)
+	Set(ctx context.Context, key string, value []byte, options ...Option) error
+	CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...Option) (now Entry, ok bool, err error)
+	Watch(ctx context.Context, prefix string, f func(Event)) (stop func(), err error)
+	Drop(key string)
+	Done() <-chan struct{}
+	Err() error
+	Close() error
+}
+
 // Event is a change of a key that is watched. The entry of one that is deleted is its last, with a new version.
 type Event struct {
 	Entry

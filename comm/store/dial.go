@@ -43,6 +43,7 @@ type Dialer struct {
 	TLS       *tls.Config
 	Name      string // of this process, that no other one has
 	Size      int    // of the job, 0 if it is not known
+	Once      bool   // Dial makes one attempt at each address
 }
 
 // Dial connects to the store. It may start later, or others may have some of its addresses, so Dial tries until ctx
@@ -77,6 +78,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			strangers = errors.Join(now...)
 		}
 		switch {
+		case d.Once:
+			return nil, errors.Join(append(unreached, now...)...)
 		case len(unreached) > 0:
 			silent = 0
 		case (sure || silent == 5) && ctx.Err() == nil:

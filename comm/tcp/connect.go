@@ -100,7 +100,7 @@ func (r *record) candidates(own string) []string {
 type connector struct {
 	*node
 	config Config
-	kv     *store.Client
+	kv     store.Store
 	tls    *tls.Config
 	own    record
 
@@ -117,7 +117,7 @@ type party struct {
 }
 
 // connect makes the connections of a node. The rank's record stays in the store if that succeeds.
-func connect(ctx context.Context, kv *store.Client, c Config, n *node) (err error) {
+func connect(ctx context.Context, kv store.Store, c Config, n *node) (err error) {
 	k := &connector{node: n, config: c, kv: kv, tls: c.TLS.Clone(), parties: make([]party, n.size), changed: make(chan struct{}, 1)}
 	k.tls.NextProtos, k.tls.DynamicRecordSizingDisabled = []string{protocol}, true
 	listen := c.Listen

@@ -1,0 +1,261 @@
+package elastic
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// Keys of the store.
+const (
+	keys       = "elastic/"
+	epochKey   = keys + "epoch"
+	termsKey   = keys + "terms"
+	memberKeys = keys + "member/" // by name, leased
+	atKey      = "at"             // in a member's own store: the address of the one that it uses
+)
+
+func (m *Member) key() string { return memberKeys + m.cfg.Name }
+
+// attend keeps this member in a store until Close, and looks for another one when that is lost.
+func (m *Member) attend() {
+	for m.ctx.Err() == nil {
+		kv, at, err := m.reach()
+		if err == nil {
+			if err = m.register(kv, at); err == nil {
+				select {
+				case <-kv.Done():
+				case <-m.ctx.Done():
+					kv.Drop(m.key())
+				}
+			}
+			m.mu.Lock()
+			m.kv = nil
+			m.mu.Unlock()
+			_ = kv.Close() // its leases end
+		}
+		if errors.Is(err, comm.ErrMismatch) || errors.Is(err, ErrIdentity) {
+			m.change(func() { m.fault = err })
+			return
+		}
+		if err != nil && m.ctx.Err() == nil {
+			slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err)
+			m.pause(m.cfg.Silence / 10)
+		}
+	}
+}
+
+// pause waits, until Close at most.
+func (m *Member) pause(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-m.ctx.Done():
+	}
+}
+
+// reach connects to the store that is used: that of the first member of the last epoch that can be reached. All members
+// look in the same order.
+func (m *Member) reach() (kv store.Store, at string, err error) {
+	if m.cfg.Dial != nil {
+		kv, err := m.cfg.Dial(m.ctx)
+		return kv, "", err
+	}
+	m.mu.Lock()
+	last, here := m.status.Accepted, m.status.Address
+	m.mu.Unlock()
+	if last == nil && len(m.cfg.Peers) == 0 {
+		return m.server.Local(m.cfg.Name), here, nil
+	}
+	if last != nil {
+		for _, p := range last.Members {
+			if p.Address == here {
+				return m.server.Local(m.cfg.Name), here, nil
+			}
+			if kv, err := m.dial(p.Address); err == nil {
+				return kv, p.Address, nil
+			}
+		}
+	}
+	for _, address := range m.cfg.Peers { // which say where theirs is
+		if kv, err = m.dial(address); err != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence/4)
+		text, getErr := kv.Get(ctx, atKey)
+		cancel()
+		if at = string(text); getErr == nil && at == address {
+			return kv, at, nil
+		}
+		_ = kv.Close()
+		if err = getErr; err == nil {
+			if kv, err = m.dial(at); err == nil {
+				return kv, at, nil
+			}
+		}
+	}
+	return nil, "", fmt.Errorf("no member answers: %w", err)
+}
+
+// dial connects to the store of another member, by one attempt. Where nobody listens that fails at once.
+func (m *Member) dial(address string) (store.Store, error) {
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence)
+	defer cancel()
+	kv, err := store.Dialer{Addresses: []string{address}, TLS: m.cfg.TLS, Name: m.cfg.Name + " " + rand.Text(), Once: true}.Dial(ctx)
+	if err != nil {
+		return nil, err // not a nil *Client
+	}
+	return kv, nil
+}
+
+// register makes this member known in a store.
+func (m *Member) register(kv store.Store, at string) error {
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+	defer cancel()
+	terms, ok, err := kv.CompareAndSet(ctx, termsKey, 0, []byte(m.cfg.Terms))
+	if err == nil && !ok && string(terms.Value) != m.cfg.Terms {
+		err = fmt.Errorf("%w: the terms of %s are %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, m.cfg.Terms, terms.Value)
+	}
+	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.accepted() == nil) { // the job may begin here
+		first, _ := json.Marshal(record{})
+		_, _, err = kv.CompareAndSet(ctx, epochKey, 0, first)
+	}
+	if err == nil && m.server != nil {
+		own := m.server.Local("")
+		err = errors.Join(own.Set(ctx, atKey, []byte(at)), own.Close())
+	}
+	if err == nil {
+		m.change(func() { m.entries, m.since = map[string]store.Entry{}, time.Now() })
+		_, err = kv.Watch(ctx, keys, m.hear)
+	}
+	if err != nil {
+		return err
+	}
+	// An entry of this name is another process's, or this one's of a session that has not ended yet.
+	due := time.After(2 * m.cfg.Silence)
+	for {
+		m.mu.Lock()
+		there, taken := m.entries[m.key()]
+		changed := m.changed
+		m.mu.Unlock()
+		var other status
+		if !taken || json.Unmarshal(there.Value, &other) == nil && other.Incarnation == m.incarnation() {
+			if _, ok, err := kv.CompareAndSet(ctx, m.key(), there.Version, m.text(), store.Lease); err != nil {
+				return err
+			} else if ok {
+				m.change(func() { m.kv = kv })
+				m.publish() // what has changed meanwhile
+				return nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-due:
+			return fmt.Errorf("%w: %s", ErrIdentity, m.cfg.Name)
+		case <-kv.Done():
+			return kv.Err()
+		case <-ctx.Done():
+			return comm.ContextError(ctx)
+		}
+	}
+}
+
+// hear takes an event of the store.
+func (m *Member) hear(e store.Event) {
+	m.change(func() {
+		if e.Deleted {
+			delete(m.entries, e.Key)
+		} else {
+			m.entries[e.Key] = e.Entry
+		}
+	})
+}
+
+// change makes a change that waits look at.
+func (m *Member) change(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// until waits until a condition holds, which is looked at with mu held.
+func (m *Member) until(ctx context.Context, condition func() (bool, error)) error {
+	for {
+		m.mu.Lock()
+		ok, err := condition()
+		changed := m.changed
+		m.mu.Unlock()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return comm.ContextError(ctx)
+		case <-m.ctx.Done():
+			return ErrLeft
+		}
+	}
+}
+
+func (m *Member) accepted() *record {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.status.Accepted
+}
+
+func (m *Member) incarnation() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.status.Incarnation
+}
+
+func (m *Member) text() []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	text, _ := json.Marshal(m.status)
+	return text
+}
+
+// publish tells the others this member's status. When the store is lost, they get it at the next one.
+func (m *Member) publish() {
+	m.mu.Lock()
+	kv := m.kv
+	m.mu.Unlock()
+	if kv != nil {
+		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+		defer cancel()
+		_ = kv.Set(ctx, m.key(), m.text(), store.Lease)
+	}
+}
+
+// look returns what the store has, and the version of the epoch in it. mu is held.
+func (m *Member) look() (v view, version uint64) {
+	v = view{min: m.cfg.Min, max: m.cfg.Max, outlives: m.cfg.Dial != nil, settled: time.Since(m.since) > m.cfg.Silence/4}
+	for _, key := range slices.Sorted(maps.Keys(m.entries)) {
+		text := m.entries[key].Value
+		switch {
+		case key == epochKey:
+			if r := new(record); json.Unmarshal(text, r) == nil {
+				v.record, version = r, m.entries[key].Version
+			}
+		case strings.HasPrefix(key, memberKeys):
+			var s status
+			if json.Unmarshal(text, &s) == nil {
+				v.present = append(v.present, s)
+			}
+		}
+	}
+	return v, version
+}

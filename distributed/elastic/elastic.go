@@ -1,0 +1,289 @@
+// Package elastic is for training whose members come and go: at each boundary between two steps it
+// gives the members of the next epoch and a communicator for them, a member that joins gets the
+// state of the others, and a step that lost a member is made again by those who are left.
+//
+//	m, err := elastic.Join(ctx, elastic.Config{Name: host, Min: 2, Max: 8, …})
+//	…
+//	err = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+//		// gradients, exchange
+//		if err := m.Commit(ctx); err != nil {
+//			return err // roll back: the step is made again
+//		}
+//		// update
+//	})
+//
+// docs/elastic.md is the guide.
+//
+// # Steps
+//
+// A step ends with a vote, [Member.Commit]: an allreduce of one word for each member. It comes between
+// what can be rolled back and what cannot. [sparse.Reducer.BeforeCommit],
+// [ddp.Gradients.BeforeCommit] and [outer.Loop.BeforeCommit] have it called there. A member whose vote fails does not
+// know whether the others have committed. All say what they know when they form the next epoch,
+// and do the same: commit, if all of them had the result, otherwise roll back (cooperative
+// termination of two-phase commit: Bernstein, Hadzilacos, Goodman, "Concurrency Control and
+// Recovery in Database Systems", 1987, §7.4).
+//
+// # Epochs
+//
+// Members keep a leased entry in a store, their status. Whoever sees that all live members of an
+// epoch are at the boundary writes the next epoch by compare-and-set. If its communicator cannot
+// be formed, all are at a boundary again, and the next attempt has a higher number. Communicators are of one epoch.
+//
+// The store may be one that outlives members (a launcher's, etcd). Otherwise each member has one,
+// and all use that of the first one that lives, in the order of the last epoch. Two halves of a
+// network may then both find a store, so an epoch needs a majority of the members of the one
+// before, where the first member decides a tie; and of the one before that, as long as nobody knows that the
+// last one was formed (joint consensus: Ongaro, Ousterhout, "In Search of an Understandable
+// Consensus Algorithm", 2014, §6).
+//
+// # How it is written
+//
+//   - elastic.go: what a program calls; view.go: what the next epoch is, a function of the entries in the store
+//   - attend.go: which store, and this member's entry in it; form.go: votes and new epochs;
+//     state.go: parameters, residuals and the hash of members that come and go
+package elastic
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+var (
+	// ErrLeft: this member has left in order, or was closed.
+	ErrLeft = errors.New("this member has left")
+	// ErrMinority: too few members of the last epoch are in reach. The others may go on, so these may not.
+	ErrMinority = errors.New("a minority of the members")
+	// ErrIdentity: another process that lives has this member's name.
+	ErrIdentity = errors.New("another member has this name")
+)
+
+// DefaultSilence is how long a member may be silent before the others go on without it.
+const DefaultSilence = 2 * time.Second
+
+// Place is a member's place in an epoch.
+type Place struct {
+	Rank, Size int
+	World      string // names the epoch: no other one has it
+}
+
+// Config says who a member is, how it reaches the others, and what it trains.
+type Config struct {
+	Name     string // of one living process at a time
+	Min, Max int    // members of an epoch; Max 0 is any number
+	// Terms is what all members must have alike: a version, a configuration. Others are refused.
+	Terms string
+
+	// Dial, if set, connects to a store that outlives members, again whenever it is lost. It must end
+	// the leases of processes that are silent.
+	Dial func(ctx context.Context) (store.Store, error)
+	// Without Dial each member keeps a store on Listen, an address with or without a port, by default one of the
+	// loopback interface. Others reach it at Advertise, by default where it listens. A member
+	// joins at any of the addresses of Peers. Without any it begins the job.
+	Listen, Advertise string
+	Peers             []string
+	TLS               *tls.Config // of these stores ([store.TLS])
+	// Silence is [DefaultSilence] unless set.
+	Silence time.Duration
+	// Patience bounds each wait for enough members, and to form a communicator: 10 s unless set.
+	Patience time.Duration
+
+	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange addresses
+	// in the store under names with the World in them.
+	Form func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error)
+	// Runtime has the memory that communicators reach: that of package cpu unless set.
+	Runtime runtime.Runtime
+
+	// Bind makes what uses the communicator, or moves it there (Rebind). All members call it for
+	// each epoch, before state is sent. Not nil.
+	Bind func(ctx context.Context, e *Epoch) error
+	// Tensors are those that all members have alike, of the same lengths and types: parameters,
+	// the state of the optimizer.
+	Tensors []*runtime.Tensor
+	// Save and Load carry whatever else a member that joins needs, such as the sampler's position,
+	// or SharedState of what reduces. They may be nil.
+	Save func(ctx context.Context) ([]byte, error)
+	Load func(ctx context.Context, state []byte) error
+	// Residuals, F32, are what a member has not sent, the same list on all members: one that joins
+	// begins with zeros, and one that leaves in order gives them to another. It may be nil.
+	Residuals func() ([]*runtime.Tensor, error)
+	// Hash, of what all members have alike, is that of Tensors unless set.
+	Hash func(ctx context.Context) (uint64, error)
+	// Step is how many steps a state has that the member brings along, say from a file.
+	Step uint64
+}
+
+// Epoch is a list of members and their communicator, which belongs to the Member.
+type Epoch struct {
+	Number  uint64
+	Members []string // names, by rank
+	Comm    comm.Communicator
+	Joined  bool // this member got its state in this epoch
+	record  *record
+	hash    int64 // of what members have alike, until the first vote has compared it
+}
+
+// Member is a process of an elastic job. Its methods are for one goroutine, but for Leave.
+type Member struct {
+	cfg    Config
+	server *store.Server // its own, nil with Dial
+	own    *tls.Config
+
+	ctx  context.Context // until Close
+	end  context.CancelFunc
+	gone sync.WaitGroup
+
+	mu      sync.Mutex
+	kv      store.Store
+	since   time.Time              // when it was reached
+	entries map[string]store.Entry // what it has
+	changed chan struct{}          // closed by the next change
+	status  status                 // of this member
+	fault   error                  // why it cannot be a member
+	leaving bool
+
+	epoch  *Epoch // that is used
+	formed *Epoch // that takes its place, before it is bound
+	ask    bool   // the last vote has found that members come or go
+	leaves []int  // ranks of those who go in order
+}
+
+// Join makes this process a member, and returns when it has found the store and is not refused:
+// [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before [Member.Next].
+func Join(ctx context.Context, cfg Config) (*Member, error) {
+	if cfg.Name == "" || cfg.Form == nil || cfg.Bind == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil && cfg.TLS == nil {
+		return nil, fmt.Errorf("elastic: %w: Name, Form, Bind, TLS or Dial, 1 <= Min <= Max are needed", comm.ErrArgument)
+	}
+	if cfg.Silence == 0 {
+		cfg.Silence = DefaultSilence
+	}
+	if cfg.Patience == 0 {
+		cfg.Patience = 10 * time.Second
+	}
+	if cfg.Runtime == nil {
+		cfg.Runtime = cpu.New()
+	}
+	m := &Member{cfg: cfg, changed: make(chan struct{}), entries: map[string]store.Entry{}}
+	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Terms: cfg.Terms, Step: cfg.Step, Fresh: true}
+	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
+	if cfg.Dial == nil {
+		if err := m.serve(); err != nil {
+			return nil, fmt.Errorf("elastic: %w", err)
+		}
+	}
+	m.gone.Go(m.attend)
+	err := m.until(ctx, func() (bool, error) { _, here := m.entries[m.key()]; return here, m.fault })
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())
+	}
+	return m, nil
+}
+
+// serve keeps a store of this member's own.
+func (m *Member) serve() error {
+	at := m.cfg.Listen
+	if _, _, err := net.SplitHostPort(at); err != nil {
+		host := "127.0.0.1"
+		if at != "" {
+			host = at
+		}
+		at = net.JoinHostPort(host, "0")
+	}
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		return err
+	}
+	if m.status.Address = m.cfg.Advertise; m.status.Address == "" {
+		m.status.Address = l.Addr().String()
+	}
+	m.server = store.NewServer(store.Options{Silence: m.cfg.Silence})
+	m.server.Serve(l, m.cfg.TLS)
+	return nil
+}
+
+// Address is where others reach this member's store, "" with Dial.
+func (m *Member) Address() string { return m.status.Address }
+
+// Steps returns how many steps the members have committed.
+func (m *Member) Steps() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.status.Step
+}
+
+// Leave has this member leave in order: [Member.Next] returns [ErrLeft] at the next boundary.
+func (m *Member) Leave() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leaving = true
+}
+
+// Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
+// another reason than a lost member. After that, Close. Steps are repeated by those who are left;
+// a minority waits until it can join again.
+func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
+	var failed error
+	for {
+		e, err := m.Next(ctx, failed)
+		switch {
+		case errors.Is(err, ErrLeft) && ctx.Err() == nil:
+			return nil
+		case errors.Is(err, ErrMinority) && ctx.Err() == nil:
+			slog.Warn("elastic: waiting for the others", "member", m.cfg.Name, "err", err)
+			failed = nil
+			continue
+		case err != nil:
+			return err
+		}
+		if failed = step(ctx, e); failed == nil {
+			continue
+		}
+		if errors.Is(failed, io.EOF) {
+			return nil
+		}
+		if !lost(failed) || ctx.Err() != nil {
+			m.fail(failed)
+			return failed
+		}
+	}
+}
+
+// lost reports whether an error is that of a member that is gone.
+func lost(err error) bool {
+	for _, sentinel := range []error{comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, comm.ErrTimeout} {
+		if errors.Is(err, sentinel) {
+			return true
+		}
+	}
+	return false
+}
+
+// Close ends this member. The others notice at once, and go on without its residual unless it has left in order.
+func (m *Member) Close() error {
+	m.end()
+	m.gone.Wait()
+	var errs []error
+	for _, e := range []*Epoch{m.epoch, m.formed} {
+		if e != nil {
+			errs = append(errs, comm.CloseAll(e.Comm, nil))
+		}
+	}
+	m.epoch, m.formed = nil, nil
+	if m.server != nil {
+		errs = append(errs, m.server.Close())
+	}
+	return errors.Join(errs...)
+}

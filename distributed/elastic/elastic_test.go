@@ -1,0 +1,77 @@
+package elastic
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+type former = func(context.Context, store.Store, Place) (comm.Communicator, error)
+
+// TestComeAndGo: members join one that trains alone, leave in order and are killed in the middle of a step, the one with the store
+// first; those who are left have the values of the members that made each step.
+func TestComeAndGo(t *testing.T) {
+	over(t, func(t *testing.T, form former) {
+		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+		defer cancel()
+		log := &replay{steps: map[uint64][]string{}}
+		var all sync.WaitGroup
+		var list []*trainee
+		reached := make(chan int, 16)
+		start := func(i int) {
+			cfg := Config{Name: name(i), Form: form}
+			for _, a := range list {
+				cfg.Peers = append(cfg.Peers, a.Address())
+			}
+			a := newTrainee(t, log, cfg)
+			list = append(list, a)
+			all.Go(func() {
+				most := 0
+				err := a.run(ctx, t, func(e *Epoch, made int) bool {
+					size := len(e.Members)
+					if i == 0 && made == 3 && size > most {
+						most = size
+						reached <- size
+					}
+					if i == 0 && size == 4 && made == 9 {
+						comm.AbortAll(e.Comm, context.Canceled) // as when its connections are gone
+						a.kill()
+					}
+					if i == 2 && size == 3 && e.Members[0] == name(1) && made == 5 {
+						a.Leave()
+					}
+					return size == 2 && e.Members[1] == name(3) && made == 20
+				})
+				if i != 0 {
+					assert.NoError(t, err, a.cfg.Name)
+				}
+			})
+		}
+		for i := range 4 {
+			start(i)
+			select {
+			case size := <-reached:
+				require.Equal(t, i+1, size)
+			case <-ctx.Done():
+				require.NoError(t, ctx.Err())
+			}
+		}
+		all.Wait()
+		require.NoError(t, ctx.Err())
+		assert.Equal(t, list[1].steps, list[3].steps)
+		for _, a := range list[1:] {
+			a.check(t)
+		}
+		assert.Equal(t, []string{name(1), name(3)}, log.steps[list[1].steps-1])
+		for _, a := range list {
+			_ = a.Close()
+		}
+	})
+}

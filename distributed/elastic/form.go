@@ -1,0 +1,316 @@
+package elastic
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Next returns the epoch of the next step: the same one, or another if the last vote has found
+// members that come or go, or if failed, the error of the step, is not nil. Then its communicator
+// is new, Bind was called, and a member that joined has its state.
+//
+// It waits for others as long as ctx and the number of members need, returns [ErrLeft] after [Member.Leave], and
+// [ErrMinority] when too few of the last epoch have been in reach for Config.Patience. Next may be called again
+// after that, and the member joins when it can.
+func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
+	if failed != nil {
+		m.fail(failed)
+	}
+	for {
+		if m.formed == nil {
+			if m.epoch != nil && m.epoch.Comm.Err() == nil {
+				if !m.ask {
+					return m.epoch, nil
+				}
+				m.fail(m.handOver(ctx))
+			}
+			if err := m.form(ctx); err != nil {
+				return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
+			}
+		}
+		e := m.formed
+		err := m.bind(ctx, e)
+		if m.formed = nil; err == nil {
+			m.epoch = e
+			return e, nil
+		}
+		_ = comm.CloseAll(e.Comm, err)
+		if !lost(err) || ctx.Err() != nil {
+			return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
+		}
+		slog.Warn("elastic: an epoch failed before its first step", "member", m.cfg.Name, "epoch", e.Number, "err", err)
+	}
+}
+
+// fail closes the communicator that is used, because of an error or because another one takes its place.
+func (m *Member) fail(cause error) {
+	if m.epoch != nil {
+		_ = comm.CloseAll(m.epoch.Comm, cause)
+	}
+}
+
+// Commit votes that this member can commit its step, and returns nil if all do. It is called by all members
+// between the exchange of a step and what cannot be rolled back. An error means that the step is rolled back
+// and made again: if it is that of a lost member, [Member.Next] has the epoch in which.
+func (m *Member) Commit(ctx context.Context) error {
+	e := m.epoch
+	if e == nil {
+		return fmt.Errorf("elastic: %w: Commit without an epoch", comm.ErrArgument)
+	}
+	vote, err := m.vote(ctx, e)
+	if err == nil {
+		if err := e.agree(vote); err != nil {
+			return err
+		}
+		m.ask, m.leaves = vote[0] != 0, nil
+		for rank := range e.Members {
+			if vote[1+rank] != 0 {
+				m.leaves = append(m.leaves, rank)
+			}
+		}
+		m.change(func() { m.status.Step++ })
+		e.hash = 0
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
+	}
+	m.fail(err)
+	step := m.Steps()
+	m.change(func() { m.status.Prepared = true })
+	formErr := m.form(ctx)
+	m.change(func() { m.status.Prepared = false })
+	switch {
+	case formErr != nil:
+		return fmt.Errorf("elastic: %s: %w: %w", m.cfg.Name, comm.ErrPeerFailed, formErr)
+	case m.fresh() || m.Steps() == step:
+		return fmt.Errorf("elastic: %s: step %d is made again: %w", m.cfg.Name, step+1, err)
+	}
+	return nil
+}
+
+func (m *Member) fresh() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.status.Fresh
+}
+
+// vote gathers the votes of all members: whether any knows of members that come or go, then of each whether it goes,
+// and its hash.
+func (m *Member) vote(ctx context.Context, e *Epoch) (words []int64, err error) {
+	size, rank := len(e.Members), e.Comm.Rank()
+	words = make([]int64, 1+2*size)
+	m.mu.Lock()
+	if v, _ := m.look(); m.leaving || v.comes(e.record) {
+		words[0] = 1
+	}
+	if m.leaving {
+		words[1+rank] = 1
+	}
+	m.mu.Unlock()
+	words[1+size+rank] = e.hash
+	t, err := runtime.New(m.cfg.Runtime, dtype.I64, len(words))
+	if err != nil {
+		return nil, err
+	}
+	if err = runtime.CopyIn(t, words); err == nil {
+		err = distributed.AllReduce(ctx, e.Comm, t, comm.Max)
+	}
+	if err == nil {
+		err = e.Comm.Sync(ctx)
+	}
+	if err == nil {
+		err = runtime.CopyOut(words, t)
+	} else {
+		comm.AbortAll(e.Comm, err) // nobody writes the words any more
+	}
+	return words, errors.Join(err, t.Free())
+}
+
+// comes reports whether a member waits to join, and there is room.
+func (v *view) comes(r *record) bool {
+	return (v.max == 0 || len(r.Members) < v.max) &&
+		slices.ContainsFunc(v.present, func(s status) bool { return s.Waiting && !s.Leaving && r.rank(s.person()) < 0 })
+}
+
+// form waits at the boundary until the next epoch has a communicator. Then it is m.formed, and Step says
+// whether a step that was prepared is committed.
+func (m *Member) form(ctx context.Context) error {
+	m.ask, m.leaves = false, nil
+	for {
+		r, err := m.await(ctx)
+		if err != nil {
+			return err
+		}
+		c, err := m.establish(ctx, r)
+		if err == nil {
+			m.change(func() { m.status.Formed, m.status.Step, m.status.Prepared = true, r.Step, false })
+			m.publish()
+			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
+			for _, p := range r.Members {
+				m.formed.Members = append(m.formed.Members, p.Name)
+			}
+			return nil
+		}
+		if ctx.Err() != nil || m.ctx.Err() != nil || !lost(err) && !errors.Is(err, comm.ErrCanceled) {
+			return err
+		}
+		slog.Warn("elastic: an epoch could not be formed", "member", m.cfg.Name, "epoch", r.Number, "err", err)
+	}
+}
+
+// await waits for the record of the next epoch, and writes it if nobody else does.
+func (m *Member) await(ctx context.Context) (*record, error) {
+	m.change(func() { m.status.Waiting, m.status.Leaving = true, m.leaving })
+	defer m.change(func() { m.status.Waiting = false })
+	m.publish()
+	began := time.Now()
+	for {
+		m.mu.Lock()
+		kv, changed, own := m.kv, m.changed, m.status
+		v, version := m.look()
+		m.mu.Unlock()
+		why, apart := "no store is in reach", true
+		var next *record
+		if kv != nil {
+			if done, err := m.follow(&v, &own); done != nil || err != nil {
+				return done, err
+			}
+			next, why = v.next()
+			apart = next == nil && v.apart
+			if own.Leaving && (v.alone(&own) || time.Since(began) > m.cfg.Patience) {
+				return nil, ErrLeft
+			}
+		}
+		if next != nil {
+			text, _ := json.Marshal(next)
+			if _, _, err := kv.CompareAndSet(ctx, epochKey, version, text); err != nil && ctx.Err() != nil {
+				return nil, err
+			}
+			continue // the record, or that of somebody else, is in the store
+		}
+		if apart && time.Since(began) > m.cfg.Patience {
+			if kv != nil && m.cfg.Dial == nil {
+				_ = kv.Close() // perhaps the others have another one
+			}
+			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
+		}
+		select {
+		case <-changed:
+		case <-time.After(m.cfg.Silence / 8): // to look at the time
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (%s)", comm.ContextError(ctx), why)
+		case <-m.ctx.Done():
+			return nil, ErrLeft
+		}
+	}
+}
+
+// follow looks for an epoch later than the one that this member has accepted, and returns it if this member is in
+// it and it can still be formed.
+func (m *Member) follow(v *view, own *status) (*record, error) {
+	last, _ := v.last()
+	if last == nil || last.Number == 0 || own.Accepted != nil && (last.World == own.Accepted.World || last.Number < own.Accepted.Number) {
+		return nil, nil
+	}
+	rank := last.rank(own.person())
+	if rank < 0 && (own.Accepted == nil || own.Accepted.rank(own.person()) < 0) {
+		m.change(func() { m.status.Accepted = last }) // it joins later
+		return nil, nil
+	}
+	if rank < 0 && own.Leaving {
+		if v.formedBy(last) {
+			return nil, ErrLeft
+		}
+		return nil, nil
+	}
+	m.change(func() {
+		m.status.Accepted, m.status.Formed = last, false
+		if rank < 0 {
+			slog.Warn("elastic: the others have gone on without this member, which joins again", "member", m.cfg.Name, "epoch", last.Number)
+			m.status.Incarnation, m.status.Fresh, m.status.Prepared = rand.Text(), true, false
+		} else if last == v.record {
+			m.status.Waiting = false
+		}
+	})
+	if m.publish(); rank >= 0 && last == v.record {
+		return last, nil
+	}
+	return nil, nil
+}
+
+// formedBy reports whether all members of an epoch that are present have formed it.
+func (v *view) formedBy(r *record) bool {
+	return !slices.ContainsFunc(v.present, func(s status) bool {
+		return r.rank(s.person()) >= 0 && !(s.Formed && s.Accepted != nil && s.Accepted.World == r.World)
+	})
+}
+
+// alone reports whether nobody is here who stays.
+func (v *view) alone(own *status) bool {
+	return !slices.ContainsFunc(v.present, func(s status) bool { return !s.Leaving && s.Name != own.Name })
+}
+
+// establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.
+func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator, err error) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Patience)
+	defer cancel()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	m.mu.Lock()
+	kv, rank := m.kv, r.rank(m.status.person())
+	m.mu.Unlock()
+	if kv == nil {
+		return nil, fmt.Errorf("%w: the store is lost", comm.ErrPeerFailed)
+	}
+	go func() {
+		if err := m.until(ctx, func() (bool, error) { return false, m.obstacle(r, kv) }); err != nil {
+			stop(err)
+		}
+	}()
+	c, err = m.cfg.Form(ctx, kv, Place{Rank: rank, Size: len(r.Members), World: r.World})
+	if err != nil {
+		return nil, err
+	}
+	if c.Rank() != rank || c.WorldSize() != len(r.Members) {
+		return nil, errors.Join(fmt.Errorf("%w: Form made rank %d of %d, want %d of %d", comm.ErrArgument, c.Rank(), c.WorldSize(), rank, len(r.Members)), c.Close())
+	}
+	if err := c.Barrier(ctx); err != nil {
+		return nil, errors.Join(err, comm.CloseAll(c, err))
+	}
+	return c, nil
+}
+
+// obstacle returns why an epoch will not be formed. mu is held.
+func (m *Member) obstacle(r *record, kv store.Store) error {
+	if m.kv != kv {
+		return nil // it may need no store any more
+	}
+	var gone []string
+	v, _ := m.look()
+	for _, p := range r.Members {
+		i := slices.IndexFunc(v.present, func(s status) bool { return s.person().same(p) })
+		if i < 0 {
+			gone = append(gone, p.Name)
+		} else if a := v.present[i].Accepted; v.present[i].Waiting && a != nil && a.World == r.World && p.Name != m.cfg.Name {
+			gone = append(gone, p.Name)
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", comm.ErrPeerFailed, strings.Join(gone, ", "))
+}

@@ -1,0 +1,263 @@
+package elastic
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc64"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// bind moves the program to a new epoch, and gives those that join the state of the others. These need not wait
+// for that: hashes are compared by the first vote.
+func (m *Member) bind(ctx context.Context, e *Epoch) error {
+	var join, have []int // ranks
+	for rank, p := range e.record.Members {
+		if p.Fresh {
+			join = append(join, rank)
+		} else {
+			have = append(have, rank)
+		}
+	}
+	if err := m.cfg.Bind(ctx, e); err != nil {
+		return err
+	}
+	var saved []byte
+	for i, rank := range join {
+		from := have[i%len(have)]
+		var err error
+		switch e.Comm.Rank() {
+		case rank:
+			err = m.receive(ctx, e, from)
+		case from:
+			if saved == nil && m.cfg.Save != nil {
+				saved, err = m.cfg.Save(ctx)
+			}
+			if err == nil {
+				err = m.send(ctx, e, rank, saved)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	m.change(func() { m.status.Fresh = false })
+	m.publish()
+	hash := m.cfg.Hash
+	if hash == nil {
+		hash = m.hash
+	}
+	h, err := hash(ctx)
+	e.hash = int64(h>>1 | 1) // an allreduce takes the larger of it and 0
+	if err == nil && e.Comm.Rank() == 0 && len(e.record.Lost) > 0 {
+		norm, normErr := m.residualNorm()
+		slog.Warn("elastic: lost members took along what they had not sent", "epoch", e.Number, "lost", strings.Join(e.record.Lost, ", "),
+			"norm of this member's residual", norm, "err", normErr)
+	}
+	return err
+}
+
+// agree compares the hashes in a vote.
+func (e *Epoch) agree(vote []int64) error {
+	hashes := vote[1+len(e.Members):]
+	most, count := int64(0), map[int64]int{}
+	for _, h := range hashes {
+		if count[h]++; count[h] > count[most] {
+			most = h
+		}
+	}
+	var differ []string
+	for rank, h := range hashes {
+		if h != most {
+			differ = append(differ, e.Members[rank])
+		}
+	}
+	if len(differ) == 0 {
+		return nil
+	}
+	return fmt.Errorf("elastic: %w: the state of %s is not that of the others at the beginning of epoch %d", comm.ErrMismatch, strings.Join(differ, ", "), e.Number)
+}
+
+var crcTable = crc64.MakeTable(crc64.ECMA)
+
+// hash is the CRC-64 (ECMA-182) of the tensors.
+func (m *Member) hash(context.Context) (h uint64, err error) {
+	for _, t := range m.cfg.Tensors {
+		bytes, copyErr := hostBytes(t)
+		h, err = crc64.Update(h, crcTable, bytes), errors.Join(err, copyErr)
+	}
+	return h, err
+}
+
+// hostBytes copies a contiguous tensor to the host.
+func hostBytes(t *runtime.Tensor) ([]byte, error) {
+	p, err := t.Ptr()
+	if err != nil || t.Len() == 0 {
+		return nil, err
+	}
+	bytes := make([]byte, t.Len()*t.DType().Size())
+	return bytes, t.Runtime().CopyOut(bytes, p)
+}
+
+func (m *Member) residuals() ([]*runtime.Tensor, error) {
+	if m.cfg.Residuals == nil {
+		return nil, nil
+	}
+	return m.cfg.Residuals()
+}
+
+// residualNorm is the Euclidean norm of what this member has not sent.
+func (m *Member) residualNorm() (norm float64, err error) {
+	list, err := m.residuals()
+	for _, t := range list {
+		bytes, copyErr := hostBytes(t)
+		for x := range slices.Chunk(bytes, dtype.F32.Size()) {
+			f := float64(math.Float32frombits(binary.NativeEndian.Uint32(x)))
+			norm += f * f
+		}
+		err = errors.Join(err, copyErr)
+	}
+	return math.Sqrt(norm), err
+}
+
+// The tag of messages with state.
+const tag = 0
+
+// send gives a member that joins what it needs.
+func (m *Member) send(ctx context.Context, e *Epoch, to int, saved []byte) error {
+	length := make([]int64, 1)
+	length[0] = int64(len(saved))
+	err := m.pass(hostmem.Bytes(length), func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, to, tag) }, e, ctx, false)
+	if err == nil && len(saved) > 0 {
+		err = m.pass(saved, func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, to, tag) }, e, ctx, false)
+	}
+	for _, t := range m.cfg.Tensors {
+		if err == nil {
+			err = distributed.Send(ctx, e.Comm, t, to, tag)
+		}
+	}
+	return errors.Join(err, e.Comm.Sync(ctx))
+}
+
+// receive takes it.
+func (m *Member) receive(ctx context.Context, e *Epoch, from int) error {
+	recv := func(t *runtime.Tensor) error { return distributed.Recv(ctx, e.Comm, t, from, tag) }
+	length := make([]int64, 1)
+	if err := m.pass(hostmem.Bytes(length), recv, e, ctx, true); err != nil {
+		return err
+	}
+	saved := make([]byte, length[0])
+	if err := m.pass(saved, recv, e, ctx, true); err != nil {
+		return err
+	}
+	for _, t := range m.cfg.Tensors {
+		if err := recv(t); err != nil {
+			return err
+		}
+	}
+	if err := e.Comm.Sync(ctx); err != nil {
+		return err
+	}
+	if m.cfg.Load != nil && len(saved) > 0 {
+		if err := m.cfg.Load(ctx, saved); err != nil {
+			return err
+		}
+	}
+	list, err := m.residuals()
+	for _, t := range list {
+		if err == nil {
+			err = t.Fill(0)
+		}
+	}
+	return err
+}
+
+// pass communicates bytes of the host by memory of the runtime.
+func (m *Member) pass(bytes []byte, call func(t *runtime.Tensor) error, e *Epoch, ctx context.Context, back bool) error {
+	if len(bytes) == 0 {
+		return nil
+	}
+	t, err := runtime.New(m.cfg.Runtime, dtype.U8, len(bytes))
+	if err != nil {
+		return err
+	}
+	if !back {
+		err = runtime.CopyIn(t, bytes)
+	}
+	if err == nil {
+		err = call(t)
+	}
+	if err == nil {
+		err = e.Comm.Sync(ctx)
+	}
+	if err == nil && back {
+		err = runtime.CopyOut(bytes, t)
+	}
+	if err != nil {
+		comm.AbortAll(e.Comm, err) // nobody uses the memory any more
+	}
+	return errors.Join(err, t.Free())
+}
+
+// handOver passes the residuals of members that leave to the next ones that stay, which add them to their own. An
+// error fails the epoch.
+func (m *Member) handOver(ctx context.Context) error {
+	e, size := m.epoch, len(m.epoch.Members)
+	if len(m.leaves) == size {
+		return nil
+	}
+	list, err := m.residuals()
+	for _, from := range m.leaves {
+		to := (from + 1) % size
+		for slices.Contains(m.leaves, to) {
+			to = (to + 1) % size
+		}
+		for _, t := range list {
+			if err != nil {
+				break
+			}
+			switch e.Comm.Rank() {
+			case from:
+				err = errors.Join(distributed.Send(ctx, e.Comm, t, to, tag), e.Comm.Sync(ctx))
+			case to:
+				err = m.take(ctx, e, t, from)
+			}
+		}
+		if err != nil && e.Comm.Rank() == to {
+			slog.Warn("elastic: lost what a member that leaves had not sent", "member", e.Members[from], "err", err)
+		}
+	}
+	return err
+}
+
+// take adds another member's residual.
+func (m *Member) take(ctx context.Context, e *Epoch, t *runtime.Tensor, from int) error {
+	k, err := runtime.KernelsOf(t.Runtime())
+	if err != nil {
+		return err
+	}
+	other, err := runtime.New(t.Runtime(), dtype.F32, t.Len())
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(distributed.Recv(ctx, e.Comm, other, from, tag), e.Comm.Sync(ctx)); err != nil {
+		comm.AbortAll(e.Comm, err)
+		return errors.Join(err, other.Free())
+	}
+	own, err := t.Ptr()
+	theirs, otherErr := other.Ptr()
+	if err = errors.Join(err, otherErr); err == nil {
+		err = k.Accumulate(runtime.Source{X: own, N: t.Len(), Grad: theirs, DType: dtype.F32})
+	}
+	return errors.Join(err, other.Free())
+}

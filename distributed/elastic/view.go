@@ -1,0 +1,172 @@
+package elastic
+
+import (
+	"cmp"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// person is a member of an epoch.
+type person struct {
+	Name        string
+	Incarnation string // random: tells a process from an earlier one of its name
+	Address     string `json:",omitempty"` // of its store
+	Fresh       bool   `json:",omitempty"` // it has no state
+}
+
+// same reports whether two are the same process.
+func (p person) same(o person) bool { return p.Name == o.Name && p.Incarnation == o.Incarnation }
+
+// record is an epoch as it is in the store.
+type record struct {
+	Number  uint64
+	World   string   // random: tells it from another attempt with this number
+	Members []person // by rank
+	Base    []person // the members of the last epoch that was formed before
+	Lost    []string // members of the last epoch that are in neither, and have not left in order
+	Step    uint64   // steps that are committed
+}
+
+// rank returns the place of a member, -1 if it is none.
+func (r *record) rank(p person) int { return slices.IndexFunc(r.Members, p.same) }
+
+// status is what a member says of itself, in an entry that vanishes with its session.
+type status struct {
+	Name, Incarnation, Address, Terms string
+	Accepted                          *record // the epoch that it has tried to form last, nil for one that joins
+	Formed                            bool    // with success
+	Waiting                           bool    // it is at a boundary
+	Leaving                           bool    // and will not be in the next epoch
+	Fresh                             bool    // it has no state of the job yet
+	Step                              uint64  // steps that it has committed
+	Prepared                          bool    // it has the result of another one, which can be rolled back
+}
+
+func (s *status) person() person {
+	return person{Name: s.Name, Incarnation: s.Incarnation, Address: s.Address, Fresh: s.Fresh}
+}
+
+// reach is the step up to which the member can go.
+func (s *status) reach() uint64 {
+	if s.Prepared {
+		return s.Step + 1
+	}
+	return s.Step
+}
+
+// view is what decides the next epoch.
+type view struct {
+	record   *record  // in the store, nil if there is none
+	present  []status // by name
+	min, max int
+	outlives bool // the store outlives members: there is no other
+	settled  bool // who is not here will not come soon
+	apart    bool // set by next: too few of the last epoch are here
+}
+
+// last returns the latest epoch that anybody knows of, and whether it was formed.
+func (v *view) last() (last *record, formed bool) {
+	last = v.record
+	for i := range v.present {
+		if a := v.present[i].Accepted; a != nil && (last == nil || a.Number > last.Number) {
+			last = a
+		}
+	}
+	for i := range v.present {
+		a := v.present[i].Accepted
+		formed = formed || a != nil && a.World == last.World && v.present[i].Formed
+	}
+	return last, formed
+}
+
+// next returns the epoch that comes, or why there is none yet.
+func (v *view) next() (*record, string) {
+	last, formed := v.last()
+	if last == nil {
+		v.apart = true
+		return nil, "no member of the job is here"
+	}
+	next := &record{Number: last.Number + 1, World: rand.Text(), Base: last.Base, Step: ^uint64(0)}
+	if formed {
+		next.Base = last.Members
+	}
+	var stay, come, present []person // stay have the state
+	for i := range v.present {
+		s := &v.present[i]
+		member := last.rank(s.person()) >= 0
+		switch {
+		case member && !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World): // for what follows this epoch
+			return nil, s.Name + " is not at the boundary"
+		case member:
+			present = append(present, s.person())
+		}
+		switch {
+		case member && !s.Fresh:
+			next.Step = min(next.Step, s.reach())
+			if !s.Leaving {
+				stay = append(stay, s.person())
+			}
+		case s.Waiting && !s.Leaving:
+			come = append(come, s.person())
+		}
+	}
+	if !v.settled && v.record != last && len(present) < len(last.Members) {
+		return nil, "the members of the last epoch are coming to another store"
+	}
+	if !v.outlives && last.Number > 0 {
+		for _, list := range [][]person{last.Members, next.Base} {
+			if why := quorum(list, present); why != "" {
+				v.apart = true
+				return nil, why
+			}
+		}
+	}
+	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
+	slices.SortFunc(stay, byRank)
+	for i := range come {
+		come[i].Fresh = true // also one that was cut off
+	}
+	next.Members = append(stay, come...)
+	if v.max > 0 {
+		next.Members = next.Members[:min(v.max, len(next.Members))]
+	}
+	if len(next.Members) < v.min || len(next.Members) == 0 {
+		return nil, fmt.Sprintf("%d members are here, and at least %d are needed", len(next.Members), v.min)
+	}
+	if len(stay) == 0 { // all begin, from the state of the one that has most
+		best := 0
+		next.Step = 0
+		for i := range v.present {
+			s := &v.present[i]
+			if r := next.rank(s.person()); r >= 0 && s.Step > next.Step {
+				best, next.Step = r, s.Step
+			}
+		}
+		next.Members[0], next.Members[best] = next.Members[best], next.Members[0]
+		next.Members[0].Fresh = false
+	}
+	for _, p := range last.Members {
+		if !slices.ContainsFunc(present, p.same) {
+			next.Lost = append(next.Lost, p.Name)
+		}
+	}
+	return next, ""
+}
+
+// quorum returns why those who are present may not decide for a list of members: another part of it may. The first
+// of the list decides a tie.
+func quorum(list, present []person) string {
+	var missing []string
+	for _, p := range list {
+		if !slices.ContainsFunc(present, p.same) {
+			missing = append(missing, p.Name)
+		}
+	}
+	have := len(list) - len(missing)
+	if 2*have > len(list) || 2*have == len(list) && (have == 0 || missing[0] != list[0].Name) {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d members of an epoch are here; missing: %s", have, len(list), strings.Join(missing, ", "))
+}

@@ -1,0 +1,114 @@
+package elastic
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// epochOf makes an epoch of members of one letter.
+func epochOf(number uint64, members, base string) *record {
+	r := &record{Number: number, World: members + base}
+	for _, c := range members {
+		r.Members = append(r.Members, person{Name: string(c), Incarnation: "1"})
+	}
+	for _, c := range base {
+		r.Base = append(r.Base, person{Name: string(c), Incarnation: "1"})
+	}
+	return r
+}
+
+// at is a member at the boundary behind an epoch, nil for one that joins.
+func at(name string, accepted *record, change ...func(s *status)) status {
+	s := status{Name: name, Incarnation: "1", Accepted: accepted, Formed: accepted != nil, Waiting: true, Fresh: accepted == nil, Step: 7}
+	if accepted == nil {
+		s.Step = 0
+	}
+	for _, c := range change {
+		c(&s)
+	}
+	return s
+}
+
+func prepared(s *status)   { s.Prepared = true }
+func leaving(s *status)    { s.Leaving = true }
+func unformed(s *status)   { s.Formed = false }
+func training(s *status)   { s.Waiting = false }
+func again(s *status)      { s.Incarnation = "2" }
+func ahead(s *status)      { s.Step++ }
+func withoutAny(s *status) { s.Fresh = true }
+
+// TestView: what follows from who is at the boundary.
+func TestView(t *testing.T) {
+	abc, abcde := epochOf(3, "abc", "abc"), epochOf(3, "abcde", "abcde")
+	forming := epochOf(4, "abc", "abcde") // decided, and not known to be formed
+	for name, c := range map[string]struct {
+		v       view
+		members string
+		step    uint64
+		lost    []string
+		why     string
+	}{
+		"nobody knows of the job":              {v: view{present: []status{at("a", nil)}}, why: "no member of the job"},
+		"the first":                            {v: view{record: &record{}, present: []status{at("a", nil)}}, members: "a"},
+		"too few for the first":                {v: view{record: &record{}, min: 2, present: []status{at("a", nil)}}, why: "at least 2"},
+		"the first with a file":                {v: view{record: &record{}, present: []status{at("a", nil), at("b", nil, ahead)}}, members: "ba", step: 1},
+		"one trains":                           {v: view{record: abc, present: []status{at("a", abc), at("b", abc, training), at("c", abc)}}, why: "b is not"},
+		"one waits for an earlier epoch's end": {v: view{record: abc, present: []status{at("a", abc), at("b", epochOf(2, "ab", "")), at("c", abc)}}, why: "b is not"},
+		"join and leave in one boundary": {v: view{record: abc, present: []status{at("a", abc), at("b", abc, leaving), at("c", abc), at("d", nil)}},
+			members: "acd", step: 7},
+		"one that is lost":          {v: view{record: abc, present: []status{at("a", abc), at("c", abc)}}, members: "ac", step: 7, lost: []string{"b"}},
+		"one that came again":       {v: view{record: abc, present: []status{at("a", abc), at("b", nil, again), at("c", abc)}}, members: "acb", step: 7, lost: []string{"b"}},
+		"most at the bound":         {v: view{record: abc, max: 4, present: []status{at("a", abc), at("b", abc), at("c", abc), at("d", nil), at("e", nil)}}, members: "abcd", step: 7},
+		"all have prepared":         {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc, prepared), at("c", abc, prepared)}}, members: "abc", step: 8},
+		"one has committed":         {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc, ahead), at("c", abc, prepared)}}, members: "abc", step: 8},
+		"one has not prepared":      {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc), at("c", abc, prepared)}}, members: "abc", step: 7},
+		"a minority":                {v: view{record: abc, present: []status{at("a", abc)}}, why: "1 of 3 members"},
+		"half, with the first":      {v: view{record: epochOf(2, "ab", "ab"), present: []status{at("a", epochOf(2, "ab", "ab"))}}, members: "a", step: 7, lost: []string{"b"}},
+		"half, without it":          {v: view{record: epochOf(2, "ab", "ab"), present: []status{at("b", epochOf(2, "ab", "ab"))}}, why: "1 of 2 members"},
+		"a store that outlives":     {v: view{record: abc, outlives: true, present: []status{at("c", abc)}}, members: "c", step: 7, lost: []string{"a", "b"}},
+		"all state is lost":         {v: view{record: abc, outlives: true, present: []status{at("d", nil)}}, members: "d", lost: []string{"a", "b", "c"}},
+		"another store, all here":   {v: view{present: []status{at("a", abc), at("b", abc), at("c", abc)}}, members: "abc", step: 7},
+		"another store, one is not": {v: view{present: []status{at("b", abc), at("c", abc)}}, why: "are coming"},
+		"another store, later":      {v: view{settled: true, present: []status{at("b", abc), at("c", abc)}}, members: "bc", step: 7, lost: []string{"a"}},
+		"an attempt failed": {v: view{record: forming, present: []status{at("a", forming, unformed), at("b", forming, unformed), at("c", forming, unformed)}},
+			members: "abc", step: 7},
+		// c may have formed 4 with a and b, who may go on without it: so it may not with d and e.
+		"one has promised itself to others": {v: view{settled: true, present: []status{at("c", forming, unformed), at("d", abcde), at("e", abcde)}}, why: "1 of 3 members"},
+		// As long as nobody knows that 4 was formed, two of five have no majority of the epoch before.
+		"half an attempt": {v: view{record: forming, present: []status{at("a", forming, unformed), at("b", forming, unformed)}}, why: "2 of 5 members"},
+		"half an epoch":   {v: view{record: forming, present: []status{at("a", forming), at("b", forming, unformed)}}, members: "ab", step: 7, lost: []string{"c"}},
+		"joined and got no state": {v: view{record: forming, present: []status{at("a", forming), at("b", forming), at("c", forming, withoutAny)}},
+			members: "abc", step: 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := c.v
+			v.min = max(v.min, 1)
+			next, why := v.next()
+			if c.why != "" {
+				require.Nil(t, next)
+				assert.Contains(t, why, c.why)
+				return
+			}
+			require.NotNil(t, next, why)
+			members := ""
+			for _, p := range next.Members {
+				members += p.Name
+			}
+			assert.Equal(t, c.members, members)
+			assert.Equal(t, c.step, next.Step)
+			assert.Equal(t, c.lost, next.Lost)
+			last, _ := v.last()
+			assert.Equal(t, last.Number+1, next.Number)
+			assert.NotContains(t, next.Members, person{Name: "b", Incarnation: "1", Fresh: true})
+			fresh := 0
+			for _, p := range next.Members {
+				if p.Fresh {
+					fresh++
+				}
+			}
+			assert.Less(t, fresh, len(next.Members), "somebody has the state")
+		})
+	}
+}
