@@ -255,11 +255,19 @@ type customHeader struct {
 }
 
 // State implements reducer.
-func (c *custom) State(ctx context.Context) ([]byte, error) {
+func (c *custom) State(ctx context.Context) ([]byte, error) { return c.state(ctx, c.b.Comm.Rank()) }
+
+// SharedState implements reducer.
+func (c *custom) SharedState(ctx context.Context) ([]byte, error) {
+	return c.state(ctx, c.b.Comm.WorldSize())
+}
+
+// state is that of a rank; the number of ranks stands for what they share.
+func (c *custom) state(ctx context.Context, rank int) ([]byte, error) {
 	if err := c.g.order.HostAfterAll(ctx); err != nil {
 		return nil, err
 	}
-	header := customHeader{uint64(c.b.Step), uint32(c.b.Comm.Rank()), uint32(c.b.Comm.WorldSize())}
+	header := customHeader{uint64(c.b.Step), uint32(rank), uint32(c.b.Comm.WorldSize())}
 	state, err := binary.Append(nil, binary.LittleEndian, header)
 	if err != nil {
 		return nil, err
@@ -295,7 +303,8 @@ func (c *custom) PrepareRestore(ctx context.Context, states ...[]byte) (restore 
 		}
 		ranks[i] = int(headers[i].Rank)
 	}
-	if saved := int(headers[0].Size); saved < 1 || !slices.Equal(ranks, sparse.RestoreRanks(saved, world, rank)) {
+	saved := int(headers[0].Size)
+	if shared := len(ranks) == 1 && ranks[0] == saved && saved == world; !shared && (saved < 1 || !slices.Equal(ranks, sparse.RestoreRanks(saved, world, rank))) {
 		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, for rank %d of %d", comm.ErrMismatch, ranks, saved, rank, world)
 	}
 	if err := c.g.order.HostAfterAll(ctx); err != nil {
@@ -306,7 +315,7 @@ func (c *custom) PrepareRestore(ctx context.Context, states ...[]byte) (restore 
 		at := start
 		for i, t := range c.kept {
 			part := slices.Clone(states[0][at:][:t.Bytes()])
-			if i < c.sums && ranks[0]%world != rank {
+			if i < c.sums && (ranks[0] == saved || ranks[0]%world != rank) {
 				clear(part)
 			}
 			if i < c.sums {

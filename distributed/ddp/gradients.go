@@ -172,10 +172,11 @@ type Gradients struct {
 	buckets     []*bucket
 	transaction *transaction
 	onStage     func(bucket int, s sparse.Stage)
-	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
-	async       *worker     // nil: what buckets exchange is exchanged when they are complete
-	next        int         // first bucket that is not launched
-	steps       int         // complete steps
+	confirm     func(context.Context) error // see BeforeCommit
+	side        *sideStream                 // nil: sparse buckets are worked on where gradients are computed
+	async       *worker                     // nil: what buckets exchange is exchanged when they are complete
+	next        int                         // first bucket that is not launched
+	steps       int                         // complete steps
 	begun       bool
 	agreed      bool            // the ranks have compared what they reduce
 	fault       error           // of this step, which Wait rolls back
@@ -499,6 +500,9 @@ func (g *Gradients) exchange(b *bucket) error {
 	return err
 }
 
+// BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled back.
+func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) { g.confirm = f }
+
 // OnStage has f called when the work of a stage of a bucket that is more than a plain
 // allreduce has been submitted: Selected and Finished to the stream that
 // [Gradients.Stream] returns, Exchanged to the communicator's. f may run on another
@@ -606,6 +610,9 @@ func (g *Gradients) conclude(ctx context.Context) {
 	fail := g.fail
 	if g.sound() {
 		v, err := g.complete(ctx)
+		if err == nil && g.confirm != nil {
+			err = g.confirm(ctx)
+		}
 		if g.fail(err); err == nil {
 			fail = func(err error) { g.err = cmp.Or(g.err, err) } // what fails while results are written stays
 			fail(g.commitAll(v))

@@ -231,6 +231,9 @@ func (m *meshed) Stats(ctx context.Context) (sparse.Stats, error) { return m.bet
 // State implements reducer.
 func (m *meshed) State(ctx context.Context) ([]byte, error) { return m.between.State(ctx) }
 
+// SharedState implements reducer.
+func (m *meshed) SharedState(ctx context.Context) ([]byte, error) { return m.between.SharedState(ctx) }
+
 // PrepareRestore implements reducer.
 func (m *meshed) PrepareRestore(ctx context.Context, states ...[]byte) (func(context.Context) error, error) {
 	return m.between.PrepareRestore(ctx, states...)

@@ -25,6 +25,7 @@ type reducer interface {
 	Terms() string
 	Stats(ctx context.Context) (sparse.Stats, error)
 	State(ctx context.Context) ([]byte, error)
+	SharedState(ctx context.Context) ([]byte, error)
 	PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error)
 	ScaleResidual(factor float64) error
 	Rebind(c comm.Communicator) error
@@ -91,13 +92,14 @@ func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context
 
 // The others do nothing, as there is no state.
 
-func (p *plain) Drain(context.Context) error           { return nil }
-func (p *plain) InFlight() bool                        { return true }
-func (p *plain) Commit(sparse.Verdict) error           { return nil }
-func (p *plain) RollBack() error                       { return nil }
-func (p *plain) JoinTransaction(flags, skip uintptr)   {}
-func (p *plain) Terms() string                         { return "" }
-func (p *plain) State(context.Context) ([]byte, error) { return nil, nil }
-func (p *plain) ScaleResidual(float64) error           { return nil }
-func (p *plain) Rebind(comm.Communicator) error        { return nil }
-func (p *plain) Close() error                          { return nil }
+func (p *plain) Drain(context.Context) error                 { return nil }
+func (p *plain) InFlight() bool                              { return true }
+func (p *plain) Commit(sparse.Verdict) error                 { return nil }
+func (p *plain) RollBack() error                             { return nil }
+func (p *plain) JoinTransaction(flags, skip uintptr)         {}
+func (p *plain) Terms() string                               { return "" }
+func (p *plain) State(context.Context) ([]byte, error)       { return nil, nil }
+func (p *plain) SharedState(context.Context) ([]byte, error) { return nil, nil }
+func (p *plain) ScaleResidual(float64) error                 { return nil }
+func (p *plain) Rebind(comm.Communicator) error              { return nil }
+func (p *plain) Close() error                                { return nil }

@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // gradientsMagic is the beginning of what [Gradients.State] returns; its last
@@ -66,6 +67,15 @@ func (g *Gradients) between(op string) error {
 // is for between two steps, when nothing is accumulated, does not communicate, and
 // waits for the device until ctx is done. Every rank saves its own.
 func (g *Gradients) State(ctx context.Context) ([]byte, error) {
+	return g.state(ctx, reducer.State)
+}
+
+// SharedState is [sparse.Reducer.SharedState] of all buckets.
+func (g *Gradients) SharedState(ctx context.Context) ([]byte, error) {
+	return g.state(ctx, reducer.SharedState)
+}
+
+func (g *Gradients) state(ctx context.Context, of func(reducer, context.Context) ([]byte, error)) ([]byte, error) {
 	const op = "gradient state"
 	if err := g.between(op); err != nil {
 		return nil, err
@@ -83,7 +93,7 @@ func (g *Gradients) State(ctx context.Context) ([]byte, error) {
 	for i, b := range g.buckets {
 		var part []byte
 		if err == nil {
-			part, err = b.reducer.State(ctx)
+			part, err = of(b.reducer, ctx)
 		}
 		if int64(len(part)) > math.MaxUint32 {
 			err = fmt.Errorf("%w: bucket %d has a state of %d bytes", comm.ErrUnsupported, i, len(part))
@@ -293,6 +303,21 @@ func (g *Gradients) ScaleResidual(factor float64) error {
 		}
 	}
 	return g.side.join()
+}
+
+// Residuals returns [sparse.Reducer.Residual] of the buckets that have one, between two steps.
+func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
+	for _, b := range g.buckets {
+		if r, ok := b.reducer.(*sparse.Reducer); ok {
+			t, err := r.Residual()
+			if err == nil {
+				list = append(list, t)
+			} else if !errors.Is(err, comm.ErrUnsupported) {
+				return nil, err
+			}
+		}
+	}
+	return list, g.between("gradient residuals")
 }
 
 // Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do

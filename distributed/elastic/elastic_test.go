@@ -21,7 +21,7 @@ func TestComeAndGo(t *testing.T) {
 	over(t, func(t *testing.T, form former) {
 		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 		defer cancel()
-		log := &replay{steps: map[uint64][]string{}}
+		log := newReplay()
 		var all sync.WaitGroup
 		var list []*trainee
 		reached := make(chan int, 16)
@@ -45,6 +45,7 @@ func TestComeAndGo(t *testing.T) {
 						a.kill()
 					}
 					if i == 2 && size == 3 && e.Members[0] == name(1) && made == 5 {
+						log.left[name(2)] = true
 						a.Leave()
 					}
 					return size == 2 && e.Members[1] == name(3) && made == 20
@@ -66,10 +67,8 @@ func TestComeAndGo(t *testing.T) {
 		all.Wait()
 		require.NoError(t, ctx.Err())
 		assert.Equal(t, list[1].steps, list[3].steps)
-		for _, a := range list[1:] {
-			a.check(t)
-		}
-		assert.Equal(t, []string{name(1), name(3)}, log.steps[list[1].steps-1])
+		log.repeat(t, list[1].steps, []*trainee{list[1], list[3]})
+		assert.Equal(t, []string{name(1), name(3)}, log.steps[list[1].steps-1].members)
 		for _, a := range list {
 			_ = a.Close()
 		}

@@ -7,17 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
-	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -76,31 +79,155 @@ func (r *rooms) form(ctx context.Context, _ store.Store, p Place) (comm.Communic
 	}
 }
 
-// trainee is a member of a test, which adds up dense gradients.
+// trainee is a member of a test, which adds up gradients that a sparse.Reducer reduces.
 type trainee struct {
 	*Member
-	rt       *cpu.Runtime
-	values   []float32
-	gradient []float32
-	tensors  [2]*runtime.Tensor
-	steps    uint64
-	log      *replay
+	rt      *cpu.Runtime
+	values  []float32
+	update  []float32
+	tensors [2]*runtime.Tensor
+	reducer *sparse.Reducer
+	steps   uint64
+	log     *replay
 }
 
-// replay notes which members made which step.
+// replay notes who made which step, and what came of it.
 type replay struct {
-	mu    sync.Mutex
-	steps map[uint64][]string
+	mu     sync.Mutex
+	steps  map[uint64]made
+	joined map[string]bool // by epoch and name
+	left   map[string]bool // by name, in order
 }
 
-func (r *replay) note(t *testing.T, step uint64, members []string) {
+type made struct {
+	epoch   uint64
+	members []string
+	result  []float32
+}
+
+func newReplay() *replay {
+	return &replay{steps: map[uint64]made{}, joined: map[string]bool{}, left: map[string]bool{}}
+}
+
+func (r *replay) note(t *testing.T, step uint64, e *Epoch, result []float32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := made{e.Number, e.Members, slices.Clone(result)}
 	if before, ok := r.steps[step]; ok {
-		require.Equal(t, before, members, "step %d", step)
+		assert.Equal(t, before, now, "step %d", step)
 	}
-	r.steps[step] = members
+	r.steps[step] = now
 }
+
+func joining(epoch uint64, name string) string { return fmt.Sprintf("%d %s", epoch, name) }
+
+// repeat makes the same steps without faults, and compares what comes of each and what the members have in the end.
+func (r *replay) repeat(t *testing.T, until uint64, end []*trainee) {
+	reducers, values := map[string]*sparse.Reducer{}, make([]float32, length)
+	rt := cpu.New()
+	residual := func(name string) []float32 {
+		x, err := reducers[name].Residual()
+		require.NoError(t, err)
+		own, err := cpu.Slice[float32](x)
+		require.NoError(t, err)
+		return own
+	}
+	balance := make([]float32, length) // what was computed, and neither sent nor lost
+	var comms []comm.Communicator
+	var last made
+	for step := range until {
+		now, ok := r.steps[step]
+		require.True(t, ok, "step %d", step)
+		if now.epoch != last.epoch {
+			for _, c := range comms {
+				require.NoError(t, c.Close())
+			}
+			var err error
+			comms, err = local.New(len(now.members))
+			require.NoError(t, err)
+			leaves := func(name string) bool { return !slices.Contains(now.members, name) && r.left[name] }
+			for i, name := range last.members {
+				if slices.Contains(now.members, name) && !r.joined[joining(now.epoch, name)] {
+					continue
+				}
+				if leaves(name) {
+					heir := i
+					for leaves(last.members[heir%len(last.members)]) {
+						heir++
+					}
+					to := residual(last.members[heir%len(last.members)])
+					for j, x := range residual(name) {
+						to[j] += x
+					}
+				} else {
+					for j, x := range residual(name) {
+						balance[j] -= x
+					}
+				}
+				require.NoError(t, reducers[name].Close())
+				delete(reducers, name)
+			}
+			for rank, name := range now.members {
+				if reducers[name] == nil {
+					reducers[name], err = sparse.New(rt, comms[rank], length, reduction)
+					require.NoError(t, err)
+				} else {
+					require.NoError(t, reducers[name].Rebind(comms[rank]))
+				}
+			}
+		}
+		results := make([][]float32, len(comms))
+		require.NoError(t, inStep(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error {
+			own := make([]float32, length)
+			for i := range own {
+				own[i] = contribution(now.members[c.Rank()], step, i)
+			}
+			x, err := cpu.Wrap(rt, own)
+			if err != nil {
+				return err
+			}
+			results[c.Rank()] = own
+			return errors.Join(reducers[now.members[c.Rank()]].AllReduce(ctx, x), x.Free())
+		}))
+		require.Equal(t, results[0], now.result, "step %d of epoch %d: %v", step, now.epoch, now.members)
+		for i, x := range results[0] {
+			values[i] += x
+			balance[i] -= float32(math.Round(float64(x) * float64(len(comms))))
+			for _, name := range now.members {
+				balance[i] += contribution(name, step, i)
+			}
+		}
+		last = now
+	}
+	for _, name := range last.members {
+		for i, x := range residual(name) {
+			balance[i] -= x
+		}
+	}
+	assert.Equal(t, make([]float32, length), balance, "residuals")
+	for _, a := range end {
+		assert.Equal(t, values, a.values, a.cfg.Name)
+		x, err := a.reducer.Residual()
+		require.NoError(t, err)
+		own, err := cpu.Slice[float32](x)
+		require.NoError(t, err)
+		assert.Equal(t, residual(a.cfg.Name), own, a.cfg.Name)
+		assert.Equal(t, until, a.Steps())
+	}
+}
+
+// inStep runs body on all ranks, and leaves the communicators open.
+func inStep(ctx context.Context, comms []comm.Communicator, body func(ctx context.Context, c comm.Communicator) error) error {
+	errs := make([]error, len(comms))
+	var all sync.WaitGroup
+	for i, c := range comms {
+		all.Go(func() { errs[i] = body(ctx, c) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+var reduction = sparse.Config{Pattern: sparse.TopkA, Density: 0.1}
 
 const length = 257
 
@@ -114,21 +241,36 @@ func contribution(name string, step uint64, i int) float32 {
 	return float32(h % 7)
 }
 
-// newTrainee makes a member. change may change its configuration.
+// newTrainee makes a member.
 func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
-	a := &trainee{rt: cpu.New(), values: make([]float32, length), gradient: make([]float32, length), log: log}
-	for i, values := range [][]float32{a.values, a.gradient} {
+	a := &trainee{rt: cpu.New(), values: make([]float32, length), update: make([]float32, length), log: log}
+	for i, values := range [][]float32{a.values, a.update} {
 		var err error
 		a.tensors[i], err = cpu.Wrap(a.rt, values)
 		require.NoError(t, err)
 	}
-	cfg.TLS, cfg.Runtime, cfg.Tensors = conf, a.rt, a.tensors[:1]
-	if cfg.Min == 0 {
-		cfg.Min = 1
+	cfg.TLS, cfg.Runtime, cfg.Tensors, cfg.Min = conf, a.rt, a.tensors[:1], max(cfg.Min, 1)
+	cfg.Bind = func(_ context.Context, e *Epoch) (err error) {
+		if a.reducer != nil {
+			return a.reducer.Rebind(e.Comm)
+		}
+		if a.reducer, err = sparse.New(a.rt, e.Comm, length, reduction); err == nil {
+			a.reducer.BeforeCommit(a.Commit)
+		}
+		return err
 	}
-	cfg.Bind = func(context.Context, *Epoch) error { return nil }
-	cfg.Save = func(context.Context) ([]byte, error) { return binary.LittleEndian.AppendUint64(nil, a.steps), nil }
-	cfg.Load = func(_ context.Context, state []byte) error { a.steps = binary.LittleEndian.Uint64(state); return nil }
+	cfg.Residuals = func() ([]*runtime.Tensor, error) {
+		r, err := a.reducer.Residual()
+		return []*runtime.Tensor{r}, err
+	}
+	cfg.Save = func(ctx context.Context) ([]byte, error) {
+		shared, err := a.reducer.SharedState(ctx)
+		return append(binary.LittleEndian.AppendUint64(nil, a.steps), shared...), err
+	}
+	cfg.Load = func(ctx context.Context, state []byte) error {
+		a.steps = binary.LittleEndian.Uint64(state)
+		return a.reducer.Restore(ctx, state[8:])
+	}
 	var err error
 	a.Member, err = Join(t.Context(), cfg)
 	require.NoError(t, err)
@@ -137,21 +279,20 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 
 // step makes one.
 func (a *trainee) step(ctx context.Context, t *testing.T, e *Epoch) error {
-	for i := range a.gradient {
-		a.gradient[i] = contribution(a.cfg.Name, a.steps, i)
+	if e.Joined {
+		a.log.mu.Lock()
+		a.log.joined[joining(e.Number, a.cfg.Name)] = true
+		a.log.mu.Unlock()
 	}
-	if err := distributed.AllReduce(ctx, e.Comm, a.tensors[1], comm.Sum); err != nil {
+	for i := range a.update {
+		a.update[i] = contribution(a.cfg.Name, a.steps, i)
+	}
+	if err := a.reducer.AllReduce(ctx, a.tensors[1]); err != nil {
 		return err
 	}
-	if err := e.Comm.Sync(ctx); err != nil {
-		return err
-	}
-	if err := a.Commit(ctx); err != nil {
-		return err
-	}
-	a.log.note(t, a.steps, e.Members)
-	for i, g := range a.gradient {
-		a.values[i] += g
+	a.log.note(t, a.steps, e, a.update)
+	for i, x := range a.update {
+		a.values[i] += x
 	}
 	a.steps++
 	return nil
@@ -173,21 +314,6 @@ func (a *trainee) run(ctx context.Context, t *testing.T, done func(e *Epoch, mad
 		}
 		return err
 	})
-}
-
-// check compares the values with those of the members that made each step.
-func (a *trainee) check(t *testing.T) {
-	want := make([]float32, length)
-	for step := range a.steps {
-		require.NotEmpty(t, a.log.steps[step], "step %d", step)
-		for _, name := range a.log.steps[step] {
-			for i := range want {
-				want[i] += contribution(name, step, i)
-			}
-		}
-	}
-	require.Equal(t, want, a.values)
-	require.Equal(t, a.steps, a.Steps())
 }
 
 // kill ends a member as a process that is killed.

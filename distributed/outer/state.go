@@ -8,7 +8,10 @@ import (
 	"hash/fnv"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // stateMagic is the beginning of what [Loop.State] returns; its last byte is the version.
@@ -60,6 +63,16 @@ func (l *Loop) arrays() []base.Buffer {
 // saves its own. It waits for an exchange in flight until ctx is done, so all ranks call it
 // after the same step.
 func (l *Loop) State(ctx context.Context) ([]byte, error) {
+	return l.state(ctx, l.land, (*ddp.Gradients).State)
+}
+
+// SharedState is [ddp.Gradients.SharedState] of a loop: for a rank that joins, after [Loop.Rebind]. The rank restores it, and calls
+// [Loop.Adopt]. It takes part in an average that is to be repeated with an outer gradient of zeros.
+func (l *Loop) SharedState(ctx context.Context) ([]byte, error) {
+	return l.state(ctx, func(context.Context, *fragment) error { return nil }, (*ddp.Gradients).SharedState)
+}
+
+func (l *Loop) state(ctx context.Context, land func(context.Context, *fragment) error, of func(*ddp.Gradients, context.Context) ([]byte, error)) ([]byte, error) {
 	const op = "outer state"
 	if err := l.usable(op); err != nil {
 		return nil, err
@@ -68,11 +81,11 @@ func (l *Loop) State(ctx context.Context) ([]byte, error) {
 		stateHeader{l.fingerprint(), int64(l.step), int64(l.round), int64(l.begin), int64(l.length), l.made})
 	for _, f := range l.fragments {
 		if err == nil {
-			err = l.land(ctx, f)
+			err = land(ctx, f)
 		}
 		var part []byte
 		if err == nil {
-			part, err = f.sync.State(ctx)
+			part, err = of(f.sync, ctx)
 		}
 		if err == nil {
 			state, err = binary.Append(state, binary.LittleEndian, fragmentHeader{int64(f.phase), int64(f.sent), int64(len(part)), f.made})
@@ -136,7 +149,11 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 			return fmt.Errorf("fragment %d: %w", i, err)
 		}
 		h := first.fragments[i]
-		f.phase, f.sent, f.made = phase(h.Phase), int(h.Sent), h.Made
+		if f.phase, f.sent, f.made = phase(h.Phase), int(h.Sent), h.Made; f.phase == failed {
+			if err := l.rt.Fill(at(l.delta, f), f.n, dtype.F32, 0); err != nil {
+				return err
+			}
+		}
 	}
 	for _, a := range l.arrays() {
 		if err := l.rt.CopyIn(a.Ptr, first.arrays[:a.Bytes]); err != nil {
@@ -192,6 +209,25 @@ func (l *Loop) parse(state []byte) (p savedLoop, err error) {
 		return p, fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
 	}
 	return p, nil
+}
+
+// BeforeCommit is [ddp.Gradients.BeforeCommit]: f is called in each exchange.
+func (l *Loop) BeforeCommit(f func(ctx context.Context) error) {
+	for _, fragment := range l.fragments {
+		fragment.sync.BeforeCommit(f)
+	}
+}
+
+// Residuals is [ddp.Gradients.Residuals] of all fragments.
+func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
+	for _, f := range l.fragments {
+		list, err := f.sync.Residuals()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
 }
 
 // Rebind moves the loop to another communicator, in the middle of a window too: all ranks of c

@@ -35,7 +35,8 @@ type Reducer struct {
 	dense   bool    // the exchange is that of dense steps
 	entries message // the result as a list, where it was asked for
 	onStage func(Stage)
-	remains [2]base.Buffer // the residual, and that before the step
+	confirm func(context.Context) error // see BeforeCommit
+	remains [2]base.Buffer              // the residual, and that before the step
 	closed  bool
 	joined  bool // its steps are part of a transaction of several tensors
 }
@@ -286,6 +287,9 @@ func (s *Reducer) end(ctx context.Context) error {
 	_, err := s.Complete(ctx)
 	if err == nil {
 		v := s.judge(ctx)
+		if s.confirm != nil && s.err == nil {
+			s.check(s.confirm(ctx))
+		}
 		if err = s.err; err == nil {
 			err = s.Commit(v)
 		}

@@ -44,7 +44,13 @@ func (c Config) fingerprint(n int) uint64 {
 // here, bit for bit: residual, number of the step, thresholds and partitions. It
 // does not communicate, and waits for the device until ctx is done. Every rank
 // saves its own, between the same two steps.
-func (s *Reducer) State(ctx context.Context) ([]byte, error) {
+func (s *Reducer) State(ctx context.Context) ([]byte, error) { return s.state(ctx, false) }
+
+// SharedState returns the part of [Reducer.State] that ranks have alike. A rank that joins them restores it, in
+// a world of the same size: it goes on where they are, with an empty residual.
+func (s *Reducer) SharedState(ctx context.Context) ([]byte, error) { return s.state(ctx, true) }
+
+func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 	const op = "state"
 	if s.closed {
 		return nil, base.OpError(op, base.ClosedError("the Reducer"))
@@ -68,7 +74,9 @@ func (s *Reducer) State(ctx context.Context) ([]byte, error) {
 	if s.past.even {
 		header.Even = 1
 	}
-	if s.cfg.Keeps() {
+	if shared {
+		header.Rank = header.Size
+	} else if s.cfg.Keeps() {
 		header.Elements = uint32(s.held)
 	}
 	size := len(stateMagic) + binary.Size(header) + base.WordSize*(int(header.Words)+int(header.Elements)+1)
@@ -161,6 +169,9 @@ func (s *Reducer) parseAll(states [][]byte) ([]savedState, error) {
 		}
 	}
 	saved := int(parsed[0].Size)
+	if len(parsed) == 1 && ranks[0] == saved && saved == s.size {
+		return parsed, nil // what ranks share
+	}
 	if want := RestoreRanks(saved, s.size, s.rank); !slices.Equal(ranks, want) {
 		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, rank %d of %d needs %v", comm.ErrMismatch, ranks, saved, s.rank, s.size, want)
 	}
@@ -186,7 +197,7 @@ func (s *Reducer) parse(state []byte) (p savedState, err error) {
 	var known bool
 	p.cfg, known = s.chosenFor(p.Config)
 	elements := 0
-	if p.cfg.Keeps() {
+	if p.cfg.Keeps() && p.Rank != p.Size {
 		elements = s.held
 	}
 	if !known {
@@ -194,7 +205,7 @@ func (s *Reducer) parse(state []byte) (p savedState, err error) {
 	}
 	rest, words := body[size:], keptWords(int(p.Size))
 	dense := (p.cfg.Pattern == Dense || p.cfg.Pattern == Auto) && p.K > 0
-	if p.Rank >= p.Size || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != base.WordSize*(words+elements) ||
+	if p.Rank > p.Size || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != base.WordSize*(words+elements) ||
 		p.K > uint64(s.n) || dense || p.Steps > math.MaxInt64 || p.Age > math.MaxInt64 || p.Rounds > math.MaxInt64 {
 		return wrong("the state has %d numbers, %d elements and k = %d in %d bytes", p.Words, p.Elements, p.K, len(state))
 	}
@@ -235,9 +246,6 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	s.steps, s.step = int(first.Steps), step{counted: true}
 	if pattern := first.cfg.Pattern; pattern == Auto {
 		s.become(pattern, first.cfg.Values, nil)
-		if s.residual != 0 && !s.cfg.Keeps() { // the state has none: nothing waits to be sent
-			s.fill(s.residual, s.held)
-		}
 	} else if values := first.cfg.Values; pattern != s.cfg.Pattern || values != s.cfg.Values {
 		s.become(pattern, values, &Choice{Pattern: pattern, Values: values})
 	}
@@ -256,6 +264,8 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	}
 	if s.err == nil && len(residual) > 0 {
 		s.check(s.rt.CopyIn(s.residual, residual))
+	} else if s.residual != 0 {
+		s.fill(s.residual, s.held)
 	}
 	return s.err
 }

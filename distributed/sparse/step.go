@@ -182,6 +182,10 @@ const (
 // records there has the time of the stage's end. nil ends that.
 func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
 
+// BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot be rolled
+// back: with the error of f the step is rolled back. It is where ranks agree that all of them commit. nil ends that.
+func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) { s.confirm = f }
+
 func (s *Reducer) passed(stage Stage) {
 	if s.onStage != nil {
 		s.onStage(stage)
