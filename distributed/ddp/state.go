@@ -389,7 +389,7 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	if err := before.close(); err != nil {
 		return err
 	}
-	if keeps {
+	if keeps && g.confirm == nil {
 		base.ReportLost(had, c)
 	}
 	if g.open { // the buckets have found out

@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -89,6 +90,7 @@ type trainee struct {
 	reducer *sparse.Reducer
 	steps   uint64
 	log     *replay
+	now     atomic.Pointer[Epoch]
 }
 
 // replay notes who made which step, and what came of it.
@@ -279,7 +281,7 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 
 // step makes one.
 func (a *trainee) step(ctx context.Context, t *testing.T, e *Epoch) error {
-	if e.Joined {
+	if a.now.Store(e); e.Joined {
 		a.log.mu.Lock()
 		a.log.joined[joining(e.Number, a.cfg.Name)] = true
 		a.log.mu.Unlock()

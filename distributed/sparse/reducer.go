@@ -153,7 +153,7 @@ func (s *Reducer) prepare() {
 func (s *Reducer) Rebind(c comm.Communicator) error {
 	had := s.size
 	err := s.rebind(c)
-	if err == nil && s.cfg.Keeps() && !s.joined {
+	if err == nil && s.cfg.Keeps() && !s.joined && s.confirm == nil {
 		base.ReportLost(had, c)
 	}
 	s.joined = s.joined && err != nil

@@ -183,7 +183,8 @@ const (
 func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
 
 // BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot be rolled
-// back: with the error of f the step is rolled back. It is where ranks agree that all of them commit. nil ends that.
+// back: with the error of f the step is rolled back. It is where ranks agree that all of them commit. Whoever sets it
+// reports what is lost with ranks that [Reducer.Rebind] leaves out. nil ends that.
 func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) { s.confirm = f }
 
 func (s *Reducer) passed(stage Stage) {

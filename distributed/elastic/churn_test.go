@@ -1,0 +1,180 @@
+package elastic
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	goruntime "runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// churnVariable is how many events TestChurn has.
+const churnVariable = "TUTTI_CHURN"
+
+// TestChurn: members join, leave and are killed at random, the one with the store and those that are joining included. What
+// comes of each step, parameters and residuals are those of the same membership without faults.
+func TestChurn(t *testing.T) {
+	events := 24
+	if n, err := strconv.Atoi(os.Getenv(churnVariable)); err == nil {
+		events = n
+	}
+	over(t, func(t *testing.T, form former) {
+		seed := uint64(time.Now().UnixNano())
+		if text := os.Getenv("TUTTI_SEED"); text != "" {
+			seed, _ = strconv.ParseUint(text, 10, 64)
+		}
+		t.Logf("seed %d", seed)
+		before := goruntime.NumGoroutine()
+		c := &churn{t: t, rng: rand.New(rand.NewPCG(seed, 0)), log: newReplay(), form: form}
+		c.stop.Store(1 << 62)
+		c.join(1)
+		c.wait()
+		for n := 0; n < events; {
+			n += c.event()
+			c.wait()
+		}
+		c.log.mu.Lock()
+		until := uint64(len(c.log.steps)) + 50
+		c.log.mu.Unlock()
+		c.stop.Store(until)
+		c.all.Wait()
+		c.log.repeat(t, until, c.here)
+		for _, a := range c.every {
+			_ = a.Close()
+		}
+		assert.Eventually(t, func() bool { return goruntime.NumGoroutine() <= before+2 }, 10*time.Second, 10*time.Millisecond, "goroutines")
+	})
+}
+
+// churn is a run of TestChurn.
+type churn struct {
+	t     *testing.T
+	rng   *rand.Rand
+	log   *replay
+	form  former
+	count int
+	here  []*trainee // that train, or are about to
+	every []*trainee
+	all   sync.WaitGroup
+	stop  atomic.Uint64
+}
+
+// join starts members.
+func (c *churn) join(n int) (last *trainee) {
+	for range n {
+		cfg := Config{Name: name(c.count), Form: c.form, Silence: time.Second, Patience: 5 * time.Second}
+		for _, a := range c.here {
+			cfg.Peers = append(cfg.Peers, a.Address())
+		}
+		c.count++
+		a := newTrainee(c.t, c.log, cfg)
+		c.here, c.every = append(c.here, a), append(c.every, a)
+		c.all.Go(func() {
+			err := a.run(c.t.Context(), c.t, func(*Epoch, int) bool {
+				time.Sleep(time.Millisecond) // leaves the processor to others
+				return a.steps >= c.stop.Load()
+			})
+			if a.ctx.Err() == nil {
+				assert.NoError(c.t, err, a.cfg.Name)
+			}
+		})
+		last = a
+	}
+	return last
+}
+
+// forget takes a member off the list.
+func (c *churn) forget(a *trainee) {
+	c.here = slices.DeleteFunc(c.here, func(b *trainee) bool { return a == b })
+}
+
+// kill ends a member, in the middle of whatever it does.
+func (c *churn) kill(a *trainee) {
+	c.forget(a)
+	time.Sleep(time.Duration(c.rng.IntN(3000)) * time.Microsecond) // at another place of a step
+	if e := a.now.Load(); e != nil {
+		comm.AbortAll(e.Comm, context.Canceled)
+	}
+	a.kill()
+}
+
+// event makes something happen, and returns how many events that was.
+func (c *churn) event() int {
+	members, _ := c.last()
+	any := c.here[c.rng.IntN(len(c.here))]
+	switch kind := c.rng.IntN(6); {
+	case len(c.here) < 2 || kind == 0 && len(c.here) < 6:
+		n := 1 + c.rng.IntN(2)
+		c.join(n)
+		return n
+	case kind == 1 && len(c.here) < 6: // joins and leaves in one boundary
+		c.leave(any)
+		c.join(1)
+		return 2
+	case kind == 2:
+		c.leave(any)
+		return 1
+	case kind == 3 && len(c.here) < 6: // is lost while it joins
+		a := c.join(1)
+		time.Sleep(time.Duration(c.rng.IntN(20)) * time.Millisecond)
+		c.kill(a)
+		return 2
+	case len(c.here) == 2 && any.cfg.Name == members[0]:
+		return 0 // the other one would be a minority
+	default:
+		c.kill(any)
+		return 1
+	}
+}
+
+// leave has a member leave in order.
+func (c *churn) leave(a *trainee) {
+	c.forget(a)
+	c.log.mu.Lock()
+	c.log.left[a.cfg.Name] = true
+	c.log.mu.Unlock()
+	a.Leave()
+}
+
+// last returns the members of the last step, and how many steps their epoch has.
+func (c *churn) last() (members []string, made int) {
+	c.log.mu.Lock()
+	defer c.log.mu.Unlock()
+	n := uint64(len(c.log.steps))
+	for made < int(n) && c.log.steps[n-1-uint64(made)].epoch == c.log.steps[n-1].epoch {
+		made++
+	}
+	return c.log.steps[n-1].members, made
+}
+
+// wait waits until those who are here, and nobody else, have made some steps.
+func (c *churn) wait() {
+	var want []string
+	for _, a := range c.here {
+		want = append(want, a.cfg.Name)
+	}
+	slices.Sort(want)
+	var members []string
+	ok := assert.Eventually(c.t, func() bool {
+		c.log.mu.Lock()
+		empty := len(c.log.steps) == 0
+		c.log.mu.Unlock()
+		if empty {
+			return false
+		}
+		var made int
+		members, made = c.last()
+		return slices.Equal(want, slices.Sorted(slices.Values(members))) && made > 2
+	}, 30*time.Second, 2*time.Millisecond)
+	require.True(c.t, ok, "want %v, have %v", want, members)
+}
