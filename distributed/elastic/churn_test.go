@@ -1,7 +1,6 @@
 package elastic
 
 import (
-	"context"
 	"math/rand/v2"
 	"os"
 	goruntime "runtime"
@@ -14,8 +13,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/tutti-go/tutti/comm"
 )
 
 // churnVariable is how many events TestChurn has.
@@ -102,9 +99,6 @@ func (c *churn) forget(a *trainee) {
 func (c *churn) kill(a *trainee) {
 	c.forget(a)
 	time.Sleep(time.Duration(c.rng.IntN(3000)) * time.Microsecond) // at another place of a step
-	if e := a.now.Load(); e != nil {
-		comm.AbortAll(e.Comm, context.Canceled)
-	}
 	a.kill()
 }
 
@@ -174,6 +168,14 @@ func (c *churn) wait() {
 		}
 		var made int
 		members, made = c.last()
+		for _, a := range c.here { // the epoch that they try to form may be another one
+			a.mu.Lock()
+			s := a.status
+			a.mu.Unlock()
+			if s.Waiting || !s.Formed || len(s.Accepted.Members) != len(want) {
+				return false
+			}
+		}
 		return slices.Equal(want, slices.Sorted(slices.Values(members))) && made > 2
 	}, 30*time.Second, 2*time.Millisecond)
 	require.True(c.t, ok, "want %v, have %v", want, members)

@@ -53,10 +53,13 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -190,6 +193,38 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())
 	}
 	return m, nil
+}
+
+// Variables that tell the ranks of `tutti launch --min --max` the bounds of their job.
+const (
+	MinVariable = "TUTTI_MIN"
+	MaxVariable = "TUTTI_MAX"
+)
+
+// FromEnv completes a configuration for a rank of `tutti launch --min`: with its name, the bounds, the launcher's
+// store, and in TLS the configuration of connections for [tcp.New].
+func FromEnv(cfg Config) (Config, error) {
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err == nil && os.Getenv(MinVariable) == "" {
+		err = fmt.Errorf("elastic: %w: %s is not set; tutti launch --min starts the members of a job", rendezvous.ErrEnvironment, MinVariable)
+	}
+	if err == nil {
+		cfg.TLS, err = job.TLS("comm/tcp")
+	}
+	for variable, bound := range map[string]*int{MinVariable: &cfg.Min, MaxVariable: &cfg.Max} {
+		if err == nil {
+			*bound, err = strconv.Atoi(os.Getenv(variable))
+		}
+	}
+	cfg.Name = fmt.Sprint("rank ", job.Rank)
+	cfg.Dial = func(ctx context.Context) (store.Store, error) {
+		kv, err := job.Connect(ctx)
+		if err != nil {
+			return nil, err // not a nil *Client
+		}
+		return kv, nil
+	}
+	return cfg, err
 }
 
 // serve keeps a store of this member's own.

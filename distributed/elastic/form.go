@@ -165,7 +165,7 @@ func (m *Member) form(ctx context.Context) error {
 			}
 			return nil
 		}
-		if ctx.Err() != nil || m.ctx.Err() != nil || !lost(err) && !errors.Is(err, comm.ErrCanceled) {
+		if ctx.Err() != nil || m.ctx.Err() != nil || !lost(err) {
 			return err
 		}
 		slog.Warn("elastic: an epoch could not be formed", "member", m.cfg.Name, "epoch", r.Number, "err", err)
@@ -282,14 +282,18 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 		}
 	}()
 	c, err = m.cfg.Form(ctx, kv, Place{Rank: rank, Size: len(r.Members), World: r.World})
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil: // whatever Form makes of it
+		return nil, fmt.Errorf("%w: %w: %w", comm.ErrPeerFailed, context.Cause(ctx), err)
+	case err != nil:
 		return nil, err
 	}
 	if c.Rank() != rank || c.WorldSize() != len(r.Members) {
 		return nil, errors.Join(fmt.Errorf("%w: Form made rank %d of %d, want %d of %d", comm.ErrArgument, c.Rank(), c.WorldSize(), rank, len(r.Members)), c.Close())
 	}
 	if err := c.Barrier(ctx); err != nil {
-		return nil, errors.Join(err, comm.CloseAll(c, err))
+		_ = comm.CloseAll(c, err)
+		return nil, fmt.Errorf("%w: %w", comm.ErrPeerFailed, err)
 	}
 	return c, nil
 }

@@ -10,7 +10,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -90,7 +89,10 @@ type trainee struct {
 	reducer *sparse.Reducer
 	steps   uint64
 	log     *replay
-	now     atomic.Pointer[Epoch]
+
+	guard  sync.Mutex
+	comms  []comm.Communicator
+	killed bool
 }
 
 // replay notes who made which step, and what came of it.
@@ -261,6 +263,18 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		}
 		return err
 	}
+	form := cfg.Form
+	cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+		c, err := form(ctx, kv, p)
+		a.guard.Lock()
+		defer a.guard.Unlock()
+		if err == nil && a.killed {
+			comm.AbortAll(c, context.Canceled)
+		} else if err == nil {
+			a.comms = append(a.comms, c)
+		}
+		return c, err
+	}
 	cfg.Residuals = func() ([]*runtime.Tensor, error) {
 		r, err := a.reducer.Residual()
 		return []*runtime.Tensor{r}, err
@@ -281,7 +295,7 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 
 // step makes one.
 func (a *trainee) step(ctx context.Context, t *testing.T, e *Epoch) error {
-	if a.now.Store(e); e.Joined {
+	if e.Joined {
 		a.log.mu.Lock()
 		a.log.joined[joining(e.Number, a.cfg.Name)] = true
 		a.log.mu.Unlock()
@@ -318,13 +332,17 @@ func (a *trainee) run(ctx context.Context, t *testing.T, done func(e *Epoch, mad
 	})
 }
 
-// kill ends a member as a process that is killed.
+// kill ends a member in the middle of whatever it does: its connections are gone, as those of a process that is killed.
 func (a *trainee) kill() {
+	a.guard.Lock()
+	a.killed = true
+	for _, c := range a.comms {
+		comm.AbortAll(c, context.Canceled)
+	}
+	a.guard.Unlock()
 	a.end()
 	a.gone.Wait()
-	if a.server != nil {
-		_ = a.server.Close()
-	}
+	_ = a.server.Close()
 }
 
 // over runs a test over both kinds of communicators.

@@ -12,8 +12,6 @@ import (
 	"flag"
 	"fmt"
 	"log"
-	"math"
-	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
@@ -72,7 +70,7 @@ func train(ctx context.Context, c comm.Communicator, cfg outer.Config) (done out
 	for epoch := range epochs {
 		for _, images := range sampler.Batches(epoch, batch) {
 			for _, i := range images {
-				descend(weights, training.Image(i), training.Labels[i], rate/batch)
+				digits.Descend(weights, weights, training.Image(i), training.Labels[i], -rate/batch)
 			}
 			if err := loop.Step(ctx); err != nil {
 				return done, 0, err
@@ -82,39 +80,5 @@ func train(ctx context.Context, c comm.Communicator, cfg outer.Config) (done out
 	if err := loop.Adopt(); err != nil { // in the middle of a window ranks differ
 		return done, 0, err
 	}
-	right := 0
-	for i, label := range test.Labels {
-		if all := scores(weights, test.Image(i)); all[label] == slices.Max(all[:]) {
-			right++
-		}
-	}
-	return loop.Stats(), float64(right) / float64(test.Len()), nil
-}
-
-// scores are those of the classes for an image.
-func scores(weights, image []float32) (all [digits.Classes]float64) {
-	for j, x := range image {
-		for k := range all {
-			all[k] += float64(weights[j*digits.Classes+k] * x)
-		}
-	}
-	return all
-}
-
-// descend makes a step by an image.
-func descend(weights, image []float32, label uint8, rate float64) {
-	p, sum := scores(weights, image), 0.0
-	for k := range p {
-		p[k] = math.Exp(p[k])
-		sum += p[k]
-	}
-	for j, x := range image {
-		for k := range p {
-			d := p[k] / sum
-			if k == int(label) {
-				d--
-			}
-			weights[j*digits.Classes+k] -= float32(rate * d * float64(x))
-		}
-	}
+	return loop.Stats(), digits.Accuracy(weights, test), nil
 }

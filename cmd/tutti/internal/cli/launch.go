@@ -30,19 +30,25 @@ If a rank fails, all are told to end (SIGTERM, and SIGKILL after 10 s), on all
 machines, and the exit code is that of the rank, or 128 and the signal that killed
 it. With --restarts, all ranks are started again; TUTTI_RESTART tells them how
 often. A signal to any launcher goes to all ranks. The first machine collects the
-flight records of a job that failed (TUTTI_RECORD).`,
+flight records of a job that failed (TUTTI_RECORD).
+
+With --min, the job is elastic (package elastic): a rank that fails is started again
+by itself, and joins again; other machines --join at any time.`,
 		Example: `  tutti launch -n 4 ./program
   tutti launch -n 4 --machines 2 ./program                       # on the first of two machines
   tutti launch -n 4 --join HOST:29400 --secret-file F ./program  # on the second
-  tutti launch -n 4 --restarts 3 ./program`,
+  tutti launch -n 4 --restarts 3 ./program
+  tutti launch -n 4 --min 2 --max 8 --restarts 3 ./program`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			switch {
 			case len(args) == 0:
 				return usageError{errors.New("which program is to run, such as ./program?")}
 			case cfg.Ranks < 1 || cfg.Machines < 1 || cfg.Restarts < 0:
 				return usagef("-n and --machines are at least 1, --restarts is at least 0")
-			case cfg.Join != "" && (cfg.Listen != "" || cmd.Flags().Changed("machines") || cfg.Restarts > 0):
-				return usagef("--listen, --machines and --restarts are for the first machine, which has no --join")
+			case cfg.Min < 0 || cfg.Max != 0 && cfg.Max < max(cfg.Min, 1) || cfg.Min == 0 && cfg.Max > 0 || cfg.Min > 0 && cfg.Machines > 1:
+				return usagef("--min is at least 1, --max no less; other machines of an elastic job are not counted by --machines, and need --listen on the first")
+			case cfg.Join != "" && (cfg.Min > 0 || cfg.Listen != "" || cmd.Flags().Changed("machines") || cfg.Restarts > 0):
+				return usagef("--listen, --machines, --min and --restarts are for the first machine, which has no --join")
 			}
 			if cfg.Command, _, err = program(cmd, args); err != nil {
 				return err
@@ -64,6 +70,8 @@ flight records of a job that failed (TUTTI_RECORD).`,
 	flags.StringVar(&cfg.Listen, "listen", "", "`address` for the other machines ("+launch.DefaultListen+" if there are any)")
 	flags.StringVar(&cfg.SecretFile, "secret-file", "", "`file` with the job's secret, of mode 0600 (tutti/secret in the user's directory of configurations)")
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
+	flags.IntVar(&cfg.Min, "min", 0, "members that an elastic job needs")
+	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
 	return cmd
 }

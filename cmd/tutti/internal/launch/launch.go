@@ -23,6 +23,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/distributed/elastic"
 )
 
 // Config says what to start.
@@ -34,6 +35,7 @@ type Config struct {
 	Join       string        // the address of the first machine on the others
 	SecretFile string        // "" for the user's, if there are several machines and TUTTI_SECRET is not set
 	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
+	Min, Max   int           // members of an elastic job, whose ranks are started again each by itself; the first machine's count, 0 for another job
 	Wait       time.Duration // until all machines have come
 	Version    string        // of this program
 	Records    string        // the directory of the ranks' flight records, which the first machine collects; "" if there are none
@@ -54,7 +56,9 @@ const (
 	arrivals = keys + "arrivals"
 	machines = keys + "machine/" // by number, leased
 	planKey  = keys + "plan"
-	dumps    = keys + "dump/" // by rank and piece
+	elastics = keys + "elastic" // the bounds of an elastic job
+	ranksKey = keys + "ranks"   // how many it has had
+	dumps    = keys + "dump/"   // by rank and piece
 )
 
 // machine is one that has come.
@@ -108,6 +112,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("launch: %w", err)
 	}
 	defer a.kv.Close() //nolint:errcheck // nothing is lost
+	if a.Min > 0 {
+		return a.elastic(starting, ctx)
+	}
 	if err := a.gather(starting); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
@@ -171,9 +178,20 @@ func (a *agent) connect(ctx context.Context) error {
 		return err
 	}
 	if a.first {
-		server := store.NewServer(store.Options{})
+		var options store.Options
+		if a.Min > 0 {
+			options.Silence = elastic.DefaultSilence
+		}
+		server := store.NewServer(options)
 		server.Serve(l, conf)
 		a.kv = server.Owner("the first launcher")
+		if a.Min > 0 {
+			bounds, _ := json.Marshal([]int{a.Min, a.Max, a.Restarts})
+			if err := a.kv.Set(ctx, elastics, bounds); err != nil {
+				return err
+			}
+			a.bounds()
+		}
 		return a.kv.Set(ctx, versions, []byte(a.Version))
 	}
 	d := store.Dialer{Addresses: []string{a.Join}, TLS: conf, Name: "a launcher of " + a.host + ", " + rand.Text()}
@@ -184,10 +202,73 @@ func (a *agent) connect(ctx context.Context) error {
 	if err == nil && string(version) != a.Version {
 		err = fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s", comm.ErrMismatch, a.Version, version)
 	}
+	bounds, listErr := a.kv.List(ctx, elastics)
+	if err = cmp.Or(err, listErr); err == nil && len(bounds) > 0 {
+		var all [3]int
+		err = json.Unmarshal(bounds[0].Value, &all)
+		a.Min, a.Max, a.Restarts = all[0], all[1], all[2]
+		a.bounds()
+	}
 	if err != nil {
 		return errors.Join(err, a.kv.Close())
 	}
 	return nil
+}
+
+// bounds tells ranks those of an elastic job.
+func (a *agent) bounds() {
+	a.env = append(a.env, elastic.MinVariable+"="+strconv.Itoa(a.Min), elastic.MaxVariable+"="+strconv.Itoa(a.Max))
+}
+
+// elastic runs the ranks of this machine in a job whose machines come and go. It ends when each rank has ended, with
+// success if one has. The first machine keeps the store until the others have gone.
+func (a *agent) elastic(starting, ctx context.Context) error {
+	n, err := a.kv.Add(starting, ranksKey, int64(a.Ranks))
+	a.own = fmt.Sprintf("%s%08d", machines, n)
+	a.plan = plan{Size: int(n), First: map[string]int{a.own: int(n) - a.Ranks}}
+	if err = cmp.Or(err, a.kv.Set(starting, a.own, nil, store.Lease)); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	if a.first && a.Listen != "" {
+		fmt.Fprintf(a.Err, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n", a.known, a.address)
+	}
+	failures := make(chan End, a.Ranks)
+	g := a.start(0, func(failed End) { failures <- failed })
+	ended := make(chan struct{})
+	go func() {
+		g.ended.Wait()
+		close(ended)
+	}()
+	var end End
+	select {
+	case <-ended:
+		if len(failures) == a.Ranks {
+			end = <-failures
+		}
+	case <-a.kv.Done():
+		end = End{Text: fmt.Sprintf("the launcher of the first machine: %v", a.kv.Err()), Code: 1}
+	case <-ctx.Done():
+		end = a.signalled(ctx)
+	}
+	g.stop(end.Signal)
+	if a.first && end.Signal == 0 {
+		_, _ = a.until(ctx, func(here []store.Entry) bool { return len(here) < 2 })
+	}
+	a.leave()
+	if end.Text != "" {
+		return &end
+	}
+	return nil
+}
+
+// signalled is the end of a job whose context has ended.
+func (a *agent) signalled(ctx context.Context) End {
+	sig := syscall.SIGTERM
+	var s interface{ Signal() syscall.Signal }
+	if errors.As(context.Cause(ctx), &s) {
+		sig = s.Signal()
+	}
+	return End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig}
 }
 
 // reachable is an address of this machine, that of loopback if the job has no other machine.
@@ -357,12 +438,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 		case <-g.succeeded:
 			_ = a.kv.Set(watching, a.doneKey("success", a.own, round), nil)
 		case <-ctx.Done():
-			sig := syscall.SIGTERM
-			var s interface{ Signal() syscall.Signal }
-			if errors.As(context.Cause(ctx), &s) {
-				sig = s.Signal()
-			}
-			a.finish(watching, round, End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig})
+			a.finish(watching, round, a.signalled(ctx))
 		case <-watching.Done():
 		}
 	}()

@@ -32,7 +32,7 @@ type group struct {
 	commands []*exec.Cmd // that run
 }
 
-// start starts the ranks. failed is called when one fails that was not told to end.
+// start starts the ranks. failed is called when one fails that was not told to end, and is not started again by itself.
 func (a *agent) start(round int, failed func(End)) *group {
 	g := &group{succeeded: make(chan struct{})}
 	var mu sync.Mutex // of the output
@@ -40,43 +40,25 @@ func (a *agent) start(round int, failed func(End)) *group {
 	good.Add(a.Ranks)
 	for local := range a.Ranks {
 		rank := a.plan.First[a.own] + local
-		cmd := exec.Command(a.Command[0], a.Command[1:]...)
-		cmd.Env = append(append(os.Environ(), a.env...), "TUTTI_RANK="+strconv.Itoa(rank), "TUTTI_LOCAL_RANK="+strconv.Itoa(local),
-			"TUTTI_WORLD_SIZE="+strconv.Itoa(a.plan.Size), restartVariable+"="+strconv.Itoa(round))
-		cmd.SysProcAttr = attributes()
-		cmd.WaitDelay = time.Second // for what the rank started, and keeps its output open
-		out := &lines{mu: &mu, out: a.Out, prefix: a.prefix(rank)}
-		errs := &lines{mu: &mu, out: a.Err, prefix: out.prefix}
-		cmd.Stdout, cmd.Stderr = out, errs
 		g.ended.Go(func() {
 			// Where ranks die with their parent, that is the thread.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			g.mu.Lock()
-			if g.stopping {
-				g.mu.Unlock()
-				return
-			}
-			err := cmd.Start()
-			if err == nil {
-				g.commands = append(g.commands, cmd)
-			}
-			g.mu.Unlock()
-			if err == nil {
-				err = cmd.Wait()
-			}
-			g.mu.Lock()
-			told := g.stopping
-			g.commands = slices.DeleteFunc(g.commands, func(c *exec.Cmd) bool { return c == cmd })
-			g.mu.Unlock()
-			out.flush()
-			errs.flush()
-			if err == nil || errors.Is(err, exec.ErrWaitDelay) {
-				good.Done()
-				return
-			}
-			if !told {
-				failed(End{Text: fmt.Sprintf("rank %d on %s: %v", rank, a.host, err), Code: code(err), Rank: true})
+			for start := round; ; start++ {
+				told, err := g.run(a.command(&mu, rank, local, start))
+				switch {
+				case err == nil || errors.Is(err, exec.ErrWaitDelay):
+					good.Done()
+					return
+				case told:
+					return
+				}
+				end := End{Text: fmt.Sprintf("rank %d on %s: %v", rank, a.host, err), Code: code(err), Rank: true}
+				if a.Min == 0 || start == a.Restarts {
+					failed(end)
+					return
+				}
+				fmt.Fprintf(a.Err, "tutti: %s; restart %d of %d\n", end.Text, start+1, a.Restarts)
 			}
 		})
 	}
@@ -86,6 +68,43 @@ func (a *agent) start(round int, failed func(End)) *group {
 	}()
 	return g
 }
+
+// command is the process of a rank that was started so often before.
+func (a *agent) command(mu *sync.Mutex, rank, local, before int) *exec.Cmd {
+	cmd := exec.Command(a.Command[0], a.Command[1:]...)
+	cmd.Env = append(append(os.Environ(), a.env...), "TUTTI_RANK="+strconv.Itoa(rank), "TUTTI_LOCAL_RANK="+strconv.Itoa(local),
+		"TUTTI_WORLD_SIZE="+strconv.Itoa(a.plan.Size), restartVariable+"="+strconv.Itoa(before))
+	cmd.SysProcAttr = attributes()
+	cmd.WaitDelay = time.Second // for what the rank started, and keeps its output open
+	cmd.Stdout = &lines{mu: mu, out: a.Out, prefix: a.prefix(rank)}
+	cmd.Stderr = &lines{mu: mu, out: a.Err, prefix: a.prefix(rank)}
+	return cmd
+}
+
+// run runs a process, unless ranks were told to end, and returns whether they were then.
+func (g *group) run(cmd *exec.Cmd) (told bool, err error) {
+	g.mu.Lock()
+	if g.stopping {
+		g.mu.Unlock()
+		return true, errTold
+	}
+	if err = cmd.Start(); err == nil {
+		g.commands = append(g.commands, cmd)
+	}
+	g.mu.Unlock()
+	if err == nil {
+		err = cmd.Wait()
+	}
+	g.mu.Lock()
+	told = g.stopping
+	g.commands = slices.DeleteFunc(g.commands, func(c *exec.Cmd) bool { return c == cmd })
+	g.mu.Unlock()
+	cmd.Stdout.(*lines).flush()
+	cmd.Stderr.(*lines).flush()
+	return told, err
+}
+
+var errTold = errors.New("told to end before it began")
 
 // stop tells ranks to end by a signal, or SIGTERM, kills those that do not, and waits for all.
 func (g *group) stop(with syscall.Signal) {

@@ -1,0 +1,45 @@
+package digits
+
+import (
+	"math"
+	"slices"
+)
+
+// Scores are those of the classes for an image, by a softmax regression with Pixels × Classes weights.
+func Scores(weights, image []float32) (all [Classes]float64) {
+	for j, x := range image {
+		for k := range all {
+			all[k] += float64(weights[j*Classes+k] * x)
+		}
+	}
+	return all
+}
+
+// Descend adds rate times the gradient of an image's loss, which may be added to the weights themselves.
+func Descend(update, weights, image []float32, label uint8, rate float64) {
+	p, sum := Scores(weights, image), 0.0
+	for k := range p {
+		p[k] = math.Exp(p[k])
+		sum += p[k]
+	}
+	for j, x := range image {
+		for k := range p {
+			d := p[k] / sum
+			if k == int(label) {
+				d--
+			}
+			update[j*Classes+k] += float32(rate * d * float64(x))
+		}
+	}
+}
+
+// Accuracy is the share of images that the weights read.
+func Accuracy(weights []float32, set Set) float64 {
+	right := 0
+	for i, label := range set.Labels {
+		if all := Scores(weights, set.Image(i)); all[label] == slices.Max(all[:]) {
+			right++
+		}
+	}
+	return float64(right) / float64(set.Len())
+}

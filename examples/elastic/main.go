@@ -1,0 +1,155 @@
+// Command elastic trains a softmax regression on digits with members that come and go.
+//
+//	tutti launch -n 4 --min 2 --max 8 --restarts 10 ./elastic   # kill any of them: it joins again
+//	go run ./examples/elastic                                   # goroutines, of which one is killed, and others join
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/examples/digits"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+var (
+	steps = flag.Uint64("steps", 400, "steps of the training")
+	pause = flag.Duration("pause", 0, "what each step takes longer")
+)
+
+func main() {
+	flag.Parse()
+	ctx := context.Background()
+	cfg, err := elastic.FromEnv(elastic.Config{Terms: "digits 1"})
+	if os.Getenv(elastic.MinVariable) == "" {
+		err = demonstrate(ctx)
+	} else if err == nil {
+		err = train(ctx, cfg, "0.0.0.0", nil)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// demonstrate has three members, of which the first, which has the store, is killed when all are there.
+func demonstrate(ctx context.Context) error {
+	conf, err := store.TLS([]byte(fmt.Sprint(rand.Uint64())), "example")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var members sync.WaitGroup
+	errs, addresses := make([]error, 3), make(chan string, 2)
+	for i := range errs {
+		members.Go(func() {
+			cfg := elastic.Config{Name: fmt.Sprint("member ", i), Min: 1, Max: 8, Terms: "digits 1", TLS: conf}
+			if i > 0 {
+				cfg.Peers = []string{<-addresses}
+			}
+			errs[i] = train(ctx, cfg, "localhost", func(m *elastic.Member, e *elastic.Epoch) {
+				switch {
+				case i == 0 && len(e.Members) == 3:
+					_ = m.Close()
+				case i == 0:
+					time.Sleep(time.Millisecond) // the others are to find it
+					select {
+					case addresses <- m.Address():
+					default:
+					}
+				}
+			})
+		})
+	}
+	members.Wait()
+	return errors.Join(errs[1:]...)
+}
+
+// train is one member.
+func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *elastic.Member, e *elastic.Epoch)) error {
+	const batch, rate = 48, 0.5 // of all members together, so that neither depends on how many there are
+	training, test, err := digits.Split(1)
+	if err != nil {
+		return err
+	}
+	rt, order := cpu.New(), rand.New(rand.NewPCG(1, 0)).Perm(training.Len())
+	weights, update := make([]float32, digits.Pixels*digits.Classes), make([]float32, digits.Pixels*digits.Classes)
+	parameters, err := cpu.Wrap(rt, weights)
+	if err != nil {
+		return err
+	}
+	gradient, err := cpu.Wrap(rt, update)
+	if err != nil {
+		return err
+	}
+	var m *elastic.Member
+	var reducer *sparse.Reducer
+	var step uint64 // the sampler's position follows from it
+
+	conf := cfg.TLS
+	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: listen, Silence: elastic.DefaultSilence})
+	}
+	cfg.Runtime, cfg.Tensors = rt, []*runtime.Tensor{parameters}
+	cfg.Bind = func(_ context.Context, e *elastic.Epoch) (err error) {
+		fmt.Printf("%s: epoch %d, %v\n", cfg.Name, e.Number, e.Members)
+		if reducer != nil {
+			return reducer.Rebind(e.Comm)
+		}
+		if reducer, err = sparse.New(rt, e.Comm, len(update), sparse.Config{Pattern: sparse.TopkA, Density: 0.1}); err == nil {
+			reducer.BeforeCommit(m.Commit)
+		}
+		return err
+	}
+	cfg.Residuals = func() ([]*runtime.Tensor, error) {
+		residual, err := reducer.Residual()
+		return []*runtime.Tensor{residual}, err
+	}
+	cfg.Save = func(context.Context) ([]byte, error) { return binary.LittleEndian.AppendUint64(nil, step), nil }
+	cfg.Load = func(_ context.Context, state []byte) error { step = binary.LittleEndian.Uint64(state); return nil }
+	if m, err = elastic.Join(ctx, cfg); err != nil {
+		return err
+	}
+	defer m.Close()
+	err = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+		if step >= *steps {
+			return io.EOF
+		}
+		if time.Sleep(*pause); each != nil {
+			each(m, e)
+		}
+		clear(update)
+		size, rank := len(e.Members), e.Comm.Rank()
+		for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
+			image := order[(int(step)*batch+i)%len(order)]
+			digits.Descend(update, weights, training.Image(image), training.Labels[image], rate*float64(size)/batch)
+		}
+		if err := reducer.AllReduce(ctx, gradient); err != nil { // which calls m.Commit
+			return err // nothing has happened: the step is made again
+		}
+		for i, u := range update {
+			weights[i] -= u
+		}
+		step++
+		return nil
+	})
+	if err == nil {
+		fmt.Printf("%s: %.1f %% of the test images read after %d steps\n", cfg.Name, 100*digits.Accuracy(weights, test), step)
+	}
+	return err
+}
