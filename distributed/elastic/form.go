@@ -165,7 +165,7 @@ func (m *Member) form(ctx context.Context) error {
 			}
 			return nil
 		}
-		if ctx.Err() != nil || m.ctx.Err() != nil || !lost(err) {
+		if ctx.Err() != nil || m.ctx.Err() != nil || !lost(err) && !errors.Is(err, store.ErrRefused) { // an address may be that of a later epoch
 			return err
 		}
 		slog.Warn("elastic: an epoch could not be formed", "member", m.cfg.Name, "epoch", r.Number, "err", err)
