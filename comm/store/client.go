@@ -26,13 +26,22 @@ var (
 // Store is what members and communicators need of a store: a [Client], or one of another kind, such as etcd's. An
 // [Option] says what the key of a [Request] is to have.
 type Store interface {
+	// Get waits for a key and returns its value.
 	Get(ctx context.Context, key string) ([]byte, error)
+	// Set sets a key.
 	Set(ctx context.Context, key string, value []byte, options ...Option) error
+	// CompareAndSet sets a key that has this version, 0 for one that there is not yet. It returns
+	// what the key is now, and whether this call set it.
 	CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...Option) (now Entry, ok bool, err error)
+	// Watch calls f with each key that begins with prefix, and with each change, in order, until stop.
 	Watch(ctx context.Context, prefix string, f func(Event)) (stop func(), err error)
+	// Drop deletes a key, without waiting.
 	Drop(key string)
+	// Done is closed when the session has ended, and Err says why.
 	Done() <-chan struct{}
+	// Err is why the session ended, nil while it has not.
 	Err() error
+	// Close ends the session.
 	Close() error
 }
 
