@@ -333,7 +333,7 @@ func (f *full) Write(p []byte) (int, error) {
 }
 
 func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
-	quick := []string{"--ranks", "2", "--max", "64", "--iters", "1", "--rounds", "1"}
+	quick := []string{"--ranks", "2", "--min", "8", "--max", "64", "--iters", "1", "--rounds", "1"}
 	for _, args := range [][]string{
 		{"info"},
 		{"info", "--json"},
@@ -390,6 +390,20 @@ func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
 		code, _, stderr := execute(t, "bench", "allreduce", "--max", "8", "--iters", "1", "--rounds", "1")
 		assert.Equal(t, exitOK, code)
 		assert.Equal(t, notes, strings.Count(stderr, "mpirun started 2 processes"), stderr)
+	}
+}
+
+// Who asks for other values alone sees what they gain.
+func TestValuesBesideF32(t *testing.T) {
+	common := []string{"bench", "sparse", "--json", "--ranks", "2", "--min", "1K", "--max", "1K", "--iters", "1", "--rounds", "1", "--warmup", "0", "--values", "i2"}
+	for want, args := range map[string][]string{"dense f32, dense i2, topkA f32, topkA i2, oktopk f32, oktopk i2": nil, "topkA i2": {"--pattern", "topkA"}} {
+		code, stdout, stderr := execute(t, append(common, args...)...)
+		require.Equal(t, exitOK, code, stderr)
+		var rows []string
+		for _, line := range jsonLines(t, stdout) {
+			rows = append(rows, fmt.Sprintf("%v %v", line["pattern"], line["values"]))
+		}
+		assert.Equal(t, want, strings.Join(rows, ", "))
 	}
 }
 

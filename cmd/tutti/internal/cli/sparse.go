@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -24,7 +25,8 @@ entries, new ones in every step; residuals begin as they are after many steps. o
 dense is the share of the bytes that a rank sends in a dense allreduce; --wide has
 these as sent, and as algbw and busbw what a dense allreduce would need to take the
 same time. #wrong counts elements that got lost between result and residuals, or are
-not the same on all ranks. On GPUs times are those of the device, between which
+not the same on all ranks. Without --pattern, f32 is measured beside other --values,
+to compare with. On GPUs times are those of the device, between which
 gradients are copied without being counted; select and exchange (and merge, with
 --json) are those of steps one by one. With --hosts, sent is what goes between
 hosts.`,
@@ -35,7 +37,7 @@ hosts.`,
   tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
 		Args: cobra.NoArgs,
 	}
-	flags = newBenchFlags(cmd.Flags(), newWorld(), 8, 64<<20)
+	flags = newBenchFlags(cmd.Flags(), newWorld(), 64<<10, 16<<20)
 	patternsFlag(cmd.Flags(), &cfg.Patterns)
 	valuesFlag(cmd.Flags(), &cfg.Values)
 	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
@@ -51,6 +53,9 @@ hosts.`,
 		var err error
 		if cfg.Sizes, err = flags.sizes(); err != nil {
 			return err
+		}
+		if !cmd.Flags().Changed("pattern") && !slices.Contains(cfg.Values, sparse.F32) {
+			cfg.Values = append([]string{sparse.F32}, cfg.Values...)
 		}
 		cfg.Backend, cfg.Repeats, cfg.Verify = flags.backend, flags.repeats, flags.verify
 		if err := cfg.Validate(); err != nil {
