@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 )
 
 var closingCases = []testCase{
@@ -56,7 +57,7 @@ func (p *probe) refuses(c comm.Communicator, want ...error) {
 func closePending(p *probe) {
 	c := p.split(0, p.rank)
 	b := p.batch(c)
-	addAllGather(b, plain("allgather", "in flight when closed", 2000, p.word()))
+	addAllGather(b, plain("allgather", "in flight when closed", 2000, dtype.U8))
 	b.submit()
 	p.must(p.c.Barrier(p.ctx))
 	p.must(c.Close())

@@ -75,9 +75,6 @@ type Backend struct {
 	// [comm.ErrUnsupported] although they are defined. The suite tests that
 	// it does refuse them, before anything is sent.
 	Unsupported func(dt dtype.DType, op comm.ReduceOp) bool
-	// UnsupportedType, if set, does the same for types that the backend cannot
-	// carry at all, in any collective.
-	UnsupportedType func(dt dtype.DType) bool
 
 	// NoTags: messages match in order alone, tags are ignored (NCCL).
 	NoTags bool
@@ -91,9 +88,6 @@ type Backend struct {
 	// alone, not by [comm.ErrPeerFailed], and what it aborted may complete on a
 	// peer that comes late.
 	NoPeerFailure bool
-	// NoFaults: a wait that is given up, or a rank that leaves, breaks more
-	// than one communicator. Cases that let ranks stay away are skipped.
-	NoFaults bool
 	// NoLoneSelfReceive: a receive from oneself is refused unless the send is in
 	// the same group, and may break the communicator (NCCL).
 	NoLoneSelfReceive bool

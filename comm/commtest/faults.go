@@ -3,6 +3,7 @@ package commtest
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -10,72 +11,35 @@ import (
 )
 
 var faultCases = []testCase{
-	{name: "fault: sync ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
-		if err := c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum); err != nil {
-			return err
-		}
-		return c.Sync(ctx)
-	}), needs: all(faults, asynchrony), minRanks: 2},
+	{name: "fault: sync ends when the context does", body: interrupted(allReduceAndSync), needs: asynchrony, minRanks: 2},
 	{name: "fault: receive ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
 		return receiveAndSync(ctx, c, a, c.WorldSize()-1)
-	}), needs: faults, minRanks: 2},
+	}), minRanks: 2},
 	{name: "fault: receive from oneself ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
 		return receiveAndSync(ctx, c, a, c.Rank())
-	}), needs: all(faults, loneSelfReceive)},
+	}), needs: loneSelfReceive},
 	{name: "fault: barrier ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
 		return c.Barrier(ctx)
-	}), needs: faults, minRanks: 2},
+	}), minRanks: 2},
 	{name: "fault: split ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
 		_, err := c.Split(ctx, 0, 0)
 		return err
-	}), needs: faults, minRanks: 2},
+	}), minRanks: 2},
 	{name: "fault: an ended context breaks nothing when nothing is left", body: endedContext},
-	{name: "fault: a rank leaves", body: peerLeaves, needs: faults, minRanks: 2},
-	{name: "fault: a rank leaves while others wait", body: peerLeavesMeanwhile, needs: faults, minRanks: 2},
-	{name: "fault: a rank aborts before others", body: peerAborts, needs: all(faults, asynchrony), minRanks: 3},
+	{name: "fault: a rank leaves", body: peerLeaves, minRanks: 2},
+	{name: "fault: a rank leaves while others wait", body: peerLeavesMeanwhile, minRanks: 2},
+	{name: "fault: a rank aborts before others", body: peerAborts, needs: asynchrony, minRanks: 3},
 	{name: "fault: ranks disagree", body: disagreements, needs: detection, minRanks: 2},
 	{name: "fault: message of another length or type", body: wrongMessage, needs: detection, minRanks: 2},
 }
 
-func faults(b Backend) string {
-	if b.NoFaults {
-		return "the backend cannot go on when ranks stay away"
-	}
-	return ""
-}
-
-func asynchrony(b Backend) string {
-	if b.Synchronous {
-		return "collectives wait for the other ranks when they are called"
-	}
-	return ""
-}
-
-func loneSelfReceive(b Backend) string {
-	if b.NoLoneSelfReceive {
-		return "the backend takes no receive from oneself without its send"
-	}
-	return ""
-}
-
-// all combines needs.
-func all(needs ...func(Backend) string) func(Backend) string {
-	return func(b Backend) string {
-		for _, need := range needs {
-			if reason := need(b); reason != "" {
-				return reason
-			}
-		}
-		return ""
-	}
-}
-
-func detection(b Backend) string {
-	if b.NoMismatch {
-		return "the backend does not notice when ranks disagree"
-	}
-	return ""
-}
+// What cases need of a backend.
+var (
+	asynchrony      = need{func(b Backend) bool { return b.Synchronous }, "collectives wait for the other ranks when they are called"}
+	loneSelfReceive = need{func(b Backend) bool { return b.NoLoneSelfReceive }, "the backend takes no receive from oneself without its send"}
+	detection       = need{func(b Backend) bool { return b.NoMismatch }, "the backend does not notice when ranks disagree"}
+	tags            = need{func(b Backend) bool { return b.NoTags }, "the backend matches messages in order alone"}
+)
 
 // patience is how long a context waits for ranks that never come. They do not
 // come however long it is, so no test depends on it.
@@ -190,6 +154,13 @@ func receiveAndSync(ctx context.Context, c comm.Communicator, a operands, src in
 	return c.Sync(ctx)
 }
 
+// over closes a communicator that was broken, beside which the world works as before.
+func (p *probe) over(c comm.Communicator) {
+	p.must(p.c.Barrier(p.ctx))
+	p.must(c.Close())
+	p.exercise(p.c)
+}
+
 // peerLeaves lets the last rank close before the others need it.
 func peerLeaves(p *probe) {
 	a := p.operands(p.sumType(), 5)
@@ -204,9 +175,7 @@ func peerLeaves(p *probe) {
 		cancel()
 		p.refuses(c, comm.ErrBroken)
 	}
-	p.must(p.c.Barrier(p.ctx))
-	p.must(c.Close())
-	p.exercise(p.c)
+	p.over(c)
 }
 
 // peerLeavesMeanwhile lets the last rank close while the others wait for it.
@@ -220,9 +189,7 @@ func peerLeavesMeanwhile(p *probe) {
 		p.wantOneOf("a rank closes", allReduceAndSync(ctx, c, a), want...)
 		cancel()
 	}
-	p.must(p.c.Barrier(p.ctx))
-	p.must(c.Close())
-	p.exercise(p.c)
+	p.over(c)
 }
 
 // peerAborts has all ranks but the last, which stays away, wait for an allreduce. The
@@ -247,94 +214,59 @@ func peerAborts(p *probe) {
 		p.wantOneOf("another rank has aborted", allReduceAndSync(ctx, c, a), want...)
 		cancel()
 	}
-	p.must(p.c.Barrier(p.ctx))
-	p.must(c.Close())
-	p.exercise(p.c)
+	p.over(c)
 }
 
-// disagreement is a call in which the last rank does something else.
+// disagreement is a way in which the last rank is out of step.
 type disagreement struct {
-	name string
-	call func(ctx context.Context, c comm.Communicator, a operands, odd bool) error
+	name      string
+	most, odd func(ctx context.Context, c comm.Communicator) error
 }
 
-func pick[T any](odd bool, yes, no T) T {
-	if odd {
-		return yes
+// disagreementsAbout returns all ways.
+func disagreementsAbout(a operands) []disagreement {
+	makes := func(k comm.Call) func(context.Context, comm.Communicator) error {
+		return func(_ context.Context, c comm.Communicator) error { return k.Make(c) }
 	}
-	return no
+	barrier := func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }
+	split := func(ctx context.Context, c comm.Communicator) error {
+		_, err := c.Split(ctx, 0, 0)
+		return err
+	}
+	fewer := append([]int{a.counts[0] - 1}, a.counts[1:]...)
+	sum, gather := makes(comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Sum)), makes(comm.AllGatherCall(a.send, a.recv, a.count, a.dt))
+	return []disagreement{
+		{"count", sum, makes(comm.AllReduceCall(a.send, a.recv, a.count-1, a.dt, comm.Sum))},
+		{"count zero", gather, makes(comm.AllGatherCall(a.send, a.recv, 0, a.dt))},
+		{"operation", sum, makes(comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Max))},
+		{"root", makes(comm.BroadcastCall(a.recv, a.count, a.dt, 0)), makes(comm.BroadcastCall(a.recv, a.count, a.dt, 1))},
+		{"collective", sum, gather},
+		{"barrier or collective", sum, barrier},
+		{"barrier or split", barrier, split},
+		{"counts of allgatherv", makes(comm.AllGatherVCall(a.send, a.recv, a.counts, a.displs, a.dt)),
+			makes(comm.AllGatherVCall(a.send, a.recv, fewer, a.displs, a.dt))},
+		{"counts of alltoallv", makes(comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt)),
+			makes(comm.AllToAllVCall(a.send, fewer, a.displs, a.recv, a.counts, a.displs, a.dt))},
+		{"type", makes(comm.AllToAllCall(a.send, a.recv, a.count, a.dt)), makes(comm.AllToAllCall(a.send, a.recv, a.count, otherType(a.dt)))},
+	}
 }
 
-// disagreementsAbout returns the ways in which ranks can be out of step.
-func (p *probe) disagreementsAbout(other dtype.DType) []disagreement {
-	all := []disagreement{
-		{"count", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			return c.AllReduce(a.send, a.recv, a.count-pick(odd, 1, 0), a.dt, comm.Sum)
-		}},
-		{"count zero", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			return c.AllGather(a.send, a.recv, pick(odd, 0, a.count), a.dt)
-		}},
-		{"operation", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			return c.AllReduce(a.send, a.recv, a.count, a.dt, pick(odd, comm.Max, comm.Sum))
-		}},
-		{"root", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			return c.Broadcast(a.recv, a.count, a.dt, pick(odd, 1, 0))
-		}},
-		{"collective", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			if odd {
-				return c.AllGather(a.send, a.recv, a.count, a.dt)
-			}
-			return c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum)
-		}},
-		{"barrier or collective", func(ctx context.Context, c comm.Communicator, a operands, odd bool) error {
-			if odd {
-				return c.Barrier(ctx)
-			}
-			return c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum)
-		}},
-		{"barrier or split", func(ctx context.Context, c comm.Communicator, _ operands, odd bool) error {
-			if odd {
-				_, err := c.Split(ctx, 0, 0)
-				return err
-			}
-			return c.Barrier(ctx)
-		}},
-		{"counts of allgatherv", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			counts := append([]int{}, a.counts...)
-			counts[0] -= pick(odd, 1, 0)
-			return c.AllGatherV(a.send, a.recv, counts, a.displs, a.dt)
-		}},
-		{"counts of alltoallv", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			counts := append([]int{}, a.counts...)
-			counts[0] -= pick(odd, 1, 0)
-			return c.AllToAllV(a.send, counts, a.displs, a.recv, a.counts, a.displs, a.dt)
-		}},
-	}
-	if other != dtype.Invalid {
-		all = append(all, disagreement{"type", func(_ context.Context, c comm.Communicator, a operands, odd bool) error {
-			return c.AllToAll(a.send, a.recv, a.count, pick(odd, other, a.dt))
-		}})
-	}
-	return all
-}
-
-// otherType is a type of the same size as dt, or Invalid.
-func (p *probe) otherType(dt dtype.DType) dtype.DType {
-	for _, other := range p.types() {
-		if other != dt && other.Size() == dt.Size() {
-			return other
-		}
-	}
-	return dtype.Invalid
+// otherType is a type of the same size as dt.
+func otherType(dt dtype.DType) dtype.DType {
+	all := dtype.All()
+	return all[slices.IndexFunc(all, func(other dtype.DType) bool { return other != dt && other.Size() == dt.Size() })]
 }
 
 // disagreements lets the last rank call something else than the others, in all
 // ways: every rank must be told.
 func disagreements(p *probe) {
 	a := p.operands(p.sumType(), 5)
-	for _, d := range p.disagreementsAbout(p.otherType(a.dt)) {
-		c := p.split(0, p.rank)
-		err := d.call(p.ctx, c, a, p.rank == p.size-1)
+	for _, d := range disagreementsAbout(a) {
+		c, call := p.split(0, p.rank), d.most
+		if p.rank == p.size-1 {
+			call = d.odd
+		}
+		err := call(p.ctx, c)
 		if err == nil {
 			err = c.Sync(p.ctx)
 		}
@@ -352,11 +284,7 @@ func disagreements(p *probe) {
 // wrongMessage sends rank 0 what it does not expect.
 func wrongMessage(p *probe) {
 	a := p.operands(p.sumType(), 5)
-	other := p.otherType(a.dt)
-	for _, sent := range []operands{{dt: a.dt, count: 4}, {dt: a.dt, count: 6}, {dt: other, count: 5}} {
-		if sent.dt == dtype.Invalid {
-			continue
-		}
+	for _, sent := range []operands{{dt: a.dt, count: 4}, {dt: a.dt, count: 6}, {dt: otherType(a.dt), count: 5}} {
 		c := p.split(0, p.rank)
 		switch p.rank {
 		case 0:

@@ -171,7 +171,7 @@ func (p *probe) badReductions(a operands, add addBadCall) {
 		add(why, want, comm.ReduceScatterCall(a.send, a.recv, a.count, dt, op))
 	}
 	reducing("no such reduction", comm.ErrArgument, a.dt, comm.ReduceOp(77))
-	for _, dt := range p.types() {
+	for _, dt := range dtype.All() {
 		if !dt.IsFloat() && dt.Size() <= a.dt.Size() {
 			reducing("average of "+dt.String(), comm.ErrUnsupported, dt, comm.Avg)
 		}

@@ -38,7 +38,7 @@ var movementCases = func() []testCase {
 
 // matrix runs the collective for all types, counts and placements.
 func (m movement) matrix(p *probe) {
-	for _, dt := range p.types() {
+	for _, dt := range dtype.All() {
 		b := p.batch(p.c)
 		for i, n := range p.counts(m.parts(p.size), int(dt)) {
 			l := plain(m.name, "", n, dt)

@@ -43,7 +43,7 @@ func identity(p *probe) {
 // zeroCounts calls everything with nothing to move.
 func zeroCounts(p *probe) {
 	zeros := make([]int, p.size)
-	for _, dt := range p.types() {
+	for _, dt := range dtype.All() {
 		for _, call := range everyCollective(operands{dt: dt, counts: zeros, displs: zeros}) {
 			if call.Op.Reduces() && !p.reduces(dt, comm.Max) {
 				continue
@@ -53,9 +53,9 @@ func zeroCounts(p *probe) {
 			}
 		}
 	}
-	nothing := plain("exchange", "of nothing", 0, p.word())
+	nothing := plain("exchange", "of nothing", 0, dtype.U8)
 	b := p.batch(p.c)
-	b.call(nothing, comm.SendCall(0, 0, p.word(), p.rank, 1), comm.RecvCall(0, 0, p.word(), p.rank, 1))
+	b.call(nothing, comm.SendCall(0, 0, dtype.U8, p.rank, 1), comm.RecvCall(0, 0, dtype.U8, p.rank, 1))
 	b.run()
 }
 
@@ -135,7 +135,7 @@ func manySmall(p *probe) {
 
 // mixedGroup starts collectives and messages together.
 func mixedGroup(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
 	b := p.batch(p.c)
 	b.recv(500, dt, prev, 1, 1)
@@ -148,7 +148,7 @@ func mixedGroup(p *probe) {
 // failedGroup lets groups fail; afterwards everything still goes as if they had
 // never been.
 func failedGroup(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
 	b := p.batch(p.c)
 	l := plain("group", "that fails", 100, dt)
@@ -206,7 +206,7 @@ func barrier(p *probe) {
 // barrierSyncs reads results after a Barrier without a Sync.
 func barrierSyncs(p *probe) {
 	b := p.batch(p.c)
-	addAllGather(b, plain("allgather", "", 5000, p.word()))
+	addAllGather(b, plain("allgather", "", 5000, dtype.U8))
 	b.submit()
 	p.must(p.c.Barrier(p.ctx))
 	b.verify()
@@ -280,7 +280,7 @@ func progress(p *probe) {
 func handOver(p *probe) {
 	for range 10 {
 		b := p.batch(p.c)
-		addAllGather(b, plain("allgather", "from another goroutine", 300, p.word()))
+		addAllGather(b, plain("allgather", "from another goroutine", 300, dtype.U8))
 		p.settle()
 		for _, s := range b.steps {
 			err := make(chan error)
@@ -349,7 +349,7 @@ func concurrentSplits(p *probe) {
 			errs[g] = q.guard(func() {
 				for i := range 20 {
 					b := q.batch(q.c)
-					addAllGather(b, plain("allgather", fmt.Sprintf("goroutine %d", g), 100+10*g+i, q.word()))
+					addAllGather(b, plain("allgather", fmt.Sprintf("goroutine %d", g), 100+10*g+i, dtype.U8))
 					b.run()
 				}
 			})

@@ -18,13 +18,6 @@ var messageCases = []testCase{
 	{name: "send and receive: all types", body: messageTypes},
 }
 
-func tags(b Backend) string {
-	if b.NoTags {
-		return "the backend matches messages in order alone"
-	}
-	return ""
-}
-
 // send adds a send of n elements whose content tells source, destination and
 // serial number.
 func (b *batch) send(n int, dt dtype.DType, dest, serial int, tag uint32) {
@@ -51,14 +44,14 @@ func (b *batch) runGroup() {
 	for _, s := range b.steps {
 		group.calls = append(group.calls, s.calls...)
 	}
-	group.label = plain("group", fmt.Sprintf("%d calls", len(group.calls)), 0, b.p.word())
+	group.label = plain("group", fmt.Sprintf("%d calls", len(group.calls)), 0, dtype.U8)
 	b.steps = []step{group}
 	b.run()
 }
 
 // ring shifts data by every distance, for all counts, as an exchange.
 func ring(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	for distance := range p.size {
 		for i, n := range p.counts(1, distance) {
 			b := p.batch(p.c)
@@ -73,7 +66,7 @@ func ring(p *probe) {
 // pairs sends without a group: the lower rank of every pair sends first, so
 // that no two wait for each other even if a send waits for its receive.
 func pairs(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	for low := range p.size {
 		for high := low + 1; high < p.size; high++ {
 			b := p.batch(p.c)
@@ -93,7 +86,7 @@ func pairs(p *probe) {
 // exchangeAll lets everybody send to everybody in one group, the receives
 // submitted first on odd ranks.
 func exchangeAll(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	for _, n := range []int{1, 1000} {
 		b := p.batch(p.c)
 		sends := func() {
@@ -119,7 +112,7 @@ func exchangeAll(p *probe) {
 
 // toOneself exchanges several messages with oneself, in both orders.
 func toOneself(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	for _, n := range []int{0, 1, 1000} {
 		b := p.batch(p.c)
 		b.send(n, dt, p.rank, 0, 3)
@@ -133,7 +126,7 @@ func toOneself(p *probe) {
 // sameTag sends many messages with one tag, which must arrive in order.
 func sameTag(p *probe) {
 	const messages = 20
-	dt := p.word()
+	const dt = dtype.U8
 	b := p.batch(p.c)
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
 	for i := range messages {
@@ -148,7 +141,7 @@ func sameTag(p *probe) {
 // tagsOutOfOrder receives in another order than was sent; the extreme tags are
 // among them.
 func tagsOutOfOrder(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	tags := []uint32{0, 7, comm.MaxTag, 1 << 14, 3, 1 << 8}
 	b := p.batch(p.c)
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
@@ -162,11 +155,11 @@ func tagsOutOfOrder(p *probe) {
 	b.runGroup()
 }
 
-// messageTypes sends every type that the backend carries.
+// messageTypes sends every type.
 func messageTypes(p *probe) {
 	b := p.batch(p.c)
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
-	for i, dt := range p.types() {
+	for i, dt := range dtype.All() {
 		b.send(33, dt, next, i, 1)
 		b.recv(33, dt, prev, i, 1)
 	}

@@ -162,45 +162,23 @@ func (p *probe) read(ptr uintptr, n int) []byte {
 	return out
 }
 
-// carries reports whether the backend transports elements of type dt.
-func (p *probe) carries(dt dtype.DType) bool {
-	return p.UnsupportedType == nil || !p.UnsupportedType(dt)
-}
-
-// types returns the element types that the backend carries.
-func (p *probe) types() []dtype.DType {
-	return slices.DeleteFunc(dtype.All(), func(dt dtype.DType) bool { return !p.carries(dt) })
-}
-
 // reduces reports whether the backend does a reduction.
 func (p *probe) reduces(dt dtype.DType, op comm.ReduceOp) bool {
-	return p.carries(dt) && op.Defined(dt) && (p.Unsupported == nil || !p.Unsupported(dt, op))
-}
-
-// word is a one-byte type to carry any data with, if there is one.
-func (p *probe) word() dtype.DType {
-	types := p.types()
-	return slices.MinFunc(types, func(a, b dtype.DType) int { return a.Size() - b.Size() })
+	return op.Defined(dt) && (p.Unsupported == nil || !p.Unsupported(dt, op))
 }
 
 // exchange gathers bytes of equal length from all ranks of c.
 func (p *probe) exchange(c comm.Communicator, mine []byte) [][]byte {
-	dt := p.word()
-	n := (len(mine) + dt.Size() - 1) / dt.Size()
-	padded := append(slices.Clone(mine), make([]byte, n*dt.Size()-len(mine))...)
-	send := p.alloc(padded)
-	recv := p.alloc(make([]byte, c.WorldSize()*len(padded)))
+	n := len(mine)
+	send := p.alloc(mine)
+	recv := p.alloc(make([]byte, c.WorldSize()*n))
 	p.settle()
-	p.must(c.AllGather(send, recv, n, dt))
+	p.must(c.AllGather(send, recv, n, dtype.U8))
 	p.must(c.Sync(p.ctx))
-	flat := p.read(recv, c.WorldSize()*len(padded))
+	flat := p.read(recv, c.WorldSize()*n)
 	p.free(send)
 	p.free(recv)
-	out := make([][]byte, c.WorldSize())
-	for r := range out {
-		out[r] = flat[r*len(padded):][:len(mine)]
-	}
-	return out
+	return slices.Collect(slices.Chunk(flat, n))
 }
 
 // split makes a communicator that a case may break or close.

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 )
 
 var splitCases = []testCase{
@@ -127,7 +128,7 @@ func nestedSplits(p *probe) {
 // same ranks, submitted in another order on each rank: every communicator
 // matches by itself, the same tags notwithstanding.
 func independentSplits(p *probe) {
-	dt := p.word()
+	const dt = dtype.U8
 	a, b := p.split(0, p.rank), p.split(0, p.rank)
 	batches := []*batch{p.batch(p.c), p.batch(a), p.batch(b)}
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
@@ -156,7 +157,7 @@ func independentSplits(p *probe) {
 func closedSplit(p *probe) {
 	a, b := p.split(0, p.rank), p.split(0, p.rank)
 	x := p.batch(b)
-	addAllGather(x, plain("allgather", "while another group closes", 1000, p.word()))
+	addAllGather(x, plain("allgather", "while another group closes", 1000, dtype.U8))
 	x.submit()
 	p.must(a.Close())
 	p.must(b.Sync(p.ctx))

@@ -2,6 +2,7 @@ package commtest
 
 import (
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 )
 
 var streamCases = []testCase{
@@ -72,7 +73,7 @@ func syncStream(p *probe) {
 		return
 	}
 	b := p.batch(p.c)
-	addAllGather(b, plain("allgather", "before SyncCommStream", 20000, p.word()))
+	addAllGather(b, plain("allgather", "before SyncCommStream", 20000, dtype.U8))
 	b.submit()
 	p.must(s.SyncCommStream())
 	b.verify()

@@ -25,10 +25,9 @@ func newSuite(b Backend, opts ...Option) *suite {
 // testCase is one named part of the suite. Its body runs on every rank of a
 // world; all ranks go through the same communication, whatever they find.
 type testCase struct {
-	name string
-	body func(p *probe)
-	// needs, if set, returns why a backend cannot run the case, or "".
-	needs func(b Backend) string
+	name  string
+	body  func(p *probe)
+	needs need
 	// minRanks is the smallest world in which the case means anything.
 	minRanks int
 }
@@ -38,10 +37,16 @@ func (c testCase) skip(b Backend, size int) string {
 	if size < c.minRanks {
 		return fmt.Sprintf("needs at least %d ranks", c.minRanks)
 	}
-	if c.needs != nil {
-		return c.needs(b)
+	if c.needs.lacks != nil && c.needs.lacks(b) {
+		return c.needs.reason
 	}
 	return ""
+}
+
+// need is something that not all backends have. The zero need is nothing.
+type need struct {
+	lacks  func(b Backend) bool
+	reason string // why those that lack it skip a case
 }
 
 // cases is the suite, in the order in which it runs.
