@@ -1,6 +1,7 @@
 package commtest
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
@@ -77,15 +78,6 @@ func (l label) scattered(src, size int) []byte {
 	return all
 }
 
-// withOwn is n bytes of poison with this rank's part in its place: the buffer
-// of an in-place gather before the call.
-func (b *batch) withOwn(l label, n int) []byte {
-	content := reference.Tile(poisonBlock, 0, n)
-	own := l.part(b.p.rank, everyone, l.count)
-	copy(content[b.p.rank*len(own):], own)
-	return content
-}
-
 func addBroadcast(b *batch, l label) {
 	data := l.part(l.root, everyone, l.count)
 	var buf uintptr
@@ -97,64 +89,80 @@ func addBroadcast(b *batch, l label) {
 	b.call(l, comm.BroadcastCall(buf, l.count, l.dt, l.root))
 }
 
-func addAllGather(b *batch, l label) {
-	all := l.gathered(b.p.size)
-	call := func(l label, send, recv uintptr) {
-		b.call(l, comm.AllGatherCall(send, recv, l.count, l.dt))
-	}
+// exchange is what a rank gives to a call and what it gets, in buffers of which one may lie
+// in the other.
+type exchange struct {
+	call        func(l label, send, recv uintptr) comm.Call
+	sends, gets bool               // otherwise only other ranks do
+	send        []byte             // what it gives
+	bytes       int                // how much it gets
+	check       func([]byte) error // of that
+	same        bool               // all ranks get the same bits
+	before      int                // how many bytes of the longer buffer are before the other, in place
+}
 
+// add adds an exchange in both placements.
+func (b *batch) add(l label, e exchange) {
 	l.what = "out of place"
-	call(l, b.input(l, l.part(b.p.rank, everyone, l.count)), b.output(l, len(all), want(all, l.dt)))
+	var send, recv uintptr
+	if e.sends {
+		send = b.input(l, e.send)
+	} else {
+		send = b.unused(l, len(e.send))
+	}
+	if e.gets {
+		recv = b.buffer(l, nil, e.bytes, e.check, e.same)
+	} else {
+		recv = b.unused(l, e.bytes)
+	}
+	b.call(l, e.call(l, send, recv))
 
 	l.what = "in place"
-	recv := b.buffer(l, b.withOwn(l, len(all)), len(all), want(all, l.dt), false)
-	call(l, recv+uintptr(b.p.rank*l.count*l.dt.Size()), recv)
+	switch shift := uintptr(e.before); {
+	case !e.gets && len(e.send) == e.bytes: // reduce has one buffer on all ranks
+		send = b.input(l, e.send)
+		recv = send
+	case !e.gets:
+		send, recv = b.input(l, e.send), 0
+	case !e.sends:
+		send, recv = 0, b.output(l, e.bytes, e.check)
+	case len(e.send) <= e.bytes:
+		content := reference.Tile(poisonBlock, 0, e.bytes)
+		copy(content[e.before:], e.send)
+		recv = b.buffer(l, content, e.bytes, e.check, e.same)
+		send = recv + shift
+	default: // only that part may change
+		part := func(got []byte) error {
+			return errors.Join(e.check(got[e.before:][:e.bytes]), diff(got[:e.before], e.send[:e.before], l.dt),
+				diff(got[e.before+e.bytes:], e.send[e.before+e.bytes:], l.dt))
+		}
+		send = b.buffer(l, e.send, len(e.send), part, false)
+		recv = send + shift
+	}
+	b.call(l, e.call(l, send, recv))
+}
+
+func addAllGather(b *batch, l label) {
+	b.addGathered(l, true, func(l label, send, recv uintptr) comm.Call { return comm.AllGatherCall(send, recv, l.count, l.dt) })
 }
 
 func addGather(b *batch, l label) {
-	all := l.gathered(b.p.size)
-	own := l.part(b.p.rank, everyone, l.count)
-	call := func(l label, send, recv uintptr) {
-		b.call(l, comm.GatherCall(send, recv, l.count, l.dt, l.root))
-	}
+	b.addGathered(l, b.p.rank == l.root, func(l label, send, recv uintptr) comm.Call {
+		return comm.GatherCall(send, recv, l.count, l.dt, l.root)
+	})
+}
 
-	l.what = "out of place"
-	if b.p.rank != l.root {
-		call(l, b.input(l, own), b.unused(l, len(all)))
-	} else {
-		call(l, b.input(l, own), b.output(l, len(all), want(all, l.dt)))
-	}
-
-	l.what = "in place"
-	if b.p.rank != l.root {
-		call(l, b.input(l, own), 0)
-	} else {
-		recv := b.buffer(l, b.withOwn(l, len(all)), len(all), want(all, l.dt), false)
-		call(l, recv+uintptr(b.p.rank*len(own)), recv)
-	}
+func (b *batch) addGathered(l label, gets bool, call func(l label, send, recv uintptr) comm.Call) {
+	all, own := l.gathered(b.p.size), l.part(b.p.rank, everyone, l.count)
+	b.add(l, exchange{call: call, sends: true, gets: gets, send: own, bytes: len(all), check: want(all, l.dt), before: b.p.rank * len(own)})
 }
 
 func addScatter(b *batch, l label) {
-	all := l.scattered(l.root, b.p.size)
-	own := l.part(l.root, b.p.rank, l.count)
-	call := func(l label, send, recv uintptr) {
-		b.call(l, comm.ScatterCall(send, recv, l.count, l.dt, l.root))
-	}
-
-	l.what = "out of place"
-	if b.p.rank != l.root {
-		call(l, b.unused(l, len(all)), b.output(l, len(own), want(own, l.dt)))
-	} else {
-		call(l, b.input(l, all), b.output(l, len(own), want(own, l.dt)))
-	}
-
-	l.what = "in place"
-	if b.p.rank != l.root {
-		call(l, 0, b.output(l, len(own), want(own, l.dt)))
-	} else {
-		send := b.input(l, all)
-		call(l, send, send+uintptr(b.p.rank*len(own)))
-	}
+	all, own := l.scattered(l.root, b.p.size), l.part(l.root, b.p.rank, l.count)
+	b.add(l, exchange{sends: b.p.rank == l.root, gets: true, send: all, bytes: len(own), check: want(own, l.dt), before: b.p.rank * len(own),
+		call: func(l label, send, recv uintptr) comm.Call {
+			return comm.ScatterCall(send, recv, l.count, l.dt, l.root)
+		}})
 }
 
 func addAllToAll(b *batch, l label) {

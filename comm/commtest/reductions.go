@@ -40,16 +40,11 @@ func (p *probe) counts(parts, turn int) []int {
 
 // reduction is what the three reducing collectives have in common.
 type reduction struct {
-	name string
-	// parts is how many times count elements the input has.
-	parts func(size int) int
-	// rooted: the result is the root's alone.
-	rooted bool
+	name   string
+	rooted bool // the result is the root's alone
+	parts  bool // the input has a part for each rank, which gets that part of the result
 	// call submits one call.
 	call func(l label, send, recv uintptr) comm.Call
-	// add makes the buffers of one count, out of place and in place, and hands
-	// them to call.
-	add func(b *batch, l label, in reductionData, call func(l label, send, recv uintptr))
 }
 
 // reductionData is one period of this rank's input, and the result.
@@ -75,31 +70,15 @@ func one(int) int       { return 1 }
 func perRank(n int) int { return n }
 
 var reductions = []reduction{
-	{
-		name:  "allreduce",
-		parts: one,
-		call: func(l label, send, recv uintptr) comm.Call {
-			return comm.AllReduceCall(send, recv, l.count, l.dt, l.op)
-		},
-		add: addAllReduce,
-	},
-	{
-		name:   "reduce",
-		parts:  one,
-		rooted: true,
-		call: func(l label, send, recv uintptr) comm.Call {
-			return comm.ReduceCall(send, recv, l.count, l.dt, l.op, l.root)
-		},
-		add: addReduce,
-	},
-	{
-		name:  "reducescatter",
-		parts: perRank,
-		call: func(l label, send, recv uintptr) comm.Call {
-			return comm.ReduceScatterCall(send, recv, l.count, l.dt, l.op)
-		},
-		add: addReduceScatter,
-	},
+	{name: "allreduce", call: func(l label, send, recv uintptr) comm.Call {
+		return comm.AllReduceCall(send, recv, l.count, l.dt, l.op)
+	}},
+	{name: "reduce", rooted: true, call: func(l label, send, recv uintptr) comm.Call {
+		return comm.ReduceCall(send, recv, l.count, l.dt, l.op, l.root)
+	}},
+	{name: "reducescatter", parts: true, call: func(l label, send, recv uintptr) comm.Call {
+		return comm.ReduceScatterCall(send, recv, l.count, l.dt, l.op)
+	}},
 }
 
 var reductionCases = func() []testCase {
@@ -121,14 +100,21 @@ func (r reduction) matrix(p *probe) {
 			}
 			in := reductionData{dt, reference.Input(dt, op, p.rank, p.size), reference.New(dt, op, p.size)}
 			b := p.batch(p.c)
-			for i, n := range p.counts(r.parts(p.size), int(dt)+int(op)) {
+			parts := 1
+			if r.parts {
+				parts = p.size
+			}
+			for i, n := range p.counts(parts, int(dt)+int(op)) {
 				l.count = n
 				if r.rooted {
 					l.root = (i + int(op)) % p.size
 				}
-				r.add(b, l, in, func(l label, send, recv uintptr) {
-					b.call(l, r.call(l, send, recv))
-				})
+				e := exchange{call: r.call, sends: true, gets: !r.rooted || p.rank == l.root, send: in.elements(n * parts), bytes: n * dt.Size(),
+					check: in.check(0), same: !r.rooted && !r.parts}
+				if r.parts {
+					e.check, e.before = in.check(p.rank*n), p.rank*e.bytes
+				}
+				b.add(l, e)
 			}
 			b.run()
 		}
@@ -148,64 +134,4 @@ func (r reduction) refused(p *probe, l label) {
 		p.errorf("%v: got error %v, want ErrUnsupported", l, err)
 	}
 	b.run()
-}
-
-func addAllReduce(b *batch, l label, in reductionData, call func(l label, send, recv uintptr)) {
-	n := l.count * l.dt.Size()
-	check := in.check(0)
-
-	l.what = "out of place"
-	call(l, b.input(l, in.elements(l.count)), b.buffer(l, nil, n, check, true))
-
-	l.what = "in place"
-	buf := b.buffer(l, in.elements(l.count), n, check, true)
-	call(l, buf, buf)
-}
-
-func addReduce(b *batch, l label, in reductionData, call func(l label, send, recv uintptr)) {
-	n := l.count * l.dt.Size()
-	check := in.check(0)
-	root := b.p.rank == l.root
-
-	l.what = "out of place"
-	send := b.input(l, in.elements(l.count))
-	if root {
-		call(l, send, b.output(l, n, check))
-	} else {
-		call(l, send, b.unused(l, n))
-	}
-
-	l.what = "in place"
-	buf := uintptr(0)
-	if root {
-		buf = b.buffer(l, in.elements(l.count), n, check, false)
-	} else {
-		buf = b.input(l, in.elements(l.count))
-	}
-	call(l, buf, buf)
-}
-
-func addReduceScatter(b *batch, l label, in reductionData, call func(l label, send, recv uintptr)) {
-	part := l.count * l.dt.Size()
-	check := in.check(b.p.rank * l.count)
-
-	l.what = "out of place"
-	call(l, b.input(l, in.elements(l.count*b.p.size)), b.output(l, part, check))
-
-	l.what = "in place"
-	whole := in.elements(l.count * b.p.size)
-	at := b.p.rank * part
-	send := b.buffer(l, whole, len(whole), inPart(whole, at, part, l, check), false)
-	call(l, send, send+uintptr(at))
-}
-
-// inPart checks a buffer of which only the part [at, at+n) may change.
-func inPart(before []byte, at, n int, l label, check func([]byte) error) func([]byte) error {
-	return func(got []byte) error {
-		return errors.Join(
-			check(got[at:at+n]),
-			diff(got[:at], before[:at], l.dt),
-			diff(got[at+n:], before[at+n:], l.dt),
-		)
-	}
 }
