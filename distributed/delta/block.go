@@ -285,58 +285,57 @@ func (c *coder) apply(code, data []byte, d dtype.DType, subtract bool) error {
 		copy(data, c.raw)
 		return nil
 	}
-	factor := int64(1)
-	if subtract {
-		factor = -1
-	}
 	switch d.Size() {
 	case 1:
-		add[uint8](c, data, form, orderOf(d), factor)
+		add[int8](c, data, form, d.IsFloat(), subtract)
 	case 2:
-		add[uint16](c, data, form, orderOf(d), factor)
+		add[int16](c, data, form, d.IsFloat(), subtract)
 	case 4:
-		add[uint32](c, data, form, orderOf(d), factor)
+		add[int32](c, data, form, d.IsFloat(), subtract)
 	default:
-		add[uint64](c, data, form, orderOf(d), factor)
+		add[int64](c, data, form, d.IsFloat(), subtract)
 	}
 	return nil
 }
 
-// add adds what read decoded to the elements.
-func add[T uint8 | uint16 | uint32 | uint64](c *coder, data []byte, form byte, o order, factor int64) {
-	x := view[T](data)
-	move := func(at int32, diff int64) {
-		old := o.of(int64(uint64(x[at]) << (o.shift & 63)))
-		x[at] = T(uint64(o.of(old+diff<<(o.shift&63))) >> (o.shift & 63))
+// add adds what read decoded to the elements, or subtracts it.
+func add[T int8 | int16 | int32 | int64](c *coder, data []byte, form byte, float, subtract bool) {
+	x, flip, factor := view[T](data), T(0), T(1)
+	if float {
+		flip = T(int64(math.MaxInt64) >> (64 - 8*unsafe.Sizeof(flip)))
+	}
+	if subtract {
+		factor = -1
 	}
 	switch form {
 	case formDense:
 		for i, v := range c.values {
-			move(int32(i), factor*unzigzag(v))
+			x[i] = turn(turn(x[i], flip)+factor*T(unzigzag(v)), flip)
 		}
 	case formList:
 		for i, v := range c.values {
-			move(c.idx[i], factor*unzigzag(v+1))
+			at := c.idx[i]
+			x[at] = turn(turn(x[at], flip)+factor*T(unzigzag(v+1)), flip)
 		}
 	case formOnes:
-		shift, flip, signs := o.shift&63, o.flip, c.marks
-		one := factor << shift
-		for i, at := range c.idx {
-			old := int64(uint64(x[at]) << shift)
-			minus := -int64(signs[i/8] >> (i % 8) & 1)
-			next := old ^ old>>63&flip + (one ^ minus) - minus
-			x[at] = T(uint64(next^next>>63&flip) >> shift)
+		for i := 0; i < len(c.idx); i += 8 {
+			signs := c.marks[i/8]
+			for _, at := range c.idx[i:min(i+8, len(c.idx))] {
+				minus := -T(signs & 1)
+				signs >>= 1
+				x[at] = turn(turn(x[at], flip)+(factor^minus)-minus, flip)
+			}
 		}
 		for i, v := range c.values {
-			at := c.second[i]
-			diff := factor * int64(v+1)
-			if signs[at/8]>>(at%8)&1 != 0 {
-				diff = -diff
-			}
-			move(c.idx[at], diff)
+			nth := c.second[i]
+			at, minus := c.idx[nth], -T(c.marks[nth/8]>>(nth%8)&1)
+			x[at] = turn(turn(x[at], flip)+(factor*T(v+1)^minus)-minus, flip)
 		}
 	}
 }
+
+// turn maps a float to an integer in the order of floats, and back; see order.
+func turn[T int8 | int16 | int32 | int64](x, flip T) T { return x ^ T(int64(x)>>63)&flip }
 
 // differences decodes a block's code to positions and differences, in memory of c; raw if it is raw.
 func (c *coder) differences(code []byte, elements int) (raw []byte, err error) {
