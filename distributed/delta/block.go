@@ -1,6 +1,7 @@
 package delta
 
 import (
+	"crypto/subtle"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -17,7 +18,7 @@ const blockLen = 1 << 20
 
 // The forms of a block.
 const (
-	formRaw   = iota // the elements as they are
+	formXor   = iota // new XOR old
 	formList         // positions, and a value for each
 	formOnes         // positions, signs, and values of differences beyond one
 	formDense        // a value for each element
@@ -54,7 +55,7 @@ type coder struct {
 	differ      [4096]uint16 // words that differ
 	old, new    []byte       // what is read of memory that is elsewhere
 	list, dense []byte
-	raw, marks  []byte // elements and signs of a block that was read, memory of its message
+	xor, marks  []byte // parts of a block that was read, memory of its message
 }
 
 var coders = sync.Pool{New: func() any { return new(coder) }}
@@ -122,7 +123,7 @@ func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
 func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
 
 // encode appends the shortest code of the compared block to dst.
-func (c *coder) encode(dst, new []byte, d dtype.DType) []byte {
+func (c *coder) encode(dst, old, new []byte, d dtype.DType) []byte {
 	changed, elements := len(c.idx), len(new)/d.Size()
 	best := []byte(nil)
 	if changed <= elements/4*3 {
@@ -134,13 +135,18 @@ func (c *coder) encode(dst, new []byte, d dtype.DType) []byte {
 		}
 	}
 	if len(best) >= len(new) {
-		return appendRaw(dst, changed, new)
+		return appendXor(dst, changed, old, new)
 	}
 	return append(dst, best...)
 }
 
-func appendRaw(dst []byte, changed int, data []byte) []byte {
-	return append(binary.AppendUvarint(append(dst, formRaw), uint64(changed)), data...)
+// appendXor appends the code of a block whose code is its length.
+func appendXor(dst []byte, changed int, old, new []byte) []byte {
+	dst = binary.AppendUvarint(append(dst, formXor), uint64(changed))
+	at := len(dst)
+	dst = append(dst, new...)
+	subtle.XORBytes(dst[at:], dst[at:], old)
+	return dst
 }
 
 func (c *coder) encodeList() []byte {
@@ -237,8 +243,8 @@ func (c *coder) read(code []byte, elements int) (form byte, err error) {
 	m := int(changed)
 	c.second, c.values = c.second[:0], c.values[:0]
 	switch form {
-	case formRaw:
-		c.raw = src.rest
+	case formXor:
+		c.xor = src.rest
 		return form, nil
 	case formDense:
 		c.values = grown(c.values, elements)
@@ -271,18 +277,18 @@ func (c *coder) read(code []byte, elements int) (form byte, err error) {
 	return form, err
 }
 
-// apply adds the differences of a block's code to data, or subtracts them. A raw block replaces data.
+// apply adds the differences of a block's code to data, or subtracts them.
 // After an error data is as it was.
 func (c *coder) apply(code, data []byte, d dtype.DType, subtract bool) error {
 	form, err := c.read(code, len(data)/d.Size())
 	if err != nil {
 		return err
 	}
-	if form == formRaw {
-		if len(c.raw) != len(data) {
+	if form == formXor {
+		if len(c.xor) != len(data) {
 			return errDamaged
 		}
-		copy(data, c.raw)
+		subtle.XORBytes(data, data, c.xor)
 		return nil
 	}
 	switch d.Size() {
@@ -336,91 +342,6 @@ func add[T int8 | int16 | int32 | int64](c *coder, data []byte, form byte, float
 
 // turn maps a float to an integer in the order of floats, and back; see order.
 func turn[T int8 | int16 | int32 | int64](x, flip T) T { return x ^ T(int64(x)>>63)&flip }
-
-// differences decodes a block's code to positions and differences, in memory of c; raw if it is raw.
-func (c *coder) differences(code []byte, elements int) (raw []byte, err error) {
-	form, err := c.read(code, elements)
-	if err != nil {
-		return nil, err
-	}
-	switch form {
-	case formRaw:
-		return c.raw, nil
-	case formDense:
-		c.idx, c.diffs = c.idx[:0], c.diffs[:0]
-		for i, v := range c.values {
-			if v != 0 {
-				c.idx, c.diffs = append(c.idx, int32(i)), append(c.diffs, unzigzag(v))
-			}
-		}
-	case formList:
-		c.diffs = grown(c.diffs, len(c.idx))
-		for i, v := range c.values {
-			c.diffs[i] = unzigzag(v + 1)
-		}
-	case formOnes:
-		c.diffs = grown(c.diffs, len(c.idx))
-		for i := range c.diffs {
-			c.diffs[i] = 1
-		}
-		for i, v := range c.values {
-			c.diffs[c.second[i]] = int64(v + 2)
-		}
-		for i := range c.diffs {
-			if c.marks[i/8]>>(i%8)&1 != 0 {
-				c.diffs[i] = -c.diffs[i]
-			}
-		}
-	}
-	return nil, nil
-}
-
-// fold returns the code of two codes one after the other, nil if they change nothing.
-func (c *coder) fold(first, then []byte, elements int, d dtype.DType) ([]byte, error) {
-	raw, err := c.differences(then, elements)
-	if err != nil || raw != nil {
-		return then, err
-	}
-	idx, diffs := slices.Clone(c.idx), slices.Clone(c.diffs)
-	if raw, err = c.differences(first, elements); err != nil {
-		return nil, err
-	}
-	if raw != nil {
-		raw = slices.Clone(raw)
-		err := c.apply(then, raw, d, false)
-		return appendRaw(nil, elements, raw), err
-	}
-	at, sums := make([]int32, 0, len(idx)+len(c.idx)), make([]int64, 0, len(idx)+len(c.idx))
-	shift := orderOf(d).shift
-	for i, j := 0, 0; i < len(idx) || j < len(c.idx); {
-		var sum int64
-		p := int32(math.MaxInt32)
-		if i < len(idx) {
-			p = idx[i]
-		}
-		if j < len(c.idx) {
-			p = min(p, c.idx[j])
-		}
-		if i < len(idx) && idx[i] == p {
-			sum, i = diffs[i], i+1
-		}
-		if j < len(c.idx) && c.idx[j] == p {
-			sum, j = sum+c.diffs[j], j+1
-		}
-		if sum = sum << shift >> shift; sum != 0 {
-			at, sums = append(at, p), append(sums, sum)
-		}
-	}
-	if len(at) == 0 {
-		return nil, nil
-	}
-	c.idx, c.diffs = at, sums
-	best := c.encodeList()
-	if dense := c.encodeDense(elements); len(dense) < len(best) {
-		best = dense
-	}
-	return slices.Clone(best), nil
-}
 
 // changedIn returns how many elements a block's code changes.
 func changedIn(code []byte) uint64 {

@@ -12,10 +12,9 @@
 //   - What arrives is what was published, bit for bit: the payloads of NaNs, the signs of zeros. The
 //     checksum of every tensor is compared before a version counts.
 //   - A subscriber is at a version or at the one before, never between, and [Subscriber.View] shows one. A version is
-//     applied in place, while readers wait. What takes it back is the delta itself, whose differences are subtracted:
-//     blocks without differences (raw ones, and all of a full copy) are copied before. So an update takes
-//     memory for the message, and for these blocks; it is 1 to 3 % of the weights where 1 to 3 % change, and twice the weights
-//     for a full copy.
+//     applied in place, while readers wait. The undo log is the delta itself, whose differences are subtracted to take it
+//     back; what a full copy overwrites is copied before. So an update takes memory for the message, 1 to 3 % of the
+//     weights where as many change, and twice the weights for a full copy.
 //   - If it is asked for ([Config].Together), all subscribers of a communicator commit a version or none. They vote when they have
 //     applied it. One that loses the others before it knows the outcome shows nothing ([ErrInDoubt]) until it
 //     meets those that are left: if one of them has committed, it does too.
@@ -53,7 +52,7 @@
 // what results is a signed integer. A difference is new less old, modulo the range of the type, as a signed integer; its
 // zigzag is 2d for d ≥ 0 and -2d-1 below.
 //
-//   - Form 0: the elements.
+//   - Form 0: the elements, XOR those before.
 //   - Form 1: the positions of the changed elements, and the zigzags of their differences, less 1, as values.
 //   - Form 2: their positions; their signs, a bit each from the lowest of a byte on, 1 for less than zero; how
 //     many differences are beyond ±1 (number), which of them (positions), and their magnitudes less 2 as values.

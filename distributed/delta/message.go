@@ -67,7 +67,7 @@ type block struct {
 // Stat counts what a delta holds.
 type Stat struct {
 	Weights uint64 `json:"weights"` // elements of all tensors
-	Changed uint64 `json:"changed"` // those that it changes; of blocks that were folded raw, all
+	Changed uint64 `json:"changed"` // those that it changes
 	Bytes   uint64 `json:"bytes"`   // its length
 }
 
@@ -82,6 +82,14 @@ func (d *Delta) Stat() Stat {
 	parts, length := d.parts()
 	s.Bytes = uint64(len(parts[0])) + length
 	return s
+}
+
+// blocks returns how many blocks of each tensor change.
+func (d *Delta) blocks() (counts []int) {
+	for _, c := range d.tensors {
+		counts = append(counts, len(c.blocks))
+	}
+	return counts
 }
 
 // WriteTo writes d, in the format that the package describes.
@@ -134,7 +142,7 @@ func (d *Delta) parts() (parts [][]byte, length uint64) {
 	return append(parts, binary.LittleEndian.AppendUint32(nil, sum)), length + 4
 }
 
-// Read reads a delta from its beginning to its end, and no further if r is an [io.ByteReader]. It takes as much memory as
+// Read reads a delta from its beginning to its end, and no further. It takes as much memory as
 // there are bytes to read, whatever they say.
 func Read(r io.Reader) (*Delta, error) {
 	var head [len(magic)]byte
@@ -148,10 +156,7 @@ func Read(r io.Reader) (*Delta, error) {
 	if err != nil {
 		return nil, fmt.Errorf("delta: read: %w", err)
 	}
-	if length > math.MaxInt64 {
-		return nil, errDamaged
-	}
-	body, err := io.ReadAll(io.LimitReader(r, int64(length)))
+	body, err := io.ReadAll(io.LimitReader(r, int64(min(length, math.MaxInt64))))
 	if err == nil && uint64(len(body)) < length {
 		err = io.ErrUnexpectedEOF
 	}

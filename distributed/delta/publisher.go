@@ -3,7 +3,7 @@ package delta
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -102,95 +102,46 @@ func (p *Publisher) since(ctx context.Context, version uint64, digest *uint32) (
 	if p.replica.version == 0 {
 		return nil, errors.New("delta: nothing is published yet")
 	}
-	var d *Delta
-	for _, next := range p.log {
-		var err error
-		switch {
-		case d != nil && d.layout != nil: // another layout before: a full copy
-			d = nil
-		case d != nil:
-			d, err = fold(ctx, d, next, p.replica)
-		case next.Base == version && version != 0 && (digest == nil || *digest == next.digest):
-			d = next
-		}
-		if err != nil {
-			return nil, err
-		}
+	from := slices.IndexFunc(p.log, func(d *Delta) bool {
+		return d.Base == version && (digest == nil || d.Base == 0 || *digest == d.digest)
+	})
+	if from >= 0 && from == len(p.log)-1 {
+		return p.log[from], nil
 	}
-	if d != nil && d.Stat().Bytes < uint64(p.replica.bytes()/2) {
-		return d, nil
+	to := p.replica.copied(false)
+	full, err := diff(ctx, &replica{hook: to.hook}, to, nil)
+	if err != nil || from < 0 {
+		return full, err
 	}
-	to := *p.replica
-	to.sums = nil
-	for _, s := range p.replica.sums {
-		to.sums = append(to.sums, slices.Clone(s))
-	}
-	full, err := diff(ctx, &replica{hook: to.hook}, &to, nil)
-	if err != nil || d != nil && d.Stat().Bytes <= full.Stat().Bytes {
+	if d, err := p.fold(ctx, from); err != nil || d != nil && d.Stat().Bytes <= full.Stat().Bytes {
 		return d, err
 	}
 	return full, nil
 }
 
-// fold returns the delta that does what two do one after the other, the second of which keeps the layout, that of r.
-func fold(ctx context.Context, first, then *Delta, r *replica) (*Delta, error) {
-	d := *first
-	d.Target = then.Target
-	d.tensors = nil
-	type pair struct {
-		block       int
-		first, then []byte
-	}
-	var pairs []pair
-	blocks := map[[2]int]int{} // where a tensor's block is in pairs
-	sums := map[int]uint32{}
-	for i, part := range []*Delta{first, then} {
-		for _, c := range part.tensors {
-			sums[c.tensor] = c.sum
-			for _, b := range c.blocks {
-				at, ok := blocks[[2]int{c.tensor, b.at}]
-				if !ok {
-					at = len(pairs)
-					blocks[[2]int{c.tensor, b.at}] = at
-					pairs = append(pairs, pair{block: b.at})
-				}
-				if i == 0 {
-					pairs[at].first = b.code
-				} else {
-					pairs[at].then = b.code
-				}
-			}
+// fold returns the delta from the version before that of the log to the latest, nil if the layout has changed since: it
+// takes the differences back from a copy of the latest version.
+func (p *Publisher) fold(ctx context.Context, from int) (*Delta, error) {
+	old := p.replica.copied(true)
+	for _, d := range slices.Backward(p.log[from:]) {
+		if d.layout != nil {
+			return nil, nil
+		}
+		err := parallel(ctx, d.blocks(), nil, func(c *coder, i, j int) error {
+			t, b := &old.tensors[d.tensors[i].tensor], d.tensors[i].blocks[j]
+			from, to := t.bounds(b.at)
+			return c.apply(b.code, t.Memory.(Host)[from:to], t.DType, true)
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
-	places := make([][2]int, len(pairs))
-	for k, at := range blocks {
-		places[at] = k
+	old.version = p.log[from].Base
+	d, err := diff(ctx, old, p.replica.copied(false), nil)
+	if err == nil {
+		d.digest = p.log[from].digest
 	}
-	err := parallel(ctx, len(pairs), nil, func(c *coder, i int) (err error) {
-		x, t := &pairs[i], &r.tensors[places[i][0]]
-		if x.first == nil || x.then == nil {
-			x.first = append(x.first, x.then...)
-			return nil
-		}
-		from, to := t.bounds(x.block)
-		x.first, err = c.fold(x.first, x.then, (to-from)/t.DType.Size(), t.DType)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	for t := range r.tensors {
-		c := change{tensor: t, sum: sums[t]}
-		for b := range r.tensors[t].blocks() {
-			if at, ok := blocks[[2]int{t, b}]; ok && pairs[at].first != nil {
-				c.blocks = append(c.blocks, block{b, pairs[at].first})
-			}
-		}
-		if c.blocks != nil {
-			d.tensors = append(d.tensors, c)
-		}
-	}
-	return &d, nil
+	return d, err
 }
 
 // link is how publishers and subscribers reach each other.
@@ -204,47 +155,11 @@ func (l *link) Rebind(c comm.Communicator) { l.c = c }
 
 // peer is what a rank announces.
 type peer struct {
-	publishes, together bool
-	version             uint64   // of a publisher: the latest
-	digests             []uint32 // of a subscriber: one a publisher, in their order; of a publisher: of its version
-	other               uint64   // of a publisher: the version before; of a subscriber: the one in doubt
-	others              []uint32
-}
-
-func (p *peer) encode() []byte {
-	b := []byte{0}
-	if p.publishes {
-		b[0] |= 1
-	}
-	if p.together {
-		b[0] |= 2
-	}
-	for _, half := range []struct {
-		version uint64
-		digests []uint32
-	}{{p.version, p.digests}, {p.other, p.others}} {
-		b = binary.AppendUvarint(binary.AppendUvarint(b, half.version), uint64(len(half.digests)))
-		for _, d := range half.digests {
-			b = binary.LittleEndian.AppendUint32(b, d)
-		}
-	}
-	return b
-}
-
-func (p *peer) decode(b []byte) bool {
-	src := cursor{rest: b}
-	flags := src.byte()
-	p.publishes, p.together = flags&1 != 0, flags&2 != 0
-	half := func() (version uint64, digests []uint32) {
-		version = src.uvarint()
-		for n := src.uvarint(); n > 0 && !src.bad; n-- {
-			digests = append(digests, src.uint32())
-		}
-		return version, digests
-	}
-	p.version, p.digests = half()
-	p.other, p.others = half()
-	return !src.bad
+	Publishes, Together bool
+	Version             uint64   // of a publisher: the latest
+	Digests             []uint32 // of a subscriber: one a publisher, in their order; of a publisher: of its version
+	Other               uint64   // of a publisher: the version before; of a subscriber: the one in doubt
+	Others              []uint32
 }
 
 // meeting is what all ranks know of each other.
@@ -260,7 +175,11 @@ func (l *link) meet(ctx context.Context, mine peer) (*meeting, error) {
 	if l.c == nil {
 		return nil, fmt.Errorf("delta: without a communicator: %w", comm.ErrArgument)
 	}
-	all, err := distributed.AllGatherBytes(ctx, l.rt, l.c, mine.encode())
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	all, err := distributed.AllGatherBytes(ctx, l.rt, l.c, text)
 	if err != nil {
 		return nil, err
 	}
@@ -268,28 +187,28 @@ func (l *link) meet(ctx context.Context, mine peer) (*meeting, error) {
 	doubt := uint64(0)
 	for rank, b := range all {
 		p := &m.peers[rank]
-		if !p.decode(b) {
+		if json.Unmarshal(b, p) != nil {
 			return nil, fmt.Errorf("delta: rank %d runs another version of the library: %w", rank, comm.ErrMismatch)
 		}
-		m.together = m.together || p.together
-		if !p.publishes {
-			doubt = max(doubt, p.version)
+		m.together = m.together || p.Together
+		if !p.Publishes {
+			doubt = max(doubt, p.Version)
 			continue
 		}
 		m.publishers = append(m.publishers, rank)
 		if m.version == 0 {
-			m.version = p.version
+			m.version = p.Version
 		}
-		if p.version != m.version || p.version == 0 || len(p.digests) != 1 || len(p.others) != 1 {
-			return nil, fmt.Errorf("delta: rank %d publishes version %d, rank %d %d: %w", m.publishers[0], m.version, rank, p.version, comm.ErrMismatch)
+		if p.Version != m.version || p.Version == 0 || len(p.Digests) != 1 || len(p.Others) != 1 {
+			return nil, fmt.Errorf("delta: rank %d publishes version %d, rank %d %d: %w", m.publishers[0], m.version, rank, p.Version, comm.ErrMismatch)
 		}
 	}
 	if len(m.publishers) == 0 {
-		return nil, fmt.Errorf("delta: no rank publishes: %w", comm.ErrMismatch)
+		return nil, fmt.Errorf("delta: no rank Publishes: %w", comm.ErrMismatch)
 	}
 	for rank := range m.peers { // what was in doubt has been committed if any rank has it
-		if p := &m.peers[rank]; !p.publishes && p.other != 0 && doubt >= p.other {
-			p.version, p.digests = p.other, p.others
+		if p := &m.peers[rank]; !p.Publishes && p.Other != 0 && doubt >= p.Other {
+			p.Version, p.Digests = p.Other, p.Others
 		}
 	}
 	return m, nil
@@ -305,16 +224,16 @@ const (
 // needs says what a rank needs of the k-th publisher.
 func (m *meeting) needs(rank, k int) int {
 	p, from := &m.peers[rank], &m.peers[m.publishers[k]]
-	if p.publishes {
+	if p.Publishes {
 		return nothing
 	}
 	has := func(version uint64, digests []uint32) bool {
-		return p.version == version && version != 0 && k < len(p.digests) && p.digests[k] == digests[0]
+		return p.Version == version && version != 0 && k < len(p.Digests) && p.Digests[k] == digests[0]
 	}
 	switch {
-	case has(from.version, from.digests):
+	case has(from.Version, from.Digests):
 		return nothing
-	case has(from.other, from.others) || p.version == 0 && from.other == 0:
+	case has(from.Other, from.Others) || p.Version == 0 && from.Other == 0:
 		return latest
 	}
 	return catchUp
@@ -380,37 +299,32 @@ func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, step fu
 
 // parts sets the messages for the ranks that have missed versions.
 func (p *Publisher) parts(ctx context.Context, m *meeting, k int, parts [][]byte) error {
-	made := map[uint64][]byte{}
-	for rank := range m.peers {
+	for rank, peer := range m.peers {
 		if m.needs(rank, k) != catchUp {
 			continue
 		}
 		digest := uint32(0)
-		if d := m.peers[rank].digests; k < len(d) {
-			digest = d[k]
+		if k < len(peer.Digests) {
+			digest = peer.Digests[k]
 		}
-		key := m.peers[rank].version<<32 | uint64(digest)
-		if made[key] == nil {
-			d, err := p.since(ctx, m.peers[rank].version, &digest)
-			if err != nil {
-				return err
-			}
-			var b bytes.Buffer
-			if _, err := d.WriteTo(&b); err != nil {
-				return err
-			}
-			made[key] = b.Bytes()
+		d, err := p.since(ctx, peer.Version, &digest)
+		if err != nil {
+			return err
 		}
-		parts[rank] = made[key]
+		var b bytes.Buffer
+		if _, err := d.WriteTo(&b); err != nil {
+			return err
+		}
+		parts[rank] = b.Bytes()
 	}
 	return nil
 }
 
 // Send sends the latest version to all subscribers that do not have it; they call [Subscriber.Update].
 func (p *Publisher) Send(ctx context.Context) error {
-	mine := peer{publishes: true, version: p.replica.version, digests: []uint32{p.replica.digest()}, others: []uint32{0}}
+	mine := peer{Publishes: true, Version: p.replica.version, Digests: []uint32{p.replica.digest()}, Others: []uint32{0}}
 	if n := len(p.log); n > 0 {
-		mine.other, mine.others[0] = p.log[n-1].Base, p.log[n-1].digest
+		mine.Other, mine.Others[0] = p.log[n-1].Base, p.log[n-1].digest
 	}
 	if err := p.replica.step(); err != nil {
 		return err

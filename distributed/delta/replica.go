@@ -33,9 +33,9 @@ type Memory interface {
 	io.WriterAt
 }
 
-// inPlace is memory that the host changes without reading and writing it.
+// inPlace is memory that the host may change without reading and writing it.
 type inPlace interface {
-	bytes() ([]byte, error)
+	bytes() ([]byte, error) // nil if the host does not reach it
 }
 
 // Of returns a tensor in the memory of a runtime, with a name. Those that are not contiguous are
@@ -47,18 +47,13 @@ func Of(name string, t *runtime.Tensor) (Tensor, error) {
 	if !t.IsContiguous() {
 		return Tensor{}, fmt.Errorf("delta: tensor %q has shape %v and strides %v, want it contiguous: %w", name, t.Shape(), t.Strides(), runtime.ErrShape)
 	}
-	return Tensor{Name: name, DType: t.DType(), Shape: t.Shape(), Memory: memoryOf(device{t, false})}, nil
+	return Tensor{Name: name, DType: t.DType(), Shape: t.Shape(), Memory: device{t, false}}, nil
 }
 
 // Runtime returns the tensor of a runtime in whose memory t lies; nil if it is other memory.
 func (t Tensor) Runtime() *runtime.Tensor {
-	switch m := t.Memory.(type) {
-	case device:
-		return m.Tensor
-	case host:
-		return m.Tensor
-	}
-	return nil
+	d, _ := t.Memory.(device)
+	return d.Tensor
 }
 
 // Host is memory of a Go slice.
@@ -78,18 +73,8 @@ type device struct {
 	mine bool // allocated by a subscriber
 }
 
-func memoryOf(d device) Memory {
-	if d.Device().Kind == runtime.CPU {
-		return host{d}
-	}
-	return d
-}
-
 // release frees memory that a subscriber has allocated.
 func release(m Memory) {
-	if h, ok := m.(host); ok {
-		m = h.device
-	}
 	if d, ok := m.(device); ok && d.mine {
 		_ = d.Free()
 	}
@@ -111,12 +96,12 @@ func (d device) WriteAt(p []byte, at int64) (int, error) {
 	return len(p), d.Runtime().CopyIn(to+uintptr(at), p)
 }
 
-// host is memory of a runtime that the host reaches.
-type host struct{ device }
-
-func (h host) bytes() ([]byte, error) {
-	p, err := h.Ptr()
-	return hostmem.Slice[byte](p, h.Bytes()), err
+func (d device) bytes() ([]byte, error) {
+	p, err := d.Ptr()
+	if err != nil || d.Device().Kind != runtime.CPU {
+		return nil, err
+	}
+	return hostmem.Slice[byte](p, d.Bytes()), nil
 }
 
 // replica is a set of tensors at a version.
@@ -150,27 +135,30 @@ func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 
 // measure takes the checksums of all blocks.
 func (r *replica) measure(ctx context.Context, tick func(done, of int)) error {
-	return r.each(ctx, tick, func(c *coder, t, b int) error {
-		data, err := r.load(t, b, &c.new)
+	return parallel(ctx, r.blocks(), tick, func(c *coder, t, b int) error {
+		data, _, err := r.load(t, b, &c.new)
 		r.sums[t][b] = crc32.Checksum(data, castagnoli)
 		return err
 	})
 }
 
-// each works on all blocks, several at a time.
-func (r *replica) each(ctx context.Context, tick func(done, of int), work func(c *coder, tensor, block int) error) error {
-	type place struct{ t, b int }
-	var all []place
-	for t := range r.tensors {
-		for b := range r.tensors[t].blocks() {
-			all = append(all, place{t, b})
-		}
+// blocks returns how many blocks each tensor has.
+func (r *replica) blocks() (counts []int) {
+	for i := range r.tensors {
+		counts = append(counts, r.tensors[i].blocks())
 	}
-	return parallel(ctx, len(all), tick, func(c *coder, i int) error { return work(c, all[i].t, all[i].b) })
+	return counts
 }
 
-// parallel does n pieces of work, on all processors, until one fails or ctx ends.
-func parallel(ctx context.Context, n int, tick func(done, of int), work func(c *coder, i int) error) error {
+// parallel does pieces of work, of which counts[i] are (i, 0), (i, 1) and so on, on all processors, until one fails or ctx ends.
+func parallel(ctx context.Context, counts []int, tick func(done, of int), work func(c *coder, i, j int) error) error {
+	var all [][2]int
+	for i, n := range counts {
+		for j := range n {
+			all = append(all, [2]int{i, j})
+		}
+	}
+	n := len(all)
 	var next, done atomic.Int64
 	var failed atomic.Pointer[error]
 	var wg sync.WaitGroup
@@ -186,7 +174,7 @@ func parallel(ctx context.Context, n int, tick func(done, of int), work func(c *
 				}
 				err := context.Cause(ctx)
 				if err == nil {
-					err = work(c, i)
+					err = work(c, all[i][0], all[i][1])
 				}
 				if err != nil {
 					failed.CompareAndSwap(nil, &err)
@@ -213,33 +201,31 @@ func (r *replica) step() error {
 	return r.hook()
 }
 
-// load returns the bytes of a block: the memory itself, or a copy in buf.
-func (r *replica) load(tensor, block int, buf *[]byte) ([]byte, error) {
+// load returns the bytes of a block: in place, or a copy in buf, which store writes back.
+func (r *replica) load(tensor, block int, buf *[]byte) (data []byte, direct bool, err error) {
 	if err := r.step(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	t := &r.tensors[tensor]
 	from, to := t.bounds(block)
 	if m, ok := t.Memory.(inPlace); ok {
 		all, err := m.bytes()
 		if err != nil {
-			return nil, fmt.Errorf("delta: tensor %q: %w", t.Name, err)
+			return nil, false, fmt.Errorf("delta: tensor %q: %w", t.Name, err)
 		}
-		return all[from:to], nil
+		if all != nil {
+			return all[from:to], true, nil
+		}
 	}
 	*buf = grown(*buf, to-from)
 	if n, err := t.Memory.ReadAt(*buf, int64(from)); n < to-from {
-		return nil, fmt.Errorf("delta: read tensor %q: %w", t.Name, cmp.Or(err, io.ErrUnexpectedEOF))
+		return nil, false, fmt.Errorf("delta: read tensor %q: %w", t.Name, cmp.Or(err, io.ErrUnexpectedEOF))
 	}
-	return *buf, nil
+	return *buf, false, nil
 }
 
-// store writes back what load returned.
 func (r *replica) store(tensor, block int, data []byte) error {
 	t := &r.tensors[tensor]
-	if _, ok := t.Memory.(inPlace); ok {
-		return nil
-	}
 	from, _ := t.bounds(block)
 	if _, err := t.Memory.WriteAt(data, int64(from)); err != nil {
 		return fmt.Errorf("delta: write tensor %q: %w", t.Name, err)
@@ -263,6 +249,18 @@ func (r *replica) bytes() (total int) {
 		total += t.elements * t.DType.Size()
 	}
 	return total
+}
+
+// copied returns a copy, with other checksums; if asked for, with other memory, which r has in that of Go.
+func (r *replica) copied(memory bool) *replica {
+	to := &replica{version: r.version, tensors: slices.Clone(r.tensors), hook: r.hook}
+	for i, sums := range r.sums {
+		to.sums = append(to.sums, slices.Clone(sums))
+		if memory {
+			to.tensors[i].Memory = slices.Clone(r.tensors[i].Memory.(Host))
+		}
+	}
+	return to
 }
 
 // sameLayout reports whether the tensors of both are like each other.
@@ -296,15 +294,15 @@ func diff(ctx context.Context, r, next *replica, tick func(done, of int)) (*Delt
 		codes[i] = make([][]byte, next.tensors[i].blocks())
 		d.weights += uint64(next.tensors[i].elements)
 	}
-	err := next.each(ctx, tick, func(c *coder, t, b int) error {
+	err := parallel(ctx, next.blocks(), tick, func(c *coder, t, b int) error {
 		dt := next.tensors[t].DType
-		new, err := next.load(t, b, &c.new)
+		new, _, err := next.load(t, b, &c.new)
 		if err != nil {
 			return err
 		}
 		var old []byte
 		if from[t] >= 0 {
-			old, err = r.load(from[t], b, &c.old)
+			old, _, err = r.load(from[t], b, &c.old)
 		} else {
 			c.old = grown(c.old, len(new))
 			clear(c.old)
@@ -318,9 +316,9 @@ func diff(ctx context.Context, r, next *replica, tick func(done, of int)) (*Delt
 			return nil
 		}
 		next.sums[t][b] = crc32.Checksum(new, castagnoli)
-		code := c.encode(nil, new, dt)
+		code := c.encode(nil, old, new, dt)
 		if from[t] < 0 && len(code) < least(len(new)) {
-			code = appendRaw(nil, len(c.idx), new)
+			code = appendXor(nil, len(c.idx), old, new)
 		}
 		codes[t][b] = code
 		return nil
@@ -416,15 +414,10 @@ func (r *replica) apply(ctx context.Context, d *Delta, alloc func(Tensor) (Memor
 		a.free()
 		return nil, err
 	}
-	type place struct{ change, block int }
-	var all []place
-	for i, c := range d.tensors {
+	for _, c := range d.tensors {
 		a.done = append(a.done, make([]undo, len(c.blocks)))
-		for b := range c.blocks {
-			all = append(all, place{i, b})
-		}
 	}
-	err := parallel(ctx, len(all), tick, func(c *coder, i int) error { return a.block(c, all[i].change, all[i].block) })
+	err := parallel(ctx, d.blocks(), tick, a.block)
 	for _, c := range d.tensors {
 		if err == nil && sumOf(a.next.sums[c.tensor]) != c.sum {
 			err = fmt.Errorf("%w: tensor %q has another checksum", ErrDelta, layout[c.tensor].Name)
@@ -484,19 +477,16 @@ func (a *applied) prepare(layout []Tensor, alloc func(Tensor) (Memory, error)) e
 func (a *applied) block(c *coder, i, b int) error {
 	change := &a.d.tensors[i]
 	at, code, u := change.blocks[b].at, change.blocks[b].code, &a.done[i][b]
-	data, err := a.next.load(change.tensor, at, &c.new)
+	data, direct, err := a.next.load(change.tensor, at, &c.new)
 	if err != nil {
 		return err
 	}
-	_, direct := a.next.tensors[change.tensor].Memory.(inPlace)
 	kept := a.was[change.tensor] >= 0
-	if a.d.Base == 0 || !kept || len(code) > 0 && code[0] == formRaw {
+	if a.d.Base == 0 || !kept {
 		if kept {
 			u.saved, u.done = slices.Clone(data), direct
 		}
-		if a.d.Base == 0 || !kept {
-			clear(data)
-		}
+		clear(data)
 	}
 	if err := c.apply(code, data, a.next.tensors[change.tensor].DType, false); err != nil {
 		return err
@@ -507,25 +497,21 @@ func (a *applied) block(c *coder, i, b int) error {
 	}
 	u.done = kept
 	a.next.sums[change.tensor][at] = crc32.Checksum(data, castagnoli)
+	if direct {
+		return nil
+	}
 	return a.next.store(change.tensor, at, data)
 }
 
 // rollback makes the tensors what they were. Where it fails, they are of no version.
 func (a *applied) rollback() error {
-	type place struct{ change, block int }
-	var all []place
-	for i, done := range a.done {
-		for b := range done {
-			if done[b].done {
-				all = append(all, place{i, b})
-			}
-		}
-	}
-	err := parallel(context.Background(), len(all), nil, func(c *coder, k int) error {
-		i, b := all[k].change, all[k].block
+	err := parallel(context.Background(), a.d.blocks(), nil, func(c *coder, i, b int) error {
 		change, saved := &a.d.tensors[i], a.done[i][b].saved
 		at := change.blocks[b].at
-		data, err := a.next.load(change.tensor, at, &c.new)
+		if !a.done[i][b].done {
+			return nil
+		}
+		data, direct, err := a.next.load(change.tensor, at, &c.new)
 		if err != nil {
 			return err
 		}
@@ -536,6 +522,9 @@ func (a *applied) rollback() error {
 		}
 		if crc32.Checksum(data, castagnoli) != a.r.sums[a.was[change.tensor]][at] {
 			return fmt.Errorf("tensor %q has another checksum than before", a.next.tensors[change.tensor].Name)
+		}
+		if direct {
+			return nil
 		}
 		return a.next.store(change.tensor, at, data)
 	})

@@ -93,7 +93,7 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	}
 	if s.doubt != nil {
 		// All ranks have found what became of it when they met.
-		s.settle(m.peers[s.c.Rank()].version)
+		s.settle(m.peers[s.c.Rank()].Version)
 	}
 	messages, err := s.distribute(ctx, m, nil, s.step)
 	if err != nil {
@@ -164,17 +164,17 @@ func (s *Subscriber) Close() {
 
 // announcement is what the subscriber has.
 func (s *Subscriber) announcement() peer {
-	p := peer{together: s.together, version: s.parts[0].version}
+	p := peer{Together: s.together, Version: s.parts[0].version}
 	for _, r := range s.parts {
-		p.digests = append(p.digests, r.digest())
+		p.Digests = append(p.Digests, r.digest())
 		if r.version == 0 { // of any part: all come anew
-			p.version = 0
+			p.Version = 0
 		}
 	}
 	for k, a := range s.doubt {
-		p.others = append(p.others, p.digests[k])
+		p.Others = append(p.Others, p.Digests[k])
 		if a != nil {
-			p.other, p.others[k] = a.next.version, a.next.digest()
+			p.Other, p.Others[k] = a.next.version, a.next.digest()
 		}
 	}
 	return p
@@ -238,7 +238,7 @@ func (s *Subscriber) alloc(t Tensor) (Memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return memoryOf(device{x, true}), nil
+	return device{x, true}, nil
 }
 
 func (r *replica) free() {
