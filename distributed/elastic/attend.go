@@ -64,20 +64,21 @@ func (m *Member) pause(d time.Duration) {
 }
 
 // reach connects to the store that is used: that of the first member of the last epoch that can be reached. All members
-// look in the same order.
+// look in the same order; a minority begins with the next one each time.
 func (m *Member) reach() (kv store.Store, at string, err error) {
 	if m.cfg.Dial != nil {
 		kv, err := m.cfg.Dial(m.ctx)
 		return kv, "", err
 	}
 	m.mu.Lock()
-	last, here := m.status.Accepted, m.status.Address
+	last, here, turn := m.status.Accepted, m.status.Address, m.turn
 	m.mu.Unlock()
 	if last == nil && len(m.cfg.Peers) == 0 {
 		return m.server.Local(m.cfg.Name), here, nil
 	}
 	if last != nil {
-		for _, p := range last.Members {
+		turn %= len(last.Members)
+		for _, p := range slices.Concat(last.Members[turn:], last.Members[:turn]) {
 			if p.Address == here {
 				return m.server.Local(m.cfg.Name), here, nil
 			}

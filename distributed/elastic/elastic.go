@@ -157,11 +157,13 @@ type Member struct {
 	status  status                 // of this member
 	fault   error                  // why it cannot be a member
 	leaving bool
+	turn    int // where in the list of members the search for a store begins
 
 	epoch  *Epoch // that is used
 	formed *Epoch // that takes its place, before it is bound
 	ask    bool   // the last vote has found that members come or go
 	leaves []int  // ranks of those who go in order
+	goes   bool   // this member is one of them
 }
 
 // Join makes this process a member, and returns when it has found the store and is not refused:
@@ -188,7 +190,7 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 		}
 	}
 	m.gone.Go(m.attend)
-	err := m.until(ctx, func() (bool, error) { _, here := m.entries[m.key()]; return here, m.fault })
+	err := m.until(ctx, func() (bool, error) { return m.kv != nil, m.fault })
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())
 	}
@@ -259,7 +261,7 @@ func (m *Member) Steps() uint64 {
 	return m.status.Step
 }
 
-// Leave has this member leave in order: [Member.Next] returns [ErrLeft] at the next boundary.
+// Leave has this member leave in order: [Member.Next] returns [ErrLeft] behind the next vote, when what it has not sent is handed over.
 func (m *Member) Leave() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -267,9 +269,15 @@ func (m *Member) Leave() {
 }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
-// another reason than a lost member. After that, Close. Steps are repeated by those who are left;
-// a minority waits until it can join again.
-func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
+// another reason than a lost member. With an error the others go on without this member. After that, Close. Steps are
+// repeated by those who are left; a minority waits until it can join again.
+func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) (err error) {
+	defer func() {
+		if err != nil {
+			m.fail(err)
+			m.end()
+		}
+	}()
 	var failed error
 	for {
 		e, err := m.Next(ctx, failed)
@@ -290,7 +298,6 @@ func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoc
 			return nil
 		}
 		if !lost(failed) || ctx.Err() != nil {
-			m.fail(failed)
 			return failed
 		}
 	}

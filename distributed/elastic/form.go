@@ -73,9 +73,10 @@ func (m *Member) Commit(ctx context.Context) error {
 	vote, err := m.vote(ctx, e)
 	if err == nil {
 		if err := e.agree(vote); err != nil {
+			_ = e.Comm.Barrier(ctx) // all have the vote, before any of them goes
 			return err
 		}
-		m.ask, m.leaves = vote[0] != 0, nil
+		m.ask, m.leaves, m.goes = vote[0] != 0, nil, vote[1+e.Comm.Rank()] != 0
 		for rank := range e.Members {
 			if vote[1+rank] != 0 {
 				m.leaves = append(m.leaves, rank)
@@ -157,7 +158,7 @@ func (m *Member) form(ctx context.Context) error {
 		}
 		c, err := m.establish(ctx, r)
 		if err == nil {
-			m.change(func() { m.status.Formed, m.status.Step, m.status.Prepared = true, r.Step, false })
+			m.change(func() { m.turn, m.status.Formed, m.status.Step, m.status.Prepared = 0, true, r.Step, false })
 			m.publish()
 			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
 			for _, p := range r.Members {
@@ -174,7 +175,13 @@ func (m *Member) form(ctx context.Context) error {
 
 // await waits for the record of the next epoch, and writes it if nobody else does.
 func (m *Member) await(ctx context.Context) (*record, error) {
-	m.change(func() { m.status.Waiting, m.status.Leaving = true, m.leaving })
+	m.mu.Lock()
+	gone := m.leaving && m.epoch == nil
+	m.mu.Unlock()
+	if gone {
+		return nil, ErrLeft
+	}
+	m.change(func() { m.status.Waiting, m.status.Leaving = true, m.goes })
 	defer m.change(func() { m.status.Waiting = false })
 	m.publish()
 	began := time.Now()
@@ -204,6 +211,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 		}
 		if apart && time.Since(began) > m.cfg.Patience {
 			if kv != nil && m.cfg.Dial == nil {
+				m.change(func() { m.turn++ })
 				_ = kv.Close() // perhaps the others have another one
 			}
 			return nil, fmt.Errorf("%w: %s", ErrMinority, why)

@@ -254,6 +254,7 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		require.NoError(t, err)
 	}
 	cfg.TLS, cfg.Runtime, cfg.Tensors, cfg.Min = conf, a.rt, a.tensors[:1], max(cfg.Min, 1)
+	load := cfg.Load // of a test, after the usual
 	cfg.Bind = func(_ context.Context, e *Epoch) (err error) {
 		if a.reducer != nil {
 			return a.reducer.Rebind(e.Comm)
@@ -285,6 +286,9 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 	}
 	cfg.Load = func(ctx context.Context, state []byte) error {
 		a.steps = binary.LittleEndian.Uint64(state)
+		if load != nil {
+			a.values[0] = -1
+		}
 		return a.reducer.Restore(ctx, state[8:])
 	}
 	var err error
@@ -342,7 +346,9 @@ func (a *trainee) kill() {
 	a.guard.Unlock()
 	a.end()
 	a.gone.Wait()
-	_ = a.server.Close()
+	if a.server != nil {
+		_ = a.server.Close()
+	}
 }
 
 // over runs a test over both kinds of communicators.

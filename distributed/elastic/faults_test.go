@@ -1,0 +1,240 @@
+package elastic
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// cable is a forwarder to an address, which can be cut and mended.
+type cable struct {
+	t       *testing.T
+	address string
+	to      string
+
+	mu    sync.Mutex
+	l     net.Listener
+	conns []net.Conn
+}
+
+func newCable(t *testing.T) *cable {
+	c := &cable{t: t, address: "127.0.0.1:0"}
+	c.mend()
+	t.Cleanup(c.cut)
+	return c
+}
+
+func (c *cable) mend() {
+	l, err := net.Listen("tcp", c.address)
+	require.NoError(c.t, err)
+	c.address, c.l = l.Addr().String(), l
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", c.to)
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			c.mu.Lock()
+			c.conns = append(c.conns, from, to)
+			c.mu.Unlock()
+			for _, pair := range [][2]net.Conn{{from, to}, {to, from}} {
+				go func() {
+					_, _ = io.Copy(pair[0], pair[1])
+					_ = pair[0].Close()
+				}()
+			}
+		}
+	}()
+}
+
+func (c *cable) cut() {
+	_ = c.l.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conn := range c.conns {
+		_ = conn.Close()
+	}
+	c.conns = nil
+}
+
+// quick are the times of members that wait in vain.
+func quick(cfg Config) Config {
+	cfg.Silence, cfg.Patience = 400*time.Millisecond, time.Second
+	return cfg
+}
+
+// together runs members until done says so, and returns when all have ended.
+func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, made int) bool) {
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, a := range list {
+		all.Go(func() {
+			err := a.run(ctx, t, func(e *Epoch, made int) bool { time.Sleep(time.Millisecond); return done(a, e, made) })
+			if a.ctx.Err() == nil {
+				assert.NoError(t, err, a.cfg.Name)
+			}
+		})
+	}
+	all.Wait()
+	require.NoError(t, ctx.Err())
+}
+
+// TestPartition cuts the member with the store off from the two others. They go on; it stops with ErrMinority, and joins them
+// when the network is whole.
+func TestPartition(t *testing.T) {
+	form, log := new(rooms).form, newReplay()
+	line := newCable(t)
+	own, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	line.to = own.Addr().String()
+	require.NoError(t, own.Close())
+	list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form, Min: 3, Listen: line.to, Advertise: line.address}))}
+	for _, name := range []string{"b", "c"} {
+		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{line.address}})))
+	}
+	var cut, mended sync.Once
+	var minority error
+	list[0].cfg.Min = 1
+	for _, a := range list[1:] {
+		a.cfg.Min = 1
+	}
+	together(t, list, func(a *trainee, e *Epoch, made int) bool {
+		if a.cfg.Name == "a" && len(e.Members) == 3 && made == 5 {
+			cut.Do(func() {
+				line.cut()
+				comm.AbortAll(e.Comm, context.Canceled)
+				_, minority = a.Next(t.Context(), context.Canceled)
+			})
+		}
+		if minority != nil || len(e.Members) == 2 && made > 20 {
+			mended.Do(line.mend)
+		}
+		return len(e.Members) == 3 && e.Number > 3 && made == 10
+	})
+	assert.ErrorIs(t, minority, ErrMinority)
+	log.repeat(t, list[0].steps, list)
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+}
+
+// TestMajorityLost: of three members two are killed, and the third does not go on.
+func TestMajorityLost(t *testing.T) {
+	form, log := new(rooms).form, newReplay()
+	list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
+	for _, name := range []string{"b", "c"} {
+		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{list[0].Address()}})))
+	}
+	var all sync.WaitGroup
+	errs := make([]error, 3)
+	for i, a := range list {
+		all.Go(func() {
+			var e *Epoch
+			var failed error
+			for errs[i] == nil {
+				if e, errs[i] = a.Next(t.Context(), failed); errs[i] != nil {
+					return
+				}
+				if failed = a.step(t.Context(), t, e); failed == nil && i < 2 && len(e.Members) == 3 {
+					a.kill()
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.ErrorIs(t, errs[2], ErrMinority)
+	_ = list[2].Close()
+}
+
+// slow is a store that takes its time.
+type slow struct{ store.Store }
+
+func (s slow) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
+	time.Sleep(30 * time.Millisecond)
+	return s.Store.Set(ctx, key, value, options...)
+}
+
+// TestStoreThatOutlives: with a store apart from the members, however slow, one of three goes on without the others, and
+// another joins it.
+func TestStoreThatOutlives(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	form, log := new(rooms).form, newReplay()
+	dial := func(context.Context) (store.Store, error) { return slow{server.Local("a member")}, nil }
+	var list []*trainee
+	for _, name := range []string{"a", "b", "c", "d"} {
+		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Max: 3})))
+	}
+	together(t, list, func(a *trainee, e *Epoch, made int) bool {
+		if a.cfg.Name < "c" && len(e.Members) == 3 && made == 3 {
+			a.kill()
+		}
+		return e.Members[0] == "c" && len(e.Members) == 2 && made == 5
+	})
+	log.repeat(t, list[2].steps, list[2:])
+	for _, a := range list[2:] {
+		assert.NoError(t, a.Close())
+	}
+}
+
+// TestRefused: a member with other terms, and one with a name that is taken, are refused; a name can be had again.
+func TestRefused(t *testing.T) {
+	form, log := new(rooms).form, newReplay()
+	a := newTrainee(t, log, quick(Config{Name: "a", Terms: "v1", Form: form}))
+	cfg := a.cfg
+	cfg.Peers, cfg.Listen = []string{a.Address()}, ""
+	_, err := Join(t.Context(), cfg)
+	require.ErrorIs(t, err, ErrIdentity)
+	cfg.Name, cfg.Terms = "b", "v2"
+	_, err = Join(t.Context(), cfg)
+	require.ErrorIs(t, err, comm.ErrMismatch)
+	assert.ErrorContains(t, err, `"v2", those of the others "v1"`)
+	cfg.Terms = "v1"
+	for range 2 {
+		b, err := Join(t.Context(), cfg)
+		require.NoError(t, err)
+		require.NoError(t, b.Close())
+	}
+	require.NoError(t, a.Close())
+}
+
+// TestHash: a member whose state differs is named by all, before the first step.
+func TestHash(t *testing.T) {
+	form, log := new(rooms).form, newReplay()
+	list := []*trainee{newTrainee(t, log, Config{Name: "a", Form: form, Min: 3})}
+	for _, name := range []string{"b", "c"} {
+		cfg := Config{Name: name, Form: form, Min: 3, Peers: []string{list[0].Address()}}
+		if name == "c" {
+			cfg.Load = func(context.Context, []byte) error { return nil }
+		}
+		list = append(list, newTrainee(t, log, cfg))
+	}
+	var all sync.WaitGroup
+	for _, a := range list {
+		all.Go(func() {
+			err := a.run(t.Context(), t, func(*Epoch, int) bool { return false })
+			assert.ErrorIs(t, err, comm.ErrMismatch)
+			assert.ErrorContains(t, err, "the state of c is not")
+		})
+	}
+	all.Wait()
+	assert.Empty(t, log.steps)
+	for _, a := range list {
+		_ = a.Close()
+	}
+}
