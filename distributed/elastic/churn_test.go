@@ -46,8 +46,8 @@ func TestChurn(t *testing.T) {
 		c.stop.Store(until)
 		c.all.Wait()
 		c.log.repeat(t, until, c.here)
-		for _, a := range c.every {
-			_ = a.Close()
+		for _, a := range c.here {
+			assert.NoError(t, a.Close())
 		}
 		assert.Eventually(t, func() bool { return goruntime.NumGoroutine() <= before+2 }, 10*time.Second, 10*time.Millisecond, "goroutines")
 	})
@@ -61,7 +61,6 @@ type churn struct {
 	form  former
 	count int
 	here  []*trainee // that train, or are about to
-	every []*trainee
 	all   sync.WaitGroup
 	stop  atomic.Uint64
 }
@@ -75,7 +74,7 @@ func (c *churn) join(n int) (last *trainee) {
 		}
 		c.count++
 		a := newTrainee(c.t, c.log, cfg)
-		c.here, c.every = append(c.here, a), append(c.every, a)
+		c.here = append(c.here, a)
 		c.all.Go(func() {
 			err := a.run(c.t.Context(), c.t, func(*Epoch, int) bool {
 				time.Sleep(time.Millisecond) // leaves the processor to others
@@ -83,6 +82,9 @@ func (c *churn) join(n int) (last *trainee) {
 			})
 			if a.ctx.Err() == nil {
 				assert.NoError(c.t, err, a.cfg.Name)
+			}
+			if a.steps < c.stop.Load() { // it has left, or is killed
+				_ = a.Close()
 			}
 		})
 		last = a

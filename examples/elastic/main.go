@@ -34,12 +34,11 @@ var (
 
 func main() {
 	flag.Parse()
-	ctx := context.Background()
 	cfg, err := elastic.FromEnv(elastic.Config{Terms: "digits 1"})
 	if os.Getenv(elastic.MinVariable) == "" {
-		err = demonstrate(ctx)
+		err = demonstrate(context.Background())
 	} else if err == nil {
-		err = train(ctx, cfg, "0.0.0.0", nil)
+		err = train(context.Background(), cfg, "", nil)
 	}
 	if err != nil {
 		log.Fatal(err)
@@ -68,9 +67,8 @@ func demonstrate(ctx context.Context) error {
 					_ = m.Close()
 				case i == 0:
 					time.Sleep(time.Millisecond) // the others are to find it
-					select {
-					case addresses <- m.Address():
-					default:
+					if len(addresses) < cap(addresses) {
+						addresses <- m.Address()
 					}
 				}
 			})
@@ -90,11 +88,8 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 	rt, order := cpu.New(), rand.New(rand.NewPCG(1, 0)).Perm(training.Len())
 	weights, update := make([]float32, digits.Pixels*digits.Classes), make([]float32, digits.Pixels*digits.Classes)
 	parameters, err := cpu.Wrap(rt, weights)
-	if err != nil {
-		return err
-	}
-	gradient, err := cpu.Wrap(rt, update)
-	if err != nil {
+	gradient, failed := cpu.Wrap(rt, update)
+	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
 	var m *elastic.Member
