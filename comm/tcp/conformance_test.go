@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -123,4 +124,27 @@ func TestIPv6(t *testing.T) {
 func TestAllInterfaces(t *testing.T) {
 	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen = "" },
 		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
+}
+
+// A rank that has done its part of another collective and left is no rank to wait for.
+func TestMismatchOfOneThatLeft(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	const long = 2 << 20
+	p, err := rt.Allocate(4 * long)
+	require.NoError(t, err)
+	for _, c := range []struct{ count, root int }{{2, 0}, {long, 1}} { // receives, sends
+		comms := open(t, 2, nil)
+		require.NoError(t, comms[1].Reduce(p, p, 1, dtype.F32, comm.Sum, 0))
+		require.NoError(t, comms[1].Sync(t.Context()))
+		require.NoError(t, comms[1].Close())
+		require.NoError(t, comms[0].Reduce(p, p, c.count, dtype.F32, comm.Sum, c.root))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		err := comms[0].Sync(ctx)
+		cancel()
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		assert.ErrorContains(t, err, "which rank 1, now gone, did not")
+		assert.NoError(t, comms[0].Close())
+	}
+	require.NoError(t, rt.Deallocate(p))
 }

@@ -176,6 +176,9 @@ func (w *wire) Gone(rank int) error {
 	p.mu.Lock()
 	gone := p.gone
 	p.mu.Unlock()
+	for i := 0; gone != nil && i < len(p.lanes); i++ {
+		pass(&p.lanes[i].sealing) // what was sent is noted
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if m := w.heard[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {

@@ -3,7 +3,6 @@ package schedule
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/bits"
@@ -333,7 +332,7 @@ func (e *Engine) poll(stalled bool, tries int) (moved bool, err error) {
 }
 
 // Fail aborts the communicator, and tells the other ranks that the wait or call op of this
-// rank failed, unless the error came from one of them. It returns err. The caller holds no lock.
+// rank failed. It returns err. The caller holds no lock.
 func (e *Engine) Fail(op comm.Op, err error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -343,9 +342,6 @@ func (e *Engine) Fail(op comm.Op, err error) error {
 // fail is Fail with mu held. Operations in flight stay with the wire.
 func (e *Engine) fail(op comm.Op, err error) error {
 	if e.Life.Fail(err) {
-		if by := (*peerFailure)(nil); errors.As(err, &by) && by.on == e {
-			e.notified = true // they know
-		}
 		e.notifyFailure(&comm.OpError{Op: op.String(), Err: err})
 	}
 	return err

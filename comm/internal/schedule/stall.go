@@ -135,7 +135,8 @@ func (e *Engine) compare(src int) error {
 }
 
 // needs returns an error if this rank needs one that has closed its communicator: for a
-// collective that the other has not called, or for a message.
+// collective that the other has not called, or for a message. If the other has called as many
+// collectives, and is gone with all that it had for them, it has called others.
 func (e *Engine) needs(src int) error {
 	p := &e.peers[src]
 	if p.last == nil {
@@ -143,8 +144,12 @@ func (e *Engine) needs(src int) error {
 	}
 	alone := e.log.calls > p.last.calls
 	for i := range e.table {
-		if m := &e.table[i]; m.owner != nil && m.Peer == src && m.owner.op.Message() {
+		switch m := &e.table[i]; {
+		case m.owner == nil || m.Peer != src:
+		case m.owner.op.Message():
 			alone = alone || p.received > p.last.sent || p.sent > p.last.received
+		case !alone && e.wire.Gone(src) != nil:
+			return fmt.Errorf("%w: rank %d called %v, which rank %d, now gone, did not", comm.ErrMismatch, e.rank, m.owner, src)
 		}
 	}
 	if alone {

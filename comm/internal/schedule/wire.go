@@ -64,7 +64,7 @@ type Wire interface {
 	// Told reports whether all control messages are sent that Tell has taken.
 	Told() (bool, error)
 	// Gone returns why a rank cannot be reached any more, nil if it can. Everything that the
-	// rank sent before is reported first, by Poll and Hear. The engine aborts the
+	// rank sent or received before is reported first, by Poll and Hear. The engine aborts the
 	// communicator unless it has heard the rank's goodbye.
 	Gone(rank int) error
 }
