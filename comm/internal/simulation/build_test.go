@@ -1,0 +1,280 @@
+//go:build !simulated
+
+// Package simulation runs what waits in this repository in seeded simulations. Its tests build a
+// binary of the files with the tag simulated, in which the packages of [simulated] get their locks,
+// goroutines and connections from package internal/sim, and run it.
+//
+// A seed fixes the program that the ranks run, the network, the faults, and the interleaving of
+// goroutines. What it does not fix is random numbers of cryptography and the order of maps of more
+// than 8 entries, and neither changes an event. In the long runs (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS)
+// and in replays (TUTTI_SIM_SEED), the choice of select among cases that are ready, and the order of
+// small maps, follow from the virtual time as well, by two changes to the runtime; TestReplay
+// compares the traces of runs. A failure prints the seed, and the last events.
+package simulation
+
+import (
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// simulated are the packages in which all goroutines go from point to point.
+var simulated = []string{
+	"comm", "comm/backend", "comm/checked", "comm/internal/schedule", "comm/local", "comm/record", "comm/rendezvous",
+	"comm/store", "comm/tcp", "comm/elastic", "internal/poll", "internal/tally",
+	"distributed", "distributed/internal/base", "distributed/sparse", "distributed/ddp", "distributed/outer",
+}
+
+const (
+	module    = "github.com/tutti-go/tutti/"
+	scheduler = "simulated_by"
+)
+
+// change replaces a text of a file, once.
+type change struct{ file, old, new string }
+
+// Code that asks the operating system asks the simulation instead.
+var adaptations = []change{
+	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
+	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
+	{"internal/poll/pause_linux.go", "_ = syscall.Nanosleep(&t, nil)", "_ = t; time.Sleep(d)"},
+}
+
+// Of several cases that are ready, and of the entries of a map, the runtime takes any.
+var determined = []change{
+	{"runtime/select.go", "j := cheaprandn(uint32(norder + 1))",
+		"j := cheaprandn(uint32(norder + 1)); if b := getg().bubble; b != nil { j = uint32((uint64(b.now) + uint64(norder)) * 0x9e3779b97f4a7c15 >> 33) % uint32(norder+1) }"},
+	{"runtime/rand.go", "func maps_rand() uint64 {", "func maps_rand() uint64 { if b := getg().bubble; b != nil { return uint64(b.now) * 0x9e3779b97f4a7c15 };"},
+}
+
+// calls are functions and types that packages get from the simulation.
+var calls = map[string]string{
+	"runtime.Gosched": "Pause", "runtime.GOMAXPROCS": "Processors", "time.AfterFunc": "AfterFunc", "context.AfterFunc": "AfterContext",
+	"net.Dialer": "Dialer", "net.ListenConfig": "ListenConfig", "net.Listen": "Listen",
+}
+
+// used keeps the import of what a file may not use any more.
+var used = map[string]string{
+	"runtime": "var _ runtime.Error", "time": "var _ time.Duration", "context": "var _ context.Context", "net": "var _ net.Conn", "syscall": "var _ syscall.Errno",
+}
+
+// build makes the binary, with changes to it.
+func build(t *testing.T, deterministic bool, changes ...change) (binary string, err error) {
+	root, err := filepath.Abs("../../..")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	if keep := os.Getenv("TUTTI_SIM_KEEP"); keep != "" {
+		dir = keep
+	}
+	replace := map[string]string{}
+	write := func(file, text string) {
+		to := filepath.Join(dir, strings.ReplaceAll(file, "/", "-"))
+		require.NoError(t, os.WriteFile(to, []byte(text), 0o600))
+		if !filepath.IsAbs(file) {
+			file = filepath.Join(root, file)
+		}
+		replace[file] = to
+	}
+	for _, file := range []string{"sched", "network"} {
+		text, err := os.ReadFile(filepath.Join(root, "internal/sim", file+"_test.go"))
+		require.NoError(t, err)
+		write("internal/sim/"+file+".go", string(text))
+	}
+	changes = append(slices.Clone(adaptations), changes...)
+	for _, folder := range simulated {
+		files, _ := os.ReadDir(filepath.Join(root, folder))
+		for _, f := range files {
+			name := folder + "/" + f.Name()
+			if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(filepath.Join(root, name))
+			require.NoError(t, err)
+			write(name, instrument(t, apply(t, name, string(text), changes)))
+		}
+	}
+	if deterministic {
+		for _, c := range determined {
+			name := filepath.Join(runtime.GOROOT(), "src", c.file)
+			text, err := os.ReadFile(name)
+			require.NoError(t, err)
+			write(name, apply(t, c.file, string(text), determined))
+		}
+	}
+	text, err := json.Marshal(map[string]any{"Replace": replace})
+	require.NoError(t, err)
+	overlay, binary := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "simulation.test")
+	require.NoError(t, os.WriteFile(overlay, text, 0o600))
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-tags", "simulated", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w:\n%.3000s", err, out)
+	}
+	return binary, err
+}
+
+// apply makes the changes of one file.
+func apply(t *testing.T, name, text string, changes []change) string {
+	for _, c := range changes {
+		if c.file == name {
+			require.Equal(t, 1, strings.Count(text, c.old), "%s: %q", name, c.old)
+			text = strings.Replace(text, c.old, c.new, 1)
+		}
+	}
+	return text
+}
+
+// instrument puts points into a file.
+func instrument(t *testing.T, text string) string {
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, "", text, parser.ParseComments)
+	require.NoError(t, err, text)
+	type edit struct {
+		at, end int
+		text    string
+	}
+	var edits []edit
+	offset := func(p token.Pos) int { return files.Position(p).Offset }
+	insert := func(p token.Pos, text string) { edits = append(edits, edit{offset(p), offset(p), text}) }
+	const point = scheduler + ".Point()"
+	tail := ""
+	ast.Inspect(file, func(n ast.Node) bool {
+		var list []ast.Stmt
+		switch n := n.(type) {
+		case *ast.ImportSpec:
+			if path, _ := strconv.Unquote(n.Path.Value); path == "sync" || path == "sync/atomic" {
+				insert(n.Pos(), filepath.Base(path)+" ")
+				edits = append(edits, edit{offset(n.Path.Pos()), offset(n.Path.End()), strconv.Quote(module + "internal/sim")})
+			} else if keep := used[path]; keep != "" && n.Name == nil {
+				tail += "\n" + keep
+			}
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && calls[x.Name+"."+n.Sel.Name] != "" {
+				edits = append(edits, edit{offset(n.Pos()), offset(n.End()), scheduler + "." + calls[x.Name+"."+n.Sel.Name]})
+			}
+		case *ast.GoStmt:
+			edits = append(edits, edit{offset(n.Pos()), offset(n.Pos()) + 2, scheduler + ".Go(func() {"})
+			insert(n.End(), " })")
+		case *ast.BlockStmt:
+			list = n.List
+		case *ast.CaseClause:
+			list = n.Body
+		case *ast.CommClause:
+			insert(n.Colon+1, " "+point+";")
+			list = n.Body
+		}
+		for _, s := range list {
+			if !communicates(s) {
+				continue
+			}
+			insert(s.Pos(), point+"; ")
+			switch s.(type) {
+			case *ast.SendStmt, *ast.ExprStmt, *ast.AssignStmt:
+				insert(s.End(), "; "+point)
+			}
+		}
+		return true
+	})
+	insert(file.Name.End(), "; import "+scheduler+" "+strconv.Quote(module+"internal/sim"))
+	slices.SortStableFunc(edits, func(a, b edit) int { return b.at - a.at })
+	for i := 0; i < len(edits); {
+		// Of those at one place, the first stays first.
+		j := i
+		for j < len(edits) && edits[j].at == edits[i].at {
+			j++
+		}
+		for k := j - 1; k >= i; k-- {
+			text = text[:edits[k].at] + edits[k].text + text[edits[k].end:]
+		}
+		i = j
+	}
+	return text + tail + "\nvar _ = " + point[:len(point)-2] + "\n"
+}
+
+// communicates reports whether a statement itself uses a channel.
+func communicates(s ast.Stmt) (found bool) {
+	switch s.(type) {
+	case *ast.SelectStmt:
+		return true
+	case *ast.DeferStmt, *ast.GoStmt, *ast.CommClause, *ast.CaseClause:
+		return false
+	}
+	ast.Inspect(s, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncLit, *ast.BlockStmt:
+			return false
+		case *ast.SendStmt:
+			found = true
+		case *ast.UnaryExpr:
+			found = found || n.Op == token.ARROW
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "close" {
+				found = true
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// simulate runs a binary with variables for its TestSeeds.
+func simulate(t *testing.T, binary, test string, variables ...string) (string, error) {
+	c := exec.CommandContext(t.Context(), binary, "-test.run", "^"+test+"$", "-test.timeout", "0", "-test.v")
+	c.Env = append(append(os.Environ(), "GOMAXPROCS=1"), variables...)
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+// here skips where there is no go command, or programs of it do not run.
+func here(t *testing.T) {
+	if _, err := exec.LookPath("go"); err != nil || testing.Short() || runtime.GOOS != "linux" {
+		t.Skip("builds a program with the go command, on Linux")
+	}
+}
+
+// TestSimulation runs seeds that are always the same, then some seconds of new ones if
+// TUTTI_SIM_SECONDS says so, or TUTTI_SIM_RUNS of them, or one if TUTTI_SIM_SEED names it as the
+// report of a failure does.
+func TestSimulation(t *testing.T) {
+	here(t)
+	long := slices.ContainsFunc([]string{"TUTTI_SIM_SECONDS", "TUTTI_SIM_RUNS", "TUTTI_SIM_SEED"}, func(name string) bool { return os.Getenv(name) != "" })
+	binary, err := build(t, long)
+	require.NoError(t, err)
+	out, err := simulate(t, binary, "TestSeeds")
+	require.NoError(t, err, out)
+	t.Log(out)
+}
+
+// TestReplay runs seeds twice, in two processes, and compares everything that happened.
+func TestReplay(t *testing.T) {
+	here(t)
+	binary, err := build(t, true)
+	require.NoError(t, err)
+	var traces [2]string
+	for i := range traces {
+		traces[i], err = simulate(t, binary, "TestTraces")
+		require.NoError(t, err, traces[i])
+	}
+	require.Equal(t, lines(traces[0]), lines(traces[1]))
+}
+
+// lines are those of traces.
+func lines(out string) (traces []string) {
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "trace ") {
+			traces = append(traces, line)
+		}
+	}
+	return traces
+}

@@ -1,0 +1,151 @@
+//go:build !simulated
+
+package simulation
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// mutant is a defect: a change, and the subject whose seeds find it. One that is not found is harmless, and
+// why says why.
+type mutant struct {
+	name    string
+	subject string
+	change
+	why string
+}
+
+const (
+	lotFile, failureFile, messageFile, progressFile = "comm/local/lot.go", "comm/local/failure.go", "comm/local/message.go", "comm/local/progress.go"
+	smallFile, endpointFile, localCloseFile         = "comm/local/small.go", "comm/local/endpoint.go", "comm/local/close.go"
+	driverFile, lifeFile                            = "comm/local/driver.go", "comm/backend/life.go"
+	engineFile, controlFile, stallFile              = "comm/internal/schedule/engine.go", "comm/internal/schedule/control.go", "comm/internal/schedule/stall.go"
+	waitFile, driveFile, submitFile                 = "comm/internal/schedule/wait.go", "comm/internal/schedule/drive.go", "comm/internal/schedule/submit.go"
+	pairFile, nodeFile, wireFile, linkFile          = "comm/tcp/pair.go", "comm/tcp/node.go", "comm/tcp/wire.go", "comm/tcp/link.go"
+	connectFile                                     = "comm/tcp/connect.go"
+	stateFile, serverFile, clientFile               = "comm/store/state.go", "comm/store/server.go", "comm/store/client.go"
+)
+
+// The first ten were in this repository once, and have been mended.
+var mutants = []mutant{
+	{"a sleeper whose small collective others have finished is not woken", "local", change{lotFile, "e.done() || e.mayFinish() ||", "e.done() ||"}, ""},
+	{"the messages of a group wait behind its collectives", "local", change{endpointFile, "[...]bool{true, false}", "[...]bool{false, true}"}, ""},
+	{"a rank that aborts because of another one tells nobody", "tcp", change{engineFile, "\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err", "\tif _, ok := err.(*peerFailure); ok {\n\t\t\te.notified = true\n\t\t}\n\t\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err"}, ""},
+	{"a rank waits for one that is gone and called something else", "tcp", change{stallFile, "!alone && e.wire.Gone(src) != nil", "false"}, ""},
+	{"control messages are sent to a rank that is lost", "tcp", change{wireFile, "taken := p.gone == nil", "taken := true"}, ""},
+	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "if _, err := conn.Write(verdict[:1]); err != nil { // of the first lane: the others may come\n\t\treturn\n\t}\n\t_ = conn.SetDeadline(time.Time{})", "defer conn.Write(verdict[:1])\n\t_ = conn.SetDeadline(time.Time{})"}, ""},
+	{"a sub-communicator that comes with an error stays open", "tcp", change{"comm/backend/base.go", "_ = comm.CloseAll(child, err) // its other ranks may have theirs", ""}, ""},
+	{"memory is written after a communicator was closed", "schedule", change{engineFile, "if touched == 0 || ctx.Err() != nil {", "if true {"}, ""},
+	{"Close returns nil after a drain that failed", "tcp", change{lifeFile, "l.Fail(err)\n\t\terr = l.Cause()", "l.Fail(err)\n\t\terr = nil"}, ""},
+	{"messages of a group of the engine wait behind its collectives", "schedule", change{submitFile, "[...]bool{true, false}", "[...]bool{false, true}"}, ""},
+
+	// comm/local: notifications.
+	{"a sleeper does not look whether it is done", "local", change{lotFile, "e.done() || e.mayFinish() ||", "e.mayFinish() ||"}, ""},
+	{"a sleeper does not look for a failure", "local", change{lotFile, "w.failure.Load() != nil ||", ""}, ""},
+	{"a sleeper does not look for chunks", "local", change{lotFile, "|| w.front.claim.any() ", ""}, ""},
+	{"a sleeper does not look for messages", "local", change{lotFile, " || w.front.jobs.Load() > 0 {", " {"}, ""},
+	{"nobody is woken when a small collective was told", "local", change{smallFile, "w.rouse(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })", ""}, ""},
+	{"backlogs do not go on when a small collective was told", "local", change{smallFile, "\td.kickStalled()\n\tif w.left", "\tif w.left"}, ""},
+	{"nobody is woken when a collective is done", "local", change{progressFile, "\tw.wakeDone()\n\td.kickStalled()", "\td.kickStalled()"}, ""},
+	{"backlogs do not go on when a collective is done", "local", change{progressFile, "\tw.wakeDone()\n\td.kickStalled()", "\tw.wakeDone()"}, ""},
+	{"a collective does not let the next one start", "local", change{progressFile, "\td.arrived(seq + 1)\n", ""}, ""},
+	{"a backlog that stalls does not look again", "local", change{endpointFile, "// A collective may have ended before it could see the mark.\n\treturn e.startable()", "return false"}, ""},
+	{"a message that ends does not let the backlog go on", "local", change{messageFile, "if goesOn {", "if false {"}, ""},
+	{"a message that ends wakes nobody", "local", change{messageFile, "if idle {", "if false {"}, ""},
+	{"a failure wakes nobody", "local", change{failureFile, "w.wakeAll()", ""}, ""},
+	{"a message to a rank that has left waits", "local", change{messageFile, "if w.left.Load() > 0 {", "if false {"}, ""},
+	{"a rank that leaves does not look for messages to it", "local", change{localCloseFile, "\te.world.checkMailboxes()\n", ""}, ""},
+	{"a rank that leaves does not look for collectives", "local", change{localCloseFile, "\te.world.checkLeft()\n", ""}, ""},
+	{"a collective does not look for ranks that have left", "local", change{driverFile, "if d.world.left.Load() > 0 {", "if false {"}, ""},
+	{"a rank that leaves looks before it counts as gone", "local", change{localCloseFile, "\te.world.left.Add(1)\n\te.world.checkLeft()\n\te.world.checkMailboxes()\n", "\te.world.checkLeft()\n\te.world.checkMailboxes()\n\te.world.left.Add(1)\n"}, ""},
+	{"an abort does not wait for those who copy", "local", change{progressFile, "if !running && w.copying.Load() == 0 {", "if !running {"}, ""},
+	{"who finishes a small collective wakes nobody", "local", change{progressFile, "if done {\n\t\te.world.wakeDone() // others who wait for this rank's operations\n\t}", "_ = done"}, ""},
+	{"a backlog starts operations of a world that broke", "local", change{progressFile, "if d.world.failure.Load() != nil || !e.advanceable() {", "if !e.advanceable() {"}, ""},
+	{"chunks of a collective are offered to nobody", "local", change{progressFile, "w.wakeHelpers(chunks, anyone)", ""}, ""},
+	{"chunks of a message are offered to nobody", "local", change{messageFile, "w.wakeHelpers(chunks, func(e *endpoint) bool { return e == sender || e == receiver })", "_, _ = sender, receiver"}, ""},
+	{"an endpoint may be kicked only after its backlog was looked at", "local", change{progressFile, "\t\t\te.linked.Store(false) // from here on, others may kick it again\n\t\t\td.pump(e)", "\t\t\td.pump(e)\n\t\t\te.linked.Store(false)"}, ""},
+
+	// comm/backend: the order of the end.
+	{"Close releases before it drains", "local", change{lifeFile, "known := l.known.Load()", "known := l.known.Load()\n\t_ = l.bounded(l.backend.Release)"}, ""},
+	{"an error does not end what is in flight", "tcp", change{lifeFile, "l.Fail(err)\n\t\tl.abort()\n\t\tl.known", "l.Fail(err)\n\t\tl.known"}, ""},
+	{"a communicator that has failed is released without an abort", "tcp", change{lifeFile, "if !l.broken.CompareAndSwap(nil, new(error)) {\n\t\tl.abortOnce()\n\t}", ""}, ""},
+	{"the second Close does not wait for the first", "local", change{lifeFile, "l.closes.Do(func() { err = l.closeOnce() })", "if !l.closing.Swap(true) {\n\t\terr = l.closeOnce()\n\t}"}, "a Close that finds another one at work returns; nothing here depends on that"},
+
+	// comm/internal/schedule.
+	{"nobody hears control messages while nobody waits", "schedule", change{driveFile, "if e.Life.Err() == nil {", "if false {"}, ""},
+	{"what came during a wait is left to nobody", "schedule", change{waitFile, "if e.waiters.Add(-1) == 0 && e.waiter != nil && e.inFlight.Load() > 0 {", "if e.waiters.Add(-1); false {"}, ""},
+	{"a rank leaves without a goodbye", "schedule", change{engineFile, "\te.notifyAll(controlMessage{kind: goodbye})\n", ""}, ""},
+	{"a rank is gone before what it said is heard", "schedule", change{controlFile, "if bytes != nil {", "if gone := e.wire.Gone(src); gone != nil {\n\t\t\t\tm[0] = controlMessage{kind: lost}\n\t\t\t} else if bytes != nil {"}, ""},
+	{"a stalled wait reports nothing", "schedule", change{waitFile, "\tif p.Long() {\n\t\te.reportStall()\n\t}\n", ""}, ""},
+	{"a barrier that all have come to fails", "schedule", change{controlFile, "if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < m.passed {", "if false {"}, ""},
+	{"a wait does not look for failures", "schedule", change{waitFile, "if err := e.attend(); err != nil {\n\t\treturn false, e.fail(op, err)\n\t}", ""}, ""},
+	{"an operation completes at its first message", "schedule", change{engineFile, "if o.inFlight--; o.inFlight == 0 {", "if o.inFlight--; o.inFlight >= 0 {"}, ""},
+	{"a report of calls is compared once for all", "schedule", change{controlFile, "p.report, p.agreed = m, false", "p.report = m"}, ""},
+
+	// comm/tcp.
+	{"a rank leaves before its goodbye is seen", "tcp", change{nodeFile, "for n.unseen() && ctx.Err() == nil {", "for false {"}, ""},
+	{"who leaves is not told that its goodbye was seen", "tcp", change{pairFile, "p.seen = true\n\t\tp.node.wake()", "p.seen = true"}, ""},
+	{"goodbyes are not confirmed", "tcp", change{pairFile, "p.urgent.push(urgent{header: header{kind: frameSeen}})", ""}, ""},
+	{"the end of a connection is told to nobody", "tcp", change{pairFile, "go p.node.signal() // not with mu held", ""}, "waits look every millisecond, and Close drains"},
+	{"messages that are done are told to nobody", "tcp", change{wireFile, "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()\n\tw.signal()", "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()"}, ""},
+	{"grants are not sent", "tcp", change{pairFile, "p.urgent.push(urgent{header: header{kind: frameGrant, id: in.number}})", ""}, ""},
+	{"credit is not given back", "tcp", change{pairFile, "p.credit = min(p.credit+int(min(h.credit, uint64(p.window))), p.window)", ""}, "what has no credit waits for its receive: more announcements, the same bytes"},
+	{"silence is not noticed", "tcp", change{pairFile, "silent >= patience {", "silent < 0 {"}, ""},
+	{"no signs of life", "tcp", change{pairFile, "quiet := !p.spoke && !p.leaving", "quiet := false"}, ""},
+	{"a dropped message is received into its memory", "tcp", change{linkFile, "if in != nil && !in.dropped.Load() {", "if in != nil {"}, ""},
+	{"an abort does not wait for who writes to memory", "tcp", change{pairFile, "\t\tpass(&l.touching)\n", ""}, ""},
+	{"a rank is gone before its messages are taken", "tcp", change{wireFile, "if m := w.heard[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {", "if false {"}, ""},
+	{"the parts of a message that was granted are left to nobody", "tcp", change{pairFile, "\t\t\t\tp.flow.push(o)\n\t\t\t\tp.rouse()\n\t\t\t}\n\t\t\to.allowed", "\t\t\t\tp.flow.push(o)\n\t\t\t}\n\t\t\to.allowed"}, ""},
+	{"parts overtake their announcement", "tcp", change{pairFile, "for h.id > p.received && p.gone == nil && len(p.lanes) > 1 {", "for false {"}, ""},
+	{"lanes of an attempt before count", "tcp", change{connectFile, "if index == 0 || len(lanes) != int(h.Lanes) {", "if len(lanes) != int(h.Lanes) {"}, ""},
+
+	// comm/store.
+	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, Reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
+	{"leases stay", "store", change{stateFile, "if e.lease && e.session == session {", "if false {"}, ""},
+	{"receipts are not sent", "store", change{clientFile, "if r.Confirm > 0 {", "if false {"}, ""},
+	{"a client does not notice the end of its store", "store", change{clientFile, "c.fail(fmt.Errorf(\"%w: the job's store does not answer: %w\", comm.ErrPeerFailed, err))", ""}, ""},
+	{"a session that is silent goes on", "store", change{serverFile, "if s.options.Silence > 0 && conn.SetReadDeadline(time.Now().Add(s.options.Silence)) != nil {", "if false {"}, ""},
+	{"clients send no heartbeats", "store", change{clientFile, "_ = c.post(Request{Op: OpPing})", ""}, ""},
+	{"two goroutines send at once", "store", change{serverFile, "first, o.busy = !o.busy, true", "first, o.busy = true, true"}, ""},
+	{"a store that closes tells nobody", "store", change{serverFile, "flushed = append(flushed, n.out.close())", "flushed = append(flushed)"}, ""},
+	{"an answer comes before the events it follows", "store", change{serverFile, "\tdefer s.end(n)\n", ""}, ""},
+}
+
+// TestMutantTexts sees that the texts are where the mutants expect them.
+func TestMutantTexts(t *testing.T) {
+	for _, m := range mutants {
+		text, err := os.ReadFile("../../../" + m.file)
+		require.NoError(t, err)
+		require.Equal(t, 1, strings.Count(string(text), m.old), "%s: %q in %s", m.name, m.old, m.file)
+	}
+}
+
+// TestMutants puts the defects in, one by one, and sees that seeds find each. TUTTI_SIM_RUNS says how many seeds
+// a mutant gets. It builds for many minutes; set TUTTI_EXTENDED.
+func TestMutants(t *testing.T) {
+	here(t)
+	if os.Getenv("TUTTI_EXTENDED") == "" {
+		t.Skip("builds for many minutes; set TUTTI_EXTENDED")
+	}
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			binary, err := build(t, false, m.change)
+			require.NoError(t, err)
+			out, err := simulate(t, binary, "TestSeeds", "TUTTI_SIM_SUBJECT="+m.subject, "TUTTI_SIM_FIRST=1",
+				"TUTTI_SIM_RUNS="+cmp.Or(os.Getenv("TUTTI_SIM_RUNS"), "3000"))
+			found := "not found"
+			if err != nil {
+				_, found, _ = strings.Cut(out, "FAILED: ")
+				found, _, _ = strings.Cut(found, "\n")
+			}
+			fmt.Printf("mutant %q: %s\n", m.name, cmp.Or(found, "ended: "+out[max(0, len(out)-300):]))
+			require.Equal(t, m.why == "", err != nil, "%s", cmp.Or(m.why, "not found"))
+		})
+	}
+}

@@ -1,0 +1,155 @@
+//go:build simulated
+
+package simulation
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tutti-go/tutti/internal/sim"
+)
+
+// subjects are what is simulated. Each plays one seed. Membership (comm/elastic) gets its place here.
+var subjects = map[string]func(*play){
+	"schedule": playSchedule,
+	"tcp":      playTCP,
+	"store":    playStore,
+	"local":    playLocal,
+	"checked":  playChecked,
+}
+
+// play is one seed of one subject.
+type play struct {
+	*sim.Simulation
+	sim.Random
+	t       *testing.T
+	subject string
+}
+
+// fail ends the process with the report of a failure.
+func (p *play) fail(format string, args ...any) {
+	fmt.Printf("%s\n\nFAILED: subject %s, seed %d: %s\nThe events are its last. To repeat it:\n\tTUTTI_SIM_SUBJECT=%s TUTTI_SIM_SEED=%d go test -v -run TestSimulation ./comm/internal/simulation\n",
+		p.Report(), p.subject, p.Seed, fmt.Sprintf(format, args...), p.subject, p.Seed)
+	os.Exit(1)
+}
+
+// within fails if f takes longer than a virtual time.
+func (p *play) within(d time.Duration, what string, f func()) {
+	began := time.Now()
+	f()
+	if took := time.Since(began); took > d {
+		p.fail("%s took %v, at most %v", what, took, d)
+	}
+}
+
+// limit is how long everything may take: a wait that lasts longer has been forgotten.
+const limit = 150 * time.Second
+
+// together runs f for n ranks, each on a goroutine of its node, and waits for them.
+func (p *play) together(nodes []*sim.Node, f func(rank int)) {
+	done := make(chan int)
+	running := map[int]bool{}
+	for rank, n := range nodes {
+		running[rank] = true
+		sim.GoOn(n, func() {
+			defer func() {
+				if v := recover(); v != nil {
+					p.fail("rank %d panicked: %v", rank, v)
+				}
+			}()
+			f(rank)
+			done <- rank
+		})
+	}
+	late := time.After(limit)
+	for len(running) > 0 {
+		select {
+		case rank := <-done:
+			delete(running, rank)
+		case <-late:
+			p.fail("ranks %v have not ended after %v", slices.Sorted(maps.Keys(running)), limit)
+		}
+	}
+	sim.Point()
+}
+
+// run plays a seed, and returns its trace.
+func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
+	var p *play
+	defer func() {
+		if v := recover(); v != nil {
+			p.fail("%v", v)
+		}
+	}()
+	synctest.Test(t, func(t *testing.T) {
+		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject}
+		defer p.End()
+		subjects[subject](p)
+		trace, points = p.Trace()
+	})
+	return trace, points
+}
+
+// chosen are the subjects of TUTTI_SIM_SUBJECT, or all.
+func chosen() []string {
+	if names := os.Getenv("TUTTI_SIM_SUBJECT"); names != "" {
+		return strings.Split(names, ",")
+	}
+	return slices.Sorted(maps.Keys(subjects))
+}
+
+func number(name string, otherwise uint64) uint64 {
+	if n, err := strconv.ParseUint(os.Getenv(name), 10, 64); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+// TestSeeds plays seeds of all subjects, in turns.
+func TestSeeds(t *testing.T) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	names := chosen()
+	if seed := number("TUTTI_SIM_SEED", 0); seed > 0 {
+		for _, name := range names {
+			trace, points := run(t, name, seed)
+			fmt.Printf("%s, seed %d: %d points, trace %x\n", name, seed, points, trace)
+		}
+		return
+	}
+	began := time.Now()
+	first, runs, least := uint64(1), number("TUTTI_SIM_RUNS", 0), time.Duration(number("TUTTI_SIM_SECONDS", 0))*time.Second
+	switch {
+	case runs > 0 || least > 0:
+		first = number("TUTTI_SIM_FIRST", uint64(began.UnixNano())>>10<<10)
+	default:
+		runs = 120
+	}
+	played, all := map[string]int{}, 0
+	seed := first
+	for ; seed < first+runs || time.Since(began) < least; seed++ {
+		name := names[seed%uint64(len(names))]
+		_, points := run(t, name, seed)
+		played[name]++
+		all += points
+	}
+	fmt.Printf("seeds %d to %d: %v, %d points in %v\n", first, seed-1, played, all, time.Since(began).Round(time.Millisecond))
+}
+
+// TestTraces prints the traces of seeds.
+func TestTraces(t *testing.T) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	for _, name := range chosen() {
+		for seed := range uint64(20) {
+			trace, points := run(t, name, seed+1)
+			fmt.Printf("trace %s %d: %x %d\n", name, seed+1, trace, points)
+		}
+	}
+}

@@ -1,0 +1,326 @@
+//go:build simulated
+
+package simulation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sim"
+)
+
+// links are the least wires: a message is copied some time after both its ends are posted.
+type links struct {
+	p     *play
+	mu    sim.Mutex
+	wires []*wire
+	subs  map[string]*links
+	gone  map[int]error // lost ranks
+}
+
+type wire struct {
+	*links
+	rank      int
+	node      *sim.Node
+	engine    *schedule.Engine
+	posted    []post
+	done      []schedule.Done
+	heard     [][]control
+	lost      []error
+	untold    int
+	abandoned bool
+	copying   int // messages whose memory is touched
+	changed   chan struct{}
+	kick      chan struct{}
+	stop      chan struct{}
+	ready     []time.Time // by rank: when the last message from there is here
+}
+
+type post struct {
+	id int
+	schedule.Message
+}
+
+type control struct {
+	at    time.Time
+	bytes []byte
+}
+
+func newLinks(p *play, nodes []*sim.Node) *links {
+	n := &links{p: p, subs: map[string]*links{}, gone: map[int]error{}}
+	for r := range nodes {
+		n.wires = append(n.wires, &wire{links: n, rank: r, node: nodes[r], heard: make([][]control, len(nodes)), lost: make([]error, len(nodes)),
+			changed: make(chan struct{}), kick: make(chan struct{}, 1), stop: make(chan struct{}), ready: make([]time.Time, len(nodes))})
+	}
+	return n
+}
+
+// wake tells a wire that something is new. The caller holds mu.
+func (w *wire) wake() {
+	close(w.changed)
+	w.changed = make(chan struct{})
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+// later has something happen at a rank a while from now, behind what else comes from a rank.
+func (w *wire) later(from int, f func()) (at time.Time) {
+	at = time.Now().Add(w.p.Between(time.Microsecond, 500*time.Microsecond))
+	if at.Before(w.ready[from]) {
+		at = w.ready[from].Add(1)
+	}
+	sim.AfterFunc(time.Until(at), func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		f()
+		w.wake()
+	})
+	return at
+}
+
+func (w *wire) Post(id int, m *schedule.Message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.abandoned {
+		w.p.fail("rank %d posts a message after Abandon", w.rank)
+	}
+	peer := w.wires[m.Peer]
+	i := slices.IndexFunc(peer.posted, func(o post) bool {
+		return o.Peer == w.rank && o.Receive != m.Receive && o.Tag == m.Tag && o.User == m.User
+	})
+	if i < 0 || peer == w && peer.posted[i].id == id {
+		w.posted = append(w.posted, post{id, *m})
+		return
+	}
+	other := peer.posted[i]
+	peer.posted = slices.Delete(peer.posted, i, i+1)
+	from, to, source, target, sent, got := *m, other.Message, w, peer, id, other.id
+	if m.Receive {
+		from, to, source, target, sent, got = to, from, target, source, got, sent
+	}
+	source.copying++
+	target.copying++
+	finish := func(w *wire, d schedule.Done) {
+		w.copying--
+		if !w.abandoned {
+			w.done = append(w.done, d)
+		}
+		w.wake()
+	}
+	target.later(source.rank, func() {
+		n := min(from.Bytes, to.Bytes)
+		copy(hostmem.Slice[byte](to.Address, n), hostmem.Slice[byte](from.Address, n))
+		finish(target, schedule.Done{ID: got, Bytes: from.Bytes})
+		source.later(target.rank, func() { finish(source, schedule.Done{ID: sent, Bytes: from.Bytes}) })
+	})
+}
+
+func (w *wire) Flush() error { return nil }
+
+func (w *wire) Poll(done []schedule.Done, _ schedule.Hint) ([]schedule.Done, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n := len(w.done); n > 1 && w.p.Chance(3) { // in any order
+		i := w.p.IntN(n)
+		w.done[0], w.done[i] = w.done[i], w.done[0]
+	}
+	done = append(done, w.done...)
+	w.done = w.done[:0]
+	return done, nil
+}
+
+func (w *wire) Abandon() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.posted, w.abandoned, w.done = nil, true, nil
+	return w.copying
+}
+
+func (w *wire) Tell(rank int, report bool, message []byte) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.untold++
+	message = slices.Clone(message)
+	peer := w.wires[rank]
+	at := peer.later(w.rank, func() {
+		peer.heard[w.rank] = append(peer.heard[w.rank], control{bytes: message})
+		w.untold--
+		w.wake()
+	})
+	peer.ready[w.rank] = at // control messages arrive in order
+	return true
+}
+
+func (w *wire) Told() (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.untold == 0, nil
+}
+
+func (w *wire) Hear(rank int) (message []byte, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if from := w.heard[rank]; len(from) > 0 {
+		message, w.heard[rank] = from[0].bytes, from[1:]
+	}
+	return message, nil
+}
+
+func (w *wire) Gone(rank int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.done) > 0 || len(w.heard[rank]) > 0 {
+		return nil
+	}
+	return w.lost[rank]
+}
+
+func (w *wire) Await(d time.Duration) {
+	w.mu.Lock()
+	changed := w.changed
+	w.mu.Unlock()
+	select {
+	case <-changed:
+	case <-time.After(d):
+	}
+	sim.Point()
+}
+
+// lose has a rank be gone for all others, behind what it has sent.
+func (n *links) lose(rank int, why error) {
+	n.p.Event("rank %d is lost", rank)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.gone[rank] = why
+	for _, w := range n.wires {
+		if w.rank != rank {
+			w.later(rank, func() { w.lost[rank] = why })
+		}
+	}
+	for _, s := range n.subs {
+		for _, w := range s.wires {
+			if w.node == n.wires[rank].node {
+				sim.Go(func() { s.lose(w.rank, why) })
+			}
+		}
+	}
+}
+
+// endpoint is a rank over them.
+type endpoint struct {
+	*schedule.Engine
+	wire   *wire
+	splits int
+}
+
+// join returns the communicator of a rank.
+func (n *links) join(rank int) comm.Communicator {
+	w := n.wires[rank]
+	check := backend.Check{Backend: "simulated", Rank: rank, WorldSize: len(n.wires)}
+	w.engine = schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62, Pieces: n.p.Seed%2 == 0})
+	e := &endpoint{Engine: w.engine, wire: w}
+	sim.GoOn(w.node, func() {
+		for {
+			sim.Point()
+			select {
+			case <-w.kick:
+				e.Drive()
+			case <-w.stop:
+				return
+			}
+		}
+	})
+	return backend.New(&e.Check, &e.Life, e)
+}
+
+func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	if w.Op != comm.OpSplit {
+		return nil, e.Engine.Wait(ctx, w.Op)
+	}
+	if err := e.Barrier(ctx, comm.OpSplit, true); err != nil {
+		return nil, err
+	}
+	size := e.Check.WorldSize
+	pairs := make([]int64, 2*size+2)
+	mine := pairs[2*size:]
+	mine[0], mine[1] = int64(w.Color), int64(w.Key)
+	if err := e.SetUp(ctx, comm.AllGatherCall(hostmem.Addr(mine), hostmem.Addr(pairs), 2, dtype.I64)); err != nil {
+		return nil, err
+	}
+	splits := make([]comm.Wait, size)
+	for r := range splits {
+		splits[r] = comm.Wait{Color: int(pairs[2*r]), Key: int(pairs[2*r+1])}
+	}
+	e.splits++
+	for i, group := range backend.SplitGroups(splits) {
+		if place := slices.Index(group, e.Check.Rank); place >= 0 {
+			return e.wire.sub(fmt.Sprint(e.splits, i), group).join(place), nil
+		}
+	}
+	return nil, nil
+}
+
+func (n *links) sub(name string, group []int) *links {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.subs[name] == nil {
+		var nodes []*sim.Node
+		for _, r := range group {
+			nodes = append(nodes, n.wires[r].node)
+		}
+		sub := newLinks(n.p, nodes)
+		n.subs[name] = sub
+		for place, r := range group {
+			if why := n.gone[r]; why != nil {
+				sim.Go(func() { sub.lose(place, why) })
+			}
+		}
+	}
+	return n.subs[name]
+}
+
+func (e *endpoint) Release(ctx context.Context) error {
+	e.Leave(ctx)
+	close(e.wire.stop)
+	return nil
+}
+
+// playSchedule runs the engine over links.
+func playSchedule(p *play) {
+	nodes := p.nodes(1 + p.IntN(5))
+	g := p.newProgram(len(nodes), 9000, "stall", "idle", "abort", "leave", "mismatch", "lost")
+	n := newLinks(p, nodes)
+	if f := g.fault; f.kind == "lost" {
+		sim.AfterFunc(p.Between(0, 20*time.Millisecond), func() { n.lose(f.rank, errors.New("cable cut")) })
+		g.fault.kind = ""
+	}
+	lost := g.fault.wait > 0 && g.fault.kind == ""
+	outcomes := make([]outcome, len(nodes))
+	p.together(nodes, func(rank int) {
+		outcomes[rank] = g.play(p, context.Background(), n.join(rank), rank)
+		outcomes[rank].finish(p, g, rank, lost)
+	})
+	sim.Sleep(time.Second)
+	for rank, o := range outcomes {
+		o.settled(p, rank)
+	}
+	g.judge(p, outcomes, lost, nil)
+}
+
+// nodes are the nodes of ranks.
+func (p *play) nodes(size int) (nodes []*sim.Node) {
+	for rank := range size {
+		nodes = append(nodes, p.NewNode(fmt.Sprint("r", rank)))
+	}
+	return nodes
+}

@@ -1,0 +1,546 @@
+// Package sim is what packages get in simulations in the place of sync, sync/atomic, net and the go
+// statement. It exists in those builds only: comm/internal/simulation puts this file, without its
+// suffix, into an overlay, and has each source file it simulates import it.
+//
+// A simulation is a bubble of testing/synctest. Before and after whatever lets goroutines see
+// each other, the goroutine sleeps for a virtual time that the seed chooses (a point). No two
+// goroutines wake at the same instant, since each one's wake-ups have a remainder of its own. So one
+// goroutine at a time goes from a point to the next, and the seed decides which: it chooses the
+// interleaving as it chooses what the network does.
+package sim
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// Simulation is one run. One at a time is active in a process.
+type Simulation struct {
+	Seed  uint64
+	Began time.Time
+	network
+	scale  uint64 // of points, in nanoseconds
+	dense  uint64 // of 256 atomic operations, how many are points
+	serial atomic.Int64
+	ending atomic.Bool
+
+	mu     sync.Mutex
+	hash   uint64
+	points int
+	events []string // the last ones
+}
+
+var active atomic.Pointer[Simulation]
+
+// keptEvents is how many events a report has.
+const keptEvents = 400
+
+// Begin makes the goroutine that calls it the first of a simulation, inside a bubble.
+func Begin(seed uint64) *Simulation {
+	s := &Simulation{Seed: seed, Began: time.Now(), hash: 14695981039346656037}
+	r := Random(Mix(seed, 1))
+	s.scale, s.dense = []uint64{1, 5_000, 40_000}[r.IntN(3)], []uint64{3, 16, 100}[r.IntN(3)]
+	s.network = newNetwork(s)
+	active.Store(s)
+	s.adopt(&Node{sim: s, name: "main"}, Mix(seed, 2))
+	return s
+}
+
+// End ends it: its goroutines that are left have no points any more.
+func (s *Simulation) End() {
+	s.ending.Store(true)
+	setLabel(nil)
+	active.Store(nil)
+}
+
+// Random is a generator of numbers (SplitMix64).
+type Random uint64
+
+// Next returns the next number.
+func (r *Random) Next() uint64 {
+	*r += 0x9e3779b97f4a7c15
+	return Mix(uint64(*r), 0)
+}
+
+// IntN returns a number below n.
+func (r *Random) IntN(n int) int { return int(r.Next() >> 1 % uint64(n)) }
+
+// Chance is true once in n times.
+func (r *Random) Chance(n int) bool { return r.IntN(n) == 0 }
+
+// Between returns a duration.
+func (r *Random) Between(least, most time.Duration) time.Duration {
+	return least + time.Duration(r.Next()>>1%uint64(most-least+1))
+}
+
+// Mix returns h changed by x.
+func Mix(h, x uint64) uint64 {
+	h += x * 0xd6e8feb86659fd93
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return h ^ h>>31
+}
+
+// Event notes what happens, for the report and the trace.
+func (s *Simulation) Event(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	line := fmt.Sprintf("%13v ", time.Since(s.Began))
+	if p := current(); p != nil {
+		line += fmt.Sprintf("%-6s #%-3d ", p.node.name, p.serial)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.events = append(s.events, line+text); len(s.events) > 2*keptEvents {
+		s.events = append([]string(nil), s.events[keptEvents:]...)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(line + text))
+	s.note(h.Sum64())
+}
+
+// note changes the hash of the trace. The caller holds mu.
+func (s *Simulation) note(x uint64) { s.hash = (s.hash ^ x) * 1099511628211 }
+
+// Trace returns a hash of everything that happened, and the number of points.
+func (s *Simulation) Trace() (hash uint64, points int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hash, s.points
+}
+
+// Report returns the last events.
+func (s *Simulation) Report() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.events[max(0, len(s.events)-keptEvents):], "\n")
+}
+
+// Node is a process of the simulation.
+type Node struct {
+	sim  *Simulation
+	name string
+	ip   [4]byte
+	mu   sync.Mutex
+	thaw chan struct{} // nil if it runs
+	dead bool
+}
+
+// Freeze stops all goroutines of a node at their next points.
+func (n *Node) Freeze() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.thaw == nil {
+		n.thaw = make(chan struct{})
+	}
+}
+
+// Thaw lets them go on.
+func (n *Node) Thaw() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.thaw != nil {
+		close(n.thaw)
+		n.thaw = nil
+	}
+}
+
+// proc is a goroutine.
+type proc struct {
+	sim      *Simulation
+	node     *Node
+	serial   int64
+	random   Random
+	children uint64
+}
+
+//go:linkname setLabel runtime/pprof.runtime_setProfLabel
+func setLabel(unsafe.Pointer)
+
+//go:linkname getLabel runtime/pprof.runtime_getProfLabel
+func getLabel() unsafe.Pointer
+
+// current returns the goroutine's proc, nil outside a simulation. The runtime keeps it where
+// profiles have their labels.
+func current() *proc {
+	p := (*proc)(getLabel())
+	if p == nil || p.sim.ending.Load() {
+		return nil
+	}
+	return p
+}
+
+// remainders is how many goroutines never wake at one instant.
+const remainders = 4096
+
+func (s *Simulation) adopt(n *Node, identity uint64) *proc {
+	p := &proc{sim: s, node: n, serial: s.serial.Add(1), random: Random(identity)}
+	setLabel(unsafe.Pointer(p))
+	return p
+}
+
+// sleep sleeps for about d, and longer while the node is frozen.
+func (p *proc) sleep(d time.Duration) {
+	now := time.Now().UnixNano()
+	wake := now + int64(d)
+	wake += (p.serial - wake%remainders + 2*remainders) % remainders
+	if wake <= now {
+		wake += remainders
+	}
+	time.Sleep(time.Duration(wake - now))
+	p.sim.mu.Lock()
+	p.sim.points++
+	p.sim.note(uint64(wake))
+	p.sim.mu.Unlock()
+	for {
+		p.node.mu.Lock()
+		thaw := p.node.thaw
+		p.node.mu.Unlock()
+		if thaw == nil {
+			return
+		}
+		<-thaw
+		time.Sleep(time.Duration(p.serial%remainders + 1))
+	}
+}
+
+// Point is a point.
+func Point() {
+	if p := current(); p != nil {
+		p.point()
+	}
+}
+
+func (p *proc) point() {
+	d := p.random.Next() % (p.sim.scale + 1)
+	if p.random.Chance(200) {
+		d *= 30
+	}
+	p.sleep(time.Duration(d))
+}
+
+// glance is a point at some of the operations of package atomic.
+func glance() {
+	if p := current(); p != nil && p.random.Next()%256 < p.sim.dense {
+		p.point()
+	}
+}
+
+// Pause is in the place of runtime.Gosched: time goes on.
+func Pause() {
+	if p := current(); p != nil {
+		p.sleep(p.random.Between(0, 20*time.Microsecond))
+	}
+}
+
+// Processors is in the place of runtime.GOMAXPROCS.
+func Processors(int) int {
+	if s := active.Load(); s != nil {
+		return []int{1, 2, 16}[Mix(s.Seed, 3)%3]
+	}
+	return 1
+}
+
+// Go is in the place of the go statement.
+func Go(f func()) {
+	p := current()
+	if p == nil {
+		go f()
+		return
+	}
+	GoOn(p.node, f)
+}
+
+// GoOn starts a goroutine of a node.
+func GoOn(n *Node, f func()) {
+	run := born(n, f)
+	go run()
+	Point()
+}
+
+// born returns f as a goroutine of a node that the caller starts.
+func born(n *Node, f func()) func() {
+	p := current()
+	if p == nil {
+		return f
+	}
+	p.children++
+	identity := Mix(uint64(p.random), p.children)
+	serial := p.sim.serial.Add(1)
+	return func() {
+		setLabel(unsafe.Pointer(&proc{sim: p.sim, node: n, serial: serial, random: Random(identity)}))
+		Point()
+		f()
+	}
+}
+
+// AfterFunc is in the place of time.AfterFunc.
+func AfterFunc(d time.Duration, f func()) *time.Timer {
+	if p := current(); p != nil {
+		f = born(p.node, f)
+	}
+	return time.AfterFunc(d, f)
+}
+
+// AfterContext is in the place of context.AfterFunc.
+func AfterContext(ctx context.Context, f func()) (stop func() bool) {
+	if p := current(); p != nil {
+		f = born(p.node, f)
+	}
+	return context.AfterFunc(ctx, f)
+}
+
+// RWMutex is one.
+type RWMutex struct {
+	mu      sync.Mutex // held for an instant
+	writing bool
+	reading int
+	waiting []chan struct{}
+}
+
+// take waits until it can have the lock.
+func (m *RWMutex) take(write bool) {
+	Point()
+	for !m.try(write) {
+		m.mu.Lock()
+		if m.free(write) {
+			m.mu.Unlock()
+			continue
+		}
+		c := make(chan struct{})
+		m.waiting = append(m.waiting, c)
+		m.mu.Unlock()
+		<-c
+		Point()
+	}
+}
+
+func (m *RWMutex) free(write bool) bool { return !m.writing && (!write || m.reading == 0) }
+
+func (m *RWMutex) try(write bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.free(write) {
+		return false
+	}
+	if write {
+		m.writing = true
+	} else {
+		m.reading++
+	}
+	return true
+}
+
+func (m *RWMutex) give(write bool) {
+	m.mu.Lock()
+	switch {
+	case write && m.writing:
+		m.writing = false
+	case !write && m.reading > 0:
+		m.reading--
+	default:
+		panic("sim: unlock of what is not locked")
+	}
+	for _, c := range m.waiting {
+		close(c)
+	}
+	m.waiting = nil
+	m.mu.Unlock()
+	Point()
+}
+
+func (m *RWMutex) Lock()         { m.take(true) }
+func (m *RWMutex) Unlock()       { m.give(true) }
+func (m *RWMutex) RLock()        { m.take(false) }
+func (m *RWMutex) RUnlock()      { m.give(false) }
+func (m *RWMutex) TryLock() bool { Point(); return m.try(true) }
+
+// Mutex is one.
+type Mutex struct{ m RWMutex }
+
+func (m *Mutex) Lock()         { m.m.Lock() }
+func (m *Mutex) Unlock()       { m.m.Unlock() }
+func (m *Mutex) TryLock() bool { return m.m.TryLock() }
+
+// Locker is sync.Locker.
+type Locker = sync.Locker
+
+// Cond is a condition.
+type Cond struct {
+	L       Locker
+	mu      sync.Mutex
+	waiting []chan struct{}
+}
+
+func (c *Cond) Wait() {
+	mine := make(chan struct{})
+	c.mu.Lock()
+	c.waiting = append(c.waiting, mine)
+	c.mu.Unlock()
+	c.L.Unlock()
+	<-mine
+	c.L.Lock()
+}
+
+func (c *Cond) wake(n int) {
+	c.mu.Lock()
+	n = min(n, len(c.waiting))
+	for _, w := range c.waiting[:n] {
+		close(w)
+	}
+	c.waiting = c.waiting[n:]
+	c.mu.Unlock()
+	Point()
+}
+
+func (c *Cond) Signal()    { c.wake(1) }
+func (c *Cond) Broadcast() { c.wake(1 << 30) }
+
+// WaitGroup is one.
+type WaitGroup struct {
+	mu    sync.Mutex
+	count int
+	zero  chan struct{}
+}
+
+func (g *WaitGroup) Add(n int) {
+	g.mu.Lock()
+	if g.count += n; g.count == 0 && g.zero != nil {
+		close(g.zero)
+		g.zero = nil
+	}
+	g.mu.Unlock()
+}
+
+func (g *WaitGroup) Done() { g.Add(-1); Point() }
+
+func (g *WaitGroup) Go(f func()) {
+	g.Add(1)
+	Go(func() {
+		defer g.Done()
+		f()
+	})
+}
+
+func (g *WaitGroup) Wait() {
+	g.mu.Lock()
+	if g.count > 0 && g.zero == nil {
+		g.zero = make(chan struct{})
+	}
+	zero := g.zero
+	g.mu.Unlock()
+	if zero != nil {
+		<-zero
+	}
+	Point()
+}
+
+// Once is one.
+type Once struct {
+	m    Mutex
+	done bool
+}
+
+func (o *Once) Do(f func()) {
+	o.m.Lock()
+	defer o.m.Unlock()
+	if !o.done {
+		o.done = true
+		f()
+	}
+}
+
+// OnceFunc is sync.OnceFunc.
+func OnceFunc(f func()) func() {
+	var o Once
+	return func() { o.Do(f) }
+}
+
+// Pool is one that keeps everything.
+type Pool struct {
+	New  func() any
+	mu   sync.Mutex
+	list []any
+}
+
+func (p *Pool) Get() any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if last := len(p.list) - 1; last >= 0 {
+		v := p.list[last]
+		p.list = p.list[:last]
+		return v
+	}
+	if p.New == nil {
+		return nil
+	}
+	return p.New()
+}
+
+func (p *Pool) Put(v any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.list = append(p.list, v)
+}
+
+// Map is sync.Map.
+type Map = sync.Map
+
+// number is a number of package atomic.
+type number[T any, A interface {
+	*X
+	Load() T
+	Store(T)
+	Swap(T) T
+	Add(T) T
+	CompareAndSwap(T, T) bool
+}, X any] struct{ v X }
+
+func (n *number[T, A, X]) Load() T    { glance(); return A(&n.v).Load() }
+func (n *number[T, A, X]) Store(x T)  { glance(); A(&n.v).Store(x); glance() }
+func (n *number[T, A, X]) Swap(x T) T { glance(); return A(&n.v).Swap(x) }
+func (n *number[T, A, X]) Add(x T) T  { glance(); y := A(&n.v).Add(x); glance(); return y }
+func (n *number[T, A, X]) CompareAndSwap(old, new T) bool {
+	glance()
+	return A(&n.v).CompareAndSwap(old, new)
+}
+
+// Int32 and the others are those of package atomic.
+type (
+	Int32 struct {
+		number[int32, *atomic.Int32, atomic.Int32]
+	}
+	Int64 struct {
+		number[int64, *atomic.Int64, atomic.Int64]
+	}
+	Uint32 struct {
+		number[uint32, *atomic.Uint32, atomic.Uint32]
+	}
+	Uint64 struct {
+		number[uint64, *atomic.Uint64, atomic.Uint64]
+	}
+)
+
+// Bool is atomic.Bool.
+type Bool struct{ v atomic.Bool }
+
+func (b *Bool) Load() bool                        { glance(); return b.v.Load() }
+func (b *Bool) Store(x bool)                      { glance(); b.v.Store(x); glance() }
+func (b *Bool) Swap(x bool) bool                  { glance(); return b.v.Swap(x) }
+func (b *Bool) CompareAndSwap(old, new bool) bool { glance(); return b.v.CompareAndSwap(old, new) }
+
+// Pointer is atomic.Pointer.
+type Pointer[T any] struct{ v atomic.Pointer[T] }
+
+func (p *Pointer[T]) Load() *T                        { glance(); return p.v.Load() }
+func (p *Pointer[T]) Store(x *T)                      { glance(); p.v.Store(x); glance() }
+func (p *Pointer[T]) Swap(x *T) *T                    { glance(); return p.v.Swap(x) }
+func (p *Pointer[T]) CompareAndSwap(old, new *T) bool { glance(); return p.v.CompareAndSwap(old, new) }
+
+// Sleep sleeps as a node does: longer while it is frozen.
+func Sleep(d time.Duration) { current().sleep(d) }
