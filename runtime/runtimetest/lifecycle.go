@@ -50,8 +50,7 @@ func testCloseTwice(d *device) {
 
 func testLeak(d *device) {
 	for _, size := range []int{100, 1 << 20} {
-		_, err := d.Allocate(size)
-		require.NoError(d, err)
+		d.block(size)
 	}
 	require.ErrorIs(d, d.Close(), runtime.ErrLeak)
 	require.NoError(d, d.Close())
@@ -61,8 +60,7 @@ func testLeak(d *device) {
 }
 
 func testUseAfterClose(d *device) {
-	ptr, err := d.Allocate(64)
-	require.NoError(d, err)
+	ptr := d.block(64)
 	require.ErrorIs(d, d.Close(), runtime.ErrLeak)
 
 	data, stride, shape := make([]byte, 4), []int{1}, []int{1}

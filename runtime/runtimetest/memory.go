@@ -50,8 +50,7 @@ func testBlocks(d *device) {
 }
 
 func testZeroBytes(d *device) {
-	ptr, err := d.Allocate(0)
-	require.NoError(d, err)
+	ptr := d.block(0)
 	assert.Zero(d, ptr)
 	require.NoError(d, d.Deallocate(0))
 	require.NoError(d, d.CopyIn(0, nil))
@@ -75,12 +74,10 @@ func testImpossibleSizes(d *device) {
 
 func testReuse(d *device) {
 	for _, size := range blockSizes {
-		ptr, err := d.Allocate(size)
-		require.NoError(d, err)
+		ptr := d.block(size)
 		require.NoError(d, d.Deallocate(ptr))
 		before := d.Stats()
-		ptr, err = d.Allocate(size)
-		require.NoError(d, err)
+		ptr = d.block(size)
 		after := d.Stats()
 		assert.Equal(d, before.PoolHits+1, after.PoolHits, "%d bytes came from the pool", size)
 		assert.Equal(d, before.Allocations+1, after.Allocations)
@@ -94,8 +91,7 @@ func testStats(d *device) {
 	var live, blocks, peak int64
 	var ptrs []uintptr
 	for _, size := range blockSizes {
-		ptr, err := d.Allocate(size)
-		require.NoError(d, err)
+		ptr := d.block(size)
 		ptrs = append(ptrs, ptr)
 		s := d.Stats()
 		blocks++
@@ -123,8 +119,7 @@ func testStats(d *device) {
 // handed out once.
 func testDoubleFree(d *device) {
 	for _, size := range blockSizes {
-		ptr, err := d.Allocate(size)
-		require.NoError(d, err)
+		ptr := d.block(size)
 		require.NoError(d, d.Deallocate(ptr))
 		before := d.Stats()
 		require.ErrorIs(d, d.Deallocate(ptr), runtime.ErrDoubleFree, "%d bytes", size)
@@ -159,15 +154,13 @@ func testFrozen(d *device) {
 		d.Skip("the runtime is no runtime.Freezer")
 	}
 	const size, unseen = 1000, 64 << 20
-	ptr, err := d.Allocate(size)
-	require.NoError(d, err)
+	ptr := d.block(size)
 	require.NoError(d, d.Deallocate(ptr))
 
 	f.Freeze()
 	require.True(d, d.Stats().Frozen)
-	cached, err := d.Allocate(size)
-	require.NoError(d, err, "a cached block is served")
-	_, err = d.Allocate(unseen)
+	cached := d.block(size) // a cached block is served
+	_, err := d.Allocate(unseen)
 	require.ErrorIs(d, err, runtime.ErrFrozen)
 	require.NoError(d, d.Deallocate(cached))
 	held := d.Stats().CachedBytes
@@ -177,8 +170,7 @@ func testFrozen(d *device) {
 
 	f.Unfreeze()
 	require.False(d, d.Stats().Frozen)
-	ptr, err = d.Allocate(unseen)
-	require.NoError(d, err)
+	ptr = d.block(unseen)
 	require.NoError(d, d.Deallocate(ptr))
 }
 
@@ -191,8 +183,7 @@ func testTrim(d *device) {
 	keptPtr := d.upload(kept)
 	var ptrs []uintptr
 	for _, size := range blockSizes {
-		ptr, err := d.Allocate(size)
-		require.NoError(d, err)
+		ptr := d.block(size)
 		ptrs = append(ptrs, ptr)
 	}
 	for _, ptr := range ptrs {

@@ -98,11 +98,18 @@ func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime, reference 
 // Name is the test's; both embedded types have one.
 func (d *device) Name() string { return d.T.Name() }
 
-// allocate returns memory that the end of the test gives back.
-func (d *device) allocate(bytes int) uintptr {
+// block returns memory that the test gives back.
+func (d *device) block(bytes int) uintptr {
 	d.Helper()
 	ptr, err := d.Allocate(bytes)
 	require.NoError(d, err, "allocate %d bytes", bytes)
+	return ptr
+}
+
+// allocate returns memory that the end of the test gives back.
+func (d *device) allocate(bytes int) uintptr {
+	d.Helper()
+	ptr := d.block(bytes)
 	d.Cleanup(func() { require.NoError(d, d.Deallocate(ptr)) })
 	return ptr
 }
