@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // Options say which world to make.
@@ -39,6 +40,16 @@ func (o Options) note(text string) {
 	if o.Note != nil && text != "" {
 		o.Note(text)
 	}
+}
+
+// onHost runs body for the only rank of this process, whose memory is the host's.
+func (o Options) onHost(ctx context.Context, c comm.Communicator, rt runtime.Runtime, body func(context.Context, Rank) error) error {
+	if c.Rank() == 0 {
+		if err := o.prepare(); err != nil {
+			return err
+		}
+	}
+	return body(ctx, Rank{Comm: bound(c, o.Timeout), Runtime: rt, HostRanks: 1, limit: o.Timeout})
 }
 
 // prepare runs Prepare.

@@ -101,14 +101,8 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 		job, _ := rendezvous.FromEnv(os.Getenv)
 		opts.note(alone(job))
 	}
-	if world.Rank() == 0 {
-		err = opts.prepare()
-	}
 	rt := cpu.New()
-	if err == nil {
-		err = body(ctx, Rank{Comm: bound(world, opts.Timeout), Runtime: rt, HostRanks: 1, limit: opts.Timeout})
-	}
-	if err != nil && world.WorldSize() > 1 {
+	if err = opts.onHost(ctx, world, rt, body); err != nil && world.WorldSize() > 1 {
 		return err
 	}
 	return errors.Join(err, finalize(), rt.Close())

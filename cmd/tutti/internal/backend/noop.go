@@ -22,11 +22,7 @@ func (b noopBackend) Run(ctx context.Context, opts Options, body func(context.Co
 	if opts.Ranks > 1 {
 		return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf("has one rank, not %d", opts.Ranks)}
 	}
-	if err := opts.prepare(); err != nil {
-		return err
-	}
 	rt := cpu.New()
 	c := noop.New(rt)
-	err := body(ctx, Rank{Comm: c, Runtime: rt, HostRanks: 1})
-	return errors.Join(err, c.Close(), rt.Close())
+	return errors.Join(opts.onHost(ctx, c, rt, body), c.Close(), rt.Close())
 }

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -44,19 +45,8 @@ type Graph interface {
 	Close() error
 }
 
-// NeedsGraphs is the error of the option --graph on a backend without a
-// [Stream].
-func NeedsGraphs(backend string) error {
-	return &OptionError{Backend: backend, Reason: "--graph needs a backend with CUDA graphs: " + ncclBackend{}.Name()}
-}
-
-// NeedsPeerMemory is the error of the option --p2p on a backend without GPUs.
-func NeedsPeerMemory(backend string) error {
-	return &OptionError{Backend: backend, Reason: "--p2p needs a backend of GPUs: --backend " + ncclBackend{}.Name()}
-}
-
-// NeedsSymmetric is the error of the option --symmetric on a backend without
-// [comm.SymmetricAllocator].
-func NeedsSymmetric(backend string) error {
-	return &OptionError{Backend: backend, Reason: "--symmetric needs a backend with symmetric memory: " + ncclBackend{}.Name()}
+// Needs is the error of an option on a backend that lacks what it needs, such as
+// [Stream] or [comm.SymmetricAllocator].
+func Needs(backend, option, what string) error {
+	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s needs a backend with %s: %s", option, what, ncclBackend{}.Name())}
 }

@@ -41,14 +41,8 @@ func (b tcpBackend) Run(ctx context.Context, opts Options, body func(context.Con
 	if err != nil {
 		return err
 	}
-	if world.Rank() == 0 {
-		err = opts.prepare()
-	}
 	rt := cpu.New()
-	if err == nil {
-		err = body(ctx, Rank{Comm: bound(world, opts.Timeout), Runtime: rt, HostRanks: 1, limit: opts.Timeout})
-	}
-	if err != nil {
+	if err = opts.onHost(ctx, world, rt, body); err != nil {
 		world.Abort(err)
 	}
 	return errors.Join(err, world.Close(), rt.Close())

@@ -30,7 +30,7 @@ func newMemory(r backend.Rank, cfg Config) (memory, error) {
 	case cfg.Symmetric == Never:
 		m.from = struct{ comm.Communicator }{r.Comm} // hides what it has beside that
 	case cfg.Symmetric == Always && !has:
-		return m, backend.NeedsSymmetric(cfg.Backend)
+		return m, backend.Needs(cfg.Backend, "--symmetric", "symmetric memory")
 	}
 	return m, nil
 }

@@ -113,7 +113,7 @@ func (m *Measurement) handOver(r backend.Rank) *int {
 func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, err error) {
 	cfg := m.cfg
 	if cfg.Graph && r.Stream == nil {
-		return nil, backend.NeedsGraphs(cfg.Backend)
+		return nil, backend.Needs(cfg.Backend, "--graph", "CUDA graphs")
 	}
 	s := &setup{Rank: r, cfg: cfg, tables: m.tables(r.Comm.WorldSize())}
 	if s.memory, err = newMemory(r, cfg); err != nil {

@@ -130,7 +130,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 		return err
 	}
 	if cfg.Graph && r.Compute == nil {
-		return backend.NeedsGraphs(cfg.Backend)
+		return backend.Needs(cfg.Backend, "--graph", "CUDA graphs")
 	}
 	// The random numbers, and of each pattern the residual and what it is undone with, or
 	// in place the tensors.

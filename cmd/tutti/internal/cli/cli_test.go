@@ -120,7 +120,7 @@ func TestWrongUsage(t *testing.T) {
 		{"bench sparse --density 0.1,much", `"much" is not a number`},
 		{"bench sparse --graph", "--graph needs a backend with CUDA graphs"},
 		{"bench allreduce --graph", "local: --graph needs a backend with CUDA graphs: nccl"},
-		{"bench allreduce --p2p", "local: --p2p needs a backend of GPUs: --backend nccl"},
+		{"bench allreduce --p2p", "local: --p2p needs a backend with GPUs: nccl"},
 		{"train --p2p", "local: --p2p needs"},
 		{"bench p2p --dtype f31", `unknown element type "f31"`},
 		{"bench allreduce --symmetric", "local: --symmetric needs a backend with symmetric memory: nccl"},
