@@ -143,18 +143,14 @@ func failed(records []Record) []Finding {
 	}
 	var own []failure
 	for _, d := range records {
+		first := failure{rank: d.Tutti.Rank}
 		for _, m := range d.Tutti.Comms {
-			f := m.Failure
-			if f == nil || f.Wait || f.Peer || followsAWait(d, f) {
-				continue
+			if f := m.Failure; f != nil && !f.Wait && !f.Peer && !followsAWait(d, f) && (first.Failure == nil || f.Time < first.Time) {
+				first.Failure = f
 			}
-			if n := len(own); n > 0 && own[n-1].rank == d.Tutti.Rank { // of another communicator
-				if f.Time < own[n-1].Time {
-					own[n-1].Failure = f
-				}
-				continue
-			}
-			own = append(own, failure{f, d.Tutti.Rank})
+		}
+		if first.Failure != nil {
+			own = append(own, first)
 		}
 	}
 	if len(own) == 0 {
@@ -551,18 +547,17 @@ func state(d Record) State {
 		e := &d.Entries[n-1]
 		s.Last, s.Done, s.Error = call(e, !e.Tutti.Left), e.Completed != 0, e.Tutti.Error
 	}
+	failure := ""
 	for _, name := range slices.Sorted(maps.Keys(d.Tutti.Comms)) {
-		sync := d.Tutti.Comms[name].Sync
-		if sync == nil || !sync.Pending && sync.Error == "" {
-			continue
+		m := d.Tutti.Comms[name]
+		if m.Sync != nil && (m.Sync.Pending || m.Sync.Error != "") {
+			s.Waits, s.Error = "sync at "+line(m.Sync.Frames), cmp.Or(m.Sync.Error, s.Error)
 		}
-		s.Waits, s.Error = "sync at "+line(sync.Frames), cmp.Or(sync.Error, s.Error)
-	}
-	for _, name := range slices.Sorted(maps.Keys(d.Tutti.Comms)) {
-		if f := d.Tutti.Comms[name].Failure; f != nil {
-			s.Error = cmp.Or(s.Error, f.Error)
+		if m.Failure != nil {
+			failure = cmp.Or(failure, m.Failure.Error)
 		}
 	}
+	s.Error = cmp.Or(s.Error, failure)
 	return s
 }
 
