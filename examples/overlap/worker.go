@@ -122,24 +122,12 @@ func (w *worker) close(ctx context.Context) error {
 
 // step submits the gradients and their sums, and measures.
 func (w *worker) step(ctx context.Context, how way) (time.Duration, error) {
-	if err := w.comm.Barrier(ctx); err != nil {
-		return 0, err
-	}
-	if err := w.rt.Stream().Record(w.begin); err != nil {
-		return 0, err
-	}
+	err := errors.Join(w.comm.Barrier(ctx), w.rt.Stream().Record(w.begin))
 	for i := range layers {
-		if err := w.layer(i, how); err != nil {
-			return 0, err
-		}
+		err = errors.Join(err, w.layer(i, how))
 	}
-	if err := w.reducer.wait(); err != nil {
-		return 0, err
-	}
-	if err := w.rt.Stream().Record(w.end); err != nil {
-		return 0, err
-	}
-	if err := errors.Join(w.comm.Sync(ctx), w.rt.Synchronize(ctx)); err != nil {
+	err = errors.Join(err, w.reducer.wait(), w.rt.Stream().Record(w.end), w.comm.Sync(ctx), w.rt.Synchronize(ctx))
+	if err != nil {
 		return 0, err
 	}
 	return w.end.Since(w.begin)
@@ -148,30 +136,24 @@ func (w *worker) step(ctx context.Context, how way) (time.Duration, error) {
 // layer computes a gradient and adds up the ranks' as soon as it is there.
 func (w *worker) layer(i int, how way) error {
 	gradient := w.gradients + uintptr(i*count*dtype.F32.Size())
+	var err error
 	if how != reduceOnly {
-		if err := w.compute(gradient); err != nil {
-			return err
-		}
+		err = w.compute(gradient)
 	}
 	if how != computeOnly {
-		if err := w.reducer.add(gradient, count, dtype.F32); err != nil {
-			return err
-		}
+		err = errors.Join(err, w.reducer.add(gradient, count, dtype.F32))
 	}
 	if how == sequential {
-		return w.reducer.wait()
+		err = errors.Join(err, w.reducer.wait())
 	}
-	return nil
+	return err
 }
 
 // compute submits the computation of a gradient to the compute stream.
 func (w *worker) compute(gradient uintptr) error {
 	delta, err := w.delta.Ptr()
-	if err != nil {
-		return err
-	}
-	input, err := w.input.Ptr()
-	if err != nil {
+	input, failed := w.input.Ptr()
+	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
 	const threads = 256
