@@ -113,7 +113,10 @@ func (c *coder) compareWords(old, new []byte, d dtype.DType) {
 // elements at any address.
 func view[T any](b []byte) []T {
 	var zero T
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
+	if n := len(b) / int(unsafe.Sizeof(zero)); n > 0 {
+		return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
+	}
+	return nil
 }
 
 func zigzag(d int64) uint64 { return uint64(d<<1 ^ d>>63) }
@@ -221,7 +224,7 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 		}
 		gaps.Decode(part, len(part), all, h, next)
 		for _, at := range part {
-			descends |= at | at - before - 1
+			descends |= at | (at - before - 1)
 			before = at
 		}
 		next = before + 1

@@ -65,6 +65,9 @@ func TestEntropy(t *testing.T) {
 	one := func() int { return 1 - 2*r.IntN(2) }
 	up := func() int { return 1 }
 	for name, move := range map[string]func() int{"last place": lastPlace(r), "wide": wide, "one": one, "up": up} {
+		if testing.Short() && name != "wide" {
+			continue
+		}
 		for _, share := range []float64{0.001, 0.01, 0.03, 0.1, 0.2, 0.38, 0.5, 1} {
 			old, new := moved(r, blockLen, share, move)
 			var c coder
@@ -176,6 +179,16 @@ func testVersions(t *testing.T, r *rand.Rand, d dtype.DType, n int, share float6
 		require.True(t, bytes.Equal(last, got), "%v, %d elements, %v, back", d, n, share)
 		last = next
 	}
+}
+
+// TestPositions: gaps that lead beyond the largest index, and back to a negative one, are refused.
+func TestPositions(t *testing.T) {
+	var c coder
+	code := append([]byte{formList, 2, 31, 0}, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0)
+	code = c.appendValues(code, []uint64{0, 0})
+	data := make([]byte, 20)
+	require.ErrorIs(t, c.apply(code, data, dtype.BF16, false), ErrDelta)
+	require.Equal(t, make([]byte, 20), data)
 }
 
 // FuzzBlock: any bytes as the code of a block are an error, or change what subtracting makes as it was.

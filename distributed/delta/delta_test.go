@@ -350,6 +350,9 @@ func TestKills(t *testing.T) {
 		{"device", new, true, 1, true},
 		{"full copy", new, true, 0, false},
 	} {
+		if testing.Short() && c.name != "together" {
+			continue
+		}
 		for victim := range 4 {
 			for _, forever := range []bool{false, true} {
 				for at := int64(1); ; at++ {
@@ -363,7 +366,7 @@ func TestKills(t *testing.T) {
 		}
 	}
 	t.Logf("%d points: %v", points, outcomes)
-	assert.GreaterOrEqual(t, points, 1000)
+	assert.True(t, points >= 1000 || testing.Short())
 	for _, kind := range []string{"old", "new", "in doubt"} {
 		assert.NotZero(t, outcomes[kind], kind)
 	}
