@@ -231,6 +231,8 @@ func (m *Member) text() []byte {
 
 // publish tells the others this member's status. When the store is lost, they get it at the next one.
 func (m *Member) publish() {
+	m.telling.Lock() // the latest status comes last
+	defer m.telling.Unlock()
 	m.mu.Lock()
 	kv := m.kv
 	m.mu.Unlock()

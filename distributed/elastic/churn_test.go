@@ -80,7 +80,7 @@ func (c *churn) join(n int) (last *trainee) {
 				time.Sleep(time.Millisecond) // leaves the processor to others
 				return a.steps >= c.stop.Load()
 			})
-			if a.ctx.Err() == nil {
+			if !a.dead() {
 				assert.NoError(c.t, err, a.cfg.Name)
 			}
 			if a.steps < c.stop.Load() { // it has left, or is killed
@@ -180,5 +180,13 @@ func (c *churn) wait() {
 		}
 		return slices.Equal(want, slices.Sorted(slices.Values(members))) && made > 2
 	}, 30*time.Second, 2*time.Millisecond)
+	for _, a := range c.here {
+		if a.mu.Lock(); !ok {
+			v, _ := a.look()
+			next, why := v.next()
+			c.t.Logf("%s: store %v, %+v; sees %+v; next %v %s", a.cfg.Name, a.kv != nil, a.status, v, next, why)
+		}
+		a.mu.Unlock()
+	}
 	require.True(c.t, ok, "want %v, have %v", want, members)
 }

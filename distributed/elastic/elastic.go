@@ -149,6 +149,7 @@ type Member struct {
 	end  context.CancelFunc
 	gone sync.WaitGroup
 
+	telling sync.Mutex
 	mu      sync.Mutex
 	kv      store.Store
 	since   time.Time              // when it was reached

@@ -85,7 +85,7 @@ func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, mad
 	for _, a := range list {
 		all.Go(func() {
 			err := a.run(ctx, t, func(e *Epoch, made int) bool { time.Sleep(time.Millisecond); return done(a, e, made) })
-			if a.ctx.Err() == nil {
+			if !a.dead() {
 				assert.NoError(t, err, a.cfg.Name)
 			}
 		})

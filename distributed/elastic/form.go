@@ -187,7 +187,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	began := time.Now()
 	for {
 		m.mu.Lock()
-		kv, changed, own := m.kv, m.changed, m.status
+		kv, since, changed, own := m.kv, m.since, m.changed, m.status
 		v, version := m.look()
 		m.mu.Unlock()
 		why, apart := "no store is in reach", true
@@ -209,11 +209,11 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			}
 			continue // the record, or that of somebody else, is in the store
 		}
+		if apart && kv != nil && m.cfg.Dial == nil && time.Since(since) > m.cfg.Silence {
+			m.change(func() { m.turn, m.kv = m.turn+1, nil })
+			_ = kv.Close() // perhaps the others have another one
+		}
 		if apart && time.Since(began) > m.cfg.Patience {
-			if kv != nil && m.cfg.Dial == nil {
-				m.change(func() { m.turn++ })
-				_ = kv.Close() // perhaps the others have another one
-			}
 			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
 		}
 		select {

@@ -87,6 +87,7 @@ type trainee struct {
 	update  []float32
 	tensors [2]*runtime.Tensor
 	reducer *sparse.Reducer
+	model   model // of tests of others, instead
 	steps   uint64
 	log     *replay
 
@@ -118,7 +119,7 @@ func (r *replay) note(t *testing.T, step uint64, e *Epoch, result []float32) {
 	defer r.mu.Unlock()
 	now := made{e.Number, e.Members, slices.Clone(result)}
 	if before, ok := r.steps[step]; ok {
-		assert.Equal(t, before, now, "step %d", step)
+		assert.Equal(t, before, now, "step %d, %d here", step, e.Comm.Rank())
 	}
 	r.steps[step] = now
 }
@@ -307,6 +308,13 @@ func (a *trainee) step(ctx context.Context, t *testing.T, e *Epoch) error {
 	for i := range a.update {
 		a.update[i] = contribution(a.cfg.Name, a.steps, i)
 	}
+	if a.model != nil {
+		err := a.model.step(ctx, a.tensors[0], a.tensors[1])
+		if err == nil {
+			a.log.note(t, a.Steps(), e, a.values)
+		}
+		return err
+	}
 	if err := a.reducer.AllReduce(ctx, a.tensors[1]); err != nil {
 		return err
 	}
@@ -349,6 +357,13 @@ func (a *trainee) kill() {
 	if a.server != nil {
 		_ = a.server.Close()
 	}
+}
+
+// dead reports whether the member was killed.
+func (a *trainee) dead() bool {
+	a.guard.Lock()
+	defer a.guard.Unlock()
+	return a.killed
 }
 
 // over runs a test over both kinds of communicators.

@@ -21,6 +21,9 @@ type fragment struct {
 	phase phase
 	sent  int     // the step after which it was sent last
 	made  float64 // Loop.made then
+	// What sent and made were before.
+	sentBefore int
+	madeBefore float64
 }
 
 // phase is where the exchange of a fragment is.
@@ -55,6 +58,7 @@ func (l *Loop) send(ctx context.Context, f *fragment) error {
 			return errors.Join(err, f.sync.Wait(ctx)) // which ends the step
 		}
 	}
+	f.sentBefore, f.madeBefore = f.sent, f.made
 	f.phase, f.sent, f.made = inFlight, l.step+1, l.made+l.next
 	return nil
 }

@@ -242,7 +242,10 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 		return base.OpError(op, err)
 	}
 	for _, f := range l.fragments {
-		_ = l.land(ctx, f) // or it has failed, and is to be averaged again
+		_ = l.land(ctx, f)                           // or it has failed, and is to be averaged again
+		if f.phase == failed && f.sent == l.step+1 { // by the step that is repeated, which sends it, as on ranks that have not
+			f.phase, f.sent, f.made = resting, f.sentBefore, f.madeBefore
+		}
 	}
 	if l.own {
 		_ = l.c.Close() // of a world that is over

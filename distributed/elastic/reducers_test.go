@@ -1,0 +1,137 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/outer"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// model is what a member trains by more than one Reducer.
+type model interface {
+	Rebind(ctx context.Context, e *Epoch) error
+	step(ctx context.Context, values, update *runtime.Tensor) error
+	BeforeCommit(f func(context.Context) error)
+	SharedState(ctx context.Context) ([]byte, error)
+	Restore(ctx context.Context, states ...[]byte) error
+	Residuals() ([]*runtime.Tensor, error)
+}
+
+// gradients train by a ddp.Gradients with a sparse and a dense bucket.
+type gradients struct{ *ddp.Gradients }
+
+func (g gradients) Rebind(ctx context.Context, e *Epoch) error {
+	return g.Gradients.Rebind(ctx, e.Comm)
+}
+
+func (g gradients) step(ctx context.Context, values, update *runtime.Tensor) error {
+	if err := g.ReduceAll(ctx, []*runtime.Tensor{update}); err != nil {
+		return err
+	}
+	return add(values, update)
+}
+
+// loop trains by an outer.Loop, of which each round has two steps.
+type loop struct {
+	*outer.Loop
+	moved bool // by the inner optimizer, in a step that is not over
+}
+
+func (l *loop) Rebind(ctx context.Context, e *Epoch) error { return l.Loop.Rebind(ctx, e.Comm) }
+
+func (l *loop) step(ctx context.Context, values, update *runtime.Tensor) error {
+	for round := l.Stats().Rounds; l.Stats().Rounds == round; {
+		if !l.moved {
+			if err := add(values, update); err != nil {
+				return err
+			}
+			l.moved = true
+		}
+		if err := l.Step(ctx); err != nil {
+			return err
+		}
+		l.moved = false
+	}
+	return nil
+}
+
+func (l *loop) Restore(ctx context.Context, states ...[]byte) error {
+	return errors.Join(l.Loop.Restore(ctx, states...), l.Adopt())
+}
+
+func add(values, update *runtime.Tensor) error {
+	v, err := cpu.Slice[float32](values)
+	u, failed := cpu.Slice[float32](update)
+	for i := range v {
+		v[i] += u[i]
+	}
+	return errors.Join(err, failed)
+}
+
+// TestReducers: members that come, leave and are killed, with ddp.Gradients and outer.Loop.
+func TestReducers(t *testing.T) {
+	reduce := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}
+	for kind, make := range map[string]func(ctx context.Context, a *trainee, e *Epoch) (model, error){
+		"ddp": func(ctx context.Context, a *trainee, e *Epoch) (model, error) {
+			g, err := ddp.New(ctx, a.rt, e.Comm, a.tensors[1:], reduce)
+			return gradients{g}, err
+		},
+		"outer": func(ctx context.Context, a *trainee, e *Epoch) (model, error) {
+			l, err := outer.New(ctx, a.rt, e.Comm, a.tensors[:1], outer.Config{Every: 2, Momentum: 0.9, Reduce: reduce})
+			return &loop{Loop: l}, err
+		},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			form, log := new(rooms).form, newReplay()
+			var list []*trainee
+			for _, name := range []string{"a", "b", "c", "d"} {
+				cfg := quick(Config{Name: name, Form: form, Max: 3})
+				for _, a := range list {
+					cfg.Peers = append(cfg.Peers, a.Address())
+				}
+				a := newTrainee(t, log, cfg)
+				a.cfg.Bind = func(ctx context.Context, e *Epoch) (err error) {
+					if a.model != nil {
+						return a.model.Rebind(ctx, e)
+					}
+					if a.model, err = make(ctx, a, e); err == nil {
+						a.model.BeforeCommit(a.Commit)
+					}
+					return err
+				}
+				if a.cfg.Tensors = nil; kind == "ddp" {
+					a.cfg.Tensors = a.tensors[:1]
+				} else { // in the middle of a window parameters differ
+					a.cfg.Hash = func(ctx context.Context) (uint64, error) { return a.model.(*loop).Hash(ctx) }
+				}
+				a.cfg.Save = func(ctx context.Context) ([]byte, error) { return a.model.SharedState(ctx) }
+				a.cfg.Load = func(ctx context.Context, state []byte) error { return a.model.Restore(ctx, state) }
+				a.cfg.Residuals = func() ([]*runtime.Tensor, error) { return a.model.Residuals() }
+				list = append(list, a)
+			}
+			together(t, list, func(a *trainee, e *Epoch, made int) bool {
+				if a.cfg.Name == "a" && len(e.Members) == 3 && made == 5 {
+					a.kill()
+				}
+				if a.cfg.Name == "b" && e.Members[0] == "b" && made == 5 && len(e.Members) == 3 {
+					a.Leave()
+				}
+				return e.Members[0] == "c" && made == 5
+			})
+			require.Equal(t, list[2].Steps(), list[3].Steps())
+			assert.Equal(t, list[2].values, list[3].values)
+			assert.NotZero(t, list[2].values[0])
+			for _, a := range list {
+				_ = a.Close()
+			}
+		})
+	}
+}
