@@ -1,0 +1,260 @@
+// Package etcd keeps the store of an elastic job in [etcd], so that it outlives every member.
+//
+//	client, err := clientv3.New(clientv3.Config{Endpoints: …, TLS: …})
+//	…
+//	cfg.Dial = func(ctx context.Context) (store.Store, error) { // an elastic.Config
+//		return etcd.Dial(ctx, etcd.Config{Client: client, Prefix: "/tutti/job-17/", Silence: 3 * time.Second})
+//	}
+//
+// [etcd]: https://etcd.io/docs/v3.6/learning/api/
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// Config says which store to use.
+type Config struct {
+	Client *clientv3.Client // not closed by the store
+	// Prefix begins the keys of a job. Another job needs another one, also after this one has ended: its keys stay.
+	Prefix string
+	// Silence is how long a process may be silent before its leases end. It is rounded up to seconds, of which an etcd with the
+	// usual timeouts grants at least 2.
+	Silence time.Duration
+}
+
+// session is a store of one process.
+type session struct {
+	Config
+	lease *concurrency.Session
+	ctx   context.Context // until Close
+	end   context.CancelFunc
+	drops sync.WaitGroup
+	done  chan struct{}
+
+	mu  sync.Mutex
+	err error
+}
+
+// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. The store
+// refuses [store.Heard] with [comm.ErrUnsupported]; errors wrap [comm.ErrPeerFailed] where etcd cannot be reached, and
+// [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended.
+func Dial(ctx context.Context, cfg Config) (store.Store, error) {
+	if cfg.Client == nil || cfg.Prefix == "" || cfg.Silence <= 0 {
+		return nil, fmt.Errorf("etcd: %w: Client, Prefix and Silence are needed", comm.ErrArgument)
+	}
+	s := &session{Config: cfg, done: make(chan struct{})}
+	s.ctx, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	granted, err := cfg.Client.Grant(ctx, int64((cfg.Silence+time.Second-1)/time.Second))
+	if err == nil {
+		s.lease, err = concurrency.NewSession(cfg.Client, concurrency.WithLease(granted.ID), concurrency.WithContext(s.ctx))
+	}
+	if err != nil {
+		s.end()
+		return nil, wrap(ctx, err)
+	}
+	go func() {
+		select {
+		case <-s.lease.Done():
+			s.fail(fmt.Errorf("etcd: %w: the session's lease has ended", comm.ErrPeerFailed))
+		case <-s.done:
+		}
+	}()
+	return s, nil
+}
+
+func wrap(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("etcd: %w", comm.ContextError(ctx))
+	}
+	return fmt.Errorf("etcd: %w: %w", comm.ErrPeerFailed, err)
+}
+
+// fail ends the session, and reports whether it was the first to do so.
+func (s *session) fail(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return false
+	}
+	s.err = err
+	s.end()
+	close(s.done)
+	return true
+}
+
+func (s *session) Done() <-chan struct{} { return s.done }
+
+func (s *session) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Close deletes what was leased.
+func (s *session) Close() error {
+	if !s.fail(fmt.Errorf("etcd: %w", comm.ErrClosed)) {
+		return nil
+	}
+	s.drops.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), s.Silence)
+	defer cancel()
+	_, err := s.Client.Revoke(ctx, s.lease.Lease())
+	return wrap(ctx, err)
+}
+
+// within is ctx, which also ends with the session.
+func (s *session) within(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.ctx, func() { cancel(comm.ErrClosed) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// result is the error of a call.
+func (s *session) result(ctx context.Context, err error) error {
+	if ended := s.Err(); err != nil && ended != nil {
+		return ended
+	}
+	return wrap(ctx, err)
+}
+
+// put sets a key, with the options of a request.
+func (s *session) put(key string, value []byte, options []store.Option) (clientv3.Op, error) {
+	var r store.Request
+	for _, o := range options {
+		o(&r)
+	}
+	if r.Heard {
+		return clientv3.Op{}, fmt.Errorf("etcd: %w: the option Heard", comm.ErrUnsupported)
+	}
+	if r.Lease {
+		return clientv3.OpPut(s.Prefix+key, string(value), clientv3.WithLease(s.lease.Lease())), nil
+	}
+	return clientv3.OpPut(s.Prefix+key, string(value)), nil
+}
+
+func (s *session) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
+	op, err := s.put(key, value, options)
+	if err != nil {
+		return err
+	}
+	inner, done := s.within(ctx)
+	defer done()
+	_, err = s.Client.Do(inner, op)
+	return s.result(ctx, err)
+}
+
+func (s *session) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...store.Option) (now store.Entry, ok bool, err error) {
+	op, err := s.put(key, value, options)
+	if err != nil {
+		return now, false, err
+	}
+	inner, done := s.within(ctx)
+	defer done()
+	full := s.Prefix + key
+	r, err := s.Client.Txn(inner).If(clientv3.Compare(clientv3.ModRevision(full), "=", int64(version))).Then(op).Else(clientv3.OpGet(full)).Commit()
+	switch {
+	case err != nil:
+		return now, false, s.result(ctx, err)
+	case r.Succeeded:
+		return store.Entry{Key: key, Value: value, Version: uint64(r.Header.Revision)}, true, nil
+	}
+	for _, kv := range r.Responses[0].GetResponseRange().Kvs {
+		now = store.Entry{Key: key, Value: kv.Value, Version: uint64(kv.ModRevision)}
+	}
+	return now, false, nil
+}
+
+func (s *session) Get(ctx context.Context, key string) ([]byte, error) {
+	inner, done := s.within(ctx)
+	defer done()
+	found := errors.New("found")
+	inner, cancel := context.WithCancelCause(inner)
+	defer cancel(nil)
+	var value []byte
+	err := s.follow(inner, key, nil, func(e store.Event) {
+		if !e.Deleted && context.Cause(inner) == nil {
+			value = e.Value
+			cancel(found)
+		}
+	}, nil)
+	if context.Cause(inner) == found {
+		return value, nil
+	}
+	return nil, s.result(ctx, err)
+}
+
+// Drop deletes a key.
+func (s *session) Drop(key string) {
+	s.drops.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.Silence)
+		defer cancel()
+		_, _ = s.Client.Delete(ctx, s.Prefix+key) // its lease ends as well
+	})
+}
+
+func (s *session) Watch(ctx context.Context, prefix string, f func(store.Event)) (stop func(), err error) {
+	watching, cancel := context.WithCancel(s.ctx)
+	ready, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		err := s.follow(watching, prefix, []clientv3.OpOption{clientv3.WithPrefix()}, f, func() { close(ready) })
+		if failed <- err; watching.Err() == nil { // it would miss events
+			s.fail(wrap(watching, err))
+		}
+	}()
+	select {
+	case <-ready:
+		return cancel, nil
+	case err = <-failed:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	cancel()
+	return nil, s.result(ctx, err)
+}
+
+// follow calls f for what there is, then ready unless it is nil, and then f for each change, until ctx ends or the
+// events cannot be had any more.
+func (s *session) follow(ctx context.Context, key string, options []clientv3.OpOption, f func(store.Event), ready func()) error {
+	full := s.Prefix + key
+	now, err := s.Client.Get(ctx, full, append(options, clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))...)
+	if err != nil {
+		return err
+	}
+	entry := func(key, value []byte, version int64) store.Entry {
+		return store.Entry{Key: strings.TrimPrefix(string(key), s.Prefix), Value: value, Version: uint64(version)}
+	}
+	for _, kv := range now.Kvs {
+		f(store.Event{Entry: entry(kv.Key, kv.Value, kv.ModRevision)})
+	}
+	if ready != nil {
+		ready()
+	}
+	for r := range s.Client.Watch(clientv3.WithRequireLeader(ctx), full, append(options, clientv3.WithRev(now.Header.Revision+1), clientv3.WithPrevKV())...) {
+		if err := r.Err(); err != nil {
+			return err
+		}
+		for _, e := range r.Events {
+			event := store.Event{Entry: entry(e.Kv.Key, e.Kv.Value, e.Kv.ModRevision), Deleted: e.Type == clientv3.EventTypeDelete}
+			if event.Deleted && e.PrevKv != nil {
+				event.Value = e.PrevKv.Value
+			}
+			f(event)
+		}
+	}
+	return context.Cause(ctx)
+}

@@ -1,0 +1,223 @@
+package etcd_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/tutti-go/tutti/adapters/etcd"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// limit is far more than any wait here takes.
+const limit = time.Minute
+
+// server is an etcd that a test starts, and may stop.
+type server struct {
+	dir    string
+	client string // addresses
+	peer   string
+	cmd    *exec.Cmd
+}
+
+func newServer(t *testing.T) *server {
+	t.Helper()
+	if _, err := exec.LookPath("etcd"); err != nil {
+		t.Skip("no etcd in PATH; install etcd-server")
+	}
+	free := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		return "http://" + l.Addr().String()
+	}
+	s := &server{dir: t.TempDir(), client: free(), peer: free()}
+	s.start(t)
+	t.Cleanup(s.stop)
+	return s
+}
+
+func (s *server) start(t *testing.T) {
+	s.cmd = exec.Command("etcd", "--name", "one", "--data-dir", s.dir, "--listen-client-urls", s.client, "--advertise-client-urls", s.client,
+		"--listen-peer-urls", s.peer, "--initial-advertise-peer-urls", s.peer, "--initial-cluster", "one="+s.peer, "--logger", "zap", "--log-level", "error")
+	s.cmd.Stderr = os.Stderr
+	require.NoError(t, s.cmd.Start())
+	c := s.dial(t)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	_, err := c.Get(ctx, "up", clientv3.WithSerializable())
+	require.NoError(t, err)
+}
+
+func (s *server) stop() {
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+}
+
+func (s *server) dial(t *testing.T) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.client}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// TestStore has the same calls made of an etcd and of the library's own store, with the same answers.
+func TestStore(t *testing.T) {
+	s := newServer(t)
+	own := store.NewServer(store.Options{})
+	defer own.Close()
+	for name, open := range map[string]func(t *testing.T) store.Store{
+		"own": func(t *testing.T) store.Store { return own.Local("test") },
+		"etcd": func(t *testing.T) store.Store {
+			kv, err := etcd.Dial(t.Context(), etcd.Config{Client: s.dial(t), Prefix: "/test/", Silence: 2 * time.Second})
+			require.NoError(t, err)
+			return kv
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			a, b := open(t), open(t)
+			defer b.Close()
+
+			// A get waits for its key, and no longer than its context.
+			short, stop := context.WithTimeout(ctx, 20*time.Millisecond)
+			_, err := b.Get(short, "late")
+			stop()
+			require.ErrorIs(t, err, comm.ErrTimeout)
+			var value []byte
+			var got sync.WaitGroup
+			got.Go(func() { value, err = b.Get(ctx, "late") })
+			require.NoError(t, a.Set(ctx, "late", []byte("here")))
+			got.Wait()
+			require.NoError(t, err)
+			assert.Equal(t, "here", string(value))
+
+			// Of those who set a key that there is not yet, one does.
+			first, ok, err := a.CompareAndSet(ctx, "x", 0, []byte("a"))
+			require.NoError(t, err)
+			assert.True(t, ok)
+			now, ok, err := b.CompareAndSet(ctx, "x", 0, []byte("b"))
+			require.NoError(t, err)
+			assert.False(t, ok)
+			assert.Equal(t, "a", string(now.Value))
+			assert.Equal(t, first.Version, now.Version)
+			second, ok, err := b.CompareAndSet(ctx, "x", first.Version, []byte("c"))
+			require.NoError(t, err)
+			assert.True(t, ok)
+			assert.Greater(t, second.Version, first.Version)
+
+			// A watch has what there is, and then each change in order; what was leased vanishes with its session.
+			events := make(chan string, 100)
+			require.NoError(t, a.Set(ctx, "watched/1", []byte("1"), store.Lease))
+			stopWatch, err := b.Watch(ctx, "watched/", func(e store.Event) { events <- fmt.Sprint(e.Key, "=", string(e.Value), " ", e.Deleted) })
+			require.NoError(t, err)
+			require.NoError(t, a.Set(ctx, "other", nil))
+			require.NoError(t, a.Set(ctx, "watched/2", []byte("2")))
+			require.NoError(t, a.Set(ctx, "watched/2", []byte("3")))
+			a.Drop("watched/2")
+			for _, want := range []string{"watched/1=1 false", "watched/2=2 false", "watched/2=3 false", "watched/2=3 true"} {
+				assert.Equal(t, want, <-events)
+			}
+			require.NoError(t, a.Err())
+			require.NoError(t, a.Close())
+			assert.Equal(t, "watched/1=1 true", <-events)
+			<-a.Done()
+			require.ErrorIs(t, a.Err(), comm.ErrClosed)
+			require.ErrorIs(t, a.Set(ctx, "x", nil), comm.ErrClosed)
+			stopWatch()
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	_, err := etcd.Dial(t.Context(), etcd.Config{Prefix: "/x/", Silence: time.Second})
+	require.ErrorIs(t, err, comm.ErrArgument)
+	s := newServer(t)
+	c := s.dial(t)
+	kv, err := etcd.Dial(t.Context(), etcd.Config{Client: c, Prefix: "/x/", Silence: time.Second})
+	require.NoError(t, err)
+	require.ErrorIs(t, kv.Set(t.Context(), "x", nil, store.Heard), comm.ErrUnsupported)
+	s.stop()
+	select {
+	case <-kv.Done(): // nobody keeps the lease alive
+		require.ErrorIs(t, kv.Err(), comm.ErrPeerFailed)
+	case <-time.After(limit):
+		t.Error("the session of an etcd that is gone has not ended")
+	}
+	_ = kv.Close()
+}
+
+// TestElastic: members over an etcd go on when one is killed, and while etcd is restarted.
+func TestElastic(t *testing.T) {
+	s := newServer(t)
+	conf, err := store.TLS([]byte("a secret of tests"), "etcd")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	const members, steps = 3, 30
+	values, errs := make([]float32, members), make([]error, members)
+	var all sync.WaitGroup
+	for i := range members {
+		all.Go(func() {
+			rt, value := cpu.New(), values[i:i+1]
+			tensor, err := cpu.Wrap(rt, value)
+			require.NoError(t, err)
+			made := 0
+			var m *elastic.Member
+			client := s.dial(t)
+			m, err = elastic.Join(ctx, elastic.Config{Name: fmt.Sprint("member ", i), Min: 2, Runtime: rt, Tensors: []*runtime.Tensor{tensor}, Silence: time.Second,
+				Dial: func(ctx context.Context) (store.Store, error) {
+					return etcd.Dial(ctx, etcd.Config{Client: client, Prefix: "/job/", Silence: 2 * time.Second})
+				},
+				Form: func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+					return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: time.Second})
+				},
+				Bind: func(context.Context, *elastic.Epoch) error { return nil },
+			})
+			if errs[i] = err; err != nil {
+				return
+			}
+			defer m.Close()
+			errs[i] = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+				if m.Steps() >= steps && len(e.Members) == 2 {
+					m.Leave()
+					return m.Commit(ctx)
+				}
+				if made++; i == 0 && len(e.Members) == members && made > 5 {
+					return m.Close() // as if it were killed, but faster
+				}
+				if i == 1 && len(e.Members) == 2 && m.Steps() == steps-5 {
+					s.stop()
+					s.start(t)
+				}
+				if err := m.Commit(ctx); err != nil {
+					return err
+				}
+				value[0]++
+				return nil
+			})
+		})
+	}
+	all.Wait()
+	require.NoError(t, errs[1])
+	require.NoError(t, errs[2])
+	assert.Equal(t, values[1], values[2])
+	assert.GreaterOrEqual(t, values[1], float32(steps))
+}
