@@ -262,8 +262,8 @@ func TestAutoWeighsValues(t *testing.T) {
 	})
 }
 
-// A dense step that goes in segments has the bits of one in which each share is rounded as a whole.
-func TestDenseSegments(t *testing.T) {
+// A dense step rounds shares as a whole, adds them up in the order of the ranks, and rounds the sums.
+func TestDenseShares(t *testing.T) {
 	const n, ranks = 500_009, 3
 	const share = (n + ranks - 1) / ranks
 	k, err := runtime.KernelsOf(cpu.New())
