@@ -24,6 +24,20 @@ func CheckDevice(c Communicator, d runtime.Device) error {
 	return nil
 }
 
+// Rounder is implemented by communicators that sum up rounded values in one operation. It is
+// optional: the same is done by calls of AllToAll and AllGather between kernels.
+type Rounder interface {
+	// AllReduceRounded submits, as AllReduce does, the sums over all ranks of count F32 values, which
+	// travel in a codec. The values are cut into as many pieces as there are ranks, each of
+	// count/WorldSize elements rounded up, the last ones shorter. A rank rounds the
+	// pieces of all others, adds up its own, as it is, and theirs of it, rounded, in the order
+	// of the ranks to 0, and rounds the sums, which are the result on all ranks. If lost is true, what a
+	// rank's roundings lose takes the place of its values. Values and sums do not overlap.
+	//
+	// [ErrUnsupported], before anything is sent and on all ranks alike, means that there is no such operation.
+	AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error
+}
+
 // SymmetricAllocator is implemented by communicators that have faster
 // collectives on memory which all ranks allocate together; see [Allocate].
 //

@@ -57,7 +57,7 @@ func New(check *Check, l *Life, b Backend) *Base {
 				return err
 			}
 			if err := b.Submit(c); err != nil {
-				return l.explain(c.Op.String(), err)
+				return l.Explain(c.Op.String(), err)
 			}
 			return nil
 		},
@@ -70,7 +70,7 @@ func New(check *Check, l *Life, b Backend) *Base {
 				err = b.SubmitTogether(calls)
 			}
 			if err != nil {
-				return l.explain(opGroup, err)
+				return l.Explain(opGroup, err)
 			}
 			return nil
 		},
@@ -87,7 +87,7 @@ func New(check *Check, l *Life, b Backend) *Base {
 				_ = comm.CloseAll(child, err) // its other ranks may have theirs
 			}
 			if err != nil {
-				return nil, l.explain(w.Op.String(), err)
+				return nil, l.Explain(w.Op.String(), err)
 			}
 			return child, nil
 		},

@@ -168,9 +168,9 @@ func (l *Life) endWaits(cause error) {
 	}
 }
 
-// explain deals with an error of the backend, and returns it as that of op. One that is
-// not [Refused] aborts the communicator.
-func (l *Life) explain(op string, err error) error {
+// Explain deals with an error of the backend, and returns it as that of op. One that is
+// not [Refused] aborts the communicator. Methods that a handle has beside [Base] use it.
+func (l *Life) Explain(op string, err error) error {
 	if !Refused(err) {
 		l.Fail(err)
 		l.abort()

@@ -45,6 +45,7 @@ var (
 	_ comm.StreamSyncOps = (*Comm)(nil)
 	_ comm.StreamOrder   = (*Comm)(nil)
 	_ comm.Progresser    = (*Comm)(nil)
+	_ comm.Rounder       = (*Comm)(nil)
 )
 
 // newComm makes a communicator with an offload table, or, for nil, with one that it measures.

@@ -70,7 +70,7 @@ func namedKernels() (k kernelSet, names map[*kernel]string) {
 			}
 		}
 	}
-	k.move, k.moveRing = add("move"), add("move_ring")
+	k.move, k.moveRing, k.i8, k.fp8 = add("move"), add("move_ring"), add("rounded_i8"), add("rounded_e4m3")
 	return k, names
 }
 
@@ -78,7 +78,6 @@ func namedKernels() (k kernelSet, names map[*kernel]string) {
 func newEmulated(t *testing.T, seed uint64, ranks, steps, most int, limit time.Duration) *emulated {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	w := &emulated{planner: planner{sizes: small(ranks), ranks: ranks}, seed: seed}
-	w.kernels, w.names = namedKernels()
 	w.first = []uint64{1, 1<<32 - uint64(rng.IntN(steps)+1), 1<<40 + 7}[rng.IntN(3)]
 	for i := range steps {
 		s := randomStep(rng, ranks, most)
@@ -92,26 +91,7 @@ func newEmulated(t *testing.T, seed uint64, ranks, steps, most int, limit time.D
 		w.steps = append(w.steps, s)
 	}
 	w.wanted = reference(t, ranks, w.steps)
-	launches := w.allocate(int(unsafe.Sizeof(imageHead{})) + ranks*steps*int(unsafe.Sizeof(imageLaunch{})))
-	head := at[imageHead](w, launches)
-	*head = imageHead{ranks: uint64(ranks), launches: uint64(steps), seed: seed}
-	l, size := w.layout(ranks)
-	worlds := make([]worldParameters, ranks)
-	for r := range ranks {
-		worlds[r].rank, worlds[r].ranks, worlds[r].at = uint32(r), uint32(ranks), l
-		scratch := w.allocate(size)
-		for b := range maxBlocks {
-			binary.NativeEndian.PutUint64(w.at(scratch+uintptr(8*b), 8), w.first)
-		}
-		words := w.at(scratch+uintptr(l.words), 2*int(l.wordsSize))
-		copy(words, bytes.Repeat([]byte{0xff}, len(words)))
-		w.watch = append(w.watch, w.allocate(4096))
-		worlds[r].host = uint64(w.watch[r])
-		at[watch](w, w.watch[r]).limit = int64(limit)
-		for p := range ranks {
-			worlds[p].scratch[r] = uint64(scratch)
-		}
-	}
+	launch := w.begin(steps, limit)
 	for i, s := range w.steps {
 		ns, nr := s.lengths(ranks)
 		esize := s.dt.Size()
@@ -135,12 +115,43 @@ func newEmulated(t *testing.T, seed uint64, ranks, steps, most int, limit time.D
 			copy(w.at(send, ns*esize), s.input(r, ns))
 			w.recvs[i][r] = recv
 			p := w.planOf(s, send, recv)
-			e := imageLaunch{blocks: uint32(blocks), width: uint32(width), launch: launchParameters{worlds[r], p.call}}
-			require.Less(t, copy(e.name[:], w.names[p.kernel]), len(e.name))
-			*at[imageLaunch](w, launches+unsafe.Sizeof(imageHead{})+uintptr(r*steps+i)*unsafe.Sizeof(e)) = e
+			p.blocks, p.width = blocks, width
+			launch(r, i, p)
 		}
 	}
 	return w
+}
+
+// begin makes the memory of the ranks, which have so many launches each, and returns what sets them.
+func (w *emulated) begin(steps int, limit time.Duration) (launch func(rank, i int, p plan)) {
+	w.kernels, w.names = namedKernels()
+	launches := w.allocate(int(unsafe.Sizeof(imageHead{})) + w.ranks*steps*int(unsafe.Sizeof(imageLaunch{})))
+	head := at[imageHead](w, launches)
+	*head = imageHead{ranks: uint64(w.ranks), launches: uint64(steps), seed: w.seed}
+	l, size := w.layout(w.ranks)
+	worlds := make([]worldParameters, w.ranks)
+	for r := range w.ranks {
+		worlds[r].rank, worlds[r].ranks, worlds[r].at = uint32(r), uint32(w.ranks), l
+		scratch := w.allocate(size)
+		for b := range maxBlocks {
+			binary.NativeEndian.PutUint64(w.at(scratch+uintptr(8*b), 8), w.first)
+		}
+		words := w.at(scratch+uintptr(l.words), 2*int(l.wordsSize))
+		copy(words, bytes.Repeat([]byte{0xff}, len(words)))
+		w.watch = append(w.watch, w.allocate(4096))
+		worlds[r].host = uint64(w.watch[r])
+		at[watch](w, w.watch[r]).limit = int64(limit)
+		for p := range w.ranks {
+			worlds[p].scratch[r] = uint64(scratch)
+		}
+	}
+	return func(rank, i int, p plan) {
+		e := imageLaunch{blocks: uint32(p.blocks), width: uint32(p.width), launch: launchParameters{worlds[rank], p.call}}
+		if copy(e.name[:], w.names[p.kernel]) == len(e.name) {
+			panic("a name is too long")
+		}
+		*at[imageLaunch](w, launches+unsafe.Sizeof(imageHead{})+uintptr(rank*steps+i)*unsafe.Sizeof(e)) = e
+	}
 }
 
 // allocate returns the address of so many bytes, aligned to 256.

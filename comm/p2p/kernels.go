@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -40,6 +41,8 @@ const (
 	packBytes = 16
 	noRank    = maxRanks
 	headBytes = 512 << 10 // the state and the flags
+
+	tileValues, tilePacks = 512, 33 // of rounded values
 )
 
 // layout holds the offsets and the sizes of the parts of a rank's scratch memory, in bytes. It
@@ -196,6 +199,7 @@ type kernelSet struct {
 	byType         [kernelFamilies][len(elements)]*kernel // by dtype.DType
 	move, moveRing *kernel
 	leave          *kernel // tells the peers that this rank aborts
+	i8, fp8        *kernel // allreduces of rounded values
 }
 
 // load looks up all kernels in a module, and those that start early in another one, unless it
@@ -224,6 +228,7 @@ func load(m, dependent *cuda.Module) (k kernelSet, err error) {
 		}
 	}
 	k.move, k.moveRing, k.leave = find("move", true), find("move_ring", false), find("leave_all", false)
+	k.i8, k.fp8 = find("rounded_i8", false), find("rounded_e4m3", false)
 	return k, err
 }
 
@@ -241,9 +246,9 @@ func (k *kernelSet) all() (list []*kernel) {
 			add(kernel)
 		}
 	}
-	add(k.move)
-	add(k.moveRing)
-	add(k.leave)
+	for _, kernel := range []*kernel{k.move, k.moveRing, k.leave, k.i8, k.fp8} {
+		add(kernel)
+	}
 	return list
 }
 
@@ -366,6 +371,35 @@ func (p *planner) broadcast(buf uintptr, bytes, root int) plan {
 // barrier plans a barrier.
 func (p *planner) barrier() plan {
 	return p.move(callParameters{root: noRank, keeper: noRank, operation: uint32(comm.OpBarrier)})
+}
+
+// rounded plans an allreduce of float32 values that travel in a codec, if there is a kernel for it. lost
+// says whether what roundings lose takes the place of the values.
+func (p *planner) rounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) (l plan, ok bool) {
+	switch codec {
+	case runtime.CodecI8:
+		l.kernel = p.kernels.i8
+	case runtime.CodecFP8:
+		l.kernel = p.kernels.fp8
+	}
+	perWarp := p.chunk / tilePacks
+	if p.ranks == 2 { // two stages share a slot
+		perWarp = p.chunk / 2 / tilePacks
+	}
+	if l.kernel == nil || p.ranks == 1 || perWarp == 0 {
+		return plan{}, false
+	}
+	share := (count + p.ranks - 1) / p.ranks
+	c := callParameters{
+		send: uint64(values), recv: uint64(sums), bytes: uint64(share * 4), total: uint64(count * 4), sendStride: uint64(share * 4), recvStride: uint64(share * 4),
+		root: noRank, keeper: noRank, operation: uint32(comm.OpAllReduce),
+	}
+	if lost {
+		c.reduction = 1
+	}
+	perBlock := perWarp * maxWidth / lineWidth * tileValues
+	l.blocks, l.width, l.call = min((share+perBlock-1)/perBlock, p.ringBlocks, p.blocks), maxWidth, c.checked()
+	return l, true
 }
 
 func (p *planner) move(c callParameters) plan {

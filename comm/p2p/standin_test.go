@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
+	kernels "github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -143,7 +144,7 @@ func TestStandInPatience(t *testing.T) {
 // and nothing is left.
 func TestStandInARankThatFails(t *testing.T) {
 	s, gpus := openStandIn(t)
-	const loads = 2 * 36 // launches before anything is measured
+	const loads = 2 * 38 // launches before anything is measured
 	for _, at := range []struct {
 		function string
 		n        int
@@ -544,6 +545,43 @@ func TestStandInLaunchBesideClose(t *testing.T) {
 		}
 		i.first = func() { assert.NoError(t, c.Close()) }
 		assert.ErrorIs(t, c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum), comm.ErrClosed)
+		return rt.Deallocate(buf)
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// Rounded sums are one launch, and one that fails aborts the communicator. A codec without a kernel is left
+// to others.
+func TestStandInRounded(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		if err := base.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			round := func(codec kernels.Codec) error { return c.AllReduceRounded(buf, buf+2048, 512, codec, true) }
+			before := s.Submitted.Call(c.CommStream())
+			assert.NoError(t, round(kernels.CodecI8))
+			assert.NoError(t, round(kernels.CodecFP8))
+			assert.ErrorIs(t, round(kernels.CodecI4), comm.ErrUnsupported)
+			assert.ErrorIs(t, c.AllReduceRounded(0, buf, 512, kernels.CodecI8, true), comm.ErrArgument)
+			assert.Equal(t, before+2, s.Submitted.Call(c.CommStream()))
+			race.NoAllocs(t, 100, func() error { return round(kernels.CodecI8) })
+			s.next("cuLaunchKernel", outOfMemory)
+			assert.ErrorContains(t, round(kernels.CodecI8), "CUDA_ERROR_OUT_OF_MEMORY")
+			assert.ErrorIs(t, round(kernels.CodecI8), comm.ErrBroken)
+		} else {
+			assert.ErrorIs(t, base.Barrier(ctx), comm.ErrPeerFailed)
+		}
+		_ = c.Close()
 		return rt.Deallocate(buf)
 	})
 	assert.Equal(t, [2]error{}, errs)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -89,6 +91,31 @@ func (c *Comm) launch(p plan) error {
 		return fmt.Errorf("%w: %w", comm.ErrArgument, err)
 	}
 	return err
+}
+
+// AllReduceRounded implements [comm.Rounder], for [runtime.CodecI8] and [runtime.CodecFP8].
+func (c *Comm) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error {
+	x := comm.AllReduceCall(values, sums, count, dtype.F32, comm.Sum)
+	if err := c.check.Call(&x); err != nil {
+		return err
+	}
+	p, ok := c.here.rounded(values, sums, count, codec, lost)
+	if !ok {
+		return fmt.Errorf("p2p: %w: values rounded to %v between %d ranks", comm.ErrUnsupported, codec, c.WorldSize())
+	}
+	c.entered.Add(1)
+	err := c.life.Err()
+	if err == nil && count > 0 {
+		err = c.launch(p)
+	}
+	if err == nil {
+		c.ledger.Begin(&x)
+	}
+	c.leave(1)
+	if err != nil {
+		return c.life.Explain("allreduce rounded", err)
+	}
+	return nil
 }
 
 // plan plans a call.

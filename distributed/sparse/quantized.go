@@ -2,6 +2,7 @@ package sparse
 
 import (
 	"context"
+	"errors"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -19,6 +20,20 @@ type quantized struct {
 }
 
 func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
+	dense := x.denseResult()
+	if r, ok := comm.As[comm.Rounder](x.c); ok {
+		x.fence(ctx)
+		if x.err != nil {
+			return result{}
+		}
+		err := r.AllReduceRounded(x.residual, dense, x.n, x.codec, !x.cfg.NoErrorFeedback)
+		if !errors.Is(err, comm.ErrUnsupported) {
+			x.check(err)
+			x.inFlight = true
+			x.arrive(ctx)
+			return result{dense: dense, scale: x.average}
+		}
+	}
 	share := (x.n + x.size - 1) / x.size
 	words := x.codec.Size(share) / base.WordSize
 	part := func(rank int) (first, n int) { // of the elements
@@ -45,7 +60,7 @@ func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 			x.check(x.kernels.Dequantize(x.sums.Ptr, x.codec, base.At(in, r*words), n, true))
 		}
 	}
-	own, dense := base.At(out, x.rank*words), x.denseResult()
+	own := base.At(out, x.rank*words)
 	x.quantize(own, x.sums.Ptr, n, mine)
 	x.communicate(ctx, comm.AllGatherCall(own, out, words, dtype.I32))
 	for r := range x.size {

@@ -262,7 +262,33 @@ func TestAutoWeighsValues(t *testing.T) {
 	})
 }
 
-// A dense step rounds shares as a whole, adds them up in the order of the ranks, and rounds the sums.
+// rounder has an operation for rounded values, in one codec.
+type rounder struct {
+	comm.Wrapped
+	codec  runtime.Codec
+	reduce func(all [][]float32) (sums []float32) // which leaves residuals there
+	calls  int
+}
+
+func (r *rounder) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error {
+	if codec != r.codec {
+		return comm.ErrUnsupported
+	}
+	r.calls++
+	flat, all := make([]float32, count*r.WorldSize()), make([][]float32, r.WorldSize())
+	err := errors.Join(r.AllGather(values, hostmem.Addr(flat), count, dtype.F32), r.Sync(context.Background()))
+	for i := range all {
+		all[i] = flat[i*count : (i+1)*count]
+	}
+	copy(hostmem.Slice[float32](sums, count), r.reduce(all))
+	if lost {
+		copy(hostmem.Slice[float32](values, count), all[r.Rank()])
+	}
+	return err
+}
+
+// A dense step, also in one operation of a communicator that has it, rounds shares as a whole, adds them up in the
+// order of the ranks, and rounds the sums.
 func TestDenseShares(t *testing.T) {
 	const n, ranks = 500_009, 3
 	const share = (n + ranks - 1) / ranks
@@ -276,18 +302,7 @@ func TestDenseShares(t *testing.T) {
 		return out
 	}
 	for values, codec := range map[string]runtime.Codec{sparse.I8: runtime.CodecI8, sparse.I2: runtime.CodecI2, sparse.Bit: runtime.CodecSign} {
-		var want [2][]float32
-		var residual [ranks][]float32
-		for r := range residual {
-			residual[r] = make([]float32, n)
-		}
-		for step := range want {
-			for r := range residual {
-				for i, g := range standin.Normal(n, r, step) {
-					residual[r][i] += g
-				}
-			}
-			want[step] = make([]float32, n)
+		reduce := func(residual [][]float32) (all []float32) {
 			for owner := range residual {
 				from, to := owner*share, min((owner+1)*share, n)
 				sums := make([]float32, to-from)
@@ -301,30 +316,58 @@ func TestDenseShares(t *testing.T) {
 						sums[i] += v
 					}
 				}
-				for i, v := range rounded(codec, sums, residual[owner][from:to]) {
-					want[step][from+i] = v * (float32(1) / ranks)
+				all = append(all, rounded(codec, sums, residual[owner][from:to])...)
+			}
+			return all
+		}
+		var want [2][]float32
+		residual := make([][]float32, ranks)
+		for r := range residual {
+			residual[r] = make([]float32, n)
+		}
+		for step := range want {
+			for r := range residual {
+				for i, g := range standin.Normal(n, r, step) {
+					residual[r][i] += g
 				}
+			}
+			want[step] = reduce(residual)
+			for i := range want[step] {
+				want[step][i] *= float32(1) / ranks
 			}
 		}
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.Dense, Values: values})
-			if err != nil {
-				return err
-			}
-			g, err := runtime.New(rt, dtype.F32, n)
-			if err != nil {
-				return err
-			}
-			for step := range want {
-				result, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), step))
-				if err != nil {
+			once := &rounder{Wrapped: comm.Wrap(c), codec: runtime.CodecI8, reduce: reduce}
+			for _, c := range []comm.Communicator{c, once} {
+				if err := steps(ctx, rt, c, values, want[:]); err != nil {
 					return err
 				}
-				if !slices.Equal(result, want[step]) {
-					return fmt.Errorf("%s: rank %d has another result in step %d", values, c.Rank(), step)
-				}
 			}
-			return errors.Join(s.Close(), g.Free())
+			assert.Equal(t, map[bool]int{true: len(want)}[values == sparse.I8], once.calls)
+			return nil
 		})
 	}
+}
+
+// steps makes dense steps, and compares their results.
+func steps(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, values string, want [][]float32) error {
+	n := len(want[0])
+	s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.Dense, Values: values})
+	if err != nil {
+		return err
+	}
+	g, err := runtime.New(rt, dtype.F32, n)
+	if err != nil {
+		return err
+	}
+	for step := range want {
+		result, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), step))
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(result, want[step]) {
+			return fmt.Errorf("%s: rank %d has another result in step %d", values, c.Rank(), step)
+		}
+	}
+	return errors.Join(s.Close(), g.Free())
 }

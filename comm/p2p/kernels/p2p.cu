@@ -851,6 +851,8 @@ DEVICE void move_ring(const world &w, const call &c) {
   }
 }
 
+#include "rounded.cuh"
+
 #define OPERATION(name, run)                                                                                         \
   KERNEL BOUNDS(max_width, 1) name(launch l) {                                              \
     if (!l.c.idle) run(l.w, l.c);                                                                                    \
@@ -901,4 +903,6 @@ OPERATION(ring_i16, ring<i16_element>)
 OPERATION(ring_i8, ring<i8_element>)
 
 OPERATION(move_ring, move_ring)
+OPERATION(rounded_i8, rounded<i8_code>)
+OPERATION(rounded_e4m3, rounded<e4m3_code>)
 #endif
