@@ -23,45 +23,36 @@ import (
 // work submitted to the tensor's runtime from then on; before the host reads it,
 // see "Completion" in the package's documentation.
 func AllReduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm.ReduceOp) error {
-	x, err := begin(ctx, "allreduce", c, t, t)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.AllReduceCall(x.src, x.dst, x.count, x.dt, op))
+	return move(ctx, "allreduce", c, t, t, func(x transfer) comm.Call {
+		return comm.AllReduceCall(x.src, x.dst, x.count, x.dt, op)
+	})
 }
 
 // Broadcast copies root's t to every rank's t.
 func Broadcast(ctx context.Context, c comm.Communicator, t *runtime.Tensor, root int) error {
-	x, err := begin(ctx, "broadcast", c, t, t)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.BroadcastCall(x.dst, x.count, x.dt, root))
+	return move(ctx, "broadcast", c, t, t, func(x transfer) comm.Call {
+		return comm.BroadcastCall(x.dst, x.count, x.dt, root)
+	})
 }
 
 // Reduce is [AllReduce] whose result only root gets, in place; the other
 // ranks' t stay as they are.
 func Reduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm.ReduceOp, root int) error {
-	x, err := begin(ctx, "reduce", c, t, t)
-	if err != nil {
-		return err
-	}
-	recv := x.dst
-	if c.Rank() != root {
-		recv = 0
-	}
-	return x.end(ctx, comm.ReduceCall(x.src, recv, x.count, x.dt, op, root))
+	return move(ctx, "reduce", c, t, t, func(x transfer) comm.Call {
+		if c.Rank() != root {
+			x.dst = 0
+		}
+		return comm.ReduceCall(x.src, x.dst, x.count, x.dt, op, root)
+	})
 }
 
 // AllGather collects every rank's src, in rank order, in every rank's dst,
 // which has WorldSize times as many elements. src may be this rank's part of
 // dst (a view): then nothing is copied.
 func AllGather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor) error {
-	x, err := beginParts(ctx, "allgather", c, dst, src, src, dst)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.AllGatherCall(x.src, x.dst, x.count, x.dt))
+	return moveParts(ctx, "allgather", c, dst, src, src, dst, func(x transfer) comm.Call {
+		return comm.AllGatherCall(x.src, x.dst, x.count, x.dt)
+	})
 }
 
 // AllGatherV is [AllGather] with a length per rank: rank r contributes
@@ -76,22 +67,18 @@ func AllGatherV(ctx context.Context, c comm.Communicator, dst, src *runtime.Tens
 	if src != nil && src.Len() != counts[c.Rank()] {
 		return base.ShapeError(op, "src has %d elements, counts[%d] says %d", src.Len(), c.Rank(), counts[c.Rank()])
 	}
-	x, err := begin(ctx, op, c, dst, src)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.AllGatherVCall(x.src, x.dst, counts, displs, x.dt))
+	return move(ctx, op, c, dst, src, func(x transfer) comm.Call {
+		return comm.AllGatherVCall(x.src, x.dst, counts, displs, x.dt)
+	})
 }
 
 // ReduceScatter reduces src across the ranks and leaves part number Rank of
 // the result in dst. src has WorldSize times as many elements as dst, which
 // may be this rank's part of src (a view).
 func ReduceScatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, op comm.ReduceOp) error {
-	x, err := beginParts(ctx, "reducescatter", c, dst, src, dst, src)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.ReduceScatterCall(x.src, x.dst, x.count, x.dt, op))
+	return moveParts(ctx, "reducescatter", c, dst, src, dst, src, func(x transfer) comm.Call {
+		return comm.ReduceScatterCall(x.src, x.dst, x.count, x.dt, op)
+	})
 }
 
 // AllToAll cuts src into WorldSize equal parts, sends part r to rank r, and
@@ -122,11 +109,9 @@ func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, re
 	if err != nil {
 		return err
 	}
-	x, err := begin(ctx, op, c, dst, src)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.AllToAllVCall(x.src, sendCounts, sendDispls, x.dst, recvCounts, recvDispls, x.dt))
+	return move(ctx, op, c, dst, src, func(x transfer) comm.Call {
+		return comm.AllToAllVCall(x.src, sendCounts, sendDispls, x.dst, recvCounts, recvDispls, x.dt)
+	})
 }
 
 // Gather collects every rank's src, in rank order, in root's dst, which has
@@ -137,17 +122,14 @@ func Gather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor, 
 		return base.OpError(op, err)
 	}
 	if c.Rank() != root {
-		x, err := begin(ctx, op, c, src, src)
-		if err != nil {
-			return err
-		}
-		return x.end(ctx, comm.GatherCall(x.src, 0, x.count, x.dt, root))
+		return move(ctx, op, c, src, src, func(x transfer) comm.Call {
+			x.dst = 0
+			return comm.GatherCall(x.src, x.dst, x.count, x.dt, root)
+		})
 	}
-	x, err := beginParts(ctx, op, c, dst, src, src, dst)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.GatherCall(x.src, x.dst, x.count, x.dt, root))
+	return moveParts(ctx, op, c, dst, src, src, dst, func(x transfer) comm.Call {
+		return comm.GatherCall(x.src, x.dst, x.count, x.dt, root)
+	})
 }
 
 // Scatter sends part r of root's src to rank r's dst. src has WorldSize times
@@ -158,37 +140,30 @@ func Scatter(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor,
 		return base.OpError(op, err)
 	}
 	if c.Rank() != root {
-		x, err := begin(ctx, op, c, dst, dst)
-		if err != nil {
-			return err
-		}
-		return x.end(ctx, comm.ScatterCall(0, x.dst, x.count, x.dt, root))
+		return move(ctx, op, c, dst, dst, func(x transfer) comm.Call {
+			x.src = 0
+			return comm.ScatterCall(x.src, x.dst, x.count, x.dt, root)
+		})
 	}
-	x, err := beginParts(ctx, op, c, dst, src, dst, src)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.ScatterCall(x.src, x.dst, x.count, x.dt, root))
+	return moveParts(ctx, op, c, dst, src, dst, src, func(x transfer) comm.Call {
+		return comm.ScatterCall(x.src, x.dst, x.count, x.dt, root)
+	})
 }
 
 // Send sends t to rank dest and may wait for the matching [Recv]. Ranks that
 // exchange data use [SendRecv] instead: two ranks that both send first would
 // wait for each other.
 func Send(ctx context.Context, c comm.Communicator, t *runtime.Tensor, dest int, tag uint32) error {
-	x, err := begin(ctx, "send", c, t, t)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.SendCall(x.src, x.count, x.dt, dest, tag))
+	return move(ctx, "send", c, t, t, func(x transfer) comm.Call {
+		return comm.SendCall(x.src, x.count, x.dt, dest, tag)
+	})
 }
 
 // Recv receives t from rank src.
 func Recv(ctx context.Context, c comm.Communicator, t *runtime.Tensor, src int, tag uint32) error {
-	x, err := begin(ctx, "recv", c, t, t)
-	if err != nil {
-		return err
-	}
-	return x.end(ctx, comm.RecvCall(x.dst, x.count, x.dt, src, tag))
+	return move(ctx, "recv", c, t, t, func(x transfer) comm.Call {
+		return comm.RecvCall(x.dst, x.count, x.dt, src, tag)
+	})
 }
 
 // SendRecv sends src to rank dest while it receives dst from rank source.
@@ -241,22 +216,29 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 	return x, nil
 }
 
-// beginParts is begin for collectives between a part and a whole of WorldSize
-// parts; the transfer's count is that of the part.
-func beginParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor) (transfer, error) {
-	if err := base.CheckComm(c); err != nil {
-		return transfer{}, base.OpError(op, err)
-	}
-	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
-		return transfer{}, base.ShapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
-			c.WorldSize(), part.Len(), part.Len()*c.WorldSize(), whole.Len())
-	}
+// move is begin and end around a call.
+func move(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor, call func(x transfer) comm.Call) error {
 	x, err := begin(ctx, op, c, dst, src)
 	if err != nil {
-		return x, err
+		return err
 	}
-	x.count = part.Len()
-	return x, nil
+	return x.end(ctx, call(x))
+}
+
+// moveParts is move for collectives between a part and a whole of WorldSize
+// parts; the transfer's count is that of the part.
+func moveParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor, call func(x transfer) comm.Call) error {
+	if err := base.CheckComm(c); err != nil {
+		return base.OpError(op, err)
+	}
+	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
+		return base.ShapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
+			c.WorldSize(), part.Len(), part.Len()*c.WorldSize(), whole.Len())
+	}
+	return move(ctx, op, c, dst, src, func(x transfer) comm.Call {
+		x.count = part.Len()
+		return call(x)
+	})
 }
 
 // end makes a call, and the device wait for it.
