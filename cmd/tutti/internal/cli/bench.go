@@ -55,7 +55,6 @@ type benchFlags struct {
 // newBenchFlags adds the flags to a command that has these sizes by default.
 func newBenchFlags(flags *pflag.FlagSet, w world, low, high int) *benchFlags {
 	b := &benchFlags{world: w, low: low, high: high, step: 4, repeats: bench.DefaultRepeats(), verify: true}
-	flags.SortFlags = false
 	b.register(flags)
 	flags.Var(sizeFlag(&b.low), "min", "smallest size: bytes, or with K, M, G")
 	flags.Var(sizeFlag(&b.high), "max", "largest size")

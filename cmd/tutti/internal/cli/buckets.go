@@ -53,7 +53,6 @@ from each other. For a real one on GPUs see tutti bench overlap.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	w.register(flags)
 	patternsFlag(flags, &cfg.Patterns)
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")

@@ -52,7 +52,6 @@ over the links, and how well the forwarder kept up. The exit code is that of the
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVar(&cfg.Hosts, "hosts", cfg.Hosts, "number of hosts")
 	flags.IntVar(&cfg.PerHost, "per-host", cfg.PerHost, "ranks on each host")

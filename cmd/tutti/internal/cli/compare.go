@@ -62,7 +62,6 @@ run instead of the median.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of `ranks`")
 	flags.Var(sizeFlag(&cfg.Low), "min", "smallest size: bytes, or with K, M, G")
 	flags.Var(sizeFlag(&cfg.High), "max", "largest size")

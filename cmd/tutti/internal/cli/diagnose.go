@@ -59,11 +59,7 @@ directory, when a wait fails, when a rank aborts, and on the signals USR1 and TE
 			t := newTable()
 			t.AppendHeader(table.Row{"rank", "last call", "done", "waits in", "error"})
 			for _, s := range report.States {
-				done := "no"
-				if s.Done {
-					done = "yes"
-				}
-				t.AppendRow(table.Row{s.Rank, s.Last, done, s.Waits, s.Error})
+				t.AppendRow(table.Row{s.Rank, s.Last, yes[s.Done], s.Waits, s.Error})
 			}
 			printTable(out, t, alignRight(1, 1), 2, 5)
 			return nil

@@ -19,10 +19,10 @@ func printGPUs(out io.Writer, g backend.GPUs, cublas backend.CUBLAS) {
 	if len(g.Devices) == 0 {
 		versions.AppendRow(table.Row{"GPU", "none: " + g.NoGPU})
 	} else {
-		versions.AppendRow(table.Row{"GPU driver", known(g.Driver)})
+		versions.AppendRow(table.Row{"GPU driver", cmp.Or(g.Driver, "unknown")})
 	}
 	if len(g.Devices) > 0 || g.CUDA != "" {
-		versions.AppendRow(table.Row{"CUDA", "up to " + known(g.CUDA)})
+		versions.AppendRow(table.Row{"CUDA", "up to " + cmp.Or(g.CUDA, "unknown")})
 	}
 	versions.AppendRow(table.Row{"NCCL", library(g.NCCL, g.NCCLLibrary, g.NoNCCL)})
 	versions.AppendRow(table.Row{"cuBLAS", library(cublas.Version, cublas.Library, cublas.Unavailable)})
@@ -52,14 +52,6 @@ func library(version, name, unavailable string) string {
 		return "none: " + unavailable
 	}
 	return version + ", " + name
-}
-
-// known is a text, or says that there is none.
-func known(s string) string {
-	if s == "" {
-		return "unknown"
-	}
-	return s
 }
 
 // The ways from one GPU to another.

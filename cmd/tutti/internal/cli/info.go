@@ -168,11 +168,7 @@ func (info information) print(out io.Writer) {
 	backends := newTable()
 	backends.AppendHeader(table.Row{"backend", "ranks are", "available", ""})
 	for _, b := range info.Backends {
-		available := "no"
-		if b.Available {
-			available = "yes"
-		}
-		backends.AppendRow(table.Row{b.Name, b.Summary, available, info.detail(b)})
+		backends.AppendRow(table.Row{b.Name, b.Summary, yes[b.Available], info.detail(b)})
 	}
 	printTable(out, backends, nil, 2, 4)
 }

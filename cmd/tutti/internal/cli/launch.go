@@ -62,7 +62,6 @@ by itself, and joins again; other machines --join at any time.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVarP(&cfg.Ranks, "ranks", "n", 1, "ranks on this machine")
 	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")

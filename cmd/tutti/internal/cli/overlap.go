@@ -78,7 +78,6 @@ are written to the --out directory.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	w.register(flags)
 	flags.IntVar(&cfg.Layers, "layers", cfg.Layers, "number of linear layers")
 	flags.IntVar(&cfg.Width, "width", cfg.Width, "inputs and outputs of a layer")

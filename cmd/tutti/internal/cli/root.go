@@ -204,8 +204,10 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// completeNames has shells complete the names that flags take.
+// completeNames has shells complete the names that flags take, and the help list flags in
+// the order in which they were added.
 func completeNames(cmd *cobra.Command) {
+	cmd.Flags().SortFlags = false
 	for flag, names := range map[string][]string{
 		"backend": backend.Names(),
 		"mpi":     cluster.MPIs(),

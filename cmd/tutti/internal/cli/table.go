@@ -26,6 +26,9 @@ func newTable() table.Writer {
 	return t
 }
 
+// yes is how tables show what is true or false.
+var yes = map[bool]string{true: "yes", false: "no"}
+
 // alignRight makes columns of numbers, from one number to another.
 func alignRight(from, to int) (columns []table.ColumnConfig) {
 	for i := from; i <= to; i++ {

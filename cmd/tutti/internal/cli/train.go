@@ -69,7 +69,6 @@ late carry them along.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	w.register(flags)
 	patternsFlag(flags, &cfg.Patterns)
 	valuesFlag(flags, &cfg.Values)
