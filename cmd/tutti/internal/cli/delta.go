@@ -9,25 +9,29 @@ import (
 	"github.com/tutti-go/tutti/distributed/delta"
 )
 
+const (
+	diffExample  = "  tutti delta diff step-1000.safetensors step-1010.safetensors -o step-1010.delta"
+	applyExample = "  tutti delta apply step-1000.safetensors step-1010.delta -o step-1010.safetensors"
+	statExample  = "  tutti delta stat step-1010.delta --json | jq .changed"
+)
+
 func newDelta() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delta",
 		Short: "Store checkpoints as what has changed",
 		Long: `delta stores a checkpoint (a file in the safetensors format) as its difference to an
-earlier one, without loss: apply makes the same file, byte for byte. Where 1 to 3 % of
-the weights have changed, that takes 1.0 to 1.25 bytes for each of them.`,
-		Example: `  tutti delta diff step-1000.safetensors step-1010.safetensors -o step-1010.delta
-  tutti delta apply step-1000.safetensors step-1010.delta -o step-1010.safetensors
-  tutti delta stat step-1010.delta --json | jq .changed`,
+earlier one, without loss: apply makes the same file, byte for byte. Where 1 to 3 %
+of the weights have changed, that takes 1.0 to 1.25 bytes for each of them.`,
+		Example: diffExample + "\n" + applyExample + "\n" + statExample,
 	}
-	cmd.AddCommand(newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", "which file is the old one, and which the new one?",
+	cmd.AddCommand(newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample, "which file is the old one, and which the new one?",
 		func(cmd *cobra.Command, args []string, out string, progress checkpoint.Progress) error {
 			s, err := checkpoint.Diff(cmd.Context(), args[0], args[1], out, progress)
 			if err == nil {
 				printStat(cmd, s)
 			}
 			return err
-		}), newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", "which file is the old one, and which the delta?",
+		}), newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample, "which file is the old one, and which the delta?",
 		func(cmd *cobra.Command, args []string, out string, progress checkpoint.Progress) error {
 			return checkpoint.Apply(cmd.Context(), args[0], args[1], out, progress)
 		}), newDeltaStat())
@@ -36,11 +40,12 @@ the weights have changed, that takes 1.0 to 1.25 bytes for each of them.`,
 }
 
 // newDeltaWrite makes a command that writes a file from two others.
-func newDeltaWrite(use, short, question string, write func(cmd *cobra.Command, args []string, out string, progress checkpoint.Progress) error) *cobra.Command {
+func newDeltaWrite(use, short, example, question string, write func(cmd *cobra.Command, args []string, out string, progress checkpoint.Progress) error) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
-		Use:   use + " -o FILE",
-		Short: short,
+		Use:     use + " -o FILE",
+		Short:   short,
+		Example: example,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case len(args) != 2:
@@ -66,8 +71,9 @@ func newDeltaWrite(use, short, question string, write func(cmd *cobra.Command, a
 func newDeltaStat() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "stat DELTA",
-		Short: "Say how many weights a delta changes, in how many bytes",
+		Use:     "stat DELTA",
+		Short:   "Say how many weights a delta changes, in how many bytes",
+		Example: statExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usagef("which delta?")

@@ -153,7 +153,8 @@ Environment:
   TUTTI_SECRET           keeps strangers out of a job: a text that all processes have
   TUTTI_SECRET_FILE      a file with it, which its owner alone may read
   TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_WORLD_SIZE,
-  TUTTI_RESTART          what launch tells ranks
+  TUTTI_RESTART, TUTTI_MIN, TUTTI_MAX
+                         what launch tells ranks
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_CUBLAS_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
   TUTTI_MPI_SHARED       off: ranks of one host share no memory
