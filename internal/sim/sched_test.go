@@ -45,7 +45,7 @@ const keptEvents = 400
 func Begin(seed uint64) *Simulation {
 	s := &Simulation{Seed: seed, Began: time.Now(), hash: 14695981039346656037}
 	r := Random(Mix(seed, 1))
-	s.scale, s.dense = []uint64{1, 5_000, 40_000}[r.IntN(3)], []uint64{3, 16, 100}[r.IntN(3)]
+	s.scale, s.dense = []uint64{1, 5_000, 40_000}[r.IntN(3)], []uint64{3, 40, 200}[r.IntN(3)]
 	s.network = newNetwork(s)
 	active.Store(s)
 	s.adopt(&Node{sim: s, name: "main"}, Mix(seed, 2))

@@ -67,12 +67,19 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 			break
 		}
 	}
-	for range 1 + p.IntN(12) {
+	short, steps := p.Chance(3), 1+p.IntN(12)
+	if short {
+		steps += 20
+	}
+	for range steps {
 		s := step{op: collectives[p.IntN(len(collectives))], count: lengths[p.IntN(len(lengths))], peer: p.IntN(size), tag: uint32(p.IntN(3)),
 			reduce: []comm.ReduceOp{comm.Sum, comm.Min, comm.Max, comm.Prod}[p.IntN(4)], inPlace: p.Chance(3), grouped: !p.Chance(3),
 			then: []comm.Op{comm.OpSync, comm.OpSync, comm.OpBarrier, 0, 0}[p.IntN(5)]}
-		if s.count > 40_000 && !p.Chance(3) {
+		if s.count > 2000 && !p.Chance(5) {
 			s.count /= 200
+		}
+		if short { // small ones, one behind the other
+			s.op, s.count, s.then = []comm.Op{comm.OpAllReduce, comm.OpAllReduce, comm.OpBroadcast, message}[p.IntN(4)], p.IntN(5), []comm.Op{comm.OpSync, comm.OpBarrier, 0}[p.IntN(3)]
 		}
 		if s.op != comm.OpAllReduce && s.op != message && s.op != comm.OpBroadcast {
 			s.count = min(s.count, 40_000/size)

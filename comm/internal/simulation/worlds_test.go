@@ -112,9 +112,13 @@ func playTCP(p *play) {
 		p.Least, p.Most = 5*time.Millisecond, 9*time.Millisecond // several lanes
 	}
 	connections, silence := p.IntN(4), time.Duration(1+p.IntN(5))*time.Second
-	g := p.newProgram(size, 1_200_000, "stall", "idle", "abort", "leave", "mismatch", "kill", "kill", "gone", "cut", "half", "hang up", "hiccup", "pause")
+	g := p.newProgram(size, 1_200_000, "stall", "idle", "abort", "leave", "mismatch", "kill", "kill", "gone", "cut", "half", "hang up", "hiccup", "late", "pause")
 	f := g.fault
+	if f.kind == "late" {
+		silence = 20 * time.Second
+	}
 	a, b := nodes[f.rank], nodes[(f.rank+1+p.IntN(size-1))%size]
+	connected := 0
 	broken, named, dead := true, []int{f.rank}, false
 	at := time.Duration(p.Between(time.Microsecond, 100*time.Millisecond))
 	if p.Chance(2) {
@@ -142,20 +146,27 @@ func playTCP(p *play) {
 			p.Cut(a, b, until)
 			p.Cut(b, a, until)
 		}
+	case "late": // longer than an address may take to answer
+		broken, at = false, p.Between(0, 30*time.Millisecond)
+		act = func() {
+			if until := time.Now().Add(p.Between(2*time.Second, 8*time.Second)); connected < size {
+				p.Cut(a, b, until)
+				p.Cut(b, a, until)
+			}
+		}
 	case "pause": // a process that is stopped for a while, longer than it may be silent or not
 		act = func() { a.Freeze(); sim.AfterFunc(f.wait, a.Thaw) }
 		broken = f.wait > silence*3/4
 	default:
 		broken = false
 	}
-	if slices.Contains([]string{"kill", "gone", "cut", "half", "hang up", "hiccup", "pause"}, f.kind) {
+	if slices.Contains([]string{"kill", "gone", "cut", "half", "hang up", "hiccup", "late", "pause"}, f.kind) {
 		g.fault.kind = ""
-		if f.kind == "hiccup" {
+		if f.kind == "hiccup" || f.kind == "late" {
 			g.fault.kind = "stall"
 		}
 		g.timeout = 0
 	}
-	connected := 0
 	sim.AfterFunc(at, func() {
 		if connected < size {
 			named = nil // ranks that lack a connection leave, and others name these
