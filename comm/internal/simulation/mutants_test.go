@@ -127,8 +127,10 @@ func TestMutantTexts(t *testing.T) {
 	}
 }
 
-// TestMutants puts the defects in, one by one, and sees that seeds find each. TUTTI_SIM_RUNS says how many seeds
-// a mutant gets. It builds for many minutes; set TUTTI_EXTENDED.
+// seeds is how many a mutant gets.
+var seeds = map[string]string{"schedule": "1200", "local": "1500", "store": "500", "tcp": "350"}
+
+// TestMutants puts the defects in, one by one, and sees that seeds find each. It builds for many minutes; set TUTTI_EXTENDED.
 func TestMutants(t *testing.T) {
 	here(t)
 	if os.Getenv("TUTTI_EXTENDED") == "" {
@@ -139,7 +141,7 @@ func TestMutants(t *testing.T) {
 			binary, err := build(t, false, m.change)
 			require.NoError(t, err)
 			out, err := simulate(t, binary, "TestSeeds", "TUTTI_SIM_SUBJECT="+m.subject, "TUTTI_SIM_FIRST=1",
-				"TUTTI_SIM_RUNS="+cmp.Or(os.Getenv("TUTTI_SIM_RUNS"), "3000"))
+				"TUTTI_SIM_RUNS="+seeds[m.subject])
 			found := "not found"
 			if err != nil {
 				_, found, _ = strings.Cut(out, "FAILED: ")

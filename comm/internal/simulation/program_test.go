@@ -27,6 +27,7 @@ type step struct {
 	counts  [][]int // of V-collectives, by rank and rank
 	inPlace bool
 	grouped bool
+	mixed   bool    // several times, in a group with a message for which the next rank waits first
 	colors  []int   // of a Split, by rank
 	then    comm.Op // Sync, Barrier, or none
 }
@@ -84,6 +85,7 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 		if s.op != comm.OpAllReduce && s.op != message && s.op != comm.OpBroadcast {
 			s.count = min(s.count, 40_000/size)
 		}
+		s.mixed = s.op == comm.OpAllReduce && size > 1 && p.subject != "checked" && p.Chance(4)
 		for range size {
 			s.colors = append(s.colors, p.IntN(3)-1)
 			row := make([]int, size)
@@ -304,6 +306,10 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 				case "mismatch":
 					extra = 1
 				}
+			} else if f.kind == "abort" && f.at == number && p.hears {
+				if sim.Sleep(time.Second); c.Err() == nil {
+					p.fail("rank %d has not heard in a second that rank %d has aborted", rank, f.rank)
+				}
 			}
 			p.Event("step %d: %v of %d", number, s.op, s.count)
 			if s.op == comm.OpSplit {
@@ -336,7 +342,31 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 			}
 			k := g.call(p.Seed, number, rank, extra)
 			o.calls, verify = append(o.calls, k), append(verify, number)
-			if s.grouped {
+			if next := (s.peer + 1) % g.size; s.mixed {
+				for range 6 {
+					more := g.call(p.Seed, number, rank, extra)
+					k.calls, k.memory, k.want = append(k.calls, more.calls...), append(k.memory, more.memory...), append(k.want, more.want...)
+				}
+				word := []int32{7, untouched}
+				switch at := hostmem.Addr(word); rank {
+				case s.peer:
+					k.calls = append(k.calls, comm.SendCall(at, 1, dtype.I32, next, 9))
+				case next:
+					word[0] = untouched
+					if err := c.Recv(at, 1, dtype.I32, s.peer, 9); err != nil {
+						return err
+					}
+					if _, err := (comm.Wait{Op: comm.OpSync}).Make(ctx, c); err != nil {
+						return err
+					}
+				}
+				if word[0] != 7 {
+					p.fail("rank %d received %d in step %d", rank, word[0], number)
+				}
+				k.memory, k.want = append(k.memory, word), append(k.want, []int32{7, untouched})
+				o.calls[len(o.calls)-1] = k
+			}
+			if s.grouped || s.mixed {
 				if err := c.Group(k.calls...); err != nil {
 					return err
 				}

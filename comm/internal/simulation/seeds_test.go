@@ -32,6 +32,7 @@ type play struct {
 	sim.Random
 	t       *testing.T
 	subject string
+	hears   bool // ranks that do nothing are told of aborts
 }
 
 // fail ends the process with the report of a failure.
@@ -90,7 +91,7 @@ func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
 		}
 	}()
 	synctest.Test(t, func(t *testing.T) {
-		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject}
+		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject, seed%3 == 0 && subject != "checked"}
 		defer p.End()
 		subjects[subject](p)
 		trace, points = p.Trace()

@@ -75,7 +75,7 @@ func (w *wire) wake() {
 
 // later has something happen at a rank a while from now, behind what else comes from a rank.
 func (w *wire) later(from int, f func()) (at time.Time) {
-	at = time.Now().Add(w.p.Between(time.Microsecond, 500*time.Microsecond))
+	at = time.Now().Add(w.p.Between(time.Microsecond, []time.Duration{100 * time.Microsecond, 3 * time.Millisecond}[w.p.Seed%2]))
 	if at.Before(w.ready[from]) {
 		at = w.ready[from].Add(1)
 	}
