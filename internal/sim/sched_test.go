@@ -246,6 +246,9 @@ func Processors(int) int {
 	return 1
 }
 
+// RandomNumber is in the place of rand.Uint64.
+func RandomNumber() uint64 { return current().random.Next() }
+
 // Go is in the place of the go statement.
 func Go(f func()) {
 	p := current()
