@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"os"
 	goruntime "runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"sync"
@@ -50,6 +51,9 @@ func TestChurn(t *testing.T) {
 			assert.NoError(t, a.Close())
 		}
 		assert.Eventually(t, func() bool { return goruntime.NumGoroutine() <= before+2 }, 10*time.Second, 10*time.Millisecond, "goroutines")
+		if t.Failed() {
+			_ = pprof.Lookup("goroutine").WriteTo(os.Stdout, 1)
+		}
 	})
 }
 

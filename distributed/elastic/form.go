@@ -31,11 +31,15 @@ func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	}
 	for {
 		if m.formed == nil {
-			if m.epoch != nil && m.epoch.Comm.Err() == nil {
-				if !m.ask {
+			if m.epoch != nil {
+				broken := m.epoch.Comm.Err() // by another member, perhaps
+				if broken == nil && !m.ask {
 					return m.epoch, nil
 				}
-				m.fail(m.handOver(ctx))
+				if broken == nil {
+					broken = m.handOver(ctx)
+				}
+				m.fail(broken)
 			}
 			if err := m.form(ctx); err != nil {
 				return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
