@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -27,6 +28,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed/elastic"
 )
 
 // What the test binary is as a rank, or as the launcher of a machine.
@@ -68,6 +70,9 @@ func rank(way string) (code int, err error) {
 		}
 		return 0, nil
 	}
+	if way == "elastic" {
+		return 0, member(ctx)
+	}
 	signals := make(chan os.Signal, 1)
 	ossignal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	kv, err := job.Connect(ctx)
@@ -102,6 +107,32 @@ func rank(way string) (code int, err error) {
 	}
 	fmt.Println("got", <-signals)
 	return 3, nil
+}
+
+// member makes steps with another one, which is killed once.
+func member(ctx context.Context) error {
+	cfg, err := elastic.FromEnv(elastic.Config{Bind: func(context.Context, *elastic.Epoch) error { return nil }})
+	if err != nil {
+		return err
+	}
+	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Listen: "localhost"})
+	}
+	m, err := elastic.Join(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer m.Close() //nolint:errcheck // the steps are what counts
+	return m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+		if m.Steps() == 5 && cfg.Name == "rank 1" && os.Getenv(restartVariable) == "0" {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		if m.Steps() == 10 {
+			fmt.Println(e.Members)
+			return io.EOF
+		}
+		return m.Commit(ctx)
+	})
 }
 
 // communicators makes two of this job, and uses both.
@@ -269,6 +300,19 @@ func (s signalError) Error() string          { return "signaled" }
 func (s signalError) Signal() syscall.Signal { return syscall.Signal(s) }
 
 // A signal to one launcher reaches the ranks of all, once.
+// A rank of an elastic job that fails is started again by itself, and joins the others.
+func TestElastic(t *testing.T) {
+	s := begin(t, t.Context(), "elastic", func(c *Config) { c.Min, c.Max, c.Restarts = 2, 2, 1 })
+	require.NoError(t, s.wait(t), "%s%s", &s.out, &s.err)
+	assert.Contains(t, s.err.String(), "signal: killed; restart 1 of 1\n")
+	for r := range 2 {
+		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] [rank 0 rank 1]\n", r))
+	}
+
+	s = begin(t, t.Context(), "fails", func(c *Config) { c.Ranks, c.Min, c.Restarts = 1, 1, 1 })
+	assert.Equal(t, 7, ended(t, s.wait(t)).Code)
+}
+
 func TestSignals(t *testing.T) {
 	first, second := pair(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
