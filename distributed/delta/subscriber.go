@@ -154,12 +154,13 @@ func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 
 // Close frees the tensors that the subscriber has allocated.
 func (s *Subscriber) Close() {
+	s.settle(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.parts {
 		r.free()
 	}
-	s.parts, s.doubt = []*replica{{}}, nil
+	s.parts = []*replica{{}}
 }
 
 // announcement is what the subscriber has.
