@@ -82,8 +82,13 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 // Version returns the latest version, 0 if there is none.
 func (p *Publisher) Version() uint64 { return p.replica.version }
 
-// Stat counts what the latest delta holds.
-func (p *Publisher) Stat() Stat { return p.log[len(p.log)-1].Stat() }
+// Stat counts what the latest delta holds; before the first version, nothing.
+func (p *Publisher) Stat() Stat {
+	if len(p.log) == 0 {
+		return Stat{}
+	}
+	return p.log[len(p.log)-1].Stat()
+}
 
 // WriteSince writes what makes subscribers of that version, from 1 on, those of the latest, to a file or a connection from which
 // they [Subscriber.Read]: the versions between, folded, or a full copy if that is smaller, if
@@ -108,15 +113,20 @@ func (p *Publisher) since(ctx context.Context, version uint64, digest *uint32) (
 	if from >= 0 && from == len(p.log)-1 {
 		return p.log[from], nil
 	}
+	var folded *Delta
+	if from >= 0 {
+		var err error
+		folded, err = p.fold(ctx, from)
+		if err != nil || folded != nil && folded.Stat().Bytes < uint64(p.replica.bytes()/2) { // which a full copy is not
+			return folded, err
+		}
+	}
 	to := p.replica.copied(false)
 	full, err := diff(ctx, &replica{hook: to.hook}, to, nil)
-	if err != nil || from < 0 {
-		return full, err
+	if err == nil && folded != nil && folded.Stat().Bytes <= full.Stat().Bytes {
+		return folded, nil
 	}
-	if d, err := p.fold(ctx, from); err != nil || d != nil && d.Stat().Bytes <= full.Stat().Bytes {
-		return d, err
-	}
-	return full, nil
+	return full, err
 }
 
 // fold returns the delta from the version before that of the log to the latest, nil if the layout has changed since: it
@@ -204,7 +214,7 @@ func (l *link) meet(ctx context.Context, mine peer) (*meeting, error) {
 		}
 	}
 	if len(m.publishers) == 0 {
-		return nil, fmt.Errorf("delta: no rank Publishes: %w", comm.ErrMismatch)
+		return nil, fmt.Errorf("delta: no rank publishes: %w", comm.ErrMismatch)
 	}
 	for rank := range m.peers { // what was in doubt has been committed if any rank has it
 		if p := &m.peers[rank]; !p.Publishes && p.Other != 0 && doubt >= p.Other {

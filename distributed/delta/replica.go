@@ -158,18 +158,17 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 			all = append(all, [2]int{i, j})
 		}
 	}
-	n := len(all)
 	var next, done atomic.Int64
 	var failed atomic.Pointer[error]
 	var wg sync.WaitGroup
 	var telling sync.Mutex
-	for range min(gort.GOMAXPROCS(0), n) {
+	for range min(gort.GOMAXPROCS(0), len(all)) {
 		wg.Go(func() {
 			c := coders.Get().(*coder)
 			defer coders.Put(c)
 			for failed.Load() == nil {
 				i := int(next.Add(1)) - 1
-				if i >= n {
+				if i >= len(all) {
 					return
 				}
 				err := context.Cause(ctx)
@@ -180,7 +179,7 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 					failed.CompareAndSwap(nil, &err)
 				} else if tick != nil {
 					telling.Lock()
-					tick(int(done.Add(1)), n)
+					tick(int(done.Add(1)), len(all))
 					telling.Unlock()
 				}
 			}
@@ -272,7 +271,7 @@ func (r *replica) sameLayout(other *replica) bool {
 // a receiver allocate more than 1024 times its length.
 func least(bytes int) int { return bytes / 1024 }
 
-// diff returns the delta from r to next, of whose blocks it takes the checksums. Without r, or of version 0, it is a full copy.
+// diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy.
 func diff(ctx context.Context, r, next *replica, tick func(done, of int)) (*Delta, error) {
 	d := &Delta{Base: r.version, Target: next.version}
 	if r.version != 0 {
@@ -367,7 +366,7 @@ func halves(tick func(done, of int)) (first, second func(done, of int)) {
 }
 
 // Apply makes the tensors those of the delta's target, if they are those of its base (a [VersionError]
-// otherwise). Tensors that are new are put into memory that alloc returns. After an error the tensors are
+// otherwise). Tensors that are new are put into memory that alloc returns; without alloc (nil) they are an error. After an error the tensors are
 // as they were, if their memory can be read and written. tick, if not nil, is told of progress.
 func (d *Delta) Apply(ctx context.Context, tensors []Tensor, alloc func(Tensor) (Memory, error), tick func(done, of int)) error {
 	r, err := newReplica(d.Base, tensors)
@@ -462,6 +461,9 @@ func (a *applied) prepare(layout []Tensor, alloc func(Tensor) (Memory, error)) e
 		if was >= 0 {
 			t.Memory = a.r.tensors[was].Memory
 			continue
+		}
+		if alloc == nil {
+			return fmt.Errorf("%w: tensor %q is new", ErrDelta, t.Name)
 		}
 		m, err := alloc(*t)
 		if err != nil {

@@ -1,6 +1,7 @@
 package delta
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -65,23 +66,17 @@ func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
 			sum += int(f[s])
 		}
 	}
-	for ; sum != 1<<tableBits; sum += sign(1<<tableBits - sum) {
-		most := 0
+	for sum != 1<<tableBits { // the rest is that of the most frequent ones
+		most, by := 0, cmp.Compare(1<<tableBits, sum)
 		for s := range f {
 			if f[s] > f[most] {
 				most = s
 			}
 		}
-		f[most] = uint16(int(f[most]) + sign(1<<tableBits-sum))
+		f[most] = uint16(int(f[most]) + by)
+		sum += by
 	}
 	return used
-}
-
-func sign(n int) int {
-	if n < 0 {
-		return -1
-	}
-	return 1
 }
 
 // cost returns about how many bits the counted symbols take, infinity if there is one without a frequency.
