@@ -483,6 +483,65 @@ func (k *killing) run(victim int, at int64, forever bool, outcomes map[string]in
 	return true
 }
 
+// TestMisuse: what a program gets wrong is an error that says so, on every rank.
+func TestMisuse(t *testing.T) {
+	ctx := t.Context()
+	one := Tensor{Name: "w", DType: dtype.I8, Shape: []int{3}, Memory: make(Host, 3)}
+	with := func(change func(x *Tensor)) []Tensor {
+		x := one
+		change(&x)
+		return []Tensor{x}
+	}
+	for text, tensors := range map[string][]Tensor{
+		`two tensors have the name "w"`: {one, one},
+		"has no element type":           with(func(x *Tensor) { x.DType = dtype.Invalid }),
+		"is larger than memory":         with(func(x *Tensor) { x.Shape = []int{1 << 40, 1 << 40} }),
+		"memory of another length":      with(func(x *Tensor) { x.Memory = make(Host, 2) }),
+	} {
+		require.ErrorContains(t, NewPublisher(nil, nil).Publish(ctx, 1, tensors), text)
+		_, err := NewSubscriber(ctx, nil, nil, Config{Version: 1, Tensors: tensors})
+		require.ErrorContains(t, err, text)
+		_, err = Diff(ctx, nil, tensors, nil)
+		require.ErrorContains(t, err, text)
+	}
+	_, err := NewSubscriber(ctx, nil, nil, Config{Version: 1})
+	require.ErrorIs(t, err, comm.ErrArgument)
+	p := NewPublisher(nil, nil)
+	require.Zero(t, p.Stat())
+	require.ErrorIs(t, p.Publish(ctx, 1, []Tensor{one}), comm.ErrArgument) // without a communicator
+	s, err := NewSubscriber(ctx, nil, nil, Config{})
+	require.NoError(t, err)
+	_, err = s.Update(ctx)
+	require.ErrorIs(t, err, comm.ErrArgument)
+	d, err := Diff(ctx, nil, []Tensor{one}, nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, d.Apply(ctx, nil, nil, nil), ErrDelta)
+
+	rt := cpu.New()
+	defer rt.Close()
+	for publishers, text := range []string{"no rank publishes", "", "rank 0 publishes version 1, rank 1 2"} {
+		errs := world(t, 3, func(ctx context.Context, c comm.Communicator) error {
+			if c.Rank() < publishers {
+				return NewPublisher(rt, c).Publish(ctx, uint64(c.Rank()+1), []Tensor{one})
+			}
+			s, err := NewSubscriber(ctx, rt, c, Config{})
+			if err == nil {
+				defer s.Close()
+				_, err = s.Update(ctx)
+			}
+			return err
+		})
+		for _, err := range errs {
+			if text == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, comm.ErrMismatch)
+				require.ErrorContains(t, err, text)
+			}
+		}
+	}
+}
+
 // sealed appends the checksum.
 func sealed(body []byte) []byte {
 	return binary.LittleEndian.AppendUint32(slices.Clone(body), crc32.Checksum(body, castagnoli))

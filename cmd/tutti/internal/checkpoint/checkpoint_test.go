@@ -110,6 +110,26 @@ func TestRefused(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
+// FuzzTensors: any text is no header, or one of tensors that lie one after the other.
+func FuzzTensors(f *testing.F) {
+	f.Add(header)
+	f.Add(`{"w":{"dtype":"?","shape":[],"data_offsets":[0,9223372036854775807]}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		head := bytesOf(text, nil)
+		all, err := tensors(head, nil, -1)
+		if err != nil {
+			return
+		}
+		at := int64(len(head))
+		for _, x := range all {
+			s := x.Memory.(section)
+			require.Equal(t, at, s.at)
+			require.GreaterOrEqual(t, s.bytes, int64(0))
+			at += s.bytes
+		}
+	})
+}
+
 // countdown is a context that ends when it has been looked at so often.
 type countdown struct {
 	context.Context
