@@ -3,6 +3,7 @@ package delta
 import (
 	"crypto/subtle"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/bits"
 	"slices"
@@ -18,10 +19,11 @@ const blockLen = 1 << 20
 
 // The forms of a block.
 const (
-	formXor   = iota // new XOR old
-	formList         // positions, and a value for each
-	formOnes         // positions, signs, and values of differences beyond one
-	formDense        // a value for each element
+	formXor    = iota // new XOR old
+	formList          // positions, and a value for each
+	formOnes          // positions, signs, and values of differences beyond one
+	formDense         // a value for each element
+	formSorted        // as formList, positions among the elements in the order of their magnitudes
 )
 
 // order maps the bits of an element, shifted up to the sign of an int64, to integers in the order
@@ -53,8 +55,11 @@ type coder struct {
 	freq        frequencies
 	slots       [1 << tableBits]slot
 	differ      [4096]uint16 // words that differ
+	classes     []uint8      // leading bits of the elements' magnitudes
+	starts      [256]int32   // of each class, in the order of classes
 	old, new    []byte       // what is read of memory that is elsewhere
 	list, dense []byte
+	sorted      []byte
 	xor, marks  []byte // parts of a block that was read, memory of its message
 }
 
@@ -125,8 +130,9 @@ func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
 
 func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
 
-// encode appends the shortest code of the compared block to dst.
-func (c *coder) encode(dst, old, new []byte, d dtype.DType) []byte {
+// encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made fast and can be
+// taken back.
+func (c *coder) encode(dst, old, new []byte, d dtype.DType, small bool) []byte {
 	changed, elements := len(c.idx), len(new)/d.Size()
 	best := []byte(nil)
 	if changed <= elements/4*3 {
@@ -135,6 +141,11 @@ func (c *coder) encode(dst, old, new []byte, d dtype.DType) []byte {
 	if changed > elements/8 {
 		if dense := c.encodeDense(elements); best == nil || len(dense) < len(best) {
 			best = dense
+		}
+	}
+	if small && d.IsFloat() && changed <= elements/4*3 {
+		if sorted := c.encodeSorted(old, d); len(sorted) < len(best) {
+			best = sorted
 		}
 	}
 	if len(best) >= len(new) {
@@ -191,6 +202,83 @@ func (c *coder) encodeDense(elements int) []byte {
 	dst := binary.AppendUvarint(append(c.dense[:0], formDense), uint64(len(c.idx)))
 	c.dense = c.appendValues(dst, c.values)
 	return c.dense
+}
+
+// classify sets the classes of elements, and where each begins if they are sorted by class.
+func (c *coder) classify(data []byte, d dtype.DType) {
+	c.classes = grown(c.classes, len(data)/d.Size())
+	switch d.Size() {
+	case 1:
+		for i, v := range data {
+			c.classes[i] = v << 1
+		}
+	case 2:
+		for i, v := range view[uint16](data) {
+			c.classes[i] = uint8(v >> 7)
+		}
+	case 4:
+		for i, v := range view[uint32](data) {
+			c.classes[i] = uint8(v >> 23)
+		}
+	default:
+		for i, v := range view[uint64](data) {
+			c.classes[i] = uint8(v >> 55)
+		}
+	}
+	var counts [256]int32
+	for _, k := range c.classes {
+		counts[k]++
+	}
+	sum := int32(0)
+	for k, n := range counts {
+		c.starts[k] = sum
+		sum += n
+	}
+}
+
+// encodeSorted lets positions profit from that an optimizer changes small elements more often than large ones.
+func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
+	c.classify(old, d)
+	m := len(c.idx)
+	c.second, c.values = grown(c.second, m), grown(c.values, m)
+	var slots [257]int32 // where the entries of each class begin
+	for _, at := range c.idx {
+		slots[int(c.classes[at])+1]++
+	}
+	for k := range 256 {
+		slots[k+1] += slots[k]
+	}
+	next, j := c.starts, 0
+	for i, k := range c.classes {
+		if j < m && int(c.idx[j]) == i {
+			c.second[slots[k]], c.values[slots[k]] = next[k], zigzag(c.diffs[j])-1
+			slots[k]++
+			j++
+		}
+		next[k]++
+	}
+	dst := binary.AppendUvarint(append(c.sorted[:0], formSorted), uint64(m))
+	c.sorted = c.appendValues(c.appendPositions(dst, c.second), c.values)
+	return c.sorted
+}
+
+// unsort makes positions in the order of classes those in data.
+func (c *coder) unsort(data []byte, d dtype.DType) {
+	c.classify(data, d)
+	c.second = grown(c.second, len(c.idx))
+	var slots [256]int
+	for k, start := range c.starts {
+		slots[k], _ = slices.BinarySearch(c.idx, start)
+	}
+	next := c.starts
+	for i, k := range c.classes {
+		if j := slots[k]; j < len(c.idx) && c.idx[j] == next[k] {
+			c.second[j] = int32(i)
+			slots[k]++
+		}
+		next[k]++
+	}
+	c.idx, c.second = c.second, c.idx
 }
 
 // appendPositions appends the section of ascending positions.
@@ -252,7 +340,7 @@ func (c *coder) read(code []byte, elements int) (form byte, err error) {
 	case formDense:
 		c.values = grown(c.values, elements)
 		err = c.readValues(&src, c.values)
-	case formList, formOnes:
+	case formList, formOnes, formSorted:
 		c.idx = grown(c.idx, m)
 		if err = readPositions(&src, c.idx, elements); err != nil {
 			break
@@ -280,7 +368,7 @@ func (c *coder) read(code []byte, elements int) (form byte, err error) {
 	return form, err
 }
 
-// apply adds the differences of a block's code to data, or subtracts them.
+// apply adds the differences of a block's code to data, or subtracts them, which those that are sorted do not allow.
 // After an error data is as it was.
 func (c *coder) apply(code, data []byte, d dtype.DType, subtract bool) error {
 	form, err := c.read(code, len(data)/d.Size())
@@ -293,6 +381,13 @@ func (c *coder) apply(code, data []byte, d dtype.DType, subtract bool) error {
 		}
 		subtle.XORBytes(data, data, c.xor)
 		return nil
+	}
+	if form == formSorted {
+		if subtract {
+			return fmt.Errorf("%w: sorted blocks cannot be taken back", ErrDelta)
+		}
+		c.unsort(data, d)
+		form = formList
 	}
 	switch d.Size() {
 	case 1:

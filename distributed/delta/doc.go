@@ -57,6 +57,10 @@
 //   - Form 2: their positions; their signs, a bit each from the lowest of a byte on, 1 for less than zero; how
 //     many differences are beyond ±1 (number), which of them (positions), and their magnitudes less 2 as values.
 //   - Form 3: the zigzags of all elements' differences, as values.
+//   - Form 4: as form 1, but positions are those among the elements of the version before, sorted by the eight bits that
+//     follow their sign, which of a bf16 are its exponent, and otherwise in order. An optimizer moves weights
+//     by about as much, so the small ones change more often: that saves a quarter of the bytes. It takes two
+//     passes over a block, and a copy of it to take it back: Publish does without.
 //
 // Positions are a header of 16 bits for each 1024 of them, and then their blocks of Rice codes, as in the message of a
 // [runtime.Codec]; the gap before the first one is its position.

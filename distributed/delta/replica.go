@@ -272,7 +272,7 @@ func (r *replica) sameLayout(other *replica) bool {
 func least(bytes int) int { return bytes / 1024 }
 
 // diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy.
-func diff(ctx context.Context, r, next *replica, tick func(done, of int)) (*Delta, error) {
+func diff(ctx context.Context, r, next *replica, small bool, tick func(done, of int)) (*Delta, error) {
 	d := &Delta{Base: r.version, Target: next.version}
 	if r.version != 0 {
 		d.digest = r.digest()
@@ -315,7 +315,7 @@ func diff(ctx context.Context, r, next *replica, tick func(done, of int)) (*Delt
 			return nil
 		}
 		next.sums[t][b] = crc32.Checksum(new, castagnoli)
-		code := c.encode(nil, old, new, dt)
+		code := c.encode(nil, old, new, dt, small && from[t] >= 0)
 		if from[t] < 0 && len(code) < least(len(new)) {
 			code = appendXor(nil, len(c.idx), old, new)
 		}
@@ -340,7 +340,7 @@ func diff(ctx context.Context, r, next *replica, tick func(done, of int)) (*Delt
 }
 
 // Diff returns the delta from the old tensors, those of version 1, to the new ones, version 2, in any order. tick, if not
-// nil, is told of progress.
+// nil, is told of progress. It makes shorter deltas than publishers, with which fewer go into a second: 0.3 bytes less a changed weight.
 func Diff(ctx context.Context, old, new []Tensor, tick func(done, of int)) (*Delta, error) {
 	from, err := newReplica(1, old)
 	if err != nil {
@@ -354,7 +354,7 @@ func Diff(ctx context.Context, old, new []Tensor, tick func(done, of int)) (*Del
 	if err := from.measure(ctx, first); err != nil {
 		return nil, err
 	}
-	return diff(ctx, from, to, second)
+	return diff(ctx, from, to, true, second)
 }
 
 // halves returns what to call in the first half of a work, and in the second.
@@ -484,10 +484,11 @@ func (a *applied) block(c *coder, i, b int) error {
 		return err
 	}
 	kept := a.was[change.tensor] >= 0
-	if a.d.Base == 0 || !kept {
-		if kept {
-			u.saved, u.done = slices.Clone(data), direct
-		}
+	fresh := a.d.Base == 0 || !kept
+	if kept && (fresh || len(code) > 0 && code[0] == formSorted) {
+		u.saved, u.done = slices.Clone(data), direct
+	}
+	if fresh {
 		clear(data)
 	}
 	if err := c.apply(code, data, a.next.tensors[change.tensor].DType, false); err != nil {

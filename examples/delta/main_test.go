@@ -88,13 +88,17 @@ func TestMeasure(t *testing.T) {
 			tensor := func(b []byte) []delta.Tensor {
 				return []delta.Tensor{{Name: "network", DType: dtype.BF16, Shape: []int{len(b) / 2}, Memory: delta.Host(b)}}
 			}
+			p := delta.NewPublisher(nil, nil)
+			require.NoError(t, p.Commit(t.Context(), 1, tensor(old)))
+			require.NoError(t, p.Commit(t.Context(), 2, tensor(new)))
 			d, err := delta.Diff(t.Context(), tensor(old), tensor(new), nil)
 			require.NoError(t, err)
-			s := d.Stat()
+			s, small := p.Stat(), d.Stat()
 			bits, changed := entropy(old, new)
 			require.Equal(t, uint64(changed), s.Changed)
-			line := fmt.Sprintf("rate %.0e, %2d steps: %6.2f %% changed, %.3f bytes, %.3f of the entropy", rate, steps,
-				100*float64(changed)/float64(len(old)/2), float64(s.Bytes)/float64(changed), 8*float64(s.Bytes)/bits)
+			line := fmt.Sprintf("rate %.0e, %2d steps: %6.2f %% changed, %.3f bytes, %.3f of the entropy; Diff: %.3f and %.3f", rate, steps,
+				100*float64(changed)/float64(len(old)/2), float64(s.Bytes)/float64(changed), 8*float64(s.Bytes)/bits, float64(small.Bytes)/float64(changed), 8*float64(small.Bytes)/bits)
+			assert.LessOrEqual(t, small.Bytes, s.Bytes, line)
 			if share := float64(changed) / float64(len(old)/2); share > least {
 				assert.Less(t, 8*float64(s.Bytes)/bits, limit, line)
 			}
