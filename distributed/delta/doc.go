@@ -1,6 +1,6 @@
 // Package delta hands the weights of a training to other processes, version by version, as what has changed: inference
 // engines, evaluators, members that join, files. An optimizer's step leaves most 16-bit weights as they are and
-// moves the others by one unit in the last place, so a version takes 1.0 to 1.25 bytes a changed weight.
+// moves the others by one unit in the last place, so a version takes 0.8 to 1.3 bytes a changed weight.
 // docs/deltas.md is the guide.
 //
 // A [Publisher] has the versions of a trainer, which come as tensors in any memory ([Of], [Host]). Over a communicator it
@@ -13,8 +13,8 @@
 //     checksum of every tensor is compared before a version counts.
 //   - A subscriber is at a version or at the one before, never between, and [Subscriber.View] shows one. A version is
 //     applied in place, while readers wait. The undo log is the delta itself, whose differences are subtracted to take it
-//     back; what a full copy overwrites is copied before. So an update takes memory for the message, 1 to 3 % of the
-//     weights where as many change, and twice the weights for a full copy.
+//     back; what a full copy overwrites, or a delta that was written for files, is copied before. So an update takes memory for the
+//     message, 1 to 3 % of the weights where as many change, and otherwise for the weights too.
 //   - If it is asked for ([Config].Together), all subscribers of a communicator commit a version or none. They vote when they have
 //     applied it. One that loses the others before it knows the outcome shows nothing ([ErrInDoubt]) until it
 //     meets those that are left: if one of them has committed, it does too.
