@@ -3,6 +3,8 @@ package dtype
 import (
 	"fmt"
 	"math"
+
+	"github.com/tutti-go/tutti/internal/convert"
 )
 
 // FromFloat64 returns the bits of one element of type d that holds v, in the
@@ -23,13 +25,13 @@ func FromFloat64(d DType, v float64) (bits uint64, err error) {
 	case F32:
 		return uint64(math.Float32bits(float32(v))), nil
 	case F16:
-		return binary16.encode(v), nil
+		return uint64(convert.Binary16.Encode(v)), nil
 	case BF16:
-		return bfloat16.encode(v), nil
+		return uint64(convert.BFloat16.Encode(v)), nil
 	case FP8E4M3:
-		return e4m3.encode(v), nil
+		return uint64(convert.E4M3.Encode(v)), nil
 	case FP8E5M2:
-		return e5m2.encode(v), nil
+		return uint64(convert.E5M2.Encode(v)), nil
 	case I64:
 		return uint64(toInt[int64](v)), nil
 	case I32:
@@ -65,13 +67,13 @@ func ToFloat64(d DType, bits uint64) (float64, error) {
 	case F32:
 		return float64(math.Float32frombits(uint32(bits))), nil
 	case F16:
-		return binary16.decode(bits & 0xffff), nil
+		return float64(convert.Binary16.Decode(uint32(bits))), nil
 	case BF16:
-		return bfloat16.decode(bits & 0xffff), nil
+		return float64(convert.BFloat16.Decode(uint32(bits))), nil
 	case FP8E4M3:
-		return e4m3.decode(bits & 0xff), nil
+		return float64(convert.E4M3.Decode(uint32(bits))), nil
 	case FP8E5M2:
-		return e5m2.decode(bits & 0xff), nil
+		return float64(convert.E5M2.Decode(uint32(bits))), nil
 	case I64:
 		return float64(int64(bits)), nil
 	case I32:

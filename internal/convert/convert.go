@@ -44,5 +44,5 @@ func F32ToE4M3(dst []uint8, src []float32) {
 // F32ToE5M2 converts float32 values to the bits of FP8E5M2 values.
 func F32ToE5M2(dst []uint8, src []float32) {
 	n := min(len(dst), len(src))
-	narrow(&e5m2, dst[:n], src[:n])
+	narrow(E5M2, dst[:n], src[:n])
 }

@@ -11,9 +11,9 @@ const (
 	bias32         = 127
 )
 
-// minifloat is a binary float format narrower than float32, with subnormal
+// Format is a binary float format narrower than float32, with subnormal
 // numbers: a sign, an exponent and mantissaBits bits of mantissa.
-type minifloat struct {
+type Format struct {
 	mantissaBits, bias uint32
 	// Patterns: the sign bit, the largest number, infinity (0 if there is
 	// none) and the NaN with only the quiet bit set. Above the largest number
@@ -25,23 +25,28 @@ type minifloat struct {
 	limit float32
 }
 
+// The formats.
 var (
-	binary16 = minifloat{
+	Binary16 = &Format{
 		mantissaBits: 10, bias: 15,
 		sign: 0x8000, largest: 0x7bff, infinity: 0x7c00, nan: 0x7e00, limit: 65536,
 	}
-	e4m3 = minifloat{
+	BFloat16 = &Format{
+		mantissaBits: 7, bias: 127,
+		sign: 0x8000, largest: 0x7f7f, infinity: 0x7f80, nan: 0x7fc0, limit: float32(math.Inf(1)),
+	}
+	E4M3 = &Format{
 		mantissaBits: 3, bias: 7,
 		sign: 0x80, largest: 0x7e, nan: 0x7f, limit: 448,
 	}
-	e5m2 = minifloat{
+	E5M2 = &Format{
 		mantissaBits: 2, bias: 15,
 		sign: 0x80, largest: 0x7b, infinity: 0x7c, nan: 0x7e, limit: 57344,
 	}
 )
 
-// decode returns the value of a pattern.
-func (f *minifloat) decode(pattern uint32) float32 {
+// Decode returns the value of a pattern, exactly.
+func (f *Format) Decode(pattern uint32) float32 {
 	sign := uint32(0)
 	if pattern&f.sign != 0 {
 		sign = signBit32
@@ -62,8 +67,23 @@ func (f *minifloat) decode(pattern uint32) float32 {
 	return math.Float32frombits(sign | moved)
 }
 
+// Encode returns the pattern of the number nearest to v, of two the even one. It rounds once:
+// the float32 on the way has two bits more than any format, and the last of them says
+// whether there were others (round to odd).
+func (f *Format) Encode(v float64) uint32 {
+	odd := float32(v)
+	if exact := float64(odd); exact != v && v == v && math.Float32bits(odd)&1 == 0 {
+		if bits := math.Float32bits(odd); math.Abs(exact) > math.Abs(v) {
+			odd = math.Float32frombits(bits - 1)
+		} else {
+			odd = math.Float32frombits(bits + 1)
+		}
+	}
+	return f.encode(odd)
+}
+
 // encode returns the pattern of the nearest number, of two the even one.
-func (f *minifloat) encode(v float32) uint32 {
+func (f *Format) encode(v float32) uint32 {
 	bits := math.Float32bits(v)
 	sign, magnitude := bits>>31*f.sign, bits&^signBit32
 	shift := mantissaBits32 - f.mantissaBits

@@ -38,6 +38,6 @@ func f32ToE4M3(dst []uint8, src []float32) {
 	if simd.AVX2 {
 		f32ToE4M3AVX2(dst, src)
 	} else {
-		narrow(&e4m3, dst, src)
+		narrow(E4M3, dst, src)
 	}
 }

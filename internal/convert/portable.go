@@ -5,11 +5,11 @@ import "math"
 func f16ToF32Portable(dst []float32, src []uint16) {
 	dst = dst[:len(src)]
 	for i, h := range src {
-		dst[i] = binary16.decode(uint32(h))
+		dst[i] = Binary16.Decode(uint32(h))
 	}
 }
 
-func f32ToF16Portable(dst []uint16, src []float32) { narrow(&binary16, dst, src) }
+func f32ToF16Portable(dst []uint16, src []float32) { narrow(Binary16, dst, src) }
 
 func bf16ToF32Portable(dst []float32, src []uint16) {
 	dst = dst[:len(src)]
@@ -31,7 +31,7 @@ func f32ToBF16Portable(dst []uint16, src []float32) {
 	}
 }
 
-func narrow[P uint8 | uint16](to *minifloat, dst []P, src []float32) {
+func narrow[P uint8 | uint16](to *Format, dst []P, src []float32) {
 	dst = dst[:len(src)]
 	for i, v := range src {
 		dst[i] = P(to.encode(v))
