@@ -58,7 +58,7 @@
 //     many differences are beyond ±1 (number), which of them (positions), and their magnitudes less 2 as values.
 //   - Form 3: the zigzags of all elements' differences, as values.
 //   - Form 4: as form 1, but positions are those among the elements of the version before, sorted by the eight bits that
-//     follow their sign, which of a bf16 are its exponent, and otherwise in order. An optimizer moves weights
+//     follow their sign (of fp8: seven and a zero), which of a bf16 are its exponent, and otherwise in order. An optimizer moves weights
 //     by about as much, so the small ones change more often: that saves a quarter of the bytes. It takes two
 //     passes over a block, and a copy of it to take it back: Publish does without.
 //
