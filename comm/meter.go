@@ -2,8 +2,12 @@ package comm
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // Traffic is what one rank has sent, as [Meter] counts it.
@@ -162,4 +166,23 @@ func (m *Meter) wait(ctx context.Context, w Wait) (Communicator, error) {
 		return nil, nil
 	}
 	return newMeter(child, m), nil
+}
+
+// AllReduceRounded implements [Rounder], if what is metered does. It counts as the AllToAll and the
+// AllGather of codes that it stands for.
+func (m *Meter) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error {
+	r, ok := As[Rounder](m.Communicator)
+	if !ok {
+		return fmt.Errorf("%w: sums of rounded values", ErrUnsupported)
+	}
+	begun := time.Now()
+	err := r.AllReduceRounded(values, sums, count, codec, lost)
+	if err == nil {
+		size := m.WorldSize()
+		words := codec.Size((count+size-1)/size) / dtype.I32.Size()
+		exchange, gather := AllToAllCall(values, sums, words, dtype.I32), AllGatherCall(values, sums, words, dtype.I32)
+		m.count(&exchange, time.Since(begun))
+		m.count(&gather, 0)
+	}
+	return err
 }

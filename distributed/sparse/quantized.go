@@ -17,11 +17,12 @@ import (
 type quantized struct {
 	*engine
 	codes, sums base.Buffer
+	stepwise    bool // the communicator has no operation for it
 }
 
 func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 	dense := x.denseResult()
-	if r, ok := comm.As[comm.Rounder](x.c); ok {
+	if r, ok := comm.As[comm.Rounder](x.c); ok && !x.stepwise {
 		x.fence(ctx)
 		if x.err != nil {
 			return result{}
@@ -33,6 +34,7 @@ func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 			x.arrive(ctx)
 			return result{dense: dense, scale: x.average}
 		}
+		x.stepwise = true
 	}
 	share := (x.n + x.size - 1) / x.size
 	words := x.codec.Size(share) / base.WordSize
