@@ -464,6 +464,16 @@ func OnceFunc(f func()) func() {
 	return func() { o.Do(f) }
 }
 
+// OnceValue is sync.OnceValue.
+func OnceValue[T any](f func() T) func() T {
+	var o Once
+	var v T
+	return func() T {
+		o.Do(func() { v = f() })
+		return v
+	}
+}
+
 // Pool is one that keeps everything.
 type Pool struct {
 	New  func() any

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ var subjects = map[string]func(*play){
 	"store":    playStore,
 	"local":    playLocal,
 	"checked":  playChecked,
+	"sparse":   playSparse,
 }
 
 // play is one seed of one subject.
@@ -87,6 +89,12 @@ func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
 	var p *play
 	defer func() {
 		if v := recover(); v != nil {
+			stacks := make([]byte, 1<<20)
+			for _, one := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+				if header, _, _ := strings.Cut(one, "\n"); strings.Contains(header, "bubble") {
+					p.Event("%s", one)
+				}
+			}
 			p.fail("%v", v)
 		}
 	}()
@@ -94,6 +102,7 @@ func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
 		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject, seed%3 == 0 && subject != "checked"}
 		defer p.End()
 		subjects[subject](p)
+		sim.Sleep(time.Second) // what was to happen later does not wait for a bubble whose first goroutine has ended
 		trace, points = p.Trace()
 	})
 	return trace, points

@@ -42,11 +42,13 @@ type wire struct {
 	kick      chan struct{}
 	stop      chan struct{}
 	ready     []time.Time // by rank: when the last message from there is here
+	arriving  [][]func()  // by rank: what comes from there, in order
 }
 
 type post struct {
 	id int
 	schedule.Message
+	eager []byte // of a send that is done: what it sent
 }
 
 type control struct {
@@ -58,7 +60,7 @@ func newLinks(p *play, nodes []*sim.Node) *links {
 	n := &links{p: p, subs: map[string]*links{}, gone: map[int]error{}}
 	for r := range nodes {
 		n.wires = append(n.wires, &wire{links: n, rank: r, node: nodes[r], heard: make([][]control, len(nodes)), lost: make([]error, len(nodes)),
-			changed: make(chan struct{}), kick: make(chan struct{}, 1), stop: make(chan struct{}), ready: make([]time.Time, len(nodes))})
+			changed: make(chan struct{}), kick: make(chan struct{}, 1), stop: make(chan struct{}), ready: make([]time.Time, len(nodes)), arriving: make([][]func(), len(nodes))})
 	}
 	return n
 }
@@ -79,10 +81,13 @@ func (w *wire) later(from int, f func()) (at time.Time) {
 	if at.Before(w.ready[from]) {
 		at = w.ready[from].Add(1)
 	}
+	w.arriving[from] = append(w.arriving[from], f)
 	sim.AfterFunc(time.Until(at), func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		f()
+		first := w.arriving[from][0]
+		w.arriving[from] = w.arriving[from][1:]
+		first()
 		w.wake()
 	})
 	return at
@@ -98,8 +103,14 @@ func (w *wire) Post(id int, m *schedule.Message) {
 	i := slices.IndexFunc(peer.posted, func(o post) bool {
 		return o.Peer == w.rank && o.Receive != m.Receive && o.Tag == m.Tag && o.User == m.User
 	})
-	if i < 0 || peer == w && peer.posted[i].id == id {
-		w.posted = append(w.posted, post{id, *m})
+	if i < 0 {
+		o := post{id: id, Message: *m}
+		if !m.Receive && w.p.Seed%5 < 3 {
+			o.eager = append([]byte{}, hostmem.Slice[byte](m.Address, m.Bytes)...)
+			w.done = append(w.done, schedule.Done{ID: id, Bytes: m.Bytes})
+			w.wake()
+		}
+		w.posted = append(w.posted, o)
 		return
 	}
 	other := peer.posted[i]
@@ -108,8 +119,10 @@ func (w *wire) Post(id int, m *schedule.Message) {
 	if m.Receive {
 		from, to, source, target, sent, got = to, from, target, source, got, sent
 	}
-	source.copying++
-	target.copying++
+	early := other.eager
+	if target.copying++; early == nil {
+		source.copying++
+	}
 	finish := func(w *wire, d schedule.Done) {
 		w.copying--
 		if !w.abandoned {
@@ -119,8 +132,11 @@ func (w *wire) Post(id int, m *schedule.Message) {
 	}
 	target.later(source.rank, func() {
 		n := min(from.Bytes, to.Bytes)
+		if finish(target, schedule.Done{ID: got, Bytes: from.Bytes}); early != nil {
+			copy(hostmem.Slice[byte](to.Address, n), early)
+			return
+		}
 		copy(hostmem.Slice[byte](to.Address, n), hostmem.Slice[byte](from.Address, n))
-		finish(target, schedule.Done{ID: got, Bytes: from.Bytes})
 		source.later(target.rank, func() { finish(source, schedule.Done{ID: sent, Bytes: from.Bytes}) })
 	})
 }
@@ -142,7 +158,7 @@ func (w *wire) Poll(done []schedule.Done, _ schedule.Hint) ([]schedule.Done, err
 func (w *wire) Abandon() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.posted, w.abandoned, w.done = nil, true, nil
+	w.posted, w.abandoned, w.done = slices.DeleteFunc(w.posted, func(o post) bool { return o.eager == nil }), true, nil
 	return w.copying
 }
 
@@ -292,6 +308,14 @@ func (n *links) sub(name string, group []int) *links {
 func (e *endpoint) Release(ctx context.Context) error {
 	e.Leave(ctx)
 	close(e.wire.stop)
+	n := e.wire.links
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, w := range n.wires {
+		if w.rank != e.wire.rank {
+			w.later(e.wire.rank, func() { w.lost[e.wire.rank] = errors.New("it left") })
+		}
+	}
 	return nil
 }
 
