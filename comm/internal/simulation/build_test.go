@@ -52,6 +52,11 @@ var adaptations = []change{
 	{"internal/poll/pause_linux.go", "_ = syscall.Nanosleep(&t, nil)", "_ = t; time.Sleep(d)"},
 }
 
+// Copies take time.
+var slow = []change{
+	{"comm/local/message.go", "hostops.Copy(to.recv", scheduler + ".Point(); hostops.Copy(to.recv"},
+}
+
 // Of several cases that are ready, and of the entries of a map, the runtime takes any.
 var determined = []change{
 	{"runtime/select.go", "j := cheaprandn(uint32(norder + 1))",
@@ -92,7 +97,7 @@ func build(t *testing.T, deterministic bool, changes ...change) (binary string, 
 		require.NoError(t, err)
 		write("internal/sim/"+file+".go", string(text))
 	}
-	changes = append(slices.Clone(adaptations), changes...)
+	changes = slices.Concat(adaptations, slow, changes)
 	for _, folder := range simulated {
 		files, _ := os.ReadDir(filepath.Join(root, folder))
 		for _, f := range files {

@@ -49,8 +49,8 @@ var mutants = []mutant{
 	// comm/local: notifications.
 	{"a sleeper does not look whether it is done", "local", change{lotFile, "e.done() || e.mayFinish() ||", "e.mayFinish() ||"}, ""},
 	{"a sleeper does not look for a failure", "local", change{lotFile, "w.failure.Load() != nil ||", ""}, ""},
-	{"a sleeper does not look for chunks", "local", change{lotFile, "|| w.front.claim.any() ", ""}, ""},
-	{"a sleeper does not look for messages", "local", change{lotFile, " || w.front.jobs.Load() > 0 {", " {"}, ""},
+	{"a sleeper does not look for chunks", "local", change{lotFile, "|| w.front.claim.any() ", ""}, "the rank that offers them takes them when it waits: later, not never"},
+	{"a sleeper does not look for messages", "local", change{lotFile, " || w.front.jobs.Load() > 0 {", " {"}, "the rank that offers them takes them when it waits: later, not never"},
 	{"nobody is woken when a small collective was told", "local", change{smallFile, "w.rouse(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })", ""}, ""},
 	{"backlogs do not go on when a small collective was told", "local", change{smallFile, "\td.kickStalled()\n\tif w.left", "\tif w.left"}, ""},
 	{"nobody is woken when a collective is done", "local", change{progressFile, "\tw.wakeDone()\n\td.kickStalled()", "\td.kickStalled()"}, ""},
@@ -67,16 +67,16 @@ var mutants = []mutant{
 	{"a rank that leaves looks before it counts as gone", "local", change{localCloseFile, "\te.world.left.Add(1)\n\te.world.checkLeft()\n\te.world.checkMailboxes()\n", "\te.world.checkLeft()\n\te.world.checkMailboxes()\n\te.world.left.Add(1)\n"}, ""},
 	{"an abort does not wait for those who copy", "local", change{progressFile, "if !running && w.copying.Load() == 0 {", "if !running {"}, ""},
 	{"who finishes a small collective wakes nobody", "local", change{progressFile, "if done {\n\t\te.world.wakeDone() // others who wait for this rank's operations\n\t}", "_ = done"}, ""},
-	{"a backlog starts operations of a world that broke", "local", change{progressFile, "if d.world.failure.Load() != nil || !e.advanceable() {", "if !e.advanceable() {"}, ""},
+	{"a backlog starts operations of a world that broke", "local", change{progressFile, "if d.world.failure.Load() != nil || !e.advanceable() {", "if !e.advanceable() {"}, "what it starts looks for the failure itself before it touches memory"},
 	{"chunks of a collective are offered to nobody", "local", change{progressFile, "w.wakeHelpers(chunks, anyone)", ""}, ""},
 	{"chunks of a message are offered to nobody", "local", change{messageFile, "w.wakeHelpers(chunks, func(e *endpoint) bool { return e == sender || e == receiver })", "_, _ = sender, receiver"}, ""},
 	{"an endpoint may be kicked only after its backlog was looked at", "local", change{progressFile, "\t\t\te.linked.Store(false) // from here on, others may kick it again\n\t\t\td.pump(e)", "\t\t\td.pump(e)\n\t\t\te.linked.Store(false)"}, ""},
 
 	// comm/backend: the order of the end.
-	{"Close releases before it drains", "local", change{lifeFile, "known := l.known.Load()", "known := l.known.Load()\n\t_ = l.bounded(l.backend.Release)"}, ""},
-	{"an error does not end what is in flight", "tcp", change{lifeFile, "l.Fail(err)\n\t\tl.abort()\n\t\tl.known", "l.Fail(err)\n\t\tl.known"}, ""},
-	{"a communicator that has failed is released without an abort", "tcp", change{lifeFile, "if !l.broken.CompareAndSwap(nil, new(error)) {\n\t\tl.abortOnce()\n\t}", ""}, ""},
-	{"the second Close does not wait for the first", "local", change{lifeFile, "l.closes.Do(func() { err = l.closeOnce() })", "if !l.closing.Swap(true) {\n\t\terr = l.closeOnce()\n\t}"}, "a Close that finds another one at work returns; nothing here depends on that"},
+	{"Close releases before it drains", "schedule", change{lifeFile, "known := l.known.Load()", "known := l.known.Load()\n\t_ = l.bounded(l.backend.Release)"}, ""},
+	{"an error does not end what is in flight", "schedule", change{lifeFile, "l.Fail(err)\n\t\tl.abort()\n\t\tl.known", "l.Fail(err)\n\t\tl.known"}, ""},
+	{"a communicator that has failed is released without an abort", "schedule", change{lifeFile, "if !l.broken.CompareAndSwap(nil, new(error)) {\n\t\tl.abortOnce()\n\t}", ""}, ""},
+	{"the second Close does not wait for the first", "local", change{lifeFile, "l.closes.Do(func() { err = l.closeOnce() })", "if !l.closing.Swap(true) {\n\t\terr = l.closeOnce()\n\t}"}, ""},
 
 	// comm/internal/schedule.
 	{"nobody hears control messages while nobody waits", "schedule", change{driveFile, "if e.Life.Err() == nil {", "if false {"}, ""},

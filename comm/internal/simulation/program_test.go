@@ -102,6 +102,9 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 			g.fault.wait >>= 10
 		}
 	}
+	if s := &g.steps[g.fault.at]; g.fault.kind == "idle" && longest >= 40_000 && p.Chance(2) { // long enough to be shared out
+		s.op, s.count, s.mixed, s.then = comm.OpAllReduce, 40_000, false, comm.OpSync
+	}
 	if g.fault.kind == "stall" && p.Chance(2) {
 		g.timeout = p.Between(time.Millisecond, time.Second)
 	}
@@ -274,7 +277,17 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 			limited, cancel = context.WithTimeout(ctx, g.timeout)
 		}
 		defer cancel()
+		another := make(chan error, 1)
+		if rank%2 == 1 && g.size%2 == 1 { // two goroutines of a rank wait
+			sim.Go(func() { another <- c.Sync(limited) })
+		} else {
+			another <- nil
+		}
 		_, err := comm.Wait{Op: w}.Make(limited, c)
+		if other := <-another; err == nil {
+			err = other
+		}
+		sim.Point()
 		if err != nil {
 			return err
 		}
@@ -421,7 +434,7 @@ func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 		cause = o.err
 	}
 	for _, c := range slices.Backward(o.all) {
-		if cause != nil {
+		if cause != nil && rank%2 == 0 { // Close does it as well
 			c.Abort(cause)
 		}
 		bound := 25 * time.Second
@@ -466,6 +479,11 @@ func (o *outcome) settled(p *play, rank int) {
 // be the fault, nil for any.
 func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 	for rank, o := range outcomes {
+		for b := o.step; g.fault.kind == "abort" && (p.subject == "schedule" || p.subject == "tcp") && o.err != nil && b < g.fault.at; b++ {
+			if g.steps[b].op != comm.OpSplit && g.steps[b].then == comm.OpBarrier {
+				p.fail("rank %d failed in step %d, and rank %d aborted behind the barrier of step %d: %v", rank, o.step, g.fault.rank, b, o.err)
+			}
+		}
 		switch kind := g.fault.kind; {
 		case errors.Is(o.err, errLeaves) || o.err == nil:
 		case (kind == "" || kind == "idle") && !broken, kind == "stall" && g.timeout == 0 && !broken:

@@ -195,7 +195,7 @@ func (w *wire) Hear(rank int) (message []byte, err error) {
 func (w *wire) Gone(rank int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.done) > 0 || len(w.heard[rank]) > 0 {
+	if w.copying > 0 || len(w.done) > 0 || len(w.heard[rank]) > 0 {
 		return nil
 	}
 	return w.lost[rank]
