@@ -143,7 +143,6 @@ type Epoch struct {
 type Member struct {
 	cfg    Config
 	server *store.Server // its own, nil with Dial
-	own    *tls.Config
 
 	ctx  context.Context // until Close
 	end  context.CancelFunc

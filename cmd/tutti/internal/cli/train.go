@@ -50,6 +50,7 @@ late carry them along.`,
   tutti train --pattern oktopk --values f32,i8,i2
   tutti cluster --rate 100mbit train --hidden 4096 --target 97
   tutti cluster --rate 100mbit train --hidden 2048 --target 97 --outer 11 --density 0.05 --pattern dense,topkA
+  tutti launch -n 4 --min 2 --restarts 9 train --elastic --pattern oktopk
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,6 +62,12 @@ late carry them along.`,
 			defer dir.tidy()
 			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns) * len(cfg.Values)}}
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
+			if cfg.Elastic {
+				cfg.Backend = "tcp"
+				err := train.RunElastic(cmd.Context(), cfg, &r)
+				r.bars.stop()
+				return errors.Join(err, r.finish())
+			}
 			err := w.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
 				return train.Run(ctx, rank, cfg, &r)
 			})
@@ -83,6 +90,7 @@ late carry them along.`,
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns, 1 to 4")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
+	flags.BoolVar(&cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
 	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")
 	flags.IntVar(&cfg.Epochs, "epochs", cfg.Epochs, "how often each training image is seen")
 	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "images of a step, over all ranks")

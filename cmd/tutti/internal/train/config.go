@@ -35,6 +35,9 @@ type Config struct {
 	// pattern and density (package outer), in the place of gradients in every step.
 	Outer outer.Config
 
+	// Elastic has members come and go ([RunElastic]).
+	Elastic bool
+
 	// Turned makes the task harder: images are turned and mirrored at random, and
 	// have noise.
 	Turned bool
@@ -92,6 +95,8 @@ func (c Config) Validate() error {
 		return bad("outer window", c.Outer.Every, "1 step or more")
 	case c.Outer.Every > 0 && (c.Hosts > 0 || c.NoErrorFeedback || c.WarmupSteps > 0):
 		return errors.New("an outer loop is between all ranks, and has error feedback and no warm-up")
+	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1 || c.Outer.Every > 0 || c.Hosts > 0):
+		return errors.New("an elastic training has one pattern and one kind of values, no outer loop and no hosts")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
 	case c.Batch < 1 || c.Batch > trainingImages:

@@ -44,13 +44,9 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	trainSet, testSet, err := digits.Split(cfg.Seed)
+	trainSet, testSet, err := cfg.images()
 	if err != nil {
 		return err
-	}
-	if cfg.Turned {
-		rng := rand.New(rand.NewPCG(cfg.Seed, 0x7412))
-		trainSet, testSet = turn(trainSet, rng), turn(testSet, rng)
 	}
 	if observer == nil || r.Comm.Rank() != 0 {
 		observer = silent{}
@@ -68,6 +64,16 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 		}
 	}
 	return nil
+}
+
+// images are those to train on and to test with.
+func (c Config) images() (trainSet, testSet digits.Set, err error) {
+	trainSet, testSet, err = digits.Split(c.Seed)
+	if err == nil && c.Turned {
+		rng := rand.New(rand.NewPCG(c.Seed, 0x7412))
+		trainSet, testSet = turn(trainSet, rng), turn(testSet, rng)
+	}
+	return trainSet, testSet, err
 }
 
 // silent is the observer of ranks that report nothing.
@@ -98,6 +104,7 @@ type trainer struct {
 	clock time.Duration // of the training so far, without tests
 
 	order    []int // of the training images, in this epoch
+	epochs   int   // that have begun
 	losses   []float64
 	sent     []float64 // bytes, cumulative, per step
 	bytes    int64     // sent, in all steps
@@ -156,13 +163,12 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 // newTrainer makes a rank's state, with rank 0's initial weights.
 func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, data, test digits.Set) (*trainer, error) {
 	n := parameterCount(cfg.Hidden)
-	rank, ranks := r.Comm.Rank(), r.Comm.WorldSize()
 	t := &trainer{
 		cfg:      cfg,
 		values:   values,
 		rank:     r,
 		data:     data,
-		own:      test.Part(rank*test.Len()/ranks, (rank+1)*test.Len()/ranks),
+		own:      part(test, r.Comm),
 		model:    newModel(cfg.Hidden, cfg.Batch),
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x0bde5)),
 		velocity: make([]float32, n),
@@ -188,7 +194,9 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 			t.sparse = nil
 		}
 	}
-	if err == nil {
+	if err == nil && cfg.Elastic {
+		t.model.initialize(cfg.Seed) // others may be ahead
+	} else if err == nil {
 		err = t.shareWeights(ctx)
 	}
 	if err == nil && cfg.Outer.Every > 0 {
@@ -199,6 +207,12 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 	}
 	t.exchange = 0 // that was no gradient
 	return t, nil
+}
+
+// part is what a rank tests.
+func part(test digits.Set, c comm.Communicator) digits.Set {
+	rank, ranks := c.Rank(), c.WorldSize()
+	return test.Part(rank*test.Len()/ranks, (rank+1)*test.Len()/ranks)
 }
 
 // newOuter makes the outer loop over the layers of the tensor that is exchanged, which holds
@@ -264,10 +278,10 @@ func (t *trainer) through(ctx context.Context, values []float32, exchange func()
 	return runtime.CopyOut(values, t.update)
 }
 
-// step trains on one batch.
-func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
+// move makes the gradient what this rank would have the weights move by in a step, and returns the loss.
+func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 	inEpoch := step % stepsPerEpoch
-	if inEpoch == 0 {
+	for ; t.epochs <= step/stepsPerEpoch; t.epochs++ {
 		t.rng.Shuffle(len(t.order), func(i, j int) { t.order[i], t.order[j] = t.order[j], t.order[i] })
 	}
 	batch := t.order[inEpoch*t.cfg.Batch : (inEpoch+1)*t.cfg.Batch]
@@ -280,14 +294,19 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	if t.outer != nil { // which does not average gradients, but what they make of the weights
 		scale = 1 / float32(max(len(own), 1))
 	}
-	loss := t.model.gradient(t.gradient, t.data, own, scale) * float64(scale)
+	loss = t.model.gradient(t.gradient, t.data, own, scale) * float64(scale)
 
 	velocity := vector(t.velocity)
 	blas32.Scal(float32(t.cfg.Momentum), velocity)
 	blas32.Axpy(1, vector(t.gradient), velocity)
 	blas32.Copy(velocity, vector(t.gradient))
 	blas32.Scal(t.cfg.schedule(step, stepsPerEpoch), vector(t.gradient))
+	return loss
+}
 
+// step trains on one batch.
+func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
+	loss := t.move(step, stepsPerEpoch)
 	if t.outer != nil {
 		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
 		if err := t.through(ctx, t.model.params, func() error { return t.outer.Step(ctx) }); err != nil {

@@ -1,0 +1,156 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"slices"
+	"time"
+
+	"gonum.org/v1/gonum/blas/blas32"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// progress is what members have alike. A velocity is a member's own, and begins with zeros.
+type progress struct {
+	Step, Tested    int // steps that are done, and how many were when the accuracy was measured last
+	Params          []float32
+	Losses, Sent    []float64
+	Bytes, Elements int64
+	Tests           []Test
+	Shared          []byte // of the reduction
+}
+
+// RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together
+// stays, whatever their number. The member with rank 0 of the last epoch reports to the observer.
+func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	trainSet, testSet, err := cfg.images()
+	if err != nil {
+		return err
+	}
+	rt := cpu.New()
+	e, err := elastic.FromEnv(elastic.Config{Runtime: rt, Terms: fmt.Sprintf("%+v", cfg)})
+	if err != nil {
+		return err
+	}
+	e.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: e.TLS, Silence: elastic.DefaultSilence})
+	}
+	var m *elastic.Member
+	var t *trainer
+	var p progress
+	start := time.Now()
+	e.Bind = func(ctx context.Context, epoch *elastic.Epoch) (err error) {
+		rank := backend.Rank{Comm: epoch.Comm, Runtime: rt, HostRanks: 1}
+		if t == nil {
+			if t, err = newTrainer(ctx, rank, cfg, cfg.Patterns[0], cfg.Values[0], trainSet, testSet); err != nil {
+				return err
+			}
+			s, _ := t.sparse.Sparse()
+			s.BeforeCommit(m.Commit)
+			return nil
+		}
+		s, _ := t.sparse.Sparse()
+		t.rank, t.own = rank, part(testSet, epoch.Comm)
+		return s.Rebind(epoch.Comm)
+	}
+	e.Save = func(ctx context.Context) ([]byte, error) {
+		s, _ := t.sparse.Sparse()
+		shared, err := s.SharedState(ctx)
+		p.Params, p.Losses, p.Sent, p.Bytes, p.Elements, p.Tests, p.Shared = t.model.params, t.losses, t.sent, t.bytes, t.elements, t.tests, shared
+		var b bytes.Buffer
+		err = errors.Join(err, gob.NewEncoder(&b).Encode(p))
+		return b.Bytes(), err
+	}
+	e.Load = func(ctx context.Context, state []byte) error {
+		p = progress{}
+		if err := gob.NewDecoder(bytes.NewReader(state)).Decode(&p); err != nil {
+			return err
+		}
+		copy(t.model.params, p.Params)
+		clear(t.velocity)
+		t.losses, t.sent, t.bytes, t.elements, t.tests = p.Losses, p.Sent, p.Bytes, p.Elements, p.Tests
+		s, _ := t.sparse.Sparse()
+		return s.Restore(ctx, p.Shared)
+	}
+	e.Hash = func(context.Context) (uint64, error) {
+		h := fnv.New64a()
+		h.Write(hostmem.Bytes(t.model.params)) // never fails
+		return h.Sum64(), nil
+	}
+	e.Residuals = func() ([]*runtime.Tensor, error) {
+		r, err := t.sparse.Residual()
+		if errors.Is(err, comm.ErrUnsupported) {
+			return nil, nil
+		}
+		return []*runtime.Tensor{r}, err
+	}
+	if m, err = elastic.Join(ctx, e); err != nil {
+		return err
+	}
+	stepsPerEpoch := trainSet.Len() / cfg.Batch
+	steps := stepsPerEpoch * cfg.Epochs
+	err = m.Run(ctx, func(ctx context.Context, epoch *elastic.Epoch) error {
+		t.clock = time.Since(start)
+		switch due := p.Step%cfg.testEvery(stepsPerEpoch) == 0 || p.Step == steps; {
+		case due && p.Tested < p.Step: // a step of its own
+			tests := t.tests
+			err := t.test(ctx, testSet.Len())
+			if err == nil {
+				err = m.Commit(ctx)
+			}
+			if err != nil {
+				t.tests = tests
+				return err
+			}
+			p.Tested = p.Step
+			return nil
+		case p.Step == steps:
+			r, err := t.result(ctx, cfg.Patterns[0])
+			if err == nil {
+				err = m.Commit(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			if epoch.Comm.Rank() == 0 {
+				observer.Finished(r)
+			}
+			return io.EOF
+		}
+		before := slices.Clone(t.velocity)
+		loss := t.move(p.Step, stepsPerEpoch)
+		err := runtime.CopyIn(t.update, t.gradient)
+		if err == nil {
+			err = t.sparse.AllReduce(ctx, t.update)
+		}
+		if err != nil {
+			copy(t.velocity, before)
+			return err
+		}
+		if p.Step++; epoch.Comm.Rank() == 0 {
+			observer.Step(cfg.Patterns[0], p.Step, steps)
+		}
+		if err := runtime.CopyOut(t.gradient, t.update); err != nil {
+			return err
+		}
+		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
+		return t.record(ctx, loss)
+	})
+	return errors.Join(err, m.Close(), t.close())
+}
