@@ -29,7 +29,7 @@ func (m *Member) key() string { return memberKeys + m.cfg.Name }
 
 // attend keeps this member in a store until Close, and looks for another one when that is lost.
 func (m *Member) attend() {
-	for m.ctx.Err() == nil {
+	for times := 0; m.ctx.Err() == nil; {
 		kv, at, err := m.reach()
 		if err == nil {
 			if err = m.register(kv, at); err == nil {
@@ -49,7 +49,9 @@ func (m *Member) attend() {
 			return
 		}
 		if err != nil && m.ctx.Err() == nil {
-			slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err)
+			if times++; times&(times-1) == 0 { // ever more rarely
+				slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err, "times", times)
+			}
 			m.pause(m.cfg.Silence / 10)
 		}
 	}
