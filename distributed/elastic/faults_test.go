@@ -238,3 +238,78 @@ func TestHash(t *testing.T) {
 		_ = a.Close()
 	}
 }
+
+// interrupted is a communicator that fails after a wait that was successful.
+type interrupted struct {
+	comm.Wrapped
+	comm.Waits
+}
+
+func interrupt(c comm.Communicator, now func() bool) comm.Communicator {
+	return &interrupted{comm.Wrap(c), comm.Waits{Wait: func(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+		sub, err := w.Make(ctx, c)
+		if err == nil && w.Op == comm.OpSync && now() {
+			err = comm.ErrPeerFailed
+			c.Abort(err)
+		}
+		return sub, err
+	}}}
+}
+
+// TestInDoubt: a member loses the others when it has voted, and does not know whether they have committed: they have, and so
+// does it. If it loses them before, all make the step again. Nothing is sent twice or lost.
+func TestInDoubt(t *testing.T) {
+	const at = 5
+	for name, voted := range map[string]bool{"behind the vote": true, "in the exchange": false} {
+		t.Run(name, func(t *testing.T) {
+			rooms, log := new(rooms), newReplay()
+			var list []*trainee
+			times, calls := 0, 0
+			for i, name := range []string{"a", "b", "c"} {
+				cfg := Config{Name: name, Min: 3}
+				voting := false
+				var a *trainee
+				cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+					c, err := rooms.form(ctx, kv, p)
+					if i == 1 && err == nil {
+						c = interrupt(c, func() bool {
+							if a.reducer == nil || a.steps != at || voting != voted || times > 0 {
+								return false
+							}
+							times++
+							return true
+						})
+					}
+					return c, err
+				}
+				for _, other := range list {
+					cfg.Peers = append(cfg.Peers, other.Address())
+				}
+				a = newTrainee(t, log, cfg)
+				bind := a.cfg.Bind
+				a.cfg.Bind = func(ctx context.Context, e *Epoch) error {
+					err := bind(ctx, e)
+					if err == nil && i == 1 {
+						a.reducer.BeforeCommit(func(ctx context.Context) error {
+							if a.steps == at {
+								calls++
+							}
+							voting = true
+							defer func() { voting = false }()
+							return a.Commit(ctx)
+						})
+					}
+					return err
+				}
+				list = append(list, a)
+			}
+			together(t, list, func(_ *trainee, e *Epoch, made int) bool { return e.Number == 2 && made == 10 })
+			require.Equal(t, 1, times)
+			assert.Equal(t, 1, calls, "votes on step %d", at)
+			log.repeat(t, list[1].steps, list)
+			for _, a := range list {
+				assert.NoError(t, a.Close())
+			}
+		})
+	}
+}
