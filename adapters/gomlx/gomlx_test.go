@@ -33,6 +33,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/internal/jobtest"
@@ -164,6 +165,57 @@ func TestSameTraining(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestOuter: at the end of a window the variables are the mean of what ranks alone make, and a
+// training that is resumed within a window, from each rank's checkpoint and state, has the bits of
+// the straight one.
+func TestOuter(t *testing.T) {
+	const ranks, window = 2, 7
+	// run makes steps in windows of so many, after the first, from each rank's checkpoint and state if there
+	// are any, and returns their parameters and states.
+	run := func(every, steps int, dirs []string, states [][]byte) (parameters [][]float32, now [][]byte) {
+		parameters, now = make([][]float32, ranks), make([][]byte, ranks)
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			sgd := optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1)
+			o := gomlx.NewOuter(ctx, c, sgd, outer.Config{Every: every})
+			defer o.Close()
+			x, err := newTrainingOf(c, o, 16, 1, perceptron, dirs[c.Rank()])
+			if err != nil {
+				return err
+			}
+			if states != nil {
+				o.Restore(states[c.Rank()])
+			}
+			if err := x.data.Infinite(true).Seek(0, x.loop.LoopStep); err != nil {
+				return err
+			}
+			o.Attach(x.loop)
+			if _, err := x.loop.RunSteps(x.data, steps); err != nil {
+				return err
+			}
+			assert.Equal(t, (x.loop.LoopStep-1)/every, o.Loop().Stats().Rounds, "the first step makes the variables")
+			parameters[c.Rank()] = x.parameters()
+			if now[c.Rank()], err = o.State(); err == nil && x.saved != nil {
+				err = x.saved.Save()
+			}
+			return errors.Join(err, o.Adopt())
+		}))
+		return parameters, now
+	}
+	dirs := func() []string { return []string{t.TempDir(), t.TempDir()} }
+	none := make([]string, ranks)
+	want, _ := run(window, 1+window, none, nil)
+	require.Equal(t, want[0], want[1], "the same bits on all ranks")
+	alone, _ := run(100, 1+window, none, nil)
+	require.NotEqual(t, alone[0], alone[1])
+	for i := range want[0] {
+		assert.InDelta(t, (alone[0][i]+alone[1][i])/2, want[0][i], 1e-6)
+	}
+	saved := dirs()
+	_, states := run(window, 4, saved, nil)
+	got, _ := run(window, window+1-4, saved, states)
+	assert.Equal(t, want, got)
 }
 
 // checkpointed trains for some steps on a number of ranks, from a checkpoint in dir if there is

@@ -40,11 +40,9 @@ const scope = "/tutti"
 // All ranks have the same trainable variables, and every graph of a trainer uses all
 // of them. What train.AddPerStepUpdateGraphFn adds runs before the update.
 type Optimizer struct {
-	ctx   context.Context // of the training: hooks of GoMLX have none
-	c     comm.Communicator
+	world
 	cfg   ddp.Config
 	inner optimizer.Interface
-	rt    *cpu.Runtime
 	sync  *ddp.Gradients
 	saved [][]byte // what Restore got before the first step
 
@@ -57,6 +55,13 @@ type Optimizer struct {
 	syncBatchNorm bool
 }
 
+// world is what hooks of GoMLX lack.
+type world struct {
+	ctx context.Context // of the training
+	c   comm.Communicator
+	rt  *cpu.Runtime
+}
+
 // New returns an optimizer that averages over the ranks of c as cfg says, densely
 // unless set, and leaves the update to inner, which works with given gradients
 // (train.OptimizeWithGradients: Adam, SGD and their relatives). ctx ends waits for
@@ -65,14 +70,17 @@ func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cf
 	if _, ok := inner.(train.OptimizeWithGradients); !ok || c == nil {
 		return nil, fmt.Errorf("gomlx: new optimizer: %w: communicator %v; optimizer %T takes given gradients: %v", comm.ErrArgument, c, inner, ok)
 	}
-	return &Optimizer{ctx: ctx, c: c, cfg: cfg, inner: inner, rt: cpu.New()}, nil
+	return &Optimizer{world: world{ctx, c, cpu.New()}, cfg: cfg, inner: inner}, nil
 }
 
 // Attach has loop reduce gradients after each step. When the loop starts, and when
 // the first gradients are reduced, all ranks get rank 0's variables, the state of
 // the random numbers among them. What rank 0 loads lazily (a checkpoint), all ranks
 // load.
-func (o *Optimizer) Attach(loop *train.Loop) {
+func (o *Optimizer) Attach(loop *train.Loop) { o.attach(loop, o.step) }
+
+// attach has loop begin with the same variables on all ranks, and call step after each step.
+func (o world) attach(loop *train.Loop, step func() error) {
 	const first = -1000 // before hooks that look at the variables
 	loop.OnStart("tutti", first, func(loop *train.Loop, _ train.Dataset) error {
 		if loop.LoopStep > 0 {
@@ -86,7 +94,7 @@ func (o *Optimizer) Attach(loop *train.Loop) {
 		}
 		return o.broadcast(slices.Collect(store.IterVariables()))
 	})
-	loop.OnStep("tutti", first, func(*train.Loop, []*tensors.Tensor) error { return o.step() })
+	loop.OnStep("tutti", first, func(*train.Loop, []*tensors.Tensor) error { return step() })
 }
 
 // SyncBatchNorm has every update average over the ranks what batch normalization
@@ -138,12 +146,10 @@ func (o *Optimizer) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.
 // half of a step that comes before the reduction.
 func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.Node, loss dtypes.DType) {
 	store, g := s.Store(), gradients[0].Graph()
-	var params, slots []*model.Variable
-	for v := range s.IterVariables() {
-		if v.Trainable && v.InUseByGraph(g) {
-			slot := store.VariableWithShape(scope+v.Path(), v.Shape(), graph.Zeros)
-			params, slots = append(params, v), append(slots, slot.SetTrainable(false))
-		}
+	params := trainable(s, g)
+	var slots []*model.Variable
+	for _, v := range params {
+		slots = append(slots, store.VariableWithShape(scope+v.Path(), v.Shape(), graph.Zeros).SetTrainable(false))
 	}
 	for i, slot := range slots {
 		slot.SetNodeValue(gradients[i])
@@ -171,6 +177,16 @@ func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.
 		o.inner.(train.OptimizeWithGradients).UpdateGraphWithGradients(s, reduced, loss)
 		return graph.ScalarZero(g, loss)
 	})
+}
+
+// trainable returns the variables that a graph trains, in the order of their gradients.
+func trainable(s *model.Scope, g *graph.Graph) (all []*model.Variable) {
+	for v := range s.IterVariables() {
+		if v.Trainable && v.InUseByGraph(g) {
+			all = append(all, v)
+		}
+	}
+	return all
 }
 
 // Clear implements optimizer.Interface.
@@ -229,7 +245,7 @@ func (o *Optimizer) step() error {
 }
 
 // broadcast gives all ranks rank 0's variables, those that have values.
-func (o *Optimizer) broadcast(variables []*model.Variable) error {
+func (o world) broadcast(variables []*model.Variable) error {
 	variables = slices.DeleteFunc(variables, func(v *model.Variable) bool { return !v.HasValue() })
 	return o.with(inOrder(variables), nil, func(values []*runtime.Tensor) error {
 		return distributed.BroadcastAll(o.ctx, o.c, values, 0)
@@ -244,7 +260,7 @@ func inOrder(variables []*model.Variable) []*model.Variable {
 
 // with calls use with tensors of the memory of variables, behind those that there
 // are already. GoMLX gives access to memory only while a function runs.
-func (o *Optimizer) with(variables []*model.Variable, wrapped []*runtime.Tensor, use func([]*runtime.Tensor) error) error {
+func (o world) with(variables []*model.Variable, wrapped []*runtime.Tensor, use func([]*runtime.Tensor) error) error {
 	if len(variables) == 0 {
 		return use(wrapped)
 	}

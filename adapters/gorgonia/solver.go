@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -86,6 +87,62 @@ func (s *Solver) Close() error {
 		err = s.sync.Close()
 	}
 	return errors.Join(err, s.rt.Close())
+}
+
+// Outer is a solver of each rank's own, after whose steps an outer loop averages how far the ranks'
+// parameters have moved. What the loop does is in package outer: Adopt before the model is
+// evaluated, State, Restore, Stats.
+type Outer struct {
+	*outer.Loop
+	solver  *Solver // without a reduction
+	tensors []*runtime.Tensor
+}
+
+// NewOuter gives all ranks rank 0's parameters, of F32, and returns a solver that leaves steps to
+// inner and exchanges with the ranks of c as cfg says. ctx ends waits for other ranks. All
+// ranks pass the same. The parameters' memory is pinned until Close.
+func NewOuter(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parameters gorgonia.Nodes, cfg outer.Config) (*Outer, error) {
+	o := &Outer{solver: &Solver{ctx: ctx, inner: inner, rt: cpu.New()}}
+	var err error
+	for i, p := range parameters {
+		var t *runtime.Tensor
+		if t, err = Wrap(o.solver.rt, p.Value()); err != nil {
+			err = fmt.Errorf("gorgonia: parameter %d: %w", i, err)
+			break
+		}
+		o.tensors = append(o.tensors, t)
+	}
+	if err == nil {
+		err = distributed.BroadcastAll(ctx, c, o.tensors, 0)
+	}
+	if err == nil {
+		o.Loop, err = outer.New(ctx, o.solver.rt, c, o.tensors, cfg)
+	}
+	if err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
+}
+
+// Step implements gorgonia.Solver, for the parameters of NewOuter. A step of inner counts once:
+// after an error of the exchange, o.Loop.Step repeats that alone.
+func (o *Outer) Step(model []gorgonia.ValueGrad) error {
+	if err := o.solver.inner.Step(model); err != nil {
+		return err
+	}
+	return o.Loop.Step(o.solver.ctx)
+}
+
+// Close gives memory back. The communicator and the parameters stay as they are.
+func (o *Outer) Close() error {
+	var errs []error
+	if o.Loop != nil {
+		errs = append(errs, o.Loop.Close())
+	}
+	for _, t := range o.tensors {
+		errs = append(errs, t.Free())
+	}
+	return errors.Join(append(errs, o.solver.Close())...)
 }
 
 // with calls use with tensors of the memory of values.

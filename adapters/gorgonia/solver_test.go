@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/runtime"
@@ -114,6 +115,61 @@ func TestSameTraining(t *testing.T) {
 			assert.InDeltaSlice(t, []float64{0, 1, 2, 3, 4, 0.5}, got[0], 0.2, "it has learned something")
 		})
 	}
+}
+
+// TestOuter: windows of one step of plain descent, averaged, are the training with averaged
+// gradients; longer ones learn as well, with a momentum and fewer exchanges.
+func TestOuter(t *testing.T) {
+	train := func(t *testing.T, cfg *outer.Config, inner func() G.Solver, steps int) []float32 {
+		got := make([][]float32, 2)
+		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+			r := column{tensor.New(tensor.WithShape(8, 1), tensor.Of(tensor.Float32)), tensor.New(tensor.WithShape(8, 1), tensor.Of(tensor.Float32))}
+			w, g := r.value.Data().([]float32), r.grad.Data().([]float32)
+			w[3] = float32(c.Rank())
+			nodes := G.Nodes{G.NewMatrix(G.NewGraph(), tensor.Float32, G.WithName("w"), G.WithShape(8, 1), G.WithValue(r.value))}
+			var solver interface {
+				G.Solver
+				Close() error
+			}
+			var err error
+			if cfg == nil {
+				solver, err = gorgonia.New(ctx, c, inner(), nodes, ddp.Config{})
+			} else {
+				solver, err = gorgonia.NewOuter(ctx, c, inner(), nodes, *cfg)
+			}
+			if err != nil {
+				return err
+			}
+			for step := range steps { // towards rank + 1, so 1.5 together
+				for i := range w {
+					g[i] = (w[i] - float32(c.Rank()+1)) * float32(1+(step+i)%2)
+				}
+				if err := solver.Step([]G.ValueGrad{r}); err != nil {
+					return err
+				}
+			}
+			got[c.Rank()] = slices.Clone(w)
+			if o, ok := solver.(*gorgonia.Outer); ok {
+				assert.Equal(t, steps/cfg.Every, o.Stats().Rounds)
+			}
+			return solver.Close()
+		}))
+		assert.Equal(t, got[0], got[1], "the same bits on all ranks")
+		return got[0]
+	}
+	plain := func() G.Solver { return G.NewVanillaSolver(G.WithLearnRate(0.125)) }
+	want := train(t, nil, plain, 5)
+	assert.InDeltaSlice(t, want, train(t, &outer.Config{Every: 1}, plain, 5), 1e-6)
+	for _, inner := range []func() G.Solver{plain, func() G.Solver { return G.NewAdamSolver(G.WithLearnRate(0.1)) }} {
+		for _, w := range train(t, &outer.Config{Every: 10, LearningRate: 0.7, Momentum: 0.5, Nesterov: true}, inner, 100) {
+			assert.InDelta(t, 1.5, w, 0.1)
+		}
+	}
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		_, err := gorgonia.NewOuter(ctx, c, plain(), newRegression(t, 8, 0).parameters, outer.Config{Every: 2})
+		assert.ErrorIs(t, err, runtime.ErrUnsupported, "of 64 bits")
+		return nil
+	}))
 }
 
 // column is a parameter of two dimensions, as short vectors are never sparse, with a gradient of the test's own.

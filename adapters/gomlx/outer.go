@@ -1,0 +1,143 @@
+package gomlx
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/outer"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// Outer is an optimizer of each rank's own, behind whose steps an outer loop averages how far the
+// ranks' trainable variables have moved ([outer.Loop]). GoMLX moves variables from step to step, so
+// it has a copy of them.
+type Outer struct {
+	optimizer.Interface
+	world
+	cfg   outer.Config
+	loop  *outer.Loop
+	saved [][]byte // what Restore got before the first step
+
+	variables []*model.Variable
+	copies    [][]byte
+	tensors   []*runtime.Tensor
+}
+
+// NewOuter returns an optimizer that leaves steps to inner and exchanges with the ranks of c as cfg
+// says. ctx ends waits for other ranks. All ranks pass the same.
+func NewOuter(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cfg outer.Config) *Outer {
+	return &Outer{Interface: inner, world: world{ctx, c, cpu.New()}, cfg: cfg}
+}
+
+// UpdateGraph implements optimizer.Interface.
+func (o *Outer) UpdateGraph(s *model.Scope, g *graph.Graph, loss *graph.Node) {
+	o.variables = inOrder(trainable(s, g))
+	o.Interface.UpdateGraph(s, g, loss)
+}
+
+// Attach has loop exchange after each step. The first step makes the variables: behind it all ranks
+// get rank 0's.
+func (o *Outer) Attach(loop *train.Loop) {
+	o.attach(loop, func() error {
+		if o.loop == nil {
+			return o.begin(loop.Trainer.Store())
+		}
+		return o.around(func() error { return o.loop.Step(o.ctx) })
+	})
+}
+
+// begin makes the loop of the variables that the first step has made.
+func (o *Outer) begin(store *model.Store) error {
+	if o.saved == nil {
+		if err := o.broadcast(slices.Collect(store.IterVariables())); err != nil {
+			return err
+		}
+	}
+	for _, v := range o.variables {
+		value, err := v.Value()
+		if err != nil {
+			return err
+		}
+		dt, err := dtype.Parse(value.DType().String())
+		if err != nil {
+			return err
+		}
+		memory := make([]byte, value.Shape().ByteSize())
+		t, err := cpu.WrapBytes(o.rt, memory, dt, len(memory)/dt.Size())
+		if err != nil {
+			return err
+		}
+		o.copies, o.tensors = append(o.copies, memory), append(o.tensors, t)
+	}
+	return o.around(func() (err error) {
+		if o.loop, err = outer.New(o.ctx, o.rt, o.c, o.tensors, o.cfg); err == nil && o.saved != nil {
+			err = o.loop.Restore(o.ctx, o.saved...)
+		}
+		if err != nil || o.saved == nil { // a resumed training has begun before
+			return err
+		}
+		return o.loop.Step(o.ctx)
+	})
+}
+
+// around runs use with the variables in copies, and makes them what these are then.
+func (o *Outer) around(use func() error) error {
+	each := func(f func(copied, data []byte)) error {
+		for i, v := range o.variables {
+			value, err := v.Value()
+			if err == nil {
+				err = value.MutableBytes(func(data []byte) { f(o.copies[i], data) })
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := each(func(copied, data []byte) { copy(copied, data) })
+	if err == nil {
+		err = use()
+	}
+	return errors.Join(err, each(func(copied, data []byte) { copy(data, copied) }))
+}
+
+// Adopt makes the variables the common ones of all ranks ([outer.Loop.Adopt]), before the model is
+// evaluated.
+func (o *Outer) Adopt() error { return o.around(o.loop.Adopt) }
+
+// Loop is the outer loop, for Stats and Hash; nil before the first step.
+func (o *Outer) Loop() *outer.Loop { return o.loop }
+
+// State returns what the loop keeps between steps ([outer.Loop.State]), nil before the first. Each
+// rank saves its own, beside its variables.
+func (o *Outer) State() ([]byte, error) {
+	if o.loop == nil {
+		return nil, nil
+	}
+	return o.loop.State(o.ctx)
+}
+
+// Restore continues from states that [Outer.State] returned, with the rank's variables of the same
+// step, before the first step of the loop ([outer.Loop.Restore]), which reports what is wrong with them.
+func (o *Outer) Restore(states ...[]byte) { o.saved = states }
+
+// Close gives memory back. The communicator and the variables stay as they are.
+func (o *Outer) Close() error {
+	var errs []error
+	if o.loop != nil {
+		errs = append(errs, o.loop.Close())
+	}
+	for _, t := range o.tensors {
+		errs = append(errs, t.Free())
+	}
+	return errors.Join(append(errs, o.rt.Close())...)
+}
