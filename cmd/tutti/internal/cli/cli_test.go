@@ -225,7 +225,7 @@ func TestTrain(t *testing.T) {
 		assert.Contains(t, stdout, want)
 	}
 	assert.NotContains(t, stdout, "never")
-	for _, name := range []string{"loss-vs-bytes.png", "loss-vs-bytes.svg", "accuracy-vs-time.png", "accuracy-vs-time.svg"} {
+	for _, name := range []string{"loss-vs-bytes.png", "loss-vs-bytes.svg", "loss-vs-time.png", "accuracy-vs-time.png", "accuracy-vs-time.svg"} {
 		file, err := os.Stat(filepath.Join(out, name))
 		require.NoError(t, err)
 		assert.Greater(t, file.Size(), int64(1000))
@@ -236,7 +236,7 @@ func TestTrain(t *testing.T) {
 	lines := jsonLines(t, stdout)
 	require.Len(t, lines, 2)
 	for _, line := range lines {
-		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "values", "density", "accuracy", "sent_elements_per_rank_step",
+		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "values", "density", "accuracy", "loss", "sent_elements_per_rank_step",
 			"sent_bytes_per_rank_step", "ratio_to_dense", "rounds", "comm_s", "total_s", "tests"}, keys(line))
 		assert.EqualValues(t, 2, line["ranks"])
 		assert.Equal(t, "local", line["backend"])

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -31,9 +32,11 @@ to read the UCI optical digits, 1,797 real images of 8×8 pixels that are built
 into the command. Every rank computes the gradient of its part of each batch, and
 the pattern averages the gradients. It ends with a table: test accuracy and what
 was sent by each pattern, and when it reached the --target. Pictures of the loss
-against the bytes sent and of the accuracy against time are written to the --out
-directory (` + lossPicture + ` and ` + accuracyPicture + `, .png and .svg). With
---backend nccl the gradients are averaged on GPUs; the rest is the host's work.
+against bytes and time, and of the accuracy against time, are written to the
+--out directory (` + lossPicture + `, ` + timePicture + `, ` + accuracyPicture + `, .png
+and .svg). With --backend nccl the gradients are averaged on GPUs; the rest is the
+host's work. With --text the network foretells each byte of a file from the eight
+before it.
 
 With --outer each rank trains on its part of the batches by itself, and the ranks
 average their weights every so many steps, by the same patterns: far fewer bytes in
@@ -51,6 +54,8 @@ late carry them along.`,
   tutti cluster --rate 100mbit train --hidden 4096 --target 97
   tutti cluster --rate 100mbit train --hidden 2048 --target 97 --outer 11 --density 0.05 --pattern dense,topkA
   tutti launch -n 4 --min 2 --restarts 9 train --elastic --pattern oktopk
+  tutti train --text /usr/local/go/doc/go_spec.html --hidden 512 --epochs 1 --batch 256
+  tutti train --outer 10 --pattern chunked --values i2 --density 0.05 --beside dense,oktopk
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -60,7 +65,7 @@ late carry them along.`,
 				return usageError{err}
 			}
 			defer dir.tidy()
-			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Patterns) * len(cfg.Values)}}
+			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Runs())}}
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			if cfg.Elastic {
 				cfg.Backend = "tcp"
@@ -85,12 +90,15 @@ late carry them along.`,
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")
 	o := &cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every, "train each rank alone and average the weights every so many `steps`, instead of each gradient")
+	flags.Var(flagValue[[]string]{target: &cfg.Beside, parse: parsePatterns, kind: "names", format: func(names []string) string { return strings.Join(names, ",") }},
+		"beside", "patterns that average gradients in every step, before those with --outer, for comparison")
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate, "learning rate of the outer optimizer: 0.7 with a momentum")
 	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum, "momentum (Nesterov's) of the outer optimizer: 0.9 with dense averages")
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns, 1 to 4")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
 	flags.BoolVar(&cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
+	flags.StringVar(&cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
 	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")
 	flags.IntVar(&cfg.Epochs, "epochs", cfg.Epochs, "how often each training image is seen")
 	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "images of a step, over all ranks")
@@ -107,6 +115,7 @@ late carry them along.`,
 // Names of the pictures, without extension.
 const (
 	lossPicture     = "loss-vs-bytes"
+	timePicture     = "loss-vs-time"
 	accuracyPicture = "accuracy-vs-time"
 )
 
@@ -140,6 +149,7 @@ func (r *trainReport) finish() error {
 	}
 	return errors.Join(
 		r.dir.draw(r.text, lossPicture, func(path string) error { return picture.LossAgainstBytes(r.results, path) }),
+		r.dir.draw(r.text, timePicture, func(path string) error { return picture.LossAgainstTime(r.results, path) }),
 		r.dir.draw(r.text, accuracyPicture, func(path string) error {
 			return picture.AccuracyAgainstTime(r.results, "Test accuracy against time: "+r.world(), path)
 		}))
@@ -161,16 +171,16 @@ func (r *trainReport) world() string {
 func (r *trainReport) printTable() {
 	t := newTable()
 	target := r.results[0].Target
-	header := table.Row{"pattern", "test\naccuracy", "elements\nsent", "bytes\nsent", "of\ndense", "commu-\nnication", "total"}
+	header := table.Row{"pattern", "test\naccuracy", "test\nloss", "bytes\nsent", "of\ndense", "commu-\nnication", "total"}
 	if target > 0 {
 		header = append(header, fmt.Sprintf("to %g %%:\ntime, steps", target))
 	}
 	t.AppendHeader(header)
 	for _, result := range r.results {
 		row := table.Row{
-			name(result.Pattern, result.Chosen, result.Values),
+			result.Name(),
 			fmt.Sprintf("%.2f %%", result.Accuracy),
-			fmt.Sprintf("%.1f", result.SentElements),
+			fmt.Sprintf("%.4f", result.Loss),
 			fmt.Sprintf("%.1f", result.SentBytes),
 			fmt.Sprintf("%.2f %%", 100*result.RatioToDense),
 			fmt.Sprintf("%.2f s", result.CommSeconds),
@@ -185,5 +195,5 @@ func (r *trainReport) printTable() {
 		t.AppendRow(row)
 	}
 	printTable(r.text, t, alignRight(2, len(header)))
-	fmt.Fprintf(r.text, "%s; elements and bytes are those that a rank sends in a step, on average\n", r.world())
+	fmt.Fprintf(r.text, "%s; bytes are those that a rank sends in a step, on average\n", r.world())
 }

@@ -19,22 +19,33 @@ import (
 // ErrNothingToDraw: a picture would be empty.
 var ErrNothingToDraw = errors.New("nothing to draw")
 
-// pointsPerCurve spread evenly over the logarithm of the bytes.
+// pointsPerCurve spread evenly over the logarithm of the bytes or seconds.
 const pointsPerCurve = 60
 
 // LossAgainstBytes draws the training loss of each result against the bytes
 // that a rank had sent by then, both on logarithmic axes, and writes it to
 // path. The extension (one of [Formats]) says how.
 func LossAgainstBytes(results []train.Result, path string) error {
+	return loss(results, path, "bytes sent", "sent per rank since the start (bytes)", formatBytes,
+		func(p train.Point) float64 { return p.SentBytes })
+}
+
+// LossAgainstTime is LossAgainstBytes with the time since the start.
+func LossAgainstTime(results []train.Result, path string) error {
+	return loss(results, path, "time", "time since the start (s)", formatNumber,
+		func(p train.Point) float64 { return p.Seconds })
+}
+
+// loss draws losses against x.
+func loss(results []train.Result, path, against, label string, format func(float64) string, x func(train.Point) float64) error {
 	// Losses fall from the upper left to the lower right: the lower left is free.
-	p := newChart("Training loss against bytes sent (with the test accuracy)",
-		"sent per rank since the start (bytes)", "training loss (mean over recent steps)", left)
-	p.X.Tick.Marker, p.Y.Tick.Marker = decades(formatBytes), decades(formatNumber)
+	p := newChart("Training loss against "+against+" (with the test accuracy)", label, "training loss (mean over recent steps)", left)
+	p.X.Tick.Marker, p.Y.Tick.Marker = decades(format), decades(formatNumber)
 
 	var curves []curve
 	for i, r := range results {
 		name := fmt.Sprintf("%s (%.1f %%)", r.Name(), r.Accuracy)
-		curves = append(curves, curve{name, smooth(r.Curve, pointsPerCurve), lineStyle(i), plotter.NoStep})
+		curves = append(curves, curve{name, smooth(r.Curve, pointsPerCurve, x), lineStyle(i), plotter.NoStep})
 	}
 	if err := addCurves(p, curves); err != nil {
 		return err // where no bytes were sent
@@ -72,20 +83,20 @@ func lineStyle(i int) draw.LineStyle {
 }
 
 // smooth reduces a curve to at most n points, evenly spread over the logarithm
-// of the bytes. Each is the mean of the steps since the point before it, so that
-// the noise of single batches does not hide the trend. Steps before the first
-// byte, and losses that a logarithm does not take, are left out. The points are
+// of x. Each is the mean of the steps since the point before it, so that
+// the noise of single batches does not hide the trend. Steps at an x of
+// 0, and losses that a logarithm does not take, are left out. The points are
 // base-10 logarithms: the plot package reserves room for the label of an axis
 // with a logarithmic scale as if the label stood at its far end.
-func smooth(curve []train.Point, n int) plotter.XYs {
+func smooth(curve []train.Point, n int, x func(train.Point) float64) plotter.XYs {
 	usable := func(p train.Point) bool {
-		return p.SentBytes > 0 && p.Loss > 0 && !math.IsInf(p.Loss, 0)
+		return x(p) > 0 && p.Loss > 0 && !math.IsInf(p.Loss, 0)
 	}
 	first := slices.IndexFunc(curve, usable)
 	if first < 0 {
 		return nil
 	}
-	low, high := math.Log10(curve[first].SentBytes), math.Log10(curve[len(curve)-1].SentBytes)
+	low, high := math.Log10(x(curve[first])), math.Log10(x(curve[len(curve)-1]))
 	var out plotter.XYs
 	var sum float64
 	var count int
@@ -96,13 +107,13 @@ func smooth(curve []train.Point, n int) plotter.XYs {
 		}
 		sum += p.Loss
 		count++
-		x := math.Log10(p.SentBytes)
-		if x < next {
+		at := math.Log10(x(p))
+		if at < next {
 			continue
 		}
-		out = append(out, plotter.XY{X: x, Y: math.Log10(sum / float64(count))})
+		out = append(out, plotter.XY{X: at, Y: math.Log10(sum / float64(count))})
 		sum, count = 0, 0
-		next = x + (high-low)/float64(n)
+		next = at + (high-low)/float64(n)
 	}
 	return out
 }

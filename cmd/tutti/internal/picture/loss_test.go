@@ -24,7 +24,7 @@ func results(n int) []train.Result {
 		r := train.Result{Pattern: string(rune('a' + i)), Accuracy: 97.5}
 		for step := 1; step <= 500; step++ {
 			sent := float64(step) * 800 * math.Pow(1.6, float64(i))
-			r.Curve = append(r.Curve, train.Point{SentBytes: sent, Loss: 2.3 / math.Sqrt(float64(step))})
+			r.Curve = append(r.Curve, train.Point{SentBytes: sent, Seconds: float64(step), Loss: 2.3 / math.Sqrt(float64(step))})
 		}
 		out = append(out, r)
 	}
@@ -35,6 +35,7 @@ func TestLossAgainstBytesWritesBothFormats(t *testing.T) {
 	dir := t.TempDir()
 	for _, ext := range Formats() {
 		path := filepath.Join(dir, "loss"+ext)
+		require.NoError(t, LossAgainstTime(results(10), path))
 		require.NoError(t, LossAgainstBytes(results(10), path))
 		data, err := os.ReadFile(path)
 		require.NoError(t, err)
@@ -92,7 +93,7 @@ func TestSmoothSkipsWhatALogarithmCannotShow(t *testing.T) {
 	for _, p := range [][2]float64{{0, 2}, {10, 0}, {100, 4}, {1000, math.NaN()}, {1000, 2}, {1001, 1}, {10000, 3}} {
 		curve = append(curve, train.Point{SentBytes: p[0], Loss: p[1]})
 	}
-	points := smooth(curve, 2)
+	points := smooth(curve, 2, func(p train.Point) float64 { return p.SentBytes })
 	// The step at 1001 is too near to 1000 for a point of its own and is
 	// averaged into the one at 10000.
 	require.Len(t, points, 3)
@@ -100,7 +101,7 @@ func TestSmoothSkipsWhatALogarithmCannotShow(t *testing.T) {
 		assert.InDelta(t, math.Log10(want[0]), points[i].X, 1e-12)
 		assert.InDelta(t, math.Log10(want[1]), points[i].Y, 1e-12)
 	}
-	assert.Empty(t, smooth(nil, 5))
+	assert.Empty(t, smooth(nil, 5, nil))
 }
 
 func TestTickLabels(t *testing.T) {

@@ -34,10 +34,15 @@ type Config struct {
 	// optimizer of its own, and the ranks average their parameters every so many steps by
 	// pattern and density (package outer), in the place of gradients in every step.
 	Outer outer.Config
+	// Beside are patterns that average gradients in every step, before those of Outer.
+	Beside []string
 
 	// Elastic has members come and go ([RunElastic]).
 	Elastic bool
 
+	// Text is a file of which the model foretells each byte from those before it, in the
+	// place of digits.
+	Text string
 	// Turned makes the task harder: images are turned and mirrored at random, and
 	// have noise.
 	Turned bool
@@ -97,12 +102,10 @@ func (c Config) Validate() error {
 		return errors.New("an outer loop is between all ranks, and has error feedback and no warm-up")
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1 || c.Outer.Every > 0 || c.Hosts > 0):
 		return errors.New("an elastic training has one pattern and one kind of values, no outer loop and no hosts")
+	case c.Outer.Every == 0 && len(c.Beside) > 0:
+		return errors.New("there is no outer loop to train others beside")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
-	case c.Batch < 1 || c.Batch > trainingImages:
-		return bad("batch", c.Batch, fmt.Sprintf("in [1, %d], the number of training images", trainingImages))
-	case c.Epochs < 1 || c.Epochs > maxSteps/(trainingImages/c.Batch):
-		return bad("epochs", c.Epochs, fmt.Sprintf("in [1, %d]", maxSteps/(trainingImages/c.Batch)))
 	case c.Hidden < 1 || c.Hidden > maxHidden:
 		return bad("hidden width", c.Hidden, fmt.Sprintf("in [1, %d]", maxHidden))
 	case !(c.LearningRate > 0) || math.IsInf(c.LearningRate, 0):
@@ -111,6 +114,43 @@ func (c Config) Validate() error {
 		return bad("momentum", c.Momentum, "in [0, 1)")
 	case c.Target != 0 && !(c.Target >= 1 && c.Target <= 100):
 		return bad("target accuracy", c.Target, "in [1, 100] percent")
+	case c.Text == "":
+		return c.validateSize(trainingImages)
+	}
+	return nil
+}
+
+// Runs are the trainings: each has one pattern and one kind of values. Beside an outer loop, dense
+// ones have f32.
+func (c Config) Runs() (runs []Config) {
+	add := func(c Config, patterns, values []string) {
+		for _, pattern := range patterns {
+			for _, v := range values {
+				c.Patterns, c.Values = []string{pattern}, []string{v}
+				runs = append(runs, c)
+			}
+		}
+	}
+	every := c
+	every.Outer.Every = 0
+	for _, pattern := range c.Beside {
+		values := c.Values
+		if pattern == sparse.Dense {
+			values = []string{sparse.F32}
+		}
+		add(every, []string{pattern}, values)
+	}
+	add(c, c.Patterns, c.Values)
+	return runs
+}
+
+// validateSize is Validate where there are n training examples.
+func (c Config) validateSize(n int) error {
+	if c.Batch < 1 || c.Batch > n {
+		return fmt.Errorf("batch %d is not in [1, %d], the number of training examples", c.Batch, n)
+	}
+	if c.Epochs < 1 || c.Epochs > maxSteps/(n/c.Batch) {
+		return fmt.Errorf("epochs %d is not in [1, %d]", c.Epochs, maxSteps/(n/c.Batch))
 	}
 	return nil
 }
@@ -129,7 +169,7 @@ func (c Config) testEvery(stepsPerEpoch int) int {
 // trainingImages is the size of the training set.
 const trainingImages = digits.Images - digits.TestImages
 
-// maxSteps bounds the curve, which has a point for every step: 160 MB.
+// maxSteps bounds the curve, which has a point for every step: 240 MB.
 const maxSteps = 10_000_000
 
 // maxHidden keeps a mistyped width from asking for all memory: 2^20 units are
@@ -138,23 +178,25 @@ const maxHidden = 1 << 20
 
 // bytes is what a rank needs at least: weights, gradient, velocity, what is
 // exchanged and its residual, two activations, and the curve.
-func (c Config) bytes() float64 {
-	floats := 5*parameterCount(c.Hidden) + 2*c.Batch*c.Hidden
+func (c Config) bytes(examples int) float64 {
+	s := c.shape()
+	floats := 5*s.parameters() + c.Batch*(s.inputs+2*s.hidden+s.classes)
 	if c.Outer.Every > 0 {
-		floats += 2 * parameterCount(c.Hidden)
+		floats += 2 * s.parameters()
 	}
-	return 4*float64(floats) + 16*float64(c.Epochs)*float64(trainingImages/c.Batch)
+	return 4*float64(floats) + 24*float64(c.Epochs)*float64(examples/c.Batch)
 }
 
 // schedule is the learning rate of each step: it rises in equal steps during
-// the first epoch and then falls along a half cosine to nearly zero
+// the first epoch, or the first quarter of all, and then falls along a half cosine to nearly zero
 // (I. Loshchilov, F. Hutter, "SGDR", 2017, without restarts). The fall gives
 // error feedback the time to deliver what it still holds.
 func (c Config) schedule(step, stepsPerEpoch int) float32 {
-	if step < stepsPerEpoch {
-		return float32(c.LearningRate * float64(step+1) / float64(stepsPerEpoch))
-	}
 	total := stepsPerEpoch * c.Epochs
-	progress := float64(step-stepsPerEpoch) / float64(total-stepsPerEpoch)
+	rise := min(stepsPerEpoch, (total+3)/4)
+	if step < rise {
+		return float32(c.LearningRate * float64(step+1) / float64(rise))
+	}
+	progress := float64(step-rise) / float64(total-rise)
 	return float32(c.LearningRate * (1 + math.Cos(math.Pi*progress)) / 2)
 }

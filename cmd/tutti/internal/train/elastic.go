@@ -27,7 +27,8 @@ import (
 type progress struct {
 	Step, Tested    int // steps that are done, and how many were when the accuracy was measured last
 	Params          []float32
-	Losses, Sent    []float64
+	Losses          []float64
+	Sent, Times     []float64
 	Bytes, Elements int64
 	Tests           []Test
 	Shared          []byte // of the reduction
@@ -39,7 +40,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	trainSet, testSet, err := cfg.images()
+	trainSet, testSet, err := cfg.examples()
 	if err != nil {
 		return err
 	}
@@ -66,13 +67,13 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 			return nil
 		}
 		s, _ := t.sparse.Sparse()
-		t.rank, t.own = rank, part(testSet, epoch.Comm)
+		t.rank, t.own = rank, testSet.of(epoch.Comm)
 		return s.Rebind(epoch.Comm)
 	}
 	e.Save = func(ctx context.Context) ([]byte, error) {
 		s, _ := t.sparse.Sparse()
 		shared, err := s.SharedState(ctx)
-		p.Params, p.Losses, p.Sent, p.Bytes, p.Elements, p.Tests, p.Shared = t.model.params, t.losses, t.sent, t.bytes, t.elements, t.tests, shared
+		p.Params, p.Losses, p.Sent, p.Times, p.Bytes, p.Elements, p.Tests, p.Shared = t.model.params, t.losses, t.sent, t.times, t.bytes, t.elements, t.tests, shared
 		var b bytes.Buffer
 		err = errors.Join(err, gob.NewEncoder(&b).Encode(p))
 		return b.Bytes(), err
@@ -84,7 +85,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		}
 		copy(t.model.params, p.Params)
 		clear(t.velocity)
-		t.losses, t.sent, t.bytes, t.elements, t.tests = p.Losses, p.Sent, p.Bytes, p.Elements, p.Tests
+		t.losses, t.sent, t.times, t.bytes, t.elements, t.tests = p.Losses, p.Sent, p.Times, p.Bytes, p.Elements, p.Tests
 		s, _ := t.sparse.Sparse()
 		return s.Restore(ctx, p.Shared)
 	}
@@ -150,6 +151,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 			return err
 		}
 		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
+		t.times = append(t.times, t.clock.Seconds())
 		return t.record(ctx, loss)
 	})
 	return errors.Join(err, m.Close(), t.close())

@@ -6,8 +6,6 @@ import (
 
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/blas32"
-
-	"github.com/tutti-go/tutti/examples/digits"
 )
 
 // model is a multilayer perceptron with one hidden layer of rectified linear
@@ -15,17 +13,20 @@ import (
 // parameters lie in one slice, in the order of [layers], so that a gradient is
 // one tensor.
 type model struct {
-	hidden int
+	shape
 	params []float32
 	layers layers
 
-	// Work space for up to capacity images.
+	// Work space for up to capacity examples.
 	capacity      int
-	input         []float32 // capacity × Pixels
+	input         []float32 // capacity × inputs
 	activation    []float32 // capacity × hidden, after the rectifier
-	probabilities []float32 // capacity × Classes
+	probabilities []float32 // capacity × classes
 	backward      []float32 // capacity × hidden, gradient of the hidden layer
 }
+
+// shape of a model, of whose inputs so many are not 0 in an example.
+type shape struct{ inputs, active, hidden, classes int }
 
 // layers are the parts of a parameter or gradient vector: weights as
 // inputs × outputs matrices in row order, then the biases of the same layer.
@@ -36,45 +37,43 @@ type layers struct {
 // all are the layers in their order.
 func (l *layers) all() [][]float32 { return [][]float32{l.w1, l.b1, l.w2, l.b2} }
 
-// parameterCount is the length of a parameter vector.
-func parameterCount(hidden int) int {
-	return digits.Pixels*hidden + hidden + hidden*digits.Classes + digits.Classes
-}
+// parameters is the length of a parameter vector.
+func (s shape) parameters() int { return (s.inputs+1)*s.hidden + (s.hidden+1)*s.classes }
 
 // view divides a parameter or gradient vector into layers that share its
 // memory.
-func view(v []float32, hidden int) layers {
+func (s shape) view(v []float32) layers {
 	cut := func(n int) []float32 {
 		part := v[:n:n]
 		v = v[n:]
 		return part
 	}
 	return layers{
-		w1: cut(digits.Pixels * hidden),
-		b1: cut(hidden),
-		w2: cut(hidden * digits.Classes),
-		b2: cut(digits.Classes),
+		w1: cut(s.inputs * s.hidden),
+		b1: cut(s.hidden),
+		w2: cut(s.hidden * s.classes),
+		b2: cut(s.classes),
 	}
 }
 
-// newModel makes a model with zero parameters that takes up to capacity images
+// newModel makes a model with zero parameters that takes up to capacity examples
 // at a time.
-func newModel(hidden, capacity int) *model {
-	params := make([]float32, parameterCount(hidden))
+func newModel(s shape, capacity int) *model {
+	params := make([]float32, s.parameters())
 	return &model{
-		hidden:        hidden,
+		shape:         s,
 		params:        params,
-		layers:        view(params, hidden),
+		layers:        s.view(params),
 		capacity:      capacity,
-		input:         make([]float32, capacity*digits.Pixels),
-		activation:    make([]float32, capacity*hidden),
-		probabilities: make([]float32, capacity*digits.Classes),
-		backward:      make([]float32, capacity*hidden),
+		input:         make([]float32, capacity*s.inputs),
+		activation:    make([]float32, capacity*s.hidden),
+		probabilities: make([]float32, capacity*s.classes),
+		backward:      make([]float32, capacity*s.hidden),
 	}
 }
 
 // initialize draws the weights from normal distributions with variance
-// 2/inputs (K. He et al., "Delving Deep into Rectifiers", 2015) and sets the
+// 2/inputs, those that are not 0 (K. He et al., "Delving Deep into Rectifiers", 2015) and sets the
 // biases to zero.
 func (m *model) initialize(seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0x1417))
@@ -84,51 +83,56 @@ func (m *model) initialize(seed uint64) {
 			w[i] = float32(rng.NormFloat64() * deviation)
 		}
 	}
-	draw(m.layers.w1, digits.Pixels)
+	draw(m.layers.w1, m.active)
 	draw(m.layers.w2, m.hidden)
 	clear(m.layers.b1)
 	clear(m.layers.b2)
 }
 
 // gradient stores in grad (as long as params) the sum of the gradients of the
-// loss over the given images, times scale, and returns the sum of the losses.
-// There may be no images.
-func (m *model) gradient(grad []float32, set digits.Set, images []int, scale float32) (loss float64) {
+// loss over the given examples, times scale, and returns the sum of the losses.
+// There may be no examples.
+func (m *model) gradient(grad []float32, set examples, of []int, scale float32) (loss float64) {
 	clear(grad)
-	if len(images) == 0 {
+	if len(of) == 0 {
 		return 0
 	}
-	m.forward(set, images)
-	n := len(images)
-	g := view(grad, m.hidden)
+	m.forward(set, of)
+	n := len(of)
+	g := m.view(grad)
 
 	// The gradient of softmax and cross-entropy together: probabilities minus
 	// the one-hot label. It replaces the probabilities.
-	for i, image := range images {
-		p := m.probabilities[i*digits.Classes : (i+1)*digits.Classes]
-		label := set.Labels[image]
-		loss -= math.Log(max(float64(p[label]), math.SmallestNonzeroFloat32))
+	for i, example := range of {
+		p, label := m.row(i), set.Labels[example]
+		loss += surprise(p[label])
 		p[label]--
 	}
-	delta := matrix(m.probabilities, n, digits.Classes)
-	blas32.Gemm(blas.Trans, blas.NoTrans, scale, matrix(m.activation, n, m.hidden), delta, 0, matrix(g.w2, m.hidden, digits.Classes))
+	delta := matrix(m.probabilities, n, m.classes)
+	blas32.Gemm(blas.Trans, blas.NoTrans, scale, matrix(m.activation, n, m.hidden), delta, 0, matrix(g.w2, m.hidden, m.classes))
 	addRows(g.b2, delta, scale)
 
 	hidden := matrix(m.backward, n, m.hidden)
-	blas32.Gemm(blas.NoTrans, blas.Trans, 1, delta, matrix(m.layers.w2, m.hidden, digits.Classes), 0, hidden)
+	blas32.Gemm(blas.NoTrans, blas.Trans, 1, delta, matrix(m.layers.w2, m.hidden, m.classes), 0, hidden)
 	for i, a := range m.activation[:n*m.hidden] {
 		if a == 0 {
 			m.backward[i] = 0
 		}
 	}
-	blas32.Gemm(blas.Trans, blas.NoTrans, scale, matrix(m.input, n, digits.Pixels), hidden, 0, matrix(g.w1, digits.Pixels, m.hidden))
+	if set.text == nil {
+		blas32.Gemm(blas.Trans, blas.NoTrans, scale, matrix(m.input, n, m.inputs), hidden, 0, matrix(g.w1, m.inputs, m.hidden))
+	}
+	for i, example := range of {
+		for _, input := range set.context(example) {
+			blas32.Axpy(scale, vector(hidden.Data[i*m.hidden:][:m.hidden]), vector(g.w1[input*m.hidden:][:m.hidden]))
+		}
+	}
 	addRows(g.b1, hidden, scale)
 	return loss
 }
 
-// right is the number of images of the set that the model reads right.
-func (m *model) right(set digits.Set) int {
-	right := 0
+// test returns how many examples the model reads right, and the sum of the losses.
+func (m *model) test(set examples) (right int, loss float64) {
 	batch := make([]int, 0, m.capacity)
 	for i := range set.Len() {
 		batch = append(batch, i)
@@ -136,35 +140,49 @@ func (m *model) right(set digits.Set) int {
 			continue
 		}
 		m.forward(set, batch)
-		for row, image := range batch {
-			p := m.probabilities[row*digits.Classes : (row+1)*digits.Classes]
-			if argmax(p) == int(set.Labels[image]) {
+		for row, example := range batch {
+			p, label := m.row(row), set.Labels[example]
+			loss += surprise(p[label])
+			if argmax(p) == int(label) {
 				right++
 			}
 		}
 		batch = batch[:0]
 	}
-	return right
+	return right, loss
 }
 
-// forward computes the class probabilities of the given images.
-func (m *model) forward(set digits.Set, images []int) {
-	n := len(images)
-	for i, image := range images {
-		copy(m.input[i*digits.Pixels:], set.Image(image))
-	}
+// surprise is the loss of a label of probability p.
+func surprise(p float32) float64 { return -math.Log(max(float64(p), math.SmallestNonzeroFloat32)) }
+
+// row is the class probabilities of the i-th example that was given to forward.
+func (m *model) row(i int) []float32 { return m.probabilities[i*m.classes : (i+1)*m.classes] }
+
+// forward computes the class probabilities of the given examples.
+func (m *model) forward(set examples, of []int) {
+	n := len(of)
 	hidden := matrix(m.activation, n, m.hidden)
 	setRows(hidden, m.layers.b1)
-	blas32.Gemm(blas.NoTrans, blas.NoTrans, 1, matrix(m.input, n, digits.Pixels), matrix(m.layers.w1, digits.Pixels, m.hidden), 1, hidden)
+	if set.text == nil {
+		for i, example := range of {
+			copy(m.input[i*m.inputs:], set.Image(example))
+		}
+		blas32.Gemm(blas.NoTrans, blas.NoTrans, 1, matrix(m.input, n, m.inputs), matrix(m.layers.w1, m.inputs, m.hidden), 1, hidden)
+	}
+	for i, example := range of { // inputs of a text are 1 or 0
+		for _, input := range set.context(example) {
+			blas32.Axpy(1, vector(m.layers.w1[input*m.hidden:][:m.hidden]), vector(hidden.Data[i*m.hidden:][:m.hidden]))
+		}
+	}
 	for i, z := range hidden.Data {
 		hidden.Data[i] = max(z, 0)
 	}
 
-	out := matrix(m.probabilities, n, digits.Classes)
+	out := matrix(m.probabilities, n, m.classes)
 	setRows(out, m.layers.b2)
-	blas32.Gemm(blas.NoTrans, blas.NoTrans, 1, hidden, matrix(m.layers.w2, m.hidden, digits.Classes), 1, out)
+	blas32.Gemm(blas.NoTrans, blas.NoTrans, 1, hidden, matrix(m.layers.w2, m.hidden, m.classes), 1, out)
 	for i := range n {
-		softmax(out.Data[i*digits.Classes : (i+1)*digits.Classes])
+		softmax(m.row(i))
 	}
 }
 

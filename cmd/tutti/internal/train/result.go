@@ -1,6 +1,10 @@
 package train
 
-import "github.com/tutti-go/tutti/distributed/sparse"
+import (
+	"fmt"
+
+	"github.com/tutti-go/tutti/distributed/sparse"
+)
 
 // Result is what training with one pattern gave. The JSON form is one line of
 // `tutti train --json`.
@@ -22,8 +26,10 @@ type Result struct {
 	Density float64 `json:"density"`
 	// Hosts between which the pattern is; 0: it is between all ranks.
 	Hosts int `json:"hosts,omitempty"`
-	// Accuracy on the test images at the end, in percent.
+	// Accuracy on the test examples at the end, in percent.
 	Accuracy float64 `json:"accuracy"`
+	// Loss is the mean over the test examples at the end, in nats.
+	Loss float64 `json:"loss"`
 	// SentElements and SentBytes are what a rank sends in a step to exchange
 	// the gradient: the mean over ranks and steps, as comm.Meter counts; with Hosts
 	// only to other hosts.
@@ -52,19 +58,29 @@ type Result struct {
 	Curve []Point `json:"-"`
 }
 
-// Name is that of the pattern, and as what values travel unless that is f32.
+// Name is that of the pattern, what auto has chosen, as what values travel unless that is f32,
+// and the window of an outer loop.
 func (r Result) Name() string {
-	if r.Values == "" || r.Values == sparse.F32 {
-		return r.Pattern
+	name := r.Pattern
+	if r.Chosen != "" {
+		name += ": " + r.Chosen
 	}
-	return r.Pattern + " " + r.Values
+	if r.Values != "" && r.Values != sparse.F32 {
+		name += " " + r.Values
+	}
+	if r.Outer > 0 {
+		name += fmt.Sprintf(", every %d", r.Outer)
+	}
+	return name
 }
 
 // Point is the state after a step.
 type Point struct {
 	// SentBytes a rank has sent since the start, the mean over ranks.
 	SentBytes float64
-	// Loss is the mean over the step's images, before the update.
+	// Seconds since the start, without those of tests.
+	Seconds float64
+	// Loss is the mean over the step's examples, before the update.
 	Loss float64
 }
 
@@ -74,8 +90,10 @@ type Test struct {
 	Step int `json:"step"`
 	// Seconds since the start, without those of tests.
 	Seconds float64 `json:"s"`
-	// Accuracy on the test images, in percent.
+	// Accuracy on the test examples, in percent.
 	Accuracy float64 `json:"accuracy"`
+	// Loss is their mean, in nats.
+	Loss float64 `json:"loss"`
 
 	rounds int // until then
 }

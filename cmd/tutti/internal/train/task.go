@@ -1,11 +1,88 @@
 package train
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/examples/digits"
 )
+
+// examples are what a model learns: images, or the bytes of a text, each after its context. A
+// text has its bytes as labels, and no images.
+type examples struct {
+	digits.Set
+	text []byte // from the context of the first label on
+}
+
+// From contextLength bytes the next one is to be foretold. The inputs of the model say which byte
+// is at which place.
+const (
+	contextLength = 8
+	byteValues    = 256
+)
+
+// context returns which inputs of an example are 1: none for an image, which has others.
+func (e examples) context(i int) []int {
+	if e.text == nil {
+		return nil
+	}
+	var inputs [contextLength]int
+	for place, b := range e.text[i:][:contextLength] {
+		inputs[place] = place*byteValues + int(b)
+	}
+	return inputs[:]
+}
+
+// part returns the examples from one to before another.
+func (e examples) part(from, to int) examples {
+	if e.text == nil {
+		return examples{Set: e.Part(from, to)}
+	}
+	return ofText(e.text[from : to+contextLength])
+}
+
+// of returns a rank's part.
+func (e examples) of(c comm.Communicator) examples {
+	rank, ranks := c.Rank(), c.WorldSize()
+	return e.part(rank*e.Len()/ranks, (rank+1)*e.Len()/ranks)
+}
+
+func ofText(text []byte) examples {
+	return examples{Set: digits.Set{Labels: text[contextLength:]}, text: text}
+}
+
+// shape is that of the model.
+func (c Config) shape() shape {
+	if c.Text != "" {
+		return shape{contextLength * byteValues, contextLength, c.Hidden, byteValues}
+	}
+	return shape{digits.Pixels, digits.Pixels, c.Hidden, digits.Classes}
+}
+
+// examples returns what to train on and what to test on: of a text the last tenth, at most 16 KiB.
+func (c Config) examples() (train, test examples, err error) {
+	if c.Text != "" {
+		text, err := os.ReadFile(c.Text)
+		n := len(text) - min(len(text)/10, 16<<10)
+		if err == nil && n <= len(text)-contextLength && n > contextLength {
+			train, test = ofText(text[:n]), ofText(text[n:])
+		} else if err == nil {
+			err = fmt.Errorf("text %s is too short", c.Text)
+		}
+		if err == nil {
+			err = c.validateSize(train.Len())
+		}
+		return train, test, err
+	}
+	if train.Set, test.Set, err = digits.Split(c.Seed); err == nil && c.Turned {
+		rng := rand.New(rand.NewPCG(c.Seed, 0x7412))
+		train.Set, test.Set = turn(train.Set, rng), turn(test.Set, rng)
+	}
+	return train, test, err
+}
 
 // noise is the standard deviation of what [turn] adds to pixels, which are in
 // [0, 1].

@@ -1,5 +1,5 @@
 // Package train is data-parallel training of a small network on the digits
-// data set: every rank computes the gradient of its part of a batch, a pattern
+// data set or the bytes of a text: every rank computes the gradient of its part of a batch, a pattern
 // of package distributed averages the gradients, and every rank applies the
 // same update to the same weights.
 //
@@ -33,7 +33,6 @@ import (
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -44,36 +43,24 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	trainSet, testSet, err := cfg.images()
+	trainSet, testSet, err := cfg.examples()
 	if err != nil {
 		return err
 	}
 	if observer == nil || r.Comm.Rank() != 0 {
 		observer = silent{}
 	}
-	if err := r.Fits(cfg.Backend, "weights, gradients and activations", cfg.bytes(), "--hidden, --batch or --ranks"); err != nil {
+	if err := r.Fits(cfg.Backend, "weights, gradients and activations", cfg.bytes(trainSet.Len()), "--hidden, --batch or --ranks"); err != nil {
 		return err
 	}
-	for _, pattern := range cfg.Patterns {
-		for _, values := range cfg.Values {
-			result, err := trainPattern(ctx, r, cfg, pattern, values, trainSet, testSet, observer)
-			if err != nil {
-				return fmt.Errorf("training with pattern %s and values %s: %w", pattern, values, err)
-			}
-			observer.Finished(result)
+	for _, one := range cfg.Runs() {
+		result, err := trainPattern(ctx, r, one, one.Patterns[0], one.Values[0], trainSet, testSet, observer)
+		if err != nil {
+			return fmt.Errorf("training with pattern %s and values %s: %w", one.Patterns[0], one.Values[0], err)
 		}
+		observer.Finished(result)
 	}
 	return nil
-}
-
-// images are those to train on and to test with.
-func (c Config) images() (trainSet, testSet digits.Set, err error) {
-	trainSet, testSet, err = digits.Split(c.Seed)
-	if err == nil && c.Turned {
-		rng := rand.New(rand.NewPCG(c.Seed, 0x7412))
-		trainSet, testSet = turn(trainSet, rng), turn(testSet, rng)
-	}
-	return trainSet, testSet, err
 }
 
 // silent is the observer of ranks that report nothing.
@@ -86,7 +73,7 @@ func (silent) Finished(Result)       {}
 type trainer struct {
 	cfg   Config
 	rank  backend.Rank
-	data  digits.Set
+	data  examples
 	model *model
 	rng   *rand.Rand // the same stream on every rank
 
@@ -99,7 +86,7 @@ type trainer struct {
 	chosen   string // by auto
 	values   string // as what values travel: those that were asked for, or what auto has chosen
 
-	own   digits.Set // the test images of this rank
+	own   examples // to test on, of this rank
 	tests []Test
 	clock time.Duration // of the training so far, without tests
 
@@ -107,13 +94,14 @@ type trainer struct {
 	epochs   int   // that have begun
 	losses   []float64
 	sent     []float64 // bytes, cumulative, per step
+	times    []float64 // seconds of the clock, the same
 	bytes    int64     // sent, in all steps
 	elements int64     // the same
 	exchange time.Duration
 }
 
 // trainPattern trains with one pattern and tests the result.
-func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, trainSet, testSet digits.Set, observer Observer) (_ Result, err error) {
+func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, trainSet, testSet examples, observer Observer) (_ Result, err error) {
 	t, err := newTrainer(ctx, r, cfg, pattern, values, trainSet, testSet)
 	if err != nil {
 		return Result{}, err
@@ -130,6 +118,7 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 		if err := t.step(ctx, step, stepsPerEpoch); err != nil {
 			return Result{}, fmt.Errorf("step %d of %d: %w", step+1, steps, err)
 		}
+		t.times = append(t.times, (t.clock + time.Since(start)).Seconds())
 		if (step+1)%cfg.testEvery(stepsPerEpoch) == 0 || step+1 == steps {
 			// What counts is when the last rank is here.
 			if err := r.Comm.Barrier(ctx); err != nil {
@@ -141,7 +130,7 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 			}
 			start = time.Now()
 		}
-		observer.Step(Result{Pattern: pattern, Values: values}.Name(), step+1, steps)
+		observer.Step(Result{Pattern: pattern, Values: values, Outer: cfg.Outer.Every}.Name(), step+1, steps)
 		if (step+1)%stepsPerEpoch == 0 {
 			if err := t.checkLoss(ctx, stepsPerEpoch); err != nil {
 				return Result{}, err
@@ -161,15 +150,15 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 }
 
 // newTrainer makes a rank's state, with rank 0's initial weights.
-func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, data, test digits.Set) (*trainer, error) {
-	n := parameterCount(cfg.Hidden)
+func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, data, test examples) (*trainer, error) {
+	n := cfg.shape().parameters()
 	t := &trainer{
 		cfg:      cfg,
 		values:   values,
 		rank:     r,
 		data:     data,
-		own:      part(test, r.Comm),
-		model:    newModel(cfg.Hidden, cfg.Batch),
+		own:      test.of(r.Comm),
+		model:    newModel(cfg.shape(), cfg.Batch),
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x0bde5)),
 		velocity: make([]float32, n),
 		gradient: make([]float32, n),
@@ -207,12 +196,6 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 	}
 	t.exchange = 0 // that was no gradient
 	return t, nil
-}
-
-// part is what a rank tests.
-func part(test digits.Set, c comm.Communicator) digits.Set {
-	rank, ranks := c.Rank(), c.WorldSize()
-	return test.Part(rank*test.Len()/ranks, (rank+1)*test.Len()/ranks)
 }
 
 // newOuter makes the outer loop over the layers of the tensor that is exchanged, which holds
@@ -328,9 +311,11 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 
 // test measures the accuracy; every rank tests a part of all images.
 func (t *trainer) test(ctx context.Context, all int) error {
-	right, err := backend.Reduce(ctx, t.rank, []int64{int64(t.model.right(t.own))}, comm.Sum)
+	right, loss := t.model.test(t.own)
+	sums, err := backend.Reduce(ctx, t.rank, []float64{float64(right), loss}, comm.Sum)
 	if err == nil {
-		t.tests = append(t.tests, Test{Step: len(t.losses), Seconds: t.clock.Seconds(), Accuracy: 100 * float64(right[0]) / float64(all), rounds: t.rounds()})
+		n := float64(all)
+		t.tests = append(t.tests, Test{Step: len(t.losses), Seconds: t.clock.Seconds(), Accuracy: 100 * sums[0] / n, Loss: sums[1] / n, rounds: t.rounds()})
 	}
 	return err
 }
@@ -421,6 +406,7 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 		Rounds:       t.rounds(),
 		Hosts:        t.cfg.Hosts,
 		Accuracy:     t.tests[len(t.tests)-1].Accuracy,
+		Loss:         t.tests[len(t.tests)-1].Loss,
 		SentElements: values[0] / float64(steps),
 		SentBytes:    sent[steps-1] / float64(steps),
 		CommSeconds:  values[1],
@@ -438,7 +424,7 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 		r.TargetSeconds, r.TargetStep, r.TargetRounds, r.TargetSentBytes = &test.Seconds, &test.Step, &test.rounds, &sent[test.Step-1]
 	}
 	for i := range r.Curve {
-		r.Curve[i] = Point{SentBytes: sent[i], Loss: losses[i]}
+		r.Curve[i] = Point{SentBytes: sent[i], Seconds: t.times[i], Loss: losses[i]}
 	}
 	return r, nil
 }

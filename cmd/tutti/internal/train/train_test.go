@@ -224,7 +224,7 @@ func TestWarmupStepsAreDense(t *testing.T) {
 	cfg := short("topkA")
 	cfg.WarmupSteps = 5
 	curve := trainLocal(t, 2, cfg)["topkA"].Curve
-	n := float64(parameterCount(cfg.Hidden))
+	n := float64(cfg.shape().parameters())
 	const agreement = 8 // bytes, by which the ranks compare what they reduce
 	assert.InDelta(t, 5*4*n+agreement, curve[4].SentBytes, 1e-6, "2n(P-1)/P elements in each of 5 steps")
 	assert.Less(t, curve[5].SentBytes-curve[4].SentBytes, 0.1*4*n)
@@ -245,6 +245,18 @@ func TestCancellationEndsTheTraining(t *testing.T) {
 	})
 	assert.ErrorIs(t, err, context.Canceled)
 	assert.Empty(t, c.results)
+}
+
+func TestDenseBesideAnOuterLoopIsUncompressed(t *testing.T) {
+	cfg := Default("chunked")
+	cfg.Values, cfg.Outer.Every, cfg.Beside = []string{"i4", "i2"}, 10, []string{sparse.Dense, "oktopk"}
+	var names []string
+	for _, c := range cfg.Runs() {
+		names = append(names, Result{Pattern: c.Patterns[0], Values: c.Values[0], Outer: c.Outer.Every}.Name())
+	}
+	assert.Equal(t, []string{"dense", "oktopk i4", "oktopk i2", "chunked i4, every 10", "chunked i2, every 10"}, names)
+	cfg.Outer.Every = 0
+	assert.ErrorContains(t, cfg.Validate(), "no outer loop")
 }
 
 func TestRunNamesBadSettings(t *testing.T) {
