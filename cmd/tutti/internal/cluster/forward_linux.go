@@ -26,20 +26,16 @@ const (
 // only while more is in flight than ever before.
 type forwarder struct {
 	delay time.Duration
-	loss  float64         // the probability that a packet is lost
-	ends  []unix.PollFd   // of each cable the host's and the bridge's
-	start time.Time       // of the clock
-	queue []*block        // frames in flight, in order
-	free  []*block        // where others were
-	rng   *rand.Rand      // for losses
-	spare int             // packets before the next one that is lost
-	frame [maxFrame]byte  // on the way to a host, or cut in two
-	wait  unix.Timespec   // for the next frame that is due
-	stats forwarderCounts // of all cables
-}
+	loss  float64        // the probability that a packet is lost
+	ends  []unix.PollFd  // of each cable the host's and the bridge's
+	start time.Time      // of the clock
+	queue []*block       // frames in flight, in order
+	free  []*block       // where others were
+	rng   *rand.Rand     // for losses
+	spare int            // packets before the next one that is lost
+	frame [maxFrame]byte // on the way to a host, or cut in two
+	wait  unix.Timespec  // for the next frame that is due
 
-// forwarderCounts is what a forwarder measures.
-type forwarderCounts struct {
 	lost       atomic.Int64 // packets
 	busy, late atomic.Int64 // nanoseconds: the time at work, and the longest by which a frame was late
 }
@@ -90,7 +86,7 @@ func tap(name string) (fd int, err error) {
 // run carries frames as long as the process lives.
 func (f *forwarder) run() {
 	runtime.LockOSThread()
-	// Before the ranks, and on time to the microsecond, where that is permitted: stats say what came of it.
+	// Before the ranks, and on time to the microsecond, where that is permitted: report says what came of it.
 	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	// It keeps all of its memory, and a collection would have it wait for threads that are not on time.
@@ -123,7 +119,7 @@ func (f *forwarder) turn() {
 			f.pass(end.Fd, f.ends[i-1].Fd)
 		}
 	}
-	f.stats.busy.Add(int64(time.Since(f.start) - begin))
+	f.busy.Add(int64(time.Since(f.start) - begin))
 }
 
 // batch is how many frames are read from a device before it is the next one's turn.
@@ -151,7 +147,7 @@ func (f *forwarder) take(from, to int32) {
 		frame = frame[:n]
 		packets := segments(frame)
 		for ; f.spare < packets; packets = segments(frame) {
-			f.stats.lost.Add(1)
+			f.lost.Add(1)
 			// Before the lost segment, and behind it.
 			n := copy(f.frame[:], frame)
 			f.push(to, cut(frame, 0, f.spare))
@@ -214,7 +210,7 @@ func (f *forwarder) deliver(now time.Duration) {
 			return
 		}
 		_, _ = unix.Write(int(to), frame)
-		f.stats.late.Store(max(f.stats.late.Load(), int64(time.Since(f.start)-due)))
+		f.late.Store(max(f.late.Load(), int64(time.Since(f.start)-due)))
 		b := f.queue[0]
 		if b.from += frameHead + len(frame); b.from == b.to {
 			f.free = append(f.free, b)
@@ -225,9 +221,8 @@ func (f *forwarder) deliver(now time.Duration) {
 
 // report says what was lost, and how well the forwarder did: late frames have had more than the delay.
 func (f *forwarder) report() string {
-	s := &f.stats
 	return fmt.Sprintf("; %d packets were lost; the forwarder was busy for %.0f %% of the time, and at most %.1f ms late",
-		s.lost.Load(), 100*float64(s.busy.Load())/float64(time.Since(f.start)), float64(s.late.Load())/1e6)
+		f.lost.Load(), 100*float64(f.busy.Load())/float64(time.Since(f.start)), float64(f.late.Load())/1e6)
 }
 
 // segments returns of how many packets a frame is. One of several is IPv4 and TCP.

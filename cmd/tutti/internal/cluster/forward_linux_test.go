@@ -60,7 +60,7 @@ func TestForwarderDelaysWhatHostsSend(t *testing.T) {
 	_, err = unix.Read(host, read)
 	require.NoError(t, err, "what goes to a host passes in one turn")
 	assert.Equal(t, packet(7), read[:len(packet(7))])
-	assert.Zero(t, f.stats.lost.Load())
+	assert.Zero(t, f.lost.Load())
 	assert.Contains(t, f.report(), "; 0 packets were lost; the forwarder was busy for ")
 }
 
@@ -95,11 +95,11 @@ func TestForwarderLosesPacketsOfFrames(t *testing.T) {
 		if len(got) > 0 && got[0] == s {
 			got = got[1:]
 		} else {
-			f.stats.lost.Add(-1)
+			f.lost.Add(-1)
 		}
 	}
 	assert.Empty(t, got)
-	assert.Zero(t, f.stats.lost.Load(), "as many as are missing")
+	assert.Zero(t, f.lost.Load(), "as many as are missing")
 	frame := packet(1)
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		forward(frame)

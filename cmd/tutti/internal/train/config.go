@@ -114,6 +114,8 @@ func (c Config) Validate() error {
 		return bad("momentum", c.Momentum, "in [0, 1)")
 	case c.Target != 0 && !(c.Target >= 1 && c.Target <= 100):
 		return bad("target accuracy", c.Target, "in [1, 100] percent")
+	case c.Text != "" && c.Turned:
+		return errors.New("a text cannot be turned")
 	case c.Text == "":
 		return c.validateSize(trainingImages)
 	}
