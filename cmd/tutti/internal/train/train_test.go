@@ -146,6 +146,9 @@ func TestSameSeedSameResult(t *testing.T) {
 			for i := range r.Tests {
 				r.Tests[i].Seconds = 0
 			}
+			for i := range r.Curve {
+				r.Curve[i].Seconds = 0
+			}
 			results[name] = r
 		}
 		return results
