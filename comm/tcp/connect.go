@@ -42,12 +42,12 @@ const (
 
 // Lanes are for links whose round trip is long: the windows of the kernel's connections are
 // bounded, and each lost packet halves one of them. A lane gets laneBytes of the bytes that
-// are on their way at linkRate, in bytes per second: 48 lanes at 100 ms. The most that may
+// are on their way at linkRate, in bytes per second: 95 lanes at 100 ms. The most that may
 // come early is twice these bytes, and at least leastWindow.
 const (
 	linkRate    = 1e9 / 8
-	laneBytes   = 256 << 10
-	mostLanes   = 64
+	laneBytes   = 128 << 10
+	mostLanes   = 96
 	leastWindow = 4 << 20
 	mostWindow  = 64 << 20
 )

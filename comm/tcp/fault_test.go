@@ -226,7 +226,7 @@ func TestLongRoundTrip(t *testing.T) {
 		}
 	})
 	lanes, window := tcp.LanesOf(2 * delay)
-	assert.Equal(t, 9, lanes)
+	assert.Equal(t, 19, lanes)
 	assert.Equal(t, 5_000_000, window)
 	assert.GreaterOrEqual(t, tcp.Lanes(comms[0]), lanes)
 	assert.Equal(t, tcp.Lanes(comms[0]), tcp.Lanes(comms[1]))
@@ -234,7 +234,7 @@ func TestLongRoundTrip(t *testing.T) {
 	assert.Equal(t, 1, lanes)
 	assert.Equal(t, 4<<20, window)
 	lanes, window = tcp.LanesOf(100 * time.Millisecond)
-	assert.Equal(t, 47, lanes)
+	assert.Equal(t, 95, lanes)
 	assert.Equal(t, 25_000_000, window)
 
 	rt := cpu.New()

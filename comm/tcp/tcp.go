@@ -68,8 +68,8 @@ type Config struct {
 	// Advertise replaces the addresses that are published, each with its port: those of a network
 	// address translation, or of a container's host.
 	Advertise []string
-	// Connections is the number of connections to each rank, at most 64. By default it
-	// follows from the round trip: 1 up to 4 ms, 48 at 100 ms.
+	// Connections is the number of connections to each rank, at most 96. By default it
+	// follows from the round trip: 1 up to 2 ms, 95 at 100 ms.
 	Connections int
 	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second.
 	Silence time.Duration
