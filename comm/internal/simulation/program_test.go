@@ -490,6 +490,8 @@ func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 			p.fail("rank %d failed, though nothing went wrong: %v", rank, o.err)
 		case !slices.ContainsFunc([]error{comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrMismatch, comm.ErrBroken, comm.ErrCanceled}, func(s error) bool { return errors.Is(o.err, s) }):
 			p.fail("rank %d: an error of another kind: %v", rank, o.err)
+		case broken && named != nil && kind == "" && errors.Is(o.err, comm.ErrTimeout):
+			p.fail("rank %d: nothing but the deadline has ended the wait: %v", rank, o.err)
 		case broken && named != nil && kind == "" && !g.below.Load():
 			if !slices.ContainsFunc(named, func(r int) bool { return names(o.err, r) }) {
 				p.fail("rank %d: the error does not name any of %v: %v", rank, named, o.err)
