@@ -2,9 +2,13 @@ package elastic
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"io"
+	"math"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,8 +30,8 @@ type cable struct {
 	conns []net.Conn
 }
 
-func newCable(t *testing.T) *cable {
-	c := &cable{t: t, address: "127.0.0.1:0"}
+func newCable(t *testing.T, to string) *cable {
+	c := &cable{t: t, address: "127.0.0.1:0", to: to}
 	c.mend()
 	t.Cleanup(c.cut)
 	return c
@@ -98,34 +102,55 @@ func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, mad
 // when the network is whole.
 func TestPartition(t *testing.T) {
 	form, log := new(rooms).form, newReplay()
-	line := newCable(t)
 	own, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	line.to = own.Addr().String()
+	at := own.Addr().String()
 	require.NoError(t, own.Close())
-	list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form, Min: 3, Listen: line.to, Advertise: line.address}))}
+	line := newCable(t, at)
+	var cut atomic.Bool
+	list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form, Listen: at, Advertise: line.address}))}
+	list[0].cfg.TLS = conf.Clone() // of its connections to others
+	list[0].cfg.TLS.VerifyConnection = func(tls.ConnectionState) error {
+		if cut.Load() {
+			return net.ErrClosed
+		}
+		return nil
+	}
 	for _, name := range []string{"b", "c"} {
 		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{line.address}})))
 	}
-	var cut, mended sync.Once
+	const never = math.MaxUint64
 	var minority error
-	list[0].cfg.Min = 1
-	for _, a := range list[1:] {
-		a.cfg.Min = 1
-	}
-	together(t, list, func(a *trainee, e *Epoch, made int) bool {
-		if a.cfg.Name == "a" && len(e.Members) == 3 && made == 5 {
-			cut.Do(func() {
+	var all sync.WaitGroup
+	var until atomic.Uint64
+	until.Store(never)
+	all.Go(func() {
+		var failed error
+		for {
+			e, err := list[0].Next(t.Context(), failed)
+			if failed = nil; errors.Is(err, ErrMinority) {
+				if minority == nil {
+					line.mend()
+					cut.Store(false)
+				}
+				minority = err
+				continue
+			}
+			if minority != nil && err == nil {
+				until.CompareAndSwap(never, list[0].steps+20)
+			}
+			if !assert.NoError(t, err) || list[0].steps >= until.Load() {
+				return
+			}
+			if failed = list[0].step(t.Context(), t, e); len(e.Members) == 3 && minority == nil {
+				cut.Store(true)
 				line.cut()
 				comm.AbortAll(e.Comm, context.Canceled)
-				_, minority = a.Next(t.Context(), context.Canceled)
-			})
+			}
 		}
-		if minority != nil || len(e.Members) == 2 && made > 20 {
-			mended.Do(line.mend)
-		}
-		return len(e.Members) == 3 && e.Number > 3 && made == 10
 	})
+	together(t, list[1:], func(a *trainee, _ *Epoch, _ int) bool { return a.steps >= until.Load() })
+	all.Wait()
 	assert.ErrorIs(t, minority, ErrMinority)
 	log.repeat(t, list[0].steps, list)
 	for _, a := range list {
