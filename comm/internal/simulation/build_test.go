@@ -111,8 +111,10 @@ func build(t *testing.T, deterministic bool, changes ...change) (binary string, 
 		}
 	}
 	if deterministic {
+		goroot, err := exec.Command("go", "env", "GOROOT").Output()
+		require.NoError(t, err)
 		for _, c := range determined {
-			name := filepath.Join(runtime.GOROOT(), "src", c.file)
+			name := filepath.Join(strings.TrimSpace(string(goroot)), "src", c.file)
 			text, err := os.ReadFile(name)
 			require.NoError(t, err)
 			write(name, apply(t, c.file, string(text), determined))
