@@ -308,20 +308,22 @@ func playStore(p *play) {
 			p.fail("client %d failed, though it was only stopped: %v", rank, err)
 		case err != nil && !slices.ContainsFunc([]error{comm.ErrPeerFailed, comm.ErrTimeout, store.ErrRefused, errGone}, func(s error) bool { return errors.Is(err, s) }):
 			p.fail("client %d: an error of another kind: %v", rank, err)
-		case errors.Is(err, comm.ErrTimeout) && (kind == "pause" || kind == "close"):
+		case errors.Is(err, comm.ErrTimeout) && (kind == "pause" || kind == "close" && !errors.Is(err, errUnreached)):
 			p.fail("client %d waited in vain: %v", rank, err)
 		}
 	}
 }
 
-// errGone says that another client's lease has vanished.
-var errGone = errors.New("another client is gone")
+var (
+	errGone      = errors.New("another client is gone")    // its lease has vanished
+	errUnreached = errors.New("the store was not reached") // which may have closed before
+)
 
 // clientOfStore counts to the same number with others, in rounds, and notices when one of them ends.
 func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int) (sum int64, err error) {
 	kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: strconv.Itoa(rank), Size: size}.Dial(ctx)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w: %w", errUnreached, err)
 	}
 	defer func() { p.within(5*time.Second, "Close of a client", func() { err = errors.Join(err, kv.Close()) }) }()
 	if err := kv.Set(ctx, fmt.Sprint("alive/", rank), nil, store.Lease); err != nil {
