@@ -112,11 +112,13 @@ func clients(t *testing.T, f func(t *testing.T, ctx context.Context, a, b *Clien
 func TestGetWaitsForAKey(t *testing.T) {
 	clients(t, func(t *testing.T, ctx context.Context, a, b *Client) {
 		began := time.Now()
-		time.AfterFunc(time.Hour, func() { assert.NoError(t, b.Set(ctx, "k", []byte("v"))) })
+		set := make(chan error, 1)
+		time.AfterFunc(time.Hour, func() { set <- b.Set(ctx, "k", []byte("v")) })
 		v, err := a.Get(ctx, "k")
 		require.NoError(t, err)
 		assert.Equal(t, "v", string(v))
 		assert.Equal(t, time.Hour, time.Since(began))
+		require.NoError(t, <-set)
 		v, err = b.Get(ctx, "k")
 		require.NoError(t, err)
 		assert.Equal(t, "v", string(v))
