@@ -167,7 +167,11 @@ func playTCP(p *play) {
 		}
 		g.timeout = 0
 	}
+	ended, buried := make([]bool, size), false
 	sim.AfterFunc(at, func() {
+		if dead && (ended[f.rank] || buried) {
+			return // nobody would bury it
+		}
 		if connected < size {
 			named = nil // ranks that lack a connection leave, and others name these
 		}
@@ -176,7 +180,6 @@ func playTCP(p *play) {
 	outcomes := make([]outcome, size)
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
 	defer cancel()
-	ended := make([]bool, size)
 	p.together([]*sim.Node{p.NewNode("world")}, func(int) {
 		done := make(chan int, size)
 		for rank := range nodes {
@@ -191,7 +194,6 @@ func playTCP(p *play) {
 		if dead {
 			survivors-- // the rank may have ended before; it is waited for below
 		}
-		buried := false
 		for n := 0; n < size; {
 			select {
 			case r := <-done:
@@ -255,8 +257,11 @@ func playStore(p *play) {
 		kind = "" // the system's keep-alive finds those
 	}
 	at := p.Between(0, 30*time.Millisecond)
-	rounds := 1 + p.IntN(8)
+	rounds, late := 1+p.IntN(8), make([]bool, size) // to kill them: they have ended, or been buried
 	sim.AfterFunc(at, func() {
+		if late[victim] {
+			return
+		}
 		switch p.Event("store: %s of %d", kind, victim); kind {
 		case "kill", "gone":
 			p.Kill(nodes[victim], kind == "gone")
@@ -279,6 +284,7 @@ func playStore(p *play) {
 		defer close(finished)
 		for n := range size {
 			if n == size-1 && dead {
+				late[victim] = true
 				p.Bury(nodes[victim])
 			}
 			select {
@@ -290,7 +296,7 @@ func playStore(p *play) {
 	})
 	for rank := range nodes {
 		sim.GoOn(nodes[rank], func() {
-			defer func() { left <- rank }()
+			defer func() { late[rank] = true; left <- rank }()
 			counts[rank], errs[rank] = p.clientOfStore(ctx, rank, size, rounds)
 			p.Event("client ends: %v", errs[rank])
 		})
