@@ -354,8 +354,8 @@ func (p *pair) giveBack(in *incoming) {
 		o.wire.complete(o.id, o.total)
 	} else {
 		p.owed += in.eager
-		if in.gotEager == in.eager && len(p.spareBytes) < mostSpare {
-			p.spareBytes = append(p.spareBytes, in.early)
+		if in.gotEager == in.eager {
+			p.spare(in.early)
 		}
 	}
 	in.early, in.local = nil, nil
@@ -406,18 +406,29 @@ func (p *pair) took(in *incoming, h *header) {
 	}
 }
 
-// mostSpare is how many pieces of memory for early messages are kept for the next ones.
-const mostSpare = 16
-
-// memory returns memory for n bytes of an early message.
+// memory returns memory for n bytes of an early message: a power of two, so that less than half of it is unused.
 func (p *pair) memory(n int) []byte {
 	if n == 0 {
 		return nil
 	}
-	if b, ok := pick(&p.spareBytes, func(b []byte) bool { return cap(b) >= n }); ok {
+	room := 1 << bits.Len(uint(n-1))
+	if b, ok := pick(&p.spareBytes, func(b []byte) bool { return cap(b) == room }); ok {
 		return b[:n]
 	}
-	return make([]byte, n, 1<<bits.Len(uint(n-1)))
+	return make([]byte, n, room)
+}
+
+// mostSpare is how many pieces of memory for early messages are kept for the next ones.
+const mostSpare = 16
+
+// spare keeps memory for the next early messages: the latest pieces, in all at most twice the window.
+func (p *pair) spare(b []byte) {
+	p.spareBytes = append(p.spareBytes, b)
+	total, from := 0, len(p.spareBytes)
+	for ; from > 0 && len(p.spareBytes)-from < mostSpare && total+cap(p.spareBytes[from-1]) <= 2*p.window; from-- {
+		total += cap(p.spareBytes[from-1])
+	}
+	p.spareBytes = slices.Delete(p.spareBytes, 0, from)
 }
 
 // pick takes the first element out of a list that is wanted.
