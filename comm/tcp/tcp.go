@@ -58,7 +58,7 @@ const DefaultSilence = 10 * time.Second
 // Config is a rank's place in a world, and how it connects.
 type Config struct {
 	Rank, WorldSize int
-	// TLS is of both sides of a connection, such as rendezvous.Job.TLS("comm/tcp").
+	// TLS is of both sides of a connection, such as rendezvous.Job.TLS("comm/tcp"). Several ranks need it.
 	TLS *tls.Config
 	// World keeps worlds apart that share a store.
 	World string
@@ -122,6 +122,9 @@ func New(ctx context.Context, kv store.Store, c Config) (_ comm.Communicator, er
 	check := backend.Check{Backend: name, Rank: c.Rank, WorldSize: c.WorldSize}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
 		return nil, check.Fail("connect", fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))
+	}
+	if c.WorldSize > 1 && (c.TLS == nil || kv == nil) {
+		return nil, check.Fail("connect", fmt.Errorf("%w: several ranks need a store and TLS", comm.ErrArgument))
 	}
 	for rank := range c.WorldSize {
 		n.pairs = append(n.pairs, newPair(n, rank))

@@ -1,11 +1,13 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
@@ -50,4 +52,11 @@ func TestEarlyMemory(t *testing.T) {
 	assert.Len(t, w.boxes[1].early, 300)
 	assert.LessOrEqual(t, held, 2*8*300)
 	assert.LessOrEqual(t, spare, 2*window)
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, c := range []Config{{}, {WorldSize: 2, Rank: 2}, {WorldSize: 1, Silence: 1}, {WorldSize: 2}, {WorldSize: 2, TLS: new(tls.Config)}} {
+		_, err := New(t.Context(), nil, c)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+	}
 }
