@@ -2,8 +2,8 @@
 // backends that move the bytes.
 //
 // A [Communicator] is one rank's handle on a group of ranks. Backends live in
-// packages below this one (comm/noop, comm/local, comm/mpi, comm/nccl, and
-// comm/p2p over another one) and pass the suite in comm/commtest; code that uses
+// packages below this one (comm/noop, comm/local, comm/mpi, comm/tcp, comm/nccl,
+// and comm/p2p over another one) and pass the suite in comm/commtest; code that uses
 // them sees only this package.
 //
 // # Buffers

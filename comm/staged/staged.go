@@ -23,7 +23,7 @@ import (
 // the wait, which breaks both. The error is [comm.ErrDevice] if c does not reach host's
 // memory.
 //
-// [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed#Levels
+// [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed/sparse#Hierarchical
 func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, error) {
 	check := &backend.Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
 	if err := comm.CheckDevice(c, host.Device()); err != nil {
