@@ -121,7 +121,7 @@ func checkLevels(t *testing.T, ranks []levelStep, hosts int) {
 		for i := range r.residual {
 			owners[r.from+i]++
 			in[r.from+i] += float64(r.before[i])
-			size[r.from+i] += math.Abs(float64(r.before[i]))
+			size[r.from+i] += math.Abs(float64(r.before[i])) + math.Abs(float64(r.residual[i]))
 			out[r.from+i] += float64(r.residual[i])
 		}
 	}
@@ -139,6 +139,25 @@ func TestLevels(t *testing.T) {
 				t.Run(fmt.Sprintf("%v, n=%d, %s", sizes, n, pattern), func(t *testing.T) {
 					cfg := sparse.Config{Pattern: pattern, Density: 0.05}
 					for _, ranks := range runLevels(t, sizes, n, 3, cfg) {
+						checkLevels(t, ranks, sizes[0])
+					}
+				})
+			}
+		}
+	}
+}
+
+// What rounding loses between hosts is in the residual of the rank that rounded, whatever the pattern.
+func TestLevelsOfRoundedValues(t *testing.T) {
+	const n = 2003
+	for _, sizes := range [][]int{{1, 2}, {2, 2}, {3, 2}, {2, 1, 2}} {
+		for _, pattern := range sparse.Patterns() {
+			for _, values := range sparse.Values() {
+				if values == sparse.Bit && pattern != sparse.Dense {
+					continue // meant for dense
+				}
+				t.Run(fmt.Sprintf("%v, %s, %s", sizes, pattern, values), func(t *testing.T) {
+					for _, ranks := range runLevels(t, sizes, n, 3, sparse.Config{Pattern: pattern, Density: 0.05, Values: values}) {
 						checkLevels(t, ranks, sizes[0])
 					}
 				})
