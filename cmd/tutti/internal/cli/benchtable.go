@@ -117,7 +117,7 @@ func printSparseHeader(out io.Writer, first bench.SparseResult, wide bool) {
 // sparseColumns are the columns of a line; a narrow one leaves out what follows from others.
 func sparseColumns(wide bool, size, count, pattern, density, sent, ofDense, choose, exchange any, times ...any) string {
 	if !wide {
-		return fmt.Sprintf("%10v %-15v %7v %8v %8v %8v %8v %6v", size, pattern, density, ofDense, choose, exchange, times[0], times[3])
+		return fmt.Sprintf("%9v %-15v %7v %10v %8v %8v %8v %6v", size, pattern, density, sent, ofDense, choose, times[0], times[3])
 	}
 	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, append([]any{size, count, pattern, density, sent, ofDense, choose, exchange}, times...)...)
 }
