@@ -21,6 +21,8 @@ type fragment struct {
 	phase phase
 	sent  int     // the step after which it was sent last
 	made  float64 // Loop.made then
+	// With Config.Weighted: what this rank counted when deltas were scaled, and the ranks' mean.
+	weight, mean float64
 	// What sent and made were before.
 	sentBefore int
 	madeBefore float64
@@ -44,11 +46,9 @@ func (l *Loop) send(ctx context.Context, f *fragment) error {
 	if err == nil {
 		err = l.subtract(f)
 	}
-	if err == nil && l.cfg.Weighted {
-		var share float64
-		if share, err = l.share(ctx, f); err == nil {
-			err = errors.Join(l.set(weightWord, share), l.kernels.Scale(at(l.delta, f), dtype.F32, f.n, l.word(weightWord)))
-		}
+	if err == nil {
+		f.weight = l.made + l.next - f.made
+		err = l.weigh(ctx, f, f.weight)
 	}
 	if err != nil {
 		return err
@@ -63,14 +63,22 @@ func (l *Loop) send(ctx context.Context, f *fragment) error {
 	return nil
 }
 
-// share returns what this rank's outer gradient counts, 1 on average.
-func (l *Loop) share(ctx context.Context, f *fragment) (float64, error) {
-	weight := l.made + l.next - f.made
-	mean, err := distributed.AverageMetrics(ctx, l.rt, l.c, 1, weight)
-	if err != nil || mean[0] == 0 {
-		return 0, err
+// weigh scales a fragment's deltas by over divided by the ranks' mean weight, with Config.Weighted:
+// the rank's weight, or the mean that deltas were divided by when they were sent.
+func (l *Loop) weigh(ctx context.Context, f *fragment, over float64) error {
+	if !l.cfg.Weighted {
+		return nil
 	}
-	return weight / mean[0], nil
+	mean, err := distributed.AverageMetrics(ctx, l.rt, l.c, 1, f.weight)
+	if err != nil {
+		return err
+	}
+	share := 0.0
+	if mean[0] != 0 {
+		share = over / mean[0]
+	}
+	f.mean = mean[0]
+	return errors.Join(l.set(weightWord, share), l.kernels.Scale(at(l.delta, f), dtype.F32, f.n, l.word(weightWord)))
 }
 
 // land waits until a fragment's deltas are averages. After an error they are this rank's, and
@@ -81,7 +89,9 @@ func (l *Loop) land(ctx context.Context, f *fragment) error {
 	case inFlight:
 		err = f.sync.Wait(ctx)
 	case failed:
-		err = f.sync.ReduceAll(ctx, f.deltas)
+		if err = l.weigh(ctx, f, f.mean); err == nil { // with other ranks there is another mean
+			err = f.sync.ReduceAll(ctx, f.deltas)
+		}
 	default:
 		return nil
 	}

@@ -275,6 +275,53 @@ func TestALostRank(t *testing.T) {
 	}
 }
 
+// A rank that is lost while a fragment is in flight: the others average what they had sent
+// again, by the weights of those that are left.
+func TestALostRankInFlight(t *testing.T) {
+	for _, weighted := range []bool{false, true} {
+		err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+			rest, err := c.Split(ctx, c.Rank()/2, c.Rank())
+			if err != nil {
+				return err
+			}
+			rt := cpu.New()
+			v := []float32{8}
+			x, err := cpu.Wrap(rt, v)
+			require.NoError(t, err)
+			l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, outer.Config{Every: 4, Delay: 2, Weighted: weighted})
+			require.NoError(t, err)
+			fails := errors.New("the exchange fails on the ranks that are left")
+			l.BeforeCommit(func(context.Context) error { return fails })
+			weights, moves := []float64{1, 3, 4}, []float32{1, 3, 5}
+			for step := range 5 {
+				require.NoError(t, l.Weigh(weights[c.Rank()]))
+				if step < 4 {
+					v[0] -= moves[c.Rank()]
+				}
+				require.NoError(t, l.Step(ctx))
+			}
+			if c.Rank() == 2 {
+				_, err := l.State(ctx) // the exchange has ended everywhere
+				assert.ErrorIs(t, err, fails)
+				return errors.Join(l.Close(), c.Close())
+			}
+			assert.ErrorIs(t, l.Step(ctx), fails)
+			l.BeforeCommit(nil)
+			require.NoError(t, l.Rebind(ctx, rest))
+			require.NoError(t, l.Step(ctx))
+			want := 8 - 4*(1+3)/2.0
+			if weighted {
+				want = 8 - 4*(1*1+3*3)/4.0
+			}
+			assert.InDelta(t, want, v[0], 1e-5, "weighted: %v", weighted)
+			return l.Close()
+		})
+		if err != nil {
+			assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
+		}
+	}
+}
+
 // Every pattern makes the same common parameters on all ranks, and moves them about as the
 // dense average does.
 func TestPatterns(t *testing.T) {

@@ -149,6 +149,7 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 			return fmt.Errorf("fragment %d: %w", i, err)
 		}
 		h := first.fragments[i]
+		f.weight, f.mean = 0, 0
 		if f.phase, f.sent, f.made = phase(h.Phase), int(h.Sent), h.Made; f.phase == failed {
 			if err := l.rt.Fill(at(l.delta, f), f.n, dtype.F32, 0); err != nil {
 				return err
