@@ -503,6 +503,10 @@ func (g *Gradients) exchange(b *bucket) error {
 // BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled back.
 func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) { g.confirm = f }
 
+// RollsBack reports whether gradients of a step that fails are as before: not with plain dense
+// buckets alone (F32, not clipped, [sparse.PassNonFinite]), or with Config.NoUndo.
+func (g *Gradients) RollsBack() bool { return g.transaction.rollsBack() }
+
 // OnStage has f called when the work of a stage of a bucket that is more than a plain
 // allreduce has been submitted: Selected and Finished to the stream that
 // [Gradients.Stream] returns, Exchanged to the communicator's. f may run on another

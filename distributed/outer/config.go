@@ -41,7 +41,8 @@ type Config struct {
 	Fragments int
 	// Delay is how many steps after it was sent a fragment arrives: 0 unless set, with which
 	// Step waits for the exchange. Otherwise the exchange goes on behind the steps between. It
-	// is at most the number of steps from one fragment to the next.
+	// is at most the number of steps from one fragment to the next. It needs a Reduce that is
+	// rolled back ([ddp.Gradients.RollsBack]): what was sent is not computed again.
 	Delay int
 	// Mix, in [0, 1), is the share of a rank's own parameters where a fragment arrives: they
 	// become Mix · own + (1 − Mix) · common. 0 unless set; Streaming DiLoCo has 0.5.

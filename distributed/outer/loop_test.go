@@ -554,6 +554,9 @@ func TestMisuse(t *testing.T) {
 		for _, cfg := range []outer.Config{
 			{}, {Every: -1}, {Every: 3, Delay: 4}, {Every: 3, Delay: -1}, {Every: 3, Fragments: 4}, {Every: 30, Fragments: 5}, {Every: 4, Fragments: 2, Delay: 3},
 			{Every: 1, LearningRate: -1}, {Every: 1, LearningRate: math.Inf(1)}, {Every: 1, Momentum: 1}, {Every: 1, Mix: 1}, {Every: 1, Decay: 2},
+			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NonFinite: sparse.PassNonFinite}}},
+			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NoUndo: true}}},
+			{Every: 2, Delay: 1, Reduce: ddp.Config{PerBucket: func(int, int) sparse.Config { return sparse.Config{NonFinite: sparse.PassNonFinite} }}},
 			{Every: 1, Reduce: ddp.Config{Sum: true}}, {Schedule: func(int) int { return 0 }},
 			{Every: 1, Reduce: ddp.Config{Config: sparse.Config{Pattern: "nothing"}}},
 		} {
