@@ -39,6 +39,10 @@ const (
 	skipped               // the ranks have found that one of them was not finite
 )
 
+func (p phase) String() string {
+	return [...]string{"resting", "in flight", "failed", "landed", "skipped"}[p]
+}
+
 // send begins the average of the outer gradients: common - own, weighted. After an error the
 // fragment rests.
 func (l *Loop) send(ctx context.Context, f *fragment) error {

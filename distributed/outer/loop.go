@@ -221,7 +221,11 @@ func (l *Loop) Step(ctx context.Context) error {
 	now := l.step + 1
 	for _, f := range l.fragments {
 		if f.phase != resting && f.sent < now && now >= f.sent+l.cfg.Delay {
-			if err := l.finish(ctx, f); err != nil {
+			err := l.agree(ctx) // with other ranks than when it was sent
+			if err == nil {
+				err = l.finish(ctx, f)
+			}
+			if err != nil {
 				return base.OpError(op, err)
 			}
 		}
@@ -318,13 +322,18 @@ func (l *Loop) usable(op string) error {
 	return nil
 }
 
-// agree compares the ranks' configurations, and where they are, before the first exchange with
-// a communicator.
+// agree compares the ranks' configurations, where they are, and which exchanges of fragments have
+// failed, before the first exchange or arrival with a communicator.
 func (l *Loop) agree(ctx context.Context) error {
 	if l.agreed || l.c.WorldSize() == 1 {
 		return nil
 	}
 	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d", l.cfg.terms(), l.step, l.round, l.begin, l.begin+l.length)
+	for i, f := range l.fragments {
+		if f.phase != resting {
+			terms += fmt.Sprintf("\nfragment %d, sent after step %d: %v", i, f.sent, f.phase)
+		}
+	}
 	err := base.Agree(ctx, l.rt, l.c, &l.order, &l.buffers, terms)
 	l.agreed = err == nil
 	return err

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -319,6 +320,47 @@ func TestALostRankInFlight(t *testing.T) {
 		if err != nil {
 			assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
 		}
+	}
+}
+
+// Where the exchange of a fragment in flight has succeeded on one rank and failed on another
+// when a third is lost, both find out: none waits for the other.
+func TestRanksThatFailedDifferently(t *testing.T) {
+	err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second) // ends a wait that should not be
+		defer cancel()
+		rest, err := c.Split(ctx, c.Rank()/2, c.Rank())
+		if err != nil {
+			return err
+		}
+		rt := cpu.New()
+		m := newModel(t, rt)
+		l, err := outer.New(ctx, rt, c, m.tensors, outer.Config{Every: 4, Delay: 2})
+		require.NoError(t, err)
+		l.BeforeCommit(func(context.Context) error {
+			if c.Rank() == 1 {
+				return comm.ErrPeerFailed
+			}
+			return nil
+		})
+		for step := range 5 {
+			m.sgd(step, c.Rank())
+			require.NoError(t, l.Step(ctx))
+		}
+		if c.Rank() == 2 {
+			_, err := l.State(ctx)
+			return errors.Join(err, l.Close(), c.Close())
+		}
+		require.NoError(t, l.Rebind(ctx, rest))
+		l.BeforeCommit(nil)
+		m.sgd(5, c.Rank())
+		err = l.Step(ctx)
+		assert.ErrorIs(t, err, comm.ErrMismatch, "rank %d", c.Rank())
+		assert.ErrorContains(t, err, `rank 0 has "fragment 0, sent after step 4: landed", rank 1 has "fragment 0, sent after step 4: failed"`)
+		return l.Close()
+	})
+	if err != nil {
+		assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
 	}
 }
 

@@ -144,7 +144,9 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 	}
 	first := all[0]
 	for i, f := range l.fragments {
-		_ = l.land(ctx, f) // what is in flight is dropped
+		if f.phase == inFlight {
+			_ = l.land(ctx, f) // which is dropped
+		}
 		if err := f.sync.Restore(ctx, parts[i]...); err != nil {
 			return fmt.Errorf("fragment %d: %w", i, err)
 		}
@@ -234,6 +236,10 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 // Rebind moves the loop to another communicator, in the middle of a window too: all ranks of c
 // do it together. What lost ranks had not sent is lost. A fragment whose exchange failed is
 // averaged again over the ranks of c, when Step is repeated.
+//
+// The exchange has to have failed on all ranks of c or on none, as it does where
+// [Loop.BeforeCommit] votes. Otherwise the next exchange or arrival is [comm.ErrMismatch] on
+// all of them, and they go on from saved states.
 func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "outer rebind"
 	if err := l.usable(op); err != nil {
@@ -243,7 +249,9 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 		return base.OpError(op, err)
 	}
 	for _, f := range l.fragments {
-		_ = l.land(ctx, f)                           // or it has failed, and is to be averaged again
+		if f.phase == inFlight {
+			_ = l.land(ctx, f) // or it has failed, and is to be averaged again
+		}
 		if f.phase == failed && f.sent == l.step+1 { // by the step that is repeated, which sends it, as on ranks that have not
 			f.phase, f.sent, f.made = resting, f.sentBefore, f.madeBefore
 		}
