@@ -405,6 +405,17 @@ func TestMisuse(t *testing.T) {
 }
 
 // TestReadme: what the README adds to a program is what the example has.
+// Before the first step there is no loop, nothing to save and nothing to adopt.
+func TestOuterBeforeTheFirstStep(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		o := gomlx.NewOuter(ctx, c, optimizer.StochasticGradientDescent(), outer.Config{Every: 2})
+		state, err := o.State()
+		assert.Nil(t, state)
+		assert.ErrorIs(t, o.Adopt(), comm.ErrArgument)
+		return errors.Join(err, o.Close())
+	}))
+}
+
 func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "digits/main.go", 10) }
 
 // BenchmarkStep is a training step on one rank, of GoMLX alone and with the

@@ -3,6 +3,7 @@ package gomlx
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/gomlx/gomlx/core/graph"
@@ -111,8 +112,13 @@ func (o *Outer) around(use func() error) error {
 }
 
 // Adopt makes the variables the common ones of all ranks ([outer.Loop.Adopt]), before the model is
-// evaluated.
-func (o *Outer) Adopt() error { return o.around(o.loop.Adopt) }
+// evaluated. Before the first step, which makes them, it is [comm.ErrArgument].
+func (o *Outer) Adopt() error {
+	if o.loop == nil {
+		return fmt.Errorf("gomlx: %w: adopt before the first step", comm.ErrArgument)
+	}
+	return o.around(o.loop.Adopt)
+}
 
 // Loop is the outer loop, for Stats and Hash; nil before the first step.
 func (o *Outer) Loop() *outer.Loop { return o.loop }
