@@ -20,7 +20,8 @@ type Config struct {
 
 	// Reduce is how outer gradients are averaged: densely unless set. They are F32, whatever
 	// the parameters are. NonFinite is [sparse.SkipNonFinite] unless set. Sum, Rebuild,
-	// BucketViews and Uneven have no meaning here.
+	// BucketViews and Uneven have no meaning here. What is not rolled back
+	// ([ddp.Gradients.RollsBack]) is not repeated by the same call after an error.
 	Reduce ddp.Config
 	// Decay, in (0, 1], multiplies the residual after each round: 1 unless set. SparseLoCo has
 	// 0.95.

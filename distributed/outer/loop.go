@@ -53,7 +53,8 @@ type Loop struct {
 	closed        bool
 }
 
-// Stats tells what a [Loop] did on this rank.
+// Stats tells what a [Loop] did on this rank. After [Loop.Restore] Steps and Rounds are those of
+// the run that was saved, and the others begin at 0.
 type Stats struct {
 	Steps     int // of the inner optimizer
 	Rounds    int // windows that ended
@@ -208,9 +209,10 @@ func (l *Loop) start() error {
 // arrives, the host waits for the exchange, the common parameters move, and those of the rank
 // become (or are mixed with) them. Without a Delay a fragment arrives in the step that sends it.
 //
-// A round is a transaction. After an error of an exchange nothing has happened on this rank, the
-// step does not count, and the same call repeats it, after [Loop.Rebind] where the communicator
-// is broken. Where outer gradients are not finite on any rank, all ranks drop them and take the
+// A round is a transaction. After an error of an exchange its fragment is on this rank as before,
+// the step does not count, and the same call repeats it, after [Loop.Rebind] where the
+// communicator is broken. A fragment that has arrived in the step, before another could not be
+// sent, has arrived, and the repeat leaves it. Where outer gradients are not finite on any rank, all ranks drop them and take the
 // common parameters ([Stats].Skipped), unless Config.Reduce says otherwise. An error of the
 // runtime while the common parameters move stays.
 func (l *Loop) Step(ctx context.Context) error {
@@ -281,7 +283,7 @@ func (l *Loop) Adopt() error {
 	return nil
 }
 
-// Stats returns what the loop did since New.
+// Stats returns what the loop did since New, or Restore.
 func (l *Loop) Stats() Stats {
 	s := l.stats
 	s.Steps, s.Rounds = l.step, l.round
