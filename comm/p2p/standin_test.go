@@ -382,7 +382,9 @@ func TestStandInProgressAfterClose(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					assert.Equal(t, before, c.Progress())
+					if now := c.Progress(); now != before { // the other rank counts allocations
+						assert.Equal(t, before, now)
+					}
 				}
 			}
 		}()
