@@ -38,7 +38,7 @@ type inPlace interface {
 	bytes() ([]byte, error) // nil if the host does not reach it
 }
 
-// Of returns a tensor in the memory of a runtime, with a name. Those that are not contiguous are
+// Of returns a tensor in the memory of a runtime, with a name. Tensors that are not contiguous are
 // refused ([runtime.ErrShape]): Contiguous makes a copy.
 func Of(name string, t *runtime.Tensor) (Tensor, error) {
 	if t == nil {

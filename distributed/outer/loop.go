@@ -107,7 +107,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 			f.sync, err = ddp.New(ctx, rt, l.c, f.deltas, cfg.Reduce)
 		}
 		if err == nil && cfg.Delay > 0 && !f.sync.RollsBack() {
-			err = base.ConfigError("Delay is %d and Reduce has PassNonFinite, densely, or NoUndo, with which an exchange that fails spoils what is to be averaged again", cfg.Delay)
+			err = base.ConfigError("Delay is %d and Reduce has PassNonFinite, densely, or NoUndo, so a failed exchange would lose the deltas that are averaged again", cfg.Delay)
 		}
 	}
 	if err != nil {

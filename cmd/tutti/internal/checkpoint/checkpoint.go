@@ -218,7 +218,7 @@ func Apply(ctx context.Context, old, patch, out string, progress Progress) error
 			made[t.Name] = t
 			end += t.Memory.(section).bytes
 		}
-		// Those that are kept are changed in the new file, where they are copied to.
+		// Tensors that stay are copied into the new file and changed there.
 		base := slices.Clone(from.tensors)
 		for i, t := range base {
 			next, ok := made[t.Name]
