@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -33,8 +34,9 @@ type bucket struct {
 	pattern string          // as [Gradients.Patterns] has it
 	ended   bool            // its step is committed
 	reducer reducer
-	failed  error   // of its asynchronous exchange
-	ready   uintptr // the event of its gradients, with a side stream
+	failed  error         // of its asynchronous exchange
+	took    time.Duration // it
+	ready   uintptr       // the event of its gradients, with a side stream
 }
 
 // arrange makes the buckets, for gradients that become ready in this order. patterns

@@ -2,6 +2,7 @@ package ddp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
@@ -254,4 +255,43 @@ func ExampleGradients_lossScale() {
 	// step 1, scale 32768, skipped: true
 	// step 2, scale 16384, skipped: false
 	// step 3, scale 16384, skipped: false
+}
+
+// Metrics of a training: what each step sent, and how much of its exchanges the backward pass hid.
+func ExampleGradients_OnStep() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		layer, err := runtime.New(rt, dtype.F32, 1000)
+		if err != nil {
+			return err
+		}
+		defer layer.Free()
+		sync, err := ddp.New(ctx, rt, c, []*runtime.Tensor{layer}, ddp.Config{
+			Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1, Uneven: true,
+		})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		if c.Rank() == 0 {
+			sync.OnStep(func(s ddp.Stats) {
+				fmt.Printf("step %d: %d bytes, exchange timed: %v\n", s.Step, s.SentBytes, s.ExchangeTime > 0)
+			})
+			if err := layer.Fill(1); err != nil {
+				return err
+			}
+			canceled, cancel := context.WithCancel(ctx)
+			cancel()
+			if err := sync.ReduceAll(canceled, []*runtime.Tensor{layer}); err == nil { // rolled back: no step
+				return errors.New("want an error")
+			}
+			return errors.Join(sync.ReduceAll(ctx, []*runtime.Tensor{layer}), sync.Join(ctx, nil, nil))
+		}
+		return sync.Join(ctx, nil, nil)
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: step 0: 804 bytes, exchange timed: true
 }

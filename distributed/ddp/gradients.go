@@ -106,6 +106,9 @@ type Stats struct {
 	// LaunchTime is the host's time in Ready, WaitTime that in Wait: the
 	// communication that the backward pass did not hide.
 	LaunchTime, WaitTime time.Duration
+	// ExchangeTime is what the exchanges of the buckets took on the communication worker, which works while the
+	// backward pass goes on: 0 where there is none, with plain buckets and on devices with streams.
+	ExchangeTime time.Duration
 }
 
 // Gradients averages the gradients of a model over the ranks, or adds them
@@ -172,6 +175,7 @@ type Gradients struct {
 	buckets     []*bucket
 	transaction *transaction
 	onStage     func(bucket int, s sparse.Stage)
+	onStep      func(Stats)
 	confirm     func(context.Context) error // see BeforeCommit
 	side        *sideStream                 // nil: sparse buckets are worked on where gradients are computed
 	async       *worker                     // nil: what buckets exchange is exchanged when they are complete
@@ -495,7 +499,9 @@ func (g *Gradients) exchange(b *bucket) error {
 			return err
 		}
 	}
+	started := time.Now()
 	err := b.reducer.Exchange(ctx)
+	b.took = time.Since(started)
 	g.passed(b, sparse.Exchanged)
 	return err
 }
@@ -512,6 +518,11 @@ func (g *Gradients) RollsBack() bool { return g.transaction.rollsBack() }
 // [Gradients.Stream] returns, Exchanged to the communicator's. f may run on another
 // goroutine, one call at a time. nil ends that; it is called between steps.
 func (g *Gradients) OnStage(f func(bucket int, s sparse.Stage)) { g.onStage = f }
+
+// OnStep has f called at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that the host
+// has. Whether a step was skipped that the device judges is known to [Gradients.Stats] alone, which waits for it.
+// nil ends that; it is called between steps.
+func (g *Gradients) OnStep(f func(Stats)) { g.onStep = f }
 
 func (g *Gradients) passed(b *bucket, s sparse.Stage) {
 	if g.onStage != nil && !g.transaction.plain {
@@ -585,6 +596,10 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	after := g.lines.traffic()
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
+	g.stats.ExchangeTime = 0
+	for _, b := range g.buckets {
+		g.stats.ExchangeTime += b.took
+	}
 	g.given, g.results = g.results, g.given
 	if g.cfg.Rebuild && g.steps == 0 {
 		g.err = g.rebuild(ctx)
@@ -593,6 +608,9 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	g.reset()
 	if g.err != nil {
 		return base.OpError(op, g.err)
+	}
+	if g.onStep != nil {
+		g.onStep(g.stats)
 	}
 	return nil
 }
