@@ -562,3 +562,55 @@ func TestFailureBehindResults(t *testing.T) {
 		return err
 	})
 }
+
+// TestRebindEndsAStep: a program that leaves a step on an error of Ready, or in its middle, is moved to another communicator as
+// after Wait. The step has not happened then.
+func TestRebindEndsAStep(t *testing.T) {
+	const ranks, steps, left = 2, 4, 2
+	cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}}
+	run := func(leave func(ctx context.Context, c comm.Communicator, m *model)) (all [ranks][][]uint32) {
+		others, err := local.New(ranks)
+		require.NoError(t, err)
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			m, err := newModel(ctx, rt, c, cfg)
+			for step := range steps {
+				if err = errors.Join(err, m.load(step)); err != nil {
+					return err
+				}
+				if step == left && leave != nil {
+					given := m.bits()
+					leave(ctx, c, m)
+					require.NoError(t, m.sync.Rebind(ctx, others[c.Rank()]))
+					assert.Equal(t, given, m.bits())
+				}
+				err = m.sync.ReduceAll(ctx, m.params)
+				all[c.Rank()] = append(all[c.Rank()], m.bits())
+			}
+			return errors.Join(err, m.close(), others[c.Rank()].Close())
+		})
+		return all
+	}
+	want := run(nil)
+	for parts, name := range []string{"before", "after the first gradient", "after two", "after three", "after four", "after five", "before Wait"} {
+		for _, aborts := range []bool{false, true} {
+			var reached sync.WaitGroup
+			reached.Add(ranks)
+			assert.Equal(t, want, run(func(ctx context.Context, c comm.Communicator, m *model) {
+				reached.Done()
+				reached.Wait() // no rank is in the step before
+				if aborts && c.Rank() == 1 {
+					_ = comm.CloseAll(c, errors.New("lost"))
+				}
+				for i := range parts {
+					i = len(m.params) - 1 - i
+					if m.sync.Ready(ctx, i, m.params[i]) != nil {
+						break
+					}
+				}
+				if aborts {
+					_ = comm.CloseAll(c, nil)
+				}
+			}), "left %s, aborted: %v", name, aborts)
+		}
+	}
+}

@@ -321,8 +321,8 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 }
 
 // Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do
-// it together, between two steps, for it allocates symmetric memory where there is
-// such. Where a step is no transaction and has failed, gradients and residuals are
+// it together, for it allocates symmetric memory where there is such. A step that has begun is rolled back, as by
+// a Wait that fails. Where a step is no transaction and has failed, gradients and residuals are
 // what they are; g can be used again only if all buckets are plain allreduces.
 func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "gradient rebind"
@@ -335,6 +335,11 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	if g.transaction.plain && !g.closed {
 		g.err = nil // a plain allreduce keeps nothing that its error could spoil
 		g.reset()
+	} else if g.begun && g.err == nil && g.transaction.rollsBack() {
+		if g.async != nil {
+			_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
+		}
+		_ = g.rollBack()
 	}
 	if err := g.between(op); err != nil {
 		return err
