@@ -106,9 +106,9 @@ type Stats struct {
 	// LaunchTime is the host's time in Ready, WaitTime that in Wait: the
 	// communication that the backward pass did not hide.
 	LaunchTime, WaitTime time.Duration
-	// ExchangeTime is what the exchanges of the buckets took on the communication worker, which works while the
-	// backward pass goes on: 0 where there is none, with plain buckets and on devices with streams.
-	ExchangeTime time.Duration
+	// ExchangeTime is what the exchanges of the buckets took on the communication worker, and HiddenTime the part of it in
+	// which the backward pass went on: 0 where there is no worker, with plain buckets and on devices with streams.
+	ExchangeTime, HiddenTime time.Duration
 }
 
 // Gradients averages the gradients of a model over the ranks, or adds them
@@ -596,10 +596,6 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	after := g.lines.traffic()
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
-	g.stats.ExchangeTime = 0
-	for _, b := range g.buckets {
-		g.stats.ExchangeTime += b.took
-	}
 	g.given, g.results = g.results, g.given
 	if g.cfg.Rebuild && g.steps == 0 {
 		g.err = g.rebuild(ctx)
@@ -625,9 +621,15 @@ func (g *Gradients) conclude(ctx context.Context) {
 		g.launchComplete(ctx)
 	}
 	if g.async != nil { // also after an error: it reads gradients
+		started := time.Now()
 		if err := g.async.wait(ctx, g.lines.all); g.fault == nil {
 			g.fail(err)
 		}
+		g.stats.ExchangeTime = 0
+		for _, b := range g.buckets {
+			g.stats.ExchangeTime += b.took
+		}
+		g.stats.HiddenTime = max(0, g.stats.ExchangeTime-time.Since(started))
 	}
 	fail := g.fail
 	if g.sound() {

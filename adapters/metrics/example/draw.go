@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image/color"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+)
+
+// scrape reads the metrics as Prometheus does.
+func scrape(ctx context.Context, url string) (map[string]float64, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(answer.Body)
+	values := map[string]float64{}
+	for name, f := range families {
+		values[name] = f.GetMetric()[0].GetCounter().GetValue() + f.GetMetric()[0].GetGauge().GetValue()
+	}
+	return values, err
+}
+
+// drawMetrics scrapes until ctx ends, and writes a picture.
+func drawMetrics(ctx context.Context, url, file string) error {
+	const every = 200 * time.Millisecond
+	panels := []struct {
+		title string
+		value func(now, rate map[string]float64) float64
+	}{
+		{"steps a second", func(_, rate map[string]float64) float64 { return rate["tutti_steps_total"] }},
+		{"kB sent a second", func(_, rate map[string]float64) float64 { return rate["tutti_sent_bytes_total"] / 1000 }},
+		{"share of exchanges that is hidden", func(_, rate map[string]float64) float64 {
+			return rate["tutti_hidden_seconds_total"] / max(rate["tutti_exchange_seconds_total"], 1e-9)
+		}},
+		{"seconds waited a second", func(_, rate map[string]float64) float64 { return rate["tutti_wait_seconds_total"] }},
+		{"members", func(now, _ map[string]float64) float64 { return now["tutti_members"] }},
+		{"epoch", func(now, _ map[string]float64) float64 { return now["tutti_epoch"] }},
+	}
+	lines := make([]plotter.XYs, len(panels))
+	var last map[string]float64
+	start, before := time.Now(), time.Now()
+	for clock := time.NewTicker(every); ctx.Err() == nil; {
+		select {
+		case <-clock.C:
+		case <-ctx.Done():
+			continue
+		}
+		values, err := scrape(ctx, url)
+		if ctx.Err() != nil {
+			break
+		} else if err != nil {
+			return err
+		}
+		now := time.Now()
+		rate := map[string]float64{}
+		for name, v := range values {
+			rate[name] = (v - last[name]) / now.Sub(before).Seconds()
+		}
+		for i, p := range panels {
+			if last != nil {
+				lines[i] = append(lines[i], plotter.XY{X: now.Sub(start).Seconds(), Y: p.value(values, rate)})
+			}
+		}
+		last, before = values, now
+	}
+	grid := make([][]*plot.Plot, 3)
+	for i, p := range panels {
+		panel := plot.New()
+		panel.Title.Text, panel.Y.Min = p.title, 0
+		if i >= 4 {
+			panel.X.Label.Text = "seconds"
+		}
+		line, err := plotter.NewLine(lines[i])
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.title, err)
+		}
+		line.Color, line.Width = color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff}, vg.Points(1.5)
+		panel.Add(plotter.NewGrid(), line)
+		grid[i/2] = append(grid[i/2], panel)
+	}
+	img := vgimg.New(18*vg.Centimeter, 15*vg.Centimeter)
+	for i, row := range plot.Align(grid, draw.Tiles{Rows: 3, Cols: 2, PadX: vg.Points(20), PadY: vg.Points(12), PadTop: vg.Points(6), PadRight: vg.Points(8)}, draw.New(img)) {
+		for j, canvas := range row {
+			grid[i][j].Draw(canvas)
+		}
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	_, err = vgimg.PngCanvas{Canvas: img}.WriteTo(f)
+	return errors.Join(err, f.Close())
+}

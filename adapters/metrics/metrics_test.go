@@ -1,0 +1,116 @@
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/adapters/metrics"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/distributed/outer"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// value reads a metric, which has to be there once.
+func value(t *testing.T, from prometheus.Gatherer, name string) float64 {
+	families, err := from.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() == "tutti_"+name {
+			require.Len(t, f.GetMetric(), 1)
+			m := f.GetMetric()[0]
+			assert.Equal(t, "7", m.GetLabel()[0].GetValue())
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	t.Fatal("no metric ", name)
+	return 0
+}
+
+func newMetrics(t *testing.T) (*metrics.Metrics, *prometheus.Registry) {
+	r := prometheus.NewRegistry()
+	m, err := metrics.New(r, prometheus.Labels{"rank": "7"})
+	require.NoError(t, err)
+	return m, r
+}
+
+func TestNames(t *testing.T) {
+	_, r := newMetrics(t)
+	problems, err := testutil.GatherAndLint(r)
+	require.NoError(t, err)
+	assert.Empty(t, problems)
+	_, err = metrics.New(r, prometheus.Labels{"rank": "7"})
+	assert.ErrorContains(t, err, "duplicate")
+}
+
+// A step counts once, also where it was skipped, and one that failed does not.
+func TestStep(t *testing.T) {
+	m, r := newMetrics(t)
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		layer, err := runtime.New(rt, dtype.F32, 1000)
+		require.NoError(t, err)
+		all := []*runtime.Tensor{layer}
+		sync, err := ddp.New(ctx, rt, c, all, ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1})
+		require.NoError(t, err)
+		if c.Rank() == 0 {
+			sync.OnStep(m.Step)
+		}
+		for _, v := range []float64{1, float64(float32(1e38)) * 10, 2} {
+			require.NoError(t, layer.Fill(v))
+			require.NoError(t, sync.ReduceAll(ctx, all))
+		}
+		canceled, cancel := context.WithCancel(ctx)
+		cancel()
+		require.ErrorIs(t, sync.ReduceAll(canceled, all), comm.ErrCanceled)
+		return errors.Join(sync.Close(), layer.Free(), rt.Close())
+	}))
+	for name, want := range map[string]float64{"steps_total": 3, "skipped_total": 1, "sent_bytes_total": 2 * 800, "rounds_total": 0} {
+		got := value(t, r, name)
+		if name == "sent_bytes_total" { // and what says that a step is skipped
+			assert.GreaterOrEqual(t, got, want)
+			assert.Less(t, got, 2*want)
+			continue
+		}
+		assert.Equal(t, want, got, name)
+	}
+	assert.Positive(t, value(t, r, "exchange_seconds_total"))
+}
+
+func TestReduced(t *testing.T) {
+	m, r := newMetrics(t)
+	m.Step(ddp.Stats{WaitTime: time.Second, ExchangeTime: 4 * time.Second, HiddenTime: 3 * time.Second})
+	m.Reduced(sparse.Stats{SentBytes: 5, InnerBytes: 6, ExchangeTime: time.Second, InnerTime: time.Second})
+	assert.Equal(t, 3.0, value(t, r, "hidden_seconds_total"))
+	assert.Equal(t, 11.0, value(t, r, "sent_bytes_total"))
+	assert.Equal(t, 3.0, value(t, r, "wait_seconds_total"))
+	assert.Equal(t, 2.0, value(t, r, "steps_total"))
+}
+
+// What a loop counts from its beginning is counted once, also when the loop is restored.
+func TestOuter(t *testing.T) {
+	m, r := newMetrics(t)
+	m.Outer(outer.Stats{Steps: 10, Rounds: 1, Exchanges: 1, SentBytes: 100})
+	m.Outer(outer.Stats{Steps: 20, Rounds: 2, Exchanges: 2, SentBytes: 150, Skipped: 1})
+	m.Outer(outer.Stats{Steps: 20, Rounds: 2}) // restored
+	m.Outer(outer.Stats{Steps: 30, Rounds: 3, Exchanges: 1, SentBytes: 50})
+	for name, want := range map[string]float64{"steps_total": 30, "rounds_total": 3, "sent_bytes_total": 200, "skipped_total": 1} {
+		assert.Equal(t, want, value(t, r, name), name)
+	}
+	m.Epoch(&elastic.Epoch{Number: 4, Members: strings.Fields("a b c")})
+	assert.Equal(t, 4.0, value(t, r, "epoch"))
+	assert.Equal(t, 3.0, value(t, r, "members"))
+}
