@@ -7,6 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -121,4 +122,70 @@ func ExampleAverageMetrics() {
 		fmt.Println(err)
 	}
 	// Output: hidden: 32, loss: 1.25
+}
+
+// SyncBatchNorm: the mean and the variance of a layer's inputs are those of the samples of all
+// ranks. A rank adds up its own, and the sums and their number are one group.
+func ExampleAllReduceAll() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		inputs := [][]float32{{1, 2, 3}, {6}}[c.Rank()] // of one channel
+		sums, count := make([]float32, 2), []int32{int32(len(inputs))}
+		for _, x := range inputs {
+			sums[0] += x
+			sums[1] += x * x
+		}
+		moments, err := cpu.Wrap(rt, sums)
+		if err != nil {
+			return err
+		}
+		defer moments.Free()
+		samples, err := cpu.Wrap(rt, count)
+		if err != nil {
+			return err
+		}
+		defer samples.Free()
+		if err := distributed.AllReduceAll(ctx, c, []*runtime.Tensor{moments, samples}, comm.Sum); err != nil {
+			return err
+		}
+		mean := sums[0] / float32(count[0])
+		if variance := sums[1]/float32(count[0]) - mean*mean; c.Rank() == 1 {
+			fmt.Println("mean", mean, "variance", variance)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: mean 3 variance 3.5
+}
+
+// A run that stopped in the middle of an epoch goes on with the batch after the last one: the
+// order follows from the seed and the epoch, so a checkpoint has two numbers.
+func ExampleSampler_position() {
+	err := local.Run(context.Background(), 2, func(_ context.Context, c comm.Communicator) error {
+		sampler, err := distributed.NewSampler(c, 12, distributed.SamplerConfig{Seed: 1, InOrder: true})
+		if err != nil {
+			return err
+		}
+		epoch, batch := 3, 1 // from the checkpoint
+		for ; epoch < 5; epoch, batch = epoch+1, 0 {
+			for _, samples := range sampler.Batches(epoch, 2)[batch:] {
+				if batch++; c.Rank() == 0 { // a step; then epoch and batch are the position
+					fmt.Println("epoch", epoch, "batch", batch, "samples", samples)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// epoch 3 batch 2 samples [4 6]
+	// epoch 3 batch 3 samples [8 10]
+	// epoch 4 batch 1 samples [0 2]
+	// epoch 4 batch 2 samples [4 6]
+	// epoch 4 batch 3 samples [8 10]
 }

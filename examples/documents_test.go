@@ -14,7 +14,8 @@ import (
 )
 
 // TestDocuments finds each Go block of the documents in a file that is compiled:
-// an example, or a test of one. A line of dots stands for lines left out.
+// an example, or a test of one. A line of dots stands for lines left out. What a
+// document links to exists, and so does an example that it names there.
 func TestDocuments(t *testing.T) {
 	if _, err := os.Stat("../README.md"); err != nil {
 		t.Skip("the examples were copied out of the repository")
@@ -36,6 +37,7 @@ func TestDocuments(t *testing.T) {
 	documents, err := filepath.Glob("../docs/*.md")
 	require.NoError(t, err)
 	block := regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```")
+	link := regexp.MustCompile("\\[`?([^]`]*)`?\\]\\(([^)#:]+)(#[^)]*)?\\)")
 	for _, document := range append(documents, "../README.md") {
 		text, err := os.ReadFile(document)
 		require.NoError(t, err)
@@ -46,7 +48,19 @@ func TestDocuments(t *testing.T) {
 			}
 			assert.True(t, found, "no example has this block of %s:\n%s", document, match[1])
 		}
+		for _, match := range link.FindAllStringSubmatch(block.ReplaceAllString(string(text), ""), -1) {
+			at := filepath.Join(filepath.Dir(document), match[2])
+			assert.True(t, exists(at), "%s links to %s", document, at)
+			if strings.HasPrefix(match[1], "Example") {
+				assert.Contains(t, compiled[at], "func "+match[1]+"() {", "%s names an example", document)
+			}
+		}
 	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // lines returns the lines of a text that are not blank, without indentation.

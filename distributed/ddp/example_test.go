@@ -295,3 +295,123 @@ func ExampleGradients_OnStep() {
 	}
 	// Output: step 0: 804 bytes, exchange timed: true
 }
+
+// Ranks with different numbers of samples, and of passes, for one update. Gradients are sums over
+// samples, and one more gradient counts these: the quotient is the mean over the samples of all ranks.
+func ExampleGradients_Accumulate_unequal() {
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		values, samples := []float32{0}, []float32{0}
+		var gradients []*runtime.Tensor
+		for _, slice := range [][]float32{values, samples} {
+			t, err := cpu.Wrap(rt, slice)
+			if err != nil {
+				return err
+			}
+			defer t.Free()
+			gradients = append(gradients, t)
+		}
+		sync, err := ddp.New(ctx, rt, c, gradients, ddp.Config{})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		passes := [][][]float32{{{1, 2, 3}, {4, 5}}, {{9}}}[c.Rank()] // the gradient of each sample
+		for pass, batch := range passes {
+			values[0], samples[0] = 0, float32(len(batch))
+			for _, g := range batch { // a backward pass
+				values[0] += g
+			}
+			for i, gradient := range gradients {
+				if pass < len(passes)-1 {
+					err = sync.Accumulate(i, gradient)
+				} else {
+					err = sync.Ready(ctx, i, gradient)
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+		if err := sync.Wait(ctx); err != nil {
+			return err
+		}
+		fmt.Println("the mean of six samples:", values[0]/samples[0])
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// the mean of six samples: 4
+	// the mean of six samples: 4
+}
+
+// A checkpoint has the parameters and the optimizer's state, which are the same on all ranks, and
+// the state of the exchange, of which each rank has a part. The resumed run ends where the
+// straight one does.
+func ExampleGradients_State() {
+	type checkpoint struct {
+		Parameter, Velocity float32
+		Exchange            []byte
+	}
+	run := func(ctx context.Context, c comm.Communicator, from checkpoint, steps int) (checkpoint, error) {
+		rt := cpu.New()
+		defer rt.Close()
+		values := make([]float32, 4)
+		gradient, err := cpu.Wrap(rt, values, 2, 2)
+		if err != nil {
+			return from, err
+		}
+		defer gradient.Free()
+		all := []*runtime.Tensor{gradient}
+		sync, err := ddp.New(ctx, rt, c, all, ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.25}})
+		if err != nil {
+			return from, err
+		}
+		defer sync.Close()
+		if from.Exchange != nil {
+			if err := sync.Restore(ctx, from.Exchange); err != nil {
+				return from, err
+			}
+		}
+		for range steps {
+			for i := range values { // a backward pass
+				values[i] = float32((i + 1) * (c.Rank() + 1))
+			}
+			if err := sync.ReduceAll(ctx, all); err != nil {
+				return from, err
+			}
+			from.Velocity = 0.5*from.Velocity + values[2]
+			from.Parameter -= 0.5 * from.Velocity
+		}
+		from.Exchange, err = sync.State(ctx)
+		return from, err
+	}
+	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
+		straight, err := run(ctx, c, checkpoint{}, 4)
+		if err != nil {
+			return err
+		}
+		saved, err := run(ctx, c, checkpoint{}, 1)
+		if err != nil {
+			return err
+		}
+		resumed, err := run(ctx, c, saved, 3)
+		if err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			fmt.Println(straight.Parameter, straight.Velocity)
+			fmt.Println(resumed.Parameter, resumed.Velocity)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// -7.875 2.25
+	// -7.875 2.25
+}
