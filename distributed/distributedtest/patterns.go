@@ -216,9 +216,9 @@ func (u *run) conserved(before, gradient []float32) {
 func halfRoundings(size int) float64 { return float64(size + 1) }
 
 // often is a configuration in which thresholds and partitions are computed anew,
-// and reused, within a few steps.
+// and reused, within a few steps, and only short messages travel in one part.
 func often(pattern string, density float64) sparse.Config {
-	return sparse.Config{Pattern: pattern, Density: density}.Tuned(tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4})
+	return sparse.Config{Pattern: pattern, Density: density}.Tuned(tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4, TrimFrom: 150})
 }
 
 // sequence runs steps of a family of gradients.

@@ -14,7 +14,7 @@ type allgather struct {
 	*engine
 	lengths, displs []int // entries
 	spans           []int // the ranges of their indices, of messages without headers
-	sizes, places   []int // words
+	mail            mail  // in recv, or of collectInPlace
 	recv            base.Buffer
 	joined          message
 	words           int               // of a message of collectInPlace
@@ -24,7 +24,7 @@ type allgather struct {
 
 func newAllgather(e *engine) *allgather {
 	ints := func() []int { return make([]int, e.size) }
-	g := &allgather{engine: e, lengths: ints(), displs: ints(), spans: ints(), sizes: ints(), places: ints(),
+	g := &allgather{engine: e, lengths: ints(), displs: ints(), spans: ints(), mail: newMail(e.size),
 		lists: make([]runtime.Entries, e.size), messages: make([]uintptr, e.size)}
 	for r := range g.spans {
 		g.spans[r] = e.n
@@ -36,12 +36,29 @@ func newAllgather(e *engine) *allgather {
 // selected its own where it belongs ([allgatherExchange.placeSelected]). The compute
 // stream does not wait yet, and nothing is unpacked.
 func (g *allgather) collectInPlace(ctx context.Context) {
-	if g.err == nil {
-		g.pack(g.messages[g.rank], g.lists[g.rank], g.n)
-		first := g.shared.Ptr
-		g.add(comm.AllGatherCall(base.At(first, g.rank*g.words), first, g.words, dtype.I32))
-		g.submit(ctx)
+	if g.err != nil {
+		return
 	}
+	g.pack(g.messages[g.rank], g.lists[g.rank], g.n)
+	first := g.shared.Ptr
+	if g.trims(g.words) {
+		for r := range g.size {
+			g.mail.most[r], g.mail.places[r] = g.words, r*g.words
+		}
+		g.gather(ctx, first)
+		return
+	}
+	g.add(comm.AllGatherCall(base.At(first, g.rank*g.words), first, g.words, dtype.I32))
+	g.submit(ctx)
+}
+
+// gather makes the messages of all ranks known to every rank. This rank's is where it belongs.
+func (g *allgather) gather(ctx context.Context, at uintptr) {
+	m := &g.mail
+	m.at = at
+	g.travel(func() {
+		g.communicate(ctx, comm.AllGatherVCall(base.At(at, m.from[g.rank]), at, m.sizes, m.from, dtype.I32))
+	}, m)
 }
 
 // exchangeLengths fills g.lengths with the length of every rank's list, which the
@@ -62,15 +79,14 @@ func (g *allgather) collect(ctx context.Context, mine runtime.Entries) runtime.E
 	all := exactly(g.message(&g.joined, total), total)
 	for r, n := range g.lengths {
 		g.lists[r] = part(all, g.displs[r], g.displs[r]+n)
-		g.sizes[r] = g.messageWords(n, g.spans[r])
+		g.mail.most[r] = g.messageWords(n, g.spans[r])
 	}
-	words := base.Displacements(g.sizes, g.places)
+	words := base.Displacements(g.mail.most, g.mail.places)
 	g.allocate(&g.recv, (words+words/4)*base.WordSize)
-	own := base.At(g.recv.Ptr, g.places[g.rank])
-	g.pack(own, exactly(mine, g.lengths[g.rank]), g.spans[g.rank])
-	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.sizes, g.places, dtype.I32))
+	g.pack(base.At(g.recv.Ptr, g.mail.places[g.rank]), exactly(mine, g.lengths[g.rank]), g.spans[g.rank])
+	g.gather(ctx, g.recv.Ptr)
 	for r, l := range g.lists {
-		g.unpack(l, base.At(g.recv.Ptr, g.places[r]), g.spans[r])
+		g.unpack(l, base.At(g.recv.Ptr, g.mail.places[r]), g.spans[r])
 	}
 	return all
 }
@@ -78,17 +94,17 @@ func (g *allgather) collect(ctx context.Context, mine runtime.Entries) runtime.E
 // collectSlots is collect of lists whose lengths are on the device, with room for those in g.lengths.
 func (g *allgather) collectSlots(ctx context.Context, mine runtime.Entries) []runtime.Entries {
 	for r, n := range g.lengths {
-		g.sizes[r] = g.slotWords(n)
+		g.mail.most[r] = g.slotWords(n)
 	}
-	g.allocate(&g.recv, base.Displacements(g.sizes, g.places)*base.WordSize)
+	g.allocate(&g.recv, base.Displacements(g.mail.most, g.mail.places)*base.WordSize)
 	apart := g.apart(&g.joined.Buffer, base.Displacements(g.lengths, g.displs))
 	for r, n := range g.lengths {
-		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.places[r]), n, base.At(apart, 2*g.displs[r]))
+		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.mail.places[r]), n, base.At(apart, 2*g.displs[r]))
 	}
 	own := g.lists[g.rank].Len
 	g.pack(base.At(own, headerWords), mine, g.n)
 	g.copy(own, mine.Len, 1)
-	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.sizes, g.places, dtype.I32))
+	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.mail.most, g.mail.places, dtype.I32))
 	for _, l := range g.lists {
 		g.unpackSlot(l)
 	}

@@ -24,7 +24,8 @@ const throttle = 4
 // all others at once.
 type partitionReducer struct {
 	*engine
-	incoming, outbound base.Buffer       // messages
+	incoming, outbound base.Buffer // messages, as in and out say, by round
+	in, out            mail
 	unpacked           base.Buffer       // lists, where they are not the messages
 	sources            []runtime.Entries // by round, so by distance from this rank
 	sums               message
@@ -37,7 +38,7 @@ func newPartitionReducer(e *engine) *partitionReducer {
 	}
 	bounds[e.size] = int32(e.n)
 	e.set(numBounds, bounds...)
-	return &partitionReducer{engine: e, sources: make([]runtime.Entries, e.size)}
+	return &partitionReducer{engine: e, sources: make([]runtime.Entries, e.size), in: newMail(e.size), out: newMail(e.size)}
 }
 
 // partition returns the start and the length of a rank's partition, as read last.
@@ -82,42 +83,48 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entr
 	if own != nil {
 		s.sources[0] = *own
 	}
-	total, in, out := 0, 0, 0
-	for t := 1; t < s.size; t++ {
+	total, in, out := 0, &s.in, &s.out
+	for t := 1; t < s.size; t++ { // both sides know the lengths
 		n := int(lengths[s.from(t)])
 		total += n
-		in += s.messageWords(n, length)
-		out += s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
+		in.most[t] = s.messageWords(n, length)
+		out.most[t] = s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
 	}
-	s.allocate(&s.incoming, (in+in/4)*base.WordSize)
-	s.allocate(&s.outbound, (out+out/4)*base.WordSize)
-	from, to, apart := s.incoming.Ptr, s.outbound.Ptr, s.apart(&s.unpacked, total+total/4)
-	for first := 1; first < s.size; first += throttle {
-		for t := first; t < min(first+throttle, s.size); t++ {
-			if l, span := s.partitionOf(outgoing, s.to(t)), s.partitionLength(s.to(t)); l.N > 0 { // both sides know the lengths
-				words := s.messageWords(l.N, span)
-				s.pack(to, l, span)
-				s.unpack(l, to, span)
-				s.add(comm.SendCall(to, words, dtype.I32, s.to(t), partitionTag))
-				to = base.At(to, words)
+	in.at, out.at = s.hold(&s.incoming, in), s.hold(&s.outbound, out)
+	apart := s.apart(&s.unpacked, total+total/4)
+	for t := 1; t < s.size; t++ {
+		l, at, span := s.partitionOf(outgoing, s.to(t)), base.At(out.at, out.places[t]), s.partitionLength(s.to(t))
+		s.pack(at, l, span)
+		s.unpack(l, at, span)
+		s.sources[t] = s.listAt(base.At(in.at, in.places[t]), int(lengths[s.from(t)]), apart)
+		apart = base.At(apart, 2*s.sources[t].N)
+	}
+	s.travel(func() {
+		for first := 1; first < s.size; first += throttle {
+			for t := first; t < min(first+throttle, s.size); t++ {
+				if words := out.sizes[t]; words > 0 {
+					s.add(comm.SendCall(base.At(out.at, out.from[t]), words, dtype.I32, s.to(t), partitionTag))
+				}
+				if words := in.sizes[t]; words > 0 {
+					s.add(comm.RecvCall(base.At(in.at, in.from[t]), words, dtype.I32, s.from(t), partitionTag))
+				}
 			}
-			s.sources[t] = s.listAt(from, int(lengths[s.from(t)]), apart)
-			apart = base.At(apart, 2*s.sources[t].N)
-			if words := s.messageWords(s.sources[t].N, length); words > 0 {
-				s.add(comm.RecvCall(from, words, dtype.I32, s.from(t), partitionTag))
-				from = base.At(from, words)
-			}
+			s.engine.together(ctx)
 		}
-		s.engine.together(ctx)
-	}
-	from = s.incoming.Ptr
-	for _, l := range s.sources[1:] {
-		s.unpack(l, from, length)
-		from = base.At(from, s.messageWords(l.N, length))
+	}, in, out)
+	for t, l := range s.sources[1:] {
+		s.unpack(l, base.At(in.at, in.places[t+1]), length)
 	}
 	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
 	s.union(sums, s.sources, 1, 0)
 	return sums
+}
+
+// hold returns memory for messages, with room for more.
+func (s *partitionReducer) hold(b *base.Buffer, m *mail) uintptr {
+	words := base.Displacements(m.most, m.places)
+	s.allocate(b, (words+words/4)*base.WordSize)
+	return b.Ptr
 }
 
 // from and to are the peers of a round.

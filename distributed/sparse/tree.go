@@ -27,27 +27,28 @@ type treeExchange struct {
 	incoming, merged message
 	kept             [2]message
 	coded            base.Buffer // a message, where that is not the list
+	mail             mail        // one, of the message
 	pair             [2]runtime.Entries
 	top              [1]runtime.Entries
 }
 
-func tree(e *engine) exchange { return &treeExchange{engine: e} }
+func tree(e *engine) exchange { return &treeExchange{engine: e, mail: newMail(1)} }
 
 func (x *treeExchange) run(ctx context.Context, selected runtime.Entries) result {
 	k := selected.N
-	words := x.messageWords(k, x.n)
+	x.mail.most[0] = x.messageWords(k, x.n)
 	current := selected
 	for d, round := 1, 0; d < x.size; d, round = 2*d, round+1 {
 		if x.rank%(2*d) == d {
 			at := x.messageOf(&x.coded, current)
 			x.pack(at, current, x.n)
-			x.communicate(ctx, comm.SendCall(at, words, dtype.I32, x.rank-d, treeTag))
+			x.move(ctx, at, func(p uintptr, words int) comm.Call { return comm.SendCall(p, words, dtype.I32, x.rank-d, treeTag) })
 			break
 		}
 		if x.rank+d < x.size {
 			in := exactly(x.message(&x.incoming, k), k)
 			at := x.messageOf(&x.coded, in)
-			x.communicate(ctx, comm.RecvCall(at, words, dtype.I32, x.rank+d, treeTag))
+			x.move(ctx, at, func(p uintptr, words int) comm.Call { return comm.RecvCall(p, words, dtype.I32, x.rank+d, treeTag) })
 			x.unpack(in, at, x.n)
 			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
 		}
@@ -59,10 +60,17 @@ func (x *treeExchange) run(ctx context.Context, selected runtime.Entries) result
 	if x.rank == 0 {
 		x.pack(at, current, x.n)
 	}
-	x.communicate(ctx, comm.BroadcastCall(at, words, dtype.I32, 0))
+	x.move(ctx, at, func(p uintptr, words int) comm.Call { return comm.BroadcastCall(p, words, dtype.I32, 0) })
 	x.unpack(current, at, x.n)
 	x.top[0] = current
 	return result{lists: x.top[:], scale: x.average}
+}
+
+// move sends or receives the message at an address.
+func (x *treeExchange) move(ctx context.Context, at uintptr, call func(p uintptr, words int) comm.Call) {
+	m := &x.mail
+	m.at = at
+	x.travel(func() { x.communicate(ctx, call(base.At(at, m.from[0]), m.sizes[0])) }, m)
 }
 
 // mergeTop adds up two lists of k entries, returns the top k of the sum in dst

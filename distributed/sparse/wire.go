@@ -2,7 +2,10 @@ package sparse
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -15,7 +18,8 @@ import (
 //
 // This file alone knows how a message looks: indices, and behind them values; or, where values travel
 // otherwise than as F32, what [runtime.Kernels].Encode makes of them. Such a message is sized by the most
-// bytes that so many entries may take. Its list lies apart from it. Where a rank sends what others
+// bytes that so many entries may take, and where it is long and the host can look at it, sent as long as it
+// is ([engine.travel]). Its list lies apart from it. Where a rank sends what others
 // add up or keep, it unpacks its own messages as well, so that its list holds what they say. What rounding
 // loses is in its residual.
 
@@ -84,6 +88,70 @@ func (e *engine) encoded(p uintptr, n, span int) runtime.Message {
 // packSlot and unpackSlot are pack and unpack of a list in a slot.
 func (e *engine) packSlot(l runtime.Entries)   { e.pack(base.At(l.Len, headerWords), l, e.n) }
 func (e *engine) unpackSlot(l runtime.Entries) { e.unpack(l, base.At(l.Len, headerWords), e.n) }
+
+// headWords is what a message begins with. The second word is its length in bytes.
+const headWords = 2
+
+// mail is messages in one piece of memory, in words: how much room each has and where, and the part that travels.
+type mail struct {
+	at           uintptr
+	most, places []int
+	sizes, from  []int
+}
+
+func newMail(n int) mail {
+	ints := func() []int { return make([]int, n) }
+	return mail{most: ints(), places: ints(), sizes: ints(), from: ints()}
+}
+
+// trims reports whether a message with room for so many words travels in two parts: its head, and what follows
+// that up to the length that it has. All who send or receive the message decide alike.
+func (e *engine) trims(most int) bool {
+	return e.coded() && e.order.Streams == nil && most*base.WordSize >= e.cfg.tuning.TrimFrom
+}
+
+// travel has move send and receive messages: all of the short ones and the heads of the others, and then
+// what follows the heads.
+func (e *engine) travel(move func(), all ...*mail) {
+	for _, m := range all {
+		copy(m.sizes, m.most)
+		copy(m.from, m.places)
+		for i, most := range m.most {
+			if e.trims(most) {
+				m.sizes[i] = headWords
+			}
+		}
+	}
+	move()
+	more := false
+	for _, m := range all {
+		for i, most := range m.most {
+			m.from[i] += m.sizes[i]
+			if m.sizes[i] = 0; e.trims(most) {
+				m.sizes[i] = max(e.wordsOf(base.At(m.at, m.places[i]), most)-headWords, 0)
+				more = true
+			}
+		}
+	}
+	if more {
+		move()
+	}
+}
+
+// wordsOf returns the length of the message at p, whose head is there.
+func (e *engine) wordsOf(p uintptr, most int) int {
+	if e.err == nil {
+		e.check(e.rt.CopyOut(e.length[:], base.At(p, 1)))
+	}
+	bytes := int(binary.LittleEndian.Uint32(e.length[:]))
+	if e.err == nil && (bytes < headWords*base.WordSize || bytes > most*base.WordSize) {
+		e.err = fmt.Errorf("%w: a message of %d bytes, which has at most %d", comm.ErrMismatch, bytes, most*base.WordSize)
+	}
+	if e.err != nil {
+		return 0
+	}
+	return (bytes + base.WordSize - 1) / base.WordSize
+}
 
 // arriveAll makes the lists of a result when it has arrived.
 func (e *engine) arriveAll(ctx context.Context, r result) {
