@@ -70,6 +70,8 @@ type run struct {
 	stats  sparse.Stats // of the last step
 	sums   []float64    // scratch
 
+	velocity []float32 // with momentum, that of this rank
+
 	// The residual is that of t's elements from here on, and an element of it
 	// stands for so many ranks' gradients.
 	from   int
@@ -143,9 +145,30 @@ func (u *run) step(gradient []float32) {
 	}
 	u.stats = stats
 	u.inBudget()
+	if u.cfg.Momentum > 0 {
+		gradient = u.advance(gradient)
+	}
 	if !u.cfg.NoErrorFeedback && !u.notFinite {
 		u.conserved(before, gradient)
 	}
+	if s, ok := u.sparse.(*sparse.Reducer); ok && u.cfg.Momentum > 0 && !stats.Dense && got(s.SelectedEntries()).Idx != 0 {
+		idx, _, err := s.Read(u.ctx, got(s.SelectedEntries()))
+		must(err)
+		for _, i := range idx { // what was selected starts anew
+			u.velocity[i] = 0
+		}
+	}
+}
+
+// advance returns the velocity, which a step reduces in the place of the gradient.
+func (u *run) advance(gradient []float32) []float32 {
+	if u.velocity == nil {
+		u.velocity = make([]float32, len(gradient))
+	}
+	for i, g := range gradient {
+		u.velocity[i] = float32(u.cfg.Momentum*float64(u.velocity[i])) + g
+	}
+	return u.velocity
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -285,8 +308,9 @@ func testLarge(r *rank, pattern string) {
 // testNoFeedback checks that without error feedback nothing is carried over:
 // two steps with the same gradient have the same result, which holds only
 // averages of entries of that gradient.
-func testNoFeedback(r *rank, pattern string) {
-	cfg := often(pattern, 0.1)
+func testNoFeedback(r *rank, pattern string) { r.noFeedback(often(pattern, 0.1)) }
+
+func (r *rank) noFeedback(cfg sparse.Config) {
 	cfg.NoErrorFeedback = true
 	cfg = cfg.Tuned(tuning.Tuning{ThresholdInterval: 1, RebalanceInterval: 4}) // a corrected threshold would be state
 	r.reduces("no feedback", 2000, dtype.F32, cfg, func(u *run) {
@@ -296,7 +320,7 @@ func testNoFeedback(r *rank, pattern string) {
 		u.step(g)
 		// Partitions are balanced in the first step only, and which entries are cut
 		// depends on partitions: compare without cuts.
-		if pattern != sparse.Oktopk && !slices.Equal(first, u.result) {
+		if cfg.Pattern != sparse.Oktopk && !slices.Equal(first, u.result) {
 			fail("the second step with the same gradient has another result")
 		}
 	})
@@ -343,14 +367,14 @@ func testHalfTypes(r *rank, pattern string) {
 // testSpecial puts a NaN on one rank and an infinity on another: every rank
 // sees them in the same step, at their place and nowhere else, and later steps
 // are clean again.
-func testSpecial(r *rank, pattern string) { special(r, often(pattern, 0.1)) }
+func testSpecial(r *rank, pattern string) { special(r, dtype.F32, often(pattern, 0.1)) }
 
-func special(r *rank, cfg sparse.Config) {
+func special(r *rank, dt dtype.DType, cfg sparse.Config) {
 	for _, cfg.NonFinite = range []sparse.NonFinitePolicy{sparse.PassNonFinite, sparse.SkipNonFinite} {
 		if r.selector != nil && cfg.NonFinite == sparse.PassNonFinite {
 			continue // entries wait until they are selected
 		}
-		r.reduces("special", specialLen, dtype.F32, cfg, (*run).special)
+		r.reduces("special", specialLen, dt, cfg, (*run).special)
 	}
 }
 
@@ -407,8 +431,39 @@ func (u *run) special() {
 	}
 }
 
+// fails checks [sparse.FailNonFinite]: every rank has the error, gradient and residual are as before, and the next step
+// loses nothing.
+func (u *run) fails() {
+	n := u.t.Len()
+	for step := range 4 {
+		g := u.gradient(families[0], n, u.rank.rank, u.size, step)
+		if step%2 == 0 {
+			u.step(g)
+			continue
+		}
+		if u.rank.rank == u.size-1 {
+			g[step*n/5] = float32([]float64{math.NaN(), math.Inf(1)}[step/2])
+		}
+		before := u.residual()
+		u.write(u.t, g)
+		held := u.bytes(u.t)
+		if err := u.sparse.AllReduce(u.ctx, u.t); !errors.Is(err, sparse.ErrNonFinite) {
+			fail("step %d: the error is %v", step, err)
+		}
+		if !slices.Equal(held, u.bytes(u.t)) {
+			fail("step %d failed, and the gradient has changed", step)
+		}
+		for i, v := range u.residual() {
+			if math.Float32bits(v) != math.Float32bits(before[i]) {
+				fail("step %d failed, and the residual at %d is %v, and was %v", step, i, v, before[i])
+			}
+		}
+	}
+}
+
 // testValues checks what holds for every pattern, as what values soever they travel: with gradients that are hard to
-// round, of all types, with a NaN and an infinity, over a warm-up, and in place.
+// round, of all types, with a NaN and an infinity, over a warm-up, in place, with momentum, clipped, with an error for
+// what is not finite, and without error feedback.
 func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
 	for _, values := range sparse.Values()[1:] {
@@ -425,7 +480,23 @@ func testValues(r *rank, pattern string) {
 		if r.size > 3 && !r.extended {
 			continue
 		}
-		special(r, cfg)
+		for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
+			special(r, dt, cfg)
+		}
+		with := func(label string, dt dtype.DType, set func(*sparse.Config), body func(*run)) {
+			changed := cfg
+			set(&changed)
+			r.reduces(label, 700, dt, changed, body)
+		}
+		with("fail", dtype.BF16, func(c *sparse.Config) { c.NonFinite = sparse.FailNonFinite }, (*run).fails)
+		with("clip local", dtype.F16, func(c *sparse.Config) { c.ClipNorm = 0.5 }, (*run).clip)
+		with("clip global", dtype.F32, func(c *sparse.Config) { c.ClipNorm, c.Clip = 0.5, sparse.ClipGlobal }, (*run).clip)
+		with("momentum", dtype.F32, func(c *sparse.Config) { c.Momentum = 0.5 }, func(u *run) {
+			for step := range 5 {
+				u.step(r.gradient(families[0], 700, r.rank, r.size, step))
+			}
+		})
+		r.noFeedback(cfg)
 		cfg.Density = 0.01
 		r.schedule(cfg)
 		if pattern != sparse.Dense {
