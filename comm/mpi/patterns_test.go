@@ -7,6 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -14,7 +17,7 @@ import (
 
 // TestPatterns runs the suite of package distributed (conservation, identical
 // bits, volume) over MPI, on two ranks of one library and three of the other. With
-// TUTTI_EXTENDED set both run under both.
+// TUTTI_EXTENDED set both run under both. Coded steps have the bits of those over package local.
 func TestPatterns(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		sizes := map[string][]int{"openmpi": {3}, "mpich": {2}}[l.name]
@@ -36,7 +39,11 @@ func TestRankPatterns(t *testing.T) {
 	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
 	rt := cpu.New()
-	distributedtest.Run(t, backend(world, rt))
+	distributedtest.Run(t, backend(world, rt), distributedtest.SameBits(func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+		return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+			return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+		})
+	}))
 	require.NoError(t, rt.Close())
 	require.NoError(t, mpi.Finalize(context.Background()))
 }

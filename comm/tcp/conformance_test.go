@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/internal/faulttest"
+	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
@@ -60,7 +61,7 @@ func TestSoak(t *testing.T) {
 	faulttest.Soak(t, ofThree(rt))
 }
 
-// TestDistributed runs the suite of package distributed.
+// TestDistributed runs the suite of package distributed. Coded steps have the bits of those over package local.
 func TestDistributed(t *testing.T) {
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
@@ -69,7 +70,11 @@ func TestDistributed(t *testing.T) {
 			return run(ctx, size, nil, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
-		}})
+		}}, distributedtest.SameBits(func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+		return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+			return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+		})
+	}))
 }
 
 // What allocates in the steady state is the standard library's TLS: 24 bytes for a read.

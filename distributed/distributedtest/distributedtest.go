@@ -50,8 +50,14 @@ func Cases(keep func(ranks int, name string) bool) Option { return func(s *suite
 // Seed sets the seed of the inputs, 1 unless set.
 func Seed(seed uint64) Option { return func(s *suite) { s.seed = seed } }
 
+// SameBits has steps whose values are rounded compared, bit for bit, with those of a world of goroutines over another backend.
+func SameBits(world func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error) Option {
+	return func(s *suite) { s.other = world }
+}
+
 type suite struct {
 	commtest.Backend
+	other    func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error
 	extended bool
 	keep     func(ranks int, name string) bool // nil: all
 	selector sparse.Selector                   // of all patterns, if set
@@ -83,7 +89,8 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "Training", body: testTraining, sparse: true},
 		{name: "Levels", body: testLevels, sparse: true},
 	}
-	runCases(t, b, append(cases, patternCases()...), opts)
+	cases = append(cases, patternCases()...)
+	runCases(t, b, append(cases, testCase{name: "SameBits", body: testSameBits, sparse: true}), opts)
 }
 
 func runCases(t *testing.T, b commtest.Backend, cases []testCase, opts []Option) {

@@ -1,6 +1,7 @@
 package distributedtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -14,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -503,6 +505,43 @@ func testValues(r *rank, pattern string) {
 			r.inPlace(cfg, 1009, families[0])
 		}
 	}
+}
+
+// testSameBits compares coded steps with those over the other backend, if there is one, by their bits.
+func testSameBits(r *rank) {
+	if r.other == nil {
+		return
+	}
+	mine := r.checksums()
+	must(r.other(r.ctx, r.size, func(ctx context.Context, cr commtest.Rank) error {
+		o := newRank(ctx, &suite{seed: r.seed}, cr)
+		return o.run(func(*rank) {
+			for cell, sum := range o.checksums() {
+				if o.rank == r.rank && sum != mine[cell] {
+					fail("%s: results or residuals differ between backends", cell)
+				}
+			}
+		})
+	}))
+}
+
+// checksums are those of results and residuals of every pattern and codec.
+func (r *rank) checksums() map[string]uint32 {
+	sums := map[string]uint32{}
+	for _, pattern := range sparse.Patterns() {
+		for _, values := range sparse.Values()[1:] {
+			cfg := often(pattern, 0.1)
+			cfg.Values = values
+			r.reduces("bits", 900, dtype.BF16, cfg, func(u *run) {
+				cell := pattern + " " + values
+				for step := range 5 {
+					u.reduce(r.gradient(families[step%2], 900, r.rank, r.size, step))
+					sums[cell] = crc32.Update(sums[cell], castagnoli, append(u.bytes(u.t), hostmem.Bytes(u.residual())...))
+				}
+			})
+		}
+	}
+	return sums
 }
 
 // testSchedule checks warm-up steps, densities by epoch, and an epoch of

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -66,6 +67,13 @@ func sparseCases() (all []sparseCase) {
 			for _, streams := range []bool{false, true} {
 				add(p.name, p.cfg, dtype.F32, 0.2, 3, 7, streams)
 			}
+		}
+		for i, values := range sparse.Values()[1:] {
+			cfg := sparse.Config{Values: values}.Tuned(tuning.Tuning{TrimFrom: 1000})
+			add(values, cfg, dtype.F32, 0.2, 3, 5, false)
+			add(values, cfg, []dtype.DType{dtype.F16, dtype.BF16}[i%2], 0.2, 2, 5, true)
+			cfg.Momentum = 0.9
+			add(values+", momentum", cfg, dtype.F32, 0.2, 3, 5, i%2 == 0)
 		}
 		for _, ranks := range []int{1, 2, 3, 5} {
 			for _, streams := range []bool{false, true} {
@@ -145,7 +153,7 @@ func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.R
 		if err := standin.AddTensor(h, rt, t); err != nil {
 			return err
 		}
-		if c.cfg.Pattern != sparse.Dense && !c.cfg.InPlace {
+		if (c.cfg.Pattern != sparse.Dense || c.cfg.Values != "") && !c.cfg.InPlace {
 			residual, err := s.Residual()
 			if err != nil {
 				return err
