@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -25,7 +26,7 @@ import (
 // twentieth. Patterns that send less need more steps for the same accuracy, which does not count.
 //
 // Auto for [Config.Values] as well, which takes Auto for the pattern, is the fastest of [F32], [Lossless], [I8], [I4]
-// and [I2]; what is faster by less than a twentieth than one before it is not taken. Dense is measured in F32, too.
+// and [I2], which each of these patterns is measured with; what is faster by less than a twentieth than one before it is not taken.
 //
 // A [Reducer] does so in the first step that is not dense by its schedule, for
 // Config.Density; a package ddp when it is made, once for all buckets of about
@@ -69,7 +70,7 @@ func cellName(pattern, values string) string {
 const (
 	trialElements = 1 << 24 // most elements of a trial
 	firstElements = 1 << 14 // of the first one
-	trialSeconds  = 0.012   // most that a step of topkA takes, unless it has firstElements
+	trialSeconds  = 0.012   // most that a step of topkA takes; half of it where values are weighed
 	roundsSeconds = 0.15    // what the rounds of all patterns take, if all are like topkA
 	batch         = 8       // steps that are timed together, on devices with streams
 	shifts        = 1 << 12 // gradients that random numbers make, each shifted by one element
@@ -113,8 +114,11 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	}
 	started := time.Now()
 	cfg.Schedule, cfg.ClipNorm = Schedule{}, 0 // clipping takes as long with every pattern
-	p := &probe{ctx: ctx, rt: rt, c: c, order: base.NewOrder(rt, c), cfg: cfg, n: min(n, trialElements),
-		batch: 1, rng: rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n)))}
+	p := &probe{ctx: ctx, rt: rt, c: c, order: base.NewOrder(rt, c), cfg: cfg, n: min(n, trialElements), values: []string{cmp.Or(cfg.Values, F32)},
+		batch: 1, limit: trialSeconds, rng: rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n)))}
+	if cfg.Values == Auto {
+		p.values, p.limit = []string{F32, Lossless, I8, I4, I2}, trialSeconds/2
+	}
 	if p.order.Streams != nil {
 		p.batch = batch
 	}
@@ -137,8 +141,10 @@ type probe struct {
 	c      comm.Communicator
 	order  base.Order
 	cfg    Config
-	n      int // elements of a trial
-	batch  int // steps that are timed together
+	n      int      // elements of a trial
+	values []string // of a pattern's trials, the most precise first
+	limit  float64  // most seconds of a step of topkA, unless it has firstElements
+	batch  int      // steps that are timed together, for which p.limit holds as well
 	rng    *rand.Rand
 	random *runtime.Tensor // shifts elements more than a gradient
 	from   uintptr         // where they are
@@ -173,21 +179,11 @@ func (p *probe) run(dt dtype.DType) (*Choice, error) {
 	if err := p.allocate(dt); err != nil {
 		return nil, err
 	}
-	weighs := p.cfg.Values == Auto
-	if p.cfg.Values = cmp.Or(p.cfg.Values, F32); weighs {
-		p.cfg.Values = F32
-	}
 	usual, err := p.fit()
-	if err == nil && weighs {
-		usual, err = p.weigh()
-	}
 	if err != nil {
 		return nil, err
 	}
 	trials, err := p.candidates(usual)
-	if err == nil && weighs && p.cfg.Values != F32 {
-		trials = append(trials, Trial{Pattern: Dense, Values: F32})
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -215,61 +211,95 @@ func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 	return choice
 }
 
-// weigh makes the values with which a step of topkA is the fastest those of the trials, and returns what it takes.
-func (p *probe) weigh() (usual float64, err error) {
-	var trials []Trial
-	for _, values := range []string{F32, Lossless, I8, I4, I2} {
-		trials = append(trials, Trial{Pattern: TopkA, Values: values})
-	}
-	medians, err := p.try(p.n, 5, trials...)
-	for i, seconds := range medians {
-		if i == 0 || 20*seconds < 19*usual {
-			usual, p.cfg.Values = seconds, trials[i].Values
-		}
-	}
-	return usual, err
-}
-
-// trial is one of a pattern.
-func (p *probe) trial(pattern string) Trial { return Trial{Pattern: pattern, Values: p.cfg.Values} }
-
-// fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns what
-// it takes then. It begins with few elements, because a step of all might take minutes.
+// fit shortens the tensor until a step of topkA takes no more than p.limit, and returns what it takes then. It
+// begins with few elements, because a step of all might take minutes.
 func (p *probe) fit() (usual float64, err error) {
-	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, trialSeconds/usual)) {
+	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, p.limit/usual)) {
 		p.n = min(whole, n)
-		seconds, err := p.try(p.n, 3, p.trial(TopkA))
+		seconds, err := p.try(p.n, 3, Trial{Pattern: TopkA, Values: p.values[0]})
 		if err != nil {
 			return 0, err
 		}
-		if usual = seconds[0]; p.n == whole || 2*usual > trialSeconds {
+		if usual = seconds[0]; p.n == whole || 2*usual > p.limit {
+			p.batch = min(p.batch, max(int(p.limit/usual), 1))
 			return usual, nil
 		}
 	}
 }
 
-// candidates returns the patterns that may be the fastest, where a step of topkA takes so many
-// seconds. TopkA and topkAopt send 2k(P-1) elements at once; gtopk and oktopk send less among
+// candidates returns the patterns that may be the fastest, where a step of topkA takes so many seconds, each with
+// the values that suit it. TopkA and topkAopt send 2k(P-1) elements at once; gtopk and oktopk send less among
 // three ranks and more, in more messages, and oktopk as many between two. No other sparse pattern
 // was the fastest by a tenth in any measurement. Dense is out where the link is so slow that
 // already a part takes longer.
-func (p *probe) candidates(usual float64) ([]Trial, error) {
-	trials := []Trial{p.trial(TopkA), p.trial(TopkAopt)}
+func (p *probe) candidates(usual float64) (trials []Trial, err error) {
+	patterns := []string{TopkA, TopkAopt}
 	if p.c.WorldSize() > 2 {
-		trials = append(trials, p.trial(Gtopk))
+		patterns = append(patterns, Gtopk)
 	}
 	cfg := p.cfg
-	cfg.Pattern = Oktopk
+	cfg.Pattern, cfg.Values = Oktopk, p.values[0]
 	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == Oktopk {
-		trials = append(trials, p.trial(Oktopk))
+		patterns = append(patterns, Oktopk)
 	}
-	for part := max(p.n/64, 1); ; part = min(4*part, p.n) {
-		if dense, err := p.try(part, 1, p.trial(Dense)); err != nil || dense[0] > 1.5*usual {
-			return trials, err
-		} else if part == p.n {
-			return append(trials, p.trial(Dense)), nil
+	for _, pattern := range patterns {
+		best, err := p.weigh(pattern, p.values)
+		if err != nil {
+			return nil, err
+		}
+		trials = append(trials, best)
+	}
+	var dense []string
+	for i, values := range p.values {
+		if i > 0 && values == Lossless { // as many bytes as F32
+			continue
+		}
+		fits, err := p.bears(values, usual)
+		if err != nil {
+			return nil, err
+		}
+		if fits {
+			dense = append(dense, values)
 		}
 	}
+	if len(dense) == 0 {
+		return trials, nil
+	}
+	best, err := p.weigh(Dense, dense)
+	if trials = append(trials, best); best.Values != dense[0] {
+		trials = append(trials, Trial{Pattern: Dense, Values: dense[0]})
+	}
+	return trials, err
+}
+
+// bears reports whether a dense step takes at most 1.5 times as long as usual, which a part of it may tell.
+func (p *probe) bears(values string, usual float64) (bool, error) {
+	for part := max(p.n/64, 1); ; part = min(4*part, p.n) {
+		dense, err := p.try(part, 1, Trial{Pattern: Dense, Values: values})
+		if err != nil || dense[0] > 1.5*usual || part == p.n {
+			return err == nil && dense[0] <= 1.5*usual, err
+		}
+	}
+}
+
+// weigh returns the trial of a pattern whose steps are the fastest of those with some values: the first of them, or
+// one that is faster by a twentieth than the best before it.
+func (p *probe) weigh(pattern string, values []string) (best Trial, err error) {
+	var trials []Trial
+	for _, v := range values {
+		trials = append(trials, Trial{Pattern: pattern, Values: v})
+	}
+	if len(trials) == 1 {
+		return trials[0], nil
+	}
+	medians, err := p.try(p.n, 3, trials...)
+	usual := math.Inf(1)
+	for i, seconds := range medians {
+		if 20*seconds < 19*usual {
+			usual, best = seconds, trials[i]
+		}
+	}
+	return best, err
 }
 
 // try returns the seconds of a step of each pattern on so many elements: the medians of rounds.

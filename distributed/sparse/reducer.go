@@ -357,7 +357,7 @@ func (s *Reducer) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
 	}
-	if s.cfg.Values == F32 && (s.cfg.Pattern == Dense || s.cfg.Pattern == Auto) {
+	if s.cfg.Pattern == Auto || s.cfg.Pattern == Dense && s.cfg.Values == F32 {
 		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
 	}
 	if s.cfg.InPlace {
