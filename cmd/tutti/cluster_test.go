@@ -113,6 +113,54 @@ func TestClusterDelaysAndLoses(t *testing.T) {
 	})
 }
 
+// Of four hosts that train, the cable of one is pulled, and put back. The loss of the test images after each step is that of a training
+// that nothing happens to: the sum of a batch's gradients does not depend on how many members share it, but for rounding.
+func TestPulled(t *testing.T) {
+	if os.Getenv("TUTTI_EXTENDED") == "" {
+		t.Skip("waits for the silence of a host; set TUTTI_EXTENDED")
+	}
+	if err := cluster.Available(cluster.NoMPI); err != nil {
+		t.Skip(err)
+	}
+	t.Setenv("AFTER", "1")
+	t.Setenv("DOWN", "4")
+	tutti, out := build(t), t.TempDir()
+	type result struct {
+		Ranks int
+		Tests []struct {
+			Step    int
+			Seconds float64 `json:"s"`
+			Loss    float64
+		}
+	}
+	train := []string{"train", "--pattern", "dense", "--momentum", "0", "--lr", "0.02", "--hidden", "512", "--epochs", "10", "--target", "100", "--json", "--out", out}
+	stdout, stderr, err := execute(t, tutti, append(train, "--ranks", "4")...)
+	require.NoError(t, err, stderr)
+	want := lines[result](t, stdout)[0]
+
+	script, err := filepath.Abs("../../docs/pulled.sh")
+	require.NoError(t, err)
+	stdout, stderr, err = execute(t, tutti, append(append([]string{"cluster", "--hosts", "4", "--mpi", "none", "--rate", "100mbit", script, tutti}, train...), "--elastic")...)
+	require.NoError(t, err, stderr)
+	t.Log(stderr)
+	_, object, found := strings.Cut(stdout, "{")
+	require.True(t, found, stdout)
+	object, _, _ = strings.Cut(object, "\n")
+	got := lines[result](t, "{"+object)[0]
+	assert.Equal(t, 4, got.Ranks, "all are there in the end")
+	assert.Regexp(t, `lost="rank \d"`, stderr)
+	require.Len(t, got.Tests, len(want.Tests))
+	pause := 0.0
+	for i, test := range got.Tests {
+		assert.Equal(t, want.Tests[i].Step, test.Step)
+		assert.InDelta(t, want.Tests[i].Loss, test.Loss, 1e-4, "after step %d", test.Step)
+		if i > 0 {
+			pause = max(pause, test.Seconds-got.Tests[i-1].Seconds)
+		}
+	}
+	t.Logf("the longest of %d times from test to test is %.2f s", len(got.Tests), pause)
+}
+
 // marker is the variable by which the processes of a test are found.
 const marker = "TUTTI_TEST_CLUSTER"
 

@@ -53,6 +53,7 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 	}
 	m.change(func() { m.status.Fresh = false })
 	m.publish()
+	slog.Info("elastic: epoch", "number", e.Number, "step", m.Steps(), "members", strings.Join(e.Members, ", "))
 	hash := m.cfg.Hash
 	if hash == nil {
 		hash = m.hash

@@ -69,7 +69,10 @@ late carry them along.`,
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			if cfg.Elastic {
 				cfg.Backend = "tcp"
-				err := train.RunElastic(cmd.Context(), cfg, &r)
+				err := dir.prepare()
+				if err == nil {
+					err = train.RunElastic(cmd.Context(), cfg, &r)
+				}
 				r.bars.stop()
 				return errors.Join(err, r.finish())
 			}

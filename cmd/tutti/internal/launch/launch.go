@@ -89,6 +89,7 @@ func (e *End) Error() string { return e.Text }
 type agent struct {
 	Config
 	kv      *store.Client
+	dialer  store.Dialer // of the other machines
 	host    string
 	began   time.Time
 	address string // of the store
@@ -194,8 +195,8 @@ func (a *agent) connect(ctx context.Context) error {
 		}
 		return a.kv.Set(ctx, versions, []byte(a.Version))
 	}
-	d := store.Dialer{Addresses: []string{a.Join}, TLS: conf, Name: "a launcher of " + a.host + ", " + rand.Text()}
-	if a.kv, err = d.Dial(ctx); err != nil {
+	a.dialer = store.Dialer{Addresses: []string{a.Join}, TLS: conf, Name: "a launcher of " + a.host + ", " + rand.Text()}
+	if a.kv, err = a.dialer.Dial(ctx); err != nil {
 		return err
 	}
 	version, err := a.kv.Get(ctx, versions)
@@ -239,16 +240,28 @@ func (a *agent) elastic(starting, ctx context.Context) error {
 		g.ended.Wait()
 		close(ended)
 	}()
+	seeking, cancel := context.WithTimeout(ctx, a.Wait)
+	defer cancel()
 	var end End
-	select {
-	case <-ended:
-		if len(failures) == a.Ranks {
-			end = <-failures
+	back := make(chan *store.Client, 1)
+	for lost, over := a.kv.Done(), false; !over; {
+		select {
+		case <-ended:
+			if over = true; len(failures) == a.Ranks {
+				end = <-failures
+			}
+		case <-lost: // members look for each other meanwhile
+			lost = nil
+			go func() { back <- a.rejoin(seeking) }()
+		case kv := <-back:
+			if kv == nil {
+				over, end = true, End{Text: fmt.Sprintf("the launcher of the first machine: %v", a.kv.Err()), Code: 1}
+				continue
+			}
+			a.kv, lost = kv, kv.Done()
+		case <-ctx.Done():
+			over, end = true, a.signalled(ctx)
 		}
-	case <-a.kv.Done():
-		end = End{Text: fmt.Sprintf("the launcher of the first machine: %v", a.kv.Err()), Code: 1}
-	case <-ctx.Done():
-		end = a.signalled(ctx)
 	}
 	g.stop(end.Signal)
 	if a.first && end.Signal == 0 {
@@ -257,6 +270,25 @@ func (a *agent) elastic(starting, ctx context.Context) error {
 	a.leave()
 	if end.Text != "" {
 		return &end
+	}
+	return nil
+}
+
+// rejoin connects to the first machine again, and returns nil if its launcher has ended or ctx ends.
+func (a *agent) rejoin(ctx context.Context) *store.Client {
+	d := a.dialer
+	for d.Once = true; ctx.Err() == nil; {
+		kv, err := d.Dial(ctx)
+		if err == nil && kv.Set(ctx, a.own, nil, store.Lease) == nil {
+			return kv
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return nil
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
 	}
 	return nil
 }
