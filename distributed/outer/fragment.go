@@ -1,8 +1,10 @@
 package outer
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
@@ -18,14 +20,18 @@ type fragment struct {
 	deltas  []*runtime.Tensor // outer gradients, F32, parts of Loop.delta
 	sync    *ddp.Gradients
 
-	phase phase
-	sent  int     // the step after which it was sent last
-	made  float64 // Loop.made then
-	// With Config.Weighted: what this rank counted when deltas were scaled, and the ranks' mean.
-	weight, mean float64
-	// What sent and made were before.
-	sentBefore int
-	madeBefore float64
+	phase        phase
+	sent, before moment     // when it was sent last, and the time before
+	weight       float64    // of this rank, with Config.Weighted
+	over         float64    // what weigh divides by the mean weight
+	begun        chan error // of begin
+	cancel       context.CancelFunc
+}
+
+// moment is the end of a step.
+type moment struct {
+	Step int     // how many steps have ended
+	Made float64 // what they counted
 }
 
 // phase is where the exchange of a fragment is.
@@ -33,43 +39,64 @@ type phase uint8
 
 const (
 	resting  phase = iota // deltas hold nothing
+	own                   // deltas are this rank's, to be averaged
 	inFlight              // deltas are being averaged
-	failed                // deltas are this rank's, as they were sent
 	landed                // deltas are averages
 	skipped               // the ranks have found that one of them was not finite
 )
 
 func (p phase) String() string {
-	return [...]string{"resting", "in flight", "failed", "landed", "skipped"}[p]
+	return [...]string{"resting", "not averaged", "in flight", "landed", "skipped"}[p]
 }
 
-// send begins the average of the outer gradients: common - own, weighted. After an error the
-// fragment rests.
-func (l *Loop) send(ctx context.Context, f *fragment) error {
+// send makes deltas this rank's outer gradients: common - own. With a Delay it begins their average.
+func (l *Loop) send(ctx context.Context, f *fragment, now moment) error {
 	err := l.agree(ctx)
 	if err == nil {
 		err = l.subtract(f)
 	}
-	if err == nil {
-		f.weight = l.made + l.next - f.made
-		err = l.weigh(ctx, f, f.weight)
-	}
 	if err != nil {
 		return err
 	}
-	for i, t := range f.deltas {
-		if err := f.sync.Ready(ctx, i, t); err != nil {
-			return errors.Join(err, f.sync.Wait(ctx)) // which ends the step
-		}
+	f.phase, f.before, f.sent = own, f.sent, now
+	f.weight = now.Made - f.before.Made
+	if f.over = f.weight; l.cfg.Delay > 0 {
+		l.begin(ctx, f)
 	}
-	f.sentBefore, f.madeBefore = f.sent, f.made
-	f.phase, f.sent, f.made = inFlight, l.step+1, l.made+l.next
 	return nil
 }
 
-// weigh scales a fragment's deltas by over divided by the ranks' mean weight, with Config.Weighted:
-// the rank's weight, or the mean that deltas were divided by when they were sent.
-func (l *Loop) weigh(ctx context.Context, f *fragment, over float64) error {
+// begin begins the average of deltas, beside steps of the program on a goroutine, which weighs them and
+// selects from them. On a device with streams the host submits that at once, in the order of its other work.
+func (l *Loop) begin(ctx context.Context, f *fragment) {
+	f.phase, f.begun = inFlight, make(chan error, 1)
+	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	begin := func() {
+		err := l.weigh(ctx, f)
+		for i := 0; i < len(f.deltas) && err == nil; i++ {
+			if err = f.sync.Ready(ctx, i, f.deltas[i]); err != nil {
+				err = cmp.Or(f.sync.Wait(ctx), err) // which ends the step
+			}
+		}
+		f.begun <- err
+	}
+	if l.cfg.Delay > 0 && l.order.Streams == nil {
+		go begin()
+	} else {
+		begin()
+	}
+}
+
+// wait waits until begin has ended, which it does early when ctx is done.
+func (f *fragment) wait(ctx context.Context) error {
+	defer f.cancel()
+	defer context.AfterFunc(ctx, f.cancel)()
+	return <-f.begun
+}
+
+// weigh scales a fragment's deltas, with Config.Weighted: by this rank's weight divided by the ranks'
+// mean. When they are averaged again with other ranks, there is another mean.
+func (l *Loop) weigh(ctx context.Context, f *fragment) error {
 	if !l.cfg.Weighted {
 		return nil
 	}
@@ -79,67 +106,60 @@ func (l *Loop) weigh(ctx context.Context, f *fragment, over float64) error {
 	}
 	share := 0.0
 	if mean[0] != 0 {
-		share = over / mean[0]
+		share = f.over / mean[0]
 	}
-	f.mean = mean[0]
+	f.over = mean[0]
 	return errors.Join(l.set(weightWord, share), l.kernels.Scale(at(l.delta, f), dtype.F32, f.n, l.word(weightWord)))
 }
 
 // land waits until a fragment's deltas are averages. After an error they are this rank's, and
 // the next call averages them anew.
 func (l *Loop) land(ctx context.Context, f *fragment) error {
-	var err error
+	started := time.Now()
 	switch f.phase {
-	case inFlight:
-		err = f.sync.Wait(ctx)
-	case failed:
-		if err = l.weigh(ctx, f, f.mean); err == nil { // with other ranks there is another mean
-			err = f.sync.ReduceAll(ctx, f.deltas)
-		}
-	default:
+	case own:
+		l.begin(ctx, f)
+	case resting, landed, skipped:
 		return nil
 	}
 	var stats ddp.Stats
+	err := f.wait(ctx)
+	if err == nil {
+		err = f.sync.Wait(ctx)
+	}
 	if err == nil {
 		stats, err = f.sync.Stats(ctx)
 	}
+	l.stats.WaitTime += time.Since(started)
 	if err != nil {
-		f.phase = failed
+		f.phase = own
 		return err
 	}
 	l.stats.SentElements, l.stats.SentBytes = l.stats.SentElements+stats.SentElements, l.stats.SentBytes+stats.SentBytes
-	l.stats.LaunchTime, l.stats.WaitTime = l.stats.LaunchTime+stats.LaunchTime, l.stats.WaitTime+stats.WaitTime
 	if f.phase = landed; stats.Skipped {
 		f.phase = skipped
 	}
 	return nil
 }
 
-// finish is land and arrive.
+// finish is land, and moves the common parameters by what has landed, and this rank's to them.
 func (l *Loop) finish(ctx context.Context, f *fragment) error {
-	if err := l.land(ctx, f); err != nil {
+	err := l.agree(ctx) // with other ranks than when it was sent
+	if err == nil {
+		err = l.land(ctx, f)
+	}
+	if err != nil {
 		return err
 	}
-	return l.arrive(f)
-}
-
-// arrive moves the common parameters by what has landed, and this rank's to them.
-func (l *Loop) arrive(f *fragment) error {
-	var err error
 	if f.phase == landed {
-		err = l.optimize(f)
+		if err = l.optimize(f); err == nil && l.cfg.Decay != 1 {
+			err = f.sync.ScaleResidual(l.cfg.Decay)
+		}
 	} else {
 		l.stats.Skipped++
 	}
-	if err == nil {
-		err = l.adopt(f, f.phase == landed)
-	}
-	if err == nil && l.cfg.Decay != 1 && f.phase == landed {
-		err = f.sync.ScaleResidual(l.cfg.Decay)
-	}
-	if err != nil {
-		l.err = err // the common parameters may have moved
-		return err
+	if l.err = cmp.Or(err, l.adopt(f, f.phase == landed)); l.err != nil { // the common parameters may have moved
+		return l.err
 	}
 	f.phase = resting
 	l.stats.Exchanges++

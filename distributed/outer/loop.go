@@ -44,13 +44,17 @@ type Loop struct {
 	fragments                        []*fragment
 	n                                int // elements
 
-	step          int     // steps that ended
-	round         int     // of the window
-	begin, length int     // the window: its first step and how many it has
-	made, next    float64 // what steps counted, and what the next one will
-	stats         Stats
-	err           error // why the loop is of no use any more
-	closed        bool
+	at     position
+	next   float64 // what the next step counts
+	stats  Stats
+	err    error // why the loop is of no use any more
+	closed bool
+}
+
+// position is where a loop is between two steps.
+type position struct {
+	Now                  moment
+	Round, First, Length int // the window: its number, after how many steps it begins, how many it has
 }
 
 // Stats tells what a [Loop] did on this rank. After [Loop.Restore] Steps and Rounds are those of
@@ -62,8 +66,8 @@ type Stats struct {
 	Skipped   int // fragments that the ranks dropped, as one of them was not finite
 	// SentElements and SentBytes count as in [ddp.Stats], over all exchanges.
 	SentElements, SentBytes int64
-	// LaunchTime and WaitTime are the host's time in exchanges that steps did not hide.
-	LaunchTime, WaitTime time.Duration
+	// WaitTime is the host's time in exchanges that steps did not hide.
+	WaitTime time.Duration
 }
 
 // The words in device memory that kernels multiply by.
@@ -93,7 +97,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		return nil, err
 	}
 	l := &Loop{rt: rt, c: c, cfg: cfg, next: 1}
-	if l.length, err = cfg.window(0); err == nil {
+	if l.at.Length, err = cfg.window(0); err == nil {
 		l.kernels, err = runtime.KernelsOf(rt)
 	}
 	if err == nil {
@@ -220,42 +224,43 @@ func (l *Loop) Step(ctx context.Context) error {
 	if err := l.usable(op); err != nil {
 		return err
 	}
-	now := l.step + 1
+	if err := l.step(ctx, moment{l.at.Now.Step + 1, l.at.Now.Made + l.next}); err != nil {
+		return base.OpError(op, err)
+	}
+	return nil
+}
+
+func (l *Loop) step(ctx context.Context, now moment) error {
 	for _, f := range l.fragments {
-		if f.phase != resting && f.sent < now && now >= f.sent+l.cfg.Delay {
-			err := l.agree(ctx) // with other ranks than when it was sent
-			if err == nil {
-				err = l.finish(ctx, f)
-			}
-			if err != nil {
-				return base.OpError(op, err)
+		if f.phase != resting && f.sent.Step < now.Step && now.Step >= f.sent.Step+l.cfg.Delay {
+			if err := l.finish(ctx, f); err != nil {
+				return err
 			}
 		}
 	}
+	to := l.at
 	for i, f := range l.fragments {
-		if now != l.begin+(i+1)*l.length/len(l.fragments) {
+		if now.Step != to.First+(i+1)*to.Length/len(l.fragments) {
 			continue
 		}
 		var err error
-		if f.sent != now {
-			err = l.send(ctx, f)
+		if f.sent.Step != now.Step {
+			err = l.send(ctx, f, now)
 		}
 		if err == nil && l.cfg.Delay == 0 {
 			err = l.finish(ctx, f)
 		}
 		if err != nil {
-			return base.OpError(op, err)
+			return err
 		}
 	}
-	if now == l.begin+l.length {
-		length, err := l.cfg.window(l.round + 1)
-		if err != nil {
-			l.err = err
-			return base.OpError(op, err)
+	if to.Now = now; now.Step == to.First+to.Length {
+		to.Round, to.First = to.Round+1, now.Step
+		if to.Length, l.err = l.cfg.window(to.Round); l.err != nil {
+			return l.err
 		}
-		l.round, l.begin, l.length = l.round+1, now, length
 	}
-	l.step, l.made, l.next = now, l.made+l.next, 1
+	l.at, l.next = to, 1
 	return nil
 }
 
@@ -286,7 +291,7 @@ func (l *Loop) Adopt() error {
 // Stats returns what the loop did since New, or Restore.
 func (l *Loop) Stats() Stats {
 	s := l.stats
-	s.Steps, s.Rounds = l.step, l.round
+	s.Steps, s.Rounds = l.at.Now.Step, l.at.Round
 	return s
 }
 
@@ -298,6 +303,11 @@ func (l *Loop) Close() error {
 	}
 	var errs []error
 	for _, f := range l.fragments {
+		if f.phase == inFlight {
+			ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+			_ = f.wait(ctx) // Close finds what it leaves in flight
+			cancel()
+		}
 		if f.sync != nil {
 			errs = append(errs, f.sync.Close())
 		}
@@ -330,10 +340,11 @@ func (l *Loop) agree(ctx context.Context) error {
 	if l.agreed || l.c.WorldSize() == 1 {
 		return nil
 	}
-	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d", l.cfg.terms(), l.step, l.round, l.begin, l.begin+l.length)
+	p := l.at
+	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d", l.cfg.terms(), p.Now.Step, p.Round, p.First, p.First+p.Length)
 	for i, f := range l.fragments {
 		if f.phase != resting {
-			terms += fmt.Sprintf("\nfragment %d, sent after step %d: %v", i, f.sent, f.phase)
+			terms += fmt.Sprintf("\nfragment %d, sent after step %d: %v", i, f.sent.Step, f.phase)
 		}
 	}
 	err := base.Agree(ctx, l.rt, l.c, &l.order, &l.buffers, terms)

@@ -356,7 +356,7 @@ func TestRanksThatFailedDifferently(t *testing.T) {
 		m.sgd(5, c.Rank())
 		err = l.Step(ctx)
 		assert.ErrorIs(t, err, comm.ErrMismatch, "rank %d", c.Rank())
-		assert.ErrorContains(t, err, `rank 0 has "fragment 0, sent after step 4: landed", rank 1 has "fragment 0, sent after step 4: failed"`)
+		assert.ErrorContains(t, err, `rank 0 has "fragment 0, sent after step 4: landed", rank 1 has "fragment 0, sent after step 4: not averaged"`)
 		return l.Close()
 	})
 	if err != nil {

@@ -1,8 +1,10 @@
 package outer
 
 import (
+	"bytes"
 	"context"
-	"encoding/binary"
+	"encoding/gob"
+	"errors"
 	"fmt"
 	"hash/crc64"
 	"hash/fnv"
@@ -10,24 +12,25 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
 // stateMagic is the beginning of what [Loop.State] returns; its last byte is the version.
-// Behind it come a stateHeader, a fragmentHeader and the state of the reduction of each
-// fragment, then the arrays, and a CRC-32C.
-const stateMagic = "tutti-outer\x01"
+// Behind it come a saved, and a CRC-32C.
+const stateMagic = "tutti-outer\x02"
 
-type stateHeader struct {
-	Fingerprint                uint64
-	Step, Round, Begin, Length int64
-	Made                       float64
+// saved is a state. Arrays are bits of F32.
+type saved struct {
+	Fingerprint      uint64
+	At               position
+	Fragments        []savedFragment
+	Common, Velocity []byte
 }
 
-type fragmentHeader struct {
-	Phase, Sent, Bytes int64
-	Made               float64
+type savedFragment struct {
+	Phase             phase
+	Sent              moment
+	Reduction, Deltas []byte // Deltas that have landed
 }
 
 // fingerprint is a hash of the configuration and of which parameters fragments have.
@@ -42,19 +45,14 @@ func (l *Loop) fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// arrays are those that a state has, by address and length in bytes: of velocity and delta, none
-// where there is none, or nothing in them.
-func (l *Loop) arrays() []base.Buffer {
-	all := []base.Buffer{{Ptr: l.common.Ptr, Bytes: l.n * base.WordSize}}
-	if l.velocity.Ptr != 0 {
-		all = append(all, base.Buffer{Ptr: l.velocity.Ptr, Bytes: l.n * base.WordSize})
+// read returns the bits of elements, for which it waits.
+func (l *Loop) read(ctx context.Context, p uintptr, n int) ([]byte, error) {
+	bits := make([]byte, n*base.WordSize)
+	err := l.order.HostAfterCompute(ctx)
+	if err == nil {
+		err = l.rt.CopyOut(bits, p)
 	}
-	for _, f := range l.fragments {
-		if f.phase == landed {
-			all = append(all, base.Buffer{Ptr: at(l.delta, f), Bytes: f.n * base.WordSize})
-		}
-	}
-	return all
+	return bits, err
 }
 
 // State returns what a loop of the same parameters and configuration needs to go on from here,
@@ -77,35 +75,32 @@ func (l *Loop) state(ctx context.Context, land func(context.Context, *fragment) 
 	if err := l.usable(op); err != nil {
 		return nil, err
 	}
-	state, err := binary.Append([]byte(stateMagic), binary.LittleEndian,
-		stateHeader{l.fingerprint(), int64(l.step), int64(l.round), int64(l.begin), int64(l.length), l.made})
+	s := saved{Fingerprint: l.fingerprint(), At: l.at}
+	var errs [4]error
 	for _, f := range l.fragments {
-		if err == nil {
-			err = land(ctx, f)
+		if err := land(ctx, f); err != nil {
+			return nil, base.OpError(op, err)
 		}
-		var part []byte
-		if err == nil {
-			part, err = of(f.sync, ctx)
+		part := savedFragment{Phase: f.phase, Sent: f.sent}
+		part.Reduction, errs[0] = of(f.sync, ctx)
+		if f.phase == landed {
+			part.Deltas, errs[1] = l.read(ctx, at(l.delta, f), f.n)
 		}
-		if err == nil {
-			state, err = binary.Append(state, binary.LittleEndian, fragmentHeader{int64(f.phase), int64(f.sent), int64(len(part)), f.made})
-			state = append(state, part...)
+		if err := errors.Join(errs[:]...); err != nil {
+			return nil, base.OpError(op, err)
 		}
+		s.Fragments = append(s.Fragments, part)
 	}
-	if err == nil {
-		err = l.order.HostAfterCompute(ctx)
+	s.Common, errs[0] = l.read(ctx, l.common.Ptr, l.n)
+	if l.velocity.Ptr != 0 {
+		s.Velocity, errs[1] = l.read(ctx, l.velocity.Ptr, l.n)
 	}
-	for _, a := range l.arrays() {
-		n := len(state)
-		state = append(state, make([]byte, a.Bytes)...)
-		if err == nil {
-			err = l.rt.CopyOut(state[n:], a.Ptr)
-		}
-	}
-	if err != nil {
+	state := bytes.NewBufferString(stateMagic)
+	errs[2] = gob.NewEncoder(state).Encode(s)
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, base.OpError(op, err)
 	}
-	return base.Seal(state), nil
+	return base.Seal(state.Bytes()), nil
 }
 
 // Restore makes l what it was when [Loop.State] returned its state, between two steps; the
@@ -128,21 +123,27 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 	if len(states) == 0 {
 		return fmt.Errorf("%w: no state", comm.ErrArgument)
 	}
-	all := make([]savedLoop, len(states))
-	parts := make([][][]byte, len(l.fragments))
+	all, parts := make([]saved, len(states)), make([][][]byte, len(l.fragments))
 	for i, state := range states {
-		var err error
-		if all[i], err = l.parse(state); err == nil && (all[i].Step != all[0].Step || all[i].Round != all[0].Round) {
-			err = fmt.Errorf("%w: it is of step %d, the first of %d", comm.ErrMismatch, all[i].Step, all[0].Step)
+		s := &all[i]
+		body, err := base.Unseal(state, stateMagic, "an outer loop")
+		if err == nil {
+			err = gob.NewDecoder(bytes.NewReader(body)).Decode(s)
+		}
+		switch first := all[0].At; {
+		case err != nil:
+		case s.Fingerprint != l.fingerprint():
+			err = fmt.Errorf("%w: it is of other parameters, or of other Momentum, Fragments or Delay", comm.ErrMismatch)
+		case s.At.Now.Step != first.Now.Step || s.At.Round != first.Round:
+			err = fmt.Errorf("%w: it is of step %d, the first of %d", comm.ErrMismatch, s.At.Now.Step, first.Now.Step)
 		}
 		if err != nil {
 			return fmt.Errorf("state %d: %w", i, err)
 		}
 		for f := range parts {
-			parts[f] = append(parts[f], all[i].parts[f])
+			parts[f] = append(parts[f], s.Fragments[f].Reduction)
 		}
 	}
-	first := all[0]
 	for i, f := range l.fragments {
 		if f.phase == inFlight {
 			_ = l.land(ctx, f) // which is dropped
@@ -150,68 +151,19 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 		if err := f.sync.Restore(ctx, parts[i]...); err != nil {
 			return fmt.Errorf("fragment %d: %w", i, err)
 		}
-		h := first.fragments[i]
-		f.weight, f.mean = 0, 0
-		if f.phase, f.sent, f.made = phase(h.Phase), int(h.Sent), h.Made; f.phase == failed {
-			if err := l.rt.Fill(at(l.delta, f), f.n, dtype.F32, 0); err != nil {
-				return err
-			}
+	}
+	first := all[0]
+	errs := []error{l.rt.CopyIn(l.common.Ptr, first.Common), l.rt.CopyIn(l.velocity.Ptr, first.Velocity)}
+	for i, f := range l.fragments {
+		from := first.Fragments[i]
+		f.phase, f.sent, f.weight, f.over = from.Phase, from.Sent, 0, 0
+		if f.phase == own {
+			from.Deltas = make([]byte, f.n*base.WordSize)
 		}
+		errs = append(errs, l.rt.CopyIn(at(l.delta, f), from.Deltas))
 	}
-	for _, a := range l.arrays() {
-		if err := l.rt.CopyIn(a.Ptr, first.arrays[:a.Bytes]); err != nil {
-			return err
-		}
-		first.arrays = first.arrays[a.Bytes:]
-	}
-	l.step, l.round, l.begin, l.length = int(first.Step), int(first.Round), int(first.Begin), int(first.Length)
-	l.made, l.agreed, l.stats = first.Made, false, Stats{}
-	return nil
-}
-
-// savedLoop is a state that was parsed.
-type savedLoop struct {
-	stateHeader
-	fragments []fragmentHeader
-	parts     [][]byte // states of the fragments' reductions
-	arrays    []byte
-}
-
-func (l *Loop) parse(state []byte) (p savedLoop, err error) {
-	rest, err := base.Unseal(state, stateMagic, "an outer loop")
-	if err != nil {
-		return p, err
-	}
-	read := func(to any) {
-		var n int
-		if n, err = binary.Decode(rest, binary.LittleEndian, to); err == nil {
-			rest = rest[n:]
-		}
-	}
-	if read(&p.stateHeader); err == nil && p.Fingerprint != l.fingerprint() {
-		return p, fmt.Errorf("%w: it is of other parameters, or of other Momentum, Fragments or Delay", comm.ErrMismatch)
-	}
-	want := l.n * base.WordSize
-	if l.velocity.Ptr != 0 {
-		want *= 2
-	}
-	for _, f := range l.fragments {
-		var h fragmentHeader
-		if err == nil {
-			read(&h)
-		}
-		if err != nil || h.Bytes < 0 || h.Bytes > int64(len(rest)) || h.Phase < 0 || h.Phase > int64(skipped) {
-			return p, fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
-		}
-		if phase(h.Phase) == landed {
-			want += f.n * base.WordSize
-		}
-		p.fragments, p.parts, rest = append(p.fragments, h), append(p.parts, rest[:h.Bytes]), rest[h.Bytes:]
-	}
-	if p.arrays = rest; len(rest) != want {
-		return p, fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
-	}
-	return p, nil
+	l.at, l.agreed, l.stats = first.At, false, Stats{}
+	return errors.Join(errs...)
 }
 
 // BeforeCommit is [ddp.Gradients.BeforeCommit]: f is called in each exchange.
@@ -252,8 +204,8 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 		if f.phase == inFlight {
 			_ = l.land(ctx, f) // or it has failed, and is to be averaged again
 		}
-		if f.phase == failed && f.sent == l.step+1 { // by the step that is repeated, which sends it, as on ranks that have not
-			f.phase, f.sent, f.made = resting, f.sentBefore, f.madeBefore
+		if f.phase == own && f.sent.Step == l.at.Now.Step+1 { // by the step that is repeated, which sends it, as on ranks that have not
+			f.phase, f.sent = resting, f.before
 		}
 	}
 	if l.own {
@@ -281,11 +233,7 @@ func (l *Loop) Hash(ctx context.Context) (uint64, error) {
 	if err := l.usable(op); err != nil {
 		return 0, err
 	}
-	bits := make([]byte, l.n*base.WordSize)
-	err := l.order.HostAfterCompute(ctx)
-	if err == nil {
-		err = l.rt.CopyOut(bits, l.common.Ptr)
-	}
+	bits, err := l.read(ctx, l.common.Ptr, l.n)
 	if err != nil {
 		return 0, base.OpError(op, err)
 	}

@@ -296,7 +296,7 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 			return err
 		}
 		stats := t.outer.Stats()
-		t.bytes, t.elements, t.exchange = stats.SentBytes, stats.SentElements, stats.LaunchTime+stats.WaitTime
+		t.bytes, t.elements, t.exchange = stats.SentBytes, stats.SentElements, stats.WaitTime
 		t.losses, t.sent = append(t.losses, loss), append(t.sent, float64(t.bytes))
 		return nil
 	}
