@@ -97,7 +97,7 @@ func reason(err error) string {
 	switch remote := errors.As(err, &alert) && alert.Op == "remote error"; {
 	case errors.As(err, new(*tls.CertificateVerificationError)), remote:
 		return reasonSecret
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded), alert != nil:
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded), alert != nil && alert.Op != "local error":
 		return reasonSilence
 	}
 	return reasonLanguage

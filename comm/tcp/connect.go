@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
@@ -36,6 +34,7 @@ const (
 	retryTime = 100 * time.Millisecond
 	// mostStrangers bounds the connections that have not said who they are, beside the ranks.
 	mostStrangers = 256
+	longestReason = 1 << 10 // of a refusal
 	// pings is how often the round trip is measured.
 	pings = 4
 )
@@ -60,65 +59,47 @@ func lanesOf(roundTrip time.Duration) (lanes, window int) {
 
 // record is what a rank publishes in the store.
 type record struct {
-	Host      string // the same for ranks that share a loopback interface
 	Nonce     uint64 // of this attempt
 	Addresses []string
 }
 
-// hello is what the dialing side says on a connection. It gets a verdict: the length of the text of a
-// refusal, 0 for none, and the text. One that asks for no lanes is to measure the round trip, and
-// another one follows.
+// hello is what the dialing side says on a connection. It gets a verdict. One that asks for no
+// lanes is to measure the round trip, and another one follows.
 type hello struct {
-	Nonce                        uint64 // of the record that it has read
-	From, To, Size               uint32
-	Control                      uint32 // length of control messages
-	Attempt, Lane, Lanes, Window uint32 // the connection is this lane of so many
+	Nonce               uint64 // of the record that it has read
+	Attempt             uint64 // grows with each, also from a process to the next one of its rank
+	Silence             int64  // of its Config
+	From, To, Size      uint32
+	Control             uint32 // length of control messages
+	Lane, Lanes, Window uint32 // the connection is this lane of so many
 }
 
-// candidates puts the addresses of a record into the order in which they are tried. Loopback ones
-// are for ranks of one host, first; elsewhere those of a network that this host is in come first.
-func (r *record) candidates(own string) []string {
-	interfaces, _ := net.InterfaceAddrs()
-	place := func(address string) int {
-		a, _ := netip.ParseAddrPort(address)
-		ip := net.IP(a.Addr().AsSlice())
-		switch {
-		case ip.IsLoopback() && r.Host == own:
-			return 0
-		case ip.IsLoopback():
-			return 3
-		case slices.ContainsFunc(interfaces, func(i net.Addr) bool { n, ok := i.(*net.IPNet); return ok && n.Contains(ip) }):
-			return 1
-		}
-		return 2
-	}
-	slices.SortStableFunc(r.Addresses, func(a, b string) int { return place(a) - place(b) })
-	return r.Addresses
-}
+// verdict is the answer to a hello. After one that is no welcome come the reason, and the end.
+type verdict byte
+
+const (
+	welcome verdict = iota
+	again           // the rank may be at another address, or try again
+	never
+)
 
 // connector connects a node.
 type connector struct {
 	*node
-	config Config
-	kv     store.Store
-	tls    *tls.Config
-	own    record
+	config  Config
+	kv      store.Store
+	tls     *tls.Config
+	own     record
+	version uint64 // of the record
 
-	mu      sync.Mutex
-	parties []party       // by rank
+	mu      sync.Mutex    // of the lanes of all pairs
+	over    bool          // all lanes are there, or this rank has failed
 	changed chan struct{} // a lane has joined
 }
 
-// party is what is there of another rank.
-type party struct {
-	attempt uint32  // of the lanes
-	lanes   []*lane // by number, nil for those that have not come
-	trouble error   // of the last attempt to reach it
-}
-
 // connect makes the connections of a node. The rank's record stays in the store if that succeeds.
-func connect(ctx context.Context, kv store.Store, c Config, n *node) (err error) {
-	k := &connector{node: n, config: c, kv: kv, tls: c.TLS.Clone(), parties: make([]party, n.size), changed: make(chan struct{}, 1)}
+func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
+	k := &connector{node: n, config: c, kv: kv, tls: c.TLS.Clone(), changed: make(chan struct{}, 1)}
 	k.tls.NextProtos, k.tls.DynamicRecordSizingDisabled = []string{protocol}, true
 	listen := c.Listen
 	if _, _, err := net.SplitHostPort(listen); err != nil {
@@ -129,7 +110,7 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) (err error)
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects
-	k.own = record{rendezvous.HostName(), rand.Uint64(), c.Advertise}
+	k.own = record{rand.Uint64(), c.Advertise}
 	if len(c.Advertise) == 0 {
 		k.own.Addresses = store.Addresses(l)
 	}
@@ -137,20 +118,22 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) (err error)
 	if err != nil {
 		return err
 	}
-	switch now, ok, err := kv.CompareAndSet(ctx, c.key(c.Rank), 0, text, store.Lease); {
+	now, ok, err := kv.CompareAndSet(ctx, c.key(c.Rank), 0, text, store.Lease)
+	switch {
 	case err != nil:
 		return err
 	case !ok:
 		return fmt.Errorf("%w: another process connects as rank %d: %s", store.ErrRefused, c.Rank, now.Value)
 	}
-	gate := &store.Gate{Name: "tcp", Most: mostStrangers + c.WorldSize*mostLanes}
+	k.version = now.Version
+	gate := &store.Gate{Name: name, Most: mostStrangers + c.WorldSize*mostLanes}
 	go gate.Serve(listener{l}, k.tls, func(conn *tls.Conn) { k.answer(gate, conn) })
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var all sync.WaitGroup
-	for rank := range c.Rank {
+	for _, p := range k.pairs[:c.Rank] {
 		all.Go(func() {
-			if err := k.call(ctx, rank); err != nil {
+			if err := k.call(ctx, p); err != nil {
 				cancel(err) // no more attempts
 			}
 		})
@@ -160,22 +143,8 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) (err error)
 	all.Wait()
 	if err != nil {
 		kv.Drop(c.key(c.Rank))
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		for i := range k.parties {
-			k.parties[i].hangUp()
-		}
 	}
 	return err
-}
-
-// hangUp closes the lanes.
-func (p *party) hangUp() {
-	for _, l := range p.lanes {
-		if l != nil {
-			_ = l.link.Close()
-		}
-	}
 }
 
 // await waits for all lanes of all pairs.
@@ -184,49 +153,51 @@ func (k *connector) await(ctx context.Context) error {
 		k.mu.Lock()
 		var missing []int
 		var trouble error
-		for rank, p := range k.parties {
+		for rank, p := range k.pairs {
 			if rank != k.rank && (p.lanes == nil || slices.Contains(p.lanes, nil)) {
 				missing = append(missing, rank)
-				if trouble == nil && p.trouble != nil {
-					trouble = fmt.Errorf("rank %d: %w", rank, p.trouble)
-				}
+				trouble = cmp.Or(trouble, p.trouble)
 			}
 		}
-		for rank := 0; rank < k.size && missing == nil; rank++ {
-			k.pairs[rank].lanes = k.parties[rank].lanes
-		}
+		k.over = missing == nil || ctx.Err() != nil
+		over := k.over
 		k.mu.Unlock()
-		if missing == nil {
+		switch cause := context.Cause(ctx); {
+		case missing == nil:
 			return nil
-		}
-		select {
-		case <-k.changed:
-			continue
-		case <-ctx.Done():
-		}
-		if cause := context.Cause(ctx); errors.Is(cause, store.ErrRefused) {
+		case !over:
+			select {
+			case <-k.changed:
+			case <-ctx.Done():
+			}
+		case errors.Is(cause, store.ErrRefused):
 			return cause
+		case trouble != nil:
+			return fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble)
+		default:
+			return fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing))
 		}
-		err := fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing))
-		if trouble != nil {
-			err = fmt.Errorf("%w; %w", err, trouble)
-		}
-		return err
 	}
 }
 
+// note keeps what is wrong with a rank, for the error of a rank that waits in vain.
+func (k *connector) note(p *pair, trouble error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p.trouble = fmt.Errorf("rank %d: %w", p.rank, trouble)
+}
+
 // call connects to a rank of lower number, until that succeeds, ctx ends, or the rank refuses.
-func (k *connector) call(ctx context.Context, rank int) error {
-	for attempt := uint32(1); ; attempt++ {
-		err := k.try(ctx, rank, attempt)
+func (k *connector) call(ctx context.Context, p *pair) error {
+	const attempts = 1 << 20 // of a process, far fewer in fact
+	for attempt := k.version * attempts; ; attempt++ {
+		err := k.try(ctx, p, attempt+1)
 		if err == nil || errors.Is(err, store.ErrRefused) {
 			return err
 		}
-		k.mu.Lock()
 		if ctx.Err() == nil {
-			k.parties[rank].trouble = err
+			k.note(p, err)
 		}
-		k.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -235,9 +206,10 @@ func (k *connector) call(ctx context.Context, rank int) error {
 	}
 }
 
-// try makes the lanes to a rank, at the first of its addresses that answers.
-func (k *connector) try(ctx context.Context, rank int, attempt uint32) error {
-	text, err := k.kv.Get(ctx, k.config.key(rank))
+// try makes the lanes to a rank, at the first of its addresses where it answers. Those in networks
+// that this host is in come first.
+func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
+	text, err := k.kv.Get(ctx, k.config.key(p.rank))
 	if err != nil {
 		return err
 	}
@@ -245,15 +217,23 @@ func (k *connector) try(ctx context.Context, rank int, attempt uint32) error {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return err
 	}
-	var errs []error
-	for _, address := range r.candidates(k.own.Host) {
-		first, err := k.dial(ctx, address)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+	interfaces, _ := net.InterfaceAddrs()
+	far := func(address string) int {
+		a, _ := netip.ParseAddrPort(address)
+		if slices.ContainsFunc(interfaces, func(i net.Addr) bool { n, ok := i.(*net.IPNet); return ok && n.Contains(a.Addr().AsSlice()) }) {
+			return 0
 		}
-		return k.lanes(ctx, address, first, hello{Nonce: r.Nonce, From: uint32(k.rank), To: uint32(rank),
-			Size: uint32(k.size), Control: uint32(schedule.ControlBytes), Attempt: attempt})
+		return 1
+	}
+	slices.SortStableFunc(r.Addresses, func(a, b string) int { return far(a) - far(b) })
+	var errs []error
+	for _, address := range r.Addresses {
+		err := k.lanes(ctx, address, p, hello{Nonce: r.Nonce, Attempt: attempt, Silence: int64(k.config.Silence), From: uint32(k.rank),
+			To: uint32(p.rank), Size: uint32(k.size), Control: uint32(schedule.ControlBytes)})
+		if err == nil || errors.Is(err, store.ErrRefused) {
+			return err
+		}
+		errs = append(errs, err)
 	}
 	return fmt.Errorf("cannot be reached at %v: %w", r.Addresses, errors.Join(errs...))
 }
@@ -273,9 +253,13 @@ func (k *connector) dial(ctx context.Context, address string) (*tls.Conn, error)
 	return conn, nil
 }
 
-// lanes measures the round trip on the first connection to a rank, and makes as many lanes as that asks for. It waits
-// longer than the other side does, so that both agree on whether a lane is there.
-func (k *connector) lanes(ctx context.Context, address string, first *tls.Conn, h hello) error {
+// lanes measures the round trip on a first connection to a rank, and makes as many lanes as that asks for. It waits
+// longer than the other side does, which has a lane before it says welcome.
+func (k *connector) lanes(ctx context.Context, address string, p *pair, h hello) error {
+	first, err := k.dial(ctx, address)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, 2*greetTime)
 	defer cancel()
 	roundTrip := greetTime
@@ -307,11 +291,10 @@ func (k *connector) lanes(ctx context.Context, address string, first *tls.Conn, 
 		})
 	}
 	all.Wait()
-	err := cmp.Or(errs...)
+	err = cmp.Or(errs...)
 	for i, conn := range conns {
-		if h.Lane = uint32(i); err == nil {
-			k.join(int(h.To), &h, conn)
-		} else if conn != nil {
+		h.Lane = uint32(i)
+		if conn != nil && (err != nil || !k.join(p, &h, conn, false)) {
 			_ = conn.NetConn().Close()
 		}
 	}
@@ -324,76 +307,87 @@ func greet(ctx context.Context, conn *tls.Conn, h hello) error {
 	if err := binary.Write(conn, binary.LittleEndian, h); err != nil {
 		return err
 	}
-	var verdict [1 << 8]byte
-	if _, err := io.ReadFull(conn, verdict[:1]); err != nil || verdict[0] == 0 {
+	var v [1]byte
+	if _, err := io.ReadFull(conn, v[:]); err != nil || verdict(v[0]) == welcome {
 		return err
 	}
-	text := verdict[1:][:verdict[0]]
-	if _, err := io.ReadFull(conn, text); err != nil {
-		return err
+	reason, _ := io.ReadAll(io.LimitReader(conn, longestReason))
+	if verdict(v[0]) == again {
+		return fmt.Errorf("%v: %s", conn.RemoteAddr(), reason)
 	}
-	return fmt.Errorf("%w: %w by rank %d: %s", comm.ErrPeerFailed, store.ErrRefused, h.To, text)
+	return fmt.Errorf("%w: %w by rank %d: %s", comm.ErrPeerFailed, store.ErrRefused, h.To, reason)
 }
 
 // answer serves a connection until it ends.
 func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(greetTime))
-	var h hello
-	for h.Lanes == 0 {
+	for {
+		var h hello
 		if err := binary.Read(conn, binary.LittleEndian, &h); err != nil {
 			gate.Refuse(conn, "hello", "it did not say who it is")
 			return
 		}
-		reason := k.refuses(&h)
-		if reason != "" {
+		v, reason := k.judge(&h)
+		if v == welcome && h.Lanes > 0 {
+			if p := k.pairs[h.From]; k.join(p, &h, conn, true) {
+				_ = conn.SetDeadline(time.Time{})
+				<-p.dead // whoever passed the connection closes it then
+				return
+			}
+			v, reason = again, "a later attempt has begun"
+		}
+		if v != welcome {
 			gate.Refuse(conn, "rank", reason)
 		}
-		verdict := append([]byte{0}, reason[:min(len(reason), math.MaxUint8)]...)
-		verdict[0] = byte(len(verdict) - 1)
-		if _, err := conn.Write(verdict); err != nil || reason != "" {
+		if v == never && int(h.From) < k.size {
+			k.note(k.pairs[h.From], errors.New(reason))
+		}
+		if _, err := conn.Write(append([]byte{byte(v)}, reason...)); err != nil || v != welcome {
 			return
 		}
 	}
-	_ = conn.SetDeadline(time.Time{})
-	if k.join(int(h.From), &h, conn) {
-		<-k.pairs[h.From].dead // whoever passed the connection closes it then
-	}
 }
 
-// refuses returns why this rank does not want a connection, "" if it does.
-func (k *connector) refuses(h *hello) string {
+// judge returns the verdict on a hello, and its reason.
+func (k *connector) judge(h *hello) (v verdict, reason string) {
+	v = never
 	switch rank := int(h.From); {
 	case h.Nonce != k.own.Nonce || int(h.To) != k.rank:
-		return fmt.Sprintf("it looks for rank %d of another start of the job; this is rank %d", h.To, k.rank)
+		v, reason = again, fmt.Sprintf("it looks for rank %d of another start of the job; this is rank %d", h.To, k.rank)
 	case int(h.Size) != k.size:
-		return fmt.Sprintf("rank %d of %d in a job of %d", rank, h.Size, k.size)
+		reason = fmt.Sprintf("rank %d of %d in a job of %d", rank, h.Size, k.size)
 	case rank <= k.rank || rank >= k.size:
-		return fmt.Sprintf("rank %d has no business with rank %d of %d", rank, k.rank, k.size)
+		reason = fmt.Sprintf("rank %d has no business with rank %d of %d", rank, k.rank, k.size)
 	case int(h.Control) != schedule.ControlBytes:
-		return "it is another version of this library"
+		reason = "it is another version of this library"
+	case h.Silence != int64(k.config.Silence):
+		reason = fmt.Sprintf("rank %d may be silent for %v, rank %d for %v: all ranks need the same", rank, time.Duration(h.Silence), k.rank, k.config.Silence)
 	case h.Lanes > 0 && (h.Lanes > mostLanes || h.Lane >= h.Lanes || h.Window < leastWindow || h.Window > mostWindow):
-		return fmt.Sprintf("rank %d asks for lane %d of %d, %d bytes", rank, h.Lane, h.Lanes, h.Window)
+		reason = fmt.Sprintf("rank %d asks for lane %d of %d, %d bytes", rank, h.Lane, h.Lanes, h.Window)
+	default:
+		v = welcome
 	}
-	return ""
+	return v, reason
 }
 
-// join notes a lane of a rank, unless a later attempt has begun.
-func (k *connector) join(rank int, h *hello, conn *tls.Conn) bool {
+// join makes a connection a lane of its pair, unless a later attempt has begun. The side that accepts it says
+// welcome before anything else is sent.
+func (k *connector) join(p *pair, h *hello, conn *tls.Conn, accepts bool) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p := &k.parties[rank]
-	if h.Attempt < p.attempt || h.Attempt == p.attempt && len(p.lanes) != int(h.Lanes) {
+	if h.Attempt > p.attempt && !k.over {
+		p.hangUp()
+		p.attempt, p.lanes, p.window, p.credit = h.Attempt, make([]*lane, h.Lanes), int(h.Window), int(h.Window)
+	}
+	if k.over || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes) || p.lanes[h.Lane] != nil {
 		return false
 	}
-	if h.Attempt > p.attempt {
-		p.hangUp()
-		p.attempt, p.lanes = h.Attempt, make([]*lane, h.Lanes)
+	if accepts {
+		if _, err := conn.Write([]byte{byte(welcome)}); err != nil {
+			return false
+		}
 	}
-	pair := k.pairs[rank]
-	pair.mu.Lock()
-	pair.window, pair.credit = int(h.Window), int(h.Window)
-	pair.mu.Unlock()
-	p.lanes[h.Lane] = newLane(pair, int(h.Lane), conn)
+	p.lanes[h.Lane] = newLane(p, int(h.Lane), conn)
 	poke(k.changed)
 	return true
 }

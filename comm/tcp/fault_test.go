@@ -6,11 +6,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,7 +40,8 @@ func TestFaults(t *testing.T) {
 	b := ofThree(rt)
 	b.Elsewhere = map[string]func(*testing.T){
 		"dead": TestLostProcess, "exit": TestLostProcess, "stopped": TestLostProcess, "cut off": TestCutOff,
-		"stranger": TestStrangers, "garbage": TestStrangers, "silence": TestStrangers, "another version": TestAnotherVersion,
+		"stranger": TestStrangers, "garbage": TestStrangers, "silence": TestStrangers, "slow sender": TestStrangers,
+		"crowd": TestCrowd, "replay": TestReplay, "half-open": tcp.TestHalfOpen, "another version": TestAnotherVersion,
 		"absent at the rendezvous": TestAbsent,
 	}
 	faulttest.Run(t, "tcp", b)
@@ -119,6 +123,18 @@ func TestRankOfLostProcess(t *testing.T) {
 type cable struct {
 	net.Listener
 	cut atomic.Bool
+
+	mu   sync.Mutex
+	kept []byte // what was sent first, by who connects
+}
+
+// keep keeps the beginning of what is sent.
+func (c *cable) keep(b []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.kept) < 8<<10 {
+		c.kept = append(c.kept, b...)
+	}
 }
 
 func newCable(t *testing.T, to string, delay time.Duration) *cable {
@@ -130,7 +146,7 @@ func newCable(t *testing.T, to string, delay time.Duration) *cable {
 		due   time.Time
 		bytes []byte
 	}
-	forward := func(to, from net.Conn) {
+	forward := func(to, from net.Conn, keep bool) {
 		pieces := make(chan piece, 1<<14)
 		go func() {
 			for p := range pieces {
@@ -150,6 +166,9 @@ func newCable(t *testing.T, to string, delay time.Duration) *cable {
 			if err != nil {
 				return
 			}
+			if keep {
+				c.keep(b[:n])
+			}
 			pieces <- piece{time.Now().Add(delay), b[:n]}
 		}
 	}
@@ -164,8 +183,8 @@ func newCable(t *testing.T, to string, delay time.Duration) *cable {
 				_ = a.Close()
 				continue
 			}
-			go forward(a, b)
-			go forward(b, a)
+			go forward(a, b, false)
+			go forward(b, a, true)
 		}
 	}()
 	return c
@@ -264,85 +283,310 @@ func TestLongRoundTrip(t *testing.T) {
 	}))
 }
 
-// Strangers of all kinds, many at once, are refused and delay nobody.
+// refusals are what the log says of those whom a rank has refused.
+type refusals struct {
+	slog.Handler
+	mu    sync.Mutex
+	times map[string]int64 // by reason, the last number that was logged
+	lines int
+}
+
+// Enabled implements [slog.Handler].
+func (*refusals) Enabled(context.Context, slog.Level) bool { return true }
+
+// Handle implements [slog.Handler].
+func (l *refusals) Handle(_ context.Context, r slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines++
+	var reason string
+	r.Attrs(func(a slog.Attr) bool {
+		switch a.Key {
+		case "reason":
+			reason = a.Value.String()
+		case "times":
+			l.times[reason] = max(l.times[reason], a.Value.Int64())
+		}
+		return true
+	})
+	return nil
+}
+
+// until waits until a refusal was logged that often; the log has powers of two.
+func (l *refusals) until(t *testing.T, reason string, times int64) {
+	t.Helper()
+	assert.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for r, n := range l.times {
+			if strings.Contains(r, reason) && n >= times {
+				return true
+			}
+		}
+		return false
+	}, 30*time.Second, time.Millisecond, "%s: %v", reason, l.times)
+}
+
+// siege is a world of three whose rank 2 has not come: the others wait for it, while strangers connect to rank 0.
+type siege struct {
+	at     string
+	server *store.Server
+	log    *refusals
+	all    sync.WaitGroup
+	change func(*tcp.Config)
+}
+
+// besiege begins one. Rank 0 may say that it is at the end of a cable.
+func besiege(t *testing.T, change func(*tcp.Config)) *siege {
+	s := &siege{at: free(t), server: store.NewServer(store.Options{}), log: &refusals{times: map[string]int64{}}, change: change}
+	was := slog.Default()
+	slog.SetDefault(slog.New(s.log))
+	t.Cleanup(func() { slog.SetDefault(was) })
+	s.join(t, 0)
+	_, err := s.server.Local("observer").Get(t.Context(), "tcp//0")
+	require.NoError(t, err)
+	s.join(t, 1)
+	return s
+}
+
+// join has a rank connect and compute with the others.
+func (s *siege) join(t *testing.T, rank int) {
+	s.all.Go(func() {
+		cfg := tcp.Config{Rank: rank, WorldSize: 3, TLS: conf, Listen: "localhost"}
+		if rank == 0 {
+			cfg.Listen = s.at
+		}
+		if s.change != nil {
+			s.change(&cfg)
+		}
+		c, err := tcp.New(t.Context(), s.server.Local(fmt.Sprint("rank ", rank)), cfg)
+		if !assert.NoError(t, err) {
+			return
+		}
+		rt := cpu.New()
+		values := []float64{float64(rank)}
+		tensor, err := cpu.Wrap(rt, values)
+		assert.NoError(t, err)
+		for range 10 {
+			assert.NoError(t, distributed.AllReduce(t.Context(), c, tensor, comm.Sum))
+		}
+		assert.Equal(t, []float64{3 * 3 * 3 * 3 * 3 * 3 * 3 * 3 * 3 * 3}, values)
+		assert.NoError(t, errors.Join(tensor.Free(), c.Close(), rt.Close()))
+	})
+}
+
+// end has the last rank come, and waits until all have computed.
+func (s *siege) end(t *testing.T) {
+	t.Helper()
+	s.join(t, 2)
+	s.all.Wait()
+	assert.NoError(t, s.server.Close())
+}
+
+// Strangers of all kinds, many at once, are refused with a reason. The job goes on, and none of them stays.
 func TestStrangers(t *testing.T) {
-	at := free(t)
-	stop := make(chan struct{})
-	var all sync.WaitGroup
-	for i := range 40 {
-		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				case <-time.After(time.Millisecond):
-				}
-				conn, err := net.Dial("tcp", at)
-				if err != nil {
-					continue
-				}
-				switch i % 4 {
-				case 0: // says nothing
-					_ = conn.SetDeadline(time.Now().Add(time.Second))
-					_, _ = conn.Read(make([]byte, 1))
-				case 1:
-					_, _ = io.WriteString(conn, strings.Repeat("garbage", 1000))
-				case 2:
-					other, _ := store.TLS([]byte("another secret"), "comm/tcp")
-					other.NextProtos = []string{"tutti-tcp/1"}
-					assert.Error(t, talk(tls.Client(conn, other)))
-				case 3: // knows the secret, and says nothing sensible
-					own := conf.Clone()
-					own.NextProtos = []string{"tutti-tcp/1"}
-					_ = talk(tls.Client(conn, own))
-				}
+	s := besiege(t, nil)
+	const each = 20
+	other, err := store.TLS([]byte("another secret"), "comm/tcp")
+	require.NoError(t, err)
+	own := conf.Clone()
+	other.NextProtos, own.NextProtos = []string{protocol}, []string{protocol}
+	var strangers, slow sync.WaitGroup
+	stay := make(chan net.Conn, 2*each)
+	for range each {
+		for _, kind := range []func(conn net.Conn){
+			func(conn net.Conn) { stay <- conn }, // silence
+			func(conn net.Conn) { // a slow sender of what may become a handshake
+				stay <- conn
+				slow.Go(func() {
+					for b := []byte{22, 3, 1, 2, 0}; ; b = []byte{1} {
+						if _, err := conn.Write(b[:1]); err != nil {
+							return
+						}
+						time.Sleep(time.Millisecond) // that is its pace
+					}
+				})
+			},
+			func(conn net.Conn) { // garbage
+				_, _ = io.WriteString(conn, strings.Repeat("garbage", 1000))
+				_, _ = io.Copy(io.Discard, conn)
 				_ = conn.Close()
+			},
+			func(conn net.Conn) { // another secret
+				_, err := talk(tls.Client(conn, other))
+				assert.Error(t, err)
+			},
+			func(conn net.Conn) { // knows the secret, and says nothing sensible
+				answer, _ := talk(tls.Client(conn, own))
+				assert.Contains(t, answer, "another start of the job; this is rank 0")
+			},
+		} {
+			strangers.Go(func() {
+				conn, err := net.Dial("tcp", s.at)
+				if assert.NoError(t, err) {
+					kind(conn)
+				}
+			})
+		}
+	}
+	strangers.Wait()
+	for _, reason := range []string{"does not speak this protocol", "another secret", "another start of the job"} {
+		s.log.until(t, reason, 16) // of 20
+	}
+	assert.LessOrEqual(t, s.log.lines, 3*5)
+	s.end(t)
+	for range 2 * each {
+		conn := <-stay
+		assert.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+		_, err := io.Copy(io.Discard, conn)
+		assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "rank 0 has closed it")
+		_ = conn.Close()
+	}
+	slow.Wait()
+}
+
+// protocol is what ranks speak.
+const protocol = "tutti-tcp/1"
+
+// talk sends what is no sensible hello, and returns the answer.
+func talk(conn *tls.Conn) (string, error) {
+	defer conn.NetConn().Close() //nolint:errcheck // nothing is lost
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
+	if _, err := conn.Write(bytes.Repeat([]byte{0xff}, 64)); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(conn)
+	return string(answer), err
+}
+
+// Ten thousand connections at once that say nothing take a bounded number of descriptors and bytes, and the job goes on.
+func TestCrowd(t *testing.T) {
+	var limit syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	const most = 256 + 3*96 // strangers of a rank of three
+	n := min(10_000, int(limit.Cur)-most-200)
+	if n < 2*most {
+		t.Skipf("%d descriptors are too few", limit.Cur)
+	}
+	s := besiege(t, nil)
+	descriptors := func() int {
+		list, _ := os.ReadDir("/proc/self/fd")
+		return len(list)
+	}
+	before := descriptors()
+	crowd := make([]net.Conn, n)
+	var dialers sync.WaitGroup
+	const at = 64
+	for from := range at {
+		dialers.Go(func() {
+			for i := from; i < n; i += at {
+				var err error
+				if crowd[i], err = net.Dial("tcp", s.at); !assert.NoError(t, err) {
+					return
+				}
 			}
 		})
 	}
-	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) {
-		if c.Rank == 0 {
-			c.Listen = at
+	dialers.Wait()
+	s.log.until(t, "it did not say who it is", int64(n-most)/2) // all but those that stay, as powers of two
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	assert.Less(t, memory.HeapInuse, uint64(256<<20))
+	assert.Less(t, descriptors()-before, n+most+100, "the strangers' own side is in this process, too")
+	s.end(t)
+	for _, conn := range crowd {
+		if conn != nil {
+			_ = conn.Close()
 		}
-	}, func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
-	close(stop)
+	}
+}
+
+// What a rank has said, said again by somebody else, is refused.
+func TestReplay(t *testing.T) {
+	var link *cable
+	var once sync.Once
+	s := besiege(t, func(c *tcp.Config) {
+		if c.Rank == 0 {
+			once.Do(func() { link = newCable(t, c.Listen, 0) })
+			c.Advertise = []string{link.Addr().String()}
+		}
+	})
+	kept := func() []byte {
+		link.mu.Lock()
+		defer link.mu.Unlock()
+		return bytes.Clone(link.kept)
+	}
+	require.Eventually(t, func() bool { return len(kept()) > 1000 }, time.Minute, time.Millisecond, "a certificate and a greeting")
+	const times = 4
+	for range times {
+		conn, err := net.Dial("tcp", s.at)
+		require.NoError(t, err)
+		_, err = conn.Write(append(kept(), make([]byte, 20<<10)...)) // whatever is missing of a record
+		require.NoError(t, err)
+		_ = conn.SetDeadline(time.Now().Add(time.Minute))
+		_, err = io.Copy(io.Discard, conn)
+		assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "refused at once")
+		require.NoError(t, conn.Close())
+	}
+	s.log.until(t, "does not speak this protocol", times)
+	s.end(t)
+}
+
+// A rank of another version is refused at the handshake, by name of the protocol, and one that comes later is not.
+func TestAnotherVersion(t *testing.T) {
+	s := besiege(t, nil)
+	own := conf.Clone()
+	own.NextProtos = []string{"tutti-tcp/0"}
+	conn, err := net.Dial("tcp", s.at)
+	require.NoError(t, err)
+	require.ErrorContains(t, tls.Client(conn, own).HandshakeContext(t.Context()), "no application protocol")
+	require.NoError(t, conn.Close())
+	s.log.until(t, "does not speak this protocol", 1)
+	s.end(t)
+}
+
+// Ranks that would take each other for lost after different times are refused by both sides, which name the times.
+func TestAnotherSilence(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var all sync.WaitGroup
+	for rank := range 2 {
+		all.Go(func() {
+			_, err := tcp.New(ctx, server.Local(fmt.Sprint(rank)), tcp.Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost",
+				Silence: time.Duration(1+rank) * time.Second})
+			assert.ErrorContains(t, err, "rank 1 may be silent for 2s, rank 0 for 1s: all ranks need the same")
+			if rank == 1 {
+				assert.ErrorIs(t, err, store.ErrRefused)
+			}
+			cancel()
+		})
+	}
 	all.Wait()
 }
 
-// talk sends what is no hello, and returns the error of reading an answer.
-func talk(conn *tls.Conn) error {
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-	if _, err := conn.Write(bytes.Repeat([]byte{0xff}, 64)); err != nil {
-		return err
-	}
-	_, err := conn.Read(make([]byte, 1))
-	return err
-}
-
-func TestAnotherVersion(t *testing.T) {
-	at := free(t)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		server := store.NewServer(store.Options{})
-		defer server.Close() //nolint:errcheck // it is in this process
-		_, err := tcp.New(ctx, server.Local("test"), tcp.Config{WorldSize: 2, TLS: conf, Listen: at})
-		assert.ErrorIs(t, err, comm.ErrTimeout)
-	}()
-	own := conf.Clone()
-	own.NextProtos = []string{"tutti-tcp/2"}
-	for {
-		conn, err := net.Dial("tcp", at)
-		if err != nil {
-			continue
+// Somebody else of the job at the first address of a rank does not keep others from finding it at the next one.
+func TestAddressOfAnother(t *testing.T) {
+	other, own := free(t), free(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	var all sync.WaitGroup
+	all.Go(func() {
+		_, err := tcp.New(ctx, server.Local("other"), tcp.Config{WorldSize: 2, TLS: conf, Listen: other})
+		assert.ErrorIs(t, err, comm.ErrCanceled)
+	})
+	_, err := server.Local("observer").Get(ctx, "tcp//0")
+	require.NoError(t, err)
+	require.NoError(t, run(t.Context(), 2, func(c *tcp.Config) {
+		if c.Rank == 0 {
+			c.Listen, c.Advertise = own, []string{other, own}
 		}
-		assert.ErrorContains(t, tls.Client(conn, own).Handshake(), "no application protocol")
-		_ = conn.Close()
-		break
-	}
-	<-done
+	}, func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
+	cancel()
+	all.Wait()
 }
 
 func TestAbsent(t *testing.T) {

@@ -149,7 +149,7 @@ type lane struct {
 	*pair
 	index  int
 	link   *link
-	secure *tls.Conn
+	secure net.Conn      // TLS over the link
 	wake   chan struct{} // the writer
 	byed   bool          // has sent its last frame
 

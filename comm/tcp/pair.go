@@ -25,11 +25,14 @@ import (
 // and the memory for early ones is bounded by the window.
 type pair struct {
 	node  *node
-	rank  int // of the other one in the world
-	lanes []*lane
+	rank  int     // of the other one in the world
+	lanes []*lane // by number, nil for those that have not come; of the connector until all have
 	dead  chan struct{}
 	seen  chan struct{} // the other one has seen the goodbyes
 	heard atomic.Int64  // tick of the node at which something has come
+
+	attempt uint64 // of the connector, that made the lanes
+	trouble error  // of the last one
 
 	mu        sync.Mutex
 	announced sync.Cond // a message was announced, or the pair is gone
@@ -51,10 +54,11 @@ type pair struct {
 	lent     int                  // credit that the other rank has used
 	owed     int                  // of this, to give back
 
-	spareOut   []*outgoing
-	spareIn    []*incoming
-	spareBytes [][]byte
 }
+
+// messageBytes is the credit that an announcement takes beside its eager part, so that
+// messages without data are bounded as well.
+const messageBytes = 256
 
 // sending is a frame that is sent.
 type sending struct {
@@ -83,7 +87,9 @@ type incoming struct {
 	tag, number   uint64
 	total, eager  int
 	got, gotEager int
-	early         []byte    // the eager part, if it came before the receive
+	waits         bool      // for its receive, or for the rest of its eager part
+	early         []byte    // the eager part, if it comes before the receive
+	room          *[]byte   // the memory of that
 	local         *outgoing // of a message to oneself, the send, whose memory is early
 	matched       bool
 	to            posted // once matched
@@ -118,7 +124,7 @@ func (p *pair) next(l *lane, f *sending) bool {
 	case l.index == 0 && !p.urgent.Empty():
 		*f = p.urgent.Pop()
 	case l.index == 0 && p.nextAnnouncement(f), (l.index > 0 || len(p.lanes) == 1) && p.nextPart(f):
-	case l.index == 0 && p.owed > 0 && p.owed >= p.window/4:
+	case l.index == 0 && p.owes():
 		f.header.kind = frameBeat
 	case p.leaving && !l.byed:
 		f.header.kind, l.byed = frameBye, true
@@ -135,13 +141,13 @@ func (p *pair) nextAnnouncement(f *sending) bool {
 	for !p.announce.Empty() && p.announce.First().dropped {
 		p.announce.Pop()
 	}
-	if p.announce.Empty() {
+	if p.announce.Empty() || p.credit < messageBytes {
 		return false
 	}
 	o := p.announce.Pop()
 	p.sent++
-	o.number, o.eager = p.sent, min(o.total, p.credit)
-	p.credit -= o.eager
+	o.number, o.eager = p.sent, min(o.total, p.credit-messageBytes)
+	p.credit -= messageBytes + o.eager
 	o.allowed = o.eager
 	f.header = header{kind: frameMessage, id: o.wire.id, tag: o.tag, total: uint64(o.total), eager: uint64(o.eager)}
 	first := min(o.eager, chunkBytes)
@@ -208,7 +214,7 @@ func (p *pair) sealed(f *sending) {
 	if o.sealing--; o.next == o.total && o.sealing == 0 && !o.dropped {
 		o.wire.complete(o.id, o.total)
 		*o = outgoing{}
-		p.spareOut = append(p.spareOut, o)
+		sends.Put(o)
 	}
 }
 
@@ -232,9 +238,9 @@ func (p *pair) arrived(l *lane, h *header) error {
 	if in != nil {
 		p.took(in, h)
 	}
-	owes := p.owed >= p.window/4 || !p.urgent.Empty()
+	sends := p.owes() || !p.urgent.Empty() || h.credit > 0 && !p.announce.Empty()
 	p.mu.Unlock()
-	if owes {
+	if sends {
 		p.lanes[0].write(true)
 	}
 	return nil
@@ -276,8 +282,12 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 	default:
 		err = fmt.Errorf("a frame of kind %d", h.kind)
 	}
-	if in == nil || err != nil || h.length == 0 {
+	if in == nil || err != nil {
 		return nil, nil, err
+	}
+	if h.length == 0 {
+		p.took(in, h)
+		return nil, nil, nil
 	}
 	to, err = in.memory(h)
 	return in, to, err
@@ -285,21 +295,25 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 
 // receive takes the announcement of a message, nil if its communicator is closed.
 func (p *pair) receive(h *header) (*incoming, error) {
-	if h.total > math.MaxInt32 || h.eager > min(h.total, uint64(p.window-p.lent)) || uint64(h.length) > h.eager {
-		return nil, fmt.Errorf("a message of %d bytes, %d of them early", h.total, h.eager)
+	if h.total > math.MaxInt32 || h.eager > min(h.total, uint64(p.window)) || messageBytes+int(h.eager) > p.window-p.lent || uint64(h.length) > h.eager {
+		return nil, fmt.Errorf("a message of %d bytes, %d of them early, for which it has no credit", h.total, h.eager)
 	}
 	p.received++
-	p.lent += int(h.eager)
+	p.lent += messageBytes + int(h.eager)
 	w := p.node.wire(h.id)
 	if w == nil || w.place[p.rank] < 0 {
-		p.owed += int(h.eager)
+		p.owed += messageBytes + int(h.eager)
 		return nil, nil
 	}
-	in := take(&p.spareIn)
+	in := receives.Get().(*incoming)
 	in.wire, in.from, in.tag, in.number, in.total, in.eager = w, int(w.place[p.rank]), h.tag, p.received, int(h.total), int(h.eager)
-	if !p.meet(in) {
-		in.early = p.memory(in.eager)
-	} else if p.owed += int(h.eager); h.total > uint64(in.to.room) {
+	if in.waits = !p.meet(in); !in.waits { // and nothing of it has come, so that it is still here
+		p.owed += messageBytes + in.eager
+	} else if in.eager > 0 {
+		in.room = roomFor(in.eager)
+		in.early = (*in.room)[:in.eager]
+	}
+	if in.dropped.Load() {
 		return nil, nil
 	}
 	if in.total > h.length {
@@ -331,20 +345,22 @@ func (p *pair) match(in *incoming, r posted) {
 	if in.eager < in.total {
 		p.urgent.Push(sending{header: header{kind: frameGrant, id: in.number}})
 	}
-	p.settle(in)
 }
 
-// settle moves on with a message that has met its receive.
+// settle moves on with a message.
 func (p *pair) settle(in *incoming) {
-	if in.early != nil && in.gotEager == in.eager {
+	if !in.matched || in.dropped.Load() {
+		return
+	}
+	if in.waits && in.gotEager == in.eager {
 		copy(hostmem.Slice[byte](in.to.address, in.eager), in.early)
 		p.giveBack(in)
 	}
-	if in.got == in.total && in.early == nil {
+	if in.got == in.total && !in.waits {
 		in.wire.complete(in.to.id, in.total)
 		delete(p.incoming, in.number)
 		*in = incoming{}
-		p.spareIn = append(p.spareIn, in)
+		receives.Put(in)
 	}
 }
 
@@ -353,18 +369,18 @@ func (p *pair) giveBack(in *incoming) {
 	if o := in.local; o != nil {
 		o.wire.complete(o.id, o.total)
 	} else {
-		p.owed += in.eager
-		if in.gotEager == in.eager {
-			p.spare(in.early)
-		}
+		p.owed += messageBytes + in.eager
 	}
-	in.early, in.local = nil, nil
+	if in.room != nil && in.gotEager == in.eager { // otherwise it may be written to
+		rooms[bits.Len(uint(in.eager-1))].Put(in.room)
+	}
+	in.waits, in.early, in.room, in.local = false, nil, nil, nil
 }
 
 // drop forgets a message. What comes of it later is lost.
 func (p *pair) drop(in *incoming) {
 	in.dropped.Store(true)
-	if in.early != nil && in.local == nil {
+	if in.waits && in.local == nil {
 		p.giveBack(in)
 	}
 	delete(p.incoming, in.number)
@@ -394,41 +410,29 @@ func (in *incoming) memory(h *header) ([]byte, error) {
 
 // took notes that the payload of a frame is in its place.
 func (p *pair) took(in *incoming, h *header) {
-	if in.dropped.Load() {
-		return
-	}
 	in.got += h.length
 	if h.kind == frameMessage || int(h.tag) < in.eager {
 		in.gotEager += h.length
 	}
-	if in.matched {
-		p.settle(in)
-	}
+	p.settle(in)
 }
 
-// memory returns memory for n bytes of an early message: a power of two, so that less than half of it is unused.
-func (p *pair) memory(n int) []byte {
-	if n == 0 {
-		return nil
-	}
-	room := 1 << bits.Len(uint(n-1))
-	if b, ok := pick(&p.spareBytes, func(b []byte) bool { return cap(b) == room }); ok {
-		return b[:n]
-	}
-	return make([]byte, n, room)
-}
+// sends, receives and rooms have what messages were made of, for the next ones: rooms are memory for early messages,
+// by the logarithm of its size.
+var (
+	sends    = sync.Pool{New: func() any { return new(outgoing) }}
+	receives = sync.Pool{New: func() any { return new(incoming) }}
+	rooms    [32]sync.Pool
+)
 
-// mostSpare is how many pieces of memory for early messages are kept for the next ones.
-const mostSpare = 16
-
-// spare keeps memory for the next early messages: the latest pieces, in all at most twice the window.
-func (p *pair) spare(b []byte) {
-	p.spareBytes = append(p.spareBytes, b)
-	total, from := 0, len(p.spareBytes)
-	for ; from > 0 && len(p.spareBytes)-from < mostSpare && total+cap(p.spareBytes[from-1]) <= 2*p.window; from-- {
-		total += cap(p.spareBytes[from-1])
+// roomFor returns memory for n bytes, n > 0: a power of two, so that less than half of it is unused.
+func roomFor(n int) *[]byte {
+	class := bits.Len(uint(n - 1))
+	if room := rooms[class].Get(); room != nil {
+		return room.(*[]byte)
 	}
-	p.spareBytes = slices.Delete(p.spareBytes, 0, from)
+	room := make([]byte, 1<<class)
+	return &room
 }
 
 // pick takes the first element out of a list that is wanted.
@@ -441,36 +445,22 @@ func pick[T any](list *[]T, wanted func(T) bool) (v T, ok bool) {
 	return v, i >= 0
 }
 
-// take returns a spare value, which is zero, or a new one.
-func take[T any](spare *[]*T) *T {
-	last := len(*spare) - 1
-	if last < 0 {
-		return new(T)
-	}
-	v := (*spare)[last]
-	*spare = (*spare)[:last]
-	return v
-}
-
 // send queues a message, whose first frame the next write announces. To this rank itself
 // it is delivered.
 func (p *pair) send(w *wire, id int, tag uint64, address uintptr, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	o := take(&p.spareOut)
+	o := sends.Get().(*outgoing)
 	o.wire, o.id, o.tag, o.address, o.total = w, id, tag, address, bytes
 	if p.rank != p.node.rank {
 		p.announce.Push(o)
 		return
 	}
-	in := take(&p.spareIn)
+	in := receives.Get().(*incoming)
 	in.wire, in.from, in.tag, in.total, in.eager, in.got, in.gotEager = w, w.rank, tag, bytes, bytes, bytes, bytes
-	in.early, in.local = hostmem.Slice[byte](address, bytes), o
-	if bytes == 0 {
-		in.early, in.local = nil, nil
-		w.complete(id, 0)
-	}
+	in.waits, in.early, in.local = true, hostmem.Slice[byte](address, bytes), o
 	p.meet(in)
+	p.settle(in)
 }
 
 // post posts a receive, and reports whether there is something urgent to send now.
@@ -480,10 +470,17 @@ func (p *pair) post(w *wire, from int, r posted) (urgent bool) {
 	b := &w.boxes[from]
 	if in, ok := pick(&b.early, func(in *incoming) bool { return in.tag == r.tag }); ok {
 		p.match(in, r)
+		p.settle(in)
 	} else {
 		b.posted = append(b.posted, r)
 	}
-	return len(p.lanes) > 0 && (!p.urgent.Empty() || p.owed >= p.window/4)
+	return len(p.lanes) > 0 && (!p.urgent.Empty() || p.owes())
+}
+
+// owes reports whether the other rank needs the credit back now: a fourth of it, or anything if it has none to
+// announce a message.
+func (p *pair) owes() bool {
+	return p.owed > 0 && (p.owed >= p.window/4 || p.window-p.lent < messageBytes)
 }
 
 // forget drops everything of a communicator. When it returns, nobody touches the memory of its
@@ -563,7 +560,14 @@ func (p *pair) fail(err error) {
 	case <-p.dead:
 	default:
 		close(p.dead)
-		for _, l := range p.lanes {
+		p.hangUp()
+	}
+}
+
+// hangUp closes the lanes.
+func (p *pair) hangUp() {
+	for _, l := range p.lanes {
+		if l != nil {
 			_ = l.link.Close()
 		}
 	}

@@ -1,0 +1,108 @@
+package tcp
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// waiting is rank 0 of two, which waits for the other one, and what somebody who knows the secret may say to it.
+func waiting(t *testing.T) (greets func(change func(*hello)) error, join func()) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	var all sync.WaitGroup
+	start := func(rank int) {
+		all.Go(func() {
+			c, err := New(t.Context(), server.Local(string(rune('0'+rank))), Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost", Connections: 2})
+			if assert.NoError(t, err) {
+				assert.NoError(t, c.Barrier(t.Context()))
+				assert.NoError(t, c.Close())
+			}
+		})
+	}
+	start(0)
+	text, err := server.Local("observer").Get(t.Context(), "tcp//0")
+	require.NoError(t, err)
+	var r record
+	require.NoError(t, json.Unmarshal(text, &r))
+	k := &connector{tls: conf.Clone()}
+	k.tls.NextProtos = []string{protocol}
+	greets = func(change func(*hello)) error {
+		h := hello{Nonce: r.Nonce, Attempt: 1, Silence: int64(DefaultSilence), From: 1, Size: 2, Control: uint32(schedule.ControlBytes),
+			Lanes: 2, Window: leastWindow}
+		change(&h)
+		conn, err := k.dial(t.Context(), r.Addresses[0])
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		return greet(ctx, conn, h)
+	}
+	return greets, func() {
+		start(1)
+		all.Wait()
+	}
+}
+
+// The accepting side has a lane before it says welcome, and says why it has not.
+func TestWelcome(t *testing.T) {
+	greets, join := waiting(t)
+	require.NoError(t, greets(func(h *hello) { h.Attempt = 5 }))
+	for _, change := range []func(*hello){
+		func(h *hello) { h.Attempt = 4 },
+		func(h *hello) { h.Attempt = 5 },
+		func(h *hello) { h.Attempt, h.Lane, h.Lanes = 5, 1, 3 },
+	} {
+		err := greets(change)
+		require.ErrorContains(t, err, "a later attempt has begun")
+		assert.NotErrorIs(t, err, store.ErrRefused)
+	}
+	join()
+}
+
+// TestHalfOpen has a rank vanish, without a word, between its first lane and its second. Another process takes its place.
+func TestHalfOpen(t *testing.T) {
+	greets, join := waiting(t)
+	for attempt := range uint64(8) {
+		require.NoError(t, greets(func(h *hello) { h.Attempt = attempt + 1 }))
+	}
+	join()
+}
+
+// FuzzHello has a rank judge hellos of any kind: it welcomes none that it has no place for.
+func FuzzHello(f *testing.F) {
+	for _, h := range []hello{{}, {Nonce: 1, From: 2, To: 1, Size: 3, Control: uint32(schedule.ControlBytes), Silence: int64(DefaultSilence), Lane: 1, Lanes: 2, Window: leastWindow}} {
+		b, err := binary.Append(nil, binary.LittleEndian, h)
+		require.NoError(f, err)
+		f.Add(b)
+	}
+	k := &connector{node: &node{rank: 1, size: 3}, config: Config{Silence: DefaultSilence}, own: record{Nonce: 1}}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h hello
+		if _, err := binary.Decode(b, binary.LittleEndian, &h); err != nil {
+			return
+		}
+		v, reason := k.judge(&h)
+		if v != welcome {
+			assert.NotEmpty(t, reason)
+			assert.LessOrEqual(t, len(reason), longestReason)
+			return
+		}
+		assert.Equal(t, []uint32{2, 1, 3}, []uint32{h.From, h.To, h.Size})
+		if h.Lanes > 0 {
+			assert.Less(t, h.Lane, h.Lanes)
+			assert.LessOrEqual(t, h.Lanes, uint32(mostLanes))
+			assert.LessOrEqual(t, h.Window, uint32(mostWindow))
+		}
+	})
+}
