@@ -161,6 +161,20 @@ func TestPulled(t *testing.T) {
 	t.Logf("the longest of %d times from test to test is %.2f s", len(got.Tests), pause)
 }
 
+// The secret of a job is in the environment of its processes, and on no command line, which others can see.
+func TestClusterKeepsTheSecret(t *testing.T) {
+	t.Parallel()
+	if err := cluster.Available(cluster.NoMPI); err != nil {
+		t.Skip(err)
+	}
+	stdout, stderr, err := execute(t, build(t), "cluster", "--mpi", cluster.NoMPI, "--hosts", "2", "sh", "-c",
+		`printenv TUTTI_SECRET && if printenv TUTTI_SECRET | grep -qasFf - /proc/[0-9]*/cmdline; then exit 9; fi`)
+	require.NoError(t, err, "%s%s", stdout, stderr)
+	secrets := strings.Fields(stdout)
+	require.Len(t, secrets, 2, stdout)
+	assert.Equal(t, secrets[0], secrets[1])
+}
+
 // marker is the variable by which the processes of a test are found.
 const marker = "TUTTI_TEST_CLUSTER"
 

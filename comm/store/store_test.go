@@ -359,6 +359,24 @@ func listen(t testing.TB, server *Server, secret string) (address string) {
 	return l.Addr().String()
 }
 
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip(err)
+	}
+	server := NewServer(Options{})
+	server.Serve(l, mustTLS(t, "s"))
+	defer server.Close() //nolint:errcheck // the test is over
+	c, err := dialer(t, Addresses(l)[0], "s", "1").Dial(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), "key", []byte("value")))
+	value, err := c.Get(t.Context(), "key")
+	require.NoError(t, err)
+	assert.Equal(t, "value", string(value))
+	assert.Equal(t, "::1", c.LocalAddr().(*net.TCPAddr).IP.String())
+	require.NoError(t, c.Close())
+}
+
 func dialer(t testing.TB, address, secret, name string) Dialer {
 	return Dialer{Addresses: []string{address}, TLS: mustTLS(t, secret), Name: name}
 }

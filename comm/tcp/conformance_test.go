@@ -125,6 +125,38 @@ func TestIPv6(t *testing.T) {
 		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
 }
 
+// The environment sets what it has variables for, and names a variable that it cannot read.
+func TestReadEnv(t *testing.T) {
+	env := map[string]string{
+		tcp.ListenVariable: "[::1]:5000", tcp.AdvertiseVariable: "203.0.113.5,[2001:db8::5]:7", tcp.ConnectionsVariable: "3", tcp.SilenceVariable: "30s",
+	}
+	read := func(c tcp.Config) (tcp.Config, error) {
+		err := c.ReadEnv(func(name string) string { return env[name] }, 2)
+		return c, err
+	}
+	c, err := read(tcp.Config{Rank: 6})
+	require.NoError(t, err)
+	assert.Equal(t, tcp.Config{Rank: 6, Listen: "[::1]:5002", Advertise: []string{"203.0.113.5", "[2001:db8::5]:7"}, Connections: 3, Silence: 30 * time.Second}, c)
+	for _, listen := range []string{"10.0.0.1", "localhost:0"} {
+		env[tcp.ListenVariable] = listen
+		c, err = read(tcp.Config{})
+		require.NoError(t, err)
+		assert.Equal(t, listen, c.Listen)
+	}
+	for variable, text := range map[string]string{tcp.ListenVariable: ":port", tcp.ConnectionsVariable: "many", tcp.SilenceVariable: "30"} {
+		env = map[string]string{variable: text}
+		_, err = read(tcp.Config{})
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorContains(t, err, variable+"="+`"`+text+`"`)
+	}
+}
+
+// An advertised address without a port has that on which the rank listens.
+func TestAdvertise(t *testing.T) {
+	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen, c.Advertise = "", []string{"192.0.2.1:1", "127.0.0.1"} },
+		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
+}
+
 // By default a rank listens on all interfaces, and publishes their addresses.
 func TestAllInterfaces(t *testing.T) {
 	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen = "" },

@@ -101,18 +101,18 @@ type connector struct {
 func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 	k := &connector{node: n, config: c, kv: kv, tls: c.TLS.Clone(), changed: make(chan struct{}, 1)}
 	k.tls.NextProtos, k.tls.DynamicRecordSizingDisabled = []string{protocol}, true
-	listen := c.Listen
-	if _, _, err := net.SplitHostPort(listen); err != nil {
-		listen = net.JoinHostPort(strings.Trim(listen, "[]"), "0")
-	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", withPort(c.Listen, "0"))
 	if err != nil {
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects
-	k.own = record{rand.Uint64(), c.Advertise}
-	if len(c.Advertise) == 0 {
-		k.own.Addresses = store.Addresses(l)
+	k.own = record{rand.Uint64(), store.Addresses(l)}
+	if len(c.Advertise) > 0 {
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		k.own.Addresses = nil
+		for _, address := range c.Advertise {
+			k.own.Addresses = append(k.own.Addresses, withPort(address, port))
+		}
 	}
 	text, err := json.Marshal(k.own)
 	if err != nil {
@@ -145,6 +145,14 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 		kv.Drop(c.key(c.Rank))
 	}
 	return err
+}
+
+// withPort adds a port to an address that has none.
+func withPort(address, port string) string {
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return net.JoinHostPort(strings.Trim(address, "[]"), port)
+	}
+	return address
 }
 
 // await waits for all lanes of all pairs.

@@ -33,9 +33,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -65,21 +67,65 @@ type Config struct {
 	// Listen is the address, with a port or without one, that other ranks connect to. By
 	// default this rank listens on all interfaces and publishes their addresses.
 	Listen string
-	// Advertise replaces the addresses that are published, each with its port: those of a network
-	// address translation, or of a container's host.
+	// Advertise replaces the addresses that are published: those of a network address
+	// translation, or of a container's host. One without a port gets the port that this rank listens on.
 	Advertise []string
 	// Connections is the number of connections to each rank, at most 96. By default it
 	// follows from the round trip: 1 up to 2 ms, 95 at 100 ms.
 	Connections int
-	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second.
+	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second, and
+	// the same on all ranks.
 	Silence time.Duration
+}
+
+// Variables that [Config.ReadEnv] reads.
+const (
+	ListenVariable      = "TUTTI_TCP_LISTEN"      // Listen; ranks of a machine take this port and the next ones
+	AdvertiseVariable   = "TUTTI_TCP_ADVERTISE"   // Advertise, with commas
+	ConnectionsVariable = "TUTTI_TCP_CONNECTIONS" // Connections
+	SilenceVariable     = "TUTTI_TCP_SILENCE"     // Silence, such as 30s
+)
+
+// ReadEnv sets the fields for which the environment has variables. localRank is the number of this
+// rank on its machine. getenv is os.Getenv or a stand-in.
+func (c *Config) ReadEnv(getenv func(string) string, localRank int) (err error) {
+	read := func(variable string, set func(text string) error) {
+		if text := getenv(variable); text != "" && err == nil {
+			if err = set(text); err != nil {
+				err = fmt.Errorf("%s: %w: %s=%q: %w", name, comm.ErrArgument, variable, text, err)
+			}
+		}
+	}
+	read(ListenVariable, func(text string) error {
+		c.Listen = text
+		host, port, err := net.SplitHostPort(text)
+		if err != nil || port == "0" {
+			return nil // the system chooses one
+		}
+		n, err := strconv.ParseUint(port, 10, 16)
+		c.Listen = net.JoinHostPort(host, strconv.Itoa(int(n)+localRank))
+		return err
+	})
+	read(AdvertiseVariable, func(text string) error {
+		c.Advertise = strings.Split(text, ",")
+		return nil
+	})
+	read(ConnectionsVariable, func(text string) (err error) {
+		c.Connections, err = strconv.Atoi(text)
+		return err
+	})
+	read(SilenceVariable, func(text string) (err error) {
+		c.Silence, err = time.ParseDuration(text)
+		return err
+	})
+	return err
 }
 
 // key is where a rank publishes its addresses.
 func (c *Config) key(rank int) string { return fmt.Sprintf("tcp/%s/%d", c.World, rank) }
 
 // FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), over
-// the store that the process shares.
+// the store that the process shares, as [Config.ReadEnv] says.
 func FromEnv(ctx context.Context) (comm.Communicator, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
@@ -106,6 +152,9 @@ func FromEnv(ctx context.Context) (comm.Communicator, error) {
 	c := Config{Rank: job.Rank, WorldSize: job.WorldSize, TLS: conf, World: string(world)}
 	if job.OneHost() {
 		c.Listen = "localhost"
+	}
+	if err := c.ReadEnv(os.Getenv, job.LocalRank); err != nil {
+		return nil, err
 	}
 	return New(ctx, kv, c)
 }

@@ -237,7 +237,7 @@ func TestTrain(t *testing.T) {
 	require.Len(t, lines, 2)
 	for _, line := range lines {
 		assert.ElementsMatch(t, []string{"pattern", "backend", "device", "ranks", "values", "density", "accuracy", "loss", "sent_elements_per_rank_step",
-			"sent_bytes_per_rank_step", "ratio_to_dense", "rounds", "comm_s", "total_s", "tests"}, keys(line))
+			"sent_bytes_per_rank_step", "ratio_to_dense", "rounds", "comm_s", "total_s", "tests", "hash"}, keys(line))
 		assert.EqualValues(t, 2, line["ranks"])
 		assert.Equal(t, "local", line["backend"])
 		assert.Equal(t, "cpu", line["device"])

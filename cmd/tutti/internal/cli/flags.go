@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -243,6 +244,21 @@ func (w *world) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&w.check, "check-calls", false, "compare every call between the ranks before it is made, which is slow: what to try when a program hangs")
 	if w.gpus {
 		_ = flags.MarkHidden("backend")
+	} else {
+		tcpFlags(flags)
+	}
+}
+
+// tcpFlags adds a flag for each variable of package tcp. It sets the variable, for this process and for ranks that it
+// starts.
+func tcpFlags(flags *pflag.FlagSet) {
+	for _, f := range []struct{ name, variable, usage string }{
+		{"tcp-listen", tcp.ListenVariable, "`address` on which ranks of tcp listen, the first rank of a machine at its port, if it has one, the others at the next ones"},
+		{"tcp-advertise", tcp.AdvertiseVariable, "`addresses` that others are told instead, with commas between, as behind a network address translation"},
+		{"tcp-connections", tcp.ConnectionsVariable, "`number` of connections between two ranks of tcp, which otherwise follows from the round trip"},
+		{"tcp-silence", tcp.SilenceVariable, "`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " + tcp.DefaultSilence.String()},
+	} {
+		flags.Func(f.name, f.usage+" ("+f.variable+")", func(text string) error { return os.Setenv(f.variable, text) })
 	}
 }
 

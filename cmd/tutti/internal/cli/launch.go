@@ -71,6 +71,7 @@ by itself, and joins again; other machines --join at any time.`,
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
 	flags.IntVar(&cfg.Min, "min", 0, "members that an elastic job needs")
 	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
+	tcpFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
 	return cmd
 }

@@ -155,6 +155,8 @@ Environment:
   TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_WORLD_SIZE,
   TUTTI_RESTART, TUTTI_MIN, TUTTI_MAX
                          what launch tells ranks
+  TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS, TUTTI_TCP_SILENCE
+                         what --tcp-listen and so on say
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_CUBLAS_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
   TUTTI_MPI_SHARED       off: ranks of one host share no memory

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"crypto/rand"
 	"fmt"
 	"os/exec"
 	"regexp"
@@ -71,10 +70,9 @@ func (c Config) script(command []string) string {
 		quoted[i] = quote(word)
 	}
 	size := c.Hosts * c.PerHost
-	secret := rand.Text()
 	for rank := range size {
-		start := fmt.Sprintf("RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=%s MASTER_PORT=29400 TUTTI_SECRET=%s %s",
-			rank, size, rank%c.PerHost, c.PerHost, address(0), secret, strings.Join(quoted, " "))
+		start := fmt.Sprintf("RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=%s MASTER_PORT=29400 %s",
+			rank, size, rank%c.PerHost, c.PerHost, address(0), strings.Join(quoted, " "))
 		fmt.Fprintf(&b, "%s %s %s & all=\"$all $!\"\n", enter, host(rank/c.PerHost), quote(start))
 	}
 	b.WriteString("code=0\nfor p in $all; do wait $p || code=$?; done\nexit $code\n")

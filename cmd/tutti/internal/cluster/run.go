@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
 // tools are the programs that make a cluster: iproute2, util-linux and the name
@@ -257,7 +259,9 @@ func lacks(command []string) string {
 // job to end.
 func (j job) run(end <-chan struct{}, stdout, stderr io.Writer) (int, error) {
 	cmd := exec.Command(j.Args[0], j.Args[1:]...)
-	cmd.Env = append(os.Environ(), j.Environment...)
+	// Not in the description, nor in a script: others can see command lines.
+	secret := rendezvous.SecretVariable + "=" + rand.Text()
+	cmd.Env = slices.Concat([]string{secret}, os.Environ(), j.Environment)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if err := cmd.Start(); err != nil {
 		return 1, err

@@ -239,6 +239,21 @@ func TestCommunicators(t *testing.T) {
 	require.NoError(t, s.wait(t), "%s%s", &s.out, &s.err)
 }
 
+// Launchers, the store and ranks meet at an address of IPv6.
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip(err)
+	}
+	require.NoError(t, l.Close())
+	first, second := pair(t)
+	a := begin(t, t.Context(), "communicators", func(c *Config) { first(c); c.Listen = l.Addr().String() })
+	b := begin(t, t.Context(), "communicators", func(c *Config) { second(c); c.Join = l.Addr().String() })
+	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
+	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
+	assert.Contains(t, a.err.String(), "tutti launch --join [::1]:")
+}
+
 // The ranks of the first machine come first, and all are of one job.
 func TestTwoMachines(t *testing.T) {
 	first, second := pair(t)

@@ -6,8 +6,8 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
+	"os"
 	"slices"
 	"time"
 
@@ -15,10 +15,10 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/elastic"
-	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -44,13 +44,21 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	if err != nil {
 		return err
 	}
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
 	rt := cpu.New()
 	e, err := elastic.FromEnv(elastic.Config{Runtime: rt, Terms: fmt.Sprintf("%+v", cfg)})
 	if err != nil {
 		return err
 	}
 	e.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: e.TLS, Silence: elastic.DefaultSilence})
+		c := tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: e.TLS, Silence: elastic.DefaultSilence}
+		if err := c.ReadEnv(os.Getenv, job.LocalRank); err != nil {
+			return nil, err
+		}
+		return tcp.New(ctx, kv, c)
 	}
 	var m *elastic.Member
 	var t *trainer
@@ -89,11 +97,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		s, _ := t.sparse.Sparse()
 		return s.Restore(ctx, p.Shared)
 	}
-	e.Hash = func(context.Context) (uint64, error) {
-		h := fnv.New64a()
-		h.Write(hostmem.Bytes(t.model.params)) // never fails
-		return h.Sum64(), nil
-	}
+	e.Hash = func(context.Context) (uint64, error) { return t.hash(), nil }
 	e.Residuals = func() ([]*runtime.Tensor, error) {
 		r, err := t.sparse.Residual()
 		if errors.Is(err, comm.ErrUnsupported) {

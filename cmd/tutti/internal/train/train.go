@@ -365,9 +365,7 @@ func (t *trainer) checkLoss(ctx context.Context, last int) error {
 // checkAgreement returns an error when the ranks do not hold the same weights,
 // bit for bit.
 func (t *trainer) checkAgreement(ctx context.Context) error {
-	h := fnv.New64a()
-	h.Write(hostmem.Bytes(t.model.params)) // never fails
-	own := h.Sum64()
+	own := t.hash()
 	// One reduction gives both bounds: the minimum of ^x is ^ of the maximum.
 	bounds, err := backend.Reduce(ctx, t.rank, []uint64{own, ^own}, comm.Min)
 	if err != nil {
@@ -377,6 +375,13 @@ func (t *trainer) checkAgreement(ctx context.Context) error {
 		return fmt.Errorf("%w: the weights are not the same on all ranks after %d steps", comm.ErrMismatch, len(t.losses))
 	}
 	return nil
+}
+
+// hash is that of the weights.
+func (t *trainer) hash() uint64 {
+	h := fnv.New64a()
+	h.Write(hostmem.Bytes(t.model.params)) // never fails
+	return h.Sum64()
 }
 
 // result averages the statistics over ranks.
@@ -413,6 +418,7 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 		TotalSeconds: t.clock.Seconds(),
 		Target:       t.cfg.Target,
 		Tests:        t.tests,
+		Hash:         fmt.Sprintf("%016x", t.hash()),
 		Curve:        make([]Point, steps),
 	}
 	if dense := t.denseBytes(); dense > 0 {
