@@ -101,7 +101,7 @@ type Config struct {
 	TLS               *tls.Config // of these stores ([store.TLS])
 	// Silence is [DefaultSilence] unless set.
 	Silence time.Duration
-	// Patience bounds each wait for enough members, and to form a communicator: 10 s unless set.
+	// Patience bounds each wait for enough members, to form a communicator, and for an epoch that can begin: 10 s unless set.
 	Patience time.Duration
 
 	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange addresses

@@ -238,6 +238,21 @@ func TestRefused(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
+// TestBindFails: a Bind that says of each communicator that a peer is lost is tried again, but neither at once nor for ever.
+func TestBindFails(t *testing.T) {
+	tried := 0
+	m, err := Join(t.Context(), Config{Name: "a", Min: 1, TLS: conf, Form: new(rooms).form, Patience: 300 * time.Millisecond, Silence: time.Second, Bind: func(context.Context, *Epoch) error {
+		tried++
+		return comm.ErrPeerFailed
+	}})
+	require.NoError(t, err)
+	_, err = m.Next(t.Context(), nil)
+	require.ErrorIs(t, err, comm.ErrPeerFailed)
+	assert.Greater(t, tried, 1)
+	assert.Less(t, tried, 15) // 1, 2, 4, … 64, 100 ms
+	require.NoError(t, m.Close())
+}
+
 // TestHash: a member whose state differs is named by all, before the first step.
 func TestHash(t *testing.T) {
 	form, log := new(rooms).form, newReplay()

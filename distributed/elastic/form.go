@@ -23,13 +23,14 @@ import (
 // is new, Bind was called, and a member that joined has its state.
 //
 // It waits for others as long as ctx and the number of members need, returns [ErrLeft] after [Member.Leave], and
-// [ErrMinority] when too few of the last epoch have been in reach for Config.Patience. Next may be called again
-// after that, and the member joins when it can.
+// [ErrMinority] when too few of the last epoch have been in reach for Config.Patience. When epochs could be formed for
+// so long, but not begin, it returns why. Next may be called again after that, and the member joins when it can.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	if failed != nil {
 		m.fail(failed)
 	}
-	for {
+	var failing time.Time // since then no epoch could begin
+	for times := 0; ; times++ {
 		if m.formed == nil {
 			if m.epoch != nil {
 				broken := m.epoch.Comm.Err() // by another member, perhaps
@@ -52,10 +53,14 @@ func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 			return e, nil
 		}
 		_ = comm.CloseAll(e.Comm, err)
-		if !lost(err) || ctx.Err() != nil {
+		if failing.IsZero() {
+			failing = time.Now()
+		}
+		if !lost(err) || ctx.Err() != nil || time.Since(failing) > m.cfg.Patience {
 			return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
 		}
 		slog.Warn("elastic: an epoch failed before its first step", "member", m.cfg.Name, "epoch", e.Number, "err", err)
+		m.pause(min(time.Millisecond<<min(times, 20), m.cfg.Silence/10))
 	}
 }
 
