@@ -599,7 +599,7 @@ func line(frames []record.Frame) string {
 		return "unknown line"
 	}
 	i := slices.IndexFunc(frames, func(f record.Frame) bool {
-		return !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/distributed.") && !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/comm/")
+		return !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/distributed") && !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/comm")
 	})
 	f := frames[max(i, 0)]
 	return fmt.Sprintf("%s:%d", path.Base(f.Filename), f.Line)

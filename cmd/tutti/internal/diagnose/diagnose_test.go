@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strconv"
 	"strings"
@@ -22,6 +23,9 @@ import (
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -337,6 +341,15 @@ func TestLinesAreForPeople(t *testing.T) {
 	one := dump(1<<19, 1<<20, []comm.Call{comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum)})
 	findings := Diagnose([]Record{one}).Findings
 	assert.Equal(t, "there is no dump of ranks 0-524287, 524289-1048575, which may be what the others wait for", findings[0].Text)
+}
+
+// A call that the library makes is named by the program's line, whichever package made it.
+func TestLineOfTheProgram(t *testing.T) {
+	frames := []record.Frame{{Filename: "library.go", Line: 1}, {Name: "main.main", Filename: "main.go", Line: 88}}
+	for _, f := range []any{(*ddp.Gradients).Wait, (*sparse.Reducer).AllReduce, distributed.AllReduceAll, comm.CloseAll} {
+		frames[0].Name = runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name()
+		assert.Equal(t, "main.go:88", line(frames), frames[0].Name)
+	}
 }
 
 func TestWrongFiles(t *testing.T) {
