@@ -498,7 +498,9 @@ func testValues(r *rank, pattern string) {
 				u.step(r.gradient(families[0], 700, r.rank, r.size, step))
 			}
 		})
-		r.noFeedback(cfg)
+		if r.selector == nil { // which selects others in each step
+			r.noFeedback(cfg)
+		}
 		cfg.Density = 0.01
 		r.schedule(cfg)
 		if pattern != sparse.Dense {
