@@ -27,8 +27,6 @@ func (e *engine) clipFactor(ctx context.Context, squares uintptr, m int) uintptr
 		e.communicate(ctx, comm.AllReduceCall(squares, squares, m, dtype.F64, comm.Sum))
 		share, limit = 1/float64(e.size), e.cfg.ClipNorm
 	}
-	if e.err == nil {
-		e.check(e.kernels.ClipFactor(e.at(numFactor), squares, m, share, limit))
-	}
+	e.do(func() error { return e.kernels.ClipFactor(e.at(numFactor), squares, m, share, limit) })
 	return e.at(numFactor)
 }

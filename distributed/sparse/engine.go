@@ -163,9 +163,7 @@ func (e *engine) rollBackIfNonFinite(g Input) {
 
 // copyIfNonFinite makes the copies if there were such entries.
 func (e *engine) copyIfNonFinite() {
-	if e.err == nil {
-		e.check(e.kernels.CopyIf(e.copies, e.skip, e.skips))
-	}
+	e.do(func() error { return e.kernels.CopyIf(e.copies, e.skip, e.skips) })
 }
 
 // countResult counts the entries of a result that are not finite: the same on every rank, as it is.
@@ -179,16 +177,12 @@ func (e *engine) countResult(r result) {
 }
 
 func (e *engine) countList(l runtime.Entries, i int) {
-	if e.err == nil {
-		e.check(e.kernels.CountAbove(l, e.at(numLimit), 1, base.At(e.flags, i)))
-	}
+	e.do(func() error { return e.kernels.CountAbove(l, e.at(numLimit), 1, base.At(e.flags, i)) })
 }
 
 // countArray counts one such entry if an array has any: then its sum of squares is not finite.
 func (e *engine) countArray(p uintptr, dt dtype.DType) {
-	if e.err == nil {
-		e.check(e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)))
-	}
+	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)) })
 	e.countSquares(0)
 }
 
@@ -215,9 +209,7 @@ func (e *engine) foundNonFinite(ctx context.Context) bool {
 func (e *engine) close() error {
 	failed := e.err != nil
 	e.err = e.order.DrainToFree()
-	if e.err == nil {
-		e.check(e.takeNotice(nil))
-	}
+	e.do(func() error { return e.takeNotice(nil) })
 	if e.err == nil {
 		e.release(0)
 	}
@@ -233,6 +225,13 @@ func (e *engine) close() error {
 func (e *engine) check(err error) {
 	if e.err == nil {
 		e.err = err
+	}
+}
+
+// do makes a call unless there was an error.
+func (e *engine) do(call func() error) {
+	if e.err == nil {
+		e.check(call())
 	}
 }
 
@@ -313,9 +312,7 @@ func (e *engine) topK(src runtime.Source, k int, dst runtime.Entries, threshold 
 }
 
 func (e *engine) topOf(l runtime.Entries, k int, dst runtime.Entries) {
-	if e.err == nil {
-		e.check(e.kernels.TopOf(l, k, dst, 0, runtime.Array{}))
-	}
+	e.do(func() error { return e.kernels.TopOf(l, k, dst, 0, runtime.Array{}) })
 }
 
 // topOutside selects as many entries as there is room for of those outside of a partition, the
@@ -325,15 +322,11 @@ func (e *engine) topOutside(l runtime.Entries, partition number, dst runtime.Ent
 	if !e.cfg.NoErrorFeedback {
 		rest = e.array(e.residual)
 	}
-	if e.err == nil {
-		e.check(e.kernels.TopOf(l, dst.N, dst, e.at(partition), rest))
-	}
+	e.do(func() error { return e.kernels.TopOf(l, dst.N, dst, e.at(partition), rest) })
 }
 
 func (e *engine) aboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) {
-	if e.err == nil {
-		e.check(e.kernels.AboveOf(l, threshold, dst))
-	}
+	e.do(func() error { return e.kernels.AboveOf(l, threshold, dst) })
 }
 
 // merge also gives back what is left over.
@@ -342,21 +335,15 @@ func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, sca
 	if !e.cfg.NoErrorFeedback {
 		back = runtime.Back{Dst: e.array(e.residual), L: left.selected, Taken: left.taken}
 	}
-	if e.err == nil {
-		e.check(e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back))
-	}
+	e.do(func() error { return e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back) })
 }
 
 func (e *engine) union(dst runtime.Entries, lists []runtime.Entries, scale float32, threshold uintptr) {
-	if e.err == nil {
-		e.check(e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold))
-	}
+	e.do(func() error { return e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold) })
 }
 
 func (e *engine) copyPieces(pieces []runtime.Piece) {
-	if e.err == nil {
-		e.check(e.kernels.CopyPieces(pieces))
-	}
+	e.do(func() error { return e.kernels.CopyPieces(pieces) })
 }
 
 // giveBack adds the entries of l to the residual, except those whose index is
@@ -371,16 +358,12 @@ func (e *engine) giveBack(l, taken runtime.Entries) {
 
 // fence makes communication wait for the kernels submitted so far.
 func (e *engine) fence(ctx context.Context) {
-	if e.err == nil {
-		e.check(e.order.CommAfterCompute(ctx))
-	}
+	e.do(func() error { return e.order.CommAfterCompute(ctx) })
 }
 
 // join makes kernels wait for the communication submitted so far.
 func (e *engine) join(ctx context.Context) {
-	if e.err == nil {
-		e.check(e.order.ComputeAfterComm(ctx))
-	}
+	e.do(func() error { return e.order.ComputeAfterComm(ctx) })
 }
 
 // add puts a call into the group that submit and together start.

@@ -302,8 +302,5 @@ func (l *Hierarchical) Close() error {
 		}
 		errs = append(errs, err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return base.OpError("levels close", err)
-	}
-	return nil
+	return base.OpError("levels close", errors.Join(errs...))
 }

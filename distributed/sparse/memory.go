@@ -12,9 +12,7 @@ import (
 // allocate makes b hold at least bytes bytes; its content is lost when it has
 // to grow.
 func (e *engine) allocate(b *base.Buffer, bytes int) {
-	if e.err == nil {
-		e.check(e.buffers.Allocate(e.rt, b, bytes))
-	}
+	e.do(func() error { return e.buffers.Allocate(e.rt, b, bytes) })
 }
 
 // placeSelected returns memory for the selected entries of this rank alone.

@@ -18,9 +18,9 @@ func (e *engine) correct(g Input) Input {
 		before = base.At(e.origin, e.n)
 	}
 	e.check(e.kernels.Store(velocity, dtype.F32, before, e.n, float32(e.cfg.Momentum), 0))
-	if e.err == nil {
-		e.check(e.kernels.Accumulate(runtime.Source{X: velocity, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor}))
-	}
+	e.do(func() error {
+		return e.kernels.Accumulate(runtime.Source{X: velocity, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor})
+	})
 	return Input{Ptr: velocity, DType: dtype.F32}
 }
 

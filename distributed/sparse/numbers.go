@@ -117,12 +117,8 @@ func (e *engine) readKept(ctx context.Context) []int32 {
 }
 
 func (e *engine) readSome(ctx context.Context, words []int32, x number) {
-	if e.err == nil {
-		e.check(e.order.HostAfterAll(ctx))
-	}
-	if e.err == nil {
-		e.check(e.rt.CopyOut(hostmem.Bytes(words), e.at(x)))
-	}
+	e.do(func() error { return e.order.HostAfterAll(ctx) })
+	e.do(func() error { return e.rt.CopyOut(hostmem.Bytes(words), e.at(x)) })
 	e.hostWaited = true
 	e.checkRead()
 }
@@ -168,9 +164,7 @@ func (e *engine) makeNotice() {
 // post has the numbers copied to the host, from where they are, after what the device was
 // given.
 func (e *engine) post() {
-	if e.err == nil {
-		e.check(e.notice.Post(e.posted))
-	}
+	e.do(func() error { return e.notice.Post(e.posted) })
 }
 
 // receive is read for what was posted. What the device does since then, it does
@@ -223,17 +217,13 @@ func (s *Reducer) lookForFaults(ctx context.Context) {
 // set stores words in device memory and in the host's copy.
 func (e *engine) set(x number, words ...int32) {
 	copy(e.host[x:], words)
-	if e.err == nil {
-		e.check(e.rt.CopyIn(e.at(x), hostmem.Bytes(e.host[x:int(x)+len(words)])))
-	}
+	e.do(func() error { return e.rt.CopyIn(e.at(x), hostmem.Bytes(e.host[x:int(x)+len(words)])) })
 }
 
 // setInt is set for one word, after what the device was given, for which it does not
 // wait.
 func (e *engine) setInt(x number, v int32) {
-	if e.err == nil {
-		e.check(e.rt.Fill(e.at(x), 1, dtype.I32, float64(v)))
-	}
+	e.do(func() error { return e.rt.Fill(e.at(x), 1, dtype.I32, float64(v)) })
 	if e.err == nil { // otherwise it would never be set
 		e.host[x] = v
 	}

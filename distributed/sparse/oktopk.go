@@ -284,14 +284,10 @@ func (x *okExchange) balancePartitions(ctx context.Context, selected runtime.Ent
 	count := sampleCount * x.size
 	all := x.samples + sampleCount
 	sorted := all + number(count)
-	if x.err == nil {
-		x.check(x.kernels.Sample(selected, x.quantiles, x.n, x.at(x.samples)))
-	}
+	x.do(func() error { return x.kernels.Sample(selected, x.quantiles, x.n, x.at(x.samples)) })
 	x.communicate(ctx, comm.AllGatherCall(x.at(x.samples), x.at(all), sampleCount, dtype.I32))
 	x.copy(x.at(sorted), x.at(all), count)
-	if x.err == nil {
-		x.check(x.kernels.Balance(x.at(sorted), count, x.n, x.at(numBounds), x.size))
-	}
+	x.do(func() error { return x.kernels.Balance(x.at(sorted), count, x.n, x.at(numBounds), x.size) })
 }
 
 // countLarge counts the selected entries that may not stay finite when those of all ranks are added.
@@ -318,17 +314,11 @@ func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
 	counts := uintptr(0)
 	bracket, fan := x.at(numBracket), x.at(numFan)
 	for range bisectRounds {
-		if x.err == nil {
-			x.check(x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan))
-		}
+		x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
 		counts = x.at(numFanCounts)
-		if x.err == nil {
-			x.check(x.kernels.CountAbove(sums, fan, bisectFan, counts))
-		}
+		x.do(func() error { return x.kernels.CountAbove(sums, fan, bisectFan, counts) })
 		x.communicate(ctx, comm.AllReduceCall(counts, counts, bisectFan, dtype.I32, comm.Sum))
 	}
-	if x.err == nil {
-		x.check(x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan))
-	}
+	x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
 	x.past.age = 0
 }

@@ -124,9 +124,9 @@ func (x *okExchange) flagLarge(announced uintptr, apart int) {
 // copyWords copies n words for each rank, between places that are so many words apart.
 func (x *okExchange) copyWords(dst uintptr, dstApart int, src uintptr, srcApart, n int) {
 	x.layout = [...][2]int{{dstApart, 1}, {srcApart, 1}, {x.size, n}}
-	if x.err == nil {
-		x.check(x.rt.CopyStrided(dst, x.layout[0][:], src, x.layout[1][:], x.layout[2][:], base.WordSize))
-	}
+	x.do(func() error {
+		return x.rt.CopyStrided(dst, x.layout[0][:], src, x.layout[1][:], x.layout[2][:], base.WordSize)
+	})
 }
 
 // readAnnounced has the host wait for what the ranks announced, and returns how many sums

@@ -54,9 +54,9 @@ func (s *partitionReducer) partitionLength(rank int) int {
 
 // locate finds the partitions of a list of selected entries.
 func (s *partitionReducer) locate(l runtime.Entries) {
-	if s.err == nil {
-		s.check(s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths)))
-	}
+	s.do(func() error {
+		return s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths))
+	})
 }
 
 // partitionOf returns those selected entries of a list, located and read, that are in a

@@ -157,38 +157,39 @@ func (s *Reducer) Rebind(c comm.Communicator) error {
 		base.ReportLost(had, c)
 	}
 	s.joined = s.joined && err != nil
-	return err
+	return base.OpError("rebind", err)
 }
 
 func (s *Reducer) rebind(c comm.Communicator) error {
-	const op = "rebind"
-	switch {
-	case s.closed:
-		return base.OpError(op, base.ClosedError("the Reducer"))
-	case s.err != nil:
-		return base.OpError(op, s.err)
-	}
-	if err := base.CheckComm(c); err != nil {
-		return base.OpError(op, err)
-	}
-	if err := comm.CheckDevice(c, s.rt.Device()); err != nil {
-		return base.OpError(op, err)
-	}
-	if err := s.order.DrainToFree(); err != nil {
-		return base.OpError(op, err)
-	}
-	if err := s.learn(); err != nil {
-		return base.OpError(op, err)
+	err := inOrder(s.ready, func() error { return base.CheckComm(c) }, func() error { return comm.CheckDevice(c, s.rt.Device()) },
+		s.order.DrainToFree, s.learn)
+	if err != nil {
+		return err
 	}
 	if s.check(s.leaveShared(context.Background(), true)); s.err != nil {
-		return base.OpError(op, s.err)
+		return s.err
 	}
 	s.release(s.permanent)
 	s.meter = comm.NewMeter(c)
 	s.bind(s.meter)
 	s.k, s.selected, s.result = 0, runtime.Entries{}, result{}
-	if s.err != nil {
-		return base.OpError(op, s.err)
+	return s.err
+}
+
+// ready returns why nothing can be done: s is closed, or an earlier error stays.
+func (s *Reducer) ready() error {
+	if s.closed {
+		return base.ClosedError("the Reducer")
+	}
+	return s.err
+}
+
+// inOrder makes calls until one fails, and returns its error.
+func inOrder(calls ...func() error) error {
+	for _, call := range calls {
+		if err := call(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -250,11 +251,8 @@ func (s *Reducer) learn() error {
 // that, or of Stats, State and ScaleResidual before it.
 func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	const op = "sparse allreduce"
-	if s.closed {
-		return base.OpError(op, base.ClosedError("the Reducer"))
-	}
-	if s.err != nil {
-		return base.OpError(op, s.err)
+	if err := s.ready(); err != nil {
+		return base.OpError(op, err)
 	}
 	ptr, err := s.checkTensor(op, t)
 	if err != nil {
@@ -268,14 +266,7 @@ func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		g.Ptr, s.residual = 0, ptr
 		defer func() { s.residual = 0 }()
 	}
-	err = s.Select(ctx, g)
-	if err == nil {
-		err = s.Exchange(ctx)
-	}
-	if err == nil {
-		err = s.end(ctx)
-	}
-	if err != nil {
+	if s.Select(ctx, g) != nil || s.Exchange(ctx) != nil || s.end(ctx) != nil {
 		return base.OpError(op, s.failed())
 	}
 	return nil
@@ -377,10 +368,7 @@ func (s *Reducer) Residual() (*runtime.Tensor, error) {
 // then, and after it the Reducer again.
 func (s *Reducer) Close() error {
 	s.closed = true
-	if err := s.engine.close(); err != nil {
-		return base.OpError("sparse close", err)
-	}
-	return nil
+	return base.OpError("sparse close", s.engine.close())
 }
 
 // checkTensor checks a gradient and returns its address.

@@ -2,6 +2,7 @@ package sparse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -49,10 +50,10 @@ func (s *Reducer) Entries() (runtime.Entries, error) {
 	all := s.message(&s.entries, n)
 	if s.result.dense == 0 {
 		s.union(all, s.result.lists, s.result.scale, 0)
-	} else if s.err == nil {
-		s.check(s.kernels.Select(runtime.Source{X: s.result.dense, N: s.n}, s.at(numTiny), all))
+	} else {
+		s.do(func() error { return s.kernels.Select(runtime.Source{X: s.result.dense, N: s.n}, s.at(numTiny), all) })
 	}
-	return all, s.resultError(op)
+	return all, base.OpError(op, s.failure())
 }
 
 // AddResult adds the average that the last step made to t, multiplied by factor:
@@ -69,17 +70,15 @@ func (s *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 		return err
 	}
 	for _, l := range s.result.lists {
-		if s.err == nil {
-			s.check(s.kernels.ScatterAdd(s.array(ptr), l, s.result.scale*factor))
-		}
+		s.do(func() error { return s.kernels.ScatterAdd(s.array(ptr), l, s.result.scale*factor) })
 	}
 	if s.result.dense != 0 {
 		s.set(numFactor, int32(math.Float32bits(factor)))
-		if s.err == nil {
-			s.check(s.kernels.Accumulate(runtime.Source{X: ptr, N: s.n, Grad: s.result.dense, DType: dtype.F32, Factor: s.at(numFactor)}))
-		}
+		s.do(func() error {
+			return s.kernels.Accumulate(runtime.Source{X: ptr, N: s.n, Grad: s.result.dense, DType: dtype.F32, Factor: s.at(numFactor)})
+		})
 	}
-	return s.resultError(op)
+	return base.OpError(op, s.failure())
 }
 
 // ClearResult makes t zero where the last step's result has entries.
@@ -90,14 +89,12 @@ func (s *Reducer) ClearResult(t *runtime.Tensor) error {
 		return err
 	}
 	for _, l := range s.result.lists {
-		if s.err == nil {
-			s.check(s.kernels.ZeroAt(s.array(ptr), l))
-		}
+		s.do(func() error { return s.kernels.ZeroAt(s.array(ptr), l) })
 	}
 	if s.result.dense != 0 {
 		s.fill(ptr, s.n)
 	}
-	return s.resultError(op)
+	return base.OpError(op, s.failure())
 }
 
 // Read waits for the device until ctx is done, and copies a list that
@@ -116,15 +113,8 @@ func (s *Reducer) Read(ctx context.Context, l runtime.Entries) (indices []int32,
 		return nil, nil, err
 	}
 	indices, values = make([]int32, n), make([]float32, n)
-	for _, part := range []struct {
-		to   []byte
-		from uintptr
-	}{{hostmem.Bytes(indices), l.Idx}, {hostmem.Bytes(values), l.Val}} {
-		if err := s.rt.CopyOut(part.to, part.from); err != nil {
-			return nil, nil, base.OpError(op, err)
-		}
-	}
-	return indices, values, nil
+	err = errors.Join(s.rt.CopyOut(hostmem.Bytes(indices), l.Idx), s.rt.CopyOut(hostmem.Bytes(values), l.Val))
+	return indices, values, base.OpError(op, err)
 }
 
 // listed reports why there is no result as a list.
@@ -138,16 +128,7 @@ func (s *Reducer) listed(op string) error {
 
 // usable reports why nothing can be said of the last step.
 func (s *Reducer) usable(op string) error {
-	switch {
-	case s.closed:
-		return base.OpError(op, base.ClosedError("the Reducer"))
-	case s.err != nil:
-		return base.OpError(op, s.err)
-	}
-	if err := s.learn(); err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
+	return base.OpError(op, inOrder(s.ready, s.learn))
 }
 
 // resultTarget checks a tensor that the result goes to, and returns its address.
@@ -160,13 +141,4 @@ func (s *Reducer) resultTarget(op string, t *runtime.Tensor) (uintptr, error) {
 		err = base.OpError(op, fmt.Errorf("%w: tensor is %v, want f32", comm.ErrUnsupported, t.DType()))
 	}
 	return ptr, err
-}
-
-// resultError returns an error of work on the result, which does not spoil the
-// next step.
-func (s *Reducer) resultError(op string) error {
-	if err := s.failure(); err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
 }

@@ -173,9 +173,7 @@ func (s gaussian) selectEntries(g Input, k int, dst runtime.Entries) runtime.Ent
 		s.added(s.kernels.Fit(s.source(g), z, state))
 	}
 	for _, factors := range ladders() {
-		if s.err == nil {
-			s.check(s.kernels.Refine(s.residual, s.n, state, k, factors))
-		}
+		s.do(func() error { return s.kernels.Refine(s.residual, s.n, state, k, factors) })
 	}
 	// No threshold separates the entries of a constant tensor, a few outliers can
 	// put the fit out of the correction's reach, and that of a NaN is none: then
@@ -218,16 +216,12 @@ func (s *custom) capacity(k int) int { return k }
 func (s *custom) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.accumulate(g)
 	selection := Selection{s.stats.Step, s.tensor(s.residual, dtype.F32, s.n), s.tensor(dst.Idx, dtype.I32, k), s.tensor(dst.Val, dtype.F32, k)}
-	if s.err == nil {
-		s.check(s.cfg.Selector.Select(selection))
-	}
+	s.do(func() error { return s.cfg.Selector.Select(selection) })
 	if s.err == nil && dst.Len != 0 {
 		s.check(s.rt.Fill(dst.Len, 1, dtype.I32, float64(k)))
 	}
 	s.tell(dst)
-	if s.err == nil {
-		s.check(s.kernels.ZeroAt(s.array(s.residual), dst))
-	}
+	s.do(func() error { return s.kernels.ZeroAt(s.array(s.residual), dst) })
 	return dst
 }
 
@@ -239,13 +233,11 @@ func (s *custom) tell(dst runtime.Entries) {
 	}
 	count, value := s.at(numFan), s.at(numFan+1)
 	s.check(s.rt.Fill(value, 1, dtype.F32, math.NaN()))
-	if s.err == nil {
-		s.check(s.kernels.CountAbove(runtime.Entries{Val: s.residual, N: s.n}, s.at(numLimit), 1, count))
-	}
+	s.do(func() error {
+		return s.kernels.CountAbove(runtime.Entries{Val: s.residual, N: s.n}, s.at(numLimit), 1, count)
+	})
 	s.copies = append(s.copies[:0], runtime.Copy{Dst: dst.Val, Src: value, DType: dtype.F32, N: 1})
-	if s.err == nil {
-		s.check(s.kernels.CopyIf(s.copies, count, 1))
-	}
+	s.do(func() error { return s.kernels.CopyIf(s.copies, count, 1) })
 }
 
 // tensor returns a tensor of n elements at an address. There are few: the residual is at one of two.

@@ -52,11 +52,8 @@ func (s *Reducer) SharedState(ctx context.Context) ([]byte, error) { return s.st
 
 func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 	const op = "state"
-	if s.closed {
-		return nil, base.OpError(op, base.ClosedError("the Reducer"))
-	}
-	if s.err != nil {
-		return nil, base.OpError(op, s.err)
+	if err := s.ready(); err != nil {
+		return nil, base.OpError(op, err)
 	}
 	s.readPosted(ctx)
 	kept := s.readKept(ctx)
@@ -123,20 +120,14 @@ func RestoreRanks(saved, size, rank int) []int {
 // it was then. An error of the runtime while the residual is written stays.
 func (s *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 	const op = "restore"
-	if s.closed {
-		return base.OpError(op, base.ClosedError("the Reducer"))
-	}
-	if s.err != nil {
-		return base.OpError(op, s.err)
+	if err := s.ready(); err != nil {
+		return base.OpError(op, err)
 	}
 	restore, err := s.PrepareRestore(ctx, states...)
 	if err == nil {
 		err = restore(ctx)
 	}
-	if err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
+	return base.OpError(op, err)
 }
 
 // savedState is a state that was parsed.
@@ -303,10 +294,8 @@ func (s *Reducer) gather(states []savedState) []byte {
 func (s *Reducer) ScaleResidual(factor float64) error {
 	const op = "scale residual"
 	switch f := float32(factor); {
-	case s.closed:
-		return base.OpError(op, base.ClosedError("the Reducer"))
-	case s.err != nil:
-		return base.OpError(op, s.err)
+	case s.ready() != nil:
+		return base.OpError(op, s.ready())
 	case !(factor >= 0) || math.IsInf(float64(f), 0):
 		return base.OpError(op, fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor))
 	case s.cfg.InPlace:
@@ -325,14 +314,9 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 		ptr uintptr
 		n   int
 	}{{s.residual, s.held}, {s.at(numState), 1}, {s.at(numBracket), 1}} {
-		if s.err == nil {
-			s.check(s.kernels.Scale(x.ptr, dtype.F32, x.n, s.at(numFactor)))
-		}
+		s.do(func() error { return s.kernels.Scale(x.ptr, dtype.F32, x.n, s.at(numFactor)) })
 	}
-	if s.err != nil {
-		return base.OpError(op, s.err)
-	}
-	return nil
+	return base.OpError(op, s.err)
 }
 
 // chosenFor returns the configuration with which s goes on from a state with this fingerprint, if there is

@@ -99,11 +99,8 @@ func (s *Reducer) Drain(ctx context.Context) error { return s.order.Drain(ctx) }
 // only before the first step, to choose for [Auto], and to clip by the norm of all ranks. After
 // an error, RollBack.
 func (s *Reducer) Select(ctx context.Context, g Input) error {
-	switch {
-	case s.closed:
-		return base.ClosedError("the Reducer")
-	case s.err != nil:
-		return s.err
+	if err := s.ready(); err != nil {
+		return err
 	}
 	started, sent := time.Now(), s.meter.Totals()
 	s.step = step{phase: begun, last: s.stats, stats: Stats{Step: s.steps, Elements: s.n}}

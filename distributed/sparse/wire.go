@@ -140,9 +140,7 @@ func (e *engine) travel(move func(), all ...*mail) {
 
 // wordsOf returns the length of the message at p, whose head is there.
 func (e *engine) wordsOf(p uintptr, most int) int {
-	if e.err == nil {
-		e.check(e.rt.CopyOut(e.length[:], base.At(p, 1)))
-	}
+	e.do(func() error { return e.rt.CopyOut(e.length[:], base.At(p, 1)) })
 	bytes := int(binary.LittleEndian.Uint32(e.length[:]))
 	if e.err == nil && (bytes < headWords*base.WordSize || bytes > most*base.WordSize) {
 		e.err = fmt.Errorf("%w: a message of %d bytes, which has at most %d", comm.ErrMismatch, bytes, most*base.WordSize)

@@ -7,8 +7,13 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// OpError names the operation that an error is of.
-func OpError(op string, err error) error { return fmt.Errorf("distributed: %s: %w", op, err) }
+// OpError names the operation that an error is of. Without an error it is nil.
+func OpError(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("distributed: %s: %w", op, err)
+}
 
 // ClosedError is [comm.ErrClosed] of what has a communicator, which may be open.
 type ClosedError string
