@@ -32,11 +32,12 @@ type bucket struct {
 	flat    *runtime.Tensor // those that are joined; nil: none are
 	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
 	pattern string          // as [Gradients.Patterns] has it
-	ended   bool            // its step is committed
-	reducer reducer
-	failed  error         // of its asynchronous exchange
-	took    time.Duration // it
-	ready   uintptr       // the event of its gradients, with a side stream
+	// Of its step: the result is there, and is committed.
+	complete, ended bool
+	reducer         reducer
+	failed          error         // of its asynchronous exchange
+	took            time.Duration // it
+	ready           uintptr       // the event of its gradients, with a side stream
 }
 
 // arrange makes the buckets, for gradients that become ready in this order. patterns

@@ -292,7 +292,7 @@ func (g *Gradients) reset() {
 	clear(g.given)
 	clear(g.absent)
 	for _, b := range g.buckets {
-		b.missing = len(b.params)
+		b.missing, b.complete = len(b.params), false
 	}
 	g.arrived = g.arrived[:0]
 	g.next, g.fault, g.factor = 0, nil, 0
@@ -500,10 +500,28 @@ func (g *Gradients) exchange(b *bucket) error {
 		}
 	}
 	started := time.Now()
+	defer func() { b.took = time.Since(started) }()
 	err := b.reducer.Exchange(ctx)
-	b.took = time.Since(started)
 	g.passed(b, sparse.Exchanged)
+	if err == nil && g.order.Streams == nil && len(g.async.given) == 0 { // nothing else to exchange yet
+		_, err = g.arrive(ctx, g.buckets[:slices.Index(g.buckets, b)+1])
+	}
 	return err
+}
+
+// arrive completes the steps of buckets, as far as that was not done, and returns whether the host has
+// waited for the device.
+func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool, err error) {
+	for _, b := range buckets {
+		if !b.ended && !b.complete {
+			hostWaited, err := b.reducer.Complete(ctx)
+			if err != nil {
+				return waited, err
+			}
+			b.complete, waited = true, waited || hostWaited
+		}
+	}
+	return waited, nil
 }
 
 // BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled back.
@@ -660,16 +678,9 @@ func (g *Gradients) complete(ctx context.Context) (sparse.Verdict, error) {
 			return sparse.Passes, err
 		}
 	}
-	waited := false
-	for _, b := range g.buckets {
-		if b.ended {
-			continue
-		}
-		hostWaited, err := b.reducer.Complete(ctx)
-		if err != nil {
-			return sparse.Passes, err
-		}
-		waited = waited || hostWaited
+	waited, err := g.arrive(ctx, g.buckets)
+	if err != nil {
+		return sparse.Passes, err
 	}
 	return g.transaction.judge(ctx, len(g.buckets), waited)
 }
