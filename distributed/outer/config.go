@@ -37,8 +37,8 @@ type Config struct {
 	// Nesterov: the momentum is Nesterov's.
 	Nesterov bool
 
-	// Fragments is into how many parts the parameters are cut, which take turns within a
-	// window: 1 unless set. A parameter is in one fragment.
+	// Fragments is into how many parts of about equal length the parameters are cut, between
+	// rows of them, which take turns within a window: 1 unless set.
 	Fragments int
 	// Delay is how many steps after it was sent a fragment arrives: 0 unless set, with which
 	// Step waits for the exchange. Otherwise the exchange goes on behind the steps between. It
@@ -51,7 +51,7 @@ type Config struct {
 }
 
 // withDefaults returns c with the defaults of what is not set.
-func (c Config) withDefaults(params int) (Config, error) {
+func (c Config) withDefaults() (Config, error) {
 	if c.Fragments == 0 {
 		c.Fragments = 1
 	}
@@ -62,8 +62,8 @@ func (c Config) withDefaults(params int) (Config, error) {
 		c.Decay = 1
 	}
 	switch share := func(x float64) bool { return x >= 0 && x < 1 }; {
-	case c.Fragments < 1 || c.Fragments > params:
-		return c, base.ConfigError("Fragments is %d, want 1 to %d, the number of parameters", c.Fragments, params)
+	case c.Fragments < 1:
+		return c, base.ConfigError("Fragments is %d, want at least 1", c.Fragments)
 	case !(c.LearningRate > 0) || math.IsInf(c.LearningRate, 1):
 		return c, base.ConfigError("LearningRate is %v, want a finite number above 0", c.LearningRate)
 	case !share(c.Momentum) || !share(c.Mix):

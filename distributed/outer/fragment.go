@@ -15,8 +15,8 @@ import (
 
 // fragment is a part of the parameters that is exchanged at once.
 type fragment struct {
-	from, n int               // its elements in the arrays
-	params  []*runtime.Tensor // the program's
+	from, n int // its elements in the arrays
+	params  []part
 	deltas  []*runtime.Tensor // outer gradients, F32, parts of Loop.delta
 	sync    *ddp.Gradients
 
@@ -26,6 +26,29 @@ type fragment struct {
 	over         float64    // what weigh divides by the mean weight
 	begun        chan error // of begin
 	cancel       context.CancelFunc
+}
+
+// part is rows of a parameter of the program, which begin with an element.
+type part struct {
+	*runtime.Tensor
+	from int
+}
+
+// each calls do with the rank's own parameters in a fragment and where they are in the arrays.
+func (l *Loop) each(f *fragment, do func(own uintptr, dt dtype.DType, offset, n int) error) error {
+	offset := f.from
+	for i, p := range f.params {
+		own, err := p.Ptr()
+		n := f.deltas[i].Len()
+		if err == nil {
+			err = do(own+uintptr(p.from*p.DType().Size()), p.DType(), offset, n)
+		}
+		if err != nil {
+			return err
+		}
+		offset += n
+	}
+	return nil
 }
 
 // moment is the end of a step.
@@ -169,26 +192,18 @@ func (l *Loop) finish(ctx context.Context, f *fragment) error {
 // subtract makes deltas the difference of the common parameters, as ranks have them after
 // rounding, and the rank's own.
 func (l *Loop) subtract(f *fragment) error {
-	k, offset := l.kernels, f.from
-	for _, t := range f.params {
-		own, err := t.Ptr()
-		if err != nil {
-			return err
-		}
-		n, delta, common := t.Len(), base.At(l.delta.Ptr, offset), base.At(l.common.Ptr, offset)
-		src := runtime.Source{X: delta, N: n, From: common, Grad: own, DType: t.DType(), Factor: l.word(minusWord)}
-		if t.DType() != dtype.F32 {
+	k := l.kernels
+	return l.each(f, func(own uintptr, dt dtype.DType, offset, n int) (err error) {
+		delta, common := base.At(l.delta.Ptr, offset), base.At(l.common.Ptr, offset)
+		src := runtime.Source{X: delta, N: n, From: common, Grad: own, DType: dt, Factor: l.word(minusWord)}
+		if dt != dtype.F32 {
 			rounded := l.rounded.Ptr
-			err = errors.Join(k.Store(rounded, t.DType(), common, n, 1, 0), l.rt.Fill(delta, n, dtype.F32, 0),
-				k.Accumulate(runtime.Source{X: delta, N: n, Grad: rounded, DType: t.DType()}))
+			err = errors.Join(k.Store(rounded, dt, common, n, 1, 0), l.rt.Fill(delta, n, dtype.F32, 0),
+				k.Accumulate(runtime.Source{X: delta, N: n, Grad: rounded, DType: dt}))
 			src.From = 0
 		}
-		if err = errors.Join(err, k.Accumulate(src)); err != nil {
-			return err
-		}
-		offset += n
-	}
-	return nil
+		return errors.Join(err, k.Accumulate(src))
+	})
 }
 
 // optimize moves the common parameters by the averages in deltas, which it may change: v =
@@ -213,23 +228,14 @@ func (l *Loop) optimize(f *fragment) error {
 
 // adopt makes the rank's parameters the common ones, mixed with what they are if asked for.
 func (l *Loop) adopt(f *fragment, mix bool) error {
-	k, offset := l.kernels, f.from
-	for _, t := range f.params {
-		own, err := t.Ptr()
-		if err != nil {
-			return err
-		}
-		n, from := t.Len(), base.At(l.common.Ptr, offset)
+	return l.each(f, func(own uintptr, dt dtype.DType, offset, n int) (err error) {
+		from := base.At(l.common.Ptr, offset)
 		if mix && l.cfg.Mix > 0 {
 			delta := base.At(l.delta.Ptr, offset)
-			err = errors.Join(k.Store(delta, dtype.F32, from, n, float32(1-l.cfg.Mix), 0),
-				k.Accumulate(runtime.Source{X: delta, N: n, Grad: own, DType: t.DType(), Factor: l.word(mixWord)}))
+			err = errors.Join(l.kernels.Store(delta, dtype.F32, from, n, float32(1-l.cfg.Mix), 0),
+				l.kernels.Accumulate(runtime.Source{X: delta, N: n, Grad: own, DType: dt, Factor: l.word(mixWord)}))
 			from = delta
 		}
-		if err = errors.Join(err, k.Store(own, t.DType(), from, n, 1, 0)); err != nil {
-			return err
-		}
-		offset += n
-	}
-	return nil
+		return errors.Join(err, l.kernels.Store(own, dt, from, n, 1, 0))
+	})
 }

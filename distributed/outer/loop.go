@@ -92,7 +92,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	if rt == nil || c == nil || len(params) == 0 {
 		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil, or there are no parameters", comm.ErrArgument))
 	}
-	cfg, err := cfg.withDefaults(len(params))
+	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (l *Loop) bind(ctx context.Context, c comm.Communicator) error {
 
 // allocate cuts parameters into fragments of about equal length, and copies them.
 func (l *Loop) allocate(params []*runtime.Tensor) error {
-	starts, widest := make([]int, len(params)+1), 0
+	widest := 0
 	for i, t := range params {
 		if _, err := base.Address("outer loop", fmt.Sprintf("parameter %d", i), l.c, t); err != nil {
 			return err
@@ -143,12 +143,11 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 		if err := errors.Join(base.SameStream(l.rt, t.Runtime()), base.CheckGradientType(t.DType())); err != nil {
 			return fmt.Errorf("parameter %d: %w", i, err)
 		}
-		starts[i+1] = starts[i] + t.Len()
+		l.n += t.Len()
 		if t.DType() != dtype.F32 {
 			widest = max(widest, t.Bytes())
 		}
 	}
-	l.n = starts[len(params)]
 	arrays := map[*base.Buffer]int{&l.common: l.n * base.WordSize, &l.delta: l.n * base.WordSize, &l.rounded: widest, &l.words: words * base.WordSize}
 	if l.cfg.Momentum > 0 {
 		arrays[&l.velocity] = l.n * base.WordSize
@@ -163,22 +162,34 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 			return err
 		}
 	}
-	first := 0
+	next := 0
 	for i := range l.cfg.Fragments {
-		end, left := first+1, l.cfg.Fragments-1-i // which get one parameter each at least
-		for end < len(params)-left && (starts[end]+starts[end+1])/2 <= (i+1)*l.n/l.cfg.Fragments {
-			end++
-		}
-		f := &fragment{from: starts[first], n: starts[end] - starts[first], params: params[first:end]}
-		for j, t := range f.params {
-			d, err := runtime.Wrap(l.rt, base.At(l.delta.Ptr, starts[first+j]), dtype.F32, t.Shape(), nil, nil)
+		f := &fragment{from: next}
+		offset := 0
+		for _, t := range params {
+			shape := append([]int{1}, t.Shape()[min(1, len(t.Shape())):]...)
+			row := 1
+			for _, d := range shape {
+				row *= max(d, 1)
+			}
+			cut := func(i int) int { // of t's rows, those before the fragment
+				return min(max(i*l.n/l.cfg.Fragments-offset, 0)/row*row, t.Len())
+			}
+			from, to := cut(i), cut(i+1)
+			if offset += t.Len(); from == to {
+				continue
+			}
+			shape[0] = (to - from) / row
+			d, err := runtime.Wrap(l.rt, base.At(l.delta.Ptr, next), dtype.F32, shape, nil, nil)
 			if err != nil {
 				return err
 			}
-			f.deltas = append(f.deltas, d)
+			f.params, f.deltas, next = append(f.params, part{t, from}), append(f.deltas, d), next+d.Len()
+		}
+		if f.n = next - f.from; f.n == 0 {
+			return base.ConfigError("Fragments is %d, more than there are rows of parameters", l.cfg.Fragments)
 		}
 		l.fragments = append(l.fragments, f)
-		first = end
 	}
 	return l.start()
 }
@@ -193,17 +204,12 @@ func (l *Loop) start() error {
 	if err := l.rt.Fill(l.common.Ptr, l.n, dtype.F32, 0); err != nil {
 		return err
 	}
-	offset := 0
 	for _, f := range l.fragments {
-		for _, t := range f.params {
-			p, err := t.Ptr()
-			if err == nil {
-				err = l.kernels.Accumulate(runtime.Source{X: base.At(l.common.Ptr, offset), N: t.Len(), Grad: p, DType: t.DType()})
-			}
-			if err != nil {
-				return err
-			}
-			offset += t.Len()
+		err := l.each(f, func(own uintptr, dt dtype.DType, offset, n int) error {
+			return l.kernels.Accumulate(runtime.Source{X: base.At(l.common.Ptr, offset), N: n, Grad: own, DType: dt})
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -202,8 +202,8 @@ func TestAgainstTheAlgorithm(t *testing.T) {
 		{outer.Config{Every: 5, LearningRate: 0.7, Momentum: 0.9, Nesterov: true}, []int{0, total}},
 		{outer.Config{Every: 6, LearningRate: 0.5, Delay: 4}, []int{0, total}},
 		{outer.Config{Every: 6, LearningRate: 0.5, Delay: 2, Mix: 0.5}, []int{0, total}},
-		{outer.Config{Every: 7, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 3, Mix: 0.25}, []int{0, 307, total}},
-		{outer.Config{Every: 8, LearningRate: 1, Fragments: 4}, []int{0, 300, 307, 1507, total}},
+		{outer.Config{Every: 7, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 3, Mix: 0.25}, []int{0, total / 2, total}},
+		{outer.Config{Every: 8, LearningRate: 1, Fragments: 4}, []int{0, total / 4, total / 2, 3 * total / 4, total}},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			want := reference(ranks, steps, c.cfg, c.cuts, func(int) int { return ranks })
@@ -594,7 +594,7 @@ func TestMisuse(t *testing.T) {
 		rt := cpu.New()
 		m := newModel(t, rt)
 		for _, cfg := range []outer.Config{
-			{}, {Every: -1}, {Every: 3, Delay: 4}, {Every: 3, Delay: -1}, {Every: 3, Fragments: 4}, {Every: 30, Fragments: 5}, {Every: 4, Fragments: 2, Delay: 3},
+			{}, {Every: -1}, {Every: 3, Delay: 4}, {Every: 3, Delay: -1}, {Every: 3, Fragments: 4}, {Every: 3000, Fragments: total + 1}, {Every: 4, Fragments: 2, Delay: 3},
 			{Every: 1, LearningRate: -1}, {Every: 1, LearningRate: math.Inf(1)}, {Every: 1, Momentum: 1}, {Every: 1, Mix: 1}, {Every: 1, Decay: 2},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NonFinite: sparse.PassNonFinite}}},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NoUndo: true}}},

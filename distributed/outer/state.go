@@ -38,8 +38,8 @@ func (l *Loop) fingerprint() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%v %v %d %d", l.cfg.Momentum, l.cfg.Nesterov, l.cfg.Fragments, l.cfg.Delay)
 	for _, f := range l.fragments {
-		for _, t := range f.params {
-			fmt.Fprintf(h, " %v %v", t.DType(), t.Shape())
+		for i, p := range f.params {
+			fmt.Fprintf(h, " %v %v", p.DType(), f.deltas[i].Shape())
 		}
 	}
 	return h.Sum64()
