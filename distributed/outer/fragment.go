@@ -103,7 +103,7 @@ func (l *Loop) begin(ctx context.Context, f *fragment) {
 		}
 		f.begun <- err
 	}
-	if l.cfg.Delay > 0 && l.order.Streams == nil {
+	if l.cfg.Delay > 0 && l.rt.ComputeStream() == 0 {
 		go begin()
 	} else {
 		begin()

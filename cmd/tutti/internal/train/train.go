@@ -86,9 +86,9 @@ type trainer struct {
 	chosen   string // by auto
 	values   string // as what values travel: those that were asked for, or what auto has chosen
 
-	own   examples // to test on, of this rank
+	own   examples // to test on
 	tests []Test
-	clock time.Duration // of the training so far, without tests
+	clock time.Duration // of the training so far, without tests and comparisons of losses
 
 	order    []int // of the training images, in this epoch
 	epochs   int   // that have begun
@@ -119,23 +119,25 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, valu
 			return Result{}, fmt.Errorf("step %d of %d: %w", step+1, steps, err)
 		}
 		t.times = append(t.times, (t.clock + time.Since(start)).Seconds())
-		if (step+1)%cfg.testEvery(stepsPerEpoch) == 0 || step+1 == steps {
-			// What counts is when the last rank is here.
+		observer.Step(Result{Pattern: pattern, Values: values, Outer: cfg.Outer.Every}.Name(), step+1, steps)
+		tests, ends := (step+1)%cfg.testEvery(stepsPerEpoch) == 0 || step+1 == steps, (step+1)%stepsPerEpoch == 0
+		if tests && t.outer == nil { // what counts is when the last rank is here
 			if err := r.Comm.Barrier(ctx); err != nil {
 				return Result{}, err
 			}
-			t.clock += time.Since(start)
+		}
+		t.clock += time.Since(start)
+		if tests {
 			if err := t.test(ctx, testSet.Len()); err != nil {
 				return Result{}, fmt.Errorf("test after step %d of %d: %w", step+1, steps, err)
 			}
-			start = time.Now()
 		}
-		observer.Step(Result{Pattern: pattern, Values: values, Outer: cfg.Outer.Every}.Name(), step+1, steps)
-		if (step+1)%stepsPerEpoch == 0 {
+		if ends {
 			if err := t.checkLoss(ctx, stepsPerEpoch); err != nil {
 				return Result{}, err
 			}
 		}
+		start = time.Now()
 	}
 
 	if t.outer != nil { // the last window may not be over
@@ -189,6 +191,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 		err = t.shareWeights(ctx)
 	}
 	if err == nil && cfg.Outer.Every > 0 {
+		t.own = test
 		err = t.newOuter(ctx, reduce)
 	}
 	if err != nil {
@@ -309,10 +312,14 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	return t.record(ctx, loss)
 }
 
-// test measures the accuracy; every rank tests a part of all images.
-func (t *trainer) test(ctx context.Context, all int) error {
+// test measures the accuracy. Every rank tests a part of all images, or with an outer loop all of them: on
+// the links for which it is, a round trip takes longer.
+func (t *trainer) test(ctx context.Context, all int) (err error) {
 	right, loss := t.model.test(t.own)
-	sums, err := backend.Reduce(ctx, t.rank, []float64{float64(right), loss}, comm.Sum)
+	sums := []float64{float64(right), loss}
+	if t.outer == nil {
+		sums, err = backend.Reduce(ctx, t.rank, sums, comm.Sum)
+	}
 	if err == nil {
 		n := float64(all)
 		t.tests = append(t.tests, Test{Step: len(t.losses), Seconds: t.clock.Seconds(), Accuracy: 100 * sums[0] / n, Loss: sums[1] / n, rounds: t.rounds()})
