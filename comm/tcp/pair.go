@@ -224,11 +224,12 @@ func (p *pair) arrived(l *lane, h *header) error {
 	if h.length > chunkBytes {
 		return fmt.Errorf("a frame of %d bytes", h.length)
 	}
-	if h.kind == frameControl {
-		return p.control(l, h)
-	}
 	in, to, err := p.accept(h)
-	if err == nil {
+	switch {
+	case err != nil:
+	case h.kind == frameControl:
+		err = p.control(l, h)
+	default:
 		err = l.payload(in, to, h.length)
 	}
 	if err != nil {
@@ -278,7 +279,7 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 		}
 	case frameSeen:
 		poke(p.seen)
-	case frameBeat:
+	case frameBeat, frameControl:
 	default:
 		err = fmt.Errorf("a frame of kind %d", h.kind)
 	}

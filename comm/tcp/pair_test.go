@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"bytes"
 	"crypto/tls"
 	"io"
 	"net"
@@ -96,6 +97,19 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 	require.True(t, p.next(p.lanes[0], &f))
 	assert.Equal(t, header{kind: frameBeat, credit: messageBytes}, f.header)
 	require.NoError(t, come())
+}
+
+// Any frame gives credit back, also a control message.
+func TestCreditOfEveryFrame(t *testing.T) {
+	p, _ := newEarly(1 << 20)
+	p.credit = 0
+	for i, k := range []kind{frameBeat, frameControl, frameGrant, frameSeen} {
+		b := make([]byte, headerBytes)
+		(&header{kind: k, credit: 100}).put(b)
+		p.lanes[0].secure = script{Reader: bytes.NewReader(b)}
+		require.ErrorIs(t, p.lanes[0].receive(), io.EOF)
+		assert.Equal(t, 100*(i+1), p.credit)
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
