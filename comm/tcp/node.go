@@ -5,12 +5,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // node is a rank of the world: what its communicators share.
 type node struct {
 	rank, size int
-	pairs      []*pair // by rank
+	hosts      []comm.Wait // by rank: ranks of one host have the same color
+	pairs      []*pair     // by rank
 	tick       time.Duration
 	patience   int64 // ticks without a sign of life
 	ticks      atomic.Int64

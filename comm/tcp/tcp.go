@@ -33,6 +33,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net"
 	"os"
 	"slices"
@@ -195,9 +196,13 @@ func New(ctx context.Context, kv store.Store, c Config) (_ comm.Communicator, er
 	}
 	world := n.communicator(1, c.Rank, all)
 	n.start()
-	_, err = world.e.exchange(ctx, comm.Wait{}) // all ranks are here, and nobody needs the store
-	kv.Drop(c.key(c.Rank))
-	if err != nil {
+	host := fnv.New64a()
+	host.Write([]byte(rendezvous.HostName())) // never fails
+	n.hosts, err = world.e.exchange(ctx, comm.Wait{Color: int(host.Sum64())})
+	if kv != nil { // which nobody needs, as all ranks are here
+		kv.Drop(c.key(c.Rank))
+	}
+	if world.e.Near = n.near(all); err != nil {
 		return nil, errors.Join(err, world.Close())
 	}
 	return world, nil
@@ -233,6 +238,11 @@ func (n *node) communicator(id uint64, rank int, ranks []int) *communicator {
 	return c
 }
 
+// near reports whether ranks are on one host.
+func (n *node) near(ranks []int) bool {
+	return n.hosts != nil && !slices.ContainsFunc(ranks, func(r int) bool { return n.hosts[r].Color != n.hosts[ranks[0]].Color })
+}
+
 // Wait implements [backend.Backend].
 func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	if w.Op != comm.OpSplit {
@@ -266,7 +276,8 @@ func (e *endpoint) split(ctx context.Context, mine comm.Wait) (*communicator, er
 		for i, r := range group {
 			group[i] = w.pairs[r].rank
 		}
-		child = w.node.communicator(mix(mix(w.id, w.splits), uint64(mine.Color)), rank, group)
+		child = w.node.communicator(schedule.Mix(schedule.Mix(w.id, w.splits), uint64(mine.Color)), rank, group)
+		child.e.Near = w.node.near(group)
 	}
 	return child, e.Barrier(ctx, mine.Op, false)
 }
@@ -297,12 +308,6 @@ func (e *endpoint) exchange(ctx context.Context, mine comm.Wait) ([]comm.Wait, e
 
 // host is where this package's own memory comes from.
 var host = cpu.New()
-
-// mix returns h changed by x: another result for another x.
-func mix(h, x uint64) uint64 {
-	h = (h ^ x) * 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio (Knuth)
-	return h ^ h>>32
-}
 
 // Release implements [backend.Backend].
 func (e *endpoint) Release(ctx context.Context) error {

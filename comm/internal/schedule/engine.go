@@ -27,6 +27,9 @@ import (
 type Engine struct {
 	Check backend.Check
 	Life  backend.Life
+	// Near says that all ranks are on one host, as those with a segment are. It is set before the first call, on all
+	// ranks alike.
+	Near bool
 
 	wire     Wire
 	waiter   Waiter // the wire, if it is one

@@ -86,10 +86,9 @@ func (p planner) reduceScatter() {
 	}
 }
 
-// peersAtOnce is the number of ranks to which shares of that many bytes go at a time. Ranks
-// with a segment are on one host.
+// peersAtOnce is the number of ranks to which shares of that many bytes go at a time.
 func (p planner) peersAtOnce(bytes int) int {
-	if p.segment.memory == nil && bytes >= longShare {
+	if !p.Near && p.segment.memory == nil && bytes >= longShare {
 		return 1
 	}
 	return max(p.size-1, 1)
