@@ -208,7 +208,7 @@ func TestLevelsAtFullDensity(t *testing.T) {
 func TestLevelsSendLess(t *testing.T) {
 	const hosts, perHost, n, density, steps = 2, 2, 20_000, 0.02, 4
 	for _, pattern := range sparse.Patterns() {
-		flat := measureVolume(t, pattern, hosts*perHost, n, steps, density, func(rank, step int) []float32 { return standin.Normal(n, rank, step) })
+		flat := measureVolume(t, sparse.Config{Pattern: pattern, Density: density}, hosts*perHost, n, steps, func(rank, step int) []float32 { return standin.Normal(n, rank, step) })
 		var between float64
 		for _, ranks := range runLevels(t, []int{hosts, perHost}, n, steps, sparse.Config{Pattern: pattern, Density: density}) {
 			for rank, r := range ranks {

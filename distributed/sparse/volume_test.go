@@ -21,19 +21,19 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// volume is what ranks sent per step, in elements.
-type volume struct{ mean, most float64 }
+// volume is what ranks sent per step, in elements and in bytes.
+type volume struct{ mean, most, bytes float64 }
 
 // measureVolume runs steps of a pattern and returns what a rank sent per step,
 // on average and at most, as a meter around the backend counts it.
-func measureVolume(t *testing.T, pattern string, ranks, n, steps int, density float64, gradient func(rank, step int) []float32) volume {
+func measureVolume(t *testing.T, cfg sparse.Config, ranks, n, steps int, gradient func(rank, step int) []float32) volume {
 	t.Helper()
 	var mu sync.Mutex
 	var v volume
 	b := standin.Backend(t, ranks)
 	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 		meter := comm.NewMeter(r.Comm)
-		s, err := sparse.New(r.Runtime, meter, n, sparse.Config{Pattern: pattern, Density: density})
+		s, err := sparse.New(r.Runtime, meter, n, cfg)
 		if err != nil {
 			return err
 		}
@@ -47,16 +47,18 @@ func measureVolume(t *testing.T, pattern string, ranks, n, steps int, density fl
 			if err := runtime.CopyIn(g, gradient(r.Comm.Rank(), step)); err != nil {
 				return err
 			}
-			before := meter.Totals().SentElements
+			before := meter.Totals()
 			if err := s.AllReduce(ctx, g); err != nil {
 				return err
 			}
-			sent := float64(meter.Totals().SentElements - before)
+			after := meter.Totals()
+			sent, bytes := float64(after.SentElements-before.SentElements), float64(after.SentBytes-before.SentBytes)
 			if step == 0 { // without what the ranks compare first
-				sent -= float64(ranks - 1)
+				sent, bytes = sent-float64(ranks-1), bytes-float64(8*(ranks-1))
 			}
 			mu.Lock()
 			v.mean += sent / float64(ranks*steps)
+			v.bytes += bytes / float64(ranks*steps)
 			v.most = max(v.most, sent)
 			mu.Unlock()
 		}
@@ -91,35 +93,39 @@ func TestVolumeTable(t *testing.T) {
 			return g
 		},
 	}
+	all := []string{sparse.F32, sparse.I8, sparse.I2}
 	for _, name := range []string{"spread", "clustered"} {
 		var table strings.Builder
-		fmt.Fprintf(&table, "elements sent per rank and step, mean (most), in units of k; n = %d, k = %d, %s\n", n, k, name)
-		fmt.Fprintf(&table, "| %-15s |", "pattern")
+		fmt.Fprintf(&table, "bytes sent per rank and step in the mean, as %s, in units of k; n = %d, k = %d\n| %s |", strings.Join(all, " · "), n, k, name)
 		for _, p := range worlds {
-			fmt.Fprintf(&table, " %13s |", fmt.Sprintf("P=%d", p))
+			fmt.Fprintf(&table, " P=%d |", p)
 		}
-		bounds := fmt.Sprintf("| %-15s |", "6(P-1)/P")
-		for _, p := range worlds {
-			bounds += fmt.Sprintf(" %13.2f |", 6*float64(p-1)/float64(p))
-		}
-		fmt.Fprintf(&table, "\n%s\n", bounds)
+		table.WriteByte('\n')
 		volumes := map[string][]volume{}
 		for _, pattern := range patterns {
-			fmt.Fprintf(&table, "| %-15s |", pattern)
+			fmt.Fprintf(&table, "| %s |", pattern)
 			for _, p := range worlds {
-				v := measureVolume(t, pattern, p, n, steps, density, gradients[name])
-				volumes[pattern] = append(volumes[pattern], v)
-				fmt.Fprintf(&table, " %13s |", fmt.Sprintf("%.2f (%.2f)", v.mean/float64(k), v.most/float64(k)))
+				var cells []string
+				for _, values := range all {
+					v := measureVolume(t, sparse.Config{Pattern: pattern, Density: density, Values: values}, p, n, steps, gradients[name])
+					volumes[pattern+values] = append(volumes[pattern+values], v)
+					cells = append(cells, fmt.Sprintf("%.3g", v.bytes/float64(k)))
+				}
+				fmt.Fprintf(&table, " %s |", strings.Join(cells, " · "))
 			}
 			table.WriteByte('\n')
 		}
 		t.Log(table.String())
 		for i, p := range worlds {
-			assert.LessOrEqual(t, volumes["oktopk"][i].most, 6*float64(k)*float64(p-1)/float64(p), "oktopk, P=%d, %s", p, name)
-			assert.Equal(t, float64(2*k*(p-1)), volumes["topkA"][i].most, "topkA, P=%d", p)
+			assert.LessOrEqual(t, volumes["oktopkf32"][i].most, 6*float64(k)*float64(p-1)/float64(p), "oktopk, P=%d, %s", p, name)
+			assert.Equal(t, float64(2*k*(p-1)), volumes["topkAf32"][i].most, "topkA, P=%d", p)
+			assert.InEpsilon(t, 8*k*(p-1), volumes["topkAf32"][i].bytes, 1e-9, "topkA, P=%d", p)
+			assert.LessOrEqual(t, volumes["topkAi8"][i].bytes, 2.2*float64(k*(p-1)), "topkA i8, P=%d", p)
+			assert.LessOrEqual(t, volumes["topkAi2"][i].bytes, 1.4*float64(k*(p-1)), "topkA i2, P=%d", p)
+			assert.Less(t, volumes["oktopki2"][i].bytes, 0.4*volumes["oktopkf32"][i].bytes, "oktopk i2, P=%d", p)
 		}
 		last := len(worlds) - 1
-		assert.Greater(t, volumes["topkA"][last].most, 8*volumes["oktopk"][last].most, name)
+		assert.Greater(t, volumes["topkAf32"][last].most, 8*volumes["oktopkf32"][last].most, name)
 	}
 }
 
@@ -129,11 +135,11 @@ func TestVolumeTable(t *testing.T) {
 func TestFillUp(t *testing.T) {
 	const ranks, n, density = 8, 10_000, 0.25
 	gradient := func(rank, step int) []float32 { return standin.Normal(n, rank, step) }
-	sparse := measureVolume(t, "gaussiankSA", ranks, n, 2, density, gradient)
-	dense := measureVolume(t, "topkSA", ranks, n, 2, density, gradient)
+	lists := measureVolume(t, sparse.Config{Pattern: sparse.GaussiankSA, Density: density}, ranks, n, 2, gradient)
+	dense := measureVolume(t, sparse.Config{Pattern: sparse.TopkSA, Density: density}, ranks, n, 2, gradient)
 	const split = 2 * density * n
 	assert.Less(t, dense.most, split+n)
-	assert.Greater(t, sparse.most, split+n)
+	assert.Greater(t, lists.most, split+n)
 }
 
 // TestVolumeOfOktopkOnStreams holds each step to the bound also where lengths travel with
@@ -210,5 +216,5 @@ func TestNoZerosInSplit(t *testing.T) {
 		g[3000*rank], g[3000*rank+1] = 1, -2
 		return g
 	}
-	assert.Less(t, measureVolume(t, "topkSA", 3, 10_000, 2, 0.1, few).most, 60.0)
+	assert.Less(t, measureVolume(t, sparse.Config{Pattern: sparse.TopkSA, Density: 0.1}, 3, 10_000, 2, few).most, 60.0)
 }
