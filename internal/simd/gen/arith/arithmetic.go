@@ -4,6 +4,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
 // instruction is an instruction with its operands in Go's order: sources from
@@ -13,60 +15,54 @@ type instruction = func(ops ...Op)
 // combiner emits acc = acc op next on registers of w bytes.
 type combiner func(w int, acc, next reg.VecVirtual)
 
+// finisher emits what makes of an accumulator a register of w bytes to be stored, and returns that.
+type finisher func(w int, acc reg.VecVirtual) reg.VecVirtual
+
 // floatOps are the instructions of a float type.
 type floatOps struct {
 	add, mul, min, max, div, compare instruction
 	blend                            func(mask, set, clear, dst Op)
+	fromInt                          func(value, from, to Op)
+	broadcast                        instruction
 	// quietNaN returns the NaN that has only the quiet bit set, in every lane.
 	quietNaN func() reg.VecVirtual
-	// broadcastInt returns the integer as a float in every lane.
-	broadcastInt func(value reg.GPVirtual) reg.VecVirtual
 }
 
 var float32s = floatOps{
 	add: VADDPS, mul: VMULPS, min: VMINPS, max: VMAXPS, div: VDIVPS,
-	compare:  VCMPPS,
-	blend:    VBLENDVPS,
-	quietNaN: func() reg.VecVirtual { return broadcast32(0x7fc00000) },
-	broadcastInt: func(value reg.GPVirtual) reg.VecVirtual {
-		v := YMM()
-		VPXOR(v, v, v)
-		VCVTSI2SSQ(value, v.AsX(), v.AsX())
-		VBROADCASTSS(v.AsX(), v)
-		return v
-	},
+	compare: VCMPPS, blend: VBLENDVPS, fromInt: VCVTSI2SSQ, broadcast: VBROADCASTSS,
+	quietNaN: func() reg.VecVirtual { return avx.Lanes(0x7fc00000) },
 }
 
 var float64s = floatOps{
 	add: VADDPD, mul: VMULPD, min: VMINPD, max: VMAXPD, div: VDIVPD,
-	compare:  VCMPPD,
-	blend:    VBLENDVPD,
+	compare: VCMPPD, blend: VBLENDVPD, fromInt: VCVTSI2SDQ, broadcast: VBROADCASTSD,
 	quietNaN: func() reg.VecVirtual { return broadcast64(0x7ff8 << 48) },
-	broadcastInt: func(value reg.GPVirtual) reg.VecVirtual {
-		v := YMM()
-		VPXOR(v, v, v)
-		VCVTSI2SDQ(value, v.AsX(), v.AsX())
-		VBROADCASTSD(v.AsX(), v)
-		return v
-	},
 }
+
+// asIs is the finisher of accumulators that are results.
+func asIs(_ int, acc reg.VecVirtual) reg.VecVirtual { return acc }
 
 // arithmetic returns how an op combines accumulators and what it does to the
 // final ones. count is the register with the number of sources.
-func (f floatOps) arithmetic(op string, count reg.GPVirtual) (combiner, func(w int, acc reg.VecVirtual)) {
-	nothing := func(int, reg.VecVirtual) {}
+func (f floatOps) arithmetic(op string, count reg.GPVirtual) (combiner, finisher) {
 	switch op {
 	case "Prod":
-		return inPlace(f.mul), nothing
+		return inPlace(f.mul), asIs
 	case "Min":
-		return f.extremum(f.min, VORPS), nothing
+		return f.extremum(f.min, VORPS), asIs
 	case "Max":
-		return f.extremum(f.max, VANDPS), nothing
+		return f.extremum(f.max, VANDPS), asIs
 	case "Avg":
-		by := f.broadcastInt(count)
-		return inPlace(f.add), func(w int, acc reg.VecVirtual) { f.div(sized(w, by), acc, acc) }
+		by := avx.Zero()
+		f.fromInt(count, by.AsX(), by.AsX())
+		f.broadcast(by.AsX(), by)
+		return inPlace(f.add), func(w int, acc reg.VecVirtual) reg.VecVirtual {
+			f.div(sized(w, by), acc, acc)
+			return acc
+		}
 	}
-	return inPlace(f.add), nothing
+	return inPlace(f.add), asIs
 }
 
 // extremum returns the combiner of a minimum or maximum. The processor's gives
@@ -117,7 +113,7 @@ func integerOp(op, kind string) combiner {
 // multiplyBytes returns the combiner of 8-bit products. There is no such
 // instruction: the even and odd bytes are multiplied as 16-bit numbers.
 func multiplyBytes() combiner {
-	evenBytes := broadcast32(0x00ff00ff)
+	evenBytes := avx.Lanes(0x00ff00ff)
 	return func(w int, acc, next reg.VecVirtual) {
 		odd := sized(w, YMM())
 		VPSRLW(Imm(8), acc, odd)

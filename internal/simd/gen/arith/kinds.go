@@ -7,6 +7,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
 // reductions lists the kernels of all kinds and ops.
@@ -44,43 +46,32 @@ func newKernel(op string, size, lanes int, kinds ...string) kernel {
 	return k
 }
 
-// floats returns a kernel of floats that are computed with as they are stored.
-func floats(kind string, size int, op string, f floatOps) kernel {
-	k := newKernel(op, size, ymmBytes/size, kind)
+// single has k combine vectors of which each takes one register, which load loads.
+func (k kernel) single(load func(w int, from Mem) reg.VecVirtual, parts func(count reg.GPVirtual) (combiner, finisher)) kernel {
 	k.steps = func(count reg.GPVirtual) steps {
-		combine, finish := f.arithmetic(op, count)
+		combine, finish := parts(count)
 		return steps{
-			load: loadOne,
-			combine: func(w int, acc vector, from Mem) {
-				combine(w, acc[0], loadVector(w, from))
-			},
-			finish: func(w int, acc vector) reg.VecVirtual {
-				finish(w, acc[0])
-				return acc[0]
-			},
+			load:    func(w int, from Mem) vector { return vector{load(w, from)} },
+			combine: func(w int, acc vector, from Mem) { combine(w, acc[0], load(w, from)) },
+			finish:  func(w int, acc vector) reg.VecVirtual { return finish(w, acc[0]) },
 		}
 	}
 	return k
 }
 
+// floats returns a kernel of floats that are computed with as they are stored.
+func floats(kind string, size int, op string, f floatOps) kernel {
+	return newKernel(op, size, ymmBytes/size, kind).single(loadVector, func(count reg.GPVirtual) (combiner, finisher) { return f.arithmetic(op, count) })
+}
+
 // halves returns a kernel of binary16, which F16C converts. The accumulators
 // are twice as wide as the elements.
 func halves(op string) kernel {
-	k := newKernel(op, 2, ymmBytes/4, "F16")
-	k.steps = func(count reg.GPVirtual) steps {
+	return newKernel(op, 2, ymmBytes/4, "F16").single(widenF16, func(count reg.GPVirtual) (combiner, finisher) {
 		combine, finish := float32s.arithmetic(op, count)
-		return steps{
-			load: func(w int, from Mem) vector { return vector{widenF16(w, from)} },
-			combine: func(w int, acc vector, from Mem) {
-				combine(2*w, acc[0], widenF16(w, from))
-			},
-			finish: func(w int, acc vector) reg.VecVirtual {
-				finish(2*w, acc[0])
-				return narrowF16(w, acc[0])
-			},
-		}
-	}
-	return k
+		return func(w int, acc, next reg.VecVirtual) { combine(2*w, acc, next) },
+			func(w int, acc reg.VecVirtual) reg.VecVirtual { return narrowF16(w, finish(2*w, acc)) }
+	})
 }
 
 // bfloats returns a kernel of bfloat16. Two neighbors share a 32-bit lane, so
@@ -94,7 +85,7 @@ func bfloats(op string) kernel {
 	k.unroll = 2
 	k.steps = func(count reg.GPVirtual) steps {
 		combine, finish := float32s.arithmetic(op, count)
-		upper := broadcast32(0xffff0000)
+		upper := avx.Lanes(0xffff0000)
 		rounding := newBF16Rounding()
 		load := func(w int, from Mem) vector {
 			odd := loadVector(w, from)
@@ -131,18 +122,7 @@ func integers(bits int, op string, signs ...string) kernel {
 	for i, sign := range signs {
 		kinds[i] = fmt.Sprintf("%s%d", sign, bits)
 	}
-	k := newKernel(op, bits/8, ymmBytes*8/bits, kinds...)
-	k.steps = func(reg.GPVirtual) steps {
-		combine := integerOp(op, kinds[0])
-		return steps{
-			load: loadOne,
-			combine: func(w int, acc vector, from Mem) {
-				combine(w, acc[0], loadVector(w, from))
-			},
-			finish: func(_ int, acc vector) reg.VecVirtual { return acc[0] },
-		}
-	}
-	return k
+	return newKernel(op, bits/8, ymmBytes*8/bits, kinds...).single(loadVector, func(reg.GPVirtual) (combiner, finisher) { return integerOp(op, kinds[0]), asIs })
 }
 
 // bools returns a kernel of truth values that combines bytes so that they are
@@ -152,22 +132,12 @@ func bools(name string, combine instruction, ops ...string) kernel {
 	k.name = strings.ToLower(name) + "Bool"
 	k.doc = fmt.Sprintf("%s is %s and %s on Bool.", k.name, ops[0], ops[1])
 	k.cases = append(k.cases, kindOp{"Bool", ops[1]})
-	k.steps = func(reg.GPVirtual) steps {
-		ones, zero := broadcast32(0x01010101), YMM()
-		VPXOR(zero, zero, zero)
-		return steps{
-			load: loadOne,
-			combine: func(w int, acc vector, from Mem) {
-				combine(loadVector(w, from), acc[0], acc[0])
-			},
-			finish: func(w int, acc vector) reg.VecVirtual {
-				VPCMPEQB(sized(w, zero), acc[0], acc[0])
-				VPANDN(sized(w, ones), acc[0], acc[0])
-				return acc[0]
-			},
+	return k.single(loadVector, func(reg.GPVirtual) (combiner, finisher) {
+		ones, zero := avx.Lanes(0x01010101), avx.Zero()
+		return inPlace(combine), func(w int, acc reg.VecVirtual) reg.VecVirtual {
+			VPCMPEQB(sized(w, zero), acc, acc)
+			VPANDN(sized(w, ones), acc, acc)
+			return acc
 		}
-	}
-	return k
+	})
 }
-
-func loadOne(w int, from Mem) vector { return vector{loadVector(w, from)} }

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
 // A kernel combines all sources and stores to all destinations. Its registers
@@ -49,9 +53,7 @@ type arguments struct {
 }
 
 func (k kernel) generate() {
-	TEXT(k.name, nosplit, "func(dsts, srcs []uintptr, from, n int, stream bool)")
-	Doc(k.doc)
-	Pragma("noescape")
+	avx.Kernel(k.name, "func(dsts, srcs []uintptr, from, n int, stream bool)", k.doc)
 
 	count := Load(Param("srcs").Len(), GP64()).(reg.GPVirtual)
 	s := k.steps(count)
@@ -83,10 +85,10 @@ func (k kernel) generate() {
 		Label("tail")
 	}
 	for lanes := k.lanes / 2; lanes > 0; lanes /= 2 {
-		next := labelf("below%d", lanes)
+		next := fmt.Sprintf("below%d", lanes)
 		TESTQ(U32(lanes), a.left)
 		JZ(LabelRef(next))
-		k.group(labelf("tail%d", lanes), a, s, lanes*k.size, 1, false)
+		k.group(fmt.Sprintf("tail%d", lanes), a, s, lanes*k.size, 1, false)
 		Label(next)
 	}
 

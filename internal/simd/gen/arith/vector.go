@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -11,14 +10,10 @@ import (
 	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
-const nosplit = attr.NOSPLIT
-
 const (
 	ymmBytes  = 32 // the width of an AVX2 register
 	cacheLine = 64 // of every amd64 processor
 )
-
-func labelf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 
 // sized returns the part of the register that vectors of w bytes are computed
 // in: all of it, or the lower half.
@@ -71,15 +66,6 @@ func storeVector(w int, v reg.VecVirtual, to Mem) {
 // storeStream writes a whole register past the caches, to an aligned address.
 func storeStream(w int, v reg.VecVirtual, to Mem) {
 	VMOVNTDQ(sized(w, v), to)
-}
-
-// broadcast32 returns a register with the value in every 32-bit lane.
-func broadcast32(value uint32) reg.VecVirtual {
-	bits, v := GP32(), YMM()
-	MOVL(U32(value), bits)
-	VMOVD(bits, v.AsX())
-	VPBROADCASTD(v.AsX(), v)
-	return v
 }
 
 // broadcast64 returns a register with the value in every 64-bit lane.
