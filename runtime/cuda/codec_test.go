@@ -62,23 +62,68 @@ func BenchmarkCodec(b *testing.B) {
 			test{fmt.Sprintf("dequantize and add/%v", c), func() error { return k.Dequantize(y, c, code, dense, true) }})
 	}
 	for _, c := range tests {
-		b.Run(c.name, func(b *testing.B) {
-			start, err := rt.NewTimingEvent()
-			require.NoError(b, err)
-			end, err := rt.NewTimingEvent()
-			require.NoError(b, err)
-			require.NoError(b, c.run())
-			require.NoError(b, rt.Stream().Record(start))
-			for b.Loop() {
-				require.NoError(b, c.run())
+		b.Run(c.name, func(b *testing.B) { deviceTime(b, rt, c.run) })
+	}
+}
+
+// deviceTime times a call on the device's own clock.
+func deviceTime(b *testing.B, rt *Runtime, call func() error) {
+	start, err := rt.NewTimingEvent()
+	require.NoError(b, err)
+	end, err := rt.NewTimingEvent()
+	require.NoError(b, err)
+	require.NoError(b, call())
+	require.NoError(b, rt.Stream().Record(start))
+	for b.Loop() {
+		require.NoError(b, call())
+	}
+	require.NoError(b, rt.Stream().Record(end))
+	require.NoError(b, end.Synchronize(context.Background()))
+	took, err := end.Since(start)
+	require.NoError(b, err)
+	b.ReportMetric(float64(took.Nanoseconds())/float64(b.N)/1e3, "device-us/op")
+	require.NoError(b, start.Close())
+	require.NoError(b, end.Close())
+}
+
+// BenchmarkDelta times diff and patch of 1 GiB of bf16, on the device's own clock.
+func BenchmarkDelta(b *testing.B) {
+	const n, piece, seed = 1 << 29, 1 << 24, 47
+	rt, rng := openGPU(b), rand.New(rand.NewPCG(seed, 0))
+	var p [4]uintptr
+	for i, bytes := range []int{2 * n, 2 * n, n, n} {
+		var err error
+		p[i], err = rt.Allocate(bytes)
+		require.NoError(b, err)
+		defer rt.Deallocate(p[i]) //nolint:errcheck
+	}
+	k, old, now := rt.Kernels(), p[0], p[1]
+	l := runtime.Changes{Idx: p[2] + 1<<20, Diff: p[3], N: n / 5, Len: p[2], Sums: p[2] + 4096}
+	bare := l
+	bare.Sums = 0
+	was, is := make([]uint16, piece), make([]uint16, piece)
+	for _, percent := range []float64{0, 1, 3, 10} {
+		for i := range was {
+			was[i] = uint16(rng.Uint32())
+			if is[i] = was[i]; rng.Float64()*100 < percent {
+				is[i] ^= 1
 			}
-			require.NoError(b, rt.Stream().Record(end))
-			require.NoError(b, end.Synchronize(context.Background()))
-			took, err := end.Since(start)
-			require.NoError(b, err)
-			b.ReportMetric(float64(took.Nanoseconds())/float64(b.N)/1e3, "device-us/op")
-			require.NoError(b, start.Close())
-			require.NoError(b, end.Close())
-		})
+		}
+		for at := uintptr(0); at < 2*n; at += 2 * piece {
+			require.NoError(b, rt.CopyIn(old+at, hostmem.Bytes(was)))
+			require.NoError(b, rt.CopyIn(now+at, hostmem.Bytes(is)))
+		}
+		back := true
+		for _, c := range []struct {
+			name string
+			call func() error
+		}{
+			{"diff", func() error { return k.Diff(old, now, dtype.BF16, n, l) }},
+			{"diff without sums", func() error { return k.Diff(old, now, dtype.BF16, n, bare) }},
+			{"patch", func() error { back = !back; return k.Patch(old, dtype.BF16, n, l, back) }},
+			{"patch without sums", func() error { back = !back; return k.Patch(old, dtype.BF16, n, bare, back) }},
+		} {
+			b.Run(fmt.Sprintf("%v%%/%s", percent, c.name), func(b *testing.B) { deviceTime(b, rt, c.call) })
+		}
 	}
 }

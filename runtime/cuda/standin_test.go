@@ -44,7 +44,7 @@ func TestOnStandIns(t *testing.T) {
 			[]string{"-test.run=^(TestStandIn|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared)",
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
-			[]string{"-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|union|give|hostile|encode|quantize)"}},
+			[]string{"-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|union|give|hostile|encode|quantize|diff)"}},
 		"kernels beside the CPU's": {"", nil, []string{"-test.short", "-test.run=^TestKernels(Equal|DoNot|InA|Merge)"}},
 		"steps of sparse patterns": {"", []string{"FAKE_CUDA_DEVICES=2"}, []string{"-test.run=^TestStepsOfPatterns$"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},

@@ -51,6 +51,8 @@ var kernelTests = []test{
 	{"hostile codes", testHostileCodes},
 	{"quantize", testQuantize},
 	{"bad arguments of codecs", testCodecArguments},
+	{"diff and patch", testDelta},
+	{"bad arguments of deltas", testDeltaArguments},
 }
 
 // kernels returns the kernels of the runtime, or skips the test.
@@ -64,7 +66,7 @@ func (d *device) kernels() runtime.Kernels {
 
 // word is an element of an array in device memory.
 type word interface {
-	int32 | uint32 | uint16 | float32 | float64
+	int32 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 }
 
 // place uploads an array to an address that is aligned to its elements only,

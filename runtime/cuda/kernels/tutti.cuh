@@ -29,6 +29,7 @@ enum { warp_size = 32 };
 #define METHOD __attribute__((device)) __attribute__((always_inline))
 #define DEVICE static inline METHOD
 #define SHARED __attribute__((shared))
+#define CONSTANT static constexpr __attribute__((device))
 // What a pointer points to that comes out of memory: it is not shared memory, which the compiler cannot know.
 #define GLOBAL __attribute__((address_space(1)))
 
@@ -67,6 +68,7 @@ DEVICE u32 trailing_zeros(u32 v) { return v ? (u32)__builtin_ctz(v) : 32; }
 // writes and those that a barrier showed it, come before what follows it.
 DEVICE u32 add_to(u32 *p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 DEVICE void set_bits(u32 *p, u32 bits) { __atomic_fetch_or(p, bits, __ATOMIC_RELAXED); }
+DEVICE void flip_bits(u32 *p, u32 bits) { __atomic_fetch_xor(p, bits, __ATOMIC_RELAXED); }
 DEVICE u32 load(const u32 *p) {
   u32 v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

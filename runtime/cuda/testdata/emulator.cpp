@@ -11,6 +11,7 @@
 #include "../kernels/select.cu"
 #include "../kernels/pieces.cu"
 #include "../kernels/codec.cu"
+#include "../kernels/delta.cu"
 
 namespace {
 
@@ -39,6 +40,7 @@ const kernel kernels[] = {
   K(scatter_set), K(zero_at), K(give_back), K(lower_bounds), K(sample), K(balance), K(count_above),
   K(narrow_bracket), K(put_words), K(merge_f32), K(merge_f16), K(merge_bf16), K(unite), K(unite_two), K(pick), K(sift), K(cut), K(cut_outside), K(copy_pieces),
   K(quantize), K(dequantize), K(encode), K(decode), K(topk_chunks),
+  K(diff_1), K(diff_2), K(diff_4), K(diff_8), K(patch_1), K(patch_2), K(patch_4), K(patch_8),
 };
 
 } // namespace

@@ -23,6 +23,7 @@
 #define METHOD
 #define DEVICE static inline
 #define SHARED
+#define CONSTANT static constexpr
 #define GLOBAL
 #define BOUNDS(threads, blocks)
 
@@ -223,6 +224,7 @@ DEVICE u32 trailing_zeros(u32 v) { return v ? (u32)__builtin_ctz(v) : 32; }
 
 DEVICE u32 add_to(u32 *p, u32 v) { const u32 before = *p; *p += v; return before; }
 DEVICE void set_bits(u32 *p, u32 bits) { *p |= bits; }
+DEVICE void flip_bits(u32 *p, u32 bits) { *p ^= bits; }
 DEVICE u32 load(const u32 *p) { return *p; }
 DEVICE u64 load(const u64 *p) { return *p; }
 DEVICE void store(u32 *p, u32 v) { *p = v; }
