@@ -3,15 +3,19 @@ package delta
 import (
 	"crypto/subtle"
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"math"
-	"math/bits"
+	"hash/crc32"
+	goruntime "runtime"
 	"slices"
 	"sync"
 	"unsafe"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/gaps"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // blockLen is the number of elements of a block.
@@ -26,23 +30,6 @@ const (
 	formSorted        // as formList, positions among the elements in the order of their magnitudes
 )
 
-// order maps the bits of an element, shifted up to the sign of an int64, to integers in the order
-// of the elements, and back: adjacent floats are adjacent integers.
-type order struct {
-	shift uint  // 64 less the bits of an element
-	flip  int64 // what the sign of a float inverts
-}
-
-func orderOf(d dtype.DType) order {
-	o := order{shift: 64 - 8*uint(d.Size())}
-	if d.IsFloat() {
-		o.flip = math.MaxInt64 << o.shift & math.MaxInt64
-	}
-	return o
-}
-
-func (o order) of(shifted int64) int64 { return shifted ^ shifted>>63&o.flip }
-
 // coder has the memory to code a block.
 type coder struct {
 	idx, second []int32
@@ -54,63 +41,106 @@ type coder struct {
 	counts      [symbolCount]int
 	freq        frequencies
 	slots       [1 << tableBits]slot
-	differ      [4096]uint16 // words that differ
-	classes     []uint8      // leading bits of the elements' magnitudes
-	starts      [256]int32   // of each class, in the order of classes
-	old, new    []byte       // what is read of memory that is elsewhere
+	classes     []uint8    // leading bits of the elements' magnitudes
+	starts      [256]int32 // of each class, in the order of classes
+	old, new    []byte     // what is read of memory that is elsewhere
 	list, dense []byte
 	sorted      []byte
 	xor, marks  []byte // parts of a block that was read, memory of its message
+	area        []byte // what kernels read and write
+	room        int    // for how many changes
 }
 
 var coders = sync.Pool{New: func() any { return new(coder) }}
 
-// compare lists the elements of which two blocks differ, and their differences.
-func (c *coder) compare(old, new []byte, d dtype.DType) {
-	c.idx, c.diffs = c.idx[:0], c.diffs[:0]
-	whole := len(new) &^ 7
-	c.compareWords(old[:whole], new[:whole], d)
-	if whole < len(new) {
-		var a, b [8]byte
-		copy(a[:], old[whole:])
-		copy(b[:], new[whole:])
-		before := len(c.idx)
-		c.compareWords(a[:], b[:], d)
-		for i := range c.idx[before:] {
-			c.idx[before+i] += int32(whole / d.Size())
+// place is memory that the kernels of a runtime reach, of a block of elements. It is of Go or of that runtime, and kept.
+type place struct {
+	rt   runtime.Runtime
+	at   uintptr // 0: zeros
+	keep any
+}
+
+// host is the runtime of all memory that the host reaches.
+var host runtime.Runtime = cpu.New()
+
+func hostPlace(b []byte) place { return place{host, hostmem.Addr(b), b} }
+
+// bytes returns n bytes there: in place if the host reaches them, or a copy in buf.
+func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
+	if p.rt == host {
+		return hostmem.Slice[byte](p.at, n), nil
+	}
+	*buf = grown(*buf, n)
+	return *buf, p.rt.CopyOut(*buf, p.at)
+}
+
+// fetch makes p a place of the host, in buf if it is not.
+func (p *place) fetch(n int, buf *[]byte) error {
+	b, err := p.bytes(n, buf)
+	*p = place{host, hostmem.Addr(b), [2]any{p.keep, b}}
+	return err
+}
+
+// The head of what kernels are told of a block: how many elements change, and its checksum.
+const head = 16
+
+// exchange calls kernels of a runtime with a list that has room for as many changes: that of c.area, of which the first bytes go in
+// and come out.
+func (c *coder) exchange(rt runtime.Runtime, room, in, out int, call func(k runtime.Kernels, l runtime.Changes) error) error {
+	k, err := runtime.KernelsOf(rt)
+	if err != nil {
+		return err
+	}
+	at, err := rt.Allocate(len(c.area))
+	if err != nil {
+		return err
+	}
+	err = rt.CopyIn(at, c.area[:in])
+	if err == nil {
+		err = call(k, runtime.Changes{Idx: at + head, Diff: at + uintptr(diffsAt(room)), N: room, Len: at, Sums: at + 8})
+	}
+	if err == nil {
+		err = rt.CopyOut(c.area[:out], at)
+	}
+	return errors.Join(err, rt.Deallocate(at))
+}
+
+// diffsAt is where the differences begin in an area with room for that many.
+func diffsAt(room int) int { return (head + 4*room + 7) &^ 7 }
+
+// compare lists the elements of which two blocks in one memory differ, and their differences. It returns the checksum of the new one.
+func (c *coder) compare(old, new place, d dtype.DType, elements int, sum uint32) (uint32, error) {
+	defer goruntime.KeepAlive([2]any{old.keep, new.keep})
+	for room := max(c.room, elements/32); ; room = c.room {
+		c.area = grown(c.area, diffsAt(room)+room*d.Size())
+		binary.LittleEndian.PutUint32(c.area[8:], sum)
+		if err := c.exchange(new.rt, room, head, len(c.area), func(k runtime.Kernels, l runtime.Changes) error {
+			return k.Diff(old.at, new.at, d, elements, l)
+		}); err != nil {
+			return 0, err
 		}
+		m := int(binary.LittleEndian.Uint32(c.area))
+		if c.room = m + m/4; m > room {
+			continue
+		}
+		c.idx, c.diffs = append(c.idx[:0], view[int32](c.area[head:])[:m]...), grown(c.diffs, m)
+		switch from := c.area[diffsAt(room):]; d.Size() {
+		case 1:
+			widen(c.diffs, view[int8](from))
+		case 2:
+			widen(c.diffs, view[int16](from))
+		case 4:
+			widen(c.diffs, view[int32](from))
+		default:
+			widen(c.diffs, view[int64](from))
+		}
+		return binary.LittleEndian.Uint32(c.area[8:]), nil
 	}
 }
 
-// compareWords is compare of blocks of whole words: it looks which words of some differ, without a branch,
-// and then at their elements.
-func (c *coder) compareWords(old, new []byte, d dtype.DType) {
-	a, b := view[uint64](old), view[uint64](new)
-	o, size := orderOf(d), bits.TrailingZeros8(uint8(d.Size()))
-	shift, lane := o.shift&63, uint64(math.MaxUint64)>>(o.shift&63)
-	for from := 0; from < len(a); from += len(c.differ) {
-		x, y := a[from:min(from+len(c.differ), len(a))], b[from:]
-		y = y[:len(x)]
-		n := 0
-		for i, w := range x {
-			c.differ[n&(len(c.differ)-1)] = uint16(i)
-			w ^= y[i]
-			n += int((w | -w) >> 63)
-		}
-		m := len(c.idx)
-		idx, diffs := slices.Grow(c.idx, n<<3>>size)[:m+n<<3>>size], slices.Grow(c.diffs, n<<3>>size)[:m+n<<3>>size]
-		for _, i := range c.differ[:n] {
-			was, is := x[i], y[i]
-			for w := was ^ is; w != 0; {
-				element := bits.TrailingZeros64(w) >> 3 >> size
-				up := uint(8<<size*element) & 63
-				w &^= lane << up
-				idx[m] = int32((from+int(i))<<3>>size + element)
-				diffs[m] = (o.of(int64(is>>up<<shift)) - o.of(int64(was>>up<<shift))) >> shift
-				m++
-			}
-		}
-		c.idx, c.diffs = idx[:m], diffs[:m]
+func widen[T int8 | int16 | int32 | int64](to []int64, from []T) {
+	for i, v := range from[:len(to)] {
+		to[i] = int64(v)
 	}
 }
 
@@ -131,9 +161,9 @@ func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
 func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
 
 // encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made fast and can be
-// taken back.
-func (c *coder) encode(dst, old, new []byte, d dtype.DType, small bool) []byte {
-	changed, elements := len(c.idx), len(new)/d.Size()
+// taken back. least is the length of the shortest code that is allowed.
+func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, least int, small bool) ([]byte, error) {
+	changed := len(c.idx)
 	best := []byte(nil)
 	if changed <= elements/4*3 {
 		best = c.encodeList()
@@ -144,23 +174,25 @@ func (c *coder) encode(dst, old, new []byte, d dtype.DType, small bool) []byte {
 		}
 	}
 	if small && d.IsFloat() && changed <= elements/4*3 {
-		if sorted := c.encodeSorted(old, d); len(sorted) < len(best) {
+		data, err := old.bytes(elements*d.Size(), &c.old)
+		if err != nil {
+			return nil, err
+		}
+		if sorted := c.encodeSorted(data, d); len(sorted) < len(best) {
 			best = sorted
 		}
 	}
-	if len(best) >= len(new) {
-		return appendXor(dst, changed, old, new)
+	if len(best) >= least && len(best) < elements*d.Size() {
+		return append(dst, best...), nil
 	}
-	return append(dst, best...)
-}
-
-// appendXor appends the code of a block whose code is its length.
-func appendXor(dst []byte, changed int, old, new []byte) []byte {
 	dst = binary.AppendUvarint(append(dst, formXor), uint64(changed))
-	at := len(dst)
-	dst = append(dst, new...)
-	subtle.XORBytes(dst[at:], dst[at:], old)
-	return dst
+	data, err := new.bytes(elements*d.Size(), &c.new)
+	if dst = append(dst, data...); err == nil && old.at != 0 {
+		at := len(dst) - len(data)
+		data, err = old.bytes(len(data), &c.old)
+		subtle.XORBytes(dst[at:], dst[at:], data)
+	}
+	return dst, err
 }
 
 func (c *coder) encodeList() []byte {
@@ -204,26 +236,25 @@ func (c *coder) encodeDense(elements int) []byte {
 	return c.dense
 }
 
+// leading sets the eight bits that follow the sign of each element, with a zero if there are seven.
+func leading[T uint8 | uint16 | uint32 | uint64](to []uint8, from []T) {
+	for i, v := range from {
+		to[i] = uint8(v << 1 >> (8*unsafe.Sizeof(v) - 8))
+	}
+}
+
 // classify sets the classes of elements, and where each begins if they are sorted by class.
 func (c *coder) classify(data []byte, d dtype.DType) {
 	c.classes = grown(c.classes, len(data)/d.Size())
 	switch d.Size() {
 	case 1:
-		for i, v := range data {
-			c.classes[i] = v << 1
-		}
+		leading(c.classes, view[uint8](data))
 	case 2:
-		for i, v := range view[uint16](data) {
-			c.classes[i] = uint8(v >> 7)
-		}
+		leading(c.classes, view[uint16](data))
 	case 4:
-		for i, v := range view[uint32](data) {
-			c.classes[i] = uint8(v >> 23)
-		}
+		leading(c.classes, view[uint32](data))
 	default:
-		for i, v := range view[uint64](data) {
-			c.classes[i] = uint8(v >> 55)
-		}
+		leading(c.classes, view[uint64](data))
 	}
 	var counts [256]int32
 	for _, k := range c.classes {
@@ -262,10 +293,10 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 	return c.sorted
 }
 
-// unsort makes positions in the order of classes those in data.
+// unsort makes positions in the order of classes those in data, ascending, and sets their differences.
 func (c *coder) unsort(data []byte, d dtype.DType) {
 	c.classify(data, d)
-	c.second = grown(c.second, len(c.idx))
+	c.second, c.diffs = c.second[:0], c.diffs[:0]
 	var slots [256]int
 	for k, start := range c.starts {
 		slots[k], _ = slices.BinarySearch(c.idx, start)
@@ -273,7 +304,7 @@ func (c *coder) unsort(data []byte, d dtype.DType) {
 	next := c.starts
 	for i, k := range c.classes {
 		if j := slots[k]; j < len(c.idx) && c.idx[j] == next[k] {
-			c.second[j] = int32(i)
+			c.second, c.diffs = append(c.second, int32(i)), append(c.diffs, unzigzag(c.values[j]+1))
 			slots[k]++
 		}
 		next[k]++
@@ -368,78 +399,84 @@ func (c *coder) read(code []byte, elements int) (form byte, err error) {
 	return form, err
 }
 
-// apply adds the differences of a block's code to data, or subtracts them, which those that are sorted do not allow.
-// After an error data is as it was.
-func (c *coder) apply(code, data []byte, d dtype.DType, subtract bool) error {
-	form, err := c.read(code, len(data)/d.Size())
+// apply adds the differences of a block's code to its elements, or subtracts them, which those that are sorted do not allow. It takes
+// the checksum of what is there and returns that of the result. After an error in the code the elements are as they were.
+func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
+	defer goruntime.KeepAlive(p.keep)
+	form, err := c.read(code, elements)
+	if err == nil && form == formSorted && subtract {
+		err = fmt.Errorf("%w: sorted blocks cannot be taken back", ErrDelta)
+	}
+	if err == nil && form == formXor && len(c.xor) != elements*d.Size() {
+		err = errDamaged
+	}
+	if err == nil && (form == formXor || form == formSorted) {
+		var data []byte
+		if data, err = p.bytes(elements*d.Size(), &c.old); err == nil && form == formXor {
+			subtle.XORBytes(data, data, c.xor)
+			if p.rt != host {
+				err = p.rt.CopyIn(p.at, data)
+			}
+			return crc32.Checksum(data, castagnoli), err
+		} else if err == nil {
+			c.unsort(data, d)
+		}
+	}
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if form == formXor {
-		if len(c.xor) != len(data) {
-			return errDamaged
-		}
-		subtle.XORBytes(data, data, c.xor)
-		return nil
+	m, room := 0, len(c.idx)
+	if form == formDense {
+		room = elements
 	}
-	if form == formSorted {
-		if subtract {
-			return fmt.Errorf("%w: sorted blocks cannot be taken back", ErrDelta)
-		}
-		c.unsort(data, d)
-		form = formList
-	}
-	switch d.Size() {
+	c.area = grown(c.area, diffsAt(room)+room*d.Size())
+	switch diffs := c.area[diffsAt(room):]; d.Size() {
 	case 1:
-		add[int8](c, data, form, d.IsFloat(), subtract)
+		m = list[int8](c, form, diffs)
 	case 2:
-		add[int16](c, data, form, d.IsFloat(), subtract)
+		m = list[int16](c, form, diffs)
 	case 4:
-		add[int32](c, data, form, d.IsFloat(), subtract)
+		m = list[int32](c, form, diffs)
 	default:
-		add[int64](c, data, form, d.IsFloat(), subtract)
+		m = list[int64](c, form, diffs)
 	}
-	return nil
+	binary.LittleEndian.PutUint32(c.area, uint32(m))
+	binary.LittleEndian.PutUint32(c.area[8:], sum)
+	err = c.exchange(p.rt, room, len(c.area), head, func(k runtime.Kernels, l runtime.Changes) error { return k.Patch(p.at, d, elements, l, subtract) })
+	return binary.LittleEndian.Uint32(c.area[8:]), err
 }
 
-// add adds what read decoded to the elements, or subtracts it.
-func add[T int8 | int16 | int32 | int64](c *coder, data []byte, form byte, float, subtract bool) {
-	x, flip, factor := view[T](data), T(0), T(1)
-	if float {
-		flip = T(int64(math.MaxInt64) >> (64 - 8*unsafe.Sizeof(flip)))
-	}
-	if subtract {
-		factor = -1
-	}
-	switch form {
-	case formDense:
+// list writes what read decoded to the area, whose differences are at diffs, and returns how many elements change.
+func list[T int8 | int16 | int32 | int64](c *coder, form byte, diffs []byte) int {
+	idx, by := view[int32](c.area[head:]), view[T](diffs)
+	if form == formDense {
+		m := 0
 		for i, v := range c.values {
-			x[i] = turn(turn(x[i], flip)+factor*T(unzigzag(v)), flip)
+			idx[m], by[m] = int32(i), T(unzigzag(v))
+			m += int((v | -v) >> 63)
+		}
+		return m
+	}
+	copy(idx, c.idx)
+	switch form {
+	case formSorted:
+		for i, diff := range c.diffs {
+			by[i] = T(diff)
 		}
 	case formList:
 		for i, v := range c.values {
-			at := c.idx[i]
-			x[at] = turn(turn(x[at], flip)+factor*T(unzigzag(v+1)), flip)
+			by[i] = T(unzigzag(v + 1))
 		}
 	case formOnes:
-		for i := 0; i < len(c.idx); i += 8 {
-			signs := c.marks[i/8]
-			for _, at := range c.idx[i:min(i+8, len(c.idx))] {
-				minus := -T(signs & 1)
-				signs >>= 1
-				x[at] = turn(turn(x[at], flip)+(factor^minus)-minus, flip)
-			}
+		for i := range c.idx {
+			by[i] = 1 - 2*T(c.marks[i/8]>>(i%8)&1)
 		}
 		for i, v := range c.values {
-			nth := c.second[i]
-			at, minus := c.idx[nth], -T(c.marks[nth/8]>>(nth%8)&1)
-			x[at] = turn(turn(x[at], flip)+(factor*T(v+1)^minus)-minus, flip)
+			by[c.second[i]] *= T(v + 2)
 		}
 	}
+	return len(c.idx)
 }
-
-// turn maps a float to an integer in the order of floats, and back; see order.
-func turn[T int8 | int16 | int32 | int64](x, flip T) T { return x ^ T(int64(x)>>63)&flip }
 
 // changedIn returns how many elements a block's code changes.
 func changedIn(code []byte) uint64 {

@@ -275,6 +275,12 @@ func (t *Tensor) bounds(block int) (from, to int) {
 	return block * blockLen * size, min((block+1)*blockLen, t.elements) * size
 }
 
+// length returns the bytes of a block.
+func (t *Tensor) length(block int) int {
+	from, to := t.bounds(block)
+	return to - from
+}
+
 // like reports whether the tensors have the same name, type and shape.
 func (t *Tensor) like(other *Tensor) bool {
 	return t.Name == other.Name && t.DType == other.DType && slices.Equal(t.Shape, other.Shape)
@@ -288,6 +294,16 @@ func sumOf(blocks []uint32) uint32 {
 	}
 	return sum
 }
+
+// sumOfZeros returns the checksum of as many zeros.
+func sumOfZeros(bytes int) (sum uint32) {
+	for ; bytes > 0; bytes -= min(bytes, len(zeros)) {
+		sum = crc32.Update(sum, castagnoli, zeros[:min(bytes, len(zeros))])
+	}
+	return sum
+}
+
+var zeros [1 << 16]byte
 
 // find returns the index of the tensor that is like t, -1 if there is none.
 func find(tensors []Tensor, t *Tensor) int {

@@ -56,7 +56,7 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 	if err != nil {
 		return err
 	}
-	a, err := p.replica.apply(ctx, d, func(t Tensor) (Memory, error) { return make(Host, t.elements*t.DType.Size()), nil }, nil)
+	a, err := p.replica.apply(ctx, d, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].beside() }, nil)
 	if err != nil {
 		return err
 	}
@@ -77,6 +77,12 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 		}
 	}
 	return nil
+}
+
+// Close frees the publisher's copy of the latest version, where it is not in Go's memory.
+func (p *Publisher) Close() {
+	p.replica.free()
+	p.replica, p.log = &replica{}, nil
 }
 
 // Version returns the latest version, 0 if there is none.
@@ -122,7 +128,7 @@ func (p *Publisher) since(ctx context.Context, version uint64, digest *uint32, s
 			return folded, err
 		}
 	}
-	to := p.replica.copied(false)
+	to, _ := p.replica.copied(false)
 	full, err := diff(ctx, &replica{hook: to.hook}, to, false, nil)
 	if err == nil && folded != nil && folded.Stat().Bytes <= full.Stat().Bytes {
 		return folded, nil
@@ -133,22 +139,31 @@ func (p *Publisher) since(ctx context.Context, version uint64, digest *uint32, s
 // fold returns the delta from the version before that of the log to the latest, nil if the layout has changed since: it
 // takes the differences back from a copy of the latest version.
 func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, error) {
-	old := p.replica.copied(true)
+	old, err := p.replica.copied(true)
+	if err != nil {
+		return nil, err
+	}
 	for _, d := range slices.Backward(p.log[from:]) {
 		if d.layout != nil {
 			return nil, nil
 		}
 		err := parallel(ctx, d.blocks(), nil, func(c *coder, i, j int) error {
-			t, b := &old.tensors[d.tensors[i].tensor], d.tensors[i].blocks[j]
-			from, to := t.bounds(b.at)
-			return c.apply(b.code, t.Memory.(Host)[from:to], t.DType, true)
+			b, at := d.tensors[i].blocks[j], d.tensors[i].tensor
+			place, _, err := old.load(at, b.at, &c.new)
+			if err != nil {
+				return err
+			}
+			t := &old.tensors[at]
+			old.sums[at][b.at], err = c.apply(b.code, place, t.DType, t.length(b.at)/t.DType.Size(), old.sums[at][b.at], true)
+			return err
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
 	old.version = p.log[from].Base
-	d, err := diff(ctx, old, p.replica.copied(false), small, nil)
+	to, _ := p.replica.copied(false)
+	d, err := diff(ctx, old, to, small, nil)
 	if err == nil {
 		d.digest = p.log[from].digest
 	}

@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -33,9 +32,9 @@ type Memory interface {
 	io.WriterAt
 }
 
-// inPlace is memory that the host may change without reading and writing it.
-type inPlace interface {
-	bytes() ([]byte, error) // nil if the host does not reach it
+// placed is memory that kernels reach.
+type placed interface {
+	place() (place, error) // of no runtime if there are none
 }
 
 // Of returns a tensor in the memory of a runtime, with a name. Tensors that are not contiguous are
@@ -65,7 +64,7 @@ func (h Host) ReadAt(p []byte, at int64) (int, error) { return copy(p, h[at:]), 
 // WriteAt implements [io.WriterAt].
 func (h Host) WriteAt(p []byte, at int64) (int, error) { return copy(h[at:], p), nil }
 
-func (h Host) bytes() ([]byte, error) { return h, nil }
+func (h Host) place() (place, error) { return hostPlace(h), nil }
 
 // device is memory of a runtime.
 type device struct {
@@ -96,12 +95,18 @@ func (d device) WriteAt(p []byte, at int64) (int, error) {
 	return len(p), d.Runtime().CopyIn(to+uintptr(at), p)
 }
 
-func (d device) bytes() ([]byte, error) {
-	p, err := d.Ptr()
-	if err != nil || d.Device().Kind != runtime.CPU {
-		return nil, err
+func (d device) place() (place, error) {
+	at, err := d.Ptr()
+	p := place{d.Runtime(), at, d}
+	if err != nil {
+		return p, err
 	}
-	return hostmem.Slice[byte](p, d.Bytes()), nil
+	if d.Device().Kind == runtime.CPU {
+		p.rt = host
+	} else if _, err := runtime.KernelsOf(p.rt); err != nil {
+		p.rt = nil
+	}
+	return p, nil
 }
 
 // replica is a set of tensors at a version.
@@ -136,7 +141,11 @@ func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 // measure takes the checksums of all blocks.
 func (r *replica) measure(ctx context.Context, tick func(done, of int)) error {
 	return parallel(ctx, r.blocks(), tick, func(c *coder, t, b int) error {
-		data, _, err := r.load(t, b, &c.new)
+		p, _, err := r.load(t, b, &c.new)
+		if err != nil {
+			return err
+		}
+		data, err := p.bytes(r.tensors[t].length(b), &c.new)
 		r.sums[t][b] = crc32.Checksum(data, castagnoli)
 		return err
 	})
@@ -200,27 +209,27 @@ func (r *replica) step() error {
 	return r.hook()
 }
 
-// load returns the bytes of a block: in place, or a copy in buf, which store writes back.
-func (r *replica) load(tensor, block int, buf *[]byte) (data []byte, direct bool, err error) {
+// load returns where a block is: in place, or a copy in buf, which store writes back.
+func (r *replica) load(tensor, block int, buf *[]byte) (p place, direct bool, err error) {
 	if err := r.step(); err != nil {
-		return nil, false, err
+		return p, false, err
 	}
 	t := &r.tensors[tensor]
 	from, to := t.bounds(block)
-	if m, ok := t.Memory.(inPlace); ok {
-		all, err := m.bytes()
-		if err != nil {
-			return nil, false, fmt.Errorf("delta: tensor %q: %w", t.Name, err)
+	if m, ok := t.Memory.(placed); ok {
+		if p, err = m.place(); err != nil {
+			return p, false, fmt.Errorf("delta: tensor %q: %w", t.Name, err)
 		}
-		if all != nil {
-			return all[from:to], true, nil
+		if p.rt != nil {
+			p.at += uintptr(from)
+			return p, true, nil
 		}
 	}
 	*buf = grown(*buf, to-from)
 	if n, err := t.Memory.ReadAt(*buf, int64(from)); n < to-from {
-		return nil, false, fmt.Errorf("delta: read tensor %q: %w", t.Name, cmp.Or(err, io.ErrUnexpectedEOF))
+		return p, false, fmt.Errorf("delta: read tensor %q: %w", t.Name, cmp.Or(err, io.ErrUnexpectedEOF))
 	}
-	return *buf, false, nil
+	return hostPlace(*buf), false, nil
 }
 
 func (r *replica) store(tensor, block int, data []byte) error {
@@ -250,16 +259,20 @@ func (r *replica) bytes() (total int) {
 	return total
 }
 
-// copied returns a copy, with other checksums; if asked for, with other memory, which r has in that of Go.
-func (r *replica) copied(memory bool) *replica {
-	to := &replica{version: r.version, tensors: slices.Clone(r.tensors), hook: r.hook}
+// copied returns a copy, with other checksums; if asked for, with other memory, that of Go.
+func (r *replica) copied(memory bool) (to *replica, err error) {
+	to = &replica{version: r.version, tensors: slices.Clone(r.tensors), hook: r.hook}
 	for i, sums := range r.sums {
 		to.sums = append(to.sums, slices.Clone(sums))
-		if memory {
-			to.tensors[i].Memory = slices.Clone(r.tensors[i].Memory.(Host))
+		if t := &to.tensors[i]; memory && err == nil {
+			b := make(Host, t.elements*t.DType.Size())
+			if len(b) > 0 {
+				_, err = t.Memory.ReadAt(b, 0)
+			}
+			t.Memory = b
 		}
 	}
-	return to
+	return to, err
 }
 
 // sameLayout reports whether the tensors of both are like each other.
@@ -294,33 +307,28 @@ func diff(ctx context.Context, r, next *replica, small bool, tick func(done, of 
 		d.weights += uint64(next.tensors[i].elements)
 	}
 	err := parallel(ctx, next.blocks(), tick, func(c *coder, t, b int) error {
-		dt := next.tensors[t].DType
+		dt, bytes := next.tensors[t].DType, next.tensors[t].length(b)
 		new, _, err := next.load(t, b, &c.new)
 		if err != nil {
 			return err
 		}
-		var old []byte
+		old, before, shortest := place{}, uint32(0), 0
 		if from[t] >= 0 {
 			old, _, err = r.load(from[t], b, &c.old)
+			before = r.sums[from[t]][b]
 		} else {
-			c.old = grown(c.old, len(new))
-			clear(c.old)
-			old = c.old
+			before, shortest = sumOfZeros(bytes), least(bytes)
+		}
+		if err == nil && old.rt != new.rt && old.rt != nil {
+			err = errors.Join(old.fetch(bytes, &c.old), new.fetch(bytes, &c.new))
 		}
 		if err != nil {
 			return err
 		}
-		if c.compare(old, new, dt); len(c.idx) == 0 && from[t] >= 0 {
-			next.sums[t][b] = r.sums[from[t]][b]
-			return nil
+		if next.sums[t][b], err = c.compare(old, new, dt, bytes/dt.Size(), before); err == nil && (len(c.idx) > 0 || from[t] < 0) {
+			codes[t][b], err = c.encode(nil, old, new, dt, bytes/dt.Size(), shortest, small && from[t] >= 0)
 		}
-		next.sums[t][b] = crc32.Checksum(new, castagnoli)
-		code := c.encode(nil, old, new, dt, small && from[t] >= 0)
-		if from[t] < 0 && len(code) < least(len(new)) {
-			code = appendXor(nil, len(c.idx), old, new)
-		}
-		codes[t][b] = code
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -479,19 +487,27 @@ func (a *applied) prepare(layout []Tensor, alloc func(Tensor) (Memory, error)) e
 func (a *applied) block(c *coder, i, b int) error {
 	change := &a.d.tensors[i]
 	at, code, u := change.blocks[b].at, change.blocks[b].code, &a.done[i][b]
-	data, direct, err := a.next.load(change.tensor, at, &c.new)
+	t := &a.next.tensors[change.tensor]
+	p, direct, err := a.next.load(change.tensor, at, &c.new)
 	if err != nil {
 		return err
 	}
-	kept := a.was[change.tensor] >= 0
+	kept, bytes, sum := a.was[change.tensor] >= 0, t.length(at), a.next.sums[change.tensor][at]
 	fresh := a.d.Base == 0 || !kept
 	if kept && (fresh || len(code) > 0 && code[0] == formSorted) {
+		data, err := p.bytes(bytes, &c.old)
+		if err != nil {
+			return err
+		}
 		u.saved, u.done = slices.Clone(data), direct
 	}
 	if fresh {
-		clear(data)
+		sum = sumOfZeros(bytes)
+		if err := p.rt.Fill(p.at, bytes, dtype.U8, 0); err != nil {
+			return err
+		}
 	}
-	if err := c.apply(code, data, a.next.tensors[change.tensor].DType, false); err != nil {
+	if a.next.sums[change.tensor][at], err = c.apply(code, p, t.DType, bytes/t.DType.Size(), sum, false); err != nil {
 		return err
 	}
 	u.done = kept && direct
@@ -499,11 +515,10 @@ func (a *applied) block(c *coder, i, b int) error {
 		return err
 	}
 	u.done = kept
-	a.next.sums[change.tensor][at] = crc32.Checksum(data, castagnoli)
 	if direct {
 		return nil
 	}
-	return a.next.store(change.tensor, at, data)
+	return a.next.store(change.tensor, at, c.new)
 }
 
 // rollback makes the tensors what they were. Where it fails, they are of no version.
@@ -514,22 +529,27 @@ func (a *applied) rollback() error {
 		if !a.done[i][b].done {
 			return nil
 		}
-		data, direct, err := a.next.load(change.tensor, at, &c.new)
+		t := &a.next.tensors[change.tensor]
+		p, direct, err := a.next.load(change.tensor, at, &c.new)
 		if err != nil {
 			return err
 		}
+		sum := a.next.sums[change.tensor][at]
 		if saved != nil {
-			copy(data, saved)
-		} else if err := c.apply(change.blocks[b].code, data, a.next.tensors[change.tensor].DType, true); err != nil {
+			sum, err = crc32.Checksum(saved, castagnoli), p.rt.CopyIn(p.at, saved)
+		} else {
+			sum, err = c.apply(change.blocks[b].code, p, t.DType, t.length(at)/t.DType.Size(), sum, true)
+		}
+		if err != nil {
 			return err
 		}
-		if crc32.Checksum(data, castagnoli) != a.r.sums[a.was[change.tensor]][at] {
-			return fmt.Errorf("tensor %q has another checksum than before", a.next.tensors[change.tensor].Name)
+		if sum != a.r.sums[a.was[change.tensor]][at] {
+			return fmt.Errorf("tensor %q has another checksum than before", t.Name)
 		}
 		if direct {
 			return nil
 		}
-		return a.next.store(change.tensor, at, data)
+		return a.next.store(change.tensor, at, c.new)
 	})
 	a.free()
 	if err != nil {

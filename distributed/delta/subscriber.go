@@ -231,15 +231,28 @@ func commit(all []*applied) {
 }
 
 // alloc allocates a tensor.
-func (s *Subscriber) alloc(t Tensor) (Memory, error) {
-	if s.rt == nil {
+func (s *Subscriber) alloc(t Tensor) (Memory, error) { return allocate(s.rt, t) }
+
+// allocate allocates a tensor in the memory of a runtime, or of Go.
+func allocate(rt runtime.Runtime, t Tensor) (Memory, error) {
+	if rt == nil {
 		return make(Host, t.elements*t.DType.Size()), nil
 	}
-	x, err := runtime.New(s.rt, t.DType, t.Shape...)
+	x, err := runtime.New(rt, t.DType, t.Shape...)
 	if err != nil {
 		return nil, err
 	}
 	return device{x, true}, nil
+}
+
+// beside allocates a tensor like t in memory of its kind, or of Go.
+func (t Tensor) beside() (Memory, error) {
+	if m, ok := t.Memory.(placed); ok {
+		if p, err := m.place(); err != nil || p.rt != host {
+			return allocate(p.rt, t)
+		}
+	}
+	return allocate(nil, t)
 }
 
 func (r *replica) free() {
