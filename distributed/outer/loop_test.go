@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -163,6 +164,13 @@ func reference(ranks, steps int, cfg outer.Config, cuts []int, alive func(step i
 		}
 	}
 	F := len(cuts) - 1
+	window := func(round int) int {
+		if cfg.Schedule != nil {
+			return cfg.Schedule(round)
+		}
+		return cfg.Every
+	}
+	round, begin := 0, 0
 	for step := 1; step <= steps; step++ {
 		for rank := range own {
 			at := 0
@@ -175,7 +183,7 @@ func reference(ranks, steps int, cfg outer.Config, cuts []int, alive func(step i
 		}
 		land(step)
 		for f := range F {
-			if (step-(f+1)*cfg.Every/F)%cfg.Every == 0 && step >= (f+1)*cfg.Every/F {
+			if step == begin+(f+1)*window(round)/F {
 				mean := make([]float64, cuts[f+1]-cuts[f])
 				for j := range mean {
 					for rank := range alive(step) {
@@ -185,6 +193,9 @@ func reference(ranks, steps int, cfg outer.Config, cuts []int, alive func(step i
 				flying = append(flying, flight{step + cfg.Delay, cuts[f], mean})
 				land(step)
 			}
+		}
+		if step == begin+window(round) {
+			round, begin = round+1, step
 		}
 	}
 	return own
@@ -220,6 +231,47 @@ func TestAgainstTheAlgorithm(t *testing.T) {
 	}
 }
 
+// uneven is a schedule of windows that get longer and shorter.
+func uneven(round int) int { return []int{4, 9, 6, 11, 5}[round%5] }
+
+// Windows of different lengths are those of the algorithm. A loop that is saved and made anew in the
+// middle of any of them, with fragments in flight too, makes the same bits.
+func TestSchedule(t *testing.T) {
+	const ranks, steps = 3, 60
+	cfg := outer.Config{Schedule: uneven, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 2, Mix: 0.25, Weighted: true}
+	want := reference(ranks, steps, cfg, []int{0, total / 2, total}, func(int) int { return ranks })
+	straight, hashes := train(t, ranks, steps, cfg)
+	all := make([][]float32, ranks)
+	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		m := newModel(t, cpu.New())
+		l, err := outer.New(ctx, m.tensors[0].Runtime(), c, m.tensors, cfg)
+		for step := 0; step < steps && err == nil; step++ {
+			if step%3 == 2 || step == 13 || step == 19 { // the last two: where a window of another length begins
+				var state []byte
+				state, err = l.State(ctx)
+				require.NoError(t, errors.Join(err, l.Close()))
+				l, err = outer.New(ctx, m.tensors[0].Runtime(), c, m.tensors, cfg)
+				require.NoError(t, err)
+				require.NoError(t, l.Restore(ctx, state))
+			}
+			m.sgd(step, c.Rank())
+			err = l.Step(ctx)
+		}
+		require.NoError(t, err)
+		assert.Equal(t, 8, l.Stats().Rounds) // 4 + 9 + 6 + 11 + 5, and 4 + 9 + 6 steps
+		hash, err := l.Hash(ctx)
+		assert.Equal(t, hashes[c.Rank()], hash)
+		all[c.Rank()] = m.flat()
+		return errors.Join(err, l.Close())
+	}))
+	assert.Equal(t, straight, all)
+	for rank := range ranks {
+		for i, x := range all[rank] {
+			require.InDelta(t, want[rank][i], x, 1e-4, "rank %d, element %d", rank, i)
+		}
+	}
+}
+
 // A rank that is lost in the middle of a window: the others make the round without it, over
 // another communicator, and what they had learned in the window stays.
 func TestALostRank(t *testing.T) {
@@ -227,6 +279,7 @@ func TestALostRank(t *testing.T) {
 	for _, cfg := range []outer.Config{
 		{Every: 6, LearningRate: 0.7, Momentum: 0.9, Nesterov: true},
 		{Every: 6, LearningRate: 0.7, Delay: 2, Mix: 0.5},
+		{Schedule: uneven, LearningRate: 0.7, Momentum: 0.9, Delay: 2},
 	} {
 		want := reference(ranks, steps, cfg, []int{0, total}, func(step int) int {
 			if step > lost {
@@ -273,6 +326,79 @@ func TestALostRank(t *testing.T) {
 		if err != nil {
 			assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
 		}
+	}
+}
+
+// faulting has the communicator that is split from it fail.
+type faulting struct {
+	comm.Communicator
+	made *standin.Faulty
+}
+
+func (f *faulting) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := f.Communicator.Split(ctx, color, key)
+	f.made = standin.NewFaulty(c)
+	return f.made, err
+}
+
+// A rank that fails while its fragment is being sent: in the allreduce of weights, or in that of the fragment.
+// The others name it when the fragment is to arrive, are as before, and go on without it.
+func TestARankThatFailsWhileItSends(t *testing.T) {
+	const ranks, steps, sends, lost = 3, 24, 12, 2
+	for call, cfg := range []outer.Config{
+		{Every: 6, LearningRate: 0.7, Momentum: 0.9, Delay: 3},
+		{Every: 6, LearningRate: 0.7, Delay: 2, Mix: 0.5, Weighted: true},
+		{Every: 6, LearningRate: 0.7, Delay: 2, Weighted: true}, // its third call: the weights take two
+		{Every: 6, LearningRate: 0.7, Delay: 5, Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}},
+	} {
+		want := reference(ranks, steps, cfg, []int{0, total}, func(step int) int {
+			if step >= sends {
+				return ranks - 1
+			}
+			return ranks
+		})
+		hashes := make([]uint64, ranks)
+		err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			rest, err := c.Split(ctx, c.Rank()/lost, c.Rank())
+			require.NoError(t, err)
+			m := newModel(t, cpu.New())
+			f := &faulting{Communicator: c}
+			l, err := outer.New(ctx, m.tensors[0].Runtime(), f, m.tensors, cfg)
+			require.NoError(t, err)
+			for step := range steps {
+				m.sgd(step, c.Rank())
+				if step+1 == sends && c.Rank() == lost {
+					f.made.At = f.made.Calls
+					if call == 2 {
+						f.made.At += 2
+					}
+				}
+				before := m.flat()
+				err := l.Step(ctx)
+				if step+1 != sends+cfg.Delay {
+					require.NoError(t, err)
+					continue
+				}
+				if c.Rank() == lost {
+					assert.ErrorIs(t, err, standin.ErrFault)
+					return errors.Join(l.Close(), c.Close())
+				}
+				assert.ErrorIs(t, err, comm.ErrPeerFailed)
+				assert.ErrorContains(t, err, "rank 2")
+				assert.Equal(t, before, m.flat())
+				require.NoError(t, l.Rebind(ctx, rest))
+				require.NoError(t, l.Step(ctx))
+			}
+			for i, x := range m.flat() {
+				require.InDelta(t, want[c.Rank()][i], x, 1e-4, "configuration %d, rank %d, element %d", call, c.Rank(), i)
+			}
+			hashes[c.Rank()], err = l.Hash(ctx)
+			return errors.Join(err, l.Close())
+		})
+		if err != nil {
+			assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
+		}
+		assert.Equal(t, hashes[0], hashes[1])
 	}
 }
 
