@@ -15,7 +15,7 @@ func (g *Gradients) agree(ctx context.Context) error {
 	}
 	err := base.Agree(ctx, g.transaction.rt, g.meter, &g.transaction.order, &g.transaction.buffers, g.terms())
 	g.agreed = err == nil
-	g.before = g.lines.traffic() // what the step sends comes now
+	g.before = g.lines.outer.Totals() // what the step sends comes now
 	return err
 }
 

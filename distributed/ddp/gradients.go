@@ -101,7 +101,7 @@ type Stats struct {
 	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was rolled back
 	// in all buckets, on all ranks.
 	Skipped bool
-	// SentElements and SentBytes count as in [sparse.Stats].
+	// SentElements and SentBytes count as in [sparse.Stats], with a Mesh along its first dimension.
 	SentElements, SentBytes int64
 	// LaunchTime is the host's time in Ready, WaitTime that in Wait: the
 	// communication that the backward pass did not hide.
@@ -301,7 +301,7 @@ func (g *Gradients) reset() {
 		g.sums[i].folded = false
 	}
 	g.launch = 0
-	g.before = g.lines.traffic()
+	g.before = g.lines.outer.Totals()
 }
 
 // Buckets returns for each bucket, in the order of reduction, the numbers of
@@ -611,7 +611,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	if g.err != nil {
 		return base.OpError(op, g.err)
 	}
-	after := g.lines.traffic()
+	after := g.lines.outer.Totals()
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
 	g.given, g.results = g.results, g.given

@@ -65,15 +65,6 @@ func (l *lines) share(n int) int {
 	return n
 }
 
-// traffic is what was sent along all of them.
-func (l *lines) traffic() (sum comm.Traffic) {
-	for _, c := range l.all {
-		t := c.Totals()
-		sum.SentElements, sum.SentBytes = sum.SentElements+t.SentElements, sum.SentBytes+t.SentBytes
-	}
-	return sum
-}
-
 // meshed reduces a bucket densely along the inner dimensions of a mesh, and this rank's share of it along
 // the outer one by another reducer. It is judged, and copied, as what a [Reducer] reduces.
 type meshed struct {
