@@ -15,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/outer"
@@ -128,8 +129,9 @@ func TestOneStepIsDataParallel(t *testing.T) {
 
 // reference is the published algorithm in float64, with dense averages: windows of H steps,
 // fragments that are sent in turn, arrive some steps later and are mixed. alive is how many
-// ranks a fragment is averaged over that is sent after a step.
-func reference(ranks, steps int, cfg outer.Config, cuts []int, alive func(step int) int) [][]float64 {
+// ranks a fragment is averaged over that is sent after a step. A rank may be a host, whose ranks average
+// their gradients in each step.
+func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive func(step int) int) [][]float64 {
 	start := startValues()
 	n := len(start)
 	common, velocity, own := make([]float64, n), make([]float64, n), make([][]float64, ranks)
@@ -175,8 +177,10 @@ func reference(ranks, steps int, cfg outer.Config, cuts []int, alive func(step i
 		for rank := range own {
 			at := 0
 			for p := range lengths {
-				for i, g := range gradient(step-1, rank, p) {
-					own[rank][at+i] -= float64(g) / 4
+				for r := range perHost {
+					for i, g := range gradient(step-1, rank*perHost+r, p) {
+						own[rank][at+i] -= float64(g) / 4 / float64(perHost)
+					}
 				}
 				at += lengths[p]
 			}
@@ -217,7 +221,7 @@ func TestAgainstTheAlgorithm(t *testing.T) {
 		{outer.Config{Every: 8, LearningRate: 1, Fragments: 4}, []int{0, total / 4, total / 2, 3 * total / 4, total}},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			want := reference(ranks, steps, c.cfg, c.cuts, func(int) int { return ranks })
+			want := reference(ranks, 1, steps, c.cfg, c.cuts, func(int) int { return ranks })
 			all, hashes := train(t, ranks, steps, c.cfg)
 			for rank := range ranks {
 				got := make([]float64, total)
@@ -231,6 +235,68 @@ func TestAgainstTheAlgorithm(t *testing.T) {
 	}
 }
 
+// Ranks of a host average their gradients in each step, and hosts their parameters in each window, by shares of
+// them: what two hosts of two ranks do by the algorithm, with the same bits on all ranks.
+func TestHosts(t *testing.T) {
+	const hosts, perHost, steps = 2, 2, 41
+	arrange := func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+		return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: -1}, distributed.Dim{Name: "rank", Size: perHost})
+	}
+	for _, cfg := range []outer.Config{
+		{Every: 5, LearningRate: 0.7, Momentum: 0.9, Nesterov: true},
+		{Every: 7, LearningRate: 0.7, Fragments: 2, Delay: 3, Mix: 0.25, Weighted: true},
+		{Schedule: uneven, LearningRate: 1, Delay: 2, Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}},
+	} {
+		cuts := []int{0, total}
+		if cfg.Fragments == 2 {
+			cuts = []int{0, total / 2, total}
+		}
+		want := reference(hosts, perHost, steps, cfg, cuts, func(int) int { return hosts })
+		cfg.Reduce.Mesh = arrange
+		hashes := make([]uint64, hosts*perHost)
+		require.NoError(t, local.Run(t.Context(), hosts*perHost, func(ctx context.Context, c comm.Communicator) error {
+			m := newModel(t, cpu.New())
+			rt := m.tensors[0].Runtime()
+			mesh, err := arrange(ctx, c)
+			require.NoError(t, err)
+			host, err := mesh.Comm("rank")
+			require.NoError(t, err)
+			sync, err := ddp.New(ctx, rt, host, m.tensors, ddp.Config{})
+			require.NoError(t, err)
+			l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+			require.NoError(t, err)
+			for step := range steps {
+				var gradients []*runtime.Tensor
+				for p := range lengths {
+					g, err := runtime.FromSlice(rt, gradient(step, c.Rank(), p))
+					require.NoError(t, err)
+					gradients = append(gradients, g)
+				}
+				require.NoError(t, sync.ReduceAll(ctx, gradients))
+				for p, v := range m.values {
+					g, err := runtime.ToSlice[float32](gradients[p])
+					require.NoError(t, err)
+					for i := range v {
+						v[i] -= g[i] / 4
+					}
+				}
+				require.NoError(t, l.Step(ctx))
+			}
+			for i, x := range m.flat() {
+				require.InDelta(t, want[c.Rank()/perHost][i], x, 1e-4, "rank %d, element %d", c.Rank(), i)
+			}
+			if s := l.Stats(); cfg.Momentum > 0 { // half a fragment to the other host, and as much from there
+				assert.Equal(t, int64(s.Exchanges*(total+1)/2*4), s.SentBytes)
+			}
+			hashes[c.Rank()], err = l.Hash(ctx)
+			return errors.Join(err, l.Close(), sync.Close(), mesh.Close())
+		}))
+		for _, h := range hashes {
+			assert.Equal(t, hashes[0], h)
+		}
+	}
+}
+
 // uneven is a schedule of windows that get longer and shorter.
 func uneven(round int) int { return []int{4, 9, 6, 11, 5}[round%5] }
 
@@ -239,7 +305,7 @@ func uneven(round int) int { return []int{4, 9, 6, 11, 5}[round%5] }
 func TestSchedule(t *testing.T) {
 	const ranks, steps = 3, 60
 	cfg := outer.Config{Schedule: uneven, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 2, Mix: 0.25, Weighted: true}
-	want := reference(ranks, steps, cfg, []int{0, total / 2, total}, func(int) int { return ranks })
+	want := reference(ranks, 1, steps, cfg, []int{0, total / 2, total}, func(int) int { return ranks })
 	straight, hashes := train(t, ranks, steps, cfg)
 	all := make([][]float32, ranks)
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
@@ -281,7 +347,7 @@ func TestALostRank(t *testing.T) {
 		{Every: 6, LearningRate: 0.7, Delay: 2, Mix: 0.5},
 		{Schedule: uneven, LearningRate: 0.7, Momentum: 0.9, Delay: 2},
 	} {
-		want := reference(ranks, steps, cfg, []int{0, total}, func(step int) int {
+		want := reference(ranks, 1, steps, cfg, []int{0, total}, func(step int) int {
 			if step > lost {
 				return ranks - 1
 			}
@@ -351,7 +417,7 @@ func TestARankThatFailsWhileItSends(t *testing.T) {
 		{Every: 6, LearningRate: 0.7, Delay: 2, Weighted: true}, // its third call: the weights take two
 		{Every: 6, LearningRate: 0.7, Delay: 5, Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}},
 	} {
-		want := reference(ranks, steps, cfg, []int{0, total}, func(step int) int {
+		want := reference(ranks, 1, steps, cfg, []int{0, total}, func(step int) int {
 			if step >= sends {
 				return ranks - 1
 			}

@@ -37,14 +37,9 @@ func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg s
 		s, err := sparse.New(r.Runtime, r.Comm, n, cfg)
 		return &Reducer{steps: s, last: r.Comm, weight: 1}, err
 	}
-	ranks := r.Comm.WorldSize()
-	if ranks%hosts != 0 {
-		return nil, &OptionError{Backend: backend, Reason: fmt.Sprintf("--hosts %d does not divide %s", hosts, Counted(ranks, "rank"))}
-	}
 	ctx, cancel := r.Within(ctx)
 	defer cancel()
-	mesh, err := distributed.NewMesh(ctx, r.Comm,
-		distributed.Dim{Name: "host", Size: hosts}, distributed.Dim{Name: "rank", Size: ranks / hosts})
+	mesh, err := Hosts(backend, hosts)(ctx, r.Comm)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +52,18 @@ func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg s
 		return nil, errors.Join(err, mesh.Close())
 	}
 	from, _ := levels.Share()
-	return &Reducer{steps: levels, last: last, mesh: mesh, from: from, weight: float32(ranks / hosts)}, nil
+	return &Reducer{steps: levels, last: last, mesh: mesh, from: from, weight: float32(r.Comm.WorldSize() / hosts)}, nil
+}
+
+// Hosts returns what arranges ranks in so many hosts, equally many on each and one host after the other.
+func Hosts(backend string, hosts int) func(context.Context, comm.Communicator) (*distributed.Mesh, error) {
+	return func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+		ranks := c.WorldSize()
+		if ranks%hosts != 0 {
+			return nil, &OptionError{Backend: backend, Reason: fmt.Sprintf("--hosts %d does not divide %s", hosts, Counted(ranks, "rank"))}
+		}
+		return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: hosts}, distributed.Dim{Name: "rank", Size: ranks / hosts})
+	}
 }
 
 // Sparse is what reduces, if there are no hosts.

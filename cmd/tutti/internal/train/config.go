@@ -32,7 +32,8 @@ type Config struct {
 
 	// Outer, if Every is set, has each rank train on its own part of the batches with an
 	// optimizer of its own, and the ranks average their parameters every so many steps by
-	// pattern and density (package outer), in the place of gradients in every step.
+	// pattern and density (package outer), in the place of gradients in every step. With Hosts, the
+	// ranks of a host average their gradients in every step.
 	Outer outer.Config
 	// Beside are patterns that average gradients in every step, before those of Outer.
 	Beside []string
@@ -98,8 +99,8 @@ func (c Config) Validate() error {
 		return bad("number of hosts", c.Hosts, "1 or more")
 	case c.Outer.Every < 0:
 		return bad("outer window", c.Outer.Every, "1 step or more")
-	case c.Outer.Every > 0 && (c.Hosts > 0 || c.NoErrorFeedback || c.WarmupSteps > 0):
-		return errors.New("an outer loop is between all ranks, and has error feedback and no warm-up")
+	case c.Outer.Every > 0 && (c.NoErrorFeedback || c.WarmupSteps > 0):
+		return errors.New("an outer loop has error feedback and no warm-up")
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1 || c.Outer.Every > 0 || c.Hosts > 0):
 		return errors.New("an elastic training has one pattern and one kind of values, no outer loop and no hosts")
 	case c.Outer.Every == 0 && len(c.Beside) > 0:

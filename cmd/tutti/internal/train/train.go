@@ -81,7 +81,9 @@ type trainer struct {
 	gradient []float32
 	update   *runtime.Tensor // exchanged, in memory of the rank's runtime
 	sparse   *backend.Reducer
-	outer    *outer.Loop // or this one, over update's layers
+	outer    *outer.Loop       // or this one, over update's layers
+	within   *ddp.Gradients    // with that, of update, if there are hosts
+	mesh     *distributed.Mesh // of within
 	layers   []*runtime.Tensor
 	chosen   string // by auto
 	values   string // as what values travel: those that were asked for, or what auto has chosen
@@ -215,6 +217,19 @@ func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
 	if err == nil {
 		cfg := t.cfg.Outer
 		cfg.Reduce = ddp.Config{Config: reduce, DenseUpTo: -1}
+		if t.cfg.Hosts > 0 {
+			cfg.Reduce.Mesh = backend.Hosts(t.cfg.Backend, t.cfg.Hosts)
+			var host comm.Communicator
+			if t.mesh, err = cfg.Reduce.Mesh(ctx, t.rank.Comm); err == nil {
+				host, err = t.mesh.Comm("rank")
+			}
+			if err == nil {
+				t.within, err = ddp.New(ctx, t.rank.Runtime, host, []*runtime.Tensor{t.update}, ddp.Config{})
+			}
+			if err != nil {
+				return err
+			}
+		}
 		t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, t.layers, cfg)
 	}
 	return err
@@ -228,6 +243,12 @@ func (t *trainer) close() error {
 	}
 	if t.outer != nil {
 		errs = append(errs, t.outer.Close())
+	}
+	if t.within != nil {
+		errs = append(errs, t.within.Close())
+	}
+	if t.mesh != nil {
+		errs = append(errs, t.mesh.Close())
 	}
 	return errors.Join(append(errs, t.update.Free())...)
 }
@@ -293,6 +314,12 @@ func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 // step trains on one batch.
 func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	loss := t.move(step, stepsPerEpoch)
+	if t.within != nil {
+		gradient := []*runtime.Tensor{t.update}
+		if err := t.through(ctx, t.gradient, func() error { return t.within.ReduceAll(ctx, gradient) }); err != nil {
+			return err
+		}
+	}
 	if t.outer != nil {
 		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
 		if err := t.through(ctx, t.model.params, func() error { return t.outer.Step(ctx) }); err != nil {

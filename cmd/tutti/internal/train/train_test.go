@@ -127,6 +127,11 @@ func TestOuterLoop(t *testing.T) {
 			assert.Less(t, r.RatioToDense, 1.1/float64(o.Every), pattern)
 		}
 	}
+	// Where two ranks are a host, the average of their gradients is one of twice as many images.
+	cfg.Patterns, cfg.Hosts, cfg.Outer = []string{sparse.Dense}, 2, outer.Config{Every: 11, LearningRate: 1}
+	r := trainLocal(t, 4, cfg)[sparse.Dense]
+	assert.Greater(t, r.Accuracy, 93.0, "seed %d", cfg.Seed)
+	assert.InDelta(t, 1.0/3/11, r.RatioToDense, 0.01) // half a model to one other host, instead of one and a half
 	cfg.Outer.Every, cfg.WarmupSteps = 1, 3
 	assert.ErrorContains(t, cfg.Validate(), "outer loop")
 }
