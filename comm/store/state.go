@@ -167,89 +167,72 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 		return nil
 	}
 	s.now = now
-	at := place{session, r.ID}
-	answer := Reply{To: session, ID: r.ID}
-	e := s.entries[r.Key]
-	if len(r.Key) > longestKey {
-		answer.Fault = fmt.Sprintf("a key of %d bytes, at most %d", len(r.Key), longestKey)
-		return answer.unless(r.ID == 0)
+	at, e, version := place{session, r.ID}, s.entries[r.Key], uint64(0)
+	if e != nil {
+		version = e.version
 	}
-	switch r.Op {
-	case OpSet:
-		return s.put(at, r, r.Value, answer)
-	case OpSwap:
-		if r.Version != e.versionOf() {
-			if e != nil {
-				answer.Entries = s.view(r.Key)
-			}
-			return answer.unless(r.ID == 0)
-		}
+	answer, later := Reply{To: session, ID: r.ID}, false
+	switch op := r.Op; {
+	case len(r.Key) > longestKey:
+		answer.Fault = fmt.Sprintf("a key of %d bytes, at most %d", len(r.Key), longestKey)
+	case op == OpSet:
+		replies, later = s.put(at, r, r.Value, &answer)
+	case op == OpSwap && r.Version == version:
 		answer.OK = true
-		return s.put(at, r, r.Value, answer)
-	case OpAdd:
+		replies, later = s.put(at, r, r.Value, &answer)
+	case op == OpSwap:
 		if e != nil {
-			n, err := strconv.ParseInt(string(e.value), 10, 64)
-			if err != nil {
-				answer.Fault = fmt.Sprintf("%q is no counter", r.Key)
-				return answer.unless(r.ID == 0)
-			}
-			answer.Number = n
-		}
-		answer.Number += r.Delta
-		return s.put(at, r, strconv.AppendInt(nil, answer.Number, 10), answer)
-	case OpGet:
-		switch _, twice := h.waits[r.ID]; {
-		case e != nil:
 			answer.Entries = s.view(r.Key)
-		case len(h.waits) == mostWaits || twice:
-			answer.Fault, answer.Full = "too many waits, or two by one ID", true
-		default:
-			h.waits[r.ID] = r.Key
-			s.waiting[r.Key] = append(s.waiting[r.Key], at)
-			return nil
 		}
-	case OpList:
-		answer.Entries = s.list(r.Key)
-	case OpDelete:
-		if e != nil && (r.Version == 0 || r.Version == e.version) {
-			replies = s.remove(nil, r.Key)
+	case op == OpAdd:
+		sum, err := r.Delta, error(nil)
+		if e != nil {
+			sum, err = strconv.ParseInt(string(e.value), 10, 64)
+			sum += r.Delta
 		}
-	case OpWatch:
-		if h.watches == mostWatches {
-			answer.Fault, answer.Full = "too many watches", true
+		if err != nil {
+			answer.Fault = fmt.Sprintf("%q is no counter", r.Key)
 			break
 		}
+		answer.Number = sum
+		replies, later = s.put(at, r, strconv.AppendInt(nil, sum, 10), &answer)
+	case op == OpGet && e != nil:
+		answer.Entries = s.view(r.Key)
+	case op == OpGet:
+		if _, twice := h.waits[r.ID]; len(h.waits) == mostWaits || twice {
+			answer.Fault, answer.Full = "too many waits, or two by one ID", true
+			break
+		}
+		h.waits[r.ID] = r.Key
+		s.waiting[r.Key] = append(s.waiting[r.Key], at)
+		later = true
+	case op == OpList:
+		answer.Entries = s.list(r.Key)
+	case op == OpDelete:
+		if e != nil && (r.Version == 0 || r.Version == version) {
+			replies = s.remove(nil, r.Key)
+		}
+	case op == OpWatch && h.watches == mostWatches:
+		answer.Fault, answer.Full = "too many watches", true
+	case op == OpWatch:
 		h.watches++
 		s.watches = append(s.watches, watch{at, r.Key})
 		answer.Entries = s.list(r.Key)
-	case OpStop:
+	case op == OpStop:
 		s.stop(place{session, r.Version})
-	case OpHeard:
+	case op == OpHeard:
 		return s.heard(nil, r.Version, session, false)
-	case OpPing:
-	default:
-		answer.Fault = fmt.Sprintf("there is no operation %q", r.Op)
+	case op != OpPing:
+		answer.Fault = fmt.Sprintf("there is no operation %q", op)
 	}
-	return append(replies, answer.unless(r.ID == 0 && r.Op != OpPing)...)
+	if !later && (r.ID > 0 || r.Op == OpPing) {
+		replies = append(replies, answer)
+	}
+	return replies
 }
 
-// unless is the reply alone, or none.
-func (r Reply) unless(unwanted bool) []Reply {
-	if unwanted {
-		return nil
-	}
-	return []Reply{r}
-}
-
-func (e *entry) versionOf() uint64 {
-	if e == nil {
-		return 0
-	}
-	return e.version
-}
-
-// put sets a key and tells who waits for it and who watches it.
-func (s *State) put(at place, r *Request, value []byte, answer Reply) (replies []Reply) {
+// put sets a key and tells who waits for it and who watches it. The answer comes later if that is for others to confirm.
+func (s *State) put(at place, r *Request, value []byte, answer *Reply) (replies []Reply, later bool) {
 	old, grows := s.entries[r.Key], len(r.Key)+len(value)
 	if old != nil {
 		grows = len(value) - len(old.value)
@@ -262,19 +245,18 @@ func (s *State) put(at place, r *Request, value []byte, answer Reply) (replies [
 	}
 	if answer.Fault != "" {
 		answer.OK = false
-		return answer.unless(r.ID == 0)
+		return nil, false
 	}
 	s.version++
 	s.bytes += grows
 	s.entries[r.Key] = &entry{value, s.version, s.now, at.session, r.Lease}
-	answer.Entries = nil
 	now := s.view(r.Key)
 	if r.Op == OpSwap {
 		answer.Entries = now
 	}
 	var confirm *Reply
 	if r.Heard {
-		confirm = &answer
+		confirm = answer
 	}
 	replies = s.tell(nil, Reply{Event: true, Entries: now}, confirm)
 	for _, w := range s.waiting[r.Key] {
@@ -282,10 +264,7 @@ func (s *State) put(at place, r *Request, value []byte, answer Reply) (replies [
 		delete(s.sessions[w.session].waits, w.id)
 	}
 	delete(s.waiting, r.Key)
-	if s.confirming[s.version] == nil {
-		replies = append(replies, answer.unless(r.ID == 0)...)
-	}
-	return replies
+	return replies, s.confirming[s.version] != nil
 }
 
 // remove deletes a key that exists.
@@ -331,7 +310,9 @@ func (s *State) heard(replies []Reply, number, session uint64, gone bool) []Repl
 	}
 	if len(c.open) == 0 {
 		delete(s.confirming, number)
-		replies = append(replies, c.answer.unless(c.answer.ID == 0 || s.sessions[c.answer.To] == nil)...)
+		if c.answer.ID > 0 && s.sessions[c.answer.To] != nil {
+			replies = append(replies, c.answer)
+		}
 	}
 	return replies
 }

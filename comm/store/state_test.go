@@ -113,7 +113,10 @@ func simulate(t *testing.T, seed uint64, steps int) {
 			set()
 			w.heard[r.ID] = s.version + 1
 		case kind < 10:
-			r.Op, r.Version = OpSwap, uint64(random.IntN(2))*s.entries[r.Key].versionOf()
+			r.Op = OpSwap
+			if e := s.entries[r.Key]; e != nil && random.IntN(2) == 1 {
+				r.Version = e.version
+			}
 			if !exists || r.Version > 0 {
 				set()
 			}
