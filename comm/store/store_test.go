@@ -359,6 +359,47 @@ func listen(t testing.TB, server *Server, secret string) (address string) {
 	return l.Addr().String()
 }
 
+// Who sends a handshake byte by byte, or stops in the middle, has ten seconds; others wait for nobody meanwhile.
+func TestSlowSenders(t *testing.T) {
+	conf := mustTLS(t, "s")
+	synctest.Test(t, func(t *testing.T) {
+		log := logged(t)
+		l := newPipes()
+		g := &Gate{Name: "test", Most: 8}
+		served := make(chan struct{})
+		go g.Serve(l, conf, func(*tls.Conn) { served <- struct{}{} })
+		began := time.Now()
+		var slow sync.WaitGroup
+		for kind := range 4 {
+			conn := l.connect()
+			slow.Go(func() {
+				header := []byte{22, 3, 1, 2, 0} // of a record of 512 bytes
+				for i := 0; ; i++ {
+					b := []byte{1}
+					if i < len(header) {
+						b = header[i:][:1]
+					}
+					if _, err := conn.Write(b); err != nil {
+						break
+					}
+					if kind%2 == 0 && i == 3 {
+						_, _ = conn.Read(b) // half a header, and nothing more
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+				assert.InDelta(t, patience.Seconds(), time.Since(began).Seconds(), 0.1)
+			})
+		}
+		assert.NoError(t, tls.Client(l.connect(), conf).HandshakeContext(t.Context()))
+		<-served
+		assert.Zero(t, time.Since(began), "the friend waited for no stranger")
+		slow.Wait()
+		assert.Empty(t, g.open)
+		assert.Contains(t, log.String(), `reason="`+reasonSilence+`" times=4`)
+		require.NoError(t, l.Close())
+	})
+}
+
 func TestIPv6(t *testing.T) {
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
