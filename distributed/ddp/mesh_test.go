@@ -249,6 +249,34 @@ func (a *alternating) Reduce(ctx context.Context, b ddp.Bucket) error {
 	return distributed.AllReduce(ctx, b.Comm, b.Tensor, comm.Avg)
 }
 
+// TestResiduals: those of a program's reducer can be had, and those of shares cannot.
+func TestResiduals(t *testing.T) {
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		x, err := runtime.FromSlice(rt, []float32{1, 2, 3, 4}, 4)
+		require.NoError(t, err)
+		all := []*runtime.Tensor{x}
+		own, err := ddp.New(ctx, rt, c, all, ddp.Config{DenseUpTo: -1, Reducer: newAlternating})
+		require.NoError(t, err)
+		require.NoError(t, own.ReduceAll(ctx, all))
+		list, err := own.Residuals()
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+		values, err := runtime.ToSlice[float32](list[0])
+		require.NoError(t, err)
+		assert.Equal(t, []float32{0, 2, 0, 4}, values)
+		dense, err := ddp.New(ctx, rt, c, all, ddp.Config{Mesh: hosts(2)})
+		require.NoError(t, err)
+		list, err = dense.Residuals()
+		assert.Empty(t, list)
+		assert.NoError(t, err)
+		shares, err := ddp.New(ctx, rt, c, all, ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.2}, DenseUpTo: -1, Mesh: hosts(2)})
+		require.NoError(t, err)
+		_, err = shares.Residuals()
+		assert.ErrorIs(t, err, comm.ErrUnsupported)
+		return errors.Join(own.Close(), dense.Close(), shares.Close(), x.Free())
+	})
+}
+
 // TestMeshAndShardsAllocate: steps along a mesh, and those of shards with their norm and gathered parameters,
 // allocate nothing. So does a selection of a program's own.
 func TestMeshAndShardsAllocate(t *testing.T) {

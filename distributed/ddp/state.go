@@ -305,19 +305,31 @@ func (g *Gradients) ScaleResidual(factor float64) error {
 	return g.side.join()
 }
 
-// Residuals returns [sparse.Reducer.Residual] of the buckets that have one, between two steps.
+// Residuals returns [sparse.Reducer.Residual] of the buckets that have one, and [Memory].Residual of those of a [Reducer], between two
+// steps. Along a mesh each rank has the residual of its share, which is no other rank's: [comm.ErrUnsupported].
 func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
+	const op = "gradient residuals"
 	for _, b := range g.buckets {
-		if r, ok := b.reducer.(*sparse.Reducer); ok {
+		switch r := b.reducer.(type) {
+		case *sparse.Reducer:
 			t, err := r.Residual()
 			if err == nil {
 				list = append(list, t)
 			} else if !errors.Is(err, comm.ErrUnsupported) {
 				return nil, err
 			}
+		case *custom:
+			list = append(list, r.kept[:r.sums]...)
+		case *meshed:
+			if s, ok := r.between.(*sparse.Reducer); ok {
+				if _, err := s.Residual(); errors.Is(err, comm.ErrUnsupported) {
+					continue
+				}
+			}
+			return nil, base.OpError(op, fmt.Errorf("%w: along a mesh, a residual is that of a rank's share", comm.ErrUnsupported))
 		}
 	}
-	return list, g.between("gradient residuals")
+	return list, g.between(op)
 }
 
 // Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do
