@@ -167,9 +167,11 @@ func (m *Member) form(ctx context.Context) error {
 		}
 		c, err := m.establish(ctx, r)
 		if err == nil {
-			m.change(func() { m.turn, m.status.Formed, m.status.Step, m.status.Prepared = 0, true, r.Step, false })
-			m.publish()
 			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
+			m.change(func() {
+				m.turn, m.status.Formed, m.status.Step, m.status.Prepared, m.status.Fresh = 0, true, r.Step, false, m.formed.Joined
+			})
+			m.publish()
 			for _, p := range r.Members {
 				m.formed.Members = append(m.formed.Members, p.Name)
 			}

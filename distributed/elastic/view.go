@@ -88,27 +88,33 @@ func (v *view) next() (*record, string) {
 		v.apart = true
 		return nil, "no member of the job is here"
 	}
-	next := &record{Number: last.Number + 1, World: rand.Text(), Base: last.Base, Step: ^uint64(0)}
+	next := &record{Number: last.Number + 1, World: rand.Text(), Base: last.Base}
 	if formed {
 		next.Base = last.Members
 	}
 	var stay, come, present []person // stay have the state
+	reach := ^uint64(0)              // of all
 	for i := range v.present {
 		s := &v.present[i]
-		member := last.rank(s.person()) >= 0
-		switch {
-		case member && !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World): // for what follows this epoch
-			return nil, s.Name + " is not at the boundary"
-		case member:
-			present = append(present, s.person())
+		if last.rank(s.person()) < 0 {
+			continue
 		}
-		switch {
-		case member && !s.Fresh:
-			next.Step = min(next.Step, s.reach())
-			if !s.Leaving {
-				stay = append(stay, s.person())
-			}
-		case s.Waiting && !s.Leaving:
+		if !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World) { // for what follows this epoch
+			return nil, s.Name + " is not at the boundary"
+		}
+		if present = append(present, s.person()); !s.Fresh {
+			next.Step, reach = max(next.Step, s.Step), min(reach, s.reach())
+		}
+	}
+	if reach != ^uint64(0) { // what one has committed, all have, but for one that gave up waiting for the others
+		next.Step = max(next.Step, reach)
+	}
+	for i := range v.present {
+		switch s := &v.present[i]; {
+		case !s.Waiting || s.Leaving:
+		case last.rank(s.person()) >= 0 && !s.Fresh && s.reach() >= next.Step:
+			stay = append(stay, s.person())
+		default:
 			come = append(come, s.person())
 		}
 	}
