@@ -224,6 +224,14 @@ func (p *proc) point() {
 	p.sleep(time.Duration(d))
 }
 
+// Linger is a point that now and then takes longer than what others do meanwhile.
+func Linger() {
+	if p := current(); p != nil && p.random.Chance(8) {
+		p.sleep(time.Millisecond)
+	}
+	Point()
+}
+
 // glance is a point at some of the operations of package atomic.
 func glance() {
 	if p := current(); p != nil && p.random.Next()%256 < p.sim.dense {

@@ -25,12 +25,13 @@ func (e *Engine) Look(tick time.Duration) (busy, missed bool) { return e.drive(t
 // releases mu. Unless block is set, it leaves mu to others that have it.
 func (e *Engine) drive(tick time.Duration, block bool) (busy, missed bool) {
 	var began, last time.Time
-	for e.waiters.Load() == 0 {
+	for e.missed.Store(true); e.waiters.Load() == 0; e.missed.Store(true) {
 		if block {
 			e.mu.Lock()
 		} else if !e.mu.TryLock() {
 			return !began.IsZero(), true
 		}
+		e.missed.Store(false)
 		moved, err := false, error(nil)
 		if e.inFlight.Load() > 0 {
 			moved, err = e.poll(false, 1) // an error aborts the communicator, which its next call reports

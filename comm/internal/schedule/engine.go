@@ -43,6 +43,7 @@ type Engine struct {
 	inFlight atomic.Int32  // operations
 	ended    atomic.Uint64 // collectives completed, without a gap
 	waiters  atomic.Int32  // goroutines inside Wait
+	missed   atomic.Bool   // Drive has left what came to a wait
 	leaving  atomic.Bool   // has sent its goodbyes, and waits for those of the others
 
 	mu        sync.Mutex

@@ -25,9 +25,10 @@ func (e *Engine) wait(ctx context.Context, op comm.Op) error {
 	}
 }
 
-// waited ends a wait. Drive has left what came meanwhile to it.
+// waited ends a wait. Drive has left what came meanwhile to it, perhaps the last word of a rank when there was
+// nothing more to wait for.
 func (e *Engine) waited() {
-	if e.waiters.Add(-1) == 0 && e.waiter != nil && e.inFlight.Load() > 0 {
+	if e.waiters.Add(-1) == 0 && e.waiter != nil && (e.missed.Load() || e.inFlight.Load() > 0) {
 		e.Drive()
 	}
 }

@@ -33,8 +33,8 @@ import (
 // simulated are the packages in which all goroutines go from point to point.
 var simulated = []string{
 	"comm", "comm/backend", "comm/checked", "comm/internal/schedule", "comm/local", "comm/record", "comm/rendezvous",
-	"comm/store", "comm/tcp", "comm/elastic", "internal/poll", "internal/tally",
-	"distributed", "distributed/internal/base", "distributed/sparse", "distributed/ddp", "distributed/outer",
+	"comm/store", "comm/tcp", "internal/poll", "internal/tally",
+	"distributed", "distributed/internal/base", "distributed/sparse", "distributed/ddp", "distributed/outer", "distributed/elastic",
 }
 
 const (
@@ -54,7 +54,8 @@ var adaptations = []change{
 
 // Copies take time.
 var slow = []change{
-	{"comm/local/message.go", "hostops.Copy(to.recv", scheduler + ".Point(); hostops.Copy(to.recv"},
+	{"comm/local/message.go", "hostops.Copy(to.recv", scheduler + ".Linger(); hostops.Copy(to.recv"},
+	{"comm/tcp/link.go", "into[0] = l.head[0]", scheduler + ".Linger(); into[0] = l.head[0]"},
 }
 
 // Of several cases that are ready, and of the entries of a map, the runtime takes any.

@@ -34,10 +34,12 @@ type step struct {
 
 // fault is what goes wrong with a rank.
 type fault struct {
-	kind string // "" for nothing
-	rank int
-	at   int // step
-	wait time.Duration
+	kind  string // "" for nothing
+	rank  int
+	at    int // step
+	wait  time.Duration
+	aside bool // an abort comes from another goroutine, some time in the step
+	root  bool // the mistake is another root, not another length
 }
 
 // program is what the ranks of a world run.
@@ -46,6 +48,7 @@ type program struct {
 	steps   []step
 	fault   fault
 	timeout time.Duration // of waits, 0 for none
+	hasty   bool          // ranks close without a wait for what they have submitted last
 	idles   atomic.Int32
 	below   atomic.Bool // a sub-communicator has failed, whose errors have other numbers of ranks
 }
@@ -108,6 +111,20 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 	if g.fault.kind == "stall" && p.Chance(2) {
 		g.timeout = p.Between(time.Millisecond, time.Second)
 	}
+	if f := &g.fault; f.kind == "abort" && p.Chance(2) { // while ranks leave a barrier, or long messages are on their way
+		f.aside = !p.hears
+		if f.at > 0 && p.Chance(2) {
+			g.steps[f.at-1].op, g.steps[f.at-1].then = message, comm.OpBarrier
+		}
+		if s := &g.steps[f.at]; f.aside && longest >= 200_000 {
+			s.op, s.count, s.mixed, s.then = message, longest, false, comm.OpSync
+		}
+	}
+	if f := &g.fault; f.kind == "mismatch" && p.Chance(3) {
+		s := &g.steps[f.at]
+		f.root, s.op, s.mixed = size > 1, comm.OpBroadcast, false
+	}
+	g.hasty = p.Chance(4)
 	return g
 }
 
@@ -268,6 +285,7 @@ type outcome struct {
 func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank int) (o outcome) {
 	o.all = []comm.Communicator{c}
 	var verify []int
+	var early chan error // of a goroutine that waits since before the step
 	wait := func(w comm.Op) error {
 		if w == 0 {
 			return nil
@@ -278,9 +296,12 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 		}
 		defer cancel()
 		another := make(chan error, 1)
-		if rank%2 == 1 && g.size%2 == 1 { // two goroutines of a rank wait
+		switch {
+		case early != nil:
+			another, early = early, nil
+		case rank%2 == 1 && g.size%2 == 1: // two goroutines of a rank wait
 			sim.Go(func() { another <- c.Sync(limited) })
-		} else {
+		default:
 			another <- nil
 		}
 		_, err := comm.Wait{Op: w}.Make(limited, c)
@@ -311,14 +332,26 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 				case "stall":
 					sim.Sleep(f.wait)
 				case "abort":
-					p.Event("aborts")
-					c.Abort(errors.New("a rank has had enough"))
+					abort := func() { p.Event("aborts"); c.Abort(errors.New("a rank has had enough")) }
+					if f.aside {
+						sim.AfterFunc(f.wait%(5*time.Millisecond), abort)
+					} else {
+						abort()
+					}
+				case "idle":
+					if p.Seed%2 == 0 { // the others wait already
+						sim.Sleep(f.wait % (5 * time.Millisecond))
+					}
 				case "leave":
 					p.Event("leaves")
 					return errLeaves
 				case "mismatch":
-					extra = 1
+					if extra = 1; f.root {
+						extra = 0
+					}
 				}
+			} else if next := (f.rank + 1) % g.size; f.kind == "mismatch" && f.at == number+1 && rank == next && p.Seed%2 == 0 {
+				sim.Sleep(3 * time.Second) // the others have found that all call the same until here
 			} else if f.kind == "abort" && f.at == number && p.hears {
 				if sim.Sleep(time.Second); c.Err() == nil {
 					p.fail("rank %d has not heard in a second that rank %d has aborted", rank, f.rank)
@@ -353,7 +386,15 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 				}
 				continue
 			}
+			if early == nil && g.timeout == 0 && rank%2 == 1 && g.size%2 == 0 && s.then == comm.OpSync { // waits while the rank submits
+				early = make(chan error, 1)
+				to := early
+				sim.Go(func() { to <- c.Sync(ctx) })
+			}
 			k := g.call(p.Seed, number, rank, extra)
+			if f := g.fault; f.root && f.rank == rank && f.at == number {
+				k.calls[0].Peer = (s.peer + 1) % g.size
+			}
 			o.calls, verify = append(o.calls, k), append(verify, number)
 			if next := (s.peer + 1) % g.size; s.mixed {
 				for range 6 {
@@ -404,6 +445,9 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 				p.fail("rank %d waited %v in step %d for a rank that had submitted everything", rank, took, number)
 			}
 		}
+		if g.hasty {
+			return nil
+		}
 		return wait(comm.OpSync)
 	}()
 	o.err = err
@@ -444,19 +488,32 @@ func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 		p.within(bound, fmt.Sprintf("rank %d: Close", rank), func() {
 			if rank%2 == 1 { // two at once
 				second := make(chan struct{})
+				var first error // if that one closes it
 				sim.Go(func() {
 					defer close(second)
-					_ = c.Close()
+					first = c.Close()
 					if !errors.Is(c.Err(), comm.ErrClosed) {
 						p.fail("rank %d: closed, and %v", rank, c.Err())
 					}
 				})
-				defer func() { <-second; sim.Point() }()
+				defer func() {
+					if <-second; o.err == nil && first != nil {
+						o.err = fmt.Errorf("close: %w", first)
+					}
+					sim.Point()
+				}()
 			}
 			if err := c.Close(); err != nil && o.err == nil {
 				o.err = fmt.Errorf("close: %w", err)
 			}
 		})
+	}
+	for _, k := range o.calls {
+		for i, m := range k.memory {
+			if o.err == nil && g.fault.kind != "mismatch" && !slices.Equal(m, k.want[i]) {
+				p.fail("rank %d: Close returns nil, and what it waited for is not done", rank)
+			}
+		}
 	}
 	note()
 	p.Event("closed: %v", o.err)
@@ -484,6 +541,9 @@ func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 				p.fail("rank %d failed in step %d, and rank %d aborted behind the barrier of step %d: %v", rank, o.step, g.fault.rank, b, o.err)
 			}
 		}
+		if f := g.fault; f.kind == "leave" && !broken && g.size == 2 && rank != f.rank && o.err != nil && o.step < f.at {
+			p.fail("rank %d failed in step %d, and rank %d left behind it: %v", rank, o.step, f.rank, o.err)
+		}
 		switch kind := g.fault.kind; {
 		case errors.Is(o.err, errLeaves) || o.err == nil:
 		case (kind == "" || kind == "idle") && !broken, kind == "stall" && g.timeout == 0 && !broken:
@@ -497,7 +557,7 @@ func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 				p.fail("rank %d: the error does not name any of %v: %v", rank, named, o.err)
 			}
 		case broken:
-		case kind == "abort":
+		case kind == "abort" && !(g.fault.aside && g.below.Load()):
 			if !strings.Contains(o.err.Error(), "has had enough") {
 				p.fail("rank %d: the error is not that of rank %d, which aborted: %v", rank, g.fault.rank, o.err)
 			}

@@ -18,7 +18,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// subjects are what is simulated. Each plays one seed. Membership (comm/elastic) gets its place here.
+// subjects are what is simulated. Each plays one seed.
 var subjects = map[string]func(*play){
 	"schedule": playSchedule,
 	"tcp":      playTCP,
@@ -26,6 +26,7 @@ var subjects = map[string]func(*play){
 	"local":    playLocal,
 	"checked":  playChecked,
 	"sparse":   playSparse,
+	"elastic":  playElastic,
 }
 
 // play is one seed of one subject.
@@ -34,7 +35,8 @@ type play struct {
 	sim.Random
 	t       *testing.T
 	subject string
-	hears   bool // ranks that do nothing are told of aborts
+	store   *sim.Node // where serve has put it
+	hears   bool      // ranks that do nothing are told of aborts
 }
 
 // fail ends the process with the report of a failure.
@@ -99,7 +101,7 @@ func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
 		}
 	}()
 	synctest.Test(t, func(t *testing.T) {
-		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject, seed%3 == 0 && subject != "checked"}
+		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject, nil, seed%3 == 0 && subject != "checked"}
 		defer p.End()
 		subjects[subject](p)
 		sim.Sleep(time.Second) // what was to happen later does not wait for a bubble whose first goroutine has ended

@@ -77,7 +77,7 @@ func (w *wire) wake() {
 
 // later has something happen at a rank a while from now, behind what else comes from a rank.
 func (w *wire) later(from int, f func()) (at time.Time) {
-	at = time.Now().Add(w.p.Between(time.Microsecond, []time.Duration{100 * time.Microsecond, 3 * time.Millisecond}[w.p.Seed%2]))
+	at = time.Now().Add(w.p.Between(time.Microsecond, []time.Duration{100 * time.Microsecond, 3 * time.Millisecond, 15 * time.Millisecond}[w.p.Seed%3]))
 	if at.Before(w.ready[from]) {
 		at = w.ready[from].Add(1)
 	}
@@ -308,12 +308,20 @@ func (n *links) sub(name string, group []int) *links {
 func (e *endpoint) Release(ctx context.Context) error {
 	e.Leave(ctx)
 	close(e.wire.stop)
-	n := e.wire.links
+	n, left := e.wire.links, errors.New("it left")
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.gone[e.wire.rank] = left
+	for _, s := range n.subs { // it has not joined them, and will not
+		for _, w := range s.wires {
+			if w.node == e.wire.node && w.engine == nil {
+				sim.Go(func() { s.lose(w.rank, left) })
+			}
+		}
+	}
 	for _, w := range n.wires {
 		if w.rank != e.wire.rank {
-			w.later(e.wire.rank, func() { w.lost[e.wire.rank] = errors.New("it left") })
+			w.later(e.wire.rank, func() { w.lost[e.wire.rank] = left })
 		}
 	}
 	return nil

@@ -92,7 +92,8 @@ const storeAt = "10.0.0.1:29500"
 
 // serve starts a store on a node of its own.
 func (p *play) serve(options store.Options) (server *store.Server) {
-	p.together([]*sim.Node{p.NewNode("store")}, func(int) {
+	p.store = p.NewNode("store")
+	p.together([]*sim.Node{p.store}, func(int) {
 		server = store.NewServer(options)
 		l, err := sim.Listen("tcp", storeAt)
 		if err != nil {
@@ -147,7 +148,7 @@ func playTCP(p *play) {
 			p.Cut(b, a, until)
 		}
 	case "late": // longer than an address may take to answer
-		broken, at = false, p.Between(0, 30*time.Millisecond)
+		broken, at = false, p.Between(0, 30*time.Millisecond)>>p.IntN(3)
 		act = func() {
 			if until := time.Now().Add(p.Between(2*time.Second, 8*time.Second)); connected < size {
 				p.Cut(a, b, until)

@@ -1,0 +1,546 @@
+//go:build simulated
+
+package simulation
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/sim"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// job is an elastic one. Nobody knows more of the steps than their members did, so that two halves that both
+// go on, or a step that only some have committed, contradict each other.
+type job struct {
+	*play
+	kind    string       // what reduces: "", sparse.TopkA, "ddp"
+	server  *sim.Node    // of a store that outlives members, nil if members have their own
+	members []*simulated // that live
+	all     []*simulated
+	steps   map[uint64]*made
+	until   uint64    // so many steps
+	calm    time.Time // when all are in reach again
+	silence time.Duration
+}
+
+// made is a step, as its members say.
+type made struct {
+	epoch   uint64
+	members []string
+	result  []float32            // of the exchange
+	values  []float32            // the parameters behind it
+	before  map[string][]float32 // the residuals, by member
+	after   map[string][]float32
+}
+
+// simulated is a member.
+type simulated struct {
+	*job
+	*elastic.Member
+	name     string
+	node     *sim.Node
+	rt       *cpu.Runtime
+	x        [2]*runtime.Tensor // parameters and gradient
+	values   []float32
+	gradient []float32
+	reducer  *sparse.Reducer
+	sums     *ddp.Gradients
+	done     uint64 // steps
+	fresh    bool   // its state is another member's
+	dead     bool
+	leaves   bool
+	minority bool // what Next has returned last
+	err      error
+	cancel   context.CancelFunc
+	ended    chan struct{}
+}
+
+const numbers = 24 // of parameters
+
+// part is a member's gradient: small integers, so that sums are exact.
+func part(seed uint64, name string, step uint64, i int) float32 {
+	for _, b := range []byte(name) {
+		seed = sim.Mix(seed, uint64(b))
+	}
+	return float32(sim.Mix(sim.Mix(seed, step), uint64(i)) >> 40 % 7)
+}
+
+// join starts a member.
+func (j *job) join() *simulated {
+	m := &simulated{job: j, name: fmt.Sprint("m", len(j.all)), rt: cpu.New(), values: make([]float32, numbers), gradient: make([]float32, numbers), ended: make(chan struct{})}
+	m.node = j.NewNode(m.name)
+	for i, v := range [][]float32{m.values, m.gradient} {
+		m.x[i] = must(cpu.Wrap(m.rt, v))
+	}
+	cfg := elastic.Config{Name: m.name, Min: 1, TLS: secret2, Silence: j.silence, Patience: 5 * j.silence, Runtime: m.rt, Tensors: m.x[:1], Bind: m.bind,
+		Listen: m.node.Host(), Residuals: m.residuals, Save: m.save, Load: m.load}
+	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: secret, Listen: m.node.Host(), Silence: j.silence})
+	}
+	if j.server != nil {
+		dials := 0
+		cfg.Dial = func(ctx context.Context) (store.Store, error) {
+			dials++
+			kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: fmt.Sprint(m.name, " ", dials)}.Dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return kv, nil
+		}
+	}
+	for _, other := range j.members {
+		if a := other.Member; a != nil {
+			cfg.Peers = append(cfg.Peers, a.Address())
+		}
+	}
+	var ctx context.Context
+	ctx, m.cancel = context.WithCancel(context.Background())
+	j.all, j.members = append(j.all, m), append(j.members, m)
+	joined := make(chan struct{})
+	sim.GoOn(m.node, func() {
+		defer close(m.ended)
+		m.Member, m.err = elastic.Join(ctx, cfg)
+		close(joined)
+		if m.err == nil {
+			m.err = m.train(ctx)
+			m.Event("ends after %d steps: %v", m.done, m.err)
+			j.within(20*time.Second, m.name+": Close", func() {
+				if m.sums != nil {
+					_ = m.sums.Close()
+				}
+				if m.reducer != nil {
+					_ = m.reducer.Close()
+				}
+				_ = m.Close()
+			})
+		}
+	})
+	if len(j.all) == 1 { // others need its address
+		<-joined
+		sim.Point()
+	}
+	return m
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func (m *simulated) bind(ctx context.Context, e *elastic.Epoch) (err error) {
+	m.Event("epoch %d: %v", e.Number, e.Members)
+	switch {
+	case m.kind == sparse.TopkA && m.reducer != nil:
+		err = m.reducer.Rebind(e.Comm)
+	case m.kind == sparse.TopkA:
+		if m.reducer, err = sparse.New(m.rt, e.Comm, numbers, sparse.Config{Pattern: sparse.TopkA, Density: 0.1}); err == nil {
+			m.reducer.BeforeCommit(m.Commit)
+		}
+	case m.kind == "ddp" && m.sums != nil:
+		err = m.sums.Rebind(ctx, e.Comm)
+	case m.kind == "ddp":
+		cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}
+		if m.sums, err = ddp.New(ctx, m.rt, e.Comm, m.x[1:], cfg); err == nil {
+			m.sums.BeforeCommit(m.Commit)
+		}
+	}
+	return err
+}
+
+func (m *simulated) residuals() (list []*runtime.Tensor, err error) {
+	switch {
+	case m.reducer != nil:
+		r, err := m.reducer.Residual()
+		return []*runtime.Tensor{r}, err
+	case m.sums != nil:
+		return m.sums.Residuals()
+	}
+	return nil, nil
+}
+
+func (m *simulated) save(context.Context) ([]byte, error) {
+	return binary.LittleEndian.AppendUint64(nil, m.done), nil
+}
+
+func (m *simulated) load(_ context.Context, state []byte) error {
+	m.done, m.fresh = binary.LittleEndian.Uint64(state), true
+	return nil
+}
+
+// residual is a copy of what the member has not sent.
+func (m *simulated) residual() (all []float32) {
+	for _, t := range must(m.residuals()) {
+		all = append(all, must(cpu.Slice[float32](t))...)
+	}
+	return all
+}
+
+// train makes steps.
+func (m *simulated) train(ctx context.Context) error {
+	var failed error
+	for {
+		var e *elastic.Epoch
+		var err error
+		began := time.Now()
+		e, err = m.Next(ctx, failed)
+		if took := time.Since(began); took > 60*time.Second {
+			m.fail("%s: Next took %v: %v", m.name, took, err)
+		}
+		failed, m.minority = nil, errors.Is(err, elastic.ErrMinority)
+		switch {
+		case m.minority && ctx.Err() == nil:
+			m.Event("%v", err)
+			continue
+		case errors.Is(err, elastic.ErrLeft) && m.leaves:
+			return nil
+		case err != nil:
+			return err
+		}
+		if m.done >= m.until {
+			return nil
+		}
+		sim.Sleep(m.Between(time.Millisecond, 40*time.Millisecond))
+		if failed = m.step(ctx, e); failed != nil {
+			m.Event("step %d fails: %v", m.done, failed)
+			if errors.Is(failed, comm.ErrMismatch) || errors.Is(failed, comm.ErrArgument) {
+				return failed
+			}
+		}
+	}
+}
+
+// step makes one.
+func (m *simulated) step(ctx context.Context, e *elastic.Epoch) (err error) {
+	if e.Comm.WorldSize() != len(e.Members) || e.Members[e.Comm.Rank()] != m.name {
+		m.fail("%s is rank %d of %d in an epoch of %v", m.name, e.Comm.Rank(), e.Comm.WorldSize(), e.Members)
+	}
+	for i := range m.gradient {
+		m.gradient[i] = part(m.Seed, m.name, m.done, i)
+	}
+	given, before, values := slices.Clone(m.gradient), m.residual(), slices.Clone(m.values)
+	switch m.kind {
+	case sparse.TopkA:
+		err = m.reducer.AllReduce(ctx, m.x[1])
+	case "ddp":
+		err = m.sums.ReduceAll(ctx, m.x[1:])
+	default:
+		if err = distributed.AllReduce(ctx, e.Comm, m.x[1], comm.Sum); err == nil {
+			err = e.Comm.Sync(ctx)
+		}
+		if err == nil {
+			err = m.Commit(ctx)
+		}
+	}
+	if err != nil {
+		if m.kind != "" && (!slices.Equal(m.gradient, given) || !slices.Equal(m.residual(), before)) || !slices.Equal(m.values, values) {
+			m.fail("%s: a part of step %d, which failed, is done: %v", m.name, m.done, err)
+		}
+		return err
+	}
+	result := slices.Clone(m.gradient)
+	for i, x := range result {
+		if m.kind != "" { // the average
+			x = float32(math.Round(float64(x) * float64(len(e.Members))))
+		}
+		result[i] = x
+		m.values[i] += x
+	}
+	s := m.steps[m.done]
+	if s == nil {
+		s = &made{epoch: e.Number, members: e.Members, result: result, values: slices.Clone(m.values), before: map[string][]float32{}, after: map[string][]float32{}}
+		m.steps[m.done] = s
+		m.Event("step %d of epoch %d is made", m.done, e.Number)
+	}
+	if s.epoch != e.Number || !slices.Equal(s.members, e.Members) || !slices.Equal(s.result, result) || !slices.Equal(s.values, m.values) {
+		m.fail("%s: step %d in epoch %d of %v: %v, then %v; others in epoch %d of %v: %v, then %v",
+			m.name, m.done, e.Number, e.Members, result, m.values, s.epoch, s.members, s.result, s.values)
+	}
+	if m.fresh && slices.ContainsFunc(before, func(x float32) bool { return x != 0 }) {
+		m.fail("%s begins with a residual: %v", m.name, before)
+	}
+	if _, again := s.before[m.name]; again {
+		m.fail("%s makes step %d twice", m.name, m.done)
+	}
+	s.before[m.name], s.after[m.name] = before, m.residual()
+	m.done, m.fresh = m.done+1, false
+	return nil
+}
+
+// replay compares all steps with those of the same members without faults, and accounts for the residuals.
+func (j *job) replay() {
+	values, last := make([]float32, numbers), (*made)(nil)
+	for step := range uint64(len(j.steps)) {
+		s := j.steps[step]
+		if s == nil {
+			j.fail("nobody has made step %d of %d", step, len(j.steps))
+		}
+		sum := make([]float32, numbers) // what went in, less what is left
+		for _, name := range s.members {
+			for i := range sum {
+				sum[i] += part(j.Seed, name, step, i)
+				if b, a := s.before[name], s.after[name]; len(b) > 0 {
+					sum[i] += b[i] - a[i]
+				}
+			}
+			if own := s.before[name]; last != nil && len(own) > 0 && !slices.Equal(own, last.after[name]) {
+				j.inherits(name, own, last, s)
+			}
+		}
+		if len(s.before) == len(s.members) && !slices.Equal(sum, s.result) { // all live to tell
+			j.fail("step %d of %v: %v went in, and %v came out", step, s.members, sum, s.result)
+		}
+		for i := range values {
+			values[i] += s.result[i]
+		}
+		if !slices.Equal(values, s.values) {
+			j.fail("after step %d parameters are %v, expected %v", step, s.values, values)
+		}
+		last = s
+	}
+}
+
+// inherits fails unless a member has its residual from its last step, or none, and those of members that left in between.
+func (j *job) inherits(name string, own []float32, last, s *made) {
+	left := [][]float32{}
+	for _, other := range j.all {
+		if other.leaves && last.after[other.name] != nil && !slices.Contains(s.members, other.name) {
+			left = append(left, last.after[other.name])
+		}
+	}
+	was := last.after[name]
+	if was == nil || slices.Max(own) == 0 {
+		was = make([]float32, len(own)) // it has joined
+	}
+	for subset := range 1 << len(left) {
+		sum := slices.Clone(was)
+		for i, l := range left {
+			for k := range sum {
+				sum[k] += float32(subset>>i&1) * l[k]
+			}
+		}
+		if slices.Equal(sum, own) {
+			return
+		}
+	}
+	j.fail("%s has the residual %v, and had %v; %d left", name, own, was, len(left))
+}
+
+// settled waits until those who live, and nobody else, make steps together.
+func (j *job) settled(what string) {
+	began, first := time.Now(), len(j.steps)
+	for {
+		s := j.steps[uint64(len(j.steps)-1)]
+		var want []string
+		for _, m := range j.members {
+			want = append(want, m.name)
+			if m.Member == nil && m.err != nil {
+				j.fail("%s cannot join: %v", m.name, m.err)
+			}
+		}
+		if s != nil && len(j.steps) > first+2 && len(s.members) == len(want) && !slices.ContainsFunc(want, func(name string) bool {
+			return s.before[name] == nil && j.kind != "" || !slices.Contains(s.members, name)
+		}) {
+			return
+		}
+		if time.Since(began) > 60*time.Second {
+			for _, m := range j.members {
+				j.Event("%s: %d steps, minority %v, %v", m.name, m.done, m.minority, m.err)
+			}
+			j.fail("%s: %v do not train together after %v", what, want, time.Since(began))
+		}
+		sim.Sleep(10 * time.Millisecond)
+	}
+}
+
+// gone takes a member off the list.
+func (j *job) gone(m *simulated) {
+	j.members = slices.DeleteFunc(j.members, func(o *simulated) bool { return o == m })
+}
+
+// event has something happen.
+func (j *job) event() {
+	any := j.members[j.IntN(len(j.members))]
+	alone := len(j.members) == 1
+	first := func() string { return j.steps[uint64(len(j.steps)-1)].members[0] }
+	switch kind := j.IntN(8); {
+	case alone || kind == 0:
+		if len(j.members) < 5 {
+			j.join()
+		}
+	case kind == 1: // joins and leaves in one boundary
+		if j.spare(any) {
+			j.leave(any)
+		}
+		j.join()
+	case kind == 2:
+		if j.spare(any) {
+			j.leave(any)
+		}
+	case kind == 3: // is lost while it joins
+		m := j.join()
+		sim.Sleep(j.Between(0, 60*time.Millisecond))
+		j.kill(m)
+	case kind == 4:
+		any.node.Freeze()
+		sim.AfterFunc(j.away(4), any.node.Thaw)
+	case kind == 5: // a partition
+		until := time.Now().Add(j.away(6))
+		var here, there []*sim.Node
+		for i, m := range j.members {
+			if i == 0 || j.Chance(2) {
+				here = append(here, m.node)
+			} else {
+				there = append(there, m.node)
+			}
+		}
+		if j.server != nil {
+			there = append(there, j.server)
+		}
+		for _, a := range here {
+			for _, b := range there {
+				j.Cut(a, b, until)
+				if !j.Chance(4) { // or in one direction
+					j.Cut(b, a, until)
+				}
+			}
+		}
+		sim.Sleep(time.Until(until))
+	case kind == 6:
+		j.Hangup(func(from, to *sim.Node) bool { return from == any.node || to == any.node })
+	case j.server != nil && j.Chance(2): // the store is slow
+		j.server.Freeze()
+		sim.AfterFunc(j.away(4), j.server.Thaw)
+	case j.server == nil && len(j.members) == 2 && any.name == first():
+		// the other one would be a minority
+	case j.spare(any):
+		j.kill(any)
+	}
+}
+
+// away is how long somebody is out of reach, a few times of silence at most.
+func (j *job) away(most time.Duration) time.Duration {
+	d := j.Between(time.Millisecond, most*j.silence)
+	if until := time.Now().Add(d + 4*j.silence); until.After(j.calm) {
+		j.calm = until
+	}
+	return d
+}
+
+// spare reports whether the job can do without a member: another one has the state, and is in reach. Where members have
+// stores, they see to it themselves.
+func (j *job) spare(m *simulated) bool {
+	if j.server == nil {
+		return true
+	}
+	sim.Sleep(max(time.Until(j.calm), 0))
+	last := j.steps[uint64(len(j.steps)-1)]
+	return slices.Contains(j.members, m) && slices.ContainsFunc(j.members, func(o *simulated) bool { return o != m && slices.Contains(last.members, o.name) })
+}
+
+func (j *job) leave(m *simulated) {
+	j.Event("%s is to leave", m.name)
+	j.gone(m)
+	if m.leaves = true; m.Member == nil {
+		m.cancel()
+	} else {
+		m.Leave()
+	}
+}
+
+// kill ends a member's process, or its host.
+func (j *job) kill(m *simulated) {
+	if m.dead = true; !m.leaves {
+		j.gone(m)
+	}
+	j.Kill(m.node, j.Chance(3))
+}
+
+// playElastic has members join, leave, be killed, stopped and cut off, the one with the store included. They make
+// the steps that they would make without faults; a minority waits, and nobody for ever. In wild seeds
+// faults do not wait for each other, and a majority may be lost.
+func playElastic(p *play) {
+	j := &job{play: p, kind: []string{"", sparse.TopkA, "ddp"}[p.IntN(3)], steps: map[uint64]*made{}, until: 1 << 62, silence: time.Second}
+	wild := p.Chance(2)
+	var server *store.Server
+	if p.Chance(2) {
+		server = p.serve(store.Options{Silence: j.silence})
+		j.server = p.store
+	}
+	for range 1 + p.IntN(4) {
+		j.join()
+	}
+	j.settled("the beginning")
+	for range 2 + p.IntN(5) {
+		if j.event(); wild {
+			sim.Sleep(p.Between(0, 3*j.silence))
+		} else {
+			j.settled("after an event")
+		}
+	}
+	lost := wild && server == nil // perhaps a majority
+	sim.Sleep(10 * j.silence)
+	if !lost {
+		j.settled("the end")
+	}
+	j.until = uint64(len(j.steps)) + 3
+	for began := time.Now(); !lost && slices.ContainsFunc(j.members, func(m *simulated) bool { return m.done < j.until }); sim.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > 60*time.Second {
+			p.fail("members do not make their last steps")
+		}
+	}
+	if lost {
+		sim.Sleep(20 * j.silence)
+		for _, m := range j.members {
+			if m.done < j.until && !m.minority && m.err == nil {
+				p.fail("%s neither trains nor is a minority: %d of %d steps", m.name, m.done, j.until)
+			}
+			m.cancel()
+		}
+	}
+	wait := func(m *simulated) {
+		select {
+		case <-m.ended:
+		case <-time.After(limit):
+			p.fail("%s has not ended", m.name)
+		}
+		sim.Point()
+	}
+	for _, m := range j.all {
+		if errors.Is(m.err, comm.ErrMismatch) {
+			p.fail("%s: %v", m.name, m.err)
+		}
+		if !m.dead {
+			if wait(m); m.err != nil && !lost && !m.leaves {
+				p.fail("%s: %v", m.name, m.err)
+			}
+		}
+	}
+	if server != nil {
+		p.within(20*time.Second, "Close of the store", func() { _ = server.Close() })
+	}
+	for _, m := range j.all {
+		if m.dead {
+			m.cancel()
+			p.Bury(m.node)
+			wait(m)
+		}
+	}
+	sim.Sleep(20 * time.Second)
+	j.replay()
+}
