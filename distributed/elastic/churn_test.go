@@ -32,7 +32,7 @@ func TestChurn(t *testing.T) {
 			seed, _ = strconv.ParseUint(text, 10, 64)
 		}
 		t.Logf("seed %d", seed)
-		before := goruntime.NumGoroutine()
+		before := count()
 		c := &churn{t: t, rng: rand.New(rand.NewPCG(seed, 0)), log: newReplay(), form: form}
 		c.stop.Store(1 << 62)
 		c.join(1)
@@ -49,12 +49,44 @@ func TestChurn(t *testing.T) {
 		c.log.repeat(t, until, c.here)
 		for _, a := range c.here {
 			assert.NoError(t, a.Close())
+			a.free()
 		}
-		assert.Eventually(t, func() bool { return goruntime.NumGoroutine() <= before+2 }, 10*time.Second, 10*time.Millisecond, "goroutines")
+		c.log, c.here = nil, nil
+		var now used
+		assert.Eventually(t, func() bool {
+			now = count()
+			return now.goroutines <= before.goroutines+2 && now.descriptors <= before.descriptors+2 && now.memory <= before.memory+2<<20
+		}, 10*time.Second, 100*time.Millisecond)
+		t.Logf("before %+v, after %d events %+v", before, events, now)
 		if t.Failed() {
 			_ = pprof.Lookup("goroutine").WriteTo(os.Stdout, 1)
 		}
 	})
+}
+
+// used is what a process uses.
+type used struct {
+	goroutines, descriptors int
+	memory                  uint64 // bytes of the heap that are in use
+}
+
+func count() (u used) {
+	goruntime.GC()
+	var m goruntime.MemStats
+	goruntime.ReadMemStats(&m)
+	list, _ := os.ReadDir("/proc/self/fd") // empty where there is none
+	return used{goruntime.NumGoroutine(), len(list), m.HeapAlloc}
+}
+
+// free gives back what a member that is closed has.
+func (a *trainee) free() {
+	if a.reducer != nil {
+		_ = a.reducer.Close() // its communicator may have been aborted
+	}
+	for _, x := range a.tensors {
+		_ = x.Free()
+	}
+	_ = a.rt.Close()
 }
 
 // churn is a run of TestChurn.
@@ -89,6 +121,7 @@ func (c *churn) join(n int) (last *trainee) {
 			}
 			if a.steps < c.stop.Load() { // it has left, or is killed
 				_ = a.Close()
+				a.free()
 			}
 		})
 		last = a

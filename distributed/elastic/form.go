@@ -196,11 +196,16 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	defer m.change(func() { m.status.Waiting = false })
 	m.publish()
 	began := time.Now()
+	had := began // when somebody with the state was here
 	for {
 		m.mu.Lock()
 		kv, since, changed, own := m.kv, m.since, m.changed, m.status
 		v, version := m.look()
 		m.mu.Unlock()
+		if last, _ := v.last(); kv == nil || last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }) {
+			had = time.Now()
+		}
+		v.lost = time.Since(had) > m.cfg.Patience
 		why, apart := "no store is in reach", true
 		var next *record
 		if kv != nil {

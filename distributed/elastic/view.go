@@ -63,6 +63,7 @@ type view struct {
 	min, max int
 	outlives bool // the store outlives members: there is no other
 	settled  bool // who is not here will not come soon
+	lost     bool // nor those who have the state
 	apart    bool // set by next: too few of the last epoch are here
 }
 
@@ -140,6 +141,9 @@ func (v *view) next() (*record, string) {
 	}
 	if len(next.Members) < v.min || len(next.Members) == 0 {
 		return nil, fmt.Sprintf("%d members are here, and at least %d are needed", len(next.Members), v.min)
+	}
+	if len(stay) == 0 && last.Number > 0 && !v.lost {
+		return nil, "no member that has the state is here"
 	}
 	if len(stay) == 0 { // all begin, from the state of the one that has most
 		best := 0
