@@ -14,6 +14,7 @@ import (
 	ossignal "os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,8 +71,8 @@ func rank(way string) (code int, err error) {
 		}
 		return 0, nil
 	}
-	if way == "elastic" {
-		return 0, member(ctx)
+	if strings.HasPrefix(way, "elastic") {
+		return 0, member(ctx, way == "elastic, stopped")
 	}
 	signals := make(chan os.Signal, 1)
 	ossignal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -109,25 +110,42 @@ func rank(way string) (code int, err error) {
 	return 3, nil
 }
 
-// member makes steps with another one, which is killed once.
-func member(ctx context.Context) error {
+// member makes steps with another one, which is killed once, or stopped until this one is alone.
+func member(ctx context.Context, stops bool) error {
 	cfg, err := elastic.FromEnv(elastic.Config{Bind: func(context.Context, *elastic.Epoch) error { return nil }})
 	if err != nil {
 		return err
 	}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Listen: "localhost"})
+		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Listen: "localhost", Silence: elastic.DefaultSilence})
 	}
 	m, err := elastic.Join(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer m.Close() //nolint:errcheck // the steps are what counts
+	victim, until := cfg.Name == "rank 1" && os.Getenv(restartVariable) == "0", uint64(10)
+	var sizes []int // of the epochs
+	var last uint64
 	return m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
-		if m.Steps() == 5 && cfg.Name == "rank 1" && os.Getenv(restartVariable) == "0" {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		if last != e.Number {
+			last, sizes = e.Number, append(sizes, len(e.Members))
+			switch before := sizes[:len(sizes)-1]; {
+			case stops && len(e.Members) == 1 && slices.Contains(before, 2):
+				fmt.Println("alone")
+			case stops && len(e.Members) == 2 && slices.Contains(before, 2): // together again
+				stops, until = false, m.Steps()+10
+			}
 		}
-		if m.Steps() == 10 {
+		if m.Steps() >= 5 && victim && len(e.Members) == 2 {
+			victim = false
+			if !stops {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+			fmt.Println("process", os.Getpid())
+			_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		}
+		if m.Steps() >= until && !stops {
 			fmt.Println(e.Members)
 			return io.EOF
 		}
@@ -326,6 +344,22 @@ func TestElastic(t *testing.T) {
 
 	s = begin(t, t.Context(), "fails", func(c *Config) { c.Ranks, c.Min, c.Restarts = 1, 1, 1 })
 	assert.Equal(t, 7, ended(t, s.wait(t)).Code)
+}
+
+// A rank of an elastic job that is stopped, and goes on when the other one has gone on alone, joins it again.
+func TestElasticStopped(t *testing.T) {
+	s := begin(t, t.Context(), "elastic, stopped", func(c *Config) { c.Min, c.Max = 1, 2 })
+	s.says(t, "[0] alone")
+	_, pid, _ := strings.Cut(s.out.String(), "[1] process ")
+	pid, _, _ = strings.Cut(pid, "\n")
+	process, err := strconv.Atoi(pid)
+	require.NoError(t, err, s.out.String())
+	require.NoError(t, syscall.Kill(process, syscall.SIGCONT))
+	require.NoError(t, s.wait(t), "%s%s", &s.out, &s.err)
+	for r := range 2 {
+		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] [rank 0 rank 1]\n", r))
+	}
+	assert.Contains(t, s.err.String(), "the others have gone on without this member")
 }
 
 func TestSignals(t *testing.T) {
