@@ -186,6 +186,43 @@ func TestMajorityLost(t *testing.T) {
 	_ = list[2].Close()
 }
 
+// TestSecondOfTwo: of two members with stores of their own the first outlives the second, and the second says that it cannot
+// outlive the first.
+func TestSecondOfTwo(t *testing.T) {
+	for victim, want := range []error{ErrMinority, nil} {
+		form, log := new(rooms).form, newReplay()
+		list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
+		list = append(list, newTrainee(t, log, quick(Config{Name: "b", Form: form, Peers: []string{list[0].Address()}})))
+		var all sync.WaitGroup
+		for i, a := range list {
+			all.Go(func() {
+				var failed error
+				for pair := false; ; {
+					e, err := a.Next(t.Context(), failed)
+					if i == victim && err != nil {
+						return
+					}
+					if err != nil || len(e.Members) == 1 && pair {
+						assert.ErrorIs(t, err, want)
+						if want != nil {
+							assert.ErrorContains(t, err, "1 of 2 members of an epoch are here; missing: a")
+						}
+						return
+					}
+					pair = len(e.Members) == 2
+					if failed = a.step(t.Context(), t, e); failed == nil && i == victim && pair {
+						a.kill()
+					}
+				}
+			})
+		}
+		all.Wait()
+		for _, a := range list {
+			_ = a.Close()
+		}
+	}
+}
+
 // slow is a store that takes its time.
 type slow struct{ store.Store }
 

@@ -548,6 +548,7 @@ func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 		case errors.Is(o.err, errLeaves) || o.err == nil:
 		case (kind == "" || kind == "idle") && !broken, kind == "stall" && g.timeout == 0 && !broken:
 			p.fail("rank %d failed, though nothing went wrong: %v", rank, o.err)
+		case kind == "abort" && rank == g.fault.rank && strings.Contains(o.err.Error(), "has had enough"): // its own words
 		case !slices.ContainsFunc([]error{comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrMismatch, comm.ErrBroken, comm.ErrCanceled}, func(s error) bool { return errors.Is(o.err, s) }):
 			p.fail("rank %d: an error of another kind: %v", rank, o.err)
 		case broken && named != nil && kind == "" && errors.Is(o.err, comm.ErrTimeout):
