@@ -79,7 +79,7 @@ func (m *Metrics) Outer(s outer.Stats) {
 	m.outer = s
 	m.rounds.Add(float64(s.Rounds - was.Rounds))
 	m.skipped.Add(float64(s.Skipped - was.Skipped))
-	m.count(s.Steps-was.Steps, false, s.SentElements-was.SentElements, s.SentBytes-was.SentBytes, s.LaunchTime-was.LaunchTime, s.WaitTime-was.WaitTime)
+	m.count(s.Steps-was.Steps, false, s.SentElements-was.SentElements, s.SentBytes-was.SentBytes, 0, s.WaitTime-was.WaitTime)
 }
 
 // Epoch shows the epoch of an elastic job, for Bind of its [elastic.Config].

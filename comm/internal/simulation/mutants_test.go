@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{"a rank that aborts because of another one tells nobody", "tcp", change{engineFile, "\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err", "\tif _, ok := err.(*peerFailure); ok {\n\t\t\te.notified = true\n\t\t}\n\t\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err"}, ""},
 	{"a rank waits for one that is gone and called something else", "schedule", change{stallFile, "!alone && e.wire.Gone(src) != nil", "false"}, ""},
 	{"control messages are sent to a rank that is lost", "tcp", change{wireFile, "taken := p.gone == nil", "taken := true"}, "nobody asks whether they were sent; they take memory until the connections close"},
-	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "if _, err := conn.Write(verdict); err != nil || reason != \"\" {", "defer conn.Write(verdict)\n\t\tif h.Lanes == 0 || reason != \"\" {\n\t\t\tif _, err := conn.Write(verdict); err == nil && reason == \"\" {\n\t\t\t\tcontinue\n\t\t\t}"}, ""},
+	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "\t\tif _, err := conn.Write([]byte{byte(welcome)}); err != nil {\n\t\t\treturn false\n\t\t}\n", "\t\tdefer conn.Write([]byte{byte(welcome)})\n"}, ""},
 	{"a sub-communicator that comes with an error stays open", "tcp", change{"comm/backend/base.go", "_ = comm.CloseAll(child, err) // its other ranks may have theirs", ""}, ""},
 	{"memory is written after a communicator was closed", "schedule", change{engineFile, "if touched == 0 || ctx.Err() != nil {", "if true {"}, ""},
 	{"Close returns nil after a drain that failed", "tcp", change{lifeFile, "l.Fail(err)\n\t\terr = l.Cause()", "l.Fail(err)\n\t\terr = nil"}, ""},
@@ -111,7 +111,7 @@ var mutants = []mutant{
 	{"a rank is gone before its messages are taken", "tcp", change{wireFile, "if m := w.heard[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {", "if false {"}, ""},
 	{"the parts of a message that was granted are left to nobody", "tcp", change{pairFile, "\t\t\t\tp.flow.Push(o)\n\t\t\t\tp.rouse()\n\t\t\t}\n\t\t\to.allowed", "\t\t\t\tp.flow.Push(o)\n\t\t\t}\n\t\t\to.allowed"}, ""},
 	{"parts overtake their announcement", "tcp", change{pairFile, "for h.id > p.received && p.gone == nil && len(p.lanes) > 1 {", "for false {"}, ""},
-	{"lanes of an attempt before count", "tcp", change{connectFile, "h.Attempt < p.attempt || h.Attempt == p.attempt && len(p.lanes) != int(h.Lanes)", "p.attempt > 0 && len(p.lanes) != int(h.Lanes)"}, ""},
+	{"lanes of an attempt before count", "tcp", change{connectFile, "k.over || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes)", "k.over || len(p.lanes) != int(h.Lanes)"}, ""},
 
 	// comm/store.
 	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, Reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
