@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{"a rank that aborts because of another one tells nobody", "tcp", change{engineFile, "\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err", "\tif _, ok := err.(*peerFailure); ok {\n\t\t\te.notified = true\n\t\t}\n\t\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err"}, ""},
 	{"a rank waits for one that is gone and called something else", "schedule", change{stallFile, "!alone && e.wire.Gone(src) != nil", "false"}, ""},
 	{"control messages are sent to a rank that is lost", "tcp", change{wireFile, "taken := p.gone == nil", "taken := true"}, "nobody asks whether they were sent; they take memory until the connections close"},
-	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "\t\tif _, err := conn.Write([]byte{byte(welcome)}); err != nil {\n\t\t\treturn false\n\t\t}\n", "\t\tdefer conn.Write([]byte{byte(welcome)})\n"}, ""},
+	{"a lane that is there is taken by another connection", "tcp", change{connectFile, "len(p.lanes) != int(h.Lanes) || p.lanes[h.Lane] != nil", "len(p.lanes) != int(h.Lanes)"}, ""},
 	{"a sub-communicator that comes with an error stays open", "tcp", change{"comm/backend/base.go", "_ = comm.CloseAll(child, err) // its other ranks may have theirs", ""}, ""},
 	{"memory is written after a communicator was closed", "schedule", change{engineFile, "if touched == 0 || ctx.Err() != nil {", "if true {"}, ""},
 	{"Close returns nil after a drain that failed", "tcp", change{lifeFile, "l.Fail(err)\n\t\terr = l.Cause()", "l.Fail(err)\n\t\terr = nil"}, ""},
