@@ -52,10 +52,9 @@ type Dialer struct {
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	hello := Hello{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol}
 	var log Gate
-	var strangers error // of the last round with any
+	var last []error // of the last whole round
 	for wait, silent := retryFirst, 1; ; wait, silent = min(2*wait, retryLast), silent+1 {
-		var unreached, now []error
-		sure := true
+		now, sure := []error(nil), true
 		for _, address := range d.Addresses {
 			c, err := d.connect(ctx, address, hello)
 			var r *refusal
@@ -63,34 +62,29 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			case err == nil:
 				return c, nil
 			case !errors.As(err, &r):
-				unreached = append(unreached, err)
+				sure, silent = false, 0
 			case r.proven:
 				return nil, err
 			default:
-				now = append(now, err)
 				sure = sure && r.reason != reasonSilence
 				if times, due := log.count(r.reason); due {
 					slog.Warn("store: looking for the job's store, found somebody else", "at", r.by, "reason", r.reason, "times", times)
 				}
 			}
+			now = append(now, err)
 		}
-		if len(now) > 0 {
-			strangers = errors.Join(now...)
+		if ctx.Err() == nil || last == nil {
+			last = now
 		}
-		switch {
-		case d.Once:
-			return nil, errors.Join(append(unreached, now...)...)
-		case len(unreached) > 0:
-			silent = 0
-		case (sure || silent == 5) && ctx.Err() == nil:
-			return nil, strangers
+		if d.Once || (sure || silent == 5) && ctx.Err() == nil {
+			return nil, errors.Join(last...)
 		}
 		if times, due := log.count(""); due && times > 4 {
-			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", errors.Join(unreached...), "times", times)
+			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", errors.Join(last...), "times", times)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w; last attempts to reach the job's store: %w", comm.ContextError(ctx), errors.Join(append(unreached, strangers)...))
+			return nil, fmt.Errorf("%w; last attempts to reach the job's store: %w", comm.ContextError(ctx), errors.Join(last...))
 		case <-time.After(wait):
 		}
 	}

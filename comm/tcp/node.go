@@ -31,19 +31,6 @@ func (n *node) wire(id uint64) *wire {
 	return n.wires[id]
 }
 
-func (n *node) add(w *wire) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.wires[w.id] = w
-	go w.drive()
-}
-
-func (n *node) remove(w *wire) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.wires, w.id)
-}
-
 // signal has all communicators look.
 func (n *node) signal() {
 	n.mu.RLock()

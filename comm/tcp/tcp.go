@@ -234,7 +234,10 @@ func (n *node) communicator(id uint64, rank int, ranks []int) *communicator {
 	w.engine = schedule.New(schedule.Config{Check: backend.Check{Backend: name, Rank: rank, WorldSize: len(ranks)}, Wire: w, MaxTag: 1 << 62})
 	e := &endpoint{w.engine, w}
 	c := &communicator{backend.New(&e.Check, &e.Life, e), e}
-	n.add(w)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wires[id] = w
+	go w.drive()
 	return c
 }
 
@@ -312,7 +315,12 @@ var host = cpu.New()
 // Release implements [backend.Backend].
 func (e *endpoint) Release(ctx context.Context) error {
 	e.Leave(ctx)
-	e.wire.close()
+	w, n := e.wire, e.wire.node
+	close(w.closed)
+	n.mu.Lock()
+	delete(n.wires, w.id) // so that nothing comes behind Abandon
+	n.mu.Unlock()
+	w.Abandon()
 	e.Engine.Release()
-	return e.wire.node.leave(ctx)
+	return n.leave(ctx)
 }
