@@ -24,6 +24,7 @@ type wire struct {
 
 	waiting atomic.Int32 // goroutines in Await
 	untold  atomic.Int32 // control messages that are not sent
+	timers  sync.Pool
 
 	// Of the holder of the engine's lock.
 	dirty []*pair // to which messages were posted that nobody has begun to send
@@ -40,6 +41,7 @@ type mail struct{ report, last []byte }
 func (n *node) newWire(id uint64, rank int, ranks []int) *wire {
 	w := &wire{node: n, id: id, rank: rank, pairs: make([]*pair, len(ranks)), place: make([]int32, n.size), boxes: make([]box, len(ranks)),
 		wakes: make(chan struct{}, 1), drives: make(chan struct{}, 1), closed: make(chan struct{}), heard: make([]mail, len(ranks))}
+	w.timers.New = func() any { return time.NewTimer(time.Hour) }
 	for i := range w.place {
 		w.place[i] = -1
 	}
@@ -205,14 +207,12 @@ func (w *wire) signal() {
 func (w *wire) Await(d time.Duration) {
 	w.waiting.Add(1)
 	defer w.waiting.Add(-1)
-	timer := timers.Get().(*time.Timer)
+	timer := w.timers.Get().(*time.Timer)
 	timer.Reset(d)
 	select {
 	case <-w.wakes:
 	case <-timer.C:
 	}
 	timer.Stop()
-	timers.Put(timer)
+	w.timers.Put(timer)
 }
-
-var timers = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
