@@ -91,9 +91,6 @@ func TestClusterDelaysAndLoses(t *testing.T) {
 	t.Parallel()
 	tutti := build(t)
 	onClusters(t, func(t *testing.T, mpi string) {
-		if mpi == "mpich" {
-			t.Skip("MPI_Finalize of MPICH over UCX may hang where a packet is lost at the end; see docs/mpi.md")
-		}
 		if tun, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0); err != nil {
 			t.Skipf("needs TAP devices: %v", err)
 		} else {

@@ -16,6 +16,7 @@
 package mpi
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -25,6 +26,8 @@ import (
 	"os"
 	goruntime "runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +50,7 @@ type state struct {
 	world       *communicator
 	thread      mainThread
 	patience    time.Duration
+	manager     *os.File // the connection of the library to its process manager, never closed
 
 	failed atomic.Pointer[error] // of a call that left MPI in an unknown state
 }
@@ -198,8 +202,9 @@ func startWithin(ctx context.Context) (*state, error) {
 // and waits for the other ranks until ctx ends ([comm.ErrTimeout], [comm.ErrCanceled]). The
 // error, and after 30 seconds the log, names ranks that have not closed their communicators,
 // or says that some have not called Finalize. When all ranks have called it, MPI_Finalize gets
-// 30 seconds. With interop (see [CollectivesVariable]), ctx alone ends MPI_Finalize. Later
-// calls return nil and do nothing.
+// 30 seconds. With interop (see [CollectivesVariable]) other programs may come to MPI_Finalize
+// later: ctx alone ends it, and the log tells after 30 seconds. Later calls return nil and do
+// nothing.
 //
 // If a communicator has aborted, because a rank died or did not come in time, or a Split
 // failed, MPI_Finalize would wait for that rank as well. Finalize then leaves it out and
@@ -422,41 +427,64 @@ func (s *state) finalize(ctx context.Context) error {
 	if broken != nil {
 		return fmt.Errorf("%w: MPI_Finalize left out: %w", comm.ErrBroken, broken)
 	}
-	if s.collectives != interop {
+	if s.collectives == interop {
+		defer time.AfterFunc(s.patience, func() { slog.Warn("mpi: MPI_Finalize waits for other ranks") }).Stop()
+	} else {
 		if err := s.assemble(ctx); err != nil {
 			return err
 		}
-		s.fallSilent(ctx)
 		within, cancel := context.WithTimeout(ctx, s.patience)
 		defer cancel()
 		ctx = within
 	}
 	var err error
-	if !s.thread.do(ctx, func() { err = s.lib.must(s.lib.Finalize) }) {
+	if !s.thread.do(ctx, func() {
+		if err = s.fallSilent(ctx); err == nil {
+			err = s.lib.must(s.lib.Finalize)
+		}
+	}) {
 		return fmt.Errorf("MPI_Finalize has not returned: %w", comm.ContextError(ctx))
 	}
 	close(s.thread.calls)
 	return err
 }
 
-// silence is how long ranks on several hosts call nothing of MPI before MPI_Finalize. 20 ms
-// were enough for 100 jobs of 100 on a busy machine, 5 ms for 29 of 30.
+// silence is how long a rank calls nothing of MPI before MPI_Finalize where it cannot ask
+// whether the others do. 20 ms were enough for 100 jobs of 100 on a busy machine, 5 ms for 29
+// of 30. It is too short for a packet that is sent again.
 const silence = 100 * time.Millisecond
 
-// fallSilent waits until no rank polls for the last barrier, unless the ranks share memory.
+// fallSilent waits until no rank polls for the last barrier, if ranks are connected by UCX.
 //
 // MPI_Finalize of MPICH before 4.2 over UCX flushes its connections, which takes an answer
 // from the peer, and then waits in a barrier of the process manager, where it answers
 // nothing. If a peer answers the first rank's flush before its own MPI_Finalize, because it
-// still polls, nobody answers the peer's flush. A missing peer flushes first, then answers.
-func (s *state) fallSilent(ctx context.Context) {
-	if e := s.world.e; e.size == 1 || e.unshared == nil {
-		return
+// still polls, nobody answers the peer's flush. If it does not poll any more, it flushes
+// before it answers, on the same connection. So the ranks meet in the same barrier once
+// before, which neither needs nor makes progress in UCX.
+func (s *state) fallSilent(ctx context.Context) error {
+	if e := s.world.e; e.size == 1 || e.unshared == nil || !strings.Contains(s.lib.version, "ch4:ucx") {
+		return nil
 	}
-	select {
-	case <-time.After(silence):
-	case <-ctx.Done():
+	fd, err := strconv.Atoi(os.Getenv("PMI_FD"))
+	if _, slurm := os.LookupEnv("PMI_JOBID"); err != nil || slurm || s.collectives == interop { // Slurm speaks PMI-2
+		select {
+		case <-time.After(silence):
+		case <-ctx.Done():
+		}
+		return nil
 	}
+	s.manager = os.NewFile(uintptr(fd), "the process manager")
+	if _, err = s.manager.WriteString("cmd=barrier_in\n"); err == nil {
+		var answer string
+		if answer, err = bufio.NewReader(s.manager).ReadString('\n'); err == nil && !strings.HasPrefix(answer, "cmd=barrier_out") {
+			err = fmt.Errorf("the answer is %q", answer)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: a barrier of the process manager: %w", comm.ErrPeerFailed, err)
+	}
+	return err
 }
 
 // assemble waits until all ranks are in finalize, as they may have closed their communicators
