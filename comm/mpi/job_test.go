@@ -2,7 +2,6 @@ package mpi_test
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,23 +86,9 @@ func TestStoppedRank(t *testing.T) { loseRank(t, "stopped", 3) }
 // loseRank loses the last rank in a way, and looks at what some ranks tell.
 func loseRank(t *testing.T, how string, tell int) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		dir := t.TempDir()
-		// Whether such a job succeeds is the launcher's to say, and whether
-		// the launcher waits for the survivors.
-		if l.keepAway != "" {
-			if _, err := exec.LookPath(l.keepAway); err != nil {
-				t.Skipf("needs %s", l.keepAway)
-			}
-		}
-		out, _ := l.run(t, job{ranks: 3, test: "TestRankVictim", options: l.keep, env: append(l.keepEnv, lossVariable+"="+how), through: l.keepAway, dir: dir})
-		for rank := range tell {
-			var verdict []byte
-			require.Eventually(t, func() (found bool) {
-				var err error
-				verdict, err = os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, rank))
-				return err == nil
-			}, time.Minute, 10*time.Millisecond, "rank %d has left no verdict:\n%s", rank, out)
-			assert.Equal(t, "ok", string(verdict), "rank %d", rank)
+		_, verdicts := l.losing(t, job{ranks: 3, test: "TestRankVictim", env: []string{lossVariable + "=" + how}}, []int{0, 1, 2}[:tell]...)
+		for rank, verdict := range verdicts {
+			assert.Equal(t, "ok", verdict, "rank %d", rank)
 		}
 	})
 }

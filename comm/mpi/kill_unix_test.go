@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
 	"slices"
 	"strings"
@@ -48,28 +47,17 @@ const killedSize = 8
 // step without the dead rank, nothing of their gradients gets lost, nor in the next one.
 func TestKilledInStep(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		if l.keepAway != "" {
-			if _, err := exec.LookPath(l.keepAway); err != nil {
-				t.Skipf("needs %s", l.keepAway)
-			}
-		}
 		var mu sync.Mutex
 		var total kills
 		run := func(at, first int) (reached bool) {
 			dir := t.TempDir()
-			out, _ := l.run(t, job{ranks: killedSize, test: "TestRankKilledInStep", options: l.keep, through: l.keepAway, dir: dir,
-				env: append(slices.Clone(l.keepEnv), fmt.Sprintf("%s=%d %d", killVariable, at, first))})
-			last := deaths(at, first)[killedSize-1]
-			var verdict []byte
-			require.Eventually(t, func() (found bool) {
-				var err error
-				verdict, err = os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, last))
-				return err == nil
-			}, time.Minute, 10*time.Millisecond, "call %d, from pattern %d on: rank %d has left no verdict:\n%s", at, first, last, out)
+			out, verdicts := l.losing(t, job{ranks: killedSize, test: "TestRankKilledInStep", dir: dir,
+				env: []string{fmt.Sprintf("%s=%d %d", killVariable, at, first)}}, deaths(at, first)[killedSize-1])
+			verdict := verdicts[0]
 			var k kills
-			_, err := fmt.Sscanf(string(verdict), killsFormat, &k.repeated, &k.mixed, &k.completed, &k.beyond)
+			_, err := fmt.Sscanf(verdict, killsFormat, &k.repeated, &k.mixed, &k.completed, &k.beyond)
 			for _, rank := range deaths(at, first) { // what others found before they died in their turn
-				if other, _ := os.ReadFile(fmt.Sprintf("%s/survivor-%d", dir, rank)); err != nil {
+				if other, _ := os.ReadFile(verdictOf(dir, rank)); err != nil {
 					out += fmt.Sprintf("\nrank %d: %s", rank, other)
 				}
 			}
@@ -165,9 +153,7 @@ func TestRankKilledInStep(t *testing.T) {
 	if err != nil {
 		verdict = err.Error()
 	}
-	report := victimReport(world.Rank())
-	require.NoError(t, os.WriteFile(report+".part", []byte(verdict), 0o600))
-	require.NoError(t, os.Rename(report+".part", report))
+	tell(t, world.Rank(), verdict)
 	os.Exit(1) // as a program does that cannot go on
 }
 
@@ -202,6 +188,61 @@ func survive(world comm.Communicator, at, first int) (k kills, err error) {
 		k.add(became)
 	}
 	return k, nil
+}
+
+// splitsKilled is how many Splits of a job lose a rank.
+const splitsKilled = 4
+
+// TestKilledInSplit kills processes inside MPI_Comm_split, at a random moment.
+func TestKilledInSplit(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		seed := time.Now().UnixNano()
+		_, verdicts := l.losing(t, job{ranks: splitsKilled + 3, test: "TestRankKilledInSplit", env: []string{fmt.Sprintf("%s=%d", killVariable, seed)}}, 0, 1, 2)
+		for rank, verdict := range verdicts {
+			assert.Equal(t, "ok", verdict, "rank %d, seed %d", rank, seed)
+		}
+	})
+}
+
+// TestRankKilledInSplit is one rank of TestKilledInSplit. The context of rank 0 ends the Split,
+// which the library need not do. The others learn that from rank 0.
+func TestRankKilledInSplit(t *testing.T) {
+	ctx, world, _ := splitWorld(t)
+	signal.Ignore(syscall.SIGPIPE) // the launcher may be gone
+	var seed uint64
+	_, err := fmt.Sscan(os.Getenv(killVariable), &seed)
+	require.NoError(t, err)
+	moments := rand.New(rand.NewPCG(seed, 0))
+	comms := []comm.Communicator{world} // without the last rank, without the last two, …
+	for i := 1; i <= splitsKilled; i++ {
+		c, err := world.Split(ctx, min(0, world.WorldSize()-i-1-world.Rank()), 0)
+		require.NoError(t, err)
+		comms = append(comms, c)
+	}
+	verdict := "ok"
+	for i, c := range comms[:splitsKilled] {
+		moment := time.Duration(moments.Int64N(int64(time.Millisecond)))
+		from, cancel := context.WithCancel(ctx)
+		if c.Rank() == 0 {
+			from, cancel = context.WithTimeout(ctx, 500*time.Millisecond)
+		}
+		_, err := c.Split(&inSplit{Context: from, enter: func() context.Context {
+			if c.Rank() == c.WorldSize()-1 {
+				time.AfterFunc(moment, die)
+			}
+			return from
+		}}, 0, 0)
+		cancel()
+		switch {
+		case c.Rank() == c.WorldSize()-1:
+			die() // afterwards, at the latest
+		case err == nil, errors.Is(err, comm.ErrPeerFailed), c.Rank() == 0 && errors.Is(err, comm.ErrTimeout):
+		default:
+			verdict = fmt.Sprintf("Split %d: %v", i, err)
+		}
+	}
+	tell(t, world.Rank(), verdict)
+	os.Exit(1) // as a program does that cannot go on
 }
 
 // mourner is a rank in a round in which one dies.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -220,4 +221,43 @@ func (l launcher) mustRun(t *testing.T, j job) string {
 	out, err := l.run(t, j)
 	require.NoError(t, err, "%s, %d ranks of %s:\n%s", l.name, j.ranks, j.test, out)
 	return out
+}
+
+// losing runs a job that loses ranks, and returns its output and what a survivor tells. Whether
+// such a job succeeds is the launcher's to say, and whether the launcher waits for survivors.
+func (l launcher) losing(t *testing.T, j job, survivors ...int) (out string, verdicts []string) {
+	t.Helper()
+	if l.keepAway != "" {
+		if _, err := exec.LookPath(l.keepAway); err != nil {
+			t.Skipf("needs %s", l.keepAway)
+		}
+	}
+	if j.dir == "" {
+		j.dir = t.TempDir()
+	}
+	j.options, j.through, j.env = l.keep, l.keepAway, append(slices.Clone(l.keepEnv), j.env...)
+	out, _ = l.run(t, j)
+	for _, rank := range survivors {
+		var verdict []byte
+		require.Eventually(t, func() (found bool) {
+			var err error
+			verdict, err = os.ReadFile(verdictOf(j.dir, rank))
+			return err == nil
+		}, time.Minute, 10*time.Millisecond, "%v: rank %d has left no verdict:\n%s", j.env, rank, out)
+		verdicts = append(verdicts, string(verdict))
+	}
+	return out, verdicts
+}
+
+// verdictOf is the file in which a survivor of losing tells what it saw.
+func verdictOf(dir string, rank int) string {
+	return filepath.Join(dir, fmt.Sprintf("survivor-%d", rank))
+}
+
+// tell writes the verdict of this rank. It is renamed when it is complete, as the parent looks
+// for it all the time.
+func tell(t *testing.T, rank int, verdict string) {
+	report := verdictOf(os.Getenv(childVariable), rank)
+	require.NoError(t, os.WriteFile(report+".part", []byte(verdict), 0o600))
+	require.NoError(t, os.Rename(report+".part", report))
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -21,12 +20,6 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
-
-// victimReport is the file in which the survivors of TestRankVictim tell what
-// they saw.
-func victimReport(rank int) string {
-	return filepath.Join(os.Getenv(childVariable), fmt.Sprintf("survivor-%d", rank))
-}
 
 // TestRankVictim loses the last rank in the middle of a collective; the others
 // have to come back from Sync.
@@ -77,16 +70,9 @@ func TestRankVictim(t *testing.T) {
 	if err := mpi.Finalize(context.Background()); !errors.Is(err, comm.ErrBroken) {
 		verdict = fmt.Sprintf("after %q, Finalize returned %v", verdict, err)
 	}
-	// Renamed when it is complete: the parent looks for it all the time.
-	report := victimReport(world.Rank())
-	require.NoError(t, os.WriteFile(report+".part", []byte(verdict), 0o600))
-	require.NoError(t, os.Rename(report+".part", report))
+	tell(t, world.Rank(), verdict)
 	if world.Rank() == 0 && how == "stopped" {
-		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
-			if _, err := os.Stat(victimReport(last)); err == nil {
-				break
-			}
-		}
+		awaitFiles(verdictOf(os.Getenv(childVariable), last))
 	}
 	os.Exit(1) // as a program does that cannot go on
 }
