@@ -1,6 +1,7 @@
 package sparse
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"slices"
@@ -162,63 +163,50 @@ func (s *Schedule) over(step int) bool {
 
 // WithDefaults returns c with the defaults of what is not set, or the error of a field that is out of range.
 func (c Config) WithDefaults() (Config, error) {
-	if c.Pattern == "" {
-		c.Pattern = Dense
-	}
-	if _, ok := patterns[c.Pattern]; !ok && c.Pattern != Auto {
-		return c, base.ConfigError("unknown pattern %q (want %s or one of %s)", c.Pattern, Auto, strings.Join(Patterns(), ", "))
-	}
-	if c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1) {
-		return c, base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
-	}
-	if c.Values == "" {
-		c.Values = F32
-	}
-	if _, ok := codecs[c.Values]; !ok && (c.Values != Auto || c.Pattern != Auto) {
-		return c, base.ConfigError("unknown values %q (want one of %s, or with pattern %s also %[3]s)", c.Values, strings.Join(Values(), ", "), Auto)
-	}
-	if c.Chunk == 0 {
-		c.Chunk = 4096
-	}
-	if c.Chunk < 1 {
-		return c, base.ConfigError("Chunk is %d, want at least 1", c.Chunk)
-	}
-	if c.Selector != nil && (c.Pattern == Dense || c.Pattern == Auto) {
-		return c, base.ConfigError("Selector with pattern %s, which may send everything", c.Pattern)
-	}
-	if !(c.Momentum >= 0 && c.Momentum < 1) {
-		return c, base.ConfigError("Momentum is %v, want a number in [0, 1)", c.Momentum)
-	}
-	if c.Momentum > 0 && c.NoErrorFeedback {
-		return c, base.ConfigError("Momentum is %v, which needs error feedback", c.Momentum)
-	}
-	if !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0) {
-		return c, base.ConfigError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)
-	}
-	if err := c.checkInPlace(); err != nil {
-		return c, err
-	}
-	if c.Clip >= numClipModes {
-		return c, base.ConfigError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
-	}
+	c.Pattern, c.Values, c.Chunk = cmp.Or(c.Pattern, Dense), cmp.Or(c.Values, F32), cmp.Or(c.Chunk, 4096)
 	if c.NonFinite == nonFiniteUnset {
 		c.NonFinite = SkipNonFinite
 		if c.NoUndo || c.Pattern == Dense && c.Values == F32 {
 			c.NonFinite = PassNonFinite
 		}
 	}
-	if c.NonFinite != PassNonFinite && c.NoUndo {
-		return c, base.ConfigError("NonFinite is %d with NoUndo, want PassNonFinite", c.NonFinite)
-	}
-	if c.NonFinite >= numNonFinitePolicies {
-		return c, base.ConfigError("NonFinite is %d, want PassNonFinite, SkipNonFinite or FailNonFinite", c.NonFinite)
-	}
-	if err := c.Schedule.check(); err != nil {
+	if err := c.check(); err != nil {
 		return c, err
 	}
 	c.Schedule.Densities = slices.Clone(c.Schedule.Densities)
 	c.tuning = c.tuning.WithDefaults()
 	return c, nil
+}
+
+// check returns the error of a field that is out of range.
+func (c *Config) check() error {
+	_, pattern := patterns[c.Pattern]
+	_, values := codecs[c.Values]
+	switch {
+	case !pattern && c.Pattern != Auto:
+		return base.ConfigError("unknown pattern %q (want %s or one of %s)", c.Pattern, Auto, strings.Join(Patterns(), ", "))
+	case c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1):
+		return base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
+	case !values && (c.Values != Auto || c.Pattern != Auto):
+		return base.ConfigError("unknown values %q (want one of %s, or with pattern %s also %[3]s)", c.Values, strings.Join(Values(), ", "), Auto)
+	case c.Chunk < 1:
+		return base.ConfigError("Chunk is %d, want at least 1", c.Chunk)
+	case c.Selector != nil && (c.Pattern == Dense || c.Pattern == Auto):
+		return base.ConfigError("Selector with pattern %s, which may send everything", c.Pattern)
+	case !(c.Momentum >= 0 && c.Momentum < 1):
+		return base.ConfigError("Momentum is %v, want a number in [0, 1)", c.Momentum)
+	case c.Momentum > 0 && c.NoErrorFeedback:
+		return base.ConfigError("Momentum is %v, which needs error feedback", c.Momentum)
+	case !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0):
+		return base.ConfigError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)
+	case c.Clip >= numClipModes:
+		return base.ConfigError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
+	case c.NonFinite >= numNonFinitePolicies:
+		return base.ConfigError("NonFinite is %d, want PassNonFinite, SkipNonFinite or FailNonFinite", c.NonFinite)
+	case c.NonFinite != PassNonFinite && c.NoUndo:
+		return base.ConfigError("NonFinite is %d with NoUndo, want PassNonFinite", c.NonFinite)
+	}
+	return cmp.Or(c.checkInPlace(), c.Schedule.check())
 }
 
 // Tuned returns c with constants of algorithms that the tests of this module set.
