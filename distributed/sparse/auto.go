@@ -81,8 +81,7 @@ const (
 // again, as it does on ranks that the error has kept from choosing.
 func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.given)
-	s.check(err)
-	if s.err == nil {
+	if s.check(err); s.err == nil {
 		s.become(choice.Pattern, choice.Values, choice)
 		s.chose = true
 	}
@@ -105,20 +104,16 @@ func (c Config) with(pattern, values string) (Config, error) {
 
 // choose has the ranks make the choice for n elements. It is collective.
 func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
-	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
-		values := cfg.Values
-		if values == Auto {
-			values = F32
-		}
-		return &Choice{Pattern: Dense, Values: cmp.Or(values, F32), Elements: n, K: k}, nil
-	}
-	started := time.Now()
-	cfg.Schedule, cfg.ClipNorm = Schedule{}, 0 // clipping takes as long with every pattern
-	p := &probe{ctx: ctx, rt: rt, c: c, order: base.NewOrder(rt, c), cfg: cfg, n: min(n, trialElements), values: []string{cmp.Or(cfg.Values, F32)},
-		batch: 1, limit: trialSeconds, rng: rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n)))}
+	started, values, limit := time.Now(), []string{cmp.Or(cfg.Values, F32)}, trialSeconds
 	if cfg.Values == Auto {
-		p.values, p.limit = []string{F32, Lossless, I8, I4, I2}, trialSeconds/2
+		values, limit = []string{F32, Lossless, I8, I4, I2}, trialSeconds/2
 	}
+	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
+		return &Choice{Pattern: Dense, Values: values[0], Elements: n, K: k}, nil
+	}
+	cfg.Schedule, cfg.ClipNorm = Schedule{}, 0 // clipping takes as long with every pattern
+	p := &probe{ctx: ctx, rt: rt, c: c, order: base.NewOrder(rt, c), cfg: cfg, n: min(n, trialElements), values: values, limit: limit,
+		batch: 1, rng: rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n)))}
 	if p.order.Streams != nil {
 		p.batch = batch
 	}
@@ -176,14 +171,15 @@ func (p *probe) repeat(ptr uintptr, values []byte, size int) error {
 
 // run chooses.
 func (p *probe) run(dt dtype.DType) (*Choice, error) {
-	if err := p.allocate(dt); err != nil {
-		return nil, err
+	var usual float64
+	var trials []Trial
+	err := p.allocate(dt)
+	if err == nil {
+		usual, err = p.fit()
 	}
-	usual, err := p.fit()
-	if err != nil {
-		return nil, err
+	if err == nil {
+		trials, err = p.candidates(usual)
 	}
-	trials, err := p.candidates(usual)
 	if err != nil {
 		return nil, err
 	}
@@ -302,7 +298,8 @@ func (p *probe) weigh(pattern string, values []string) (best Trial, err error) {
 	return best, err
 }
 
-// try returns the seconds of a step of each pattern on so many elements: the medians of rounds.
+// try returns the seconds of a step of each pattern on so many elements, until its work is done, on the slowest rank: the
+// medians of rounds.
 func (p *probe) try(n, rounds int, trials ...Trial) (medians []float64, err error) {
 	gradient, err := runtime.New(p.rt, p.random.DType(), n)
 	if err != nil {
@@ -325,38 +322,28 @@ func (p *probe) try(n, rounds int, trials ...Trial) (medians []float64, err erro
 		if err := p.settle(s); err != nil {
 			return nil, err
 		}
-		steps = append(steps, p.timed(func() error {
-			p.made++
-			if err := p.rt.Copy(to, p.from+uintptr(p.made%shifts*gradient.DType().Size()), gradient.Bytes()); err != nil {
-				return err
+		steps = append(steps, func() (float64, error) {
+			err := inOrder(func() error { return p.order.HostAfterAll(p.ctx) }, func() error { return p.c.Barrier(p.ctx) })
+			started := time.Now()
+			for i := 0; i < p.batch && err == nil; i++ {
+				p.made++
+				from := p.from + uintptr(p.made%shifts*gradient.DType().Size())
+				err = inOrder(func() error { return p.rt.Copy(to, from, gradient.Bytes()) }, func() error { return s.AllReduce(p.ctx, gradient) })
 			}
-			return s.AllReduce(p.ctx, gradient)
-		}))
+			if err == nil {
+				err = errors.Join(p.c.Sync(p.ctx), p.order.HostAfterCompute(p.ctx))
+			}
+			if err != nil {
+				return 0, err
+			}
+			return largest(p.ctx, p.rt, p.c, time.Since(started).Seconds()/float64(p.batch))
+		})
 	}
 	times, err := measure.InTurns(1, rounds, measure.Alone, steps...)
 	for _, t := range times {
 		medians = append(medians, measure.Median(t))
 	}
 	return medians, err
-}
-
-// timed makes a round of calls: what one takes until its work is done, on the slowest rank.
-func (p *probe) timed(call func() error) measure.Round {
-	return func() (float64, error) {
-		if err := errors.Join(p.order.HostAfterAll(p.ctx), p.c.Barrier(p.ctx)); err != nil {
-			return 0, err
-		}
-		started := time.Now()
-		for range p.batch {
-			if err := call(); err != nil {
-				return 0, err
-			}
-		}
-		if err := errors.Join(p.c.Sync(p.ctx), p.order.HostAfterCompute(p.ctx)); err != nil {
-			return 0, err
-		}
-		return largest(p.ctx, p.rt, p.c, time.Since(started).Seconds()/float64(p.batch))
-	}
 }
 
 // settle makes the residual what it is after many steps: as many entries pass a threshold as are sent.
