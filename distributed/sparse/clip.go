@@ -14,19 +14,12 @@ func (s *Reducer) clip(ctx context.Context, g *Input) {
 	if s.cfg.ClipNorm == 0 || s.n == 0 || s.err != nil {
 		return
 	}
-	squares := s.at(numSquares)
+	squares, share, limit := s.at(numSquares), 1.0, s.cfg.ClipNorm/math.Sqrt(float64(s.size))
 	s.check(s.kernels.SumSquares(g.Ptr, g.DType, s.n, squares))
-	g.Factor = s.clipFactor(ctx, squares, 1)
-}
-
-// clipFactor returns the address of what scales a gradient whose squared norm is
-// the sum of m F64.
-func (e *engine) clipFactor(ctx context.Context, squares uintptr, m int) uintptr {
-	share, limit := 1.0, e.cfg.ClipNorm/math.Sqrt(float64(e.size))
-	if e.cfg.Clip == ClipGlobal {
-		e.communicate(ctx, comm.AllReduceCall(squares, squares, m, dtype.F64, comm.Sum))
-		share, limit = 1/float64(e.size), e.cfg.ClipNorm
+	if s.cfg.Clip == ClipGlobal {
+		s.communicate(ctx, comm.AllReduceCall(squares, squares, 1, dtype.F64, comm.Sum))
+		share, limit = 1/float64(s.size), s.cfg.ClipNorm
 	}
-	e.do(func() error { return e.kernels.ClipFactor(e.at(numFactor), squares, m, share, limit) })
-	return e.at(numFactor)
+	g.Factor = s.at(numFactor)
+	s.do(func() error { return s.kernels.ClipFactor(g.Factor, squares, 1, share, limit) })
 }

@@ -361,11 +361,6 @@ func (e *engine) fence(ctx context.Context) {
 	e.do(func() error { return e.order.CommAfterCompute(ctx) })
 }
 
-// join makes kernels wait for the communication submitted so far.
-func (e *engine) join(ctx context.Context) {
-	e.do(func() error { return e.order.ComputeAfterComm(ctx) })
-}
-
 // add puts a call into the group that submit and together start.
 func (e *engine) add(c comm.Call) { e.group = append(e.group, c) }
 
@@ -395,7 +390,7 @@ func (e *engine) submit(ctx context.Context) {
 func (e *engine) arrive(ctx context.Context) {
 	if e.inFlight {
 		e.inFlight = false
-		e.join(ctx)
+		e.do(func() error { return e.order.ComputeAfterComm(ctx) })
 	}
 }
 

@@ -82,15 +82,10 @@ func (e *engine) message(m *message, n int) runtime.Entries {
 	if words := headerWords + 2*n; words*base.WordSize > m.Bytes {
 		e.allocate(&m.Buffer, (words+2*(n/4))*base.WordSize)
 	}
-	return entriesAt(m.Ptr, n)
-}
-
-// entriesAt returns the list at an address, of up to n entries.
-func entriesAt(p uintptr, n int) runtime.Entries {
-	if p == 0 {
+	if m.Ptr == 0 {
 		return runtime.Entries{}
 	}
-	return runtime.Entries{Idx: base.At(p, headerWords), Val: base.At(p, headerWords+n), N: n, Len: p}
+	return runtime.Entries{Idx: base.At(m.Ptr, headerWords), Val: base.At(m.Ptr, headerWords+n), N: n, Len: m.Ptr}
 }
 
 // exactly returns l where its length is known to be n: the first n entries.

@@ -109,13 +109,6 @@ func (e *engine) at(x number) uintptr { return base.At(e.words.Ptr, int(x)) }
 // place where a step waits for what it does itself.
 func (e *engine) read(ctx context.Context) { e.readSome(ctx, e.host, 0) }
 
-// readKept is read of what is kept, which it returns.
-func (e *engine) readKept(ctx context.Context) []int32 {
-	kept := e.host[numKept:][:keptWords(e.size)]
-	e.readSome(ctx, kept, numKept)
-	return kept
-}
-
 func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	e.do(func() error { return e.order.HostAfterAll(ctx) })
 	e.do(func() error { return e.rt.CopyOut(hostmem.Bytes(words), e.at(x)) })

@@ -84,13 +84,6 @@ func (x *okExchange) limitOutgoing(ctx context.Context, selected runtime.Entries
 	return own, outgoing
 }
 
-// appendPart appends the entries [from, to) of a list to another one.
-func (x *okExchange) appendPart(l *runtime.Entries, of runtime.Entries, from, to int) {
-	x.copy(base.At(l.Idx, l.N), base.At(of.Idx, from), to-from)
-	x.copy(base.At(l.Val, l.N), base.At(of.Val, from), to-from)
-	l.N += to - from
-}
-
 // cutMessages returns what is for other ranks in a list whose partitions are read, but
 // only the first entries for each, which there is room for. What is beyond goes back.
 func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Entries {
@@ -99,7 +92,9 @@ func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Ent
 	for r := range x.size {
 		if from, to := int(positions[r]), int(positions[r+1]); r != x.rank {
 			end := min(to, from+room)
-			x.appendPart(&cut, outgoing, from, end)
+			x.copy(base.At(cut.Idx, cut.N), base.At(outgoing.Idx, from), end-from)
+			x.copy(base.At(cut.Val, cut.N), base.At(outgoing.Val, from), end-from)
+			cut.N += end - from
 			x.giveBack(part(outgoing, end, to), runtime.Entries{})
 		}
 	}

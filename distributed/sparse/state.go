@@ -56,7 +56,8 @@ func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 		return nil, base.OpError(op, err)
 	}
 	s.readPosted(ctx)
-	kept := s.readKept(ctx)
+	kept := s.host[numKept:][:keptWords(s.size)]
+	s.readSome(ctx, kept, numKept)
 	if err := s.failure(); err != nil {
 		return nil, base.OpError(op, err)
 	}
