@@ -253,8 +253,8 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 	require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
 }
 
-// eachLists runs f on several lists of indices below n, some of them spoiled.
-func (d *device) eachLists(f func(d *device, all []entries, n int)) {
+// eachLists runs f on several lists of indices below n, some of them spoiled, and a scale.
+func (d *device) eachLists(f func(d *device, all []entries, n int, scale float32)) {
 	for _, n := range kernelSizes {
 		for _, ranks := range []int{0, 1, 2, 3, 8} {
 			for _, share := range []int{1, 3, 100, 0} {
@@ -269,23 +269,11 @@ func (d *device) eachLists(f func(d *device, all []entries, n int)) {
 							all[r], _ = d.spoiled(all[r], n)
 						}
 					}
-					f(d, all, n)
+					f(d, all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
 				}, "%d lists of 1/%d of %d", ranks, share, n)
 			}
 		}
 	}
-}
-
-func testMerge(d *device) {
-	d.eachLists(func(d *device, all []entries, n int) {
-		d.checkMerge(all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
-	})
-}
-
-func testUnion(d *device) {
-	d.eachLists(func(d *device, all []entries, n int) {
-		d.checkUnion(all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
-	})
 }
 
 func testScatter(d *device) {
