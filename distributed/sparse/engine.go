@@ -257,11 +257,9 @@ func (e *engine) source(g Input) runtime.Source {
 	return src
 }
 
-// added checks a kernel that has added the gradient, and so kept the residual if that is
-// to be.
-func (e *engine) added(err error) {
-	e.check(err)
-	if err == nil && e.restores == keeping {
+// adds is do for a kernel that adds the gradient, and so keeps the residual if that is to be.
+func (e *engine) adds(call func() error) {
+	if e.do(call); e.err == nil && e.restores == keeping {
 		e.restores = kept
 	}
 }
@@ -293,8 +291,8 @@ func (e *engine) copyBytes(dst, src uintptr, bytes int) {
 }
 
 func (e *engine) accumulate(g Input) {
-	if e.err == nil && g.Ptr != 0 {
-		e.added(e.kernels.Accumulate(e.source(g)))
+	if g.Ptr != 0 {
+		e.adds(func() error { return e.kernels.Accumulate(e.source(g)) })
 	}
 }
 
@@ -306,9 +304,7 @@ func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 }
 
 func (e *engine) topK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) {
-	if e.err == nil {
-		e.added(e.kernels.TopK(src, k, dst, threshold))
-	}
+	e.adds(func() error { return e.kernels.TopK(src, k, dst, threshold) })
 }
 
 func (e *engine) topOf(l runtime.Entries, k int, dst runtime.Entries) {

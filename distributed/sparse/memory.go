@@ -27,11 +27,10 @@ func (e *engine) share(ctx context.Context, bytes int) {
 		return
 	}
 	e.check(e.unshare(ctx))
-	if e.err == nil {
-		var err error
+	e.do(func() (err error) {
 		e.shared, err = comm.Allocate(ctx, e.c, e.rt, bytes)
-		e.check(err)
-	}
+		return err
+	})
 	if e.err == nil {
 		e.sharedBytes = bytes
 	}

@@ -54,9 +54,7 @@ func (s chunks) capacity(k int) int {
 
 func (s chunks) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	dst = exactly(dst, s.capacity(k))
-	if s.err == nil {
-		s.added(s.kernels.TopKChunks(s.source(g), s.each(k), s.cfg.Chunk, dst))
-	}
+	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.each(k), s.cfg.Chunk, dst) })
 	return dst
 }
 
@@ -80,9 +78,7 @@ func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
 // near selects by a threshold, if about k entries pass it, and otherwise exactly.
 func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
 	e.used = numUsed
-	if e.err == nil {
-		e.added(e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)))
-	}
+	e.adds(func() error { return e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)) })
 }
 
 // reused selects by the threshold of an earlier exact top-k. Gradient
@@ -169,9 +165,7 @@ func (s gaussian) selectEntries(g Input, k int, dst runtime.Entries) runtime.Ent
 	// deviation is farther than t from the mean.
 	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
 	state := s.at(numState)
-	if s.err == nil {
-		s.added(s.kernels.Fit(s.source(g), z, state))
-	}
+	s.adds(func() error { return s.kernels.Fit(s.source(g), z, state) })
 	for _, factors := range ladders() {
 		s.do(func() error { return s.kernels.Refine(s.residual, s.n, state, k, factors) })
 	}
