@@ -3,7 +3,6 @@ package delta
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -79,15 +78,10 @@ func TestDevice(t *testing.T) {
 					var b bytes.Buffer
 					require.NoError(t, p.WriteSince(ctx, &b, s.parts[0].version))
 					message := b.Bytes()
-					steps := 0
-					for at := 1; ; at += 1 + r.IntN(3) {
-						steps = 0
-						s.parts[0].hook = func() error {
-							if steps++; steps == at {
-								return errKilled
-							}
-							return nil
-						}
+					for at := int64(1); ; at += 1 + r.Int64N(2*at) {
+						k := &kill{}
+						k.at.Store(at)
+						s.parts[0].hook = k.step
 						_, err := s.Read(ctx, bytes.NewReader(message))
 						s.parts[0].hook = nil
 						if err == nil {
@@ -148,7 +142,7 @@ func BenchmarkDevice(b *testing.B) {
 		message, w := io.Pipe()
 		go func() {
 			_, err := p.log[len(p.log)-1].WriteTo(w)
-			w.CloseWithError(errors.Join(err))
+			w.CloseWithError(err)
 		}()
 		start = time.Now()
 		_, err := s.Read(ctx, message)

@@ -3,6 +3,7 @@ package delta
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -363,6 +364,34 @@ func (p *Publisher) Send(ctx context.Context) error {
 		return err
 	}
 	_, err = p.vote(ctx, true)
+	return err
+}
+
+// Agree makes the tensors of all ranks of c, which all call it, the latest version that any of them has committed, such as those of
+// members of an elastic job of which some come back with an older version: the first rank that has it sends what the others have missed.
+// The tensors are those of each rank's own version, which it has committed; of one that has none they are overwritten.
+func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Tensor) error {
+	p.Rebind(c)
+	all, err := distributed.AllGatherBytes(ctx, p.rt, c, binary.AppendUvarint(nil, p.Version()))
+	if err != nil {
+		return err
+	}
+	root, latest := 0, uint64(0)
+	for rank, b := range all {
+		if v, _ := binary.Uvarint(b); v > latest {
+			root, latest = rank, v
+		}
+	}
+	if c.Rank() == root {
+		return p.Send(ctx)
+	}
+	s, err := NewSubscriber(ctx, p.rt, c, Config{Tensors: tensors, Version: max(p.Version(), 1)})
+	if err == nil {
+		_, err = s.Update(ctx)
+	}
+	if err == nil && p.Version() < latest {
+		err = p.Commit(ctx, latest, s.parts[0].tensors)
+	}
 	return err
 }
 

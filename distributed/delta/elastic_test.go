@@ -1,0 +1,148 @@
+package delta
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// TestAgree: of ranks with different versions, each has the latest one afterwards, one whose tensors are of no version among them.
+func TestAgree(t *testing.T) {
+	const seed = 21
+	r, rt := rand.New(rand.NewPCG(seed, 0)), cpu.New()
+	versions := []model{newModel(r, "m")}
+	for v := range 7 {
+		versions = append(versions, versions[v].train(r, 0.1))
+	}
+	at := []int{4, 7, 0, 7, 6}
+	publishers, weights := make([]*Publisher, len(at)), make([]model, len(at))
+	for i, last := range at {
+		publishers[i], weights[i] = NewPublisher(rt, nil), versions[last].clone()
+		for v := 1; v <= last; v++ {
+			require.NoError(t, publishers[i].Commit(t.Context(), uint64(v), versions[v]))
+		}
+	}
+	for range 2 { // the second time there is nothing to send
+		for rank, err := range world(t, len(at), func(ctx context.Context, c comm.Communicator) error {
+			return publishers[c.Rank()].Agree(ctx, c, weights[c.Rank()])
+		}) {
+			require.NoError(t, err, "rank %d", rank)
+			require.NoError(t, same(weights[rank], versions[7]), "rank %d, seed %d", rank, seed)
+			require.EqualValues(t, 7, publishers[rank].Version())
+		}
+	}
+}
+
+// TestElastic has a member of a job killed. It comes back with the weights that it had, and gets what has changed since.
+func TestElastic(t *testing.T) {
+	const seed, killed, met, end = 22, 5, 12, 20
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	rt := cpu.New()
+	conf, err := store.TLS([]byte("secret"), "delta")
+	require.NoError(t, err)
+	var mu sync.Mutex
+	digests := map[uint64]uint32{} // by version
+	train := func(cfg elastic.Config, weights model, version uint64, each func(m *elastic.Member, p *Publisher, e *elastic.Epoch) (goOn bool)) error {
+		p := NewPublisher(rt, nil)
+		if err := p.Commit(ctx, version, weights); err != nil {
+			return err
+		}
+		cfg.Min, cfg.Max, cfg.TLS, cfg.Runtime = 1, 2, conf, rt
+		cfg.Form = func(ctx context.Context, kv store.Store, at elastic.Place) (comm.Communicator, error) {
+			return tcp.New(ctx, kv, tcp.Config{Rank: at.Rank, WorldSize: at.Size, World: at.World, TLS: conf, Listen: "localhost", Silence: elastic.DefaultSilence})
+		}
+		cfg.Bind = func(ctx context.Context, e *elastic.Epoch) error { return p.Agree(ctx, e.Comm, weights) }
+		cfg.Save = func(context.Context) ([]byte, error) { return binary.AppendUvarint(nil, p.Version()), nil }
+		cfg.Load = func(_ context.Context, state []byte) error {
+			v, _ := binary.Uvarint(state)
+			assert.Equal(t, v, p.Version())
+			return nil
+		}
+		cfg.Hash = func(context.Context) (uint64, error) { return uint64(p.replica.digest()), nil }
+		m, err := elastic.Join(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		return m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+			if !each(m, p, e) || p.Version() >= end {
+				return io.EOF
+			}
+			if err := m.Commit(ctx); err != nil {
+				return err
+			}
+			if len(e.Members) == 1 && (p.Version() == 1 || p.Version() >= met) { // until the other one is there
+				time.Sleep(time.Millisecond)
+				return nil
+			}
+			for i, next := range weights.train(rand.New(rand.NewPCG(seed, p.Version())), 0.02) {
+				copy(weights[i].Memory.(Host), next.Memory.(Host))
+			}
+			err := p.Commit(ctx, p.Version()+1, weights)
+			mu.Lock()
+			defer mu.Unlock()
+			if d, ok := digests[p.Version()]; ok {
+				assert.Equal(t, d, p.replica.digest(), "version %d, seed %d", p.Version(), seed)
+			}
+			digests[p.Version()] = p.replica.digest()
+			return err
+		})
+	}
+	first := newModel(rand.New(rand.NewPCG(seed, 0)), "m")
+	address := make(chan string, 1) // of the store: when it begins, and when it has gone on alone
+	var members sync.WaitGroup
+	members.Go(func() {
+		asked := map[bool]bool{false: true, true: true}
+		assert.NoError(t, train(elastic.Config{Name: "stays"}, first.clone(), 1, func(m *elastic.Member, p *Publisher, e *elastic.Epoch) bool {
+			if told := p.Version() == met; len(e.Members) == 1 && (p.Version() == 1 || told) && len(address) == 0 && asked[told] {
+				asked[told] = false
+				address <- m.Address()
+			}
+			if len(e.Members) == 2 && p.Version() > killed+2 {
+				assert.True(t, slices.ContainsFunc(p.log, func(d *Delta) bool { return d.Base == killed }), "what the other one has missed")
+			}
+			return true
+		}))
+	})
+	find := func() []string {
+		select {
+		case at := <-address:
+			return []string{at}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	mine, saved := first.clone(), model(nil)
+	assert.NoError(t, train(elastic.Config{Name: "comes", Peers: find()}, mine, 1, func(m *elastic.Member, p *Publisher, _ *elastic.Epoch) bool {
+		if p.Version() == killed {
+			saved = mine.clone()
+			_ = m.Close()
+		}
+		return saved == nil
+	}))
+	require.NotNil(t, saved)
+	missed := 0
+	require.NoError(t, train(elastic.Config{Name: "comes", Peers: find()}, saved, killed, func(_ *elastic.Member, p *Publisher, e *elastic.Epoch) bool {
+		if missed == 0 {
+			missed = int(p.Version()) - killed
+		}
+		return true
+	}))
+	members.Wait()
+	assert.Equal(t, met-killed, missed, "versions")
+}
