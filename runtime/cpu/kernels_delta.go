@@ -84,12 +84,11 @@ func place[T places](x, flip T) T { return x ^ x>>(8*unsafe.Sizeof(x)-1)&flip }
 // zeroWords is what an array is compared with where there is none.
 var zeroWords [chunk]uint64
 
-// diff lists what differs and returns how much. Checksums are taken, from where on something does, while a chunk is in the first-level
-// cache.
+// diff lists what differs and returns how much. Checksums are taken where something does.
 func diff[T places](s *scratch, old, new uintptr, dt dtype.DType, n int, idx []int32, dst uintptr, sums []uint32) int32 {
 	m, size, diffs := 0, dt.Size(), hostmem.Slice[T](dst, len(idx))
 	for from := 0; from < n; from += runtime.DeltaBlock {
-		before, summed, sum := m, 0, uint32(0)
+		before := m
 		bytes := hostmem.Slice[byte](new+uintptr(from*size), min(runtime.DeltaBlock, n-from)*size)
 		for at := 0; at < len(bytes); {
 			y, words := zeroWords[:], min(chunk, (len(bytes)-at)/8)
@@ -107,12 +106,9 @@ func diff[T places](s *scratch, old, new uintptr, dt dtype.DType, n int, idx []i
 				m = diffWords(s, a[:], b[:], from+at/size, flips[T](dt), idx, diffs, m)
 				at = len(bytes)
 			}
-			if m > before && sums != nil {
-				sum, summed = crc32.Update(sum, castagnoli, bytes[summed:at]), at
-			}
 		}
-		if summed > 0 {
-			sums[from/runtime.DeltaBlock] = sum
+		if m > before && sums != nil {
+			sums[from/runtime.DeltaBlock] = crc32.Checksum(bytes, castagnoli)
 		}
 	}
 	return int32(m)
@@ -146,33 +142,23 @@ func diffWords[T places](s *scratch, old, new []uint64, first int, flip T, idx [
 	return m
 }
 
-// patch changes elements, and takes the checksums of the blocks that they are in, by parts that stay in the first-level cache.
+// patch changes elements, and takes the checksums of the blocks that they are in.
 func patch[T places](at uintptr, dt dtype.DType, n int, idx []int32, by uintptr, sums []uint32, back bool) {
 	x, diffs, flip, sign := hostmem.Slice[T](at, n), hostmem.Slice[T](by, len(idx)), flips[T](dt), T(0)
 	if back {
 		sign = -1
 	}
 	for done := 0; done < len(idx); {
-		block, sum := int(uint32(idx[done])/runtime.DeltaBlock), uint32(0)
-		end := min((block+1)*runtime.DeltaBlock, n)
-		for from := block * runtime.DeltaBlock; from < end; from += chunk {
-			part := x[from:min(from+chunk, end)]
-			for ; done < len(idx); done++ {
-				local := uint(uint32(idx[done])) - uint(from)
-				if local >= uint(len(part)) {
-					break
-				}
+		block := int(uint32(idx[done]) / runtime.DeltaBlock)
+		from := min(block*runtime.DeltaBlock, n)
+		part := x[from:min(from+runtime.DeltaBlock, n)]
+		for ; done < len(idx) && int(uint32(idx[done])/runtime.DeltaBlock) == block; done++ {
+			if local := uint(uint32(idx[done])) - uint(from); local < uint(len(part)) {
 				part[local] = place(place(part[local], flip)+(diffs[done]^sign)-sign, flip)
 			}
-			if sums != nil {
-				sum = crc32.Update(sum, castagnoli, hostmem.Bytes(part))
-			}
 		}
-		if block*runtime.DeltaBlock >= n || done < len(idx) && int(uint32(idx[done])/runtime.DeltaBlock) == block {
-			done++ // out of range, or before the one in front of it
-		}
-		if sums != nil && block < len(sums) {
-			sums[block] = sum
+		if len(part) > 0 && sums != nil {
+			sums[block] = crc32.Checksum(hostmem.Bytes(part), castagnoli)
 		}
 	}
 }
