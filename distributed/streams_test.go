@@ -57,6 +57,6 @@ func TestLocalWithBranches(t *testing.T) {
 			})
 		},
 	}, distributedtest.Cases(func(_ int, name string) bool {
-		return extended || slices.Contains([]string{"Misuse", "Gradients", "Many", "Training"}, name)
+		return extended || slices.Contains([]string{"Misuse", "Gradients", "Many", "Training", "Outer"}, name)
 	}))
 }

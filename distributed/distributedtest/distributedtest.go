@@ -88,6 +88,7 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "Many", body: testMany},
 		{name: "Training", body: testTraining, sparse: true},
 		{name: "Levels", body: testLevels, sparse: true},
+		{name: "Outer", body: testOuter, sparse: true},
 	}
 	cases = append(cases, patternCases()...)
 	runCases(t, b, append(cases, testCase{name: "SameBits", body: testSameBits, sparse: true}), opts)

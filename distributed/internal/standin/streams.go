@@ -46,6 +46,12 @@ type Ordered struct {
 // Unwrap implements [comm.Unwrapper].
 func (o Ordered) Unwrap() comm.Communicator { return o.Communicator }
 
+// Split implements [comm.Communicator].
+func (o Ordered) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := o.Communicator.Split(ctx, color, key)
+	return NewOrdered(o.ctx, c), err
+}
+
 // CommStream implements [comm.StreamOrder].
 func (Ordered) CommStream() uintptr { return ComputeStream + 1 }
 
@@ -57,6 +63,12 @@ func (o Ordered) AfterComm(uintptr) error { return o.Communicator.Sync(o.ctx) }
 
 // ByEvents is one that knows of events, which are all past when they are recorded.
 type ByEvents struct{ Ordered }
+
+// Split implements [comm.Communicator].
+func (b ByEvents) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := b.Communicator.Split(ctx, color, key)
+	return NewByEvents(b.ctx, c), err
+}
 
 // CreateEvent implements [comm.StreamSyncOps].
 func (ByEvents) CreateEvent() (uintptr, error) { return 7, nil }

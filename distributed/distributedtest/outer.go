@@ -1,0 +1,71 @@
+package distributedtest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/outer"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// testOuter trains by an outer loop, and compares the common parameters, bit for bit, with those that
+// goroutines make in the memory of the host.
+func testOuter(r *rank) {
+	reduce := func(cfg sparse.Config) ddp.Config { return ddp.Config{Config: cfg, DenseUpTo: -1} }
+	for _, cfg := range []outer.Config{
+		{Every: 1},
+		{Every: 4, LearningRate: 0.5, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 2, Mix: 0.5},
+		{Every: 3, Delay: 3, Decay: 0.5, Reduce: reduce(sparse.Config{Pattern: sparse.TopkA, Density: 0.1})},
+		{Every: 4, Fragments: 2, Weighted: true, Reduce: reduce(sparse.Config{Pattern: sparse.Chunked, Density: 0.1, Values: sparse.I2})},
+		{Every: 4, Delay: 1, Reduce: reduce(sparse.Config{Values: sparse.I8})},
+	} {
+		r.part(fmt.Sprintf("%+v", cfg), func() {
+			var want uint64
+			must(local.Run(r.ctx, r.size, func(ctx context.Context, c comm.Communicator) error {
+				rt := cpu.New()
+				err := newRank(ctx, r.suite, commtest.Rank{Comm: c, Runtime: rt}).run(func(own *rank) {
+					if hash := own.trainOuter(cfg); own.rank == 0 {
+						want = hash
+					}
+				})
+				must(rt.Close())
+				return err
+			}))
+			if hash := r.trainOuter(cfg); hash != want {
+				fail("common parameters have hash %x, in the memory of the host %x", hash, want)
+			}
+		})
+	}
+}
+
+// trainOuter moves parameters by multiples of 2^-6, and returns the hash of the common ones.
+func (r *rank) trainOuter(cfg outer.Config) uint64 {
+	var params []*runtime.Tensor
+	for i, n := range []int{500, 7, 1300} {
+		params = append(params, r.tensor([]dtype.DType{dtype.F32, dtype.BF16, dtype.F32}[i], slices.Repeat([]float32{1}, n)))
+	}
+	l := got(outer.New(r.ctx, r.rt, r.c, params, cfg))
+	for step := range 13 {
+		rng := rand.New(rand.NewPCG(uint64(step), uint64(r.rank)))
+		for _, t := range params {
+			values := r.read(t)
+			for i := range values {
+				values[i] += float32(rng.IntN(17)-8) / 64
+			}
+			r.write(t, values)
+		}
+		must(l.Step(r.ctx))
+	}
+	hash := got(l.Hash(r.ctx))
+	must(l.Close())
+	return hash
+}
