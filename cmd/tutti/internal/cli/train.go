@@ -40,7 +40,7 @@ before it.
 
 With --outer each rank trains on its part of the batches by itself, and the ranks
 average their weights every so many steps, by the same patterns: far fewer bytes in
-far fewer rounds.
+far fewer rounds. With --hosts too, the ranks of a host average each gradient.
 
 The same seed gives the same result in every run. Momentum and learning rate act
 on each rank before the exchange, so that entries which error feedback delivers
@@ -98,7 +98,7 @@ late carry them along.`,
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate, "learning rate of the outer optimizer: 0.7 with a momentum")
 	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum, "momentum (Nesterov's) of the outer optimizer: 0.9 with dense averages")
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
-	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns, 1 to 4")
+	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
 	flags.BoolVar(&cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
 	flags.StringVar(&cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
