@@ -1,6 +1,7 @@
 package outer
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -52,15 +53,7 @@ type Config struct {
 
 // withDefaults returns c with the defaults of what is not set.
 func (c Config) withDefaults() (Config, error) {
-	if c.Fragments == 0 {
-		c.Fragments = 1
-	}
-	if c.LearningRate == 0 {
-		c.LearningRate = 1
-	}
-	if c.Decay == 0 {
-		c.Decay = 1
-	}
+	c.Fragments, c.LearningRate, c.Decay = cmp.Or(c.Fragments, 1), cmp.Or(c.LearningRate, 1), cmp.Or(c.Decay, 1)
 	switch share := func(x float64) bool { return x >= 0 && x < 1 }; {
 	case c.Fragments < 1:
 		return c, base.ConfigError("Fragments is %d, want at least 1", c.Fragments)

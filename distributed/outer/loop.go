@@ -153,7 +153,11 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 		arrays[&l.velocity] = l.n * base.WordSize
 	}
 	for b, bytes := range arrays {
-		if err := l.buffers.Allocate(l.rt, b, bytes); err != nil {
+		err := l.buffers.Allocate(l.rt, b, bytes)
+		if err == nil && bytes > 0 {
+			err = l.rt.Fill(b.Ptr, bytes/base.WordSize, dtype.F32, 0)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -190,21 +194,6 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 			return base.ConfigError("Fragments is %d, more than there are rows of parameters", l.cfg.Fragments)
 		}
 		l.fragments = append(l.fragments, f)
-	}
-	return l.start()
-}
-
-// start makes the ranks' parameters the common ones.
-func (l *Loop) start() error {
-	if l.velocity.Ptr != 0 {
-		if err := l.rt.Fill(l.velocity.Ptr, l.n, dtype.F32, 0); err != nil {
-			return err
-		}
-	}
-	if err := l.rt.Fill(l.common.Ptr, l.n, dtype.F32, 0); err != nil {
-		return err
-	}
-	for _, f := range l.fragments {
 		err := l.each(f, func(own uintptr, dt dtype.DType, offset, n int) error {
 			return l.kernels.Accumulate(runtime.Source{X: base.At(l.common.Ptr, offset), N: n, Grad: own, DType: dt})
 		})
@@ -226,14 +215,7 @@ func (l *Loop) start() error {
 // common parameters ([Stats].Skipped), unless Config.Reduce says otherwise. An error of the
 // runtime while the common parameters move stays.
 func (l *Loop) Step(ctx context.Context) error {
-	const op = "outer step"
-	if err := l.usable(op); err != nil {
-		return err
-	}
-	if err := l.step(ctx, moment{l.at.Now.Step + 1, l.at.Now.Made + l.next}); err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
+	return l.do("outer step", func() error { return l.step(ctx, moment{l.at.Now.Step + 1, l.at.Now.Made + l.next}) })
 }
 
 func (l *Loop) step(ctx context.Context, now moment) error {
@@ -283,15 +265,12 @@ func (l *Loop) Weigh(weight float64) error {
 // Adopt makes the rank's parameters the common ones, as a rank does that has none of its own
 // after [Loop.Restore], or before it evaluates the model that all ranks have.
 func (l *Loop) Adopt() error {
-	if err := l.usable("outer adopt"); err != nil {
-		return err
-	}
-	for _, f := range l.fragments {
-		if err := l.adopt(f, false); err != nil {
-			return base.OpError("outer adopt", err)
+	return l.do("outer adopt", func() (err error) {
+		for _, f := range l.fragments {
+			err = errors.Join(err, l.adopt(f, false))
 		}
-	}
-	return nil
+		return err
+	})
 }
 
 // Stats returns what the loop did since New, or Restore.
@@ -329,15 +308,16 @@ func (l *Loop) Close() error {
 	return errors.Join(errs...)
 }
 
-// usable returns why the loop is not.
-func (l *Loop) usable(op string) error {
+// do calls f, unless the loop is of no use.
+func (l *Loop) do(op string, f func() error) error {
+	err := l.err
 	if l.closed {
-		return base.OpError(op, base.ClosedError("outer loop"))
+		err = base.ClosedError("outer loop")
 	}
-	if l.err != nil {
-		return base.OpError(op, l.err)
+	if err == nil {
+		err = f()
 	}
-	return nil
+	return base.OpError(op, err)
 }
 
 // agree compares the ranks' configurations, where they are, and which exchanges of fragments have

@@ -71,34 +71,29 @@ func (l *Loop) SharedState(ctx context.Context) ([]byte, error) {
 }
 
 func (l *Loop) state(ctx context.Context, land func(context.Context, *fragment) error, of func(*ddp.Gradients, context.Context) ([]byte, error)) ([]byte, error) {
-	const op = "outer state"
-	if err := l.usable(op); err != nil {
-		return nil, err
-	}
-	s := saved{Fingerprint: l.fingerprint(), At: l.at}
-	var errs [4]error
-	for _, f := range l.fragments {
-		if err := land(ctx, f); err != nil {
-			return nil, base.OpError(op, err)
-		}
-		part := savedFragment{Phase: f.phase, Sent: f.sent}
-		part.Reduction, errs[0] = of(f.sync, ctx)
-		if f.phase == landed {
-			part.Deltas, errs[1] = l.read(ctx, at(l.delta, f), f.n)
-		}
-		if err := errors.Join(errs[:]...); err != nil {
-			return nil, base.OpError(op, err)
-		}
-		s.Fragments = append(s.Fragments, part)
-	}
-	s.Common, errs[0] = l.read(ctx, l.common.Ptr, l.n)
-	if l.velocity.Ptr != 0 {
-		s.Velocity, errs[1] = l.read(ctx, l.velocity.Ptr, l.n)
-	}
+	s := saved{Fingerprint: l.fingerprint(), At: l.at, Fragments: make([]savedFragment, len(l.fragments))}
 	state := bytes.NewBufferString(stateMagic)
-	errs[2] = gob.NewEncoder(state).Encode(s)
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, base.OpError(op, err)
+	err := l.do("outer state", func() (err error) {
+		for i, f := range l.fragments {
+			part := &s.Fragments[i]
+			if err = land(ctx, f); err == nil {
+				part.Phase, part.Sent = f.phase, f.sent
+				part.Reduction, err = of(f.sync, ctx)
+			}
+			if err == nil && f.phase == landed {
+				part.Deltas, err = l.read(ctx, at(l.delta, f), f.n)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if s.Common, err = l.read(ctx, l.common.Ptr, l.n); err == nil && l.velocity.Ptr != 0 {
+			s.Velocity, err = l.read(ctx, l.velocity.Ptr, l.n)
+		}
+		return errors.Join(err, gob.NewEncoder(state).Encode(s))
+	})
+	if err != nil {
+		return nil, err
 	}
 	return base.Seal(state.Bytes()), nil
 }
@@ -109,14 +104,7 @@ func (l *Loop) state(ctx context.Context, land func(context.Context, *fragment) 
 // wrong state is found before anything but residuals has changed; errors are those of
 // [ddp.Gradients.Restore].
 func (l *Loop) Restore(ctx context.Context, states ...[]byte) error {
-	const op = "outer restore"
-	if err := l.usable(op); err != nil {
-		return err
-	}
-	if err := l.restore(ctx, states); err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
+	return l.do("outer restore", func() error { return l.restore(ctx, states) })
 }
 
 func (l *Loop) restore(ctx context.Context, states [][]byte) error {
@@ -193,35 +181,29 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 // [Loop.BeforeCommit] votes. Otherwise the next exchange or arrival is [comm.ErrMismatch] on
 // all of them, and they go on from saved states.
 func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
-	const op = "outer rebind"
-	if err := l.usable(op); err != nil {
-		return err
-	}
-	if err := base.CheckComm(c); err != nil {
-		return base.OpError(op, err)
-	}
-	for _, f := range l.fragments {
-		if f.phase == inFlight {
-			_ = l.land(ctx, f) // or it has failed, and is to be averaged again
+	return l.do("outer rebind", func() error {
+		if err := base.CheckComm(c); err != nil {
+			return err
 		}
-		if f.phase == own && f.sent.Step == l.at.Now.Step+1 { // by the step that is repeated, which sends it, as on ranks that have not
-			f.phase, f.sent = resting, f.before
+		for _, f := range l.fragments {
+			if f.phase == inFlight {
+				_ = l.land(ctx, f) // or it has failed, and is to be averaged again
+			}
+			if f.phase == own && f.sent.Step == l.at.Now.Step+1 { // by the step that is repeated, which sends it, as on ranks that have not
+				f.phase, f.sent = resting, f.before
+			}
 		}
-	}
-	if l.own {
-		_ = l.c.Close() // of a world that is over
-	}
-	err := l.bind(ctx, c)
-	for _, f := range l.fragments {
-		if err == nil {
-			err = f.sync.Rebind(ctx, l.c)
+		if l.own {
+			_ = l.c.Close() // of a world that is over
 		}
-	}
-	if err != nil {
-		l.err = err
-		return base.OpError(op, err)
-	}
-	return nil
+		l.err = l.bind(ctx, c)
+		for _, f := range l.fragments {
+			if l.err == nil {
+				l.err = f.sync.Rebind(ctx, l.c)
+			}
+		}
+		return l.err
+	})
 }
 
 var crcTable = crc64.MakeTable(crc64.ECMA)
@@ -229,13 +211,10 @@ var crcTable = crc64.MakeTable(crc64.ECMA)
 // Hash returns the CRC-64 (ECMA-182) of the common parameters' bits, little-endian F32, for the comparison of
 // ranks and runs. It waits for the device until ctx is done.
 func (l *Loop) Hash(ctx context.Context) (uint64, error) {
-	const op = "outer hash"
-	if err := l.usable(op); err != nil {
-		return 0, err
-	}
-	bits, err := l.read(ctx, l.common.Ptr, l.n)
-	if err != nil {
-		return 0, base.OpError(op, err)
-	}
-	return crc64.Checksum(bits, crcTable), nil
+	var bits []byte
+	err := l.do("outer hash", func() (err error) {
+		bits, err = l.read(ctx, l.common.Ptr, l.n)
+		return err
+	})
+	return crc64.Checksum(bits, crcTable), err
 }
