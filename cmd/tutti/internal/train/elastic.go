@@ -25,13 +25,10 @@ import (
 
 // progress is what members have alike. A velocity is a member's own, and begins with zeros.
 type progress struct {
-	Step, Tested    int // steps that are done, and how many were when the accuracy was measured last
-	Params          []float32
-	Losses          []float64
-	Sent, Times     []float64
-	Bytes, Elements int64
-	Tests           []Test
-	Shared          []byte // of the reduction
+	Step, Tested int // steps that are done, and how many were when the accuracy was measured last
+	Params       []float32
+	History      history
+	Shared       []byte // of the reduction
 }
 
 // RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together
@@ -67,7 +64,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	e.Bind = func(ctx context.Context, epoch *elastic.Epoch) (err error) {
 		rank := backend.Rank{Comm: epoch.Comm, Runtime: rt, HostRanks: 1}
 		if t == nil {
-			if t, err = newTrainer(ctx, rank, cfg, cfg.Patterns[0], cfg.Values[0], trainSet, testSet); err != nil {
+			if t, err = newTrainer(ctx, rank, cfg, trainSet, testSet); err != nil {
 				return err
 			}
 			s, _ := t.sparse.Sparse()
@@ -81,7 +78,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	e.Save = func(ctx context.Context) ([]byte, error) {
 		s, _ := t.sparse.Sparse()
 		shared, err := s.SharedState(ctx)
-		p.Params, p.Losses, p.Sent, p.Times, p.Bytes, p.Elements, p.Tests, p.Shared = t.model.params, t.losses, t.sent, t.times, t.bytes, t.elements, t.tests, shared
+		p.Params, p.History, p.Shared = t.model.params, t.history, shared
 		var b bytes.Buffer
 		err = errors.Join(err, gob.NewEncoder(&b).Encode(p))
 		return b.Bytes(), err
@@ -93,7 +90,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		}
 		copy(t.model.params, p.Params)
 		clear(t.velocity)
-		t.losses, t.sent, t.times, t.bytes, t.elements, t.tests = p.Losses, p.Sent, p.Times, p.Bytes, p.Elements, p.Tests
+		t.history = p.History
 		s, _ := t.sparse.Sparse()
 		return s.Restore(ctx, p.Shared)
 	}
@@ -114,19 +111,19 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		t.clock = time.Since(start)
 		switch due := p.Step%cfg.testEvery(stepsPerEpoch) == 0 || p.Step == steps; {
 		case due && p.Tested < p.Step: // a step of its own
-			tests := t.tests
+			tests := t.Tests
 			err := t.test(ctx, testSet.Len())
 			if err == nil {
 				err = m.Commit(ctx)
 			}
 			if err != nil {
-				t.tests = tests
+				t.Tests = tests
 				return err
 			}
 			p.Tested = p.Step
 			return nil
 		case p.Step == steps:
-			r, err := t.result(ctx, cfg.Patterns[0])
+			r, err := t.result(ctx)
 			if err == nil {
 				err = m.Commit(ctx)
 			}
@@ -155,8 +152,9 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 			return err
 		}
 		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
-		t.times = append(t.times, t.clock.Seconds())
-		return t.record(ctx, loss)
+		err = t.record(ctx, loss)
+		t.Curve[len(t.Curve)-1].Seconds = t.clock.Seconds()
+		return err
 	})
 	return errors.Join(err, m.Close(), t.close())
 }

@@ -26,6 +26,7 @@ import (
 
 	"gonum.org/v1/gonum/blas/blas32"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -54,7 +55,7 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 		return err
 	}
 	for _, one := range cfg.Runs() {
-		result, err := trainPattern(ctx, r, one, one.Patterns[0], one.Values[0], trainSet, testSet, observer)
+		result, err := trainPattern(ctx, r, one, trainSet, testSet, observer)
 		if err != nil {
 			return fmt.Errorf("training with pattern %s and values %s: %w", one.Patterns[0], one.Values[0], err)
 		}
@@ -79,86 +80,77 @@ type trainer struct {
 
 	velocity []float32
 	gradient []float32
-	update   *runtime.Tensor // exchanged, in memory of the rank's runtime
-	sparse   *backend.Reducer
-	outer    *outer.Loop       // or this one, over update's layers
-	within   *ddp.Gradients    // with that, of update, if there are hosts
-	mesh     *distributed.Mesh // of within
-	layers   []*runtime.Tensor
-	chosen   string // by auto
-	values   string // as what values travel: those that were asked for, or what auto has chosen
+	update   *runtime.Tensor                 // exchanged, in memory of the rank's runtime
+	average  func(ctx context.Context) error // of update, if that is a gradient
+	sparse   *backend.Reducer                // for all ranks
+	outer    *outer.Loop                     // or this one, over update's layers
+	owned    []func() error                  // which close what was made
+	chosen   string                          // by auto
+	values   string                          // as what values travel: those that were asked for, or what auto has chosen
 
-	own   examples // to test on
-	tests []Test
+	own   examples      // to test on
 	clock time.Duration // of the training so far, without tests and comparisons of losses
 
 	order    []int // of the training images, in this epoch
 	epochs   int   // that have begun
-	losses   []float64
-	sent     []float64 // bytes, cumulative, per step
-	times    []float64 // seconds of the clock, the same
-	bytes    int64     // sent, in all steps
-	elements int64     // the same
 	exchange time.Duration
+	history
+}
+
+// history is what a training has made so far.
+type history struct {
+	Curve           []Point // of this rank
+	Bytes, Elements int64   // sent
+	Tests           []Test
 }
 
 // trainPattern trains with one pattern and tests the result.
-func trainPattern(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, trainSet, testSet examples, observer Observer) (_ Result, err error) {
-	t, err := newTrainer(ctx, r, cfg, pattern, values, trainSet, testSet)
+func trainPattern(ctx context.Context, r backend.Rank, cfg Config, trainSet, testSet examples, observer Observer) (_ Result, err error) {
+	t, err := newTrainer(ctx, r, cfg, trainSet, testSet)
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
-	if err := r.Comm.Barrier(ctx); err != nil {
-		return Result{}, err
-	}
-
+	var a attempt.Calls
+	barrier := func() error { return r.Comm.Barrier(ctx) }
+	a.Do(barrier)
 	start := time.Now()
 	stepsPerEpoch := trainSet.Len() / cfg.Batch
 	steps := stepsPerEpoch * cfg.Epochs
-	for step := range steps {
-		if err := t.step(ctx, step, stepsPerEpoch); err != nil {
-			return Result{}, fmt.Errorf("step %d of %d: %w", step+1, steps, err)
+	name := Result{Pattern: cfg.Patterns[0], Values: t.values, Outer: cfg.Outer.Every}.Name()
+	for step := 1; step <= steps && a.Err == nil; step++ {
+		if err := t.step(ctx, step-1, stepsPerEpoch); err != nil {
+			return Result{}, fmt.Errorf("step %d of %d: %w", step, steps, err)
 		}
-		t.times = append(t.times, (t.clock + time.Since(start)).Seconds())
-		observer.Step(Result{Pattern: pattern, Values: values, Outer: cfg.Outer.Every}.Name(), step+1, steps)
-		tests, ends := (step+1)%cfg.testEvery(stepsPerEpoch) == 0 || step+1 == steps, (step+1)%stepsPerEpoch == 0
-		if tests && t.outer == nil { // what counts is when the last rank is here
-			if err := r.Comm.Barrier(ctx); err != nil {
-				return Result{}, err
-			}
+		t.Curve[step-1].Seconds = (t.clock + time.Since(start)).Seconds()
+		observer.Step(name, step, steps)
+		tests := step%cfg.testEvery(stepsPerEpoch) == 0 || step == steps
+		if tests && t.outer == nil {
+			a.Do(barrier) // what counts is when the last rank is here
 		}
 		t.clock += time.Since(start)
 		if tests {
-			if err := t.test(ctx, testSet.Len()); err != nil {
-				return Result{}, fmt.Errorf("test after step %d of %d: %w", step+1, steps, err)
-			}
+			a.Do(func() error { return t.test(ctx, testSet.Len()) })
 		}
-		if ends {
-			if err := t.checkLoss(ctx, stepsPerEpoch); err != nil {
-				return Result{}, err
-			}
+		if step%stepsPerEpoch == 0 {
+			a.Do(func() error { return t.checkLoss(ctx, stepsPerEpoch) })
 		}
 		start = time.Now()
 	}
-
 	if t.outer != nil { // the last window may not be over
-		if err := t.through(ctx, t.model.params, t.outer.Adopt); err != nil {
-			return Result{}, err
-		}
+		a.Do(func() error { return t.through(ctx, t.model.params, t.outer.Adopt) })
 	}
-	if err := t.checkAgreement(ctx); err != nil {
-		return Result{}, err
-	}
-	return t.result(ctx, pattern)
+	a.Do(func() error { return t.checkAgreement(ctx) })
+	result := attempt.Get(&a, func() (Result, error) { return t.result(ctx) })
+	return result, a.Err
 }
 
 // newTrainer makes a rank's state, with rank 0's initial weights.
-func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values string, data, test examples) (*trainer, error) {
+func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test examples) (*trainer, error) {
 	n := cfg.shape().parameters()
 	t := &trainer{
 		cfg:      cfg,
-		values:   values,
+		values:   cfg.Values[0],
 		rank:     r,
 		data:     data,
 		own:      test.of(r.Comm),
@@ -175,16 +167,18 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 	if t.update, err = runtime.New(r.Runtime, dtype.F32, n); err != nil {
 		return nil, err
 	}
+	t.owned = append(t.owned, t.update.Free)
 	reduce := sparse.Config{
-		Pattern:         pattern,
-		Values:          values,
+		Pattern:         cfg.Patterns[0],
+		Values:          cfg.Values[0],
 		Density:         cfg.Density,
 		NoErrorFeedback: cfg.NoErrorFeedback,
 		Schedule:        sparse.Schedule{WarmupSteps: cfg.WarmupSteps},
 	}
 	if cfg.Outer.Every == 0 {
-		if t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, reduce); err != nil {
-			t.sparse = nil
+		if t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, reduce); err == nil {
+			t.owned = append(t.owned, t.sparse.Close)
+			t.average = func(ctx context.Context) error { return t.sparse.AllReduce(ctx, t.update) }
 		}
 	}
 	if err == nil && cfg.Elastic {
@@ -206,31 +200,41 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, pattern, values
 // newOuter makes the outer loop over the layers of the tensor that is exchanged, which holds
 // the weights.
 func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
+	cfg := t.cfg.Outer
+	cfg.Reduce = ddp.Config{Config: reduce, DenseUpTo: -1}
+	if t.cfg.Hosts > 0 {
+		cfg.Reduce.Mesh = backend.Hosts(t.cfg.Backend, t.cfg.Hosts)
+		mesh, err := cfg.Reduce.Mesh(ctx, t.rank.Comm)
+		if err != nil {
+			return err
+		}
+		t.owned = append(t.owned, mesh.Close)
+		gradient := []*runtime.Tensor{t.update}
+		host, err := mesh.Comm("rank")
+		if err != nil {
+			return err
+		}
+		within, err := ddp.New(ctx, t.rank.Runtime, host, gradient, ddp.Config{})
+		if err != nil {
+			return err
+		}
+		t.owned = append(t.owned, within.Close)
+		t.average = func(ctx context.Context) error { return within.ReduceAll(ctx, gradient) }
+	}
 	p, err := t.update.Ptr()
+	var layers []*runtime.Tensor
 	for _, values := range t.model.layers.all() {
 		if err == nil {
 			var layer *runtime.Tensor
 			layer, err = runtime.Wrap(t.rank.Runtime, p, dtype.F32, []int{len(values)}, nil, nil)
-			t.layers, p = append(t.layers, layer), p+uintptr(len(values)*dtype.F32.Size())
+			layers, p = append(layers, layer), p+uintptr(len(values)*dtype.F32.Size())
 		}
 	}
 	if err == nil {
-		cfg := t.cfg.Outer
-		cfg.Reduce = ddp.Config{Config: reduce, DenseUpTo: -1}
-		if t.cfg.Hosts > 0 {
-			cfg.Reduce.Mesh = backend.Hosts(t.cfg.Backend, t.cfg.Hosts)
-			var host comm.Communicator
-			if t.mesh, err = cfg.Reduce.Mesh(ctx, t.rank.Comm); err == nil {
-				host, err = t.mesh.Comm("rank")
-			}
-			if err == nil {
-				t.within, err = ddp.New(ctx, t.rank.Runtime, host, []*runtime.Tensor{t.update}, ddp.Config{})
-			}
-			if err != nil {
-				return err
-			}
-		}
-		t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, t.layers, cfg)
+		t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, layers, cfg)
+	}
+	if err == nil {
+		t.owned = append(t.owned, t.outer.Close)
 	}
 	return err
 }
@@ -238,19 +242,10 @@ func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
 // close frees what the trainer allocated.
 func (t *trainer) close() error {
 	var errs []error
-	if t.sparse != nil {
-		errs = append(errs, t.sparse.Close())
+	for _, c := range slices.Backward(t.owned) {
+		errs = append(errs, c())
 	}
-	if t.outer != nil {
-		errs = append(errs, t.outer.Close())
-	}
-	if t.within != nil {
-		errs = append(errs, t.within.Close())
-	}
-	if t.mesh != nil {
-		errs = append(errs, t.mesh.Close())
-	}
-	return errors.Join(append(errs, t.update.Free())...)
+	return errors.Join(errs...)
 }
 
 // shareWeights gives every rank the initial weights of rank 0.
@@ -314,28 +309,17 @@ func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 // step trains on one batch.
 func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	loss := t.move(step, stepsPerEpoch)
-	if t.within != nil {
-		gradient := []*runtime.Tensor{t.update}
-		if err := t.through(ctx, t.gradient, func() error { return t.within.ReduceAll(ctx, gradient) }); err != nil {
+	if t.average != nil {
+		if err := t.through(ctx, t.gradient, func() error { return t.average(ctx) }); err != nil {
 			return err
 		}
 	}
+	blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
 	if t.outer != nil {
-		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
 		if err := t.through(ctx, t.model.params, func() error { return t.outer.Step(ctx) }); err != nil {
 			return err
 		}
-		stats := t.outer.Stats()
-		t.bytes, t.elements, t.exchange = stats.SentBytes, stats.SentElements, stats.WaitTime
-		t.losses, t.sent = append(t.losses, loss), append(t.sent, float64(t.bytes))
-		return nil
 	}
-	err := t.through(ctx, t.gradient, func() error { return t.sparse.AllReduce(ctx, t.update) })
-	if err != nil {
-		return err
-	}
-	blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
-
 	return t.record(ctx, loss)
 }
 
@@ -349,7 +333,7 @@ func (t *trainer) test(ctx context.Context, all int) (err error) {
 	}
 	if err == nil {
 		n := float64(all)
-		t.tests = append(t.tests, Test{Step: len(t.losses), Seconds: t.clock.Seconds(), Accuracy: 100 * sums[0] / n, Loss: sums[1] / n, rounds: t.rounds()})
+		t.Tests = append(t.Tests, Test{Step: len(t.Curve), Seconds: t.clock.Seconds(), Accuracy: 100 * sums[0] / n, Loss: sums[1] / n, rounds: t.rounds()})
 	}
 	return err
 }
@@ -359,20 +343,23 @@ func (t *trainer) rounds() int {
 	if t.outer != nil {
 		return t.outer.Stats().Rounds
 	}
-	return len(t.losses)
+	return len(t.Curve)
 }
 
 // record keeps the statistics of the step that was just made.
-func (t *trainer) record(ctx context.Context, loss float64) error {
-	stats, err := t.sparse.Stats(ctx)
-	if stats.Choice != nil {
-		t.chosen, t.values = stats.Choice.Pattern, stats.Choice.Values
+func (t *trainer) record(ctx context.Context, loss float64) (err error) {
+	if t.outer != nil {
+		stats := t.outer.Stats()
+		t.Bytes, t.Elements, t.exchange = stats.SentBytes, stats.SentElements, stats.WaitTime
+	} else {
+		var stats sparse.Stats
+		if stats, err = t.sparse.Stats(ctx); stats.Choice != nil {
+			t.chosen, t.values = stats.Choice.Pattern, stats.Choice.Values
+		}
+		t.Bytes, t.Elements = t.Bytes+stats.SentBytes, t.Elements+stats.SentElements
+		t.exchange += stats.ExchangeTime + stats.InnerTime
 	}
-	t.losses = append(t.losses, loss)
-	t.bytes += stats.SentBytes
-	t.sent = append(t.sent, float64(t.bytes))
-	t.elements += stats.SentElements
-	t.exchange += stats.ExchangeTime + stats.InnerTime
+	t.Curve = append(t.Curve, Point{SentBytes: float64(t.Bytes), Loss: loss})
 	return err
 }
 
@@ -383,15 +370,15 @@ var ErrDiverged = errors.New("training diverged")
 // steps is not finite. It is collective.
 func (t *trainer) checkLoss(ctx context.Context, last int) error {
 	var sum float64
-	for _, loss := range t.losses[len(t.losses)-last:] {
-		sum += loss
+	for _, p := range t.Curve[len(t.Curve)-last:] {
+		sum += p.Loss
 	}
 	mean, err := backend.Reduce(ctx, t.rank, []float64{sum / float64(last)}, comm.Avg)
 	if err != nil {
 		return err
 	}
 	if math.IsNaN(mean[0]) || math.IsInf(mean[0], 0) {
-		return fmt.Errorf("%w: the loss is %v after %d steps; lower --lr or --momentum", ErrDiverged, mean[0], len(t.losses))
+		return fmt.Errorf("%w: the loss is %v after %d steps; lower --lr or --momentum", ErrDiverged, mean[0], len(t.Curve))
 	}
 	return nil
 }
@@ -406,7 +393,7 @@ func (t *trainer) checkAgreement(ctx context.Context) error {
 		return err
 	}
 	if bounds[0] != ^bounds[1] {
-		return fmt.Errorf("%w: the weights are not the same on all ranks after %d steps", comm.ErrMismatch, len(t.losses))
+		return fmt.Errorf("%w: the weights are not the same on all ranks after %d steps", comm.ErrMismatch, len(t.Curve))
 	}
 	return nil
 }
@@ -419,14 +406,20 @@ func (t *trainer) hash() uint64 {
 }
 
 // result averages the statistics over ranks.
-func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
-	steps := len(t.losses)
-	values := append(append([]float64{float64(t.elements), t.exchange.Seconds()}, t.losses...), t.sent...)
+func (t *trainer) result(ctx context.Context) (Result, error) {
+	pattern, steps, curve := t.cfg.Patterns[0], float64(len(t.Curve)), slices.Clone(t.Curve)
+	values := []float64{float64(t.Elements), t.exchange.Seconds()}
+	for _, p := range curve {
+		values = append(values, p.Loss, p.SentBytes)
+	}
 	values, err := backend.Reduce(ctx, t.rank, values, comm.Avg)
 	if err != nil {
 		return Result{}, err
 	}
-	losses, sent := values[2:2+steps], values[2+steps:]
+	for i := range curve {
+		curve[i].Loss, curve[i].SentBytes = values[2+2*i], values[3+2*i]
+	}
+	last := t.Tests[len(t.Tests)-1]
 	density := t.cfg.Density
 	if pattern == sparse.Dense || t.chosen == sparse.Dense {
 		density = 1
@@ -444,27 +437,24 @@ func (t *trainer) result(ctx context.Context, pattern string) (Result, error) {
 		Outer:        t.cfg.Outer.Every,
 		Rounds:       t.rounds(),
 		Hosts:        t.cfg.Hosts,
-		Accuracy:     t.tests[len(t.tests)-1].Accuracy,
-		Loss:         t.tests[len(t.tests)-1].Loss,
-		SentElements: values[0] / float64(steps),
-		SentBytes:    sent[steps-1] / float64(steps),
+		Accuracy:     last.Accuracy,
+		Loss:         last.Loss,
+		SentElements: values[0] / steps,
+		SentBytes:    curve[len(curve)-1].SentBytes / steps,
 		CommSeconds:  values[1],
 		TotalSeconds: t.clock.Seconds(),
 		Target:       t.cfg.Target,
-		Tests:        t.tests,
+		Tests:        t.Tests,
 		Hash:         fmt.Sprintf("%016x", t.hash()),
-		Curve:        make([]Point, steps),
+		Curve:        curve,
 	}
 	if dense := t.denseBytes(); dense > 0 {
 		r.RatioToDense = r.SentBytes / dense
 	}
 	reached := func(test Test) bool { return t.cfg.Target > 0 && test.Accuracy >= t.cfg.Target }
-	if i := slices.IndexFunc(t.tests, reached); i >= 0 {
-		test := &t.tests[i]
-		r.TargetSeconds, r.TargetStep, r.TargetRounds, r.TargetSentBytes = &test.Seconds, &test.Step, &test.rounds, &sent[test.Step-1]
-	}
-	for i := range r.Curve {
-		r.Curve[i] = Point{SentBytes: sent[i], Seconds: t.times[i], Loss: losses[i]}
+	if i := slices.IndexFunc(t.Tests, reached); i >= 0 {
+		test := &t.Tests[i]
+		r.TargetSeconds, r.TargetStep, r.TargetRounds, r.TargetSentBytes = &test.Seconds, &test.Step, &test.rounds, &curve[test.Step-1].SentBytes
 	}
 	return r, nil
 }
