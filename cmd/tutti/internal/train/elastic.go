@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -59,6 +60,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	}
 	var m *elastic.Member
 	var t *trainer
+	var s *sparse.Reducer // t's
 	var p progress
 	start := time.Now()
 	e.Bind = func(ctx context.Context, epoch *elastic.Epoch) (err error) {
@@ -67,16 +69,14 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 			if t, err = newTrainer(ctx, rank, cfg, trainSet, testSet); err != nil {
 				return err
 			}
-			s, _ := t.sparse.Sparse()
+			s, _ = t.sparse.Sparse()
 			s.BeforeCommit(m.Commit)
 			return nil
 		}
-		s, _ := t.sparse.Sparse()
 		t.rank, t.own = rank, testSet.of(epoch.Comm)
 		return s.Rebind(epoch.Comm)
 	}
 	e.Save = func(ctx context.Context) ([]byte, error) {
-		s, _ := t.sparse.Sparse()
 		shared, err := s.SharedState(ctx)
 		p.Params, p.History, p.Shared = t.model.params, t.history, shared
 		var b bytes.Buffer
@@ -91,12 +91,11 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		copy(t.model.params, p.Params)
 		clear(t.velocity)
 		t.history = p.History
-		s, _ := t.sparse.Sparse()
 		return s.Restore(ctx, p.Shared)
 	}
 	e.Hash = func(context.Context) (uint64, error) { return t.hash(), nil }
 	e.Residuals = func() ([]*runtime.Tensor, error) {
-		r, err := t.sparse.Residual()
+		r, err := s.Residual()
 		if errors.Is(err, comm.ErrUnsupported) {
 			return nil, nil
 		}

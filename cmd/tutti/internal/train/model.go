@@ -34,9 +34,6 @@ type layers struct {
 	w1, b1, w2, b2 []float32
 }
 
-// all are the layers in their order.
-func (l *layers) all() [][]float32 { return [][]float32{l.w1, l.b1, l.w2, l.b2} }
-
 // parameters is the length of a parameter vector.
 func (s shape) parameters() int { return (s.inputs+1)*s.hidden + (s.hidden+1)*s.classes }
 

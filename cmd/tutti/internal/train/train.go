@@ -83,7 +83,7 @@ type trainer struct {
 	update   *runtime.Tensor                 // exchanged, in memory of the rank's runtime
 	average  func(ctx context.Context) error // of update, if that is a gradient
 	sparse   *backend.Reducer                // for all ranks
-	outer    *outer.Loop                     // or this one, over update's layers
+	outer    *outer.Loop                     // or this one, over update
 	owned    []func() error                  // which close what was made
 	chosen   string                          // by auto
 	values   string                          // as what values travel: those that were asked for, or what auto has chosen
@@ -197,10 +197,9 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 	return t, nil
 }
 
-// newOuter makes the outer loop over the layers of the tensor that is exchanged, which holds
-// the weights.
+// newOuter makes the outer loop over the tensor that is exchanged, which holds the weights.
 func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
-	cfg := t.cfg.Outer
+	cfg, update := t.cfg.Outer, []*runtime.Tensor{t.update}
 	cfg.Reduce = ddp.Config{Config: reduce, DenseUpTo: -1}
 	if t.cfg.Hosts > 0 {
 		cfg.Reduce.Mesh = backend.Hosts(t.cfg.Backend, t.cfg.Hosts)
@@ -209,31 +208,19 @@ func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
 			return err
 		}
 		t.owned = append(t.owned, mesh.Close)
-		gradient := []*runtime.Tensor{t.update}
 		host, err := mesh.Comm("rank")
 		if err != nil {
 			return err
 		}
-		within, err := ddp.New(ctx, t.rank.Runtime, host, gradient, ddp.Config{})
+		within, err := ddp.New(ctx, t.rank.Runtime, host, update, ddp.Config{})
 		if err != nil {
 			return err
 		}
 		t.owned = append(t.owned, within.Close)
-		t.average = func(ctx context.Context) error { return within.ReduceAll(ctx, gradient) }
+		t.average = func(ctx context.Context) error { return within.ReduceAll(ctx, update) }
 	}
-	p, err := t.update.Ptr()
-	var layers []*runtime.Tensor
-	for _, values := range t.model.layers.all() {
-		if err == nil {
-			var layer *runtime.Tensor
-			layer, err = runtime.Wrap(t.rank.Runtime, p, dtype.F32, []int{len(values)}, nil, nil)
-			layers, p = append(layers, layer), p+uintptr(len(values)*dtype.F32.Size())
-		}
-	}
-	if err == nil {
-		t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, layers, cfg)
-	}
-	if err == nil {
+	var err error
+	if t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, update, cfg); err == nil {
 		t.owned = append(t.owned, t.outer.Close)
 	}
 	return err
