@@ -49,10 +49,8 @@ func testOuter(r *rank) {
 
 // trainOuter moves parameters by multiples of 2^-6, and returns the hash of the common ones.
 func (r *rank) trainOuter(cfg outer.Config) uint64 {
-	var params []*runtime.Tensor
-	for i, n := range []int{500, 7, 1300} {
-		params = append(params, r.tensor([]dtype.DType{dtype.F32, dtype.BF16, dtype.F32}[i], slices.Repeat([]float32{1}, n)))
-	}
+	ones := func(n int) []float32 { return slices.Repeat([]float32{1}, n) }
+	params := []*runtime.Tensor{r.tensor(dtype.F32, ones(500)), r.tensor(dtype.BF16, ones(7)), r.tensor(dtype.F32, ones(1300))}
 	l := got(outer.New(r.ctx, r.rt, r.c, params, cfg))
 	for step := range 13 {
 		rng := rand.New(rand.NewPCG(uint64(step), uint64(r.rank)))

@@ -164,13 +164,10 @@ func (l *Loop) BeforeCommit(f func(ctx context.Context) error) {
 // Residuals is [ddp.Gradients.Residuals] of all fragments.
 func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 	for _, f := range l.fragments {
-		list, err := f.sync.Residuals()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, list...)
+		list, failed := f.sync.Residuals()
+		all, err = append(all, list...), errors.Join(err, failed)
 	}
-	return all, nil
+	return all, err
 }
 
 // Rebind moves the loop to another communicator, in the middle of a window too: all ranks of c
