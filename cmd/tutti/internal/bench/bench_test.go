@@ -331,7 +331,7 @@ func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 // The ranks of a process share the tables, and make those that they need.
 func TestReferenceIsMadeOnce(t *testing.T) {
 	for _, verify := range []bool{false, true} {
-		cfg := Config{Collective: "allreduce", Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Verify: verify}
+		cfg := Config{Collective: "allreduce", Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: Places("allreduce"), Repeats: quick, Verify: verify}
 		m, err := New(cfg)
 		require.NoError(t, err)
 		const ranks = 5

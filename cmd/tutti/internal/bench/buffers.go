@@ -68,11 +68,12 @@ func (m memory) releaseAfter(ctx context.Context, err error, buffers ...*comm.Bu
 
 // allocate makes the buffers of an operation, and returns how to free them
 // after an error or nil. It is collective.
-func (s *setup) allocate(ctx context.Context, count int, place Place) (work, func(error) error, error) {
+func (s *setup) allocate(ctx context.Context, count int, place Place) (comm.Call, func(error) error, error) {
 	k, p := s.tables.collective, s.Comm.WorldSize()
 	part := count * s.cfg.DType.Size()
-	w := work{count: count, dt: s.cfg.DType, op: s.cfg.Op}
-	sizes := []int{part * k.sendParts(p), part * k.recvParts(p)}
+	w := comm.Call{Op: k.Op, Count: count, DType: s.cfg.DType, Reduce: s.cfg.Op}
+	sendParts, recvParts := k.parts(p)
+	sizes := []int{part * sendParts, part * recvParts}
 	if place == InPlace {
 		sizes = []int{slices.Max(sizes)}
 	}
@@ -85,11 +86,11 @@ func (s *setup) allocate(ctx context.Context, count int, place Place) (work, fun
 		}
 		buffers = append(buffers, b)
 	}
-	w.send, w.recv = buffers[0].Ptr, buffers[len(buffers)-1].Ptr
-	if own := uintptr(s.Comm.Rank() * part); place == InPlace && k.sendParts(p) < k.recvParts(p) {
-		w.send += own
-	} else if place == InPlace && k.sendParts(p) > k.recvParts(p) {
-		w.recv += own
+	w.Send, w.Recv = buffers[0].Ptr, buffers[len(buffers)-1].Ptr
+	if own := uintptr(s.Comm.Rank() * part); place == InPlace && sendParts < recvParts {
+		w.Send += own
+	} else if place == InPlace && sendParts > recvParts {
+		w.Recv += own
 	}
 	return w, free, nil
 }

@@ -59,11 +59,11 @@ func (c Config) Validate() error {
 	if err := c.Repeats.Validate(); err != nil {
 		return err
 	}
-	if collective.reduces && !c.Op.Defined(c.DType) {
+	if collective.Reduces() && !c.Op.Defined(c.DType) {
 		return fmt.Errorf("op %v is not defined on dtype %v", c.Op, c.DType)
 	}
-	if slices.Equal(c.Places, []Place{InPlace}) && !slices.Contains(collective.places, InPlace) {
-		return fmt.Errorf("%s has no in-place form", collective.name)
+	if slices.Equal(c.Places, []Place{InPlace}) && !slices.Contains(collective.places(), InPlace) {
+		return fmt.Errorf("%v has no in-place form", collective)
 	}
 	return nil
 }
@@ -72,18 +72,18 @@ func (c Config) Validate() error {
 func Collectives() []string {
 	var names []string
 	for _, k := range collectives {
-		names = append(names, k.name)
+		names = append(names, k.String())
 	}
 	return names
 }
 
 // find returns the collective of that name.
-func find(name string) (*collective, error) {
-	i := slices.IndexFunc(collectives, func(k collective) bool { return k.name == name })
+func find(name string) (collective, error) {
+	i := slices.IndexFunc(collectives, func(k collective) bool { return k.String() == name })
 	if i < 0 {
-		return nil, fmt.Errorf("unknown collective %q (want %s)", name, strings.Join(Collectives(), ", "))
+		return collective{}, fmt.Errorf("unknown collective %q (want %s)", name, strings.Join(Collectives(), ", "))
 	}
-	return &collectives[i], nil
+	return collectives[i], nil
 }
 
 // Sizes returns low, low·factor, low·factor², … below high, and high.
@@ -110,7 +110,7 @@ func Sizes(low, high, factor int) ([]int, error) {
 // Reduces tells whether the collective of that name reduces.
 func Reduces(name string) bool {
 	k, err := find(name)
-	return err == nil && k.reduces
+	return err == nil && k.Reduces()
 }
 
 // Places returns the forms that the collective of that name has.
@@ -119,5 +119,5 @@ func Places(name string) []Place {
 	if err != nil {
 		return nil
 	}
-	return k.places
+	return k.places()
 }

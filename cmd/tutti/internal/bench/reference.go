@@ -17,7 +17,7 @@ import (
 //
 // The ranks of a process share them. A table is made when a rank first needs it.
 type tables struct {
-	collective *collective
+	collective collective
 	dt         dtype.DType
 	ranks      int
 	inputs     []func() []byte          // of each rank
@@ -27,11 +27,11 @@ type tables struct {
 // chunkBytes is about how much is compared or copied at a time.
 const chunkBytes = 1 << 20
 
-func newTables(k *collective, dt dtype.DType, op comm.ReduceOp, ranks int) *tables {
+func newTables(k collective, dt dtype.DType, op comm.ReduceOp, ranks int) *tables {
 	t := &tables{collective: k, dt: dt, ranks: ranks, inputs: make([]func() []byte, ranks)}
 	for rank := range ranks {
 		t.inputs[rank] = sync.OnceValue(func() []byte {
-			if k.reduces {
+			if k.Reduces() {
 				return reference.Input(dt, op, rank, ranks)
 			}
 			return reference.Payload(reference.Period*dt.Size(), rank)
@@ -58,7 +58,8 @@ func (t *tables) chunks(ptr uintptr, count int, f func(at uintptr, first int, pi
 // fill writes the input of a rank, count elements a part.
 func (t *tables) fill(rt runtime.Runtime, rank int, send uintptr, count int) error {
 	table := t.inputs[rank]()
-	return t.chunks(send, count*t.collective.sendParts(t.ranks), func(at uintptr, first int, piece []byte) error {
+	parts, _ := t.collective.parts(t.ranks)
+	return t.chunks(send, count*parts, func(at uintptr, first int, piece []byte) error {
 		return rt.CopyIn(at, reference.Tile(table, first*t.dt.Size(), len(piece)))
 	})
 }
@@ -72,14 +73,15 @@ func poison(rt runtime.Runtime, ptr uintptr, bytes int) error {
 // wrong counts the elements of a rank's result that are not what they must be.
 func (t *tables) wrong(rt runtime.Runtime, rank int, recv uintptr, count int) (total int64, err error) {
 	size := t.dt.Size()
-	for part := range t.collective.recvParts(t.ranks) {
+	_, parts := t.collective.parts(t.ranks)
+	for part := range parts {
 		from, fromPart := t.collective.origin(rank, t.ranks, part)
 		err := t.chunks(recv+uintptr(part*count*size), count, func(at uintptr, first int, got []byte) error {
 			if err := rt.CopyOut(got, at); err != nil {
 				return err
 			}
 			var n int // and an error that shows the first of them
-			if first += fromPart * count; t.collective.reduces {
+			if first += fromPart * count; t.collective.Reduces() {
 				n, _ = t.reduced().Check(got, first)
 			} else {
 				n, _ = reference.Differences(got, reference.Tile(t.inputs[from](), first%reference.Period*size, len(got)), size)

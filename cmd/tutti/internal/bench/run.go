@@ -58,7 +58,7 @@ type Result struct {
 // collective.
 type Measurement struct {
 	cfg        Config
-	collective *collective
+	collective collective
 	once       sync.Once
 	shared     *tables
 }
@@ -100,12 +100,7 @@ func (m *Measurement) handOver(r backend.Rank) *int {
 	if !ok {
 		return nil
 	}
-	most := 0
-	for op := comm.OpAllReduce; op.MovesData(); op++ {
-		if op.String() == m.collective.name {
-			most = c.HandOver(op, m.cfg.DType, m.cfg.Op)
-		}
-	}
+	most := c.HandOver(m.collective.Op, m.cfg.DType, m.cfg.Op)
 	return &most
 }
 
@@ -122,11 +117,11 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	s.handOver = m.handOver(r)
 	// An operation on nothing is refused if the backend does not have it at
 	// all, and is cheap otherwise.
-	if err := m.collective.submit(r.Comm, work{dt: cfg.DType, op: cfg.Op}); err != nil {
+	if err := m.collective.submit(r.Comm, comm.Call{Op: m.collective.Op, DType: cfg.DType, Reduce: cfg.Op}); err != nil {
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
-	parts := m.collective.sendParts(s.tables.ranks) + m.collective.recvParts(s.tables.ranks)
-	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.tables.ranks))*float64(parts)); err != nil {
+	sendParts, recvParts := m.collective.parts(s.tables.ranks)
+	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts)); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {
@@ -157,7 +152,7 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 		previous = count
 		results, err := s.measureSize(ctx, count)
 		if err != nil {
-			return fmt.Errorf("%s of %d elements: %w", k.name, count, err)
+			return fmt.Errorf("%v of %d elements: %w", k, count, err)
 		}
 		if r.Comm.Rank() == 0 {
 			report(results)
@@ -170,7 +165,7 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 func (s *setup) measureSize(ctx context.Context, count int) ([]Result, error) {
 	var results []Result
 	for _, place := range s.cfg.Places {
-		if !slices.Contains(s.tables.collective.places, place) {
+		if !slices.Contains(s.tables.collective.places(), place) {
 			continue
 		}
 		result, err := s.measure(ctx, count, place)
@@ -218,7 +213,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 func (s *setup) result(count int, place Place) Result {
 	k, p := s.tables.collective, s.Comm.WorldSize()
 	result := Result{
-		Collective: k.name,
+		Collective: k.String(),
 		Backend:    s.cfg.Backend,
 		Device:     s.Runtime.Name(),
 		Ranks:      p,
@@ -229,10 +224,10 @@ func (s *setup) result(count int, place Place) Result {
 		Graph:      s.cfg.Graph,
 		Symmetric:  s.memory.symmetric,
 		Place:      place,
-		Root:       k.root,
+		Root:       k.root(),
 		Locations:  s.locations,
 	}
-	if k.reduces {
+	if k.Reduces() {
 		result.Op = s.cfg.Op.String()
 	}
 	if s.handOver != nil {
@@ -260,13 +255,14 @@ func (r *Result) setTime(seconds, busFactor float64) {
 
 // prepare poisons the result and then writes the input, of which in place the
 // result is a part or the whole.
-func (s *setup) prepare(ctx context.Context, w work) error {
+func (s *setup) prepare(ctx context.Context, w comm.Call) error {
 	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
-	if err := poison(s.Runtime, w.recv, w.count*s.tables.collective.recvParts(p)*w.dt.Size()); err != nil {
+	_, parts := s.tables.collective.parts(p)
+	if err := poison(s.Runtime, w.Recv, parts*w.Bytes()); err != nil {
 		return err
 	}
-	if root := s.tables.collective.root; root < 0 || root == rank {
-		if err := s.tables.fill(s.Runtime, rank, w.send, w.count); err != nil {
+	if root := s.tables.collective.root(); root < 0 || root == rank {
+		if err := s.tables.fill(s.Runtime, rank, w.Send, w.Count); err != nil {
 			return err
 		}
 	}
@@ -275,12 +271,12 @@ func (s *setup) prepare(ctx context.Context, w work) error {
 
 // verify runs the operation once on fresh data and counts wrong elements over
 // all ranks.
-func (s *setup) verify(ctx context.Context, w work, op *operation) (int64, error) {
+func (s *setup) verify(ctx context.Context, w comm.Call, op *operation) (int64, error) {
 	var a attempt.Calls
 	a.Do(func() error { return s.Comm.Barrier(ctx) })
 	a.Do(func() error { return s.prepare(ctx, w) })
 	a.Do(func() error { return op.call(ctx) })
-	own := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(s.Runtime, s.Comm.Rank(), w.recv, w.count) })
+	own := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(s.Runtime, s.Comm.Rank(), w.Recv, w.Count) })
 	total := attempt.Get(&a, func() ([]int64, error) { return backend.Reduce(ctx, s.Rank, []int64{own}, comm.Sum) })
 	if a.Err != nil {
 		return 0, a.Err

@@ -101,7 +101,7 @@ func onGPUs(t *testing.T, cfg Config) (results []Result, gpus []*gpu) {
 func TestDeviceTimesAreThoseOfItsClock(t *testing.T) {
 	for _, graph := range []bool{false, true} {
 		for _, iterations := range []int{0, 1, GraphCalls, GraphCalls + 7} {
-			cfg := Config{Collective: "allreduce", Sizes: []int{4, 4096}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces,
+			cfg := Config{Collective: "allreduce", Sizes: []int{4, 4096}, DType: dtype.F32, Op: comm.Sum, Places: Places("allreduce"),
 				Repeats: Repeats{Warmup: 3, Iterations: iterations, Rounds: 3}, Verify: true, Graph: graph}
 			results, gpus := onGPUs(t, cfg)
 			require.Len(t, results, 4)
@@ -188,7 +188,7 @@ func (s symmetric) AllReduce(send, recv uintptr, count int, dt dtype.DType, op c
 }
 
 func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{64}, DType: dtype.F32, Op: comm.Sum, Places: bothPlaces, Repeats: quick, Verify: true}
+	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{64}, DType: dtype.F32, Op: comm.Sum, Places: Places("allreduce"), Repeats: quick, Verify: true}
 	var failure error
 	measureOn := func(with bool) (results []Result, live int, err error) {
 		var left sync.Map
@@ -230,7 +230,7 @@ func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
 }
 
 func TestGraphsNeedAStream(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Backend: "local", Sizes: []int{8}, DType: dtype.F32, Places: bothPlaces, Repeats: quick, Graph: true}
+	cfg := Config{Collective: "allreduce", Backend: "local", Sizes: []int{8}, DType: dtype.F32, Places: Places("allreduce"), Repeats: quick, Graph: true}
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 		err := runAlone(ctx, r, cfg, nil)
 		var refused *backend.OptionError
@@ -242,7 +242,7 @@ func TestGraphsNeedAStream(t *testing.T) {
 
 // What a backend does not reduce is said before buffers are made.
 func TestUnsupportedTypesAreRefusedFirst(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: bothPlaces, Repeats: quick}
+	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: Places("allreduce"), Repeats: quick}
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
 		r.Comm = floatsOnly{r.Comm}
 		var refused *backend.OptionError
