@@ -170,13 +170,7 @@ func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uint
 				return err
 			}
 		}
-		if err := m.order.CommAfterCompute(ctx); err != nil {
-			return err
-		}
-		if err := m.c.Group(calls(p)...); err != nil {
-			return err
-		}
-		if err := m.order.ComputeAfterComm(ctx); err != nil {
+		if err := m.order.Around(ctx, func() error { return m.c.Group(calls(p)...) }); err != nil {
 			return err
 		}
 		if err := m.order.HostAfterAll(ctx); err != nil || len(out) == 0 {

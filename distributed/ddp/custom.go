@@ -171,21 +171,14 @@ func (c *custom) Exchange(ctx context.Context) error {
 		return c.Reduce(ctx, c.b)
 	}
 	// What is not finite may wait in a residual, and all ranks are to know of it.
-	o := &c.g.order
 	err := c.g.kernels.SumSquares(c.memory.Ptr, c.dt, c.n, c.squares[0])
 	if err == nil {
 		err = c.Reduce(ctx, c.b)
 	}
-	if err == nil {
-		err = o.CommAfterCompute(ctx)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = c.b.Comm.AllReduce(c.squares[0], c.squares[0], 1, dtype.F64, comm.Sum)
-	}
-	if err == nil {
-		err = o.ComputeAfterComm(ctx)
-	}
-	return err
+	return c.g.order.Around(ctx, func() error { return c.b.Comm.AllReduce(c.squares[0], c.squares[0], 1, dtype.F64, comm.Sum) })
 }
 
 // judges reports whether entries that are not finite are looked for.

@@ -123,17 +123,9 @@ func (m *meshed) connect(l *lines, room int) (from int) {
 	return from
 }
 
-// do makes a call along a dimension, between what the compute stream was given before and what it is given
-// afterwards.
+// do makes a call along a dimension.
 func (l *level) do(ctx context.Context, call comm.Call) error {
-	err := l.order.CommAfterCompute(ctx)
-	if err == nil {
-		err = call.Make(l.order.C)
-	}
-	if err == nil {
-		err = l.order.ComputeAfterComm(ctx)
-	}
-	return err
+	return l.order.Around(ctx, func() error { return call.Make(l.order.C) })
 }
 
 // Reduce implements [Reducer].

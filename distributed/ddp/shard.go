@@ -153,13 +153,7 @@ func (g *Gradients) gather(ctx context.Context, own []Shard, shards, whole []*ru
 		first := mine - uintptr(g.meter.Rank()*s.Tensor.Bytes())
 		g.gathers[i] = comm.AllGatherCall(mine, first, s.Tensor.Len(), s.Tensor.DType())
 	}
-	if err := g.order.CommAfterCompute(ctx); err != nil {
-		return err
-	}
-	if err := g.meter.Group(g.gathers...); err != nil {
-		return err
-	}
-	if err := g.order.ComputeAfterComm(ctx); err != nil {
+	if err := g.order.Around(ctx, func() error { return g.meter.Group(g.gathers...) }); err != nil {
 		return err
 	}
 	for _, b := range g.buckets {
@@ -210,16 +204,13 @@ func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error)
 			return 0, err
 		}
 	}
-	if err := g.order.CommAfterCompute(ctx); err != nil {
-		return 0, err
+	err = g.order.Around(ctx, func() error {
+		return g.meter.AllReduce(g.squares.Ptr, g.squares.Ptr, len(own), dtype.F64, comm.Sum)
+	})
+	if err == nil {
+		err = g.order.HostAfterAll(ctx)
 	}
-	if err := g.meter.AllReduce(g.squares.Ptr, g.squares.Ptr, len(own), dtype.F64, comm.Sum); err != nil {
-		return 0, err
-	}
-	if err := g.order.ComputeAfterComm(ctx); err != nil {
-		return 0, err
-	}
-	if err := g.order.HostAfterAll(ctx); err != nil {
+	if err != nil {
 		return 0, err
 	}
 	sum := 0.0

@@ -101,13 +101,7 @@ func (j *transaction) clip(ctx context.Context, gradients []*runtime.Tensor, buc
 	m, share, limit := len(gradients), 1.0, j.cfg.ClipNorm/math.Sqrt(float64(j.c.WorldSize()))
 	if j.cfg.Clip == sparse.ClipGlobal {
 		share, limit = 1/float64(j.c.WorldSize()), j.cfg.ClipNorm
-		err := j.order.CommAfterCompute(ctx)
-		if err == nil {
-			err = j.c.AllReduce(j.squares, j.squares, m, dtype.F64, comm.Sum)
-		}
-		if err == nil {
-			err = j.order.ComputeAfterComm(ctx)
-		}
+		err := j.order.Around(ctx, func() error { return j.c.AllReduce(j.squares, j.squares, m, dtype.F64, comm.Sum) })
 		if err == nil && j.cfg.NonFinite != sparse.PassNonFinite {
 			err = j.judgeNorm(m, buckets)
 		}

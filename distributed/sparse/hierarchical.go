@@ -240,18 +240,12 @@ func elementAt(p uintptr, i int, dt dtype.DType) uintptr { return p + uintptr(i*
 
 // together makes the call for the parts and, where there is a rest, that for it.
 func (v *innerDim) together(ctx context.Context) error {
-	err := v.order.CommAfterCompute(ctx)
-	switch {
-	case err != nil:
-	case v.rest > 0:
-		err = v.c.Group(v.calls[:]...)
-	default:
-		err = v.calls[0].Make(v.c)
-	}
-	if err == nil {
-		err = v.order.ComputeAfterComm(ctx)
-	}
-	return err
+	return v.order.Around(ctx, func() error {
+		if v.rest > 0 {
+			return v.c.Group(v.calls[:]...)
+		}
+		return v.calls[0].Make(v.c)
+	})
 }
 
 // Stats returns what the last step did: as that of a [Reducer] of this rank's

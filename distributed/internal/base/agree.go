@@ -65,14 +65,8 @@ func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *
 	if err := rt.CopyIn(b.Ptr, mine); err != nil {
 		return nil, err
 	}
-	if err := o.CommAfterCompute(ctx); err != nil {
-		return nil, err
-	}
 	first := b.Ptr + uintptr(size)
-	if err := comm.AllGatherCall(b.Ptr, first, size/dt.Size(), dt).Make(c); err != nil {
-		return nil, err
-	}
-	if err := o.ComputeAfterComm(ctx); err != nil {
+	if err := o.Around(ctx, func() error { return c.AllGather(b.Ptr, first, size/dt.Size(), dt) }); err != nil {
 		return nil, err
 	}
 	if err := o.HostAfterAll(ctx); err != nil {

@@ -61,6 +61,19 @@ func (o *Order) ComputeAfterComm(ctx context.Context) error {
 	return err
 }
 
+// Around submits communication between what the compute stream was given before and what it
+// is given afterwards.
+func (o *Order) Around(ctx context.Context, submit func() error) error {
+	err := o.CommAfterCompute(ctx)
+	if err == nil {
+		err = submit()
+	}
+	if err == nil {
+		err = o.ComputeAfterComm(ctx)
+	}
+	return err
+}
+
 // HostAfterAll has the host wait for everything, communication first: that is
 // the wait that ends when a peer has failed.
 func (o *Order) HostAfterAll(ctx context.Context) error {
