@@ -210,10 +210,7 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 	}
 	x.count, x.dt = src.Len(), src.DType()
 	x.order = base.NewOrder(dst.Runtime(), c)
-	if err := x.order.CommAfterCompute(ctx); err != nil {
-		return x, base.OpError(op, err)
-	}
-	return x, nil
+	return x, base.OpError(op, x.order.CommAfterCompute(ctx))
 }
 
 // move is begin and end around a call.
@@ -252,10 +249,7 @@ func (x *transfer) finish(ctx context.Context, err error) error {
 	if err == nil {
 		err = x.order.ComputeAfterComm(ctx)
 	}
-	if err != nil {
-		return base.OpError(x.op, err)
-	}
-	return nil
+	return base.OpError(x.op, err)
 }
 
 // checkCounts checks the counts of a V-collective against a tensor that they fill

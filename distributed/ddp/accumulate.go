@@ -46,11 +46,8 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 		}
 		s.of = of
 	}
-	if err := g.addTo(s, t); err != nil {
-		g.err = err
-		return base.OpError(op, err)
-	}
-	return nil
+	g.err = g.addTo(s, t)
+	return base.OpError(op, g.err)
 }
 
 // addTo adds a gradient to a sum.

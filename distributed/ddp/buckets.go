@@ -303,7 +303,8 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("bucket %d: %w", i, err)
 		}
-		g.transaction.link(i, b.reducer)
+		j := g.transaction // for whose verdict the bucket counts its non-finite entries
+		b.reducer.JoinTransaction(base.At(j.flags, i*j.c.WorldSize()), j.skip)
 	}
 	return g.cut()
 }

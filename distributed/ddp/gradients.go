@@ -345,10 +345,7 @@ func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	started := time.Now()
 	g.accept(ctx, i, t)
 	g.launch += time.Since(started)
-	if err := errors.Join(g.err, g.fault); err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
+	return base.OpError(op, errors.Join(g.err, g.fault))
 }
 
 // check checks this step's gradient i.
@@ -879,18 +876,12 @@ func (g *Gradients) Close() error {
 		g.side = nil
 	}
 	errs = append(errs, g.lines.close())
-	if err := errors.Join(errs...); err != nil {
-		return base.OpError("gradient sync close", err)
-	}
-	return nil
+	return base.OpError("gradient sync close", errors.Join(errs...))
 }
 
 func (g *Gradients) usable(op string) error {
 	if g.closed {
 		return base.OpError(op, base.ClosedError("the Gradients"))
 	}
-	if err := errors.Join(g.err, g.fault); err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
+	return base.OpError(op, errors.Join(g.err, g.fault))
 }

@@ -132,10 +132,7 @@ func (g *Gradients) Gather(ctx context.Context, whole, shards []*runtime.Tensor)
 	if err != nil {
 		return err
 	}
-	if err := g.gather(ctx, own, shards, whole); err != nil {
-		return base.OpError(op, err)
-	}
-	return nil
+	return base.OpError(op, g.gather(ctx, own, shards, whole))
 }
 
 func (g *Gradients) gather(ctx context.Context, own []Shard, shards, whole []*runtime.Tensor) error {
@@ -178,10 +175,7 @@ func (g *Gradients) ShardNorm(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	norm, err := g.shardNorm(ctx, own)
-	if err != nil {
-		return 0, base.OpError(op, err)
-	}
-	return norm, nil
+	return norm, base.OpError(op, err)
 }
 
 func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error) {

@@ -56,10 +56,7 @@ func (g *Gradients) between(op string) error {
 			return base.OpError(op, fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument))
 		}
 	}
-	if err := g.side.catchUp(); err != nil { // a graph has the side stream's work on the compute stream
-		return base.OpError(op, err)
-	}
-	return nil
+	return base.OpError(op, g.side.catchUp()) // a graph has the side stream's work on the compute stream
 }
 
 // State returns what a [Gradients] of the same gradients and configuration needs
@@ -356,11 +353,8 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	if err := g.between(op); err != nil {
 		return err
 	}
-	if err := g.rebind(ctx, c); err != nil {
-		g.err = err
-		return base.OpError(op, err)
-	}
-	return nil
+	g.err = g.rebind(ctx, c)
+	return base.OpError(op, g.err)
 }
 
 func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {

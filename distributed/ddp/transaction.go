@@ -75,11 +75,6 @@ func (j *transaction) bind(g *Gradients) error {
 	return j.rt.Fill(j.least, 1, dtype.I32, 1)
 }
 
-// link has a bucket count its non-finite entries for the verdict, and follow it.
-func (j *transaction) link(bucket int, r reducer) {
-	r.JoinTransaction(base.At(j.flags, bucket*j.c.WorldSize()), j.skip)
-}
-
 // rollsBack reports whether a step that fails is rolled back.
 func (j *transaction) rollsBack() bool { return !j.plain && !j.cfg.NoUndo }
 

@@ -147,10 +147,8 @@ func (l *Hierarchical) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	if ctx.Err() != nil {
 		return base.OpError(op, comm.ContextError(ctx))
 	}
-	if l.err = l.reduce(ctx, t); l.err != nil {
-		return base.OpError(op, l.err)
-	}
-	return nil
+	l.err = l.reduce(ctx, t)
+	return base.OpError(op, l.err)
 }
 
 func (l *Hierarchical) reduce(ctx context.Context, t *runtime.Tensor) error {
