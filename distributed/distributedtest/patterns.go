@@ -40,11 +40,11 @@ func patternCases() []testCase {
 	}{
 		{name: "Conservation", body: testConservation},
 		{name: "Large", body: testLarge},
-		{name: "NoFeedback", body: testNoFeedback},
+		{name: "NoFeedback", body: func(r *rank, p string) { r.noFeedback(often(p, 0.1)) }},
 		{name: "FullDensity", body: testFullDensity},
 		{name: "HalfTypes", body: testHalfTypes},
-		{name: "Special", body: testSpecial},
-		{name: "Schedule", body: testSchedule},
+		{name: "Special", body: func(r *rank, p string) { special(r, dtype.F32, often(p, 0.1)) }},
+		{name: "Schedule", body: func(r *rank, p string) { r.schedule(often(p, 0.01)) }},
 		{name: "Clipping", body: testClipping, sparse: true},
 		{name: "InPlace", body: testInPlace},
 		{name: "Values", body: testValues, sparse: true},
@@ -307,11 +307,9 @@ func testLarge(r *rank, pattern string) {
 	}
 }
 
-// testNoFeedback checks that without error feedback nothing is carried over:
+// noFeedback checks that without error feedback nothing is carried over:
 // two steps with the same gradient have the same result, which holds only
 // averages of entries of that gradient.
-func testNoFeedback(r *rank, pattern string) { r.noFeedback(often(pattern, 0.1)) }
-
 func (r *rank) noFeedback(cfg sparse.Config) {
 	cfg.NoErrorFeedback = true
 	cfg = cfg.Tuned(tuning.Tuning{ThresholdInterval: 1, RebalanceInterval: 4}) // a corrected threshold would be state
@@ -366,11 +364,9 @@ func testHalfTypes(r *rank, pattern string) {
 	}
 }
 
-// testSpecial puts a NaN on one rank and an infinity on another: every rank
+// special puts a NaN on one rank and an infinity on another: every rank
 // sees them in the same step, at their place and nowhere else, and later steps
 // are clean again.
-func testSpecial(r *rank, pattern string) { special(r, dtype.F32, often(pattern, 0.1)) }
-
 func special(r *rank, dt dtype.DType, cfg sparse.Config) {
 	for _, cfg.NonFinite = range []sparse.NonFinitePolicy{sparse.PassNonFinite, sparse.SkipNonFinite} {
 		if r.selector != nil && cfg.NonFinite == sparse.PassNonFinite {
@@ -546,10 +542,8 @@ func (r *rank) checksums() map[string]uint32 {
 	return sums
 }
 
-// testSchedule checks warm-up steps, densities by epoch, and an epoch of
+// schedule checks warm-up steps, densities by epoch, and an epoch of
 // density 0.
-func testSchedule(r *rank, pattern string) { r.schedule(often(pattern, 0.01)) }
-
 func (r *rank) schedule(cfg sparse.Config) {
 	const n = 2000
 	dense := cfg.Pattern == sparse.Dense

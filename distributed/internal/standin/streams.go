@@ -18,7 +18,7 @@ func (onStream) ComputeStream() uintptr { return ComputeStream }
 // branching is one that can work beside itself.
 type branching struct{ onStream }
 
-func (b branching) Branch() (runtime.Runtime, error) { return newBeside(cpu.New()), nil }
+func (b branching) Branch() (runtime.Runtime, error) { return beside{onStream{cpu.New()}}, nil }
 
 type beside struct{ onStream }
 
@@ -29,7 +29,6 @@ func NewOnStream(rt *cpu.Runtime) onStream { return onStream{rt} }
 
 // NewBranching returns rt with a compute stream and side streams.
 func NewBranching(rt *cpu.Runtime) branching { return branching{onStream{rt}} }
-func newBeside(rt *cpu.Runtime) beside       { return beside{onStream{rt}} }
 
 // NewOrdered returns c with a stream.
 func NewOrdered(ctx context.Context, c comm.Communicator) Ordered { return Ordered{c, ctx} }

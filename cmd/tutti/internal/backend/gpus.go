@@ -56,7 +56,10 @@ func LookForCUBLAS() CUBLAS {
 // LookForGPUs finds out what there is. What is missing is no error.
 func LookForGPUs() GPUs {
 	g := GPUs{Devices: []cuda.DeviceInfo{}}
-	devices, gpuErr := listGPUs()
+	devices, gpuErr := cuda.Devices()
+	if gpuErr == nil && len(devices) == 0 {
+		gpuErr = errors.New("cuda: the driver shows no GPU (is CUDA_VISIBLE_DEVICES set?)")
+	}
 	if gpuErr == nil {
 		g.Devices = devices
 		g.Driver = driverVersion(os.ReadFile)
@@ -109,15 +112,6 @@ func (g GPUs) PeerMemory() error {
 		}
 	}
 	return nil
-}
-
-// listGPUs describes the GPUs, of which there is at least one.
-func listGPUs() ([]cuda.DeviceInfo, error) {
-	devices, err := cuda.Devices()
-	if err == nil && len(devices) == 0 {
-		err = errors.New("cuda: the driver shows no GPU (is CUDA_VISIBLE_DEVICES set?)")
-	}
-	return devices, err
 }
 
 // driverFiles are where Linux tells the version of the driver, in words of

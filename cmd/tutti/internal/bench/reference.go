@@ -64,12 +64,6 @@ func (t *tables) fill(rt runtime.Runtime, rank int, send uintptr, count int) err
 	})
 }
 
-// poison overwrites memory with a value that results hardly have, so that an
-// element which was not written counts as wrong. It does not wait for it.
-func poison(rt runtime.Runtime, ptr uintptr, bytes int) error {
-	return rt.Fill(ptr, bytes, dtype.U8, 0xa5)
-}
-
 // wrong counts the elements of a rank's result that are not what they must be.
 func (t *tables) wrong(rt runtime.Runtime, rank int, recv uintptr, count int) (total int64, err error) {
 	size := t.dt.Size()

@@ -253,12 +253,13 @@ func (r *Result) setTime(seconds, busFactor float64) {
 	}
 }
 
-// prepare poisons the result and then writes the input, of which in place the
+// prepare fills the result with a value that results hardly have, so that an element
+// which is not written counts as wrong, and then writes the input, of which in place the
 // result is a part or the whole.
 func (s *setup) prepare(ctx context.Context, w comm.Call) error {
 	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
 	_, parts := s.tables.collective.parts(p)
-	if err := poison(s.Runtime, w.Recv, parts*w.Bytes()); err != nil {
+	if err := s.Runtime.Fill(w.Recv, parts*w.Bytes(), dtype.U8, 0xa5); err != nil {
 		return err
 	}
 	if root := s.tables.collective.root(); root < 0 || root == rank {

@@ -101,7 +101,7 @@ func printLine(out io.Writer, results []bench.Result, wide bool) {
 	first := results[0]
 	line := callColumns(wide, first.Bytes, first.Count, first.DType, first.Op, first.Root)
 	for _, r := range results {
-		line += resultColumns(wide, r)
+		line += placeColumns(wide, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r))
 	}
 	fmt.Fprintln(out, "  "+line)
 }
@@ -158,11 +158,6 @@ func wrongText(r bench.Result) string {
 		return "N/A"
 	}
 	return strconv.FormatInt(*r.Wrong, 10)
-}
-
-// resultColumns are the placeColumns of a result.
-func resultColumns(wide bool, r bench.Result) string {
-	return placeColumns(wide, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r))
 }
 
 // formatTime writes microseconds with about as many digits as they are worth.

@@ -167,13 +167,12 @@ func listOf(what, text string, all, others []string) (names []string, err error)
 
 // valuesFlag adds the flag that lists as what values travel, of which "all" is all.
 func valuesFlag(flags *pflag.FlagSet, target *[]string) {
-	flags.Var(flagValue[[]string]{target: target, parse: parseValues, kind: "names", format: func(names []string) string {
+	parse := func(text string) ([]string, error) {
+		return listOf("values", text, sparse.Values(), []string{sparse.Auto})
+	}
+	flags.Var(flagValue[[]string]{target: target, parse: parse, kind: "names", format: func(names []string) string {
 		return strings.Join(names, ",")
 	}}, "values", "as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", ")+", or with pattern auto also auto")
-}
-
-func parseValues(text string) ([]string, error) {
-	return listOf("values", text, sparse.Values(), []string{sparse.Auto})
 }
 
 // hostsFlag adds the flag that says which ranks share a host.

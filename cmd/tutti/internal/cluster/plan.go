@@ -59,15 +59,6 @@ func (c Config) files() map[string]string {
 	return map[string]string{enter: enterScript, root + "/hosts": names}
 }
 
-// private gives the cluster its place in the file system; the files can be
-// written after it.
-func (c Config) private() [][]string {
-	return [][]string{
-		{"mount", "-t", "tmpfs", "tutti", shared},
-		{"mkdir", root},
-	}
-}
-
 // commands make the cluster, one after the other.
 func (c Config) commands() [][]string {
 	commands := [][]string{

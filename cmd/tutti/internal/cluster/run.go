@@ -218,7 +218,8 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 
 // make makes the cluster, with a forwarder if it has one.
 func (j job) make() (links *forwarder, err error) {
-	if err := runAll(j.private()); err != nil {
+	// Its place in the file system, where the files are written.
+	if err := runAll([][]string{{"mount", "-t", "tmpfs", "tutti", shared}, {"mkdir", root}}); err != nil {
 		return nil, err
 	}
 	for path, text := range j.files() {

@@ -209,13 +209,17 @@ type phase struct {
 // phases are all kinds of steps.
 func (s *session) phases() []phase {
 	compute := func(_ context.Context, t *Trace) error { return s.compute(t, nil) }
+	flat := func(ctx context.Context, _ *Trace) error {
+		return distributed.AllReduce(ctx, s.Comm, s.model.flat, comm.Sum)
+	}
+	wait := func(ctx context.Context, _ *Trace) error { return s.beside.sync.Wait(ctx) }
 	return []phase{
 		{name: computing, link: s.alone, passes: compute, rest: func(context.Context, *Trace) error { return nil }},
 		{name: reducing, link: s.alone, passes: s.drawAll, rest: s.alone.reduceAll},
-		{name: reducingFlat, link: s.alone, passes: s.drawAll, rest: s.reduceFlat},
+		{name: reducingFlat, link: s.alone, passes: s.drawAll, rest: flat},
 		{name: sequential, link: s.alone, passes: compute, rest: s.alone.reduceAll, traced: true},
 		{name: reducingBeside, link: s.beside, passes: s.drawAll, rest: s.beside.reduceAll},
-		{name: overlapped, link: s.beside, passes: s.overlap, rest: s.finish, traced: true},
+		{name: overlapped, link: s.beside, passes: s.overlap, rest: wait, traced: true},
 	}
 }
 
@@ -245,11 +249,6 @@ func (s *session) compute(t *Trace, ready func(gradient int) error) error {
 	return nil
 }
 
-// reduceFlat adds all gradients up as one buffer.
-func (s *session) reduceFlat(ctx context.Context, _ *Trace) error {
-	return distributed.AllReduce(ctx, s.Comm, s.model.flat, comm.Sum)
-}
-
 // overlap submits the products and each gradient's reduction behind its own.
 // From the first on, products leave room for the reductions.
 func (s *session) overlap(ctx context.Context, t *Trace) error {
@@ -263,9 +262,6 @@ func (s *session) overlap(ctx context.Context, t *Trace) error {
 	})
 	return errors.Join(err, s.Compute.SetMultiprocessors(0))
 }
-
-// finish completes an overlapped step.
-func (s *session) finish(ctx context.Context, _ *Trace) error { return s.beside.sync.Wait(ctx) }
 
 // timing is a round of one phase: a step's mean time, and that of the part until
 // the last product or gradient.
