@@ -61,23 +61,21 @@ func (o Options) prepare() error {
 }
 
 // A Backend makes ranks.
-type Backend interface {
-	// Name is what --backend takes.
-	Name() string
-	// Summary says in a few words what the ranks are.
-	Summary() string
-	// Jobs tells whether the ranks can be the processes that a launcher started;
+type Backend struct {
+	Name    string // what --backend takes
+	Summary string // what the ranks are, in a few words
+	// Jobs: the ranks can be the processes that a launcher started;
 	// where not, each process is a world of its own.
-	Jobs() bool
+	Jobs bool
 	// Probe finds out whether the backend works on this machine: a line about
 	// what it would use, or an error wrapping [comm.ErrUnavailable] that says
 	// what is missing.
-	Probe(ctx context.Context) (detail string, err error)
+	Probe func(ctx context.Context) (detail string, err error)
 	// Run calls body once for every rank that lives in this process, each in
 	// a goroutine of its own, and returns when all have, with their errors
 	// joined. When one fails, the others are not left waiting. Options that the
 	// backend cannot serve are an [OptionError].
-	Run(ctx context.Context, opts Options, body func(ctx context.Context, r Rank) error) error
+	Run func(ctx context.Context, opts Options, body func(ctx context.Context, r Rank) error) error
 }
 
 // OptionError says that a backend cannot serve the options it was given: the
@@ -115,7 +113,7 @@ func Counted(n int, thing string) string {
 
 // All returns every backend, in the order in which they are shown.
 func All() []Backend {
-	return []Backend{localBackend{}, noopBackend{}, mpiBackend{}, tcpBackend{}, ncclBackend{}}
+	return []Backend{localBackend, noopBackend, mpiBackend, tcpBackend, ncclBackend}
 }
 
 // Aliases are names that users may try, with those of the backends that serve
@@ -132,7 +130,7 @@ const DefaultVariable = "TUTTI_BACKEND"
 func Names() []string {
 	var names []string
 	for _, b := range All() {
-		names = append(names, b.Name())
+		names = append(names, b.Name)
 	}
 	return names
 }
@@ -140,9 +138,9 @@ func Names() []string {
 // Find returns the backend of that name.
 func Find(name string) (Backend, error) {
 	all := All()
-	i := slices.IndexFunc(all, func(b Backend) bool { return b.Name() == name })
+	i := slices.IndexFunc(all, func(b Backend) bool { return b.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("unknown backend %q (want %s)", name, strings.Join(Names(), ", "))
+		return Backend{}, fmt.Errorf("unknown backend %q (want %s)", name, strings.Join(Names(), ", "))
 	}
 	return all[i], nil
 }

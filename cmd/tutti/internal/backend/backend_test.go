@@ -15,15 +15,15 @@ import (
 
 func TestEveryBackendAnswers(t *testing.T) {
 	for _, b := range All() {
-		found, err := Find(b.Name())
+		found, err := Find(b.Name)
 		require.NoError(t, err)
-		assert.Equal(t, b.Name(), found.Name())
-		assert.NotEmpty(t, b.Summary())
+		assert.Equal(t, b.Name, found.Name)
+		assert.NotEmpty(t, b.Summary)
 		detail, err := b.Probe(t.Context())
 		if err != nil {
-			assert.ErrorIs(t, err, comm.ErrUnavailable, b.Name())
+			assert.ErrorIs(t, err, comm.ErrUnavailable, b.Name)
 			err = b.Run(t.Context(), Options{}, func(context.Context, Rank) error { return nil })
-			assert.ErrorIs(t, err, comm.ErrUnavailable, b.Name())
+			assert.ErrorIs(t, err, comm.ErrUnavailable, b.Name)
 			continue
 		}
 		assert.NotEmpty(t, detail)
@@ -52,14 +52,14 @@ func TestWorldsHaveTheRanksThatWereAskedFor(t *testing.T) {
 }
 
 func TestNoopRefusesMoreRanks(t *testing.T) {
-	err := noopBackend{}.Run(t.Context(), Options{Ranks: 2}, nil)
+	err := noopBackend.Run(t.Context(), Options{Ranks: 2}, nil)
 	var wrong *OptionError
 	require.ErrorAs(t, err, &wrong)
 	assert.Equal(t, "noop: has one rank, not 2", err.Error())
 }
 
 func TestLocalRefusesTooManyRanks(t *testing.T) {
-	err := localBackend{}.Run(t.Context(), Options{Ranks: 100_000}, nil)
+	err := localBackend.Run(t.Context(), Options{Ranks: 100_000}, nil)
 	var wrong *OptionError
 	require.ErrorAs(t, err, &wrong)
 	assert.Equal(t, "local: --ranks 100000, at most 1024 work in one process", err.Error())
@@ -67,7 +67,7 @@ func TestLocalRefusesTooManyRanks(t *testing.T) {
 
 func TestLocalBoundsWaits(t *testing.T) {
 	gaveUp := make(chan struct{})
-	err := localBackend{}.Run(t.Context(), Options{Ranks: 2, Timeout: time.Millisecond}, func(ctx context.Context, r Rank) error {
+	err := localBackend.Run(t.Context(), Options{Ranks: 2, Timeout: time.Millisecond}, func(ctx context.Context, r Rank) error {
 		if r.Comm.Rank() == 1 {
 			<-gaveUp
 			return nil
@@ -81,7 +81,7 @@ func TestLocalBoundsWaits(t *testing.T) {
 
 func TestErrorsOfAnyRankComeBack(t *testing.T) {
 	failure := errors.New("rank 2 has had enough")
-	err := localBackend{}.Run(t.Context(), Options{Ranks: 3}, func(ctx context.Context, r Rank) error {
+	err := localBackend.Run(t.Context(), Options{Ranks: 3}, func(ctx context.Context, r Rank) error {
 		if r.Comm.Rank() == 2 {
 			return failure
 		}

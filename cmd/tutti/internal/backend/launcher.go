@@ -19,12 +19,12 @@ var processes = map[string]string{
 // separateWorlds says that every process of a job is a world of its own, "" if
 // there is no such job or another process says it.
 func separateWorlds(b Backend, job rendezvous.Job) string {
-	if b.Jobs() || job.WorldSize < 2 || job.Rank > 0 {
+	if b.Jobs || job.WorldSize < 2 || job.Rank > 0 {
 		return ""
 	}
 	name, _, _ := strings.Cut(processOption(job.Launcher), " ")
 	return fmt.Sprintf("%s started %d processes, and with --backend %s each of them is a world of its own; --backend mpi, tcp and nccl make one of all",
-		name, job.WorldSize, b.Name())
+		name, job.WorldSize, b.Name)
 }
 
 // SeparateWorlds returns a note for the user where a launcher started this

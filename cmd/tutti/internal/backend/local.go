@@ -11,7 +11,7 @@ import (
 )
 
 // localBackend runs all ranks as goroutines of this process (comm/local).
-type localBackend struct{}
+var localBackend = Backend{Name: "local", Summary: "goroutines of this process, shared memory", Probe: probeLocal, Run: runLocal}
 
 // defaultLocalRanks is the world size where the user names none.
 const defaultLocalRanks = 4
@@ -21,21 +21,17 @@ const defaultLocalRanks = 4
 // seconds.
 const MaxLocalRanks = 1024
 
-func (localBackend) Name() string    { return "local" }
-func (localBackend) Jobs() bool      { return false }
-func (localBackend) Summary() string { return "goroutines of this process, shared memory" }
-
-func (localBackend) Probe(context.Context) (string, error) {
+func probeLocal(context.Context) (string, error) {
 	return fmt.Sprintf("up to %d ranks (%d unless --ranks says otherwise)", MaxLocalRanks, defaultLocalRanks), nil
 }
 
-func (b localBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+func runLocal(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	ranks := opts.Ranks
 	if ranks == 0 {
 		ranks = defaultLocalRanks
 	}
 	if ranks > MaxLocalRanks {
-		return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf("--ranks %d, at most %d work in one process", ranks, MaxLocalRanks)}
+		return &OptionError{Backend: "local", Reason: fmt.Sprintf("--ranks %d, at most %d work in one process", ranks, MaxLocalRanks)}
 	}
 	if err := opts.prepare(); err != nil {
 		return err

@@ -16,11 +16,7 @@ import (
 
 // mpiBackend is one rank of an MPI job (comm/mpi): mpirun starts a process for
 // each.
-type mpiBackend struct{}
-
-func (mpiBackend) Name() string    { return "mpi" }
-func (mpiBackend) Jobs() bool      { return true }
-func (mpiBackend) Summary() string { return "processes started by mpirun" }
+var mpiBackend = Backend{Name: "mpi", Jobs: true, Summary: "processes started by mpirun", Probe: probeMPI, Run: runMPI}
 
 // ProbeMPI is the program that tells MPI's thread level when it is called with
 // ProbeCommand: tutti itself. It is known only after MPI_Init, which may end a
@@ -43,8 +39,8 @@ func ThreadLevel() (string, error) {
 	return info.Threads, errors.Join(err, mpi.Finalize(context.Background()))
 }
 
-// Probe describes the library without initializing MPI here.
-func (mpiBackend) Probe(ctx context.Context) (string, error) {
+// probeMPI describes the library without initializing MPI here.
+func probeMPI(ctx context.Context) (string, error) {
 	info, err := mpi.Library()
 	if err != nil {
 		return "", err
@@ -77,10 +73,10 @@ func probeThreads(ctx context.Context, info mpi.Info) string {
 // finalizeTime is how long a rank that is done waits for the others, and for MPI_Finalize.
 const finalizeTime = 30 * time.Second
 
-// Run runs body for this process's rank. When that fails, MPI is not finalized:
+// runMPI runs body for this process's rank. When that fails, MPI is not finalized:
 // the other ranks may be waiting for this one for ever, and launchers end a job
 // of which a process exits with a failure and without MPI_Finalize.
-func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+func runMPI(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	starting, cancel := within(ctx, opts.Timeout)
 	defer cancel()
 	world, err := mpi.Init(starting)
@@ -94,7 +90,7 @@ func (b mpiBackend) Run(ctx context.Context, opts Options, body func(context.Con
 		defer cancel()
 		return mpi.Finalize(ctx)
 	}
-	if err := checkRanks(b.Name(), "mpirun", opts.Ranks, world.WorldSize()); err != nil {
+	if err := checkRanks("mpi", "mpirun", opts.Ranks, world.WorldSize()); err != nil {
 		return errors.Join(err, finalize()) // every rank is here
 	}
 	if world.WorldSize() == 1 && opts.Ranks == 0 {

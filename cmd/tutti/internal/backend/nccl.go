@@ -17,15 +17,9 @@ import (
 
 // ncclBackend is a rank per GPU (comm/nccl): goroutines of this process, or,
 // where a launcher started several processes, one rank in each.
-type ncclBackend struct{}
+var ncclBackend = Backend{Name: "nccl", Jobs: true, Summary: "NVIDIA GPUs of this process, or one of each process of a job", Probe: probeNCCL, Run: runNCCL}
 
-func (ncclBackend) Name() string { return "nccl" }
-func (ncclBackend) Jobs() bool   { return true }
-func (ncclBackend) Summary() string {
-	return "NVIDIA GPUs of this process, or one of each process of a job"
-}
-
-func (ncclBackend) Probe(context.Context) (string, error) {
+func probeNCCL(context.Context) (string, error) {
 	g := LookForGPUs()
 	if err := g.Usable(); err != nil {
 		return "", err
@@ -37,8 +31,8 @@ func (ncclBackend) Probe(context.Context) (string, error) {
 	return fmt.Sprintf("%s; %s for CUDA %s; NCCL %s; %s", Counted(len(g.Devices), "GPU"), driver, g.CUDA, g.NCCL, g.NCCLLibrary), nil
 }
 
-// Run runs body for every rank of this process.
-func (b ncclBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+// runNCCL runs body for every rank of this process.
+func runNCCL(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	g := LookForGPUs()
 	if err := g.Usable(); err != nil {
 		return err
@@ -47,7 +41,7 @@ func (b ncclBackend) Run(ctx context.Context, opts Options, body func(context.Co
 	if err != nil {
 		return err
 	}
-	indices, err := b.choose(job, opts.Ranks, len(g.Devices))
+	indices, err := chooseGPUs(job, opts.Ranks, len(g.Devices))
 	if err != nil {
 		return err
 	}
@@ -58,7 +52,7 @@ func (b ncclBackend) Run(ctx context.Context, opts Options, body func(context.Co
 	}
 	runtimes, err := openGPUs(indices)
 	if err == nil {
-		err = b.runOn(ctx, job, runtimes, opts, body)
+		err = runOn(ctx, job, runtimes, opts, body)
 	}
 	for _, rt := range runtimes {
 		err = errors.Join(err, rt.Close())
@@ -66,11 +60,11 @@ func (b ncclBackend) Run(ctx context.Context, opts Options, body func(context.Co
 	return err
 }
 
-// choose returns the numbers of the GPUs that this process works on, of as many
+// chooseGPUs returns the numbers of the GPUs that this process works on, of as many
 // as it sees.
-func (b ncclBackend) choose(job rendezvous.Job, ranks, gpus int) ([]int, error) {
+func chooseGPUs(job rendezvous.Job, ranks, gpus int) ([]int, error) {
 	if job.WorldSize > 1 {
-		if err := checkRanks(b.Name(), job.Launcher, ranks, job.WorldSize); err != nil {
+		if err := checkRanks("nccl", job.Launcher, ranks, job.WorldSize); err != nil {
 			return nil, err
 		}
 		switch {
@@ -79,11 +73,11 @@ func (b ncclBackend) choose(job rendezvous.Job, ranks, gpus int) ([]int, error) 
 		case gpus == 1: // the launcher shows each process its own
 			return []int{0}, nil
 		}
-		return nil, b.refuse("rank %d is process %d of this host but sees %s; start at most one process per GPU",
+		return nil, refuse("rank %d is process %d of this host but sees %s; start at most one process per GPU",
 			job.Rank, job.LocalRank+1, Counted(gpus, "GPU"))
 	}
 	if ranks > gpus {
-		return nil, b.refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s", ranks, Counted(gpus, "GPU"))
+		return nil, refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s", ranks, Counted(gpus, "GPU"))
 	}
 	if ranks == 0 {
 		ranks = gpus
@@ -96,8 +90,8 @@ func (b ncclBackend) choose(job rendezvous.Job, ranks, gpus int) ([]int, error) 
 }
 
 // refuse makes an [OptionError].
-func (b ncclBackend) refuse(format string, args ...any) error {
-	return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf(format, args...)}
+func refuse(format string, args ...any) error {
+	return &OptionError{Backend: "nccl", Reason: fmt.Sprintf(format, args...)}
 }
 
 // openGPUs opens GPUs at the same time, as each takes a while. What was opened
@@ -114,12 +108,12 @@ func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 }
 
 // runOn makes the communicators and runs body on them.
-func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options, body func(context.Context, Rank) error) error {
+func runOn(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options, body func(context.Context, Rank) error) error {
 	bases, err := connect(ctx, job, runtimes, opts)
 	if err != nil {
 		return err
 	}
-	comms, err := b.overPeerMemory(ctx, bases, opts)
+	comms, err := overPeerMemory(ctx, bases, opts)
 	if err != nil {
 		for _, c := range comms {
 			err = errors.Join(err, c.Close())
@@ -141,7 +135,7 @@ func (b ncclBackend) runOn(ctx context.Context, job rendezvous.Job, runtimes []*
 
 // overPeerMemory puts communicators over peer memory on top of those of this
 // process, if that was asked for; they close them.
-func (b ncclBackend) overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]comm.Communicator, error) {
+func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]comm.Communicator, error) {
 	comms := make([]comm.Communicator, len(bases))
 	for i, base := range bases {
 		comms[i] = base
@@ -164,7 +158,7 @@ func (b ncclBackend) overPeerMemory(ctx context.Context, bases []*nccl.Comm, opt
 	wg.Wait()
 	for _, err := range errs {
 		if errors.Is(err, comm.ErrUnsupported) { // as on all ranks
-			return comms, b.refuse("--p2p: %v", err)
+			return comms, refuse("--p2p: %v", err)
 		}
 	}
 	return comms, errors.Join(errs...)

@@ -33,7 +33,7 @@ func TestGPUsOfAProcess(t *testing.T) {
 		{"ranks as started", third, 8, 3, []int{2}},
 		{"the only one that it is shown", third, 0, 1, []int{0}},
 	} {
-		got, err := ncclBackend{}.choose(c.job, c.ranks, c.gpus)
+		got, err := chooseGPUs(c.job, c.ranks, c.gpus)
 		require.NoError(t, err, c.name)
 		assert.Equal(t, c.want, got, c.name)
 	}
@@ -46,7 +46,7 @@ func TestGPUsOfAProcess(t *testing.T) {
 		"nccl: rank 6 is process 3 of this host but sees 2 GPUs":                          {third, 0, 2},
 		"nccl: --ranks 2 but mpirun started 8; leave --ranks out, or use mpirun -n 2":     {third, 2, 4},
 	} {
-		_, err := ncclBackend{}.choose(c.job, c.ranks, c.gpus)
+		_, err := chooseGPUs(c.job, c.ranks, c.gpus)
 		var refused *OptionError
 		require.ErrorAs(t, err, &refused)
 		assert.ErrorContains(t, err, want)
@@ -68,19 +68,19 @@ func TestLaunchersAreCalledByTheirNames(t *testing.T) {
 func TestProcessesWithoutACommonWorldAreNoted(t *testing.T) {
 	pair := rendezvous.Job{Launcher: "openmpi", WorldSize: 2}
 	assert.Equal(t, "mpirun started 2 processes, and with --backend noop each of them is a world of its own; --backend mpi, tcp and nccl make one of all",
-		separateWorlds(noopBackend{}, pair))
-	assert.Contains(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "slurm", WorldSize: 3}), "srun started 3")
-	assert.Empty(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "openmpi", WorldSize: 2, Rank: 1}), "said by the first")
-	assert.Empty(t, separateWorlds(localBackend{}, rendezvous.Job{Launcher: "none", WorldSize: 1}))
-	assert.Empty(t, separateWorlds(mpiBackend{}, pair))
-	assert.Empty(t, separateWorlds(ncclBackend{}, pair))
+		separateWorlds(noopBackend, pair))
+	assert.Contains(t, separateWorlds(localBackend, rendezvous.Job{Launcher: "slurm", WorldSize: 3}), "srun started 3")
+	assert.Empty(t, separateWorlds(localBackend, rendezvous.Job{Launcher: "openmpi", WorldSize: 2, Rank: 1}), "said by the first")
+	assert.Empty(t, separateWorlds(localBackend, rendezvous.Job{Launcher: "none", WorldSize: 1}))
+	assert.Empty(t, separateWorlds(mpiBackend, pair))
+	assert.Empty(t, separateWorlds(ncclBackend, pair))
 
 	assert.Contains(t, alone(rendezvous.Job{Launcher: "none", WorldSize: 1}), "mpirun -n 4 tutti")
 	assert.Empty(t, alone(rendezvous.Job{Launcher: "openmpi", WorldSize: 1}), "which was asked for one")
 
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
 	t.Setenv("OMPI_COMM_WORLD_RANK", "0")
-	assert.NotEmpty(t, SeparateWorlds(localBackend{}))
+	assert.NotEmpty(t, SeparateWorlds(localBackend))
 }
 
 func TestUnsupportedIsTheUsersMistake(t *testing.T) {

@@ -10,17 +10,13 @@ import (
 )
 
 // noopBackend is a world of one rank (comm/noop).
-type noopBackend struct{}
+var noopBackend = Backend{Name: "noop", Summary: "one rank, nothing to communicate", Probe: probeNoop, Run: runNoop}
 
-func (noopBackend) Name() string    { return "noop" }
-func (noopBackend) Jobs() bool      { return false }
-func (noopBackend) Summary() string { return "one rank, nothing to communicate" }
+func probeNoop(context.Context) (string, error) { return "always one rank", nil }
 
-func (noopBackend) Probe(context.Context) (string, error) { return "always one rank", nil }
-
-func (b noopBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+func runNoop(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	if opts.Ranks > 1 {
-		return &OptionError{Backend: b.Name(), Reason: fmt.Sprintf("has one rank, not %d", opts.Ranks)}
+		return &OptionError{Backend: "noop", Reason: fmt.Sprintf("has one rank, not %d", opts.Ranks)}
 	}
 	rt := cpu.New()
 	c := noop.New(rt)

@@ -48,5 +48,5 @@ type Graph interface {
 // Needs is the error of an option on a backend that lacks what it needs, such as
 // [Stream] or [comm.SymmetricAllocator].
 func Needs(backend, option, what string) error {
-	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s needs a backend with %s: %s", option, what, ncclBackend{}.Name())}
+	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s needs a backend with %s: %s", option, what, "nccl")}
 }

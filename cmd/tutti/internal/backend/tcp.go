@@ -12,13 +12,9 @@ import (
 )
 
 // tcpBackend is one rank of a job over TCP (comm/tcp): any launcher starts a process for each.
-type tcpBackend struct{}
+var tcpBackend = Backend{Name: "tcp", Jobs: true, Summary: "processes on any machines, over TLS, without MPI", Probe: probeTCP, Run: runTCP}
 
-func (tcpBackend) Name() string    { return "tcp" }
-func (tcpBackend) Jobs() bool      { return true }
-func (tcpBackend) Summary() string { return "processes on any machines, over TLS, without MPI" }
-
-func (tcpBackend) Probe(context.Context) (string, error) {
+func probeTCP(context.Context) (string, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil || job.Launcher == "none" {
 		return "needs nothing; " + processOption("tutti") + ", torchrun, srun and mpirun start it", err
@@ -26,12 +22,12 @@ func (tcpBackend) Probe(context.Context) (string, error) {
 	return fmt.Sprintf("rank %d of %d, started by %s", job.Rank, job.WorldSize, job.Launcher), nil
 }
 
-func (b tcpBackend) Run(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
+func runTCP(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
-	if err := checkRanks(b.Name(), job.Launcher, opts.Ranks, job.WorldSize); err != nil {
+	if err := checkRanks("tcp", job.Launcher, opts.Ranks, job.WorldSize); err != nil {
 		return err
 	}
 	opts.note(alone(job))

@@ -280,8 +280,8 @@ func (w *world) run(cmd *cobra.Command, prepare func() error, body func(ctx cont
 	if w.timeout < 0 {
 		return usagef("--timeout is %v, want 0 or more", w.timeout)
 	}
-	if w.p2p && b.Name() != "nccl" {
-		return backend.Needs(b.Name(), "--p2p", "GPUs")
+	if w.p2p && b.Name != "nccl" {
+		return backend.Needs(b.Name, "--p2p", "GPUs")
 	}
 	note := func(text string) { fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", text) }
 	if text := backend.SeparateWorlds(b); text != "" {

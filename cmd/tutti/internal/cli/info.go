@@ -128,7 +128,7 @@ func collect(cmd *cobra.Command) information {
 			detail = err.Error()
 		}
 		info.Backends = append(info.Backends, backendInfo{
-			Name: b.Name(), Summary: b.Summary(), Available: err == nil, Detail: detail,
+			Name: b.Name, Summary: b.Summary, Available: err == nil, Detail: detail,
 		})
 	}
 	if err := cluster.Available(""); err != nil {

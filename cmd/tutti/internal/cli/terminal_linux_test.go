@@ -60,7 +60,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 	long := strings.Repeat("a long explanation ", 12)
 	info := information{Patterns: sparse.Patterns(), GPUs: backend.GPUs{NoGPU: long, NoNCCL: long}}
 	for _, b := range backend.All() {
-		info.Backends = append(info.Backends, backendInfo{Name: b.Name(), Summary: b.Summary(), Detail: long})
+		info.Backends = append(info.Backends, backendInfo{Name: b.Name, Summary: b.Summary, Detail: long})
 	}
 	for _, columns := range []int{72, 80, 132} {
 		shown := onTerminal(t, columns, func(out *os.File) { info.print(&output{Writer: out}) })
