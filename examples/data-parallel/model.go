@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/tutti-go/tutti/examples/digits"
 )
@@ -98,14 +99,7 @@ func (m *model) gradient(set digits.Set, images []int) []float32 {
 func (m *model) accuracy(set digits.Set, images []int) float64 {
 	right := 0
 	for _, image := range images {
-		_, probability := m.forward(set.Image(image))
-		best := 0
-		for k, p := range probability {
-			if p > probability[best] {
-				best = k
-			}
-		}
-		if best == int(set.Labels[image]) {
+		if _, probability := m.forward(set.Image(image)); probability[set.Labels[image]] == slices.Max(probability) {
 			right++
 		}
 	}

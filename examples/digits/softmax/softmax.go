@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
@@ -136,14 +137,7 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 	}
 	right := 0
 	for i, label := range test.Labels {
-		p := probabilities(weights, bias, test.Image(i))
-		best := 0
-		for k := range p {
-			if p[k] > p[best] {
-				best = k
-			}
-		}
-		if best == int(label) {
+		if p := probabilities(weights, bias, test.Image(i)); p[label] == slices.Max(p) {
 			right++
 		}
 	}

@@ -3,6 +3,7 @@ package train
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/blas32"
@@ -140,7 +141,7 @@ func (m *model) test(set examples) (right int, loss float64) {
 		for row, example := range batch {
 			p, label := m.row(row), set.Labels[example]
 			loss += surprise(p[label])
-			if argmax(p) == int(label) {
+			if p[label] == slices.Max(p) {
 				right++
 			}
 		}
@@ -185,7 +186,7 @@ func (m *model) forward(set examples, of []int) {
 
 // softmax replaces logits by probabilities.
 func softmax(z []float32) {
-	highest := z[argmax(z)]
+	highest := slices.Max(z)
 	var sum float64
 	for i, v := range z {
 		e := math.Exp(float64(v - highest))
@@ -195,17 +196,6 @@ func softmax(z []float32) {
 	for i := range z {
 		z[i] = float32(float64(z[i]) / sum)
 	}
-}
-
-// argmax is the index of the largest value, the first of equals.
-func argmax(v []float32) int {
-	best := 0
-	for i, x := range v {
-		if x > v[best] {
-			best = i
-		}
-	}
-	return best
 }
 
 // matrix looks at the first rows × columns values of data, in row order.
@@ -223,8 +213,6 @@ func setRows(m blas32.General, v []float32) {
 // addRows adds scale times every row of m to sum.
 func addRows(sum []float32, m blas32.General, scale float32) {
 	for i := range m.Rows {
-		blas32.Axpy(scale,
-			blas32.Vector{N: m.Cols, Inc: 1, Data: m.Data[i*m.Stride:]},
-			blas32.Vector{N: m.Cols, Inc: 1, Data: sum})
+		blas32.Axpy(scale, vector(m.Data[i*m.Stride:][:m.Cols]), vector(sum[:m.Cols]))
 	}
 }
