@@ -141,37 +141,18 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 	// A session of its own: what the terminal sends goes to this process, which
 	// tells the one inside by its standard input.
 	args := append(append([]string{"unshare"}, namespaces()...), program, Inside, string(description))
-	cmd := exec.Command("setsid", args...)
+	cmd := exec.CommandContext(ctx, "setsid", args...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	control, err := cmd.StdinPipe()
 	if err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
+	cmd.Cancel = func() error {
+		_, err := io.WriteString(control, "end\n")
 		return err
 	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ended := make(chan struct{})
-	told := make(chan struct{})
-	go func() {
-		defer close(told)
-		defer control.Close() //nolint:errcheck // it is only to be closed
-		select {
-		case <-ended:
-			return
-		case <-ctx.Done():
-		}
-		_, _ = io.WriteString(control, "end\n")
-		select {
-		case <-ended:
-		case <-time.After(grace):
-		}
-	}()
-	err = cmd.Wait()
-	close(ended)
-	<-told
+	cmd.WaitDelay = grace
+	err = cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
@@ -187,10 +168,11 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 // control ends this process, and with it, the first of its namespaces,
 // everything inside.
 func RunInside(description string, control io.Reader, stdout, stderr io.Writer) int {
-	end := make(chan struct{})
+	ctx, end := context.WithCancel(context.Background())
+	defer end()
 	go func() {
 		if n, _ := control.Read(make([]byte, 1)); n > 0 {
-			close(end)
+			end()
 			_, _ = io.Copy(io.Discard, control)
 		}
 		os.Exit(1)
@@ -205,7 +187,7 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 		fmt.Fprintf(stderr, "tutti: making the cluster: %v\n", err)
 		return 1
 	}
-	code, err := j.run(end, stdout, stderr)
+	code, err := j.run(ctx, stdout, stderr)
 	if err == nil {
 		err = j.report(links, stderr)
 	}
@@ -256,30 +238,21 @@ func lacks(command []string) string {
 	return ""
 }
 
-// run runs the job and returns its exit code. When end is closed it tells the
-// job to end.
-func (j job) run(end <-chan struct{}, stdout, stderr io.Writer) (int, error) {
-	cmd := exec.Command(j.Args[0], j.Args[1:]...)
+// run runs the job, which is told to end when ctx does, and returns its exit code.
+func (j job) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
+	cmd := exec.CommandContext(ctx, j.Args[0], j.Args[1:]...)
 	// Not in the description, nor in a script: others can see command lines.
 	secret := rendezvous.SecretVariable + "=" + rand.Text()
 	cmd.Env = slices.Concat([]string{secret}, os.Environ(), j.Environment)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	if err := cmd.Start(); err != nil {
-		return 1, err
-	}
-	ended := make(chan struct{})
-	defer close(ended)
-	go func() {
-		select {
-		case <-ended:
-		case <-end:
-			_ = cmd.Process.Signal(syscall.SIGTERM)
-		}
-	}()
-	err := cmd.Wait()
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	err := cmd.Run()
 	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	switch {
+	case errors.As(err, &exit):
 		return max(exit.ExitCode(), 1), nil
+	case ctx.Err() != nil: // it has heeded that
+		return 0, nil
 	}
 	return 0, err
 }
