@@ -113,9 +113,13 @@ func (m *Member) reach() (kv store.Store, at string, err error) {
 func (m *Member) dial(address string) (store.Store, error) {
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence)
 	defer cancel()
-	kv, err := store.Dialer{Addresses: []string{address}, TLS: m.cfg.TLS, Name: m.cfg.Name + " " + rand.Text(), Once: true}.Dial(ctx)
+	return asStore(store.Dialer{Addresses: []string{address}, TLS: m.cfg.TLS, Name: m.cfg.Name + " " + rand.Text(), Once: true}.Dial(ctx))
+}
+
+// asStore makes no Store of a nil Client.
+func asStore(kv *store.Client, err error) (store.Store, error) {
 	if err != nil {
-		return nil, err // not a nil *Client
+		return nil, err
 	}
 	return kv, nil
 }
@@ -128,7 +132,7 @@ func (m *Member) register(kv store.Store, at string) error {
 	if err == nil && !ok && string(terms.Value) != m.cfg.Terms {
 		err = fmt.Errorf("%w: the terms of %s are %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, m.cfg.Terms, terms.Value)
 	}
-	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.accepted() == nil) { // the job may begin here
+	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.now().Accepted == nil) { // the job may begin here
 		first, _ := json.Marshal(record{})
 		_, _, err = kv.CompareAndSet(ctx, epochKey, 0, first)
 	}
@@ -151,7 +155,7 @@ func (m *Member) register(kv store.Store, at string) error {
 		changed := m.changed
 		m.mu.Unlock()
 		var other status
-		if !taken || json.Unmarshal(there.Value, &other) == nil && other.Incarnation == m.incarnation() {
+		if !taken || json.Unmarshal(there.Value, &other) == nil && other.Incarnation == m.now().Incarnation {
 			if _, ok, err := kv.CompareAndSet(ctx, m.key(), there.Version, m.text(), store.Lease); err != nil {
 				return err
 			} else if ok {
@@ -212,22 +216,15 @@ func (m *Member) until(ctx context.Context, condition func() (bool, error)) erro
 	}
 }
 
-func (m *Member) accepted() *record {
+// now is the member's status.
+func (m *Member) now() status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.status.Accepted
-}
-
-func (m *Member) incarnation() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.status.Incarnation
+	return m.status
 }
 
 func (m *Member) text() []byte {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	text, _ := json.Marshal(m.status)
+	text, _ := json.Marshal(m.now())
 	return text
 }
 

@@ -45,6 +45,7 @@
 package elastic
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -54,6 +55,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -172,12 +174,7 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 	if cfg.Name == "" || cfg.Form == nil || cfg.Bind == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil && cfg.TLS == nil {
 		return nil, fmt.Errorf("elastic: %w: Name, Form, Bind, TLS or Dial, 1 <= Min <= Max are needed", comm.ErrArgument)
 	}
-	if cfg.Silence == 0 {
-		cfg.Silence = DefaultSilence
-	}
-	if cfg.Patience == 0 {
-		cfg.Patience = 10 * time.Second
-	}
+	cfg.Silence, cfg.Patience = cmp.Or(cfg.Silence, DefaultSilence), cmp.Or(cfg.Patience, 10*time.Second)
 	if cfg.Runtime == nil {
 		cfg.Runtime = cpu.New()
 	}
@@ -219,13 +216,7 @@ func FromEnv(cfg Config) (Config, error) {
 		}
 	}
 	cfg.Name = fmt.Sprint("rank ", job.Rank)
-	cfg.Dial = func(ctx context.Context) (store.Store, error) {
-		kv, err := job.Connect(ctx)
-		if err != nil {
-			return nil, err // not a nil *Client
-		}
-		return kv, nil
-	}
+	cfg.Dial = func(ctx context.Context) (store.Store, error) { return asStore(job.Connect(ctx)) }
 	return cfg, err
 }
 
@@ -233,19 +224,13 @@ func FromEnv(cfg Config) (Config, error) {
 func (m *Member) serve() error {
 	at := m.cfg.Listen
 	if _, _, err := net.SplitHostPort(at); err != nil {
-		host := "127.0.0.1"
-		if at != "" {
-			host = at
-		}
-		at = net.JoinHostPort(host, "0")
+		at = net.JoinHostPort(cmp.Or(at, "127.0.0.1"), "0")
 	}
 	l, err := net.Listen("tcp", at)
 	if err != nil {
 		return err
 	}
-	if m.status.Address = m.cfg.Advertise; m.status.Address == "" {
-		m.status.Address = l.Addr().String()
-	}
+	m.status.Address = cmp.Or(m.cfg.Advertise, l.Addr().String())
 	m.server = store.NewServer(store.Options{Silence: m.cfg.Silence})
 	m.server.Serve(l, m.cfg.TLS)
 	return nil
@@ -255,11 +240,7 @@ func (m *Member) serve() error {
 func (m *Member) Address() string { return m.status.Address }
 
 // Steps returns how many steps the members have committed.
-func (m *Member) Steps() uint64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.status.Step
-}
+func (m *Member) Steps() uint64 { return m.now().Step }
 
 // Leave has this member leave in order: [Member.Next] returns [ErrLeft] behind the next vote, when what it has not sent is handed over.
 func (m *Member) Leave() {
@@ -305,12 +286,8 @@ func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoc
 
 // lost reports whether an error is that of a member that is gone.
 func lost(err error) bool {
-	for _, sentinel := range []error{comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, comm.ErrTimeout} {
-		if errors.Is(err, sentinel) {
-			return true
-		}
-	}
-	return false
+	sentinels := []error{comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, comm.ErrTimeout}
+	return slices.ContainsFunc(sentinels, func(s error) bool { return errors.Is(err, s) })
 }
 
 // Close ends this member. The others notice at once, and go on without its residual unless it has left in order.

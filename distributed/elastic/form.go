@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -106,16 +107,10 @@ func (m *Member) Commit(ctx context.Context) error {
 	switch {
 	case formErr != nil:
 		return fmt.Errorf("elastic: %s: %w: %w", m.cfg.Name, comm.ErrPeerFailed, formErr)
-	case m.fresh() || m.Steps() == step:
+	case m.now().Fresh || m.Steps() == step:
 		return fmt.Errorf("elastic: %s: step %d is made again: %w", m.cfg.Name, step+1, err)
 	}
 	return nil
-}
-
-func (m *Member) fresh() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.status.Fresh
 }
 
 // vote gathers the votes of all members: whether any knows of members that come or go, then of each whether it goes,
@@ -132,22 +127,9 @@ func (m *Member) vote(ctx context.Context, e *Epoch) (words []int64, err error) 
 	}
 	m.mu.Unlock()
 	words[1+size+rank] = e.hash
-	t, err := runtime.New(m.cfg.Runtime, dtype.I64, len(words))
-	if err != nil {
-		return nil, err
-	}
-	if err = runtime.CopyIn(t, words); err == nil {
-		err = distributed.AllReduce(ctx, e.Comm, t, comm.Max)
-	}
-	if err == nil {
-		err = e.Comm.Sync(ctx)
-	}
-	if err == nil {
-		err = runtime.CopyOut(words, t)
-	} else {
-		comm.AbortAll(e.Comm, err) // nobody writes the words any more
-	}
-	return words, errors.Join(err, t.Free())
+	return words, m.pass(ctx, e, dtype.I64, hostmem.Bytes(words), func(t *runtime.Tensor) error {
+		return distributed.AllReduce(ctx, e.Comm, t, comm.Max)
+	})
 }
 
 // comes reports whether a member waits to join, and there is room.

@@ -38,13 +38,13 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 		var err error
 		switch e.Comm.Rank() {
 		case rank:
-			err = m.receive(ctx, e, from)
+			err = m.share(ctx, e, from, nil, true)
 		case from:
 			if saved == nil && m.cfg.Save != nil {
 				saved, err = m.cfg.Save(ctx)
 			}
 			if err == nil {
-				err = m.send(ctx, e, rank, saved)
+				err = m.share(ctx, e, rank, saved, false)
 			}
 		}
 		if err != nil {
@@ -134,39 +134,28 @@ func (m *Member) residualNorm() (norm float64, err error) {
 // The tag of messages with state.
 const tag = 0
 
-// send gives a member that joins what it needs.
-func (m *Member) send(ctx context.Context, e *Epoch, to int, saved []byte) error {
-	length := make([]int64, 1)
-	length[0] = int64(len(saved))
-	err := m.pass(hostmem.Bytes(length), func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, to, tag) }, e, ctx, false)
-	if err == nil && len(saved) > 0 {
-		err = m.pass(saved, func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, to, tag) }, e, ctx, false)
+// share gives a member that joins what it needs, or takes that from another one.
+func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, joins bool) error {
+	move := func(t *runtime.Tensor) error {
+		if joins {
+			return distributed.Recv(ctx, e.Comm, t, peer, tag)
+		}
+		return distributed.Send(ctx, e.Comm, t, peer, tag)
+	}
+	length := []int64{int64(len(saved))}
+	err := m.pass(ctx, e, dtype.U8, hostmem.Bytes(length), move)
+	if err == nil {
+		if joins {
+			saved = make([]byte, length[0])
+		}
+		err = m.pass(ctx, e, dtype.U8, saved, move)
 	}
 	for _, t := range m.cfg.Tensors {
 		if err == nil {
-			err = distributed.Send(ctx, e.Comm, t, to, tag)
+			err = move(t)
 		}
 	}
-	return errors.Join(err, e.Comm.Sync(ctx))
-}
-
-// receive takes it.
-func (m *Member) receive(ctx context.Context, e *Epoch, from int) error {
-	recv := func(t *runtime.Tensor) error { return distributed.Recv(ctx, e.Comm, t, from, tag) }
-	length := make([]int64, 1)
-	if err := m.pass(hostmem.Bytes(length), recv, e, ctx, true); err != nil {
-		return err
-	}
-	saved := make([]byte, length[0])
-	if err := m.pass(saved, recv, e, ctx, true); err != nil {
-		return err
-	}
-	for _, t := range m.cfg.Tensors {
-		if err := recv(t); err != nil {
-			return err
-		}
-	}
-	if err := e.Comm.Sync(ctx); err != nil {
+	if err = errors.Join(err, e.Comm.Sync(ctx)); err != nil || !joins {
 		return err
 	}
 	if m.cfg.Load != nil && len(saved) > 0 {
@@ -184,16 +173,17 @@ func (m *Member) receive(ctx context.Context, e *Epoch, from int) error {
 }
 
 // pass communicates bytes of the host by memory of the runtime.
-func (m *Member) pass(bytes []byte, call func(t *runtime.Tensor) error, e *Epoch, ctx context.Context, back bool) error {
+func (m *Member) pass(ctx context.Context, e *Epoch, dt dtype.DType, bytes []byte, call func(t *runtime.Tensor) error) error {
 	if len(bytes) == 0 {
 		return nil
 	}
-	t, err := runtime.New(m.cfg.Runtime, dtype.U8, len(bytes))
+	t, err := runtime.New(m.cfg.Runtime, dt, len(bytes)/dt.Size())
 	if err != nil {
 		return err
 	}
-	if !back {
-		err = runtime.CopyIn(t, bytes)
+	p, err := t.Ptr()
+	if err == nil {
+		err = m.cfg.Runtime.CopyIn(p, bytes)
 	}
 	if err == nil {
 		err = call(t)
@@ -201,10 +191,9 @@ func (m *Member) pass(bytes []byte, call func(t *runtime.Tensor) error, e *Epoch
 	if err == nil {
 		err = e.Comm.Sync(ctx)
 	}
-	if err == nil && back {
-		err = runtime.CopyOut(bytes, t)
-	}
-	if err != nil {
+	if err == nil {
+		err = m.cfg.Runtime.CopyOut(bytes, p)
+	} else {
 		comm.AbortAll(e.Comm, err) // nobody uses the memory any more
 	}
 	return errors.Join(err, t.Free())
@@ -219,7 +208,7 @@ func (m *Member) handOver(ctx context.Context) error {
 	}
 	list, err := m.residuals()
 	for _, from := range m.leaves {
-		to := (from + 1) % size
+		to := from
 		for slices.Contains(m.leaves, to) {
 			to = (to + 1) % size
 		}

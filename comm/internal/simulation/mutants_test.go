@@ -133,7 +133,7 @@ var mutants = []mutant{
 	{"one that was cut off keeps its state", "elastic", change{formFile, "m.status.Fresh, m.status.Prepared = rand.Text(), true, false", "m.status.Prepared = rand.Text(), false"}, ""},
 	{"one that was cut off keeps its identity", "elastic", change{formFile, "m.status.Incarnation, m.status.Fresh, m.status.Prepared = rand.Text(), true, false", "m.status.Fresh, m.status.Prepared = true, false\n\t\t\t_ = rand.Text"}, ""},
 	{"a member that joins keeps its residual", "elastic", change{memberFile, "err = t.Fill(0)", "_ = t"}, ""},
-	{"a member that joins gets no state", "elastic", change{memberFile, "err = m.receive(ctx, e, from)", "_ = from"}, ""},
+	{"a member that joins gets no state", "elastic", change{memberFile, "err = m.share(ctx, e, from, nil, true)", "_ = from"}, ""},
 	{"members that leave keep their residuals", "elastic", change{memberFile, "case to:\n\t\t\t\terr = m.take(ctx, e, t, from)", "case to:\n\t\t\t\t_, err = t.Ptr()"}, ""},
 	{"a step that lost a member leaves its epoch open", "elastic", change{formFile, "\tm.fail(err)\n\tstep := m.Steps()", "\tstep := m.Steps()"}, ""},
 	{"who is at the boundary does not say so", "elastic", change{formFile, "defer m.change(func() { m.status.Waiting = false })\n\tm.publish()", "defer m.change(func() { m.status.Waiting = false })"}, ""},
