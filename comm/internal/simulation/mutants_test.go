@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{"a rank that aborts because of another one tells nobody", "tcp", change{engineFile, "\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err", "\tif _, ok := err.(*peerFailure); ok {\n\t\t\te.notified = true\n\t\t}\n\t\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err"}, ""},
 	{"a rank waits for one that is gone and called something else", "schedule", change{stallFile, "!alone && e.wire.Gone(src) != nil", "false"}, ""},
 	{"control messages are sent to a rank that is lost", "tcp", change{wireFile, "taken := p.gone == nil", "taken := true"}, "nobody asks whether they were sent; they take memory until the connections close"},
-	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "\tif accepts {\n\t\tif _, err := conn.Write([]byte{byte(welcome)}); err != nil {\n\t\t\treturn false\n\t\t}\n\t}\n\tp.lanes[h.Lane] = newLane(p, int(h.Lane), conn)\n\tpoke(k.changed)\n\treturn true", "\tp.lanes[h.Lane] = newLane(p, int(h.Lane), conn)\n\tpoke(k.changed)\n\tk.mu.Unlock()\n\tdefer k.mu.Lock()\n\tif accepts {\n\t\t_, _ = conn.Write([]byte{byte(welcome)})\n\t}\n\treturn true"}, ""},
+	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "\t\tif _, err := conn.Write([]byte{byte(welcome)}); err != nil {\n\t\t\treturn false\n\t\t}\n", "\t\tdefer conn.Write([]byte{byte(welcome)})\n"}, ""},
 	{"a sub-communicator that comes with an error stays open", "tcp", change{"comm/backend/base.go", "_ = comm.CloseAll(child, err) // its other ranks may have theirs", ""}, ""},
 	{"memory is written after a communicator was closed", "schedule", change{engineFile, "if touched == 0 || ctx.Err() != nil {", "if true {"}, ""},
 	{"Close returns nil after a drain that failed", "tcp", change{lifeFile, "l.Fail(err)\n\t\terr = l.Cause()", "l.Fail(err)\n\t\terr = nil"}, ""},
@@ -103,7 +103,7 @@ var mutants = []mutant{
 	{"the end of a connection is told to nobody", "tcp", change{pairFile, "go p.node.signal() // not with mu held", ""}, "waits look every millisecond, and Close drains"},
 	{"messages that are done are told to nobody", "tcp", change{wireFile, "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()\n\tw.signal()", "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()"}, "waits look every millisecond: what they wait for is later by that"},
 	{"grants are not sent", "tcp", change{pairFile, "p.urgent.Push(sending{header: header{kind: frameGrant, id: in.number}})", ""}, ""},
-	{"credit is not given back", "tcp", change{pairFile, "p.credit = min(p.credit+int(min(h.credit, uint64(p.window))), p.window)", ""}, unseen + "programs send too little to use up a window"},
+	{"credit is not given back", "tcp", change{pairFile, "p.credit = min(p.credit+int(min(h.credit, uint64(p.window))), p.window)", ""}, "what has no credit waits for its receive: more announcements, the same bytes"},
 	{"silence is not noticed", "tcp", change{pairFile, "silent >= patience {", "silent < 0 {"}, ""},
 	{"no signs of life", "tcp", change{pairFile, "quiet := !p.spoke && !p.leaving", "quiet := false"}, ""},
 	{"a dropped message is received into its memory", "tcp", change{linkFile, "if in != nil && !in.dropped.Load() {", "if in != nil {"}, ""},
@@ -111,7 +111,7 @@ var mutants = []mutant{
 	{"a rank is gone before its messages are taken", "tcp", change{wireFile, "if m := w.heard[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {", "if false {"}, ""},
 	{"the parts of a message that was granted are left to nobody", "tcp", change{pairFile, "\t\t\t\tp.flow.Push(o)\n\t\t\t\tp.rouse()\n\t\t\t}\n\t\t\to.allowed", "\t\t\t\tp.flow.Push(o)\n\t\t\t}\n\t\t\to.allowed"}, ""},
 	{"parts overtake their announcement", "tcp", change{pairFile, "for h.id > p.received && p.gone == nil && len(p.lanes) > 1 {", "for false {"}, ""},
-	{"lanes of an attempt before count", "tcp", change{connectFile, "if k.over || h.Attempt < p.attempt || len(p.lanes)", "if k.over || len(p.lanes)"}, ""},
+	{"lanes of an attempt before count", "tcp", change{connectFile, "k.over || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes)", "k.over || len(p.lanes) != int(h.Lanes)"}, ""},
 
 	// comm/store.
 	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, Reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
