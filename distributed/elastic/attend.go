@@ -39,9 +39,7 @@ func (m *Member) attend() {
 					kv.Drop(m.key())
 				}
 			}
-			m.mu.Lock()
-			m.kv = nil
-			m.mu.Unlock()
+			m.change(func() { m.kv = nil })
 			_ = kv.Close() // its leases end
 		}
 		if errors.Is(err, comm.ErrMismatch) || errors.Is(err, ErrIdentity) {
@@ -89,21 +87,21 @@ func (m *Member) reach() (kv store.Store, at string, err error) {
 			}
 		}
 	}
-	for _, address := range m.cfg.Peers { // which say where theirs is
-		if kv, err = m.dial(address); err != nil {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence/4)
-		text, getErr := kv.Get(ctx, atKey)
-		cancel()
-		if at = string(text); getErr == nil && at == address {
-			return kv, at, nil
-		}
-		_ = kv.Close()
-		if err = getErr; err == nil {
-			if kv, err = m.dial(at); err == nil {
-				return kv, at, nil
+	for _, peer := range m.cfg.Peers { // which say where theirs is
+		if kv, err = m.dial(peer); err == nil {
+			var text []byte
+			ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence/4)
+			text, err = kv.Get(ctx, atKey)
+			cancel()
+			if at = string(text); err != nil || at != peer {
+				_ = kv.Close()
 			}
+		}
+		if err == nil && at != peer {
+			kv, err = m.dial(at)
+		}
+		if err == nil {
+			return kv, at, nil
 		}
 	}
 	return nil, "", fmt.Errorf("no member answers: %w", err)

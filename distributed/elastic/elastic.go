@@ -243,11 +243,7 @@ func (m *Member) Address() string { return m.status.Address }
 func (m *Member) Steps() uint64 { return m.now().Step }
 
 // Leave has this member leave in order: [Member.Next] returns [ErrLeft] behind the next vote, when what it has not sent is handed over.
-func (m *Member) Leave() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.leaving = true
-}
+func (m *Member) Leave() { m.change(func() { m.leaving = true }) }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
 // another reason than a lost member. With an error the others go on without this member. After that, Close. Steps are

@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -71,12 +72,11 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 // agree compares the hashes in a vote.
 func (e *Epoch) agree(vote []int64) error {
 	hashes := vote[1+len(e.Members):]
-	most, count := int64(0), map[int64]int{}
+	count := map[int64]int{}
 	for _, h := range hashes {
-		if count[h]++; count[h] > count[most] {
-			most = h
-		}
+		count[h]++
 	}
+	most := slices.MaxFunc(hashes, func(a, b int64) int { return cmp.Compare(count[a], count[b]) })
 	var differ []string
 	for rank, h := range hashes {
 		if h != most {
