@@ -60,6 +60,9 @@ func (d *Dataset) Infinite(on bool) *Dataset {
 // Position returns the epoch and how many of its batches were taken.
 func (d *Dataset) Position() (epoch, batch int) { return d.epoch, d.batch }
 
+// Batches returns how many batches an epoch has.
+func (d *Dataset) Batches() int { return len(d.batches) }
+
 // Seek continues at a position: after those of [Dataset.Position], for a run that resumes
 // from a checkpoint. A position that there is not is [comm.ErrArgument].
 func (d *Dataset) Seek(epoch, batch int) error {

@@ -1,0 +1,207 @@
+// Command characters trains a small transformer of GoMLX to foretell each character of a text, its
+// own source, from those before it, on several ranks.
+//
+//	go run ./characters                                  # two ranks, goroutines of one process
+//	tutti launch -n 2 ./characters -backend tcp          # a process per rank, the same bits
+//	mpirun --bind-to none -n 2 ./characters -backend mpi # the same over MPI
+//	go run ./characters -checkpoint DIR -steps 60        # goes on from there, if it exists
+package main
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"hash/crc32"
+	"log"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	_ "github.com/gomlx/compute/gobackend"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/layers"
+	"github.com/gomlx/gomlx/ml/layers/activation"
+	"github.com/gomlx/gomlx/ml/layers/attention"
+	"github.com/gomlx/gomlx/ml/layers/norm"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/model/checkpoint"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/loss"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/tutti-go/tutti/adapters/gomlx"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// The windows of a step, over all ranks, and the model: characters, and those of a window, entries of
+// a vector, heads, and blocks.
+const batch, characters, window, width, heads, blocks = 16, 128, 32, 32, 2, 2
+
+//go:embed main.go
+var source string
+
+// settings are the same on all ranks.
+type settings struct {
+	steps      int
+	pattern    string
+	checkpoint string // directory, none if empty
+}
+
+func main() {
+	var s settings
+	backend := flag.String("backend", "local", "local, or under a launcher tcp or mpi")
+	ranks := flag.Int("ranks", 2, "ranks of the local backend")
+	flag.IntVar(&s.steps, "steps", 40, "the step with which to end")
+	flag.StringVar(&s.pattern, "pattern", sparse.Dense, "what is sent: dense, or a tenth by topkA and others")
+	flag.StringVar(&s.checkpoint, "checkpoint", "", "`directory` to go on from, and to write at the end")
+	flag.Parse()
+	body := func(ctx context.Context, c comm.Communicator) error {
+		sum, last, err := run(ctx, c, s)
+		if err == nil && c.Rank() == 0 {
+			fmt.Printf("%d ranks, step %d: loss %.4f; checksum of the parameters %08x\n", c.WorldSize(), s.steps, last, sum)
+		}
+		return err
+	}
+	var err error
+	switch ctx := context.Background(); *backend {
+	case "mpi":
+		err = mpi.Run(ctx, body)
+	case "tcp":
+		var c comm.Communicator
+		if c, err = tcp.FromEnv(ctx); err == nil {
+			err = comm.Run(ctx, []comm.Communicator{c}, body)
+		}
+	default:
+		err = local.Run(ctx, *ranks, body)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// run is one rank. It returns a checksum of the parameters, and the rank's last loss.
+func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last float32, err error) {
+	backend, err := compute.NewWithConfig("go")
+	if err != nil {
+		return 0, 0, err
+	}
+	variables := model.NewStore()
+	variables.SetParam(optimizer.ParamLearningRate, 0.01)
+	if err := variables.SetRNGStateFromSeed(1); err != nil {
+		return 0, 0, err
+	}
+	var saved *checkpoint.Handler
+	if s.checkpoint != "" {
+		if saved, err = checkpoint.Build(variables).Dir(s.checkpoint).Immediate().Done(); err != nil {
+			return 0, 0, err
+		}
+	}
+	inputs, labels := windows(source)
+	data, err := gomlx.NewDataset(c, "text", inputs, labels, batch/c.WorldSize(), distributed.SamplerConfig{Seed: 1})
+	if err != nil {
+		return 0, 0, err
+	}
+	averaging, err := gomlx.New(ctx, c, optimizer.Adam().Done(), ddp.Config{Config: sparse.Config{Pattern: s.pattern, Density: 0.1}})
+	if err != nil {
+		return 0, 0, err
+	}
+	defer averaging.Close()
+	loop := train.NewLoop(train.NewTrainer(backend, variables, transformer, loss.SparseCategoricalCrossEntropyLogits, averaging, nil, nil))
+	averaging.Attach(loop)
+	if err := resume(s.checkpoint, c, averaging, data, loop.LoopStep); err != nil {
+		return 0, 0, err
+	}
+	metrics, err := loop.RunToGlobalStep(data.Infinite(true), s.steps)
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := save(ctx, saved, c, averaging); err != nil {
+		return 0, 0, err
+	}
+	// A loaded variable counts as trainable whatever it was, and has another place.
+	byPath := func(v, w *model.Variable) int { return strings.Compare(v.Path(), w.Path()) }
+	h := crc32.NewIEEE()
+	for _, v := range slices.SortedFunc(variables.IterVariables(), byPath) {
+		if name := v.Path(); strings.HasPrefix(name, "/embedding") || strings.HasPrefix(name, "/block") || strings.HasPrefix(name, "/logits") {
+			err = errors.Join(err, v.MustValue().ConstBytes(func(data []byte) { h.Write(data) }))
+		}
+	}
+	return h.Sum32(), tensors.ToScalar[float32](metrics[0]), err
+}
+
+// save writes the variables, and beside them what the ranks' reductions keep.
+func save(ctx context.Context, saved *checkpoint.Handler, c comm.Communicator, averaging *gomlx.Optimizer) error {
+	if saved == nil {
+		return nil
+	}
+	rt := cpu.New()
+	defer rt.Close()
+	state, err := averaging.State()
+	if err != nil {
+		return err
+	}
+	states, err := distributed.GatherBytes(ctx, rt, c, state, 0)
+	if err != nil || c.Rank() != 0 {
+		return err
+	}
+	file, err := json.Marshal(states)
+	return errors.Join(err, saved.Save(), os.WriteFile(filepath.Join(saved.Dir(), "ranks"), file, 0o666))
+}
+
+// resume goes on at a step with what [save] wrote, on any number of ranks.
+func resume(dir string, c comm.Communicator, averaging *gomlx.Optimizer, data *gomlx.Dataset, step int) error {
+	if step == 0 {
+		return nil
+	}
+	file, err := os.ReadFile(filepath.Join(dir, "ranks"))
+	if err != nil {
+		return err
+	}
+	var states, mine [][]byte
+	if err := json.Unmarshal(file, &states); err != nil {
+		return err
+	}
+	for _, rank := range sparse.RestoreRanks(len(states), c.WorldSize(), c.Rank()) {
+		mine = append(mine, states[rank])
+	}
+	return errors.Join(averaging.Restore(mine...), data.Seek(step/data.Batches(), step%data.Batches()))
+}
+
+// windows cuts a text: the labels are the inputs, one character later.
+func windows(text string) (inputs, labels []*tensors.Tensor) {
+	n := (len(text) - 1) / window
+	in, out := make([]int32, n*window), make([]int32, n*window)
+	for i := range in {
+		in[i], out[i] = int32(text[i]&127), int32(text[i+1]&127)
+	}
+	return []*tensors.Tensor{tensors.FromFlatDataAndDimensions(in, n, window)},
+		[]*tensors.Tensor{tensors.FromFlatDataAndDimensions(out, n, window, 1)}
+}
+
+// transformer returns the logits of the character that follows each one.
+func transformer(scope *model.Scope, tokens *graph.Node) *graph.Node {
+	x := layers.Embedding(scope.In("embedding"), tokens, dtypes.Float32, characters, width)
+	for i := range blocks {
+		s := scope.In("block-%d", i)
+		a := norm.LayerNorm(s.In("norm-1"), x, -1).Done()
+		x = graph.Add(x, attention.SelfAttention(s.In("attention"), a, heads, width/heads).WithCausalMask(true).WithRoPE(10000).Done())
+		h := norm.LayerNorm(s.In("norm-2"), x, -1).Done()
+		h = activation.Relu(layers.Dense(s.In("wide"), h, true, 4*width))
+		x = graph.Add(x, layers.Dense(s.In("narrow"), h, true, width))
+	}
+	return layers.Dense(scope.In("logits"), x, true, characters)
+}
