@@ -29,6 +29,7 @@ import (
 	"github.com/gomlx/gomlx/ml/layers"
 	"github.com/gomlx/gomlx/ml/layers/activation"
 	"github.com/gomlx/gomlx/ml/layers/attention"
+	"github.com/gomlx/gomlx/ml/layers/attention/pos"
 	"github.com/gomlx/gomlx/ml/layers/norm"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/model/checkpoint"
@@ -198,7 +199,7 @@ func transformer(scope *model.Scope, tokens *graph.Node) *graph.Node {
 	for i := range blocks {
 		s := scope.In("block-%d", i)
 		a := norm.LayerNorm(s.In("norm-1"), x, -1).Done()
-		x = graph.Add(x, attention.SelfAttention(s.In("attention"), a, heads, width/heads).WithCausalMask(true).WithRoPE(10000).Done())
+		x = graph.Add(x, attention.SelfAttention(s.In("attention"), a, heads, width/heads).WithCausalMask(true).WithPositionalEncoder(pos.NewRoPE(10000)).Done())
 		h := norm.LayerNorm(s.In("norm-2"), x, -1).Done()
 		h = activation.Relu(layers.Dense(s.In("wide"), h, true, 4*width))
 		x = graph.Add(x, layers.Dense(s.In("narrow"), h, true, width))
