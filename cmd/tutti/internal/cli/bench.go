@@ -20,13 +20,13 @@ func newBench() *cobra.Command {
 		Use:   "bench COLLECTIVE",
 		Short: "Measure collectives: time, bandwidth and wrong elements",
 		Long: `bench measures a collective over a range of sizes, the smallest and the largest
-among them, and prints a table; --wide is that of nccl-tests. Time is that of one
-call until its result is there, on the slowest rank, the median over rounds; on GPUs
-it is the device's, of calls that are queued one after the other. algbw is size over
-time; busbw is what a link carries, by the factors of nccl-tests, and so comparable
-between numbers of ranks. #wrong counts elements that differ from an independent
-reference, over all ranks. What a backend does not have (a reduction of a type,
-graphs) is wrong usage, exit code 2.`,
+among them, and prints a table; --wide is that of nccl-tests. Time is that of
+one call until its result is there, on the slowest rank, the median over rounds;
+on GPUs it is the device's, of calls that are queued one after the other. algbw
+is size over time; busbw is what a link carries, by the factors of nccl-tests,
+and so comparable between numbers of ranks. #wrong counts elements that differ
+from an independent reference, over all ranks. What a backend does not have (a
+reduction of a type, graphs) is wrong usage, exit code 2.`,
 		Example: `  tutti bench allreduce --ranks 2
   tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
   tutti bench sparse --pattern oktopk --density 0.01 --min 1M

@@ -18,15 +18,15 @@ func newBenchBuckets() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "buckets",
 		Short: "Send buckets of gradients behind a backward pass",
-		Long: `buckets averages float32 gradients, one a bucket, by Gradients of package
-ddp: when the backward pass is over (after), and each as soon as it is
-complete (behind). hidden is the share of the reduction's time that is not seen then:
+		Long: `buckets averages float32 gradients, one a bucket, by Gradients of package ddp:
+when the backward pass is over (after), and each as soon as it is complete
+(behind). hidden is the share of the reduction's time that is not seen then:
 
   (after - behind) / (after - backward)
 
-Times are those of a step on the slowest rank, medians. The backward pass is slept,
-so that ranks which share processors, as on an emulated cluster, do not take them
-from each other. For a real one on GPUs see tutti bench overlap.`,
+Times are those of a step on the slowest rank, medians. The backward pass is
+slept, so that ranks which share processors, as on an emulated cluster, do not
+take them from each other. For a real one on GPUs see tutti bench overlap.`,
 		Example: `  tutti bench buckets --ranks 2
   tutti cluster --rate 100mbit bench buckets --pattern oktopk --backward 20ms`,
 		Args: cobra.NoArgs,

@@ -19,20 +19,21 @@ func newCluster() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster [flags] COMMAND [ARGUMENT]...",
 		Short: "Run a command on an emulated cluster with slow links",
-		Long: `cluster makes hosts out of namespaces on this Linux machine, joins them by links of
-the given rate, delay and loss, and runs a command on them as a job of Open MPI or
-MPICH, or without MPI. The command is a program, or one of tutti's own (bench, train,
-info), which then has the mpi backend, or without MPI tcp, unless told otherwise.
-MPI's ranks on one host share memory; hosts talk over TCP.
+		Long: `cluster makes hosts out of namespaces on this Linux machine, joins them by links
+of the given rate, delay and loss, and runs a command on them as a job of Open
+MPI or MPICH, or without MPI. The command is a program, or one of tutti's own
+(bench, train, info), which then has the mpi backend, or without MPI tcp, unless
+told otherwise. MPI's ranks on one host share memory; hosts talk over TCP.
 
-The hosts share this machine's processors: what ranks compute takes its time from
-the others. Everything but the files that the command writes is gone when it ends,
-however it ends. It needs the right to make namespaces, which root has and on many
-systems everybody (sudo looks for programs in other directories: give it the path of
-tutti), the programs ip, tc, unshare and nsenter, and the kernel's queueing
-discipline tbf. With --delay or --loss a forwarder of tutti's own carries what hosts
-send; it needs /dev/net/tun. The last line, on standard error, says how much went
-over the links, and how well the forwarder kept up. The exit code is that of the job.`,
+The hosts share this machine's processors: what ranks compute takes its time
+from the others. Everything but the files that the command writes is gone when
+it ends, however it ends. It needs the right to make namespaces, which root has
+and on many systems everybody (sudo looks for programs in other directories:
+give it the path of tutti), the programs ip, tc, unshare and nsenter, and the
+kernel's queueing discipline tbf. With --delay or --loss a forwarder of tutti's
+own carries what hosts send; it needs /dev/net/tun. The last line, on standard
+error, says how much went over the links, and how well the forwarder kept up.
+The exit code is that of the job.`,
 		Example: `  tutti cluster bench sparse --min 16M --max 16M
   tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern dense,oktopk
   tutti cluster --rate 10mbit --delay 50ms --loss 0.1% --mpi mpich bench allreduce

@@ -18,19 +18,20 @@ func newBenchCompare() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare",
 		Short: "Set allreduce on the host against MPI_Allreduce in C",
-		Long: `compare measures allreduce of float32 between goroutines (local) and processes (mpi)
-of this machine, out of place and in place, beside a program in C that calls
-MPI_Allreduce, under each of Open MPI and MPICH that is here with its compiler
-wrapper, mpicc. The programs take turns, several times; a time is the median of
-the runs, each of which is measured as by bench allreduce. Microseconds, and as a
-ratio to C's: mpi's to that of its library, local's to that of the first.
+		Long: `compare measures allreduce of float32 between goroutines (local) and processes
+(mpi) of this machine, out of place and in place, beside a program in C that
+calls MPI_Allreduce, under each of Open MPI and MPICH that is here with its
+compiler wrapper, mpicc. The programs take turns, several times; a time is the
+median of the runs, each of which is measured as by bench allreduce.
+Microseconds, and as a ratio to C's: mpi's to that of its library, local's to
+that of the first.
 
 floor is what any allreduce takes at least: a cache line that goes from one
 goroutine to another and one back, or reading every rank's buffer and writing
 every rank's result once on all processors, whichever takes longer.
 
-Nothing else should run beside it. Where something does, --best takes the fastest
-run instead of the median.`,
+Nothing else should run beside it. Where something does, --best takes the
+fastest run instead of the median.`,
 		Example: `  tutti bench compare
   tutti bench compare --ranks 4 --max 256K
   tutti bench compare --runs 15 --best --json`,

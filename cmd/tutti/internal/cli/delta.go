@@ -19,9 +19,10 @@ func newDelta() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delta",
 		Short: "Store checkpoints as what has changed",
-		Long: `delta stores a checkpoint (a file in the safetensors format) as its difference to an
-earlier one, without loss: apply makes the same file, byte for byte. Where 1 to 3 %
-of the weights have changed, that takes 0.8 to 1.0 bytes for each of them.`,
+		Long: `delta stores a checkpoint (a file in the safetensors format) as its difference
+to an earlier one, without loss: apply makes the same file, byte for byte. Where
+1 to 3 % of the weights have changed, that takes 0.8 to 1.0 bytes for each of
+them.`,
 		Example: diffExample + "\n" + applyExample + "\n" + statExample,
 	}
 	cmd.AddCommand(newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample, "which file is the old one, and which the new one?",

@@ -16,13 +16,14 @@ func newDiagnose() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diagnose DUMP...",
 		Short: "Say from the ranks' flight records why a program hangs",
-		Long: `diagnose reads the flight records of a job, the files tutti-record-RANK.json of its
-ranks or the directories they are in, and says which rank has not called what the
-others wait for, and where ranks disagree.
+		Long: `diagnose reads the flight records of a job, the files tutti-record-RANK.json of
+its ranks or the directories they are in, and says which rank has not called
+what the others wait for, and where ranks disagree.
 
-A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as tutti
-does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
-directory, when a wait fails, when a rank aborts, and on the signals USR1 and TERM.
+A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as
+tutti does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
+directory, when a wait fails, when a rank aborts, and on the signals USR1 and
+TERM.
 
 --fr writes them for the analyser of PyTorch's flight recorder, too.`,
 		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s

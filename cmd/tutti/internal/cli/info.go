@@ -61,8 +61,9 @@ func newInfo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "info",
 		Short: "Show the machine, the backends and what tutti supports",
-		Long: `info shows the machine, its GPUs and how they are linked, which backends work here
-and why the others do not. In a job of several processes the first one prints.`,
+		Long: `info shows the machine, its GPUs and how they are linked, which backends work
+here and why the others do not. In a job of several processes the first one
+prints.`,
 		Example: `  tutti info
   tutti info --json | jq '.backends[] | select(.available) | .name'`,
 		Args: cobra.NoArgs,

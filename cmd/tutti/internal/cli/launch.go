@@ -18,22 +18,22 @@ func newLaunch() *cobra.Command {
 		Use:   "launch [flags] COMMAND [ARGUMENT]...",
 		Short: "Run a program as the ranks of a job, on one machine or several",
 		Long: `launch starts ranks of a program, or of one of tutti's own commands, and gives
-them what rendezvous.FromEnv reads: their ranks, the job's store, which the first
-machine's launcher keeps, and the secret that keeps strangers out. Lines of their
-output begin with the rank.
+them what rendezvous.FromEnv reads: their ranks, the job's store, which the
+first machine's launcher keeps, and the secret that keeps strangers out. Lines
+of their output begin with the rank.
 
 With --machines, it waits until that many launchers have come; the others --join
-the first one, whose ranks are the lowest. All know one secret: TUTTI_SECRET, or a
-file that the first machine makes and that is copied to the others.
+the first one, whose ranks are the lowest. All know one secret: TUTTI_SECRET, or
+a file that the first machine makes and that is copied to the others.
 
 If a rank fails, all are told to end (SIGTERM, and SIGKILL after 10 s), on all
-machines, and the exit code is that of the rank, or 128 and the signal that killed
-it. With --restarts, all ranks are started again; TUTTI_RESTART tells them how
-often. A signal to any launcher goes to all ranks. The first machine collects the
-flight records of a job that failed (TUTTI_RECORD).
+machines, and the exit code is that of the rank, or 128 and the signal that
+killed it. With --restarts, all ranks are started again; TUTTI_RESTART tells
+them how often. A signal to any launcher goes to all ranks. The first machine
+collects the flight records of a job that failed (TUTTI_RECORD).
 
-With --min, the job is elastic (package elastic): a rank that fails is started again
-by itself, and joins again; other machines --join at any time.`,
+With --min, the job is elastic (package elastic): a rank that fails is started
+again by itself, and joins again; other machines --join at any time.`,
 		Example: `  tutti launch -n 4 ./program
   tutti launch -n 4 --machines 2 ./program                       # on the first of two machines
   tutti launch -n 4 --join HOST:29400 --secret-file F ./program  # on the second

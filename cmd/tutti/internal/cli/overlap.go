@@ -30,24 +30,25 @@ func newBenchOverlap() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "overlap",
-		Short: "Hide the communication of gradients behind the backward pass (needs a GPU)",
-		Long: `overlap runs data-parallel training steps of a chain of linear layers in bfloat16
-on NVIDIA GPUs, and averages the gradients over the ranks: after the backward pass,
-or bucket by bucket while it goes on, ordered by events. It prints the time of both,
-on the devices' clocks, and the share of the communication that was hidden:
+		Short: "Hide communication behind a backward pass (needs a GPU)",
+		Long: `overlap runs data-parallel training steps of a chain of linear layers in
+bfloat16 on NVIDIA GPUs, and averages the gradients over the ranks: after the
+backward pass, or bucket by bucket while it goes on, ordered by events. It
+prints the time of both, on the devices' clocks, and the share of the
+communication that was hidden:
 
   (compute + communication - overlapped) / communication
 
-where communication is one allreduce of all gradients as a single buffer, with the
-library's own settings and nothing beside it. With a sparse --pattern it is that of
-all buckets, selected from, exchanged and merged alone; random numbers take the place
-of gradients then, a copy each in all that computes. Products are cuBLAS's, opened at
-run time (TUTTI_CUBLAS_LIB names another file).
+where communication is one allreduce of all gradients as a single buffer, with
+the library's own settings and nothing beside it. With a sparse --pattern it is
+that of all buckets, selected from, exchanged and merged alone; random numbers
+take the place of gradients then, a copy each in all that computes. Products are
+cuBLAS's, opened at run time (TUTTI_CUBLAS_LIB names another file).
 
-Communication takes multiprocessors away from compute. --ctas says how many it may
-take while products run: fewer are slower, but hidden communication has time.
-Products then use the others. Pictures of a step on rank 0 (` + overlapPicture + `.png and .svg)
-are written to the --out directory.`,
+Communication takes multiprocessors away from compute. --ctas says how many it
+may take while products run: fewer are slower, but hidden communication has
+time. Products then use the others. Pictures of a step on rank 0
+(` + overlapPicture + `.png and .svg) are written to the --out directory.`,
 		Example: `  tutti bench overlap
   tutti bench overlap --ctas 8 --bucket 4M
   tutti bench overlap --pattern oktopk --density 0.01

@@ -38,10 +38,11 @@ func newBenchPeerMemory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "p2p",
 		Short: "Set allreduce over peer memory against NCCL (needs GPUs)",
-		Long: `p2p measures allreduce in place, over the memory of peers (--p2p of other commands),
-over NCCL and over NCCL on windows, each captured in CUDA graphs and eager, in one
-run. Times are microseconds of the GPU's clock, the slowest rank, the median over
-rounds. Pictures (` + peerPicture + `.png and .svg) are written to the --out directory.`,
+		Long: `p2p measures allreduce in place, over the memory of peers (--p2p of other
+commands), over NCCL and over NCCL on windows, each captured in CUDA graphs and
+eager, in one run. Times are microseconds of the GPU's clock, the slowest rank,
+the median over rounds. Pictures (` + peerPicture + `.png and .svg) are written to
+the --out directory.`,
 		Example: `  tutti bench p2p
   mpirun -n 8 tutti bench p2p --max 64M --out /tmp/p2p`,
 		Args: cobra.NoArgs,

@@ -140,28 +140,30 @@ func newRoot() (root *cobra.Command, started *bool) {
 		Long: `tutti shows what this machine offers for collective communication, trains a
 small network with every gradient exchange pattern, and measures collectives.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP),
-130 interrupted (SIGINT), 143 terminated (SIGTERM); cluster and launch have that of
+Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP), 130
+interrupted (SIGINT), 143 terminated (SIGTERM); cluster and launch have that of
 their job.
 
 Environment:
   TUTTI_BACKEND          backend of commands that are given none
-  TUTTI_CHECK            1: ranks compare every call before it is made; 10s: so long
-                         at most
+  TUTTI_CHECK            1: ranks compare every call before it is made; 10s: for
+                         at most 10 seconds
   TUTTI_RECORD           number of calls that ranks remember, for tutti diagnose
   TUTTI_RECORD_DIR       directory for them, instead of the current one
-  TUTTI_SECRET           keeps strangers out of a job: a text that all processes have
+  TUTTI_SECRET           keeps strangers out of a job: a text that all
+                         processes have
   TUTTI_SECRET_FILE      a file with it, which its owner alone may read
   TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_WORLD_SIZE,
   TUTTI_RESTART, TUTTI_MIN, TUTTI_MAX
                          what launch tells ranks
-  TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS, TUTTI_TCP_SILENCE
+  TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS,
+  TUTTI_TCP_SILENCE
                          what --tcp-listen and so on say
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_CUBLAS_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
   TUTTI_MPI_SHARED       off: ranks of one host share no memory
-  TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library; interop:
-                         they are, and ranks may be other programs
+  TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library;
+                         interop: they are, and ranks may be other programs
   TUTTI_NETWORK          name of the network in results, which cluster sets
 Programs that use the library read those of libraries, jobs and MPI, and with
 instrument.Run those of calls.`,

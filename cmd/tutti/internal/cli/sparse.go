@@ -21,15 +21,15 @@ func newBenchSparse() *cobra.Command {
 		Use:   "sparse",
 		Short: "Average tensors by sending only their largest entries",
 		Long: `sparse measures the sparse allreduce of tensors with normally distributed random
-entries, new ones in every step; residuals begin as they are after many steps. sent
-are the bytes of a step that a rank sends, and of dense their share of those of a
-dense allreduce; --wide has the time of the exchange, and as algbw and busbw what a
-dense allreduce would need to take the same time. #wrong counts elements that got
-lost between result and residuals, or are not the same on all ranks. Without
---pattern, f32 is measured beside other --values, to compare with. On GPUs times are
-those of the device, between which gradients are copied without being counted;
-select and exchange (and merge, with --json) are those of steps one by one. With
---hosts, sent is what goes between hosts.`,
+entries, new ones in every step; residuals begin as they are after many steps.
+sent are the bytes of a step that a rank sends, and of dense their share of
+those of a dense allreduce; --wide has the time of the exchange, and as algbw
+and busbw what a dense allreduce would need to take the same time. #wrong counts
+elements that got lost between result and residuals, or are not the same on all
+ranks. Without --pattern, f32 is measured beside other --values, to compare
+with. On GPUs times are those of the device, between which gradients are copied
+without being counted; select and exchange (and merge, with --json) are those of
+steps one by one. With --hosts, sent is what goes between hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
   tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json

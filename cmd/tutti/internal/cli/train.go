@@ -26,21 +26,22 @@ func newTrain() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "train",
-		Short: "Train a small network on real data with each gradient exchange pattern",
+		Short: "Train a small network on real data with each pattern",
 		Long: `train teaches a multilayer perceptron (64 inputs, one hidden layer, 10 outputs)
 to read the UCI optical digits, 1,797 real images of 8×8 pixels that are built
-into the command. Every rank computes the gradient of its part of each batch, and
-the pattern averages the gradients. It ends with a table: test accuracy and what
-was sent by each pattern, and when it reached the --target. Pictures of the loss
-against bytes and time, and of the accuracy against time, are written to the
---out directory (` + lossPicture + `, ` + timePicture + `, ` + accuracyPicture + `, .png
-and .svg). With --backend nccl the gradients are averaged on GPUs; the rest is the
-host's work. With --text the network foretells each byte of a file from the eight
-before it.
+into the command. Every rank computes the gradient of its part of each batch,
+and the pattern averages the gradients. It ends with a table: test accuracy and
+what was sent by each pattern, and when it reached the --target. Pictures of the
+loss against bytes and time, and of the accuracy against time, are written to
+the --out directory (` + lossPicture + `, ` + timePicture + `, ` + accuracyPicture + `, .png
+and .svg). With --backend nccl the gradients are averaged on GPUs; the rest is
+the host's work. With --text the network foretells each byte of a file from the
+eight before it.
 
-With --outer each rank trains on its part of the batches by itself, and the ranks
-average their weights every so many steps, by the same patterns: far fewer bytes in
-far fewer rounds. With --hosts too, the ranks of a host average each gradient.
+With --outer each rank trains on its part of the batches by itself, and the
+ranks average their weights every given number of steps, by the same patterns:
+far fewer bytes in far fewer rounds. With --hosts too, the ranks of a host
+average each gradient.
 
 The same seed gives the same result in every run. Momentum and learning rate act
 on each rank before the exchange, so that entries which error feedback delivers
