@@ -64,7 +64,6 @@ func TestDevice(t *testing.T) {
 			}
 			for v := uint64(1); v <= 6; v++ {
 				if share := []float64{0, 0.01, 0.02, 0.5, 0.01, 0.02}[v-1]; v == 5 {
-					m = model(nil).train(r, 0)
 					m = append(newModel(r, "m"), newTensor(r, "other", dtype.F32, 3000))
 				} else {
 					m = m.train(r, share)

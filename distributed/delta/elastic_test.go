@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -103,8 +104,9 @@ func TestElastic(t *testing.T) {
 			return err
 		})
 	}
-	first := newModel(rand.New(rand.NewPCG(seed, 0)), "m")
-	address := make(chan string, 1) // of the store: when it begins, and when it has gone on alone
+	r := rand.New(rand.NewPCG(seed, 0))
+	first := append(newModel(r, "m"), newTensor(r, "long", dtype.BF16, 20_000)) // so that what one misses is in the log
+	address := make(chan string, 1)                                             // of the store: when it begins, and when it has gone on alone
 	var members sync.WaitGroup
 	members.Go(func() {
 		asked := map[bool]bool{false: true, true: true}

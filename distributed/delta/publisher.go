@@ -67,12 +67,7 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 	}
 	total := 0
 	for i, d := range slices.Backward(p.log) {
-		for _, c := range d.tensors {
-			for _, b := range c.blocks {
-				total += len(b.code)
-			}
-		}
-		if total > p.replica.bytes() && i < len(p.log)-1 {
+		if total += int(d.Stat().Bytes); total > p.replica.bytes() && i < len(p.log)-1 {
 			p.log = slices.Delete(p.log, 0, i+1)
 			break
 		}

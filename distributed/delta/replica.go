@@ -167,37 +167,29 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 			all = append(all, [2]int{i, j})
 		}
 	}
-	var next, done atomic.Int64
-	var failed atomic.Pointer[error]
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var next atomic.Int64
 	var wg sync.WaitGroup
 	var telling sync.Mutex
+	done := 0
 	for range min(gort.GOMAXPROCS(0), len(all)) {
 		wg.Go(func() {
 			c := coders.Get().(*coder)
 			defer coders.Put(c)
-			for failed.Load() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= len(all) {
-					return
-				}
-				err := context.Cause(ctx)
-				if err == nil {
-					err = work(c, all[i][0], all[i][1])
-				}
-				if err != nil {
-					failed.CompareAndSwap(nil, &err)
+			for i := next.Add(1) - 1; i < int64(len(all)) && ctx.Err() == nil; i = next.Add(1) - 1 {
+				if err := work(c, all[i][0], all[i][1]); err != nil {
+					fail(err)
 				} else if tick != nil {
 					telling.Lock()
-					tick(int(done.Add(1)), len(all))
+					done++
+					tick(done, len(all))
 					telling.Unlock()
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
-	}
 	return context.Cause(ctx)
 }
 
