@@ -26,7 +26,7 @@ func TestAsLooksThroughDecorators(t *testing.T) {
 	defer func() { assert.NoError(t, k.Close()) }()
 	outer := comm.NewMeter(k)
 
-	s, ok := comm.AsStreamSync(outer)
+	s, ok := comm.As[comm.StreamSyncOps](outer)
 	require.True(t, ok)
 	assert.Same(t, inner, s)
 	found, ok := comm.As[*checked.Communicator](outer)
@@ -39,8 +39,8 @@ func TestAsLooksThroughDecorators(t *testing.T) {
 
 func TestAsFindsNothing(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
-	_, ok := comm.AsStreamSync(comm.NewMeter(noop.New(rt)))
+	_, ok := comm.As[comm.StreamSyncOps](comm.NewMeter(noop.New(rt)))
 	assert.False(t, ok)
-	_, ok = comm.AsStreamSync(nil)
+	_, ok = comm.As[comm.StreamSyncOps](nil)
 	assert.False(t, ok)
 }

@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +51,7 @@ type Meter struct {
 	Waits
 	Wrapped
 	parent   *Meter
-	counters atomic.Pointer[[numOps]counter]
+	counters [numOps]counter
 }
 
 type counter struct{ elements, bytes, calls, nanoseconds atomic.Int64 }
@@ -60,38 +61,19 @@ func NewMeter(c Communicator) *Meter { return newMeter(c, nil) }
 
 func newMeter(c Communicator, parent *Meter) *Meter {
 	m := &Meter{Wrapped: Wrap(c), parent: parent}
-	m.Reset()
 	m.Methods, m.Waits = Methods{Do: m.do, Together: m.together}, Waits{m.wait}
 	return m
 }
 
-// Totals returns the traffic of all operations since the start or the last
-// Reset.
-func (m *Meter) Totals() (sum Traffic) {
-	counters := m.counters.Load()
-	for i := range counters {
-		sum.add(&counters[i])
+// Totals returns the traffic of some operations, or of all if none is given.
+func (m *Meter) Totals(ops ...Op) (sum Traffic) {
+	for op := range numOps {
+		if len(ops) == 0 || slices.Contains(ops, op) {
+			sum.add(&m.counters[op])
+		}
 	}
 	return sum
 }
-
-// ByOperation returns the traffic of each operation that was called, by its
-// name in [OpError].
-func (m *Meter) ByOperation() map[string]Traffic {
-	out := make(map[string]Traffic)
-	counters := m.counters.Load()
-	for i := range counters {
-		var t Traffic
-		if t.add(&counters[i]); t.Calls > 0 {
-			out[Op(i).String()] = t
-		}
-	}
-	return out
-}
-
-// Reset starts counting anew. The Meter that this one was split from keeps
-// what it has counted.
-func (m *Meter) Reset() { m.counters.Store(new([numOps]counter)) }
 
 func (t *Traffic) add(c *counter) {
 	t.SentElements += c.elements.Load()
@@ -104,7 +86,7 @@ func (t *Traffic) add(c *counter) {
 func (m *Meter) count(c *Call, spent time.Duration) {
 	bytes := m.sent(c)
 	for ; m != nil; m = m.parent {
-		n := &m.counters.Load()[c.Op]
+		n := &m.counters[c.Op]
 		n.elements.Add(int64(bytes / max(1, c.DType.Size()))) // waits have no type
 		n.bytes.Add(int64(bytes))
 		n.calls.Add(1)

@@ -78,12 +78,19 @@ func TestMeterCountsByTheRule(t *testing.T) {
 				total := m.Totals()
 				assert.Equal(t, test.want[r], total.SentElements, "rank %d", r)
 				assert.Equal(t, 8*test.want[r], total.SentBytes, "rank %d", r)
-				assert.Equal(t, test.want[r], m.ByOperation()[name].SentElements, "rank %d", r)
-				assert.Equal(t, int64(1), m.ByOperation()["sync"].Calls)
+				assert.Equal(t, test.want[r], m.Totals(named(name)).SentElements, "rank %d", r)
+				assert.Equal(t, int64(1), m.Totals(comm.OpSync).Calls)
 				return nil
 			}))
 		})
 	}
+}
+
+func named(name string) (op comm.Op) {
+	for op.String() != name {
+		op++
+	}
+	return op
 }
 
 func TestMeterCountsCallsAndTime(t *testing.T) {
@@ -95,12 +102,10 @@ func TestMeterCountsCallsAndTime(t *testing.T) {
 	require.Error(t, m.AllReduce(buf, buf, -4, dtype.F32, comm.Sum))
 	require.NoError(t, m.Barrier(t.Context()))
 	assert.Equal(t, int64(3), m.Totals().Calls, "a failed call does not count")
-	assert.Equal(t, int64(2), m.ByOperation()["allreduce"].Calls)
+	assert.Equal(t, int64(2), m.Totals(comm.OpAllReduce).Calls)
 	assert.Positive(t, m.Totals().Time)
 	assert.Less(t, m.Totals().Time, time.Minute)
-	m.Reset()
-	assert.Equal(t, comm.Traffic{}, m.Totals())
-	assert.Empty(t, m.ByOperation())
+	assert.Equal(t, comm.Traffic{}, m.Totals(comm.OpSend))
 }
 
 func TestMeterCountsItsSplits(t *testing.T) {
@@ -132,7 +137,7 @@ func TestMeterCountsItsSplits(t *testing.T) {
 				return err
 			}
 		}
-		in := func(c comm.Communicator) int64 { return c.(*comm.Meter).ByOperation()["broadcast"].Calls }
+		in := func(c comm.Communicator) int64 { return c.(*comm.Meter).Totals(comm.OpBroadcast).Calls }
 		assert.Equal(t, []int64{3, 2, 1}, []int64{in(m), in(half), in(quarter)})
 		return rt.Deallocate(buf)
 	}))

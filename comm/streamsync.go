@@ -2,7 +2,7 @@ package comm
 
 // StreamSyncOps orders a communicator's stream against other streams of the
 // device, without blocking the host: what lets communication overlap with
-// compute. Handles are native (CUevent, CUstream on CUDA).
+// compute. Find it with [As]. Handles are native (CUevent, CUstream on CUDA).
 //
 // The life of an event:
 //
@@ -47,6 +47,3 @@ type StreamOrder interface {
 	// communication submitted so far.
 	AfterComm(stream uintptr) error
 }
-
-// AsStreamSync finds the stream operations of c, through decorators.
-func AsStreamSync(c Communicator) (StreamSyncOps, bool) { return As[StreamSyncOps](c) }

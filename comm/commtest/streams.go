@@ -13,14 +13,14 @@ var streamCases = []testCase{
 // streamSync returns the stream operations, if the communicator has them: on
 // all ranks or on none.
 func (p *probe) streamSync() (comm.StreamSyncOps, bool) {
-	s, ok := comm.AsStreamSync(p.c)
+	s, ok := comm.As[comm.StreamSyncOps](p.c)
 	have := byte(0)
 	if ok {
 		have = 1
 	}
 	for r, theirs := range p.exchange(p.c, []byte{have}) {
 		if theirs[0] != have {
-			p.errorf("AsStreamSync differs from rank %d's", r)
+			p.errorf("rank %d differs on whether there are streams", r)
 			return nil, false
 		}
 	}

@@ -21,7 +21,7 @@ type sideStream struct {
 // newSideStream returns a side stream of rt, or nil if there is none.
 func newSideStream(rt runtime.Runtime, c comm.Communicator) (*sideStream, error) {
 	of, ok := rt.(runtime.Brancher)
-	ops, has := comm.AsStreamSync(c)
+	ops, has := comm.As[comm.StreamSyncOps](c)
 	if !ok || !has || base.NewOrder(rt, c).Streams == nil {
 		return nil, nil
 	}

@@ -377,7 +377,7 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	had, keeps := g.meter.WorldSize(), false
 	g.meter, g.agreed = comm.NewMeter(c), false
 	g.order = base.NewOrder(g.rt, g.meter)
-	if ops, ok := comm.AsStreamSync(g.meter); ok && g.side != nil {
+	if ops, ok := comm.As[comm.StreamSyncOps](g.meter); ok && g.side != nil {
 		g.side.ops = ops
 	}
 	l, err := g.newLines(ctx)

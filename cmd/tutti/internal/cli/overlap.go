@@ -99,7 +99,7 @@ time. Products then use the others. Pictures of a step on rank 0
 // ranks, works beside the products.
 func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, cfg overlap.Config) (_ overlap.Result, err error) {
 	rt, isGPU := rank.Runtime.(*cuda.Runtime)
-	if _, hasStreams := comm.AsStreamSync(rank.Comm); !isGPU || !hasStreams {
+	if _, hasStreams := comm.As[comm.StreamSyncOps](rank.Comm); !isGPU || !hasStreams {
 		return overlap.Result{}, &backend.OptionError{Backend: name, Reason: "bench overlap needs a backend with streams, such as nccl"}
 	}
 	most := rt.Info().Multiprocessors

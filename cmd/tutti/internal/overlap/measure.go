@@ -135,7 +135,7 @@ type link struct {
 func bucketName(b int) string { return fmt.Sprintf("bucket %d", b) }
 
 func (s *session) newLink(ctx context.Context, c comm.Communicator) (*link, error) {
-	ops, ok := comm.AsStreamSync(c)
+	ops, ok := comm.As[comm.StreamSyncOps](c)
 	if !ok {
 		return nil, fmt.Errorf("overlap: %w: the communicator has no streams", comm.ErrUnsupported)
 	}
