@@ -45,8 +45,11 @@ func Agree(calls []comm.Call) error {
 	return nil
 }
 
-// AgreeOnMessage is [Agree] for the two ends of a message.
+// AgreeOnMessage is [Agree] for the two ends of a message, in either order.
 func AgreeOnMessage(sender int, send *comm.Call, receiver int, recv *comm.Call) error {
+	if send.Op == comm.OpRecv {
+		sender, send, receiver, recv = receiver, recv, sender, send
+	}
 	if send.Count == recv.Count && send.DType == recv.DType && send.Tag == recv.Tag {
 		return nil
 	}

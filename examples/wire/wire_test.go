@@ -1,14 +1,41 @@
-package main
+package wire
 
 import (
 	"context"
+	"fmt"
+	"log"
 	"net"
 	"testing"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
+
+// Four ranks average a vector.
+func Example() {
+	err := comm.Run(context.Background(), world(4, net.Pipe), func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		gradient := []float32{1, 2, float32(c.Rank())}
+		tensor, err := cpu.Wrap(rt, gradient)
+		if err == nil {
+			defer tensor.Free()
+			err = distributed.AllReduce(ctx, c, tensor, comm.Avg)
+		}
+		fmt.Println("rank", c.Rank(), "has", gradient)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Unordered output:
+	// rank 0 has [1 2 1.5]
+	// rank 1 has [1 2 1.5]
+	// rank 2 has [1 2 1.5]
+	// rank 3 has [1 2 1.5]
+}
 
 // loopback connects over TCP.
 func loopback() (net.Conn, net.Conn) {

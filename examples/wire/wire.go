@@ -1,6 +1,6 @@
-// Command wire averages a vector on four ranks that share nothing but the bytes that go over
-// network connections. It is a complete backend: its test runs the conformance suite.
-package main
+// Package wire is a complete backend whose ranks share nothing but the bytes that go over
+// network connections. Its test runs the conformance suite.
+package wire
 
 import (
 	"cmp"
@@ -8,34 +8,14 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
-	"log"
 	"net"
 	"slices"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
-	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
-
-func main() {
-	err := comm.Run(context.Background(), world(4, net.Pipe), func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
-		defer rt.Close()
-		gradient := []float32{1, 2, float32(c.Rank())}
-		tensor, err := cpu.Wrap(rt, gradient)
-		if err == nil {
-			defer tensor.Free()
-			err = distributed.AllReduce(ctx, c, tensor, comm.Avg)
-		}
-		fmt.Println("rank", c.Rank(), "has", gradient) // [1 2 1.5]
-		return err
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-}
 
 // frame is what goes over a connection: a call, or a goodbye.
 type frame struct {
@@ -264,12 +244,9 @@ func (w *worker) finish(c *comm.Call, frames []frame) (err error) {
 	for rank := range calls {
 		calls[rank] = frames[rank].Call
 	}
-	switch c.Op {
-	case comm.OpSend:
+	if c.Op.Message() {
 		err = backend.AgreeOnMessage(w.rank, c, c.Peer, &calls[c.Peer])
-	case comm.OpRecv:
-		err = backend.AgreeOnMessage(c.Peer, &calls[c.Peer], w.rank, c)
-	default:
+	} else {
 		w.collectives++ // also if ranks disagree: the others wait on, and find the same
 		err = backend.Agree(calls)
 	}
