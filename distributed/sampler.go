@@ -22,7 +22,7 @@ const (
 	// used twice.
 	TailDrop
 	// TailKeep uses every sample once: the first ranks have one more than the
-	// others. It is for evaluation, and for training with [GradientSync.Join].
+	// others. It is for evaluation, and for training with Join of package ddp.
 	TailKeep
 	numTails
 )

@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// TestManyMessages has tens of thousands of messages outstanding.
+// TestManyMessages has tens of thousands of messages in flight.
 func TestManyMessages(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankManyMessages"}) })
 }

@@ -380,7 +380,7 @@ func (g *Gradients) begin(ctx context.Context) {
 	}
 }
 
-// drain waits for what a step that failed has left under way, before anything that
+// drain waits for what a step that failed has left in flight, before anything that
 // buckets share is written. Then, before anything else is communicated, the ranks
 // compare what they reduce, if they have not yet.
 func (g *Gradients) drain(ctx context.Context) error {

@@ -46,7 +46,7 @@ func (g *Gradients) fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// between checks that no step is under way.
+// between checks that no step is in flight.
 func (g *Gradients) between(op string) error {
 	if err := g.usable(op); err != nil {
 		return err

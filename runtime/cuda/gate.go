@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// gate counts the calls that are under way, so that Close can keep new ones
+// gate counts the calls that are in flight, so that Close can keep new ones
 // out and wait for these. Unlike a sync.RWMutex it may be entered again from
 // inside while somebody waits for it to empty: the second entry is refused
 // then, where a lock would never be granted.

@@ -260,7 +260,7 @@ func (r *Runtime) awaitBackground() error {
 	}
 }
 
-// Close implements [runtime.Runtime]. It waits for calls under way and for the
+// Close implements [runtime.Runtime]. It waits for calls in flight and for the
 // work of this runtime's streams, and destroys the streams, events and graphs
 // that are left, whose own Close does nothing then. Pinned memory that is left
 // is reported like device memory, as an error wrapping [runtime.ErrLeak].
@@ -320,7 +320,7 @@ func (r *Runtime) destroyGraphs() error {
 	return errors.Join(errs...)
 }
 
-// awaitWork waits until no call is under way and this runtime's streams are
+// awaitWork waits until no call is in flight and this runtime's streams are
 // done, and then for what frees things.
 func (r *Runtime) awaitWork() error {
 	// First the calls: a stream may be asked neither while it is destroyed nor

@@ -18,7 +18,7 @@ type Order struct {
 	C       comm.Communicator
 	Streams comm.StreamOrder // nil: the host waits
 	compute uintptr          // the runtime's stream
-	// pending: communication may be under way that the compute stream does not
+	// pending: communication may be in flight that the compute stream does not
 	// wait for.
 	pending bool
 }
