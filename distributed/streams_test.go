@@ -36,7 +36,7 @@ func TestLocalWithStreams(t *testing.T) {
 				return body(ctx, commtest.Rank{Comm: standin.NewOrdered(ctx, c), Runtime: rt})
 			})
 		},
-	}, distributedtest.Cases(func(_ int, name string) bool { return extended || !strings.HasPrefix(name, "auto") }))
+	}, distributedtest.SameBits(standin.Backend(t).Run), distributedtest.Cases(func(_ int, name string) bool { return extended || !strings.HasPrefix(name, "auto") }))
 }
 
 // The same with sparse buckets that are worked on beside the backward pass: the cases that have
@@ -56,7 +56,7 @@ func TestLocalWithBranches(t *testing.T) {
 				return body(ctx, commtest.Rank{Comm: standin.NewByEvents(ctx, c), Runtime: rt})
 			})
 		},
-	}, distributedtest.Cases(func(_ int, name string) bool {
+	}, distributedtest.SameBits(standin.Backend(t).Run), distributedtest.Cases(func(_ int, name string) bool {
 		return extended || slices.Contains([]string{"Misuse", "Gradients", "Many", "Training", "Outer"}, name)
 	}))
 }

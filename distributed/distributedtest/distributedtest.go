@@ -50,7 +50,8 @@ func Cases(keep func(ranks int, name string) bool) Option { return func(s *suite
 // Seed sets the seed of the inputs, 1 unless set.
 func Seed(seed uint64) Option { return func(s *suite) { s.seed = seed } }
 
-// SameBits has steps whose values are rounded compared, bit for bit, with those of a world of goroutines over another backend.
+// SameBits has steps whose values are rounded, and outer loops, compared, bit for bit, with those of a world of goroutines over
+// another backend.
 func SameBits(world func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error) Option {
 	return func(s *suite) { s.other = world }
 }

@@ -6,19 +6,16 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
-	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// testOuter trains by an outer loop, and compares the common parameters, bit for bit, with those that
-// goroutines make in the memory of the host.
+// testOuter trains by an outer loop, and compares the common parameters, bit for bit, with those over the other backend,
+// if there is one.
 func testOuter(r *rank) {
 	reduce := func(cfg sparse.Config) ddp.Config { return ddp.Config{Config: cfg, DenseUpTo: -1} }
 	for _, cfg := range []outer.Config{
@@ -29,20 +26,17 @@ func testOuter(r *rank) {
 		{Every: 4, Delay: 1, Reduce: reduce(sparse.Config{Values: sparse.I8})},
 	} {
 		r.part(fmt.Sprintf("%+v", cfg), func() {
-			var want uint64
-			must(local.Run(r.ctx, r.size, func(ctx context.Context, c comm.Communicator) error {
-				rt := cpu.New()
-				err := newRank(ctx, r.suite, commtest.Rank{Comm: c, Runtime: rt}).run(func(own *rank) {
-					if hash := own.trainOuter(cfg); own.rank == 0 {
-						want = hash
+			hash := r.trainOuter(cfg)
+			if r.other == nil {
+				return
+			}
+			must(r.other(r.ctx, r.size, func(ctx context.Context, cr commtest.Rank) error {
+				return newRank(ctx, &suite{seed: r.seed}, cr).run(func(o *rank) {
+					if want := o.trainOuter(cfg); o.rank == r.rank && hash != want {
+						fail("common parameters have hash %x, over the other backend %x", hash, want)
 					}
 				})
-				must(rt.Close())
-				return err
 			}))
-			if hash := r.trainOuter(cfg); hash != want {
-				fail("common parameters have hash %x, in the memory of the host %x", hash, want)
-			}
 		})
 	}
 }
