@@ -167,7 +167,7 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 			all = append(all, [2]int{i, j})
 		}
 	}
-	ctx, fail := context.WithCancelCause(ctx)
+	within, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -177,8 +177,12 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 		wg.Go(func() {
 			c := coders.Get().(*coder)
 			defer coders.Put(c)
-			for i := next.Add(1) - 1; i < int64(len(all)) && ctx.Err() == nil; i = next.Add(1) - 1 {
-				if err := work(c, all[i][0], all[i][1]); err != nil {
+			for i := next.Add(1) - 1; i < int64(len(all)) && within.Err() == nil; i = next.Add(1) - 1 {
+				err := context.Cause(ctx)
+				if err == nil {
+					err = work(c, all[i][0], all[i][1])
+				}
+				if err != nil {
 					fail(err)
 				} else if tick != nil {
 					telling.Lock()
@@ -190,7 +194,7 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 		})
 	}
 	wg.Wait()
-	return context.Cause(ctx)
+	return context.Cause(within)
 }
 
 // step is called before each access to memory, and each message, where tests make them fail.
