@@ -338,7 +338,11 @@ func (d door) Abort(_ context.Context, cause error) {
 	_ = d.k.Communicator.Sync(ended)
 }
 
-// Release implements [backend.Backend]. It closes the communicator that is checked.
+// Release implements [backend.Backend]. It closes the communicator that is checked, where peers may wait for a call that this
+// rank has not made, as it has aborted.
 func (d door) Release(context.Context) error {
+	if cause := d.k.life.Cause(); cause != nil {
+		d.k.Communicator.Abort(cause)
+	}
 	return errors.Join(d.k.Communicator.Close(), d.k.release())
 }

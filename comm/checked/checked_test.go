@@ -621,3 +621,23 @@ func TestCloseAllComparesMessages(t *testing.T) {
 		return errors.Join(err, comm.CloseAll(k, nil))
 	}))
 }
+
+// A rank whose peer aborts learns why, also where it waits in the communicator that is checked.
+func TestAbortReachesWhatIsChecked(t *testing.T) {
+	enough := errors.New("enough")
+	require.ErrorIs(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		k, err := checked.New(ctx, c, rt)
+		require.NoError(t, err)
+		defer k.Close()
+		if c.Rank() == 0 {
+			k.Abort(enough)
+			return nil
+		}
+		err = c.Barrier(ctx)
+		assert.ErrorIs(t, err, comm.ErrPeerFailed)
+		assert.ErrorContains(t, err, "enough")
+		return err
+	}), comm.ErrPeerFailed)
+}
