@@ -61,7 +61,7 @@ type engine struct {
 	buffers   base.Buffers
 	permanent int // buffers[:permanent] live until close
 	group     []comm.Call
-	length    [base.WordSize]byte // of wordsOf
+	length    [base.WordSize]byte // of word
 	copies    []runtime.Copy
 }
 

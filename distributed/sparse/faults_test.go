@@ -68,6 +68,7 @@ func TestFaults(t *testing.T) {
 			for kind := range 2 * numKind {
 				if cfg.Values = sparse.F32; kind >= numKind {
 					cfg.Values = []string{sparse.I8, sparse.I2, sparse.Lossless}[kind%numKind]
+					cfg = cfg.Tuned(tuning.Tuning{TrimFrom: 16}) // messages in two parts
 				}
 				if kind >= numKind && size != 3 {
 					continue
@@ -470,5 +471,45 @@ func TestStrayIndices(t *testing.T) {
 			_ = c.Close() // it may say what is unfinished
 			return u.Close()
 		})
+	}
+}
+
+// liar is a communicator of which one rank changes the number of entries in what it sends.
+func liar(c comm.Communicator, count uint32) comm.Communicator {
+	type changed struct {
+		comm.Methods
+		comm.Waits
+		comm.Wrapped
+	}
+	l := &changed{Wrapped: comm.Wrap(c)}
+	l.Waits = comm.Waits{Wait: func(ctx context.Context, w comm.Wait) (comm.Communicator, error) { return w.Make(ctx, c) }}
+	l.Methods = comm.Methods{Do: func(call comm.Call) error {
+		if (call.Op == comm.OpAllGather || call.Op == comm.OpAllGatherV) && c.Rank() == 1 {
+			hostmem.Slice[uint32](call.Send, 1)[0] = count
+		}
+		return call.Make(c)
+	}, Together: func(calls []comm.Call) error { return c.Group(calls...) }}
+	return l
+}
+
+// TestCountOfAnother: messages with other numbers of entries than the ranks have agreed on are found, on all ranks, and the step has
+// not happened.
+func TestCountOfAnother(t *testing.T) {
+	const n = 3000
+	for _, trim := range []int{16, 1 << 20} {
+		for _, count := range []uint32{0, 299, 301, 1 << 30} {
+			standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				s, err := sparse.New(rt, liar(c, count), n, sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Values: sparse.I8}.Tuned(tuning.Tuning{TrimFrom: trim}))
+				require.NoError(t, err)
+				g, err := runtime.New(rt, dtype.F32, n)
+				require.NoError(t, err)
+				require.NoError(t, runtime.CopyIn(g, standin.Normal(n, c.Rank(), 0)))
+				before := standin.Bits(g)
+				err = s.AllReduce(ctx, g)
+				assert.ErrorIs(t, err, comm.ErrMismatch, "%d entries, in two parts from %d bytes", count, trim)
+				assert.Equal(t, before, standin.Bits(g))
+				return errors.Join(s.Close(), g.Free())
+			})
+		}
 	}
 }

@@ -505,17 +505,18 @@ func TestAllocations(t *testing.T) {
 
 // FuzzPatterns interprets bytes as gradients.
 func FuzzPatterns(f *testing.F) {
-	f.Add(uint8(1), uint8(3), uint8(20), []byte("any bytes are numbers of all magnitudes, some of them not numbers"))
-	f.Add(uint8(4), uint8(5), uint8(120), binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(math.NaN()))))
-	f.Add(uint8(9), uint8(2), uint8(1), make([]byte, 4000))
-	for p := range 10 {
+	f.Add(uint8(1), uint8(0), uint8(3), uint8(20), []byte("any bytes are numbers of all magnitudes, some of them not numbers"))
+	f.Add(uint8(4), uint8(0), uint8(5), uint8(120), binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(math.NaN()))))
+	f.Add(uint8(9), uint8(0), uint8(2), uint8(1), make([]byte, 4000))
+	for p := range sparse.Patterns() {
 		data := make([]byte, 0, 1200)
 		for i := range 300 {
 			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(i*i%17-8)))
 		}
-		f.Add(uint8(p), uint8(p), uint8(10*p+3), data)
+		f.Add(uint8(p), uint8(0), uint8(p), uint8(10*p+3), data)
+		f.Add(uint8(p), uint8(1+p), uint8(p), uint8(10*p+3), data)
 	}
-	f.Fuzz(func(t *testing.T, pattern, size, density uint8, data []byte) {
+	f.Fuzz(func(t *testing.T, pattern, values, size, density uint8, data []byte) {
 		ranks := 1 + int(size)%6
 		words := len(data) / 4
 		n := words / ranks
@@ -528,9 +529,10 @@ func FuzzPatterns(f *testing.F) {
 			return g
 		}
 		cfg := sparse.Config{
-			Pattern: sparse.Patterns()[int(pattern)%10],
+			Pattern: sparse.Patterns()[int(pattern)%len(sparse.Patterns())],
+			Values:  sparse.Values()[int(values)%len(sparse.Values())],
 			Density: (1 + float64(density)) / 256,
-		}.Tuned(tuning.Tuning{ThresholdInterval: 2, RebalanceInterval: 2})
+		}.Tuned(tuning.Tuning{ThresholdInterval: 2, RebalanceInterval: 2, TrimFrom: 64})
 		b := standin.Backend(t, ranks)
 		require.NoError(t, b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 			return distributedtest.CheckPattern(ctx, r, cfg, n, 4, gradient)

@@ -74,10 +74,24 @@ func (e *engine) unpack(l runtime.Entries, p uintptr, span int) {
 		e.copy(l.Val, base.At(p, l.N), l.N)
 		return
 	}
+	if e.decode(l, p, span); e.order.Streams == nil {
+		if n := e.word(e.at(numCount)); e.err == nil && l.N > 0 && n != l.N {
+			e.err = fmt.Errorf("%w: a message of %d entries, which has %d", comm.ErrMismatch, l.N, n)
+		}
+	}
+}
+
+func (e *engine) decode(l runtime.Entries, p uintptr, span int) {
 	if e.err == nil && l.N > 0 {
 		l.Len = e.at(numCount) // what stands in front of a slot may say more
 		e.check(e.kernels.Decode(e.encoded(p, l.N, span), e.codec, l))
 	}
+}
+
+// word reads one.
+func (e *engine) word(p uintptr) int {
+	e.do(func() error { return e.rt.CopyOut(e.length[:], p) })
+	return int(binary.LittleEndian.Uint32(e.length[:]))
 }
 
 // encoded is the message of n entries at p.
@@ -85,9 +99,15 @@ func (e *engine) encoded(p uintptr, n, span int) runtime.Message {
 	return runtime.Message{Ptr: p, Bytes: e.messageWords(n, span) * base.WordSize}
 }
 
-// packSlot and unpackSlot are pack and unpack of a list in a slot.
-func (e *engine) packSlot(l runtime.Entries)   { e.pack(base.At(l.Len, headerWords), l, e.n) }
-func (e *engine) unpackSlot(l runtime.Entries) { e.unpack(l, base.At(l.Len, headerWords), e.n) }
+// packSlot and unpackSlot are pack and unpack of a list in a slot, which has room for more than the list.
+func (e *engine) packSlot(l runtime.Entries) { e.pack(base.At(l.Len, headerWords), l, e.n) }
+func (e *engine) unpackSlot(l runtime.Entries) {
+	if p := base.At(l.Len, headerWords); e.coded() {
+		e.decode(l, p, e.n)
+	} else {
+		e.unpack(l, p, e.n)
+	}
+}
 
 // headWords is what a message begins with. The second word is its length in bytes.
 const headWords = 2
@@ -140,8 +160,7 @@ func (e *engine) travel(move func(), all ...*mail) {
 
 // wordsOf returns the length of the message at p, whose head is there.
 func (e *engine) wordsOf(p uintptr, most int) int {
-	e.do(func() error { return e.rt.CopyOut(e.length[:], base.At(p, 1)) })
-	bytes := int(binary.LittleEndian.Uint32(e.length[:]))
+	bytes := e.word(base.At(p, 1))
 	if e.err == nil && (bytes < headWords*base.WordSize || bytes > most*base.WordSize) {
 		e.err = fmt.Errorf("%w: a message of %d bytes, which has at most %d", comm.ErrMismatch, bytes, most*base.WordSize)
 	}
