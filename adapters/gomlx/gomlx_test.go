@@ -174,11 +174,15 @@ func TestOuter(t *testing.T) {
 	const ranks, window = 2, 7
 	// run makes steps in windows of so many, after the first, from each rank's checkpoint and state if there
 	// are any, and returns their parameters and states.
+	sent := int64(0)
+	cfg := outer.Config{}
 	run := func(every, steps int, dirs []string, states [][]byte) (parameters [][]float32, now [][]byte) {
 		parameters, now = make([][]float32, ranks), make([][]byte, ranks)
+		cfg := cfg
+		cfg.Every = every
 		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 			sgd := optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1)
-			o := gomlx.NewOuter(ctx, c, sgd, outer.Config{Every: every})
+			o := gomlx.NewOuter(ctx, c, sgd, cfg)
 			defer o.Close()
 			x, err := newTrainingOf(c, o, 16, 1, perceptron, dirs[c.Rank()])
 			if err != nil {
@@ -196,6 +200,9 @@ func TestOuter(t *testing.T) {
 			}
 			assert.Equal(t, (x.loop.LoopStep-1)/every, o.Loop().Stats().Rounds, "the first step makes the variables")
 			parameters[c.Rank()] = x.parameters()
+			if c.Rank() == 0 {
+				sent = o.Loop().Stats().SentElements
+			}
 			if now[c.Rank()], err = o.State(); err == nil && x.saved != nil {
 				err = x.saved.Save()
 			}
@@ -216,6 +223,10 @@ func TestOuter(t *testing.T) {
 	_, states := run(window, 4, saved, nil)
 	got, _ := run(window, window+1-4, saved, states)
 	assert.Equal(t, want, got)
+	dense := sent
+	cfg.Reduce.Config = sparse.Config{Pattern: sparse.TopkA, Density: 0.01}
+	run(window, 1+window, none, nil)
+	assert.Less(t, sent, dense/2, "matrices are sparse, as with gradients: they keep their shapes")
 }
 
 // checkpointed trains for some steps on a number of ranks, from a checkpoint in dir if there is

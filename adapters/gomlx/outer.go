@@ -73,7 +73,7 @@ func (o *Outer) begin(store *model.Store) error {
 			return err
 		}
 		memory := make([]byte, value.Shape().ByteSize())
-		t, err := cpu.WrapBytes(o.rt, memory, dt, len(memory)/dt.Size())
+		t, err := cpu.WrapBytes(o.rt, memory, dt, value.Shape().Dimensions...)
 		if err != nil {
 			return err
 		}

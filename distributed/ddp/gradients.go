@@ -107,7 +107,7 @@ type Stats struct {
 	// communication that the backward pass did not hide.
 	LaunchTime, WaitTime time.Duration
 	// ExchangeTime is what the exchanges of the buckets took on the communication worker, and HiddenTime the part of it in
-	// which the backward pass went on: 0 where there is no worker, with plain buckets and on devices with streams.
+	// which the backward pass went on: 0 where there is no worker, as with plain buckets.
 	ExchangeTime, HiddenTime time.Duration
 }
 

@@ -331,7 +331,7 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 
 // Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do
 // it together, for it allocates symmetric memory where there is such. A step that has begun is rolled back, as by
-// a Wait that fails. Where a step is no transaction and has failed, gradients and residuals are
+// a Wait that fails: close the communicator before, if peers may not be in that step. Where a step is no transaction and has failed, gradients and residuals are
 // what they are; g can be used again only if all buckets are plain allreduces.
 func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "gradient rebind"

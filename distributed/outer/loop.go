@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math"
 	"time"
 
@@ -328,6 +329,13 @@ func (l *Loop) agree(ctx context.Context) error {
 	}
 	p := l.at
 	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d", l.cfg.terms(), p.Now.Step, p.Round, p.First, p.First+p.Length)
+	if l.cfg.Schedule != nil {
+		h := fnv.New64a()
+		for round := range 1000 { // those to come, as far as anybody looks
+			fmt.Fprintln(h, l.cfg.Schedule(p.Round+round))
+		}
+		terms += fmt.Sprintf("\nschedule %x", h.Sum64())
+	}
 	for i, f := range l.fragments {
 		if f.phase != resting {
 			terms += fmt.Sprintf("\nfragment %d, sent after step %d: %v", i, f.sent.Step, f.phase)

@@ -813,3 +813,69 @@ func TestMisuse(t *testing.T) {
 		return nil
 	}))
 }
+
+// TestAJoiningRankHasMadeNoStep: by Weighted, a rank that joins in the middle of a window counts with its own steps.
+func TestAJoiningRankHasMadeNoStep(t *testing.T) {
+	states := make(chan []byte, 1)
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		alone, err := c.Split(ctx, c.Rank(), 0)
+		require.NoError(t, err)
+		values := []float32{8, 8, 8, 8}
+		x, err := cpu.Wrap(cpu.New(), values)
+		require.NoError(t, err)
+		l, err := outer.New(ctx, x.Runtime(), alone, []*runtime.Tensor{x}, outer.Config{Every: 4, Weighted: true})
+		require.NoError(t, err)
+		for range 3 * (1 - c.Rank()) {
+			values[0]--
+			require.NoError(t, l.Step(ctx))
+		}
+		require.NoError(t, l.Rebind(ctx, c))
+		if c.Rank() == 0 {
+			state, err := l.SharedState(ctx)
+			require.NoError(t, err)
+			states <- state
+		} else {
+			require.NoError(t, l.Restore(ctx, <-states))
+			require.NoError(t, l.Adopt())
+		}
+		values[0]--
+		require.NoError(t, l.Step(ctx))
+		assert.InDelta(t, 8-(4*4+1*1)/5.0, values[0], 1e-6, "rank %d", c.Rank())
+		return errors.Join(l.Close(), alone.Close())
+	}))
+}
+
+// TestSchedulesDiffer: ranks find out before their first exchange that their windows will differ, not by averages of different steps.
+func TestSchedulesDiffer(t *testing.T) {
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		x, err := cpu.Wrap(cpu.New(), []float32{8, 8})
+		require.NoError(t, err)
+		l, err := outer.New(ctx, x.Runtime(), c, []*runtime.Tensor{x}, outer.Config{Schedule: func(round int) int { return []int{2, 3 + c.Rank()}[round%2] }})
+		require.NoError(t, err)
+		require.NoError(t, l.Step(ctx))
+		err = l.Step(ctx)
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		return err
+	})
+	assert.ErrorContains(t, err, "schedule")
+}
+
+// TestResidualsInFlight: residuals are there when the exchange that writes them has ended.
+func TestResidualsInFlight(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		values := make([]float32, 1000)
+		x, err := cpu.Wrap(cpu.New(), values)
+		require.NoError(t, err)
+		cfg := outer.Config{Every: 4, Delay: 2, Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}}
+		l, err := outer.New(ctx, x.Runtime(), c, []*runtime.Tensor{x}, cfg)
+		require.NoError(t, err)
+		for step := range 12 {
+			values[step]++
+			require.NoError(t, l.Step(ctx))
+			list, err := l.Residuals()
+			require.NoError(t, err)
+			assert.Len(t, list, 1)
+		}
+		return l.Close()
+	}))
+}

@@ -10,7 +10,6 @@ import (
 	"hash/fnv"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -61,24 +60,28 @@ func (l *Loop) read(ctx context.Context, p uintptr, n int) ([]byte, error) {
 // saves its own. It waits for an exchange in flight until ctx is done, so all ranks call it
 // after the same step.
 func (l *Loop) State(ctx context.Context) ([]byte, error) {
-	return l.state(ctx, l.land, (*ddp.Gradients).State)
+	return l.state(ctx, false)
 }
 
 // SharedState is [ddp.Gradients.SharedState] of a loop: for a rank that joins, after [Loop.Rebind]. The rank restores it, and calls
 // [Loop.Adopt]. It takes part in an average that is to be repeated with an outer gradient of zeros.
 func (l *Loop) SharedState(ctx context.Context) ([]byte, error) {
-	return l.state(ctx, func(context.Context, *fragment) error { return nil }, (*ddp.Gradients).SharedState)
+	return l.state(ctx, true)
 }
 
-func (l *Loop) state(ctx context.Context, land func(context.Context, *fragment) error, of func(*ddp.Gradients, context.Context) ([]byte, error)) ([]byte, error) {
+func (l *Loop) state(ctx context.Context, shared bool) ([]byte, error) {
 	s := saved{Fingerprint: l.fingerprint(), At: l.at, Fragments: make([]savedFragment, len(l.fragments))}
 	state := bytes.NewBufferString(stateMagic)
 	err := l.do("outer state", func() (err error) {
 		for i, f := range l.fragments {
 			part := &s.Fragments[i]
-			if err = land(ctx, f); err == nil {
-				part.Phase, part.Sent = f.phase, f.sent
-				part.Reduction, err = of(f.sync, ctx)
+			if shared {
+				part.Reduction, err = f.sync.SharedState(ctx)
+			} else if err = l.land(ctx, f); err == nil {
+				part.Reduction, err = f.sync.State(ctx)
+			}
+			if part.Phase, part.Sent = f.phase, f.sent; shared {
+				part.Sent.Made = l.at.Now.Made // a rank that joins has made no step
 			}
 			if err == nil && f.phase == landed {
 				part.Deltas, err = l.read(ctx, at(l.delta, f), f.n)
@@ -161,9 +164,12 @@ func (l *Loop) BeforeCommit(f func(ctx context.Context) error) {
 	}
 }
 
-// Residuals is [ddp.Gradients.Residuals] of all fragments.
+// Residuals is [ddp.Gradients.Residuals] of all fragments, after it has waited for exchanges in flight.
 func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 	for _, f := range l.fragments {
+		if f.phase == inFlight {
+			err = errors.Join(err, l.land(context.Background(), f))
+		}
 		list, failed := f.sync.Residuals()
 		all, err = append(all, list...), errors.Join(err, failed)
 	}

@@ -30,7 +30,7 @@
 //
 //   - config.go: what a program sets; pattern.go: the grid; values.go: its codecs; result.go: results as lists.
 //   - engine.go: one rank's residual, kernels and communicator, with errors that stay;
-//     memory.go: lists; wire.go: how they travel, which no other file knows; numbers.go: the few numbers on the device, and when the host
+//     memory.go: lists; wire.go: how they travel; numbers.go: the few numbers on the device, and when the host
 //     reads them.
 //   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
 //   - allgather.go, tree.go, partitions.go and oktopk*.go are the exchanges, quantized.go is that of dense

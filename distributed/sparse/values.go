@@ -6,9 +6,9 @@ import "github.com/tutti-go/tutti/runtime"
 // included.
 const (
 	F32      = "f32"      // as they are, and indices as well: 8 bytes, and nothing to encode
-	Lossless = "lossless" // as they are, behind indices at their entropy: 5.1 bytes
-	BF16     = "bf16"     // rounded to 8 bits of precision: 3.1
-	F16      = "f16"      // rounded to 11 bits of precision, and to 65504: 3.1
+	Lossless = "lossless" // as they are, behind indices at their entropy: 5.0 bytes
+	BF16     = "bf16"     // rounded to 8 bits of precision: 3.0
+	F16      = "f16"      // rounded to 11 bits of precision, and to 65504: 3.0
 	FP8      = "fp8"      // E4M3, scaled by blocks of 64: 2.1
 	I8       = "i8"       // 8 bits, scaled by blocks of 64: 2.1
 	I4       = "i4"       // 4 bits, scaled by blocks of 64: 1.6
