@@ -681,7 +681,7 @@ func FuzzSession(f *testing.F) {
 		require.NoError(t, err)
 		require.NoError(t, sender[Hello](conn)([]Hello{{Name: "fuzz", Process: "p", Version: protocol}}))
 		_, _ = conn.Write(data)
-		require.NoError(t, conn.Close())
+		_ = conn.Close() // the server may have hung up
 		require.NoError(t, friend.Set(t.Context(), "friend", []byte(t.Name())))
 		v, err := friend.Get(t.Context(), "friend")
 		require.NoError(t, err)
