@@ -29,6 +29,7 @@ type link struct {
 	try    func(fd uintptr) bool // one attempt to send pending
 	sent   int                   // what it sent
 	failed error
+	pair   *pair // once it is under a lane
 
 	mu      sync.Mutex
 	out     []byte // collected
@@ -47,6 +48,15 @@ func newLink(conn net.Conn) *link {
 	}
 	tune(l.socket)
 	return l
+}
+
+// Read implements [net.Conn]. Whatever comes is a sign of life: on a slow link a frame takes longer than [Config.Silence].
+func (l *link) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	if n > 0 && l.pair != nil {
+		l.pair.heard.Store(l.pair.node.ticks.Load())
+	}
+	return n, err
 }
 
 // Write implements [net.Conn].
@@ -164,7 +174,9 @@ type lane struct {
 }
 
 func newLane(p *pair, index int, conn *tls.Conn) *lane {
-	return &lane{pair: p, index: index, link: conn.NetConn().(*link), secure: conn, wake: make(chan struct{}, 1)}
+	l := conn.NetConn().(*link)
+	l.pair = p
+	return &lane{pair: p, index: index, link: l, secure: conn, wake: make(chan struct{}, 1)}
 }
 
 // write sends what there is: as the writer, or inline a little of it, without waiting.

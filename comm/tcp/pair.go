@@ -220,7 +220,6 @@ func (p *pair) sealed(f *sending) {
 
 // arrived takes a frame whose header has come, with its payload.
 func (p *pair) arrived(l *lane, h *header) error {
-	p.heard.Store(p.node.ticks.Load())
 	if h.length > chunkBytes {
 		return fmt.Errorf("a frame of %d bytes", h.length)
 	}

@@ -36,6 +36,33 @@ func newEarly(window int) (*pair, *wire) {
 	return p, w
 }
 
+// slow is a connection that carries at most 1 KiB in a tick of its node.
+type slow struct {
+	*pair
+	io.Reader
+}
+
+func (s slow) Read(b []byte) (int, error) {
+	s.beat(s.node.ticks.Add(1), 2)
+	return s.Reader.Read(b[:min(len(b), 1<<10)])
+}
+
+// A link that needs many times the silence for a frame is slow, and not dead.
+func TestSlowLink(t *testing.T) {
+	p, w := newEarly(1 << 20)
+	frame := make([]byte, headerBytes+chunkBytes)
+	h := header{kind: frameMessage, length: chunkBytes, id: 1, total: chunkBytes, eager: chunkBytes}
+	h.put(frame)
+	l := newLane(p, 0, tls.Client(newLink(script{Reader: slow{p, bytes.NewReader(frame)}}), nil))
+	l.secure, p.lanes = l.link, []*lane{l} // without encryption
+	require.ErrorIs(t, l.receive(), io.EOF)
+	require.NoError(t, p.gone)
+	require.Len(t, w.boxes[1].early, 1)
+	assert.Equal(t, chunkBytes, w.boxes[1].early[0].got)
+	p.beat(p.node.ticks.Add(2), 2)
+	assert.ErrorContains(t, p.gone, "nothing has come from it")
+}
+
 // Short messages that wait for their receives do not keep the memory of long ones that came and went.
 func TestEarlyMemory(t *testing.T) {
 	const window, long = 1 << 20, 3 << 18
