@@ -167,7 +167,8 @@ func (k *connector) await(ctx context.Context) error {
 				trouble = cmp.Or(trouble, p.trouble)
 			}
 		}
-		k.over = missing == nil || ctx.Err() != nil
+		lost := k.kv.Err()
+		k.over = missing == nil || ctx.Err() != nil || lost != nil
 		over := k.over
 		k.mu.Unlock()
 		switch cause := context.Cause(ctx); {
@@ -176,10 +177,13 @@ func (k *connector) await(ctx context.Context) error {
 		case !over:
 			select {
 			case <-k.changed:
+			case <-k.kv.Done():
 			case <-ctx.Done():
 			}
 		case errors.Is(cause, store.ErrRefused):
 			return cause
+		case lost != nil:
+			return fmt.Errorf("no connection to %s: %w", ranks.Text(missing), lost)
 		case trouble != nil:
 			return fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble)
 		default:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
 )
@@ -77,6 +79,37 @@ func TestHalfOpen(t *testing.T) {
 		require.NoError(t, greets(func(h *hello) { h.Attempt = attempt + 1 }))
 	}
 	join()
+}
+
+// TestLostStore loses the store while one rank waits for a higher one, and one for a lower one.
+func TestLostStore(t *testing.T) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	server.Serve(l, conf)
+	observer := server.Local("observer")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for rank := range 2 {
+		world := string(rune('0' + rank))
+		all.Go(func() {
+			kv, err := store.Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: world}.Dial(ctx)
+			if !assert.NoError(t, err) {
+				return
+			}
+			_, err = New(ctx, kv, Config{Rank: rank, WorldSize: 2, World: world, TLS: conf, Listen: "localhost"})
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.ErrorContains(t, err, "store")
+			assert.NotErrorIs(t, err, comm.ErrTimeout)
+		})
+		_, err := observer.Get(ctx, (&Config{World: world}).key(rank))
+		require.NoError(t, err)
+	}
+	require.NoError(t, server.Close())
+	all.Wait()
 }
 
 // FuzzHello has a rank judge hellos of any kind: it welcomes none that it has no place for.
