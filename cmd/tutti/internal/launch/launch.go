@@ -53,11 +53,10 @@ const restartVariable = "TUTTI_RESTART" // how often the ranks were started befo
 const (
 	keys     = "launch/"
 	versions = keys + "version"
-	arrivals = keys + "arrivals"
-	machines = keys + "machine/" // by number, leased
+	machines = keys + "machine/" // by the number of ranks up to it, leased
 	planKey  = keys + "plan"
 	elastics = keys + "elastic" // the bounds of an elastic job
-	ranksKey = keys + "ranks"   // how many it has had
+	ranksKey = keys + "ranks"   // how many have come
 	dumps    = keys + "dump/"   // by rank and piece
 )
 
@@ -95,6 +94,7 @@ type agent struct {
 	address string // of the store
 	known   string // what tells the secret
 	own     string // the machine's key
+	ranks   int    // that have come up to this machine
 	first   bool
 	plan    plan
 	env     []string // of all ranks of this machine
@@ -114,7 +114,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	defer a.kv.Close() //nolint:errcheck // nothing is lost
 	if a.Min > 0 {
-		return a.elastic(starting, ctx)
+		return a.elastic(ctx)
 	}
 	if err := a.gather(starting); err != nil {
 		return fmt.Errorf("launch: %w", err)
@@ -193,6 +193,9 @@ func (a *agent) connect(ctx context.Context) error {
 			}
 			a.bounds()
 		}
+		if err := a.arrive(ctx); err != nil {
+			return err
+		}
 		return a.kv.Set(ctx, versions, []byte(a.Version))
 	}
 	a.dialer = store.Dialer{Addresses: []string{a.Join}, TLS: conf, Name: "a launcher of " + a.host + ", " + rand.Text()}
@@ -210,10 +213,25 @@ func (a *agent) connect(ctx context.Context) error {
 		a.Min, a.Max, a.Restarts = all[0], all[1], all[2]
 		a.bounds()
 	}
+	if err == nil {
+		err = a.arrive(ctx)
+	}
 	if err != nil {
 		return errors.Join(err, a.kv.Close())
 	}
 	return nil
+}
+
+// arrive takes the next place among the machines. The first one's is the lowest: the others wait for the version,
+// which is published after that.
+func (a *agent) arrive(ctx context.Context) error {
+	n, err := a.kv.Add(ctx, ranksKey, int64(a.Ranks))
+	if err != nil {
+		return err
+	}
+	a.own, a.ranks = fmt.Sprintf("%s%08d", machines, n), int(n)
+	own, _ := json.Marshal(machine{a.host, a.Ranks})
+	return a.kv.Set(ctx, a.own, own, store.Lease)
 }
 
 // bounds tells ranks those of an elastic job.
@@ -223,13 +241,8 @@ func (a *agent) bounds() {
 
 // elastic runs the ranks of this machine in a job whose machines come and go. It ends when each rank has ended, with
 // success if one has. The first machine keeps the store until the others have gone.
-func (a *agent) elastic(starting, ctx context.Context) error {
-	n, err := a.kv.Add(starting, ranksKey, int64(a.Ranks))
-	a.own = fmt.Sprintf("%s%08d", machines, n)
-	a.plan = plan{Size: int(n), First: map[string]int{a.own: int(n) - a.Ranks}}
-	if err = cmp.Or(err, a.kv.Set(starting, a.own, nil, store.Lease)); err != nil {
-		return fmt.Errorf("launch: %w", err)
-	}
+func (a *agent) elastic(ctx context.Context) error {
+	a.plan = plan{Size: a.ranks, First: map[string]int{a.own: a.ranks - a.Ranks}}
 	if a.first && a.Listen != "" {
 		fmt.Fprintf(a.Err, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n", a.known, a.address)
 	}
@@ -356,15 +369,6 @@ func (a *agent) secret() (string, error) {
 
 // gather waits until all machines have come, and has the first one make the plan.
 func (a *agent) gather(ctx context.Context) error {
-	n, err := a.kv.Add(ctx, arrivals, 1)
-	if err != nil {
-		return err
-	}
-	a.own = fmt.Sprintf("%s%08d", machines, n-1)
-	own, _ := json.Marshal(machine{a.host, a.Ranks})
-	if err := a.kv.Set(ctx, a.own, own, store.Lease); err != nil {
-		return err
-	}
 	if a.first {
 		if err := a.makePlan(ctx); err != nil {
 			return err

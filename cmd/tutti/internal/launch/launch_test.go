@@ -289,6 +289,28 @@ func TestTwoMachines(t *testing.T) {
 	assert.Contains(t, a.err.String(), "secret: tutti launch --join 127.0.0.1:")
 }
 
+// A machine that waited for the first one, in a job with a fixed number of ranks or an elastic one, gets higher ranks.
+func TestFirstMachineIsFirst(t *testing.T) {
+	for _, least := range []int{0, 1} {
+		first, _ := pair(t)
+		cfg := Config{Ranks: 2, Version: "v1", Min: least, Max: 2}
+		first(&cfg)
+		a := &agent{Config: cfg, first: true}
+		require.NoError(t, a.connect(t.Context()))
+		defer a.kv.Close() //nolint:errcheck // nothing is lost
+		version, err := a.kv.List(t.Context(), versions)
+		require.NoError(t, err)
+		require.Len(t, version, 1)
+		here, err := a.kv.List(t.Context(), machines)
+		require.NoError(t, err)
+		require.Len(t, here, 1)
+		assert.Less(t, here[0].Version, version[0].Version, "another machine may come before the first one")
+		come, err := a.kv.Add(t.Context(), ranksKey, 0)
+		require.NoError(t, err)
+		assert.EqualValues(t, 2, come)
+	}
+}
+
 // A rank that fails ends the job on all machines with its error and status, and nobody is left.
 func TestARankThatFails(t *testing.T) {
 	for way, want := range map[string]struct {
@@ -456,7 +478,7 @@ func TestALostFirstMachine(t *testing.T) {
 	kv := server.Owner("the first launcher")
 	require.NoError(t, kv.Set(ctx, versions, []byte("v1")))
 	b := begin(t, ctx, "waits", func(c *Config) { second(c); c.Ranks = 1 })
-	require.NoError(t, kv.Set(ctx, planKey, []byte(`{"size":1,"first":{"`+machines+`00000000":0}}`)))
+	require.NoError(t, kv.Set(ctx, planKey, []byte(`{"size":1,"first":{"`+machines+`00000001":0}}`)))
 	b.says(t, "rank 0 of 1")
 	require.NoError(t, kv.Close())
 	err = b.wait(t)
