@@ -21,8 +21,8 @@ import (
 // The first lane carries what is short: announcements of messages, and everything urgent. If
 // there are others, these carry the rest of the messages. A message is announced with the
 // length of its eager part, which comes at once and which the receiver has memory for. The rest
-// comes when the receive is there and has granted it. So no message keeps others from arriving,
-// and the memory for early ones is bounded by the window.
+// comes when the receive is there and has granted it. So other messages arrive
+// while a long one waits, and the window bounds the memory for early ones and the number of announcements.
 type pair struct {
 	node  *node
 	rank  int     // of the other one in the world
