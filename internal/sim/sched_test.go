@@ -257,6 +257,12 @@ func Processors(int) int {
 // RandomNumber is in the place of rand.Uint64.
 func RandomNumber() uint64 { return current().random.Next() }
 
+// RandomText is in the place of rand.Text: what maps are keyed by decides on their order.
+func RandomText() string {
+	r := current().random
+	return fmt.Sprintf("%013x%013x", r.Next()>>12, r.Next()>>12)
+}
+
 // Go is in the place of the go statement.
 func Go(f func()) {
 	p := current()

@@ -68,12 +68,12 @@ var determined = []change{
 // calls are functions and types that packages get from the simulation.
 var calls = map[string]string{
 	"runtime.Gosched": "Pause", "runtime.GOMAXPROCS": "Processors", "time.AfterFunc": "AfterFunc", "context.AfterFunc": "AfterContext",
-	"net.Dialer": "Dialer", "net.ListenConfig": "ListenConfig", "net.Listen": "Listen", "rand.Uint64": "RandomNumber",
+	"net.Dialer": "Dialer", "net.ListenConfig": "ListenConfig", "net.Listen": "Listen", "rand.Uint64": "RandomNumber", "rand.Text": "RandomText",
 }
 
 // used keeps the import of what a file may not use any more.
 var used = map[string]string{
-	"runtime": "var _ runtime.Error", "time": "var _ time.Duration", "context": "var _ context.Context", "net": "var _ net.Conn", "syscall": "var _ syscall.Errno", "math/rand/v2": "var _ rand.Source",
+	"runtime": "var _ runtime.Error", "time": "var _ time.Duration", "context": "var _ context.Context", "net": "var _ net.Conn", "syscall": "var _ syscall.Errno", "math/rand/v2": "var _ rand.Source", "crypto/rand": "var _ = rand.Reader",
 }
 
 // build makes the binary, with changes to it.
