@@ -15,8 +15,8 @@ import (
 
 // SelectedEntries returns the entries that this rank selected in the last step, which are no
 // longer in its residual unless the exchange gave them back: gradient + residual,
-// not divided by anything, and, unless [Config].Values is F32, rounded where they were sent. There are none after a step that sent everything or
-// nothing. They lie in device memory, valid until the next step; [Reducer.Read]
+// not divided by anything. Unless [Config].Values is F32 they may be rounded, as they were sent, or not: what rounding lost is in the
+// residual either way. There are none after a step that sent everything or nothing. They lie in device memory, valid until the next step; [Reducer.Read]
 // brings them to the host.
 func (s *Reducer) SelectedEntries() (runtime.Entries, error) {
 	if err := s.usable("selected"); err != nil {
