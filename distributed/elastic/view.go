@@ -107,7 +107,7 @@ func (v *view) next() (*record, string) {
 			next.Step, reach = max(next.Step, s.Step), min(reach, s.reach())
 		}
 	}
-	if reach != ^uint64(0) { // what one has committed, all have, but for one that gave up waiting for the others
+	if reach != ^uint64(0) { // what one has committed, all have, but for one that stopped waiting for the others
 		next.Step = max(next.Step, reach)
 	}
 	for i := range v.present {
