@@ -22,8 +22,8 @@ func lowBMI2(dst *byte, gaps *uint32, pairs int, k uint)
 //go:noescape
 func highBMI2(dst *byte, gaps *uint32, pairs int, k uint)
 
-// decodeBMI2 decodes a block without capped quotients, until there are no more ones in high. 8 bytes
-// behind low and high are read.
+// decodeAVX2 decodes a block without capped quotients, of at least one entry with at most 25 low bits, if
+// there are enough ones in high. Up to 32 bytes behind low and 8 behind high are read.
 //
 //go:noescape
-func decodeBMI2(idx []int32, low []byte, high []byte, k uint, next int32) (done int)
+func decodeAVX2(idx []int32, low []byte, high []byte, k uint, next int32) (enough bool)

@@ -144,62 +144,205 @@ loop:
 	MOVQ  SI, (AX)
 	RET
 
-// func decodeBMI2(idx []int32, low []byte, high []byte, k uint, next int32) (done int)
-// Requires: BMI, BMI2
-TEXT ·decodeBMI2(SB), NOSPLIT, $0-96
-	MOVQ  idx_base+0(FP), AX
-	MOVQ  idx_len+8(FP), CX
-	MOVQ  low_base+24(FP), DX
-	MOVQ  high_base+48(FP), BX
-	MOVQ  high_len+56(FP), SI
-	ADDQ  BX, SI
-	MOVQ  k+72(FP), DI
-	MOVL  next+80(FP), R8
-	XORQ  R9, R9
-	MOVL  $-1, R12
-	BZHIL DI, R12, R12
-	MOVQ  (BX), R10
-	XORQ  R11, R11
+// func decodeAVX2(idx []int32, low []byte, high []byte, k uint, next int32) (enough bool)
+// Requires: AVX, AVX2, BMI, BMI2
+TEXT ·decodeAVX2(SB), NOSPLIT, $0-89
+	MOVQ idx_base+0(FP), AX
+	MOVQ idx_len+8(FP), CX
+	MOVQ high_base+48(FP), DX
+	MOVQ high_len+56(FP), BX
+	ADDQ DX, BX
+	MOVQ AX, SI
+	XORQ DI, DI
 
-entry:
-	TESTQ CX, CX
-	JE    end
-	TESTQ R10, R10
-	JNE   one
-
-more:
-	ADDQ  $0x08, BX
-	ADDQ  $0x40, R11
-	CMPQ  BX, SI
+word:
+	CMPQ  DX, BX
 	JAE   end
-	MOVQ  (BX), R10
-	TESTQ R10, R10
-	JE    more
+	MOVQ  (DX), R8
+	ADDQ  $0x08, DX
+	TESTQ R8, R8
+	JE    next
 
 one:
-	TZCNTQ R10, R13
-	BLSRQ  R10, R10
-	ADDQ   R11, R13
-	SHLXL  DI, R13, R13
-	MOVQ   R9, R14
-	SHRQ   $0x03, R14
-	MOVQ   (DX)(R14*1), R15
-	MOVQ   R9, R14
-	ANDQ   $0x07, R14
-	SHRXQ  R14, R15, R15
-	ANDL   R12, R15
-	ADDL   R15, R8
-	ADDL   R8, R13
-	MOVL   R13, (AX)
-	INCL   R8
+	TZCNTQ R8, R9
+	BLSRQ  R8, R8
 	ADDQ   DI, R9
-	DECQ   R11
-	ADDQ   $0x04, AX
+	MOVL   R9, (SI)
+	ADDQ   $0x04, SI
 	DECQ   CX
-	JMP    entry
+	JE     found
+	TESTQ  R8, R8
+	JNE    one
+
+next:
+	ADDQ $0x40, DI
+	JMP  word
+
+found:
+	MOVQ         idx_len+8(FP), CX
+	MOVQ         low_base+24(FP), DX
+	MOVQ         k+72(FP), BX
+	MOVQ         BX, SI
+	SHRQ         $0x01, SI
+	MOVL         $-1, DI
+	BZHIL        BX, DI, DI
+	VMOVD        DI, X0
+	VPBROADCASTD X0, Y0
+	MOVL         next+80(FP), DI
+	VMOVD        DI, X1
+	VPBROADCASTD X1, Y5
+	VMOVQ        BX, X1
+	VMOVD        BX, X2
+	VPBROADCASTD X2, Y2
+	VPMULLD      places<>+0(SB), Y2, Y3
+	MOVL         BX, DI
+	ANDL         $0x01, DI
+	SHLL         $0x02, DI
+	VMOVD        DI, X2
+	VPBROADCASTD X2, Y2
+	VPAND        upper<>+0(SB), Y2, Y2
+	VPADDD       Y2, Y3, Y3
+	VPSRLD       $0x03, Y3, Y2
+	VPMULLD      bytes<>+0(SB), Y2, Y2
+	VPADDD       four<>+0(SB), Y2, Y2
+	VPAND        seven<>+0(SB), Y3, Y3
+	VMOVDQU      iota<>+0(SB), Y4
+	MOVL         $0x00000007, DI
+	VMOVD        DI, X6
+	VPBROADCASTD X6, Y6
+	SUBQ         $0x08, CX
+	JL           rest
+
+eight:
+	VMOVDQU     (AX), Y7
+	VMOVDQU     (DX), X8
+	VINSERTI128 $0x01, (DX)(SI*1), Y8, Y8
+	VPSHUFB     Y2, Y8, Y8
+	VPSRLVD     Y3, Y8, Y8
+	VPAND       Y0, Y8, Y8
+	VPSLLDQ     $0x04, Y8, Y9
+	VPADDD      Y9, Y8, Y8
+	VPSLLDQ     $0x08, Y8, Y9
+	VPADDD      Y9, Y8, Y8
+	VPSHUFD     $0xff, Y8, Y9
+	VPERM2I128  $0x08, Y9, Y9, Y9
+	VPADDD      Y9, Y8, Y8
+	VPADDD      Y5, Y8, Y8
+	VPERMD      Y8, Y6, Y5
+	VPSUBD      Y4, Y7, Y7
+	VPSLLD      X1, Y7, Y7
+	VPADDD      Y8, Y7, Y7
+	VPADDD      Y4, Y7, Y7
+	VMOVDQU     Y7, (AX)
+	VPADDD      eights<>+0(SB), Y4, Y4
+	ADDQ        BX, DX
+	ADDQ        $0x20, AX
+	SUBQ        $0x08, CX
+	JGE         eight
+
+rest:
+	ADDQ         $0x08, CX
+	JE           done
+	VMOVD        CX, X7
+	VPBROADCASTD X7, Y7
+	VPCMPGTD     iota<>+0(SB), Y7, Y8
+	VPMASKMOVD   (AX), Y8, Y7
+	VMOVDQU      (DX), X10
+	VINSERTI128  $0x01, (DX)(SI*1), Y10, Y10
+	VPSHUFB      Y2, Y10, Y10
+	VPSRLVD      Y3, Y10, Y10
+	VPAND        Y0, Y10, Y10
+	VPSLLDQ      $0x04, Y10, Y0
+	VPADDD       Y0, Y10, Y10
+	VPSLLDQ      $0x08, Y10, Y0
+	VPADDD       Y0, Y10, Y10
+	VPSHUFD      $0xff, Y10, Y0
+	VPERM2I128   $0x08, Y0, Y0, Y0
+	VPADDD       Y0, Y10, Y10
+	VPADDD       Y5, Y10, Y10
+	VPERMD       Y10, Y6, Y5
+	VPSUBD       Y4, Y7, Y7
+	VPSLLD       X1, Y7, Y7
+	VPADDD       Y10, Y7, Y7
+	VPADDD       Y4, Y7, Y7
+	VPMASKMOVD   Y7, Y8, (AX)
+
+done:
+	VZEROUPPER
+	XORQ CX, CX
 
 end:
-	MOVQ idx_len+8(FP), AX
-	SUBQ CX, AX
-	MOVQ AX, done+88(FP)
+	TESTQ CX, CX
+	SETEQ AL
+	MOVB  AL, enough+88(FP)
 	RET
+
+DATA places<>+0(SB)/4, $0x00000000
+DATA places<>+4(SB)/4, $0x00000001
+DATA places<>+8(SB)/4, $0x00000002
+DATA places<>+12(SB)/4, $0x00000003
+DATA places<>+16(SB)/4, $0x00000000
+DATA places<>+20(SB)/4, $0x00000001
+DATA places<>+24(SB)/4, $0x00000002
+DATA places<>+28(SB)/4, $0x00000003
+GLOBL places<>(SB), RODATA|NOPTR, $32
+
+DATA upper<>+0(SB)/4, $0x00000000
+DATA upper<>+4(SB)/4, $0x00000000
+DATA upper<>+8(SB)/4, $0x00000000
+DATA upper<>+12(SB)/4, $0x00000000
+DATA upper<>+16(SB)/4, $0x00000007
+DATA upper<>+20(SB)/4, $0x00000007
+DATA upper<>+24(SB)/4, $0x00000007
+DATA upper<>+28(SB)/4, $0x00000007
+GLOBL upper<>(SB), RODATA|NOPTR, $32
+
+DATA bytes<>+0(SB)/4, $0x01010101
+DATA bytes<>+4(SB)/4, $0x01010101
+DATA bytes<>+8(SB)/4, $0x01010101
+DATA bytes<>+12(SB)/4, $0x01010101
+DATA bytes<>+16(SB)/4, $0x01010101
+DATA bytes<>+20(SB)/4, $0x01010101
+DATA bytes<>+24(SB)/4, $0x01010101
+DATA bytes<>+28(SB)/4, $0x01010101
+GLOBL bytes<>(SB), RODATA|NOPTR, $32
+
+DATA four<>+0(SB)/4, $0x03020100
+DATA four<>+4(SB)/4, $0x03020100
+DATA four<>+8(SB)/4, $0x03020100
+DATA four<>+12(SB)/4, $0x03020100
+DATA four<>+16(SB)/4, $0x03020100
+DATA four<>+20(SB)/4, $0x03020100
+DATA four<>+24(SB)/4, $0x03020100
+DATA four<>+28(SB)/4, $0x03020100
+GLOBL four<>(SB), RODATA|NOPTR, $32
+
+DATA seven<>+0(SB)/4, $0x00000007
+DATA seven<>+4(SB)/4, $0x00000007
+DATA seven<>+8(SB)/4, $0x00000007
+DATA seven<>+12(SB)/4, $0x00000007
+DATA seven<>+16(SB)/4, $0x00000007
+DATA seven<>+20(SB)/4, $0x00000007
+DATA seven<>+24(SB)/4, $0x00000007
+DATA seven<>+28(SB)/4, $0x00000007
+GLOBL seven<>(SB), RODATA|NOPTR, $32
+
+DATA iota<>+0(SB)/4, $0x00000000
+DATA iota<>+4(SB)/4, $0x00000001
+DATA iota<>+8(SB)/4, $0x00000002
+DATA iota<>+12(SB)/4, $0x00000003
+DATA iota<>+16(SB)/4, $0x00000004
+DATA iota<>+20(SB)/4, $0x00000005
+DATA iota<>+24(SB)/4, $0x00000006
+DATA iota<>+28(SB)/4, $0x00000007
+GLOBL iota<>(SB), RODATA|NOPTR, $32
+
+DATA eights<>+0(SB)/4, $0x00000008
+DATA eights<>+4(SB)/4, $0x00000008
+DATA eights<>+8(SB)/4, $0x00000008
+DATA eights<>+12(SB)/4, $0x00000008
+DATA eights<>+16(SB)/4, $0x00000008
+DATA eights<>+20(SB)/4, $0x00000008
+DATA eights<>+24(SB)/4, $0x00000008
+DATA eights<>+28(SB)/4, $0x00000008
+GLOBL eights<>(SB), RODATA|NOPTR, $32

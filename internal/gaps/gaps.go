@@ -21,7 +21,7 @@ const (
 	maxQuotient = 1<<(16-quotients) - 1
 	capAt       = 8  // quotients from here on are apart
 	capFrom     = 32 // the largest quotient, for that to be tried
-	slack       = 8  // bytes that are read behind a block
+	slack       = 32 // bytes that are read behind a block
 )
 
 func (h Header) split() (k uint, capped bool, u int) {
@@ -258,8 +258,7 @@ func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 
 // decodePlain decodes a block without quotients that are apart. high has slack bytes more.
 func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
-	done := decodeFast(idx, src, high[:len(high)-slack], k, next)
-	if done == len(idx) {
+	if decodeFast(idx, src, high[:len(high)-slack], k, next) {
 		return
 	}
 	mask := uint32(1)<<k - 1

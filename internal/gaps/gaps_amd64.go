@@ -36,7 +36,7 @@ func sumSome(gaps []uint32, k uint) (done int, sums [3]int) {
 // putFast writes low bits, or quotients of which none is above 27, of an even number of gaps, if dst has
 // room for 8 bytes behind its end.
 func putFast(dst []byte, gaps []uint32, k uint, high bool) bool {
-	if !simd.AVX2 || cap(dst)-len(dst) < slack || len(gaps)%2 != 0 || k > 28 {
+	if !simd.AVX2 || cap(dst)-len(dst) < 8 || len(gaps)%2 != 0 || k > 28 {
 		return false
 	}
 	if high {
@@ -47,9 +47,7 @@ func putFast(dst []byte, gaps []uint32, k uint, high bool) bool {
 	return true
 }
 
-func decodeFast(idx []int32, low, high []byte, k uint, next int32) int {
-	if !simd.AVX2 || len(idx) == 0 {
-		return 0
-	}
-	return decodeBMI2(idx, low, high, k, next)
+// decodeFast does all, if there are enough ones in high.
+func decodeFast(idx []int32, low, high []byte, k uint, next int32) bool {
+	return simd.AVX2 && len(idx) > 0 && k <= 25 && decodeAVX2(idx, low, high, k, next)
 }

@@ -8,4 +8,4 @@ func sumSome([]uint32, uint) (done int, sums [3]int) { return }
 
 func putFast([]byte, []uint32, uint, bool) bool { return false }
 
-func decodeFast([]int32, []byte, []byte, uint, int32) int { return 0 }
+func decodeFast([]int32, []byte, []byte, uint, int32) bool { return false }
