@@ -2,12 +2,13 @@ package cpu
 
 import (
 	"hash/crc32"
-	"math/bits"
+	"sort"
 	"unsafe"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
 
 // places are elements as the integers that [runtime.Changes] describes.
@@ -88,7 +89,7 @@ var zeroWords [chunk]uint64
 func diff[T places](s *scratch, old, new uintptr, dt dtype.DType, n int, idx []int32, dst uintptr, sums []uint32) int32 {
 	m, size, diffs := 0, dt.Size(), hostmem.Slice[T](dst, len(idx))
 	for from := 0; from < n; from += runtime.DeltaBlock {
-		before := m
+		before, sum, summed := m, uint32(0), 0
 		bytes := hostmem.Slice[byte](new+uintptr(from*size), min(runtime.DeltaBlock, n-from)*size)
 		for at := 0; at < len(bytes); {
 			y, words := zeroWords[:], min(chunk, (len(bytes)-at)/8)
@@ -106,9 +107,10 @@ func diff[T places](s *scratch, old, new uintptr, dt dtype.DType, n int, idx []i
 				m = diffWords(s, a[:], b[:], from+at/size, flips[T](dt), idx, diffs, m)
 				at = len(bytes)
 			}
-		}
-		if m > before && sums != nil {
-			sums[from/runtime.DeltaBlock] = crc32.Checksum(bytes, castagnoli)
+			if m > before && sums != nil { // while it is in the cache
+				sum, summed = crc32.Update(sum, castagnoli, bytes[summed:at]), at
+				sums[from/runtime.DeltaBlock] = sum
+			}
 		}
 	}
 	return int32(m)
@@ -116,30 +118,16 @@ func diff[T places](s *scratch, old, new uintptr, dt dtype.DType, n int, idx []i
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// diffWords is diff of at most a chunk of words, of which the first element is first; m differences are known already. It finds
-// the words that differ without a branch, and then looks at their elements.
+// diffWords is diff of at most a chunk of words, of which the first element is first; m differences are known already.
 func diffWords[T places](s *scratch, old, new []uint64, first int, flip T, idx []int32, diffs []T, m int) int {
-	n := 0
-	for i, w := range new[:len(old)] {
-		s.differ[n&(chunk-1)] = uint16(i)
-		w ^= old[i]
-		n += int((w | -w) >> 63)
+	size := int(unsafe.Sizeof(flip))
+	was, is := hostmem.Slice[T](hostmem.Addr(old), 8*len(old)/size), hostmem.Slice[T](hostmem.Addr(new), 8*len(old)/size)
+	found := s.differ[:f32.Differ(s.differ[:], old, new, size)]
+	for i, at := range found[:max(min(len(found), len(idx)-m), 0)] {
+		idx[m+i] = int32(first + int(at))
+		diffs[m+i] = place(is[at], flip) - place(was[at], flip)
 	}
-	size := uint(unsafe.Sizeof(flip))
-	shift, lane := uint(bits.TrailingZeros(size)), uint64(1)<<(8*size-1)<<1-1
-	for _, i := range s.differ[:n] {
-		was, is := old[i], new[i]
-		for w := was ^ is; w != 0; m++ {
-			element := uint(bits.TrailingZeros64(w)) >> 3 >> shift
-			up := element << 3 << shift & 63
-			w &^= lane << up
-			if m < len(idx) && m < len(diffs) {
-				idx[m] = int32(first) + int32(uint(i)<<3>>shift+element)
-				diffs[m] = place(T(is>>up), flip) - place(T(was>>up), flip)
-			}
-		}
-	}
-	return m
+	return m + len(found)
 }
 
 // patch changes elements, and takes the checksums of the blocks that they are in.
@@ -149,15 +137,18 @@ func patch[T places](at uintptr, dt dtype.DType, n int, idx []int32, by uintptr,
 		sign = -1
 	}
 	for done := 0; done < len(idx); {
-		block := int(uint32(idx[done]) / runtime.DeltaBlock)
-		from := min(block*runtime.DeltaBlock, n)
+		block := uint32(idx[done]) / runtime.DeltaBlock
+		from := min(int(block)*runtime.DeltaBlock, n)
 		part := x[from:min(from+runtime.DeltaBlock, n)]
-		for ; done < len(idx) && int(uint32(idx[done])/runtime.DeltaBlock) == block; done++ {
-			if local := uint(uint32(idx[done])) - uint(from); local < uint(len(part)) {
-				part[local] = place(place(part[local], flip)+(diffs[done]^sign)-sign, flip)
+		list := idx[done:]
+		list = list[:sort.Search(len(list), func(i int) bool { return uint32(list[i])/runtime.DeltaBlock > block })]
+		by := diffs[done:][:len(list)]
+		for i, at := range list {
+			if local := uint(uint32(at)) - uint(from); local < uint(len(part)) {
+				part[local] = place(place(part[local], flip)+(by[i]^sign)-sign, flip)
 			}
 		}
-		if len(part) > 0 && sums != nil {
+		if done += len(list); len(part) > 0 && sums != nil {
 			sums[block] = crc32.Checksum(hostmem.Bytes(part), castagnoli)
 		}
 	}

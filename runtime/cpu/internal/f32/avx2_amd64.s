@@ -841,3 +841,204 @@ end:
 	VZEROUPPER
 	MOVQ BX, done+56(FP)
 	RET
+
+// func differ1AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)
+// Requires: AVX, AVX2, POPCNT
+TEXT ·differ1AVX2(SB), NOSPLIT, $0-40
+	MOVQ         list+0(FP), AX
+	MOVQ         old+8(FP), CX
+	MOVQ         new+16(FP), DX
+	MOVQ         rounds+24(FP), BX
+	LEAQ         permutations<>+0(SB), SI
+	MOVL         $0xffffffff, DI
+	MOVQ         AX, DI
+	VPXOR        X0, X0, X0
+	MOVL         $0x00000008, R8
+	VMOVD        R8, X1
+	VPBROADCASTW X1, X1
+
+loop:
+	VMOVDQU   (CX), Y2
+	VPCMPEQB  (DX), Y2, Y2
+	VPMOVMSKB Y2, R8
+	NOTL      R8
+	MOVBLZX   R8, R9
+	VPMOVZXBW (SI)(R9*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (DI)
+	POPCNTL   R9, R9
+	LEAQ      (DI)(R9*2), DI
+	VPADDW    X1, X0, X0
+	SHRL      $0x08, R8
+	MOVBLZX   R8, R9
+	VPMOVZXBW (SI)(R9*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (DI)
+	POPCNTL   R9, R9
+	LEAQ      (DI)(R9*2), DI
+	VPADDW    X1, X0, X0
+	SHRL      $0x08, R8
+	MOVBLZX   R8, R9
+	VPMOVZXBW (SI)(R9*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (DI)
+	POPCNTL   R9, R9
+	LEAQ      (DI)(R9*2), DI
+	VPADDW    X1, X0, X0
+	SHRL      $0x08, R8
+	MOVBLZX   R8, R8
+	VPMOVZXBW (SI)(R8*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (DI)
+	POPCNTL   R8, R8
+	LEAQ      (DI)(R8*2), DI
+	VPADDW    X1, X0, X0
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	DECQ      BX
+	JNZ       loop
+	VZEROUPPER
+	SUBQ      AX, DI
+	SHRQ      $0x01, DI
+	MOVQ      DI, found+32(FP)
+	RET
+
+// func differ2AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)
+// Requires: AVX, AVX2, BMI2, POPCNT
+TEXT ·differ2AVX2(SB), NOSPLIT, $0-40
+	MOVQ         list+0(FP), AX
+	MOVQ         old+8(FP), CX
+	MOVQ         new+16(FP), DX
+	MOVQ         rounds+24(FP), BX
+	LEAQ         permutations<>+0(SB), SI
+	MOVL         $0x55555555, DI
+	MOVQ         AX, R8
+	VPXOR        X0, X0, X0
+	MOVL         $0x00000008, R9
+	VMOVD        R9, X1
+	VPBROADCASTW X1, X1
+
+loop:
+	VMOVDQU   (CX), Y2
+	VPCMPEQB  (DX), Y2, Y2
+	VPMOVMSKB Y2, R9
+	NOTL      R9
+	MOVL      R9, R10
+	SHRL      $0x01, R10
+	ORL       R10, R9
+	PEXTL     DI, R9, R9
+	MOVBLZX   R9, R10
+	VPMOVZXBW (SI)(R10*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (R8)
+	POPCNTL   R10, R10
+	LEAQ      (R8)(R10*2), R8
+	VPADDW    X1, X0, X0
+	SHRL      $0x08, R9
+	MOVBLZX   R9, R9
+	VPMOVZXBW (SI)(R9*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (R8)
+	POPCNTL   R9, R9
+	LEAQ      (R8)(R9*2), R8
+	VPADDW    X1, X0, X0
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	DECQ      BX
+	JNZ       loop
+	VZEROUPPER
+	SUBQ      AX, R8
+	SHRQ      $0x01, R8
+	MOVQ      R8, found+32(FP)
+	RET
+
+// func differ4AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)
+// Requires: AVX, AVX2, BMI2, POPCNT
+TEXT ·differ4AVX2(SB), NOSPLIT, $0-40
+	MOVQ         list+0(FP), AX
+	MOVQ         old+8(FP), CX
+	MOVQ         new+16(FP), DX
+	MOVQ         rounds+24(FP), BX
+	LEAQ         permutations<>+0(SB), SI
+	MOVL         $0x11111111, DI
+	MOVQ         AX, R8
+	VPXOR        X0, X0, X0
+	MOVL         $0x00000008, R9
+	VMOVD        R9, X1
+	VPBROADCASTW X1, X1
+
+loop:
+	VMOVDQU   (CX), Y2
+	VPCMPEQB  (DX), Y2, Y2
+	VPMOVMSKB Y2, R9
+	NOTL      R9
+	MOVL      R9, R10
+	SHRL      $0x01, R10
+	ORL       R10, R9
+	MOVL      R9, R10
+	SHRL      $0x02, R10
+	ORL       R10, R9
+	PEXTL     DI, R9, R9
+	MOVBLZX   R9, R9
+	VPMOVZXBW (SI)(R9*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (R8)
+	POPCNTL   R9, R9
+	LEAQ      (R8)(R9*2), R8
+	VPADDW    X1, X0, X0
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	DECQ      BX
+	JNZ       loop
+	VZEROUPPER
+	SUBQ      AX, R8
+	SHRQ      $0x01, R8
+	MOVQ      R8, found+32(FP)
+	RET
+
+// func differ8AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)
+// Requires: AVX, AVX2, BMI2, POPCNT
+TEXT ·differ8AVX2(SB), NOSPLIT, $0-40
+	MOVQ         list+0(FP), AX
+	MOVQ         old+8(FP), CX
+	MOVQ         new+16(FP), DX
+	MOVQ         rounds+24(FP), BX
+	LEAQ         permutations<>+0(SB), SI
+	MOVL         $0x01010101, DI
+	MOVQ         AX, R8
+	VPXOR        X0, X0, X0
+	MOVL         $0x00000004, R9
+	VMOVD        R9, X1
+	VPBROADCASTW X1, X1
+
+loop:
+	VMOVDQU   (CX), Y2
+	VPCMPEQB  (DX), Y2, Y2
+	VPMOVMSKB Y2, R9
+	NOTL      R9
+	MOVL      R9, R10
+	SHRL      $0x01, R10
+	ORL       R10, R9
+	MOVL      R9, R10
+	SHRL      $0x02, R10
+	ORL       R10, R9
+	MOVL      R9, R10
+	SHRL      $0x04, R10
+	ORL       R10, R9
+	PEXTL     DI, R9, R9
+	MOVBLZX   R9, R9
+	VPMOVZXBW (SI)(R9*8), X2
+	VPADDW    X0, X2, X2
+	VMOVDQU   X2, (R8)
+	POPCNTL   R9, R9
+	LEAQ      (R8)(R9*2), R8
+	VPADDW    X1, X0, X0
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	DECQ      BX
+	JNZ       loop
+	VZEROUPPER
+	SUBQ      AX, R8
+	SHRQ      $0x01, R8
+	MOVQ      R8, found+32(FP)
+	RET
