@@ -84,20 +84,26 @@ func (p *place) fetch(n int, buf *[]byte) error {
 // The head of what kernels are told of a block: how many elements change, and its checksum.
 const head = 16
 
-// exchange calls kernels of a runtime with a list that has room for as many changes: that of c.area, of which the first bytes go in
+// exchange calls kernels of a runtime with a list that has room for as many changes: c.area, or a copy of which the first bytes go in
 // and come out.
 func (c *coder) exchange(rt runtime.Runtime, room, in, out int, call func(k runtime.Kernels, l runtime.Changes) error) error {
 	k, err := runtime.KernelsOf(rt)
 	if err != nil {
 		return err
 	}
+	on := func(at uintptr) error {
+		return call(k, runtime.Changes{Idx: at + head, Diff: at + uintptr(diffsAt(room)), N: room, Len: at, Sums: at + 8})
+	}
+	if rt == host {
+		defer goruntime.KeepAlive(c.area)
+		return on(hostmem.Addr(c.area))
+	}
 	at, err := rt.Allocate(len(c.area))
 	if err != nil {
 		return err
 	}
-	err = rt.CopyIn(at, c.area[:in])
-	if err == nil {
-		err = call(k, runtime.Changes{Idx: at + head, Diff: at + uintptr(diffsAt(room)), N: room, Len: at, Sums: at + 8})
+	if err = rt.CopyIn(at, c.area[:in]); err == nil {
+		err = on(at)
 	}
 	if err == nil {
 		err = rt.CopyOut(c.area[:out], at)
@@ -108,11 +114,17 @@ func (c *coder) exchange(rt runtime.Runtime, room, in, out int, call func(k runt
 // diffsAt is where the differences begin in an area with room for that many.
 func diffsAt(room int) int { return (head + 4*room + 7) &^ 7 }
 
+// place makes room for a list in the area, with positions at idx.
+func (c *coder) place(d dtype.DType, room int) {
+	c.area = grown(c.area, diffsAt(room)+room*d.Size())
+	c.idx = view[int32](c.area[head:])[:room]
+}
+
 // compare lists the elements of which two blocks in one memory differ, and their differences. It returns the checksum of the new one.
 func (c *coder) compare(old, new place, d dtype.DType, elements int, sum uint32) (uint32, error) {
 	defer goruntime.KeepAlive([2]any{old.keep, new.keep})
-	for room := max(c.room, elements/32); ; room = c.room {
-		c.area = grown(c.area, diffsAt(room)+room*d.Size())
+	for room := max(c.room, elements/64); ; room = c.room {
+		c.place(d, room)
 		binary.LittleEndian.PutUint32(c.area[8:], sum)
 		if err := c.exchange(new.rt, room, head, len(c.area), func(k runtime.Kernels, l runtime.Changes) error {
 			return k.Diff(old.at, new.at, d, elements, l)
@@ -123,7 +135,7 @@ func (c *coder) compare(old, new place, d dtype.DType, elements int, sum uint32)
 		if c.room = m + m/4; m > room {
 			continue
 		}
-		c.idx, c.diffs = append(c.idx[:0], view[int32](c.area[head:])[:m]...), grown(c.diffs, m)
+		c.idx, c.diffs = c.idx[:m], grown(c.diffs, m)
 		switch from := c.area[diffsAt(room):]; d.Size() {
 		case 1:
 			widen(c.diffs, view[int8](from))
@@ -309,7 +321,7 @@ func (c *coder) unsort(data []byte, d dtype.DType) {
 		}
 		next[k]++
 	}
-	c.idx, c.second = c.second, c.idx
+	copy(c.idx, c.second)
 }
 
 // appendPositions appends the section of ascending positions.
@@ -354,25 +366,24 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 	return nil
 }
 
-// read decodes a block of that many elements of differences into idx, diffs and second: those
-// of formOnes are ±1 in diffs, before second and values are added. It returns its form.
-func (c *coder) read(code []byte, elements int) (form byte, err error) {
+// read decodes a block of that many elements: positions into the area, values, and of formOnes marks and second. It returns its form.
+func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err error) {
 	src := cursor{rest: code}
 	form, changed := src.byte(), src.uvarint()
 	if src.bad || changed > uint64(elements) {
 		return 0, errDamaged
 	}
 	m := int(changed)
-	c.second, c.values = c.second[:0], c.values[:0]
 	switch form {
 	case formXor:
 		c.xor = src.rest
 		return form, nil
 	case formDense:
+		c.place(d, elements)
 		c.values = grown(c.values, elements)
 		err = c.readValues(&src, c.values)
 	case formList, formOnes, formSorted:
-		c.idx = grown(c.idx, m)
+		c.place(d, m)
 		if err = readPositions(&src, c.idx, elements); err != nil {
 			break
 		}
@@ -403,7 +414,7 @@ func (c *coder) read(code []byte, elements int) (form byte, err error) {
 // the checksum of what is there and returns that of the result. After an error in the code the elements are as they were.
 func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
 	defer goruntime.KeepAlive(p.keep)
-	form, err := c.read(code, elements)
+	form, err := c.read(code, d, elements)
 	if err == nil && form == formSorted && subtract {
 		err = fmt.Errorf("%w: sorted blocks cannot be taken back", ErrDelta)
 	}
@@ -426,10 +437,6 @@ func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uin
 		return 0, err
 	}
 	m, room := 0, len(c.idx)
-	if form == formDense {
-		room = elements
-	}
-	c.area = grown(c.area, diffsAt(room)+room*d.Size())
 	switch diffs := c.area[diffsAt(room):]; d.Size() {
 	case 1:
 		m = list[int8](c, form, diffs)
@@ -446,19 +453,17 @@ func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uin
 	return binary.LittleEndian.Uint32(c.area[8:]), err
 }
 
-// list writes what read decoded to the area, whose differences are at diffs, and returns how many elements change.
+// list writes the differences that read decoded, and of dense ones the positions, and returns how many elements change.
 func list[T int8 | int16 | int32 | int64](c *coder, form byte, diffs []byte) int {
-	idx, by := view[int32](c.area[head:]), view[T](diffs)
-	if form == formDense {
+	by := view[T](diffs)
+	switch form {
+	case formDense:
 		m := 0
 		for i, v := range c.values {
-			idx[m], by[m] = int32(i), T(unzigzag(v))
+			c.idx[m], by[m] = int32(i), T(unzigzag(v))
 			m += int((v | -v) >> 63)
 		}
 		return m
-	}
-	copy(idx, c.idx)
-	switch form {
 	case formSorted:
 		for i, diff := range c.diffs {
 			by[i] = T(diff)
@@ -468,8 +473,14 @@ func list[T int8 | int16 | int32 | int64](c *coder, form byte, diffs []byte) int
 			by[i] = T(unzigzag(v + 1))
 		}
 	case formOnes:
-		for i := range c.idx {
-			by[i] = 1 - 2*T(c.marks[i/8]>>(i%8)&1)
+		var signs [256][8]T
+		for marks := range signs {
+			for j := range 8 {
+				signs[marks][j] = 1 - 2*T(marks>>j&1)
+			}
+		}
+		for i, marks := range c.marks {
+			copy(by[8*i:], signs[marks][:])
 		}
 		for i, v := range c.values {
 			by[c.second[i]] *= T(v + 2)

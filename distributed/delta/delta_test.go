@@ -573,7 +573,7 @@ func FuzzRead(f *testing.F) {
 		require.Equal(t, d.Stat(), again.Stat())
 		s, err := NewSubscriber(t.Context(), nil, nil, Config{Version: 1, Tensors: old.clone()})
 		require.NoError(t, err)
-		if _, err := s.parts[0].apply(t.Context(), d, s.alloc, nil); err != nil {
+		if _, err := s.parts[0].apply(t.Context(), d, nil, s.alloc, nil); err != nil {
 			require.NoError(t, same(s.parts[0].tensors, old))
 		}
 	})

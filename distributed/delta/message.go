@@ -73,14 +73,15 @@ type Stat struct {
 
 // Stat counts what d holds.
 func (d *Delta) Stat() Stat {
-	s := Stat{Weights: d.weights}
+	s := Stat{Weights: d.weights, Bytes: 4}
 	for _, c := range d.tensors {
 		for _, b := range c.blocks {
 			s.Changed += changedIn(b.code)
 		}
 	}
-	parts, length := d.parts()
-	s.Bytes = uint64(len(parts[0])) + length
+	for _, p := range d.parts() {
+		s.Bytes += uint64(len(p))
+	}
 	return s
 }
 
@@ -94,8 +95,11 @@ func (d *Delta) blocks() (counts []int) {
 
 // WriteTo writes d, in the format that the package describes.
 func (d *Delta) WriteTo(w io.Writer) (written int64, err error) {
-	parts, _ := d.parts()
-	for _, p := range parts {
+	parts, sum := d.parts(), uint32(0)
+	for _, p := range parts[1:] {
+		sum = crc32.Update(sum, castagnoli, p)
+	}
+	for _, p := range append(parts, binary.LittleEndian.AppendUint32(nil, sum)) {
 		n, err := w.Write(p)
 		if written += int64(n); err != nil {
 			return written, fmt.Errorf("delta: write: %w", err)
@@ -104,8 +108,8 @@ func (d *Delta) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
-// parts returns what d is written as; length is that of all but the first.
-func (d *Delta) parts() (parts [][]byte, length uint64) {
+// parts returns what d is written as before its checksum, which begins with the second one.
+func (d *Delta) parts() (parts [][]byte) {
 	b := binary.AppendUvarint(nil, d.Base)
 	if d.Base != 0 {
 		b = binary.LittleEndian.AppendUint32(b, d.digest)
@@ -133,13 +137,12 @@ func (d *Delta) parts() (parts [][]byte, length uint64) {
 		}
 	}
 	parts = append(parts, b)
-	sum := uint32(0)
+	length := uint64(4)
 	for _, p := range parts {
 		length += uint64(len(p))
-		sum = crc32.Update(sum, castagnoli, p)
 	}
-	parts[0] = binary.AppendUvarint([]byte(magic), length+4)
-	return append(parts, binary.LittleEndian.AppendUint32(nil, sum)), length + 4
+	parts[0] = binary.AppendUvarint([]byte(magic), length)
+	return parts
 }
 
 // Read reads a delta from its beginning to its end, and no further. It takes as much memory as

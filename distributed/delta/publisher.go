@@ -57,7 +57,7 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 	if err != nil {
 		return err
 	}
-	a, err := p.replica.apply(ctx, d, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].beside() }, nil)
+	a, err := p.replica.apply(ctx, d, next, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].beside() }, nil)
 	if err != nil {
 		return err
 	}

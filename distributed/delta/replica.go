@@ -381,13 +381,14 @@ func (d *Delta) Apply(ctx context.Context, tensors []Tensor, alloc func(Tensor) 
 	if err := r.measure(ctx, first); err != nil {
 		return err
 	}
-	_, err = r.apply(ctx, d, alloc, second)
+	_, err = r.apply(ctx, d, nil, alloc, second)
 	return err
 }
 
 // applied is a delta that was applied, and can be rolled back.
 type applied struct {
 	r, next *replica
+	from    *replica // that the blocks are copied of; nil: their codes are applied
 	was     []int    // where each tensor is in r, -1 if it is new
 	mine    []Memory // allocated for new tensors
 	d       *Delta
@@ -400,15 +401,16 @@ type undo struct {
 	saved []byte // the block before; without it, differences are subtracted
 }
 
-// apply applies a delta in place, and keeps what it takes to roll back. After an error it has rolled back.
-func (r *replica) apply(ctx context.Context, d *Delta, alloc func(Tensor) (Memory, error), tick func(done, of int)) (*applied, error) {
+// apply applies a delta in place, or copies its blocks of what it was made of (from, if not nil), and keeps what it takes to roll
+// back. After an error it has rolled back.
+func (r *replica) apply(ctx context.Context, d *Delta, from *replica, alloc func(Tensor) (Memory, error), tick func(done, of int)) (*applied, error) {
 	if d.Base != 0 && (d.Base != r.version || r.lost != nil) {
 		return nil, &VersionError{Have: r.version, Need: d.Base}
 	}
 	if d.Base != 0 && d.digest != r.digest() {
 		return nil, &VersionError{Have: r.version, Need: d.Base, Differ: true}
 	}
-	a := &applied{r: r, d: d, next: &replica{version: d.Target, hook: r.hook}}
+	a := &applied{r: r, from: from, d: d, next: &replica{version: d.Target, hook: r.hook}}
 	layout := d.layout
 	if layout == nil {
 		layout = r.tensors
@@ -497,15 +499,20 @@ func (a *applied) block(c *coder, i, b int) error {
 		}
 		u.saved, u.done = slices.Clone(data), direct
 	}
-	if fresh {
-		sum = sumOfZeros(bytes)
-		if err := p.rt.Fill(p.at, bytes, dtype.U8, 0); err != nil {
-			return err
+	if a.from != nil {
+		sum, err = a.copy(c, change.tensor, at, p)
+	} else {
+		if fresh {
+			sum, err = sumOfZeros(bytes), p.rt.Fill(p.at, bytes, dtype.U8, 0)
+		}
+		if err == nil {
+			sum, err = c.apply(code, p, t.DType, bytes/t.DType.Size(), sum, false)
 		}
 	}
-	if a.next.sums[change.tensor][at], err = c.apply(code, p, t.DType, bytes/t.DType.Size(), sum, false); err != nil {
+	if err != nil {
 		return err
 	}
+	a.next.sums[change.tensor][at] = sum
 	u.done = kept && direct
 	if err := a.next.step(); err != nil {
 		return err
@@ -515,6 +522,22 @@ func (a *applied) block(c *coder, i, b int) error {
 		return nil
 	}
 	return a.next.store(change.tensor, at, c.new)
+}
+
+// copy makes a block, which is at p, that of a.from, and returns its checksum.
+func (a *applied) copy(c *coder, tensor, block int, p place) (uint32, error) {
+	from, _, err := a.from.load(tensor, block, &c.old)
+	defer gort.KeepAlive([2]any{from.keep, p.keep})
+	bytes := a.from.tensors[tensor].length(block)
+	if err == nil && from.rt == p.rt {
+		err = p.rt.Copy(p.at, from.at, bytes)
+	} else if err == nil {
+		var data []byte
+		if data, err = from.bytes(bytes, &c.old); err == nil {
+			err = p.rt.CopyIn(p.at, data)
+		}
+	}
+	return a.from.sums[tensor][block], err
 }
 
 // rollback makes the tensors what they were. Where it fails, they are of no version.

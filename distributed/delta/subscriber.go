@@ -144,7 +144,7 @@ func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 	if s.doubt != nil {
 		return 0, ErrInDoubt
 	}
-	a, err := s.parts[0].apply(ctx, d, s.alloc, nil)
+	a, err := s.parts[0].apply(ctx, d, nil, s.alloc, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -204,7 +204,7 @@ func (s *Subscriber) apply(ctx context.Context, messages [][]byte) (all []*appli
 		}
 		d, err := Read(bytes.NewReader(message))
 		if err == nil {
-			all[k], err = s.parts[k].apply(ctx, d, s.alloc, nil)
+			all[k], err = s.parts[k].apply(ctx, d, nil, s.alloc, nil)
 		}
 		if err != nil {
 			return nil, errors.Join(err, rollBack(all))
