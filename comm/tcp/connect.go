@@ -199,15 +199,20 @@ func (k *connector) note(p *pair, trouble error) {
 	p.trouble = fmt.Errorf("rank %d: %w", p.rank, trouble)
 }
 
-// call connects to a rank of lower number, until that succeeds, ctx ends, or the rank refuses.
+// call connects to a rank of lower number, again if the connection is lost, until ctx ends or the rank refuses.
 func (k *connector) call(ctx context.Context, p *pair) error {
 	const attempts = 1 << 20 // of a process, far fewer in fact
 	for attempt := k.version * attempts; ; attempt++ {
 		err := k.try(ctx, p, attempt+1)
-		if err == nil || errors.Is(err, store.ErrRefused) {
+		switch {
+		case errors.Is(err, store.ErrRefused):
 			return err
-		}
-		if ctx.Err() == nil {
+		case err == nil:
+			select {
+			case <-ctx.Done():
+			case <-p.again:
+			}
+		case ctx.Err() == nil:
 			k.note(p, err)
 		}
 		select {
@@ -306,9 +311,16 @@ func (k *connector) lanes(ctx context.Context, address string, p *pair, h hello)
 	err = cmp.Or(errs...)
 	for i, conn := range conns {
 		h.Lane = uint32(i)
-		if conn != nil && (err != nil || !k.join(p, &h, conn, false)) {
-			_ = conn.NetConn().Close()
+		if conn == nil {
+			continue
 		}
+		if err == nil {
+			if l := k.join(p, &h, conn, false); l != nil {
+				go k.watch(l) //nolint:errcheck // its reader gets it
+				continue
+			}
+		}
+		_ = conn.NetConn().Close()
 	}
 	return err
 }
@@ -341,9 +353,11 @@ func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 		}
 		v, reason := k.judge(&h)
 		if v == welcome && h.Lanes > 0 {
-			if p := k.pairs[h.From]; k.join(p, &h, conn, true) {
+			if l := k.join(k.pairs[h.From], &h, conn, true); l != nil {
 				_ = conn.SetDeadline(time.Time{})
-				<-p.dead // whoever passed the connection closes it then
+				if k.watch(l) == nil {
+					<-l.dead // whoever passed the connection closes it then
+				}
 				return
 			}
 			v, reason = again, "a later attempt has begun"
@@ -384,7 +398,7 @@ func (k *connector) judge(h *hello) (v verdict, reason string) {
 
 // join makes a connection a lane of its pair, unless a later attempt has begun. The side that accepts it says
 // welcome before anything else is sent.
-func (k *connector) join(p *pair, h *hello, conn *tls.Conn, accepts bool) bool {
+func (k *connector) join(p *pair, h *hello, conn *tls.Conn, accepts bool) *lane {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if h.Attempt > p.attempt && !k.over {
@@ -392,14 +406,30 @@ func (k *connector) join(p *pair, h *hello, conn *tls.Conn, accepts bool) bool {
 		p.attempt, p.lanes, p.window, p.credit = h.Attempt, make([]*lane, h.Lanes), int(h.Window), int(h.Window)
 	}
 	if k.over || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes) || p.lanes[h.Lane] != nil {
-		return false
+		return nil
 	}
 	if accepts {
 		if _, err := conn.Write([]byte{byte(welcome)}); err != nil {
-			return false
+			return nil
 		}
 	}
-	p.lanes[h.Lane] = newLane(p, int(h.Lane), conn)
+	l := newLane(p, int(h.Lane), conn)
+	p.lanes[h.Lane] = l
 	poke(k.changed)
-	return true
+	return l
+}
+
+// watch waits for the first byte on a lane. If the lane ends before all are there, those of its pair are made
+// again: the other process has ended, and another one may come in its place.
+func (k *connector) watch(l *lane) error {
+	_, err := io.ReadFull(l.secure, l.head[:1])
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err != nil && !k.over && slices.Contains(l.lanes, l) {
+		l.hangUp()
+		l.lanes, l.trouble = nil, fmt.Errorf("rank %d: connection lost: %w", l.rank, err)
+		poke(l.again)
+	}
+	l.first <- err
+	return err
 }

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
 	"net"
@@ -79,6 +80,50 @@ func TestHalfOpen(t *testing.T) {
 		require.NoError(t, greets(func(h *hello) { h.Attempt = attempt + 1 }))
 	}
 	join()
+}
+
+// TestRestart has rank 0 end when rank 1 is connected to it and waits for rank 2. The next process of rank 0 is found.
+func TestRestart(t *testing.T) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	own := conf.Clone()
+	own.NextProtos = []string{protocol}
+	server := store.NewServer(store.Options{})
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	first := server.Local("first")
+	text, err := json.Marshal(record{1, []string{l.Addr().String()}})
+	require.NoError(t, err)
+	require.NoError(t, first.Set(t.Context(), "tcp//0", text, store.Lease))
+
+	var all sync.WaitGroup
+	start := func(rank int) {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			c, err := New(ctx, server.Local(string(rune('0'+rank))), Config{Rank: rank, WorldSize: 3, TLS: conf, Listen: "localhost", Connections: 1})
+			if assert.NoError(t, err) {
+				assert.NoError(t, c.Barrier(ctx))
+				assert.NoError(t, c.Close())
+			}
+		})
+	}
+	start(1)
+	plain, err := l.Accept()
+	require.NoError(t, err)
+	conn := tls.Server(plain, own)
+	for h := (hello{}); h.Lanes == 0; {
+		require.NoError(t, binary.Read(conn, binary.LittleEndian, &h))
+		_, err := conn.Write([]byte{byte(welcome)})
+		require.NoError(t, err)
+	}
+	require.NoError(t, conn.Close())
+	require.NoError(t, l.Close())
+	require.NoError(t, first.Close())
+	start(0)
+	start(2)
+	all.Wait()
 }
 
 // TestLostStore loses the store while one rank waits for a higher one, and one for a lower one.

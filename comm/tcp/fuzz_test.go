@@ -34,7 +34,7 @@ func FuzzFrames(f *testing.F) {
 		p.post(w, 1, posted{1, 3, hostmem.Addr(around[room:]), room})
 		l := p.lanes[0]
 		l.secure = script{Reader: bytes.NewReader(b)}
-		assert.Error(t, l.receive(), "the end, if nothing else")
+		assert.Error(t, l.receive(0), "the end, if nothing else")
 		early := 0
 		for _, in := range w.boxes[1].early {
 			if early += messageBytes; in.room != nil {

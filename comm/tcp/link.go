@@ -24,12 +24,12 @@ const (
 // records go out by one system call, and sealing never waits for the network.
 type link struct {
 	net.Conn
-	direct bool // during the handshake, nothing is collected
+	direct bool // until it is under a lane, nothing is collected
 	socket syscall.RawConn
 	try    func(fd uintptr) bool // one attempt to send pending
 	sent   int                   // what it sent
 	failed error
-	pair   *pair // once it is under a lane
+	pair   *pair // of the lane
 
 	mu      sync.Mutex
 	out     []byte // collected
@@ -161,6 +161,7 @@ type lane struct {
 	link   *link
 	secure net.Conn      // TLS over the link
 	wake   chan struct{} // the writer
+	first  chan error    // the connector has read the first byte of head
 	byed   bool          // has sent its last frame
 
 	// Locks, in the order in which they are taken, before that of the pair.
@@ -175,8 +176,8 @@ type lane struct {
 
 func newLane(p *pair, index int, conn *tls.Conn) *lane {
 	l := conn.NetConn().(*link)
-	l.pair = p
-	return &lane{pair: p, index: index, link: l, secure: conn, wake: make(chan struct{}, 1)}
+	l.pair, l.direct = p, false
+	return &lane{pair: p, index: index, link: l, secure: conn, wake: make(chan struct{}, 1), first: make(chan error, 1)}
 }
 
 // write sends what there is: as the writer, or inline a little of it, without waiting.
@@ -256,13 +257,18 @@ func (l *lane) seal() (n int, err error) {
 
 // reader receives until the connection ends.
 func (l *lane) reader() {
-	l.fail(l.receive())
+	err := <-l.first
+	if err == nil {
+		err = l.receive(1)
+	}
+	l.fail(err)
 }
 
-func (l *lane) receive() error {
+// receive receives frames until the connection ends. The first at bytes of head have been read.
+func (l *lane) receive(at int) error {
 	var h header
-	for {
-		if _, err := io.ReadFull(l.secure, l.head[:]); err != nil {
+	for ; ; at = 0 {
+		if _, err := io.ReadFull(l.secure, l.head[at:]); err != nil {
 			return err
 		}
 		h.get(l.head[:])

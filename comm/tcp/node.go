@@ -52,7 +52,6 @@ func poke(news chan struct{}) {
 func (n *node) start() {
 	for _, p := range n.pairs {
 		for _, l := range p.lanes {
-			l.link.direct = false
 			go l.writer()
 			go l.reader()
 		}

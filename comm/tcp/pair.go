@@ -31,8 +31,9 @@ type pair struct {
 	seen  chan struct{} // the other one has seen the goodbyes
 	heard atomic.Int64  // tick of the node at which something has come
 
-	attempt uint64 // of the connector, that made the lanes
-	trouble error  // of the last one
+	attempt uint64        // of the connector, that made the lanes
+	trouble error         // of the last one
+	again   chan struct{} // the lanes were lost
 
 	mu        sync.Mutex
 	announced sync.Cond // a message was announced, or the pair is gone
@@ -111,7 +112,7 @@ type box struct {
 }
 
 func newPair(n *node, rank int) *pair {
-	p := &pair{node: n, rank: rank, dead: make(chan struct{}), seen: make(chan struct{}, 1), held: map[uint64]*outgoing{}, incoming: map[uint64]*incoming{}}
+	p := &pair{node: n, rank: rank, dead: make(chan struct{}), seen: make(chan struct{}, 1), again: make(chan struct{}, 1), held: map[uint64]*outgoing{}, incoming: map[uint64]*incoming{}}
 	p.announced.L = &p.mu
 	return p
 }

@@ -55,7 +55,7 @@ func TestSlowLink(t *testing.T) {
 	h.put(frame)
 	l := newLane(p, 0, tls.Client(newLink(script{Reader: slow{p, bytes.NewReader(frame)}}), nil))
 	l.secure, p.lanes = l.link, []*lane{l} // without encryption
-	require.ErrorIs(t, l.receive(), io.EOF)
+	require.ErrorIs(t, l.receive(0), io.EOF)
 	require.NoError(t, p.gone)
 	require.Len(t, w.boxes[1].early, 1)
 	assert.Equal(t, chunkBytes, w.boxes[1].early[0].got)
@@ -134,7 +134,7 @@ func TestCreditOfEveryFrame(t *testing.T) {
 		b := make([]byte, headerBytes)
 		(&header{kind: k, credit: 100}).put(b)
 		p.lanes[0].secure = script{Reader: bytes.NewReader(b)}
-		require.ErrorIs(t, p.lanes[0].receive(), io.EOF)
+		require.ErrorIs(t, p.lanes[0].receive(0), io.EOF)
 		assert.Equal(t, 100*(i+1), p.credit)
 	}
 }
