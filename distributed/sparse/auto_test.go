@@ -256,7 +256,7 @@ func TestAutoLogs(t *testing.T) {
 	defer slog.SetDefault(before)
 	runAuto(t, 3, 3000, 3, sparse.Config{Density: 0.05}, plainComm)
 	assert.Equal(t, 1, bytes.Count(text.Bytes(), []byte("chose a pattern")))
-	assert.Regexp(t, `pattern=\w+ elements=3000 density=0.05 ranks=3 trials="\[.*topkA .*s.*\]" took=`, text.String())
+	assert.Regexp(t, `pattern=\w+ values=f32 elements=3000 density=0.05 ranks=3 trials="\[.*topkA .*s.*\]" took=`, text.String())
 }
 
 // A state takes the choice along: nothing is measured again, and the bits are the
