@@ -1,7 +1,6 @@
 package runtimetest
 
 import (
-	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -80,8 +80,7 @@ func place[T word](d *device, values []T) uintptr {
 	for i := range data {
 		data[i] = 0xa5
 	}
-	data, err := binary.Append(data, binary.NativeEndian, values)
-	require.NoError(d, err)
+	data = append(data, hostmem.Bytes(values)...)
 	for range guard {
 		data = append(data, 0xa5)
 	}
@@ -100,9 +99,7 @@ func read[T word](d *device, ptr uintptr, n int) []T {
 	d.Helper()
 	d.synchronize()
 	values := make([]T, n)
-	var zero T
-	_, err := binary.Decode(d.download(ptr, n*int(unsafe.Sizeof(zero))), binary.NativeEndian, values)
-	require.NoError(d, err)
+	require.NoError(d, d.CopyOut(hostmem.Bytes(values), ptr))
 	return values
 }
 
@@ -188,12 +185,15 @@ func (d *device) gradient(name string, n int) []float32 {
 // extended asks for what takes long.
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
-// eachGradient runs f on every gradient of every size. Of the two largest sizes each has
-// one, unless TUTTI_EXTENDED is set.
+// once reports whether case i of a product is left to another size, as size number s is one of the two largest: each
+// case has one of these, unless TUTTI_EXTENDED is set.
+func once(s, i int) bool { return !extended && s >= len(kernelSizes())-2 && (s+i)%2 == 0 }
+
+// eachGradient runs f on every gradient of every size, [once] of the largest.
 func (d *device) eachGradient(f func(d *device, x []float32)) {
-	for i, n := range kernelSizes {
+	for i, n := range kernelSizes() {
 		for j, g := range gradients {
-			if !extended && i >= len(kernelSizes)-2 && (i+j)%2 == 0 {
+			if once(i, j) {
 				continue
 			}
 			d.each(func(d *device) { f(d, d.gradient(g.name, n)) }, "%d %s", n, g.name)
@@ -215,8 +215,7 @@ func (d *device) narrow(x []float32, dt dtype.DType) (values []float32, ptr uint
 		return values, place(d, x)
 	}
 	halves := make([]uint16, len(x))
-	_, err := binary.Decode(bytes, binary.NativeEndian, halves)
-	require.NoError(d, err)
+	copy(hostmem.Bytes(halves), bytes)
 	return values, place(d, halves)
 }
 

@@ -1,7 +1,6 @@
 package runtimetest
 
 import (
-	"encoding/binary"
 	"hash/crc32"
 	"math"
 	"slices"
@@ -9,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -39,8 +39,7 @@ func testDeltaOf[T uint8 | uint16 | uint32 | uint64](d *device, dt dtype.DType) 
 	}
 	checksums := func(x []T) (sums []uint32) {
 		for part := range slices.Chunk(x, runtime.DeltaBlock) {
-			b, _ := binary.Append(nil, binary.LittleEndian, part)
-			sums = append(sums, crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+			sums = append(sums, crc32.Checksum(hostmem.Bytes(part), crc32.MakeTable(crc32.Castagnoli)))
 		}
 		return sums
 	}
@@ -48,8 +47,11 @@ func testDeltaOf[T uint8 | uint16 | uint32 | uint64](d *device, dt dtype.DType) 
 	if dt == dtype.BF16 || dt == dtype.U8 {
 		lengths = append(lengths, 2*runtime.DeltaBlock+9)
 	}
-	for _, n := range lengths {
-		for _, share := range []float64{0, 0.01, 0.3, 1} {
+	for i, n := range lengths {
+		for j, share := range []float64{0, 0.01, 0.3, 1} {
+			if !extended && n >= 20_000 && (i+j+int(dt))%2 == 0 {
+				continue // one of the next type has it
+			}
 			d.each(func(d *device) {
 				old, now := make([]T, n), make([]T, n)
 				if n > runtime.DeltaBlock {

@@ -383,7 +383,7 @@ func testRefine(d *device) {
 
 // testLong goes through more elements than fit in a cache or a grid of threads.
 func testLong(d *device) {
-	n := longSize
+	n := longSize()
 	x := d.gradient("normal", n)
 	for range 4 {
 		in := d.source(x)

@@ -1,9 +1,24 @@
-//go:build !race
-
 package runtimetest
 
-// kernelSizes straddle the block sizes that kernels work in.
-var kernelSizes = []int{0, 1, 2, 7, 64, 1000, 4097, 65537, 100_003}
+import (
+	"testing"
+
+	"github.com/tutti-go/tutti/internal/race"
+)
+
+// kernelSizes straddle the block sizes that kernels work in. They are fewer and smaller with -short, and under the race
+// detector, which makes the references an order of magnitude slower.
+func kernelSizes() []int {
+	if testing.Short() || race.Enabled {
+		return []int{0, 1, 2, 7, 64, 1000, 4097, 10_007}
+	}
+	return []int{0, 1, 2, 7, 64, 1000, 4097, 65537, 100_003}
+}
 
 // longSize is that of one array that every kernel of importance is tried on.
-var longSize = 1<<20 + 3
+func longSize() int {
+	if testing.Short() || race.Enabled {
+		return 1<<17 + 3
+	}
+	return 1<<20 + 3
+}
