@@ -15,8 +15,8 @@ import (
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
 // TestLocal runs the suite; with TUTTI_EXTENDED set, more of it, in the worlds that are left
-// out otherwise, and in fewer with -short. With 8 ranks, large tensors and codecs are left to the
-// patterns whose exchange has rounds or partitions, and what auto chooses to 5.
+// out otherwise, and in fewer with -short. With 5 ranks, large tensors and codecs are left to the
+// patterns whose exchange has rounds or partitions, with 8 also small ones, and what auto chooses to 5.
 func TestLocal(t *testing.T) {
 	sizes := []int{1, 2, 3, 5, 8}
 	if testing.Short() {
@@ -24,8 +24,9 @@ func TestLocal(t *testing.T) {
 	}
 	opts := []distributedtest.Option{distributedtest.Cases(func(ranks int, name string) bool {
 		pattern, kind, _ := strings.Cut(name, "/")
-		rounds := kind != "Large" && kind != "Values" || slices.Contains([]string{sparse.Dense, sparse.Gtopk, sparse.TopkSA, sparse.Oktopk}, pattern)
-		return extended || ranks < 8 || name != sparse.Auto && rounds
+		long := kind == "Large" || kind == "Values" || kind == "Conservation" && ranks == 8
+		rounds := slices.Contains([]string{sparse.Dense, sparse.Gtopk, sparse.TopkSA, sparse.Oktopk}, pattern)
+		return extended || ranks <= 3 || (rounds || !long) && (ranks < 8 || name != sparse.Auto)
 	})}
 	if extended {
 		sizes = []int{4, 6, 7}

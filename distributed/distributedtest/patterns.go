@@ -286,12 +286,12 @@ func testAuto(r *rank) {
 	r.sequence(families[0], 1000, 4, dtype.F16, often(sparse.Auto, 0.1))
 }
 
-// large is the length of tensors that every part of a pattern has work with.
+// large is the length of tensors that every part of a pattern has work with where 1000 entries are selected.
 func (s *suite) large() int {
-	if testing.Short() {
-		return 20_000
+	if s.extended {
+		return 100_000
 	}
-	return 100_000
+	return 20_000
 }
 
 // testLarge runs some families through large tensors.
@@ -302,7 +302,7 @@ func testLarge(r *rank, pattern string) {
 	}
 	for _, k := range families {
 		if r.extended || slices.Contains([]string{"normal", "own cluster"}, k.name) {
-			r.sequence(k, r.large(), steps, dtype.F32, often(pattern, 0.01))
+			r.sequence(k, r.large(), steps, dtype.F32, often(pattern, 1000/float64(r.large())))
 		}
 	}
 }
@@ -461,15 +461,18 @@ func (u *run) fails() {
 
 // testValues checks what holds for every pattern, as what values soever they travel: with gradients that are hard to
 // round, of all types, with a NaN and an infinity, over a warm-up, in place, with momentum, clipped, with an error for
-// what is not finite, and without error feedback.
+// what is not finite, and without error feedback. Unless the suite is extended, each of these has one of the types in a
+// world, and another one in the next, so that worlds of three sizes have all of them.
 func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
-	for _, values := range sparse.Values()[1:] {
+	types := []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
+	turn := func(i, which int) bool { return r.extended || (r.size+which)%len(types) == i }
+	for v, values := range sparse.Values()[1:] {
 		cfg := often(pattern, 0.1)
 		cfg.Values = values
-		for _, k := range families {
-			for i, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
-				if slices.Contains(hard, k.name) && (i == 0 || r.size <= 3 || r.extended) && (k.name != "huge" || dt != dtype.F16) {
+		for f, k := range families {
+			for i, dt := range types {
+				if slices.Contains(hard, k.name) && turn(i, v+f) && (k.name != "huge" || dt != dtype.F16) {
 					r.sequence(k, []int{700, 300, 300}[i], 3, dt, cfg)
 				}
 			}
@@ -478,8 +481,10 @@ func testValues(r *rank, pattern string) {
 		if r.size > 3 && !r.extended {
 			continue
 		}
-		for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
-			special(r, dt, cfg)
+		for i, dt := range types {
+			if turn(i, v) {
+				special(r, dt, cfg)
+			}
 		}
 		with := func(label string, dt dtype.DType, set func(*sparse.Config), body func(*run)) {
 			changed := cfg

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -81,17 +82,16 @@ func TestVolumeTable(t *testing.T) {
 	}
 	k := int(n * density)
 	worlds := []int{2, 4, 8, 16, 32}
-	gradients := map[string]func(rank, step int) []float32{
-		"spread": func(rank, step int) []float32 { return standin.Normal(n, rank, step) },
-		"clustered": func(rank, step int) []float32 {
-			g := standin.Normal(n, rank, step)
-			for i := range g {
-				if i < n*6/10 || i >= n*65/100 {
-					g[i] *= 1e-3
-				}
+	gradients := map[string][][]float32{} // of each rank, one step after the other
+	for i := range steps * worlds[len(worlds)-1] {
+		spread := standin.Normal(n, i/steps, i%steps)
+		clustered := slices.Clone(spread)
+		for i := range clustered {
+			if i < n*6/10 || i >= n*65/100 {
+				clustered[i] *= 1e-3
 			}
-			return g
-		},
+		}
+		gradients["spread"], gradients["clustered"] = append(gradients["spread"], spread), append(gradients["clustered"], clustered)
 	}
 	all := []string{sparse.F32, sparse.I8, sparse.I2}
 	for _, name := range []string{"spread", "clustered"} {
@@ -107,7 +107,8 @@ func TestVolumeTable(t *testing.T) {
 			for _, p := range worlds {
 				var cells []string
 				for _, values := range all {
-					v := measureVolume(t, sparse.Config{Pattern: pattern, Density: density, Values: values}, p, n, steps, gradients[name])
+					v := measureVolume(t, sparse.Config{Pattern: pattern, Density: density, Values: values}, p, n, steps,
+						func(rank, step int) []float32 { return gradients[name][rank*steps+step] })
 					volumes[pattern+values] = append(volumes[pattern+values], v)
 					cells = append(cells, fmt.Sprintf("%.3g", v.bytes/float64(k)))
 				}
