@@ -135,7 +135,11 @@ func TestStandardABI(t *testing.T) {
 		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", lib, filepath.Join("testdata", "abi.c")).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: append(slices.Clone(withoutSharing), mpi.LibraryVariable+"="+lib)})
-		for _, test := range []string{"TestRankNative", "TestRankDisagreement", "TestRankManyMessages", "TestRankStandardABI"} {
+		tests := []string{"TestRankNative", "TestRankManyMessages", "TestRankStandardABI"}
+		if extended {
+			tests = append(tests, "TestRankDisagreement")
+		}
+		for _, test := range tests {
 			ranks := 3
 			if test == "TestRankManyMessages" {
 				ranks = 2

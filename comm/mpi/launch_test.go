@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -70,18 +71,27 @@ const installHint = "no MPI launcher found; install Open MPI (openmpi-bin libope
 
 // mpirunPath finds the launcher's mpirun.
 func (l launcher) mpirunPath() (string, bool) {
-	for _, name := range l.mpirun {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			continue
-		}
-		out, err := exec.Command(path, "--version").CombinedOutput()
-		if err == nil && strings.Contains(string(out), l.version) {
-			return path, true
+	path := mpiruns()[l.name]
+	return path, path != ""
+}
+
+// mpiruns are the paths of the launchers that there are.
+var mpiruns = sync.OnceValue(func() map[string]string {
+	paths := map[string]string{}
+	for _, l := range launchers {
+		for _, name := range slices.Backward(l.mpirun) {
+			path, err := exec.LookPath(name)
+			if err != nil {
+				continue
+			}
+			out, err := exec.Command(path, "--version").CombinedOutput()
+			if err == nil && strings.Contains(string(out), l.version) {
+				paths[l.name] = path
+			}
 		}
 	}
-	return "", false
-}
+	return paths
+})
 
 // forEachMPI runs a test under every MPI implementation of the machine.
 func forEachMPI(t *testing.T, test func(t *testing.T, l launcher)) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -141,9 +142,7 @@ func TestRankArriving(t *testing.T) {
 		got[i] = 3
 	}
 	require.NoError(t, errors.Join(world.Recv(word, 1, dtype.F32, 1, 2), world.Sync(ctx)))
-	for i, x := range got {
-		require.Equal(t, float32(3), x, "element %d was written to", i)
-	}
+	require.Equal(t, -1, slices.IndexFunc(got, func(x float32) bool { return x != 3 }), "an element that was written to")
 	require.NoError(t, errors.Join(world.Send(word, 1, dtype.F32, 1, 3), world.Sync(ctx)))
 	passed(t, world)
 }
