@@ -341,21 +341,25 @@ func emulatorSeed(t *testing.T) uint64 {
 func TestEmulated(t *testing.T) {
 	seed := emulatorSeed(t)
 	for _, c := range []struct {
-		name              string
-		flags             []string
-		most, steps, size int
+		name        string
+		flags       []string
+		worlds      []int
+		steps, size int
 	}{
-		{"fast", nil, maxRanks, 120, 20 << 10},
-		{"race detector", []string{"-fsanitize=thread", "-g"}, 4, 24, 12 << 10},
+		{"fast", nil, []int{2, 3, maxRanks, 4, 5, 6, 7}, 120, 20 << 10},
+		{"race detector", []string{"-fsanitize=thread", "-g"}, []int{2, 3, 4}, 24, 12 << 10},
 	} {
-		if testing.Short() {
-			c.most, c.steps = 3, c.steps/2
+		switch {
+		case testing.Short():
+			c.worlds, c.steps = c.worlds[:2], c.steps/2
+		case os.Getenv("TUTTI_EXTENDED") == "":
+			c.worlds = c.worlds[:3]
 		}
 		t.Run(c.name, func(t *testing.T) {
 			emulator, err := buildEmulator(t, ".", []string{"g++", "clang++-16"}, c.flags...)
 			require.NoError(t, err)
 			ran := map[string]bool{}
-			for ranks := 2; ranks <= c.most; ranks++ {
+			for _, ranks := range c.worlds {
 				t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
 					w := newEmulated(t, seed, ranks, c.steps/ranks, c.size, time.Minute)
 					for i := range w.steps {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -116,11 +117,14 @@ func TestEmulatedRounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			emulator, err := buildEmulator(t, ".", []string{"g++", "clang++-16"}, flags...)
 			require.NoError(t, err)
-			most, steps, size := maxRanks, 12, 20000
-			if flags != nil || testing.Short() {
-				most, steps, size = 3, 4, 6000
+			worlds, steps, size := []int{2, 3, maxRanks, 4, 5, 6, 7}, 12, 20000
+			switch {
+			case flags != nil || testing.Short():
+				worlds, steps, size = worlds[:2], 4, 6000
+			case os.Getenv("TUTTI_EXTENDED") == "":
+				worlds = worlds[:3]
 			}
-			for ranks := 2; ranks <= most; ranks++ {
+			for _, ranks := range worlds {
 				rng := rand.New(rand.NewPCG(seed, uint64(ranks)))
 				w := &emulated{planner: planner{sizes: roundedSizes(ranks), ranks: ranks}, seed: seed, first: 1 + rng.Uint64N(1<<40)}
 				launch := w.begin(steps, time.Minute)

@@ -56,7 +56,7 @@ func loopback() (net.Conn, net.Conn) {
 }
 
 func TestConformance(t *testing.T) {
-	conformance(t, net.Pipe, 1, 2, 5)
+	conformance(t, net.Pipe, 1, 2, 3)
 }
 
 func TestConformanceTCP(t *testing.T) {

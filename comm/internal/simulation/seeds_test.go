@@ -142,7 +142,7 @@ func TestSeeds(t *testing.T) {
 	case runs > 0 || least > 0:
 		first = number("TUTTI_SIM_FIRST", uint64(began.UnixNano())>>10<<10)
 	default:
-		runs = 60
+		runs = 2 * uint64(len(names))
 	}
 	played, all := map[string]int{}, 0
 	seed := first
