@@ -229,11 +229,13 @@ func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
 		cfg := p.cfg
 		cfg.Pattern, cfg.Values = t.Pattern, t.Values
 		s, e := New(p.rt, p.c, n, cfg)
+		if e == nil {
+			defer func() { err = errors.Join(err, s.Close()) }()
+			e = p.settle(s)
+		}
 		if err = errors.Join(err, e); err != nil {
 			return medians
 		}
-		defer func() { err = errors.Join(err, s.Close()) }()
-		err = p.settle(s)
 		steps[i] = func() (float64, error) { return p.time(s, gradient) }
 	}
 	times, e := measure.InTurns(1, rounds, measure.Alone, steps...)
