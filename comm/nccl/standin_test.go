@@ -28,7 +28,7 @@ import (
 // do on request.
 func TestOnStandIns(t *testing.T) {
 	out := gputest.OnStandIns(t,
-		"^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|TestStreamOrder|TestSymmetric)",
+		"^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|TestStreamOrder|TestSymmetric|TestMembers)",
 		"^TestConformanceOfProcesses$", "FAKE_CUDA_MAJOR=9")
 	require.NotRegexp(t, "(?m)^--- SKIP", out)
 }

@@ -1,0 +1,210 @@
+package nccl_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	goruntime "runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
+	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// Variables of TestMembers: how many times the second member comes and goes, and, in its process, where the first one is.
+const (
+	cyclesVariable = "TUTTI_CYCLES"
+	peerVariable   = "TUTTI_TEST_PEER"
+)
+
+// TestMembers: members of an elastic job over NCCL, processes with a GPU each. The second one is killed, and another joins, again
+// and again; the first one goes on, and uses no more than before. On the stand-in, which has one rank, its communicator is aborted instead.
+func TestMembers(t *testing.T) {
+	const warm, steps = 3, 3
+	gpus, err := cuda.Count()
+	alone, peer := os.Getenv(gputest.StandInVariable) != "", os.Getenv(peerVariable)
+	if err != nil || gpus < 2 && !alone {
+		t.Skipf("needs two NVIDIA GPUs: %d, %v", gpus, err)
+	}
+	cycles := 10
+	if n, err := strconv.Atoi(os.Getenv(cyclesVariable)); err == nil {
+		cycles = n
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(cycles)*5*time.Second)
+	defer cancel()
+	if peer != "" {
+		rt, err := cuda.Open(1)
+		require.NoError(t, err)
+		fmt.Println("ready")
+		_, err = bufio.NewReader(os.Stdin).ReadString('\n')
+		require.NoError(t, err)
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			os.Exit(1) // the first one has ended
+		}()
+		m, step := join(ctx, t, rt, elastic.Config{Name: "process " + strconv.Itoa(os.Getpid()), Peers: []string{peer}})
+		require.NoError(t, m.Run(ctx, step))
+		return
+	}
+	rt, err := cuda.Open(0)
+	require.NoError(t, err)
+	m, step := join(ctx, t, rt, elastic.Config{Name: "first"})
+	next := func() *second { return nil }
+	if !alone {
+		next = func() *second { return start(t, m.Address()) }
+	}
+	other := next()
+	var (
+		last         *elastic.Epoch
+		made, cycle  int
+		from         time.Time // since a member was killed, or let go
+		losses, gets []time.Duration
+		before, now  usage
+	)
+	require.NoError(t, m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+		if err := step(ctx, e); err != nil {
+			return err
+		}
+		if e != last {
+			last, made = e, 0
+			switch took := time.Since(from); {
+			case len(e.Members) == 2:
+				gets = append(gets, took)
+			case cycle > 0:
+				losses = append(losses, took)
+			}
+		}
+		if made++; made != steps {
+			return nil
+		}
+		switch {
+		case len(e.Members) == 2:
+			gone := other
+			other = next() // before the time is taken
+			from = time.Now()
+			return gone.kill()
+		case cycle == warm:
+			before = use(t, rt)
+		case cycle == cycles:
+			now = use(t, rt)
+			return io.EOF
+		}
+		cycle++
+		if from = time.Now(); alone {
+			comm.AbortAll(e.Comm, comm.ErrPeerFailed)
+			return comm.ErrPeerFailed
+		}
+		_, err := io.WriteString(other.in, "\n")
+		return err
+	}))
+	require.NoError(t, m.Close())
+	if other != nil {
+		_ = other.kill()
+	}
+	for what, list := range map[string][]time.Duration{"loss": losses, "join": gets} {
+		if slices.Sort(list); len(list) > 0 {
+			t.Logf("%s: %d times, median %v, most %v", what, len(list), list[len(list)/2], list[len(list)-1])
+		}
+	}
+	t.Logf("after %d cycles %+v, after %d %+v", warm, before, cycles, now)
+	assert.LessOrEqual(t, now.goroutines, before.goroutines+2)
+	assert.LessOrEqual(t, now.descriptors, before.descriptors+2)
+	assert.GreaterOrEqual(t, now.free, before.free-4<<20)
+}
+
+// join makes a process a member, whose steps sum a tensor over the members.
+func join(ctx context.Context, t *testing.T, rt *cuda.Runtime, cfg elastic.Config) (*elastic.Member, func(context.Context, *elastic.Epoch) error) {
+	const n = 1 << 20
+	conf, err := store.TLS([]byte("a secret of tests"), "elastic")
+	require.NoError(t, err)
+	state, err := runtime.New(rt, dtype.F32, n)
+	require.NoError(t, err)
+	require.NoError(t, state.Fill(1))
+	update, err := runtime.New(rt, dtype.F32, n)
+	require.NoError(t, err)
+	require.NoError(t, update.Fill(0))
+	cfg.Min, cfg.Max, cfg.TLS, cfg.Runtime, cfg.Tensors = 1, 2, conf, rt, []*runtime.Tensor{state}
+	cfg.Bind = func(context.Context, *elastic.Epoch) error { return nil }
+	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+		base, err := tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost"})
+		if err != nil {
+			return nil, err
+		}
+		c, err := nccl.From(ctx, base, rt)
+		if err != nil {
+			return nil, errors.Join(err, comm.CloseAll(base, err))
+		}
+		return c, base.Close()
+	}
+	m, err := elastic.Join(ctx, cfg)
+	require.NoError(t, err)
+	return m, func(ctx context.Context, e *elastic.Epoch) error {
+		if err := distributed.AllReduce(ctx, e.Comm, update, comm.Sum); err != nil {
+			return err
+		}
+		return m.Commit(ctx)
+	}
+}
+
+// second is the process of the second member.
+type second struct {
+	*exec.Cmd
+	in io.Writer
+}
+
+// start starts it. It joins when it reads a line.
+func start(t *testing.T, peer string) *second {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	s := &second{Cmd: exec.Command(self, "-test.run=^TestMembers$", "-test.timeout=1h")}
+	s.Env, s.Stderr = append(os.Environ(), peerVariable+"="+peer), os.Stderr
+	s.in, err = s.StdinPipe()
+	require.NoError(t, err)
+	out, err := s.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, s.Start())
+	text, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "ready\n", text)
+	return s
+}
+
+// kill ends it.
+func (s *second) kill() error {
+	err := s.Process.Kill()
+	_ = s.Wait() // says that it was killed
+	return err
+}
+
+// usage is what a process uses, and the bytes that its GPU has left.
+type usage struct {
+	goroutines, descriptors int
+	free                    int64
+}
+
+func use(t *testing.T, rt *cuda.Runtime) usage {
+	goruntime.GC()
+	list, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	free, _, err := rt.MemoryInfo()
+	require.NoError(t, err)
+	return usage{goruntime.NumGoroutine(), len(list), free}
+}
