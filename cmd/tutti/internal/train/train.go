@@ -310,9 +310,16 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	return t.record(ctx, loss)
 }
 
-// test measures the accuracy. Every rank tests a part of all images, or with an outer loop all of them: on
-// the links for which it is, a round trip takes longer.
+// test measures the accuracy. Every rank tests a part of all images, or with an outer loop all of them, by the
+// parameters that the ranks have in common: on the links for which it is, a round trip takes longer.
 func (t *trainer) test(ctx context.Context, all int) (err error) {
+	params := t.model.params
+	if t.outer != nil {
+		defer copy(params, slices.Clone(params))
+		if err := t.through(ctx, params, t.outer.Adopt); err != nil {
+			return err
+		}
+	}
 	right, loss := t.model.test(t.own)
 	sums := []float64{float64(right), loss}
 	if t.outer == nil {

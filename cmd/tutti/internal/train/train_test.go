@@ -132,6 +132,12 @@ func TestOuterLoop(t *testing.T) {
 	r := trainLocal(t, 4, cfg)[sparse.Dense]
 	assert.Greater(t, r.Accuracy, 93.0, "seed %d", cfg.Seed)
 	assert.InDelta(t, 1.0/3/11, r.RatioToDense, 0.01) // half a model to one other host, instead of one and a half
+	// In a window that never ends the ranks have nothing in common but the first weights.
+	cfg.Hosts, cfg.Outer.Every = 0, steps+1
+	r = trainLocal(t, 4, cfg)[sparse.Dense]
+	assert.Zero(t, r.Rounds)
+	assert.Less(t, r.Accuracy, 30.0)
+	assert.Nil(t, r.TargetRounds)
 	cfg.Outer.Every, cfg.WarmupSteps = 1, 3
 	assert.ErrorContains(t, cfg.Validate(), "outer loop")
 }
