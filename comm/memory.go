@@ -38,6 +38,28 @@ type Rounder interface {
 	AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error
 }
 
+// ListSharer is implemented by communicators whose ranks write lists of entries into each other's memory. It
+// is optional: the same is done by AllGather of lists with room for as many entries as there may be.
+type ListSharer interface {
+	// ShareLists makes memory for the lists of all ranks, of up to n entries each. It is collective: all ranks
+	// pass the same n. [ErrUnsupported], on all ranks alike, means that there is none.
+	ShareLists(ctx context.Context, n int) (SharedLists, error)
+}
+
+// SharedLists is memory for a list of each rank, which is gathered again and again.
+type SharedLists interface {
+	// Lists returns where the lists are, in rank order: each has room for n entries, and its length on the
+	// device, and [runtime.Entries].Shared of this rank's is set. All but that are written by Gather. They stay until
+	// this rank makes its next list.
+	Lists() []runtime.Entries
+	// Gather submits, as AllGather does, what makes the lists of all ranks known to every rank. own is this rank's
+	// list, or its beginning. If own.Shared is set, the kernel that made the list has written it to the other ranks;
+	// otherwise Gather does. Each list that is written so is gathered once.
+	Gather(own runtime.Entries) error
+	// Close gives the memory back. It is not collective. Nothing of this rank may use the lists any more.
+	Close() error
+}
+
 // SymmetricAllocator is implemented by communicators that have faster
 // collectives on memory which all ranks allocate together; see [Allocate].
 //

@@ -150,6 +150,36 @@ func (m *Meter) wait(ctx context.Context, w Wait) (Communicator, error) {
 	return newMeter(child, m), nil
 }
 
+// ShareLists implements [ListSharer], if what is metered does. A Gather counts as the AllGather of lists with
+// the room that they have.
+func (m *Meter) ShareLists(ctx context.Context, n int) (SharedLists, error) {
+	s, ok := As[ListSharer](m.Communicator)
+	if !ok {
+		return nil, fmt.Errorf("%w: shared lists", ErrUnsupported)
+	}
+	lists, err := s.ShareLists(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	return &meteredLists{lists, m, 2 * n}, nil
+}
+
+type meteredLists struct {
+	SharedLists
+	m     *Meter
+	words int // of a list
+}
+
+func (l *meteredLists) Gather(own runtime.Entries) error {
+	begun := time.Now()
+	err := l.SharedLists.Gather(own)
+	if err == nil {
+		c := AllGatherCall(0, 0, l.words, dtype.I32)
+		l.m.count(&c, time.Since(begun))
+	}
+	return err
+}
+
 // AllReduceRounded implements [Rounder], if what is metered does. It counts as the AllToAll and the
 // AllGather of codes that it stands for.
 func (m *Meter) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error {

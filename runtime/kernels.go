@@ -15,6 +15,9 @@ type Entries struct {
 	// N. Who reads a list takes a length below 0 as 0 and one above N as N, as it
 	// may come from another rank.
 	Len uintptr
+	// Shared is not 0 in a list that other ranks have as well, in their memory (comm.SharedLists): TopK,
+	// Select and SelectNear write such a dst there too. All other methods ignore it.
+	Shared uintptr
 }
 
 // Array is what the indices of a list point into.

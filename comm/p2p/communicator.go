@@ -46,6 +46,7 @@ var (
 	_ comm.StreamOrder   = (*Comm)(nil)
 	_ comm.Progresser    = (*Comm)(nil)
 	_ comm.Rounder       = (*Comm)(nil)
+	_ comm.ListSharer    = (*Comm)(nil)
 )
 
 // newComm makes a communicator with an offload table, or, for nil, with one that it measures.

@@ -150,35 +150,15 @@ func worst(all []hello, own error) error {
 
 func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (*endpoint, error) {
 	rank, ranks, stream := b.base.Rank(), b.base.WorldSize(), b.rt.Stream()
-	own := hello{sizes: s}
 	e, err := newEndpoint(ctx, b.rt, rank, ranks, s, limit)
-	var server *fdServer
+	var scratch *cuda.SharedMemory
 	if err == nil {
-		own.bytes = e.scratch.Bytes()
-		own.host, err = hostIdentity()
-		copy(own.bus[:], b.rt.Info().PCIBus)
-		rand.Read(own.name[:])
-		rand.Read(own.secret[:])
+		scratch = e.scratch
 	}
-	if err == nil {
-		server, err = serveMemory(own, e.scratch)
-	}
-	// A rank that failed still takes part, so that the others learn of it.
-	own.state = verdictOf(err)
-	all, shareErr := b.share(ctx, own)
-	if err = errors.Join(err, shareErr); err == nil {
-		err = compatible(all, rank)
-	}
-	if err == nil {
-		err = e.attachAll(ctx, all)
-	}
-	if shareErr == nil {
-		err = b.agree(ctx, err)
-	}
-	agreed := err == nil
-	if server != nil {
-		err = errors.Join(err, server.close())
-	}
+	all, agreed, err := b.attachAll(ctx, hello{sizes: s}, scratch, err, func(peer int, m *cuda.SharedMemory) {
+		e.peers[peer] = m
+		e.parameters[0].world.scratch[peer] = uint64(m.Address())
+	})
 	if agreed {
 		if sharesGPU(all, rank) {
 			// A kernel that starts early would occupy the GPU that the other rank needs.
@@ -224,17 +204,49 @@ func sharesGPU(all []hello, rank int) bool {
 	return false
 }
 
-// attachAll maps the memory of all peers.
-func (e *endpoint) attachAll(ctx context.Context, all []hello) error {
+// attachAll maps the memory that each rank passes into the GPUs of all others, and has attach called with that of each peer. err
+// is why this rank has none. agreed says that all ranks have mapped all of it.
+func (b *bootstrap) attachAll(ctx context.Context, own hello, memory *cuda.SharedMemory, err error, attach func(peer int, m *cuda.SharedMemory)) (all []hello, agreed bool, _ error) {
+	var server *fdServer
+	if err == nil {
+		own.bytes = memory.Bytes()
+		own.host, err = hostIdentity()
+		copy(own.bus[:], b.rt.Info().PCIBus)
+		rand.Read(own.name[:])
+		rand.Read(own.secret[:])
+	}
+	if err == nil {
+		server, err = serveMemory(own, memory)
+	}
+	// A rank that failed still takes part, so that the others learn of it.
+	own.state = verdictOf(err)
+	all, shareErr := b.share(ctx, own)
+	if err = errors.Join(err, shareErr); err == nil {
+		err = compatible(all, b.base.Rank())
+	}
 	for peer, h := range all {
-		if peer == e.rank {
+		if peer == b.base.Rank() || err != nil {
 			continue
 		}
-		if err := fetch(ctx, h, func(fd int) error { return e.attach(peer, fd) }); err != nil {
-			return fmt.Errorf("p2p: memory of rank %d: %w", peer, err)
+		err = fetch(ctx, h, func(fd int) error {
+			m, err := b.rt.ImportShared(fd, own.bytes)
+			if err == nil {
+				attach(peer, m)
+			}
+			return err
+		})
+		if err != nil {
+			err = fmt.Errorf("p2p: memory of rank %d: %w", peer, err)
 		}
 	}
-	return nil
+	if shareErr == nil {
+		err = b.agree(ctx, err)
+	}
+	agreed = err == nil
+	if server != nil {
+		err = errors.Join(err, server.close())
+	}
+	return all, agreed, err
 }
 
 // socketName is the abstract name of a rank's socket.

@@ -71,6 +71,7 @@ func namedKernels() (k kernelSet, names map[*kernel]string) {
 		}
 	}
 	k.move, k.moveRing, k.i8, k.fp8 = add("move"), add("move_ring"), add("rounded_i8"), add("rounded_e4m3")
+	k.post, k.receive = add("post_list"), add("receive_lists")
 	return k, names
 }
 
@@ -292,7 +293,7 @@ func sharedConstants() string {
 		fmt.Fprintf(&b, "static_assert(%s == %v, \"%s is not what Go has\");\n", c, v, c)
 	}
 	names := map[string]string{"launch.world": "w", "launch.call": "c", "call.operation": "code", "watch.operation": "code"}
-	for name, v := range map[string]any{"layout": layout{}, "watch": watch{}, "world": worldParameters{}, "call": callParameters{}, "launch": launchParameters{}} {
+	for name, v := range map[string]any{"layout": layout{}, "watch": watch{}, "world": worldParameters{}, "call": callParameters{}, "launch": launchParameters{}, "shared_lists": listHead{}} {
 		typ := reflect.TypeOf(v)
 		equal(fmt.Sprintf("sizeof(%s)", name), typ.Size())
 		for i := range typ.NumField() {
@@ -314,7 +315,7 @@ func sharedConstants() string {
 		"warp_size": lineWidth, "sizeof(pack)": packBytes, "sentinel32::size": packBytes, "sentinel64::size": packBytes, "tagged::size": 2 * packBytes,
 		"sum": reduceSum, "product": reduceProduct, "minimum": reduceMinimum, "maximum": reduceMaximum, "average": reduceAverage,
 		"signed_minimum": reduceSignedMinimum, "signed_maximum": reduceSignedMaximum, "any": reduceAny, "::all": reduceAll,
-		"asked": whyAsked, "timed_out": whyTimedOut,
+		"asked": whyAsked, "timed_out": whyTimedOut, "max_sharers": maxRanks, "max_share_blocks": maxShareBlocks, "shared_head": sharedHead,
 		"sizeof(launched)": int(unsafe.Sizeof(imageLaunch{})), "offsetof(image, first)": int(unsafe.Sizeof(imageHead{})), "base": imageBase,
 	} {
 		equal(name, v)

@@ -72,17 +72,6 @@ func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes
 	return e, nil
 }
 
-// attach maps the scratch memory of a peer, given its file descriptor.
-func (e *endpoint) attach(peer, fd int) error {
-	m, err := e.rt.ImportShared(fd, e.scratch.Bytes())
-	if err != nil {
-		return err
-	}
-	e.peers[peer] = m
-	e.parameters[0].world.scratch[peer] = uint64(m.Address())
-	return nil
-}
-
 // loadAll launches every kernel once, idle. Otherwise the driver would load a kernel at its
 // first launch, and make that wait for kernels in flight, which may wait for this one.
 func (e *endpoint) loadAll(s *cuda.Stream) error {

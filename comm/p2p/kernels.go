@@ -200,6 +200,7 @@ type kernelSet struct {
 	move, moveRing *kernel
 	leave          *kernel // tells the peers that this rank aborts
 	i8, fp8        *kernel // allreduces of rounded values
+	post, receive  *kernel // of lists
 }
 
 // load looks up all kernels in a module, and those that start early in another one, unless it
@@ -229,6 +230,7 @@ func load(m, dependent *cuda.Module) (k kernelSet, err error) {
 	}
 	k.move, k.moveRing, k.leave = find("move", true), find("move_ring", false), find("leave_all", false)
 	k.i8, k.fp8 = find("rounded_i8", false), find("rounded_e4m3", false)
+	k.post, k.receive = find("post_list", false), find("receive_lists", false)
 	return k, err
 }
 
@@ -246,7 +248,7 @@ func (k *kernelSet) all() (list []*kernel) {
 			add(kernel)
 		}
 	}
-	for _, kernel := range []*kernel{k.move, k.moveRing, k.leave, k.i8, k.fp8} {
+	for _, kernel := range []*kernel{k.move, k.moveRing, k.leave, k.i8, k.fp8, k.post, k.receive} {
 		add(kernel)
 	}
 	return list

@@ -144,7 +144,7 @@ func TestStandInPatience(t *testing.T) {
 // and nothing is left.
 func TestStandInARankThatFails(t *testing.T) {
 	s, gpus := openStandIn(t)
-	const loads = 2 * 38 // launches before anything is measured
+	const loads = 2 * 40 // launches before anything is measured
 	for _, at := range []struct {
 		function string
 		n        int
@@ -585,6 +585,73 @@ func TestStandInRounded(t *testing.T) {
 		}
 		_ = c.Close()
 		return rt.Deallocate(buf)
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// Lists that ranks share are memory that each rank maps of all others. When one rank cannot make its part, both get an
+// error, and nothing is left. A Gather is a launch, or two where the list is still to be written to the other ranks, and
+// one that fails aborts the communicator.
+func TestStandInLists(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		meter := comm.NewMeter(c)
+		_, err = meter.ShareLists(ctx, 0)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		_, err = meter.ShareLists(ctx, 1<<28)
+		assert.ErrorIs(t, err, comm.ErrUnsupported, "too much memory")
+		_, err = meter.ShareLists(ctx, 1000+c.Rank()*1<<20)
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		for _, function := range []string{"cuMemCreate", "cuMemImportFromShareableHandle"} {
+			if err := base.Barrier(ctx); err != nil {
+				return err
+			}
+			if c.Rank() == 0 {
+				s.next(function, outOfMemory)
+			}
+			if err := base.Barrier(ctx); err != nil {
+				return err
+			}
+			_, err = meter.ShareLists(ctx, 1001)
+			assert.Error(t, err)
+			assert.NotErrorIs(t, err, comm.ErrTimeout, "nobody waits for a deadline")
+		}
+		lists, err := meter.ShareLists(ctx, 1001)
+		if err != nil {
+			return err
+		}
+		all := lists.Lists()
+		assert.Len(t, all, 2)
+		own := all[c.Rank()]
+		assert.NotZero(t, own.Shared)
+		assert.Zero(t, all[1-c.Rank()].Shared)
+		assert.Equal(t, 1001, own.N)
+		if err := base.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			apart := own
+			apart.Shared = 0
+			before, sent := s.Submitted.Call(c.CommStream()), meter.Totals().SentElements
+			assert.NoError(t, lists.Gather(own))
+			assert.Equal(t, before+1, s.Submitted.Call(c.CommStream()))
+			assert.NoError(t, lists.Gather(apart))
+			assert.Equal(t, before+3, s.Submitted.Call(c.CommStream()))
+			assert.EqualValues(t, 2*2*1001, meter.Totals().SentElements-sent, "as two allgathers of lists with all their room")
+			race.NoAllocs(t, 100, func() error { return lists.Gather(own) })
+			s.next("cuLaunchKernel", outOfMemory)
+			assert.ErrorContains(t, lists.Gather(own), "CUDA_ERROR_OUT_OF_MEMORY")
+			assert.ErrorIs(t, lists.Gather(own), comm.ErrBroken)
+		} else {
+			assert.ErrorIs(t, base.Barrier(ctx), comm.ErrPeerFailed)
+		}
+		err = lists.Close()
+		_ = c.Close()
+		return err
 	})
 	assert.Equal(t, [2]error{}, errs)
 }

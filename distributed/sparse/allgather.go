@@ -116,6 +116,7 @@ type allgatherExchange struct {
 	*allgather
 	fixed bool // all ranks select equally many, so lengths need not travel
 	again bool // only the top k of the sum go into the result
+	sends bool // ranks write their lists to each other
 
 	sum    message
 	global message
@@ -136,6 +137,15 @@ func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: n
 // capacity: in symmetric memory where there is such. Lengths that are not known
 // stand in front.
 func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.Entries {
+	if x.sends = x.shareLists(ctx, n); x.sends {
+		for r, l := range x.engine.lists.Lists() {
+			if l.N = n; x.fixed {
+				l = exactly(l, n)
+			}
+			x.lists[r] = l
+		}
+		return x.lists[x.rank]
+	}
 	if !x.fixed && x.order.Streams == nil {
 		return x.engine.placeSelected(ctx, n)
 	}
@@ -162,7 +172,9 @@ func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.En
 
 func (x *allgatherExchange) run(ctx context.Context, selected runtime.Entries) result {
 	all := result{lists: x.lists, scale: x.average}
-	if x.fixed || x.order.Streams != nil {
+	if x.sends {
+		x.gatherLists(ctx, selected)
+	} else if x.fixed || x.order.Streams != nil {
 		x.collectInPlace(ctx)
 		all.messages = x.messages
 	} else {

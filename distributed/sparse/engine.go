@@ -57,6 +57,9 @@ type engine struct {
 	list        message        // what the selector selected, unless it is among what is shared
 	shared      *comm.Buffer   // lists of all ranks; nil: none yet
 	sharedBytes int
+	lists       comm.SharedLists // the same, where ranks write them to each other; nil: none yet
+	listRoom    int              // entries of each
+	listMade    bool             // this rank's may have been written to the others, and is not gathered yet
 
 	buffers   base.Buffers
 	permanent int // buffers[:permanent] live until close
@@ -304,6 +307,7 @@ func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 }
 
 func (e *engine) topK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) {
+	e.makes(dst)
 	e.adds(func() error { return e.kernels.TopK(src, k, dst, threshold) })
 }
 

@@ -3,6 +3,7 @@ package sparse
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -55,13 +56,66 @@ func (e *engine) unshare(ctx context.Context) error {
 	return nil
 }
 
+// shareLists makes e.lists lists with room for n entries, where ranks write them to each other, which all ranks do together.
+// It reports whether they are there.
+func (e *engine) shareLists(ctx context.Context, n int) bool {
+	s, ok := comm.As[comm.ListSharer](e.c)
+	if !ok || e.err != nil || e.coded() || e.size == 1 || e.listRoom < 0 {
+		return false
+	}
+	if e.listMade {
+		e.err = fmt.Errorf("%w: the other ranks have the entries that this one selected in a step that was not exchanged", comm.ErrMismatch)
+	} else if n > e.listRoom {
+		e.check(e.closeLists(ctx))
+		if e.err != nil {
+			return false
+		}
+		lists, err := s.ShareLists(ctx, n)
+		switch {
+		case errors.Is(err, comm.ErrUnsupported):
+			e.listRoom = -1
+			return false
+		case err == nil:
+			e.lists, e.listRoom = lists, n
+		}
+		e.check(err)
+	}
+	return e.err == nil
+}
+
+// makes notes that a kernel makes dst.
+func (e *engine) makes(dst runtime.Entries) {
+	e.listMade = e.listMade || e.err == nil && dst.Shared != 0
+}
+
+// gatherLists makes the lists of all ranks known to every rank, as submit does.
+func (e *engine) gatherLists(ctx context.Context, own runtime.Entries) {
+	e.fence(ctx)
+	e.do(func() error { return e.lists.Gather(own) })
+	e.inFlight = true
+	e.listMade = e.err != nil
+}
+
+// closeLists gives them back, when this rank has done with them.
+func (e *engine) closeLists(ctx context.Context) error {
+	lists := e.lists
+	if lists == nil {
+		return nil
+	}
+	if err := e.order.HostAfterAll(ctx); err != nil && !errors.Is(err, comm.ErrClosed) && !errors.Is(err, comm.ErrBroken) {
+		return err
+	}
+	e.lists, e.listRoom, e.listMade = nil, 0, false
+	return lists.Close()
+}
+
 // leaveShared is unshare where the ranks may not do it together, because this one
 // goes alone: symmetric memory is left to the communicator's Close then.
 func (e *engine) leaveShared(ctx context.Context, alone bool) error {
 	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
 		e.shared, e.sharedBytes = nil, 0
 	}
-	return e.unshare(ctx)
+	return errors.Join(e.closeLists(ctx), e.unshare(ctx))
 }
 
 // release gives buffers[from:] back; they are empty then and grow again.

@@ -54,6 +54,7 @@ func (s chunks) capacity(k int) int {
 
 func (s chunks) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	dst = exactly(dst, s.capacity(k))
+	dst.Shared = 0
 	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.each(k), s.cfg.Chunk, dst) })
 	return dst
 }
@@ -78,6 +79,7 @@ func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
 // near selects by a threshold, if about k entries pass it, and otherwise exactly.
 func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
 	e.used = numUsed
+	e.makes(dst)
 	e.adds(func() error { return e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)) })
 }
 
@@ -209,6 +211,7 @@ func (s *custom) capacity(k int) int { return k }
 
 func (s *custom) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
 	s.accumulate(g)
+	dst.Shared = 0
 	selection := Selection{s.stats.Step, s.tensor(s.residual, dtype.F32, s.n), s.tensor(dst.Idx, dtype.I32, k), s.tensor(dst.Val, dtype.F32, k)}
 	s.do(func() error { return s.cfg.Selector.Select(selection) })
 	if s.err == nil && dst.Len != 0 {

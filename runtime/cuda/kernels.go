@@ -154,7 +154,7 @@ func (s *sparse) cut(p *selection) error {
 		uint64(p.src.X), uint64(p.src.N), uint64(p.idx), uint64(p.length), flag(p.blocks > 0),
 		uint64(p.dst.Idx), uint64(p.dst.Val), uint64(p.dst.N), uint64(p.dst.Len),
 		uint64(p.k), flag(p.src.Take), flag(p.zeros), uint64(p.threshold), uint64(p.age), uint64(p.used), uint64(p.margin),
-		uint64(max(p.near.Min, 0)), math.Float64bits(float64(p.near.Step)),
+		uint64(max(p.near.Min, 0)), math.Float64bits(float64(p.near.Step)), uint64(p.dst.Shared),
 		uint64(p.without), uint64(p.rest.Ptr), uint64(p.rest.N), uint64(p.rest.Faults))
 }
 

@@ -50,7 +50,7 @@ func TestOnStandIns(t *testing.T) {
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
 			[]string{short, "-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|union|give|hostile|encode|quantize|diff)"}},
 		"kernels beside the CPU's": {"", nil, []string{"-test.short", "-test.run=^TestKernels(Equal|DoNot|InA|Merge)"}},
-		"steps of sparse patterns": {"", []string{"FAKE_CUDA_DEVICES=2"}, []string{"-test.run=^TestStepsOfPatterns$"}},
+		"steps of sparse patterns": {"", []string{"FAKE_CUDA_DEVICES=2"}, []string{"-test.run=^TestSteps"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},
 		"driver that lacks functions": {old, []string{"FAKE_CUDA_VERSION=11020", wantedVariable + "=old.so|CUDA 11.2|11.5 or newer"},

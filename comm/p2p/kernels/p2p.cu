@@ -15,6 +15,7 @@
 // Polls are bounded: by a word in the host's memory that aborts them, and by time. A
 // rank that aborts tells its peers, whose waits end as well.
 #include "element.cuh"
+#include "shared.cuh"
 
 enum { max_ranks = 8, max_blocks = 256, max_width = 512, ring_slots = 4, stages = 2 };
 enum { max_lines = 128 * max_width / 32 }; // warps that have rings
@@ -851,6 +852,69 @@ DEVICE void move_ring(const world &w, const call &c) {
   }
 }
 
+// post puts a list, of c.bytes entries or as many as c.recv has the address of, into the memory of the peers, where the
+// kernel that made it has not.
+DEVICE void post(const world &w, const call &c) {
+  const shared_lists *own = (const shared_lists *)c.send;
+  const sharing others(own);
+  const char *list = (const char *)own + own->list(w.rank) + 16;
+  u32 n = (u32)c.bytes;
+  if (c.recv) n = (u32)least(*(const u32 *)c.recv, n);
+  for (u64 i = thread_index(); i < n; i += thread_count()) others.put((u32)i, ((const i32 *)list)[i], ((const float *)list)[own->room + i]);
+  if (thread_index() == 0) others.tell(n);
+}
+
+// receive takes the lists of the peers from where they arrive. It uses none of the places of other operations, so it
+// does not count their epoch up.
+DEVICE void receive(const world &w, const call &c) {
+  typedef sentinel64 W;
+  const u32 U = 4;
+  static SHARED u32 counts[max_ranks];
+  static SHARED bool here[max_ranks];
+  operation o = begin(w);
+  shared_lists *own = (shared_lists *)c.send;
+  const u64 epoch = load64(&own->epoch[block()]);
+  const u32 peer = thread();
+  if (peer < w.ranks) {
+    u64 since = 0, told = 0;
+    here[peer] = o.alive;
+    for (u32 tries = 1; peer != w.rank && here[peer]; tries++) {
+      told = load64(&own->counts[epoch & 1][peer]);
+      if (told >> 32 == (u32)epoch) break;
+      if (due(tries) && !patient(w, c, o, peer, tries, since)) here[peer] = false;
+    }
+    counts[peer] = (u32)told;
+  }
+  barrier();
+  for (u32 p = 0; p < w.ranks; p++) o.alive &= here[p];
+  for (u32 b = block() + thread() * blocks(); b < max_share_blocks; b += threads() * blocks()) store64(&own->epoch[b], epoch + 1);
+  const u64 step = thread_count();
+#pragma unroll 1
+  for (u32 p = 0; p < w.ranks; p++) {
+    if (p == w.rank) continue;
+    char *from = (char *)own + own->place(epoch, p), *to = (char *)own + own->list(p);
+    if (thread_index() == 0) *(u32 *)to = counts[p];
+    u64 *idx = (u64 *)(to + 16), *val = (u64 *)(to + 16 + 4 * own->room);
+    const u64 n = (least(counts[p], own->room) + 1) / 2;
+#pragma unroll 1
+    for (u64 i = thread_index(); i < n && o.alive; i += U * step) {
+      arrivals<W, U> a = {from + i * 16, step * 16, 0};
+#pragma unroll
+      for (u32 u = 0; u < U; u++)
+        if (i + u * step < n) a.count = u + 1;
+      await(w, c, o, a, [=](u32) { return p; });
+      if (!o.alive) break;
+#pragma unroll
+      for (u32 u = 0; u < U; u++) {
+        if (u >= a.count) continue;
+        const pack v = a.take(a, u);
+        idx[i + u * step] = (u64)v.word[2] << 32 | v.word[0], val[i + u * step] = (u64)v.word[3] << 32 | v.word[1];
+      }
+    }
+  }
+  if (!o.alive) store32(&own->closed, 1);
+}
+
 #include "rounded.cuh"
 
 #define OPERATION(name, run)                                                                                         \
@@ -903,6 +967,8 @@ OPERATION(ring_i16, ring<i16_element>)
 OPERATION(ring_i8, ring<i8_element>)
 
 OPERATION(move_ring, move_ring)
+OPERATION(post_list, post)
+OPERATION(receive_lists, receive)
 OPERATION(rounded_i8, rounded<i8_code>)
 OPERATION(rounded_e4m3, rounded<e4m3_code>)
 #endif

@@ -80,6 +80,13 @@ func TestModelledText(t *testing.T) {
 	data, err := os.ReadFile("../kernels/p2p.cu")
 	require.NoError(t, err)
 	source := string(data)
+	shared, err := os.ReadFile("../../../runtime/cuda/kernels/shared.cuh")
+	require.NoError(t, err)
+	for _, text := range []string{
+		"((epoch & 1) * ranks + from) * room * 8", "store_system((u64 *)(own->memory[p] + place) + at", "->counts[epoch & 1][own->rank], shared_lists::told(epoch, count)",
+	} {
+		require.Contains(t, string(shared), text)
+	}
 	for _, text := range []string{
 		"ring_slots = 4",
 		"at.words + (epoch & 1) * at.words_size",
@@ -106,6 +113,7 @@ func TestModelledText(t *testing.T) {
 		{"bool patient", "load32(&own->broken)", "load64(&own->gone[p])", "o.epoch >= gone >> 8", "set_once(&own->broken) == 0", "if (!told) leave(w, o.epoch, peer)", "store32(&w.host->rank", "fence_system();", "store32(&w.host->told, 1);"},
 		{"void move_ring(", "fill(", "hear(", "collect(", "warp_barrier()", "tell("},
 		{"void ring(", "fill(", "hear(w, c, o, l, 0", "reduce_round", "hear(w, c, o, l, 1", "collect(", "warp_barrier()", "tell(w, o, l, 0", "tell(w, o, l, 1"},
+		{"void receive(", "load64(&own->counts[epoch & 1][peer])", "told >> 32 == (u32)epoch", "barrier();", "store64(&own->epoch[b], epoch + 1)", "await(", "a.take("},
 		{"bool hear", "all_lanes(here)", "warp_barrier()"},
 	} {
 		rest := source

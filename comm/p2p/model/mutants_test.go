@@ -28,6 +28,8 @@ var (
 	deepTwo  = setting{ranks: 2, words: 2, families: of(1, ring), first: 1, rounds: 6, split: true}
 	line3    = setting{ranks: 3, words: 2, families: of(1, moveRing), first: 1, rounds: 1}
 	stages   = setting{ranks: 2, words: 1, families: of(1, ring), first: 1, rounds: 2}
+	listed   = setting{ranks: 2, words: 2, families: of(3, lists), first: 1}
+	listed3  = setting{ranks: 3, words: 1, families: of(4, lists), first: 1, shift: true}
 	mixed    = setting{ranks: 2, words: 2, families: of(3, moveRing, sentinel), first: 1, rounds: 1}
 )
 
@@ -51,6 +53,11 @@ var mutants = []mutant{
 	{"looks of one GPU", []setting{two}, ""},
 	{"weak clears", []setting{two, three}, "the grid boundary orders a clear before the peer's next put there, and program order before the own look: nobody races with it"},
 	{"clears of one GPU", []setting{two, three}, "as weak clears"},
+
+	// Lists.
+	{"counts without an epoch", []setting{listed}, ""},
+	{"the count tells of the entries", []setting{listed}, ""},
+	{"a list put before the last one is received", []setting{listed, listed3}, ""},
 
 	// What orders the kernels of a rank.
 	{"kernels of two streams", []setting{two}, ""},
@@ -96,6 +103,11 @@ var elsewhere = []mutant{
 	{"kernels of two streams", []setting{line1}, ""},
 	{"kernels of two streams", []setting{tags}, ""},
 	{"a push before griddepcontrol.wait", []setting{tags}, ""},
+	{"no clear", []setting{listed}, ""},
+	{"one place", []setting{listed}, ""},
+	{"puts of one GPU", []setting{listed}, ""},
+	{"kernels of two streams", []setting{listed}, ""},
+	{"the end of a grid does not acquire", []setting{listed, listed3}, ""},
 }
 
 var ofEpochs = []mutant{

@@ -29,10 +29,11 @@ const (
 	twice                  // two stages by sentinels
 	moveRing               // rings with one stage
 	ring                   // rings with two stages
+	lists                  // that one kernel makes and puts, and another one receives
 )
 
 func (f family) String() string {
-	return [...]string{"sentinel", "tagged", "twice", "move_ring", "ring"}[f]
+	return [...]string{"sentinel", "tagged", "twice", "move_ring", "ring", "lists"}[f]
 }
 
 func (s setting) String() string {
@@ -166,6 +167,8 @@ func sequence(s setting) *model {
 				m.atOnce(f, k, epoch, r)
 			case twice:
 				m.twice(k, epoch, r)
+			case lists:
+				m.lists(k, epoch, r)
 			default:
 				m.ring(f == ring, k, epoch, r)
 			}
@@ -357,6 +360,55 @@ func (m *model) twice(k int, epoch uint64, r int) {
 	m.end(r, threads)
 }
 
+// lists is a kernel that makes a list, and receive. The first thread tells how many entries there are, and
+// knows it from each peer; all of them wait for the entries.
+func (m *model) lists(k int, epoch uint64, r int) {
+	const stage = 2 // memory of its own
+	counts := func(to, from int) int {
+		return m.loc("count of rank %d, place %d, from %d", to, m.place(epoch), from)
+	}
+	told, fits := epoch<<32|uint64(k+1), func(v uint64) bool { return v>>32 == epoch } // counts differ
+	if m.is("counts without an epoch") {
+		told, fits = uint64(k+1), func(v uint64) bool { return v != 0 }
+	}
+	receive := func() {
+		threads, words := m.threadsOf(r)
+		for _, t := range threads {
+			m.start(t, r)
+		}
+		m.each(r, func(p int) {
+			m.await(threads[0], relaxed, sys, counts(r, p), fits)
+			m.want(threads[0], told, "rank %d takes a wrong count from rank %d in operation %d", r, p, k)
+		})
+		m.barrier(threads, m.is("a barrier that does not order memory"))
+		for i, t := range threads {
+			for _, w := range words[i] {
+				m.each(r, func(p int) {
+					if m.is("the count tells of the entries") {
+						m.see(t, relaxed, sys, m.slot(sentinel, k, epoch, r, p, stage, w), payload(k, p, r, w))
+					} else {
+						m.takeWord(sentinel, t, k, epoch, r, p, stage, w)
+					}
+					m.clearWord(sentinel, t, k, epoch, r, p, stage, w)
+				})
+			}
+		}
+		m.end(r, threads)
+	}
+	threads, words := m.threadsOf(r)
+	for i, t := range threads {
+		if !m.is("a list put before the last one is received") || k == 0 {
+			m.start(t, r)
+		}
+		for _, w := range words[i] {
+			m.each(r, func(p int) { m.putWord(sentinel, t, k, epoch, p, r, stage, w) })
+		}
+	}
+	m.each(r, func(p int) { m.put(threads[0], relaxed, sys, counts(p, r), told) })
+	m.end(r, threads)
+	receive()
+}
+
 // ring is ring and move_ring of one line, whose lanes each have a word of a chunk. The lanes
 // below the number of peers have their flags.
 func (m *model) ring(onward bool, k int, epoch uint64, r int) {
@@ -541,6 +593,9 @@ func TestProtocols(t *testing.T) {
 		{ranks: 2, words: 2, families: of(4, moveRing, tagged), rounds: 1},
 		{ranks: 3, words: 2, families: of(3, twice, tagged), together: true},
 		{ranks: 3, words: 2, families: of(3, ring, sentinel), rounds: 1, split: true},
+		{ranks: 2, words: 2, families: of(4, lists)},
+		{ranks: 3, words: 1, families: of(4, lists), shift: true},
+		{ranks: 2, words: 1, families: of(3, lists, tagged)},
 		// PTX's axioms alone are enough for these.
 		{ranks: 2, words: 2, families: of(4, tagged), ptxOnly: true},
 		{ranks: 2, words: 2, families: of(3, sentinel, moveRing), rounds: 1, ptxOnly: true},

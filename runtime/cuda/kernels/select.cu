@@ -14,6 +14,7 @@
 // Loading further ahead (four quads a row, three blocks), marking loads or stores as
 // streaming, and counting the histogram in memory as entries are listed made it slower.
 #include "elements.cuh"
+#include "shared.cuh"
 
 // What pick does with what passes.
 enum {
@@ -473,6 +474,12 @@ struct cut_args {
   float *margin;    // that of the next guess
   u64 min;          // of mode_near, and
   double step;
+  const shared_lists *shared; // where the list goes besides, if not 0
+
+  METHOD void list(const sharing &others, u32 at, i32 index, float value) const {
+    dst.idx[at] = index, dst.val[at] = value;
+    others.put(at, index, value);
+  }
 };
 
 // What cut_outside has besides, for a list: the hole in it, which takes no part, and where
@@ -493,6 +500,7 @@ struct hole_in_list {
 template <typename H> struct cutting { // what is the same in all phases
   const cut_args &a;
   source s;
+  sharing others;
   H hole;
   u32 tiles, units; // of the source when it is written, and when it is counted
   bool wide;
@@ -570,8 +578,7 @@ template <int Q, typename H> DEVICE void write_tile(const cutting<H> &k, const p
       const u32 at = na + least(ne, p.rank);
       if ((is_above || (is_equal && ne < p.rank)) && at < a.dst.n) {
         const i64 i = w.at(row) + j;
-        a.dst.idx[at] = k.s.index(i);
-        a.dst.val[at] = v[bit];
+        a.list(k.others, at, k.s.index(i), v[bit]);
         if (a.take) a.x[i] = 0;
         left &= ~(1u << bit);
       }
@@ -603,7 +610,7 @@ DEVICE void restore(const cut_args &a, const segment &g) {
 // the first ones that equal it, rank of all segments; na and ne come in the
 // segments before. pick has taken them all. What a full segment does not hold is
 // looked for again: all that reaches key is wanted then.
-DEVICE void write_segment(const cut_args &a, const source &s, u32 last, u32 rank, u32 number, u32 na, u32 ne, u32 key) {
+DEVICE void write_segment(const cut_args &a, const source &s, const sharing &others, u32 last, u32 rank, u32 number, u32 na, u32 ne, u32 key) {
   const segment g(a.from, number);
   if (g.found == g.held) {
     struct entry { i32 index; float value; };
@@ -613,8 +620,7 @@ DEVICE void write_segment(const cut_args &a, const source &s, u32 last, u32 rank
       const u32 aboves = ballot(is_above), equals = ballot(is_equal);
       const u32 mine = ne + ones(equals & lower), at = na + ones(aboves & lower) + least(mine, rank);
       if ((is_above || (is_equal && mine < rank)) && at < a.dst.n) {
-        a.dst.idx[at] = e.index;
-        a.dst.val[at] = e.value;
+        a.list(others, at, e.index, e.value);
       } else if (inside && a.take) {
         a.x[e.index] = e.value;
       }
@@ -638,17 +644,20 @@ DEVICE void write_segment(const cut_args &a, const source &s, u32 last, u32 rank
       const u32 at = na + r.at(j / quad) + ones(passed >> j / quad * quad & ((1u << j % quad) - 1));
       if (!(passed >> j & 1) || at >= a.dst.n) continue;
       const i64 i = w.at(j / quad) + j % quad;
-      a.dst.idx[at] = s.index(i);
-      a.dst.val[at] = v[j];
+      a.list(others, at, s.index(i), v[j]);
       if (a.take) a.x[i] = 0;
     }
     na += r.all;
   }
 }
 
-// report stores how many entries were listed, and the least key.
-DEVICE void report(const cut_args &a, u32 count, u32 key) {
+// store_count stores how many entries were listed; report the least key, too.
+DEVICE void store_count(const cut_args &a, u32 count) {
   if (a.dst.length) *(i32 *)a.dst.length = (i32)count;
+  sharing(a.shared).tell(least(count, (u32)a.dst.n));
+}
+DEVICE void report(const cut_args &a, u32 count, u32 key) {
+  store_count(a, count);
   if (a.threshold) *a.threshold = float_of(key);
   if (a.age) *a.age = 0;
   if (a.used) *a.used = float_of(key);
@@ -661,16 +670,15 @@ template <typename H> DEVICE void copy_all(const cutting<H> &k) {
   const u32 count = k.s.n - k.hole.length();
   for (u64 i = thread_index(); i < least((u64)count, a.dst.n); i += thread_count()) {
     const u64 from = i < k.hole.begin() ? i : i + k.hole.length();
-    a.dst.idx[i] = k.s.index((i64)from);
-    a.dst.val[i] = k.s.val[from];
+    a.list(k.others, (u32)i, k.s.index((i64)from), k.s.val[from]);
     if (a.take) a.x[from] = 0;
   }
-  if (thread_index() == 0 && a.dst.length) *(i32 *)a.dst.length = (i32)count;
+  if (thread_index() == 0) store_count(a, count);
 }
 
 // accept keeps the threshold that some number of entries have passed, corrected.
 DEVICE void accept(const cut_args &a, float threshold, u32 passed) {
-  *(i32 *)a.dst.length = (i32)passed;
+  store_count(a, passed);
   const float step = (float)a.step;
   float next = threshold;
   if (step != 0) {
@@ -745,7 +753,7 @@ struct settled {
 
 // close_gaps makes the list out of the segments, if they have it; no block waits
 // for another. Otherwise it says whether their entries are back in the array first.
-DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores, u32 *histogram, u32 *totals) {
+DEVICE bool close_gaps(const cut_args &a, const source &s, const sharing &others, bool &restores, u32 *histogram, u32 *totals) {
   const listed l = a.c->listed;
   const u32 number = block() * block_warps + warp();
   const bool inside = block() < a.from.blocks, first = block() == 0 && thread() == 0;
@@ -757,7 +765,7 @@ DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores, u32 *
       if (!inside) return true;
       const tally t(a.from, a.sifted.above);
       const settled k(a, z, found, histogram, totals);
-      write_segment(a, s, k.key, k.rank, number, t.before + k.before[0], k.before[1], l.key);
+      write_segment(a, s, others, k.key, k.rank, number, t.before + k.before[0], k.before[1], l.key);
       if (first) report(a, t.all + k.all + k.rank, k.key);
       return true;
     }
@@ -766,9 +774,9 @@ DEVICE bool close_gaps(const cut_args &a, const source &s, bool &restores, u32 *
   const u32 found = t.all;
   if (l.mode == mode_list || (l.mode == mode_near && a.min <= found && found <= a.dst.n)) {
     // Keys that reach l.key are above the one before it. All keys reach 0: then they are equal to it, or above.
-    if (inside) write_segment(a, s, l.key ? l.key - 1 : 0, l.key ? 0 : found, number, t.before, 0, l.key);
+    if (inside) write_segment(a, s, others, l.key ? l.key - 1 : 0, l.key ? 0 : found, number, t.before, 0, l.key);
     if (first && l.mode == mode_near) accept(a, l.threshold, found);
-    if (first && l.mode == mode_list && a.dst.length) *(i32 *)a.dst.length = (i32)found;
+    if (first && l.mode == mode_list) store_count(a, found);
     return true;
   }
   restores = a.take && found > 0;
@@ -817,10 +825,11 @@ template <typename F> DEVICE void cut_as(const cut_args &a, F hole) {
   static SHARED u32 totals[2 * block_warps], ticket;
   static SHARED bool last;
   control *c = a.c;
+  const sharing others(a.shared);
   const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
-  cutting<decltype(hole(s.n, totals))> k = {a, s, hole(s.n, totals), 0, 0, false, tag_of(c)};
+  cutting<decltype(hole(s.n, totals))> k = {a, s, others, hole(s.n, totals), 0, 0, false, tag_of(c)};
   bool restores = false;
-  if (a.picked && close_gaps(a, k.s, restores, histogram, totals)) return;
+  if (a.picked && close_gaps(a, k.s, others, restores, histogram, totals)) return;
   // Few entries are cut into small tiles, so that all processors get some.
   k.wide = k.s.n > 1 << 22;
   k.tiles = k.wide ? tile<4>::blocks(k.s.n, k.s.lead) : tile<1>::blocks(k.s.n, k.s.lead);

@@ -82,6 +82,8 @@ DEVICE u64 load(const u64 *p) {
 DEVICE void store(u32 *p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 DEVICE void store(u64 *p, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Stores a word that another GPU waits for.
+DEVICE void store_system(u64 *p, u64 v) { asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 
 // One access of eight or sixteen bytes, which are aligned like that: of structs
 // the compiler makes several.

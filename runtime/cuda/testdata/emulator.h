@@ -22,7 +22,7 @@
 #define KERNEL extern "C" void
 #define METHOD
 #define DEVICE static inline
-#define SHARED
+#define SHARED OF_A_RANK
 #define CONSTANT static constexpr
 #define GLOBAL
 #define BOUNDS(threads, blocks)
@@ -230,6 +230,7 @@ DEVICE u64 load(const u64 *p) { return *p; }
 DEVICE void store(u32 *p, u32 v) { *p = v; }
 DEVICE void store(u64 *p, u64 v) { *p = v; }
 DEVICE void fence() {}
+DEVICE void store_system(u64 *p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 
 template <u32 n> DEVICE words<n> load_words(const void *p) {
   if ((u64)p % sizeof(words<n>)) failed("a load is not aligned");
