@@ -1,0 +1,112 @@
+// Command layers lists what a package of this module imports and may not, and fails if there is any:
+//
+//	go run ./.ci/layers
+//
+// A package imports only packages above it in the README's table, so comm knows no backend and distributed no device.
+package main
+
+import (
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+)
+
+const module = "github.com/tutti-go/tutti/"
+
+// layers are packages, and which of this module they may import, besides dtype and internal/..., by patterns of
+// package path; the first that matches counts. Tests are not looked at.
+var layers = []struct{ of, may string }{
+	{"internal/*", ""},
+	{"internal/*/*", ""},
+	{"dtype", ""},
+	{"runtime", ""},
+	{"runtime/internal/*", "runtime"},
+	{"runtime/cpu/internal/*", "runtime runtime/cpu/internal/*"},
+	{"runtime/*", "runtime runtime/* runtime/internal/* runtime/cpu/internal/*"},
+
+	{"comm", "runtime"},
+	{"comm/backend", "comm runtime"},
+	{"comm/commtest", "comm runtime"},
+	{"comm/checked", "comm comm/backend runtime"},
+	{"comm/record", "comm comm/backend runtime"},
+	{"comm/staged", "comm comm/backend runtime"},
+	{"comm/instrument", "comm comm/checked comm/record runtime"},
+	{"comm/record/recordhttp", "comm comm/record comm/instrument"},
+	{"comm/store", "comm"},
+	{"comm/rendezvous", "comm comm/store"},
+	{"comm/internal/schedule", "comm comm/backend runtime runtime/cpu"},
+	{"comm/internal/marks", "comm/backend runtime/cuda"},
+	{"comm/internal/faulttest", "comm comm/checked runtime"},
+	{"comm/internal/hosttest", "comm comm/commtest runtime/cpu"},
+	{"comm/internal/gputest", "comm comm/commtest comm/nccl comm/rendezvous comm/internal/faulttest runtime/cuda"},
+	{"comm/noop", "comm comm/backend runtime"},
+	{"comm/local", "comm comm/backend runtime"},
+	{"comm/mpi", "comm comm/backend comm/internal/schedule runtime runtime/cpu"},
+	{"comm/tcp", "comm comm/backend comm/internal/schedule comm/store comm/rendezvous runtime runtime/cpu"},
+	{"comm/nccl", "comm comm/backend comm/internal/marks comm/store comm/rendezvous runtime runtime/cpu runtime/cuda"},
+	{"comm/p2p", "comm comm/backend comm/internal/marks runtime runtime/cpu runtime/cuda"},
+
+	{"distributed", "comm distributed/internal/base runtime"},
+	{"distributed/internal/standin", "comm comm/commtest comm/local distributed/sparse runtime runtime/cpu"},
+	{"distributed/internal/*", "comm runtime"},
+	{"distributed/sparse", "comm distributed distributed/internal/base distributed/internal/tuning runtime"},
+	{"distributed/ddp", "comm distributed distributed/internal/base distributed/sparse runtime"},
+	{"distributed/outer", "comm distributed distributed/internal/base distributed/sparse distributed/ddp runtime"},
+	{"distributed/elastic", "comm comm/store comm/rendezvous distributed runtime runtime/cpu"}, // cpu: the default, and host memory
+	{"distributed/delta", "comm distributed runtime runtime/cpu"},
+	{"distributed/distributedtest", "comm comm/commtest distributed distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime"},
+}
+
+func main() {
+	log.SetFlags(0)
+	wrong := map[string]bool{}
+	for _, goos := range []string{"linux", "windows", "darwin"} {
+		list := exec.Command("go", "list", "-f", `{{$p := .ImportPath}}{{range .Imports}}{{printf "%s %s\n" $p .}}{{end}}`, "./...")
+		list.Env, list.Stderr = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos), os.Stderr
+		text, err := list.Output()
+		if err != nil {
+			log.Fatalf("go list: %v", err)
+		}
+		for line := range strings.Lines(string(text)) {
+			from, to, _ := strings.Cut(strings.ReplaceAll(strings.TrimSpace(line), module, ""), " ")
+			if strings.HasPrefix(strings.TrimSpace(line), module) && strings.Contains(line, " "+module) && !allowed(from, to) {
+				wrong[from+" may not import "+to] = true
+			}
+		}
+	}
+	for w := range wrong {
+		fmt.Println(w)
+	}
+	if len(wrong) > 0 {
+		log.Fatalf("%d imports are not in the layers of .ci/layers", len(wrong))
+	}
+}
+
+// allowed reports whether a package may import another one.
+func allowed(from, to string) bool {
+	inside := strings.HasPrefix(to, "internal/")
+	if strings.HasPrefix(from, "examples/") {
+		return !strings.Contains("/"+to, "/internal/")
+	}
+	if inside || to == "dtype" {
+		return from != "dtype" || inside
+	}
+	for _, l := range layers {
+		if matches(l.of, from) {
+			return slices.ContainsFunc(strings.Fields(l.may), func(may string) bool { return matches(may, to) })
+		}
+	}
+	return false
+}
+
+func matches(pattern, name string) bool {
+	ok, err := path.Match(pattern, name)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return ok
+}
