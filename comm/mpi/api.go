@@ -1,7 +1,6 @@
 package mpi
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/tutti-go/tutti/dtype"
@@ -135,37 +134,6 @@ func (l *library) reach(f dl.Func, args ...uintptr) error {
 
 // success is MPI_SUCCESS, in every ABI.
 const success = 0
-
-// callError is an error code that an MPI function returned.
-type callError struct {
-	function string
-	code     int32
-	class    int32
-	text     string
-}
-
-// Error returns the function and the library's own description.
-func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s (code %d)", e.function, e.text, e.code)
-}
-
-// error describes an error code in the library's words (MPI_Error_string).
-func (l *library) error(f dl.Func, code int32) *callError {
-	out := newCells()
-	defer out.free()
-	e := &callError{function: f.Name(), code: code, class: code}
-	if code == leftBehind {
-		e.text = "the library allows one call at a time, and one was left behind when its context ended"
-		return e
-	}
-	if l.call(l.ErrorClass, uintptr(code), out.at(0)) == success {
-		e.class = out.int32(0)
-	}
-	e.text = l.text(func(buffer, length uintptr) int32 {
-		return l.call(l.ErrorString, uintptr(code), buffer, length)
-	})
-	return e
-}
 
 // text calls a function that fills in a string and its length.
 func (l *library) text(fill func(buffer, length uintptr) int32) string {

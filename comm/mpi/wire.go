@@ -3,7 +3,6 @@ package mpi
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
@@ -347,13 +346,4 @@ func (r *requests) failure(done []schedule.Done, f dl.Func, code int32, first, n
 		return append(done, d), nil
 	}
 	return done, translate(lib, err)
-}
-
-// translate wraps an MPI error in the sentinel of its class.
-func translate(lib *library, err *callError) error {
-	sentinel := comm.ErrPeerFailed
-	if err.class == lib.abi.errTruncate {
-		sentinel = comm.ErrMismatch
-	}
-	return fmt.Errorf("%w: %w", sentinel, err)
 }

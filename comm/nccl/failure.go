@@ -78,3 +78,27 @@ func (c *Comm) withOthers(err error) error {
 	}
 	return fmt.Errorf("%w; %s", err, c.reporter.others(c.submitted))
 }
+
+// asyncError returns the asynchronous error of the native communicators that carry data.
+func (c *Comm) asyncError() error {
+	if err := c.data.asyncError(); err != nil {
+		return err
+	}
+	if w := c.windows.native.Load(); w != nil {
+		return w.asyncError()
+	}
+	return nil
+}
+
+// asyncError returns NCCL's asynchronous error, nil if there is none or the communicator
+// is being freed.
+func (n *native) asyncError() error {
+	if !n.enter() {
+		return nil
+	}
+	defer n.leave()
+	if s := n.lib.asyncError(n.handle); s != statusSuccess {
+		return n.lib.newError(n.lib.sym.GetAsyncError, s, n.handle)
+	}
+	return nil
+}

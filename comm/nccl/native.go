@@ -61,19 +61,6 @@ func (n *native) enter() bool {
 
 func (n *native) leave() { n.calls.RUnlock() }
 
-// asyncError returns NCCL's asynchronous error, nil if there is none or the communicator
-// is being freed.
-func (n *native) asyncError() error {
-	if !n.enter() {
-		return nil
-	}
-	defer n.leave()
-	if s := n.lib.asyncError(n.handle); s != statusSuccess {
-		return n.lib.newError(n.lib.sym.GetAsyncError, s, n.handle)
-	}
-	return nil
-}
-
 // callTimeout bounds how long an orderly end waits for calls in flight. Then they are aborted.
 const callTimeout = time.Second
 

@@ -91,17 +91,6 @@ func inCapture(err error) bool {
 	return errors.As(err, &e) && e.InCapture()
 }
 
-// asyncError returns the asynchronous error of the native communicators that carry data.
-func (c *Comm) asyncError() error {
-	if err := c.data.asyncError(); err != nil {
-		return err
-	}
-	if w := c.windows.native.Load(); w != nil {
-		return w.asyncError()
-	}
-	return nil
-}
-
 // barrier is an allreduce of one element: NCCL returns at once for none.
 func (c *Comm) barrier(ctx context.Context) error {
 	at := c.scratch + barrierOffset

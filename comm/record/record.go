@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -184,61 +183,9 @@ func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
 	return r
 }
 
-// NotifyOn writes the dump to the file whenever the process gets one of the signals, until
-// the Recorder is closed. The signals then do nothing else.
-func (r *Recorder) NotifyOn(signals ...os.Signal) {
-	r.onSignal(signals, nil)
-}
-
-// SaveBefore writes the dump to the file before one of the signals, such as SIGTERM, does
-// what it would without the Recorder: it sends the signal to the process again. If ctx
-// ends, or the Recorder is closed, within half a second, the program handles the signal
-// itself, and gets it only once.
-func (r *Recorder) SaveBefore(ctx context.Context, signals ...os.Signal) {
-	r.onSignal(signals, ctx)
-}
-
 // handling is how long a program that handles a signal itself takes to end the context
 // of its communication. mpirun of Open MPI kills a process one second after SIGTERM.
 const handling = 500 * time.Millisecond
-
-// onSignal writes the dump on signals until the Recorder is closed. With a context, it
-// passes a signal on and ends, unless the context ends first.
-func (r *Recorder) onSignal(signals []os.Signal, handled context.Context) {
-	if len(signals) == 0 {
-		return // Notify would take all
-	}
-	got, stop := make(chan os.Signal, 1), make(chan struct{})
-	signal.Notify(got, signals...)
-	go func() {
-		defer signal.Stop(got)
-		for {
-			var s os.Signal
-			select {
-			case s = <-got:
-			case <-stop:
-				return
-			}
-			r.Save(s.String())
-			if handled == nil {
-				continue
-			}
-			select {
-			case <-handled.Done():
-			case <-stop:
-			case <-time.After(handling):
-				signal.Stop(got)
-				if self, err := os.FindProcess(os.Getpid()); err == nil {
-					_ = self.Signal(s)
-				}
-			}
-			return
-		}
-	}()
-	r.flight.mu.Lock()
-	defer r.flight.mu.Unlock()
-	r.stops = append(r.stops, sync.OnceFunc(func() { close(stop) }))
-}
 
 // enter records a call that is about to be made.
 func (r *Recorder) enter(c *comm.Call) uint64 {

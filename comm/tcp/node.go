@@ -59,26 +59,6 @@ func (n *node) start() {
 	go n.beat()
 }
 
-// beat counts the ticks. A process that was stopped counts few, and does not take the others for
-// silent.
-func (n *node) beat() {
-	ticker := time.NewTicker(n.tick)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			tick := n.ticks.Add(1)
-			for _, p := range n.pairs {
-				if len(p.lanes) > 0 {
-					p.beat(tick, n.patience)
-				}
-			}
-		case <-n.stop:
-			return
-		}
-	}
-}
-
 // leave closes the connections if all communicators are closed: it says goodbye, and waits until
 // all others have seen everything that this rank has sent, or until ctx ends.
 func (n *node) leave(ctx context.Context) error {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/queue"
@@ -571,22 +570,5 @@ func (p *pair) hangUp() {
 		if l != nil {
 			_ = l.link.Close()
 		}
-	}
-}
-
-// beat sends a sign of life if there was none since the last tick, and notices if none
-// came for so many ticks.
-func (p *pair) beat(tick, patience int64) {
-	p.mu.Lock()
-	quiet := !p.spoke && !p.leaving
-	if p.spoke = false; quiet {
-		p.urgent.Push(sending{header: header{kind: frameBeat}})
-	}
-	p.mu.Unlock()
-	if quiet {
-		p.lanes[0].write(true)
-	}
-	if silent := tick - p.heard.Load(); silent >= patience {
-		p.fail(fmt.Errorf("nothing has come from it for %v", time.Duration(silent)*p.node.tick))
 	}
 }

@@ -375,3 +375,28 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 	}
 	return nil
 }
+
+// copyParts puts gradients of a bucket together, or copies them back.
+func (g *Gradients) copyParts(b *bucket, back bool) error {
+	if b.flat == nil {
+		return nil
+	}
+	flat, err := b.flat.Ptr()
+	if err != nil {
+		return err
+	}
+	for _, i := range b.joined {
+		t := g.given[i]
+		param, err := t.Ptr()
+		if err != nil {
+			return fmt.Errorf("gradient %d: %w", i, err)
+		}
+		if param != flat { // otherwise it lives there
+			if err := g.convert(b, flat, param, t.Len(), back); err != nil {
+				return err
+			}
+		}
+		flat += uintptr(t.Len() * b.wire.Size())
+	}
+	return nil
+}

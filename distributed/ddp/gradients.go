@@ -549,31 +549,6 @@ func (g *Gradients) passed(b *bucket, s sparse.Stage) {
 // beside the compute stream where there is such ([runtime.Brancher]).
 func (g *Gradients) Stream() uintptr { return g.runtime().ComputeStream() }
 
-// copyParts puts gradients of a bucket together, or copies them back.
-func (g *Gradients) copyParts(b *bucket, back bool) error {
-	if b.flat == nil {
-		return nil
-	}
-	flat, err := b.flat.Ptr()
-	if err != nil {
-		return err
-	}
-	for _, i := range b.joined {
-		t := g.given[i]
-		param, err := t.Ptr()
-		if err != nil {
-			return fmt.Errorf("gradient %d: %w", i, err)
-		}
-		if param != flat { // otherwise it lives there
-			if err := g.convert(b, flat, param, t.Len(), back); err != nil {
-				return err
-			}
-		}
-		flat += uintptr(t.Len() * b.wire.Size())
-	}
-	return nil
-}
-
 // Wait completes the step: when it returns, all gradients are averages (for
 // work submitted to the compute stream from then on), and the next step may
 // begin. On a device with streams the host has not waited: before it reads a
@@ -714,22 +689,6 @@ func (g *Gradients) rollBack() error {
 		return g.err
 	}
 	return fmt.Errorf("%w (the step was rolled back: gradients and residuals are as before)", cause)
-}
-
-// zero returns a tensor of zeros in the place of gradient i: in Join that of the caller.
-func (g *Gradients) zero(i int) (*runtime.Tensor, error) {
-	g.absent[i] = true
-	if g.joining != nil {
-		return g.joining[i], g.joining[i].Fill(0)
-	}
-	if g.spares[i] == nil {
-		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.lens[i])
-		if err != nil {
-			return nil, err
-		}
-		g.spares[i] = t
-	}
-	return g.spares[i], g.spares[i].Fill(0)
 }
 
 // ReduceAll is a step at once: Ready for all gradients, of which one that is nil

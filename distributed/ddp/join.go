@@ -134,3 +134,19 @@ func (g *Gradients) others(ctx context.Context) (int, error) {
 	}
 	return int(count[0]), nil
 }
+
+// zero returns a tensor of zeros in the place of gradient i: in Join that of the caller.
+func (g *Gradients) zero(i int) (*runtime.Tensor, error) {
+	g.absent[i] = true
+	if g.joining != nil {
+		return g.joining[i], g.joining[i].Fill(0)
+	}
+	if g.spares[i] == nil {
+		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.lens[i])
+		if err != nil {
+			return nil, err
+		}
+		g.spares[i] = t
+	}
+	return g.spares[i], g.spares[i].Fill(0)
+}

@@ -6,10 +6,10 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// correct advances the velocity by a gradient, and returns it to be reduced in the
+// addMomentum advances the velocity by a gradient, and returns it to be reduced in the
 // gradient's place: momentum correction. The velocity lies behind the residual, so
 // that what rolls back, saves or scales the one does so with the other.
-func (e *engine) correct(g Input) Input {
+func (e *engine) addMomentum(g Input) Input {
 	if e.cfg.Momentum == 0 || e.err != nil || e.n == 0 {
 		return g
 	}

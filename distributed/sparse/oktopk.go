@@ -2,7 +2,6 @@ package sparse
 
 import (
 	"context"
-	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -228,18 +227,6 @@ func (x *okExchange) gather(ctx context.Context, own, outgoing, sums runtime.Ent
 	return result{lists: x.all[:], scale: x.average}
 }
 
-// learn has the next step be led by how many sums passed in this one: total, and
-// x.allgather.lengths at each rank, who may add so many to the result. All ranks know
-// the same, so they agree.
-func (x *okExchange) learn(total, each int) {
-	if slices.Max(x.allgather.lengths) <= each*14/15 {
-		x.past.level = min(x.past.level+1, levelSteps)
-	} else {
-		x.past.level = 0
-	}
-	x.adapt(total)
-}
-
 // readPosted learns from the last step, if nothing in that needed its numbers: they were
 // copied to the host asynchronously. In a step that comes when the device has been given
 // the selection, which it works on meanwhile. The steps before are settled for good: what
@@ -305,20 +292,4 @@ func (x *okExchange) announces(word int) bool {
 		}
 	}
 	return false
-}
-
-// estimate finds the threshold that the k largest sums of all ranks pass. All
-// ranks search the same intervals of magnitudes (as bits, so in their order)
-// by counting how many sums pass; a lower end that at least k pass is kept.
-func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
-	counts := uintptr(0)
-	bracket, fan := x.at(numBracket), x.at(numFan)
-	for range bisectRounds {
-		x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
-		counts = x.at(numFanCounts)
-		x.do(func() error { return x.kernels.CountAbove(sums, fan, bisectFan, counts) })
-		x.communicate(ctx, comm.AllReduceCall(counts, counts, bisectFan, dtype.I32, comm.Sum))
-	}
-	x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
-	x.past.age = 0
 }

@@ -2,7 +2,6 @@ package sparse
 
 import (
 	"context"
-	"math"
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
@@ -252,19 +251,3 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit lim
 	x.engine.together(ctx)
 	return share
 }
-
-// adapt corrects the threshold after a step in which passed sums passed it,
-// and has the next step estimate it when it is far off.
-func (x *okExchange) adapt(passed int) {
-	used := x.float(numBracket)
-	x.past.globalThreshold = used
-	if next := correct(used, passed, x.k, thresholdStep); next != used {
-		x.setInt(numBracket, int32(math.Float32bits(next)))
-	}
-	if x.far(passed) {
-		x.past.age = x.cfg.tuning.ThresholdInterval
-	}
-}
-
-// far reports whether a threshold that so many sums passed is no good.
-func (x *okExchange) far(passed int) bool { return passed > 2*x.k || 4*passed < x.k }

@@ -336,7 +336,7 @@ func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 	s.clip(ctx, &g)
 	s.save()
-	s.accumulate(s.correct(g))
+	s.accumulate(s.addMomentum(g))
 	sum := s.denseResult()
 	s.copy(sum, s.residual, s.n)
 	s.fill(s.residual, s.n)
@@ -368,7 +368,7 @@ func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole 
 	if s.cfg.NoErrorFeedback {
 		s.fill(s.residual, s.n)
 	}
-	g = s.correct(g)
+	g = s.addMomentum(g)
 	if k == 0 {
 		s.accumulate(g)
 		s.judgeAlone()
