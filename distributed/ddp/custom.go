@@ -16,51 +16,6 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Reducer reduces the gradients of a bucket as a program wants it: another compression, or
-// another algorithm. Overlap, accumulation, Join, clipping, the verdict on non-finite
-// gradients, transactions, State and Rebind are those of other buckets.
-type Reducer interface {
-	// Reduce replaces b.Tensor, which holds this rank's gradients, by (an approximation of) their
-	// average over the ranks, with the same bits on each: by work that is submitted to the
-	// tensor's runtime, and by collectives of b.Comm between such work, which all ranks make in
-	// the same order. Package distributed has them with that order. It may run on another
-	// goroutine than Ready, one bucket at a time. b.Tensor is F32, F16 or BF16, and may have elements
-	// that are not finite: the step is judged afterwards.
-	Reduce(ctx context.Context, b Bucket) error
-	// Memory returns what Reduce leaves to later steps, always the same tensors of the bucket's
-	// runtime. They are what they were before Reduce after a step that failed or was skipped, are
-	// part of [Gradients.State], and are freed by [Gradients.Close].
-	Memory() Memory
-}
-
-// Memory is what a [Reducer] leaves to later steps.
-type Memory struct {
-	// Residual is what was not sent, as F32: where a run goes on with other ranks, its sum over the
-	// ranks stays.
-	Residual []*runtime.Tensor
-	// Shared is the same on all ranks.
-	Shared []*runtime.Tensor
-	// Scratch is what a step needs and does not leave: it is freed only.
-	Scratch []*runtime.Tensor
-}
-
-// Bucket is a bucket of gradients that a [Reducer] reduces. Tensor and Parts are the same in all steps.
-type Bucket struct {
-	Index  int
-	Step   int               // how many steps were reduced before, without those that were skipped
-	Tensor *runtime.Tensor   // all its elements, one part after the other
-	Comm   comm.Communicator // of the ranks that average
-	Parts  []Part
-}
-
-// Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part what it
-// has of a gradient: a vector.
-type Part struct {
-	Param  int   // its number
-	Shape  []int // of the parameter
-	Offset int   // of its first element
-}
-
 // custom is a bucket that a Reducer reduces, in memory beside that of its gradients.
 type custom struct {
 	Reducer

@@ -11,9 +11,9 @@
 //
 //   - gradients.go: [Gradients], a step from Ready to Wait; buckets.go: which gradients are in which
 //     bucket, and where they lie.
-//   - reducer.go: what reduces a bucket, and the plain allreduce; custom.go: a program's [Reducer];
-//     shard.go: a reduce-scatter that leaves each rank a [Shard]; mesh.go: any of them between hosts, and
-//     densely within them.
+//   - reducer.go: what reduces a bucket: a program's [Reducer], and what all of them have in common. They are plain.go: an
+//     allreduce; custom.go: a program's; shard.go: a reduce-scatter that leaves each rank a [Shard]; mesh.go: any of them
+//     between hosts, and densely within them; and that of package sparse.
 //   - transaction.go: the norm and the verdict that buckets share.
 //   - worker.go: asynchronous exchanges; side_stream.go: work beside the compute stream.
 //   - accumulate.go, join.go, rebuild.go, wire.go: one option each.

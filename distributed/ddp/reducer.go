@@ -2,12 +2,56 @@ package ddp
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 )
+
+// Reducer reduces the gradients of a bucket as a program wants it: another compression, or
+// another algorithm. Overlap, accumulation, Join, clipping, the verdict on non-finite
+// gradients, transactions, State and Rebind are those of other buckets.
+type Reducer interface {
+	// Reduce replaces b.Tensor, which holds this rank's gradients, by (an approximation of) their
+	// average over the ranks, with the same bits on each: by work that is submitted to the
+	// tensor's runtime, and by collectives of b.Comm between such work, which all ranks make in
+	// the same order. Package distributed has them with that order. It may run on another
+	// goroutine than Ready, one bucket at a time. b.Tensor is F32, F16 or BF16, and may have elements
+	// that are not finite: the step is judged afterwards.
+	Reduce(ctx context.Context, b Bucket) error
+	// Memory returns what Reduce leaves to later steps, always the same tensors of the bucket's
+	// runtime. They are what they were before Reduce after a step that failed or was skipped, are
+	// part of [Gradients.State], and are freed by [Gradients.Close].
+	Memory() Memory
+}
+
+// Memory is what a [Reducer] leaves to later steps.
+type Memory struct {
+	// Residual is what was not sent, as F32: where a run goes on with other ranks, its sum over the
+	// ranks stays.
+	Residual []*runtime.Tensor
+	// Shared is the same on all ranks.
+	Shared []*runtime.Tensor
+	// Scratch is what a step needs and does not leave: it is freed only.
+	Scratch []*runtime.Tensor
+}
+
+// Bucket is a bucket of gradients that a [Reducer] reduces. Tensor and Parts are the same in all steps.
+type Bucket struct {
+	Index  int
+	Step   int               // how many steps were reduced before, without those that were skipped
+	Tensor *runtime.Tensor   // all its elements, one part after the other
+	Comm   comm.Communicator // of the ranks that average
+	Parts  []Part
+}
+
+// Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part what it
+// has of a gradient: a vector.
+type Part struct {
+	Param  int   // its number
+	Shape  []int // of the parameter
+	Offset int   // of its first element
+}
 
 // reducer reduces one bucket, step after step: Select, Exchange, Complete, and then Commit, or
 // RollBack instead of whatever comes next. A [sparse.Reducer] is one, which says what they do; plain
@@ -31,75 +75,3 @@ type reducer interface {
 	Rebind(c comm.Communicator) error
 	Close() error
 }
-
-// plain is an allreduce of the gradients where they are, which cannot be rolled back.
-type plain struct {
-	g     *Gradients
-	b     *bucket
-	calls []comm.Call // reused
-}
-
-// Select implements reducer. What is reduced is in the bucket or in the gradients.
-func (p *plain) Select(context.Context, sparse.Input) error {
-	p.calls = p.calls[:0]
-	add := func(t *runtime.Tensor) error {
-		ptr, err := t.Ptr()
-		p.calls = append(p.calls, comm.AllReduceCall(ptr, ptr, t.Len(), p.b.wire, p.g.op))
-		return err
-	}
-	if p.b.flat != nil {
-		if err := add(p.b.flat); err != nil {
-			return err
-		}
-	}
-	for _, i := range p.b.apart {
-		if err := add(p.g.given[i]); err != nil {
-			return fmt.Errorf("gradient %d: %w", i, err)
-		}
-	}
-	return nil
-}
-
-// Exchange implements reducer.
-func (p *plain) Exchange(ctx context.Context) error {
-	if err := p.g.order.CommAfterCompute(ctx); err != nil {
-		return err
-	}
-	if len(p.calls) == 1 {
-		return p.calls[0].Make(p.g.meter)
-	}
-	return p.g.meter.Group(p.calls...)
-}
-
-// Complete implements reducer, for all buckets that share the order.
-func (p *plain) Complete(ctx context.Context) (hostWaited bool, err error) {
-	if p.g.order.InFlight() {
-		err = p.g.order.ComputeAfterComm(ctx)
-	}
-	return false, err
-}
-
-// Stats implements reducer.
-func (p *plain) Stats(context.Context) (sparse.Stats, error) {
-	n := p.b.len()
-	return sparse.Stats{Step: p.g.stats.Step, Pattern: sparse.Dense, Dense: true, Elements: n, K: n, SelectedLocal: n, SelectedGlobal: n}, nil
-}
-
-// PrepareRestore implements reducer.
-func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context.Context) error, err error) {
-	return func(context.Context) error { return nil }, nil
-}
-
-// The others do nothing, as there is no state.
-
-func (p *plain) Drain(context.Context) error                 { return nil }
-func (p *plain) InFlight() bool                              { return true }
-func (p *plain) Commit(sparse.Verdict) error                 { return nil }
-func (p *plain) RollBack() error                             { return nil }
-func (p *plain) JoinTransaction(flags, skip uintptr)         {}
-func (p *plain) Terms() string                               { return "" }
-func (p *plain) State(context.Context) ([]byte, error)       { return nil, nil }
-func (p *plain) SharedState(context.Context) ([]byte, error) { return nil, nil }
-func (p *plain) ScaleResidual(float64) error                 { return nil }
-func (p *plain) Rebind(comm.Communicator) error              { return nil }
-func (p *plain) Close() error                                { return nil }

@@ -36,6 +36,7 @@
 //   - allgather.go, tree.go, partitions.go and oktopk*.go are the exchanges (oktopk_threshold.go: when and how oktopk
 //     finds its thresholds), quantized.go is that of dense steps whose values are rounded.
 //   - step.go: a step, from Select to Commit or RollBack, with what rolls it back;
+//     nonfinite.go: the verdict on one whose gradient is not finite;
 //     reducer.go: [Reducer], whose AllReduce is such a step; agree.go: what ranks compare first.
 //   - state.go: saved states; auto.go: [Auto]; hierarchical.go: [Hierarchical].
 package sparse

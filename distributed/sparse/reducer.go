@@ -405,14 +405,6 @@ func (s *Reducer) readPosted(ctx context.Context) {
 	}
 }
 
-// judges reports whether entries that are not finite are looked for.
-func (s *Reducer) judges() bool { return s.cfg.NonFinite != PassNonFinite && s.n > 0 }
-
-// skipped notes that the step was rolled back.
-func (s *Reducer) skipped() {
-	s.stats.Skipped, s.stats.SelectedGlobal, s.result = true, 0, result{}
-}
-
 // count returns how many of n entries a density stands for.
 func count(density float64, n int) int {
 	if density == 0 || n == 0 {

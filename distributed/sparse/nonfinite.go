@@ -1,0 +1,79 @@
+package sparse
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Verdict says what becomes of a step that was started.
+type Verdict uint8
+
+const (
+	Passes   Verdict = iota // its result becomes the gradient
+	Deferred                // it passes, and the device rolls it back if there were non-finite entries
+	Skips                   // it is rolled back, and the gradient is zero
+)
+
+// finding is what an exchange has found out of its result.
+type finding uint8
+
+const (
+	unknown finding = iota
+	finite
+	mayBeNonFinite
+)
+
+// found notes what an exchange has found out.
+func (s *step) found(large bool) {
+	s.finding = finite
+	if large {
+		s.finding = mayBeNonFinite
+	}
+}
+
+// judges reports whether entries that are not finite are looked for.
+func (s *Reducer) judges() bool { return s.cfg.NonFinite != PassNonFinite && s.n > 0 }
+
+// skipped notes that the step was rolled back.
+func (s *Reducer) skipped() {
+	s.stats.Skipped, s.stats.SelectedGlobal, s.result = true, 0, result{}
+}
+
+// judge looks at what was counted. Where the host has not waited for
+// the device in this step, it leaves the question to the device.
+func (s *Reducer) judge(ctx context.Context) Verdict {
+	switch {
+	case s.err != nil || !s.judges():
+		return Passes
+	case s.cfg.NonFinite == SkipNonFinite && s.order.Streams != nil && !s.hostWaited:
+		return Deferred
+	case s.finding == finite || s.finding == unknown && !s.foundNonFinite(ctx):
+		return Passes
+	case s.cfg.NonFinite == FailNonFinite && s.stats.K > 0: // otherwise no other rank knows
+		s.check(ErrNonFinite)
+	}
+	return Skips
+}
+
+// judgeAlone looks for entries that are not finite in a gradient that is not sent, which no other
+// rank knows of: they do not count where several tensors have one verdict. An entry is
+// one if a step that sends it would be skipped for it, and so would all that follow, as
+// the residual would keep it.
+func (s *Reducer) judgeAlone() {
+	if !s.judges() {
+		return
+	}
+	flags, skip, skips := s.flags, s.skip, s.skips
+	s.flags, s.skip, s.skips = s.at(s.nonFinite), s.at(s.nonFinite), s.size
+	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
+	if s.cfg.ClipNorm > 0 && s.cfg.Clip == ClipGlobal && s.size > 1 { // all ranks know this norm
+		s.countSquares(1)
+	}
+	if flags != s.flags && s.origin != 0 {
+		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
+		s.copyIfNonFinite()
+	}
+	s.flags, s.skip, s.skips = flags, skip, skips
+}
