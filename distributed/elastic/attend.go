@@ -64,7 +64,8 @@ func (m *Member) pause(d time.Duration) {
 }
 
 // reach connects to the store that is used: that of the first member of the last epoch that can be reached. All members
-// look in the same order; a minority begins with the next one each time.
+// look in the same order; a minority begins with the next one each time, also of the members of the epoch before, and goes where
+// those are.
 func (m *Member) reach() (kv store.Store, at string, err error) {
 	if m.cfg.Dial != nil {
 		kv, err := m.cfg.Dial(m.ctx)
@@ -77,34 +78,56 @@ func (m *Member) reach() (kv store.Store, at string, err error) {
 		return m.server.Local(m.cfg.Name), here, nil
 	}
 	if last != nil {
-		turn %= len(last.Members)
-		for _, p := range slices.Concat(last.Members[turn:], last.Members[:turn]) {
+		all := slices.Clone(last.Members)
+		for _, p := range last.Base {
+			if turn > 0 && last.rank(p) < 0 {
+				all = append(all, p)
+			}
+		}
+		first := turn % len(all)
+		for _, p := range slices.Concat(all[first:], all[:first]) {
 			if p.Address == here {
 				return m.server.Local(m.cfg.Name), here, nil
 			}
-			if kv, err := m.dial(p.Address); err == nil {
-				return kv, p.Address, nil
+			if turn > 0 {
+				kv, at, err = m.find(p.Address)
+			} else {
+				kv, err = m.dial(p.Address)
+				at = p.Address
+			}
+			if err == nil {
+				return kv, at, nil
 			}
 		}
 	}
-	for _, peer := range m.cfg.Peers { // which say where theirs is
-		if kv, err = m.dial(peer); err == nil {
-			var text []byte
-			ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence/4)
-			text, err = kv.Get(ctx, atKey)
-			cancel()
-			if at = string(text); err != nil || at != peer {
-				_ = kv.Close()
-			}
-		}
-		if err == nil && at != peer {
-			kv, err = m.dial(at)
-		}
-		if err == nil {
+	for _, peer := range m.cfg.Peers {
+		if kv, at, err = m.find(peer); err == nil {
 			return kv, at, nil
 		}
 	}
 	return nil, "", fmt.Errorf("no member answers: %w", err)
+}
+
+// find connects to the store that a member uses, which its own says.
+func (m *Member) find(peer string) (kv store.Store, at string, err error) {
+	if kv, err = m.dial(peer); err != nil {
+		return nil, "", err
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence/4)
+	defer cancel()
+	text, err := kv.Get(ctx, atKey)
+	if at = string(text); err == nil && at == peer {
+		return kv, at, nil
+	}
+	_ = kv.Close()
+	switch {
+	case err != nil:
+		return nil, "", err
+	case at == m.Address():
+		return m.server.Local(m.cfg.Name), at, nil
+	}
+	kv, err = m.dial(at)
+	return kv, at, err
 }
 
 // dial connects to the store of another member, by one attempt. Where nobody listens that fails at once.
