@@ -1,6 +1,7 @@
 package outer_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -230,6 +231,86 @@ func TestAgainstTheAlgorithm(t *testing.T) {
 				}
 				assert.InDeltaSlice(t, want[rank], got, 1e-4)
 				assert.Equal(t, hashes[0], hashes[rank])
+			}
+		})
+	}
+}
+
+// A residual that decays, against a float64 model of SparseLoCo's error feedback: the k largest of residual and delta are
+// averaged, and Decay times the rest is the residual of the next round.
+func TestDecay(t *testing.T) {
+	const ranks, rounds, k = 3, 12, 155
+	draw := func(round, rank int) []float64 { // what a window changes: no two have the same magnitude
+		rng := rand.New(rand.NewPCG(uint64(round), uint64(rank)))
+		all := make([]float64, total)
+		for i := range all {
+			all[i] = float64(float32(rng.NormFloat64() / 64))
+		}
+		return all
+	}
+	for _, decay := range []float64{1, 0.95, 0.5} {
+		t.Run(fmt.Sprint(decay), func(t *testing.T) {
+			cfg := outer.Config{Every: 1, LearningRate: 0.7, Decay: decay,
+				Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: float64(k) / total}, DenseUpTo: -1}}
+			all := make([][]float32, ranks)
+			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+				rt := cpu.New()
+				m := newModel(t, rt)
+				l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+				if err != nil {
+					return err
+				}
+				defer l.Close()
+				for round := range rounds {
+					at, moved := 0, draw(round, c.Rank())
+					for _, v := range m.values {
+						for i := range v {
+							v[i] += float32(moved[at+i])
+						}
+						at += len(v)
+					}
+					if err := l.Step(ctx); err != nil {
+						return err
+					}
+				}
+				all[c.Rank()] = m.flat()
+				return nil
+			}))
+
+			common, residuals := make([]float64, total), make([][]float64, ranks)
+			for i, x := range startValues() {
+				common[i] = float64(x)
+			}
+			for rank := range residuals {
+				residuals[rank] = make([]float64, total)
+			}
+			for round := range rounds {
+				mean := make([]float64, total)
+				for rank, residual := range residuals {
+					order := make([]int, total)
+					for i, moved := range draw(round, rank) {
+						order[i] = i
+						residual[i] -= moved
+					}
+					slices.SortFunc(order, func(a, b int) int { return cmp.Compare(math.Abs(residual[b]), math.Abs(residual[a])) })
+					for _, i := range order[:k] {
+						mean[i] += residual[i] / ranks
+						residual[i] = 0
+					}
+					for i := range residual {
+						residual[i] *= decay
+					}
+				}
+				for i := range common {
+					common[i] -= 0.7 * mean[i]
+				}
+			}
+			for rank := range ranks {
+				got := make([]float64, total)
+				for i, x := range all[rank] {
+					got[i] = float64(x)
+				}
+				assert.InDeltaSlice(t, common, got, 1e-5)
 			}
 		})
 	}
