@@ -201,9 +201,31 @@ func (m *Member) register(kv store.Store, at string) error {
 func (m *Member) hear(e store.Event) {
 	m.change(func() {
 		if e.Deleted {
+			var s status
+			if _ = json.Unmarshal(m.entries[e.Key].Value, &s); !s.Leaving {
+				m.miss(s.person())
+			}
 			delete(m.entries, e.Key)
 		} else {
 			m.entries[e.Key] = e.Entry
+		}
+	})
+}
+
+// miss aborts the epoch that is used when a member of it is not back in the store within a quarter of the time of
+// silence: not every communicator notices that a peer is gone. mu is held.
+func (m *Member) miss(p person) {
+	e, since := m.used, m.since
+	if e == nil || e.record.rank(p) < 0 {
+		return
+	}
+	time.AfterFunc(m.cfg.Silence/4, func() {
+		m.mu.Lock()
+		v, _ := m.look()
+		lost := m.used == e && m.kv != nil && m.since.Equal(since) && !v.has(p)
+		m.mu.Unlock()
+		if lost {
+			comm.AbortAll(e.Comm, fmt.Errorf("%w: %s is gone from the store", comm.ErrPeerFailed, p.Name))
 		}
 	})
 }

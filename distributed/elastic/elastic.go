@@ -159,7 +159,8 @@ type Member struct {
 	status  status                 // of this member
 	fault   error                  // why it cannot be a member
 	leaving bool
-	turn    int // where in the list of members the search for a store begins
+	turn    int    // where in the list of members the search for a store begins
+	used    *Epoch // the last one that was formed
 
 	epoch  *Epoch // that is used
 	formed *Epoch // that takes its place, before it is bound

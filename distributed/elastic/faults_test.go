@@ -5,10 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"io/fs"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +20,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
 )
 
 // cable is a forwarder to an address, which can be cut and mended.
@@ -288,6 +292,128 @@ func TestBindFails(t *testing.T) {
 	assert.Greater(t, tried, 1)
 	assert.Less(t, tried, 15) // 1, 2, 4, … 64, 100 ms
 	require.NoError(t, m.Close())
+}
+
+// TestUnnoticed: a member vanishes from the store in the middle of a step, over communicators that do not notice.
+func TestUnnoticed(t *testing.T) {
+	form, log := new(rooms).form, newReplay()
+	list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
+	for _, name := range []string{"b", "c"} {
+		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{list[0].Address()}})))
+	}
+	var lost atomic.Pointer[trainee]
+	var ended sync.WaitGroup
+	ended.Add(2)
+	together(t, list, func(a *trainee, e *Epoch, made int) bool {
+		if len(e.Members) == 3 && made == 3 && a != list[0] && lost.CompareAndSwap(nil, a) {
+			a.guard.Lock()
+			a.killed = true
+			a.guard.Unlock()
+			a.end()
+			a.gone.Wait()
+			ended.Wait() // its communicator is as it was
+			return true
+		}
+		over := lost.Load() != nil && len(e.Members) == 2 && made == 3
+		if over {
+			ended.Done()
+		}
+		return over
+	})
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+}
+
+// TestFullDisk: a member that has no room for a checkpoint, or for what one that joins needs, ends with that error. The others go on
+// without it, and the one that joins has its state from another.
+func TestFullDisk(t *testing.T) {
+	full := &fs.PathError{Op: "write", Path: "checkpoint", Err: syscall.ENOSPC}
+	for where, victim := range map[string]int{"a step": 1, "Save": 0} {
+		t.Run(where, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+			defer cancel()
+			form, log := new(rooms).form, newReplay()
+			list := []*trainee{newTrainee(t, log, Config{Name: "a", Form: form})}
+			for _, name := range []string{"b", "c"} {
+				list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Peers: []string{list[0].Address()}}))
+			}
+			var once sync.Once
+			pair := make(chan struct{}) // a and b train
+			if save := list[0].cfg.Save; where == "Save" {
+				list[0].cfg.Save = func(ctx context.Context) ([]byte, error) {
+					select {
+					case <-pair:
+						return nil, full
+					default:
+						return save(ctx)
+					}
+				}
+			}
+			var all sync.WaitGroup
+			for i, a := range list {
+				all.Go(func() {
+					if i == 2 {
+						<-pair
+					}
+					last, made := (*Epoch)(nil), 0
+					err := a.Run(ctx, func(ctx context.Context, e *Epoch) error {
+						if e != last {
+							last, made = e, 0
+						}
+						if err := a.step(ctx, t, e); err != nil {
+							return err
+						}
+						made++
+						c := slices.Contains(e.Members, "c")
+						switch {
+						case i == victim && where == "a step" && len(e.Members) == 3:
+							return full
+						case i == 1 && !c && len(e.Members) == 2 && made == 1:
+							once.Do(func() { close(pair) })
+						case c && len(e.Members) == 2 && made == 5:
+							return io.EOF
+						}
+						return nil
+					})
+					if i == victim {
+						assert.ErrorIs(t, err, syscall.ENOSPC)
+					} else {
+						assert.NoError(t, err)
+					}
+				})
+			}
+			all.Wait()
+			left := slices.Delete(slices.Clone(list), victim, victim+1)
+			log.repeat(t, left[0].steps, left)
+			for _, a := range list {
+				_ = a.Close()
+			}
+		})
+	}
+}
+
+// TestClocks: members whose clocks are decades apart, as one that has jumped, train together.
+func TestClocks(t *testing.T) {
+	log := newReplay()
+	var list []*trainee
+	for i, name := range []string{"a", "b", "c"} {
+		cfg := Config{Name: name, Min: 3, TLS: conf.Clone()}
+		cfg.TLS.Time = func() time.Time { return time.Now().AddDate(40*(i-1), 0, 0) }
+		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+			return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Listen: "localhost"})
+		}
+		for _, a := range list {
+			cfg.Peers = append(cfg.Peers, a.Address())
+		}
+		list = append(list, newTrainee(t, log, cfg))
+	}
+	together(t, list, func(_ *trainee, _ *Epoch, made int) bool { return made == 5 })
+	log.repeat(t, list[0].steps, list)
+	for _, a := range list {
+		assert.Contains(t, a.since.String(), " m=", "waits are by the monotonic clock")
+		assert.NoError(t, a.Close())
+	}
 }
 
 // TestHash: a member whose state differs is named by all, before the first step.

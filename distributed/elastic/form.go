@@ -152,6 +152,13 @@ func (m *Member) form(ctx context.Context) error {
 			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
 			m.change(func() {
 				m.turn, m.status.Formed, m.status.Step, m.status.Prepared, m.status.Fresh = 0, true, r.Step, false, m.formed.Joined
+				m.used = m.formed
+				v, _ := m.look()
+				for _, p := range r.Members {
+					if !v.has(p) {
+						m.miss(p)
+					}
+				}
 			})
 			m.publish()
 			for _, p := range r.Members {

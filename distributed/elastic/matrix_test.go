@@ -25,12 +25,15 @@ var matrix = []struct {
 	{"**join**: a member, several in one boundary, or one while another leaves", "they have the state of the others in the next epoch", tests(TestComeAndGo, TestChurn)},
 	{"**leave**: a member leaves in order", "its residual is added to another one's; its `Run` returns nil", tests(TestComeAndGo, TestReducers)},
 	{"**lost in a step**: a member is killed, or its connections end", "the step is rolled back or committed on all who are left, and they go on", tests(TestChurn, TestInDoubt, TestView)},
+	{"**lost unnoticed**: the same over communicators that do not notice, as NCCL's", "the step is rolled back a quarter of `Silence` after the member's entry in the store is gone", tests(TestUnnoticed)},
 	{"**lost while joining**: the same before it has made a step", "the attempt fails, and an epoch without it follows", tests(TestChurn)},
 	{"**store lost**: with its member", "that of the next one takes its place; of two members, the second has `ErrMinority`", tests(TestComeAndGo, TestChurn, TestSecondOfTwo)},
 	{"**store slow**, or out of reach for a while", "members train on; who joins waits", tests(TestStoreThatOutlives, TestView)},
 	{"**partition**", "`ErrMinority` for the minority, which joins again; the majority goes on", tests(TestPartition, TestMajorityLost)},
 	{"**two of one name**; other terms", "`ErrIdentity`; `ErrMismatch`, both in `Join`", tests(TestRefused)},
 	{"**state differs**", "`ErrMismatch` on all that names who differs, before the first step of the epoch", tests(TestHash)},
+	{"**disk full**: a checkpoint cannot be written, or what a member that joins needs", "`Run` returns that error; the others go on without the member", tests(TestFullDisk)},
+	{"**clocks** jump, or are decades apart", "nothing", tests(TestClocks)},
 	{"**no epoch can begin**", "the error of `Bind`, after `Patience`", tests(TestBindFails)},
 }
 

@@ -67,6 +67,11 @@ type view struct {
 	apart    bool // set by next: too few of the last epoch are here
 }
 
+// has reports whether a member is here.
+func (v *view) has(p person) bool {
+	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().same(p) })
+}
+
 // last returns the latest epoch that anybody knows of, and whether it was formed.
 func (v *view) last() (last *record, formed bool) {
 	last = v.record

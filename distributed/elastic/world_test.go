@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -254,7 +255,7 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		a.tensors[i], err = cpu.Wrap(a.rt, values)
 		require.NoError(t, err)
 	}
-	cfg.TLS, cfg.Runtime, cfg.Tensors, cfg.Min = conf, a.rt, a.tensors[:1], max(cfg.Min, 1)
+	cfg.TLS, cfg.Runtime, cfg.Tensors, cfg.Min = cmp.Or(cfg.TLS, conf), a.rt, a.tensors[:1], max(cfg.Min, 1)
 	load := cfg.Load // of a test, after the usual
 	cfg.Bind = func(_ context.Context, e *Epoch) (err error) {
 		if a.reducer != nil {
@@ -293,7 +294,9 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		return a.reducer.Restore(ctx, state[8:])
 	}
 	var err error
-	a.Member, err = Join(t.Context(), cfg)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	a.Member, err = Join(ctx, cfg)
 	require.NoError(t, err)
 	return a
 }
