@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/gob"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -19,13 +18,12 @@ import (
 
 // frame is what goes over a connection: a call, or a goodbye.
 type frame struct {
-	Slot Slot
-	Call comm.Call
-	Wait comm.Wait // of a Barrier or Split, beside its Call
-	Data []byte    // what the call sends to this rank
-	// Of a goodbye: why the rank left, and after how many collectives.
-	Cause       string
-	Collectives int
+	Slot  Slot
+	Call  comm.Call
+	Wait  comm.Wait    // of a Barrier or Split, beside its Call
+	Data  []byte       // what the call sends to this rank
+	Cause string       // of a goodbye: why the rank left
+	Done  map[Slot]int // of a goodbye: how many calls the rank had completed
 }
 
 // Slot is where frames queue for the calls that need them.
@@ -42,57 +40,53 @@ type node struct {
 	sending sync.Mutex     // of links
 	memory  *cpu.Runtime
 	open    sync.WaitGroup // communicators
-
-	mu      sync.Mutex
-	arrived *sync.Cond // there is a new frame
+	arrived *sync.Cond     // there is a new frame; its lock guards frames
 	frames  map[Slot][]frame
 }
 
 // world returns the communicators of size ranks, each pair of which shares a connection.
-func world(size int, connect func() (net.Conn, net.Conn)) (comms []comm.Communicator) {
+func world(size int, memory *cpu.Runtime, connect func() (net.Conn, net.Conn)) (comms []comm.Communicator) {
 	nodes, ranks := make([]*node, size), make([]int, size)
 	for rank := range nodes {
-		n := &node{links: make([]*gob.Encoder, size), memory: cpu.New(), frames: map[Slot][]frame{}}
-		n.arrived = sync.NewCond(&n.mu)
+		n := &node{links: make([]*gob.Encoder, size), memory: memory, arrived: sync.NewCond(&sync.Mutex{}), frames: map[Slot][]frame{}}
 		nodes[rank], ranks[rank] = n, rank
 		comms = append(comms, n.communicator("world", rank, ranks))
 		for peer, other := range nodes[:rank+1] {
 			a, b := connect()
 			n.links[peer], other.links[rank] = gob.NewEncoder(a), gob.NewEncoder(b)
-			go n.read(rank, peer, a)
-			go other.read(peer, rank, b)
+			go n.read(peer, a)
+			go other.read(rank, b)
 		}
-		go func() { n.open.Wait(); n.memory.Close() }()
+		go func() {
+			n.open.Wait()
+			n.send(frame{Slot: Slot{From: rank, Op: comm.OpSync}, Cause: "it left the world"}, ranks...)
+		}()
 	}
 	return comms
 }
 
-// read queues what comes from a peer until both have left the world, or it is lost.
-func (n *node) read(rank, peer int, conn net.Conn) {
+// read queues what comes from a peer until the peer has left the world, or is lost.
+func (n *node) read(peer int, conn net.Conn) {
 	defer conn.Close()
-	leave := sync.OnceFunc(func() {
-		n.open.Wait()
-		n.send(peer, frame{Slot: Slot{From: rank, Op: comm.OpSync}, Cause: "it left the world"})
-	})
-	go leave()
-	defer leave()
 	for decoder, open := gob.NewDecoder(conn), true; open; {
 		var f frame
 		if err := decoder.Decode(&f); err != nil {
 			f = frame{Slot: Slot{From: peer, Op: comm.OpSync}, Cause: err.Error()}
 		}
 		open = f.Slot.Communicator != ""
-		n.mu.Lock()
+		n.arrived.L.Lock()
 		n.frames[f.Slot] = append(n.frames[f.Slot], f)
 		n.arrived.Broadcast()
-		n.mu.Unlock()
+		n.arrived.L.Unlock()
 	}
 }
 
-func (n *node) send(to int, f frame) {
+func (n *node) send(f frame, to ...int) {
 	n.sending.Lock()
 	defer n.sending.Unlock()
-	n.links[to].Encode(f) // read notices a lost connection
+	for _, rank := range to {
+		n.links[rank].Encode(f) // read notices a lost connection
+	}
 }
 
 // worker is a rank of a communicator. It sends each call, with the bytes for the receiver,
@@ -104,49 +98,40 @@ type worker struct {
 	rank  int
 	ranks []int // in the world
 
-	busy        sync.Mutex // held by Work and Meet
-	collectives int        // that are done
-	left        error      // what Work and Meet return; under node.mu
+	busy sync.Mutex   // held by Work and Meet; guards done
+	done map[Slot]int // how many calls are complete
 }
 
 func (n *node) communicator(id string, rank int, ranks []int) comm.Communicator {
 	n.open.Add(1)
-	check := &backend.Check{Backend: "wire", Rank: rank, WorldSize: len(ranks)}
-	return backend.NewSerial(check, &worker{node: n, id: id, rank: rank, ranks: ranks})
+	w := &worker{node: n, id: id, rank: rank, ranks: ranks, done: map[Slot]int{}}
+	return backend.NewSerial(&backend.Check{Backend: "wire", Rank: rank, WorldSize: len(ranks)}, w)
 }
 
 // Leave implements backend.Worker.
 func (w *worker) Leave(_ context.Context, cause error) {
-	cause = cmp.Or(cause, comm.ErrClosed)
-	w.mu.Lock()
-	w.left = cause
-	w.arrived.Broadcast()
-	w.mu.Unlock()
+	bye := frame{Slot: Slot{w.id, w.rank, comm.OpSync, 0}, Cause: cmp.Or(cause, comm.ErrClosed).Error()}
+	w.send(bye, w.ranks[w.rank]) // ends Work and Meet
 	w.busy.Lock()
 	defer w.busy.Unlock()
-	for _, to := range w.ranks {
-		w.send(to, frame{Slot: Slot{w.id, w.rank, comm.OpSync, 0}, Cause: cause.Error(), Collectives: w.collectives})
-	}
+	bye.Done = w.done
+	w.send(bye, w.ranks...)
 	w.open.Done()
 }
 
 // Meet implements backend.Worker.
 func (w *worker) Meet(wait comm.Wait) (comm.Communicator, error) {
-	frames, err := w.do([]comm.Call{{Op: wait.Op}}, wait)
+	splits, err := w.do([]comm.Call{{Op: wait.Op}}, wait)
 	if err != nil || wait.Op != comm.OpSplit {
 		return nil, err
 	}
-	splits := make([]comm.Wait, len(frames))
-	for rank, f := range frames {
-		splits[rank] = f.Wait
-	}
 	for _, group := range backend.SplitGroups(splits) {
-		rank := slices.Index(group, w.rank)
-		for i := range group {
-			group[i] = w.ranks[group[i]]
-		}
-		if rank >= 0 {
-			return w.communicator(fmt.Sprint(w.id, "/", w.collectives, ".", wait.Color), rank, group), nil
+		if rank := slices.Index(group, w.rank); rank >= 0 {
+			for i := range group {
+				group[i] = w.ranks[group[i]]
+			}
+			id := fmt.Sprint(w.id, "/", w.done[Slot{w.id, w.rank, comm.OpBarrier, 0}], ".", wait.Color)
+			return w.communicator(id, rank, group), nil
 		}
 	}
 	return nil, nil
@@ -158,21 +143,19 @@ func (w *worker) Work(calls []comm.Call) error {
 	return err
 }
 
-// do sends all calls before it waits for one. It returns the frames of the last.
-func (w *worker) do(calls []comm.Call, wait comm.Wait) (frames []frame, err error) {
+// do sends all calls before it waits for one. It returns the waits beside the last.
+func (w *worker) do(calls []comm.Call, wait comm.Wait) (waits []comm.Wait, err error) {
 	w.busy.Lock()
 	defer w.busy.Unlock()
 	for i := range calls {
 		for _, slot := range w.slots(&calls[i]) {
-			err = errors.Join(err, w.post(&calls[i], wait, slot))
+			err = cmp.Or(err, w.post(&calls[i], wait, slot))
 		}
 	}
 	for i := 0; i < len(calls) && err == nil; i++ {
-		if frames, err = w.await(&calls[i]); err == nil {
-			err = w.finish(&calls[i], frames)
-		}
+		waits, err = w.finish(&calls[i])
 	}
-	return frames, err
+	return waits, err
 }
 
 // slots returns where a call finds what the ranks that take part in it send.
@@ -186,72 +169,70 @@ func (w *worker) slots(c *comm.Call) (slots []Slot) {
 	return slots
 }
 
+// reverse returns where the rank of a slot finds what this rank sends for the same calls.
+func (w *worker) reverse(slot Slot) Slot {
+	slot.From = w.rank
+	if slot.Op.Message() {
+		slot.Op = comm.OpSend + comm.OpRecv - slot.Op
+	}
+	return slot
+}
+
 // post sends a call to the rank of one of its slots.
 func (w *worker) post(c *comm.Call, wait comm.Wait, slot Slot) (err error) {
-	f, peer := frame{Slot: slot, Call: *c, Wait: wait}, slot.From
-	f.Slot.From = w.rank
-	if c.Op.Message() {
-		f.Slot.Op = c.Op
-	}
-	if address, bytes, ok := c.SendPart(w.rank, peer); ok {
+	f := frame{Slot: w.reverse(slot), Call: *c, Wait: wait}
+	if address, bytes, ok := c.SendPart(w.rank, slot.From); ok {
 		f.Data = make([]byte, bytes)
 		err = w.memory.CopyOut(f.Data, address)
 	}
-	w.mu.Lock()
-	_, gone := w.bye(peer) // whatever it sent for this call was in flight when it left
-	w.mu.Unlock()
-	w.send(w.ranks[peer], f)
-	return errors.Join(err, gone)
+	w.send(f, w.ranks[slot.From])
+	return err
 }
 
-// await returns the frames of a call, by rank.
-func (w *worker) await(c *comm.Call) ([]frame, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for ; ; w.arrived.Wait() {
-		frames, err, missing := make([]frame, len(w.ranks)), w.left, false
-		for _, slot := range w.slots(c) {
-			collectives, gone := w.bye(slot.From)
-			if queue := w.frames[slot]; len(queue) == 0 {
-				missing, err = true, errors.Join(err, gone)
-			} else if frames[slot.From] = queue[0]; !c.Op.Message() && collectives <= w.collectives {
-				err = errors.Join(err, gone)
-			}
-		}
-		if err != nil {
-			return nil, err
-		} else if !missing {
-			for _, slot := range w.slots(c) {
-				w.frames[slot] = w.frames[slot][1:]
-			}
-			return frames, nil
-		}
+// await takes out of the slots of a call what the ranks have sent for it. Results are by rank.
+func (w *worker) await(c *comm.Call) (calls []comm.Call, waits []comm.Wait, data [][]byte, err error) {
+	w.arrived.L.Lock()
+	defer w.arrived.L.Unlock()
+	slots := w.slots(c)
+	missing := func(slot Slot) bool { return len(w.frames[slot]) == 0 }
+	for err = w.bye(slots); err == nil && slices.ContainsFunc(slots, missing); err = w.bye(slots) {
+		w.arrived.Wait()
 	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	calls, waits, data = make([]comm.Call, len(w.ranks)), make([]comm.Wait, len(w.ranks)), make([][]byte, len(w.ranks))
+	for _, slot := range slots {
+		f := w.frames[slot][0]
+		calls[slot.From], waits[slot.From], data[slot.From] = f.Call, f.Wait, f.Data
+		w.frames[slot] = w.frames[slot][1:]
+		w.done[slot]++ // also if ranks disagree: the others wait on, and find the same
+	}
+	return calls, waits, data, nil
 }
 
-// bye returns an error if a rank has left, and after how many collectives that was.
-func (w *worker) bye(rank int) (collectives int, err error) {
-	byes := slices.Concat(w.frames[Slot{w.id, rank, comm.OpSync, 0}], w.frames[Slot{"", w.ranks[rank], comm.OpSync, 0}])
-	if len(byes) == 0 {
-		return 0, nil
+// bye returns an error if this rank has left, or that of a slot with its next call there incomplete.
+func (w *worker) bye(slots []Slot) error {
+	for _, slot := range append(slots, Slot{From: w.rank}) {
+		its, world := Slot{w.id, slot.From, comm.OpSync, 0}, Slot{"", w.ranks[slot.From], comm.OpSync, 0}
+		byes := slices.Concat(w.frames[its], w.frames[world])
+		if len(byes) > 0 && byes[0].Done[w.reverse(slot)] <= w.done[slot] {
+			return fmt.Errorf("%w: rank %d: %s", comm.ErrPeerFailed, slot.From, byes[0].Cause)
+		}
 	}
-	return byes[0].Collectives, fmt.Errorf("%w: rank %d: %s", comm.ErrPeerFailed, rank, byes[0].Cause)
+	return nil
 }
 
 // finish compares what the peers of a call have called, and puts what they sent in place.
-func (w *worker) finish(c *comm.Call, frames []frame) (err error) {
-	calls := make([]comm.Call, len(frames))
-	for rank := range calls {
-		calls[rank] = frames[rank].Call
-	}
-	if c.Op.Message() {
+func (w *worker) finish(c *comm.Call) (waits []comm.Wait, err error) {
+	calls, waits, data, err := w.await(c)
+	if err == nil && c.Op.Message() {
 		err = backend.AgreeOnMessage(w.rank, c, c.Peer, &calls[c.Peer])
-	} else {
-		w.collectives++ // also if ranks disagree: the others wait on, and find the same
+	} else if err == nil {
 		err = backend.Agree(calls)
 	}
-	parts := make([]uintptr, len(frames))
-	for rank, f := range frames {
+	parts := make([]uintptr, len(data))
+	for rank, part := range data {
 		address, bytes, ok := c.RecvPart(w.rank, rank)
 		if ok && err == nil && c.Op.Reduces() {
 			address, err = w.memory.Allocate(bytes)
@@ -259,11 +240,11 @@ func (w *worker) finish(c *comm.Call, frames []frame) (err error) {
 			parts[rank] = address
 		}
 		if ok && err == nil {
-			err = w.memory.CopyIn(address, f.Data)
+			err = w.memory.CopyIn(address, part)
 		}
 	}
 	if result, bytes, ok := c.RecvPart(w.rank, w.rank); ok && err == nil && c.Op.Reduces() {
 		err = w.memory.Reduce([]uintptr{result}, parts, bytes/c.DType.Size(), c.DType, c.Reduce)
 	}
-	return err
+	return waits, err
 }

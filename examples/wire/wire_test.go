@@ -15,9 +15,9 @@ import (
 
 // Four ranks average a vector.
 func Example() {
-	err := comm.Run(context.Background(), world(4, net.Pipe), func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
-		defer rt.Close()
+	rt := cpu.New()
+	defer rt.Close()
+	err := comm.Run(context.Background(), world(4, rt, net.Pipe), func(ctx context.Context, c comm.Communicator) error {
 		gradient := []float32{1, 2, float32(c.Rank())}
 		tensor, err := cpu.Wrap(rt, gradient)
 		if err == nil {
@@ -74,7 +74,7 @@ func conformance(t *testing.T, connect func() (net.Conn, net.Conn), sizes ...int
 		Name:  "wire",
 		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-			return comm.Run(ctx, world(size, connect), func(ctx context.Context, c comm.Communicator) error {
+			return comm.Run(ctx, world(size, rt, connect), func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
 		},
