@@ -15,13 +15,11 @@
 //
 // What an operation moves is in [comm.Call.SendPart] and [comm.Call.RecvPart]: one loop over
 // the peers does all twelve. A backend in which a rank sees the calls of the others compares them
-// ([Agree], [AgreeOnMessage]), and one whose ranks share memory leaves the work to
-// [ExecuteShared]. [SplitGroups] does the arithmetic of Split. A Call may be sent to another
-// process (encoding/gob); its addresses mean nothing there.
+// ([Agree], [AgreeOnMessage]). [SplitGroups] does the arithmetic of Split. A Call may be
+// sent to another process (encoding/gob); its addresses mean nothing there.
 //
 // A Backend asks [Life.Err] before it accepts a call, calls [Life.Fail] when it finds that
 // the ranks are out of step, and describes what a wait waits for by an [InFlight], or has a
 // [Ledger] do so. Examples: examples/wire is a Worker over connections,
-// examples/custom-communicator one that shares memory, comm/noop the smallest Backend, and
-// comm/local one that is made to be fast.
+// comm/noop the smallest Backend, and comm/local a fast one for ranks that share memory.
 package backend

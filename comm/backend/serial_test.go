@@ -48,8 +48,8 @@ func serial() (comm.Communicator, *slow) {
 	return backend.NewSerial(&backend.Check{Backend: "slow", WorldSize: 1}, s), s
 }
 
-// The conformance of a communicator like this one is tested in
-// examples/custom-communicator; here is what only a worker can see.
+// examples/wire has the conformance test of a communicator like this one. Here is what
+// only a worker can see.
 func TestSerial(t *testing.T) {
 	c, s := serial()
 	counts := []int{2}
