@@ -56,6 +56,26 @@ func heedSignals(t *testing.T) {
 	t.Cleanup(func() { signal.Stop(signals) })
 }
 
+// A file that may not grow is an error that names it, and leaves no part of it behind.
+func TestAFileThatMayNotGrow(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, "sh", "-c", `ulimit -f 4; exec "$0" "$@"`, build(t), "train", "--ranks", "2", "--epochs", "1", "--pattern", "dense", "--out", dir)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit, "%s", out)
+	assert.Equal(t, 1, exit.ExitCode(), "%s", out)
+	assert.Contains(t, string(out), "file too large")
+	assert.Contains(t, string(out), "loss-vs-bytes.png")
+	assert.NotContains(t, string(out), "goroutine")
+	left, err := filepath.Glob(filepath.Join(dir, "*"))
+	require.NoError(t, err)
+	for _, f := range left {
+		info, err := os.Stat(f)
+		require.NoError(t, err)
+		assert.Less(t, info.Size(), int64(4*512), "%s", f)
+	}
+}
+
 // A signal ends a measurement that would go on for hours, with the exit code
 // that shells expect.
 func TestSignalsEndTheCommand(t *testing.T) {
