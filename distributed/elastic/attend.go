@@ -180,7 +180,10 @@ func (m *Member) register(kv store.Store, at string) error {
 			if _, ok, err := kv.CompareAndSet(ctx, m.key(), there.Version, m.text(), store.Lease); err != nil {
 				return err
 			} else if ok {
-				m.change(func() { m.kv = kv })
+				m.change(func() {
+					m.kv = kv
+					m.miss() // whoever had the store before, perhaps
+				})
 				m.publish() // what has changed meanwhile
 				return nil
 			}
@@ -201,33 +204,36 @@ func (m *Member) register(kv store.Store, at string) error {
 func (m *Member) hear(e store.Event) {
 	m.change(func() {
 		if e.Deleted {
-			var s status
-			if _ = json.Unmarshal(m.entries[e.Key].Value, &s); !s.Leaving {
-				m.miss(s.person())
-			}
 			delete(m.entries, e.Key)
+			m.miss()
 		} else {
 			m.entries[e.Key] = e.Entry
 		}
 	})
 }
 
-// miss aborts the epoch that is used when a member of it is not back in the store within a quarter of the time of
+// miss aborts the epoch that is used if a member of it who is not in the store now is not there within a quarter of the time of
 // silence: not every communicator notices that a peer is gone. mu is held.
-func (m *Member) miss(p person) {
+func (m *Member) miss() {
 	e, since := m.used, m.since
-	if e == nil || e.record.rank(p) < 0 {
+	if e == nil {
 		return
 	}
-	time.AfterFunc(m.cfg.Silence/4, func() {
-		m.mu.Lock()
-		v, _ := m.look()
-		lost := m.used == e && m.kv != nil && m.since.Equal(since) && !v.has(p)
-		m.mu.Unlock()
-		if lost {
-			comm.AbortAll(e.Comm, fmt.Errorf("%w: %s is gone from the store", comm.ErrPeerFailed, p.Name))
+	v, _ := m.look()
+	for _, p := range e.record.Members {
+		if v.has(p) {
+			continue
 		}
-	})
+		time.AfterFunc(m.cfg.Silence/4, func() {
+			m.mu.Lock()
+			v, _ := m.look()
+			lost := m.used == e && m.kv != nil && m.since.Equal(since) && !v.has(p)
+			m.mu.Unlock()
+			if lost {
+				comm.AbortAll(e.Comm, fmt.Errorf("%w: %s is gone from the store", comm.ErrPeerFailed, p.Name))
+			}
+		})
+	}
 }
 
 // change makes a change that waits look at.

@@ -153,12 +153,7 @@ func (m *Member) form(ctx context.Context) error {
 			m.change(func() {
 				m.turn, m.status.Formed, m.status.Step, m.status.Prepared, m.status.Fresh = 0, true, r.Step, false, m.formed.Joined
 				m.used = m.formed
-				v, _ := m.look()
-				for _, p := range r.Members {
-					if !v.has(p) {
-						m.miss(p)
-					}
-				}
+				m.miss()
 			})
 			m.publish()
 			for _, p := range r.Members {
@@ -188,7 +183,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	had := began // when somebody with the state was here
 	for {
 		m.mu.Lock()
-		kv, since, changed, own := m.kv, m.since, m.changed, m.status
+		kv, since, changed, own, leaving := m.kv, m.since, m.changed, m.status, m.leaving
 		v, version := m.look()
 		m.mu.Unlock()
 		if last, _ := v.last(); kv == nil || last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }) {
@@ -219,6 +214,9 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			_ = kv.Close() // perhaps the others have another one
 		}
 		if apart && time.Since(began) > m.cfg.Patience {
+			if leaving { // as one that is lost: nobody is here who could take over its residual
+				return nil, ErrLeft
+			}
 			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
 		}
 		select {
