@@ -178,6 +178,7 @@ instrument.Run those of calls.`,
 	}
 	root.SetVersionTemplate("tutti {{.Version}}\n")
 	root.SetFlagErrorFunc(suggestFlag)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	addGroup(root, "Run something:", newTrain(), newBench(), newDelta(), newLaunch(), newCluster())
 	addGroup(root, "Find something out:", newInfo(), newDiagnose())
 	root.AddCommand(newProbe(), newClusterInside())
