@@ -149,8 +149,11 @@ func (p planner) add(o *Op) {
 // communicator up, and waits for it. All ranks call it at the same place.
 func (e *Engine) SetUp(ctx context.Context, c comm.Call) error {
 	e.mu.Lock()
-	planner{e, &c, newEntry(&c)}.schedule()
-	err := e.launch()
+	err := e.Life.Err()
+	if err == nil {
+		planner{e, &c, newEntry(&c)}.schedule()
+		err = e.launch()
+	}
 	e.mu.Unlock()
 	if err != nil {
 		return err
