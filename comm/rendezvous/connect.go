@@ -272,7 +272,7 @@ func (j Job) give(ctx context.Context, kv *store.Client, base string, payload []
 		mu.Lock()
 		defer mu.Unlock()
 		key, call := strings.TrimPrefix(e.Key, base), string(e.Value)
-		if rank, ok := strings.CutPrefix(key, ready); ok && !e.Deleted {
+		if rank, ok := strings.CutPrefix(key, ready); ok && !e.Deleted && missing[rank] { // who has it is ready for the next one
 			calls[rank] = call
 			kv.Post(base+given+rank, []byte(call+string(payload)))
 		}
