@@ -85,7 +85,9 @@ func (s *Simulation) Kill(n *Node, silent bool) {
 // Bury ends the kill of a node so that its goroutines can end: its connections are dead.
 func (s *Simulation) Bury(n *Node) {
 	s.Hangup(func(from, to *Node) bool { return from == n })
-	n.Thaw()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.release()
 }
 
 // Hangup resets connections.
@@ -221,9 +223,13 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 			return ctx.Err()
 		}
 	}
-	host, _, err := net.SplitHostPort(address)
+	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return fail(err)
+	}
+	if host == "" {
+		host = p.node.Host()
+		address = net.JoinHostPort(host, port)
 	}
 	var to *Node
 	for _, n := range s.nodes {

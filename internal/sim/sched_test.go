@@ -140,10 +140,17 @@ func (n *Node) Freeze() {
 	}
 }
 
-// Thaw lets them go on.
+// Thaw lets them go on, unless the node was killed meanwhile.
 func (n *Node) Thaw() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if !n.dead {
+		n.release()
+	}
+}
+
+// release lets them go on. The caller holds mu.
+func (n *Node) release() {
 	if n.thaw != nil {
 		close(n.thaw)
 		n.thaw = nil
