@@ -186,7 +186,9 @@ func (w *world) split(s *slot) {
 	for _, ranks := range backend.SplitGroups(splits) {
 		child := newWorld(len(ranks), w.spins) // as many ranks as before
 		for i, r := range ranks {
-			s.extras[r].split.child = child.ranks[i]
+			if e := child.ranks[i]; !s.extras[r].split.child.CompareAndSwap(nil, e) {
+				s.extras[r].split.forsake(e, w.failure.Load().of(w.ranks[r]))
+			}
 		}
 	}
 	for r := range s.extras {

@@ -119,7 +119,9 @@ func (x *extra) set(c *comm.Call, split *splitCall) {
 // splitCall is one rank's part in a Split.
 type splitCall struct {
 	comm.Wait
-	child *endpoint // the result, nil for a negative color
+	child atomic.Pointer[endpoint] // the result, nil for a negative color; not nil before it if the wait for it failed
+	// forsake is the end of a child whose rank no longer waits for it.
+	forsake func(child *endpoint, cause error)
 }
 
 // endpoint is one rank of a world: what it submitted and in which order that

@@ -79,6 +79,8 @@ var mutants = []mutant{
 	{"chunks of a message are offered to nobody", "local", change{messageFile, "w.wakeHelpers(chunks, func(e *endpoint) bool { return e == sender || e == receiver })", "_, _ = sender, receiver"}, ""},
 	{"an endpoint may be kicked only after its backlog was looked at", "local", change{progressFile, "\t\t\te.linked.Store(false) // from here on, others may kick it again\n\t\t\td.pump(e)", "\t\t\td.pump(e)\n\t\t\te.linked.Store(false)"}, ""},
 
+	{"a rank whose Split fails stays in the communicator that others have of it", "local", change{"comm/local/collective.go", "s.extras[r].split.forsake(e, w.failure.Load().of(w.ranks[r]))", ""}, ""},
+
 	// comm/backend: the order of the end.
 	{"Close releases before it drains", "schedule", change{lifeFile, "known := l.known.Load()", "known := l.known.Load()\n\t_ = l.bounded(l.backend.Release)"}, ""},
 	{"an error does not end what is in flight", "schedule", change{lifeFile, "l.Fail(err)\n\t\tl.abort()\n\t\tl.known", "l.Fail(err)\n\t\tl.known"}, ""},

@@ -116,7 +116,9 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 		if f.at > 0 && p.Chance(2) {
 			g.steps[f.at-1].op, g.steps[f.at-1].then = message, comm.OpBarrier
 		}
-		if s := &g.steps[f.at]; f.aside && longest >= 200_000 {
+		if s := &g.steps[f.at]; f.aside && p.Chance(3) {
+			s.op, s.mixed, f.wait = comm.OpSplit, false, f.wait%(300*time.Microsecond)
+		} else if f.aside && longest >= 200_000 {
 			s.op, s.count, s.mixed, s.then = message, longest, false, comm.OpSync
 		}
 	}
