@@ -59,7 +59,7 @@ func (r *rank) finish(ctx context.Context) error {
 }
 
 // lastLook is how long a wait whose context has ended looks for copies in flight.
-const lastLook = time.Millisecond
+const lastLook = 50 * time.Millisecond
 
 // inFlight describes what waits for a partner. The caller holds mu.
 func (r *rank) inFlight() (f backend.InFlight) {
