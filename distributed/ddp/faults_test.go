@@ -563,6 +563,37 @@ func TestFailureBehindResults(t *testing.T) {
 	})
 }
 
+// A Rebind in the middle of a step whose communicator is in use, and whose peers may not be in
+// the step, is an error at once. It changes nothing: the step goes on.
+func TestRebindInAStep(t *testing.T) {
+	for _, pattern := range []string{sparse.Dense, sparse.TopkA} {
+		refused := make(chan struct{})
+		others, err := local.New(2)
+		require.NoError(t, err)
+		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			m, err := newModel(ctx, rt, c, ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.1}})
+			require.NoError(t, err)
+			require.NoError(t, m.sync.ReduceAll(ctx, m.params)) // the first step compares what the ranks reduce
+			if c.Rank() == 1 {
+				<-refused
+			}
+			for i := range m.params {
+				require.NoError(t, m.sync.Ready(ctx, i, m.params[i]))
+			}
+			if c.Rank() == 0 {
+				err := m.sync.Rebind(ctx, others[0])
+				assert.ErrorIs(t, err, comm.ErrArgument)
+				assert.ErrorContains(t, err, "in the middle of a step")
+				close(refused)
+			}
+			require.NoError(t, m.sync.Wait(ctx))
+			require.NoError(t, m.sync.Rebind(ctx, others[c.Rank()]), "after Wait")
+			require.NoError(t, m.sync.ReduceAll(ctx, m.params))
+			return errors.Join(m.close(), others[c.Rank()].Close())
+		})
+	}
+}
+
 // TestRebindEndsAStep: a program that leaves a step on an error of Ready, or in its middle, is moved to another communicator as
 // after Wait. The step has not happened then.
 func TestRebindEndsAStep(t *testing.T) {
@@ -607,9 +638,12 @@ func TestRebindEndsAStep(t *testing.T) {
 						break
 					}
 				}
-				if aborts {
-					_ = comm.CloseAll(c, nil)
+				if !aborts && parts > 0 {
+					err := m.sync.Rebind(ctx, c)
+					assert.ErrorIs(t, err, comm.ErrArgument)
+					assert.ErrorContains(t, err, "in the middle of a step")
 				}
+				_ = comm.CloseAll(c, nil)
 			}), "left %s, aborted: %v", name, aborts)
 		}
 	}

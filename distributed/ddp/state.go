@@ -331,8 +331,9 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 
 // Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do
 // it together, for it allocates symmetric memory where there is such. A step that has begun is rolled back, as by
-// a Wait that fails: close the communicator before, if peers may not be in that step. Where a step is no transaction and has failed, gradients and residuals are
-// what they are; g can be used again only if all buckets are plain allreduces.
+// a Wait that fails; while nothing in it has failed, its communicator has to be closed or aborted before, as peers may
+// not be in that step. Otherwise that is [comm.ErrArgument], and changes nothing. Where a step is no transaction and
+// has failed, gradients and residuals are what they are; g can be used again only if all buckets are plain allreduces.
 func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "gradient rebind"
 	if err := base.CheckComm(c); err != nil {
@@ -340,6 +341,9 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	}
 	if err := comm.CheckDevice(c, g.rt.Device()); err != nil {
 		return base.OpError(op, err)
+	}
+	if g.begun && !g.closed && g.sound() && g.meter.Err() == nil {
+		return base.OpError(op, fmt.Errorf("%w: in the middle of a step: call Wait, or close its communicator (comm.CloseAll)", comm.ErrArgument))
 	}
 	if g.transaction.plain && !g.closed {
 		g.err = nil // a plain allreduce keeps nothing that its error could spoil
