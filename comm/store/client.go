@@ -100,15 +100,18 @@ func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 		}
 		return err
 	}
+	over := make(chan struct{}) // the store has hung up
 	c.end = func() error {
+		out.close()
 		select {
-		case <-out.close():
+		case <-over:
 		case <-time.After(flushTime):
 		}
 		conn.NetConn().Close() //nolint:errcheck // the store may have been faster
 		return nil
 	}
 	go func() {
+		defer close(over)
 		defer conn.NetConn().Close() //nolint:errcheck // nothing is lost
 		for {
 			if silence > 0 {
@@ -335,7 +338,7 @@ func (c *Client) Err() error {
 	return c.err
 }
 
-// Close ends the session when what was posted is sent, or soon.
+// Close ends the session: it returns when the store has taken what was posted and ended it too, or soon.
 func (c *Client) Close() error {
 	if c.fail(fmt.Errorf("store: %w", comm.ErrClosed)) {
 		return c.end()
