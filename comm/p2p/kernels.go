@@ -42,7 +42,8 @@ const (
 	noRank    = maxRanks
 	headBytes = 512 << 10 // the state and the flags
 
-	tileValues, tilePacks = 512, 33 // of rounded values
+	tileValues, tileBytes       = 512, 528 // of rounded values
+	roundedSlots, slotAlignment = 3, 128
 )
 
 // layout holds the offsets and the sizes of the parts of a rank's scratch memory, in bytes. It
@@ -69,6 +70,7 @@ type callParameters struct {
 	sendStride, recvStride     uint64
 	reduction, root, operation uint32
 	keeper, aligned, idle      uint32
+	tiles                      uint32
 }
 
 // launchParameters is the kernels' struct launch.
@@ -384,11 +386,7 @@ func (p *planner) rounded(values, sums uintptr, count int, codec runtime.Codec, 
 	case runtime.CodecFP8:
 		l.kernel = p.kernels.fp8
 	}
-	perWarp := p.chunk / tilePacks
-	if p.ranks == 2 { // two stages share a slot
-		perWarp = p.chunk / 2 / tilePacks
-	}
-	if l.kernel == nil || p.ranks == 1 || perWarp == 0 {
+	if l.kernel == nil || p.ranks == 1 {
 		return plan{}, false
 	}
 	share := (count + p.ranks - 1) / p.ranks
@@ -399,9 +397,22 @@ func (p *planner) rounded(values, sums uintptr, count int, codec runtime.Codec, 
 	if lost {
 		c.reduction = 1
 	}
-	perBlock := perWarp * maxWidth / lineWidth * tileValues
-	l.blocks, l.width, l.call = min((share+perBlock-1)/perBlock, p.ringBlocks, p.blocks), maxWidth, c.checked()
-	return l, true
+	tiles := (share + tileValues - 1) / tileValues
+	l.blocks = min(tiles, p.blocks)
+	// A warp has two tiles in a round, or as many as a block has room for.
+	each := min((tiles+l.blocks-1)/l.blocks, 2*maxWidth/lineWidth, p.roundedRoom(l.blocks))
+	c.tiles, l.width, l.call = uint32(each), min(each*lineWidth, maxWidth), c.checked()
+	return l, each > 0
+}
+
+// roundedRoom returns how many tiles a slot of one of so many blocks has room for.
+func (p *planner) roundedRoom(blocks int) int {
+	at, _ := p.layout(p.ranks)
+	slots := int(at.lines) * ringSlots * int(at.ringSlot)
+	if p.ranks == 2 { // two stages share a place
+		slots /= 2
+	}
+	return (slots/(blocks*roundedSlots) - slotAlignment) / tileBytes
 }
 
 func (p *planner) move(c callParameters) plan {

@@ -33,8 +33,8 @@ func named(ranks int, s sizes) (*planner, map[*kernel]string) {
 func TestParametersAreLaidOutAsTheKernelsReadThem(t *testing.T) {
 	assert.EqualValues(t, 56, unsafe.Sizeof(layout{}))
 	assert.EqualValues(t, 136, unsafe.Sizeof(worldParameters{}))
-	assert.EqualValues(t, 72, unsafe.Sizeof(callParameters{}))
-	assert.EqualValues(t, 208, unsafe.Sizeof(launchParameters{}))
+	assert.EqualValues(t, 80, unsafe.Sizeof(callParameters{}))
+	assert.EqualValues(t, 216, unsafe.Sizeof(launchParameters{}))
 	assert.EqualValues(t, 40, unsafe.Sizeof(watch{}))
 	assert.EqualValues(t, 32, unsafe.Offsetof(watch{}.epoch))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +16,8 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -230,6 +233,55 @@ func TestTimes(t *testing.T) {
 	}
 	for _, c := range others {
 		defer c.Close() //nolint:errcheck
+	}
+}
+
+// TestTimesOfRounded prints those of allreduces rounded to i8 and fp8, as planned, and with the blocks, threads and tiles
+// of TUTTI_ROUNDED, as 256x512x32.
+func TestTimesOfRounded(t *testing.T) {
+	gpus, s := measuredGPUs(t, "rounded")
+	ends := world(t, gpus, len(gpus), s, 20*time.Second)
+	rng := rand.New(rand.NewPCG(1, 2))
+	random := make([]float32, 1<<20)
+	for i := range random {
+		random[i] = float32(rng.NormFloat64() * 0x1p120) // what is lost is lost again, and is 1/254 of it each time
+	}
+	launches := append([]string{"planned"}, strings.Fields(os.Getenv("TUTTI_ROUNDED"))...)
+	for _, n := range []int{1 << 20, 5 << 20, 25 << 20, 100 << 20} {
+		for _, codec := range []runtime.Codec{runtime.CodecI8, runtime.CodecFP8} {
+			for _, lost := range []bool{true, false} {
+				copies := 1
+				if lost && n < 100<<20 {
+					copies = perGraph
+				}
+				fmt.Printf("%10d values as %v, lost %t:", n, codec, lost)
+				for _, launch := range launches {
+					times := make([]float64, len(ends))
+					require.NoError(t, each(ends, func(e *endpoint) error {
+						m, err := newTiming(e.rt, e.rt.Stream())
+						if err != nil {
+							return err
+						}
+						buf, err := e.rt.Allocate(4 * n * (copies + 1))
+						for at := 0; err == nil && at < n*copies; at += len(random) {
+							err = e.rt.CopyIn(buf+uintptr(4*at), hostmem.Bytes(random))
+						}
+						p, call := plan{}, 0
+						if err == nil {
+							times[e.rank], err = m.microseconds(t.Context(), calls(4*n), true, func() error {
+								p, _ = e.rounded(buf+uintptr(4*n*(call%copies)), buf+uintptr(4*n*copies), n, codec, lost)
+								fmt.Sscanf(launch, "%dx%dx%d", &p.blocks, &p.width, &p.call.tiles) //nolint:errcheck
+								call++
+								return e.submit(m.stream, p)
+							})
+						}
+						return errors.Join(err, e.fault(t.Context()), m.start.Close(), m.end.Close(), e.rt.Deallocate(buf))
+					}))
+					fmt.Printf(" %s %.1f", launch, slices.Max(times))
+				}
+				fmt.Println(" µs")
+			}
+		}
 	}
 }
 

@@ -72,6 +72,7 @@ struct call {
   u32 keeper;  // who alone gets the result of a reduction, max_ranks: all do
   u32 aligned; // all pieces of all buffers, to packs
   u32 idle; // do nothing: loads the kernel
+  u32 tiles; // of rounded values, that a block has in a round
 };
 
 struct launch {
@@ -698,21 +699,22 @@ DEVICE void tell(const world &w, const operation &o, const line &l, u32 stage, u
   release64(flag_at(w, l, p, stage, seat(w.rank, p)), count(o, round));
 }
 
+// Waits for a chunk of the lane's peer, if it has one. False: the lane gives up.
+DEVICE bool arrived(const world &w, const call &c, const operation &o, const line &l, u32 stage, u64 round) {
+  if (l.lane >= w.ranks - 1) return true;
+  u64 since = 0, now = 0;
+  const u64 *flag = flag_at(w, l, w.rank, stage, l.lane);
+  for (u32 tries = 1;; tries++) {
+    now = acquire64(flag);
+    if (now >= count(o, round)) break;
+    if (due(tries) && !patient(w, c, o, l.lane + (l.lane >= w.rank), tries, since)) return false;
+  }
+  return true;
+}
+
 // Waits for a chunk of every peer. False: the line gives up.
 DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32 stage, u64 round) {
-  bool here = true;
-  if (l.lane < w.ranks - 1) {
-    u64 since = 0, now = 0;
-    const u64 *flag = flag_at(w, l, w.rank, stage, l.lane);
-    for (u32 tries = 1;; tries++) {
-      now = acquire64(flag);
-      if (now >= count(o, round)) break;
-      if (due(tries) && !patient(w, c, o, l.lane + (l.lane >= w.rank), tries, since)) {
-        here = false;
-        break;
-      }
-    }
-  }
+  const bool here = arrived(w, c, o, l, stage, round);
   l.alive = all_lanes(here);
   warp_barrier();
   return l.alive;
@@ -917,10 +919,11 @@ DEVICE void receive(const world &w, const call &c) {
 
 #include "rounded.cuh"
 
-#define OPERATION(name, run)                                                                                         \
-  KERNEL BOUNDS(max_width, 1) name(launch l) {                                              \
+#define BOUNDED(name, run, blocks)                                                                                   \
+  KERNEL BOUNDS(max_width, blocks) name(launch l) {                                              \
     if (!l.c.idle) run(l.w, l.c);                                                                                    \
   }
+#define OPERATION(name, run) BOUNDED(name, run, 1)
 
 // Those for small messages also come in a form that starts early.
 OPERATION(pair_f64, (pair_up<f64_element, sentinel64>))
@@ -969,6 +972,6 @@ OPERATION(ring_i8, ring<i8_element>)
 OPERATION(move_ring, move_ring)
 OPERATION(post_list, post)
 OPERATION(receive_lists, receive)
-OPERATION(rounded_i8, rounded<i8_code>)
-OPERATION(rounded_e4m3, rounded<e4m3_code>)
+BOUNDED(rounded_i8, rounded<i8_code>, 2)
+BOUNDED(rounded_e4m3, rounded<e4m3_code>, 2)
 #endif

@@ -3,137 +3,200 @@
 // the sums and pushes those to all. What a rounding loses stays with the rank. The values
 // are those of package runtime's codecs i8 and fp8, bit for bit: a scale, as bf16, for
 // each 64 values of a piece. Their layout on the way is another one.
+//
+// A warp has 512 values at a time, a tile: four packs a lane, neighbours side by side. Of its codes
+// a lane has a pack, behind those of all tiles of a slot come the scales. The line of a ring is a block here, so that
+// one flag tells of all of its tiles; a slot is filled again three rounds later, when the peers are through with it.
+enum { lane_packs = 4, lane_values = 4 * lane_packs, tile_values = lane_values * 32, tile_bytes = tile_values + 16, rounded_slots = 3 };
 
-// A warp has 512 values at a time, a tile: a pack of codes a lane, and a pack of scales.
-enum { lane_values = 16, tile_values = lane_values * 32, tile_packs = 33, lanes_of_scale = 4 };
-
+// What a value is rounded to, and its code.
+struct rounded_value {
+  float value;
+  u32 code;
+};
 struct i8_code {
+  static const u32 nan = 0x80;
   DEVICE float limit() { return 127; }
-  DEVICE u32 encode(float x, bool finite) {
-    const float y = finite ? lesser(greater(x, -127.0f), 127.0f) : -128;
-    return (__builtin_bit_cast(u32, y + 12582912.0f) - 0x4b400000) & 0xff; // rounded to even
+  DEVICE rounded_value round(float x) { // to even
+    const float magic = 12582912, moved = __builtin_fminf(__builtin_fmaxf(x, -127), 127) + magic;
+    return {moved - magic, __builtin_bit_cast(u32, moved) & 0xff};
   }
-  DEVICE float decode(u32 code, float scale) { return code == 0x80 ? __builtin_nanf("") : times((float)(i8)code, scale); }
+  DEVICE float decode(u32 code, float scale) {
+    // The code as the low bits of a float32 whose unit is 1.
+    const float v = times(__builtin_bit_cast(float, 0x4b000000 | (code ^ 0x80)) - 8388736, scale);
+    return code == nan ? __builtin_nanf("") : v;
+  }
 };
 struct e4m3_code {
+  static const u32 nan = 0x7f;
   DEVICE float limit() { return 448; }
-  DEVICE u32 encode(float x, bool finite) { return finite ? e4m3_format::encode(x, 0x7f, 0x43e00000) : 0x7f; }
+  DEVICE rounded_value round(float x) {
+    const u32 bits = __builtin_bit_cast(u32, x), sign = bits & 0x80000000, magnitude = (bits ^ sign) < 0x43e00000 ? bits ^ sign : 0x43e00000;
+    // A power of two whose unit in the last place is that of the code, which counts on from the least number of its exponent.
+    const u32 least_normal = 121 << 23, power = magnitude & 0x7f800000, from = power > least_normal ? power : least_normal;
+    const float magic = __builtin_bit_cast(float, from + (20 << 23)), moved = __builtin_bit_cast(float, magnitude) + magic;
+    const u32 code = (from - least_normal) / (1 << 20) + __builtin_bit_cast(u32, moved) - __builtin_bit_cast(u32, magic);
+    return {__builtin_bit_cast(float, sign | __builtin_bit_cast(u32, moved - magic)), sign >> 24 | code};
+  }
   DEVICE float decode(u32 code, float scale) { return times(e4m3_format::decode(code), scale); }
 };
 
 DEVICE bool is_finite(float x) { return (__builtin_bit_cast(u32, x) & 0x7f800000) != 0x7f800000; }
 
 struct tile_part { float v[lane_values]; };
-struct coded { pack codes, scales; };
+struct coded {
+  words<4> codes;
+  u64 scales; // of the tile's half that the lane is in, a block a pack
+};
 
-// Where a lane's values of a tile are, of left bytes.
-struct place { u64 at, left; };
-DEVICE place place_of(u64 bytes, u64 tile) {
-  const u64 at = (tile * tile_values + lane() * lane_values) * 4;
-  return {at, at < bytes ? bytes - at : 0};
+// Where a lane's packs of a tile are, of left bytes, and those of the next 32 values on.
+struct place {
+  char *at;
+  i64 left; // of the lane's packs, which are 512 bytes apart
+  bool whole;
+};
+DEVICE place place_of(const call &c, char *piece, u64 bytes, u64 tile) {
+  const u64 first = tile * tile_values * 4, at = first + (thread() % 32) * 16;
+  return {piece + at, (i64)bytes - (i64)at, c.aligned && first + tile_values * 4 <= bytes};
 }
-DEVICE bool in_packs(const call &c, const place &p) { return c.aligned && p.left >= 4 * lane_values; }
-DEVICE tile_part load_values(const call &c, const char *from, const place &p) {
+DEVICE tile_part load_values(const place &p) {
   tile_part t;
-  if (in_packs(c, p)) {
+  if (p.whole) {
 #pragma unroll
-    for (u32 i = 0; i < lane_values; i += 4) {
-      const pack v = *(const pack *)(from + p.at + i * 4);
+    for (u32 j = 0; j < lane_packs; j++) {
+      const words<4> v = load_words<4>(p.at + j * 512);
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) t.v[i + j] = __builtin_bit_cast(float, v.word[j]);
+      for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = __builtin_bit_cast(float, v.word[i]);
     }
   } else {
 #pragma unroll
-    for (u32 i = 0; i < lane_values; i++) t.v[i] = p.left > i * 4 ? ((const float *)(from + p.at))[i] : 0;
+    for (u32 i = 0; i < lane_values; i++) t.v[i] = p.left > i / 4 * 512 + i % 4 * 4 ? ((const float *)(p.at + i / 4 * 512))[i % 4] : 0;
   }
   return t;
 }
-DEVICE void store_values(const call &c, char *to, const place &p, const tile_part &t) {
-  if (in_packs(c, p)) {
+DEVICE void store_values(const place &p, const tile_part &t) {
+  if (p.whole) {
 #pragma unroll
-    for (u32 i = 0; i < lane_values; i += 4) {
-      pack v;
+    for (u32 j = 0; j < lane_packs; j++) {
+      words<4> v;
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) v.word[j] = __builtin_bit_cast(u32, t.v[i + j]);
-      *(pack *)(to + p.at + i * 4) = v;
+      for (u32 i = 0; i < 4; i++) v.word[i] = __builtin_bit_cast(u32, t.v[j * 4 + i]);
+      store_words(p.at + j * 512, v);
     }
   } else {
 #pragma unroll
     for (u32 i = 0; i < lane_values; i++)
-      if (p.left > i * 4) ((float *)(to + p.at))[i] = t.v[i];
+      if (p.left > i / 4 * 512 + i % 4 * 4) ((float *)(p.at + i / 4 * 512))[i % 4] = t.v[i];
   }
 }
 
-DEVICE float scale_in(const pack &scales) {
-  const u32 block = lane() / lanes_of_scale;
-  return bf16_to_f32((u16)(scales.word[block / 2] >> block % 2 * 16));
-}
+DEVICE float scale_in(u64 scales, u32 pack) { return bf16_to_f32((u16)(scales >> 16 * pack)); }
 template <typename C> DEVICE tile_part decode(const coded &c) {
   tile_part t;
-  const float scale = scale_in(c.scales);
 #pragma unroll
-  for (u32 i = 0; i < lane_values; i++) t.v[i] = C::decode(c.codes.word[i / 4] >> i % 4 * 8 & 0xff, scale);
+  for (u32 i = 0; i < lane_values; i++) t.v[i] = C::decode(c.codes.word[i / 4] >> i % 4 * 8 & 0xff, scale_in(c.scales, i / 4));
   return t;
 }
 
-// Rounds the values of a warp.
-template <typename C> DEVICE coded encode(const tile_part &t) {
-  u32 top = 0;
+DEVICE void add(tile_part &sum, const tile_part &t) {
 #pragma unroll
-  for (u32 i = 0; i < lane_values; i++) {
-    const u32 magnitude = __builtin_bit_cast(u32, t.v[i]) & 0x7fffffff;
-    if (is_finite(t.v[i]) && magnitude > top) top = magnitude;
-  }
-#pragma unroll
-  for (u32 mask = 1; mask < lanes_of_scale; mask *= 2) {
-    const u32 other = shuffle_xor(top, mask);
-    top = other > top ? other : top;
-  }
+  for (u32 i = 0; i < lane_values; i++) sum.v[i] = sum.v[i] + t.v[i];
+}
+
+// The scale of values of which top is the greatest magnitude, as bf16.
+template <typename C> DEVICE u32 scale_of(u32 top) {
   const u32 bits = __builtin_bit_cast(u32, quotient(__builtin_bit_cast(float, top), C::limit()));
-  u32 scale16 = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  scale16 = scale16 < 0x80 ? 0 : scale16 < 0x7f7f ? scale16 : 0x7f7f;
-  if (!is_finite(bf16_to_f32((u16)scale16) * C::limit())) scale16--;
-  const float scale = bf16_to_f32((u16)scale16), inverse = scale > 0 ? quotient(1.0f, scale) : 0;
-  coded c;
+  u32 scale = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  scale = scale < 0x80 ? 0 : scale < 0x7f7f ? scale : 0x7f7f;
+  return is_finite(times(bf16_to_f32((u16)scale), C::limit())) ? scale : scale - 1;
+}
+
+// Rounds the values of a lane to codes, and makes them what is lost; all are finite, or not.
+template <typename C, bool finite> DEVICE words<4> round_part(tile_part &t, tile_part &rounded, const float *scales, const float *inverses) {
+  words<4> codes = {};
 #pragma unroll
   for (u32 i = 0; i < lane_values; i++) {
-    if (i % 4 == 0) c.codes.word[i / 4] = 0;
-    const bool finite = is_finite(t.v[i]);
-    c.codes.word[i / 4] |= C::encode(finite ? t.v[i] * inverse : 0, finite) << i % 4 * 8;
+    const bool is = finite || is_finite(t.v[i]);
+    const rounded_value r = C::round(is ? times(t.v[i], inverses[i / 4]) : 0);
+    codes.word[i / 4] |= (is ? r.code : C::nan) << i % 4 * 8;
+    rounded.v[i] = is ? times(r.value, scales[i / 4]) : C::decode(C::nan, 1);
+    t.v[i] = is ? t.v[i] - rounded.v[i] : 0;
   }
+  return codes;
+}
+
+// Rounds the values of a warp. A lane has the scale of its pack number lane % 4.
+template <typename C> DEVICE words<4> round(tile_part &t, tile_part &rounded, u32 &scale) {
+  u32 top[lane_packs], most = 0;
+  auto magnitude = [&](u32 i) { return __builtin_bit_cast(u32, t.v[i]) & 0x7fffffff; };
 #pragma unroll
-  for (u32 w = 0; w < 4; w++) {
-    const u32 low = shuffle(scale16, 8 * w), high = shuffle(scale16, 8 * w + 4);
-    c.scales.word[w] = low | high << 16;
+  for (u32 j = 0; j < lane_packs; j++) {
+    top[j] = 0;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) top[j] = magnitude(j * 4 + i) > top[j] ? magnitude(j * 4 + i) : top[j];
+    most = top[j] > most ? top[j] : most;
   }
-  return c;
-}
-
-// What is lost of the values when they become what is decoded.
-DEVICE tile_part lost_of(tile_part t, const tile_part &decoded) {
+  const bool finite = most < 0x7f800000;
+  if (!finite) {
 #pragma unroll
-  for (u32 i = 0; i < lane_values; i++) t.v[i] = is_finite(decoded.v[i]) ? t.v[i] - decoded.v[i] : 0;
-  return t;
+    for (u32 j = 0; j < lane_packs; j++) {
+      top[j] = 0;
+#pragma unroll
+      for (u32 i = 0; i < 4; i++)
+        if (is_finite(t.v[j * 4 + i]) && magnitude(j * 4 + i) > top[j]) top[j] = magnitude(j * 4 + i);
+    }
+  }
+  // Sixteen lanes have a block. They halve the packs that they have the greatest of, twice.
+  const bool odd = thread() & 1, upper = thread() & 2;
+  auto greater_of = [](u32 own, u32 other) { return own > other ? own : other; };
+  const u32 low = greater_of(odd ? top[1] : top[0], shuffle_xor(odd ? top[0] : top[1], 1));
+  const u32 high = greater_of(odd ? top[3] : top[2], shuffle_xor(odd ? top[2] : top[3], 1));
+  u32 all = greater_of(upper ? high : low, shuffle_xor(upper ? low : high, 2));
+  all = greater_of(all, shuffle_xor(all, 4));
+  all = greater_of(all, shuffle_xor(all, 8));
+  scale = scale_of<C>(all);
+  const float own = bf16_to_f32((u16)scale), inverse = own > 0 ? quotient(1.0f, own) : 0;
+  float scales[lane_packs], inverses[lane_packs];
+#pragma unroll
+  for (u32 j = 0; j < lane_packs; j++) {
+    const u32 from = (thread() & 16) + j;
+    scales[j] = __builtin_bit_cast(float, shuffle(__builtin_bit_cast(u32, own), from));
+    inverses[j] = __builtin_bit_cast(float, shuffle(__builtin_bit_cast(u32, inverse), from));
+  }
+  return finite ? round_part<C, true>(t, rounded, scales, inverses) : round_part<C, false>(t, rounded, scales, inverses);
 }
 
-// The slot of a stage and round. Two ranks have rings of one stage, whose slots have halves.
-DEVICE char *tiles_at(const world &w, const operation &o, const line &l, u32 to, u32 stage, u64 round, u32 from) {
-  const bool halves = w.ranks == 2;
-  return w.scratch[to] + slot_at(w, o, l, halves ? 0 : stage, round, seat(from, to)) + (halves ? stage * w.at.ring_slot / 2 : 0);
-}
-DEVICE u32 tiles_of(const world &w) { return w.at.chunk / (w.ranks == 2 ? 2 : 1) / tile_packs; }
+// The slots of a block: of a stage and round, and a rank's among its peers. Two ranks have
+// rings of one stage, whose places have halves.
+struct tiles {
+  u64 place[stages], size; // of a slot
+  u32 ranks, codes;        // bytes of a slot's codes
+  METHOD tiles(const world &w, const call &c, const operation &o)
+      : size((c.tiles * (u64)tile_bytes + 127) / 128 * 128), ranks(w.ranks), codes(c.tiles * tile_values) {
+    const u64 parity = o.epoch & 1, whole = (u64)w.at.lines * ring_slots * (w.ranks - 1) * w.at.ring_slot;
+#pragma unroll
+    for (u32 s = 0; s < stages; s++)
+      place[s] = w.at.ring + (w.ranks == 2 ? (2 * parity + s) * (whole / 2) : (2 * s + parity) * whole) + block() * rounded_slots * (w.ranks - 1) * size;
+  }
+  METHOD char *slot(const world &w, u32 to, u32 stage, u64 round, u32 from) const {
+    return w.scratch[to] + place[stage] + (round % rounded_slots * (ranks - 1) + seat(from, to)) * size;
+  }
+  METHOD void put(char *slot, u32 number, const words<4> &packed, u32 scale) const {
+    const u32 lane = thread() % 32;
+    store_words(slot + number * tile_values + lane * 16, packed);
+    if ((lane & 12) == 0) ((u16 *)(slot + codes))[number * 8 + lane / 16 * 4 + lane % 4] = (u16)scale;
+  }
+  METHOD coded take(const char *slot, u32 number) const {
+    const u32 lane = thread() % 32;
+    const pack p = load(slot + number * tile_values + lane * 16);
+    return {{{p.word[0], p.word[1], p.word[2], p.word[3]}}, load64((const u64 *)(slot + codes + number * 16) + lane / 16)};
+  }
+};
 
-DEVICE void put_tile(char *to, const coded &c) {
-  *(pack *)(to + lane() * 16) = c.codes;
-  if (lane() == 0) *(pack *)(to + 32 * 16) = c.scales;
-}
-DEVICE coded take_tile(const char *from) { return {load(from + lane() * 16), load(from + 32 * 16)}; }
-
-// Calls each(tile, number) with the tiles of a piece that a line has in a round.
-template <typename F> DEVICE void of_round(const world &w, const line &l, u64 bytes, u64 round, F each) {
-  const u64 lines = blocks() * (threads() / 32), all = (bytes / 4 + tile_values - 1) / tile_values, first = (round * lines + l.index) * tiles_of(w);
-#pragma unroll 1
-  for (u64 t = first; t < least(first + tiles_of(w), all); t++) each(t, (t - first) * tile_packs * 16);
+// Waits, as a block, for a chunk of every peer.
+DEVICE bool hear_together(const world &w, const call &c, const operation &o, line &l, u32 stage, u64 round) {
+  const bool here = arrived(w, c, o, l, stage, round);
+  return l.alive = barrier_count(!here) == 0;
 }
 
 // rounded: the values are at send, and what is lost takes their place if reduction is not
@@ -142,58 +205,76 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
   start();
   operation o = begin(w);
   advance(w, o);
-  line l = line_of(w, c, o);
-  const u64 stripe = (u64)blocks() * (threads() / 32) * tiles_of(w) * tile_values * 4, rounds = (c.bytes + stripe - 1) / stripe;
+  line l = {block(), thread(), 0, barrier_count(!o.alive) == 0};
+  const tiles at(w, c, o);
+  const u32 stripe = blocks() * c.tiles, rounds = (u32)((c.bytes / 4 + tile_values - 1) / tile_values + stripe - 1) / stripe;
   char *values = (char *)c.send;
-  auto lose = [&](char *at, const place &p, const tile_part &t, const tile_part &decoded) {
-    if (c.reduction) store_values(c, at, p, lost_of(t, decoded));
+  // Calls each(tile, number) with the tiles of a piece that a warp has in a round.
+  auto of_round = [&](u64 bytes, u32 round, auto each) {
+    const u32 all = (u32)((bytes / 4 + tile_values - 1) / tile_values);
+#pragma unroll 1
+    for (u32 number = thread() / 32; number < c.tiles; number += threads() / 32) {
+      const u32 tile = round * stripe + number * blocks() + block();
+      if (tile >= all) break;
+      each(tile, number);
+    }
   };
 #pragma unroll 1
-  for (u64 k = 0; k < rounds + 2 && l.alive; k++) {
+  for (u32 k = 0; k < rounds + 2 && l.alive; k++) {
     const bool fills = k < rounds, reduces = k >= 1 && k - 1 < rounds;
 #pragma unroll 1
     for (u32 step = 1; fills && step < w.ranks; step++) {
       const u32 p = after(w, step);
-      char *at = values + p * c.send_stride, *to = tiles_at(w, o, l, p, 0, k, w.rank);
-      of_round(w, l, piece(c, p), k, [&](u64 tile, u64 offset) {
-        const place here = place_of(piece(c, p), tile);
-        const tile_part t = load_values(c, at, here);
-        const coded e = encode<C>(t);
-        put_tile(to + offset, e);
-        lose(at, here, t, decode<C>(e));
+      char *to = at.slot(w, p, 0, k, w.rank);
+      of_round(piece(c, p), k, [&](u32 tile, u32 number) {
+        const place here = place_of(c, values + p * c.send_stride, piece(c, p), tile);
+        tile_part t = load_values(here), decoded;
+        u32 scale;
+        const words<4> codes = round<C>(t, decoded, scale);
+        at.put(to, number, codes, scale);
+        if (c.reduction) store_values(here, t);
       });
     }
     if (reduces) {
-      if (!hear(w, c, o, l, 0, k - 1)) return;
-      char *at = values + w.rank * c.send_stride, *to = c.recv + w.rank * c.recv_stride;
-      of_round(w, l, piece(c, w.rank), k - 1, [&](u64 tile, u64 offset) {
-        const place here = place_of(piece(c, w.rank), tile);
-        tile_part sum = {};
+      if (!hear_together(w, c, o, l, 0, k - 1)) return;
+      of_round(piece(c, w.rank), k - 1, [&](u32 tile, u32 number) {
+        const place here = place_of(c, values + w.rank * c.send_stride, piece(c, w.rank), tile);
+        auto take = [&](u32 s) { return at.take(at.slot(w, w.rank, 0, k - 1, s), number); };
+        const tile_part own = load_values(here);
+        coded next = take(w.rank == 0); // of the first peer
+        tile_part t = {};
 #pragma unroll 1
         for (u32 s = 0; s < w.ranks; s++) {
-          const tile_part t = s == w.rank ? load_values(c, at, here) : decode<C>(take_tile(tiles_at(w, o, l, w.rank, 0, k - 1, s) + offset));
-#pragma unroll
-          for (u32 i = 0; i < lane_values; i++) sum.v[i] = sum.v[i] + t.v[i];
+          if (s == w.rank) {
+            add(t, own);
+            continue;
+          }
+          const coded now = next;
+          const u32 then = s + 1 + (s + 1 == w.rank);
+          if (then < w.ranks) next = take(then);
+          add(t, decode<C>(now));
         }
-        const coded e = encode<C>(sum);
+        tile_part decoded;
+        u32 scale;
+        const words<4> codes = round<C>(t, decoded, scale);
 #pragma unroll 1
-        for (u32 step = 1; step < w.ranks; step++) put_tile(tiles_at(w, o, l, after(w, step), 1, k - 1, w.rank) + offset, e);
-        const tile_part decoded = decode<C>(e);
-        lose(at, here, sum, decoded);
-        store_values(c, to, here, decoded);
+        for (u32 step = 1; step < w.ranks; step++) at.put(at.slot(w, after(w, step), 1, k - 1, w.rank), number, codes, scale);
+        if (c.reduction) store_values(here, t);
+        store_values(place_of(c, c.recv + w.rank * c.recv_stride, piece(c, w.rank), tile), decoded);
       });
     }
     if (k >= 2) {
-      if (!hear(w, c, o, l, 1, k - 2)) return;
+      if (!hear_together(w, c, o, l, 1, k - 2)) return;
 #pragma unroll 1
       for (u32 step = 1; step < w.ranks; step++) {
         const u32 s = after(w, step);
-        of_round(w, l, piece(c, s), k - 2, [&](u64 tile, u64 offset) {
-          store_values(c, c.recv + s * c.recv_stride, place_of(piece(c, s), tile), decode<C>(take_tile(tiles_at(w, o, l, w.rank, 1, k - 2, s) + offset)));
+        const char *from = at.slot(w, w.rank, 1, k - 2, s);
+        of_round(piece(c, s), k - 2, [&](u32 tile, u32 number) {
+          store_values(place_of(c, c.recv + s * c.recv_stride, piece(c, s), tile), decode<C>(at.take(from, number)));
         });
       }
     }
-    warp_barrier();
+    barrier();
     if (fills) tell(w, o, l, 0, k);
     if (reduces) tell(w, o, l, 1, k - 1);
   }
