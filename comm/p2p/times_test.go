@@ -263,8 +263,11 @@ func TestTimesOfRounded(t *testing.T) {
 							return err
 						}
 						buf, err := e.rt.Allocate(4 * n * (copies + 1))
-						for at := 0; err == nil && at < n*copies; at += len(random) {
-							err = e.rt.CopyIn(buf+uintptr(4*at), hostmem.Bytes(random))
+						if err == nil {
+							err = e.rt.CopyIn(buf, hostmem.Bytes(random))
+						}
+						for at := len(random); err == nil && at < n*copies; at += len(random) {
+							err = e.rt.Copy(buf+uintptr(4*at), buf, 4*len(random))
 						}
 						p, call := plan{}, 0
 						if err == nil {
